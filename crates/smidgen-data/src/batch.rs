@@ -1,6 +1,6 @@
 //! Which samples make up which optimizer step: a pure function of (data, seed, step).
 //!
-//! Each epoch is a new permutation by (seed, epoch). Batches never cross epochs; the last, smaller one is
+//! Each epoch is a new permutation by (seed, epoch); of several sources it is the mixture of `mix.rs`. Batches never cross epochs; the last, smaller one is
 //! stepped. A batch is a number of samples, or samples in order until the next would exceed a number of tokens.
 //! Resume asks for any step and gets the same samples, so the permutation is pinned by a test: it must
 //! never change.
@@ -9,6 +9,8 @@
 use std::cell::RefCell;
 use thiserror::Error;
 
+use crate::mix::Mix;
+use crate::permutation::permute;
 use crate::tokens::TokenSet;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +65,8 @@ pub struct StepSamples<'a> {
 pub struct BatchPlan {
     options: BatchOptions,
     samples: u32,
+    /// Where there are several sources.
+    mix: Option<Mix>,
     /// Tokens of each sample; empty when batches are counted in samples.
     lengths: Vec<u32>,
     epochs: EpochStarts,
@@ -79,6 +83,8 @@ struct Epoch {
     order: Vec<u32>,
     /// Batch b is `order[starts[b]..starts[b + 1]]`.
     starts: Vec<u32>,
+    /// One pass over a source that is mixed with others.
+    pass: Vec<u32>,
 }
 
 #[derive(Clone, Debug)]
@@ -96,6 +102,7 @@ impl Default for BatchPlan {
         BatchPlan {
             options: BatchOptions { batch, run_length, seed: 0, shuffle: false },
             samples: 0,
+            mix: None,
             lengths: Vec::new(),
             epochs: EpochStarts::Uniform { batches: 0 },
             total_steps: 0,
@@ -106,6 +113,11 @@ impl Default for BatchPlan {
 
 impl BatchPlan {
     pub fn new(set: &TokenSet, options: BatchOptions) -> Result<Self, BatchError> {
+        BatchPlan::mixed(set, &[], options)
+    }
+
+    /// With a weight for each source of the set; none where there is one source.
+    pub fn mixed(set: &TokenSet, weights: &[f64], options: BatchOptions) -> Result<Self, BatchError> {
         let lengths: Vec<u32> = match options.batch {
             BatchSize::Samples(0) => return Err(BatchError::NoSamples),
             BatchSize::Tokens(0) => return Err(BatchError::NoTokens),
@@ -124,13 +136,15 @@ impl BatchPlan {
         let mut plan = BatchPlan {
             options,
             samples,
+            mix: (weights.len() > 1).then(|| Mix::new(set.sources(), weights)),
             lengths,
             epochs: EpochStarts::Uniform { batches: 0 },
             total_steps: 0,
             current: RefCell::default(),
         };
         let mut epoch = Epoch::default();
-        match (options.batch, options.shuffle) {
+        let epochs_differ = options.shuffle || plan.mix.is_some();
+        match (options.batch, epochs_differ) {
             (BatchSize::Tokens(_), true) => plan.tabulate_epochs(&mut epoch),
             (BatchSize::Samples(_), _) | (BatchSize::Tokens(_), false) => {
                 plan.load_epoch(&mut epoch, 0);
@@ -145,6 +159,11 @@ impl BatchPlan {
         // The buffers have held every epoch, so none needs to grow later.
         plan.current = RefCell::new(epoch);
         Ok(plan)
+    }
+
+    /// Samples of each source in an epoch; none where there is one source.
+    pub fn samples_of_sources(&self) -> Vec<u32> {
+        self.mix.as_ref().map_or(Vec::new(), Mix::samples_per_epoch)
     }
 
     pub fn total_steps(&self) -> u64 {
@@ -198,7 +217,8 @@ impl BatchPlan {
             EpochStarts::Table(starts) => starts.capacity() * size_of::<u64>(),
         };
         let current = self.current.borrow();
-        let indices = self.lengths.capacity() + current.order.capacity() + current.starts.capacity();
+        let orders = current.order.capacity() + current.pass.capacity();
+        let indices = self.lengths.capacity() + orders + current.starts.capacity();
         table + indices * size_of::<u32>()
     }
 
@@ -217,7 +237,7 @@ impl BatchPlan {
                 on_batch(epoch.batch(batch))?;
             }
             step += end - batch;
-            if !self.options.shuffle {
+            if !self.options.shuffle && self.mix.is_none() {
                 break;
             }
         }
@@ -237,7 +257,12 @@ impl BatchPlan {
 
     fn load_epoch(&self, epoch: &mut Epoch, index: u64) {
         let options = &self.options;
-        permute(&mut epoch.order, self.samples, options.seed, index, options.shuffle);
+        match &self.mix {
+            None => permute(&mut epoch.order, self.samples, options.seed, index, options.shuffle),
+            Some(mix) => {
+                mix.fill(&mut epoch.order, &mut epoch.pass, options.seed, index, options.shuffle);
+            }
+        }
         epoch.index = Some(index);
         epoch.starts.clear();
         match options.batch {
@@ -298,44 +323,11 @@ impl Epoch {
     }
 }
 
-/// Fisher-Yates from a counter: swap i takes draw i of the stream that (seed, epoch) names.
-/// The high half of a 128-bit product bounds a draw, with a bias of at most samples / 2^64.
-fn permute(order: &mut Vec<u32>, samples: u32, seed: u64, epoch: u64, shuffle: bool) {
-    order.clear();
-    order.extend(0..samples);
-    if !shuffle {
-        return;
-    }
-    let key = splitmix64(splitmix64(seed) ^ epoch);
-    for i in (1..u64::from(samples)).rev() {
-        let draw = splitmix64(key.wrapping_add(i.wrapping_mul(GOLDEN_GAMMA)));
-        let j = (u128::from(draw) * u128::from(i + 1)) >> 64;
-        order.swap(i as usize, j as usize);
-    }
-}
-
-const GOLDEN_GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
-
-/// Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014): the output for state `x`.
-fn splitmix64(x: u64) -> u64 {
-    let z = x.wrapping_add(GOLDEN_GAMMA);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::token_builder::test_sets::set_of_lengths;
     use proptest::prelude::*;
-
-    /// The order of `samples` samples in an epoch; without `shuffle` their own.
-    fn permutation(samples: u32, seed: u64, epoch: u64, shuffle: bool) -> Vec<u32> {
-        let mut order = Vec::new();
-        permute(&mut order, samples, seed, epoch, shuffle);
-        order
-    }
 
     fn plan(lengths: &[usize], batch: BatchSize, run_length: RunLength, shuffle: bool) -> BatchPlan {
         let options = BatchOptions { batch, run_length, seed: 42, shuffle };
@@ -349,35 +341,6 @@ mod tests {
                 (step.epoch, step.samples.to_vec(), step.epoch_after)
             })
             .collect()
-    }
-
-    /// The values come from a second implementation of the description above `permute`, in Python.
-    #[test]
-    fn permutations_are_pinned() {
-        // State 0 of the published generator.
-        assert_eq!(splitmix64(0), 0xE220_A839_7B1D_CDAF);
-        assert_eq!(permutation(10, 42, 0, true), [3, 5, 6, 9, 8, 1, 0, 2, 7, 4]);
-        assert_eq!(permutation(10, 42, 1, true), [5, 0, 1, 9, 3, 6, 7, 4, 8, 2]);
-        assert_eq!(permutation(10, 42, 2, true), [9, 5, 1, 2, 7, 8, 3, 0, 4, 6]);
-        assert_eq!(permutation(10, 43, 0, true), [5, 1, 0, 7, 3, 2, 9, 8, 4, 6]);
-        let large = permutation(100_000, 42, 7, true);
-        assert_eq!(large[..4], [96144, 107, 93551, 95834]);
-        assert_eq!(large[99_996..], [32045, 62578, 78088, 20103]);
-        assert_eq!(permutation(4, 42, 9, false), [0, 1, 2, 3]);
-        assert_eq!(permutation(1, 42, 0, true), [0]);
-    }
-
-    #[test]
-    fn every_position_is_about_equally_likely() {
-        let mut counts = [[0u32; 4]; 4];
-        for epoch in 0..4000 {
-            for (position, sample) in permutation(4, 1, epoch, true).into_iter().enumerate() {
-                counts[position][sample as usize] += 1;
-            }
-        }
-        // 1000 expected, standard deviation 27: six of them on either side.
-        let all = counts.as_flattened();
-        assert!(all.iter().all(|count| (836..=1164).contains(count)), "{counts:?}");
     }
 
     #[test]

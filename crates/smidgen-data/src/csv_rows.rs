@@ -1,15 +1,17 @@
 //! Rows of tables: `.csv` and `.tsv`, whose first row names the columns.
 //!
+//! The header says what separates cells: the one of comma, semicolon and tab that it has most often outside quotes.
 //! Every cell becomes a string. Cells may be quoted, with separators, line breaks and doubled quotes inside.
 //! A row with more or fewer cells than the header, a name that is in the header twice and a quote that is
 //! never closed are errors with their line.
-//! Leaves out guessing: separators, types, and a missing header.
+//! Leaves out guessing: types, and a missing header.
 
-use std::io::{self, Chain, Read};
+use std::io::{self, BufRead, Chain, Read};
 use std::path::Path;
 
 use serde_json::{Map, Value as Json};
 
+use crate::json_rows::RowResult;
 use crate::row_place::{RowPlace, RowUnit};
 use crate::source_error::SourceError;
 use crate::utf8_reader::{Utf8Reader, text_error};
@@ -18,11 +20,41 @@ use crate::utf8_reader::{Utf8Reader, text_error};
 /// takes the end of the file as the end of a quoted cell.
 const END: &str = "\u{1}end of the table\u{1}";
 
+/// The separator of a table by its header; `usual` is that of the file's name, and wins where the counts are equal.
+pub(super) fn table_separator(path: &Path, mut reader: Utf8Reader, usual: u8) -> Result<u8, SourceError> {
+    let mut counts = [(usual, 0_u32), (b',', 0), (b';', 0), (b'\t', 0)];
+    let (mut in_quotes, mut has_text) = (false, false);
+    'header: loop {
+        let text = reader.fill_buf().map_err(|source| text_error(path, source))?;
+        for &byte in text {
+            match byte {
+                b'"' => in_quotes = !in_quotes,
+                _ if in_quotes => {}
+                // Blank lines before the header are skipped.
+                b'\n' | b'\r' if has_text => break 'header,
+                b'\n' | b'\r' => {}
+                _ => {
+                    let of_byte = counts.iter_mut().filter(|(separator, _)| *separator == byte);
+                    of_byte.for_each(|(_, count)| *count += 1);
+                }
+            }
+            has_text |= !matches!(byte, b'\n' | b'\r');
+        }
+        let passed = text.len();
+        if passed == 0 {
+            break;
+        }
+        reader.consume(passed);
+    }
+    // The first of the largest.
+    Ok(counts.into_iter().rev().max_by_key(|(_, count)| *count).map_or(usual, |(separator, _)| separator))
+}
+
 pub(super) fn read_table<E>(
     path: &Path,
     separator: u8,
     reader: Utf8Reader,
-    on_row: &mut impl FnMut(RowPlace<'_>, Json) -> Result<(), E>,
+    on_row: &mut impl FnMut(RowPlace<'_>, RowResult) -> Result<(), E>,
 ) -> Result<(), E>
 where
     E: From<SourceError>,
@@ -50,14 +82,12 @@ where
     while let Some(number) = next_record(path, &mut table, &mut record)? {
         let place = RowPlace { file: path, unit: RowUnit::Line, number };
         if record.len() != names.len() {
-            return Err(E::from(SourceError::RaggedRow {
-                place: place.to_string(),
-                cells: record.len(),
-                columns: names.len(),
-            }));
+            let (cells, columns) = (record.len(), names.len());
+            on_row(place, Err(SourceError::RaggedRow { place: place.to_string(), cells, columns }))?;
+            continue;
         }
         let cells = record.iter().map(|cell| Json::String(cell.to_owned()));
-        on_row(place, Json::Object(Map::from_iter(names.iter().cloned().zip(cells))))?;
+        on_row(place, Ok(Json::Object(Map::from_iter(names.iter().cloned().zip(cells)))))?;
     }
     Ok(())
 }

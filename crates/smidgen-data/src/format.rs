@@ -4,11 +4,11 @@
 //! |---|---|---|
 //! | alpaca | `instruction`, `output`; `input`, `system` and `history` may be missing, null or empty | `response`, `context` |
 //! | chat | `messages`: a list of `role` and `content`; `tools`, `chat_template_kwargs` | `conversations`, `conversation`, with `from` and `value` |
-//! | prompt-completion | `prompt`, `completion`: both strings or both lists of messages | `response` |
+//! | prompt-completion | `prompt`, `completion`: both strings or both lists of messages | `prompt` and `response`, `question` and `answer`, `input` and `output` |
 //! | text | `text` | |
 //! | tokens | `input_ids`; `labels` may be missing | |
 //!
-//! A list in a cell of a table is read from its JSON text. Fields that the format does not use are kept.
+//! `data.columns` renames columns first. A list in a cell of a table is read from its JSON text; other fields are kept.
 //! Leaves out files (`source.rs`), messages (`chat_row.rs`), and everything that needs a tokenizer.
 
 use std::path::Path;
@@ -22,8 +22,11 @@ use crate::chat_row::{
 pub use crate::example::RowFormat;
 use crate::example::{Conversation, Example, ExampleRow};
 pub use crate::format_error::FormatError;
-use crate::source::{FileKind, RowPlace, RowSource, SourceError, file_kind};
-use smidgen_ir::words::DataFormat;
+use crate::source::{FileKind, RowPlace, RowResult, RowSource, SourceError, file_kind};
+use smidgen_ir::words::{ClosedWord, ColumnRole, DataFormat, OnBadRow};
+
+/// Which columns are taken as which, in the order written.
+pub type Columns = [(ColumnRole, String)];
 
 /// A format and why it was chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,50 +44,137 @@ impl Recognized {
     }
 }
 
-/// The format of all rows: the one that the recipe names, or the one that the first row of each file has.
+/// The format of all rows: the one that the recipe names, the one that its columns belong to, or the one that the
+/// first row of each file has.
 ///
 /// Files without rows are skipped; at least one file must have rows.
 pub fn recognize<'a>(
     source: impl Into<RowSource<'a>>,
     wanted: DataFormat,
+    columns: &Columns,
+    on_bad_row: OnBadRow,
 ) -> Result<Recognized, FormatError> {
+    let named = columns.iter().map(|(role, column)| format!("`{column}` as `{role}`"));
+    let named = named.collect::<Vec<_>>().join(", ");
+    let mapped = match columns {
+        [] => String::new(),
+        _ => format!(", and `data.columns` takes {named}"),
+    };
     let format = match wanted {
-        DataFormat::Auto => return recognize_rows(source.into()),
+        DataFormat::Auto => {
+            return match format_of_roles(columns)? {
+                Some(format) => {
+                    Ok(Recognized { format, reason: format!("{format}: `data.columns` takes {named}") })
+                }
+                None => {
+                    let mut found = recognize_rows(source.into(), columns, on_bad_row)?;
+                    found.reason.push_str(&mapped);
+                    Ok(found)
+                }
+            };
+        }
         DataFormat::Alpaca => RowFormat::Alpaca,
         DataFormat::Chat => RowFormat::Chat,
         DataFormat::PromptCompletion => RowFormat::PromptCompletion,
         DataFormat::Text => RowFormat::Text,
         DataFormat::Tokens => RowFormat::Tokens,
     };
-    Ok(Recognized { format, reason: format!("{format}: `data.format` says so") })
+    Ok(Recognized { format, reason: format!("{format}: `data.format` says so{mapped}") })
 }
 
-/// Calls `on_row` for each row, in order.
-pub fn read_examples<'a, E: From<FormatError>>(
-    source: impl Into<RowSource<'a>>,
-    format: RowFormat,
-    mut on_row: impl FnMut(RowPlace<'_>, ExampleRow) -> Result<(), E>,
+/// The format that the roles belong to; none of its own have `system` and the like, which several formats use.
+fn format_of_roles(columns: &Columns) -> Result<Option<RowFormat>, FormatError> {
+    let mut found: Option<(ColumnRole, RowFormat)> = None;
+    for &(role, _) in columns {
+        let format = match role {
+            ColumnRole::Prompt | ColumnRole::Completion => RowFormat::PromptCompletion,
+            ColumnRole::Instruction => RowFormat::Alpaca,
+            ColumnRole::Messages => RowFormat::Chat,
+            ColumnRole::Text => RowFormat::Text,
+            ColumnRole::InputIds | ColumnRole::Labels => RowFormat::Tokens,
+            ColumnRole::Input
+            | ColumnRole::Output
+            | ColumnRole::System
+            | ColumnRole::History
+            | ColumnRole::Tools
+            | ColumnRole::ChatTemplateKwargs => continue,
+        };
+        match found {
+            None => found = Some((role, format)),
+            Some((_, first)) if first == format => {}
+            Some((first, _)) => return Err(FormatError::RolesDiffer { first, other: role }),
+        }
+    }
+    Ok(found.map(|(_, format)| format))
+}
+
+/// Rows to read, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct RowReading<'a> {
+    pub source: RowSource<'a>,
+    pub format: RowFormat,
+    pub columns: &'a Columns,
+    /// Rows of all files together; 0 = all.
+    pub limit: u64,
+}
+
+/// Calls `on_row` for each row, in order, with what it teaches or what is wrong with it.
+///
+/// After the last row a column of `data.columns` that no row had is an error.
+pub fn read_examples<E: From<FormatError>>(
+    reading: RowReading<'_>,
+    mut on_row: impl FnMut(RowPlace<'_>, Result<ExampleRow, FormatError>) -> Result<(), E>,
 ) -> Result<(), E> {
-    let source = source.into();
+    let RowReading { source, format, columns, limit } = reading;
+    let mut unseen: Vec<_> = columns.iter().collect();
+    let (mut rows, mut first_fields) = (0, None);
     for file in source.files() {
         let mut first_row = None;
-        let result = source.read_json_rows(file, |place, row| {
-            let example = example_of(format, place, row).map_err(|error| match error {
+        let result = source.read_rows(file, |place, row| {
+            if limit > 0 && rows == limit {
+                return Err(Stopped::Enough);
+            }
+            rows += 1;
+            if let Ok(Json::Object(fields)) = &row {
+                unseen.retain(|(_, column)| !fields.contains_key(column));
+                first_fields.get_or_insert_with(|| field_names(fields));
+            }
+            let row = row.map_err(FormatError::from).map(|row| rename_columns(columns, row));
+            let example = row.and_then(|row| example_of(format, place, row)).map_err(|error| match error {
                 FormatError::MixedFormats { place, found, format, first: None } => {
                     FormatError::MixedFormats { place, found, format, first: first_row.clone() }
                 }
                 error => error,
             });
             first_row.get_or_insert_with(|| format!("{} {}", place.unit, place.number));
-            on_row(place, example.map_err(Stopped::from_row)?).map_err(Stopped::Caller)
+            on_row(place, example).map_err(Stopped::Caller)
         });
         match result {
             Ok(()) => {}
+            Err(Stopped::Enough) => break,
             Err(Stopped::Caller(error)) => return Err(error),
             Err(Stopped::Source(error)) => return Err(E::from(FormatError::from(error))),
         }
     }
-    Ok(())
+    match (unseen.first(), first_fields) {
+        (Some((role, column)), Some(fields)) => {
+            Err(E::from(FormatError::NoColumn { column: column.clone(), role: *role, fields }))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Gives columns the names of their roles; another column of such a name is not what the recipe means.
+pub fn rename_columns(columns: &Columns, row: Json) -> Json {
+    let Json::Object(mut fields) = row else { return row };
+    let taken: Vec<Option<Json>> = columns.iter().map(|(_, column)| fields.shift_remove(column)).collect();
+    for ((role, _), value) in columns.iter().zip(taken) {
+        fields.shift_remove(role.word());
+        if let Some(value) = value {
+            fields.insert(role.word().to_owned(), value);
+        }
+    }
+    Json::Object(fields)
 }
 
 /// What a row teaches, and its other fields.
@@ -108,6 +198,7 @@ pub fn example_of(format: RowFormat, place: RowPlace<'_>, row: Json) -> Result<E
 
 /// Why reading rows ended early.
 enum Stopped<E> {
+    Enough,
     Source(SourceError),
     Caller(E),
 }
@@ -118,16 +209,14 @@ impl<E> From<SourceError> for Stopped<E> {
     }
 }
 
-impl<E: From<FormatError>> Stopped<E> {
-    fn from_row(error: FormatError) -> Self {
-        Stopped::Caller(E::from(error))
-    }
-}
-
-fn recognize_rows(source: RowSource<'_>) -> Result<Recognized, FormatError> {
+fn recognize_rows(
+    source: RowSource<'_>,
+    columns: &Columns,
+    on_bad_row: OnBadRow,
+) -> Result<Recognized, FormatError> {
     let mut agreed: Option<(&Path, Recognized)> = None;
     for file in source.files() {
-        let Some(found) = recognize_file(source, file)? else {
+        let Some(found) = recognize_file(source, file, columns, on_bad_row)? else {
             continue;
         };
         match &agreed {
@@ -146,30 +235,48 @@ fn recognize_rows(source: RowSource<'_>) -> Result<Recognized, FormatError> {
     agreed.map(|(_, recognized)| recognized).ok_or(FormatError::NoRows)
 }
 
-/// The format of the first row of a file, if it has one.
-fn recognize_file(source: RowSource<'_>, file: &Path) -> Result<Option<Recognized>, FormatError> {
+/// The format of the first row of a file that is an object, with `skip` of the first that has one; `None` for a file
+/// without rows.
+fn recognize_file(
+    source: RowSource<'_>,
+    file: &Path,
+    columns: &Columns,
+    on_bad_row: OnBadRow,
+) -> Result<Option<Recognized>, FormatError> {
     if matches!(source, RowSource::Files(_)) && file_kind(file)? == FileKind::Text {
         let reason = "text: a `.txt` file has one sample per line".to_owned();
         return Ok(Some(Recognized { format: RowFormat::Text, reason }));
     }
-    let first = source.read_json_rows(file, |place, row| {
-        Err(Stopped::Caller(match &row {
-            Json::Object(fields) => recognize_fields(fields).ok_or_else(|| FormatError::Unrecognized {
-                place: place.to_string(),
-                fields: field_names(fields),
-            }),
-            other => Err(FormatError::NotAnObject { place: place.to_string(), found: kind_of(other) }),
-        }))
+    let mut first_error = None;
+    let found = source.read_rows(file, |place, row: RowResult| {
+        let error = match row.map(|row| rename_columns(columns, row)) {
+            Ok(Json::Object(fields)) => {
+                let unknown =
+                    || FormatError::Unrecognized { place: place.to_string(), fields: field_names(&fields) };
+                match (recognize_fields(&fields), on_bad_row) {
+                    (None, OnBadRow::Skip) => unknown(),
+                    (found, _) => return Err(Stopped::Caller(found.ok_or_else(unknown))),
+                }
+            }
+            Ok(other) => FormatError::NotAnObject { place: place.to_string(), found: kind_of(&other) },
+            Err(error) => FormatError::from(error),
+        };
+        first_error.get_or_insert(error);
+        Ok(())
     });
-    match first {
-        Ok(()) => Ok(None),
-        Err(Stopped::Caller(recognized)) => recognized.map(Some),
-        Err(Stopped::Source(error)) => Err(error.into()),
+    match (found, first_error) {
+        (Ok(()), None) => Ok(None),
+        (Ok(()), Some(error)) => Err(error),
+        (Err(Stopped::Caller(recognized)), _) => recognized.map(Some),
+        (Err(Stopped::Source(error)), _) => Err(error.into()),
+        (Err(Stopped::Enough), _) => unreachable!("the first object ends it"),
     }
 }
 
 const CONVERSATION_NAMES: [&str; 3] = ["messages", "conversations", "conversation"];
-const COMPLETION_NAMES: [&str; 2] = ["completion", "response"];
+/// Of prompt and completion, the most specific pair first.
+const PAIRS: [(&str, &str); 4] =
+    [("prompt", "completion"), ("prompt", "response"), ("question", "answer"), ("input", "output")];
 const OUTPUT_NAMES: [&str; 2] = ["output", "response"];
 const INPUT_NAMES: [&str; 2] = ["input", "context"];
 
@@ -183,12 +290,23 @@ fn recognize_fields(fields: &Map<String, Json>) -> Option<Recognized> {
     } else if let Some(name) = first_of(&CONVERSATION_NAMES) {
         let shape = if is_sharegpt(&fields[name]) { " with `from` and `value`" } else { "" };
         (RowFormat::Chat, format!("`{name}`{shape}"))
-    } else if let (true, Some(name)) = (has("prompt"), first_of(&COMPLETION_NAMES)) {
-        (RowFormat::PromptCompletion, format!("`prompt` and `{name}`"))
+    } else if let Some((prompt, completion)) =
+        PAIRS[..2].iter().find(|(prompt, name)| has(prompt) && has(name))
+    {
+        (RowFormat::PromptCompletion, format!("`{prompt}` and `{completion}`"))
     } else if let (true, Some(name)) = (has("instruction"), first_of(&OUTPUT_NAMES)) {
         (RowFormat::Alpaca, format!("`instruction` and `{name}`"))
     } else if has("text") {
         (RowFormat::Text, "`text`".to_owned())
+    // With choices, a question alone is not what the answer answers.
+    } else if let Some((prompt, completion)) =
+        PAIRS[2..].iter().find(|(prompt, name)| has(prompt) && has(name))
+        && !has("choices")
+    {
+        (
+            RowFormat::PromptCompletion,
+            format!("`{prompt}` and `{completion}`, which are taken as `prompt` and `completion`"),
+        )
     } else {
         return None;
     };
@@ -212,8 +330,7 @@ fn read_chat(row: &mut Fields<'_>) -> Result<Example, FormatError> {
     let (name, value) = row.take(&CONVERSATION_NAMES, "`messages`")?;
     let mut messages = read_messages(row.place, name, value, true)?;
     // ShareGPT has the system prompt in a field of its own.
-    if name != "messages"
-        && messages[0]["role"] != "system"
+    if messages[0]["role"] != "system"
         && let Some(words) = row.take_optional_string(&["system"])?
     {
         messages.insert(0, message("system", &words));
@@ -222,8 +339,11 @@ fn read_chat(row: &mut Fields<'_>) -> Result<Example, FormatError> {
 }
 
 fn read_prompt_completion(row: &mut Fields<'_>) -> Result<Example, FormatError> {
-    let (prompt_name, prompt) = row.take(&["prompt"], "`prompt`")?;
-    let (name, completion) = row.take(&COMPLETION_NAMES, "`completion`")?;
+    let has = |name: &str| row.fields.contains_key(name);
+    let pair = PAIRS.into_iter().find(|(prompt, completion)| has(prompt) && has(completion));
+    let (prompt_name, name) = pair.unwrap_or(PAIRS[0]);
+    let (prompt_name, prompt) = row.take(&[prompt_name], "`prompt`")?;
+    let (name, completion) = row.take(&[name], "`completion`")?;
     match (prompt, completion) {
         (Json::String(prompt), Json::String(completion)) if !completion.trim().is_empty() => {
             Ok(Example::PromptCompletion { prompt, completion })

@@ -6,6 +6,7 @@ use thiserror::Error;
 
 use crate::example::RowFormat;
 use crate::source_error::SourceError;
+use smidgen_ir::words::{ColumnRole, nearest};
 
 /// A row that does not have what its format needs.
 #[derive(Debug, Error)]
@@ -14,6 +15,10 @@ pub enum FormatError {
     Source(#[from] SourceError),
     #[error("no rows")]
     NoRows,
+    #[error("`data.columns`: no row has the column `{column}`, there is {fields}")]
+    NoColumn { column: String, role: ColumnRole, fields: String },
+    #[error("`data.columns`: `{first}` and `{other}` are columns of different formats")]
+    RolesDiffer { first: ColumnRole, other: ColumnRole },
     #[error("{place} is {found}, not an object with named fields")]
     NotAnObject { place: String, found: &'static str },
     #[error("{place}: no known format has {fields}")]
@@ -40,16 +45,37 @@ pub enum FormatError {
 }
 
 impl FormatError {
+    /// Whether other rows can be used in spite of it.
+    pub(crate) fn is_of_one_row(&self) -> bool {
+        match self {
+            FormatError::Source(error) => {
+                matches!(error, SourceError::BrokenJson { .. } | SourceError::RaggedRow { .. })
+            }
+            FormatError::NoRows
+            | FormatError::NoColumn { .. }
+            | FormatError::RolesDiffer { .. }
+            | FormatError::Unrecognized { .. }
+            | FormatError::FilesDiffer { .. } => false,
+            _ => true,
+        }
+    }
+
     /// What the user can do about it.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             FormatError::Source(source) => return source.hint(),
             FormatError::NoRows => "check `data.train` and `data.eval`: their files hold no row",
+            FormatError::NoColumn { column, role, fields } => {
+                let names: Vec<&str> = fields.split('`').skip(1).step_by(2).collect();
+                return Some(match nearest(column, names.iter().copied()) {
+                    Some(near) => format!("did you mean `{role} = \"{near}\"`?"),
+                    None => format!("`{role} = \"{column}\"` takes the column `{column}` as `{role}`"),
+                });
+            }
+            FormatError::RolesDiffer { .. } => "the columns of one format are named, or `data.format`",
             FormatError::NotAnObject { .. } => "a row is an object, such as `{\"text\": \"...\"}`",
             FormatError::Unrecognized { fields, .. } => {
-                if fields.contains(';') || fields.contains('\t') {
-                    "the cells of a `.csv` file are separated by commas, those of a `.tsv` file by tabs"
-                } else if fields.contains("`chosen`") {
+                if fields.contains("`chosen`") {
                     "pairs of chosen and rejected answers are not supported; name the answer to learn `completion`"
                 } else {
                     FIELDS_OF_FORMATS
@@ -97,7 +123,8 @@ fn because(first: Option<&str>, format: RowFormat) -> String {
 }
 
 const FIELDS_OF_FORMATS: &str = "the formats are alpaca (`instruction`, `output`), chat (`messages` or `conversations`), \
-prompt-completion (`prompt`, `completion`), text (`text`) and tokens (`input_ids`)";
+prompt-completion (`prompt`, `completion`), text (`text`) and tokens (`input_ids`); name other columns with \
+`data.columns`, such as `data.columns = { prompt = \"title\", completion = \"body\" }`";
 
 /// Every name that `role_of` (`chat_row.rs`) knows.
 const KNOWN_ROLES: &str = "`system`, `developer`, `user` (`human`), \

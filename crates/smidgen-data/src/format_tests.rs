@@ -4,7 +4,7 @@ use super::example::{Conversation, Example, ExampleRow};
 use super::format::*;
 use super::source::{RowPlace, RowUnit};
 use serde_json::{Map, Value as Json, json};
-use smidgen_ir::words::DataFormat;
+use smidgen_ir::words::{ColumnRole, DataFormat, OnBadRow};
 use std::path::{Path, PathBuf};
 
 fn example(format: RowFormat, row: Json) -> Result<ExampleRow, FormatError> {
@@ -44,16 +44,24 @@ impl Files {
     }
 
     fn reason(&self, name: &str, text: &str) -> String {
-        match recognize(&[self.write(name, text)], DataFormat::Auto) {
+        self.reason_with(&[], name, text)
+    }
+
+    fn reason_with(&self, columns: &Columns, name: &str, text: &str) -> String {
+        match recognize(&[self.write(name, text)], DataFormat::Auto, columns, OnBadRow::Error) {
             Ok(recognized) => recognized.reason,
             Err(error) => self.shown(error),
         }
     }
 
     fn examples(&self, files: &[PathBuf], format: RowFormat) -> Result<Vec<(String, Example)>, String> {
+        self.examples_of(RowReading { source: files.into(), format, columns: &[], limit: 0 })
+    }
+
+    fn examples_of(&self, reading: RowReading<'_>) -> Result<Vec<(String, Example)>, String> {
         let mut all = Vec::new();
-        read_examples(files, format, |place, row| {
-            all.push((format!("{} {}", place.unit, place.number), row.example));
+        read_examples(reading, |place, row| {
+            all.push((format!("{} {}", place.unit, place.number), row?.example));
             Ok::<(), FormatError>(())
         })
         .map_err(|error| self.shown(error))?;
@@ -82,6 +90,19 @@ fn formats_are_told_by_their_fields() {
         (r#"{"conversation": []}"#, "chat: rows have `conversation`"),
         (r#"{"prompt": "", "completion": ""}"#, "prompt-completion: rows have `prompt` and `completion`"),
         (r#"{"prompt": "", "response": ""}"#, "prompt-completion: rows have `prompt` and `response`"),
+        (
+            r#"{"question": "", "answer": "", "id": 1}"#,
+            "prompt-completion: rows have `question` and `answer`, which are taken as `prompt` and `completion`",
+        ),
+        (
+            r#"{"input": "", "output": "", "answer": ""}"#,
+            "prompt-completion: rows have `input` and `output`, which are taken as `prompt` and `completion`",
+        ),
+        (r#"{"text": "", "question": "", "answer": ""}"#, "text: rows have `text`"),
+        (
+            r#"{"question": "", "choices": [], "answer": 1}"#,
+            "`a.jsonl` line 1: no known format has `question`, `choices`, `answer`",
+        ),
         (r#"{"text": "", "label": 1}"#, "text: rows have `text`"),
         (r#"{"instruction": "", "output": "", "text": ""}"#, "alpaca: rows have `instruction` and `output`"),
         (r#"{"input_ids": [], "text": ""}"#, "tokens: rows have `input_ids`"),
@@ -95,9 +116,11 @@ fn formats_are_told_by_their_fields() {
     assert_eq!(files.reason("a.txt", "words"), "text: a `.txt` file has one sample per line");
     assert_eq!(files.reason("a.csv", "text,id\na,b\n"), "text: rows have `text`");
     let unknown = |name: &str, text: &str| {
-        recognize(&[files.write(name, text)], DataFormat::Auto).unwrap_err().hint().unwrap()
+        recognize(&[files.write(name, text)], DataFormat::Auto, &[], OnBadRow::Error)
+            .unwrap_err()
+            .hint()
+            .unwrap()
     };
-    assert!(unknown("a.csv", "text;id\na;b\n").starts_with("the cells of a `.csv` file"));
     assert!(unknown("a.jsonl", r#"{"prompt": 1, "chosen": 2}"#).starts_with("pairs of chosen"));
     assert!(unknown("a.jsonl", r#"{"question": 1}"#).starts_with("the formats are alpaca (`instruction`"));
 }
@@ -105,11 +128,14 @@ fn formats_are_told_by_their_fields() {
 #[test]
 fn the_format_that_the_recipe_names_is_not_looked_for() {
     let gone = [PathBuf::from("gone.jsonl")];
-    let recognized = recognize(&gone, DataFormat::PromptCompletion).unwrap();
+    let recognized = recognize(&gone, DataFormat::PromptCompletion, &[], OnBadRow::Error).unwrap();
     assert_eq!(recognized.format, RowFormat::PromptCompletion);
     assert_eq!(recognized.reason, "prompt-completion: `data.format` says so");
     assert!(
-        recognize(&gone, DataFormat::Auto).unwrap_err().to_string().starts_with("cannot read `gone.jsonl`")
+        recognize(&gone, DataFormat::Auto, &[], OnBadRow::Error)
+            .unwrap_err()
+            .to_string()
+            .starts_with("cannot read `gone.jsonl`")
     );
 }
 
@@ -120,10 +146,11 @@ fn files_have_to_agree() {
     let empty = files.write("b.jsonl", "\n");
     let other_alpaca = files.write("c.json", r#"[{"instruction": "", "response": ""}]"#);
     let chat = files.write("d.json", r#"[{"messages": []}]"#);
-    let recognized = recognize(&[empty, alpaca.clone(), other_alpaca], DataFormat::Auto).unwrap();
+    let recognized =
+        recognize(&[empty, alpaca.clone(), other_alpaca], DataFormat::Auto, &[], OnBadRow::Error).unwrap();
     assert_eq!(recognized.format, RowFormat::Alpaca);
     assert_eq!(
-        files.shown(recognize(&[alpaca, chat], DataFormat::Auto).unwrap_err()),
+        files.shown(recognize(&[alpaca, chat], DataFormat::Auto, &[], OnBadRow::Error).unwrap_err()),
         "`a.jsonl` looks like alpaca (rows have `instruction` and `output`), \
          `d.json` like chat (rows have `messages`)"
     );
@@ -453,7 +480,7 @@ fn examples_come_in_the_order_of_the_files() {
     let files = Files::new();
     let table = "id,messages\n1,\"[{\"\"role\"\": \"\"assistant\"\", \"\"content\"\": \"\"a, b\"\"}]\"\n";
     let paths = [files.write("b.csv", table), fixture("chat_zstd.parquet"), fixture("chat_snappy.parquet")];
-    assert_eq!(recognize(&paths, DataFormat::Auto).unwrap().format, RowFormat::Chat);
+    assert_eq!(recognize(&paths, DataFormat::Auto, &[], OnBadRow::Error).unwrap().format, RowFormat::Chat);
     let examples = files.examples(&paths, RowFormat::Chat).unwrap();
     let places: Vec<&str> = examples.iter().map(|(place, _)| place.as_str()).collect();
     assert_eq!(places, ["line 2", "row 1", "row 2", "row 1", "row 2"]);
@@ -488,7 +515,9 @@ fn the_callers_error_ends_the_reading() {
     let files = Files::new();
     let path = files.write("a.txt", "one\ntwo\nthree\n");
     let mut seen = 0;
-    let result = read_examples(&[path], RowFormat::Text, |place, _| {
+    let files = [path];
+    let reading = RowReading { source: (&files).into(), format: RowFormat::Text, columns: &[], limit: 0 };
+    let result = read_examples(reading, |place, _| {
         seen += 1;
         match place.number {
             2 => anyhow::bail!("enough"),
@@ -496,4 +525,88 @@ fn the_callers_error_ends_the_reading() {
         }
     });
     assert_eq!((result.unwrap_err().to_string().as_str(), seen), ("enough", 2));
+}
+
+fn columns<const N: usize>(pairs: [(ColumnRole, &str); N]) -> Vec<(ColumnRole, String)> {
+    pairs.map(|(role, column)| (role, column.to_owned())).to_vec()
+}
+
+fn pair(prompt: &str, completion: &str) -> Example {
+    Example::PromptCompletion { prompt: prompt.to_owned(), completion: completion.to_owned() }
+}
+
+#[test]
+fn columns_are_taken_as_what_the_recipe_says() {
+    use ColumnRole::{Completion, Prompt};
+    let files = Files::new();
+    let text = "{\"messages\": 1, \"q\": \"a\", \"prompt\": \"b\", \"completion\": \"c\"}\n";
+    let given = columns([(Prompt, "q")]);
+    assert_eq!(
+        files.reason_with(&given, "a.jsonl", text),
+        "prompt-completion: `data.columns` takes `q` as `prompt`"
+    );
+    let paths = [files.write("a.jsonl", text)];
+    let read = |columns: &Columns, limit| {
+        let reading =
+            RowReading { source: (&paths).into(), format: RowFormat::PromptCompletion, columns, limit };
+        files.examples_of(reading)
+    };
+    assert_eq!(read(&given, 0).unwrap()[0].1, pair("a", "c"));
+    // Both at once, not one after the other.
+    let swapped = columns([(Prompt, "completion"), (Completion, "prompt")]);
+    assert_eq!(read(&swapped, 0).unwrap()[0].1, pair("c", "b"));
+    let unknown = columns([(Prompt, "q"), (Completion, "answr")]);
+    assert_eq!(
+        read(&unknown, 0).unwrap_err(),
+        "`a.jsonl` line 1: `completion` is missing, there is `messages`"
+    );
+}
+
+#[test]
+fn a_column_that_no_row_has_is_named_after_all_rows() {
+    use ColumnRole::{Completion, Prompt, System};
+    let files = Files::new();
+    let paths = [files.write("a.jsonl", "{\"q\": \"a\", \"answer\": \"b\"}\n".repeat(2).as_str())];
+    let reading = |columns| RowReading {
+        source: (&paths).into(),
+        format: RowFormat::PromptCompletion,
+        columns,
+        limit: 0,
+    };
+    let mut bad = 0;
+    let given = columns([(Prompt, "q"), (Completion, "answr")]);
+    let read = read_examples(reading(&given), |_, row| {
+        bad += usize::from(row.is_err());
+        Ok::<(), FormatError>(())
+    });
+    let error = read.unwrap_err();
+    assert_eq!(bad, 2);
+    assert_eq!(error.to_string(), "`data.columns`: no row has the column `answr`, there is `q`, `answer`");
+    assert_eq!(error.hint().unwrap(), "did you mean `completion = \"answer\"`?");
+    let given = columns([(Prompt, "q"), (Completion, "answer"), (System, "persona")]);
+    let error = files.examples_of(reading(&given)).unwrap_err();
+    assert!(error.contains("no row has the column `persona`"), "{error}");
+    let mixed = columns([(Prompt, "q"), (ColumnRole::Text, "answer")]);
+    let said = files.reason_with(&mixed, "b.jsonl", "{}");
+    assert_eq!(said, "`data.columns`: `prompt` and `text` are columns of different formats");
+}
+
+#[test]
+fn a_limit_is_of_all_files_together() {
+    let files = Files::new();
+    let paths = [files.write("a.txt", "one\ntwo\n"), files.write("b.txt", "three\nfour\n")];
+    let read = |limit| {
+        let reading = RowReading { source: (&paths).into(), format: RowFormat::Text, columns: &[], limit };
+        files.examples_of(reading).unwrap().len()
+    };
+    assert_eq!([0, 1, 2, 3, 9].map(read), [4, 1, 2, 3, 4]);
+}
+
+#[test]
+fn the_first_row_that_is_an_object_says_the_format() {
+    let files = Files::new();
+    let path = [files.write("a.jsonl", "nonsense\n7\n{\"a\": 1}\n{\"text\": \"b\"}\n")];
+    let found = |on_bad_row| recognize(&path, DataFormat::Auto, &[], on_bad_row);
+    assert_eq!(files.shown(found(OnBadRow::Error).unwrap_err()), "`a.jsonl` line 3: no known format has `a`");
+    assert_eq!(found(OnBadRow::Skip).unwrap().format, RowFormat::Text);
 }

@@ -1,5 +1,7 @@
 //! Rows of JSON: one value per line (`.jsonl`, `.ndjson`), or the elements of one array (`.json`).
 //!
+//! The beginning of a file decides, not only its name: an array of objects may be named `.jsonl`, lines may be
+//! named `.json`, and the array may be the only value of an object, as in `{"data": [...]}`.
 //! The array is cut into its elements by brackets and quotes alone, and each element is then parsed like a line, so
 //! only one row is in memory. What is not JSON is left to the parser, and its message gets the position in the file.
 //! Leaves out what a row means.
@@ -13,10 +15,43 @@ use crate::row_place::{RowPlace, RowUnit};
 use crate::source_error::SourceError;
 use crate::utf8_reader::{Utf8Reader, pass, text_error};
 
+/// Columns that hold lists of objects: with one of them first, an object is a row.
+const COLUMNS_OF_OBJECTS: [&str; 9] = [
+    "messages",
+    "conversations",
+    "conversation",
+    "prompt",
+    "completion",
+    "response",
+    "tools",
+    "history",
+    "choices",
+];
+
+/// Whether a file has a row per line, by its beginning; its name says `.jsonl` or, without `named_lines`, `.json`.
+pub(super) fn has_lines(path: &Path, reader: Utf8Reader, named_lines: bool) -> Result<bool, SourceError> {
+    let mut cursor = Cursor { path, reader, line: 1, column: 0 };
+    let at_object = |cursor: &mut Cursor<'_>| Ok(matches!(cursor.next_sign()?, Some('{' | ']')));
+    match (cursor.next_sign()?, named_lines) {
+        (Some('['), true) => {
+            cursor.step();
+            Ok(!at_object(&mut cursor)?)
+        }
+        (Some('{'), false) => match cursor.take_wrapper()? {
+            Some(key) if !COLUMNS_OF_OBJECTS.contains(&key.as_str()) => Ok(!at_object(&mut cursor)?),
+            _ => Ok(true),
+        },
+        _ => Ok(named_lines),
+    }
+}
+
+/// A row, or why there is none at this place; an error of the callback ends the reading.
+pub type RowResult = Result<Json, SourceError>;
+
 pub(super) fn read_lines<E>(
     path: &Path,
     mut reader: Utf8Reader,
-    on_row: &mut impl FnMut(RowPlace<'_>, Json) -> Result<(), E>,
+    on_row: &mut impl FnMut(RowPlace<'_>, RowResult) -> Result<(), E>,
 ) -> Result<(), E>
 where
     E: From<SourceError>,
@@ -37,14 +72,15 @@ where
         }
         let place = RowPlace { file: path, unit: RowUnit::Line, number };
         match serde_json::from_slice(text) {
-            Ok(row) => on_row(place, row)?,
+            Ok(row) => on_row(place, Ok(row))?,
+            // The lines after it belong to the same array.
             Err(_) if text.trim_ascii_start().starts_with(b"[") => {
                 return Err(E::from(SourceError::ArrayInLines { place: place.to_string() }));
             }
             Err(error) => {
                 // The parser counts the columns it has passed, none for a mistake in the first.
-                let place = format!("{place}, column {}", error.column().max(1));
-                return Err(E::from(SourceError::BrokenJson { place, message: message_of(&error) }));
+                let at = format!("{place}, column {}", error.column().max(1));
+                on_row(place, Err(SourceError::BrokenJson { place: at, message: message_of(&error) }))?;
             }
         }
     }
@@ -53,17 +89,18 @@ where
 pub(super) fn read_array<E>(
     path: &Path,
     reader: Utf8Reader,
-    on_row: &mut impl FnMut(RowPlace<'_>, Json) -> Result<(), E>,
+    on_row: &mut impl FnMut(RowPlace<'_>, RowResult) -> Result<(), E>,
 ) -> Result<(), E>
 where
     E: From<SourceError>,
 {
     let mut cursor = Cursor { path, reader, line: 1, column: 0 };
+    let not_an_array = |found| SourceError::NotAnArray { path: path.display().to_string(), found };
+    let mut wrapper = None;
     match cursor.next_sign()? {
         Some('[') => cursor.step(),
-        Some(found) => {
-            return Err(E::from(SourceError::NotAnArray { path: path.display().to_string(), found }));
-        }
+        Some('{') => wrapper = Some(cursor.take_wrapper()?.ok_or_else(|| not_an_array('{'))?),
+        Some(found) => return Err(E::from(not_an_array(found))),
         None => return Err(E::from(cursor.broken(1, "EOF while parsing a value"))),
     }
     let mut element = Vec::new();
@@ -81,7 +118,11 @@ where
         let (line, column) = (cursor.line, cursor.column);
         let complete = cursor.take_element(&mut element);
         match (serde_json::from_slice(&element), complete) {
-            (Ok(row), Ok(())) => on_row(place, row)?,
+            (Ok(row), Ok(())) => on_row(place, Ok(row))?,
+            // A broken element that has an end leaves the others readable.
+            (Err(error), Ok(())) if matches!(cursor.next_sign()?, Some(',' | ']')) => {
+                on_row(place, Err(element_error(place, line, column, error)))?;
+            }
             // What broke the element explains why it has no end.
             (Err(error), Ok(()) | Err(SourceError::RowTooLong { .. })) => {
                 return Err(E::from(element_error(place, line, column, error)));
@@ -96,11 +137,23 @@ where
         }
     }
     cursor.step();
+    if let Some(key) = wrapper {
+        match cursor.next_sign()? {
+            Some('}') => cursor.step(),
+            Some(_) => {
+                return Err(E::from(SourceError::MoreThanAnArray { path: path.display().to_string(), key }));
+            }
+            None => return Err(E::from(cursor.broken(number.max(1), "EOF while parsing an object"))),
+        }
+    }
     match cursor.next_sign()? {
         None => Ok(()),
         Some(_) => Err(E::from(cursor.broken(number.max(1), "trailing characters"))),
     }
 }
+
+/// No name of a column is longer.
+const LONGEST_KEY_BYTES: usize = 256;
 
 /// A place in the text of an array.
 struct Cursor<'a> {
@@ -135,6 +188,39 @@ impl Cursor<'_> {
     fn step(&mut self) {
         self.column += 1;
         self.reader.consume(1);
+    }
+
+    /// Passes `{"key": [` and returns the key; `None` where the text is something else.
+    fn take_wrapper(&mut self) -> Result<Option<String>, SourceError> {
+        self.step();
+        let mut key = Vec::new();
+        let Some('"') = self.next_sign()? else { return Ok(None) };
+        self.step();
+        loop {
+            match self.next_byte()? {
+                Some(b'"') => break,
+                Some(byte) if byte != b'\\' && byte != b'\n' && key.len() < LONGEST_KEY_BYTES => {
+                    key.push(byte)
+                }
+                _ => return Ok(None),
+            }
+        }
+        for expected in [':', '['] {
+            match self.next_sign()? {
+                Some(found) if found == expected => self.step(),
+                _ => return Ok(None),
+            }
+        }
+        Ok(String::from_utf8(key).ok())
+    }
+
+    fn next_byte(&mut self) -> Result<Option<u8>, SourceError> {
+        let text = self.reader.fill_buf().map_err(|source| text_error(self.path, source))?;
+        let byte = text.first().copied();
+        if byte.is_some() {
+            self.step();
+        }
+        Ok(byte)
     }
 
     /// Collects one element: up to the comma or bracket that ends it, or to the end of the file.

@@ -1,11 +1,12 @@
 //! Rows on disk to micro-batches in memory.
 //!
 //! Files (`source.rs`) hold rows (`format.rs`), which become examples (`example.rs`), text (`template.rs`), tokens
-//! of which some are supervised (`mask.rs`, `tokenize.rs`), samples (`tokens.rs`), steps (`batch.rs`) and packed
+//! of which some are supervised (`mask.rs`, `tokenize.rs`), samples (`tokens.rs`), steps (`batch.rs`, `mix.rs`) and packed
 //! arrays (`micro_batch.rs`). `prepare.rs` is the page to read: it goes from files to samples.
 
 #![forbid(unsafe_code)]
 
+pub mod bad_rows;
 pub mod batch;
 pub mod cache;
 mod chat_row;
@@ -21,8 +22,10 @@ mod format_tests;
 mod json_rows;
 pub mod mask;
 pub mod micro_batch;
+pub mod mix;
 mod parquet_limits;
 mod parquet_rows;
+mod permutation;
 pub mod prepare;
 mod prepare_error;
 mod row_place;
@@ -36,6 +39,7 @@ pub mod token_builder;
 pub mod token_file;
 pub mod token_record;
 pub mod token_row;
+pub mod token_split;
 pub mod tokenize;
 pub mod tokens;
 mod turns;

@@ -20,6 +20,7 @@ use parquet::record::reader::TreeBuilder;
 use parquet::record::{Field, Row};
 use serde_json::Value as Json;
 
+use crate::json_rows::RowResult;
 use crate::parquet_limits::{LimitedRowGroup, check_schema};
 use crate::row_place::{RowPlace, RowUnit};
 use crate::source_error::SourceError;
@@ -29,7 +30,7 @@ const ROWS_AT_ONCE: usize = 64;
 
 pub(super) fn read_parquet<E>(
     path: &Path,
-    on_row: &mut impl FnMut(RowPlace<'_>, Json) -> Result<(), E>,
+    on_row: &mut impl FnMut(RowPlace<'_>, RowResult) -> Result<(), E>,
 ) -> Result<(), E>
 where
     E: From<SourceError>,
@@ -51,7 +52,7 @@ where
         loop {
             let place = RowPlace { file: path, unit: RowUnit::Row, number: number + 1 };
             match caught(|| rows.next().map(|row| row.map(|row| json_of_row(&row))).transpose()) {
-                Ok(Some(row)) => on_row(place, row)?,
+                Ok(Some(row)) => on_row(place, Ok(row))?,
                 Ok(None) => break,
                 Err(message) => {
                     let place = place.to_string();

@@ -7,10 +7,11 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value as Json, json};
-use smidgen_ir::words::{DataFormat, LossOn};
+use smidgen_ir::words::{DataFormat, LossOn, OnBadRow, Overflow};
 
+use crate::bad_rows::BadRows;
 use crate::cache::{CacheKey, cache_file};
-use crate::format::{RowFormat, recognize};
+use crate::format::{Columns, Recognized, RowFormat, RowReading, recognize};
 use crate::mask::RowEncoder;
 pub use crate::prepare_error::PrepareError;
 use crate::source::{RowSource, file_kind};
@@ -28,13 +29,23 @@ use smidgen_formats::tokenizer::Tokenizer;
 /// Sets with more records than this are read from their file, sample by sample.
 const LARGE_SET_BYTES: usize = 64 << 20;
 
-/// What determines a set, apart from its files.
+/// Rows from one place: what they are, and which columns are taken as which.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    pub source: RowSource<'a>,
+    pub format: DataFormat,
+    pub columns: &'a Columns,
+    /// Rows that are used, from the first on; 0 = all.
+    pub limit: u64,
+}
+
+/// What determines a set, apart from its rows.
 #[derive(Clone, Copy, Debug)]
 pub struct PrepareOptions<'a> {
-    pub format: DataFormat,
     pub template: &'a TemplateChoice,
     pub loss_on: LossOn,
     pub limits: TokenLimits,
+    pub on_bad_row: OnBadRow,
     /// Where tokenized sets are kept between runs, if anywhere.
     pub cache: Option<&'a Path>,
     pub threads: usize,
@@ -44,7 +55,8 @@ pub struct PrepareOptions<'a> {
 #[derive(Debug)]
 pub struct Prepared {
     pub set: TokenSet,
-    pub origin: Origin,
+    /// How the rows of each part were read.
+    pub origins: Vec<Origin>,
     /// Likely mistakes, one line each.
     pub warnings: Vec<String>,
 }
@@ -72,52 +84,68 @@ pub fn read_tokenizer(model: &Model) -> Result<Tokenizer, PrepareError> {
 /// Reads and tokenizes rows, or reads the set from the cache, which only sets of files have. Calls `on_rows` with the
 /// number of rows just done.
 pub fn prepare_set(
-    source: RowSource<'_>,
+    parts: &[Part<'_>],
     model: &Model,
     options: PrepareOptions<'_>,
     on_rows: &mut dyn FnMut(u64),
 ) -> Result<Prepared, PrepareError> {
-    let files = source.files();
-    let cache = match source {
-        RowSource::Files(_) => {
-            files.iter().try_for_each(|file| file_kind(file).map(drop))?;
-            options.cache
-        }
-        RowSource::Memory { .. } => None,
-    };
-    let recognized = recognize(source, options.format)?;
-    let origin = Origin { format: recognized.format, reason: recognized.reason, template: None };
-    let has_text = origin.format != RowFormat::Tokens;
+    let files: Vec<PathBuf> = parts.iter().flat_map(|part| part.source.files()).cloned().collect();
+    let is_held = |part: &Part<'_>| matches!(part.source, RowSource::Memory { .. });
+    for part in parts.iter().filter(|part| !is_held(part)) {
+        part.source.files().iter().try_for_each(|file| file_kind(file).map(drop))?;
+    }
+    let mut readings = Vec::new();
+    let mut origins = Vec::new();
+    for &Part { source, format, columns, limit } in parts {
+        let Recognized { format, reason } = recognize(source, format, columns, options.on_bad_row)?;
+        readings.push(RowReading { source, format, columns, limit });
+        origins.push(Origin { format, reason, template: None });
+    }
+    let has_text = origins.iter().any(|origin| origin.format != RowFormat::Tokens);
+    let has_tokens = origins.iter().any(|origin| origin.format == RowFormat::Tokens);
     // Reading a small set of tokens again is quicker than hashing it.
-    let path = match cache {
-        Some(cache) if has_text || may_be_large(files) => {
-            cache_file(cache, &cache_key(files, model, origin.format, options)?)
+    let path = match options.cache {
+        Some(cache) if !parts.iter().any(is_held) && (has_text || may_be_large(&files)) => {
+            cache_file(cache, &cache_key(&readings, model, options)?)
         }
         _ => None,
     };
-    if let Some((set, about)) = path.as_ref().and_then(|path| open_set(path, files, LARGE_SET_BYTES)) {
+    if let Some((set, about)) = path.as_ref().and_then(|path| open_set(path, &files, LARGE_SET_BYTES)) {
         let text = |value: &Json| value.as_str().map(str::to_owned);
         let warnings = about["warnings"].as_array().into_iter().flatten().filter_map(text).collect();
-        return Ok(Prepared {
-            set,
-            origin: Origin { template: text(&about["template"]), ..origin },
-            warnings,
-        });
+        for (index, origin) in origins.iter_mut().enumerate() {
+            origin.template = text(&about["templates"][index]);
+        }
+        return Ok(Prepared { set, origins, warnings });
     }
     let mut builder = match &path {
         Some(path) => {
-            let form = if has_text { LabelForm::Bits } else { LabelForm::Numbers };
+            let form = if has_tokens { LabelForm::Numbers } else { LabelForm::Bits };
             let large = LargeSets { above_bytes: LARGE_SET_BYTES, path: path.clone(), form };
             TokenSetBuilder::with_large_sets(options.limits, large)
         }
         None => TokenSetBuilder::new(options.limits),
     };
-    let (template, warnings) = match has_text {
-        true => fill_with_text(source, model, origin.format, options, &mut builder, on_rows)?,
-        false => fill_with_tokens(source, options, &mut builder, on_rows)?,
-    };
-    let about = json!({"warnings": warnings, "template": template});
-    let set = builder.finish_with(files, &about).map_err(|error| match error {
+    let mut warnings = Vec::new();
+    let mut tokenizer = None;
+    for (reading, origin) in readings.iter().zip(&mut origins) {
+        let filled = fill(*reading, model, &mut tokenizer, options, &mut builder, on_rows)?;
+        let name = (parts.len() > 1).then(|| name_of(reading.source));
+        let named = |warning: String| match &name {
+            Some(name) => format!("`{name}`: {warning}"),
+            None => warning,
+        };
+        warnings.extend(filled.warnings.into_iter().map(named));
+        origin.template = filled.template;
+        if let Some(name) = name.filter(|_| filled.is_empty) {
+            return Err(PrepareError::EmptySource { name });
+        }
+    }
+    drop(tokenizer);
+    warnings.extend(warnings_of_counts(builder.stats()));
+    let templates: Vec<_> = origins.iter().map(|origin| &origin.template).collect();
+    let about = json!({"warnings": warnings, "templates": templates});
+    let set = builder.finish_with(&files, &about).map_err(|error| match error {
         TokensError::NothingSupervised { counts, .. }
             if has_text && counts.unsupervised_by_truncation == 0 =>
         {
@@ -127,9 +155,16 @@ pub fn prepare_set(
     })?;
     if let Some(path) = path.filter(|_| has_text) {
         // A cache that cannot be written only costs the next start some seconds.
-        let _ = write_set(&path, &set, files, &about);
+        let _ = write_set(&path, &set, &files, &about);
     }
-    Ok(Prepared { set, origin: Origin { template, ..origin }, warnings })
+    Ok(Prepared { set, origins, warnings })
+}
+
+/// A source by its files, for messages.
+fn name_of(source: RowSource<'_>) -> String {
+    let files = source.files();
+    let first = files.first().map(|file| file.display().to_string()).unwrap_or_default();
+    if files.len() > 1 { format!("{first}, ...") } else { first }
 }
 
 /// Whether rows of tokens may take more memory than a set should: a token is at least two bytes of text, and
@@ -140,53 +175,97 @@ fn may_be_large(files: &[PathBuf]) -> bool {
     !files.iter().all(plain) || files.iter().map(bytes).sum::<u64>() > LARGE_SET_BYTES as u64 / 4
 }
 
-type Filled = (Option<String>, Vec<String>);
+/// What was noticed while the rows of a part were stored.
+struct Filled {
+    template: Option<String>,
+    warnings: Vec<String>,
+    /// No row became a sample.
+    is_empty: bool,
+}
 
-fn fill_with_tokens(
-    source: RowSource<'_>,
+/// Stores the rows of a part.
+fn fill(
+    reading: RowReading<'_>,
+    model: &Model,
+    tokenizer: &mut Option<Tokenizer>,
     options: PrepareOptions<'_>,
     builder: &mut TokenSetBuilder,
     on_rows: &mut dyn FnMut(u64),
 ) -> Result<Filled, PrepareError> {
-    store_token_rows(source, builder, on_rows)?;
+    let before = builder.stats().rows;
+    builder.begin_source(match (options.limits.overflow, reading.format) {
+        (Overflow::Auto, RowFormat::Text) => Overflow::Chunk,
+        (Overflow::Auto, _) => Overflow::Truncate,
+        (overflow, _) => overflow,
+    });
+    let mut bad = BadRows::default();
+    let filled = match (reading.format, &mut *tokenizer) {
+        (RowFormat::Tokens, _) => fill_with_tokens(reading, options, builder, &mut bad, on_rows),
+        (_, tokenizer) => {
+            if tokenizer.is_none() {
+                *tokenizer = Some(read_tokenizer(model)?);
+            }
+            let tokenizer = tokenizer.as_ref().expect("it was just read");
+            fill_with_text(reading, tokenizer, options, builder, &mut bad, on_rows)
+        }
+    };
+    let (template, mut warnings) = match filled {
+        Ok(filled) => filled,
+        Err(error) => return Err(bad.or_before(error, options.on_bad_row)),
+    };
+    warnings.extend(bad.finish(options.on_bad_row)?);
+    Ok(Filled { template, warnings, is_empty: builder.stats().rows.kept == before.kept })
+}
+
+type Noticed = (Option<String>, Vec<String>);
+
+fn fill_with_tokens(
+    reading: RowReading<'_>,
+    options: PrepareOptions<'_>,
+    builder: &mut TokenSetBuilder,
+    bad: &mut BadRows,
+    on_rows: &mut dyn FnMut(u64),
+) -> Result<Noticed, PrepareError> {
+    store_token_rows(reading, builder, bad, on_rows)?;
     let mut warnings = Vec::new();
     if !matches!(options.loss_on, LossOn::Auto | LossOn::Completion) {
         let loss_on = options.loss_on;
         warnings
             .push(format!("`data.loss_on = {loss_on}` is ignored: rows of `tokens` have their own labels"));
     }
-    warnings.extend(warnings_of_counts(builder.stats()));
     Ok((None, warnings))
 }
 
 fn fill_with_text(
-    source: RowSource<'_>,
-    model: &Model,
-    format: RowFormat,
+    reading: RowReading<'_>,
+    tokenizer: &Tokenizer,
     options: PrepareOptions<'_>,
     builder: &mut TokenSetBuilder,
+    bad: &mut BadRows,
     on_rows: &mut dyn FnMut(u64),
-) -> Result<Filled, PrepareError> {
-    let tokenizer = read_tokenizer(model)?;
-    let template = choose_template(options.template, format, &tokenizer)?;
-    let encoder = RowEncoder::new(&tokenizer, template.as_ref(), options.loss_on);
-    let notes = tokenize_rows(source, format, &encoder, options.threads, builder, on_rows)?;
-    let warnings = warnings_of(&notes, builder.stats(), &tokenizer, template.as_ref(), format, options);
+) -> Result<Noticed, PrepareError> {
+    let format = reading.format;
+    let template = choose_template(options.template, format, tokenizer)?;
+    let encoder = RowEncoder::new(tokenizer, template.as_ref(), options.loss_on);
+    let notes = tokenize_rows(reading, &encoder, options.threads, builder, bad, on_rows)?;
+    let warnings = warnings_of(&notes, tokenizer, template.as_ref(), format, options);
     // Prompts and completions that are strings need no template.
     let template = template.filter(|_| notes.plain < notes.rows);
     Ok((template.map(|template| template.name), warnings))
 }
 
 fn cache_key(
-    files: &[PathBuf],
+    readings: &[RowReading<'_>],
     model: &Model,
-    format: RowFormat,
     options: PrepareOptions<'_>,
 ) -> Result<String, PrepareError> {
     let unread = |(path, source)| PrepareError::Read { path, source };
     let limits = options.limits;
     let mut key = CacheKey::default();
-    key.add_files(files).map_err(unread)?;
+    for RowReading { source, format, columns, limit } in readings {
+        key.add("source", format!("{format} {limit} {columns:?}").as_bytes());
+        key.add_files(source.files()).map_err(unread)?;
+    }
     key.add_tokenizer(model).map_err(unread)?;
     key.add("template", template_source(options.template)?.as_bytes());
     let kind = match options.template {
@@ -195,8 +274,8 @@ fn cache_key(
         TemplateChoice::File(_) => "file",
     };
     let settings = format!(
-        "{format} {kind} {} {} {} {:?}",
-        options.loss_on, limits.max_tokens, limits.vocab_size, limits.overflow
+        "{kind} {} {} {} {:?} {}",
+        options.loss_on, limits.max_tokens, limits.vocab_size, limits.overflow, options.on_bad_row
     );
     key.add("settings", settings.as_bytes());
     Ok(key.finish())
@@ -205,7 +284,6 @@ fn cache_key(
 /// Likely mistakes that the tokens show.
 fn warnings_of(
     notes: &RowNotes,
-    stats: &TokenStats,
     tokenizer: &Tokenizer,
     template: Option<&DataTemplate>,
     format: RowFormat,
@@ -262,7 +340,6 @@ fn warnings_of(
             notes.prompt_differs
         ));
     }
-    warnings.extend(warnings_of_counts(stats));
     warnings
 }
 

@@ -17,6 +17,8 @@ use crate::tokens::RowCounts;
 use smidgen_formats::gguf::GgufError;
 use smidgen_formats::tokenizer::TokenizerError;
 
+const SKIP: &str = "`data.on_bad_row = \"skip\"` leaves bad rows out";
+
 #[derive(Debug, Error)]
 pub enum PrepareError {
     #[error(transparent)]
@@ -38,6 +40,11 @@ pub enum PrepareError {
     Read { path: PathBuf, source: io::Error },
     #[error("{place}: {error}")]
     Row { place: String, error: EncodeError },
+    #[error("{report}")]
+    BadRows { report: String, first: Box<PrepareError>, all: bool },
+    /// One of several sources.
+    #[error("`{name}`: no row can be trained on")]
+    EmptySource { name: String },
 }
 
 impl PrepareError {
@@ -56,7 +63,30 @@ impl PrepareError {
                 "no row has anything that `data.loss_on = {loss_on}` supervises; `smidgen preview` with \
                  `data.loss_on=all` shows the rows"
             )),
+            PrepareError::BadRows { first, all, .. } => match (first.hint(), all) {
+                (hint, true) => hint,
+                (Some(hint), false) => Some(format!("{hint}; {SKIP}")),
+                (None, false) => Some(SKIP.to_owned()),
+            },
+            PrepareError::EmptySource { .. } => {
+                Some("leave the source out of `data.mix`, or fill its files".to_owned())
+            }
             PrepareError::Gguf(_) | PrepareError::Read { .. } => None,
+        }
+    }
+
+    /// Whether other rows can be used in spite of it.
+    pub(crate) fn is_of_one_row(&self) -> bool {
+        match self {
+            PrepareError::Format(error) => error.is_of_one_row(),
+            PrepareError::Tokens(error) => matches!(
+                error,
+                TokensError::LengthsDiffer { .. }
+                    | TokensError::IdOutside { .. }
+                    | TokensError::LabelOutside { .. }
+            ),
+            PrepareError::Row { error, .. } => !matches!(error, EncodeError::NoTemplate(_)),
+            _ => false,
         }
     }
 }

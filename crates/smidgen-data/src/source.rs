@@ -2,8 +2,8 @@
 //!
 //! A path that does not exist is a pattern (`*`, `?`, `[a-z]`, `**`); matches are sorted so that the order of samples
 //! never depends on the file system.
-//! The name says what a file is: `.json`, `.jsonl` or `.ndjson` (`json_rows.rs`), `.csv` or `.tsv`
-//! (`csv_rows.rs`), `.txt` (`text_rows.rs`), `.parquet` (`parquet_rows.rs`); all but the last also as `.gz` and
+//! The name says what a file is: `.json`, `.jsonl` or `.ndjson` (`json_rows.rs`, which tells lines from arrays by
+//! their beginning), `.csv` or `.tsv` (`csv_rows.rs`, which finds the separator in the header), `.txt` (`text_rows.rs`), `.parquet` (`parquet_rows.rs`); all but the last also as `.gz` and
 //! `.zst` (`compressed.rs`). All are streamed: only one row is in memory (of Parquet one page per
 //! column), whatever the file's size, and every error has its place.
 //! Leaves out what a row means.
@@ -13,8 +13,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
 
-use crate::csv_rows::read_table;
-use crate::json_rows::{read_array, read_lines};
+use crate::csv_rows::{read_table, table_separator};
+pub use crate::json_rows::RowResult;
+use crate::json_rows::{has_lines, read_array, read_lines};
 use crate::parquet_rows::read_parquet;
 pub use crate::row_place::{RowPlace, RowUnit};
 use crate::source_error::Compression;
@@ -48,16 +49,16 @@ impl<'a> RowSource<'a> {
         }
     }
 
-    /// Calls `on_row` for each row of one of its files, in order.
-    pub fn read_json_rows<E: From<SourceError>>(
+    /// Calls `on_row` for each row of one of its files, in order, and for each place where a row is broken.
+    pub fn read_rows<E: From<SourceError>>(
         self,
         file: &Path,
-        mut on_row: impl FnMut(RowPlace<'_>, Json) -> Result<(), E>,
+        mut on_row: impl FnMut(RowPlace<'_>, RowResult) -> Result<(), E>,
     ) -> Result<(), E> {
         match self {
-            RowSource::Files(_) => read_json_rows(file, on_row),
+            RowSource::Files(_) => read_rows(file, on_row),
             RowSource::Memory { rows, .. } => (1..).zip(rows).try_for_each(|(number, row)| {
-                on_row(RowPlace { file, unit: RowUnit::Row, number }, row.clone())
+                on_row(RowPlace { file, unit: RowUnit::Row, number }, Ok(row.clone()))
             }),
         }
     }
@@ -90,18 +91,31 @@ pub fn find_files<P: AsRef<str>>(patterns: &[P], folder: &Path) -> Result<Vec<Pa
 }
 
 /// Calls `on_row` for each row of a file, in order: an object with a field for each column, or any value of a JSON
-/// file.
-pub fn read_json_rows<E>(
+/// file. The first broken row is an error.
+pub fn read_json_rows<E: From<SourceError>>(
     path: &Path,
     mut on_row: impl FnMut(RowPlace<'_>, Json) -> Result<(), E>,
-) -> Result<(), E>
-where
-    E: From<SourceError>,
-{
-    match file_kind(path)? {
-        FileKind::JsonLines => read_lines(path, open_text(path)?, &mut on_row),
-        FileKind::JsonArray => read_array(path, open_text(path)?, &mut on_row),
-        FileKind::Table { separator } => read_table(path, separator, open_text(path)?, &mut on_row),
+) -> Result<(), E> {
+    read_rows(path, |place, row| on_row(place, row?))
+}
+
+/// The same; a broken row that leaves those after it readable is passed to `on_row` too.
+pub fn read_rows<E: From<SourceError>>(
+    path: &Path,
+    mut on_row: impl FnMut(RowPlace<'_>, RowResult) -> Result<(), E>,
+) -> Result<(), E> {
+    let kind = file_kind(path)?;
+    match kind {
+        FileKind::JsonLines | FileKind::JsonArray => {
+            match has_lines(path, open_text(path)?, kind == FileKind::JsonLines)? {
+                true => read_lines(path, open_text(path)?, &mut on_row),
+                false => read_array(path, open_text(path)?, &mut on_row),
+            }
+        }
+        FileKind::Table { separator } => {
+            let separator = table_separator(path, open_text(path)?, separator)?;
+            read_table(path, separator, open_text(path)?, &mut on_row)
+        }
         FileKind::Text => read_text(path, open_text(path)?, &mut on_row),
         FileKind::Parquet => read_parquet(path, &mut on_row),
     }

@@ -68,6 +68,8 @@ pub enum SourceError {
     RowTooLong { path: String, line: u64 },
     #[error("`{path}` does not hold a JSON array: it starts with `{found}`")]
     NotAnArray { path: String, found: char },
+    #[error("`{path}` begins with an object whose `{key}` is a list, and has more after that list")]
+    MoreThanAnArray { path: String, key: String },
     #[error("{place} starts an array, but a `.jsonl` file holds one object per line")]
     ArrayInLines { place: String },
     #[error("{place}: broken JSON: {message}")]
@@ -112,7 +114,10 @@ impl SourceError {
                 "an unclosed quote or bracket makes the rows after it part of the row"
             }
             SourceError::NotAnArray { .. } => {
-                "a file with one object per line is named `.jsonl`; a `.json` file is one array of objects"
+                "a `.json` file is an array of objects, `{\"data\": [...]}`, or one object per line"
+            }
+            SourceError::MoreThanAnArray { .. } => {
+                "rows are read from an object with one key; a file with one object per line is named `.jsonl`"
             }
             SourceError::ArrayInLines { .. } => "a file that is one array is named `.json`",
             SourceError::RaggedRow { .. } => {

@@ -90,7 +90,6 @@ fn mistakes_carry_line_and_column() {
         said("a.json", "[[1]] x"),
         "`a.json` row 1 (line 1, column 7): broken JSON: trailing characters"
     );
-    assert_eq!(said("a.json", "{\"a\": 1}\n"), "`a.json` does not hold a JSON array: it starts with `{`");
     assert_eq!(
         said("a.jsonl", "[\n[1]]"),
         "`a.jsonl` line 1 starts an array, but a `.jsonl` file holds one object per line"
@@ -196,12 +195,7 @@ fn names_that_say_nothing_and_folders_are_refused() {
 fn bytes_that_are_not_text_are_named_in_every_kind_of_file() {
     for name in ["a.json", "a.jsonl", "a.csv", "a.txt", "a.jsonl.gz", "a.csv.zst"] {
         let said = said(name, b"[\n{\"x\": \"\xFF\"}]");
-        let expected = format!("`{name}` line 2, byte column 8 is not UTF-8: byte 0xFF");
-        // Line 1 of the `.jsonl` file is already wrong.
-        match name.contains("jsonl") {
-            true => assert!(said.contains("line 1 starts an array"), "{said}"),
-            false => assert_eq!(said, expected),
-        }
+        assert_eq!(said, format!("`{name}` line 2, byte column 8 is not UTF-8: byte 0xFF"));
     }
     assert_eq!(said("a.jsonl", b"{}\n{\"\xC3("), "`a.jsonl` line 2, byte column 3 is not UTF-8: byte 0xC3");
 }
@@ -377,4 +371,63 @@ fn what_is_no_parquet_file_is_told() {
     assert!(
         said("a.parquet", &whole[..whole.len() / 2]).starts_with("`a.parquet` is not a valid Parquet file: ")
     );
+}
+
+#[test]
+fn the_beginning_of_a_file_says_more_than_its_name() {
+    let rows = [json!({"text": "a"}), json!({"text": "b"})];
+    let both =
+        |unit: &str| [at(&format!("{unit} 1"), rows[0].clone()), at(&format!("{unit} 2"), rows[1].clone())];
+    let array = serde_json::to_string_pretty(&rows).unwrap();
+    assert_eq!(read("a.jsonl", &array).unwrap(), both("row"));
+    assert_eq!(read("a.jsonl.gz", format!("\n {array}")).unwrap(), both("row"));
+    assert_eq!(read("a.jsonl", "[]").unwrap(), []);
+    let lines = format!("{}\n{}\n", rows[0], rows[1]);
+    assert_eq!(read("a.json", &lines).unwrap(), both("line"));
+    for wrapped in [format!("{{\"data\": {array}}}"), format!("\n{{ \"rows\" :{array}\n}}\n")] {
+        assert_eq!(read("a.json", wrapped).unwrap(), both("row"));
+    }
+    assert_eq!(read("a.json", "{\"data\": []}").unwrap(), []);
+    // A row whose first column is a list of objects.
+    let chat = json!({"messages": [{"role": "user"}], "id": 1});
+    assert_eq!(read("a.json", format!("{chat}\n")).unwrap(), [at("line 1", chat)]);
+    assert_eq!(
+        said("a.json", "{\"data\": [{\"a\": 1}], \"version\": 2}"),
+        "`a.json` begins with an object whose `data` is a list, and has more after that list"
+    );
+    assert!(said("a.json", "{\"data\": [{\"a\": 1}]").contains("EOF while parsing an object"));
+    assert!(said("a.json", "{\"data\": [{\"a\": 1}]} x").contains("trailing characters"));
+}
+
+#[test]
+fn the_header_says_what_separates_cells() {
+    let row = [at("line 2", json!({"a": "1, 2", "b": "x"}))];
+    assert_eq!(read("a.csv", "a;b\n1, 2;x\n").unwrap(), row);
+    assert_eq!(read("a.csv", "a\tb\n1, 2\tx\n").unwrap(), row);
+    assert_eq!(read("a.tsv", "a\tb\n1, 2\tx\n").unwrap(), row);
+    assert_eq!(read("a.tsv", "a,b\n\"1, 2\",x\n").unwrap(), row);
+    assert_eq!(read("a.csv", "\na;\"b\"\n1, 2;x\n").unwrap(), [at("line 3", row[0].1.clone())]);
+    // Separators inside quotes are part of a name, and one of each leaves it at the comma.
+    let quoted = json!({"a;b;c": "1", "d": "2"});
+    assert_eq!(read("a.csv", "\"a;b;c\",d\n1,2\n").unwrap(), [at("line 2", quoted)]);
+    assert_eq!(read("a.csv", "a,b;c\n1,2\n").unwrap(), [at("line 2", json!({"a": "1", "b;c": "2"}))]);
+}
+
+#[test]
+fn broken_rows_leave_the_others_readable() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text, expected) in [
+        ("a.jsonl", "{\"a\": 1}\n{\"a\" 2}\n\n{\"a\": 3}\n", [1, 2, 4]),
+        ("a.json", "[{\"a\": 1}, {\"a\" 2},\n {\"a\": 3}]", [1, 2, 3]),
+        ("a.csv", "a,b\n1,2\n3\n4,5\n", [2, 3, 4]),
+    ] {
+        let path = write(folder.path(), name, text);
+        let mut seen = Vec::new();
+        read_rows(&path, |place, row| {
+            seen.push((place.number, row.is_ok()));
+            Ok::<(), SourceError>(())
+        })
+        .unwrap();
+        assert_eq!(seen, expected.map(|number| (number, number != expected[1])), "{name}");
+    }
 }

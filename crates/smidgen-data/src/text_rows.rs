@@ -9,6 +9,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value as Json};
 
+use crate::json_rows::RowResult;
 use crate::row_place::{RowPlace, RowUnit};
 use crate::source_error::SourceError;
 use crate::utf8_reader::{Utf8Reader, text_error};
@@ -16,7 +17,7 @@ use crate::utf8_reader::{Utf8Reader, text_error};
 pub(super) fn read_text<E>(
     path: &Path,
     mut reader: Utf8Reader,
-    on_row: &mut impl FnMut(RowPlace<'_>, Json) -> Result<(), E>,
+    on_row: &mut impl FnMut(RowPlace<'_>, RowResult) -> Result<(), E>,
 ) -> Result<(), E>
 where
     E: From<SourceError>,
@@ -34,6 +35,6 @@ where
         }
         line.truncate(line.trim_end_matches(['\r', '\n']).len());
         let place = RowPlace { file: path, unit: RowUnit::Line, number };
-        on_row(place, Json::Object(Map::from_iter([("text".to_owned(), Json::String(line))])))?;
+        on_row(place, Ok(Json::Object(Map::from_iter([("text".to_owned(), Json::String(line))]))))?;
     }
 }

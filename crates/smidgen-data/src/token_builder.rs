@@ -13,7 +13,7 @@ use crate::row_place::RowPlace;
 use crate::token_file::TokenFileWriter;
 use crate::token_record::{LabelForm, NOT_SUPERVISED, RowLabels};
 use crate::token_row::{TokensError, check_token_row};
-use crate::tokens::{FileOfSamples, Records, TokenLimits, TokenSet, TokenStats};
+use crate::tokens::{Records, RowCounts, TokenLimits, TokenSet, TokenStats};
 use smidgen_ir::words::Overflow;
 
 /// Where a set continues when it becomes large.
@@ -53,9 +53,11 @@ impl TokenSetBuilder {
                 supervised: Vec::new(),
                 row_numbers: Vec::new(),
                 block_starts: Vec::new(),
+                starts: None,
+                sources: vec![0],
                 files: Vec::new(),
                 files_of_samples: Vec::new(),
-                stats: TokenStats { shortest_tokens: usize::MAX, ..TokenStats::default() },
+                stats: TokenStats::empty(RowCounts::default()),
             },
             large: None,
             records: Vec::new(),
@@ -74,6 +76,21 @@ impl TokenSetBuilder {
     /// Of the rows so far; the mean is set at the end.
     pub fn stats(&self) -> &TokenStats {
         &self.set.stats
+    }
+
+    /// What comes from now on belongs to another source, with its own rule for long rows.
+    pub fn begin_source(&mut self, overflow: Overflow) {
+        let first = self.set.lengths.len();
+        if self.set.sources.last() != Some(&first) {
+            self.set.sources.push(first);
+        }
+        self.limits.overflow = overflow;
+    }
+
+    /// Counts a row that is left out.
+    pub fn count_bad_row(&mut self) {
+        self.set.stats.rows.read += 1;
+        self.set.stats.rows.bad += 1;
     }
 
     /// Checks a row, then keeps or drops it. Without labels every token is supervised.
@@ -104,8 +121,12 @@ impl TokenSetBuilder {
         place: RowPlace<'_>,
         samples: &[EncodedSample],
     ) -> Result<(), TokensError> {
+        // A row is stored with all its samples or not at all.
         for sample in samples {
-            self.push_spans(place, &sample.ids, &sample.spans)?;
+            check_token_row(self.limits.vocab_size, place, &sample.ids, None)?;
+        }
+        for sample in samples {
+            self.push_checked(place, &sample.ids, RowLabels::Spans(&sample.spans))?;
         }
         let more = samples.len().saturating_sub(1) as u64;
         self.set.stats.rows.read -= more;
@@ -128,13 +149,17 @@ impl TokenSetBuilder {
         }
         let max_tokens = self.limits.max_tokens as usize;
         let too_long = ids.len() > max_tokens;
-        if too_long && self.limits.overflow != Overflow::Truncate {
-            self.too_long += 1;
-            rows.too_long += 1;
-            if self.first_too_long.is_none() {
-                self.first_too_long = Some((place.to_string(), ids.len()));
+        match self.limits.overflow {
+            Overflow::Chunk if too_long => return self.push_pieces(place, ids, labels),
+            Overflow::Drop | Overflow::Error if too_long => {
+                self.too_long += 1;
+                rows.too_long += 1;
+                if self.first_too_long.is_none() {
+                    self.first_too_long = Some((place.to_string(), ids.len()));
+                }
+                return Ok(());
             }
-            return Ok(());
+            _ => {}
         }
         let kept = ids.len().min(max_tokens);
         let supervised = labels.supervised_before(kept);
@@ -147,25 +172,59 @@ impl TokenSetBuilder {
         }
         rows.kept += 1;
         rows.truncated += u64::from(too_long);
-        self.store(&ids[..kept], labels)?;
-        let set = &mut self.set;
+        self.set.stats.cut_tokens += (ids.len() - kept) as u64;
+        self.push_sample(place, &ids[..kept], labels, supervised)
+    }
+
+    /// Cuts a row into pieces of at most `max_tokens`; those without a supervised token are left out.
+    fn push_pieces(
+        &mut self,
+        place: RowPlace<'_>,
+        ids: &[i64],
+        labels: RowLabels<'_>,
+    ) -> Result<(), TokensError> {
+        let (before, mut first) = (self.set.lengths.len(), 0);
+        while first < ids.len() {
+            let end = end_of_piece(first, ids.len(), self.limits.max_tokens as usize);
+            let spans = labels.spans_within(first..end);
+            let piece = match labels {
+                RowLabels::All => RowLabels::All,
+                RowLabels::Spans(_) => RowLabels::Spans(&spans),
+                RowLabels::Given(labels) => RowLabels::Given(&labels[first..end]),
+            };
+            match piece.supervised_before(end - first) {
+                0 => self.set.stats.cut_tokens += (end - first) as u64,
+                supervised => self.push_sample(place, &ids[first..end], piece, supervised)?,
+            }
+            first = end;
+        }
+        let pieces = (self.set.lengths.len() - before) as u64;
+        let rows = &mut self.set.stats.rows;
+        match pieces {
+            0 => rows.unsupervised += 1,
+            _ => {
+                rows.kept += 1;
+                rows.chunked += 1;
+                rows.pieces += pieces;
+            }
+        }
+        Ok(())
+    }
+
+    fn push_sample(
+        &mut self,
+        place: RowPlace<'_>,
+        ids: &[i64],
+        labels: RowLabels<'_>,
+        supervised: usize,
+    ) -> Result<(), TokensError> {
+        self.store(ids, labels)?;
+        let (set, kept) = (&mut self.set, ids.len());
         set.lengths.push(kept as u32);
         set.supervised.push(supervised as u32);
-        if set.files.last().is_none_or(|path| path != place.file) {
-            let first_sample = set.row_numbers.len();
-            set.files_of_samples.push(FileOfSamples {
-                file: set.files.len(),
-                unit: place.unit,
-                first_sample,
-            });
-            set.files.push(place.file.to_path_buf());
-        }
+        set.note_file(place.file, place.unit);
         set.row_numbers.push(u32::try_from(place.number).unwrap_or(u32::MAX));
-        set.stats.tokens += kept as u64;
-        set.stats.supervised_tokens += supervised as u64;
-        set.stats.cut_tokens += (ids.len() - kept) as u64;
-        set.stats.shortest_tokens = set.stats.shortest_tokens.min(kept);
-        set.stats.longest_tokens = set.stats.longest_tokens.max(kept);
+        set.stats.add_sample(kept, supervised);
         Ok(())
     }
 
@@ -247,7 +306,7 @@ impl TokenSetBuilder {
                 _ => TokensError::NothingSupervised { counts: rows, max_tokens },
             });
         }
-        set.stats.mean_tokens = set.stats.tokens as f64 / rows.kept as f64;
+        set.stats.mean_tokens = set.stats.tokens as f64 / set.lengths.len() as f64;
         set.lengths.shrink_to_fit();
         set.supervised.shrink_to_fit();
         set.row_numbers.shrink_to_fit();
@@ -263,6 +322,16 @@ impl TokenSetBuilder {
             }
         };
         Ok(set)
+    }
+}
+
+/// Where the piece that begins at `first` ends. A last piece of one token could not train, so the piece before it
+/// leaves one more.
+fn end_of_piece(first: usize, tokens: usize, max_tokens: usize) -> usize {
+    let end = tokens.min(first + max_tokens);
+    match tokens - end {
+        1 if max_tokens > 2 => end - 1,
+        _ => end,
     }
 }
 
@@ -298,7 +367,7 @@ pub(crate) mod test_sets {
 mod tests {
     use super::*;
     use crate::row_place::RowUnit;
-    use crate::tokens::RowCounts;
+    use crate::tokens::FileOfSamples;
     use std::path::Path;
 
     const LIMITS: TokenLimits = TokenLimits { vocab_size: 100, max_tokens: 8, overflow: Overflow::Truncate };
@@ -447,6 +516,7 @@ mod tests {
                 too_short: 2,
                 unsupervised: 1,
                 unsupervised_by_truncation: 1,
+                ..RowCounts::default()
             }
         );
         assert_eq!((stats.tokens, stats.cut_tokens), (11, 4));
@@ -535,5 +605,43 @@ mod tests {
             );
         }
         assert!(build(LIMITS, &[(&[0, 99], Some(&[99, 0]))]).is_ok());
+    }
+
+    #[test]
+    fn pieces_hold_every_token_once_and_none_alone() {
+        for max_tokens in 3..9_u32 {
+            for tokens in 2..40_i64 {
+                let limits = TokenLimits { max_tokens, overflow: Overflow::Chunk, ..LIMITS };
+                let ids: Vec<i64> = (0..tokens).collect();
+                let set = build(limits, &[(&ids, None)]).unwrap();
+                let samples: Vec<Vec<i32>> =
+                    (0..set.len()).map(|index| set.sample(index).unwrap().ids).collect();
+                assert_eq!(samples.concat(), (0..tokens as i32).collect::<Vec<_>>());
+                let sound = |sample: &Vec<i32>| (2..=max_tokens as usize).contains(&sample.len());
+                assert!(samples.iter().all(sound), "{samples:?}");
+                let stats = set.stats();
+                assert_eq!((stats.cut_tokens, stats.rows.kept, stats.rows.truncated), (0, 1, 0));
+                let pieces = if tokens > i64::from(max_tokens) { set.len() as u64 } else { 0 };
+                assert_eq!((stats.rows.chunked, stats.rows.pieces), (u64::from(pieces > 0), pieces));
+                assert_eq!(stats.mean_tokens, tokens as f64 / set.len() as f64);
+            }
+        }
+    }
+
+    #[test]
+    fn pieces_keep_their_labels_and_those_without_any_are_left_out() {
+        let limits = TokenLimits { max_tokens: 4, overflow: Overflow::Chunk, ..LIMITS };
+        let mut builder = TokenSetBuilder::new(limits);
+        let ids: Vec<i64> = (0..10).collect();
+        builder.push_spans(place(1), &ids, &[3..6, 7..8]).unwrap();
+        let mut labels = [-100; 10];
+        labels[9] = 50;
+        builder.push(place(2), &ids, Some(&labels)).unwrap();
+        let set = builder.finish().unwrap();
+        let labels: Vec<_> = (0..set.len()).map(|index| set.sample(index).unwrap().labels).collect();
+        assert_eq!(labels[0], [-100, -100, -100, 3]);
+        assert_eq!(labels[1], [4, 5, -100, 7]);
+        assert_eq!(labels[2], [-100, 50]);
+        assert_eq!((set.stats().rows.pieces, set.stats().cut_tokens), (3, 10));
     }
 }

@@ -19,7 +19,7 @@ use crate::tokens::{FileOfSamples, Records, SAMPLES_OF_A_BLOCK, TokenSet, TokenS
 use smidgen_formats::digest::Hasher;
 use smidgen_formats::whole_file::{StagedFile, WriteFileError, commit_together};
 
-const MAGIC: &[u8; 16] = b"smidgen tokens 1";
+const MAGIC: &[u8; 16] = b"smidgen tokens 2";
 /// Bytes of records, samples, bytes of JSON, and the checksum in hexadecimal.
 const TRAILER_BYTES: usize = 3 * 8 + 64;
 /// More JSON than statistics and warnings need.
@@ -33,6 +33,8 @@ struct Description {
     files: Vec<usize>,
     /// Its place among those, whether rows are counted by lines, and its first sample.
     files_of_samples: Vec<(usize, bool, usize)>,
+    /// The first sample of each source.
+    sources: Vec<usize>,
     about: Json,
 }
 
@@ -83,6 +85,7 @@ impl TokenFileWriter {
                 .iter()
                 .map(|it| (it.file, it.unit == RowUnit::Line, it.first_sample))
                 .collect(),
+            sources: set.sources.clone(),
             about: about.clone(),
         };
         let json = serde_json::to_vec(&description).expect("numbers and strings are JSON");
@@ -174,6 +177,8 @@ fn read_set(path: &Path, files: &[PathBuf], above_bytes: usize) -> io::Result<(T
         supervised: column(1)?,
         row_numbers: column(2)?,
         block_starts: Vec::with_capacity((samples as usize).div_ceil(SAMPLES_OF_A_BLOCK)),
+        starts: None,
+        sources: description.sources,
         files: named.ok_or_else(unsound)?,
         files_of_samples: of_samples.collect(),
         stats: description.stats,
@@ -184,7 +189,10 @@ fn read_set(path: &Path, files: &[PathBuf], above_bytes: usize) -> io::Result<(T
     let expected: u64 = set.lengths.iter().map(|&length| set.form.record_bytes(length as usize)).sum();
     let first_file = set.files_of_samples.first().map(|file| file.first_sample);
     let known = set.files_of_samples.iter().all(|file| file.file < set.files.len());
-    if expected != record_bytes || samples == 0 || first_file != Some(0) || !known {
+    let sources_are_sound =
+        set.sources.first() == Some(&0) && set.sources.is_sorted_by(|one, next| one < next);
+    let sources_are_sound = sources_are_sound && set.sources.last() < Some(&set.lengths.len());
+    if expected != record_bytes || samples == 0 || first_file != Some(0) || !known || !sources_are_sound {
         return Err(unsound());
     }
     Ok((set, description.about))

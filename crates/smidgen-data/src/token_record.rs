@@ -7,6 +7,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use serde::{Deserialize, Serialize};
@@ -29,7 +30,7 @@ pub enum RowLabels<'a> {
     /// Every token.
     All,
     /// The tokens of these ranges: ascending, apart, within the row.
-    Spans(&'a [std::ops::Range<usize>]),
+    Spans(&'a [Range<usize>]),
     /// One number for each token: a token of the vocabulary or `-100`.
     Given(&'a [i64]),
 }
@@ -45,6 +46,14 @@ impl RowLabels<'_> {
             },
             RowLabels::Given(labels) => labels[position],
         }
+    }
+
+    /// The spans of a piece of the row, counted from its beginning; none where supervision is not by spans.
+    pub fn spans_within(&self, piece: Range<usize>) -> Vec<Range<usize>> {
+        let RowLabels::Spans(spans) = self else { return Vec::new() };
+        let cut = spans.iter().map(|span| span.start.max(piece.start)..span.end.min(piece.end));
+        let shifted = cut.filter(|span| !span.is_empty());
+        shifted.map(|span| span.start - piece.start..span.end - piece.start).collect()
     }
 
     /// Positions before `end` that carry a loss after the shift: all labels but the first.

@@ -4,7 +4,7 @@
 //! in any order and are stored in that of the rows, so a set does not depend on the number of threads.
 //! Memory is bounded: a tokenizer takes up to 250 bytes per byte of the row that it works on, so the total length of
 //! the rows in flight is limited. A row above the limit is tokenized alone.
-//! An error is that of the first row that has one.
+//! Rows that cannot be used are noted in their order; an error that is not about one row ends the reading.
 
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
@@ -16,12 +16,12 @@ use std::thread::{self, Scope};
 
 use serde_json::Value as Json;
 
+use crate::bad_rows::BadRows;
 use crate::example::Example;
-use crate::format::{RowFormat, read_examples};
+use crate::format::{FormatError, RowReading, read_examples};
 use crate::mask::{EncodeError, EncodedSample, RowEncoder, TurnEnd};
 use crate::prepare_error::PrepareError;
 use crate::row_place::{RowPlace, RowUnit};
-use crate::source::RowSource;
 use crate::token_builder::TokenSetBuilder;
 
 const ROWS_OF_A_CHUNK: usize = 32;
@@ -63,32 +63,38 @@ impl RowNotes {
 
 /// Stores rows of tokens as they are.
 pub fn store_token_rows(
-    source: RowSource<'_>,
+    reading: RowReading<'_>,
     builder: &mut TokenSetBuilder,
+    bad: &mut BadRows,
     mut on_rows: impl FnMut(u64),
 ) -> Result<(), PrepareError> {
-    read_examples(source, RowFormat::Tokens, |place, row| {
-        let Example::Tokens { ids, labels } = &row.example else {
-            unreachable!("the format says what examples there are")
-        };
-        builder.push(place, ids, labels.as_deref())?;
+    read_examples(reading, |place, row| {
+        bad.count(place);
         on_rows(1);
-        Ok(())
+        let stored = match row.map(|row| row.example) {
+            Ok(Example::Tokens { ids, labels }) => {
+                builder.push(place, &ids, labels.as_deref()).map_err(PrepareError::from)
+            }
+            Ok(_) => unreachable!("the format says what examples there are"),
+            Err(error) => Err(error.into()),
+        };
+        stored.or_else(|error| note_bad_row(bad, builder, place, error))
     })
 }
 
 /// Tokenizes and stores rows of text.
 pub fn tokenize_rows(
-    source: RowSource<'_>,
-    format: RowFormat,
+    reading: RowReading<'_>,
     encoder: &RowEncoder<'_>,
     threads: usize,
     builder: &mut TokenSetBuilder,
+    bad: &mut BadRows,
     on_rows: impl FnMut(u64),
 ) -> Result<RowNotes, PrepareError> {
     thread::scope(|scope| {
-        let mut pipeline = Pipeline::start(scope, source.files(), encoder, threads.max(1), builder, on_rows);
-        let read = read_examples(source, format, |place, row| pipeline.take(place, row.example));
+        let files = reading.source.files();
+        let mut pipeline = Pipeline::start(scope, files, encoder, threads.max(1), builder, bad, on_rows);
+        let read = read_examples(reading, |place, row| pipeline.take(place, row.map(|row| row.example)));
         // A broken file is reported after what came before it: a row there may be the first mistake.
         pipeline.finish()?;
         read?;
@@ -96,12 +102,23 @@ pub fn tokenize_rows(
     })
 }
 
+fn note_bad_row(
+    bad: &mut BadRows,
+    builder: &mut TokenSetBuilder,
+    place: RowPlace<'_>,
+    error: PrepareError,
+) -> Result<(), PrepareError> {
+    bad.note(place, error)?;
+    builder.count_bad_row();
+    Ok(())
+}
+
 /// A row in flight, with its file as a position in the list of files.
 struct Taken {
     file: usize,
     unit: RowUnit,
     number: u64,
-    example: Example,
+    example: Result<Example, FormatError>,
 }
 
 struct Chunk {
@@ -111,7 +128,13 @@ struct Chunk {
 
 struct Done {
     index: u64,
-    rows: Vec<(usize, RowUnit, u64, Result<Vec<EncodedSample>, EncodeError>)>,
+    rows: Vec<(usize, RowUnit, u64, Result<Vec<EncodedSample>, RowError>)>,
+}
+
+/// Why a row has no tokens.
+enum RowError {
+    Format(FormatError),
+    Encode(EncodeError),
 }
 
 /// What a worker sends: a chunk, or the panic that ended it.
@@ -120,6 +143,7 @@ type Sent = Result<Done, Box<dyn Any + Send>>;
 struct Pipeline<'a, F> {
     files: &'a [PathBuf],
     builder: &'a mut TokenSetBuilder,
+    bad: &'a mut BadRows,
     on_rows: F,
     chunks: Option<Sender<Chunk>>,
     done: Receiver<Sent>,
@@ -146,6 +170,7 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
         encoder: &'scope RowEncoder<'scope>,
         threads: usize,
         builder: &'a mut TokenSetBuilder,
+        bad: &'a mut BadRows,
         on_rows: F,
     ) -> Self {
         let (chunks, waiting) = channel::<Chunk>();
@@ -167,6 +192,7 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
         Pipeline {
             files,
             builder,
+            bad,
             on_rows,
             chunks: Some(chunks),
             done,
@@ -185,9 +211,13 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
         }
     }
 
-    fn take(&mut self, place: RowPlace<'_>, example: Example) -> Result<(), PrepareError> {
+    fn take(
+        &mut self,
+        place: RowPlace<'_>,
+        example: Result<Example, FormatError>,
+    ) -> Result<(), PrepareError> {
         self.file = place_of(self.files, self.file, place.file);
-        let bytes = text_bytes(&example);
+        let bytes = example.as_ref().map_or(0, text_bytes);
         self.text_bytes += bytes;
         self.longest_bytes = self.longest_bytes.max(bytes);
         self.rows.push(Taken { file: self.file, unit: place.unit, number: place.number, example });
@@ -228,12 +258,18 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
             (self.on_rows)(done.rows.len() as u64);
             for (file, unit, number, row) in done.rows {
                 let place = RowPlace { file: &self.files[file], unit, number };
-                let stored = row
-                    .map_err(|error| PrepareError::Row { place: place.to_string(), error })
-                    .and_then(|samples| {
+                self.bad.count(place);
+                let stored = match row {
+                    Ok(samples) => {
                         self.notes.note(&samples);
-                        Ok(self.builder.push_samples(place, &samples)?)
-                    });
+                        self.builder.push_samples(place, &samples).map_err(PrepareError::from)
+                    }
+                    Err(RowError::Format(error)) => Err(error.into()),
+                    Err(RowError::Encode(error)) => {
+                        Err(PrepareError::Row { place: place.to_string(), error })
+                    }
+                };
+                let stored = stored.or_else(|error| note_bad_row(self.bad, self.builder, place, error));
                 if stored.is_err() {
                     self.failed = true;
                     return stored;
@@ -262,7 +298,11 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
 }
 
 fn encode_chunk(encoder: &RowEncoder<'_>, chunk: Chunk) -> Done {
-    let encode = |row: Taken| (row.file, row.unit, row.number, encoder.encode(&row.example));
+    let encode = |row: Taken| {
+        let encoded = row.example.map_err(RowError::Format);
+        let encoded = encoded.and_then(|example| encoder.encode(&example).map_err(RowError::Encode));
+        (row.file, row.unit, row.number, encoded)
+    };
     Done { index: chunk.index, rows: chunk.rows.into_iter().map(encode).collect() }
 }
 
@@ -291,10 +331,15 @@ fn content_bytes(message: &Json) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::RowFormat;
     use crate::tokens::{TokenLimits, TokenSet};
     use smidgen_formats::tokenizer::Tokenizer;
-    use smidgen_ir::words::{LossOn, Overflow};
+    use smidgen_ir::words::{LossOn, OnBadRow, Overflow};
     use std::fmt::Write;
+
+    fn reading(files: &[PathBuf], format: RowFormat) -> RowReading<'_> {
+        RowReading { source: files.into(), format, columns: &[], limit: 0 }
+    }
 
     fn tokenize(text: &str, threads: usize) -> Result<(TokenSet, RowNotes), String> {
         let folder = tempfile::tempdir().unwrap();
@@ -307,10 +352,15 @@ mod tests {
         let mut builder = TokenSetBuilder::new(limits);
         let mut rows = 0;
         let files = [path];
-        let format = RowFormat::PromptCompletion;
-        let notes =
-            tokenize_rows((&files).into(), format, &encoder, threads, &mut builder, |some| rows += some)
-                .map_err(|error| error.to_string().replace(&format!("{}/", folder.path().display()), ""))?;
+        let reading = reading(&files, RowFormat::PromptCompletion);
+        let mut bad = BadRows::default();
+        let notes = tokenize_rows(reading, &encoder, threads, &mut builder, &mut bad, |some| rows += some);
+        let shown =
+            |error: PrepareError| error.to_string().replace(&format!("{}/", folder.path().display()), "");
+        let notes = match notes {
+            Ok(notes) => bad.finish(OnBadRow::Error).map(|_| notes).map_err(shown)?,
+            Err(error) => return Err(shown(bad.or_before(error, OnBadRow::Error))),
+        };
         let set = builder.finish().unwrap();
         assert_eq!(rows, set.stats().rows.read);
         Ok((set, notes))
@@ -367,8 +417,10 @@ mod tests {
         }
         let limits = TokenLimits { vocab_size: 100, max_tokens: 1024, overflow: Overflow::Truncate };
         let mut builder = TokenSetBuilder::new(limits);
-        let stored = store_token_rows((&paths).into(), &mut builder, |_| {})
-            .and_then(|()| builder.finish().map_err(PrepareError::from));
+        let mut bad = BadRows::default();
+        let stored = store_token_rows(reading(&paths, RowFormat::Tokens), &mut builder, &mut bad, |_| {})
+            .and_then(|()| bad.finish(OnBadRow::Error))
+            .and_then(|_| builder.finish().map_err(PrepareError::from));
         stored.map_err(|error| error.to_string().replace(&format!("{}/", folder.path().display()), ""))
     }
 

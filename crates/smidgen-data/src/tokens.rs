@@ -10,7 +10,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -29,7 +29,7 @@ pub struct TokenLimits {
     pub overflow: Overflow,
 }
 
-/// What became of the rows; what was kept and dropped adds up to `read` and `split_off`.
+/// What became of the rows; what was kept, held out, skipped and dropped adds up to `read` and `split_off`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowCounts {
     pub read: u64,
@@ -37,8 +37,16 @@ pub struct RowCounts {
     #[serde(default)]
     pub split_off: u64,
     pub kept: u64,
+    /// Left out: `data.on_bad_row` says so.
+    pub bad: u64,
+    /// Left out: they are evaluated.
+    pub held_out: u64,
     /// Kept rows that lost their end.
     pub truncated: u64,
+    /// Kept rows that were cut into pieces.
+    pub chunked: u64,
+    /// The samples that those became.
+    pub pieces: u64,
     /// Dropped: more than `max_tokens` tokens, where `overflow` says so.
     pub too_long: u64,
     /// Dropped: no token or one.
@@ -52,8 +60,13 @@ pub struct RowCounts {
 impl fmt::Display for RowCounts {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{} rows read", self.read)?;
+        if self.chunked > 0 {
+            write!(out, ", {} cut into {} pieces", self.chunked, self.pieces)?;
+        }
         for (count, what) in [
             (self.split_off, "samples split off"),
+            (self.bad, "skipped as bad"),
+            (self.held_out, "held out for evaluation"),
             (self.truncated, "truncated"),
             (self.too_long, "dropped as too long"),
             (self.too_short, "dropped with fewer than two tokens"),
@@ -71,7 +84,7 @@ impl fmt::Display for RowCounts {
 impl RowCounts {
     /// One line when a row was changed or dropped, else nothing.
     pub fn warning(&self) -> Option<String> {
-        (self.kept < self.read + self.split_off || self.truncated > 0)
+        (self.kept + self.held_out < self.read + self.split_off || self.truncated > 0)
             .then(|| format!("{self}, {} kept", self.kept))
     }
 }
@@ -83,11 +96,25 @@ pub struct TokenStats {
     pub tokens: u64,
     /// Positions that carry a loss, after the shift.
     pub supervised_tokens: u64,
-    /// Tokens that truncation cut from kept rows.
+    /// Tokens of kept rows that are in no sample.
     pub cut_tokens: u64,
     pub shortest_tokens: usize,
     pub mean_tokens: f64,
     pub longest_tokens: usize,
+}
+
+impl TokenStats {
+    pub(super) fn empty(rows: RowCounts) -> TokenStats {
+        TokenStats { rows, shortest_tokens: usize::MAX, ..TokenStats::default() }
+    }
+
+    /// Adds a sample; the mean is set at the end.
+    pub(super) fn add_sample(&mut self, tokens: usize, supervised: usize) {
+        self.tokens += tokens as u64;
+        self.supervised_tokens += supervised as u64;
+        self.shortest_tokens = self.shortest_tokens.min(tokens);
+        self.longest_tokens = self.longest_tokens.max(tokens);
+    }
 }
 
 /// One row, whole. Both have the same length, at least 2.
@@ -137,6 +164,10 @@ pub struct TokenSet {
     pub(super) row_numbers: Vec<u32>,
     /// Where the record of every [`SAMPLES_OF_A_BLOCK`]th sample begins: those between follow from lengths.
     pub(super) block_starts: Vec<u64>,
+    /// Where every record begins instead, in a set that is a part of a file.
+    pub(super) starts: Option<Vec<u64>>,
+    /// The first sample of each source: one, or several that are mixed.
+    pub(super) sources: Vec<usize>,
     /// The files in reading order, and which of them samples came from.
     pub(super) files: Vec<PathBuf>,
     pub(super) files_of_samples: Vec<FileOfSamples>,
@@ -219,6 +250,12 @@ impl TokenSet {
         matches!(self.records, Records::File { .. })
     }
 
+    /// The samples of each source.
+    pub fn sources(&self) -> impl Iterator<Item = std::ops::Range<usize>> {
+        let ends = self.sources[1..].iter().copied().chain([self.len()]);
+        self.sources.iter().zip(ends).map(|(&first, end)| first..end)
+    }
+
     /// Where a sample came from, for messages.
     pub fn place(&self, index: usize) -> RowPlace<'_> {
         let after = self.files_of_samples.partition_point(|file| file.first_sample <= index);
@@ -244,16 +281,29 @@ impl TokenSet {
             + vec_bytes(&self.supervised)
             + vec_bytes(&self.row_numbers)
             + vec_bytes(&self.block_starts)
+            + self.starts.as_ref().map_or(0, vec_bytes)
             + vec_bytes(&self.files_of_samples)
             + vec_bytes(&self.files)
             + self.files.iter().map(|path| path.as_os_str().len()).sum::<usize>()
     }
 
-    fn record_start(&self, index: usize) -> u64 {
+    pub(super) fn record_start(&self, index: usize) -> u64 {
+        if let Some(starts) = &self.starts {
+            return starts[index];
+        }
         let block = index / SAMPLES_OF_A_BLOCK;
         let before = &self.lengths[block * SAMPLES_OF_A_BLOCK..index];
         self.block_starts[block]
             + before.iter().map(|&length| self.form.record_bytes(length as usize)).sum::<u64>()
+    }
+
+    /// The next sample comes from this file.
+    pub(super) fn note_file(&mut self, file: &Path, unit: RowUnit) {
+        if self.files.last().is_none_or(|path| path != file) {
+            let (index, first_sample) = (self.files.len(), self.row_numbers.len());
+            self.files_of_samples.push(FileOfSamples { file: index, unit, first_sample });
+            self.files.push(file.to_path_buf());
+        }
     }
 
     /// The starts of all blocks, from the lengths.

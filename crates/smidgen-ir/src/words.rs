@@ -142,10 +142,52 @@ closed_words! {
         All = "all",
     }
 
+    /// What a column holds (`data.columns`); the word is the name of the column in its format.
+    ColumnRole {
+        /// The prompt of a prompt-completion row.
+        Prompt = "prompt",
+        /// The completion of a prompt-completion row.
+        Completion = "completion",
+        /// The instruction of an alpaca row.
+        Instruction = "instruction",
+        /// What an instruction is about.
+        Input = "input",
+        /// The answer of an alpaca row.
+        Output = "output",
+        /// The system prompt.
+        System = "system",
+        /// Earlier turns of an alpaca row.
+        History = "history",
+        /// The turns of a chat row.
+        Messages = "messages",
+        /// The tools of a chat row.
+        Tools = "tools",
+        /// Variables for the chat template.
+        ChatTemplateKwargs = "chat_template_kwargs",
+        /// The text of a text row.
+        Text = "text",
+        /// The tokens of a tokens row.
+        InputIds = "input_ids",
+        /// The labels of a tokens row.
+        Labels = "labels",
+    }
+
+    /// What a row that cannot be used does to a run (`data.on_bad_row`).
+    OnBadRow {
+        /// All of them are reported, and the run is refused.
+        Error = "error",
+        /// They are left out and counted.
+        Skip = "skip",
+    }
+
     /// What happens to a sample above `data.max_tokens` (`data.overflow`).
     Overflow {
+        /// `chunk` for rows of text, `truncate` for all others.
+        Auto = "auto",
         /// Its end is cut off.
         Truncate = "truncate",
+        /// It is cut into pieces, each a sample.
+        Chunk = "chunk",
         /// It is left out.
         Drop = "drop",
         /// The run is refused.

@@ -4,6 +4,7 @@
 //! defaults are in `sections.rs`. To add a key: a field there with its default, a line here.
 //! The order is the order of the documentation and of `job.toml`.
 
+use crate::mix::{COLUMNS, MIX};
 use crate::pins;
 use crate::read::{
     ABOVE_ZERO, ALPHA_PATTERN, ANY_TEXT, AT_LEAST_ZERO, Accepts, BOOLEAN, BUDGET, DEVICE, EVAL_FILES,
@@ -14,7 +15,8 @@ use crate::sections::{Batch, Length, Recipe};
 use crate::toml_text::RenderValue;
 use crate::value::Given;
 use smidgen_ir::words::{
-    AdapterKind, BaseFormat, Bias, Compute, DataFormat, EvalTask, LossOn, Optimizer, Overflow, Schedule,
+    AdapterKind, BaseFormat, Bias, Compute, DataFormat, EvalTask, LossOn, OnBadRow, Optimizer, Overflow,
+    Schedule,
 };
 
 /// One key of a recipe.
@@ -123,13 +125,22 @@ pub(crate) static KEYS: &[Key] = &[
     key!(adapter.reg, AT_LEAST_ZERO, "strength of the regularizer of ls-lora"),
     key!(adapter.sigma, ABOVE_ZERO, "initial width of the functions of ls-lora"),
     //
-    key!(required data.train, TRAIN_FILES, "training data: .json, .jsonl, .csv, .txt or .parquet; one file, a list, or globs"),
+    Key {
+        // A job whose rows all come from `data.mix` has no `data.train`.
+        show: |recipe| Some(recipe.data.train.render()).filter(|_| !recipe.data.train.is_empty()),
+        ..key!(required data.train, TRAIN_FILES, "training data: .json, .jsonl, .csv, .txt or .parquet; one file, a list, or globs; `hf:org/name[@revision][/config][:split]` on the hub; not needed with `data.mix`")
+    },
     key!(data.eval, EVAL_FILES, "evaluation data, like `data.train`"),
+    key!(data.split, FRACTION_BELOW_ONE, "where there is no `data.eval`: the share of the training rows that is evaluated instead, rounded up, chosen by `train.seed`; 0 = none"),
+    key!(data.limit, count_from::<usize, 0>(), "rows used of each source of training data, from the first on; 0 = all"),
+    key!(data.columns, COLUMNS, "which columns are taken as which, such as `{ prompt = \"question\", completion = \"answer\" }`"),
+    key!(data.on_bad_row, words::<OnBadRow>(), "what happens when rows cannot be used: all are reported and the run is refused, or they are left out and counted"),
     key!(data.format, words::<DataFormat>(), "format of the rows; auto = detected from the columns"),
     key!(data.template, TEMPLATE, "chat template; auto = the model's own"),
     key!(data.loss_on, words::<LossOn>(), "which tokens carry a loss; auto = of chat rows every turn of the assistant, of text all, else the completion"),
     key!(data.max_tokens, count_from::<usize, 2>(), "longest sample in tokens"),
-    key!(data.overflow, words::<Overflow>(), "what happens to longer samples"),
+    key!(data.overflow, words::<Overflow>(), "what happens to longer samples: `chunk` cuts them into pieces that are all used; auto = chunk for rows of text, else truncate"),
+    key!(data.mix, MIX, "more sources of training data, as `[[data.mix]]` with `path`, `weight` and, if wanted, `format` and `columns`; `data.train` has weight 1; an epoch has as many samples as all sources together"),
     key!(data.shuffle, BOOLEAN, "reshuffle in each epoch, with `train.seed`"),
     //
     key!(train.batch, count_from::<usize, 1>(), "samples per optimizer step, over all ranks",

@@ -72,15 +72,6 @@ impl HfName {
             Some((repo, revision)) => (repo, Some(revision)),
             None => (text, None),
         };
-        let is_plain = |text: &str, signs: &str| {
-            text.split('/').all(|part| {
-                let allowed = |c: char| c.is_ascii_alphanumeric() || signs.contains(c);
-                part.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
-                    && part.chars().all(allowed)
-                    && !part.contains("..")
-                    && !part.ends_with('.')
-            })
-        };
         let named = repo.split('/').count() <= 2 && is_plain(repo, "._-");
         let revised = revision.is_none_or(|revision| is_plain(revision, "._-+"));
         let filed = file.is_none_or(|file| is_plain(file, "._-+ ()") && is_gguf(file));
@@ -95,6 +86,17 @@ impl HfName {
     pub fn revision_or_main(&self) -> &str {
         self.revision.as_deref().unwrap_or("main")
     }
+}
+
+/// Whether all parts between slashes have only letters, digits and `signs`, and lead nowhere else.
+pub(crate) fn is_plain(text: &str, signs: &str) -> bool {
+    text.split('/').all(|part| {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || signs.contains(c);
+        part.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
+            && part.chars().all(allowed)
+            && !part.contains("..")
+            && !part.ends_with('.')
+    })
 }
 
 impl PypiName {

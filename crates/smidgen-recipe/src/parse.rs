@@ -86,6 +86,7 @@ pub fn parse_recipe(
             reading.recipe.adapter.alpha = default_alpha(reading.recipe.adapter.rank);
         }
         reading.check_across_keys();
+        reading.check_split();
         reading.check_full();
         reading.check_required();
     }
@@ -342,8 +343,10 @@ impl Reading<'_> {
     /// Values that are valid alone and have no effect together.
     fn check_across_keys(&mut self) {
         let train = &self.recipe.train;
-        let no_eval_data =
-            self.recipe.data.eval.is_empty() && self.seen.get("data.eval").is_none_or(|seen| seen.taken);
+        let data = &self.recipe.data;
+        let no_eval_data = data.eval.is_empty()
+            && data.split == 0.0
+            && self.seen.get("data.eval").is_none_or(|seen| seen.taken);
         let eval_never =
             train.eval_every == 0 && self.seen.get("train.eval_every").is_none_or(|seen| seen.taken);
         let never_saved =
@@ -365,6 +368,23 @@ impl Reading<'_> {
                     }),
                 });
             }
+        }
+    }
+
+    /// Evaluation data comes from files or from the training data.
+    fn check_split(&mut self) {
+        let data = &self.recipe.data;
+        if let Some(seen) = self.seen.get("data.split").filter(|_| data.split > 0.0 && !data.eval.is_empty())
+        {
+            self.mistakes.push(Mistake {
+                place: seen.place.clone(),
+                key: "data.split".to_owned(),
+                message: "`data.split` and `data.eval` exclude each other".to_owned(),
+                hint: Some(
+                    "keep one of them: `data.eval=` or `data.split=0` on the command line removes the other"
+                        .to_owned(),
+                ),
+            });
         }
     }
 
@@ -390,7 +410,10 @@ impl Reading<'_> {
     fn check_required(&mut self) {
         for key in KEYS.iter().filter(|key| key.required) {
             let path = key.path();
-            if !self.seen.contains_key(&path) {
+            let is_mixed =
+                !self.recipe.data.mix.is_empty() || self.seen.get("data.mix").is_some_and(|seen| !seen.taken);
+            let is_replaced = path == "data.train" && is_mixed;
+            if !self.seen.contains_key(&path) && !is_replaced {
                 self.mistakes.push(Mistake {
                     place: Place::Missing,
                     message: format!("missing key `{path}`"),

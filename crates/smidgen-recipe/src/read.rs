@@ -8,6 +8,7 @@ use std::path::Path;
 
 use smidgen_ir::bytes::parse_bytes;
 
+use crate::dataset_name::DatasetName;
 use crate::model_name::parse_model_path;
 use crate::sections::{
     Budget, DeviceChoice, Init, Layers, ModelPath, ProfileChoice, RecipePath, Targets, Template, Warmup,
@@ -234,6 +235,11 @@ fn read_texts(given: &Given<'_>) -> Option<Vec<String>> {
 
 fn read_files(given: &Given<'_>) -> Option<Vec<RecipePath>> {
     let texts = read_texts(given)?;
+    let is_wrong_name =
+        |text: &String| text.strip_prefix("hf:").is_some_and(|name| DatasetName::parse(name).is_none());
+    if texts.iter().any(is_wrong_name) {
+        return None;
+    }
     Some(texts.iter().map(|text| RecipePath::resolve(text, given.folder)).collect())
 }
 

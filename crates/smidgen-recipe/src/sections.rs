@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use crate::value::parse_count_from_zero;
 use smidgen_ir::Pins;
 use smidgen_ir::words::{
-    AdapterKind, BaseFormat, Bias, Compute, DataFormat, EvalTask, LossOn, Optimizer, Overflow, Schedule,
+    AdapterKind, BaseFormat, Bias, ColumnRole, Compute, DataFormat, EvalTask, LossOn, OnBadRow, Optimizer,
+    Overflow, Schedule,
 };
 
 /// What the user asked for, every default filled in: one field per section of a recipe file.
@@ -68,16 +69,36 @@ pub struct Adapter {
 /// `[data]`: the rows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Data {
-    /// Never empty; entries may be globs.
+    /// Empty only where `mix` has sources; entries may be globs.
     pub train: Vec<RecipePath>,
-    /// Empty: no evaluation data.
+    /// Empty: no evaluation data, unless `split` makes some.
     pub eval: Vec<RecipePath>,
+    /// The share of the rows to train on that is evaluated instead; 0 = none.
+    pub split: f64,
+    /// Rows of each source of training data; 0 = all.
+    pub limit: usize,
+    /// Which columns are taken as which, in the order written.
+    pub columns: Vec<(ColumnRole, String)>,
+    /// More sources of training data.
+    pub mix: Vec<MixSource>,
+    pub on_bad_row: OnBadRow,
     pub format: DataFormat,
     pub template: Template,
     pub loss_on: LossOn,
     pub max_tokens: usize,
     pub overflow: Overflow,
     pub shuffle: bool,
+}
+
+/// One of several sources of training data: a table of `[[data.mix]]`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MixSource {
+    /// Never empty; entries may be globs.
+    pub path: Vec<RecipePath>,
+    /// Above 0, relative to the other sources; `data.train` has 1.
+    pub weight: f64,
+    pub format: DataFormat,
+    pub columns: Vec<(ColumnRole, String)>,
 }
 
 /// `[train]`: batch, length, learning rate, optimizer, saving.
@@ -311,11 +332,16 @@ impl Recipe {
             data: Data {
                 train: Vec::new(),
                 eval: Vec::new(),
+                split: 0.0,
+                limit: 0,
+                columns: Vec::new(),
+                mix: Vec::new(),
+                on_bad_row: OnBadRow::Error,
                 format: DataFormat::Auto,
                 template: Template::Auto,
                 loss_on: LossOn::Auto,
                 max_tokens: 1024,
-                overflow: Overflow::Truncate,
+                overflow: Overflow::Auto,
                 shuffle: true,
             },
             train: Train {

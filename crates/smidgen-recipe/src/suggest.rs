@@ -6,6 +6,7 @@
 
 use crate::foreign::{foreign_key_hint, foreign_names, foreign_word_hint};
 use crate::keys::{KEYS, Key, SECTIONS, find_key};
+use crate::mix::explain_refusal;
 use crate::reasons::{Reason, reason_for};
 use crate::sections::Recipe;
 use crate::value::{Given, LARGEST_COUNT, Value};
@@ -89,6 +90,9 @@ pub(crate) fn suggest_override_key(text: &str) -> Option<String> {
 
 /// The hint for a refused value.
 pub(crate) fn suggest_value(key: &Key, given: &Given<'_>) -> Option<String> {
+    if let Some(refusal) = explain_refusal(&key.path(), given) {
+        return Some(refusal);
+    }
     let would_take = |value: &Value| (key.set)(&mut Recipe::with_defaults(), &given.with(value)).is_some();
     let word = match given.value {
         Value::Text(word) | Value::Bare(word) => word.clone(),

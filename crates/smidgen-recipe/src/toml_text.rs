@@ -9,11 +9,12 @@ use std::fmt::Write as _;
 use smidgen_ir::bytes::format_bytes_exactly;
 
 use crate::sections::{
-    Budget, DeviceChoice, Init, Layers, ModelPath, ProfileChoice, RecipePath, Targets, Template, Warmup,
+    Budget, DeviceChoice, Init, Layers, MixSource, ModelPath, ProfileChoice, RecipePath, Targets, Template,
+    Warmup,
 };
 use smidgen_ir::words::{
-    AdapterKind, BaseFormat, Bias, ClosedWord, Compute, DataFormat, EvalTask, LossOn, Optimizer, Overflow,
-    Schedule,
+    AdapterKind, BaseFormat, Bias, ClosedWord, ColumnRole, Compute, DataFormat, EvalTask, LossOn, OnBadRow,
+    Optimizer, Overflow, Schedule,
 };
 
 /// A value as TOML.
@@ -60,6 +61,7 @@ render_words!(
     DataFormat,
     EvalTask,
     LossOn,
+    OnBadRow,
     Optimizer,
     Overflow,
     Schedule,
@@ -111,12 +113,33 @@ impl<T: RenderValue> RenderValue for Vec<T> {
 
 impl<T: RenderValue> RenderValue for Vec<(String, T)> {
     fn render(&self) -> String {
-        let entries: Vec<String> =
-            self.iter().map(|(name, value)| format!("{} = {}", quoted(name), value.render())).collect();
-        match entries.as_slice() {
-            [] => "{}".to_owned(),
-            entries => format!("{{ {} }}", entries.join(", ")),
-        }
+        table(self.iter().map(|(name, value)| format!("{} = {}", quoted(name), value.render())))
+    }
+}
+
+impl RenderValue for Vec<(ColumnRole, String)> {
+    fn render(&self) -> String {
+        table(self.iter().map(|(role, column)| format!("{role} = {}", quoted(column))))
+    }
+}
+
+impl RenderValue for MixSource {
+    fn render(&self) -> String {
+        table([
+            format!("path = {}", self.path.render()),
+            format!("weight = {}", self.weight.render()),
+            format!("format = {}", self.format.render()),
+            format!("columns = {}", self.columns.render()),
+        ])
+    }
+}
+
+/// An inline table.
+fn table(entries: impl IntoIterator<Item = String>) -> String {
+    let entries: Vec<String> = entries.into_iter().collect();
+    match entries.as_slice() {
+        [] => "{}".to_owned(),
+        entries => format!("{{ {} }}", entries.join(", ")),
     }
 }
 

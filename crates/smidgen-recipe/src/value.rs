@@ -92,14 +92,23 @@ impl<'a> Given<'a> {
         }
     }
 
+    /// A table of patterns and numbers. The last `=` counts: a pattern may contain one, the number after it cannot.
     pub fn table(&self) -> Option<Vec<(String, Value)>> {
+        self.entries(|entry| entry.rsplit_once('='))
+    }
+
+    /// A table of plain names and any values.
+    pub fn fields(&self) -> Option<Vec<(String, Value)>> {
+        self.entries(|entry| entry.split_once('='))
+    }
+
+    fn entries(&self, split: fn(&str) -> Option<(&str, &str)>) -> Option<Vec<(String, Value)>> {
         match self.value {
             Value::Table(entries) => Some(entries.clone()),
             Value::Bare(text) => {
                 let inside = text.strip_prefix('{')?.strip_suffix('}')?;
                 let entries = split_outside_quotes(inside).into_iter().map(|entry| {
-                    // The last `=`: a pattern may contain one, the number after it cannot.
-                    let (name, value) = entry.rsplit_once('=')?;
+                    let (name, value) = split(entry)?;
                     Some((unquote(name.trim()), Value::Bare(value.trim().to_owned())))
                 });
                 entries.collect()

@@ -7,7 +7,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic, in functions beside it too")]
 
 use smidgen::internal::{Data, Interrupt, Job, Journal, Progress, Purpose, RunDir, Start, Trainer, plan_job};
+use smidgen_data::bad_rows::BadRows;
 use smidgen_data::batch::{BatchOptions, BatchPlan, BatchSize, RunLength};
+use smidgen_data::format::{RowFormat, RowReading};
 use smidgen_data::token_builder::TokenSetBuilder;
 use smidgen_data::tokenize::store_token_rows;
 use smidgen_data::tokens::TokenLimits;
@@ -150,7 +152,9 @@ fn large_allocations_of_run(folder: &Path, overrides: &[&str], steps: u64) -> us
 fn large_allocations_of_epochs(path: &Path, batch: BatchSize) -> usize {
     let limits = TokenLimits { vocab_size: VOCABULARY as u32, max_tokens: 8, overflow: Overflow::Error };
     let mut builder = TokenSetBuilder::new(limits);
-    store_token_rows((&[path.to_path_buf()]).into(), &mut builder, |_| {}).unwrap();
+    let files = [path.to_path_buf()];
+    let reading = RowReading { source: (&files).into(), format: RowFormat::Tokens, columns: &[], limit: 0 };
+    store_token_rows(reading, &mut builder, &mut BadRows::default(), |_| {}).unwrap();
     let set = builder.finish().unwrap();
     assert!(set.len() * size_of::<u32>() > LARGE_BYTES, "an epoch is too small to show anything");
     let options = BatchOptions { batch, run_length: RunLength::Epochs(4.0), seed: 1, shuffle: true };

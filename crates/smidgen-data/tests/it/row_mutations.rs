@@ -7,7 +7,7 @@ use crate::mutation::{self, cases, mutated, mutation, peak_bytes_of};
 use proptest::prelude::*;
 use smidgen_data::format::{RowFormat, example_of, recognize};
 use smidgen_data::source::{SourceError, read_json_rows};
-use smidgen_ir::words::DataFormat;
+use smidgen_ir::words::{DataFormat, OnBadRow};
 use std::fs;
 use std::io::Write;
 use std::path::Path;
@@ -89,7 +89,7 @@ fn check(folder: &Path, name: &str, bytes: &[u8], allowed_fixed_bytes: usize) ->
     });
     let allowed = allowed_fixed_bytes + 4 * mutation::allowed_bytes(bytes.len());
     assert!(peak_bytes <= allowed, "{peak_bytes} for {} bytes of `{name}`", bytes.len());
-    let recognized = recognize(&[path], DataFormat::Auto);
+    let recognized = recognize(&[path], DataFormat::Auto, &[], OnBadRow::Error);
     match result {
         Ok(()) => true,
         Err(error) => {

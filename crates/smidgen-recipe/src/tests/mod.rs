@@ -45,11 +45,16 @@ sigma = 1.0
 
 [data]
 train = "train.json"
+split = 0.0
+limit = 0
+columns = {}
+on_bad_row = "error"
 format = "auto"
 template = "auto"
 loss_on = "auto"
 max_tokens = 1024
-overflow = "truncate"
+overflow = "auto"
+mix = []
 shuffle = true
 
 [train]

@@ -24,6 +24,10 @@ fn job_reads_back_to_the_same_recipe() {
         "adapter.alpha_pattern={\"a \\\"quoted\\\" one\"=0.1}",
         "data.train=[a.json,'b \"c\".json']",
         "data.eval=e.json",
+        "data.limit=7",
+        "data.columns={prompt=the question, completion=\"a=b, c\"}",
+        "data.mix=[{path=m.json,weight=0.3},{path=[n.json,'o p.json'],weight=2,format=chat,columns={messages=turns}}]",
+        "data.on_bad_row=skip",
         "data.template=t.jinja",
         "train.batch_tokens=4096",
         "train.epochs=2.5",
@@ -78,11 +82,16 @@ fn job_is_every_key_in_order() {
         [data]
         train = ["/here/a.json", "/here/b.json"]
         eval = []
+        split = 0.0
+        limit = 0
+        columns = {}
+        on_bad_row = "error"
         format = "auto"
         template = "auto"
         loss_on = "auto"
         max_tokens = 1024
-        overflow = "truncate"
+        overflow = "auto"
+        mix = []
         shuffle = true
 
         [train]

@@ -31,7 +31,7 @@ fn defaults_are_those_of_the_design() {
     );
     assert_eq!((adapter.rank_pattern, adapter.alpha_pattern, adapter.bias), (vec![], vec![], Bias::None));
     assert_eq!((data.eval, data.format, data.template), (vec![], DataFormat::Auto, Template::Auto));
-    assert_eq!((data.loss_on, data.max_tokens, data.overflow), (LossOn::Auto, 1024, Overflow::Truncate));
+    assert_eq!((data.loss_on, data.max_tokens, data.overflow), (LossOn::Auto, 1024, Overflow::Auto));
     assert!(data.shuffle);
     assert_eq!((train.batch, train.length, train.lr), (Batch::Samples(16), Length::Steps(200), 2e-4));
     assert_eq!((train.schedule, train.warmup), (Schedule::Linear, Warmup::Fraction(0.03)));

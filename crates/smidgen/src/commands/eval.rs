@@ -29,7 +29,8 @@ use crate::report::eval_table::render_eval_table;
 use crate::report::evaluation_table::render_evaluation_table;
 use crate::report::generation_table::render_generation_table;
 use crate::rows::choice::ChoiceSet;
-use crate::rows::keys::data_files;
+use crate::rows::data::refuse_split_choices;
+use crate::rows::keys::{data_files, training_sources};
 use crate::rows::question::read_questions;
 use crate::rows::sets::{EvalSets, read_eval_sets};
 use crate::session::adapted::build_adapted_request;
@@ -89,7 +90,9 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     }
     let (mut recipe, run_folder) = read_target(args)?;
     refuse_unsupported(&recipe, false)?;
-    if recipe.data.eval.is_empty() {
+    if recipe.data.eval.is_empty() && recipe.data.split > 0.0 {
+        refuse_split_choices(&recipe)?;
+    } else if recipe.data.eval.is_empty() {
         return Err(Failure::recipe("nothing to evaluate: `data.eval` names no file")
             .hint("set it in the recipe or on the command line: `data.eval=test.json`"));
     }
@@ -258,8 +261,21 @@ impl Evaluated<'_> {
         Ok(subjects)
     }
 
+    fn access(&self) -> Access {
+        Access::from_environment(self.quiet)
+    }
+
     fn about(&self, beams: usize) -> Result<Map<String, Json>, Failure> {
-        let files = data_files(&self.recipe.data.eval, "data.eval")?;
+        let data = &self.recipe.data;
+        let mut files = Vec::new();
+        match data.eval.is_empty() {
+            false => files = data_files(&data.eval, "data.eval", &self.access())?,
+            true => {
+                for source in training_sources(data) {
+                    files.extend(data_files(source.paths, source.key, &self.access())?);
+                }
+            }
+        }
         let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
         let mut about = json!({
             "task": self.recipe.eval.task.to_string(),
@@ -286,7 +302,8 @@ impl Evaluated<'_> {
     fn by_likelihood(&self, mut device: AnyDevice) -> Result<Results, Failure> {
         let (recipe, model, limit) = (self.recipe, self.model, self.recipe.eval.limit);
         let subjects = self.subjects()?;
-        let sets = read_eval_sets(recipe, None, recipe.eval.task, model, &subjects[0].request, self.quiet)?;
+        let sets =
+            read_eval_sets(recipe, None, recipe.eval.task, model, &subjects[0].request, &self.access())?;
         let EvalSets { loss, choices } = &sets;
         let of_loss = loss.iter().flat_map(|loss| &loss.warnings);
         let of_choices = choices.iter().flat_map(|choices| &choices.warnings);
@@ -354,9 +371,10 @@ impl Evaluated<'_> {
     fn by_generation(&self, mut device: AnyDevice, beams: usize) -> Result<Results, Failure> {
         let (recipe, model) = (self.recipe, self.model);
         let tokenizer = read_tokenizer(model).map_err(Failure::model)?;
-        let files = data_files(&recipe.data.eval, "data.eval")?;
+        let files = data_files(&recipe.data.eval, "data.eval", &self.access())?;
         let questions = read_questions(&files, &recipe.data, recipe.eval.limit, &tokenizer)?;
         let key = AnswerKey::build(&questions, &recipe.eval.answer, &tokenizer)?;
+        questions.warnings.iter().for_each(|warning| self.say(&format!("{WARNING} `data.eval`: {warning}")));
         drop(questions);
         let sizes = self.generation_sizes(&key, beams)?;
         let (mut measured, mut planned_bytes) = (Vec::new(), None);

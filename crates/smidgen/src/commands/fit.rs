@@ -55,6 +55,8 @@ fn assumed(recipe: &Recipe) -> Recipe {
     let mut recipe = recipe.clone();
     recipe.data.train.clear();
     recipe.data.eval.clear();
+    recipe.data.mix.clear();
+    recipe.data.split = 0.0;
     recipe.train.eval_every = 0;
     recipe.train.early_stop = 0;
     recipe

@@ -95,11 +95,23 @@ fn preview_json(job: &Job, rows: &Rows, planned: &Planned, samples: &[ShownSampl
         })
     });
     let demand = &planned.solution.demand;
+    let sources = rows.sources.iter().map(|source| {
+        json!({
+            "name": source.name,
+            "format": source.origin.format.to_string(),
+            "reason": source.origin.reason,
+            "template": source.origin.template,
+            "samples": source.samples,
+            "samples_per_epoch": source.epoch_samples,
+        })
+    });
+    let origin = &rows.sources[0].origin;
     json!({
-        "format": rows.origin.format.to_string(),
-        "reason": rows.origin.reason,
-        "template": rows.origin.template,
-        "loss_on": rows.origin.format.loss_on(job.recipe.data.loss_on).to_string(),
+        "format": origin.format.to_string(),
+        "reason": origin.reason,
+        "template": origin.template,
+        "sources": sources.collect::<Vec<_>>(),
+        "loss_on": origin.format.loss_on(job.recipe.data.loss_on).to_string(),
         "max_tokens": job.recipe.data.max_tokens,
         "rows": stats.rows,
         "tokens": stats.tokens,

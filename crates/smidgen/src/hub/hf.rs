@@ -6,7 +6,7 @@
 
 use super::hf_cache::{RepoCache, lacking_files};
 use super::hf_choice::{Weights, choose_files, choose_gguf, is_tokenizer};
-use super::hf_client::{HubClient, Listing, RemoteFile};
+use super::hf_client::{HubClient, Listing, RemoteFile, Repo, RepoKind};
 use super::hf_download::{fetch_blob, is_whole, persist};
 use super::meter::Meter;
 use super::{Access, Fetch, Located, Want, not_cached};
@@ -76,10 +76,11 @@ fn has_tokenizer(snapshot: &Path) -> bool {
 fn fetch(cache: &RepoCache, name: &HfName, want: Want, quiet: bool) -> Result<Located, Failure> {
     let client = HubClient::from_environment()?;
     let talk = Meter::new(0, quiet);
+    let repo = Repo { kind: RepoKind::Model, name: &name.repo, revision: name.revision_or_main() };
     let what = format!("the listing of `hf:{}`", name.repo);
-    let listing = persist(&talk, &what, || client.list(name).map_err(|trouble| (trouble, 0)))?;
+    let listing = persist(&talk, &what, || client.list(&repo).map_err(|trouble| (trouble, 0)))?;
     drop(talk);
-    let fetch = Fetching { client: &client, cache, name, listing: &listing, quiet };
+    let fetch = Fetching { client: &client, cache, repo, shown: name, listing: &listing, quiet };
     if let Some(wanted) = &name.file {
         let file = choose_gguf(name, wanted, &listing.files)?;
         fetch.place(&[file])?;
@@ -99,12 +100,15 @@ fn fetch(cache: &RepoCache, name: &HfName, want: Want, quiet: bool) -> Result<Lo
     Ok(Located::Folder(cache.snapshot(&listing.commit)))
 }
 
-struct Fetching<'a> {
-    client: &'a HubClient,
-    cache: &'a RepoCache,
-    name: &'a HfName,
-    listing: &'a Listing,
-    quiet: bool,
+/// Files of a repository on their way into the cache.
+pub struct Fetching<'a> {
+    pub client: &'a HubClient,
+    pub cache: &'a RepoCache,
+    pub repo: Repo<'a>,
+    /// What is downloaded, for messages.
+    pub shown: &'a dyn std::fmt::Display,
+    pub listing: &'a Listing,
+    pub quiet: bool,
 }
 
 impl<'a> Fetching<'a> {
@@ -116,7 +120,7 @@ impl<'a> Fetching<'a> {
         let shards: BTreeSet<String> = map.into_values().collect();
         let find = |shard: String| {
             self.listing.files.iter().find(|file| file.name == shard).ok_or_else(|| {
-                let repo = &self.name.repo;
+                let repo = self.repo.name;
                 Failure::model(format!(
                     "`{}` of `hf:{repo}` names `{shard}`, but the repository does not have it",
                     index.name
@@ -127,7 +131,7 @@ impl<'a> Fetching<'a> {
     }
 
     /// Downloads missing files, then links all of them and records the revision.
-    fn place(&self, files: &[&RemoteFile]) -> Result<(), Failure> {
+    pub fn place(&self, files: &[&RemoteFile]) -> Result<(), Failure> {
         let commit = &self.listing.commit;
         self.cache.make_folders(commit)?;
         let blob_missing = |file: &&&RemoteFile| !is_whole(&self.cache.blob(file.checksum.hex()), file.bytes);
@@ -137,7 +141,7 @@ impl<'a> Fetching<'a> {
             let meter = Meter::new(total_bytes, self.quiet);
             meter.say(&format!(
                 "downloading `{}` at {}: {} files, {}",
-                self.name,
+                self.shown,
                 &commit[..7],
                 missing.len(),
                 format_bytes(total_bytes)
@@ -147,12 +151,12 @@ impl<'a> Fetching<'a> {
         for file in files {
             self.cache.link(commit, &file.name, file.checksum.hex())?;
         }
-        self.cache.write_ref(self.name.revision_or_main(), commit)
+        self.cache.write_ref(self.repo.revision, commit)
     }
 
     fn fetch_blobs(&self, files: &[&RemoteFile], meter: &Meter) -> Result<(), Failure> {
         for file in files {
-            fetch_blob(self.client, self.cache, self.name, &self.listing.commit, file, meter)?;
+            fetch_blob(self.client, self.cache, &self.repo, &self.listing.commit, file, meter)?;
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! One repository in the cache of `huggingface_hub`, in its layout, so that each finds what the other downloaded.
 //!
-//! `models--org--name/` holds `blobs/` (files under their checksum), `snapshots/COMMIT/` (links to blobs
+//! `models--org--name/` (of a data set `datasets--org--name/`) holds `blobs/` (files under their checksum), `snapshots/COMMIT/` (links to blobs
 //! under their names) and `refs/` (branch or tag to commit); `.locks/` next to it guards the blobs.
 //! A link is made after its blob is complete, a ref after its snapshot: whatever is visible can be used.
 
@@ -19,13 +19,21 @@ pub const INDEX_FILE: &str = "model.safetensors.index.json";
 
 pub struct RepoCache {
     root: PathBuf,
-    /// `models--org--name`.
+    /// `models--org--name` or `datasets--org--name`.
     name: String,
 }
 
 impl RepoCache {
     pub fn of(repo: &str) -> Result<RepoCache, Failure> {
-        let name = format!("models--{}", repo.replace('/', "--"));
+        RepoCache::named("models", repo)
+    }
+
+    pub fn of_dataset(repo: &str) -> Result<RepoCache, Failure> {
+        RepoCache::named("datasets", repo)
+    }
+
+    fn named(kind: &str, repo: &str) -> Result<RepoCache, Failure> {
+        let name = format!("{kind}--{}", repo.replace('/', "--"));
         Ok(RepoCache { root: environment::hf_cache()?, name })
     }
 

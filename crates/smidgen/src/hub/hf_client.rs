@@ -9,7 +9,6 @@ use super::environment;
 use crate::failure::Failure;
 use serde::Deserialize;
 use smidgen_formats::digest::{Checksum, is_hex};
-use smidgen_recipe::HfName;
 use std::io::Read;
 use std::time::Duration;
 use ureq::http::{Response, StatusCode, Uri};
@@ -26,6 +25,46 @@ pub struct HubClient {
     agent: Agent,
     endpoint: String,
     token: Option<String>,
+}
+
+/// A repository at a revision.
+#[derive(Clone, Copy, Debug)]
+pub struct Repo<'a> {
+    pub kind: RepoKind,
+    /// `org/name`
+    pub name: &'a str,
+    pub revision: &'a str,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RepoKind {
+    Model,
+    Dataset,
+}
+
+impl RepoKind {
+    /// What it is called in a sentence.
+    fn noun(self) -> &'static str {
+        match self {
+            RepoKind::Model => "model",
+            RepoKind::Dataset => "data set",
+        }
+    }
+
+    /// The part of an address before the name.
+    fn folder(self) -> &'static str {
+        match self {
+            RepoKind::Model => "",
+            RepoKind::Dataset => "datasets/",
+        }
+    }
+
+    fn failure(self, message: String) -> Failure {
+        match self {
+            RepoKind::Model => Failure::model(message),
+            RepoKind::Dataset => Failure::data(message),
+        }
+    }
 }
 
 /// A repository at one commit.
@@ -52,6 +91,8 @@ pub struct Content {
 pub enum Trouble {
     /// Worth another attempt.
     Passing(Failure),
+    /// The repository has no such branch, tag or commit.
+    NoRevision(Failure),
     Final(Failure),
 }
 
@@ -78,12 +119,16 @@ impl HubClient {
     }
 
     /// The files of a repository at a revision, with sizes and checksums.
-    pub fn list(&self, name: &HfName) -> Result<Listing, Trouble> {
-        let revision = percent_encoded(name.revision_or_main());
-        let url = format!("{}/api/models/{}/revision/{revision}?blobs=true", self.endpoint, name.repo);
+    pub fn list(&self, repo: &Repo<'_>) -> Result<Listing, Trouble> {
+        let revision = percent_encoded(repo.revision);
+        let kind = match repo.kind {
+            RepoKind::Model => "models",
+            RepoKind::Dataset => "datasets",
+        };
+        let url = format!("{}/api/{kind}/{}/revision/{revision}?blobs=true", self.endpoint, repo.name);
         let mut response = self.get(&url, None)?;
         if response.status() != StatusCode::OK {
-            return Err(self.refusal(&response, name, None));
+            return Err(self.refusal(&response, repo, None));
         }
         let read = response.body_mut().with_config().limit(MAX_LISTING_BYTES).read_to_vec();
         let bytes = read.map_err(|error| self.passing(error))?;
@@ -93,18 +138,18 @@ impl HubClient {
                     .context(format!("`{}` does not answer like a model hub", self.endpoint)),
             )
         })?;
-        self.check_listing(name, listing).map_err(Trouble::Final)
+        self.check_listing(repo, listing).map_err(Trouble::Final)
     }
 
     pub fn open(
         &self,
-        name: &HfName,
+        repo: &Repo<'_>,
         commit: &str,
         file: &RemoteFile,
         offset: u64,
     ) -> Result<Content, Trouble> {
         let path = percent_encoded(&file.name).replace("%2F", "/");
-        let url = format!("{}/{}/resolve/{commit}/{path}", self.endpoint, name.repo);
+        let url = format!("{}/{}{}/resolve/{commit}/{path}", self.endpoint, repo.kind.folder(), repo.name);
         let response = self.get(&url, (offset > 0).then_some(offset))?;
         let offset = match response.status() {
             StatusCode::OK => 0,
@@ -114,7 +159,7 @@ impl HubClient {
                     "the server sent another range than requested",
                 )));
             }
-            _ => return Err(self.refusal(&response, name, Some(&file.name))),
+            _ => return Err(self.refusal(&response, repo, Some(&file.name))),
         };
         Ok(Content { offset, reader: Box::new(response.into_body().into_reader()) })
     }
@@ -184,10 +229,11 @@ impl HubClient {
     }
 
     /// The error for a status other than success.
-    fn refusal(&self, response: &Response<Body>, name: &HfName, file: Option<&str>) -> Trouble {
+    fn refusal(&self, response: &Response<Body>, repo: &Repo<'_>, file: Option<&str>) -> Trouble {
         let header = |key: &str| response.headers().get(key).and_then(|value| value.to_str().ok());
         let code = header("x-error-code").unwrap_or_default();
-        let (status, repo) = (response.status().as_u16(), format!("`hf:{}`", name.repo));
+        let Repo { kind, name, revision } = *repo;
+        let (status, repo, noun) = (response.status().as_u16(), format!("`hf:{name}`"), kind.noun());
         if matches!(status, 408 | 416 | 429 | 500..=599) {
             return Trouble::Passing(Failure::network(format!(
                 "`{}` answered with status {status}",
@@ -196,29 +242,33 @@ impl HubClient {
         }
         let failure = match (status, code) {
             (_, "RevisionNotFound") => {
-                let revision = name.revision_or_main();
-                Failure::model(format!("{repo} has no revision `{revision}`"))
-                    .hint("a revision is a branch, a tag or a commit of the repository")
+                return Trouble::NoRevision(
+                    kind.failure(format!("{repo} has no revision `{revision}`"))
+                        .hint("a revision is a branch, a tag or a commit of the repository"),
+                );
             }
             (_, "GatedRepo") | (403, _) => {
-                let page = format!("{}/{}", self.endpoint, name.repo);
+                let page = format!("{}/{}{name}", self.endpoint, kind.folder());
                 let gated = Failure::network(format!("{repo} is gated: you do not have access"))
                     .hint(format!("request access at `{page}`"));
                 gated.hint(match self.token {
-                    Some(_) => "the token must belong to that account and allow reading gated models".into(),
+                    Some(_) => {
+                        format!("the token must belong to that account and allow reading gated {noun}s")
+                    }
                     None => self.token_hint(),
                 })
             }
             (401 | 404, "EntryNotFound") => {
-                Failure::model(format!("{repo} has no file `{}`", file.unwrap_or_default()))
+                kind.failure(format!("{repo} has no file `{}`", file.unwrap_or_default()))
             }
             (401 | 404, _) => match &self.token {
-                Some(_) => Failure::model(format!(
-                    "model {repo} not found at `{}` with the current token",
+                Some(_) => kind.failure(format!(
+                    "{noun} {repo} not found at `{}` with the current token",
                     self.endpoint
                 )),
-                None => Failure::model(format!("no public model {repo} found at `{}`", self.endpoint))
-                    .hint(format!("check the name; for a private or gated model {}", self.token_hint())),
+                None => kind
+                    .failure(format!("no public {noun} {repo} found at `{}`", self.endpoint))
+                    .hint(format!("check the name; for a private or gated {noun} {}", self.token_hint())),
             },
             _ => Failure::network(format!("`{}` answered with status {status} for {repo}", self.endpoint)),
         };
@@ -228,9 +278,9 @@ impl HubClient {
         })
     }
 
-    fn check_listing(&self, name: &HfName, listing: ListingJson) -> Result<Listing, Failure> {
+    fn check_listing(&self, repo: &Repo<'_>, listing: ListingJson) -> Result<Listing, Failure> {
         let untrue = |what: String| {
-            Failure::network(format!("the listing of `hf:{}` at `{}` {what}", name.repo, self.endpoint))
+            Failure::network(format!("the listing of `hf:{}` at `{}` {what}", repo.name, self.endpoint))
         };
         if !is_hex(&listing.sha, 40) {
             return Err(untrue(format!("has `{}` as its commit", listing.sha)));

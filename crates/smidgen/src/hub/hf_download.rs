@@ -6,14 +6,13 @@
 //! Two processes never write one file: the lock is the one that `huggingface_hub` takes.
 
 use super::hf_cache::{RepoCache, not_written};
-use super::hf_client::{Content, HubClient, RemoteFile, Trouble};
+use super::hf_client::{Content, HubClient, RemoteFile, Repo, Trouble};
 use super::meter::Meter;
 use crate::console::colour::WARNING;
 use crate::failure::Failure;
 use smidgen_formats::digest::Hasher;
 use smidgen_formats::whole_file::{folder_of, sync_folder};
 use smidgen_ir::bytes::format_bytes;
-use smidgen_recipe::HfName;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -37,7 +36,7 @@ pub fn persist<T>(
     loop {
         let (failure, gained_bytes) = match call() {
             Ok(done) => return Ok(done),
-            Err((Trouble::Final(failure), _)) => return Err(failure),
+            Err((Trouble::Final(failure) | Trouble::NoRevision(failure), _)) => return Err(failure),
             Err((Trouble::Passing(failure), gained_bytes)) => (failure, gained_bytes),
         };
         failed = if gained_bytes >= PROGRESS_BYTES { 1 } else { failed + 1 };
@@ -55,7 +54,7 @@ pub fn persist<T>(
 pub fn fetch_blob(
     client: &HubClient,
     cache: &RepoCache,
-    name: &HfName,
+    repo: &Repo<'_>,
     commit: &str,
     file: &RemoteFile,
     meter: &Meter,
@@ -74,9 +73,9 @@ pub fn fetch_blob(
     meter.advance(partial.length);
     let mut old_bytes = partial.length;
     loop {
-        persist(meter, &format!("`{}` of `hf:{}`", file.name, name.repo), || {
+        persist(meter, &format!("`{}` of `hf:{}`", file.name, repo.name), || {
             let before = partial.length;
-            let ended = continue_file(client, name, commit, file, &mut partial, meter);
+            let ended = continue_file(client, repo, commit, file, &mut partial, meter);
             ended.map_err(|trouble| (trouble, partial.length.saturating_sub(before)))
         })?;
         let found = std::mem::replace(&mut partial.hasher, Hasher::sha256()).finish_hex();
@@ -91,7 +90,7 @@ pub fn fetch_blob(
             return Err(Failure::network(format!(
                 "`{}` of `hf:{}` arrived damaged: its {} is {found}, the hub says {}",
                 file.name,
-                name.repo,
+                repo.name,
                 file.checksum.kind(),
                 file.checksum.hex()
             ))
@@ -163,7 +162,7 @@ impl Partial {
 /// Requests the missing part and writes it, until the file is complete or the connection ends.
 fn continue_file(
     client: &HubClient,
-    name: &HfName,
+    repo: &Repo<'_>,
     commit: &str,
     file: &RemoteFile,
     partial: &mut Partial,
@@ -177,7 +176,7 @@ fn continue_file(
     if partial.length == file.bytes {
         return Ok(());
     }
-    let Content { offset, mut reader } = client.open(name, commit, file, partial.length)?;
+    let Content { offset, mut reader } = client.open(repo, commit, file, partial.length)?;
     if offset < partial.length {
         meter.go_back(partial.length);
         partial.restart(file).map_err(|error| unwritable(partial, error))?;

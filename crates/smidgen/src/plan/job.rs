@@ -136,7 +136,7 @@ impl Job {
         if purpose == Purpose::Train {
             refuse_above_machine(&recipe, &place, &host::read_ram())?;
         }
-        let data = read_data(&recipe, rows, &model, &request, purpose == Purpose::Plan, access.quiet)?;
+        let data = read_data(&recipe, rows, &model, &request, purpose == Purpose::Plan, access)?;
         if let Data::Rows(rows) = &data {
             request.workload = workload(&rows.train);
             request.row_losses = rows.choices.is_some();

@@ -6,7 +6,7 @@
 use crate::console::wrap::{columns, fold};
 use crate::plan::job::Job;
 use crate::plan::planning::Planned;
-use crate::rows::data::Rows;
+use crate::rows::data::{Rows, Source};
 use smidgen_data::prepare::Origin;
 use smidgen_data::template::text_prompt;
 use smidgen_data::tokens::{Sample, TokenSet};
@@ -41,15 +41,21 @@ pub fn render_preview(
     samples: &[ShownSample],
     colour: bool,
 ) -> String {
-    let (set, origin) = (&rows.train, &rows.origin);
+    let set = &rows.train;
     let stats = set.stats();
     let mut text = String::new();
     let mut line = |content: &str| writeln!(text, "{content}").expect("a string can be written to");
-    line(&fold(&format!("format     {}", origin.reason), columns()));
-    line(&fold(&format!("prompted   {}", prompted(origin)), columns()));
     let wanted = job.recipe.data.loss_on;
     let auto = if wanted == LossOn::Auto { " (auto)" } else { "" };
-    line(&format!("loss on    {}{auto}", origin.format.loss_on(wanted)));
+    for Source { name, origin, samples, epoch_samples } in &rows.sources {
+        if rows.sources.len() > 1 {
+            let (all, share) = (Grouped(*samples as u64), Grouped(*epoch_samples as u64));
+            line(&fold(&format!("source     {name}: {all} samples, {share} per epoch"), columns()));
+        }
+        line(&fold(&format!("format     {}", origin.reason), columns()));
+        line(&fold(&format!("prompted   {}", prompted(origin)), columns()));
+        line(&format!("loss on    {}{auto}", origin.format.loss_on(wanted)));
+    }
     line(&format!("rows       {}, {} kept", stats.rows, stats.rows.kept));
     for (index, shown) in samples.iter().enumerate() {
         let supervised = set.supervised(index);

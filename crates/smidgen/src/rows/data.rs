@@ -3,16 +3,18 @@
 //! A plan can be made without data; it then assumes that every sample has `data.max_tokens` tokens.
 
 use super::choice::ChoiceSet;
+use super::keys::training_sources;
 use super::prompting::prompt_of_rows;
-use super::sets::{MemoryRows, ReadData, read_eval_sets, read_set};
+use super::sets::{EvalSets, MemoryRows, ReadData, read_eval_sets, read_training_set, split_set};
 use crate::failure::Failure;
+use crate::hub::{Access, Fetch};
 use smidgen_compile::Request;
 use smidgen_data::batch::{BatchOptions, BatchPlan, BatchSize, RunLength};
 use smidgen_data::prepare::{Origin, Prepared};
 use smidgen_data::tokens::TokenSet;
 use smidgen_formats::model::Model;
 use smidgen_formats::tokenizer::prompt_file::PromptFile;
-use smidgen_recipe::{Batch, Length, Recipe};
+use smidgen_recipe::{Batch, EvalTask, Length, Recipe};
 
 /// Rows to train on, or what a plan assumes without them.
 #[derive(Debug)]
@@ -31,11 +33,23 @@ pub struct Rows {
     /// If `eval.task` is `choice`.
     pub choices: Option<ChoiceSet>,
     pub batches: BatchPlan,
-    /// The detected format of `data.train`, and why.
-    pub origin: Origin,
+    /// The sources of training rows: at least one.
+    pub sources: Vec<Source>,
     /// How prompts are written, if the rows say.
     pub prompt: Option<PromptFile>,
     pub warnings: Vec<String>,
+}
+
+/// A source of training rows.
+#[derive(Debug)]
+pub struct Source {
+    /// As the recipe names it.
+    pub name: String,
+    /// The detected format, and why.
+    pub origin: Origin,
+    pub samples: usize,
+    /// Samples in an epoch: of several sources, a share by weight.
+    pub epoch_samples: usize,
 }
 
 /// `may_be_absent`: missing files are not an error; the plan then assumes the longest samples.
@@ -45,24 +59,37 @@ pub fn read_data(
     model: &Model,
     request: &Request,
     may_be_absent: bool,
-    quiet: bool,
+    access: &Access,
 ) -> Result<Data, Failure> {
-    if recipe.data.train.is_empty() && held.is_none() && may_be_absent {
+    let fetch = match may_be_absent {
+        true => Fetch::Never { because: "a plan needs no data, `smidgen preview` downloads it" },
+        false => access.fetch,
+    };
+    let access = &Access { fetch, ..*access };
+    let sources = training_sources(&recipe.data);
+    if sources.is_empty() && held.is_none() && may_be_absent {
         return Ok(Data::Assumed { reason: "none is looked at".into() });
     }
     let (held_train, held_eval) = match held {
         Some(held) => (Some(&held.train[..]), Some(&held.eval[..]).filter(|rows| !rows.is_empty())),
         None => (None, None),
     };
-    let train = read_set(recipe, &recipe.data.train, held_train, "data.train", model, request, quiet);
-    let train = match train {
+    let train = match read_training_set(recipe, held_train, model, request, access) {
         Ok(prepared) => prepared,
         Err(ReadData::Absent(reason)) if may_be_absent => {
             return Ok(Data::Assumed { reason: reason.message });
         }
-        Err(ReadData::Absent(failure) | ReadData::Wrong(failure)) => return Err(failure),
+        Err(error) => return Err(error.failure()),
     };
-    let evaluated = read_eval_sets(recipe, held_eval, recipe.eval.task, model, request, quiet)?;
+    let is_split = recipe.data.split > 0.0 && recipe.data.eval.is_empty() && held_eval.is_none();
+    let (train, evaluated) = match is_split {
+        true => {
+            refuse_split_choices(recipe)?;
+            let (train, eval) = split_set(recipe, train)?;
+            (train, EvalSets { loss: Some(eval), choices: None })
+        }
+        false => (train, read_eval_sets(recipe, held_eval, recipe.eval.task, model, request, access)?),
+    };
     let eval = evaluated.loss;
     let mut warnings = Vec::new();
     for (key, prepared) in [("data.train", Some(&train)), ("data.eval", eval.as_ref())] {
@@ -71,7 +98,7 @@ pub fn read_data(
     }
     let of_choices = evaluated.choices.iter().flat_map(|choices| &choices.warnings);
     warnings.extend(of_choices.map(|warning| format!("`data.eval`: {warning}")));
-    let Prepared { set: train, origin, .. } = train;
+    let Prepared { set: train, origins, .. } = train;
     let eval = eval.map(|prepared| prepared.set);
     let options = BatchOptions {
         batch: match recipe.train.batch {
@@ -85,8 +112,30 @@ pub fn read_data(
         seed: recipe.train.seed,
         shuffle: recipe.data.shuffle,
     };
-    let batches = BatchPlan::new(&train, options).map_err(Failure::recipe)?;
-    let prompt = prompt_of_rows(recipe, &origin)?;
+    let weights: Vec<f64> = sources.iter().map(|source| source.weight).collect();
+    let batches = BatchPlan::mixed(&train, &weights, options).map_err(Failure::recipe)?;
+    let shares = batches.samples_of_sources();
+    let described = sources.iter().zip(origins).zip(train.sources()).enumerate();
+    let sources = described.map(|(index, ((source, origin), samples))| Source {
+        name: source.paths.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+        origin,
+        samples: samples.len(),
+        epoch_samples: shares.get(index).map_or(samples.len(), |share| *share as usize),
+    });
+    let sources: Vec<Source> = sources.collect();
+    let mut prompt = None;
+    for source in &sources {
+        prompt = prompt.or(prompt_of_rows(recipe, &source.origin)?);
+    }
     let choices = evaluated.choices;
-    Ok(Data::Rows(Box::new(Rows { train, eval, choices, batches, origin, prompt, warnings })))
+    Ok(Data::Rows(Box::new(Rows { train, eval, choices, batches, sources, prompt, warnings })))
+}
+
+/// Choices are fields of rows, which a set of tokens no longer has.
+pub fn refuse_split_choices(recipe: &Recipe) -> Result<(), Failure> {
+    match recipe.eval.task {
+        EvalTask::Loss => Ok(()),
+        task => Err(Failure::recipe(format!("`data.split` makes data for a loss, `eval.task` is `{task}`"))
+            .hint("name rows with answers in `data.eval`, or set `eval.task = \"loss\"`")),
+    }
 }

@@ -3,11 +3,13 @@
 //! The two crates do not know each other.
 
 use crate::failure::Failure;
+use crate::hub::Access;
+use crate::hub::hf_dataset::{self, Use};
 use smidgen_compile::Request;
 use smidgen_data::source::find_files;
 use smidgen_data::template::TemplateChoice;
 use smidgen_data::tokens::TokenLimits;
-use smidgen_recipe::{Recipe, RecipePath, Template};
+use smidgen_recipe::{ColumnRole, Data, DataFormat, DatasetName, MixSource, Recipe, RecipePath, Template};
 use std::path::PathBuf;
 
 pub fn template_choice(template: &Template) -> TemplateChoice {
@@ -18,10 +20,50 @@ pub fn template_choice(template: &Template) -> TemplateChoice {
     }
 }
 
-/// The files that a key names.
-pub fn data_files(paths: &[RecipePath], key: &str) -> Result<Vec<PathBuf>, Failure> {
-    let patterns: Vec<String> =
-        paths.iter().map(|path| path.resolved.to_string_lossy().into_owned()).collect();
+/// Where training rows come from: `data.train` and the sources of `data.mix`.
+pub struct TrainingSource<'a> {
+    /// The key, for messages.
+    pub key: &'static str,
+    pub paths: &'a [RecipePath],
+    pub weight: f64,
+    pub format: DataFormat,
+    pub columns: &'a [(ColumnRole, String)],
+}
+
+pub fn training_sources(data: &Data) -> Vec<TrainingSource<'_>> {
+    let Data { train, format, columns, .. } = data;
+    let first = (!train.is_empty()).then(|| TrainingSource {
+        key: "data.train",
+        paths: train,
+        weight: 1.0,
+        format: *format,
+        columns,
+    });
+    let mixed = data.mix.iter().map(|MixSource { path, weight, format, columns }| TrainingSource {
+        key: "data.mix",
+        paths: path,
+        weight: *weight,
+        format: *format,
+        columns,
+    });
+    first.into_iter().chain(mixed).collect()
+}
+
+/// The files that a key names; those of data sets on the hub are downloaded if `access` allows it.
+pub fn data_files(paths: &[RecipePath], key: &str, access: &Access) -> Result<Vec<PathBuf>, Failure> {
+    let purpose = if key == "data.eval" { Use::Eval } else { Use::Train };
+    let mut patterns = Vec::new();
+    for path in paths {
+        let text = path.resolved.to_string_lossy();
+        match text.strip_prefix("hf:").and_then(DatasetName::parse) {
+            None => patterns.push(text.into_owned()),
+            Some(name) => {
+                let found = hf_dataset::locate(&name, purpose, access);
+                let files = found.map_err(|failure| failure.context(format!("`{key}`")))?;
+                patterns.extend(files.iter().map(|file| file.to_string_lossy().into_owned()));
+            }
+        }
+    }
     find_files(&patterns, std::path::Path::new("/")).map_err(|error| {
         let hint = error.hint();
         Failure::data(error).context(format!("`{key}`")).hint_if_some(hint)

@@ -7,9 +7,11 @@
 use crate::failure::Failure;
 use crate::rows::keys::template_choice;
 use serde_json::{Map, Value as Json};
+use smidgen_data::bad_rows::BadRows;
 use smidgen_data::example::{Conversation, Example};
-use smidgen_data::format::{FormatError, RowFormat, read_examples, recognize};
+use smidgen_data::format::{FormatError, RowFormat, RowReading, read_examples, recognize};
 use smidgen_data::mask::EncodeError;
+use smidgen_data::prepare::PrepareError;
 use smidgen_data::source::{RowPlace, RowUnit, SourceError, read_json_rows};
 use smidgen_data::template::{DataTemplate, TemplateError, TemplateKind, choose_template, data_moment};
 use smidgen_formats::tokenizer::Tokenizer;
@@ -43,6 +45,8 @@ pub struct Questions {
     /// Whether the rows have a format for which a loss can be computed.
     pub format: Option<RowFormat>,
     pub template: Option<String>,
+    /// What was skipped, one line per file.
+    pub warnings: Vec<String>,
 }
 
 const QUESTION_NAMES: [&str; 3] = ["question", "question_stem", "query"];
@@ -82,13 +86,15 @@ pub fn read_questions(
         if limit > 0 && rows.len() == limit { Err(Halt::Enough) } else { Ok(()) }
     };
     let index_of = |place: RowPlace<'_>| files.iter().position(|file| file == place.file).unwrap_or(0);
+    let mut bad = BadRows::default();
     let (format, template, read) = if are_plain_questions(files)? {
         let read = files.iter().try_for_each(|file| {
             read_json_rows(file, |place, row| take(plain_question(place, index_of(place), row)?))
         });
         (None, None, read)
     } else {
-        let format = recognize(files, data.format).map_err(format_failure)?.format;
+        let found = recognize(files, data.format, &data.columns, data.on_bad_row).map_err(format_failure)?;
+        let format = found.format;
         if matches!(format, RowFormat::Text | RowFormat::Tokens) {
             return Err(Failure::recipe(format!(
                 "the rows of `data.eval` have the format `{format}`, which has no question and no answer"
@@ -97,7 +103,13 @@ pub fn read_questions(
         }
         let template =
             choose_template(&template_choice(&data.template), format, tokenizer).map_err(template_failure)?;
-        let read = read_examples(files, format, |place, row| {
+        let reading = RowReading { source: files.into(), format, columns: &data.columns, limit: 0 };
+        let read = read_examples(reading, |place, row| {
+            bad.count(place);
+            let row = match row {
+                Ok(row) => row,
+                Err(error) => return bad.note(place, error.into()).map_err(Halt::from),
+            };
             let asked = ask(&row.example, template.as_ref()).map_err(|error| {
                 let hint = error.hint();
                 Halt::Failed(Failure::data(error).context(place).hint_if_some(hint))
@@ -121,10 +133,11 @@ pub fn read_questions(
         Err(Halt::Failed(failure)) => return Err(failure),
         Err(Halt::Plain(_)) => unreachable!("only the first row is asked that"),
     }
+    let warnings = bad.finish(data.on_bad_row).map_err(prepare_failure)?;
     if rows.is_empty() {
         return Err(format_failure(FormatError::NoRows));
     }
-    Ok(Questions { rows, format, template })
+    Ok(Questions { rows, format, template, warnings })
 }
 
 fn plain_question(place: RowPlace<'_>, file: usize, row: Json) -> Result<Question, Halt> {
@@ -233,6 +246,17 @@ impl From<FormatError> for Halt {
     fn from(error: FormatError) -> Halt {
         Halt::Failed(format_failure(error))
     }
+}
+
+impl From<PrepareError> for Halt {
+    fn from(error: PrepareError) -> Halt {
+        Halt::Failed(prepare_failure(error))
+    }
+}
+
+fn prepare_failure(error: PrepareError) -> Failure {
+    let hint = error.hint();
+    Failure::data(error).hint_if_some(hint)
 }
 
 fn format_failure(error: FormatError) -> Failure {

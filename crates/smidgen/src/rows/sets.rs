@@ -3,20 +3,22 @@
 //! Rows that are plain questions with choices have no format, so their only loss is that of the right choices.
 
 use super::choice::ChoiceSet;
-use super::keys::{data_files, template_choice, token_limits};
+use super::keys::{TrainingSource, data_files, template_choice, token_limits, training_sources};
 use super::question::{are_plain_questions, read_questions};
 use crate::console::progress::RowProgress;
 use crate::failure::Failure;
+use crate::hub::Access;
 use crate::hub::environment::own_cache;
 use serde_json::Value as Json;
 use smidgen_compile::Request;
 use smidgen_data::format::FormatError;
-use smidgen_data::prepare::{PrepareError, PrepareOptions, Prepared, prepare_set, read_tokenizer};
+use smidgen_data::prepare::{Part, PrepareError, PrepareOptions, Prepared, prepare_set, read_tokenizer};
 use smidgen_data::source::RowSource;
 use smidgen_data::token_row::TokensError;
+use smidgen_data::token_split::SplitError;
 use smidgen_formats::model::Model;
 use smidgen_formats::tokenizer::TokenizerError;
-use smidgen_recipe::{EvalTask, Recipe, RecipePath};
+use smidgen_recipe::{Data, EvalTask, Recipe};
 use std::path::PathBuf;
 
 /// Rows that the caller holds instead of files: objects as a line of a `.jsonl` file has them.
@@ -36,7 +38,7 @@ impl MemoryRows {
     pub const NAME: &str = "rows-in-memory";
 }
 
-/// Both are `None` without `data.eval`.
+/// Both are `None` without `data.eval` and `data.split`.
 #[derive(Debug, Default)]
 pub struct EvalSets {
     pub loss: Option<Prepared>,
@@ -50,11 +52,16 @@ pub fn read_eval_sets(
     task: EvalTask,
     model: &Model,
     request: &Request,
-    quiet: bool,
+    access: &Access,
 ) -> Result<EvalSets, Failure> {
     let paths = &recipe.data.eval;
     if paths.is_empty() && held.is_none() {
-        return Ok(EvalSets::default());
+        if recipe.data.split == 0.0 {
+            return Ok(EvalSets::default());
+        }
+        let train = read_training_set(recipe, None, model, request, access).map_err(ReadData::failure)?;
+        let (_, loss) = split_set(recipe, train)?;
+        return Ok(EvalSets { loss: Some(loss), choices: None });
     }
     let mut sets = EvalSets::default();
     let mut has_loss = true;
@@ -62,7 +69,7 @@ pub fn read_eval_sets(
         if held.is_some() {
             return Err(Failure::recipe("`eval.task = choice` reads its rows from files: set `data.eval`"));
         }
-        let files = data_files(paths, "data.eval")?;
+        let files = data_files(paths, "data.eval", access)?;
         has_loss = !are_plain_questions(&files)?;
         // The tokenizer is freed before any weight is loaded.
         let tokenizer = read_tokenizer(model).map_err(|error| {
@@ -71,16 +78,43 @@ pub fn read_eval_sets(
         })?;
         let questions = read_questions(&files, &recipe.data, recipe.eval.limit, &tokenizer)?;
         let limits = token_limits(recipe, request);
-        let choices = ChoiceSet::build(&questions, &files, &recipe.eval.answer, &tokenizer, limits)?;
+        let mut choices = ChoiceSet::build(&questions, &files, &recipe.eval.answer, &tokenizer, limits)?;
+        choices.warnings.extend(questions.warnings);
         sets.choices = Some(choices);
     }
     if has_loss {
-        sets.loss = match read_set(recipe, paths, held, "data.eval", model, request, quiet) {
-            Ok(prepared) => Some(prepared),
-            Err(ReadData::Absent(failure) | ReadData::Wrong(failure)) => return Err(failure),
-        };
+        let Data { format, columns, .. } = &recipe.data;
+        let (key, weight) = ("data.eval", 1.0);
+        let source = TrainingSource { key, paths, weight, format: *format, columns };
+        let prepared = read_set(recipe, &[source], held, 0, model, request, access);
+        sets.loss = Some(prepared.map_err(ReadData::failure)?);
     }
     Ok(sets)
+}
+
+/// The rows of `data.train` and `data.mix`.
+pub fn read_training_set(
+    recipe: &Recipe,
+    held: Option<&[Json]>,
+    model: &Model,
+    request: &Request,
+    access: &Access,
+) -> Result<Prepared, ReadData> {
+    let sources = training_sources(&recipe.data);
+    read_set(recipe, &sources, held, recipe.data.limit as u64, model, request, access)
+}
+
+/// What to train on and what to evaluate, by `data.split`.
+pub fn split_set(recipe: &Recipe, whole: Prepared) -> Result<(Prepared, Prepared), Failure> {
+    let Prepared { set, origins, warnings } = whole;
+    let (train, eval) = set.split(recipe.data.split, recipe.train.seed).map_err(|error| match error {
+        SplitError::Open(_) => Failure::disk(error),
+        SplitError::NothingToTrain { .. } | SplitError::SourceEmpty { .. } => {
+            Failure::data(error).hint("lower `data.split`, or name evaluation data in `data.eval`")
+        }
+    })?;
+    let eval = Prepared { set: eval, origins: origins.clone(), warnings: vec![] };
+    Ok((Prepared { set: train, origins, warnings }, eval))
 }
 
 #[derive(Debug)]
@@ -90,50 +124,72 @@ pub enum ReadData {
     Wrong(Failure),
 }
 
-pub fn read_set(
+impl ReadData {
+    pub fn failure(self) -> Failure {
+        match self {
+            ReadData::Absent(failure) | ReadData::Wrong(failure) => failure,
+        }
+    }
+}
+
+/// `held` are rows in memory in place of the files of the first source.
+fn read_set(
     recipe: &Recipe,
-    paths: &[RecipePath],
+    sources: &[TrainingSource<'_>],
     held: Option<&[Json]>,
-    key: &str,
+    limit: u64,
     model: &Model,
     request: &Request,
-    quiet: bool,
+    access: &Access,
 ) -> Result<Prepared, ReadData> {
-    let files = match held {
-        Some(_) => vec![PathBuf::from(MemoryRows::NAME)],
-        None => data_files(paths, key).map_err(ReadData::Absent)?,
-    };
-    let source = match held {
-        Some(rows) => RowSource::Memory { name: &files[0], rows },
-        None => RowSource::Files(&files),
-    };
+    let mut files = Vec::new();
+    for (index, source) in sources.iter().enumerate() {
+        files.push(match held {
+            Some(_) if index == 0 => vec![PathBuf::from(MemoryRows::NAME)],
+            _ => data_files(source.paths, source.key, access).map_err(ReadData::Absent)?,
+        });
+    }
+    let parts = sources.iter().zip(&files).enumerate().map(|(index, (source, files))| Part {
+        source: match held {
+            Some(rows) if index == 0 => RowSource::Memory { name: &files[0], rows },
+            _ => RowSource::Files(files),
+        },
+        format: source.format,
+        columns: source.columns,
+        limit,
+    });
+    let parts: Vec<Part<'_>> = parts.collect();
+    let key = sources.first().map_or("data.train", |source| source.key);
     let limits = token_limits(recipe, request);
     let (template, cache) = (template_choice(&recipe.data.template), own_cache().ok());
     let options = PrepareOptions {
-        format: recipe.data.format,
         template: &template,
         loss_on: recipe.data.loss_on,
         limits,
+        on_bad_row: recipe.data.on_bad_row,
         cache: cache.as_deref(),
         threads: request.threads,
     };
-    let progress = RowProgress::new(quiet);
-    prepare_set(source, model, options, &mut |rows| progress.add(rows)).map_err(|error| {
+    let progress = RowProgress::new(access.quiet);
+    prepare_set(&parts, model, options, &mut |rows| progress.add(rows)).map_err(|error| {
         let absent = matches!(&error, PrepareError::Tokenizer(TokenizerError::NoTokenizerJson { .. }));
         let hint = error.hint();
         let failure = match error {
             // The template of the recipe does not exist or does not suit the rows.
             PrepareError::Template(error) => Failure::recipe(error),
+            PrepareError::Format(FormatError::RolesDiffer { .. }) => Failure::recipe(error),
             PrepareError::Tokens(
                 TokensError::NoRows | TokensError::NoRowsLeft { .. } | TokensError::NothingSupervised { .. },
             )
             | PrepareError::NoAnswers { .. }
+            | PrepareError::BadRows { .. }
             | PrepareError::Format(FormatError::NoRows) => Failure::data(error).context(format!("`{key}`")),
             PrepareError::Tokens(TokensError::Keep(_)) => Failure::disk(error),
             PrepareError::Tokenizer(_) | PrepareError::Gguf(_) | PrepareError::Read { .. } => {
                 Failure::model(error)
             }
             PrepareError::Source(_)
+            | PrepareError::EmptySource { .. }
             | PrepareError::Format(_)
             | PrepareError::Tokens(_)
             | PrepareError::Row { .. } => Failure::data(error),

@@ -59,10 +59,7 @@ fn rows_of_another_shape() {
     refused("{\"input_ids\":[1,2,3],\"labels\":[1,2]}\n", &["`input_ids` has 3 entries, `labels` has 2"]);
     refused("{\"input_ids\":[1,2,3],\"labels\":\"x\"}\n", &["line 1: `labels` is "]);
     refused("{\"input_ids\":[1,2\n", &["line 1, column ", "broken JSON"]);
-    refused(
-        "[{\"input_ids\":[1,2]}]\n",
-        &["line 1 is a list, not an object with named fields", "hint: a row is an object"],
-    );
+    refused("[[1,2]]\n", &["line 1 is a list, not an object with named fields", "hint: a row is an object"]);
 }
 
 #[test]

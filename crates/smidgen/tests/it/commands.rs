@@ -293,11 +293,16 @@ fn the_resolved_job_is_written_whole() {
             [data]
             train = ["FOLDER/data.jsonl"]
             eval = []
+            split = 0.0
+            limit = 0
+            columns = {}
+            on_bad_row = "error"
             format = "tokens"
             template = "auto"
             loss_on = "auto"
             max_tokens = 64
-            overflow = "truncate"
+            overflow = "auto"
+            mix = []
             shuffle = true
 
             [train]

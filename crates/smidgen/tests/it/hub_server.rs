@@ -11,6 +11,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
 pub const REPO: &str = "org/tiny";
+pub const ROWS: &str = "org/rows";
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 #[derive(Clone, Debug, Default)]
@@ -24,6 +25,8 @@ pub struct Request {
 #[derive(Default)]
 pub struct Shelf {
     pub files: BTreeMap<String, Vec<u8>>,
+    /// Of the data set `org/rows`: by revision, which has a commit of its own.
+    pub rows: BTreeMap<String, BTreeMap<String, Vec<u8>>>,
     /// One after the other, for files over 1000 bytes: the bytes after which the connection ends.
     pub cuts: VecDeque<usize>,
     /// One after the other, for the weights: the bytes after which nothing more is sent, on an open connection.
@@ -56,7 +59,12 @@ pub fn git_id(bytes: &[u8]) -> String {
 
 /// Large files are stored by their SHA-256, small ones by git's id.
 pub fn is_large(name: &str) -> bool {
-    name.ends_with(".safetensors") || name.ends_with(".gguf")
+    [".safetensors", ".gguf", ".parquet"].iter().any(|ending| name.ends_with(ending))
+}
+
+/// The commit of a revision of the data set: its number among them, forty times.
+pub fn commit_of_rows(revision: usize) -> String {
+    revision.to_string().repeat(40)
 }
 
 impl HubServer {
@@ -139,8 +147,22 @@ fn respond(request: &Request, shelf: &mut Shelf) -> (Vec<u8>, usize) {
             _ => whole("404 Not Found\r\nX-Error-Code: RevisionNotFound", b""),
         };
     }
+    if let Some(revision) = path.strip_prefix(&format!("/api/datasets/{ROWS}/revision/")) {
+        let wanted = revision.split('?').next().unwrap_or_default();
+        let found = shelf.rows.iter().enumerate().find(|(_, (name, _))| *name == wanted);
+        return match found {
+            Some((index, (_, files))) => {
+                whole("200 OK", listing_of(ROWS, &commit_of_rows(index), files, None).to_string().as_bytes())
+            }
+            None => whole("404 Not Found\r\nX-Error-Code: RevisionNotFound", b""),
+        };
+    }
+    let of_rows = shelf.rows.values().enumerate().find_map(|(index, files)| {
+        let prefix = format!("/datasets/{ROWS}/resolve/{}/", commit_of_rows(index));
+        files.get(path.strip_prefix(&prefix)?)
+    });
     let file = path.strip_prefix(&format!("/{REPO}/resolve/{COMMIT}/"));
-    let Some(body) = file.and_then(|name| shelf.files.get(name)) else {
+    let Some(body) = of_rows.or_else(|| shelf.files.get(file?)) else {
         return whole("404 Not Found\r\nX-Error-Code: RepoNotFound", b"");
     };
     if let Some(other) = &shelf.redirects_to {
@@ -169,8 +191,17 @@ fn respond(request: &Request, shelf: &mut Shelf) -> (Vec<u8>, usize) {
 }
 
 fn listing(shelf: &Shelf) -> Value {
+    listing_of(REPO, COMMIT, &shelf.files, shelf.lies_about.as_ref())
+}
+
+fn listing_of(
+    repo: &str,
+    commit: &str,
+    files: &BTreeMap<String, Vec<u8>>,
+    lies_about: Option<&String>,
+) -> Value {
     let sibling = |(name, bytes): (&String, &Vec<u8>)| {
-        let lies = shelf.lies_about.as_ref() == Some(name);
+        let lies = lies_about == Some(name);
         let shown: &[u8] = if lies { b"something else" } else { bytes };
         match is_large(name) {
             true => json!({
@@ -180,6 +211,6 @@ fn listing(shelf: &Shelf) -> Value {
             false => json!({ "rfilename": name, "size": bytes.len(), "blobId": git_id(shown) }),
         }
     };
-    let siblings: Vec<Value> = shelf.files.iter().map(sibling).collect();
-    json!({ "id": REPO, "sha": COMMIT, "private": false, "gated": false, "siblings": siblings })
+    let siblings: Vec<Value> = files.iter().map(sibling).collect();
+    json!({ "id": repo, "sha": commit, "private": false, "gated": false, "siblings": siblings })
 }

@@ -10,6 +10,7 @@ mod bad_model;
 mod bad_recipe;
 mod coated_devices;
 mod commands;
+mod data_sources;
 mod doctor;
 mod evaluating;
 mod event_file;
@@ -36,6 +37,8 @@ mod profiles;
 mod pull;
 #[cfg(unix)]
 mod pull_pypi;
+#[cfg(unix)]
+mod pull_rows;
 mod quantized;
 mod reporting;
 mod resume;

@@ -12,9 +12,9 @@ const MODEL: &str = "hf:org/tiny";
 const FOLDER: &str = "cache/hub/models--org--tiny";
 
 /// A folder with a cache in it, a hub that has the tiny model, and the two brought together.
-struct Pulling {
-    scratch: Scratch,
-    server: HubServer,
+pub struct Pulling {
+    pub scratch: Scratch,
+    pub server: HubServer,
 }
 
 impl Pulling {
@@ -32,11 +32,11 @@ impl Pulling {
         ])
     }
 
-    fn with(files: &[(&str, Vec<u8>)]) -> Pulling {
+    pub fn with(files: &[(&str, Vec<u8>)]) -> Pulling {
         Pulling { scratch: Scratch::new(), server: HubServer::start(files) }
     }
 
-    fn command(&self, arguments: &[&str]) -> Command {
+    pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = self.scratch.command(arguments);
         for variable in std::env::vars_os().map(|(name, _)| name) {
             let name = variable.to_string_lossy().to_ascii_uppercase();
@@ -50,7 +50,7 @@ impl Pulling {
         command
     }
 
-    fn run(&self, arguments: &[&str]) -> Ended {
+    pub fn run(&self, arguments: &[&str]) -> Ended {
         ended(self.command(arguments))
     }
 
@@ -115,7 +115,7 @@ fn ended(mut command: Command) -> Ended {
 }
 
 #[track_caller]
-fn check_refused(ended: &Ended, code: i32, words: &[&str]) {
+pub fn check_refused(ended: &Ended, code: i32, words: &[&str]) {
     let said = &ended.stderr;
     assert_eq!(ended.code, Some(code), "{said}");
     assert!(said.lines().any(|line| line.starts_with("error: ")), "{said}");
@@ -199,7 +199,7 @@ fn a_plan_fetches_no_weights_and_training_does() {
     assert_eq!(pulling.scratch.text(&format!("{FOLDER}/refs/v1")), COMMIT);
 }
 
-fn ended_with(command: &mut Command, variable: &str, value: &str) -> Ended {
+pub fn ended_with(command: &mut Command, variable: &str, value: &str) -> Ended {
     let output = command.env(variable, value).output().unwrap();
     Ended {
         code: output.status.code(),

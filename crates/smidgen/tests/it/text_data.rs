@@ -9,7 +9,7 @@ use std::path::PathBuf;
 const TEMPLATE: &str = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant {% endif %}";
 
 /// Words are tokens, and what is between marks; everything else is unknown.
-fn with_tokenizer(scratch: &Scratch) {
+pub fn with_tokenizer(scratch: &Scratch) {
     let special = ["<unk>", "<|im_start|>", "<|im_end|>"];
     let words =
         ["user", "assistant", "system", "what", "is", "the", "answer", "one", "two", "three", "a", "b", "c"];
@@ -303,7 +303,7 @@ fn mistakes_that_people_make_get_warnings() {
     );
     warned(
         &("{\"text\":\"one two three\"}\n".repeat(9) + "{\"text\":\"one two three a b c a b c\"}\n"),
-        &["data.max_tokens=5"],
+        &["data.max_tokens=5", "data.overflow=truncate"],
         "10 % of the samples are truncated, and do not end as they should: raise `data.max_tokens`",
     );
 }
