@@ -6,6 +6,7 @@
 //! never closed are errors with their line.
 //! Leaves out guessing: types, and a missing header.
 
+use std::collections::HashSet;
 use std::io::{self, BufRead, Chain, Read};
 use std::path::Path;
 
@@ -70,8 +71,9 @@ where
         return Ok(());
     };
     let names: Vec<String> = record.iter().map(str::to_owned).collect();
-    for (index, name) in names.iter().enumerate() {
-        if names[..index].contains(name) {
+    let mut seen = HashSet::new();
+    for name in &names {
+        if !seen.insert(name) {
             let place = RowPlace { file: path, unit: RowUnit::Line, number: header_line };
             return Err(E::from(SourceError::DuplicateColumn {
                 place: place.to_string(),

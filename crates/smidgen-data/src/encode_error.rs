@@ -2,6 +2,7 @@
 //!
 //! The place of the row is added by whoever knows it.
 
+use smidgen_ir::grouped_digits::Grouped;
 use thiserror::Error;
 
 use crate::template::TemplateError;
@@ -34,6 +35,8 @@ pub enum EncodeError {
     WeightInCompletion { message: usize },
     #[error("the conversation has {messages} messages, at most {most} are supported")]
     TooManyMessages { messages: usize, most: usize },
+    #[error("the row has {} bytes of text, at most {} are supported", Grouped(*bytes as u64), Grouped(*most as u64))]
+    TooMuchText { bytes: usize, most: usize },
 }
 
 impl EncodeError {
@@ -58,6 +61,7 @@ impl EncodeError {
             EncodeError::WeightInCompletion { .. } => {
                 "`data.loss_on = \"assistant\"` supervises the turns of the assistant one by one"
             }
+            EncodeError::TooMuchText { .. } => "split the row into several",
             EncodeError::TooManyMessages { .. } => "split the conversation into several rows",
         };
         Some(hint.to_owned())

@@ -61,6 +61,23 @@ pub enum Example {
     Chat(Conversation),
 }
 
+impl Example {
+    /// About the size of its text.
+    pub fn text_bytes(&self) -> usize {
+        let content_bytes = |message: &Json| message["content"].as_str().map_or(0, str::len);
+        match self {
+            Example::Tokens { ids, .. } => 8 * ids.len(),
+            Example::Text(text) => text.len(),
+            Example::Alpaca { before, instruction, input, output } => {
+                let before: usize = before.iter().map(content_bytes).sum();
+                before + instruction.len() + input.as_ref().map_or(0, String::len) + output.len()
+            }
+            Example::PromptCompletion { prompt, completion } => prompt.len() + completion.len(),
+            Example::Chat(conversation) => conversation.messages.iter().map(content_bytes).sum(),
+        }
+    }
+}
+
 /// Messages as chat templates take them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Conversation {

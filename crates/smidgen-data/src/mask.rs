@@ -17,6 +17,9 @@ use smidgen_formats::tokenizer::Tokenizer;
 use smidgen_formats::tokenizer::chat_template::ChatTemplate;
 use smidgen_ir::words::LossOn;
 
+/// A tokenizer takes up to 250 bytes per byte of a text.
+const MOST_TEXT_BYTES: usize = 4 << 20;
+
 /// Whether a row teaches where to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TurnEnd {
@@ -72,6 +75,10 @@ impl<'a> RowEncoder<'a> {
     /// # Panics
     /// For a row of tokens, which needs no encoding.
     pub fn encode(&self, example: &Example) -> Result<Vec<EncodedSample>, EncodeError> {
+        let bytes = example.text_bytes();
+        if bytes > MOST_TEXT_BYTES {
+            return Err(EncodeError::TooMuchText { bytes, most: MOST_TEXT_BYTES });
+        }
         let mut is_templated = true;
         let name = || self.template.map(|template| template.name.clone()).unwrap_or_default();
         let encoded = match (example, self.template.map(|template| &template.kind)) {

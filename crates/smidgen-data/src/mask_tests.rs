@@ -390,6 +390,15 @@ fn conversations_without_an_answer_teach_nothing() {
 }
 
 #[test]
+fn a_row_of_too_much_text_is_refused_before_it_is_tokenized() {
+    let tokenizer = tokenizer("byte_level");
+    let encoder = RowEncoder::new(&tokenizer, None, LossOn::All);
+    let error = encoder.encode(&Example::Text("a".repeat(5_000_000))).unwrap_err();
+    assert_eq!(error.to_string(), "the row has 5,000,000 bytes of text, at most 4,194,304 are supported");
+    assert_eq!(error.hint().unwrap(), "split the row into several");
+}
+
+#[test]
 fn a_doubled_beginning_is_noticed() {
     let tokenizer = tokenizer("sentence_piece");
     let encoder = RowEncoder::new(&tokenizer, None, LossOn::All);

@@ -138,6 +138,9 @@ pub fn file_kind(path: &Path) -> Result<FileKind, SourceError> {
     if metadata.is_dir() {
         return Err(SourceError::Folder { path: shown() });
     }
+    if !metadata.is_file() {
+        return Err(SourceError::NotAFile { path: shown() });
+    }
     let compression = Compression::of(path);
     let inner = match compression {
         Compression::None => path.to_path_buf(),

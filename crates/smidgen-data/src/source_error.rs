@@ -10,7 +10,7 @@ use thiserror::Error;
 
 /// A row may have this many bytes: far above any sample (some ten million tokens of text), far below what fills the
 /// memory of a machine.
-pub const MAX_ROW_BYTES: u64 = 64 << 20;
+pub const MAX_ROW_BYTES: u64 = 16 << 20;
 
 /// How a file is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +50,8 @@ pub enum SourceError {
     Pattern { pattern: String, message: &'static str },
     #[error("cannot read `{path}`: {source}")]
     Read { path: String, source: io::Error },
+    #[error("`{path}` is a device, a pipe or a socket, not a file")]
+    NotAFile { path: String },
     #[error("`{path}` is a folder, not a file")]
     Folder { path: String },
     #[error(
@@ -97,6 +99,9 @@ impl SourceError {
             }
             SourceError::Pattern { .. } => {
                 "`*`, `?`, `[a-z]` and `**` (any folders) have a meaning in a pattern"
+            }
+            SourceError::NotAFile { .. } => {
+                "a data file is read more than once: write what the pipe gives into a file"
             }
             SourceError::Folder { path } => {
                 let pattern = Path::new(path).join("*.jsonl");

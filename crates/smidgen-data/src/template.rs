@@ -14,6 +14,7 @@ use smidgen_ir::words::nearest;
 use thiserror::Error;
 
 use crate::format::RowFormat;
+use smidgen_formats::json_file::{JsonFileError, read_bytes};
 use smidgen_formats::tokenizer::Tokenizer;
 use smidgen_formats::tokenizer::chat_template::{ChatTemplate, ChatTemplateError};
 
@@ -70,6 +71,8 @@ impl BuiltIn {
 /// Texts by name.
 const TEXT_PROMPTS: [(&str, TextPrompt); 2] =
     [("alpaca", TextPrompt::Alpaca), ("llm-adapters", TextPrompt::LlmAdapters)];
+
+const MAX_TEMPLATE_BYTES: u64 = 1_000_000;
 
 /// What `strftime_now` gives, as seconds since 1970.
 const MOMENT_S: u64 = 1_721_952_000;
@@ -228,8 +231,14 @@ pub fn template_source(wanted: &TemplateChoice) -> Result<String, TemplateError>
                 (None, None) => Err(TemplateError::Unknown { name: name.clone() }),
             }
         }
-        TemplateChoice::File(path) => std::fs::read_to_string(path)
-            .map_err(|error| TemplateError::Read { path: path.clone(), reason: error.to_string() }),
+        TemplateChoice::File(path) => {
+            let unread = |reason: String| TemplateError::Read { path: path.clone(), reason };
+            let bytes = read_bytes(path, MAX_TEMPLATE_BYTES).map_err(|error| match error {
+                JsonFileError::Read { source, .. } => unread(source.to_string()),
+                other => unread(other.to_string()),
+            })?;
+            String::from_utf8(bytes).map_err(|_| unread("it is not UTF-8 text".to_owned()))
+        }
     }
 }
 

@@ -14,8 +14,6 @@ use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, Scope};
 
-use serde_json::Value as Json;
-
 use crate::bad_rows::BadRows;
 use crate::example::Example;
 use crate::format::{FormatError, RowReading, read_examples};
@@ -217,7 +215,7 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
         example: Result<Example, FormatError>,
     ) -> Result<(), PrepareError> {
         self.file = place_of(self.files, self.file, place.file);
-        let bytes = example.as_ref().map_or(0, text_bytes);
+        let bytes = example.as_ref().map_or(0, Example::text_bytes);
         self.text_bytes += bytes;
         self.longest_bytes = self.longest_bytes.max(bytes);
         self.rows.push(Taken { file: self.file, unit: place.unit, number: place.number, example });
@@ -309,23 +307,6 @@ fn encode_chunk(encoder: &RowEncoder<'_>, chunk: Chunk) -> Done {
 /// The place of a file in the list, which is read in order.
 fn place_of(files: &[PathBuf], from: usize, file: &Path) -> usize {
     (from..files.len()).find(|place| files[*place] == file).unwrap_or(from)
-}
-
-fn text_bytes(example: &Example) -> usize {
-    match example {
-        Example::Tokens { ids, .. } => 8 * ids.len(),
-        Example::Text(text) => text.len(),
-        Example::Alpaca { before, instruction, input, output } => {
-            let before: usize = before.iter().map(content_bytes).sum();
-            before + instruction.len() + input.as_ref().map_or(0, String::len) + output.len()
-        }
-        Example::PromptCompletion { prompt, completion } => prompt.len() + completion.len(),
-        Example::Chat(conversation) => conversation.messages.iter().map(content_bytes).sum(),
-    }
-}
-
-fn content_bytes(message: &Json) -> usize {
-    message["content"].as_str().map_or(0, str::len)
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 //! Left out: anything that needs the model, the data or a device.
 
 use std::collections::HashMap;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use toml::de::{DeTable, DeValue};
@@ -22,6 +23,8 @@ use crate::value::{Given, Value, value_of_toml};
 use smidgen_ir::words::AdapterKind;
 use smidgen_ir::words::nearest;
 
+const MAX_RECIPE_BYTES: u64 = 256 << 10;
+
 /// The text of a recipe file, before it is parsed.
 #[derive(Debug, Clone)]
 pub struct RecipeSource {
@@ -33,10 +36,25 @@ pub struct RecipeSource {
     pub text: String,
 }
 
+/// The text of a file of a recipe's size; a device or a pipe could go on for ever.
+fn read_small_file(file: &Path) -> std::io::Result<String> {
+    let refused = |what: String| Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, what));
+    let metadata = std::fs::metadata(file)?;
+    if !metadata.is_file() {
+        return refused("it is not a file".to_owned());
+    }
+    if metadata.len() > MAX_RECIPE_BYTES {
+        return refused(format!("it has {} bytes, a recipe has at most {MAX_RECIPE_BYTES}", metadata.len()));
+    }
+    let mut text = String::new();
+    std::fs::File::open(file)?.take(MAX_RECIPE_BYTES).read_to_string(&mut text)?;
+    Ok(text)
+}
+
 /// Reads a recipe file. Its folder is made canonical, so that a recipe has the same paths however its path is written.
 pub fn read_recipe_source(file: &Path) -> Result<RecipeSource, ReadRecipeError> {
     let unreadable = |source| ReadRecipeError::Unreadable { file: file.display().to_string(), source };
-    let text = std::fs::read_to_string(file).map_err(unreadable)?;
+    let text = read_small_file(file).map_err(unreadable)?;
     let folder = match file.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),

@@ -2,21 +2,30 @@
 //! Templates are Jinja as transformers sets it up: blocks take the line's end and the space before them, values
 //! print as in Python, and `raise_exception`, `strftime_now` and `tojson` are there.
 //! `{% generation %}` marks what the assistant says; its body is rendered as it is and its range reported.
+//! A template is not trusted: what it may make and how long it may run is limited (`template_limits.rs`).
 //! Left out: reading files from a template, which the engine here cannot do, and turning text into tokens.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
+use minijinja::machinery::{Instructions, eval, make_string_output};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, Value, escape_formatter};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value, escape_formatter};
 use regex::Regex;
 use serde_json::{Map, Value as Json};
 use thiserror::Error;
 
 use super::python::{json_dumps, print, strftime};
+use super::template_limits::{add_limits, begin_rendering, charge, json_bytes, weigh};
+use super::template_rewrite::{check_source, compile};
 
 const NAME: &str = "chat template";
+/// Of what a template says, and of what the engine says about it.
+const MOST_MESSAGE_CHARACTERS: usize = 500;
+const MOST_INDENT: usize = 16;
 /// Marks around a rendered generation: code points that Unicode keeps out of texts.
 const BEGIN: char = '\u{fdd0}';
 const END: char = '\u{fdd1}';
@@ -65,6 +74,7 @@ pub struct Rendered {
 #[derive(Clone, Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    instructions: Arc<Instructions<'static>>,
     special: Map<String, Json>,
     marks_generation: bool,
 }
@@ -72,28 +82,36 @@ pub struct ChatTemplate {
 impl ChatTemplate {
     /// `special` has `bos_token` and the like as texts.
     pub fn new(source: &str, special: Map<String, Json>) -> Result<ChatTemplate, ChatTemplateError> {
+        let unreadable = |error| ChatTemplateError::Parse { reason: reason_of(&error) };
+        check_source(source).map_err(unreadable)?;
         let (source, marks_generation) = with_marked_generation(source);
         let mut environment = Environment::new();
+        add_limits(&mut environment);
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.expect("the usual delimiters are valid"));
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.set_formatter(|out, state, value| match value.kind() {
-            ValueKind::None | ValueKind::Bool | ValueKind::Seq | ValueKind::Map => {
-                let text = print(value)?;
-                out.write_str(&text).map_err(|error| Error::new(ErrorKind::WriteFailure, error.to_string()))
+        let syntax = syntax.expect("the usual delimiters are valid");
+        environment.set_formatter(|out, state, value| {
+            weigh(value)?;
+            match value.kind() {
+                ValueKind::None | ValueKind::Bool | ValueKind::Seq | ValueKind::Map => {
+                    let text = print(value)?;
+                    charge(text.len())?;
+                    out.write_str(&text)
+                        .map_err(|error| Error::new(ErrorKind::WriteFailure, error.to_string()))
+                }
+                _ => escape_formatter(out, state, value),
             }
-            _ => escape_formatter(out, state, value),
         });
         environment.add_filter("tojson", to_json);
-        environment.add_filter("generation_marked", |body: String| format!("{BEGIN}{body}{END}"));
+        environment.add_filter("generation_marked", |body: String| -> Result<String, Error> {
+            charge(body.len())?;
+            Ok(format!("{BEGIN}{body}{END}"))
+        });
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             let error = Error::new(ErrorKind::InvalidOperation, message.clone());
             Err(error.with_source(RefusedByTemplate { message }))
         });
-        environment
-            .add_template_owned(NAME, source)
-            .map_err(|error| ChatTemplateError::Parse { reason: reason_of(&error) })?;
-        Ok(ChatTemplate { environment, special, marks_generation })
+        let instructions = compile(NAME, kept_source(source), syntax).map_err(unreadable)?;
+        Ok(ChatTemplate { environment, instructions: Arc::new(instructions), special, marks_generation })
     }
 
     /// Whether the template marks what the assistant says.
@@ -105,6 +123,9 @@ impl ChatTemplate {
         if self.marks_generation {
             refuse_marks(input.messages)?;
         }
+        let inputs = [Some(input.messages), input.tools, input.documents];
+        let more_bytes: usize = input.more.into_iter().flat_map(Map::values).map(json_bytes).sum();
+        begin_rendering(inputs.into_iter().flatten().map(json_bytes).sum::<usize>() + more_bytes);
         let mut variables: Vec<(&str, Value)> = vec![
             ("messages", from_json(input.messages)),
             ("tools", from_json(input.tools.unwrap_or(&Json::Null))),
@@ -118,16 +139,25 @@ impl ChatTemplate {
         variables.push((
             "strftime_now",
             Value::from_function(move |format: String| {
-                strftime(now, &format).ok_or_else(|| {
+                let is_short = format.len() <= MOST_MESSAGE_CHARACTERS;
+                is_short.then(|| strftime(now, &format)).flatten().ok_or_else(|| {
                     let message = format!("`strftime_now` does not know all of `{format}`");
                     Error::new(ErrorKind::InvalidOperation, message)
                 })
             }),
         ));
-        let template = self.environment.get_template(NAME).expect("the template was added by `new`");
-        let context = Value::from_pairs(variables);
-        let text = template.render(context).map_err(|error| match refusal_of(&error) {
-            Some(message) => ChatTemplateError::Refused { message },
+        let (context, blocks) = (Value::from_pairs(variables), BTreeMap::new());
+        let mut text = String::new();
+        eval(
+            &self.environment,
+            &self.instructions,
+            context,
+            &blocks,
+            &mut make_string_output(&mut text),
+            AutoEscape::None,
+        )
+        .map_err(|error| match refusal_of(&error) {
+            Some(message) => ChatTemplateError::Refused { message: shortened(&message) },
             None => ChatTemplateError::Render { reason: reason_of(&error) },
         })?;
         Ok(if self.marks_generation {
@@ -135,6 +165,20 @@ impl ChatTemplate {
         } else {
             Rendered { text, generated: Vec::new() }
         })
+    }
+}
+
+/// The engine refers to a source. Equal ones share a copy, which stays for the life of the process.
+fn kept_source(source: String) -> &'static str {
+    static SOURCES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let mut sources = SOURCES.lock().unwrap_or_else(PoisonError::into_inner);
+    match sources.get(source.as_str()) {
+        Some(kept) => kept,
+        None => {
+            let kept: &'static str = source.leak();
+            sources.insert(kept);
+            kept
+        }
     }
 }
 
@@ -182,6 +226,11 @@ fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let _: Option<bool> = options.get("ensure_ascii")?;
     let _: Option<bool> = options.get("sort_keys")?;
     options.assert_all_used()?;
+    weigh(value)?;
+    if indent.is_some_and(|indent| indent > MOST_INDENT) {
+        let message = format!("the indentation of `tojson` is above {MOST_INDENT}");
+        return Err(Error::new(ErrorKind::InvalidOperation, message));
+    }
     match json_dumps(value, indent) {
         Ok(text) => Ok(Value::from(text)),
         Err(error) => Err(Error::new(ErrorKind::BadSerialization, error.to_string())),
@@ -209,10 +258,17 @@ fn refusal_of(error: &(dyn std::error::Error + 'static)) -> Option<String> {
 fn reason_of(error: &Error) -> String {
     let mut reason = error.kind().to_string();
     if let Some(detail) = error.detail() {
-        reason = format!("{reason}: {detail}");
+        reason = format!("{reason}: {}", shortened(detail));
     }
     match error.line() {
         Some(line) => format!("{reason} (line {line})"),
         None => reason,
+    }
+}
+
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(MOST_MESSAGE_CHARACTERS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
     }
 }

@@ -9,11 +9,12 @@ use std::path::Path;
 
 use serde_json::{Map, Value as Json};
 
-use super::{Tokenizer, TokenizerError, special_ids_of, token_text};
+use super::tokenizer_limits::check_tokenizer;
+use super::{Tokenizer, TokenizerError, special_ids_of, token_text, unharmed};
 use crate::json_file::{JsonFileError, MAX_TOKENIZER_CONFIG_BYTES, parse_json, read_bytes};
 
 /// The largest published ones, with 262,144 tokens and their merges, have 33 MB.
-const MAX_TOKENIZER_BYTES: u64 = 200_000_000;
+const MAX_TOKENIZER_BYTES: u64 = 100_000_000;
 
 impl Tokenizer {
     pub fn from_folder(folder: &Path) -> Result<Tokenizer, TokenizerError> {
@@ -21,13 +22,15 @@ impl Tokenizer {
         let Some(json) = read_if_there(&path, MAX_TOKENIZER_BYTES)? else {
             return Err(TokenizerError::NoTokenizerJson { folder: folder.to_path_buf() });
         };
-        let mut library = tokenizers::Tokenizer::from_bytes(&json)
-            .map_err(|error| TokenizerError::Unusable { path: path.clone(), reason: error.to_string() })?;
+        let unusable = |reason| TokenizerError::Unusable { path: path.clone(), reason };
+        check_tokenizer(&json).map_err(unusable)?;
+        let mut library = unharmed(|| tokenizers::Tokenizer::from_bytes(&json)).map_err(unusable)?;
+        drop(json);
         // Some files keep the settings of the run that saved them, which would cut and pad every text.
         library.with_padding(None);
         library
             .with_truncation(None)
-            .map_err(|error| TokenizerError::Unusable { path, reason: error.to_string() })?;
+            .map_err(|error| TokenizerError::Unusable { path: path.clone(), reason: error.to_string() })?;
         let mut config = read_object(folder, "tokenizer_config.json")?.unwrap_or_default();
         for (key, value) in read_object(folder, "special_tokens_map.json")?.unwrap_or_default() {
             if key.ends_with("_token") && token_text(&value).is_some() {

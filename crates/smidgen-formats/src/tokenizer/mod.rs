@@ -14,10 +14,14 @@ mod pre_tokenizer;
 pub mod prompt_file;
 mod python;
 pub mod save;
+mod template_limits;
+mod template_rewrite;
 pub mod to_gguf;
 mod token_type;
+mod tokenizer_limits;
 
 use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 
 use serde_json::{Map, Value as Json};
@@ -103,7 +107,8 @@ impl Tokenizer {
     /// The ids of a text. Special tokens in the text are recognised; `add_special` adds those that the model
     /// wants around every text, which a chat template writes by itself.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizerError> {
-        let encoding = self.library.encode_fast(text, add_special).map_err(encode_failed)?;
+        let encoding = unharmed(|| self.library.encode_fast(text, add_special))
+            .map_err(|reason| TokenizerError::Encode { reason })?;
         Ok(encoding.get_ids().to_vec())
     }
 
@@ -113,16 +118,16 @@ impl Tokenizer {
         text: &str,
         add_special: bool,
     ) -> Result<(Vec<u32>, Vec<std::ops::Range<usize>>), TokenizerError> {
-        let encoding = self.library.encode(text, add_special).map_err(encode_failed)?;
+        let encoding = unharmed(|| self.library.encode(text, add_special))
+            .map_err(|reason| TokenizerError::Encode { reason })?;
         let ranges = encoding.get_offsets().iter().map(|&(begin, end)| begin..end).collect();
         Ok((encoding.get_ids().to_vec(), ranges))
     }
 
     /// The text of ids, with or without special tokens. Bytes that are not UTF-8 become U+FFFD.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, TokenizerError> {
-        self.library
-            .decode(ids, skip_special)
-            .map_err(|error| TokenizerError::Decode { count: ids.len(), reason: error.to_string() })
+        unharmed(|| self.library.decode(ids, skip_special))
+            .map_err(|reason| TokenizerError::Decode { count: ids.len(), reason })
     }
 
     pub fn special_ids(&self) -> SpecialIds {
@@ -165,8 +170,12 @@ impl Tokenizer {
     }
 }
 
-fn encode_failed(error: tokenizers::Error) -> TokenizerError {
-    TokenizerError::Encode { reason: error.to_string() }
+/// The library panics on some damaged tokenizers; that is an error like any other.
+fn unharmed<T>(work: impl FnOnce() -> Result<T, tokenizers::Error>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(_) => Err("the library for tokenizers failed: the tokenizer is damaged".to_owned()),
+    }
 }
 
 /// A token in a config: its text, or an object that has it as `content`.

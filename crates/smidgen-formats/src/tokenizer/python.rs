@@ -13,6 +13,8 @@ use minijinja::{Error, Value};
 use serde::Serialize;
 use serde_json::ser::{CompactFormatter, Formatter, PrettyFormatter, Serializer};
 
+use super::template_limits::charge;
+
 /// As `str(value)`: a string as it is, everything else as `repr` has it.
 pub(super) fn print(value: &Value) -> Result<String, Error> {
     match value.kind() {
@@ -68,7 +70,7 @@ fn quoted(text: &str) -> String {
 /// As `json.dumps(value, ensure_ascii=False, indent=indent)`.
 pub(super) fn json_dumps(value: &Value, indent: Option<usize>) -> Result<String, serde_json::Error> {
     let json = serde_json::to_value(value)?;
-    let mut out = Vec::new();
+    let mut out = Charged(Vec::new());
     match indent {
         Some(indent) => {
             let spaces = vec![b' '; indent];
@@ -76,7 +78,21 @@ pub(super) fn json_dumps(value: &Value, indent: Option<usize>) -> Result<String,
         }
         None => json.serialize(&mut Serializer::with_formatter(&mut out, Spaced(CompactFormatter)))?,
     }
-    Ok(String::from_utf8(out).expect("JSON of strings is UTF-8"))
+    Ok(String::from_utf8(out.0).expect("JSON of strings is UTF-8"))
+}
+
+/// Bytes that a template pays for.
+struct Charged(Vec<u8>);
+
+impl io::Write for Charged {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        charge(bytes.len()).map_err(io::Error::other)?;
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// A space after every comma and colon.

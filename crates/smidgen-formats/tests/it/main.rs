@@ -9,6 +9,7 @@ mod checkpoint_mutations;
 mod config_mutations;
 #[path = "../four_bit/mod.rs"]
 mod four_bit;
+mod hostile_templates;
 #[path = "../mutation/mod.rs"]
 mod mutation;
 mod quant_state_mutations;

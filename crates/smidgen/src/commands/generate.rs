@@ -28,6 +28,7 @@ use crate::report::generation_table::render_generation_table;
 use crate::rows::prompting::PromptChoice;
 use serde_json::{Value as Json, json};
 use smidgen_data::template::{TemplateChoice, TemplateKind};
+use smidgen_formats::json_file::read_bytes;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_formats::tokenizer::Tokenizer;
@@ -36,6 +37,9 @@ use smidgen_recipe::{BaseFormat, Budget, ClosedWord, Compute, DeviceChoice};
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
+
+/// More than any context holds.
+const MAX_PROMPT_BYTES: u64 = 16_000_000;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -180,14 +184,21 @@ fn read_prompt(args: &Args) -> Result<Option<String>, Failure> {
         |what: &str, error: std::io::Error| Failure::disk(error).context(format!("cannot read {what}"));
     let from_stdin = || {
         let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text).map_err(|error| unreadable("stdin", error))?;
+        let stdin = std::io::stdin().take(MAX_PROMPT_BYTES + 1).read_to_string(&mut text);
+        match stdin.map_err(|error| unreadable("stdin", error))? as u64 > MAX_PROMPT_BYTES {
+            true => {
+                return Err(Failure::command(format!("the prompt has more than {MAX_PROMPT_BYTES} bytes")));
+            }
+            false => {}
+        }
         Ok(Some(text))
     };
     match (&args.prompt, &args.prompt_file) {
         (Some(prompt), _) => Ok(Some(prompt.clone())),
         (None, Some(path)) if path == Path::new("-") => from_stdin(),
         (None, Some(path)) => {
-            let text = std::fs::read_to_string(path);
+            let bytes = read_bytes(path, MAX_PROMPT_BYTES).map_err(Failure::command)?;
+            let text = String::from_utf8(bytes).map_err(std::io::Error::other);
             text.map(Some).map_err(|error| unreadable(&format!("`{}`", path.display()), error))
         }
         (None, None) if std::io::stdin().is_terminal() => Ok(None),

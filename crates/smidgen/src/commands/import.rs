@@ -78,6 +78,10 @@ fn read_text(path: &Path) -> Result<String, Failure> {
     // One byte more than the limit, so that a longer file is noticed.
     let most = smidgen_recipe::import::document::MOST_BYTES as u64 + 1;
     let mut bytes = Vec::new();
+    // Asked before opening: opening a pipe would wait for a writer.
+    if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
+        return Err(unreadable(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is not a file")));
+    }
     std::fs::File::open(path).map_err(unreadable)?.take(most).read_to_end(&mut bytes).map_err(unreadable)?;
     String::from_utf8(bytes)
         .map_err(|_| Failure::command(format!("`{}` is not text: it is not UTF-8", path.display())))

@@ -7,6 +7,7 @@
 use crate::failure::Failure;
 use serde_json::{Value as Json, json};
 use smidgen_data::template::TemplateKind;
+use smidgen_formats::json_file::{MAX_CONFIG_BYTES, read_json_file};
 use smidgen_formats::model::Model;
 use smidgen_formats::tokenizer::Tokenizer;
 use smidgen_formats::tokenizer::chat_template::{ChatInput, ChatTemplate};
@@ -48,14 +49,9 @@ pub fn stop_ids(
     ids.extend(ids_in(model.config().get("eos_token_id")));
     if let Model::Folder { folder, .. } = model {
         let path = folder.path().join("generation_config.json");
-        match std::fs::read(&path) {
-            Ok(bytes) => {
-                let config: Json = serde_json::from_slice(&bytes)
-                    .map_err(|error| Failure::model(error).context(format!("`{}`", path.display())))?;
-                ids.extend(ids_in(config.get("eos_token_id")));
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(Failure::model(error).context(format!("`{}`", path.display()))),
+        if path.exists() {
+            let config: Json = read_json_file(&path, MAX_CONFIG_BYTES).map_err(Failure::model)?;
+            ids.extend(ids_in(config.get("eos_token_id")));
         }
     }
     let own = tokenizer.chat_template().and_then(Result::ok);

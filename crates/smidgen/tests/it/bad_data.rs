@@ -29,6 +29,46 @@ fn files_that_are_not_there() {
     );
 }
 
+/// What has no end is refused before it is opened.
+#[cfg(unix)]
+#[test]
+fn devices_and_pipes_are_no_files() {
+    use std::os::unix::fs::symlink;
+    let scratch = Scratch::new();
+    let made = std::process::Command::new("mkfifo").arg(scratch.path("pipe.jsonl")).status();
+    let mut names = vec!["zeros.jsonl", "zeros.csv", "zeros.txt"];
+    names.iter().for_each(|name| symlink("/dev/zero", scratch.path(name)).unwrap());
+    names.extend(made.is_ok_and(|status| status.success()).then_some("pipe.jsonl"));
+    for name in names {
+        let words =
+            [&format!("{name}` is a device, a pipe or a socket, not a file"), "hint: a data file is read "];
+        scratch.train_refused(1, &[&format!("data.train={name}"), "data.format=auto"], &words);
+    }
+    symlink("/dev/zero", scratch.path("zeros.toml")).unwrap();
+    let words = ["cannot read the recipe `zeros.toml`: it is not a file"];
+    scratch.refused(2, &["plan", "zeros.toml"], &words);
+    scratch.refused(2, &["import", "zeros.toml"], &["it is not a file"]);
+    scratch.write("large.toml", vec![b'#'; 300 << 10]);
+    let words = ["it has 307200 bytes, a recipe has at most 262144"];
+    scratch.refused(2, &["plan", "large.toml"], &words);
+    symlink("/dev/zero", scratch.path("zeros.jinja")).unwrap();
+    scratch.refused(
+        2,
+        &["generate", "model", "--prompt-file", "zeros.jinja"],
+        &["zeros.jinja` is not a file"],
+    );
+}
+
+/// Names are compared with a set: with a list, this header would take minutes.
+#[test]
+fn a_header_of_many_columns() {
+    let scratch = Scratch::new();
+    let names: Vec<String> = (0..300_000).map(|column| format!("c{column}")).collect();
+    scratch.write("wide.csv", names.join(",") + ",c7\n");
+    let words = ["wide.csv` line 1: the header has the column `c7` twice"];
+    scratch.train_refused(1, &["data.train=wide.csv", "data.format=auto"], &words);
+}
+
 #[test]
 fn files_without_rows() {
     refused("", &["`data.train`: no rows", "hint: "]);

@@ -5,6 +5,7 @@
 
 use serde_json::{Map, Value, json};
 use smidgen_compile::{DeviceProfile, Overhead, Rates};
+use smidgen_formats::json_file::{JsonFileError, MAX_CONFIG_BYTES, read_bytes};
 use smidgen_formats::whole_file::{WriteFileError, write_whole};
 use smidgen_ir::DeviceKind;
 use std::path::{Path, PathBuf};
@@ -92,9 +93,12 @@ fn render_rates(rates: &Rates) -> Value {
 }
 
 fn read_value(path: &Path) -> Result<Value, ProfileError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|source| ProfileError::Read { path: path.to_path_buf(), source })?;
-    serde_json::from_str(&text).map_err(|source| ProfileError::Json { path: path.to_path_buf(), source })
+    let unread = |source| ProfileError::Read { path: path.to_path_buf(), source };
+    let bytes = read_bytes(path, MAX_CONFIG_BYTES).map_err(|error| match error {
+        JsonFileError::Read { source, .. } => unread(source),
+        error => unread(std::io::Error::new(std::io::ErrorKind::InvalidInput, error.to_string())),
+    })?;
+    serde_json::from_slice(&bytes).map_err(|source| ProfileError::Json { path: path.to_path_buf(), source })
 }
 
 /// A field that is not what it should be.

@@ -1,0 +1,299 @@
+//! Limits on what a chat template may do: how much it may make, how deep it may nest, how long it may run.
+//!
+//! A template comes with a model, so it is not trusted. The engine counts instructions, but one instruction can double a
+//! string. Therefore every value that a template makes or looks through is charged to an allowance before it is made
+//! (`template_rewrite.rs` puts the calls in), and an exhausted allowance ends the rendering.
+//! The allowance belongs to the thread, because a rendering stays on one.
+//! Left out: the limits of the parser, which are in the rewriting.
+
+use std::cell::{Cell, RefCell};
+
+use minijinja::value::{Kwargs, Rest, StringInput, ValueKind, ValueOrKwargs};
+use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions};
+use serde_json::Value as Json;
+
+/// Instructions of one rendering: a conversation of a thousand messages takes some hundred thousand.
+const FUEL: u64 = 5_000_000;
+/// Loops, macros and calls inside each other; a macro counts five times.
+const MOST_RECURSION: usize = 200;
+/// Lists in lists.
+const MOST_DEPTH: usize = 64;
+/// A value in a list.
+const ELEMENT_BYTES: usize = 32;
+/// What a rendering may make, in addition to a multiple of its input.
+const ALLOWANCE_BYTES: usize = 96 << 20;
+const ALLOWANCE_PER_INPUT_BYTE: usize = 256;
+const MOST_INDENT: usize = 200;
+/// An argument that a filter compares with every element.
+const MOST_ARGUMENT_BYTES: usize = 4096;
+
+/// Names of the functions that the rewriting calls; no template can spell them.
+pub(super) const CHARGE: &str = "charge!";
+pub(super) const EACH: &str = "each!";
+pub(super) const WEIGH: &str = "weigh!";
+pub(super) const KEEP: &str = "keep!";
+pub(super) const BRIEF: &str = "brief!";
+pub(super) const FACTOR: &str = "factor!";
+pub(super) const TIMES: &str = "times!";
+
+thread_local! {
+    static LEFT_BYTES: Cell<usize> = const { Cell::new(ALLOWANCE_BYTES) };
+    /// Left operands of the multiplications under way.
+    static FACTORS: RefCell<Vec<Value>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Begins a rendering on this thread.
+pub(super) fn begin_rendering(input_bytes: usize) {
+    LEFT_BYTES.set(input_bytes.saturating_mul(ALLOWANCE_PER_INPUT_BYTE).saturating_add(ALLOWANCE_BYTES));
+    FACTORS.take();
+}
+
+/// The size of an input.
+pub(super) fn json_bytes(json: &Json) -> usize {
+    match json {
+        Json::String(text) => text.len(),
+        Json::Array(items) => items.iter().map(json_bytes).sum::<usize>() + ELEMENT_BYTES * items.len(),
+        Json::Object(fields) => fields.iter().map(|(name, value)| name.len() + json_bytes(value)).sum(),
+        Json::Null | Json::Bool(_) | Json::Number(_) => ELEMENT_BYTES,
+    }
+}
+
+/// Takes bytes from the allowance.
+pub(super) fn charge(bytes: usize) -> Result<(), Error> {
+    match LEFT_BYTES.get().checked_sub(bytes) {
+        Some(left) => {
+            LEFT_BYTES.set(left);
+            Ok(())
+        }
+        None => Err(refused("it makes too much text: it may be hostile")),
+    }
+}
+
+fn refused(what: &str) -> Error {
+    Error::new(ErrorKind::InvalidOperation, what.to_owned())
+}
+
+/// What a value takes by itself.
+fn own_bytes(value: &Value) -> usize {
+    match (value.as_str(), value.kind()) {
+        (Some(text), _) => text.len(),
+        (None, ValueKind::Seq | ValueKind::Map | ValueKind::Iterable) => {
+            value.len().unwrap_or(1).saturating_mul(ELEMENT_BYTES)
+        }
+        _ => ELEMENT_BYTES,
+    }
+}
+
+/// Charges a value with everything in it, and refuses one that is too deep, such as one that holds itself.
+pub(super) fn weigh(value: &Value) -> Result<(), Error> {
+    weigh_at(value, 0, false)
+}
+
+fn weigh_at(value: &Value, depth: usize, is_kept: bool) -> Result<(), Error> {
+    charge(own_bytes(value).max(ELEMENT_BYTES))?;
+    let kind = value.kind();
+    if !matches!(kind, ValueKind::Seq | ValueKind::Map | ValueKind::Iterable) {
+        return Ok(());
+    }
+    if depth == MOST_DEPTH {
+        return Err(refused("its values are nested too deeply"));
+    }
+    if is_kept && value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace")) {
+        return Err(refused("a namespace cannot be a part of another value"));
+    }
+    for item in value.try_iter()? {
+        weigh_at(&item, depth + 1, is_kept)?;
+        if kind == ValueKind::Map {
+            weigh_at(&value.get_item(&item)?, depth + 1, is_kept)?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes the environment of a template safe to run.
+pub(super) fn add_limits(environment: &mut Environment<'static>) {
+    environment.set_fuel(Some(FUEL));
+    environment.set_recursion_limit(MOST_RECURSION);
+    // None of these is Jinja's, and each can nest without a trace or show the engine's inside.
+    ["chain", "zip", "pprint"].iter().for_each(|name| environment.remove_filter(name));
+    environment.remove_global("debug");
+    environment.add_function(CHARGE, |value: Value| charge(own_bytes(&value)).map(|()| value));
+    environment.add_function(EACH, |value: Value| {
+        // A text falls into its characters.
+        let factor = if value.as_str().is_some() { ELEMENT_BYTES } else { 1 };
+        charge(own_bytes(&value).saturating_mul(factor)).map(|()| value)
+    });
+    environment.add_function(WEIGH, |value: Value| weigh(&value).map(|()| value));
+    environment.add_function(KEEP, keep);
+    environment.add_function(BRIEF, |value: Value| match own_bytes(&value) > MOST_ARGUMENT_BYTES {
+        true => Err(refused("an argument of a filter is too long")),
+        false => Ok(value),
+    });
+    environment.add_function(FACTOR, |value: Value| {
+        FACTORS.with_borrow_mut(|factors| factors.push(value.clone()));
+        value
+    });
+    environment.add_function(TIMES, times);
+    environment.add_function("dict", |value: Option<Value>, more: Kwargs| {
+        let made = functions::dict(value, more)?;
+        weigh_at(&made, 0, true).map(|()| made)
+    });
+    environment.add_function("namespace", |defaults: Option<ValueOrKwargs>| {
+        let defaults = defaults.map(ValueOrKwargs::into_value);
+        if let Some(defaults) = &defaults {
+            weigh_at(defaults, 0, true)?;
+        }
+        functions::namespace(defaults.map(ValueOrKwargs::from))
+    });
+    environment.add_filter("replace", replace);
+    environment.add_filter("join", join);
+    environment.add_filter("indent", indent);
+    environment.add_filter("batch", batch);
+    environment.add_filter("slice", slice);
+    environment.add_filter("sum", sum);
+    environment.add_filter("format", format);
+    environment.set_unknown_method_callback(call_method);
+}
+
+/// A value that outlives the statement: it is finished, not nested too deeply, and holds no namespace.
+fn keep(value: Value) -> Result<Value, Error> {
+    weigh_at(&value, 0, true)?;
+    match value.kind() {
+        ValueKind::Iterable => Ok(value.try_iter()?.collect::<Value>()),
+        _ => Ok(value),
+    }
+}
+
+/// The right operand of a multiplication, after the left one.
+fn times(right: Value) -> Result<Value, Error> {
+    let left = FACTORS.with_borrow_mut(Vec::pop).unwrap_or_default();
+    for (many, number) in [(&left, &right), (&right, &left)] {
+        if let (false, Some(count)) = (many.is_number(), number.as_usize()) {
+            charge(own_bytes(many).saturating_mul(count))?;
+        }
+    }
+    Ok(right)
+}
+
+/// Bytes of a text after a replacement.
+fn charge_replaced(text: &str, from: &str, to: &str) -> Result<(), Error> {
+    charge(text.len().saturating_add(text.matches(from).count().saturating_mul(to.len())))
+}
+
+fn replace(
+    state: &mut State<'_, '_>,
+    text: StringInput<'_>,
+    from: StringInput<'_>,
+    to: StringInput<'_>,
+) -> Result<Value, Error> {
+    charge_replaced(text.as_str(), from.as_str(), to.as_str())?;
+    filters::replace(state, text, from, to)
+}
+
+/// Bytes of all elements and of what is between them.
+fn charge_joined(values: &Value, between: &str) -> Result<(), Error> {
+    weigh(values)?;
+    let count = values.try_iter()?.count();
+    charge(count.saturating_mul(between.len()))
+}
+
+fn join(
+    state: &mut State<'_, '_>,
+    values: &Value,
+    between: Option<StringInput<'_>>,
+    attribute: Option<&str>,
+    more: Kwargs,
+) -> Result<Value, Error> {
+    charge_joined(values, between.as_ref().map_or("", StringInput::as_str))?;
+    filters::join(state, values, between, attribute, more)
+}
+
+fn indent(
+    text: StringInput<'_>,
+    width: Option<usize>,
+    first: Option<bool>,
+    blank: Option<bool>,
+    more: Kwargs,
+) -> Result<Value, Error> {
+    let width_used = width.or(more.get("width")?).unwrap_or(4);
+    if width_used > MOST_INDENT {
+        return Err(refused("the width of an indentation is above 200"));
+    }
+    charge(text.as_str().len() + (1 + text.as_str().matches('\n').count()) * width_used)?;
+    filters::indent(text, width, first, blank, more)
+}
+
+fn batch(state: &State<'_, '_>, values: Value, count: usize, fill: Option<Value>) -> Result<Value, Error> {
+    charge(count.saturating_mul(ELEMENT_BYTES))?;
+    filters::batch(state, values, count, fill)
+}
+
+fn slice(state: &State<'_, '_>, values: Value, count: usize, fill: Option<Value>) -> Result<Value, Error> {
+    charge(count.saturating_mul(2 * ELEMENT_BYTES))?;
+    filters::slice(state, values, count, fill)
+}
+
+fn sum(
+    state: &State<'_, '_>,
+    values: Value,
+    attribute: Option<&str>,
+    start: Option<Value>,
+    more: Kwargs,
+) -> Result<Value, Error> {
+    // Sums of texts and lists copy everything before an element once more.
+    let is_large = |value: &Value| !value.is_number();
+    let count = values.try_iter()?.filter(is_large).count();
+    charge(count.saturating_mul(own_bytes(&values)).saturating_mul(count))?;
+    filters::sum(state, values, attribute, start, more)
+}
+
+/// Refuses widths in a format that would fill memory with spaces.
+fn check_format(text: &str, arguments: &[Value]) -> Result<(), Error> {
+    let digits = text.as_bytes().windows(4).any(|window| window.iter().all(u8::is_ascii_digit));
+    let mut open = 0;
+    let nested = text.chars().any(|sign| {
+        open = match sign {
+            '{' => open + 1,
+            '}' => 0,
+            _ => open,
+        };
+        open > 1 && !text.contains("{{")
+    });
+    if digits || nested || text.contains('*') {
+        return Err(refused("a format has a width that is too large or not stated"));
+    }
+    let fields = text.matches(['{', '%']).count();
+    for argument in arguments {
+        weigh(argument)?;
+        charge(fields.saturating_mul(own_bytes(argument).saturating_add(1000)))?;
+    }
+    charge(text.len())
+}
+
+fn format(state: &mut State<'_, '_>, text: &Value, arguments: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let arguments = arguments.into_values();
+    check_format(text.as_str().unwrap_or_default(), &arguments)?;
+    filters::format(state, text, Rest(arguments.into_iter().map(ValueOrKwargs::from).collect()))
+}
+
+/// Python's methods of strings, maps and lists.
+fn call_method(
+    state: &mut State<'_, '_>,
+    value: &Value,
+    name: &str,
+    arguments: &[Value],
+) -> Result<Value, Error> {
+    match (name, value.as_str(), arguments) {
+        ("replace", Some(text), [from, to, ..]) => {
+            charge_replaced(text, from.as_str().unwrap_or_default(), to.as_str().unwrap_or_default())?;
+        }
+        ("join", Some(text), [values]) => charge_joined(values, text)?,
+        ("format", Some(text), _) => check_format(text, arguments)?,
+        ("count", None, [_]) => weigh(value)?,
+        // A field of a map takes no copy of the map.
+        ("get", None, _) => {}
+        _ => charge(own_bytes(value).saturating_mul(2))?,
+    }
+    arguments.iter().try_for_each(|argument| charge(own_bytes(argument)))?;
+    minijinja_contrib::pycompat::unknown_method_callback(state, value, name, arguments)
+}

@@ -1,0 +1,376 @@
+//! A template as the engine runs it: the same, with a call to the allowance wherever it makes a value.
+//!
+//! The syntax tree is built a second time. Texts between tags become values, so that all output passes the formatter,
+//! which counts it. Operands, inputs of filters and everything that is kept pass functions of `template_limits.rs`.
+//! A template that nests too deeply is refused here, before the engine would recurse into it.
+
+use minijinja::machinery::ast::{
+    BinOp, BinOpKind, Break, Call, CallArg, CallBlock, Compare, CompareOp, Const, Continue, Do, EmitExpr,
+    Expr, Filter, FilterBlock, ForLoop, GetAttr, GetItem, IfCond, IfExpr, List, Macro, Map, Set, SetBlock,
+    Slice, Spanned, Stmt, Template, Test, Tuple, UnaryOp, UnaryOpKind, Var, WithBlock,
+};
+use minijinja::machinery::{CodeGenerator, Instructions, Span, parse};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{Error, ErrorKind, Value};
+
+use super::template_limits::{BRIEF, CHARGE, EACH, FACTOR, KEEP, TIMES, WEIGH};
+
+/// Published templates have up to 30,000 bytes.
+const MOST_SOURCE_BYTES: usize = 1_000_000;
+/// Expressions and blocks inside each other; a sum of many terms counts each.
+const MOST_DEPTH: usize = 150;
+/// The parser recurses for these without a limit.
+const MOST_REPEATED: [(&str, usize); 3] = [("elif", 300), ("not", 300), ("-", 1000)];
+
+/// Filters that make nothing, or little, of their input.
+const LIGHT_FILTERS: [&str; 11] =
+    ["length", "count", "first", "last", "items", "attr", "trim", "int", "float", "bool", "abs"];
+/// Filters that make a list, of a text one of its characters.
+const EACH_FILTERS: [&str; 13] = [
+    "list",
+    "map",
+    "select",
+    "reject",
+    "selectattr",
+    "rejectattr",
+    "batch",
+    "slice",
+    "sort",
+    "unique",
+    "groupby",
+    "min",
+    "max",
+];
+/// Filters that must see a missing value, and take no copy.
+const BLIND_FILTERS: [&str; 2] = ["default", "d"];
+/// Filters whose arguments are used for every element.
+const ELEMENT_FILTERS: [&str; 5] = ["map", "select", "reject", "selectattr", "rejectattr"];
+/// Tests that compare, so that they look through a value.
+const COMPARING_TESTS: [&str; 19] = [
+    "eq",
+    "equalto",
+    "==",
+    "ne",
+    "!=",
+    "lt",
+    "lessthan",
+    "<",
+    "le",
+    "<=",
+    "gt",
+    "greaterthan",
+    ">",
+    "ge",
+    ">=",
+    "in",
+    "sameas",
+    "lower",
+    "upper",
+];
+
+/// Compiles a template; `name` is for messages.
+pub(super) fn compile(
+    name: &'static str,
+    source: &'static str,
+    syntax: SyntaxConfig,
+) -> Result<Instructions<'static>, Error> {
+    let tree = parse(source, name, syntax)?;
+    let rewritten = match rewrite(&tree, Depth(0)) {
+        Ok(rewritten) => rewritten,
+        Err(error) => {
+            // Freeing a deep tree would recurse as deep.
+            std::mem::forget(tree);
+            return Err(error);
+        }
+    };
+    let mut generator = CodeGenerator::new(name, source);
+    generator.compile_stmt(&rewritten);
+    Ok(generator.finish().0)
+}
+
+/// Refuses what the parser could not take.
+pub(super) fn check_source(source: &str) -> Result<(), Error> {
+    if source.len() > MOST_SOURCE_BYTES {
+        return Err(refused(format!(
+            "it has {} bytes, at most {MOST_SOURCE_BYTES} are allowed",
+            source.len()
+        )));
+    }
+    for (word, most) in MOST_REPEATED {
+        let is_repeated = match word {
+            "elif" => source.matches(word).count() > most,
+            word => {
+                let packed: String = source.split_whitespace().collect();
+                packed.contains(&word.repeat(most))
+            }
+        };
+        if is_repeated {
+            return Err(too_deep());
+        }
+    }
+    Ok(())
+}
+
+fn refused(what: impl Into<std::borrow::Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::SyntaxError, what)
+}
+
+fn too_deep() -> Error {
+    refused("it is nested too deeply")
+}
+
+/// How deep a node is in the tree.
+#[derive(Clone, Copy)]
+struct Depth(usize);
+
+impl Depth {
+    fn below(self) -> Result<Depth, Error> {
+        if self.0 == MOST_DEPTH { Err(too_deep()) } else { Ok(Depth(self.0 + 1)) }
+    }
+}
+
+type Rewritten<T> = Result<T, Error>;
+
+fn call<'a>(function: &'static str, value: Expr<'a>, span: Span) -> Expr<'a> {
+    let expr = Expr::Var(Spanned::new(Var { id: function }, span));
+    Expr::Call(Spanned::new(Call { expr, args: vec![CallArg::Pos(value)] }, span))
+}
+
+fn rewrite<'a>(stmt: &Stmt<'a>, depth: Depth) -> Rewritten<Stmt<'a>> {
+    let depth = depth.below()?;
+    let body =
+        |stmts: &[Stmt<'a>]| stmts.iter().map(|stmt| rewrite(stmt, depth)).collect::<Rewritten<Vec<_>>>();
+    let expr = |inner: &Expr<'a>| expr_of(inner, depth);
+    Ok(match stmt {
+        Stmt::Template(node) => {
+            Stmt::Template(Spanned::new(Template { children: body(&node.children)? }, node.span()))
+        }
+        Stmt::EmitExpr(node) => {
+            Stmt::EmitExpr(Spanned::new(EmitExpr { expr: expr(&node.expr)? }, node.span()))
+        }
+        Stmt::EmitRaw(node) => {
+            let text = Expr::Const(Spanned::new(Const { value: Value::from(node.raw) }, node.span()));
+            Stmt::EmitExpr(Spanned::new(EmitExpr { expr: text }, node.span()))
+        }
+        Stmt::ForLoop(node) => {
+            let rewritten = ForLoop {
+                target: target_of(&node.target, depth)?,
+                iter: call(EACH, expr(&node.iter)?, node.span()),
+                filter_expr: node.filter_expr.as_ref().map(expr).transpose()?,
+                recursive: node.recursive,
+                body: body(&node.body)?,
+                else_body: body(&node.else_body)?,
+            };
+            Stmt::ForLoop(Spanned::new(rewritten, node.span()))
+        }
+        Stmt::IfCond(node) => {
+            let (true_body, false_body) = (body(&node.true_body)?, body(&node.false_body)?);
+            let rewritten = IfCond { expr: expr(&node.expr)?, true_body, false_body };
+            Stmt::IfCond(Spanned::new(rewritten, node.span()))
+        }
+        Stmt::WithBlock(node) => {
+            let pair = |(target, value): &(Expr<'a>, Expr<'a>)| -> Rewritten<_> {
+                Ok((target_of(target, depth)?, expr(value)?))
+            };
+            let assignments = node.assignments.iter().map(pair).collect::<Rewritten<Vec<_>>>()?;
+            Stmt::WithBlock(Spanned::new(WithBlock { assignments, body: body(&node.body)? }, node.span()))
+        }
+        Stmt::Set(node) => {
+            let value = expr(&node.expr)?;
+            // A field of a namespace outlives the loop or macro that sets it.
+            let value = match &node.target {
+                Expr::GetAttr(_) => call(KEEP, value, node.span()),
+                _ => value,
+            };
+            let target = target_of(&node.target, depth)?;
+            Stmt::Set(Spanned::new(Set { target, expr: value }, node.span()))
+        }
+        Stmt::SetBlock(node) => {
+            let filter = node.filter.as_ref().map(expr).transpose()?;
+            let rewritten =
+                SetBlock { target: target_of(&node.target, depth)?, filter, body: body(&node.body)? };
+            Stmt::SetBlock(Spanned::new(rewritten, node.span()))
+        }
+        Stmt::FilterBlock(node) => {
+            let rewritten = FilterBlock { filter: expr(&node.filter)?, body: body(&node.body)? };
+            Stmt::FilterBlock(Spanned::new(rewritten, node.span()))
+        }
+        Stmt::Macro(node) => Stmt::Macro(macro_of(node, depth)?),
+        Stmt::CallBlock(node) => {
+            let (call, macro_decl) = (call_of(&node.call, depth)?, macro_of(&node.macro_decl, depth)?);
+            Stmt::CallBlock(Spanned::new(CallBlock { call, macro_decl }, node.span()))
+        }
+        Stmt::Do(node) => Stmt::Do(Spanned::new(Do { call: call_of(&node.call, depth)? }, node.span())),
+        Stmt::Continue(node) => Stmt::Continue(Spanned::new(Continue, node.span())),
+        Stmt::Break(node) => Stmt::Break(Spanned::new(Break, node.span())),
+        Stmt::AutoEscape(_) => return Err(refused("`autoescape` is not supported")),
+        Stmt::Block(_) | Stmt::Import(_) | Stmt::FromImport(_) | Stmt::Extends(_) | Stmt::Include(_) => {
+            return Err(refused("it asks for other templates, and there are none"));
+        }
+    })
+}
+
+fn macro_of<'a>(node: &Spanned<Macro<'a>>, depth: Depth) -> Rewritten<Spanned<Macro<'a>>> {
+    let args = node.args.iter().map(|arg| target_of(arg, depth)).collect::<Rewritten<Vec<_>>>()?;
+    let defaults = exprs_of(&node.defaults, depth)?;
+    let body = node.body.iter().map(|stmt| rewrite(stmt, depth)).collect::<Rewritten<Vec<_>>>()?;
+    Ok(Spanned::new(Macro { name: node.name, args, defaults, body }, node.span()))
+}
+
+fn call_of<'a>(node: &Spanned<Call<'a>>, depth: Depth) -> Rewritten<Spanned<Call<'a>>> {
+    let rewritten = Call { expr: expr_of(&node.expr, depth)?, args: args_of(&node.args, depth, None)? };
+    Ok(Spanned::new(rewritten, node.span()))
+}
+
+/// `function` is called on each argument.
+fn args_of<'a>(
+    args: &[CallArg<'a>],
+    depth: Depth,
+    function: Option<&'static str>,
+) -> Rewritten<Vec<CallArg<'a>>> {
+    let value = |inner: &Expr<'a>| -> Rewritten<Expr<'a>> {
+        let rewritten = expr_of(inner, depth)?;
+        Ok(match function {
+            Some(function) => call(function, rewritten, inner.span()),
+            None => rewritten,
+        })
+    };
+    let arg = |arg: &CallArg<'a>| -> Rewritten<CallArg<'a>> {
+        Ok(match arg {
+            CallArg::Pos(inner) => CallArg::Pos(value(inner)?),
+            CallArg::Kwarg(name, inner) => CallArg::Kwarg(*name, value(inner)?),
+            CallArg::PosSplat(inner) => CallArg::PosSplat(value(inner)?),
+            CallArg::KwargSplat(inner) => CallArg::KwargSplat(value(inner)?),
+        })
+    };
+    args.iter().map(arg).collect()
+}
+
+fn exprs_of<'a>(exprs: &[Expr<'a>], depth: Depth) -> Rewritten<Vec<Expr<'a>>> {
+    exprs.iter().map(|inner| expr_of(inner, depth)).collect()
+}
+
+/// What is assigned to: names, several of them, or a field.
+fn target_of<'a>(target: &Expr<'a>, depth: Depth) -> Rewritten<Expr<'a>> {
+    let depth = depth.below()?;
+    let several =
+        |items: &[Expr<'a>]| items.iter().map(|item| target_of(item, depth)).collect::<Rewritten<Vec<_>>>();
+    Ok(match target {
+        Expr::List(node) => Expr::List(Spanned::new(List { items: several(&node.items)? }, node.span())),
+        Expr::Tuple(node) => Expr::Tuple(Spanned::new(Tuple { items: several(&node.items)? }, node.span())),
+        other => expr_of(other, depth)?,
+    })
+}
+
+/// An operand that the engine looks through; constants are as long as the template says.
+fn weighed<'a>(inner: &Expr<'a>, depth: Depth) -> Rewritten<Expr<'a>> {
+    let rewritten = expr_of(inner, depth)?;
+    Ok(if matches!(inner, Expr::Const(_)) { rewritten } else { call(WEIGH, rewritten, inner.span()) })
+}
+
+fn expr_of<'a>(expr: &Expr<'a>, depth: Depth) -> Rewritten<Expr<'a>> {
+    let depth = depth.below()?;
+    let of = |inner: &Expr<'a>| expr_of(inner, depth);
+    let optional = |inner: &Option<Expr<'a>>| inner.as_ref().map(of).transpose();
+    let span = expr.span();
+    Ok(match expr {
+        Expr::Var(node) => Expr::Var(Spanned::new(Var { id: node.id }, span)),
+        Expr::Const(node) => Expr::Const(Spanned::new(Const { value: node.value.clone() }, span)),
+        Expr::Slice(node) => {
+            let (start, stop, step) = (optional(&node.start)?, optional(&node.stop)?, optional(&node.step)?);
+            let rewritten = Slice { expr: call(CHARGE, of(&node.expr)?, span), start, stop, step };
+            Expr::Slice(Spanned::new(rewritten, span))
+        }
+        Expr::UnaryOp(node) => {
+            let op = match node.op {
+                UnaryOpKind::Not => UnaryOpKind::Not,
+                UnaryOpKind::Neg => UnaryOpKind::Neg,
+            };
+            Expr::UnaryOp(Spanned::new(UnaryOp { op, expr: of(&node.expr)? }, span))
+        }
+        Expr::BinOp(node) => binary_of(node, span, depth)?,
+        Expr::Compare(node) => {
+            let op = |op: &CompareOp<'a>| -> Rewritten<_> {
+                Ok(CompareOp { op: op.op, expr: weighed(&op.expr, depth)? })
+            };
+            let ops = node.ops.iter().map(op).collect::<Rewritten<Vec<_>>>()?;
+            Expr::Compare(Spanned::new(Compare { expr: weighed(&node.expr, depth)?, ops }, span))
+        }
+        Expr::IfExpr(node) => {
+            let (test_expr, true_expr) = (of(&node.test_expr)?, of(&node.true_expr)?);
+            let rewritten = IfExpr { test_expr, true_expr, false_expr: optional(&node.false_expr)? };
+            Expr::IfExpr(Spanned::new(rewritten, span))
+        }
+        Expr::Filter(node) => {
+            let input = |inner: &Expr<'a>| -> Rewritten<Expr<'a>> {
+                let rewritten = of(inner)?;
+                Ok(match node.name {
+                    name if BLIND_FILTERS.contains(&name) => rewritten,
+                    name if LIGHT_FILTERS.contains(&name) => call(CHARGE, rewritten, span),
+                    name if EACH_FILTERS.contains(&name) => call(EACH, call(WEIGH, rewritten, span), span),
+                    _ => call(WEIGH, rewritten, span),
+                })
+            };
+            let brief = ELEMENT_FILTERS.contains(&node.name).then_some(BRIEF);
+            let (expr, args) =
+                (node.expr.as_ref().map(input).transpose()?, args_of(&node.args, depth, brief)?);
+            Expr::Filter(Spanned::new(Filter { name: node.name, expr, args }, span))
+        }
+        Expr::Test(node) => {
+            let (expr, function) = match COMPARING_TESTS.contains(&node.name) {
+                true => (weighed(&node.expr, depth)?, Some(WEIGH)),
+                false => (of(&node.expr)?, None),
+            };
+            let args = args_of(&node.args, depth, function)?;
+            Expr::Test(Spanned::new(Test { name: node.name, expr, args }, span))
+        }
+        Expr::GetAttr(node) => {
+            Expr::GetAttr(Spanned::new(GetAttr { expr: of(&node.expr)?, name: node.name }, span))
+        }
+        Expr::GetItem(node) => {
+            let rewritten = GetItem { expr: of(&node.expr)?, subscript_expr: of(&node.subscript_expr)? };
+            Expr::GetItem(Spanned::new(rewritten, span))
+        }
+        Expr::Call(node) => Expr::Call(call_of(node, depth)?),
+        Expr::List(node) => {
+            let list = List { items: exprs_of(&node.items, depth)? };
+            kept(Expr::List(Spanned::new(list, span)), span)
+        }
+        Expr::Tuple(node) => {
+            let tuple = Tuple { items: exprs_of(&node.items, depth)? };
+            kept(Expr::Tuple(Spanned::new(tuple, span)), span)
+        }
+        Expr::Map(node) => {
+            let map = Map { keys: exprs_of(&node.keys, depth)?, values: exprs_of(&node.values, depth)? };
+            kept(Expr::Map(Spanned::new(map, span)), span)
+        }
+    })
+}
+
+/// A value that holds others.
+fn kept(rewritten: Expr<'_>, span: Span) -> Expr<'_> {
+    if rewritten.as_const().is_some() { rewritten } else { call(KEEP, rewritten, span) }
+}
+
+fn binary_of<'a>(node: &BinOp<'a>, span: Span, depth: Depth) -> Rewritten<Expr<'a>> {
+    let of = |inner: &Expr<'a>| expr_of(inner, depth);
+    let charged = |inner: &Expr<'a>| -> Rewritten<_> { Ok(call(CHARGE, of(inner)?, span)) };
+    let (left, right) = match node.op {
+        // `and` and `or` hand their operands on.
+        BinOpKind::ScAnd | BinOpKind::ScOr => (of(&node.left)?, of(&node.right)?),
+        BinOpKind::Add => (charged(&node.left)?, charged(&node.right)?),
+        BinOpKind::Mul => (call(FACTOR, of(&node.left)?, span), call(TIMES, of(&node.right)?, span)),
+        BinOpKind::Sub | BinOpKind::Div | BinOpKind::FloorDiv | BinOpKind::Rem | BinOpKind::Pow => {
+            (of(&node.left)?, of(&node.right)?)
+        }
+        BinOpKind::Concat
+        | BinOpKind::Eq
+        | BinOpKind::Ne
+        | BinOpKind::Lt
+        | BinOpKind::Lte
+        | BinOpKind::Gt
+        | BinOpKind::Gte
+        | BinOpKind::In => (weighed(&node.left, depth)?, weighed(&node.right, depth)?),
+    };
+    Ok(Expr::BinOp(Spanned::new(BinOp { op: node.op, left, right }, span)))
+}
