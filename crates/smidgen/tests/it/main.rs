@@ -10,6 +10,8 @@ mod bad_model;
 mod bad_recipe;
 mod coated_devices;
 mod commands;
+mod contents;
+mod continuing;
 mod doctor;
 mod evaluating;
 mod event_file;
