@@ -6,6 +6,7 @@
 //! by number.
 //! Left out: 8-bit checkpoints, and blocks of other sizes than 64 and 256.
 
+use crate::content_hash::ContentHash;
 use crate::element::Element;
 use crate::folder::ModelFolder;
 use crate::safetensors::SafetensorsError;
@@ -16,6 +17,7 @@ use smidgen_ir::storage::{BNB4_BLOCK, BNB4_GROUP, bnb4_parts};
 use smidgen_ir::{Code4, Storage};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::Arc;
 use thiserror::Error;
 
 /// The text between the name of a tensor and its quantization type in the name of its state.
@@ -217,6 +219,19 @@ impl Reading<'_> {
 }
 
 impl BnbWeight {
+    /// The same tensor; what is read of it goes into `hash`.
+    pub fn hashed(self, hash: &Arc<ContentHash>) -> BnbWeight {
+        let scales_at = self.codes.bytes();
+        let groups_at = scales_at + self.scales.bytes();
+        let nested = self.nested.map(|Nested { group_scales, offset }| {
+            // The offset is part of a state that is read once, when the folder is opened.
+            hash.add(groups_at + group_scales.bytes(), &offset.to_le_bytes());
+            Nested { group_scales: group_scales.hashed(hash, groups_at), offset }
+        });
+        let (codes, scales) = (self.codes.hashed(hash, 0), self.scales.hashed(hash, scales_at));
+        BnbWeight { codes, scales, nested, ..self }
+    }
+
     pub fn file_path(&self) -> &std::path::Path {
         self.codes.file_path()
     }

@@ -9,10 +9,12 @@
 
 pub mod at_once;
 pub mod bnb;
+pub mod content_hash;
 pub mod digest;
 pub mod element;
 pub mod encode;
 mod exact_writer;
+pub mod finite;
 pub mod folder;
 #[cfg(test)]
 #[path = "../tests/four_bit/mod.rs"]

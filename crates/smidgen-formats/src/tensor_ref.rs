@@ -5,6 +5,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::content_hash::ContentHash;
 use crate::element::Element;
 use crate::safetensors::{SafetensorsError, SafetensorsFile, TensorEntry};
 
@@ -12,13 +13,26 @@ use crate::safetensors::{SafetensorsError, SafetensorsFile, TensorEntry};
 pub struct TensorRef {
     file: Arc<SafetensorsFile>,
     position: usize,
+    seen: Option<Seen>,
+}
+
+/// The hash of what is read of a tensor, and where the tensor begins in what is hashed.
+#[derive(Clone, Debug)]
+struct Seen {
+    hash: Arc<ContentHash>,
+    begin: u64,
 }
 
 impl TensorRef {
     /// The tensor at this position of `file.tensors()`.
     pub fn new(file: &Arc<SafetensorsFile>, position: usize) -> TensorRef {
         assert!(position < file.tensors().len(), "no tensor {position}");
-        TensorRef { file: Arc::clone(file), position }
+        TensorRef { file: Arc::clone(file), position, seen: None }
+    }
+
+    /// The same tensor; what is read of it goes into `hash`, from `begin` on.
+    pub fn hashed(self, hash: &Arc<ContentHash>, begin: u64) -> TensorRef {
+        TensorRef { seen: Some(Seen { hash: Arc::clone(hash), begin }), ..self }
     }
 
     pub fn entry(&self) -> &TensorEntry {
@@ -51,6 +65,10 @@ impl TensorRef {
 
     /// See [`SafetensorsFile::read_at`].
     pub fn read_at(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), SafetensorsError> {
-        self.file.read_at(self.entry(), byte_offset, destination)
+        self.file.read_at(self.entry(), byte_offset, destination)?;
+        if let Some(seen) = &self.seen {
+            seen.hash.add(seen.begin + byte_offset, destination);
+        }
+        Ok(())
     }
 }

@@ -4,6 +4,7 @@
 //! quantized or merged. Row orders and shifts that a format applied are undone here and nowhere else.
 
 use crate::bnb::{BnbError, BnbWeight};
+use crate::content_hash::ContentHash;
 use crate::element::Element;
 use crate::gguf::tensor_names::{RowOrder, TensorSource};
 use crate::gguf::{GgufError, GgufFile, GgufTensor};
@@ -37,11 +38,12 @@ pub enum Weight {
 pub struct GgufWeight {
     file: Arc<GgufFile>,
     source: TensorSource,
+    seen: Option<Arc<ContentHash>>,
 }
 
 impl GgufWeight {
     pub fn new(file: &Arc<GgufFile>, source: &TensorSource) -> GgufWeight {
-        GgufWeight { file: Arc::clone(file), source: source.clone() }
+        GgufWeight { file: Arc::clone(file), source: source.clone(), seen: None }
     }
 
     fn tensor(&self) -> &GgufTensor {
@@ -65,7 +67,7 @@ impl GgufWeight {
     /// Bytes in the file's storage, rows in the order of the checkpoint.
     fn read_at(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), GgufError> {
         if self.source.rows == RowOrder::AsStored {
-            return self.file.read_at(self.tensor(), byte_offset, destination);
+            return self.read_in_file(byte_offset, destination);
         }
         let row_bytes = self.tensor().bytes / self.rows().0 as u64;
         let (mut rest, mut place) = (destination, byte_offset);
@@ -74,8 +76,17 @@ impl GgufWeight {
             let length = ((row_bytes - in_row) as usize).min(rest.len());
             let (target, after) = rest.split_at_mut(length);
             let file_row = self.source.rows.file_row(row as usize) as u64;
-            self.file.read_at(self.tensor(), file_row * row_bytes + in_row, target)?;
+            self.read_in_file(file_row * row_bytes + in_row, target)?;
             (rest, place) = (after, place + length as u64);
+        }
+        Ok(())
+    }
+
+    /// Bytes in the order of the file.
+    fn read_in_file(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), GgufError> {
+        self.file.read_at(self.tensor(), byte_offset, destination)?;
+        if let Some(seen) = &self.seen {
+            seen.add(byte_offset, destination);
         }
         Ok(())
     }
@@ -92,6 +103,46 @@ impl Weight {
             Some(Storage::Plain(DType::Bf16)) => Element::Bf16,
             Some(Storage::Plain(DType::F16)) => Element::F16,
             _ => DECODED,
+        }
+    }
+
+    /// The same weight; the bytes that are read of its file go into `hash`, at their place in the file.
+    pub fn hashed(self, hash: &Arc<ContentHash>) -> Weight {
+        match self {
+            Weight::Plain(tensor) => Weight::Plain(tensor.hashed(hash, 0)),
+            Weight::Bnb(weight) => Weight::Bnb(weight.hashed(hash)),
+            Weight::Gguf(weight) => Weight::Gguf(GgufWeight { seen: Some(Arc::clone(hash)), ..weight }),
+        }
+    }
+
+    /// Bytes of the weight in its file.
+    pub fn file_bytes(&self) -> u64 {
+        let (rows, columns) = self.rows_and_columns();
+        match self {
+            Weight::Plain(tensor) => tensor.bytes(),
+            Weight::Bnb(weight) => weight.storage.bytes(rows, columns) as u64,
+            Weight::Gguf(weight) => weight.tensor().bytes,
+        }
+    }
+
+    /// The hash of its bytes, read for nothing else.
+    pub fn read_hash(&self) -> Result<String, WeightError> {
+        let (hash, bytes) = (Arc::new(ContentHash::default()), self.file_bytes());
+        let mut piece = vec![0; (16 << 10).min(bytes) as usize];
+        let hashed = self.clone().hashed(&hash);
+        let mut offset = 0;
+        while offset < bytes {
+            let length = (bytes - offset).min(piece.len() as u64) as usize;
+            hashed.read_file(offset, &mut piece[..length])?;
+            offset += length as u64;
+        }
+        Ok(hash.finish(bytes).expect("every byte was read once"))
+    }
+
+    fn read_file(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), WeightError> {
+        match self {
+            Weight::Gguf(weight) => Ok(weight.read_in_file(byte_offset, destination)?),
+            Weight::Plain(_) | Weight::Bnb(_) => self.read_stored(byte_offset, destination),
         }
     }
 

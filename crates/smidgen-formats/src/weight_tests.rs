@@ -218,3 +218,29 @@ fn a_norm_in_blocks_keeps_its_storage() {
         assert_eq!(weight.element_name(), "q8_0");
     }
 }
+
+/// Whole, in pieces, and row by row: the hash is that of the bytes in the file.
+#[test]
+fn the_hash_does_not_depend_on_how_a_weight_is_read() {
+    every_weight(|name, weight| {
+        let expected = weight.read_hash().unwrap();
+        let check = |read: &dyn Fn(&Weight)| {
+            let hash = Arc::new(ContentHash::default());
+            read(&weight.clone().hashed(&hash));
+            assert_eq!(hash.finish(weight.file_bytes()).as_ref(), Some(&expected), "{name}");
+        };
+        check(&|weight| drop(stored(weight)));
+        let (rows, columns) = weight.rows_and_columns();
+        check(&|weight| {
+            let mut reader = WeightRows::open(weight).unwrap();
+            let mut row = vec![0.0; columns];
+            (0..rows).rev().for_each(|number| reader.read(number, 1, &mut row).unwrap());
+        });
+        if let Weight::Plain(tensor) = weight {
+            let (hash, mut bytes) = (ContentHash::default(), vec![0; tensor.bytes() as usize]);
+            tensor.read_at(0, &mut bytes).unwrap();
+            hash.add(0, &bytes);
+            assert_eq!(hash.finish(tensor.bytes()), Some(expected), "{name}");
+        }
+    });
+}

@@ -105,6 +105,34 @@ pub fn commit_together(mut staged: Vec<StagedFile>) -> Result<(), WriteFileError
     folders.into_iter().try_for_each(sync_folder)
 }
 
+/// Removes what killed processes left of files and folders that were to become `target`; what a process that still runs
+/// is writing stays.
+pub fn sweep_leftovers(target: &Path) {
+    let Some(name) = target.file_name().and_then(|name| name.to_str()) else { return };
+    for entry in fs::read_dir(folder_of(target)).into_iter().flatten().flatten() {
+        let found = entry.file_name();
+        let writer = found.to_str().and_then(|found| writer_of(found, name));
+        if writer.is_some_and(|process| process == std::process::id() || !is_running(process)) {
+            let path = entry.path();
+            // A failure only leaves what was there.
+            let _ = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        }
+    }
+}
+
+/// The process in a temporary name of `target`: `.NAME.PROCESS.tmp` or `.NAME.PROCESS-NUMBER.tmp`.
+fn writer_of(found: &str, target: &str) -> Option<u32> {
+    let middle = found.strip_prefix('.')?.strip_prefix(target)?.strip_prefix('.')?.strip_suffix(".tmp")?;
+    let (process, number) = middle.split_once('-').unwrap_or((middle, "0"));
+    number.parse::<u64>().ok()?;
+    process.parse().ok()
+}
+
+/// Where it cannot be told, a process counts as running.
+fn is_running(process: u32) -> bool {
+    !Path::new("/proc/self").exists() || Path::new("/proc").join(process.to_string()).exists()
+}
+
 /// Makes renames and new entries in a folder durable.
 pub fn sync_folder(folder: &Path) -> Result<(), WriteFileError> {
     File::open(folder)
@@ -127,6 +155,39 @@ fn failed(path: &Path, step: &'static str, source: io::Error) -> WriteFileError 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_killed_processes_left_is_swept() {
+        let folder = tempfile::tempdir().unwrap();
+        let own = std::process::id();
+        let gone = 4_000_000_000u32;
+        // The first process of a system always runs.
+        let stay = [
+            ".a.1.tmp".to_string(),
+            ".a.1-7.tmp".into(),
+            "a.tmp".into(),
+            format!(".a.gguf.{gone}.tmp"),
+            format!(".b.{gone}.tmp"),
+            ".a.x.tmp".into(),
+            format!(".a.{gone}-x.tmp"),
+            format!(".a.{gone}"),
+        ];
+        let swept = [format!(".a.{gone}.tmp"), format!(".a.{gone}-3.tmp"), format!(".a.{own}.tmp")];
+        for name in stay.iter().chain(&swept) {
+            fs::create_dir(folder.path().join(name)).unwrap();
+            fs::write(folder.path().join(name).join("x"), "x").unwrap();
+        }
+        fs::write(folder.path().join(format!(".a.{gone}-4.tmp")), "x").unwrap();
+        sweep_leftovers(&folder.path().join("a"));
+        let mut left: Vec<String> = fs::read_dir(folder.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        let mut expected = stay.to_vec();
+        expected.sort();
+        assert_eq!(left, expected);
+    }
 
     fn names(folder: &Path) -> Vec<String> {
         let mut names: Vec<String> = fs::read_dir(folder)

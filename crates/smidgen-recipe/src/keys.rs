@@ -161,8 +161,8 @@ pub(crate) static KEYS: &[Key] = &[
     key!(train.seed, SEED, "seed of every random choice"),
     key!(train.log_every, count_from::<u64, 0>(), "steps between progress lines (0 = none); metrics.jsonl has every step"),
     key!(train.eval_every, count_from::<u64, 0>(), "steps between evaluations; 0 = never"),
-    key!(train.save_every, count_from::<u64, 0>(), "steps between checkpoints; 0 = only the final adapter or model"),
-    key!(train.keep, count_from::<usize, 1>(), "number of checkpoints to keep"),
+    key!(train.save_every, count_from::<u64, 0>(), "steps between checkpoints; 0 = only the best evaluated state, and the final adapter or model"),
+    key!(train.keep, count_from::<usize, 1>(), "number of checkpoints to keep, in addition to the best evaluated one"),
     key!(train.early_stop, count_from::<u64, 0>(), "evaluations without improvement before the run ends; 0 = off"),
     //
     key!(eval.task, words::<EvalTask>(), "what an evaluation measures"),

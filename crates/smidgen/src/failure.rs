@@ -5,6 +5,7 @@
 //! everything else, also for a run that does not fit.
 //! Left out: colour and line width (`console/`).
 
+use smidgen_formats::finite::NotFinite;
 use smidgen_recipe::{NoModelPath, ReadRecipeError, RecipeErrors};
 use smidgen_runtime::DeviceError;
 use smidgen_runtime::device::FillError;
@@ -123,12 +124,23 @@ impl Failure {
         Failure::disk(error).context(format!("cannot {verb} `{}`", path.display()))
     }
 
-    /// From an error while data of a device was written to a file: the device may have failed instead of the disk.
+    /// From an error while data of a device was written to a file: the device may have failed instead of the disk, or
+    /// the numbers may not be finite.
     pub fn writing(error: impl Error + Send + Sync + 'static) -> Failure {
         let first: &(dyn Error + 'static) = &error;
-        let mut chain = std::iter::successors(Some(first), |&error| error.source());
-        let device = chain.find_map(|error| error.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref());
-        Failure::new(device.map_or(FailureKind::Disk, kind_of_device_error), error)
+        let chain = std::iter::successors(Some(first), |&error| error.source());
+        let mut inner = chain.filter_map(|error| error.downcast_ref::<io::Error>()?.get_ref());
+        let found = inner.find_map(|error| match error.downcast_ref::<NotFinite>() {
+            Some(not_finite) => Some(Err(not_finite.clone())),
+            None => error.downcast_ref().map(|error| Ok(kind_of_device_error(error))),
+        });
+        match found {
+            Some(Err(not_finite)) => Failure::training(not_finite)
+                .context("nothing was saved")
+                .hint("a lower `train.lr` is the usual remedy; checkpoints written before are intact"),
+            Some(Ok(kind)) => Failure::new(kind, error),
+            None => Failure::disk(error),
+        }
     }
 
     /// Another message for the same cause, if the text of the error does not serve.

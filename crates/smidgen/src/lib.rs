@@ -100,6 +100,7 @@ pub mod internal {
     pub use crate::train::free_memory::FreeMemory;
     pub use crate::train::interrupt::Interrupt;
     pub use crate::train::journal::Journal;
+    pub use crate::train::made_of::MadeOf;
     pub use crate::train::outcome::{Ending, Went};
     pub use crate::train::resume::{Start, adopt_products, find_start};
     pub use crate::train::run_dir::RunDir;

@@ -61,6 +61,9 @@ impl Default for FourierConfig {
     }
 }
 
+/// Alphas in use are below a thousand; with one beyond this a merged weight is nothing but the adapter's rounding.
+const MOST_ALPHA: f64 = 1e6;
+
 const FOURIER_POSITION: &str = "after_scaling";
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,6 +83,10 @@ pub enum AdapterConfigError {
     NotLora { path: PathBuf, peft_type: String },
     #[error("`{}` gives the rank 0 in `{key}`; a rank is at least 1", path.display())]
     RankZero { path: PathBuf, key: String },
+    #[error(
+        "`{}` gives the alpha {alpha} in `{key}`; an alpha is a number of at most {MOST_ALPHA}", path.display()
+    )]
+    Alpha { path: PathBuf, key: String, alpha: f64 },
     #[error(
         "`{}` applies its Fourier function at `{position}`, which is another function of the same parameters; \
          only `{FOURIER_POSITION}` is supported", path.display()
@@ -121,14 +128,8 @@ impl AdapterConfig {
             config.fourier = Some(read_fourier(path, &bytes)?);
             config.other.retain(|key, _| !FOURIER_KEYS.contains(&key.as_str()));
         }
-        let zero = (config.r == 0).then_some("r").or_else(|| {
-            let pattern = config.rank_pattern.iter().find(|(_, rank)| *rank == 0);
-            pattern.map(|(key, _)| key.as_str())
-        });
-        match zero {
-            Some(key) => Err(AdapterConfigError::RankZero { path: path.to_path_buf(), key: key.to_string() }),
-            None => Ok(config),
-        }
+        check_numbers(path, &config)?;
+        Ok(config)
     }
 
     /// The text of `adapter_config.json`. Patterns come out sorted by key, as PEFT writes them.
@@ -182,6 +183,21 @@ impl AdapterConfig {
             alpha: self.lora_alpha,
             use_rslora: self.use_rslora,
         })
+    }
+}
+
+fn check_numbers(path: &Path, config: &AdapterConfig) -> Result<(), AdapterConfigError> {
+    let path = || path.to_path_buf();
+    let ranks = config.rank_pattern.iter().map(|(key, rank)| (key.as_str(), *rank));
+    if let Some((key, _)) = [("r", config.r)].into_iter().chain(ranks).find(|(_, rank)| *rank == 0) {
+        return Err(AdapterConfigError::RankZero { path: path(), key: key.to_string() });
+    }
+    let alphas = config.alpha_pattern.iter().map(|(key, alpha)| (key.as_str(), *alpha));
+    let is_absurd = |alpha: f64| !alpha.is_finite() || alpha.abs() > MOST_ALPHA;
+    let mut alphas = [("lora_alpha", config.lora_alpha)].into_iter().chain(alphas);
+    match alphas.find(|(_, alpha)| is_absurd(*alpha)) {
+        Some((key, alpha)) => Err(AdapterConfigError::Alpha { path: path(), key: key.to_string(), alpha }),
+        None => Ok(()),
     }
 }
 

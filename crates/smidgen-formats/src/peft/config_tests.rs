@@ -60,6 +60,13 @@ fn configs_that_are_wrong_say_where() {
         r#"{"peft_type":"LORA","rank_pattern":[]}"#,
         "invalid type: sequence, expected an object at line 1 column 35",
     );
+    let most = "an alpha is a number of at most 1000000";
+    refused(
+        r#"{"peft_type":"LORA","lora_alpha":2e6}"#,
+        &format!("gives the alpha 2000000 in `lora_alpha`; {most}"),
+    );
+    let pattern = r#"{"peft_type":"LORA","alpha_pattern":{"q_proj":-1e7}}"#;
+    refused(pattern, &format!("gives the alpha -10000000 in `q_proj`; {most}"));
     refused(r#"{"peft_type":"LORA","r":0}"#, "gives the rank 0 in `r`; a rank is at least 1");
     refused(
         r#"{"peft_type":"LORA","rank_pattern":{"q_proj":0}}"#,

@@ -22,6 +22,7 @@ pub mod preview;
 pub mod pull;
 pub mod recipe_args;
 pub mod report;
+pub mod resume;
 pub mod train;
 
 use crate::console::progress;
@@ -50,6 +51,8 @@ enum Command {
     Preview(preview::Args),
     /// Plan, check, train and save
     Train(train::Args),
+    /// Continue a run from its last checkpoint
+    Resume(resume::Args),
     /// Summarize a run: a few lines, and an HTML page
     Report(report::Args),
     /// Serve a live dashboard on localhost
@@ -92,6 +95,7 @@ pub fn run() -> ExitCode {
         Command::Fit(args) => fit::run(args, cli.quiet),
         Command::Preview(args) => preview::run(args, cli.quiet),
         Command::Train(args) => train::run(args, cli.quiet),
+        Command::Resume(args) => resume::run(args, cli.quiet),
         Command::Report(args) => report::run(args),
         Command::Dash(args) => dash::run(args),
         Command::Eval(args) => eval::run(args, cli.quiet),

@@ -3,7 +3,7 @@
 //! What a run does is in `train/`; here are its arguments, what is printed and how the command ends.
 
 use super::plan::print_warnings;
-use super::recipe_args::RecipeArgs;
+use super::recipe_args::{RecipeArgs, read_recipe, working_directory};
 use super::report;
 use crate::console::progress;
 use crate::failure::{Failure, FailureKind};
@@ -15,27 +15,31 @@ use crate::report::adapter_summary::fourier_rows;
 use crate::report::choices::describe_changes;
 use crate::report::fourier_table::render_fourier_table;
 use crate::report::plan_texts::render_plan_texts;
-use crate::train::begin::{Ready, prepare_run};
+use crate::train::begin::{Begin, Ready, prepare_run};
 use crate::train::course::Course;
 use crate::train::free_memory::Machine;
 use crate::train::history;
 use crate::train::outcome::{Ending, Outcome, Went};
+use crate::train::resume::JOB_FILE;
 use crate::train::run_dir::RunDir;
 use crate::train::run_lock::RunLock;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_ir::DeviceKind;
 use smidgen_ir::bytes::format_bytes;
-use smidgen_recipe::{AdapterKind, Recipe};
+use smidgen_recipe::{AdapterKind, Recipe, RecipePath};
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     recipe: RecipeArgs,
-    /// Continue the run in the output folder
+    /// Continue the run in the output folder; RECIPE may then be the folder of the run
     #[arg(long)]
     resume: bool,
+    /// Continue although data, weights, config, tokenizer or template have changed
+    #[arg(long, requires = "resume")]
+    accept_changes: bool,
     /// Print the report as JSON when the run ends, as `report --json` does
     #[arg(long)]
     json: bool,
@@ -44,8 +48,50 @@ pub struct Args {
     unmonitored: bool,
 }
 
+impl Args {
+    /// Those of `smidgen resume`.
+    pub fn of_run(run: PathBuf, overrides: Vec<String>, accept_changes: bool, json: bool) -> Args {
+        let recipe = RecipeArgs { recipe: run, overrides };
+        Args { recipe, resume: true, accept_changes, json, unmonitored: false }
+    }
+
+    /// The recipe as written and as resolved: of a file, or with `--resume` of a run folder.
+    fn read(&self) -> Result<(String, Recipe), Failure> {
+        let path = &self.recipe.recipe;
+        match (path.is_dir(), self.resume) {
+            (true, true) => read_run_recipe(path, &self.recipe.overrides),
+            (true, false) => Err(Failure::command(format!("`{}` is a folder, not a recipe", path.display()))
+                .hint("`--resume` continues the run in a folder")),
+            (false, _) => self.recipe.read().map(|(source, recipe)| (source.text, recipe)),
+        }
+    }
+}
+
+/// The recipe of a run that is there, which stays in its folder wherever that was moved to.
+fn read_run_recipe(folder: &Path, overrides: &[String]) -> Result<(String, Recipe), Failure> {
+    let job = folder.join(JOB_FILE);
+    if !job.exists() {
+        return Err(Failure::command(format!(
+            "`{}` does not hold a run: it has no `{JOB_FILE}`",
+            folder.display()
+        ))
+        .hint(
+            "a run is continued from its `output.dir`, or with its recipe: `smidgen train RECIPE --resume`",
+        ));
+    }
+    if overrides.iter().any(|word| word.starts_with("output.dir=")) {
+        return Err(Failure::command("`output.dir` cannot change: a run continues in its own folder"));
+    }
+    let (source, mut recipe) = read_recipe(&job, overrides)?;
+    recipe.output.dir = RecipePath::at(&working_directory()?.join(folder));
+    let written = std::fs::read_to_string(folder.join("recipe.toml"));
+    Ok((written.unwrap_or(source.text), recipe))
+}
+
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
-    let (source, recipe) = args.recipe.read()?;
+    let (recipe_text, recipe) = args.read()?;
+    let accept_changes = args.accept_changes;
+    let begin = if args.resume { Begin::Resume { accept_changes } } else { Begin::New };
     let say = |line: &str| {
         if !quiet {
             progress::say(line);
@@ -64,14 +110,14 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     if !quiet {
         print_warnings(&job);
     }
-    let Some(Ready { start, planned, device }) = prepare_run(&mut job, &dir, args.resume, &say)? else {
+    let Some(Ready { start, planned, device, made_of }) = prepare_run(&mut job, &dir, begin, &say)? else {
         say(&format!("the run in `{}` is finished", output.display()));
-        tidy_finished(&dir, &say)?;
+        tidy_finished(&dir, &job.recipe, &say)?;
         return if args.json { report::print_run(&output) } else { Ok(()) };
     };
     let course = Course {
         dir: dir.clone(),
-        recipe_text: &source.text,
+        recipe_text: &recipe_text,
         free_memory: &mut Machine,
         quiet,
         is_monitored: !args.unmonitored,
@@ -80,6 +126,8 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         owns_process: true,
         render_plan: &render_plan_texts,
         describe_changes: &describe_changes,
+        made_of,
+        accept_changes,
     };
     let went = course.run(&mut job, planned, device, start);
     report_run(&dir, &went, &say);
@@ -115,13 +163,6 @@ fn render_outcome(outcome: &Outcome, recipe: &Recipe, total: u64) -> Vec<String>
         let evaluations = standing.since_best;
         lines.push(format!("stopped early: no improvement in {evaluations} evaluations"));
     }
-    if let Some(best) = standing.best {
-        let saved = match standing.best_saved == standing.best {
-            true => format!(", in `checkpoint-{}`", best.step),
-            false => String::new(),
-        };
-        lines.push(format!("best eval_loss {:.4} after step {}{saved}", best.eval_loss, best.step));
-    }
     let steps = match outcome.ending {
         Ending::StoppedEarly => format!("{} of {total} steps", outcome.steps),
         Ending::Done | Ending::Interrupted | Ending::Exceeded { .. } | Ending::MemoryMoved { .. } => {
@@ -139,7 +180,10 @@ fn render_outcome(outcome: &Outcome, recipe: &Recipe, total: u64) -> Vec<String>
     };
     let product = Product::of(recipe).folder();
     let made = recipe.output.dir.resolved.join(product);
-    lines.push(format!("done: {steps}{losses}, {product}{state} in `{}`", made.display()));
+    let best = standing.best_saved.map_or(String::new(), |best| {
+        format!("; best eval_loss {:.4} in `checkpoint-{}`", best.eval_loss, best.step)
+    });
+    lines.push(format!("done: {steps}{losses}, {product}{state} in `{}`{best}", made.display()));
     lines
 }
 
@@ -186,7 +230,10 @@ fn lost_device(failure: Failure, output: &Path, args: &Args) -> Failure {
 fn resume_command(args: &Args) -> String {
     let overrides: String = args.recipe.overrides.iter().map(|word| format!(" {}", quoted(word))).collect();
     let recipe = quoted(&args.recipe.recipe.to_string_lossy());
-    format!("smidgen train {recipe}{overrides} --resume")
+    match args.recipe.recipe.is_dir() {
+        true => format!("smidgen resume {recipe}{overrides}"),
+        false => format!("smidgen train {recipe}{overrides} --resume"),
+    }
 }
 
 /// Quoted for a shell where that is necessary.
@@ -208,6 +255,7 @@ mod tests {
         let args = Args {
             recipe: RecipeArgs { recipe: "my run.toml".into(), overrides: vec!["train.lr=1e-3".into()] },
             resume: false,
+            accept_changes: false,
             json: false,
             unmonitored: false,
         };

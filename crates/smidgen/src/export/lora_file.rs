@@ -7,10 +7,13 @@
 
 use super::{architecture_of, prepare_output, refuse_ls_lora};
 use crate::failure::Failure;
+use crate::merge::finite::refuse_not_finite;
 use crate::merge::original::read_f32;
 use crate::plan::model::read_decoder;
 use smidgen_compile::DecoderSpec;
 use smidgen_compile::model::spec::HEAD;
+use smidgen_formats::element::Element;
+use smidgen_formats::finite::FiniteWriter;
 use smidgen_formats::gguf::architecture::Architecture;
 use smidgen_formats::gguf::tensor_names::{RowOrder, file_name, row_order};
 use smidgen_formats::gguf::value::{Metadata, Value};
@@ -45,6 +48,7 @@ pub fn export_lora(adapter: &AdapterFile, model: &Model, output: &Path) -> Resul
     let spec = read_decoder(model)?;
     let architecture = architecture_of(model, &spec)?;
     let placed = place_modules(adapter, model, &modules, &spec, architecture)?;
+    refuse_not_finite(adapter)?;
     prepare_output(output)?;
 
     let alpha = most_common_alpha(&modules);
@@ -69,10 +73,14 @@ pub fn export_lora(adapter: &AdapterFile, model: &Model, output: &Path) -> Resul
         let (module, place) = (&modules[position / 2], &placed[position / 2]);
         match position % 2 {
             0 => write_a(module, out),
-            _ => write_b(module, place.rows, b_factor(module, alpha), out),
+            _ => {
+                // A large factor may take B beyond what f32 holds.
+                let mut out = FiniteWriter::new(out, module.b.name(), Element::F32);
+                write_b(module, place.rows, b_factor(module, alpha), &mut out)
+            }
         }
     })
-    .map_err(Failure::disk)?;
+    .map_err(Failure::writing)?;
 
     let mut ranks: Vec<usize> = modules.iter().map(|module| module.rank).collect();
     ranks.sort_unstable();

@@ -17,7 +17,7 @@ use smidgen_compile::DecoderSpec;
 use smidgen_formats::gguf::architecture::Architecture;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;
-use smidgen_formats::whole_file::folder_of;
+use smidgen_formats::whole_file::{folder_of, sweep_leftovers};
 use std::path::Path;
 
 /// The GGUF architecture of a model.
@@ -55,6 +55,7 @@ fn prepare_output(output: &Path) -> Result<(), Failure> {
         return Err(Failure::disk(format!("`{}` already exists", output.display()))
             .hint("choose another `--output`, or remove it"));
     }
+    sweep_leftovers(output);
     let folder = folder_of(output);
     std::fs::create_dir_all(folder).map_err(|error| Failure::file("create", folder, error))
 }

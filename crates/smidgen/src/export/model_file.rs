@@ -9,6 +9,7 @@ use super::metadata::{Description, describe};
 use super::{architecture_of, prepare_output, refuse_ls_lora};
 use crate::failure::Failure;
 use crate::merge::Tally;
+use crate::merge::finite::refuse_not_finite;
 use crate::merge::fit::{Action, OutputTensor, fit_adapter};
 use crate::merge::fold::Factors;
 use crate::merge::original::{OriginalModel, OriginalRows, OriginalTensor, read_f32};
@@ -106,7 +107,10 @@ pub fn export_model(
         None => AdapterModules { modules: vec![], biases: vec![] },
     };
     let fitted = match adapter {
-        Some(adapter) => fit_adapter(adapter, &read, original, None)?,
+        Some(adapter) => {
+            refuse_not_finite(adapter)?;
+            fit_adapter(adapter, &read, original, None)?
+        }
         None => unadapted(original),
     };
     let tensors = place_tensors(&spec, architecture, fitted, options.matrices, original)?;
@@ -316,20 +320,30 @@ fn rows_at_a_time(block_elements: usize, width: usize, order: RowOrder) -> usize
     (block_elements / width.max(1) / unit).max(1) * unit
 }
 
+/// Refuses numbers that are not finite, or would not be in the type of the tensor.
 fn refuse_overflow(tensor: &PlacedTensor, values: &[f32]) -> Result<(), Failure> {
     /// Half a unit above the largest F16: larger numbers round to infinity.
     const BEYOND_F16: f32 = 65_520.0;
-    if tensor.storage != MatrixType::F16.storage() {
+    // The scale of a block of Q8_0 is an F16: the largest of 127 steps.
+    const BEYOND_Q8_0: f32 = 127.0 * BEYOND_F16;
+    let beyond = match tensor.storage {
+        Storage::Plain(DType::F16) => BEYOND_F16,
+        Storage::Gguf(Block::Q8_0) => BEYOND_Q8_0,
+        _ => f32::INFINITY,
+    };
+    let Some(value) = values.iter().find(|value| value.is_nan() || value.abs() >= beyond) else {
         return Ok(());
-    }
-    match values.iter().find(|value| value.abs() >= BEYOND_F16) {
-        None => Ok(()),
-        Some(value) => {
-            let name = tensor.output.original.name();
-            Err(Failure::model(format!("`{name}` has the value {value}, which is too large for F16"))
-                .hint("`--type f32` can hold it"))
-        }
-    }
+    };
+    let name = tensor.output.original.name();
+    Err(match value.is_finite() {
+        true => Failure::model(format!(
+            "`{name}` has the value {value}, which is too large for {}",
+            tensor.storage.to_string().to_uppercase()
+        ))
+        .hint("`--type f32` can hold it"),
+        false => Failure::model(format!("`{name}` has the value {value}, which cannot be exported"))
+            .hint("the adapter's alpha or weights are too large, or the base is damaged"),
+    })
 }
 
 fn said_of_types(tensors: &[PlacedTensor], matrices: MatrixType) -> Option<String> {

@@ -11,15 +11,16 @@ use crate::report::choices::describe_changes;
 use crate::report::page_file::{self, write_report};
 use crate::report::plan_texts::render_plan_texts;
 use crate::rows::data::Data;
-use crate::train::begin::{Ready, prepare_run};
+use crate::train::begin::{Begin, Ready, prepare_run};
 use crate::train::course::Course;
 use crate::train::free_memory::Machine;
 use crate::train::history;
 use crate::train::metrics::MetricsRow;
 use crate::train::outcome::{Ending, Went};
+use crate::train::resume::how_it_ended;
 use crate::train::run_dir::RunDir;
 use crate::train::run_lock::RunLock;
-use smidgen_recipe::render_job;
+use smidgen_recipe::{Recipe, render_job};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
@@ -27,6 +28,7 @@ use std::path::PathBuf;
 #[derive(Default)]
 pub struct TrainOptions<'a> {
     resume: bool,
+    accept_changes: bool,
     on_step: Option<StepCallback<'a>>,
     on_message: Option<MessageCallback<'a>>,
 }
@@ -38,6 +40,11 @@ impl<'a> TrainOptions<'a> {
     /// Continues the run in the recipe's `output.dir` from its last checkpoint, if there is one.
     pub fn resume(self) -> TrainOptions<'a> {
         TrainOptions { resume: true, ..self }
+    }
+
+    /// Continues also where data or model have changed since the checkpoint; checkpoints and the report then say so.
+    pub fn accept_changes(self) -> TrainOptions<'a> {
+        TrainOptions { accept_changes: true, ..self }
     }
 
     /// Calls `on_step` after each optimizer step. `ControlFlow::Break(())` stops the run, with its state saved in a
@@ -82,7 +89,7 @@ pub struct Run {
 /// A run that does not fit its budget, before anything is written; an output folder that holds another run; a loss that
 /// is not finite; a device or a disk that fails.
 pub fn train(mut job: Job, options: TrainOptions<'_>) -> Result<Run, Failure> {
-    let TrainOptions { resume, on_step, on_message } = options;
+    let TrainOptions { resume, accept_changes, on_step, on_message } = options;
     let say = |line: &str| on_message.iter().for_each(|on_message| on_message(&plain(line)));
     let folder = job.recipe.output.dir.resolved.clone();
     let dir = RunDir::at(&folder)?;
@@ -101,6 +108,7 @@ pub fn train(mut job: Job, options: TrainOptions<'_>) -> Result<Run, Failure> {
                 .hint("prepare the job with `Purpose::Train`"));
         }
     };
+    let begin = if resume { Begin::Resume { accept_changes } } else { Begin::New };
     let mut run = Run {
         product: folder.join(product.folder()),
         folder,
@@ -111,8 +119,8 @@ pub fn train(mut job: Job, options: TrainOptions<'_>) -> Result<Run, Failure> {
         planned_bytes: 0,
         ending: Ending::Done,
     };
-    let Some(Ready { start, planned, device }) = prepare_run(&mut job, &dir, resume, &say)? else {
-        tidy_finished(&dir, &say)?;
+    let Some(Ready { start, planned, device, made_of }) = prepare_run(&mut job, &dir, begin, &say)? else {
+        tidy_finished(&dir, &job.recipe, &say)?;
         return Ok(run);
     };
     let recipe_text = render_job(&job.recipe);
@@ -127,6 +135,8 @@ pub fn train(mut job: Job, options: TrainOptions<'_>) -> Result<Run, Failure> {
         owns_process: false,
         render_plan: &render_plan_texts,
         describe_changes: &describe_changes,
+        made_of,
+        accept_changes,
     };
     let went = course.run(&mut job, planned, device, start);
     report_run(&dir, &went, &say);
@@ -154,10 +164,13 @@ pub fn report_run(dir: &RunDir, went: &Result<Went, Failure>, say: &dyn Fn(&str)
     }
 }
 
-/// Writes the report of a run that was killed after everything was trained and saved.
-pub fn tidy_finished(dir: &RunDir, say: &dyn Fn(&str)) -> Result<(), Failure> {
+/// Ends a run that was killed after everything was trained and saved: its record and its report.
+pub fn tidy_finished(dir: &RunDir, recipe: &Recipe, say: &dyn Fn(&str)) -> Result<(), Failure> {
     dir.sweep()?;
-    if !dir.file(page_file::FILE_NAME).exists()
+    dir.forget_aside(Product::of(recipe))?;
+    let (ended, last_step) = how_it_ended(dir, recipe);
+    let was_killed = history::end_killed(dir, ended, last_step)?;
+    if (was_killed || !dir.file(page_file::FILE_NAME).exists())
         && let Err(failure) = write_report(dir.path())
     {
         say(&format!("{WARNING} there is no report: {}", failure.message));

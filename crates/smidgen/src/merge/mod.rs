@@ -7,6 +7,7 @@
 //! Left out: LS-LoRA, which is not linear and so cannot become a weight.
 
 pub mod difference;
+pub mod finite;
 pub mod fit;
 pub mod fold;
 pub mod original;
@@ -86,6 +87,7 @@ pub fn merge(
         .hint("keep the adapter separate from the base model"));
     }
     OutputFolder::refuse_existing(output)?;
+    finite::refuse_not_finite(adapter)?;
     let read = read_modules(adapter).map_err(Failure::model)?;
     let outputs = fit_adapter(adapter, &read, original, options.element)?;
     let shards = shards::split_shards(&outputs, options.max_shard_bytes);

@@ -10,15 +10,15 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::finite::{check_finite, refused_result};
 use super::fit::{Action, OutputTensor};
 use super::fold::{Factors, round_into};
 use super::original::{OriginalRows, read_f32};
 use super::shards::{INDEX_FILE, render_index, shard_name};
 use crate::failure::Failure;
-use smidgen_formats::element::Element;
 use smidgen_formats::peft::AdapterModule;
 use smidgen_formats::safetensors::write::{TensorSpec, lay_out_file, pytorch_metadata};
-use smidgen_formats::whole_file::{folder_of, sync_folder, write_whole};
+use smidgen_formats::whole_file::{folder_of, sweep_leftovers, sync_folder, write_whole};
 
 use crate::plan::life::MERGE_WORKERS;
 
@@ -121,7 +121,7 @@ fn write_tensor(output: &OutputTensor, target: &Target, workspace: &mut Workspac
         Action::Replace(tensor) => in_blocks(workers, tensor.elements(), 1, |worker, range| {
             let values = &mut worker.values[..(range.end - range.start) as usize];
             read_f32(tensor, range.start, values)?;
-            write_rounded(values, &mut worker.bytes, output.element, target, range.start)
+            write_rounded(values, &mut worker.bytes, output, target, range.start)
         }),
         Action::Copy => in_blocks(workers, output.bytes(), 1, |worker, range| {
             // Counted in bytes; a worker holds four per value.
@@ -151,19 +151,22 @@ fn write_rows(
         let values = &mut worker.values[..rows * width];
         stored.read(first_row, rows, values)?;
         fold(first_row, values);
-        write_rounded(values, &mut worker.bytes, output.element, target, range.start * width as u64)
+        write_rounded(values, &mut worker.bytes, output, target, range.start * width as u64)
     })
 }
 
 fn write_rounded(
     values: &[f32],
     bytes: &mut [u8],
-    element: Element,
+    output: &OutputTensor,
     target: &Target,
     first_element: u64,
 ) -> Result<(), Failure> {
+    let element = output.element;
     let bytes = &mut bytes[..values.len() * element.size_bytes()];
     round_into(values, element, bytes);
+    check_finite(output.original.name(), element, first_element, bytes)
+        .map_err(|error| refused_result(error, element))?;
     target.write(first_element * element.size_bytes() as u64, bytes)
 }
 
@@ -236,6 +239,7 @@ impl OutputFolder {
         hidden.push(name);
         hidden.push(format!(".{}.tmp", std::process::id()));
         let temporary = target.with_file_name(hidden);
+        sweep_leftovers(target);
         fs::create_dir(&temporary).map_err(|error| failed(&temporary, error))?;
         Ok(OutputFolder { target: target.to_path_buf(), temporary, renamed: false })
     }

@@ -3,7 +3,7 @@
 //! The large files of a checkpoint are tensors of the plan, so their size is known before the first step; the other
 //! files have a fixed bound. Tokenizer files and `metrics.jsonl` are small and not counted.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, FailureKind};
 use crate::plan::job::Job;
 use crate::plan::model::model_bytes;
 use crate::plan::product::Product;
@@ -14,8 +14,9 @@ use std::path::Path;
 
 /// Bound on headers, configs and the job of a checkpoint with a thousand adapted linear layers.
 const BESIDE_BYTES: u64 = 1 << 20;
-/// A row of `trainer_state.json`, which has one row per step.
+/// A row of `trainer_state.json`, and how many of them there are at most.
 const HISTORY_ROW_BYTES: u64 = 200;
+const HISTORY_ROWS: u64 = 1500;
 
 /// What a run writes to disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +34,7 @@ impl Footprint {
         let bytes_of = |kind: LeafKind| -> u64 {
             plan.leaves(kind).map(|(_, value)| value.ty.bytes(&plan.extent) as u64).sum()
         };
-        let beside = BESIDE_BYTES + HISTORY_ROW_BYTES * total_steps;
+        let beside = BESIDE_BYTES + HISTORY_ROW_BYTES * total_steps.min(HISTORY_ROWS);
         let product = Product::of(&job.recipe);
         let trained_bytes = bytes_of(LeafKind::Adapter) + beside;
         Footprint {
@@ -54,10 +55,10 @@ impl Footprint {
 
 fn checkpoints_at_once(train: &Train, total_steps: u64) -> u64 {
     let regular = total_steps.checked_div(train.save_every).unwrap_or(0);
-    let best = if train.early_stop > 0 { total_steps.div_ceil(train.eval_every.max(1)) } else { 0 };
-    // The newest and the best checkpoint stay, even if `keep` is lower.
-    let least = if train.eval_every > 0 { 2 } else { 1 };
-    let kept = (train.keep as u64).max(least);
+    // Every evaluation may be the best so far, whose checkpoint is kept in addition to `keep`.
+    let evaluations = total_steps.div_ceil(train.eval_every.max(1));
+    let (best, one_more) = if train.eval_every > 0 { (evaluations, 1) } else { (0, 0) };
+    let kept = (train.keep as u64).max(1) + one_more;
     (regular + best).min(kept + 1)
 }
 
@@ -96,7 +97,7 @@ fn refuse_without_room(
 
 /// Adds the needed and the free space to a failed write.
 pub fn with_room(failure: Failure, path: &Path, what: &str, needed_bytes: u64) -> Failure {
-    let Some(free) = free_bytes(path) else { return failure };
+    let Some(free) = free_bytes(path).filter(|_| failure.kind == FailureKind::Disk) else { return failure };
     let (needed, free) = (format_bytes(needed_bytes), format_bytes(free));
     failure.detail(format!("{what} needs {needed}, the disk of `{}` has {free} free", path.display())).hint(
         "earlier checkpoints are intact: free some space, then continue from the last one with `--resume`",

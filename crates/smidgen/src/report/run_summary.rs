@@ -22,6 +22,8 @@ pub struct RunSummary {
     pub speed: SpeedSummary,
     pub loss: LossSummary,
     pub stability: StabilitySummary,
+    /// What changed between its parts, by `--accept-changes`.
+    pub accepted: Vec<String>,
 }
 
 /// `None` where nothing was measured.
@@ -112,6 +114,9 @@ pub fn summarize(run: &RunRecord) -> RunSummary {
         speed: speed(run),
         loss: loss(run),
         stability: stability(run),
+        accepted: (run.history.iter().flat_map(|history| &history.parts))
+            .flat_map(|part| part.accepted.clone())
+            .collect(),
     }
 }
 
@@ -230,7 +235,8 @@ fn stability(run: &RunRecord) -> StabilitySummary {
 
 impl RunSummary {
     pub fn render_json(&self) -> Value {
-        let RunSummary { title, standing, steps, total_steps, memory, speed, loss, stability } = self;
+        let RunSummary { title, standing, steps, total_steps, memory, speed, loss, stability, accepted } =
+            self;
         json!({
             "title": title,
             "state": standing,
@@ -276,6 +282,7 @@ impl RunSummary {
                 "loss_rose": stability.risen_loss.is_some(),
                 "failure": stability.failure,
             },
+            "accepted_changes": accepted,
         })
     }
 
@@ -311,6 +318,7 @@ impl RunSummary {
         }
         let answer = if self.stability.is_stable() { "yes" } else { "no" };
         lines.push(format!("stable: {answer}, {}", self.stability.render()));
+        lines.extend(self.accepted.iter().map(|change| format!("accepted change: {change}")));
         lines
     }
 }
@@ -387,6 +395,7 @@ mod tests {
             first_step: *first_step,
             planned_bytes: 0,
             ended: None,
+            accepted: vec![],
             last_step: None,
             message: None,
         };

@@ -11,6 +11,7 @@ use smidgen_compile::adapter::LoraModule;
 use smidgen_compile::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA, trained_biases};
 use smidgen_compile::{AdapterForm, DecoderSpec, Request};
 use smidgen_formats::element::Element;
+use smidgen_formats::finite::FiniteWriter;
 use smidgen_formats::load::read_tensor_into;
 use smidgen_formats::peft::{
     self, AdapterConfig, AdapterFile, AdapterKey, AdapterTensor, ExpectedTensor, FourierConfig,
@@ -200,7 +201,9 @@ pub fn save_adapter<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &P
     let listed: Vec<AdapterTensor> = places.iter().map(|place| place.tensor.clone()).collect();
     write_adapter(folder, &adapter_config(job), &listed, |index, out| {
         let place = &places[index];
-        copy_out(executor, place.leaf, place.offset..place.offset + place.bytes, out)
+        let name = place.name();
+        let mut out = FiniteWriter::new(out, &name, place.tensor.element);
+        copy_out(executor, place.leaf, place.offset..place.offset + place.bytes, &mut out)
     })
     .map_err(Failure::writing)?;
     verify_adapter(executor, &places, folder)

@@ -5,6 +5,7 @@
 
 use crate::failure::Failure;
 use smidgen_formats::at_once::at_once;
+use smidgen_formats::content_hash::ContentHash;
 use smidgen_formats::element::Element;
 use smidgen_formats::encode::{COPY_BYTES, encode_weight};
 use smidgen_formats::load::read_tensor_into;
@@ -14,8 +15,10 @@ use smidgen_formats::weight::{Weight, WeightError};
 use smidgen_ir::{DType, LeafKind, Plan, Storage, ValueId};
 use smidgen_runtime::device::FillError;
 use smidgen_runtime::{Device, Executor};
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Bytes that pass through host memory at a time; too few to count as a large allocation.
 pub const PIECE_BYTES: usize = COPY_BYTES;
@@ -23,16 +26,25 @@ pub const PIECE_BYTES: usize = COPY_BYTES;
 /// Bytes that are worth a thread of their own.
 const THREAD_BYTES: usize = 1 << 20;
 
-/// Fills every base weight that is not trained from the checkpoint, with this many threads.
+/// Hashes of the stored bytes of weights, by their names.
+pub type WeightHashes = BTreeMap<String, String>;
+
+/// Fills every base weight that is not trained from the checkpoint, with this many threads. The bytes are hashed as they
+/// are read.
 pub fn load_weights<D: Device>(
     executor: &mut Executor<D>,
     model: &Model,
     threads: usize,
-) -> Result<(), Failure> {
+) -> Result<WeightHashes, Failure> {
+    let mut hashes = WeightHashes::new();
     for (_, name) in leaf_names(executor.plan(), LeafKind::Weight) {
-        load_weight(executor, model, &name, threads)?;
+        let (weight, hash) = (stored(model, &name), Arc::new(ContentHash::default()));
+        fill_weight(executor, &name, weight.clone().hashed(&hash), threads)?;
+        // The few bytes of a tensor that is not read straight through are read again.
+        let hash = hash.finish(weight.file_bytes()).map_or_else(|| weight.read_hash(), Ok);
+        hashes.insert(name, hash.map_err(Failure::model)?);
     }
-    Ok(())
+    Ok(hashes)
 }
 
 /// Fills the leaf of one tensor of the model.
@@ -42,7 +54,19 @@ pub fn load_weight<D: Device>(
     name: &str,
     threads: usize,
 ) -> Result<(), Failure> {
-    let weight = model.weight(name).expect("the job has checked that no weight is missing");
+    fill_weight(executor, name, stored(model, name), threads)
+}
+
+fn stored(model: &Model, name: &str) -> Weight {
+    model.weight(name).expect("the job has checked that no weight is missing")
+}
+
+fn fill_weight<D: Device>(
+    executor: &mut Executor<D>,
+    name: &str,
+    weight: Weight,
+    threads: usize,
+) -> Result<(), Failure> {
     let id = leaf(executor.plan(), name);
     let storage = executor.plan().value(id).ty.storage;
     if weight.storage() == Some(storage) {

@@ -6,9 +6,10 @@
 
 use super::cautions::{Facts, cautions};
 use super::check_start::check_start;
+use super::made_of::{MadeOf, PROGRAM, accept_or_refuse};
 use super::resume::{self, Start};
 use super::run_dir::RunDir;
-use crate::console::colour::WARNING;
+use crate::console::colour::{NOTE, WARNING};
 use crate::failure::Failure;
 use crate::plan::arithmetic::Arithmetic;
 use crate::plan::job::Job;
@@ -22,26 +23,39 @@ pub struct Ready {
     pub start: Start,
     pub planned: Planned,
     pub device: AnyDevice,
+    pub made_of: MadeOf,
+}
+
+/// How a run begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begin {
+    New,
+    /// From the last checkpoint of its folder, or from step 0 where there is none.
+    Resume {
+        accept_changes: bool,
+    },
 }
 
 /// Plans a run and opens its device; `None` if the resumed run is already finished.
 pub fn prepare_run(
     job: &mut Job,
     dir: &RunDir,
-    is_resumed: bool,
+    begin: Begin,
     say: &dyn Fn(&str),
 ) -> Result<Option<Ready>, Failure> {
-    let start = if is_resumed {
-        for note in resume::check_job(dir, &job.recipe)? {
-            say(&format!("{WARNING} {note}"));
+    let (start, accepts) = match begin {
+        Begin::New => (Start::Beginning, false),
+        Begin::Resume { accept_changes } => {
+            for note in resume::check_job(dir, &job.recipe)? {
+                say(&format!("{WARNING} {note}"));
+            }
+            if is_finished(job, dir) {
+                return Ok(None);
+            }
+            (find_start(dir, say)?, accept_changes)
         }
-        if is_finished(job, dir) {
-            return Ok(None);
-        }
-        find_start(dir, say)?
-    } else {
-        Start::Beginning
     };
+    let made_of = compare_contents(job, dir, &start, accepts, say)?;
     if let (Data::Rows(rows), Start::Beginning) = (&job.data, &start) {
         for caution in cautions(&Facts::of(job, rows)) {
             say(&format!("{WARNING} {caution}"));
@@ -54,9 +68,39 @@ pub fn prepare_run(
     if !planned.fits {
         return Err(planned.refusal());
     }
-    check_start(&planned.solution.plan, job, &start)?;
+    if let Some(note) = check_start(&planned.solution.plan, job, &start)? {
+        say(&format!("{NOTE} {note}"));
+    }
     let device = device.with_spill_folder(dir.path().to_path_buf());
-    Ok(Some(Ready { start, planned, device }))
+    Ok(Some(Ready { start, planned, device, made_of }))
+}
+
+/// What the run is made of now. A checkpoint that was made of something else is refused, unless that is accepted.
+fn compare_contents(
+    job: &Job,
+    dir: &RunDir,
+    start: &Start,
+    accepts: bool,
+    say: &dyn Fn(&str),
+) -> Result<MadeOf, Failure> {
+    let mut made_of = MadeOf::read(job)?;
+    let Start::Checkpoint { step, made_of: before, .. } = start else { return Ok(made_of) };
+    let Some(before) = before else {
+        say(&format!(
+            "{WARNING} the checkpoint is of smidgen 0.10 or earlier: whether data and model are the same cannot be compared"
+        ));
+        return Ok(made_of);
+    };
+    if before.program != PROGRAM {
+        let program = &before.program;
+        say(&format!(
+            "{WARNING} smidgen {program} wrote the checkpoint, this is {PROGRAM}: results may differ by rounding"
+        ));
+    }
+    made_of.continue_from(before);
+    let changes = accept_or_refuse(made_of.changes_since(before), dir.path(), accepts)?;
+    made_of.accept(*step, changes, say);
+    Ok(made_of)
 }
 
 fn is_finished(job: &Job, dir: &RunDir) -> bool {

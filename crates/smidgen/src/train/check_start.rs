@@ -12,13 +12,13 @@ use smidgen_ir::Plan;
 use smidgen_recipe::Init;
 
 /// Refuses a job whose adapter could not be saved, and an initial adapter that does not fit the job. Reads
-/// headers only, so it can run before anything is written.
-pub fn check_start(plan: &Plan, job: &Job, start: &Start) -> Result<(), Failure> {
+/// headers only, so it can run before anything is written. Returns a note about an adapter that means something else here.
+pub fn check_start(plan: &Plan, job: &Job, start: &Start) -> Result<Option<String>, Failure> {
     if !job.request.trained.is_empty() {
-        return match start {
-            Start::Checkpoint { folder, .. } => trained_weights::check_trained(plan, &job.request, folder),
-            Start::Beginning => Ok(()),
-        };
+        if let Start::Checkpoint { folder, .. } = start {
+            trained_weights::check_trained(plan, &job.request, folder)?;
+        }
+        return Ok(None);
     }
     let places = adapter_places(plan, &job.request);
     let tensors: Vec<AdapterTensor> = places.iter().map(|place| place.tensor.clone()).collect();
@@ -26,7 +26,7 @@ pub fn check_start(plan: &Plan, job: &Job, start: &Start) -> Result<(), Failure>
     let folder = match (start, &job.recipe.adapter.init) {
         (Start::Checkpoint { folder, .. }, _) => folder,
         (Start::Beginning, Init::Adapter(path)) => &path.resolved,
-        (Start::Beginning, Init::Default) => return Ok(()),
+        (Start::Beginning, Init::Default) => return Ok(None),
     };
     let file = AdapterFile::open(folder).map_err(|error| match folder.exists() {
         true => Failure::model(error),
@@ -40,5 +40,25 @@ pub fn check_start(plan: &Plan, job: &Job, start: &Start) -> Result<(), Failure>
         ))
         .hint(format!("start from an adapter of kind `{expected}`, or with `adapter.init = \"default\"`")));
     }
-    find_tensors(&places, &file).map(|_| ())
+    find_tensors(&places, &file)?;
+    other_scale(job, &file)
+}
+
+/// The tensors of an adapter mean B·A times its scale; with another scale they mean something else.
+fn other_scale(job: &Job, file: &AdapterFile) -> Result<Option<String>, Failure> {
+    let scales = file.config().module_scales().map_err(Failure::model)?;
+    let other = job.request.adapters.iter().find(|module| {
+        let (was, is) = (scales.scaling_for(&module.path), f64::from(module.scale));
+        (was - is).abs() > 1e-6 * was.abs().max(is.abs())
+    });
+    Ok(other.map(|module| {
+        let (was, is) = (scales.scaling_for(&module.path), module.scale);
+        format!(
+            "what the adapter in `{}` adds is scaled by {is} here, by {was} where it was trained: `adapter.alpha` is {}, its \
+             own is {}",
+            file.path().display(),
+            job.recipe.adapter.alpha,
+            scales.alpha_for(&module.path)
+        )
+    }))
 }

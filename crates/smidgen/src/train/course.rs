@@ -10,6 +10,7 @@ use super::free_memory::FreeMemory;
 use super::history;
 use super::interrupt::Interrupt;
 use super::journal::Journal;
+use super::made_of::{MadeOf, accept_or_refuse};
 use super::monitor::{self, Looked};
 use super::outcome::{Ending, Went};
 use super::phases::{Phase, PhaseMeter, folder_bytes};
@@ -54,6 +55,10 @@ pub struct Course<'a> {
     pub render_plan: &'a dyn Fn(&Job, &Planned) -> PlanTexts,
     /// What differs between two policies of a model with this many layers, in words.
     pub describe_changes: &'a dyn Fn(&Policy, &Policy, usize) -> String,
+    /// What the run is made of; its weights are compared when they are loaded.
+    pub made_of: MadeOf,
+    /// Whether a run whose weights changed continues.
+    pub accept_changes: bool,
 }
 
 /// A plan in words and as JSON.
@@ -122,7 +127,6 @@ impl Course<'_> {
             self.dir.make()?;
             if plans == 1 {
                 self.dir.sweep()?;
-                self.dir.set_aside(Product::of(&job.recipe))?;
             }
             let phase = if start.is_checkpoint() { Phase::Resume } else { Phase::Load };
             let looked = monitor::look(&mut device);
@@ -142,22 +146,31 @@ impl Course<'_> {
             {
                 (self.say)(&format!("{WARNING} {obstacle}: results stay equal within rounding"));
             }
-            let (executor, chosen) = self.reserve(job, planned, device).inspect_err(|_| {
+            // Nothing was trained: a run that cannot start leaves no files behind.
+            let dir = self.dir.clone();
+            let leave_nothing = |_: &Failure| {
                 if is_new {
-                    // Nothing was trained: a run that cannot start leaves no files behind.
-                    self.dir.clear();
+                    dir.clear()
                 }
-            })?;
+            };
+            let (executor, chosen) = self.reserve(job, planned, device).inspect_err(leave_nothing)?;
             let first = start.updates_done();
             // Moved, not copied: an epoch of a large data set is large, and the plan counts it once.
             let mut batches = std::mem::take(&mut rows_of(job).batches);
+            let policy = chosen.policy.clone();
+            let mut trainer =
+                Trainer::fill(job, executor, self.dir.clone(), policy, &start).inspect_err(leave_nothing)?;
+            // Before anything of the run is changed.
+            self.compare_weights(&mut trainer, job, first)?;
+            if plans == 1 {
+                self.dir.set_aside(Product::of(&job.recipe))?;
+            }
             let journal = match &mut journal {
                 Some(journal) => journal,
                 none => none.insert(Journal::resume(self.dir.path(), first)?),
             };
-            history::begin_part(&self.dir, total_steps, first, chosen.peak_bytes)?;
-            let policy = chosen.policy.clone();
-            let trainer = Trainer::fill(job, executor, self.dir.clone(), policy, &start)?;
+            let accepted = self.made_of.accepted_after(first);
+            history::begin_part(&self.dir, total_steps, first, chosen.peak_bytes, accepted)?;
             let mut trainer = trainer.with_meter(&mut meter).with_monitor(self.is_monitored);
             if self.owns_process || job.request.device == DeviceKind::Cuda {
                 trainer = trainer.with_planned_peak(chosen.peak_bytes);
@@ -200,6 +213,20 @@ impl Course<'_> {
             planned = self.plan_for(job, &chosen, moved, &|line| bar.say(line))?;
             plans += 1;
         }
+    }
+
+    /// Refuses weights that are not those of the checkpoint, unless that is accepted.
+    fn compare_weights<D: Device>(
+        &mut self,
+        trainer: &mut Trainer<'_, D>,
+        job: &Job,
+        first: u64,
+    ) -> Result<(), Failure> {
+        let change = self.made_of.see_weights(trainer.take_weight_hashes(), &job.model);
+        let changes = accept_or_refuse(change.into_iter().collect(), self.dir.path(), self.accept_changes)?;
+        self.made_of.accept(first, changes, self.say);
+        trainer.set_made_of(self.made_of.clone());
+        Ok(())
     }
 
     /// The plan, or a smaller one if other programs took memory since it was made.

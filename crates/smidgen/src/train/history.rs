@@ -35,6 +35,9 @@ pub struct Part {
     pub planned_bytes: u64,
     /// `None` while it runs, and if it was killed.
     pub ended: Option<PartEnd>,
+    /// What it is made of otherwise than the part before, by `--accept-changes`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub accepted: Vec<String>,
     /// Updates done when it ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_step: Option<u64>,
@@ -78,6 +81,7 @@ pub fn begin_part(
     total_steps: u64,
     first_step: u64,
     planned_bytes: u64,
+    accepted: Vec<String>,
 ) -> Result<(), Failure> {
     // An unreadable history does not stop a run.
     let mut history = History::read(dir.path()).ok().flatten().unwrap_or_default();
@@ -89,6 +93,7 @@ pub fn begin_part(
         first_step,
         planned_bytes,
         ended: None,
+        accepted,
         last_step: None,
         message: None,
     });
@@ -115,6 +120,14 @@ pub fn end_run(dir: &RunDir, went: &Result<Went, Failure>) -> Result<(), Failure
         }
         Err(failure) => end_part(dir, PartEnd::Failed, None, Some(failure.message.clone())),
     }
+}
+
+/// Everything was done and saved, but the process was killed before it could say so. Returns whether that was so.
+pub fn end_killed(dir: &RunDir, ended: PartEnd, last_step: u64) -> Result<bool, Failure> {
+    let Ok(Some(mut history)) = History::read(dir.path()) else { return Ok(false) };
+    let Some(part) = history.parts.last_mut().filter(|part| part.ended.is_none()) else { return Ok(false) };
+    (part.ended, part.last_step) = (Some(ended), Some(last_step));
+    write(dir, &history).map(|()| true)
 }
 
 fn end_part(
@@ -147,10 +160,10 @@ mod tests {
         end_for_another_plan(&dir, 3).unwrap();
         assert!(!folder.path().join(FILE_NAME).exists());
         // Killed; resumed and replanned on the way; failed.
-        begin_part(&dir, 90, 0, 5).unwrap();
-        begin_part(&dir, 90, 10, 5).unwrap();
+        begin_part(&dir, 90, 0, 5, vec![]).unwrap();
+        begin_part(&dir, 90, 10, 5, vec![]).unwrap();
         end_for_another_plan(&dir, 20).unwrap();
-        begin_part(&dir, 100, 20, 4).unwrap();
+        begin_part(&dir, 100, 20, 4, vec![]).unwrap();
         end_run(&dir, &Err(Failure::training("step 31 is not finite"))).unwrap();
         // Nothing began since.
         end_for_another_plan(&dir, 99).unwrap();
@@ -170,7 +183,7 @@ mod tests {
         let dir = RunDir::at(folder.path()).unwrap();
         dir.write_text(FILE_NAME, "{").unwrap();
         assert!(History::read(folder.path()).is_err());
-        begin_part(&dir, 9, 0, 5).unwrap();
+        begin_part(&dir, 9, 0, 5, vec![]).unwrap();
         assert_eq!(History::read(folder.path()).unwrap().unwrap().parts.len(), 1);
     }
 }

@@ -1,20 +1,21 @@
-//! The log of a run in both formats: `metrics.jsonl` and TensorBoard's event file.
+//! The log of a run in every format: `metrics.jsonl`, TensorBoard's event file, and the history for `trainer_state.json`.
 //!
-//! Both get the same rows at the same time, are on disk before a checkpoint counts as written, and are cut to the
+//! The files get the same rows at the same time, are on disk before a checkpoint counts as written, and are cut to the
 //! checkpoint when a run is resumed: neither has gaps or duplicates.
 
 use super::events::EventWriter;
+use super::log_history::LogHistory;
 use super::metrics::{EvalRow, MetricsRow, MetricsWriter};
 use crate::failure::Failure;
 use serde::Serialize;
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 #[derive(Debug)]
 pub struct Journal {
-    path: PathBuf,
     metrics: MetricsWriter,
     events: EventWriter,
+    history: LogHistory,
 }
 
 impl Journal {
@@ -23,7 +24,8 @@ impl Journal {
         let path = folder.join("metrics.jsonl");
         let (metrics, _) = MetricsWriter::resume(&path, step)?;
         let events = EventWriter::resume(folder, &path, step)?;
-        Ok(Journal { path, metrics, events })
+        let history = LogHistory::read(&path, step).map_err(|error| Failure::file("read", &path, error))?;
+        Ok(Journal { metrics, events, history })
     }
 
     pub fn write_step(&mut self, row: &MetricsRow) -> Result<(), Failure> {
@@ -41,14 +43,16 @@ impl Journal {
         self.events.sync()
     }
 
-    /// Of `metrics.jsonl`.
-    pub fn path(&self) -> &Path {
-        &self.path
+    pub fn history(&self) -> &LogHistory {
+        &self.history
     }
 
     fn write_event(&mut self, row: &impl Serialize) -> Result<(), Failure> {
         match serde_json::to_value(row).map_err(Failure::disk)? {
-            Value::Object(row) => self.events.write_row(&row),
+            Value::Object(row) => {
+                self.history.add(&row);
+                self.events.write_row(&row)
+            }
             other => unreachable!("a row is an object, not {other}"),
         }
     }

@@ -7,9 +7,10 @@
 //! Left out: measuring the device, and the reaction to a NaN.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
@@ -117,7 +118,9 @@ impl MetricsWriter {
 
     /// The lock shows that the run is active ([`is_being_written`]). On file systems without locks it has no effect.
     fn over(path: &Path, file: File) -> Self {
-        let _ = file.lock_shared();
+        // Whoever looks at the run holds it for an instant.
+        let is_held = |_: &u32| matches!(file.try_lock(), Err(TryLockError::WouldBlock));
+        (0..100).take_while(is_held).for_each(|_| std::thread::sleep(Duration::from_millis(1)));
         MetricsWriter { path: path.to_path_buf(), file, line: Vec::with_capacity(1024) }
     }
 
@@ -134,7 +137,7 @@ impl MetricsWriter {
 /// Whether a process has the file open for writing. The kernel releases the lock when the process ends or is killed.
 pub fn is_being_written(path: &Path) -> bool {
     let Ok(file) = File::open(path) else { return false };
-    matches!(file.try_lock(), Err(std::fs::TryLockError::WouldBlock))
+    matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock))
 }
 
 /// What `cut_after` did.
@@ -376,6 +379,10 @@ mod tests {
         let (writer, _) = MetricsWriter::resume(&path, 0).unwrap();
         assert!(is_being_written(&path));
         drop(writer);
+        assert!(!is_being_written(&path));
+        // Two who look at the same time do not take each other for a writer.
+        let other = File::open(&path).unwrap();
+        other.try_lock_shared().unwrap();
         assert!(!is_being_written(&path));
     }
 

@@ -4,7 +4,9 @@
 //! updates done; the best evaluation; its job, and the memory choices of its plan. Everything else (data order, dropout,
 //! learning rate) is a pure function of the recipe and the step, so it is not stored.
 
+use super::history::PartEnd;
 use super::loss_scale::LossScale;
+use super::made_of::MadeOf;
 use super::metrics::last_step;
 use super::run_dir::RunDir;
 use super::standing::Standing;
@@ -17,6 +19,7 @@ use crate::plan::product::Product;
 use crate::session::weights;
 use serde::{Deserialize, Serialize};
 use smidgen_formats::element::Element;
+use smidgen_formats::finite::FiniteWriter;
 use smidgen_formats::json_file::read_json_file;
 use smidgen_formats::safetensors::SafetensorsFile;
 use smidgen_formats::safetensors::write::{TensorSpec, pytorch_metadata, write_safetensors};
@@ -34,7 +37,7 @@ use std::sync::Arc;
 const STATE_FILE: &str = "smidgen_state.json";
 const MOMENTS_FILE: &str = "optimizer.safetensors";
 /// The job that wrote the checkpoint: the job in the run folder may be a later one with other memory settings.
-const JOB_FILE: &str = "job.toml";
+pub const JOB_FILE: &str = "job.toml";
 /// The matmul algorithms of the device, if they were chosen by timing.
 pub const PRODUCTS_FILE: &str = "products.txt";
 
@@ -53,6 +56,8 @@ pub enum Start {
         compute: String,
         /// The best evaluated step, if its checkpoint was removed since.
         lost_best: Option<u64>,
+        /// `None` where the checkpoint does not say, before version 3.
+        made_of: Option<MadeOf>,
     },
 }
 
@@ -100,6 +105,9 @@ struct State {
     /// There where gradients pass through f16.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     loss_scale: Option<LossScale>,
+    /// There since version 3.
+    #[serde(default)]
+    made_of: Option<MadeOf>,
 }
 
 /// What version 1 of a checkpoint says of offloaded tensors.
@@ -141,23 +149,29 @@ fn f32_name() -> String {
     Arithmetic::F32(F32Unit::Vectors).name()
 }
 
-/// 0.10 writes version 2, which has the whole policy; version 1 is still read.
-const STATE_VERSION: u32 = 2;
+/// 0.11 writes version 3, which says what the run is made of. Version 2 of 0.10 has the whole policy, and version 1 of
+/// 0.9 had parts of it; both are still read.
+const STATE_VERSION: u32 = 3;
+/// A model of a thousand tensors has a hundred KiB of hashes.
+const MAX_STATE_BYTES: u64 = 16 << 20;
 
 /// The newest checkpoint of a run folder, or its beginning.
 pub fn find_start(dir: &RunDir) -> Result<Start, Failure> {
     let Some(step) = dir.checkpoints().pop() else { return Ok(Start::Beginning) };
     let folder = dir.checkpoint(step);
     let path = folder.join(STATE_FILE);
-    let state: State = read_json_file(&path, 1 << 20).map_err(Failure::model)?;
+    let state: State = read_json_file(&path, MAX_STATE_BYTES).map_err(Failure::model)?;
     if !(1..=STATE_VERSION).contains(&state.version) || state.step != step {
-        return Err(Failure::model(format!(
+        let failure = Failure::model(format!(
             "`{}` is version {} of step {}, expected version 1 to {STATE_VERSION} of step {step}",
             path.display(),
             state.version,
             state.step
-        ))
-        .hint("remove that checkpoint folder to continue from the one before"));
+        ));
+        return Err(match state.version > STATE_VERSION {
+            true => failure.hint("a later version of smidgen wrote that checkpoint: continue with it"),
+            false => failure.hint("remove that checkpoint folder to continue from the one before"),
+        });
     }
     let policy = match state.away {
         Some(offload) => offload.added_to(state.policy),
@@ -176,6 +190,7 @@ pub fn find_start(dir: &RunDir) -> Result<Start, Failure> {
         loss_scale: state.loss_scale,
         compute: state.compute,
         lost_best,
+        made_of: state.made_of,
     })
 }
 
@@ -187,14 +202,16 @@ pub fn write_state<D: Device>(
     step: u64,
     standing: &Standing,
     loss_scale: Option<LossScale>,
+    made_of: &MadeOf,
     folder: &Path,
 ) -> Result<(), Failure> {
     trained_state::save_trained(executor, job, folder)?;
     let (places, specs): (Vec<MomentPlace>, Vec<TensorSpec>) =
         moment_tensors(executor.plan()).into_iter().unzip();
     write_safetensors(&folder.join(MOMENTS_FILE), &pytorch_metadata(), &specs, |index, out| {
-        let place = &places[index];
-        weights::copy_out(executor, place.leaf, place.range.clone(), out)
+        let (place, spec) = (&places[index], &specs[index]);
+        let mut out = FiniteWriter::new(out, &spec.name, spec.element);
+        weights::copy_out(executor, place.leaf, place.range.clone(), &mut out)
     })
     .map_err(Failure::writing)?;
     let state = State {
@@ -205,6 +222,7 @@ pub fn write_state<D: Device>(
         standing: *standing,
         compute: job.arithmetic.name(),
         loss_scale,
+        made_of: Some(made_of.clone()),
     };
     let state = serde_json::to_string_pretty(&state).map_err(Failure::disk)?;
     let products = executor.device().chosen_algorithms().map(|chosen| (PRODUCTS_FILE, chosen));
@@ -287,7 +305,16 @@ fn moment_tensors(plan: &Plan) -> Vec<(MomentPlace, TensorSpec)> {
 
 /// Refuses changes that would change results, and returns notes about the others.
 pub fn check_job(dir: &RunDir, recipe: &Recipe) -> Result<Vec<String>, Failure> {
-    let path = dir.file("job.toml");
+    let notes = compare_jobs(dir.path(), recipe)?;
+    // A checkpoint of another run may have been put in place of one of this run.
+    if let Some(step) = dir.checkpoints().last() {
+        compare_jobs(&dir.checkpoint(*step), recipe)?;
+    }
+    Ok(notes)
+}
+
+fn compare_jobs(folder: &Path, recipe: &Recipe) -> Result<Vec<String>, Failure> {
+    let path = folder.join(JOB_FILE);
     if !path.exists() {
         return Ok(vec![]);
     }
@@ -307,7 +334,7 @@ pub fn check_job(dir: &RunDir, recipe: &Recipe) -> Result<Vec<String>, Failure> 
     let lines: Vec<String> = refused.iter().map(render_difference).collect();
     Err(Failure::recipe(format!(
         "the recipe differs from the run in `{}`\n  {}",
-        dir.path().display(),
+        folder.display(),
         lines.join("\n  ")
     ))
     .hint("resume with the recipe of the run, or choose another `output.dir`"))
@@ -325,19 +352,29 @@ fn verdict(difference: &KeyDifference, old: &Recipe, new: &Recipe) -> Verdict {
             Verdict::Free
         }
         key if key.starts_with("memory.") || key.starts_with("expect.") => Verdict::Free,
-        "train.steps" => match (old.train.length, new.train.length) {
-            (Length::Steps(before), Length::Steps(now)) if now > before => Verdict::Note(format!(
-                "`train.steps` grew from {before} to {now}: the learning rate follows the longer schedule from here on"
-            )),
+        "train.steps" | "train.epochs" => match (old.train.length, new.train.length) {
+            (Length::Steps(before), Length::Steps(now)) if now > before => Verdict::Note(grown(difference)),
+            (Length::Epochs(before), Length::Epochs(now)) if now > before => Verdict::Note(grown(difference)),
             _ => Verdict::Refused,
         },
         _ => Verdict::Refused,
     }
 }
 
+fn grown(difference: &KeyDifference) -> String {
+    let [before, now] = [&difference.old, &difference.new].map(|value| value.as_deref().unwrap_or("nothing"));
+    format!(
+        "`{}` grew from {before} to {now}: the learning rate follows the longer schedule from here on",
+        difference.key
+    )
+}
+
 fn render_difference(difference: &KeyDifference) -> String {
+    let KeyDifference { key, old, new } = difference;
+    let is_length = key == "train.steps" || key == "train.epochs";
+    let rule = if is_length && old.is_some() && new.is_some() { ": a run can only grow" } else { "" };
     let words = |value: &Option<String>| value.clone().unwrap_or_else(|| "nothing".into());
-    format!("`{}` was {}, is {}", difference.key, words(&difference.old), words(&difference.new))
+    format!("`{key}` was {}, is {}{rule}", words(old), words(new))
 }
 
 /// Whether the memory section differs from that of a checkpoint.
@@ -352,6 +389,14 @@ pub fn is_finished(dir: &RunDir, recipe: &Recipe, total_steps: u64) -> bool {
     made.join(product.config()).exists()
         && (last_step(&dir.file("metrics.jsonl")) == Some(total_steps)
             || (recipe.train.early_stop > 0 && was_stopped_early(&made)))
+}
+
+/// How a finished run ended, and after which step.
+pub fn how_it_ended(dir: &RunDir, recipe: &Recipe) -> (PartEnd, u64) {
+    let made = dir.file(Product::of(recipe).folder());
+    let is_early = recipe.train.early_stop > 0 && was_stopped_early(&made);
+    let ended = if is_early { PartEnd::StoppedEarly } else { PartEnd::Done };
+    (ended, last_step(&dir.file("metrics.jsonl")).unwrap_or(0))
 }
 
 #[cfg(test)]

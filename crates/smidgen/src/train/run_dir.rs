@@ -94,6 +94,15 @@ impl RunDir {
         hide().map_err(|error: std::io::Error| Failure::file("rename", &made, error))
     }
 
+    /// Removes a hidden result whose successor exists.
+    pub fn forget_aside(&self, product: Product) -> Result<(), Failure> {
+        let old = self.file(&format!(".{}.old", product.folder()));
+        match old.exists() {
+            true => fs::remove_dir_all(&old).map_err(|error| Failure::file("remove", &old, error)),
+            false => Ok(()),
+        }
+    }
+
     fn holds_run(&self) -> bool {
         TRACES.iter().any(|name| self.path.join(name).exists()) || !self.checkpoints().is_empty()
     }
@@ -170,7 +179,7 @@ impl RunDir {
         Ok(())
     }
 
-    /// Removes the oldest checkpoints until `keep` are left, but never the newest nor the best evaluated one.
+    /// Removes the oldest checkpoints until `keep` are left in addition to the best evaluated one, but never the newest.
     /// A checkpoint is renamed before it is deleted, so that a partial one is never seen.
     pub fn prune_checkpoints(&self, keep: usize, best: Option<u64>) -> Result<(), Failure> {
         for step in removable(&self.checkpoints(), keep, best) {
@@ -209,11 +218,11 @@ fn is_leftover(name: &str) -> bool {
     name == "metrics.jsonl.tmp" || ((is_folder || is_file) && ends)
 }
 
-/// Which of the ascending steps are removed; the best counts among those that are kept.
+/// Which of the ascending steps are removed; the best does not count.
 fn removable(steps: &[u64], keep: usize, best: Option<u64>) -> Vec<u64> {
-    let Some((_, older)) = steps.split_last() else { return vec![] };
-    let excess = steps.len().saturating_sub(keep);
-    older.iter().copied().filter(|step| Some(*step) != best).take(excess).collect()
+    let others: Vec<u64> = steps.iter().copied().filter(|step| Some(*step) != best).collect();
+    let excess = others.len().saturating_sub(keep.max(1));
+    others[..excess].to_vec()
 }
 
 #[cfg(test)]
@@ -223,9 +232,11 @@ mod tests {
     #[test]
     fn neither_the_newest_nor_the_best_is_removed() {
         assert_eq!(removable(&[1, 2, 3, 4], 2, None), [1, 2]);
-        assert_eq!(removable(&[1, 2, 3, 4], 2, Some(1)), [2, 3]);
-        assert_eq!(removable(&[1, 2, 3, 4], 2, Some(4)), [1, 2]);
+        assert_eq!(removable(&[1, 2, 3, 4], 2, Some(1)), [2]);
+        assert_eq!(removable(&[1, 2, 3, 4], 2, Some(4)), [1]);
+        assert_eq!(removable(&[1, 2, 3, 4], 1, Some(4)), [1, 2]);
         assert_eq!(removable(&[1, 2, 3], 1, Some(1)), [2]);
+        assert_eq!(removable(&[1, 2, 3], 0, None), [1, 2]);
         assert_eq!(removable(&[1, 3], 1, Some(1)), [0u64; 0]);
         assert_eq!(removable(&[1, 2], 3, Some(9)), [0u64; 0]);
         assert_eq!(removable(&[], 1, None), [0u64; 0]);

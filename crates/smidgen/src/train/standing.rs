@@ -1,9 +1,8 @@
 //! The best evaluation so far, the best that was saved, and when early stopping applies.
 //!
 //! Only a lower loss is better. Checkpoints hold the standing, so that a resumed run stops at the same step as one that
-//! was never interrupted. With `train.early_stop` every new best is saved at once, and the final adapter is the best
-//! evaluated one. Without it the final adapter is that of the last step, as in other trainers, and `keep` only protects
-//! the best checkpoint.
+//! was never interrupted. Every new best is saved at once and kept in addition to `keep`. With `train.early_stop` the
+//! final adapter is the best evaluated one; without it that of the last step, as in other trainers.
 
 use serde::{Deserialize, Serialize};
 

@@ -17,6 +17,7 @@ use crate::session::weights::{self, leaf, load_weight};
 use smidgen_compile::Request;
 use smidgen_formats::element::Element;
 use smidgen_formats::encode::PIECE_ELEMENTS;
+use smidgen_formats::finite::FiniteWriter;
 use smidgen_formats::load::read_tensor_into;
 use smidgen_formats::model::Model;
 use smidgen_formats::safetensors::SafetensorsFile;
@@ -130,10 +131,13 @@ impl Output {
     }
 
     fn write<D: Device>(&self, executor: &mut Executor<D>, out: &mut dyn Write) -> io::Result<()> {
+        let TensorSpec { name, element, .. } = &self.spec;
+        let finite = &mut FiniteWriter::new(out, name, *element);
         match &self.source {
-            Source::Trained(id) => write_rounded(executor, *id, self.spec.element, out),
+            Source::Trained(id) => write_rounded(executor, *id, *element, finite),
+            // Tensors of the base that are not changed are what they are.
             Source::Frozen(weight @ Weight::Plain(_)) => copy_stored(weight, self.bytes(), out),
-            Source::Frozen(weight) => write_decoded(weight, self.spec.element, out),
+            Source::Frozen(weight) => write_decoded(weight, *element, finite),
         }
     }
 }

@@ -11,6 +11,7 @@ use super::journal::Journal;
 use super::liveness::{self, Liveness};
 use super::loss_scale::LossScale;
 use super::lr::{LearningRate, Schedule};
+use super::made_of::MadeOf;
 use super::metrics::MetricsRow;
 use super::monitor::{self, Looked};
 use super::outcome::{Ending, Outcome};
@@ -30,7 +31,7 @@ use crate::plan::job::Job;
 use crate::plan::product::Product;
 use crate::rows::data::Data;
 use crate::session::feed::{Feed, StepReport};
-use crate::session::weights::clear;
+use crate::session::weights::{WeightHashes, clear};
 use crate::session::{adapters, weights};
 use smidgen_data::batch::BatchPlan;
 use smidgen_data::micro_batch::{MicroBatch, Packing};
@@ -58,6 +59,8 @@ pub struct Trainer<'a, D> {
     standing: Standing,
     liveness: Option<Liveness>,
     loss_scale: Option<LossScale>,
+    weight_hashes: WeightHashes,
+    made_of: MadeOf,
     /// Measured device memory above this stops the run.
     pub(super) limit_bytes: Option<u64>,
     /// Whether memory is measured after every step; only a benchmark of the monitor turns it off.
@@ -114,7 +117,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         let feed = Feed::of(executor.plan(), job.recipe.train.seed);
         let extent = executor.plan().extent;
         let arena_peak_bytes = executor.plan().peak_live_bytes() as u64;
-        weights::load_weights(&mut executor, &job.model, job.request.threads)?;
+        let weight_hashes = weights::load_weights(&mut executor, &job.model, job.request.threads)?;
         clear(&mut executor, LeafKind::Gradient)?;
         clear(&mut executor, LeafKind::Moment)?;
         clear(&mut executor, LeafKind::State)?;
@@ -126,6 +129,8 @@ impl<'a, D: Device> Trainer<'a, D> {
         Ok(Trainer {
             liveness: None,
             loss_scale: start.loss_scale().or(LossScale::of(job.request.precision)),
+            weight_hashes,
+            made_of: MadeOf::default(),
             limit_bytes: None,
             is_monitored: true,
             meter: None,
@@ -144,6 +149,16 @@ impl<'a, D: Device> Trainer<'a, D> {
             spare_samples: Vec::new(),
             last_row: Instant::now(),
         })
+    }
+
+    /// Hashes of the weights that were loaded.
+    pub fn take_weight_hashes(&mut self) -> WeightHashes {
+        std::mem::take(&mut self.weight_hashes)
+    }
+
+    /// What checkpoints say that the run is made of.
+    pub fn set_made_of(&mut self, made_of: MadeOf) {
+        self.made_of = made_of;
     }
 
     /// Stops and saves if measured memory exceeds the planned peak by more than the measuring error.
@@ -301,7 +316,7 @@ impl<'a, D: Device> Trainer<'a, D> {
                 None => interrupt.is_requested().then_some(Ending::Interrupted),
             };
             let ending = ending.filter(|_| !is_last);
-            if saves || ending.is_some() || (is_new_best && settings.early_stop > 0) {
+            if saves || ending.is_some() || is_new_best {
                 journal.sync().map_err(unwritten)?;
                 self.enter(Phase::Save);
                 self.save_checkpoint(&mut moment, journal).map_err(|failure| {
@@ -373,7 +388,7 @@ impl<'a, D: Device> Trainer<'a, D> {
                 Product::Model => warnings = trained_weights::write_beside(&job.model, folder)?,
             }
             write_prompt(job, folder)?;
-            write_trainer_state(folder, moment, journal.path())
+            write_trainer_state(folder, moment, journal.history())
         })?;
         for warning in warnings {
             progress.say(&format!("{WARNING} {warning}"));
@@ -540,11 +555,11 @@ impl<'a, D: Device> Trainer<'a, D> {
     fn save_checkpoint(&mut self, moment: &mut Moment<'_>, journal: &Journal) -> Result<(), Failure> {
         self.standing.note_saved(moment.step);
         moment.standing = self.standing;
-        let Trainer { executor, job, dir, policy, standing, loss_scale, .. } = self;
+        let Trainer { executor, job, dir, policy, standing, loss_scale, made_of, .. } = self;
         dir.write_folder(&format!("checkpoint-{}", moment.step), |folder| {
-            resume::write_state(executor, job, policy, moment.step, standing, *loss_scale, folder)?;
+            resume::write_state(executor, job, policy, moment.step, standing, *loss_scale, made_of, folder)?;
             write_prompt(job, folder)?;
-            write_trainer_state(folder, moment, journal.path())
+            write_trainer_state(folder, moment, journal.history())
         })?;
         dir.prune_checkpoints(job.recipe.train.keep, standing.best_saved.map(|best| best.step))
     }

@@ -1,20 +1,18 @@
 //! `trainer_state.json` next to every saved adapter, in the format of Hugging Face's trainer.
 //!
-//! Keys are sorted, with two spaces of indent. The history is streamed from `metrics.jsonl` row by row, so it is never
-//! held in memory. Every step has a row, so `logging_steps` is 1.
+//! Keys are sorted, with two spaces of indent. The history is the thinned one of `log_history.rs`, so that the file stays
+//! small however long a run is.
 //! Left out: what has no meaning here (`total_flos` is 0) and `eval_steps_per_second`, because evaluations are not
 //! cut into steps of one size.
 
+use super::log_history::{LogHistory, Totals, rounded};
 use super::standing::Standing;
 use crate::failure::Failure;
-use serde::ser::{Error, SerializeSeq};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 use smidgen_formats::whole_file::write_whole;
-use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader};
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 pub const FILE_NAME: &str = "trainer_state.json";
@@ -39,9 +37,8 @@ pub struct Moment<'a> {
     pub run_folder: &'a Path,
 }
 
-/// Writes the state into a folder; `metrics` must be on disk up to the step.
-pub fn write_trainer_state(folder: &Path, moment: &Moment<'_>, metrics: &Path) -> Result<(), Failure> {
-    let totals = Totals::default();
+/// Writes the state into a folder; `history` is that of all steps so far.
+pub fn write_trainer_state(folder: &Path, moment: &Moment<'_>, history: &LogHistory) -> Result<(), Failure> {
     let state = State {
         best_global_step: moment.standing.best.map(|best| best.step),
         best_metric: moment.standing.best.map(|best| best.eval_loss),
@@ -55,10 +52,10 @@ pub fn write_trainer_state(folder: &Path, moment: &Moment<'_>, metrics: &Path) -
         is_hyper_param_search: false,
         is_local_process_zero: true,
         is_world_process_zero: true,
-        log_history: History { metrics, moment, totals: &totals },
-        logging_steps: 1,
+        log_history: Logs { history, moment },
+        logging_steps: history.logging_steps(),
         max_steps: moment.total_steps,
-        num_input_tokens_seen: &totals.tokens,
+        num_input_tokens_seen: history.totals.tokens,
         num_train_epochs: moment.epochs,
         save_steps: moment.save_every,
         stateful_callbacks: callbacks(moment),
@@ -103,11 +100,10 @@ struct State<'a> {
     is_hyper_param_search: bool,
     is_local_process_zero: bool,
     is_world_process_zero: bool,
-    log_history: History<'a>,
+    log_history: Logs<'a>,
     logging_steps: u64,
     max_steps: u64,
-    /// Known once the history is written.
-    num_input_tokens_seen: &'a Cell<u64>,
+    num_input_tokens_seen: u64,
     num_train_epochs: u64,
     save_steps: u64,
     stateful_callbacks: Value,
@@ -140,114 +136,31 @@ fn callbacks(moment: &Moment<'_>) -> Value {
     }
 }
 
-/// Totals over the history.
-#[derive(Default)]
-struct Totals {
-    tokens: Cell<u64>,
-    step_ms: Cell<f64>,
-    loss: Cell<f64>,
-    steps: Cell<u64>,
-    epoch: Cell<f64>,
-}
-
-struct History<'a> {
-    metrics: &'a Path,
+/// The history, and at the end of a run a row that sums up.
+struct Logs<'a> {
+    history: &'a LogHistory,
     moment: &'a Moment<'a>,
-    totals: &'a Totals,
 }
 
-impl Serialize for History<'_> {
+impl Serialize for Logs<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut rows = serializer.serialize_seq(None)?;
-        for row in read_rows(self.metrics, self.moment.step).map_err(S::Error::custom)? {
-            let row = row.map_err(S::Error::custom)?;
-            match row.contains_key("eval_loss") {
-                true => rows.serialize_element(&eval_log(&row))?,
-                false => {
-                    self.totals.add(&row);
-                    rows.serialize_element(&train_log(&row))?;
-                }
-            }
-        }
-        if self.moment.is_end {
-            rows.serialize_element(&self.totals.final_log(self.moment))?;
-        }
-        rows.end()
+        let last = self.moment.is_end.then(|| final_log(&self.history.totals, self.moment));
+        let entries = self.history.entries().map(|entry| json!(entry));
+        serializer.collect_seq(entries.chain(last))
     }
 }
 
-impl Totals {
-    fn add(&self, row: &Map<String, Value>) {
-        let number = |name: &str| row.get(name).and_then(Value::as_f64).unwrap_or(0.0);
-        self.tokens.set(self.tokens.get() + number("tokens") as u64);
-        self.step_ms.set(self.step_ms.get() + number("step_ms"));
-        self.loss.set(self.loss.get() + number("loss"));
-        self.steps.set(self.steps.get() + 1);
-        self.epoch.set(number("epoch"));
-    }
-
-    fn final_log(&self, moment: &Moment<'_>) -> Value {
-        let (seconds, steps) = (self.step_ms.get() / 1e3, self.steps.get() as f64);
-        json!({
-            "epoch": self.epoch.get(),
-            "step": moment.step,
-            "total_flos": 0,
-            "train_loss": self.loss.get() / steps.max(1.0),
-            "train_runtime": rounded(seconds, 4),
-            "train_samples_per_second": rounded(self.epoch.get() * moment.samples as f64 / seconds, 3),
-            "train_steps_per_second": rounded(steps / seconds, 3),
-        })
-    }
-}
-
-fn train_log(row: &Map<String, Value>) -> BTreeMap<&str, &Value> {
-    let names = [
-        ("epoch", "epoch"),
-        ("grad_norm", "grad_norm"),
-        ("learning_rate", "lr"),
-        ("loss", "loss"),
-        ("reg_loss", "reg_loss"),
-        ("step", "step"),
-    ];
-    names.into_iter().filter_map(|(name, own)| Some((name, row.get(own)?))).collect()
-}
-
-/// Scores get the prefix `eval_`, like all other fields of an evaluation.
-fn eval_log(row: &Map<String, Value>) -> BTreeMap<String, Value> {
-    let mut log = BTreeMap::new();
-    let seconds = row.get("eval_ms").and_then(Value::as_f64).unwrap_or(0.0) / 1e3;
-    let samples = row.get("eval_samples").and_then(Value::as_f64).unwrap_or(0.0);
-    for (name, value) in row {
-        let name = match name.as_str() {
-            "eval_ms" | "eval_samples" | "eval_tokens" | "eval_supervised_tokens" => continue,
-            "step" | "epoch" => name.clone(),
-            name if name.starts_with("eval_") => name.into(),
-            name => format!("eval_{name}"),
-        };
-        log.insert(name, value.clone());
-    }
-    log.insert("eval_runtime".into(), json!(rounded(seconds, 4)));
-    log.insert("eval_samples_per_second".into(), json!(rounded(samples / seconds, 3)));
-    log
-}
-
-/// NaN becomes `null`.
-fn rounded(number: f64, decimals: i32) -> f64 {
-    let scale = 10f64.powi(decimals);
-    (number * scale).round() / scale
-}
-
-/// Rows up to a step, one at a time.
-fn read_rows(
-    metrics: &Path,
-    step: u64,
-) -> io::Result<impl Iterator<Item = io::Result<Map<String, Value>>> + use<>> {
-    let rows = BufReader::with_capacity(16 << 10, File::open(metrics)?).lines();
-    let rows = rows.map(|line| Ok(serde_json::from_str::<Map<String, Value>>(&line?)?));
-    Ok(rows.take_while(move |row| {
-        row.as_ref()
-            .map_or(true, |row| row.get("step").and_then(Value::as_u64).is_some_and(|own| own <= step))
-    }))
+fn final_log(totals: &Totals, moment: &Moment<'_>) -> Value {
+    let (seconds, steps) = (totals.step_ms / 1e3, totals.steps as f64);
+    json!({
+        "epoch": totals.epoch,
+        "step": moment.step,
+        "total_flos": 0,
+        "train_loss": totals.loss / steps.max(1.0),
+        "train_runtime": rounded(seconds, 4),
+        "train_samples_per_second": rounded(totals.epoch * moment.samples as f64 / seconds, 3),
+        "train_steps_per_second": rounded(steps / seconds, 3),
+    })
 }
 
 #[cfg(test)]
@@ -285,7 +198,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         std::fs::write(&path, metrics).unwrap();
-        write_trainer_state(folder.path(), moment, &path).unwrap();
+        write_trainer_state(folder.path(), moment, &LogHistory::read(&path, moment.step).unwrap()).unwrap();
         std::fs::read_to_string(folder.path().join(FILE_NAME)).unwrap()
     }
 
@@ -369,10 +282,8 @@ mod tests {
     fn a_run_that_was_stopped_early_says_so() {
         let check = |early_stop, is_end, total_steps, expected| {
             let folder = tempfile::tempdir().unwrap();
-            let metrics = folder.path().join("metrics.jsonl");
-            std::fs::write(&metrics, METRICS).unwrap();
             let moment = Moment { early_stop, is_end, total_steps, ..moment(folder.path()) };
-            write_trainer_state(folder.path(), &moment, &metrics).unwrap();
+            write_trainer_state(folder.path(), &moment, &LogHistory::default()).unwrap();
             assert_eq!(was_stopped_early(folder.path()), expected, "{early_stop} {is_end} {total_steps}");
         };
         check(1, true, 8, true);

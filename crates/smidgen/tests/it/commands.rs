@@ -31,6 +31,7 @@ fn help_lists_the_commands() {
               preview      Show samples as the model sees them, with supervised tokens
                            marked
               train        Plan, check, train and save
+              resume       Continue a run from its last checkpoint
               report       Summarize a run: a few lines, and an HTML page
               dash         Serve a live dashboard on localhost
               eval         Score the base model and the trained one on rows with known
@@ -68,11 +69,14 @@ fn help_lists_the_commands() {
               [KEY=VALUE]...  Keys of the recipe to override, as `section.key=value`
 
             Options:
-                  --quiet   Print only errors
-                  --resume  Continue the run in the output folder
-                  --json    Print the report as JSON when the run ends, as `report --json`
-                            does
-              -h, --help    Print help
+                  --quiet           Print only errors
+                  --resume          Continue the run in the output folder; RECIPE may then
+                                    be the folder of the run
+                  --accept-changes  Continue although data, weights, config, tokenizer or
+                                    template have changed
+                  --json            Print the report as JSON when the run ends, as `report
+                                    --json` does
+              -h, --help            Print help
         "#]],
     );
 }
@@ -234,8 +238,7 @@ fn train_talks_on_stderr() {
             step 6/6  eval_loss X, the best so far
             memory: N
             report in `FOLDER/run/report.html`
-            best eval_loss X after step 6
-            done: 6 steps, loss X, adapter in `FOLDER/run/adapter`
+            done: 6 steps, loss X, adapter in `FOLDER/run/adapter`; best eval_loss X in `checkpoint-6`
         "#]],
     );
     let mut names: Vec<String> = std::fs::read_dir(scratch.path("run"))
@@ -244,9 +247,11 @@ fn train_talks_on_stderr() {
         .collect();
     names.sort();
     // Named for the time, the machine and the process.
-    assert!(names.remove(1).starts_with("events.out.tfevents."));
+    assert!(names.remove(3).starts_with("events.out.tfevents."));
     let expected = [
         "adapter",
+        "checkpoint-4",
+        "checkpoint-6",
         "job.toml",
         "metrics.jsonl",
         "phases.json",

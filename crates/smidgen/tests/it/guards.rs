@@ -11,7 +11,7 @@ fn split(bytes: &[u8]) -> (Value, usize) {
 }
 
 /// Writes f32 values into a tensor of a file, from an element on.
-fn set_values(scratch: &Scratch, file: &str, tensor: &str, first: usize, values: &[f32]) {
+pub fn set_values(scratch: &Scratch, file: &str, tensor: &str, first: usize, values: &[f32]) {
     let mut bytes = scratch.read(file);
     let (header, data) = split(&bytes);
     let begin = data + header[tensor]["data_offsets"][0].as_u64().unwrap() as usize + 4 * first;
@@ -286,4 +286,89 @@ fn rows_that_cannot_be_written_end_the_run() {
     let rows = std::fs::read_to_string(scratch.path("run/metrics.jsonl")).unwrap().lines().count() as u64;
     assert!(rows > 100 && rows < 4000, "{rows}");
     assert_eq!(scratch.checkpoints("run").last(), Some(&(rows.saturating_sub(1) / 100 * 100)));
+}
+
+/// A rate that f32 cannot hold makes every weight infinite in one update, with a gradient that is finite.
+#[test]
+fn an_update_that_overflows_is_not_saved() {
+    let scratch = Scratch::new();
+    let words = [
+        "error: nothing was saved: tensor `",
+        "lora_",
+        "` is not finite: element ",
+        "hint: a lower `train.lr`",
+    ];
+    let ended =
+        failed(&scratch, &["train.steps=1", "train.lr=1e39", "train.warmup=0", "train.log_every=0"], &words);
+    assert!(!ended.stderr.contains("free"), "the disk is not to blame: {}", ended.stderr);
+    assert!(!scratch.exists("run/adapter") && !scratch.exists("run/.adapter.tmp"));
+    // The rate of the first update is 0.
+    let later = ["train.lr=1e39", "train.warmup=2", "train.save_every=1", "output.dir=later"];
+    failed(&scratch, &later, &words);
+    assert_eq!(scratch.checkpoints("later"), [1]);
+    assert!(!scratch.exists("later/.checkpoint-2.tmp") && !scratch.exists("later/adapter"));
+    scratch
+        .write("recipe.toml", scratch.text("recipe.toml").replace("rank = 4\nalpha = 8", "kind = \"full\""));
+    let full = ["train.steps=1", "train.lr=1e39", "train.warmup=0", "output.dir=full"];
+    failed(&scratch, &full, &["error: nothing was saved: tensor `model.", "` is not finite"]);
+    assert!(!scratch.exists("full/model"));
+}
+
+const ADAPTER: &str = "adapter/adapter_model.safetensors";
+const A: &str = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight";
+const B: &str = "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight";
+
+#[test]
+fn an_adapter_that_is_not_finite_is_neither_merged_nor_exported() {
+    let scratch = Scratch::new();
+    let commands = [&["merge", "adapter", "--output", "m"][..], &["export", "adapter", "--output", "m.gguf"]];
+    let whole = [ADAPTER, "adapter/adapter_config.json"].map(|name| scratch.read(name));
+    for (value, said) in [(f32::NAN, "NaN"), (f32::NEG_INFINITY, "-inf")] {
+        set_values(&scratch, ADAPTER, B, 5, &[value]);
+        for command in commands {
+            let words = format!(
+                "the adapter in `adapter` cannot be used: tensor `{B}` is not finite: element 5 is {said}"
+            );
+            scratch.refused(1, command, &[&words]);
+        }
+        scratch.write(ADAPTER, &whole[0]);
+    }
+    // Finite tensors whose product is not.
+    set_values(&scratch, ADAPTER, A, 0, &[3e38; 16]);
+    set_values(&scratch, ADAPTER, B, 0, &[3e38; 8]);
+    let words =
+        ["the result cannot be written: tensor `model.layers.0.self_attn.q_proj.weight` is not finite"];
+    scratch.refused(1, commands[0], &words);
+    scratch.write(ADAPTER, &whole[0]);
+    set_values(&scratch, ADAPTER, A, 0, &[3e3; 16]);
+    set_values(&scratch, ADAPTER, B, 0, &[3e3; 8]);
+    let f16 = [commands[0], &["--dtype", "f16"]].concat();
+    scratch.refused(1, &f16, &["is not finite", "hint: the largest f16 is 65504"]);
+    scratch.write(ADAPTER, &whole[0]);
+    for alpha in ["1e300", "1e7", "-1e9"] {
+        let text = String::from_utf8(whole[1].clone()).unwrap();
+        let (before, after) = text.split_once("\"lora_alpha\": ").unwrap();
+        let (_, after) = after.split_once(',').unwrap();
+        scratch.write("adapter/adapter_config.json", format!("{before}\"lora_alpha\": {alpha},{after}"));
+        for command in commands {
+            scratch.refused(1, command, &["adapter_config.json` gives the alpha ", "in `lora_alpha`"]);
+        }
+    }
+    assert!(!scratch.exists("m") && !scratch.exists("m.gguf"));
+}
+
+#[test]
+fn an_initial_adapter_of_another_scale_is_noted() {
+    let scratch = Scratch::new();
+    scratch.train("first", &["train.steps=1"]);
+    let start = ["train.steps=1", "adapter.init=first/adapter"];
+    let same = scratch.train("same", &start);
+    assert!(!same.stderr.contains("note:"), "{}", same.stderr);
+    let other = scratch.train("other", &[&start[..], &["adapter.alpha=32"]].concat());
+    let words = "first/adapter` adds is scaled by 8 here, by 2 where it was trained: `adapter.alpha` is 32, its own is 8";
+    assert!(
+        other.stderr.contains("note: what the adapter in `") && other.stderr.contains(words),
+        "{}",
+        other.stderr
+    );
 }

@@ -11,6 +11,8 @@ mod bad_recipe;
 mod coated_devices;
 mod commands;
 mod data_sources;
+mod contents;
+mod continuing;
 mod doctor;
 mod evaluating;
 mod event_file;

@@ -214,3 +214,19 @@ fn what_cannot_be_merged_is_refused_by_name() {
     scratch.refused(1, &["merge", "model", "--output", "merged"], &["holds a model and not an adapter"]);
     scratch.refused(1, &["merge", "absent", "--output", "merged"], &["`absent` does not exist"]);
 }
+
+#[test]
+fn what_killed_merges_and_exports_left_is_swept() {
+    let scratch = Scratch::new();
+    // No system has that many processes; the first one always runs.
+    scratch.write(".m.4000000000.tmp/model.safetensors", "x");
+    scratch.write(".m.1.tmp/model.safetensors", "x");
+    scratch.write(".m.gguf.4000000000-0.tmp", "x");
+    for command in [&["merge", "adapter", "--output", "m"][..], &["export", "adapter", "--output", "m.gguf"]]
+    {
+        let ended = scratch.run(command);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    }
+    assert!(!scratch.exists(".m.4000000000.tmp") && !scratch.exists(".m.gguf.4000000000-0.tmp"));
+    assert!(scratch.exists(".m.1.tmp"), "another merge may be running");
+}

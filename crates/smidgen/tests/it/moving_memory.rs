@@ -4,8 +4,8 @@
 //! rounding of sums that are cut elsewhere; to the bit where they are not.
 
 use smidgen::internal::{
-    Course, Data, Ending, FreeMemory, Interrupt, Job, Journal, Progress, Purpose, RunDir, Start, Trainer,
-    Went, describe_changes, find_start, plan_job, render_plan_texts,
+    Course, Data, Ending, FreeMemory, Interrupt, Job, Journal, MadeOf, Progress, Purpose, RunDir, Start,
+    Trainer, Went, describe_changes, find_start, plan_job, render_plan_texts,
 };
 use smidgen_ir::{Extent, Op};
 use smidgen_recipe::read_recipe;
@@ -181,6 +181,8 @@ impl Scene {
             owns_process: true,
             render_plan: &render_plan_texts,
             describe_changes: &describe_changes,
+            made_of: MadeOf::default(),
+            accept_changes: false,
         };
         let result = course.run(&mut job, planned, device, start).map_err(|failure| failure.to_string());
         Account { result, said: said.into_inner() }

@@ -38,6 +38,30 @@ fn a_second_run_is_refused_and_the_first_ends_as_if_alone() {
     assert!(!scratch.exists("run/.lock"));
 }
 
+/// `report`, `dash` and `eval` take no lock and write nothing but a whole file of their own.
+#[test]
+fn a_run_can_be_looked_at_while_it_goes_on() {
+    let scratch = Scratch::new();
+    let mut first = paused(&scratch);
+    let before = scratch.files();
+    for (command, own) in [
+        (&["report", "run"][..], "run/report.html"),
+        (&["eval", "run", "--base", "data.eval=data.jsonl", "--quiet"], "run/eval.json"),
+    ] {
+        let ended = scratch.run(command);
+        assert_eq!(ended.code, Some(0), "{command:?}: {}", ended.stderr);
+        assert!(scratch.exists(own) && scratch.exists("run/.lock"));
+        let mut after = scratch.files();
+        after.retain(|path, _| !before.contains_key(path));
+        let new: Vec<_> = after.keys().map(|path| path.strip_prefix(scratch.root()).unwrap()).collect();
+        assert_eq!(new, [std::path::Path::new(own)], "{command:?}");
+        std::fs::remove_file(scratch.path(own)).unwrap();
+        assert!(scratch.files() == before, "{command:?} changed a file of the run");
+    }
+    signal(&first, "KILL");
+    first.wait().unwrap();
+}
+
 #[test]
 fn a_killed_run_owns_nothing() {
     let scratch = Scratch::new();

@@ -149,7 +149,7 @@ fn a_run_that_goes_on_is_reported_as_far_as_it_got() {
     let whole: Vec<&str> = rows.split_inclusive('\n').take(4).collect();
     scratch.write("run/metrics.jsonl", format!("{}{{\"step\":5,\"ep", whole.concat()));
     let file = std::fs::File::open(scratch.path("run/metrics.jsonl")).unwrap();
-    file.lock_shared().unwrap();
+    file.lock().unwrap();
     assert_eq!(report(&scratch, "run")["state"], json!("running, step 4 of 6"));
     drop(file);
     scratch.edit_json("run/run.json", |history| history["parts"][0]["ended"] = Value::Null);

@@ -258,7 +258,11 @@ fn a_changed_recipe_is_refused_by_its_keys() {
     scratch.train_refused(2, &[&resume[..], &["train.lr=0.02"]].concat(), &words);
     let words = ["`adapter.rank` was 4, is 8", "`train.seed` was 7, is 3"];
     scratch.train_refused(2, &[&resume[..], &["adapter.rank=8", "train.seed=3"]].concat(), &words);
-    scratch.train_refused(2, &[&resume[..], &["train.steps=5"]].concat(), &["`train.steps` was 6, is 5"]);
+    scratch.train_refused(
+        2,
+        &[&resume[..], &["train.steps=5"]].concat(),
+        &["`train.steps` was 6, is 5: a run can only grow"],
+    );
     scratch.train_refused(
         2,
         &[&resume[..], &["train.epochs=9"]].concat(),
@@ -391,6 +395,6 @@ fn a_damaged_checkpoint_is_named() {
     scratch.train_refused(
         1,
         &resume,
-        &["smidgen_state.json", "expected version 1 to 2 of step 4", "hint: remove"],
+        &["smidgen_state.json", "expected version 1 to 3 of step 4", "hint: remove"],
     );
 }

@@ -38,7 +38,7 @@ fn best(evaluations: &[(u64, f64)]) -> (u64, f64) {
 #[test]
 fn the_best_evaluated_checkpoint_is_never_removed() {
     let scratch = with_other_rows();
-    for (keep, kept) in [(1, 2), (3, 3)] {
+    for (keep, kept) in [(1, 2), (3, 4)] {
         let output = format!("keep-{keep}");
         let own = ["train.save_every=1", &format!("train.keep={keep}")];
         let ended = scratch.train(&output, &[&RISING[..], &own].concat());
@@ -47,9 +47,8 @@ fn the_best_evaluated_checkpoint_is_never_removed() {
         let checkpoints = scratch.checkpoints(&output);
         assert!(checkpoints.contains(&step) && checkpoints.contains(&40), "{checkpoints:?} {step}");
         assert_eq!(checkpoints.len(), kept);
-        let words =
-            format!("\nbest eval_loss {loss:.4} after step {step}, in `checkpoint-{step}`\ndone: 40 steps");
-        assert!(ended.stderr.contains(&words), "{}", ended.stderr);
+        let words = format!("/adapter`; best eval_loss {loss:.4} in `checkpoint-{step}`\n");
+        assert!(ended.stderr.ends_with(&words), "{}", ended.stderr);
         // The adapter is that of the last step.
         let last = scratch.read(&format!("{output}/checkpoint-40/adapter_model.safetensors"));
         assert!(scratch.adapter(&output) == last);
@@ -57,17 +56,24 @@ fn the_best_evaluated_checkpoint_is_never_removed() {
 }
 
 #[test]
-fn a_best_step_without_a_checkpoint_is_told_and_the_best_saved_one_stays() {
+fn every_new_best_is_saved_and_named() {
     let scratch = with_other_rows();
-    scratch.train("run", &[&RISING[..], &["train.save_every=10", "train.keep=1"]].concat());
-    let saved: Vec<(u64, f64)> =
-        evaluations(&scratch, "run").into_iter().filter(|(step, _)| step % 10 == 0).collect();
-    assert_eq!(scratch.checkpoints("run"), [best(&saved).0, 40]);
-    let state = scratch.json("run/adapter/trainer_state.json");
-    let (step, loss) = best(&evaluations(&scratch, "run"));
-    assert_eq!((&state["best_global_step"], &state["best_metric"]), (&json!(step), &json!(loss)));
-    let kept = scratch.path(&format!("run/checkpoint-{}", best(&saved).0));
-    assert_eq!(state["best_model_checkpoint"], json!(kept));
+    for (output, save_every, others) in
+        [("seldom", "train.save_every=15", &[30][..]), ("never", "train.save_every=0", &[])]
+    {
+        scratch.train(output, &[&RISING[..], &[save_every, "train.keep=1"]].concat());
+        let (step, loss) = best(&evaluations(&scratch, output));
+        assert!(step % 15 != 0 && step < 30, "the best is saved anyway: this shows nothing");
+        // With no other checkpoint the best before it stays.
+        let kept: Vec<u64> = scratch.checkpoints(output).into_iter().filter(|kept| *kept >= step).collect();
+        assert_eq!(kept, [&[step][..], others].concat(), "{output}");
+        let state = scratch.json(&format!("{output}/adapter/trainer_state.json"));
+        assert_eq!((&state["best_global_step"], &state["best_metric"]), (&json!(step), &json!(loss)));
+        let kept = scratch.path(&format!("{output}/checkpoint-{step}"));
+        assert_eq!(state["best_model_checkpoint"], json!(kept));
+    }
+    // Saving costs nothing of the result.
+    assert!(scratch.adapter("seldom") == scratch.adapter("never"));
 }
 
 const EARLY: [&str; 2] = ["train.early_stop=3", "train.save_every=0"];
@@ -84,11 +90,11 @@ fn a_run_that_no_longer_improves_stops_with_its_best_adapter() {
     assert_eq!(evaluations.last().unwrap().0, last);
     assert!(last < 40);
     assert_eq!(scratch.losses("run").len() as u64, last);
-    let said: Vec<&str> = ended.stderr.lines().rev().take(3).collect();
-    assert_eq!(said[2], "stopped early: no improvement in 3 evaluations");
-    assert_eq!(said[1], format!("best eval_loss {loss:.4} after step {step}, in `checkpoint-{step}`"));
-    let done = format!("done: {last} of 40 steps, loss X, adapter of step {step} in `FOLDER/run/adapter`");
-    assert_eq!(scratch.neutral(said[0]), done);
+    let said: Vec<&str> = ended.stderr.lines().rev().take(2).collect();
+    assert_eq!(said[1], "stopped early: no improvement in 3 evaluations");
+    assert!(said[0].ends_with(&format!("; best eval_loss {loss:.4} in `checkpoint-{step}`")), "{}", said[0]);
+    let done = format!("done: {last} of 40 steps, loss X, adapter of step {step} in `FOLDER/run/adapter`; ");
+    assert!(scratch.neutral(said[0]).starts_with(&done), "{}", said[0]);
     // A run of so many steps ends with the same adapter; so does the checkpoint.
     let steps = format!("train.steps={step}");
     scratch.train("short", &[&RISING[..], &[&steps]].concat());

@@ -189,9 +189,11 @@ fn render_parts(parts: &[crate::train::history::Part]) -> String {
         let last = part.last_step.map_or("–".to_string(), |step| grouped(step as i64));
         let message =
             part.message.as_deref().map_or(String::new(), |message| format!(": {}", escape(message)));
+        let accepted: String =
+            part.accepted.iter().map(|change| format!("<br>accepted: {}", escape(change))).collect();
         write!(
             rows,
-            "<tr><th scope=\"row\">{}</th><td>{}</td><td>{last}</td><td>{}</td><td>{how}{message}</td></tr>",
+            "<tr><th scope=\"row\">{}</th><td>{}</td><td>{last}</td><td>{}</td><td>{how}{message}{accepted}</td></tr>",
             utc(part.began_unix_s),
             grouped(part.first_step as i64),
             format_bytes(part.planned_bytes)

@@ -63,6 +63,7 @@ fn run(steps: u64) -> RunRecord {
         first_step: 0,
         planned_bytes: 7_000_000_000,
         ended: Some(PartEnd::Done),
+        accepted: vec![],
         last_step: Some(steps),
         message: None,
     };

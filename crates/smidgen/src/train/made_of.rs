@@ -1,0 +1,356 @@
+//! What a run is made of: its data, weights, config, tokenizer and template, and the program, compared on resume.
+//!
+//! Contents are compared, not names and times. A checkpoint holds a hash of each part: of the tokenized samples, of the
+//! stored bytes of each weight (hashed as they are loaded) and of each tokenizer file; the config is held as it is, so
+//! that a difference can be named by its key.
+//! Left out: the recipe, whose keys are compared one by one (`resume.rs`).
+
+use crate::console::colour::WARNING;
+use crate::failure::{Failure, FailureKind};
+use crate::plan::job::Job;
+use crate::rows::data::Data;
+use crate::session::weights::WeightHashes;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use smidgen_data::tokens::TokenSet;
+use smidgen_formats::content_hash::ContentHash;
+use smidgen_formats::digest::Hasher;
+use smidgen_formats::model::Model;
+use smidgen_formats::tokenizer::copy::is_tokenizer_file;
+use smidgen_recipe::Template;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+/// The version of this program.
+pub const PROGRAM: &str = env!("CARGO_PKG_VERSION");
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MadeOf {
+    /// The version of the program that wrote the checkpoint.
+    pub program: String,
+    /// By the key of the recipe.
+    data: BTreeMap<String, Samples>,
+    config: Map<String, Value>,
+    /// SHA-256 by the names of files.
+    tokenizer: BTreeMap<String, String>,
+    /// SHA-256 of the file that `data.template` names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    template: Option<String>,
+    /// By the names of tensors.
+    weights: WeightHashes,
+    /// What was changed on the way and continued with by `--accept-changes`.
+    #[serde(default)]
+    pub accepted: Vec<Accepted>,
+}
+
+/// A token set in short.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Samples {
+    samples: u64,
+    tokens: u64,
+    hash: String,
+}
+
+/// Changes with which a run continued.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Accepted {
+    pub after_step: u64,
+    pub changes: Vec<String>,
+}
+
+/// A part of a run that is not what it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    kind: FailureKind,
+    pub words: String,
+}
+
+impl MadeOf {
+    /// Of a job whose weights are not loaded yet.
+    pub fn read(job: &Job) -> Result<MadeOf, Failure> {
+        let mut made_of = MadeOf { program: PROGRAM.into(), ..MadeOf::default() };
+        if let Data::Rows(rows) = &job.data {
+            let choices = rows.choices.as_ref().map(|choices| &choices.set);
+            let sets = [
+                ("data.train", Some(&rows.train)),
+                ("data.eval", rows.eval.as_ref()),
+                ("data.eval (choices)", choices),
+            ];
+            for (key, set) in sets {
+                if let Some(set) = set {
+                    made_of.data.insert(key.into(), Samples::of(set)?);
+                }
+            }
+        }
+        made_of.config = job.model.config().as_object().cloned().unwrap_or_default();
+        made_of.tokenizer = hash_tokenizer(&job.model)?;
+        if let Template::File(path) = &job.recipe.data.template {
+            made_of.template = Some(hash_file(&path.resolved)?);
+        }
+        Ok(made_of)
+    }
+
+    /// What differs from an earlier state, apart from weights.
+    pub fn changes_since(&self, before: &MadeOf) -> Vec<Change> {
+        let data = changed(&before.data, &self.data).into_iter().map(|(key, was, is)| Change {
+            kind: FailureKind::Data,
+            words: format!("`{key}` has other samples: {} were {}", words(is), words(was)),
+        });
+        let config: [BTreeMap<&String, &Value>; 2] = [before, self].map(|it| it.config.iter().collect());
+        let config = changed(&config[0], &config[1]).into_iter().map(|(key, was, is)| {
+            model_change(format!("the config's `{key}` was {}, is {}", words(was), words(is)))
+        });
+        let tokenizer = changed(&before.tokenizer, &self.tokenizer).into_iter().map(|(name, was, is)| {
+            let part = if is_template(name) { "template" } else { "tokenizer" };
+            let how = match (was, is) {
+                (None, _) => "is new",
+                (_, None) => "is gone",
+                _ => "has other contents",
+            };
+            model_change(format!("the {part} file `{name}` {how}"))
+        });
+        let template = (before.template != self.template)
+            .then(|| model_change("the file of `data.template` has other contents".into()));
+        data.chain(config).chain(tokenizer).chain(template).collect()
+    }
+
+    /// Takes the hashes of the loaded weights; returns what differs from those of a checkpoint. A weight that only one of
+    /// them has is trained there, and its values are the checkpoint's.
+    pub fn see_weights(&mut self, hashes: WeightHashes, model: &Model) -> Option<Change> {
+        let differs =
+            |(name, hash): &(&String, &String)| self.weights.get(*name).is_some_and(|was| was != *hash);
+        let changed: Vec<&String> = hashes.iter().filter(differs).map(|(name, _)| name).collect();
+        let change = changed.first().map(|first| {
+            let place = model.weight(first).map(|weight| weight.file_path().display().to_string());
+            let place = place.map_or(String::new(), |place| format!(" in `{place}`"));
+            let more = match changed.len() {
+                1 => String::new(),
+                count => format!(", and so have {} more of {} weights", count - 1, hashes.len()),
+            };
+            model_change(format!("`{first}`{place} has other values{more}"))
+        });
+        self.weights = hashes;
+        change
+    }
+
+    /// Records changes with which the run continues after a step.
+    pub fn accept(&mut self, after_step: u64, changes: Vec<String>, say: &dyn Fn(&str)) {
+        if changes.is_empty() {
+            return;
+        }
+        changes.iter().for_each(|change| say(&format!("{WARNING} accepted: {change}")));
+        match self.accepted.last_mut().filter(|last| last.after_step == after_step) {
+            Some(last) => last.changes.extend(changes),
+            None => self.accepted.push(Accepted { after_step, changes }),
+        }
+    }
+
+    /// What the part of the run that begins after a step was made of otherwise than the one before.
+    pub fn accepted_after(&self, step: u64) -> Vec<String> {
+        let here = self.accepted.iter().filter(|accepted| accepted.after_step == step);
+        here.flat_map(|accepted| accepted.changes.clone()).collect()
+    }
+
+    /// Continues what a checkpoint was made of; its weights are compared once they are loaded.
+    pub fn continue_from(&mut self, before: &MadeOf) {
+        self.weights = before.weights.clone();
+        self.accepted = before.accepted.clone();
+    }
+}
+
+/// The error of a run that was changed, or the changes as words where they are accepted.
+pub fn accept_or_refuse(changes: Vec<Change>, folder: &Path, accepts: bool) -> Result<Vec<String>, Failure> {
+    let Some(first) = changes.first() else { return Ok(vec![]) };
+    let kind = first.kind;
+    let words: Vec<String> = changes.into_iter().map(|change| change.words).collect();
+    if accepts {
+        return Ok(words);
+    }
+    let message =
+        format!("the run in `{}` was made of something else\n  {}", folder.display(), words.join("\n  "));
+    Err(Failure::new(kind, message).hint(
+        "restore what was changed, or continue with `--accept-changes`: the checkpoints and the report then say so",
+    ))
+}
+
+fn model_change(words: String) -> Change {
+    Change { kind: FailureKind::Model, words }
+}
+
+/// The entries that differ, with both values.
+fn changed<'a, K: Ord, V: PartialEq>(
+    before: &'a BTreeMap<K, V>,
+    now: &'a BTreeMap<K, V>,
+) -> Vec<(&'a K, Option<&'a V>, Option<&'a V>)> {
+    let keys: std::collections::BTreeSet<&K> = before.keys().chain(now.keys()).collect();
+    let pairs = keys.into_iter().map(|key| (key, before.get(key), now.get(key)));
+    pairs.filter(|(_, was, is)| was != is).collect()
+}
+
+fn words(value: Option<impl std::fmt::Display>) -> String {
+    const MOST: usize = 80;
+    let Some(value) = value else { return "nothing".into() };
+    let text = value.to_string();
+    match text.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}
+
+impl std::fmt::Display for Samples {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} samples of {} tokens", self.samples, self.tokens)
+    }
+}
+
+impl Samples {
+    fn of(set: &TokenSet) -> Result<Samples, Failure> {
+        let (hash, mut offset) = (ContentHash::default(), 0u64);
+        let (mut ids, mut bytes) = (Vec::new(), Vec::new());
+        for index in 0..set.len() {
+            ids.clear();
+            bytes.clear();
+            bytes.extend(set.length(index).to_le_bytes());
+            set.read(index, &mut ids, |position, label| {
+                bytes.extend((position as u32).to_le_bytes());
+                bytes.extend(label.to_le_bytes());
+            })
+            .map_err(Failure::disk)?;
+            bytes.extend(ids.iter().flat_map(|id| id.to_le_bytes()));
+            hash.add(offset, &bytes);
+            offset += bytes.len() as u64;
+        }
+        let hash = hash.finish(offset).unwrap_or_default();
+        Ok(Samples { samples: set.len() as u64, tokens: set.stats().tokens, hash })
+    }
+}
+
+fn is_template(name: &str) -> bool {
+    name.starts_with("chat_template") || name.ends_with(".jinja")
+}
+
+/// Hashes of the files that a model's tokenizer is made of; of a GGUF file that is everything before the weights.
+fn hash_tokenizer(model: &Model) -> Result<BTreeMap<String, String>, Failure> {
+    let folder = match model {
+        Model::Folder { folder, .. } => folder.path(),
+        Model::Gguf { file, .. } => {
+            let path = file.path();
+            let head = File::open(path).map(|opened| opened.take(file.data_offset()));
+            let hash = head.and_then(hash_reader).map_err(|error| Failure::file("read", path, error))?;
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            return Ok(BTreeMap::from([(format!("header of {name}"), hash)]));
+        }
+    };
+    let unread = |error| Failure::file("read", folder, error);
+    let mut hashes = BTreeMap::new();
+    for entry in std::fs::read_dir(folder).map_err(unread)? {
+        let path = entry.map_err(unread)?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if is_tokenizer_file(&name) && path.is_file() {
+            hashes.insert(name, hash_file(&path)?);
+        }
+    }
+    Ok(hashes)
+}
+
+fn hash_file(path: &Path) -> Result<String, Failure> {
+    File::open(path).and_then(hash_reader).map_err(|error| Failure::file("read", path, error))
+}
+
+fn hash_reader(mut reader: impl Read) -> io::Result<String> {
+    let mut hasher = Hasher::sha256();
+    io::copy(&mut reader, &mut hasher)?;
+    Ok(hasher.finish_hex())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn made_of(edit: impl FnOnce(&mut MadeOf)) -> MadeOf {
+        let samples = Samples { samples: 10, tokens: 211, hash: "a".into() };
+        let config = json!({"rope_theta": 10000.0, "hidden_size": 48});
+        let mut made_of = MadeOf {
+            program: PROGRAM.into(),
+            data: BTreeMap::from([("data.train".to_owned(), samples)]),
+            config: config.as_object().cloned().unwrap(),
+            tokenizer: BTreeMap::from([("tokenizer.json".to_owned(), "t".to_owned())]),
+            ..MadeOf::default()
+        };
+        edit(&mut made_of);
+        made_of
+    }
+
+    #[test]
+    fn every_change_is_named() {
+        let before = made_of(|_| {});
+        let check = |edit: &dyn Fn(&mut MadeOf), expected: &[&str]| {
+            let changes = made_of(edit).changes_since(&before);
+            let words: Vec<&str> = changes.iter().map(|change| change.words.as_str()).collect();
+            assert_eq!(words, expected);
+        };
+        check(&|_| {}, &[]);
+        check(
+            &|now| {
+                drop(
+                    now.data
+                        .insert("data.train".into(), Samples { samples: 9, tokens: 200, hash: "b".into() }),
+                )
+            },
+            &["`data.train` has other samples: 9 samples of 200 tokens were 10 samples of 211 tokens"],
+        );
+        check(
+            &|now| drop(now.config.insert("rope_theta".into(), json!(5e5))),
+            &["the config's `rope_theta` was 10000.0, is 500000.0"],
+        );
+        check(
+            &|now| drop(now.config.remove("hidden_size")),
+            &["the config's `hidden_size` was 48, is nothing"],
+        );
+        check(
+            &|now| {
+                now.tokenizer = BTreeMap::from([("chat_template.jinja".to_owned(), "c".to_owned())]);
+                now.template = Some("x".into());
+            },
+            &[
+                "the template file `chat_template.jinja` is new",
+                "the tokenizer file `tokenizer.json` is gone",
+                "the file of `data.template` has other contents",
+            ],
+        );
+        check(
+            &|now| drop(now.tokenizer.insert("tokenizer.json".into(), "u".into())),
+            &["the tokenizer file `tokenizer.json` has other contents"],
+        );
+    }
+
+    #[test]
+    fn changed_weights_are_named_and_counted() {
+        let model = Model::from_config("m", json!({}));
+        let hashes = |pairs: &[(&str, &str)]| -> WeightHashes {
+            pairs.iter().map(|(name, hash)| (name.to_string(), hash.to_string())).collect()
+        };
+        let mut run = made_of(|_| {});
+        assert_eq!(run.see_weights(hashes(&[("a", "1"), ("b", "2"), ("c", "3")]), &model), None);
+        // One that is trained now is not compared.
+        assert_eq!(run.see_weights(hashes(&[("a", "1"), ("b", "2"), ("d", "3")]), &model), None);
+        let change = run.see_weights(hashes(&[("a", "1"), ("b", "9")]), &model).unwrap();
+        assert_eq!(change.words, "`b` has other values");
+        let change = run.see_weights(hashes(&[("a", "5"), ("b", "5")]), &model).unwrap();
+        assert_eq!(change.words, "`a` has other values, and so have 1 more of 2 weights");
+    }
+
+    #[test]
+    fn what_is_accepted_is_said_and_the_rest_is_refused() {
+        let folder = Path::new("run");
+        assert_eq!(accept_or_refuse(vec![], folder, false).unwrap(), [""; 0]);
+        let change = || vec![model_change("the tokenizer file `x` is gone".into())];
+        assert_eq!(accept_or_refuse(change(), folder, true).unwrap(), ["the tokenizer file `x` is gone"]);
+        let refused = accept_or_refuse(change(), folder, false).unwrap_err();
+        assert!(refused.to_string().contains("made of something else\n  the tokenizer file `x` is gone"));
+        assert_eq!(refused.exit_code(), 1);
+    }
+}
