@@ -162,7 +162,7 @@ fn unpinned(pins: &Pins) -> Vec<(&'static str, Pins)> {
 }
 
 /// A micro-batch of one sample, all of it supervised.
-pub fn one_sample(tokens: usize, segments: usize) -> Demand {
+fn one_sample(tokens: usize, segments: usize) -> Demand {
     let extent = Extent { tokens, rows: tokens, segments };
     Demand { micro_tokens: tokens, extent, micro_steps: 1.0 }
 }
