@@ -138,7 +138,7 @@ pub struct Freedom<'a> {
     /// Whether the embedding can be offloaded without the head.
     has_own_embedding: bool,
     /// Pieces in which the head can be fetched; 0 where it has to be whole.
-    head_pieces: usize,
+    pub head_pieces: usize,
     pub head_bytes: usize,
     device: DeviceKind,
 }

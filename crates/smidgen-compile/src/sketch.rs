@@ -1,7 +1,7 @@
 //! A sketch: what any point needs at one size of micro-batch, predicted from a few schedules in microseconds.
 //!
 //! Layers are alike, so a layer has few figures for each way to treat it: activations kept or recomputed, on the device
-//! or offloaded. They are read off schedules in which all layers are treated alike, at the largest and the smallest size;
+//! or offloaded. They are read off schedules in which all layers are treated alike, at the largest size and at small ones;
 //! sizes in between are interpolated. A mixture is then predicted layer by layer: bytes are added up, and transfers share
 //! two lanes with the computation. Sketches only rank points. What is ranked first is scheduled, and only schedules count.
 
@@ -65,8 +65,8 @@ struct Fixed {
 /// The sketches of all sizes of a question.
 pub struct Sketches {
     fixed: Fixed,
-    largest: (f64, Sized),
-    smallest: (f64, Sized),
+    /// By tokens, ascending.
+    sized: Vec<(f64, Sized)>,
 }
 
 /// The sketch of one size.
@@ -91,13 +91,20 @@ impl Sketches {
         if !smallest.freedom.can_be_sketched() {
             return None;
         }
+        let mut read_off = vec![smallest, largest];
+        // A few samples at once are likely, and not everything is linear from there to the whole batch.
+        read_off.extend((attempts.len() > 3).then(|| &attempts[attempts.len() - 3]));
+        read_off.sort_by_key(|attempt| attempt.request.extent.tokens);
+        read_off.dedup_by_key(|attempt| attempt.request.extent.tokens);
         let sized = |attempt: &Attempt| (attempt.request.extent.tokens as f64, read_sized(attempt));
-        Some(Sketches { fixed: read_fixed(smallest), largest: sized(largest), smallest: sized(smallest) })
+        let sized = read_off.into_iter().map(sized).collect();
+        Some(Sketches { fixed: read_fixed(smallest), sized })
     }
 
     pub fn at<'a>(&self, attempt: &'a Attempt<'a>) -> Sketch<'a> {
-        let ((most, above), (fewest, below)) = (self.largest, self.smallest);
         let tokens = attempt.request.extent.tokens as f64;
+        let behind = self.sized.iter().position(|(own, _)| *own >= tokens).unwrap_or(self.sized.len() - 1);
+        let ((fewest, below), (most, above)) = (self.sized[behind.saturating_sub(1)], self.sized[behind]);
         let share = if most > fewest { (tokens - fewest) / (most - fewest) } else { 1.0 };
         Sketch { attempt, fixed: self.fixed, sized: below.towards(above, share) }
     }
@@ -421,7 +428,12 @@ impl Sketch<'_> {
         }
         lanes.now = stow_ends.iter().copied().fold(lanes.now, f64::max);
         if point.tables {
-            let passes = if point.split_head { 2.0 } else { 1.0 };
+            let (passes, pieces) =
+                if point.split_head { (2.0, self.attempt.freedom.head_pieces) } else { (1.0, 1) };
+            // What the window cannot hold is fetched when it is needed.
+            if fixed.head_bytes / pieces as f64 > point.window_layers as f64 * fixed.layer_bytes {
+                lanes.inward = lanes.inward.max(lanes.now);
+            }
             lanes.fetch_weights(passes * fixed.head_bytes / weights_per_s);
         }
         let split_s = if point.split_head { self.sized.split_s } else { 0.0 };

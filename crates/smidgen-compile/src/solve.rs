@@ -114,8 +114,12 @@ fn leanest_of_all<'a>(
 fn search(attempts: &[Attempt]) {
     let is_training = attempts[0].question.purpose == Purpose::Training;
     let found = if is_training { propose(attempts) } else { vec![] };
-    for (size, point, _) in found.iter().take(MOST_PROPOSED) {
-        improve(&attempts[*size], *point);
+    let mut improved: Vec<usize> = Vec::new();
+    for (size, point, _) in &found {
+        if improved.len() < MOST_PROPOSED && !improved.contains(size) {
+            improve(&attempts[*size], *point);
+            improved.push(*size);
+        }
     }
     if found.is_empty() || !attempts[0].is_spent(SHARE_OF_LADDERS) {
         search_ladders(attempts);
@@ -159,7 +163,7 @@ fn search_ladders(attempts: &[Attempt]) {
     }
 }
 
-/// Points of sketches from which mixtures are looked for.
+/// Sizes at which mixtures are looked for from a point of a sketch.
 const MOST_PROPOSED: usize = 3;
 /// Share of the effort that ladders may use; the rest is for mixtures.
 const SHARE_OF_LADDERS: f64 = 0.5;

@@ -186,8 +186,9 @@ fn auto_is_as_fast_as_pins_where_it_was_not() {
     let case = Run { is_nf4: true, rank: 32, max_tokens: 4096, batch: 4, ..llama_8b("rtx-4090", 8.0) }.case();
     let grid = Grid { samples: 2, weights: 21, activations: 32, embedding: true, ..USUAL };
     let auto = case.check("Llama-3.1-8B in NF4 and 8 GiB", &grid);
-    let moved = |policy: &Policy| policy.offloaded_weights.len() + policy.offloaded_activations.len();
-    assert!(moved(&auto.policy) < 53, "{:?}", auto.policy);
+    // Almost 3 GiB were free while 31 of 32 layers were fetched.
+    let free_bytes = case.budget.device_bytes - auto.peak_bytes;
+    assert!(free_bytes < bytes(0.5), "{free_bytes} bytes are free: {:?}", auto.policy);
     let case = Run { is_nf4: true, ..run(shapes::phi4_mini(), "rtx-3060", 3.0) }.case();
     let grid = Grid {
         samples: 2,

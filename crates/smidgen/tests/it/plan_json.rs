@@ -299,7 +299,13 @@ fn trained_parameters_are_counted_with_their_bytes() {
 fn copies_of_adapters_are_adapters() {
     let scratch = larger_model();
     let of = |overrides: &[&str]| {
-        let gpu = ["memory.device=auto", "memory.profile=rtx-4090", "memory.budget=8GiB", "model.base=bf16"];
+        let gpu = [
+            "memory.device=auto",
+            "memory.profile=rtx-4090",
+            "memory.budget=8GiB",
+            "model.base=bf16",
+            "model.compute=bf16",
+        ];
         scratch.plan(&[&gpu[..], overrides].concat())
     };
     let (plan, without) = (of(&["adapter.rank=16"]), of(&["adapter.rank=1"]));
