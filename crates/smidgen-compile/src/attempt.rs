@@ -27,6 +27,8 @@ pub struct Measured {
     pub offloaded_bytes: u64,
     /// Predicted time of an optimizer step, or of all the work where nothing is trained.
     pub ms: f64,
+    /// Bytes that are transferred in that time.
+    pub moved_bytes: f64,
     /// Steps of the plan.
     pub steps: usize,
 }
@@ -70,6 +72,14 @@ const NEARLY: f64 = 1.1;
 /// Steps that a search may schedule: about half a second of one processor core.
 const MOST_STEPS: usize = 300_000;
 
+/// A policy that was measured, and its point where it was asked for by one.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    pub policy: Policy,
+    pub point: Option<Point>,
+    pub measured: Measured,
+}
+
 pub struct Attempt<'a> {
     pub question: &'a Question<'a>,
     /// Of this size.
@@ -78,7 +88,7 @@ pub struct Attempt<'a> {
     pub freedom: Freedom<'a>,
     state: &'a SearchState,
     /// In the order of asking.
-    seen: RefCell<Vec<(Policy, Measured)>>,
+    seen: RefCell<Vec<Seen>>,
     /// Where mixtures were looked for.
     points: RefCell<Vec<Point>>,
 }
@@ -92,7 +102,7 @@ impl<'a> Attempt<'a> {
     }
 
     pub fn measure(&self, point: &Point) -> Measured {
-        self.measure_policy(&self.freedom.policy(point))
+        self.measure_as(&self.freedom.policy(point), Some(*point))
     }
 
     /// What a point needs, if it was measured before.
@@ -101,10 +111,14 @@ impl<'a> Attempt<'a> {
     }
 
     fn known_policy(&self, policy: &Policy) -> Option<Measured> {
-        self.seen.borrow().iter().find(|(seen, _)| seen == policy).map(|(_, measured)| *measured)
+        self.seen.borrow().iter().find(|seen| seen.policy == *policy).map(|seen| seen.measured)
     }
 
     pub fn measure_policy(&self, policy: &Policy) -> Measured {
+        self.measure_as(policy, None)
+    }
+
+    fn measure_as(&self, policy: &Policy, point: Option<Point>) -> Measured {
         if let Some(measured) = self.known_policy(policy) {
             return measured;
         }
@@ -119,9 +133,22 @@ impl<'a> Attempt<'a> {
         let bytes = region_bytes.into_iter().max().unwrap_or(0);
         let ms = 1e3 * self.step_seconds(&schedule.plan);
         let steps = schedule.plan.entries.iter().map(|entry| entry.steps.len()).sum();
-        let measured = Measured { bytes, region_bytes, offloaded_bytes, ms, steps };
-        self.seen.borrow_mut().push((policy.clone(), measured));
+        let moved_bytes = self.moved_bytes(&schedule.plan);
+        let measured = Measured { bytes, region_bytes, offloaded_bytes, ms, moved_bytes, steps };
+        self.seen.borrow_mut().push(Seen { policy: policy.clone(), point, measured });
         measured
+    }
+
+    /// What is transferred in an optimizer step, or in all the work.
+    fn moved_bytes(&self, plan: &Plan) -> f64 {
+        let moved = |entry: Entry| {
+            let entry = plan.entries.iter().find(|planned| planned.entry == entry);
+            let transfers =
+                entry.into_iter().flat_map(|entry| &entry.steps).filter(|step| step.op.is_transfer());
+            transfers.map(|step| step.cost.bytes).sum::<f64>()
+        };
+        let (each, once) = self.entries();
+        moved(each) * self.demand.micro_steps + once.map_or(0.0, moved)
     }
 
     fn region_bytes(&self, schedule: &Schedule) -> [u64; REGIONS] {
@@ -145,16 +172,18 @@ impl<'a> Attempt<'a> {
     }
 
     /// Everything seen that may fit, the fastest first, and among equals what was asked for first.
-    pub fn candidates(&self) -> Vec<(Policy, Measured)> {
+    pub fn candidates(&self) -> Vec<Seen> {
         let seen = self.seen.borrow();
-        let mut all: Vec<_> = seen.iter().filter(|(_, measured)| self.is_within(measured)).cloned().collect();
-        all.sort_by(|one, other| one.1.ms.total_cmp(&other.1.ms));
+        let mut all: Vec<_> = seen.iter().filter(|seen| self.is_within(&seen.measured)).cloned().collect();
+        all.sort_by(|one, other| one.measured.ms.total_cmp(&other.measured.ms));
         all
     }
 
     /// The time of the fastest candidate.
     pub fn fastest_ms(&self) -> f64 {
-        self.candidates().first().map_or(f64::INFINITY, |(_, measured)| measured.ms)
+        let seen = self.seen.borrow();
+        let within = seen.iter().map(|seen| seen.measured).filter(|measured| self.is_within(measured));
+        within.map(|measured| measured.ms).fold(f64::INFINITY, f64::min)
     }
 
     pub fn is_within(&self, measured: &Measured) -> bool {
@@ -172,7 +201,8 @@ impl<'a> Attempt<'a> {
     /// Everything seen that offloads at most this many bytes.
     pub fn seen_within(&self, offload_bytes: u64) -> Vec<(Policy, Measured)> {
         let seen = self.seen.borrow();
-        seen.iter().filter(|(_, measured)| measured.offloaded_bytes <= offload_bytes).cloned().collect()
+        let within = seen.iter().filter(|seen| seen.measured.offloaded_bytes <= offload_bytes);
+        within.map(|seen| (seen.policy.clone(), seen.measured)).collect()
     }
 
     /// Whether this share of the effort is used up.
@@ -189,7 +219,7 @@ impl<'a> Attempt<'a> {
     }
 
     /// Candidates are not checked between their stages; the one that is chosen is.
-    fn scheduled(&self, policy: &Policy) -> Schedule {
+    pub fn scheduled(&self, policy: &Policy) -> Schedule {
         let mut kept = self.state.graphs.borrow_mut();
         let Graphs { built, computed: last } = kept.get_or_insert_with(|| {
             let mut graph = built(self.question.purpose, &self.request, policy.loss_chunk, |_, _| {});
@@ -247,13 +277,18 @@ impl<'a> Attempt<'a> {
 
     pub fn step_seconds(&self, plan: &Plan) -> f64 {
         let seconds = |entry: Entry| self.question.profile.entry_seconds(plan, entry);
-        let (each, once) = match self.question.purpose {
-            Purpose::Training => (Entry::MicroStep, seconds(Entry::Update)),
-            Purpose::Evaluation => (Entry::Eval, 0.0),
-            Purpose::Generation => (Entry::Decode, 0.0),
-            Purpose::Logits => (Entry::Logits, 0.0),
-        };
-        seconds(each) * self.demand.micro_steps + once
+        let (each, once) = self.entries();
+        seconds(each) * self.demand.micro_steps + once.map_or(0.0, seconds)
+    }
+
+    /// The entry point that runs for each micro-batch, and the one that runs once.
+    fn entries(&self) -> (Entry, Option<Entry>) {
+        match self.question.purpose {
+            Purpose::Training => (Entry::MicroStep, Some(Entry::Update)),
+            Purpose::Evaluation => (Entry::Eval, None),
+            Purpose::Generation => (Entry::Decode, None),
+            Purpose::Logits => (Entry::Logits, None),
+        }
     }
 
     fn ladders(&self, loss_chunk: usize) -> Vec<Ladder> {

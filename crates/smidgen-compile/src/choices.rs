@@ -18,30 +18,32 @@ pub const USUAL_WINDOW: usize = 2;
 /// A policy in few numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {
-    loss_chunk: usize,
+    pub loss_chunk: usize,
     /// This many of the first layers.
-    recomputed: usize,
+    pub recomputed: usize,
     /// Layers whose weights are offloaded, spread evenly.
-    weights: usize,
+    pub weights: usize,
     /// The embedding alone.
-    embedding: bool,
+    pub embedding: bool,
     /// Embedding and head.
-    tables: bool,
+    pub tables: bool,
     /// An offloaded head is fetched in pieces.
-    split_head: bool,
-    activations: Offload,
-    optimizer_state: bool,
-    tile_tokens: Option<usize>,
+    pub split_head: bool,
+    pub activations: Offload,
+    pub optimizer_state: bool,
+    pub tile_tokens: Option<usize>,
     /// Layers of weights that may be on the device at the same time; 0 fetches each when it is needed.
-    window_layers: usize,
+    pub window_layers: usize,
 }
 
 /// Which activations are offloaded until the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Offload {
+pub enum Offload {
     None,
     /// The inputs of recomputed layers.
     OfRecomputed,
+    /// Those of this many layers, spread evenly.
+    Some(usize),
     All,
 }
 
@@ -136,7 +138,8 @@ pub struct Freedom<'a> {
     /// Whether the embedding can be offloaded without the head.
     has_own_embedding: bool,
     /// Pieces in which the head can be fetched; 0 where it has to be whole.
-    head_pieces: usize,
+    pub head_pieces: usize,
+    pub head_bytes: usize,
     device: DeviceKind,
 }
 
@@ -152,6 +155,9 @@ impl<'a> Freedom<'a> {
             layer_bytes: layer_bytes(request),
             has_own_embedding: !request.spec.tied_head,
             head_pieces: head_pieces::count(request),
+            head_bytes: request
+                .storage_of(request.spec.head_tensor())
+                .bytes(request.spec.vocabulary, request.spec.hidden),
             device: request.device,
         }
     }
@@ -265,6 +271,7 @@ impl<'a> Freedom<'a> {
             (_, Offload::None) => LayerSet::none(),
             (Some(rule), _) => rule.layers(layers),
             (None, Offload::OfRecomputed) => recompute.clone(),
+            (None, Offload::Some(count)) => LayerSet::spread(count, layers),
             (None, Offload::All) => LayerSet::all(layers),
         };
         let offloaded_weights = match &pins.offloaded_weights {
@@ -353,6 +360,77 @@ impl Freedom<'_> {
     }
 }
 
+/// How a search for points that offload less varies one.
+impl Freedom<'_> {
+    /// For each choice that offloads something, points from nothing of it to what the point itself offloads.
+    pub fn less_offloaded(&self, point: Point) -> Vec<Axis> {
+        let weights = (0..=point.weights).map(|weights| Point { weights, ..point }).collect();
+        let most = match point.activations {
+            Offload::None | Offload::OfRecomputed => 0,
+            Offload::Some(count) => count,
+            Offload::All => self.layers,
+        };
+        let some = (0..most).map(|count| match count {
+            0 => Offload::None,
+            count => Offload::Some(count),
+        });
+        let activations = some.chain([point.activations]).map(|activations| Point { activations, ..point });
+        let here = Point { tables: false, split_head: false, ..point };
+        let tables = [here, Point { embedding: self.has_own_embedding, ..here }, point];
+        let moments = [Point { optimizer_state: false, ..point }, point];
+        let axis = |copy: Copy, points: Vec<Point>| Axis { copy, points };
+        vec![
+            axis(|to, from| to.weights = from.weights, weights),
+            axis(|to, from| to.activations = from.activations, activations.collect()),
+            axis(
+                |to, from| {
+                    (to.tables, to.split_head, to.embedding) = (from.tables, from.split_head, from.embedding)
+                },
+                tables.to_vec(),
+            ),
+            axis(|to, from| to.optimizer_state = from.optimizer_state, moments.to_vec()),
+        ]
+    }
+}
+
+/// How a sketch varies points.
+impl Freedom<'_> {
+    /// Whether layers can all be treated alike.
+    pub fn can_be_sketched(&self) -> bool {
+        let pins = self.pins;
+        let are_layers_open = pins.recompute.is_none()
+            && pins.offloaded_weights.is_none()
+            && pins.offloaded_activations.is_none();
+        are_layers_open && pins.window_bytes.is_none() && self.layers > 3
+    }
+
+    /// What may be offloaded of activations.
+    pub fn activation_choices(&self) -> Vec<Offload> {
+        let parts = [4, 2].map(|part| Offload::Some(self.layers / part));
+        let three = Offload::Some(3 * self.layers / 4);
+        let all = [Offload::None, Offload::OfRecomputed, Offload::All, three].into_iter().chain(parts);
+        all.filter(|choice| *choice == Offload::None || activations_are_open(self.pins)).collect()
+    }
+
+    /// The same point with optimizer state, embedding and head where they may be, the window usual and small.
+    pub fn with_tables_and_moments(&self, point: Point) -> Vec<Point> {
+        let mut all = Vec::new();
+        for optimizer_state in [false, true] {
+            let point = Point { optimizer_state, ..point };
+            let tables = Point { tables: true, ..point };
+            let embedding = Point { embedding: self.has_own_embedding, ..point };
+            for point in [point, embedding, tables, Point { split_head: true, ..tables }] {
+                all.extend([USUAL_WINDOW, 1].map(|window| point.with_window(window)));
+            }
+        }
+        all.retain(|point| {
+            self.pinned(*point) == Point { window_layers: self.pinned(*point).window_layers, ..*point }
+        });
+        all.dedup();
+        all
+    }
+}
+
 /// How a search for the leanest policy varies points.
 impl Freedom<'_> {
     /// Activations recomputed, offloaded, or both, whole or in tiles.
@@ -417,6 +495,9 @@ impl Freedom<'_> {
         };
         let mut tiles = vec![None];
         tiles.extend(self.tile().map(Some));
+        let usual = [Offload::None, Offload::OfRecomputed, Offload::All];
+        let own = Some(point.activations).filter(|own| !usual.contains(own));
+        let offloads = usual.into_iter().chain(own);
         let has_embedding = self.has_own_embedding && !point.tables;
         let can_split = self.head_pieces > 1 && point.tables;
         let flags = |with: fn(Point, bool) -> Point| [false, true].map(|flag| with(point, flag)).to_vec();
@@ -448,9 +529,7 @@ impl Freedom<'_> {
             axis(
                 activations_are_open(pins),
                 |to, from| to.activations = from.activations,
-                [Offload::None, Offload::OfRecomputed, Offload::All]
-                    .map(|activations| Point { activations, ..point })
-                    .to_vec(),
+                offloads.map(|activations| Point { activations, ..point }).collect(),
             ),
             axis(
                 pins.optimizer_state.is_none(),

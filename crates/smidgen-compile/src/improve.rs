@@ -37,6 +37,25 @@ pub fn improve(attempt: &Attempt, mut point: Point) {
     }
 }
 
+/// Looks for points that offload less than `point`, which fits, and take at most `most_ms`.
+pub fn offload_less(attempt: &Attempt, mut point: Point, most_ms: f64) {
+    let is_as_good = |other: &Point| {
+        let measured = attempt.measure(other);
+        attempt.is_within(&measured) && measured.ms <= most_ms
+    };
+    for choice in attempt.freedom.less_offloaded(point) {
+        // The point itself is the last of them.
+        let (mut low, mut high) = (0, choice.points.len() - 1);
+        while low < high {
+            let middle = low.midpoint(high);
+            let mut other = point;
+            (choice.copy)(&mut other, &choice.points[middle]);
+            if is_as_good(&other) { high = middle } else { low = middle + 1 }
+        }
+        (choice.copy)(&mut point, &choice.points[low]);
+    }
+}
+
 /// One choice varied, and what that adds.
 #[derive(Clone, Copy, Debug)]
 struct Change {

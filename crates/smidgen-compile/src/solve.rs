@@ -1,17 +1,19 @@
 //! The solver: the fastest policy whose plan fits the budget, for training, evaluation and generation alike.
 //!
-//! Candidates are micro-batch sizes from the whole batch down to the longest sample. At each there are ladders of points
-//! from the fastest to the leanest; the lowest rungs that fit are where the search for mixtures begins (`improve.rs`).
-//! Small models have every size searched, large ones those around the best until an effort is spent.
-//! Every candidate is scheduled and measured by its own steps, never estimated, and what is returned is packed and
-//! checked. Only memory choices are searched: nothing here changes a result.
+//! Candidates are micro-batch sizes from the whole batch down to the longest sample. Sketches (`sketch.rs`) rank the
+//! points of all sizes, and the best of them are where the search for mixtures begins (`improve.rs`). Where effort is
+//! left, or there are no sketches, it begins at the lowest rungs that fit of ladders of points, too.
+//! Every candidate is scheduled and measured by its own steps, and what is returned is packed and checked: sketches only
+//! say where to look. Only memory choices are searched: nothing here changes a result.
 
-use crate::attempt::{Attempt, SearchState};
+use crate::attempt::{Attempt, SearchState, Seen};
 use crate::choices::{Choice, Point, pins_for};
-use crate::improve::improve;
+use crate::improve::{improve, offload_less};
 use crate::lean::{Leanest, leanest};
 use crate::model::spec::HEAD;
+use crate::propose::propose;
 use crate::question::{Budget, Demand, Question};
+use crate::request::Purpose;
 use crate::solution::{Price, Reason, Solution, SolveError, Why};
 use smidgen_ir::Plan;
 use smidgen_ir::policy::{Pins, Policy};
@@ -28,6 +30,10 @@ pub fn solve(question: &Question) -> Result<Solution, SolveError> {
         return Err(error);
     }
     search(&attempts);
+    let best_ms = attempts.iter().map(Attempt::fastest_ms).fold(f64::INFINITY, f64::min);
+    if let Some((attempt, Seen { point: Some(point), .. })) = ranked(&attempts).into_iter().next() {
+        offload_less(attempt, point, AS_FAST * best_ms);
+    }
     let Some((attempt, policy, plan)) = settle(&attempts) else {
         let within = leanest_of_all(&attempts, question.budget.offload_bytes);
         return Err(refusal(&attempts, question.budget, within));
@@ -36,16 +42,19 @@ pub fn solve(question: &Question) -> Result<Solution, SolveError> {
     Ok(Solution { prices, ..solution(attempt, plan, policy) })
 }
 
-/// Peak bytes and milliseconds per step of the fastest of all policies, which keeps everything on the device: pins and
-/// budget aside, for the first demand.
-pub fn fastest(question: &Question) -> (u64, f64) {
+/// Peak bytes and milliseconds per step of the smallest plan that keeps everything on the device and takes at most
+/// `most_ms`; pins and budget aside.
+pub fn smallest_resident(question: &Question, most_ms: f64) -> Option<(u64, f64)> {
     let (state, budget) = (SearchState::default(), Budget::device(u64::MAX));
     let pins = pins_for(question.purpose, &Pins::default());
     let open = Question { pins: &pins, budget, ..*question };
-    let attempt = Attempt::new(&open, &question.demands[0], &state);
-    let start = attempt.freedom.start();
-    let peak_bytes = attempt.packed_peak_bytes(&attempt.freedom.policy(&start), budget);
-    (peak_bytes.expect("there is no limit"), attempt.measure(&start).ms)
+    question.demands.iter().rev().find_map(|demand| {
+        let attempt = Attempt::new(&open, demand, &state);
+        let start = attempt.freedom.start();
+        let ms = attempt.measure(&start).ms;
+        let peak_bytes = || attempt.packed_peak_bytes(&attempt.freedom.policy(&start), budget);
+        (ms <= most_ms).then(peak_bytes).flatten().map(|peak_bytes| (peak_bytes, ms))
+    })
 }
 
 /// What plans by one policy need at other sizes of micro-batch than the question's, where they fit. Every pin is set.
@@ -101,9 +110,24 @@ fn leanest_of_all<'a>(
     found.min_by_key(|(_, least)| least.peak_bytes)
 }
 
-/// Measures what promises to be fast. Sizes are looked at from both ends towards the best so far, all of them where the
-/// model is small.
+/// Measures what promises to be fast.
 fn search(attempts: &[Attempt]) {
+    let is_training = attempts[0].question.purpose == Purpose::Training;
+    let found = if is_training { propose(attempts) } else { vec![] };
+    let mut improved: Vec<usize> = Vec::new();
+    for (size, point, _) in &found {
+        if improved.len() < MOST_PROPOSED && !improved.contains(size) {
+            improve(&attempts[*size], *point);
+            improved.push(*size);
+        }
+    }
+    if found.is_empty() || !attempts[0].is_spent(SHARE_OF_LADDERS) {
+        search_ladders(attempts);
+    }
+}
+
+/// Sizes are looked at from both ends towards the best so far, all of them where the model is small.
+fn search_ladders(attempts: &[Attempt]) {
     let mut looked_at: Vec<Option<f64>> = vec![None; attempts.len()];
     let mut rungs: Vec<Vec<Point>> = vec![vec![]; attempts.len()];
     let mut end = attempts.len();
@@ -139,6 +163,8 @@ fn search(attempts: &[Attempt]) {
     }
 }
 
+/// Sizes at which mixtures are looked for from a point of a sketch.
+const MOST_PROPOSED: usize = 3;
 /// Share of the effort that ladders may use; the rest is for mixtures.
 const SHARE_OF_LADDERS: f64 = 0.5;
 
@@ -156,25 +182,39 @@ fn next_size(looked_at: &[Option<f64>]) -> Option<usize> {
     widest.map(|(from, to)| from.midpoint(to))
 }
 
-/// The fastest of what was measured that also fits when it is packed, with its plan, through every check.
-fn settle<'a>(attempts: &'a [Attempt<'a>]) -> Option<(&'a Attempt<'a>, Policy, Plan)> {
-    let of = |attempt: &'a Attempt<'a>| {
-        attempt.candidates().into_iter().map(move |(policy, measured)| (measured, attempt, policy))
-    };
+/// By how much a plan may be slower than the fastest one if it transfers less.
+const AS_FAST: f64 = 1.01;
+
+/// Everything that was measured and may fit: first those that are about as fast as the fastest, what transfers least
+/// before the others; then the rest by their time.
+fn ranked<'a>(attempts: &'a [Attempt<'a>]) -> Vec<(&'a Attempt<'a>, Seen)> {
+    let of = |attempt: &'a Attempt<'a>| attempt.candidates().into_iter().map(move |seen| (attempt, seen));
     let mut all: Vec<_> = attempts.iter().flat_map(of).collect();
-    all.sort_by(|one, other| {
-        one.0.ms.total_cmp(&other.0.ms).then(one.0.offloaded_bytes.cmp(&other.0.offloaded_bytes))
+    all.sort_by(|(_, one), (_, other)| one.measured.ms.total_cmp(&other.measured.ms));
+    let most_ms = AS_FAST * all.first().map_or(0.0, |(_, fastest)| fastest.measured.ms);
+    let as_fast = all.partition_point(|(_, seen)| seen.measured.ms <= most_ms);
+    // An embedding may be offloaded without being transferred.
+    all[..as_fast].sort_by(|(_, one), (_, other)| {
+        let (one, other) = (one.measured, other.measured);
+        let by_moved = one.moved_bytes.total_cmp(&other.moved_bytes);
+        by_moved.then(one.offloaded_bytes.cmp(&other.offloaded_bytes)).then(one.ms.total_cmp(&other.ms))
     });
+    all
+}
+
+/// The first of what was measured that also fits when it is packed, with its plan, through every check.
+fn settle<'a>(attempts: &'a [Attempt<'a>]) -> Option<(&'a Attempt<'a>, Policy, Plan)> {
+    let all = ranked(attempts);
     // Almost always the first fits, so its plan is made at once; others are packed before they are compiled.
-    if let Some((_, attempt, policy)) = all.first() {
-        let plan = attempt.compile(policy);
+    if let Some((attempt, seen)) = all.first() {
+        let plan = attempt.compile(&seen.policy);
         if attempt.holds(&plan) {
-            return Some((attempt, policy.clone(), plan));
+            return Some((attempt, seen.policy.clone(), plan));
         }
     }
     let mut others = all.into_iter().skip(1);
-    let other = others.find(|(_, attempt, policy)| attempt.packs(policy));
-    let found = other.map(|(_, attempt, policy)| (attempt, policy)).or_else(|| {
+    let other = others.find(|(attempt, seen)| attempt.packs(&seen.policy));
+    let found = other.map(|(attempt, seen)| (attempt, seen.policy)).or_else(|| {
         let chunks =
             |attempt: &'a Attempt<'a>| attempt.freedom.chunks().iter().map(move |chunk| (attempt, *chunk));
         let mut rungs = attempts.iter().flat_map(chunks);

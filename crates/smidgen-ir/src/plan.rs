@@ -395,10 +395,24 @@ impl Plan {
         for buffer in here.filter(|buffer| buffer.lifetime.covers(entry, step)) {
             sums[buffer.category as usize] += buffer.bytes;
         }
+        let joined = self.joined_bytes();
+        sums[Category::BaseWeights as usize] -= joined;
+        sums[Category::Adapters as usize] += joined;
         let used: usize = sums.iter().sum();
         sums[Category::Workspace as usize] += self.reserved_bytes() - used;
         let rows = Category::ALL.into_iter().map(|category| (category, sums[category as usize])).collect();
         Peak { entry, step, transient_live_bytes, rows, largest: self.largest_at(entry, step) }
+    }
+
+    /// Bytes of weights' buffers on the device that hold an adapter's matrices next to the weight.
+    fn joined_bytes(&self) -> usize {
+        let weights = self.leaves(LeafKind::Weight).filter(|(_, value)| value.stride.is_some());
+        let joined = weights.filter_map(|(_, value)| {
+            let buffer = self.buffer(value.buffer?);
+            let own = value.ty.bytes(&self.extent);
+            (buffer.space == Space::Device).then(|| buffer.bytes.saturating_sub(own))
+        });
+        joined.sum()
     }
 
     fn largest_at(&self, entry: Entry, step: usize) -> Vec<(String, usize)> {
@@ -420,7 +434,7 @@ impl Plan {
         if let Some(id) = self.entry(entry).steps.get(step).and_then(|step| step.workspace) {
             largest.push((format!("workspace of {}", self.place(entry, step)), self.buffer(id).bytes));
         }
-        largest.push(("base weights".into(), weights));
+        largest.push(("base weights".into(), weights.saturating_sub(self.joined_bytes())));
         largest.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
         largest.truncate(5);
         largest

@@ -18,7 +18,7 @@ fn main() -> Result<(), Failure> {
     }
     println!("{:<14} {:>14} bytes of {}", "peak", plan.peak_bytes, plan.budget_bytes);
     match plan.fits {
-        true => println!("fits: {:.0} ms per step, {:.0} tokens/s", plan.step_ms, plan.tokens_per_s),
+        true => println!("fits: {:.0} tokens/s", plan.tokens_per_s.unwrap_or(f64::NAN)),
         false => plan.advice.iter().for_each(|change| println!("does not fit; {change}")),
     }
     Ok(())

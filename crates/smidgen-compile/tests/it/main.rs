@@ -5,6 +5,7 @@
 mod adapter_structure;
 mod cuda_layout;
 mod determinism;
+mod dial;
 mod exhaustive;
 mod head_pieces;
 mod leanest;

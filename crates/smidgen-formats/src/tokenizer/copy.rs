@@ -53,6 +53,20 @@ pub fn copy_tokenizer(model: &Model, folder: &Path) -> Result<(), CopyTokenizerE
     }
 }
 
+/// Bound on what the files of a tokenizer made from a GGUF file have for each token.
+const GGUF_TOKEN_BYTES: u64 = 160;
+
+/// Bytes that [`copy_tokenizer`] writes for a vocabulary of this many tokens, at most.
+pub fn tokenizer_bytes(model: &Model, vocabulary: usize) -> u64 {
+    let Model::Folder { folder, .. } = model else { return GGUF_TOKEN_BYTES * vocabulary as u64 };
+    let entries = fs::read_dir(folder.path()).into_iter().flatten().flatten();
+    let own = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_tokenizer_file));
+    own.filter_map(|entry| fs::metadata(entry.path()).ok())
+        .filter(fs::Metadata::is_file)
+        .map(|file| file.len())
+        .sum()
+}
+
 fn copy_files(from: &Path, to: &Path) -> Result<(), CopyTokenizerError> {
     let unread = |source| CopyTokenizerError::Copy { path: from.to_path_buf(), source };
     for entry in fs::read_dir(from).map_err(unread)? {

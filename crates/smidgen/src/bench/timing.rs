@@ -106,9 +106,11 @@ impl<D: Device> Bench<D> {
         write(input::IDS, &mut (0..tokens).map(id));
         write(input::POSITIONS, &mut (0..tokens).map(|token| (token % length) as i32));
         write(input::BOUNDARIES, &mut (0..=samples).map(|sample| (sample * length) as i32));
-        write(input::ROWS, &mut (0..tokens as i32));
-        write(input::LABELS, &mut (0..tokens).map(|token| id(token + 1)));
-        Extent { tokens, rows: tokens, segments: samples }
+        // The last token of a sample has none to predict.
+        let rows = || (0..tokens).filter(|token| (token + 1) % length > 0);
+        write(input::ROWS, &mut rows().map(|token| token as i32));
+        write(input::LABELS, &mut rows().map(|token| id(token + 1)));
+        Extent { tokens, rows: tokens - samples, segments: samples }
     }
 
     /// Time of each operation of one step, waiting after each: (phase and operation, milliseconds, how often).

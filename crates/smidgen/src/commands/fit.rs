@@ -1,7 +1,7 @@
-//! `smidgen fit`: the longest samples, the highest rank and the largest model that fit a budget.
+//! `smidgen fit`: what a recipe needs, the smallest card that holds it, and the most that fits a budget.
 //!
-//! Length and rank are for the recipe's own model; the known shapes are tried with the recipe's adapter, storage and
-//! length. Every answer is a plan: it fits, and the next larger value does not.
+//! Length, rank and micro-batch are for the recipe's own model; the known shapes are tried with the recipe's adapter,
+//! storage and length. Every answer is a plan: it fits, and the next larger value does not.
 //! Left out: the data; every sample is assumed to have `max_tokens` tokens.
 
 use super::recipe_args::{RecipeArgs, read_recipe};
@@ -10,15 +10,19 @@ use crate::console::colour::{bad, good};
 use crate::console::stdout::{print, print_text};
 use crate::failure::Failure;
 use crate::hub::Access;
-use crate::plan::advice::{largest, one_sample, with_rank};
+use crate::plan::advice::{largest, with_rank};
+use crate::plan::budget::free_budget;
 use crate::plan::demand::DemandShape;
 use crate::plan::job::{Job, Purpose};
 use crate::plan::planning::plan_job;
 use crate::plan::terms::Terms;
 use serde_json::{Value, json};
-use smidgen_compile::Solution;
+use smidgen_compile::cards::{CARDS, Card};
+use smidgen_compile::{Budget, Demand, Request, Solution};
 use smidgen_ir::bytes::format_bytes;
-use smidgen_recipe::{ModelPath, Recipe};
+use smidgen_ir::{DeviceKind, Extent};
+use smidgen_recipe::{Budget as RecipeBudget, DeviceChoice, ModelPath, ProfileChoice, Recipe};
+use std::cmp::Ordering;
 use std::path::Path;
 use textwrap::core::display_width;
 
@@ -68,12 +72,14 @@ fn answer(job: &Job, recipe: &Recipe, access: &Access) -> Result<Value, Failure>
     let demands = DemandShape::of(job, None)?.demands;
     let one = |solution: Result<Solution, _>| solution.ok().map_or(0, |solution| solution.peak_bytes);
     let context = job.request.spec.max_positions;
-    let fits = |steps: usize| terms.can_fit(&job.request, &one_sample(TOKEN_STEP * steps, 1));
+    let fits = |steps: usize| terms.can_fit(&job.request, &samples_at_once(1, TOKEN_STEP * steps));
     let max_tokens = largest(context / TOKEN_STEP, fits).map_or(0, |steps| steps * TOKEN_STEP);
     let smallest = demands.last().expect("there is a size of micro-batch");
     let most = job.request.spec.hidden;
     let rank = largest(most, |rank| terms.can_fit(&with_rank(&job.request, rank), smallest)).unwrap_or(0);
     let has_rank = job.request.trained.is_empty();
+    let at_once = |samples: usize| samples_at_once(samples, recipe.data.max_tokens);
+    let samples = largest(MOST_SAMPLES, |count| terms.can_fit(&job.request, &at_once(count))).unwrap_or(0);
     let mut models = Vec::new();
     for shape in &SHAPES {
         models.push(fit_shape(shape, recipe, access)?);
@@ -88,10 +94,16 @@ fn answer(job: &Job, recipe: &Recipe, access: &Access) -> Result<Value, Failure>
             "peak_bytes": planned.solution.peak_bytes,
             "max_tokens": recipe.data.max_tokens,
             "rank": has_rank.then_some(recipe.adapter.rank),
+            "needs_bytes": least_bytes(&terms, &job.request, &demands),
+        },
+        "smallest_card": smallest_card(recipe, access),
+        "batch": {
+            "most_at_once": samples,
+            "peak_bytes": one(terms.solve(&job.request, &[at_once(samples.max(1))])),
         },
         "max_tokens": {
             "most": max_tokens,
-            "peak_bytes": one(terms.solve(&job.request, &[one_sample(max_tokens.max(1), 1)])),
+            "peak_bytes": one(terms.solve(&job.request, &[samples_at_once(1, max_tokens.max(1))])),
             "model_has": context,
         },
         "rank": has_rank.then(|| json!({
@@ -102,6 +114,56 @@ fn answer(job: &Job, recipe: &Recipe, access: &Access) -> Result<Value, Failure>
         "largest_model": largest_model.map(|model| model["name"].clone()),
         "models": models,
     }))
+}
+
+/// Samples of a micro-batch up to which a search goes.
+const MOST_SAMPLES: usize = 4096;
+
+/// A micro-batch of whole samples that are as long as they may be.
+fn samples_at_once(samples: usize, max_tokens: usize) -> Demand {
+    let tokens = samples * max_tokens;
+    let extent = Extent { tokens, rows: tokens - samples, segments: samples };
+    Demand { micro_tokens: tokens, extent, micro_steps: 1.0 }
+}
+
+/// The smallest budget that the work fits.
+fn least_bytes(terms: &Terms, request: &Request, demands: &[Demand]) -> u64 {
+    let budget = Budget { device_bytes: 1, ..terms.budget };
+    let solved = Terms { budget, ..terms.clone() }.solve(request, demands);
+    solved.map_or_else(|error| error.leanest.peak_bytes, |solution| solution.peak_bytes)
+}
+
+/// The built-in GPU with the least memory that holds the recipe, and how fast it would be; null where none does.
+fn smallest_card(recipe: &Recipe, access: &Access) -> Value {
+    let with_profile = |name: &str| {
+        let mut recipe = assumed(recipe);
+        recipe.memory.profile = ProfileChoice::Named(name.to_owned());
+        (recipe.memory.device, recipe.memory.budget) = (DeviceChoice::Auto, RecipeBudget::Auto);
+        Job::prepare_with(recipe, Purpose::Plan, access)
+    };
+    let mut all: Vec<&Card> = CARDS.iter().collect();
+    // Of cards with about the same memory the slower one is the smaller.
+    all.sort_by(|one, other| {
+        let size = |card: &Card| (card.memory_bytes() >> 30, card.half_tflops);
+        size(one).partial_cmp(&size(other)).unwrap_or(Ordering::Equal)
+    });
+    let needs = |job: Job| {
+        let demands = DemandShape::of(&job, None)?.demands;
+        Ok::<u64, Failure>(least_bytes(&Terms::of(&job)?, &job.request, &demands))
+    };
+    let Ok(needs_bytes) = with_profile(all[0].name).and_then(needs) else { return Value::Null };
+    let has_room = |card: &&Card| free_budget(DeviceKind::Cuda, card.memory_bytes()).bytes >= needs_bytes;
+    let Some(card) = all.into_iter().find(has_room) else { return Value::Null };
+    let planned = with_profile(card.name).and_then(|job| plan_job(&job));
+    planned.map_or(Value::Null, |planned| {
+        json!({
+            "name": card.name,
+            "memory_bytes": card.memory_bytes(),
+            "needs_bytes": needs_bytes,
+            "peak_bytes": planned.solution.peak_bytes,
+            "tokens_per_s": planned.speed().map(|speed| speed.tokens_per_s),
+        })
+    })
 }
 
 /// A model of a known shape under the recipe.
@@ -117,7 +179,7 @@ fn fit_shape(shape: &Shape, recipe: &Recipe, access: &Access) -> Result<Value, F
             "parameters": job.request.spec.parameters(),
             "fits": planned.fits,
             "peak_bytes": planned.solution.peak_bytes,
-            "tokens_per_s": planned.step_tokens / (planned.solution.step_ms / 1e3),
+            "tokens_per_s": planned.speed().map(|speed| speed.tokens_per_s),
         }),
         // Its linear layers may have other names than the recipe's targets.
         Err(failure) => json!({ "name": name, "parameters": 0, "fits": false, "error": failure.message }),
@@ -138,6 +200,12 @@ fn render(answers: &Value) -> String {
     };
     let verdict = |fits: &Value| if *fits == json!(true) { good("fits") } else { bad("does not fit") };
     row("the recipe", verdict(&recipe["fits"]), &recipe["peak_bytes"]);
+    row("smallest `memory.budget`", String::new(), &recipe["needs_bytes"]);
+    let card = &answers["smallest_card"];
+    let name = card["name"].as_str().unwrap_or("none").to_owned();
+    row("smallest built-in card", name, &card["peak_bytes"]);
+    let batch = &answers["batch"];
+    row("most samples at once", batch["most_at_once"].to_string(), &batch["peak_bytes"]);
     let longest = &answers["max_tokens"];
     let most = match longest["most"].as_u64() == longest["model_has"].as_u64() {
         true => format!("{} (all)", longest["most"]),

@@ -2,7 +2,7 @@
 //!
 //! Nothing is reserved and no weight is read. A plan that does not fit is printed, and the command fails.
 
-use super::recipe_args::RecipeArgs;
+use super::recipe_args::{RecipeArgs, read_recipe};
 use crate::console::colour::WARNING;
 use crate::console::progress::say;
 use crate::console::stdout::{print, print_text};
@@ -11,13 +11,15 @@ use crate::hub::Access;
 use crate::plan::job::{Job, Purpose};
 use crate::plan::planning::plan_job;
 use crate::report::page_file::write_page;
+use crate::report::plan_comparison::{render_comparison, render_differences};
 use crate::report::plan_facts::PlanFacts;
 use crate::report::run_folder::RunRecord;
 use crate::report::{plan_json, plan_table};
 use crate::rows::data::Data;
+use serde_json::Value;
 use smidgen_ir::text::render_plan;
-use smidgen_recipe::render_job;
-use std::path::PathBuf;
+use smidgen_recipe::{Recipe, render_job};
+use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -29,6 +31,10 @@ pub struct Args {
     /// Print every buffer and every step
     #[arg(long)]
     text: bool,
+    /// Compare with another plan: a recipe, a `plan.json`, the folder of a run, or `section.key=value` to change in this
+    /// recipe (may be repeated)
+    #[arg(long, value_name = "OTHER", conflicts_with = "text")]
+    against: Vec<String>,
     /// Also write the plan as an HTML page
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -41,19 +47,67 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         print_warnings(&job);
     }
     let planned = plan_job(&job)?;
+    let facts = |json: &Value| -> PlanFacts {
+        serde_json::from_value(json.clone()).expect("a page reads what plans are written as")
+    };
     if let Some(path) = &args.html {
-        let facts: PlanFacts = serde_json::from_value(plan_json::render_json(&planned))
-            .expect("a page reads what plans are written as");
+        let facts = facts(&plan_json::render_json(&planned));
         write_page(path, &RunRecord::of_plan(facts, render_job(&job.recipe)))?;
     }
+    let other = if args.against.is_empty() { None } else { Some(read_other(args, quiet)?) };
     if args.json {
-        print(&plan_json::render_text(&plan_json::render_json(&planned)))?;
+        let mut json = plan_json::render_json(&planned);
+        if let Some((other, its_facts)) = other {
+            json["differences"] = render_differences(&facts(&json), &its_facts);
+            json["against"] = other;
+        }
+        print(&plan_json::render_text(&json))?;
+    } else if let Some((_, other)) = &other {
+        print_text(&render_comparison(&facts(&plan_json::render_json(&planned)), other))?;
     } else if args.text {
         print(&render_plan(&planned.solution.plan))?;
     } else {
         print_text(&plan_table::render_table(&job, &planned))?;
     }
     if planned.fits { Ok(()) } else { Err(planned.refusal()) }
+}
+
+/// The plan to compare with, as JSON and as facts.
+fn read_other(args: &Args, quiet: bool) -> Result<(Value, PlanFacts), Failure> {
+    let is_change = |other: &String| other.contains('=') && !Path::new(other).exists();
+    let json = match &args.against[..] {
+        changes if changes.iter().all(is_change) => {
+            let overrides: Vec<String> = args.recipe.overrides.iter().chain(changes).cloned().collect();
+            plan_of(read_recipe(&args.recipe.recipe, &overrides)?.1, quiet)?
+        }
+        [path] => {
+            let path = Path::new(path);
+            let file = if path.is_dir() { path.join("plan.json") } else { path.to_owned() };
+            match file.extension().is_some_and(|extension| extension == "json") {
+                true => read_plan(&file)?,
+                false => plan_of(read_recipe(&file, &[])?.1, quiet)?,
+            }
+        }
+        _ => {
+            return Err(Failure::command("`--against` takes one recipe, plan or run")
+                .hint("only changes as `section.key=value` may be repeated"));
+        }
+    };
+    let facts = serde_json::from_value(json.clone()).map_err(|error| {
+        Failure::disk(error).context(format!("`{}` is not a plan", args.against.join(" ")))
+    })?;
+    Ok((json, facts))
+}
+
+fn plan_of(recipe: Recipe, quiet: bool) -> Result<Value, Failure> {
+    let job = Job::prepare_with(recipe, Purpose::Plan, &Access::from_environment(quiet))?;
+    Ok(plan_json::render_json(&plan_job(&job)?))
+}
+
+fn read_plan(file: &Path) -> Result<Value, Failure> {
+    let place = |failure: Failure| failure.context(format!("cannot read the plan `{}`", file.display()));
+    let text = std::fs::read_to_string(file).map_err(|error| place(Failure::disk(error)))?;
+    serde_json::from_str(&text).map_err(|error| place(Failure::disk(error)))
 }
 
 /// Prints the warnings about the rows of a job.

@@ -92,11 +92,12 @@ fn plan_line(job: &Job, planned: &Planned) -> Check {
         return Check::of_failure("plan", &planned.refusal());
     }
     let solution = &planned.solution;
-    let tokens_per_s = planned.step_tokens / (solution.step_ms / 1e3);
+    let tokens_per_s = planned.speed().map(|speed| speed.tokens_per_s);
+    let speed = tokens_per_s.map_or("no speed is known".to_owned(), |rate| format!("{rate:.0} tokens/s"));
     Check::pass(
         "plan",
         format!(
-            "fits: {} of {} on {}, {tokens_per_s:.0} tokens/s according to {}",
+            "fits: {} of {} on {}, {speed} according to {}",
             format_bytes(solution.peak_bytes),
             format_bytes(planned.budget_bytes),
             job.place.describe(),

@@ -24,10 +24,10 @@ pub struct Plan {
     /// What is held at the peak: `base_weights`, `adapters`, `gradients`, `optimizer`, `activations`, `workspace` and
     /// `context`, which is the driver's or the process's own.
     pub rows: Vec<(String, u64)>,
-    /// Predicted time of an optimizer step.
-    pub step_ms: f64,
+    /// Predicted time of an optimizer step; `None` for a GPU of which nothing is known.
+    pub step_ms: Option<f64>,
     /// Predicted speed.
-    pub tokens_per_s: f64,
+    pub tokens_per_s: Option<f64>,
     /// The smallest changes that would make the run fit.
     pub advice: Vec<String>,
     /// What to know about the plan.
@@ -56,8 +56,8 @@ pub fn plan(job: &Job) -> Result<Plan, Failure> {
         budget_bytes: planned.budget_bytes,
         peak_bytes: solution.peak_bytes,
         rows,
-        step_ms: solution.step_ms,
-        tokens_per_s: planned.step_tokens / (solution.step_ms / 1e3),
+        step_ms: planned.speed().map(|speed| speed.step_ms),
+        tokens_per_s: planned.speed().map(|speed| speed.tokens_per_s),
         json: plan_json::render_json(&planned),
         table: plain(&plan_table::render_table(job, &planned)),
         advice: planned.advice,

@@ -8,6 +8,7 @@ use crate::plan::job::Job;
 use crate::plan::model;
 use crate::plan::terms::Terms;
 use crate::plan::trained_choice::{chosen_tensors, train_in_f32};
+use crate::rows::data::Data;
 use smidgen_compile::request::Moments;
 use smidgen_compile::{Demand, Request, Solution, peaks_by_pins};
 use smidgen_ir::bytes::format_bytes;
@@ -34,14 +35,20 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
         let demands = DemandShape::unpinned(job).map(|shape| shape.demands).unwrap_or_default();
         offer("`memory.micro_tokens = \"auto\"`", "", search.peak_bytes(&job.request, &demands));
     }
-    let segments = leanest.demand.extent.segments;
+    let sample = |tokens: usize| match &job.data {
+        Data::Rows(_) => one_sample(tokens, leanest.demand.extent.segments),
+        Data::Assumed { .. } => {
+            let extent = Extent { tokens, rows: tokens - 1, segments: 1 };
+            Demand { micro_tokens: tokens, extent, micro_steps: leanest.demand.micro_steps }
+        }
+    };
     let fits = search.fits(&job.request);
-    let fits = |tokens: usize| fits(&one_sample(tokens, segments));
+    let fits = |tokens: usize| fits(&sample(tokens));
     let tokens =
         largest(leanest.demand.extent.tokens / 8, |eighth| fits(8 * eighth)).map_or(0, |most| 8 * most);
     if tokens >= 16 {
         let change = format!("`data.max_tokens = {tokens}` with `memory.micro_tokens = {tokens}`");
-        let peak_bytes = search.peak_bytes(&job.request, &[one_sample(tokens, segments)]);
+        let peak_bytes = search.peak_bytes(&job.request, &[sample(tokens)]);
         offer(&change, "; shorter samples change results", peak_bytes);
     }
     if let Some(smallest) = demands.last().filter(|_| job.request.trained.is_empty()) {
@@ -162,7 +169,7 @@ fn unpinned(pins: &Pins) -> Vec<(&'static str, Pins)> {
 }
 
 /// A micro-batch of one sample, all of it supervised.
-pub fn one_sample(tokens: usize, segments: usize) -> Demand {
+fn one_sample(tokens: usize, segments: usize) -> Demand {
     let extent = Extent { tokens, rows: tokens, segments };
     Demand { micro_tokens: tokens, extent, micro_steps: 1.0 }
 }

@@ -1,7 +1,7 @@
 //! The sizes of micro-batch that a job can have, and the largest micro-batch of each.
 //!
 //! The plan is made for the largest micro-batch that the run will meet, found by packing every step beforehand.
-//! Without data, every sample is assumed to have `data.max_tokens` tokens.
+//! Without data, every sample is assumed to have `data.max_tokens` tokens, all but the first of them supervised.
 
 use crate::failure::Failure;
 use crate::plan::job::Job;
@@ -66,18 +66,23 @@ impl DemandShape {
 
     fn assumed(job: &Job, pinned: Option<usize>) -> Result<DemandShape, Failure> {
         let max_tokens = job.recipe.data.max_tokens;
-        let (step_tokens, samples) = match job.recipe.train.batch {
-            Batch::Samples(samples) => (samples * max_tokens, samples),
-            Batch::Tokens(tokens) => (tokens.max(max_tokens), tokens.div_ceil(max_tokens)),
+        let samples = match job.recipe.train.batch {
+            Batch::Samples(samples) => samples,
+            Batch::Tokens(tokens) => (tokens / max_tokens).max(1),
         };
-        let demands = micro_token_choices(pinned, step_tokens, max_tokens)?
-            .into_iter()
-            .map(|micro_tokens| Demand {
-                micro_tokens,
-                extent: Extent { tokens: micro_tokens, rows: micro_tokens, segments: samples },
-                micro_steps: step_tokens as f64 / micro_tokens as f64,
-            })
-            .collect();
+        let step_tokens = samples * max_tokens;
+        let demand = |micro_tokens: usize| {
+            let segments = micro_tokens / max_tokens;
+            let tokens = segments * max_tokens;
+            Demand {
+                micro_tokens: if pinned.is_some() { micro_tokens } else { tokens },
+                extent: Extent { tokens, rows: tokens - segments, segments },
+                micro_steps: samples as f64 / segments as f64,
+            }
+        };
+        let choices = micro_token_choices(pinned, step_tokens, max_tokens)?;
+        let mut demands: Vec<Demand> = choices.into_iter().map(demand).collect();
+        demands.dedup();
         Ok(DemandShape { demands, step_tokens: step_tokens as f64 })
     }
 }

@@ -1,12 +1,13 @@
 //! Disk space: how much a run will write, whether it fits, and the numbers for a failed write.
 //!
 //! The large files of a checkpoint are tensors of the plan, so their size is known before the first step; the other
-//! files have a fixed bound. Tokenizer files and `metrics.jsonl` are small and not counted.
+//! files have a fixed bound. `metrics.jsonl` is small and not counted.
 
 use crate::failure::{Failure, FailureKind};
 use crate::plan::job::Job;
 use crate::plan::model::model_bytes;
 use crate::plan::product::Product;
+use smidgen_formats::tokenizer::copy::tokenizer_bytes;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{LeafKind, Plan};
 use smidgen_recipe::Train;
@@ -36,14 +37,16 @@ impl Footprint {
         };
         let beside = BESIDE_BYTES + HISTORY_ROW_BYTES * total_steps.min(HISTORY_ROWS);
         let product = Product::of(&job.recipe);
+        let tokenizer_bytes = tokenizer_bytes(&job.model, job.request.spec.vocabulary);
         let trained_bytes = bytes_of(LeafKind::Adapter) + beside;
         Footprint {
             checkpoint_bytes: trained_bytes + bytes_of(LeafKind::Moment),
             product,
-            product_bytes: match product {
-                Product::Adapter => trained_bytes,
-                Product::Model => model_bytes(&job.request, &job.model) + beside,
-            },
+            product_bytes: tokenizer_bytes
+                + match product {
+                    Product::Adapter => trained_bytes,
+                    Product::Model => model_bytes(&job.request, &job.model) + beside,
+                },
             checkpoints: checkpoints_at_once(&job.recipe.train, total_steps),
         }
     }

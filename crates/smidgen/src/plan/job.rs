@@ -129,7 +129,10 @@ impl Job {
         let mut request = build_request(&recipe, &spec, &model, place.kind())?;
         let profile = match named {
             Some(named) => named,
-            None => profiles::of_place(&place, request.threads, access.measured_profiles),
+            None => {
+                let measured = access.measured_profiles;
+                profiles::of_place_within(&place, request.threads, measured, recipe.memory.budget)
+            }
         };
         place.assume(&profile.device);
         let budget = job_budget(&recipe, &place)?.within(recipe.memory.budget, &profile);

@@ -6,6 +6,7 @@
 use crate::failure::Failure;
 use crate::plan::advice::advise;
 use crate::plan::arithmetic::Arithmetic;
+use crate::plan::context::{pinned_bytes, process_context};
 use crate::plan::demand::DemandShape;
 use crate::plan::job::Job;
 use crate::plan::life::{LifePhase, OF_TRAINING, plan_life};
@@ -13,9 +14,9 @@ use crate::plan::model::written_storage;
 use crate::plan::profiles::ChosenProfile;
 use crate::plan::terms::{Terms, pins};
 use crate::rows::data::Data;
-use smidgen_compile::{Budget, Solution, SolveError, fastest};
+use smidgen_compile::{Budget, Solution, SolveError, smallest_resident};
 use smidgen_ir::bytes::format_bytes;
-use smidgen_ir::{DeviceKind, Pins, Policy, Storage};
+use smidgen_ir::{DeviceKind, Extent, LeafKind, Pins, PlannedValue, Policy, Storage};
 use smidgen_recipe::Compute;
 use std::collections::BTreeSet;
 
@@ -26,6 +27,8 @@ pub struct Planned {
     pub budget_bytes: u64,
     /// What offloaded tensors may take in pinned memory or on disk.
     pub offload_budget_bytes: u64,
+    /// Host memory that a plan for a GPU counts on: pinned memory and the process.
+    pub host_bytes: Option<u64>,
     /// Tokens of an average optimizer step.
     pub step_tokens: f64,
     pub fits: bool,
@@ -39,6 +42,47 @@ pub struct Planned {
     pub profile: ChosenProfile,
     /// What each phase of the run's life takes.
     pub life: Vec<LifePhase>,
+}
+
+/// The predicted speed of a run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Speed {
+    pub step_ms: f64,
+    pub tokens_per_s: f64,
+}
+
+impl Planned {
+    /// The predicted speed, where the rates of the device are known.
+    pub fn speed(&self) -> Option<Speed> {
+        let step_ms = self.solution.step_ms;
+        let tokens_per_s = self.step_tokens / (step_ms / 1e3);
+        self.profile.has_rates().then_some(Speed { step_ms, tokens_per_s })
+    }
+
+    /// Parameters that are trained, and the bytes in any memory that each takes: its value, a copy in the type of matmuls,
+    /// its gradient and its optimizer state.
+    pub fn trained(&self) -> Trained {
+        let plan = &self.solution.plan;
+        let elements = |(_, value): (_, &PlannedValue)| value.ty.elements(&Extent::default());
+        let parameters = plan.leaves(LeafKind::Gradient).map(elements).sum::<usize>();
+        let kinds = [LeafKind::Adapter, LeafKind::Derived, LeafKind::Gradient, LeafKind::Moment];
+        let leaves = kinds.into_iter().flat_map(|kind| plan.leaves(kind));
+        let bytes = leaves.map(|(_, value)| value.ty.bytes(&Extent::default())).sum::<usize>();
+        Trained { parameters: parameters as u64, bytes: bytes as u64 }
+    }
+}
+
+/// What is trained, and its bytes in any memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trained {
+    pub parameters: u64,
+    pub bytes: u64,
+}
+
+impl Trained {
+    pub fn bytes_per_parameter(&self) -> f64 {
+        self.bytes as f64 / self.parameters.max(1) as f64
+    }
 }
 
 /// Plans the job; `Ok` with `fits == false` where even the leanest plan is too large.
@@ -95,10 +139,13 @@ impl Planned {
         let life = plan_life(job, &solution);
         notes.extend(later_needs(&life, budget_bytes).filter(|_| fits));
         let profile = job.profile.clone();
+        let is_gpu = job.request.device == DeviceKind::Cuda;
+        let host_bytes = is_gpu.then(|| host_bytes(job, &solution));
         Planned {
             solution,
             budget_bytes,
             offload_budget_bytes,
+            host_bytes,
             step_tokens,
             fits,
             trains_base: !job.request.trained.is_empty(),
@@ -134,8 +181,31 @@ fn notes(job: &Job, shape: &DemandShape, terms: &Terms, solution: &Solution, fit
     }
     notes.extend(trained_note(job));
     notes.extend(job.budget.note());
+    notes.extend(host_note(job, terms, solution));
     notes.extend(roomier(job, shape, terms, solution).filter(|_| fits));
     notes
+}
+
+/// The host memory that a plan for a GPU counts on.
+fn host_note(job: &Job, terms: &Terms, solution: &Solution) -> Option<String> {
+    if job.request.device == DeviceKind::Cpu {
+        return None;
+    }
+    let needed = format_bytes(host_bytes(job, solution));
+    Some(match terms.budget.offload_bytes {
+        u64::MAX => format!(
+            "assumes a machine with {needed} of free host memory; `memory.host_budget` sets a limit for offloaded tensors"
+        ),
+        limit => format!(
+            "takes {needed} of host memory, offloaded tensors within their limit of {}",
+            format_bytes(limit)
+        ),
+    })
+}
+
+/// Pinned memory, and what the process takes.
+pub fn host_bytes(job: &Job, solution: &Solution) -> u64 {
+    pinned_bytes(&solution.plan) + process_context(job).bytes_for(&solution.plan)
 }
 
 /// What becomes of trained weights that the base does not have in f32.
@@ -156,15 +226,18 @@ fn trained_note(job: &Job) -> Option<String> {
     ))
 }
 
-/// What more memory would buy: the same run with everything kept on the device.
+/// What more memory would buy: the smallest plan that keeps everything on the device and is faster.
 fn roomier(job: &Job, shape: &DemandShape, terms: &Terms, solution: &Solution) -> Option<String> {
+    const LEAST_GAIN: f64 = 1.005;
     if solution.prices.is_empty() {
         return None;
     }
-    let (kept_bytes, kept_ms) = fastest(&terms.question(&job.request, &shape.demands));
-    let more = format_bytes(kept_bytes.checked_sub(solution.peak_bytes)?);
+    let question = terms.question(&job.request, &shape.demands);
+    let (kept_bytes, kept_ms) = smallest_resident(&question, solution.step_ms / LEAST_GAIN)?;
+    let more = format_bytes(kept_bytes.checked_sub(terms.budget.device_bytes)?);
     let faster = 100.0 * (solution.step_ms / kept_ms - 1.0);
-    (faster >= 0.5).then(|| format!("{more} more would keep everything on the device, {faster:.0} % faster"))
+    let gain = if job.profile.has_rates() { format!(", {faster:.0} % faster") } else { String::new() };
+    Some(format!("{more} more would keep everything on the device{gain}"))
 }
 
 impl Planned {

@@ -15,6 +15,7 @@ pub mod generation_table;
 pub mod html;
 pub mod model_table;
 pub mod page_file;
+pub mod plan_comparison;
 pub mod plan_facts;
 pub mod plan_json;
 pub mod plan_table;

@@ -24,12 +24,20 @@ pub struct PlanFacts {
     pub peak_at: String,
     /// Bytes at the peak by category; they add up to `peak_bytes`.
     pub rows: BTreeMap<String, u64>,
+    /// Bytes per memory space.
+    #[serde(default)]
+    pub spaces: BTreeMap<String, u64>,
+    #[serde(default)]
+    pub trained_parameters: Option<u64>,
+    #[serde(default)]
+    pub bytes_per_trained_parameter: Option<f64>,
     pub policy: PolicyFacts,
     #[serde(default)]
     pub micro_steps: f64,
     pub extent: ExtentFacts,
-    pub step_ms: f64,
-    pub tokens_per_s: f64,
+    /// `None` for a GPU of which nothing is known.
+    pub step_ms: Option<f64>,
+    pub tokens_per_s: Option<f64>,
     pub arena: ArenaFacts,
     /// Memory of every phase of the run, per memory space.
     #[serde(default)]

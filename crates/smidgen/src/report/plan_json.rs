@@ -26,6 +26,7 @@ pub fn render_json(planned: &Planned) -> Value {
     let life: Map<String, Value> =
         planned.life.iter().map(|phase| (phase.name.to_string(), phase.needs.render_json())).collect();
     let profile = planned.profile.device.at(plan.precision);
+    let (speed, trained) = (planned.speed(), planned.trained());
     json!({
         "title": plan.title,
         "layers": layer_count(plan),
@@ -45,8 +46,14 @@ pub fn render_json(planned: &Planned) -> Value {
         "policy": render_policy(solution),
         "micro_steps": solution.demand.micro_steps,
         "extent": { "tokens": plan.extent.tokens, "rows": plan.extent.rows, "segments": plan.extent.segments },
-        "step_ms": solution.step_ms,
-        "tokens_per_s": planned.step_tokens / (solution.step_ms / 1e3),
+        "step_ms": speed.map(|speed| speed.step_ms),
+        "tokens_per_s": speed.map(|speed| speed.tokens_per_s),
+        "trained_parameters": trained.parameters,
+        "bytes_per_trained_parameter": trained.bytes_per_parameter(),
+        "host_memory": planned.host_bytes.map(|needed_bytes| json!({
+            "needed_bytes": needed_bytes,
+            "offload_limit_bytes": Some(planned.offload_budget_bytes).filter(|limit| *limit < u64::MAX),
+        })),
         "arena": {
             "reserved_bytes": plan.reserved_bytes(),
             "peak_live_bytes": plan.persistent_bytes + peak.transient_live_bytes,

@@ -6,8 +6,9 @@
 use super::choices::{render_price, render_reasons};
 use crate::console::colour::{NOTE, bad, good};
 use crate::plan::job::Job;
-use crate::plan::planning::Planned;
+use crate::plan::planning::{Planned, Speed};
 use smidgen_ir::bytes::format_bytes;
+use smidgen_ir::grouped_digits::Grouped;
 use smidgen_ir::{Category, DeviceKind, Extent, Plan, SpaceSize};
 use smidgen_recipe::BaseFormat;
 use std::cmp::Reverse;
@@ -64,9 +65,21 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
     for price in &solution.prices {
         line(format!("  {}", render_price(price)));
     }
-    let tokens_per_s = planned.step_tokens / (solution.step_ms / 1e3);
+    let trained = planned.trained();
+    line(format!(
+        "  trained: {} parameters, {:.1} bytes each with gradient and optimizer state",
+        Grouped(trained.parameters),
+        trained.bytes_per_parameter()
+    ));
     let by = planned.profile.describe();
-    line(format!("  predicted: {:.0} ms per step, {tokens_per_s:.0} tokens/s ({by})", solution.step_ms));
+    line(match planned.speed() {
+        Some(Speed { step_ms, tokens_per_s }) => {
+            format!("  predicted: {step_ms:.0} ms per step, {tokens_per_s:.0} tokens/s ({by})")
+        }
+        None => format!(
+            "  predicted: no speed ({by}); `memory.profile = \"rtx-4090\"` predicts that of a card by its name"
+        ),
+    });
     for note in planned.notes.iter().chain(&planned.advice) {
         line(format!("  {NOTE} {note}"));
     }
@@ -98,6 +111,9 @@ fn note(category: Category, planned: &Planned, job: &Job) -> String {
     let layers = job.request.spec.layers;
     match category {
         Category::BaseWeights => storages(job),
+        Category::Adapters if job.request.rounds_trained() => {
+            format!("f32 masters and {} copies", job.request.activations())
+        }
         Category::Adapters => "f32 masters".into(),
         Category::Activations => {
             let recomputed = policy.recompute.len();

@@ -171,8 +171,8 @@ fn speed(run: &RunRecord) -> SpeedSummary {
     SpeedSummary {
         tokens_per_s: median(run.rows.iter().map(|row| row.tokens_per_s)),
         step_ms: median(run.rows.iter().map(|row| row.step_ms)),
-        planned_tokens_per_s: run.plan.tokens_per_s,
-        planned_step_ms: run.plan.step_ms,
+        planned_tokens_per_s: run.plan.tokens_per_s.unwrap_or(f64::NAN),
+        planned_step_ms: run.plan.step_ms.unwrap_or(f64::NAN),
         tokens: run.rows.iter().map(|row| row.tokens).sum(),
         seconds: milliseconds / 1e3,
         monitor_part: if milliseconds > 0.0 { monitor_ms / milliseconds } else { 0.0 },
@@ -452,7 +452,7 @@ mod tests {
             (row.step_ms, row.tokens_per_s) = (step_ms, 10.0 / step_ms * 1e3);
         }
         (record.rows[0].loss, record.rows[4].loss) = (3.0, 0.5);
-        (record.plan.step_ms, record.plan.tokens_per_s) = (4.0, 2500.0);
+        (record.plan.step_ms, record.plan.tokens_per_s) = (Some(4.0), Some(2500.0));
         let evaluated = [(1, 2.0), (2, 1.25), (3, f64::NAN), (4, 1.5)];
         record.evaluations =
             evaluated.into_iter().map(|(step, eval_loss)| EvaluationRow { step, eval_loss }).collect();

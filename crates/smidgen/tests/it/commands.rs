@@ -114,6 +114,7 @@ fn plan_prints_the_budget_table() {
               recompute: none, all activations fit
               micro-batches: 1 per step, up to 100 tokens
               loss: computed in chunks of 77 tokens
+              trained: 5,760 parameters, 16.0 bytes each with gradient and optimizer state
               predicted: N ms per step, N tokens/s (the built-in profile `cpu`)
         "#]],
     );
@@ -167,14 +168,15 @@ fn plan_needs_neither_data_nor_weights_and_says_so() {
               gradients          22.50 KiB
               optimizer          45.00 KiB
               activations         1.03 MiB   256 tokens, recompute 0 of 2 layers
-              workspace           1.48 MiB
+              workspace           1.47 MiB
               context            28.58 MiB   process and data 16.58 MiB, margin 12.00 MiB
-              peak               31.36 MiB   fits, 32.64 MiB to spare (at: forward, lm_head_loss)
+              peak               31.35 MiB   fits, 32.65 MiB to spare (at: forward, lm_head_loss)
 
               largest at the peak: workspace of forward, lm_head_loss 1.47 MiB, base weights 184.50 KiB, layers.0.attn.o 64.00 KiB, layers.0.attn.q 64.00 KiB
               recompute: none, all activations fit
               micro-batches: 1 per step, up to 256 tokens
-              loss: computed in chunks of 256 tokens
+              loss: computed in chunks of 252 tokens
+              trained: 5,760 parameters, 16.0 bytes each with gradient and optimizer state
               predicted: N ms per step, N tokens/s (the built-in profile `cpu`)
               note: planned without data (`data.train`: no file matches `FOLDER/absent.jsonl`): every sample is assumed to have 64 tokens
         "#]],

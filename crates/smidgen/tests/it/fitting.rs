@@ -38,7 +38,25 @@ fn the_answers_fit_and_one_step_more_does_not() {
         );
         let more = format!("data.max_tokens={}", tokens + 64);
         assert!(tokens + 64 > has || !fits(&scratch, &[pin, &budget, &more]), "{answers}");
+        let samples = answers["batch"]["most_at_once"].as_u64().unwrap();
+        let length = answers["recipe"]["max_tokens"].as_u64().unwrap();
+        let at_once = |samples: u64| {
+            let (batch, tokens) = (format!("train.batch={samples}"), samples * length);
+            fits(&scratch, &[pin, &budget, &batch, &format!("memory.micro_tokens={tokens}")])
+        };
+        assert!(samples >= 1 && at_once(samples) && !at_once(samples + 1), "{answers}");
     }
+}
+
+#[test]
+fn what_is_needed_fits_and_a_byte_less_does_not() {
+    let scratch = Scratch::new();
+    let answers = fit(&scratch, &["train.batch=1"]);
+    let needs = answers["recipe"]["needs_bytes"].as_u64().unwrap();
+    assert!(fits(&scratch, &[&format!("memory.budget={needs}")]), "{answers}");
+    assert!(!fits(&scratch, &[&format!("memory.budget={}", needs - 1)]), "{answers}");
+    assert_eq!(answers["smallest_card"]["name"], json!("rtx-3060-laptop"));
+    assert!(answers["smallest_card"]["tokens_per_s"].as_f64().unwrap() > 0.0);
 }
 
 #[test]

@@ -281,3 +281,149 @@ fn the_plan_of_a_run_is_the_plan_that_was_printed() {
         assert_eq!(scratch.json(&format!("{output}/plan.json")), scratch.plan(&overrides), "{output}");
     }
 }
+
+/// By hand: 448,512 elements of A and B in six layers; value, gradient and two moments in f32.
+#[test]
+fn trained_parameters_are_counted_with_their_bytes() {
+    let scratch = larger_model();
+    let plan = scratch.plan(&["adapter.rank=16", "memory.budget=4GiB"]);
+    assert_eq!(plan["trained_parameters"], json!(448_512));
+    assert_eq!(plan["bytes_per_trained_parameter"], json!(16.0));
+    let table = scratch.run(&["plan", "recipe.toml", "adapter.rank=16", "memory.budget=4GiB"]);
+    let line = "trained: 448,512 parameters, 16.0 bytes each with gradient and optimizer state";
+    assert!(table.stdout.contains(line), "{}", table.stdout);
+}
+
+/// A GPU holds copies in bf16 next to the weights, with padding; the weights alone are base weights.
+#[test]
+fn copies_of_adapters_are_adapters() {
+    let scratch = larger_model();
+    let of = |overrides: &[&str]| {
+        let gpu = [
+            "memory.device=auto",
+            "memory.profile=rtx-4090",
+            "memory.budget=8GiB",
+            "model.base=bf16",
+            "model.compute=bf16",
+        ];
+        scratch.plan(&[&gpu[..], overrides].concat())
+    };
+    let (plan, without) = (of(&["adapter.rank=16"]), of(&["adapter.rank=1"]));
+    assert_eq!(plan["rows"]["base_weights"], without["rows"]["base_weights"]);
+    assert!(bytes(&plan["rows"]["adapters"]) >= 6 * 448_512, "{}", plan["rows"]);
+    assert_eq!(row_sum(&plan), bytes(&plan["peak_bytes"]));
+    assert_eq!(plan["bytes_per_trained_parameter"], json!(18.0));
+}
+
+#[test]
+fn no_speed_is_predicted_for_a_gpu_of_which_nothing_is_known() {
+    let scratch = Scratch::new();
+    let unknown = ["memory.device=cuda:77", "memory.budget=2GiB"];
+    let plan = scratch.plan(&unknown);
+    assert_eq!(
+        (&plan["fits"], &plan["step_ms"], &plan["tokens_per_s"]),
+        (&json!(true), &json!(null), &json!(null))
+    );
+    assert_eq!(plan["profile"]["origin"], json!("assumed"));
+    let said = scratch.run(&[&["plan", "recipe.toml"], &unknown[..]].concat()).stdout;
+    assert!(
+        said.contains("predicted: no speed (an unknown GPU, ") && said.contains("memory.profile"),
+        "{said}"
+    );
+    let page = scratch.run(&[&["plan", "recipe.toml", "--html", "page.html"], &unknown[..]].concat());
+    assert_eq!(page.code, Some(0), "{}", page.stderr);
+}
+
+#[test]
+fn a_plan_for_a_gpu_says_which_host_memory_it_assumes() {
+    let scratch = larger_model();
+    let card =
+        ["memory.device=auto", "memory.profile=rtx-4090", "memory.budget=700MiB", "memory.weights=host"];
+    let open = scratch.plan(&card);
+    let needed = bytes(&open["host_memory"]["needed_bytes"]);
+    assert!(needed > bytes(&open["spaces"]["pinned"]), "{}", open["host_memory"]);
+    assert_eq!(open["host_memory"]["offload_limit_bytes"], json!(null));
+    let note = |plan: &Value, words: &str| {
+        plan["notes"].as_array().unwrap().iter().any(|note| note.as_str().unwrap().contains(words))
+    };
+    assert!(note(&open, "assumes a machine with "), "{}", open["notes"]);
+    let limited = scratch.plan(&[&card[..], &["memory.host_budget=1GiB"]].concat());
+    assert_eq!(limited["host_memory"]["offload_limit_bytes"], json!(1 << 30));
+    assert!(note(&limited, "within their limit of 1.00 GiB"), "{}", limited["notes"]);
+    assert_eq!(scratch.plan(&[])["host_memory"], json!(null));
+}
+
+/// Samples are whole, and the first token of each carries no loss.
+#[test]
+fn without_data_a_micro_batch_is_one_that_can_occur() {
+    let scratch = larger_model();
+    let check = |overrides: &[&str], samples: u64| {
+        let plan = scratch.plan(&[overrides, &["memory.budget=4GiB"]].concat());
+        let extent = json!({"tokens": 512 * samples, "rows": 511 * samples, "segments": samples});
+        assert_eq!(plan["extent"], extent, "{overrides:?}");
+    };
+    check(&["train.batch=6"], 6);
+    check(&["train.batch=6", "memory.micro_tokens=1300"], 2);
+    scratch.write("recipe.toml", scratch.text("recipe.toml").replace("batch = 4", "batch_tokens = 1700"));
+    check(&[], 3);
+}
+
+/// What the note about more memory says is enough, and does keep everything on the device.
+#[test]
+fn the_memory_that_would_keep_everything_is_enough() {
+    let scratch = larger_model();
+    let roomy = scratch.plan(&["train.batch=16", "memory.budget=8GiB"]);
+    let one = scratch.plan(&["train.batch=16", "memory.budget=8GiB", "memory.micro_tokens=512"]);
+    let (whole, least) = (bytes(&roomy["peak_bytes"]), bytes(&one["peak_bytes"]));
+    assert!(whole > 2 * least, "a whole batch needs far more than one sample");
+    let budget = least - (least >> 4);
+    let tight = scratch.plan(&["train.batch=16", &format!("memory.budget={budget}")]);
+    let notes: Vec<&str> = tight["notes"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    let note = notes.iter().find_map(|note| note.split_once(" MiB more would keep everything on the device"));
+    let more: f64 = note.unwrap_or_else(|| panic!("{notes:?}")).0.parse().unwrap();
+    let enough = budget + ((more + 0.01) * f64::from(1 << 20)) as u64;
+    assert!(enough < whole, "{more} MiB more for {budget} bytes, {whole} for a whole batch");
+    let plan = scratch.plan(&["train.batch=16", &format!("memory.budget={enough}")]);
+    assert_eq!(plan["policy"]["recompute"], json!([]));
+    assert_eq!(plan["spaces"]["disk"], json!(0));
+}
+
+#[test]
+fn two_plans_are_compared() {
+    let scratch = Scratch::new();
+    let compare = |other: &[&str]| {
+        let ended = scratch.run(&[&["plan", "recipe.toml", "--json"], other].concat());
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        serde_json::from_str::<Value>(&ended.stdout).unwrap()
+    };
+    let rank = compare(&["adapter.rank=4", "--against", "adapter.rank=8"]);
+    let differences = &rank["differences"];
+    assert_eq!(
+        differences["trained_parameters"]["this"].as_f64().map(|one| 2.0 * one),
+        differences["trained_parameters"]["other"].as_f64()
+    );
+    assert_eq!(rank["against"]["peak_bytes"], scratch.plan(&["adapter.rank=8"])["peak_bytes"]);
+    let text = scratch.text("recipe.toml");
+    scratch.write("other.toml", text);
+    scratch.train("run", &[]);
+    for other in ["other.toml", "run", "run/plan.json"] {
+        let same = compare(&["--against", other]);
+        assert_eq!(same["differences"], json!({}), "{other}");
+    }
+    let table = scratch.run(&["plan", "recipe.toml", "--against", "memory.recompute=all"]);
+    assert!(
+        table.stdout.contains("this - other") && table.stdout.contains("recompute of 0 of"),
+        "{}",
+        table.stdout
+    );
+    scratch.refused(
+        2,
+        &["plan", "recipe.toml", "--against", "run", "--against", "other.toml"],
+        &["takes one recipe, plan or run"],
+    );
+    scratch.refused(
+        1,
+        &["plan", "recipe.toml", "--against", "absent.json"],
+        &["cannot read the plan `absent.json`"],
+    );
+}

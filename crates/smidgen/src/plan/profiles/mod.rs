@@ -14,7 +14,7 @@ use crate::plan::host;
 use serde_json::{Value, json};
 use smidgen_compile::{DeviceProfile, cards};
 use smidgen_ir::DeviceKind;
-use smidgen_recipe::{DeviceChoice, Memory, ProfileChoice};
+use smidgen_recipe::{Budget, DeviceChoice, Memory, ProfileChoice};
 use smidgen_runtime::cpu::bf16_unit::F32Unit;
 use std::path::PathBuf;
 
@@ -35,6 +35,8 @@ pub enum Origin {
     Named,
     /// A file that the recipe names.
     File(PathBuf),
+    /// Of a built-in card with as much memory, because nothing is known of the GPU: its rates predict no time.
+    Assumed,
 }
 
 impl ChosenProfile {
@@ -42,8 +44,13 @@ impl ChosenProfile {
     pub fn is_named(&self) -> bool {
         match self.origin {
             Origin::Named | Origin::File(_) => true,
-            Origin::Measured | Origin::Nearest => false,
+            Origin::Measured | Origin::Nearest | Origin::Assumed => false,
         }
+    }
+
+    /// Whether times can be predicted by its rates.
+    pub fn has_rates(&self) -> bool {
+        self.origin != Origin::Assumed
     }
 
     /// For people.
@@ -53,6 +60,7 @@ impl ChosenProfile {
             Origin::Measured => "the profile measured on this machine".to_owned(),
             Origin::Nearest | Origin::Named => format!("the built-in profile `{name}`"),
             Origin::File(path) => format!("the profile in `{}`", path.display()),
+            Origin::Assumed => format!("an unknown GPU, choices are made as for `{name}`"),
         }
     }
 
@@ -61,6 +69,7 @@ impl ChosenProfile {
             Origin::Measured => "measured",
             Origin::Nearest | Origin::Named => "built-in",
             Origin::File(_) => "file",
+            Origin::Assumed => "assumed",
         };
         let mut value = saved::render(&self.device);
         value["origin"] = json!(origin);
@@ -138,7 +147,20 @@ pub fn place(memory: &Memory, named: Option<&ChosenProfile>, must_run: bool) -> 
 }
 
 /// The profile of a device without one in the recipe: measured on this machine, or the most similar built-in one.
-/// Without `measured` the result does not depend on this machine's CPU.
+/// Without `measured` the result does not depend on this machine's CPU. Of a GPU that is not found nothing is known: the
+/// plan makes its choices as for the built-in card whose memory is nearest to the budget.
+pub fn of_place_within(place: &Place, threads: usize, measured: bool, budget: Budget) -> ChosenProfile {
+    match (place, budget) {
+        (Place::Cuda { facts: None, .. }, Budget::Bytes(bytes)) => {
+            let distance = |card: &&cards::Card| card.memory_bytes().abs_diff(bytes);
+            let card = cards::CARDS.iter().min_by_key(distance).expect("there are cards");
+            ChosenProfile { device: card.profile(), origin: Origin::Assumed }
+        }
+        _ => of_place(place, threads, measured),
+    }
+}
+
+/// The same where no budget is stated.
 pub fn of_place(place: &Place, threads: usize, measured: bool) -> ChosenProfile {
     let found = measured.then(|| device_name(place, threads).and_then(|name| cached(&name))).flatten();
     if let Some(device) = found {
@@ -150,9 +172,9 @@ pub fn of_place(place: &Place, threads: usize, measured: bool) -> ChosenProfile 
         Place::Cuda { facts: Some(facts), .. } => {
             cards::most_like(&facts.name, facts.capability, facts.total_bytes).profile()
         }
-        // An unknown GPU.
         Place::Cuda { facts: None, .. } | Place::Elsewhere { .. } => {
-            cards::find("h200").expect("a built-in card").profile()
+            let device = cards::find("rtx-4090").expect("a built-in card").profile();
+            return ChosenProfile { device, origin: Origin::Assumed };
         }
     };
     ChosenProfile { device, origin: Origin::Nearest }
@@ -239,6 +261,9 @@ mod tests {
         let chosen = of_place(&Place::Cpu, 3, false);
         assert_eq!((chosen.device, chosen.origin), (DeviceProfile::cpu(3), Origin::Nearest));
         let unknown = Place::Cuda { ordinal: 0, facts: None, context_bytes: None };
-        assert_eq!(of_place(&unknown, 1, false).device.name, "h200");
+        assert!(!of_place(&unknown, 1, false).has_rates());
+        let within = |gib: u64| of_place_within(&unknown, 1, false, Budget::Bytes(gib << 30));
+        assert_eq!((within(8).device.name, within(8).origin), ("rtx-4060".to_owned(), Origin::Assumed));
+        assert_eq!(within(130).device.name, "h200");
     }
 }

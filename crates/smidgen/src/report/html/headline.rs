@@ -231,8 +231,12 @@ fn planned_speed(run: &RunRecord) -> Card {
         "measured" => "the profile measured on this machine".to_string(),
         _ => format!("the profile `{}`", plan.profile.name),
     };
-    let more = format!("{} ms per step, by {by}", short(plan.step_ms));
-    let answer = format!("{} tok/s", short(plan.tokens_per_s));
+    let (answer, more) = match (plan.tokens_per_s, plan.step_ms) {
+        (Some(tokens_per_s), Some(step_ms)) => {
+            (format!("{} tok/s", short(tokens_per_s)), format!("{} ms per step, by {by}", short(step_ms)))
+        }
+        _ => ("unknown".into(), "nothing is known of this GPU: set `memory.profile`".into()),
+    };
     Card { question: "Speed, predicted", answer, more, below: String::new(), tone: Tone::Plain }
 }
 

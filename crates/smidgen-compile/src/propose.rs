@@ -1,0 +1,88 @@
+//! Points that promise most by their sketches, measured.
+//!
+//! At each size of micro-batch, and for each way to treat activations, the sketch names the fastest point that should
+//! fit. The most promising is scheduled. Where it needs more or less than was predicted, the sketch is asked again with a
+//! budget that is corrected by the difference. This ends where no promise is better than what was found.
+
+use crate::attempt::{Attempt, Measured};
+use crate::choices::{Offload, Point};
+use crate::sketch::{Predicted, Sketches};
+
+/// Share of the effort that may be used, but for the fewest measurements; most measurements for one idea.
+const SHARE_OF_EFFORT: f64 = 0.6;
+const FEWEST_MEASURED: usize = 8;
+const MOST_MEASURED: usize = 4;
+/// A promise up to this much slower than the best is measured too, as long as few points were found: from there a search
+/// for mixtures may still be faster.
+const NEARLY_AS_FAST: f64 = 1.02;
+const MOST_FOUND: usize = 5;
+/// A promise that is this much slower than the best one is not kept in mind.
+const HOPELESS: f64 = 1.5;
+
+/// A size and a way to treat activations, with the best that is left to measure.
+struct Idea {
+    size: usize,
+    activations: Offload,
+    predicted: Predicted,
+    measured: usize,
+}
+
+/// Measured points that fit, with their size; the fastest first.
+pub fn propose(attempts: &[Attempt]) -> Vec<(usize, Point, Measured)> {
+    let Some(sketches) = Sketches::of(attempts) else { return vec![] };
+    let choices = attempts[0].freedom.activation_choices();
+    let budget_bytes = attempts[0].question.budget.device_bytes as f64;
+    // How much longer points take than was predicted, by the way to treat activations.
+    let mut ratios = vec![1.0f64; choices.len()];
+    let ratio_of =
+        |activations: Offload| choices.iter().position(|choice| *choice == activations).unwrap_or(0);
+    let mut ideas: Vec<Idea> = Vec::new();
+    let (mut best_ms, mut promised_ms) = (f64::INFINITY, f64::INFINITY);
+    for (size, attempt) in attempts.iter().enumerate() {
+        let sketch = sketches.at(attempt);
+        for activations in &choices {
+            let predicted = sketch.fastest(*activations, budget_bytes, HOPELESS * promised_ms);
+            promised_ms = predicted.map_or(promised_ms, |predicted| promised_ms.min(predicted.ms));
+            ideas.extend(predicted.map(|predicted| Idea {
+                size,
+                activations: *activations,
+                predicted,
+                measured: 0,
+            }));
+        }
+    }
+    let mut found: Vec<(usize, Point, Measured)> = Vec::new();
+    for count in 0.. {
+        let promise = |idea: &Idea| idea.predicted.ms * ratios[ratio_of(idea.activations)];
+        let next =
+            (0..ideas.len()).min_by(|one, other| promise(&ideas[*one]).total_cmp(&promise(&ideas[*other])));
+        let most_ms = best_ms * if found.len() < MOST_FOUND { NEARLY_AS_FAST } else { 1.0 };
+        let Some(next) = next.filter(|next| promise(&ideas[*next]) < most_ms) else { break };
+        let Idea { size, activations, predicted, measured: times } = ideas.swap_remove(next);
+        let attempt = &attempts[size];
+        if attempt.is_spent(SHARE_OF_EFFORT) && count >= FEWEST_MEASURED {
+            break;
+        }
+        let measured = attempt.measure(&predicted.point);
+        ratios[ratio_of(activations)] = measured.ms / predicted.ms;
+        if attempt.is_within(&measured) {
+            best_ms = best_ms.min(measured.ms);
+            found.push((size, predicted.point, measured));
+        }
+        // What was predicted wrong is mostly activations, which grow with the tokens.
+        let tokens = |size: usize| attempts[size].request.extent.tokens as f64;
+        let wrong_bytes = measured.bytes as f64 - predicted.bytes;
+        let corrected = |other: usize| {
+            let budget_bytes = budget_bytes - wrong_bytes * tokens(other) / tokens(size);
+            sketches.at(&attempts[other]).fastest(activations, budget_bytes, HOPELESS * promised_ms)
+        };
+        for idea in ideas.iter_mut().filter(|idea| idea.activations == activations && idea.measured == 0) {
+            idea.predicted = corrected(idea.size).unwrap_or(idea.predicted);
+        }
+        let again =
+            corrected(size).filter(|again| again.point != predicted.point && times + 1 < MOST_MEASURED);
+        ideas.extend(again.map(|predicted| Idea { size, activations, predicted, measured: times + 1 }));
+    }
+    found.sort_by(|one, other| one.2.ms.total_cmp(&other.2.ms));
+    found
+}
