@@ -50,7 +50,7 @@ enum Command {
     Preview(preview::Args),
     /// Plan, check, train and save
     Train(train::Args),
-    /// Summarize a run: a few lines, and an HTML page
+    /// Summarize a run, or compare several: a few lines, and an HTML page
     Report(report::Args),
     /// Serve a live dashboard on localhost
     Dash(dash::Args),
