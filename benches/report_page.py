@@ -6,7 +6,7 @@
 Trains a fixture for six steps, replaces its metrics by those of a run of 10,000 steps, and opens the page that
 `smidgen report` makes of them; `--page FILE` opens an existing page instead, `--run DIR` makes one of a run. Checks
 that the peak of `plan.json` is in the label of the chart, that nothing is wider than the window, that no two labels of
-a chart overlap, that nothing is requested from the network and the console shows no error. Uses only the standard library;
+a chart overlap, on a logarithmic axis too, that the switches redraw the loss, that nothing is requested from the network and the console shows no error. Uses only the standard library;
 Chromium is controlled over a pipe.
 """
 
@@ -130,6 +130,9 @@ OVERLAPS = """(() => {
   return found;
 })()"""
 
+# The lines of the loss.
+PATHS = "[...document.querySelectorAll('#chart-loss path.line')].map((it) => it.getAttribute('d'))"
+
 # Elements wider than the window that are not inside a scrolling element.
 TOO_WIDE = """(() => {
   const found = [];
@@ -159,6 +162,15 @@ def look(browser, page, width, scheme, peak, shots, hover):
         problems.append(f"the label of the peak is {label!r}, not `peak {peak}`")
     problems += [f"overlap: {it}" for it in browser.evaluate(OVERLAPS)]
     problems += [f"too wide: {it}" for it in browser.evaluate(TOO_WIDE)]
+    before = browser.evaluate(PATHS)
+    browser.evaluate("document.querySelector('.controls .log').click()")
+    browser.evaluate("(() => { const it = document.querySelector('.controls .span'); it.value = it.max;"
+                     " it.dispatchEvent(new Event('input')); })()")
+    after = browser.evaluate(PATHS)
+    if any(one == other or "NaN" in other for one, other in zip(before, after)):
+        problems.append("the switches do not redraw the loss")
+    problems += [f"overlap on a log axis: {it}" for it in browser.evaluate(OVERLAPS)]
+    browser.evaluate("document.querySelector('.controls .log').click()")
     if hover:
         browser.evaluate("document.querySelector('#timeline .plot').scrollIntoView({block: 'center'})")
         box = browser.evaluate("(() => { const b = document.querySelector('#timeline .plot').getBoundingClientRect();"

@@ -93,6 +93,10 @@ impl Device for AnyDevice {
         forward!(self, device => device.memory())
     }
 
+    fn busy_percent(&mut self) -> Option<u32> {
+        forward!(self, device => device.busy_percent())
+    }
+
     fn fill<E>(&mut self, to: Destination, fill: Fill<'_, E>) -> Result<(), FillError<E>> {
         forward!(self, device => device.fill(to, fill))
     }

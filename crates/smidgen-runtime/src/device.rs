@@ -347,6 +347,11 @@ pub trait Device {
         None
     }
 
+    /// Percent of the last second in which the device computed, for any process; `None` if the system does not say.
+    fn busy_percent(&mut self) -> Option<u32> {
+        None
+    }
+
     /// Fills a value from a source, piece by piece, without a copy where the device computes in host memory.
     fn fill<E>(&mut self, to: Destination, fill: Fill<'_, E>) -> Result<(), FillError<E>>
     where

@@ -83,6 +83,11 @@ impl Gpu {
         nvml::held_bytes(self.device)
     }
 
+    /// NVML for this GPU, kept open.
+    pub fn watch(&self) -> Option<nvml::Session> {
+        nvml::Session::open(self.device)
+    }
+
     /// Free and total bytes of the GPU.
     pub fn memory(&self) -> Result<(u64, u64), DeviceError> {
         let (free, total) = named(result::mem_get_info(), "cuMemGetInfo")?;

@@ -8,6 +8,7 @@
 pub mod act;
 pub mod attention;
 pub mod attention_hopper;
+mod busy;
 pub mod cached_attention;
 pub mod columns;
 pub mod decode;
@@ -43,6 +44,7 @@ use crate::device::{
     Address, BoundStep, Destination, Device, DeviceError, DeviceMemory, Fill, FillError, Reservation,
 };
 pub use attention_hopper::FILES as HOPPER_KERNEL_FILES;
+use busy::Busy;
 use cudarc::driver::{result, sys};
 pub use disk::SLOT_BYTES as DISK_SLOT_BYTES;
 use driver::{Gpu, NAME};
@@ -55,7 +57,9 @@ pub use run::{check as check_step, files as kernel_files};
 use smidgen_ir::{DType, DeviceKind, Extent, Precision, Space};
 use stage::Stage;
 use staging::Staging;
+use std::cell::OnceCell;
 use std::path::PathBuf;
+use std::time::Instant;
 use transfers::Transfers;
 
 /// How to open a CUDA device.
@@ -86,6 +90,9 @@ pub struct Cuda {
     /// Free memory before the context was opened.
     free_before: Option<u64>,
     own_memory: OwnMemory,
+    busy: Busy,
+    /// Opened by the first question; the inner `None` says that NVML is missing.
+    nvml: OnceCell<Option<nvml::Session>>,
     peak_bytes: u64,
     /// A failure inside a call that returns no `Result`.
     failed: Option<DeviceError>,
@@ -115,6 +122,8 @@ impl Cuda {
             context_bytes,
             free_before: before,
             own_memory: OwnMemory::default(),
+            busy: Busy::default(),
+            nvml: OnceCell::new(),
             peak_bytes: 0,
             graphs: Graphs::default(),
             staging,
@@ -349,6 +358,11 @@ impl Device for Cuda {
         self.peak_bytes = self.peak_bytes.max(bytes);
         let pinned_bytes = self.pinned_bytes() as u64;
         Some(DeviceMemory { bytes, peak_bytes: self.peak_bytes, free_bytes, pinned_bytes })
+    }
+
+    fn busy_percent(&mut self) -> Option<u32> {
+        let session = self.nvml.get_or_init(|| self.gpu.watch());
+        self.busy.at(Instant::now(), || session.as_ref()?.busy_percent())
     }
 
     fn fill<E>(&mut self, to: Destination, fill: Fill<'_, E>) -> Result<(), FillError<E>> {

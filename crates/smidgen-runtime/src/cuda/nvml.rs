@@ -1,4 +1,4 @@
-//! NVML, the management library of NVIDIA: free memory of a GPU and the processes that use it, without a context.
+//! NVML, the management library of NVIDIA: free memory and load of a GPU and the processes that use it, without a context.
 //!
 //! The library is opened at run time and may be missing; every answer is an `Option`.
 
@@ -37,6 +37,39 @@ pub fn holders(ordinal: usize) -> Option<Vec<Holder>> {
     Nvml::open()?.holders(&bus)
 }
 
+/// NVML kept initialized for one GPU: initializing takes milliseconds, a reading microseconds.
+#[derive(Debug)]
+pub struct Session {
+    nvml: Nvml,
+    bus: [c_char; 32],
+}
+
+impl Session {
+    pub fn open(device: sys::CUdevice) -> Option<Session> {
+        let (nvml, bus) = (Nvml::open()?, bus_of(device)?);
+        // SAFETY: no call of NVML needs anything before this one.
+        (unsafe { (nvml.init)() } == 0).then_some(Session { nvml, bus })
+    }
+
+    /// Percent of the last sample period (up to a second) in which a kernel of any process ran.
+    pub fn busy_percent(&self) -> Option<u32> {
+        let (mut device, mut busy) = (std::ptr::null_mut(), Utilization::default());
+        let read = self.nvml.utilization?;
+        // SAFETY: NVML is initialized as long as this value lives, and both pointers are valid for their calls.
+        let found = unsafe {
+            (self.nvml.by_bus)(self.bus.as_ptr(), &mut device) == 0 && read(device, &mut busy) == 0
+        };
+        found.then_some(busy.gpu)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // SAFETY: it was initialized once by `open`.
+        unsafe { (self.nvml.shutdown)() };
+    }
+}
+
 fn bus_of(device: sys::CUdevice) -> Option<[c_char; 32]> {
     let mut bus = [0 as c_char; 32];
     // SAFETY: the buffer has the length that is given.
@@ -45,6 +78,7 @@ fn bus_of(device: sys::CUdevice) -> Option<[c_char; 32]> {
 }
 
 /// The functions of NVML that are used here.
+#[derive(Debug)]
 struct Nvml {
     init: unsafe extern "C" fn() -> c_int,
     shutdown: unsafe extern "C" fn() -> c_int,
@@ -53,6 +87,15 @@ struct Nvml {
     by_bus: unsafe extern "C" fn(*const c_char, *mut *mut c_void) -> c_int,
     memory: unsafe extern "C" fn(*mut c_void, *mut Memory) -> c_int,
     processes: Option<unsafe extern "C" fn(*mut c_void, *mut c_uint, *mut ProcessInfo) -> c_int>,
+    utilization: Option<unsafe extern "C" fn(*mut c_void, *mut Utilization) -> c_int>,
+}
+
+/// `nvmlUtilization_t`.
+#[repr(C)]
+#[derive(Default)]
+struct Utilization {
+    gpu: c_uint,
+    memory: c_uint,
 }
 
 /// `nvmlProcessInfo_t` of `nvmlDeviceGetComputeRunningProcesses_v3`.
@@ -112,6 +155,12 @@ impl Nvml {
                     std::mem::transmute::<
                         *mut c_void,
                         unsafe extern "C" fn(*mut c_void, *mut c_uint, *mut ProcessInfo) -> c_int,
+                    >(symbol)
+                }),
+                utilization: find(c"nvmlDeviceGetUtilizationRates").map(|symbol| {
+                    std::mem::transmute::<
+                        *mut c_void,
+                        unsafe extern "C" fn(*mut c_void, *mut Utilization) -> c_int,
                     >(symbol)
                 }),
             })

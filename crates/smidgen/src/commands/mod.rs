@@ -53,7 +53,7 @@ enum Command {
     Train(train::Args),
     /// Continue a run from its last checkpoint
     Resume(resume::Args),
-    /// Summarize a run: a few lines, and an HTML page
+    /// Summarize a run, or compare several: a few lines, and an HTML page
     Report(report::Args),
     /// Serve a live dashboard on localhost
     Dash(dash::Args),

@@ -1,11 +1,12 @@
-//! `smidgen report`: a run in a few lines, and as an HTML page.
+//! `smidgen report`: a run in a few lines and as an HTML page, or several runs side by side.
 //!
-//! The page goes into the run folder, or to `--out`; `--json` without `--out` writes no file. A run that has not
-//! ended is reported up to its last step.
+//! The page of a run goes into its folder, that of several runs into the working directory, or either to `--out`;
+//! `--json` without `--out` writes no file. A run that has not ended is reported up to its last step.
 
 use crate::console::stdout::{print, print_text};
 use crate::failure::Failure;
-use crate::report::page_file::{FILE_NAME, write_page};
+use crate::report::compare::read_runs;
+use crate::report::page_file::{COMPARISON_NAME, FILE_NAME, write_comparison, write_page};
 use crate::report::plan_json::render_text;
 use crate::report::run_folder::{RunRecord, read_run};
 use crate::report::run_summary::{RunSummary, summarize};
@@ -14,24 +15,34 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The folder of a run
-    run: PathBuf,
+    /// The folder of a run; with several runs the report compares them
+    #[arg(required = true, value_name = "RUN")]
+    runs: Vec<PathBuf>,
     /// Print the report as JSON; the page is then written only with `--out`
     #[arg(long)]
     json: bool,
-    /// File for the page [default: `report.html` in the run folder]
+    /// File for the page [default: `report.html` in the run folder; for several runs `compare.html` in the working
+    /// directory]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
 
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let record = read_run(&args.run)?;
+    match &args.runs[..] {
+        [run] => report_one(run, args),
+        runs => report_several(runs, args),
+    }
+}
+
+/// The file for the page, if there is to be one.
+fn page_path(args: &Args, default: impl FnOnce() -> PathBuf) -> Option<PathBuf> {
+    args.out.clone().or_else(|| (!args.json).then(default))
+}
+
+fn report_one(folder: &Path, args: &Args) -> Result<(), Failure> {
+    let record = read_run(folder)?;
     let summary = summarize(&record);
-    let page = match (&args.out, args.json) {
-        (Some(path), _) => Some(path.clone()),
-        (None, true) => None,
-        (None, false) => Some(args.run.join(FILE_NAME)),
-    };
+    let page = page_path(args, || folder.join(FILE_NAME));
     if let Some(path) = &page {
         write_page(path, &record)?;
     }
@@ -41,6 +52,21 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let mut lines = summary.render_lines();
     lines.extend(page.map(|path| format!("page: `{}`", path.display())));
     print_text(&format!("{}\n", lines.join("\n")))
+}
+
+fn report_several(folders: &[PathBuf], args: &Args) -> Result<(), Failure> {
+    let compared = read_runs(folders)?;
+    let page = page_path(args, || COMPARISON_NAME.into());
+    if let Some(path) = &page {
+        write_comparison(path, &compared)?;
+    }
+    if args.json {
+        let mut value = compared.render_json();
+        value["page"] = json!(page);
+        return print(&render_text(&value));
+    }
+    let named = page.map_or(String::new(), |path| format!("page: `{}`\n", path.display()));
+    print_text(&format!("{}{named}", compared.render_text()))
 }
 
 fn print_json(record: &RunRecord, summary: &RunSummary, page: Option<&Path>) -> Result<(), Failure> {

@@ -6,8 +6,10 @@ use crate::console::colour::{self, ERROR, HINT};
 use crate::console::wrap::{columns, fold};
 use crate::failure::Failure;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use smidgen_ir::bytes::format_bytes;
+use std::cell::Cell;
 use std::io::{IsTerminal, Write};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Prints a line to stderr. A reader that closed the pipe (`2>&1 | head`) does not end a run: only the line is lost.
 pub fn say(line: &str) {
@@ -26,35 +28,68 @@ pub fn for_stderr(line: &str) -> String {
     colour::for_stream(&fold(&colour::shown(line), columns()), &std::io::stderr())
 }
 
+/// A finished step, as a line shows it.
+#[derive(Clone, Copy, Debug)]
+pub struct StepNews {
+    pub step: u64,
+    pub loss: f64,
+    pub lr: f64,
+    pub tokens_per_s: f64,
+    /// `None` where memory is not measured.
+    pub device_bytes: Option<u64>,
+    /// Host memory of offloaded tensors.
+    pub pinned_bytes: u64,
+}
+
 #[derive(Debug)]
 pub struct Progress {
     bar: Option<ProgressBar>,
     quiet: bool,
     log_every: u64,
     total: u64,
+    /// Steps that were done before, by an earlier process.
+    done: u64,
+    begun: Instant,
+    planned_bytes: Cell<u64>,
 }
 
 impl Progress {
     pub fn new(total: u64, done: u64, log_every: u64, quiet: bool) -> Progress {
         let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
             let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
-            let style = ProgressStyle::with_template("{bar:20} {pos}/{len} {msg} {eta}");
+            let style = ProgressStyle::with_template("{bar:10} {pos}/{len} {wide_msg}");
             bar.set_style(style.expect("the template is valid"));
             bar.set_position(done);
             bar
         });
-        Progress { bar, quiet, log_every, total }
+        let planned_bytes = Cell::new(0);
+        Progress { bar, quiet, log_every, total, done, begun: Instant::now(), planned_bytes }
     }
 
-    pub fn step(&self, step: u64, loss: f64, lr: f64, tokens_per_s: f64) {
-        let message = format!("loss {loss:.4} lr {lr:.3e} {tokens_per_s:.0} tok/s");
-        if let Some(bar) = &self.bar {
-            bar.set_position(step);
-            bar.set_message(message);
-        } else if self.log_every > 0
-            && (step.is_multiple_of(self.log_every) || step == 1 || step == self.total)
-        {
-            self.say(&format!("step {step}/{}  {message}", self.total));
+    /// The planned peak, which measured memory is shown against.
+    pub fn plan_memory(&self, peak_bytes: u64) {
+        self.planned_bytes.set(peak_bytes);
+    }
+
+    pub fn step(&self, news: &StepNews) {
+        let step = news.step;
+        let is_logged =
+            self.log_every > 0 && (step.is_multiple_of(self.log_every) || step == 1 || step == self.total);
+        if self.bar.is_none() && !is_logged {
+            return;
+        }
+        let elapsed_s = self.begun.elapsed().as_secs_f64();
+        let left_s = seconds_left(step.saturating_sub(self.done), self.total.saturating_sub(step), elapsed_s);
+        let place = format!("step {step}/{}  ", self.total);
+        // The bar and a space instead of the word.
+        let head = place.len() + if self.bar.is_some() { 5 } else { 0 };
+        let message = render_news(news, self.planned_bytes.get(), left_s, columns().saturating_sub(head));
+        match &self.bar {
+            Some(bar) => {
+                bar.set_position(step);
+                bar.set_message(message);
+            }
+            None => self.say(&format!("{place}{message}")),
         }
     }
 
@@ -70,6 +105,56 @@ impl Progress {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
+    }
+}
+
+/// The time that the remaining steps will take, if they take as long as those of this process on average; evaluations
+/// and checkpoints are counted with the steps between them.
+fn seconds_left(steps: u64, left: u64, elapsed_s: f64) -> Option<f64> {
+    (steps > 0 && left > 0).then(|| elapsed_s / steps as f64 * left as f64)
+}
+
+/// What a step's line says; where that is wider than `width`, the least important fields are left out.
+fn render_news(news: &StepNews, planned_bytes: u64, left_s: Option<f64>, width: usize) -> String {
+    let StepNews { loss, lr, tokens_per_s, device_bytes, pinned_bytes, .. } = *news;
+    let memory = device_bytes.map(|bytes| match planned_bytes {
+        0 => format!("mem {}", format_bytes(bytes)),
+        planned => format!("mem {}", format_of(bytes, planned)),
+    });
+    let host = (pinned_bytes > 0).then(|| format!("host {}", format_bytes(pinned_bytes)));
+    // In the order of a line, each with its importance.
+    let fields = [
+        (5, Some(format!("loss {loss:.4}"))),
+        (0, Some(format!("lr {lr:.2e}"))),
+        (2, Some(format!("{tokens_per_s:.0} tok/s"))),
+        (4, memory),
+        (1, host),
+        (3, left_s.map(|seconds| format!("eta {}", short_time(seconds)))),
+    ];
+    let shown = |least: u8| {
+        let fields = fields.iter().filter(|(importance, _)| *importance >= least);
+        fields.filter_map(|(_, field)| field.as_deref()).collect::<Vec<_>>().join(" ")
+    };
+    (0..=5).map(shown).find(|line| line.len() <= width).unwrap_or_default()
+}
+
+/// Bytes in use of those planned, in one unit: `22.15/22.42 GiB`.
+fn format_of(used: u64, planned: u64) -> String {
+    let planned_text = format_bytes(planned);
+    let unit = planned_text.rsplit(' ').next().unwrap_or_default();
+    let shift = ["B", "KiB", "MiB", "GiB", "TiB"].iter().position(|name| *name == unit).unwrap_or(0);
+    let used = used as f64 / (1u64 << (10 * shift)) as f64;
+    format!("{used:.2}/{planned_text}")
+}
+
+/// The two largest units of a time that are not zero, without a space: `2m05s`.
+fn short_time(seconds: f64) -> String {
+    let whole = seconds.max(0.0).round() as u64;
+    match (whole / 86_400, whole / 3600 % 24, whole / 60 % 60, whole % 60) {
+        (0, 0, 0, seconds) => format!("{seconds}s"),
+        (0, 0, minutes, seconds) => format!("{minutes}m{seconds:02}s"),
+        (0, hours, minutes, _) => format!("{hours}h{minutes:02}m"),
+        (days, hours, ..) => format!("{days}d{hours:02}h"),
     }
 }
 
@@ -103,5 +188,53 @@ impl Drop for RowProgress {
         if let Some(bar) = &self.0 {
             bar.finish_and_clear();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn news() -> StepNews {
+        StepNews {
+            step: 1000,
+            loss: 1.23456,
+            lr: 1e-4,
+            tokens_per_s: 12345.4,
+            device_bytes: Some(23_783_379_763),
+            pinned_bytes: 0,
+        }
+    }
+
+    #[test]
+    fn a_step_tells_loss_speed_memory_and_time_left() {
+        let planned = 24_073_291_694;
+        let line = render_news(&news(), planned, Some(725.0), 66);
+        assert_eq!(line, "loss 1.2346 lr 1.00e-4 12345 tok/s mem 22.15/22.42 GiB eta 12m05s");
+        let offloaded = StepNews { pinned_bytes: 17 << 30, ..news() };
+        let line = render_news(&offloaded, planned, Some(725.0), 200);
+        assert!(line.contains(" mem 22.15/22.42 GiB host 17.00 GiB eta "), "{line}");
+        let unmeasured = StepNews { device_bytes: None, ..news() };
+        assert_eq!(render_news(&unmeasured, planned, None, 64), "loss 1.2346 lr 1.00e-4 12345 tok/s");
+        assert!(render_news(&news(), 0, None, 64).ends_with(" mem 22.15 GiB"));
+    }
+
+    #[test]
+    fn a_narrow_terminal_loses_the_least_important_first() {
+        let narrow = |width| render_news(&news(), 24_073_291_694, Some(725.0), width);
+        assert_eq!(narrow(60), "loss 1.2346 12345 tok/s mem 22.15/22.42 GiB eta 12m05s");
+        assert_eq!(narrow(45), "loss 1.2346 mem 22.15/22.42 GiB eta 12m05s");
+        assert_eq!(
+            (narrow(32), narrow(12), narrow(3)),
+            ("loss 1.2346 mem 22.15/22.42 GiB".into(), "loss 1.2346".into(), String::new())
+        );
+    }
+
+    #[test]
+    fn time_left_is_that_of_the_steps_so_far() {
+        assert_eq!(seconds_left(10, 30, 20.0), Some(60.0));
+        assert_eq!((seconds_left(0, 30, 20.0), seconds_left(40, 0, 20.0)), (None, None));
+        let times = [0.4, 59.6, 3599.0, 7260.0, 200_000.0].map(short_time);
+        assert_eq!(times, ["0s", "1m00s", "59m59s", "2h01m", "2d07h"]);
     }
 }

@@ -1,8 +1,9 @@
-//! `report.html`: the page of a run or of a plan as a file, and the page of a run that has ended.
+//! Pages as files: that of a run or a plan, that of a run that has ended, and that of several runs.
 //!
 //! Left out: what is on the page (`html/`), and what is said about it.
 
-use super::html::render_page;
+use super::compare::Comparison;
+use super::html::{render_comparison, render_page};
 use super::run_folder::{RunRecord, read_run};
 use super::run_summary::{RunSummary, summarize};
 use crate::failure::Failure;
@@ -11,8 +12,18 @@ use std::path::Path;
 
 pub const FILE_NAME: &str = "report.html";
 
+/// The page of several runs, in the working directory.
+pub const COMPARISON_NAME: &str = "compare.html";
+
 pub fn write_page(path: &Path, record: &RunRecord) -> Result<(), Failure> {
-    let page = render_page(record);
+    write_text(path, &render_page(record))
+}
+
+pub fn write_comparison(path: &Path, compared: &Comparison) -> Result<(), Failure> {
+    write_text(path, &render_comparison(compared))
+}
+
+fn write_text(path: &Path, page: &str) -> Result<(), Failure> {
     write_whole(path, |out| out.write_all(page.as_bytes())).map_err(Failure::disk)
 }
 

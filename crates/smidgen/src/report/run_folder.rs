@@ -55,6 +55,8 @@ pub struct StepRow {
     pub device_peak_bytes: Option<u64>,
     pub pinned_bytes: u64,
     pub host_rss_bytes: Option<u64>,
+    /// Percent of time in which the GPU computed.
+    pub gpu_util: Option<u32>,
     /// Time spent measuring memory.
     pub monitor_ms: f64,
 }
@@ -63,6 +65,7 @@ pub struct StepRow {
 pub struct EvaluationRow {
     pub step: u64,
     pub eval_loss: f64,
+    pub eval_ms: f64,
 }
 
 /// Bytes per memory space; `null` if it could not be measured.
@@ -190,6 +193,7 @@ struct AnyRow {
     #[serde(default)]
     pinned_bytes: u64,
     host_rss_bytes: Option<u64>,
+    gpu_util: Option<u32>,
     #[serde(default)]
     monitor_ms: f64,
     eval_loss: Option<f64>,
@@ -237,11 +241,13 @@ fn read_metrics(path: &Path) -> Result<Metrics, Failure> {
                 device_peak_bytes: row.device_peak_bytes,
                 pinned_bytes: row.pinned_bytes,
                 host_rss_bytes: row.host_rss_bytes,
+                gpu_util: row.gpu_util,
                 monitor_ms: row.monitor_ms,
             }),
-            (None, Some(_)) => metrics
-                .evaluations
-                .push(EvaluationRow { step: row.step, eval_loss: row.eval_loss.unwrap_or(f64::NAN) }),
+            (None, Some(eval_ms)) => {
+                let eval_loss = row.eval_loss.unwrap_or(f64::NAN);
+                metrics.evaluations.push(EvaluationRow { step: row.step, eval_loss, eval_ms });
+            }
             (None, None) => return Err(no_row(Failure::disk("it has neither `step_ms` nor `eval_ms`"))),
         }
     }

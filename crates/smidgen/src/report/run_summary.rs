@@ -18,6 +18,8 @@ pub struct RunSummary {
     pub standing: String,
     pub steps: u64,
     pub total_steps: u64,
+    /// Predicted time until the end of a run that goes on.
+    pub left_s: Option<f64>,
     pub memory: MemorySummary,
     pub speed: SpeedSummary,
     pub loss: LossSummary,
@@ -56,6 +58,8 @@ pub struct SpeedSummary {
     pub seconds: f64,
     /// The share of it spent measuring memory.
     pub monitor_part: f64,
+    /// Mean percent of time in which the GPU computed.
+    pub gpu_util: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -110,6 +114,7 @@ pub fn summarize(run: &RunRecord) -> RunSummary {
         standing: standing(run),
         steps: run.steps_done(),
         total_steps: run.total_steps(),
+        left_s: left_s(run),
         memory: memory(run),
         speed: speed(run),
         loss: loss(run),
@@ -134,6 +139,19 @@ fn standing(run: &RunRecord) -> String {
         State::Ended(PartEnd::PlanChanged) => format!("replanned after step {done} of {total}"),
         State::Ended(PartEnd::Failed) => format!("failed after step {done} of {total}"),
     }
+}
+
+/// The remaining steps, as long as the recent ones, and evaluations as often as until now; saving is not counted.
+fn left_s(run: &RunRecord) -> Option<f64> {
+    const RECENT: usize = 100;
+    let left = (run.total_steps() - run.steps_done()) as f64;
+    let recent = &run.rows[run.rows.len().saturating_sub(RECENT)..];
+    if run.state() != State::Running || recent.is_empty() {
+        return None;
+    }
+    let step_ms = recent.iter().map(|row| row.step_ms).sum::<f64>() / recent.len() as f64;
+    let eval_ms = run.evaluations.iter().map(|row| row.eval_ms).sum::<f64>() / run.rows.len() as f64;
+    Some(left * (step_ms + eval_ms) / 1e3)
 }
 
 fn memory(run: &RunRecord) -> MemorySummary {
@@ -168,6 +186,7 @@ fn growth_bytes(part: &[StepRow]) -> Option<u64> {
 fn speed(run: &RunRecord) -> SpeedSummary {
     let milliseconds = run.rows.iter().map(|row| row.step_ms).sum::<f64>();
     let monitor_ms = run.rows.iter().map(|row| row.monitor_ms).sum::<f64>();
+    let busy = || run.rows.iter().filter_map(|row| row.gpu_util);
     SpeedSummary {
         tokens_per_s: median(run.rows.iter().map(|row| row.tokens_per_s)),
         step_ms: median(run.rows.iter().map(|row| row.step_ms)),
@@ -176,6 +195,7 @@ fn speed(run: &RunRecord) -> SpeedSummary {
         tokens: run.rows.iter().map(|row| row.tokens).sum(),
         seconds: milliseconds / 1e3,
         monitor_part: if milliseconds > 0.0 { monitor_ms / milliseconds } else { 0.0 },
+        gpu_util: (busy().count() > 0).then(|| busy().sum::<u32>() as f64 / busy().count() as f64),
     }
 }
 
@@ -235,13 +255,24 @@ fn stability(run: &RunRecord) -> StabilitySummary {
 
 impl RunSummary {
     pub fn render_json(&self) -> Value {
-        let RunSummary { title, standing, steps, total_steps, memory, speed, loss, stability, accepted } =
-            self;
+        let RunSummary {
+            title,
+            standing,
+            steps,
+            total_steps,
+            left_s,
+            memory,
+            speed,
+            loss,
+            stability,
+            accepted,
+        } = self;
         json!({
             "title": title,
             "state": standing,
             "steps": steps,
             "total_steps": total_steps,
+            "eta_s": left_s,
             "memory": {
                 "peak_bytes": memory.peak_bytes,
                 "planned_bytes": memory.planned_bytes,
@@ -263,6 +294,7 @@ impl RunSummary {
                 "tokens": speed.tokens,
                 "seconds": speed.seconds,
                 "monitor_of_time": speed.monitor_part,
+                "gpu_util": speed.gpu_util,
             },
             "loss": {
                 "first": loss.first,
@@ -387,6 +419,7 @@ mod tests {
             device_peak_bytes: Some(*bytes + 1),
             pinned_bytes: 0,
             host_rss_bytes: None,
+            gpu_util: None,
             monitor_ms: 0.001,
         };
         let part = |first_step: &u64| Part {
@@ -454,14 +487,30 @@ mod tests {
         (record.rows[0].loss, record.rows[4].loss) = (3.0, 0.5);
         (record.plan.step_ms, record.plan.tokens_per_s) = (Some(4.0), Some(2500.0));
         let evaluated = [(1, 2.0), (2, 1.25), (3, f64::NAN), (4, 1.5)];
-        record.evaluations =
-            evaluated.into_iter().map(|(step, eval_loss)| EvaluationRow { step, eval_loss }).collect();
+        record.evaluations = evaluated
+            .into_iter()
+            .map(|(step, eval_loss)| EvaluationRow { step, eval_loss, eval_ms: 5.0 })
+            .collect();
         let RunSummary { speed, loss, .. } = summarize(&record);
         assert_eq!((speed.step_ms, speed.planned_step_ms), (Some(3.0), 4.0));
         assert_eq!((speed.tokens_per_s, speed.planned_tokens_per_s), (Some(1e4 / 3.0), 2500.0));
         assert_eq!((speed.tokens, speed.seconds), (50, 0.1165));
         assert_eq!((loss.first, loss.last), (Some(3.0), Some(0.5)));
         assert_eq!((loss.best_eval, loss.last_eval), (Some((2, 1.25)), Some(1.5)));
+    }
+
+    #[test]
+    fn time_left_and_load_of_a_run_that_goes_on() {
+        let mut record = run("cuda", &[0], &[1; 20]);
+        record.evaluations = vec![EvaluationRow { step: 10, eval_loss: 1.0, eval_ms: 40.0 }];
+        assert_eq!((summarize(&record).left_s, summarize(&record).speed.gpu_util), (None, None));
+        record.is_running = true;
+        (record.rows[18].gpu_util, record.rows[19].gpu_util) = (Some(90), Some(95));
+        // 20 steps of 2 ms are left, and 40 ms of evaluation in 20 steps.
+        assert_eq!(summarize(&record).left_s, Some(0.08));
+        assert_eq!(summarize(&record).speed.gpu_util, Some(92.5));
+        let json = summarize(&record).render_json();
+        assert_eq!((&json["eta_s"], &json["speed"]["gpu_util"]), (&json!(0.08), &json!(92.5)));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Reduces a series over steps to what can be drawn: extremes are kept, and a smooth line shows the trend.
+//! Reduces a series over steps to what can be drawn: extremes are kept, and an average shows the trend.
 //!
 //! A run of ten thousand steps has more points than a screen has columns. Each interval keeps its lowest and its highest
 //! value, in their order, so that no spike is lost; a value that is not finite leaves a gap.
@@ -31,21 +31,49 @@ pub fn keep_extremes(points: &[Point], stretches: usize) -> Vec<Point> {
     kept
 }
 
-/// The moving average over a fiftieth of the run.
-pub fn smooth(points: &[Point]) -> Vec<Point> {
-    let reach = (points.len() / 100).clamp(2, 250);
-    // Prefix sums and counts, so that a window costs as much as a point.
-    let mut before = vec![(0.0, 0usize)];
-    for (_, value) in points {
-        let (sum, count) = before[before.len() - 1];
-        before.push(if value.is_finite() { (sum + value, count + 1) } else { (sum, count) });
+/// At most twice as many points as there are `stretches`, each the mean of an interval: what a browser smooths.
+pub fn keep_means(points: &[Point], stretches: usize) -> Vec<Point> {
+    let count = 2 * stretches + 2;
+    if points.len() <= count {
+        return points.to_vec();
     }
-    let mean = |index: usize| {
-        let (low, high) =
-            (before[index.saturating_sub(reach)], before[(index + reach + 1).min(points.len())]);
-        (high.0 - low.0) / (high.1 - low.1) as f64
+    let mean_of = |part: &[Point]| {
+        let finite = part.iter().filter(|point| point.1.is_finite());
+        let (steps, sum, length) = finite.fold((0.0, 0.0, 0.0), |(steps, sum, length), point| {
+            (steps + point.0, sum + point.1, length + 1.0)
+        });
+        if length > 0.0 { (steps / length, sum / length) } else { (part[0].0, f64::NAN) }
     };
-    points.iter().enumerate().map(|(index, point)| (point.0, mean(index))).collect()
+    let at = |part: usize| part * points.len() / count;
+    (0..count).map(|stretch| mean_of(&points[at(stretch)..at(stretch + 1)])).collect()
+}
+
+/// Spans that a reader can choose between, in steps.
+const SPANS: [u64; 12] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000];
+
+/// The spans that make sense for this many steps.
+pub fn spans(steps: u64) -> impl Iterator<Item = u64> {
+    SPANS.into_iter().filter(move |span| *span == 1 || 2 * span <= steps)
+}
+
+/// The span with which a series is drawn first: a twenty-fifth of the run.
+pub fn usual_span(steps: u64) -> u64 {
+    SPANS.into_iter().filter(|span| 25 * span <= steps.max(125)).max().unwrap_or(1)
+}
+
+/// The exponential moving average over `span` steps (weight 2 / (span + 1) per step), corrected for its start.
+pub fn smooth(points: &[Point], span: u64) -> Vec<Point> {
+    let decay = (span as f64 - 1.0) / (span as f64 + 1.0);
+    let (mut sum, mut weight, mut last) = (0.0, 0.0, None);
+    let mut next = |(step, value): Point| {
+        if !value.is_finite() {
+            return (step, f64::NAN);
+        }
+        let kept = decay.powf(last.map_or(1.0, |last| step - last));
+        (sum, weight, last) = (kept * sum + (1.0 - kept) * value, kept * weight + (1.0 - kept), Some(step));
+        (step, sum / weight)
+    };
+    points.iter().map(|point| next(*point)).collect()
 }
 
 /// The median of the finite values.
@@ -81,8 +109,11 @@ mod tests {
         assert!(
             kept.iter().filter(|point| point.1.is_nan()).all(|point| (1000.0..2000.0).contains(&point.0))
         );
-        let line = smooth(&points);
-        assert!(line[999].1 == 1.0 && line[1500].1.is_nan() && line[2000].1 == 1.0);
+        let line = smooth(&points, 5);
+        assert!(line[1500].1.is_nan());
+        assert!([999, 2000].iter().all(|step| (line[*step].1 - 1.0).abs() < 1e-12));
+        let means = keep_means(&points, 100);
+        assert!(means.len() == 202 && means[0].1 == 1.0 && means[60].1.is_nan(), "{:?}", means[60]);
         assert_eq!(median(points.iter().map(|point| point.1)), Some(1.0));
         assert_eq!(median([f64::NAN].into_iter()), None);
     }
@@ -91,8 +122,29 @@ mod tests {
     fn a_smooth_line_follows() {
         let points: Vec<Point> =
             (0..1000).map(|step| (step as f64, if step < 500 { 2.0 } else { 1.0 })).collect();
-        let line = smooth(&points);
-        assert_eq!((line[0].1, line[489].1, line[510].1, line[999].1), (2.0, 2.0, 1.0, 1.0));
+        let line = smooth(&points, 9);
+        let near = |value: f64, wanted: f64| (value - wanted).abs() < 1e-9;
+        assert!(near(line[0].1, 2.0) && near(line[499].1, 2.0) && near(line[999].1, 1.0));
+        // A weight of a fifth for the new value.
+        assert!(near(line[500].1, 1.8) && near(line[501].1, 1.64), "{:?}", &line[500..502]);
         assert!(line.is_sorted_by(|one, next| one.1 >= next.1 - 1e-12));
+        assert_eq!(smooth(&points, 1), points);
+    }
+
+    /// The average of interval means, which is what a browser has of a long run, is that of all points.
+    #[test]
+    fn intervals_smooth_as_all_points_do() {
+        let points: Vec<Point> = (0..10_000).map(|step| (step as f64, (step as f64 / 900.0).cos())).collect();
+        let (all, means) = (smooth(&points, 200), smooth(&keep_means(&points, 300), 200));
+        for (step, value) in &means[20..] {
+            assert!((all[*step as usize].1 - value).abs() < 0.02, "{step}");
+        }
+    }
+
+    #[test]
+    fn spans_fit_the_run() {
+        assert_eq!(spans(30).collect::<Vec<_>>(), [1, 2, 5, 10]);
+        assert_eq!([30, 300, 10_000].map(usual_span), [5, 10, 200]);
+        assert_eq!(spans(1).collect::<Vec<_>>(), [1]);
     }
 }

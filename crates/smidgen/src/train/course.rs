@@ -186,6 +186,7 @@ impl Course<'_> {
             }
             let (log_every, quiet) = (job.recipe.train.log_every, self.quiet);
             let bar = progress.get_or_insert_with(|| Progress::new(total_steps, first, log_every, quiet));
+            bar.plan_memory(chosen.peak_bytes);
             let interrupt = interrupt.get_or_insert_with(|| match self.owns_process {
                 true => Interrupt::listen(),
                 false => Interrupt::never(),

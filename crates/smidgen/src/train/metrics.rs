@@ -12,6 +12,7 @@ use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::console::progress::StepNews;
 use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
 use smidgen_formats::whole_file::{folder_of, sync_folder};
@@ -49,6 +50,9 @@ pub struct MetricsRow {
     pub device_free_bytes: Option<u64>,
     /// The most that was in use on the device so far.
     pub device_peak_bytes: Option<u64>,
+    /// Percent of the last second in which the GPU computed, for any process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_util: Option<u32>,
     /// Live bytes of the arena at the step's peak, from the plan.
     pub arena_peak_bytes: u64,
     /// Pinned host memory.
@@ -59,6 +63,14 @@ pub struct MetricsRow {
     pub host_peak_bytes: Option<u64>,
     /// Time spent measuring memory; it counts towards the next step.
     pub monitor_ms: f64,
+}
+
+impl MetricsRow {
+    /// What a terminal shows of it.
+    pub(super) fn news(&self) -> StepNews {
+        let MetricsRow { step, loss, lr, tokens_per_s, device_bytes, pinned_bytes, .. } = *self;
+        StepNews { step, loss, lr, tokens_per_s, device_bytes, pinned_bytes }
+    }
 }
 
 fn is_zero(count: &u64) -> bool {
@@ -290,6 +302,7 @@ mod tests {
             device_bytes: Some(5),
             device_free_bytes: None,
             device_peak_bytes: Some(6),
+            gpu_util: None,
             arena_peak_bytes: 4,
             pinned_bytes: 0,
             host_rss_bytes: Some(7),
@@ -334,6 +347,8 @@ mod tests {
         );
         let again = serde_json::to_string(&MetricsRow { overflows: 2, ..row(3) }).unwrap();
         assert!(again.contains("\"tokens_per_s\":80000.0,\"overflows\":2,\"device_bytes\""));
+        let on_gpu = serde_json::to_string(&MetricsRow { gpu_util: Some(97), ..row(3) }).unwrap();
+        assert!(on_gpu.contains("\"device_peak_bytes\":6,\"gpu_util\":97,\"arena_peak_bytes\""));
         let with_reg = MetricsRow { reg_loss: Some(0.25), ..row(3) };
         let text = serde_json::to_string(&with_reg).unwrap();
         assert!(text.contains("\"loss\":0.3333333333333333,\"reg_loss\":0.25,\"grad_norm\""));

@@ -1,4 +1,4 @@
-//! Samples the memory of the process, the device and the machine after every step and at the end of a phase.
+//! Samples memory and load of the process, the device and the machine after every step and at the end of a phase.
 //!
 //! Every metrics row has the time that sampling took, so a run shows what its monitor costs. That is time of the
 //! thread that queues the work: a GPU keeps computing meanwhile.
@@ -19,6 +19,8 @@ pub struct Looked {
     pub rss_bytes: Option<u64>,
     /// Peak of the process so far.
     pub rss_peak_bytes: Option<u64>,
+    /// Percent of time in which a GPU computed.
+    pub(super) gpu_util: Option<u32>,
     /// Time that measuring took.
     pub ms: f64,
 }
@@ -26,9 +28,10 @@ pub struct Looked {
 pub fn look<D: Device>(device: &mut D) -> Looked {
     let begun = Instant::now();
     let host = read_rss();
-    let device = device.memory();
+    let (gpu_util, device) = (device.busy_percent(), device.memory());
     Looked {
         device,
+        gpu_util,
         free_bytes: device.map_or_else(host::free_memory_bytes, |device| Some(device.free_bytes)),
         rss_bytes: host.map(|host| host.rss_bytes),
         rss_peak_bytes: host.map(|host| host.peak_bytes),

@@ -255,7 +255,7 @@ impl<'a, D: Device> Trainer<'a, D> {
                 break;
             }
             let mut record = |row: &MetricsRow, progress: &Progress| {
-                progress.step(row.step, row.loss, row.lr, row.tokens_per_s);
+                progress.step(&row.news());
                 if row.step == first + 1 {
                     outcome.first_loss = row.loss;
                 }
@@ -519,6 +519,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             device_bytes: looked.device_bytes(),
             device_free_bytes: looked.free_bytes(),
             device_peak_bytes: looked.device_peak_bytes(),
+            gpu_util: looked.gpu_util,
             arena_peak_bytes: self.arena_peak_bytes,
             pinned_bytes: looked.pinned_bytes(),
             host_rss_bytes: looked.rss_bytes,

@@ -115,6 +115,10 @@ impl Device for Greedy {
         Some(DeviceMemory { bytes, peak_bytes: bytes, free_bytes: 0, pinned_bytes: 0 })
     }
 
+    fn busy_percent(&mut self) -> Option<u32> {
+        Some(87)
+    }
+
     fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
         self.late.run(step, extent)
     }
@@ -243,6 +247,8 @@ fn a_run_above_its_plan_stops_and_saves() {
     assert!(bytes > 49 << 20, "{bytes}");
     let saved = folder.path().join("run").join(format!("checkpoint-{}", outcome.steps));
     assert!((2..11).contains(&outcome.steps) && saved.exists(), "{}", outcome.steps);
+    let rows = std::fs::read_to_string(folder.path().join("run/metrics.jsonl")).unwrap();
+    assert!(rows.lines().all(|row| row.contains("\"gpu_util\":87,")), "{rows}");
 }
 
 /// Step and loss of every row.

@@ -32,7 +32,8 @@ fn help_lists_the_commands() {
                            marked
               train        Plan, check, train and save
               resume       Continue a run from its last checkpoint
-              report       Summarize a run: a few lines, and an HTML page
+              report       Summarize a run, or compare several: a few lines, and an HTML
+                           page
               dash         Serve a live dashboard on localhost
               eval         Score the base model and the trained one on rows with known
                            answers
@@ -232,11 +233,11 @@ fn train_talks_on_stderr() {
               micro-batches: 1 per step, up to 100 tokens
               loss: computed in chunks of 77 tokens
               predicted: N ms per step, N tokens/s (the built-in profile `cpu`)
-            step 1/6  loss X lr 0.000e0 N tok/s
-            step 2/6  loss X lr 1.000e-2 N tok/s
-            step 4/6  loss X lr 6.000e-3 N tok/s
+            step 1/6  loss X lr 0.00e0 N tok/s mem N/30.56 MiB eta N
+            step 2/6  loss X lr 1.00e-2 N tok/s mem N/30.56 MiB eta N
+            step 4/6  loss X lr 6.00e-3 N tok/s mem N/30.56 MiB eta N
             step 4/6  eval_loss X, the best so far
-            step 6/6  loss X lr 2.000e-3 N tok/s
+            step 6/6  loss X lr 2.00e-3 N tok/s mem N/30.56 MiB
             step 6/6  eval_loss X, the best so far
             memory: N
             report in `FOLDER/run/report.html`

@@ -53,5 +53,6 @@ mod text_data;
 mod text_stream;
 mod torture;
 mod training;
+mod tutorial;
 mod whole_life;
 mod words;

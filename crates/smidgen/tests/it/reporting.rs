@@ -41,6 +41,7 @@ fn a_run_ends_with_its_page() {
     let [live, reserved] =
         ["peak_live_bytes", "reserved_bytes"].map(|name| plan["arena"][name].as_f64().unwrap());
     assert_eq!(summary["memory"]["peak_live_of_reserved"], json!(live / reserved));
+    assert!(rows.iter().all(|row| row.get("gpu_util").is_none()), "a CPU has no utilization");
     let arena = rows.iter().filter_map(|row| row.get("arena_peak_bytes")).collect::<Vec<_>>();
     assert_eq!(arena, [&plan["arena"]["peak_live_bytes"]; 8]);
     assert_eq!(summary["stability"]["resumes"], json!(0));
@@ -150,7 +151,14 @@ fn a_run_that_goes_on_is_reported_as_far_as_it_got() {
     scratch.write("run/metrics.jsonl", format!("{}{{\"step\":5,\"ep", whole.concat()));
     let file = std::fs::File::open(scratch.path("run/metrics.jsonl")).unwrap();
     file.lock().unwrap();
-    assert_eq!(report(&scratch, "run")["state"], json!("running, step 4 of 6"));
+    let running = report(&scratch, "run");
+    assert_eq!(running["state"], json!("running, step 4 of 6"));
+    assert!(running["eta_s"].as_f64().is_some_and(|seconds| seconds > 0.0), "{running}");
+    let content = Served::of(&scratch, "run").get("/content").1;
+    assert!(
+        content.contains("role=\"progressbar\"") && content.contains("4 of 6 steps · about "),
+        "{content}"
+    );
     drop(file);
     scratch.edit_json("run/run.json", |history| history["parts"][0]["ended"] = Value::Null);
     assert_eq!(report(&scratch, "run")["state"], json!("killed or crashed after step 4 of 6"));
@@ -221,8 +229,52 @@ fn folders_that_are_no_runs_are_refused() {
     assert!(scratch.text("run/report.html").contains("No step has finished yet"));
 }
 
+#[test]
+fn runs_are_compared() {
+    let scratch = Scratch::new();
+    scratch.train("runs/a", &["data.eval=data.jsonl", "train.eval_every=3"]);
+    scratch.train("runs/b", &["train.lr=0.02", "train.steps=8"]);
+    scratch.train("runs/c", &[]);
+    let ended = scratch.run(&["report", "runs/a", "runs/b"]);
+    assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
+    for words in [
+        "a: done, 6 steps\nb: done, 8 steps\n",
+        "\n  steps                    6          8\n",
+        "\n  eval loss, best ",
+        "\n  tokens/s ",
+        "\n  peak memory ",
+        "  train.lr: a 0.01 · b 0.02\n",
+        "  train.steps: a 6 · b 8\n",
+        "\npage: `compare.html`\n",
+    ] {
+        assert!(ended.stdout.contains(words), "{words:?} is not in\n{}", ended.stdout);
+    }
+    assert!(!ended.stdout.contains("output.dir"), "{}", ended.stdout);
+    let page = scratch.text("compare.html");
+    assert!(page.contains("2 runs compared") && page.contains("<code>train.lr</code>"));
+
+    std::fs::remove_file(scratch.path("compare.html")).unwrap();
+    let ended = scratch.run(&["report", "runs/a", "runs/b", "runs/c", "--json"]);
+    assert!(!scratch.exists("compare.html"));
+    let value: Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(value["runs"][1], {
+        let mut one = report(&scratch, "runs/b");
+        one.as_object_mut().unwrap().retain(|key, _| key != "phases" && key != "page");
+        (one["name"], one["folder"]) = (json!("b"), json!(scratch.path("runs/b")));
+        one
+    });
+    assert_eq!(value["differences"]["train.lr"], json!(["0.01", "0.02", "0.01"]));
+    assert_eq!(value["page"], Value::Null);
+    let ended = scratch.run(&["report", "runs/a", "runs/c", "--out", "elsewhere.html"]);
+    assert!(ended.stdout.ends_with("page: `elsewhere.html`\n"), "{}", ended.stdout);
+    assert!(scratch.exists("elsewhere.html") && !scratch.exists("compare.html"));
+
+    scratch.refused(2, &["report", "runs/a", "runs/../runs/a"], &["the run `runs/../runs/a` is given twice"]);
+    scratch.refused(2, &["report", "runs/a", "model"], &["`model` is not the folder of a run"]);
+}
+
 /// Ends with the test, however that ends.
-struct Served {
+pub struct Served {
     child: Child,
     address: String,
 }
@@ -235,7 +287,7 @@ impl Drop for Served {
 }
 
 impl Served {
-    fn of(scratch: &Scratch, run: &str) -> Served {
+    pub fn of(scratch: &Scratch, run: &str) -> Served {
         let mut command = scratch.command(&["dash", run, "--port", "0"]);
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
@@ -256,7 +308,7 @@ impl Served {
         (status.to_string(), body.to_string())
     }
 
-    fn get(&self, path: &str) -> (String, String) {
+    pub fn get(&self, path: &str) -> (String, String) {
         self.ask("GET", path, &self.address)
     }
 }

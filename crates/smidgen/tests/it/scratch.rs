@@ -234,6 +234,8 @@ impl Scratch {
         // What forms products is the machine's.
         let text = text.replace("f32 (AMX)", "f32").replace("`cpu-amx`", "`cpu`");
         let text = replace(text, r"\d+ tok/s", "N tok/s");
+        let text = replace(text, r" mem \d+\.\d+/", " mem N/");
+        let text = replace(text, r" eta \w+", " eta N");
         let text = replace(text, r"\d+ ms per step, \d+ tokens/s", "N ms per step, N tokens/s");
         let text = replace(text, r"loss \d+\.\d{4}( to \d+\.\d{4})?", "loss X");
         let text = replace(text, r"memory: peak .*", "memory: N");

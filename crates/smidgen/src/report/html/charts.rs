@@ -5,8 +5,8 @@
 //! on a phone and on a wide screen.
 
 use super::escape::{escape, render_data};
-use super::numbers::{Axis, Unit};
-use crate::report::series::Point;
+use crate::report::numbers::{Axis, Unit};
+use crate::report::series::{Point, spans, usual_span};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -14,9 +14,10 @@ use std::fmt::Write;
 const SIDE: f64 = 1000.0;
 
 /// The style of a line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Look {
     /// The main line of the chart.
+    #[default]
     Main,
     /// Every value, behind the trend.
     Faint,
@@ -34,11 +35,16 @@ impl Look {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Line {
-    pub name: &'static str,
+    /// For the legend, the cursor and the table; a line without a name is only drawn.
+    pub name: String,
     pub look: Look,
+    /// The number of its run in a comparison, where every run has a colour.
+    pub run: Option<usize>,
     pub points: Vec<Point>,
+    /// The points that `points` is an average of, if the reader can choose another one.
+    pub averaged: Vec<Point>,
 }
 
 /// A labelled horizontal line across the chart.
@@ -55,15 +61,39 @@ pub struct Chart {
     pub title: &'static str,
     /// A sentence for the caption and for screen readers.
     pub caption: String,
+    /// What x is: `step`, or a unit of time.
+    pub x_name: &'static str,
     pub x: Axis,
     pub y: Axis,
+    /// The y axis that a reader can choose instead.
+    pub log: Option<Axis>,
     pub unit: Unit,
     pub lines: Vec<Line>,
     pub levels: Vec<Level>,
 }
 
+/// The switches above charts, for a run of this many steps; the script shows them.
+pub fn render_controls(steps: u64) -> String {
+    let spans: Vec<u64> = spans(steps).collect();
+    let usual = spans.iter().position(|span| *span == usual_span(steps)).unwrap_or(0);
+    let texts: Vec<String> = spans.iter().map(u64::to_string).collect();
+    format!(
+        "<div class=\"controls\" hidden><label><input type=\"checkbox\" class=\"log\"> log axis</label>\
+         <label>smoothing <input type=\"range\" class=\"span\" min=\"0\" max=\"{}\" value=\"{usual}\" \
+         data-spans=\"{}\"> <output></output></label></div>",
+        spans.len() - 1,
+        texts.join(",")
+    )
+}
+
 /// Rows of the table behind a chart.
 const TABLE_ROWS: usize = 24;
+
+impl Chart {
+    fn named(&self) -> impl Iterator<Item = &Line> {
+        self.lines.iter().filter(|line| !line.name.is_empty())
+    }
+}
 
 pub fn render_chart(chart: &Chart) -> String {
     let Chart { x, y, unit, .. } = chart;
@@ -73,19 +103,23 @@ pub fn render_chart(chart: &Chart) -> String {
             Look::Dots => dots_path(&line.points, x, y),
             Look::Main | Look::Faint => line_path(&line.points, x, y),
         };
-        write!(picture, "<path class=\"line {}\" d=\"{path}\"/>", line.look.class())
-            .expect("writing to a string");
+        write!(
+            picture,
+            "<path class=\"line {}{}\" d=\"{path}\"/>",
+            line.look.class(),
+            line.run.map_or(String::new(), colour_class)
+        )
+        .expect("writing to a string");
     }
-    let lines: Vec<Value> = chart
-        .lines
-        .iter()
-        .map(|line| {
-            let points = line.points.iter().filter(|point| point.1.is_finite());
-            let points: Vec<Value> = points.map(|point| json!([point.0, digits(point.1)])).collect();
-            json!({"name": line.name, "points": points})
-        })
-        .collect();
-    let data = json!({"kind": "lines", "unit": unit.name(), "low": x.low, "high": x.high, "lines": lines});
+    let data = json!({
+        "kind": "lines",
+        "unit": unit.name(),
+        "x": {"name": chart.x_name, "low": x.low, "high": x.high},
+        "y": axis_data(y),
+        "log": chart.log.as_ref().map(axis_data),
+        "levels": chart.levels.iter().map(|level| level.value).collect::<Vec<_>>(),
+        "lines": chart.lines.iter().map(line_data).collect::<Vec<_>>(),
+    });
     let body = format!("{}{}", render_levels(&chart.levels, y), render_ticks(x, y));
     let figure = Figure {
         id: chart.id,
@@ -97,6 +131,28 @@ pub fn render_chart(chart: &Chart) -> String {
         class: "lines",
     };
     figure.render(&render_table(chart), &data)
+}
+
+fn axis_data(axis: &Axis) -> Value {
+    json!({"low": axis.low, "high": axis.high, "log": axis.is_log, "ticks": axis.ticks})
+}
+
+fn line_data(line: &Line) -> Value {
+    let point = |point: &Point| json!([digits(point.0), point.1.is_finite().then(|| digits(point.1))]);
+    let points = |points: &[Point]| points.iter().map(point).collect::<Vec<Value>>();
+    let mut data =
+        json!({"name": line.name, "dots": line.look == Look::Dots, "points": points(&line.points)});
+    if !line.averaged.is_empty() {
+        data["averaged"] = json!(points(&line.averaged));
+    }
+    data
+}
+
+/// The classes of a run's colour, after a space; colours beyond the last begin again, with dashes.
+pub fn colour_class(run: usize) -> String {
+    const COLOURS: usize = 8;
+    let again = if run < COLOURS { "" } else { " again" };
+    format!(" c{}{again}", run % COLOURS)
 }
 
 /// A picture with its caption, legend, table and data.
@@ -189,18 +245,22 @@ fn render_levels(levels: &[Level], y: &Axis) -> String {
 }
 
 fn render_legend(chart: &Chart) -> String {
-    if chart.lines.len() < 2 {
+    if chart.named().count() < 2 {
         return String::new();
     }
-    let item = |line: &Line| format!("<li class=\"{}\">{}</li>", line.look.class(), escape(line.name));
-    let items: String = chart.lines.iter().map(item).collect();
+    let item = |line: &Line| {
+        let (look, colour, name) =
+            (line.look.class(), line.run.map_or(String::new(), colour_class), escape(&line.name));
+        format!("<li class=\"{look}{colour}\">{name}</li>")
+    };
+    let items: String = chart.named().map(item).collect();
     format!("<ul class=\"legend\">{items}</ul>")
 }
 
 /// Some values of each line, evenly over the steps.
 fn render_table(chart: &Chart) -> String {
     let mut steps: Vec<f64> =
-        chart.lines.iter().flat_map(|line| line.points.iter().map(|point| point.0)).collect();
+        chart.named().flat_map(|line| line.points.iter().map(|point| point.0)).collect();
     steps.sort_by(f64::total_cmp);
     steps.dedup();
     let chosen: Vec<f64> = match steps.len() {
@@ -208,22 +268,24 @@ fn render_table(chart: &Chart) -> String {
         count => (0..TABLE_ROWS).map(|row| steps[row * (count - 1) / (TABLE_ROWS - 1)]).collect(),
     };
     let headings: String =
-        chart.lines.iter().map(|line| format!("<th scope=\"col\">{}</th>", escape(line.name))).collect();
+        chart.named().map(|line| format!("<th scope=\"col\">{}</th>", escape(&line.name))).collect();
     let mut rows = String::new();
     for step in chosen {
-        let cells: String = chart.lines.iter().map(|line| cell(line, step, chart.unit)).collect();
-        write!(rows, "<tr><th scope=\"row\">{step}</th>{cells}</tr>").expect("writing to a string");
+        let cells: String = chart.named().map(|line| cell(line, step, chart.unit)).collect();
+        write!(rows, "<tr><th scope=\"row\">{}</th>{cells}</tr>", digits(step)).expect("writing to a string");
     }
     format!(
-        "<table><thead><tr><th scope=\"col\">step</th>{headings}</tr></thead><tbody>{rows}</tbody></table>"
+        "<table><thead><tr><th scope=\"col\">{}</th>{headings}</tr></thead><tbody>{rows}</tbody></table>",
+        chart.x_name
     )
 }
 
-/// The value of a series at a step: at or before it for lines, exactly there for points.
+/// The value of a series at a step: at or before it for lines, exactly there for points; none after its end.
 fn cell(line: &Line, step: f64, unit: Unit) -> String {
     let end = line.points.partition_point(|point| point.0 <= step);
     let before = end.checked_sub(1).map(|index| line.points[index]);
-    let value = before.filter(|point| line.look != Look::Dots || point.0 == step);
+    let is_line = line.look != Look::Dots && end < line.points.len();
+    let value = before.filter(|point| is_line || point.0 == step);
     let text = value.map_or(String::new(), |point| unit.render(point.1));
     format!("<td>{}</td>", escape(&text))
 }

@@ -4,7 +4,7 @@
 //! The sentences are those of the table (`report/choices.rs`).
 
 use super::escape::{escape, marked};
-use super::numbers::short;
+use crate::report::numbers::short;
 use crate::report::plan_facts::{PlanFacts, PriceFacts};
 use smidgen_ir::Policy;
 use smidgen_ir::bytes::format_bytes;

@@ -1,10 +1,10 @@
-//! The cards at the top of the page: peak memory, leaks, speed, loss and stability.
+//! The cards of a page: loss, speed, peak memory, leaks and stability.
 //!
 //! For a plan without a run: predicted memory and speed.
 
 use super::charts::percent;
 use super::escape::{escape, marked};
-use super::numbers::{duration, grouped, short};
+use crate::report::numbers::{duration, grouped, short};
 use crate::report::plan_facts::PlanFacts;
 use crate::report::run_folder::RunRecord;
 use crate::report::run_summary::{self, RunSummary};
@@ -31,12 +31,12 @@ struct Card {
 pub fn render_headline(run: &RunRecord, summary: &RunSummary) -> String {
     let cards = match run.folder.is_some() && summary.steps > 0 {
         true => vec![
+            loss(summary),
+            speed(summary),
             peak(summary),
             holders(&run.plan),
             chosen(&run.plan),
             growth(summary),
-            speed(summary),
-            loss(summary),
             stable(summary),
         ],
         false => vec![
@@ -175,8 +175,9 @@ fn speed(summary: &RunSummary) -> Card {
         true => format!("; {:.2} % of it measuring memory", 100.0 * speed.monitor_part),
         false => String::new(),
     };
+    let busy = speed.gpu_util.map_or(String::new(), |percent| format!("; GPU {percent:.0} % busy"));
     let more = format!(
-        "{step}, predicted {} ms; {} tokens in {}{monitor}",
+        "{step}, predicted {} ms{busy}; {} tokens in {}{monitor}",
         short(speed.planned_step_ms),
         grouped(speed.tokens as i64),
         duration(speed.seconds)

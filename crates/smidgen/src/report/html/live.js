@@ -1,11 +1,13 @@
 // Asks the server how the run stands, and for the content where something is new.
 "use strict";
 (() => {
+  const title = document.title;
   let stamp = null;
   const refresh = async () => {
     try {
       const summary = await (await fetch("/metrics", { cache: "no-store" })).json();
-      if (summary.stamp !== stamp) {
+      // A slider that is being moved stays until it is let go.
+      if (summary.stamp !== stamp && !document.querySelector(".controls:active")) {
         const content = await (await fetch("/content", { cache: "no-store" })).text();
         const open = [...document.querySelectorAll("details[open]")].map((it) => it.id);
         document.getElementById("content").innerHTML = content;
@@ -13,6 +15,8 @@
         window.smidgen.attachAll();
         stamp = summary.stamp;
       }
+      const isRunning = summary.eta_s !== null;
+      document.title = (isRunning ? Math.floor(100 * summary.steps / summary.total_steps) + " % · " : "") + title;
       document.body.classList.remove("stale");
     } catch {
       document.body.classList.add("stale");

@@ -6,7 +6,7 @@
 
 use super::charts::{Figure, at, grid, percent, render_ticks};
 use super::escape::escape;
-use super::numbers::{Axis, Unit, short};
+use crate::report::numbers::{Axis, Unit, short};
 use crate::report::plan_facts::PlanFacts;
 use crate::report::timeline::{ROWS, Timeline};
 use serde_json::json;

@@ -3,12 +3,13 @@
 //! The page is one file with its styles and its script; a content security policy forbids it to load anything else. The
 //! same content is used for `report.html`, `plan --html` and the live page, which reloads it during a run.
 
+use super::charts::percent;
 use super::choices::render_choices;
 use super::escape::escape;
 use super::headline::render_headline;
 use super::memory_timeline::render_memory;
-use super::numbers::grouped;
-use super::run_charts::render_run_charts;
+use super::run_charts::{render_loss, render_run_charts};
+use crate::report::numbers::{duration, grouped};
 use crate::report::run_folder::{RunRecord, State};
 use crate::report::run_summary::{RunSummary, summarize};
 use crate::train::history::PartEnd;
@@ -21,15 +22,16 @@ const LIVE_SCRIPT: &str = include_str!("live.js");
 
 /// A self-contained page.
 pub fn render_page(run: &RunRecord) -> String {
-    render_frame(run, "")
+    render_frame(&title(run), &render_content(run), "")
 }
 
 /// A page that polls its server for updates.
 pub fn render_live_page(run: &RunRecord) -> String {
-    render_frame(run, &format!("<script>{LIVE_SCRIPT}</script>"))
+    render_frame(&title(run), &render_content(run), &format!("<script>{LIVE_SCRIPT}</script>"))
 }
 
-fn render_frame(run: &RunRecord, live: &str) -> String {
+/// A whole file; `content` and `live` are HTML.
+pub fn render_frame(title: &str, content: &str, live: &str) -> String {
     let connect = if live.is_empty() { "" } else { "; connect-src 'self'" };
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -39,10 +41,9 @@ fn render_frame(run: &RunRecord, live: &str) -> String {
          script-src 'unsafe-inline'{connect}\">\n\
          <meta name=\"generator\" content=\"smidgen {}\">\n<title>{}</title>\n\
          <style>\n{STYLE}</style>\n</head>\n<body>\n\
-         <main id=\"content\">\n{}</main>\n<script>\n{SCRIPT}</script>\n{live}</body>\n</html>\n",
+         <main id=\"content\">\n{content}</main>\n<script>\n{SCRIPT}</script>\n{live}</body>\n</html>\n",
         env!("CARGO_PKG_VERSION"),
-        escape(&title(run)),
-        render_content(run)
+        escape(title)
     )
 }
 
@@ -62,12 +63,15 @@ pub fn render_content(run: &RunRecord) -> String {
         write!(text, "<section id=\"{id}\" aria-labelledby=\"{id}-h\"><h2 id=\"{id}-h\">{heading}</h2>\n{body}</section>\n")
             .expect("writing to a string");
     };
+    if let Some(loss) = render_loss(run, &summary) {
+        section("loss", "Loss", loss);
+    }
     section("answers", "In short", render_headline(run, &summary));
-    section("memory", "Memory", render_memory(&run.plan));
-    section("choices", "Choices and reasons", render_choices(&run.plan));
     if !run.rows.is_empty() {
         section("course", "Training curves", render_run_charts(run, &summary));
     }
+    section("memory", "Memory", render_memory(&run.plan));
+    section("choices", "Choices and reasons", render_choices(&run.plan));
     section("phases", "Memory by phase", render_phases(run));
     if let Some(history) = run.history.as_ref().filter(|history| history.parts.len() > 1) {
         section("parts", "Parts of the run", render_parts(&history.parts));
@@ -102,7 +106,7 @@ fn render_header(run: &RunRecord, summary: &RunSummary) -> String {
     if let Some(part) = run.history.as_ref().and_then(|history| history.parts.first()) {
         facts.push(format!("begun {}", utc(part.began_unix_s)));
     }
-    let mut notes = String::new();
+    let mut notes = render_progress(run, summary);
     if run.folder.is_some() && run.rows.is_empty() {
         notes.push_str("<p class=\"lead\">No step has finished yet: this is the plan.</p>");
     }
@@ -115,6 +119,25 @@ fn render_header(run: &RunRecord, summary: &RunSummary) -> String {
         "<header><h1>{}</h1><p class=\"facts\">{}</p>{notes}</header>\n",
         escape(title),
         facts.join(" · ")
+    )
+}
+
+/// How far a run is that has not reached its end, and when it will.
+fn render_progress(run: &RunRecord, summary: &RunSummary) -> String {
+    let (done, total) = (summary.steps, summary.total_steps);
+    let is_ended =
+        matches!(run.state(), State::Planned | State::Ended(PartEnd::Done | PartEnd::StoppedEarly));
+    if is_ended || total == 0 || done >= total {
+        return String::new();
+    }
+    let part = percent(done as f64 / total as f64);
+    let left = summary.left_s.map_or(String::new(), |seconds| format!(" · about {} left", duration(seconds)));
+    format!(
+        "<div class=\"progress\" role=\"progressbar\" aria-label=\"steps done\" aria-valuemin=\"0\" \
+         aria-valuemax=\"{total}\" aria-valuenow=\"{done}\"><b style=\"width:{part}\"></b></div>\
+         <p class=\"facts\">{} of {} steps{left}</p>",
+        grouped(done as i64),
+        grouped(total as i64)
     )
 }
 

@@ -2,7 +2,8 @@
 //!
 //! What a browser makes of a page is looked at by `benches/report_page.py`.
 
-use super::{render_content, render_live_page, render_page};
+use super::{render_comparison, render_content, render_live_page, render_page};
+use crate::report::compare::compare;
 use crate::report::plan_facts::PlanFacts;
 use crate::report::run_folder::{EvaluationRow, RunRecord, StepRow};
 use crate::train::history::{History, Part, PartEnd};
@@ -52,6 +53,7 @@ fn row(step: u64) -> StepRow {
         device_peak_bytes: Some(6_950_000_000),
         pinned_bytes: 0,
         host_rss_bytes: Some(6_900_000_000),
+        gpu_util: None,
         monitor_ms: 0.05,
     }
 }
@@ -71,7 +73,9 @@ fn run(steps: u64) -> RunRecord {
         folder: Some("runs/example".into()),
         plan: plan(),
         rows: (1..=steps).map(row).collect(),
-        evaluations: (1..=steps / 50).map(|it| EvaluationRow { step: 50 * it, eval_loss: 1.1 }).collect(),
+        evaluations: (1..=steps / 50)
+            .map(|it| EvaluationRow { step: 50 * it, eval_loss: 1.1, eval_ms: 900.0 })
+            .collect(),
         history: Some(History { total_steps: steps, parts: vec![part] }),
         job: Some("[model]\npath = \"m\"\n".into()),
         ..RunRecord::default()
@@ -166,8 +170,92 @@ fn a_peak_above_the_plan_is_a_bad_answer() {
 }
 
 #[test]
+fn the_loss_is_the_first_chart() {
+    let page = render_page(&run(60));
+    let first = page.find("<figure").unwrap();
+    assert!(page[first..].starts_with("<figure class=\"chart lines\" id=\"chart-loss\""));
+    let place = |words: &str| page.find(words).unwrap_or_else(|| panic!("{words}"));
+    assert!(place("class=\"controls\" hidden") < first && first < place("<h3>Peak memory</h3>"));
+    assert!(place("<h3>Loss</h3>") < place("<h3>Speed</h3>"));
+    // What the switches need: a second axis, and the values that the average is of.
+    let data = |id: &str| -> serde_json::Value {
+        let chart = &page[place(&format!("id=\"{id}\""))..];
+        let text = chart.split_once("class=\"points\">").unwrap().1.split_once("</script>").unwrap().0;
+        serde_json::from_str(text).unwrap()
+    };
+    let loss = data("chart-loss");
+    assert_eq!((&loss["y"]["log"], &loss["log"]["log"]), (&json!(false), &json!(true)));
+    assert_eq!(loss["lines"][1]["averaged"], loss["lines"][0]["points"]);
+    assert_eq!(data("chart-memory")["log"], json!(null));
+    assert!(page.contains("data-spans=\"1,2,5,10,20\"") && page.contains("max=\"4\" value=\"2\""));
+}
+
+#[test]
+fn a_run_that_goes_on_shows_how_far_it_is() {
+    let mut record = run(60);
+    record.history.as_mut().unwrap().total_steps = 240;
+    record.is_running = true;
+    let page = render_page(&record);
+    let bar = "aria-valuemax=\"240\" aria-valuenow=\"60\"><b style=\"width:25.00%\"></b></div>";
+    assert!(page.contains(bar), "{page}");
+    // 180 steps of 101 ms and 15 ms of evaluation.
+    assert!(page.contains("60 of 240 steps · about 21 s left</p>"));
+    record.is_running = false;
+    record.history.as_mut().unwrap().parts[0].ended = Some(PartEnd::Interrupted);
+    let stopped = render_page(&record);
+    assert!(stopped.contains(bar) && stopped.contains("60 of 240 steps</p>"));
+    assert!(!render_page(&run(60)).contains("progressbar"));
+    assert!(!render_page(&RunRecord::of_plan(plan(), String::new())).contains("progressbar"));
+}
+
+#[test]
+fn utilization_stands_next_to_memory_where_there_is_a_gpu() {
+    assert!(!render_page(&run(60)).contains("utilization"));
+    let mut record = run(60);
+    record.rows.iter_mut().for_each(|row| row.gpu_util = Some(90 + (row.step % 5) as u32));
+    let page = render_page(&record);
+    let figures: Vec<&str> =
+        page.split("<figure ").skip(1).filter_map(|it| it.split("id=\"").nth(1)?.split('"').next()).collect();
+    let memory = figures.iter().position(|id| *id == "chart-memory").unwrap();
+    assert_eq!(figures[memory + 1], "chart-load", "{figures:?}");
+    assert!(page.contains("over the last second: mean 92 %") && page.contains("GPU 92 % busy"));
+}
+
+fn comparison(names: [&str; 2]) -> String {
+    let mut other = run(90);
+    other.rows.iter_mut().for_each(|row| (row.loss, row.device_bytes) = (row.loss / 2.0, None));
+    other.job = Some(format!("[model]\npath = \"{}\"\n", names[1]));
+    let [one, two] = names.map(str::to_owned);
+    render_comparison(&compare(vec![(one, run(60)), (two, other)]))
+}
+
+#[test]
+fn runs_are_drawn_over_each_other() {
+    let page = comparison(["first", "second"]);
+    let loss = page.split("id=\"chart-loss\"").nth(1).unwrap().split("</figure>").next().unwrap();
+    assert_eq!(
+        loss.matches("<path class=\"line ").count(),
+        4,
+        "two runs, each with its values and their average"
+    );
+    assert!(loss.contains("<li class=\"main c0\">first</li><li class=\"main c1\">second</li>"), "{loss}");
+    assert!(loss.contains("\"x\":{\"name\":\"step\",\"low\":0.0,\"high\":90.0}"), "{loss}");
+    // The first run ended at step 60.
+    assert!(loss.contains("<th scope=\"row\">90</th><td></td><td>0.6177</td>"), "{loss}");
+    let first = page.find("<figure").unwrap();
+    assert!(page[first..].starts_with("<figure class=\"chart lines\" id=\"chart-loss\""));
+    let time = page.split("id=\"chart-loss-time\"").nth(1).unwrap();
+    assert!(time.contains("\"name\":\"s\""), "nine seconds");
+    // A run that was not measured has no line.
+    let memory = page.split("id=\"chart-memory\"").nth(1).unwrap().split("</figure>").next().unwrap();
+    assert_eq!(memory.matches("<path class=\"line ").count(), 1);
+    assert!(page.contains("<code>model.path</code></th><td><code>&quot;m&quot;</code></td>"));
+    assert!(page.contains("<td class=\"best\">"));
+}
+
+#[test]
 fn nothing_is_loaded_from_anywhere() {
-    for page in [render_page(&run(60)), render_live_page(&run(60))] {
+    for page in [render_page(&run(60)), render_live_page(&run(60)), comparison(["a", "b"])] {
         for word in ["http://", "https://", "src=", "@import", "url(", "<link", "<img", "<iframe"] {
             assert!(!page.contains(word), "{word}");
         }
@@ -194,13 +282,14 @@ fn what_files_say_stays_text() {
     let history = record.history.as_mut().unwrap();
     history.parts[0].message = Some(evil.into());
     history.parts.push(history.parts[0].clone());
-    let clean = render_page(&run(60));
-    let page = render_page(&record);
-    assert!(!page.contains("<script>alert"));
-    assert!(!page.contains("<b a="));
-    let scripts = |page: &str| page.matches("<script").count();
-    assert_eq!(scripts(&page), scripts(&clean));
-    assert_eq!(scripts(&page), page.matches("</script>").count());
+    let compared = (comparison(["a", evil]), comparison(["a", "b"]));
+    for (page, clean) in [(render_page(&record), render_page(&run(60))), compared] {
+        assert!(!page.contains("<script>alert"));
+        assert!(!page.contains("<b a="));
+        let scripts = |page: &str| page.matches("<script").count();
+        assert_eq!(scripts(&page), scripts(&clean));
+        assert_eq!(scripts(&page), page.matches("</script>").count());
+    }
 }
 
 #[test]

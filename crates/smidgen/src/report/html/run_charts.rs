@@ -1,27 +1,33 @@
-//! The charts of a run over its steps: loss, learning rate, gradient norm, speed, and the memory that was measured.
+//! The charts of a run over its steps: loss, speed, gradient norm, measured memory, GPU utilization, learning rate.
 //!
-//! Noisy series are shown twice: every value faintly, and the trend over them. Gradient norms of very different sizes
+//! Noisy series are shown twice: every value faintly, and their moving average. Gradient norms of very different sizes
 //! use a logarithmic axis. The axes of memory and speed start at zero, so that small changes look small.
 
-use super::charts::{Chart, Level, Line, Look, render_chart};
-use super::numbers::{Axis, Unit, grouped, short};
+use super::charts::{Chart, Level, Line, Look, render_chart, render_controls};
+use crate::report::numbers::{Axis, Unit, grouped, short};
 use crate::report::run_folder::{RunRecord, StepRow};
 use crate::report::run_summary::RunSummary;
-use crate::report::series::{Point, keep_extremes, median, smooth};
+use crate::report::series::{Point, keep_extremes, keep_means, median, smooth, usual_span};
 use smidgen_ir::bytes::format_bytes;
 
 /// Number of intervals; each has at most two points.
-const STRETCHES: usize = 300;
+pub const STRETCHES: usize = 300;
+
+/// The loss with its switches, which the other charts follow; `None` if no loss was finite.
+pub fn render_loss(run: &RunRecord, summary: &RunSummary) -> Option<String> {
+    let chart = loss(run, summary, &steps_axis(run))?;
+    Some(format!("{}{}", render_controls(run.steps_done()), render_chart(&chart)))
+}
 
 pub fn render_run_charts(run: &RunRecord, summary: &RunSummary) -> String {
     let steps = grouped(run.steps_done() as i64);
     let x = steps_axis(run);
     let charts = [
-        loss(run, summary, &x),
-        rate(run, &x),
-        norm(run, &x),
         speed(run, summary, &x),
+        norm(run, &x),
         memory(run, summary, &x),
+        load(run, summary, &x),
+        rate(run, &x),
     ];
     let rendered: String = charts.iter().flatten().map(render_chart).collect();
     format!(
@@ -38,46 +44,61 @@ fn steps_axis(run: &RunRecord) -> Axis {
     axis
 }
 
-fn points(run: &RunRecord, value: impl Fn(&StepRow) -> f64) -> Vec<Point> {
+pub fn points(run: &RunRecord, value: impl Fn(&StepRow) -> f64) -> Vec<Point> {
     run.rows.iter().map(|row| (row.step as f64, value(row))).collect()
 }
 
 /// Every value and the trend; a short run has no trend.
-fn with_trend(all: &[Point], name: &'static str, trend: &'static str) -> Vec<Line> {
-    let every = keep_extremes(all, STRETCHES);
+fn with_trend(all: &[Point], name: &str) -> Vec<Line> {
+    let every = Line { name: name.into(), points: keep_extremes(all, STRETCHES), ..Line::default() };
     match all.len() < 30 {
-        true => vec![Line { name, look: Look::Main, points: every }],
-        false => vec![
-            Line { name, look: Look::Faint, points: every },
-            Line { name: trend, look: Look::Main, points: keep_extremes(&smooth(all), STRETCHES) },
-        ],
+        true => vec![every],
+        false => vec![Line { look: Look::Faint, ..every }, trend(all, "smoothed", all.len() as u64)],
     }
+}
+
+/// The average of a series over a span that suits this many steps.
+pub fn trend(all: &[Point], name: &str, steps: u64) -> Line {
+    Line {
+        name: name.into(),
+        points: keep_extremes(&smooth(all, usual_span(steps)), STRETCHES),
+        averaged: keep_means(all, STRETCHES),
+        ..Line::default()
+    }
+}
+
+/// The y values of all lines.
+pub fn values(lines: &[Line]) -> impl Iterator<Item = f64> + '_ {
+    lines.iter().flat_map(|line| &line.points).map(|point| point.1)
+}
+
+fn finite_most(all: &[Point], least: f64) -> f64 {
+    all.iter().map(|point| point.1).filter(|value| value.is_finite()).fold(least, f64::max)
 }
 
 fn loss(run: &RunRecord, summary: &RunSummary, x: &Axis) -> Option<Chart> {
     let all = points(run, |row| row.loss);
     let (first, last) = (summary.loss.first?, summary.loss.last?);
-    let mut lines = with_trend(&all, "loss", "loss, smoothed");
+    let mut lines = with_trend(&all, "loss");
     let evaluated: Vec<Point> = run.evaluations.iter().map(|row| (row.step as f64, row.eval_loss)).collect();
     let best = summary
         .loss
         .best_eval
         .map(|(step, loss)| format!("; best evaluation {} after step {}", short(loss), grouped(step as i64)));
     if !evaluated.is_empty() {
-        lines.push(Line {
-            name: "evaluation",
-            look: Look::Dots,
-            points: keep_extremes(&evaluated, STRETCHES),
-        });
+        let points = keep_extremes(&evaluated, STRETCHES);
+        lines.push(Line { name: "evaluation".into(), look: Look::Dots, points, ..Line::default() });
     }
-    let y = Axis::around(lines.iter().flat_map(|line| &line.points).map(|point| point.1));
+    let y = Axis::around(values(&lines));
     let caption = format!("from {} to {}{}", short(first), short(last), best.unwrap_or_default());
     Some(Chart {
         id: "chart-loss",
         title: "Loss",
         caption,
+        x_name: "step",
         x: x.clone(),
         y,
+        log: Axis::log_around(values(&lines)),
         unit: Unit::Plain,
         lines,
         levels: vec![],
@@ -86,18 +107,20 @@ fn loss(run: &RunRecord, summary: &RunSummary, x: &Axis) -> Option<Chart> {
 
 fn rate(run: &RunRecord, x: &Axis) -> Option<Chart> {
     let all = points(run, |row| row.lr);
-    let most = all.iter().map(|point| point.1).filter(|lr| lr.is_finite()).fold(0.0, f64::max);
+    let most = finite_most(&all, 0.0);
     let last = all.last()?.1;
     let caption = format!("at most {}, {} at the last step", short(most), short(last));
-    let lines =
-        vec![Line { name: "learning rate", look: Look::Main, points: keep_extremes(&all, STRETCHES) }];
+    let points = keep_extremes(&all, STRETCHES);
+    let lines = vec![Line { name: "learning rate".into(), points, ..Line::default() }];
     let y = Axis::from_zero(most * 1.06, Unit::Plain);
     Some(Chart {
         id: "chart-lr",
         title: "Learning rate",
         caption,
+        x_name: "step",
         x: x.clone(),
         y,
+        log: None,
         unit: Unit::Plain,
         lines,
         levels: vec![],
@@ -107,18 +130,20 @@ fn rate(run: &RunRecord, x: &Axis) -> Option<Chart> {
 fn norm(run: &RunRecord, x: &Axis) -> Option<Chart> {
     let all = points(run, |row| row.grad_norm);
     let usual = median(all.iter().map(|point| point.1))?;
-    let most = all.iter().map(|point| point.1).filter(|norm| norm.is_finite()).fold(0.0, f64::max);
+    let most = finite_most(&all, 0.0);
     let is_spread = usual > 0.0 && most > 20.0 * usual;
-    let lines = with_trend(&all, "gradient norm", "smoothed");
-    let values = lines.iter().flat_map(|line| &line.points).map(|point| point.1);
-    let y = if is_spread { Axis::log_around(values) } else { Axis::from_zero(most * 1.06, Unit::Plain) };
+    let lines = with_trend(&all, "gradient norm");
+    let log = Axis::log_around(values(&lines));
+    let y = log.clone().filter(|_| is_spread).unwrap_or_else(|| Axis::from_zero(most * 1.06, Unit::Plain));
     let caption = format!("before clipping: median {}, at most {}", short(usual), short(most));
     Some(Chart {
         id: "chart-norm",
         title: "Gradient norm",
         caption,
+        x_name: "step",
         x: x.clone(),
         y,
+        log,
         unit: Unit::Plain,
         lines,
         levels: vec![],
@@ -128,8 +153,7 @@ fn norm(run: &RunRecord, x: &Axis) -> Option<Chart> {
 fn speed(run: &RunRecord, summary: &RunSummary, x: &Axis) -> Option<Chart> {
     let all = points(run, |row| row.tokens_per_s);
     let (usual, planned) = (summary.speed.tokens_per_s?, summary.speed.planned_tokens_per_s);
-    let most = all.iter().map(|point| point.1).filter(|speed| speed.is_finite()).fold(planned, f64::max);
-    let lines = with_trend(&all, "tokens/s", "smoothed");
+    let lines = with_trend(&all, "tokens/s");
     let caption = format!("median {} tokens/s; the plan predicts {}", short(usual), short(planned));
     // A prediction far above the values would flatten their line.
     let is_near = planned.is_finite() && planned > 0.0 && planned < 3.0 * usual;
@@ -137,18 +161,16 @@ fn speed(run: &RunRecord, summary: &RunSummary, x: &Axis) -> Option<Chart> {
         true => vec![Level { value: planned, label: format!("predicted {}", short(planned)) }],
         false => vec![],
     };
-    let high = if is_near {
-        most
-    } else {
-        all.iter().map(|point| point.1).filter(|it| it.is_finite()).fold(0.0, f64::max)
-    };
-    let y = Axis::from_zero(high * 1.12, Unit::Plain);
+    let most = finite_most(&all, if is_near { planned } else { 0.0 });
+    let y = Axis::from_zero(most * 1.12, Unit::Plain);
     Some(Chart {
         id: "chart-speed",
         title: "Throughput",
         caption,
+        x_name: "step",
         x: x.clone(),
         y,
+        log: None,
         unit: Unit::Plain,
         lines,
         levels,
@@ -158,8 +180,9 @@ fn speed(run: &RunRecord, summary: &RunSummary, x: &Axis) -> Option<Chart> {
 fn memory(run: &RunRecord, summary: &RunSummary, x: &Axis) -> Option<Chart> {
     let all = points(run, |row| row.device_bytes.map_or(f64::NAN, |bytes| bytes as f64));
     let (peak, planned) = (summary.memory.peak_bytes?, summary.memory.planned_bytes);
-    let lines = vec![Line { name: "measured", look: Look::Main, points: keep_extremes(&all, STRETCHES) }];
-    let most = all.iter().map(|point| point.1).filter(|it| it.is_finite()).fold(planned as f64, f64::max);
+    let points = keep_extremes(&all, STRETCHES);
+    let lines = vec![Line { name: "measured".into(), points, ..Line::default() }];
+    let most = finite_most(&all, planned as f64);
     let caption =
         format!("after each step; at most {}, planned {}", format_bytes(peak), format_bytes(planned));
     let levels = vec![Level { value: planned as f64, label: format!("planned {}", format_bytes(planned)) }];
@@ -168,10 +191,29 @@ fn memory(run: &RunRecord, summary: &RunSummary, x: &Axis) -> Option<Chart> {
         id: "chart-memory",
         title: "Memory over the run",
         caption,
+        x_name: "step",
         x: x.clone(),
         y,
+        log: None,
         unit: Unit::Bytes,
         lines,
         levels,
+    })
+}
+
+fn load(run: &RunRecord, summary: &RunSummary, x: &Axis) -> Option<Chart> {
+    let mean = summary.speed.gpu_util?;
+    let all = points(run, |row| row.gpu_util.map_or(f64::NAN, f64::from));
+    Some(Chart {
+        id: "chart-load",
+        title: "GPU utilization",
+        caption: format!("time in which a kernel ran, over the last second: mean {mean:.0} %"),
+        x_name: "step",
+        x: x.clone(),
+        y: Axis::from_zero(105.0, Unit::Percent),
+        log: None,
+        unit: Unit::Percent,
+        lines: with_trend(&all, "utilization"),
+        levels: vec![],
     })
 }

@@ -11,6 +11,7 @@ pub enum Unit {
     Plain,
     Bytes,
     Milliseconds,
+    Percent,
 }
 
 impl Unit {
@@ -19,6 +20,7 @@ impl Unit {
             Unit::Plain => "plain",
             Unit::Bytes => "bytes",
             Unit::Milliseconds => "ms",
+            Unit::Percent => "percent",
         }
     }
 
@@ -27,6 +29,7 @@ impl Unit {
             _ if !value.is_finite() => "not finite".into(),
             Unit::Bytes => format_bytes(value.max(0.0) as u64),
             Unit::Milliseconds => format!("{} ms", short(value)),
+            Unit::Percent => format!("{value:.0} %"),
             Unit::Plain => short(value),
         }
     }
@@ -109,16 +112,29 @@ impl Axis {
         Axis { low, high: high + room, is_log: false, ticks: ticks(low, high + room, Unit::Plain) }
     }
 
-    /// Powers of ten around all values above zero.
-    pub fn log_around(values: impl Iterator<Item = f64>) -> Axis {
-        let logs = values.filter(|value| value.is_finite() && *value > 0.0).map(f64::log10);
+    /// A logarithmic range around all values above zero; `None` without any.
+    pub fn log_around(values: impl Iterator<Item = f64>) -> Option<Axis> {
+        let above = values.filter(|value| value.is_finite() && *value > 0.0);
         let (low, high) =
-            logs.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), it| (low.min(it), high.max(it)));
-        let (low, high) = ((low - 0.05).floor(), (high + 0.05).ceil());
-        let every = (((high - low) / 5.0).ceil() as i64).max(1);
-        let powers = (low as i64..=high as i64).filter(|power| (power - low as i64) % every == 0);
-        let ticks = powers.map(|power| 10f64.powi(power as i32)).map(|value| (value, short(value))).collect();
-        Axis { low: 10f64.powf(low), high: 10f64.powf(high), is_log: true, ticks }
+            above.fold((f64::INFINITY, 0.0f64), |(low, high), value| (low.min(value), high.max(value)));
+        if low > high {
+            return None;
+        }
+        let (low, high) = (low / 1.06, high * 1.06);
+        let powers = low.log10().floor() as i32..=high.log10().ceil() as i32;
+        let every = ((powers.clone().count() as i32 - 1) / 6).max(1);
+        let within = |times: &'static [f64]| {
+            let powers = powers.clone().filter(move |power| power % every == 0);
+            let all = powers.flat_map(move |power| times.iter().map(move |times| times * 10f64.powi(power)));
+            all.filter(|value| (low..=high).contains(value)).collect::<Vec<f64>>()
+        };
+        let round: &[f64] = if high / low < 1000.0 { &[1.0, 2.0, 5.0] } else { &[1.0] };
+        // A range that is too narrow for these has ticks like any other.
+        let ticks = match within(round) {
+            values if values.len() > 2 => values.into_iter().map(|value| (value, short(value))).collect(),
+            _ => ticks(low, high, Unit::Plain),
+        };
+        Some(Axis { low, high, is_log: true, ticks })
     }
 
     /// From 0 at the low end to 1 at the high one.
@@ -135,6 +151,7 @@ fn ticks(low: f64, high: f64, unit: Unit) -> Vec<(f64, String)> {
     let (scale, suffix) = match unit {
         Unit::Bytes => byte_scale(high),
         Unit::Milliseconds => (1.0, "ms"),
+        Unit::Percent => (1.0, "%"),
         Unit::Plain => (1.0, ""),
     };
     let step = round_step((high - low) / scale / 5.5);
@@ -198,7 +215,15 @@ mod tests {
             labels(&Axis::from_zero(2396.0, Unit::Milliseconds)),
             ["0", "500", "1,000", "1,500", "2,000 ms"]
         );
-        assert_eq!(labels(&Axis::log_around([0.02, 30.0].into_iter())), ["0.01", "0.1", "1", "10", "100"]);
+        let log = |values: &[f64]| Axis::log_around(values.iter().copied()).unwrap();
+        assert_eq!(labels(&log(&[0.02, 30.0])), ["0.1", "1", "10"]);
+        assert_eq!(labels(&log(&[0.2, 1.8, f64::NAN, -3.0])), ["0.2", "0.5", "1"]);
+        assert_eq!(labels(&log(&[2.1, 2.4])), ["2.0", "2.2", "2.4"]);
+        assert_eq!(
+            labels(&log(&[1e-9, 1e9])),
+            ["1.00e-9", "1.00e-6", "0.001", "1", "1,000", "1,000,000", "1.00e9"]
+        );
+        assert_eq!(Axis::log_around([0.0, f64::NAN].into_iter()), None);
         let flat = Axis::around([3.0, 3.0].into_iter());
         assert!((flat.place(3.0) - 0.5).abs() < 1e-12);
         assert_eq!(labels(&Axis::around(std::iter::empty())), ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]);
@@ -206,7 +231,7 @@ mod tests {
 
     #[test]
     fn places_are_within_the_axis() {
-        let axis = Axis::log_around([0.1, 1000.0].into_iter());
+        let axis = Axis::log_around([0.1, 1000.0].into_iter()).unwrap();
         assert!((axis.place(10.0) - 0.5).abs() < 0.2);
         assert_eq!((axis.place(0.0), axis.place(1e9)), (0.0, 1.0));
     }
