@@ -290,14 +290,14 @@ fn a_million_tokens_in_a_row_are_a_row() {
 #[test]
 fn a_row_without_an_end_is_refused_before_memory_is() {
     let endless = "x".repeat((MAX_ROW_BYTES + (1 << 20)) as usize);
-    assert_eq!(said("a.txt.zst", &endless), "`a.txt.zst` line 1: the row is longer than 64 MiB");
+    assert_eq!(said("a.txt.zst", &endless), "`a.txt.zst` line 1: the row is longer than 16 MiB");
     assert_eq!(
         said("a.csv.zst", format!("a,b\n1,2\n3,\"{endless}")),
-        "`a.csv.zst` line 3: the row is longer than 64 MiB"
+        "`a.csv.zst` line 3: the row is longer than 16 MiB"
     );
     assert_eq!(
         said("a.jsonl.zst", format!("{{\"{endless}")),
-        "`a.jsonl.zst` line 1: the row is longer than 64 MiB"
+        "`a.jsonl.zst` line 1: the row is longer than 16 MiB"
     );
     // The parser knows better why an element has no end.
     assert_eq!(

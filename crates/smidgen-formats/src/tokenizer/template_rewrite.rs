@@ -20,7 +20,7 @@ const MOST_SOURCE_BYTES: usize = 1_000_000;
 /// Expressions and blocks inside each other; a sum of many terms counts each.
 const MOST_DEPTH: usize = 150;
 /// The parser recurses for these without a limit.
-const MOST_REPEATED: [(&str, usize); 3] = [("elif", 300), ("not", 300), ("-", 1000)];
+const MOST_REPEATED: [(&str, usize); 4] = [("elif", 300), ("else", 1000), ("not", 300), ("-", 1000)];
 
 /// Filters that make nothing, or little, of their input.
 const LIGHT_FILTERS: [&str; 11] =
@@ -98,7 +98,7 @@ pub(super) fn check_source(source: &str) -> Result<(), Error> {
     }
     for (word, most) in MOST_REPEATED {
         let is_repeated = match word {
-            "elif" => source.matches(word).count() > most,
+            "elif" | "else" => source.matches(word).count() > most,
             word => {
                 let packed: String = source.split_whitespace().collect();
                 packed.contains(&word.repeat(most))
