@@ -8,7 +8,7 @@
 use crate::passes::head_pieces;
 use crate::passes::stream::FEWEST_BYTES;
 use crate::question::Demand;
-use crate::request::{Purpose, Request, default_loss_chunk};
+use crate::request::{Purpose, Request, loss_chunks};
 use smidgen_ir::policy::{LayerRule, LayerSet, Pins, Policy};
 use smidgen_ir::{DeviceKind, Extent, Space};
 
@@ -63,46 +63,10 @@ impl Point {
     }
 }
 
-/// A number of layers that is searched by counting.
-#[derive(Clone, Copy, Debug)]
-pub struct Count {
-    of: fn(&mut Point) -> &mut usize,
-    pub copy: Copy,
-    is_open: fn(&Pins) -> bool,
-}
-
 /// Takes one choice over from another point.
 pub type Copy = fn(&mut Point, &Point);
 
-impl Count {
-    pub fn at(&self, mut point: Point) -> usize {
-        *(self.of)(&mut point)
-    }
-
-    pub fn with(&self, mut point: Point, count: usize) -> Point {
-        *(self.of)(&mut point) = count;
-        point
-    }
-
-    pub fn is_open(&self, pins: &Pins) -> bool {
-        (self.is_open)(pins)
-    }
-}
-
-pub const COUNTS: [Count; 2] = [
-    Count {
-        of: |point| &mut point.recomputed,
-        copy: |to, from| to.recomputed = from.recomputed,
-        is_open: |pins| pins.recompute.is_none(),
-    },
-    Count {
-        of: |point| &mut point.weights,
-        copy: |to, from| to.weights = from.weights,
-        is_open: weights_are_open,
-    },
-];
-
-fn weights_are_open(pins: &Pins) -> bool {
+pub fn weights_are_open(pins: &Pins) -> bool {
     pins.offloaded_weights.is_none() && pins.weights != Some(Space::Device)
 }
 
@@ -670,17 +634,6 @@ pub fn pins_for(purpose: Purpose, pins: &Pins) -> Pins {
             Pins { loss_chunk: Some(1), tile_tokens: Some(None), ..pins_for(Purpose::Evaluation, &pins) }
         }
     }
-}
-
-/// Chunks of the loss to try, in rows: the usual one, then halves of it down to the fewest.
-fn loss_chunks(request: &Request, pins: &Pins) -> Vec<usize> {
-    const FEWEST_ROWS: usize = 32;
-    if let Some(pinned) = pins.loss_chunk {
-        return vec![pinned];
-    }
-    let usual = default_loss_chunk(request.device, request.spec.vocabulary, request.extent.rows);
-    let half = |rows: &usize| (*rows > FEWEST_ROWS).then_some((rows / 2).max(FEWEST_ROWS));
-    std::iter::successors(Some(usual), half).collect()
 }
 
 /// Bytes of the weights of a layer that can be offloaded.

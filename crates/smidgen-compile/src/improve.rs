@@ -7,7 +7,8 @@
 //! The best that was measured becomes the next point, until none is better.
 
 use crate::attempt::{Attempt, Measured, REGIONS};
-use crate::choices::{Axis, COUNTS, Copy, Count, Point};
+use crate::choices::{Axis, Copy, Point};
+use crate::counts::{COUNTS, Count};
 
 /// Most points, most mixtures that are measured around each, and most corrections of one.
 const MOST_POINTS: usize = 6;

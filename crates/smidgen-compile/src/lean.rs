@@ -6,7 +6,8 @@
 //! size that is stated where nothing fits is one that fits where it is the budget.
 
 use crate::attempt::{Attempt, HEAD_REGION, OTHER_REGION, STEPS_OF_SMALL};
-use crate::choices::{COUNTS, Freedom, Point};
+use crate::choices::{Freedom, Point};
+use crate::counts::COUNTS;
 use crate::question::Budget;
 use smidgen_ir::policy::Policy;
 

@@ -13,6 +13,7 @@ pub mod autodiff;
 pub mod cards;
 pub mod choices;
 pub mod context;
+mod counts;
 pub mod error;
 pub mod forward;
 mod improve;

@@ -5,7 +5,7 @@
 
 use crate::adapter::LoraModule;
 use crate::model::spec::{DecoderSpec, EMBEDDING};
-use smidgen_ir::{AdamW, DType, DeviceKind, Extent, Precision, Storage, Workload};
+use smidgen_ir::{AdamW, DType, DeviceKind, Extent, Pins, Precision, Storage, Workload};
 use std::collections::{BTreeSet, HashMap};
 
 /// The math of a run, and the sizes that it is compiled for.
@@ -153,4 +153,15 @@ pub fn default_loss_chunk(device: DeviceKind, vocabulary: usize, rows: usize) ->
         DeviceKind::Cuda => GPU_ROWS,
     };
     chunk.min(rows.max(1))
+}
+
+/// Chunks of the loss to try, in rows: the usual one, then halves of it down to the fewest.
+pub fn loss_chunks(request: &Request, pins: &Pins) -> Vec<usize> {
+    const FEWEST_ROWS: usize = 32;
+    if let Some(pinned) = pins.loss_chunk {
+        return vec![pinned];
+    }
+    let usual = default_loss_chunk(request.device, request.spec.vocabulary, request.extent.rows);
+    let half = |rows: &usize| (*rows > FEWEST_ROWS).then_some((rows / 2).max(FEWEST_ROWS));
+    std::iter::successors(Some(usual), half).collect()
 }

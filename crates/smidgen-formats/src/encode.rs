@@ -58,7 +58,13 @@ pub fn encode_weight(
     at_once(tasks.collect())?;
     let groups = held_scales(storage, rows, columns).div_ceil(BNB4_GROUP).div_ceil(threads.max(1));
     let scales = encoding.scales(groups).into_iter();
-    at_once(scales.map(|part| move || Ok(part.encode())).collect())
+    let tasks = scales.map(|part| {
+        move || {
+            part.encode();
+            Ok(())
+        }
+    });
+    at_once(tasks.collect())
 }
 
 /// Threads that encode a weight: one if each would hold the whole of it, as of a 4-bit tensor.

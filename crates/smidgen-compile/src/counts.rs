@@ -1,0 +1,43 @@
+//! Numbers of layers that the searches vary by counting: how many are recomputed, and of how many the weights are
+//! offloaded.
+//!
+//! Left out: choices with a few values each, which are the axes of `choices.rs`.
+
+use crate::choices::{Copy, Point, weights_are_open};
+use smidgen_ir::policy::Pins;
+
+/// A number of layers that is searched by counting.
+#[derive(Clone, Copy, Debug)]
+pub struct Count {
+    of: fn(&mut Point) -> &mut usize,
+    pub copy: Copy,
+    is_open: fn(&Pins) -> bool,
+}
+
+impl Count {
+    pub fn at(&self, mut point: Point) -> usize {
+        *(self.of)(&mut point)
+    }
+
+    pub fn with(&self, mut point: Point, count: usize) -> Point {
+        *(self.of)(&mut point) = count;
+        point
+    }
+
+    pub fn is_open(&self, pins: &Pins) -> bool {
+        (self.is_open)(pins)
+    }
+}
+
+pub const COUNTS: [Count; 2] = [
+    Count {
+        of: |point| &mut point.recomputed,
+        copy: |to, from| to.recomputed = from.recomputed,
+        is_open: |pins| pins.recompute.is_none(),
+    },
+    Count {
+        of: |point| &mut point.weights,
+        copy: |to, from| to.weights = from.weights,
+        is_open: weights_are_open,
+    },
+];
