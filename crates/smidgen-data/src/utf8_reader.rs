@@ -227,7 +227,7 @@ mod tests {
         assert!(row.len() as u64 <= MAX_ROW_BYTES, "{}", row.len());
         assert_eq!(
             text_error(Path::new("a.csv"), error).to_string(),
-            "`a.csv` line 1: the row is longer than 64 MiB"
+            "`a.csv` line 1: the row is longer than 16 MiB"
         );
     }
 }

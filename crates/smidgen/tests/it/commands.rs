@@ -232,6 +232,7 @@ fn train_talks_on_stderr() {
               recompute: none, all activations fit
               micro-batches: 1 per step, up to 100 tokens
               loss: computed in chunks of 77 tokens
+              trained: 5,760 parameters, 16.0 bytes each with gradient and optimizer state
               predicted: N ms per step, N tokens/s (the built-in profile `cpu`)
             step 1/6  loss X lr 0.00e0 N tok/s mem N/30.56 MiB eta N
             step 2/6  loss X lr 1.00e-2 N tok/s mem N/30.56 MiB eta N

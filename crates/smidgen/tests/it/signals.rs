@@ -3,6 +3,7 @@
 //! Signals go to a real process by the shell's `kill`.
 
 use crate::scratch::Scratch;
+use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -91,14 +92,16 @@ fn asked_twice_it_ends_at_once() {
 #[test]
 fn before_the_first_step_there_is_nothing_to_save() {
     let scratch = Scratch::new();
-    // A pipe that nobody writes to: reading the data takes as long as it takes.
-    assert!(Command::new("mkfifo").arg(scratch.path("slow.jsonl")).status().unwrap().success());
-    let mut child = scratch.start(&["train", "recipe.toml", "data.train=slow.jsonl"]);
-    std::thread::sleep(Duration::from_millis(200));
+    // A hub that never answers: reading the data takes as long as it takes.
+    let hub = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut command = scratch.command(&["train", "recipe.toml", "data.train=hf:org/rows"]);
+    command.env("HF_ENDPOINT", format!("http://{}", hub.local_addr().unwrap()));
+    command.env("HF_HOME", scratch.path("cache")).env_remove("HF_HUB_OFFLINE");
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let _asked = hub.accept().unwrap();
     send(&child, "TERM");
     let status = child.wait().unwrap();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(15), "{status}");
-    std::fs::remove_file(scratch.path("slow.jsonl")).unwrap();
     // At most a lock that nobody holds: the next start works.
     let left = scratch.files();
     let left: Vec<_> = left.keys().filter(|path| path.starts_with(scratch.path("run"))).collect();
