@@ -175,7 +175,8 @@ mod tests {
         assert!(places(&train).is_disjoint(&places(&eval)));
         assert_eq!(&places(&train) | &places(&eval), all);
         let mut split = [tokens(&train), tokens(&eval)].concat();
-        (samples.sort(), split.sort());
+        samples.sort();
+        split.sort();
         assert_eq!(split, samples);
         let rows = train.stats().rows;
         assert_eq!((rows.read, rows.kept, rows.held_out, eval.stats().rows.kept), (40, 36, 4, 4));

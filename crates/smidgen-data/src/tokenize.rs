@@ -126,8 +126,11 @@ struct Chunk {
 
 struct Done {
     index: u64,
-    rows: Vec<(usize, RowUnit, u64, Result<Vec<EncodedSample>, RowError>)>,
+    rows: Vec<(usize, RowUnit, u64, RowSamples)>,
 }
+
+/// The samples of a row.
+type RowSamples = Result<Vec<EncodedSample>, RowError>;
 
 /// Why a row has no tokens.
 enum RowError {

@@ -41,7 +41,7 @@ impl ContentHash {
         let head = (offset.next_multiple_of(block) - offset).min(bytes.len() as u64) as usize;
         let (head, rest) = bytes.split_at(head);
         let (blocks, tail) = rest.as_chunks::<BLOCK>();
-        let first = offset.next_multiple_of(block) / block;
+        let first = offset.div_ceil(block);
         let sum =
             (first..).zip(blocks).fold(0u128, |sum, (place, bytes)| sum.wrapping_add(term(place, bytes)));
         let mut state = self.lock();

@@ -238,7 +238,7 @@ fn args_of<'a>(
     let arg = |arg: &CallArg<'a>| -> Rewritten<CallArg<'a>> {
         Ok(match arg {
             CallArg::Pos(inner) => CallArg::Pos(value(inner)?),
-            CallArg::Kwarg(name, inner) => CallArg::Kwarg(*name, value(inner)?),
+            CallArg::Kwarg(name, inner) => CallArg::Kwarg(name, value(inner)?),
             CallArg::PosSplat(inner) => CallArg::PosSplat(value(inner)?),
             CallArg::KwargSplat(inner) => CallArg::KwargSplat(value(inner)?),
         })
@@ -282,10 +282,8 @@ fn expr_of<'a>(expr: &Expr<'a>, depth: Depth) -> Rewritten<Expr<'a>> {
             Expr::Slice(Spanned::new(rewritten, span))
         }
         Expr::UnaryOp(node) => {
-            let op = match node.op {
-                UnaryOpKind::Not => UnaryOpKind::Not,
-                UnaryOpKind::Neg => UnaryOpKind::Neg,
-            };
+            // It can be neither copied nor cloned.
+            let op = if matches!(node.op, UnaryOpKind::Not) { UnaryOpKind::Not } else { UnaryOpKind::Neg };
             Expr::UnaryOp(Spanned::new(UnaryOp { op, expr: of(&node.expr)? }, span))
         }
         Expr::BinOp(node) => binary_of(node, span, depth)?,

@@ -210,8 +210,8 @@ impl<'de> Deserialize<'de> for TokenEntry {
             fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<TokenEntry, A::Error> {
                 while let Some(name) = fields.next_key::<String>()? {
                     match name.as_str() {
-                        "content" => drop(fields.next_value::<Token>()?),
-                        _ => drop(fields.next_value::<IgnoredAny>()?),
+                        "content" => fields.next_value::<Token>().map(|_| ())?,
+                        _ => fields.next_value::<IgnoredAny>().map(|_| ())?,
                     }
                 }
                 Ok(TokenEntry)

@@ -185,11 +185,8 @@ fn read_prompt(args: &Args) -> Result<Option<String>, Failure> {
     let from_stdin = || {
         let mut text = String::new();
         let stdin = std::io::stdin().take(MAX_PROMPT_BYTES + 1).read_to_string(&mut text);
-        match stdin.map_err(|error| unreadable("stdin", error))? as u64 > MAX_PROMPT_BYTES {
-            true => {
-                return Err(Failure::command(format!("the prompt has more than {MAX_PROMPT_BYTES} bytes")));
-            }
-            false => {}
+        if stdin.map_err(|error| unreadable("stdin", error))? as u64 > MAX_PROMPT_BYTES {
+            return Err(Failure::command(format!("the prompt has more than {MAX_PROMPT_BYTES} bytes")));
         }
         Ok(Some(text))
     };
