@@ -302,7 +302,6 @@ impl Evaluated<'_> {
     fn by_likelihood(&self, mut device: AnyDevice) -> Result<Results, Failure> {
         let (recipe, model, limit) = (self.recipe, self.model, self.recipe.eval.limit);
         let subjects = self.subjects()?;
-        let before = read_rss();
         let sets =
             read_eval_sets(recipe, None, recipe.eval.task, model, &subjects[0].request, &self.access())?;
         let EvalSets { loss, choices } = &sets;
@@ -315,11 +314,6 @@ impl Evaluated<'_> {
         let JobBudget { bytes: budget_bytes, stated, .. } = self.budget;
         let data_bytes = loss.as_ref().map_or(0, |loss| loss.set.heap_bytes())
             + choices.as_ref().map_or(0, ChoiceSet::heap_bytes);
-        // What tokenizing left in the heap stays there, and the tokenizer decides how much that is.
-        let grown = read_rss()
-            .zip(before)
-            .map(|(now, before)| now.anonymous_bytes.saturating_sub(before.anonymous_bytes));
-        let data_bytes = data_bytes.max(grown.unwrap_or(0) as usize);
         let means = Means { place: self.place, budget_bytes, stated, data_bytes };
         let plans = plan_evaluation(&subjects, model, &token_sets, means)?;
         if let Some(largest) = plans.iter().max_by_key(|plan| plan.peak_bytes).filter(|_| self.shows_plan) {

@@ -70,6 +70,11 @@ impl Liveness {
         self.attends |= positions.into_iter().any(|position| position > 0);
     }
 
+    /// Whether the next update with a rate above zero is the last one to check.
+    pub fn ends_next(&self) -> bool {
+        self.updates + 1 >= UPDATES
+    }
+
     /// After an update; returns whether it was the last one to check.
     pub fn see_update(&mut self, lr: f64) -> bool {
         if lr > 0.0 {
@@ -183,7 +188,8 @@ mod tests {
     fn a_rate_of_zero_is_no_update() {
         let mut liveness = Liveness { updates: 0, largest_lr: 0.0, ..liveness(0.0, true) };
         let rates = [0.0, 1e-4, 0.0, 2e-4, 1e-4];
-        assert_eq!(rates.map(|lr| liveness.see_update(lr)), [false, false, false, false, true]);
+        let seen = rates.map(|lr| (liveness.ends_next(), liveness.see_update(lr)));
+        assert_eq!(seen, [(false, false), (false, false), (false, false), (false, false), (true, true)]);
         assert_eq!(liveness.largest_lr, 2e-4);
     }
 

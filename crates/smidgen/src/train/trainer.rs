@@ -283,8 +283,8 @@ impl<'a, D: Device> Trainer<'a, D> {
                 || done == total
                 || interrupt.is_requested()
                 || self.exceeded_bytes.is_some();
-            // A step that overflowed is repeated before the next.
-            let waits = self.loss_scale.is_some();
+            // A step that overflowed is repeated before the next; a guard that reads waits for nothing but its own step.
+            let waits = self.loss_scale.is_some() || self.liveness.as_ref().is_some_and(Liveness::ends_next);
             if (settles || waits || !self.executor.device().is_asynchronous())
                 && let Some(begun) = self.begun.take()
             {
