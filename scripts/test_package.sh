@@ -19,7 +19,8 @@ scripts/package.sh --profile dev "$folder"
 rm -rf target/package-venv
 python3 -m venv target/package-venv
 target/package-venv/bin/pip install --quiet --no-index "$folder"/smidgen-*.whl
-target/package-venv/bin/smidgen plan recipes/qwen2.5-7b-6gib.toml memory.profile=rtx-4090 --json | python3 -c '
+target/package-venv/bin/smidgen plan recipes/qwen2.5-7b-6gib.toml \
+    model.path=recipes/shapes/qwen2.5-7b-instruct memory.profile=rtx-4090 --json | python3 -c '
 import json, sys
 plan = json.load(sys.stdin)
 assert plan["fits"] and plan["peak_bytes"] <= plan["budget_bytes"], plan["peak_bytes"]
