@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -126,7 +127,7 @@ def main():
     parser.add_argument("shape", type=Path)
     parser.add_argument("--base", nargs="+", default=["bf16", "nf4"])
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--work", type=Path, default=Path("/tmp/first-step"))
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "first-step")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     work = args.work.resolve()

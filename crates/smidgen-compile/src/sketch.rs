@@ -336,13 +336,7 @@ impl Sketch<'_> {
     /// The point with the fewest layers of offloaded weights that fits, and what it needs.
     fn fitted(&self, point: Point, transient_bytes: f64, budget_bytes: f64) -> Option<(Point, f64)> {
         let (fixed, freedom) = (&self.fixed, &self.attempt.freedom);
-        let freed = if point.tables {
-            fixed.tables_bytes
-        } else if point.embedding {
-            fixed.embedding_bytes
-        } else {
-            0.0
-        } + if point.optimizer_state { fixed.moment_bytes } else { 0.0 };
+        let freed = self.tables_and_moments_bytes(&point);
         let head_bytes = if point.tables && !point.split_head { fixed.head_bytes } else { 0.0 };
         let [resident, offloading] =
             fixed.context_bytes.map(|context| fixed.bytes + context - freed + transient_bytes);
@@ -364,17 +358,19 @@ impl Sketch<'_> {
     }
 
     fn offloaded_bytes(&self, point: &Point, kinds: &[usize]) -> f64 {
-        let fixed = &self.fixed;
-        let tables = if point.tables {
-            fixed.tables_bytes
-        } else if point.embedding {
-            fixed.embedding_bytes
-        } else {
-            0.0
-        };
-        let moments = if point.optimizer_state { fixed.moment_bytes } else { 0.0 };
         let stowed: f64 = kinds.iter().map(|kind| self.sized.kinds[*kind].stowed_bytes).sum();
-        point.weights as f64 * fixed.layer_bytes + tables + moments + stowed
+        point.weights as f64 * self.fixed.layer_bytes + self.tables_and_moments_bytes(point) + stowed
+    }
+
+    /// What a point offloads of embedding, head and optimizer state.
+    fn tables_and_moments_bytes(&self, point: &Point) -> f64 {
+        let fixed = &self.fixed;
+        let tables = match (point.tables, point.embedding) {
+            (true, _) => fixed.tables_bytes,
+            (false, true) => fixed.embedding_bytes,
+            (false, false) => 0.0,
+        };
+        tables + if point.optimizer_state { fixed.moment_bytes } else { 0.0 }
     }
 
     /// Where a chunk is between the smallest, 0, and the largest, 1.

@@ -29,9 +29,18 @@ const THREAD_BYTES: usize = 1 << 20;
 /// Hashes of the stored bytes of weights, by their names.
 pub type WeightHashes = BTreeMap<String, String>;
 
-/// Fills every base weight that is not trained from the checkpoint, with this many threads. The bytes are hashed as they
-/// are read.
+/// Fills every base weight that is not trained from the checkpoint, with this many threads.
 pub fn load_weights<D: Device>(
+    executor: &mut Executor<D>,
+    model: &Model,
+    threads: usize,
+) -> Result<(), Failure> {
+    let names = leaf_names(executor.plan(), LeafKind::Weight);
+    names.iter().try_for_each(|(_, name)| load_weight(executor, model, name, threads))
+}
+
+/// The same for a run whose checkpoints state what it is made of: bytes are hashed as they are read.
+pub fn load_hashed_weights<D: Device>(
     executor: &mut Executor<D>,
     model: &Model,
     threads: usize,

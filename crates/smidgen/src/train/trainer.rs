@@ -117,7 +117,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         let feed = Feed::of(executor.plan(), job.recipe.train.seed);
         let extent = executor.plan().extent;
         let arena_peak_bytes = executor.plan().peak_live_bytes() as u64;
-        let weight_hashes = weights::load_weights(&mut executor, &job.model, job.request.threads)?;
+        let weight_hashes = weights::load_hashed_weights(&mut executor, &job.model, job.request.threads)?;
         clear(&mut executor, LeafKind::Gradient)?;
         clear(&mut executor, LeafKind::Moment)?;
         clear(&mut executor, LeafKind::State)?;
