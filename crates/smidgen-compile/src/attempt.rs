@@ -276,9 +276,18 @@ impl<'a> Attempt<'a> {
     }
 
     pub fn step_seconds(&self, plan: &Plan) -> f64 {
-        let seconds = |entry: Entry| self.question.profile.entry_seconds(plan, entry);
+        let profile = self.question.profile;
+        let seconds = |entry: Entry| profile.entry_seconds(plan, entry);
         let (each, once) = self.entries();
-        seconds(each) * self.demand.micro_steps + once.map_or(0.0, seconds)
+        let each_s = seconds(each) * self.demand.micro_steps;
+        // The gradients of a step are summed over ranks once.
+        let unsummed_s = match self.request.rank.is_only() || self.demand.micro_steps <= 1.0 {
+            true => 0.0,
+            false => {
+                (seconds(each) - profile.unsummed_seconds(plan, each)) * (self.demand.micro_steps - 1.0)
+            }
+        };
+        each_s - unsummed_s + once.map_or(0.0, seconds)
     }
 
     /// The entry point that runs for each micro-batch, and the one that runs once.

@@ -199,13 +199,17 @@ impl Backward<'_> {
             | Op::FourierReg { .. }
             | Op::RowNorms { .. }
             | Op::Round { .. }
+            | Op::SquaredNorm
             | Op::GradNorm { .. }
             | Op::AdamW(_)
             | Op::AdamW8(_)
             | Op::Zero
             | Op::Fetch
             | Op::Stow
-            | Op::Stowed => unreachable!("`{}` is not a forward operation", node.op.name()),
+            | Op::Stowed
+            | Op::AllReduce(_)
+            | Op::ReduceScatter(_)
+            | Op::AllGather(_) => unreachable!("`{}` is not a forward operation", node.op.name()),
         }
     }
 

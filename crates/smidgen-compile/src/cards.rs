@@ -8,6 +8,7 @@
 //! Memory is the driver's total, which is a little below the number on the box.
 
 use crate::context::Overhead;
+use crate::links::{self, ETHERNET_100G, NamedLink};
 use crate::profile::{DeviceProfile, Rates};
 use smidgen_ir::DeviceKind;
 
@@ -108,6 +109,17 @@ impl Card {
         self.memory_mib << 20
     }
 
+    /// The link between cards of one machine: cards of data centers have NVLink, all others pass the bus.
+    pub fn peers(&self) -> NamedLink {
+        match (self.name, self.bus_gb_per_s) {
+            ("h100" | "h200", _) => links::NVLINK4,
+            ("a100-40gb" | "a100-80gb", _) => links::NVLINK3,
+            (_, PCIE5_X16) => links::PCIE5,
+            (_, PCIE4_X8) => links::PCIE4_X8,
+            _ => links::PCIE4,
+        }
+    }
+
     pub fn profile(&self) -> DeviceProfile {
         let bytes_per_s = MEMORY_SHARE * 1e9 * self.memory_gb_per_s;
         let rates = |product: f64, attention: f64| Rates {
@@ -135,6 +147,8 @@ impl Card {
             stow_bytes_per_s: bus_bytes_per_s,
             disk_bytes_per_s: DISK_BYTES_PER_S,
             travel_s_per_byte: 0.0,
+            peers: self.peers().link(),
+            network: ETHERNET_100G.link(),
         }
     }
 }

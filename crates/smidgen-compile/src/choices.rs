@@ -9,7 +9,7 @@ use crate::passes::head_pieces;
 use crate::passes::stream::FEWEST_BYTES;
 use crate::question::Demand;
 use crate::request::{Purpose, Request, loss_chunks};
-use smidgen_ir::policy::{LayerRule, LayerSet, Pins, Policy};
+use smidgen_ir::policy::{LayerRule, LayerSet, Pins, Policy, Sharding};
 use smidgen_ir::{DeviceKind, Extent, Space};
 
 /// Layers of offloaded weights that may be on the device at the same time, unless memory is short.
@@ -105,11 +105,16 @@ pub struct Freedom<'a> {
     pub head_pieces: usize,
     pub head_bytes: usize,
     device: DeviceKind,
+    sharding: Sharding,
 }
 
 impl<'a> Freedom<'a> {
     /// `request` has the extent of the demand.
     pub fn of(request: &Request, demand: &Demand, pins: &'a Pins) -> Freedom<'a> {
+        let sharding = match request.rank.is_only() {
+            true => Sharding::None,
+            false => pins.sharding.unwrap_or_default(),
+        };
         Freedom {
             pins,
             layers: request.spec.layers,
@@ -118,12 +123,19 @@ impl<'a> Freedom<'a> {
             chunks: loss_chunks(request, pins),
             layer_bytes: layer_bytes(request),
             has_own_embedding: !request.spec.tied_head,
-            head_pieces: head_pieces::count(request),
+            // A divided head is gathered as a whole.
+            head_pieces: if sharding == Sharding::Weights { 0 } else { head_pieces::count(request) },
             head_bytes: request
                 .storage_of(request.spec.head_tensor())
                 .bytes(request.spec.vocabulary, request.spec.hidden),
             device: request.device,
+            sharding,
         }
+    }
+
+    /// Whether weights that are not resident come from other ranks.
+    pub fn gathers_weights(&self) -> bool {
+        self.sharding == Sharding::Weights
     }
 
     /// Everything on the device as far as that is open: the fastest.
@@ -216,7 +228,9 @@ impl<'a> Freedom<'a> {
             tables,
             split_head: split_head && tables && self.head_pieces > 1,
             activations,
-            optimizer_state: pins.optimizer_state.map_or(point.optimizer_state, is_in_use),
+            // What is divided over ranks is not offloaded as well.
+            optimizer_state: self.sharding == Sharding::None
+                && pins.optimizer_state.map_or(point.optimizer_state, is_in_use),
             tile_tokens: pins.tile_tokens.unwrap_or(point.tile_tokens),
             window_layers: point.window_layers,
         };
@@ -258,8 +272,12 @@ impl<'a> Freedom<'a> {
             loss_chunk: point.loss_chunk,
             tile_tokens: point.tile_tokens,
             activations: space(!offloaded_activations.is_empty(), pins.activations),
-            weights: space(embedding_offloaded || !offloaded_weights.is_empty(), pins.weights),
+            weights: space(
+                !self.gathers_weights() && (embedding_offloaded || !offloaded_weights.is_empty()),
+                pins.weights,
+            ),
             optimizer_state: space(point.optimizer_state, pins.optimizer_state),
+            sharding: self.sharding,
             head_pieces: pins.head_pieces.unwrap_or(head_pieces),
             window_bytes: pins.window_bytes.unwrap_or(window_bytes),
             tables_offloaded: point.tables,
@@ -537,10 +555,12 @@ pub enum Choice {
     Embedding,
     Activations,
     OptimizerState,
+    /// What is divided over ranks.
+    Sharding,
 }
 
 impl Choice {
-    const ALL: [Choice; 9] = [
+    const ALL: [Choice; 10] = [
         Choice::Recompute,
         Choice::MicroBatch,
         Choice::LossChunk,
@@ -550,6 +570,7 @@ impl Choice {
         Choice::Embedding,
         Choice::Activations,
         Choice::OptimizerState,
+        Choice::Sharding,
     ];
 
     /// The policy without this choice, where it is in use and can be left out.
@@ -570,6 +591,9 @@ impl Choice {
             Choice::Embedding => other.embedding_offloaded = policy.tables_offloaded,
             Choice::Activations => other.offloaded_activations = LayerSet::none(),
             Choice::OptimizerState => other.optimizer_state = Space::Device,
+            // Without ranks to gather from, weights would have to be somewhere else.
+            Choice::Sharding if policy.sharding == Sharding::Weights => {}
+            Choice::Sharding => other.sharding = Sharding::None,
         }
         (other != *policy).then_some(other)
     }
@@ -580,7 +604,7 @@ impl Choice {
             (_, Purpose::Training) => true,
             (Choice::Recompute | Choice::Activations | Choice::OptimizerState, _) => false,
             (Choice::MicroBatch | Choice::LossChunk | Choice::Tiles, _) => purpose == Purpose::Evaluation,
-            (Choice::Weights | Choice::HeadPieces | Choice::Embedding, _) => true,
+            (Choice::Weights | Choice::HeadPieces | Choice::Embedding | Choice::Sharding, _) => true,
         }
     }
 
@@ -600,6 +624,7 @@ impl Choice {
             Choice::Embedding => !embedding_is_open(pins),
             Choice::Activations => !activations_are_open(pins),
             Choice::OptimizerState => pins.optimizer_state.is_some(),
+            Choice::Sharding => pins.sharding.is_some(),
         }
     }
 }

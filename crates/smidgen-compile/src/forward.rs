@@ -28,7 +28,7 @@ pub fn build_graph(request: &Request, purpose: Purpose, loss_chunk: usize) -> Gr
     }
     for entry in entries {
         let nodes = match entry {
-            Entry::Update => vec![],
+            Entry::Update | Entry::Collect => vec![],
             Entry::Refresh => build_refresh(&mut graph, &leaves, request),
             Entry::MicroStep | Entry::Eval | Entry::Logits | Entry::Decode => {
                 build_entry(&mut graph, &mut leaves, request, entry, loss_chunk)
@@ -69,7 +69,7 @@ fn build_entry(
         prefix: match entry {
             Entry::Eval => "eval.",
             Entry::Decode => "decode.",
-            Entry::MicroStep | Entry::Update | Entry::Refresh | Entry::Logits => "",
+            Entry::MicroStep | Entry::Update | Entry::Refresh | Entry::Logits | Entry::Collect => "",
         },
         layer: None,
         cached: entry == Entry::Decode,

@@ -6,7 +6,8 @@
 //! convert the operands of a matmul into the form that it needs.
 
 use crate::context::Overhead;
-use smidgen_ir::{BoundBy, Cost, DeviceKind, Entry, Op, Plan, Precision, Space, Step};
+use crate::links::{ETHERNET_100G, Link, SHARED_MEMORY};
+use smidgen_ir::{BoundBy, Cost, DeviceKind, Entry, Op, Plan, Precision, Rank, Shard, Space, Step};
 
 /// What a device does in a second when it multiplies numbers of one kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -47,6 +48,10 @@ pub struct DeviceProfile {
     pub disk_bytes_per_s: f64,
     /// Time that steps lose for each byte transferred meanwhile, because the transfer uses the processor too.
     pub travel_s_per_byte: f64,
+    /// Between ranks of one machine.
+    pub peers: Link,
+    /// Between machines.
+    pub network: Link,
 }
 
 impl DeviceProfile {
@@ -75,6 +80,8 @@ impl DeviceProfile {
             stow_bytes_per_s: 0.8e9,
             disk_bytes_per_s: 1.5e9,
             travel_s_per_byte: 0.6e-9 / threads,
+            peers: SHARED_MEMORY.link(),
+            network: ETHERNET_100G.link(),
         }
     }
 
@@ -98,7 +105,14 @@ impl DeviceProfile {
             stow_bytes_per_s: self.stow_bytes_per_s,
             disk_bytes_per_s: self.disk_bytes_per_s,
             travel_s_per_byte: self.travel_s_per_byte,
+            link: self.peers,
         }
+    }
+
+    /// The same for ranks on this many machines.
+    pub fn on_machines(&self, machines: usize) -> DeviceProfile {
+        let peers = if machines > 1 { self.peers.slower(self.network) } else { self.peers };
+        DeviceProfile { peers, ..self.clone() }
     }
 }
 
@@ -110,6 +124,8 @@ pub struct Profile {
     pub stow_bytes_per_s: f64,
     pub disk_bytes_per_s: f64,
     pub travel_s_per_byte: f64,
+    /// Between ranks.
+    pub link: Link,
 }
 
 impl Profile {
@@ -141,25 +157,41 @@ impl Profile {
     }
 
     /// One run of an entry point at the planned extent. Transfers overlap with computation, one value in each
-    /// direction at a time; a step that needs one waits.
+    /// direction and one exchange between ranks at a time; a step that needs one waits.
     pub fn entry_seconds(&self, plan: &Plan, entry: Entry) -> f64 {
-        self.walk(plan, entry, |_| {})
+        self.walk(plan, entry, true, |_| {})
+    }
+
+    /// The same without sums over ranks: a micro-batch that does not end its step.
+    pub fn unsummed_seconds(&self, plan: &Plan, entry: Entry) -> f64 {
+        self.walk(plan, entry, false, |_| {})
+    }
+
+    /// An exchange between ranks of which each receives so many bytes.
+    pub fn exchange_seconds(&self, rank: Rank, bytes: f64) -> f64 {
+        (rank.of - 1) as f64 * self.link.latency_s + bytes / self.link.bytes_per_s
     }
 
     /// When each step of an entry point is over, in seconds from the start, as [`Profile::entry_seconds`] computes it.
     pub fn step_ends(&self, plan: &Plan, entry: Entry) -> Vec<f64> {
         let mut ends = Vec::with_capacity(plan.entry(entry).steps.len());
-        self.walk(plan, entry, |now| ends.push(now));
+        self.walk(plan, entry, true, |now| ends.push(now));
         ends
     }
 
-    fn walk(&self, plan: &Plan, entry: Entry, mut see_end: impl FnMut(f64)) -> f64 {
+    fn walk(&self, plan: &Plan, entry: Entry, sums: bool, mut see_end: impl FnMut(f64)) -> f64 {
         let steps = &plan.entry(entry).steps;
-        let (mut now, mut inward, mut outward) = (0.0f64, 0.0f64, 0.0f64);
+        let (mut now, mut inward, mut outward, mut between) = (0.0f64, 0.0f64, 0.0f64, 0.0f64);
         let mut over = vec![0.0; steps.len()];
         for (index, step) in steps.iter().enumerate() {
             let awaited = step.awaits.iter().map(|transfer| over[*transfer]).fold(now, f64::max);
-            if step.op.is_transfer() {
+            if let Op::AllReduce(rank) | Op::ReduceScatter(rank) | Op::AllGather(Shard { rank, .. }) = step.op {
+                if sums || !matches!(step.op, Op::AllReduce(_)) {
+                    between = between.max(awaited) + self.exchange_seconds(rank, step.cost.bytes);
+                    over[index] = between;
+                    now += step.cost.bytes * self.travel_s_per_byte;
+                }
+            } else if step.op.is_transfer() {
                 let (lane, bytes_per_s) = if step.op == Op::Fetch {
                     (&mut inward, self.fetch_rate(plan, step))
                 } else {
@@ -179,7 +211,7 @@ impl Profile {
             }
             see_end(now);
         }
-        now.max(inward).max(outward)
+        now.max(inward).max(outward).max(between)
     }
 }
 

@@ -5,7 +5,7 @@
 
 use crate::adapter::LoraModule;
 use crate::model::spec::{DecoderSpec, EMBEDDING};
-use smidgen_ir::{AdamW, DType, DeviceKind, Extent, Pins, Precision, Storage, Workload};
+use smidgen_ir::{AdamW, DType, DeviceKind, Extent, Pins, Precision, Rank, Storage, Workload};
 use std::collections::{BTreeSet, HashMap};
 
 /// The math of a run, and the sizes that it is compiled for.
@@ -34,6 +34,8 @@ pub struct Request {
     pub row_losses: bool,
     /// Threads for which workspaces are sized.
     pub threads: usize,
+    /// This process among those that train together.
+    pub rank: Rank,
 }
 
 /// What a plan is made for.

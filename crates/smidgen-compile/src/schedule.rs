@@ -70,10 +70,10 @@ pub fn plan_lifetimes(
             ValueRole::Leaf(_) if layout.inside.contains_key(&id) => {}
             ValueRole::Leaf(leaf) => {
                 let category = Category::of_leaf(leaf.kind);
-                let lifetime = leaf_lifetime(&graph, leaf.kind);
+                let lifetime = leaf_lifetime(&graph, id, leaf.kind);
                 let room = layout.room.get(&id);
                 let bytes = room.map_or_else(
-                    || value.ty.bytes(&plan.extent_of_lifetime(lifetime)),
+                    || value.stored_bytes(&plan.extent_of_lifetime(lifetime)),
                     |room| room.bytes(&value.ty),
                 );
                 places[index].stride = room.map(|room| room.stride);
@@ -182,7 +182,7 @@ pub fn plan_lifetimes(
 /// The row of the table in which a temporary counts: that of the leaf that it is a copy of, or a copy of rows of.
 fn category_of(graph: &Graph, producer: &Node) -> Category {
     let copied = producer.inputs.first().and_then(|input| graph.value(graph.whole(*input)).leaf());
-    match copied.filter(|_| producer.op == Op::Fetch) {
+    match copied.filter(|_| matches!(producer.op, Op::Fetch | Op::AllGather(_))) {
         Some(leaf) => Category::of_leaf(leaf.kind),
         None => Category::Activations,
     }
@@ -220,7 +220,8 @@ fn awaited(graph: &Graph, nodes: &[Node]) -> Vec<Vec<usize>> {
             awaits[index].extend(under_way.remove(&graph.whole(operand)));
         }
         if node.op.is_transfer() {
-            under_way.extend(node.outputs.iter().chain(&node.updates).map(|written| (*written, index)));
+            let written = node.outputs.iter().chain(&node.updates).map(|written| graph.whole(*written));
+            under_way.extend(written.map(|written| (written, index)));
         }
     }
     awaits
@@ -236,9 +237,17 @@ fn is_formed_with_next(device: DeviceKind, nodes: &[Node]) -> bool {
 }
 
 /// A cache is `decode`'s alone: it takes none of the bytes of that entry point's temporaries, so it lasts from one
-/// run to the next, and those of the other entry points may overlap it.
-fn leaf_lifetime(graph: &Graph, kind: LeafKind) -> Lifetime {
+/// run to the next, and those of the other entry points may overlap it. A partial gradient is cleared before its layer
+/// and scattered after it.
+fn leaf_lifetime(graph: &Graph, id: ValueId, kind: LeafKind) -> Lifetime {
     match kind {
+        LeafKind::Partial(_) => {
+            let touches = |node: &Node| node.operands().any(|operand| graph.whole(operand) == id);
+            let nodes = graph.nodes(Entry::MicroStep);
+            let first = nodes.iter().position(touches).unwrap_or(0);
+            let last = nodes.iter().rposition(touches).unwrap_or(first);
+            Lifetime::Steps { entry: Entry::MicroStep, first, last }
+        }
         LeafKind::Cache => {
             let last = graph.nodes(Entry::Decode).len().saturating_sub(1);
             Lifetime::Steps { entry: Entry::Decode, first: 0, last }

@@ -359,6 +359,9 @@ impl Sketch<'_> {
 
     fn offloaded_bytes(&self, point: &Point, kinds: &[usize]) -> f64 {
         let stowed: f64 = kinds.iter().map(|kind| self.sized.kinds[*kind].stowed_bytes).sum();
+        if self.attempt.freedom.gathers_weights() {
+            return stowed;
+        }
         point.weights as f64 * self.fixed.layer_bytes + self.tables_and_moments_bytes(point) + stowed
     }
 
@@ -403,6 +406,8 @@ impl Sketch<'_> {
         let (fixed, profile) = (&self.fixed, self.attempt.question.profile);
         let layers = kinds.len();
         let weights_per_s = match self.attempt.freedom.pins.weights {
+            // What is freed here is what the others bring.
+            _ if self.attempt.freedom.gathers_weights() => profile.link.bytes_per_s,
             Some(Space::Disk) => profile.disk_bytes_per_s,
             _ => profile.fetch_bytes_per_s,
         };

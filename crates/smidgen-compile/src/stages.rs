@@ -89,6 +89,9 @@ pub(crate) fn moved(
     policy: &Policy,
     check: impl Fn(&str, &Graph),
 ) -> Schedule {
+    passes::shard::divide_trained(&mut graph, policy, request.rank);
+    check("divide_trained", &graph);
+
     passes::offload::apply(&mut graph, policy, &request.extent, request.device);
     check("offload", &graph);
 
@@ -96,8 +99,12 @@ pub(crate) fn moved(
     check("head_pieces", &graph);
 
     let fewest_bytes = passes::stream::FEWEST_BYTES;
-    passes::stream::apply(&mut graph, policy, &request.extent, request.device, fewest_bytes);
+    let target = (request.device, request.rank);
+    passes::stream::apply(&mut graph, policy, &request.extent, target, fewest_bytes);
     check("stream", &graph);
+
+    passes::shard::sum_gradients(&mut graph, request.rank, &request.extent);
+    check("sum_gradients", &graph);
 
     let shared = passes::reuse_in_place::find(&graph);
     let layout = passes::join_operands::find(&graph, request);

@@ -29,6 +29,7 @@ mod permutation;
 pub mod prepare;
 mod prepare_error;
 mod row_place;
+pub mod share;
 pub mod source;
 mod source_error;
 #[cfg(test)]

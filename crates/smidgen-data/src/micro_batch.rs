@@ -11,6 +11,7 @@ use smidgen_ir::Extent;
 use thiserror::Error;
 
 use crate::batch::BatchPlan;
+use crate::share::Shares;
 use crate::tokens::{ReadSampleError, TokenSet, largest_extent};
 
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -208,7 +209,7 @@ impl MicroBatch {
 pub struct Largest {
     /// Bounds every micro-batch of every step; its three numbers may come from different ones.
     pub micro_batch: Extent,
-    /// Tokens of the largest step, over all of its micro-batches: a larger `micro_tokens` gains nothing.
+    /// Tokens of the largest step of a rank, over all of its micro-batches: a larger `micro_tokens` gains nothing.
     pub step_tokens: usize,
     /// Supervised tokens of the largest step.
     pub step_rows: usize,
@@ -216,16 +217,35 @@ pub struct Largest {
     pub step_micro_batches: usize,
 }
 
-/// Packs every step of a run as the run will, and keeps the maxima.
+/// Calls `see` with what each of so many ranks has of each step of a run, packed as the run will.
+fn for_each_share(
+    plan: &BatchPlan,
+    set: &TokenSet,
+    micro_tokens: usize,
+    ranks: usize,
+    mut see: impl FnMut(&[u32], &Packing),
+) -> Result<(), PackError> {
+    let (mut packing, mut shares) = (Packing::default(), Shares::default());
+    let length = |sample: u32| set.length(sample as usize);
+    plan.for_each_distinct_batch(|samples| {
+        shares.divide(samples, length, ranks);
+        shares.all().try_for_each(|samples| {
+            packing.pack(samples.iter().map(|&sample| length(sample)), micro_tokens)?;
+            see(samples, &packing);
+            Ok(())
+        })
+    })
+}
+
+/// Packs every step of a run as each of so many ranks will, and keeps the maxima over all of them.
 pub fn largest_micro_batch(
     plan: &BatchPlan,
     set: &TokenSet,
     micro_tokens: usize,
+    ranks: usize,
 ) -> Result<Largest, PackError> {
-    let mut packing = Packing::default();
     let mut largest = Largest::default();
-    plan.for_each_distinct_batch(|samples| {
-        packing.pack(samples.iter().map(|&sample| set.length(sample as usize)), micro_tokens)?;
+    for_each_share(plan, set, micro_tokens, ranks, |samples, packing| {
         let mut step = Extent::default();
         for positions in packing.micro_batches() {
             let extent = set.extent(positions.iter().map(|&position| samples[position as usize]));
@@ -236,18 +256,20 @@ pub fn largest_micro_batch(
         largest.step_tokens = largest.step_tokens.max(step.tokens);
         largest.step_rows = largest.step_rows.max(step.rows);
         largest.step_micro_batches = largest.step_micro_batches.max(packing.micro_batches().len());
-        Ok(())
     })?;
     Ok(largest)
 }
 
 /// The samples of the micro-batch of a run that has the most tokens, and of those the most supervised ones; the first
 /// of several alike.
-pub fn largest_samples(plan: &BatchPlan, set: &TokenSet, micro_tokens: usize) -> Result<Vec<u32>, PackError> {
-    let mut packing = Packing::default();
+pub fn largest_samples(
+    plan: &BatchPlan,
+    set: &TokenSet,
+    micro_tokens: usize,
+    ranks: usize,
+) -> Result<Vec<u32>, PackError> {
     let (mut largest, mut most) = (Vec::new(), (0, 0));
-    plan.for_each_distinct_batch(|samples| {
-        packing.pack(samples.iter().map(|&sample| set.length(sample as usize)), micro_tokens)?;
+    for_each_share(plan, set, micro_tokens, ranks, |samples, packing| {
         for positions in packing.micro_batches() {
             let chosen = positions.iter().map(|&position| samples[position as usize]);
             let count = token_and_row_count(set, chosen.clone());
@@ -257,7 +279,6 @@ pub fn largest_samples(plan: &BatchPlan, set: &TokenSet, micro_tokens: usize) ->
                 largest.extend(chosen);
             }
         }
-        Ok(())
     })?;
     Ok(largest)
 }
@@ -353,16 +374,16 @@ mod tests {
             step_rows: 8,
             step_micro_batches: 2,
         };
-        assert_eq!(largest_micro_batch(&plan, &set, 7).unwrap(), expected);
+        assert_eq!(largest_micro_batch(&plan, &set, 7, 1).unwrap(), expected);
         assert_eq!(
-            largest_micro_batch(&plan, &set, 6).unwrap_err(),
+            largest_micro_batch(&plan, &set, 6, 1).unwrap_err(),
             PackError::SampleTooLong { tokens: 7, micro_tokens: 6 }
         );
-        let whole = largest_micro_batch(&plan, &set, usize::MAX).unwrap();
+        let whole = largest_micro_batch(&plan, &set, usize::MAX, 1).unwrap();
         assert_eq!(whole.micro_batch, Extent { tokens: 11, rows: 8, segments: 3 });
         // Of two with 7 tokens the one that is a single sample has more that are supervised.
-        assert_eq!(largest_samples(&plan, &set, 7).unwrap(), [3]);
-        assert_eq!(largest_samples(&plan, &set, usize::MAX).unwrap(), [3, 4, 5]);
+        assert_eq!(largest_samples(&plan, &set, 7, 1).unwrap(), [3]);
+        assert_eq!(largest_samples(&plan, &set, usize::MAX, 1).unwrap(), [3, 4, 5]);
         assert_eq!(token_and_row_count(&set, [1, 3]), (10, 8));
     }
 
@@ -432,7 +453,7 @@ mod tests {
                 shuffle,
             };
             let mut plan = BatchPlan::new(&set, options).unwrap();
-            let largest = largest_micro_batch(&plan, &set, micro_tokens).unwrap();
+            let largest = largest_micro_batch(&plan, &set, micro_tokens, 1).unwrap();
             let mut micro_batch = MicroBatch::with_capacity(largest.micro_batch);
             let capacity = micro_batch.ids.capacity();
             let mut packing = Packing::default();

@@ -100,6 +100,10 @@ impl Operands<'_> {
         self.inputs.iter().map(|ty| ty.bytes(self.extent)).sum()
     }
 
+    pub fn updates_bytes(&self) -> usize {
+        self.updates.iter().map(|ty| ty.bytes(self.extent)).sum()
+    }
+
     fn elements(&self, input: usize) -> f64 {
         self.inputs[input].elements(self.extent) as f64
     }

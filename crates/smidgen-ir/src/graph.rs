@@ -5,7 +5,8 @@
 //! Whether a leaf is trainable is a property of the leaf, not of its kind. A graph says nothing about memory: see `plan.rs`.
 
 use crate::op::Op;
-use crate::shape::{Dim, Type};
+use crate::rank::Shard;
+use crate::shape::{Dim, Extent, Type};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -33,11 +34,21 @@ pub enum Entry {
     Logits,
     /// One step of generation: new tokens of some sequences over their KV cache, and the logits of chosen rows.
     Decode,
+    /// Gathers what is divided over ranks and belongs in a checkpoint, one tensor per step; the host reads each before the
+    /// next step.
+    Collect,
 }
 
 impl Entry {
-    pub const ALL: [Entry; 6] =
-        [Entry::MicroStep, Entry::Update, Entry::Refresh, Entry::Eval, Entry::Logits, Entry::Decode];
+    pub const ALL: [Entry; 7] = [
+        Entry::MicroStep,
+        Entry::Update,
+        Entry::Refresh,
+        Entry::Eval,
+        Entry::Logits,
+        Entry::Decode,
+        Entry::Collect,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -47,6 +58,7 @@ impl Entry {
             Entry::Eval => "eval",
             Entry::Logits => "logits",
             Entry::Decode => "decode",
+            Entry::Collect => "collect",
         }
     }
 }
@@ -57,22 +69,14 @@ impl fmt::Display for Entry {
     }
 }
 
-/// Which part of a tensor this rank holds: part `index` of `of` equal parts of its rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Shard {
-    pub index: usize,
-    pub of: usize,
-}
-
-impl Shard {
-    pub const WHOLE: Shard = Shard { index: 0, of: 1 };
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LeafKind {
     Weight,
     Adapter,
     Gradient,
+    /// What this rank adds to a gradient that is divided over ranks, and the rows of it that the rank keeps; there while
+    /// its layer is worked on.
+    Partial(ValueId),
     Moment,
     /// What `refresh` computes from adapters.
     Derived,
@@ -92,7 +96,8 @@ pub struct Leaf {
     pub gradient: Option<ValueId>,
     /// Set where `refresh` computes this leaf by rounding another one; gradients then go to that other leaf.
     pub rounded: Option<Rounded>,
-    pub shard: Shard,
+    /// Set where this rank stores only its part. The type is that of the whole.
+    pub shard: Option<Shard>,
 }
 
 /// `scale` times another leaf, rounded to the element type of matmuls.
@@ -126,6 +131,19 @@ impl ValueRole {
             ValueRole::Slice(slice) => slice.of,
             ValueRole::Leaf(_) | ValueRole::Temp => own,
         }
+    }
+
+    /// How the value is divided over ranks, if it is.
+    pub fn shard(&self) -> Option<Shard> {
+        match self {
+            ValueRole::Leaf(leaf) => leaf.shard,
+            ValueRole::Slice(_) | ValueRole::Temp => None,
+        }
+    }
+
+    /// Bytes of a value of this type that this rank stores.
+    pub fn stored_bytes(&self, ty: &Type, extent: &Extent) -> usize {
+        self.shard().map_or_else(|| ty.bytes(extent), |shard| shard.own_bytes(ty).len())
     }
 }
 
@@ -172,6 +190,11 @@ impl Value {
 
     pub fn is_temp(&self) -> bool {
         self.role == ValueRole::Temp
+    }
+
+    /// Bytes that this rank stores.
+    pub fn stored_bytes(&self, extent: &Extent) -> usize {
+        self.role.stored_bytes(&self.ty, extent)
     }
 }
 
@@ -250,8 +273,19 @@ impl Graph {
         self.add_value(
             name,
             ty,
-            ValueRole::Leaf(Leaf { kind, gradient: None, rounded: None, shard: Shard::WHOLE }),
+            ValueRole::Leaf(Leaf { kind, gradient: None, rounded: None, shard: None }),
         )
+    }
+
+    /// Leaves one part of a leaf on this rank.
+    ///
+    /// # Panics
+    /// When the value is not a leaf.
+    pub fn divide(&mut self, leaf: ValueId, shard: Shard) {
+        match &mut self.values[leaf.index()].role {
+            ValueRole::Leaf(leaf) => leaf.shard = Some(shard),
+            other => panic!("{other:?} is not a leaf"),
+        }
     }
 
     /// Rows `first_row..first_row + rows` of a leaf, and of its gradient.

@@ -10,6 +10,7 @@
 
 use crate::cost::{Cost, Operands};
 use crate::op_table::{Batching, BoundBy, column, op_table};
+use crate::rank::{Rank, Shard};
 use crate::rope::RopeSpec;
 use crate::storage::DType;
 use std::fmt;
@@ -298,10 +299,14 @@ op_table! {
         batching: Batching::AnyAttributes,
         text: scale_text(*scale),
     }
-    /// loss (1), hyper (3), gradients … → ; updates report (4): loss and norm over all gradients, both without the loss
-    /// scale; the factor that removes the loss scale from gradients and clips their norm to `clip` (0 = never); 1 if
-    /// loss and norm are finite
-    GradNorm { clip: f32 } => {
+    /// parts of gradients … → ; updates squares (1) := the sum of the squares of all their elements
+    SquaredNorm => {
+        name: "squared_norm",
+    }
+    /// loss (1), hyper (3), gradients …, `[squares (1) of other gradients]` → ; updates report (4): loss and norm over all
+    /// gradients, both without the loss scale; the factor that removes the loss scale from gradients and clips their norm
+    /// to `clip` (0 = never); 1 if loss and norm are finite
+    GradNorm { clip: f32, squares: bool } => {
         name: "grad_norm",
         text: format!("clip={clip}"),
     }
@@ -341,11 +346,40 @@ op_table! {
         transfer: true,
         cost: |step| Cost::moving(step.input_bytes(0)),
     }
-    /// x and its offloaded copy → . Waits for the copy; after it the memory of x is free.
+    /// x and its offloaded copy, or what it was scattered into → . Waits for that; after it the memory of x is free.
     Stowed => {
         name: "stowed",
         reads_offloaded: |input| input == 1,
         cost: |_| Cost::moving(0),
+    }
+
+    // ── between ranks ──────────────────────────────────────────────────────────────────────────
+
+    /// → ; updates values …: each becomes its sum over all ranks. Only starts the exchange; in `micro_step` it runs with
+    /// the last micro-batch of a step alone.
+    AllReduce(rank: Rank) => {
+        name: "all_reduce",
+        transfer: true,
+        collective: true,
+        cost: |step| Cost::moving(2 * others_share(*rank, step.updates_bytes())),
+        text: rank_text(*rank),
+    }
+    /// x … → ; updates parts …: to the own part of each its own rows of the sum of x over all ranks are added
+    ReduceScatter(rank: Rank) => {
+        name: "reduce_scatter",
+        transfer: true,
+        collective: true,
+        cost: |step| Cost::moving(others_share(*rank, step.inputs_bytes())),
+        text: rank_text(*rank),
+    }
+    /// a divided x → its whole; or, without an input, updates values …, of which each rank has changed its own rows: all
+    /// rows become those of their ranks. Only starts the exchange.
+    AllGather(shard: Shard) => {
+        name: "all_gather",
+        transfer: true,
+        collective: true,
+        cost: |step| Cost::moving(others_share(shard.rank, step.inputs_bytes() + step.updates_bytes())),
+        text: rank_text(shard.rank),
     }
 }
 
@@ -358,6 +392,15 @@ impl Op {
             Batching::AnyAttributes => std::mem::discriminant(self) == std::mem::discriminant(before),
         }
     }
+}
+
+/// Bytes that a rank receives of a value of which every rank has an equal part.
+fn others_share(rank: Rank, bytes: usize) -> usize {
+    bytes / rank.of * (rank.of - 1)
+}
+
+fn rank_text(rank: Rank) -> String {
+    format!("ranks={}", rank.of)
 }
 
 /// A factor in text forms, where it changes anything.

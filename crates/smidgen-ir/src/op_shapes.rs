@@ -287,10 +287,20 @@ impl Op {
                 rule.require(fits && updates[0].storage.is_real(), || format!("rounded {}", updates[0]))?;
                 Ok(vec![])
             }
-            Op::GradNorm { .. } => {
-                rule.require(inputs.len() >= 2 && updates.len() == 1, || {
+            Op::SquaredNorm => {
+                rule.require(!inputs.is_empty() && updates.len() == 1, || "parts and their sum".into())?;
+                rule.scalars(updates[0], 1)?;
+                for part in inputs {
+                    rule.require(part.storage == Storage::F32, || format!("part {part}"))?;
+                }
+                Ok(vec![])
+            }
+            Op::GradNorm { squares, .. } => {
+                rule.require(inputs.len() >= 2 + usize::from(*squares) && updates.len() == 1, || {
                     "a loss, its scale and a report".into()
                 })?;
+                let (inputs, more) = inputs.split_at(inputs.len() - usize::from(*squares));
+                more.iter().try_for_each(|squares| rule.scalars(squares, 1))?;
                 rule.scalars(inputs[0], 1)?;
                 rule.scalars(inputs[1], 3)?;
                 rule.scalars(updates[0], 4)?;
@@ -338,9 +348,38 @@ impl Op {
                 rule.require(*copy == inputs[0], || format!("{} stowed as {copy}", inputs[0]))?;
                 Ok(vec![])
             }
+            Op::AllReduce(_) => {
+                rule.require(inputs.is_empty() && !updates.is_empty(), || "values to sum".into())?;
+                let is_summed = |ty: &&Type| matches!(ty.storage, Storage::Plain(DType::F32 | DType::F64));
+                rule.require(updates.iter().all(is_summed), || "only f32 and f64 are summed".into())?;
+                Ok(vec![])
+            }
+            Op::ReduceScatter(_) => {
+                rule.require(inputs.len() == updates.len() && !inputs.is_empty(), || "a part for each".into())?;
+                for (whole, part) in inputs.iter().zip(updates) {
+                    let fits = whole.storage == Storage::F32
+                        && part.storage == Storage::F32
+                        && whole.shape.0[1..] == part.shape.0[1..];
+                    rule.require(fits, || format!("{part} is not a part of {whole}"))?;
+                }
+                Ok(vec![])
+            }
+            Op::AllGather(_) => match inputs {
+                [] => {
+                    rule.require(!updates.is_empty(), || "values to complete".into())?;
+                    Ok(vec![])
+                }
+                [divided] => {
+                    rule.count(1, 0)?;
+                    Ok(vec![(*divided).clone()])
+                }
+                _ => Err(rule.error("one divided value".into())),
+            },
             Op::Stowed => {
                 rule.count(2, 0)?;
-                rule.require(inputs[0] == inputs[1], || format!("{} stowed as {}", inputs[0], inputs[1]))?;
+                // What was scattered over ranks has fewer rows here.
+                let fits = inputs[0].storage == inputs[1].storage && inputs[0].shape.0[1..] == inputs[1].shape.0[1..];
+                rule.require(fits, || format!("{} stowed as {}", inputs[0], inputs[1]))?;
                 Ok(vec![])
             }
         }

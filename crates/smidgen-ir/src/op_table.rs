@@ -50,6 +50,7 @@ macro_rules! op_table {
             $( decodes: $decodes:expr, )?
             $( reads_offloaded: $reads_offloaded:expr, )?
             $( transfer: $transfer:expr, )?
+            $( collective: $collective:expr, )?
             $( feed_forward: $feed_forward:expr, )?
             $( head: $head:expr, )?
             $( loss: $loss:expr, )?
@@ -125,11 +126,21 @@ macro_rules! op_table {
                 }
             }
 
-            /// Whether the operation only starts a copy between memory spaces; a later step waits for it.
+            /// Whether the operation only starts a copy between memory spaces or an exchange between ranks; a later
+            /// step waits for it.
             pub fn is_transfer(&self) -> bool {
                 match self {
                     $( Op::$variant $( ($attributes) )? $( { $( $field ),+ } )? => {
                         column!($( $transfer )?, false)
+                    } )+
+                }
+            }
+
+            /// Whether all ranks take part.
+            pub fn is_collective(&self) -> bool {
+                match self {
+                    $( Op::$variant $( ($attributes) )? $( { $( $field ),+ } )? => {
+                        column!($( $collective )?, false)
                     } )+
                 }
             }

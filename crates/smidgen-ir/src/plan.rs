@@ -63,7 +63,7 @@ impl Category {
         match kind {
             LeafKind::Weight => Category::BaseWeights,
             LeafKind::Adapter | LeafKind::Derived => Category::Adapters,
-            LeafKind::Gradient => Category::Gradients,
+            LeafKind::Gradient | LeafKind::Partial(_) => Category::Gradients,
             LeafKind::Moment => Category::Optimizer,
             LeafKind::Input | LeafKind::State => Category::Workspace,
             LeafKind::Cache => Category::Activations,
@@ -149,7 +149,7 @@ impl PlannedValue {
     /// Bytes from the buffer's begin to the end of the last row, the spare columns of a temporary included: a step may
     /// write them.
     pub fn end_byte(&self, extent: &Extent) -> usize {
-        let dense = self.ty.bytes(extent);
+        let dense = self.role.stored_bytes(&self.ty, extent);
         let (rows, columns) = self.ty.shape.at(extent);
         let spread = match (self.stride, self.ty.storage.plain()) {
             (Some(stride), Some(dtype)) => {

@@ -66,6 +66,9 @@ memory_choices! {
     head_pieces: usize, pin usize, json "head_pieces";
     /// Where AdamW's moments are.
     optimizer_state: Space, pin Space, json "optimizer_state";
+    /// What is divided over ranks. With weights it is the offloaded ones, and no longer the memory of one machine that
+    /// they are fetched from.
+    sharding: Sharding, pin Sharding, json "shard";
     /// Bytes of offloaded weights that may be on the device at the same time, prefetched ones included. What one
     /// operation needs is there in any case.
     window_bytes: usize, pin usize, json "window_bytes";
@@ -94,6 +97,34 @@ impl Policy {
             *space = device.resolve(*space);
         }
         self
+    }
+}
+
+/// What is divided over ranks; each includes those before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Sharding {
+    #[default]
+    None,
+    /// AdamW's moments: a rank updates its own rows and gets the others' from them.
+    Moments,
+    /// Gradients too: what a layer adds to them is summed at once, and each rank keeps its rows.
+    Gradients,
+    /// Frozen weights too: a layer is gathered before it is used.
+    Weights,
+}
+
+impl Sharding {
+    pub const ALL: [Sharding; 4] =
+        [Sharding::None, Sharding::Moments, Sharding::Gradients, Sharding::Weights];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Sharding::None => "none",
+            Sharding::Moments => "moments",
+            Sharding::Gradients => "gradients",
+            Sharding::Weights => "weights",
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use crate::by_value::{ByValue, ValueSet};
 use crate::graph::{Entry, Graph, Node, Space, Value, ValueId, ValueRole};
 use crate::op::Op;
 use crate::plan::{ALIGNMENT, BufferId, Lifetime, Plan, Region, Step};
+use crate::rank::{Cut, Shard};
 use crate::shape::{Dim, Type};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -43,7 +44,7 @@ pub fn graph(graph: &Graph) -> Vec<String> {
         for (index, node) in nodes.iter().enumerate() {
             let place = Place { entry: *entry, kind: "node", index, op: node.op.name() };
             check_node(graph, node, place, &defined, &fetched, &mut findings);
-            if node.op == Op::Fetch {
+            if brings_a_leaf(&node.op) {
                 fetched.extend(&node.outputs);
             }
             for output in &node.outputs {
@@ -60,7 +61,7 @@ pub fn graph(graph: &Graph) -> Vec<String> {
         .entries
         .iter()
         .flat_map(|(_, nodes)| nodes)
-        .filter(|node| node.op == Op::Fetch)
+        .filter(|node| brings_a_leaf(&node.op))
         .flat_map(|node| node.outputs.iter().copied())
         .collect();
     for value in &graph.values {
@@ -81,6 +82,26 @@ pub fn graph(graph: &Graph) -> Vec<String> {
         }
     }
     findings
+}
+
+/// Whether an operation makes a copy of a leaf, rows of which others may read.
+fn brings_a_leaf(op: &Op) -> bool {
+    matches!(op, Op::Fetch | Op::AllGather(_))
+}
+
+/// What a rank stores of a divided leaf are its own rows, and nothing else of it can be used.
+fn check_own_rows(
+    leaf: &Value,
+    slice: &Value,
+    first_row: usize,
+    shard: Shard,
+    findings: &mut Vec<String>,
+) {
+    let own = shard.own_rows(&leaf.ty);
+    let rows = slice.ty.shape.0.first() == Some(&Dim::Const(own.len()));
+    if shard.cut != Cut::Rows || first_row != own.start || !rows {
+        findings.push(format!("`{}` is not what this rank stores of `{}`", slice.name, leaf.name));
+    }
 }
 
 /// The values written so far, as a whole or tile by tile.
@@ -179,6 +200,18 @@ fn check_node(
                 findings.push(format!("{place}: outputs do not have the types of the shape rule"));
             }
         }
+    }
+    for operand in node.operands() {
+        if let ValueRole::Slice(slice) = &graph.value(operand).role
+            && let Some(shard) = graph.value(slice.of).role.shard()
+        {
+            let (leaf, slice, first_row) = (graph.value(slice.of), graph.value(operand), slice.first_row);
+            check_own_rows(leaf, slice, first_row, shard, findings);
+        }
+    }
+    let divided = node.reads().find(|id| graph.value(*id).role.shard().is_some());
+    if let Some(id) = divided.filter(|_| !matches!(node.op, Op::AllGather(_))) {
+        findings.push(format!("{place}: `{}` is divided over ranks", graph.value(id).name));
     }
     for output in &node.outputs {
         if !graph.value(graph.whole(*output)).is_temp() {

@@ -8,6 +8,7 @@ use crate::plan::{DeviceKind, Precision, align_up};
 use crate::shape::{Extent, Type};
 use crate::workspace_cpu::{self as cpu_sizes, CpuStep, aligned_floats};
 use crate::workspace_cuda::{self as gpu_sizes, CudaStep, MATMUL_BYTES};
+use std::ops::Range;
 
 /// What a plan is made for, as far as scratch depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,16 +105,8 @@ pub fn workspace_bytes(op: &Op, inputs: &[&Type], extent: &Extent, target: Targe
                 8 * across * down * gpu_sizes::FOURIER_SUMS
             },
         ),
-        Op::GradNorm { .. } => step.scratch(
-            |cpu| {
-                let elements = (2..inputs.len()).map(|input| cpu.size(input).0 * cpu.size(input).1);
-                2 * elements.max().unwrap_or(0).div_ceil(cpu_sizes::SQUARES_CHUNK)
-            },
-            |gpu| {
-                let elements = (2..inputs.len()).map(|input| gpu.size(input).0 * gpu.size(input).1);
-                8 * elements.map(gpu_sizes::squares_chunks).sum::<usize>()
-            },
-        ),
+        Op::GradNorm { squares, .. } => step.squares(2..inputs.len() - usize::from(*squares)),
+        Op::SquaredNorm => step.squares(0..inputs.len()),
         Op::Embed { .. }
         | Op::RmsNorm(_)
         | Op::Dropout { .. }
@@ -135,7 +128,10 @@ pub fn workspace_bytes(op: &Op, inputs: &[&Type], extent: &Extent, target: Targe
         | Op::Zero
         | Op::Fetch
         | Op::Stow
-        | Op::Stowed => 0,
+        | Op::Stowed
+        | Op::AllReduce(_)
+        | Op::ReduceScatter(_)
+        | Op::AllGather(_) => 0,
     }
 }
 
@@ -146,6 +142,20 @@ struct StepInputs<'a> {
 }
 
 impl<'a> StepInputs<'a> {
+    /// For the sum of the squares of some inputs.
+    fn squares(&self, summed: Range<usize>) -> usize {
+        self.scratch(
+            |cpu| {
+                let elements = summed.clone().map(|input| cpu.size(input).0 * cpu.size(input).1);
+                2 * elements.max().unwrap_or(0).div_ceil(cpu_sizes::SQUARES_CHUNK)
+            },
+            |gpu| {
+                let elements = summed.clone().map(|input| gpu.size(input).0 * gpu.size(input).1);
+                8 * elements.map(gpu_sizes::squares_chunks).sum::<usize>()
+            },
+        )
+    }
+
     /// Scratch on the target, in bytes: `cpu` counts floats, `gpu` counts bytes.
     fn scratch(
         &self,

@@ -5,7 +5,7 @@
 
 use crate::read::{Reader, parse_count_from_one, read_count, read_layer_list, reader};
 use crate::toml_text::{RenderValue, quoted};
-use smidgen_ir::{LayerRule, Pins, Space};
+use smidgen_ir::{LayerRule, Pins, Sharding, Space};
 
 pub(crate) const TOKENS: Reader<Option<usize>> =
     reader("`auto`, or a whole number of at least 1", &["auto"], |given| match given.text() {
@@ -46,6 +46,23 @@ pub(crate) const SPACE: Reader<Option<Space>> =
         "host" => Some(Some(Space::Host)),
         _ => None,
     });
+
+pub(crate) const SHARD: Reader<Option<Sharding>> =
+    reader("", &["auto", "none", "moments", "gradients", "weights"], |given| {
+        let text = given.text()?;
+        match text.as_str() {
+            "auto" => Some(None),
+            other => Some(Some(Sharding::ALL.into_iter().find(|sharding| sharding.name() == other)?)),
+        }
+    });
+
+pub(crate) fn pin_shard(pins: &mut Pins, sharding: Option<Sharding>) {
+    pins.sharding = sharding;
+}
+
+pub(crate) fn show_shard(pins: &Pins) -> String {
+    quoted(pins.sharding.map_or("auto", Sharding::name))
+}
 
 /// Where weights are, and which part of the layers is offloaded: above 0 and at most 1.
 pub(crate) const WEIGHTS: Reader<Option<(Space, f64)>> = reader(

@@ -65,16 +65,30 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
         partials[blockIdx.x] = sum;
 }
 
-// One block. A `clip` of 0 does not clip.
-extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
-    grad_norm_report(const double *loss, const double *hyper, const double *partials, i32 count, float clip,
-                     double *report) {
+// The sum of all partials, in the first thread of the one block.
+__device__ __forceinline__ double sum_partials(const double *partials, i32 count) {
     double sum = 0.0;
     for (i32 at = threadIdx.x; at < count; at += UPDATE_THREADS)
         sum += partials[at];
-    sum = block_sum(sum);
+    return block_sum(sum);
+}
+
+extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
+    add_partials(const double *partials, i32 count, double *squares) {
+    const double sum = sum_partials(partials, count);
+    if (threadIdx.x == 0)
+        *squares = sum;
+}
+
+// One block. `more` are squares of other gradients, or null. A `clip` of 0 does not clip.
+extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
+    grad_norm_report(const double *loss, const double *hyper, const double *partials, i32 count,
+                     const double *more, float clip, double *report) {
+    double sum = sum_partials(partials, count);
     if (threadIdx.x != 0)
         return;
+    if (more)
+        sum += *more;
     const double scale = hyper[2], own_loss = *loss / scale, norm = sqrt(sum) / scale;
     double factor = 1.0;
     if (clip > 0.0f) {

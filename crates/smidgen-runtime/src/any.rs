@@ -101,8 +101,8 @@ impl Device for AnyDevice {
         forward!(self, device => device.fill(to, fill))
     }
 
-    fn run_all(&mut self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
-        forward!(self, device => device.run_all(steps, extent))
+    fn run_all(&mut self, steps: &[BoundStep], extent: &Extent, sums: bool) -> Result<(), DeviceError> {
+        forward!(self, device => device.run_all(steps, extent, sums))
     }
 
     fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {

@@ -3,11 +3,13 @@
 //! Steps arrive bound: every operand is an offset into the reservation with its storage and shape, so a
 //! device never sees a graph, a name or a lifetime.
 
+use crate::comm::CommError;
 use smidgen_ir::workspace::{Target, workspace_bytes};
 use smidgen_ir::{
-    DType, DeviceKind, Dim, Entry, Extent, Op, Plan, Precision, Shape, Space, Storage, Type, ValueId,
+    DType, DeviceKind, Dim, Entry, Extent, Op, Plan, Precision, Shape, Shard, Space, Storage, Type, ValueId,
     ValueRole,
 };
+use std::ops::Range;
 use std::path::PathBuf;
 use thiserror::Error;
 
@@ -43,6 +45,10 @@ pub enum DeviceError {
     Capability { name: String, major: u32, minor: u32, precision: Precision },
     #[error("the micro-batch {actual:?} is larger than the plan's {planned:?}")]
     Extent { actual: Extent, planned: Extent },
+    #[error("{device} runs on its own, and `{op}` needs other ranks")]
+    Alone { device: &'static str, op: &'static str },
+    #[error(transparent)]
+    Comm(#[from] CommError),
     #[error("{0}")]
     Violation(String),
 }
@@ -92,6 +98,8 @@ pub struct Operand {
     /// For some rows of a matrix that stores codes and scales apart: which rows of the whole matrix.
     /// `offset` and `bytes` are then those of the whole.
     pub part: Option<RowPart>,
+    /// For a value that is divided over ranks: how. `bytes` are then those of the own part.
+    pub shard: Option<Shard>,
 }
 
 /// Rows of a larger matrix.
@@ -114,15 +122,17 @@ impl Operand {
         let place = Operand {
             space: buffer.space,
             offset: buffer.offset + value.first_byte,
-            bytes: value.ty.bytes(&extent),
+            bytes: value.role.stored_bytes(&value.ty, &extent),
             rows,
             columns,
             storage,
             stride: value.stride.unwrap_or(columns),
             part: None,
+            shard: value.role.shard(),
         };
         let ValueRole::Slice(slice) = &value.role else { return place };
-        if value.stride.is_some() {
+        // The rows that a rank stores of a divided value are all that its buffer holds.
+        if value.stride.is_some() || plan.value(slice.of).role.shard().is_some() {
             return place;
         }
         if storage.has_contiguous_rows() {
@@ -158,8 +168,16 @@ impl Operand {
     }
 
     pub fn bytes_at(&self, extent: &Extent) -> usize {
+        if self.shard.is_some() {
+            return self.bytes;
+        }
         let rows = self.part.map_or_else(|| self.rows.at(extent), |part| part.total_rows);
         self.storage.bytes(rows, self.columns)
+    }
+
+    /// The bytes of each rank, if the value is or were divided so.
+    pub fn parts(&self, shard: Shard) -> Vec<Range<usize>> {
+        shard.bytes(&self.ty())
     }
 
     fn ty(&self) -> Type {
@@ -227,10 +245,16 @@ impl BoundStep {
         operands().any(|operand| matches!(operand.rows, Dim::Tile { .. }) && operand.rows_at(extent) == 0)
     }
 
+    /// Whether the step sums over ranks what a whole optimizer step adds up.
+    pub fn is_sum(&self) -> bool {
+        matches!(self.op, Op::AllReduce(_))
+    }
+
     /// The copy that this step makes, if it is a transfer.
     pub fn transfer(&self) -> Option<Transfer<'_>> {
         let copy = || self.outputs.first().or(self.updates.first()).expect("a transfer writes a copy");
-        self.op.is_transfer().then(|| match self.op == Op::Fetch {
+        let is_copy = self.op.is_transfer() && !self.op.is_collective();
+        is_copy.then(|| match self.op == Op::Fetch {
             true => Transfer { on_device: copy(), offloaded: &self.inputs[0], to_device: true },
             false => Transfer { on_device: &self.inputs[0], offloaded: copy(), to_device: false },
         })
@@ -360,9 +384,10 @@ pub trait Device {
     /// Runs one step. If it is a transfer, later calls see it finished.
     fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError>;
 
-    /// Runs all steps of an entry point in order. A device may overlap steps that do not touch each other's
-    /// memory; all their transfers have finished for whatever is called next.
-    fn run_all(&mut self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
-        steps.iter().try_for_each(|step| self.run(step, extent))
+    /// Runs all steps of an entry point in order, sums over ranks only if `sums`. A device may overlap steps that do
+    /// not touch each other's memory; all their transfers have finished for whatever is called next.
+    fn run_all(&mut self, steps: &[BoundStep], extent: &Extent, sums: bool) -> Result<(), DeviceError> {
+        let is_run = |step: &&BoundStep| sums || !step.is_sum();
+        steps.iter().filter(is_run).try_for_each(|step| self.run(step, extent))
     }
 }

@@ -55,12 +55,17 @@ impl<D: Device> Executor<D> {
 
     /// Runs one entry point for a micro-batch of the given extent.
     pub fn run(&mut self, entry: Entry, extent: &Extent) -> Result<(), DeviceError> {
+        self.run_summing(entry, extent, true)
+    }
+
+    /// The same; without `sums` gradients stay those of this rank, because more micro-batches of the step follow.
+    pub fn run_summing(&mut self, entry: Entry, extent: &Extent, sums: bool) -> Result<(), DeviceError> {
         let planned = self.plan.extent_of(entry);
         if !planned.contains(extent) {
             return Err(DeviceError::Extent { actual: *extent, planned });
         }
         let found = self.entries.iter().find(|(own, _)| *own == entry);
-        self.device.run_all(found.map(|(_, steps)| steps.as_slice()).unwrap_or_default(), extent)
+        self.device.run_all(found.map(|(_, steps)| steps.as_slice()).unwrap_or_default(), extent, sums)
     }
 
     /// Runs one step of an entry point, so that a caller can read its results before a later step overwrites them.

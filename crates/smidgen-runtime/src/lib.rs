@@ -4,10 +4,12 @@
 //! holds every buffer that a step touches, its workspace included.
 
 pub mod any;
+pub mod comm;
 pub mod cpu;
 pub mod cuda;
 pub mod device;
 pub mod executor;
+pub mod lane;
 pub mod null;
 
 pub use any::AnyDevice;

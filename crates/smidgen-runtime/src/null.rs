@@ -193,6 +193,14 @@ impl Null {
                 }
             }
         }
+        if step.op.is_collective() {
+            let read = step.inputs.iter().map(|operand| (operand, false));
+            let written = step.outputs.iter().chain(&step.updates).map(|operand| (operand, true));
+            for (operand, writes) in read.chain(written) {
+                let bytes = operand.offset..operand.offset + operand.span_at(extent);
+                self.pending.push(PendingTransfer { step: step.index, bytes, writes });
+            }
+        }
         if let Some(Transfer { on_device, to_device, .. }) = step.transfer() {
             let bytes = on_device.offset..on_device.offset + on_device.span_at(extent);
             self.pending.push(PendingTransfer { step: step.index, bytes, writes: to_device });
@@ -233,11 +241,12 @@ impl Device for Null {
     }
 
     fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
-        self.run_all(std::slice::from_ref(step), extent)
+        self.run_all(std::slice::from_ref(step), extent, true)
     }
 
-    fn run_all(&mut self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
-        steps.iter().try_for_each(|step| self.run_one(step, extent))?;
+    fn run_all(&mut self, steps: &[BoundStep], extent: &Extent, sums: bool) -> Result<(), DeviceError> {
+        let is_run = |step: &&BoundStep| sums || !step.is_sum();
+        steps.iter().filter(is_run).try_for_each(|step| self.run_one(step, extent))?;
         self.pending.clear();
         Ok(())
     }

@@ -225,6 +225,8 @@ fn kind_of_device_error(error: &DeviceError) -> FailureKind {
         | DeviceError::Library { .. }
         | DeviceError::Capability { .. }
         | DeviceError::Extent { .. }
+        | DeviceError::Alone { .. }
+        | DeviceError::Comm(_)
         | DeviceError::Violation(_) => FailureKind::Device,
     }
 }

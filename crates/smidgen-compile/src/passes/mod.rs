@@ -1,7 +1,7 @@
 //! Passes: each rewrites the graph or writes down a choice, and changes no result.
 //!
 //! The order in which they run is in `stages.rs`, and nowhere else; a pass knows no other pass.
-//! Left out: sharding.
+//! `prefetch.rs` is no pass: it says how early a transfer may start.
 
 pub mod head_pieces;
 pub mod join_operands;
@@ -10,5 +10,6 @@ pub mod prefetch;
 pub mod recompute;
 pub mod remove_dead;
 pub mod reuse_in_place;
+pub mod shard;
 pub mod stream;
 pub mod tile;

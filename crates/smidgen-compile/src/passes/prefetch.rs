@@ -61,7 +61,9 @@ pub fn read_copy(graph: &mut Graph, nodes: &mut [Node], value: ValueId, copy: Va
     let mut rows: HashMap<ValueId, ValueId> = HashMap::new();
     for node in nodes {
         let Node { op, inputs, updates, .. } = node;
-        let inputs = inputs.iter_mut().enumerate().filter(|(input, _)| !op.reads_offloaded(*input));
+        let is_divided = graph.value(value).role.shard().is_some();
+        let inputs =
+            inputs.iter_mut().enumerate().filter(|(input, _)| is_divided || !op.reads_offloaded(*input));
         for operand in inputs.map(|(_, id)| id).chain(updates) {
             match &graph.value(*operand).role {
                 ValueRole::Slice(slice) if slice.of == value => {

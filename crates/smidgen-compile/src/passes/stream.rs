@@ -3,18 +3,34 @@
 //! A stretch is a layer's turn, forward or backward: a weight that a layer reads several times in one turn is fetched
 //! once. The fetched copy is a temporary like any other: the arena reserves bytes for it for that time, and nodes are
 //! rewritten to read it. A head in pieces is fetched piece by piece. Moments are updated on the device and copied back.
-//! Vectors and small matrices stay on the device: they are not worth a transfer.
+//! Weights that are divided over ranks are gathered instead of fetched: each rank keeps its part on the device.
+//! Vectors and small matrices stay whole and on the device: they are not worth a transfer.
 
 use super::prefetch::{Insertions, Need, begin_ahead, read_copy, seam_before};
-use smidgen_ir::policy::Policy;
-use smidgen_ir::{ByValue, DeviceKind, Extent, Graph, LeafKind, Node, Op, Space, ValueId, ValueSet};
+use smidgen_ir::policy::{Policy, Sharding};
+use smidgen_ir::{
+    ByValue, Cut, DeviceKind, Extent, Graph, LeafKind, Node, Op, Rank, Shard, Space, ValueId, ValueSet,
+};
 
 /// Matrices of fewer bytes stay on the device.
 pub const FEWEST_BYTES: usize = 1 << 10;
 
 /// Offloads matrices of at least `fewest_bytes` as the policy says, and fetches them where they are needed.
-pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, device: DeviceKind, fewest_bytes: usize) {
-    let offloaded = offloaded_leaves(graph, policy, extent, fewest_bytes);
+pub fn apply(
+    graph: &mut Graph,
+    policy: &Policy,
+    extent: &Extent,
+    (device, rank): (DeviceKind, Rank),
+    fewest_bytes: usize,
+) {
+    let mut offloaded = offloaded_leaves(graph, policy, extent, fewest_bytes);
+    if policy.sharding == Sharding::Weights && !rank.is_only() {
+        let weights: Vec<ValueId> = offloaded.iter().filter(|id| is_weight(graph, *id)).collect();
+        for id in weights {
+            offloaded.remove(&id);
+            graph.divide(id, Shard { rank, cut: Cut::Bytes });
+        }
+    }
     let fetched = fetched_weights(graph, &offloaded);
     for (index, value) in graph.values.iter_mut().enumerate() {
         let whole = value.role.whole(ValueId(index as u32));
@@ -53,12 +69,14 @@ fn offloaded_leaves(graph: &Graph, policy: &Policy, extent: &Extent, fewest_byte
                         } else {
                             policy.tables_offloaded && node.op.reads_head()
                         };
-                        goes && graph.value(whole).ty.storage.has_contiguous_rows()
+                        let has_rows = graph.value(whole).ty.storage.has_contiguous_rows();
+                        goes && (has_rows || policy.sharding == Sharding::Weights)
                     }
                 },
                 LeafKind::Moment => policy.optimizer_state != Space::Device,
                 LeafKind::Adapter
                 | LeafKind::Gradient
+                | LeafKind::Partial(_)
                 | LeafKind::Derived
                 | LeafKind::Input
                 | LeafKind::State
@@ -79,13 +97,22 @@ fn fetched_weights(graph: &Graph, offloaded: &ValueSet) -> ValueSet {
     let nodes = graph.entries.iter().flat_map(|(_, nodes)| nodes);
     let embeds = nodes.filter(|node| matches!(node.op, Op::Embed { .. }));
     let looked_up: ValueSet = embeds.map(|node| graph.whole(node.inputs[1])).collect();
-    let is_weight = |id: &ValueId| graph.value(*id).leaf().is_some_and(|leaf| leaf.kind == LeafKind::Weight);
-    offloaded.iter().filter(|id| !looked_up.contains(id) && is_weight(id)).collect()
+    offloaded.iter().filter(|id| !looked_up.contains(id) && is_weight(graph, *id)).collect()
+}
+
+fn is_weight(graph: &Graph, id: ValueId) -> bool {
+    graph.value(id).leaf().is_some_and(|leaf| leaf.kind == LeafKind::Weight)
+}
+
+/// How a weight is divided over ranks, if it is.
+fn division(graph: &Graph, leaf: ValueId) -> Option<Shard> {
+    graph.value(leaf).role.shard().filter(|shard| shard.cut == Cut::Bytes)
 }
 
 /// What comes for an operand: the leaf that it is rows of, or a piece of the head by itself.
 fn comes_as(graph: &Graph, op: &Op, operand: ValueId) -> ValueId {
-    if op.reads_head() { operand } else { graph.whole(operand) }
+    let whole = graph.whole(operand);
+    if op.reads_head() && division(graph, whole).is_none() { operand } else { whole }
 }
 
 /// A leaf, or a piece of the head, that nodes `need.first..=need.last` of one layer's turn read, or change.
@@ -109,7 +136,8 @@ fn fetch_where_needed(
         let place = (nodes[visit.need.first].phase, nodes[visit.need.first].layer);
         let name = graph.name_from(visit.value, |name| format!("{name} here"));
         let mut emitted = Vec::new();
-        let copy = graph.emit(&mut emitted, Op::Fetch, vec![visit.value], vec![], &[name], place)[0];
+        let op = division(graph, visit.value).map_or(Op::Fetch, Op::AllGather);
+        let copy = graph.emit(&mut emitted, op, vec![visit.value], vec![], &[name], place)[0];
         emitted.drain(..).for_each(|node| insertions.push(seam_before(&nodes, begin), node));
         read_copy(graph, &mut nodes[visit.need.first..=visit.need.last], visit.value, copy);
         if visit.is_changed {
@@ -134,10 +162,13 @@ fn find_visits(graph: &Graph, nodes: &[Node], extent: &Extent) -> Vec<Visit> {
             turn += 1;
         }
         let inputs = node.inputs.iter().enumerate();
-        let needed = inputs.filter(|(input, _)| !node.op.reads_offloaded(*input)).map(|(_, id)| (*id, false));
+        let is_needed = |input: usize, id: ValueId| {
+            !node.op.reads_offloaded(input) || division(graph, graph.whole(id)).is_some()
+        };
+        let needed = inputs.filter(|(input, id)| is_needed(*input, **id)).map(|(_, id)| (*id, false));
         for (operand, is_changed) in needed.chain(node.updates.iter().map(|id| (*id, true))) {
             let (leaf, value) = (graph.whole(operand), comes_as(graph, &node.op, operand));
-            if graph.value(leaf).space == Space::Device {
+            if graph.value(leaf).space == Space::Device && division(graph, leaf).is_none() {
                 continue;
             }
             match open.get(&leaf) {

@@ -9,7 +9,7 @@
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
 use smidgen_compile::request::default_loss_chunk;
-use smidgen_compile::{
+use smidgen_compile::{DeviceProfile, 
     Budget, Context, DecoderSpec, Demand, Profile, Purpose, Question, Rates, Request, compile, solve,
 };
 use smidgen_ir::{DeviceKind, Entry, Extent, LayerSet, Pins, Plan, Policy, Precision, Space, Storage};
@@ -62,6 +62,7 @@ fn demands(parts: &[usize]) -> Vec<Demand> {
 fn profile(gflops: f64, memory_gb_s: f64, link_gb_s: f64, step_us: f64) -> Profile {
     let flops_per_s = gflops * 1e9;
     Profile {
+        link: DeviceProfile::cpu(1).peers,
         rates: Rates {
             product_flops_per_s: flops_per_s,
             bf16_product_flops_per_s: flops_per_s,

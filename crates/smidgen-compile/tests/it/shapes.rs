@@ -5,7 +5,7 @@ use smidgen_compile::adapter::{Layers, LoraModule, Targets, target_paths};
 use smidgen_compile::model::read_spec;
 use smidgen_compile::request::{Moments, Optimizer};
 use smidgen_compile::{AdapterForm, Context, DecoderSpec, Overhead, Request, TrainedBiases};
-use smidgen_ir::{AdamW, DeviceKind, Extent, Precision, Workload};
+use smidgen_ir::{AdamW, DeviceKind, Extent, Precision, Rank, Workload};
 use std::collections::HashMap;
 
 pub fn llama(
@@ -122,6 +122,7 @@ pub fn request(
         workload: Workload { keys_per_query: tokens as f64 / segments as f64 / 2.0, supervised: 1.0 },
         decode: None,
         row_losses: false,
+        rank: Rank::ONLY,
         threads: 2,
         spec,
     }

@@ -68,9 +68,11 @@ mod stored_tests;
 mod testing;
 pub mod view;
 
+use crate::comm::{Comm, Span};
 use crate::device::{
     Address, BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand, Reservation, Transfer,
 };
+use crate::lane::{HostMemory, Lane, bind_exchange};
 use arena::Arena;
 use bf16_unit::{Bf16Unit, F32Unit};
 use pool::Pool;
@@ -91,13 +93,14 @@ struct Units {
 #[derive(Debug)]
 pub struct Cpu {
     pool: Pool,
-    // Dropped before the arena that its transfers use.
+    // Dropped before the arena that their transfers use.
+    lane: Option<Lane>,
     spill: Option<Spill>,
     arena: Arena,
     units: Units,
     /// The folder for the offload file.
     spill_folder: Option<PathBuf>,
-    /// The number of the transfer that each step began.
+    /// The number of the transfer or exchange that each step began.
     transfers: Vec<u64>,
     /// A failure inside a call that returns no `Result`.
     failed: Option<DeviceError>,
@@ -108,6 +111,7 @@ impl Cpu {
     pub fn new(threads: usize) -> io::Result<Cpu> {
         Ok(Cpu {
             pool: Pool::new(threads)?,
+            lane: None,
             spill: None,
             arena: Arena::empty(),
             units: Units { f32: F32Unit::detect(), bf16: Bf16Unit::detect() },
@@ -127,6 +131,11 @@ impl Cpu {
     pub fn with_f32_unit(self, f32: F32Unit) -> Cpu {
         assert!(f32 == F32Unit::Vectors || f32 == F32Unit::detect(), "this machine has no {f32:?}");
         Cpu { units: Units { f32, ..self.units }, ..self }
+    }
+
+    /// Exchanges with other ranks through this communicator.
+    pub fn with_comm(self, comm: Box<dyn Comm>) -> Cpu {
+        Cpu { lane: Some(Lane::start(comm, HostMemory)), ..self }
     }
 
     pub fn threads(&self) -> usize {
@@ -161,6 +170,10 @@ impl Device for Cpu {
             // Transfers copy bytes, whatever their storage.
             return Ok(());
         }
+        if step.op.is_collective() {
+            let alone = DeviceError::Alone { device: NAME, op: step.op.name() };
+            return self.lane.as_ref().map_or(Err(alone), |_| Ok(()));
+        }
         for (index, operand) in step.inputs.iter().enumerate() {
             check_storage(&step.op, operand, step.op.decodes(index))?;
         }
@@ -188,7 +201,8 @@ impl Device for Cpu {
 
     fn prepare(&mut self, steps: &[(Extent, &[BoundStep])]) -> Result<(), DeviceError> {
         let most = steps.iter().map(|(_, steps)| steps.len()).max().unwrap_or(0);
-        self.transfers = vec![0; if self.spill.is_some() { most } else { 0 }];
+        let is_used = self.spill.is_some() || self.lane.is_some();
+        self.transfers = vec![0; if is_used { most } else { 0 }];
         Ok(())
     }
 
@@ -224,12 +238,17 @@ impl Device for Cpu {
     }
 
     fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
-        self.run_all(std::slice::from_ref(step), extent)
+        self.run_all(std::slice::from_ref(step), extent, true)
     }
 
-    fn run_all(&mut self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
+    fn run_all(&mut self, steps: &[BoundStep], extent: &Extent, sums: bool) -> Result<(), DeviceError> {
         self.failed.take().map_or(Ok(()), Err)?;
-        for step in steps {
+        for step in steps.iter().filter(|step| sums || !step.is_sum()) {
+            if step.op.is_collective() {
+                self.wait_for(step)?;
+                self.begin_exchange(step, extent);
+                continue;
+            }
             match (&mut self.spill, step.transfer()) {
                 (Some(spill), Some(Transfer { on_device, offloaded, to_device })) => {
                     // One thread does the transfers in order, so a transfer never has to await an earlier one.
@@ -239,12 +258,10 @@ impl Device for Cpu {
                     // SAFETY: `verify` has shown that no step touches the range before a step that awaits this
                     // transfer, or before the end of the entry point.
                     self.transfers[step.index] =
-                        unsafe { spill.begin(direction, offloaded.offset, pointer, bytes) };
+                        unsafe { spill.begin(direction, offloaded.offset, pointer, bytes) } << 1;
                 }
-                (spill, _) => {
-                    if let Some(spill) = spill {
-                        step.awaits.iter().try_for_each(|transfer| spill.wait(self.transfers[*transfer]))?;
-                    }
+                _ => {
+                    self.wait_for(step)?;
                     if step.is_idle(extent) {
                         continue;
                     }
@@ -253,7 +270,40 @@ impl Device for Cpu {
                 }
             }
         }
+        if let Some(lane) = &self.lane {
+            lane.wait_for_all()?;
+        }
         self.spill.as_ref().map_or(Ok(()), Spill::wait_for_all)
+    }
+}
+
+/// Transfers have even numbers and exchanges odd ones where both are kept: in `transfers`, by step.
+const EXCHANGE: u64 = 1;
+
+impl Cpu {
+    /// Waits for the transfers and exchanges that a step awaits.
+    fn wait_for(&self, step: &BoundStep) -> Result<(), DeviceError> {
+        for awaited in &step.awaits {
+            let number = self.transfers[*awaited];
+            match (number & EXCHANGE == EXCHANGE, &self.lane, &self.spill) {
+                (true, Some(lane), _) => lane.wait(number >> 1)?,
+                (false, _, Some(spill)) => spill.wait(number >> 1)?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn begin_exchange(&mut self, step: &BoundStep, extent: &Extent) {
+        let span = |operand: &Operand| {
+            let bytes = operand.bytes_at(extent);
+            Span { pointer: self.arena.pointer(operand.offset, bytes), bytes }
+        };
+        let exchange = bind_exchange(step, span);
+        let lane = self.lane.as_mut().expect("`check` has refused collectives without a communicator");
+        // SAFETY: `verify` has shown that no step touches the memory before a step that awaits this one, or before the
+        // end of the entry point.
+        self.transfers[step.index] = unsafe { lane.begin(exchange) } << 1 | EXCHANGE;
     }
 }
 

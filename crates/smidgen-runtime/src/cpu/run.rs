@@ -93,11 +93,14 @@ pub fn run_step(
         Op::FourierReg { weight } => run.fourier_reg(*weight),
         Op::RowNorms { scale } => run.row_norms(*scale),
         Op::Round { scale } => run.round(*scale),
-        Op::GradNorm { clip } => run.grad_norm(*clip),
+        Op::SquaredNorm => run.squared_norm(),
+        Op::GradNorm { clip, squares } => run.grad_norm(*clip, *squares),
         Op::AdamW(settings) => run.adamw(settings),
         Op::AdamW8(settings) => run.adamw8(settings),
         Op::Zero => run.zero(),
-        Op::Fetch | Op::Stow => unreachable!("the device itself starts transfers"),
+        Op::Fetch | Op::Stow | Op::AllReduce(_) | Op::ReduceScatter(_) | Op::AllGather(_) => {
+            unreachable!("the device itself starts transfers")
+        }
         Op::Stowed => {}
     }
     Ok(())

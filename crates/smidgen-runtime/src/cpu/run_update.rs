@@ -10,16 +10,22 @@ use smidgen_ir::storage::dynamic8_codes;
 use smidgen_ir::{AdamW, Storage};
 
 impl Run<'_> {
-    pub(super) fn grad_norm(&self, clip: f32) {
-        let scale = self.loss_scale(self.input(1));
-        let loss = self.elements::<f64>(self.input(0)).src().get(0) / scale;
+    pub(super) fn squared_norm(&self) {
+        self.elements::<f64>(self.update(0)).set(0, self.sum_of_squares(&self.step.inputs));
+    }
+
+    fn sum_of_squares(&self, gradients: &[Operand]) -> f64 {
         let (_, bytes) = self.step.workspace.unwrap_or((0, 0));
         let scratch = self.workspace_doubles(bytes / 8);
-        let squares: f64 = self.step.inputs[2..]
-            .iter()
-            .map(|gradient| optimizer::sum_of_squares(self.floats(gradient), scratch))
-            .sum();
-        let norm = squares.sqrt() / scale;
+        gradients.iter().map(|gradient| optimizer::sum_of_squares(self.floats(gradient), scratch)).sum()
+    }
+
+    pub(super) fn grad_norm(&self, clip: f32, has_squares: bool) {
+        let scale = self.loss_scale(self.input(1));
+        let loss = self.elements::<f64>(self.input(0)).src().get(0) / scale;
+        let (gradients, more) = self.step.inputs[2..].split_at(self.step.inputs.len() - 2 - usize::from(has_squares));
+        let more: f64 = more.iter().map(|squares| self.elements::<f64>(squares).src().get(0)).sum();
+        let norm = (self.sum_of_squares(gradients) + more).sqrt() / scale;
         let factor = if clip > 0.0 { (f64::from(clip) / (norm + 1e-6)).min(1.0) } else { 1.0 } / scale;
         let finite = norm.is_finite() && loss.is_finite();
         let report = self.elements::<f64>(self.update(0));

@@ -378,10 +378,10 @@ impl Device for Cuda {
     }
 
     fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
-        self.run_all(std::slice::from_ref(step), extent)
+        self.run_all(std::slice::from_ref(step), extent, true)
     }
 
-    fn run_all(&mut self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
+    fn run_all(&mut self, steps: &[BoundStep], extent: &Extent, _sums: bool) -> Result<(), DeviceError> {
         self.check_health()?;
         let mut graphs = std::mem::take(&mut self.graphs);
         let ran = graphs.run(&self.gpu, steps, extent, |part| self.launch_all(part, extent));

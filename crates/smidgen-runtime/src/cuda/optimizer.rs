@@ -20,6 +20,7 @@ pub const FILE: KernelFile = KernelFile {
     ),
     kernels: &[
         "sum_of_squares",
+        "add_partials",
         "grad_norm_report",
         "adamw",
         "adamw8",
@@ -95,10 +96,41 @@ fn is_aligned(places: &[u64]) -> i32 {
     i32::from(places.iter().all(|place| place.is_multiple_of(16)))
 }
 
-/// Inputs loss (1), hyper (3), gradients …; updates report (4).
-pub fn grad_norm(stage: &Stage<'_>, step: &BoundStep, clip: f32) -> Result<(), DeviceError> {
+/// Inputs parts of gradients …; updates squares (1).
+pub fn squared_norm(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
+    let (partials, count) = sum_squares(stage, &step.inputs)?;
+    let args = [
+        Arg::Pointer(partials),
+        Arg::Int(count as i32),
+        Arg::Pointer(stage.pointer(&step.updates[0])),
+    ];
+    stage.launch("add_partials", [1, 1, 1], THREADS, 0, &args)
+}
+
+/// Inputs loss (1), hyper (3), gradients …, squares (1) of others if there are any; updates report (4).
+pub fn grad_norm(
+    stage: &Stage<'_>,
+    step: &BoundStep,
+    clip: f32,
+    has_squares: bool,
+) -> Result<(), DeviceError> {
+    let (gradients, more) = step.inputs[2..].split_at(step.inputs.len() - 2 - usize::from(has_squares));
+    let (partials, count) = sum_squares(stage, gradients)?;
+    let args = [
+        Arg::Pointer(stage.pointer(&step.inputs[0])),
+        Arg::Pointer(stage.pointer(&step.inputs[1])),
+        Arg::Pointer(partials),
+        Arg::Int(count as i32),
+        Arg::Pointer(more.first().map_or(0, |squares| stage.pointer(squares))),
+        Arg::Float(clip),
+        Arg::Pointer(stage.pointer(&step.updates[0])),
+    ];
+    stage.launch("grad_norm_report", [1, 1, 1], THREADS, 0, &args)
+}
+
+/// Sums of the squares of chunks, in the workspace, and how many there are.
+fn sum_squares(stage: &Stage<'_>, gradients: &[Operand]) -> Result<(u64, usize), DeviceError> {
     let (partials, bytes) = stage.workspace();
-    let gradients = &step.inputs[2..];
     let count: usize = gradients.iter().map(|gradient| squares_chunks(dense_elements(stage, gradient))).sum();
     assert!(8 * count <= bytes, "a workspace of {bytes} bytes for {count} sums");
     let tensors = gradients.iter().map(|operand| {
@@ -109,15 +141,7 @@ pub fn grad_norm(stage: &Stage<'_>, step: &BoundStep, clip: f32) -> Result<(), D
     });
     let args = |before: usize| vec![Arg::Pointer(partials + 8 * before as u64)];
     launch_tables(stage, "sum_of_squares", tensors, |tensor, block| tensor.first_block = block, args)?;
-    let args = [
-        Arg::Pointer(stage.pointer(&step.inputs[0])),
-        Arg::Pointer(stage.pointer(&step.inputs[1])),
-        Arg::Pointer(partials),
-        Arg::Int(count as i32),
-        Arg::Float(clip),
-        Arg::Pointer(stage.pointer(&step.updates[0])),
-    ];
-    stage.launch("grad_norm_report", [1, 1, 1], THREADS, 0, &args)
+    Ok((partials, count))
 }
 
 /// Inputs of each step: gradient, report (4), hyper (3); updates: parameter, first and second moment, activity. All

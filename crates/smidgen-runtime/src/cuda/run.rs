@@ -113,12 +113,15 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError>
         Op::EmbedGrad { scale } => embed::embed_grad(stage, step, *scale),
         Op::FourierReg { weight } => optimizer::fourier_reg(stage, step, *weight),
         Op::RowNorms { scale } => columns::row_norms(stage, step, *scale),
-        Op::GradNorm { clip } => optimizer::grad_norm(stage, step, *clip),
+        Op::SquaredNorm => optimizer::squared_norm(stage, step),
+        Op::GradNorm { clip, squares } => optimizer::grad_norm(stage, step, *clip, *squares),
         Op::Round { .. } => optimizer::round(stage, steps),
         Op::AdamW(settings) => optimizer::adamw(stage, steps, settings),
         Op::AdamW8(settings) => optimizer::adamw8(stage, steps, settings),
         Op::Zero => optimizer::zero(stage, steps),
-        Op::Fetch | Op::Stow => unreachable!("the device itself starts transfers"),
+        Op::Fetch | Op::Stow | Op::AllReduce(_) | Op::ReduceScatter(_) | Op::AllGather(_) => {
+            unreachable!("the device itself starts transfers")
+        }
         Op::Stowed => Ok(()),
     }
 }

@@ -260,9 +260,12 @@ fn contents(graph: &Graph, norms_add_one: bool) -> Vec<(ValueId, Content)> {
                 Content::Reals(reals.iter().map(|value| stored(storage, middle + size * value)).collect())
             }
             LeafKind::Input => input_values(&value.name, seed),
-            LeafKind::Gradient | LeafKind::Moment | LeafKind::State | LeafKind::Derived | LeafKind::Cache => {
-                continue;
-            }
+            LeafKind::Gradient
+            | LeafKind::Partial(_)
+            | LeafKind::Moment
+            | LeafKind::State
+            | LeafKind::Derived
+            | LeafKind::Cache => continue,
         };
         contents.push((id, content));
     }

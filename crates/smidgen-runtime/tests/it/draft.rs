@@ -9,7 +9,7 @@ use crate::subject::{Scalar, Subject};
 use smidgen_compile::{autodiff, leaves};
 use smidgen_ir::quant;
 use smidgen_ir::{
-    DType, Dim, Entry, Extent, Graph, Leaf, LeafKind, LossHead, Node, Op, Phase, Shape, Shard, Storage, Type,
+    DType, Dim, Entry, Extent, Graph, Leaf, LeafKind, LossHead, Node, Op, Phase, Shape, Storage, Type,
     ValueId, ValueRole, verify,
 };
 use std::collections::HashMap;
@@ -228,7 +228,7 @@ impl Draft {
             kind: LeafKind::Input,
             gradient: None,
             rounded: None,
-            shard: Shard::WHOLE,
+            shard: None,
         });
         let seed_value = &mut graph.values[seed.index()];
         (seed_value.name, seed_value.role) = ("dy".into(), role);

@@ -6,7 +6,7 @@
 use crate::check::check_subject;
 use crate::subject::Subject;
 use crate::{
-    adapter_examples, attention_examples, linear_examples, loss_examples, offload_changes_nothing,
+    adapter_examples, attention_examples, linear_examples, loss_examples, offload_changes_nothing, ranks,
     row_examples, update_examples,
 };
 use smidgen_ir::Op;
@@ -39,6 +39,7 @@ pub fn all() -> Vec<Example> {
         loss_examples::examples(),
         update_examples::examples(),
         offload_changes_nothing::examples(),
+        ranks::examples(),
     ];
     families.into_iter().flatten().collect()
 }
@@ -99,4 +100,5 @@ fn operations_of_the_update() {
 #[test]
 fn operations_between_spaces() {
     prove(offload_changes_nothing::examples());
+    prove(ranks::examples());
 }

@@ -30,6 +30,7 @@ mod numbers;
 mod offload_changes_nothing;
 mod optimizer8_fixtures;
 mod quant_fixtures;
+mod ranks;
 mod recompute_changes_nothing;
 mod row_examples;
 mod row_matmul;

@@ -12,7 +12,7 @@ use smidgen_compile::AdapterForm;
 use smidgen_compile::names::state;
 use smidgen_compile::passes::{head_pieces, offload, recompute, stream, tile};
 use smidgen_compile::request::Moments;
-use smidgen_ir::{DeviceKind, Entry, LayerSet, LeafKind, Op, Policy, Space, ValueId, verify};
+use smidgen_ir::{DeviceKind, Entry, LayerSet, LeafKind, Op, Policy, Rank, Space, ValueId, verify};
 use smidgen_runtime::{Cpu, Executor};
 use std::collections::BTreeSet;
 
@@ -56,7 +56,7 @@ pub fn by_policy(choice: &Choice, policy: &Policy) -> Subject {
     verify::expect_sound("offload", &verify::graph(&subject.graph));
     head_pieces::apply(&mut subject.graph, policy);
     verify::expect_sound("head_pieces", &verify::graph(&subject.graph));
-    stream::apply(&mut subject.graph, policy, &subject.extent, DeviceKind::Cpu, 1);
+    stream::apply(&mut subject.graph, policy, &subject.extent, (DeviceKind::Cpu, Rank::ONLY), 1);
     verify::expect_sound("stream", &verify::graph(&subject.graph));
     subject
 }

@@ -9,7 +9,7 @@ use smidgen_compile::passes::{join_operands, reuse_in_place};
 use smidgen_compile::request::{Moments, Optimizer};
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases, arena, schedule};
 use smidgen_ir::{
-    Activation, AdamW, DType, DeviceKind, Entry, Extent, Graph, LeafKind, Norm, Plan, Precision, RopeSpec,
+    Activation, AdamW, DType, DeviceKind, Entry, Extent, Graph, LeafKind, Norm, Plan, Precision, Rank, RopeSpec,
     ValueId, Workload,
 };
 use smidgen_runtime::{Cpu, Device, Executor, Null};
@@ -114,14 +114,15 @@ impl Subject {
             let kind = value.leaf().map(|leaf| leaf.kind);
             let cleared = [LeafKind::Gradient, LeafKind::Moment, LeafKind::State, LeafKind::Derived];
             if kind.is_some_and(|kind| cleared.contains(&kind)) {
-                executor.write(ValueId(index as u32), &vec![0; value.ty.bytes(&self.extent)]);
+                executor.write(ValueId(index as u32), &vec![0; value.stored_bytes(&self.extent)]);
             }
         }
         for (leaf, content) in &self.contents {
             let value = self.graph.value(*leaf);
             let bytes = encode(content, value.ty.storage);
             assert_eq!(bytes.len(), value.ty.bytes(&self.extent), "contents of `{}`", value.name);
-            executor.write(*leaf, &bytes);
+            let own = value.role.shard().map_or(0..bytes.len(), |shard| shard.own_bytes(&value.ty));
+            executor.write(*leaf, &bytes[own]);
         }
         executor.run(Entry::Refresh, &self.extent).unwrap();
     }
@@ -130,6 +131,12 @@ impl Subject {
         let mut bytes = vec![0; self.graph.value(value).ty.bytes(&self.extent)];
         executor.read(value, &mut bytes).unwrap();
         bytes
+    }
+
+    /// What the host writes into a leaf.
+    pub fn content_bytes(&self, leaf: ValueId) -> Vec<u8> {
+        let (_, content) = self.contents.iter().find(|(id, _)| *id == leaf).unwrap();
+        encode(content, self.graph.value(leaf).ty.storage)
     }
 
     pub fn load(&self, plan: Plan, threads: usize) -> Executor<Cpu> {
@@ -186,6 +193,7 @@ pub fn plain_request() -> Request {
         workload: Workload { keys_per_query: 1.0, supervised: 1.0 },
         decode: None,
         row_losses: false,
+        rank: Rank::ONLY,
         threads: 1,
     }
 }

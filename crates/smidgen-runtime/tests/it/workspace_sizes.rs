@@ -44,6 +44,7 @@ fn operand(ty: &Type, extent: &Extent) -> Operand {
         storage: ty.storage,
         stride: columns,
         part: None,
+        shard: None,
     }
 }
 
@@ -131,7 +132,7 @@ proptest! {
         check_exact(&cpu, Op::BiasGrad, &[x(n)], &[Type::f32(Shape::vector(n))], &extent);
         check_exact(
             &cpu,
-            Op::GradNorm { clip: 1.0 },
+            Op::GradNorm { clip: 1.0, squares: false },
             &[double(1), double(3), gradient(n, k), gradient(n, rank)],
             &[double(4)],
             &extent,

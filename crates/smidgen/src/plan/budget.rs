@@ -36,6 +36,11 @@ impl JobBudget {
         }
     }
 
+    /// What is free, divided among the ranks on a device; a stated budget is that of each.
+    pub fn shared_by(self, ranks: usize) -> JobBudget {
+        if self.stated { self } else { JobBudget { bytes: self.bytes / ranks as u64, ..self } }
+    }
+
     /// What is said of a budget that is not simply the stated one.
     pub fn note(&self) -> Option<String> {
         if self.reserve_bytes > 0 {

@@ -16,7 +16,7 @@ use smidgen_recipe::Batch;
 /// The sizes of micro-batch to choose from, largest first.
 pub struct DemandShape {
     pub demands: Vec<Demand>,
-    /// Tokens of an average optimizer step.
+    /// Tokens of a rank's average optimizer step.
     pub step_tokens: f64,
 }
 
@@ -40,17 +40,20 @@ impl DemandShape {
 
     fn of_rows(job: &Job, rows: &Rows, pinned: Option<usize>) -> Result<DemandShape, Failure> {
         let longest = rows.train.longest();
-        let whole = largest_micro_batch(&rows.batches, &rows.train, usize::MAX).map_err(Failure::data)?;
+        let ranks = job.request.rank.of;
+        let largest = |micro_tokens: usize| {
+            largest_micro_batch(&rows.batches, &rows.train, micro_tokens, ranks).map_err(Failure::data)
+        };
+        let whole = largest(usize::MAX)?;
         let stats = rows.train.stats();
         let mean = stats.tokens as f64 / rows.train.len() as f64;
         let step_tokens = match job.recipe.train.batch {
-            Batch::Samples(samples) => (mean * samples as f64).min(whole.step_tokens as f64),
+            Batch::Samples(samples) => (mean * samples as f64 / ranks as f64).min(whole.step_tokens as f64),
             Batch::Tokens(_) => whole.step_tokens as f64,
         };
         let mut demands = Vec::new();
         for micro_tokens in micro_token_choices(pinned, whole.step_tokens, longest)? {
-            let largest =
-                largest_micro_batch(&rows.batches, &rows.train, micro_tokens).map_err(Failure::data)?;
+            let largest = largest(micro_tokens)?;
             let mut extent = largest.micro_batch;
             let evaluated = rows.eval.iter().chain(rows.choices.as_ref().map(|choices| &choices.set));
             let longest = evaluated.clone().map(TokenSet::longest).max().unwrap_or(0);
@@ -70,6 +73,8 @@ impl DemandShape {
             Batch::Samples(samples) => samples,
             Batch::Tokens(tokens) => (tokens / max_tokens).max(1),
         };
+        // The rank that has the most.
+        let samples = samples.div_ceil(job.request.rank.of);
         let step_tokens = samples * max_tokens;
         let demand = |micro_tokens: usize| {
             let segments = micro_tokens / max_tokens;

@@ -11,6 +11,7 @@ use crate::plan::devices::Place;
 use crate::plan::host;
 use crate::plan::model::{build_storage, check_weights, open_model, read_decoder};
 use crate::plan::profiles::{self, ChosenProfile};
+use crate::plan::world::World;
 use crate::plan::trained_choice::{choices, chosen_tensors, chosen_words, train_in_f32};
 use crate::rows::data::{Data, read_data};
 use crate::rows::sets::MemoryRows;
@@ -22,7 +23,7 @@ use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases};
 use smidgen_data::tokens::TokenSet;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::ModulePattern;
-use smidgen_ir::{AdamW, DeviceKind, Extent, Workload};
+use smidgen_ir::{AdamW, DeviceKind, Extent, Rank, Workload};
 use smidgen_recipe::{AdapterKind, Batch, Bias, Compute, EvalTask, Optimizer, Recipe, RecipePath};
 use std::collections::BTreeSet;
 
@@ -52,6 +53,9 @@ pub struct Job {
     pub budget: JobBudget,
     #[doc(hidden)]
     pub purpose: Purpose,
+    /// The ranks that it is for.
+    #[doc(hidden)]
+    pub world: World,
 }
 
 /// What a job is for, which says what has to be there.
@@ -88,14 +92,25 @@ impl Job {
         (recipe.data.train, recipe.data.eval) = (name(&rows.train), name(&rows.eval));
         check_values(&recipe, purpose)?;
         let model = open_for(&recipe, purpose, &Access::cache_only())?;
-        Job::prepare_data(recipe, model, Some(rows), purpose, &Access::cache_only())
+        Job::prepare_data(recipe, model, Some(rows), purpose, &Access::cache_only(), World::ALONE)
     }
 
     /// With a model that is fetched where `access` allows it; a plan takes no weights.
     #[doc(hidden)]
     pub fn prepare_with(recipe: Recipe, purpose: Purpose, access: &Access) -> Result<Job, Failure> {
+        Job::prepare_in(World::ALONE, recipe, purpose, access)
+    }
+
+    /// The same for one of several ranks.
+    #[doc(hidden)]
+    pub fn prepare_in(
+        world: World,
+        recipe: Recipe,
+        purpose: Purpose,
+        access: &Access,
+    ) -> Result<Job, Failure> {
         let model = open_for(&recipe, purpose, access)?;
-        Job::prepare_model(recipe, model, purpose, access)
+        Job::prepare_data(recipe, model, None, purpose, access, world)
     }
 
     /// With a model that is open already, or that exists only as its config.
@@ -106,7 +121,7 @@ impl Job {
         purpose: Purpose,
         access: &Access,
     ) -> Result<Job, Failure> {
-        Job::prepare_data(recipe, model, None, purpose, access)
+        Job::prepare_data(recipe, model, None, purpose, access, World::ALONE)
     }
 
     fn prepare_data(
@@ -115,6 +130,7 @@ impl Job {
         rows: Option<&MemoryRows>,
         purpose: Purpose,
         access: &Access,
+        world: World,
     ) -> Result<Job, Failure> {
         let spec = read_decoder(&model)?;
         if purpose == Purpose::Train && !model.has_weights() {
@@ -127,15 +143,21 @@ impl Job {
         let mut place = profiles::place(&recipe.memory, named.as_ref(), purpose == Purpose::Train)?;
         check_compute(recipe.model.compute, &place)?;
         let mut request = build_request(&recipe, &spec, &model, place.kind())?;
-        let profile = match named {
+        request.rank = world.rank;
+        if recipe.memory.threads == 0 {
+            request.threads = world.threads(request.threads);
+        }
+        let mut profile = match named {
             Some(named) => named,
             None => {
                 let measured = access.measured_profiles;
                 profiles::of_place_within(&place, request.threads, measured, recipe.memory.budget)
             }
         };
+        profile.device = profile.device.on_machines(world.machines);
         place.assume(&profile.device);
-        let budget = job_budget(&recipe, &place)?.within(recipe.memory.budget, &profile);
+        let budget = job_budget(&recipe, &place)?.shared_by(world.on_device);
+        let budget = budget.within(recipe.memory.budget, &profile);
         if purpose == Purpose::Train {
             refuse_above_machine(&recipe, &place, &host::read_ram())?;
         }
@@ -145,7 +167,7 @@ impl Job {
             request.row_losses = rows.choices.is_some();
         }
         let arithmetic = Arithmetic::of(recipe.model.compute, place.kind());
-        Ok(Job { recipe, model, request, arithmetic, place, profile, data, budget, purpose })
+        Ok(Job { recipe, model, request, arithmetic, place, profile, data, budget, purpose, world })
     }
 }
 
@@ -173,7 +195,7 @@ impl Job {
     /// The budget of a run that replans with this much memory available.
     pub fn budget_for(&self, reachable_bytes: u64) -> JobBudget {
         let budget = budget_within(&self.recipe, self.request.device, reachable_bytes);
-        budget.within(self.recipe.memory.budget, &self.profile)
+        budget.shared_by(self.world.on_device).within(self.recipe.memory.budget, &self.profile)
     }
 
     /// Computes otherwise than the recipe alone would have it.
@@ -264,6 +286,7 @@ fn build_request(
         workload: Workload { keys_per_query: recipe.data.max_tokens as f64 / 2.0, supervised: 1.0 },
         decode: None,
         row_losses: false,
+        rank: Rank::ONLY,
         threads: host::threads(recipe.memory.threads)?,
         spec,
     })

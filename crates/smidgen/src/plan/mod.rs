@@ -23,3 +23,4 @@ pub mod product;
 pub mod profiles;
 pub mod terms;
 pub mod trained_choice;
+pub mod world;

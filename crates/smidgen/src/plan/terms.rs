@@ -80,6 +80,8 @@ fn budget(job: &Job) -> Budget {
         (DeviceKind::Cpu, _) => disk::free_bytes(&job.recipe.output.dir.resolved),
         (DeviceKind::Cuda, smidgen_recipe::Budget::Auto) => host::free_memory_bytes(),
     };
+    // What the machine has for offloaded tensors, its ranks divide.
+    let offload = offload.map(|bytes| bytes / job.world.local.of as u64);
     Budget { device_bytes: job.budget.bytes, offload_bytes: offload.unwrap_or(u64::MAX) }
 }
 

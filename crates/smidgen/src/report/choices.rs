@@ -5,7 +5,7 @@
 
 use smidgen_compile::{Choice, Price, Reason, Solution, Why};
 use smidgen_ir::bytes::format_bytes;
-use smidgen_ir::{Plan, Policy, Space};
+use smidgen_ir::{Plan, Policy, Sharding, Space};
 
 /// One line per choice: its name, a colon, and what was chosen.
 pub fn render_reasons(solution: &Solution) -> Vec<String> {
@@ -31,6 +31,7 @@ pub fn describe(choice: Choice) -> &'static str {
         Choice::Embedding => "offloading the embedding",
         Choice::Activations => "offloading activations",
         Choice::OptimizerState => "offloading optimizer state",
+        Choice::Sharding => "dividing over ranks",
     }
 }
 
@@ -54,6 +55,9 @@ pub fn describe_changes(before: &Policy, now: &Policy, layers: usize) -> String 
     if now.optimizer_state != before.optimizer_state {
         changes.push(format!("optimizer state {}", describe_place(now.optimizer_state)));
     }
+    if now.sharding != before.sharding {
+        changes.push(format!("divided over ranks: {}", describe_sharding(now.sharding)));
+    }
     if now.tile_tokens != before.tile_tokens {
         changes.push(match now.tile_tokens {
             Some(tokens) => format!("feed-forward blocks on {tokens} tokens at a time"),
@@ -67,6 +71,15 @@ pub fn describe_changes(before: &Policy, now: &Policy, layers: usize) -> String 
         });
     }
     if changes.is_empty() { "the same choices".into() } else { changes.join(", ") }
+}
+
+fn describe_sharding(sharding: Sharding) -> &'static str {
+    match sharding {
+        Sharding::None => "nothing",
+        Sharding::Moments => "the moments",
+        Sharding::Gradients => "moments and gradients",
+        Sharding::Weights => "weights, gradients and moments",
+    }
 }
 
 /// Layers of the model that a plan is for.
@@ -90,7 +103,10 @@ fn render_reason(solution: &Solution, reason: &Reason) -> String {
             format!("tiles: feed-forward blocks run on {tokens} tokens at a time")
         }
         Choice::Weights => {
-            let place = describe_place(policy.weights);
+            let place = match policy.sharding {
+                Sharding::Weights => "divided over ranks",
+                _ => describe_place(policy.weights),
+            };
             match (policy.offloaded_weights.len(), policy.tables_offloaded) {
                 (0, _) => format!("weights: embedding and head {place}"),
                 (count, false) => format!("weights: {} {place}, prefetched", of_layers(count)),
@@ -114,6 +130,7 @@ fn render_reason(solution: &Solution, reason: &Reason) -> String {
             describe_place(policy.activations)
         ),
         Choice::OptimizerState => format!("optimizer state: {}", describe_place(policy.optimizer_state)),
+        Choice::Sharding => format!("ranks: each keeps its part of {}", describe_sharding(policy.sharding)),
     };
     match reason.why {
         Why::Pinned => format!("{what} (pinned)"),

@@ -16,7 +16,7 @@ use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases, compile_
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::{AdapterFile, Bias, StoredKind, read_modules};
 use smidgen_ir::bytes::format_bytes;
-use smidgen_ir::{AdamW, DeviceKind, Extent, Precision, Workload};
+use smidgen_ir::{AdamW, DeviceKind, Extent, Precision, Rank, Workload};
 use smidgen_recipe::BaseFormat;
 
 /// The request that computes `model` in its stored format, with `adapter` if there is one.
@@ -47,6 +47,7 @@ pub fn build_adapted_request(model: &Model, adapter: Option<&AdapterFile>) -> Re
         workload: Workload { keys_per_query: 1.0, supervised: 1.0 },
         decode: None,
         row_losses: false,
+        rank: Rank::ONLY,
         threads: host::processors(),
     })
 }

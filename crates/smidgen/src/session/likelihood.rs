@@ -7,21 +7,28 @@ use crate::session::feed::Feed;
 use smidgen_data::eval_batch::for_each_eval_batch;
 use smidgen_data::micro_batch::MicroBatch;
 use smidgen_data::tokens::TokenSet;
-use smidgen_ir::Entry;
+use smidgen_ir::{Entry, Rank};
 use smidgen_runtime::{Device, Executor};
 
-/// Σ log p of the supervised tokens of each sample, up to `limit` of them (0: all).
+/// Σ log p of the supervised tokens of each sample, up to `limit` of them (0: all). A rank has a part of the batches, and
+/// 0 for the samples of others.
 pub fn log_likelihoods<D: Device>(
     executor: &mut Executor<D>,
     feed: &Feed,
     micro_batch: &mut MicroBatch,
     set: &TokenSet,
     limit: usize,
+    part: Rank,
 ) -> Result<Vec<f64>, Failure> {
     let micro_tokens = executor.plan().extent.tokens;
     feed.write_loss_weight(executor, 1.0);
     let mut sums = vec![0.0; if limit == 0 { set.len() } else { limit.min(set.len()) }];
+    let mut index = 0;
     for_each_eval_batch(set, limit, micro_tokens, |range| {
+        index += 1;
+        if index % part.of != part.index {
+            return Ok(());
+        }
         micro_batch.fill(set, range.clone()).map_err(Failure::disk)?;
         // No dropout: the step does not matter.
         feed.write_micro_batch(executor, micro_batch, 0);

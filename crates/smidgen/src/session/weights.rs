@@ -78,19 +78,35 @@ fn fill_weight<D: Device>(
 ) -> Result<(), Failure> {
     let id = leaf(executor.plan(), name);
     let storage = executor.plan().value(id).ty.storage;
+    let own = own_bytes(executor.plan(), id);
     if weight.storage() == Some(storage) {
-        let fill = &mut |offset: usize, piece: &mut [u8]| read_stored(&weight, offset, piece, threads);
+        let fill =
+            &mut |offset: usize, piece: &mut [u8]| read_stored(&weight, own.start + offset, piece, threads);
         return executor.fill(id, fill).map_err(Failure::from);
     }
     if let (Weight::Plain(tensor), Some(_)) = (&weight, storage.plain()) {
         return fill_from_file(executor, id, tensor, &mut vec![0u8; PIECE_BYTES]);
     }
+    let whole_bytes = executor.plan().value(id).ty.bytes(&executor.plan().extent);
     executor
         .fill_at_once(id, &mut |offset, bytes| {
             assert!(offset == 0, "a weight is encoded in one piece");
-            encode_weight(&weight, storage, bytes, threads)
+            if bytes.len() == whole_bytes {
+                return encode_weight(&weight, storage, bytes, threads);
+            }
+            // A scale may belong to all of a tensor, so a part is cut out of the whole.
+            let mut whole = vec![0u8; whole_bytes];
+            encode_weight(&weight, storage, &mut whole, threads)?;
+            bytes.copy_from_slice(&whole[own.clone()]);
+            Ok(())
         })
         .map_err(Failure::from)
+}
+
+/// The bytes of a leaf that this rank stores.
+fn own_bytes(plan: &Plan, id: ValueId) -> Range<usize> {
+    let value = plan.value(id);
+    value.role.shard().map_or(0..value.ty.bytes(&plan.extent), |shard| shard.own_bytes(&value.ty))
 }
 
 /// Reads a part of a stored weight with several requests at the same time.
@@ -131,9 +147,10 @@ pub fn fill_from_file<D: Device>(
     let Some(to) = element_of(storage) else {
         return Err(Failure::model(format!("cannot load `{}` as {storage}", tensor.name())));
     };
+    let first = own_bytes(executor.plan(), id).start;
     executor
         .fill(id, &mut |offset, piece| {
-            read_tensor_into(tensor, (offset / to.size_bytes()) as u64, to, piece, scratch)
+            read_tensor_into(tensor, ((first + offset) / to.size_bytes()) as u64, to, piece, scratch)
         })
         .map_err(Failure::from)
 }

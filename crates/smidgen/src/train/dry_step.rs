@@ -24,21 +24,24 @@ impl<D: Device> Trainer<'_, D> {
         first: u64,
     ) -> Result<bool, Failure> {
         let micro_tokens = self.policy.micro_tokens;
-        let largest = largest_samples(batches, train, micro_tokens).map_err(Failure::data)?;
+        let ranks = self.job.request.rank.of;
+        let largest = largest_samples(batches, train, micro_tokens, ranks).map_err(Failure::data)?;
         let step = batches.step_samples(first).samples;
         let mut packing = Packing::default();
         let lengths = step.iter().map(|sample| train.length(*sample as usize));
         packing.pack(lengths, micro_tokens).map_err(Failure::data)?;
         let begins = packing.micro_batches().next().unwrap_or_default();
         let begins = begins.iter().map(|position| step[*position as usize]);
-        if token_and_row_count(train, begins) >= token_and_row_count(train, largest.iter().copied()) {
+        // All ranks run it or none.
+        let is_first = token_and_row_count(train, begins) >= token_and_row_count(train, largest.iter().copied());
+        if is_first && ranks == 1 {
             return Ok(false);
         }
         self.micro_batch.fill(train, largest).map_err(Failure::disk)?;
         self.feed.write_loss_weight(&mut self.executor, 1.0 / self.micro_batch.rows.len().max(1) as f64);
         self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, first);
         let extent = self.micro_batch.extent();
-        self.executor.run(Entry::MicroStep, &extent)?;
+        self.executor.run_summing(Entry::MicroStep, &extent, false)?;
         // Waits for the device, so that its failure is reported here.
         self.feed.read_report(&mut self.executor)?;
         clear(&mut self.executor, LeafKind::Gradient)?;

@@ -11,7 +11,7 @@ use crate::rows::data::Rows;
 use crate::session::likelihood::{check_finite, log_likelihoods};
 use smidgen_data::eval_batch::for_each_eval_batch;
 use smidgen_data::tokens::TokenSet;
-use smidgen_ir::Entry;
+use smidgen_ir::{Entry, Rank, Sharding};
 use smidgen_runtime::Device;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -26,7 +26,13 @@ impl<D: Device> Trainer<'_, D> {
             None => None,
             Some(choices) => {
                 let set = &choices.set;
-                let found = log_likelihoods(&mut self.executor, &self.feed, &mut self.micro_batch, set, 0)?;
+                let part = self.eval_part();
+                let mut found =
+                    log_likelihoods(&mut self.executor, &self.feed, &mut self.micro_batch, set, 0, part)?;
+                if let Some(team) = self.team.as_mut().filter(|_| !part.is_only()) {
+                    // Every sample is another rank's; all others have nothing for it.
+                    team.sum(&mut found)?;
+                }
                 check_finite(set, &found, &format!("the evaluation after step {step}"))?;
                 Some((choices, choices.score(&found)))
             }
@@ -56,13 +62,23 @@ impl<D: Device> Trainer<'_, D> {
         Ok(row)
     }
 
+    /// The part of the evaluation batches that this rank has. Where weights are gathered for each, all ranks run all.
+    fn eval_part(&self) -> Rank {
+        if self.policy.sharding == Sharding::Weights { Rank::ONLY } else { self.job.request.rank }
+    }
+
     /// Summed NLL ÷ supervised tokens.
     fn evaluate_loss(&mut self, set: &TokenSet, step: u64, epoch: f64) -> Result<EvalRow, Failure> {
         let micro_tokens = self.executor.plan().extent.tokens;
         self.feed.clear_eval_loss(&mut self.executor);
         self.feed.write_loss_weight(&mut self.executor, 1.0);
         let (mut samples, mut tokens, mut supervised) = (0, 0, 0);
+        let (part, mut index) = (self.eval_part(), 0);
         for_each_eval_batch(set, self.job.recipe.eval.limit, micro_tokens, |range| {
+            index += 1;
+            if index % part.of != part.index {
+                return Ok(());
+            }
             self.micro_batch.fill(set, range.clone()).map_err(Failure::disk)?;
             self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step);
             let extent = self.micro_batch.extent();
@@ -71,7 +87,13 @@ impl<D: Device> Trainer<'_, D> {
             supervised += extent.rows as u64;
             self.executor.run(Entry::Eval, &extent).map_err(Failure::from)
         })?;
-        let sum = self.feed.read_eval_loss(&mut self.executor)?;
+        let mut sum = self.feed.read_eval_loss(&mut self.executor)?;
+        if let Some(team) = self.team.as_mut().filter(|_| !part.is_only()) {
+            let mut numbers = [sum, samples as f64, tokens as f64, supervised as f64];
+            team.sum(&mut numbers)?;
+            sum = numbers[0];
+            [samples, tokens, supervised] = [1, 2, 3].map(|index| numbers[index] as u64);
+        }
         if !sum.is_finite() {
             return Err(self.eval_not_finite(set, step, sum));
         }

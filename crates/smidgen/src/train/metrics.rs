@@ -24,6 +24,8 @@ pub struct MetricsRow {
     pub step: u64,
     /// Passes over the data so far.
     pub epoch: f64,
+    /// Processes that train together; tokens are those of all, the time is that of the slowest.
+    pub ranks: u64,
     /// The task's loss: summed over the step, divided by its supervised tokens.
     pub loss: f64,
     /// The regularizer of `ls-lora`, not part of `loss`.
@@ -46,6 +48,9 @@ pub struct MetricsRow {
     pub overflows: u64,
     /// Measured memory in use on the device; on the CPU that of the process.
     pub device_bytes: Option<u64>,
+    /// `device_bytes` of every rank, where there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub rank_bytes: Vec<u64>,
     /// Memory that is free on the device.
     pub device_free_bytes: Option<u64>,
     /// The most that was in use on the device so far.

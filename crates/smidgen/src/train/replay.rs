@@ -7,7 +7,7 @@
 use crate::failure::Failure;
 use smidgen_data::micro_batch::MicroBatch;
 use smidgen_data::tokens::TokenSet;
-use smidgen_ir::{DType, Dim, Entry, Extent, LeafKind, Step, ValueId, ValueRole};
+use smidgen_ir::{DType, Dim, Entry, Extent, LeafKind, Op, Step, ValueId, ValueRole};
 use smidgen_runtime::{Device, DeviceError, Executor};
 
 /// The first number that is not finite.
@@ -48,7 +48,8 @@ pub fn find_culprit<D: Device>(
 ) -> Result<Option<Culprit>, Failure> {
     let extent = batch.map_or(executor.plan().extent, MicroBatch::extent);
     let steps = executor.plan().entry(entry).steps.clone();
-    for (index, step) in steps.iter().enumerate() {
+    // A sum over ranks would hide which of them it was.
+    for (index, step) in steps.iter().enumerate().filter(|(_, step)| !matches!(step.op, Op::AllReduce(_))) {
         executor.run_step(entry, index, &extent)?;
         let written = step.outputs.iter().chain(&step.updates);
         for id in written.copied() {

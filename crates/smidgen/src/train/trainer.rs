@@ -6,6 +6,7 @@
 //! A run ends after its last step, when evaluations no longer improve (`standing.rs`), or when it is asked to.
 
 use super::adapt::Watch;
+use crate::ranks::team::{OwnStep, Team, Together};
 use super::interrupt::Interrupt;
 use super::journal::Journal;
 use super::liveness::{self, Liveness};
@@ -35,9 +36,10 @@ use crate::session::weights::{WeightHashes, clear};
 use crate::session::{adapters, weights};
 use smidgen_data::batch::BatchPlan;
 use smidgen_data::micro_batch::{MicroBatch, Packing};
+use smidgen_data::share::Shares;
 use smidgen_data::tokens::TokenSet;
 use smidgen_formats::tokenizer::copy::copy_tokenizer;
-use smidgen_ir::{Entry, LeafKind, Plan, Policy};
+use smidgen_ir::{Entry, LeafKind, Plan, Policy, Sharding};
 use smidgen_recipe::{Batch, Warmup};
 use smidgen_runtime::{Device, Executor};
 use std::ops::ControlFlow;
@@ -56,6 +58,10 @@ pub struct Trainer<'a, D> {
     pub(super) feed: Feed,
     pub(super) micro_batch: MicroBatch,
     packing: Packing,
+    shares: Shares,
+    team: Option<&'a mut Team>,
+    /// Whether a rank was asked to stop, as all of them know.
+    is_stopping: bool,
     standing: Standing,
     liveness: Option<Liveness>,
     loss_scale: Option<LossScale>,
@@ -89,7 +95,17 @@ struct BegunStep {
     lr: f64,
     tokens: u64,
     supervised: u64,
+    /// Of this rank.
     samples: Vec<u32>,
+    rounds: Rounds,
+}
+
+/// The micro-batches that a rank runs in a step: its own, and empty ones while others have more.
+#[derive(Clone, Copy, Debug)]
+struct Rounds {
+    count: usize,
+    /// A sample that an empty micro-batch runs with weight 0.
+    filler: u32,
 }
 
 impl<'a, D: Device> Trainer<'a, D> {
@@ -117,7 +133,12 @@ impl<'a, D: Device> Trainer<'a, D> {
         let feed = Feed::of(executor.plan(), job.recipe.train.seed);
         let extent = executor.plan().extent;
         let arena_peak_bytes = executor.plan().peak_live_bytes() as u64;
-        let weight_hashes = weights::load_hashed_weights(&mut executor, &job.model, job.request.threads)?;
+        let threads = job.request.threads;
+        let weight_hashes = match job.world.is_first() {
+            true => weights::load_hashed_weights(&mut executor, &job.model, threads)?,
+            // One rank states what the run is made of.
+            false => weights::load_weights(&mut executor, &job.model, threads).map(|()| WeightHashes::new())?,
+        };
         clear(&mut executor, LeafKind::Gradient)?;
         clear(&mut executor, LeafKind::Moment)?;
         clear(&mut executor, LeafKind::State)?;
@@ -145,6 +166,9 @@ impl<'a, D: Device> Trainer<'a, D> {
             feed,
             micro_batch: MicroBatch::with_capacity(extent),
             packing: Packing::default(),
+            shares: Shares::default(),
+            team: None,
+            is_stopping: false,
             begun: None,
             spare_samples: Vec::new(),
             last_row: Instant::now(),
@@ -164,6 +188,11 @@ impl<'a, D: Device> Trainer<'a, D> {
     /// Stops and saves if measured memory exceeds the planned peak by more than the measuring error.
     pub fn with_planned_peak(self, peak_bytes: u64) -> Trainer<'a, D> {
         Trainer { limit_bytes: Some(measurable_peak(peak_bytes)), ..self }
+    }
+
+    /// Trains together with other ranks.
+    pub fn with_team(self, team: &'a mut Team) -> Trainer<'a, D> {
+        Trainer { team: Some(team), ..self }
     }
 
     /// Whether to measure memory after every step.
@@ -269,7 +298,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             let begun = self.begin_step(batches, train, step, schedule.lr(step))?;
             // The previous step's report arrived while this step's work was queued behind it.
             if let Some(before) = self.begun.take() {
-                record(&self.finish_step(train, before, progress)?, progress)?;
+                record(&self.finish_step(train, before, progress, interrupt)?, progress)?;
             }
             self.begin_update(&begun)?;
             self.begun = Some(begun);
@@ -281,17 +310,17 @@ impl<'a, D: Device> Trainer<'a, D> {
             let settles = evaluates
                 || saves
                 || done == total
-                || interrupt.is_requested()
+                || self.is_asked_to_stop(interrupt)
                 || self.exceeded_bytes.is_some();
             // A step that overflowed is repeated before the next; a guard that reads waits for nothing but its own step.
             let waits = self.loss_scale.is_some() || self.liveness.as_ref().is_some_and(Liveness::ends_next);
             if (settles || waits || !self.executor.device().is_asynchronous())
                 && let Some(begun) = self.begun.take()
             {
-                record(&self.finish_step(train, begun, progress)?, progress)?;
+                record(&self.finish_step(train, begun, progress, interrupt)?, progress)?;
             }
             // The step that was just recorded may have been the one to stop after.
-            if !settles && (self.begun.is_some() || !interrupt.is_requested()) {
+            if !settles && (self.begun.is_some() || !self.is_asked_to_stop(interrupt)) {
                 continue;
             }
             let mut is_new_best = false;
@@ -313,7 +342,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             let is_last = done == total || self.standing.is_over(settings.early_stop);
             let ending = match self.exceeded_bytes {
                 Some(bytes) => Some(Ending::Exceeded { bytes }),
-                None => interrupt.is_requested().then_some(Ending::Interrupted),
+                None => self.is_asked_to_stop(interrupt).then_some(Ending::Interrupted),
             };
             let ending = ending.filter(|_| !is_last);
             if saves || ending.is_some() || is_new_best {
@@ -409,11 +438,39 @@ impl<'a, D: Device> Trainer<'a, D> {
         let tokens: u64 = samples.iter().map(|sample| u64::from(train.length(*sample as usize))).sum();
         let supervised: u64 =
             samples.iter().map(|sample| u64::from(train.supervised(*sample as usize))).sum();
-        self.run_micro_batches(train, samples, step, supervised)?;
+        let rank = self.job.request.rank;
+        self.shares.divide(samples, |sample| train.length(sample as usize), rank.of);
+        let rounds = self.count_rounds(train, samples)?;
         let mut own = std::mem::take(&mut self.spare_samples);
         own.clear();
-        own.extend_from_slice(samples);
-        Ok(BegunStep { step, epoch, lr, tokens, supervised, samples: own })
+        own.extend_from_slice(self.shares.of(rank.index));
+        self.run_micro_batches(train, &own, step, supervised, rounds)?;
+        Ok(BegunStep { step, epoch, lr, tokens, supervised, samples: own, rounds })
+    }
+
+    /// How many micro-batches this rank runs. Every rank takes part in the sum of a step; and where weights are gathered
+    /// for each micro-batch, all ranks run equally many.
+    fn count_rounds(&mut self, train: &TokenSet, samples: &[u32]) -> Result<Rounds, Failure> {
+        let rank = self.job.request.rank;
+        let shortest = samples.iter().copied().min_by_key(|sample| train.length(*sample as usize));
+        let filler = shortest.expect("a step has a sample");
+        let gathers = self.policy.sharding >= Sharding::Gradients && !rank.is_only();
+        let ranks = if gathers { 0..rank.of } else { rank.index..rank.index + 1 };
+        let mut count = 1;
+        for index in ranks {
+            let lengths = self.shares.of(index).iter().map(|sample| train.length(*sample as usize));
+            self.packing.pack(lengths, self.policy.micro_tokens).map_err(Failure::data)?;
+            count = count.max(self.packing.micro_batches().len());
+        }
+        Ok(Rounds { count, filler })
+    }
+
+    /// Whether the run ends after this step: on several ranks once all of them know it.
+    fn is_asked_to_stop(&self, interrupt: &Interrupt) -> bool {
+        match self.team {
+            Some(_) => self.is_stopping,
+            None => interrupt.is_requested(),
+        }
     }
 
     fn run_micro_batches(
@@ -422,22 +479,33 @@ impl<'a, D: Device> Trainer<'a, D> {
         samples: &[u32],
         step: u64,
         supervised: u64,
+        rounds: Rounds,
     ) -> Result<(), Failure> {
         self.pack(train, samples)?;
         let loss_weight = self.scale() / supervised as f64;
         self.feed.write_loss_weight(&mut self.executor, loss_weight);
         let packing = std::mem::take(&mut self.packing);
-        for positions in packing.micro_batches() {
-            let chosen = positions.iter().map(|position| samples[*position as usize]);
-            self.micro_batch.fill(train, chosen).map_err(Failure::disk)?;
+        let mut own = packing.micro_batches();
+        for round in 1..=rounds.count {
+            match own.next() {
+                Some(positions) => {
+                    let chosen = positions.iter().map(|position| samples[*position as usize]);
+                    self.micro_batch.fill(train, chosen).map_err(Failure::disk)?;
+                }
+                None => {
+                    self.micro_batch.fill(train, [rounds.filler]).map_err(Failure::disk)?;
+                    self.feed.write_loss_weight(&mut self.executor, 0.0);
+                }
+            }
             self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step);
             let extent = self.micro_batch.extent();
-            self.executor.run(Entry::MicroStep, &extent)?;
+            self.executor.run_summing(Entry::MicroStep, &extent, round == rounds.count)?;
             if let Some(liveness) = &mut self.liveness {
                 let positions = &self.micro_batch.positions;
                 liveness.see_positions(self.micro_batch.rows.iter().map(|row| positions[*row as usize]));
             }
         }
+        drop(own);
         self.packing = packing;
         Ok(())
     }
@@ -469,12 +537,13 @@ impl<'a, D: Device> Trainer<'a, D> {
         train: &TokenSet,
         begun: BegunStep,
         progress: &Progress,
+        interrupt: &Interrupt,
     ) -> Result<MetricsRow, Failure> {
         let mut report = self.feed.finish_report(&mut self.executor)?;
         let mut overflows = 0;
         while !report.finite && self.loss_scale.as_mut().is_some_and(LossScale::shrink) {
             overflows += 1;
-            self.run_micro_batches(train, &begun.samples, begun.step, begun.supervised)?;
+            self.run_micro_batches(train, &begun.samples, begun.step, begun.supervised, begun.rounds)?;
             self.begin_update(&begun)?;
             report = self.feed.finish_report(&mut self.executor)?;
         }
@@ -483,19 +552,23 @@ impl<'a, D: Device> Trainer<'a, D> {
         }
         if !report.finite {
             let culprit = self.replay(train, &begun.samples, begun.step)?;
-            return Err(not_finite(train, &begun.samples, begun.step + 1, &report, culprit));
+            let failure = not_finite(train, &begun.samples, begun.step + 1, &report, culprit.as_ref());
+            return Err(match &mut self.team {
+                Some(team) => team.most_telling(failure, culprit.is_some())?,
+                None => failure,
+            });
         }
         if let Some(mut liveness) = self.liveness.take() {
             match liveness.see_update(begun.lr) {
                 true => {
-                    for warning in liveness.end(&mut self.executor)? {
+                    for warning in liveness.end(&mut self.executor, self.team.as_deref_mut())? {
                         progress.say(&format!("{WARNING} {warning}"));
                     }
                 }
                 false => self.liveness = Some(liveness),
             }
         }
-        let seconds = self.last_row.elapsed().as_secs_f64();
+        let own_seconds = self.last_row.elapsed().as_secs_f64();
         self.last_row = Instant::now();
         let looked = match self.is_monitored {
             true => monitor::look(self.executor.device_mut()),
@@ -504,7 +577,24 @@ impl<'a, D: Device> Trainer<'a, D> {
         if let Some(meter) = &mut self.meter {
             meter.sample(&looked);
         }
+        let is_above = |bytes: &u64| self.limit_bytes.is_some_and(|limit| *bytes > limit);
+        self.exceeded_bytes = looked.device_bytes().filter(is_above);
+        let together = match &mut self.team {
+            None => Together { slowest_s: own_seconds, ..Together::default() },
+            Some(team) => team.end_step(&OwnStep {
+                step: begun.step + 1,
+                seconds: own_seconds,
+                is_stopping: interrupt.is_requested(),
+                exceeded_bytes: self.exceeded_bytes,
+                device_bytes: looked.device_bytes(),
+            })?,
+        };
+        let seconds = together.slowest_s;
+        self.is_stopping = together.is_stopping;
+        self.exceeded_bytes = together.exceeded_bytes.or(self.exceeded_bytes);
         let row = MetricsRow {
+            ranks: self.job.request.rank.of as u64,
+            rank_bytes: together.rank_bytes,
             step: begun.step + 1,
             epoch: begun.epoch,
             loss: report.loss,
@@ -526,8 +616,6 @@ impl<'a, D: Device> Trainer<'a, D> {
             host_peak_bytes: looked.rss_peak_bytes,
             monitor_ms: looked.ms,
         };
-        let is_above = |bytes: &u64| self.limit_bytes.is_some_and(|limit| *bytes > limit);
-        self.exceeded_bytes = row.device_bytes.filter(is_above);
         self.spare_samples = begun.samples;
         Ok(row)
     }
@@ -599,12 +687,12 @@ fn not_finite(
     samples: &[u32],
     step: u64,
     report: &StepReport,
-    culprit: Option<Culprit>,
+    culprit: Option<&Culprit>,
 ) -> Failure {
     let places: Vec<String> =
         samples.iter().take(4).map(|sample| train.place(*sample as usize).to_string()).collect();
     let more = if samples.len() > 4 { format!(" and {} more", samples.len() - 4) } else { String::new() };
-    let first = culprit.as_ref().map_or(String::new(), |culprit| format!("\n  {}", culprit.describe(train)));
+    let first = culprit.map_or(String::new(), |culprit| format!("\n  {}", culprit.describe(train)));
     let failure = Failure::training(format!(
         "step {step} is not finite: loss {}, gradient norm {}; its samples are {}{more}; trained weights are unchanged{first}",
         report.loss,

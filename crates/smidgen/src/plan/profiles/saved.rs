@@ -4,7 +4,7 @@
 //! recipe may name any. Every number is checked: rates are above zero, times at least zero.
 
 use serde_json::{Map, Value, json};
-use smidgen_compile::{DeviceProfile, Overhead, Rates};
+use smidgen_compile::{DeviceProfile, Link, Overhead, Rates, links};
 use smidgen_formats::json_file::{JsonFileError, MAX_CONFIG_BYTES, read_bytes};
 use smidgen_formats::whole_file::{WriteFileError, write_whole};
 use smidgen_ir::DeviceKind;
@@ -67,6 +67,8 @@ pub fn render(profile: &DeviceProfile) -> Value {
         "stow_bytes_per_s": profile.stow_bytes_per_s,
         "disk_bytes_per_s": profile.disk_bytes_per_s,
         "travel_s_per_byte": profile.travel_s_per_byte,
+        "peers": render_link(profile.peers),
+        "network": render_link(profile.network),
     })
 }
 
@@ -77,6 +79,10 @@ fn render_overhead(overhead: &Overhead) -> Value {
         "step_bytes": overhead.step_bytes,
         "margin_bytes": overhead.margin_bytes,
     })
+}
+
+fn render_link(link: Link) -> Value {
+    json!({ "bytes_per_s": link.bytes_per_s, "latency_s": link.latency_s })
 }
 
 fn render_rates(rates: &Rates) -> Value {
@@ -130,6 +136,8 @@ fn parse(value: &Value) -> Result<DeviceProfile, Wrong> {
         stow_bytes_per_s: fields.rate("stow_bytes_per_s")?,
         disk_bytes_per_s: fields.rate("disk_bytes_per_s")?,
         travel_s_per_byte: fields.time("travel_s_per_byte")?,
+        peers: parse_link("peers", &value["peers"])?,
+        network: parse_link("network", &value["network"])?,
     })
 }
 
@@ -143,6 +151,21 @@ fn parse_overhead(value: &Value) -> Result<Overhead, Wrong> {
         step_bytes: bytes("step_bytes")?,
         margin_bytes: bytes("margin_bytes")?,
     })
+}
+
+/// A link by its numbers, or by its name in the table of links.
+fn parse_link(field: &'static str, value: &Value) -> Result<Link, Wrong> {
+    const EXPECTED: &str = "the name of a link, or its `bytes_per_s` and `latency_s`";
+    let wrong = || Wrong { field: field.into(), expected: EXPECTED };
+    if let Some(name) = value.as_str() {
+        return links::find(name).map(|link| link.link()).ok_or_else(wrong);
+    }
+    let fields = Fields { within: "", map: value.as_object().ok_or_else(wrong)? };
+    let link = Link {
+        bytes_per_s: fields.rate("bytes_per_s").map_err(|_| wrong())?,
+        latency_s: fields.time("latency_s").map_err(|_| wrong())?,
+    };
+    Ok(link)
 }
 
 fn parse_rates(within: &'static str, value: &Value) -> Result<Rates, Wrong> {

@@ -1,0 +1,228 @@
+//! What ranks exchange: sums of gradients, and the parts of what is divided over them.
+//!
+//! Every rank runs the same steps on its own samples. Gradients and the loss are summed as soon as the backward pass has
+//! added the last of them, several tensors at once, while earlier layers are still worked on. With divided moments a rank
+//! updates its own rows and gets the others' rows from them; `collect` gathers moments for a checkpoint. With divided
+//! gradients a layer's sum is formed in memory that exists for that layer alone. Divided weights are in `stream.rs`.
+
+use super::prefetch::{Insertions, read_copy, seam_before, seam_behind};
+use smidgen_ir::policy::{Policy, Sharding};
+use smidgen_ir::{
+    ByValue, Cut, DType, Entry, Extent, Graph, LeafKind, Node, Op, Phase, Rank, Shape, Shard, Storage, Type,
+    ValueId, ValueSet,
+};
+use std::sync::LazyLock;
+
+/// Fewer bytes are not worth an exchange of their own while more are to come.
+const BUCKET_BYTES: usize = 16 << 20;
+
+/// Divides moments and gradients over the ranks; before anything is offloaded.
+pub fn divide_trained(graph: &mut Graph, policy: &Policy, rank: Rank) {
+    if rank.is_only() || policy.sharding < Sharding::Moments {
+        return;
+    }
+    let Some(index) = position(graph, Entry::Update) else { return };
+    let shard = Shard { rank, cut: Cut::Rows };
+    let parts = match policy.sharding >= Sharding::Gradients {
+        true => divide_gradients(graph, shard),
+        false => ByValue::default(),
+    };
+    let nodes = std::mem::take(&mut graph.entries[index].1);
+    let (mut own, mut trained, mut moments) = (Vec::new(), Vec::new(), Vec::new());
+    let mut place = (Phase::Update, None);
+    for mut node in nodes {
+        match &mut node.op {
+            Op::AdamW(_) | Op::AdamW8(_) => {
+                place = (node.phase, node.layer);
+                let [parameter, first, second, _] = node.updates[..] else {
+                    unreachable!("AdamW has four updates")
+                };
+                let rows = shard.own_rows(&graph.value(parameter).ty);
+                trained.push(parameter);
+                for moment in [first, second] {
+                    graph.divide(moment, shard);
+                    moments.push(moment);
+                }
+                if rows.is_empty() {
+                    continue;
+                }
+                let gradient = node.inputs[0];
+                let mut part = |whole: ValueId| graph.add_slice(whole, rows.start, rows.len());
+                node.inputs[0] = parts.get(&gradient).copied().unwrap_or_else(|| part(gradient));
+                node.updates[..3].iter_mut().for_each(|whole| *whole = part(*whole));
+            }
+            Op::GradNorm { squares, .. } => {
+                let (divided, rest): (Vec<ValueId>, Vec<ValueId>) =
+                    node.inputs.iter().partition(|input| parts.contains_key(input));
+                node.inputs = rest;
+                if !divided.is_empty() {
+                    *squares = true;
+                    let sum = graph.add_leaf("squares", SQUARES.clone(), LeafKind::State);
+                    let divided = divided.iter().map(|gradient| parts[gradient]).collect();
+                    let place = (node.phase, node.layer);
+                    graph.emit(&mut own, Op::SquaredNorm, divided, vec![sum], &[], place);
+                    graph.emit(&mut own, Op::AllReduce(rank), vec![], vec![sum], &[], place);
+                    node.inputs.push(sum);
+                }
+            }
+            // Gradients are cleared, and the loss.
+            Op::Zero => {
+                if !trained.is_empty() {
+                    let updates = std::mem::take(&mut trained);
+                    graph.emit(&mut own, Op::AllGather(shard), vec![], updates, &[], place);
+                }
+                if let Some(part) = parts.get(&node.updates[0]) {
+                    node.updates[0] = *part;
+                }
+            }
+            _ => {}
+        }
+        own.push(node);
+    }
+    graph.entries[index].1 = own;
+    let mut nodes = Vec::new();
+    for moment in moments {
+        let name = graph.name_from(moment, |name| format!("{name} whole"));
+        graph.emit(&mut nodes, Op::AllGather(shard), vec![moment], vec![], &[name], place);
+    }
+    graph.entries.push((Entry::Collect, nodes));
+}
+
+static SQUARES: LazyLock<Type> =
+    LazyLock::new(|| Type::new(Shape::vector(1), Storage::Plain(DType::F64)));
+
+/// Has every rank keep its rows of large gradients, and returns them. The backward pass adds to partial gradients.
+/// What a regularizer adds to stays whole, and what is too small for several ranks.
+fn divide_gradients(graph: &mut Graph, shard: Shard) -> ByValue<ValueId> {
+    let updates = graph.nodes(Entry::Update).iter();
+    let regularized: ValueSet =
+        updates.filter(|node| matches!(node.op, Op::FourierReg { .. })).flat_map(|node| node.updates.clone()).collect();
+    let is_large = |id: &ValueId| !shard.rows(&graph.value(*id).ty)[1].is_empty();
+    let gradients = graph.trainable().map(|(_, gradient)| gradient);
+    let large: Vec<ValueId> = gradients.filter(|id| !regularized.contains(id) && is_large(id)).collect();
+    let mut parts: ByValue<ValueId> = ByValue::default();
+    let Some(index) = position(graph, Entry::MicroStep) else { return parts };
+    let mut nodes = std::mem::take(&mut graph.entries[index].1);
+    for gradient in large {
+        let rows = shard.own_rows(&graph.value(gradient).ty);
+        let part = graph.add_slice(gradient, rows.start, rows.len());
+        let name = graph.name_from(gradient, |name| format!("{name} partial"));
+        let partial = graph.add_leaf(name, graph.value(gradient).ty.clone(), LeafKind::Partial(part));
+        read_copy(graph, &mut nodes, gradient, partial);
+        graph.divide(gradient, shard);
+        parts.insert(gradient, part);
+    }
+    graph.entries[index].1 = nodes;
+    parts
+}
+
+fn position(graph: &Graph, entry: Entry) -> Option<usize> {
+    graph.entries.iter().position(|(own, _)| *own == entry)
+}
+
+/// Sums gradients and the loss over the ranks; after everything else, because the order of nodes decides what is complete.
+pub fn sum_gradients(graph: &mut Graph, rank: Rank, extent: &Extent) {
+    if rank.is_only() {
+        return;
+    }
+    let Some(index) = position(graph, Entry::MicroStep) else { return };
+    let nodes = std::mem::take(&mut graph.entries[index].1);
+    let mut insertions = Insertions::default();
+    // Partial gradients that were scattered last, and where to.
+    let mut scattered: Vec<(ValueId, ValueId)> = Vec::new();
+    for Bucket { behind, sums, partials } in buckets(graph, &nodes, extent) {
+        let place = (Phase::Backward, nodes[behind].layer);
+        let position = seam_behind(&nodes, behind + 1);
+        let mut emitted = Vec::new();
+        settle(graph, &mut emitted, std::mem::take(&mut scattered), place);
+        if !sums.is_empty() {
+            graph.emit(&mut emitted, Op::AllReduce(rank), vec![], sums, &[], place);
+        }
+        if !partials.is_empty() {
+            let parts: Vec<ValueId> = partials.iter().filter_map(|partial| own_part(graph, *partial)).collect();
+            scattered = partials.iter().copied().zip(parts.iter().copied()).collect();
+            graph.emit(&mut emitted, Op::ReduceScatter(rank), partials, parts, &[], place);
+        }
+        emitted.into_iter().for_each(|node| insertions.push(position, node));
+    }
+    let mut emitted = Vec::new();
+    settle(graph, &mut emitted, scattered, (Phase::Backward, None));
+    emitted.into_iter().for_each(|node| insertions.push(nodes.len(), node));
+    let cleared = clear_partials(graph, &nodes);
+    cleared.into_iter().for_each(|(position, node)| insertions.push(position, node));
+    graph.entries[index].1 = insertions.into_nodes(nodes);
+}
+
+/// Waits until partial gradients have been scattered; then their memory is free.
+fn settle(
+    graph: &mut Graph,
+    nodes: &mut Vec<Node>,
+    scattered: Vec<(ValueId, ValueId)>,
+    place: (Phase, Option<usize>),
+) {
+    for (partial, part) in scattered {
+        graph.emit(nodes, Op::Stowed, vec![partial, part], vec![], &[], place);
+    }
+}
+
+/// The rows that this rank keeps of what a partial gradient adds up to.
+fn own_part(graph: &Graph, partial: ValueId) -> Option<ValueId> {
+    match graph.value(partial).leaf()?.kind {
+        LeafKind::Partial(part) => Some(part),
+        _ => None,
+    }
+}
+
+/// A partial gradient begins at zero in front of the first node that adds to it.
+fn clear_partials(graph: &mut Graph, nodes: &[Node]) -> Vec<(usize, Node)> {
+    let mut seen = ValueSet::default();
+    let mut cleared = Vec::new();
+    for (index, node) in nodes.iter().enumerate() {
+        for update in node.updates.iter().map(|update| graph.whole(*update)).collect::<Vec<_>>() {
+            if own_part(graph, update).is_some() && seen.insert(update) {
+                let mut emitted = Vec::new();
+                graph.emit(&mut emitted, Op::Zero, vec![], vec![update], &[], (node.phase, node.layer));
+                cleared.extend(emitted.into_iter().map(|node| (seam_before(nodes, index), node)));
+            }
+        }
+    }
+    cleared
+}
+
+/// What is exchanged together, and the node that completes it.
+struct Bucket {
+    behind: usize,
+    /// Summed on every rank.
+    sums: Vec<ValueId>,
+    /// Summed, and divided.
+    partials: Vec<ValueId>,
+}
+
+fn buckets(graph: &Graph, nodes: &[Node], extent: &Extent) -> Vec<Bucket> {
+    let mut last: ByValue<usize> = ByValue::default();
+    let gradients: ValueSet = graph.trainable().map(|(_, gradient)| gradient).collect();
+    for (index, node) in nodes.iter().enumerate() {
+        let updates = node.updates.iter().map(|id| graph.whole(*id));
+        let is_summed = |id: &ValueId| gradients.contains(id) || own_part(graph, *id).is_some();
+        last.extend(updates.filter(is_summed).map(|id| (id, index)));
+        if let Op::LmHeadLoss(_) | Op::HeadLoss { .. } = node.op {
+            last.insert(node.updates[0], index);
+        }
+    }
+    let mut complete: Vec<(usize, ValueId)> = last.iter().map(|(id, index)| (*index, id)).collect();
+    complete.sort_unstable();
+    let mut buckets = Vec::new();
+    let (mut values, mut bytes) = (Vec::new(), 0);
+    for (at, &(behind, id)) in complete.iter().enumerate() {
+        values.push(id);
+        bytes += graph.value(id).ty.bytes(extent);
+        let is_last_here = complete.get(at + 1).is_none_or(|(next, _)| *next != behind);
+        let is_last = at + 1 == complete.len();
+        if is_last || (is_last_here && bytes >= BUCKET_BYTES) {
+            let (partials, sums) = values.drain(..).partition(|id| own_part(graph, *id).is_some());
+            buckets.push(Bucket { behind, sums, partials });
+            bytes = 0;
+        }
+    }
+    buckets
+}

@@ -1,0 +1,237 @@
+//! A lane: one thread that runs the collectives of a plan in order, beside the computation.
+//!
+//! A collective is begun with the memory that it works on and waited for by number. All ranks begin the same ones in the
+//! same order, so one lane per rank never waits for itself. After a failure nothing more is run: every later wait returns
+//! it, because the ranks no longer agree on what has been exchanged.
+
+use crate::comm::{Comm, CommError, Number, Span};
+use crate::device::{BoundStep, DeviceError, Operand};
+use smidgen_ir::{Cut, DType, Op, Shard, Storage};
+use std::ops::Range;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+
+/// What a lane does.
+#[derive(Debug)]
+pub enum Exchange {
+    /// Each span becomes its sum over ranks.
+    Sum(Vec<(Span, Number)>),
+    /// Each whole is summed over ranks; what lands in the own part is added to `part`.
+    Scatter(Vec<Scattered>),
+    /// Each span gets the parts of the others.
+    Complete(Vec<(Span, Vec<Range<usize>>)>),
+    /// The parts of all ranks, the own one among them, become the whole.
+    Gather { own: Span, whole: Span, parts: Vec<Range<usize>> },
+}
+
+#[derive(Debug)]
+pub struct Scattered {
+    pub whole: Span,
+    pub parts: Vec<Range<usize>>,
+    pub part: Span,
+}
+
+/// The exchange of a step; `span` says where an operand is.
+pub fn bind_exchange(step: &BoundStep, span: impl Fn(&Operand) -> Span) -> Exchange {
+    let updates = || step.updates.iter();
+    match (&step.op, &step.inputs[..]) {
+        (Op::AllReduce(_), _) => Exchange::Sum(updates().map(|value| (span(value), number(value))).collect()),
+        (Op::ReduceScatter(rank), wholes) => {
+            let shard = Shard { rank: *rank, cut: Cut::Rows };
+            let scattered = wholes.iter().zip(updates()).map(|(whole, part)| Scattered {
+                whole: span(whole),
+                parts: whole.parts(shard),
+                part: span(part),
+            });
+            Exchange::Scatter(scattered.collect())
+        }
+        (Op::AllGather(shard), []) => {
+            Exchange::Complete(updates().map(|value| (span(value), value.parts(*shard))).collect())
+        }
+        (Op::AllGather(shard), [own, ..]) => {
+            let whole = &step.outputs[0];
+            Exchange::Gather { own: span(own), whole: span(whole), parts: whole.parts(*shard) }
+        }
+        (other, _) => unreachable!("`{}` is no exchange", other.name()),
+    }
+}
+
+fn number(value: &Operand) -> Number {
+    match value.storage {
+        Storage::Plain(DType::F64) => Number::F64,
+        _ => Number::F32,
+    }
+}
+
+/// Copies and sums in the memory that a communicator reaches.
+pub trait Reached: Send {
+    /// Called before anything is read; returns once the memory holds what was computed for it.
+    fn wait_until_ready(&mut self, number: u64) -> Result<(), DeviceError>;
+    /// # Safety
+    /// Both are valid, equally long, and do not overlap.
+    unsafe fn copy(&mut self, from: Span, to: Span) -> Result<(), DeviceError>;
+    /// Adds f32.
+    ///
+    /// # Safety
+    /// As for `copy`.
+    unsafe fn add(&mut self, from: Span, to: Span) -> Result<(), DeviceError>;
+}
+
+/// Memory of this process: computed when the exchange is begun.
+#[derive(Debug)]
+pub struct HostMemory;
+
+impl Reached for HostMemory {
+    fn wait_until_ready(&mut self, _number: u64) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    unsafe fn copy(&mut self, from: Span, to: Span) -> Result<(), DeviceError> {
+        assert_eq!(from.bytes, to.bytes);
+        // SAFETY: as the caller promises.
+        unsafe { std::ptr::copy_nonoverlapping(from.pointer, to.pointer, from.bytes) };
+        Ok(())
+    }
+
+    unsafe fn add(&mut self, from: Span, to: Span) -> Result<(), DeviceError> {
+        assert_eq!(from.bytes, to.bytes);
+        let floats = from.bytes / size_of::<f32>();
+        // SAFETY: as the caller promises; plans align values to more than a float.
+        let (from, to) = unsafe {
+            let from = std::slice::from_raw_parts(from.pointer.cast::<f32>(), floats);
+            (from, std::slice::from_raw_parts_mut(to.pointer.cast::<f32>(), floats))
+        };
+        to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+pub struct Lane {
+    jobs: Option<Sender<(u64, Exchange)>>,
+    progress: Arc<(Mutex<Progress>, Condvar)>,
+    thread: Option<JoinHandle<Box<dyn Comm>>>,
+    begun: u64,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    done: u64,
+    failed: Option<CommError>,
+}
+
+impl Lane {
+    pub fn start(comm: Box<dyn Comm>, memory: impl Reached + 'static) -> Lane {
+        let (jobs, inbox) = channel();
+        let progress = Arc::new((Mutex::new(Progress::default()), Condvar::new()));
+        let own = Arc::clone(&progress);
+        let thread = std::thread::Builder::new().name("exchange".into());
+        let thread = thread.spawn(move || run_all(comm, memory, &own, &inbox));
+        Lane { jobs: Some(jobs), progress, thread: thread.ok(), begun: 0 }
+    }
+
+    /// Begins an exchange and returns its number.
+    ///
+    /// # Safety
+    /// All spans are valid, and nothing touches them, until the exchange was waited for.
+    pub unsafe fn begin(&mut self, exchange: Exchange) -> u64 {
+        self.begun += 1;
+        let sent = self.jobs.as_ref().map(|jobs| jobs.send((self.begun, exchange)));
+        if !matches!(sent, Some(Ok(()))) {
+            let ended = CommError::Call { engine: "exchange", call: "send", what: "its thread ended".into() };
+            lock(&self.progress.0).failed.get_or_insert(ended);
+        }
+        self.begun
+    }
+
+    /// The number that the next exchange will have.
+    pub fn next(&self) -> u64 {
+        self.begun + 1
+    }
+
+    /// Returns once the exchange of this number is over.
+    pub fn wait(&self, number: u64) -> Result<(), CommError> {
+        let mut progress = lock(&self.progress.0);
+        while progress.done < number && progress.failed.is_none() {
+            progress = self.progress.1.wait(progress).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+        progress.failed.clone().map_or(Ok(()), Err)
+    }
+
+    pub fn wait_for_all(&self) -> Result<(), CommError> {
+        self.wait(self.begun)
+    }
+
+    /// Ends the thread and returns the communicator.
+    pub fn stop(mut self) -> Option<Box<dyn Comm>> {
+        self.jobs = None;
+        self.thread.take().and_then(|thread| thread.join().ok())
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        // Without a sender the thread ends after its last exchange; one that waits for a dead rank is not waited for.
+        self.jobs = None;
+        if lock(&self.progress.0).done == self.begun
+            && let Some(thread) = self.thread.take()
+        {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn run_all(
+    mut comm: Box<dyn Comm>,
+    mut memory: impl Reached,
+    progress: &(Mutex<Progress>, Condvar),
+    inbox: &Receiver<(u64, Exchange)>,
+) -> Box<dyn Comm> {
+    for (number, exchange) in inbox {
+        let failed = lock(&progress.0).failed.is_some();
+        let result = if failed { Ok(()) } else { run(comm.as_mut(), &mut memory, number, exchange) };
+        let mut now = lock(&progress.0);
+        now.done = number;
+        if let Err(error) = result {
+            now.failed.get_or_insert(error);
+        }
+        progress.1.notify_all();
+    }
+    comm
+}
+
+fn run(
+    comm: &mut dyn Comm,
+    memory: &mut impl Reached,
+    number: u64,
+    exchange: Exchange,
+) -> Result<(), CommError> {
+    let own = comm.rank();
+    memory.wait_until_ready(number).map_err(on_device)?;
+    // SAFETY: the caller of `begin` promised that the memory is valid and its own until it waited.
+    unsafe {
+        match exchange {
+            Exchange::Sum(spans) => comm.all_reduce(&spans),
+            Exchange::Scatter(all) => all.into_iter().try_for_each(|Scattered { whole, parts, part }| {
+                comm.reduce_scatter(whole, &parts)?;
+                memory.add(whole.part(&parts[own]), part).map_err(on_device)
+            }),
+            Exchange::Complete(all) => {
+                all.into_iter().try_for_each(|(span, parts)| comm.all_gather(span, &parts))
+            }
+            Exchange::Gather { own: part, whole, parts } => {
+                memory.copy(part, whole.part(&parts[own])).map_err(on_device)?;
+                comm.all_gather(whole, &parts)
+            }
+        }
+    }
+}
+
+fn on_device(error: DeviceError) -> CommError {
+    CommError::Call { engine: "exchange", call: "copy", what: error.to_string() }
+}
+
+fn lock(progress: &Mutex<Progress>) -> MutexGuard<'_, Progress> {
+    progress.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}

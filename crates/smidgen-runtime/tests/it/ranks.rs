@@ -1,0 +1,358 @@
+//! Ranks compute what one process computes: decoders trained by one, two, three and four of them.
+//!
+//! Here ranks are threads of one process that exchange bytes through shared memory, so that these tests need no MPI;
+//! `comm/` tests the engines, and the tests of the program run real ranks. With equal samples on two ranks sums are exact,
+//! so results are the same to the bit; with different ones they agree within rounding.
+
+use crate::decoder::{ALL_FUSED, Choice, LAYERS, LOSS_CHUNK, Trained, leaf_named, phi3};
+use crate::examples::{Example, Proof};
+use crate::numbers::{decode_doubles, decode_reals};
+use crate::subject::{Subject, roomy};
+use smidgen_compile::AdapterForm;
+use smidgen_compile::names::{input, state};
+use smidgen_compile::passes::{shard, stream};
+use smidgen_compile::request::Moments;
+use smidgen_ir::policy::Sharding;
+use smidgen_ir::{
+    Cut, DeviceKind, Entry, Graph, LayerSet, LeafKind, Op, Policy, Rank, Shard, ValueId, verify,
+};
+use smidgen_runtime::comm::{Comm, CommError, Number, Reach, Span};
+use smidgen_runtime::{Cpu, Executor};
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::{Arc, Barrier, Mutex};
+
+/// What the threads share.
+#[derive(Debug)]
+struct Board {
+    slots: Vec<Mutex<Vec<u8>>>,
+    turn: Barrier,
+}
+
+#[derive(Debug)]
+struct Threads {
+    rank: usize,
+    board: Arc<Board>,
+}
+
+fn team(size: usize) -> Vec<Box<dyn Comm>> {
+    let slots = (0..size).map(|_| Mutex::default()).collect();
+    let board = Arc::new(Board { slots, turn: Barrier::new(size) });
+    (0..size).map(|rank| Box::new(Threads { rank, board: Arc::clone(&board) }) as Box<dyn Comm>).collect()
+}
+
+impl Threads {
+    /// Every rank's bytes, in the order of ranks.
+    fn exchange(&self, own: &[u8]) -> Vec<Vec<u8>> {
+        *self.board.slots[self.rank].lock().unwrap() = own.to_vec();
+        self.board.turn.wait();
+        let all = self.board.slots.iter().map(|slot| slot.lock().unwrap().clone()).collect();
+        self.board.turn.wait();
+        all
+    }
+}
+
+fn bytes_mut(span: Span) -> &'static mut [u8] {
+    // SAFETY: the lane holds the memory for this call.
+    unsafe { std::slice::from_raw_parts_mut(span.pointer, span.bytes) }
+}
+
+fn sum(all: &[Vec<u8>], number: Number) -> Vec<u8> {
+    match number {
+        Number::F32 => {
+            let mut total = decode_reals(&all[0]);
+            for other in &all[1..] {
+                total.iter_mut().zip(decode_reals(other)).for_each(|(sum, more)| *sum += more);
+            }
+            total.into_iter().flat_map(f32::to_le_bytes).collect()
+        }
+        Number::F64 => {
+            let mut total = decode_doubles(&all[0]);
+            for other in &all[1..] {
+                total.iter_mut().zip(decode_doubles(other)).for_each(|(sum, more)| *sum += more);
+            }
+            total.into_iter().flat_map(f64::to_le_bytes).collect()
+        }
+    }
+}
+
+impl Comm for Threads {
+    fn name(&self) -> String {
+        "threads".into()
+    }
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.board.slots.len()
+    }
+
+    fn reach(&self) -> Reach {
+        Reach::Host
+    }
+
+    unsafe fn all_reduce(&mut self, spans: &[(Span, Number)]) -> Result<(), CommError> {
+        for (span, number) in spans {
+            let own = bytes_mut(*span);
+            own.copy_from_slice(&sum(&self.exchange(own), *number));
+        }
+        Ok(())
+    }
+
+    unsafe fn reduce_scatter(&mut self, span: Span, parts: &[Range<usize>]) -> Result<(), CommError> {
+        let own = bytes_mut(span);
+        let total = sum(&self.exchange(own), Number::F32);
+        own.fill(0xff);
+        let part = parts[self.rank].clone();
+        own[part.clone()].copy_from_slice(&total[part]);
+        Ok(())
+    }
+
+    unsafe fn all_gather(&mut self, span: Span, parts: &[Range<usize>]) -> Result<(), CommError> {
+        let own = bytes_mut(span);
+        let all = self.exchange(&own[parts[self.rank].clone()]);
+        for (part, bytes) in parts.iter().zip(all) {
+            own[part.clone()].copy_from_slice(&bytes);
+        }
+        Ok(())
+    }
+
+    unsafe fn broadcast(&mut self, span: Span, root: usize) -> Result<(), CommError> {
+        let own = bytes_mut(span);
+        own.copy_from_slice(&self.exchange(own)[root]);
+        Ok(())
+    }
+
+    fn barrier(&mut self) -> Result<(), CommError> {
+        self.board.turn.wait();
+        Ok(())
+    }
+}
+
+pub fn examples() -> Vec<Example> {
+    vec![Example { covers: &["all_reduce", "all_gather", "reduce_scatter"], proof: Proof::Values(everything_divided) }]
+}
+
+fn everything_divided() -> BTreeSet<&'static str> {
+    let choice = Choice::lora();
+    let alone = outcome_alone(&choice, 2, false);
+    let mut names = BTreeSet::new();
+    for sharding in Sharding::ALL {
+        let subjects = divided(&choice, 2, sharding);
+        assert!(outcome(&subjects, false) == alone, "{sharding:?}");
+        let nodes = subjects[0].graph.entries.iter().flat_map(|(_, nodes)| nodes);
+        names.extend(nodes.map(|node| node.op.name()));
+    }
+    names
+}
+
+fn policy(sharding: Sharding) -> Policy {
+    let resident = Policy::resident(LayerSet::first(1), LOSS_CHUNK);
+    match sharding {
+        Sharding::Weights => Policy {
+            sharding,
+            offloaded_weights: LayerSet::all(LAYERS),
+            tables_offloaded: true,
+            window_bytes: 4000,
+            ..resident
+        },
+        _ => Policy { sharding, ..resident },
+    }
+}
+
+/// The decoder as each rank compiles it.
+fn divided(choice: &Choice, ranks: usize, sharding: Sharding) -> Vec<Subject> {
+    let policy = policy(sharding);
+    let of_rank = |index: usize| {
+        let rank = Rank { index, of: ranks };
+        let mut subject = choice.subject_with(policy.recompute.clone());
+        let graph = &mut subject.graph;
+        shard::divide_trained(graph, &policy, rank);
+        verify::expect_sound("divide_trained", &verify::graph(graph));
+        stream::apply(graph, &policy, &subject.extent, (DeviceKind::Cpu, rank), 1);
+        verify::expect_sound("stream", &verify::graph(graph));
+        shard::sum_gradients(graph, rank, &subject.extent);
+        verify::expect_sound("sum_gradients", &verify::graph(graph));
+        subject
+    };
+    (0..ranks).map(of_rank).collect()
+}
+
+/// What training leaves: losses and gradient norms, and everything that is trained with its moments.
+#[derive(Debug, PartialEq)]
+struct Left {
+    reports: Vec<f64>,
+    leaves: Vec<(String, Vec<u8>)>,
+}
+
+const UPDATES: usize = 3;
+
+/// One process does the work of all ranks, a micro-batch for each.
+fn outcome_alone(choice: &Choice, ranks: usize, own_samples: bool) -> Left {
+    let subject = choice.subject_with(LayerSet::first(1));
+    let mut executor = Executor::load(subject.roomy_plan(1), Cpu::new(1).unwrap()).unwrap();
+    subject.write_contents(&mut executor);
+    let mut reports = Vec::new();
+    for _ in 0..UPDATES {
+        for micro_batch in 0..2 * ranks {
+            write_samples(&subject, &mut executor, if own_samples { micro_batch % ranks } else { 0 });
+            executor.run(Entry::MicroStep, &subject.extent).unwrap();
+        }
+        end_step(&subject, &mut executor, &mut reports);
+    }
+    let leaves = kept(&subject.graph);
+    let leaves = leaves.into_iter().map(|(id, name)| (name, subject.read_bytes(&mut executor, id))).collect();
+    Left { reports, leaves }
+}
+
+/// Every rank has two micro-batches in each step.
+fn outcome(subjects: &[Subject], own_samples: bool) -> Left {
+    let comms = team(subjects.len());
+    let lefts: Vec<Left> = std::thread::scope(|scope| {
+        let run = |(subject, comm): (&'_ Subject, Box<dyn Comm>)| run_rank(subject, comm, own_samples);
+        let ranks: Vec<_> =
+            subjects.iter().zip(comms).map(|pair| scope.spawn(move || run(pair))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    for other in &lefts[1..] {
+        assert!(*other == lefts[0], "every rank has the same bytes");
+    }
+    lefts.into_iter().next().unwrap()
+}
+
+fn run_rank(subject: &Subject, comm: Box<dyn Comm>, own_samples: bool) -> Left {
+    let rank = comm.rank();
+    let plan = subject.roomy_plan(1);
+    subject.run_on_null(plan.clone()).unwrap();
+    let mut executor = Executor::load(plan, Cpu::new(1).unwrap().with_comm(comm)).unwrap();
+    subject.write_contents(&mut executor);
+    let mut reports = Vec::new();
+    for _ in 0..UPDATES {
+        write_samples(subject, &mut executor, if own_samples { rank } else { 0 });
+        executor.run_summing(Entry::MicroStep, &subject.extent, false).unwrap();
+        executor.run(Entry::MicroStep, &subject.extent).unwrap();
+        end_step(subject, &mut executor, &mut reports);
+    }
+    Left { reports, leaves: collect(subject, &mut executor) }
+}
+
+fn end_step(subject: &Subject, executor: &mut Executor<Cpu>, reports: &mut Vec<f64>) {
+    for entry in [Entry::Update, Entry::Refresh] {
+        executor.run(entry, &subject.extent).unwrap();
+    }
+    let report = leaf_named(&subject.graph, state::REPORT);
+    reports.extend(&decode_doubles(&subject.read_bytes(executor, report))[..2]);
+}
+
+/// Other tokens for other ranks.
+fn write_samples(subject: &Subject, executor: &mut Executor<Cpu>, rank: usize) {
+    let ids = leaf_named(&subject.graph, input::IDS);
+    let mut bytes = subject.content_bytes(ids);
+    bytes.as_chunks_mut::<4>().0.iter_mut().for_each(|four| {
+        let id = i32::from_le_bytes(*four);
+        *four = ((id + rank as i32) % 11).to_le_bytes();
+    });
+    executor.write(ids, &bytes);
+}
+
+fn kept(graph: &Graph) -> Vec<(ValueId, String)> {
+    let all = graph.values.iter().enumerate();
+    let leaves = all.filter(|(_, value)| {
+        let leaf = value.leaf();
+        leaf.is_some_and(|leaf| leaf.gradient.is_some() || leaf.kind == LeafKind::Moment)
+    });
+    leaves.map(|(index, value)| (ValueId(index as u32), value.name.clone())).collect()
+}
+
+/// What is trained and its moments, gathered where they are divided.
+fn collect(subject: &Subject, executor: &mut Executor<Cpu>) -> Vec<(String, Vec<u8>)> {
+    let mut leaves = Vec::new();
+    for (id, name) in kept(&subject.graph) {
+        let Some(shard) = subject.graph.value(id).role.shard() else {
+            leaves.push((name, subject.read_bytes(executor, id)));
+            continue;
+        };
+        let steps = &executor.plan().entry(Entry::Collect).steps;
+        let index = steps.iter().position(|step| step.inputs[0] == id).unwrap();
+        let whole = steps[index].outputs[0];
+        executor.run_step(Entry::Collect, index, &subject.extent).unwrap();
+        let bytes = subject.read_bytes(executor, whole);
+        leaves.push((name, in_order(&subject.graph, id, shard, &bytes)));
+    }
+    leaves
+}
+
+/// Parts of 8-bit moments have their scales first, like a whole one.
+fn in_order(graph: &Graph, id: ValueId, shard: Shard, bytes: &[u8]) -> Vec<u8> {
+    assert_eq!(shard.cut, Cut::Rows);
+    smidgen_ir::rank::joined(shard, &graph.value(id).ty, bytes)
+}
+
+fn choices() -> Vec<Choice> {
+    let (dora, fourier) = (AdapterForm::Dora, AdapterForm::Fourier { reg: 0.1 });
+    vec![
+        Choice::lora(),
+        Choice { name: "phi3", spec: phi3(), adapted: ALL_FUSED, ..Choice::lora() },
+        Choice { name: "dora", form: dora, ..Choice::fused() },
+        Choice { name: "ls-lora in 8 bits", form: fourier, moments: Moments::Bits8, ..Choice::lora() },
+        Choice { name: "full in 8 bits", moments: Moments::Bits8, ..Choice::full() },
+        Choice { name: "full, last layer", trained: Trained::LastLayer, ..Choice::full() },
+    ]
+}
+
+#[test]
+fn two_ranks_with_equal_samples_agree_with_one_to_the_last_bit() {
+    for choice in choices() {
+        let alone = outcome_alone(&choice, 2, false);
+        for sharding in Sharding::ALL {
+            assert!(outcome(&divided(&choice, 2, sharding), false) == alone, "{} {sharding:?}", choice.name);
+        }
+    }
+}
+
+#[test]
+fn ranks_with_their_own_samples_agree_with_one_within_rounding() {
+    for choice in choices() {
+        for ranks in [2, 3, 4] {
+            let alone = outcome_alone(&choice, ranks, true);
+            for sharding in Sharding::ALL {
+                let together = outcome(&divided(&choice, ranks, sharding), true);
+                for (one, other) in alone.reports.iter().zip(&together.reports) {
+                    let error = (one - other).abs() / one.abs();
+                    assert!(error < 1e-6, "{} on {ranks}, {sharding:?}: {one} and {other}", choice.name);
+                }
+            }
+        }
+    }
+}
+
+/// What ranks divide, they do not have.
+#[test]
+fn a_rank_stores_its_part() {
+    let choice = Choice { moments: Moments::F32, ..Choice::lora() };
+    let stored = |sharding: Sharding, kind: LeafKind| {
+        let subject = &divided(&choice, 2, sharding)[1];
+        let plan = subject.plan(roomy(subject.extent), 1);
+        plan.leaves(kind).map(|(_, value)| value.role.stored_bytes(&value.ty, &plan.extent)).sum::<usize>()
+    };
+    let (whole, half) = (stored(Sharding::None, LeafKind::Weight), stored(Sharding::Weights, LeafKind::Weight));
+    // Norms stay, and parts end at multiples of an alignment.
+    assert!(half < whole * 6 / 10, "{half} of {whole}");
+    assert!(stored(Sharding::Moments, LeafKind::Moment) < stored(Sharding::None, LeafKind::Moment));
+    assert!(stored(Sharding::Gradients, LeafKind::Gradient) < stored(Sharding::None, LeafKind::Gradient));
+}
+
+/// The sum of a layer's gradients starts while earlier layers are worked on, and only the update waits for it.
+#[test]
+fn sums_begin_before_backward_ends() {
+    let subject = &divided(&Choice::full(), 2, Sharding::None)[0];
+    let nodes = subject.graph.nodes(Entry::MicroStep);
+    let sums: Vec<usize> =
+        nodes.iter().enumerate().filter(|(_, node)| matches!(node.op, Op::AllReduce(_))).map(|(index, _)| index).collect();
+    assert!(!sums.is_empty());
+    let plan = subject.plan(roomy(subject.extent), 1);
+    let steps = &plan.entry(Entry::MicroStep).steps;
+    assert!(steps.iter().all(|step| step.awaits.iter().all(|awaited| !matches!(steps[*awaited].op, Op::AllReduce(_)))));
+}

@@ -1,0 +1,130 @@
+//! The ranks that a job is planned for, and what of a machine each of them has.
+//!
+//! A process that trains alone is a world of one. Whether the ranks exist is not a question here: `smidgen plan` plans for
+//! machines that nobody has, and a run says which rank it is.
+
+use crate::failure::Failure;
+use smidgen_ir::Rank;
+use smidgen_recipe::{Batch, DeviceChoice, Recipe};
+use smidgen_runtime::cuda;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct World {
+    pub rank: Rank,
+    /// Among the ranks of its machine.
+    pub local: Rank,
+    /// Ranks that share the memory of this rank's device.
+    pub on_device: usize,
+    pub machines: usize,
+}
+
+impl World {
+    pub const ALONE: World = World { rank: Rank::ONLY, local: Rank::ONLY, on_device: 1, machines: 1 };
+
+    /// The first of so many ranks on so many machines, each with its own GPU where `has_gpu`.
+    ///
+    /// # Errors
+    /// No rank, or ranks that cannot be spread evenly.
+    pub fn planned(ranks: usize, machines: usize, has_gpu: bool) -> Result<World, Failure> {
+        if ranks == 0 || machines == 0 {
+            return Err(Failure::command("a run has at least one rank, on at least one machine"));
+        }
+        if !ranks.is_multiple_of(machines) {
+            return Err(Failure::command(format!(
+                "{ranks} ranks cannot be spread evenly over {machines} machines"
+            )));
+        }
+        let local = ranks / machines;
+        Ok(World {
+            rank: Rank { index: 0, of: ranks },
+            local: Rank { index: 0, of: local },
+            on_device: if has_gpu { 1 } else { local },
+            machines,
+        })
+    }
+
+    pub fn is_alone(&self) -> bool {
+        self.rank.is_only()
+    }
+
+    /// Whether this rank writes the run folder and speaks.
+    pub fn is_first(&self) -> bool {
+        self.rank.index == 0
+    }
+
+    /// Gives this rank its GPU and its cores, unless the recipe pins them.
+    ///
+    /// # Errors
+    /// More ranks than GPUs, unless `memory.device` says that they share one; a batch smaller than the ranks.
+    pub fn settle(&mut self, recipe: &mut Recipe) -> Result<(), Failure> {
+        if self.is_alone() {
+            return Ok(());
+        }
+        self.check_batch(recipe)?;
+        let first = matches!(cuda::look(0), Ok(facts) if facts.can_train());
+        match recipe.memory.device {
+            DeviceChoice::Auto if first => {
+                let ordinal = self.local.index;
+                let gpus = (0..self.local.of).take_while(|ordinal| cuda::look(*ordinal).is_ok()).count();
+                if gpus < self.local.of {
+                    return Err(too_few_gpus(gpus, self.local.of));
+                }
+                recipe.memory.device = DeviceChoice::Cuda(ordinal);
+                self.on_device = 1;
+            }
+            DeviceChoice::Auto => {
+                recipe.memory.device = DeviceChoice::Cpu;
+                self.on_device = self.local.of;
+            }
+            // A device that is pinned is that of every rank of the machine.
+            DeviceChoice::Cpu | DeviceChoice::Cuda(_) => self.on_device = self.local.of,
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// A batch with fewer samples than ranks: some would never have anything to do.
+    pub fn check_batch(&self, recipe: &Recipe) -> Result<(), Failure> {
+        let ranks = self.rank.of;
+        match recipe.train.batch {
+            Batch::Samples(samples) if samples < ranks => Err(Failure::recipe(format!(
+                "`train.batch = {samples}` is the batch of all ranks together, and there are {ranks}"
+            ))
+            .hint(format!("`train.batch = {ranks}` gives every rank a sample; or start fewer ranks"))),
+            Batch::Samples(_) | Batch::Tokens(_) => Ok(()),
+        }
+    }
+
+    /// Threads of this rank, where the machine has so many cores.
+    pub fn threads(&self, cores: usize) -> usize {
+        (cores / self.local.of).max(1)
+    }
+}
+
+fn too_few_gpus(found: usize, ranks: usize) -> Failure {
+    let gpus = if found == 1 { "one GPU".to_owned() } else { format!("{found} GPUs") };
+    Failure::device(format!("{ranks} ranks on this machine, which has {gpus}")).hint(format!(
+        "start {found}, or have ranks share a GPU: `memory.device = \"cuda:0\"`"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_spread_over_machines() {
+        let world = World::planned(8, 2, true).unwrap();
+        assert_eq!((world.rank.of, world.local.of, world.on_device), (8, 4, 1));
+        assert_eq!(World::planned(4, 1, false).unwrap().on_device, 4);
+        for (ranks, machines) in [(0, 1), (4, 0), (3, 2)] {
+            assert_eq!(World::planned(ranks, machines, true).unwrap_err().exit_code(), 2);
+        }
+    }
+
+    #[test]
+    fn cores_are_divided() {
+        let world = World { local: Rank { index: 1, of: 4 }, ..World::ALONE };
+        assert_eq!([1, 4, 16, 18].map(|cores| world.threads(cores)), [1, 1, 4, 4]);
+    }
+}
