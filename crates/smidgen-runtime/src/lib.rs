@@ -4,11 +4,13 @@
 //! holds every buffer that a step touches, its workspace included.
 
 pub mod any;
+pub mod comm;
 pub mod cpu;
 pub mod cuda;
 pub mod device;
 pub mod executor;
 pub mod null;
+mod python_roots;
 
 pub use any::AnyDevice;
 pub use cpu::Cpu;
