@@ -89,9 +89,12 @@ impl Mpi {
         if provided < abi::THREAD_SERIALIZED {
             return Err(CommError::Threads { name });
         }
-        // SAFETY: MPI is started, and the handles are predefined.
-        let code = unsafe { (abi.comm_set_errhandler)(abi::COMM_WORLD, abi::ERRORS_RETURN) };
-        check(code, "MPI_Comm_set_errhandler")?;
+        // Errors that belong to no communicator belong to the process itself.
+        for comm in [abi::COMM_WORLD, abi::COMM_SELF] {
+            // SAFETY: MPI is started, and the handles are predefined.
+            let code = unsafe { (abi.comm_set_errhandler)(comm, abi::ERRORS_RETURN) };
+            check(code, "MPI_Comm_set_errhandler")?;
+        }
         let (mut rank, mut size) = (0, 0);
         // SAFETY: MPI is started; a place for a number.
         check(unsafe { (abi.comm_rank)(abi::COMM_WORLD, &mut rank) }, "MPI_Comm_rank")?;

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 pub type Handle = usize;
 
 pub const COMM_WORLD: Handle = 0x101;
+pub const COMM_SELF: Handle = 0x102;
 pub const ERRORS_RETURN: Handle = 0x143;
 pub const BYTE: Handle = 0x247;
 pub const IN_PLACE: *const c_void = 1 as *const c_void;

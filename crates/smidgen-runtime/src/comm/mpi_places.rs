@@ -40,11 +40,14 @@ pub struct Mpiexec {
 
 /// The first `mpiexec` that can start ranks of an MPI with the standard ABI.
 pub fn find_mpiexec() -> Result<Mpiexec, CommError> {
-    let candidates = match std::env::var_os(MPIEXEC_VARIABLE) {
-        Some(path) if !path.is_empty() => vec![PathBuf::from(path)],
-        _ => mpiexecs(),
-    };
-    choose(candidates.iter().filter_map(|path| ask(path)))
+    match std::env::var_os(MPIEXEC_VARIABLE) {
+        Some(path) if !path.is_empty() => {
+            let path = PathBuf::from(path);
+            let why = format!("{MPIEXEC_VARIABLE} does not name a program that runs");
+            choose([ask(&path).ok_or(CommError::Open { path, why })?].into_iter())
+        }
+        _ => choose(mpiexecs().iter().filter_map(|path| ask(path))),
+    }
 }
 
 /// Opens the MPI library.

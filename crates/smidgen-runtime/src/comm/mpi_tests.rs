@@ -63,11 +63,14 @@ fn as_one_of_the_ranks() {
     let news = world.broadcast_bytes(format!("from rank {}", world.rank()).into_bytes(), root).unwrap();
     assert_eq!(news, format!("from rank {root}").into_bytes());
     println!("rank {} of {}: all collectives agree", world.rank(), world.size());
-    // An error returns, with MPI's own text, and would keep the world from an orderly end.
-    // SAFETY: memory of this function.
-    let wrong = unsafe { world.broadcast(span(&mut [0.0f32]), 999) }.unwrap_err();
-    assert!(matches!(&wrong, CommError::Call { what, .. } if what.contains("root")), "{wrong}");
-    assert!(std::mem::replace(&mut world.failed, false));
+    // An error returns, with MPI's own text, and would keep the world from an orderly end. Intel MPI 2021.19 ends the
+    // process instead, with the same text.
+    if world.name().contains("MPICH") {
+        // SAFETY: memory of this function.
+        let wrong = unsafe { world.broadcast(span(&mut [0.0f32]), 999) }.unwrap_err();
+        assert!(matches!(&wrong, CommError::Call { what, .. } if what.contains("root")), "{wrong}");
+        assert!(std::mem::replace(&mut world.failed, false));
+    }
 }
 
 /// A number of a rank that rounds when it is added.
