@@ -11,6 +11,7 @@ pub mod device;
 pub mod executor;
 pub mod lane;
 pub mod null;
+mod python_roots;
 
 pub use any::AnyDevice;
 pub use cpu::Cpu;

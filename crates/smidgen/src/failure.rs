@@ -8,6 +8,7 @@
 use smidgen_formats::finite::NotFinite;
 use smidgen_recipe::{NoModelPath, ReadRecipeError, RecipeErrors};
 use smidgen_runtime::DeviceError;
+use smidgen_runtime::comm::CommError;
 use smidgen_runtime::device::FillError;
 use std::error::Error;
 use std::path::Path;
@@ -37,6 +38,8 @@ pub enum FailureKind {
     Network,
     /// Training itself: a loss that is not finite, an adapter that gets no gradient.
     Training,
+    /// Another rank was lost, or differs from this one; ranks that cannot reach each other.
+    Ranks,
     /// Stopped by a signal, with the state saved.
     Interrupted,
 }
@@ -53,7 +56,8 @@ impl FailureKind {
             | FailureKind::Disk
             | FailureKind::Memory
             | FailureKind::Network
-            | FailureKind::Training => 1,
+            | FailureKind::Training
+            | FailureKind::Ranks => 1,
         }
     }
 }
@@ -113,6 +117,10 @@ impl Failure {
 
     pub fn training(cause: impl Into<BoxedError>) -> Failure {
         Failure::new(FailureKind::Training, cause)
+    }
+
+    pub fn ranks(cause: impl Into<BoxedError>) -> Failure {
+        Failure::new(FailureKind::Ranks, cause)
     }
 
     pub fn interrupted(cause: impl Into<BoxedError>) -> Failure {
@@ -234,6 +242,23 @@ fn kind_of_device_error(error: &DeviceError) -> FailureKind {
 impl From<DeviceError> for Failure {
     fn from(error: DeviceError) -> Failure {
         Failure::new(kind_of_device_error(&error), error)
+    }
+}
+
+impl From<CommError> for Failure {
+    fn from(error: CommError) -> Failure {
+        let kind = match &error {
+            CommError::Call { .. } | CommError::World { .. } => FailureKind::Ranks,
+            CommError::Missing { .. }
+            | CommError::Open { .. }
+            | CommError::Symbol { .. }
+            | CommError::Abi { .. }
+            | CommError::AbiVersion { .. }
+            | CommError::Threads { .. }
+            | CommError::Again => FailureKind::Device,
+        };
+        let remedy = error.remedy();
+        Failure::new(kind, error).hint_if_some(remedy)
     }
 }
 

@@ -6,6 +6,17 @@
 //! (`ranks/` of the program has a heartbeat for that).
 //! Left out: overlap (the caller's threads and streams), and finding out who the ranks are (the program's launcher).
 
+pub mod mpi;
+mod mpi_abi;
+pub mod mpi_places;
+#[cfg(test)]
+mod mpi_tests;
+pub mod nccl;
+mod nccl_abi;
+
+pub use mpi::Mpi;
+pub use nccl::Nccl;
+
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -141,4 +152,58 @@ impl CommError {
 pub fn quit(code: u8) -> ! {
     // SAFETY: ends the process.
     unsafe { libc::_exit(i32::from(code)) }
+}
+
+/// Panics unless the parts are ascending, cover the span, and are as many as ranks.
+fn expect_parts(span: Span, parts: &[Range<usize>], size: usize) {
+    assert_eq!(parts.len(), size, "a collective needs one part per rank");
+    let mut end = 0;
+    for part in parts {
+        assert!(part.start == end && part.end >= end, "the parts {parts:?} leave a gap or overlap");
+        end = part.end;
+    }
+    assert_eq!(end, span.bytes, "the parts {parts:?} do not cover the span");
+}
+
+/// Panics unless a span holds whole numbers at their alignment.
+fn expect_numbers(span: Span, number: Number) {
+    assert!(
+        span.bytes.is_multiple_of(number.bytes()) && (span.pointer as usize).is_multiple_of(number.bytes()),
+        "{} bytes at {:p} are not whole numbers of {number:?}",
+        span.bytes,
+        span.pointer
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(bytes: usize) -> Span {
+        Span { pointer: std::ptr::null_mut(), bytes }
+    }
+
+    #[test]
+    fn parts_may_be_uneven_and_empty() {
+        expect_parts(span(12), &[0..0, 0..8, 8..12], 3);
+        expect_parts(span(0), &[0..0, 0..0], 2);
+    }
+
+    #[test]
+    #[should_panic(expected = "leave a gap")]
+    fn parts_with_a_gap_are_refused() {
+        expect_parts(span(12), &[0..4, 8..12], 2);
+    }
+
+    #[test]
+    #[should_panic(expected = "do not cover")]
+    fn parts_that_end_early_are_refused() {
+        expect_parts(span(16), &[0..4, 4..12], 2);
+    }
+
+    #[test]
+    #[should_panic(expected = "whole numbers")]
+    fn half_a_number_is_refused() {
+        expect_numbers(span(6), Number::F32);
+    }
 }

@@ -5,6 +5,7 @@
 //! library outside the loader's path is opened by its full path; later lookups by its short name then find it.
 
 use crate::device::DeviceError;
+use crate::python_roots::{begins, entries, nvidia_folders};
 use std::ffi::{CString, OsStr};
 use std::path::{Path, PathBuf};
 
@@ -37,7 +38,7 @@ pub fn find() -> Vec<Library> {
         }
     }
     folders.push(PathBuf::from("/usr/local/cuda/lib64"));
-    folders.extend(pip_folders());
+    folders.extend(nvidia_folders());
     let (what, file, remedy) = DRIVER;
     let mut libraries = vec![Library { what, file, found: open_by_name(file, &["1"]), remedy }];
     for (what, file, remedy) in NEEDED {
@@ -53,41 +54,6 @@ pub fn require() -> Result<(), DeviceError> {
         None => Ok(()),
         Some(Library { what, file, remedy, .. }) => Err(DeviceError::Library { what, file, remedy }),
     }
-}
-
-/// `nvidia/*/lib` of every Python environment that can be found.
-fn pip_folders() -> Vec<PathBuf> {
-    let mut roots = Vec::new();
-    for variable in ["VIRTUAL_ENV", "CONDA_PREFIX"] {
-        roots.extend(std::env::var_os(variable).map(PathBuf::from));
-    }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let is_python = |folder: &PathBuf| folder.join("python3").exists();
-    roots.extend(
-        std::env::split_paths(&path).filter(is_python).filter_map(|bin| Some(bin.parent()?.to_path_buf())),
-    );
-    roots.extend(["/usr", "/usr/local"].map(PathBuf::from));
-    let mut packages = Vec::new();
-    for root in roots {
-        for version in entries(&root.join("lib")).filter(|path| begins(path, "python3")) {
-            packages.extend(["site-packages", "dist-packages"].map(|part| version.join(part).join("nvidia")));
-        }
-    }
-    packages.iter().flat_map(|package| entries(package)).map(|package| package.join("lib")).collect()
-}
-
-fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> {
-    let mut paths: Vec<PathBuf> = std::fs::read_dir(folder)
-        .into_iter()
-        .flatten()
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .collect();
-    paths.sort();
-    paths.into_iter()
-}
-
-fn begins(path: &Path, with: &str) -> bool {
-    path.file_name().and_then(OsStr::to_str).is_some_and(|name| name.starts_with(with))
 }
 
 fn open_by_name(file: &str, versions: &[&str]) -> Option<PathBuf> {

@@ -26,6 +26,7 @@ mod head_pieces_change_rounding;
 mod linear_examples;
 mod loss_examples;
 mod matmul;
+mod nccl_one_rank;
 mod numbers;
 mod offload_changes_nothing;
 mod optimizer8_fixtures;

@@ -1,0 +1,154 @@
+//! The standard ABI of MPI 5.0: handles, constants, and the functions that are used.
+//!
+//! A library that has this ABI is called `libmpi_abi.so.1`, whoever made it, and its handles have the values below.
+//! Functions that end in `_c` take 64-bit counts, so nothing has to be split.
+//! Left out: everything that is not called.
+
+use super::CommError;
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use std::ffi::{c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
+
+/// Handles are opaque pointers; predefined ones are small numbers.
+pub type Handle = usize;
+
+pub const COMM_WORLD: Handle = 0x101;
+pub const COMM_SELF: Handle = 0x102;
+pub const ERRORS_RETURN: Handle = 0x143;
+pub const BYTE: Handle = 0x247;
+pub const IN_PLACE: *const c_void = 1 as *const c_void;
+pub const SUCCESS: c_int = 0;
+pub const THREAD_SERIALIZED: c_int = 2048;
+pub const MAX_ERROR_STRING: usize = 512;
+pub const MAX_LIBRARY_VERSION_STRING: usize = 8192;
+
+/// `MPI_Count` and `MPI_Aint` on every 64-bit system.
+pub type Count = i64;
+pub type Aint = isize;
+
+macro_rules! functions {
+    ($($name:ident = $symbol:literal ( $($argument:ty),* );)*) => {
+        /// The functions of an opened library.
+        pub struct Abi {
+            $(pub $name: unsafe extern "C" fn($($argument),*) -> c_int,)*
+            pub path: PathBuf,
+            // Stays open as long as the functions can be called; `Mpi` never closes it.
+            _library: Library,
+        }
+
+        impl Abi {
+            fn resolve(library: Library, path: &Path) -> Result<Abi, CommError> {
+                let missing = |symbol: &str| CommError::Symbol { path: path.to_owned(), symbol: symbol.to_owned() };
+                Ok(Abi {
+                    $($name: {
+                        // SAFETY: the symbol has this signature in the standard ABI.
+                        let symbol = unsafe {
+                            library.get::<unsafe extern "C" fn($($argument),*) -> c_int>($symbol.as_bytes())
+                        };
+                        *symbol.map_err(|_| missing($symbol))?
+                    },)*
+                    path: path.to_owned(),
+                    _library: library,
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    abi_get_version = "MPI_Abi_get_version" (*mut c_int, *mut c_int);
+    get_library_version = "MPI_Get_library_version" (*mut c_char, *mut c_int);
+    init_thread = "MPI_Init_thread" (*mut c_int, *mut *mut *mut c_char, c_int, *mut c_int);
+    finalize = "MPI_Finalize" ();
+    comm_rank = "MPI_Comm_rank" (Handle, *mut c_int);
+    comm_size = "MPI_Comm_size" (Handle, *mut c_int);
+    comm_set_errhandler = "MPI_Comm_set_errhandler" (Handle, Handle);
+    error_string = "MPI_Error_string" (c_int, *mut c_char, *mut c_int);
+    barrier = "MPI_Barrier" (Handle);
+    bcast = "MPI_Bcast_c" (*mut c_void, Count, Handle, c_int, Handle);
+    allgather = "MPI_Allgather_c" (*const c_void, Count, Handle, *mut c_void, Count, Handle, Handle);
+    allgatherv = "MPI_Allgatherv_c"
+        (*const c_void, Count, Handle, *mut c_void, *const Count, *const Aint, Handle, Handle);
+    alltoallv = "MPI_Alltoallv_c"
+        (*const c_void, *const Count, *const Aint, Handle, *mut c_void, *const Count, *const Aint, Handle, Handle);
+}
+
+impl Abi {
+    /// Opens a library by its path, or by its name on the loader's path.
+    pub fn open(path: &Path) -> Result<Abi, CommError> {
+        // SAFETY: what runs when an MPI library is opened does not depend on anything here.
+        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
+        let library =
+            library.map_err(|error| CommError::Open { path: path.to_owned(), why: error.to_string() })?;
+        let abi = Abi::resolve(library, path)?;
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: two places for numbers; may be called before MPI is initialized.
+        let status = unsafe { (abi.abi_get_version)(&mut major, &mut minor) };
+        if status != SUCCESS || major != 1 {
+            return Err(CommError::AbiVersion { path: path.to_owned(), major, minor });
+        }
+        Ok(abi)
+    }
+
+    /// Such as `MPICH 5.0.2`.
+    pub fn version(&self) -> String {
+        let mut text = vec![0; MAX_LIBRARY_VERSION_STRING];
+        let mut length = 0;
+        // SAFETY: as much room as the standard asks for; may be called before MPI is initialized.
+        unsafe { (self.get_library_version)(text.as_mut_ptr().cast(), &mut length) };
+        short_version(&text_of(&text, length))
+    }
+
+    /// The text of an error code.
+    pub fn describe(&self, code: c_int) -> String {
+        let mut text = vec![0; MAX_ERROR_STRING];
+        let mut length = 0;
+        // SAFETY: as much room as the standard asks for.
+        let status = unsafe { (self.error_string)(code, text.as_mut_ptr().cast(), &mut length) };
+        match status {
+            SUCCESS => text_of(&text, length),
+            _ => format!("error code {code}"),
+        }
+    }
+}
+
+impl std::fmt::Debug for Abi {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Abi").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+/// Text of the given length, in one line.
+fn text_of(bytes: &[u8], length: c_int) -> String {
+    let length = usize::try_from(length).unwrap_or(0).min(bytes.len());
+    let text = String::from_utf8_lossy(&bytes[..length]);
+    let lines = text.lines().map(|line| line.trim_matches(['\0', ' ', '\t']));
+    lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")
+}
+
+/// The name and the version of what `MPI_Get_library_version` says, which can be a page.
+fn short_version(text: &str) -> String {
+    let first = text.split("; ").next().unwrap_or_default();
+    match first.strip_prefix("MPICH Version:") {
+        Some(version) => format!("MPICH {}", version.trim()),
+        None => first.split(" for ").next().unwrap_or_default().replace("(R)", "").replace(" Library", ""),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_short() {
+        assert_eq!(short_version("MPICH Version:      5.0.2; MPICH ABI: 18:2:6"), "MPICH 5.0.2");
+        assert_eq!(short_version("Intel(R) MPI Library 2021.19 for Linux* OS"), "Intel MPI 2021.19");
+        assert_eq!(short_version(""), "");
+    }
+
+    #[test]
+    fn texts_have_one_line() {
+        assert_eq!(text_of(b"a\t\n\n b\0", 6), "a; b");
+        assert_eq!(text_of(b"abc", -1), "");
+    }
+}

@@ -1,0 +1,46 @@
+//! NCCL with one rank on a GPU: every collective keeps the bytes.
+//!
+//! It shows that the library is found, that its functions are called as they are meant, and that work ends. What several
+//! ranks add is compared by the tests of MPI, which share the contract.
+
+use cudarc::driver::result;
+use smidgen_runtime::comm::{Comm, Nccl, Number, Span};
+use smidgen_runtime::cuda::driver::Gpu;
+use smidgen_runtime::cuda::libraries;
+
+#[test]
+#[ignore = "needs a GPU and NCCL"]
+fn one_rank_keeps_its_bytes() {
+    libraries::require().unwrap();
+    let gpu = Gpu::open(0).unwrap();
+    // SAFETY: the stream of a GPU whose context is current.
+    let mut nccl = unsafe { Nccl::new(Nccl::unique_id().unwrap(), 0, 1, gpu.stream.cast()) }.unwrap();
+    println!("{}", nccl.name());
+    let values: Vec<f32> = (0..1000).map(|i| 0.37 * i as f32 - 100.0).collect();
+    // SAFETY: the context is current; the copy is as long as the memory.
+    let memory = unsafe {
+        let memory = result::malloc_sync(4000).unwrap();
+        result::memcpy_htod_sync(memory, &values).unwrap();
+        memory
+    };
+    result::ctx::synchronize().unwrap();
+    let span = Span { pointer: memory as *mut u8, bytes: 4000 };
+    // SAFETY: memory of this test.
+    unsafe {
+        nccl.all_reduce(&[(span, Number::F32)]).unwrap();
+        nccl.all_reduce(&[(span, Number::F64)]).unwrap();
+        nccl.reduce_scatter(span, &[0..4000]).unwrap();
+        nccl.all_gather(span, &[0..4000]).unwrap();
+        nccl.broadcast(span, 0).unwrap();
+    }
+    nccl.barrier().unwrap();
+    nccl.check_async().unwrap();
+    let mut back = vec![0.0f32; 1000];
+    // SAFETY: the copy is as long as the memory, which is not used again.
+    unsafe {
+        result::memcpy_dtoh_sync(&mut back, memory).unwrap();
+        result::free_sync(memory).unwrap();
+    }
+    assert_eq!(back, values);
+    nccl.abort().unwrap();
+}

@@ -1,0 +1,360 @@
+//! The threads behind a link: they read what other ranks send, beat, and notice a rank that is lost.
+//!
+//! Every rank but 0 has one connection, to rank 0, which has one to each. A reader thread per connection files what
+//! comes; one heartbeat thread sends a beat each second and looks at when each peer was heard last. None of them depends
+//! on the main thread, which may compute or wait inside a collective for as long as it likes.
+//! The first loss counts. Rank 0 tells the others, and the heartbeat thread of every rank calls the handler once.
+//! Left out: what the handler does, and a rank that beats but makes no progress (a collective's time limit).
+
+use super::wire::{Call, Loss, MOST_BYTES, Message};
+use crate::failure::Failure;
+use std::collections::VecDeque;
+use std::io::{self, Read};
+use std::net::{Shutdown, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Called when a rank is lost.
+pub type OnLoss = Box<dyn FnOnce(Failure) + Send>;
+
+/// How long things may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    /// Until all ranks are there: they may start minutes apart.
+    pub opening: Duration,
+    /// Before a wait is mentioned.
+    pub patience: Duration,
+    /// Between two beats.
+    pub beat: Duration,
+    /// A rank that is silent for this long is lost.
+    pub silence: Duration,
+    /// For a lost rank's news to reach everyone before the handler is called.
+    pub farewell: Duration,
+    /// For the others to end, after rank 0 has finished.
+    pub closing: Duration,
+}
+
+impl Default for Times {
+    fn default() -> Times {
+        Times {
+            opening: Duration::from_secs(600),
+            patience: Duration::from_secs(5),
+            beat: Duration::from_secs(1),
+            silence: Duration::from_secs(6),
+            farewell: Duration::from_secs(1),
+            closing: Duration::from_secs(60),
+        }
+    }
+}
+
+/// Another rank, and the connection to it.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub rank: usize,
+    stream: TcpStream,
+    writer: Mutex<TcpStream>,
+}
+
+/// What a peer sent for a call, and whether it is still there.
+#[derive(Debug)]
+struct Inbox {
+    data: VecDeque<(Call, u64, Vec<u8>)>,
+    heard: Instant,
+    /// It said that it has finished.
+    has_closed: bool,
+    /// Its connection has ended.
+    is_gone: bool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    inboxes: Vec<Inbox>,
+    lost: Option<(usize, Loss)>,
+    failure: Option<Failure>,
+    /// This rank has closed or aborted: what others do does not matter any more.
+    is_over: bool,
+    /// What this rank is doing, for messages.
+    place: String,
+    remedy: Option<String>,
+}
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub rank: usize,
+    pub peers: Vec<Peer>,
+    pub times: Times,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Shared {
+    /// Starts the threads.
+    pub fn start(
+        rank: usize,
+        connections: Vec<(usize, TcpStream)>,
+        times: Times,
+        on_loss: OnLoss,
+    ) -> io::Result<Arc<Shared>> {
+        let mut peers = Vec::new();
+        for (rank, stream) in connections {
+            stream.set_nodelay(true)?;
+            stream.set_read_timeout(None)?;
+            // A peer that takes nothing for this long is silent.
+            stream.set_write_timeout(Some(times.silence))?;
+            peers.push(Peer { rank, writer: Mutex::new(stream.try_clone()?), stream });
+        }
+        let heard = Instant::now();
+        let inbox = |_| Inbox { data: VecDeque::new(), heard, has_closed: false, is_gone: false };
+        let state = State { inboxes: peers.iter().map(inbox).collect(), ..State::default() };
+        let shared =
+            Arc::new(Shared { rank, peers, times, state: Mutex::new(state), changed: Condvar::new() });
+        for peer in 0..shared.peers.len() {
+            let shared = Arc::clone(&shared);
+            thread::Builder::new().name(format!("rank {peer}")).spawn(move || shared.read_from(peer))?;
+        }
+        let beating = Arc::clone(&shared);
+        thread::Builder::new().name("heartbeat".into()).spawn(move || beating.beat(on_loss))?;
+        Ok(shared)
+    }
+
+    /// Sends to a peer; one that cannot take it is lost.
+    pub fn send(&self, peer: usize, message: &Message) -> Result<(), Failure> {
+        if let Some(failure) = self.failure() {
+            return Err(failure);
+        }
+        let sent = message.write(&mut *lock(&self.peers[peer].writer));
+        let loss = match sent {
+            Ok(()) => return Ok(()),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                Loss::Silent
+            }
+            Err(error) if error.kind() == io::ErrorKind::Other => Loss::Aborted(error.to_string()),
+            Err(_) => Loss::Died,
+        };
+        Err(self.lose(self.peers[peer].rank, loss))
+    }
+
+    /// Waits for what a peer sends for a call.
+    pub fn receive(&self, peer: usize, call: Call, number: u64) -> Result<Vec<u8>, Failure> {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(failure) = &state.failure {
+                return Err(failure.clone());
+            }
+            let inbox = &mut state.inboxes[peer];
+            let rank = self.peers[peer].rank;
+            if let Some((theirs, count, bytes)) = inbox.data.pop_front() {
+                if (theirs, count) == (call, number) {
+                    return Ok(bytes);
+                }
+                drop(state);
+                let words = format!("it is not in step: {theirs:?} {count} instead of {call:?} {number}");
+                return Err(self.lose(rank, Loss::Aborted(words)));
+            }
+            if inbox.has_closed {
+                drop(state);
+                return Err(self.lose(rank, Loss::Aborted("it ended before the others".into())));
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Notes that a rank is lost, unless another was before it. The failure that counts.
+    pub fn lose(&self, rank: usize, loss: Loss) -> Failure {
+        let mut state = lock(&self.state);
+        if let Some(failure) = &state.failure {
+            return failure.clone();
+        }
+        let failure = describe(rank, &loss, &state, self.times);
+        if !state.is_over {
+            state.failure = Some(failure.clone());
+            state.lost = Some((rank, loss));
+            self.changed.notify_all();
+        }
+        failure
+    }
+
+    pub fn failure(&self) -> Option<Failure> {
+        lock(&self.state).failure.clone()
+    }
+
+    /// Waits for a loss to be noticed.
+    pub fn failure_within(&self, time: Duration) -> Option<Failure> {
+        self.wait(time, |state| state.failure.is_some());
+        self.failure()
+    }
+
+    pub fn set_place(&self, place: String) {
+        lock(&self.state).place = place;
+    }
+
+    pub fn set_remedy(&self, remedy: String) {
+        lock(&self.state).remedy = Some(remedy);
+    }
+
+    /// Nothing that peers do from here on is a loss. Returns whether it was so before.
+    pub fn end(&self) -> bool {
+        let mut state = lock(&self.state);
+        self.changed.notify_all();
+        std::mem::replace(&mut state.is_over, true)
+    }
+
+    /// Waits until every peer's connection has ended.
+    pub fn wait_until_gone(&self, time: Duration) {
+        self.wait(time, |state| state.inboxes.iter().all(|inbox| inbox.is_gone));
+    }
+
+    /// Waits until every peer has said that it has finished, or one is lost: those that have not.
+    pub fn wait_until_closed(&self, time: Duration) -> Vec<usize> {
+        self.wait(time, |state| {
+            state.failure.is_some() || state.inboxes.iter().all(|inbox| inbox.has_closed)
+        });
+        let state = lock(&self.state);
+        let open = self.peers.iter().zip(&state.inboxes).filter(|(_, inbox)| !inbox.has_closed);
+        open.map(|(peer, _)| peer.rank).collect()
+    }
+
+    /// Closes the connections, which ends the readers.
+    pub fn disconnect(&self) {
+        for peer in &self.peers {
+            let _ = peer.stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Sends to every peer that is still there, as far as that works, but not to one that takes nothing any more.
+    pub fn tell(&self, message: &Message, except: Option<usize>) {
+        for (at, peer) in self.peers.iter().enumerate() {
+            if Some(peer.rank) != except && !lock(&self.state).inboxes[at].is_gone {
+                let _ = message.write(&mut *lock(&peer.writer));
+            }
+        }
+    }
+
+    /// Ends the sending half: the peer sees the end after the last message.
+    pub fn finish_sending(&self) {
+        for peer in &self.peers {
+            let _ = peer.stream.shutdown(Shutdown::Write);
+        }
+    }
+
+    fn wait(&self, time: Duration, is_over: impl Fn(&State) -> bool) {
+        let state = lock(&self.state);
+        let waited = self.changed.wait_timeout_while(state, time, |state| !is_over(state));
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// The reader of one connection.
+    fn read_from(&self, at: usize) {
+        let peer = &self.peers[at];
+        let mut heard = Heard { shared: self, at };
+        let loss = loop {
+            match Message::read(&mut heard, MOST_BYTES) {
+                Ok(Message::Data { call, number, bytes }) => {
+                    lock(&self.state).inboxes[at].data.push_back((call, number, bytes));
+                    self.changed.notify_all();
+                }
+                Ok(Message::Lost { rank, loss }) => break Some((rank as usize, loss)),
+                Ok(Message::Close) => break None,
+                Ok(_) => {}
+                Err(_) => break Some((peer.rank, Loss::Died)),
+            }
+        };
+        match loss {
+            Some((rank, loss)) => drop(self.lose(rank, loss)),
+            None => lock(&self.state).inboxes[at].has_closed = true,
+        }
+        // The other side waits for this before it leaves: what it sent has been read.
+        let _ = peer.stream.shutdown(Shutdown::Both);
+        lock(&self.state).inboxes[at].is_gone = true;
+        self.changed.notify_all();
+    }
+
+    /// The heartbeat.
+    fn beat(&self, on_loss: OnLoss) {
+        let tick = self.times.beat / 4;
+        let (mut awake, mut beaten) = (Instant::now(), Instant::now());
+        loop {
+            self.wait(tick, |state| state.failure.is_some() || state.is_over);
+            let (is_over, lost) = {
+                let state = lock(&self.state);
+                (state.is_over, state.failure.clone().zip(state.lost.clone()))
+            };
+            if let Some((failure, (rank, loss))) = lost {
+                if self.rank == 0 {
+                    self.tell(&Message::Lost { rank: rank as u32, loss }, Some(rank));
+                    self.finish_sending();
+                    self.wait_until_gone(self.times.farewell);
+                }
+                return on_loss(failure);
+            }
+            if is_over {
+                return;
+            }
+            let now = Instant::now();
+            if now - awake > self.times.silence / 2 {
+                // This process was stopped, or its machine slept: what it did not hear meanwhile says nothing.
+                lock(&self.state).inboxes.iter_mut().for_each(|inbox| inbox.heard = now);
+            }
+            awake = now;
+            if now - beaten >= self.times.beat {
+                beaten = now;
+                for peer in &self.peers {
+                    // If it is locked, something longer is being sent, which is as good as a beat.
+                    if let Ok(mut writer) = peer.writer.try_lock() {
+                        // The reader notices a closed connection.
+                        let _ = Message::Beat.write(&mut *writer);
+                    }
+                }
+            }
+            let silent = lock(&self.state).inboxes.iter().position(|inbox| {
+                !inbox.has_closed
+                    && !inbox.is_gone
+                    && now.saturating_duration_since(inbox.heard) > self.times.silence
+            });
+            if let Some(at) = silent {
+                self.lose(self.peers[at].rank, Loss::Silent);
+            }
+        }
+    }
+}
+
+/// A connection that notes when something came.
+struct Heard<'a> {
+    shared: &'a Shared,
+    at: usize,
+}
+
+impl Read for Heard<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let count = (&self.shared.peers[self.at].stream).read(bytes)?;
+        lock(&self.shared.state).inboxes[self.at].heard = Instant::now();
+        Ok(count)
+    }
+}
+
+fn describe(rank: usize, loss: &Loss, state: &State, times: Times) -> Failure {
+    let during = if state.place.is_empty() { String::new() } else { format!(" during {}", state.place) };
+    let message = match loss {
+        Loss::Died => format!("rank {rank} died{during} (its connection closed)"),
+        Loss::Silent => {
+            format!("rank {rank} does not answer{during} (nothing came for {} s)", times.silence.as_secs())
+        }
+        Loss::Aborted(reason) => format!("rank {rank} failed{during}: {reason}"),
+    };
+    let look = match loss {
+        Loss::Aborted(_) => None,
+        Loss::Died => Some(format!(
+            "the output of rank {rank} may say why; `dmesg` shows a process that ran out of memory"
+        )),
+        Loss::Silent => {
+            Some(format!("the process of rank {rank} is stopped, or its machine or network is down"))
+        }
+    };
+    Failure::ranks(message).hint_if_some(look).hint_if_some(state.remedy.as_ref())
+}
+
+/// A panic elsewhere does not matter: the state is whole between two statements.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

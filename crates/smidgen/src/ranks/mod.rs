@@ -1,0 +1,18 @@
+//! Ranks: several processes, one per device, that train together.
+//!
+//! `launch` reads from the environment which rank this process is, `spawn` starts the ranks of one machine, and `link`
+//! is the control connection between them: rendezvous, agreement, small results, heartbeat and abort. Tensors never
+//! travel over the link; they go through the collectives of `smidgen-runtime`.
+
+pub mod heartbeat;
+pub mod launch;
+pub mod link;
+#[cfg(test)]
+mod link_tests;
+pub mod node_list;
+pub mod rendezvous;
+pub mod spawn;
+#[cfg(test)]
+mod spawn_tests;
+pub mod team;
+pub mod wire;

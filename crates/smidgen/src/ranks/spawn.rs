@@ -1,0 +1,322 @@
+//! `--ranks N`: starts the ranks of one machine.
+//!
+//! GPU ranks are copies of this program with the same arguments and our own variables; CPU ranks are started by
+//! `mpiexec`, because they need its MPI. This process then only waits. Rank 0 has the terminal; what the others write to
+//! stderr gets their number, and their stdout is shown only if they fail.
+//! Every child is in a process group of its own, so that Ctrl-C reaches it once, through this process. Its stdin is a
+//! pipe that ends with this process, also if it is killed.
+//! Left out: other machines, which need a launcher that is there already.
+
+use super::launch::{
+    JOB_VARIABLE, LOCAL_RANK_VARIABLE, LOCAL_RANKS_VARIABLE, MASTER_VARIABLE, RANK_VARIABLE, RANKS_VARIABLE,
+};
+use super::rendezvous::new_job;
+use crate::console::progress::say;
+use crate::failure::Failure;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use smidgen_runtime::comm::mpi_places::{MPIEXEC_VARIABLE, find_mpiexec};
+use std::ffi::{OsStr, OsString};
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// Set for children: their stdin ends with the process that started them. The value is `all`, or the one rank that
+/// has that stdin.
+const FOLLOW_VARIABLE: &str = "SMIDGEN_FOLLOW";
+
+/// Interrupted, with the state saved. The others are saving too.
+const INTERRUPTED: u8 = 130;
+
+/// How much of a rank's stdout is kept, from its end.
+const KEPT_BYTES: usize = 64 << 10;
+
+/// What a launcher outside may have set, and what would contradict the ranks of `mpiexec`.
+const OTHERS: [&str; 9] = [
+    RANK_VARIABLE,
+    RANKS_VARIABLE,
+    LOCAL_RANK_VARIABLE,
+    LOCAL_RANKS_VARIABLE,
+    MASTER_VARIABLE,
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+];
+
+/// What connects the ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// GPU ranks.
+    Nccl,
+    /// CPU ranks, and GPU ranks without NCCL.
+    Mpi,
+}
+
+/// Ranks to start.
+#[derive(Clone, Debug)]
+pub struct Spawn {
+    pub program: PathBuf,
+    pub arguments: Vec<OsString>,
+    pub count: usize,
+    /// How long the others have to end by themselves after one has failed.
+    pub grace: Duration,
+}
+
+impl Spawn {
+    /// This program with its arguments, without `--ranks`.
+    pub fn this_program(count: usize) -> Result<Spawn, Failure> {
+        if count == 0 {
+            return Err(Failure::command("`--ranks 0`: there is at least one rank"));
+        }
+        let program = std::env::current_exe()
+            .map_err(|error| Failure::ranks(error).context("cannot find this program"))?;
+        let arguments = without_ranks(std::env::args_os().skip(1));
+        Ok(Spawn { program, arguments, count, grace: Duration::from_secs(12) })
+    }
+
+    /// Starts the ranks and waits for them: the exit code of the first that failed, or 0.
+    pub fn run(&self, engine: Engine) -> Result<u8, Failure> {
+        let (sender, signals) = channel();
+        // Without a handler a signal ends this process, and the end of their stdin tells the ranks.
+        let _ = ctrlc::set_handler(move || {
+            let _ = sender.send(());
+        });
+        match engine {
+            Engine::Nccl => self.run_copies(&signals),
+            Engine::Mpi => self.run_mpiexec(&signals),
+        }
+    }
+
+    pub(super) fn run_copies(&self, signals: &Receiver<()>) -> Result<u8, Failure> {
+        let (port, job) = (free_port()?, new_job());
+        let mut ranks: Vec<Started> = Vec::new();
+        for rank in 0..self.count {
+            let mut command = Command::new(&self.program);
+            command
+                .args(&self.arguments)
+                .env(RANK_VARIABLE, rank.to_string())
+                .env(RANKS_VARIABLE, self.count.to_string())
+                .env(LOCAL_RANK_VARIABLE, rank.to_string())
+                .env(LOCAL_RANKS_VARIABLE, self.count.to_string())
+                .env(MASTER_VARIABLE, format!("127.0.0.1:{port}"))
+                .env(JOB_VARIABLE, &job)
+                .env(FOLLOW_VARIABLE, "all");
+            if rank > 0 {
+                command.stdout(Stdio::piped()).stderr(Stdio::piped());
+            }
+            match start(command, Some(rank)) {
+                Ok(started) => ranks.push(started),
+                Err(error) => {
+                    ranks.iter_mut().for_each(Started::kill);
+                    let doing = format!("cannot start rank {rank} (`{}`)", self.program.display());
+                    return Err(Failure::ranks(error).context(doing));
+                }
+            }
+        }
+        Ok(wait_for(ranks, self.grace, signals))
+    }
+
+    pub(super) fn run_mpiexec(&self, signals: &Receiver<()>) -> Result<u8, Failure> {
+        let mpiexec = find_mpiexec().map_err(|error| {
+            Failure::from(error).context(format!("{} ranks need an MPI launcher", self.count))
+        })?;
+        let mut command = Command::new(&mpiexec.path);
+        // Here, also inside an allocation of Slurm, whose nodes it would use otherwise.
+        command.args(["-launcher", "fork", "-hosts", "localhost", "-n", &self.count.to_string()]);
+        command.arg(&self.program).args(&self.arguments);
+        for name in OTHERS {
+            command.env_remove(name);
+        }
+        // Ranks take the library that belongs to it.
+        command.env(MPIEXEC_VARIABLE, &mpiexec.path).env(FOLLOW_VARIABLE, "0");
+        let started = start(command, None);
+        let started = started
+            .map_err(|error| Failure::ranks(error).context(format!("`{}`", mpiexec.path.display())))?;
+        Ok(wait_for(vec![started], self.grace, signals))
+    }
+}
+
+/// Calls back if the process that started this rank ends before it, however it ends. Does nothing for a rank that
+/// something else started.
+pub fn follow_launcher(rank: usize, on_end: impl FnOnce() + Send + 'static) {
+    let follows = std::env::var(FOLLOW_VARIABLE).is_ok_and(|who| who == "all" || who == rank.to_string());
+    if follows {
+        // Without a thread this rank lives on alone, which costs nothing but a process to end by hand.
+        let _ = thread::Builder::new().name("launcher".into()).spawn(move || {
+            let mut bytes = [0; 64];
+            while std::io::stdin().read(&mut bytes).is_ok_and(|count| count > 0) {}
+            on_end();
+        });
+    }
+}
+
+/// The arguments without `--ranks N` and `--ranks=N`. What follows `--` is left alone.
+pub fn without_ranks(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut kept = Vec::new();
+    let mut arguments = arguments;
+    while let Some(argument) = arguments.next() {
+        if argument == "--" {
+            kept.push(argument);
+            kept.extend(arguments);
+            break;
+        }
+        if argument == "--ranks" {
+            arguments.next();
+        } else if !begins(&argument, "--ranks=") {
+            kept.push(argument);
+        }
+    }
+    kept
+}
+
+fn begins(argument: &OsStr, with: &str) -> bool {
+    argument.as_encoded_bytes().starts_with(with.as_bytes())
+}
+
+/// A child, and the threads that read what it writes.
+#[derive(Debug)]
+struct Started {
+    /// `None` is `mpiexec`, for all ranks.
+    rank: Option<usize>,
+    child: Child,
+    stdout: Option<JoinHandle<Vec<u8>>>,
+    stderr: Option<JoinHandle<()>>,
+    ended: Option<ExitStatus>,
+}
+
+impl Started {
+    fn signal(&self) {
+        if self.ended.is_none()
+            && let Ok(id) = i32::try_from(self.child.id())
+        {
+            // Ranks treat it as Ctrl-C, and `mpiexec` passes it on without a word.
+            let _ = kill(Pid::from_raw(id), Signal::SIGTERM);
+        }
+    }
+
+    fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Whether it has ended since the last look.
+    fn has_just_ended(&mut self) -> bool {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait().ok().flatten();
+            return self.ended.is_some();
+        }
+        false
+    }
+
+    fn code(&self) -> u8 {
+        self.ended.map_or(0, code_of)
+    }
+
+    /// Shows what was not shown yet.
+    fn finish(self) {
+        let code = self.code();
+        let name = self.rank.map_or("mpiexec".to_owned(), |rank| format!("rank {rank}"));
+        if let Some(reader) = self.stderr {
+            let _ = reader.join();
+        }
+        let output = self.stdout.and_then(|reader| reader.join().ok()).unwrap_or_default();
+        if code != 0 && code != INTERRUPTED {
+            for line in String::from_utf8_lossy(&output).lines() {
+                say(&format!("[{name}] {line}"));
+            }
+        }
+    }
+}
+
+fn start(mut command: Command, rank: Option<usize>) -> std::io::Result<Started> {
+    let mut child = command.stdin(Stdio::piped()).process_group(0).spawn()?;
+    let name = rank.unwrap_or(0);
+    let stdout = child.stdout.take().map(|stdout| thread::spawn(move || read_end(stdout)));
+    let stderr = child.stderr.take().map(|stderr| {
+        thread::spawn(move || {
+            let mut lines = BufReader::new(stderr);
+            let mut line = Vec::new();
+            while lines.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
+                say(&format!("[rank {name}] {}", String::from_utf8_lossy(&line).trim_end()));
+                line.clear();
+            }
+        })
+    });
+    Ok(Started { rank, child, stdout, stderr, ended: None })
+}
+
+/// Waits for all of them. After a failure the rest have some time, and are killed then.
+fn wait_for(mut ranks: Vec<Started>, grace: Duration, signals: &Receiver<()>) -> u8 {
+    let mut first: Option<u8> = None;
+    let mut deadline: Option<Instant> = None;
+    loop {
+        while signals.try_recv().is_ok() {
+            ranks.iter().for_each(Started::signal);
+        }
+        let ended: Vec<usize> = (0..ranks.len()).filter(|rank| ranks[*rank].has_just_ended()).collect();
+        // Of those that ended at once, one that was killed did not end because of another.
+        let killed =
+            ended.iter().find(|rank| ranks[**rank].ended.is_some_and(|status| status.signal().is_some()));
+        let failed = killed.or_else(|| ended.iter().find(|rank| ranks[**rank].code() != 0));
+        if let Some(failed) = failed.filter(|_| first.is_none()) {
+            let started = &ranks[*failed];
+            first = Some(started.code());
+            if let (Some(rank), Some(signal)) =
+                (started.rank, started.ended.and_then(|status| status.signal()))
+            {
+                say(&format!("rank {rank} was ended by signal {signal}"));
+            }
+        }
+        // After Ctrl-C the ranks save their state, which may take longer.
+        let has_failed = ended.iter().any(|rank| !matches!(ranks[*rank].code(), 0 | INTERRUPTED));
+        if has_failed && deadline.is_none() {
+            deadline = Some(Instant::now() + grace);
+        }
+        if ranks.iter().all(|started| started.ended.is_some()) {
+            break;
+        }
+        if deadline.is_some_and(|deadline| Instant::now() > deadline) {
+            for started in ranks.iter_mut().filter(|started| started.ended.is_none()) {
+                if let Some(rank) = started.rank {
+                    say(&format!("rank {rank} did not end by itself and was killed"));
+                }
+                started.kill();
+            }
+            break;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    ranks.into_iter().for_each(Started::finish);
+    first.unwrap_or(0)
+}
+
+/// As shells count: 128 and the signal.
+fn code_of(status: ExitStatus) -> u8 {
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    u8::try_from(code).unwrap_or(1)
+}
+
+/// The end of what a child writes.
+fn read_end(mut from: impl Read) -> Vec<u8> {
+    let mut kept = Vec::new();
+    let mut bytes = [0; 4096];
+    while let Ok(count @ 1..) = from.read(&mut bytes) {
+        kept.extend(&bytes[..count]);
+        if kept.len() > 2 * KEPT_BYTES {
+            kept.drain(..kept.len() - KEPT_BYTES);
+        }
+    }
+    kept
+}
+
+/// A port that nothing uses at the moment.
+fn free_port() -> Result<u16, Failure> {
+    let listener = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    listener.map(|address| address.port()).map_err(|error| Failure::ranks(error).context("no free port"))
+}
