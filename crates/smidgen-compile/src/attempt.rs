@@ -283,9 +283,7 @@ impl<'a> Attempt<'a> {
         // The gradients of a step are summed over ranks once.
         let unsummed_s = match self.request.rank.is_only() || self.demand.micro_steps <= 1.0 {
             true => 0.0,
-            false => {
-                (seconds(each) - profile.unsummed_seconds(plan, each)) * (self.demand.micro_steps - 1.0)
-            }
+            false => (seconds(each) - profile.unsummed_seconds(plan, each)) * (self.demand.micro_steps - 1.0),
         };
         each_s - unsummed_s + once.map_or(0.0, seconds)
     }

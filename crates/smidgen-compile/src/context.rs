@@ -76,9 +76,10 @@ impl Context {
     }
 }
 
-/// Kernel launches of the entry points that become graphs: those without transfers.
+/// Kernel launches of the entry points that become graphs: those without transfers between memory spaces.
 fn recorded_launches(plan: &Plan) -> u64 {
-    let is_recorded = |steps: &[Step]| !steps.iter().any(|step| step.op.is_transfer());
+    let is_copy = |step: &Step| step.op.is_transfer() && !step.op.is_collective();
+    let is_recorded = |steps: &[Step]| !steps.iter().any(is_copy);
     let recorded = plan.entries.iter().filter(|entry| is_recorded(&entry.steps));
     let launches = |step: &Step| if step.cost.coded_operands > 0.0 { LAUNCHES_OF_CODED } else { 1 };
     recorded.flat_map(|entry| &entry.steps).map(launches).sum()

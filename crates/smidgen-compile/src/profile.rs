@@ -185,7 +185,8 @@ impl Profile {
         let mut over = vec![0.0; steps.len()];
         for (index, step) in steps.iter().enumerate() {
             let awaited = step.awaits.iter().map(|transfer| over[*transfer]).fold(now, f64::max);
-            if let Op::AllReduce(rank) | Op::ReduceScatter(rank) | Op::AllGather(Shard { rank, .. }) = step.op {
+            if let Op::AllReduce(rank) | Op::ReduceScatter(rank) | Op::AllGather(Shard { rank, .. }) = step.op
+            {
                 if sums || !matches!(step.op, Op::AllReduce(_)) {
                     between = between.max(awaited) + self.exchange_seconds(rank, step.cost.bytes);
                     over[index] = between;

@@ -29,7 +29,9 @@ pub fn solve(question: &Question) -> Result<Solution, SolveError> {
         let pins = sharded_pins(question, sharding);
         let found = solve_one(&Question { pins: &pins, ..*question });
         let is_free = found.as_ref().is_ok_and(|found| {
-            !found.policy.offloads() && found.policy.recompute.is_empty() && found.policy.tile_tokens.is_none()
+            !found.policy.offloads()
+                && found.policy.recompute.is_empty()
+                && found.policy.tile_tokens.is_none()
         });
         best = Some(match (best, found) {
             (None, found) => found,

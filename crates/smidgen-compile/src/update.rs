@@ -31,7 +31,14 @@ pub fn append_update(graph: &mut Graph, request: &Request) {
     }
     let mut inputs = vec![loss, hyper];
     inputs.extend(trained.iter().map(|(_, gradient)| *gradient));
-    graph.emit(&mut nodes, Op::GradNorm { clip: optimizer.clip, squares: false }, inputs, vec![report], &[], place);
+    graph.emit(
+        &mut nodes,
+        Op::GradNorm { clip: optimizer.clip, squares: false },
+        inputs,
+        vec![report],
+        &[],
+        place,
+    );
     let rows = Type::f32(Shape::matrix(trained.len(), ACTIVITY_COLUMNS));
     let activity = graph.add_leaf(state::ACTIVITY, rows, LeafKind::State);
     for (row, &(parameter, gradient)) in trained.iter().enumerate() {

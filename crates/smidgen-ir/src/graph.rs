@@ -270,11 +270,7 @@ impl Graph {
     }
 
     pub fn add_leaf(&mut self, name: impl Into<String>, ty: Type, kind: LeafKind) -> ValueId {
-        self.add_value(
-            name,
-            ty,
-            ValueRole::Leaf(Leaf { kind, gradient: None, rounded: None, shard: None }),
-        )
+        self.add_value(name, ty, ValueRole::Leaf(Leaf { kind, gradient: None, rounded: None, shard: None }))
     }
 
     /// Leaves one part of a leaf on this rank.

@@ -355,7 +355,9 @@ impl Op {
                 Ok(vec![])
             }
             Op::ReduceScatter(_) => {
-                rule.require(inputs.len() == updates.len() && !inputs.is_empty(), || "a part for each".into())?;
+                rule.require(inputs.len() == updates.len() && !inputs.is_empty(), || {
+                    "a part for each".into()
+                })?;
                 for (whole, part) in inputs.iter().zip(updates) {
                     let fits = whole.storage == Storage::F32
                         && part.storage == Storage::F32
@@ -378,7 +380,8 @@ impl Op {
             Op::Stowed => {
                 rule.count(2, 0)?;
                 // What was scattered over ranks has fewer rows here.
-                let fits = inputs[0].storage == inputs[1].storage && inputs[0].shape.0[1..] == inputs[1].shape.0[1..];
+                let fits = inputs[0].storage == inputs[1].storage
+                    && inputs[0].shape.0[1..] == inputs[1].shape.0[1..];
                 rule.require(fits, || format!("{} stowed as {}", inputs[0], inputs[1]))?;
                 Ok(vec![])
             }

@@ -90,13 +90,7 @@ fn brings_a_leaf(op: &Op) -> bool {
 }
 
 /// What a rank stores of a divided leaf are its own rows, and nothing else of it can be used.
-fn check_own_rows(
-    leaf: &Value,
-    slice: &Value,
-    first_row: usize,
-    shard: Shard,
-    findings: &mut Vec<String>,
-) {
+fn check_own_rows(leaf: &Value, slice: &Value, first_row: usize, shard: Shard, findings: &mut Vec<String>) {
     let own = shard.own_rows(&leaf.ty);
     let rows = slice.ty.shape.0.first() == Some(&Dim::Const(own.len()));
     if shard.cut != Cut::Rows || first_row != own.start || !rows {

@@ -101,6 +101,14 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     report[3] = isfinite(norm) && isfinite(own_loss) ? 1.0 : 0.0;
 }
 
+// to += from.
+extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
+    accumulate(float *to, const float *from, i64 count) {
+    const i64 begin = ((i64)blockIdx.x * UPDATE_THREADS + threadIdx.x) * 4;
+    for (i64 at = begin; at < min(begin + 4, count); ++at)
+        to[at] += from[at];
+}
+
 // ── AdamW ─────────────────────────────────────────────────────────────────────────────────────────
 
 // base^exponent by squaring.

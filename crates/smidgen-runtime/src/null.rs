@@ -7,7 +7,7 @@
 use crate::device::{
     Address, BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand, Reservation, Transfer,
 };
-use smidgen_ir::{DType, Dim, Extent, Space};
+use smidgen_ir::{DType, Dim, Extent, Op, Space};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -152,7 +152,10 @@ impl Null {
         for (kind, operands) in [("input", &step.inputs), ("update", &step.updates)] {
             for (index, operand) in operands.iter().enumerate() {
                 let (start, end) = self.operand(step, kind, operand, extent)?;
-                if !self.shadow(operand.space).holds(start, end) {
+                // What is cleared need not hold anything.
+                if step.op == Op::Zero {
+                    self.shadow(operand.space).set_part(start, end);
+                } else if !self.shadow(operand.space).holds(start, end) {
                     return Err(DeviceError::Violation(format!(
                         "step {} (`{}`) reads {kind} {index} at {start}..{end}, which was never written or was overwritten",
                         self.steps,

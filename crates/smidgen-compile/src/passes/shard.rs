@@ -88,15 +88,16 @@ pub fn divide_trained(graph: &mut Graph, policy: &Policy, rank: Rank) {
     graph.entries.push((Entry::Collect, nodes));
 }
 
-static SQUARES: LazyLock<Type> =
-    LazyLock::new(|| Type::new(Shape::vector(1), Storage::Plain(DType::F64)));
+static SQUARES: LazyLock<Type> = LazyLock::new(|| Type::new(Shape::vector(1), Storage::Plain(DType::F64)));
 
 /// Has every rank keep its rows of large gradients, and returns them. The backward pass adds to partial gradients.
 /// What a regularizer adds to stays whole, and what is too small for several ranks.
 fn divide_gradients(graph: &mut Graph, shard: Shard) -> ByValue<ValueId> {
     let updates = graph.nodes(Entry::Update).iter();
-    let regularized: ValueSet =
-        updates.filter(|node| matches!(node.op, Op::FourierReg { .. })).flat_map(|node| node.updates.clone()).collect();
+    let regularized: ValueSet = updates
+        .filter(|node| matches!(node.op, Op::FourierReg { .. }))
+        .flat_map(|node| node.updates.clone())
+        .collect();
     let is_large = |id: &ValueId| !shard.rows(&graph.value(*id).ty)[1].is_empty();
     let gradients = graph.trainable().map(|(_, gradient)| gradient);
     let large: Vec<ValueId> = gradients.filter(|id| !regularized.contains(id) && is_large(id)).collect();
@@ -139,7 +140,8 @@ pub fn sum_gradients(graph: &mut Graph, rank: Rank, extent: &Extent) {
             graph.emit(&mut emitted, Op::AllReduce(rank), vec![], sums, &[], place);
         }
         if !partials.is_empty() {
-            let parts: Vec<ValueId> = partials.iter().filter_map(|partial| own_part(graph, *partial)).collect();
+            let parts: Vec<ValueId> =
+                partials.iter().filter_map(|partial| own_part(graph, *partial)).collect();
             scattered = partials.iter().copied().zip(parts.iter().copied()).collect();
             graph.emit(&mut emitted, Op::ReduceScatter(rank), partials, parts, &[], place);
         }

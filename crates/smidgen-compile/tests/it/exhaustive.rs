@@ -9,8 +9,9 @@
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
 use smidgen_compile::request::default_loss_chunk;
-use smidgen_compile::{DeviceProfile, 
-    Budget, Context, DecoderSpec, Demand, Profile, Purpose, Question, Rates, Request, compile, solve,
+use smidgen_compile::{
+    Budget, Context, DecoderSpec, Demand, DeviceProfile, Profile, Purpose, Question, Rates, Request, compile,
+    solve,
 };
 use smidgen_ir::{DeviceKind, Entry, Extent, LayerSet, Pins, Plan, Policy, Precision, Space, Storage};
 

@@ -23,7 +23,8 @@ impl Run<'_> {
     pub(super) fn grad_norm(&self, clip: f32, has_squares: bool) {
         let scale = self.loss_scale(self.input(1));
         let loss = self.elements::<f64>(self.input(0)).src().get(0) / scale;
-        let (gradients, more) = self.step.inputs[2..].split_at(self.step.inputs.len() - 2 - usize::from(has_squares));
+        let (gradients, more) =
+            self.step.inputs[2..].split_at(self.step.inputs.len() - 2 - usize::from(has_squares));
         let more: f64 = more.iter().map(|squares| self.elements::<f64>(squares).src().get(0)).sum();
         let norm = (self.sum_of_squares(gradients) + more).sqrt() / scale;
         let factor = if clip > 0.0 { (f64::from(clip) / (norm + 1e-6)).min(1.0) } else { 1.0 } / scale;

@@ -5,7 +5,8 @@
 //! launches the same kernels with other arguments: it is captured while the GPU still works on the one before, and the
 //! graph is updated in place. If its kernels differ, it is launched one by one.
 //! The GPU gets the same launches in the same order either way, so the results do not depend on it.
-//! Plans with transfers are not captured: they are bound by memory, not by launches.
+//! Plans with transfers are not captured: they are bound by memory, not by launches. Exchanges between ranks, and steps
+//! that wait for one, stand between two graphs.
 
 use super::driver::{self, Gpu};
 use crate::device::{BoundStep, DeviceError};
@@ -36,14 +37,17 @@ struct Stretch {
     misfits: usize,
 }
 
-/// The stretches to capture: all steps except those of the head, whose number of launches depends on the rows.
+/// The stretches to capture: all steps except exchanges between ranks, those that wait for one, and those of the head,
+/// whose number of launches depends on the rows.
 fn stretches(steps: &[BoundStep]) -> Vec<Range<usize>> {
-    if steps.iter().any(|step| step.op.is_transfer()) {
+    if steps.iter().any(|step| step.transfer().is_some()) {
         return vec![];
     }
+    let is_cut =
+        |step: &BoundStep| step.op.is_of_loss() || step.op.is_collective() || !step.awaits.is_empty();
     let mut first = 0;
-    let parts = steps.split_inclusive(|step| step.op.is_of_loss()).map(|part| {
-        let ends_there = part.last().is_some_and(|step| step.op.is_of_loss());
+    let parts = steps.split_inclusive(is_cut).map(|part| {
+        let ends_there = part.last().is_some_and(is_cut);
         let recorded = first..first + part.len() - usize::from(ends_there);
         first += part.len();
         recorded

@@ -30,6 +30,7 @@ pub mod norm;
 pub mod nvml;
 pub mod optimizer;
 mod own_memory;
+pub mod peers;
 pub mod rope;
 mod run;
 pub mod spans;
@@ -39,10 +40,12 @@ pub mod thin;
 pub mod transfer_rates;
 mod transfers;
 
+use crate::comm::Span;
 use crate::cpu::spill::PIECE_BYTES;
 use crate::device::{
-    Address, BoundStep, Destination, Device, DeviceError, DeviceMemory, Fill, FillError, Reservation,
+    Address, BoundStep, Destination, Device, DeviceError, DeviceMemory, Fill, FillError, Operand, Reservation,
 };
+use crate::lane::bind_exchange;
 pub use attention_hopper::FILES as HOPPER_KERNEL_FILES;
 use busy::Busy;
 use cudarc::driver::{result, sys};
@@ -53,11 +56,12 @@ use graphs::Graphs;
 use matmul::CublasLt;
 use modules::Kernels;
 use own_memory::OwnMemory;
+use peers::Peers;
 pub use run::{check as check_step, files as kernel_files};
 use smidgen_ir::{DType, DeviceKind, Extent, Precision, Space};
 use stage::Stage;
 use staging::Staging;
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 use std::path::PathBuf;
 use std::time::Instant;
 use transfers::Transfers;
@@ -76,6 +80,7 @@ pub struct CudaOptions {
 pub struct Cuda {
     // Dropped in this order.
     graphs: Graphs,
+    peers: RefCell<Option<Peers>>,
     staging: Staging,
     transfers: Transfers,
     cublas: CublasLt,
@@ -126,6 +131,7 @@ impl Cuda {
             nvml: OnceCell::new(),
             peak_bytes: 0,
             graphs: Graphs::default(),
+            peers: RefCell::new(None),
             staging,
             transfers,
             cublas,
@@ -155,7 +161,14 @@ impl Cuda {
 
     /// Pinned host memory.
     pub fn pinned_bytes(&self) -> usize {
-        self.staging.bytes() + self.transfers.bytes()
+        let peers = self.peers.borrow();
+        self.staging.bytes() + self.transfers.bytes() + peers.as_ref().map_or(0, Peers::pinned_bytes)
+    }
+
+    /// Exchanges with other ranks from now on.
+    pub fn with_peers(mut self, peers: Peers) -> Cuda {
+        *self.peers.get_mut() = Some(peers);
+        self
     }
 
     pub fn gpu(&self) -> &Gpu {
@@ -180,9 +193,35 @@ impl Cuda {
         }
     }
 
-    fn launch_all(&self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
+    fn begin_exchange(&self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
+        let arena = self.arena.0;
+        let span = |operand: &Operand| Span {
+            pointer: (arena + operand.offset as u64) as *mut u8,
+            bytes: operand.bytes_at(extent),
+        };
+        let exchange = bind_exchange(step, span);
+        let accumulate = |to: u64, from: u64, floats: usize| {
+            optimizer::accumulate(&self.stage(step, extent, &step.planned), to, from, floats)
+        };
+        let mut peers = self.peers.borrow_mut();
+        let peers = peers.as_mut().expect("`check` has refused collectives without peers");
+        let awaited = self.transfers.events(&step.awaits);
+        // SAFETY: `verify` has shown that no step touches the memory before a step that awaits this one, or before the
+        // end of the entry point.
+        unsafe { peers.begin(&self.gpu, &exchange, &awaited, self.transfers.event(step.index), &accumulate) }
+    }
+
+    /// Launches steps in order. Whoever calls it waits for their transfers.
+    fn launch_all(&self, steps: &[BoundStep], extent: &Extent, sums: bool) -> Result<(), DeviceError> {
         let mut rest = steps;
         while let Some(first) = rest.first() {
+            if first.op.is_collective() {
+                if sums || !first.is_sum() {
+                    self.begin_exchange(first, extent)?;
+                }
+                rest = &rest[1..];
+                continue;
+            }
             if first.op.is_transfer() {
                 self.transfers.begin(&self.gpu, self.arena.0, first, extent)?;
                 rest = &rest[1..];
@@ -199,7 +238,12 @@ impl Cuda {
             let done = run::run_first(&self.stage(first, extent, &first.planned), rest)?;
             rest = &rest[done..];
         }
-        self.transfers.settle(&self.gpu, steps.iter())
+        Ok(())
+    }
+
+    /// Has what is called next wait for all transfers of some steps.
+    fn settle(&self, steps: &[BoundStep], sums: bool) -> Result<(), DeviceError> {
+        self.transfers.settle(&self.gpu, steps.iter().filter(|step| sums || !step.is_sum()))
     }
 
     fn fallible<T: Default>(&mut self, result: Result<T, DeviceError>) -> T {
@@ -210,7 +254,8 @@ impl Cuda {
     }
 
     fn check_health(&mut self) -> Result<(), DeviceError> {
-        self.failed.take().or_else(|| self.transfers.failure()).map_or(Ok(()), Err)
+        let of_peers = || self.peers.borrow().as_ref().and_then(Peers::failure);
+        self.failed.take().or_else(|| self.transfers.failure()).or_else(of_peers).map_or(Ok(()), Err)
     }
 
     /// Sets the folder for the file of tensors that a plan offloads to disk.
@@ -264,6 +309,9 @@ impl Device for Cuda {
     }
 
     fn check(&self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
+        if step.op.is_collective() && self.peers.borrow().is_none() {
+            return Err(DeviceError::Alone { device: NAME, op: step.op.name() });
+        }
         if step.precision != self.precision {
             return Err(DeviceError::Precision { device: NAME, precision: step.precision });
         }
@@ -284,14 +332,17 @@ impl Device for Cuda {
         self.fill_with_noise(step, &extent)?;
         self.cublas.begin_plan();
         self.cublas.set_timing(true);
-        let timed = steps.iter().try_for_each(|(extent, steps)| self.launch_all(steps, extent));
+        let timed = steps.iter().try_for_each(|(extent, steps)| {
+            self.launch_all(steps, extent, true)?;
+            self.settle(steps, true)
+        });
         self.cublas.set_timing(false);
         timed?;
         self.cublas.keep();
         self.clear()?;
         let mut graphs = Graphs::default();
         for (extent, steps) in steps.iter().filter(|_| self.records_launches) {
-            graphs.prepare(&self.gpu, steps, extent, |part| self.launch_all(part, extent))?;
+            graphs.prepare(&self.gpu, steps, extent, |part| self.launch_all(part, extent, true))?;
         }
         self.graphs = graphs;
         self.gpu.wait()
@@ -381,12 +432,13 @@ impl Device for Cuda {
         self.run_all(std::slice::from_ref(step), extent, true)
     }
 
-    fn run_all(&mut self, steps: &[BoundStep], extent: &Extent, _sums: bool) -> Result<(), DeviceError> {
+    fn run_all(&mut self, steps: &[BoundStep], extent: &Extent, sums: bool) -> Result<(), DeviceError> {
         self.check_health()?;
         let mut graphs = std::mem::take(&mut self.graphs);
-        let ran = graphs.run(&self.gpu, steps, extent, |part| self.launch_all(part, extent));
+        let ran = graphs.run(&self.gpu, steps, extent, |part| self.launch_all(part, extent, sums));
         self.graphs = graphs;
-        ran
+        ran?;
+        self.settle(steps, sums)
     }
 }
 

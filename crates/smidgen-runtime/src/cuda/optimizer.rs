@@ -25,6 +25,7 @@ pub const FILE: KernelFile = KernelFile {
         "adamw",
         "adamw8",
         "zero_tensors",
+        "accumulate",
         "round_tensors",
         "fourier_reg",
     ],
@@ -96,14 +97,21 @@ fn is_aligned(places: &[u64]) -> i32 {
     i32::from(places.iter().all(|place| place.is_multiple_of(16)))
 }
 
+/// to += from, f32.
+pub fn accumulate(stage: &Stage<'_>, to: u64, from: u64, floats: usize) -> Result<(), DeviceError> {
+    if floats == 0 {
+        return Ok(());
+    }
+    let args = [Arg::Pointer(to), Arg::Pointer(from), Arg::Wide(floats as u64)];
+    let blocks = floats.div_ceil(4 * THREADS as usize) as u32;
+    stage.launch("accumulate", [blocks, 1, 1], THREADS, 0, &args)
+}
+
 /// Inputs parts of gradients …; updates squares (1).
 pub fn squared_norm(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
     let (partials, count) = sum_squares(stage, &step.inputs)?;
-    let args = [
-        Arg::Pointer(partials),
-        Arg::Int(count as i32),
-        Arg::Pointer(stage.pointer(&step.updates[0])),
-    ];
+    let args =
+        [Arg::Pointer(partials), Arg::Int(count as i32), Arg::Pointer(stage.pointer(&step.updates[0]))];
     stage.launch("add_partials", [1, 1, 1], THREADS, 0, &args)
 }
 

@@ -93,6 +93,16 @@ impl Transfers {
             .try_for_each(|event| event.hold(gpu.stream))
     }
 
+    /// The event at the end of a step's transfer.
+    pub fn event(&self, step: usize) -> &Event {
+        self.finished[step].as_ref().expect("`prepare` has seen every transfer")
+    }
+
+    /// Those of the transfers that a step awaits.
+    pub fn events(&self, awaits: &[usize]) -> Vec<&Event> {
+        awaits.iter().filter_map(|transfer| self.finished[*transfer].as_ref()).collect()
+    }
+
     /// Enqueues the transfer of a step. `arena` is the address of the device's reservation.
     pub fn begin(&self, gpu: &Gpu, arena: u64, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
         let Transfer { on_device, offloaded, to_device } =
@@ -103,7 +113,7 @@ impl Transfers {
             (_, false) => &self.to_host,
         };
         assert!(on_device.space == Space::Device && offloaded.is_dense());
-        let finished = self.finished[step.index].as_ref().expect("`prepare` has seen every transfer");
+        let finished = self.event(step.index);
         self.launched.record(gpu)?;
         self.launched.hold(stream.handle)?;
         let awaited = step.awaits.iter().filter_map(|transfer| self.finished[*transfer].as_ref());

@@ -9,8 +9,8 @@ use smidgen_compile::passes::{join_operands, reuse_in_place};
 use smidgen_compile::request::{Moments, Optimizer};
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases, arena, schedule};
 use smidgen_ir::{
-    Activation, AdamW, DType, DeviceKind, Entry, Extent, Graph, LeafKind, Norm, Plan, Precision, Rank, RopeSpec,
-    ValueId, Workload,
+    Activation, AdamW, DType, DeviceKind, Entry, Extent, Graph, LeafKind, Norm, Plan, Precision, Rank,
+    RopeSpec, ValueId, Workload,
 };
 use smidgen_runtime::{Cpu, Device, Executor, Null};
 use std::collections::HashMap;

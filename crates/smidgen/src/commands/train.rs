@@ -11,6 +11,10 @@ use crate::hub::Access;
 use crate::library::train::{report_run, tidy_finished};
 use crate::plan::job::{Job, Purpose};
 use crate::plan::product::Product;
+use crate::plan::world::World;
+use crate::ranks::join::{Joined, engine_of};
+use crate::ranks::launch::launch_of_this_process;
+use crate::ranks::spawn::Spawn;
 use crate::report::adapter_summary::fourier_rows;
 use crate::report::choices::describe_changes;
 use crate::report::fourier_table::render_fourier_table;
@@ -19,6 +23,7 @@ use crate::train::begin::{Begin, Ready, prepare_run};
 use crate::train::course::Course;
 use crate::train::free_memory::Machine;
 use crate::train::history;
+use crate::train::made_of::PROGRAM;
 use crate::train::outcome::{Ending, Outcome, Went};
 use crate::train::resume::JOB_FILE;
 use crate::train::run_dir::RunDir;
@@ -26,7 +31,8 @@ use crate::train::run_lock::RunLock;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_ir::DeviceKind;
 use smidgen_ir::bytes::format_bytes;
-use smidgen_recipe::{AdapterKind, Recipe, RecipePath};
+use smidgen_recipe::{AdapterKind, DeviceChoice, Recipe, RecipePath, render_job};
+use smidgen_runtime::comm;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -40,6 +46,9 @@ pub struct Args {
     /// Continue although data, weights, config, tokenizer or template have changed
     #[arg(long, requires = "resume")]
     accept_changes: bool,
+    /// Start this many ranks on this machine: one per GPU, or CPU ranks by `mpiexec`
+    #[arg(long, value_name = "N")]
+    ranks: Option<usize>,
     /// Print the report as JSON when the run ends, as `report --json` does
     #[arg(long)]
     json: bool,
@@ -52,7 +61,7 @@ impl Args {
     /// Those of `smidgen resume`.
     pub fn of_run(run: PathBuf, overrides: Vec<String>, accept_changes: bool, json: bool) -> Args {
         let recipe = RecipeArgs { recipe: run, overrides };
-        Args { recipe, resume: true, accept_changes, json, unmonitored: false }
+        Args { recipe, resume: true, accept_changes, ranks: None, json, unmonitored: false }
     }
 
     /// The recipe as written and as resolved: of a file, or with `--resume` of a run folder.
@@ -89,7 +98,43 @@ fn read_run_recipe(folder: &Path, overrides: &[String]) -> Result<(String, Recip
 }
 
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
-    let (recipe_text, recipe) = args.read()?;
+    let (recipe_text, mut recipe) = args.read()?;
+    let launch = launch_of_this_process()?;
+    if let (Some(count), None) = (args.ranks, &launch)
+        && count != 1
+    {
+        return start_ranks(count, &recipe);
+    }
+    let Some(launch) = launch else { return run_rank(args, &recipe_text, recipe, quiet, None) };
+    let mut joined = Joined::open(&launch, &mut recipe)?;
+    joined
+        .team
+        .link()
+        .set_remedy(format!("continue with `{}`, as many ranks as before", resume_command(args)));
+    let quiet = quiet || launch.rank > 0;
+    let result = run_rank(args, &recipe_text, recipe, quiet, Some(&mut joined));
+    joined.leave(result)
+}
+
+/// Starts the ranks of this machine and waits for them.
+fn start_ranks(count: usize, recipe: &Recipe) -> Result<(), Failure> {
+    let spawn = Spawn::this_program(count)?;
+    World::planned(count, 1, true)?.check_batch(recipe)?;
+    match spawn.run(engine_of(recipe))? {
+        0 => Ok(()),
+        // They have said why.
+        code => comm::quit(code),
+    }
+}
+
+fn run_rank(
+    args: &Args,
+    recipe_text: &str,
+    recipe: Recipe,
+    quiet: bool,
+    mut joined: Option<&mut Joined>,
+) -> Result<(), Failure> {
+    let world = joined.as_ref().map_or(World::ALONE, |joined| joined.world);
     let accept_changes = args.accept_changes;
     let begin = if args.resume { Begin::Resume { accept_changes } } else { Begin::New };
     let say = |line: &str| {
@@ -98,26 +143,40 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         }
     };
     let output = recipe.output.dir.resolved.clone();
-    let dir = RunDir::at(&output)?;
-    let _lock = RunLock::take(&dir)?;
-    if !args.resume {
+    let mut dir = RunDir::at(&output)?;
+    let mut lock = None;
+    match world.is_first() {
+        true => lock = Some(RunLock::take(&dir)?),
+        false => dir = dir.only_read(),
+    }
+    if !args.resume && world.is_first() {
         dir.refuse_run()?;
     }
-    let mut job = Job::prepare_with(recipe, Purpose::Train, &Access::from_environment(quiet))?;
+    if let Some(joined) = &mut joined {
+        // The device of a rank is its own.
+        let mut shared = recipe.clone();
+        shared.memory.device = DeviceChoice::Auto;
+        let job = render_job(&shared);
+        let mut facts = vec![("the program's version", PROGRAM.to_owned())];
+        facts.extend(recipe_facts(&job));
+        joined.team.link().agree(&facts)?;
+    }
+    let mut job = Job::prepare_in(world, recipe, Purpose::Train, &Access::from_environment(quiet))?;
     if Product::of(&job.recipe) == Product::Model {
         dir.refuse_foreign_model(job.model.path())?;
     }
     if !quiet {
         print_warnings(&job);
     }
-    let Some(Ready { start, planned, device, made_of }) = prepare_run(&mut job, &dir, begin, &say)? else {
+    let ready = prepare_run(&mut job, &dir, begin, &say, joined.as_deref_mut())?;
+    let Some(Ready { start, planned, device, made_of }) = ready else {
         say(&format!("the run in `{}` is finished", output.display()));
         tidy_finished(&dir, &job.recipe, &say)?;
         return if args.json { report::print_run(&output) } else { Ok(()) };
     };
     let course = Course {
         dir: dir.clone(),
-        recipe_text: &recipe_text,
+        recipe_text,
         free_memory: &mut Machine,
         quiet,
         is_monitored: !args.unmonitored,
@@ -128,10 +187,14 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         describe_changes: &describe_changes,
         made_of,
         accept_changes,
+        team: joined.map(|joined| &mut joined.team),
     };
     let went = course.run(&mut job, planned, device, start);
-    report_run(&dir, &went, &say);
-    if args.json && dir.file(history::FILE_NAME).exists() {
+    if world.is_first() {
+        report_run(&dir, &went, &say);
+    }
+    drop(lock);
+    if args.json && world.is_first() && dir.file(history::FILE_NAME).exists() {
         report::print_run(&output)?;
     }
     let Went { outcome, total_steps: total, planned_bytes, .. } =
@@ -153,6 +216,14 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         say(render_fourier_table(&fourier_rows(&file)?).trim_end());
     }
     Ok(())
+}
+
+/// Every key of a job by itself, so that ranks that disagree can say in what.
+fn recipe_facts(job: &str) -> Vec<(&str, String)> {
+    job.lines()
+        .filter_map(|line| line.split_once(" = "))
+        .map(|(key, value)| (key, value.to_owned()))
+        .collect()
 }
 
 /// The last lines of a completed run: how evaluations went, then which state was saved.
@@ -256,6 +327,7 @@ mod tests {
             recipe: RecipeArgs { recipe: "my run.toml".into(), overrides: vec!["train.lr=1e-3".into()] },
             resume: false,
             accept_changes: false,
+            ranks: None,
             json: false,
             unmonitored: false,
         };

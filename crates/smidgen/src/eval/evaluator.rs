@@ -20,7 +20,7 @@ use smidgen_data::tokens::TokenSet;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_ir::bytes::format_bytes;
-use smidgen_ir::{DeviceKind, Entry, Extent, LeafKind, Pins, Plan};
+use smidgen_ir::{DeviceKind, Entry, Extent, LeafKind, Pins, Plan, Rank};
 use smidgen_runtime::{AnyDevice, Executor};
 
 /// The largest micro-batch by default: more tokens at a time are hardly faster.
@@ -181,6 +181,6 @@ impl Evaluator {
 
     /// Σ log p of each sample, up to `limit` of them (0: all).
     pub fn log_likelihoods(&mut self, set: &TokenSet, limit: usize) -> Result<Vec<f64>, Failure> {
-        log_likelihoods(&mut self.executor, &self.feed, &mut self.micro_batch, set, limit)
+        log_likelihoods(&mut self.executor, &self.feed, &mut self.micro_batch, set, limit, Rank::ONLY)
     }
 }

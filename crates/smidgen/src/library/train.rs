@@ -119,7 +119,8 @@ pub fn train(mut job: Job, options: TrainOptions<'_>) -> Result<Run, Failure> {
         planned_bytes: 0,
         ending: Ending::Done,
     };
-    let Some(Ready { start, planned, device, made_of }) = prepare_run(&mut job, &dir, begin, &say)? else {
+    let Some(Ready { start, planned, device, made_of }) = prepare_run(&mut job, &dir, begin, &say, None)?
+    else {
         tidy_finished(&dir, &job.recipe, &say)?;
         return Ok(run);
     };
@@ -137,6 +138,7 @@ pub fn train(mut job: Job, options: TrainOptions<'_>) -> Result<Run, Failure> {
         describe_changes: &describe_changes,
         made_of,
         accept_changes,
+        team: None,
     };
     let went = course.run(&mut job, planned, device, start);
     report_run(&dir, &went, &say);

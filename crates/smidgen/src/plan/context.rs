@@ -11,7 +11,7 @@ use smidgen_data::micro_batch::MicroBatch;
 use smidgen_data::tokens::TokenSet;
 use smidgen_formats::encode::{at_once_bytes, load_scratch_bytes, save_scratch_bytes};
 use smidgen_formats::model::Model;
-use smidgen_ir::{DeviceKind, Plan};
+use smidgen_ir::{DeviceKind, Plan, Rank};
 use smidgen_runtime::cpu::spill::PIECE_BYTES;
 use smidgen_runtime::cuda::DISK_SLOT_BYTES;
 
@@ -52,6 +52,13 @@ pub fn process_context(job: &Job) -> Context {
     job_context(&job.request, &job.model, data_bytes as u64)
 }
 
+/// What MPI takes of a process: its library, buffers for each rank, and our scratch for sums.
+fn exchange_bytes(rank: Rank) -> u64 {
+    const MPI_BYTES: u64 = 16 << 20;
+    const PEER_BYTES: u64 = 2 << 20;
+    if rank.is_only() { 0 } else { MPI_BYTES + PEER_BYTES * rank.of as u64 }
+}
+
 /// What the process takes outside the arena with this much data in RAM; the buffers of loading and saving weights count
 /// as data.
 pub fn job_context(request: &Request, model: &Model, data_bytes: u64) -> Context {
@@ -65,9 +72,11 @@ pub fn job_context(request: &Request, model: &Model, data_bytes: u64) -> Context
             scratch = scratch.max(save_scratch_bytes(&weight));
         }
     }
+    let mut overhead = Overhead::CPU;
+    overhead.fixed_bytes += exchange_bytes(request.rank);
     Context {
         device: DeviceKind::Cpu,
-        overhead: Overhead::CPU,
+        overhead,
         threads: request.threads,
         data_bytes: data_bytes + scratch as u64,
         token_bytes: MicroBatch::TOKEN_BYTES,

@@ -103,9 +103,8 @@ impl World {
 
 fn too_few_gpus(found: usize, ranks: usize) -> Failure {
     let gpus = if found == 1 { "one GPU".to_owned() } else { format!("{found} GPUs") };
-    Failure::device(format!("{ranks} ranks on this machine, which has {gpus}")).hint(format!(
-        "start {found}, or have ranks share a GPU: `memory.device = \"cuda:0\"`"
-    ))
+    Failure::device(format!("{ranks} ranks on this machine, which has {gpus}"))
+        .hint(format!("start {found}, or have ranks share a GPU: `memory.device = \"cuda:0\"`"))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! travel over the link; they go through the collectives of `smidgen-runtime`.
 
 pub mod heartbeat;
+pub mod join;
 pub mod launch;
 pub mod link;
 #[cfg(test)]

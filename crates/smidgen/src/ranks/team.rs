@@ -88,7 +88,10 @@ impl Team {
     /// The largest of each number over all ranks.
     pub fn largest(&mut self, numbers: &mut [f32]) -> Result<(), Failure> {
         for of_rank in self.exchange(&numbers.to_vec())? {
-            numbers.iter_mut().zip(of_rank).for_each(|(most, number): (&mut f32, f32)| *most = most.max(number));
+            numbers
+                .iter_mut()
+                .zip(of_rank)
+                .for_each(|(most, number): (&mut f32, f32)| *most = most.max(number));
         }
         Ok(())
     }
@@ -111,8 +114,9 @@ impl Team {
         let all: Vec<(bool, String)> = self.exchange(&(knows_more, own.message.clone()))?;
         let telling = all.into_iter().enumerate().find(|(_, (knows_more, _))| *knows_more);
         Ok(match telling {
-            Some((rank, (_, message))) if rank != self.link.rank() => Failure::training(message)
-                .context(format!("rank {rank}")),
+            Some((rank, (_, message))) if rank != self.link.rank() => {
+                Failure::training(message).context(format!("rank {rank}"))
+            }
             _ => own,
         })
     }
@@ -137,9 +141,14 @@ mod tests {
             exceeded_bytes,
             device_bytes: Some(7),
         };
-        let together = Together::of(&[step(0.5, false, None), step(2.0, true, Some(9)), step(1.0, false, Some(4))]);
-        let expected =
-            Together { slowest_s: 2.0, is_stopping: true, exceeded_bytes: Some(9), rank_bytes: vec![7, 7, 7] };
+        let together =
+            Together::of(&[step(0.5, false, None), step(2.0, true, Some(9)), step(1.0, false, Some(4))]);
+        let expected = Together {
+            slowest_s: 2.0,
+            is_stopping: true,
+            exceeded_bytes: Some(9),
+            rank_bytes: vec![7, 7, 7],
+        };
         assert_eq!(together, expected);
         assert!(!Together::of(&[step(0.5, false, None)]).is_stopping);
     }

@@ -14,7 +14,11 @@ use crate::failure::Failure;
 use crate::plan::arithmetic::Arithmetic;
 use crate::plan::job::Job;
 use crate::plan::planning::{Planned, plan_job, plan_job_as_before};
+use crate::ranks::join::Joined;
+use crate::ranks::team::Team;
 use crate::rows::data::Data;
+use smidgen_ir::Policy;
+use smidgen_ir::bytes::format_bytes;
 use smidgen_runtime::AnyDevice;
 
 /// A run that is ready to start.
@@ -42,6 +46,7 @@ pub fn prepare_run(
     dir: &RunDir,
     begin: Begin,
     say: &dyn Fn(&str),
+    mut joined: Option<&mut Joined>,
 ) -> Result<Option<Ready>, Failure> {
     let (start, accepts) = match begin {
         Begin::New => (Start::Beginning, false),
@@ -49,13 +54,18 @@ pub fn prepare_run(
             for note in resume::check_job(dir, &job.recipe)? {
                 say(&format!("{WARNING} {note}"));
             }
-            if is_finished(job, dir) {
+            if of_first(&mut joined, is_finished(job, dir))? {
                 return Ok(None);
             }
             (find_start(dir, say)?, accept_changes)
         }
     };
     let made_of = compare_contents(job, dir, &start, accepts, say)?;
+    if let Some(joined) = &mut joined {
+        let mut facts = vec![("the start", format!("step {}", start.updates_done()))];
+        facts.extend(made_of.facts());
+        joined.team.link().agree(&facts)?;
+    }
     if let (Data::Rows(rows), Start::Beginning) = (&job.data, &start) {
         for caution in cautions(&Facts::of(job, rows)) {
             say(&format!("{WARNING} {caution}"));
@@ -63,8 +73,14 @@ pub fn prepare_run(
     }
     keep_arithmetic(job, &start, say);
     // Opened before planning, because the plan includes the memory of the driver's context.
-    let device = job.place.open_and_measure(job.request.threads, job.arithmetic)?;
-    let planned = plan_run(job, &start, say)?;
+    let mut device = job.place.open_and_measure(job.request.threads, job.arithmetic)?;
+    let planned = match &mut joined {
+        None => plan_run(job, &start, say)?,
+        Some(joined) => {
+            device = joined.connect(device)?;
+            plan_together(job, &start, say, &mut joined.team)?
+        }
+    };
     if !planned.fits {
         return Err(planned.refusal());
     }
@@ -73,6 +89,37 @@ pub fn prepare_run(
     }
     let device = device.with_spill_folder(dir.path().to_path_buf());
     Ok(Some(Ready { start, planned, device, made_of }))
+}
+
+/// What rank 0 says, where there are several.
+fn of_first(joined: &mut Option<&mut Joined>, own: bool) -> Result<bool, Failure> {
+    joined.as_mut().map_or(Ok(own), |joined| joined.team.of_first(&own))
+}
+
+/// One plan for all ranks: made by the first of them, for the smallest budget of any.
+fn plan_together(
+    job: &mut Job,
+    start: &Start,
+    say: &dyn Fn(&str),
+    team: &mut Team,
+) -> Result<Planned, Failure> {
+    let (smallest, rank) = team.smallest(job.budget.bytes)?;
+    if smallest < job.budget.bytes {
+        let [own, least] = [job.budget.bytes, smallest].map(format_bytes);
+        say(&format!("{NOTE} planned for rank {rank}, which has {least}; this one has {own}"));
+    }
+    job.budget.bytes = smallest;
+    let is_first = job.world.is_first();
+    let own = is_first.then(|| plan_run(job, start, say)).transpose()?;
+    // A plan that does not fit is refused by everyone, by the words of the first.
+    let policy = own.as_ref().filter(|planned| planned.fits).map(|planned| planned.solution.policy.clone());
+    let policy: Option<Policy> = team.of_first(&policy)?;
+    match (own, policy) {
+        (Some(planned), _) => Ok(planned),
+        (None, Some(policy)) => plan_job_as_before(job, &policy)?
+            .ok_or_else(|| Failure::memory("the plan of rank 0 does not fit this rank")),
+        (None, None) => Err(Failure::memory("no plan fits: see rank 0")),
+    }
 }
 
 /// What the run is made of now. A checkpoint that was made of something else is refused, unless that is accepted.

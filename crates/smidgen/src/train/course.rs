@@ -26,6 +26,7 @@ use crate::plan::job::Job;
 use crate::plan::life::LifePhase;
 use crate::plan::planning::Planned;
 use crate::plan::product::Product;
+use crate::ranks::team::Team;
 use crate::rows::data::{Data, Rows};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::text::render_plan;
@@ -59,6 +60,8 @@ pub struct Course<'a> {
     pub made_of: MadeOf,
     /// Whether a run whose weights changed continues.
     pub accept_changes: bool,
+    /// The other ranks, if there are any.
+    pub team: Option<&'a mut Team>,
 }
 
 /// A plan in words and as JSON.
@@ -112,7 +115,9 @@ impl Course<'_> {
         let (mut first_loss, mut plans) = (f64::NAN, 1);
         let total_steps = rows_of(job).batches.total_steps();
         loop {
-            planned = self.settle(job, planned, &mut device)?;
+            if job.world.is_alone() {
+                planned = self.settle(job, planned, &mut device)?;
+            }
             if plans == 1 {
                 (self.say)((self.render_plan)(job, &planned).table.trim_end());
             }
@@ -121,7 +126,7 @@ impl Course<'_> {
                 self.dir.checkpoints().len() as u64,
                 &Footprint::of(&planned.solution.plan, job, total_steps),
             )?;
-            let grows = job.recipe.memory.adapt && may_grow(job, &planned)?;
+            let grows = job.recipe.memory.adapt && job.world.is_alone() && may_grow(job, &planned)?;
             // Everything that can be refused is refused above: from here on the folder is written.
             let is_new = self.dir.is_unwritten();
             self.dir.make()?;
@@ -167,7 +172,10 @@ impl Course<'_> {
             }
             let journal = match &mut journal {
                 Some(journal) => journal,
-                none => none.insert(Journal::resume(self.dir.path(), first)?),
+                none => none.insert(match self.dir.is_written() {
+                    true => Journal::resume(self.dir.path(), first)?,
+                    false => Journal::unwritten(),
+                }),
             };
             let accepted = self.made_of.accepted_after(first);
             history::begin_part(&self.dir, total_steps, first, chosen.peak_bytes, accepted)?;
@@ -175,7 +183,11 @@ impl Course<'_> {
             if self.owns_process || job.request.device == DeviceKind::Cuda {
                 trainer = trainer.with_planned_peak(chosen.peak_bytes);
             }
-            if job.recipe.memory.adapt {
+            if let Some(team) = self.team.as_deref_mut() {
+                trainer = trainer.with_team(team);
+            }
+            // Ranks keep the plan that they share.
+            if job.recipe.memory.adapt && job.world.is_alone() {
                 trainer = trainer.with_watch(Watch {
                     free_memory: &mut *self.free_memory,
                     job,

@@ -33,7 +33,8 @@ impl<D: Device> Trainer<'_, D> {
         let begins = packing.micro_batches().next().unwrap_or_default();
         let begins = begins.iter().map(|position| step[*position as usize]);
         // All ranks run it or none.
-        let is_first = token_and_row_count(train, begins) >= token_and_row_count(train, largest.iter().copied());
+        let is_first =
+            token_and_row_count(train, begins) >= token_and_row_count(train, largest.iter().copied());
         if is_first && ranks == 1 {
             return Ok(false);
         }

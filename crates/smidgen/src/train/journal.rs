@@ -13,9 +13,15 @@ use std::path::Path;
 
 #[derive(Debug)]
 pub struct Journal {
+    /// `None` on a rank that leaves the writing to another one.
+    files: Option<Files>,
+    history: LogHistory,
+}
+
+#[derive(Debug)]
+struct Files {
     metrics: MetricsWriter,
     events: EventWriter,
-    history: LogHistory,
 }
 
 impl Journal {
@@ -25,22 +31,28 @@ impl Journal {
         let (metrics, _) = MetricsWriter::resume(&path, step)?;
         let events = EventWriter::resume(folder, &path, step)?;
         let history = LogHistory::read(&path, step).map_err(|error| Failure::file("read", &path, error))?;
-        Ok(Journal { metrics, events, history })
+        Ok(Journal { files: Some(Files { metrics, events }), history })
+    }
+
+    /// Of a rank that leaves the writing to another one.
+    pub fn unwritten() -> Journal {
+        Journal { files: None, history: LogHistory::default() }
     }
 
     pub fn write_step(&mut self, row: &MetricsRow) -> Result<(), Failure> {
-        self.metrics.write_step(row)?;
+        self.files.as_mut().map_or(Ok(()), |files| files.metrics.write_step(row))?;
         self.write_event(row)
     }
 
     pub fn write_eval(&mut self, row: &EvalRow) -> Result<(), Failure> {
-        self.metrics.write_eval(row)?;
+        self.files.as_mut().map_or(Ok(()), |files| files.metrics.write_eval(row))?;
         self.write_event(row)
     }
 
     pub fn sync(&self) -> Result<(), Failure> {
-        self.metrics.sync()?;
-        self.events.sync()
+        let Some(files) = &self.files else { return Ok(()) };
+        files.metrics.sync()?;
+        files.events.sync()
     }
 
     pub fn history(&self) -> &LogHistory {
@@ -48,10 +60,11 @@ impl Journal {
     }
 
     fn write_event(&mut self, row: &impl Serialize) -> Result<(), Failure> {
+        let Some(files) = &mut self.files else { return Ok(()) };
         match serde_json::to_value(row).map_err(Failure::disk)? {
             Value::Object(row) => {
                 self.history.add(&row);
-                self.events.write_row(&row)
+                files.events.write_row(&row)
             }
             other => unreachable!("a row is an object, not {other}"),
         }

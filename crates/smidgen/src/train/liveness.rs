@@ -11,6 +11,7 @@
 
 use crate::failure::Failure;
 use crate::plan::job::Job;
+use crate::ranks::team::Team;
 use crate::session::weights::leaf;
 use smidgen_compile::names::state;
 use smidgen_ir::{ACTIVITY_COLUMNS, LeafKind, Precision};

@@ -68,6 +68,23 @@ pub struct Change {
 }
 
 impl MadeOf {
+    /// What ranks have to agree on, but for the weights, which are hashed while they are read.
+    pub fn facts(&self) -> Vec<(&'static str, String)> {
+        let text = |value: &dyn Fn() -> serde_json::Result<Value>| {
+            let text = value().map(|value| value.to_string()).unwrap_or_default();
+            let mut hasher = Hasher::sha256();
+            hasher.update(text.as_bytes());
+            if text.len() > 80 { hasher.finish_hex() } else { text }
+        };
+        vec![
+            ("the program's version", self.program.clone()),
+            ("the data", text(&|| serde_json::to_value(&self.data))),
+            ("the model's config", text(&|| serde_json::to_value(&self.config))),
+            ("the tokenizer", text(&|| serde_json::to_value(&self.tokenizer))),
+            ("the template", self.template.clone().unwrap_or_default()),
+        ]
+    }
+
     /// Of a job whose weights are not loaded yet.
     pub fn read(job: &Job) -> Result<MadeOf, Failure> {
         let mut made_of = MadeOf { program: PROGRAM.into(), ..MadeOf::default() };

@@ -295,6 +295,7 @@ mod tests {
         MetricsRow {
             step,
             epoch: 0.1,
+            ranks: 1,
             loss: 1.0 / 3.0,
             reg_loss: None,
             grad_norm: 2.0,
@@ -305,6 +306,7 @@ mod tests {
             tokens_per_s: 80000.0,
             overflows: 0,
             device_bytes: Some(5),
+            rank_bytes: vec![],
             device_free_bytes: None,
             device_peak_bytes: Some(6),
             gpu_util: None,

@@ -21,6 +21,7 @@ pub mod loss_scale;
 pub mod lr;
 pub mod made_of;
 pub mod metrics;
+pub mod moments;
 pub mod monitor;
 pub mod outcome;
 pub mod phases;

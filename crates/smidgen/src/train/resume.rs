@@ -8,6 +8,7 @@ use super::history::PartEnd;
 use super::loss_scale::LossScale;
 use super::made_of::MadeOf;
 use super::metrics::last_step;
+use super::moments;
 use super::run_dir::RunDir;
 use super::standing::Standing;
 use super::trained_state;
@@ -16,26 +17,16 @@ use crate::failure::Failure;
 use crate::plan::arithmetic::Arithmetic;
 use crate::plan::job::Job;
 use crate::plan::product::Product;
-use crate::session::weights;
 use serde::{Deserialize, Serialize};
-use smidgen_formats::element::Element;
-use smidgen_formats::finite::FiniteWriter;
 use smidgen_formats::json_file::read_json_file;
-use smidgen_formats::safetensors::SafetensorsFile;
-use smidgen_formats::safetensors::write::{TensorSpec, pytorch_metadata, write_safetensors};
-use smidgen_formats::tensor_ref::TensorRef;
 use smidgen_formats::whole_file::write_whole;
-use smidgen_ir::storage::dynamic8_codes;
-use smidgen_ir::{DType, LeafKind, Plan, Policy, Space, Storage, ValueId};
+use smidgen_ir::{Policy, Space};
 use smidgen_recipe::{KeyDifference, Length, Recipe, differences, read_recipe, render_job};
 use smidgen_runtime::cpu::bf16_unit::F32Unit;
 use smidgen_runtime::{Device, Executor};
-use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 const STATE_FILE: &str = "smidgen_state.json";
-const MOMENTS_FILE: &str = "optimizer.safetensors";
 /// The job that wrote the checkpoint: the job in the run folder may be a later one with other memory settings.
 pub const JOB_FILE: &str = "job.toml";
 /// The matmul algorithms of the device, if they were chosen by timing.
@@ -206,14 +197,7 @@ pub fn write_state<D: Device>(
     folder: &Path,
 ) -> Result<(), Failure> {
     trained_state::save_trained(executor, job, folder)?;
-    let (places, specs): (Vec<MomentPlace>, Vec<TensorSpec>) =
-        moment_tensors(executor.plan()).into_iter().unzip();
-    write_safetensors(&folder.join(MOMENTS_FILE), &pytorch_metadata(), &specs, |index, out| {
-        let (place, spec) = (&places[index], &specs[index]);
-        let mut out = FiniteWriter::new(out, &spec.name, spec.element);
-        weights::copy_out(executor, place.leaf, place.range.clone(), &mut out)
-    })
-    .map_err(Failure::writing)?;
+    moments::write(executor, folder)?;
     let state = State {
         version: STATE_VERSION,
         step,
@@ -249,58 +233,7 @@ pub fn adopt_products<D: Device>(device: &mut D, folder: &Path) -> Option<String
 /// Reads the trained tensors and the moments of a checkpoint.
 pub fn read_state<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &Path) -> Result<(), Failure> {
     trained_state::read_saved(executor, job, folder)?;
-    let path = folder.join(MOMENTS_FILE);
-    let file = Arc::new(SafetensorsFile::open(&path).map_err(Failure::model)?);
-    let mut scratch = vec![0u8; 16 << 10];
-    for (place, spec) in moment_tensors(executor.plan()) {
-        let broken = |what: &str| {
-            Failure::model(format!("`{}`: tensor `{}` {what}", path.display(), spec.name))
-                .hint("remove that checkpoint folder to continue from the one before")
-        };
-        let position = file.position(&spec.name).ok_or_else(|| broken("is missing"))?;
-        let tensor = TensorRef::new(&file, position);
-        let (element, shape) = (tensor.element(), tensor.shape());
-        if (element, shape) != (spec.element, spec.shape.as_slice()) {
-            let expected = format!("is {element} {shape:?}, expected {} {:?}", spec.element, spec.shape);
-            return Err(broken(&expected));
-        }
-        for offset in place.range.clone().step_by(scratch.len()) {
-            let piece = scratch.len().min(place.range.end - offset);
-            let piece = &mut scratch[..piece];
-            tensor.read_at((offset - place.range.start) as u64, piece).map_err(Failure::model)?;
-            executor.write_at(place.leaf, offset, piece);
-        }
-    }
-    Ok(())
-}
-
-/// Bytes of a leaf that are a separate tensor in a checkpoint.
-struct MomentPlace {
-    leaf: ValueId,
-    range: Range<usize>,
-}
-
-/// The tensors of the optimizer state in a checkpoint; for 8-bit state the codes as U8 and each block's largest magnitude.
-fn moment_tensors(plan: &Plan) -> Vec<(MomentPlace, TensorSpec)> {
-    let mut tensors = Vec::new();
-    for (leaf, name) in weights::leaf_names(plan, LeafKind::Moment) {
-        let ty = &plan.value(leaf).ty;
-        let shape: Vec<usize> = ty.shape.0.iter().map(|dim| dim.at(&plan.extent)).collect();
-        let (elements, bytes) = (ty.elements(&plan.extent), ty.bytes(&plan.extent));
-        let mut add = |name: String, element: Element, shape: Vec<usize>, range: Range<usize>| {
-            tensors.push((MomentPlace { leaf, range }, TensorSpec { name, element, shape }));
-        };
-        match ty.storage {
-            Storage::Plain(DType::F32) => add(name, Element::F32, shape, 0..bytes),
-            Storage::Dynamic8 { .. } => {
-                let codes = dynamic8_codes(elements);
-                add(format!("{name}.absmax"), Element::F32, vec![codes / 4], 0..codes);
-                add(name, Element::U8, shape, codes..bytes);
-            }
-            storage => unreachable!("no optimizer keeps its moments in {storage}"),
-        }
-    }
-    tensors
+    moments::read(executor, folder)
 }
 
 /// Refuses changes that would change results, and returns notes about the others.

@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug)]
 pub struct RunDir {
     path: PathBuf,
+    /// Of several ranks, one writes; the others read, and whatever they would write is skipped.
+    is_written: bool,
 }
 
 /// The file by which a run owns its folder.
@@ -27,7 +29,16 @@ impl RunDir {
             return Err(Failure::disk(format!("`{}` is a file, not a folder", path.display()))
                 .hint("choose another `output.dir`"));
         }
-        Ok(RunDir { path: path.to_path_buf() })
+        Ok(RunDir { path: path.to_path_buf(), is_written: true })
+    }
+
+    /// The same for a process that leaves the writing to another one.
+    pub fn only_read(self) -> RunDir {
+        RunDir { is_written: false, ..self }
+    }
+
+    pub fn is_written(&self) -> bool {
+        self.is_written
     }
 
     /// Refuses a folder that holds a run, before anything is written or read.
@@ -54,6 +65,9 @@ impl RunDir {
 
     /// Creates the folder if it does not exist.
     pub fn make(&self) -> Result<(), Failure> {
+        if !self.is_written {
+            return Ok(());
+        }
         fs::create_dir_all(&self.path).map_err(|error| {
             Failure::file("create", &self.path, error)
                 .hint("choose another `output.dir`, or create the folder with write permission")
@@ -67,6 +81,9 @@ impl RunDir {
 
     /// Removes everything in the folder but its lock, and the folder where nothing is left.
     pub fn clear(&self) {
+        if !self.is_written {
+            return;
+        }
         for path in self.entries() {
             let _ = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
         }
@@ -81,6 +98,9 @@ impl RunDir {
     /// Hides the old result of a run that continues, so that it is not mistaken for the new one.
     /// Writing the new result removes it.
     pub fn set_aside(&self, product: Product) -> Result<(), Failure> {
+        if !self.is_written {
+            return Ok(());
+        }
         let (made, old) = (self.file(product.folder()), self.file(&format!(".{}.old", product.folder())));
         let hide = || {
             if !made.exists() {
@@ -96,6 +116,9 @@ impl RunDir {
 
     /// Removes a hidden result whose successor exists.
     pub fn forget_aside(&self, product: Product) -> Result<(), Failure> {
+        if !self.is_written {
+            return Ok(());
+        }
         let old = self.file(&format!(".{}.old", product.folder()));
         match old.exists() {
             true => fs::remove_dir_all(&old).map_err(|error| Failure::file("remove", &old, error)),
@@ -116,6 +139,9 @@ impl RunDir {
     }
 
     pub fn write_text(&self, name: &str, text: &str) -> Result<(), Failure> {
+        if !self.is_written {
+            return Ok(());
+        }
         write_whole(&self.file(name), |out| out.write_all(text.as_bytes())).map_err(Failure::disk)
     }
 
@@ -140,6 +166,9 @@ impl RunDir {
         name: &str,
         fill: impl FnOnce(&Path) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
+        if !self.is_written {
+            return Ok(());
+        }
         let (target, temporary, old) =
             (self.file(name), self.file(&format!(".{name}.tmp")), self.file(&format!(".{name}.old")));
         let failed = |error: std::io::Error| Failure::file("write", &target, error);
@@ -168,6 +197,9 @@ impl RunDir {
 
     /// Removes the partial files and folders that a killed run left.
     pub fn sweep(&self) -> Result<(), Failure> {
+        if !self.is_written {
+            return Ok(());
+        }
         let Ok(entries) = fs::read_dir(&self.path) else { return Ok(()) };
         for entry in entries.flatten() {
             if is_leftover(&entry.file_name().to_string_lossy()) {
@@ -182,6 +214,9 @@ impl RunDir {
     /// Removes the oldest checkpoints until `keep` are left in addition to the best evaluated one, but never the newest.
     /// A checkpoint is renamed before it is deleted, so that a partial one is never seen.
     pub fn prune_checkpoints(&self, keep: usize, best: Option<u64>) -> Result<(), Failure> {
+        if !self.is_written {
+            return Ok(());
+        }
         for step in removable(&self.checkpoints(), keep, best) {
             let (path, hidden) = (self.checkpoint(step), self.file(".checkpoint.old"));
             let remove = || {

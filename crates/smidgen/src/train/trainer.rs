@@ -6,7 +6,6 @@
 //! A run ends after its last step, when evaluations no longer improve (`standing.rs`), or when it is asked to.
 
 use super::adapt::Watch;
-use crate::ranks::team::{OwnStep, Team, Together};
 use super::interrupt::Interrupt;
 use super::journal::Journal;
 use super::liveness::{self, Liveness};
@@ -14,6 +13,7 @@ use super::loss_scale::LossScale;
 use super::lr::{LearningRate, Schedule};
 use super::made_of::MadeOf;
 use super::metrics::MetricsRow;
+use super::moments;
 use super::monitor::{self, Looked};
 use super::outcome::{Ending, Outcome};
 use super::phases::{Phase, PhaseMeter};
@@ -30,6 +30,7 @@ use crate::failure::Failure;
 use crate::plan::disk::{Footprint, with_room};
 use crate::plan::job::Job;
 use crate::plan::product::Product;
+use crate::ranks::team::{OwnStep, Team, Together};
 use crate::rows::data::Data;
 use crate::session::feed::{Feed, StepReport};
 use crate::session::weights::{WeightHashes, clear};
@@ -59,7 +60,7 @@ pub struct Trainer<'a, D> {
     pub(super) micro_batch: MicroBatch,
     packing: Packing,
     shares: Shares,
-    team: Option<&'a mut Team>,
+    pub(super) team: Option<&'a mut Team>,
     /// Whether a rank was asked to stop, as all of them know.
     is_stopping: bool,
     standing: Standing,
@@ -137,7 +138,9 @@ impl<'a, D: Device> Trainer<'a, D> {
         let weight_hashes = match job.world.is_first() {
             true => weights::load_hashed_weights(&mut executor, &job.model, threads)?,
             // One rank states what the run is made of.
-            false => weights::load_weights(&mut executor, &job.model, threads).map(|()| WeightHashes::new())?,
+            false => {
+                weights::load_weights(&mut executor, &job.model, threads).map(|()| WeightHashes::new())?
+            }
         };
         clear(&mut executor, LeafKind::Gradient)?;
         clear(&mut executor, LeafKind::Moment)?;
@@ -390,6 +393,9 @@ impl<'a, D: Device> Trainer<'a, D> {
     /// Writes `adapter/` or `model/`: the last state, or with early stopping the best evaluated one.
     fn save_final(self, moment: &Moment<'_>, journal: &Journal, progress: &Progress) -> Result<(), Failure> {
         let Trainer { mut executor, job, dir, standing, mut meter, .. } = self;
+        if !dir.is_written() {
+            return Ok(());
+        }
         if job.recipe.train.early_stop > 0
             && let Some(best) = standing.best_saved.filter(|best| best.step != moment.step)
         {
@@ -645,6 +651,9 @@ impl<'a, D: Device> Trainer<'a, D> {
         self.standing.note_saved(moment.step);
         moment.standing = self.standing;
         let Trainer { executor, job, dir, policy, standing, loss_scale, made_of, .. } = self;
+        if !dir.is_written() {
+            return moments::help_write(executor);
+        }
         dir.write_folder(&format!("checkpoint-{}", moment.step), |folder| {
             resume::write_state(executor, job, policy, moment.step, standing, *loss_scale, made_of, folder)?;
             write_prompt(job, folder)?;

@@ -183,6 +183,7 @@ impl Scene {
             describe_changes: &describe_changes,
             made_of: MadeOf::default(),
             accept_changes: false,
+            team: None,
         };
         let result = course.run(&mut job, planned, device, start).map_err(|failure| failure.to_string());
         Account { result, said: said.into_inner() }
