@@ -179,7 +179,7 @@ fn with_a_raw_rank(act: impl FnOnce(TcpStream) -> Option<TcpStream> + Send + 'st
     let one = thread::spawn(move || {
         let (on_loss, losses) = handler();
         let _link = Link::open(&launch(1, 3, port), times(), on_loss).unwrap();
-        losses.recv_timeout(LIMIT).expect("rank 1 is told")
+        losses.recv_timeout(LIMIT).expect("rank 1 learns it")
     });
     let (on_loss, losses) = handler();
     let link = Link::open(&launch(0, 3, port), times(), on_loss).unwrap();
@@ -223,8 +223,8 @@ fn others_notice_the_death_of_rank_0() {
 /// Set for the process that [`as_a_process`] runs in: the port of rank 0.
 const PORT_VARIABLE: &str = "SMIDGEN_TEST_PORT";
 
+/// Rank 1 of the test below, which starts it; alone it does nothing.
 #[test]
-#[ignore = "rank 1 of the test below"]
 fn as_a_process() {
     let Ok(port) = std::env::var(PORT_VARIABLE) else { return };
     let _link = Link::open(&launch(1, 2, port.parse().unwrap()), Times::default(), ignore()).unwrap();
@@ -238,7 +238,7 @@ fn a_process_that_is_stopped_or_killed_is_noticed_within_ten_seconds() {
         thread::spawn(move || {
             let port = free_port();
             let mut process = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "ranks::link_tests::as_a_process", "--ignored"])
+                .args(["--exact", "ranks::link_tests::as_a_process"])
                 .env(PORT_VARIABLE, port.to_string())
                 .stdout(Stdio::null())
                 .spawn()
