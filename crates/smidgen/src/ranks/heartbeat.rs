@@ -284,7 +284,8 @@ impl Shared {
             };
             if let Some((failure, (rank, loss))) = lost {
                 if self.rank == 0 {
-                    self.tell(&Message::Lost { rank: rank as u32, loss }, Some(rank));
+                    let except = (loss == Loss::Silent).then_some(rank);
+                    self.tell(&Message::Lost { rank: rank as u32, loss }, except);
                     self.finish_sending();
                     self.wait_until_gone(self.times.farewell);
                 }

@@ -381,5 +381,5 @@ fn ranks_that_are_not_in_step_are_noticed() {
         0 => link.broadcast(vec![]).and_then(|_| link.barrier()).unwrap_err(),
         _ => link.gather(b"").unwrap_err(),
     });
-    assert!(results[1].message.contains("rank 0 failed: it is not in step"), "{}", results[1]);
+    assert!(results[1].message.contains("failed: it is not in step"), "{}", results[1]);
 }
