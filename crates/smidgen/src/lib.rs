@@ -53,7 +53,7 @@ mod hub;
 mod library;
 mod merge;
 mod plan;
-#[allow(dead_code, reason = "wired by the trainer")]
+#[expect(dead_code, reason = "wired by the trainer")]
 mod ranks;
 mod report;
 mod rows;

@@ -382,9 +382,10 @@ fn even_parts(bytes: usize, number_bytes: usize, size: usize) -> Vec<Range<usize
 /// # Safety
 /// `first` and the same place in every later slot, `stride` bytes further each, hold `bytes` of aligned numbers.
 unsafe fn add_slots(first: *mut u8, stride: usize, slots: usize, bytes: usize, number: Number) {
-    // SAFETY: the caller's promise.
     match number {
+        // SAFETY: the caller's promise.
         Number::F32 => unsafe { add_slots_of::<f32>(first, stride, slots, bytes) },
+        // SAFETY: the caller's promise.
         Number::F64 => unsafe { add_slots_of::<f64>(first, stride, slots, bytes) },
     }
 }

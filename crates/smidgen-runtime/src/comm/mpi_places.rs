@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     fn of(maker: Maker) -> Mpiexec {
-        Mpiexec { path: PathBuf::from("/opt/bin/mpiexec"), maker, version: "v".into() }
+        Mpiexec { path: PathBuf::from("/usr/bin/mpiexec"), maker, version: "v".into() }
     }
 
     #[test]
@@ -183,7 +183,7 @@ mod tests {
         let chosen = choose([of(Maker::OpenMpi), of(Maker::Intel)].into_iter());
         assert_eq!(chosen.unwrap().maker, Maker::Intel);
         let refused = choose([of(Maker::OpenMpi)].into_iter()).unwrap_err();
-        assert!(refused.to_string().starts_with("Open MPI (`/opt/bin/mpiexec`"), "{refused}");
+        assert!(refused.to_string().starts_with("Open MPI (`/usr/bin/mpiexec`"), "{refused}");
         assert!(refused.remedy().unwrap().contains("pip install mpich"));
         let missing = choose(std::iter::empty()).unwrap_err();
         assert!(matches!(missing, CommError::Missing { .. }), "{missing}");

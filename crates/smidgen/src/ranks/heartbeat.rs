@@ -139,11 +139,9 @@ impl Shared {
     pub fn receive(&self, peer: usize, call: Call, number: u64) -> Result<Vec<u8>, Failure> {
         let mut state = lock(&self.state);
         loop {
-            if let Some(failure) = &state.failure {
-                return Err(failure.clone());
-            }
             let inbox = &mut state.inboxes[peer];
             let rank = self.peers[peer].rank;
+            // What came before a loss counts: the call was complete.
             if let Some((theirs, count, bytes)) = inbox.data.pop_front() {
                 if (theirs, count) == (call, number) {
                     return Ok(bytes);
@@ -152,7 +150,11 @@ impl Shared {
                 let words = format!("it is not in step: {theirs:?} {count} instead of {call:?} {number}");
                 return Err(self.lose(rank, Loss::Aborted(words)));
             }
-            if inbox.has_closed {
+            let has_closed = inbox.has_closed;
+            if let Some(failure) = &state.failure {
+                return Err(failure.clone());
+            }
+            if has_closed {
                 drop(state);
                 return Err(self.lose(rank, Loss::Aborted("it ended before the others".into())));
             }
@@ -282,7 +284,8 @@ impl Shared {
             };
             if let Some((failure, (rank, loss))) = lost {
                 if self.rank == 0 {
-                    self.tell(&Message::Lost { rank: rank as u32, loss }, Some(rank));
+                    let except = (loss == Loss::Silent).then_some(rank);
+                    self.tell(&Message::Lost { rank: rank as u32, loss }, except);
                     self.finish_sending();
                     self.wait_until_gone(self.times.farewell);
                 }

@@ -8,8 +8,11 @@ use super::link::Link;
 use super::rendezvous::{Listener, Member};
 use super::wire::Message;
 use crate::failure::Failure;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
@@ -119,13 +122,13 @@ fn ranks_that_differ_are_named_on_every_rank() {
 /// Rank 2 of 3 does something; the others wait for it and must both learn what became of it.
 fn the_others_learn(of: fn(Link), expected: &'static str) {
     let results = as_ranks(3, move |mut link, losses| {
+        link.set_place("step 7");
+        link.set_remedy("continue with `smidgen resume RUN`");
         link.barrier().unwrap();
         if link.rank() == 2 {
             of(link);
             return None;
         }
-        link.set_place("step 7");
-        link.set_remedy("continue with `smidgen resume RUN`");
         let waited = link.gather(b"next").unwrap_err();
         let handled = losses.recv_timeout(LIMIT).expect("the handler is called");
         assert_eq!(waited.message, handled.message);
@@ -176,7 +179,7 @@ fn with_a_raw_rank(act: impl FnOnce(TcpStream) -> Option<TcpStream> + Send + 'st
     let one = thread::spawn(move || {
         let (on_loss, losses) = handler();
         let _link = Link::open(&launch(1, 3, port), times(), on_loss).unwrap();
-        losses.recv_timeout(LIMIT).expect("rank 1 is told")
+        losses.recv_timeout(LIMIT).expect("rank 1 learns it")
     });
     let (on_loss, losses) = handler();
     let link = Link::open(&launch(0, 3, port), times(), on_loss).unwrap();
@@ -215,6 +218,42 @@ fn others_notice_the_death_of_rank_0() {
     });
     assert_eq!(results[1].as_deref(), Some("rank 0 died (its connection closed)"));
     assert_eq!(results[2], results[1]);
+}
+
+/// Set for the process that [`as_a_process`] runs in: the port of rank 0.
+const PORT_VARIABLE: &str = "SMIDGEN_TEST_PORT";
+
+/// Rank 1 of the test below, which starts it; alone it does nothing.
+#[test]
+fn as_a_process() {
+    let Ok(port) = std::env::var(PORT_VARIABLE) else { return };
+    let _link = Link::open(&launch(1, 2, port.parse().unwrap()), Times::default(), ignore()).unwrap();
+    thread::sleep(Duration::from_secs(60));
+}
+
+#[test]
+fn a_process_that_is_stopped_or_killed_is_noticed_within_ten_seconds() {
+    let cases = [(Signal::SIGSTOP, "rank 1 does not answer"), (Signal::SIGKILL, "rank 1 died")];
+    let threads = cases.map(|(signal, expected)| {
+        thread::spawn(move || {
+            let port = free_port();
+            let mut process = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "ranks::link_tests::as_a_process"])
+                .env(PORT_VARIABLE, port.to_string())
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap();
+            let (on_loss, losses) = handler();
+            let _link = Link::open(&launch(0, 2, port), Times::default(), on_loss).unwrap();
+            kill(Pid::from_raw(process.id() as i32), signal).unwrap();
+            let loss = losses.recv_timeout(LIMIT);
+            process.kill().unwrap();
+            process.wait().unwrap();
+            let loss = loss.expect("it is noticed within ten seconds");
+            assert!(loss.message.starts_with(expected), "{loss}");
+        })
+    });
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
 #[test]
@@ -342,5 +381,5 @@ fn ranks_that_are_not_in_step_are_noticed() {
         0 => link.broadcast(vec![]).and_then(|_| link.barrier()).unwrap_err(),
         _ => link.gather(b"").unwrap_err(),
     });
-    assert!(results[1].message.contains("rank 0 failed: it is not in step"), "{}", results[1]);
+    assert!(results[1].message.contains("failed: it is not in step"), "{}", results[1]);
 }

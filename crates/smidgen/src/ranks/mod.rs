@@ -4,6 +4,7 @@
 //! is the control connection between them: rendezvous, agreement, small results, heartbeat and abort. Tensors never
 //! travel over the link; they go through the collectives of `smidgen-runtime`.
 
+pub mod follow;
 pub mod heartbeat;
 pub mod join;
 pub mod launch;

@@ -3,10 +3,11 @@
 //! GPU ranks are copies of this program with the same arguments and our own variables; CPU ranks are started by
 //! `mpiexec`, because they need its MPI. This process then only waits. Rank 0 has the terminal; what the others write to
 //! stderr gets their number, and their stdout is shown only if they fail.
-//! Every child is in a process group of its own, so that Ctrl-C reaches it once, through this process. Its stdin is a
-//! pipe that ends with this process, also if it is killed.
+//! Every child is in a process group of its own, so that Ctrl-C reaches it once, through this process. `follow` connects
+//! this process and the ranks, so that each notices the end of the other.
 //! Left out: other machines, which need a launcher that is there already.
 
+use super::follow::{LAUNCHER_VARIABLE, Watch};
 use super::launch::{
     JOB_VARIABLE, LOCAL_RANK_VARIABLE, LOCAL_RANKS_VARIABLE, MASTER_VARIABLE, RANK_VARIABLE, RANKS_VARIABLE,
 };
@@ -25,10 +26,6 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
-
-/// Set for children: their stdin ends with the process that started them. The value is `all`, or the one rank that
-/// has that stdin.
-const FOLLOW_VARIABLE: &str = "SMIDGEN_FOLLOW";
 
 /// Interrupted, with the state saved. The others are saving too.
 const INTERRUPTED: u8 = 130;
@@ -83,7 +80,7 @@ impl Spawn {
     /// Starts the ranks and waits for them: the exit code of the first that failed, or 0.
     pub fn run(&self, engine: Engine) -> Result<u8, Failure> {
         let (sender, signals) = channel();
-        // Without a handler a signal ends this process, and the end of their stdin tells the ranks.
+        // Without a handler a signal ends this process, and the ranks follow it.
         let _ = ctrlc::set_handler(move || {
             let _ = sender.send(());
         });
@@ -94,7 +91,7 @@ impl Spawn {
     }
 
     pub(super) fn run_copies(&self, signals: &Receiver<()>) -> Result<u8, Failure> {
-        let (port, job) = (free_port()?, new_job());
+        let (port, job, watch) = (free_port()?, new_job(), start_watch()?);
         let mut ranks: Vec<Started> = Vec::new();
         for rank in 0..self.count {
             let mut command = Command::new(&self.program);
@@ -106,7 +103,7 @@ impl Spawn {
                 .env(LOCAL_RANKS_VARIABLE, self.count.to_string())
                 .env(MASTER_VARIABLE, format!("127.0.0.1:{port}"))
                 .env(JOB_VARIABLE, &job)
-                .env(FOLLOW_VARIABLE, "all");
+                .env(LAUNCHER_VARIABLE, &watch.address);
             if rank > 0 {
                 command.stdout(Stdio::piped()).stderr(Stdio::piped());
             }
@@ -126,6 +123,7 @@ impl Spawn {
         let mpiexec = find_mpiexec().map_err(|error| {
             Failure::from(error).context(format!("{} ranks need an MPI launcher", self.count))
         })?;
+        let watch = start_watch()?;
         let mut command = Command::new(&mpiexec.path);
         // Here, also inside an allocation of Slurm, whose nodes it would use otherwise.
         command.args(["-launcher", "fork", "-hosts", "localhost", "-n", &self.count.to_string()]);
@@ -134,25 +132,18 @@ impl Spawn {
             command.env_remove(name);
         }
         // Ranks take the library that belongs to it.
-        command.env(MPIEXEC_VARIABLE, &mpiexec.path).env(FOLLOW_VARIABLE, "0");
+        command.env(MPIEXEC_VARIABLE, &mpiexec.path).env(LAUNCHER_VARIABLE, &watch.address);
         let started = start(command, None);
         let started = started
             .map_err(|error| Failure::ranks(error).context(format!("`{}`", mpiexec.path.display())))?;
-        Ok(wait_for(vec![started], self.grace, signals))
-    }
-}
-
-/// Calls back if the process that started this rank ends before it, however it ends. Does nothing for a rank that
-/// something else started.
-pub fn follow_launcher(rank: usize, on_end: impl FnOnce() + Send + 'static) {
-    let follows = std::env::var(FOLLOW_VARIABLE).is_ok_and(|who| who == "all" || who == rank.to_string());
-    if follows {
-        // Without a thread this rank lives on alone, which costs nothing but a process to end by hand.
-        let _ = thread::Builder::new().name("launcher".into()).spawn(move || {
-            let mut bytes = [0; 64];
-            while std::io::stdin().read(&mut bytes).is_ok_and(|count| count > 0) {}
-            on_end();
-        });
+        let code = wait_for(vec![started], self.grace, signals);
+        // It kills all ranks if one of them dies, before they can say which.
+        match watch.first_that_died().filter(|_| !matches!(code, 0 | INTERRUPTED)) {
+            Some(rank) => Err(Failure::ranks(format!("rank {rank} died, and `mpiexec` ended the others"))
+                .hint("`dmesg` shows a process that ran out of memory")
+                .hint("`smidgen resume RUN` continues from the last checkpoint")),
+            None => Ok(code),
+        }
     }
 }
 
@@ -235,7 +226,7 @@ impl Started {
 }
 
 fn start(mut command: Command, rank: Option<usize>) -> std::io::Result<Started> {
-    let mut child = command.stdin(Stdio::piped()).process_group(0).spawn()?;
+    let mut child = command.stdin(Stdio::null()).process_group(0).spawn()?;
     let name = rank.unwrap_or(0);
     let stdout = child.stdout.take().map(|stdout| thread::spawn(move || read_end(stdout)));
     let stderr = child.stderr.take().map(|stderr| {
@@ -313,6 +304,10 @@ fn read_end(mut from: impl Read) -> Vec<u8> {
         }
     }
     kept
+}
+
+fn start_watch() -> Result<Watch, Failure> {
+    Watch::start().map_err(|error| Failure::ranks(error).context("cannot watch the ranks"))
 }
 
 /// A port that nothing uses at the moment.

@@ -78,23 +78,6 @@ fn a_signal_reaches_every_rank() {
 }
 
 #[test]
-fn ranks_notice_the_end_of_their_launcher_by_their_stdin() {
-    // `read` fails at the end of stdin, which is only after the launcher has dropped the pipe.
-    let folder = tempfile::tempdir().unwrap();
-    let mark = folder.path().join("ended");
-    let script = format!(
-        "if [ $SMIDGEN_RANK = 1 ]; then (read x; touch {}) <&0 >/dev/null 2>&1 & exit 0; fi",
-        mark.display()
-    );
-    assert_eq!(run(&script, 2, GRACE), 0);
-    let start = Instant::now();
-    while !mark.exists() {
-        assert!(start.elapsed() < Duration::from_secs(20), "stdin did not end");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-#[test]
 fn the_option_itself_is_not_passed_on() {
     let kept = |arguments: &[&str]| {
         let kept = without_ranks(arguments.iter().map(OsString::from));
@@ -122,6 +105,12 @@ fn mpiexec_starts_ranks_or_says_how_to_get_one() {
                 assert_eq!(fs::read_to_string(folder.path().join(rank)).unwrap(), "2\n");
             }
             assert_eq!(spawn("exit 5", 2, GRACE).run_mpiexec(&channel().1).unwrap(), 5);
+            // As a rank does it: the connection to the launcher is open while the rank lives.
+            let script = r#"exec 3<>/dev/tcp/${SMIDGEN_LAUNCHER/://}; printf "\\x$PMI_RANK\0\0\0" >&3
+                sleep 1; [ $PMI_RANK = 0 ] || kill -9 $$; sleep 30"#;
+            let spawn = Spawn { program: PathBuf::from("bash"), ..spawn(script, 2, GRACE) };
+            let failure = spawn.run_mpiexec(&channel().1).unwrap_err();
+            assert!(failure.message.starts_with("rank 1 died"), "{failure}");
         }
         Err(failure) => {
             let is_required = std::env::var_os("SMIDGEN_REQUIRE_MPI").is_some_and(|value| value == "1");

@@ -96,7 +96,7 @@ impl Message {
         }
     }
 
-    /// Reads one message of at most so many bytes.
+    /// Reads one message; a longer one is not ours.
     pub fn read(from: &mut impl Read, most_bytes: usize) -> Result<Message, ReadError> {
         let mut head = [0; 9];
         let mut filled = 0;
