@@ -48,9 +48,7 @@ impl FormatError {
     /// Whether other rows can be used in spite of it.
     pub(crate) fn is_of_one_row(&self) -> bool {
         match self {
-            FormatError::Source(error) => {
-                matches!(error, SourceError::BrokenJson { .. } | SourceError::RaggedRow { .. })
-            }
+            FormatError::Source(error) => error.is_of_one_row(),
             FormatError::NoRows
             | FormatError::NoColumn { .. }
             | FormatError::RolesDiffer { .. }
