@@ -76,8 +76,7 @@ where
             return Err(E::from(SourceError::OpenQuote { place: place.to_string() }));
         }
     };
-    let names: Vec<String> =
-        cells_of(path, header_line, &record)?.into_iter().map(str::to_owned).collect();
+    let names: Vec<String> = cells_of(path, header_line, &record)?.into_iter().map(str::to_owned).collect();
     let mut seen = HashSet::new();
     for name in &names {
         if !seen.insert(name) {
@@ -95,7 +94,9 @@ where
             on_row(place, Err(SourceError::OpenQuote { place: place.to_string() }))?;
             let cell = record.iter().next_back().unwrap_or_default();
             let lost = (opened..).zip(cell.split(|&byte| byte == b'\n')).skip(1);
-            for (number, _) in lost.filter(|(_, text)| !text.trim_ascii().is_empty() && *text != END.as_bytes()) {
+            for (number, _) in
+                lost.filter(|(_, text)| !text.trim_ascii().is_empty() && *text != END.as_bytes())
+            {
                 let place = at(number);
                 let shown = place.to_string();
                 on_row(place, Err(SourceError::AfterOpenQuote { place: shown, opened: line }))?;

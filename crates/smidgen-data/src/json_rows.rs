@@ -197,9 +197,10 @@ impl Cursor<'_> {
                 return Ok(None);
             }
             let spaces = text.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
-            let found = text[spaces..].utf8_chunks().next().map(|chunk| {
-                chunk.valid().chars().next().unwrap_or(char::REPLACEMENT_CHARACTER)
-            });
+            let found = text[spaces..]
+                .utf8_chunks()
+                .next()
+                .map(|chunk| chunk.valid().chars().next().unwrap_or(char::REPLACEMENT_CHARACTER));
             pass(&text[..spaces], &mut self.line, &mut self.column);
             self.reader.consume(spaces);
             if found.is_some() {

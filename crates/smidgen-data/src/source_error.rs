@@ -114,6 +114,11 @@ impl SourceError {
     /// What the user can do about it.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
+            SourceError::NoMatch { pattern } if pattern.contains(',') => {
+                let folder = Path::new(pattern).parent().map(|folder| format!("{}/", folder.display()));
+                let names = folder.and_then(|folder| pattern.strip_prefix(&folder)).unwrap_or(pattern);
+                return Some(format!("several files are a list: `[{names}]`"));
+            }
             SourceError::NoMatch { .. } => {
                 "paths in a recipe are relative to the recipe, those on the command line to the working directory"
             }
@@ -149,7 +154,9 @@ impl SourceError {
                 "quote a cell that holds the separator or a line break, and double the quotes inside it"
             }
             SourceError::DuplicateColumn { .. } => "give every column its own name",
-            SourceError::OpenQuote { .. } | SourceError::AfterOpenQuote { .. } => "close the quote, or double a quote that belongs to the text",
+            SourceError::OpenQuote { .. } | SourceError::AfterOpenQuote { .. } => {
+                "close the quote, or double a quote that belongs to the text"
+            }
             SourceError::BrokenParquet { .. } | SourceError::BrokenParquetRow { .. } => {
                 "the file may be damaged or half written: write it again, or write its rows as `.jsonl`"
             }

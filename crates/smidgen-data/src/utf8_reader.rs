@@ -218,7 +218,8 @@ mod tests {
         let mut reader = Utf8Reader::new(Box::new(Dripping(bytes.to_vec(), at_once)));
         let mut pieces = Vec::new();
         loop {
-            let piece = reader.fill_buf().map_err(|error| text_error(Path::new("a.txt"), error).to_string())?;
+            let piece =
+                reader.fill_buf().map_err(|error| text_error(Path::new("a.txt"), error).to_string())?;
             if piece.is_empty() {
                 return Ok(pieces);
             }
@@ -246,7 +247,9 @@ mod tests {
     #[test]
     fn wrong_bytes_are_handed_out_and_utf16_is_refused() {
         for at_once in 1..12 {
-            for wrong in [&b"one\n\xC3\xA4b\xFFc"[..], b"ab\xE4\xB8", b"\xE4\xB8", b"\xC3", b"\x80\xBF\xF8\xC3("] {
+            for wrong in
+                [&b"one\n\xC3\xA4b\xFFc"[..], b"ab\xE4\xB8", b"\xE4\xB8", b"\xC3", b"\x80\xBF\xF8\xC3("]
+            {
                 assert_eq!(read(wrong, at_once).unwrap().concat(), wrong);
             }
             let said = read(b"\xFF\xFEa\0", at_once).unwrap_err();

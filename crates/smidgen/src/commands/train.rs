@@ -5,6 +5,7 @@
 use super::plan::print_warnings;
 use super::recipe_args::{RecipeArgs, read_recipe, working_directory};
 use super::report;
+use crate::console::colour::WARNING;
 use crate::console::progress;
 use crate::failure::{Failure, FailureKind};
 use crate::hub::Access;
@@ -19,6 +20,7 @@ use crate::train::begin::{Begin, Ready, prepare_run};
 use crate::train::course::Course;
 use crate::train::free_memory::Machine;
 use crate::train::history;
+use crate::train::kept_defaults::keep_defaults;
 use crate::train::outcome::{Ending, Outcome, Went};
 use crate::train::resume::JOB_FILE;
 use crate::train::run_dir::RunDir;
@@ -89,7 +91,7 @@ fn read_run_recipe(folder: &Path, overrides: &[String]) -> Result<(String, Recip
 }
 
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
-    let (recipe_text, recipe) = args.read()?;
+    let (recipe_text, mut recipe) = args.read()?;
     let accept_changes = args.accept_changes;
     let begin = if args.resume { Begin::Resume { accept_changes } } else { Begin::New };
     let say = |line: &str| {
@@ -102,6 +104,9 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let _lock = RunLock::take(&dir)?;
     if !args.resume {
         dir.refuse_run()?;
+    } else if !args.recipe.recipe.is_dir() {
+        let kept = keep_defaults(&mut recipe, &recipe_text, &args.recipe.overrides, &output);
+        kept.iter().for_each(|line| say(&format!("{WARNING} {line}")));
     }
     let mut job = Job::prepare_with(recipe, Purpose::Train, &Access::from_environment(quiet))?;
     if Product::of(&job.recipe) == Product::Model {

@@ -62,6 +62,21 @@ fn columns_of_other_names_train_the_same() {
 }
 
 #[test]
+fn a_list_without_brackets_has_a_hint() {
+    let scratch = Scratch::new();
+    scratch.write("other.jsonl", scratch.text("data.jsonl"));
+    let words = [
+        "no file matches `",
+        "data.jsonl,other.jsonl`",
+        "hint: several files are a list: `[data.jsonl,other.jsonl]`",
+    ];
+    scratch.train_refused(1, &["data.train=data.jsonl,other.jsonl"], &words);
+    // A name with a comma is a name.
+    scratch.write("one,two.jsonl", scratch.text("data.jsonl"));
+    assert_eq!(preview(&scratch, &["data.train=one,two.jsonl"])["rows"]["read"], 10);
+}
+
+#[test]
 fn a_limit_uses_the_first_rows() {
     let scratch = Scratch::new();
     let rows = scratch.text("data.jsonl");
@@ -134,8 +149,9 @@ fn a_split_that_leaves_nothing_is_refused() {
         &["data.split=1.0"],
         &["`data.split` must be a number of at least 0 and below 1"],
     );
-    let words = ["`data.split` makes data for a loss, `eval.task` is `choice`"];
-    scratch.train_refused(2, &["data.split=0.1", "eval.task=choice"], &words);
+    with_tokenizer(&scratch);
+    let words = ["the rows of `data.train` have the format `tokens`, which has no question and no answer"];
+    scratch.train_refused(2, &["data.split=0.1", "eval.task=choice", "train.eval_every=3"], &words);
 }
 
 /// A recipe with two sources in addition to `data.train`, one of them of text.

@@ -137,6 +137,39 @@ fn a_run_is_scored_beside_its_base() {
 }
 
 #[test]
+fn rows_that_are_held_out_are_scored_as_choices_and_as_answers() {
+    let scratch = scratch();
+    let split = ["data.eval=", "data.split=0.3", "eval.task=choice", "train.eval_every=4"];
+    let trained = scratch.train("run", &[&split[..], &["--quiet"]].concat());
+    assert_eq!(trained.code, Some(0), "{}", trained.stderr);
+    let rows = scratch.metrics("run");
+    let last = rows.last().unwrap();
+    assert!(last["eval_acc"].is_f64() && last["eval_loss"].is_f64(), "{last}");
+    // The rows that were not trained on, as a file of their own, score the same.
+    let found = eval(&scratch, &["run"]);
+    assert_eq!(found["rows"], 4);
+    let places = found["samples"].as_array().unwrap().iter().map(|row| row["place"].as_str().unwrap());
+    let numbers: Vec<usize> =
+        places.map(|place| place.rsplit(' ').next().unwrap().parse().unwrap()).collect();
+    let all = scratch.json("instructions.json");
+    let held: Vec<Value> = numbers.iter().map(|number| all[number - 1].clone()).collect();
+    scratch.write("held.json", Value::from(held).to_string());
+    let alone = eval(&scratch, &["run", "data.split=0", "data.eval=held.json"]);
+    assert_eq!(alone["adapter"], found["adapter"]);
+    assert_eq!(alone["base"]["acc"], found["base"]["acc"]);
+    // What a model says to them.
+    let answers = [
+        "recipe.toml",
+        "data.train=answers.json",
+        "data.eval=",
+        "data.split=0.25",
+        "eval.answer=answer[1-5]",
+    ];
+    let found = eval(&scratch, &[&answers[..], &["--task", "generate"]].concat());
+    assert_eq!(found["samples"].as_array().unwrap().len(), 2);
+}
+
+#[test]
 fn plain_questions_are_scored_and_trained_with() {
     let scratch = scratch();
     let found = eval(&scratch, &["recipe.toml", "data.eval=questions.json", "--task", "choice"]);
