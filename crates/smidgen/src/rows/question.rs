@@ -9,10 +9,10 @@ use crate::rows::keys::template_choice;
 use serde_json::{Map, Value as Json};
 use smidgen_data::bad_rows::BadRows;
 use smidgen_data::example::{Conversation, Example};
-use smidgen_data::format::{Columns, FormatError, RowFormat, RowReading, read_examples, recognize};
+use smidgen_data::format::{Columns, FormatError, RowFormat, RowReading, kind_of, read_examples, recognize};
 use smidgen_data::mask::EncodeError;
 use smidgen_data::prepare::PrepareError;
-use smidgen_data::source::{RowPlace, RowUnit, SourceError, read_json_rows};
+use smidgen_data::source::{RowPlace, RowUnit, SourceError, read_rows};
 use smidgen_data::template::{DataTemplate, TemplateError, TemplateKind, choose_template, data_moment};
 use smidgen_data::tokens::TokenSet;
 use smidgen_formats::tokenizer::Tokenizer;
@@ -57,10 +57,12 @@ const QUESTION_NAMES: [&str; 3] = ["question", "question_stem", "query"];
 const FORMAT_FIELDS: [&str; 7] =
     ["instruction", "prompt", "messages", "conversations", "conversation", "text", "input_ids"];
 
-/// Whether the first row is a plain question with choices, which no format describes.
+/// Whether the first sound row is a plain question with choices, which no format describes.
 pub fn are_plain_questions(files: &[PathBuf]) -> Result<bool, Failure> {
     for file in files {
-        let first = read_json_rows(file, |_, row| {
+        let first = read_rows(file, |_, row| {
+            // Bad rows are reported, or skipped, when all are read.
+            let Ok(row) = row else { return Ok(()) };
             let Json::Object(fields) = row else { return Err(Halt::Plain(false)) };
             let has = |name: &&str| fields.contains_key(*name);
             let plain = has(&"choices") && QUESTION_NAMES.iter().any(&has);
@@ -123,18 +125,24 @@ pub fn read_questions(
         return read_asked(&[rows], data, limit, tokenizer);
     }
     let mut rows: Vec<Question> = Vec::new();
+    let mut bad = BadRows::default();
     let read = (0..).zip(files).try_for_each(|(index, file)| {
-        read_json_rows(file, |place, row| {
-            rows.push(plain_question(place, index, row)?);
+        read_rows(file, |place, row| {
+            bad.count(place);
+            match row.map_err(FormatError::from).and_then(|row| plain_question(place, index, row)) {
+                Ok(question) => rows.push(question),
+                Err(error) => bad.note(place, error.into())?,
+            }
             if limit > 0 && rows.len() == limit { Err(Halt::Enough) } else { Ok(()) }
         })
     });
     if let Err(Halt::Failed(failure)) = read {
         return Err(failure);
     }
+    let warnings = bad.finish(data.on_bad_row).map_err(prepare_failure)?;
     match rows.is_empty() {
         true => Err(format_failure("data.eval", FormatError::NoRows)),
-        false => Ok(Questions { rows, format: None, template: None, warnings: vec![] }),
+        false => Ok(Questions { rows, format: None, template: None, warnings }),
     }
 }
 
@@ -211,13 +219,12 @@ pub fn read_asked(
     }
 }
 
-fn plain_question(place: RowPlace<'_>, file: usize, row: Json) -> Result<Question, Halt> {
-    let failed = |what: &str| Halt::Failed(Failure::data(format!("{place}: {what}")));
-    let Json::Object(mut fields) = row else { return Err(failed("not an object with named fields")) };
-    let name = QUESTION_NAMES.iter().find(|name| fields.contains_key(**name));
-    let Some(name) = name else {
-        return Err(failed("the row has none of `question`, `question_stem` and `query`"));
+fn plain_question(place: RowPlace<'_>, file: usize, row: Json) -> Result<Question, FormatError> {
+    let Json::Object(mut fields) = row else {
+        return Err(FormatError::NotAnObject { place: place.to_string(), found: kind_of(&row) });
     };
+    let name = QUESTION_NAMES.iter().find(|name| fields.contains_key(**name));
+    let Some(name) = name else { return Err(FormatError::NoQuestion { place: place.to_string() }) };
     match fields.remove(*name) {
         Some(Json::String(prompt)) => Ok(Question {
             place: place.to_string(),
@@ -230,7 +237,12 @@ fn plain_question(place: RowPlace<'_>, file: usize, row: Json) -> Result<Questio
             expected: None,
             fields,
         }),
-        _ => Err(failed(&format!("`{name}` is not a text"))),
+        other => Err(FormatError::WrongType {
+            place: place.to_string(),
+            field: (*name).to_owned(),
+            found: other.as_ref().map_or("missing", kind_of),
+            expected: "a text",
+        }),
     }
 }
 

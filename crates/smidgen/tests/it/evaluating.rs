@@ -193,6 +193,33 @@ fn plain_questions_are_scored_and_trained_with() {
 }
 
 #[test]
+fn bad_questions_are_reported_together_or_skipped() {
+    let scratch = scratch();
+    let all = scratch.json("questions.json");
+    let lines = all.as_array().unwrap().iter().map(|row| format!("{row}\n")).collect::<String>();
+    let mut bytes = b"{\"question\": \"\xFF\", \"choices\": []}\n".to_vec();
+    bytes.extend_from_slice(lines.as_bytes());
+    bytes.extend_from_slice(b"{\"choices\": []}\n");
+    scratch.write("bad.jsonl", bytes);
+    let arguments = ["recipe.toml", "data.eval=bad.jsonl", "--task", "choice"];
+    let refused = scratch.run(&[&["eval"], &arguments[..]].concat());
+    assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+    for words in [
+        "2 of 14 rows are bad",
+        "1 row: is not UTF-8 (line 1)",
+        "1 row: the row has none of `question`, `question_stem` and `query` (line 14)",
+    ] {
+        assert!(refused.stderr.contains(words), "{}", refused.stderr);
+    }
+    let ended = scratch.run(&[&["eval"], &arguments[..], &["data.on_bad_row=skip", "--json"]].concat());
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.stderr.contains("2 of 14 rows skipped"), "{}", ended.stderr);
+    let found: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let sound = eval(&scratch, &["recipe.toml", "data.eval=questions.json", "--task", "choice"]);
+    assert_eq!(found["base"], sound["base"]);
+}
+
+#[test]
 fn what_a_model_says_is_searched_for_answers() {
     let scratch = scratch();
     let arguments =
