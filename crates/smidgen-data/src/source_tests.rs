@@ -478,7 +478,7 @@ fn wrong_bytes_cost_their_row_and_no_other() {
         let path = write(folder.path(), name, bytes);
         assert_eq!(rows_and_faults(&path).unwrap(), expected, "{name}");
     }
-    // What is not UTF-8 at all is no list of bad rows.
+    // A file in another encoding is refused as a whole.
     let utf16 = write(folder.path(), "u.txt", b"\xFF\xFEa\0\n\0b\0\n\0");
     assert!(rows_and_faults(&utf16).unwrap_err().to_string().ends_with("is not UTF-8: byte 0xFF"));
     let header = write(folder.path(), "h.csv", b"a,\xFF\n1,2\n");
