@@ -28,7 +28,7 @@ use crate::source_error::SourceError;
 
 /// Rows whose values are decoded at once; strings stay in their page until then.
 const ROWS_AT_ONCE: usize = 64;
-/// Of one row group; the largest that writers make by default have a million.
+/// Of one file; the largest row groups that writers make by default have a million.
 const MOST_LOST_ROWS: u64 = 1 << 24;
 
 pub(super) fn read_parquet<E>(
@@ -47,7 +47,7 @@ where
     if metadata.file_metadata().schema_descr().num_columns() == 0 {
         return Err(broken("it has no columns".to_owned()));
     }
-    let mut before = 0;
+    let (mut before, mut lost_rows) = (0, 0);
     for metadata in metadata.row_groups() {
         let rows_of_group = u64::try_from(metadata.num_rows()).unwrap_or_default();
         let at = |row: u64| RowPlace { file: path, unit: RowUnit::Row, number: before + row + 1 };
@@ -68,7 +68,8 @@ where
         if let Some(message) = damage {
             // A damaged footer may promise any number of rows.
             let lost = rows_of_group.saturating_sub(read).max(1);
-            if lost > MOST_LOST_ROWS {
+            lost_rows += lost.min(MOST_LOST_ROWS + 1);
+            if lost_rows > MOST_LOST_ROWS {
                 let place = at(read).to_string();
                 return Err(E::from(SourceError::BrokenParquetRow { place, message }));
             }

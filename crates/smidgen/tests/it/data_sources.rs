@@ -301,7 +301,7 @@ fn damaged_bytes_and_open_quotes_are_bad_rows() {
     assert!(scratch.adapter("skipped") == scratch.adapter("clean"));
     // Lines after an open quote are counted as lost.
     with_tokenizer(&scratch);
-    scratch.write("rows.csv", b"id,text\n1,one two\n2,\xFFtwo\n3,\"three a\n4,b\n5,c\n".to_vec());
+    scratch.write("rows.csv", b"id,text\n1,one two\n2,\xFFtwo\n3,\"three a\n4,b\n5,c\n");
     let table = ["data.train=rows.csv", "data.format=auto"];
     let words = [
         "4 of 5 rows are bad\n",
