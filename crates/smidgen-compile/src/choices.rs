@@ -202,7 +202,8 @@ impl<'a> Freedom<'a> {
         let pins = self.pins;
         let count = |rule: &LayerRule| rule.layers(self.layers).len();
         let is_in_use = |space: Space| space != Space::Device;
-        let on_device = pins.weights == Some(Space::Device);
+        // Weights that are divided over ranks are on the device, and offloaded all the same.
+        let on_device = pins.weights == Some(Space::Device) && !self.gathers_weights();
         let weights = match &pins.offloaded_weights {
             _ if on_device => 0,
             Some(rule) => count(rule),

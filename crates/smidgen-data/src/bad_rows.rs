@@ -12,6 +12,7 @@ use smidgen_ir::words::OnBadRow;
 use crate::format_error::FormatError;
 use crate::prepare_error::PrepareError;
 use crate::row_place::{RowPlace, RowUnit};
+use crate::source_error::SourceError;
 
 const MOST_FILES: usize = 16;
 const MOST_FAULTS: usize = 16;
@@ -83,12 +84,24 @@ impl BadRows {
         self.elsewhere += file.bad;
     }
 
-    /// What to report where `error` ended the reading: bad rows that came before it, unless it explains them.
+    /// What to report where `error` ended the reading: also bad rows that came before it, unless it explains them.
     pub fn or_before(self, error: PrepareError, on_bad_row: OnBadRow) -> PrepareError {
         let explains = matches!(error, PrepareError::Format(FormatError::NoColumn { .. }));
-        match on_bad_row {
-            OnBadRow::Error if self.bad > 0 && !explains => self.finish(on_bad_row).err().unwrap_or(error),
-            _ => error,
+        if on_bad_row != OnBadRow::Error || self.bad == 0 || explains {
+            return error;
+        }
+        let is_of_file = matches!(&error, PrepareError::Format(FormatError::Source(_)));
+        match self.finish(on_bad_row) {
+            Err(PrepareError::BadRows { report, first, .. }) if is_of_file => {
+                let report = format!("{report}\n  reading ended there: {error}");
+                PrepareError::BadRows { report, first, all: false }
+            }
+            Err(first) if is_of_file => {
+                let report = format!("{first}\n  reading ended after it: {error}");
+                PrepareError::BadRows { report, first: Box::new(first), all: false }
+            }
+            Err(bad) => bad,
+            Ok(_) => error,
         }
     }
 
@@ -173,6 +186,10 @@ impl Fault {
 
 /// The message without its place, and with every number as `N`.
 fn fault_of(place: RowPlace<'_>, error: &PrepareError) -> String {
+    // Which byte and which line of a row does not make another fault.
+    if let PrepareError::Format(FormatError::Source(SourceError::NotUtf8 { .. })) = error {
+        return "is not UTF-8".to_owned();
+    }
     let message = error.to_string();
     let rest =
         message.strip_prefix(&place.to_string()).unwrap_or(&message).trim_start_matches([' ', ',', ':']);

@@ -30,7 +30,7 @@ pub(super) fn is_sharegpt(messages: &Json) -> bool {
 }
 
 /// What a value is, for people.
-pub(super) fn kind_of(value: &Json) -> &'static str {
+pub fn kind_of(value: &Json) -> &'static str {
     match value {
         Json::Null => "null",
         Json::Bool(_) => "a boolean",

@@ -2,8 +2,9 @@
 //!
 //! The header says what separates cells: the one of comma, semicolon and tab that it has most often outside quotes.
 //! Every cell becomes a string. Cells may be quoted, with separators, line breaks and doubled quotes inside.
-//! A row with more or fewer cells than the header, a name that is in the header twice and a quote that is
-//! never closed are errors with their line.
+//! A row with more or fewer cells than the header, one that is not UTF-8 and one whose quote is never closed are bad
+//! rows; so is every line after such a quote, because no one can say where the next row begins.
+//! A name that is in the header twice is an error.
 //! Leaves out guessing: types, and a missing header.
 
 use std::collections::HashSet;
@@ -15,7 +16,7 @@ use serde_json::{Map, Value as Json};
 use crate::json_rows::RowResult;
 use crate::row_place::{RowPlace, RowUnit};
 use crate::source_error::SourceError;
-use crate::utf8_reader::{Utf8Reader, text_error};
+use crate::utf8_reader::{Utf8Reader, text_error, text_of};
 
 /// Read after the file's last byte. It becomes a row of its own unless a quote is still open: the parser silently
 /// takes the end of the file as the end of a quoted cell.
@@ -66,11 +67,16 @@ where
         .flexible(true)
         .delimiter(separator)
         .from_reader(Watched { text: reader.chain(end.as_bytes()), chunk: Vec::new(), passed_bytes: 0 });
-    let mut record = csv::StringRecord::new();
-    let Some(header_line) = next_record(path, &mut table, &mut record)? else {
-        return Ok(());
+    let mut record = csv::ByteRecord::new();
+    let header_line = match next_record(path, &mut table, &mut record)? {
+        None => return Ok(()),
+        Some(Record { line, open_cell: None }) => line,
+        Some(Record { line, .. }) => {
+            let place = RowPlace { file: path, unit: RowUnit::Line, number: line };
+            return Err(E::from(SourceError::OpenQuote { place: place.to_string() }));
+        }
     };
-    let names: Vec<String> = record.iter().map(str::to_owned).collect();
+    let names: Vec<String> = cells_of(path, header_line, &record)?.into_iter().map(str::to_owned).collect();
     let mut seen = HashSet::new();
     for name in &names {
         if !seen.insert(name) {
@@ -81,17 +87,55 @@ where
             }));
         }
     }
-    while let Some(number) = next_record(path, &mut table, &mut record)? {
-        let place = RowPlace { file: path, unit: RowUnit::Line, number };
+    while let Some(Record { line, open_cell }) = next_record(path, &mut table, &mut record)? {
+        let at = |number| RowPlace { file: path, unit: RowUnit::Line, number };
+        let place = at(line);
+        if let Some(opened) = open_cell {
+            on_row(place, Err(SourceError::OpenQuote { place: place.to_string() }))?;
+            let cell = record.iter().next_back().unwrap_or_default();
+            let lost = (opened..).zip(cell.split(|&byte| byte == b'\n')).skip(1);
+            for (number, _) in
+                lost.filter(|(_, text)| !text.trim_ascii().is_empty() && *text != END.as_bytes())
+            {
+                let place = at(number);
+                let shown = place.to_string();
+                on_row(place, Err(SourceError::AfterOpenQuote { place: shown, opened: line }))?;
+            }
+            return Ok(());
+        }
         if record.len() != names.len() {
             let (cells, columns) = (record.len(), names.len());
             on_row(place, Err(SourceError::RaggedRow { place: place.to_string(), cells, columns }))?;
             continue;
         }
-        let cells = record.iter().map(|cell| Json::String(cell.to_owned()));
-        on_row(place, Ok(Json::Object(Map::from_iter(names.iter().cloned().zip(cells)))))?;
+        let row = cells_of(path, line, &record).map(|cells| {
+            let cells = cells.into_iter().map(Json::from);
+            Json::Object(Map::from_iter(names.iter().cloned().zip(cells)))
+        });
+        on_row(place, row)?;
     }
     Ok(())
+}
+
+/// The cells of a record that begins at `line`.
+fn cells_of<'a>(path: &Path, line: u64, record: &'a csv::ByteRecord) -> Result<Vec<&'a str>, SourceError> {
+    let mut breaks_before = 0;
+    let mut cells = Vec::with_capacity(record.len());
+    for cell in record {
+        let text = text_of(path, cell, line + breaks_before, 0).map_err(|error| match error {
+            SourceError::NotUtf8 { path, line, byte, .. } => {
+                SourceError::NotUtf8 { path, line, column: None, byte }
+            }
+            error => error,
+        });
+        cells.push(text?);
+        breaks_before += breaks_in(cell);
+    }
+    Ok(cells)
+}
+
+fn breaks_in(bytes: &[u8]) -> u64 {
+    bytes.iter().filter(|&&byte| byte == b'\n').count() as u64
 }
 
 type Table<'a> = csv::Reader<Watched<'a>>;
@@ -125,40 +169,51 @@ impl Read for Watched<'_> {
     }
 }
 
-/// The line on which the next record begins, or nothing after the last.
+/// Where a record begins.
+struct Record {
+    line: u64,
+    /// The line on which its last cell begins, if that cell is quoted and never ends.
+    open_cell: Option<u64>,
+}
+
+/// The next record, or nothing after the last.
 fn next_record(
     path: &Path,
     table: &mut Table<'_>,
-    record: &mut csv::StringRecord,
-) -> Result<Option<u64>, SourceError> {
+    record: &mut csv::ByteRecord,
+) -> Result<Option<Record>, SourceError> {
     table.get_mut().text.get_mut().0.begin_row();
-    match table.read_record(record) {
+    let before = table.position().line();
+    match table.read_byte_record(record) {
         Ok(true) => {}
         Ok(false) => return Ok(None),
-        Err(error) => return Err(table_error(path, error)),
+        Err(error) => return Err(table_error(path, before, error)),
     }
-    if record.len() == 1 && &record[0] == END {
+    if record.len() == 1 && &record[0] == END.as_bytes() {
         return Ok(None);
     }
-    let is_open = record.iter().next_back().is_some_and(|cell| cell.trim_end().ends_with(END));
+    let last = record.iter().next_back().unwrap_or_default();
+    let is_open = last.trim_ascii_end().ends_with(END.as_bytes());
     // The parser's position of a record is before the blank lines that it skips, so the line is counted back from
     // the record's end. Of the two characters that may end a line the parser has passed one.
     let end = table.position().clone();
     let ends_a_line = !is_open && table.get_ref().byte_before(end.byte()) == Some(b'\n');
-    let line_breaks = record.as_slice().bytes().filter(|&byte| byte == b'\n').count() as u64;
+    let line_breaks = breaks_in(record.as_slice());
     let line = end.line().saturating_sub(line_breaks + u64::from(ends_a_line));
-    if is_open {
-        let place = RowPlace { file: path, unit: RowUnit::Line, number: line };
-        return Err(SourceError::OpenQuote { place: place.to_string() });
-    }
-    Ok(Some(line))
+    let open_cell = is_open.then(|| line + line_breaks - breaks_in(last));
+    Ok(Some(Record { line, open_cell }))
 }
 
-fn table_error(path: &Path, error: csv::Error) -> SourceError {
+/// The row begins at `line` or after blank lines that follow it.
+fn table_error(path: &Path, line: u64, error: csv::Error) -> SourceError {
     let said = error.to_string();
     match error.into_kind() {
-        csv::ErrorKind::Io(source) => text_error(path, source),
-        // Lengths may differ, and the text is UTF-8: the parser has no other error.
+        csv::ErrorKind::Io(source) => match text_error(path, source) {
+            // Where an open quote may be, not how far the row was followed.
+            SourceError::RowTooLong { path, .. } => SourceError::RowTooLong { path, line },
+            error => error,
+        },
+        // Lengths may differ, and bytes are not checked: the parser has no other error.
         _ => SourceError::BrokenTable { path: path.display().to_string(), message: said },
     }
 }

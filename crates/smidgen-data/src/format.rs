@@ -15,9 +15,9 @@ use std::path::Path;
 
 use serde_json::{Map, Value as Json};
 
+pub use crate::chat_row::kind_of;
 use crate::chat_row::{
-    field_names, is_sharegpt, kind_of, message, parse_cell, read_history, read_messages, take_silent,
-    wrong_type,
+    field_names, is_sharegpt, message, parse_cell, read_history, read_messages, take_silent, wrong_type,
 };
 pub use crate::example::RowFormat;
 use crate::example::{Conversation, Example, ExampleRow};

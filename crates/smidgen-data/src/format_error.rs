@@ -30,6 +30,8 @@ pub enum FormatError {
     MixedFormats { place: String, found: RowFormat, format: RowFormat, first: Option<String> },
     #[error("{place}: {wanted} is missing, there is {fields}")]
     MissingField { place: String, format: RowFormat, wanted: &'static str, fields: String },
+    #[error("{place}: the row has none of `question`, `question_stem` and `query`")]
+    NoQuestion { place: String },
     #[error("{place}: `{field}` is {found}, expected {expected}")]
     WrongType { place: String, field: String, found: &'static str, expected: &'static str },
     #[error("{place}: `{field}` is not JSON: {message}")]
@@ -48,9 +50,7 @@ impl FormatError {
     /// Whether other rows can be used in spite of it.
     pub(crate) fn is_of_one_row(&self) -> bool {
         match self {
-            FormatError::Source(error) => {
-                matches!(error, SourceError::BrokenJson { .. } | SourceError::RaggedRow { .. })
-            }
+            FormatError::Source(error) => error.is_of_one_row(),
             FormatError::NoRows
             | FormatError::NoColumn { .. }
             | FormatError::RolesDiffer { .. }
@@ -64,6 +64,7 @@ impl FormatError {
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             FormatError::Source(source) => return source.hint(),
+            FormatError::NoQuestion { .. } => "every row of a file of questions has one of these columns",
             FormatError::NoRows => "check `data.train` and `data.eval`: their files hold no row",
             FormatError::NoColumn { column, role, fields } => {
                 let names: Vec<&str> = fields.split('`').skip(1).step_by(2).collect();

@@ -4,6 +4,7 @@
 //! named `.json`, and the array may be the only value of an object, as in `{"data": [...]}`.
 //! The array is cut into its elements by brackets and quotes alone, and each element is then parsed like a line, so
 //! only one row is in memory. What is not JSON is left to the parser, and its message gets the position in the file.
+//! A line or an element that is not UTF-8 is a bad row.
 //! Leaves out what a row means.
 
 use std::io::BufRead;
@@ -13,7 +14,7 @@ use serde_json::Value as Json;
 
 use crate::row_place::{RowPlace, RowUnit};
 use crate::source_error::SourceError;
-use crate::utf8_reader::{Utf8Reader, pass, text_error};
+use crate::utf8_reader::{Utf8Reader, pass, text_error, text_of};
 
 /// Columns that hold lists of objects: with one of them first, an object is a row.
 const COLUMNS_OF_OBJECTS: [&str; 9] = [
@@ -71,10 +72,18 @@ where
             continue;
         }
         let place = RowPlace { file: path, unit: RowUnit::Line, number };
-        match serde_json::from_slice(text) {
+        let before = if number == 1 { reader.mark_bytes() } else { 0 };
+        let text = match text_of(path, text, number, before) {
+            Ok(text) => text,
+            Err(error) => {
+                on_row(place, Err(error))?;
+                continue;
+            }
+        };
+        match serde_json::from_str(text) {
             Ok(row) => on_row(place, Ok(row))?,
             // The lines after it belong to the same array.
-            Err(_) if text.trim_ascii_start().starts_with(b"[") => {
+            Err(_) if text.trim_ascii_start().starts_with('[') => {
                 return Err(E::from(SourceError::ArrayInLines { place: place.to_string() }));
             }
             Err(error) => {
@@ -117,7 +126,20 @@ where
         let place = RowPlace { file: path, unit: RowUnit::Row, number };
         let (line, column) = (cursor.line, cursor.column);
         let complete = cursor.take_element(&mut element);
-        match (serde_json::from_slice(&element), complete) {
+        let text = match text_of(path, &element, line, column) {
+            Ok(text) => text,
+            // Wrong bytes within strings leave the brackets as they are.
+            Err(error) if complete.is_ok() && matches!(cursor.next_sign()?, Some(',' | ']')) => {
+                on_row(place, Err(error))?;
+                match cursor.next_sign()? {
+                    Some(',') => cursor.step(),
+                    _ => break,
+                }
+                continue;
+            }
+            Err(error) => return Err(E::from(error)),
+        };
+        match (serde_json::from_str(text), complete) {
             (Ok(row), Ok(())) => on_row(place, Ok(row))?,
             // A broken element that has an end leaves the others readable.
             (Err(error), Ok(())) if matches!(cursor.next_sign()?, Some(',' | ']')) => {
@@ -175,7 +197,10 @@ impl Cursor<'_> {
                 return Ok(None);
             }
             let spaces = text.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
-            let found = text[spaces..].utf8_chunks().next().and_then(|chunk| chunk.valid().chars().next());
+            let found = text[spaces..]
+                .utf8_chunks()
+                .next()
+                .map(|chunk| chunk.valid().chars().next().unwrap_or(char::REPLACEMENT_CHARACTER));
             pass(&text[..spaces], &mut self.line, &mut self.column);
             self.reader.consume(spaces);
             if found.is_some() {

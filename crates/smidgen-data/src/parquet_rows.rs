@@ -4,7 +4,8 @@
 //! UTF-8 and null otherwise.
 //! The `parquet` crate's record reader decodes them, one page of each column at a time, within the limits of
 //! `parquet_limits.rs`. It panics on some damage (an assertion, an index, an overflow), so it is called inside
-//! `catch_unwind`: a damaged file is an error of the file, not of this program.
+//! `catch_unwind`: a damaged file is an error of the file, not of this program. After a damaged page the rest of its
+//! row group is lost, because columns no longer agree on the row; the next group is sound again.
 //! Leaves out writing, filters and encrypted files.
 
 use std::fs::File;
@@ -27,6 +28,8 @@ use crate::source_error::SourceError;
 
 /// Rows whose values are decoded at once; strings stay in their page until then.
 const ROWS_AT_ONCE: usize = 64;
+/// Of one file; the largest row groups that writers make by default have a million.
+const MOST_LOST_ROWS: u64 = 1 << 24;
 
 pub(super) fn read_parquet<E>(
     path: &Path,
@@ -44,23 +47,39 @@ where
     if metadata.file_metadata().schema_descr().num_columns() == 0 {
         return Err(broken("it has no columns".to_owned()));
     }
-    let mut number = 0;
+    let (mut before, mut lost_rows) = (0, 0);
     for metadata in metadata.row_groups() {
+        let rows_of_group = u64::try_from(metadata.num_rows()).unwrap_or_default();
+        let at = |row: u64| RowPlace { file: path, unit: RowUnit::Row, number: before + row + 1 };
         let group = LimitedRowGroup { file: &file, metadata };
+        let mut read = 0;
         let tree = TreeBuilder::new().with_batch_size(ROWS_AT_ONCE);
-        let mut rows = caught(|| tree.as_iter(metadata.schema_descr_ptr(), &group)).map_err(broken)?;
-        loop {
-            let place = RowPlace { file: path, unit: RowUnit::Row, number: number + 1 };
-            match caught(|| rows.next().map(|row| row.map(|row| json_of_row(&row))).transpose()) {
-                Ok(Some(row)) => on_row(place, Ok(row))?,
-                Ok(None) => break,
-                Err(message) => {
-                    let place = place.to_string();
-                    return Err(E::from(SourceError::BrokenParquetRow { place, message }));
+        let damage = match caught(|| tree.as_iter(metadata.schema_descr_ptr(), &group)) {
+            Err(message) => Some(message),
+            Ok(mut rows) => loop {
+                match caught(|| rows.next().map(|row| row.map(|row| json_of_row(&row))).transpose()) {
+                    Ok(Some(row)) => on_row(at(read), Ok(row))?,
+                    Ok(None) => break None,
+                    Err(message) => break Some(message),
                 }
+                read += 1;
+            },
+        };
+        if let Some(message) = damage {
+            // A damaged footer may promise any number of rows.
+            let lost = rows_of_group.saturating_sub(read).max(1);
+            lost_rows += lost.min(MOST_LOST_ROWS + 1);
+            if lost_rows > MOST_LOST_ROWS {
+                let place = at(read).to_string();
+                return Err(E::from(SourceError::BrokenParquetRow { place, message }));
             }
-            number += 1;
+            for row in read..read + lost {
+                let (place, message) = (at(row).to_string(), message.clone());
+                on_row(at(row), Err(SourceError::BrokenParquetRow { place, message }))?;
+            }
+            read += lost;
         }
+        before += read;
     }
     Ok(())
 }

@@ -64,8 +64,8 @@ pub enum SourceError {
     CutOff { path: String, compression: Compression },
     #[error("`{path}` is damaged {compression} data: {message}")]
     Damaged { path: String, compression: Compression, message: String },
-    #[error("`{path}` line {line}, byte column {column} is not UTF-8: byte 0x{byte:02X}")]
-    NotUtf8 { path: String, line: u64, column: u64, byte: u8 },
+    #[error("`{path}` line {line}{} is not UTF-8: byte 0x{byte:02X}", shown_column(column))]
+    NotUtf8 { path: String, line: u64, column: Option<u64>, byte: u8 },
     #[error("`{path}` line {line}: the row is longer than {} MiB", MAX_ROW_BYTES >> 20)]
     RowTooLong { path: String, line: u64 },
     #[error("`{path}` does not hold a JSON array: it starts with `{found}`")]
@@ -82,6 +82,8 @@ pub enum SourceError {
     DuplicateColumn { place: String, name: String },
     #[error("{place}: a quote that opens in this row is never closed")]
     OpenQuote { place: String },
+    #[error("{place} is lost: it comes after a quote that is never closed, of line {opened}")]
+    AfterOpenQuote { place: String, opened: u64 },
     #[error("`{path}`: {message}")]
     BrokenTable { path: String, message: String },
     #[error("`{path}` is not a valid Parquet file: {message}")]
@@ -90,10 +92,33 @@ pub enum SourceError {
     BrokenParquetRow { place: String, message: String },
 }
 
+/// Cells of tables are known without their quotes, so their bytes have no column.
+fn shown_column(column: &Option<u64>) -> String {
+    column.map(|column| format!(", byte column {column}")).unwrap_or_default()
+}
+
 impl SourceError {
+    /// Whether other rows can be used in spite of it, where a reader passes it on as a row.
+    pub(crate) fn is_of_one_row(&self) -> bool {
+        matches!(
+            self,
+            SourceError::BrokenJson { .. }
+                | SourceError::RaggedRow { .. }
+                | SourceError::NotUtf8 { .. }
+                | SourceError::OpenQuote { .. }
+                | SourceError::AfterOpenQuote { .. }
+                | SourceError::BrokenParquetRow { .. }
+        )
+    }
+
     /// What the user can do about it.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
+            SourceError::NoMatch { pattern } if pattern.contains(',') => {
+                let folder = Path::new(pattern).parent().map(|folder| format!("{}/", folder.display()));
+                let names = folder.and_then(|folder| pattern.strip_prefix(&folder)).unwrap_or(pattern);
+                return Some(format!("several files are a list: `[{names}]`"));
+            }
             SourceError::NoMatch { .. } => {
                 "paths in a recipe are relative to the recipe, those on the command line to the working directory"
             }
@@ -129,7 +154,9 @@ impl SourceError {
                 "quote a cell that holds the separator or a line break, and double the quotes inside it"
             }
             SourceError::DuplicateColumn { .. } => "give every column its own name",
-            SourceError::OpenQuote { .. } => "close the quote, or double a quote that belongs to the text",
+            SourceError::OpenQuote { .. } | SourceError::AfterOpenQuote { .. } => {
+                "close the quote, or double a quote that belongs to the text"
+            }
             SourceError::BrokenParquet { .. } | SourceError::BrokenParquetRow { .. } => {
                 "the file may be damaged or half written: write it again, or write its rows as `.jsonl`"
             }

@@ -2,7 +2,7 @@
 //!
 //! One sample per line is what Hugging Face's `text` loader gives. A text that runs over several lines belongs in a
 //! `.jsonl` file with a field `text`.
-//! Spaces at either end of a line are kept, the line break is not.
+//! Spaces at either end of a line are kept, the line break is not. A line that is not UTF-8 is a bad row.
 
 use std::io::BufRead;
 use std::path::Path;
@@ -12,7 +12,7 @@ use serde_json::{Map, Value as Json};
 use crate::json_rows::RowResult;
 use crate::row_place::{RowPlace, RowUnit};
 use crate::source_error::SourceError;
-use crate::utf8_reader::{Utf8Reader, text_error};
+use crate::utf8_reader::{Utf8Reader, text_error, text_of};
 
 pub(super) fn read_text<E>(
     path: &Path,
@@ -22,19 +22,26 @@ pub(super) fn read_text<E>(
 where
     E: From<SourceError>,
 {
-    let mut number = 0;
+    let (mut line, mut number) = (Vec::new(), 0);
     loop {
-        let mut line = String::new();
+        line.clear();
         reader.begin_row();
-        if reader.read_line(&mut line).map_err(|source| text_error(path, source))? == 0 {
+        if reader.read_until(b'\n', &mut line).map_err(|source| text_error(path, source))? == 0 {
             return Ok(());
         }
         number += 1;
-        if line.trim().is_empty() {
+        let place = RowPlace { file: path, unit: RowUnit::Line, number };
+        let before = if number == 1 { reader.mark_bytes() } else { 0 };
+        let text = match text_of(path, &line, number, before) {
+            Ok(text) => text.trim_end_matches(['\r', '\n']),
+            Err(error) => {
+                on_row(place, Err(error))?;
+                continue;
+            }
+        };
+        if text.trim().is_empty() {
             continue;
         }
-        line.truncate(line.trim_end_matches(['\r', '\n']).len());
-        let place = RowPlace { file: path, unit: RowUnit::Line, number };
-        on_row(place, Ok(Json::Object(Map::from_iter([("text".to_owned(), Json::String(line))]))))?;
+        on_row(place, Ok(Json::Object(Map::from_iter([("text".to_owned(), Json::from(text))]))))?;
     }
 }

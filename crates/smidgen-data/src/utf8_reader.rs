@@ -1,8 +1,9 @@
-//! The text of a data file as a stream that is known to be UTF-8.
+//! The text of a data file as a stream of bytes that should be UTF-8.
 //!
-//! Checking here, below every format, gives each of them the line and the byte column of a wrong byte.
-//! A byte order mark is skipped. A row is held to `MAX_ROW_BYTES`: a quote or a bracket that is never closed
-//! would otherwise take the whole file into memory.
+//! Readers of rows check each row, so that a wrong byte costs its row and no other; what they are given never ends
+//! within a character. A byte order mark is skipped, and a file in UTF-16 is refused: half of its lines would look
+//! like text. A row is held to `MAX_ROW_BYTES`: a quote or a bracket that is never closed would otherwise take the
+//! whole file into memory.
 //! Leaves out where rows begin: readers of rows call `begin_row`.
 
 use std::io::{self, BufRead, Read};
@@ -15,6 +16,7 @@ use crate::source_error::{MAX_ROW_BYTES, SourceError};
 
 const BUFFER_BYTES: usize = 64 * 1024;
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
+const UTF16_MARKS: [&[u8]; 2] = [b"\xFF\xFE", b"\xFE\xFF"];
 
 /// Opens a file, decompressed if its name says so.
 pub(super) fn open_text(path: &Path) -> Result<Utf8Reader, SourceError> {
@@ -24,8 +26,8 @@ pub(super) fn open_text(path: &Path) -> Result<Utf8Reader, SourceError> {
 /// The error of a read from `Utf8Reader`, with the file's name.
 pub(super) fn text_error(path: &Path, source: io::Error) -> SourceError {
     match source.get_ref().and_then(|inner| inner.downcast_ref::<TextError>()) {
-        Some(&TextError::NotUtf8 { line, column, byte }) => {
-            SourceError::NotUtf8 { path: path.display().to_string(), line, column, byte }
+        Some(&TextError::Utf16 { byte }) => {
+            SourceError::NotUtf8 { path: path.display().to_string(), line: 1, column: Some(1), byte }
         }
         Some(&TextError::RowTooLong { line }) => {
             SourceError::RowTooLong { path: path.display().to_string(), line }
@@ -36,26 +38,39 @@ pub(super) fn text_error(path: &Path, source: io::Error) -> SourceError {
 
 #[derive(Debug, Error)]
 enum TextError {
-    #[error("line {line}, byte column {column} is not UTF-8")]
-    NotUtf8 { line: u64, column: u64, byte: u8 },
+    #[error("the file begins with the mark of UTF-16")]
+    Utf16 { byte: u8 },
     #[error("the row that reaches line {line} is too long")]
     RowTooLong { line: u64 },
 }
 
+/// The text of a row, or where its first wrong byte is; the row begins at `line`, after `column` bytes of it.
+pub(super) fn text_of<'a>(
+    path: &Path,
+    bytes: &'a [u8],
+    mut line: u64,
+    mut column: u64,
+) -> Result<&'a str, SourceError> {
+    std::str::from_utf8(bytes).map_err(|error| {
+        let (before, wrong) = bytes.split_at(error.valid_up_to());
+        pass(before, &mut line, &mut column);
+        let (path, byte) = (path.display().to_string(), wrong[0]);
+        SourceError::NotUtf8 { path, line, column: Some(column + 1), byte }
+    })
+}
+
 pub(super) struct Utf8Reader {
     source: Box<dyn Read>,
-    /// `begin..valid_end` is text to hand out, `valid_end..end` the beginning of an incomplete character.
+    /// `begin..text_end` is text to hand out, `text_end..end` the beginning of an incomplete character.
     buffer: Box<[u8]>,
     begin: usize,
-    valid_end: usize,
+    text_end: usize,
     end: usize,
-    /// Line (from 1) and bytes within it, at `valid_end`.
+    /// Line (from 1) at `text_end`.
     line: u64,
-    column: u64,
     row_bytes: u64,
     started: bool,
-    /// The byte after `valid_end` is wrong; reported after the text before it has been read.
-    wrong: bool,
+    mark_bytes: u64,
 }
 
 impl Utf8Reader {
@@ -64,13 +79,12 @@ impl Utf8Reader {
             source,
             buffer: vec![0; BUFFER_BYTES].into(),
             begin: 0,
-            valid_end: 0,
+            text_end: 0,
             end: 0,
             line: 1,
-            column: 0,
             row_bytes: 0,
             started: false,
-            wrong: false,
+            mark_bytes: 0,
         }
     }
 
@@ -79,46 +93,70 @@ impl Utf8Reader {
         self.row_bytes = 0;
     }
 
-    fn not_utf8(&self) -> io::Error {
-        let byte = self.buffer[self.valid_end];
-        io::Error::other(TextError::NotUtf8 { line: self.line, column: self.column + 1, byte })
+    /// Bytes of the byte order mark: those of the first line before the first that was handed out.
+    pub fn mark_bytes(&self) -> u64 {
+        self.mark_bytes
     }
 
-    /// Reads until there is text to hand out, a wrong byte, or nothing more.
+    /// Reads until there is text to hand out, or nothing more.
     fn refill(&mut self) -> io::Result<()> {
-        self.buffer.copy_within(self.valid_end..self.end, 0);
-        self.end -= self.valid_end;
-        (self.begin, self.valid_end) = (0, 0);
-        while self.begin == self.valid_end && !self.wrong {
+        self.buffer.copy_within(self.text_end..self.end, 0);
+        self.end -= self.text_end;
+        (self.begin, self.text_end) = (0, 0);
+        while self.begin == self.text_end {
             let count = match self.source.read(&mut self.buffer[self.end..]) {
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
             };
-            if count == 0 {
-                self.wrong = self.end > self.valid_end;
-                return Ok(());
-            }
             self.end += count;
-            // Before the first text only a byte order mark can have been passed, so `valid_end` is where text begins.
-            let checked_from = self.valid_end;
-            match std::str::from_utf8(&self.buffer[checked_from..self.end]) {
-                Ok(_) => self.valid_end = self.end,
-                Err(error) => {
-                    self.valid_end += error.valid_up_to();
-                    self.wrong = error.error_len().is_some();
-                }
+            // A character that the file cuts off is handed out as it is.
+            let withheld = if count == 0 { 0 } else { incomplete_bytes(&self.buffer[..self.end]) };
+            // A mark is looked for in the first two bytes.
+            if !self.started && self.end < 2 && count > 0 {
+                continue;
             }
-            pass(&self.buffer[checked_from..self.valid_end], &mut self.line, &mut self.column);
-            if !self.started && self.valid_end > 0 {
-                self.started = true;
-                if self.buffer[..self.valid_end].starts_with(BYTE_ORDER_MARK) {
-                    self.begin = BYTE_ORDER_MARK.len();
-                }
+            self.text_end = self.end - withheld;
+            if !self.started {
+                self.skip_mark()?;
+            }
+            if count == 0 {
+                break;
             }
         }
+        let breaks = self.buffer[self.begin..self.text_end].iter().filter(|&&byte| byte == b'\n').count();
+        self.line += breaks as u64;
         Ok(())
     }
+
+    /// Passes a byte order mark, which is one character.
+    fn skip_mark(&mut self) -> io::Result<()> {
+        let text = &self.buffer[..self.text_end];
+        if UTF16_MARKS.iter().any(|mark| text.starts_with(mark)) {
+            return Err(io::Error::other(TextError::Utf16 { byte: text[0] }));
+        }
+        if text.starts_with(BYTE_ORDER_MARK) {
+            self.begin = BYTE_ORDER_MARK.len();
+            self.mark_bytes = BYTE_ORDER_MARK.len() as u64;
+        }
+        self.started = !text.is_empty();
+        Ok(())
+    }
+}
+
+/// The bytes at the end that begin a character and do not complete it.
+fn incomplete_bytes(bytes: &[u8]) -> usize {
+    for (count, byte) in (1..4).zip(bytes.iter().rev()) {
+        let whole = match byte {
+            0xC0..0xE0 => 2,
+            0xE0..0xF0 => 3,
+            0xF0..0xF8 => 4,
+            0x80..0xC0 => continue,
+            _ => return 0,
+        };
+        return if whole > count { count } else { 0 };
+    }
+    0
 }
 
 /// Moves a position past some text: the line, and the bytes before the position in it.
@@ -137,13 +175,10 @@ impl BufRead for Utf8Reader {
         if self.row_bytes > MAX_ROW_BYTES {
             return Err(io::Error::other(TextError::RowTooLong { line: self.line }));
         }
-        if self.begin == self.valid_end && !self.wrong {
+        if self.begin == self.text_end {
             self.refill()?;
         }
-        if self.begin == self.valid_end && self.wrong {
-            return Err(self.not_utf8());
-        }
-        Ok(&self.buffer[self.begin..self.valid_end])
+        Ok(&self.buffer[self.begin..self.text_end])
     }
 
     fn consume(&mut self, bytes: usize) {
@@ -178,15 +213,19 @@ mod tests {
         }
     }
 
-    fn read(bytes: &[u8], at_once: usize) -> Result<String, (String, String)> {
+    /// The pieces that come out, or what is said.
+    fn read(bytes: &[u8], at_once: usize) -> Result<Vec<Vec<u8>>, String> {
         let mut reader = Utf8Reader::new(Box::new(Dripping(bytes.to_vec(), at_once)));
-        let mut text = Vec::new();
-        match reader.read_to_end(&mut text) {
-            Ok(_) => Ok(String::from_utf8(text).unwrap()),
-            Err(error) => {
-                let said = text_error(Path::new("a.txt"), error).to_string();
-                Err((String::from_utf8(text).unwrap(), said))
+        let mut pieces = Vec::new();
+        loop {
+            let piece =
+                reader.fill_buf().map_err(|error| text_error(Path::new("a.txt"), error).to_string())?;
+            if piece.is_empty() {
+                return Ok(pieces);
             }
+            pieces.push(piece.to_vec());
+            let count = piece.len();
+            reader.consume(count);
         }
     }
 
@@ -194,23 +233,32 @@ mod tests {
     fn text_comes_out_whole_however_it_is_cut() {
         let text = "Grüße, 世界 🦀\n\nEnde";
         for at_once in 1..12 {
-            assert_eq!(read(text.as_bytes(), at_once).unwrap(), text);
-            assert_eq!(read(format!("\u{FEFF}{text}").as_bytes(), at_once).unwrap(), text);
-            assert_eq!(read(b"", at_once).unwrap(), "");
+            let read = |bytes: &[u8]| -> String {
+                let pieces = read(bytes, at_once).unwrap();
+                pieces.iter().map(|piece| std::str::from_utf8(piece).unwrap()).collect()
+            };
+            assert_eq!(read(text.as_bytes()), text);
+            assert_eq!(read(format!("\u{FEFF}{text}").as_bytes()), text);
+            assert_eq!(read(b""), "");
+            assert_eq!(read(b"a"), "a");
         }
     }
 
     #[test]
-    fn a_wrong_byte_is_named_after_the_text_before_it() {
+    fn wrong_bytes_are_handed_out_and_utf16_is_refused() {
         for at_once in 1..12 {
-            let (before, said) = read(b"one\n\xC3\xA4b\xFFc", at_once).unwrap_err();
-            assert_eq!(before, "one\näb");
-            assert_eq!(said, "`a.txt` line 2, byte column 4 is not UTF-8: byte 0xFF");
-            let (_, said) = read(b"ab\xE4\xB8", at_once).unwrap_err();
-            assert_eq!(said, "`a.txt` line 1, byte column 3 is not UTF-8: byte 0xE4");
-            let (_, said) = read(b"\xFF\xFEa\0", at_once).unwrap_err();
+            for wrong in
+                [&b"one\n\xC3\xA4b\xFFc"[..], b"ab\xE4\xB8", b"\xE4\xB8", b"\xC3", b"\x80\xBF\xF8\xC3("]
+            {
+                assert_eq!(read(wrong, at_once).unwrap().concat(), wrong);
+            }
+            let said = read(b"\xFF\xFEa\0", at_once).unwrap_err();
             assert_eq!(said, "`a.txt` line 1, byte column 1 is not UTF-8: byte 0xFF");
         }
+        let error = text_of(Path::new("a.txt"), b"one\n\xC3\xA4b\xFFc", 7, 2).unwrap_err();
+        assert_eq!(error.to_string(), "`a.txt` line 8, byte column 4 is not UTF-8: byte 0xFF");
+        let error = text_of(Path::new("a.txt"), b"ab\xE4\xB8", 1, 3).unwrap_err();
+        assert_eq!(error.to_string(), "`a.txt` line 1, byte column 6 is not UTF-8: byte 0xE4");
     }
 
     #[test]

@@ -117,6 +117,18 @@ pub fn parse_recipe(
     Err(RecipeErrors { file: source.file.clone(), mistakes })
 }
 
+/// Whether a recipe or its overrides give a key, such as `data.loss_on`; not where its text is no TOML.
+pub fn gives_key(text: &str, overrides: &[String], path: &str) -> bool {
+    let (section, name) = path.split_once('.').unwrap_or(("", path));
+    let (document, _) = DeTable::parse_recoverable(text);
+    let in_text = match document.get_ref().get(section).map(|section| section.get_ref()) {
+        Some(DeValue::Table(keys)) => keys.contains_key(name),
+        _ => false,
+    };
+    let is_it = |word: &String| word.split_once('=').is_some_and(|(given, _)| given.trim() == path);
+    in_text || overrides.iter().any(is_it)
+}
+
 impl Recipe {
     /// Holds values that were set in code to the rules of a recipe file: those of each key, and those across keys.
     pub fn check(&self) -> Result<(), RecipeErrors> {

@@ -208,7 +208,6 @@ fn run(
     exchange: Exchange,
 ) -> Result<(), CommError> {
     let own = comm.rank();
-    if std::env::var("DBG").is_ok() { eprintln!("DBG {own} {number} {}", match &exchange { Exchange::Sum(s) => format!("sum {:?}", s.iter().map(|(s,_)| s.bytes).collect::<Vec<_>>()), Exchange::Scatter(s) => format!("scatter {}", s.len()), Exchange::Complete(s) => format!("complete {}", s.len()), Exchange::Gather { whole, .. } => format!("gather {}", whole.bytes) }); }
     memory.wait_until_ready(number).map_err(on_device)?;
     // SAFETY: the caller of `begin` promised that the memory is valid and its own until it waited.
     unsafe {

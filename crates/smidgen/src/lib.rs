@@ -53,7 +53,6 @@ mod hub;
 mod library;
 mod merge;
 mod plan;
-#[expect(dead_code, reason = "wired by the trainer")]
 mod ranks;
 mod report;
 mod rows;

@@ -4,15 +4,15 @@
 //! Left out: preference training, multimodal models, and plugins with their own settings.
 
 use super::adapters::{AdapterWords, put_adapter};
+use super::datasets::{NamedRows, PartNames, put_rows, put_split};
 use super::deepspeed::{PINNED, follow_deepspeed, put_fsdp_offload};
 use super::document::{Content, Node};
 use super::draft::Draft;
 use super::fields::{Fields, Found};
 use super::trainer::{Saving, put_saving, refuse_quantized};
 use super::vocabulary::{
-    Quantization, StepSize, put_batch, put_betas, put_compute, put_dtype, put_files, put_length, put_loss_on,
-    put_model, put_number, put_optimizer, put_packed, put_quantization, put_schedule, put_template,
-    put_warmup, word,
+    Quantization, StepSize, put_batch, put_betas, put_compute, put_dtype, put_length, put_loss_on, put_model,
+    put_number, put_optimizer, put_packed, put_quantization, put_schedule, put_template, put_warmup, word,
 };
 use crate::reasons::{CHECKPOINTING, reason_for};
 use crate::value::Value;
@@ -48,6 +48,7 @@ pub fn read_axolotl(fields: &Fields<'_>, draft: &mut Draft) {
     if let Some(found) = fields.take("test_datasets") {
         put_datasets(draft, &found, "data.eval", None);
     }
+    put_split(draft, fields.take("val_set_size"));
     match fields.take("sequence_len") {
         Some(found) => put_number(draft, "data.max_tokens", Some(found)),
         None => draft.put_default("data.max_tokens", Value::Integer(512), AXOLOTL),
@@ -131,12 +132,12 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
 /// A list of datasets, each with a path and a type.
 fn put_datasets(draft: &mut Draft, found: &Found<'_>, key: &'static str, train_on_inputs: Option<Found<'_>>) {
     let Some(items) = found.items() else { return };
-    let mut names = Vec::new();
+    let mut rows = Vec::new();
     let mut types: Vec<(String, usize)> = Vec::new();
     for (index, item) in items.iter().enumerate() {
         let whole = found.inside(format!("{}.{index}", found.key), item.line, &item.content);
         let Some(group) = whole.group() else { continue };
-        names.extend(file_names(&group));
+        rows.extend(rows_of(&group, draft));
         match group.take("type") {
             Some(kind) if matches!(kind.content, Content::Map(_)) => {
                 draft.leave_out(&kind, RENAME);
@@ -155,15 +156,16 @@ fn put_datasets(draft: &mut Draft, found: &Found<'_>, key: &'static str, train_o
         for rest in group.rest() {
             let why = match rest.name() {
                 name if name.starts_with("field") || name.starts_with("message_") => RENAME.to_owned(),
-                "split" | "name" | "revision" | "shards" => {
-                    "selects a part of a hub dataset; a recipe names files".to_owned()
+                "split" | "name" | "revision" => {
+                    "selects a part of a hub dataset; a file has none".to_owned()
                 }
+                "shards" => "selects a part of a dataset; `data.limit` uses the first rows".to_owned(),
                 name => reason_for(name).why,
             };
             draft.leave_out(&rest, why);
         }
     }
-    put_files(draft, key, &names, found);
+    put_rows(draft, key, &rows, found);
     if key == "data.train" {
         put_row_type(draft, found, &types, train_on_inputs);
     }
@@ -187,11 +189,13 @@ fn take_usual_names(group: &Fields<'_>) {
     }
 }
 
-fn file_names(group: &Fields<'_>) -> Vec<String> {
+const PARTS: PartNames = PartNames { config: &["name"], split: "split", revision: "revision" };
+
+fn rows_of(group: &Fields<'_>, draft: &mut Draft) -> Vec<NamedRows> {
     let path = group.take("path").and_then(|found| found.text());
     match group.take("data_files") {
-        Some(found) => found.words().unwrap_or_default(),
-        None => path.into_iter().collect(),
+        Some(found) => found.words().unwrap_or_default().into_iter().map(NamedRows::of).collect(),
+        None => path.into_iter().map(|path| NamedRows::of(path).with_parts(group, &PARTS, draft)).collect(),
     }
 }
 

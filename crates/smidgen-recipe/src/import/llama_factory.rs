@@ -5,12 +5,12 @@
 //! Left out: reward models, preference training, multimodal data.
 
 use super::adapters::{AdapterWords, put_adapter};
+use super::datasets::{NamedRows, put_rows, put_split};
 use super::draft::Draft;
 use super::fields::{Fields, Found};
 use super::trainer::{TrainerDefaults, put_full, read_training_arguments};
 use super::vocabulary::{
-    Quantization, put_files, put_loss_on, put_model, put_number, put_packed, put_quantization, put_template,
-    word,
+    Quantization, put_loss_on, put_model, put_number, put_packed, put_quantization, put_template, word,
 };
 use crate::value::Value;
 use crate::{ClosedWord, LossOn};
@@ -123,6 +123,7 @@ fn put_data(fields: &Fields<'_>, draft: &mut Draft, pretraining: Option<&Found<'
             put_named_sets(draft, &found, key, &names, &folder);
         }
     }
+    put_split(draft, fields.take("val_size"));
     match fields.take("cutoff_len") {
         Some(found) => put_number(draft, "data.max_tokens", Some(found)),
         None => draft.put_default("data.max_tokens", Value::Integer(2048), TOOL),
@@ -138,16 +139,22 @@ fn put_data(fields: &Fields<'_>, draft: &mut Draft, pretraining: Option<&Found<'
     }
 }
 
-/// The files of named datasets, if `dataset_info.json` lists them.
+/// The files and hub names of named datasets, if `dataset_info.json` lists them.
 fn put_named_sets(draft: &mut Draft, found: &Found<'_>, key: &'static str, names: &[String], folder: &str) {
     let info = draft.places.working_directory.join(folder).join("dataset_info.json");
     let info = read_dataset_info(&info);
-    let file_of = |name: &String| match info.as_ref().map(|info| &info[name]["file_name"]) {
-        Some(Json::String(file)) => format!("{folder}/{file}"),
-        _ => name.clone(),
+    let rows_of = |name: &String| {
+        let said = |what: &str| info.as_ref().and_then(|info| info[name][what].as_str()).map(str::to_owned);
+        match (said("file_name"), said("hf_hub_url")) {
+            (Some(file), _) => NamedRows::of(format!("{folder}/{file}")),
+            (None, Some(url)) => {
+                NamedRows { config: said("subset"), split: said("split"), ..NamedRows::of(url) }
+            }
+            (None, None) => NamedRows::of(name),
+        }
     };
-    let files: Vec<String> = names.iter().map(file_of).collect();
-    put_files(draft, key, &files, found);
+    let rows: Vec<NamedRows> = names.iter().map(rows_of).collect();
+    put_rows(draft, key, &rows, found);
     if info.is_none() && key == "data.train" && !draft.has(key) {
         let what = names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         draft.want(key, format!("the file that {folder}/dataset_info.json lists for {what}"));

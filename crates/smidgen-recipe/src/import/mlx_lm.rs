@@ -6,12 +6,11 @@
 //! Left out: preference training, and weights in MLX's own quantization.
 
 use super::adapters::{AdapterWords, put_adapter};
+use super::datasets::{NamedRows, put_files, put_rows};
 use super::document::Content;
 use super::draft::Draft;
 use super::fields::{Fields, Found};
-use super::vocabulary::{
-    put_betas, put_files, put_loss_on, put_model, put_number, put_optimizer, put_whole, word,
-};
+use super::vocabulary::{put_betas, put_loss_on, put_model, put_number, put_optimizer, put_whole, word};
 use crate::LossOn;
 use crate::value::Value;
 
@@ -155,8 +154,7 @@ fn put_data(fields: &Fields<'_>, draft: &mut Draft) {
         }
     }
     if let Some(found) = fields.take("hf_dataset") {
-        draft.want("data.train", "a file with the rows of the dataset that `hf_dataset` names");
-        draft.leave_out(&found, "`data.train` takes files; download the rows and name the file");
+        put_hub_sets(draft, &found);
     }
     match fields.take_on("mask_prompt") {
         Some(found) => put_loss_on(draft, LossOn::Completion, &[&found]),
@@ -166,6 +164,27 @@ fn put_data(fields: &Fields<'_>, draft: &mut Draft) {
         Some(found) => put_number(draft, "data.max_tokens", Some(found)),
         None => draft.put_default("data.max_tokens", Value::Integer(2048), MLX),
     }
+}
+
+/// Data sets of the hub; splits are often parts of one, such as `train[:1000]`.
+fn put_hub_sets(draft: &mut Draft, found: &Found<'_>) {
+    let sets = match found.content {
+        Content::List(items) => items.iter().map(|item| (item.line, &item.content)).collect(),
+        content => vec![(found.line, content)],
+    };
+    let mut rows = Vec::new();
+    for (line, content) in sets {
+        let Some(group) = found.inside(found.key.clone(), line, content).group() else { return };
+        let name = group.take_any(&["path", "name"]).and_then(|name| name.text());
+        rows.extend(name.map(NamedRows::of));
+        for rest in group.rest() {
+            draft.leave_out(
+                &rest,
+                "`hf:org/name:split`, `data.limit` and `data.columns` choose rows and columns",
+            );
+        }
+    }
+    put_rows(draft, "data.train", &rows, found);
 }
 
 fn put_steps(fields: &Fields<'_>, draft: &mut Draft) {

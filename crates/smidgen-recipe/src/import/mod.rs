@@ -9,6 +9,7 @@ mod accelerate;
 mod adapter_config;
 mod adapters;
 mod axolotl;
+mod datasets;
 mod deepspeed;
 mod dictionaries;
 pub mod document;
@@ -112,9 +113,15 @@ pub fn import(
 fn settle(draft: &mut Draft) -> Vec<Missing> {
     let is_off =
         |draft: &Draft, key: &str| draft.line(key).is_none_or(|line| !line.active || line.toml == "0");
+    // The command line may have brought rows to evaluate.
+    let has_eval = draft.has("data.eval");
+    if let Some(line) = draft.lines.iter_mut().find(|line| line.key == "data.split" && has_eval) {
+        line.active = false;
+        line.remark = "`data.eval` is evaluated".to_owned();
+    }
     for (key, needed) in [("train.eval_every", "data.eval"), ("train.early_stop", "train.eval_every")] {
         let open = match needed {
-            "data.eval" => !draft.has(needed),
+            "data.eval" => !draft.has(needed) && is_off(draft, "data.split"),
             _ => is_off(draft, needed),
         };
         if open && let Some(line) = draft.lines.iter_mut().find(|line| line.key == key && line.toml != "0") {

@@ -5,12 +5,13 @@
 //! Left out: preference training, distillation, quantization-aware training, evaluation and generation.
 
 use super::adapters::{AdapterWords, put_adapter};
+use super::datasets::{NamedRows, PartNames, put_files, put_rows};
 use super::deepspeed::PINNED;
 use super::document::{Content, Entry};
 use super::draft::Draft;
 use super::fields::{Fields, Found};
 use super::vocabulary::{
-    StepSize, put_batch, put_betas, put_compute_dtype, put_dtype, put_files, put_loss_on, put_number,
+    StepSize, put_batch, put_betas, put_compute_dtype, put_dtype, put_loss_on, put_number,
     put_optimizer_named, put_packed, put_whole, word,
 };
 use crate::LossOn;
@@ -208,14 +209,19 @@ fn put_dataset<'a>(
     let group = whole.group()?;
     let (path, component) = group.take_text(COMPONENT)?;
     let kind = last_name(&path);
-    let source = group.take("source");
-    let names = match group.take("data_files") {
-        Some(found) => found.words().map(|names| (names, found)),
-        None => source.and_then(|found| Some((vec![found.text()?], found))),
-    };
-    match names {
-        Some((names, found)) => put_files(draft, key, &names, &found),
-        None => put_files(draft, key, std::slice::from_ref(&kind), &component),
+    let source = group.take("source").and_then(|found| Some((found.text()?, found)));
+    let files = group.take("data_files").and_then(|found| Some((found.words()?, found)));
+    match (files, source, default_source(&kind)) {
+        (Some((names, found)), ..) => put_files(draft, key, &names, &found),
+        (None, Some((name, found)), _) => {
+            let rows = NamedRows::of(name).with_parts(&group, &PARTS, draft);
+            put_rows(draft, key, &[rows], &found);
+        }
+        (None, None, Some(name)) => {
+            let rows = NamedRows::of(name).with_parts(&group, &PARTS, draft);
+            put_rows(draft, key, &[rows], &component);
+        }
+        (None, None, None) => put_files(draft, key, std::slice::from_ref(&kind), &component),
     }
     let on_input = group.take("train_on_input").and_then(|found| Some((found.boolean()?, found)));
     if key == "data.train" {
@@ -226,7 +232,7 @@ fn put_dataset<'a>(
             "column_map" | "conversation_column" | "conversation_style" | "column" => {
                 "fields are recognized by name; rename them (`smidgen preview` shows the rows)".to_owned()
             }
-            "split" => "selects a part of a hub dataset; a recipe names files".to_owned(),
+            "split" => "selects a part of a hub dataset; a file has none".to_owned(),
             "packed" => continue,
             name => reason_for(name).why,
         };
@@ -235,6 +241,17 @@ fn put_dataset<'a>(
         }
     }
     group.take_on("packed")
+}
+
+const PARTS: PartNames = PartNames { config: &["name"], split: "split", revision: "revision" };
+
+/// The data set of a builder that names none, in torchtune's own defaults.
+fn default_source(kind: &str) -> Option<&'static str> {
+    match kind {
+        "alpaca_dataset" => Some("tatsu-lab/alpaca"),
+        "alpaca_cleaned_dataset" => Some("yahma/alpaca-cleaned"),
+        _ => None,
+    }
 }
 
 fn put_row_format(draft: &mut Draft, kind: &str, component: &Found<'_>, on_input: Option<(bool, Found<'_>)>) {

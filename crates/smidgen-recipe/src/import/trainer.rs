@@ -5,14 +5,15 @@
 //! Left out: trainers other than supervised fine-tuning, whose own settings are unknown here.
 
 use super::adapters::{AdapterWords, put_adapter};
+use super::datasets::{NamedRows, PartNames, put_files, put_rows, put_split};
 use super::deepspeed::{LORA_ASSUMED, PINNED, follow_deepspeed};
 use super::document::Content;
 use super::draft::Draft;
 use super::fields::{Fields, Found};
 use super::vocabulary::{
-    Quantization, StepSize, put_batch, put_betas, put_compute, put_compute_dtype, put_dtype, put_files,
-    put_length, put_loss_on, put_model, put_number, put_optimizer, put_packed, put_quantization,
-    put_schedule, put_warmup, put_whole, word,
+    Quantization, StepSize, put_batch, put_betas, put_compute, put_compute_dtype, put_dtype, put_length,
+    put_loss_on, put_model, put_number, put_optimizer, put_packed, put_quantization, put_schedule,
+    put_warmup, put_whole, word,
 };
 use crate::reasons::{Reason, reason_for};
 use crate::value::Value;
@@ -207,27 +208,49 @@ fn leave_adapter_words(draft: &mut Draft, words: &AdapterWords<'_>, switch: &Fou
     }
 }
 
+/// How TRL's arguments choose a part of a data set; of its mixtures, `id` and `config` are those of older files.
+const PARTS: PartNames = PartNames {
+    config: &["dataset_config", "dataset_config_name"],
+    split: "dataset_train_split",
+    revision: "dataset_revision",
+};
+const MIXTURE_PARTS: PartNames =
+    PartNames { config: &["config", "name"], split: "split", revision: "revision" };
+
 /// ScriptArguments and SFTConfig: rows, and which of their tokens carry a loss.
 pub fn put_dataset(fields: &Fields<'_>, draft: &mut Draft) {
+    let eval_names = ["eval_dataset_name", "validation_file", "test_file"];
     if let Some(found) =
         fields.take_any(&["dataset_name", "train_file", "dataset_path", "dataset_id_or_path"])
         && let Some(names) = found.words()
     {
-        put_files(draft, "data.train", &names, &found);
+        let whole = |name: &String| NamedRows::of(name);
+        match &names[..] {
+            [name] => {
+                let rows = whole(name).with_parts(fields, &PARTS, draft);
+                put_rows(draft, "data.train", std::slice::from_ref(&rows), &found);
+                if !fields.has_any(&eval_names) && is_evaluated(fields) && found.name() == "dataset_name" {
+                    put_test_split(fields, draft, rows, &found);
+                }
+            }
+            names => put_rows(draft, "data.train", &names.iter().map(whole).collect::<Vec<_>>(), &found),
+        }
     }
     if let Some(mixture) = fields.take_group("dataset_mixture") {
         put_mixture(&mixture, draft);
         if let Some(found) = mixture.take("seed") {
             draft.leave_out(&found, "one seed controls every random choice (`train.seed`)");
         }
+        put_split(draft, mixture.take_any(&["test_split_size", "test_size"]));
         draft.leave_rest(&mixture);
     }
     put_mixture(fields, draft);
-    if let Some(found) = fields.take_any(&["eval_dataset_name", "validation_file", "test_file"])
+    if let Some(found) = fields.take_any(&eval_names)
         && let Some(names) = found.words()
     {
         put_files(draft, "data.eval", &names, &found);
     }
+    put_split(draft, fields.take_any(&["test_split_size", "test_size", "val_size", "val_set_size"]));
     if let Some(found) = fields.take("dataset_text_field") {
         match found.text().as_deref() {
             Some("text") | None => {}
@@ -261,23 +284,52 @@ pub fn put_dataset(fields: &Fields<'_>, draft: &mut Draft) {
     }
 }
 
+/// Whether the trainer evaluates.
+fn is_evaluated(fields: &Fields<'_>) -> bool {
+    let strategies = ["eval_strategy", "evaluation_strategy"].iter().filter_map(|name| fields.get(name));
+    strategies.into_iter().any(|way| matches!(way, Content::Text(way) if way == "steps" || way == "epoch"))
+}
+
+/// TRL evaluates the split `test` of the data set it trains on.
+fn put_test_split(fields: &Fields<'_>, draft: &mut Draft, rows: NamedRows, from: &Found<'_>) {
+    if !super::datasets::is_hub_name(draft, &rows.name) {
+        return;
+    }
+    let given = fields.take("dataset_test_split");
+    let split = given.as_ref().and_then(|found| found.text()).unwrap_or_else(|| "test".to_owned());
+    put_rows(draft, "data.eval", &[NamedRows { split: Some(split), ..rows }], given.as_ref().unwrap_or(from));
+}
+
 /// A list of datasets, each with a name or a path.
 fn put_mixture(fields: &Fields<'_>, draft: &mut Draft) {
     let Some(found) = fields.take("datasets") else { return };
     let Some(items) = found.items() else { return };
-    let path = |content: &Content| match content {
-        Content::Map(entries) => entries.iter().find_map(|entry| match &entry.value.content {
-            Content::Text(text) if ["path", "name", "id"].contains(&entry.name.as_str()) => {
-                Some(text.clone())
+    let mut rows: Vec<NamedRows> = Vec::new();
+    for (index, item) in items.iter().enumerate() {
+        let whole = found.inside(format!("{}.{index}", found.key), item.line, &item.content);
+        match whole.content {
+            Content::Text(name) => rows.push(NamedRows::of(name)),
+            Content::Map(_) => {
+                let Some(group) = whole.group() else { continue };
+                // Files of old mixtures have the name in `name`, those of TRL a config.
+                let name = ["path", "id"].iter().find_map(|key| group.take(key));
+                let Some(name) = name.or_else(|| group.take("name")).and_then(|name| name.text()) else {
+                    continue;
+                };
+                rows.push(NamedRows::of(name).with_parts(&group, &MIXTURE_PARTS, draft));
+                for rest in group.rest() {
+                    let why = match rest.name() {
+                        "weight" => "`[[data.mix]]` gives sources weights".to_owned(),
+                        "columns" => "columns of other names are taken by `data.columns`".to_owned(),
+                        name => reason_for(name).why,
+                    };
+                    draft.leave_out(&rest, why);
+                }
             }
-            _ => None,
-        }),
-        Content::Text(text) => Some(text.clone()),
-        _ => None,
-    };
-    let mut names: Vec<String> = items.iter().filter_map(|item| path(&item.content)).collect();
-    names.dedup();
-    put_files(draft, "data.train", &names, &found);
+            _ => {}
+        }
+    }
+    put_rows(draft, "data.train", &rows, &found);
 }
 
 /// TrainingArguments: batch, length, optimizer, saving, seeds.

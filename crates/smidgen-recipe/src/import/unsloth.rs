@@ -34,7 +34,7 @@ pub fn read_unsloth(fields: &Fields<'_>, draft: &mut Draft) {
     if let Some(found) = fields.take("dataset")
         && let Some(names) = found.words()
     {
-        super::vocabulary::put_files(draft, "data.train", &names, &found);
+        super::datasets::put_files(draft, "data.train", &names, &found);
     }
     match fields.take_any(&["max_seq_length", "max_length"]) {
         Some(found) => put_number(draft, "data.max_tokens", Some(found)),

@@ -30,30 +30,6 @@ pub fn put_model(draft: &mut Draft, name: Option<Found<'_>>, revision: Option<Fo
     }
 }
 
-/// `data.train` or `data.eval` from files; the user has to download what is not a file.
-pub fn put_files(draft: &mut Draft, key: &'static str, names: &[String], from: &Found<'_>) {
-    let (files, others): (Vec<&String>, Vec<&String>) = names.iter().partition(|name| is_file(draft, name));
-    if others.is_empty() && !files.is_empty() {
-        let files = files.into_iter().map(|file| Value::Text(file.clone())).collect();
-        return draft.put(key, Value::List(files), &[from]);
-    }
-    let listed = others.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-    draft.want(key, format!("a file with the rows of {listed}"));
-    draft.leave_out(
-        from,
-        format!(
-            "`{key}` takes files, not names of datasets; download the rows of {listed} and name the file"
-        ),
-    );
-}
-
-fn is_file(draft: &Draft, name: &str) -> bool {
-    const ENDINGS: [&str; 9] =
-        [".json", ".jsonl", ".csv", ".txt", ".parquet", ".gz", ".zst", ".json.gz", ".jsonl.zst"];
-    !name.contains("://")
-        && (ENDINGS.iter().any(|ending| name.ends_with(ending)) || draft.places.exists(name))
-}
-
 /// `model.compute` from two switches.
 pub fn put_compute<'f, 'a>(draft: &mut Draft, bf16: Option<&'f Found<'a>>, f16: Option<&'f Found<'a>>) {
     let switch = |found: Option<&'f Found<'a>>| found.and_then(|found| Some((found.boolean()?, found)));

@@ -218,6 +218,61 @@ fn dora_with_rslora_has_its_scale_in_alpha() {
     assert!(recipe.contains("kind = \"dora\"") && recipe.contains("alpha = 32  #"), "{recipe}");
 }
 
+/// Data sets of the hub are named as the recipe names them: config, split and revision are parts of the name.
+#[test]
+fn data_sets_of_the_hub_keep_their_names() {
+    let lines = |text: &str, overrides: &[&str]| -> Vec<String> {
+        let recipe = recipe_of(text, overrides);
+        let is_data = |line: &&str| {
+            ["train = ", "eval = ", "split = ", "eval_every = "].iter().any(|key| line.starts_with(key))
+        };
+        recipe.lines().filter(is_data).map(str::to_owned).collect()
+    };
+    let axolotl = "base_model: a/b\nadapter: lora\ndatasets:\n  - path: org/rows\n    type: alpaca\n";
+    assert_eq!(lines(axolotl, &[]), ["train = \"hf:org/rows\"  # datasets"]);
+    let parts = "    name: en\n    split: train\n    revision: v2\nval_set_size: 0.05\neval_steps: 10\n";
+    assert_eq!(
+        lines(&format!("{axolotl}{parts}"), &[]),
+        [
+            "train = \"hf:org/rows@v2/en:train\"  # datasets",
+            "split = 0.05  # val_set_size",
+            "eval_every = 10  # eval_steps"
+        ]
+    );
+    let several = "base_model: a/b\nadapter: lora\ndatasets:\n  - path: org/rows\n  - path: mine.jsonl\n\
+                   test_datasets:\n  - path: org/rows\n    split: test\nval_set_size: 0.1\n";
+    assert_eq!(
+        lines(several, &[]),
+        [
+            "train = [\"hf:org/rows\", \"mine.jsonl\"]  # datasets",
+            "eval = \"hf:org/rows:test\"  # test_datasets"
+        ]
+    );
+    let trl = "use_peft: true\ndataset_name: org/chat\ndataset_config: en\ndataset_train_split: train_sft\n";
+    assert_eq!(lines(trl, &[])[0], "train = \"hf:org/chat/en:train_sft\"  # dataset_name");
+    let evaluated = format!("{trl}eval_strategy: steps\neval_steps: 5\n");
+    assert_eq!(lines(&evaluated, &[])[1], "eval = \"hf:org/chat/en:test\"  # dataset_name");
+    assert_eq!(
+        lines(&format!("{evaluated}dataset_test_split: test_sft\n"), &[])[1].split(' ').nth(2),
+        Some("\"hf:org/chat/en:test_sft\"")
+    );
+    let mixture = "use_peft: true\nlearning_rate: 1e-4\noutput_dir: x\ndataset_mixture:\n  datasets:\n    - id: org/one\n      config: a\n      split: train\n\
+                   \x20   - path: org/two\n  test_split_size: 0.02\n";
+    let found = lines(mixture, &[]);
+    assert!(found[0].starts_with("train = [\"hf:org/one/a:train\", \"hf:org/two\"]"), "{found:?}");
+    assert!(found[1].starts_with("split = 0.02"), "{found:?}");
+    let factory = "stage: sft\nfinetuning_type: lora\ndataset: org/rows\nval_size: 0.1\n";
+    assert_eq!(lines(factory, &[])[..2], ["train = \"hf:org/rows\"  # dataset", "split = 0.1  # val_size"]);
+    // A number of rows is no share, and part of a split is no split.
+    let left = imported(&format!("{axolotl}    split: train[:10%]\nval_set_size: 200\n"), &[])
+        .unwrap()
+        .draft
+        .left_out;
+    let why = |key: &str| left.iter().find(|left| left.key == key).map(|left| left.why.clone()).unwrap();
+    assert!(why("val_set_size").contains("a number of rows"), "{left:?}");
+    assert!(why("datasets.0.split").contains("`data.limit`"), "{left:?}");
+}
+
 /// What a file calls its things ends no comment and begins no key.
 #[test]
 fn names_stay_inside_their_comment() {

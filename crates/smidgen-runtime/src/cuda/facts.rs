@@ -47,15 +47,20 @@ pub fn look(ordinal: usize) -> Result<GpuFacts, DeviceError> {
     let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32;
     // SAFETY: the device exists.
     let total = named(unsafe { result::device::total_mem(device) }, "cuDeviceTotalMem")?;
-    let mut driver_version = 0;
-    // SAFETY: the pointer is valid for the call.
-    check(unsafe { sys::cuDriverGetVersion(&mut driver_version) }, "cuDriverGetVersion")?;
     Ok(GpuFacts {
         ordinal,
         name: named(result::device::get_name(device), "cuDeviceGetName")?,
         capability: (major, minor),
         total_bytes: total as u64,
         free_bytes: nvml::free_bytes(device),
-        driver_version,
+        driver_version: driver_version()?,
     })
+}
+
+/// The CUDA version of the driver, such as 12080.
+pub(super) fn driver_version() -> Result<i32, DeviceError> {
+    let mut version = 0;
+    // SAFETY: the pointer is valid for the call.
+    check(unsafe { sys::cuDriverGetVersion(&mut version) }, "cuDriverGetVersion")?;
+    Ok(version)
 }

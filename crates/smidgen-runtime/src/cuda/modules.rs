@@ -1,10 +1,11 @@
 //! Kernels: compiled for this GPU when a run needs them, and cached on disk.
 //!
-//! NVRTC compiles each file in a fraction of a second; the machine code is cached under a hash of source, options and
-//! compiler version, so a second run loads it in well under a millisecond. Nothing but NVRTC has to be installed, and
-//! no header: `prelude.cuh` is prepended to each file.
+//! NVRTC compiles each file in a fraction of a second; the machine code is cached under a hash of source, options,
+//! compiler version and driver version, so a second run loads it in well under a millisecond. Nothing but NVRTC has to
+//! be installed, and no header: `prelude.cuh` is prepended to each file.
 
 use super::driver::{Gpu, NAME, check};
+use super::facts::driver_version;
 use crate::device::DeviceError;
 use cudarc::driver::sys;
 use cudarc::nvrtc;
@@ -190,9 +191,7 @@ impl Kernels {
 /// Loads the code from the cache, or compiles and caches it. A cache that cannot be written is ignored.
 fn cached_code(file: &KernelFile, options: &[String], cache: Option<&Path>) -> Result<Vec<u8>, DeviceError> {
     let Some(folder) = cache else { return compile(file, options) };
-    let version = format!("{:?}", compiler_version()?);
-    let parts = [PRELUDE, file.source, &options.join(" "), &version];
-    let path = folder.join(format!("{}-{:016x}.cubin", file.name, hash(&parts)));
+    let path = folder.join(cache_name(file, options, compiler_version()?, driver_version()?));
     if let Ok(code) = std::fs::read(&path)
         && !code.is_empty()
     {
@@ -201,6 +200,13 @@ fn cached_code(file: &KernelFile, options: &[String], cache: Option<&Path>) -> R
     let code = compile(file, options)?;
     let _ = write_whole(&path, &code);
     Ok(code)
+}
+
+/// The name of a file of code, which differs in all that the code depends on.
+fn cache_name(file: &KernelFile, options: &[String], compiler: (i32, i32), driver: i32) -> String {
+    let versions = format!("{compiler:?} {driver}");
+    let parts = [PRELUDE, file.source, &options.join(" "), &versions];
+    format!("{}-{:016x}.cubin", file.name, hash(&parts))
 }
 
 /// Writes to a temporary name and renames, so that no process reads half a file.
@@ -216,4 +222,24 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
 pub fn hash(parts: &[&str]) -> u64 {
     let bytes = parts.iter().flat_map(|part| part.bytes().chain([0xff]));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_is_cached_by_all_that_it_depends_on() {
+        let file = KernelFile { name: "act.cu", source: "a", kernels: &[] };
+        let options = options("sm_90", DType::Bf16);
+        let name = cache_name(&file, &options, (12, 8), 12080);
+        assert_eq!(name, cache_name(&file, &options, (12, 8), 12080));
+        let others = [
+            cache_name(&KernelFile { source: "b", ..file }, &options, (12, 8), 12080),
+            cache_name(&file, &self::options("sm_80", DType::Bf16), (12, 8), 12080),
+            cache_name(&file, &options, (12, 9), 12080),
+            cache_name(&file, &options, (12, 8), 13000),
+        ];
+        assert!(others.iter().all(|other| *other != name && other.starts_with("act.cu-")), "{others:?}");
+    }
 }

@@ -29,10 +29,8 @@ use crate::report::eval_table::render_eval_table;
 use crate::report::evaluation_table::render_evaluation_table;
 use crate::report::generation_table::render_generation_table;
 use crate::rows::choice::ChoiceSet;
-use crate::rows::data::refuse_split_choices;
 use crate::rows::keys::{data_files, training_sources};
-use crate::rows::question::read_questions;
-use crate::rows::sets::{EvalSets, read_eval_sets};
+use crate::rows::sets::{EvalSets, read_eval_questions, read_eval_sets};
 use crate::session::adapted::build_adapted_request;
 use crate::session::likelihood::check_finite;
 use crate::train::metrics::read_rss;
@@ -90,9 +88,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     }
     let (mut recipe, run_folder) = read_target(args)?;
     refuse_unsupported(&recipe, false)?;
-    if recipe.data.eval.is_empty() && recipe.data.split > 0.0 {
-        refuse_split_choices(&recipe)?;
-    } else if recipe.data.eval.is_empty() {
+    if recipe.data.eval.is_empty() && recipe.data.split == 0.0 {
         return Err(Failure::recipe("nothing to evaluate: `data.eval` names no file")
             .hint("set it in the recipe or on the command line: `data.eval=test.json`"));
     }
@@ -371,8 +367,8 @@ impl Evaluated<'_> {
     fn by_generation(&self, mut device: AnyDevice, beams: usize) -> Result<Results, Failure> {
         let (recipe, model) = (self.recipe, self.model);
         let tokenizer = read_tokenizer(model).map_err(Failure::model)?;
-        let files = data_files(&recipe.data.eval, "data.eval", &self.access())?;
-        let questions = read_questions(&files, &recipe.data, recipe.eval.limit, &tokenizer)?;
+        let request = self.request(None)?;
+        let questions = read_eval_questions(recipe, &tokenizer, model, &request, &self.access())?;
         let key = AnswerKey::build(&questions, &recipe.eval.answer, &tokenizer)?;
         questions.warnings.iter().for_each(|warning| self.say(&format!("{WARNING} `data.eval`: {warning}")));
         drop(questions);

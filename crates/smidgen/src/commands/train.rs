@@ -5,6 +5,7 @@
 use super::plan::print_warnings;
 use super::recipe_args::{RecipeArgs, read_recipe, working_directory};
 use super::report;
+use crate::console::colour::WARNING;
 use crate::console::progress;
 use crate::failure::{Failure, FailureKind};
 use crate::hub::Access;
@@ -23,6 +24,7 @@ use crate::train::begin::{Begin, Ready, prepare_run};
 use crate::train::course::Course;
 use crate::train::free_memory::Machine;
 use crate::train::history;
+use crate::train::kept_defaults::keep_defaults;
 use crate::train::made_of::PROGRAM;
 use crate::train::outcome::{Ending, Outcome, Went};
 use crate::train::resume::JOB_FILE;
@@ -130,7 +132,7 @@ fn start_ranks(count: usize, recipe: &Recipe) -> Result<(), Failure> {
 fn run_rank(
     args: &Args,
     recipe_text: &str,
-    recipe: Recipe,
+    mut recipe: Recipe,
     quiet: bool,
     mut joined: Option<&mut Joined>,
 ) -> Result<(), Failure> {
@@ -149,8 +151,13 @@ fn run_rank(
         true => lock = Some(RunLock::take(&dir)?),
         false => dir = dir.only_read(),
     }
-    if !args.resume && world.is_first() {
-        dir.refuse_run()?;
+    if !args.resume {
+        if world.is_first() {
+            dir.refuse_run()?;
+        }
+    } else if !args.recipe.recipe.is_dir() {
+        let kept = keep_defaults(&mut recipe, recipe_text, &args.recipe.overrides, &output);
+        kept.iter().for_each(|line| say(&format!("{WARNING} {line}")));
     }
     if let Some(joined) = &mut joined {
         // The device of a rank is its own.

@@ -50,7 +50,14 @@ pub fn locate(name: &DatasetName, purpose: Use, access: &Access) -> Result<Vec<P
                 "" => Failure::network(what),
                 because => Failure::network(format!("{what}, and nothing is downloaded: {because}")),
             }
-            .hint("`smidgen preview` with the same recipe downloads it on a machine with network access"))
+            .hint(match (purpose, &name.split) {
+                // `pull` takes the split to train on where a name has none.
+                (Use::Eval, None) => {
+                    "`smidgen preview` with the same recipe downloads it on a machine with network access"
+                        .to_owned()
+                }
+                _ => format!("`smidgen pull --data {name}` downloads it on a machine with network access"),
+            }))
         }
         (Fetch::WhenMissing, None) | (Fetch::Update, _) => fetch(&cache, name, purpose, access.quiet),
     }

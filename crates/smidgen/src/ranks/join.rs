@@ -4,11 +4,12 @@
 //! is started, the address of rank 0 travels by it; else the launcher says it. A rank that is lost ends this process:
 //! nothing else would wake a thread that waits inside a collective.
 
+use super::follow::{Following, follow_launcher};
 use super::heartbeat::{OnLoss, Times};
 use super::launch::{Launch, Launcher};
 use super::link::Link;
 use super::rendezvous::Member;
-use super::spawn::{Engine, follow_launcher};
+use super::spawn::Engine;
 use super::team::Team;
 use crate::console::progress::say_failure;
 use crate::failure::Failure;
@@ -25,6 +26,8 @@ pub struct Joined {
     pub world: World,
     pub team: Team,
     wires: Wires,
+    /// Says farewell to the launcher when it is dropped.
+    _following: Option<Following>,
 }
 
 /// How tensors will travel.
@@ -52,7 +55,7 @@ impl Joined {
         let mut world = world_of(launch);
         let engine = engine_of(recipe);
         world.settle(recipe)?;
-        follow_launcher(launch.rank, || {
+        let following = follow_launcher(launch.rank, || {
             comm::mpi::abandon();
             comm::quit(1)
         });
@@ -84,7 +87,7 @@ impl Joined {
             }
         };
         link.set_place("the start");
-        Ok(Joined { world, team: Team::over(link), wires })
+        Ok(Joined { world, team: Team::over(link), wires, _following: following })
     }
 
     /// Gives a device its communicator.

@@ -5,7 +5,9 @@
 use super::choice::ChoiceSet;
 use super::keys::training_sources;
 use super::prompting::prompt_of_rows;
-use super::sets::{EvalSets, MemoryRows, ReadData, read_eval_sets, read_training_set, split_set};
+use super::sets::{
+    EvalSets, MemoryRows, ReadData, read_eval_sets, read_training_set, split_choices, split_set,
+};
 use crate::failure::Failure;
 use crate::hub::{Access, Fetch};
 use smidgen_compile::Request;
@@ -84,9 +86,13 @@ pub fn read_data(
     let is_split = recipe.data.split > 0.0 && recipe.data.eval.is_empty() && held_eval.is_none();
     let (train, evaluated) = match is_split {
         true => {
-            refuse_split_choices(recipe)?;
-            let (train, eval) = split_set(recipe, train)?;
-            (train, EvalSets { loss: Some(eval), choices: None })
+            let (train, loss) = split_set(recipe, train)?;
+            let task = recipe.eval.task;
+            if task == EvalTask::Choice && held.is_some() {
+                return Err(Failure::recipe(HELD_CHOICES).hint("set `data.train`, or `eval.task = \"loss\"`"));
+            }
+            let choices = split_choices(recipe, &loss, task, model, request, access)?;
+            (train, EvalSets { loss: Some(loss), choices })
         }
         false => (train, read_eval_sets(recipe, held_eval, recipe.eval.task, model, request, access)?),
     };
@@ -131,11 +137,4 @@ pub fn read_data(
     Ok(Data::Rows(Box::new(Rows { train, eval, choices, batches, sources, prompt, warnings })))
 }
 
-/// Choices are fields of rows, which a set of tokens no longer has.
-pub fn refuse_split_choices(recipe: &Recipe) -> Result<(), Failure> {
-    match recipe.eval.task {
-        EvalTask::Loss => Ok(()),
-        task => Err(Failure::recipe(format!("`data.split` makes data for a loss, `eval.task` is `{task}`"))
-            .hint("name rows with answers in `data.eval`, or set `eval.task = \"loss\"`")),
-    }
-}
+const HELD_CHOICES: &str = "`eval.task = choice` reads its rows from files, and these are in memory";

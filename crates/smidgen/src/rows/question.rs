@@ -9,13 +9,16 @@ use crate::rows::keys::template_choice;
 use serde_json::{Map, Value as Json};
 use smidgen_data::bad_rows::BadRows;
 use smidgen_data::example::{Conversation, Example};
-use smidgen_data::format::{FormatError, RowFormat, RowReading, read_examples, recognize};
+use smidgen_data::format::{Columns, FormatError, RowFormat, RowReading, kind_of, read_examples, recognize};
 use smidgen_data::mask::EncodeError;
 use smidgen_data::prepare::PrepareError;
-use smidgen_data::source::{RowPlace, RowUnit, SourceError, read_json_rows};
+use smidgen_data::source::{RowPlace, RowUnit, SourceError, read_rows};
 use smidgen_data::template::{DataTemplate, TemplateError, TemplateKind, choose_template, data_moment};
+use smidgen_data::tokens::TokenSet;
 use smidgen_formats::tokenizer::Tokenizer;
 use smidgen_formats::tokenizer::chat_template::ChatInput;
+use smidgen_recipe::DataFormat;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 
 /// One row to answer.
@@ -54,10 +57,12 @@ const QUESTION_NAMES: [&str; 3] = ["question", "question_stem", "query"];
 const FORMAT_FIELDS: [&str; 7] =
     ["instruction", "prompt", "messages", "conversations", "conversation", "text", "input_ids"];
 
-/// Whether the first row is a plain question with choices, which no format describes.
+/// Whether the first sound row is a plain question with choices, which no format describes.
 pub fn are_plain_questions(files: &[PathBuf]) -> Result<bool, Failure> {
     for file in files {
-        let first = read_json_rows(file, |_, row| {
+        let first = read_rows(file, |_, row| {
+            // Bad rows are reported, or skipped, when all are read.
+            let Ok(row) = row else { return Ok(()) };
             let Json::Object(fields) = row else { return Err(Halt::Plain(false)) };
             let has = |name: &&str| fields.contains_key(*name);
             let plain = has(&"choices") && QUESTION_NAMES.iter().any(&has);
@@ -73,38 +78,103 @@ pub fn are_plain_questions(files: &[PathBuf]) -> Result<bool, Failure> {
     Ok(false)
 }
 
-/// Reads up to `limit` questions (0: all).
+/// Rows of a known format, of which some are asked.
+#[derive(Clone, Copy)]
+pub struct AskedRows<'a> {
+    /// The key that names them, for messages.
+    pub key: &'static str,
+    pub files: &'a [PathBuf],
+    pub format: DataFormat,
+    pub columns: &'a Columns,
+    /// Without it all are asked.
+    pub only: Option<&'a HeldOut>,
+}
+
+/// Which rows `data.split` holds out, by file and number.
+#[derive(Debug, Default)]
+pub struct HeldOut(HashMap<PathBuf, HashSet<u64>>);
+
+impl HeldOut {
+    pub fn of(set: &TokenSet) -> HeldOut {
+        let mut rows: HashMap<PathBuf, HashSet<u64>> = HashMap::new();
+        for sample in 0..set.len() {
+            let place = set.place(sample);
+            match rows.get_mut(place.file) {
+                Some(numbers) => drop(numbers.insert(place.number)),
+                None => drop(rows.insert(place.file.to_path_buf(), HashSet::from([place.number]))),
+            }
+        }
+        HeldOut(rows)
+    }
+
+    fn has(&self, place: RowPlace<'_>) -> bool {
+        self.0.get(place.file).is_some_and(|numbers| numbers.contains(&place.number))
+    }
+}
+
+/// Reads up to `limit` questions (0: all) from files that may hold plain questions.
 pub fn read_questions(
     files: &[PathBuf],
     data: &smidgen_recipe::Data,
     limit: usize,
     tokenizer: &Tokenizer,
 ) -> Result<Questions, Failure> {
+    if !are_plain_questions(files)? {
+        let smidgen_recipe::Data { format, columns, .. } = data;
+        let rows = AskedRows { key: "data.eval", files, format: *format, columns, only: None };
+        return read_asked(&[rows], data, limit, tokenizer);
+    }
     let mut rows: Vec<Question> = Vec::new();
-    let mut take = |question: Question| -> Result<(), Halt> {
-        rows.push(question);
-        if limit > 0 && rows.len() == limit { Err(Halt::Enough) } else { Ok(()) }
-    };
-    let index_of = |place: RowPlace<'_>| files.iter().position(|file| file == place.file).unwrap_or(0);
     let mut bad = BadRows::default();
-    let (format, template, read) = if are_plain_questions(files)? {
-        let read = files.iter().try_for_each(|file| {
-            read_json_rows(file, |place, row| take(plain_question(place, index_of(place), row)?))
-        });
-        (None, None, read)
-    } else {
-        let found = recognize(files, data.format, &data.columns, data.on_bad_row).map_err(format_failure)?;
+    let read = (0..).zip(files).try_for_each(|(index, file)| {
+        read_rows(file, |place, row| {
+            bad.count(place);
+            match row.map_err(FormatError::from).and_then(|row| plain_question(place, index, row)) {
+                Ok(question) => rows.push(question),
+                Err(error) => bad.note(place, error.into())?,
+            }
+            if limit > 0 && rows.len() == limit { Err(Halt::Enough) } else { Ok(()) }
+        })
+    });
+    if let Err(Halt::Failed(failure)) = read {
+        return Err(failure);
+    }
+    let warnings = bad.finish(data.on_bad_row).map_err(prepare_failure)?;
+    match rows.is_empty() {
+        true => Err(format_failure("data.eval", FormatError::NoRows)),
+        false => Ok(Questions { rows, format: None, template: None, warnings }),
+    }
+}
+
+/// Reads up to `limit` questions (0: all) from sources of known formats. The numbers of files go on from source to source.
+pub fn read_asked(
+    sources: &[AskedRows<'_>],
+    data: &smidgen_recipe::Data,
+    limit: usize,
+    tokenizer: &Tokenizer,
+) -> Result<Questions, Failure> {
+    let mut all = Questions { rows: vec![], format: None, template: None, warnings: vec![] };
+    let mut first_file = 0;
+    for source in sources {
+        let AskedRows { key, files, format, columns, only } = *source;
+        let found =
+            recognize(files, format, columns, data.on_bad_row).map_err(|error| format_failure(key, error))?;
         let format = found.format;
         if matches!(format, RowFormat::Text | RowFormat::Tokens) {
             return Err(Failure::recipe(format!(
-                "the rows of `data.eval` have the format `{format}`, which has no question and no answer"
+                "the rows of `{key}` have the format `{format}`, which has no question and no answer"
             ))
             .hint("`eval.task = \"loss\"` works with any format"));
         }
         let template =
             choose_template(&template_choice(&data.template), format, tokenizer).map_err(template_failure)?;
-        let reading = RowReading { source: files.into(), format, columns: &data.columns, limit: 0 };
+        let reading = RowReading { source: files.into(), format, columns, limit: 0 };
+        let index_of = |place: RowPlace<'_>| files.iter().position(|file| file == place.file).unwrap_or(0);
+        let mut bad = BadRows::default();
         let read = read_examples(reading, |place, row| {
+            if only.is_some_and(|held_out| !held_out.has(place)) {
+                return Ok(());
+            }
             bad.count(place);
             let row = match row {
                 Ok(row) => row,
@@ -114,9 +184,9 @@ pub fn read_questions(
                 let hint = error.hint();
                 Halt::Failed(Failure::data(error).context(place).hint_if_some(hint))
             })?;
-            take(Question {
+            all.rows.push(Question {
                 place: place.to_string(),
-                file: index_of(place),
+                file: first_file + index_of(place),
                 unit: place.unit,
                 number: place.number,
                 prompt: asked.prompt,
@@ -124,29 +194,37 @@ pub fn read_questions(
                 delimiter: asked.delimiter,
                 expected: asked.expected,
                 fields: row.fields,
-            })
+            });
+            if limit > 0 && all.rows.len() == limit { Err(Halt::Enough) } else { Ok(()) }
         });
-        (Some(format), template.map(|template| template.name), read)
-    };
-    match read {
-        Ok(()) | Err(Halt::Enough) => {}
-        Err(Halt::Failed(failure)) => return Err(failure),
-        Err(Halt::Plain(_)) => unreachable!("only the first row is asked that"),
+        let is_enough = match read {
+            Ok(()) => false,
+            Err(Halt::Enough) => true,
+            Err(Halt::Failed(failure)) => return Err(failure),
+            Err(Halt::Plain(_)) => unreachable!("only the first row is asked that"),
+        };
+        all.warnings.extend(bad.finish(data.on_bad_row).map_err(prepare_failure)?);
+        all.format = all.format.or(Some(format));
+        all.template = all.template.or(template.map(|template| template.name));
+        if is_enough {
+            break;
+        }
+        first_file += files.len();
     }
-    let warnings = bad.finish(data.on_bad_row).map_err(prepare_failure)?;
-    if rows.is_empty() {
-        return Err(format_failure(FormatError::NoRows));
+    match all.rows.is_empty() {
+        true => {
+            Err(format_failure(sources.first().map_or("data.eval", |source| source.key), FormatError::NoRows))
+        }
+        false => Ok(all),
     }
-    Ok(Questions { rows, format, template, warnings })
 }
 
-fn plain_question(place: RowPlace<'_>, file: usize, row: Json) -> Result<Question, Halt> {
-    let failed = |what: &str| Halt::Failed(Failure::data(format!("{place}: {what}")));
-    let Json::Object(mut fields) = row else { return Err(failed("not an object with named fields")) };
-    let name = QUESTION_NAMES.iter().find(|name| fields.contains_key(**name));
-    let Some(name) = name else {
-        return Err(failed("the row has none of `question`, `question_stem` and `query`"));
+fn plain_question(place: RowPlace<'_>, file: usize, row: Json) -> Result<Question, FormatError> {
+    let Json::Object(mut fields) = row else {
+        return Err(FormatError::NotAnObject { place: place.to_string(), found: kind_of(&row) });
     };
+    let name = QUESTION_NAMES.iter().find(|name| fields.contains_key(**name));
+    let Some(name) = name else { return Err(FormatError::NoQuestion { place: place.to_string() }) };
     match fields.remove(*name) {
         Some(Json::String(prompt)) => Ok(Question {
             place: place.to_string(),
@@ -159,7 +237,12 @@ fn plain_question(place: RowPlace<'_>, file: usize, row: Json) -> Result<Questio
             expected: None,
             fields,
         }),
-        _ => Err(failed(&format!("`{name}` is not a text"))),
+        other => Err(FormatError::WrongType {
+            place: place.to_string(),
+            field: (*name).to_owned(),
+            found: other.as_ref().map_or("missing", kind_of),
+            expected: "a text",
+        }),
     }
 }
 
@@ -244,7 +327,7 @@ impl From<SourceError> for Halt {
 
 impl From<FormatError> for Halt {
     fn from(error: FormatError) -> Halt {
-        Halt::Failed(format_failure(error))
+        Halt::Failed(format_failure("data.eval", error))
     }
 }
 
@@ -259,10 +342,10 @@ fn prepare_failure(error: PrepareError) -> Failure {
     Failure::data(error).hint_if_some(hint)
 }
 
-fn format_failure(error: FormatError) -> Failure {
+fn format_failure(key: &str, error: FormatError) -> Failure {
     let hint = error.hint();
     let failure = match error {
-        FormatError::NoRows => Failure::data(error).context("`data.eval`"),
+        FormatError::NoRows => Failure::data(error).context(format!("`{key}`")),
         _ => Failure::data(error),
     };
     failure.hint_if_some(hint)

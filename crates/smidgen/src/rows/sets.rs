@@ -4,7 +4,7 @@
 
 use super::choice::ChoiceSet;
 use super::keys::{TrainingSource, data_files, template_choice, token_limits, training_sources};
-use super::question::{are_plain_questions, read_questions};
+use super::question::{AskedRows, HeldOut, Questions, are_plain_questions, read_asked, read_questions};
 use crate::console::progress::RowProgress;
 use crate::failure::Failure;
 use crate::hub::Access;
@@ -17,7 +17,7 @@ use smidgen_data::source::RowSource;
 use smidgen_data::token_row::TokensError;
 use smidgen_data::token_split::SplitError;
 use smidgen_formats::model::Model;
-use smidgen_formats::tokenizer::TokenizerError;
+use smidgen_formats::tokenizer::{Tokenizer, TokenizerError};
 use smidgen_recipe::{Data, EvalTask, Recipe};
 use std::path::PathBuf;
 
@@ -61,7 +61,8 @@ pub fn read_eval_sets(
         }
         let train = read_training_set(recipe, None, model, request, access).map_err(ReadData::failure)?;
         let (_, loss) = split_set(recipe, train)?;
-        return Ok(EvalSets { loss: Some(loss), choices: None });
+        let choices = split_choices(recipe, &loss, task, model, request, access)?;
+        return Ok(EvalSets { loss: Some(loss), choices });
     }
     let mut sets = EvalSets::default();
     let mut has_loss = true;
@@ -72,15 +73,9 @@ pub fn read_eval_sets(
         let files = data_files(paths, "data.eval", access)?;
         has_loss = !are_plain_questions(&files)?;
         // The tokenizer is freed before any weight is loaded.
-        let tokenizer = read_tokenizer(model).map_err(|error| {
-            let hint = error.hint();
-            Failure::model(error).hint_if_some(hint)
-        })?;
+        let tokenizer = tokenizer_of(model)?;
         let questions = read_questions(&files, &recipe.data, recipe.eval.limit, &tokenizer)?;
-        let limits = token_limits(recipe, request);
-        let mut choices = ChoiceSet::build(&questions, &files, &recipe.eval.answer, &tokenizer, limits)?;
-        choices.warnings.extend(questions.warnings);
-        sets.choices = Some(choices);
+        sets.choices = Some(choices_of(recipe, questions, &files, &tokenizer, request)?);
     }
     if has_loss {
         let Data { format, columns, .. } = &recipe.data;
@@ -90,6 +85,87 @@ pub fn read_eval_sets(
         sets.loss = Some(prepared.map_err(ReadData::failure)?);
     }
     Ok(sets)
+}
+
+fn tokenizer_of(model: &Model) -> Result<Tokenizer, Failure> {
+    read_tokenizer(model).map_err(|error| {
+        let hint = error.hint();
+        Failure::model(error).hint_if_some(hint)
+    })
+}
+
+fn choices_of(
+    recipe: &Recipe,
+    questions: Questions,
+    files: &[PathBuf],
+    tokenizer: &Tokenizer,
+    request: &Request,
+) -> Result<ChoiceSet, Failure> {
+    let limits = token_limits(recipe, request);
+    let mut choices = ChoiceSet::build(&questions, files, &recipe.eval.answer, tokenizer, limits)?;
+    choices.warnings.extend(questions.warnings);
+    Ok(choices)
+}
+
+/// The choices of the rows that `data.split` holds out: those that `loss` was made of.
+pub fn split_choices(
+    recipe: &Recipe,
+    loss: &Prepared,
+    task: EvalTask,
+    model: &Model,
+    request: &Request,
+    access: &Access,
+) -> Result<Option<ChoiceSet>, Failure> {
+    if task != EvalTask::Choice {
+        return Ok(None);
+    }
+    let tokenizer = tokenizer_of(model)?;
+    let (questions, files) = split_questions(recipe, loss, &tokenizer, access)?;
+    choices_of(recipe, questions, &files, &tokenizer, request).map(Some)
+}
+
+/// The rows that are evaluated, as questions: those of `data.eval`, or those that `data.split` holds out.
+pub fn read_eval_questions(
+    recipe: &Recipe,
+    tokenizer: &Tokenizer,
+    model: &Model,
+    request: &Request,
+    access: &Access,
+) -> Result<Questions, Failure> {
+    let Recipe { data, eval, .. } = recipe;
+    if !data.eval.is_empty() {
+        let files = data_files(&data.eval, "data.eval", access)?;
+        return read_questions(&files, data, eval.limit, tokenizer);
+    }
+    let train = read_training_set(recipe, None, model, request, access).map_err(ReadData::failure)?;
+    let (_, loss) = split_set(recipe, train)?;
+    split_questions(recipe, &loss, tokenizer, access).map(|(questions, _)| questions)
+}
+
+/// The questions with the files that they are from. Choices are fields of rows, which a set of tokens no longer has, so
+/// the rows are read again.
+fn split_questions(
+    recipe: &Recipe,
+    loss: &Prepared,
+    tokenizer: &Tokenizer,
+    access: &Access,
+) -> Result<(Questions, Vec<PathBuf>), Failure> {
+    let held_out = HeldOut::of(&loss.set);
+    let sources = training_sources(&recipe.data);
+    let mut files = Vec::new();
+    for source in &sources {
+        files.push(data_files(source.paths, source.key, access)?);
+    }
+    let asked = sources.iter().zip(&files).map(|(source, files)| AskedRows {
+        key: source.key,
+        files,
+        format: source.format,
+        columns: source.columns,
+        only: Some(&held_out),
+    });
+    let asked: Vec<AskedRows<'_>> = asked.collect();
+    let questions = read_asked(&asked, &recipe.data, recipe.eval.limit, tokenizer)?;
+    Ok((questions, files.concat()))
 }
 
 /// The rows of `data.train` and `data.mix`.

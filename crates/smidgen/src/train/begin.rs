@@ -17,8 +17,9 @@ use crate::plan::planning::{Planned, plan_job, plan_job_as_before};
 use crate::ranks::join::Joined;
 use crate::ranks::team::Team;
 use crate::rows::data::Data;
-use smidgen_ir::Policy;
+use smidgen_formats::digest::Hasher;
 use smidgen_ir::bytes::format_bytes;
+use smidgen_ir::{Plan, Policy};
 use smidgen_runtime::AnyDevice;
 
 /// A run that is ready to start.
@@ -114,12 +115,34 @@ fn plan_together(
     // A plan that does not fit is refused by everyone, by the words of the first.
     let policy = own.as_ref().filter(|planned| planned.fits).map(|planned| planned.solution.policy.clone());
     let policy: Option<Policy> = team.of_first(&policy)?;
-    match (own, policy) {
-        (Some(planned), _) => Ok(planned),
+    let planned = match (own, policy) {
+        (Some(planned), None) => return Ok(planned),
+        (Some(planned), Some(_)) => planned,
         (None, Some(policy)) => plan_job_as_before(job, &policy)?
-            .ok_or_else(|| Failure::memory("the plan of rank 0 does not fit this rank")),
-        (None, None) => Err(Failure::memory("no plan fits: see rank 0")),
+            .ok_or_else(|| Failure::memory("the plan of rank 0 does not fit this rank"))?,
+        (None, None) => return Err(Failure::memory("no plan fits: see rank 0")),
+    };
+    // Ranks that exchange different things would wait for each other for ever.
+    team.link().agree(&[("the exchanges of the plan", exchanges(&planned.solution.plan))])?;
+    Ok(planned)
+}
+
+/// Which exchanges a plan makes, in order.
+fn exchanges(plan: &Plan) -> String {
+    let mut hasher = Hasher::sha256();
+    let mut count = 0;
+    for (entry, step) in
+        plan.entries.iter().flat_map(|entry| entry.steps.iter().map(|step| (entry.entry, step)))
+    {
+        if step.op.is_collective() {
+            let operands = step.inputs.iter().chain(&step.updates).map(|id| plan.value(*id).name.as_str());
+            hasher.update(
+                format!("{entry} {} {}", step.op.name(), operands.collect::<Vec<_>>().join(" ")).as_bytes(),
+            );
+            count += 1;
+        }
     }
+    format!("{count}, {}", hasher.finish_hex())
 }
 
 /// What the run is made of now. A checkpoint that was made of something else is refused, unless that is accepted.

@@ -15,6 +15,7 @@ pub mod free_memory;
 pub mod history;
 pub mod interrupt;
 pub mod journal;
+pub mod kept_defaults;
 pub mod liveness;
 pub mod log_history;
 pub mod loss_scale;

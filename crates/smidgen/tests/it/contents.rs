@@ -176,6 +176,52 @@ fn checkpoints_of_other_versions_resume_with_a_warning_or_not_at_all() {
     scratch.train_refused(1, &QUIET, &words);
 }
 
+/// 0.10 wrote its defaults into the job: `loss_on = "completion"` and `overflow = "truncate"`.
+#[test]
+fn a_run_of_an_older_version_keeps_the_defaults_it_was_started_with() {
+    let old = ["data.loss_on=completion", "data.overflow=truncate"];
+    let scratch = Scratch::new();
+    scratch.train("clean", &[&RUN[..], &old].concat());
+    let start = || {
+        let scratch = Scratch::new();
+        scratch.train("run", &[&RUN[..], &old].concat());
+        std::fs::remove_dir_all(scratch.path("run/adapter")).unwrap();
+        let new_keys = ["split =", "limit =", "columns =", "on_bad_row ="];
+        for name in ["run/job.toml", "run/checkpoint-4/job.toml"] {
+            let job = scratch.text(name);
+            assert!(
+                job.contains("loss_on = \"completion\"") && job.contains("overflow = \"truncate\""),
+                "{job}"
+            );
+            let kept = job.lines().filter(|line| !new_keys.iter().any(|key| line.starts_with(key)));
+            scratch.write(name, kept.map(|line| format!("{line}\n")).collect::<String>());
+        }
+        scratch.edit_json(STATE, |state| {
+            state["version"] = json!(2);
+            state.as_object_mut().unwrap().remove("made_of");
+        });
+        scratch
+    };
+    let run = start();
+    let ended = run.train("run", &RESUME);
+    for (key, value) in [("loss_on", "completion"), ("overflow", "truncate")] {
+        let warning = format!(
+            "warning: `data.{key}` stays `{value}`, with which the run was started: the default is `auto` since 0.11"
+        );
+        assert!(ended.stderr.contains(&warning), "{}", ended.stderr);
+        assert!(run.text("run/job.toml").contains(&format!("{key} = \"{value}\"")));
+    }
+    assert!(run.adapter("run") == scratch.adapter("clean"));
+    // It does so as often as it is resumed.
+    std::fs::remove_dir_all(run.path("run/adapter")).unwrap();
+    let ended = run.train("run", &[&RESUME[..], &["train.steps=8"]].concat());
+    assert!(ended.stderr.contains("`data.loss_on` stays `completion`"), "{}", ended.stderr);
+    // What the recipe says is a difference as ever.
+    let other = start();
+    let words = ["the recipe differs", "`data.loss_on` was \"completion\", is \"auto\""];
+    other.train_refused(2, &[&QUIET[..], &["data.loss_on=auto"]].concat(), &words);
+}
+
 #[test]
 fn a_checkpoint_of_another_run_is_refused() {
     let scratch = killed();

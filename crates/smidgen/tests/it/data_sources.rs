@@ -62,6 +62,21 @@ fn columns_of_other_names_train_the_same() {
 }
 
 #[test]
+fn a_list_without_brackets_has_a_hint() {
+    let scratch = Scratch::new();
+    scratch.write("other.jsonl", scratch.text("data.jsonl"));
+    let words = [
+        "no file matches `",
+        "data.jsonl,other.jsonl`",
+        "hint: several files are a list: `[data.jsonl,other.jsonl]`",
+    ];
+    scratch.train_refused(1, &["data.train=data.jsonl,other.jsonl"], &words);
+    // A name with a comma is a name.
+    scratch.write("one,two.jsonl", scratch.text("data.jsonl"));
+    assert_eq!(preview(&scratch, &["data.train=one,two.jsonl"])["rows"]["read"], 10);
+}
+
+#[test]
 fn a_limit_uses_the_first_rows() {
     let scratch = Scratch::new();
     let rows = scratch.text("data.jsonl");
@@ -134,8 +149,9 @@ fn a_split_that_leaves_nothing_is_refused() {
         &["data.split=1.0"],
         &["`data.split` must be a number of at least 0 and below 1"],
     );
-    let words = ["`data.split` makes data for a loss, `eval.task` is `choice`"];
-    scratch.train_refused(2, &["data.split=0.1", "eval.task=choice"], &words);
+    with_tokenizer(&scratch);
+    let words = ["the rows of `data.train` have the format `tokens`, which has no question and no answer"];
+    scratch.train_refused(2, &["data.split=0.1", "eval.task=choice", "train.eval_every=3"], &words);
 }
 
 /// A recipe with two sources in addition to `data.train`, one of them of text.
@@ -263,6 +279,43 @@ fn bad_rows_are_reported_together_or_skipped() {
     // One is told as it always was.
     scratch.write("data.jsonl", format!("{sound}{{\"input_ids\":[1,999]}}\n"));
     scratch.train_refused(1, &[], &["data.jsonl` line 11: `input_ids[1]` is 999", "hint: tokenize the data"]);
+}
+
+#[test]
+fn damaged_bytes_and_open_quotes_are_bad_rows() {
+    let scratch = Scratch::new();
+    let sound = scratch.text("data.jsonl");
+    scratch.train("clean", &[]);
+    let mut bytes = b"{\"input_ids\":[1,2\n{\"input_ids\":[1],\"a\":\"\xFF\"}\n".to_vec();
+    bytes.extend_from_slice(sound.as_bytes());
+    bytes.extend_from_slice(b"\xE4\n");
+    scratch.write("data.jsonl", bytes);
+    let words = [
+        "error: `data.train`: 3 of 13 rows are bad\n",
+        "    1 row: broken JSON: EOF while parsing a list (line 1)\n",
+        "    2 rows: is not UTF-8 (lines 2, 13)\n",
+        "`data.on_bad_row = \"skip\"` leaves bad rows out",
+    ];
+    scratch.train_refused(1, &[], &words);
+    scratch.train("skipped", &["data.on_bad_row=skip"]);
+    assert!(scratch.adapter("skipped") == scratch.adapter("clean"));
+    // Lines after an open quote are counted as lost.
+    with_tokenizer(&scratch);
+    scratch.write("rows.csv", b"id,text\n1,one two\n2,\xFFtwo\n3,\"three a\n4,b\n5,c\n");
+    let table = ["data.train=rows.csv", "data.format=auto"];
+    let words = [
+        "4 of 5 rows are bad\n",
+        "1 row: is not UTF-8 (line 3)",
+        "1 row: a quote that opens in this row is never closed (line 4)",
+        "2 rows: is lost: it comes after a quote that is never closed, of line N (lines 5, 6)",
+    ];
+    scratch.train_refused(1, &table, &words);
+    let shown = preview(&scratch, &[&table[..], &["data.on_bad_row=skip"]].concat());
+    assert_eq!((&shown["rows"]["bad"], &shown["rows"]["kept"]), (&json!(4), &json!(1)));
+    // What ends a file is reported with the rows before it.
+    scratch.write("data.jsonl", format!("{{\"input_ids\":[1,999]}}\n{sound}[1,\n"));
+    let words = ["`input_ids[1]` is 999", "reading ended after it: ", "starts an array"];
+    scratch.train_refused(1, &[], &words);
 }
 
 #[test]

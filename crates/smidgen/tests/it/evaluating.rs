@@ -137,6 +137,39 @@ fn a_run_is_scored_beside_its_base() {
 }
 
 #[test]
+fn rows_that_are_held_out_are_scored_as_choices_and_as_answers() {
+    let scratch = scratch();
+    let split = ["data.eval=", "data.split=0.3", "eval.task=choice", "train.eval_every=4"];
+    let trained = scratch.train("run", &[&split[..], &["--quiet"]].concat());
+    assert_eq!(trained.code, Some(0), "{}", trained.stderr);
+    let rows = scratch.metrics("run");
+    let last = rows.last().unwrap();
+    assert!(last["eval_acc"].is_f64() && last["eval_loss"].is_f64(), "{last}");
+    // The rows that were not trained on, as a file of their own, score the same.
+    let found = eval(&scratch, &["run"]);
+    assert_eq!(found["rows"], 4);
+    let places = found["samples"].as_array().unwrap().iter().map(|row| row["place"].as_str().unwrap());
+    let numbers: Vec<usize> =
+        places.map(|place| place.rsplit(' ').next().unwrap().parse().unwrap()).collect();
+    let all = scratch.json("instructions.json");
+    let held: Vec<Value> = numbers.iter().map(|number| all[number - 1].clone()).collect();
+    scratch.write("held.json", Value::from(held).to_string());
+    let alone = eval(&scratch, &["run", "data.split=0", "data.eval=held.json"]);
+    assert_eq!(alone["adapter"], found["adapter"]);
+    assert_eq!(alone["base"]["acc"], found["base"]["acc"]);
+    // What a model says to them.
+    let answers = [
+        "recipe.toml",
+        "data.train=answers.json",
+        "data.eval=",
+        "data.split=0.25",
+        "eval.answer=answer[1-5]",
+    ];
+    let found = eval(&scratch, &[&answers[..], &["--task", "generate"]].concat());
+    assert_eq!(found["samples"].as_array().unwrap().len(), 2);
+}
+
+#[test]
 fn plain_questions_are_scored_and_trained_with() {
     let scratch = scratch();
     let found = eval(&scratch, &["recipe.toml", "data.eval=questions.json", "--task", "choice"]);
@@ -157,6 +190,33 @@ fn plain_questions_are_scored_and_trained_with() {
     let last = rows.last().unwrap();
     assert_eq!(last["eval_samples"], 6);
     assert!(last["eval_loss"].as_f64().unwrap() > 0.0 && last["eval_acc"].is_f64());
+}
+
+#[test]
+fn bad_questions_are_reported_together_or_skipped() {
+    let scratch = scratch();
+    let all = scratch.json("questions.json");
+    let lines = all.as_array().unwrap().iter().map(|row| format!("{row}\n")).collect::<String>();
+    let mut bytes = b"{\"question\": \"\xFF\", \"choices\": []}\n".to_vec();
+    bytes.extend_from_slice(lines.as_bytes());
+    bytes.extend_from_slice(b"{\"choices\": []}\n");
+    scratch.write("bad.jsonl", bytes);
+    let arguments = ["recipe.toml", "data.eval=bad.jsonl", "--task", "choice"];
+    let refused = scratch.run(&[&["eval"], &arguments[..]].concat());
+    assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+    for words in [
+        "2 of 14 rows are bad",
+        "1 row: is not UTF-8 (line 1)",
+        "1 row: the row has none of `question`, `question_stem` and `query` (line 14)",
+    ] {
+        assert!(refused.stderr.contains(words), "{}", refused.stderr);
+    }
+    let ended = scratch.run(&[&["eval"], &arguments[..], &["data.on_bad_row=skip", "--json"]].concat());
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.stderr.contains("2 of 14 rows skipped"), "{}", ended.stderr);
+    let found: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let sound = eval(&scratch, &["recipe.toml", "data.eval=questions.json", "--task", "choice"]);
+    assert_eq!(found["base"], sound["base"]);
 }
 
 #[test]

@@ -93,7 +93,7 @@ fn a_plan_fetches_nothing_and_says_what_does() {
     let words = [
         "`data.train`: `hf:org/rows:train` is not in the cache `",
         "and nothing is downloaded: `HF_HUB_OFFLINE` is set",
-        "hint: `smidgen preview` with the same recipe downloads it",
+        "hint: `smidgen pull --data hf:org/rows:train` downloads it",
     ];
     check_refused(&ended_with(&mut command, "HF_HUB_OFFLINE", "1"), 1, &words);
 }
@@ -140,4 +140,29 @@ fn what_a_data_set_does_not_have_is_said_with_what_it_has() {
     ] {
         check_refused(&run(&pulling, name, &[]), code, &words);
     }
+}
+
+#[test]
+fn a_data_set_is_pulled_by_its_own_name() {
+    let pulling = hub(&[(CONVERTED, &SPLITS)]);
+    let ended = pulling.run(&["pull", "--data", "hf:org/rows:train"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.stderr.contains("`hf:org/rows:train`: 2 files, "), "{}", ended.stderr);
+    assert_eq!(requested(&pulling.server), [CONVERTED, "default/train/0000.parquet"]);
+    let ended = pulling.run(&["pull", "--data", "hf:org/rows:train", "--offline", "--json"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let shown: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(shown["files"].as_array().unwrap().len(), 2);
+    assert!(shown["path"].as_str().unwrap().ends_with("/default/train"), "{shown}");
+    assert_eq!(shown["files"][1], "0001.parquet");
+    assert_eq!(requested(&pulling.server), [""; 0]);
+    // A run finds what was pulled.
+    let mut command = pulling.command(&["train", "recipe.toml", "data.train=hf:org/rows", "train.steps=1"]);
+    assert_eq!(ended_with(&mut command, "HF_HUB_OFFLINE", "1").code, Some(0));
+    let words = ["`hf:org/rows:test` is not in the cache `", "hint: `smidgen pull --data hf:org/rows:test`"];
+    let evaluated = ["preview", "recipe.toml", "data.train=hf:org/rows:test"];
+    let other = hub(&[(CONVERTED, &SPLITS)]);
+    check_refused(&ended_with(&mut other.command(&evaluated), "HF_HUB_OFFLINE", "1"), 1, &words);
+    let words = ["`org/rows` is not the name of a data set", "hint: a data set is `hf:org/name`"];
+    check_refused(&pulling.run(&["pull", "--data", "org/rows"]), 2, &words);
 }
