@@ -9,6 +9,7 @@ use crate::device::{
 };
 use smidgen_ir::Extent;
 use std::path::PathBuf;
+use std::time::Duration;
 
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "a process has one device")]
@@ -23,6 +24,14 @@ impl AnyDevice {
         match self {
             AnyDevice::Cpu(cpu) => AnyDevice::Cpu(cpu.with_spill_folder(folder)),
             AnyDevice::Cuda(cuda) => AnyDevice::Cuda(Box::new(cuda.with_spill_folder(folder))),
+        }
+    }
+
+    /// Sets how long an exchange with other ranks is waited for; NCCL and the heartbeat notice failures themselves.
+    pub fn limit_exchanges(&mut self, limit: Duration) {
+        match self {
+            AnyDevice::Cpu(cpu) => cpu.limit_exchanges(limit),
+            AnyDevice::Cuda(_) => {}
         }
     }
 

@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// What a lane does.
 #[derive(Debug)]
@@ -113,7 +114,11 @@ pub struct Lane {
     progress: Arc<(Mutex<Progress>, Condvar)>,
     thread: Option<JoinHandle<Box<dyn Comm>>>,
     begun: u64,
+    limit: Duration,
 }
+
+/// How long an exchange is waited for where nobody says otherwise.
+const LIMIT: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Default)]
 struct Progress {
@@ -128,7 +133,12 @@ impl Lane {
         let own = Arc::clone(&progress);
         let thread = std::thread::Builder::new().name("exchange".into());
         let thread = thread.spawn(move || run_all(comm, memory, &own, &inbox));
-        Lane { jobs: Some(jobs), progress, thread: thread.ok(), begun: 0 }
+        Lane { jobs: Some(jobs), progress, thread: thread.ok(), begun: 0, limit: LIMIT }
+    }
+
+    /// Sets how long an exchange is waited for.
+    pub fn set_limit(&mut self, limit: Duration) {
+        self.limit = limit;
     }
 
     /// Begins an exchange and returns its number.
@@ -152,9 +162,12 @@ impl Lane {
 
     /// Returns once the exchange of this number is over.
     pub fn wait(&self, number: u64) -> Result<(), CommError> {
-        let mut progress = lock(&self.progress.0);
-        while progress.done < number && progress.failed.is_none() {
-            progress = self.progress.1.wait(progress).unwrap_or_else(|poisoned| poisoned.into_inner());
+        let is_pending = |progress: &mut Progress| progress.done < number && progress.failed.is_none();
+        let waited = self.progress.1.wait_timeout_while(lock(&self.progress.0), self.limit, is_pending);
+        let (progress, ended) = waited.unwrap_or_else(|poisoned| poisoned.into_inner());
+        if ended.timed_out() {
+            let what = format!("another rank did not take part for {} s", self.limit.as_secs());
+            return Err(CommError::Call { engine: "exchange", call: "a collective", what });
         }
         progress.failed.clone().map_or(Ok(()), Err)
     }
@@ -234,4 +247,78 @@ fn on_device(error: DeviceError) -> CommError {
 
 fn lock(progress: &Mutex<Progress>) -> MutexGuard<'_, Progress> {
     progress.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::Reach;
+
+    /// A rank that is never answered.
+    #[derive(Debug)]
+    struct Unanswered;
+
+    impl Comm for Unanswered {
+        fn name(&self) -> String {
+            "nobody".into()
+        }
+
+        fn rank(&self) -> usize {
+            0
+        }
+
+        fn size(&self) -> usize {
+            2
+        }
+
+        fn reach(&self) -> Reach {
+            Reach::Host
+        }
+
+        unsafe fn all_reduce(&mut self, _: &[(Span, Number)]) -> Result<(), CommError> {
+            loop {
+                std::thread::park();
+            }
+        }
+
+        unsafe fn reduce_scatter(&mut self, _: Span, _: &[Range<usize>]) -> Result<(), CommError> {
+            Ok(())
+        }
+
+        unsafe fn all_gather(&mut self, _: Span, _: &[Range<usize>]) -> Result<(), CommError> {
+            Err(CommError::Again)
+        }
+
+        unsafe fn broadcast(&mut self, _: Span, _: usize) -> Result<(), CommError> {
+            Ok(())
+        }
+
+        fn barrier(&mut self) -> Result<(), CommError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn an_exchange_that_nobody_answers_ends_after_the_limit() {
+        let mut lane = Lane::start(Box::new(Unanswered), HostMemory);
+        lane.set_limit(Duration::from_millis(20));
+        // SAFETY: no memory is passed.
+        let number = unsafe { lane.begin(Exchange::Sum(vec![])) };
+        let error = lane.wait(number).unwrap_err().to_string();
+        assert!(error.contains("did not take part"), "{error}");
+    }
+
+    #[test]
+    fn after_a_failure_nothing_more_is_exchanged() {
+        let mut lane = Lane::start(Box::new(Unanswered), HostMemory);
+        let mut bytes = [0u8; 8];
+        let span = Span { pointer: bytes.as_mut_ptr(), bytes: bytes.len() };
+        // SAFETY: the array outlives the exchanges, which have ended.
+        let (failed, after) = unsafe {
+            let failed = lane.begin(Exchange::Complete(vec![(span, vec![0..8, 8..8])]));
+            (failed, lane.begin(Exchange::Sum(vec![(span, Number::F64)])))
+        };
+        assert_eq!(lane.wait(failed), Err(CommError::Again));
+        assert_eq!(lane.wait(after), Err(CommError::Again), "and does not hang");
+    }
 }

@@ -80,6 +80,7 @@ use smidgen_ir::{DType, DeviceKind, Extent, Op, Precision, Space, Storage};
 use spill::{Direction, Spill};
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 const NAME: &str = "cpu";
 
@@ -136,6 +137,13 @@ impl Cpu {
     /// Exchanges with other ranks through this communicator.
     pub fn with_comm(self, comm: Box<dyn Comm>) -> Cpu {
         Cpu { lane: Some(Lane::start(comm, HostMemory)), ..self }
+    }
+
+    /// Sets how long an exchange with other ranks is waited for.
+    pub fn limit_exchanges(&mut self, limit: Duration) {
+        if let Some(lane) = &mut self.lane {
+            lane.set_limit(limit);
+        }
     }
 
     pub fn threads(&self) -> usize {

@@ -29,7 +29,10 @@ impl Peers {
     pub fn nccl(id: [u8; 128], rank: usize, size: usize) -> Result<Peers, DeviceError> {
         let (stream, ready) = (Stream::new()?, Event::new()?);
         // SAFETY: a stream of the current context, which is dropped after the communicator.
-        let comm = unsafe { Nccl::new(id, rank, size, stream.handle.cast())? };
+        let mut comm = unsafe { Nccl::new(id, rank, size, stream.handle.cast())? };
+        // The first collective makes NCCL take its memory, which is measured then.
+        comm.barrier()?;
+        stream.wait()?;
         Ok(Peers::Nccl { comm, stream, ready })
     }
 

@@ -25,9 +25,11 @@ use smidgen_formats::json_file::{MAX_CONFIG_BYTES, read_json_file};
 use smidgen_formats::model::Model;
 use smidgen_formats::safetensors::write::{TensorSpec, pytorch_metadata, write_safetensors};
 use smidgen_ir::bytes::format_bytes;
-use smidgen_ir::{DType, Extent, Storage};
+use smidgen_ir::{DType, Extent, Rank, Storage};
 use smidgen_recipe::{self as recipe, ModelPath, Recipe, RecipePath};
 use smidgen_runtime::AnyDevice;
+use smidgen_runtime::comm::Nccl;
+use smidgen_runtime::cuda::peers::Peers;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -76,6 +78,9 @@ pub struct Args {
     /// On a GPU, launch kernels one by one instead of as CUDA graphs: the same results, to compare speeds
     #[arg(long)]
     launch_singly: bool,
+    /// On a GPU, plan for two ranks and sum gradients through NCCL with this one: the same results, to see what it costs
+    #[arg(long)]
+    sum_through_nccl: bool,
     /// Print the measurements as JSON
     #[arg(long)]
     json: bool,
@@ -139,11 +144,17 @@ fn measure(args: &Args, model: Model) -> Result<(), Failure> {
     // Predicted like any run.
     let access = Access { measured_profiles: true, ..Access::cache_only() };
     let mut job = Job::prepare_model(recipe, model, Purpose::Plan, &access)?;
+    if args.sum_through_nccl {
+        // Half of the batch of two ranks is the batch of this one.
+        job.request.rank = Rank { index: 0, of: 2 };
+        job.recipe.train.batch = recipe::Batch::Samples(2 * args.batch);
+    }
     let begin = Instant::now();
     let before = job.place.free_bytes();
     let device = job.place.open_and_measure(job.request.threads, job.arithmetic)?;
     let device = device.with_spill_folder(std::env::temp_dir());
     let device = if args.launch_singly { device.without_graphs() } else { device };
+    let device = if args.sum_through_nccl { with_nccl_of_one(device)? } else { device };
     let opened_s = begin.elapsed().as_secs_f64();
     let planned = plan_job(&job)?;
     if !planned.fits {
@@ -170,6 +181,17 @@ fn measure(args: &Args, model: Model) -> Result<(), Failure> {
         true => format!("{figures}\n"),
         false => render(&figures),
     })
+}
+
+/// A communicator that has only this rank.
+fn with_nccl_of_one(device: AnyDevice) -> Result<AnyDevice, Failure> {
+    match device {
+        AnyDevice::Cuda(cuda) => {
+            let peers = Peers::nccl(Nccl::unique_id().map_err(Failure::from)?, 0, 1)?;
+            Ok(AnyDevice::Cuda(Box::new(cuda.with_peers(peers))))
+        }
+        AnyDevice::Cpu(_) => Err(Failure::command("`--sum-through-nccl` needs a GPU")),
+    }
 }
 
 fn free_bytes(device: &AnyDevice) -> Option<u64> {

@@ -67,7 +67,7 @@ enum Command {
     Inspect(inspect::Args),
     /// Generate text from a prompt, or chat in the terminal
     Generate(generate::Args),
-    /// Download a model, or show where it is
+    /// Download a model or a data set, or show where it is
     Pull(pull::Args),
     /// Measure speed and memory on random weights of a named shape
     Bench(bench::Args),

@@ -33,7 +33,7 @@ use crate::train::run_lock::RunLock;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_ir::DeviceKind;
 use smidgen_ir::bytes::format_bytes;
-use smidgen_recipe::{AdapterKind, DeviceChoice, Recipe, RecipePath, render_job};
+use smidgen_recipe::{AdapterKind, Recipe, RecipePath, render_job};
 use smidgen_runtime::comm;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -61,9 +61,15 @@ pub struct Args {
 
 impl Args {
     /// Those of `smidgen resume`.
-    pub fn of_run(run: PathBuf, overrides: Vec<String>, accept_changes: bool, json: bool) -> Args {
+    pub fn of_run(
+        run: PathBuf,
+        overrides: Vec<String>,
+        accept_changes: bool,
+        ranks: Option<usize>,
+        json: bool,
+    ) -> Args {
         let recipe = RecipeArgs { recipe: run, overrides };
-        Args { recipe, resume: true, accept_changes, ranks: None, json, unmonitored: false }
+        Args { recipe, resume: true, accept_changes, ranks, json, unmonitored: false }
     }
 
     /// The recipe as written and as resolved: of a file, or with `--resume` of a run folder.
@@ -100,7 +106,7 @@ fn read_run_recipe(folder: &Path, overrides: &[String]) -> Result<(String, Recip
 }
 
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
-    let (recipe_text, mut recipe) = args.read()?;
+    let (recipe_text, recipe) = args.read()?;
     let launch = launch_of_this_process()?;
     if let (Some(count), None) = (args.ranks, &launch)
         && count != 1
@@ -108,7 +114,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         return start_ranks(count, &recipe);
     }
     let Some(launch) = launch else { return run_rank(args, &recipe_text, recipe, quiet, None) };
-    let mut joined = Joined::open(&launch, &mut recipe)?;
+    let mut joined = Joined::open(&launch, &recipe)?;
     joined
         .team
         .link()
@@ -160,10 +166,7 @@ fn run_rank(
         kept.iter().for_each(|line| say(&format!("{WARNING} {line}")));
     }
     if let Some(joined) = &mut joined {
-        // The device of a rank is its own.
-        let mut shared = recipe.clone();
-        shared.memory.device = DeviceChoice::Auto;
-        let job = render_job(&shared);
+        let job = render_job(&recipe);
         let mut facts = vec![("the program's version", PROGRAM.to_owned())];
         facts.extend(recipe_facts(&job));
         joined.team.link().agree(&facts)?;

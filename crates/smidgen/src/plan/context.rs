@@ -3,7 +3,7 @@
 //! What a process takes in general is the device profile's `Overhead`; here it meets one job.
 
 use crate::plan::devices::Place;
-use crate::plan::job::Job;
+use crate::plan::job::{Job, Purpose};
 use crate::rows::choice::ChoiceSet;
 use crate::rows::data::Data;
 use smidgen_compile::{Context, Overhead, Request};
@@ -30,10 +30,20 @@ pub fn process_bytes(threads: usize) -> u64 {
 /// What is taken of the device outside the arena while training.
 pub fn context(job: &Job) -> Context {
     match job.request.device {
-        DeviceKind::Cuda => gpu_context(&job.place),
+        DeviceKind::Cuda => {
+            let mut context = gpu_context(&job.place);
+            // What NCCL takes is measured where it runs.
+            if !job.world.is_alone() && job.purpose != Purpose::Train {
+                context.overhead.fixed_bytes += ASSUMED_NCCL_BYTES;
+            }
+            context
+        }
         DeviceKind::Cpu => process_context(job),
     }
 }
+
+/// What a plan counts for NCCL's buffers where it cannot measure them.
+const ASSUMED_NCCL_BYTES: u64 = 512 << 20;
 
 pub fn gpu_context(place: &Place) -> Context {
     Context { device: DeviceKind::Cuda, overhead: place.overhead(), ..Context::default() }

@@ -106,6 +106,13 @@ impl Place {
         }
     }
 
+    /// Counts what a library took on the device after it was opened.
+    pub fn add_to_context(&mut self, bytes: u64) {
+        if let Place::Cuda { context_bytes: Some(context), .. } = self {
+            *context += bytes;
+        }
+    }
+
     /// Opens the device and remembers what its context takes.
     pub fn open_and_measure(&mut self, threads: usize, arithmetic: Arithmetic) -> Result<AnyDevice, Failure> {
         let device = self.open(threads, arithmetic)?;

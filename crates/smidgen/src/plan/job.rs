@@ -24,7 +24,7 @@ use smidgen_data::tokens::TokenSet;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::ModulePattern;
 use smidgen_ir::{AdamW, DeviceKind, Extent, Rank, Workload};
-use smidgen_recipe::{AdapterKind, Batch, Bias, Compute, EvalTask, Optimizer, Recipe, RecipePath};
+use smidgen_recipe::{AdapterKind, Batch, Bias, Compute, EvalTask, Memory, Optimizer, Recipe, RecipePath};
 use std::collections::BTreeSet;
 
 /// What will run: a recipe with its model opened, its rows tokenized, its device and its budget found.
@@ -140,7 +140,8 @@ impl Job {
         }
         check_weights(&spec, &model)?;
         let named = profiles::named(&recipe.memory)?;
-        let mut place = profiles::place(&recipe.memory, named.as_ref(), purpose == Purpose::Train)?;
+        let chosen = Memory { device: world.device.unwrap_or(recipe.memory.device), ..recipe.memory.clone() };
+        let mut place = profiles::place(&chosen, named.as_ref(), purpose == Purpose::Train)?;
         check_compute(recipe.model.compute, &place)?;
         let mut request = build_request(&recipe, &spec, &model, place.kind())?;
         request.rank = world.rank;

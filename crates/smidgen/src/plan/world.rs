@@ -16,10 +16,13 @@ pub struct World {
     /// Ranks that share the memory of this rank's device.
     pub on_device: usize,
     pub machines: usize,
+    /// The device of this rank, where the recipe leaves it open.
+    pub device: Option<DeviceChoice>,
 }
 
 impl World {
-    pub const ALONE: World = World { rank: Rank::ONLY, local: Rank::ONLY, on_device: 1, machines: 1 };
+    pub const ALONE: World =
+        World { rank: Rank::ONLY, local: Rank::ONLY, on_device: 1, machines: 1, device: None };
 
     /// The first of so many ranks on so many machines, each with its own GPU where `has_gpu`.
     ///
@@ -40,6 +43,7 @@ impl World {
             local: Rank { index: 0, of: local },
             on_device: if has_gpu { 1 } else { local },
             machines,
+            device: None,
         })
     }
 
@@ -56,7 +60,7 @@ impl World {
     ///
     /// # Errors
     /// More ranks than GPUs, unless `memory.device` says that they share one; a batch smaller than the ranks.
-    pub fn settle(&mut self, recipe: &mut Recipe) -> Result<(), Failure> {
+    pub fn settle(&mut self, recipe: &Recipe) -> Result<(), Failure> {
         if self.is_alone() {
             return Ok(());
         }
@@ -69,11 +73,11 @@ impl World {
                 if gpus < self.local.of {
                     return Err(too_few_gpus(gpus, self.local.of));
                 }
-                recipe.memory.device = DeviceChoice::Cuda(ordinal);
+                self.device = Some(DeviceChoice::Cuda(ordinal));
                 self.on_device = 1;
             }
             DeviceChoice::Auto => {
-                recipe.memory.device = DeviceChoice::Cpu;
+                self.device = Some(DeviceChoice::Cpu);
                 self.on_device = self.local.of;
             }
             // A device that is pinned is that of every rank of the machine.

@@ -51,7 +51,7 @@ impl Joined {
     ///
     /// # Errors
     /// No engine, a rank that cannot be reached, or one that was started with something else.
-    pub fn open(launch: &Launch, recipe: &mut Recipe) -> Result<Joined, Failure> {
+    pub fn open(launch: &Launch, recipe: &Recipe) -> Result<Joined, Failure> {
         let mut world = world_of(launch);
         let engine = engine_of(recipe);
         world.settle(recipe)?;
@@ -132,6 +132,7 @@ fn world_of(launch: &Launch) -> World {
         local: Rank { index: launch.local_rank, of: launch.local_size },
         on_device: 1,
         machines,
+        device: None,
     }
 }
 

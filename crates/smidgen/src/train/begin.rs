@@ -20,7 +20,8 @@ use crate::rows::data::Data;
 use smidgen_formats::digest::Hasher;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{Plan, Policy};
-use smidgen_runtime::AnyDevice;
+use smidgen_runtime::{AnyDevice, Device};
+use std::time::Duration;
 
 /// A run that is ready to start.
 #[derive(Debug)]
@@ -78,8 +79,14 @@ pub fn prepare_run(
     let planned = match &mut joined {
         None => plan_run(job, &start, say)?,
         Some(joined) => {
+            let free = |device: &mut AnyDevice| device.memory().map(|memory| memory.free_bytes);
+            let before = free(&mut device);
             device = joined.connect(device)?;
-            plan_together(job, &start, say, &mut joined.team)?
+            let taken = before.zip(free(&mut device)).map(|(before, after)| before.saturating_sub(after));
+            job.place.add_to_context(taken.unwrap_or(0));
+            let planned = plan_together(job, &start, say, &mut joined.team)?;
+            device.limit_exchanges(exchange_limit(&planned));
+            planned
         }
     };
     if !planned.fits {
@@ -125,6 +132,13 @@ fn plan_together(
     // Ranks that exchange different things would wait for each other for ever.
     team.link().agree(&[("the exchanges of the plan", exchanges(&planned.solution.plan))])?;
     Ok(planned)
+}
+
+/// How long a rank waits for the others: many steps, and in any case as long as the first rank may take to save.
+fn exchange_limit(planned: &Planned) -> Duration {
+    const STEPS: f64 = 50.0;
+    const LEAST: Duration = Duration::from_secs(600);
+    LEAST.max(Duration::from_secs_f64(STEPS * planned.solution.step_ms.clamp(0.0, 1e9) / 1e3))
 }
 
 /// Which exchanges a plan makes, in order.

@@ -346,7 +346,7 @@ mod tests {
     fn rows_have_these_names_in_this_order() {
         assert_eq!(
             serde_json::to_string(&row(3)).unwrap(),
-            "{\"step\":3,\"epoch\":0.1,\"loss\":0.3333333333333333,\"grad_norm\":2.0,\"lr\":0.0002,\
+            "{\"step\":3,\"epoch\":0.1,\"ranks\":1,\"loss\":0.3333333333333333,\"grad_norm\":2.0,\"lr\":0.0002,\
              \"tokens\":1000,\"supervised_tokens\":10,\"step_ms\":12.5,\"tokens_per_s\":80000.0,\
              \"device_bytes\":5,\"device_free_bytes\":null,\"device_peak_bytes\":6,\"arena_peak_bytes\":4,\
              \"pinned_bytes\":0,\

@@ -42,6 +42,7 @@ mod pull_pypi;
 #[cfg(unix)]
 mod pull_rows;
 mod quantized;
+mod ranks;
 mod reporting;
 mod resume;
 mod scratch;

@@ -1,0 +1,248 @@
+//! Several ranks, as people start them: the losses of one process, exact resume, and an end for all when one dies.
+//!
+//! Ranks here are CPU ranks over a real MPI. Without an `mpiexec` these tests say what they skip; where
+//! `SMIDGEN_REQUIRE_MPI=1` is set, as in the gate, a missing one is a failure.
+//! `SMIDGEN_RANK_KILLS=50` kills a rank that often.
+
+use crate::scratch::Scratch;
+use serde_json::Value;
+use smidgen::internal::find_mpiexec;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longer than any run here, also beside other tests.
+const LIMIT: Duration = Duration::from_secs(180);
+
+const COMMON: &[&str] = &["memory.threads=1", "memory.budget=256MiB", "train.steps=20", "train.log_every=0"];
+
+/// Whether ranks can be started; says so where not.
+fn has_mpi() -> bool {
+    match find_mpiexec() {
+        Ok(_) => true,
+        Err(error) if std::env::var("SMIDGEN_REQUIRE_MPI").is_ok_and(|value| value == "1") => {
+            panic!("ranks are to be tested, and there is no MPI: {error}")
+        }
+        Err(error) => {
+            eprintln!("skipped: ranks over MPI ({error})");
+            false
+        }
+    }
+}
+
+/// A run of so many ranks, which ends all of its processes when it is dropped.
+struct Ranks {
+    launcher: Child,
+    /// In the command line of every process of the run, and of no other.
+    mark: String,
+}
+
+impl Ranks {
+    fn start(scratch: &Scratch, output: &str, ranks: usize, arguments: &[&str]) -> Ranks {
+        let mark = format!("output.dir={}", scratch.path(output).display());
+        let count = ranks.to_string();
+        let mut all = vec!["train", "recipe.toml", &mark, "--ranks", &count];
+        all.extend(COMMON);
+        all.extend(arguments);
+        let log = std::fs::File::create(scratch.path(&format!("{output}.log"))).unwrap();
+        let errors = log.try_clone().unwrap();
+        let launcher = scratch.command(&all).stdin(Stdio::null()).stdout(log).stderr(errors).spawn().unwrap();
+        Ranks { launcher, mark }
+    }
+
+    /// Exit code, within the limit.
+    fn wait(&mut self) -> Option<i32> {
+        let started = Instant::now();
+        loop {
+            if let Some(status) = self.launcher.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(started.elapsed() < LIMIT, "the ranks hang: {}", self.mark);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The processes that train.
+    fn processes(&self) -> Vec<u32> {
+        let launcher = self.launcher.id();
+        let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let ids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        let is_rank = |id: &u32| {
+            let read = |name: &str| std::fs::read(format!("/proc/{id}/{name}")).unwrap_or_default();
+            let holds = |bytes: Vec<u8>, text: &str| bytes.windows(text.len()).any(|part| part == text.as_bytes());
+            *id != launcher && holds(read("cmdline"), &self.mark) && holds(read("environ"), "PMI_RANK=")
+        };
+        ids.filter(is_rank).collect()
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for id in self.processes() {
+            kill(id);
+        }
+        let _ = self.launcher.kill();
+        let _ = self.launcher.wait();
+    }
+}
+
+fn kill(id: u32) {
+    let _ = Command::new("kill").args(["-9", &id.to_string()]).stderr(Stdio::null()).status();
+}
+
+fn train(scratch: &Scratch, output: &str, ranks: usize, arguments: &[&str]) {
+    let code = Ranks::start(scratch, output, ranks, arguments).wait();
+    let log = std::fs::read_to_string(scratch.path(&format!("{output}.log"))).unwrap();
+    assert_eq!(code, Some(0), "{arguments:?} on {ranks} ranks: {log}");
+}
+
+fn rows(scratch: &Scratch, output: &str) -> Vec<Value> {
+    let text = std::fs::read_to_string(scratch.path(output).join("metrics.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn numbers(rows: &[Value], name: &str) -> Vec<f64> {
+    rows.iter().filter_map(|row| row.get(name)?.as_f64()).collect()
+}
+
+/// The largest relative difference of the losses of two runs.
+fn difference(scratch: &Scratch, one: &str, other: &str, name: &str) -> f64 {
+    let [one, other] = [one, other].map(|output| numbers(&rows(scratch, output), name));
+    assert!(one.len() == other.len() && !one.is_empty(), "{} and {} rows of {name}", one.len(), other.len());
+    one.iter().zip(&other).map(|(a, b)| (a - b).abs() / a.abs()).fold(0.0, f64::max)
+}
+
+fn bytes_of(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<(String, Vec<u8>)> = entries
+        .filter(|path| path.extension().is_some_and(|extension| extension == "safetensors"))
+        .map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read(path).unwrap()))
+        .collect();
+    files.sort();
+    assert!(!files.is_empty(), "{}", folder.display());
+    files
+}
+
+const KINDS: &[(&str, &[&str])] = &[
+    ("lora", &["adapter.dropout=0.1"]),
+    ("dora", &["adapter.kind=dora"]),
+    ("ls-lora", &["adapter.kind=ls-lora"]),
+    ("nf4", &["model.base=nf4", "adapter.rank=32", "train.optimizer=adamw-8bit"]),
+    ("full", &["adapter.kind=full", "train.lr=1e-3"]),
+];
+
+#[test]
+fn ranks_have_the_losses_of_one_process() {
+    if !has_mpi() {
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.write_rows("other.jsonl", 7, 20);
+    for (kind, own) in KINDS {
+        let arguments = [*own, &["data.eval=other.jsonl", "train.eval_every=10", "train.save_every=10"]].concat();
+        train(&scratch, &format!("{kind}-1"), 1, &arguments);
+        let cases = [(2, "none"), (2, "moments"), (2, "gradients"), (2, "weights"), (3, "weights"), (4, "auto")];
+        for (ranks, shard) in cases {
+            let output = format!("{kind}-{ranks}-{shard}");
+            let shard = format!("memory.shard={shard}");
+            train(&scratch, &output, ranks, &[&arguments[..], &[&shard]].concat());
+            for name in ["loss", "eval_loss"] {
+                let worst = difference(&scratch, &format!("{kind}-1"), &output, name);
+                assert!(worst < 1e-6, "{output}: {name} differs by {worst:e}");
+            }
+            let last = &rows(&scratch, &output)[0];
+            assert_eq!(last["ranks"], ranks as u64, "{last}");
+            assert_eq!(last["rank_bytes"].as_array().map(Vec::len), Some(ranks));
+            // Whatever ranks divide, a checkpoint is that of one.
+            let [one, other] = [&format!("{kind}-1"), &output]
+                .map(|output| bytes_of(&scratch.path(output).join("checkpoint-10")));
+            let sizes = |files: &[(String, Vec<u8>)]| {
+                files.iter().map(|(name, bytes)| (name.clone(), bytes.len())).collect::<Vec<_>>()
+            };
+            assert_eq!(sizes(&one), sizes(&other), "{output}");
+        }
+    }
+}
+
+#[test]
+fn as_many_ranks_leave_the_same_bytes_and_resume_exactly() {
+    if !has_mpi() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let arguments = ["train.optimizer=adamw-8bit", "adapter.rank=64", "train.save_every=7", "memory.shard=moments"];
+    for output in ["once", "again"] {
+        train(&scratch, output, 2, &arguments);
+    }
+    let adapter = |output: &str| bytes_of(&scratch.path(output).join("adapter"));
+    assert!(adapter("once") == adapter("again"), "the same ranks give the same bytes");
+    // Stopped after step 7, and continued by two ranks, and by three.
+    let copy = |output: &str| {
+        let status = Command::new("cp").arg("-r").args([scratch.path("once"), scratch.path(output)]).status();
+        assert!(status.unwrap().success());
+        for later in ["checkpoint-14", "adapter", "report.html"] {
+            let path = scratch.path(output).join(later);
+            let _ = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
+        }
+    };
+    for (output, ranks) in [("two", 2), ("three", 3), ("one", 1)] {
+        copy(output);
+        train(&scratch, output, ranks, &[&arguments[..], &["--resume"]].concat());
+        let worst = difference(&scratch, "once", output, "loss");
+        assert!(worst < 1e-6, "resumed by {ranks}: {worst:e}");
+    }
+    assert!(adapter("two") == adapter("once"), "resume is exact with as many ranks");
+}
+
+#[test]
+fn a_rank_that_is_killed_ends_all_and_nothing_is_lost() {
+    if !has_mpi() {
+        return;
+    }
+    let kills: usize = std::env::var("SMIDGEN_RANK_KILLS").map_or(6, |text| text.parse().unwrap());
+    let scratch = Scratch::new();
+    let arguments = ["train.steps=400", "train.save_every=20", "train.keep=2", "memory.shard=moments"];
+    let started = Instant::now();
+    train(&scratch, "clean", 2, &arguments);
+    let span = started.elapsed();
+    let mut random = 0x5eed_u64;
+    for turn in 0..kills {
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let arguments = if turn == 0 { arguments.to_vec() } else { [&arguments[..], &["--resume"]].concat() };
+        let mut ranks = Ranks::start(&scratch, "killed", 2, &arguments);
+        std::thread::sleep(span.mul_f64((random >> 40) as f64 / (1u64 << 24) as f64));
+        let processes = ranks.processes();
+        if let Some(victim) = processes.get((random >> 20) as usize % processes.len().max(1)) {
+            kill(*victim);
+        }
+        let killed = Instant::now();
+        let code = ranks.wait();
+        // A run that was killed after its last step may have ended well.
+        assert!(code == Some(0) || killed.elapsed() < Duration::from_secs(15), "ended with {code:?}");
+        assert!(ranks.processes().is_empty(), "a rank is left");
+    }
+    train(&scratch, "killed", 2, &[&arguments[..], &["--resume"]].concat());
+    assert!(difference(&scratch, "clean", "killed", "loss") == 0.0);
+    let [clean, killed] = ["clean", "killed"].map(|output| bytes_of(&scratch.path(output).join("adapter")));
+    assert!(clean == killed, "a run whose ranks were killed ends with the bytes of one whose were not");
+}
+
+#[test]
+fn mistakes_about_ranks_are_named() {
+    let scratch = Scratch::new();
+    let refused = |arguments: &[&str], variables: &[(&str, &str)], code: i32, words: &str| {
+        let all = [&["train", "recipe.toml"], arguments].concat();
+        let output = scratch.command(&all).envs(variables.iter().copied()).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(code) && stderr.contains(words), "{arguments:?} {variables:?}: {stderr}");
+        assert!(!scratch.exists("run"), "a run that is refused leaves nothing");
+    };
+    refused(&["--ranks", "0"], &[], 2, "there is at least one rank");
+    refused(&["--ranks", "9"], &[], 2, "`train.batch = 4` is the batch of all ranks together");
+    refused(&[], &[("RANK", "1"), ("WORLD_SIZE", "2")], 2, "MASTER_ADDR");
+    refused(&[], &[("WORLD_SIZE", "2")], 2, "RANK");
+    let own = [("SMIDGEN_RANK", "3"), ("SMIDGEN_RANKS", "2")];
+    refused(&[], &own, 2, "SMIDGEN_RANK");
+    let nowhere = [("PATH", "/nowhere"), ("SMIDGEN_MPIEXEC", "/nowhere/mpiexec")];
+    refused(&["--ranks", "2"], &nowhere, 1, "mpiexec");
+}
