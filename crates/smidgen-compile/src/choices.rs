@@ -100,7 +100,7 @@ pub struct Freedom<'a> {
     chunks: Vec<usize>,
     layer_bytes: usize,
     /// Whether the embedding can be offloaded without the head.
-    has_own_embedding: bool,
+    pub has_own_embedding: bool,
     /// Pieces in which the head can be fetched; 0 where it has to be whole.
     pub head_pieces: usize,
     pub head_bytes: usize,
@@ -340,39 +340,6 @@ impl Freedom<'_> {
     pub fn without_offload(&self, rung: Point) -> Point {
         let Point { loss_chunk, recomputed, tile_tokens, .. } = rung;
         Point { recomputed, tile_tokens, ..self.start_with(loss_chunk) }
-    }
-}
-
-/// How a search for points that offload less varies one.
-impl Freedom<'_> {
-    /// For each choice that offloads something, points from nothing of it to what the point itself offloads.
-    pub fn less_offloaded(&self, point: Point) -> Vec<Axis> {
-        let weights = (0..=point.weights).map(|weights| Point { weights, ..point }).collect();
-        let most = match point.activations {
-            Offload::None | Offload::OfRecomputed => 0,
-            Offload::Some(count) => count,
-            Offload::All => self.layers,
-        };
-        let some = (0..most).map(|count| match count {
-            0 => Offload::None,
-            count => Offload::Some(count),
-        });
-        let activations = some.chain([point.activations]).map(|activations| Point { activations, ..point });
-        let here = Point { tables: false, split_head: false, ..point };
-        let tables = [here, Point { embedding: self.has_own_embedding, ..here }, point];
-        let moments = [Point { optimizer_state: false, ..point }, point];
-        let axis = |copy: Copy, points: Vec<Point>| Axis { copy, points };
-        vec![
-            axis(|to, from| to.weights = from.weights, weights),
-            axis(|to, from| to.activations = from.activations, activations.collect()),
-            axis(
-                |to, from| {
-                    (to.tables, to.split_head, to.embedding) = (from.tables, from.split_head, from.embedding)
-                },
-                tables.to_vec(),
-            ),
-            axis(|to, from| to.optimizer_state = from.optimizer_state, moments.to_vec()),
-        ]
     }
 }
 

@@ -7,7 +7,7 @@
 //! The best that was measured becomes the next point, until none is better.
 
 use crate::attempt::{Attempt, Measured, REGIONS};
-use crate::choices::{Axis, Copy, Point};
+use crate::choices::{Axis, Copy, Freedom, Offload, Point};
 use crate::counts::{COUNTS, Count};
 
 /// Most points, most mixtures that are measured around each, and most corrections of one.
@@ -221,4 +221,37 @@ fn fastest_counts(
         }
     }
     best
+}
+
+/// How a search for points that offload less varies one.
+impl Freedom<'_> {
+    /// For each choice that offloads something, points from nothing of it to what the point itself offloads.
+    pub fn less_offloaded(&self, point: Point) -> Vec<Axis> {
+        let weights = (0..=point.weights).map(|weights| Point { weights, ..point }).collect();
+        let most = match point.activations {
+            Offload::None | Offload::OfRecomputed => 0,
+            Offload::Some(count) => count,
+            Offload::All => self.layers,
+        };
+        let some = (0..most).map(|count| match count {
+            0 => Offload::None,
+            count => Offload::Some(count),
+        });
+        let activations = some.chain([point.activations]).map(|activations| Point { activations, ..point });
+        let here = Point { tables: false, split_head: false, ..point };
+        let tables = [here, Point { embedding: self.has_own_embedding, ..here }, point];
+        let moments = [Point { optimizer_state: false, ..point }, point];
+        let axis = |copy: Copy, points: Vec<Point>| Axis { copy, points };
+        vec![
+            axis(|to, from| to.weights = from.weights, weights),
+            axis(|to, from| to.activations = from.activations, activations.collect()),
+            axis(
+                |to, from| {
+                    (to.tables, to.split_head, to.embedding) = (from.tables, from.split_head, from.embedding)
+                },
+                tables.to_vec(),
+            ),
+            axis(|to, from| to.optimizer_state = from.optimizer_state, moments.to_vec()),
+        ]
+    }
 }

@@ -28,15 +28,12 @@ pub fn solve(question: &Question) -> Result<Solution, SolveError> {
     for sharding in choices {
         let pins = sharded_pins(question, sharding);
         let found = solve_one(&Question { pins: &pins, ..*question });
-        let is_free = found.as_ref().is_ok_and(|found| {
-            !found.policy.offloads()
-                && found.policy.recompute.is_empty()
-                && found.policy.tile_tokens.is_none()
-        });
+        let is_free = found.as_ref().is_ok_and(|found| found.policy.saves_nothing());
         best = Some(match (best, found) {
             (None, found) => found,
             (Some(Ok(best)), Ok(found)) if found.step_ms * AS_FAST < best.step_ms => Ok(found),
             (Some(Err(_)), Ok(found)) => Ok(found),
+            (Some(Err(best)), Err(found)) if found.leanest.peak_bytes < best.leanest.peak_bytes => Err(found),
             (Some(best), _) => best,
         });
         if is_free {

@@ -11,8 +11,7 @@ use crate::op::Op;
 use crate::shape::{Extent, Type};
 use crate::storage::DType;
 
-/// Buffers start at multiples of this: a cache line, and what vector loads and CUDA copies like.
-pub const ALIGNMENT: usize = 256;
+pub use crate::shape::ALIGNMENT;
 
 pub const fn align_up(bytes: usize) -> usize {
     bytes.next_multiple_of(ALIGNMENT)

@@ -80,6 +80,11 @@ impl Policy {
         Policy { recompute, loss_chunk, ..Policy::default() }
     }
 
+    /// Whether memory is saved nowhere: no value is computed twice, in pieces or from somewhere else.
+    pub fn saves_nothing(&self) -> bool {
+        !self.offloads() && self.recompute.is_empty() && self.tile_tokens.is_none()
+    }
+
     /// Whether anything is fetched to the device or sent from it during a step.
     pub fn offloads(&self) -> bool {
         self.streams() || self.embedding_offloaded || !self.offloaded_activations.is_empty()

@@ -4,8 +4,7 @@
 //! the ranks and end at multiples of a unit: bytes of weights are cut where memory is aligned, rows of what is trained
 //! where a block of 8-bit optimizer state ends. A small tensor therefore belongs to the first rank alone.
 
-use crate::plan::ALIGNMENT;
-use crate::shape::{Extent, Type};
+use crate::shape::{ALIGNMENT, Extent, Type};
 use crate::storage::{DYNAMIC8_BLOCK, Storage, dynamic8_codes};
 use std::ops::Range;
 

@@ -7,6 +7,9 @@
 use crate::storage::Storage;
 use std::fmt;
 
+/// Values start at multiples of this many bytes: a cache line, and what vector loads and CUDA copies like.
+pub const ALIGNMENT: usize = 256;
+
 /// One dimension of a shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dim {

@@ -89,7 +89,6 @@ pub mod internal {
     pub use crate::plan::job::{Job, Purpose};
     pub use crate::plan::planning::{Planned, plan_job};
     pub use crate::report::choices::describe_changes;
-    pub use smidgen_runtime::comm::mpi_places::find_mpiexec;
     pub use crate::report::command_reference::render_command_reference;
     pub use crate::report::plan_table::render_table;
     pub use crate::report::plan_texts::render_plan_texts;
@@ -108,6 +107,7 @@ pub mod internal {
     pub use crate::train::run_dir::RunDir;
     pub use crate::train::trained_state;
     pub use crate::train::trainer::Trainer;
+    pub use smidgen_runtime::comm::mpi_places::find_mpiexec;
 }
 
 #[cfg(test)]

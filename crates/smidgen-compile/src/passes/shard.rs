@@ -31,51 +31,46 @@ pub fn divide_trained(graph: &mut Graph, policy: &Policy, rank: Rank) {
     let (mut own, mut trained, mut moments) = (Vec::new(), Vec::new(), Vec::new());
     let mut place = (Phase::Update, None);
     for mut node in nodes {
-        match &mut node.op {
-            Op::AdamW(_) | Op::AdamW8(_) => {
-                place = (node.phase, node.layer);
-                let [parameter, first, second, _] = node.updates[..] else {
-                    unreachable!("AdamW has four updates")
-                };
-                let rows = shard.own_rows(&graph.value(parameter).ty);
-                trained.push(parameter);
-                for moment in [first, second] {
-                    graph.divide(moment, shard);
-                    moments.push(moment);
-                }
-                if rows.is_empty() {
-                    continue;
-                }
-                let gradient = node.inputs[0];
-                let mut part = |whole: ValueId| graph.add_slice(whole, rows.start, rows.len());
-                node.inputs[0] = parts.get(&gradient).copied().unwrap_or_else(|| part(gradient));
-                node.updates[..3].iter_mut().for_each(|whole| *whole = part(*whole));
+        if let Op::AdamW(_) | Op::AdamW8(_) = node.op {
+            place = (node.phase, node.layer);
+            let [parameter, first, second, _] = node.updates[..] else {
+                unreachable!("AdamW has four updates")
+            };
+            let rows = shard.own_rows(&graph.value(parameter).ty);
+            trained.push(parameter);
+            for moment in [first, second] {
+                graph.divide(moment, shard);
+                moments.push(moment);
             }
-            Op::GradNorm { squares, .. } => {
-                let (divided, rest): (Vec<ValueId>, Vec<ValueId>) =
-                    node.inputs.iter().partition(|input| parts.contains_key(input));
-                node.inputs = rest;
-                if !divided.is_empty() {
-                    *squares = true;
-                    let sum = graph.add_leaf("squares", SQUARES.clone(), LeafKind::State);
-                    let divided = divided.iter().map(|gradient| parts[gradient]).collect();
-                    let place = (node.phase, node.layer);
-                    graph.emit(&mut own, Op::SquaredNorm, divided, vec![sum], &[], place);
-                    graph.emit(&mut own, Op::AllReduce(rank), vec![], vec![sum], &[], place);
-                    node.inputs.push(sum);
-                }
+            if rows.is_empty() {
+                continue;
             }
+            let gradient = node.inputs[0];
+            let mut part = |whole: ValueId| graph.add_slice(whole, rows.start, rows.len());
+            node.inputs[0] = parts.get(&gradient).copied().unwrap_or_else(|| part(gradient));
+            node.updates[..3].iter_mut().for_each(|whole| *whole = part(*whole));
+        } else if let Op::GradNorm { squares, .. } = &mut node.op {
+            let (divided, rest): (Vec<ValueId>, Vec<ValueId>) =
+                node.inputs.iter().partition(|input| parts.contains_key(input));
+            node.inputs = rest;
+            if !divided.is_empty() {
+                *squares = true;
+                let sum = graph.add_leaf("squares", SQUARES.clone(), LeafKind::State);
+                let divided = divided.iter().map(|gradient| parts[gradient]).collect();
+                let place = (node.phase, node.layer);
+                graph.emit(&mut own, Op::SquaredNorm, divided, vec![sum], &[], place);
+                graph.emit(&mut own, Op::AllReduce(rank), vec![], vec![sum], &[], place);
+                node.inputs.push(sum);
+            }
+        } else if node.op == Op::Zero {
             // Gradients are cleared, and the loss.
-            Op::Zero => {
-                if !trained.is_empty() {
-                    let updates = std::mem::take(&mut trained);
-                    graph.emit(&mut own, Op::AllGather(shard), vec![], updates, &[], place);
-                }
-                if let Some(part) = parts.get(&node.updates[0]) {
-                    node.updates[0] = *part;
-                }
+            if !trained.is_empty() {
+                let updates = std::mem::take(&mut trained);
+                graph.emit(&mut own, Op::AllGather(shard), vec![], updates, &[], place);
             }
-            _ => {}
+            if let Some(part) = parts.get(&node.updates[0]) {
+                node.updates[0] = *part;
+            }
         }
         own.push(node);
     }

@@ -115,10 +115,9 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     }
     let Some(launch) = launch else { return run_rank(args, &recipe_text, recipe, quiet, None) };
     let mut joined = Joined::open(&launch, &recipe)?;
-    joined
-        .team
-        .link()
-        .set_remedy(format!("continue with `{}`, as many ranks as before", resume_command(args)));
+    let is_here = launch.local_size == launch.size;
+    let ranks = if is_here { format!(" --ranks {}", launch.size) } else { String::new() };
+    joined.team.link().set_remedy(format!("continue with `{}{ranks}`", resume_command(args)));
     let quiet = quiet || launch.rank > 0;
     let result = run_rank(args, &recipe_text, recipe, quiet, Some(&mut joined));
     joined.leave(result)
@@ -167,8 +166,9 @@ fn run_rank(
     }
     if let Some(joined) = &mut joined {
         let job = render_job(&recipe);
-        let mut facts = vec![("the program's version", PROGRAM.to_owned())];
-        facts.extend(recipe_facts(&job));
+        let keys = recipe_facts(&job);
+        let mut facts = vec![("program version", PROGRAM.to_owned())];
+        facts.extend(keys.iter().map(|(name, value)| (name.as_str(), value.clone())));
         joined.team.link().agree(&facts)?;
     }
     let mut job = Job::prepare_in(world, recipe, Purpose::Train, &Access::from_environment(quiet))?;
@@ -229,10 +229,10 @@ fn run_rank(
 }
 
 /// Every key of a job by itself, so that ranks that disagree can say in what.
-fn recipe_facts(job: &str) -> Vec<(&str, String)> {
+fn recipe_facts(job: &str) -> Vec<(String, String)> {
     job.lines()
         .filter_map(|line| line.split_once(" = "))
-        .map(|(key, value)| (key, value.to_owned()))
+        .map(|(key, value)| (format!("recipe's `{key}`"), value.to_owned()))
         .collect()
 }
 

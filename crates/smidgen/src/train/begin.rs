@@ -19,7 +19,7 @@ use crate::ranks::team::Team;
 use crate::rows::data::Data;
 use smidgen_formats::digest::Hasher;
 use smidgen_ir::bytes::format_bytes;
-use smidgen_ir::{Plan, Policy};
+use smidgen_ir::{Plan, Policy, ValueId};
 use smidgen_runtime::{AnyDevice, Device};
 use std::time::Duration;
 
@@ -64,7 +64,7 @@ pub fn prepare_run(
     };
     let made_of = compare_contents(job, dir, &start, accepts, say)?;
     if let Some(joined) = &mut joined {
-        let mut facts = vec![("the start", format!("step {}", start.updates_done()))];
+        let mut facts = vec![("start", format!("step {}", start.updates_done()))];
         facts.extend(made_of.facts());
         joined.team.link().agree(&facts)?;
     }
@@ -130,7 +130,7 @@ fn plan_together(
         (None, None) => return Err(Failure::memory("no plan fits: see rank 0")),
     };
     // Ranks that exchange different things would wait for each other for ever.
-    team.link().agree(&[("the exchanges of the plan", exchanges(&planned.solution.plan))])?;
+    team.link().agree(&[("exchanges of the plan", exchanges(&planned.solution.plan))])?;
     Ok(planned)
 }
 
@@ -149,7 +149,9 @@ fn exchanges(plan: &Plan) -> String {
         plan.entries.iter().flat_map(|entry| entry.steps.iter().map(|step| (entry.entry, step)))
     {
         if step.op.is_collective() {
-            let operands = step.inputs.iter().chain(&step.updates).map(|id| plan.value(*id).name.as_str());
+            // Rows of a tensor are other ones on each rank.
+            let whole = |id: &ValueId| plan.value(plan.value(*id).role.whole(*id)).name.as_str();
+            let operands = step.inputs.iter().chain(&step.updates).map(whole);
             hasher.update(
                 format!("{entry} {} {}", step.op.name(), operands.collect::<Vec<_>>().join(" ")).as_bytes(),
             );

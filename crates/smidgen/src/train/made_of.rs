@@ -77,11 +77,11 @@ impl MadeOf {
             if text.len() > 80 { hasher.finish_hex() } else { text }
         };
         vec![
-            ("the program's version", self.program.clone()),
-            ("the data", text(&|| serde_json::to_value(&self.data))),
-            ("the model's config", text(&|| serde_json::to_value(&self.config))),
-            ("the tokenizer", text(&|| serde_json::to_value(&self.tokenizer))),
-            ("the template", self.template.clone().unwrap_or_default()),
+            ("program version", self.program.clone()),
+            ("data", text(&|| serde_json::to_value(&self.data))),
+            ("config of the model", text(&|| serde_json::to_value(&self.config))),
+            ("tokenizer", text(&|| serde_json::to_value(&self.tokenizer))),
+            ("template", self.template.clone().unwrap_or_default()),
         ]
     }
 

@@ -5,6 +5,7 @@
 
 pub mod adapt;
 pub mod begin;
+pub mod begun_step;
 pub mod cautions;
 pub mod check_start;
 pub mod course;
@@ -22,6 +23,7 @@ pub mod loss_scale;
 pub mod lr;
 pub mod made_of;
 pub mod metrics;
+pub mod micro_steps;
 pub mod moments;
 pub mod monitor;
 pub mod outcome;

@@ -144,7 +144,7 @@ enum Half {
 }
 
 impl Half {
-    /// Its bytes among those of a matrix with so many elements.
+    /// Its bytes among those of a matrix with this many elements.
     fn of(self, elements: usize, bytes: usize) -> Range<usize> {
         match self {
             Half::All => 0..bytes,

@@ -6,6 +6,7 @@
 //! A run ends after its last step, when evaluations no longer improve (`standing.rs`), or when it is asked to.
 
 use super::adapt::Watch;
+use super::begun_step::BegunStep;
 use super::interrupt::Interrupt;
 use super::journal::Journal;
 use super::liveness::{self, Liveness};
@@ -40,7 +41,7 @@ use smidgen_data::micro_batch::{MicroBatch, Packing};
 use smidgen_data::share::Shares;
 use smidgen_data::tokens::TokenSet;
 use smidgen_formats::tokenizer::copy::copy_tokenizer;
-use smidgen_ir::{Entry, LeafKind, Plan, Policy, Sharding};
+use smidgen_ir::{Entry, LeafKind, Plan, Policy};
 use smidgen_recipe::{Batch, Warmup};
 use smidgen_runtime::{Device, Executor};
 use std::ops::ControlFlow;
@@ -58,13 +59,13 @@ pub struct Trainer<'a, D> {
     pub(super) policy: Policy,
     pub(super) feed: Feed,
     pub(super) micro_batch: MicroBatch,
-    packing: Packing,
-    shares: Shares,
+    pub(super) packing: Packing,
+    pub(super) shares: Shares,
     pub(super) team: Option<&'a mut Team>,
     /// Whether a rank was asked to stop, as all of them know.
     is_stopping: bool,
     standing: Standing,
-    liveness: Option<Liveness>,
+    pub(super) liveness: Option<Liveness>,
     loss_scale: Option<LossScale>,
     weight_hashes: WeightHashes,
     made_of: MadeOf,
@@ -83,30 +84,8 @@ pub struct Trainer<'a, D> {
     /// The step whose report has not arrived yet.
     begun: Option<BegunStep>,
     /// The sample list of a finished step, reused by the next.
-    spare_samples: Vec<u32>,
+    pub(super) spare_samples: Vec<u32>,
     last_row: Instant,
-}
-
-/// A step whose work is queued on the device.
-#[derive(Debug)]
-struct BegunStep {
-    step: u64,
-    /// Epochs done after it.
-    epoch: f64,
-    lr: f64,
-    tokens: u64,
-    supervised: u64,
-    /// Of this rank.
-    samples: Vec<u32>,
-    rounds: Rounds,
-}
-
-/// The micro-batches that a rank runs in a step: its own, and empty ones while others have more.
-#[derive(Clone, Copy, Debug)]
-struct Rounds {
-    count: usize,
-    /// A sample that an empty micro-batch runs with weight 0.
-    filler: u32,
 }
 
 impl<'a, D: Device> Trainer<'a, D> {
@@ -431,46 +410,6 @@ impl<'a, D: Device> Trainer<'a, D> {
         Ok(())
     }
 
-    /// Queues the micro-batches of an optimizer step.
-    fn begin_step(
-        &mut self,
-        batches: &mut BatchPlan,
-        train: &TokenSet,
-        step: u64,
-        lr: f64,
-    ) -> Result<BegunStep, Failure> {
-        let batch = batches.step_samples(step);
-        let (samples, epoch) = (batch.samples, batch.epoch_after);
-        let tokens: u64 = samples.iter().map(|sample| u64::from(train.length(*sample as usize))).sum();
-        let supervised: u64 =
-            samples.iter().map(|sample| u64::from(train.supervised(*sample as usize))).sum();
-        let rank = self.job.request.rank;
-        self.shares.divide(samples, |sample| train.length(sample as usize), rank.of);
-        let rounds = self.count_rounds(train, samples)?;
-        let mut own = std::mem::take(&mut self.spare_samples);
-        own.clear();
-        own.extend_from_slice(self.shares.of(rank.index));
-        self.run_micro_batches(train, &own, step, supervised, rounds)?;
-        Ok(BegunStep { step, epoch, lr, tokens, supervised, samples: own, rounds })
-    }
-
-    /// How many micro-batches this rank runs. Every rank takes part in the sum of a step; and where weights are gathered
-    /// for each micro-batch, all ranks run equally many.
-    fn count_rounds(&mut self, train: &TokenSet, samples: &[u32]) -> Result<Rounds, Failure> {
-        let rank = self.job.request.rank;
-        let shortest = samples.iter().copied().min_by_key(|sample| train.length(*sample as usize));
-        let filler = shortest.expect("a step has a sample");
-        let gathers = self.policy.sharding >= Sharding::Gradients && !rank.is_only();
-        let ranks = if gathers { 0..rank.of } else { rank.index..rank.index + 1 };
-        let mut count = 1;
-        for index in ranks {
-            let lengths = self.shares.of(index).iter().map(|sample| train.length(*sample as usize));
-            self.packing.pack(lengths, self.policy.micro_tokens).map_err(Failure::data)?;
-            count = count.max(self.packing.micro_batches().len());
-        }
-        Ok(Rounds { count, filler })
-    }
-
     /// Whether the run ends after this step: on several ranks once all of them know it.
     fn is_asked_to_stop(&self, interrupt: &Interrupt) -> bool {
         match self.team {
@@ -479,51 +418,9 @@ impl<'a, D: Device> Trainer<'a, D> {
         }
     }
 
-    fn run_micro_batches(
-        &mut self,
-        train: &TokenSet,
-        samples: &[u32],
-        step: u64,
-        supervised: u64,
-        rounds: Rounds,
-    ) -> Result<(), Failure> {
-        self.pack(train, samples)?;
-        let loss_weight = self.scale() / supervised as f64;
-        self.feed.write_loss_weight(&mut self.executor, loss_weight);
-        let packing = std::mem::take(&mut self.packing);
-        let mut own = packing.micro_batches();
-        for round in 1..=rounds.count {
-            match own.next() {
-                Some(positions) => {
-                    let chosen = positions.iter().map(|position| samples[*position as usize]);
-                    self.micro_batch.fill(train, chosen).map_err(Failure::disk)?;
-                }
-                None => {
-                    self.micro_batch.fill(train, [rounds.filler]).map_err(Failure::disk)?;
-                    self.feed.write_loss_weight(&mut self.executor, 0.0);
-                }
-            }
-            self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step);
-            let extent = self.micro_batch.extent();
-            self.executor.run_summing(Entry::MicroStep, &extent, round == rounds.count)?;
-            if let Some(liveness) = &mut self.liveness {
-                let positions = &self.micro_batch.positions;
-                liveness.see_positions(self.micro_batch.rows.iter().map(|row| positions[*row as usize]));
-            }
-        }
-        drop(own);
-        self.packing = packing;
-        Ok(())
-    }
-
     /// The loss scale.
-    fn scale(&self) -> f64 {
+    pub(super) fn scale(&self) -> f64 {
         self.loss_scale.map_or(1.0, |loss_scale| loss_scale.scale())
-    }
-
-    fn pack(&mut self, train: &TokenSet, samples: &[u32]) -> Result<(), Failure> {
-        let lengths = samples.iter().map(|sample| train.length(*sample as usize));
-        self.packing.pack(lengths, self.policy.micro_tokens).map_err(Failure::data)
     }
 
     /// Queues the update of a step and its report.

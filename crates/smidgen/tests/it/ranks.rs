@@ -69,7 +69,8 @@ impl Ranks {
         let ids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
         let is_rank = |id: &u32| {
             let read = |name: &str| std::fs::read(format!("/proc/{id}/{name}")).unwrap_or_default();
-            let holds = |bytes: Vec<u8>, text: &str| bytes.windows(text.len()).any(|part| part == text.as_bytes());
+            let holds =
+                |bytes: Vec<u8>, text: &str| bytes.windows(text.len()).any(|part| part == text.as_bytes());
             *id != launcher && holds(read("cmdline"), &self.mark) && holds(read("environ"), "PMI_RANK=")
         };
         ids.filter(is_rank).collect()
@@ -139,9 +140,11 @@ fn ranks_have_the_losses_of_one_process() {
     let scratch = Scratch::new();
     scratch.write_rows("other.jsonl", 7, 20);
     for (kind, own) in KINDS {
-        let arguments = [*own, &["data.eval=other.jsonl", "train.eval_every=10", "train.save_every=10"]].concat();
+        let arguments =
+            [*own, &["data.eval=other.jsonl", "train.eval_every=10", "train.save_every=10"]].concat();
         train(&scratch, &format!("{kind}-1"), 1, &arguments);
-        let cases = [(2, "none"), (2, "moments"), (2, "gradients"), (2, "weights"), (3, "weights"), (4, "auto")];
+        let cases =
+            [(2, "none"), (2, "moments"), (2, "gradients"), (2, "weights"), (3, "weights"), (4, "auto")];
         for (ranks, shard) in cases {
             let output = format!("{kind}-{ranks}-{shard}");
             let shard = format!("memory.shard={shard}");
@@ -170,7 +173,8 @@ fn as_many_ranks_leave_the_same_bytes_and_resume_exactly() {
         return;
     }
     let scratch = Scratch::new();
-    let arguments = ["train.optimizer=adamw-8bit", "adapter.rank=64", "train.save_every=7", "memory.shard=moments"];
+    let arguments =
+        ["train.optimizer=adamw-8bit", "adapter.rank=64", "train.save_every=7", "memory.shard=moments"];
     for output in ["once", "again"] {
         train(&scratch, output, 2, &arguments);
     }
@@ -234,12 +238,15 @@ fn mistakes_about_ranks_are_named() {
         let all = [&["train", "recipe.toml"], arguments].concat();
         let output = scratch.command(&all).envs(variables.iter().copied()).output().unwrap();
         let stderr = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.code() == Some(code) && stderr.contains(words), "{arguments:?} {variables:?}: {stderr}");
+        assert!(
+            output.status.code() == Some(code) && stderr.contains(words),
+            "{arguments:?} {variables:?}: {stderr}"
+        );
         assert!(!scratch.exists("run"), "a run that is refused leaves nothing");
     };
     refused(&["--ranks", "0"], &[], 2, "there is at least one rank");
     refused(&["--ranks", "9"], &[], 2, "`train.batch = 4` is the batch of all ranks together");
-    refused(&[], &[("RANK", "1"), ("WORLD_SIZE", "2")], 2, "MASTER_ADDR");
+    refused(&[], &[("RANK", "1"), ("WORLD_SIZE", "2")], 2, "`LOCAL_RANK` is not set");
     refused(&[], &[("WORLD_SIZE", "2")], 2, "RANK");
     let own = [("SMIDGEN_RANK", "3"), ("SMIDGEN_RANKS", "2")];
     refused(&[], &own, 2, "SMIDGEN_RANK");
