@@ -9,7 +9,7 @@ use crate::console::stdout::{print, print_text};
 use crate::doctor::load::Reach;
 use crate::doctor::machine::{self, Measuring};
 use crate::doctor::measure::Effort;
-use crate::doctor::{self, Check, environment, run};
+use crate::doctor::{self, Check, environment, ranks, run};
 use crate::failure::Failure;
 use crate::hub::Access;
 use crate::plan::devices::Place;
@@ -17,6 +17,7 @@ use crate::plan::host;
 use crate::plan::profiles::{self, saved};
 use crate::report::doctor_table::render_table;
 use serde_json::{Value, json};
+use smidgen_compile::DeviceProfile;
 use smidgen_ir::DeviceKind;
 use smidgen_recipe::{DeviceChoice, Recipe, parse_recipe, read_recipe_source};
 use std::path::PathBuf;
@@ -40,12 +41,18 @@ pub struct Args {
     /// Read all weights of the recipe's model, however large
     #[arg(long)]
     whole: bool,
+    /// Only say what several ranks would use: NCCL, MPI, `mpiexec`, GPUs
+    #[arg(long, conflicts_with_all = ["recipe", "no_measure", "brief", "whole"])]
+    ranks: bool,
     /// Print the checks as JSON
     #[arg(long)]
     json: bool,
 }
 
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
+    if args.ranks {
+        return finish(args, &ranks::check(), None);
+    }
     let here = working_directory()?;
     let recipe = args.recipe.as_ref().map(|path| -> Result<Recipe, Failure> {
         let source = read_recipe_source(path).map_err(Failure::recipe)?;
@@ -89,10 +96,14 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
             checks.extend(run::check(recipe, &Access::from_environment(quiet), reach));
         }
     }
-    let ending = doctor::ending(&checks);
+    finish(args, &checks, measured.as_ref())
+}
+
+fn finish(args: &Args, checks: &[Check], measured: Option<&(PathBuf, DeviceProfile)>) -> Result<(), Failure> {
+    let ending = doctor::ending(checks);
     match args.json {
-        true => print(&format!("{:#}\n", render_json(&checks, ending.is_ok(), measured.as_ref())))?,
-        false => print_text(&render_table(&checks))?,
+        true => print(&format!("{:#}\n", render_json(checks, ending.is_ok(), measured)))?,
+        false => print_text(&render_table(checks))?,
     }
     ending
 }
@@ -116,11 +127,7 @@ fn device(args: &Args, recipe: Option<&Recipe>) -> Result<DeviceChoice, Failure>
     })
 }
 
-fn render_json(
-    checks: &[Check],
-    is_fine: bool,
-    measured: Option<&(PathBuf, smidgen_compile::DeviceProfile)>,
-) -> Value {
+fn render_json(checks: &[Check], is_fine: bool, measured: Option<&(PathBuf, DeviceProfile)>) -> Value {
     let lines: Vec<Value> = checks
         .iter()
         .map(|check| {

@@ -55,8 +55,10 @@ impl Args {
     fn prepare(&self, recipe: Recipe, quiet: bool) -> Result<Job, Failure> {
         let network = self.network.as_deref().map(find_link).transpose()?;
         if network.is_some() && self.nodes < 2 {
-            return Err(Failure::command("`--network` is the link between machines, and the plan is for one")
-                .hint("`--nodes 2` plans for two machines"));
+            return Err(Failure::command(
+                "`--network` is the link between machines, and the plan is for one",
+            )
+            .hint("`--nodes 2` plans for two machines"));
         }
         let world = World::asked_for(self.ranks, self.nodes, &recipe)?;
         Job::prepare_over(world, network, recipe, &Access::from_environment(quiet))

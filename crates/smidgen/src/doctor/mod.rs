@@ -8,6 +8,7 @@ pub mod environment;
 pub mod load;
 pub mod machine;
 pub mod measure;
+pub mod ranks;
 pub mod run;
 
 use crate::failure::{Failure, FailureKind};

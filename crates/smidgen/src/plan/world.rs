@@ -60,7 +60,8 @@ impl World {
 
     /// For people, such as "8 ranks on 2 machines".
     pub fn describe(&self) -> String {
-        let machines = if self.machines == 1 { "1 machine".into() } else { format!("{} machines", self.machines) };
+        let machines =
+            if self.machines == 1 { "1 machine".into() } else { format!("{} machines", self.machines) };
         format!("{} ranks on {machines}", self.rank.of)
     }
 
