@@ -2,7 +2,7 @@
 //!
 //! Nothing is started. What is missing is a warning, because a run of one rank needs none of it; the remedy says how to
 //! install it.
-//! Left out: bandwidth between ranks, and which GPUs reach each other's memory.
+//! Left out: bandwidth between ranks (`all_reduce.rs`), and which GPUs reach each other's memory.
 
 use super::Check;
 use crate::failure::Failure;

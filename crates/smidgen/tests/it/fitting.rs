@@ -92,7 +92,9 @@ fn a_budget_that_is_none_is_refused() {
 #[test]
 fn the_fewest_ranks_fit_and_half_as_many_do_not() {
     let scratch = crate::plan_json::larger_model();
-    let full = ["adapter.kind=full", "train.batch=8", "memory.shard=gradients"];
+    let recipe = scratch.text("recipe.toml").replace("rank = 4\nalpha = 8\n", "kind = \"full\"\n");
+    scratch.write("recipe.toml", recipe);
+    let full = ["train.batch=8", "memory.shard=gradients"];
     let least = |ranks: &str| {
         let plan = scratch.plan(&[&full[..], &["memory.budget=1", "--ranks", ranks]].concat());
         plan["peak_bytes"].as_u64().unwrap()
