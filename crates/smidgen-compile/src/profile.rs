@@ -167,7 +167,7 @@ impl Profile {
         self.walk(plan, entry, false, |_| {})
     }
 
-    /// An exchange between ranks of which each receives so many bytes.
+    /// An exchange between ranks of which each receives this many bytes.
     pub fn exchange_seconds(&self, rank: Rank, bytes: f64) -> f64 {
         (rank.of - 1) as f64 * self.link.latency_s + bytes / self.link.bytes_per_s
     }

@@ -44,13 +44,18 @@ impl Exchange {
         for entry in [Entry::MicroStep, Entry::Update] {
             let times = if entry == Entry::MicroStep { micro_steps.max(1.0) } else { 1.0 };
             for step in &plan.entry(entry).steps {
-                match (&step.op, entry) {
+                let bytes = step.cost.bytes;
+                if matches!(step.op, Op::AllReduce(_)) {
                     // Runs with the last micro-batch alone.
-                    (Op::AllReduce(_), _) => exchange.gradient_bytes += step.cost.bytes,
-                    (Op::ReduceScatter(_), _) => exchange.gradient_bytes += times * step.cost.bytes,
-                    (Op::AllGather(_), Entry::MicroStep) => exchange.weight_bytes += times * step.cost.bytes,
-                    (Op::AllGather(_), _) => exchange.update_bytes += step.cost.bytes,
-                    _ => {}
+                    exchange.gradient_bytes += bytes;
+                } else if matches!(step.op, Op::ReduceScatter(_)) {
+                    exchange.gradient_bytes += times * bytes;
+                } else if matches!(step.op, Op::AllGather(_)) {
+                    let gathered = match entry == Entry::MicroStep {
+                        true => &mut exchange.weight_bytes,
+                        false => &mut exchange.update_bytes,
+                    };
+                    *gathered += times * bytes;
                 }
             }
         }
