@@ -27,7 +27,8 @@ pub fn reason_for(name: &str) -> Reason {
 
 pub const CHECKPOINTING: &str =
     "the solver recomputes only as many layers as `memory.budget` requires (pin it with `memory.recompute`)";
-pub const SHARDING: &str = "shards state across GPUs; on one GPU, `memory.budget` is the only setting needed";
+pub const SHARDING: &str = "tunes how ranks divide state; ranks divide the samples of a step, and `memory.shard` says which state \
+                            (by default the solver chooses)";
 pub const SPLIT: &str =
     "the solver chooses how a step is split into micro-batches (pin it with `memory.micro_tokens`)";
 const BUFFERS: &str = "sizes an allocator's buffers; here the plan is the allocation, and every buffer has its place before step 0";
@@ -35,7 +36,8 @@ const ALLOCATOR: &str = "tunes an allocator; there is none here, the plan is the
 const CACHE: &str = "clears an allocator's cache; there is none here, nothing is allocated after start-up";
 const OVERLAP: &str = "transfers are steps of the plan and overlap with compute automatically";
 const FRAGMENTS: &str = "reduces fragmentation; a plan has none";
-const LAUNCH: &str = "configures a launch of several processes; smidgen runs one process on one device";
+const LAUNCH: &str = "configures a launch of several processes; `smidgen train RECIPE --ranks N` starts those of one machine, \
+                      `mpiexec`, `torchrun --no-python` or `srun` those of several";
 const TRACKING: &str =
     "a run writes metrics.jsonl and TensorBoard files to `output.dir` and calls no other service";
 const ATTENTION: &str = "there is one attention kernel, and it never builds a mask or a score matrix";

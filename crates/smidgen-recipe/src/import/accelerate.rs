@@ -3,12 +3,11 @@
 //! It says how a script is started. The model, the data, the batch and the learning rate are arguments of the script.
 //! Left out: Megatron, SageMaker and TPUs, whose settings are reported as not carried over.
 
-use super::deepspeed::{follow_deepspeed, put_fsdp_offload, put_offloaded, want_from_script};
+use super::deepspeed::{follow_deepspeed, put_fsdp, put_offloaded, put_stage, want_from_script};
 use super::document::Content;
 use super::draft::{Draft, Source};
 use super::fields::{Fields, Found};
 use super::vocabulary::{ONE_DEVICE, put_derived, put_number, word};
-use crate::reasons::SHARDING;
 use crate::value::Value;
 
 pub fn read_accelerate(fields: &Fields<'_>, draft: &mut Draft) {
@@ -23,7 +22,7 @@ pub fn read_accelerate(fields: &Fields<'_>, draft: &mut Draft) {
         put_deepspeed_plugin(&group, draft);
     }
     if let Some(group) = fsdp.and_then(|found| found.group()) {
-        put_fsdp_offload(&group, draft);
+        put_fsdp(&group, draft);
         draft.leave_rest(&group);
     }
     if let Some(found) = fields.take_on("use_cpu") {
@@ -32,11 +31,24 @@ pub fn read_accelerate(fields: &Fields<'_>, draft: &mut Draft) {
     let processes = fields.take("num_processes").and_then(|found| Some((found.count()?, found)));
     let accumulation = fields.take("gradient_accumulation_steps");
     leave_accumulation(draft, accumulation);
+    let machines = fields.take("num_machines").and_then(|found| found.count()).unwrap_or(1);
     if let Some((count, found)) = processes.filter(|(count, _)| *count > 1) {
         put_processes(draft, count, &found);
+        draft.assume(launch_words(count, machines));
     }
     assume_defaults(draft);
     want_from_script(draft);
+}
+
+/// How as many processes are started here.
+fn launch_words(count: u64, machines: u64) -> String {
+    let command = match machines {
+        1 => format!("`smidgen train RECIPE --ranks {count}` starts {count} ranks"),
+        _ => format!(
+            "`srun` or `mpiexec -n {count} smidgen train RECIPE` starts {count} ranks on {machines} machines"
+        ),
+    };
+    format!("{command}; without it one process trains, with the same losses within rounding")
 }
 
 /// All processes take part in a step; a batch from a DeepSpeed file is that of one process.
@@ -104,8 +116,8 @@ fn put_deepspeed_plugin(group: &Fields<'_>, draft: &mut Draft) {
     }
     let stage = group.take("zero_stage");
     let number = stage.as_ref().and_then(|found| found.number());
-    if let Some(found) = &stage {
-        draft.leave_out(found, SHARDING);
+    if let (Some(found), Some(number)) = (&stage, number) {
+        put_stage(draft, found, number);
     }
     for (name, key) in
         [("offload_optimizer_device", "memory.optimizer_state"), ("offload_param_device", "memory.weights")]

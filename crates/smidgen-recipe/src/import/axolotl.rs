@@ -5,7 +5,7 @@
 
 use super::adapters::{AdapterWords, put_adapter};
 use super::datasets::{NamedRows, PartNames, put_rows, put_split};
-use super::deepspeed::{PINNED, follow_deepspeed, put_fsdp_offload};
+use super::deepspeed::{PINNED, follow_deepspeed, put_fsdp};
 use super::document::{Content, Node};
 use super::draft::Draft;
 use super::fields::{Fields, Found};
@@ -311,7 +311,7 @@ fn put_memory(fields: &Fields<'_>, draft: &mut Draft) {
         follow_deepspeed(draft, &found);
     }
     if let Some(group) = fields.take("fsdp_config").filter(Found::is_on).and_then(|found| found.group()) {
-        put_fsdp_offload(&group, draft);
+        put_fsdp(&group, draft);
         draft.leave_rest(&group);
     }
     // `offload` is checkpointing with the inputs offloaded to host memory.

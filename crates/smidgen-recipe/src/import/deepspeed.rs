@@ -1,8 +1,8 @@
 //! A DeepSpeed configuration: batch sizes, precision, optimizer, schedule, ZeRO and its offloads.
 //!
-//! Offloads say where state is stored, so they become pins in `[memory]`. Stages, buckets and thresholds tune an
-//! allocator and several GPUs, which the plan makes unnecessary. The script that the file belongs to sets the model, the
-//! data and the output, and its arguments set the values that are `auto` here.
+//! Offloads say where state is stored and stages what ranks divide, so both become pins in `[memory]`. Buckets and
+//! thresholds tune an allocator, which the plan makes unnecessary. The script that the file belongs to sets the model,
+//! the data and the output, and its arguments set the values that are `auto` here.
 //! Left out: inference, pipelines, mixtures of experts, compression.
 
 use super::document::{Content, read_document_file};
@@ -12,7 +12,7 @@ use super::mistakes::Mistakes;
 use super::vocabulary::{
     StepSize, put_batch, put_betas, put_compute, put_number, put_optimizer, put_whole, word,
 };
-use crate::reasons::{CHECKPOINTING, SHARDING, SPLIT};
+use crate::reasons::{CHECKPOINTING, SPLIT};
 use crate::value::Value;
 
 const DEEPSPEED: &str = "DeepSpeed";
@@ -152,7 +152,7 @@ fn put_sizes(fields: &Fields<'_>, draft: &mut Draft, alone: bool) {
             "train.batch",
             Value::Integer(batch.into()),
             &[found],
-            &format!("on {} GPUs", batch / share),
+            &format!("on {} GPUs (`smidgen train RECIPE --ranks {}`)", batch / share, batch / share),
         ),
         _ => draft.put("train.batch", Value::Integer(batch.into()), &[found]),
     }
@@ -265,7 +265,7 @@ fn put_zero(group: &Fields<'_>, draft: &mut Draft) {
     let number = stage.as_ref().and_then(|found| found.number());
     if let (Some(found), Some(number)) = (&stage, number) {
         match (0.0..=3.0).contains(&number) && number.fract() == 0.0 {
-            true => draft.leave_out(found, SHARDING),
+            true => put_stage(draft, found, number),
             false => found.mistake(format!("`{}` must be 0, 1, 2 or 3", found.key)),
         }
     }
@@ -284,6 +284,20 @@ fn put_zero(group: &Fields<'_>, draft: &mut Draft) {
     }
     draft.leave_rest(group);
 }
+
+/// A stage of ZeRO is what ranks divide among themselves.
+pub fn put_stage(draft: &mut Draft, found: &Found<'_>, stage: f64) {
+    let divided = match stage {
+        1.0 => "moments",
+        2.0 => "gradients",
+        3.0 => "weights",
+        _ => return,
+    };
+    draft.put_with("memory.shard", word(divided), &[found], SHARDED);
+}
+
+/// The comment at `memory.shard`.
+const SHARDED: &str = "matters with several ranks; remove this line to let the solver choose";
 
 fn put_offload(zero: &Fields<'_>, draft: &mut Draft, name: &str, key: &'static str, stage: f64, needed: f64) {
     let Some(whole) = zero.take(name) else { return };
@@ -312,8 +326,34 @@ pub fn put_offloaded(draft: &mut Draft, found: &Found<'_>, place: &str, key: &'s
     }
 }
 
-/// FSDP keeps gradients and optimizer state where the parameters are.
-pub fn put_fsdp_offload(group: &Fields<'_>, draft: &mut Draft) {
+/// What FSDP divides, and what it offloads: it keeps gradients and optimizer state where the parameters are.
+pub fn put_fsdp(group: &Fields<'_>, draft: &mut Draft) {
+    let strategy = group.take_any(&[
+        "fsdp_sharding_strategy",
+        "sharding_strategy",
+        "fsdp_reshard_after_forward",
+        "reshard_after_forward",
+    ]);
+    if let Some(found) = strategy {
+        // A word, its number in PyTorch, or whether weights are divided again after the forward pass.
+        let written = match found.content {
+            Content::Boolean(again) => Some(if *again { "FULL_SHARD" } else { "SHARD_GRAD_OP" }.to_owned()),
+            _ => found.text().map(|text| text.to_uppercase()),
+        };
+        let divided = match written.as_deref() {
+            None => None,
+            Some("FULL_SHARD" | "HYBRID_SHARD" | "TRUE" | "1" | "4") => Some("weights"),
+            Some("SHARD_GRAD_OP" | "HYBRID_SHARD_ZERO2" | "FALSE" | "2" | "5") => Some("gradients"),
+            Some("NO_SHARD" | "3") => Some("none"),
+            Some(_) => {
+                draft.leave_out(&found, "unknown strategy; the solver chooses what ranks divide");
+                None
+            }
+        };
+        if let Some(divided) = divided {
+            draft.put_with("memory.shard", word(divided), &[&found], SHARDED);
+        }
+    }
     if let Some(found) = group.take_any_on(&["fsdp_offload_params", "offload_params"]) {
         draft.put_with("memory.weights", word("host"), &[&found], PINNED);
         draft.put_with("memory.optimizer_state", word("host"), &[&found], PINNED);

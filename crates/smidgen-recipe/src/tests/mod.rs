@@ -92,6 +92,7 @@ recompute = "auto"
 activations = "auto"
 weights = "auto"
 optimizer_state = "auto"
+shard = "auto"
 adapt = false
 
 [expect]

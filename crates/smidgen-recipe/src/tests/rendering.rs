@@ -129,6 +129,7 @@ fn job_is_every_key_in_order() {
         activations = "auto"
         weights = "auto"
         optimizer_state = "auto"
+        shard = "auto"
         adapt = false
 
         [expect]

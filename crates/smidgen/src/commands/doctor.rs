@@ -9,16 +9,20 @@ use crate::console::stdout::{print, print_text};
 use crate::doctor::load::Reach;
 use crate::doctor::machine::{self, Measuring};
 use crate::doctor::measure::Effort;
-use crate::doctor::{self, Check, environment, run};
+use crate::doctor::{self, Check, all_reduce, environment, ranks, run};
 use crate::failure::Failure;
 use crate::hub::Access;
 use crate::plan::devices::Place;
 use crate::plan::host;
 use crate::plan::profiles::{self, saved};
+use crate::ranks::launch::{Launch, launch_of_this_process};
+use crate::ranks::spawn::{Engine, Spawn};
 use crate::report::doctor_table::render_table;
 use serde_json::{Value, json};
+use smidgen_compile::DeviceProfile;
 use smidgen_ir::DeviceKind;
 use smidgen_recipe::{DeviceChoice, Recipe, parse_recipe, read_recipe_source};
+use smidgen_runtime::comm;
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
@@ -40,12 +44,26 @@ pub struct Args {
     /// Read all weights of the recipe's model, however large
     #[arg(long)]
     whole: bool,
+    /// Only say what several ranks would use (NCCL, MPI, `mpiexec`, GPUs), and with N above 1 how fast N CPU ranks sum
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "1", conflicts_with_all = ["recipe", "no_measure", "brief", "whole"])]
+    ranks: Option<usize>,
     /// Print the checks as JSON
     #[arg(long)]
     json: bool,
 }
 
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
+    // Without `--ranks`, half a launch is a warning of the environment.
+    let launch = match (launch_of_this_process(), args.ranks) {
+        (Err(_), None) => None,
+        (launch, _) => launch?,
+    };
+    match (launch, args.ranks) {
+        (Some(launch), _) => return measure_ranks(args, &launch),
+        (None, Some(1)) => return finish(args, &ranks::check(), None),
+        (None, Some(count)) => return start_ranks(count),
+        (None, None) => {}
+    }
     let here = working_directory()?;
     let recipe = args.recipe.as_ref().map(|path| -> Result<Recipe, Failure> {
         let source = read_recipe_source(path).map_err(Failure::recipe)?;
@@ -89,10 +107,33 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
             checks.extend(run::check(recipe, &Access::from_environment(quiet), reach));
         }
     }
-    let ending = doctor::ending(&checks);
+    finish(args, &checks, measured.as_ref())
+}
+
+fn start_ranks(count: usize) -> Result<(), Failure> {
+    match Spawn::this_program(count)?.run(Engine::Mpi)? {
+        0 => Ok(()),
+        // They have said why.
+        code => comm::quit(code),
+    }
+}
+
+/// What a rank does; the first one speaks.
+fn measure_ranks(args: &Args, launch: &Launch) -> Result<(), Failure> {
+    let measured = all_reduce::measure(launch.rank, launch.size)?;
+    if launch.rank > 0 {
+        return Ok(());
+    }
+    let mut checks = ranks::check();
+    checks.push(measured);
+    finish(args, &checks, None)
+}
+
+fn finish(args: &Args, checks: &[Check], measured: Option<&(PathBuf, DeviceProfile)>) -> Result<(), Failure> {
+    let ending = doctor::ending(checks);
     match args.json {
-        true => print(&format!("{:#}\n", render_json(&checks, ending.is_ok(), measured.as_ref())))?,
-        false => print_text(&render_table(&checks))?,
+        true => print(&format!("{:#}\n", render_json(checks, ending.is_ok(), measured)))?,
+        false => print_text(&render_table(checks))?,
     }
     ending
 }
@@ -116,11 +157,7 @@ fn device(args: &Args, recipe: Option<&Recipe>) -> Result<DeviceChoice, Failure>
     })
 }
 
-fn render_json(
-    checks: &[Check],
-    is_fine: bool,
-    measured: Option<&(PathBuf, smidgen_compile::DeviceProfile)>,
-) -> Value {
+fn render_json(checks: &[Check], is_fine: bool, measured: Option<&(PathBuf, DeviceProfile)>) -> Value {
     let lines: Vec<Value> = checks
         .iter()
         .map(|check| {

@@ -1,4 +1,4 @@
-//! `smidgen fit`: what a recipe needs, the smallest card that holds it, and the most that fits a budget.
+//! `smidgen fit`: what a recipe needs, the smallest card or the fewest ranks that hold it, and the most that fits a budget.
 //!
 //! Length, rank and micro-batch are for the recipe's own model; the known shapes are tried with the recipe's adapter,
 //! storage and length. Every answer is a plan: it fits, and the next larger value does not.
@@ -16,6 +16,7 @@ use crate::plan::demand::DemandShape;
 use crate::plan::job::{Job, Purpose};
 use crate::plan::planning::plan_job;
 use crate::plan::terms::Terms;
+use crate::plan::world::World;
 use serde_json::{Value, json};
 use smidgen_compile::cards::{CARDS, Card};
 use smidgen_compile::{Budget, Demand, Request, Solution};
@@ -97,6 +98,7 @@ fn answer(job: &Job, recipe: &Recipe, access: &Access) -> Result<Value, Failure>
             "needs_bytes": least_bytes(&terms, &job.request, &demands),
         },
         "smallest_card": smallest_card(recipe, access),
+        "ranks": ranks_needed(recipe, access)?,
         "batch": {
             "most_at_once": samples,
             "peak_bytes": one(terms.solve(&job.request, &[at_once(samples.max(1))])),
@@ -166,6 +168,28 @@ fn smallest_card(recipe: &Recipe, access: &Access) -> Value {
     })
 }
 
+/// Numbers of ranks that are tried, those of usual machines.
+const RANKS: [usize; 4] = [1, 2, 4, 8];
+
+/// How many devices of this kind the recipe needs, each with the budget, and what they divide among themselves. Null
+/// where eight are too few, or more than the samples of a step.
+fn ranks_needed(recipe: &Recipe, access: &Access) -> Result<Value, Failure> {
+    for count in RANKS {
+        let recipe = assumed(recipe);
+        let Ok(world) = World::asked_for(count, 1, &recipe) else { break };
+        let planned = plan_job(&Job::prepare_in(world, recipe, Purpose::Plan, access)?)?;
+        if planned.fits {
+            return Ok(json!({
+                "needed": count,
+                "shard": planned.solution.policy.sharding.name(),
+                "peak_bytes": planned.solution.peak_bytes,
+                "tokens_per_s": planned.speed().map(|speed| speed.tokens_per_s),
+            }));
+        }
+    }
+    Ok(Value::Null)
+}
+
 /// A model of a known shape under the recipe.
 fn fit_shape(shape: &Shape, recipe: &Recipe, access: &Access) -> Result<Value, Failure> {
     let mut recipe = assumed(recipe);
@@ -204,6 +228,15 @@ fn render(answers: &Value) -> String {
     let card = &answers["smallest_card"];
     let name = card["name"].as_str().unwrap_or("none").to_owned();
     row("smallest built-in card", name, &card["peak_bytes"]);
+    let ranks = &answers["ranks"];
+    let needed = match (ranks["needed"].as_u64(), ranks["shard"].as_str()) {
+        (None, _) => "no number up to 8".to_owned(),
+        (Some(count), None | Some("none")) => count.to_string(),
+        (Some(count), Some(divided)) => format!("{count} ({divided})"),
+    };
+    if recipe["fits"] != json!(true) {
+        row("ranks with this budget each", needed, &ranks["peak_bytes"]);
+    }
     let batch = &answers["batch"];
     row("most samples at once", batch["most_at_once"].to_string(), &batch["peak_bytes"]);
     let longest = &answers["max_tokens"];

@@ -8,8 +8,9 @@ use crate::console::progress::say;
 use crate::console::stdout::{print, print_text};
 use crate::failure::Failure;
 use crate::hub::Access;
-use crate::plan::job::{Job, Purpose};
+use crate::plan::job::Job;
 use crate::plan::planning::plan_job;
+use crate::plan::world::World;
 use crate::report::page_file::write_page;
 use crate::report::plan_comparison::{render_comparison, render_differences};
 use crate::report::plan_facts::PlanFacts;
@@ -17,6 +18,7 @@ use crate::report::run_folder::RunRecord;
 use crate::report::{plan_json, plan_table};
 use crate::rows::data::Data;
 use serde_json::Value;
+use smidgen_compile::links::{self, LINKS, Link, NamedLink};
 use smidgen_ir::text::render_plan;
 use smidgen_recipe::{Recipe, render_job};
 use std::path::{Path, PathBuf};
@@ -35,14 +37,44 @@ pub struct Args {
     /// recipe (may be repeated)
     #[arg(long, value_name = "OTHER", conflicts_with = "text")]
     against: Vec<String>,
+    /// Plan for one of this many ranks
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    ranks: usize,
+    /// Machines that the ranks are spread over
+    #[arg(long, value_name = "M", default_value_t = 1)]
+    nodes: usize,
+    /// The link between machines, such as ethernet-100g [default: the profile's]
+    #[arg(long, value_name = "NAME")]
+    network: Option<String>,
     /// Also write the plan as an HTML page
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }
 
+impl Args {
+    fn prepare(&self, recipe: Recipe, quiet: bool) -> Result<Job, Failure> {
+        let network = self.network.as_deref().map(find_link).transpose()?;
+        if network.is_some() && self.nodes < 2 {
+            return Err(Failure::command(
+                "`--network` is the link between machines, and the plan is for one",
+            )
+            .hint("`--nodes 2` plans for two machines"));
+        }
+        let world = World::asked_for(self.ranks, self.nodes, &recipe)?;
+        Job::prepare_over(world, network, recipe, &Access::from_environment(quiet))
+    }
+}
+
+fn find_link(name: &str) -> Result<Link, Failure> {
+    links::find(name).map(NamedLink::link).ok_or_else(|| {
+        let known: Vec<&str> = LINKS.iter().map(|link| link.name).collect();
+        Failure::command(format!("`--network {name}`: unknown link\n  known: {}", known.join(", ")))
+    })
+}
+
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let (_, recipe) = args.recipe.read()?;
-    let job = Job::prepare_with(recipe, Purpose::Plan, &Access::from_environment(quiet))?;
+    let job = args.prepare(recipe, quiet)?;
     if !quiet {
         print_warnings(&job);
     }
@@ -78,14 +110,14 @@ fn read_other(args: &Args, quiet: bool) -> Result<(Value, PlanFacts), Failure> {
     let json = match &args.against[..] {
         changes if changes.iter().all(is_change) => {
             let overrides: Vec<String> = args.recipe.overrides.iter().chain(changes).cloned().collect();
-            plan_of(read_recipe(&args.recipe.recipe, &overrides)?.1, quiet)?
+            plan_of(args, read_recipe(&args.recipe.recipe, &overrides)?.1, quiet)?
         }
         [path] => {
             let path = Path::new(path);
             let file = if path.is_dir() { path.join("plan.json") } else { path.to_owned() };
             match file.extension().is_some_and(|extension| extension == "json") {
                 true => read_plan(&file)?,
-                false => plan_of(read_recipe(&file, &[])?.1, quiet)?,
+                false => plan_of(args, read_recipe(&file, &[])?.1, quiet)?,
             }
         }
         _ => {
@@ -99,8 +131,8 @@ fn read_other(args: &Args, quiet: bool) -> Result<(Value, PlanFacts), Failure> {
     Ok((json, facts))
 }
 
-fn plan_of(recipe: Recipe, quiet: bool) -> Result<Value, Failure> {
-    let job = Job::prepare_with(recipe, Purpose::Plan, &Access::from_environment(quiet))?;
+fn plan_of(args: &Args, recipe: Recipe, quiet: bool) -> Result<Value, Failure> {
+    let job = args.prepare(recipe, quiet)?;
     Ok(plan_json::render_json(&plan_job(&job)?))
 }
 

@@ -105,8 +105,8 @@ fn environment_line(
     if let Some(count) = set("WORLD_SIZE").filter(|count| count.parse::<u64>().is_ok_and(|count| count > 1)) {
         found.warn(
             "WORLD_SIZE",
-            format!("`WORLD_SIZE={count}`: a launcher started several processes, and each would train the same run"),
-            "start `smidgen` without `torchrun` or `accelerate launch`",
+            format!("`WORLD_SIZE={count}`: `smidgen train` would take this process for one of {count} ranks and wait for the others"),
+            "unset `WORLD_SIZE` and `RANK` to train alone",
         );
     }
     let unused: Vec<(&str, &str)> = NO_EFFECT
@@ -232,7 +232,7 @@ mod tests {
             ("LD_LIBRARY_PATH", "/a:/usr/local/cuda/lib64/stubs/:/b", "a stub is loaded"),
             ("MALLOC_ARENA_MAX", "2", "takes host memory"),
             ("LD_PRELOAD", "libjemalloc.so.2", "takes host memory"),
-            ("WORLD_SIZE", "4", "each would train the same run"),
+            ("WORLD_SIZE", "4", "one of 4 ranks"),
         ] {
             let check = line(&[(name, value)], true);
             assert_eq!(check.verdict, Verdict::Warn, "{name}: {check:?}");

@@ -3,11 +3,13 @@
 //! Checks of the machine come first, then those of a recipe. A warning may slow down or stop some runs; a failure stops
 //! this recipe, or any run on the device. The checks change nothing.
 
+pub mod all_reduce;
 pub mod disk_rates;
 pub mod environment;
 pub mod load;
 pub mod machine;
 pub mod measure;
+pub mod ranks;
 pub mod run;
 
 use crate::failure::{Failure, FailureKind};

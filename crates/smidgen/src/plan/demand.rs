@@ -18,6 +18,8 @@ pub struct DemandShape {
     pub demands: Vec<Demand>,
     /// Tokens of a rank's average optimizer step.
     pub step_tokens: f64,
+    /// The same of all ranks together.
+    pub all_tokens: f64,
 }
 
 impl DemandShape {
@@ -64,7 +66,7 @@ impl DemandShape {
             let micro_steps = step_tokens / largest.micro_batch.tokens as f64;
             demands.push(Demand { micro_tokens, extent, micro_steps });
         }
-        Ok(DemandShape { demands, step_tokens })
+        Ok(DemandShape { demands, step_tokens, all_tokens: step_tokens * ranks as f64 })
     }
 
     fn assumed(job: &Job, pinned: Option<usize>) -> Result<DemandShape, Failure> {
@@ -73,6 +75,7 @@ impl DemandShape {
             Batch::Samples(samples) => samples,
             Batch::Tokens(tokens) => (tokens / max_tokens).max(1),
         };
+        let all_tokens = (samples * max_tokens) as f64;
         // The rank that has the most.
         let samples = samples.div_ceil(job.request.rank.of);
         let step_tokens = samples * max_tokens;
@@ -88,7 +91,7 @@ impl DemandShape {
         let choices = micro_token_choices(pinned, step_tokens, max_tokens)?;
         let mut demands: Vec<Demand> = choices.into_iter().map(demand).collect();
         demands.dedup();
-        Ok(DemandShape { demands, step_tokens: step_tokens as f64 })
+        Ok(DemandShape { demands, step_tokens: step_tokens as f64, all_tokens })
     }
 }
 

@@ -17,6 +17,7 @@ use crate::rows::data::{Data, read_data};
 use crate::rows::sets::MemoryRows;
 use serde_json::Value as Json;
 use smidgen_compile::adapter::{self, LoraModule};
+use smidgen_compile::links::Link;
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::request;
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases};
@@ -92,7 +93,7 @@ impl Job {
         (recipe.data.train, recipe.data.eval) = (name(&rows.train), name(&rows.eval));
         check_values(&recipe, purpose)?;
         let model = open_for(&recipe, purpose, &Access::cache_only())?;
-        Job::prepare_data(recipe, model, Some(rows), purpose, &Access::cache_only(), World::ALONE)
+        Job::prepare_data(recipe, model, Some(rows), purpose, &Access::cache_only(), World::ALONE, None)
     }
 
     /// With a model that is fetched where `access` allows it; a plan takes no weights.
@@ -110,7 +111,19 @@ impl Job {
         access: &Access,
     ) -> Result<Job, Failure> {
         let model = open_for(&recipe, purpose, access)?;
-        Job::prepare_data(recipe, model, None, purpose, access, world)
+        Job::prepare_data(recipe, model, None, purpose, access, world, None)
+    }
+
+    /// A plan for ranks that may not exist, with the link between their machines if it is not the profile's.
+    #[doc(hidden)]
+    pub fn prepare_over(
+        world: World,
+        network: Option<Link>,
+        recipe: Recipe,
+        access: &Access,
+    ) -> Result<Job, Failure> {
+        let model = open_for(&recipe, Purpose::Plan, access)?;
+        Job::prepare_data(recipe, model, None, Purpose::Plan, access, world, network)
     }
 
     /// With a model that is open already, or that exists only as its config.
@@ -121,7 +134,7 @@ impl Job {
         purpose: Purpose,
         access: &Access,
     ) -> Result<Job, Failure> {
-        Job::prepare_data(recipe, model, None, purpose, access, World::ALONE)
+        Job::prepare_data(recipe, model, None, purpose, access, World::ALONE, None)
     }
 
     fn prepare_data(
@@ -131,6 +144,7 @@ impl Job {
         purpose: Purpose,
         access: &Access,
         world: World,
+        network: Option<Link>,
     ) -> Result<Job, Failure> {
         let spec = read_decoder(&model)?;
         if purpose == Purpose::Train && !model.has_weights() {
@@ -155,6 +169,7 @@ impl Job {
                 profiles::of_place_within(&place, request.threads, measured, recipe.memory.budget)
             }
         };
+        profile.device.network = network.unwrap_or(profile.device.network);
         profile.device = profile.device.on_machines(world.machines);
         place.assume(&profile.device);
         let budget = job_budget(&recipe, &place)?.shared_by(world.on_device);

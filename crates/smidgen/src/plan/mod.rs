@@ -12,6 +12,7 @@ pub mod context;
 pub mod demand;
 pub mod devices;
 pub mod disk;
+pub mod exchange;
 pub mod generation;
 pub mod host;
 pub mod job;

@@ -8,11 +8,13 @@ use crate::plan::advice::advise;
 use crate::plan::arithmetic::Arithmetic;
 use crate::plan::context::{pinned_bytes, process_context};
 use crate::plan::demand::DemandShape;
+use crate::plan::exchange::Exchange;
 use crate::plan::job::Job;
 use crate::plan::life::{LifePhase, OF_TRAINING, plan_life};
 use crate::plan::model::written_storage;
 use crate::plan::profiles::ChosenProfile;
 use crate::plan::terms::{Terms, pins};
+use crate::plan::world::World;
 use crate::rows::data::Data;
 use smidgen_compile::{Budget, Solution, SolveError, smallest_resident};
 use smidgen_ir::bytes::format_bytes;
@@ -29,7 +31,7 @@ pub struct Planned {
     pub offload_budget_bytes: u64,
     /// Host memory that a plan for a GPU counts on: pinned memory and the process.
     pub host_bytes: Option<u64>,
-    /// Tokens of an average optimizer step.
+    /// Tokens of an average optimizer step, of all ranks together.
     pub step_tokens: f64,
     pub fits: bool,
     /// The base weights are trained, not adapters.
@@ -42,9 +44,13 @@ pub struct Planned {
     pub profile: ChosenProfile,
     /// What each phase of the run's life takes.
     pub life: Vec<LifePhase>,
+    /// The ranks that it is for; everything else is of one of them.
+    pub world: World,
+    /// What they send each other; `None` for one that is alone.
+    pub exchange: Option<Exchange>,
 }
 
-/// The predicted speed of a run.
+/// The predicted speed of a run, of all its ranks together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Speed {
     pub step_ms: f64,
@@ -135,7 +141,8 @@ impl Planned {
     ) -> Planned {
         let mut notes = notes(job, shape, terms, &solution, fits);
         let Budget { device_bytes: budget_bytes, offload_bytes: offload_budget_bytes } = terms.budget;
-        let step_tokens = shape.step_tokens;
+        let step_tokens = shape.all_tokens;
+        let exchange = Exchange::of(job.world, shape, &solution, &terms.profile);
         let life = plan_life(job, &solution);
         notes.extend(later_needs(&life, budget_bytes).filter(|_| fits));
         let profile = job.profile.clone();
@@ -153,6 +160,8 @@ impl Planned {
             notes,
             profile,
             life,
+            world: job.world,
+            exchange,
         }
     }
 }

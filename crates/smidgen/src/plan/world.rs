@@ -4,7 +4,8 @@
 //! machines that nobody has, and a run says which rank it is.
 
 use crate::failure::Failure;
-use smidgen_ir::Rank;
+use crate::plan::profiles;
+use smidgen_ir::{DeviceKind, Rank};
 use smidgen_recipe::{Batch, DeviceChoice, Recipe};
 use smidgen_runtime::cuda;
 
@@ -45,6 +46,27 @@ impl World {
             machines,
             device: None,
         })
+    }
+
+    /// What `smidgen plan` plans for: as many ranks as asked for, with a GPU each if the plan is for a GPU. Ranks share the
+    /// GPU that a recipe pins, unless the recipe names a card that need not be here.
+    ///
+    /// # Errors
+    /// As [`World::planned`]; a batch smaller than the ranks; a profile that does not exist.
+    pub fn asked_for(ranks: usize, machines: usize, recipe: &Recipe) -> Result<World, Failure> {
+        let named = profiles::named(&recipe.memory)?;
+        let kind = profiles::place(&recipe.memory, named.as_ref(), false)?.kind();
+        let shares = matches!(recipe.memory.device, DeviceChoice::Cuda(_)) && named.is_none();
+        let world = World::planned(ranks, machines, kind == DeviceKind::Cuda && !shares)?;
+        world.check_batch(recipe)?;
+        Ok(world)
+    }
+
+    /// For people, such as "8 ranks on 2 machines".
+    pub fn describe(&self) -> String {
+        let machines =
+            if self.machines == 1 { "1 machine".into() } else { format!("{} machines", self.machines) };
+        format!("{} ranks on {machines}", self.rank.of)
     }
 
     pub fn is_alone(&self) -> bool {

@@ -29,6 +29,8 @@ pub fn render_json(planned: &Planned) -> Value {
     let (speed, trained) = (planned.speed(), planned.trained());
     json!({
         "title": plan.title,
+        "ranks": planned.world.rank.of,
+        "nodes": planned.world.machines,
         "layers": layer_count(plan),
         "trains_base": planned.trains_base,
         "fits": planned.fits,
@@ -48,6 +50,8 @@ pub fn render_json(planned: &Planned) -> Value {
         "extent": { "tokens": plan.extent.tokens, "rows": plan.extent.rows, "segments": plan.extent.segments },
         "step_ms": speed.map(|speed| speed.step_ms),
         "tokens_per_s": speed.map(|speed| speed.tokens_per_s),
+        "exchange": planned.exchange.map(|exchange| exchange.render_json()),
+        "efficiency": planned.exchange.filter(|_| speed.is_some()).map(|exchange| exchange.efficiency),
         "trained_parameters": trained.parameters,
         "bytes_per_trained_parameter": trained.bytes_per_parameter(),
         "host_memory": planned.host_bytes.map(|needed_bytes| json!({

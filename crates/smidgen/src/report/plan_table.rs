@@ -5,6 +5,7 @@
 
 use super::choices::{render_price, render_reasons};
 use crate::console::colour::{NOTE, bad, good};
+use crate::plan::exchange::Exchange;
 use crate::plan::job::Job;
 use crate::plan::planning::{Planned, Speed};
 use smidgen_ir::bytes::format_bytes;
@@ -25,6 +26,9 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
     let title = format!("{} · {budget} {free} · {device}", plan.title);
     let mut line = |content: String| writeln!(text, "{}", content.trim_end()).expect("writing to a string");
     line(title);
+    if !planned.world.is_alone() {
+        line(format!("  per rank, {}", planned.world.describe()));
+    }
     for (category, bytes) in &peak.rows {
         let name = match category {
             Category::Adapters if !job.request.trained.is_empty() => "trained weights".to_owned(),
@@ -74,12 +78,16 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
     let by = planned.profile.describe();
     line(match planned.speed() {
         Some(Speed { step_ms, tokens_per_s }) => {
-            format!("  predicted: {step_ms:.0} ms per step, {tokens_per_s:.0} tokens/s ({by})")
+            let all = if planned.world.is_alone() { "" } else { " of all ranks" };
+            format!("  predicted: {step_ms:.0} ms per step, {tokens_per_s:.0} tokens/s{all} ({by})")
         }
         None => format!(
             "  predicted: no speed ({by}); `memory.profile = \"rtx-4090\"` predicts that of a card by its name"
         ),
     });
+    if let Some(exchange) = &planned.exchange {
+        exchange_lines(exchange, planned).into_iter().for_each(&mut line);
+    }
     for note in planned.notes.iter().chain(&planned.advice) {
         line(format!("  {NOTE} {note}"));
     }
@@ -94,6 +102,36 @@ pub fn context_note(device: DeviceKind, context_bytes: u64, margin_bytes: u64) -
         DeviceKind::Cpu => format!("process and data {known}, margin {margin}"),
         DeviceKind::Cuda => format!("driver {known}, margin {margin}"),
     }
+}
+
+/// Bytes over each link per step by kind, and what exchanging costs.
+fn exchange_lines(exchange: &Exchange, planned: &Planned) -> Vec<String> {
+    let bytes = |bytes: f64| format_bytes(bytes.round() as u64);
+    let kinds = [
+        ("gradient sums", exchange.gradient_bytes),
+        ("gathered weights", exchange.weight_bytes),
+        ("updated weights", exchange.update_bytes),
+    ];
+    let parts: Vec<String> = kinds
+        .into_iter()
+        .filter(|(_, kind_bytes)| *kind_bytes > 0.0)
+        .map(|(what, kind_bytes)| format!("{what} {}", bytes(kind_bytes)))
+        .collect();
+    let rate = exchange.link.bytes_per_s / 1e9;
+    let link = exchange.link_name().unwrap_or("the slowest link");
+    let mut lines = vec![format!(
+        "  over each link per step: {} ({}), by {link} at {rate:.1} GB/s",
+        bytes(exchange.bytes()),
+        parts.join(", ")
+    )];
+    if planned.speed().is_some() {
+        lines.push(format!(
+            "  efficiency: {:.1} % of {} ranks that exchange nothing and have equal shares",
+            100.0 * exchange.efficiency,
+            planned.world.rank.of
+        ));
+    }
+    lines
 }
 
 /// Pinned memory and disk of a plan, one line each.

@@ -37,6 +37,8 @@ pub struct RunRecord {
     pub is_running: bool,
     /// Whether the last line of the metrics is incomplete.
     pub has_torn_line: bool,
+    /// The most memory that each rank was measured with; empty for a run without ranks.
+    pub rank_bytes: Vec<u64>,
 }
 
 /// One optimizer step; a number that was not finite is NaN.
@@ -156,7 +158,7 @@ pub fn read_run(folder: &Path) -> Result<RunRecord, Failure> {
     }
     // Read before the rows: a run that ends in between is shown as running.
     let is_running = is_being_written(&metrics);
-    let Metrics { rows, evaluations, has_torn_line } = read_metrics(&metrics)?;
+    let Metrics { rows, evaluations, has_torn_line, rank_bytes } = read_metrics(&metrics)?;
     let history = History::read(folder).map_err(Failure::disk)?;
     let phases = match has(PHASES) {
         true => read_json_file(&folder.join(PHASES), MAX_JSON_BYTES).map_err(Failure::disk)?,
@@ -165,13 +167,25 @@ pub fn read_run(folder: &Path) -> Result<RunRecord, Failure> {
     let job = std::fs::read_to_string(folder.join(JOB)).ok();
     // An absolute path, because a page may be opened on another machine.
     let folder = Some(std::path::absolute(folder).unwrap_or(folder.to_path_buf()));
-    Ok(RunRecord { folder, plan, rows, evaluations, history, phases, job, is_running, has_torn_line })
+    Ok(RunRecord {
+        folder,
+        plan,
+        rows,
+        evaluations,
+        history,
+        phases,
+        job,
+        is_running,
+        has_torn_line,
+        rank_bytes,
+    })
 }
 
 struct Metrics {
     rows: Vec<StepRow>,
     evaluations: Vec<EvaluationRow>,
     has_torn_line: bool,
+    rank_bytes: Vec<u64>,
 }
 
 /// Fields of either kind of row; a number that was not finite is `null`.
@@ -188,6 +202,8 @@ struct AnyRow {
     #[serde(default)]
     overflows: u64,
     device_bytes: Option<u64>,
+    #[serde(default)]
+    rank_bytes: Vec<u64>,
     device_free_bytes: Option<u64>,
     device_peak_bytes: Option<u64>,
     #[serde(default)]
@@ -203,7 +219,8 @@ struct AnyRow {
 fn read_metrics(path: &Path) -> Result<Metrics, Failure> {
     let unreadable = |error| Failure::file("read", path, error);
     let mut reader = BufReader::new(File::open(path).map_err(unreadable)?);
-    let mut metrics = Metrics { rows: Vec::new(), evaluations: Vec::new(), has_torn_line: false };
+    let mut metrics =
+        Metrics { rows: Vec::new(), evaluations: Vec::new(), has_torn_line: false, rank_bytes: Vec::new() };
     let (mut line, mut number) = (Vec::new(), 0);
     loop {
         line.clear();
@@ -221,6 +238,13 @@ fn read_metrics(path: &Path) -> Result<Metrics, Failure> {
                 .hint("remove or repair the line; `smidgen train ... --resume` would refuse it too")
         };
         let row: AnyRow = serde_json::from_slice(&line).map_err(|error| no_row(Failure::disk(error)))?;
+        // A run may have been resumed with another number of ranks.
+        if metrics.rank_bytes.len() < row.rank_bytes.len() {
+            metrics.rank_bytes.resize(row.rank_bytes.len(), 0);
+        }
+        for (most, bytes) in metrics.rank_bytes.iter_mut().zip(&row.rank_bytes) {
+            *most = (*most).max(*bytes);
+        }
         let last = metrics.rows.last().map_or(0, |row| row.step);
         match (row.step_ms, row.eval_ms) {
             (Some(_), _) if row.step <= last => {

@@ -75,6 +75,8 @@ fn help_lists_the_commands() {
                                     be the folder of the run
                   --accept-changes  Continue although data, weights, config, tokenizer or
                                     template have changed
+                  --ranks <N>       Start this many ranks on this machine: one per GPU, or
+                                    CPU ranks by `mpiexec`
                   --json            Print the report as JSON when the run ends, as `report
                                     --json` does
               -h, --help            Print help
@@ -349,6 +351,7 @@ fn the_resolved_job_is_written_whole() {
             activations = "auto"
             weights = "auto"
             optimizer_state = "auto"
+            shard = "auto"
             adapt = false
 
             [expect]

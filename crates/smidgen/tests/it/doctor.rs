@@ -219,3 +219,15 @@ fn the_list_reads_well() {
     assert_eq!((said.code, &*said.stdout), (Some(2), ""));
     assert!(said.stderr.contains("`--device gpu` must be `auto`, `cpu` or `cuda:N`"), "{}", said.stderr);
 }
+
+#[test]
+fn what_ranks_would_use_is_looked_for() {
+    let scratch = Scratch::new();
+    let report = doctor(&scratch, 0, &["--ranks"]);
+    let checks = report["checks"].as_array().unwrap();
+    let names: Vec<&str> = checks.iter().map(|line| line["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["nccl", "mpi", "mpiexec", "ranks"]);
+    for check in checks.iter().filter(|check| check["verdict"] == "warn") {
+        assert!(!check["remedies"].as_array().unwrap().is_empty(), "{check}");
+    }
+}

@@ -14,7 +14,7 @@ fn row_sum(plan: &Value) -> u64 {
 }
 
 /// A model whose activations and weights outweigh the fixed costs; its folder holds a config alone.
-fn larger_model() -> Scratch {
+pub fn larger_model() -> Scratch {
     let scratch = Scratch::new();
     let config = json!({
         "model_type": "llama", "hidden_act": "silu", "hidden_size": 256, "intermediate_size": 704,
@@ -426,4 +426,68 @@ fn two_plans_are_compared() {
         &["plan", "recipe.toml", "--against", "absent.json"],
         &["cannot read the plan `absent.json`"],
     );
+}
+
+/// By hand: of gradients that take G bytes, a ring of N ranks passes 2 G (N - 1) / N over each of its links.
+#[test]
+fn a_plan_for_ranks_states_what_they_exchange() {
+    let scratch = larger_model();
+    let card = ["memory.device=auto", "memory.budget=auto", "memory.profile=rtx-4090", "train.batch=8"];
+    let plan = |arguments: &[&str]| scratch.plan(&[&card[..], arguments].concat());
+    let alone = plan(&[]);
+    assert_eq!((&alone["ranks"], &alone["nodes"]), (&json!(1), &json!(1)));
+    assert_eq!((&alone["exchange"], &alone["efficiency"]), (&Value::Null, &Value::Null));
+    let ranks = plan(&["--ranks", "4", "memory.shard=none"]);
+    assert_eq!((&ranks["ranks"], &ranks["nodes"]), (&json!(4), &json!(1)));
+    let exchange = &ranks["exchange"];
+    let gradients = 4 * bytes(&ranks["trained_parameters"]);
+    let summed = bytes(&exchange["gradient_bytes"]);
+    assert!(summed >= gradients * 6 / 4 && summed < gradients * 6 / 4 + 1024, "{summed} of {gradients}");
+    assert_eq!((bytes(&exchange["weight_bytes"]), bytes(&exchange["update_bytes"])), (0, 0));
+    assert_eq!(exchange["link"], json!("pcie-4"));
+    let efficiency = ranks["efficiency"].as_f64().unwrap();
+    assert!(0.0 < efficiency && efficiency <= 1.0, "{efficiency}");
+    // All ranks together: eight samples of 512 tokens per step.
+    let tokens = ranks["tokens_per_s"].as_f64().unwrap() * ranks["step_ms"].as_f64().unwrap() / 1e3;
+    assert!((tokens - 4096.0).abs() < 0.01, "{tokens}");
+
+    let divided = plan(&["--ranks", "4", "memory.shard=weights"]);
+    assert!(
+        bytes(&divided["exchange"]["weight_bytes"]) > 0 && bytes(&divided["exchange"]["update_bytes"]) > 0
+    );
+    assert!(bytes(&divided["rows"]["base_weights"]) < bytes(&ranks["rows"]["base_weights"]));
+    let far = plan(&["--ranks", "4", "--nodes", "2", "--network", "ethernet-25g", "memory.shard=none"]);
+    assert_eq!(far["exchange"]["link"], json!("ethernet-25g"));
+    assert!(far["efficiency"].as_f64().unwrap() < efficiency, "{far:#}");
+    // Nine samples on four ranks: three for one of them, two for the others.
+    let uneven = plan(&["--ranks", "4", "train.batch=9", "memory.shard=none"]);
+    assert!(uneven["efficiency"].as_f64().unwrap() <= 0.75, "{uneven:#}");
+    let shown = scratch.run(&["plan", "recipe.toml", "train.batch=8", "--ranks", "4", "--nodes", "2"]).stdout;
+    for words in
+        ["per rank, 4 ranks on 2 machines", "over each link per step: ", "efficiency: ", "of all ranks"]
+    {
+        assert!(shown.contains(words), "{words}: {shown}");
+    }
+}
+
+#[test]
+fn ranks_that_cannot_be_are_refused() {
+    let scratch = larger_model();
+    for (arguments, words) in [
+        (&["--ranks", "0"][..], "at least one rank"),
+        (
+            &["--ranks", "3", "--nodes", "2", "train.batch=8"],
+            "3 ranks cannot be spread evenly over 2 machines",
+        ),
+        (
+            &["--ranks", "4", "train.batch=3"],
+            "`train.batch = 3` is the batch of all ranks together, and there are 4",
+        ),
+        (&["--ranks", "2", "--nodes", "2", "--network", "pigeon"], "known: nvlink-4, nvlink-3, pcie-5"),
+        (&["--network", "pcie-4"], "the link between machines"),
+    ] {
+        let ended = scratch.run(&[&["plan", "recipe.toml"], arguments].concat());
+        assert_eq!(ended.code, Some(2), "{arguments:?}: {}", ended.stderr);
+        assert!(ended.stderr.contains(words), "{arguments:?}: {}", ended.stderr);
+    }
 }

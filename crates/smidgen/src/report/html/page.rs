@@ -73,6 +73,9 @@ pub fn render_content(run: &RunRecord) -> String {
     section("memory", "Memory", render_memory(&run.plan));
     section("choices", "Choices and reasons", render_choices(&run.plan));
     section("phases", "Memory by phase", render_phases(run));
+    if !run.rank_bytes.is_empty() {
+        section("ranks", "Memory by rank", render_ranks(run));
+    }
     if let Some(history) = run.history.as_ref().filter(|history| history.parts.len() > 1) {
         section("parts", "Parts of the run", render_parts(&history.parts));
     }
@@ -194,6 +197,22 @@ fn render_phases(run: &RunRecord) -> String {
          Merging, exporting and generating are commands that may follow.</p>\
          <div class=\"scroll\"><table><thead><tr><td></td>{spaces}</tr><tr><th scope=\"col\">phase</th>{kinds}</tr></thead>\
          <tbody>{rows}</tbody></table></div>"
+    )
+}
+
+/// The most that each rank was measured with, beside the plan, which is that of every rank.
+fn render_ranks(run: &RunRecord) -> String {
+    let planned = run.plan.peak_bytes;
+    let mut rows = String::new();
+    for (rank, bytes) in run.rank_bytes.iter().enumerate() {
+        let class = if *bytes > planned { " class=\"above\"" } else { "" };
+        let (planned, bytes) = (format_bytes(planned), format_bytes(*bytes));
+        write!(rows, "<tr><th scope=\"row\">rank {rank}</th><td>{planned}</td><td{class}>{bytes}</td></tr>")
+            .expect("writing to a string");
+    }
+    format!(
+        "<div class=\"scroll\"><table><thead><tr><td></td><th scope=\"col\">planned</th>\
+         <th scope=\"col\">measured</th></tr></thead><tbody>{rows}</tbody></table></div>"
     )
 }
 

@@ -333,3 +333,18 @@ fn a_timeline_that_was_changed_is_not_drawn() {
     record.plan.timeline.place.pop();
     assert!(render_page(&record).contains("has no timeline"));
 }
+
+#[test]
+fn every_rank_has_a_row_of_memory() {
+    assert!(!render_page(&run(60)).contains("Memory by rank"));
+    let record = RunRecord { rank_bytes: vec![6_900_000_000, 7_100_000_000], ..run(60) };
+    let page = render_page(&record);
+    let [fine, above] = [6_900_000_000, 7_100_000_000].map(format_bytes);
+    let planned = format_bytes(7_000_000_000);
+    for cells in [
+        format!("rank 0</th><td>{planned}</td><td>{fine}</td>"),
+        format!("rank 1</th><td>{planned}</td><td class=\"above\">{above}</td>"),
+    ] {
+        assert!(page.contains(&cells), "{cells}");
+    }
+}

@@ -1,0 +1,109 @@
+//! How fast CPU ranks sum over MPI: an all-reduce of one tensor, as a run would do it.
+//!
+//! The plan is written by hand: one buffer, one step. Every rank runs it; the slowest sets the time, because none can
+//! finish before all have begun.
+//! Left out: GPU ranks, whose bandwidth NCCL's own tests measure.
+
+use super::Check;
+use crate::failure::Failure;
+use serde_json::{Value, json};
+use smidgen_ir::bytes::format_bytes;
+use smidgen_ir::{
+    Buffer, BufferId, Category, Cost, DeviceKind, Entry, EntryPlan, Extent, LeafKind, Lifetime, Op, Phase,
+    Plan, PlannedValue, Precision, Rank, Shape, Space, SpaceSize, Step, Type, ValueId, ValueRole,
+    graph::Leaf,
+};
+use smidgen_runtime::comm::{Comm, Mpi};
+use smidgen_runtime::{Cpu, Executor};
+use std::time::Instant;
+
+const SIZES: [usize; 2] = [1 << 20, 16 << 20];
+const ROUNDS: usize = 10;
+/// The first exchanges set up connections.
+const WARM_UP: usize = 3;
+
+/// Measures with all other ranks, which call this too.
+pub fn measure(rank: usize, size: usize) -> Result<Check, Failure> {
+    let mpi = Mpi::start(rank, size).map_err(Failure::from)?;
+    let name = mpi.name();
+    let mut device = Cpu::new(1).map_err(Failure::device)?.with_comm(Box::new(mpi));
+    let (mut words, mut facts) = (Vec::new(), Vec::new());
+    for bytes in SIZES {
+        let mut executor =
+            Executor::load(one_sum(Rank { index: rank, of: size }, bytes), device).map_err(Failure::from)?;
+        let mut best_s = f64::INFINITY;
+        for round in 0..WARM_UP + ROUNDS {
+            let begin = Instant::now();
+            executor.run(Entry::Update, &Extent::default()).map_err(Failure::from)?;
+            // Waits for the exchange.
+            executor.read_at(ValueId(0), 0, &mut [0; 4]).map_err(Failure::from)?;
+            if round >= WARM_UP {
+                best_s = best_s.min(begin.elapsed().as_secs_f64());
+            }
+        }
+        device = executor.into_device();
+        let gb_per_s = bytes as f64 / best_s / 1e9;
+        words.push(format!("{} in {:.2} ms ({gb_per_s:.2} GB/s)", format_bytes(bytes as u64), 1e3 * best_s));
+        facts.push(json!({ "bytes": bytes, "ms": 1e3 * best_s, "bytes_per_s": bytes as f64 / best_s }));
+    }
+    let finding = format!("{size} ranks by {name}, all-reduce of {}", words.join(", of "));
+    Ok(Check::pass("all-reduce", finding).with(json!({ "ranks": size, "sizes": Value::Array(facts) })))
+}
+
+fn one_sum(rank: Rank, bytes: usize) -> Plan {
+    let ty = Type::f32(Shape::vector(bytes / size_of::<f32>()));
+    Plan {
+        title: "all-reduce".into(),
+        extent: Extent::default(),
+        device: DeviceKind::Cpu,
+        precision: Precision::F32,
+        decode_extent: None,
+        threads: 1,
+        persistent_bytes: bytes,
+        transient_bytes: 0,
+        host: SpaceSize::default(),
+        disk: SpaceSize::default(),
+        values: vec![PlannedValue {
+            name: "sum".into(),
+            ty,
+            role: ValueRole::Leaf(Leaf { kind: LeafKind::State, gradient: None, rounded: None, shard: None }),
+            buffer: Some(BufferId(0)),
+            first_byte: 0,
+            stride: None,
+        }],
+        buffers: vec![Buffer {
+            space: Space::Device,
+            offset: 0,
+            bytes,
+            category: Category::Workspace,
+            lifetime: Lifetime::Run,
+        }],
+        entries: vec![EntryPlan {
+            entry: Entry::Update,
+            steps: vec![Step {
+                op: Op::AllReduce(rank),
+                inputs: vec![],
+                outputs: vec![],
+                updates: vec![ValueId(0)],
+                workspace: None,
+                awaits: vec![],
+                phase: Phase::Update,
+                layer: None,
+                cost: Cost::default(),
+            }],
+        }],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use smidgen_ir::verify;
+
+    #[test]
+    fn the_plan_of_one_sum_is_sound() {
+        let plan = one_sum(Rank { index: 1, of: 2 }, 1 << 20);
+        verify::expect_sound("one_sum", &verify::plan(&plan));
+        assert_eq!(plan.reserved_bytes(), 1 << 20);
+    }
+}

@@ -1,0 +1,102 @@
+//! What the ranks of a plan send each other per step, and what that costs.
+//!
+//! Ranks form a ring: every link of it carries the same bytes, and the slowest link sets the pace. Bytes are those that
+//! one rank receives, which is what it sends too. Efficiency compares with ranks that exchange nothing and have equal
+//! shares of the batch.
+//! Left out: exchanges of evaluations and checkpoints, which are not part of every step.
+
+use crate::plan::demand::DemandShape;
+use crate::plan::world::World;
+use serde_json::{Value, json};
+use smidgen_compile::links::{LINKS, Link};
+use smidgen_compile::{Profile, Solution};
+use smidgen_ir::{Entry, Op, Plan};
+
+/// Bytes of each kind that a rank receives per step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Exchange {
+    /// Sums of gradients, and of the loss.
+    pub gradient_bytes: f64,
+    /// Layers of frozen weights that are divided, gathered for every micro-batch.
+    pub weight_bytes: f64,
+    /// Trained weights that other ranks have updated, where moments are divided.
+    pub update_bytes: f64,
+    /// The slowest link of the ring.
+    pub link: Link,
+    /// Speed of all ranks, divided by that of as many ranks that exchange nothing.
+    pub efficiency: f64,
+}
+
+impl Exchange {
+    /// `None` for a rank that is alone.
+    pub fn of(world: World, shape: &DemandShape, solution: &Solution, profile: &Profile) -> Option<Exchange> {
+        if world.is_alone() {
+            return None;
+        }
+        let (plan, micro_steps) = (&solution.plan, solution.demand.micro_steps);
+        let mut exchange = Exchange {
+            gradient_bytes: 0.0,
+            weight_bytes: 0.0,
+            update_bytes: 0.0,
+            link: profile.link,
+            efficiency: 1.0,
+        };
+        for entry in [Entry::MicroStep, Entry::Update] {
+            let times = if entry == Entry::MicroStep { micro_steps.max(1.0) } else { 1.0 };
+            for step in &plan.entry(entry).steps {
+                let bytes = step.cost.bytes;
+                if matches!(step.op, Op::AllReduce(_)) {
+                    // Runs with the last micro-batch alone.
+                    exchange.gradient_bytes += bytes;
+                } else if matches!(step.op, Op::ReduceScatter(_)) {
+                    exchange.gradient_bytes += times * bytes;
+                } else if matches!(step.op, Op::AllGather(_)) {
+                    let gathered = match entry == Entry::MicroStep {
+                        true => &mut exchange.weight_bytes,
+                        false => &mut exchange.update_bytes,
+                    };
+                    *gathered += times * bytes;
+                }
+            }
+        }
+        let silent_ms = silent_ms(plan, profile, micro_steps);
+        let balance = shape.all_tokens / (world.rank.of as f64 * shape.step_tokens);
+        exchange.efficiency = balance * silent_ms / solution.step_ms;
+        Some(exchange)
+    }
+
+    pub fn bytes(&self) -> f64 {
+        self.gradient_bytes + self.weight_bytes + self.update_bytes
+    }
+
+    /// The name of the slowest link, where it is one that has a name.
+    pub fn link_name(&self) -> Option<&'static str> {
+        LINKS.iter().find(|named| named.link() == self.link).map(|named| named.name)
+    }
+
+    pub fn render_json(&self) -> Value {
+        let bytes = |bytes: f64| bytes.round() as u64;
+        json!({
+            "gradient_bytes": bytes(self.gradient_bytes),
+            "weight_bytes": bytes(self.weight_bytes),
+            "update_bytes": bytes(self.update_bytes),
+            "bytes_per_step": bytes(self.bytes()),
+            "link": self.link_name(),
+            "link_bytes_per_s": self.link.bytes_per_s,
+            "link_latency_s": self.link.latency_s,
+        })
+    }
+}
+
+/// Milliseconds of a step of the same plan without its exchanges.
+fn silent_ms(plan: &Plan, profile: &Profile, micro_steps: f64) -> f64 {
+    let mut silent = plan.clone();
+    for step in silent.entries.iter_mut().flat_map(|entry| &mut entry.steps) {
+        if matches!(step.op, Op::AllReduce(_) | Op::ReduceScatter(_) | Op::AllGather(_)) {
+            step.cost.bytes = 0.0;
+        }
+    }
+    let profile = Profile { link: Link { bytes_per_s: f64::INFINITY, latency_s: 0.0 }, ..*profile };
+    let seconds = |entry: Entry| profile.entry_seconds(&silent, entry);
+    1e3 * (micro_steps * seconds(Entry::MicroStep) + seconds(Entry::Update))
+}
