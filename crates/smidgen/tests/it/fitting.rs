@@ -109,5 +109,4 @@ fn the_fewest_ranks_that_fit_are_found() {
     assert_eq!(needed(one)["needed"], json!(1));
     let ranks = needed(four);
     assert_eq!((&ranks["needed"], &ranks["shard"]), (&json!(4), &json!("gradients")));
-    assert_eq!(needed(1 << 20), Value::Null);
 }
