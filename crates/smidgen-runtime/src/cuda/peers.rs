@@ -96,7 +96,9 @@ impl Peers {
                 awaited.iter().try_for_each(|event| event.hold(gpu.stream))?;
                 gpu.wait()?;
                 let mut staged = Staged { comm: comm.as_mut(), memory };
-                let mut copy = |from: Span, to: Span| copy_in(gpu.stream, from, to);
+                // What the host copies next does not wait for the stream.
+                let mut copy =
+                    |from: Span, to: Span| copy_in(gpu.stream, from, to).and_then(|()| gpu.wait());
                 // SAFETY: as the caller promises; the GPU is idle.
                 unsafe { run(&mut staged, exchange, own, &mut copy)? };
                 finished.record(gpu)

@@ -18,7 +18,7 @@ use crate::plan::world::World;
 use crate::rows::data::Data;
 use smidgen_compile::{Budget, Solution, SolveError, smallest_resident};
 use smidgen_ir::bytes::format_bytes;
-use smidgen_ir::{DeviceKind, Extent, LeafKind, Pins, PlannedValue, Policy, Storage};
+use smidgen_ir::{DeviceKind, Extent, LeafKind, Pins, PlannedValue, Policy, Sharding, Space, Storage};
 use smidgen_recipe::Compute;
 use std::collections::BTreeSet;
 
@@ -190,6 +190,10 @@ fn notes(job: &Job, shape: &DemandShape, terms: &Terms, solution: &Solution, fit
     }
     notes.extend(trained_note(job));
     notes.extend(job.budget.note());
+    let is_host_pinned = job.recipe.memory.pins.optimizer_state.is_some_and(|space| space != Space::Device);
+    if is_host_pinned && solution.policy.sharding != Sharding::None {
+        notes.push("optimizer state is divided over ranks: `memory.optimizer_state` has no effect".to_owned());
+    }
     notes.extend(host_note(job, terms, solution));
     notes.extend(roomier(job, shape, terms, solution).filter(|_| fits));
     notes

@@ -80,7 +80,10 @@ fn broken_weight<D: Device>(executor: &mut Executor<D>, step: &Step) -> Option<S
         };
         let ValueRole::Leaf(leaf) = &plan.value(leaf).role else { return false };
         let extent = plan.extent;
-        matches!(leaf.kind, LeafKind::Weight | LeafKind::Adapter | LeafKind::Derived)
+        // Of what is divided over ranks only a part is here; the operation that gathers it shows a NaN.
+        let is_here = leaf.shard.is_none();
+        is_here
+            && matches!(leaf.kind, LeafKind::Weight | LeafKind::Adapter | LeafKind::Derived)
             && first_not_finite(executor, *id, &extent).is_ok_and(|found| found.is_some())
     });
     broken.map(|id| executor.plan().value(id).name.clone())

@@ -41,7 +41,7 @@ fn help_lists_the_commands() {
               export       Write an adapter or a merged model as a GGUF file for llama.cpp
               inspect      Show the contents of an adapter, a run or a model
               generate     Generate text from a prompt, or chat in the terminal
-              pull         Download a model, or show where it is
+              pull         Download a model or a data set, or show where it is
               bench        Measure speed and memory on random weights of a named shape
               import       Convert another tool's configuration into a recipe
               completions  Write a completion script for a shell

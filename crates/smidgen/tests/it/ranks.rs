@@ -4,7 +4,7 @@
 //! `SMIDGEN_REQUIRE_MPI=1` is set, as in the gate, a missing one is a failure.
 //! `SMIDGEN_RANK_KILLS=50` kills a rank that often.
 
-use crate::scratch::Scratch;
+use crate::scratch::{RECIPE, Scratch};
 use serde_json::Value;
 use smidgen::internal::find_mpiexec;
 use std::path::Path;
@@ -140,6 +140,9 @@ fn ranks_have_the_losses_of_one_process() {
     let scratch = Scratch::new();
     scratch.write_rows("other.jsonl", 7, 20);
     for (kind, own) in KINDS {
+        if *kind == "full" {
+            scratch.write("recipe.toml", RECIPE.replace("rank = 4\nalpha = 8\n", ""));
+        }
         let arguments =
             [*own, &["data.eval=other.jsonl", "train.eval_every=10", "train.save_every=10"]].concat();
         train(&scratch, &format!("{kind}-1"), 1, &arguments);

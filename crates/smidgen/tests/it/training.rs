@@ -296,6 +296,7 @@ fn metrics_have_a_row_for_every_step() {
     let names = [
         "step",
         "epoch",
+        "ranks",
         "loss",
         "grad_norm",
         "lr",
