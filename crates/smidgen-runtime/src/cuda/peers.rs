@@ -5,7 +5,7 @@
 //! What is scattered is first added to the part that a rank has, so that its sum over ranks is the new part.
 
 use super::driver::{self, Event, Gpu, Pinned, Stream};
-use crate::comm::{Comm, CommError, Nccl, Span};
+use crate::comm::{Comm, CommError, Nccl, Number, Reach, Span};
 use crate::device::DeviceError;
 use crate::lane::{Exchange, Scattered};
 use cudarc::driver::{result, sys};
@@ -97,8 +97,7 @@ impl Peers {
                 gpu.wait()?;
                 let mut staged = Staged { comm: comm.as_mut(), memory };
                 // What the host copies next does not wait for the stream.
-                let mut copy =
-                    |from: Span, to: Span| copy_in(gpu.stream, from, to).and_then(|()| gpu.wait());
+                let mut copy = |from: Span, to: Span| copy_in(gpu.stream, from, to).and_then(|()| gpu.wait());
                 // SAFETY: as the caller promises; the GPU is idle.
                 unsafe { run(&mut staged, exchange, own, &mut copy)? };
                 finished.record(gpu)
@@ -212,11 +211,11 @@ impl Comm for Staged<'_> {
         self.comm.size()
     }
 
-    fn reach(&self) -> crate::comm::Reach {
-        crate::comm::Reach::Device
+    fn reach(&self) -> Reach {
+        Reach::Device
     }
 
-    unsafe fn all_reduce(&mut self, spans: &[(Span, crate::comm::Number)]) -> Result<(), CommError> {
+    unsafe fn all_reduce(&mut self, spans: &[(Span, Number)]) -> Result<(), CommError> {
         for (span, number) in spans {
             for piece in pieces(*span) {
                 let host = self.fetch(piece)?;
@@ -228,11 +227,10 @@ impl Comm for Staged<'_> {
         Ok(())
     }
 
-    unsafe fn reduce_scatter(&mut self, span: Span, parts: &[Range<usize>]) -> Result<(), CommError> {
+    unsafe fn reduce_scatter(&mut self, span: Span, _parts: &[Range<usize>]) -> Result<(), CommError> {
         // The sum of everything is more than is needed, and equal.
         // SAFETY: as the caller promises.
-        let _ = parts;
-        unsafe { self.all_reduce(&[(span, crate::comm::Number::F32)]) }
+        unsafe { self.all_reduce(&[(span, Number::F32)]) }
     }
 
     unsafe fn all_gather(&mut self, span: Span, parts: &[Range<usize>]) -> Result<(), CommError> {

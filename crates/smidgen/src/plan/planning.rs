@@ -192,7 +192,8 @@ fn notes(job: &Job, shape: &DemandShape, terms: &Terms, solution: &Solution, fit
     notes.extend(job.budget.note());
     let is_host_pinned = job.recipe.memory.pins.optimizer_state.is_some_and(|space| space != Space::Device);
     if is_host_pinned && solution.policy.sharding != Sharding::None {
-        notes.push("optimizer state is divided over ranks: `memory.optimizer_state` has no effect".to_owned());
+        notes
+            .push("optimizer state is divided over ranks: `memory.optimizer_state` has no effect".to_owned());
     }
     notes.extend(host_note(job, terms, solution));
     notes.extend(roomier(job, shape, terms, solution).filter(|_| fits));

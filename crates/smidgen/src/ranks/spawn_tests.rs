@@ -109,8 +109,11 @@ fn mpiexec_starts_ranks_or_says_how_to_get_one() {
             let script = r#"exec 3<>/dev/tcp/${SMIDGEN_LAUNCHER/://}; printf "\\x$PMI_RANK\0\0\0" >&3
                 sleep 1; [ $PMI_RANK = 0 ] || kill -9 $$; sleep 30"#;
             let spawn = Spawn { program: PathBuf::from("bash"), ..spawn(script, 2, GRACE) };
-            let failure = spawn.run_mpiexec(&channel().1).unwrap_err();
-            assert!(failure.message.starts_with("rank 1 died"), "{failure}");
+            // `mpiexec` kills the others within milliseconds, so on a busy machine the news may come in another order.
+            let messages = (0..3).map(|_| spawn.run_mpiexec(&channel().1).unwrap_err().message);
+            let messages: Vec<String> = messages.collect();
+            assert!(messages.iter().all(|message| message.contains("died")), "{messages:?}");
+            assert!(messages.iter().any(|message| message.starts_with("rank 1 died")), "{messages:?}");
         }
         Err(failure) => {
             let is_required = std::env::var_os("SMIDGEN_REQUIRE_MPI").is_some_and(|value| value == "1");
