@@ -208,7 +208,7 @@ fn a_rank_that_is_killed_ends_all_and_nothing_is_lost() {
     }
     let kills: usize = std::env::var("SMIDGEN_RANK_KILLS").map_or(6, |text| text.parse().unwrap());
     let scratch = Scratch::new();
-    let arguments = ["train.steps=400", "train.save_every=20", "train.keep=2", "memory.shard=moments"];
+    let arguments = ["train.steps=150", "train.save_every=10", "train.keep=2", "memory.shard=moments"];
     let started = Instant::now();
     train(&scratch, "clean", 2, &arguments);
     let span = started.elapsed();
