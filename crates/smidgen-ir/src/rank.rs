@@ -5,7 +5,7 @@
 //! where a block of 8-bit optimizer state ends. A small tensor therefore belongs to the first rank alone.
 
 use crate::shape::{ALIGNMENT, Extent, Type};
-use crate::storage::{DYNAMIC8_BLOCK, Storage, dynamic8_codes};
+use crate::storage::DYNAMIC8_BLOCK;
 use std::ops::Range;
 
 /// One of the processes that train together.
@@ -79,17 +79,6 @@ impl Shard {
     }
 }
 
-/// The bytes of a whole tensor from those of its parts, one part after the other. They are the same where a storage puts
-/// rows one after the other; in 8-bit optimizer state the scales of all blocks come first.
-pub fn joined(shard: Shard, ty: &Type, parts: &[u8]) -> Vec<u8> {
-    let Storage::Dynamic8 { .. } = ty.storage else { return parts.to_vec() };
-    let (_, columns) = ty.shape.at(&Extent::default());
-    let ranges = shard.bytes(ty).into_iter().zip(shard.rows(ty));
-    let halves = ranges.map(|(bytes, rows)| parts[bytes].split_at(dynamic8_codes(rows.len() * columns)));
-    let (scales, codes): (Vec<&[u8]>, Vec<&[u8]>) = halves.unzip();
-    [scales.concat(), codes.concat()].concat()
-}
-
 fn greatest_common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
@@ -98,6 +87,7 @@ fn greatest_common_divisor(a: usize, b: usize) -> usize {
 mod tests {
     use super::*;
     use crate::shape::Shape;
+    use crate::storage::Storage;
 
     fn shard(of: usize, cut: Cut) -> Shard {
         Shard { rank: Rank { index: 0, of }, cut }

@@ -13,8 +13,10 @@ use smidgen_compile::names::{input, state};
 use smidgen_compile::passes::{shard, stream};
 use smidgen_compile::request::Moments;
 use smidgen_ir::policy::Sharding;
+use smidgen_ir::storage::dynamic8_codes;
 use smidgen_ir::{
-    Cut, DeviceKind, Entry, Graph, LayerSet, LeafKind, Op, Policy, Rank, Shard, ValueId, verify,
+    Cut, DeviceKind, Entry, Extent, Graph, LayerSet, LeafKind, Op, Policy, Rank, Shard, Storage, ValueId,
+    verify,
 };
 use smidgen_runtime::comm::{Comm, CommError, Number, Reach, Span};
 use smidgen_runtime::{Cpu, Executor};
@@ -298,10 +300,16 @@ fn collect(subject: &Subject, executor: &mut Executor<Cpu>) -> Vec<(String, Vec<
     leaves
 }
 
-/// Parts of 8-bit moments have their scales first, like a whole one.
-fn in_order(graph: &Graph, id: ValueId, shard: Shard, bytes: &[u8]) -> Vec<u8> {
+/// The bytes of a whole tensor from those of its parts, one after the other: in 8-bit moments all scales come first.
+fn in_order(graph: &Graph, id: ValueId, shard: Shard, parts: &[u8]) -> Vec<u8> {
     assert_eq!(shard.cut, Cut::Rows);
-    smidgen_ir::rank::joined(shard, &graph.value(id).ty, bytes)
+    let ty = &graph.value(id).ty;
+    let Storage::Dynamic8 { .. } = ty.storage else { return parts.to_vec() };
+    let (_, columns) = ty.shape.at(&Extent::default());
+    let ranges = shard.bytes(ty).into_iter().zip(shard.rows(ty));
+    let halves = ranges.map(|(bytes, rows)| parts[bytes].split_at(dynamic8_codes(rows.len() * columns)));
+    let (scales, codes): (Vec<&[u8]>, Vec<&[u8]>) = halves.unzip();
+    [scales.concat(), codes.concat()].concat()
 }
 
 fn choices() -> Vec<Choice> {
