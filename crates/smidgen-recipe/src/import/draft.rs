@@ -96,8 +96,10 @@ impl Draft {
 
     /// The tool's default, where it differs from the recipe's.
     pub(crate) fn put_default(&mut self, key: &'static str, value: Value, tool: &'static str) {
-        let toml = render_value(key, &value, &self.places.prefix()).expect("defaults of tools are in range");
-        self.set(key, toml, Source::DefaultOf(tool), "");
+        // A default that follows from another setting is out of range only with it, and that one is reported.
+        if let Ok(toml) = render_value(key, &value, &self.places.prefix()) {
+            self.set(key, toml, Source::DefaultOf(tool), "");
+        }
     }
 
     /// A line from `section.key=value` on the command line.
