@@ -217,7 +217,7 @@ pub struct Largest {
     pub step_micro_batches: usize,
 }
 
-/// Calls `see` with what each of so many ranks has of each step of a run, packed as the run will.
+/// Calls `see` with what each of the ranks has of each step of a run, packed as the run will.
 fn for_each_share(
     plan: &BatchPlan,
     set: &TokenSet,
@@ -237,7 +237,7 @@ fn for_each_share(
     })
 }
 
-/// Packs every step of a run as each of so many ranks will, and keeps the maxima over all of them.
+/// Packs every step of a run as each of its ranks will, and keeps the maxima over all of them.
 pub fn largest_micro_batch(
     plan: &BatchPlan,
     set: &TokenSet,

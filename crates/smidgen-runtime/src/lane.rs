@@ -1,11 +1,11 @@
-//! A lane: one thread that runs the collectives of a plan in order, beside the computation.
+//! A lane: one thread that runs the collectives of a plan in order, while others compute.
 //!
 //! A collective is begun with the memory that it works on and waited for by number. All ranks begin the same ones in the
 //! same order, so one lane per rank never waits for itself. After a failure nothing more is run: every later wait returns
 //! it, because the ranks no longer agree on what has been exchanged.
 
 use crate::comm::{Comm, CommError, Number, Span};
-use crate::device::{BoundStep, DeviceError, Operand};
+use crate::device::{BoundStep, Operand};
 use smidgen_ir::{Cut, DType, Op, Shard, Storage};
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -65,54 +65,34 @@ fn number(value: &Operand) -> Number {
     }
 }
 
-/// Copies and sums in the memory that a communicator reaches.
-pub trait Reached: Send {
-    /// Called before anything is read; returns once the memory holds what was computed for it.
-    fn wait_until_ready(&mut self, number: u64) -> Result<(), DeviceError>;
-    /// # Safety
-    /// Both are valid, equally long, and do not overlap.
-    unsafe fn copy(&mut self, from: Span, to: Span) -> Result<(), DeviceError>;
-    /// Adds f32.
-    ///
-    /// # Safety
-    /// As for `copy`.
-    unsafe fn add(&mut self, from: Span, to: Span) -> Result<(), DeviceError>;
+/// # Safety
+/// Both are valid, equally long, and do not overlap.
+unsafe fn copy(from: Span, to: Span) {
+    assert_eq!(from.bytes, to.bytes);
+    // SAFETY: as the caller promises.
+    unsafe { std::ptr::copy_nonoverlapping(from.pointer, to.pointer, from.bytes) };
 }
 
-/// Memory of this process: computed when the exchange is begun.
-#[derive(Debug)]
-pub struct HostMemory;
-
-impl Reached for HostMemory {
-    fn wait_until_ready(&mut self, _number: u64) -> Result<(), DeviceError> {
-        Ok(())
-    }
-
-    unsafe fn copy(&mut self, from: Span, to: Span) -> Result<(), DeviceError> {
-        assert_eq!(from.bytes, to.bytes);
-        // SAFETY: as the caller promises.
-        unsafe { std::ptr::copy_nonoverlapping(from.pointer, to.pointer, from.bytes) };
-        Ok(())
-    }
-
-    unsafe fn add(&mut self, from: Span, to: Span) -> Result<(), DeviceError> {
-        assert_eq!(from.bytes, to.bytes);
-        let floats = from.bytes / size_of::<f32>();
-        // SAFETY: as the caller promises; plans align values to more than a float.
-        let (from, to) = unsafe {
-            let from = std::slice::from_raw_parts(from.pointer.cast::<f32>(), floats);
-            (from, std::slice::from_raw_parts_mut(to.pointer.cast::<f32>(), floats))
-        };
-        to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
-        Ok(())
-    }
+/// Adds f32.
+///
+/// # Safety
+/// As for `copy`.
+unsafe fn add(from: Span, to: Span) {
+    assert_eq!(from.bytes, to.bytes);
+    let floats = from.bytes / size_of::<f32>();
+    // SAFETY: as the caller promises; plans align values to more than a float.
+    let (from, to) = unsafe {
+        let from = std::slice::from_raw_parts(from.pointer.cast::<f32>(), floats);
+        (from, std::slice::from_raw_parts_mut(to.pointer.cast::<f32>(), floats))
+    };
+    to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
 }
 
 #[derive(Debug)]
 pub struct Lane {
     jobs: Option<Sender<(u64, Exchange)>>,
     progress: Arc<(Mutex<Progress>, Condvar)>,
-    thread: Option<JoinHandle<Box<dyn Comm>>>,
+    thread: Option<JoinHandle<()>>,
     begun: u64,
     limit: Duration,
 }
@@ -127,12 +107,13 @@ struct Progress {
 }
 
 impl Lane {
-    pub fn start(comm: Box<dyn Comm>, memory: impl Reached + 'static) -> Lane {
+    /// A lane for memory of this process.
+    pub fn start(comm: Box<dyn Comm>) -> Lane {
         let (jobs, inbox) = channel();
         let progress = Arc::new((Mutex::new(Progress::default()), Condvar::new()));
         let own = Arc::clone(&progress);
         let thread = std::thread::Builder::new().name("exchange".into());
-        let thread = thread.spawn(move || run_all(comm, memory, &own, &inbox));
+        let thread = thread.spawn(move || run_all(comm, &own, &inbox));
         Lane { jobs: Some(jobs), progress, thread: thread.ok(), begun: 0, limit: LIMIT }
     }
 
@@ -155,11 +136,6 @@ impl Lane {
         self.begun
     }
 
-    /// The number that the next exchange will have.
-    pub fn next(&self) -> u64 {
-        self.begun + 1
-    }
-
     /// Returns once the exchange of this number is over.
     pub fn wait(&self, number: u64) -> Result<(), CommError> {
         let is_pending = |progress: &mut Progress| progress.done < number && progress.failed.is_none();
@@ -174,12 +150,6 @@ impl Lane {
 
     pub fn wait_for_all(&self) -> Result<(), CommError> {
         self.wait(self.begun)
-    }
-
-    /// Ends the thread and returns the communicator.
-    pub fn stop(mut self) -> Option<Box<dyn Comm>> {
-        self.jobs = None;
-        self.thread.take().and_then(|thread| thread.join().ok())
     }
 }
 
@@ -197,13 +167,12 @@ impl Drop for Lane {
 
 fn run_all(
     mut comm: Box<dyn Comm>,
-    mut memory: impl Reached,
     progress: &(Mutex<Progress>, Condvar),
     inbox: &Receiver<(u64, Exchange)>,
-) -> Box<dyn Comm> {
+) {
     for (number, exchange) in inbox {
         let failed = lock(&progress.0).failed.is_some();
-        let result = if failed { Ok(()) } else { run(comm.as_mut(), &mut memory, number, exchange) };
+        let result = if failed { Ok(()) } else { run(comm.as_mut(), exchange) };
         let mut now = lock(&progress.0);
         now.done = number;
         if let Err(error) = result {
@@ -211,38 +180,28 @@ fn run_all(
         }
         progress.1.notify_all();
     }
-    comm
 }
 
-fn run(
-    comm: &mut dyn Comm,
-    memory: &mut impl Reached,
-    number: u64,
-    exchange: Exchange,
-) -> Result<(), CommError> {
+fn run(comm: &mut dyn Comm, exchange: Exchange) -> Result<(), CommError> {
     let own = comm.rank();
-    memory.wait_until_ready(number).map_err(on_device)?;
     // SAFETY: the caller of `begin` promised that the memory is valid and its own until it waited.
     unsafe {
         match exchange {
             Exchange::Sum(spans) => comm.all_reduce(&spans),
             Exchange::Scatter(all) => all.into_iter().try_for_each(|Scattered { whole, parts, part }| {
                 comm.reduce_scatter(whole, &parts)?;
-                memory.add(whole.part(&parts[own]), part).map_err(on_device)
+                add(whole.part(&parts[own]), part);
+                Ok(())
             }),
             Exchange::Complete(all) => {
                 all.into_iter().try_for_each(|(span, parts)| comm.all_gather(span, &parts))
             }
             Exchange::Gather { own: part, whole, parts } => {
-                memory.copy(part, whole.part(&parts[own])).map_err(on_device)?;
+                copy(part, whole.part(&parts[own]));
                 comm.all_gather(whole, &parts)
             }
         }
     }
-}
-
-fn on_device(error: DeviceError) -> CommError {
-    CommError::Call { engine: "exchange", call: "copy", what: error.to_string() }
 }
 
 fn lock(progress: &Mutex<Progress>) -> MutexGuard<'_, Progress> {
@@ -252,7 +211,6 @@ fn lock(progress: &Mutex<Progress>) -> MutexGuard<'_, Progress> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::Reach;
 
     /// A rank that is never answered.
     #[derive(Debug)]
@@ -269,10 +227,6 @@ mod tests {
 
         fn size(&self) -> usize {
             2
-        }
-
-        fn reach(&self) -> Reach {
-            Reach::Host
         }
 
         unsafe fn all_reduce(&mut self, _: &[(Span, Number)]) -> Result<(), CommError> {
@@ -300,7 +254,7 @@ mod tests {
 
     #[test]
     fn an_exchange_that_nobody_answers_ends_after_the_limit() {
-        let mut lane = Lane::start(Box::new(Unanswered), HostMemory);
+        let mut lane = Lane::start(Box::new(Unanswered));
         lane.set_limit(Duration::from_millis(20));
         // SAFETY: no memory is passed.
         let number = unsafe { lane.begin(Exchange::Sum(vec![])) };
@@ -310,7 +264,7 @@ mod tests {
 
     #[test]
     fn after_a_failure_nothing_more_is_exchanged() {
-        let mut lane = Lane::start(Box::new(Unanswered), HostMemory);
+        let mut lane = Lane::start(Box::new(Unanswered));
         let mut bytes = [0u8; 8];
         let span = Span { pointer: bytes.as_mut_ptr(), bytes: bytes.len() };
         // SAFETY: the array outlives the exchanges, which have ended.

@@ -6,6 +6,7 @@
 //! (`ranks/` of the program has a heartbeat for that).
 //! Left out: overlap (the caller's threads and streams), and finding out who the ranks are (the program's launcher).
 
+mod functions;
 pub mod mpi;
 mod mpi_abi;
 pub mod mpi_places;
@@ -57,26 +58,18 @@ impl Number {
     }
 }
 
-/// Which memory the spans of an engine must be in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
-    Host,
-    Device,
-}
-
 /// What the ranks do together. MPI has finished when a call returns; NCCL has put the work on its stream.
 pub trait Comm: Send + std::fmt::Debug {
     /// Such as `MPI (MPICH 5.0.2)` or `NCCL 2.28.9`.
     fn name(&self) -> String;
     fn rank(&self) -> usize;
     fn size(&self) -> usize;
-    fn reach(&self) -> Reach;
 
     /// Sums over ranks, in place. Every rank gets the same bytes, and the same number of ranks gives the same bytes
     /// again.
     ///
     /// # Safety
-    /// Every span is valid memory of this engine's reach, aligned to its number, that nothing else touches until the
+    /// Every span is valid memory, of the host for MPI and of the device for NCCL, aligned to its number, that nothing else touches until the
     /// sum is done.
     unsafe fn all_reduce(&mut self, spans: &[(Span, Number)]) -> Result<(), CommError>;
 

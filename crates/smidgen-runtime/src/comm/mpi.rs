@@ -8,7 +8,7 @@
 //! Left out: non-blocking calls, sub-communicators, device memory.
 
 use super::mpi_abi::{self as abi, Abi, Aint, Count};
-use super::{Comm, CommError, Number, Reach, Span, expect_numbers, expect_parts, mpi_places};
+use super::{Comm, CommError, Number, Span, expect_numbers, expect_parts, mpi_places};
 use std::ffi::c_int;
 use std::ops::{AddAssign, Range};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -229,10 +229,6 @@ impl Comm for Mpi {
 
     fn size(&self) -> usize {
         self.size
-    }
-
-    fn reach(&self) -> Reach {
-        Reach::Host
     }
 
     unsafe fn all_reduce(&mut self, spans: &[(Span, Number)]) -> Result<(), CommError> {

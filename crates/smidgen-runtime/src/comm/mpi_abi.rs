@@ -5,6 +5,7 @@
 //! Left out: everything that is not called.
 
 use super::CommError;
+use super::functions::functions;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::ffi::{c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -26,51 +27,22 @@ pub const MAX_LIBRARY_VERSION_STRING: usize = 8192;
 pub type Count = i64;
 pub type Aint = isize;
 
-macro_rules! functions {
-    ($($name:ident = $symbol:literal ( $($argument:ty),* );)*) => {
-        /// The functions of an opened library.
-        pub struct Abi {
-            $(pub $name: unsafe extern "C" fn($($argument),*) -> c_int,)*
-            pub path: PathBuf,
-            // Stays open as long as the functions can be called; `Mpi` never closes it.
-            _library: Library,
-        }
-
-        impl Abi {
-            fn resolve(library: Library, path: &Path) -> Result<Abi, CommError> {
-                let missing = |symbol: &str| CommError::Symbol { path: path.to_owned(), symbol: symbol.to_owned() };
-                Ok(Abi {
-                    $($name: {
-                        // SAFETY: the symbol has this signature in the standard ABI.
-                        let symbol = unsafe {
-                            library.get::<unsafe extern "C" fn($($argument),*) -> c_int>($symbol.as_bytes())
-                        };
-                        *symbol.map_err(|_| missing($symbol))?
-                    },)*
-                    path: path.to_owned(),
-                    _library: library,
-                })
-            }
-        }
-    };
-}
-
 functions! {
-    abi_get_version = "MPI_Abi_get_version" (*mut c_int, *mut c_int);
-    get_library_version = "MPI_Get_library_version" (*mut c_char, *mut c_int);
-    init_thread = "MPI_Init_thread" (*mut c_int, *mut *mut *mut c_char, c_int, *mut c_int);
-    finalize = "MPI_Finalize" ();
-    comm_rank = "MPI_Comm_rank" (Handle, *mut c_int);
-    comm_size = "MPI_Comm_size" (Handle, *mut c_int);
-    comm_set_errhandler = "MPI_Comm_set_errhandler" (Handle, Handle);
-    error_string = "MPI_Error_string" (c_int, *mut c_char, *mut c_int);
-    barrier = "MPI_Barrier" (Handle);
-    bcast = "MPI_Bcast_c" (*mut c_void, Count, Handle, c_int, Handle);
-    allgather = "MPI_Allgather_c" (*const c_void, Count, Handle, *mut c_void, Count, Handle, Handle);
+    abi_get_version = "MPI_Abi_get_version" (*mut c_int, *mut c_int) -> c_int;
+    get_library_version = "MPI_Get_library_version" (*mut c_char, *mut c_int) -> c_int;
+    init_thread = "MPI_Init_thread" (*mut c_int, *mut *mut *mut c_char, c_int, *mut c_int) -> c_int;
+    finalize = "MPI_Finalize" () -> c_int;
+    comm_rank = "MPI_Comm_rank" (Handle, *mut c_int) -> c_int;
+    comm_size = "MPI_Comm_size" (Handle, *mut c_int) -> c_int;
+    comm_set_errhandler = "MPI_Comm_set_errhandler" (Handle, Handle) -> c_int;
+    error_string = "MPI_Error_string" (c_int, *mut c_char, *mut c_int) -> c_int;
+    barrier = "MPI_Barrier" (Handle) -> c_int;
+    bcast = "MPI_Bcast_c" (*mut c_void, Count, Handle, c_int, Handle) -> c_int;
+    allgather = "MPI_Allgather_c" (*const c_void, Count, Handle, *mut c_void, Count, Handle, Handle) -> c_int;
     allgatherv = "MPI_Allgatherv_c"
-        (*const c_void, Count, Handle, *mut c_void, *const Count, *const Aint, Handle, Handle);
+        (*const c_void, Count, Handle, *mut c_void, *const Count, *const Aint, Handle, Handle) -> c_int;
     alltoallv = "MPI_Alltoallv_c"
-        (*const c_void, *const Count, *const Aint, Handle, *mut c_void, *const Count, *const Aint, Handle, Handle);
+        (*const c_void, *const Count, *const Aint, Handle, *mut c_void, *const Count, *const Aint, Handle, Handle) -> c_int;
 }
 
 impl Abi {

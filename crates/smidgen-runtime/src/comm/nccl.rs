@@ -7,7 +7,7 @@
 //! Left out: several GPUs in one process, sub-communicators, non-blocking start.
 
 use super::nccl_abi::{self as abi, Abi, Handle, Stream, UniqueId};
-use super::{Comm, CommError, Number, Reach, Span, expect_numbers, expect_parts};
+use super::{Comm, CommError, Number, Span, expect_numbers, expect_parts};
 use cudarc::driver::{result, sys};
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
@@ -134,10 +134,6 @@ impl Comm for Nccl {
 
     fn size(&self) -> usize {
         self.size
-    }
-
-    fn reach(&self) -> Reach {
-        Reach::Device
     }
 
     unsafe fn all_reduce(&mut self, spans: &[(Span, Number)]) -> Result<(), CommError> {

@@ -6,6 +6,7 @@
 //! Left out: everything that is not called.
 
 use super::CommError;
+use super::functions::functions;
 use crate::python_roots::nvidia_folders;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::ffi::{c_char, c_int, c_void};
@@ -32,34 +33,6 @@ pub type Stream = *mut c_void;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct UniqueId(pub [u8; 128]);
-
-macro_rules! functions {
-    ($($name:ident = $symbol:literal ( $($argument:ty),* ) -> $result:ty;)*) => {
-        /// The functions of an opened library.
-        pub struct Abi {
-            $(pub $name: unsafe extern "C" fn($($argument),*) -> $result,)*
-            pub path: PathBuf,
-            _library: Library,
-        }
-
-        impl Abi {
-            fn resolve(library: Library, path: &Path) -> Result<Abi, CommError> {
-                let missing = |symbol: &str| CommError::Symbol { path: path.to_owned(), symbol: symbol.to_owned() };
-                Ok(Abi {
-                    $($name: {
-                        // SAFETY: the symbol has this signature in every NCCL 2.
-                        let symbol = unsafe {
-                            library.get::<unsafe extern "C" fn($($argument),*) -> $result>($symbol.as_bytes())
-                        };
-                        *symbol.map_err(|_| missing($symbol))?
-                    },)*
-                    path: path.to_owned(),
-                    _library: library,
-                })
-            }
-        }
-    };
-}
 
 functions! {
     get_version = "ncclGetVersion" (*mut c_int) -> c_int;

@@ -72,7 +72,7 @@ use crate::comm::{Comm, Span};
 use crate::device::{
     Address, BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand, Reservation, Transfer,
 };
-use crate::lane::{HostMemory, Lane, bind_exchange};
+use crate::lane::{Lane, bind_exchange};
 use arena::Arena;
 use bf16_unit::{Bf16Unit, F32Unit};
 use pool::Pool;
@@ -136,7 +136,7 @@ impl Cpu {
 
     /// Exchanges with other ranks through this communicator.
     pub fn with_comm(self, comm: Box<dyn Comm>) -> Cpu {
-        Cpu { lane: Some(Lane::start(comm, HostMemory)), ..self }
+        Cpu { lane: Some(Lane::start(comm)), ..self }
     }
 
     /// Sets how long an exchange with other ranks is waited for.

@@ -5,7 +5,7 @@
 //! What is scattered is first added to the part that a rank has, so that its sum over ranks is the new part.
 
 use super::driver::{self, Event, Gpu, Pinned, Stream};
-use crate::comm::{Comm, CommError, Nccl, Number, Reach, Span};
+use crate::comm::{Comm, CommError, Nccl, Number, Span};
 use crate::device::DeviceError;
 use crate::lane::{Exchange, Scattered};
 use cudarc::driver::{result, sys};
@@ -209,10 +209,6 @@ impl Comm for Staged<'_> {
 
     fn size(&self) -> usize {
         self.comm.size()
-    }
-
-    fn reach(&self) -> Reach {
-        Reach::Device
     }
 
     unsafe fn all_reduce(&mut self, spans: &[(Span, Number)]) -> Result<(), CommError> {

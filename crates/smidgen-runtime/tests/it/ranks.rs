@@ -18,7 +18,7 @@ use smidgen_ir::{
     Cut, DeviceKind, Entry, Extent, Graph, LayerSet, LeafKind, Op, Policy, Rank, Shard, Storage, ValueId,
     verify,
 };
-use smidgen_runtime::comm::{Comm, CommError, Number, Reach, Span};
+use smidgen_runtime::comm::{Comm, CommError, Number, Span};
 use smidgen_runtime::{Cpu, Executor};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -89,10 +89,6 @@ impl Comm for Threads {
 
     fn size(&self) -> usize {
         self.board.slots.len()
-    }
-
-    fn reach(&self) -> Reach {
-        Reach::Host
     }
 
     unsafe fn all_reduce(&mut self, spans: &[(Span, Number)]) -> Result<(), CommError> {

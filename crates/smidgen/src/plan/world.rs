@@ -25,7 +25,7 @@ impl World {
     pub const ALONE: World =
         World { rank: Rank::ONLY, local: Rank::ONLY, on_device: 1, machines: 1, device: None };
 
-    /// The first of so many ranks on so many machines, each with its own GPU where `has_gpu`.
+    /// The first of this many ranks on this many machines, each with its own GPU where `has_gpu`.
     ///
     /// # Errors
     /// No rank, or ranks that cannot be spread evenly.
@@ -121,7 +121,7 @@ impl World {
         }
     }
 
-    /// Threads of this rank, where the machine has so many cores.
+    /// Threads of this rank on a machine with this many cores.
     pub fn threads(&self, cores: usize) -> usize {
         (cores / self.local.of).max(1)
     }

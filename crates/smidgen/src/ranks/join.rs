@@ -75,7 +75,14 @@ impl Joined {
                 (open_by_mpi(launch, &mut mpi, on_loss)?, Wires::Mpi(Some(mpi)))
             }
             Engine::Nccl => {
-                let mut link = Link::open(launch, Times::default(), on_loss)?;
+                // Where nobody names the machine of rank 0, MPI can tell.
+                let mut link = match launch.master.is_none() && starts_mpi {
+                    true => {
+                        let mut mpi = Mpi::start(launch.rank, launch.size).map_err(Failure::from)?;
+                        open_by_mpi(launch, &mut mpi, on_loss)?
+                    }
+                    false => Link::open(launch, Times::default(), on_loss)?,
+                };
                 let id = if launch.rank == 0 {
                     Nccl::unique_id().map_err(Failure::from)?.to_vec()
                 } else {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-/// Runs a script as so many ranks.
+/// Runs a script as this many ranks.
 fn run(script: &str, count: usize, grace: Duration) -> u8 {
     spawn(script, count, grace).run_copies(&channel().1).unwrap()
 }

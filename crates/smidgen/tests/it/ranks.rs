@@ -30,7 +30,7 @@ fn has_mpi() -> bool {
     }
 }
 
-/// A run of so many ranks, which ends all of its processes when it is dropped.
+/// A run of several ranks, which ends all of its processes when it is dropped.
 struct Ranks {
     launcher: Child,
     /// In the command line of every process of the run, and of no other.

@@ -200,7 +200,7 @@ fn render_phases(run: &RunRecord) -> String {
     )
 }
 
-/// The most that each rank was measured with, beside the plan, which is that of every rank.
+/// The most that each rank was measured with, and the plan, which is that of every rank.
 fn render_ranks(run: &RunRecord) -> String {
     let planned = run.plan.peak_bytes;
     let mut rows = String::new();
