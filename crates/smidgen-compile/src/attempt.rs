@@ -95,7 +95,7 @@ pub struct Attempt<'a> {
 
 impl<'a> Attempt<'a> {
     pub fn new(question: &'a Question<'a>, demand: &Demand, state: &'a SearchState) -> Attempt<'a> {
-        let request = Request { extent: demand.extent, ..question.request.clone() };
+        let request = Request { extent: demand.extent, step: demand.step, ..question.request.clone() };
         let freedom = Freedom::of(&request, demand, question.pins);
         let (seen, points) = (RefCell::default(), RefCell::default());
         Attempt { question, request, demand: *demand, freedom, state, seen, points }
@@ -141,14 +141,19 @@ impl<'a> Attempt<'a> {
 
     /// What is transferred in an optimizer step, or in all the work.
     fn moved_bytes(&self, plan: &Plan) -> f64 {
-        let moved = |entry: Entry| {
-            let entry = plan.entries.iter().find(|planned| planned.entry == entry);
-            let transfers =
-                entry.into_iter().flat_map(|entry| &entry.steps).filter(|step| step.op.is_transfer());
-            transfers.map(|step| step.cost.bytes).sum::<f64>()
-        };
         let (each, once) = self.entries();
-        moved(each) * self.demand.micro_steps + once.map_or(0.0, moved)
+        let rounds = self.demand.micro_steps;
+        let moved = |entry: Entry, rounds: f64| {
+            let Some(entry) = plan.entries.iter().find(|planned| planned.entry == entry) else { return 0.0 };
+            let is_again = |index: usize| {
+                entry.laps.is_empty() || entry.laps.iter().any(|lap| lap.each.contains(&index))
+            };
+            let transfers = entry.steps.iter().enumerate().filter(|(_, step)| plan.leaves_the_device(step));
+            transfers
+                .map(|(index, step)| step.cost.bytes * if is_again(index) { rounds } else { 1.0 })
+                .sum::<f64>()
+        };
+        moved(each, rounds) + once.map_or(0.0, |entry| moved(entry, 1.0))
     }
 
     fn region_bytes(&self, schedule: &Schedule) -> [u64; REGIONS] {
@@ -279,6 +284,10 @@ impl<'a> Attempt<'a> {
         let profile = self.question.profile;
         let seconds = |entry: Entry| profile.entry_seconds(plan, entry);
         let (each, once) = self.entries();
+        if plan.entries.iter().any(|entry| !entry.laps.is_empty()) {
+            let laps_s = profile.laps_seconds(plan, each, self.demand.micro_steps);
+            return laps_s + once.map_or(0.0, seconds);
+        }
         let each_s = seconds(each) * self.demand.micro_steps;
         // The gradients of a step are summed over ranks once.
         let unsummed_s = match self.request.rank.is_only() || self.demand.micro_steps <= 1.0 {

@@ -6,11 +6,11 @@
 //! (`ladder.rs`), the search for the leanest policy (`lean.rs`) and for the fastest (`improve.rs`) only walk.
 
 use crate::passes::head_pieces;
-use crate::passes::stream::FEWEST_BYTES;
+use crate::passes::place::FEWEST_BYTES;
 use crate::question::Demand;
 use crate::request::{Purpose, Request, loss_chunks};
-use smidgen_ir::policy::{LayerRule, LayerSet, Pins, Policy, Sharding};
-use smidgen_ir::{DeviceKind, Extent, Space};
+use smidgen_ir::policy::{LayerRule, LayerSet, Order, Pins, Policy, Sharding};
+use smidgen_ir::{DType, DeviceKind, Extent, Space};
 
 /// Layers of offloaded weights that may be on the device at the same time, unless memory is short.
 pub const USUAL_WINDOW: usize = 2;
@@ -31,6 +31,11 @@ pub struct Point {
     pub split_head: bool,
     pub activations: Offload,
     pub optimizer_state: bool,
+    /// Gradients of trained weights.
+    pub gradients: bool,
+    /// Layers whose optimizer state and gradients stay on the device although those of others do not, spread evenly.
+    pub resident_state: usize,
+    pub order: Order,
     pub tile_tokens: Option<usize>,
     /// Layers of weights that may be on the device at the same time; 0 fetches each when it is needed.
     pub window_layers: usize,
@@ -50,7 +55,7 @@ pub enum Offload {
 impl Point {
     /// Whether anything passes through the window.
     pub fn streams(&self) -> bool {
-        self.weights > 0 || self.tables || self.optimizer_state
+        self.weights > 0 || self.tables || self.optimizer_state || self.gradients
     }
 
     pub fn with_window(self, window_layers: usize) -> Point {
@@ -82,6 +87,12 @@ fn activations_are_open(pins: &Pins) -> bool {
     pins.offloaded_activations.is_none() && pins.activations != Some(Space::Device)
 }
 
+/// Whether some layers may keep their optimizer state and gradients on the device. Who pins where they are means all.
+fn is_state_open(pins: &Pins) -> bool {
+    let are_layers_open = pins.offloaded_moments.is_none() && pins.offloaded_gradients.is_none();
+    are_layers_open && pins.optimizer_state.is_none() && pins.gradients.is_none()
+}
+
 /// One choice, and the points that differ from another in it alone.
 #[derive(Clone, Debug)]
 pub struct Axis {
@@ -106,6 +117,10 @@ pub struct Freedom<'a> {
     pub head_bytes: usize,
     device: DeviceKind,
     sharding: Sharding,
+    /// Whether weights of the base are trained, whose gradients may be offloaded.
+    pub trains_base: bool,
+    /// Whether laps are possible.
+    pub has_laps: bool,
 }
 
 impl<'a> Freedom<'a> {
@@ -130,7 +145,14 @@ impl<'a> Freedom<'a> {
                 .bytes(request.spec.vocabulary, request.spec.hidden),
             device: request.device,
             sharding,
+            trains_base: !request.trained.is_empty(),
+            has_laps: request.rank.is_only(),
         }
+    }
+
+    /// Whether micro-batches may pass the layers in breadth-first order, and nothing says that they have to.
+    pub fn may_go_breadth_first(&self) -> bool {
+        self.has_laps && self.pins.order.is_none()
     }
 
     /// Whether weights that are not resident come from other ranks.
@@ -153,6 +175,9 @@ impl<'a> Freedom<'a> {
             split_head: false,
             activations: Offload::None,
             optimizer_state: false,
+            gradients: false,
+            resident_state: 0,
+            order: Order::Depth,
             tile_tokens: None,
             window_layers: USUAL_WINDOW,
         })
@@ -169,14 +194,40 @@ impl<'a> Freedom<'a> {
             split_head: self.head_pieces > 1,
             activations: Offload::OfRecomputed,
             optimizer_state: true,
+            gradients: self.trains_base,
+            resident_state: 0,
+            order: Order::Depth,
             tile_tokens: self.tile(),
             window_layers: 0,
         }
     }
 
+    /// A point in breadth-first order: every layer is recomputed from its input, and what is trained is offloaded.
+    pub fn breadth_first(&self, activations: Offload, window_layers: usize) -> Point {
+        Point {
+            recomputed: self.layers,
+            weights: self.layers,
+            tables: self.trains_base,
+            activations,
+            optimizer_state: self.trains_base,
+            gradients: self.trains_base,
+            order: Order::Breadth,
+            window_layers,
+            ..self.start()
+        }
+    }
+
     /// The same with all that can be streamed offloaded.
     pub fn all_streamed(&self, point: Point) -> Point {
-        Point { weights: self.layers, tables: true, optimizer_state: true, window_layers: 1, ..point }
+        let gradients = self.trains_base;
+        Point {
+            weights: self.layers,
+            tables: true,
+            optimizer_state: true,
+            gradients,
+            window_layers: 1,
+            ..point
+        }
     }
 
     fn fewest_rows(&self) -> usize {
@@ -232,9 +283,22 @@ impl<'a> Freedom<'a> {
             // What is divided over ranks is not offloaded as well.
             optimizer_state: self.sharding == Sharding::None
                 && pins.optimizer_state.map_or(point.optimizer_state, is_in_use),
+            gradients: self.trains_base
+                && self.sharding == Sharding::None
+                && pins.gradients.map_or(point.gradients, is_in_use),
+            resident_state: match is_state_open(pins) {
+                true => point.resident_state,
+                false => 0,
+            },
+            order: pins.order.filter(|_| self.has_laps).unwrap_or(point.order),
             tile_tokens: pins.tile_tokens.unwrap_or(point.tile_tokens),
             window_layers: point.window_layers,
         };
+        let has_state = point.optimizer_state || point.gradients;
+        let resident_state = if has_state { point.resident_state } else { 0 };
+        // In laps the head is fetched once for all micro-batches.
+        let split_head = point.split_head && point.order == Order::Depth;
+        let point = Point { resident_state, split_head, ..point };
         let is_window_open = point.streams() && pins.window_bytes.is_none();
         Point { window_layers: if is_window_open { point.window_layers } else { USUAL_WINDOW }, ..point }
     }
@@ -267,6 +331,16 @@ impl<'a> Freedom<'a> {
             Some(space) => space,
         };
         let window_bytes = if point.streams() { point.window_layers * self.layer_bytes } else { 0 };
+        // An empty set stands for all layers, and for what is outside of them.
+        let offloaded_state = match point.resident_state {
+            0 => LayerSet::none(),
+            resident => LayerSet::spread(layers - resident.min(layers - 1), layers),
+        };
+        let state = |is_in_use: bool, pinned: &Option<LayerRule>| match pinned {
+            _ if !is_in_use => LayerSet::none(),
+            Some(rule) => rule.layers(layers),
+            None => offloaded_state.clone(),
+        };
         let head_pieces = if point.split_head { self.head_pieces } else { 0 };
         let policy = Policy {
             micro_tokens: self.micro_tokens,
@@ -278,6 +352,10 @@ impl<'a> Freedom<'a> {
                 pins.weights,
             ),
             optimizer_state: space(point.optimizer_state, pins.optimizer_state),
+            offloaded_moments: state(point.optimizer_state, &pins.offloaded_moments),
+            gradients: space(point.gradients, pins.gradients),
+            offloaded_gradients: state(point.gradients, &pins.offloaded_gradients),
+            order: point.order,
             sharding: self.sharding,
             head_pieces: pins.head_pieces.unwrap_or(head_pieces),
             window_bytes: pins.window_bytes.unwrap_or(window_bytes),
@@ -332,8 +410,9 @@ impl Freedom<'_> {
     }
 
     pub fn last_rungs(&self, from: Point) -> Vec<Point> {
-        let offloaded = Point { optimizer_state: true, ..from };
-        vec![offloaded, offloaded.with_window(0)]
+        let moments = Point { optimizer_state: true, ..from };
+        let offloaded = Point { gradients: self.trains_base, ..moments };
+        vec![moments, offloaded, offloaded.with_window(0)]
     }
 
     /// What a rung does on the device alone, with everything else as at the start.
@@ -351,7 +430,8 @@ impl Freedom<'_> {
         let are_layers_open = pins.recompute.is_none()
             && pins.offloaded_weights.is_none()
             && pins.offloaded_activations.is_none();
-        are_layers_open && pins.window_bytes.is_none() && self.layers > 3
+        let is_depth_first = self.pinned(self.start()).order == Order::Depth;
+        are_layers_open && is_depth_first && pins.window_bytes.is_none() && self.layers > 3
     }
 
     /// What may be offloaded of activations.
@@ -425,7 +505,11 @@ impl Freedom<'_> {
                 all.map(|activations| Point { activations, ..point }).to_vec()
             }
             4 => [self.layers, 0].map(|weights| Point { weights, ..point }).to_vec(),
-            5 => [false, true].map(|optimizer_state| Point { optimizer_state, ..point }).to_vec(),
+            5 => {
+                let state = [(false, false), (true, false), (true, true)];
+                let with = |(optimizer_state, gradients)| Point { optimizer_state, gradients, ..point };
+                state.map(with).to_vec()
+            }
             6 => [None, self.tile()].map(|tile_tokens| Point { tile_tokens, ..point }).to_vec(),
             _ => [0, 1].map(|window_layers| point.with_window(window_layers)).to_vec(),
         }
@@ -487,6 +571,11 @@ impl Freedom<'_> {
                 flags(|point, optimizer_state| Point { optimizer_state, ..point }),
             ),
             axis(
+                pins.gradients.is_none() && self.trains_base,
+                |to, from| to.gradients = from.gradients,
+                flags(|point, gradients| Point { gradients, ..point }),
+            ),
+            axis(
                 pins.window_bytes.is_none(),
                 |to, from| to.window_layers = from.window_layers,
                 windows.into_iter().map(|window_layers| point.with_window(window_layers)).collect(),
@@ -523,12 +612,16 @@ pub enum Choice {
     Embedding,
     Activations,
     OptimizerState,
+    /// Gradients of trained weights.
+    Gradients,
+    /// Breadth-first.
+    Order,
     /// What is divided over ranks.
     Sharding,
 }
 
 impl Choice {
-    const ALL: [Choice; 10] = [
+    const ALL: [Choice; 12] = [
         Choice::Recompute,
         Choice::MicroBatch,
         Choice::LossChunk,
@@ -538,6 +631,8 @@ impl Choice {
         Choice::Embedding,
         Choice::Activations,
         Choice::OptimizerState,
+        Choice::Gradients,
+        Choice::Order,
         Choice::Sharding,
     ];
 
@@ -558,7 +653,13 @@ impl Choice {
             Choice::HeadPieces => other.head_pieces = 0,
             Choice::Embedding => other.embedding_offloaded = policy.tables_offloaded,
             Choice::Activations => other.offloaded_activations = LayerSet::none(),
-            Choice::OptimizerState => other.optimizer_state = Space::Device,
+            Choice::OptimizerState => {
+                (other.optimizer_state, other.offloaded_moments) = (Space::Device, LayerSet::none());
+            }
+            Choice::Gradients => {
+                (other.gradients, other.offloaded_gradients) = (Space::Device, LayerSet::none());
+            }
+            Choice::Order => other.order = Order::Depth,
             // Without ranks to gather from, weights would have to be somewhere else.
             Choice::Sharding if policy.sharding == Sharding::Weights => {}
             Choice::Sharding => other.sharding = Sharding::None,
@@ -570,7 +671,14 @@ impl Choice {
     fn is_of(self, purpose: Purpose) -> bool {
         match (self, purpose) {
             (_, Purpose::Training) => true,
-            (Choice::Recompute | Choice::Activations | Choice::OptimizerState, _) => false,
+            (
+                Choice::Recompute
+                | Choice::Activations
+                | Choice::OptimizerState
+                | Choice::Gradients
+                | Choice::Order,
+                _,
+            ) => false,
             (Choice::MicroBatch | Choice::LossChunk | Choice::Tiles, _) => purpose == Purpose::Evaluation,
             (Choice::Weights | Choice::HeadPieces | Choice::Embedding | Choice::Sharding, _) => true,
         }
@@ -592,6 +700,8 @@ impl Choice {
             Choice::Embedding => !embedding_is_open(pins),
             Choice::Activations => !activations_are_open(pins),
             Choice::OptimizerState => pins.optimizer_state.is_some(),
+            Choice::Gradients => pins.gradients.is_some(),
+            Choice::Order => pins.order.is_some(),
             Choice::Sharding => pins.sharding.is_some(),
         }
     }
@@ -621,6 +731,8 @@ pub fn pins_for(purpose: Purpose, pins: &Pins) -> Pins {
             recompute: Some(LayerRule::None),
             activations: Some(Space::Device),
             optimizer_state: Some(Space::Device),
+            gradients: Some(Space::Device),
+            order: Some(Order::Depth),
             ..pins
         },
         Purpose::Generation | Purpose::Logits => {
@@ -634,7 +746,15 @@ fn layer_bytes(request: &Request) -> usize {
     let tensors = request.spec.tensors().into_iter().filter(|tensor| tensor.name.contains("layers.0."));
     let bytes = tensors.map(|tensor| {
         let (rows, columns) = tensor.shape.at(&Extent::default());
-        request.storage_of(&tensor.name).bytes(rows, columns)
+        let storage = request.storage_of(&tensor.name);
+        match request.trained.contains(&tensor.name) {
+            // It comes as it is trained, and is rounded.
+            true => {
+                let rounded = if request.rounds_trained() { request.activations().bytes() } else { 0 };
+                (DType::F32.bytes() + rounded) * rows * columns
+            }
+            false => storage.bytes(rows, columns),
+        }
     });
     bytes.filter(|bytes| *bytes >= FEWEST_BYTES).sum()
 }

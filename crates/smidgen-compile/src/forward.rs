@@ -94,7 +94,7 @@ fn build_refresh(graph: &mut Graph, leaves: &Leaves, request: &Request) -> Vec<N
         .collect();
     for (leaf, Rounded { of, scale }) in rounded {
         let place = (Phase::Update, None);
-        graph.emit(&mut nodes, Op::Round { scale }, vec![of], vec![leaf], &[], place);
+        graph.emit(&mut nodes, Op::Round { scale, to: None }, vec![of], vec![leaf], &[], place);
     }
     if request.form == AdapterForm::Dora {
         for module in &request.adapters {

@@ -241,6 +241,7 @@ impl Freedom<'_> {
         let here = Point { tables: false, split_head: false, ..point };
         let tables = [here, Point { embedding: self.has_own_embedding, ..here }, point];
         let moments = [Point { optimizer_state: false, ..point }, point];
+        let gradients = [Point { gradients: false, ..point }, point];
         let axis = |copy: Copy, points: Vec<Point>| Axis { copy, points };
         vec![
             axis(|to, from| to.weights = from.weights, weights),
@@ -252,6 +253,7 @@ impl Freedom<'_> {
                 tables.to_vec(),
             ),
             axis(|to, from| to.optimizer_state = from.optimizer_state, moments.to_vec()),
+            axis(|to, from| to.gradients = from.gradients, gradients.to_vec()),
         ]
     }
 }

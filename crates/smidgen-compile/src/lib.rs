@@ -10,6 +10,7 @@ pub mod adapter;
 pub mod arena;
 mod attempt;
 pub mod autodiff;
+mod breadth_search;
 pub mod cards;
 pub mod choices;
 pub mod context;

@@ -7,7 +7,9 @@
 
 use crate::context::Overhead;
 use crate::links::{ETHERNET_100G, Link, SHARED_MEMORY};
-use smidgen_ir::{BoundBy, Cost, DeviceKind, Entry, Op, Plan, Precision, Rank, Shard, Space, Step};
+use smidgen_ir::{
+    BoundBy, Cost, DeviceKind, Entry, EntryPlan, Op, Plan, Precision, Rank, Shard, Space, Step,
+};
 
 /// What a device does in a second when it multiplies numbers of one kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -134,11 +136,18 @@ impl Profile {
         DeviceProfile::cpu(threads).at(precision)
     }
 
-    /// Bytes a second at which what a step fetches comes.
-    fn fetch_rate(&self, plan: &Plan, step: &Step) -> f64 {
-        match plan.value(step.inputs[0]).buffer.map(|buffer| plan.buffer(buffer).space) {
-            Some(Space::Disk) => self.disk_bytes_per_s,
-            _ => self.fetch_bytes_per_s,
+    /// Bytes a second at which what a step fetches comes, or what it stows goes.
+    fn transfer_rate(&self, plan: &Plan, step: &Step) -> f64 {
+        let is_fetched = step.op == Op::Fetch;
+        let offloaded =
+            if is_fetched { step.inputs.first() } else { step.outputs.first().or(step.updates.first()) };
+        let space = offloaded.and_then(|id| plan.value(*id).buffer).map(|buffer| plan.buffer(buffer).space);
+        match (space, is_fetched) {
+            // What is carried on the device is read and written there.
+            (Some(Space::Device), _) => self.rates.bytes_per_s / 2.0,
+            (Some(Space::Disk), true) => self.disk_bytes_per_s,
+            (_, true) => self.fetch_bytes_per_s,
+            (_, false) => self.stow_bytes_per_s,
         }
     }
 
@@ -159,12 +168,17 @@ impl Profile {
     /// One run of an entry point at the planned extent. Transfers overlap with computation, one value in each
     /// direction and one exchange between ranks at a time; a step that needs one waits.
     pub fn entry_seconds(&self, plan: &Plan, entry: Entry) -> f64 {
-        self.walk(plan, entry, true, |_| {})
+        self.walk(plan, entry, true, 1.0, |_| {})
+    }
+
+    /// The same for this many micro-batches in breadth-first order.
+    pub fn laps_seconds(&self, plan: &Plan, entry: Entry, micro_batches: f64) -> f64 {
+        self.walk(plan, entry, true, micro_batches, |_| {})
     }
 
     /// The same without sums over ranks: a micro-batch that does not end its step.
     pub fn unsummed_seconds(&self, plan: &Plan, entry: Entry) -> f64 {
-        self.walk(plan, entry, false, |_| {})
+        self.walk(plan, entry, false, 1.0, |_| {})
     }
 
     /// An exchange between ranks, each of which receives this many bytes.
@@ -175,15 +189,19 @@ impl Profile {
     /// When each step of an entry point is over, in seconds from the start, as [`Profile::entry_seconds`] computes it.
     pub fn step_ends(&self, plan: &Plan, entry: Entry) -> Vec<f64> {
         let mut ends = Vec::with_capacity(plan.entry(entry).steps.len());
-        self.walk(plan, entry, true, |now| ends.push(now));
+        self.walk(plan, entry, true, 1.0, |now| ends.push(now));
         ends
     }
 
-    fn walk(&self, plan: &Plan, entry: Entry, sums: bool, mut see_end: impl FnMut(f64)) -> f64 {
-        let steps = &plan.entry(entry).steps;
+    /// `rounds` is how often the steps of a lap run.
+    fn walk(&self, plan: &Plan, entry: Entry, sums: bool, rounds: f64, mut see_end: impl FnMut(f64)) -> f64 {
+        let EntryPlan { steps, laps, .. } = plan.entry(entry);
+        let mut laps = laps.iter().peekable();
         let (mut now, mut inward, mut outward, mut between) = (0.0f64, 0.0f64, 0.0f64, 0.0f64);
         let mut over = vec![0.0; steps.len()];
         for (index, step) in steps.iter().enumerate() {
+            while laps.next_if(|lap| lap.end <= index).is_some() {}
+            let times = if laps.peek().is_some_and(|lap| lap.each.contains(&index)) { rounds } else { 1.0 };
             let awaited = step.awaits.iter().map(|transfer| over[*transfer]).fold(now, f64::max);
             if let Op::AllReduce(rank) | Op::ReduceScatter(rank) | Op::AllGather(Shard { rank, .. }) = step.op
             {
@@ -193,14 +211,10 @@ impl Profile {
                     now += step.cost.bytes * self.travel_s_per_byte;
                 }
             } else if step.op.is_transfer() {
-                let (lane, bytes_per_s) = if step.op == Op::Fetch {
-                    (&mut inward, self.fetch_rate(plan, step))
-                } else {
-                    (&mut outward, self.stow_bytes_per_s)
-                };
-                *lane = lane.max(awaited) + step.cost.bytes / bytes_per_s;
+                let lane = if step.op == Op::Fetch { &mut inward } else { &mut outward };
+                *lane = lane.max(awaited) + times * step.cost.bytes / self.transfer_rate(plan, step);
                 over[index] = *lane;
-                now += step.cost.bytes * self.travel_s_per_byte;
+                now += times * step.cost.bytes * self.travel_s_per_byte;
             } else if step.op == Op::Stowed {
                 now = awaited;
             } else {
@@ -208,7 +222,7 @@ impl Profile {
                 let before = index.checked_sub(1).map(|before| &steps[before].op);
                 let is_started = before.is_some_and(|before| step.op.joins(before));
                 let saved_s = if is_started { self.rates.step_s } else { 0.0 };
-                now = awaited + self.seconds(&step.op, step.cost) - saved_s;
+                now = awaited + times * (self.seconds(&step.op, step.cost) - saved_s);
             }
             see_end(now);
         }

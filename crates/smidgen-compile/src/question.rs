@@ -28,6 +28,8 @@ pub struct Demand {
     pub micro_tokens: usize,
     /// Largest micro-batch at that size.
     pub extent: Extent,
+    /// Largest optimizer step: all of its micro-batches together.
+    pub step: Extent,
     /// Micro-batches of an average step; of a whole evaluation where that is the purpose.
     pub micro_steps: f64,
 }

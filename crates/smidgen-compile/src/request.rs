@@ -26,6 +26,8 @@ pub struct Request {
     pub precision: Precision,
     /// Largest micro-batch.
     pub extent: Extent,
+    /// Largest optimizer step: all of its micro-batches together.
+    pub step: Extent,
     /// What its tokens are usually like.
     pub workload: Workload,
     /// Generation in addition to the other entry points, if wanted.

@@ -9,9 +9,11 @@ use crate::request::Request;
 use smidgen_ir::plan::align_up;
 use smidgen_ir::workspace::{Target, workspace_bytes};
 use smidgen_ir::{
-    Buffer, BufferId, ByValue, Category, DType, DeviceKind, Entry, EntryPlan, Graph, LeafKind, Lifetime,
-    Node, Op, Operands, Plan, PlannedValue, Space, SpaceSize, Step, Type, Value, ValueId, ValueRole,
+    Buffer, BufferId, ByValue, Category, DType, DeviceKind, Dim, Entry, EntryPlan, Graph, Lap, LeafKind,
+    Lifetime, Node, Op, Operands, Plan, PlannedValue, Space, SpaceSize, Step, Type, Value, ValueId,
+    ValueRole,
 };
+use std::ops::Range;
 
 /// A plan whose buffers are all at offset 0.
 #[derive(Debug)]
@@ -68,6 +70,8 @@ pub fn plan_lifetimes(
         let id = ValueId(index as u32);
         match &value.role {
             ValueRole::Leaf(_) if layout.inside.contains_key(&id) => {}
+            // What is rounded where it is fetched.
+            ValueRole::Leaf(leaf) if leaf.rounded.is_some_and(|from| is_offloaded(&graph, from.of)) => {}
             ValueRole::Leaf(leaf) => {
                 let category = Category::of_leaf(leaf.kind);
                 let lifetime = leaf_lifetime(&graph, id, leaf.kind);
@@ -102,13 +106,15 @@ pub fn plan_lifetimes(
         }
         let mut lives = lifetimes(&graph, &nodes, shared, request.device);
         outlive_transfers(&graph, &nodes, &awaits, shared, &mut lives);
+        let laps = if entry == Entry::MicroStep { std::mem::take(&mut graph.laps) } else { vec![] };
         let spare = spare_of_owners(&graph, layout, shared);
         let mut buffer_of: ByValue<BufferId> = ByValue::default();
         for (owner, &(first, last)) in lives.iter() {
             let spare = spare.get(&owner).copied().unwrap_or(0);
             let bytes = join_operands::strided_bytes(&graph.value(owner).ty, spare, &extent);
-            let lifetime = Lifetime::Steps { entry, first, last };
             let category = category_of(&graph, &nodes[first]);
+            let (first, last) = cover_laps(&laps, first, last);
+            let lifetime = Lifetime::Steps { entry, first, last };
             let buffer = Buffer { space: graph.value(owner).space, offset: 0, bytes, category, lifetime };
             buffer_of.insert(owner, add_buffer(&mut plan, buffer));
         }
@@ -164,7 +170,7 @@ pub fn plan_lifetimes(
             let Node { op, inputs, outputs, updates, phase, layer } = node;
             steps.push(Step { op, inputs, outputs, updates, workspace, awaits, phase, layer, cost });
         }
-        plan.entries.push(EntryPlan { entry, steps });
+        plan.entries.push(EntryPlan { entry, steps, laps });
     }
     for (index, value) in graph.values.iter().enumerate() {
         let ValueRole::Slice(slice) = &value.role else { continue };
@@ -181,6 +187,20 @@ pub fn plan_lifetimes(
     };
     plan.values = graph.values.into_iter().zip(places).map(planned).collect();
     Schedule { plan }
+}
+
+fn is_offloaded(graph: &Graph, leaf: ValueId) -> bool {
+    graph.value(leaf).space != Space::Device
+}
+
+/// What is used outside of one round of a lap lasts for all rounds of every lap in which it is used.
+fn cover_laps(laps: &[Lap], first: usize, last: usize) -> (usize, usize) {
+    let round = |step: usize| laps.iter().map(|lap| &lap.each).find(|each| each.contains(&step));
+    let (begin, end) = (round(first), round(last));
+    if begin.is_some() && begin == end {
+        return (first, last);
+    }
+    (begin.map_or(first, |each| each.start), end.map_or(last, |each| each.end - 1))
 }
 
 /// The row of the table in which a temporary counts: that of the leaf that it is a copy of, or a copy of rows of.
@@ -216,19 +236,33 @@ fn outlive_transfers(
 /// The transfers that each node waits for: the first node that reads a fetched value, the node that frees a stowed one,
 /// and the node that fetches it again.
 fn awaited(graph: &Graph, nodes: &[Node]) -> Vec<Vec<usize>> {
-    // Transfers that nobody has waited for, by what they write.
-    let mut under_way: ByValue<usize> = ByValue::default();
+    // Transfers that nobody has waited for, by what they write, and the rows of it.
+    let mut under_way: ByValue<Vec<(Range<usize>, usize)>> = ByValue::default();
     let mut awaits = vec![Vec::new(); nodes.len()];
     for (index, node) in nodes.iter().enumerate() {
         for operand in node.reads() {
-            awaits[index].extend(under_way.remove(&graph.whole(operand)));
+            let rows = rows_of(graph, operand);
+            if let Some(open) = under_way.get_mut(&graph.whole(operand)) {
+                let meets = |other: &Range<usize>| other.start < rows.end && rows.start < other.end;
+                awaits[index].extend(open.extract_if(.., |(other, _)| meets(other)).map(|(_, step)| step));
+            }
         }
         if node.op.is_transfer() {
-            let written = node.outputs.iter().chain(&node.updates).map(|written| graph.whole(*written));
-            under_way.extend(written.map(|written| (written, index)));
+            for written in node.outputs.iter().chain(&node.updates) {
+                let open = under_way.get_or_insert_with(graph.whole(*written), Vec::new);
+                open.push((rows_of(graph, *written), index));
+            }
         }
     }
     awaits
+}
+
+/// Which rows of its whole a value is.
+fn rows_of(graph: &Graph, value: ValueId) -> Range<usize> {
+    match (&graph.value(value).role, graph.value(value).ty.shape.0.first()) {
+        (ValueRole::Slice(slice), Some(Dim::Const(rows))) => slice.first_row..slice.first_row + rows,
+        _ => 0..usize::MAX,
+    }
 }
 
 /// Whether the first of `nodes` may be computed together with the next one: the gradients of B and of h, on a device
@@ -242,14 +276,15 @@ fn is_formed_with_next(device: DeviceKind, nodes: &[Node]) -> bool {
 
 /// A cache is `decode`'s alone: it takes none of the bytes of that entry point's temporaries, so it lasts from one
 /// run to the next, and those of the other entry points may overlap it. A partial gradient is cleared before its layer
-/// and scattered after it.
+/// and scattered or copied out after it; what is carried lasts from the lap that leaves it to the last that takes it.
 fn leaf_lifetime(graph: &Graph, id: ValueId, kind: LeafKind) -> Lifetime {
     match kind {
-        LeafKind::Partial(_) => {
+        LeafKind::Partial(_) | LeafKind::Carried(_) => {
             let touches = |node: &Node| node.operands().any(|operand| graph.whole(operand) == id);
             let nodes = graph.nodes(Entry::MicroStep);
             let first = nodes.iter().position(touches).unwrap_or(0);
             let last = nodes.iter().rposition(touches).unwrap_or(first);
+            let (first, last) = cover_laps(&graph.laps, first, last);
             Lifetime::Steps { entry: Entry::MicroStep, first, last }
         }
         LeafKind::Cache => {

@@ -7,6 +7,7 @@
 //! say where to look. Only memory choices are searched: nothing here changes a result.
 
 use crate::attempt::{Attempt, SearchState, Seen};
+use crate::breadth_search::search_breadth_first;
 use crate::choices::{Choice, Point, pins_for};
 use crate::improve::{improve, offload_less};
 use crate::lean::{Leanest, leanest};
@@ -173,6 +174,9 @@ fn search(attempts: &[Attempt]) {
     }
     if found.is_empty() || !attempts[0].is_spent(SHARE_OF_LADDERS) {
         search_ladders(attempts);
+    }
+    if is_training {
+        search_breadth_first(attempts);
     }
 }
 

@@ -7,7 +7,7 @@
 use crate::request::{Purpose, Request};
 use crate::schedule::Schedule;
 use crate::{arena, autodiff, forward, passes, schedule, update};
-use smidgen_ir::policy::Policy;
+use smidgen_ir::policy::{Order, Policy};
 use smidgen_ir::{Entry, Graph, Plan, verify};
 
 /// Compiles a training run.
@@ -92,15 +92,24 @@ pub(crate) fn moved(
     passes::shard::divide_trained(&mut graph, policy, request.rank);
     check("divide_trained", &graph);
 
-    passes::offload::apply(&mut graph, policy, &request.extent, request.device);
-    check("offload", &graph);
+    if policy.order == Order::Depth {
+        passes::offload::apply(&mut graph, policy, &request.extent, request.device);
+        check("offload", &graph);
+    }
 
     passes::head_pieces::apply(&mut graph, policy);
     check("head_pieces", &graph);
 
-    let fewest_bytes = passes::stream::FEWEST_BYTES;
     let target = (request.device, request.rank);
-    passes::stream::apply(&mut graph, policy, &request.extent, target, fewest_bytes);
+    passes::place::apply(&mut graph, policy, &request.extent, target, passes::place::FEWEST_BYTES);
+    let piece_elements = passes::update_in_pieces::PIECE_ELEMENTS;
+    let squares = passes::update_in_pieces::apply(&mut graph, policy, &request.extent, piece_elements);
+    if policy.order == Order::Breadth {
+        let sizes = (&request.extent, &request.step);
+        passes::breadth::apply(&mut graph, policy, sizes, request.device, &squares);
+    }
+
+    passes::stream::apply(&mut graph, policy, &request.extent);
     check("stream", &graph);
 
     passes::shard::sum_gradients(&mut graph, request.rank, &request.extent);

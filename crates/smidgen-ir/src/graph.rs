@@ -9,6 +9,7 @@ use crate::rank::Shard;
 use crate::shape::{Dim, Extent, Type};
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::ops::Range;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ValueId(pub u32);
@@ -87,6 +88,9 @@ pub enum LeafKind {
     /// What one run of `decode` leaves for the next run or for the host: keys, values, logits. Other entry points
     /// overwrite it.
     Cache,
+    /// Rows of all micro-batches of a step, at most this many, that one lap leaves for a later one. The type is that of
+    /// one micro-batch, whose rows follow those of the micro-batches before it.
+    Carried(usize),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -98,6 +102,15 @@ pub struct Leaf {
     pub rounded: Option<Rounded>,
     /// Set where this rank stores only its part. The type is that of the whole.
     pub shard: Option<Shard>,
+    /// Whether this is a trained tensor of the base model, which may be offloaded.
+    pub is_of_base: bool,
+}
+
+impl Leaf {
+    /// Neither trained nor made from another.
+    pub fn new(kind: LeafKind) -> Leaf {
+        Leaf { kind, gradient: None, rounded: None, shard: None, is_of_base: false }
+    }
 }
 
 /// `scale` times another leaf, rounded to the element type of matmuls.
@@ -143,6 +156,9 @@ impl ValueRole {
 
     /// Bytes of a value of this type that this rank stores.
     pub fn stored_bytes(&self, ty: &Type, extent: &Extent) -> usize {
+        if let ValueRole::Leaf(Leaf { kind: LeafKind::Carried(rows), .. }) = self {
+            return ty.storage.bytes(*rows, ty.shape.at(extent).1);
+        }
         self.shard().map_or_else(|| ty.bytes(extent), |shard| shard.own_bytes(ty).len())
     }
 }
@@ -230,10 +246,20 @@ impl Node {
     }
 }
 
+/// Nodes or steps of `micro_step` that all micro-batches of a step pass before the next lap begins. What is in front of
+/// `each` since the lap before runs once, then `each` for every micro-batch, then once what is behind it up to `end`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lap {
+    pub each: Range<usize>,
+    pub end: usize,
+}
+
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Graph {
     pub values: Vec<Value>,
     pub entries: Vec<(Entry, Vec<Node>)>,
+    /// The laps of `micro_step`, in breadth-first order; none in depth-first order.
+    pub laps: Vec<Lap>,
 }
 
 impl Graph {
@@ -270,7 +296,7 @@ impl Graph {
     }
 
     pub fn add_leaf(&mut self, name: impl Into<String>, ty: Type, kind: LeafKind) -> ValueId {
-        self.add_value(name, ty, ValueRole::Leaf(Leaf { kind, gradient: None, rounded: None, shard: None }))
+        self.add_value(name, ty, ValueRole::Leaf(Leaf::new(kind)))
     }
 
     /// Leaves one part of a leaf on this rank.
@@ -290,7 +316,9 @@ impl Graph {
         let name = self.name_from(of, |name| format!("{name}[{first_row}..{}]", first_row + rows));
         let mut ty = self.value(of).ty.clone();
         ty.shape.0[0] = Dim::Const(rows);
-        self.add_value(name, ty, ValueRole::Slice(Slice { of, first_row, gradient }))
+        let id = self.add_value(name, ty, ValueRole::Slice(Slice { of, first_row, gradient }));
+        self.values[id.index()].space = self.value(of).space;
+        id
     }
 
     /// A tile of the tokens of an activation or an input.

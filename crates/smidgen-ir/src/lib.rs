@@ -32,7 +32,7 @@ pub mod workspace_cuda;
 pub use by_value::{ByValue, ValueSet};
 pub use cost::{Cost, Operands, Workload};
 pub use graph::{
-    Entry, Graph, Leaf, LeafKind, Node, Phase, Rounded, Slice, Space, Value, ValueId, ValueRole,
+    Entry, Graph, Lap, Leaf, LeafKind, Node, Phase, Rounded, Slice, Space, Value, ValueId, ValueRole,
 };
 pub use op::{
     ACTIVITY_COLUMNS, Activation, AdamW, AttentionShape, HeadPiece, LossHead, Norm, Op, ShapeError,
@@ -42,7 +42,7 @@ pub use plan::{
     Buffer, BufferId, Category, DeviceKind, EntryPlan, Lifetime, Peak, Plan, PlannedValue, Precision, Region,
     SpaceSize, Step,
 };
-pub use policy::{LayerRule, LayerSet, Pins, Policy, Sharding};
+pub use policy::{LayerRule, LayerSet, Order, Pins, Policy, Sharding};
 pub use rank::{Cut, Rank, Shard};
 pub use rope::{RopeScaling, RopeSpec};
 pub use shape::{Dim, Extent, Shape, Type};

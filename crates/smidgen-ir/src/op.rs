@@ -293,19 +293,19 @@ op_table! {
         cost: |step| step.traffic() + step.decoding(0) + step.matmul_flops(Some(1)),
         text: format!("scale={scale}"),
     }
-    /// weight (N, K) → ; updates rounded (N, K) := scale·weight
-    Round { scale: f32 } => {
+    /// weight (N, K) → ; updates rounded (N, K) := scale·weight; or, with a type, → that in the type
+    Round { scale: f32, to: Option<DType> } => {
         name: "round",
         batching: Batching::AnyAttributes,
         text: scale_text(*scale),
     }
-    /// parts of gradients … → ; updates squares (1) := the sum of the squares of all their elements
+    /// parts of gradients … → ; updates squares (1) := the sum of the squares of all their elements, tensor by tensor
     SquaredNorm => {
         name: "squared_norm",
     }
-    /// loss (1), hyper (3), gradients …, `[squares (1) of other gradients]` → ; updates report (4): loss and norm over all
+    /// loss (1), hyper (3), gradients …, `[squares (M) of other gradients]` → ; updates report (4): loss and norm over all
     /// gradients, both without the loss scale; the factor that removes the loss scale from gradients and clips their norm
-    /// to `clip` (0 = never); 1 if loss and norm are finite
+    /// to `clip` (0 = never); 1 if loss and norm are finite. Squares are added up tensor by tensor, in this order.
     GradNorm { clip: f32, squares: bool } => {
         name: "grad_norm",
         text: format!("clip={clip}"),
@@ -332,15 +332,15 @@ op_table! {
 
     // ── between memory spaces ──────────────────────────────────────────────────────────────────
 
-    /// offloaded x → its copy on the device. Only starts the copy; the first step that reads it waits.
+    /// offloaded or carried x → its copy on the device. Only starts the copy; the first step that reads it waits.
     Fetch => {
         name: "fetch",
         reads_offloaded: |input| input == 0,
         transfer: true,
         cost: |step| Cost::moving(step.input_bytes(0)),
     }
-    /// x → its copy in host memory or on disk, or updates an offloaded value. Only starts the copy; x must not change
-    /// until `Stowed`.
+    /// x → its copy in host memory or on disk, or updates an offloaded or carried value. Only starts the copy; x must
+    /// not change until `Stowed`.
     Stow => {
         name: "stow",
         transfer: true,

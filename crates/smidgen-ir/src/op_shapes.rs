@@ -280,7 +280,12 @@ impl Op {
                 rule.f32_update(0, &Shape::vector(n))?;
                 Ok(vec![])
             }
-            Op::Round { .. } => {
+            Op::Round { to: Some(dtype), .. } => {
+                rule.count(1, 0)?;
+                let (n, k) = rule.weight(0)?;
+                Ok(vec![Type::new(Shape::matrix(n, k), Storage::Plain(*dtype))])
+            }
+            Op::Round { to: None, .. } => {
                 rule.count(1, 1)?;
                 let (n, k) = rule.weight(0)?;
                 let fits = updates[0].shape == Shape::matrix(n, k) && updates[0].storage.plain().is_some();
@@ -300,7 +305,11 @@ impl Op {
                     "a loss, its scale and a report".into()
                 })?;
                 let (inputs, more) = inputs.split_at(inputs.len() - usize::from(*squares));
-                more.iter().try_for_each(|squares| rule.scalars(squares, 1))?;
+                let is_vector = |squares: &&Type| {
+                    squares.storage == Storage::Plain(DType::F64)
+                        && matches!(squares.shape.0.as_slice(), [Dim::Const(_)])
+                };
+                rule.require(more.iter().all(is_vector), || "squares".into())?;
                 rule.scalars(inputs[0], 1)?;
                 rule.scalars(inputs[1], 3)?;
                 rule.scalars(updates[0], 4)?;

@@ -6,10 +6,11 @@
 //! The peak is computed from the buffer table, not estimated.
 
 use crate::cost::Cost;
-use crate::graph::{Entry, LeafKind, Phase, Space, ValueId, ValueRole};
+use crate::graph::{Entry, Lap, LeafKind, Phase, Space, ValueId, ValueRole};
 use crate::op::Op;
-use crate::shape::{Extent, Type};
+use crate::shape::{Dim, Extent, Type};
 use crate::storage::DType;
+use std::ops::Range;
 
 pub use crate::shape::ALIGNMENT;
 
@@ -65,7 +66,7 @@ impl Category {
             LeafKind::Gradient | LeafKind::Partial(_) => Category::Gradients,
             LeafKind::Moment => Category::Optimizer,
             LeafKind::Input | LeafKind::State => Category::Workspace,
-            LeafKind::Cache => Category::Activations,
+            LeafKind::Cache | LeafKind::Carried(_) => Category::Activations,
         }
     }
 }
@@ -243,6 +244,8 @@ impl DeviceKind {
 pub struct EntryPlan {
     pub entry: Entry,
     pub steps: Vec<Step>,
+    /// In breadth-first order, the laps of `micro_step`; otherwise none.
+    pub laps: Vec<Lap>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -332,6 +335,32 @@ impl Plan {
 
     pub fn entry(&self, entry: Entry) -> &EntryPlan {
         self.entries.iter().find(|plan| plan.entry == entry).expect("every entry point is planned")
+    }
+
+    /// The buffer of a value, and its bytes there; all of them for rows that are not in one piece.
+    pub fn bytes_of(&self, id: ValueId) -> Option<(BufferId, Range<usize>)> {
+        let value = self.value(id);
+        let buffer = value.buffer?;
+        let bytes = match (&value.role, value.ty.shape.0.first()) {
+            (ValueRole::Slice(slice), Some(Dim::Const(rows)))
+                if value.stride.is_none() && value.ty.storage.has_contiguous_rows() =>
+            {
+                let (_, columns) = value.ty.shape.at(&self.extent);
+                let first = value.first_byte + value.ty.storage.bytes(slice.first_row, columns);
+                first..first + value.ty.storage.bytes(*rows, columns)
+            }
+            _ => 0..usize::MAX,
+        };
+        Some((buffer, bytes))
+    }
+
+    /// Whether a step transfers something to the device or from it; what laps carry may stay there.
+    pub fn leaves_the_device(&self, step: &Step) -> bool {
+        let mut operands = step.inputs.iter().chain(&step.outputs).chain(&step.updates);
+        let is_elsewhere = |id: &ValueId| {
+            self.value(*id).buffer.is_some_and(|buffer| self.buffer(buffer).space != Space::Device)
+        };
+        step.op.is_transfer() && (step.op.is_collective() || operands.any(is_elsewhere))
     }
 
     /// Leaves in order, with their ids.

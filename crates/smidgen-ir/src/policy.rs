@@ -64,8 +64,16 @@ memory_choices! {
     tables_offloaded: bool, pin bool, json "tables_away";
     /// Pieces in which an offloaded head is fetched; below 2 it is fetched whole.
     head_pieces: usize, pin usize, json "head_pieces";
-    /// Where AdamW's moments are.
+    /// Where offloaded optimizer state is: AdamW's moments.
     optimizer_state: Space, pin Space, json "optimizer_state";
+    /// Layers whose optimizer state is offloaded; none is all of them, embedding and head included.
+    offloaded_moments: LayerSet, pin LayerRule, json "optimizer_state_away";
+    /// Where offloaded gradients of trained weights are.
+    gradients: Space, pin Space, json "gradients";
+    /// Layers whose gradients are offloaded; none is all of them, embedding and head included.
+    offloaded_gradients: LayerSet, pin LayerRule, json "gradients_away";
+    /// What comes first, the layers of a micro-batch or the micro-batches of a layer.
+    order: Order, pin Order, json "order";
     /// What is divided over ranks. With weights it is the offloaded ones, and no longer the memory of one machine that
     /// they are fetched from.
     sharding: Sharding, pin Sharding, json "shard";
@@ -92,16 +100,57 @@ impl Policy {
 
     /// Whether weights or moments are fetched through the window.
     pub fn streams(&self) -> bool {
-        self.tables_offloaded || !self.offloaded_weights.is_empty() || self.optimizer_state != Space::Device
+        self.tables_offloaded
+            || !self.offloaded_weights.is_empty()
+            || self.optimizer_state != Space::Device
+            || self.gradients != Space::Device
+    }
+
+    /// Whether the optimizer state of a layer is offloaded, or of what is outside the layers.
+    pub fn offloads_moments_of(&self, layer: Option<usize>) -> bool {
+        self.optimizer_state != Space::Device && includes(&self.offloaded_moments, layer)
+    }
+
+    /// Whether the gradients of trained weights of a layer are offloaded, or of those outside the layers.
+    pub fn offloads_gradients_of(&self, layer: Option<usize>) -> bool {
+        self.gradients != Space::Device && includes(&self.offloaded_gradients, layer)
     }
 
     /// The same with the spaces that this device has: where the device is the CPU, host memory is the device's own, and
     /// what is offloaded goes to disk.
     pub fn on(mut self, device: DeviceKind) -> Policy {
-        for space in [&mut self.activations, &mut self.weights, &mut self.optimizer_state] {
+        let Policy { activations, weights, optimizer_state, gradients, .. } = &mut self;
+        for space in [activations, weights, optimizer_state, gradients] {
             *space = device.resolve(*space);
         }
         self
+    }
+}
+
+/// Whether a set that is empty for all layers has one. What is outside the layers goes with any of them.
+fn includes(layers: &LayerSet, layer: Option<usize>) -> bool {
+    layers.is_empty() || layer.is_none_or(|layer| layers.contains(layer))
+}
+
+/// The order of work in an optimizer step. Sums are formed in the same order in both.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Order {
+    /// A micro-batch passes all layers, forward and backward, before the next one begins.
+    #[default]
+    Depth,
+    /// All micro-batches pass a layer before the next layer begins: what is fetched for a layer is fetched once per step.
+    Breadth,
+}
+
+impl Order {
+    pub const ALL: [Order; 2] = [Order::Depth, Order::Breadth];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Order::Depth => "depth",
+            Order::Breadth => "breadth",
+        }
     }
 }
 

@@ -68,7 +68,13 @@ pub fn render_plan(plan: &Plan) -> String {
         let live = plan.live_bytes(entry.entry);
         line(&mut text, format_args!("entry {} peak {}", entry.entry, live.iter().max().unwrap_or(&0)));
         for (index, step) in entry.steps.iter().enumerate() {
+            if entry.laps.iter().any(|lap| lap.each.start == index) {
+                line(&mut text, format_args!("  for each micro-batch"));
+            }
             line(&mut text, format_args!("  {index:>4} {}", render_step(plan, step)));
+            if entry.laps.iter().any(|lap| lap.each.end == index + 1) {
+                line(&mut text, format_args!("  until the last micro-batch"));
+            }
         }
     }
     text

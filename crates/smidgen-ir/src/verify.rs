@@ -4,13 +4,14 @@
 //! text, and callers panic with the name of the stage. Whether the computed numbers are right is not checked here.
 
 use crate::by_value::{ByValue, ValueSet};
-use crate::graph::{Entry, Graph, Node, Space, Value, ValueId, ValueRole};
+use crate::graph::{Entry, Graph, LeafKind, Node, Space, Value, ValueId, ValueRole};
 use crate::op::Op;
-use crate::plan::{ALIGNMENT, BufferId, Lifetime, Plan, Region, Step};
+use crate::plan::{ALIGNMENT, BufferId, EntryPlan, Lifetime, Plan, Region, Step};
 use crate::rank::{Cut, Shard};
 use crate::shape::{Dim, Type};
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Range;
 
 /// Panics with every finding, naming the stage that produced them.
 pub fn expect_sound(stage: &str, findings: &[String]) {
@@ -86,7 +87,7 @@ pub fn graph(graph: &Graph) -> Vec<String> {
 
 /// Whether an operation makes a copy of a leaf, rows of which others may read.
 fn brings_a_leaf(op: &Op) -> bool {
-    matches!(op, Op::Fetch | Op::AllGather(_))
+    matches!(op, Op::Fetch | Op::AllGather(_) | Op::Round { to: Some(_), .. })
 }
 
 /// What a rank stores of a divided leaf are its own rows, and nothing else of it can be used.
@@ -230,7 +231,10 @@ fn check_spaces(graph: &Graph, node: &Node, place: Place, findings: &mut Vec<Str
     } else {
         node.inputs.first().filter(|_| node.op == Op::Fetch)
     };
-    if let Some(id) = offloaded.filter(|id| graph.value(**id).space == Space::Device) {
+    let is_carried =
+        |id: &ValueId| graph.value(*id).leaf().is_some_and(|leaf| matches!(leaf.kind, LeafKind::Carried(_)));
+    let is_worked_on = |id: &&ValueId| graph.value(**id).space == Space::Device && !is_carried(id);
+    if let Some(id) = offloaded.filter(is_worked_on) {
         findings.push(format!("{place}: `{}` is on the device already", graph.value(*id).name));
     }
 }
@@ -246,8 +250,39 @@ pub fn plan(plan: &Plan) -> Vec<String> {
             check_step(plan, entry.entry, index, step, &mut defined, &mut findings);
         }
         check_transfers(plan, &entry.steps, &mut findings);
+        check_laps(plan, entry, &mut findings);
     }
     findings
+}
+
+/// The steps of a lap run again for every micro-batch: what is not of one micro-batch alone must last from the first of
+/// them to the last, and a transfer of one micro-batch must be over before the next.
+fn check_laps(plan: &Plan, entry: &EntryPlan, findings: &mut Vec<String>) {
+    let mut before = 0;
+    for lap in &entry.laps {
+        let each = &lap.each;
+        if each.start < before || each.end < each.start || lap.end < each.end || lap.end > entry.steps.len() {
+            findings.push(format!("lap {each:?} does not follow the one that ends at {before}"));
+            return;
+        }
+        before = lap.end;
+        for (index, buffer) in plan.buffers.iter().enumerate() {
+            let Lifetime::Steps { entry: own, first, last } = buffer.lifetime else { continue };
+            let is_outside = own != entry.entry || last < each.start || first >= each.end;
+            let is_inside = each.contains(&first) && each.contains(&last);
+            if !is_outside && !is_inside && (first > each.start || last + 1 < each.end) {
+                findings.push(format!("buffer {index} lives for a part of lap {each:?} only"));
+            }
+        }
+        for index in each.clone().filter(|index| entry.steps[*index].op.is_transfer()) {
+            if !entry.steps[index + 1..each.end].iter().any(|step| step.awaits.contains(&index)) {
+                findings.push(format!("transfer {index} is not over when its lap goes round"));
+            }
+        }
+    }
+    if !entry.laps.is_empty() && before != entry.steps.len() {
+        findings.push(format!("laps end at {before} of {} steps", entry.steps.len()));
+    }
 }
 
 fn check_places(plan: &Plan, findings: &mut Vec<String>) {
@@ -343,27 +378,29 @@ fn check_transfers(plan: &Plan, steps: &[Step], findings: &mut Vec<String>) {
     if !steps.iter().any(|step| step.op.is_transfer()) {
         return;
     }
-    let buffers = |ids: &[ValueId]| ids.iter().filter_map(|id| plan.value(*id).buffer).collect::<Vec<_>>();
+    let places = |ids: &[ValueId]| ids.iter().filter_map(|id| plan.bytes_of(*id)).collect::<Vec<_>>();
     let touched_by = |step: &Step| {
-        let read = buffers(&step.inputs).into_iter().map(|id| (id, Access::Read));
-        let written = [buffers(&step.outputs), buffers(&step.updates)].concat().into_iter();
-        read.chain(written.map(|id| (id, Access::Write))).collect::<Vec<_>>()
+        let read = places(&step.inputs).into_iter().map(|place| (place, Access::Read));
+        let written = [places(&step.outputs), places(&step.updates)].concat().into_iter();
+        read.chain(written.map(|place| (place, Access::Write))).collect::<Vec<_>>()
     };
     let mut ends = vec![steps.len(); steps.len()];
     for (index, step) in steps.iter().enumerate().rev() {
         step.awaits.iter().for_each(|transfer| ends[*transfer] = index);
     }
     // For each buffer, the transfers in progress that read or write it.
-    let mut under_way: Vec<Vec<(usize, Access)>> = vec![vec![]; plan.buffers.len()];
+    let mut under_way: Vec<Vec<(usize, Access, Range<usize>)>> = vec![vec![]; plan.buffers.len()];
     for (index, step) in steps.iter().enumerate() {
         let touched = touched_by(step);
         let mut disturbed = BTreeSet::new();
-        for (id, own) in &touched {
+        for ((id, bytes), own) in &touched {
             let open = &mut under_way[id.index()];
-            open.retain(|(transfer, _)| ends[*transfer] > index);
-            let disturbs = |access: Access| [access, *own].contains(&Access::Write);
-            disturbed
-                .extend(open.iter().filter(|(_, access)| disturbs(*access)).map(|(transfer, _)| *transfer));
+            open.retain(|(transfer, ..)| ends[*transfer] > index);
+            let disturbs = |(_, access, other): &&(usize, Access, Range<usize>)| {
+                let meets = other.start < bytes.end && bytes.start < other.end;
+                meets && [*access, *own].contains(&Access::Write)
+            };
+            disturbed.extend(open.iter().filter(disturbs).map(|(transfer, ..)| *transfer));
         }
         findings.extend(
             disturbed
@@ -374,7 +411,7 @@ fn check_transfers(plan: &Plan, steps: &[Step], findings: &mut Vec<String>) {
             continue;
         }
         let end = ends[index];
-        for (id, access) in touched {
+        for ((id, bytes), access) in touched {
             if let Lifetime::Steps { last, .. } = plan.buffer(id).lifetime
                 && last < end.min(steps.len() - 1)
             {
@@ -383,7 +420,7 @@ fn check_transfers(plan: &Plan, steps: &[Step], findings: &mut Vec<String>) {
                     id.0
                 ));
             }
-            under_way[id.index()].push((index, access));
+            under_way[id.index()].push((index, access, bytes));
         }
     }
 }

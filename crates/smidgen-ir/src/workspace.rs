@@ -151,7 +151,7 @@ impl<'a> StepInputs<'a> {
             },
             |gpu| {
                 let elements = summed.clone().map(|input| gpu.size(input).0 * gpu.size(input).1);
-                8 * elements.map(gpu_sizes::squares_chunks).sum::<usize>()
+                8 * (elements.map(gpu_sizes::squares_chunks).sum::<usize>() + summed.len())
             },
         )
     }

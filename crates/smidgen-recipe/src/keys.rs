@@ -180,6 +180,8 @@ pub(crate) static KEYS: &[Key] = &[
     key!(pins activations, pins::SPACE, pin_activations, show_activations, "where activations are kept until the backward pass; on a CPU, `host` is a file in the run folder"),
     key!(pins weights, pins::WEIGHTS, pin_weights, show_weights, "where frozen weights are kept; `host:0.5` offloads half of the layers, spread evenly and the last one among them (of 28 layers 1, 3, 5, ..., 27), and the solver decides about embedding and LM head"),
     key!(pin optimizer_state, pins::SPACE, "where optimizer state is kept; on a CPU, `host` is a file in the run folder"),
+    key!(pin gradients, pins::SPACE, "where gradients of trained weights are kept (`adapter.kind = \"full\"`)"),
+    key!(pin order, pins::ORDER, "depth: a micro-batch passes all layers before the next one begins; breadth: all micro-batches of a step pass a layer before the next layer begins, so that offloaded weights are fetched once for all of them"),
     key!(pins shard, pins::SHARD, pin_shard, show_shard, "what is divided over ranks, each with what stands before it: AdamW's moments, gradients, frozen weights"),
     key!(memory.adapt, BOOLEAN, "replan at a checkpoint if free memory has changed"),
     //

@@ -5,7 +5,7 @@
 
 use crate::read::{Reader, parse_count_from_one, read_count, read_layer_list, reader};
 use crate::toml_text::{RenderValue, quoted};
-use smidgen_ir::{LayerRule, Pins, Sharding, Space};
+use smidgen_ir::{LayerRule, Order, Pins, Sharding, Space};
 
 pub(crate) const TOKENS: Reader<Option<usize>> =
     reader("`auto`, or a whole number of at least 1", &["auto"], |given| match given.text() {
@@ -55,6 +55,14 @@ pub(crate) const SHARD: Reader<Option<Sharding>> =
             other => Some(Some(Sharding::ALL.into_iter().find(|sharding| sharding.name() == other)?)),
         }
     });
+
+pub(crate) const ORDER: Reader<Option<Order>> = reader("", &["auto", "depth", "breadth"], |given| {
+    let text = given.text()?;
+    match text.as_str() {
+        "auto" => Some(None),
+        other => Some(Some(Order::ALL.into_iter().find(|order| order.name() == other)?)),
+    }
+});
 
 pub(crate) fn pin_shard(pins: &mut Pins, sharding: Option<Sharding>) {
     pins.sharding = sharding;
@@ -121,6 +129,12 @@ impl RenderValue for Option<usize> {
 }
 
 impl RenderValue for Space {
+    fn render(&self) -> String {
+        quoted(self.name())
+    }
+}
+
+impl RenderValue for Order {
     fn render(&self) -> String {
         quoted(self.name())
     }

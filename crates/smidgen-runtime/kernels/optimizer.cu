@@ -65,30 +65,51 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
         partials[blockIdx.x] = sum;
 }
 
-// The sum of all partials, in the first thread of the one block.
-__device__ __forceinline__ double sum_partials(const double *partials, i32 count) {
-    double sum = 0.0;
-    for (i32 at = threadIdx.x; at < count; at += UPDATE_THREADS)
-        sum += partials[at];
-    return block_sum(sum);
-}
-
+// squares[tensor] = the sum of the partials of a tensor, which are where its gradient would be. One block a tensor.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
-    add_partials(const double *partials, i32 count, double *squares) {
-    const double sum = sum_partials(partials, count);
+    add_partials(const __grid_constant__ UpdateTable table, double *squares) {
+    const UpdateTensor &tensor = table.tensors[blockIdx.x];
+    const double *partials = (const double *)tensor.gradient;
+    double own = 0.0;
+    for (i64 at = threadIdx.x; at < tensor.elements; at += UPDATE_THREADS)
+        own += partials[at];
+    const double sum = block_sum(own);
     if (threadIdx.x == 0)
-        *squares = sum;
+        squares[blockIdx.x] = sum;
 }
 
-// One block. `more` are squares of other gradients, or null. A `clip` of 0 does not clip.
+// `sum` and the squares of tensors, added one after the other by the first thread of the one block: the result does not
+// depend on where the squares were formed.
+__device__ __forceinline__ double add_in_order(double sum, const double *squares, i32 count) {
+    __shared__ double some[UPDATE_THREADS];
+    for (i32 first = 0; first < count; first += UPDATE_THREADS) {
+        const i32 here = min(UPDATE_THREADS, count - first);
+        __syncthreads();
+        if ((i32)threadIdx.x < here)
+            some[threadIdx.x] = squares[first + threadIdx.x];
+        __syncthreads();
+        if (threadIdx.x == 0)
+            for (i32 at = 0; at < here; ++at)
+                sum += some[at];
+    }
+    return sum;
+}
+
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
-    grad_norm_report(const double *loss, const double *hyper, const double *partials, i32 count,
-                     const double *more, float clip, double *report) {
-    double sum = sum_partials(partials, count);
+    add_squares(const double *squares, i32 count, double *to) {
+    const double sum = add_in_order(0.0, squares, count);
+    if (threadIdx.x == 0)
+        *to = sum;
+}
+
+// One block. `more` are squares of other gradients. A `clip` of 0 does not clip.
+extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
+    grad_norm_report(const double *loss, const double *hyper, const double *squares, i32 count,
+                     const double *more, i32 more_count, float clip, double *report) {
+    double sum = add_in_order(0.0, squares, count);
+    sum = add_in_order(sum, more, more_count);
     if (threadIdx.x != 0)
         return;
-    if (more)
-        sum += *more;
     const double scale = hyper[2], own_loss = *loss / scale, norm = sqrt(sum) / scale;
     double factor = 1.0;
     if (clip > 0.0f) {

@@ -110,6 +110,14 @@ impl Device for AnyDevice {
         forward!(self, device => device.fill(to, fill))
     }
 
+    fn run_part(&mut self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
+        forward!(self, device => device.run_part(steps, extent))
+    }
+
+    fn finish_parts(&mut self, steps: &[BoundStep]) -> Result<(), DeviceError> {
+        forward!(self, device => device.finish_parts(steps))
+    }
+
     fn run_all(&mut self, steps: &[BoundStep], extent: &Extent, sums: bool) -> Result<(), DeviceError> {
         forward!(self, device => device.run_all(steps, extent, sums))
     }

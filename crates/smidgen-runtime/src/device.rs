@@ -384,6 +384,16 @@ pub trait Device {
     /// Runs one step. If it is a transfer, later calls see it finished.
     fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError>;
 
+    /// Runs some steps of an entry point of which others follow: their transfers may still be under way afterwards.
+    fn run_part(&mut self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
+        self.run_all(steps, extent, true)
+    }
+
+    /// After the last part of an entry point: the transfers of all its steps have finished for whatever is called next.
+    fn finish_parts(&mut self, _steps: &[BoundStep]) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     /// Runs all steps of an entry point in order, sums over ranks only if `sums`. A device may overlap steps that do
     /// not touch each other's memory; all their transfers have finished for whatever is called next.
     fn run_all(&mut self, steps: &[BoundStep], extent: &Extent, sums: bool) -> Result<(), DeviceError> {

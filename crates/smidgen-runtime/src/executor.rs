@@ -1,16 +1,31 @@
 //! The executor: loads a plan on a device, runs the steps of its entry points, reads and writes its values.
 //!
-//! Steps are bound to addresses once, when the plan is loaded; running one allocates nothing.
+//! Steps are bound to addresses once, when the plan is loaded; running one allocates nothing. In breadth-first order the
+//! rows of each micro-batch have a place of their own in what laps carry, which is set before its turn.
 //! It leaves out what the values mean: weights, batches and adapters are the caller's.
 
 use crate::device::{BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand, Reservation};
-use smidgen_ir::{Entry, Extent, Plan, ValueId};
+use smidgen_ir::{DType, Dim, Entry, Extent, Lap, LeafKind, Plan, ValueId, ValueRole};
+use std::ops::Range;
 
 #[derive(Debug)]
 pub struct Executor<D> {
     plan: Plan,
     device: D,
     entries: Vec<(Entry, Vec<BoundStep>)>,
+    /// Of `micro_step`, where the rows of a micro-batch have to be set.
+    carried: Vec<CarriedOperand>,
+}
+
+/// The operand of a step that is what laps carry: an input, or else an update.
+#[derive(Clone, Copy, Debug)]
+struct CarriedOperand {
+    step: usize,
+    is_input: bool,
+    /// Of the first micro-batch.
+    offset: usize,
+    rows: Dim,
+    row_bytes: usize,
 }
 
 impl<D: Device> Executor<D> {
@@ -30,7 +45,7 @@ impl<D: Device> Executor<D> {
             })
             .collect();
         match bind(&plan, &mut device, &entries) {
-            Ok(()) => Ok(Executor { plan, device, entries }),
+            Ok(()) => Ok(Executor { carried: carried_operands(&plan), plan, device, entries }),
             Err(error) => Err((error, device)),
         }
     }
@@ -66,6 +81,71 @@ impl<D: Device> Executor<D> {
         }
         let found = self.entries.iter().find(|(own, _)| *own == entry);
         self.device.run_all(found.map(|(_, steps)| steps.as_slice()).unwrap_or_default(), extent, sums)
+    }
+
+    /// Whether `micro_step` is run by [`Executor::run_laps`].
+    pub fn has_laps(&self) -> bool {
+        !self.plan.entry(Entry::MicroStep).laps.is_empty()
+    }
+
+    /// Runs `micro_step` in breadth-first order for all micro-batches of a step. `feed` writes the inputs of a micro-batch.
+    pub fn run_laps<E: From<DeviceError>>(
+        &mut self,
+        extents: &[Extent],
+        mut feed: impl FnMut(&mut Executor<D>, usize) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.visit_laps(extents, |executor, turn| match turn {
+            Turn::Feed(number) => feed(executor, number),
+            Turn::Run(steps, extent) => Ok(executor.run_part(steps, &extent)?),
+        })
+    }
+
+    /// The turns of a step in breadth-first order, for whoever runs the steps. Places of carried rows are set between them.
+    pub fn visit_laps<E: From<DeviceError>>(
+        &mut self,
+        extents: &[Extent],
+        mut visit: impl FnMut(&mut Executor<D>, Turn) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let planned = self.plan.extent;
+        if let Some(actual) = extents.iter().find(|extent| !planned.contains(extent)) {
+            return Err(DeviceError::Extent { actual: *actual, planned }.into());
+        }
+        let mut done = 0;
+        for lap in 0..self.plan.entry(Entry::MicroStep).laps.len() {
+            let Lap { each, end } = self.plan.entry(Entry::MicroStep).laps[lap].clone();
+            visit(self, Turn::Run(done..each.start, planned))?;
+            let mut before = Extent::default();
+            for (number, extent) in extents.iter().enumerate() {
+                if done == 0 || extents.len() > 1 {
+                    visit(self, Turn::Feed(number))?;
+                }
+                self.place_carried(&each, &before);
+                visit(self, Turn::Run(each.clone(), *extent))?;
+                (before.tokens, before.rows) = (before.tokens + extent.tokens, before.rows + extent.rows);
+            }
+            visit(self, Turn::Run(each.end..end, planned))?;
+            done = end;
+        }
+        let steps = self.entries.iter().find(|(entry, _)| *entry == Entry::MicroStep);
+        Ok(self.device.finish_parts(steps.map(|(_, steps)| steps.as_slice()).unwrap_or_default())?)
+    }
+
+    fn run_part(&mut self, steps: Range<usize>, extent: &Extent) -> Result<(), DeviceError> {
+        let found = self.entries.iter().find(|(entry, _)| *entry == Entry::MicroStep);
+        let own = found.map(|(_, own)| &own[steps]).unwrap_or_default();
+        if own.is_empty() { Ok(()) } else { self.device.run_part(own, extent) }
+    }
+
+    /// Has the steps of a lap work on the rows that follow those of the micro-batches before.
+    fn place_carried(&mut self, each: &Range<usize>, before: &Extent) {
+        let Some((_, steps)) = self.entries.iter_mut().find(|(entry, _)| *entry == Entry::MicroStep) else {
+            return;
+        };
+        for carried in self.carried.iter().filter(|carried| each.contains(&carried.step)) {
+            let step = &mut steps[carried.step];
+            let operand = if carried.is_input { &mut step.inputs[0] } else { &mut step.updates[0] };
+            operand.offset = carried.offset + carried.rows.at(before) * carried.row_bytes;
+        }
     }
 
     /// Runs one step of an entry point, so that a caller can read its results before a later step overwrites them.
@@ -136,6 +216,36 @@ impl<D: Device> Executor<D> {
     }
 }
 
+/// What comes next in breadth-first order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// The inputs of a micro-batch, which the next steps read.
+    Feed(usize),
+    /// Steps of `micro_step`, at an extent.
+    Run(Range<usize>, Extent),
+}
+
+fn carried_operands(plan: &Plan) -> Vec<CarriedOperand> {
+    let Some(entry) = plan.entries.iter().find(|entry| entry.entry == Entry::MicroStep) else {
+        return vec![];
+    };
+    let is_carried = |id: ValueId| match &plan.value(id).role {
+        ValueRole::Leaf(leaf) => matches!(leaf.kind, LeafKind::Carried(_)),
+        ValueRole::Slice(_) | ValueRole::Temp => false,
+    };
+    let mut all = Vec::new();
+    for (step, planned) in entry.steps.iter().enumerate().filter(|(_, step)| step.op.is_transfer()) {
+        let input = planned.inputs.first().map(|id| (*id, true));
+        let update = planned.updates.first().map(|id| (*id, false));
+        for (id, is_input) in input.into_iter().chain(update).filter(|(id, _)| is_carried(*id)) {
+            let Operand { offset, rows, columns, storage, .. } = Operand::of(plan, id);
+            let row_bytes = columns * storage.plain().map_or(0, DType::bytes);
+            all.push(CarriedOperand { step, is_input, offset, rows, row_bytes });
+        }
+    }
+    all
+}
+
 /// Checks every step of a plan on the device, reserves its memory and prepares its steps.
 fn bind<D: Device>(
     plan: &Plan,
@@ -156,11 +266,7 @@ fn bind<D: Device>(
 
 /// Splits bytes `offset..offset + count` of a value into contiguous pieces: (offset inside the operand, range of
 /// the `count` bytes). One piece if rows have no gaps, else one per row.
-fn pieces(
-    place: &Operand,
-    offset: usize,
-    count: usize,
-) -> impl Iterator<Item = (usize, std::ops::Range<usize>)> {
+fn pieces(place: &Operand, offset: usize, count: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
     let gaps = Destination::of(place).rows;
     let mut done = 0;
     std::iter::from_fn(move || {

@@ -152,8 +152,8 @@ impl Null {
         for (kind, operands) in [("input", &step.inputs), ("update", &step.updates)] {
             for (index, operand) in operands.iter().enumerate() {
                 let (start, end) = self.operand(step, kind, operand, extent)?;
-                // What is cleared need not hold anything.
-                if step.op == Op::Zero {
+                // What is cleared or overwritten need not hold anything.
+                if step.op == Op::Zero || (step.op == Op::Stow && kind == "update") {
                     self.shadow(operand.space).set_part(start, end);
                 } else if !self.shadow(operand.space).holds(start, end) {
                     return Err(DeviceError::Violation(format!(
@@ -245,6 +245,15 @@ impl Device for Null {
 
     fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
         self.run_all(std::slice::from_ref(step), extent, true)
+    }
+
+    fn run_part(&mut self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
+        steps.iter().try_for_each(|step| self.run_one(step, extent))
+    }
+
+    fn finish_parts(&mut self, _steps: &[BoundStep]) -> Result<(), DeviceError> {
+        self.pending.clear();
+        Ok(())
     }
 
     fn run_all(&mut self, steps: &[BoundStep], extent: &Extent, sums: bool) -> Result<(), DeviceError> {

@@ -1,11 +1,13 @@
 //! Passes: each rewrites the graph or writes down a choice, and changes no result.
 //!
 //! The order in which they run is in `stages.rs`, and nowhere else; a pass knows no other pass.
-//! `prefetch.rs` is no pass: it says how early a transfer may start.
+//! `prefetch.rs` is no pass: it says how early a transfer may start, and what nodes read then.
 
+pub mod breadth;
 pub mod head_pieces;
 pub mod join_operands;
 pub mod offload;
+pub mod place;
 pub mod prefetch;
 pub mod recompute;
 pub mod remove_dead;
@@ -13,3 +15,4 @@ pub mod reuse_in_place;
 pub mod shard;
 pub mod stream;
 pub mod tile;
+pub mod update_in_pieces;

@@ -1,9 +1,10 @@
-//! Prefetch: a transfer to the device starts as early as a window of bytes allows, so that it overlaps with computation.
+//! Prefetch: a transfer to the device starts as early as a window of bytes allows, so that it overlaps with computation;
+//! and what nodes read instead of what was fetched.
 //!
 //! Transfers keep the order in which their values are needed. Positions count nodes before anything was inserted; a
 //! transfer that starts at a position is inserted in front of that node.
 
-use smidgen_ir::{Graph, Node, Op, Slice, ValueId, ValueRole};
+use smidgen_ir::{Cut, Graph, Node, Op, Phase, Shard, Slice, Space, ValueId, ValueRole};
 use std::collections::{BTreeMap, HashMap};
 
 /// A value that has to be on the device from node `first` to node `last`.
@@ -80,6 +81,37 @@ pub fn read_copy(graph: &mut Graph, nodes: &mut [Node], value: ValueId, copy: Va
             }
         }
     }
+}
+
+/// The leaf that a rounded leaf is rounded from, or the value itself.
+pub fn source_of(graph: &Graph, value: ValueId) -> ValueId {
+    graph.value(value).leaf().and_then(|leaf| leaf.rounded).map_or(value, |rounded| rounded.of)
+}
+
+/// How a weight is divided over ranks, if it is.
+pub fn division(graph: &Graph, leaf: ValueId) -> Option<Shard> {
+    graph.value(leaf).role.shard().filter(|shard| shard.cut == Cut::Bytes)
+}
+
+/// What is fetched for a value that nodes read: the value, or what it is rounded from. None where nothing has to be.
+pub fn fetched_for(graph: &Graph, value: ValueId) -> Option<ValueId> {
+    let source = source_of(graph, value);
+    let is_elsewhere = graph.value(source).space != Space::Device || division(graph, source).is_some();
+    is_elsewhere.then_some(source)
+}
+
+/// Emits what makes a fetched copy of `source` a copy of `value`: it is rounded if that is what `value` is.
+pub fn rounded_copy(
+    graph: &mut Graph,
+    nodes: &mut Vec<Node>,
+    value: ValueId,
+    copy: ValueId,
+    place: (Phase, Option<usize>),
+) -> ValueId {
+    let Some(rounded) = graph.value(value).leaf().and_then(|leaf| leaf.rounded) else { return copy };
+    let op = Op::Round { scale: rounded.scale, to: graph.value(value).ty.storage.plain() };
+    let name = graph.name_from(value, |name| format!("{name} here"));
+    graph.emit(nodes, op, vec![copy], vec![], &[name], place)[0]
 }
 
 /// Nodes to be inserted, by the position in front of which they stand.

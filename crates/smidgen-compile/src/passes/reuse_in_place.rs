@@ -5,14 +5,14 @@
 //! tile by tile takes over a value whose tiles die where its own are written; a value inside a tile may share the bytes
 //! of what it becomes.
 
-use smidgen_ir::{ByValue, Graph, Node, ValueId, ValueSet};
+use smidgen_ir::{ByValue, Entry, Graph, Node, ValueId, ValueSet};
 
 pub type SharedBuffers = ByValue<ValueId>;
 
 pub fn find(graph: &Graph) -> SharedBuffers {
     let mut owner = SharedBuffers::default();
-    for (_, nodes) in &graph.entries {
-        let lives = Lives::of(graph, nodes);
+    for (entry, nodes) in &graph.entries {
+        let lives = Lives::of(graph, *entry, nodes);
         for (index, node) in nodes.iter().enumerate() {
             let mut taken: Vec<ValueId> = Vec::new();
             for &(output, input) in node.op.in_place() {
@@ -40,10 +40,12 @@ pub fn owner_of(graph: &Graph, shared: &SharedBuffers, value: ValueId) -> ValueI
 /// The last node that reads each value; of a value with tiles, any of them.
 struct Lives {
     last_read: ByValue<usize>,
+    /// Values that all micro-batches of a lap read: none of them ends there.
+    of_laps: ValueSet,
 }
 
 impl Lives {
-    fn of(graph: &Graph, nodes: &[Node]) -> Lives {
+    fn of(graph: &Graph, entry: Entry, nodes: &[Node]) -> Lives {
         let mut last_read = ByValue::default();
         for (index, node) in nodes.iter().enumerate() {
             for value in node.reads() {
@@ -51,7 +53,15 @@ impl Lives {
                 last_read.insert(graph.whole(value), index);
             }
         }
-        Lives { last_read }
+        let laps = if entry == Entry::MicroStep { graph.laps.as_slice() } else { &[] };
+        let mut of_laps = ValueSet::default();
+        let mut before = 0;
+        for lap in laps {
+            let once = nodes[before..lap.each.start].iter().chain(&nodes[lap.each.end..lap.end]);
+            of_laps.extend(once.flat_map(|node| &node.outputs).copied());
+            before = lap.end;
+        }
+        Lives { last_read, of_laps }
     }
 
     /// Whether the input ends with the node, and the output is of its size.
@@ -63,7 +73,9 @@ impl Lives {
         input: ValueId,
     ) -> bool {
         let once = node.operands().filter(|operand| *operand == input).count() == 1;
-        once && self.last_read.get(&input) == Some(&index) && graph.value(output).ty == graph.value(input).ty
+        once && !self.of_laps.contains(&graph.whole(input))
+            && self.last_read.get(&input) == Some(&index)
+            && graph.value(output).ty == graph.value(input).ty
     }
 }
 

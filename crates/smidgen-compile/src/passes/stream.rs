@@ -2,120 +2,36 @@
 //!
 //! A stretch is a layer's turn, forward or backward: a weight that a layer reads several times in one turn is fetched
 //! once. The fetched copy is a temporary like any other: the arena reserves bytes for it for that time, and nodes are
-//! rewritten to read it. A head in pieces is fetched piece by piece. Moments are updated on the device and copied back.
+//! rewritten to read it. A head in pieces is fetched piece by piece, and so is what an update works on. What is changed
+//! is copied back. A trained weight is rounded where it arrives, if matmuls need another type.
 //! Weights that are divided over ranks are gathered instead of fetched: each rank keeps its part on the device.
-//! Vectors and small matrices stay whole and on the device: they are not worth a transfer.
+//! In breadth-first order `micro_step` has a pass of its own (`breadth.rs`).
 
-use super::prefetch::{Insertions, Need, begin_ahead, read_copy, seam_before};
-use smidgen_ir::policy::{Policy, Sharding};
-use smidgen_ir::{
-    ByValue, Cut, DeviceKind, Extent, Graph, LeafKind, Node, Op, Rank, Shard, Space, ValueId, ValueSet,
+use super::prefetch::{
+    Insertions, Need, begin_ahead, division, fetched_for, read_copy, rounded_copy, seam_before, source_of,
 };
+use smidgen_ir::policy::Order;
+use smidgen_ir::{ByValue, Entry, Extent, Graph, Node, Op, Policy, ValueId};
 
-/// Matrices of fewer bytes stay on the device.
-pub const FEWEST_BYTES: usize = 1 << 10;
-
-/// Offloads matrices of at least `fewest_bytes` as the policy says, and fetches them where they are needed.
-pub fn apply(
-    graph: &mut Graph,
-    policy: &Policy,
-    extent: &Extent,
-    (device, rank): (DeviceKind, Rank),
-    fewest_bytes: usize,
-) {
-    let mut offloaded = offloaded_leaves(graph, policy, extent, fewest_bytes);
-    if policy.sharding == Sharding::Weights && !rank.is_only() {
-        let weights: Vec<ValueId> = offloaded.iter().filter(|id| is_weight(graph, *id)).collect();
-        for id in weights {
-            offloaded.remove(&id);
-            graph.divide(id, Shard { rank, cut: Cut::Bytes });
-        }
-    }
-    let fetched = fetched_weights(graph, &offloaded);
-    for (index, value) in graph.values.iter_mut().enumerate() {
-        let whole = value.role.whole(ValueId(index as u32));
-        if offloaded.contains(&whole) {
-            value.space = match fetched.contains(&whole) {
-                true => device.resolve(policy.weights),
-                // Rows are looked up, and moments written back, in memory that the device reaches.
-                false => device.offload_space(),
-            };
-        }
-    }
+/// Fetches offloaded leaves where nodes need them.
+pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent) {
     for index in 0..graph.entries.len() {
+        if graph.entries[index].0 == Entry::MicroStep && policy.order == Order::Breadth {
+            continue;
+        }
         let nodes = std::mem::take(&mut graph.entries[index].1);
         graph.entries[index].1 = fetch_where_needed(graph, nodes, extent, policy.window_bytes);
     }
 }
 
-fn offloaded_leaves(graph: &Graph, policy: &Policy, extent: &Extent, fewest_bytes: usize) -> ValueSet {
-    let mut offloaded = ValueSet::default();
-    let all = || graph.entries.iter().flat_map(|(_, nodes)| nodes);
-    let heads: ValueSet =
-        all().filter(|node| node.op.reads_head()).map(|node| graph.whole(node.inputs[1])).collect();
-    for node in all() {
-        for operand in node.reads() {
-            let whole = graph.whole(operand);
-            let Some(leaf) = graph.value(whole).leaf() else { continue };
-            let goes = match leaf.kind {
-                // What is trained is changed on the device.
-                LeafKind::Weight if leaf.gradient.is_some() => false,
-                LeafKind::Weight => match node.layer {
-                    Some(layer) => policy.offloaded_weights.contains(layer),
-                    // Rows are looked up in place, so each has to be in one piece.
-                    None => {
-                        let goes = if let Op::Embed { .. } = node.op {
-                            policy.tables_offloaded || (policy.embedding_offloaded && !heads.contains(&whole))
-                        } else {
-                            policy.tables_offloaded && node.op.reads_head()
-                        };
-                        let has_rows = graph.value(whole).ty.storage.has_contiguous_rows();
-                        goes && (has_rows || policy.sharding == Sharding::Weights)
-                    }
-                },
-                LeafKind::Moment => policy.optimizer_state != Space::Device,
-                LeafKind::Adapter
-                | LeafKind::Gradient
-                | LeafKind::Partial(_)
-                | LeafKind::Derived
-                | LeafKind::Input
-                | LeafKind::State
-                | LeafKind::Cache => false,
-            };
-            let (rows, columns) = graph.value(whole).ty.shape.at(extent);
-            let is_large = rows.min(columns) > 1 && graph.value(whole).ty.bytes(extent) >= fewest_bytes;
-            if goes && is_large {
-                offloaded.insert(whole);
-            }
-        }
-    }
-    offloaded
-}
-
-/// Offloaded weights that are fetched as a whole, which may come from disk also on a GPU.
-fn fetched_weights(graph: &Graph, offloaded: &ValueSet) -> ValueSet {
-    let nodes = graph.entries.iter().flat_map(|(_, nodes)| nodes);
-    let embeds = nodes.filter(|node| matches!(node.op, Op::Embed { .. }));
-    let looked_up: ValueSet = embeds.map(|node| graph.whole(node.inputs[1])).collect();
-    offloaded.iter().filter(|id| !looked_up.contains(id) && is_weight(graph, *id)).collect()
-}
-
-fn is_weight(graph: &Graph, id: ValueId) -> bool {
-    graph.value(id).leaf().is_some_and(|leaf| leaf.kind == LeafKind::Weight)
-}
-
-/// How a weight is divided over ranks, if it is.
-fn division(graph: &Graph, leaf: ValueId) -> Option<Shard> {
-    graph.value(leaf).role.shard().filter(|shard| shard.cut == Cut::Bytes)
-}
-
-/// What comes for an operand: the leaf that it is rows of, or a piece of the head by itself.
+/// What comes for an operand: the leaf that it is rows of; or the rows alone, of the head and of what is updated.
 fn comes_as(graph: &Graph, op: &Op, operand: ValueId) -> ValueId {
     let whole = graph.whole(operand);
-    if op.reads_head() && division(graph, whole).is_none() { operand } else { whole }
+    let by_rows = op.reads_head() || matches!(op, Op::AdamW(_) | Op::AdamW8(_) | Op::Zero);
+    if by_rows && division(graph, whole).is_none() { operand } else { whole }
 }
 
-/// A leaf, or a piece of the head, that nodes `need.first..=need.last` of one layer's turn read, or change.
+/// A leaf, or rows of it, that nodes `need.first..=need.last` of one layer's turn read, or change.
 struct Visit {
     value: ValueId,
     need: Need,
@@ -134,12 +50,15 @@ fn fetch_where_needed(
     let mut insertions = Insertions::default();
     for (visit, begin) in visits.iter().zip(begins) {
         let place = (nodes[visit.need.first].phase, nodes[visit.need.first].layer);
-        let name = graph.name_from(visit.value, |name| format!("{name} here"));
+        let source = source_of(graph, visit.value);
+        let name = graph.name_from(source, |name| format!("{name} here"));
         let mut emitted = Vec::new();
-        let op = division(graph, visit.value).map_or(Op::Fetch, Op::AllGather);
-        let copy = graph.emit(&mut emitted, op, vec![visit.value], vec![], &[name], place)[0];
+        let op = division(graph, source).map_or(Op::Fetch, Op::AllGather);
+        let copy = graph.emit(&mut emitted, op, vec![source], vec![], &[name], place)[0];
         emitted.drain(..).for_each(|node| insertions.push(seam_before(&nodes, begin), node));
-        read_copy(graph, &mut nodes[visit.need.first..=visit.need.last], visit.value, copy);
+        let here = rounded_copy(graph, &mut emitted, visit.value, copy, place);
+        emitted.drain(..).for_each(|node| insertions.push(seam_before(&nodes, visit.need.first), node));
+        read_copy(graph, &mut nodes[visit.need.first..=visit.need.last], visit.value, here);
         if visit.is_changed {
             graph.emit(&mut emitted, Op::Stow, vec![copy], vec![visit.value], &[], place);
             emitted.drain(..).for_each(|node| insertions.push(visit.need.last + 1, node));
@@ -154,7 +73,7 @@ fn fetch_where_needed(
 /// Every stretch of an entry point that needs an offloaded leaf, by its first node.
 fn find_visits(graph: &Graph, nodes: &[Node], extent: &Extent) -> Vec<Visit> {
     let mut visits: Vec<Visit> = Vec::new();
-    // The last visit of each leaf, and the turn that it was in. Another piece of it ends that of the one before.
+    // The last visit of each leaf, and the turn that it was in. Other rows of it end that of the ones before.
     let mut open: ByValue<(usize, usize)> = ByValue::default();
     let mut turn = 0;
     for (index, node) in nodes.iter().enumerate() {
@@ -168,16 +87,16 @@ fn find_visits(graph: &Graph, nodes: &[Node], extent: &Extent) -> Vec<Visit> {
         let needed = inputs.filter(|(input, id)| is_needed(*input, **id)).map(|(_, id)| (*id, false));
         for (operand, is_changed) in needed.chain(node.updates.iter().map(|id| (*id, true))) {
             let (leaf, value) = (graph.whole(operand), comes_as(graph, &node.op, operand));
-            if graph.value(leaf).space == Space::Device && division(graph, leaf).is_none() {
-                continue;
-            }
+            let Some(source) = fetched_for(graph, leaf) else { continue };
             match open.get(&leaf) {
                 Some(&(visit, own_turn)) if own_turn == turn && visits[visit].value == value => {
                     visits[visit].need.last = index;
                     visits[visit].is_changed |= is_changed;
                 }
                 _ => {
-                    let bytes = graph.value(value).ty.bytes(extent);
+                    let own_bytes = graph.value(value).ty.bytes(extent);
+                    let rounded_from = (source != leaf).then(|| graph.value(source).ty.bytes(extent));
+                    let bytes = own_bytes + rounded_from.unwrap_or(0);
                     open.insert(leaf, (visits.len(), turn));
                     visits.push(Visit { value, need: Need { first: index, last: index, bytes }, is_changed });
                 }

@@ -78,7 +78,12 @@ impl Run {
         let demand = |samples: usize| {
             let tokens = samples * self.max_tokens;
             let extent = Extent { tokens, rows: tokens - samples, segments: samples };
-            Demand { micro_tokens: tokens, extent, micro_steps: self.batch as f64 / samples as f64 }
+            Demand {
+                micro_tokens: tokens,
+                extent,
+                step: extent,
+                micro_steps: self.batch as f64 / samples as f64,
+            }
         };
         let demands = samples.into_iter().filter(|samples| *samples > 0).map(demand).collect();
         Case { request, demands, context, budget, profile: profile.at(Precision::Bf16) }

@@ -55,7 +55,7 @@ fn demands(parts: &[usize]) -> Vec<Demand> {
     let demand = |parts: usize| {
         let tokens = 192 / parts;
         let extent = Extent { tokens, rows: tokens - 2, segments: 4usize.div_ceil(parts) };
-        Demand { micro_tokens: tokens, extent, micro_steps: parts as f64 }
+        Demand { micro_tokens: tokens, extent, step: extent, micro_steps: parts as f64 }
     };
     parts.iter().copied().map(demand).collect()
 }

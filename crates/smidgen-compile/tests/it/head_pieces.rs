@@ -25,7 +25,7 @@ fn request(tied: bool, device: DeviceKind) -> Request {
 }
 
 fn solved(request: &Request, budget: u64) -> Result<Solution, SolveError> {
-    let demand = Demand { micro_tokens: 192, extent: request.extent, micro_steps: 1.0 };
+    let demand = Demand { micro_tokens: 192, extent: request.extent, step: request.extent, micro_steps: 1.0 };
     let profile = Profile::cpu(2, request.precision);
     solve(&Question {
         purpose: Purpose::Training,

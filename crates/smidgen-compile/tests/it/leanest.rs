@@ -29,6 +29,7 @@ impl Case {
         let demand = |tokens: &usize| Demand {
             micro_tokens: *tokens,
             extent: Extent { tokens: *tokens, rows: tokens - 2, segments: 2 },
+            step: Extent { tokens: *tokens, rows: tokens - 2, segments: 2 },
             micro_steps: 1.0,
         };
         let demands = tokens.iter().map(demand).collect();

@@ -117,6 +117,7 @@ pub fn request(
         dropout: 0.0,
         optimizer: optimizer(),
         extent: Extent { tokens, rows: tokens - segments, segments },
+        step: Extent { tokens, rows: tokens - segments, segments },
         device: DeviceKind::Cpu,
         precision: Precision::F32,
         workload: Workload { keys_per_query: tokens as f64 / segments as f64 / 2.0, supervised: 1.0 },

@@ -22,7 +22,7 @@ fn request() -> Request {
 
 fn demand(tokens: usize, micro_steps: f64) -> Demand {
     let extent = Extent { tokens, rows: tokens - 4, segments: 4 };
-    Demand { micro_tokens: tokens, extent, micro_steps }
+    Demand { micro_tokens: tokens, extent, step: extent, micro_steps }
 }
 
 fn solved(demands: &[Demand], pins: &Pins, budget: u64) -> Result<Solution, SolveError> {

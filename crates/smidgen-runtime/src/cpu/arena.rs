@@ -79,6 +79,17 @@ impl Arena {
         }
     }
 
+    /// Copies bytes from one range to another, which do not overlap.
+    pub fn copy(&mut self, from: usize, to: usize, bytes: usize) {
+        assert!(
+            from + bytes <= to || to + bytes <= from,
+            "a copy of {bytes} bytes from {from} to {to} overlaps"
+        );
+        let (from, to) = (self.pointer(from, bytes), self.pointer(to, bytes));
+        // SAFETY: both ranges lie inside the block, which `&mut self` has to itself, and they do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
+    }
+
     pub fn bytes_mut(&mut self, offset: usize, bytes: usize) -> &mut [u8] {
         let pointer = self.pointer(offset, bytes);
         // SAFETY: the range lies inside the block, is initialised since `touch`, and `&mut self` excludes

@@ -249,7 +249,26 @@ impl Device for Cpu {
         self.run_all(std::slice::from_ref(step), extent, true)
     }
 
+    fn run_part(&mut self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
+        self.begin_all(steps, extent, true)
+    }
+
+    fn finish_parts(&mut self, _steps: &[BoundStep]) -> Result<(), DeviceError> {
+        self.wait_for_transfers()
+    }
+
     fn run_all(&mut self, steps: &[BoundStep], extent: &Extent, sums: bool) -> Result<(), DeviceError> {
+        self.begin_all(steps, extent, sums)?;
+        self.wait_for_transfers()
+    }
+}
+
+/// Transfers have even numbers and exchanges odd ones where both are kept: in `transfers`, by step.
+const EXCHANGE: u64 = 1;
+
+impl Cpu {
+    /// Runs steps in order; their transfers may still be under way afterwards.
+    fn begin_all(&mut self, steps: &[BoundStep], extent: &Extent, sums: bool) -> Result<(), DeviceError> {
         self.failed.take().map_or(Ok(()), Err)?;
         for step in steps.iter().filter(|step| sums || !step.is_sum()) {
             if step.op.is_collective() {
@@ -258,6 +277,14 @@ impl Device for Cpu {
                 continue;
             }
             match (&mut self.spill, step.transfer()) {
+                (_, Some(Transfer { on_device, offloaded, to_device }))
+                    if offloaded.space == Space::Device =>
+                {
+                    self.wait_for(step)?;
+                    let bytes = on_device.bytes_at(extent);
+                    let (from, to) = if to_device { (offloaded, on_device) } else { (on_device, offloaded) };
+                    self.arena.copy(from.offset, to.offset, bytes);
+                }
                 (Some(spill), Some(Transfer { on_device, offloaded, to_device })) => {
                     // One thread does the transfers in order, so a transfer never has to await an earlier one.
                     let direction = if to_device { Direction::In } else { Direction::Out };
@@ -278,21 +305,20 @@ impl Device for Cpu {
                 }
             }
         }
+        Ok(())
+    }
+
+    fn wait_for_transfers(&self) -> Result<(), DeviceError> {
         if let Some(lane) = &self.lane {
             lane.wait_for_all()?;
         }
         self.spill.as_ref().map_or(Ok(()), Spill::wait_for_all)
     }
-}
 
-/// Transfers have even numbers and exchanges odd ones where both are kept: in `transfers`, by step.
-const EXCHANGE: u64 = 1;
-
-impl Cpu {
-    /// Waits for the transfers and exchanges that a step awaits.
+    /// Waits for the transfers and exchanges that a step awaits. A copy inside the arena is over at once.
     fn wait_for(&self, step: &BoundStep) -> Result<(), DeviceError> {
         for awaited in &step.awaits {
-            let number = self.transfers[*awaited];
+            let Some(&number) = self.transfers.get(*awaited) else { continue };
             match (number & EXCHANGE == EXCHANGE, &self.lane, &self.spill) {
                 (true, Some(lane), _) => lane.wait(number >> 1)?,
                 (false, _, Some(spill)) => spill.wait(number >> 1)?,

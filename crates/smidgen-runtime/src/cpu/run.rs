@@ -92,7 +92,7 @@ pub fn run_step(
         }
         Op::FourierReg { weight } => run.fourier_reg(*weight),
         Op::RowNorms { scale } => run.row_norms(*scale),
-        Op::Round { scale } => run.round(*scale),
+        Op::Round { scale, .. } => run.round(*scale),
         Op::SquaredNorm => run.squared_norm(),
         Op::GradNorm { clip, squares } => run.grad_norm(*clip, *squares),
         Op::AdamW(settings) => run.adamw(settings),
@@ -430,7 +430,8 @@ impl Run<'_> {
 
     /// A matrix times `scale`, rounded to another type.
     fn round(&self, scale: f32) {
-        let (from, to) = (self.stored(self.input(0)), self.update(0));
+        let to = self.step.outputs.first().unwrap_or_else(|| self.update(0));
+        let from = self.stored(self.input(0));
         match Self::element(to) {
             Element::F32 => each(from, scale, self.elements(to), |number| number),
             Element::Bf16 => each(from, scale, self.elements(to), f32_to_bf16),

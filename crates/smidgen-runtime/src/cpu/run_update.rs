@@ -25,7 +25,11 @@ impl Run<'_> {
         let loss = self.elements::<f64>(self.input(0)).src().get(0) / scale;
         let (gradients, more) =
             self.step.inputs[2..].split_at(self.step.inputs.len() - 2 - usize::from(has_squares));
-        let more: f64 = more.iter().map(|squares| self.elements::<f64>(squares).src().get(0)).sum();
+        let more = more.iter().map(|squares| {
+            let squares = self.elements::<f64>(squares).src();
+            (0..squares.len()).map(|index| squares.get(index)).sum::<f64>()
+        });
+        let more: f64 = more.sum();
         let norm = (self.sum_of_squares(gradients) + more).sqrt() / scale;
         let factor = if clip > 0.0 { (f64::from(clip) / (norm + 1e-6)).min(1.0) } else { 1.0 } / scale;
         let finite = norm.is_finite() && loss.is_finite();

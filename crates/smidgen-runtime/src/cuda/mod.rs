@@ -432,6 +432,15 @@ impl Device for Cuda {
         self.run_all(std::slice::from_ref(step), extent, true)
     }
 
+    fn run_part(&mut self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
+        self.check_health()?;
+        self.launch_all(steps, extent, true)
+    }
+
+    fn finish_parts(&mut self, steps: &[BoundStep]) -> Result<(), DeviceError> {
+        self.settle(steps, true)
+    }
+
     fn run_all(&mut self, steps: &[BoundStep], extent: &Extent, sums: bool) -> Result<(), DeviceError> {
         self.check_health()?;
         let mut graphs = std::mem::take(&mut self.graphs);

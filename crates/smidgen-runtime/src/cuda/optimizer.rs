@@ -21,6 +21,7 @@ pub const FILE: KernelFile = KernelFile {
     kernels: &[
         "sum_of_squares",
         "add_partials",
+        "add_squares",
         "grad_norm_report",
         "adamw",
         "adamw8",
@@ -109,13 +110,13 @@ pub fn accumulate(stage: &Stage<'_>, to: u64, from: u64, floats: usize) -> Resul
 
 /// Inputs parts of gradients …; updates squares (1).
 pub fn squared_norm(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
-    let (partials, count) = sum_squares(stage, &step.inputs)?;
-    let args =
-        [Arg::Pointer(partials), Arg::Int(count as i32), Arg::Pointer(stage.pointer(&step.updates[0]))];
-    stage.launch("add_partials", [1, 1, 1], THREADS, 0, &args)
+    let squares = sum_squares(stage, &step.inputs)?;
+    let count = step.inputs.len() as i32;
+    let args = [Arg::Pointer(squares), Arg::Int(count), Arg::Pointer(stage.pointer(&step.updates[0]))];
+    stage.launch("add_squares", [1, 1, 1], THREADS, 0, &args)
 }
 
-/// Inputs loss (1), hyper (3), gradients …, squares (1) of others if there are any; updates report (4).
+/// Inputs loss (1), hyper (3), gradients …, squares (M) of others if there are any; updates report (4).
 pub fn grad_norm(
     stage: &Stage<'_>,
     step: &BoundStep,
@@ -123,24 +124,26 @@ pub fn grad_norm(
     has_squares: bool,
 ) -> Result<(), DeviceError> {
     let (gradients, more) = step.inputs[2..].split_at(step.inputs.len() - 2 - usize::from(has_squares));
-    let (partials, count) = sum_squares(stage, gradients)?;
+    let squares = sum_squares(stage, gradients)?;
     let args = [
         Arg::Pointer(stage.pointer(&step.inputs[0])),
         Arg::Pointer(stage.pointer(&step.inputs[1])),
-        Arg::Pointer(partials),
-        Arg::Int(count as i32),
+        Arg::Pointer(squares),
+        Arg::Int(gradients.len() as i32),
         Arg::Pointer(more.first().map_or(0, |squares| stage.pointer(squares))),
+        Arg::Int(more.first().map_or(0, |squares| stage.rows(squares)) as i32),
         Arg::Float(clip),
         Arg::Pointer(stage.pointer(&step.updates[0])),
     ];
     stage.launch("grad_norm_report", [1, 1, 1], THREADS, 0, &args)
 }
 
-/// Sums of the squares of chunks, in the workspace, and how many there are.
-fn sum_squares(stage: &Stage<'_>, gradients: &[Operand]) -> Result<(u64, usize), DeviceError> {
+/// The sum of the squares of each gradient, in the workspace: those of its chunks are added up apart from the others.
+fn sum_squares(stage: &Stage<'_>, gradients: &[Operand]) -> Result<u64, DeviceError> {
     let (partials, bytes) = stage.workspace();
-    let count: usize = gradients.iter().map(|gradient| squares_chunks(dense_elements(stage, gradient))).sum();
-    assert!(8 * count <= bytes, "a workspace of {bytes} bytes for {count} sums");
+    let chunks = |gradient: &Operand| squares_chunks(dense_elements(stage, gradient));
+    let count: usize = gradients.iter().map(chunks).sum();
+    assert!(8 * (count + gradients.len()) <= bytes, "a workspace of {bytes} bytes for {count} sums");
     let tensors = gradients.iter().map(|operand| {
         let (gradient, elements) = (stage.pointer(operand), dense_elements(stage, operand));
         let aligned = is_aligned(&[gradient]);
@@ -149,7 +152,17 @@ fn sum_squares(stage: &Stage<'_>, gradients: &[Operand]) -> Result<(u64, usize),
     });
     let args = |before: usize| vec![Arg::Pointer(partials + 8 * before as u64)];
     launch_tables(stage, "sum_of_squares", tensors, |tensor, block| tensor.first_block = block, args)?;
-    Ok((partials, count))
+    let squares = partials + 8 * count as u64;
+    let mut first = partials;
+    let sums = gradients.iter().map(|gradient| {
+        let own = first;
+        first += 8 * chunks(gradient) as u64;
+        let elements = chunks(gradient) as i64;
+        (UpdateTensor { gradient: own, elements, ..UpdateTensor::default() }, 1)
+    });
+    let args = |before: usize| vec![Arg::Pointer(squares + 8 * before as u64)];
+    launch_tables(stage, "add_partials", sums, |tensor, block| tensor.first_block = block, args)?;
+    Ok(squares)
 }
 
 /// Inputs of each step: gradient, report (4), hyper (3); updates: parameter, first and second moment, activity. All
@@ -219,11 +232,12 @@ pub fn zero(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> {
     launch_tables(stage, "zero_tensors", tensors, |tensor, block| tensor.first_block = block, |_| vec![])
 }
 
-/// The update of each step := scale·input, in the type of activations.
+/// The update or output of each step := scale·input, in the type of activations.
 pub fn round(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> {
     let tensors = steps.iter().map(|step| {
-        let Op::Round { scale } = step.op else { unreachable!("the caller passes `Round` steps only") };
-        let (weight, rounded) = (&step.inputs[0], &step.updates[0]);
+        let Op::Round { scale, .. } = step.op else { unreachable!("the caller passes `Round` steps only") };
+        let weight = &step.inputs[0];
+        let rounded = step.outputs.first().unwrap_or_else(|| &step.updates[0]);
         assert_eq!(rounded.storage, Storage::Plain(stage.activations()), "type of a rounded copy");
         let (from, to) = (stage.pointer(weight), stage.pointer(rounded));
         let elements = dense_elements(stage, weight);

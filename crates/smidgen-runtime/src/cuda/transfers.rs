@@ -123,7 +123,9 @@ impl Transfers {
             let target = arena + on_device.offset as u64;
             self.disk().fetch(offloaded.offset, target, on_device.bytes_at(extent))?;
         } else {
-            let copy = row_copy(on_device, arena, offloaded, self.address(), to_device, extent);
+            // What laps carry may be on the device.
+            let base = if offloaded.space == Space::Device { arena } else { self.address() };
+            let copy = row_copy(on_device, arena, offloaded, base, to_device, extent);
             // SAFETY: both ranges are reserved, and `verify` has shown that no step touches them before one that
             // awaits this transfer.
             unsafe { driver::copy_rows(stream.handle, &copy)? };
@@ -141,7 +143,7 @@ impl Transfers {
     }
 }
 
-/// A copy between the device and pinned memory: one row of all bytes, or, if the device's rows have gaps, row by row.
+/// A copy between the device and pinned memory, or inside the device: one row of all bytes, or, if the device's rows have gaps, row by row.
 fn row_copy(
     on_device: &Operand,
     arena: u64,

@@ -39,7 +39,7 @@ fn rounded_leaves_are_what_storing_makes_of_them() -> BTreeSet<&'static str> {
         let weight = graph.add_leaf("weight", Type::f32(shape.clone()), LeafKind::Adapter);
         let rounded = graph.add_leaf("rounded", Type::new(shape, storage), LeafKind::Derived);
         let mut nodes = Vec::new();
-        let op = Op::Round { scale: SCALE };
+        let op = Op::Round { scale: SCALE, to: None };
         graph.emit(&mut nodes, op, vec![weight], vec![rounded], &[], (Phase::Update, None));
         graph.entries = vec![(Entry::Refresh, nodes)];
         let contents = vec![(weight, Content::Reals(values.clone()))];

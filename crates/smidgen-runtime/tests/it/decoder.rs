@@ -176,6 +176,7 @@ impl Choice {
             biases: self.biases,
             dropout: self.dropout,
             extent: EXTENT,
+            step: EXTENT,
             device: self.device,
             precision: self.precision,
             optimizer: Optimizer { moments: self.moments, ..optimizer() },
@@ -265,7 +266,8 @@ fn contents(graph: &Graph, norms_add_one: bool) -> Vec<(ValueId, Content)> {
             | LeafKind::Moment
             | LeafKind::State
             | LeafKind::Derived
-            | LeafKind::Cache => continue,
+            | LeafKind::Cache
+            | LeafKind::Carried(_) => continue,
         };
         contents.push((id, content));
     }

@@ -224,8 +224,7 @@ impl Draft {
         let mut graph = self.differentiated(eval);
         let micro_step = &mut graph.entries[0].1;
         micro_step.retain(|node| !matches!(node.op, Op::LmHeadLoss(_)));
-        let role =
-            ValueRole::Leaf(Leaf { kind: LeafKind::Input, gradient: None, rounded: None, shard: None });
+        let role = ValueRole::Leaf(Leaf::new(LeafKind::Input));
         let seed_value = &mut graph.values[seed.index()];
         (seed_value.name, seed_value.role) = ("dy".into(), role);
         verify::expect_sound("seeding", &verify::graph(&graph));

@@ -9,11 +9,15 @@ use crate::examples::{Example, Proof};
 use crate::numbers::decode_doubles;
 use crate::subject::{Subject, roomy};
 use smidgen_compile::AdapterForm;
-use smidgen_compile::names::state;
-use smidgen_compile::passes::{head_pieces, offload, recompute, stream, tile};
+use smidgen_compile::names::{input, state};
+use smidgen_compile::passes::{
+    breadth, head_pieces, offload, place, recompute, stream, tile, update_in_pieces,
+};
 use smidgen_compile::request::Moments;
-use smidgen_ir::{DeviceKind, Entry, LayerSet, LeafKind, Op, Policy, Rank, Space, ValueId, verify};
-use smidgen_runtime::{Cpu, Executor};
+use smidgen_ir::{
+    DeviceKind, Entry, Extent, LayerSet, LeafKind, Op, Order, Policy, Rank, Space, ValueId, verify,
+};
+use smidgen_runtime::{Cpu, DeviceError, Executor};
 use std::collections::BTreeSet;
 
 pub fn examples() -> Vec<Example> {
@@ -36,6 +40,7 @@ pub fn everywhere(window_bytes: usize) -> Policy {
         tables_offloaded: true,
         offloaded_activations: LayerSet::all(LAYERS),
         optimizer_state: Space::Disk,
+        gradients: Space::Disk,
         window_bytes,
         ..nothing_yet()
     }
@@ -47,18 +52,54 @@ pub fn nothing_yet() -> Policy {
     Policy { weights: Space::Disk, activations: Space::Disk, ..resident }
 }
 
+fn breadth_first(policy: Policy) -> Policy {
+    Policy { order: Order::Breadth, ..policy }
+}
+
 /// The decoder after the passes that offload values.
 pub fn by_policy(choice: &Choice, policy: &Policy) -> Subject {
     let mut subject = choice.subject(|graph| recompute::keep_set(graph, &policy.recompute));
     tile::apply(&mut subject.graph, policy, &roomy(subject.extent));
     verify::expect_sound("tile", &verify::graph(&subject.graph));
-    offload::apply(&mut subject.graph, policy, &subject.extent, DeviceKind::Cpu);
-    verify::expect_sound("offload", &verify::graph(&subject.graph));
+    if policy.order == Order::Depth {
+        offload::apply(&mut subject.graph, policy, &subject.extent, DeviceKind::Cpu);
+        verify::expect_sound("offload", &verify::graph(&subject.graph));
+    }
     head_pieces::apply(&mut subject.graph, policy);
     verify::expect_sound("head_pieces", &verify::graph(&subject.graph));
-    stream::apply(&mut subject.graph, policy, &subject.extent, (DeviceKind::Cpu, Rank::ONLY), 1);
+    place::apply(&mut subject.graph, policy, &subject.extent, (DeviceKind::Cpu, Rank::ONLY), 1);
+    let squares = update_in_pieces::apply(&mut subject.graph, policy, &subject.extent, PIECE_ELEMENTS);
+    if policy.order == Order::Breadth {
+        let Extent { tokens, rows, segments } = roomy(subject.extent);
+        let step = Extent { tokens: 2 * tokens, rows: 2 * rows, segments: 2 * segments };
+        breadth::apply(&mut subject.graph, policy, (&subject.extent, &step), DeviceKind::Cpu, &squares);
+    }
+    stream::apply(&mut subject.graph, policy, &subject.extent);
     verify::expect_sound("stream", &verify::graph(&subject.graph));
     subject
+}
+
+/// Few enough that matrices of the tests are updated in several pieces.
+const PIECE_ELEMENTS: usize = 100;
+
+/// Two micro-batches of different tokens.
+fn run_micro_steps(subject: &Subject, executor: &mut Executor<Cpu>) {
+    let ids = leaf_named(&subject.graph, input::IDS);
+    let tokens = subject.content_bytes(ids);
+    // Rotated by one token.
+    let other = [&tokens[4..], &tokens[..4]].concat();
+    let inputs = [tokens, other];
+    if executor.has_laps() {
+        let feed = |executor: &mut Executor<Cpu>, number: usize| {
+            executor.write(ids, &inputs[number]);
+            Ok::<(), DeviceError>(())
+        };
+        return executor.run_laps(&[subject.extent; 2], feed).unwrap();
+    }
+    for input in inputs {
+        executor.write(ids, &input);
+        executor.run(Entry::MicroStep, &subject.extent).unwrap();
+    }
 }
 
 /// Losses of three updates of two micro-batches each, and every leaf that they leave.
@@ -72,7 +113,8 @@ pub fn outcome(subject: &Subject) -> (Vec<f64>, Vec<Vec<u8>>) {
     let report = leaf_named(&subject.graph, state::REPORT);
     let mut losses = Vec::new();
     for _ in 0..3 {
-        for entry in [Entry::MicroStep, Entry::MicroStep, Entry::Update, Entry::Refresh] {
+        run_micro_steps(subject, &mut executor);
+        for entry in [Entry::Update, Entry::Refresh] {
             executor.run(entry, &subject.extent).unwrap();
         }
         losses.push(decode_doubles(&subject.read_bytes(&mut executor, report))[0]);
@@ -109,9 +151,18 @@ fn every_part_and_all_together_agree_to_the_last_bit() {
         Policy { embedding_offloaded: true, ..nothing_yet() },
         Policy { offloaded_activations: all(), ..nothing_yet() },
         Policy { optimizer_state: Space::Disk, window_bytes: 1000, ..nothing_yet() },
+        Policy { optimizer_state: Space::Disk, offloaded_moments: LayerSet::from_iter([1]), ..nothing_yet() },
+        Policy { gradients: Space::Disk, window_bytes: 1000, ..nothing_yet() },
+        Policy { gradients: Space::Disk, offloaded_gradients: LayerSet::from_iter([0]), ..nothing_yet() },
         everywhere(0),
         everywhere(4000),
         everywhere(usize::MAX),
+        breadth_first(nothing_yet()),
+        breadth_first(Policy { offloaded_activations: LayerSet::from_iter([0]), ..nothing_yet() }),
+        breadth_first(Policy { offloaded_weights: all(), window_bytes: 3000, ..nothing_yet() }),
+        breadth_first(Policy { gradients: Space::Disk, ..nothing_yet() }),
+        breadth_first(everywhere(0)),
+        breadth_first(everywhere(usize::MAX)),
     ];
     for choice in choices {
         for layers in [LayerSet::none(), LayerSet::first(1), LayerSet::first(LAYERS)] {

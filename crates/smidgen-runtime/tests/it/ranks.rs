@@ -10,7 +10,7 @@ use crate::numbers::{decode_doubles, decode_reals};
 use crate::subject::{Subject, roomy};
 use smidgen_compile::AdapterForm;
 use smidgen_compile::names::{input, state};
-use smidgen_compile::passes::{shard, stream};
+use smidgen_compile::passes::{place, shard, stream};
 use smidgen_compile::request::Moments;
 use smidgen_ir::policy::Sharding;
 use smidgen_ir::storage::dynamic8_codes;
@@ -181,7 +181,8 @@ fn divided(choice: &Choice, ranks: usize, sharding: Sharding) -> Vec<Subject> {
         let graph = &mut subject.graph;
         shard::divide_trained(graph, &policy, rank);
         verify::expect_sound("divide_trained", &verify::graph(graph));
-        stream::apply(graph, &policy, &subject.extent, (DeviceKind::Cpu, rank), 1);
+        place::apply(graph, &policy, &subject.extent, (DeviceKind::Cpu, rank), 1);
+        stream::apply(graph, &policy, &subject.extent);
         verify::expect_sound("stream", &verify::graph(graph));
         shard::sum_gradients(graph, rank, &subject.extent);
         verify::expect_sound("sum_gradients", &verify::graph(graph));

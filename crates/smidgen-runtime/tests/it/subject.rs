@@ -12,7 +12,7 @@ use smidgen_ir::{
     Activation, AdamW, DType, DeviceKind, Entry, Extent, Graph, LeafKind, Norm, Plan, Precision, Rank,
     RopeSpec, ValueId, Workload,
 };
-use smidgen_runtime::{Cpu, Device, Executor, Null};
+use smidgen_runtime::{Cpu, Device, DeviceError, Executor, Null};
 use std::collections::HashMap;
 
 /// The scalar that is differentiated.
@@ -151,7 +151,11 @@ impl Subject {
         self.write_contents(&mut executor);
         let order = [Entry::MicroStep, Entry::MicroStep, Entry::Update, Entry::Refresh, Entry::Eval];
         for entry in order.into_iter().chain([Entry::MicroStep, Entry::Update]) {
-            executor.run(entry, &self.extent).map_err(|error| error.to_string())?;
+            let ran = match entry == Entry::MicroStep && executor.has_laps() {
+                true => executor.run_laps(&[self.extent; 2], |_, _| Ok(())),
+                false => executor.run(entry, &self.extent),
+            };
+            ran.map_err(|error: DeviceError| error.to_string())?;
         }
         Ok(())
     }
@@ -188,6 +192,7 @@ pub fn plain_request() -> Request {
         dropout: 0.0,
         optimizer: optimizer(),
         extent: Extent { tokens: 1, rows: 1, segments: 1 },
+        step: Extent { tokens: 1, rows: 1, segments: 1 },
         device: DeviceKind::Cpu,
         precision: Precision::F32,
         workload: Workload { keys_per_query: 1.0, supervised: 1.0 },

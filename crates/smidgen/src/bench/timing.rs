@@ -29,6 +29,12 @@ impl Batch {
     pub fn step_tokens(&self) -> usize {
         self.samples * self.tokens
     }
+
+    /// Of this many samples. The last token of a sample has none to predict.
+    fn extent(&self, samples: usize) -> Extent {
+        let tokens = samples * self.tokens;
+        Extent { tokens, rows: tokens - samples, segments: samples }
+    }
 }
 
 /// What was measured.
@@ -80,9 +86,15 @@ impl<D: Device> Bench<D> {
     pub fn step(&mut self) -> Result<f64, Failure> {
         let Batch { samples, together, .. } = self.batch;
         self.feed.write_loss_weight(&mut self.executor, 1.0 / self.batch.step_tokens() as f64);
-        for first in (0..samples).step_by(together) {
-            let extent = self.write_inputs(together.min(samples - first));
-            self.executor.run(Entry::MicroStep, &extent)?;
+        let sizes = (0..samples).step_by(together).map(|first| together.min(samples - first));
+        match self.executor.has_laps() {
+            true => self.run_laps(sizes.collect())?,
+            false => {
+                for size in sizes {
+                    let extent = self.write_inputs(size);
+                    self.executor.run(Entry::MicroStep, &extent)?;
+                }
+            }
         }
         self.updates += 1;
         self.feed.write_hyper(&mut self.executor, 1e-5, self.updates, 1.0);
@@ -93,26 +105,20 @@ impl<D: Device> Bench<D> {
         Ok(report.loss)
     }
 
-    fn write_inputs(&mut self, samples: usize) -> Extent {
-        let length = self.batch.tokens;
-        let tokens = samples * length;
-        let id = |token: usize| (counter::uniform(3, token as u64) * (self.vocabulary - 1) as f32) as i32;
-        let mut write = |name: &str, numbers: &mut dyn Iterator<Item = i32>| {
-            if let Some(leaf) = self.executor.plan().leaf_named(name) {
-                let bytes: Vec<u8> = numbers.flat_map(i32::to_le_bytes).collect();
-                self.executor.write(leaf, &bytes);
-            }
-        };
-        write(input::IDS, &mut (0..tokens).map(id));
-        write(input::POSITIONS, &mut (0..tokens).map(|token| (token % length) as i32));
-        write(input::BOUNDARIES, &mut (0..=samples).map(|sample| (sample * length) as i32));
-        // The last token of a sample has none to predict.
-        let rows = || (0..tokens).filter(|token| (token + 1) % length > 0);
-        write(input::ROWS, &mut rows().map(|token| token as i32));
-        write(input::LABELS, &mut rows().map(|token| id(token + 1)));
-        Extent { tokens, rows: tokens - samples, segments: samples }
+    /// The same in breadth-first order; `sizes` are the samples of each micro-batch.
+    fn run_laps(&mut self, sizes: Vec<usize>) -> Result<(), Failure> {
+        let Bench { executor, batch, vocabulary, .. } = self;
+        let extents: Vec<Extent> = sizes.iter().map(|samples| batch.extent(*samples)).collect();
+        executor.run_laps(&extents, |executor, number| {
+            write_inputs(executor, *batch, *vocabulary, sizes[number]);
+            Ok::<(), Failure>(())
+        })
     }
 
+    fn write_inputs(&mut self, samples: usize) -> Extent {
+        write_inputs(&mut self.executor, self.batch, self.vocabulary, samples);
+        self.batch.extent(samples)
+    }
     /// Time of each operation of one step, waiting after each: (phase and operation, milliseconds, how often).
     pub fn profile(&mut self) -> Result<Vec<(String, f64, usize)>, Failure> {
         let mut sums: BTreeMap<String, (f64, usize)> = BTreeMap::new();
@@ -170,6 +176,23 @@ impl<D: Device> Bench<D> {
         self.feed.read_report(&mut self.executor)?;
         Ok(())
     }
+}
+
+fn write_inputs<D: Device>(executor: &mut Executor<D>, batch: Batch, vocabulary: usize, samples: usize) {
+    let (length, tokens) = (batch.tokens, samples * batch.tokens);
+    let id = |token: usize| (counter::uniform(3, token as u64) * (vocabulary - 1) as f32) as i32;
+    let mut write = |name: &str, numbers: &mut dyn Iterator<Item = i32>| {
+        if let Some(leaf) = executor.plan().leaf_named(name) {
+            let bytes: Vec<u8> = numbers.flat_map(i32::to_le_bytes).collect();
+            executor.write(leaf, &bytes);
+        }
+    };
+    write(input::IDS, &mut (0..tokens).map(id));
+    write(input::POSITIONS, &mut (0..tokens).map(|token| (token % length) as i32));
+    write(input::BOUNDARIES, &mut (0..=samples).map(|sample| (sample * length) as i32));
+    let rows = || (0..tokens).filter(|token| (token + 1) % length > 0);
+    write(input::ROWS, &mut rows().map(|token| token as i32));
+    write(input::LABELS, &mut rows().map(|token| id(token + 1)));
 }
 
 fn fill_synthetic<D: Device>(executor: &mut Executor<D>, kind: LeafKind) -> Result<(), Failure> {

@@ -125,7 +125,7 @@ const MOST_SAMPLES: usize = 4096;
 fn samples_at_once(samples: usize, max_tokens: usize) -> Demand {
     let tokens = samples * max_tokens;
     let extent = Extent { tokens, rows: tokens - samples, segments: samples };
-    Demand { micro_tokens: tokens, extent, micro_steps: 1.0 }
+    Demand { micro_tokens: tokens, extent, step: extent, micro_steps: 1.0 }
 }
 
 /// The smallest budget that the work fits.

@@ -66,7 +66,7 @@ fn one_sum(rank: Rank, bytes: usize) -> Plan {
         values: vec![PlannedValue {
             name: "sum".into(),
             ty,
-            role: ValueRole::Leaf(Leaf { kind: LeafKind::State, gradient: None, rounded: None, shard: None }),
+            role: ValueRole::Leaf(Leaf::new(LeafKind::State)),
             buffer: Some(BufferId(0)),
             first_byte: 0,
             stride: None,
@@ -91,6 +91,7 @@ fn one_sum(rank: Rank, bytes: usize) -> Plan {
                 layer: None,
                 cost: Cost::default(),
             }],
+            laps: vec![],
         }],
     }
 }

@@ -99,7 +99,7 @@ fn demands(sets: &[(&TokenSet, usize)], longest: usize) -> Vec<Demand> {
         if demands.last().is_some_and(|before| before.extent == extent) {
             demands.pop();
         }
-        demands.push(Demand { micro_tokens, extent, micro_steps });
+        demands.push(Demand { micro_tokens, extent, step: extent, micro_steps });
     }
     demands
 }

@@ -39,7 +39,7 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
         Data::Rows(_) => one_sample(tokens, leanest.demand.extent.segments),
         Data::Assumed { .. } => {
             let extent = Extent { tokens, rows: tokens - 1, segments: 1 };
-            Demand { micro_tokens: tokens, extent, micro_steps: leanest.demand.micro_steps }
+            Demand { micro_tokens: tokens, extent, step: extent, micro_steps: leanest.demand.micro_steps }
         }
     };
     let fits = search.fits(&job.request);
@@ -171,7 +171,7 @@ fn unpinned(pins: &Pins) -> Vec<(&'static str, Pins)> {
 /// A micro-batch of one sample, all of it supervised.
 fn one_sample(tokens: usize, segments: usize) -> Demand {
     let extent = Extent { tokens, rows: tokens, segments };
-    Demand { micro_tokens: tokens, extent, micro_steps: 1.0 }
+    Demand { micro_tokens: tokens, extent, step: extent, micro_steps: 1.0 }
 }
 
 /// The request with adapters of another rank.

@@ -64,7 +64,7 @@ impl DemandShape {
                 extent = largest_extent(extent, eval_extent(set, 0, tokens));
             }
             let micro_steps = step_tokens / largest.micro_batch.tokens as f64;
-            demands.push(Demand { micro_tokens, extent, micro_steps });
+            demands.push(Demand { micro_tokens, extent, step: whole.micro_batch, micro_steps });
         }
         Ok(DemandShape { demands, step_tokens, all_tokens: step_tokens * ranks as f64 })
     }
@@ -85,6 +85,7 @@ impl DemandShape {
             Demand {
                 micro_tokens: if pinned.is_some() { micro_tokens } else { tokens },
                 extent: Extent { tokens, rows: tokens - segments, segments },
+                step: Extent { tokens: step_tokens, rows: step_tokens - samples, segments: samples },
                 micro_steps: samples as f64 / segments as f64,
             }
         };

@@ -133,7 +133,7 @@ impl Attempt {
     /// One run of as many tokens as may be new.
     fn demand(&self) -> Demand {
         let extent = self.request.extent;
-        Demand { micro_tokens: extent.tokens, extent, micro_steps: 1.0 }
+        Demand { micro_tokens: extent.tokens, extent, step: extent, micro_steps: 1.0 }
     }
 
     fn solve(&self) -> Result<Solution, SolveError> {

@@ -299,6 +299,7 @@ fn build_request(
         device,
         precision: Arithmetic::of(recipe.model.compute, device).precision(),
         extent: Extent::default(),
+        step: Extent::default(),
         workload: Workload { keys_per_query: recipe.data.max_tokens as f64 / 2.0, supervised: 1.0 },
         decode: None,
         row_losses: false,

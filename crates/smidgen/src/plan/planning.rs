@@ -72,7 +72,9 @@ impl Planned {
         let elements = |(_, value): (_, &PlannedValue)| value.ty.elements(&Extent::default());
         let parameters = plan.leaves(LeafKind::Gradient).map(elements).sum::<usize>();
         let kinds = [LeafKind::Adapter, LeafKind::Derived, LeafKind::Gradient, LeafKind::Moment];
-        let leaves = kinds.into_iter().flat_map(|kind| plan.leaves(kind));
+        // A copy that is made where its weight is fetched has no memory of its own.
+        let leaves =
+            kinds.into_iter().flat_map(|kind| plan.leaves(kind)).filter(|(_, value)| value.buffer.is_some());
         let bytes = leaves.map(|(_, value)| value.ty.bytes(&Extent::default())).sum::<usize>();
         Trained { parameters: parameters as u64, bytes: bytes as u64 }
     }

@@ -5,7 +5,7 @@
 
 use smidgen_compile::{Choice, Price, Reason, Solution, Why};
 use smidgen_ir::bytes::format_bytes;
-use smidgen_ir::{Plan, Policy, Sharding, Space};
+use smidgen_ir::{LayerSet, Plan, Policy, Sharding, Space};
 
 /// One line per choice: its name, a colon, and what was chosen.
 pub fn render_reasons(solution: &Solution) -> Vec<String> {
@@ -31,6 +31,8 @@ pub fn describe(choice: Choice) -> &'static str {
         Choice::Embedding => "offloading the embedding",
         Choice::Activations => "offloading activations",
         Choice::OptimizerState => "offloading optimizer state",
+        Choice::Gradients => "offloading gradients",
+        Choice::Order => "breadth-first order",
         Choice::Sharding => "dividing over ranks",
     }
 }
@@ -54,6 +56,12 @@ pub fn describe_changes(before: &Policy, now: &Policy, layers: usize) -> String 
     count("offloaded weights", is, was);
     if now.optimizer_state != before.optimizer_state {
         changes.push(format!("optimizer state {}", describe_place(now.optimizer_state)));
+    }
+    if now.gradients != before.gradients {
+        changes.push(format!("gradients {}", describe_place(now.gradients)));
+    }
+    if now.order != before.order {
+        changes.push(format!("{}-first order", now.order.name()));
     }
     if now.sharding != before.sharding {
         changes.push(format!("divided over ranks: {}", describe_sharding(now.sharding)));
@@ -80,6 +88,11 @@ fn describe_sharding(sharding: Sharding) -> &'static str {
         Sharding::Gradients => "moments and gradients",
         Sharding::Weights => "weights, gradients and moments",
     }
+}
+
+/// `21 of 28 layers ` where not all of them are meant.
+fn some_layers(offloaded: &LayerSet, layers: usize) -> String {
+    if offloaded.is_empty() { String::new() } else { format!("{} of {layers} layers ", offloaded.len()) }
 }
 
 /// Layers of the model that a plan is for.
@@ -129,7 +142,17 @@ fn render_reason(solution: &Solution, reason: &Reason) -> String {
             of_layers(policy.offloaded_activations.len()),
             describe_place(policy.activations)
         ),
-        Choice::OptimizerState => format!("optimizer state: {}", describe_place(policy.optimizer_state)),
+        Choice::OptimizerState => {
+            let place = describe_place(policy.optimizer_state);
+            format!("optimizer state: {}{place}", some_layers(&policy.offloaded_moments, layers))
+        }
+        Choice::Gradients => {
+            let place = describe_place(policy.gradients);
+            format!("gradients: {}{place}", some_layers(&policy.offloaded_gradients, layers))
+        }
+        Choice::Order => {
+            "order: breadth-first, all micro-batches of a step pass a layer before the next".to_owned()
+        }
         Choice::Sharding => format!("ranks: each keeps its part of {}", describe_sharding(policy.sharding)),
     };
     match reason.why {

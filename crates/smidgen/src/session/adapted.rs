@@ -42,6 +42,7 @@ pub fn build_adapted_request(model: &Model, adapter: Option<&AdapterFile>) -> Re
             clip: 0.0,
         },
         extent: Extent::default(),
+        step: Extent::default(),
         device: DeviceKind::Cpu,
         precision: Precision::F32,
         workload: Workload { keys_per_query: 1.0, supervised: 1.0 },

@@ -42,7 +42,10 @@ impl<D: Device> Trainer<'_, D> {
         self.feed.write_loss_weight(&mut self.executor, 1.0 / self.micro_batch.rows.len().max(1) as f64);
         self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, first);
         let extent = self.micro_batch.extent();
-        self.executor.run_summing(Entry::MicroStep, &extent, false)?;
+        match self.executor.has_laps() {
+            true => self.executor.run_laps(&[extent], |_, _| Ok::<(), Failure>(()))?,
+            false => self.executor.run_summing(Entry::MicroStep, &extent, false)?,
+        }
         // Waits for the device, so that its failure is reported here.
         self.feed.read_report(&mut self.executor)?;
         clear(&mut self.executor, LeafKind::Gradient)?;

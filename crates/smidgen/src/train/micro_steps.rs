@@ -65,6 +65,9 @@ impl<D: Device> Trainer<'_, D> {
         self.pack(train, samples)?;
         let loss_weight = self.scale() / supervised as f64;
         self.feed.write_loss_weight(&mut self.executor, loss_weight);
+        if self.executor.has_laps() {
+            return self.run_laps(train, samples, step);
+        }
         let packing = std::mem::take(&mut self.packing);
         let mut own = packing.micro_batches();
         for round in 1..=rounds.count {
@@ -89,6 +92,28 @@ impl<D: Device> Trainer<'_, D> {
         drop(own);
         self.packing = packing;
         Ok(())
+    }
+
+    /// Runs the micro-batches of a step in breadth-first order. A step of one rank has no empty ones.
+    fn run_laps(&mut self, train: &TokenSet, samples: &[u32], step: u64) -> Result<(), Failure> {
+        let Trainer { executor, packing, micro_batch, feed, liveness, extents, .. } = self;
+        let chosen =
+            |positions: &[u32]| positions.iter().map(|position| samples[*position as usize]).collect();
+        let micro_batches: Vec<Vec<u32>> = packing.micro_batches().map(chosen).collect();
+        extents.clear();
+        extents.extend(micro_batches.iter().map(|samples| train.extent(samples.iter().copied())));
+        let mut seen = 0;
+        executor.run_laps(extents, |executor, number| {
+            micro_batch.fill(train, micro_batches[number].iter().copied()).map_err(Failure::disk)?;
+            feed.write_micro_batch(executor, micro_batch, step);
+            // Each micro-batch comes once for every lap.
+            if let Some(liveness) = liveness.as_mut().filter(|_| seen == number) {
+                let positions = &micro_batch.positions;
+                liveness.see_positions(micro_batch.rows.iter().map(|row| positions[*row as usize]));
+                seen += 1;
+            }
+            Ok(())
+        })
     }
 
     pub(super) fn pack(&mut self, train: &TokenSet, samples: &[u32]) -> Result<(), Failure> {

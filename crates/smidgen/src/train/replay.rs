@@ -9,6 +9,7 @@ use smidgen_data::micro_batch::MicroBatch;
 use smidgen_data::tokens::TokenSet;
 use smidgen_ir::{DType, Dim, Entry, Extent, LeafKind, Op, Step, ValueId, ValueRole};
 use smidgen_runtime::{Device, DeviceError, Executor};
+use std::ops::Range;
 
 /// The first number that is not finite.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,13 +48,28 @@ pub fn find_culprit<D: Device>(
     batch: Option<&MicroBatch>,
 ) -> Result<Option<Culprit>, Failure> {
     let extent = batch.map_or(executor.plan().extent, MicroBatch::extent);
-    let steps = executor.plan().entry(entry).steps.clone();
-    // A sum over ranks would hide which of them it was.
-    for (index, step) in steps.iter().enumerate().filter(|(_, step)| !matches!(step.op, Op::AllReduce(_))) {
-        executor.run_step(entry, index, &extent)?;
+    let steps = 0..executor.plan().entry(entry).steps.len();
+    find_among(executor, entry, steps, &extent, batch)
+}
+
+/// The same among some steps of an entry point.
+pub fn find_among<D: Device>(
+    executor: &mut Executor<D>,
+    entry: Entry,
+    steps: Range<usize>,
+    extent: &Extent,
+    batch: Option<&MicroBatch>,
+) -> Result<Option<Culprit>, Failure> {
+    for index in steps {
+        let step = executor.plan().entry(entry).steps[index].clone();
+        // A sum over ranks would hide which of them it was.
+        if let Op::AllReduce(_) = step.op {
+            continue;
+        }
+        executor.run_step(entry, index, extent)?;
         let written = step.outputs.iter().chain(&step.updates);
         for id in written.copied() {
-            let found = first_not_finite(executor, id, &extent)?;
+            let found = first_not_finite(executor, id, extent)?;
             let Some((element, what)) = found else { continue };
             let plan = executor.plan();
             return Ok(Some(Culprit {
@@ -61,7 +77,7 @@ pub fn find_culprit<D: Device>(
                 value: plan.value(id).name.clone(),
                 what,
                 sample: batch.and_then(|batch| sample_of(executor, id, element, batch)),
-                weight: broken_weight(executor, step),
+                weight: broken_weight(executor, &step),
             }));
         }
     }

@@ -18,7 +18,7 @@ use super::moments;
 use super::monitor::{self, Looked};
 use super::outcome::{Ending, Outcome};
 use super::phases::{Phase, PhaseMeter};
-use super::replay::{Culprit, find_culprit};
+use super::replay::{Culprit, find_among, find_culprit};
 use super::resume::{self, Start};
 use super::run_dir::RunDir;
 use super::standing::{Evaluated, Standing};
@@ -41,8 +41,9 @@ use smidgen_data::micro_batch::{MicroBatch, Packing};
 use smidgen_data::share::Shares;
 use smidgen_data::tokens::TokenSet;
 use smidgen_formats::tokenizer::copy::copy_tokenizer;
-use smidgen_ir::{Entry, LeafKind, Plan, Policy};
+use smidgen_ir::{Entry, Extent, LeafKind, Plan, Policy};
 use smidgen_recipe::{Batch, Warmup};
+use smidgen_runtime::executor::Turn;
 use smidgen_runtime::{Device, Executor};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -60,6 +61,8 @@ pub struct Trainer<'a, D> {
     pub(super) feed: Feed,
     pub(super) micro_batch: MicroBatch,
     pub(super) packing: Packing,
+    /// Of the micro-batches of a step, in breadth-first order.
+    pub(super) extents: Vec<Extent>,
     pub(super) shares: Shares,
     pub(super) team: Option<&'a mut Team>,
     /// Whether a rank was asked to stop, as all of them know.
@@ -148,6 +151,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             feed,
             micro_batch: MicroBatch::with_capacity(extent),
             packing: Packing::default(),
+            extents: Vec::new(),
             shares: Shares::default(),
             team: None,
             is_stopping: false,
@@ -531,6 +535,14 @@ impl<'a, D: Device> Trainer<'a, D> {
         // Another step may have been packed since.
         self.pack(train, samples)?;
         let packing = std::mem::take(&mut self.packing);
+        if self.executor.has_laps() {
+            let micro_batches: Vec<&[u32]> = packing.micro_batches().collect();
+            let culprit = self.replay_laps(train, samples, &micro_batches, step)?;
+            return match culprit {
+                Some(culprit) => Ok(Some(culprit)),
+                None => find_culprit(&mut self.executor, Entry::Update, None),
+            };
+        }
         for positions in packing.micro_batches() {
             let chosen = positions.iter().map(|position| samples[*position as usize]);
             self.micro_batch.fill(train, chosen).map_err(Failure::disk)?;
@@ -542,6 +554,35 @@ impl<'a, D: Device> Trainer<'a, D> {
         }
         // Every gradient is finite: then it is their norm.
         find_culprit(&mut self.executor, Entry::Update, None)
+    }
+
+    /// The same for the micro-batches of a step in breadth-first order.
+    fn replay_laps(
+        &mut self,
+        train: &TokenSet,
+        samples: &[u32],
+        micro_batches: &[&[u32]],
+        step: u64,
+    ) -> Result<Option<Culprit>, Failure> {
+        let Trainer { executor, micro_batch, feed, .. } = self;
+        let chosen = |number: usize| micro_batches[number].iter().map(|position| samples[*position as usize]);
+        let extents: Vec<Extent> =
+            (0..micro_batches.len()).map(|number| train.extent(chosen(number))).collect();
+        let mut culprit = None;
+        executor.visit_laps(&extents, |executor, turn| {
+            match turn {
+                _ if culprit.is_some() => {}
+                Turn::Feed(number) => {
+                    micro_batch.fill(train, chosen(number)).map_err(Failure::disk)?;
+                    feed.write_micro_batch(executor, micro_batch, step);
+                }
+                Turn::Run(steps, extent) => {
+                    culprit = find_among(executor, Entry::MicroStep, steps, &extent, Some(micro_batch))?;
+                }
+            }
+            Ok::<(), Failure>(())
+        })?;
+        Ok(culprit)
     }
 
     fn save_checkpoint(&mut self, moment: &mut Moment<'_>, journal: &Journal) -> Result<(), Failure> {

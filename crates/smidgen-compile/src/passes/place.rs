@@ -1,0 +1,146 @@
+//! Places: which leaves are offloaded, and where to. Passes that run later fetch them where they are needed.
+//!
+//! Weights go layer by layer, embedding and head by themselves; trained weights, their gradients and their optimizer state
+//! go with the layer that computes with them. Vectors and small matrices stay on the device: they are not worth a
+//! transfer. Weights that are divided over ranks stay there too, each rank with its part.
+//! A trained weight that is offloaded needs no rounded copy: it is rounded where it is fetched.
+
+use super::prefetch::source_of;
+use smidgen_ir::policy::{Policy, Sharding};
+use smidgen_ir::{
+    ByValue, Cut, DeviceKind, Entry, Extent, Graph, Leaf, LeafKind, Op, Rank, Shard, Space, ValueId,
+    ValueRole, ValueSet,
+};
+
+/// Matrices of fewer bytes stay on the device.
+pub const FEWEST_BYTES: usize = 1 << 10;
+
+/// Offloads matrices of at least `fewest_bytes` as the policy says.
+pub fn apply(
+    graph: &mut Graph,
+    policy: &Policy,
+    extent: &Extent,
+    (device, rank): (DeviceKind, Rank),
+    fewest_bytes: usize,
+) {
+    let uses = Uses::of(graph);
+    let mut offloaded = offloaded_leaves(graph, &uses, policy, extent, fewest_bytes);
+    if policy.sharding == Sharding::Weights && !rank.is_only() {
+        let weights: Vec<ValueId> = offloaded.iter().filter(|id| is_frozen(graph, *id)).collect();
+        for id in weights {
+            offloaded.remove(&id);
+            graph.divide(id, Shard { rank, cut: Cut::Bytes });
+        }
+    }
+    for index in 0..graph.values.len() {
+        let id = ValueId(index as u32);
+        let whole = graph.whole(id);
+        if offloaded.contains(&whole) {
+            graph.values[index].space = match is_frozen(graph, whole) && !uses.looked_up.contains(&whole) {
+                true => device.resolve(policy.weights),
+                // Rows are looked up, and what is trained is written back, in memory that the device reaches.
+                false => device.offload_space(),
+            };
+        }
+    }
+    if let Some((_, nodes)) = graph.entries.iter_mut().find(|(entry, _)| *entry == Entry::Refresh) {
+        let is_offloaded = |id: ValueId| graph.values[id.index()].space != Space::Device;
+        nodes.retain(|node| !matches!(node.op, Op::Round { .. }) || !is_offloaded(node.inputs[0]));
+    }
+}
+
+fn is_frozen(graph: &Graph, id: ValueId) -> bool {
+    graph.value(id).leaf().is_some_and(|leaf| leaf.kind == LeafKind::Weight)
+}
+
+/// Who uses a leaf, or its rounded copy.
+struct Uses {
+    /// The layer of leaves that are used in one.
+    layers: ByValue<usize>,
+    /// Tables of which rows are looked up.
+    looked_up: ValueSet,
+    heads: ValueSet,
+}
+
+impl Uses {
+    fn of(graph: &Graph) -> Uses {
+        let (mut layers, mut looked_up, mut heads) =
+            (ByValue::default(), ValueSet::default(), ValueSet::default());
+        for node in graph.entries.iter().flat_map(|(_, nodes)| nodes) {
+            let source = |id: ValueId| source_of(graph, graph.whole(id));
+            if let Some(layer) = node.layer {
+                layers.extend(node.reads().map(|id| (source(id), layer)));
+            }
+            if let Op::Embed { .. } = node.op {
+                looked_up.insert(source(node.inputs[1]));
+            } else if node.op.reads_head() {
+                heads.insert(source(node.inputs[1]));
+            }
+        }
+        for (leaf, gradient) in graph.trainable() {
+            if let Some(layer) = layers.get(&leaf).copied() {
+                layers.insert(gradient, layer);
+            }
+        }
+        for node in graph.nodes(Entry::Update) {
+            if let Op::AdamW(_) | Op::AdamW8(_) = node.op
+                && let Some(layer) = layers.get(&graph.whole(node.updates[0])).copied()
+            {
+                layers.extend(node.updates[1..3].iter().map(|moment| (graph.whole(*moment), layer)));
+            }
+        }
+        Uses { layers, looked_up, heads }
+    }
+}
+
+fn offloaded_leaves(
+    graph: &Graph,
+    uses: &Uses,
+    policy: &Policy,
+    extent: &Extent,
+    fewest_bytes: usize,
+) -> ValueSet {
+    // Gradients of what is trained of the base.
+    let of_base: ValueSet = graph
+        .trainable()
+        .filter(|(leaf, _)| graph.value(*leaf).leaf().is_some_and(|leaf| leaf.is_of_base))
+        .map(|(_, gradient)| gradient)
+        .collect();
+    let mut offloaded = ValueSet::default();
+    for index in 0..graph.values.len() {
+        let id = ValueId(index as u32);
+        let ValueRole::Leaf(Leaf { kind, is_of_base, .. }) = graph.value(id).role else { continue };
+        let layer = uses.layers.get(&id).copied();
+        let goes = match kind {
+            LeafKind::Weight => weight_goes(graph, uses, policy, id, layer),
+            LeafKind::Adapter => is_of_base && weight_goes(graph, uses, policy, id, layer),
+            LeafKind::Moment => policy.offloads_moments_of(layer),
+            LeafKind::Gradient => of_base.contains(&id) && policy.offloads_gradients_of(layer),
+            LeafKind::Partial(_)
+            | LeafKind::Derived
+            | LeafKind::Input
+            | LeafKind::State
+            | LeafKind::Cache
+            | LeafKind::Carried(_) => false,
+        };
+        let ty = &graph.value(id).ty;
+        let (rows, columns) = ty.shape.at(extent);
+        if goes && rows.min(columns) > 1 && ty.bytes(extent) >= fewest_bytes {
+            offloaded.insert(id);
+        }
+    }
+    offloaded
+}
+
+fn weight_goes(graph: &Graph, uses: &Uses, policy: &Policy, id: ValueId, layer: Option<usize>) -> bool {
+    if let Some(layer) = layer {
+        return policy.offloaded_weights.contains(layer);
+    }
+    let is_head = uses.heads.contains(&id);
+    let goes = match uses.looked_up.contains(&id) {
+        true => policy.tables_offloaded || (policy.embedding_offloaded && !is_head),
+        false => policy.tables_offloaded && is_head,
+    };
+    // Rows are looked up in place, so each has to be in one piece.
+    goes && (graph.value(id).ty.storage.has_contiguous_rows() || policy.sharding == Sharding::Weights)
+}
