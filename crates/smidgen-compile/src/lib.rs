@@ -16,6 +16,7 @@ pub mod choices;
 pub mod context;
 mod counts;
 pub mod error;
+mod explained;
 pub mod forward;
 mod improve;
 mod ladder;
@@ -37,9 +38,9 @@ pub mod solve;
 mod stages;
 pub mod update;
 
-pub use choices::Choice;
 pub use context::{Context, Overhead};
 pub use error::ModelError;
+pub use explained::Choice;
 pub use links::{Link, NamedLink};
 pub use model::spec::DecoderSpec;
 pub use profile::{DeviceProfile, Profile, Rates};

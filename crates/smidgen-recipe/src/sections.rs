@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use crate::value::parse_count_from_zero;
 use smidgen_ir::Pins;
 use smidgen_ir::words::{
-    AdapterKind, BaseFormat, Bias, ColumnRole, Compute, DataFormat, EvalTask, LossOn, OnBadRow, Optimizer,
-    Overflow, Schedule,
+    AdapterKind, BaseFormat, Bias, ColumnRole, Compute, DataFormat, EvalTask, LossOn, Master, OnBadRow,
+    Optimizer, Overflow, Schedule,
 };
 
 /// What the user asked for, every default filled in: one field per section of a recipe file.
@@ -110,6 +110,7 @@ pub struct Train {
     pub schedule: Schedule,
     pub warmup: Warmup,
     pub optimizer: Optimizer,
+    pub master: Master,
     pub weight_decay: f64,
     pub betas: [f64; 2],
     pub eps: f64,
@@ -351,6 +352,7 @@ impl Recipe {
                 schedule: Schedule::Linear,
                 warmup: Warmup::Fraction(0.03),
                 optimizer: Optimizer::AdamW,
+                master: Master::F32,
                 weight_decay: 0.0,
                 betas: [0.9, 0.999],
                 eps: 1e-8,

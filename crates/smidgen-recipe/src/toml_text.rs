@@ -13,8 +13,8 @@ use crate::sections::{
     Warmup,
 };
 use smidgen_ir::words::{
-    AdapterKind, BaseFormat, Bias, ClosedWord, ColumnRole, Compute, DataFormat, EvalTask, LossOn, OnBadRow,
-    Optimizer, Overflow, Schedule,
+    AdapterKind, BaseFormat, Bias, ClosedWord, ColumnRole, Compute, DataFormat, EvalTask, LossOn, Master,
+    OnBadRow, Optimizer, Overflow, Schedule,
 };
 
 /// A value as TOML.
@@ -62,6 +62,7 @@ render_words!(
     EvalTask,
     LossOn,
     OnBadRow,
+    Master,
     Optimizer,
     Overflow,
     Schedule,

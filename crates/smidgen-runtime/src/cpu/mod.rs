@@ -49,6 +49,7 @@ mod optimizer8;
 pub mod packing;
 pub mod pool;
 mod rope;
+mod round_at_random;
 pub mod row_matmul;
 mod run;
 mod run_adapter;
@@ -66,6 +67,7 @@ mod stored_gguf;
 mod stored_tests;
 #[cfg(test)]
 mod testing;
+pub mod update_at;
 pub mod view;
 
 use crate::comm::{Comm, Span};
