@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod at_once;
+pub mod audio;
 pub mod bnb;
 pub mod content_hash;
 pub mod digest;
