@@ -5,6 +5,7 @@
 //! with all layers the embedding, the final norm and the head too.
 
 use crate::error::ModelError;
+use crate::model::audio::AUDIO;
 use crate::model::spec::{DecoderSpec, HEAD};
 use std::collections::BTreeSet;
 
@@ -57,12 +58,15 @@ pub fn target_paths(
     layers: &Layers,
 ) -> Result<Vec<String>, ModelError> {
     check_layers(spec, layers)?;
-    let linears = spec.linears();
+    let mut linears = spec.all_linears();
     if let Targets::Names(names) = targets {
         for name in names {
             if !linears.iter().any(|linear| path_matches(&linear.path, name)) {
                 return Err(ModelError::UnknownTarget { target: name.clone(), known: known_names(&linears) });
             }
+        }
+        if !names.iter().any(|name| is_of_audio_alone(&linears, name)) {
+            linears.retain(|linear| !linear.path.starts_with(AUDIO));
         }
     }
     let chosen = linears.into_iter().filter(|linear| {
@@ -89,7 +93,15 @@ pub fn trained_tensors(
             let chosen = chosen.filter(|tensor| layers.contains(tensor.layer, spec.layers));
             return Ok(chosen.map(|tensor| tensor.name).collect());
         }
-        Targets::Names(_) => target_paths(spec, targets, layers)?.into_iter().collect(),
+        Targets::Names(names) => {
+            let linears = spec.linears();
+            if let Some(name) =
+                names.iter().find(|name| !linears.iter().any(|it| path_matches(&it.path, name)))
+            {
+                return Err(ModelError::UnknownTarget { target: name.clone(), known: known_names(&linears) });
+            }
+            target_paths(spec, targets, layers)?.into_iter().collect()
+        }
     };
     let chosen = spec.linears().into_iter().filter(|linear| paths.contains(&linear.path));
     let names = chosen.flat_map(|linear| match linear.path.as_str() {
@@ -123,6 +135,13 @@ fn check_layers(spec: &DecoderSpec, layers: &Layers) -> Result<(), ModelError> {
         }
         Layers::Last(_) | Layers::All => Ok(()),
     }
+}
+
+/// Whether a name matches linears of the audio encoder and no other. Where one does, all names are matched as PEFT
+/// matches them; otherwise they mean the decoder, though `o_proj` is the end of paths in both.
+fn is_of_audio_alone(linears: &[crate::model::spec::Linear], name: &str) -> bool {
+    let mut matched = linears.iter().filter(|linear| path_matches(&linear.path, name));
+    matched.all(|linear| linear.path.starts_with(AUDIO))
 }
 
 fn path_matches(path: &str, name: &str) -> bool {

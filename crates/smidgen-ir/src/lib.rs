@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod audio_rows;
 pub mod by_value;
 pub mod bytes;
 pub mod cost;
@@ -29,6 +30,7 @@ pub mod workspace;
 pub mod workspace_cpu;
 pub mod workspace_cuda;
 
+pub use audio_rows::{MARK_COLUMNS, PlainActivation, StridedConv};
 pub use by_value::{ByValue, ValueSet};
 pub use cost::{Cost, Operands, Workload};
 pub use graph::{

@@ -108,6 +108,20 @@ pub fn workspace_bytes(op: &Op, inputs: &[&Type], extent: &Extent, target: Targe
         Op::GradNorm { squares, .. } => step.squares(2..inputs.len() - usize::from(*squares)),
         Op::SquaredNorm => step.squares(0..inputs.len()),
         Op::Embed { .. }
+        | Op::PlaceRows { .. }
+        | Op::TakeRows
+        | Op::LayerNorm { .. }
+        | Op::LayerNormGrad { .. }
+        | Op::Scale { .. }
+        | Op::AddBias
+        | Op::Act(_)
+        | Op::ActGrad(_)
+        | Op::CausalConv { .. }
+        | Op::StridedConv(_)
+        | Op::JoinPlaces { .. }
+        | Op::MaskRows { .. }
+        | Op::ChunkAttention(_)
+        | Op::ChunkAttentionGrad(_)
         | Op::RmsNorm(_)
         | Op::Dropout { .. }
         | Op::RopeTable(_)

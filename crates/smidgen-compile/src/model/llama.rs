@@ -74,6 +74,7 @@ pub fn read_like_llama(model_type: &str, config: &Config<'_>) -> Result<DecoderS
         tied_head: config.flag("tie_word_embeddings", false)?,
         max_positions: config.size("max_position_embeddings")?.unwrap_or(2048),
         stored: config.stored_dtype()?,
+        audio: None,
     })
 }
 

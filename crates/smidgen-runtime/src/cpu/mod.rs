@@ -10,6 +10,7 @@ mod arena;
 pub mod attention;
 pub mod attention_gradient;
 mod attention_tiles;
+mod audio_conv;
 #[cfg(target_arch = "x86_64")]
 mod bf16_attention;
 #[cfg(target_arch = "x86_64")]
@@ -19,6 +20,7 @@ mod bf16_packing;
 pub mod bf16_unit;
 mod cached_attention;
 mod chunk;
+mod chunk_attention;
 mod columns;
 pub mod convert;
 pub mod counter;
@@ -38,6 +40,7 @@ mod isa_portable;
 #[cfg(target_arch = "x86_64")]
 mod isa_x86;
 pub mod kernel;
+mod layer_norm;
 mod loss;
 pub mod matmul;
 pub mod matmul_terms;
@@ -47,12 +50,14 @@ mod norm;
 mod optimizer;
 mod optimizer8;
 pub mod packing;
+mod plain_act;
 pub mod pool;
 mod rope;
 pub mod row_matmul;
 mod run;
 mod run_adapter;
 mod run_attention;
+mod run_audio;
 mod run_loss;
 mod run_update;
 pub mod simd;
