@@ -111,6 +111,11 @@ pub(crate) const EVAL_FILES: Reader<Vec<RecipePath>> =
         _ => read_files(given),
     });
 
+pub(crate) const AUDIO_FOLDER: Reader<Option<RecipePath>> = reader("a folder", &[], |given| {
+    let text = given.text()?;
+    Some((!text.is_empty()).then(|| RecipePath::resolve(&text, given.folder)))
+});
+
 pub(crate) const OUTPUT_FOLDER: Reader<RecipePath> = reader("a folder", &[], |given| {
     Some(RecipePath::resolve(&read_some_text(given)?, given.working_directory))
 });

@@ -13,8 +13,8 @@ use crate::sections::{
     Warmup,
 };
 use smidgen_ir::words::{
-    AdapterKind, BaseFormat, Bias, ClosedWord, ColumnRole, Compute, DataFormat, EvalTask, LossOn, OnBadRow,
-    Optimizer, Overflow, Schedule,
+    AdapterKind, AudioOverflow, BaseFormat, Bias, ClosedWord, ColumnRole, Compute, DataFormat, EvalTask,
+    LossOn, OnBadRow, Optimizer, Overflow, Schedule,
 };
 
 /// A value as TOML.
@@ -55,6 +55,7 @@ macro_rules! render_words {
 
 render_words!(
     AdapterKind,
+    AudioOverflow,
     BaseFormat,
     Bias,
     Compute,
@@ -146,6 +147,12 @@ fn table(entries: impl IntoIterator<Item = String>) -> String {
 impl RenderValue for RecipePath {
     fn render(&self) -> String {
         quoted(&self.resolved.to_string_lossy())
+    }
+}
+
+impl RenderValue for Option<RecipePath> {
+    fn render(&self) -> String {
+        self.as_ref().map_or_else(|| quoted(""), RenderValue::render)
     }
 }
 

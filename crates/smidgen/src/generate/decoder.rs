@@ -203,7 +203,7 @@ impl Decoder {
             write(lengths, &mut tokens.iter().map(|token| token.length as i32));
         }
         write(leaves.rows, &mut asked.iter().map(|(row, _)| *row));
-        let extent = Extent { tokens: tokens.len(), rows: asked.len(), segments: 0 };
+        let extent = Extent { tokens: tokens.len(), rows: asked.len(), segments: 0, audio: 0 };
         executor.run(Entry::Decode, &extent)?;
         for (row, (_, index)) in asked.iter().enumerate() {
             executor.read_at(leaves.logits, 4 * row * self.vocabulary, &mut self.bytes)?;

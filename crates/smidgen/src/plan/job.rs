@@ -6,6 +6,7 @@
 use crate::failure::Failure;
 use crate::hub::{Access, Want};
 use crate::plan::arithmetic::Arithmetic;
+use crate::plan::audio::audio_input;
 use crate::plan::budget::{JobBudget, budget_within, job_budget, refuse_above_machine};
 use crate::plan::devices::Place;
 use crate::plan::host;
@@ -18,6 +19,7 @@ use crate::rows::sets::MemoryRows;
 use serde_json::Value as Json;
 use smidgen_compile::adapter::{self, LoraModule};
 use smidgen_compile::links::Link;
+use smidgen_compile::model::audio::AudioInput;
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::request;
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases};
@@ -178,6 +180,7 @@ impl Job {
             refuse_above_machine(&recipe, &place, &host::read_ram())?;
         }
         let data = read_data(&recipe, rows, &model, &request, purpose == Purpose::Plan, access)?;
+        request.audio = audio_input(&request, &data, place.kind())?;
         if let Data::Rows(rows) = &data {
             request.workload = workload(&rows.train);
             request.row_losses = rows.choices.is_some();
@@ -301,6 +304,7 @@ fn build_request(
         extent: Extent::default(),
         step: Extent::default(),
         workload: Workload { keys_per_query: recipe.data.max_tokens as f64 / 2.0, supervised: 1.0 },
+        audio: AudioInput::None,
         decode: None,
         row_losses: false,
         rank: Rank::ONLY,

@@ -9,6 +9,7 @@ use crate::failure::Failure;
 use crate::plan::job::Job;
 use smidgen_compile::adapter::LoraModule;
 use smidgen_compile::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA, trained_biases};
+use smidgen_compile::model::audio::OTHER_SENSES;
 use smidgen_compile::{AdapterForm, DecoderSpec, Request};
 use smidgen_formats::element::Element;
 use smidgen_formats::finite::FiniteWriter;
@@ -308,6 +309,9 @@ fn base_name(path: &ModelPath) -> (String, Option<String>) {
 /// Module names if they identify the adapted linear layers exactly, because every reader of the format supports them;
 /// full paths if only some layers are adapted.
 fn target_modules(modules: &[LoraModule], spec: &DecoderSpec) -> Vec<String> {
+    if spec.audio.is_some() {
+        return target_endings(modules, spec);
+    }
     let name = |path: &str| path.rsplit('.').next().unwrap_or(path).to_string();
     let names: BTreeSet<String> = modules.iter().map(|module| name(&module.path)).collect();
     let named = spec.linears().into_iter().filter(|linear| names.contains(&name(&linear.path))).count();
@@ -315,6 +319,28 @@ fn target_modules(modules: &[LoraModule], spec: &DecoderSpec) -> Vec<String> {
         return names.into_iter().collect();
     }
     modules.iter().map(|module| module.path.clone()).collect::<BTreeSet<String>>().into_iter().collect()
+}
+
+/// The shortest endings that match no linear but adapted ones: `o_proj` is the end of paths in the decoder and in the
+/// audio encoder, and names of either may be those of what sees.
+fn target_endings(modules: &[LoraModule], spec: &DecoderSpec) -> Vec<String> {
+    let adapted: HashSet<&str> = modules.iter().map(|module| module.path.as_str()).collect();
+    let mut paths: Vec<String> = spec.all_linears().into_iter().map(|linear| linear.path).collect();
+    // The linears of what sees, and of the projector for sound beside images.
+    let senses = ["image_embed.img_processor.layers.0.self_attn", "image_embed.img_processor.head.attention"];
+    let others = senses.iter().flat_map(|module| {
+        ["q_proj", "k_proj", "v_proj", "out_proj"].map(|name| format!("{OTHER_SENSES}{module}.{name}"))
+    });
+    paths.extend(others);
+    let ending = |path: &str| {
+        let starts = path.match_indices('.').map(|(at, _)| at + 1).collect::<Vec<usize>>();
+        let endings = starts.iter().rev().map(|start| &path[*start..]);
+        let matches = |path: &str, end: &str| path == end || path.ends_with(&format!(".{end}"));
+        let is_exact =
+            |end: &&str| paths.iter().all(|other| !matches(other, end) || adapted.contains(other.as_str()));
+        endings.into_iter().find(is_exact).unwrap_or(path).to_string()
+    };
+    modules.iter().map(|module| ending(&module.path)).collect::<BTreeSet<String>>().into_iter().collect()
 }
 
 #[cfg(test)]
