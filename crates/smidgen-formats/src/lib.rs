@@ -27,6 +27,7 @@ pub mod load;
 pub mod model;
 pub mod open_file;
 pub mod peft;
+pub mod phi4mm;
 pub mod safetensors;
 pub mod shard_index;
 mod some_of;

@@ -118,7 +118,7 @@ pub(crate) static KEYS: &[Key] = &[
     key!(adapter.dropout, FRACTION_BELOW_ONE, "dropout on the adapter's input"),
     key!(adapter.targets, TARGETS, "which linear layers are adapted; `all-linear` is all but the LM head; with `full`, a list trains these linear layers with their biases, `all-linear` every weight of the decoder layers"),
     key!(adapter.layers, LAYERS, "which decoder layers are adapted or trained, counted from 0; with `full`, `all` also trains embedding, final norm and LM head"),
-    key!(adapter.init, INIT, "initial values: default, or a PEFT adapter with the same kind, rank and targets"),
+    key!(adapter.init, INIT, "initial values: default, a PEFT adapter with the same kind, rank and targets, or `builtin:speech`, the adapter inside Phi-4-multimodal as published, with its rank and alpha"),
     key!(adapter.rank_pattern, RANK_PATTERN, "ranks of modules that match a pattern; the first match wins"),
     key!(adapter.alpha_pattern, ALPHA_PATTERN, "alphas of modules that match a pattern; the first match wins"),
     key!(adapter.bias, words::<Bias>(), "which biases are trained"),

@@ -150,10 +150,11 @@ pub(crate) const LAYERS: Reader<Layers> =
     });
 
 pub(crate) const INIT: Reader<Init> =
-    reader("`default`, or the folder of an adapter", &["default"], |given| {
+    reader("`default`, `builtin:speech`, or the folder of an adapter", &["default"], |given| {
         let text = read_some_text(given)?;
         Some(match text.as_str() {
             "default" => Init::Default,
+            "builtin:speech" => Init::BuiltinSpeech,
             path => Init::Adapter(RecipePath::resolve(path, given.folder)),
         })
     });

@@ -226,6 +226,8 @@ pub enum Init {
     Default,
     /// From the tensors of this adapter.
     Adapter(RecipePath),
+    /// From the adapter for speech inside Phi-4-multimodal as published.
+    BuiltinSpeech,
 }
 
 /// How a conversation becomes text (`data.template`).

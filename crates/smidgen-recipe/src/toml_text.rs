@@ -189,6 +189,7 @@ impl RenderValue for Init {
     fn render(&self) -> String {
         match self {
             Init::Default => quoted("default"),
+            Init::BuiltinSpeech => quoted("builtin:speech"),
             Init::Adapter(path) => path.render(),
         }
     }

@@ -11,8 +11,11 @@ use smidgen_compile::request::Purpose;
 use smidgen_compile::{Request, compile_for};
 use smidgen_data::clips::ClipStore;
 use smidgen_formats::audio::{SAMPLE_RATE, frame_count};
+use smidgen_formats::model::Model;
+use smidgen_formats::phi4mm::SpeechLora;
 use smidgen_ir::audio_rows::{filled_rows, rows_of_frames};
 use smidgen_ir::{DeviceKind, Extent, Plan, Policy, Precision, Rank};
+use smidgen_recipe::{AdapterKind, Recipe};
 use std::sync::Arc;
 
 /// What the rows of sound are when they reach the program.
@@ -38,6 +41,30 @@ pub fn audio_input(request: &Request, data: &Data, device: DeviceKind) -> Result
         .hint("leave the encoder out of `adapter.targets`, or train on rows with `audio`")),
         (false, false) => Ok(AudioInput::None),
     }
+}
+
+/// Trains the adapter inside a published checkpoint further: it is no longer a part of the base, and its rank and alpha
+/// are those of the checkpoint.
+pub fn continue_speech(recipe: &mut Recipe, model: &mut Model) -> Result<(), Failure> {
+    let default_rank = Recipe::new(recipe.model.path.clone()).adapter.rank;
+    let adapter = &mut recipe.adapter;
+    if !model.leave_out_speech() {
+        return Err(Failure::recipe(
+            "`adapter.init = builtin:speech` needs a model with an adapter for speech inside",
+        )
+        .hint("`hf:microsoft/Phi-4-multimodal-instruct` has one"));
+    }
+    let SpeechLora { rank, alpha } = SpeechLora::of_config(model.config());
+    let stated = adapter.rank != default_rank && adapter.rank != rank;
+    if stated || adapter.kind != AdapterKind::Lora {
+        let (kind, own) = (adapter.kind, adapter.rank);
+        return Err(Failure::recipe(format!(
+            "`adapter.init = builtin:speech` is a LoRA of rank {rank}, the recipe asks for {kind} of rank {own}"
+        ))
+        .hint("leave out `adapter.rank` and `adapter.kind`, or start with `adapter.init = \"default\"`"));
+    }
+    (adapter.rank, adapter.alpha) = (rank, alpha);
+    Ok(())
 }
 
 /// Audio rows of the longest clip that the recipe allows.

@@ -6,7 +6,7 @@
 use crate::failure::Failure;
 use crate::hub::{Access, Want};
 use crate::plan::arithmetic::Arithmetic;
-use crate::plan::audio::audio_input;
+use crate::plan::audio::{audio_input, continue_speech};
 use crate::plan::budget::{JobBudget, budget_within, job_budget, refuse_above_machine};
 use crate::plan::devices::Place;
 use crate::plan::host;
@@ -27,7 +27,9 @@ use smidgen_data::tokens::TokenSet;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::ModulePattern;
 use smidgen_ir::{AdamW, DeviceKind, Extent, Rank, Workload};
-use smidgen_recipe::{AdapterKind, Batch, Bias, Compute, EvalTask, Memory, Optimizer, Recipe, RecipePath};
+use smidgen_recipe::{
+    AdapterKind, Batch, Bias, Compute, EvalTask, Init, Memory, Optimizer, Recipe, RecipePath,
+};
 use std::collections::BTreeSet;
 
 /// What will run: a recipe with its model opened, its rows tokenized, its device and its budget found.
@@ -140,8 +142,8 @@ impl Job {
     }
 
     fn prepare_data(
-        recipe: Recipe,
-        model: Model,
+        mut recipe: Recipe,
+        mut model: Model,
         rows: Option<&MemoryRows>,
         purpose: Purpose,
         access: &Access,
@@ -149,6 +151,9 @@ impl Job {
         network: Option<Link>,
     ) -> Result<Job, Failure> {
         let spec = read_decoder(&model)?;
+        if recipe.adapter.init == Init::BuiltinSpeech {
+            continue_speech(&mut recipe, &mut model)?;
+        }
         if purpose == Purpose::Train && !model.has_weights() {
             let place = model.path().display();
             return Err(Failure::model(format!("`{place}` has a config but no weights"))

@@ -27,6 +27,18 @@ pub fn read_decoder(model: &Model) -> Result<DecoderSpec, Failure> {
         .map_err(|error| refused_model(error, model).context(format!("`{}`", model.config_path().display())))
 }
 
+/// GGUF has no place for an audio encoder.
+pub fn refuse_audio(spec: &DecoderSpec) -> Result<(), Failure> {
+    match spec.audio {
+        None => Ok(()),
+        Some(_) => Err(Failure::model(format!(
+            "a {} model hears, and GGUF files have no audio encoder",
+            spec.model_type
+        ))
+        .hint("use the adapter with transformers and PEFT")),
+    }
+}
+
 /// The error with what to use instead, for kinds of checkpoints that people try.
 fn refused_model(error: ModelError, model: &Model) -> Failure {
     let hint = match &error {
@@ -93,7 +105,10 @@ pub fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
         }
     }
     // What sees, and what hears beside images, stays on disk.
-    let is_unread = |name: &str| spec.audio.is_some() && name.starts_with(OTHER_SENSES);
+    let is_unread = |name: &str| {
+        let is_of_adapter = [".base_layer.", ".lora_A.", ".lora_B."].iter().any(|part| name.contains(part));
+        spec.audio.is_some() && (name.starts_with(OTHER_SENSES) || is_of_adapter)
+    };
     let unknown = model.weight_names().into_iter().filter(|name| !known.contains(*name) && !is_unread(name));
     problems.extend(unknown.map(|name| format!("`{name}` is in the file but not in the config's model")));
     if problems.is_empty() {

@@ -99,8 +99,31 @@ fn whole(plan: &Plan, name: &str, key: AdapterKey) -> AdapterPlace {
 pub fn start_adapters<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(), Failure> {
     match &job.recipe.adapter.init {
         Init::Adapter(path) => read_adapter(executor, &job.request, &path.resolved),
+        Init::BuiltinSpeech => read_speech(executor, job),
         Init::Default => init_adapters(executor, job),
     }
+}
+
+/// The adapter for speech inside the checkpoint, on every module that is adapted.
+fn read_speech<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(), Failure> {
+    let mut scratch = vec![0u8; PIECE_BYTES];
+    for module in &job.request.adapters {
+        let factors = job.model.speech_factors(&module.path).ok_or_else(|| {
+            let place = job.model.path().display();
+            Failure::model(format!("`{place}` has no adapter for speech on `{}`", module.path))
+                .hint("leave the module out of `adapter.targets`")
+        })?;
+        for (tensor, name) in factors.iter().zip([module.a_name(), module.b_name()]) {
+            let id = leaf(executor.plan(), &name);
+            let (rows, columns) = executor.plan().value(id).ty.shape.at(&executor.plan().extent);
+            if tensor.shape() != [rows, columns] {
+                let (found, shape) = (tensor.name(), tensor.shape());
+                return Err(Failure::model(format!("`{found}` is {shape:?}, expected [{rows}, {columns}]")));
+            }
+            weights::fill_from_file(executor, id, tensor, &mut scratch)?;
+        }
+    }
+    Ok(())
 }
 
 /// A is uniform in ±1/√in and B is zero; DoRA's magnitudes are the norms of the weight's rows; LS-LoRA's functions are
