@@ -79,37 +79,60 @@ pub fn target_paths(
     Ok(chosen.map(|linear| linear.path).collect())
 }
 
-/// Names of the tensors that are trained where the base itself is. A list of targets means the weights and biases of
-/// these linears alone; a tied head is the embedding.
+/// All norms, where the base itself is trained.
+const NORMS: &str = "norms";
+
+/// Names of the tensors that are trained where the base itself is. A list of targets names modules by their endings, with
+/// their biases; tensors by a pattern with `*`; or all norms. A tied head is the embedding.
 pub fn trained_tensors(
     spec: &DecoderSpec,
     targets: &Targets,
     layers: &Layers,
 ) -> Result<BTreeSet<String>, ModelError> {
-    let paths: BTreeSet<String> = match targets {
-        Targets::AllLinear => {
-            check_layers(spec, layers)?;
-            let chosen = spec.tensors().into_iter();
-            let chosen = chosen.filter(|tensor| layers.contains(tensor.layer, spec.layers));
-            return Ok(chosen.map(|tensor| tensor.name).collect());
-        }
-        Targets::Names(names) => {
-            let linears = spec.linears();
-            if let Some(name) =
-                names.iter().find(|name| !linears.iter().any(|it| path_matches(&it.path, name)))
-            {
-                return Err(ModelError::UnknownTarget { target: name.clone(), known: known_names(&linears) });
-            }
-            target_paths(spec, targets, layers)?.into_iter().collect()
-        }
+    check_layers(spec, layers)?;
+    let tensors = spec.tensors();
+    let names = match targets {
+        Targets::AllLinear => None,
+        Targets::Names(names) => Some(names),
     };
-    let chosen = spec.linears().into_iter().filter(|linear| paths.contains(&linear.path));
-    let names = chosen.flat_map(|linear| match linear.path.as_str() {
-        HEAD => vec![spec.head_tensor().to_string()],
-        path if linear.bias => vec![format!("{path}.weight"), format!("{path}.bias")],
-        path => vec![format!("{path}.weight")],
+    for name in names.into_iter().flatten() {
+        if !tensors.iter().any(|tensor| is_meant(spec, &tensor.name, name)) {
+            let known =
+                format!("{}, embed_tokens, {NORMS}, or a pattern with `*`", known_names(&spec.linears()));
+            return Err(ModelError::UnknownTarget { target: name.clone(), known });
+        }
+    }
+    let chosen = tensors.into_iter().filter(|tensor| {
+        let is_named = names.is_none_or(|names| names.iter().any(|name| is_meant(spec, &tensor.name, name)));
+        is_named && layers.contains(tensor.layer, spec.layers)
     });
-    Ok(names.collect())
+    Ok(chosen.map(|tensor| tensor.name).collect())
+}
+
+/// Whether a target means a tensor.
+fn is_meant(spec: &DecoderSpec, tensor: &str, target: &str) -> bool {
+    let module = tensor.rsplit_once('.').map_or(tensor, |(module, _)| module);
+    if target.contains('*') {
+        return matches_pattern(tensor, target);
+    }
+    let is_norm = target == NORMS && (module.ends_with("norm") || module.ends_with("layernorm"));
+    let is_head = path_matches(HEAD, target) && tensor == spec.head_tensor();
+    is_norm || is_head || path_matches(module, target) || path_matches(tensor, target)
+}
+
+/// Whether `*` in a pattern can stand for parts of a text so that they are equal.
+fn matches_pattern(text: &str, pattern: &str) -> bool {
+    let (front, rest) = pattern.split_once('*').expect("a pattern has a `*`");
+    let (middle, back) = rest.rsplit_once('*').unwrap_or(("", rest));
+    let Some(mut text) = text.strip_prefix(front).and_then(|text| text.strip_suffix(back)) else {
+        return false;
+    };
+    // What stands between two `*` is best found as early as possible.
+    for part in middle.split('*').filter(|part| !part.is_empty()) {
+        let Some((_, behind)) = text.split_once(part) else { return false };
+        text = behind;
+    }
+    true
 }
 
 impl Layers {

@@ -285,8 +285,10 @@ impl<'a> Attempt<'a> {
         let seconds = |entry: Entry| profile.entry_seconds(plan, entry);
         let (each, once) = self.entries();
         if plan.entries.iter().any(|entry| !entry.laps.is_empty()) {
-            let laps_s = profile.laps_seconds(plan, each, self.demand.micro_steps);
-            return laps_s + once.map_or(0.0, seconds);
+            let rounds = self.demand.micro_steps;
+            let laps_s = profile.laps_seconds(plan, each, rounds);
+            let waiting_s = profile.waiting_for_updates(plan, each, rounds, self.freedom.layers);
+            return laps_s + waiting_s + once.map_or(0.0, seconds);
         }
         let each_s = seconds(each) * self.demand.micro_steps;
         // The gradients of a step are summed over ranks once.

@@ -233,10 +233,13 @@ impl Backward<'_> {
             | Op::FourierReg { .. }
             | Op::RowNorms { .. }
             | Op::Round { .. }
+            | Op::Widen
+            | Op::RoundAtRandom(_)
             | Op::SquaredNorm
             | Op::GradNorm { .. }
             | Op::AdamW(_)
             | Op::AdamW8(_)
+            | Op::AdamWOnHost(_)
             | Op::Zero
             | Op::Fetch
             | Op::Stow

@@ -2,7 +2,7 @@
 //!
 //! There a weight crosses the link twice per step, however many micro-batches the step has. All that can be offloaded is at
 //! first; of the sizes at which that fits, the fastest few get back to the device what has room: optimizer state with
-//! gradients, then weights, then embedding and head.
+//! gradients, then weights, then embedding and head. Both is tried, updates on the device and on the host.
 
 use crate::attempt::{Attempt, Measured};
 use crate::choices::{Offload, Point, USUAL_WINDOW};
@@ -28,7 +28,9 @@ pub fn search_breadth_first(attempts: &[Attempt]) {
         .collect();
     found.sort_by(|one, other| one.2.ms.total_cmp(&other.2.ms));
     for (attempt, point, _) in found.into_iter().take(MOST_FILLED) {
-        fill(attempt, point);
+        for updates_on_host in [false, true] {
+            fill(attempt, Point { updates_on_host, ..point });
+        }
     }
 }
 

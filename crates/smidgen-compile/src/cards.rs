@@ -109,6 +109,14 @@ impl Card {
         self.memory_mib << 20
     }
 
+    /// What the processors of a usual machine with such a card read and write when they update weights.
+    fn update_bytes_per_s(&self) -> f64 {
+        match self.name {
+            "a100-40gb" | "a100-80gb" | "h100" | "h200" => 100e9,
+            _ => 40e9,
+        }
+    }
+
     /// The link between cards of one machine: cards of data centers have NVLink, all others pass the bus.
     pub fn peers(&self) -> NamedLink {
         match (self.name, self.bus_gb_per_s) {
@@ -146,6 +154,7 @@ impl Card {
             fetch_bytes_per_s: bus_bytes_per_s,
             stow_bytes_per_s: bus_bytes_per_s,
             disk_bytes_per_s: DISK_BYTES_PER_S,
+            update_bytes_per_s: self.update_bytes_per_s(),
             travel_s_per_byte: 0.0,
             peers: self.peers().link(),
             network: ETHERNET_100G.link(),

@@ -8,7 +8,7 @@
 use crate::passes::head_pieces;
 use crate::passes::place::FEWEST_BYTES;
 use crate::question::Demand;
-use crate::request::{Purpose, Request, loss_chunks};
+use crate::request::{Master, Purpose, Request, loss_chunks};
 use smidgen_ir::policy::{LayerRule, LayerSet, Order, Pins, Policy, Sharding};
 use smidgen_ir::{DType, DeviceKind, Extent, Space};
 
@@ -36,6 +36,8 @@ pub struct Point {
     /// Layers whose optimizer state and gradients stay on the device although those of others do not, spread evenly.
     pub resident_state: usize,
     pub order: Order,
+    /// Whether what is in host memory, all of it, is updated there.
+    pub updates_on_host: bool,
     pub tile_tokens: Option<usize>,
     /// Layers of weights that may be on the device at the same time; 0 fetches each when it is needed.
     pub window_layers: usize,
@@ -75,15 +77,15 @@ pub fn weights_are_open(pins: &Pins) -> bool {
     pins.offloaded_weights.is_none() && pins.weights != Some(Space::Device)
 }
 
-fn tables_are_open(pins: &Pins) -> bool {
+pub fn tables_are_open(pins: &Pins) -> bool {
     pins.tables_offloaded.is_none() && pins.weights != Some(Space::Device)
 }
 
-fn embedding_is_open(pins: &Pins) -> bool {
+pub fn embedding_is_open(pins: &Pins) -> bool {
     pins.embedding_offloaded.is_none() && tables_are_open(pins)
 }
 
-fn activations_are_open(pins: &Pins) -> bool {
+pub fn activations_are_open(pins: &Pins) -> bool {
     pins.offloaded_activations.is_none() && pins.activations != Some(Space::Device)
 }
 
@@ -121,6 +123,8 @@ pub struct Freedom<'a> {
     pub trains_base: bool,
     /// Whether laps are possible.
     pub has_laps: bool,
+    /// Whether the device is another than the host's processors, which can update f32 weights.
+    has_host: bool,
 }
 
 impl<'a> Freedom<'a> {
@@ -146,7 +150,8 @@ impl<'a> Freedom<'a> {
             device: request.device,
             sharding,
             trains_base: !request.trained.is_empty(),
-            has_laps: request.rank.is_only(),
+            has_laps: request.rank.is_only() && !request.trains_tied_head(),
+            has_host: request.device == DeviceKind::Cuda && request.optimizer.master == Master::F32,
         }
     }
 
@@ -178,6 +183,7 @@ impl<'a> Freedom<'a> {
             gradients: false,
             resident_state: 0,
             order: Order::Depth,
+            updates_on_host: false,
             tile_tokens: None,
             window_layers: USUAL_WINDOW,
         })
@@ -197,6 +203,7 @@ impl<'a> Freedom<'a> {
             gradients: self.trains_base,
             resident_state: 0,
             order: Order::Depth,
+            updates_on_host: false,
             tile_tokens: self.tile(),
             window_layers: 0,
         }
@@ -291,6 +298,7 @@ impl<'a> Freedom<'a> {
                 false => 0,
             },
             order: pins.order.filter(|_| self.has_laps).unwrap_or(point.order),
+            updates_on_host: pins.updates.map_or(point.updates_on_host, is_in_use),
             tile_tokens: pins.tile_tokens.unwrap_or(point.tile_tokens),
             window_layers: point.window_layers,
         };
@@ -298,7 +306,12 @@ impl<'a> Freedom<'a> {
         let resident_state = if has_state { point.resident_state } else { 0 };
         // In laps the head is fetched once for all micro-batches.
         let split_head = point.split_head && point.order == Order::Depth;
-        let point = Point { resident_state, split_head, ..point };
+        let updates_on_host = point.updates_on_host
+            && point.order == Order::Breadth
+            && self.has_host
+            && point.optimizer_state
+            && point.gradients;
+        let point = Point { resident_state, split_head, updates_on_host, ..point };
         let is_window_open = point.streams() && pins.window_bytes.is_none();
         Point { window_layers: if is_window_open { point.window_layers } else { USUAL_WINDOW }, ..point }
     }
@@ -355,6 +368,7 @@ impl<'a> Freedom<'a> {
             offloaded_moments: state(point.optimizer_state, &pins.offloaded_moments),
             gradients: space(point.gradients, pins.gradients),
             offloaded_gradients: state(point.gradients, &pins.offloaded_gradients),
+            updates: if point.updates_on_host { Space::Host } else { Space::Device },
             order: point.order,
             sharding: self.sharding,
             head_pieces: pins.head_pieces.unwrap_or(head_pieces),
@@ -598,115 +612,6 @@ pub fn computed_as(policy: &Policy, extent: &Extent) -> (Policy, Option<usize>) 
     (Policy { recompute, tile_tokens, ..Policy::default() }, tokens)
 }
 
-/// The memory choices that a plan explains, in the order in which it does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Choice {
-    Recompute,
-    MicroBatch,
-    LossChunk,
-    Tiles,
-    /// Weights of layers, or embedding and head.
-    Weights,
-    HeadPieces,
-    /// The embedding alone.
-    Embedding,
-    Activations,
-    OptimizerState,
-    /// Gradients of trained weights.
-    Gradients,
-    /// Breadth-first.
-    Order,
-    /// What is divided over ranks.
-    Sharding,
-}
-
-impl Choice {
-    const ALL: [Choice; 12] = [
-        Choice::Recompute,
-        Choice::MicroBatch,
-        Choice::LossChunk,
-        Choice::Tiles,
-        Choice::Weights,
-        Choice::HeadPieces,
-        Choice::Embedding,
-        Choice::Activations,
-        Choice::OptimizerState,
-        Choice::Gradients,
-        Choice::Order,
-        Choice::Sharding,
-    ];
-
-    /// The policy without this choice, where it is in use and can be left out.
-    pub fn left_out(self, policy: &Policy) -> Option<Policy> {
-        let mut other = policy.clone();
-        match self {
-            Choice::Recompute => other.recompute = LayerSet::none(),
-            Choice::MicroBatch | Choice::LossChunk => {}
-            Choice::Tiles => other.tile_tokens = None,
-            Choice::Weights => {
-                other.offloaded_weights = LayerSet::none();
-                if policy.tables_offloaded {
-                    (other.tables_offloaded, other.embedding_offloaded) = (false, false);
-                    other.head_pieces = 0;
-                }
-            }
-            Choice::HeadPieces => other.head_pieces = 0,
-            Choice::Embedding => other.embedding_offloaded = policy.tables_offloaded,
-            Choice::Activations => other.offloaded_activations = LayerSet::none(),
-            Choice::OptimizerState => {
-                (other.optimizer_state, other.offloaded_moments) = (Space::Device, LayerSet::none());
-            }
-            Choice::Gradients => {
-                (other.gradients, other.offloaded_gradients) = (Space::Device, LayerSet::none());
-            }
-            Choice::Order => other.order = Order::Depth,
-            // Without ranks to gather from, weights would have to be somewhere else.
-            Choice::Sharding if policy.sharding == Sharding::Weights => {}
-            Choice::Sharding => other.sharding = Sharding::None,
-        }
-        (other != *policy).then_some(other)
-    }
-
-    /// Whether work of this purpose has the choice at all.
-    fn is_of(self, purpose: Purpose) -> bool {
-        match (self, purpose) {
-            (_, Purpose::Training) => true,
-            (
-                Choice::Recompute
-                | Choice::Activations
-                | Choice::OptimizerState
-                | Choice::Gradients
-                | Choice::Order,
-                _,
-            ) => false,
-            (Choice::MicroBatch | Choice::LossChunk | Choice::Tiles, _) => purpose == Purpose::Evaluation,
-            (Choice::Weights | Choice::HeadPieces | Choice::Embedding | Choice::Sharding, _) => true,
-        }
-    }
-
-    /// Those that work of this purpose has.
-    pub fn all_of(purpose: Purpose) -> impl Iterator<Item = Choice> {
-        Choice::ALL.into_iter().filter(move |choice| choice.is_of(purpose))
-    }
-
-    pub fn is_pinned(self, pins: &Pins) -> bool {
-        match self {
-            Choice::Recompute => pins.recompute.is_some(),
-            Choice::MicroBatch => pins.micro_tokens.is_some(),
-            Choice::LossChunk => pins.loss_chunk.is_some(),
-            Choice::Tiles => pins.tile_tokens.is_some(),
-            Choice::Weights => !weights_are_open(pins) || !tables_are_open(pins),
-            Choice::HeadPieces => pins.head_pieces.is_some(),
-            Choice::Embedding => !embedding_is_open(pins),
-            Choice::Activations => !activations_are_open(pins),
-            Choice::OptimizerState => pins.optimizer_state.is_some(),
-            Choice::Gradients => pins.gradients.is_some(),
-            Choice::Order => pins.order.is_some(),
-            Choice::Sharding => pins.sharding.is_some(),
-        }
-    }
-}
-
 /// A policy with all weights offloaded, this many layers of them on the device at the same time, and the head in pieces
 /// where that is none.
 pub fn offload_all_weights(policy: Policy, request: &Request, window_layers: usize) -> Policy {
@@ -733,6 +638,7 @@ pub fn pins_for(purpose: Purpose, pins: &Pins) -> Pins {
             optimizer_state: Some(Space::Device),
             gradients: Some(Space::Device),
             order: Some(Order::Depth),
+            updates: Some(Space::Device),
             ..pins
         },
         Purpose::Generation | Purpose::Logits | Purpose::Encoding => {

@@ -1,7 +1,7 @@
 //! The leaves of a graph: weights, adapters and trained weights with their gradients, inputs, state.
 //!
 //! A trained tensor of the base is a leaf like an adapter's: in f32, with a gradient, and with a rounded copy where
-//! matmuls need another type.
+//! matmuls need another type; or a matrix in bf16 that has no f32 master.
 //! A leaf is found by its name, which is that of the checkpoint's tensor or one of `names::input` and
 //! `names::state`. Rows of a leaf that serve as a value of their own are made once for all entry points.
 
@@ -72,12 +72,14 @@ pub fn add_leaves(graph: &mut Graph, request: &Request, purpose: Purpose) -> Lea
         if biases.contains(&tensor.name) || request.trained.contains(&tensor.name) {
             let is_multiplied = tensor.shape.0.len() == 2
                 && (tensor.name != EMBEDDING || request.spec.head_tensor() == EMBEDDING);
-            let leaf = leaves.add(graph, &tensor.name, Type::f32(tensor.shape), LeafKind::Adapter);
+            let storage = request.optimizer.master.storage(tensor.shape.0.len());
+            let ty = Type::new(tensor.shape, storage);
+            let leaf = leaves.add(graph, &tensor.name, ty, LeafKind::Adapter);
             if let ValueRole::Leaf(own) = &mut graph.values[leaf.index()].role {
                 own.is_of_base = true;
             }
             trained.push(leaf);
-            if is_multiplied && request.rounds_trained() {
+            if is_multiplied && storage == Storage::F32 && request.rounds_trained() {
                 add_rounded(graph, &mut leaves, request, &tensor.name, 1.0);
             }
         } else {

@@ -17,6 +17,7 @@ pub mod context;
 mod counts;
 mod encoder;
 pub mod error;
+mod explained;
 pub mod forward;
 mod improve;
 mod ladder;
@@ -38,9 +39,9 @@ pub mod solve;
 mod stages;
 pub mod update;
 
-pub use choices::Choice;
 pub use context::{Context, Overhead};
 pub use error::ModelError;
+pub use explained::Choice;
 pub use links::{Link, NamedLink};
 pub use model::spec::DecoderSpec;
 pub use profile::{DeviceProfile, Profile, Rates};

@@ -45,6 +45,8 @@ pub mod state {
     /// What the updates so far did to each trained leaf, one row per leaf in the order of the plan: the largest gradient
     /// after clipping, the largest parameter, 1 once an element has moved.
     pub const ACTIVITY: &str = "activity";
+    /// The same of updates on the host.
+    pub const HOST_ACTIVITY: &str = "activity on the host";
     /// Summed NLL of an evaluation; the host clears it before.
     pub const EVAL_LOSS: &str = "eval_loss";
     /// Negative log-likelihood of each supervised row of the last `eval` (S), where it was asked for.

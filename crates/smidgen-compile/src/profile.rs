@@ -8,7 +8,7 @@
 use crate::context::Overhead;
 use crate::links::{ETHERNET_100G, Link, SHARED_MEMORY};
 use smidgen_ir::{
-    BoundBy, Cost, DeviceKind, Entry, EntryPlan, Op, Plan, Precision, Rank, Shard, Space, Step,
+    BoundBy, Cost, DeviceKind, Entry, EntryPlan, Op, Phase, Plan, Precision, Rank, Shard, Space, Step,
 };
 
 /// What a device does in a second when it multiplies numbers of one kind.
@@ -48,6 +48,8 @@ pub struct DeviceProfile {
     pub stow_bytes_per_s: f64,
     /// From a disk; with a CPU it equals `fetch_bytes_per_s`.
     pub disk_bytes_per_s: f64,
+    /// Host memory that processors read and write when they update weights there.
+    pub update_bytes_per_s: f64,
     /// Time that steps lose for each byte transferred meanwhile, because the transfer uses the processor too.
     pub travel_s_per_byte: f64,
     /// Between ranks of one machine.
@@ -81,6 +83,7 @@ impl DeviceProfile {
             fetch_bytes_per_s: 1.5e9,
             stow_bytes_per_s: 0.8e9,
             disk_bytes_per_s: 1.5e9,
+            update_bytes_per_s: 14e9 * threads.min(4.0),
             travel_s_per_byte: 0.6e-9 / threads,
             peers: SHARED_MEMORY.link(),
             network: ETHERNET_100G.link(),
@@ -106,6 +109,7 @@ impl DeviceProfile {
             fetch_bytes_per_s: self.fetch_bytes_per_s,
             stow_bytes_per_s: self.stow_bytes_per_s,
             disk_bytes_per_s: self.disk_bytes_per_s,
+            update_bytes_per_s: self.update_bytes_per_s,
             travel_s_per_byte: self.travel_s_per_byte,
             link: self.peers,
         }
@@ -125,6 +129,7 @@ pub struct Profile {
     pub fetch_bytes_per_s: f64,
     pub stow_bytes_per_s: f64,
     pub disk_bytes_per_s: f64,
+    pub update_bytes_per_s: f64,
     pub travel_s_per_byte: f64,
     /// Between ranks.
     pub link: Link,
@@ -146,6 +151,7 @@ impl Profile {
             // What is carried on the device is read and written there.
             (Some(Space::Device), _) => self.rates.bytes_per_s / 2.0,
             (Some(Space::Disk), true) => self.disk_bytes_per_s,
+            (Some(Space::Disk), false) => self.disk_bytes_per_s.min(self.stow_bytes_per_s),
             (_, true) => self.fetch_bytes_per_s,
             (_, false) => self.stow_bytes_per_s,
         }
@@ -174,6 +180,21 @@ impl Profile {
     /// The same for this many micro-batches in breadth-first order.
     pub fn laps_seconds(&self, plan: &Plan, entry: Entry, micro_batches: f64) -> f64 {
         self.walk(plan, entry, true, micro_batches, |_| {})
+    }
+
+    /// Seconds by which updates on the host, which run in the next forward pass, make a step longer: a layer waits for its
+    /// own, and the last one for what the pass is too short for.
+    pub fn waiting_for_updates(&self, plan: &Plan, entry: Entry, rounds: f64, layers: usize) -> f64 {
+        let is_update = |step: &&Step| matches!(step.op, Op::AdamWOnHost(_));
+        let steps = plan.entries.iter().flat_map(|entry| &entry.steps);
+        let bytes: f64 = steps.filter(is_update).map(|step| step.cost.bytes).sum();
+        let update_s = bytes / self.update_bytes_per_s;
+        let mut ends = Vec::new();
+        self.walk(plan, entry, true, rounds, |now| ends.push(now));
+        let is_forward = |step: &Step| step.phase == Phase::Forward && step.layer.is_some();
+        let last = plan.entry(entry).steps.iter().rposition(is_forward);
+        let forward_s = last.map_or(0.0, |last| ends[last]);
+        update_s / layers as f64 + (update_s - forward_s).max(0.0)
     }
 
     /// The same without sums over ranks: a micro-batch that does not end its step.
@@ -210,6 +231,8 @@ impl Profile {
                     over[index] = between;
                     now += step.cost.bytes * self.travel_s_per_byte;
                 }
+            } else if let Op::AdamWOnHost(_) = step.op {
+                // It runs during the next forward pass: `waiting_for_updates`.
             } else if step.op.is_transfer() {
                 let lane = if step.op == Op::Fetch { &mut inward } else { &mut outward };
                 *lane = lane.max(awaited) + times * step.cost.bytes / self.transfer_rate(plan, step);

@@ -98,6 +98,12 @@ impl Request {
     pub fn rounds_trained(&self) -> bool {
         self.activations() != DType::F32
     }
+
+    /// Whether the head is trained and is the embedding too. In breadth-first order its gradient would be summed in another
+    /// order: those of the head over all micro-batches come before those of the embedding.
+    pub fn trains_tied_head(&self) -> bool {
+        self.spec.tied_head && self.trained.contains(self.spec.head_tensor())
+    }
 }
 
 /// How the low-rank matrices take part in their linear.
@@ -126,8 +132,28 @@ pub enum TrainedBiases {
 pub struct Optimizer {
     pub adamw: AdamW,
     pub moments: Moments,
+    pub master: Master,
     /// Largest norm of all gradients together; 0 = no limit.
     pub clip: f32,
+}
+
+/// How trained matrices of the base are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Master {
+    #[default]
+    F32,
+    /// Updated in f32 and rounded at random, with random bits of this seed.
+    Bf16 { seed: u64 },
+}
+
+impl Master {
+    /// The storage of a trained tensor with this many dimensions: vectors are small, and stay f32.
+    pub fn storage(self, dimensions: usize) -> Storage {
+        match self {
+            Master::Bf16 { .. } if dimensions == 2 => Storage::Plain(DType::Bf16),
+            Master::F32 | Master::Bf16 { .. } => Storage::F32,
+        }
+    }
 }
 
 /// How AdamW's moments are stored.

@@ -260,7 +260,10 @@ fn awaited(graph: &Graph, nodes: &[Node]) -> Vec<Vec<usize>> {
 /// Which rows of its whole a value is.
 fn rows_of(graph: &Graph, value: ValueId) -> Range<usize> {
     match (&graph.value(value).role, graph.value(value).ty.shape.0.first()) {
-        (ValueRole::Slice(slice), Some(Dim::Const(rows))) => slice.first_row..slice.first_row + rows,
+        // A rank may have no rows of a tensor, and waits for them all the same.
+        (ValueRole::Slice(slice), Some(Dim::Const(rows))) => {
+            slice.first_row..slice.first_row + (*rows).max(1)
+        }
         _ => 0..usize::MAX,
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Reasons and prices are data. Whoever shows a plan makes sentences of them.
 
-use crate::choices::Choice;
+use crate::explained::Choice;
 use crate::question::Demand;
 use smidgen_ir::Plan;
 use smidgen_ir::policy::Policy;

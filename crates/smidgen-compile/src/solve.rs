@@ -8,7 +8,8 @@
 
 use crate::attempt::{Attempt, SearchState, Seen};
 use crate::breadth_search::search_breadth_first;
-use crate::choices::{Choice, Point, pins_for};
+use crate::choices::{Point, pins_for};
+use crate::explained::Choice;
 use crate::improve::{improve, offload_less};
 use crate::lean::{Leanest, leanest};
 use crate::model::spec::HEAD;

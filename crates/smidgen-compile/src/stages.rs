@@ -102,8 +102,8 @@ pub(crate) fn moved(
 
     let target = (request.device, request.rank);
     passes::place::apply(&mut graph, policy, &request.extent, target, passes::place::FEWEST_BYTES);
-    let piece_elements = passes::update_in_pieces::PIECE_ELEMENTS;
-    let squares = passes::update_in_pieces::apply(&mut graph, policy, &request.extent, piece_elements);
+    let squares =
+        passes::update_in_pieces::apply(&mut graph, policy, &request.extent, update::PIECE_ELEMENTS);
     if policy.order == Order::Breadth {
         let sizes = (&request.extent, &request.step);
         passes::breadth::apply(&mut graph, policy, sizes, request.device, &squares);

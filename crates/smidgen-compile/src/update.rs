@@ -6,10 +6,14 @@
 
 use crate::leaves::FOURIER_COEFFICIENTS;
 use crate::names::{input, state};
-use crate::request::{AdapterForm, Request};
+use crate::request::{AdapterForm, Master, Request};
 use smidgen_ir::{
-    ACTIVITY_COLUMNS, AdamW, Entry, Graph, LeafKind, Node, Op, Phase, Shape, Storage, Type, ValueId,
+    ACTIVITY_COLUMNS, AdamW, DType, Entry, Graph, LeafKind, Node, Op, Phase, RandomPlace, Shape, Storage,
+    Type, ValueId,
 };
+
+/// Elements that an update fetches or widens at a time: enough that a transfer runs at the full speed of the link.
+pub const PIECE_ELEMENTS: usize = 16 << 20;
 
 pub fn append_update(graph: &mut Graph, request: &Request) {
     let optimizer = &request.optimizer;
@@ -52,13 +56,50 @@ pub fn append_update(graph: &mut Graph, request: &Request) {
         let op = if storages == [Storage::F32; 2] { Op::AdamW(settings) } else { Op::AdamW8(settings) };
         let inputs = vec![gradient, report, hyper];
         let own = if trained.len() == 1 { activity } else { graph.add_slice(activity, row, 1) };
-        graph.emit(&mut nodes, op, inputs, vec![parameter, first, second, own], &[], place);
+        let updates = vec![parameter, first, second, own];
+        match (optimizer.master, graph.value(parameter).ty.storage) {
+            (Master::Bf16 { seed }, Storage::Plain(DType::Bf16)) => {
+                let random = RandomPlace { seed, tensor: row as u64, first_row: 0 };
+                update_bf16(graph, &mut nodes, (op, inputs, updates), random, request);
+            }
+            _ => {
+                graph.emit(&mut nodes, op, inputs, updates, &[], place);
+            }
+        }
     }
     for leaf in trained.into_iter().map(|(_, gradient)| gradient).chain([loss]) {
         graph.emit(&mut nodes, Op::Zero, vec![], vec![leaf], &[], place);
     }
     let update = graph.entries.iter_mut().find(|(entry, _)| *entry == Entry::Update);
     update.expect("the forward stage adds every entry point").1 = nodes;
+}
+
+/// The update of a matrix in bf16: rows of it are widened to f32, updated there, and rounded at random.
+fn update_bf16(
+    graph: &mut Graph,
+    nodes: &mut Vec<Node>,
+    (op, inputs, updates): (Op, Vec<ValueId>, Vec<ValueId>),
+    random: RandomPlace,
+    request: &Request,
+) {
+    let (place, hyper) = ((Phase::Update, None), inputs[2]);
+    let (rows, columns) = graph.value(updates[0]).ty.shape.at(&request.extent);
+    let has_rows = updates[..3].iter().all(|id| graph.value(*id).ty.storage.has_contiguous_rows());
+    let most = if has_rows { (PIECE_ELEMENTS / columns).max(1) } else { rows };
+    for first in (0..rows).step_by(most) {
+        let count = most.min(rows - first);
+        let mut part = |whole: ValueId| match count == rows {
+            true => whole,
+            false => graph.add_slice(whole, first, count),
+        };
+        let (gradient, [parameter, m, v]) = (part(inputs[0]), [0, 1, 2].map(|index| part(updates[index])));
+        let name = graph.name_from(parameter, |name| format!("{name} wide"));
+        let wide = graph.emit(nodes, Op::Widen, vec![parameter], vec![], &[name], place)[0];
+        let own_inputs = vec![gradient, inputs[1], hyper];
+        graph.emit(nodes, op.clone(), own_inputs, vec![wide, m, v, updates[3]], &[], place);
+        let round = Op::RoundAtRandom(RandomPlace { first_row: first as u64, ..random });
+        graph.emit(nodes, round, vec![wide, hyper], vec![parameter], &[], place);
+    }
 }
 
 /// Neither biases nor norms decay, as the Trainer of transformers has it; all else does, embeddings included.

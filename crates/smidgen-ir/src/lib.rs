@@ -37,7 +37,8 @@ pub use graph::{
     Entry, Graph, Lap, Leaf, LeafKind, Node, Phase, Rounded, Slice, Space, Value, ValueId, ValueRole,
 };
 pub use op::{
-    ACTIVITY_COLUMNS, Activation, AdamW, AttentionShape, HeadPiece, LossHead, Norm, Op, ShapeError,
+    ACTIVITY_COLUMNS, Activation, AdamW, AttentionShape, HeadPiece, LossHead, Norm, Op, RandomPlace,
+    ShapeError,
 };
 pub use op_table::{Batching, BoundBy};
 pub use plan::{

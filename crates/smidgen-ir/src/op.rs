@@ -402,6 +402,16 @@ op_table! {
         batching: Batching::AnyAttributes,
         text: scale_text(*scale),
     }
+    /// weight (N, K) in bf16 → the same in f32
+    Widen => {
+        name: "widen",
+    }
+    /// wide (N, K) in f32, hyper (3) → ; updates weight (N, K) := wide in bf16, up or down at random, so that on average
+    /// nothing is lost. The random bits follow from the optimizer step and the place of an element alone.
+    RoundAtRandom(place: RandomPlace) => {
+        name: "round_at_random",
+        text: place.to_string(),
+    }
     /// parts of gradients … → ; updates squares (1) := the sum of the squares of all their elements, tensor by tensor
     SquaredNorm => {
         name: "squared_norm",
@@ -425,6 +435,14 @@ op_table! {
     AdamW8(settings: AdamW) => {
         name: "adamw_8bit",
         batching: Batching::EqualAttributes,
+        text: settings.to_string(),
+    }
+    /// As `AdamW` or `AdamW8`, by the storage of the moments, with all operands in host memory, where processors do it.
+    /// Only starts the update; whoever touches an operand waits, also in the next entry point.
+    AdamWOnHost(settings: AdamW) => {
+        name: "adamw_on_host",
+        reads_offloaded: |_| true,
+        transfer: true,
         text: settings.to_string(),
     }
     /// → ; updates value := 0
@@ -628,6 +646,21 @@ pub struct AdamW {
     pub beta2: f64,
     pub eps: f64,
     pub weight_decay: f64,
+}
+
+/// Where the random bits of a matrix come from: those of row r are of row `first_row` + r of tensor `tensor`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RandomPlace {
+    pub seed: u64,
+    pub tensor: u64,
+    pub first_row: u64,
+}
+
+impl fmt::Display for RandomPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let RandomPlace { seed, tensor, first_row } = self;
+        write!(f, "seed={seed} tensor={tensor} row={first_row}")
+    }
 }
 
 impl fmt::Display for AdamW {

@@ -307,6 +307,24 @@ impl Op {
                 rule.require(fits && updates[0].storage.is_real(), || format!("rounded {}", updates[0]))?;
                 Ok(vec![])
             }
+            Op::Widen => {
+                rule.count(1, 0)?;
+                let (n, k) = rule.weight(0)?;
+                rule.require(inputs[0].storage == Storage::Plain(DType::Bf16), || {
+                    format!("weight {}", inputs[0])
+                })?;
+                Ok(vec![Type::f32(Shape::matrix(n, k))])
+            }
+            Op::RoundAtRandom(_) => {
+                rule.count(2, 1)?;
+                let (n, k) = rule.weight(0)?;
+                let expected = Type::new(Shape::matrix(n, k), Storage::Plain(DType::Bf16));
+                rule.require(inputs[0].storage == Storage::F32 && *updates[0] == expected, || {
+                    format!("{} as {}", inputs[0], updates[0])
+                })?;
+                rule.scalars(inputs[1], 3)?;
+                Ok(vec![])
+            }
             Op::SquaredNorm => {
                 rule.require(!inputs.is_empty() && updates.len() == 1, || "parts and their sum".into())?;
                 rule.scalars(updates[0], 1)?;
@@ -333,30 +351,12 @@ impl Op {
                 }
                 Ok(vec![])
             }
-            Op::AdamW(_) => {
-                rule.count(3, 4)?;
-                for state in 0..3 {
-                    rule.f32_update(state, &inputs[0].shape)?;
-                }
-                rule.f32_update(3, &Shape::matrix(1, ACTIVITY_COLUMNS))?;
-                rule.scalars(inputs[1], 4)?;
-                rule.scalars(inputs[2], 3)?;
-                Ok(vec![])
-            }
-            Op::AdamW8(_) => {
-                rule.count(3, 4)?;
-                rule.f32_update(0, &inputs[0].shape)?;
-                rule.f32_update(3, &Shape::matrix(1, ACTIVITY_COLUMNS))?;
-                for (moment, signed) in [(1, true), (2, false)] {
-                    let expected = Type::new(inputs[0].shape.clone(), Storage::Dynamic8 { signed });
-                    rule.require(*updates[moment] == expected, || {
-                        format!("update {moment} must be {expected}, got {}", updates[moment])
-                    })?;
-                }
-                rule.require(inputs[0].storage == Storage::F32, || format!("gradient {}", inputs[0]))?;
-                rule.scalars(inputs[1], 4)?;
-                rule.scalars(inputs[2], 3)?;
-                Ok(vec![])
+            Op::AdamW(_) => rule.adamw([Storage::F32; 2]),
+            Op::AdamW8(_) => rule.adamw(MOMENTS_IN_8_BITS),
+            Op::AdamWOnHost(_) => {
+                let in_f32 = updates.get(1).is_some_and(|moment| moment.storage == Storage::F32);
+                let moments = if in_f32 { [Storage::F32; 2] } else { MOMENTS_IN_8_BITS };
+                rule.adamw(moments)
             }
             Op::Zero => {
                 rule.count(0, 1)?;
@@ -412,6 +412,10 @@ impl Op {
         }
     }
 }
+
+/// The storages of the two moments of AdamW with 8 bits.
+const MOMENTS_IN_8_BITS: [Storage; 2] =
+    [Storage::Dynamic8 { signed: true }, Storage::Dynamic8 { signed: false }];
 
 /// The operands of one node, with the checks that rules are made of.
 struct Rule<'a> {
@@ -565,6 +569,24 @@ impl Rule<'_> {
             self.equal("pieces before", self.f32_rows(before)?, (Dim::Rows, columns))?;
         }
         Ok(())
+    }
+
+    /// `moments` are the storages of the first and the second one.
+    fn adamw(&self, moments: [Storage; 2]) -> Result<Vec<Type>, ShapeError> {
+        self.count(3, 4)?;
+        let gradient = self.inputs[0];
+        self.require(gradient.storage == Storage::F32, || format!("gradient {gradient}"))?;
+        self.f32_update(0, &gradient.shape)?;
+        for (moment, storage) in moments.into_iter().enumerate() {
+            let (got, expected) = (self.updates[1 + moment], Type::new(gradient.shape.clone(), storage));
+            self.require(*got == expected, || {
+                format!("update {} must be {expected}, got {got}", 1 + moment)
+            })?;
+        }
+        self.f32_update(3, &Shape::matrix(1, ACTIVITY_COLUMNS))?;
+        self.scalars(self.inputs[1], 4)?;
+        self.scalars(self.inputs[2], 3)?;
+        Ok(vec![])
     }
 
     fn lm_head_loss(&self, head: &LossHead) -> Result<Vec<Type>, ShapeError> {

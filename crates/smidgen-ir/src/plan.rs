@@ -360,7 +360,8 @@ impl Plan {
         let is_elsewhere = |id: &ValueId| {
             self.value(*id).buffer.is_some_and(|buffer| self.buffer(buffer).space != Space::Device)
         };
-        step.op.is_transfer() && (step.op.is_collective() || operands.any(is_elsewhere))
+        let is_copy = matches!(step.op, Op::Fetch | Op::Stow) && operands.any(is_elsewhere);
+        is_copy || step.op.is_collective()
     }
 
     /// Leaves in order, with their ids.

@@ -72,6 +72,8 @@ memory_choices! {
     gradients: Space, pin Space, json "gradients";
     /// Layers whose gradients are offloaded; none is all of them, embedding and head included.
     offloaded_gradients: LayerSet, pin LayerRule, json "gradients_away";
+    /// Where what is offloaded is updated: on the device, or on the host where all of it is in host memory.
+    updates: Space, pin Space, json "updates";
     /// What comes first, the layers of a micro-batch or the micro-batches of a layer.
     order: Order, pin Order, json "order";
     /// What is divided over ranks. With weights it is the offloaded ones, and no longer the memory of one machine that

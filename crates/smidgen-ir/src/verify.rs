@@ -87,7 +87,7 @@ pub fn graph(graph: &Graph) -> Vec<String> {
 
 /// Whether an operation makes a copy of a leaf, rows of which others may read.
 fn brings_a_leaf(op: &Op) -> bool {
-    matches!(op, Op::Fetch | Op::AllGather(_) | Op::Round { to: Some(_), .. })
+    matches!(op, Op::Fetch | Op::AllGather(_) | Op::Round { to: Some(_), .. } | Op::Widen)
 }
 
 /// What a rank stores of a divided leaf are its own rows, and nothing else of it can be used.
@@ -218,8 +218,9 @@ fn check_node(
 /// Operands must be on the device, except those of transfers and inputs that an operation can read offloaded.
 fn check_spaces(graph: &Graph, node: &Node, place: Place, findings: &mut Vec<String>) {
     let stows = node.op == Op::Stow;
+    let updates_elsewhere = stows || matches!(node.op, Op::AdamWOnHost(_));
     let inputs = node.inputs.iter().enumerate().map(|(index, id)| (*id, node.op.reads_offloaded(index)));
-    let results = node.outputs.iter().chain(&node.updates).map(|id| (*id, stows));
+    let results = node.outputs.iter().chain(&node.updates).map(|id| (*id, updates_elsewhere));
     for (id, may_be_elsewhere) in inputs.chain(results) {
         let value = graph.value(id);
         if value.space != Space::Device && !may_be_elsewhere {

@@ -220,6 +220,14 @@ closed_words! {
         AdamW8Bit = "adamw-8bit",
     }
 
+    /// Trained weights of the base (`train.master`).
+    Master {
+        /// In f32, with a copy in the type of matmuls.
+        F32 = "f32",
+        /// In bf16, rounded at random after each update.
+        Bf16 = "bf16",
+    }
+
     /// What an evaluation measures (`eval.task`).
     EvalTask {
         /// Mean loss per supervised token.

@@ -137,8 +137,11 @@ pub fn workspace_bytes(op: &Op, inputs: &[&Type], extent: &Extent, target: Targe
         | Op::EmbedGrad { .. }
         | Op::FourierReg { .. }
         | Op::Round { .. }
+        | Op::Widen
+        | Op::RoundAtRandom(_)
         | Op::AdamW(_)
         | Op::AdamW8(_)
+        | Op::AdamWOnHost(_)
         | Op::Zero
         | Op::Fetch
         | Op::Stow

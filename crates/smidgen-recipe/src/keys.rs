@@ -15,8 +15,8 @@ use crate::sections::{Batch, Length, Recipe};
 use crate::toml_text::RenderValue;
 use crate::value::Given;
 use smidgen_ir::words::{
-    AdapterKind, AudioOverflow, BaseFormat, Bias, Compute, DataFormat, EvalTask, LossOn, OnBadRow, Optimizer,
-    Overflow, Schedule,
+    AdapterKind, AudioOverflow, BaseFormat, Bias, Compute, DataFormat, EvalTask, LossOn, Master, OnBadRow,
+    Optimizer, Overflow, Schedule,
 };
 
 /// One key of a recipe.
@@ -157,6 +157,7 @@ pub(crate) static KEYS: &[Key] = &[
     key!(train.schedule, words::<Schedule>(), "learning rate after warm-up"),
     key!(train.warmup, WARMUP, "warm-up steps, or a fraction below 1 of all steps"),
     key!(train.optimizer, words::<Optimizer>(), "the optimizer; 8-bit optimizer state changes results"),
+    key!(train.master, words::<Master>(), "how the weights of `adapter.kind = \"full\"` are kept while they are trained; bf16 has no f32 masters and is rounded at random, which changes results"),
     key!(train.weight_decay, AT_LEAST_ZERO, "decoupled weight decay"),
     key!(train.betas, TWO_FRACTIONS_BELOW_ONE, "decay of the two moments"),
     key!(train.eps, ABOVE_ZERO, "added to the square root of the second moment"),
@@ -180,9 +181,9 @@ pub(crate) static KEYS: &[Key] = &[
     key!(pin micro_tokens, pins::TOKENS, "tokens of the largest micro-batch"),
     key!(pin tile_tokens, pins::TOKENS_OR_NONE, "feed-forward blocks compute this many tokens at a time; none = a whole micro-batch"),
     key!(pin recompute, pins::LAYERS, "layers whose activations are recomputed in the backward pass, counted from 0; `every:2` is layers 0, 2, 4, ..."),
-    key!(pins activations, pins::SPACE, pin_activations, show_activations, "where activations are kept until the backward pass; on a CPU, `host` is a file in the run folder"),
-    key!(pins weights, pins::WEIGHTS, pin_weights, show_weights, "where frozen weights are kept; `host:0.5` offloads half of the layers, spread evenly and the last one among them (of 28 layers 1, 3, 5, ..., 27), and the solver decides about embedding and LM head"),
-    key!(pin optimizer_state, pins::SPACE, "where optimizer state is kept; on a CPU, `host` is a file in the run folder"),
+    key!(pins activations, pins::SPACE, pin_activations, show_activations, "where activations are kept until the backward pass: on the device, in host memory, or in a file in the run folder; where the device is the CPU, host memory is its own"),
+    key!(pins weights, pins::WEIGHTS, pin_weights, show_weights, "where weights are kept, frozen and trained; `host:0.5` offloads half of the layers, spread evenly and the last one among them (of 28 layers 1, 3, 5, ..., 27), and the solver decides about embedding and LM head"),
+    key!(pin optimizer_state, pins::SPACE, "where optimizer state is kept"),
     key!(pin gradients, pins::SPACE, "where gradients of trained weights are kept (`adapter.kind = \"full\"`)"),
     key!(pin order, pins::ORDER, "depth: a micro-batch passes all layers before the next one begins; breadth: all micro-batches of a step pass a layer before the next layer begins, so that offloaded weights are fetched once for all of them"),
     key!(pins shard, pins::SHARD, pin_shard, show_shard, "what is divided over ranks, each with what stands before it: AdamW's moments, gradients, frozen weights"),

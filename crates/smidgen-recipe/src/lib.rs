@@ -42,5 +42,5 @@ pub use sections::{
 };
 pub use smidgen_ir::words::{
     AdapterKind, AudioOverflow, BaseFormat, Bias, ClosedWord, ColumnRole, Compute, DataFormat, EvalTask,
-    LossOn, OnBadRow, Optimizer, Overflow, Schedule,
+    LossOn, Master, OnBadRow, Optimizer, Overflow, Schedule,
 };

@@ -20,8 +20,8 @@ use crate::suggest::{
     abbreviate, explain_syntax_error, listed, suggest_key, suggest_override_key, suggest_value,
 };
 use crate::value::{Given, Value, value_of_toml};
-use smidgen_ir::words::AdapterKind;
 use smidgen_ir::words::nearest;
+use smidgen_ir::words::{AdapterKind, Master};
 
 const MAX_RECIPE_BYTES: u64 = 256 << 10;
 
@@ -421,6 +421,16 @@ impl Reading<'_> {
     /// Keys of an adapter in a recipe without one.
     fn check_full(&mut self) {
         if self.recipe.adapter.kind != AdapterKind::Full {
+            if let Some(seen) = self.seen.get("train.master")
+                && self.recipe.train.master != Master::F32
+            {
+                self.mistakes.push(Mistake {
+                    place: seen.place.clone(),
+                    key: "train.master".to_owned(),
+                    message: "`train.master` has no effect: adapters are trained in f32".to_owned(),
+                    hint: Some("remove it, or write `adapter.kind = \"full\"`".to_owned()),
+                });
+            }
             return;
         }
         for (key, is_default) in keys_of_adapters(&self.recipe.adapter) {

@@ -40,11 +40,9 @@ pub(crate) const LAYERS: Reader<Option<LayerRule>> = reader(
 );
 
 pub(crate) const SPACE: Reader<Option<Space>> =
-    reader("", &["auto", "device", "host"], |given| match given.text()?.as_str() {
+    reader("", &["auto", "device", "host", "disk"], |given| match given.text()?.as_str() {
         "auto" => Some(None),
-        "device" => Some(Some(Space::Device)),
-        "host" => Some(Some(Space::Host)),
-        _ => None,
+        other => Some(Some(Space::ALL.into_iter().find(|space| space.name() == other)?)),
     });
 
 pub(crate) const SHARD: Reader<Option<Sharding>> =

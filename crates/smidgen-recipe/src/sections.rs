@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use crate::value::parse_count_from_zero;
 use smidgen_ir::Pins;
 use smidgen_ir::words::{
-    AdapterKind, AudioOverflow, BaseFormat, Bias, ColumnRole, Compute, DataFormat, EvalTask, LossOn,
+    AdapterKind, AudioOverflow, BaseFormat, Bias, ColumnRole, Compute, DataFormat, EvalTask, LossOn, Master,
     OnBadRow, Optimizer, Overflow, Schedule,
 };
 
@@ -115,6 +115,7 @@ pub struct Train {
     pub schedule: Schedule,
     pub warmup: Warmup,
     pub optimizer: Optimizer,
+    pub master: Master,
     pub weight_decay: f64,
     pub betas: [f64; 2],
     pub eps: f64,
@@ -361,6 +362,7 @@ impl Recipe {
                 schedule: Schedule::Linear,
                 warmup: Warmup::Fraction(0.03),
                 optimizer: Optimizer::AdamW,
+                master: Master::F32,
                 weight_decay: 0.0,
                 betas: [0.9, 0.999],
                 eps: 1e-8,

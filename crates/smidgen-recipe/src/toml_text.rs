@@ -14,7 +14,7 @@ use crate::sections::{
 };
 use smidgen_ir::words::{
     AdapterKind, AudioOverflow, BaseFormat, Bias, ClosedWord, ColumnRole, Compute, DataFormat, EvalTask,
-    LossOn, OnBadRow, Optimizer, Overflow, Schedule,
+    LossOn, Master, OnBadRow, Optimizer, Overflow, Schedule,
 };
 
 /// A value as TOML.
@@ -63,6 +63,7 @@ render_words!(
     EvalTask,
     LossOn,
     OnBadRow,
+    Master,
     Optimizer,
     Overflow,
     Schedule,

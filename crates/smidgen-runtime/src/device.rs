@@ -253,7 +253,7 @@ impl BoundStep {
     /// The copy that this step makes, if it is a transfer.
     pub fn transfer(&self) -> Option<Transfer<'_>> {
         let copy = || self.outputs.first().or(self.updates.first()).expect("a transfer writes a copy");
-        let is_copy = self.op.is_transfer() && !self.op.is_collective();
+        let is_copy = matches!(self.op, Op::Fetch | Op::Stow);
         is_copy.then(|| match self.op == Op::Fetch {
             true => Transfer { on_device: copy(), offloaded: &self.inputs[0], to_device: true },
             false => Transfer { on_device: &self.inputs[0], offloaded: copy(), to_device: false },

@@ -36,10 +36,12 @@ pub fn apply(
         let id = ValueId(index as u32);
         let whole = graph.whole(id);
         if offloaded.contains(&whole) {
-            graph.values[index].space = match is_frozen(graph, whole) && !uses.looked_up.contains(&whole) {
-                true => device.resolve(policy.weights),
-                // Rows are looked up, and what is trained is written back, in memory that the device reaches.
-                false => device.offload_space(),
+            graph.values[index].space = match graph.value(whole).leaf().map(|leaf| leaf.kind) {
+                Some(LeafKind::Moment) => device.resolve(policy.optimizer_state),
+                Some(LeafKind::Gradient) => device.resolve(policy.gradients),
+                // Rows are looked up in memory that the device reaches.
+                _ if uses.looked_up.contains(&whole) => device.offload_space(),
+                _ => device.resolve(policy.weights),
             };
         }
     }
@@ -84,7 +86,7 @@ impl Uses {
         }
         for node in graph.nodes(Entry::Update) {
             if let Op::AdamW(_) | Op::AdamW8(_) = node.op
-                && let Some(layer) = layers.get(&graph.whole(node.updates[0])).copied()
+                && let Some(layer) = layers.get(&graph.whole(node.inputs[0])).copied()
             {
                 layers.extend(node.updates[1..3].iter().map(|moment| (graph.whole(*moment), layer)));
             }
@@ -113,7 +115,11 @@ fn offloaded_leaves(
         let layer = uses.layers.get(&id).copied();
         let goes = match kind {
             LeafKind::Weight => weight_goes(graph, uses, policy, id, layer),
-            LeafKind::Adapter => is_of_base && weight_goes(graph, uses, policy, id, layer),
+            // Where ranks divide weights, it is the frozen ones.
+            LeafKind::Adapter => {
+                let stays = policy.sharding == Sharding::Weights;
+                is_of_base && !stays && weight_goes(graph, uses, policy, id, layer)
+            }
             LeafKind::Moment => policy.offloads_moments_of(layer),
             LeafKind::Gradient => of_base.contains(&id) && policy.offloads_gradients_of(layer),
             LeafKind::Partial(_)

@@ -4,7 +4,7 @@
 //! Transfers keep the order in which their values are needed. Positions count nodes before anything was inserted; a
 //! transfer that starts at a position is inserted in front of that node.
 
-use smidgen_ir::{Cut, Graph, Node, Op, Phase, Shard, Slice, Space, ValueId, ValueRole};
+use smidgen_ir::{Cut, Dim, Graph, Node, Op, Phase, Shard, Slice, Space, ValueId, ValueRole};
 use std::collections::{BTreeMap, HashMap};
 
 /// A value that has to be on the device from node `first` to node `last`.
@@ -88,6 +88,20 @@ pub fn source_of(graph: &Graph, value: ValueId) -> ValueId {
     graph.value(value).leaf().and_then(|leaf| leaf.rounded).map_or(value, |rounded| rounded.of)
 }
 
+/// The same of a value that may be rows of a leaf.
+pub fn source_rows_of(graph: &mut Graph, value: ValueId) -> ValueId {
+    let whole = graph.whole(value);
+    let source = source_of(graph, whole);
+    match (&graph.value(value).role, graph.value(value).ty.shape.0.first()) {
+        (_, _) if source == whole => value,
+        (ValueRole::Slice(slice), Some(Dim::Const(rows))) => {
+            let (first_row, rows) = (slice.first_row, *rows);
+            graph.add_slice(source, first_row, rows)
+        }
+        _ => source,
+    }
+}
+
 /// How a weight is divided over ranks, if it is.
 pub fn division(graph: &Graph, leaf: ValueId) -> Option<Shard> {
     graph.value(leaf).role.shard().filter(|shard| shard.cut == Cut::Bytes)
@@ -108,7 +122,8 @@ pub fn rounded_copy(
     copy: ValueId,
     place: (Phase, Option<usize>),
 ) -> ValueId {
-    let Some(rounded) = graph.value(value).leaf().and_then(|leaf| leaf.rounded) else { return copy };
+    let whole = graph.value(graph.whole(value));
+    let Some(rounded) = whole.leaf().and_then(|leaf| leaf.rounded) else { return copy };
     let op = Op::Round { scale: rounded.scale, to: graph.value(value).ty.storage.plain() };
     let name = graph.name_from(value, |name| format!("{name} here"));
     graph.emit(nodes, op, vec![copy], vec![], &[name], place)[0]

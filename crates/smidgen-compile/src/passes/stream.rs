@@ -8,7 +8,8 @@
 //! In breadth-first order `micro_step` has a pass of its own (`breadth.rs`).
 
 use super::prefetch::{
-    Insertions, Need, begin_ahead, division, fetched_for, read_copy, rounded_copy, seam_before, source_of,
+    Insertions, Need, begin_ahead, division, fetched_for, read_copy, rounded_copy, seam_before,
+    source_rows_of,
 };
 use smidgen_ir::policy::Order;
 use smidgen_ir::{ByValue, Entry, Extent, Graph, Node, Op, Policy, ValueId};
@@ -27,7 +28,8 @@ pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent) {
 /// What comes for an operand: the leaf that it is rows of; or the rows alone, of the head and of what is updated.
 fn comes_as(graph: &Graph, op: &Op, operand: ValueId) -> ValueId {
     let whole = graph.whole(operand);
-    let by_rows = op.reads_head() || matches!(op, Op::AdamW(_) | Op::AdamW8(_) | Op::Zero);
+    let is_update = matches!(op, Op::AdamW(_) | Op::AdamW8(_) | Op::Widen | Op::RoundAtRandom(_) | Op::Zero);
+    let by_rows = op.reads_head() || is_update;
     if by_rows && division(graph, whole).is_none() { operand } else { whole }
 }
 
@@ -50,7 +52,7 @@ fn fetch_where_needed(
     let mut insertions = Insertions::default();
     for (visit, begin) in visits.iter().zip(begins) {
         let place = (nodes[visit.need.first].phase, nodes[visit.need.first].layer);
-        let source = source_of(graph, visit.value);
+        let source = source_rows_of(graph, visit.value);
         let name = graph.name_from(source, |name| format!("{name} here"));
         let mut emitted = Vec::new();
         let op = division(graph, source).map_or(Op::Fetch, Op::AllGather);
@@ -94,9 +96,11 @@ fn find_visits(graph: &Graph, nodes: &[Node], extent: &Extent) -> Vec<Visit> {
                     visits[visit].is_changed |= is_changed;
                 }
                 _ => {
-                    let own_bytes = graph.value(value).ty.bytes(extent);
-                    let rounded_from = (source != leaf).then(|| graph.value(source).ty.bytes(extent));
-                    let bytes = own_bytes + rounded_from.unwrap_or(0);
+                    let bytes = |id: ValueId| graph.value(id).ty.bytes(extent);
+                    // What is rounded takes as many rows in f32 meanwhile.
+                    let rounded_from =
+                        if source == leaf { 0 } else { bytes(value) * bytes(source) / bytes(leaf) };
+                    let bytes = bytes(value) + rounded_from;
                     open.insert(leaf, (visits.len(), turn));
                     visits.push(Visit { value, need: Need { first: index, last: index, bytes }, is_changed });
                 }

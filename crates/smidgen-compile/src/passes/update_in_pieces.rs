@@ -3,17 +3,17 @@
 //! AdamW treats elements one by one, so pieces change no bit, and the device holds pieces instead of whole tensors. The
 //! norm is the sum of the squares of each gradient: those of an offloaded gradient are formed while it is on the device.
 //! Moments in 8 bits have blocks across rows and come whole.
+//! What is in host memory, all of it, may be updated there instead: nothing is fetched then.
 
+use crate::names::state;
 use smidgen_ir::policy::Order;
 use smidgen_ir::{
     ByValue, DType, Entry, Extent, Graph, LeafKind, Node, Op, Policy, Shape, Space, Storage, Type, ValueId,
     ValueRole, ValueSet,
 };
 
-/// Elements of a piece: enough that a transfer runs at the full speed of the link.
-pub const PIECE_ELEMENTS: usize = 16 << 20;
-
-/// Rewrites `update` with pieces of `piece_elements`, and returns where `micro_step` puts the squares of each offloaded gradient, if it has to.
+/// Rewrites `update` with pieces of `piece_elements`, and returns where `micro_step` puts the squares of each offloaded
+/// gradient, if it has to.
 pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, piece_elements: usize) -> ByValue<ValueId> {
     let mut squares = ByValue::default();
     let Some(index) = graph.entries.iter().position(|(entry, _)| *entry == Entry::Update) else {
@@ -23,6 +23,7 @@ pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, piece_elements
         return squares;
     }
     let is_breadth = policy.order == Order::Breadth;
+    let mut host = None;
     let nodes = std::mem::take(&mut graph.entries[index].1);
     let is_offloaded = |graph: &Graph, id: ValueId| graph.value(graph.whole(id)).space != Space::Device;
     // Gradients that `micro_step` begins at zero, and those that were cleared with their update.
@@ -51,11 +52,17 @@ pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, piece_elements
                 }
                 own.push(node);
             }
+            Op::AdamW(settings) | Op::AdamW8(settings) if is_breadth && is_for_host(graph, policy, &node) => {
+                cleared.insert(node.inputs[0]);
+                let host = host.get_or_insert_with(|| HostState::copied(graph, &mut own, &node));
+                host.take_over(graph, &mut node);
+                own.push(Node { op: Op::AdamWOnHost(settings), ..node });
+            }
             Op::AdamW(_) | Op::AdamW8(_) => {
                 let gradient = node.inputs[0];
                 let clears = is_offloaded(graph, gradient);
                 if clears {
-                    cleared.insert(gradient);
+                    cleared.insert(graph.whole(gradient));
                 }
                 for piece in pieces(graph, node, extent, piece_elements) {
                     let gradient = piece.inputs[0];
@@ -73,10 +80,56 @@ pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, piece_elements
     squares
 }
 
+/// Whether processors update a tensor: all of it is in host memory.
+fn is_for_host(graph: &Graph, policy: &Policy, node: &Node) -> bool {
+    let mut tensors = node.inputs[..1].iter().chain(&node.updates[..3]);
+    policy.updates == Space::Host
+        && tensors.all(|id| graph.value(*id).leaf().is_some() && graph.value(*id).space == Space::Host)
+}
+
+/// What an update on the host reads and writes apart from its tensor.
+struct HostState {
+    report: ValueId,
+    hyper: ValueId,
+    /// Of all tensors, those that the device updates too.
+    activity: ValueId,
+}
+
+impl HostState {
+    /// Copies report and settings to the host.
+    fn copied(graph: &mut Graph, nodes: &mut Vec<Node>, node: &Node) -> HostState {
+        let place = (node.phase, node.layer);
+        let on_host = |graph: &mut Graph, like: ValueId, name: &str| {
+            let leaf = graph.add_leaf(name, graph.value(like).ty.clone(), LeafKind::State);
+            graph.values[leaf.index()].space = Space::Host;
+            leaf
+        };
+        let [report, hyper] = [(1, "report on the host"), (2, "hyper on the host")].map(|(input, name)| {
+            let copy = on_host(graph, node.inputs[input], name);
+            graph.emit(nodes, Op::Stow, vec![node.inputs[input]], vec![copy], &[], place);
+            copy
+        });
+        for (input, copy) in [(1, report), (2, hyper)] {
+            graph.emit(nodes, Op::Stowed, vec![node.inputs[input], copy], vec![], &[], place);
+        }
+        let activity = on_host(graph, graph.whole(node.updates[3]), state::HOST_ACTIVITY);
+        HostState { report, hyper, activity }
+    }
+
+    fn take_over(&self, graph: &mut Graph, node: &mut Node) {
+        (node.inputs[1], node.inputs[2]) = (self.report, self.hyper);
+        node.updates[3] = match graph.value(node.updates[3]).role {
+            ValueRole::Slice(slice) => graph.add_slice(self.activity, slice.first_row, 1),
+            _ => self.activity,
+        };
+    }
+}
+
 /// The node, or the same for some rows at a time where something of it is offloaded.
 fn pieces(graph: &mut Graph, node: Node, extent: &Extent, piece_elements: usize) -> Vec<Node> {
     let tensors = || node.inputs[..1].iter().chain(&node.updates[..3]);
-    let is_whole = tensors().all(|id| !matches!(graph.value(*id).role, ValueRole::Slice(_)));
+    // A bf16 weight is widened piece by piece already.
+    let is_whole = tensors().all(|id| graph.value(*id).leaf().is_some());
     let is_offloaded = tensors().any(|id| graph.value(*id).space != Space::Device);
     let has_rows = tensors().all(|id| graph.value(*id).ty.storage.has_contiguous_rows());
     let (rows, columns) = graph.value(node.inputs[0]).ty.shape.at(extent);

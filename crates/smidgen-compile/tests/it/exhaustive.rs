@@ -77,6 +77,7 @@ fn profile(gflops: f64, memory_gb_s: f64, link_gb_s: f64, step_us: f64) -> Profi
         fetch_bytes_per_s: link_gb_s * 1e9,
         stow_bytes_per_s: 0.6 * link_gb_s * 1e9,
         disk_bytes_per_s: link_gb_s * 1e9,
+        update_bytes_per_s: link_gb_s * 1e9,
         travel_s_per_byte: 1e-12,
     }
 }

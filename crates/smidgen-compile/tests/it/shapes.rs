@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use smidgen_compile::adapter::{Layers, LoraModule, Targets, target_paths};
 use smidgen_compile::model::read_spec;
-use smidgen_compile::request::{Moments, Optimizer};
+use smidgen_compile::request::{Master, Moments, Optimizer};
 use smidgen_compile::{AdapterForm, Context, DecoderSpec, Overhead, Request, TrainedBiases};
 use smidgen_ir::{AdamW, DeviceKind, Extent, Precision, Rank, Workload};
 use std::collections::HashMap;
@@ -132,7 +132,7 @@ pub fn request(
 
 pub fn optimizer() -> Optimizer {
     let adamw = AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 };
-    Optimizer { adamw, moments: Moments::F32, clip: 1.0 }
+    Optimizer { adamw, moments: Moments::F32, master: Master::F32, clip: 1.0 }
 }
 
 /// What a process takes outside the arena: this much, per step, and where it has values on disk.

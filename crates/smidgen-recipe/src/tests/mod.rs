@@ -64,6 +64,7 @@ lr = 2e-4
 schedule = "linear"
 warmup = 0.03
 optimizer = "adamw"
+master = "f32"
 weight_decay = 0.0
 betas = [0.9, 0.999]
 eps = 1e-8
@@ -92,6 +93,8 @@ recompute = "auto"
 activations = "auto"
 weights = "auto"
 optimizer_state = "auto"
+gradients = "auto"
+order = "auto"
 shard = "auto"
 adapt = false
 

@@ -53,6 +53,7 @@ pub mod packing;
 mod plain_act;
 pub mod pool;
 mod rope;
+mod round_at_random;
 pub mod row_matmul;
 mod run;
 mod run_adapter;
@@ -71,6 +72,7 @@ mod stored_gguf;
 mod stored_tests;
 #[cfg(test)]
 mod testing;
+pub mod update_at;
 pub mod view;
 
 use crate::comm::{Comm, Span};

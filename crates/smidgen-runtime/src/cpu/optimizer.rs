@@ -8,7 +8,7 @@ use super::chunk::{CHUNK_ELEMENTS, Chunk, for_each_chunk};
 use super::footprint::assert_apart;
 use super::simd::{Isa, LANES, for_each_block, kernel};
 use super::view::{Dst, Src};
-use smidgen_ir::ACTIVITY_COLUMNS;
+use smidgen_ir::{ACTIVITY_COLUMNS, AdamW};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// AdamW's settings for one step; `step` counts from 1.
@@ -20,6 +20,35 @@ pub struct AdamwHyper {
     pub eps: f64,
     pub weight_decay: f64,
     pub step: u64,
+}
+
+impl AdamwHyper {
+    /// From the report and the settings of a step, with the factor of gradients; `None` if the report is not finite.
+    pub fn read(settings: &AdamW, report: Src<f64>, hyper: Src<f64>) -> Option<(AdamwHyper, f32)> {
+        let own = AdamwHyper {
+            lr: hyper.get(0),
+            beta1: settings.beta1,
+            beta2: settings.beta2,
+            eps: settings.eps,
+            weight_decay: settings.weight_decay,
+            step: hyper.get(1) as u64,
+        };
+        let is_finite = report.get(3) == 1.0;
+        is_finite.then(|| (own, report.get(2) as f32))
+    }
+}
+
+/// `base` to a whole power by squaring: the same operations on every device.
+pub fn whole_power(mut base: f64, mut exponent: u64) -> f64 {
+    let mut result = 1.0;
+    while exponent != 0 {
+        if exponent & 1 == 1 {
+            result *= base;
+        }
+        base *= base;
+        exponent >>= 1;
+    }
+    result
 }
 
 /// The sum of x², in f64. `scratch` has at least `sum_of_squares_scratch_len` elements.
@@ -134,9 +163,8 @@ struct AdamwScalars {
 
 impl AdamwScalars {
     fn new(hyper: AdamwHyper, clip: f32) -> AdamwScalars {
-        let step = hyper.step as f64;
-        let bias_correction1 = 1.0 - hyper.beta1.powf(step);
-        let bias_correction2 = 1.0 - hyper.beta2.powf(step);
+        let bias_correction1 = 1.0 - whole_power(hyper.beta1, hyper.step);
+        let bias_correction2 = 1.0 - whole_power(hyper.beta2, hyper.step);
         AdamwScalars {
             clip,
             decay: (1.0 - hyper.lr * hyper.weight_decay) as f32,

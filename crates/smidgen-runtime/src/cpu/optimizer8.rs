@@ -10,19 +10,36 @@
 
 use super::chunk::{CHUNK_ELEMENTS, Chunk, for_each_chunk};
 use super::footprint::assert_apart;
-use super::optimizer::{AdamwHyper, Tops, activity_of, larger, largest_of};
+use super::optimizer::{AdamwHyper, Tops, activity_of, larger, largest_of, whole_power};
 use super::simd::{Isa, LANES, for_each_block, kernel};
 use super::view::{Dst, Src};
 use smidgen_ir::ACTIVITY_COLUMNS;
 use smidgen_ir::quant::dynamic_map::{SIGNED_MAP, UNSIGNED_MAP};
 use smidgen_ir::quant::nearest_code::{nearest_signed, nearest_unsigned};
-use smidgen_ir::storage::DYNAMIC8_BLOCK;
+use smidgen_ir::storage::{DYNAMIC8_BLOCK, dynamic8_codes};
 
 /// A moment: one byte per element, and the largest magnitude of each block.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment8 {
     pub largest: Dst<f32>,
     pub codes: Dst<u8>,
+}
+
+impl Moment8 {
+    /// The moment of this many elements that begins at an address: the magnitudes, then the codes.
+    ///
+    /// # Safety
+    /// The address is aligned for f32, and all of the moment is valid for as long as the view is used.
+    pub unsafe fn at(begin: *mut u8, elements: usize) -> Moment8 {
+        let codes = dynamic8_codes(elements);
+        // SAFETY: the two parts follow each other in the range that the caller promises.
+        unsafe {
+            Moment8 {
+                largest: Dst::new(begin.cast(), codes / 4),
+                codes: Dst::new(begin.add(codes), elements),
+            }
+        }
+    }
 }
 
 /// One AdamW step on parameters `p` with gradient `g * clip_coefficient`, first moment `m` (codes of the signed
@@ -91,7 +108,7 @@ impl Adamw8Scalars {
     /// With c1 = 1 - β1^t and c2 = √(1 - β2^t): p - lr·(m/c1) / (√v/c2 + eps) = p - (lr·c2/c1) · m / (√v + c2·eps).
     fn new(hyper: AdamwHyper, clip: f32) -> Adamw8Scalars {
         let (beta1, beta2) = (hyper.beta1 as f32, hyper.beta2 as f32);
-        let correction = |beta: f32| 1.0 - f64::from(beta).powf(hyper.step as f64);
+        let correction = |beta: f32| 1.0 - whole_power(f64::from(beta), hyper.step);
         let (correction1, correction2) = (correction(beta1), correction(beta2).sqrt());
         Adamw8Scalars {
             clip,

@@ -107,12 +107,19 @@ pub fn run_step(
         Op::FourierReg { weight } => run.fourier_reg(*weight),
         Op::RowNorms { scale } => run.row_norms(*scale),
         Op::Round { scale, .. } => run.round(*scale),
+        Op::Widen => run.round(1.0),
+        Op::RoundAtRandom(place) => run.round_at_random(place),
         Op::SquaredNorm => run.squared_norm(),
         Op::GradNorm { clip, squares } => run.grad_norm(*clip, *squares),
         Op::AdamW(settings) => run.adamw(settings),
         Op::AdamW8(settings) => run.adamw8(settings),
         Op::Zero => run.zero(),
-        Op::Fetch | Op::Stow | Op::AllReduce(_) | Op::ReduceScatter(_) | Op::AllGather(_) => {
+        Op::Fetch
+        | Op::Stow
+        | Op::AdamWOnHost(_)
+        | Op::AllReduce(_)
+        | Op::ReduceScatter(_)
+        | Op::AllGather(_) => {
             unreachable!("the device itself starts transfers")
         }
         Op::Stowed => {}

@@ -2,12 +2,11 @@
 //!
 //! Loss, report and settings are f64 in the arena, as on every device; AdamW does nothing if the report is not finite.
 
+use super::round_at_random::round_at_random;
 use super::run::Run;
-use super::view::Dst;
 use super::{optimizer, optimizer8};
 use crate::device::Operand;
-use smidgen_ir::storage::dynamic8_codes;
-use smidgen_ir::{AdamW, Storage};
+use smidgen_ir::{AdamW, RandomPlace, Storage};
 
 impl Run<'_> {
     pub(super) fn squared_norm(&self) {
@@ -46,18 +45,8 @@ impl Run<'_> {
 
     /// The settings of an AdamW step and the factor of its gradients; `None` if the report is not finite.
     fn adamw_hyper(&self, settings: &AdamW) -> Option<(optimizer::AdamwHyper, f32)> {
-        let report = self.elements::<f64>(self.input(1)).src();
-        let (factor, finite) = (report.get(2), report.get(3) == 1.0);
-        let hyper = self.elements::<f64>(self.input(2)).src();
-        let hyper = optimizer::AdamwHyper {
-            lr: hyper.get(0),
-            beta1: settings.beta1,
-            beta2: settings.beta2,
-            eps: settings.eps,
-            weight_decay: settings.weight_decay,
-            step: hyper.get(1) as u64,
-        };
-        finite.then_some((hyper, factor as f32))
+        let [report, hyper] = [1, 2].map(|index| self.elements::<f64>(self.input(index)).src());
+        optimizer::AdamwHyper::read(settings, report, hyper)
     }
 
     pub(super) fn adamw(&self, settings: &AdamW) {
@@ -75,19 +64,16 @@ impl Run<'_> {
         optimizer8::adamw8(parameter, self.floats(self.input(0)), first, second, activity, hyper, factor);
     }
 
+    pub(super) fn round_at_random(&self, place: &RandomPlace) {
+        let (from, to) = (self.floats(self.input(0)), self.elements::<u16>(self.update(0)));
+        let step = self.elements::<f64>(self.input(1)).src().get(1) as u64;
+        round_at_random(from, self.input(0).columns, to, place, step);
+    }
+
     /// An 8-bit moment: the largest magnitude of each block, then the codes.
     fn moment8(&self, operand: &Operand) -> optimizer8::Moment8 {
         debug_assert!(matches!(operand.storage, Storage::Dynamic8 { .. }));
-        let elements = operand.elements_at(self.extent);
-        let codes = dynamic8_codes(elements);
-        // SAFETY: as for `elements`; the two parts follow each other in the operand's range, the floats at its
-        // aligned start.
-        unsafe {
-            let begin: *mut u8 = self.address(operand);
-            optimizer8::Moment8 {
-                largest: Dst::new(begin.cast(), codes / 4),
-                codes: Dst::new(begin.add(codes), elements),
-            }
-        }
+        // SAFETY: as for `elements`; the operand is aligned, and its range has all parts of the moment.
+        unsafe { optimizer8::Moment8::at(self.address(operand), operand.elements_at(self.extent)) }
     }
 }

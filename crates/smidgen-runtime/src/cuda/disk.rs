@@ -1,12 +1,12 @@
-//! Tensors offloaded to disk: read into a pinned buffer and copied to the GPU from there, on a stream of their own.
+//! Tensors offloaded to disk: they pass through a pinned buffer between the file and the GPU, on a stream of their own.
 //!
 //! The host enqueues steps far ahead of the GPU, so it must wait for neither the GPU nor the disk. For each piece of a
-//! tensor it enqueues two things: a host callback that reads the piece into the buffer, and the copy to the device.
-//! The order of the stream is the only synchronization: a piece is read when the copy of the previous one is done.
+//! tensor it enqueues two things: a host callback that reads or writes the piece in the file, and the copy between the
+//! buffer and the device. The order of the stream is the only synchronization: a piece enters the buffer when the one
+//! before has left it.
 //!
 //! A thread of our own that made the copies would deadlock: a launch into a full queue holds a lock of the driver that
-//! the thread's calls need, while the queue waits for the thread. A host callback makes no driver call. Tensors on disk
-//! are only read; everything that a run changes stays in memory.
+//! the thread's calls need, while the queue waits for the thread. A host callback makes no driver call.
 
 use super::driver::{self, Pinned, RowCopy, Stream};
 use crate::cpu::spill::SpillFile;
@@ -21,6 +21,15 @@ pub const SLOT_BYTES: usize = 16 << 20;
 pub struct Disk {
     reader: Arc<Reader>,
     stream: Stream,
+}
+
+/// Rows on the device: from the start of one to the next are `stride_bytes`.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceRows {
+    pub address: u64,
+    pub row_bytes: usize,
+    pub stride_bytes: usize,
+    pub count: usize,
 }
 
 /// Shared by the host and the callbacks in the stream.
@@ -39,7 +48,17 @@ impl Reader {
     fn read(&self, offset: usize, bytes: usize) {
         // SAFETY: in bounds, and the stream runs nothing else meanwhile.
         let slot = unsafe { std::slice::from_raw_parts_mut(self.slot.pointer().cast_mut(), bytes) };
-        if let Err(error) = self.file.read(offset, slot) {
+        self.note(self.file.read(offset, slot));
+    }
+
+    fn write(&self, offset: usize, bytes: usize) {
+        // SAFETY: as above.
+        let slot = unsafe { std::slice::from_raw_parts(self.slot.pointer(), bytes) };
+        self.note(self.file.write(offset, slot));
+    }
+
+    fn note(&self, done: Result<(), DeviceError>) {
+        if let Err(error) = done {
             let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
             failed.get_or_insert(error);
         }
@@ -66,16 +85,31 @@ impl Disk {
         self.reader.slot.bytes()
     }
 
-    /// Enqueues the copy of `bytes` bytes of the file to a device address.
-    pub fn fetch(&self, offset: usize, to: u64, bytes: usize) -> Result<(), DeviceError> {
-        for first in (0..bytes).step_by(SLOT_BYTES) {
-            let (reader, piece_bytes) = (Arc::clone(&self.reader), SLOT_BYTES.min(bytes - first));
-            driver::call_in_order(&self.stream, move || reader.read(offset + first, piece_bytes))?;
-            let from = (self.reader.slot.pointer() as u64, piece_bytes);
-            let copy =
-                RowCopy { from, to: (to + first as u64, piece_bytes), row_bytes: piece_bytes, rows: 1 };
-            // SAFETY: only this stream uses the slot, and only this transfer the range on the device.
-            unsafe { driver::copy_rows(self.stream.handle, &copy)? };
+    /// Enqueues the copy of rows between the file, where they have no gaps, and the device.
+    pub fn copy(&self, offset: usize, rows: &DeviceRows, to_device: bool) -> Result<(), DeviceError> {
+        let DeviceRows { address, row_bytes, stride_bytes, count } = *rows;
+        let most = (SLOT_BYTES / row_bytes).max(1);
+        for first in (0..count).step_by(most) {
+            let here = most.min(count - first);
+            // A row that is larger than the buffer is one of a tensor without gaps, in pieces.
+            for within in (0..row_bytes).step_by(SLOT_BYTES) {
+                let piece_bytes = SLOT_BYTES.min(row_bytes - within);
+                let at = offset + first * row_bytes + within;
+                let (reader, bytes) = (Arc::clone(&self.reader), here * piece_bytes);
+                let device = (address + (first * stride_bytes + within) as u64, stride_bytes);
+                let slot = (self.reader.slot.pointer() as u64, piece_bytes);
+                let (from, to) = if to_device { (slot, device) } else { (device, slot) };
+                let copy = RowCopy { from, to, row_bytes: piece_bytes, rows: here };
+                if to_device {
+                    driver::call_in_order(&self.stream, move || reader.read(at, bytes))?;
+                    // SAFETY: only this stream uses the slot, and only this transfer the range on the device.
+                    unsafe { driver::copy_rows(self.stream.handle, &copy)? };
+                } else {
+                    // SAFETY: as above.
+                    unsafe { driver::copy_rows(self.stream.handle, &copy)? };
+                    driver::call_in_order(&self.stream, move || reader.write(at, bytes))?;
+                }
+            }
         }
         Ok(())
     }

@@ -22,6 +22,7 @@ pub mod fourier;
 mod graphs;
 mod head;
 mod head_pieces;
+mod host_updates;
 pub mod libraries;
 pub mod linear;
 pub mod loss;
@@ -228,15 +229,15 @@ impl Cuda {
                 rest = &rest[1..];
                 continue;
             }
-            // Two steps may be launched as one.
-            for step in rest.iter().take(2).filter(|step| !step.op.is_transfer()) {
-                self.transfers.wait_for(&self.gpu, &step.awaits)?;
+            let together = launched_together(rest);
+            for step in together.iter().take(2).filter(|step| !step.op.is_transfer()) {
+                self.transfers.hold_for(&self.gpu, step)?;
             }
             if first.is_idle(extent) {
                 rest = &rest[1..];
                 continue;
             }
-            let done = run::run_first(&self.stage(first, extent, &first.planned), rest)?;
+            let done = run::run_first(&self.stage(first, extent, &first.planned), together)?;
             rest = &rest[done..];
         }
         Ok(())
@@ -277,6 +278,13 @@ impl Cuda {
         self.gpu.wait()
     }
 
+    /// Waits until nothing is under way in pinned memory. The compute stream waits for every transfer at the end of an
+    /// entry point.
+    fn wait_for_host_memory(&self) -> Result<(), DeviceError> {
+        self.gpu.wait()?;
+        self.transfers.wait_for_updates()
+    }
+
     /// Fills the reservation with random numbers, so that matmuls are timed as in a run.
     fn fill_with_noise(&self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
         let (pointer, bytes) = self.arena;
@@ -290,6 +298,17 @@ impl Cuda {
         let code = unsafe { sys::cuMemsetD8Async(self.arena.0, 0, self.arena.1, self.gpu.stream) };
         driver::check(code, "cuMemsetD8Async")
     }
+}
+
+/// The steps among which the first may be launched as one with those that follow it: two different ones, or more of the
+/// same up to one that waits for a transfer of its own.
+fn launched_together(steps: &[BoundStep]) -> &[BoundStep] {
+    let waits = |index: usize| {
+        let (step, before) = (&steps[index], &steps[index - 1]);
+        !step.awaits.is_empty() && (index > 1 || step.op.joins(&before.op))
+    };
+    let end = (1..steps.len()).find(|index| waits(*index)).unwrap_or(steps.len());
+    &steps[..end]
 }
 
 impl Device for Cuda {
@@ -363,7 +382,7 @@ impl Device for Cuda {
             return self.fallible(written);
         }
         if at.space == Space::Host {
-            let waited = self.gpu.wait();
+            let waited = self.wait_for_host_memory();
             self.fallible(waited);
             self.transfers.slice_mut(at.offset, from.len()).copy_from_slice(from);
             return;
@@ -381,8 +400,7 @@ impl Device for Cuda {
             return self.transfers.disk().file().read(at.offset, into);
         }
         if at.space == Space::Host {
-            // The compute stream waits for every transfer at the end of an entry point.
-            self.gpu.wait()?;
+            self.wait_for_host_memory()?;
             into.copy_from_slice(self.transfers.slice_mut(at.offset, into.len()));
             return Ok(());
         }
@@ -423,7 +441,7 @@ impl Device for Cuda {
             return self.transfers.disk().file().fill(to.at.offset, to.bytes, most, fill);
         }
         if to.at.space == Space::Host {
-            self.gpu.wait().map_err(FillError::Device)?;
+            self.wait_for_host_memory().map_err(FillError::Device)?;
             return fill(0, self.transfers.slice_mut(to.at.offset, to.bytes)).map_err(FillError::Source);
         }
         self.staging.fill(&self.gpu, self.arena.0, to, fill)

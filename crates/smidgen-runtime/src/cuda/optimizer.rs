@@ -10,7 +10,7 @@ use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::storage::DYNAMIC8_BLOCK;
 use smidgen_ir::workspace_cuda::squares_chunks;
-use smidgen_ir::{AdamW, Op, Storage};
+use smidgen_ir::{AdamW, Op, RandomPlace, Storage};
 
 pub const FILE: KernelFile = KernelFile {
     name: "optimizer.cu",
@@ -25,6 +25,8 @@ pub const FILE: KernelFile = KernelFile {
         "grad_norm_report",
         "adamw",
         "adamw8",
+        "widen",
+        "round_at_random",
         "zero_tensors",
         "accumulate",
         "round_tensors",
@@ -257,6 +259,36 @@ pub fn round(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> 
         (tensor, elements.div_ceil(8 * THREADS as usize))
     });
     launch_tables(stage, "round_tensors", tensors, |tensor, block| tensor.first_block = block, |_| vec![])
+}
+
+/// Input weight in bf16 → output in f32.
+pub fn widen(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
+    let elements = dense_elements(stage, &step.inputs[0]);
+    let args = [
+        Arg::Pointer(stage.pointer(&step.inputs[0])),
+        Arg::Pointer(stage.pointer(&step.outputs[0])),
+        Arg::Wide(elements as u64),
+    ];
+    let blocks = elements.div_ceil(8 * THREADS as usize) as u32;
+    stage.launch("widen", [blocks, 1, 1], THREADS, 0, &args)
+}
+
+/// Inputs wide in f32, hyper (3); updates weight in bf16.
+pub fn round_at_random(stage: &Stage<'_>, step: &BoundStep, place: &RandomPlace) -> Result<(), DeviceError> {
+    let wide = &step.inputs[0];
+    let elements = dense_elements(stage, wide);
+    let args = [
+        Arg::Pointer(stage.pointer(wide)),
+        Arg::Pointer(stage.pointer(&step.inputs[1])),
+        Arg::Pointer(stage.pointer(&step.updates[0])),
+        Arg::Wide(elements as u64),
+        Arg::Int(wide.columns as i32),
+        Arg::Wide(place.seed),
+        Arg::Wide(place.tensor),
+        Arg::Wide(place.first_row),
+    ];
+    let blocks = elements.div_ceil(8 * THREADS as usize) as u32;
+    stage.launch("round_at_random", [blocks, 1, 1], THREADS, 0, &args)
 }
 
 /// Input coefficients (M, 4); updates loss (1), dcoefficients (M, 4).

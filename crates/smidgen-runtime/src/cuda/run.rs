@@ -155,10 +155,17 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError>
         Op::SquaredNorm => optimizer::squared_norm(stage, step),
         Op::GradNorm { clip, squares } => optimizer::grad_norm(stage, step, *clip, *squares),
         Op::Round { .. } => optimizer::round(stage, steps),
+        Op::Widen => optimizer::widen(stage, step),
+        Op::RoundAtRandom(place) => optimizer::round_at_random(stage, step, place),
         Op::AdamW(settings) => optimizer::adamw(stage, steps, settings),
         Op::AdamW8(settings) => optimizer::adamw8(stage, steps, settings),
         Op::Zero => optimizer::zero(stage, steps),
-        Op::Fetch | Op::Stow | Op::AllReduce(_) | Op::ReduceScatter(_) | Op::AllGather(_) => {
+        Op::Fetch
+        | Op::Stow
+        | Op::AdamWOnHost(_)
+        | Op::AllReduce(_)
+        | Op::ReduceScatter(_)
+        | Op::AllGather(_) => {
             unreachable!("the device itself starts transfers")
         }
         Op::Stowed => Ok(()),

@@ -4,14 +4,17 @@
 //! awaits it makes the compute stream wait, never the host. The GPU can read pinned memory directly, so a table of
 //! which few rows are needed is read in place. Tensors on disk pass through a pinned buffer (`disk.rs`).
 
-use super::disk::Disk;
+use super::disk::{DeviceRows, Disk};
 use super::driver::{self, Event, Gpu, Pinned, Stream};
+use super::host_updates::HostUpdates;
 use crate::device::{BoundStep, DeviceError, Operand, Transfer};
-use smidgen_ir::{DType, Extent, Space};
+use smidgen_ir::{DType, Extent, Op, Space};
 use std::path::PathBuf;
 
 #[derive(Debug)]
 pub struct Transfers {
+    // Dropped before the memory that they work on.
+    updates: Option<HostUpdates>,
     memory: Option<Pinned>,
     disk: Option<Disk>,
     /// The folder of the offload file.
@@ -22,14 +25,17 @@ pub struct Transfers {
     launched: Event,
     /// The event at the end of each transfer, by the step that starts it.
     finished: Vec<Option<Event>>,
+    /// Threads that update on the host.
+    threads: usize,
 }
 
 impl Transfers {
     pub fn new() -> Result<Transfers, DeviceError> {
         let (to_device, to_host) = (Stream::new()?, Stream::new()?);
         let (memory, disk, folder) = (None, None, None);
-        let (launched, finished) = (Event::new()?, Vec::new());
-        Ok(Transfers { memory, disk, folder, to_device, to_host, launched, finished })
+        let (launched, finished, updates) = (Event::new()?, Vec::new(), None);
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(Transfers { memory, disk, folder, to_device, to_host, launched, finished, updates, threads })
     }
 
     pub fn set_folder(&mut self, folder: PathBuf) {
@@ -38,6 +44,7 @@ impl Transfers {
 
     /// Frees what an earlier plan reserved, and reserves pinned memory and disk space.
     pub fn reserve(&mut self, bytes: usize, disk_bytes: usize) -> Result<(), DeviceError> {
+        self.updates = None;
         (self.memory, self.disk) = (None, None);
         if disk_bytes > 0 {
             let no_folder = DeviceError::Space { device: driver::NAME, space: Space::Disk };
@@ -52,7 +59,11 @@ impl Transfers {
     }
 
     /// Creates an event for every transfer of some entry points.
-    pub fn prepare<'a>(&mut self, steps: impl Iterator<Item = &'a BoundStep>) -> Result<(), DeviceError> {
+    pub fn prepare<'a>(
+        &mut self,
+        steps: impl Iterator<Item = &'a BoundStep> + Clone,
+    ) -> Result<(), DeviceError> {
+        self.updates = HostUpdates::prepare(steps.clone(), self.threads)?;
         for step in steps.filter(|step| step.op.is_transfer()) {
             let more = (step.index + 1).saturating_sub(self.finished.len());
             self.finished.extend((0..more).map(|_| None));
@@ -85,8 +96,19 @@ impl Transfers {
         self.memory.as_mut().expect("the plan offloads to host memory").slice_mut(first, bytes)
     }
 
-    /// Makes the compute stream wait for the transfers that a step awaits.
-    pub fn wait_for(&self, gpu: &Gpu, awaits: &[usize]) -> Result<(), DeviceError> {
+    /// Waits until no update runs on the host.
+    pub fn wait_for_updates(&self) -> Result<(), DeviceError> {
+        self.updates.as_ref().map_or(Ok(()), HostUpdates::wait)
+    }
+
+    /// Makes the compute stream wait for the transfers that a step awaits, and for updates on the host of what it reads
+    /// there.
+    pub fn hold_for(&self, gpu: &Gpu, step: &BoundStep) -> Result<(), DeviceError> {
+        self.updates.as_ref().map_or(Ok(()), |updates| updates.hold(step, gpu.stream))?;
+        self.wait_for(gpu, &step.awaits)
+    }
+
+    fn wait_for(&self, gpu: &Gpu, awaits: &[usize]) -> Result<(), DeviceError> {
         awaits
             .iter()
             .filter_map(|transfer| self.finished[*transfer].as_ref())
@@ -103,8 +125,12 @@ impl Transfers {
         awaits.iter().filter_map(|transfer| self.finished[*transfer].as_ref()).collect()
     }
 
-    /// Enqueues the transfer of a step. `arena` is the address of the device's reservation.
+    /// Enqueues the transfer of a step, or its update on the host. `arena` is the address of the device's reservation.
     pub fn begin(&self, gpu: &Gpu, arena: u64, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
+        if let Op::AdamWOnHost(_) = step.op {
+            let updates = self.updates.as_ref().expect("`prepare` has seen every update");
+            return updates.begin(gpu, &self.launched, self.address(), step, extent);
+        }
         let Transfer { on_device, offloaded, to_device } =
             step.transfer().expect("the caller passes transfers only");
         let stream = match (offloaded.space, to_device) {
@@ -118,10 +144,9 @@ impl Transfers {
         self.launched.hold(stream.handle)?;
         let awaited = step.awaits.iter().filter_map(|transfer| self.finished[*transfer].as_ref());
         awaited.into_iter().try_for_each(|other| other.hold(stream.handle))?;
+        self.updates.as_ref().map_or(Ok(()), |updates| updates.hold(step, stream.handle))?;
         if offloaded.space == Space::Disk {
-            assert!(to_device && on_device.is_dense(), "tensors on disk are only read, and have no gaps");
-            let target = arena + on_device.offset as u64;
-            self.disk().fetch(offloaded.offset, target, on_device.bytes_at(extent))?;
+            self.disk().copy(offloaded.offset, &device_rows(on_device, arena, extent), to_device)?;
         } else {
             // What laps carry may be on the device.
             let base = if offloaded.space == Space::Device { arena } else { self.address() };
@@ -133,17 +158,19 @@ impl Transfers {
         finished.record_in(stream.handle)
     }
 
-    /// Makes the compute stream wait for all transfers of some steps.
+    /// Makes the compute stream wait for all transfers of some steps. Updates on the host go on.
     pub fn settle<'a>(
         &self,
         gpu: &Gpu,
         steps: impl Iterator<Item = &'a BoundStep>,
     ) -> Result<(), DeviceError> {
-        steps.filter(|step| step.op.is_transfer()).try_for_each(|step| self.wait_for(gpu, &[step.index]))
+        let is_update = |step: &BoundStep| matches!(step.op, Op::AdamWOnHost(_));
+        let mut transfers = steps.filter(|step| step.op.is_transfer() && !is_update(step));
+        transfers.try_for_each(|step| self.wait_for(gpu, &[step.index]))
     }
 }
 
-/// A copy between the device and pinned memory, or inside the device: one row of all bytes, or, if the device's rows have gaps, row by row.
+/// A copy between the device and pinned memory, or inside the device. What is not on the device has no gaps.
 fn row_copy(
     on_device: &Operand,
     arena: u64,
@@ -152,15 +179,25 @@ fn row_copy(
     to_device: bool,
     extent: &Extent,
 ) -> driver::RowCopy {
-    let element_bytes = on_device.storage.plain().map_or(0, DType::bytes);
-    let (rows, row_bytes, stride_bytes) = match on_device.is_dense() {
-        true => (1, on_device.bytes_at(extent), on_device.bytes_at(extent)),
-        false => {
-            (on_device.rows_at(extent), on_device.columns * element_bytes, on_device.stride * element_bytes)
-        }
-    };
-    let device_side = (arena + on_device.offset as u64, stride_bytes);
+    let DeviceRows { address, row_bytes, stride_bytes, count } = device_rows(on_device, arena, extent);
     let host_side = (host + offloaded.offset as u64, row_bytes);
+    let device_side = (address, stride_bytes);
     let (from, to) = if to_device { (host_side, device_side) } else { (device_side, host_side) };
-    driver::RowCopy { from, to, row_bytes, rows }
+    driver::RowCopy { from, to, row_bytes, rows: count }
+}
+
+/// One row of all bytes, or, if the device's rows have gaps, row by row.
+fn device_rows(on_device: &Operand, arena: u64, extent: &Extent) -> DeviceRows {
+    let address = arena + on_device.offset as u64;
+    let bytes = on_device.bytes_at(extent);
+    if on_device.is_dense() {
+        return DeviceRows { address, row_bytes: bytes, stride_bytes: bytes, count: 1 };
+    }
+    let element_bytes = on_device.storage.plain().map_or(0, DType::bytes);
+    DeviceRows {
+        address,
+        row_bytes: on_device.columns * element_bytes,
+        stride_bytes: on_device.stride * element_bytes,
+        count: on_device.rows_at(extent),
+    }
 }

@@ -6,16 +6,18 @@
 //! Errors are those of a whole tensor, ‖got - want‖ / ‖want‖.
 
 use crate::decoder::{
-    ALL_FUSED, Choice, EXTENT, Trained, gemma2, gemma3, leaf_named, llama, phi3, without_biases,
+    ALL_FUSED, Choice, EXTENT, LAYERS, Trained, gemma2, gemma3, leaf_named, llama, phi3, without_biases,
 };
 use crate::examples::{self, Proof};
 use crate::numbers::{decode_doubles, decode_reals};
+use crate::offload_changes_nothing::{by_policy, outcome_of, policies};
 use crate::subject::{Outcome, Scalar, Subject, plain_request, plan_with, roomy};
 use smidgen_compile::names::state;
-use smidgen_compile::request::Moments;
+use smidgen_compile::request::{Master, Moments};
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases};
 use smidgen_ir::{
-    DType, DeviceKind, Dim, Entry, Extent, Graph, LayerSet, LeafKind, Op, Plan, Precision, Storage, Type,
+    DType, DeviceKind, Dim, Entry, Extent, Graph, LayerSet, LeafKind, Op, Plan, Policy, Precision, Space,
+    Storage, Type,
 };
 use smidgen_runtime::cpu::convert::{bf16_to_f32, f16_to_f32};
 use smidgen_runtime::cuda::CudaOptions;
@@ -328,6 +330,58 @@ fn cuda_gives_the_same_bytes_whether_launches_are_recorded() {
         }
         assert!(wrong.is_empty(), "{} findings:\n  {}", wrong.len(), wrong.join("\n  "));
     }
+}
+
+/// Where things are and in which order the layers are passed changes no byte.
+#[test]
+#[ignore = "needs a GPU"]
+fn cuda_gives_the_same_bytes_wherever_things_are() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let mut device = open(Precision::Bf16).with_spill_folder(folder.path().into());
+    let (device_kind, precision) = (DeviceKind::Cuda, Precision::Bf16);
+    let master = Master::Bf16 { seed: 5 };
+    let on_gpu = |choice: Choice| Choice { device: device_kind, precision, ..choice };
+    let choices = [
+        on_gpu(Choice::lora()),
+        on_gpu(Choice { name: "full", ..Choice::full() }),
+        on_gpu(Choice { name: "full in 8 bits", moments: Moments::Bits8, ..Choice::full() }),
+        on_gpu(Choice { name: "full in bf16", master, ..Choice::full() }),
+        on_gpu(Choice { name: "full in bf16 and 8 bits", master, moments: Moments::Bits8, ..Choice::full() }),
+    ];
+    let mut wrong = Vec::new();
+    for choice in choices {
+        let layers = LayerSet::first(LAYERS);
+        let run = |subject: &Subject, device: Cuda| {
+            let request = Request { extent: roomy(EXTENT), ..choice.request() };
+            let mut executor = Executor::load(plan_with(&subject.graph, &request), device).unwrap();
+            (outcome_of(subject, &mut executor), executor.into_device())
+        };
+        let (want, back) = run(&choice.subject_with(layers.clone()), device);
+        device = back;
+        for policy in policies() {
+            let places =
+                [(Space::Host, Space::Device), (Space::Host, Space::Host), (Space::Disk, Space::Device)];
+            for (space, updates) in places {
+                let away = |own: Space| if own == Space::Device { own } else { space };
+                let policy = Policy {
+                    recompute: layers.clone(),
+                    weights: away(policy.weights),
+                    activations: away(policy.activations),
+                    optimizer_state: away(policy.optimizer_state),
+                    gradients: away(policy.gradients),
+                    updates,
+                    ..policy.clone()
+                };
+                let (got, back) = run(&by_policy(&choice, &policy), device);
+                device = back;
+                if got != want {
+                    wrong.push(format!("{}: {policy:?}: losses {:?} for {:?}", choice.name, got.0, want.0));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} findings:\n  {}", wrong.len(), wrong.join("\n  "));
 }
 
 /// The host enqueues steps, inputs and reports included, without waiting, and device memory does not grow after the

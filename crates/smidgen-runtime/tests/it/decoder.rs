@@ -12,7 +12,7 @@ use smidgen_compile::model::spec::LayerAttention;
 use smidgen_compile::names::{input, state};
 use smidgen_compile::passes::recompute::{self, KeepSet};
 use smidgen_compile::passes::{head_pieces, remove_dead};
-use smidgen_compile::request::{Moments, Optimizer};
+use smidgen_compile::request::{Master, Moments, Optimizer};
 use smidgen_compile::{AdapterForm, DecoderSpec, Purpose, Request, TrainedBiases, autodiff, update};
 use smidgen_ir::{
     Activation, DType, DeviceKind, Entry, Extent, Graph, LayerSet, LeafKind, Norm, Policy, Precision,
@@ -32,6 +32,7 @@ pub struct Choice {
     pub biases: TrainedBiases,
     pub dropout: f32,
     pub moments: Moments,
+    pub master: Master,
     pub device: DeviceKind,
     pub precision: Precision,
     /// What of the base is trained as well.
@@ -141,6 +142,7 @@ impl Choice {
             biases: TrainedBiases::None,
             dropout: 0.0,
             moments: Moments::F32,
+            master: Master::F32,
             device: DeviceKind::Cpu,
             precision: Precision::F32,
             trained: Trained::Nothing,
@@ -179,7 +181,7 @@ impl Choice {
             step: EXTENT,
             device: self.device,
             precision: self.precision,
-            optimizer: Optimizer { moments: self.moments, ..optimizer() },
+            optimizer: Optimizer { moments: self.moments, master: self.master, ..optimizer() },
             workload: Workload { keys_per_query: 4.0, supervised: 0.5 },
             ..plain_request()
         }

@@ -13,11 +13,9 @@ use smidgen_compile::names::{input, state};
 use smidgen_compile::passes::{
     breadth, head_pieces, offload, place, recompute, stream, tile, update_in_pieces,
 };
-use smidgen_compile::request::Moments;
-use smidgen_ir::{
-    DeviceKind, Entry, Extent, LayerSet, LeafKind, Op, Order, Policy, Rank, Space, ValueId, verify,
-};
-use smidgen_runtime::{Cpu, DeviceError, Executor};
+use smidgen_compile::request::{Master, Moments};
+use smidgen_ir::{Entry, Extent, LayerSet, LeafKind, Op, Order, Policy, Rank, Space, ValueId, verify};
+use smidgen_runtime::{Cpu, Device, DeviceError, Executor};
 use std::collections::BTreeSet;
 
 pub fn examples() -> Vec<Example> {
@@ -62,17 +60,17 @@ pub fn by_policy(choice: &Choice, policy: &Policy) -> Subject {
     tile::apply(&mut subject.graph, policy, &roomy(subject.extent));
     verify::expect_sound("tile", &verify::graph(&subject.graph));
     if policy.order == Order::Depth {
-        offload::apply(&mut subject.graph, policy, &subject.extent, DeviceKind::Cpu);
+        offload::apply(&mut subject.graph, policy, &subject.extent, choice.device);
         verify::expect_sound("offload", &verify::graph(&subject.graph));
     }
     head_pieces::apply(&mut subject.graph, policy);
     verify::expect_sound("head_pieces", &verify::graph(&subject.graph));
-    place::apply(&mut subject.graph, policy, &subject.extent, (DeviceKind::Cpu, Rank::ONLY), 1);
+    place::apply(&mut subject.graph, policy, &subject.extent, (choice.device, Rank::ONLY), 1);
     let squares = update_in_pieces::apply(&mut subject.graph, policy, &subject.extent, PIECE_ELEMENTS);
     if policy.order == Order::Breadth {
         let Extent { tokens, rows, segments, .. } = roomy(subject.extent);
         let step = Extent { tokens: 2 * tokens, rows: 2 * rows, segments: 2 * segments, audio: 0 };
-        breadth::apply(&mut subject.graph, policy, (&subject.extent, &step), DeviceKind::Cpu, &squares);
+        breadth::apply(&mut subject.graph, policy, (&subject.extent, &step), choice.device, &squares);
     }
     stream::apply(&mut subject.graph, policy, &subject.extent);
     verify::expect_sound("stream", &verify::graph(&subject.graph));
@@ -83,14 +81,14 @@ pub fn by_policy(choice: &Choice, policy: &Policy) -> Subject {
 const PIECE_ELEMENTS: usize = 100;
 
 /// Two micro-batches of different tokens.
-fn run_micro_steps(subject: &Subject, executor: &mut Executor<Cpu>) {
+fn run_micro_steps<D: Device>(subject: &Subject, executor: &mut Executor<D>) {
     let ids = leaf_named(&subject.graph, input::IDS);
     let tokens = subject.content_bytes(ids);
     // Rotated by one token.
     let other = [&tokens[4..], &tokens[..4]].concat();
     let inputs = [tokens, other];
     if executor.has_laps() {
-        let feed = |executor: &mut Executor<Cpu>, number: usize| {
+        let feed = |executor: &mut Executor<D>, number: usize| {
             executor.write(ids, &inputs[number]);
             Ok::<(), DeviceError>(())
         };
@@ -103,30 +101,34 @@ fn run_micro_steps(subject: &Subject, executor: &mut Executor<Cpu>) {
 }
 
 /// Losses of three updates of two micro-batches each, and every leaf that they leave.
-pub fn outcome(subject: &Subject) -> (Vec<f64>, Vec<Vec<u8>>) {
+pub type Outcome = (Vec<f64>, Vec<Vec<u8>>);
+
+pub fn outcome(subject: &Subject) -> Outcome {
     let folder = tempfile::tempdir().unwrap();
     let plan = subject.roomy_plan(2);
     subject.run_on_null(plan.clone()).unwrap();
     let cpu = Cpu::new(2).unwrap().with_spill_folder(folder.path().into());
-    let mut executor = Executor::load(plan, cpu).unwrap();
-    subject.write_contents(&mut executor);
+    outcome_of(subject, &mut Executor::load(plan, cpu).unwrap())
+}
+
+pub fn outcome_of<D: Device>(subject: &Subject, executor: &mut Executor<D>) -> Outcome {
+    subject.write_contents(executor);
     let report = leaf_named(&subject.graph, state::REPORT);
     let mut losses = Vec::new();
     for _ in 0..3 {
-        run_micro_steps(subject, &mut executor);
+        run_micro_steps(subject, executor);
         for entry in [Entry::Update, Entry::Refresh] {
             executor.run(entry, &subject.extent).unwrap();
         }
-        losses.push(decode_doubles(&subject.read_bytes(&mut executor, report))[0]);
+        losses.push(decode_doubles(&subject.read_bytes(executor, report))[0]);
     }
     executor.run(Entry::Eval, &subject.extent).unwrap();
-    losses.push(
-        decode_doubles(&subject.read_bytes(&mut executor, leaf_named(&subject.graph, state::EVAL_LOSS)))[0],
-    );
+    losses
+        .push(decode_doubles(&subject.read_bytes(executor, leaf_named(&subject.graph, state::EVAL_LOSS)))[0]);
     let kept = [LeafKind::Adapter, LeafKind::Moment, LeafKind::Weight];
     let leaves = subject.graph.values.iter().enumerate().filter_map(|(index, value)| {
         let leaf = value.leaf().filter(|leaf| kept.contains(&leaf.kind));
-        leaf.map(|_| subject.read_bytes(&mut executor, ValueId(index as u32)))
+        leaf.map(|_| subject.read_bytes(executor, ValueId(index as u32)))
     });
     (losses, leaves.collect())
 }
@@ -140,11 +142,26 @@ fn every_part_and_all_together_agree_to_the_last_bit() {
         Choice { name: "gemma2", spec: gemma2(), dropout: 0.25, ..Choice::lora() },
         Choice { name: "dora", form: dora, ..Choice::fused() },
         Choice { name: "full in 8 bits", moments: Moments::Bits8, ..Choice::full() },
+        Choice { name: "full in bf16", master: Master::Bf16 { seed: 3 }, ..Choice::full() },
         Choice { name: "full, last layer", trained: Trained::LastLayer, ..Choice::full() },
         Choice { name: "ls-lora in 8 bits", form: fourier, moments: Moments::Bits8, ..Choice::lora() },
     ];
+    for choice in choices {
+        for layers in [LayerSet::none(), LayerSet::first(1), LayerSet::first(LAYERS)] {
+            let want = outcome(&choice.subject_with(layers.clone()));
+            for part in &policies() {
+                let policy = Policy { recompute: layers.clone(), ..part.clone() };
+                let subject = by_policy(&choice, &policy);
+                assert!(outcome(&subject) == want, "{}: {policy:?}", choice.name);
+            }
+        }
+    }
+}
+
+/// Policies that offload to disk, in both orders.
+pub fn policies() -> Vec<Policy> {
     let all = || LayerSet::all(LAYERS);
-    let parts = [
+    vec![
         Policy { offloaded_weights: LayerSet::from_iter([1]), ..nothing_yet() },
         Policy { offloaded_weights: all(), window_bytes: 3000, ..nothing_yet() },
         Policy { tables_offloaded: true, ..nothing_yet() },
@@ -163,17 +180,7 @@ fn every_part_and_all_together_agree_to_the_last_bit() {
         breadth_first(Policy { gradients: Space::Disk, ..nothing_yet() }),
         breadth_first(everywhere(0)),
         breadth_first(everywhere(usize::MAX)),
-    ];
-    for choice in choices {
-        for layers in [LayerSet::none(), LayerSet::first(1), LayerSet::first(LAYERS)] {
-            let want = outcome(&choice.subject_with(layers.clone()));
-            for part in &parts {
-                let policy = Policy { recompute: layers.clone(), ..part.clone() };
-                let subject = by_policy(&choice, &policy);
-                assert!(outcome(&subject) == want, "{}: {policy:?}", choice.name);
-            }
-        }
-    }
+    ]
 }
 
 /// An offloaded value uses device memory only while it is needed, and prefetch stays within its window.

@@ -9,7 +9,7 @@ use safetensors::SafeTensors;
 use smidgen_compile::Request;
 use smidgen_compile::leaves::train_leaf;
 use smidgen_compile::names::{input, state};
-use smidgen_compile::request::{Moments, Optimizer};
+use smidgen_compile::request::{Master, Moments, Optimizer};
 use smidgen_compile::update::append_update;
 use smidgen_ir::quant::dynamic_map::{SIGNED_MAP, UNSIGNED_MAP};
 use smidgen_ir::storage::dynamic8_codes;
@@ -83,7 +83,7 @@ impl Steps {
         doubles(input::HYPER, 3, LeafKind::Input);
         graph.entries = vec![(Entry::MicroStep, vec![]), (Entry::Update, vec![])];
         let adamw = AdamW { beta1, beta2, eps, weight_decay };
-        let optimizer = Optimizer { adamw, moments: Moments::Bits8, clip: 0.0 };
+        let optimizer = Optimizer { adamw, moments: Moments::Bits8, master: Master::F32, clip: 0.0 };
         append_update(&mut graph, &Request { optimizer, ..plain_request() });
         let contents = vec![(parameter, Content::Reals(start.parameters.clone()))];
         let scalar = Scalar::Loss { entry: Entry::Update, leaf: loss };

@@ -6,7 +6,7 @@
 use crate::numbers::{Content, decode_doubles, decode_reals, encode};
 use smidgen_compile::model::spec::LayerAttention;
 use smidgen_compile::passes::{join_operands, reuse_in_place};
-use smidgen_compile::request::{Moments, Optimizer};
+use smidgen_compile::request::{Master, Moments, Optimizer};
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases, arena, schedule};
 use smidgen_ir::{
     Activation, AdamW, DType, DeviceKind, Entry, Extent, Graph, LeafKind, Norm, Plan, Precision, Rank,
@@ -207,7 +207,7 @@ pub fn plain_request() -> Request {
 
 pub fn optimizer() -> Optimizer {
     let adamw = AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
-    Optimizer { adamw, moments: Moments::F32, clip: 1.0 }
+    Optimizer { adamw, moments: Moments::F32, master: Master::F32, clip: 1.0 }
 }
 
 /// One small layer without the extras of any dialect.

@@ -9,12 +9,14 @@ use crate::subject::{Scalar, Subject, plain_request};
 use smidgen_compile::Request;
 use smidgen_compile::leaves::train_leaf;
 use smidgen_compile::names::{input, state};
-use smidgen_compile::request::{Moments, Optimizer};
+use smidgen_compile::request::{Master, Moments, Optimizer};
 use smidgen_compile::update::append_update;
 use smidgen_ir::{
     ACTIVITY_COLUMNS, AdamW, DType, Entry, Extent, Graph, LeafKind, Op, Phase, Shape, Storage, Type, ValueId,
     verify,
 };
+use smidgen_runtime::cpu::pool::Pool;
+use smidgen_runtime::cpu::update_at::UpdateAt;
 use smidgen_runtime::{Cpu, Executor};
 use std::collections::BTreeSet;
 
@@ -36,8 +38,87 @@ pub fn examples() -> Vec<Example> {
         Example { covers: covers_8_bit, proof: Proof::Values(in_8_bits_with_active_clipping) },
         Example { covers: covers_8_bit, proof: Proof::Values(what_is_not_finite_changes_nothing_in_8_bits) },
         Example { covers: covers_8_bit, proof: Proof::Values(activity_is_that_of_each_tensor) },
+        Example { covers: &["adamw_on_host"], proof: Proof::Values(on_the_host) },
+        Example { covers: &["adamw", "widen", "round_at_random"], proof: Proof::Values(in_bf16) },
         Example { covers: &["fourier_reg"], proof: Proof::Values(regularizer_of_coefficients) },
     ]
+}
+
+/// Processors that work on host memory leave the bytes that a device leaves.
+fn on_the_host() -> BTreeSet<&'static str> {
+    for moments in [Moments::F32, Moments::Bits8] {
+        let update = Update::new(moments, 0.5);
+        let mut executor = update.load(2);
+        let mut host: Option<Vec<Vec<u8>>> = None;
+        let pool = Pool::new(3).unwrap();
+        for step in 1..=3 {
+            let kinds = [LeafKind::Adapter, LeafKind::Moment];
+            let host = host.get_or_insert_with(|| update.memory(&mut executor, &kinds));
+            let gradients = gradients(step);
+            let report = update.step(&mut executor, 2.5, step, &gradients);
+            let hyper = [learning_rate(step), step as f64, 1.0];
+            for (leaf, gradient) in gradients.iter().enumerate() {
+                let mut activity = [0f32; ACTIVITY_COLUMNS];
+                let address = |host: &mut Vec<Vec<u8>>, index: usize| host[index].as_mut_ptr();
+                let moment = LEAVES.len() + 2 * leaf;
+                let in_8_bits = moments.storage("parameter", gradient.len()) != [Storage::F32; 2];
+                let own = UpdateAt {
+                    settings: SETTINGS,
+                    elements: gradient.len(),
+                    in_8_bits,
+                    gradient: gradient.as_ptr(),
+                    report: report.as_ptr(),
+                    hyper: hyper.as_ptr(),
+                    parameter: address(host, leaf).cast(),
+                    moments: [address(host, moment), address(host, moment + 1)],
+                    activity: activity.as_mut_ptr(),
+                };
+                // SAFETY: vectors of these sizes, which nothing else uses; allocators align them for f32.
+                unsafe { own.run(&pool) };
+                assert!(activity[0] > 0.0 && activity[2] == 1.0, "{activity:?}");
+            }
+            assert!(*host == update.memory(&mut executor, &kinds), "{moments:?}: step {step} differs");
+        }
+    }
+    ["adamw_on_host"].into()
+}
+
+/// Matrices in bf16 end on a bf16 next to what f32 would have, and on average there.
+fn in_bf16() -> BTreeSet<&'static str> {
+    let master = Master::Bf16 { seed: 9 };
+    let update = Update::with_master(Moments::F32, master, 0.0);
+    let mut executors = [1, 2, 4].map(|threads| update.load(threads));
+    for step in 1..=5 {
+        let before = update.memory(&mut executors[0], &[LeafKind::Adapter, LeafKind::Moment]);
+        let gradients = gradients(step);
+        let states = executors.each_mut().map(|executor| {
+            update.step(executor, 2.5, step, &gradients);
+            update.memory(executor, &[LeafKind::Adapter, LeafKind::Moment])
+        });
+        assert!(states[0] == states[1] && states[0] == states[2], "threads disagree at step {step}");
+        let bf16 = |bytes: &[u8]| -> Vec<f32> {
+            bytes.as_chunks::<2>().0.iter().map(|two| half::bf16::from_le_bytes(*two).to_f32()).collect()
+        };
+        // The moments of each leaf follow all leaves.
+        let last = LEAVES.len() - 1;
+        let mut reference = Reference::new(&bf16(&before[last]));
+        let [first, second] = [1, 2].map(|moment| decode_reals(&before[last + 2 * last + moment]));
+        let wide = |reals: Vec<f32>| reals.into_iter().map(f64::from).collect::<Vec<f64>>();
+        (reference.first, reference.second) = (wide(first), wide(second));
+        reference.step(&gradients[last], 1.0, step);
+        let (mut moved, mut expected) = (0.0, 0.0);
+        for ((got, want), before) in
+            bf16(&states[0][last]).iter().zip(&reference.parameter).zip(&reference.start)
+        {
+            let distance = (f64::from(*got) - want).abs();
+            assert!(distance <= want.abs() / 128.0 + 1e-9, "{got} for {want}");
+            moved += f64::from(*got) - before;
+            expected += want - before;
+        }
+        let count = reference.start.len() as f64;
+        assert!((moved - expected).abs() / count < 1e-4, "{moved} for {expected} in {count}");
+    }
+    update.operations()
 }
 
 fn without_clipping() -> BTreeSet<&'static str> {
@@ -70,10 +151,14 @@ struct Update {
 
 impl Update {
     fn new(moments: Moments, clip: f32) -> Update {
+        Update::with_master(moments, Master::F32, clip)
+    }
+
+    fn with_master(moments: Moments, master: Master, clip: f32) -> Update {
         let mut graph = Graph::default();
         let mut contents = Vec::new();
         for (index, (rows, columns)) in LEAVES.into_iter().enumerate() {
-            let ty = Type::f32(Shape::matrix(rows, columns));
+            let ty = Type::new(Shape::matrix(rows, columns), master.storage(2));
             let id = graph.add_leaf(format!("parameter {index}"), ty, LeafKind::Adapter);
             train_leaf(&mut graph, id);
             contents.push((id, Content::Reals(random_reals(index as u64, rows * columns))));
@@ -85,7 +170,7 @@ impl Update {
         let report = doubles(state::REPORT, 4, LeafKind::State);
         let hyper = doubles(input::HYPER, 3, LeafKind::Input);
         graph.entries = vec![(Entry::MicroStep, vec![]), (Entry::Update, vec![])];
-        let optimizer = Optimizer { adamw: SETTINGS, moments, clip };
+        let optimizer = Optimizer { adamw: SETTINGS, moments, master, clip };
         append_update(&mut graph, &Request { optimizer, ..plain_request() });
         verify::expect_sound("update", &verify::graph(&graph));
         contents.push((hyper, Content::Doubles(vec![1e-3, 1.0, 1.0])));

@@ -26,6 +26,7 @@ use smidgen_recipe::{
 };
 use smidgen_runtime::AnyDevice;
 use smidgen_runtime::cpu::bf16_unit::Bf16Unit;
+use smidgen_runtime::cpu::update_at::measure_update_rate;
 use smidgen_runtime::cuda::transfer_rates::transfer_rates;
 use std::path::Path;
 
@@ -135,6 +136,7 @@ fn measure_cuda(
         fetch_bytes_per_s: fetch,
         stow_bytes_per_s: stow,
         disk_bytes_per_s: disk_rates::measure(folder, disk_bytes(effort))?.read_bytes_per_s,
+        update_bytes_per_s: measure_update_rate(threads).map_err(Failure::device)?,
         ..usual
     })
 }

@@ -217,14 +217,19 @@ pub fn read_f32(tensor: &TensorRef, first_element: u64, destination: &mut [f32])
         let bytes = &mut piece[..values.len() * element.size_bytes()];
         tensor.read_at(byte_offset, bytes).map_err(Failure::model)?;
         byte_offset += bytes.len() as u64;
-        match element {
-            Element::F32 => widen(bytes, values, f32::from_le_bytes),
-            Element::Bf16 => widen(bytes, values, |two| bf16_to_f32(u16::from_le_bytes(two))),
-            Element::F16 => widen(bytes, values, |two| f16_to_f32(u16::from_le_bytes(two))),
-            other => unreachable!("`{}` of type {other} is refused before", tensor.name()),
-        }
+        widen_into(bytes, element, values);
     }
     Ok(())
+}
+
+/// Numbers of F32, BF16 or F16 as f32; other types are refused before.
+pub fn widen_into(bytes: &[u8], element: Element, values: &mut [f32]) {
+    match element {
+        Element::F32 => widen(bytes, values, f32::from_le_bytes),
+        Element::Bf16 => widen(bytes, values, |two| bf16_to_f32(u16::from_le_bytes(two))),
+        Element::F16 => widen(bytes, values, |two| f16_to_f32(u16::from_le_bytes(two))),
+        other => unreachable!("a tensor of type {other} is not refused before"),
+    }
 }
 
 #[inline(always)]

@@ -7,9 +7,9 @@ use crate::plan::demand::DemandShape;
 use crate::plan::job::Job;
 use crate::plan::model;
 use crate::plan::terms::Terms;
-use crate::plan::trained_choice::{chosen_tensors, train_in_f32};
+use crate::plan::trained_choice::{chosen_tensors, store_trained};
 use crate::rows::data::Data;
-use smidgen_compile::request::Moments;
+use smidgen_compile::request::{Master, Moments};
 use smidgen_compile::{Demand, Request, Solution, peaks_by_pins};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{Extent, LayerRule, Pins, Space, Storage};
@@ -39,7 +39,11 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
         Data::Rows(_) => one_sample(tokens, leanest.demand.extent.segments),
         Data::Assumed { .. } => {
             let extent = Extent { tokens, rows: tokens - 1, segments: 1, audio: 0 };
-            Demand { micro_tokens: tokens, extent, step: extent, micro_steps: leanest.demand.micro_steps }
+            let micro_steps = leanest.demand.micro_steps;
+            let samples = micro_steps.ceil() as usize;
+            let step =
+                Extent { tokens: samples * tokens, rows: samples * extent.rows, segments: samples, audio: 0 };
+            Demand { micro_tokens: tokens, extent, step, micro_steps }
         }
     };
     let fits = search.fits(&job.request);
@@ -79,9 +83,18 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
         let change = "`train.optimizer = \"adamw-8bit\"`";
         offer(change, " and changes results", search.peak_bytes(&request, &demands));
     }
+    if job.request.optimizer.master == Master::F32 && !job.request.trained.is_empty() {
+        let mut request = job.request.clone();
+        request.optimizer.master = Master::Bf16 { seed: job.recipe.train.seed };
+        let Request { storage, spec, trained, optimizer, .. } = &mut request;
+        store_trained(storage, spec, trained, optimizer.master);
+        let change = "`train.master = \"bf16\"`";
+        offer(change, " and changes results", search.peak_bytes(&request, &demands));
+    }
     for base in [BaseFormat::Bf16, BaseFormat::Nf4] {
         let mut storage = model::build_storage(base, &job.request.spec, &job.model);
-        train_in_f32(&mut storage, &job.request.trained);
+        let request = &job.request;
+        store_trained(&mut storage, &request.spec, &request.trained, request.optimizer.master);
         if stored_bytes(&job.request, &storage) < stored_bytes(&job.request, &job.request.storage) {
             let smaller = Request { storage, ..job.request.clone() };
             let change = format!("`model.base = \"{base}\"`");
@@ -102,7 +115,7 @@ fn with_last_layers(job: &Job, count: usize) -> Option<Request> {
     let spec = &job.request.spec;
     let trained = chosen_tensors(&recipe, spec).ok()?;
     let mut storage = model::build_storage(recipe.model.base, spec, &job.model);
-    train_in_f32(&mut storage, &trained);
+    store_trained(&mut storage, spec, &trained, job.request.optimizer.master);
     Some(Request { storage, trained, ..job.request.clone() })
 }
 

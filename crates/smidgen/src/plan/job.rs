@@ -12,7 +12,7 @@ use crate::plan::devices::Place;
 use crate::plan::host;
 use crate::plan::model::{build_storage, check_weights, open_model, read_decoder};
 use crate::plan::profiles::{self, ChosenProfile};
-use crate::plan::trained_choice::{choices, chosen_tensors, chosen_words, train_in_f32};
+use crate::plan::trained_choice::{choices, chosen_tensors, chosen_words, master_of, store_trained};
 use crate::plan::world::World;
 use crate::rows::data::{Data, read_data};
 use crate::rows::sets::MemoryRows;
@@ -272,7 +272,7 @@ fn build_request(
         }
     };
     let mut storage = build_storage(recipe.model.base, spec, model);
-    train_in_f32(&mut storage, &trained);
+    store_trained(&mut storage, spec, &trained, master_of(recipe));
     let spec = spec.clone();
     let train = &recipe.train;
     Ok(Request {
@@ -302,6 +302,7 @@ fn build_request(
                 Optimizer::AdamW => request::Moments::F32,
                 Optimizer::AdamW8Bit => request::Moments::Bits8,
             },
+            master: master_of(recipe),
             clip: train.clip as f32,
         },
         device,

@@ -16,6 +16,7 @@ use crate::plan::profiles::ChosenProfile;
 use crate::plan::terms::{Terms, pins};
 use crate::plan::world::World;
 use crate::rows::data::Data;
+use smidgen_compile::request::Master;
 use smidgen_compile::{Budget, Solution, SolveError, smallest_resident};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{DeviceKind, Extent, LeafKind, Pins, PlannedValue, Policy, Sharding, Space, Storage};
@@ -117,10 +118,12 @@ pub fn unlimited_step_ms(job: &Job) -> Result<f64, Failure> {
 fn plan_with(job: &Job, shape: &DemandShape, pins: Pins) -> Result<Planned, Failure> {
     let mut terms = Terms::with(job, pins);
     let mut result = terms.solve(&job.request, &shape.demands);
-    if let Some(on_disk) = result.as_ref().err().and_then(|error| terms.with_weights_on_disk(job, error)) {
+    let alternatives = result.as_ref().err().map(|error| terms.on_disk(job, error)).unwrap_or_default();
+    for on_disk in alternatives {
         let other = on_disk.solve(&job.request, &shape.demands);
         if other.is_ok() {
             (terms, result) = (on_disk, other);
+            break;
         }
     }
     Ok(match result {
@@ -191,6 +194,7 @@ fn notes(job: &Job, shape: &DemandShape, terms: &Terms, solution: &Solution, fit
         notes.push("this processor does not multiply bf16: computing in f32".to_owned());
     }
     notes.extend(trained_note(job));
+    notes.extend(pin_notes(job));
     notes.extend(job.budget.note());
     let is_host_pinned = job.recipe.memory.pins.optimizer_state.is_some_and(|space| space != Space::Device);
     if is_host_pinned && solution.policy.sharding != Sharding::None {
@@ -224,6 +228,31 @@ pub fn host_bytes(job: &Job, solution: &Solution) -> u64 {
     pinned_bytes(&solution.plan) + process_context(job).bytes_for(&solution.plan)
 }
 
+/// Pins that mean something else here than they say.
+fn pin_notes(job: &Job) -> Vec<String> {
+    let Pins { activations, weights, optimizer_state, gradients, .. } = &job.recipe.memory.pins;
+    let pinned = [
+        ("memory.activations", activations),
+        ("memory.weights", weights),
+        ("memory.optimizer_state", optimizer_state),
+        ("memory.gradients", gradients),
+    ];
+    let is_cpu = job.request.device == DeviceKind::Cpu;
+    let on_host = pinned.iter().filter(|(_, space)| is_cpu && **space == Some(Space::Host));
+    let mut notes: Vec<String> = on_host
+        .map(|(key, _)| {
+            format!(
+                "the device is the CPU, whose memory is the host's: `{key} = \"host\"` is taken as `disk`"
+            )
+        })
+        .collect();
+    if job.request.trained.is_empty() && gradients.is_some_and(|space| space != Space::Device) {
+        notes
+            .push("adapters keep their gradients on the device: `memory.gradients` has no effect".to_owned());
+    }
+    notes
+}
+
 /// What becomes of trained weights that the base does not have in f32.
 fn trained_note(job: &Job) -> Option<String> {
     let trained = &job.request.trained;
@@ -236,6 +265,9 @@ fn trained_note(job: &Job) -> Option<String> {
     });
     let names: Vec<String> = names.into_iter().collect();
     let written = first?;
+    if job.request.optimizer.master != Master::F32 {
+        return Some("trained matrices are bf16 and rounded at random after each update".to_owned());
+    }
     Some(format!(
         "trained weights, {} in the base, are f32 while they are trained and rounded to {written} in the model",
         names.join(" and ")

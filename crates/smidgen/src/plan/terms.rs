@@ -10,10 +10,11 @@ use crate::plan::host;
 use crate::plan::job::{self, Job};
 use crate::plan::profiles;
 use smidgen_compile::error::ModelError;
+use smidgen_compile::request::Master;
 use smidgen_compile::{
     Budget, Context, Demand, Profile, Purpose, Question, Request, Solution, SolveError, can_fit, solve,
 };
-use smidgen_ir::{DeviceKind, LayerRule, Pins, Space};
+use smidgen_ir::{DeviceKind, LayerRule, Order, Pins, Space};
 
 /// What a plan is made under.
 #[derive(Clone, Debug)]
@@ -58,12 +59,30 @@ impl Terms {
         solve(&self.question(request, demands))
     }
 
-    /// The same with weights on disk, where pinned memory is what was short and the recipe leaves it open.
-    pub fn with_weights_on_disk(&self, job: &Job, error: &SolveError) -> Option<Terms> {
+    /// The same with more and more on disk, where pinned memory is what was short and the recipe leaves it open: first
+    /// what is touched once in a step.
+    pub fn on_disk(&self, job: &Job, error: &SolveError) -> Vec<Terms> {
         let is_short_of_host = error.leanest.peak_bytes <= self.budget.device_bytes;
-        let pins = Pins { weights: Some(Space::Disk), ..self.pins.clone() };
-        let is_gpu = job.request.device == DeviceKind::Cuda;
-        (is_gpu && self.pins.weights.is_none() && is_short_of_host).then(|| Terms { pins, ..self.clone() })
+        if job.request.device == DeviceKind::Cpu || !is_short_of_host {
+            return vec![];
+        }
+        let mut choices: Vec<Pins> = Vec::new();
+        let mut so_far = self.pins.clone();
+        if !job.request.trained.is_empty() {
+            if so_far.optimizer_state.is_none() {
+                so_far.optimizer_state = Some(Space::Disk);
+                choices.push(so_far.clone());
+            }
+            if so_far.gradients.is_none() {
+                so_far.gradients = Some(Space::Disk);
+                choices.push(so_far.clone());
+            }
+        }
+        if so_far.weights.is_none() {
+            so_far.weights = Some(Space::Disk);
+            choices.push(so_far);
+        }
+        choices.into_iter().map(|pins| Terms { pins, ..self.clone() }).collect()
     }
 
     pub fn can_fit(&self, request: &Request, demand: &Demand) -> bool {
@@ -92,6 +111,26 @@ pub fn pins(job: &Job) -> Result<Pins, Failure> {
         && let Some(&layer) = list.iter().find(|layer| **layer >= layers)
     {
         return Err(Failure::recipe(ModelError::UnknownRecomputeLayer { layer, last: layers - 1 }));
+    }
+    let request = &job.request;
+    let refused = |what: &str, hint: &str| Err(Failure::recipe(what).hint(hint));
+    if pins.order == Some(Order::Breadth) && !request.rank.is_only() {
+        return refused(
+            "`memory.order = \"breadth\"` is for one rank: several sum gradients as a micro-batch passes the layers",
+            "write `auto` or `depth`",
+        );
+    }
+    if pins.order == Some(Order::Breadth) && request.trains_tied_head() {
+        return refused(
+            "`memory.order = \"breadth\"` would sum the gradient of the embedding, which is the LM head too, in another order",
+            "write `auto` or `depth`, or train only the layers (`adapter.targets` with their names)",
+        );
+    }
+    if request.optimizer.master != Master::F32 && !request.rank.is_only() {
+        return refused(
+            "`train.master = \"bf16\"` is for one rank: several divide f32 weights",
+            "write `f32`",
+        );
     }
     Ok(pins.clone())
 }

@@ -6,8 +6,9 @@
 use crate::failure::Failure;
 use smidgen_compile::DecoderSpec;
 use smidgen_compile::adapter;
+use smidgen_compile::request::Master;
 use smidgen_ir::Storage;
-use smidgen_recipe::{Layers, Recipe, Targets};
+use smidgen_recipe::{self as recipe, Layers, Recipe, Targets};
 use std::collections::{BTreeSet, HashMap};
 
 /// The tensors of the base that are trained.
@@ -21,9 +22,23 @@ pub fn chosen_tensors(recipe: &Recipe, spec: &DecoderSpec) -> Result<BTreeSet<St
     Ok(trained)
 }
 
-/// Trained tensors are f32, whatever their type in the checkpoint.
-pub fn train_in_f32(storage: &mut HashMap<String, Storage>, trained: &BTreeSet<String>) {
-    storage.extend(trained.iter().map(|name| (name.clone(), Storage::F32)));
+/// Trained tensors are stored as `train.master` says, whatever their type in the checkpoint.
+pub fn store_trained(
+    storage: &mut HashMap<String, Storage>,
+    spec: &DecoderSpec,
+    trained: &BTreeSet<String>,
+    master: Master,
+) {
+    let tensors = spec.tensors().into_iter().filter(|tensor| trained.contains(&tensor.name));
+    storage.extend(tensors.map(|tensor| (tensor.name, master.storage(tensor.shape.0.len()))));
+}
+
+/// How trained weights are kept, with the seed of what is random about it.
+pub fn master_of(recipe: &Recipe) -> Master {
+    match recipe.train.master {
+        recipe::Master::F32 => Master::F32,
+        recipe::Master::Bf16 => Master::Bf16 { seed: recipe.train.seed },
+    }
 }
 
 /// What of the base is trained, in a few words.

@@ -33,6 +33,7 @@ pub fn describe(choice: Choice) -> &'static str {
         Choice::OptimizerState => "offloading optimizer state",
         Choice::Gradients => "offloading gradients",
         Choice::Order => "breadth-first order",
+        Choice::Updates => "updates on the host",
         Choice::Sharding => "dividing over ranks",
     }
 }
@@ -152,6 +153,9 @@ fn render_reason(solution: &Solution, reason: &Reason) -> String {
         }
         Choice::Order => {
             "order: breadth-first, all micro-batches of a step pass a layer before the next".to_owned()
+        }
+        Choice::Updates => {
+            "updates: by the processors, where the state is, while the next forward pass runs".to_owned()
         }
         Choice::Sharding => format!("ranks: each keeps its part of {}", describe_sharding(policy.sharding)),
     };

@@ -12,7 +12,7 @@ use crate::session::logits::LogitsRun;
 use smidgen_compile::adapter::LoraModule;
 use smidgen_compile::model::audio::AudioInput;
 use smidgen_compile::model::spec::HEAD;
-use smidgen_compile::request::{Moments, Optimizer};
+use smidgen_compile::request::{Master, Moments, Optimizer};
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases, compile_logits};
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::{AdapterFile, Bias, StoredKind, read_modules};
@@ -41,6 +41,7 @@ pub fn build_adapted_request(model: &Model, adapter: Option<&AdapterFile>) -> Re
             adamw: AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 },
             moments: Moments::F32,
             clip: 0.0,
+            master: Master::F32,
         },
         extent: Extent::default(),
         step: Extent::default(),

@@ -97,8 +97,14 @@ impl Liveness {
         let activity = leaf(plan, state::ACTIVITY);
         let mut bytes = vec![0; 4 * ACTIVITY_COLUMNS * names.len()];
         executor.read(activity, &mut bytes)?;
-        let mut numbers: Vec<f32> =
-            bytes.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four)).collect();
+        let decoded = |bytes: &[u8]| -> Vec<f32> {
+            bytes.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four)).collect()
+        };
+        let mut numbers = decoded(&bytes);
+        if let Some(on_host) = executor.plan().leaf_named(state::HOST_ACTIVITY) {
+            executor.read(on_host, &mut bytes)?;
+            numbers.iter_mut().zip(decoded(&bytes)).for_each(|(number, other)| *number = number.max(other));
+        }
         if let Some(team) = team {
             // A rank may have updated only some rows, and seen only short samples.
             numbers.push(f32::from(u8::from(self.attends)));

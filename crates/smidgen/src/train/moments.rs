@@ -1,7 +1,7 @@
 //! The optimizer state of a checkpoint: `optimizer.safetensors`, the same whether ranks divide it or not.
 //!
 //! A rank that has only its part reads that part. To write, all ranks gather one tensor after the other, in the order of
-//! the file: the first of them writes, the others only take part. Nothing is held in memory but a few KiB at a time.
+//! the file: the first of them writes, the others only take part. Nothing is held in memory but one piece at a time.
 
 use crate::failure::Failure;
 use crate::session::weights;
@@ -19,7 +19,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 const FILE: &str = "optimizer.safetensors";
-const PIECE_BYTES: usize = 16 << 10;
+const PIECE_BYTES: usize = 256 << 10;
 
 /// Writes the optimizer state into a folder.
 pub fn write<D: Device>(executor: &mut Executor<D>, folder: &Path) -> Result<(), Failure> {

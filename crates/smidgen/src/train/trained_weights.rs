@@ -1,6 +1,6 @@
 //! Trained weights of the base between disk and device: their start, checkpoints, and the model that a run ends with.
 //!
-//! On the device and in a checkpoint they are f32. The final model has every tensor in the type of the base (f16 if that
+//! On the device and in a checkpoint they are f32, or matrices in bf16 if `train.master` says so. The final model has every tensor in the type of the base (f16 if that
 //! was quantized, as in a merge): trained tensors are rounded once, the others are copied. Tensors pass through a small
 //! buffer one after the other, and trained tensors are read back and compared.
 //! Left out: the files other than the weights (`merge/sidecar.rs`).
@@ -8,7 +8,7 @@
 use crate::failure::Failure;
 use crate::merge::fit::{Action, OutputTensor};
 use crate::merge::fold::round_into;
-use crate::merge::original::OriginalModel;
+use crate::merge::original::{OriginalModel, widen_into};
 use crate::merge::shards::{INDEX_FILE, SHARD_BYTES, render_index, shard_name, split};
 use crate::merge::sidecar::write_sidecars;
 use crate::plan::job::Job;
@@ -31,11 +31,11 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-/// The trained tensors of a checkpoint, in f32 under their own names.
+/// The trained tensors of a checkpoint, as they are trained, under their own names.
 pub const TRAINED_FILE: &str = "trained.safetensors";
 
-/// Elements of a trained tensor that pass through host memory at a time.
-const PIECE: usize = 4 << 10;
+/// Elements of a trained tensor that pass through host memory at a time: enough that waiting for the device costs little.
+const PIECE: usize = 64 << 10;
 
 /// Fills every trained weight from the checkpoint of the base.
 pub fn start_trained<D: Device>(
@@ -46,7 +46,7 @@ pub fn start_trained<D: Device>(
     request.trained.iter().try_for_each(|name| load_weight(executor, model, name, request.threads))
 }
 
-/// Writes the trained tensors in f32, then reads them back and compares every byte.
+/// Writes the trained tensors as they are, then reads them back and compares every byte.
 pub fn write_trained<D: Device>(
     executor: &mut Executor<D>,
     request: &Request,
@@ -55,7 +55,7 @@ pub fn write_trained<D: Device>(
     let outputs: Vec<Output> = request
         .trained
         .iter()
-        .map(|name| Output::trained(executor.plan(), name.clone(), Element::F32))
+        .map(|name| Output::trained(executor.plan(), name.clone(), trained_element(executor.plan(), name)))
         .collect();
     write_file(executor, &outputs, &folder.join(TRAINED_FILE))
 }
@@ -75,7 +75,9 @@ pub fn read_trained<D: Device>(
     for (id, tensor) in find_trained(executor.plan(), request, folder)? {
         executor
             .fill(id, &mut |offset, piece| {
-                read_tensor_into(&tensor, (offset / 4) as u64, Element::F32, piece, &mut scratch)
+                let element = tensor.element();
+                let first = offset / element.size_bytes();
+                read_tensor_into(&tensor, first as u64, element, piece, &mut scratch)
             })
             .map_err(Failure::from)?;
     }
@@ -86,7 +88,7 @@ fn find_trained(plan: &Plan, request: &Request, folder: &Path) -> Result<Vec<(Va
     let path = folder.join(TRAINED_FILE);
     let file = Arc::new(SafetensorsFile::open(&path).map_err(Failure::model)?);
     let tensors = request.trained.iter().map(|name| {
-        let output = Output::trained(plan, name.clone(), Element::F32);
+        let output = Output::trained(plan, name.clone(), trained_element(plan, name));
         let broken = |what: String| {
             Failure::model(format!("`{}`: tensor `{name}` {what}", path.display()))
                 .hint("remove that checkpoint folder to continue from the one before")
@@ -96,11 +98,23 @@ fn find_trained(plan: &Plan, request: &Request, folder: &Path) -> Result<Vec<(Va
         let found = (tensor.element(), tensor.shape());
         if found != (output.spec.element, output.spec.shape.as_slice()) {
             let (element, shape) = found;
-            return Err(broken(format!("is {element} {shape:?}, expected F32 {:?}", output.spec.shape)));
+            let TensorSpec { element: own, shape: own_shape, .. } = output.spec;
+            return Err(broken(format!("is {element} {shape:?}, expected {own} {own_shape:?}")));
         }
         Ok((leaf(plan, name), tensor))
     });
     tensors.collect()
+}
+
+/// The type in which a tensor is trained.
+fn trained_element(plan: &Plan, name: &str) -> Element {
+    element_of(plan, leaf(plan, name))
+}
+
+fn element_of(plan: &Plan, id: ValueId) -> Element {
+    let dtype = plan.value(id).ty.storage.plain();
+    let all = [Element::F32, Element::Bf16, Element::F16];
+    all.into_iter().find(|element| element.dtype() == dtype).expect("what is trained is plain numbers")
 }
 
 /// A tensor to be written.
@@ -219,17 +233,17 @@ fn write_rounded<D: Device>(
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let elements = executor.plan().value(id).ty.elements(&executor.plan().extent);
+    let own = element_of(executor.plan(), id);
     let (mut bytes, mut floats) = (vec![0u8; 4 * PIECE], vec![0f32; PIECE]);
     for first in (0..elements).step_by(PIECE) {
         let count = PIECE.min(elements - first);
-        executor.read_at(id, 4 * first, &mut bytes[..4 * count]).map_err(io::Error::other)?;
-        if element == Element::F32 {
-            out.write_all(&bytes[..4 * count])?;
+        let stored = &mut bytes[..own.size_bytes() * count];
+        executor.read_at(id, own.size_bytes() * first, stored).map_err(io::Error::other)?;
+        if element == own {
+            out.write_all(stored)?;
             continue;
         }
-        for (float, word) in floats.iter_mut().zip(bytes[..4 * count].as_chunks::<4>().0) {
-            *float = f32::from_le_bytes(*word);
-        }
+        widen_into(stored, own, &mut floats[..count]);
         let rounded = &mut bytes[..count * element.size_bytes()];
         round_into(&floats[..count], element, rounded);
         out.write_all(rounded)?;

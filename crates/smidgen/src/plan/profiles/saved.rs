@@ -66,6 +66,7 @@ pub fn render(profile: &DeviceProfile) -> Value {
         "fetch_bytes_per_s": profile.fetch_bytes_per_s,
         "stow_bytes_per_s": profile.stow_bytes_per_s,
         "disk_bytes_per_s": profile.disk_bytes_per_s,
+        "update_bytes_per_s": profile.update_bytes_per_s,
         "travel_s_per_byte": profile.travel_s_per_byte,
         "peers": render_link(profile.peers),
         "network": render_link(profile.network),
@@ -135,6 +136,11 @@ fn parse(value: &Value) -> Result<DeviceProfile, Wrong> {
         fetch_bytes_per_s: fields.rate("fetch_bytes_per_s")?,
         stow_bytes_per_s: fields.rate("stow_bytes_per_s")?,
         disk_bytes_per_s: fields.rate("disk_bytes_per_s")?,
+        // Profiles of 0.12 do not have it.
+        update_bytes_per_s: match value.get("update_bytes_per_s") {
+            Some(_) => fields.rate("update_bytes_per_s")?,
+            None => DeviceProfile::cpu(1).update_bytes_per_s,
+        },
         travel_s_per_byte: fields.time("travel_s_per_byte")?,
         peers: parse_link("peers", &value["peers"])?,
         network: parse_link("network", &value["network"])?,

@@ -1,0 +1,123 @@
+//! The memory choices that a plan explains: which are in use, which are pinned, and a policy without one of them.
+//!
+//! What the choices are and which points of a search they make is in `choices.rs`; the words are the caller's.
+
+use crate::choices::{activations_are_open, embedding_is_open, tables_are_open, weights_are_open};
+use crate::request::Purpose;
+use smidgen_ir::Space;
+use smidgen_ir::policy::{LayerSet, Order, Pins, Policy, Sharding};
+
+/// The memory choices that a plan explains, in the order in which it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    Recompute,
+    MicroBatch,
+    LossChunk,
+    Tiles,
+    /// Weights of layers, or embedding and head.
+    Weights,
+    HeadPieces,
+    /// The embedding alone.
+    Embedding,
+    Activations,
+    OptimizerState,
+    /// Gradients of trained weights.
+    Gradients,
+    /// Breadth-first.
+    Order,
+    /// Updates on the host.
+    Updates,
+    /// What is divided over ranks.
+    Sharding,
+}
+
+impl Choice {
+    const ALL: [Choice; 13] = [
+        Choice::Recompute,
+        Choice::MicroBatch,
+        Choice::LossChunk,
+        Choice::Tiles,
+        Choice::Weights,
+        Choice::HeadPieces,
+        Choice::Embedding,
+        Choice::Activations,
+        Choice::OptimizerState,
+        Choice::Gradients,
+        Choice::Order,
+        Choice::Updates,
+        Choice::Sharding,
+    ];
+
+    /// The policy without this choice, where it is in use and can be left out.
+    pub fn left_out(self, policy: &Policy) -> Option<Policy> {
+        let mut other = policy.clone();
+        match self {
+            Choice::Recompute => other.recompute = LayerSet::none(),
+            Choice::MicroBatch | Choice::LossChunk => {}
+            Choice::Tiles => other.tile_tokens = None,
+            Choice::Weights => {
+                other.offloaded_weights = LayerSet::none();
+                if policy.tables_offloaded {
+                    (other.tables_offloaded, other.embedding_offloaded) = (false, false);
+                    other.head_pieces = 0;
+                }
+            }
+            Choice::HeadPieces => other.head_pieces = 0,
+            Choice::Embedding => other.embedding_offloaded = policy.tables_offloaded,
+            Choice::Activations => other.offloaded_activations = LayerSet::none(),
+            Choice::OptimizerState => {
+                (other.optimizer_state, other.offloaded_moments) = (Space::Device, LayerSet::none());
+            }
+            Choice::Gradients => {
+                (other.gradients, other.offloaded_gradients) = (Space::Device, LayerSet::none());
+            }
+            Choice::Order => other.order = Order::Depth,
+            Choice::Updates => other.updates = Space::Device,
+            // Without ranks to gather from, weights would have to be somewhere else.
+            Choice::Sharding if policy.sharding == Sharding::Weights => {}
+            Choice::Sharding => other.sharding = Sharding::None,
+        }
+        (other != *policy).then_some(other)
+    }
+
+    /// Whether work of this purpose has the choice at all.
+    fn is_of(self, purpose: Purpose) -> bool {
+        match (self, purpose) {
+            (_, Purpose::Training) => true,
+            (
+                Choice::Recompute
+                | Choice::Activations
+                | Choice::OptimizerState
+                | Choice::Gradients
+                | Choice::Order
+                | Choice::Updates,
+                _,
+            ) => false,
+            (Choice::MicroBatch | Choice::LossChunk | Choice::Tiles, _) => purpose == Purpose::Evaluation,
+            (Choice::Weights | Choice::HeadPieces | Choice::Embedding | Choice::Sharding, _) => true,
+        }
+    }
+
+    /// Those that work of this purpose has.
+    pub fn all_of(purpose: Purpose) -> impl Iterator<Item = Choice> {
+        Choice::ALL.into_iter().filter(move |choice| choice.is_of(purpose))
+    }
+
+    pub fn is_pinned(self, pins: &Pins) -> bool {
+        match self {
+            Choice::Recompute => pins.recompute.is_some(),
+            Choice::MicroBatch => pins.micro_tokens.is_some(),
+            Choice::LossChunk => pins.loss_chunk.is_some(),
+            Choice::Tiles => pins.tile_tokens.is_some(),
+            Choice::Weights => !weights_are_open(pins) || !tables_are_open(pins),
+            Choice::HeadPieces => pins.head_pieces.is_some(),
+            Choice::Embedding => !embedding_is_open(pins),
+            Choice::Activations => !activations_are_open(pins),
+            Choice::OptimizerState => pins.optimizer_state.is_some(),
+            Choice::Gradients => pins.gradients.is_some(),
+            Choice::Order => pins.order.is_some(),
+            Choice::Updates => pins.updates.is_some(),
+            Choice::Sharding => pins.sharding.is_some(),
+        }
+    }
+}
