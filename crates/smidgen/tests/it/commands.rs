@@ -313,6 +313,9 @@ fn the_resolved_job_is_written_whole() {
             loss_on = "auto"
             max_tokens = 64
             overflow = "auto"
+            max_audio_seconds = 30.0
+            audio_overflow = "drop"
+            audio_dir = ""
             mix = []
             shuffle = true
 
@@ -323,6 +326,7 @@ fn the_resolved_job_is_written_whole() {
             schedule = "linear"
             warmup = 0.03
             optimizer = "adamw"
+            master = "f32"
             weight_decay = 0.0
             betas = [0.9, 0.999]
             eps = 1e-8
@@ -351,6 +355,8 @@ fn the_resolved_job_is_written_whole() {
             activations = "auto"
             weights = "auto"
             optimizer_state = "auto"
+            gradients = "auto"
+            order = "auto"
             shard = "auto"
             adapt = false
 
