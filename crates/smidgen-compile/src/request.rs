@@ -84,6 +84,12 @@ impl Request {
         self.storage.get(tensor).copied().unwrap_or(Storage::Plain(self.spec.stored))
     }
 
+    /// The largest run of generation; any of its tokens may be one that sound replaces.
+    pub fn decode_extent(&self) -> Option<Extent> {
+        let heard = |shape: DecodeShape| if self.audio_spec().is_some() { shape.new_tokens } else { 0 };
+        self.decode.map(|shape| Extent { audio: heard(shape), ..shape.extent() })
+    }
+
     /// What turns sound into embeddings, where there is sound.
     pub fn audio_spec(&self) -> Option<&AudioSpec> {
         self.spec.audio.as_ref().filter(|_| self.audio != AudioInput::None)

@@ -18,8 +18,9 @@ pub enum Misplaced {
     NoText,
 }
 
-/// Puts clips of these numbers of tokens into the texts of a row; `token` is the text of the audio token.
-pub fn place_clips(example: &mut Example, clips: &[usize], token: &str) -> Result<(), Misplaced> {
+/// Puts clips of these numbers of tokens into the texts of a row; `token` is the text of the audio token. Returns the
+/// clips in the order in which they are heard.
+pub fn place_clips(example: &mut Example, clips: &[usize], token: &str) -> Result<Vec<usize>, Misplaced> {
     let mut texts = texts_of(example);
     let named = |texts: &[Text<'_>], placeholder: &str| -> usize {
         texts.iter().map(|text| text.get().matches(placeholder).count()).sum()
@@ -29,19 +30,26 @@ pub fn place_clips(example: &mut Example, clips: &[usize], token: &str) -> Resul
     if named(&texts, &one_more) > 0 {
         return Err(Misplaced::Placeholder(one_more));
     }
+    let mut order: Vec<usize> = (0..clips.len()).collect();
     if clips.is_empty() {
-        return Ok(());
+        return Ok(order);
     }
     if counts.iter().all(|count| *count == 0) {
         let first = texts.iter_mut().find(|text| text.is_of_user).ok_or(Misplaced::NoText)?;
         let sound = token.repeat(clips.iter().sum());
         let text = format!("{sound}{}", first.get());
         first.set(text);
-        return Ok(());
+        return Ok(order);
     }
     if let Some(wrong) = counts.iter().position(|count| *count != 1) {
         return Err(Misplaced::Placeholder(placeholder(wrong + 1)));
     }
+    let place_of = |clip: &usize| {
+        let placeholder = placeholder(clip + 1);
+        let places = texts.iter().map(|text| text.get().find(&placeholder));
+        places.enumerate().find_map(|(text, place)| Some((text, place?)))
+    };
+    order.sort_by_key(place_of);
     for (index, tokens) in clips.iter().enumerate() {
         let placeholder = placeholder(index + 1);
         for text in texts.iter_mut().filter(|text| text.get().contains(&placeholder)) {
@@ -49,7 +57,21 @@ pub fn place_clips(example: &mut Example, clips: &[usize], token: &str) -> Resul
             text.set(replaced);
         }
     }
-    Ok(())
+    Ok(order)
+}
+
+/// The same for a prompt: its text, and the clips in the order in which they are heard.
+pub fn place_in_prompt(
+    prompt: &str,
+    clips: &[usize],
+    token: &str,
+) -> Result<(String, Vec<usize>), Misplaced> {
+    let mut example = Example::Text(prompt.to_owned());
+    let order = place_clips(&mut example, clips, token)?;
+    match example {
+        Example::Text(prompt) => Ok((prompt, order)),
+        _ => unreachable!("a text stays one"),
+    }
 }
 
 /// What stands for a clip, counted from 1.
@@ -129,7 +151,7 @@ mod tests {
 
     fn placed(prompt: &str, clips: &[usize]) -> Result<String, Misplaced> {
         let mut example = pair(prompt);
-        place_clips(&mut example, clips, "@").map(|()| match example {
+        place_clips(&mut example, clips, "@").map(|_| match example {
             Example::PromptCompletion { prompt, .. } => prompt,
             other => panic!("{other:?}"),
         })
@@ -139,6 +161,8 @@ mod tests {
     fn clips_stand_where_they_are_named_or_in_front() {
         assert_eq!(placed("hear <|audio_1|>!", &[3]).unwrap(), "hear @@@!");
         assert_eq!(placed("<|audio_2|> then <|audio_1|>", &[1, 2]).unwrap(), "@@ then @");
+        let swapped = place_in_prompt("<|audio_2|> then <|audio_1|>", &[1, 2], "@").unwrap();
+        assert_eq!(swapped, ("@@ then @".to_owned(), vec![1, 0]));
         assert_eq!(placed("what is said?", &[2, 1]).unwrap(), "@@@what is said?");
         assert_eq!(placed("no sound", &[]).unwrap(), "no sound");
     }

@@ -6,7 +6,7 @@
 
 #![forbid(unsafe_code)]
 
-mod audio_text;
+pub mod audio_text;
 pub mod bad_rows;
 pub mod batch;
 pub mod cache;

@@ -257,7 +257,7 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
             self.builder.read_clips(place, &fields).map_err(RowError::Audio)?.ok_or(RowError::TooLong)?;
         let Some(token) = &self.audio_token else { return Ok((example, clips)) };
         let tokens: Vec<usize> = clips.iter().map(|clip| self.builder.tokens_of_clip(*clip)).collect();
-        place_clips(&mut example, &tokens, token).map_err(|misplaced| {
+        let order = place_clips(&mut example, &tokens, token).map_err(|misplaced| {
             let (place, clips) = (place.to_string(), clips.len());
             let placeholder = match misplaced {
                 Misplaced::Placeholder(placeholder) => format!("`{placeholder}`"),
@@ -265,6 +265,7 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
             };
             RowError::Audio(AudioRowError::Placeholders { place, placeholder, clips })
         })?;
+        let clips = order.into_iter().map(|index| clips[index]).collect();
         Ok((example, clips))
     }
 

@@ -5,7 +5,8 @@
 
 mod audio;
 
-use crate::op::{ACTIVITY_COLUMNS, AttentionShape, HeadPiece, LossHead, Op, ShapeError};
+use crate::loss_head::{HeadPiece, LossHead};
+use crate::op::{ACTIVITY_COLUMNS, AttentionShape, Op, ShapeError};
 use crate::shape::{Dim, Extent, Shape, Type};
 use crate::storage::{DType, Storage};
 

@@ -3,7 +3,8 @@
 //! The planner reserves the scratch and a device refuses a plan that gives it less, so both call this function. The sizes
 //! themselves are in `workspace_cpu.rs` and `workspace_cuda.rs`, where kernels read them too.
 
-use crate::op::{HeadPiece, LossHead, Op};
+use crate::loss_head::{HeadPiece, LossHead};
+use crate::op::Op;
 use crate::plan::{DeviceKind, Precision, align_up};
 use crate::shape::{Extent, Type};
 use crate::workspace_cpu::{self as cpu_sizes, CpuStep, aligned_floats};

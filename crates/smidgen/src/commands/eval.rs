@@ -399,6 +399,7 @@ impl Evaluated<'_> {
                 cache_tokens: None,
                 new_tokens: DEFAULT_NEW_TOKENS,
                 budget: self.budget,
+                hears: false,
             };
             let plan = |request| plan_generation(request, self.model, self.place, &sizes);
             let plans = requests.iter().map(plan);

@@ -56,7 +56,7 @@ fn stated(bytes: u64) -> JobBudget {
 }
 
 fn sizes(slots: usize, cache_tokens: Option<usize>) -> Sizes {
-    Sizes { slots, context: Some(40), cache_tokens, new_tokens: 16, budget: stated(1 << 30) }
+    Sizes { slots, context: Some(40), cache_tokens, new_tokens: 16, budget: stated(1 << 30), hears: false }
 }
 
 fn opening<'a>(model: &'a Model, adapter: Option<&'a AdapterFile>, sizes: Sizes) -> Opening<'a> {

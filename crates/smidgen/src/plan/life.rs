@@ -146,6 +146,7 @@ fn generation(job: &Job) -> Option<Spaces> {
         cache_tokens: None,
         new_tokens: DEFAULT_NEW_TOKENS,
         budget,
+        hears: false,
     };
     let request = made_request(job);
     let plan = |bytes| plan_generation(&request, &job.model, &job.place, &sizes(within(bytes)));

@@ -10,24 +10,24 @@ use crate::plan::audio::{clip_stores, encoded_bytes, longest_clip_rows, plan_enc
 use crate::plan::job::Job;
 use crate::session::weights::{leaf, load_weights};
 use smidgen_compile::Request;
-use smidgen_compile::model::audio::{AudioInput, GLOBAL_INVERSE_DEVIATION, GLOBAL_MEAN};
+use smidgen_compile::model::audio::{AUDIO, AudioInput, GLOBAL_INVERSE_DEVIATION, GLOBAL_MEAN};
 use smidgen_compile::names::{input, state};
 use smidgen_data::clips::ClipStore;
-use smidgen_formats::audio::MEL_BINS;
+use smidgen_formats::audio::{ClipLimit, LogMel, MEL_BINS, decode_file};
 use smidgen_formats::digest::Hasher;
 use smidgen_formats::element::Element;
 use smidgen_formats::load::read_tensor_into;
 use smidgen_formats::model::Model;
 use smidgen_formats::weight::Weight;
 use smidgen_formats::whole_file::write_whole;
-use smidgen_ir::audio_rows::{FRAMES_OF_ROW, filled_rows, marks_of_clip};
+use smidgen_ir::audio_rows::{FRAMES_OF_ROW, filled_rows, marks_of_clip, rows_of_frames};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{DType, Entry, Extent, ValueId};
 use smidgen_runtime::cpu::convert::{f32_to_bf16, f32_to_f16};
 use smidgen_runtime::{Cpu, Executor};
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const MAGIC: &[u8; 16] = b"smidgen audio  1";
 /// The checksum at the end, in hexadecimal.
@@ -67,6 +67,33 @@ fn encode_clips(
         write_rows(&path, store, &mut encoder, dtype)?;
     }
     store.set_encoded(&path, MAGIC.len() as u64, row_bytes).map_err(Failure::disk)
+}
+
+/// The embeddings of sound files, each (rows, C), by the encoder of a model that is not being trained.
+pub fn encode_files(request: &Request, model: &Model, files: &[PathBuf]) -> Result<Vec<Vec<f32>>, Failure> {
+    let request = Request { audio: AudioInput::Embeddings, ..request.clone() };
+    let Some(adapted) = request.adapters.iter().find(|module| module.path.starts_with(AUDIO)) else {
+        let mut log_mel = LogMel::default();
+        let mut all = Vec::new();
+        for file in files {
+            let limit = ClipLimit { max_seconds: f64::INFINITY };
+            let clip = decode_file(file, limit).map_err(|error| {
+                let hint = error.hint();
+                Failure::data(format!("`{}` {error}", file.display())).hint(hint)
+            })?;
+            let mut features = Vec::new();
+            log_mel.append(&clip.samples, &mut features);
+            all.push(features);
+        }
+        let rows = |features: &Vec<f32>| filled_rows(rows_of_frames(features.len() / MEL_BINS));
+        let mut encoder = Encoder::load(&request, model, all.iter().map(rows).max().unwrap_or(0))?;
+        return all.iter_mut().map(|features| encoder.encode(features)).collect();
+    };
+    Err(Failure::model(format!(
+        "the adapter changes `{}`, and generation hears with the encoder of the base only",
+        adapted.path
+    ))
+    .hint("use an adapter of the decoder, or transformers and PEFT"))
 }
 
 /// What determines the rows.
@@ -116,13 +143,16 @@ fn write_rows(path: &Path, store: &ClipStore, encoder: &mut Encoder, dtype: DTyp
             out.write_all(bytes)
         };
         put(out, MAGIC)?;
+        let mut features = Vec::new();
         for clip in 0..store.len() as u32 {
-            let rows = encoder.encode(store, clip).map_err(|failure| {
+            features.clear();
+            store.read_features(clip, &mut features)?;
+            let rows = encoder.encode(&mut features).map_err(|failure| {
                 let message = io::Error::other(failure.to_string());
                 failed = Some(failure);
                 message
             })?;
-            put(out, &rounded(&rows, dtype))?;
+            put(out, &encode_numbers(&rows, dtype))?;
         }
         out.write_all(hasher.finish_hex().as_bytes())
     });
@@ -134,7 +164,7 @@ fn write_rows(path: &Path, store: &ClipStore, encoder: &mut Encoder, dtype: DTyp
 }
 
 /// The bytes of numbers in the type of activations.
-fn rounded(numbers: &[f32], dtype: DType) -> Vec<u8> {
+pub fn encode_numbers(numbers: &[f32], dtype: DType) -> Vec<u8> {
     match dtype {
         DType::Bf16 => numbers.iter().flat_map(|number| f32_to_bf16(*number).to_le_bytes()).collect(),
         DType::F16 => numbers.iter().flat_map(|number| f32_to_f16(*number).to_le_bytes()).collect(),
@@ -167,23 +197,22 @@ impl Encoder {
         Ok(Encoder { executor, mean: mean?, inverse_deviation: inverse_deviation?, result, width })
     }
 
-    /// The rows of a clip, without those that fill its last chunk.
-    fn encode(&mut self, store: &ClipStore, clip: u32) -> Result<Vec<f32>, Failure> {
-        let mut features = Vec::new();
-        store.read_features(clip, &mut features).map_err(Failure::disk)?;
+    /// The rows of a clip's features (frames, 80), without those that fill its last chunk. Changes the features.
+    fn encode(&mut self, features: &mut Vec<f32>) -> Result<Vec<f32>, Failure> {
         for frame in features.chunks_exact_mut(MEL_BINS) {
             for (bin, number) in frame.iter_mut().enumerate() {
                 *number = (*number - self.mean[bin]) * self.inverse_deviation[bin];
             }
         }
-        let rows = store.rows(clip);
+        let frames = features.len() / MEL_BINS;
+        let rows = rows_of_frames(frames);
         let audio = filled_rows(rows);
         features.resize(audio * FRAMES_OF_ROW * MEL_BINS, 0.0);
         let plan = self.executor.plan();
         let [place, marks] = [input::AUDIO_FEATURES, input::AUDIO_MARKS].map(|name| leaf(plan, name));
         self.executor
             .write(place, &features.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>());
-        let numbers = marks_of_clip(0, store.frames(clip)).flatten();
+        let numbers = marks_of_clip(0, frames).flatten();
         self.executor.write(marks, &numbers.flat_map(i32::to_le_bytes).collect::<Vec<u8>>());
         self.executor.run(Entry::Encode, &Extent { audio, ..Extent::default() })?;
         let mut bytes = vec![0; 4 * rows * self.width];

@@ -49,9 +49,11 @@ fn numbers(name: &str, elements: usize) -> Vec<f32> {
         name if name.ends_with("global_invstd") => 0.2,
         _ => 0.0,
     };
+    // The head is the embedding: with small numbers no token could be likely.
+    let width = if name.ends_with("embed_tokens.weight") { 1.0 } else { 0.2 };
     let mut next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        ((state >> 8) as f32 / (1 << 23) as f32 - 1.0) * 0.2
+        ((state >> 8) as f32 / (1 << 23) as f32 - 1.0) * width
     };
     (0..elements).map(|_| if center == 0.2 { center } else { center + next() }).collect()
 }
@@ -338,9 +340,35 @@ fn texts_have_their_clips_where_they_name_them() {
     assert_eq!(ids(0), [sound(first), vec![2, 3, 4, 11, 7, 8, 1]].concat());
     assert_eq!(ids(1), [vec![5], sound(second), vec![6], sound(first), vec![9, 1]].concat());
     assert_eq!(ids(2), [2, 3, 4, 11, 10, 1]);
-    assert_eq!(shown["samples"][1]["audio"][0]["tokens"], first);
+    assert_eq!(shown["samples"][1]["audio"][0]["tokens"], second);
     scratch.train("heard", &overrides);
     scratch.write("wrong.jsonl", format!("{}\n", json!({"prompt": "<|audio_1|>", "completion": "one"})));
     let wrong = ["data.train=wrong.jsonl", "data.format=auto"];
     scratch.train_refused(1, &wrong, &["line 1", "`<|audio_1|>`", "has 0 clips"]);
+}
+
+/// Four clips, the same question, and an answer for each: the decoder learns to tell them apart by what it hears.
+#[test]
+fn what_was_heard_in_training_is_transcribed() {
+    let scratch = scratch();
+    write_tokenizer(&scratch);
+    let answers = ["tone one", "two before", "three", "after tone two"];
+    let row = |(clip, answer): (usize, &&str)| json!({"audio": format!("clips/{clip}.wav"), "prompt": "what is said ?", "completion": format!(" {answer}")});
+    let rows: Vec<Value> = answers.iter().enumerate().map(row).collect();
+    scratch.write("rows.jsonl", rows.iter().map(|row| format!("{row}\n")).collect::<String>());
+    let learning = ["adapter.rank=16", "train.steps=150", "train.lr=1e-2", "train.schedule=cosine"];
+    scratch.train("run", &[&["data.train=rows.jsonl", "data.format=auto"][..], &learning].concat());
+    let losses = scratch.losses("run");
+    assert!(losses[losses.len() - 1] < 0.05, "{losses:?}");
+    for (clip, answer) in answers.iter().enumerate() {
+        let file = format!("clips/{clip}.wav");
+        let arguments =
+            ["generate", "run", "--raw", "--prompt", "what is said ?", "--audio", &file, "--json"];
+        let ended = scratch.run(&[&arguments[..], &["--max-new", "8", "--threads", "2"]].concat());
+        let said: Value = serde_json::from_str(&ended.stdout).unwrap_or_else(|_| panic!("{}", ended.stderr));
+        assert_eq!(said["text"].as_str().unwrap().trim(), *answer, "{said}");
+        assert_eq!(said["prompt_ids"].as_array().unwrap().len(), embeddings(CLIPS[clip]) + 4);
+    }
+    let twice = ["generate", "run", "--raw", "--prompt", "<|audio_1|> <|audio_1|>", "--audio", "clips/0.wav"];
+    scratch.refused(2, &twice, &["`<|audio_1|>` and 1 clips"]);
 }
