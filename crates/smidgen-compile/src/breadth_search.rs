@@ -38,9 +38,10 @@ pub fn search_breadth_first(attempts: &[Attempt]) {
 /// lets transfers overlap with computation if there is room for that.
 fn leanest_first(attempt: &Attempt) -> Option<(Point, Measured)> {
     let freedom = &attempt.freedom;
-    let half = Offload::Some(freedom.layers.div_ceil(2));
+    let quarters = [1, 2, 3].map(|part| Offload::Some((part * freedom.layers).div_ceil(4)));
+    let activations = [Offload::None].into_iter().chain(quarters).chain([Offload::All]);
     for window_layers in [USUAL_WINDOW, 0] {
-        for activations in [Offload::None, half, Offload::All] {
+        for activations in activations.clone() {
             for loss_chunk in freedom.largest_and_smallest_chunk() {
                 let point = Point { loss_chunk, ..freedom.breadth_first(activations, window_layers) };
                 for tables in if point.tables { vec![true] } else { vec![false, true] } {

@@ -90,10 +90,11 @@ fn carry(graph: &mut Graph, laps: &mut [LapNodes], policy: &Policy, step: &Exten
             let layer = laps[lap].each[0].layer;
             layer.is_some_and(|layer| policy.offloaded_activations.contains(layer))
         };
-        // What forward reads next stays on the device; of what waits for backward the layer decides that begins with it.
+        // What forward reads next stays on the device, and so does what backward hands on; of what waits for backward the
+        // layer decides that begins with it.
         let next = to.iter().copied().find(|lap| is_forward(&laps[*lap]));
         let waiting: Vec<usize> = to.iter().copied().filter(|lap| Some(*lap) != next).collect();
-        let is_offloaded = offloads(next.unwrap_or(from)) && !waiting.is_empty();
+        let is_offloaded = is_forward(&laps[from]) && offloads(next.unwrap_or(from)) && !waiting.is_empty();
         let space = if is_offloaded { device.resolve(policy.activations) } else { Space::Device };
         match next.filter(|_| space != Space::Device) {
             Some(next) => {

@@ -12,7 +12,7 @@ use super::prefetch::{
     source_rows_of,
 };
 use smidgen_ir::policy::Order;
-use smidgen_ir::{ByValue, Entry, Extent, Graph, Node, Op, Policy, ValueId};
+use smidgen_ir::{ByValue, Entry, Extent, Graph, Node, Op, Phase, Policy, ValueId};
 
 /// Fetches offloaded leaves where nodes need them.
 pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent) {
@@ -38,6 +38,14 @@ struct Visit {
     value: ValueId,
     need: Need,
     is_changed: bool,
+}
+
+impl Visit {
+    /// Whether a node can be part of it. Gradients are not kept from their norm to their update.
+    fn is_near(&self, index: usize, node: &Node) -> bool {
+        const STEPS_OF_AN_UPDATE: usize = 3;
+        node.phase != Phase::Update || index - self.need.last < STEPS_OF_AN_UPDATE
+    }
 }
 
 fn fetch_where_needed(
@@ -82,6 +90,10 @@ fn find_visits(graph: &Graph, nodes: &[Node], extent: &Extent) -> Vec<Visit> {
         if index > 0 && nodes[index - 1].layer != node.layer {
             turn += 1;
         }
+        // What moves values or works where they are needs nothing fetched.
+        if node.op.is_transfer() || node.op == Op::Stowed {
+            continue;
+        }
         let inputs = node.inputs.iter().enumerate();
         let is_needed = |input: usize, id: ValueId| {
             !node.op.reads_offloaded(input) || division(graph, graph.whole(id)).is_some()
@@ -91,7 +103,11 @@ fn find_visits(graph: &Graph, nodes: &[Node], extent: &Extent) -> Vec<Visit> {
             let (leaf, value) = (graph.whole(operand), comes_as(graph, &node.op, operand));
             let Some(source) = fetched_for(graph, leaf) else { continue };
             match open.get(&leaf) {
-                Some(&(visit, own_turn)) if own_turn == turn && visits[visit].value == value => {
+                Some(&(visit, own_turn))
+                    if own_turn == turn
+                        && visits[visit].value == value
+                        && visits[visit].is_near(index, node) =>
+                {
                     visits[visit].need.last = index;
                     visits[visit].is_changed |= is_changed;
                 }

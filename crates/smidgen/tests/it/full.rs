@@ -90,6 +90,11 @@ fn only_what_is_chosen_changes_and_the_rest_is_copied() {
             || name.starts_with("model.layers.0.mlp.down_proj")
     });
     check("head", &["adapter.targets=[\"lm_head\"]"], |name| name == "lm_head.weight");
+    check("norms", &["adapter.targets=[\"norms\"]"], |name| name.contains("norm"));
+    check("embedding", &["adapter.targets=[\"embed_tokens\"]"], |name| name.contains("embed_tokens"));
+    check("pattern", &["adapter.targets=[\"*.0.mlp.*\", \"lm_head\"]"], |name| {
+        name.starts_with("model.layers.0.mlp.") || name == "lm_head.weight"
+    });
     let said = scratch.text("last/plan.txt");
     assert!(said.contains("trained weights, bf16 in the base, are f32 while they are trained"), "{said}");
 }
@@ -134,6 +139,8 @@ fn memory_changes_bytes_and_seconds_alone() {
         for (name, overrides) in [
             ("recompute", &["memory.recompute=all"][..]),
             ("away", &["memory.optimizer_state=host", "memory.activations=host", "memory.weights=disk"]),
+            ("gradients", &["memory.gradients=disk"]),
+            ("all", &["memory.gradients=disk", "memory.optimizer_state=disk", "memory.weights=disk"]),
             ("threads", &["memory.threads=1"]),
         ] {
             let output = format!("{name}-{kept}");
@@ -141,6 +148,54 @@ fn memory_changes_bytes_and_seconds_alone() {
             assert!(scratch.read(&format!("{output}/model/model.safetensors")) == want, "{output}");
         }
     }
+}
+
+/// The micro-batches of a step may pass the layers in another order: the bytes are the same.
+#[test]
+fn breadth_first_order_shows_in_nothing_that_is_written() {
+    let scratch = scratch_of("llama-bias-linear", "model");
+    let pinned = ["memory.micro_tokens=64", "train.steps=4"];
+    scratch.train("depth", &[&pinned[..], &["memory.order=depth"]].concat());
+    let want = scratch.read("depth/model/model.safetensors");
+    let away = ["memory.weights=disk", "memory.gradients=disk", "memory.optimizer_state=disk"];
+    for (name, overrides) in [("here", &[][..]), ("away", &away[..]), ("kept", &["memory.activations=disk"])]
+    {
+        scratch.train(name, &[&pinned[..], &["memory.order=breadth"], overrides].concat());
+        assert_eq!(scratch.json(&format!("{name}/plan.json"))["policy"]["order"], "breadth");
+        assert!(scratch.read(&format!("{name}/model/model.safetensors")) == want, "{name}");
+        assert_eq!(scratch.losses(name), scratch.losses("depth"), "{name}");
+    }
+    // Adapters with streamed weights, too.
+    let adapter = ["adapter.kind=lora", "memory.weights=disk", "memory.order=breadth"];
+    scratch.train("lora", &[&pinned[..], &adapter[..1], &["memory.order=depth"]].concat());
+    scratch.train("lora-breadth", &[&pinned[..], &adapter].concat());
+    assert_eq!(scratch.losses("lora-breadth"), scratch.losses("lora"));
+}
+
+/// Weights in bf16 learn, and a killed run ends with the bytes of one that was not.
+#[test]
+fn bf16_masters_learn_and_resume() {
+    let scratch = scratch_of("llama-bias-linear", "model");
+    let run = ["train.master=bf16", "train.steps=12", "train.save_every=5", "train.optimizer=adamw-8bit"];
+    let ended = scratch.train("clean", &run);
+    assert!(ended.stderr.contains("rounded at random"), "{}", ended.stderr);
+    let losses = scratch.losses("clean");
+    assert!(losses[11] < losses[0], "{losses:?}");
+    let saved = tensors(&scratch.read("clean/checkpoint-10/trained.safetensors"));
+    let is_as_trained = |(dtype, shape, _): &(Dtype, Vec<usize>, Vec<u8>)| {
+        *dtype == if shape.len() == 2 { Dtype::BF16 } else { Dtype::F32 }
+    };
+    assert!(saved.values().all(is_as_trained));
+    scratch.train("other", &[&run[..], &["memory.gradients=disk", "memory.threads=1"]].concat());
+    let weights = |output: &str| scratch.read(&format!("{output}/model/model.safetensors"));
+    assert!(weights("other") == weights("clean"));
+    std::fs::remove_dir_all(scratch.path("other/model")).unwrap();
+    std::fs::remove_dir_all(scratch.path("other/checkpoint-10")).unwrap();
+    scratch.train("other", &[&run[..], &["--resume"]].concat());
+    assert!(weights("other") == weights("clean"));
+    // Each weight takes half.
+    let trained = |master: &str| scratch.plan(&[master])["rows"]["adapters"].as_u64().unwrap();
+    assert!(trained("train.master=bf16") < trained("train.master=f32") * 6 / 10);
 }
 
 #[test]
@@ -213,6 +268,9 @@ fn what_cannot_be_is_refused() {
     refused(&["adapter.layers=last:3"], &["3", "2"]);
     refused(&["adapter.targets=[\"proj\"]"], &["proj", "q_proj"]);
     refused(&["adapter.layers=last:1", "adapter.targets=[\"lm_head\"]"], &["choose no weight"]);
+    refused(&["adapter.targets=[\"*.9.*\"]"], &["*.9.*", "norms"]);
+    refused(&["memory.order=breadth"], &["memory.order", "LM head too"]);
+    refused(&["adapter.kind=lora", "train.master=bf16"], &["`train.master` has no effect"]);
     // What the run makes would take the place of its base, or of somebody's model.
     scratch.train("made", &["train.steps=1"]);
     let overrides = ["output.dir=made", "model.path=made/model", "--resume"];
