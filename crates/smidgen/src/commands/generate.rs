@@ -38,7 +38,7 @@ use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_formats::tokenizer::Tokenizer;
 use smidgen_ir::bytes::{format_bytes, parse_bytes};
-use smidgen_recipe::{BaseFormat, Budget, ClosedWord, Compute, DeviceChoice};
+use smidgen_recipe::{BaseFormat, Budget, ClosedWord, Compute, DeviceChoice, Init};
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -238,7 +238,7 @@ fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
     let trained = if is_recipe { recipe.output.dir.resolved.clone() } else { target.to_path_buf() };
     let product = Product::of(&recipe);
     let made = made_model(&trained).filter(|_| product == Product::Model && args.adapter.is_none());
-    let model = match &made {
+    let mut model = match &made {
         Some(made) => Model::open_folder(made).map_err(Failure::model)?,
         None => open_model(&recipe.model.path, Want::Weights, access)?,
     };
@@ -263,6 +263,10 @@ fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
             ));
         }
     };
+    // An adapter that was trained further takes the place of the one inside the checkpoint.
+    if recipe.adapter.init == Init::BuiltinSpeech && adapter.is_some() {
+        model.leave_out_speech();
+    }
     let options = SessionOptions {
         base: if made.is_some() { BaseFormat::AsStored } else { recipe.model.base },
         budget: budget.unwrap_or(recipe.memory.budget),

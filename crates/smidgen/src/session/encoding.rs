@@ -40,7 +40,8 @@ pub fn encode_job(job: &Job, say: &dyn Fn(&str)) -> Result<(), Failure> {
         .try_for_each(|store| encode_clips(store, &job.request, &job.model, say))
 }
 
-fn encode_clips(
+/// Encodes clips, or finds them in the cache.
+pub fn encode_clips(
     store: &ClipStore,
     request: &Request,
     model: &Model,

@@ -173,6 +173,12 @@ fn encoded_clips_are_read_back() {
     let again = scratch.train("two", &["data.eval=data.jsonl", "train.eval_every=3"]);
     assert!(!again.stderr.contains("encoding"), "{}", again.stderr);
     assert_eq!(scratch.adapter("one"), scratch.adapter("two"));
+    // The program that evaluates hears the same.
+    let in_training = scratch.metrics("one").iter().rev().find_map(|row| row.get("eval_loss")?.as_f64());
+    let ended = scratch.run(&["eval", "one", "--json"]);
+    let found: Value = serde_json::from_str(&ended.stdout).unwrap_or_else(|_| panic!("{}", ended.stderr));
+    let adapter = found["adapter"]["eval_loss"].as_f64().or(found["adapter"]["loss"].as_f64());
+    assert_close(&[in_training.unwrap()], &[adapter.unwrap_or_else(|| panic!("{found}"))], 1e-6);
     // A damaged file of the cache is written again.
     let folder = scratch.cache().join("audio");
     for entry in std::fs::read_dir(&folder).unwrap() {
