@@ -378,3 +378,22 @@ fn what_was_heard_in_training_is_transcribed() {
     let twice = ["generate", "run", "--raw", "--prompt", "<|audio_1|> <|audio_1|>", "--audio", "clips/0.wav"];
     scratch.refused(2, &twice, &["`<|audio_1|>` and 1 clips"]);
 }
+
+#[test]
+fn a_run_continues_with_the_sound_that_it_began_with() {
+    let scratch = scratch();
+    scratch
+        .train("run", &["train.steps=4", "train.save_every=2", "train.schedule=constant", "train.warmup=0"]);
+    let resume =
+        ["train", "recipe.toml", "--resume", "output.dir=run", "train.steps=6", "train.save_every=2"];
+    let resume = [&resume[..], &["train.schedule=constant", "train.warmup=0"]].concat();
+    let kept = scratch.read("clips/1.wav");
+    scratch.write("clips/1.wav", wav(CLIPS[1], 77));
+    let ended = scratch.run(&resume);
+    assert!(ended.code == Some(1) && ended.stderr.contains("`data.train`"), "{}", ended.stderr);
+    scratch.write("clips/1.wav", kept);
+    let ended = scratch.run(&resume);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    scratch.train("straight", &["train.steps=6", "train.schedule=constant", "train.warmup=0"]);
+    assert_eq!(scratch.adapter("run"), scratch.adapter("straight"));
+}
