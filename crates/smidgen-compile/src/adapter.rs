@@ -5,6 +5,7 @@
 //! with all layers the embedding, the final norm and the head too.
 
 use crate::error::ModelError;
+use crate::model::audio::AUDIO;
 use crate::model::spec::{DecoderSpec, HEAD};
 use std::collections::BTreeSet;
 
@@ -57,12 +58,15 @@ pub fn target_paths(
     layers: &Layers,
 ) -> Result<Vec<String>, ModelError> {
     check_layers(spec, layers)?;
-    let linears = spec.linears();
+    let mut linears = spec.all_linears();
     if let Targets::Names(names) = targets {
         for name in names {
             if !linears.iter().any(|linear| path_matches(&linear.path, name)) {
                 return Err(ModelError::UnknownTarget { target: name.clone(), known: known_names(&linears) });
             }
+        }
+        if !names.iter().any(|name| is_of_audio_alone(&linears, name)) {
+            linears.retain(|linear| !linear.path.starts_with(AUDIO));
         }
     }
     let chosen = linears.into_iter().filter(|linear| {
@@ -154,6 +158,13 @@ fn check_layers(spec: &DecoderSpec, layers: &Layers) -> Result<(), ModelError> {
         }
         Layers::Last(_) | Layers::All => Ok(()),
     }
+}
+
+/// Whether a name matches linears of the audio encoder and no other. Where one does, all names are matched as PEFT
+/// matches them; otherwise they mean the decoder, though `o_proj` is the end of paths in both.
+fn is_of_audio_alone(linears: &[crate::model::spec::Linear], name: &str) -> bool {
+    let mut matched = linears.iter().filter(|linear| path_matches(&linear.path, name));
+    matched.all(|linear| linear.path.starts_with(AUDIO))
 }
 
 fn path_matches(path: &str, name: &str) -> bool {

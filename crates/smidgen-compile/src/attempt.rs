@@ -306,6 +306,7 @@ impl<'a> Attempt<'a> {
             Purpose::Evaluation => (Entry::Eval, None),
             Purpose::Generation => (Entry::Decode, None),
             Purpose::Logits => (Entry::Logits, None),
+            Purpose::Encoding => (Entry::Encode, None),
         }
     }
 

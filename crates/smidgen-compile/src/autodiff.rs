@@ -7,7 +7,7 @@
 //! A value whose computation involves no trainable leaf gets no gradient: nothing is built below the
 //! lowest adapted layer, and no weight gradient for frozen weights.
 
-use smidgen_ir::{ByValue, Entry, Graph, Node, Norm, Op, Phase, ValueId, ValueSet};
+use smidgen_ir::{AttentionShape, ByValue, Entry, Graph, Node, Norm, Op, Phase, ValueId, ValueSet};
 
 /// Part of the gradient of a value.
 enum Contribution {
@@ -178,7 +178,37 @@ impl Backward<'_> {
                     self.emit(Op::EmbedGrad { scale: *scale }, vec![node.inputs[0], d], vec![table], &[]);
                 }
             }
-            Op::RopeTable(_) => {}
+            Op::PlaceRows { .. } => self.place_rows(node),
+            Op::LayerNorm { eps } => {
+                if let Some(d) = self.gradient(node.outputs[0]) {
+                    self.one_gradient(node, Op::LayerNormGrad { eps: *eps }, |x| vec![x, node.inputs[1], d]);
+                }
+            }
+            Op::Scale { .. } => {
+                if let Some(d) = self.gradient(node.outputs[0]) {
+                    self.one_gradient(node, node.op.clone(), |_| vec![d]);
+                }
+            }
+            Op::Act(kind) => {
+                if let Some(d) = self.gradient(node.outputs[0]) {
+                    self.one_gradient(node, Op::ActGrad(*kind), |x| vec![x, d]);
+                }
+            }
+            Op::CausalConv { .. } => {
+                if let Some(d) = self.gradient(node.outputs[0]) {
+                    let op = Op::CausalConv { backward: true };
+                    self.one_gradient(node, op, |_| vec![d, node.inputs[1], node.inputs[2]]);
+                }
+            }
+            Op::AddBias => {
+                if let Some(d) = self.gradient(node.outputs[0]) {
+                    self.bias_gradient(node.inputs[1], d);
+                    self.contribute(node.inputs[0], Contribution::Value(d));
+                }
+            }
+            Op::ChunkAttention(shape) => self.chunk_attention(node, *shape),
+            // Nothing that is trained comes before them: they turn sound into what the encoder starts from.
+            Op::RopeTable(_) | Op::StridedConv(_) | Op::JoinPlaces { .. } | Op::MaskRows { .. } => {}
             Op::Logits { .. }
             | Op::HeadSums(_)
             | Op::HeadLoss { .. }
@@ -186,6 +216,10 @@ impl Backward<'_> {
             | Op::CacheRows
             | Op::CachedAttention(_)
             | Op::ScatterRows
+            | Op::TakeRows
+            | Op::LayerNormGrad { .. }
+            | Op::ActGrad(_)
+            | Op::ChunkAttentionGrad(_)
             | Op::RmsNormGrad { .. }
             | Op::RmsNormWeightGrad { .. }
             | Op::LinearGrad { .. }
@@ -213,6 +247,39 @@ impl Backward<'_> {
             | Op::AllReduce(_)
             | Op::ReduceScatter(_)
             | Op::AllGather(_) => unreachable!("`{}` is not a forward operation", node.op.name()),
+        }
+    }
+
+    /// The gradient of a node's first input by one operation.
+    fn one_gradient(&mut self, node: &Node, op: Op, inputs: impl FnOnce(ValueId) -> Vec<ValueId>) {
+        let x = node.inputs[0];
+        if self.needs(x) {
+            let name = self.name_of_gradient(x);
+            let dx = self.emit(op, inputs(x), vec![], &[name])[0];
+            self.contribute(x, Contribution::Value(dx));
+        }
+    }
+
+    /// Rows of audio get the gradient of where they were placed; what they replaced gets none.
+    fn place_rows(&mut self, node: &Node) {
+        let Some(d) = self.gradient(node.outputs[0]) else { return };
+        let [_, rows, audio] = node.inputs[..] else { unreachable!("rows are placed with three inputs") };
+        if self.needs(audio) {
+            let name = self.name_of_gradient(audio);
+            let taken = self.emit(Op::TakeRows, vec![d, rows], vec![], &[name])[0];
+            self.contribute(audio, Contribution::Value(taken));
+        }
+        self.one_gradient(node, Op::PlaceRows { clear: true }, |_| vec![d, rows]);
+    }
+
+    fn chunk_attention(&mut self, node: &Node, shape: AttentionShape) {
+        let Some(d) = self.gradient(node.outputs[0]) else { return };
+        let [q, k, v, marks, bias] = node.inputs[..] else { unreachable!("five inputs") };
+        let names = [q, k, v].map(|value| self.name_of_gradient(value));
+        let inputs = vec![q, k, v, node.outputs[0], node.outputs[1], d, marks, bias];
+        let gradients = self.emit(Op::ChunkAttentionGrad(shape), inputs, vec![], &names);
+        for (value, gradient) in [q, k, v].into_iter().zip(gradients) {
+            self.contribute(value, Contribution::Value(gradient));
         }
     }
 

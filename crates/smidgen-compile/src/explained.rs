@@ -137,7 +137,7 @@ pub fn pins_for(purpose: Purpose, pins: &Pins) -> Pins {
             updates: Some(Space::Device),
             ..pins
         },
-        Purpose::Generation | Purpose::Logits => {
+        Purpose::Generation | Purpose::Logits | Purpose::Encoding => {
             Pins { loss_chunk: Some(1), tile_tokens: Some(None), ..pins_for(Purpose::Evaluation, &pins) }
         }
     }

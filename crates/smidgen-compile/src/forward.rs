@@ -7,10 +7,13 @@
 
 use crate::adapter::LoraModule;
 use crate::leaves::{Leaves, add_leaves, cache_names};
+use crate::model::audio::{AudioInput, AudioSpec};
 use crate::model::spec::{DecoderSpec, EMBEDDING, FINAL_NORM, GATE_UP, QK_NORMS, QKV};
 use crate::names::{input, state};
 use crate::request::{AdapterForm, Purpose, Request};
-use smidgen_ir::{AttentionShape, DType, Entry, Graph, LossHead, Node, Op, Phase, Rounded, ValueId};
+use smidgen_ir::{
+    Activation, AttentionShape, DType, Entry, Graph, LossHead, Node, Op, Phase, Rounded, ValueId,
+};
 use std::collections::HashMap;
 
 /// All leaves, and the forward nodes of each entry point that the purpose needs.
@@ -22,6 +25,7 @@ pub fn build_graph(request: &Request, purpose: Purpose, loss_chunk: usize) -> Gr
         Purpose::Evaluation => vec![Entry::Refresh, Entry::Eval],
         Purpose::Logits => vec![Entry::Refresh, Entry::Logits],
         Purpose::Generation => vec![Entry::Refresh, Entry::Decode],
+        Purpose::Encoding => vec![Entry::Encode],
     };
     if purpose == Purpose::Training && request.decode.is_some() {
         entries.push(Entry::Decode);
@@ -30,7 +34,7 @@ pub fn build_graph(request: &Request, purpose: Purpose, loss_chunk: usize) -> Gr
         let nodes = match entry {
             Entry::Update | Entry::Collect => vec![],
             Entry::Refresh => build_refresh(&mut graph, &leaves, request),
-            Entry::MicroStep | Entry::Eval | Entry::Logits | Entry::Decode => {
+            Entry::MicroStep | Entry::Eval | Entry::Logits | Entry::Decode | Entry::Encode => {
                 build_entry(&mut graph, &mut leaves, request, entry, loss_chunk)
             }
         };
@@ -69,11 +73,21 @@ fn build_entry(
         prefix: match entry {
             Entry::Eval => "eval.",
             Entry::Decode => "decode.",
-            Entry::MicroStep | Entry::Update | Entry::Refresh | Entry::Logits | Entry::Collect => "",
+            Entry::MicroStep
+            | Entry::Update
+            | Entry::Refresh
+            | Entry::Logits
+            | Entry::Collect
+            | Entry::Encode => "",
         },
         layer: None,
         cached: entry == Entry::Decode,
+        audio: request.audio_spec().map(|spec| (spec, request.audio)),
     };
+    if entry == Entry::Encode {
+        builder.encode_audio();
+        return builder.nodes;
+    }
     let hidden = builder.decoder();
     match entry {
         Entry::MicroStep | Entry::Eval => {
@@ -123,6 +137,8 @@ pub(crate) struct Builder<'a> {
     pub layer: Option<usize>,
     /// Whether keys and values go through the caches.
     pub cached: bool,
+    /// What turns sound into embeddings, and what it starts from, where there is sound.
+    pub audio: Option<(&'a AudioSpec, AudioInput)>,
 }
 
 impl Builder<'_> {
@@ -130,7 +146,7 @@ impl Builder<'_> {
         self.leaves.get(name)
     }
 
-    fn emit(&mut self, op: Op, inputs: Vec<ValueId>, outputs: &[&str]) -> Vec<ValueId> {
+    pub fn emit(&mut self, op: Op, inputs: Vec<ValueId>, outputs: &[&str]) -> Vec<ValueId> {
         let place = match self.layer {
             Some(layer) => format!("{}layers.{layer}.", self.prefix),
             None => self.prefix.to_string(),
@@ -147,6 +163,11 @@ impl Builder<'_> {
     fn decoder(&mut self) -> ValueId {
         let embed = Op::Embed { scale: self.spec.embedding_scale, element: self.element };
         let mut x = self.emit1(embed, vec![self.leaf(input::IDS), self.leaf(EMBEDDING)], "x");
+        if let Some((spec, from)) = self.audio {
+            let audio = self.audio_embeddings(spec, from); // (A, C)
+            let inputs = vec![x, self.leaf(input::AUDIO_TARGETS), audio];
+            x = self.emit1(Op::PlaceRows { clear: false }, inputs, "x_heard");
+        }
         let tables = self.rope_tables();
         for layer in 0..self.spec.layers {
             self.layer = Some(layer);
@@ -223,12 +244,17 @@ impl Builder<'_> {
         let n = self.norm(x, if spec.sandwich_norms { before } else { after }, "mlp.norm"); // (T, C)
         let parts = [("mlp.gate", spec.intermediate), ("mlp.up", spec.intermediate)];
         let [gate, up] = self.projections(n, GATE_UP, parts); // (T, I) both
-        let a = self.emit1(Op::GatedAct(spec.activation), vec![gate, up], "mlp.act"); // (T, I)
+        let a = self.gated(spec.activation, gate, up, "mlp.act"); // (T, I)
         let mut y = self.linear(a, "mlp.down_proj", "mlp.out"); // (T, C)
         if spec.sandwich_norms {
             y = self.norm(y, after, "mlp.out_normed"); // (T, C)
         }
         self.emit1(Op::Add, vec![x, y], "x")
+    }
+
+    /// act(gate)·up.
+    pub fn gated(&mut self, activation: Activation, gate: ValueId, up: ValueId, output: &str) -> ValueId {
+        self.emit1(Op::GatedAct(activation), vec![gate, up], output)
     }
 
     fn norm(&mut self, x: ValueId, weight: &str, output: &str) -> ValueId {

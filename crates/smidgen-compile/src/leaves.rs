@@ -6,10 +6,13 @@
 //! `names::state`. Rows of a leaf that serve as a value of their own are made once for all entry points.
 
 use crate::adapter::LoraModule;
+use crate::model::audio::{AUDIO, AudioInput, FRAMES};
 use crate::model::spec::{EMBEDDING, HEAD};
 use crate::names::{input, state};
 use crate::request::{AdapterForm, DecodeShape, Purpose, Request, TrainedBiases};
-use smidgen_ir::{DType, Dim, Graph, LeafKind, Rounded, Shape, Storage, Type, ValueId, ValueRole};
+use smidgen_ir::{
+    DType, Dim, Graph, LeafKind, MARK_COLUMNS, Rounded, Shape, Storage, Type, ValueId, ValueRole,
+};
 use std::collections::{HashMap, HashSet};
 
 /// LS-LoRA's coefficients (M, 4) and scales (M, 1) of all M modules, each one leaf.
@@ -59,6 +62,10 @@ impl Leaves {
 /// Adds every leaf that the purpose needs.
 pub fn add_leaves(graph: &mut Graph, request: &Request, purpose: Purpose) -> Leaves {
     let mut leaves = Leaves::default();
+    if purpose == Purpose::Encoding {
+        add_encoding(graph, &mut leaves, request);
+        return leaves;
+    }
     let biases = trained_biases(request);
     let mut trained = Vec::new();
     for tensor in request.spec.tensors() {
@@ -80,6 +87,12 @@ pub fn add_leaves(graph: &mut Graph, request: &Request, purpose: Purpose) -> Lea
             leaves.add(graph, &tensor.name, ty, LeafKind::Weight);
         }
     }
+    if let Some(audio) = request.audio_spec().filter(|_| request.audio == AudioInput::Subsampled) {
+        for tensor in audio.encoder_tensors() {
+            let ty = Type::new(tensor.shape, request.storage_of(&tensor.name));
+            leaves.add(graph, &tensor.name, ty, LeafKind::Weight);
+        }
+    }
     trained.extend(add_adapters(graph, &mut leaves, request));
     if purpose == Purpose::Training {
         for leaf in trained {
@@ -91,6 +104,28 @@ pub fn add_leaves(graph: &mut Graph, request: &Request, purpose: Purpose) -> Lea
         add_caches(graph, &mut leaves, request);
     }
     leaves
+}
+
+/// The weights of all that hears, and its input.
+fn add_encoding(graph: &mut Graph, leaves: &mut Leaves, request: &Request) {
+    let audio = request.audio_spec().expect("only a model that hears is encoded");
+    let mut tensors = audio.subsampling_tensors();
+    if request.audio == AudioInput::Embeddings {
+        tensors.extend(audio.encoder_tensors());
+    }
+    for tensor in tensors {
+        let ty = Type::new(tensor.shape, request.storage_of(&tensor.name));
+        leaves.add(graph, &tensor.name, ty, LeafKind::Weight);
+    }
+    let features = Type::f32(Shape::of(Dim::Audio(FRAMES), audio.bins));
+    leaves.add(graph, input::AUDIO_FEATURES, features, LeafKind::Input);
+    leaves.add(graph, input::AUDIO_MARKS, marks_type(), LeafKind::Input);
+    let rows = Type::f32(Shape::of(Dim::Audio(1), audio.width(request.audio)));
+    leaves.add(graph, state::AUDIO, rows, LeafKind::State);
+}
+
+fn marks_type() -> Type {
+    Type::new(Shape::of(Dim::Audio(1), MARK_COLUMNS), Storage::Plain(DType::I32))
 }
 
 /// Names of the biases that are trained.
@@ -107,8 +142,9 @@ pub fn trained_biases(request: &Request) -> HashSet<String> {
 
 /// The matrices of every module, and what its form adds. Returns what is trained.
 fn add_adapters(graph: &mut Graph, leaves: &mut Leaves, request: &Request) -> Vec<ValueId> {
+    let linears = request.spec.all_linears().into_iter();
     let sizes: HashMap<String, (usize, usize)> =
-        request.spec.linears().into_iter().map(|linear| (linear.path, (linear.n, linear.k))).collect();
+        linears.map(|linear| (linear.path, (linear.n, linear.k))).collect();
     let mut trained = Vec::new();
     for module in &request.adapters {
         let (n, k) = sizes[&module.path];
@@ -172,7 +208,17 @@ fn add_inputs_and_state(graph: &mut Graph, leaves: &mut Leaves, request: &Reques
         add(input::BOUNDARIES, Shape::rows_of(Dim::Boundaries), DType::I32, LeafKind::Input);
     }
     add(input::ROWS, Shape::rows_of(Dim::Rows), DType::I32, LeafKind::Input);
+    if let Some(audio) = request.audio_spec() {
+        let rows = Shape::of(Dim::Audio(1), audio.width(request.audio));
+        add(input::AUDIO_ROWS, rows, request.activations(), LeafKind::Input);
+        add(input::AUDIO_TARGETS, Shape::rows_of(Dim::Audio(1)), DType::I32, LeafKind::Input);
+        if request.audio == AudioInput::Subsampled {
+            let Type { shape, .. } = marks_type();
+            add(input::AUDIO_MARKS, shape, DType::I32, LeafKind::Input);
+        }
+    }
     match purpose {
+        Purpose::Encoding => unreachable!("encoding has no tokens"),
         Purpose::Training | Purpose::Evaluation => {}
         Purpose::Logits => {
             let logits = Shape::of(Dim::Rows, request.spec.vocabulary);
@@ -193,6 +239,9 @@ fn add_inputs_and_state(graph: &mut Graph, leaves: &mut Leaves, request: &Reques
     add(input::HYPER, Shape::vector(3), DType::F64, LeafKind::Input);
     if request.dropout > 0.0 {
         add(input::DROPOUT_KEYS, Shape::rows_of(Dim::Tokens), DType::U64, LeafKind::Input);
+        if request.adapters.iter().any(|module| module.path.starts_with(AUDIO)) {
+            add(input::DROPOUT_AUDIO_KEYS, Shape::rows_of(Dim::Audio(1)), DType::U64, LeafKind::Input);
+        }
         if request.adapters.iter().any(|module| module.path == HEAD) {
             add(input::DROPOUT_ROW_KEYS, Shape::rows_of(Dim::Rows), DType::U64, LeafKind::Input);
         }

@@ -15,6 +15,7 @@ pub mod cards;
 pub mod choices;
 pub mod context;
 mod counts;
+mod encoder;
 pub mod error;
 mod explained;
 pub mod forward;

@@ -11,6 +11,7 @@
 
 use crate::forward::Builder;
 use crate::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA, rounded_name};
+use crate::model::audio::AUDIO;
 use crate::model::spec::{DecoderSpec, HEAD};
 use crate::names::input;
 use crate::request::AdapterForm;
@@ -55,21 +56,47 @@ impl Builder<'_> {
         }
         let path = self.path(fused);
         let attached = self.attach(x, &path, fused);
+        self.each_part(x, &path, attached, parts)
+    }
+
+    /// Parts of the linear at a path, each some of its rows.
+    pub fn parts_at<const N: usize>(
+        &mut self,
+        x: ValueId,
+        path: &str,
+        parts: [(&str, usize); N],
+    ) -> [ValueId; N] {
+        let attached = self.attach(x, path, parts[0].0);
+        self.each_part(x, path, attached, parts)
+    }
+
+    fn each_part<const N: usize>(
+        &mut self,
+        x: ValueId,
+        path: &str,
+        attached: Option<Attached>,
+        parts: [(&str, usize); N],
+    ) -> [ValueId; N] {
         let mut first_row = 0;
         parts.map(|(output, rows)| {
             let part = Part { output, first_row, rows };
             first_row += rows;
-            self.part(x, &path, attached, part)
+            self.part(x, path, attached, part)
         })
     }
 
     /// A linear of the current layer.
     pub fn linear(&mut self, x: ValueId, module: &str, output: &str) -> ValueId {
         let path = self.path(module);
-        let attached = self.attach(x, &path, output);
+        self.linear_at(x, &path, output)
+    }
+
+    /// The linear at a path.
+    pub fn linear_at(&mut self, x: ValueId, path: &str, output: &str) -> ValueId {
+        let attached = self.attach(x, path, output);
         let (rows, _) =
             self.graph.value(self.leaf(&format!("{path}.weight"))).ty.shape.at(&Default::default());
-        self.part(x, &path, attached, Part { output, first_row: 0, rows })
+        self.part(x, path, attached, Part { output, first_row: 0, rows })
     }
 
     fn path(&self, module: &str) -> String {
@@ -87,7 +114,11 @@ impl Builder<'_> {
         let (index, module) = self.adapters.get(path).copied()?;
         let (mut input, mut rest) = (x, None);
         if self.dropout > 0.0 {
-            let keys = self.leaf(if path == HEAD { input::DROPOUT_ROW_KEYS } else { input::DROPOUT_KEYS });
+            let keys = self.leaf(match path {
+                HEAD => input::DROPOUT_ROW_KEYS,
+                path if path.starts_with(AUDIO) => input::DROPOUT_AUDIO_KEYS,
+                _ => input::DROPOUT_KEYS,
+            });
             let dropout = |rest| Op::Dropout { p: self.dropout, stream: index as u32, rest };
             let (kept, left_out) = (dropout(false), dropout(true));
             input = self.emit1(kept, vec![x, keys], &format!("{name}.dropped"));

@@ -13,6 +13,16 @@ pub mod input {
     pub const DROPOUT_KEYS: &str = "dropout_keys";
     /// The dropout keys of the rows that carry a loss; there when the head has an adapter.
     pub const DROPOUT_ROW_KEYS: &str = "dropout_row_keys";
+    /// The dropout keys of audio rows; there when the audio encoder has an adapter.
+    pub const DROPOUT_AUDIO_KEYS: &str = "dropout_audio_keys";
+    /// Normalized mel frames (8A, 80) of clips that are encoded.
+    pub const AUDIO_FEATURES: &str = "audio_features";
+    /// Audio rows (A, C): embeddings, or what the encoder starts from.
+    pub const AUDIO_ROWS: &str = "audio_rows";
+    /// For each audio row its mel frames, the first row of its chunk and the one behind it, the first row of its clip.
+    pub const AUDIO_MARKS: &str = "audio_marks";
+    /// The token that each audio row replaces; -1 for a row that only fills a chunk.
+    pub const AUDIO_TARGETS: &str = "audio_targets";
     /// 1 ÷ supervised tokens of the whole optimizer step.
     pub const LOSS_WEIGHT: &str = "loss_weight";
     /// Learning rate and number of the update, counted from 1.
@@ -47,4 +57,6 @@ pub mod state {
     pub const LOGITS: &str = "logits";
     /// The same of `decode`; gone when another entry point runs.
     pub const DECODED_LOGITS: &str = "decoded_logits";
+    /// The audio rows of encoded clips (A, C).
+    pub const AUDIO: &str = "audio";
 }

@@ -4,6 +4,7 @@
 //! losses and gradients.
 
 use crate::adapter::LoraModule;
+use crate::model::audio::{AudioInput, AudioSpec};
 use crate::model::spec::{DecoderSpec, EMBEDDING};
 use smidgen_ir::{AdamW, DType, DeviceKind, Extent, Pins, Precision, Rank, Storage, Workload};
 use std::collections::{BTreeSet, HashMap};
@@ -30,6 +31,8 @@ pub struct Request {
     pub step: Extent,
     /// What its tokens are usually like.
     pub workload: Workload,
+    /// What the rows of sound are when they reach the program.
+    pub audio: AudioInput,
     /// Generation in addition to the other entry points, if wanted.
     pub decode: Option<DecodeShape>,
     /// Whether `eval` also leaves the loss of each supervised row.
@@ -49,6 +52,8 @@ pub enum Purpose {
     /// The logits of whole sequences.
     Logits,
     Generation,
+    /// Sound to audio rows: to embeddings, or to what the encoder starts from.
+    Encoding,
 }
 
 /// The sizes of generation with cached keys and values.
@@ -70,13 +75,24 @@ pub struct DecodeShape {
 impl DecodeShape {
     /// The largest run.
     pub fn extent(&self) -> Extent {
-        Extent { tokens: self.new_tokens, rows: self.slots.min(self.new_tokens), segments: 0 }
+        Extent { tokens: self.new_tokens, rows: self.slots.min(self.new_tokens), segments: 0, audio: 0 }
     }
 }
 
 impl Request {
     pub fn storage_of(&self, tensor: &str) -> Storage {
         self.storage.get(tensor).copied().unwrap_or(Storage::Plain(self.spec.stored))
+    }
+
+    /// The largest run of generation; any of its tokens may be one that sound replaces.
+    pub fn decode_extent(&self) -> Option<Extent> {
+        let heard = |shape: DecodeShape| if self.audio_spec().is_some() { shape.new_tokens } else { 0 };
+        self.decode.map(|shape| Extent { audio: heard(shape), ..shape.extent() })
+    }
+
+    /// What turns sound into embeddings, where there is sound.
+    pub fn audio_spec(&self) -> Option<&AudioSpec> {
+        self.spec.audio.as_ref().filter(|_| self.audio != AudioInput::None)
     }
 
     /// The numbers of activations.

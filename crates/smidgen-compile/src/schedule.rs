@@ -55,7 +55,7 @@ pub fn plan_lifetimes(
         extent: request.extent,
         device: request.device,
         precision: request.precision,
-        decode_extent: request.decode.map(|shape| shape.extent()),
+        decode_extent: request.decode_extent(),
         threads: request.threads,
         persistent_bytes: 0,
         transient_bytes: 0,

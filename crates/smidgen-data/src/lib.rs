@@ -6,10 +6,13 @@
 
 #![forbid(unsafe_code)]
 
+pub mod audio_text;
 pub mod bad_rows;
 pub mod batch;
 pub mod cache;
 mod chat_row;
+pub mod clip_row;
+pub mod clips;
 pub mod compressed;
 mod csv_rows;
 mod encode_error;

@@ -70,6 +70,11 @@ impl<'a> RowEncoder<'a> {
         RowEncoder { tokenizer, template, loss_on, eos, special }
     }
 
+    /// The text that a token is written as.
+    pub fn token_text(&self, id: u32) -> Option<String> {
+        self.tokenizer.token(id)
+    }
+
     /// One sample, or several where the template rewrites earlier turns of a conversation.
     ///
     /// # Panics

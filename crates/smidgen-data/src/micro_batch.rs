@@ -7,10 +7,14 @@
 //! largest micro-batch.
 //! All buffers belong to the caller and are reused: after the largest micro-batch nothing grows.
 
-use smidgen_ir::Extent;
+use std::sync::Arc;
+
+use smidgen_ir::audio_rows::marks_of_clip;
+use smidgen_ir::{Extent, MARK_COLUMNS};
 use thiserror::Error;
 
 use crate::batch::BatchPlan;
+use crate::clips::{ClipStore, SampleClips};
 use crate::share::Shares;
 use crate::tokens::{ReadSampleError, TokenSet, largest_extent};
 
@@ -147,6 +151,13 @@ pub struct MicroBatch {
     pub labels: Vec<i32>, // (R)
     /// The token set's index of each token's sample: randomness is keyed by it, not by where it was packed.
     pub sample_of_token: Vec<u32>, // (T)
+    /// The token that each audio row replaces; -1 where a row only fills a chunk.
+    pub audio_targets: Vec<i32>, // (A)
+    pub audio_marks: Vec<i32>, // (A, 4)
+    /// The clips of all samples, and the first audio row of each.
+    pub clips: Vec<(u32, u32)>,
+    /// Where the rows of these clips are.
+    pub clip_store: Option<Arc<ClipStore>>,
 }
 
 impl MicroBatch {
@@ -162,6 +173,11 @@ impl MicroBatch {
             rows: Vec::with_capacity(extent.rows),
             labels: Vec::with_capacity(extent.rows),
             sample_of_token: Vec::with_capacity(extent.tokens),
+            audio_targets: Vec::with_capacity(extent.audio),
+            audio_marks: Vec::with_capacity(MARK_COLUMNS * extent.audio),
+            // A clip has at least a row.
+            clips: Vec::with_capacity(extent.audio.min(extent.segments)),
+            clip_store: None,
         }
     }
 
@@ -170,6 +186,7 @@ impl MicroBatch {
             tokens: self.ids.len(),
             rows: self.rows.len(),
             segments: self.segments.len().saturating_sub(1),
+            audio: self.audio_targets.len(),
         }
     }
 
@@ -185,6 +202,10 @@ impl MicroBatch {
         self.rows.clear();
         self.labels.clear();
         self.sample_of_token.clear();
+        self.audio_targets.clear();
+        self.audio_marks.clear();
+        self.clips.clear();
+        self.clip_store = set.clips().map(|clips| clips.store().clone());
         self.segments.push(0);
         for index in samples {
             let first = self.ids.len();
@@ -199,8 +220,25 @@ impl MicroBatch {
             self.positions.extend(0..length as i32);
             self.sample_of_token.extend(std::iter::repeat_n(index, length));
             self.segments.push(self.ids.len() as i32);
+            if let Some(clips) = set.clips() {
+                self.place_clips(clips, index, first);
+            }
         }
         Ok(())
+    }
+
+    /// The audio rows of a sample whose tokens begin at `first`.
+    fn place_clips(&mut self, clips: &SampleClips, sample: u32, first: usize) {
+        let tokens = self.ids[first..].iter().enumerate().filter(|(_, id)| **id == clips.token);
+        let mut targets = tokens.map(|(position, _)| (first + position) as i32);
+        for &clip in clips.of_sample(sample as usize) {
+            let first_row = self.audio_targets.len();
+            let (frames, rows) = (clips.store().frames(clip), clips.store().rows(clip));
+            self.clips.push((clip, first_row as u32));
+            self.audio_marks.extend(marks_of_clip(first_row, frames).flatten());
+            self.audio_targets.extend(targets.by_ref().take(rows));
+            self.audio_targets.resize(self.audio_marks.len() / MARK_COLUMNS, -1);
+        }
     }
 }
 
@@ -304,8 +342,8 @@ mod tests {
 
     #[test]
     fn a_token_takes_what_is_said() {
-        let extent = Extent { tokens: 1000, rows: 1000, segments: 1 };
-        let MicroBatch { ids, positions, segments, rows, labels, sample_of_token } =
+        let extent = Extent { tokens: 1000, rows: 1000, segments: 1, audio: 0 };
+        let MicroBatch { ids, positions, segments, rows, labels, sample_of_token, .. } =
             MicroBatch::with_capacity(extent);
         let numbers = [&ids, &positions, &rows, &labels].map(Vec::capacity).iter().sum::<usize>();
         assert_eq!(4 * (numbers + sample_of_token.capacity()) as u64, MicroBatch::TOKEN_BYTES * 1000);
@@ -354,7 +392,7 @@ mod tests {
         assert_eq!(batch.rows, [0, 4, 5]);
         assert_eq!(batch.labels, [21, 22, 13]);
         assert_eq!(batch.sample_of_token, [2, 2, 2, 1, 1, 1, 1]);
-        assert_eq!(batch.extent(), Extent { tokens: 7, rows: 3, segments: 2 });
+        assert_eq!(batch.extent(), Extent { tokens: 7, rows: 3, segments: 2, audio: 0 });
     }
 
     #[test]
@@ -369,7 +407,7 @@ mod tests {
         let plan = BatchPlan::new(&set, options).unwrap();
         // Steps (2 3 4), (7 2 2): micro-batches (3 4), (2) and (7), (2 2).
         let expected = Largest {
-            micro_batch: Extent { tokens: 7, rows: 6, segments: 2 },
+            micro_batch: Extent { tokens: 7, rows: 6, segments: 2, audio: 0 },
             step_tokens: 11,
             step_rows: 8,
             step_micro_batches: 2,
@@ -380,7 +418,7 @@ mod tests {
             PackError::SampleTooLong { tokens: 7, micro_tokens: 6 }
         );
         let whole = largest_micro_batch(&plan, &set, usize::MAX, 1).unwrap();
-        assert_eq!(whole.micro_batch, Extent { tokens: 11, rows: 8, segments: 3 });
+        assert_eq!(whole.micro_batch, Extent { tokens: 11, rows: 8, segments: 3, audio: 0 });
         // Of two with 7 tokens the one that is a single sample has more that are supervised.
         assert_eq!(largest_samples(&plan, &set, 7, 1).unwrap(), [3]);
         assert_eq!(largest_samples(&plan, &set, usize::MAX, 1).unwrap(), [3, 4, 5]);

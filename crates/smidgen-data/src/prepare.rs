@@ -11,6 +11,7 @@ use smidgen_ir::words::{DataFormat, LossOn, OnBadRow, Overflow};
 
 use crate::bad_rows::BadRows;
 use crate::cache::{CacheKey, cache_file};
+use crate::clip_row::AudioOptions;
 use crate::format::{Columns, Recognized, RowFormat, RowReading, recognize};
 use crate::mask::RowEncoder;
 pub use crate::prepare_error::PrepareError;
@@ -49,6 +50,8 @@ pub struct PrepareOptions<'a> {
     /// Where tokenized sets are kept between runs, if anywhere.
     pub cache: Option<&'a Path>,
     pub threads: usize,
+    /// How clips are read, where the model hears.
+    pub audio: Option<&'a AudioOptions>,
 }
 
 /// A set and where it is from.
@@ -126,6 +129,9 @@ pub fn prepare_set(
         }
         None => TokenSetBuilder::new(options.limits),
     };
+    if let Some(audio) = options.audio {
+        builder = builder.with_audio(audio.clone());
+    }
     let mut warnings = Vec::new();
     let mut tokenizer = None;
     for (reading, origin) in readings.iter().zip(&mut origins) {
@@ -153,7 +159,7 @@ pub fn prepare_set(
         }
         error => PrepareError::Tokens(error),
     })?;
-    if let Some(path) = path.filter(|_| has_text) {
+    if let Some(path) = path.filter(|_| has_text && set.clips().is_none()) {
         // A cache that cannot be written only costs the next start some seconds.
         let _ = write_set(&path, &set, &files, &about);
     }

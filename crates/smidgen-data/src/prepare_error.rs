@@ -79,6 +79,7 @@ impl PrepareError {
     pub(crate) fn is_of_one_row(&self) -> bool {
         match self {
             PrepareError::Format(error) => error.is_of_one_row(),
+            PrepareError::Tokens(TokensError::Audio(error)) => error.is_of_one_row(),
             PrepareError::Tokens(error) => matches!(
                 error,
                 TokensError::LengthsDiffer { .. }

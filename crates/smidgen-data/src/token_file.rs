@@ -35,6 +35,9 @@ struct Description {
     files_of_samples: Vec<(usize, bool, usize)>,
     /// The first sample of each source.
     sources: Vec<usize>,
+    /// Whether samples have sound, which the file does not store: such a set is read from its rows each time.
+    #[serde(default)]
+    has_clips: bool,
     about: Json,
 }
 
@@ -86,6 +89,7 @@ impl TokenFileWriter {
                 .map(|it| (it.file, it.unit == RowUnit::Line, it.first_sample))
                 .collect(),
             sources: set.sources.clone(),
+            has_clips: set.clips.is_some(),
             about: about.clone(),
         };
         let json = serde_json::to_vec(&description).expect("numbers and strings are JSON");
@@ -155,6 +159,9 @@ fn read_set(path: &Path, files: &[PathBuf], above_bytes: usize) -> io::Result<(T
     let mut json = vec![0; json_bytes as usize];
     file.read_exact_at(&mut json, json_at)?;
     let description: Description = serde_json::from_slice(&json)?;
+    if description.has_clips {
+        return Err(unsound());
+    }
     let column = |index: u64| read_numbers(&file, index_at + 4 * samples * index, samples as usize);
     let records = if record_bytes > above_bytes as u64 {
         let file = file.try_clone()?;
@@ -182,6 +189,7 @@ fn read_set(path: &Path, files: &[PathBuf], above_bytes: usize) -> io::Result<(T
         files: named.ok_or_else(unsound)?,
         files_of_samples: of_samples.collect(),
         stats: description.stats,
+        clips: None,
     };
     set.files.shrink_to_fit();
     set.files_of_samples.shrink_to_fit();

@@ -6,6 +6,7 @@
 
 use thiserror::Error;
 
+use crate::clip_row::AudioRowError;
 use crate::row_place::RowPlace;
 use crate::token_record::NOT_SUPERVISED;
 use crate::tokens::RowCounts;
@@ -24,6 +25,8 @@ pub enum TokensError {
         "{place} has {tokens} tokens, `data.max_tokens` is {max_tokens}; {rows} of {rows_read} rows are longer"
     )]
     TooLong { place: String, tokens: usize, max_tokens: u32, rows: u64, rows_read: u64, longest: usize },
+    #[error(transparent)]
+    Audio(#[from] AudioRowError),
     #[error("the tokens of a large data set are kept in a file: {0}")]
     Keep(#[from] WriteFileError),
     #[error("no rows")]
@@ -47,6 +50,7 @@ impl TokensError {
             TokensError::LabelOutside { .. } => {
                 Some("mark positions without a loss by -100".to_owned())
             }
+            TokensError::Audio(error) => error.hint(),
             TokensError::TooLong { longest, .. } => {
                 Some(format!("`data.max_tokens = {longest}` keeps every row whole; `data.overflow = \"truncate\"` or `\"drop\"` accepts the loss"))
             }

@@ -98,6 +98,7 @@ impl TokenSet {
             files: Vec::new(),
             files_of_samples: Vec::new(),
             stats: TokenStats::empty(rows),
+            clips: self.clips.as_ref().map(|clips| clips.subset(samples)),
         };
         for &sample in samples {
             let sample = sample as usize;

@@ -14,13 +14,16 @@ use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, Scope};
 
+use crate::audio_text::{Misplaced, place_clips};
 use crate::bad_rows::BadRows;
-use crate::example::Example;
+use crate::clip_row::AudioRowError;
+use crate::example::{Example, ExampleRow};
 use crate::format::{FormatError, RowReading, read_examples};
 use crate::mask::{EncodeError, EncodedSample, RowEncoder, TurnEnd};
 use crate::prepare_error::PrepareError;
 use crate::row_place::{RowPlace, RowUnit};
 use crate::token_builder::TokenSetBuilder;
+use crate::token_row::TokensError;
 
 const ROWS_OF_A_CHUNK: usize = 32;
 /// A chunk is full with this much text, too.
@@ -69,9 +72,14 @@ pub fn store_token_rows(
     read_examples(reading, |place, row| {
         bad.count(place);
         on_rows(1);
-        let stored = match row.map(|row| row.example) {
-            Ok(Example::Tokens { ids, labels }) => {
-                builder.push(place, &ids, labels.as_deref()).map_err(PrepareError::from)
+        let stored = match row.map(|row| (row.example, row.fields)) {
+            Ok((Example::Tokens { ids, labels }, fields)) => {
+                let clips = builder.read_clips(place, &fields).map_err(TokensError::from);
+                let stored = clips.and_then(|clips| match clips {
+                    Some(clips) => builder.push_heard(place, &ids, labels.as_deref(), &clips),
+                    None => Ok(()),
+                });
+                stored.map_err(PrepareError::from)
             }
             Ok(_) => unreachable!("the format says what examples there are"),
             Err(error) => Err(error.into()),
@@ -92,7 +100,7 @@ pub fn tokenize_rows(
     thread::scope(|scope| {
         let files = reading.source.files();
         let mut pipeline = Pipeline::start(scope, files, encoder, threads.max(1), builder, bad, on_rows);
-        let read = read_examples(reading, |place, row| pipeline.take(place, row.map(|row| row.example)));
+        let read = read_examples(reading, |place, row| pipeline.take(place, row));
         // A broken file is reported after what came before it: a row there may be the first mistake.
         pipeline.finish()?;
         read?;
@@ -116,7 +124,8 @@ struct Taken {
     file: usize,
     unit: RowUnit,
     number: u64,
-    example: Result<Example, FormatError>,
+    example: Result<Example, RowError>,
+    clips: Vec<u32>,
 }
 
 struct Chunk {
@@ -126,7 +135,7 @@ struct Chunk {
 
 struct Done {
     index: u64,
-    rows: Vec<(usize, RowUnit, u64, RowSamples)>,
+    rows: Vec<(usize, RowUnit, u64, RowSamples, Vec<u32>)>,
 }
 
 /// The samples of a row.
@@ -135,6 +144,9 @@ type RowSamples = Result<Vec<EncodedSample>, RowError>;
 /// Why a row has no tokens.
 enum RowError {
     Format(FormatError),
+    Audio(AudioRowError),
+    /// A clip is too long, and the row is dropped.
+    TooLong,
     Encode(EncodeError),
 }
 
@@ -162,6 +174,8 @@ struct Pipeline<'a, F> {
     file: usize,
     notes: RowNotes,
     failed: bool,
+    /// The text of the audio token, where the model hears.
+    audio_token: Option<String>,
 }
 
 impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
@@ -174,6 +188,7 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
         bad: &'a mut BadRows,
         on_rows: F,
     ) -> Self {
+        let audio_token = builder.audio_token().and_then(|token| encoder.token_text(token));
         let (chunks, waiting) = channel::<Chunk>();
         let (send_done, done) = channel();
         let waiting = std::sync::Arc::new(Mutex::new(waiting));
@@ -209,23 +224,49 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
             file: 0,
             notes: RowNotes::default(),
             failed: false,
+            audio_token,
         }
     }
 
     fn take(
         &mut self,
         place: RowPlace<'_>,
-        example: Result<Example, FormatError>,
+        row: Result<ExampleRow, FormatError>,
     ) -> Result<(), PrepareError> {
         self.file = place_of(self.files, self.file, place.file);
+        let heard = row.map_err(RowError::Format).and_then(|row| self.hear(place, row));
+        let (example, clips) = match heard {
+            Ok((example, clips)) => (Ok(example), clips),
+            Err(error) => (Err(error), Vec::new()),
+        };
         let bytes = example.as_ref().map_or(0, Example::text_bytes);
         self.text_bytes += bytes;
         self.longest_bytes = self.longest_bytes.max(bytes);
-        self.rows.push(Taken { file: self.file, unit: place.unit, number: place.number, example });
+        let (unit, number) = (place.unit, place.number);
+        self.rows.push(Taken { file: self.file, unit, number, example, clips });
         match self.rows.len() >= ROWS_OF_A_CHUNK || self.text_bytes >= TEXT_BYTES_OF_A_CHUNK {
             true => self.send(),
             false => Ok(()),
         }
+    }
+
+    /// The clips of a row, and its texts with audio tokens for them.
+    fn hear(&mut self, place: RowPlace<'_>, row: ExampleRow) -> Result<(Example, Vec<u32>), RowError> {
+        let ExampleRow { mut example, fields } = row;
+        let clips =
+            self.builder.read_clips(place, &fields).map_err(RowError::Audio)?.ok_or(RowError::TooLong)?;
+        let Some(token) = &self.audio_token else { return Ok((example, clips)) };
+        let tokens: Vec<usize> = clips.iter().map(|clip| self.builder.tokens_of_clip(*clip)).collect();
+        let order = place_clips(&mut example, &tokens, token).map_err(|misplaced| {
+            let (place, clips) = (place.to_string(), clips.len());
+            let placeholder = match misplaced {
+                Misplaced::Placeholder(placeholder) => format!("`{placeholder}`"),
+                Misplaced::NoText => "no place for sound".to_owned(),
+            };
+            RowError::Audio(AudioRowError::Placeholders { place, placeholder, clips })
+        })?;
+        let clips = order.into_iter().map(|index| clips[index]).collect();
+        Ok((example, clips))
     }
 
     fn send(&mut self) -> Result<(), PrepareError> {
@@ -257,15 +298,18 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
             self.stored += 1;
             self.under_way.pop_front();
             (self.on_rows)(done.rows.len() as u64);
-            for (file, unit, number, row) in done.rows {
+            for (file, unit, number, row, clips) in done.rows {
                 let place = RowPlace { file: &self.files[file], unit, number };
                 self.bad.count(place);
                 let stored = match row {
                     Ok(samples) => {
                         self.notes.note(&samples);
-                        self.builder.push_samples(place, &samples).map_err(PrepareError::from)
+                        self.builder.push_samples(place, &samples, &clips).map_err(PrepareError::from)
                     }
                     Err(RowError::Format(error)) => Err(error.into()),
+                    Err(RowError::Audio(error)) => Err(PrepareError::Tokens(error.into())),
+                    // Counted when it was read.
+                    Err(RowError::TooLong) => Ok(()),
                     Err(RowError::Encode(error)) => {
                         Err(PrepareError::Row { place: place.to_string(), error })
                     }
@@ -300,9 +344,8 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
 
 fn encode_chunk(encoder: &RowEncoder<'_>, chunk: Chunk) -> Done {
     let encode = |row: Taken| {
-        let encoded = row.example.map_err(RowError::Format);
-        let encoded = encoded.and_then(|example| encoder.encode(&example).map_err(RowError::Encode));
-        (row.file, row.unit, row.number, encoded)
+        let encoded = row.example.and_then(|example| encoder.encode(&example).map_err(RowError::Encode));
+        (row.file, row.unit, row.number, encoded, row.clips)
     };
     Done { index: chunk.index, rows: chunk.rows.into_iter().map(encode).collect() }
 }

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::clips::SampleClips;
 use crate::row_place::{RowPlace, RowUnit};
 use crate::token_record::LabelForm;
 pub use crate::token_record::NOT_SUPERVISED;
@@ -49,6 +50,9 @@ pub struct RowCounts {
     pub pieces: u64,
     /// Dropped: more than `max_tokens` tokens, where `overflow` says so.
     pub too_long: u64,
+    /// Dropped: a clip above `max_audio_seconds`, or sound that does not fit `max_tokens`.
+    #[serde(default)]
+    pub audio_too_long: u64,
     /// Dropped: no token or one.
     pub too_short: u64,
     /// Dropped: not one supervised token.
@@ -69,6 +73,7 @@ impl fmt::Display for RowCounts {
             (self.held_out, "held out for evaluation"),
             (self.truncated, "truncated"),
             (self.too_long, "dropped as too long"),
+            (self.audio_too_long, "dropped because of too long audio"),
             (self.too_short, "dropped with fewer than two tokens"),
             (self.unsupervised, "dropped without a supervised token"),
             (self.unsupervised_by_truncation, "dropped because truncation left no supervised token"),
@@ -172,6 +177,8 @@ pub struct TokenSet {
     pub(super) files: Vec<PathBuf>,
     pub(super) files_of_samples: Vec<FileOfSamples>,
     pub(super) stats: TokenStats,
+    /// The sound of the samples, where any has some.
+    pub(super) clips: Option<SampleClips>,
 }
 
 pub(super) const SAMPLES_OF_A_BLOCK: usize = 32;
@@ -233,7 +240,13 @@ impl TokenSet {
             tokens: sum.tokens + self.lengths[sample as usize] as usize,
             rows: sum.rows + self.supervised[sample as usize] as usize,
             segments: sum.segments + 1,
+            audio: sum.audio + self.clips.as_ref().map_or(0, |clips| clips.rows_of_sample(sample as usize)),
         })
+    }
+
+    /// The sound of the samples, where any has some.
+    pub fn clips(&self) -> Option<&SampleClips> {
+        self.clips.as_ref()
     }
 
     /// Tokens of the longest sample.
@@ -324,5 +337,6 @@ pub fn largest_extent(one: Extent, other: Extent) -> Extent {
         tokens: one.tokens.max(other.tokens),
         rows: one.rows.max(other.rows),
         segments: one.segments.max(other.segments),
+        audio: one.audio.max(other.audio),
     }
 }

@@ -71,18 +71,22 @@ pub fn encode_weight(
 fn threads_for(weight: &Weight, threads: usize) -> usize {
     match weight {
         Weight::Bnb(_) => 1,
-        Weight::Plain(_) | Weight::Gguf(_) => threads.clamp(1, MOST_THREADS),
+        Weight::Plain(_) | Weight::Gguf(_) | Weight::Merged(_) => threads.clamp(1, MOST_THREADS),
     }
 }
 
 /// Heap that filling a value of `storage` from the weight takes temporarily, in bytes.
 pub fn load_scratch_bytes(weight: &Weight, storage: Storage, threads: usize) -> usize {
-    if weight.storage() == Some(storage) {
+    if weight.storage() == Some(storage) && weight.is_read_as_stored() {
         return 0;
     }
     let (rows, columns) = weight.rows_and_columns();
     let whole = match weight {
         Weight::Bnb(bnb) => bnb.storage.bytes(rows, columns),
+        // Each thread holds A, and the rows that it is read through.
+        Weight::Merged(merged) => {
+            threads_for(weight, threads) * 9 * merged.a.shape().iter().product::<usize>()
+        }
         Weight::Plain(_) | Weight::Gguf(_) => 0,
     };
     // The floats of a piece, and the bytes that they are read from.
@@ -92,7 +96,7 @@ pub fn load_scratch_bytes(weight: &Weight, storage: Storage, threads: usize) -> 
 
 /// Bytes of a weight that is encoded as a whole before it is written to a file.
 pub fn at_once_bytes(weight: &Weight, storage: Storage) -> usize {
-    let is_streamed = weight.storage() == Some(storage)
+    let is_streamed = (weight.storage() == Some(storage) && weight.is_read_as_stored())
         || (matches!(weight, Weight::Plain(_)) && storage.plain().is_some());
     let (rows, columns) = weight.rows_and_columns();
     if is_streamed { 0 } else { storage.bytes(rows, columns) }
@@ -114,5 +118,8 @@ pub fn save_scratch_bytes(weight: &Weight) -> usize {
         Weight::Plain(_) => COPY_BYTES,
         Weight::Bnb(bnb) => bnb.storage.bytes(rows, columns) + 8 * PIECE_ELEMENTS.max(columns),
         Weight::Gguf(_) => 12 * PIECE_ELEMENTS.max(columns),
+        Weight::Merged(merged) => {
+            9 * merged.a.shape().iter().product::<usize>() + 12 * PIECE_ELEMENTS.max(columns)
+        }
     }
 }

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod at_once;
+pub mod audio;
 pub mod bnb;
 pub mod content_hash;
 pub mod digest;
@@ -26,6 +27,7 @@ pub mod load;
 pub mod model;
 pub mod open_file;
 pub mod peft;
+pub mod phi4mm;
 pub mod safetensors;
 pub mod shard_index;
 mod some_of;

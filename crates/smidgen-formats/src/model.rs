@@ -9,6 +9,8 @@ use crate::folder::{FolderError, ModelFolder};
 use crate::gguf::model::GgufModel;
 use crate::gguf::model_problem::GgufModelError;
 use crate::gguf::{GgufError, GgufFile};
+use crate::phi4mm::{Phi4mm, speech_factors};
+use crate::tensor_ref::TensorRef;
 use crate::weight::{GgufWeight, Weight, WeightRows};
 use std::path::Path;
 use std::sync::Arc;
@@ -28,7 +30,7 @@ pub enum ModelOpenError {
 
 #[derive(Debug)]
 pub enum Model {
-    Folder { folder: Box<ModelFolder>, bnb: BnbWeights },
+    Folder { folder: Box<ModelFolder>, bnb: BnbWeights, phi4mm: Option<Phi4mm> },
     Gguf { file: Arc<GgufFile>, model: Box<GgufModel> },
 }
 
@@ -36,13 +38,35 @@ impl Model {
     pub fn open_folder(path: &Path) -> Result<Model, ModelOpenError> {
         let folder = Box::new(ModelFolder::open(path)?);
         let bnb = find_bnb_weights(&folder)?;
-        Ok(Model::Folder { folder, bnb })
+        let phi4mm = Phi4mm::of_config(folder.config());
+        Ok(Model::Folder { folder, bnb, phi4mm })
     }
 
     /// A model that exists only as its config, for planning and measuring; `name` is used as its path.
     pub fn from_config(name: &str, config: serde_json::Value) -> Model {
         let folder = Box::new(ModelFolder::from_config(name, config));
-        Model::Folder { folder, bnb: BnbWeights::default() }
+        let phi4mm = Phi4mm::of_config(folder.config());
+        Model::Folder { folder, bnb: BnbWeights::default(), phi4mm }
+    }
+
+    /// From now on weights come without the adapter for speech inside a checkpoint of Phi-4-multimodal. Returns whether
+    /// there is one.
+    pub fn leave_out_speech(&mut self) -> bool {
+        match self {
+            Model::Folder { phi4mm: Some(phi4mm), .. } => {
+                phi4mm.is_merged = false;
+                true
+            }
+            Model::Folder { phi4mm: None, .. } | Model::Gguf { .. } => false,
+        }
+    }
+
+    /// A and B of a module of the adapter for speech inside the checkpoint.
+    pub fn speech_factors(&self, module: &str) -> Option<[TensorRef; 2]> {
+        match self {
+            Model::Folder { folder, phi4mm: Some(_), .. } => speech_factors(folder, module),
+            Model::Folder { phi4mm: None, .. } | Model::Gguf { .. } => None,
+        }
     }
 
     pub fn open_gguf(path: &Path) -> Result<Model, ModelOpenError> {
@@ -102,7 +126,8 @@ impl Model {
     /// By its Hugging Face name.
     pub fn weight(&self, name: &str) -> Option<Weight> {
         match self {
-            Model::Folder { folder, bnb } => match bnb.weights.get(name) {
+            Model::Folder { folder, phi4mm: Some(phi4mm), .. } => phi4mm.weight(folder, name),
+            Model::Folder { folder, bnb, phi4mm: None } => match bnb.weights.get(name) {
                 Some(weight) => Some(Weight::Bnb(weight.clone())),
                 None if bnb.parts.contains(name) => None,
                 None => folder.tensor(name).map(Weight::Plain),
@@ -130,7 +155,7 @@ impl Model {
     /// The Hugging Face names of all weights, sorted.
     pub fn weight_names(&self) -> Vec<&str> {
         match self {
-            Model::Folder { folder, bnb } => folder
+            Model::Folder { folder, bnb, .. } => folder
                 .tensor_names()
                 .filter(|name| !bnb.parts.contains(*name) || bnb.weights.contains_key(*name))
                 .collect(),

@@ -31,6 +31,38 @@ pub enum Weight {
     Plain(TensorRef),
     Bnb(BnbWeight),
     Gguf(GgufWeight),
+    Merged(MergedWeight),
+}
+
+/// A plain weight and a LoRA inside its checkpoint, read as their sum: base + scale·B·A, rounded to the type of the base.
+#[derive(Clone, Debug)]
+pub struct MergedWeight {
+    pub base: TensorRef,
+    pub a: TensorRef, // (R, K)
+    pub b: TensorRef, // (N, R)
+    pub scale: f32,
+}
+
+impl MergedWeight {
+    /// The parts, in the order in which their bytes count.
+    fn parts(&self) -> [&TensorRef; 3] {
+        [&self.base, &self.a, &self.b]
+    }
+
+    fn read_parts(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), LoadError> {
+        let (mut rest, mut place) = (destination, byte_offset);
+        for part in self.parts() {
+            if place >= part.bytes() {
+                place -= part.bytes();
+                continue;
+            }
+            let length = ((part.bytes() - place) as usize).min(rest.len());
+            let (target, after) = rest.split_at_mut(length);
+            part.read_at(place, target)?;
+            (rest, place) = (after, 0);
+        }
+        Ok(())
+    }
 }
 
 /// A tensor of a GGUF file under its Hugging Face name.
@@ -112,6 +144,11 @@ impl Weight {
             Weight::Plain(tensor) => Weight::Plain(tensor.hashed(hash, 0)),
             Weight::Bnb(weight) => Weight::Bnb(weight.hashed(hash)),
             Weight::Gguf(weight) => Weight::Gguf(GgufWeight { seen: Some(Arc::clone(hash)), ..weight }),
+            Weight::Merged(MergedWeight { base, a, b, scale }) => {
+                let (of_a, of_b) = (base.bytes(), base.bytes() + a.bytes());
+                let (base, a, b) = (base.hashed(hash, 0), a.hashed(hash, of_a), b.hashed(hash, of_b));
+                Weight::Merged(MergedWeight { base, a, b, scale })
+            }
         }
     }
 
@@ -122,6 +159,7 @@ impl Weight {
             Weight::Plain(tensor) => tensor.bytes(),
             Weight::Bnb(weight) => weight.storage.bytes(rows, columns) as u64,
             Weight::Gguf(weight) => weight.tensor().bytes,
+            Weight::Merged(merged) => merged.parts().iter().map(|part| part.bytes()).sum(),
         }
     }
 
@@ -142,6 +180,7 @@ impl Weight {
     fn read_file(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), WeightError> {
         match self {
             Weight::Gguf(weight) => Ok(weight.read_in_file(byte_offset, destination)?),
+            Weight::Merged(merged) => Ok(merged.read_parts(byte_offset, destination)?),
             Weight::Plain(_) | Weight::Bnb(_) => self.read_stored(byte_offset, destination),
         }
     }
@@ -151,6 +190,7 @@ impl Weight {
             Weight::Plain(tensor) => tensor.shape(),
             Weight::Bnb(weight) => &weight.shape,
             Weight::Gguf(weight) => &weight.tensor().dims,
+            Weight::Merged(merged) => merged.base.shape(),
         }
     }
 
@@ -159,6 +199,7 @@ impl Weight {
             Weight::Plain(tensor) => tensor.file_path(),
             Weight::Bnb(weight) => weight.file_path(),
             Weight::Gguf(weight) => weight.file.path(),
+            Weight::Merged(merged) => merged.base.file_path(),
         }
     }
 
@@ -169,6 +210,7 @@ impl Weight {
             Weight::Bnb(weight) => Some(weight.storage),
             Weight::Gguf(weight) if weight.is_shifted() => Some(Storage::F32),
             Weight::Gguf(weight) => Some(weight.tensor().storage),
+            Weight::Merged(merged) => merged.base.element().dtype().map(Storage::Plain),
         }
     }
 
@@ -178,6 +220,7 @@ impl Weight {
             Weight::Plain(tensor) => tensor.element().to_string(),
             Weight::Bnb(weight) => weight.storage.to_string(),
             Weight::Gguf(weight) => weight.tensor().storage.to_string(),
+            Weight::Merged(merged) => merged.base.element().to_string(),
         }
     }
 
@@ -196,7 +239,29 @@ impl Weight {
             Weight::Bnb(weight) => Ok(weight.read_stored(byte_offset, destination)?),
             Weight::Gguf(weight) if weight.is_shifted() => self.read_unshifted(byte_offset, destination),
             Weight::Gguf(weight) => Ok(weight.read_at(byte_offset, destination)?),
+            Weight::Merged(_) => self.read_merged(byte_offset, destination),
         }
+    }
+
+    /// Whether bytes of the own storage can be read in small pieces without computing anything.
+    pub fn is_read_as_stored(&self) -> bool {
+        !matches!(self, Weight::Merged(_))
+    }
+
+    /// Bytes of merged rows in the type of the base, for any range of whole rows and for parts of them.
+    fn read_merged(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), WeightError> {
+        let (_, columns) = self.rows_and_columns();
+        let storage = self.storage().unwrap_or(Storage::F32);
+        let row_bytes = storage.bytes(1, columns);
+        let (begin, end) = (byte_offset as usize, byte_offset as usize + destination.len());
+        let (first, after) = (begin / row_bytes, end.div_ceil(row_bytes));
+        let mut floats = vec![0.0; (after - first) * columns];
+        WeightRows::open(self)?.read(first, after - first, &mut floats)?;
+        let bytes = quant::encode(storage, after - first, columns, &floats)
+            .expect("a plain storage encodes anything");
+        let skipped = begin - first * row_bytes;
+        destination.copy_from_slice(&bytes[skipped..skipped + destination.len()]);
+        Ok(())
     }
 
     /// Bytes of the rows as f32, for any range: it may begin or end inside an element.
@@ -223,6 +288,8 @@ pub struct WeightRows<'a> {
     columns: usize,
     whole: Vec<u8>,
     scratch: Vec<u8>,
+    /// A of a merged weight, as f32.
+    factor: Vec<f32>,
 }
 
 impl<'a> WeightRows<'a> {
@@ -233,7 +300,12 @@ impl<'a> WeightRows<'a> {
             whole.resize(bnb.storage.bytes(rows, columns), 0);
             bnb.read_stored(0, &mut whole)?;
         }
-        Ok(WeightRows { weight, columns, whole, scratch: Vec::new() })
+        let mut rows = WeightRows { weight, columns, whole, scratch: Vec::new(), factor: Vec::new() };
+        if let Weight::Merged(merged) = weight {
+            rows.factor.resize(merged.a.shape().iter().product(), 0.0);
+            read_floats(&merged.a, 0, &mut rows.factor, &mut rows.scratch)?;
+        }
+        Ok(rows)
     }
 
     /// Fills `target` with `rows` rows from `first_row` on.
@@ -242,12 +314,18 @@ impl<'a> WeightRows<'a> {
         assert_eq!(target.len(), rows * columns, "{rows} rows of {columns}");
         match self.weight {
             Weight::Plain(tensor) => {
-                self.scratch.resize(4 * target.len() + PLAIN_SCRATCH, 0);
-                let (floats, scratch) = self.scratch.split_at_mut(4 * target.len());
-                let first = (first_row * columns) as u64;
-                read_tensor_into(tensor, first, Element::F32, floats, scratch)?;
-                for (target, bytes) in target.iter_mut().zip(floats.as_chunks::<4>().0) {
-                    *target = f32::from_le_bytes(*bytes);
+                read_floats(tensor, (first_row * columns) as u64, target, &mut self.scratch)?;
+            }
+            Weight::Merged(merged) => {
+                read_floats(&merged.base, (first_row * columns) as u64, target, &mut self.scratch)?;
+                let rank = self.factor.len() / columns.max(1);
+                let mut b = vec![0.0; rows * rank];
+                read_floats(&merged.b, (first_row * rank) as u64, &mut b, &mut self.scratch)?;
+                for (target, b) in target.chunks_exact_mut(columns).zip(b.chunks_exact(rank)) {
+                    for (share, a) in b.iter().zip(self.factor.chunks_exact(columns)) {
+                        let share = merged.scale * share;
+                        target.iter_mut().zip(a).for_each(|(number, a)| *number += share * a);
+                    }
                 }
             }
             Weight::Bnb(weight) => {
@@ -267,6 +345,22 @@ impl<'a> WeightRows<'a> {
         }
         Ok(())
     }
+}
+
+/// Elements of a plain tensor as f32, from the element `first` on.
+fn read_floats(
+    tensor: &TensorRef,
+    first: u64,
+    target: &mut [f32],
+    scratch: &mut Vec<u8>,
+) -> Result<(), LoadError> {
+    scratch.resize(4 * target.len() + PLAIN_SCRATCH, 0);
+    let (floats, scratch) = scratch.split_at_mut(4 * target.len());
+    read_tensor_into(tensor, first, Element::F32, floats, scratch)?;
+    for (target, bytes) in target.iter_mut().zip(floats.as_chunks::<4>().0) {
+        *target = f32::from_le_bytes(*bytes);
+    }
+    Ok(())
 }
 
 /// Bytes that a conversion of plain elements passes through.

@@ -169,10 +169,11 @@ impl Operands<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op::{LossHead, Op};
+    use crate::loss_head::LossHead;
+    use crate::op::Op;
     use crate::shape::{Dim, Shape};
 
-    const EXTENT: Extent = Extent { tokens: 10, rows: 7, segments: 1 };
+    const EXTENT: Extent = Extent { tokens: 10, rows: 7, segments: 1, audio: 0 };
     const BF16: Storage = Storage::Plain(DType::Bf16);
 
     fn matrix(rows: Dim, columns: usize, storage: Storage) -> Type {

@@ -38,10 +38,12 @@ pub enum Entry {
     /// Gathers what is divided over ranks and belongs in a checkpoint, one tensor per step; the host reads each before the
     /// next step.
     Collect,
+    /// Sound to audio rows; only in plans that prepare clips.
+    Encode,
 }
 
 impl Entry {
-    pub const ALL: [Entry; 7] = [
+    pub const ALL: [Entry; 8] = [
         Entry::MicroStep,
         Entry::Update,
         Entry::Refresh,
@@ -49,6 +51,7 @@ impl Entry {
         Entry::Logits,
         Entry::Decode,
         Entry::Collect,
+        Entry::Encode,
     ];
 
     pub fn name(self) -> &'static str {
@@ -60,6 +63,7 @@ impl Entry {
             Entry::Logits => "logits",
             Entry::Decode => "decode",
             Entry::Collect => "collect",
+            Entry::Encode => "encode",
         }
     }
 }

@@ -7,11 +7,13 @@
 
 #![forbid(unsafe_code)]
 
+pub mod audio_rows;
 pub mod by_value;
 pub mod bytes;
 pub mod cost;
 pub mod graph;
 pub mod grouped_digits;
+mod loss_head;
 pub mod op;
 mod op_shapes;
 mod op_table;
@@ -29,15 +31,14 @@ pub mod workspace;
 pub mod workspace_cpu;
 pub mod workspace_cuda;
 
+pub use audio_rows::{MARK_COLUMNS, PlainActivation, StridedConv};
 pub use by_value::{ByValue, ValueSet};
 pub use cost::{Cost, Operands, Workload};
 pub use graph::{
     Entry, Graph, Lap, Leaf, LeafKind, Node, Phase, Rounded, Slice, Space, Value, ValueId, ValueRole,
 };
-pub use op::{
-    ACTIVITY_COLUMNS, Activation, AdamW, AttentionShape, HeadPiece, LossHead, Norm, Op, RandomPlace,
-    ShapeError,
-};
+pub use loss_head::{HeadPiece, LossHead};
+pub use op::{ACTIVITY_COLUMNS, Activation, AdamW, AttentionShape, Norm, Op, RandomPlace, ShapeError};
 pub use op_table::{Batching, BoundBy};
 pub use plan::{
     Buffer, BufferId, Category, DeviceKind, EntryPlan, Lifetime, Peak, Plan, PlannedValue, Precision, Region,

@@ -6,9 +6,12 @@
 //! names and its yes/no questions from the rows; shape rules are in `op_shapes.rs`, scratch memory in `workspace.rs`.
 //!
 //! Dimension letters: T tokens, S supervised rows, C/K/N channels, V vocabulary, R rank, H heads, D head size,
-//! M adapted modules; in a KV cache N rows, L slots of P positions each. `rows` is T or S.
+//! M adapted modules; in a KV cache N rows, L slots of P positions each. A rows of audio. `rows` is T, S or a multiple
+//! of A.
 
+use crate::audio_rows::{PlainActivation, StridedConv};
 use crate::cost::{Cost, Operands};
+use crate::loss_head::{HeadPiece, LossHead, cap_text};
 use crate::op_table::{Batching, BoundBy, column, op_table};
 use crate::rank::{Rank, Shard};
 use crate::rope::RopeSpec;
@@ -180,6 +183,107 @@ op_table! {
         name: "cached_attention",
         bound_by: BoundBy::Attention,
         cost: |step| step.traffic() + step.attention(2, shape.window),
+        text: shape.to_string(),
+    }
+
+    // ── audio, forward ─────────────────────────────────────────────────────────────────────────
+
+    /// x (T, C), rows (A), `[y (A, C)]` → (T, C): x, in which row `rows[a]` is row a of y, or zero without a y. Where
+    /// `rows[a]` is negative, row a of y goes nowhere.
+    PlaceRows { clear: bool } => {
+        name: "place_rows",
+        in_place: &[(0, 0)],
+        text: if *clear { "clear".into() } else { String::new() },
+    }
+    /// x (rows, C), weight (C), bias (C) → (rows, C): (x - mean) / deviation · weight + bias
+    LayerNorm { eps: f32 } => {
+        name: "layer_norm",
+        cheap: true,
+        token_local: true,
+        in_place: &[(0, 0)],
+        text: format!("eps={eps}"),
+    }
+    /// x (rows, C) → scale·x. Its gradient is the same operation.
+    Scale { scale: f32 } => {
+        name: "scale",
+        cheap: true,
+        token_local: true,
+        in_place: &[(0, 0)],
+        text: scale_text(*scale),
+    }
+    /// x (rows, C), bias (C) → x + bias
+    AddBias => {
+        name: "add_bias",
+        cheap: true,
+        token_local: true,
+        in_place: &[(0, 0)],
+    }
+    /// x (rows, C) → act(x)
+    Act(kind: PlainActivation) => {
+        name: "act",
+        cheap: true,
+        token_local: true,
+        in_place: &[(0, 0)],
+        text: format!("{kind:?}"),
+    }
+    /// x (A, C), marks (A, 4), weight (C, K), bias (C) → (A, C): each channel's convolution over K rows up to its own,
+    /// within a chunk; or, without a bias, the gradient of that with respect to x
+    CausalConv { backward: bool } => {
+        name: "causal_conv",
+        text: if *backward { "backward".into() } else { String::new() },
+    }
+    /// q (A, H·D), k (A, H·D), v (A, H·D), marks (A, 4), bias (2·M, H) → o (A, H·D), lse (A, H): attention to all rows of
+    /// a chunk, with `bias[clamp(key - query, -M, M - 1) + M, head]` added to the scores
+    ChunkAttention(shape: AttentionShape) => {
+        name: "chunk_attention",
+        bound_by: BoundBy::Attention,
+        cost: |step| step.traffic() + step.attention(2, shape.window),
+        text: shape.to_string(),
+    }
+    /// x (2f·A, 2b) or (2f·2b·A, C), marks (A, 4), weight (C, 9), bias (C) → (f·b·A, C): a 3 x 3 convolution with a stride
+    /// of 2 over the mel frames of a clip and their bins; x has one channel or C, each with its own weights
+    StridedConv(conv: StridedConv) => {
+        name: "strided_conv",
+        text: conv.to_string(),
+    }
+    /// x (b·A, C) → (A, C·b): the places of a row side by side, channel by channel
+    JoinPlaces { places: usize } => {
+        name: "join_places",
+        text: format!("places={places}"),
+    }
+    /// x (A, C), marks (A, 4) → (A, C): zero in rows that only fill a chunk; or, if it is `stored` for the host, → ;
+    /// updates y (A, C) := that, in f32
+    MaskRows { stored: bool } => {
+        name: "mask_rows",
+        in_place: if *stored { &[] } else { &[(0, 0)] },
+        text: if *stored { "stored".into() } else { String::new() },
+    }
+
+    // ── audio, backward ────────────────────────────────────────────────────────────────────────
+
+    /// x (T, C), rows (A) → (A, C): row `rows[a]` of x, or zero where that is negative
+    TakeRows => {
+        name: "take_rows",
+    }
+    /// x (rows, C), weight (C), dy (rows, C) → dx
+    LayerNormGrad { eps: f32 } => {
+        name: "layer_norm_grad",
+        token_local: true,
+        in_place: &[(0, 2), (0, 0)],
+        text: format!("eps={eps}"),
+    }
+    /// x (rows, C), dy (rows, C) → dx
+    ActGrad(kind: PlainActivation) => {
+        name: "act_grad",
+        token_local: true,
+        in_place: &[(0, 1), (0, 0)],
+        text: format!("{kind:?}"),
+    }
+    /// q, k, v, o, lse, do, marks, bias → dq, dk, dv
+    ChunkAttentionGrad(shape: AttentionShape) => {
+        name: "chunk_attention_grad",
+        bound_by: BoundBy::Attention,
+        cost: |step| step.traffic() + step.attention(5, shape.window),
         text: shape.to_string(),
     }
 
@@ -426,11 +530,6 @@ fn scale_text(scale: f32) -> String {
     if scale == 1.0 { String::new() } else { format!("scale={scale}") }
 }
 
-/// ` cap=30` where scores or logits are capped.
-fn cap_text(softcap: Option<f32>) -> String {
-    softcap.map(|cap| format!(" cap={cap}")).unwrap_or_default()
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     Silu,
@@ -475,62 +574,6 @@ pub struct Norm {
 impl fmt::Display for Norm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "eps={}{}", self.eps, if self.plus_one { " 1+w" } else { "" })
-    }
-}
-
-/// Attributes of [`Op::LmHeadLoss`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LossHead {
-    /// Rows whose logits exist at the same time.
-    pub chunk: usize,
-    pub gradient: bool,
-    /// Scale of an adapter on the head.
-    pub lora: Option<f32>,
-    pub train_head: bool,
-    /// Logits z become cap·tanh(z/cap).
-    pub softcap: Option<f32>,
-    /// The last update receives the negative log-likelihood of each row; only without a gradient.
-    pub row_losses: bool,
-}
-
-impl LossHead {
-    /// One pass over the head for the logits, one for the gradient of x, one for the gradient of the head.
-    fn cost(&self, step: &Operands<'_>) -> Cost {
-        let head_passes = 1 + usize::from(self.gradient);
-        let passes = head_passes + usize::from(self.train_head);
-        let head_gradient = step.matmul_flops(self.train_head.then_some(1));
-        let adapter = (0..passes).map(|_| step.matmul_flops(self.lora.map(|_| 5))).sum();
-        step.traffic() + step.chunked_matmul(1, self.chunk, head_passes) + head_gradient + adapter
-    }
-}
-
-impl fmt::Display for LossHead {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match (self.gradient, self.row_losses) {
-            (true, _) => " gradient",
-            (false, true) => " rows",
-            (false, false) => "",
-        };
-        write!(f, "chunk={}{kind}{}", self.chunk, cap_text(self.softcap))
-    }
-}
-
-/// Some rows of the head, where the whole head is never on the device.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct HeadPiece {
-    /// Rows of x whose logits exist at the same time.
-    pub chunk: usize,
-    /// The token id of the piece's first row.
-    pub first_word: usize,
-    /// Logits z become cap·tanh(z/cap).
-    pub softcap: Option<f32>,
-    /// Other pieces came before: the last input is their result.
-    pub continues: bool,
-}
-
-impl fmt::Display for HeadPiece {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "chunk={} from={}{}", self.chunk, self.first_word, cap_text(self.softcap))
     }
 }
 

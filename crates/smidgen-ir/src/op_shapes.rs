@@ -3,7 +3,10 @@
 //! `Graph::emit` applies the rule when a stage builds a node, and `verify` applies it again between stages. A violation is
 //! a bug of the stage, so the message names the operation and both sides.
 
-use crate::op::{ACTIVITY_COLUMNS, AttentionShape, HeadPiece, LossHead, Op, ShapeError};
+mod audio;
+
+use crate::loss_head::{HeadPiece, LossHead};
+use crate::op::{ACTIVITY_COLUMNS, AttentionShape, Op, ShapeError};
 use crate::shape::{Dim, Extent, Shape, Type};
 use crate::storage::{DType, Storage};
 
@@ -170,6 +173,19 @@ impl Op {
                 rule.cache_places(3)?;
                 Ok(vec![rule.like_first(Shape::of(Dim::Tokens, q))])
             }
+            Op::PlaceRows { clear } => rule.place_rows(*clear),
+            Op::TakeRows => rule.take_rows(),
+            Op::LayerNorm { .. } => rule.layer_norm(),
+            Op::LayerNormGrad { .. } => rule.layer_norm_grad(),
+            Op::AddBias => rule.add_bias(),
+            Op::Scale { .. } | Op::Act(_) => rule.one_activation(),
+            Op::ActGrad(_) => rule.act_grad(),
+            Op::CausalConv { backward } => rule.causal_conv(*backward),
+            Op::ChunkAttention(shape) => rule.chunk_attention(shape),
+            Op::ChunkAttentionGrad(shape) => rule.chunk_attention_grad(shape),
+            Op::StridedConv(conv) => rule.strided_conv(conv),
+            Op::JoinPlaces { places } => rule.join_places(*places),
+            Op::MaskRows { stored } => rule.mask_rows(*stored),
             Op::ScatterRows => {
                 rule.count(2, 0)?;
                 let (rows, c) = rule.activation(0)?;
@@ -437,13 +453,13 @@ impl Rule<'_> {
         Type::new(shape, self.inputs[0].storage)
     }
 
-    /// A matrix over T or S rows or a tile of T, stored like the other activations.
+    /// A matrix over T, S or audio rows or a tile of T, stored like the other activations.
     fn activation(&self, input: usize) -> Result<(Dim, usize), ShapeError> {
         let (operand, first) = (self.inputs[input], self.inputs[0]);
         let is_number =
             |ty: &Type| matches!(ty.storage, Storage::Plain(DType::F32 | DType::Bf16 | DType::F16));
         match operand.shape.0.as_slice() {
-            [rows @ (Dim::Tokens | Dim::Tile { .. } | Dim::Rows), Dim::Const(c)]
+            [rows @ (Dim::Tokens | Dim::Tile { .. } | Dim::Rows | Dim::Audio(_)), Dim::Const(c)]
                 if is_number(operand) && (operand.storage == first.storage || !is_number(first)) =>
             {
                 Ok((*rows, *c))
@@ -452,11 +468,13 @@ impl Rule<'_> {
         }
     }
 
-    /// An f32 matrix over T or S rows, whatever the storage of activations.
+    /// An f32 matrix over T, S or audio rows, whatever the storage of activations.
     fn f32_rows(&self, input: usize) -> Result<(Dim, usize), ShapeError> {
         let operand = self.inputs[input];
         match operand.shape.0.as_slice() {
-            [rows @ (Dim::Tokens | Dim::Rows), Dim::Const(c)] if operand.storage == Storage::F32 => {
+            [rows @ (Dim::Tokens | Dim::Rows | Dim::Audio(_)), Dim::Const(c)]
+                if operand.storage == Storage::F32 =>
+            {
                 Ok((*rows, *c))
             }
             _ => Err(self.error(format!("input {input} must be f32 rows, got {operand}"))),

@@ -1,7 +1,7 @@
-//! Shapes: a dimension is a constant or follows from one of three numbers that vary from micro-batch to micro-batch.
+//! Shapes: a dimension is a constant or follows from one of four numbers that vary from micro-batch to micro-batch.
 //!
 //! Letters are fixed for the whole project: T tokens of a micro-batch, S rows that carry a loss ("supervised"),
-//! G segments (samples) packed into it. A plan fixes the maximum of each ([`Extent`]); at run time the same type holds
+//! G segments (samples) packed into it, A audio rows (80 ms of sound each). A plan fixes the maximum of each ([`Extent`]); at run time the same type holds
 //! the actual numbers.
 
 use crate::storage::Storage;
@@ -25,6 +25,8 @@ pub enum Dim {
     Rows,
     /// G + 1: the boundaries of segments.
     Boundaries,
+    /// A times this many: rows of audio, or finer rows inside them, such as mel frames.
+    Audio(usize),
 }
 
 /// The numbers behind the letters: planned maxima, or the actual ones of a micro-batch.
@@ -33,11 +35,16 @@ pub struct Extent {
     pub tokens: usize,
     pub rows: usize,
     pub segments: usize,
+    /// Audio rows of all clips, chunk padding included.
+    pub audio: usize,
 }
 
 impl Extent {
     pub fn contains(&self, other: &Extent) -> bool {
-        other.tokens <= self.tokens && other.rows <= self.rows && other.segments <= self.segments
+        other.tokens <= self.tokens
+            && other.rows <= self.rows
+            && other.segments <= self.segments
+            && other.audio <= self.audio
     }
 
     /// The smallest extent that contains both.
@@ -46,6 +53,7 @@ impl Extent {
             tokens: self.tokens.max(other.tokens),
             rows: self.rows.max(other.rows),
             segments: self.segments.max(other.segments),
+            audio: self.audio.max(other.audio),
         }
     }
 }
@@ -58,6 +66,7 @@ impl Dim {
             Dim::Tile { first, most } => extent.tokens.saturating_sub(first).min(most),
             Dim::Rows => extent.rows,
             Dim::Boundaries => extent.segments + 1,
+            Dim::Audio(times) => times * extent.audio,
         }
     }
 }
@@ -70,6 +79,8 @@ impl fmt::Display for Dim {
             Dim::Tile { first, most } => write!(f, "T[{first}..{}]", first + most),
             Dim::Rows => f.write_str("S"),
             Dim::Boundaries => f.write_str("G+1"),
+            Dim::Audio(1) => f.write_str("A"),
+            Dim::Audio(times) => write!(f, "{times}A"),
         }
     }
 }

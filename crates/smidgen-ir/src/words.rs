@@ -194,6 +194,14 @@ closed_words! {
         Error = "error",
     }
 
+    /// What happens to a clip above `data.max_audio_seconds` (`data.audio_overflow`).
+    AudioOverflow {
+        /// Its row is left out and counted.
+        Drop = "drop",
+        /// Its end is cut off, though the transcript stays whole.
+        Trim = "trim",
+    }
+
     /// Shape of the learning rate after warm-up (`train.schedule`).
     Schedule {
         /// Stays at `train.lr`.

@@ -3,7 +3,8 @@
 //! The planner reserves the scratch and a device refuses a plan that gives it less, so both call this function. The sizes
 //! themselves are in `workspace_cpu.rs` and `workspace_cuda.rs`, where kernels read them too.
 
-use crate::op::{HeadPiece, LossHead, Op};
+use crate::loss_head::{HeadPiece, LossHead};
+use crate::op::Op;
 use crate::plan::{DeviceKind, Precision, align_up};
 use crate::shape::{Extent, Type};
 use crate::workspace_cpu::{self as cpu_sizes, CpuStep, aligned_floats};
@@ -108,6 +109,20 @@ pub fn workspace_bytes(op: &Op, inputs: &[&Type], extent: &Extent, target: Targe
         Op::GradNorm { squares, .. } => step.squares(2..inputs.len() - usize::from(*squares)),
         Op::SquaredNorm => step.squares(0..inputs.len()),
         Op::Embed { .. }
+        | Op::PlaceRows { .. }
+        | Op::TakeRows
+        | Op::LayerNorm { .. }
+        | Op::LayerNormGrad { .. }
+        | Op::Scale { .. }
+        | Op::AddBias
+        | Op::Act(_)
+        | Op::ActGrad(_)
+        | Op::CausalConv { .. }
+        | Op::StridedConv(_)
+        | Op::JoinPlaces { .. }
+        | Op::MaskRows { .. }
+        | Op::ChunkAttention(_)
+        | Op::ChunkAttentionGrad(_)
         | Op::RmsNorm(_)
         | Op::Dropout { .. }
         | Op::RopeTable(_)

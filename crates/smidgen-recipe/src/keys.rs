@@ -7,16 +7,16 @@
 use crate::mix::{COLUMNS, MIX};
 use crate::pins;
 use crate::read::{
-    ABOVE_ZERO, ALPHA_PATTERN, ANY_TEXT, AT_LEAST_ZERO, Accepts, BOOLEAN, BUDGET, DEVICE, EVAL_FILES,
-    FRACTION_BELOW_ONE, INIT, LAYERS, MODEL_PATH, OUTPUT_FOLDER, PEAK, PROFILE, RANK_PATTERN, SEED, TARGETS,
-    TEMPLATE, TRAIN_FILES, TWO_FRACTIONS_BELOW_ONE, WARMUP, count_from, words,
+    ABOVE_ZERO, ALPHA_PATTERN, ANY_TEXT, AT_LEAST_ZERO, AUDIO_FOLDER, Accepts, BOOLEAN, BUDGET, DEVICE,
+    EVAL_FILES, FRACTION_BELOW_ONE, INIT, LAYERS, MODEL_PATH, OUTPUT_FOLDER, PEAK, PROFILE, RANK_PATTERN,
+    SEED, TARGETS, TEMPLATE, TRAIN_FILES, TWO_FRACTIONS_BELOW_ONE, WARMUP, count_from, words,
 };
 use crate::sections::{Batch, Length, Recipe};
 use crate::toml_text::RenderValue;
 use crate::value::Given;
 use smidgen_ir::words::{
-    AdapterKind, BaseFormat, Bias, Compute, DataFormat, EvalTask, LossOn, Master, OnBadRow, Optimizer,
-    Overflow, Schedule,
+    AdapterKind, AudioOverflow, BaseFormat, Bias, Compute, DataFormat, EvalTask, LossOn, Master, OnBadRow,
+    Optimizer, Overflow, Schedule,
 };
 
 /// One key of a recipe.
@@ -118,7 +118,7 @@ pub(crate) static KEYS: &[Key] = &[
     key!(adapter.dropout, FRACTION_BELOW_ONE, "dropout on the adapter's input"),
     key!(adapter.targets, TARGETS, "which linear layers are adapted; `all-linear` is all but the LM head; with `full`, a list trains these linear layers with their biases, `all-linear` every weight of the decoder layers"),
     key!(adapter.layers, LAYERS, "which decoder layers are adapted or trained, counted from 0; with `full`, `all` also trains embedding, final norm and LM head"),
-    key!(adapter.init, INIT, "initial values: default, or a PEFT adapter with the same kind, rank and targets"),
+    key!(adapter.init, INIT, "initial values: default, a PEFT adapter with the same kind, rank and targets, or `builtin:speech`, the adapter inside Phi-4-multimodal as published, with its rank and alpha"),
     key!(adapter.rank_pattern, RANK_PATTERN, "ranks of modules that match a pattern; the first match wins"),
     key!(adapter.alpha_pattern, ALPHA_PATTERN, "alphas of modules that match a pattern; the first match wins"),
     key!(adapter.bias, words::<Bias>(), "which biases are trained"),
@@ -140,6 +140,9 @@ pub(crate) static KEYS: &[Key] = &[
     key!(data.loss_on, words::<LossOn>(), "which tokens carry a loss; auto = of chat rows every turn of the assistant, of text all, else the completion"),
     key!(data.max_tokens, count_from::<usize, 2>(), "longest sample in tokens"),
     key!(data.overflow, words::<Overflow>(), "what happens to longer samples: `chunk` cuts them into pieces that are all used; auto = chunk for rows of text, else truncate"),
+    key!(data.max_audio_seconds, ABOVE_ZERO, "longest clip in seconds, for models that hear"),
+    key!(data.audio_overflow, words::<AudioOverflow>(), "what happens to longer clips: their rows are dropped and counted, or their end is cut off"),
+    key!(data.audio_dir, AUDIO_FOLDER, "folder that the audio paths of rows start at; empty = the folder of the data file"),
     key!(data.mix, MIX, "more sources of training data, as `[[data.mix]]` with `path`, `weight` and, if wanted, `format` and `columns`; `data.train` has weight 1; an epoch has as many samples as all sources together"),
     key!(data.shuffle, BOOLEAN, "reshuffle in each epoch, with `train.seed`"),
     //

@@ -41,6 +41,6 @@ pub use sections::{
     ModelPath, Output, ProfileChoice, Recipe, RecipePath, Targets, Template, Train, Warmup,
 };
 pub use smidgen_ir::words::{
-    AdapterKind, BaseFormat, Bias, ClosedWord, ColumnRole, Compute, DataFormat, EvalTask, LossOn, Master,
-    OnBadRow, Optimizer, Overflow, Schedule,
+    AdapterKind, AudioOverflow, BaseFormat, Bias, ClosedWord, ColumnRole, Compute, DataFormat, EvalTask,
+    LossOn, Master, OnBadRow, Optimizer, Overflow, Schedule,
 };

@@ -111,6 +111,11 @@ pub(crate) const EVAL_FILES: Reader<Vec<RecipePath>> =
         _ => read_files(given),
     });
 
+pub(crate) const AUDIO_FOLDER: Reader<Option<RecipePath>> = reader("a folder", &[], |given| {
+    let text = given.text()?;
+    Some((!text.is_empty()).then(|| RecipePath::resolve(&text, given.folder)))
+});
+
 pub(crate) const OUTPUT_FOLDER: Reader<RecipePath> = reader("a folder", &[], |given| {
     Some(RecipePath::resolve(&read_some_text(given)?, given.working_directory))
 });
@@ -145,10 +150,11 @@ pub(crate) const LAYERS: Reader<Layers> =
     });
 
 pub(crate) const INIT: Reader<Init> =
-    reader("`default`, or the folder of an adapter", &["default"], |given| {
+    reader("`default`, `builtin:speech`, or the folder of an adapter", &["default"], |given| {
         let text = read_some_text(given)?;
         Some(match text.as_str() {
             "default" => Init::Default,
+            "builtin:speech" => Init::BuiltinSpeech,
             path => Init::Adapter(RecipePath::resolve(path, given.folder)),
         })
     });

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use crate::value::parse_count_from_zero;
 use smidgen_ir::Pins;
 use smidgen_ir::words::{
-    AdapterKind, BaseFormat, Bias, ColumnRole, Compute, DataFormat, EvalTask, LossOn, Master, OnBadRow,
-    Optimizer, Overflow, Schedule,
+    AdapterKind, AudioOverflow, BaseFormat, Bias, ColumnRole, Compute, DataFormat, EvalTask, LossOn, Master,
+    OnBadRow, Optimizer, Overflow, Schedule,
 };
 
 /// What the user asked for, every default filled in: one field per section of a recipe file.
@@ -87,6 +87,11 @@ pub struct Data {
     pub loss_on: LossOn,
     pub max_tokens: usize,
     pub overflow: Overflow,
+    /// Clips that are longer are dropped with their rows, or trimmed.
+    pub max_audio_seconds: f64,
+    pub audio_overflow: AudioOverflow,
+    /// Where relative audio paths start; the folder of the data file where there is none.
+    pub audio_dir: Option<RecipePath>,
     pub shuffle: bool,
 }
 
@@ -222,6 +227,8 @@ pub enum Init {
     Default,
     /// From the tensors of this adapter.
     Adapter(RecipePath),
+    /// From the adapter for speech inside Phi-4-multimodal as published.
+    BuiltinSpeech,
 }
 
 /// How a conversation becomes text (`data.template`).
@@ -343,6 +350,9 @@ impl Recipe {
                 loss_on: LossOn::Auto,
                 max_tokens: 1024,
                 overflow: Overflow::Auto,
+                max_audio_seconds: 30.0,
+                audio_overflow: AudioOverflow::Drop,
+                audio_dir: None,
                 shuffle: true,
             },
             train: Train {

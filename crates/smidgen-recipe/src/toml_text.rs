@@ -13,8 +13,8 @@ use crate::sections::{
     Warmup,
 };
 use smidgen_ir::words::{
-    AdapterKind, BaseFormat, Bias, ClosedWord, ColumnRole, Compute, DataFormat, EvalTask, LossOn, Master,
-    OnBadRow, Optimizer, Overflow, Schedule,
+    AdapterKind, AudioOverflow, BaseFormat, Bias, ClosedWord, ColumnRole, Compute, DataFormat, EvalTask,
+    LossOn, Master, OnBadRow, Optimizer, Overflow, Schedule,
 };
 
 /// A value as TOML.
@@ -55,6 +55,7 @@ macro_rules! render_words {
 
 render_words!(
     AdapterKind,
+    AudioOverflow,
     BaseFormat,
     Bias,
     Compute,
@@ -150,6 +151,12 @@ impl RenderValue for RecipePath {
     }
 }
 
+impl RenderValue for Option<RecipePath> {
+    fn render(&self) -> String {
+        self.as_ref().map_or_else(|| quoted(""), RenderValue::render)
+    }
+}
+
 impl RenderValue for ModelPath {
     fn render(&self) -> String {
         match self {
@@ -183,6 +190,7 @@ impl RenderValue for Init {
     fn render(&self) -> String {
         match self {
             Init::Default => quoted("default"),
+            Init::BuiltinSpeech => quoted("builtin:speech"),
             Init::Adapter(path) => path.render(),
         }
     }

@@ -74,6 +74,7 @@ pub fn read_like_llama(model_type: &str, config: &Config<'_>) -> Result<DecoderS
         tied_head: config.flag("tie_word_embeddings", false)?,
         max_positions: config.size("max_position_embeddings")?.unwrap_or(2048),
         stored: config.stored_dtype()?,
+        audio: None,
     })
 }
 
@@ -182,7 +183,7 @@ mod tests {
         assert!(message(&|c| c["pretraining_tp"] = json!(long)).len() < 300);
         assert_eq!(
             message(&|c| c["model_type"] = json!("mamba")),
-            "the architecture `mamba` is not supported (supported: llama, qwen2, qwen3, mistral, phi3, gemma2, gemma3_text)"
+            "the architecture `mamba` is not supported (supported: llama, qwen2, qwen3, mistral, phi3, phi4_multimodal, phi4mm, gemma2, gemma3_text)"
         );
         assert_eq!(
             message(&|c| c["rope_scaling"] = json!({"type": "yarn", "factor": 2.0})),

@@ -2,15 +2,19 @@
 //!
 //! One decoder, many dialects: a dialect only reads its config; the graph builder knows none of them.
 
+pub mod audio;
 pub mod config;
 pub mod gemma2;
 pub mod gemma3;
 pub mod llama;
 pub mod mistral;
 pub mod phi3;
+pub mod phi4_multimodal;
+pub mod phi4mm;
 pub mod qwen2;
 pub mod qwen3;
 pub mod spec;
+pub mod tensors;
 
 use crate::error::ModelError;
 use config::Config;
@@ -18,12 +22,14 @@ use spec::DecoderSpec;
 
 type ReadSpec = fn(&Config) -> Result<DecoderSpec, ModelError>;
 
-const DIALECTS: [(&str, ReadSpec); 7] = [
+const DIALECTS: [(&str, ReadSpec); 9] = [
     ("llama", llama::read_spec),
     ("qwen2", qwen2::read_spec),
     ("qwen3", qwen3::read_spec),
     ("mistral", mistral::read_spec),
     ("phi3", phi3::read_spec),
+    ("phi4_multimodal", phi4_multimodal::read_spec),
+    ("phi4mm", phi4mm::read_spec),
     ("gemma2", gemma2::read_spec),
     ("gemma3_text", gemma3::read_spec),
 ];

@@ -3,6 +3,8 @@
 //! Tensor and module names are those of Hugging Face checkpoints, because files, adapters and messages
 //! all speak them.
 
+use super::audio::AudioSpec;
+pub use super::tensors::{Linear, Tensor};
 use smidgen_ir::{Activation, DType, Norm, RopeSpec, Shape};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -45,6 +47,8 @@ pub struct DecoderSpec {
     pub max_positions: usize,
     /// How the checkpoint stores its weights, as far as the config says.
     pub stored: DType,
+    /// What turns sound into embeddings, if anything does.
+    pub audio: Option<AudioSpec>,
 }
 
 /// Attention of one layer.
@@ -61,24 +65,6 @@ impl LayerAttention {
     pub fn uniform(layers: usize, window: Option<usize>) -> Vec<LayerAttention> {
         vec![LayerAttention { window, rope: 0 }; layers]
     }
-}
-
-/// A linear of the model: a weight (n, k), perhaps a bias, and the path that adapters go by.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Linear {
-    pub path: String,
-    pub n: usize,
-    pub k: usize,
-    pub bias: bool,
-    pub layer: Option<usize>,
-}
-
-/// A tensor that the checkpoint must hold.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Tensor {
-    pub name: String,
-    pub shape: Shape,
-    pub layer: Option<usize>,
 }
 
 pub const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -153,7 +139,13 @@ impl DecoderSpec {
         linears
     }
 
-    /// Every tensor of the checkpoint. A tied head is the embedding and is not listed again.
+    /// The linears of the decoder, then those of the audio encoder.
+    pub fn all_linears(&self) -> Vec<Linear> {
+        let audio = self.audio.iter().flat_map(AudioSpec::linears);
+        self.linears().into_iter().chain(audio).collect()
+    }
+
+    /// Every tensor of the decoder. A tied head is the embedding and is not listed again.
     pub fn tensors(&self) -> Vec<Tensor> {
         let mut tensors = vec![tensor(EMBEDDING.into(), Shape::matrix(self.vocabulary, self.hidden), None)];
         let norm = |name: String, layer| tensor(name, Shape::vector(self.hidden), layer);
@@ -184,7 +176,7 @@ impl DecoderSpec {
     }
 
     pub fn parameters(&self) -> usize {
-        let extent = smidgen_ir::Extent { tokens: 0, rows: 0, segments: 0 };
+        let extent = smidgen_ir::Extent { tokens: 0, rows: 0, segments: 0, audio: 0 };
         self.tensors()
             .iter()
             .map(|tensor| tensor.shape.at(&extent))
@@ -228,6 +220,7 @@ pub(crate) mod tests {
             tied_head: false,
             max_positions: 64,
             stored: DType::F32,
+            audio: None,
         }
     }
 

@@ -77,7 +77,7 @@ impl Run {
         samples.dedup();
         let demand = |samples: usize| {
             let tokens = samples * self.max_tokens;
-            let extent = Extent { tokens, rows: tokens - samples, segments: samples };
+            let extent = Extent { tokens, rows: tokens - samples, segments: samples, audio: 0 };
             Demand {
                 micro_tokens: tokens,
                 extent,

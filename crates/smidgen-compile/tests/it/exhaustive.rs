@@ -54,7 +54,7 @@ fn stored(mut request: Request, storage: Storage) -> Request {
 fn demands(parts: &[usize]) -> Vec<Demand> {
     let demand = |parts: usize| {
         let tokens = 192 / parts;
-        let extent = Extent { tokens, rows: tokens - 2, segments: 4usize.div_ceil(parts) };
+        let extent = Extent { tokens, rows: tokens - 2, segments: 4usize.div_ceil(parts), audio: 0 };
         Demand { micro_tokens: tokens, extent, step: extent, micro_steps: parts as f64 }
     };
     parts.iter().copied().map(demand).collect()

@@ -28,8 +28,8 @@ impl Case {
         let request = shapes::request(spec, Targets::AllLinear, Layers::All, tokens[0], 4);
         let demand = |tokens: &usize| Demand {
             micro_tokens: *tokens,
-            extent: Extent { tokens: *tokens, rows: tokens - 2, segments: 2 },
-            step: Extent { tokens: *tokens, rows: tokens - 2, segments: 2 },
+            extent: Extent { tokens: *tokens, rows: tokens - 2, segments: 2, audio: 0 },
+            step: Extent { tokens: *tokens, rows: tokens - 2, segments: 2, audio: 0 },
             micro_steps: 1.0,
         };
         let demands = tokens.iter().map(demand).collect();

@@ -20,7 +20,7 @@ use std::collections::HashSet;
 
 fn request() -> Request {
     let request = shapes::request(shapes::tiny(), Targets::AllLinear, Layers::All, 12, 2);
-    Request { extent: Extent { tokens: 9, rows: 5, segments: 2 }, ..request }
+    Request { extent: Extent { tokens: 9, rows: 5, segments: 2, audio: 0 }, ..request }
 }
 
 fn plan(graph: Graph) -> Plan {

@@ -21,7 +21,7 @@ fn request() -> Request {
 }
 
 fn demand(tokens: usize, micro_steps: f64) -> Demand {
-    let extent = Extent { tokens, rows: tokens - 4, segments: 4 };
+    let extent = Extent { tokens, rows: tokens - 4, segments: 4, audio: 0 };
     Demand { micro_tokens: tokens, extent, step: extent, micro_steps }
 }
 

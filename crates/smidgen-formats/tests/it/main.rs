@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod audio;
 mod checkpoint_mutations;
 mod config_mutations;
 #[path = "../four_bit/mod.rs"]

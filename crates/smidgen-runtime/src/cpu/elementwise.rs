@@ -57,6 +57,53 @@ pub fn gather_rows(
     });
 }
 
+/// y = x, in which row rows[a] is row a of `audio`, or zero where there is none; a negative row is none. `y` may be `x`.
+pub fn place_rows(
+    x: SrcRows,             // (T, C)
+    rows: Src<i32>,         // (A)
+    audio: Option<SrcRows>, // (A, C)
+    y: DstRows,             // (T, C)
+) {
+    assert_eq!((y.rows(), y.columns()), (x.rows(), x.columns()));
+    assert_apart_or_same("place_rows", y, [x.into()]);
+    if let Some(audio) = audio {
+        assert_eq!((audio.rows(), audio.columns()), (rows.len(), x.columns()));
+        assert_apart("place_rows", y, [audio.into()]);
+    }
+    for_each_row_chunk(y.rows(), y.columns(), |chunk| {
+        for row in chunk.start..chunk.start + chunk.len {
+            y.row(row).copy_from(x.row(row));
+        }
+    });
+    for_each_row_chunk(rows.len(), y.columns(), |chunk| {
+        for row in chunk.start..chunk.start + chunk.len {
+            let Ok(target) = usize::try_from(rows.get(row)) else { continue };
+            match audio {
+                Some(audio) => y.row(target).copy_from(audio.row(row)),
+                None => y.row(target).fill_zero(),
+            }
+        }
+    });
+}
+
+/// y[a] = x[rows[a]], zero where that is negative.
+pub fn take_rows(
+    x: SrcRows,     // (T, C)
+    rows: Src<i32>, // (A)
+    y: DstRows,     // (A, C)
+) {
+    assert_eq!((y.rows(), y.columns()), (rows.len(), x.columns()));
+    assert_apart("take_rows", y, [x.into(), rows.into()]);
+    for_each_row_chunk(y.rows(), y.columns(), |chunk| {
+        for row in chunk.start..chunk.start + chunk.len {
+            match usize::try_from(rows.get(row)) {
+                Ok(source) => y.row(row).copy_from(x.row(source)),
+                Err(_) => y.row(row).fill_zero(),
+            }
+        }
+    });
+}
+
 /// dx[rows[r]] = dy[r] and every other row of dx is zero; `rows` ascends strictly.
 pub fn scatter_rows(
     dy: SrcRows,    // (R, C)

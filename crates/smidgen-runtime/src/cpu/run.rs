@@ -64,6 +64,20 @@ pub fn run_step(
         Op::Logits { lora, softcap, first_word } => run.all_logits(*lora, *softcap, *first_word),
         Op::CacheRows => run.cache_rows(),
         Op::CachedAttention(shape) => run.cached_attention(shape),
+        Op::PlaceRows { clear } => run.place_rows(*clear),
+        Op::TakeRows => run.take_rows(),
+        Op::LayerNorm { eps } => run.layer_norm(*eps),
+        Op::LayerNormGrad { eps } => run.layer_norm_grad(*eps),
+        Op::Scale { scale } => run.scale(*scale),
+        Op::AddBias => run.add_bias(),
+        Op::Act(kind) => run.act(*kind),
+        Op::ActGrad(kind) => run.act_grad(*kind),
+        Op::CausalConv { backward } => run.causal_conv(*backward),
+        Op::ChunkAttention(shape) => run.chunk_attention(shape),
+        Op::ChunkAttentionGrad(shape) => run.chunk_attention_grad(shape),
+        Op::StridedConv(conv) => run.strided_conv(*conv),
+        Op::JoinPlaces { places } => run.join_places(*places),
+        Op::MaskRows { .. } => run.mask_rows(),
         Op::ScatterRows => elementwise::scatter_rows(run.input_rows(0), run.i32s(1), run.output_rows(0)),
         Op::RmsNormGrad { norm, addend } => {
             let channels = run.input(1).rows_at(extent);
@@ -230,7 +244,7 @@ impl Run<'_> {
     }
 
     /// A plain weight, as stored.
-    fn stored(&self, operand: &Operand) -> Stored {
+    pub(super) fn stored(&self, operand: &Operand) -> Stored {
         // SAFETY: as for `elements`.
         unsafe {
             let pointer: *const u8 = self.address(operand);

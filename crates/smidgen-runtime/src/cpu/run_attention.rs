@@ -23,7 +23,7 @@ impl Run<'_> {
                 let choice = rope::LongRope { short: &frequencies, long: &long, original };
                 let lengths = match self.input(1).rows {
                     Dim::Tokens => rope::Lengths::OfTokens(self.integers(1)),
-                    Dim::Boundaries | Dim::Tile { .. } | Dim::Rows | Dim::Const(_) => {
+                    Dim::Boundaries | Dim::Tile { .. } | Dim::Rows | Dim::Const(_) | Dim::Audio(_) => {
                         rope::Lengths::OfSegments(self.integers(1))
                     }
                 };

@@ -8,6 +8,7 @@
 pub mod act;
 pub mod attention;
 pub mod attention_hopper;
+mod audio;
 mod busy;
 pub mod cached_attention;
 pub mod columns;

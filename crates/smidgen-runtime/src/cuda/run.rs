@@ -6,8 +6,8 @@ use super::driver::NAME;
 use super::modules::KernelFile;
 use super::stage::Stage;
 use super::{
-    act, attention, attention_hopper, cached_attention, columns, decode, elementwise, embed, fourier, head,
-    head_pieces, linear, loss, norm, optimizer, rope, thin,
+    act, attention, attention_hopper, audio, cached_attention, columns, decode, elementwise, embed, fourier,
+    head, head_pieces, linear, loss, norm, optimizer, rope, thin,
 };
 use crate::device::{BoundStep, DeviceError};
 use smidgen_ir::{AttentionShape, DeviceKind, Extent, Op, Storage};
@@ -21,6 +21,7 @@ pub fn files() -> Vec<KernelFile> {
 pub fn files_of_all() -> Vec<KernelFile> {
     vec![
         act::FILE,
+        audio::FILE,
         cached_attention::FILE,
         columns::FILE,
         decode::FILE,
@@ -50,8 +51,32 @@ fn attention_of(op: &Op) -> Option<&AttentionShape> {
     if let Op::Attention(shape) | Op::AttentionGrad(shape) = op { Some(shape) } else { None }
 }
 
-/// Refuses a step with too little scratch, heads that are too large, or a weight whose rows are not whole blocks.
+/// Whether an operation is a layer of an audio encoder, which has no kernels here.
+fn is_of_audio_encoder(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::LayerNorm { .. }
+            | Op::LayerNormGrad { .. }
+            | Op::Scale { .. }
+            | Op::AddBias
+            | Op::Act(_)
+            | Op::ActGrad(_)
+            | Op::CausalConv { .. }
+            | Op::ChunkAttention(_)
+            | Op::ChunkAttentionGrad(_)
+            | Op::StridedConv(_)
+            | Op::JoinPlaces { .. }
+            | Op::MaskRows { .. }
+    )
+}
+
+/// Refuses a step with too little scratch, heads that are too large, a weight whose rows are not whole blocks, or a layer
+/// of an audio encoder.
 pub fn check(step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
+    if is_of_audio_encoder(&step.op) {
+        let what = "a layer of an audio encoder, which runs on the CPU only".to_owned();
+        return Err(DeviceError::Call { device: NAME, call: step.op.name(), what });
+    }
     let needed = step.workspace_bytes(DeviceKind::Cuda, 0, extent);
     let given = step.workspace.map_or(0, |(_, bytes)| bytes);
     if given < needed {
@@ -100,6 +125,20 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError>
         }
         Op::CacheRows => cached_attention::cache_rows(stage, step),
         Op::CachedAttention(shape) => cached_attention::cached_attention(stage, step, shape),
+        Op::PlaceRows { clear } => audio::place_rows(stage, step, *clear),
+        Op::TakeRows => audio::take_rows(stage, step),
+        Op::LayerNorm { .. }
+        | Op::LayerNormGrad { .. }
+        | Op::Scale { .. }
+        | Op::AddBias
+        | Op::Act(_)
+        | Op::ActGrad(_)
+        | Op::CausalConv { .. }
+        | Op::ChunkAttention(_)
+        | Op::ChunkAttentionGrad(_)
+        | Op::StridedConv(_)
+        | Op::JoinPlaces { .. }
+        | Op::MaskRows { .. } => unreachable!("`check` refuses the layers of an audio encoder"),
         Op::ScatterRows => elementwise::scatter_rows(stage, step),
         Op::RmsNormGrad { norm, addend } => norm::rms_norm_grad(stage, step, norm, *addend),
         Op::RmsNormWeightGrad { eps } => norm::rms_norm_weight_grad(stage, step, *eps),

@@ -31,7 +31,7 @@ pub fn examples() -> Vec<Example> {
 fn rounded_leaves_are_what_storing_makes_of_them() -> BTreeSet<&'static str> {
     const SCALE: f32 = 0.3;
     let values = random_reals(5, 7 * 13);
-    let extent = Extent { tokens: 1, rows: 1, segments: 1 };
+    let extent = Extent { tokens: 1, rows: 1, segments: 1, audio: 0 };
     for dtype in [DType::F32, DType::Bf16, DType::F16] {
         let storage = Storage::Plain(dtype);
         let mut graph = Graph::default();
@@ -149,7 +149,7 @@ fn row_norms(dtype: DType, [n, k, rank]: [usize; 3]) {
     let op = Op::RowNorms { scale: SCALE };
     graph.emit(&mut nodes, op, vec![weight, a, b], vec![y], &[], (Phase::Update, None));
     graph.entries = vec![(Entry::MicroStep, vec![]), (Entry::Eval, nodes)];
-    let extent = Extent { tokens: 1, rows: 1, segments: 1 };
+    let extent = Extent { tokens: 1, rows: 1, segments: 1, audio: 0 };
     let name = format!("row norms {dtype} N={n} K={k} R={rank}");
     let subject =
         Subject { name: name.clone(), graph, extent, contents, scalar: Scalar::Dot { y, dy: vec![] } };

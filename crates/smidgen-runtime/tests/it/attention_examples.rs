@@ -102,7 +102,7 @@ fn table_of(name: &str, spec: &RopeSpec, positions: &[i32], boundaries: &[i32]) 
     let subject = Subject {
         name: name.into(),
         graph,
-        extent: Extent { tokens: positions.len(), rows: 1, segments: boundaries.len() - 1 },
+        extent: Extent { tokens: positions.len(), rows: 1, segments: boundaries.len() - 1, audio: 0 },
         contents: vec![
             (place, Content::Integers(positions.to_vec())),
             (ends, Content::Integers(boundaries.to_vec())),

@@ -287,8 +287,11 @@ fn decoders_agree(precision: Precision) {
 /// Trains on micro-batches of several sizes, and returns the number of graph launches.
 fn train_raggedly(choice: &Choice, device: Cuda) -> (Vec<(String, Vec<u8>)>, u64, Cuda) {
     // Whole segments of the micro-batch, and the supervised rows among them.
-    let parts =
-        [EXTENT, Extent { tokens: 8, rows: 5, segments: 2 }, Extent { tokens: 7, rows: 4, segments: 1 }];
+    let parts = [
+        EXTENT,
+        Extent { tokens: 8, rows: 5, segments: 2, audio: 0 },
+        Extent { tokens: 7, rows: 4, segments: 1, audio: 0 },
+    ];
     let subject = choice.subject_with(LayerSet::first(1));
     let request = Request { extent: roomy(EXTENT), ..choice.request() };
     let mut executor = Executor::load(plan_with(&subject.graph, &request), device).unwrap();

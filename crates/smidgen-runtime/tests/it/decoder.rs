@@ -55,7 +55,7 @@ pub const ALL_FUSED: &[&str] = &["qkv_proj", "o_proj", "gate_up_proj", "down_pro
 
 /// Three segments, one of a single token.
 const SEGMENTS: [usize; 3] = [7, 1, 5];
-pub const EXTENT: Extent = Extent { tokens: 13, rows: 8, segments: 3 };
+pub const EXTENT: Extent = Extent { tokens: 13, rows: 8, segments: 3, audio: 0 };
 pub const LOSS_CHUNK: usize = 3;
 
 /// Llama with a bias on every linear, in bf16.

@@ -140,7 +140,7 @@ fn run_pieces<D: Device>(
     write_integers(executor, input::SLOTS, &of(&|sequence, _| SLOTS[sequence]));
     write_integers(executor, input::LENGTHS, &of(&|sequence, _| LENGTHS[sequence]));
     write_integers(executor, input::ROWS, &(0..tokens.len() as i32).collect::<Vec<_>>());
-    let extent = Extent { tokens: tokens.len(), rows: tokens.len(), segments: 0 };
+    let extent = Extent { tokens: tokens.len(), rows: tokens.len(), segments: 0, audio: 0 };
     executor.run(Entry::Decode, &extent).unwrap();
     let id = executor.plan().leaf_named(state::DECODED_LOGITS).unwrap();
     let (_, vocabulary) = executor.plan().value(id).ty.shape.at(&extent);

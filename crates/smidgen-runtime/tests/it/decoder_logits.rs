@@ -17,8 +17,8 @@ fn content<'a>(subject: &'a Subject, name: &str) -> &'a Content {
 
 /// Logits (S, V) of the plan for logits, from the contents of a training subject.
 fn logits(choice: &Choice, subject: &Subject, threads: usize) -> Vec<f32> {
-    let Extent { tokens, rows, segments } = EXTENT;
-    let extent = Extent { tokens: tokens + 2, rows: rows + 1, segments: segments + 1 };
+    let Extent { tokens, rows, segments, .. } = EXTENT;
+    let extent = Extent { tokens: tokens + 2, rows: rows + 1, segments: segments + 1, audio: 0 };
     let plan = compile_logits(&Request { extent, threads, ..choice.request() });
     let mut executor = Executor::load(plan.clone(), Cpu::new(threads).unwrap()).unwrap();
     let mut null = Executor::load(plan.clone(), Null::default()).unwrap();

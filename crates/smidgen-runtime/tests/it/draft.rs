@@ -9,8 +9,8 @@ use crate::subject::{Scalar, Subject};
 use smidgen_compile::{autodiff, leaves};
 use smidgen_ir::quant;
 use smidgen_ir::{
-    DType, Dim, Entry, Extent, Graph, Leaf, LeafKind, LossHead, Node, Op, Phase, Shape, Storage, Type,
-    ValueId, ValueRole, verify,
+    DType, Dim, Entry, Extent, Graph, Leaf, LeafKind, LossHead, MARK_COLUMNS, Node, Op, Phase, Shape,
+    Storage, Type, ValueId, ValueRole, verify,
 };
 use std::collections::HashMap;
 
@@ -37,7 +37,7 @@ impl Draft {
         let mut draft = Draft {
             graph: Graph::default(),
             nodes: Vec::new(),
-            extent: Extent { tokens, rows: rows.len(), segments: segments.len() },
+            extent: Extent { tokens, rows: rows.len(), segments: segments.len(), audio: 0 },
             contents: Vec::new(),
             every_token: ValueId(0),
             supervised: ValueId(0),
@@ -49,8 +49,40 @@ impl Draft {
         draft
     }
 
+    /// With rows of audio; every token has a loss.
+    pub fn with_audio(segments: &[usize], audio: usize) -> Draft {
+        let mut draft = Draft::new(segments, 1);
+        draft.extent.audio = audio;
+        draft
+    }
+
     pub fn extent(&self) -> Extent {
         self.extent
+    }
+
+    pub fn columns(&self, value: ValueId) -> usize {
+        self.graph.value(value).ty.shape.at(&self.extent).1
+    }
+
+    /// The marks of all audio rows.
+    pub fn marks(&mut self, marks: Vec<i32>) -> ValueId {
+        let shape = Shape::of(Dim::Audio(1), MARK_COLUMNS);
+        self.input("marks", shape, DType::I32, Content::Integers(marks))
+    }
+
+    /// An activation (A, columns) whose gradient is checked: each of its elements has a share in a trained matrix.
+    pub fn audio(&mut self, name: &str, columns: usize) -> ValueId {
+        let width = self.extent.audio;
+        let reals = random_reals(self.next_seed(), width * width);
+        let shape = Shape::of(Dim::Audio(1), width);
+        let x = self.input(&format!("{name} input"), shape, DType::F32, Content::Reals(reals));
+        let weight = self.matrix(&format!("{name} source"), columns, width, DType::F32);
+        self.op(Op::Linear { bias: false, lora: None }, &[x, weight], &[name])[0]
+    }
+
+    /// A vector of numbers in (-1, 1) that is not trained.
+    pub fn frozen_vector(&mut self, name: &str, n: usize, dtype: DType) -> ValueId {
+        self.reals(name, Shape::vector(n), dtype)
     }
 
     pub fn boundaries(&self) -> ValueId {

@@ -6,8 +6,8 @@
 use crate::check::check_subject;
 use crate::subject::Subject;
 use crate::{
-    adapter_examples, attention_examples, linear_examples, loss_examples, offload_changes_nothing, ranks,
-    row_examples, update_examples,
+    adapter_examples, attention_examples, audio_examples, linear_examples, loss_examples,
+    offload_changes_nothing, ranks, row_examples, update_examples,
 };
 use smidgen_ir::Op;
 use std::collections::BTreeSet;
@@ -36,6 +36,7 @@ pub fn all() -> Vec<Example> {
         linear_examples::examples(),
         adapter_examples::examples(),
         attention_examples::examples(),
+        audio_examples::examples(),
         loss_examples::examples(),
         update_examples::examples(),
         offload_changes_nothing::examples(),
@@ -85,6 +86,11 @@ fn operations_of_adapters() {
 #[test]
 fn operations_of_attention() {
     prove(attention_examples::examples());
+}
+
+#[test]
+fn operations_of_audio() {
+    prove(audio_examples::examples());
 }
 
 #[test]

@@ -96,7 +96,7 @@ fn logits(dtype: DType, rank: usize, softcap: Option<f32>, pieces: usize) {
     let mut contents: Vec<(ValueId, Content)> = Vec::new();
     let mut leaf = |name: &str, shape: Shape, dtype: DType| -> (ValueId, Vec<f64>) {
         let ty = Type::new(shape, Storage::Plain(dtype));
-        let extent = Extent { tokens: rows, rows, segments: 1 };
+        let extent = Extent { tokens: rows, rows, segments: 1, audio: 0 };
         let values: Vec<f32> = random_reals(contents.len() as u64, ty.elements(&extent))
             .iter()
             .map(|value| stored(ty.storage, *value))
@@ -124,7 +124,7 @@ fn logits(dtype: DType, rank: usize, softcap: Option<f32>, pieces: usize) {
     let count = graph.nodes(Entry::Eval).len();
     assert_eq!(count, if rank == 0 { pieces } else { 1 }, "an adapted head is one piece");
     let name = format!("logits {dtype} rank={rank} cap={softcap:?} pieces={pieces}");
-    let extent = Extent { tokens: rows, rows, segments: 1 };
+    let extent = Extent { tokens: rows, rows, segments: 1, audio: 0 };
     let scalar = Scalar::Dot { y, dy: vec![] };
     let subject = Subject { name: name.clone(), graph, extent, contents, scalar };
     subject.run_on_null(subject.roomy_plan(1)).unwrap();

@@ -8,6 +8,7 @@
 mod adapter_examples;
 mod attention;
 mod attention_examples;
+mod audio_examples;
 mod bf16_gradients;
 mod broken_plans;
 mod check;

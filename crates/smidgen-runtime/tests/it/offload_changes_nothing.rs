@@ -68,8 +68,8 @@ pub fn by_policy(choice: &Choice, policy: &Policy) -> Subject {
     place::apply(&mut subject.graph, policy, &subject.extent, (choice.device, Rank::ONLY), 1);
     let squares = update_in_pieces::apply(&mut subject.graph, policy, &subject.extent, PIECE_ELEMENTS);
     if policy.order == Order::Breadth {
-        let Extent { tokens, rows, segments } = roomy(subject.extent);
-        let step = Extent { tokens: 2 * tokens, rows: 2 * rows, segments: 2 * segments };
+        let Extent { tokens, rows, segments, .. } = roomy(subject.extent);
+        let step = Extent { tokens: 2 * tokens, rows: 2 * rows, segments: 2 * segments, audio: 0 };
         breadth::apply(&mut subject.graph, policy, (&subject.extent, &step), choice.device, &squares);
     }
     stream::apply(&mut subject.graph, policy, &subject.extent);

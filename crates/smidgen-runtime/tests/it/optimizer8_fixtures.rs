@@ -16,7 +16,7 @@ use smidgen_ir::storage::dynamic8_codes;
 use smidgen_ir::{AdamW, DType, Entry, Extent, Graph, LeafKind, Shape, Storage, Type, ValueId};
 use smidgen_runtime::{Cpu, Executor};
 
-const EXTENT: Extent = Extent { tokens: 1, rows: 1, segments: 1 };
+const EXTENT: Extent = Extent { tokens: 1, rows: 1, segments: 1, audio: 0 };
 const STEPS: u64 = 4;
 
 fn read_fixture() -> Vec<u8> {

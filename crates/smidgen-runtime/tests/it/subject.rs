@@ -166,8 +166,9 @@ impl Subject {
 }
 
 /// A larger extent than is run.
-pub fn roomy(Extent { tokens, rows, segments }: Extent) -> Extent {
-    Extent { tokens: tokens + 3, rows: rows + 2, segments: segments + 1 }
+pub fn roomy(Extent { tokens, rows, segments, audio }: Extent) -> Extent {
+    let audio = if audio > 0 { audio + 2 } else { 0 };
+    Extent { tokens: tokens + 3, rows: rows + 2, segments: segments + 1, audio }
 }
 
 /// Lays a graph out as `compile` does after its passes.
@@ -195,11 +196,12 @@ pub fn plain_request() -> Request {
         biases: TrainedBiases::None,
         dropout: 0.0,
         optimizer: optimizer(),
-        extent: Extent { tokens: 1, rows: 1, segments: 1 },
-        step: Extent { tokens: 1, rows: 1, segments: 1 },
+        extent: Extent { tokens: 1, rows: 1, segments: 1, audio: 0 },
+        step: Extent { tokens: 1, rows: 1, segments: 1, audio: 0 },
         device: DeviceKind::Cpu,
         precision: Precision::F32,
         workload: Workload { keys_per_query: 1.0, supervised: 1.0 },
+        audio: Default::default(),
         decode: None,
         row_losses: false,
         rank: Rank::ONLY,
@@ -240,5 +242,6 @@ pub fn plain_spec() -> DecoderSpec {
         tied_head: false,
         max_positions: 1,
         stored: DType::F32,
+        audio: None,
     }
 }

@@ -23,7 +23,7 @@ use std::collections::BTreeSet;
 /// One leaf below a vector, one that is cut into chunks with a rest; only that one is large enough for 8 bits.
 const LEAVES: [(usize, usize); 3] = [(1, 3), (7, 13), (129, 131)];
 const SETTINGS: AdamW = AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };
-const EXTENT: Extent = Extent { tokens: 1, rows: 1, segments: 1 };
+const EXTENT: Extent = Extent { tokens: 1, rows: 1, segments: 1, audio: 0 };
 
 pub fn examples() -> Vec<Example> {
     let covers: &[&str] = &["grad_norm", "adamw", "zero"];

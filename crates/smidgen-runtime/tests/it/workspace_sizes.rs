@@ -82,7 +82,7 @@ proptest! {
         (groups, kv_heads, head_dim) in (1usize..9, 1usize..5, 1usize..33),
         chunk in 1usize..300,
     ) {
-        let extent = Extent { tokens, rows: rows.min(tokens), segments: 1 };
+        let extent = Extent { tokens, rows: rows.min(tokens), segments: 1, audio: 0 };
         let cpu = Cpu::new(threads).unwrap();
         let x = |columns| Type::f32(Shape::of(Dim::Tokens, columns));
         let s = |columns| Type::f32(Shape::of(Dim::Rows, columns));
@@ -205,7 +205,7 @@ fn a_plan_for_fewer_threads_is_refused() {
 }
 
 fn refusal(op: Op, inputs: &[Type]) -> Option<String> {
-    let extent = Extent { tokens: 2, rows: 2, segments: 1 };
+    let extent = Extent { tokens: 2, rows: 2, segments: 1, audio: 0 };
     let mut step = bound_step(op, inputs, &[], &extent);
     step.workspace = Some((0, 1 << 30));
     Cpu::new(1).unwrap().check(&step, &extent).err().map(|error| error.to_string())

@@ -33,7 +33,7 @@ impl Batch {
     /// Of this many samples. The last token of a sample has none to predict.
     fn extent(&self, samples: usize) -> Extent {
         let tokens = samples * self.tokens;
-        Extent { tokens, rows: tokens - samples, segments: samples }
+        Extent { tokens, rows: tokens - samples, segments: samples, audio: 0 }
     }
 }
 

@@ -32,16 +32,19 @@ use crate::rows::choice::ChoiceSet;
 use crate::rows::keys::{data_files, training_sources};
 use crate::rows::sets::{EvalSets, read_eval_questions, read_eval_sets};
 use crate::session::adapted::build_adapted_request;
+use crate::session::encoding::encode_clips;
 use crate::session::likelihood::check_finite;
 use crate::train::metrics::read_rss;
 use serde_json::{Map, Value as Json, json};
 use smidgen_compile::Request;
+use smidgen_compile::adapter::LoraModule;
+use smidgen_compile::model::audio::{AUDIO, AudioInput};
 use smidgen_data::prepare::read_tokenizer;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_formats::tokenizer::Tokenizer;
 use smidgen_formats::whole_file::write_whole;
-use smidgen_recipe::{BaseFormat, EvalTask, ModelPath, Recipe};
+use smidgen_recipe::{BaseFormat, EvalTask, Init, ModelPath, Recipe};
 use smidgen_runtime::{AnyDevice, Device};
 use std::path::{Path, PathBuf};
 
@@ -105,7 +108,10 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         }
         (recipe.model.path, recipe.model.base) = (ModelPath::folder(made), BaseFormat::AsStored);
     }
-    let model = open_model(&recipe.model.path, Want::Weights, &Access::from_environment(quiet))?;
+    let mut model = open_model(&recipe.model.path, Want::Weights, &Access::from_environment(quiet))?;
+    if recipe.adapter.init == Init::BuiltinSpeech {
+        model.leave_out_speech();
+    }
     if !model.has_weights() {
         let place = model.path().display();
         return Err(Failure::model(format!("`{place}` has a config but no weights")));
@@ -297,13 +303,23 @@ impl Evaluated<'_> {
 
     fn by_likelihood(&self, mut device: AnyDevice) -> Result<Results, Failure> {
         let (recipe, model, limit) = (self.recipe, self.model, self.recipe.eval.limit);
-        let subjects = self.subjects()?;
+        let mut subjects = self.subjects()?;
         let sets =
             read_eval_sets(recipe, None, recipe.eval.task, model, &subjects[0].request, &self.access())?;
         let EvalSets { loss, choices } = &sets;
         let of_loss = loss.iter().flat_map(|loss| &loss.warnings);
         let of_choices = choices.iter().flat_map(|choices| &choices.warnings);
         of_loss.chain(of_choices).for_each(|warning| self.say(&format!("{WARNING} `data.eval`: {warning}")));
+        if let Some(clips) = loss.as_ref().and_then(|loss| loss.set.clips()) {
+            // Both subjects start from the same rows, so that only the adapter differs.
+            let adapts = |module: &LoraModule| module.path.starts_with(AUDIO);
+            let audio = match subjects.iter().any(|subject| subject.request.adapters.iter().any(adapts)) {
+                true => AudioInput::Subsampled,
+                false => AudioInput::Embeddings,
+            };
+            subjects.iter_mut().for_each(|subject| subject.request.audio = audio);
+            encode_clips(clips.store(), &subjects[0].request, model, &|line| self.say(line))?;
+        }
         let token_sets: Vec<_> = (loss.iter().map(|loss| (&loss.set, limit)))
             .chain(choices.iter().map(|choices| (&choices.set, 0)))
             .collect();
@@ -399,6 +415,7 @@ impl Evaluated<'_> {
                 cache_tokens: None,
                 new_tokens: DEFAULT_NEW_TOKENS,
                 budget: self.budget,
+                hears: false,
             };
             let plan = |request| plan_generation(request, self.model, self.place, &sizes);
             let plans = requests.iter().map(plan);

@@ -124,7 +124,7 @@ const MOST_SAMPLES: usize = 4096;
 /// A micro-batch of whole samples that are as long as they may be.
 fn samples_at_once(samples: usize, max_tokens: usize) -> Demand {
     let tokens = samples * max_tokens;
-    let extent = Extent { tokens, rows: tokens - samples, segments: samples };
+    let extent = Extent { tokens, rows: tokens - samples, segments: samples, audio: 0 };
     Demand { micro_tokens: tokens, extent, step: extent, micro_steps: 1.0 }
 }
 

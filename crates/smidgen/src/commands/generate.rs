@@ -21,19 +21,24 @@ use crate::hub::{Access, Want};
 use crate::library::generate::{
     SessionOptions, Setting, encode_prompt, open_template, open_tokenizer, stream_answer,
 };
-use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan};
-use crate::plan::model::{open_model, read_decoder};
+use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes};
+use crate::plan::host;
+use crate::plan::model::{build_storage, open_model, read_decoder};
 use crate::plan::product::Product;
 use crate::report::generation_table::render_generation_table;
 use crate::rows::prompting::PromptChoice;
+use crate::session::adapted::build_adapted_request;
+use crate::session::encoding::encode_files;
 use serde_json::{Value as Json, json};
+use smidgen_compile::Request;
+use smidgen_data::audio_text::{Misplaced, place_in_prompt};
 use smidgen_data::template::{TemplateChoice, TemplateKind};
 use smidgen_formats::json_file::read_bytes;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_formats::tokenizer::Tokenizer;
 use smidgen_ir::bytes::{format_bytes, parse_bytes};
-use smidgen_recipe::{BaseFormat, Budget, ClosedWord, Compute, DeviceChoice};
+use smidgen_recipe::{BaseFormat, Budget, ClosedWord, Compute, DeviceChoice, Init};
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -55,6 +60,9 @@ pub struct Args {
     /// A file with the prompt; `-` is stdin, which is also the default if stdin is not a terminal
     #[arg(long, value_name = "FILE")]
     prompt_file: Option<PathBuf>,
+    /// A sound file that the prompt is about; `<|audio_1|>` in the prompt is the place of the first
+    #[arg(long, value_name = "FILE")]
+    audio: Vec<PathBuf>,
     /// System message of the conversation
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
@@ -121,6 +129,11 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let prompt = read_prompt(args)?;
     if prompt.is_none() && args.json {
         return Err(Failure::command("`--json` needs a prompt: a conversation has no JSON form"));
+    }
+    if prompt.is_none() && !args.audio.is_empty() {
+        return Err(Failure::command(
+            "`--audio` needs a prompt: a conversation in the terminal has no sound",
+        ));
     }
     let subject = open_subject(args, &Access::from_environment(quiet))?;
     let tokenizer = open_tokenizer(&subject.model, subject.adapter.as_ref())?;
@@ -225,7 +238,7 @@ fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
     let trained = if is_recipe { recipe.output.dir.resolved.clone() } else { target.to_path_buf() };
     let product = Product::of(&recipe);
     let made = made_model(&trained).filter(|_| product == Product::Model && args.adapter.is_none());
-    let model = match &made {
+    let mut model = match &made {
         Some(made) => Model::open_folder(made).map_err(Failure::model)?,
         None => open_model(&recipe.model.path, Want::Weights, access)?,
     };
@@ -250,6 +263,10 @@ fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
             ));
         }
     };
+    // An adapter that was trained further takes the place of the one inside the checkpoint.
+    if recipe.adapter.init == Init::BuiltinSpeech && adapter.is_some() {
+        model.leave_out_speech();
+    }
     let options = SessionOptions {
         base: if made.is_some() { BaseFormat::AsStored } else { recipe.model.base },
         budget: budget.unwrap_or(recipe.memory.budget),
@@ -306,6 +323,7 @@ fn open_session(
         say(&format!("{NOTE} the GPU has only {} free, less than the budget", format_bytes(free)));
     }
     let sizes = setting.sizes(args.beams.unwrap_or(1), context, new_tokens);
+    let sizes = Sizes { hears: !args.audio.is_empty(), ..sizes };
     let (model, adapter) = (&subject.model, subject.adapter.as_ref());
     setting.open(model, adapter, &subject.options, sizes, |plan: &GenerationPlan| {
         if args.plan && !quiet {
@@ -313,6 +331,53 @@ fn open_session(
         }
         Ok(())
     })
+}
+
+/// The sound of a prompt.
+struct PromptSound {
+    /// With an audio token for every embedding.
+    prompt: String,
+    token: u32,
+    tokens: usize,
+    embeddings: Vec<f32>,
+}
+
+fn encode_sound(
+    args: &Args,
+    subject: &Subject,
+    tokenizer: &Tokenizer,
+    prompt: &str,
+) -> Result<Option<PromptSound>, Failure> {
+    if args.audio.is_empty() {
+        return Ok(None);
+    }
+    let model = &subject.model;
+    let request = build_adapted_request(model, subject.adapter.as_ref())?;
+    let storage = build_storage(subject.options.base, &request.spec, model);
+    let threads = host::threads(subject.options.threads)?;
+    let request = Request { storage, threads, ..request };
+    let Some(audio) = request.spec.audio.as_ref() else {
+        let place = model.path().display();
+        return Err(Failure::command(format!("`{place}` does not hear: its config has no audio encoder"))
+            .hint("`--audio` needs a model such as `hf:microsoft/Phi-4-multimodal-instruct`"));
+    };
+    let token = audio.token;
+    let Some(text) = tokenizer.token(token) else {
+        return Err(Failure::model(format!("the tokenizer has no token {token}, which stands for sound")));
+    };
+    let (width, clips) = (audio.decoder_hidden, encode_files(&request, model, &args.audio)?);
+    let tokens: Vec<usize> = clips.iter().map(|clip| clip.len() / width).collect();
+    let (prompt, order) = place_in_prompt(prompt, &tokens, &text).map_err(|misplaced| {
+        let what = match misplaced {
+            Misplaced::Placeholder(placeholder) => format!("`{placeholder}` and {} clips", clips.len()),
+            Misplaced::NoText => "no text".to_owned(),
+        };
+        Failure::command(format!("the prompt has {what}"))
+            .hint("`<|audio_1|>` stands for the first clip, `<|audio_2|>` for the second, each once")
+    })?;
+    let tokens = tokens.iter().sum();
+    let embeddings = order.into_iter().flat_map(|clip| clips[clip].iter().copied()).collect();
+    Ok(Some(PromptSound { prompt, token, tokens, embeddings }))
 }
 
 fn run_prompt(
@@ -323,12 +388,22 @@ fn run_prompt(
     settings: &Settings,
     prompt: &str,
 ) -> Result<(), Failure> {
+    let sound = encode_sound(args, subject, tokenizer, prompt)?;
+    let prompt = sound.as_ref().map_or(prompt, |sound| &sound.prompt);
     let ids = encode_prompt(tokenizer, template, args.system.as_deref(), prompt)?;
+    if let Some(PromptSound { token, tokens, .. }) = sound
+        && ids.iter().filter(|id| **id == token).count() != tokens
+    {
+        return Err(Failure::model("the tokenizer or the template changes the audio tokens of the prompt"));
+    }
     // Exactly what prompt and answer can need: nothing more is reserved.
     let longest = read_decoder(&subject.model)?.max_positions;
     let context = args.context.unwrap_or_else(|| (ids.len() + args.max_new).min(longest.max(ids.len())));
     let new_tokens = DEFAULT_NEW_TOKENS.min(ids.len().max(1));
     let mut session = open_session(args, quiet, subject, Some(context), new_tokens)?;
+    if let Some(PromptSound { token, embeddings, .. }) = &sound {
+        session.set_sound(*token, embeddings);
+    }
     let show = |piece: &str| if args.json { Ok(()) } else { print(piece) };
     let (generated, timing, text) = match args.beams {
         Some(beams) => {

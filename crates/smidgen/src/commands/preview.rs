@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::hub::Access;
 use crate::plan::job::{Job, Purpose};
 use crate::plan::planning::{Planned, plan_job};
-use crate::report::preview_text::{Part, ShownSample, render_preview};
+use crate::report::preview_text::{Part, ShownSample, render_preview, seconds_of_frames};
 use crate::rows::data::{Data, Rows};
 use serde_json::{Value as Json, json};
 use smidgen_data::prepare::read_tokenizer;
@@ -41,7 +41,12 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     for index in 0..args.rows.min(rows.train.len()) {
         let sample = rows.train.sample(index).map_err(Failure::disk)?;
         let parts = parts_of(&sample, tokenizer.as_ref())?;
-        samples.push(ShownSample { place: rows.train.place(index).to_string(), sample, parts });
+        let clips = rows.train.clips().map_or_else(Vec::new, |clips| {
+            let store = clips.store();
+            let sounds = clips.of_sample(index).iter();
+            sounds.map(|clip| (seconds_of_frames(store.frames(*clip)), store.rows(*clip))).collect()
+        });
+        samples.push(ShownSample { place: rows.train.place(index).to_string(), sample, parts, clips });
     }
     let text = match args.json {
         true => format!("{:#}\n", preview_json(job, rows, &planned, &samples)),
@@ -87,11 +92,14 @@ fn preview_json(job: &Job, rows: &Rows, planned: &Planned, samples: &[ShownSampl
     let stats = rows.train.stats();
     let samples = samples.iter().map(|shown| {
         let parts = shown.parts.iter();
+        let clips = shown.clips.iter();
+        let clips = clips.map(|(seconds, tokens)| json!({"seconds": seconds, "tokens": tokens}));
         json!({
             "place": shown.place,
             "parts": parts.map(|part| json!({"text": part.text, "supervised": part.supervised})).collect::<Vec<_>>(),
             "ids": shown.sample.ids,
             "labels": shown.sample.labels,
+            "audio": clips.collect::<Vec<_>>(),
         })
     });
     let demand = &planned.solution.demand;

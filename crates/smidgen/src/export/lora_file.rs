@@ -9,7 +9,7 @@ use super::{architecture_of, prepare_output, refuse_ls_lora};
 use crate::failure::Failure;
 use crate::merge::finite::refuse_not_finite;
 use crate::merge::original::read_f32;
-use crate::plan::model::read_decoder;
+use crate::plan::model::{read_decoder, refuse_audio};
 use smidgen_compile::DecoderSpec;
 use smidgen_compile::model::spec::HEAD;
 use smidgen_formats::element::Element;
@@ -46,6 +46,7 @@ pub struct ExportedLora {
 pub fn export_lora(adapter: &AdapterFile, model: &Model, output: &Path) -> Result<ExportedLora, Failure> {
     let modules = plain_modules(adapter)?;
     let spec = read_decoder(model)?;
+    refuse_audio(&spec)?;
     let architecture = architecture_of(model, &spec)?;
     let placed = place_modules(adapter, model, &modules, &spec, architecture)?;
     refuse_not_finite(adapter)?;

@@ -16,7 +16,7 @@ use crate::merge::original::{OriginalModel, OriginalRows, OriginalTensor, read_f
 use crate::plan::generation::TOKENIZER_TOKEN_BYTES;
 use crate::plan::life::FILE_BLOCK_BYTES;
 use crate::plan::model::check_weights;
-use crate::plan::model::read_decoder;
+use crate::plan::model::{read_decoder, refuse_audio};
 use smidgen_compile::DecoderSpec;
 use smidgen_formats::gguf::GgufFile;
 use smidgen_formats::gguf::architecture::Architecture;
@@ -100,6 +100,7 @@ pub fn export_model(
         return Err(refuse_ls_lora(adapter));
     }
     let spec = read_decoder(original.model())?;
+    refuse_audio(&spec)?;
     check_weights(&spec, original.model())?;
     let architecture = architecture_of(original.model(), &spec)?;
     let read = match adapter {

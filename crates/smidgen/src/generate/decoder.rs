@@ -32,9 +32,20 @@ pub struct Decoder {
     is_long: Vec<bool>,
     slots: Slots,
     sequences: Vec<Vec<u32>>,
+    sound: Option<Sound>,
     /// One row of logits, as bytes and as numbers.
     bytes: Vec<u8>,
     logits: Vec<f32>,
+}
+
+/// The embeddings of the clips of a prompt, in the order of its audio tokens; every slot has the same prompt.
+#[derive(Debug)]
+pub struct Sound {
+    /// The token whose embeddings they replace.
+    pub token: u32,
+    /// Rows in the type of activations.
+    pub rows: Vec<u8>,
+    pub row_bytes: usize,
 }
 
 #[derive(Debug)]
@@ -46,6 +57,8 @@ struct Leaves {
     rows: ValueId,
     table: ValueId,
     logits: ValueId,
+    /// Audio rows and the tokens that they replace; only in a plan that hears.
+    audio: Option<[ValueId; 2]>,
 }
 
 /// One token of a run.
@@ -72,6 +85,10 @@ impl Decoder {
                 rows: leaf(input::ROWS),
                 table: leaf(input::CACHE_TABLE),
                 logits: leaf(state::DECODED_LOGITS),
+                audio: plan
+                    .leaf_named(input::AUDIO_ROWS)
+                    .zip(plan.leaf_named(input::AUDIO_TARGETS))
+                    .map(<[_; 2]>::from),
             },
             shape,
             vocabulary: spec.vocabulary,
@@ -79,9 +96,16 @@ impl Decoder {
             is_long: vec![false; shape.slots],
             slots: Slots::new(shape.slots, shape.positions, shape.cache_rows),
             sequences: vec![Vec::new(); shape.slots],
+            sound: None,
             bytes: vec![0; 4 * spec.vocabulary],
             logits: vec![0.0; spec.vocabulary],
         }
+    }
+
+    /// The sound of the prompts that follow.
+    pub fn set_sound(&mut self, sound: Sound) {
+        assert!(self.leaves.audio.is_some(), "the plan hears nothing");
+        self.sound = Some(sound);
     }
 
     pub fn shape(&self) -> DecodeShape {
@@ -181,6 +205,18 @@ impl Decoder {
         executor.write_at(self.leaves.table, 4 * (slot * self.shape.positions + first), &bytes);
     }
 
+    /// The tokens of a run that sound replaces, each with its audio row.
+    fn heard(&self, tokens: &[Place]) -> Vec<(usize, usize)> {
+        let Some(Sound { token, rows, row_bytes }) = &self.sound else { return Vec::new() };
+        let is_sound = |id: &&u32| **id == *token;
+        let heard =
+            tokens.iter().enumerate().filter(|(_, place)| place.id == *token).map(|(index, place)| {
+                (index, self.sequences[place.slot][..place.position].iter().filter(is_sound).count())
+            });
+        // A model that writes the audio token itself means no sound.
+        heard.filter(|(_, row)| (row + 1) * row_bytes <= rows.len()).collect()
+    }
+
     fn run<D: Device>(
         &mut self,
         executor: &mut Executor<D>,
@@ -203,7 +239,16 @@ impl Decoder {
             write(lengths, &mut tokens.iter().map(|token| token.length as i32));
         }
         write(leaves.rows, &mut asked.iter().map(|(row, _)| *row));
-        let extent = Extent { tokens: tokens.len(), rows: asked.len(), segments: 0 };
+        let heard = self.heard(tokens);
+        if let (Some([rows, targets]), Some(sound)) = (leaves.audio, &self.sound) {
+            write(targets, &mut heard.iter().map(|(token, _)| *token as i32));
+            for (place, (_, row)) in heard.iter().enumerate() {
+                let bytes = &sound.rows[row * sound.row_bytes..(row + 1) * sound.row_bytes];
+                executor.write_at(rows, place * sound.row_bytes, bytes);
+            }
+        }
+        let (rows, audio) = (asked.len(), heard.len());
+        let extent = Extent { tokens: tokens.len(), rows, segments: 0, audio };
         executor.run(Entry::Decode, &extent)?;
         for (row, (_, index)) in asked.iter().enumerate() {
             executor.read_at(leaves.logits, 4 * row * self.vocabulary, &mut self.bytes)?;

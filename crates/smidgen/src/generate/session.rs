@@ -5,7 +5,7 @@
 //! not depend on the others. It works on any executor, so a training run can generate with its own.
 //! Left out: templates and text; a session works with token ids.
 
-use super::decoder::{Decoder, NewTokens};
+use super::decoder::{Decoder, NewTokens, Sound};
 use super::sampler::{Sampler, Sampling};
 use super::stop::StoppedBy;
 use crate::failure::Failure;
@@ -15,8 +15,10 @@ use crate::plan::generation::{GenerationPlan, Sizes, plan_generation};
 use crate::plan::model::build_storage;
 use crate::session::adapted::build_adapted_request;
 use crate::session::adapters::read_adapter;
-use crate::session::weights::load_weights;
+use crate::session::encoding::encode_numbers;
+use crate::session::weights::{leaf, load_weights};
 use crate::train::metrics::read_rss;
+use smidgen_compile::names::input;
 use smidgen_compile::{DecodeShape, Request};
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;
@@ -125,6 +127,15 @@ impl TokenSession {
         }
         executor.run(Entry::Refresh, &extent)?;
         Ok(TokenSession { executor, decoder, planned_bytes: peak_bytes })
+    }
+
+    /// The embeddings (rows, C) that replace an audio token of the prompts that follow.
+    pub fn set_sound(&mut self, token: u32, embeddings: &[f32]) {
+        let plan = self.executor.plan();
+        let ty = &plan.value(leaf(plan, input::AUDIO_ROWS)).ty;
+        let dtype = ty.storage.plain().expect("activations are plain numbers");
+        let row_bytes = ty.shape.at(&plan.extent).1 * dtype.bytes();
+        self.decoder.set_sound(Sound { token, rows: encode_numbers(embeddings, dtype), row_bytes });
     }
 
     pub fn planned_bytes(&self) -> u64 {

@@ -56,7 +56,7 @@ fn stated(bytes: u64) -> JobBudget {
 }
 
 fn sizes(slots: usize, cache_tokens: Option<usize>) -> Sizes {
-    Sizes { slots, context: Some(40), cache_tokens, new_tokens: 16, budget: stated(1 << 30) }
+    Sizes { slots, context: Some(40), cache_tokens, new_tokens: 16, budget: stated(1 << 30), hears: false }
 }
 
 fn opening<'a>(model: &'a Model, adapter: Option<&'a AdapterFile>, sizes: Sizes) -> Opening<'a> {
@@ -82,7 +82,7 @@ fn prompts(vocabulary: u32) -> Vec<Vec<u32>> {
 }
 
 fn by_recomputation(model: &Model, adapter: Option<&AdapterFile>, prompts: &[Vec<u32>]) -> Vec<Vec<u32>> {
-    let extent = Extent { tokens: 40, rows: 1, segments: 1 };
+    let extent = Extent { tokens: 40, rows: 1, segments: 1, audio: 0 };
     let request = build_adapted_request(model, adapter).unwrap();
     let mut run = LogitsRun::load(&request, model, extent).unwrap();
     if let Some(adapter) = adapter {

@@ -215,7 +215,7 @@ impl Setting {
     }
 
     pub fn sizes(&self, slots: usize, context: Option<usize>, new_tokens: usize) -> Sizes {
-        Sizes { slots, context, cache_tokens: None, new_tokens, budget: self.budget }
+        Sizes { slots, context, cache_tokens: None, new_tokens, budget: self.budget, hears: false }
     }
 
     /// Opens the device, plans, and loads. `look` sees the plan before anything is loaded.

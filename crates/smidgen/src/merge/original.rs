@@ -45,6 +45,13 @@ impl OriginalModel {
             let place = model.path().display();
             return Err(Failure::model(format!("the model folder `{place}` has no weights")));
         }
+        if let Model::Folder { phi4mm: Some(_), .. } = &model {
+            let place = model.path().display();
+            return Err(Failure::model(format!(
+                "`{place}` is Phi-4-multimodal as published (`phi4mm`), which cannot be merged or exported"
+            ))
+            .hint("use the adapter as it is; a checkpoint in the layout of transformers can be merged"));
+        }
         // In the order of the files, so that tensors that were in one shard stay together.
         let names: Vec<String> = match &model {
             Model::Folder { folder, .. } => (folder.files().iter())
@@ -127,7 +134,7 @@ impl OriginalTensor {
     pub fn is_real(&self) -> bool {
         match &self.weight {
             Weight::Plain(tensor) => can_read_as(tensor.element(), Element::F32),
-            Weight::Bnb(_) | Weight::Gguf(_) => true,
+            Weight::Bnb(_) | Weight::Gguf(_) | Weight::Merged(_) => true,
         }
     }
 
@@ -150,7 +157,7 @@ impl OriginalTensor {
     pub fn held_bytes(&self) -> usize {
         match &self.weight {
             Weight::Bnb(weight) => weight.storage.bytes(self.rows(), self.row_elements()),
-            Weight::Plain(_) | Weight::Gguf(_) => 0,
+            Weight::Plain(_) | Weight::Gguf(_) | Weight::Merged(_) => 0,
         }
     }
 
@@ -188,7 +195,7 @@ impl<'a> OriginalRows<'a> {
                 quant::decode(weight.storage, all, width, self.held, first_row * width, destination);
                 Ok(())
             }
-            weight @ Weight::Gguf(_) => {
+            weight @ (Weight::Gguf(_) | Weight::Merged(_)) => {
                 let mut stored = WeightRows::open(weight).map_err(Failure::model)?;
                 let rows_at_a_time = (PIECE_BYTES / size_of::<f32>() / width.max(1)).max(1);
                 for (piece, target) in destination.chunks_mut(rows_at_a_time * width.max(1)).enumerate() {

@@ -38,10 +38,11 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
     let sample = |tokens: usize| match &job.data {
         Data::Rows(_) => one_sample(tokens, leanest.demand.extent.segments),
         Data::Assumed { .. } => {
-            let extent = Extent { tokens, rows: tokens - 1, segments: 1 };
+            let extent = Extent { tokens, rows: tokens - 1, segments: 1, audio: 0 };
             let micro_steps = leanest.demand.micro_steps;
             let samples = micro_steps.ceil() as usize;
-            let step = Extent { tokens: samples * tokens, rows: samples * extent.rows, segments: samples };
+            let step =
+                Extent { tokens: samples * tokens, rows: samples * extent.rows, segments: samples, audio: 0 };
             Demand { micro_tokens: tokens, extent, step, micro_steps }
         }
     };
@@ -182,7 +183,7 @@ fn unpinned(pins: &Pins) -> Vec<(&'static str, Pins)> {
 
 /// A micro-batch of one sample, all of it supervised.
 fn one_sample(tokens: usize, segments: usize) -> Demand {
-    let extent = Extent { tokens, rows: tokens, segments };
+    let extent = Extent { tokens, rows: tokens, segments, audio: 0 };
     Demand { micro_tokens: tokens, extent, step: extent, micro_steps: 1.0 }
 }
 

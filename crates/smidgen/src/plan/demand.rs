@@ -4,9 +4,11 @@
 //! Without data, every sample is assumed to have `data.max_tokens` tokens, all but the first of them supervised.
 
 use crate::failure::Failure;
+use crate::plan::audio::longest_rows;
 use crate::plan::job::Job;
 use crate::rows::data::{Data, Rows};
 use smidgen_compile::Demand;
+use smidgen_compile::model::audio::AudioInput;
 use smidgen_data::eval_batch::{eval_extent, largest_extent};
 use smidgen_data::micro_batch::largest_micro_batch;
 use smidgen_data::tokens::TokenSet;
@@ -79,13 +81,24 @@ impl DemandShape {
         // The rank that has the most.
         let samples = samples.div_ceil(job.request.rank.of);
         let step_tokens = samples * max_tokens;
+        let clip_rows = match job.request.audio {
+            AudioInput::None => 0,
+            AudioInput::Embeddings | AudioInput::Subsampled => {
+                longest_rows(job.recipe.data.max_audio_seconds).min(max_tokens)
+            }
+        };
         let demand = |micro_tokens: usize| {
             let segments = micro_tokens / max_tokens;
             let tokens = segments * max_tokens;
             Demand {
                 micro_tokens: if pinned.is_some() { micro_tokens } else { tokens },
-                extent: Extent { tokens, rows: tokens - segments, segments },
-                step: Extent { tokens: step_tokens, rows: step_tokens - samples, segments: samples },
+                extent: Extent { tokens, rows: tokens - segments, segments, audio: segments * clip_rows },
+                step: Extent {
+                    tokens: step_tokens,
+                    rows: step_tokens - samples,
+                    segments: samples,
+                    audio: samples * clip_rows,
+                },
                 micro_steps: samples as f64 / segments as f64,
             }
         };

@@ -9,6 +9,7 @@ use crate::plan::budget::JobBudget;
 use crate::plan::context::{gpu_context, job_context};
 use crate::plan::devices::Place;
 use crate::plan::terms::Terms;
+use smidgen_compile::model::audio::AudioInput;
 use smidgen_compile::{DecodeShape, Demand, Purpose, Request, Solution, SolveError};
 use smidgen_formats::model::Model;
 use smidgen_ir::bytes::format_bytes;
@@ -25,6 +26,8 @@ pub struct Sizes {
     pub cache_tokens: Option<usize>,
     /// Tokens that are read at the same time.
     pub new_tokens: usize,
+    /// Whether prompts have sound.
+    pub hears: bool,
     pub budget: JobBudget,
 }
 
@@ -120,7 +123,9 @@ impl Attempt {
             cache_rows: sizes.cache_tokens.unwrap_or(sizes.slots * context),
             new_tokens: sizes.new_tokens.min(sizes.slots * context).max(sizes.slots),
         };
-        let request = Request { decode: Some(shape), extent: shape.extent(), ..request.clone() };
+        let audio = if sizes.hears { AudioInput::Embeddings } else { AudioInput::None };
+        let mut request = Request { decode: Some(shape), audio, ..request.clone() };
+        request.extent = request.decode_extent().unwrap_or_default();
         let context = match request.device {
             DeviceKind::Cpu => job_context(&request, model, beside_bytes(&request, &shape)),
             DeviceKind::Cuda => gpu_context(place),

@@ -6,6 +6,7 @@
 use crate::failure::Failure;
 use crate::hub::{Access, Want};
 use crate::plan::arithmetic::Arithmetic;
+use crate::plan::audio::{audio_input, continue_speech};
 use crate::plan::budget::{JobBudget, budget_within, job_budget, refuse_above_machine};
 use crate::plan::devices::Place;
 use crate::plan::host;
@@ -18,6 +19,7 @@ use crate::rows::sets::MemoryRows;
 use serde_json::Value as Json;
 use smidgen_compile::adapter::{self, LoraModule};
 use smidgen_compile::links::Link;
+use smidgen_compile::model::audio::AudioInput;
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::request;
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases};
@@ -25,7 +27,9 @@ use smidgen_data::tokens::TokenSet;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::ModulePattern;
 use smidgen_ir::{AdamW, DeviceKind, Extent, Rank, Workload};
-use smidgen_recipe::{AdapterKind, Batch, Bias, Compute, EvalTask, Memory, Optimizer, Recipe, RecipePath};
+use smidgen_recipe::{
+    AdapterKind, Batch, Bias, Compute, EvalTask, Init, Memory, Optimizer, Recipe, RecipePath,
+};
 use std::collections::BTreeSet;
 
 /// What will run: a recipe with its model opened, its rows tokenized, its device and its budget found.
@@ -138,8 +142,8 @@ impl Job {
     }
 
     fn prepare_data(
-        recipe: Recipe,
-        model: Model,
+        mut recipe: Recipe,
+        mut model: Model,
         rows: Option<&MemoryRows>,
         purpose: Purpose,
         access: &Access,
@@ -147,6 +151,9 @@ impl Job {
         network: Option<Link>,
     ) -> Result<Job, Failure> {
         let spec = read_decoder(&model)?;
+        if recipe.adapter.init == Init::BuiltinSpeech {
+            continue_speech(&mut recipe, &mut model)?;
+        }
         if purpose == Purpose::Train && !model.has_weights() {
             let place = model.path().display();
             return Err(Failure::model(format!("`{place}` has a config but no weights"))
@@ -178,6 +185,7 @@ impl Job {
             refuse_above_machine(&recipe, &place, &host::read_ram())?;
         }
         let data = read_data(&recipe, rows, &model, &request, purpose == Purpose::Plan, access)?;
+        request.audio = audio_input(&request, &data, place.kind())?;
         if let Data::Rows(rows) = &data {
             request.workload = workload(&rows.train);
             request.row_losses = rows.choices.is_some();
@@ -302,6 +310,7 @@ fn build_request(
         extent: Extent::default(),
         step: Extent::default(),
         workload: Workload { keys_per_query: recipe.data.max_tokens as f64 / 2.0, supervised: 1.0 },
+        audio: AudioInput::None,
         decode: None,
         row_losses: false,
         rank: Rank::ONLY,

@@ -5,6 +5,7 @@
 //! is planned for an answer as long as a sample.
 //! On a CPU, RAM is the device. Left out: host memory of a GPU driver.
 
+use crate::plan::audio::{clip_stores, encoded_bytes, longest_clip_rows, longest_rows, plan_encoding};
 use crate::plan::budget::JobBudget;
 use crate::plan::context::{pinned_bytes, process_bytes, process_context};
 use crate::plan::disk::Footprint;
@@ -55,7 +56,7 @@ pub struct LifePhase {
 }
 
 /// Names of the phases that `train` itself goes through; the others are commands that may follow.
-pub const OF_TRAINING: [&str; 5] = ["load", "train", "eval", "save", "resume"];
+pub const OF_TRAINING: [&str; 6] = ["encode", "load", "train", "eval", "save", "resume"];
 
 /// What must fit for the run itself: the most of each over its phases.
 pub fn must_fit(life: &[LifePhase]) -> Spaces {
@@ -80,6 +81,23 @@ pub fn plan_life(job: &Job, solution: &Solution) -> Vec<LifePhase> {
     let beside = |bytes: u64| Spaces { disk: reserved.disk + bytes, ..reserved };
     let mut life = Vec::new();
     let mut add = |name, needs| life.push(LifePhase { name, needs });
+    let in_ram = |bytes: u64, disk: u64| match device {
+        DeviceKind::Cpu => Spaces { device: bytes, disk, ..Spaces::default() },
+        DeviceKind::Cuda => Spaces { host: bytes, disk, ..Spaces::default() },
+    };
+    if job.request.audio_spec().is_some() {
+        let (rows, disk) = match &job.data {
+            Data::Rows(_) => {
+                let stores = clip_stores(&job.data);
+                let longest = stores.iter().map(|store| longest_clip_rows(store)).max().unwrap_or(0);
+                (longest, stores.iter().map(|store| encoded_bytes(store, &job.request)).sum())
+            }
+            // How many clips there are is unknown.
+            Data::Assumed { .. } => (longest_rows(job.recipe.data.max_audio_seconds), 0),
+        };
+        let encoding = plan_encoding(&job.request, rows).reserved_bytes() as u64;
+        add("encode", in_ram(process_bytes(job.request.threads) + encoding, disk));
+    }
     add("load", reserved);
     add("train", beside(kept));
     if job.recipe.train.eval_every > 0 {
@@ -89,10 +107,6 @@ pub fn plan_life(job: &Job, solution: &Solution) -> Vec<LifePhase> {
     if footprint.checkpoints > 0 {
         add("resume", beside(kept));
     }
-    let in_ram = |bytes: u64, disk: u64| match device {
-        DeviceKind::Cpu => Spaces { device: bytes, disk, ..Spaces::default() },
-        DeviceKind::Cuda => Spaces { host: bytes, disk, ..Spaces::default() },
-    };
     let tensors = TensorSizes::of(job);
     let factors = factor_bytes(&job.request);
     let blocks = (MERGE_WORKERS * FILE_BLOCK_BYTES) as u64;
@@ -132,6 +146,7 @@ fn generation(job: &Job) -> Option<Spaces> {
         cache_tokens: None,
         new_tokens: DEFAULT_NEW_TOKENS,
         budget,
+        hears: false,
     };
     let request = made_request(job);
     let plan = |bytes| plan_generation(&request, &job.model, &job.place, &sizes(within(bytes)));

@@ -6,6 +6,7 @@
 
 pub mod advice;
 pub mod arithmetic;
+pub mod audio;
 pub mod budget;
 pub mod cgroup;
 pub mod context;

@@ -6,6 +6,7 @@
 use crate::failure::Failure;
 use crate::hub::{self, Access, Located, Want};
 use smidgen_compile::error::ModelError;
+use smidgen_compile::model::audio::{AudioSpec, OTHER_SENSES};
 use smidgen_compile::{DecoderSpec, Request, model as decoder_model};
 use smidgen_formats::element::Element;
 use smidgen_formats::model::Model;
@@ -24,6 +25,18 @@ pub fn open_model(path: &ModelPath, want: Want, access: &Access) -> Result<Model
 pub fn read_decoder(model: &Model) -> Result<DecoderSpec, Failure> {
     decoder_model::read_spec(model.config())
         .map_err(|error| refused_model(error, model).context(format!("`{}`", model.config_path().display())))
+}
+
+/// GGUF has no place for an audio encoder.
+pub fn refuse_audio(spec: &DecoderSpec) -> Result<(), Failure> {
+    match spec.audio {
+        None => Ok(()),
+        Some(_) => Err(Failure::model(format!(
+            "a {} model hears, and GGUF files have no audio encoder",
+            spec.model_type
+        ))
+        .hint("use the adapter with transformers and PEFT")),
+    }
 }
 
 /// The error with what to use instead, for kinds of checkpoints that people try.
@@ -76,7 +89,27 @@ pub fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
         }
         known.insert(tensor.name);
     }
-    let unknown = model.weight_names().into_iter().filter(|name| !known.contains(*name));
+    for tensor in spec.audio.iter().flat_map(AudioSpec::tensors) {
+        let elements = |dims: &[usize]| dims.iter().product::<usize>();
+        match model.weight(&tensor.name) {
+            None => problems.push(format!("`{}` is missing", tensor.name)),
+            Some(found) if elements(found.shape()) != elements(&constant_dims(&tensor.shape)) => {
+                let expected = constant_dims(&tensor.shape);
+                let (name, shape) = (&tensor.name, found.shape());
+                problems.push(format!("`{name}` is {shape:?}, the config says {expected:?}"));
+            }
+            Some(found) if found.storage().and_then(|storage| storage.plain()).is_none() => {
+                problems.push(format!("`{}` is stored as {}", tensor.name, found.element_name()));
+            }
+            Some(_) => {}
+        }
+    }
+    // What sees, and what hears beside images, stays on disk.
+    let is_unread = |name: &str| {
+        let is_of_adapter = [".base_layer.", ".lora_A.", ".lora_B."].iter().any(|part| name.contains(part));
+        spec.audio.is_some() && (name.starts_with(OTHER_SENSES) || is_of_adapter)
+    };
+    let unknown = model.weight_names().into_iter().filter(|name| !known.contains(*name) && !is_unread(name));
     problems.extend(unknown.map(|name| format!("`{name}` is in the file but not in the config's model")));
     if problems.is_empty() {
         return Ok(());
@@ -137,7 +170,20 @@ pub fn build_storage(base: BaseFormat, spec: &DecoderSpec, model: &Model) -> Has
         };
         (tensor.name, storage)
     });
-    storage.collect()
+    let audio = spec.audio.iter().flat_map(AudioSpec::tensors).map(|tensor| {
+        let stored = model.weight(&tensor.name).and_then(|weight| weight.storage());
+        let storage = match base {
+            BaseFormat::F32 => Storage::F32,
+            BaseFormat::Bf16 => Storage::Plain(DType::Bf16),
+            BaseFormat::F16 => Storage::Plain(DType::F16),
+            // An audio encoder is small beside its decoder and is not quantized.
+            BaseFormat::AsStored | BaseFormat::Int8 | BaseFormat::Nf4 | BaseFormat::Nf4Single => {
+                stored.unwrap_or(Storage::Plain(spec.stored))
+            }
+        };
+        (tensor.name, storage)
+    });
+    storage.chain(audio).collect()
 }
 
 /// The storage format of linear layers without weights to look at: from the config.

@@ -10,6 +10,7 @@ use crate::rows::data::{Rows, Source};
 use smidgen_data::prepare::Origin;
 use smidgen_data::template::text_prompt;
 use smidgen_data::tokens::{Sample, TokenSet};
+use smidgen_formats::audio::{FRAME_SAMPLES, HOP_SAMPLES, SAMPLE_RATE};
 use smidgen_ir::grouped_digits::Grouped;
 use smidgen_ir::words::LossOn;
 use std::fmt::Write;
@@ -32,6 +33,8 @@ pub struct ShownSample {
     pub place: String,
     pub sample: Sample,
     pub parts: Vec<Part>,
+    /// Seconds and tokens of its clips.
+    pub clips: Vec<(f64, usize)>,
 }
 
 pub fn render_preview(
@@ -61,6 +64,9 @@ pub fn render_preview(
         let supervised = set.supervised(index);
         line("");
         line(&format!("{}: {} tokens, {supervised} supervised", shown.place, set.length(index)));
+        for (number, (seconds, tokens)) in shown.clips.iter().enumerate() {
+            line(&format!("  audio {}: {seconds:.2} s, {tokens} tokens", number + 1));
+        }
         for row in marked(&shown.parts, colour).lines() {
             line(format!("  {row}").trim_end());
         }
@@ -77,6 +83,12 @@ pub fn render_preview(
         "lengths    {} to {}, {:.1} on average",
         stats.shortest_tokens, stats.longest_tokens, stats.mean_tokens
     ));
+    if let Some(clips) = set.clips() {
+        let store = clips.store();
+        let seconds: f64 = (0..store.len() as u32).map(|clip| seconds_of_frames(store.frames(clip))).sum();
+        let (count, tokens) = (Grouped(store.len() as u64), Grouped(store.all_rows() as u64));
+        line(&format!("audio      {count} clips, {seconds:.1} s, {tokens} tokens"));
+    }
     for bar in histogram(set) {
         line(&bar);
     }
@@ -104,6 +116,11 @@ pub fn render_preview(
         line(&fold(&format!("warning: {warning}"), columns()));
     }
     text
+}
+
+/// Seconds of sound of this many mel frames.
+pub fn seconds_of_frames(frames: usize) -> f64 {
+    (frames.saturating_sub(1) * HOP_SAMPLES + FRAME_SAMPLES) as f64 / SAMPLE_RATE as f64
 }
 
 /// How prompts are written, which is how they are asked later.

@@ -6,11 +6,14 @@ use crate::failure::Failure;
 use crate::hub::Access;
 use crate::hub::hf_dataset::{self, Use};
 use smidgen_compile::Request;
+use smidgen_data::clip_row::AudioOptions;
 use smidgen_data::source::find_files;
 use smidgen_data::template::TemplateChoice;
 use smidgen_data::tokens::TokenLimits;
-use smidgen_recipe::{ColumnRole, Data, DataFormat, DatasetName, MixSource, Recipe, RecipePath, Template};
-use std::path::PathBuf;
+use smidgen_recipe::{
+    AudioOverflow, ColumnRole, Data, DataFormat, DatasetName, MixSource, Recipe, RecipePath, Template,
+};
+use std::path::{Path, PathBuf};
 
 pub fn template_choice(template: &Template) -> TemplateChoice {
     match template {
@@ -64,9 +67,21 @@ pub fn data_files(paths: &[RecipePath], key: &str, access: &Access) -> Result<Ve
             }
         }
     }
-    find_files(&patterns, std::path::Path::new("/")).map_err(|error| {
+    find_files(&patterns, Path::new("/")).map_err(|error| {
         let hint = error.hint();
         Failure::data(error).context(format!("`{key}`")).hint_if_some(hint)
+    })
+}
+
+/// How clips are read, where the model hears.
+pub fn audio_options(recipe: &Recipe, request: &Request, cache: Option<&Path>) -> Option<AudioOptions> {
+    let data = &recipe.data;
+    request.spec.audio.as_ref().map(|audio| AudioOptions {
+        token: audio.token,
+        max_seconds: data.max_audio_seconds,
+        trim: data.audio_overflow == AudioOverflow::Trim,
+        folder: data.audio_dir.as_ref().map(|folder| folder.resolved.clone()),
+        scratch: cache.map_or_else(std::env::temp_dir, |cache| cache.join("audio")),
     })
 }
 

@@ -8,6 +8,7 @@ use crate::failure::Failure;
 use crate::rows::keys::template_choice;
 use serde_json::{Map, Value as Json};
 use smidgen_data::bad_rows::BadRows;
+use smidgen_data::clip_row::has_audio;
 use smidgen_data::example::{Conversation, Example};
 use smidgen_data::format::{Columns, FormatError, RowFormat, RowReading, kind_of, read_examples, recognize};
 use smidgen_data::mask::EncodeError;
@@ -180,6 +181,10 @@ pub fn read_asked(
                 Ok(row) => row,
                 Err(error) => return bad.note(place, error.into()).map_err(Halt::from),
             };
+            if has_audio(&row.fields) {
+                let what = format!("{place} has `audio`, and questions are asked without sound");
+                return Err(Halt::Failed(Failure::data(what).hint("`eval.task = \"loss\"` hears")));
+            }
             let asked = ask(&row.example, template.as_ref()).map_err(|error| {
                 let hint = error.hint();
                 Halt::Failed(Failure::data(error).context(place).hint_if_some(hint))

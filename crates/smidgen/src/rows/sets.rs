@@ -3,7 +3,9 @@
 //! Rows that are plain questions with choices have no format, so their only loss is that of the right choices.
 
 use super::choice::ChoiceSet;
-use super::keys::{TrainingSource, data_files, template_choice, token_limits, training_sources};
+use super::keys::{
+    TrainingSource, audio_options, data_files, template_choice, token_limits, training_sources,
+};
 use super::question::{AskedRows, HeldOut, Questions, are_plain_questions, read_asked, read_questions};
 use crate::console::progress::RowProgress;
 use crate::failure::Failure;
@@ -238,6 +240,7 @@ fn read_set(
     let key = sources.first().map_or("data.train", |source| source.key);
     let limits = token_limits(recipe, request);
     let (template, cache) = (template_choice(&recipe.data.template), own_cache().ok());
+    let audio = audio_options(recipe, request, cache.as_deref());
     let options = PrepareOptions {
         template: &template,
         loss_on: recipe.data.loss_on,
@@ -245,6 +248,7 @@ fn read_set(
         on_bad_row: recipe.data.on_bad_row,
         cache: cache.as_deref(),
         threads: request.threads,
+        audio: audio.as_ref(),
     };
     let progress = RowProgress::new(access.quiet);
     prepare_set(&parts, model, options, &mut |rows| progress.add(rows)).map_err(|error| {

@@ -10,6 +10,7 @@ use crate::plan::model::{build_storage, check_weights, read_decoder};
 use crate::session::adapters::read_adapter;
 use crate::session::logits::LogitsRun;
 use smidgen_compile::adapter::LoraModule;
+use smidgen_compile::model::audio::AudioInput;
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::request::{Master, Moments, Optimizer};
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases, compile_logits};
@@ -47,6 +48,7 @@ pub fn build_adapted_request(model: &Model, adapter: Option<&AdapterFile>) -> Re
         device: DeviceKind::Cpu,
         precision: Precision::F32,
         workload: Workload { keys_per_query: 1.0, supervised: 1.0 },
+        audio: AudioInput::None,
         decode: None,
         row_losses: false,
         rank: Rank::ONLY,
@@ -56,7 +58,7 @@ pub fn build_adapted_request(model: &Model, adapter: Option<&AdapterFile>) -> Re
 
 /// Logits after every token of one sequence, (T, V).
 pub fn logits_of(model: &Model, adapter: Option<&AdapterFile>, ids: &[u32]) -> Result<Vec<f32>, Failure> {
-    let extent = Extent { tokens: ids.len(), rows: ids.len(), segments: 1 };
+    let extent = Extent { tokens: ids.len(), rows: ids.len(), segments: 1, audio: 0 };
     let request = Request { extent, ..build_adapted_request(model, adapter)? };
     let needed_bytes = compile_logits(&request).reserved_bytes() as u64;
     if let Some(free_bytes) = host::free_memory_bytes().filter(|free_bytes| *free_bytes < needed_bytes) {
@@ -80,7 +82,7 @@ pub fn logits_of(model: &Model, adapter: Option<&AdapterFile>, ids: &[u32]) -> R
 fn adapted_modules(spec: &DecoderSpec, adapter: &AdapterFile) -> Result<Vec<LoraModule>, Failure> {
     let place = adapter.path().display();
     let read = read_modules(adapter).map_err(Failure::model)?;
-    let linears = spec.linears();
+    let linears = spec.all_linears();
     let position = |path: &str| linears.iter().position(|linear| linear.path == path);
     let mut modules = Vec::with_capacity(read.modules.len());
     for module in &read.modules {

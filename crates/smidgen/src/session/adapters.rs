@@ -9,6 +9,7 @@ use crate::failure::Failure;
 use crate::plan::job::Job;
 use smidgen_compile::adapter::LoraModule;
 use smidgen_compile::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA, trained_biases};
+use smidgen_compile::model::audio::OTHER_SENSES;
 use smidgen_compile::{AdapterForm, DecoderSpec, Request};
 use smidgen_formats::element::Element;
 use smidgen_formats::finite::FiniteWriter;
@@ -98,8 +99,31 @@ fn whole(plan: &Plan, name: &str, key: AdapterKey) -> AdapterPlace {
 pub fn start_adapters<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(), Failure> {
     match &job.recipe.adapter.init {
         Init::Adapter(path) => read_adapter(executor, &job.request, &path.resolved),
+        Init::BuiltinSpeech => read_speech(executor, job),
         Init::Default => init_adapters(executor, job),
     }
+}
+
+/// The adapter for speech inside the checkpoint, on every module that is adapted.
+fn read_speech<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(), Failure> {
+    let mut scratch = vec![0u8; PIECE_BYTES];
+    for module in &job.request.adapters {
+        let factors = job.model.speech_factors(&module.path).ok_or_else(|| {
+            let place = job.model.path().display();
+            Failure::model(format!("`{place}` has no adapter for speech on `{}`", module.path))
+                .hint("leave the module out of `adapter.targets`")
+        })?;
+        for (tensor, name) in factors.iter().zip([module.a_name(), module.b_name()]) {
+            let id = leaf(executor.plan(), &name);
+            let (rows, columns) = executor.plan().value(id).ty.shape.at(&executor.plan().extent);
+            if tensor.shape() != [rows, columns] {
+                let (found, shape) = (tensor.name(), tensor.shape());
+                return Err(Failure::model(format!("`{found}` is {shape:?}, expected [{rows}, {columns}]")));
+            }
+            weights::fill_from_file(executor, id, tensor, &mut scratch)?;
+        }
+    }
+    Ok(())
 }
 
 /// A is uniform in ±1/√in and B is zero; DoRA's magnitudes are the norms of the weight's rows; LS-LoRA's functions are
@@ -308,6 +332,9 @@ fn base_name(path: &ModelPath) -> (String, Option<String>) {
 /// Module names if they identify the adapted linear layers exactly, because every reader of the format supports them;
 /// full paths if only some layers are adapted.
 fn target_modules(modules: &[LoraModule], spec: &DecoderSpec) -> Vec<String> {
+    if spec.audio.is_some() {
+        return target_endings(modules, spec);
+    }
     let name = |path: &str| path.rsplit('.').next().unwrap_or(path).to_string();
     let names: BTreeSet<String> = modules.iter().map(|module| name(&module.path)).collect();
     let named = spec.linears().into_iter().filter(|linear| names.contains(&name(&linear.path))).count();
@@ -315,6 +342,28 @@ fn target_modules(modules: &[LoraModule], spec: &DecoderSpec) -> Vec<String> {
         return names.into_iter().collect();
     }
     modules.iter().map(|module| module.path.clone()).collect::<BTreeSet<String>>().into_iter().collect()
+}
+
+/// The shortest endings that match no linear but adapted ones: `o_proj` is the end of paths in the decoder and in the
+/// audio encoder, and names of either may be those of what sees.
+fn target_endings(modules: &[LoraModule], spec: &DecoderSpec) -> Vec<String> {
+    let adapted: HashSet<&str> = modules.iter().map(|module| module.path.as_str()).collect();
+    let mut paths: Vec<String> = spec.all_linears().into_iter().map(|linear| linear.path).collect();
+    // The linears of what sees, and of the projector for sound beside images.
+    let senses = ["image_embed.img_processor.layers.0.self_attn", "image_embed.img_processor.head.attention"];
+    let others = senses.iter().flat_map(|module| {
+        ["q_proj", "k_proj", "v_proj", "out_proj"].map(|name| format!("{OTHER_SENSES}{module}.{name}"))
+    });
+    paths.extend(others);
+    let ending = |path: &str| {
+        let starts = path.match_indices('.').map(|(at, _)| at + 1).collect::<Vec<usize>>();
+        let endings = starts.iter().rev().map(|start| &path[*start..]);
+        let matches = |path: &str, end: &str| path == end || path.ends_with(&format!(".{end}"));
+        let is_exact =
+            |end: &&str| paths.iter().all(|other| !matches(other, end) || adapted.contains(other.as_str()));
+        endings.into_iter().find(is_exact).unwrap_or(path).to_string()
+    };
+    modules.iter().map(|module| ending(&module.path)).collect::<BTreeSet<String>>().into_iter().collect()
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! Elements go through a small buffer in little-endian order; nothing is allocated after the first
 //! micro-batch.
 
+use crate::failure::Failure;
 use smidgen_compile::names::{input, state};
 use smidgen_data::micro_batch::MicroBatch;
 use smidgen_ir::{Plan, ValueId};
@@ -22,6 +23,12 @@ pub struct Feed {
     labels: ValueId,
     dropout_keys: Option<ValueId>,
     dropout_row_keys: Option<ValueId>,
+    dropout_audio_keys: Option<ValueId>,
+    /// Only in a plan with sound.
+    audio_rows: Option<ValueId>,
+    audio_targets: Option<ValueId>,
+    /// Only in a plan with an audio encoder.
+    audio_marks: Option<ValueId>,
     loss_weight: ValueId,
     /// Only in a plan that trains.
     hyper: Option<ValueId>,
@@ -55,6 +62,10 @@ impl Feed {
             labels: leaf(input::LABELS),
             dropout_keys: plan.leaf_named(input::DROPOUT_KEYS),
             dropout_row_keys: plan.leaf_named(input::DROPOUT_ROW_KEYS),
+            dropout_audio_keys: plan.leaf_named(input::DROPOUT_AUDIO_KEYS),
+            audio_rows: plan.leaf_named(input::AUDIO_ROWS),
+            audio_targets: plan.leaf_named(input::AUDIO_TARGETS),
+            audio_marks: plan.leaf_named(input::AUDIO_MARKS),
             loss_weight: leaf(input::LOSS_WEIGHT),
             hyper: plan.leaf_named(input::HYPER),
             report: plan.leaf_named(state::REPORT),
@@ -66,7 +77,12 @@ impl Feed {
     }
 
     /// The packed arrays of a micro-batch, and the keys of its dropout at `step` (from 0).
-    pub fn write_micro_batch<D: Device>(&self, executor: &mut Executor<D>, batch: &MicroBatch, step: u64) {
+    pub fn write_micro_batch<D: Device>(
+        &self,
+        executor: &mut Executor<D>,
+        batch: &MicroBatch,
+        step: u64,
+    ) -> Result<(), Failure> {
         let arrays = [
             (self.ids, &batch.ids),
             (self.positions, &batch.positions),
@@ -87,6 +103,43 @@ impl Feed {
         if let Some(id) = self.dropout_row_keys {
             write_elements(executor, id, batch.rows.iter().map(|row| key(*row as usize)));
         }
+        self.write_audio(executor, batch, step)
+    }
+
+    /// The sound of a micro-batch, read from where its clips were encoded to.
+    fn write_audio<D: Device>(
+        &self,
+        executor: &mut Executor<D>,
+        batch: &MicroBatch,
+        step: u64,
+    ) -> Result<(), Failure> {
+        let (Some(rows), Some(targets)) = (self.audio_rows, self.audio_targets) else { return Ok(()) };
+        write_elements(executor, targets, batch.audio_targets.iter().map(|row| row.to_le_bytes()));
+        if let Some(id) = self.audio_marks {
+            write_elements(executor, id, batch.audio_marks.iter().map(|mark| mark.to_le_bytes()));
+        }
+        if let Some(id) = self.dropout_audio_keys {
+            write_elements(executor, id, audio_keys(self.seed, step, batch));
+        }
+        let Some(store) = &batch.clip_store else { return Ok(()) };
+        let row_bytes = store.row_bytes();
+        let mut piece = [0u8; 4096];
+        for (index, &(clip, first_row)) in batch.clips.iter().enumerate() {
+            let end_row =
+                batch.clips.get(index + 1).map_or(batch.audio_targets.len(), |next| next.1 as usize);
+            let (start, own) = (first_row as usize * row_bytes, store.rows(clip) * row_bytes);
+            let filled = (end_row - first_row as usize) * row_bytes;
+            for offset in (0..own).step_by(piece.len()) {
+                let piece = &mut piece[..4096.min(own - offset)];
+                store.read_encoded(clip, offset, piece).map_err(Failure::disk)?;
+                executor.write_at(rows, start + offset, piece);
+            }
+            for offset in (own..filled).step_by(piece.len()) {
+                let zeros = [0u8; 4096];
+                executor.write_at(rows, start + offset, &zeros[..4096.min(filled - offset)]);
+            }
+        }
+        Ok(())
     }
 
     /// Sets the weight of the loss: 1 / supervised tokens of the whole step.
@@ -159,6 +212,21 @@ impl Feed {
         }
         Ok(())
     }
+}
+
+/// The dropout keys of audio rows: those of the sample, at places that no token has.
+fn audio_keys(seed: u64, step: u64, batch: &MicroBatch) -> impl Iterator<Item = [u8; 8]> {
+    const BEHIND_ALL_TOKENS: u64 = 1 << 32;
+    batch.clips.iter().enumerate().flat_map(move |(index, &(_, first))| {
+        let end = batch.clips.get(index + 1).map_or(batch.audio_targets.len(), |next| next.1 as usize);
+        // A clip replaces at least one token, which says whose it is.
+        let target = batch.audio_targets[first as usize] as usize;
+        let (sample, position) = (batch.sample_of_token[target], batch.positions[target] as u64);
+        (0..(end - first as usize) as u64).map(move |row| {
+            let place = BEHIND_ALL_TOKENS + position + row;
+            counter::token_key(seed, step, u64::from(sample), place).to_le_bytes()
+        })
+    })
 }
 
 fn read_f64<D: Device>(executor: &mut Executor<D>, id: ValueId, index: usize) -> Result<f64, DeviceError> {

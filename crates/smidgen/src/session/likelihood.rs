@@ -31,7 +31,7 @@ pub fn log_likelihoods<D: Device>(
         }
         micro_batch.fill(set, range.clone()).map_err(Failure::disk)?;
         // No dropout: the step does not matter.
-        feed.write_micro_batch(executor, micro_batch, 0);
+        feed.write_micro_batch(executor, micro_batch, 0)?;
         executor.run(Entry::Eval, &micro_batch.extent())?;
         let rows_of = |sample: usize| std::iter::repeat_n(sample, set.supervised(sample) as usize);
         let mut samples = range.flat_map(|sample| rows_of(sample as usize));
@@ -73,7 +73,7 @@ mod tests {
     fn losses_of_many_rows_are_read_in_order() {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
         let model = Model::open_folder(&fixtures.join("eval/model")).unwrap();
-        let extent = Extent { tokens: 2600, rows: 2600, segments: 1 };
+        let extent = Extent { tokens: 2600, rows: 2600, segments: 1, audio: 0 };
         let request = build_adapted_request(&model, None).unwrap();
         let request = Request { extent, row_losses: true, threads: 1, ..request };
         let mut executor = Executor::load(

@@ -41,7 +41,7 @@ impl LogitsRun {
 
     /// Logits (rows, V) after the tokens at `rows` of one sequence.
     pub fn logits(&mut self, ids: &[u32], rows: &[u32]) -> Result<Vec<f32>, Failure> {
-        let extent = Extent { tokens: ids.len(), rows: rows.len(), segments: 1 };
+        let extent = Extent { tokens: ids.len(), rows: rows.len(), segments: 1, audio: 0 };
         let positions: Vec<u32> = (0..ids.len() as u32).collect();
         let arrays: [(&str, &[u32]); 4] = [
             (input::IDS, ids),

@@ -6,6 +6,7 @@
 
 pub mod adapted;
 pub mod adapters;
+pub mod encoding;
 pub mod feed;
 pub mod likelihood;
 pub mod logits;

@@ -79,7 +79,7 @@ fn fill_weight<D: Device>(
     let id = leaf(executor.plan(), name);
     let storage = executor.plan().value(id).ty.storage;
     let own = own_bytes(executor.plan(), id);
-    if weight.storage() == Some(storage) {
+    if weight.storage() == Some(storage) && weight.is_read_as_stored() {
         let fill =
             &mut |offset: usize, piece: &mut [u8]| read_stored(&weight, own.start + offset, piece, threads);
         return executor.fill(id, fill).map_err(Failure::from);

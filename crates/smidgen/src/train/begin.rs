@@ -17,6 +17,7 @@ use crate::plan::planning::{Planned, plan_job, plan_job_as_before};
 use crate::ranks::join::Joined;
 use crate::ranks::team::Team;
 use crate::rows::data::Data;
+use crate::session::encoding::encode_job;
 use smidgen_formats::digest::Hasher;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{Plan, Policy, ValueId};
@@ -92,6 +93,7 @@ pub fn prepare_run(
     if !planned.fits {
         return Err(planned.refusal());
     }
+    encode_job(job, say)?;
     if let Some(note) = check_start(&planned.solution.plan, job, &start)? {
         say(&format!("{NOTE} {note}"));
     }

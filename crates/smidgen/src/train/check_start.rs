@@ -26,7 +26,7 @@ pub fn check_start(plan: &Plan, job: &Job, start: &Start) -> Result<Option<Strin
     let folder = match (start, &job.recipe.adapter.init) {
         (Start::Checkpoint { folder, .. }, _) => folder,
         (Start::Beginning, Init::Adapter(path)) => &path.resolved,
-        (Start::Beginning, Init::Default) => return Ok(None),
+        (Start::Beginning, Init::Default | Init::BuiltinSpeech) => return Ok(None),
     };
     let file = AdapterFile::open(folder).map_err(|error| match folder.exists() {
         true => Failure::model(error),

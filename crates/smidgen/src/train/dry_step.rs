@@ -40,7 +40,7 @@ impl<D: Device> Trainer<'_, D> {
         }
         self.micro_batch.fill(train, largest).map_err(Failure::disk)?;
         self.feed.write_loss_weight(&mut self.executor, 1.0 / self.micro_batch.rows.len().max(1) as f64);
-        self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, first);
+        self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, first)?;
         let extent = self.micro_batch.extent();
         match self.executor.has_laps() {
             true => self.executor.run_laps(&[extent], |_, _| Ok::<(), Failure>(()))?,

@@ -80,7 +80,7 @@ impl<D: Device> Trainer<'_, D> {
                 return Ok(());
             }
             self.micro_batch.fill(set, range.clone()).map_err(Failure::disk)?;
-            self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step);
+            self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step)?;
             let extent = self.micro_batch.extent();
             samples += u64::from(range.end - range.start);
             tokens += extent.tokens as u64;
@@ -116,7 +116,7 @@ impl<D: Device> Trainer<'_, D> {
         let replayed = for_each_eval_batch(set, self.job.recipe.eval.limit, micro_tokens, |range| {
             if culprit.is_none() {
                 self.micro_batch.fill(set, range).map_err(Failure::disk)?;
-                self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step);
+                self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step)?;
                 culprit = find_culprit(&mut self.executor, Entry::Eval, Some(&self.micro_batch))?;
             }
             Ok::<(), Failure>(())

@@ -239,6 +239,14 @@ impl Samples {
             hash.add(offset, &bytes);
             offset += bytes.len() as u64;
         }
+        if let Some(clips) = set.clips() {
+            bytes.clear();
+            bytes.extend(clips.store().hash().as_bytes());
+            let of_samples = (0..set.len()).flat_map(|sample| clips.of_sample(sample));
+            bytes.extend(of_samples.flat_map(|clip| clip.to_le_bytes()));
+            hash.add(offset, &bytes);
+            offset += bytes.len() as u64;
+        }
         let hash = hash.finish(offset).unwrap_or_default();
         Ok(Samples { samples: set.len() as u64, tokens: set.stats().tokens, hash })
     }

@@ -81,7 +81,7 @@ impl<D: Device> Trainer<'_, D> {
                     self.feed.write_loss_weight(&mut self.executor, 0.0);
                 }
             }
-            self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step);
+            self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step)?;
             let extent = self.micro_batch.extent();
             self.executor.run_summing(Entry::MicroStep, &extent, round == rounds.count)?;
             if let Some(liveness) = &mut self.liveness {
@@ -105,7 +105,7 @@ impl<D: Device> Trainer<'_, D> {
         let mut seen = 0;
         executor.run_laps(extents, |executor, number| {
             micro_batch.fill(train, micro_batches[number].iter().copied()).map_err(Failure::disk)?;
-            feed.write_micro_batch(executor, micro_batch, step);
+            feed.write_micro_batch(executor, micro_batch, step)?;
             // Each micro-batch comes once for every lap.
             if let Some(liveness) = liveness.as_mut().filter(|_| seen == number) {
                 let positions = &micro_batch.positions;

@@ -36,7 +36,7 @@ impl<D: Device> Trainer<'_, D> {
         for positions in packing.micro_batches() {
             let chosen = positions.iter().map(|position| samples[*position as usize]);
             self.micro_batch.fill(train, chosen).map_err(Failure::disk)?;
-            self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step);
+            self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step)?;
             let culprit = find_culprit(&mut self.executor, Entry::MicroStep, Some(&self.micro_batch))?;
             if culprit.is_some() {
                 return Ok(culprit);
@@ -64,7 +64,7 @@ impl<D: Device> Trainer<'_, D> {
                 _ if culprit.is_some() => {}
                 Turn::Feed(number) => {
                     micro_batch.fill(train, chosen(number)).map_err(Failure::disk)?;
-                    feed.write_micro_batch(executor, micro_batch, step);
+                    feed.write_micro_batch(executor, micro_batch, step)?;
                 }
                 Turn::Run(steps, extent) => {
                     culprit = find_among(executor, Entry::MicroStep, steps, &extent, Some(micro_batch))?;

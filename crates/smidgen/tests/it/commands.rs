@@ -313,6 +313,9 @@ fn the_resolved_job_is_written_whole() {
             loss_on = "auto"
             max_tokens = 64
             overflow = "auto"
+            max_audio_seconds = 30.0
+            audio_overflow = "drop"
+            audio_dir = ""
             mix = []
             shuffle = true
 

@@ -49,6 +49,7 @@ mod scratch;
 #[cfg(unix)]
 mod signals;
 mod smollm2;
+mod speech;
 mod stopping;
 mod text_data;
 mod text_stream;

@@ -190,7 +190,7 @@ struct Replay<'a> {
 impl<'a> Replay<'a> {
     fn load(case: &'a Case, job: &'a Job, rows: &'a Rows, recompute: LayerSet) -> Replay<'a> {
         let mut request = job.request.clone();
-        request.extent = Extent { tokens: 256, rows: 256, segments: 8 };
+        request.extent = Extent { tokens: 256, rows: 256, segments: 8, audio: 0 };
         request.threads = 2;
         let plan = compile(&request, &Policy::resident(recompute, 48));
         let feed = Feed::of(&plan, SEED);
@@ -205,12 +205,12 @@ impl<'a> Replay<'a> {
     /// Runs an entry point over some samples as one micro-batch.
     fn run(&mut self, entry: Entry, samples: impl IntoIterator<Item = u32>) {
         self.batch.fill(&self.rows.train, samples).unwrap();
-        self.feed.write_micro_batch(&mut self.executor, &self.batch, 0);
+        self.feed.write_micro_batch(&mut self.executor, &self.batch, 0).unwrap();
         self.executor.run(entry, &self.batch.extent()).unwrap();
     }
 
     fn compare_logits(&mut self) {
-        let extent = Extent { tokens: 64, rows: 64, segments: 1 };
+        let extent = Extent { tokens: 64, rows: 64, segments: 1, audio: 0 };
         let mut run = LogitsRun::load(&self.job.request, &self.job.model, extent)
             .unwrap_or_else(|failure| panic!("{failure}"));
         trained_state::start(run.executor_mut(), self.job).unwrap_or_else(|failure| panic!("{failure}"));

@@ -35,7 +35,7 @@ fn load(path: &Path) -> (Tokenizer, LogitsRun, usize) {
     let recipe = parse_recipe(&source, &[], Path::new(".")).unwrap_or_else(|errors| panic!("{errors}"));
     let mut job = Job::prepare(recipe, Purpose::Plan).unwrap_or_else(|failure| panic!("{failure}"));
     job.request.adapters.clear();
-    let extent = Extent { tokens: 64, rows: 64, segments: 1 };
+    let extent = Extent { tokens: 64, rows: 64, segments: 1, audio: 0 };
     let run = LogitsRun::load(&job.request, &job.model, extent).unwrap_or_else(|failure| panic!("{failure}"));
     let tokenizer = Tokenizer::from_gguf(&GgufFile::open(path).unwrap()).unwrap();
     (tokenizer, run, job.request.spec.vocabulary)

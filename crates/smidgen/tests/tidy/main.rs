@@ -236,9 +236,10 @@ fn no_file_names_a_place_on_one_machine() {
     let places = Regex::new(r"(^|[^A-Za-z0-9_.])/(home|work|root|Users|mnt|opt|scratch)/").unwrap();
     let mut violations = Vec::new();
     for path in project_files() {
-        // Tensors and tables are the only files that are not text.
+        // Tensors, tables and sounds are the only files that are not text.
         let Ok(text) = fs::read_to_string(root().join(&path)) else {
-            let is_binary = [".safetensors", ".gguf", ".parquet"].iter().any(|ending| path.ends_with(ending));
+            let endings = [".safetensors", ".gguf", ".parquet", ".wav", ".flac", ".ogg", ".mp3"];
+            let is_binary = endings.iter().any(|ending| path.ends_with(ending));
             assert!(is_binary, "`{path}` is not text");
             continue;
         };

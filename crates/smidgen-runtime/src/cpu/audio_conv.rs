@@ -1,0 +1,211 @@
+//! Convolutions over audio rows: causal ones within a chunk, and strided ones over the mel frames of a clip.
+//!
+//! A strided convolution halves frames and bins. An audio row holds `frames` frames of its output; the frame before its
+//! first one belongs to the row before, if that is of the same clip. Frames behind the end of a clip count as zero, as do
+//! bins outside the spectrum.
+//! Left out: gradients of the weights, which are never trained, and pointwise convolutions, which are linears.
+
+use super::chunk::for_each_chunk;
+use super::footprint::{assert_apart, assert_apart_or_same};
+use super::view::{Dst, DstRows, Src, SrcRows, Stored};
+use smidgen_ir::{MARK_COLUMNS, StridedConv};
+
+/// Mel frames of an audio row.
+const FRAMES: usize = 8;
+
+/// The marks of all audio rows.
+#[derive(Clone, Copy)]
+pub struct Marks<'a>(pub &'a [i32]); // (A, 4)
+
+impl Marks<'_> {
+    pub fn rows(self) -> usize {
+        self.0.len() / MARK_COLUMNS
+    }
+
+    /// Mel frames of a row.
+    fn frames(self, row: usize) -> usize {
+        self.0[MARK_COLUMNS * row] as usize
+    }
+
+    /// The rows of a row's chunk.
+    pub fn chunk(self, row: usize) -> std::ops::Range<usize> {
+        let marks = &self.0[MARK_COLUMNS * row..];
+        let (first, end) = (marks[1] as usize, marks[2] as usize);
+        assert!(first <= row && row < end && end <= self.rows(), "row {row} in a chunk {first}..{end}");
+        first..end
+    }
+
+    fn first_of_clip(self, row: usize) -> usize {
+        self.0[MARK_COLUMNS * row + 3] as usize
+    }
+}
+
+/// y[t] = bias + Σ w[j] x[t - K + 1 + j], each channel by itself, from the first row of the chunk on.
+pub fn causal_conv(x: SrcRows, marks: Marks<'_>, weight: Stored, bias: Stored, y: DstRows) {
+    let channels = x.columns();
+    let taps = weight.len() / channels;
+    assert_eq!((weight.len(), bias.len()), (taps * channels, channels));
+    over_rows("causal_conv", x, marks, y, |row| {
+        let chunk = marks.chunk(row);
+        for channel in 0..channels {
+            let mut sum = bias.get(channel);
+            for tap in 0..taps {
+                let Some(from) = (row + tap + 1).checked_sub(taps).filter(|from| *from >= chunk.start) else {
+                    continue;
+                };
+                sum += weight.get(channel * taps + tap) * x.row(from).get(channel);
+            }
+            y.row(row).set(channel, sum);
+        }
+    });
+}
+
+/// dx of [`causal_conv`]: dx[t] = Σ w[j] dy[t + K - 1 - j], up to the last row of the chunk.
+pub fn causal_conv_grad(dy: SrcRows, marks: Marks<'_>, weight: Stored, dx: DstRows) {
+    let channels = dy.columns();
+    let taps = weight.len() / channels;
+    assert_eq!(weight.len(), taps * channels);
+    over_rows("causal_conv", dy, marks, dx, |row| {
+        let chunk = marks.chunk(row);
+        for channel in 0..channels {
+            let mut sum = 0.0;
+            for tap in 0..taps {
+                let from = row + taps - 1 - tap;
+                if from < chunk.end {
+                    sum += weight.get(channel * taps + tap) * dy.row(from).get(channel);
+                }
+            }
+            dx.row(row).set(channel, sum);
+        }
+    });
+}
+
+fn over_rows(name: &str, x: SrcRows, marks: Marks<'_>, y: DstRows, work: impl Fn(usize) + Sync) {
+    assert_eq!((x.rows(), x.columns()), (y.rows(), y.columns()));
+    assert_eq!(marks.rows(), x.rows());
+    assert_apart(name, y, [x.into()]);
+    for_each_chunk(x.rows(), 8, |chunk| (chunk.start..chunk.start + chunk.len).for_each(&work));
+}
+
+/// Channels whose weights are decoded at the same time.
+const CHANNELS: usize = 16;
+
+/// The convolution of [`smidgen_ir::Op::StridedConv`].
+pub fn strided_conv(
+    conv: StridedConv,
+    x: Src<f32>,
+    marks: Marks<'_>,
+    weight: Stored, // (C, 9)
+    bias: Stored,   // (C)
+    y: Dst<f32>,    // (A, frames, bins, C)
+) {
+    let StridedConv { frames, bins, depthwise } = conv;
+    let channels = bias.len();
+    let input_channels = if depthwise { channels } else { 1 };
+    let (x_row, y_row) = (4 * frames * bins * input_channels, frames * bins * channels);
+    assert_eq!(weight.len(), 9 * channels);
+    assert_eq!((x.len(), y.len()), (marks.rows() * x_row, marks.rows() * y_row));
+    assert_apart("strided_conv", y, [x.into(), weight.into(), bias.into()]);
+    for_each_chunk(marks.rows(), 1, |chunk| {
+        let row = chunk.start;
+        let y = y.part(row * y_row, y_row);
+        let place = InputRows { x, marks, row, frames: 2 * frames, bins: 2 * bins, channels: input_channels };
+        for first in (0..channels).step_by(CHANNELS) {
+            let count = CHANNELS.min(channels - first);
+            let (mut taps, mut biases) = ([[0.0; CHANNELS]; 9], [0.0; CHANNELS]);
+            for channel in 0..count {
+                biases[channel] = bias.get(first + channel);
+                for (tap, weights) in taps.iter_mut().enumerate() {
+                    weights[channel] = weight.get(9 * (first + channel) + tap);
+                }
+            }
+            for frame in 0..frames {
+                for bin in 0..bins {
+                    let mut sums = biases;
+                    for (tap, weights) in taps.iter().enumerate() {
+                        // The frame and the bin in front of the first are one step outside.
+                        let (at, across) = (2 * frame + tap / 3, 2 * bin + tap % 3);
+                        let Some(start) = place.start(at, across) else { continue };
+                        match depthwise {
+                            true => {
+                                let from = x.part(start + first, count);
+                                for channel in 0..count {
+                                    sums[channel] += weights[channel] * from.get(channel);
+                                }
+                            }
+                            false => {
+                                let input = x.get(start);
+                                for (sum, weight) in sums.iter_mut().zip(weights) {
+                                    *sum += weight * input;
+                                }
+                            }
+                        }
+                    }
+                    let out = y.part((frame * bins + bin) * channels + first, count);
+                    for (channel, sum) in sums.iter().take(count).enumerate() {
+                        out.set(channel, *sum);
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// The input of one audio row, and of the row before.
+struct InputRows<'a> {
+    x: Src<f32>,
+    marks: Marks<'a>,
+    row: usize,
+    frames: usize,
+    bins: usize,
+    channels: usize,
+}
+
+impl InputRows<'_> {
+    /// Where a frame and a bin begin, both counted from one before the first; `None` where the input is zero.
+    fn start(&self, frame: usize, bin: usize) -> Option<usize> {
+        let bin = bin.checked_sub(1).filter(|bin| *bin < self.bins)?;
+        let (row, frame) = match frame.checked_sub(1) {
+            Some(frame) => (self.row, frame),
+            None if self.row > self.marks.first_of_clip(self.row) => (self.row - 1, self.frames - 1),
+            None => return None,
+        };
+        let sounding = (self.marks.frames(row) * self.frames).div_ceil(FRAMES);
+        debug_assert!(self.x.len() >= (row + 1) * self.frames * self.bins * self.channels);
+        (frame < sounding).then_some(((row * self.frames + frame) * self.bins + bin) * self.channels)
+    }
+}
+
+/// y[a] = the places of row a side by side, channel by channel.
+pub fn join_places(
+    x: SrcRows, // (places·A, C)
+    places: usize,
+    y: DstRows, // (A, C·places)
+) {
+    assert_eq!((x.rows(), places * x.columns()), (places * y.rows(), y.columns()));
+    assert_apart("join_places", y, [x.into()]);
+    for_each_chunk(y.rows(), 1, |chunk| {
+        let out = y.row(chunk.start);
+        for place in 0..places {
+            let from = x.row(chunk.start * places + place);
+            for channel in 0..x.columns() {
+                out.set(channel * places + place, from.get(channel));
+            }
+        }
+    });
+}
+
+/// y = x, and zero in rows without frames. `y` may be `x`.
+pub fn mask_rows(x: SrcRows, marks: Marks<'_>, y: DstRows) {
+    assert_eq!((x.rows(), x.columns()), (y.rows(), y.columns()));
+    assert_eq!(marks.rows(), x.rows());
+    assert_apart_or_same("mask_rows", y, [x.into()]);
+    for_each_chunk(y.rows(), 64, |chunk| {
+        for row in chunk.start..chunk.start + chunk.len {
+            match marks.frames(row) {
+                0 => y.row(row).fill_zero(),
+                _ => y.row(row).copy_from(x.row(row)),
+            }
+        }
+    });
+}

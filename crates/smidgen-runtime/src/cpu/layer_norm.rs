@@ -1,0 +1,108 @@
+//! Layer normalization with a mean, and its gradient; statistics in f32, one row at a time.
+//!
+//! With m = mean(x), r = 1 / sqrt(mean((x - m)²) + eps), n = (x - m) r and g = dy w the forward pass is y = n w + b, and
+//!
+//! ```text
+//! dx = r (g - mean(g) - n mean(g n))
+//! ```
+//!
+//! m and r are recomputed from x, never stored. Left out: gradients of the weight and the bias, which are never trained.
+
+use super::chunk::{Chunk, for_each_row_chunk};
+use super::footprint::{assert_apart, assert_apart_or_same};
+use super::simd::{Isa, LANES, for_each_block, kernel, sum_lanes};
+use super::view::{DstRows, Src, SrcRows, Stored};
+
+/// y = (x - mean) / deviation * weight + bias, row by row. `y` may be `x`.
+pub fn layer_norm(x: SrcRows, weight: Stored, bias: Stored, eps: f32, y: DstRows) {
+    let shape = (x.rows(), x.columns());
+    assert_eq!((y.rows(), y.columns()), shape);
+    assert_eq!((weight.len(), bias.len()), (shape.1, shape.1));
+    assert_apart_or_same("layer_norm", y, [x.into()]);
+    assert_apart("layer_norm", y, [weight.into(), bias.into()]);
+    let isa = Isa::current();
+    for_each_row_chunk(shape.0, shape.1, |chunk| normalise_rows(isa, x, weight, bias, eps, y, chunk));
+}
+
+/// dx of [`layer_norm`]. `dx` may be `x` or `dy`.
+pub fn layer_norm_grad(x: SrcRows, weight: Stored, eps: f32, dy: SrcRows, dx: DstRows) {
+    let shape = (x.rows(), x.columns());
+    assert_eq!((dy.rows(), dy.columns()), shape);
+    assert_eq!((dx.rows(), dx.columns()), shape);
+    assert_eq!(weight.len(), shape.1);
+    assert_apart_or_same("layer_norm_grad", dx, [x.into(), dy.into()]);
+    assert_apart("layer_norm_grad", dx, [weight.into()]);
+    let isa = Isa::current();
+    for_each_row_chunk(shape.0, shape.1, |chunk| gradient_rows(isa, x, weight, eps, dy, dx, chunk));
+}
+
+/// Mean, and one over the deviation.
+#[inline(always)]
+fn statistics(x: Src<f32>, eps: f32) -> (f32, f32) {
+    let count = x.len() as f32;
+    let mut sums = [0.0; LANES];
+    for_each_block!(block in x.len() => {
+        let lanes = x.lanes(block);
+        for lane in 0..LANES {
+            sums[lane] += lanes[lane];
+        }
+    });
+    let mean = sum_lanes(sums) / count;
+    let mut squares = [0.0; LANES];
+    for_each_block!(block in x.len() => {
+        let lanes = x.lanes_or(block, mean);
+        for lane in 0..LANES {
+            let difference = lanes[lane] - mean;
+            squares[lane] += difference * difference;
+        }
+    });
+    (mean, 1.0 / (sum_lanes(squares) / count + eps).sqrt())
+}
+
+kernel! {
+    fn normalise_rows(x: SrcRows, weight: Stored, bias: Stored, eps: f32, y: DstRows, chunk: Chunk) {
+        for row in chunk.start..chunk.start + chunk.len {
+            let (x, y) = (x.row(row), y.row(row));
+            let (mean, inverse) = statistics(x, eps);
+            for_each_block!(block in x.len() => {
+                let lanes = x.lanes(block);
+                let mut out = [0.0; LANES];
+                for lane in 0..block.count {
+                    let channel = block.start + lane;
+                    out[lane] = (lanes[lane] - mean) * inverse * weight.get(channel) + bias.get(channel);
+                }
+                y.set_lanes(block, out);
+            });
+        }
+    }
+}
+
+kernel! {
+    fn gradient_rows(x: SrcRows, weight: Stored, eps: f32, dy: SrcRows, dx: DstRows, chunk: Chunk) {
+        for row in chunk.start..chunk.start + chunk.len {
+            let (x, dy, dx) = (x.row(row), dy.row(row), dx.row(row));
+            let (mean, inverse) = statistics(x, eps);
+            let (mut sums, mut products) = ([0.0; LANES], [0.0; LANES]);
+            for_each_block!(block in x.len() => {
+                let (lanes, gradient) = (x.lanes(block), dy.lanes(block));
+                for lane in 0..block.count {
+                    let g = gradient[lane] * weight.get(block.start + lane);
+                    sums[lane] += g;
+                    products[lane] += g * (lanes[lane] - mean) * inverse;
+                }
+            });
+            let count = x.len() as f32;
+            let (mean_g, mean_gn) = (sum_lanes(sums) / count, sum_lanes(products) / count);
+            for_each_block!(block in x.len() => {
+                let (lanes, gradient) = (x.lanes(block), dy.lanes(block));
+                let mut out = [0.0; LANES];
+                for lane in 0..block.count {
+                    let g = gradient[lane] * weight.get(block.start + lane);
+                    let n = (lanes[lane] - mean) * inverse;
+                    out[lane] = inverse * (g - mean_g - n * mean_gn);
+                }
+                dx.set_lanes(block, out);
+            });
+        }
+    }
+}

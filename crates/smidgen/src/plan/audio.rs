@@ -1,0 +1,111 @@
+//! What a job does with sound: which part of the audio encoder is in its program, and how long clips are without data.
+//!
+//! Where nothing of the encoder is trained, embeddings are made once, before training, and the encoder is not in memory
+//! while training. Otherwise the program starts from what the strided convolutions leave, which no adapter changes.
+//! Clips are encoded in f32 on the CPU, whatever the run computes in and on.
+
+use crate::failure::Failure;
+use crate::rows::data::Data;
+use smidgen_compile::model::audio::{AUDIO, AudioInput};
+use smidgen_compile::request::Purpose;
+use smidgen_compile::{Request, compile_for};
+use smidgen_data::clips::ClipStore;
+use smidgen_formats::audio::{SAMPLE_RATE, frame_count};
+use smidgen_formats::model::Model;
+use smidgen_formats::phi4mm::SpeechLora;
+use smidgen_ir::audio_rows::{filled_rows, rows_of_frames};
+use smidgen_ir::{DeviceKind, Extent, Plan, Policy, Precision, Rank};
+use smidgen_recipe::{AdapterKind, Recipe};
+use std::sync::Arc;
+
+/// What the rows of sound are when they reach the program.
+pub fn audio_input(request: &Request, data: &Data, device: DeviceKind) -> Result<AudioInput, Failure> {
+    let adapts_encoder = request.adapters.iter().any(|module| module.path.starts_with(AUDIO));
+    let has_sound = match data {
+        Data::Rows(rows) => {
+            let sets = [Some(&rows.train), rows.eval.as_ref()];
+            sets.into_iter().flatten().any(|set| set.clips().is_some())
+        }
+        Data::Assumed { .. } => request.spec.audio.is_some(),
+    };
+    match (has_sound, adapts_encoder) {
+        (true, true) if device == DeviceKind::Cuda => Err(Failure::recipe(
+            "`adapter.targets` adapts the audio encoder, which trains on the CPU only for now",
+        )
+        .hint("leave the encoder out of `adapter.targets`, or set `memory.device = \"cpu\"`")),
+        (true, true) => Ok(AudioInput::Subsampled),
+        (true, false) => Ok(AudioInput::Embeddings),
+        (false, true) => Err(Failure::data(
+            "`adapter.targets` adapts the audio encoder, and no row has `audio`: it would get no gradient",
+        )
+        .hint("leave the encoder out of `adapter.targets`, or train on rows with `audio`")),
+        (false, false) => Ok(AudioInput::None),
+    }
+}
+
+/// Trains the adapter inside a published checkpoint further: it is no longer a part of the base, and its rank and alpha
+/// are those of the checkpoint.
+pub fn continue_speech(recipe: &mut Recipe, model: &mut Model) -> Result<(), Failure> {
+    let default_rank = Recipe::new(recipe.model.path.clone()).adapter.rank;
+    let adapter = &mut recipe.adapter;
+    if !model.leave_out_speech() {
+        return Err(Failure::recipe(
+            "`adapter.init = builtin:speech` needs a model with an adapter for speech inside",
+        )
+        .hint("`hf:microsoft/Phi-4-multimodal-instruct` has one"));
+    }
+    let SpeechLora { rank, alpha } = SpeechLora::of_config(model.config());
+    let stated = adapter.rank != default_rank && adapter.rank != rank;
+    if stated || adapter.kind != AdapterKind::Lora {
+        let (kind, own) = (adapter.kind, adapter.rank);
+        return Err(Failure::recipe(format!(
+            "`adapter.init = builtin:speech` is a LoRA of rank {rank}, the recipe asks for {kind} of rank {own}"
+        ))
+        .hint("leave out `adapter.rank` and `adapter.kind`, or start with `adapter.init = \"default\"`"));
+    }
+    (adapter.rank, adapter.alpha) = (rank, alpha);
+    Ok(())
+}
+
+/// Audio rows of the longest clip that the recipe allows.
+pub fn longest_rows(max_seconds: f64) -> usize {
+    filled_rows(rows_of_frames(frame_count((max_seconds * SAMPLE_RATE as f64) as usize)))
+}
+
+/// The clips of a job, each once: the two halves of a set that was split share theirs.
+pub fn clip_stores(data: &Data) -> Vec<&Arc<ClipStore>> {
+    let Data::Rows(rows) = data else { return Vec::new() };
+    let mut stores: Vec<&Arc<ClipStore>> = Vec::new();
+    for clips in [Some(&rows.train), rows.eval.as_ref()].into_iter().flatten().filter_map(|set| set.clips()) {
+        if !stores.iter().any(|store| Arc::ptr_eq(store, clips.store())) {
+            stores.push(clips.store());
+        }
+    }
+    stores
+}
+
+/// Audio rows of the longest clip.
+pub fn longest_clip_rows(store: &ClipStore) -> usize {
+    (0..store.len() as u32).map(|clip| filled_rows(store.rows(clip))).max().unwrap_or(0)
+}
+
+/// Bytes of the encoded rows of all clips.
+pub fn encoded_bytes(store: &ClipStore, request: &Request) -> u64 {
+    let Some(audio) = request.audio_spec() else { return 0 };
+    (store.all_rows() * audio.width(request.audio) * request.activations().bytes()) as u64
+}
+
+/// The plan that encodes clips of up to this many rows.
+pub fn plan_encoding(request: &Request, rows: usize) -> Plan {
+    let extent = Extent { audio: rows, ..Extent::default() };
+    let request = Request {
+        extent,
+        step: extent,
+        device: DeviceKind::Cpu,
+        precision: Precision::F32,
+        rank: Rank::ONLY,
+        decode: None,
+        ..request.clone()
+    };
+    compile_for(Purpose::Encoding, &request, &Policy::default())
+}

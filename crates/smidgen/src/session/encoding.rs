@@ -1,0 +1,233 @@
+//! Sound to audio rows, once and before training: encoded clip by clip on the CPU, and kept in the cache.
+//!
+//! The file of a set is named by the hash of its sounds, of the weights that encode them, and of what the rows are: a run
+//! that needs the same rows reads them. It is written whole or not at all, and checked when it is opened. The encoder is
+//! loaded for this alone, and its memory is returned before training begins.
+
+use crate::failure::Failure;
+use crate::hub::environment::own_cache;
+use crate::plan::audio::{clip_stores, encoded_bytes, longest_clip_rows, plan_encoding};
+use crate::plan::job::Job;
+use crate::session::weights::{leaf, load_weights};
+use smidgen_compile::Request;
+use smidgen_compile::model::audio::{AUDIO, AudioInput, GLOBAL_INVERSE_DEVIATION, GLOBAL_MEAN};
+use smidgen_compile::names::{input, state};
+use smidgen_data::clips::ClipStore;
+use smidgen_formats::audio::{ClipLimit, LogMel, MEL_BINS, decode_file};
+use smidgen_formats::digest::Hasher;
+use smidgen_formats::element::Element;
+use smidgen_formats::load::read_tensor_into;
+use smidgen_formats::model::Model;
+use smidgen_formats::weight::Weight;
+use smidgen_formats::whole_file::write_whole;
+use smidgen_ir::audio_rows::{FRAMES_OF_ROW, filled_rows, marks_of_clip, rows_of_frames};
+use smidgen_ir::bytes::format_bytes;
+use smidgen_ir::{DType, Entry, Extent, ValueId};
+use smidgen_runtime::cpu::convert::{f32_to_bf16, f32_to_f16};
+use smidgen_runtime::{Cpu, Executor};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+const MAGIC: &[u8; 16] = b"smidgen audio  1";
+/// The checksum at the end, in hexadecimal.
+const TRAILER_BYTES: u64 = 64;
+
+/// Encodes the clips of a job's rows, or finds them in the cache.
+pub fn encode_job(job: &Job, say: &dyn Fn(&str)) -> Result<(), Failure> {
+    clip_stores(&job.data)
+        .into_iter()
+        .try_for_each(|store| encode_clips(store, &job.request, &job.model, say))
+}
+
+/// Encodes clips, or finds them in the cache.
+pub fn encode_clips(
+    store: &ClipStore,
+    request: &Request,
+    model: &Model,
+    say: &dyn Fn(&str),
+) -> Result<(), Failure> {
+    let folder = own_cache().map_or_else(|_| std::env::temp_dir(), |cache| cache.join("audio"));
+    std::fs::create_dir_all(&folder).map_err(Failure::disk)?;
+    let (width, dtype) = match request.audio_spec() {
+        Some(audio) => (audio.width(request.audio), request.activations()),
+        None => return Ok(()),
+    };
+    let path = folder.join(format!("{}.rows", key(store, request, model, dtype)?));
+    let bytes = encoded_bytes(store, request);
+    let row_bytes = width * dtype.bytes();
+    if !is_whole(&path, bytes) {
+        let mut encoder = Encoder::load(request, model, longest_clip_rows(store))?;
+        let needed = format_bytes(encoder.executor.plan().reserved_bytes() as u64);
+        say(&format!(
+            "encoding {} clips once ({needed} of memory, {} in `{}`)",
+            store.len(),
+            format_bytes(bytes),
+            folder.display()
+        ));
+        write_rows(&path, store, &mut encoder, dtype)?;
+    }
+    store.set_encoded(&path, MAGIC.len() as u64, row_bytes).map_err(Failure::disk)
+}
+
+/// The embeddings of sound files, each (rows, C), by the encoder of a model that is not being trained.
+pub fn encode_files(request: &Request, model: &Model, files: &[PathBuf]) -> Result<Vec<Vec<f32>>, Failure> {
+    let request = Request { audio: AudioInput::Embeddings, ..request.clone() };
+    let Some(adapted) = request.adapters.iter().find(|module| module.path.starts_with(AUDIO)) else {
+        let mut log_mel = LogMel::default();
+        let mut all = Vec::new();
+        for file in files {
+            let limit = ClipLimit { max_seconds: f64::INFINITY };
+            let clip = decode_file(file, limit).map_err(|error| {
+                let hint = error.hint();
+                Failure::data(format!("`{}` {error}", file.display())).hint(hint)
+            })?;
+            let mut features = Vec::new();
+            log_mel.append(&clip.samples, &mut features);
+            all.push(features);
+        }
+        let rows = |features: &Vec<f32>| filled_rows(rows_of_frames(features.len() / MEL_BINS));
+        let mut encoder = Encoder::load(&request, model, all.iter().map(rows).max().unwrap_or(0))?;
+        return all.iter_mut().map(|features| encoder.encode(features)).collect();
+    };
+    Err(Failure::model(format!(
+        "the adapter changes `{}`, and generation hears with the encoder of the base only",
+        adapted.path
+    ))
+    .hint("use an adapter of the decoder, or transformers and PEFT"))
+}
+
+/// What determines the rows.
+fn key(store: &ClipStore, request: &Request, model: &Model, dtype: DType) -> Result<String, Failure> {
+    let mut hasher = Hasher::sha256();
+    let kind = match request.audio {
+        AudioInput::None | AudioInput::Embeddings => "embeddings",
+        AudioInput::Subsampled => "subsampled",
+    };
+    hasher.update(format!("audio rows 1 {kind} {dtype} {}\n", store.hash()).as_bytes());
+    let audio = request.spec.audio.as_ref().expect("only a model that hears is encoded");
+    for tensor in audio.tensors() {
+        let (name, storage) = (&tensor.name, request.storage_of(&tensor.name));
+        let hash = stored(model, name).read_hash().map_err(Failure::model)?;
+        hasher.update(format!("{name} {storage} {hash}\n").as_bytes());
+    }
+    Ok(hasher.finish_hex())
+}
+
+fn stored(model: &Model, name: &str) -> Weight {
+    model.weight(name).expect("the job has checked that no weight is missing")
+}
+
+/// Whether a file has all rows, and those that were written.
+fn is_whole(path: &Path, bytes: u64) -> bool {
+    let check = || -> io::Result<bool> {
+        let mut file = File::open(path)?;
+        let all = MAGIC.len() as u64 + bytes;
+        if file.metadata()?.len() != all + TRAILER_BYTES {
+            return Ok(false);
+        }
+        let mut hasher = Hasher::sha256();
+        io::copy(&mut (&mut file).take(all), &mut hasher)?;
+        let mut trailer = Vec::new();
+        file.read_to_end(&mut trailer)?;
+        Ok(hasher.finish_hex().as_bytes() == trailer)
+    };
+    check().unwrap_or(false)
+}
+
+fn write_rows(path: &Path, store: &ClipStore, encoder: &mut Encoder, dtype: DType) -> Result<(), Failure> {
+    let mut failed = None;
+    let written = write_whole(path, |out| {
+        let mut hasher = Hasher::sha256();
+        let mut put = |out: &mut dyn Write, bytes: &[u8]| {
+            hasher.update(bytes);
+            out.write_all(bytes)
+        };
+        put(out, MAGIC)?;
+        let mut features = Vec::new();
+        for clip in 0..store.len() as u32 {
+            features.clear();
+            store.read_features(clip, &mut features)?;
+            let rows = encoder.encode(&mut features).map_err(|failure| {
+                let message = io::Error::other(failure.to_string());
+                failed = Some(failure);
+                message
+            })?;
+            put(out, &encode_numbers(&rows, dtype))?;
+        }
+        out.write_all(hasher.finish_hex().as_bytes())
+    });
+    match (written, failed) {
+        (Ok(()), _) => Ok(()),
+        (Err(_), Some(failure)) => Err(failure),
+        (Err(error), None) => Err(Failure::disk(error)),
+    }
+}
+
+/// The bytes of numbers in the type of activations.
+pub fn encode_numbers(numbers: &[f32], dtype: DType) -> Vec<u8> {
+    match dtype {
+        DType::Bf16 => numbers.iter().flat_map(|number| f32_to_bf16(*number).to_le_bytes()).collect(),
+        DType::F16 => numbers.iter().flat_map(|number| f32_to_f16(*number).to_le_bytes()).collect(),
+        DType::F32 | DType::F64 | DType::I32 | DType::U64 => {
+            numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+        }
+    }
+}
+
+/// A loaded encoder.
+struct Encoder {
+    executor: Executor<Cpu>,
+    /// Of each mel bin.
+    mean: Vec<f32>,
+    inverse_deviation: Vec<f32>,
+    result: ValueId,
+    width: usize,
+}
+
+impl Encoder {
+    fn load(request: &Request, model: &Model, rows: usize) -> Result<Encoder, Failure> {
+        let device = Cpu::new(request.threads).map_err(Failure::device)?;
+        let plan = plan_encoding(request, rows);
+        let result = leaf(&plan, state::AUDIO);
+        let width = plan.value(result).ty.shape.at(&plan.extent).1;
+        let mut executor = Executor::load(plan, device)?;
+        load_weights(&mut executor, model, request.threads)?;
+        let [mean, inverse_deviation] =
+            [GLOBAL_MEAN, GLOBAL_INVERSE_DEVIATION].map(|name| read_vector(model, name));
+        Ok(Encoder { executor, mean: mean?, inverse_deviation: inverse_deviation?, result, width })
+    }
+
+    /// The rows of a clip's features (frames, 80), without those that fill its last chunk. Changes the features.
+    fn encode(&mut self, features: &mut Vec<f32>) -> Result<Vec<f32>, Failure> {
+        for frame in features.chunks_exact_mut(MEL_BINS) {
+            for (bin, number) in frame.iter_mut().enumerate() {
+                *number = (*number - self.mean[bin]) * self.inverse_deviation[bin];
+            }
+        }
+        let frames = features.len() / MEL_BINS;
+        let rows = rows_of_frames(frames);
+        let audio = filled_rows(rows);
+        features.resize(audio * FRAMES_OF_ROW * MEL_BINS, 0.0);
+        let plan = self.executor.plan();
+        let [place, marks] = [input::AUDIO_FEATURES, input::AUDIO_MARKS].map(|name| leaf(plan, name));
+        self.executor
+            .write(place, &features.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>());
+        let numbers = marks_of_clip(0, frames).flatten();
+        self.executor.write(marks, &numbers.flat_map(i32::to_le_bytes).collect::<Vec<u8>>());
+        self.executor.run(Entry::Encode, &Extent { audio, ..Extent::default() })?;
+        let mut bytes = vec![0; 4 * rows * self.width];
+        self.executor.read(self.result, &mut bytes)?;
+        Ok(bytes.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four)).collect())
+    }
+}
+
+fn read_vector(model: &Model, name: &str) -> Result<Vec<f32>, Failure> {
+    let Weight::Plain(tensor) = stored(model, name) else {
+        return Err(Failure::model(format!("`{name}` is not stored as plain numbers")));
+    };
+    let mut bytes = vec![0; 4 * MEL_BINS];
+    let mut scratch = vec![0; 8 * MEL_BINS];
+    read_tensor_into(&tensor, 0, Element::F32, &mut bytes, &mut scratch).map_err(Failure::model)?;
+    Ok(bytes.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four)).collect())
+}

@@ -1,0 +1,399 @@
+//! Runs on sound, through the program: a tiny Phi-4-multimodal with random weights, in both layouts of its checkpoint.
+//!
+//! What the encoder computes is held against transformers elsewhere; here it is that every way to the same math gives the
+//! same losses, that what is encoded once is read back, and that wrong rows are refused by name.
+
+use crate::scratch::Scratch;
+use serde_json::{Value, json};
+use smidgen_compile::model::read_spec;
+use smidgen_formats::element::Element;
+use smidgen_formats::safetensors::write::{TensorSpec, pytorch_metadata, write_safetensors};
+use smidgen_ir::Extent;
+
+const AUDIO_TOKEN: i64 = 300;
+const ENCODER: &str = "adapter.targets=[\"qkv_proj\",\"o_proj\",\"encoders.0.self_attn.q_proj\",\"feed_forward_out.down_proj\"]";
+
+fn config() -> Value {
+    json!({
+        "model_type": "phi4_multimodal", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320, "max_position_embeddings": 128,
+        "tie_word_embeddings": true, "rms_norm_eps": 1e-5, "dtype": "float32",
+        "audio_config": {
+            "hidden_size": 16, "intermediate_size": 24, "num_blocks": 2, "num_attention_heads": 2,
+            "nemo_conv_channels": 8, "bias_max_distance": 5, "audio_token_id": AUDIO_TOKEN, "kernel_size": 3,
+        },
+    })
+}
+
+/// The published spelling of the same config.
+fn published_config() -> Value {
+    let mut config = config();
+    config["model_type"] = json!("phi4mm");
+    let object = config.as_object_mut().unwrap();
+    object.remove("audio_config");
+    config["audio_token_id"] = json!(AUDIO_TOKEN);
+    config["speech_lora"] = json!({"r": 3, "lora_alpha": 6});
+    config["audio_processor"] = json!({"config": {
+        "attention_dim": 16, "linear_units": 24, "num_blocks": 2, "attention_heads": 2, "kernel_size": 3,
+        "nemo_conv_settings": {"conv_channels": 8},
+        "relative_attention_bias_args": {"type": "t5", "t5_bias_max_distance": 5},
+    }});
+    config
+}
+
+/// A number for each element of a tensor, the same for the same name.
+fn numbers(name: &str, elements: usize) -> Vec<f32> {
+    let mut state = name.bytes().fold(7u32, |state, byte| state.wrapping_mul(31).wrapping_add(byte.into()));
+    let center = match name {
+        name if name.ends_with("norm.weight") || name.ends_with("norm_att.weight") => 1.0,
+        name if name.ends_with("global_invstd") => 0.2,
+        _ => 0.0,
+    };
+    // The head is the embedding: with small numbers no token could be likely.
+    let width = if name.ends_with("embed_tokens.weight") { 1.0 } else { 0.2 };
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        ((state >> 8) as f32 / (1 << 23) as f32 - 1.0) * width
+    };
+    (0..elements).map(|_| if center == 0.2 { center } else { center + next() }).collect()
+}
+
+/// Names, sizes and numbers of all tensors that the config describes.
+fn tensors(config: &Value) -> Vec<(String, Vec<usize>, Vec<f32>)> {
+    let spec = read_spec(config).unwrap();
+    let all = spec.tensors().into_iter().chain(spec.audio.unwrap().tensors());
+    let sized = all.map(|tensor| {
+        let shape: Vec<usize> = tensor.shape.0.iter().map(|dim| dim.at(&Extent::default())).collect();
+        let numbers = numbers(&tensor.name, shape.iter().product());
+        (tensor.name, shape, numbers)
+    });
+    sized.collect()
+}
+
+fn write_tensors(scratch: &Scratch, config: &Value, tensors: &[(String, Vec<usize>, Vec<f32>)]) {
+    scratch.write("model/config.json", config.to_string());
+    let element = Element::F32;
+    let specs: Vec<TensorSpec> = tensors
+        .iter()
+        .map(|(name, shape, _)| TensorSpec { name: name.clone(), element, shape: shape.clone() })
+        .collect();
+    write_safetensors(&scratch.path("model/model.safetensors"), &pytorch_metadata(), &specs, |index, out| {
+        tensors[index].2.iter().try_for_each(|number| out.write_all(&number.to_le_bytes()))
+    })
+    .unwrap();
+}
+
+/// A WAV file of 16 kHz.
+fn wav(samples: usize, pitch: usize) -> Vec<u8> {
+    let sample = |index: usize| ((index * pitch % 400) as i16 - 200) * 40 + (index % 7) as i16;
+    let data: Vec<u8> = (0..samples).flat_map(|index| sample(index).to_le_bytes()).collect();
+    let mut bytes = b"RIFF".to_vec();
+    bytes.extend((36 + data.len() as u32).to_le_bytes());
+    bytes.extend(b"WAVEfmt \x10\0\0\0\x01\0\x01\0");
+    bytes.extend(16_000u32.to_le_bytes());
+    bytes.extend(32_000u32.to_le_bytes());
+    bytes.extend(b"\x02\0\x10\0data");
+    bytes.extend((data.len() as u32).to_le_bytes());
+    bytes.extend(data);
+    bytes
+}
+
+/// Embeddings of a clip.
+fn embeddings(samples: usize) -> usize {
+    ((samples - 400) / 160 + 1).div_ceil(8)
+}
+
+fn row(samples: usize, clip: &str, words: i64) -> Value {
+    let mut ids = vec![5, 6];
+    ids.extend(std::iter::repeat_n(AUDIO_TOKEN, embeddings(samples)));
+    let heard = ids.len();
+    ids.extend((0..6).map(|index| 10 + (words * 7 + index * 3) % 200));
+    let labels: Vec<i64> =
+        ids.iter().enumerate().map(|(at, id)| if at < heard { -100 } else { *id }).collect();
+    json!({"input_ids": ids, "labels": labels, "audio": clip})
+}
+
+const CLIPS: [usize; 4] = [4_000, 9_130, 5_555, 12_000];
+
+fn scratch() -> Scratch {
+    let scratch = Scratch::new();
+    std::fs::remove_dir_all(scratch.path("model")).unwrap();
+    write_tensors(&scratch, &config(), &tensors(&config()));
+    let mut rows = String::new();
+    for (index, samples) in CLIPS.into_iter().enumerate() {
+        let clip = format!("clips/{index}.wav");
+        scratch.write(&clip, wav(samples, 3 + 5 * index));
+        rows += &format!("{}\n", row(samples, &clip, index as i64));
+    }
+    scratch.write("data.jsonl", rows);
+    scratch
+}
+
+fn assert_close(one: &[f64], other: &[f64], apart: f64) {
+    assert_eq!(one.len(), other.len());
+    for (one, other) in one.iter().zip(other) {
+        assert!((one - other).abs() < apart * one.abs(), "{one} against {other}");
+    }
+}
+
+#[test]
+fn the_encoder_in_the_graph_hears_what_was_encoded_once() {
+    let scratch = scratch();
+    let once = scratch.train("once", &["train.steps=1"]);
+    assert!(once.stderr.contains("encoding 4 clips once"), "{}", once.stderr);
+    scratch.train("graph", &["train.steps=1", ENCODER]);
+    // Fresh adapters change nothing before the first update.
+    assert_close(&scratch.losses("once"), &scratch.losses("graph"), 1e-6);
+    let config = scratch.json("graph/adapter/adapter_config.json");
+    let targets = config["target_modules"].to_string();
+    assert!(targets.contains("encoders.0.self_attn.q_proj") && targets.contains("qkv_proj"), "{targets}");
+    assert!(
+        !scratch.json("once/adapter/adapter_config.json")["target_modules"]
+            .to_string()
+            .contains("\"o_proj\"")
+    );
+}
+
+#[test]
+fn memory_changes_nothing_that_is_heard() {
+    let scratch = scratch();
+    scratch.train("plain", &[ENCODER]);
+    scratch.train("recomputed", &[ENCODER, "memory.recompute=all", "memory.threads=1"]);
+    assert_eq!(scratch.adapter("plain"), scratch.adapter("recomputed"));
+    scratch.train("split", &[ENCODER, "memory.micro_tokens=32"]);
+    assert_close(&scratch.losses("plain"), &scratch.losses("split"), 1e-5);
+    scratch.train("dropped", &[ENCODER, "adapter.dropout=0.1"]);
+    assert!(scratch.losses("dropped").iter().all(|loss| loss.is_finite()));
+}
+
+#[test]
+fn encoded_clips_are_read_back() {
+    let scratch = scratch();
+    scratch.train("one", &["data.eval=data.jsonl", "train.eval_every=3"]);
+    let again = scratch.train("two", &["data.eval=data.jsonl", "train.eval_every=3"]);
+    assert!(!again.stderr.contains("encoding"), "{}", again.stderr);
+    assert_eq!(scratch.adapter("one"), scratch.adapter("two"));
+    // The program that evaluates hears the same.
+    let in_training = scratch.metrics("one").iter().rev().find_map(|row| row.get("eval_loss")?.as_f64());
+    let ended = scratch.run(&["eval", "one", "--json"]);
+    let found: Value = serde_json::from_str(&ended.stdout).unwrap_or_else(|_| panic!("{}", ended.stderr));
+    let adapter = found["adapter"]["eval_loss"].as_f64().or(found["adapter"]["loss"].as_f64());
+    assert_close(&[in_training.unwrap()], &[adapter.unwrap_or_else(|| panic!("{found}"))], 1e-6);
+    // A damaged file of the cache is written again.
+    let folder = scratch.cache().join("audio");
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let path = entry.unwrap().path();
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[40] ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+    }
+    let mended = scratch.train("three", &[]);
+    assert!(mended.stderr.contains("encoding 4 clips once"), "{}", mended.stderr);
+    assert_eq!(scratch.losses("one"), scratch.losses("three"));
+}
+
+/// The published layout with the adapter for speech inside: merged into the base by default, or trained further.
+#[test]
+fn the_published_layout_is_the_same_model() {
+    let scratch = scratch();
+    scratch.train("own", &[]);
+    let mut stored = Vec::new();
+    let audio = "model.embed_tokens_extend.audio_embed.";
+    for (name, shape, numbers) in tensors(&config()) {
+        let Some(module) = name.strip_suffix("_proj.weight").filter(|name| name.starts_with("model.layers."))
+        else {
+            let name = match name.strip_prefix(audio) {
+                None => name,
+                Some(rest) => {
+                    let rest = rest
+                        .replace(".gate_up_proj.", ".net.0.linear.")
+                        .replace("encoder.encoders", "encoders");
+                    let rest = match rest.starts_with("encoders.") {
+                        true => rest.replace(".down_proj.", ".net.2.").replace("o_proj", "linear_out"),
+                        false => rest,
+                    };
+                    let rest = ["q", "k", "v"].iter().fold(rest, |rest, part| {
+                        rest.replace(&format!("self_attn.{part}_proj"), &format!("self_attn.linear_{part}"))
+                    });
+                    let rest = rest.replace("up_proj_for_speech", "audio_projection.speech.0");
+                    let rest = rest.replace("down_proj_for_speech", "audio_projection.speech.2");
+                    format!(
+                        "{audio}{}",
+                        rest.replacen("encoders", "encoder.encoders", 1)
+                            .replace("encoder.encoder.", "encoder.")
+                    )
+                }
+            };
+            stored.push((name, shape, numbers));
+            continue;
+        };
+        let module = format!("{module}_proj");
+        for (which, sizes) in [("A", vec![3, shape[1]]), ("B", vec![shape[0], 3])] {
+            let name = format!("{module}.lora_{which}.speech.weight");
+            let factor =
+                if which == "B" { vec![0.0; shape[0] * 3] } else { self::numbers(&name, 3 * shape[1]) };
+            stored.push((name, sizes, factor));
+        }
+        stored.push((format!("{module}.base_layer.weight"), shape, numbers));
+    }
+    write_tensors(&scratch, &published_config(), &stored);
+    scratch.train("published", &[]);
+    assert_eq!(scratch.losses("own"), scratch.losses("published"));
+    for (name, _, numbers) in &mut stored {
+        if name.contains("lora_B.speech") {
+            *numbers = self::numbers(name, numbers.len());
+        }
+    }
+    write_tensors(&scratch, &published_config(), &stored);
+    scratch.train("merged", &["train.steps=1"]);
+    let further = ["train.steps=1", "adapter.init=builtin:speech", "adapter.rank=16", "adapter.alpha=32"];
+    scratch.train("further", &further);
+    assert_close(&scratch.losses("merged"), &scratch.losses("further"), 1e-5);
+    let apart = (scratch.losses("merged")[0] - scratch.losses("published")[0]).abs();
+    assert!(apart > 1e-3, "the adapter for speech changes the loss by {apart}");
+    assert_eq!(scratch.json("further/adapter/adapter_config.json")["r"], 3);
+    let rank = "`adapter.init = builtin:speech` is a LoRA of rank 3";
+    scratch.train_refused(2, &["adapter.init=builtin:speech", "adapter.rank=5"], &[rank]);
+    scratch.refused(1, &["merge", "merged/adapter", "--base", "model", "--output", "whole"], &["phi4mm"]);
+}
+
+#[test]
+fn a_preview_and_a_plan_say_how_much_is_heard() {
+    let scratch = scratch();
+    let shown = scratch.run(&["preview", "recipe.toml"]).stdout;
+    assert!(shown.contains("audio 1: 0.2"), "{shown}");
+    assert!(shown.contains("audio      4 clips, "), "{shown}");
+    let plan = scratch.plan(&[]);
+    assert!(plan["life"]["encode"]["disk"].as_u64().unwrap() > 0, "{}", plan["life"]);
+}
+
+#[test]
+fn rows_that_cannot_be_heard_are_refused_by_name() {
+    let scratch = scratch();
+    let refused = |rows: &[Value], words: &[&str]| {
+        let lines: String = rows.iter().map(|row| format!("{row}\n")).collect();
+        scratch.write("bad.jsonl", lines);
+        scratch.train_refused(1, &["data.train=bad.jsonl"], words);
+    };
+    let sound = row(CLIPS[0], "clips/0.wav", 1);
+    refused(
+        &[row(CLIPS[1], "clips/0.wav", 1)],
+        &["bad.jsonl` line 1", "7 audio tokens", "its 1 clips need 3"],
+    );
+    let mut silent = sound.clone();
+    silent.as_object_mut().unwrap().remove("audio");
+    refused(&[sound.clone(), silent], &["line 2", "3 audio tokens and no `audio`"]);
+    refused(&[row(CLIPS[0], "clips/none.wav", 1)], &["line 1", "clips/none.wav", "cannot be read"]);
+    scratch.write("clips/text.wav", "no sound at all ".repeat(99));
+    refused(&[row(CLIPS[0], "clips/text.wav", 1)], &["clips/text.wav", "is not a sound file"]);
+    scratch.write("clips/cut.wav", &wav(CLIPS[0], 3)[..5000]);
+    refused(&[row(CLIPS[0], "clips/cut.wav", 1)], &["clips/cut.wav", "is cut off"]);
+    refused(&[json!({"input_ids": [1, 2, 3], "audio": 5})], &["line 1", "`audio` must be a path"]);
+    // A clip above the limit drops its row.
+    let dropped = scratch.train("dropped", &["data.max_audio_seconds=0.5", "train.steps=1"]);
+    assert!(dropped.stderr.contains("2 dropped because of too long audio"), "{}", dropped.stderr);
+    scratch.train_refused(1, &[ENCODER, "data.train=words.jsonl"], &["words.jsonl"]);
+    scratch.write("words.jsonl", format!("{}\n", json!({"input_ids": [1, 2, 3, 4]})));
+    scratch.train_refused(1, &[ENCODER, "data.train=words.jsonl"], &["audio encoder", "no row has `audio`"]);
+    let deaf = Scratch::new();
+    deaf.write("data.jsonl", format!("{}\n", json!({"input_ids": [1, 2, 3], "audio": "a.wav"})));
+    deaf.train_refused(1, &[], &["line 1", "the model does not hear"]);
+}
+
+/// Words of a vocabulary with an audio token; ids of words are their places.
+fn write_tokenizer(scratch: &Scratch) {
+    let words =
+        ["<unk>", "</s>", "what", "is", "said", "before", "after", "tone", "one", "two", "three", "?"];
+    // An added token has the id behind the vocabulary.
+    let fillers = (words.len() as i64..AUDIO_TOKEN).map(|id| format!("filler{id}"));
+    let words = words.iter().map(ToString::to_string).chain(fillers);
+    let vocabulary: Value = words.enumerate().map(|(id, word)| (word, json!(id))).collect();
+    let special = |id: i64, content: &str| {
+        json!({"id": id, "content": content, "special": true, "single_word": false, "lstrip": false,
+               "rstrip": false, "normalized": false})
+    };
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+        "decoder": null, "pre_tokenizer": {"type": "Whitespace"},
+        "added_tokens": [special(0, "<unk>"), special(1, "</s>"), special(AUDIO_TOKEN, "<|sound|>")],
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
+    });
+    scratch.write("model/tokenizer.json", tokenizer.to_string());
+    scratch
+        .write("model/tokenizer_config.json", json!({"eos_token": "</s>", "unk_token": "<unk>"}).to_string());
+}
+
+#[test]
+fn texts_have_their_clips_where_they_name_them() {
+    let scratch = scratch();
+    write_tokenizer(&scratch);
+    let rows = [
+        json!({"audio": "clips/0.wav", "prompt": "what is said ?", "completion": "tone one"}),
+        json!({"audio": ["clips/0.wav", "clips/2.wav"], "prompt": "before <|audio_2|> after <|audio_1|>",
+               "completion": "two"}),
+        json!({"prompt": "what is said ?", "completion": "three"}),
+    ];
+    let lines: String = rows.iter().map(|row| format!("{row}\n")).collect();
+    scratch.write("rows.jsonl", lines);
+    let overrides = ["data.train=rows.jsonl", "data.format=auto"];
+    let shown = scratch.run(&[&["preview", "recipe.toml", "--json"][..], &overrides].concat());
+    let shown: Value = serde_json::from_str(&shown.stdout).unwrap_or_else(|_| panic!("{}", shown.stderr));
+    let ids = |sample: usize| -> Vec<i64> {
+        serde_json::from_value(shown["samples"][sample]["ids"].clone()).unwrap()
+    };
+    let sound = |tokens: usize| vec![AUDIO_TOKEN; tokens];
+    let (first, second) = (embeddings(CLIPS[0]), embeddings(CLIPS[2]));
+    assert_eq!(ids(0), [sound(first), vec![2, 3, 4, 11, 7, 8, 1]].concat());
+    assert_eq!(ids(1), [vec![5], sound(second), vec![6], sound(first), vec![9, 1]].concat());
+    assert_eq!(ids(2), [2, 3, 4, 11, 10, 1]);
+    assert_eq!(shown["samples"][1]["audio"][0]["tokens"], second);
+    scratch.train("heard", &overrides);
+    scratch.write("wrong.jsonl", format!("{}\n", json!({"prompt": "<|audio_1|>", "completion": "one"})));
+    let wrong = ["data.train=wrong.jsonl", "data.format=auto"];
+    scratch.train_refused(1, &wrong, &["line 1", "`<|audio_1|>`", "has 0 clips"]);
+}
+
+/// Four clips, the same question, and an answer for each: the decoder learns to tell them apart by what it hears.
+#[test]
+fn what_was_heard_in_training_is_transcribed() {
+    let scratch = scratch();
+    write_tokenizer(&scratch);
+    let answers = ["tone one", "two before", "three", "after tone two"];
+    let row = |(clip, answer): (usize, &&str)| json!({"audio": format!("clips/{clip}.wav"), "prompt": "what is said ?", "completion": format!(" {answer}")});
+    let rows: Vec<Value> = answers.iter().enumerate().map(row).collect();
+    scratch.write("rows.jsonl", rows.iter().map(|row| format!("{row}\n")).collect::<String>());
+    let learning = ["adapter.rank=16", "train.steps=150", "train.lr=1e-2", "train.schedule=cosine"];
+    scratch.train("run", &[&["data.train=rows.jsonl", "data.format=auto"][..], &learning].concat());
+    let losses = scratch.losses("run");
+    assert!(losses[losses.len() - 1] < 0.05, "{losses:?}");
+    for (clip, answer) in answers.iter().enumerate() {
+        let file = format!("clips/{clip}.wav");
+        let arguments =
+            ["generate", "run", "--raw", "--prompt", "what is said ?", "--audio", &file, "--json"];
+        let ended = scratch.run(&[&arguments[..], &["--max-new", "8", "--threads", "2"]].concat());
+        let said: Value = serde_json::from_str(&ended.stdout).unwrap_or_else(|_| panic!("{}", ended.stderr));
+        assert_eq!(said["text"].as_str().unwrap().trim(), *answer, "{said}");
+        assert_eq!(said["prompt_ids"].as_array().unwrap().len(), embeddings(CLIPS[clip]) + 4);
+    }
+    let twice = ["generate", "run", "--raw", "--prompt", "<|audio_1|> <|audio_1|>", "--audio", "clips/0.wav"];
+    scratch.refused(2, &twice, &["`<|audio_1|>` and 1 clips"]);
+}
+
+#[test]
+fn a_run_continues_with_the_sound_that_it_began_with() {
+    let scratch = scratch();
+    scratch
+        .train("run", &["train.steps=4", "train.save_every=2", "train.schedule=constant", "train.warmup=0"]);
+    let resume =
+        ["train", "recipe.toml", "--resume", "output.dir=run", "train.steps=6", "train.save_every=2"];
+    let resume = [&resume[..], &["train.schedule=constant", "train.warmup=0"]].concat();
+    let kept = scratch.read("clips/1.wav");
+    scratch.write("clips/1.wav", wav(CLIPS[1], 77));
+    let ended = scratch.run(&resume);
+    assert!(ended.code == Some(1) && ended.stderr.contains("`data.train`"), "{}", ended.stderr);
+    scratch.write("clips/1.wav", kept);
+    let ended = scratch.run(&resume);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    scratch.train("straight", &["train.steps=6", "train.schedule=constant", "train.warmup=0"]);
+    assert_eq!(scratch.adapter("run"), scratch.adapter("straight"));
+}
