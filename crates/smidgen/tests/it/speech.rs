@@ -3,7 +3,7 @@
 //! What the encoder computes is held against transformers elsewhere; here it is that every way to the same math gives the
 //! same losses, that what is encoded once is read back, and that wrong rows are refused by name.
 
-use crate::scratch::Scratch;
+use crate::scratch::{Scratch, fixture};
 use serde_json::{Value, json};
 use smidgen_compile::model::read_spec;
 use smidgen_formats::element::Element;
@@ -351,6 +351,16 @@ fn texts_have_their_clips_where_they_name_them() {
     scratch.write("wrong.jsonl", format!("{}\n", json!({"prompt": "<|audio_1|>", "completion": "one"})));
     let wrong = ["data.train=wrong.jsonl", "data.format=auto"];
     scratch.train_refused(1, &wrong, &["line 1", "`<|audio_1|>`", "has 0 clips"]);
+}
+
+/// Sound inside a table, as the hub stores it; a clip that two rows have is encoded once.
+#[test]
+fn tables_may_hold_the_sound_itself() {
+    let scratch = scratch();
+    write_tokenizer(&scratch);
+    scratch.write("rows.parquet", std::fs::read(fixture("audio/rows.parquet")).unwrap());
+    let ended = scratch.train("run", &["data.train=rows.parquet", "data.format=auto"]);
+    assert!(ended.stderr.contains("encoding 1 clips once"), "{}", ended.stderr);
 }
 
 /// Four clips, the same question, and an answer for each: the decoder learns to tell them apart by what it hears.
