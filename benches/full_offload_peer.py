@@ -1,11 +1,12 @@
 """The peer of full training in little memory: HF transformers with torchao's CPUOffloadOptimizer on one GPU.
 
-    python full_offload_peer.py [--model qwen2.5-7b] [--batch 32] [--micro 4] [--tokens 2048] [--steps 2]
+    python full_offload_peer.py [--model qwen2.5-7b] [--batch 32] [--micro 4] [--tokens 2048] [--steps 2] [--f32]
 
-Weights are random and bf16, optimizer state is in host memory, every layer is recomputed; gradients are copied to the
-host with `--offload-gradients`, which allows one micro-batch a step. AdamW, SDPA attention, labels = ids. Clipping needs
-the gradients on the device, and is left out with `--offload-gradients`. Prints one JSON object.
-The peer has neither f32 masters nor f32 optimizer state here: it moves half of the bytes that smidgen moves.
+Weights are random, optimizer state is in host memory, every layer is recomputed; gradients are copied to the host with
+`--offload-gradients`, which allows one micro-batch a step. AdamW, SDPA attention, labels = ids. Clipping needs the
+gradients on the device, and is left out with `--offload-gradients`. Prints one JSON object.
+By default weights, gradients and optimizer state are bf16, half of the bytes that smidgen moves; `--f32` has them in f32
+and computes in bf16 by autocast, as smidgen does.
 """
 
 import argparse
@@ -23,6 +24,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--offload-gradients", action="store_true")
+    parser.add_argument("--f32", action="store_true")
     args = parser.parse_args()
 
     import torch
@@ -34,6 +36,8 @@ def main() -> None:
     device = torch.device("cuda")
     config = read_config(args.model)
     model = random_base(config, device)
+    if args.f32:
+        model = model.float()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()
     model.config.use_cache = False
@@ -48,7 +52,9 @@ def main() -> None:
         begin = time.perf_counter()
         for first in range(0, args.batch, micro):
             part = ids[first : first + micro]
-            (model(input_ids=part, labels=part).loss * len(part) / args.batch).backward()
+            with torch.autocast("cuda", torch.bfloat16, enabled=args.f32):
+                loss = model(input_ids=part, labels=part).loss
+            (loss * len(part) / args.batch).backward()
         if not args.offload_gradients:
             torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
@@ -62,6 +68,7 @@ def main() -> None:
                 "peer": "transformers + torchao CPUOffloadOptimizer",
                 "versions": {"torch": torch.__version__, "transformers": transformers.__version__, "torchao": torchao.__version__},
                 "model": args.model,
+                "state": "f32" if args.f32 else "bf16",
                 "batch": args.batch,
                 "micro": micro,
                 "tokens": args.tokens,

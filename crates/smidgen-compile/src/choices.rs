@@ -8,7 +8,7 @@
 use crate::passes::head_pieces;
 use crate::passes::place::FEWEST_BYTES;
 use crate::question::Demand;
-use crate::request::{Master, Purpose, Request, loss_chunks};
+use crate::request::{Master, Request, loss_chunks};
 use smidgen_ir::policy::{LayerRule, LayerSet, Order, Pins, Policy, Sharding};
 use smidgen_ir::{DType, DeviceKind, Extent, Space};
 
@@ -625,26 +625,6 @@ pub fn offload_all_weights(policy: Policy, request: &Request, window_layers: usi
         ..policy
     };
     policy.on(request.device)
-}
-
-/// The pins, and those of choices that a purpose does not have: fixed, so that no search varies them.
-pub fn pins_for(purpose: Purpose, pins: &Pins) -> Pins {
-    let pins = pins.clone();
-    match purpose {
-        Purpose::Training => pins,
-        Purpose::Evaluation => Pins {
-            recompute: Some(LayerRule::None),
-            activations: Some(Space::Device),
-            optimizer_state: Some(Space::Device),
-            gradients: Some(Space::Device),
-            order: Some(Order::Depth),
-            updates: Some(Space::Device),
-            ..pins
-        },
-        Purpose::Generation | Purpose::Logits | Purpose::Encoding => {
-            Pins { loss_chunk: Some(1), tile_tokens: Some(None), ..pins_for(Purpose::Evaluation, &pins) }
-        }
-    }
 }
 
 /// Bytes of the weights of a layer that can be offloaded.

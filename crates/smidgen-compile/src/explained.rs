@@ -1,11 +1,12 @@
-//! The memory choices that a plan explains: which are in use, which are pinned, and a policy without one of them.
+//! The memory choices that a plan explains: which are in use, which are pinned, which a purpose does not have, and a policy
+//! without one of them.
 //!
 //! What the choices are and which points of a search they make is in `choices.rs`; the words are the caller's.
 
 use crate::choices::{activations_are_open, embedding_is_open, tables_are_open, weights_are_open};
 use crate::request::Purpose;
 use smidgen_ir::Space;
-use smidgen_ir::policy::{LayerSet, Order, Pins, Policy, Sharding};
+use smidgen_ir::policy::{LayerRule, LayerSet, Order, Pins, Policy, Sharding};
 
 /// The memory choices that a plan explains, in the order in which it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +119,26 @@ impl Choice {
             Choice::Order => pins.order.is_some(),
             Choice::Updates => pins.updates.is_some(),
             Choice::Sharding => pins.sharding.is_some(),
+        }
+    }
+}
+
+/// The pins, and those of choices that a purpose does not have: fixed, so that no search varies them.
+pub fn pins_for(purpose: Purpose, pins: &Pins) -> Pins {
+    let pins = pins.clone();
+    match purpose {
+        Purpose::Training => pins,
+        Purpose::Evaluation => Pins {
+            recompute: Some(LayerRule::None),
+            activations: Some(Space::Device),
+            optimizer_state: Some(Space::Device),
+            gradients: Some(Space::Device),
+            order: Some(Order::Depth),
+            updates: Some(Space::Device),
+            ..pins
+        },
+        Purpose::Generation | Purpose::Logits | Purpose::Encoding => {
+            Pins { loss_chunk: Some(1), tile_tokens: Some(None), ..pins_for(Purpose::Evaluation, &pins) }
         }
     }
 }

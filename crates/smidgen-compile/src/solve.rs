@@ -8,8 +8,8 @@
 
 use crate::attempt::{Attempt, SearchState, Seen};
 use crate::breadth_search::search_breadth_first;
-use crate::choices::{Point, pins_for};
-use crate::explained::Choice;
+use crate::choices::Point;
+use crate::explained::{Choice, pins_for};
 use crate::improve::{improve, offload_less};
 use crate::lean::{Leanest, leanest};
 use crate::model::spec::HEAD;

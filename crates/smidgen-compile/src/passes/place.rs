@@ -115,9 +115,9 @@ fn offloaded_leaves(
         let layer = uses.layers.get(&id).copied();
         let goes = match kind {
             LeafKind::Weight => weight_goes(graph, uses, policy, id, layer),
-            // Where ranks divide weights, it is the frozen ones.
+            // Ranks that divide something exchange rows of what they have trained.
             LeafKind::Adapter => {
-                let stays = policy.sharding == Sharding::Weights;
+                let stays = policy.sharding != Sharding::None;
                 is_of_base && !stays && weight_goes(graph, uses, policy, id, layer)
             }
             LeafKind::Moment => policy.offloads_moments_of(layer),

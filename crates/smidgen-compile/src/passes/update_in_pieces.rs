@@ -31,49 +31,46 @@ pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, piece_elements
     let mut own: Vec<Node> = Vec::with_capacity(nodes.len());
     for mut node in nodes {
         let place = (node.phase, node.layer);
-        match node.op {
-            Op::GradNorm { clip, squares: false } => {
-                let gradients = node.inputs.split_off(2);
-                if gradients.iter().any(|gradient| is_offloaded(graph, *gradient)) {
-                    let ty = Type::new(Shape::vector(gradients.len()), Storage::Plain(DType::F64));
-                    let all = graph.add_leaf("squares", ty, LeafKind::State);
-                    for (row, gradient) in gradients.iter().enumerate() {
-                        let sum = if gradients.len() == 1 { all } else { graph.add_slice(all, row, 1) };
-                        if is_breadth && is_offloaded(graph, *gradient) {
-                            squares.insert(*gradient, sum);
-                        } else {
-                            graph.emit(&mut own, Op::SquaredNorm, vec![*gradient], vec![sum], &[], place);
-                        }
+        if let Op::GradNorm { clip, squares: false } = node.op {
+            let gradients = node.inputs.split_off(2);
+            if gradients.iter().any(|gradient| is_offloaded(graph, *gradient)) {
+                let ty = Type::new(Shape::vector(gradients.len()), Storage::Plain(DType::F64));
+                let all = graph.add_leaf("squares", ty, LeafKind::State);
+                for (row, gradient) in gradients.iter().enumerate() {
+                    let sum = if gradients.len() == 1 { all } else { graph.add_slice(all, row, 1) };
+                    if is_breadth && is_offloaded(graph, *gradient) {
+                        squares.insert(*gradient, sum);
+                    } else {
+                        graph.emit(&mut own, Op::SquaredNorm, vec![*gradient], vec![sum], &[], place);
                     }
-                    node.inputs.push(all);
-                    node.op = Op::GradNorm { clip, squares: true };
-                } else {
-                    node.inputs.extend(gradients);
                 }
-                own.push(node);
+                node.inputs.push(all);
+                node.op = Op::GradNorm { clip, squares: true };
+            } else {
+                node.inputs.extend(gradients);
             }
-            Op::AdamW(settings) | Op::AdamW8(settings) if is_breadth && is_for_host(graph, policy, &node) => {
-                cleared.insert(node.inputs[0]);
+            own.push(node);
+        } else if let Op::AdamW(settings) | Op::AdamW8(settings) = node.op {
+            let gradient = node.inputs[0];
+            let clears = is_offloaded(graph, gradient);
+            if clears {
+                cleared.insert(graph.whole(gradient));
+            }
+            if is_breadth && is_for_host(graph, policy, &node) {
                 let host = host.get_or_insert_with(|| HostState::copied(graph, &mut own, &node));
                 host.take_over(graph, &mut node);
                 own.push(Node { op: Op::AdamWOnHost(settings), ..node });
+                continue;
             }
-            Op::AdamW(_) | Op::AdamW8(_) => {
-                let gradient = node.inputs[0];
-                let clears = is_offloaded(graph, gradient);
-                if clears {
-                    cleared.insert(graph.whole(gradient));
-                }
-                for piece in pieces(graph, node, extent, piece_elements) {
-                    let gradient = piece.inputs[0];
-                    own.push(piece);
-                    if clears && !is_breadth {
-                        graph.emit(&mut own, Op::Zero, vec![], vec![gradient], &[], place);
-                    }
+            for piece in pieces(graph, node, extent, piece_elements) {
+                let gradient = piece.inputs[0];
+                own.push(piece);
+                if clears && !is_breadth {
+                    graph.emit(&mut own, Op::Zero, vec![], vec![gradient], &[], place);
                 }
             }
-            Op::Zero if cleared.contains(&node.updates[0]) => {}
-            _ => own.push(node),
+        } else if node.op != Op::Zero || !cleared.contains(&node.updates[0]) {
+            own.push(node);
         }
     }
     graph.entries[index].1 = own;

@@ -263,7 +263,7 @@ pub fn round(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> 
 
 /// Input weight in bf16 → output in f32.
 pub fn widen(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
-    let elements = dense_elements(stage, &step.inputs[0]);
+    let elements = dense_elements(stage, &step.outputs[0]);
     let args = [
         Arg::Pointer(stage.pointer(&step.inputs[0])),
         Arg::Pointer(stage.pointer(&step.outputs[0])),

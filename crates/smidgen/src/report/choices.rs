@@ -12,11 +12,16 @@ pub fn render_reasons(solution: &Solution) -> Vec<String> {
     solution.reasons.iter().map(|reason| render_reason(solution, reason)).collect()
 }
 
-/// What a choice saves on the device and adds to each step.
+/// What a choice saves on the device, and adds to each step or takes from it.
 pub fn render_price(price: &Price) -> String {
     let size = format_bytes(price.saved_bytes.unsigned_abs());
     let verb = if price.saved_bytes >= 0 { "saves" } else { "needs another" };
-    format!("{} {verb} {size} and adds {:.0} ms per step", describe(price.choice), price.cost_ms.max(0.0))
+    let ms = price.cost_ms.abs();
+    let time = match price.cost_ms > -0.5 {
+        true => format!("adds {ms:.0} ms per step"),
+        false => format!("makes a step faster by {ms:.0} ms"),
+    };
+    format!("{} {verb} {size} and {time}", describe(price.choice))
 }
 
 /// A choice as something that is done.
@@ -200,5 +205,8 @@ mod tests {
         assert_eq!(render_price(&price), "offloading weights saves 3.00 MiB and adds 178 ms per step");
         let larger = Price { saved_bytes: -(1 << 20), cost_ms: -0.2, ..price };
         assert_eq!(render_price(&larger), "offloading weights needs another 1.00 MiB and adds 0 ms per step");
+        let faster = Price { cost_ms: -1600.0, ..larger };
+        let expected = "offloading weights needs another 1.00 MiB and makes a step faster by 1600 ms";
+        assert_eq!(render_price(&faster), expected);
     }
 }

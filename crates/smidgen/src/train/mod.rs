@@ -29,6 +29,7 @@ pub mod monitor;
 pub mod outcome;
 pub mod phases;
 pub mod replay;
+mod replay_step;
 pub mod resume;
 pub mod run_dir;
 pub mod run_lock;

@@ -22,6 +22,11 @@ pub const LOCK_FILE: &str = ".lock";
 /// Files and folders of a run; any of them marks a run folder.
 const TRACES: [&str; 5] = ["job.toml", "metrics.jsonl", "plan.json", "recipe.toml", "adapter"];
 
+/// The folder of the checkpoint after a step.
+pub fn checkpoint_name(step: u64) -> String {
+    format!("checkpoint-{step}")
+}
+
 impl RunDir {
     /// The folder of a run, which need not exist yet. Nothing is written.
     pub fn at(path: &Path) -> Result<RunDir, Failure> {
@@ -156,7 +161,12 @@ impl RunDir {
     }
 
     pub fn checkpoint(&self, step: u64) -> PathBuf {
-        self.file(&format!("checkpoint-{step}"))
+        self.file(&checkpoint_name(step))
+    }
+
+    /// Where a folder of that name is while it is filled.
+    pub fn unfinished(&self, name: &str) -> PathBuf {
+        self.file(&format!(".{name}.tmp"))
     }
 
     /// Fills a folder under a temporary name and renames it to `name`, so that it is complete or absent.
@@ -170,7 +180,7 @@ impl RunDir {
             return Ok(());
         }
         let (target, temporary, old) =
-            (self.file(name), self.file(&format!(".{name}.tmp")), self.file(&format!(".{name}.old")));
+            (self.file(name), self.unfinished(name), self.file(&format!(".{name}.old")));
         let failed = |error: std::io::Error| Failure::file("write", &target, error);
         for leftover in [&temporary, &old] {
             if leftover.exists() {

@@ -18,15 +18,16 @@ use super::moments;
 use super::monitor::{self, Looked};
 use super::outcome::{Ending, Outcome};
 use super::phases::{Phase, PhaseMeter};
-use super::replay::{Culprit, find_among, find_culprit};
+use super::replay::Culprit;
 use super::resume::{self, Start};
-use super::run_dir::RunDir;
+use super::run_dir::{RunDir, checkpoint_name};
 use super::standing::{Evaluated, Standing};
 use super::trained_state;
 use super::trained_weights;
 use super::trainer_state::{Moment, write_trainer_state};
 use crate::console::colour::WARNING;
 use crate::console::progress::Progress;
+use crate::console::saving::Saving;
 use crate::failure::Failure;
 use crate::plan::disk::{Footprint, with_room};
 use crate::plan::job::Job;
@@ -43,7 +44,6 @@ use smidgen_data::tokens::TokenSet;
 use smidgen_formats::tokenizer::copy::copy_tokenizer;
 use smidgen_ir::{Entry, Extent, LeafKind, Plan, Policy};
 use smidgen_recipe::{Batch, Warmup};
-use smidgen_runtime::executor::Turn;
 use smidgen_runtime::{Device, Executor};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -334,9 +334,12 @@ impl<'a, D: Device> Trainer<'a, D> {
             if saves || ending.is_some() || is_new_best {
                 journal.sync().map_err(unwritten)?;
                 self.enter(Phase::Save);
+                let unfinished = self.dir.unfinished(&checkpoint_name(moment.step));
+                let saving = Saving::begin(progress, "a checkpoint", unfinished, footprint.checkpoint_bytes);
                 self.save_checkpoint(&mut moment, journal).map_err(|failure| {
                     with_room(failure, &folder, "a checkpoint", footprint.checkpoint_bytes)
                 })?;
+                drop(saving);
                 self.enter(Phase::Train);
             }
             let moved = (saves && !is_last).then(|| self.memory_moved()).flatten();
@@ -356,6 +359,9 @@ impl<'a, D: Device> Trainer<'a, D> {
         journal.sync().map_err(unwritten)?;
         moment.is_end = true;
         self.enter(Phase::Save);
+        let Footprint { product, product_bytes, .. } = footprint;
+        let unfinished = self.dir.unfinished(product.folder());
+        let _saving = Saving::begin(progress, product.one(), unfinished, product_bytes);
         self.save_final(&moment, journal, progress).map_err(|failure| {
             with_room(failure, &folder, footprint.product.one(), footprint.product_bytes)
         })?;
@@ -527,64 +533,6 @@ impl<'a, D: Device> Trainer<'a, D> {
         Ok(row)
     }
 
-    /// Finds the first operation of a step that wrote a NaN or infinity. The step changed only its report, and the replay
-    /// does not read that.
-    fn replay(&mut self, train: &TokenSet, samples: &[u32], step: u64) -> Result<Option<Culprit>, Failure> {
-        clear(&mut self.executor, LeafKind::Gradient)?;
-        clear(&mut self.executor, LeafKind::State)?;
-        // Another step may have been packed since.
-        self.pack(train, samples)?;
-        let packing = std::mem::take(&mut self.packing);
-        if self.executor.has_laps() {
-            let micro_batches: Vec<&[u32]> = packing.micro_batches().collect();
-            let culprit = self.replay_laps(train, samples, &micro_batches, step)?;
-            return match culprit {
-                Some(culprit) => Ok(Some(culprit)),
-                None => find_culprit(&mut self.executor, Entry::Update, None),
-            };
-        }
-        for positions in packing.micro_batches() {
-            let chosen = positions.iter().map(|position| samples[*position as usize]);
-            self.micro_batch.fill(train, chosen).map_err(Failure::disk)?;
-            self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step)?;
-            let culprit = find_culprit(&mut self.executor, Entry::MicroStep, Some(&self.micro_batch))?;
-            if culprit.is_some() {
-                return Ok(culprit);
-            }
-        }
-        // Every gradient is finite: then it is their norm.
-        find_culprit(&mut self.executor, Entry::Update, None)
-    }
-
-    /// The same for the micro-batches of a step in breadth-first order.
-    fn replay_laps(
-        &mut self,
-        train: &TokenSet,
-        samples: &[u32],
-        micro_batches: &[&[u32]],
-        step: u64,
-    ) -> Result<Option<Culprit>, Failure> {
-        let Trainer { executor, micro_batch, feed, .. } = self;
-        let chosen = |number: usize| micro_batches[number].iter().map(|position| samples[*position as usize]);
-        let extents: Vec<Extent> =
-            (0..micro_batches.len()).map(|number| train.extent(chosen(number))).collect();
-        let mut culprit = None;
-        executor.visit_laps(&extents, |executor, turn| {
-            match turn {
-                _ if culprit.is_some() => {}
-                Turn::Feed(number) => {
-                    micro_batch.fill(train, chosen(number)).map_err(Failure::disk)?;
-                    feed.write_micro_batch(executor, micro_batch, step)?;
-                }
-                Turn::Run(steps, extent) => {
-                    culprit = find_among(executor, Entry::MicroStep, steps, &extent, Some(micro_batch))?;
-                }
-            }
-            Ok::<(), Failure>(())
-        })?;
-        Ok(culprit)
-    }
-
     fn save_checkpoint(&mut self, moment: &mut Moment<'_>, journal: &Journal) -> Result<(), Failure> {
         self.standing.note_saved(moment.step);
         moment.standing = self.standing;
@@ -592,7 +540,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         if !dir.is_written() {
             return moments::help_write(executor);
         }
-        dir.write_folder(&format!("checkpoint-{}", moment.step), |folder| {
+        dir.write_folder(&checkpoint_name(moment.step), |folder| {
             resume::write_state(executor, job, policy, moment.step, standing, *loss_scale, made_of, folder)?;
             write_prompt(job, folder)?;
             write_trainer_state(folder, moment, journal.history())

@@ -269,7 +269,7 @@ fn what_cannot_be_is_refused() {
     refused(&["adapter.targets=[\"proj\"]"], &["proj", "q_proj"]);
     refused(&["adapter.layers=last:1", "adapter.targets=[\"lm_head\"]"], &["choose no weight"]);
     refused(&["adapter.targets=[\"*.9.*\"]"], &["*.9.*", "norms"]);
-    refused(&["memory.order=breadth"], &["memory.order", "LM head too"]);
+    refused(&["memory.order=breadth", "train.lr=1e-5"], &["memory.order", "LM head too"]);
     refused(&["adapter.kind=lora", "train.master=bf16"], &["`train.master` has no effect"]);
     // What the run makes would take the place of its base, or of somebody's model.
     scratch.train("made", &["train.steps=1"]);
