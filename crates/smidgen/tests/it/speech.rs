@@ -162,6 +162,10 @@ fn memory_changes_nothing_that_is_heard() {
     assert_eq!(scratch.adapter("plain"), scratch.adapter("recomputed"));
     scratch.train("split", &[ENCODER, "memory.micro_tokens=32"]);
     assert_close(&scratch.losses("plain"), &scratch.losses("split"), 1e-5);
+    scratch.train("deep", &["memory.order=depth", "memory.micro_tokens=32"]);
+    scratch.train("broad", &["memory.order=breadth", "memory.micro_tokens=32"]);
+    assert_eq!(scratch.adapter("deep"), scratch.adapter("broad"));
+    scratch.train_refused(2, &[ENCODER, "memory.order=breadth"], &["adapts the audio encoder"]);
     scratch.train("dropped", &[ENCODER, "adapter.dropout=0.1"]);
     assert!(scratch.losses("dropped").iter().all(|loss| loss.is_finite()));
 }
