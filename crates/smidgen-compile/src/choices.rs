@@ -150,7 +150,7 @@ impl<'a> Freedom<'a> {
             device: request.device,
             sharding,
             trains_base: !request.trained.is_empty(),
-            has_laps: request.rank.is_only() && !request.trains_tied_head(),
+            has_laps: request.rank.is_only() && !request.trains_tied_head() && !request.has_audio_encoder(),
             has_host: request.device == DeviceKind::Cuda && request.optimizer.master == Master::F32,
         }
     }

@@ -105,6 +105,11 @@ impl Request {
         self.activations() != DType::F32
     }
 
+    /// Whether the audio encoder is a part of the program. Its rows are not those of tokens, and no lap carries them.
+    pub fn has_audio_encoder(&self) -> bool {
+        self.audio == AudioInput::Subsampled
+    }
+
     /// Whether the head is trained and is the embedding too. In breadth-first order its gradient would be summed in another
     /// order: those of the head over all micro-batches come before those of the embedding.
     pub fn trains_tied_head(&self) -> bool {

@@ -126,6 +126,12 @@ pub fn pins(job: &Job) -> Result<Pins, Failure> {
             "write `auto` or `depth`, or train only the layers (`adapter.targets` with their names)",
         );
     }
+    if pins.order == Some(Order::Breadth) && request.has_audio_encoder() {
+        return refused(
+            "`memory.order = \"breadth\"` is for decoders: `adapter.targets` adapts the audio encoder",
+            "write `auto` or `depth`, or leave the encoder out of `adapter.targets`",
+        );
+    }
     if request.optimizer.master != Master::F32 && !request.rank.is_only() {
         return refused(
             "`train.master = \"bf16\"` is for one rank: several divide f32 weights",

@@ -3,7 +3,7 @@
 //! What the encoder computes is held against transformers elsewhere; here it is that every way to the same math gives the
 //! same losses, that what is encoded once is read back, and that wrong rows are refused by name.
 
-use crate::scratch::Scratch;
+use crate::scratch::{Scratch, fixture};
 use serde_json::{Value, json};
 use smidgen_compile::model::read_spec;
 use smidgen_formats::element::Element;
@@ -162,6 +162,10 @@ fn memory_changes_nothing_that_is_heard() {
     assert_eq!(scratch.adapter("plain"), scratch.adapter("recomputed"));
     scratch.train("split", &[ENCODER, "memory.micro_tokens=32"]);
     assert_close(&scratch.losses("plain"), &scratch.losses("split"), 1e-5);
+    scratch.train("deep", &["memory.order=depth", "memory.micro_tokens=32"]);
+    scratch.train("broad", &["memory.order=breadth", "memory.micro_tokens=32"]);
+    assert_eq!(scratch.adapter("deep"), scratch.adapter("broad"));
+    scratch.train_refused(2, &[ENCODER, "memory.order=breadth"], &["adapts the audio encoder"]);
     scratch.train("dropped", &[ENCODER, "adapter.dropout=0.1"]);
     assert!(scratch.losses("dropped").iter().all(|loss| loss.is_finite()));
 }
@@ -351,6 +355,16 @@ fn texts_have_their_clips_where_they_name_them() {
     scratch.write("wrong.jsonl", format!("{}\n", json!({"prompt": "<|audio_1|>", "completion": "one"})));
     let wrong = ["data.train=wrong.jsonl", "data.format=auto"];
     scratch.train_refused(1, &wrong, &["line 1", "`<|audio_1|>`", "has 0 clips"]);
+}
+
+/// Sound inside a table, as the hub stores it; a clip that two rows have is encoded once.
+#[test]
+fn tables_may_hold_the_sound_itself() {
+    let scratch = scratch();
+    write_tokenizer(&scratch);
+    scratch.write("rows.parquet", std::fs::read(fixture("audio/rows.parquet")).unwrap());
+    let ended = scratch.train("run", &["data.train=rows.parquet", "data.format=auto"]);
+    assert!(ended.stderr.contains("encoding 1 clips once"), "{}", ended.stderr);
 }
 
 /// Four clips, the same question, and an answer for each: the decoder learns to tell them apart by what it hears.
