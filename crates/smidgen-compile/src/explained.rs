@@ -55,7 +55,7 @@ impl Choice {
         match self {
             Choice::Recompute => other.recompute = LayerSet::none(),
             Choice::MicroBatch | Choice::LossChunk => {}
-            Choice::Tiles => other.tile_tokens = None,
+            Choice::Tiles => other = other.without_tiles(),
             Choice::Weights => {
                 other.offloaded_weights = LayerSet::none();
                 if policy.tables_offloaded {
@@ -109,7 +109,7 @@ impl Choice {
             Choice::Recompute => pins.recompute.is_some(),
             Choice::MicroBatch => pins.micro_tokens.is_some(),
             Choice::LossChunk => pins.loss_chunk.is_some(),
-            Choice::Tiles => pins.tile_tokens.is_some(),
+            Choice::Tiles => pins.says_tiles(),
             Choice::Weights => !weights_are_open(pins) || !tables_are_open(pins),
             Choice::HeadPieces => pins.head_pieces.is_some(),
             Choice::Embedding => !embedding_is_open(pins),
@@ -138,7 +138,7 @@ pub fn pins_for(purpose: Purpose, pins: &Pins) -> Pins {
             ..pins
         },
         Purpose::Generation | Purpose::Logits | Purpose::Encoding => {
-            Pins { loss_chunk: Some(1), tile_tokens: Some(None), ..pins_for(Purpose::Evaluation, &pins) }
+            Pins { loss_chunk: Some(1), ..pins_for(Purpose::Evaluation, &pins) }.without_tiles()
         }
     }
 }

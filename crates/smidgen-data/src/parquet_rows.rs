@@ -1,7 +1,7 @@
 //! Rows of Parquet tables as JSON: strings, numbers, booleans, lists, structs and maps, nested in any way.
 //!
 //! Dates and times become the numbers that are stored, decimals the nearest number, bytes a string where they are
-//! UTF-8 and null otherwise; a field called `bytes`, in which the hub stores sound and images, is base64.
+//! UTF-8 and null otherwise; `bytes` next to a `path`, as the hub stores sound and images, is base64.
 //! The `parquet` crate's record reader decodes them, one page of each column at a time, within the limits of
 //! `parquet_limits.rs`. It panics on some damage (an assertion, an index, an overflow), so it is called inside
 //! `catch_unwind`: a damaged file is an error of the file, not of this program. After a damaged page the rest of its
@@ -100,9 +100,10 @@ fn read_metadata(file: &File) -> Result<ParquetMetaData, ParquetError> {
 }
 
 fn json_of_row(row: &Row) -> Json {
+    // A sound or an image, as the hub stores it: no text, whatever its bytes are.
+    let is_file = row.get_column_iter().any(|(name, _)| name == "path");
     let value = |name: &str, field: &Field| match field {
-        // A sound or an image, as the hub stores it: no text, whatever its bytes are.
-        Field::Bytes(bytes) if name == "bytes" => {
+        Field::Bytes(bytes) if is_file && name == "bytes" => {
             Json::from(format!("{BYTES_PREFIX}{}", to_base64(bytes.data())))
         }
         field => json_of(field),

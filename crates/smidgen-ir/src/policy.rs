@@ -129,6 +129,25 @@ impl Policy {
     }
 }
 
+impl Policy {
+    /// The same with whole micro-batches in feed-forward blocks.
+    pub fn without_tiles(self) -> Policy {
+        Policy { tile_tokens: None, ..self }
+    }
+}
+
+impl Pins {
+    /// Whether tiles of feed-forward blocks are fixed.
+    pub fn says_tiles(&self) -> bool {
+        self.tile_tokens.is_some()
+    }
+
+    /// The same with whole micro-batches in feed-forward blocks.
+    pub fn without_tiles(self) -> Pins {
+        Pins { tile_tokens: Some(None), ..self }
+    }
+}
+
 /// Whether a set that is empty for all layers has one. What is outside the layers goes with any of them.
 fn includes(layers: &LayerSet, layer: Option<usize>) -> bool {
     layers.is_empty() || layer.is_none_or(|layer| layers.contains(layer))

@@ -5,7 +5,7 @@
 
 // y = x; traffic 2 elements. Not launched where both are the same memory.
 extern "C" __global__ void __launch_bounds__(256)
-    copy_rows(const act *x, i64 x_stride, act *y, i64 y_stride, int columns, i64 elements) {
+    copy_strided(const act *x, i64 x_stride, act *y, i64 y_stride, int columns, i64 elements) {
     i64 index = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (index >= elements)
         return;

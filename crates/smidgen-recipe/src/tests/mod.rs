@@ -54,6 +54,9 @@ template = "auto"
 loss_on = "auto"
 max_tokens = 1024
 overflow = "auto"
+max_audio_seconds = 30.0
+audio_overflow = "drop"
+audio_dir = ""
 mix = []
 shuffle = true
 

@@ -10,7 +10,7 @@ use crate::device::{BoundStep, DeviceError};
 pub const FILE: KernelFile = KernelFile {
     name: "audio.cu",
     source: include_str!("../../kernels/audio.cu"),
-    kernels: &["copy_rows", "place_rows", "take_rows"],
+    kernels: &["copy_strided", "place_rows", "take_rows"],
 };
 
 /// y = x, in which row rows[a] is row a of the audio, or zero.
@@ -23,7 +23,7 @@ pub fn place_rows(stage: &Stage<'_>, step: &BoundStep, clear: bool) -> Result<()
     {
         let elements = Arg::Long((tokens * columns) as i64);
         let args = [from.pointer, from.stride, to.pointer, to.stride, int(columns), elements];
-        stage.launch("copy_rows", grid, THREADS, 0, &args)?;
+        stage.launch("copy_strided", grid, THREADS, 0, &args)?;
     }
     let elements = stage.rows(rows) * columns;
     let Some(grid) = grid(elements) else { return Ok(()) };

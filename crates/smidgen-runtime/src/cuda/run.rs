@@ -14,14 +14,13 @@ use smidgen_ir::{AttentionShape, DeviceKind, Extent, Op, Storage};
 
 /// Every file of kernels.
 pub fn files() -> Vec<KernelFile> {
-    files_of_all().into_iter().chain(attention::FILES).chain([thin::FILE]).collect()
+    files_of_all().into_iter().chain(attention::FILES).chain([thin::FILE, audio::FILE]).collect()
 }
 
 /// The files of kernels that every plan loads.
 pub fn files_of_all() -> Vec<KernelFile> {
     vec![
         act::FILE,
-        audio::FILE,
         cached_attention::FILE,
         columns::FILE,
         decode::FILE,
@@ -39,6 +38,9 @@ pub fn files_of_all() -> Vec<KernelFile> {
 
 /// The files that an operation needs in addition.
 pub fn files_of(op: &Op) -> Vec<KernelFile> {
+    if let Op::PlaceRows { .. } | Op::TakeRows = op {
+        return vec![audio::FILE];
+    }
     attention_of(op).map_or_else(Vec::new, attention::files)
 }
 

@@ -5,10 +5,23 @@
 
 use smidgen_ir::DType;
 use smidgen_runtime::cuda::{HOPPER_KERNEL_FILES, kernel_files, libraries, modules};
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const ARCHITECTURES: [&str; 4] = ["sm_80", "sm_89", "sm_90", "sm_120"];
+
+/// A kernel is found by its name alone.
+#[test]
+fn no_two_kernels_have_the_same_name() {
+    let mut names = BTreeMap::new();
+    for file in kernel_files().iter().chain(&HOPPER_KERNEL_FILES) {
+        for kernel in file.kernels {
+            let before = names.insert(*kernel, file.name);
+            assert_eq!(before, None, "`{kernel}` of {} is in another file too", file.name);
+        }
+    }
+}
 
 #[test]
 #[ignore = "needs NVRTC"]
