@@ -91,6 +91,9 @@ fn job_is_every_key_in_order() {
         loss_on = "auto"
         max_tokens = 1024
         overflow = "auto"
+        max_audio_seconds = 30.0
+        audio_overflow = "drop"
+        audio_dir = ""
         mix = []
         shuffle = true
 
@@ -101,6 +104,7 @@ fn job_is_every_key_in_order() {
         schedule = "linear"
         warmup = 0.03
         optimizer = "adamw"
+        master = "f32"
         weight_decay = 0.0
         betas = [0.9, 0.999]
         eps = 1e-8
@@ -129,6 +133,8 @@ fn job_is_every_key_in_order() {
         activations = "auto"
         weights = "auto"
         optimizer_state = "auto"
+        gradients = "auto"
+        order = "auto"
         shard = "auto"
         adapt = false
 
