@@ -1,6 +1,6 @@
 //! The published checkpoint of Phi-4-multimodal: names of its own, and a LoRA for speech inside.
 //!
-//! The linears of its decoder are stored as `base_layer.weight`, with `lora_A.speech` and `lora_B.speech` beside them (and
+//! The linears of its decoder are stored as `base_layer.weight`, with `lora_A.speech` and `lora_B.speech` next to them (and
 //! a LoRA for images, which is not read). Speech is heard through that adapter, so a weight of the base is the two of them
 //! together, unless the adapter itself is trained further.
 //! Names are translated from those of transformers' own layout. Left out: images.

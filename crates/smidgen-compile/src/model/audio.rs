@@ -3,7 +3,7 @@
 //! Sound becomes rows of 80 ms: eight mel frames, which three strided convolutions join. Conformer blocks follow, then
 //! the projector to the decoder's channels. Names are those of transformers' checkpoints.
 //! Convolutions of width 1 are linears, and a convolution's weight is a matrix of a row per channel.
-//! Left out: the second projector, which is for sound beside images, and everything that sees.
+//! Left out: the second projector, which is for sound together with images, and everything that sees.
 
 use super::tensors::{Linear, Tensor};
 use smidgen_ir::Shape;

@@ -63,11 +63,12 @@ impl HostUpdates {
         Ok(Some(HostUpdates { pool: Arc::new(pool), stream: Stream::new()?, updates, waits }))
     }
 
-    /// Starts the update of a step behind everything launched so far. `host` is the address of the pinned memory.
+    /// Starts the update of a step behind everything launched so far and the transfers that it awaits. `host` is the address
+    /// of the pinned memory.
     pub fn begin(
         &self,
         gpu: &Gpu,
-        launched: &Event,
+        (launched, awaited): (&Event, &[&Event]),
         host: u64,
         step: &BoundStep,
         extent: &Extent,
@@ -75,6 +76,7 @@ impl HostUpdates {
         let Op::AdamWOnHost(settings) = step.op else { unreachable!("the caller passes updates only") };
         launched.record(gpu)?;
         launched.hold(self.stream.handle)?;
+        awaited.iter().try_for_each(|event| event.hold(self.stream.handle))?;
         let address = |operand: &Operand| (host + operand.offset as u64) as *mut u8;
         let update = UpdateAt {
             settings,

@@ -129,7 +129,8 @@ impl Transfers {
     pub fn begin(&self, gpu: &Gpu, arena: u64, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
         if let Op::AdamWOnHost(_) = step.op {
             let updates = self.updates.as_ref().expect("`prepare` has seen every update");
-            return updates.begin(gpu, &self.launched, self.address(), step, extent);
+            let awaited = self.events(&step.awaits);
+            return updates.begin(gpu, (&self.launched, &awaited), self.address(), step, extent);
         }
         let Transfer { on_device, offloaded, to_device } =
             step.transfer().expect("the caller passes transfers only");

@@ -29,10 +29,10 @@ pub fn audio_input(request: &Request, data: &Data, device: DeviceKind) -> Result
         Data::Assumed { .. } => request.spec.audio.is_some(),
     };
     match (has_sound, adapts_encoder) {
-        (true, true) if device == DeviceKind::Cuda => Err(Failure::recipe(
-            "`adapter.targets` adapts the audio encoder, which trains on the CPU only for now",
-        )
-        .hint("leave the encoder out of `adapter.targets`, or set `memory.device = \"cpu\"`")),
+        (true, true) if device == DeviceKind::Cuda => {
+            Err(Failure::recipe("`adapter.targets` adapts the audio encoder, which trains on a CPU only")
+                .hint("leave the encoder out of `adapter.targets`, or set `memory.device = \"cpu\"`"))
+        }
         (true, true) => Ok(AudioInput::Subsampled),
         (true, false) => Ok(AudioInput::Embeddings),
         (false, true) => Err(Failure::data(

@@ -104,7 +104,7 @@ pub fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
             Some(_) => {}
         }
     }
-    // What sees, and what hears beside images, stays on disk.
+    // What sees, and what hears together with images, stays on disk.
     let is_unread = |name: &str| {
         let is_of_adapter = [".base_layer.", ".lora_A.", ".lora_B."].iter().any(|part| name.contains(part));
         spec.audio.is_some() && (name.starts_with(OTHER_SENSES) || is_of_adapter)
@@ -176,7 +176,7 @@ pub fn build_storage(base: BaseFormat, spec: &DecoderSpec, model: &Model) -> Has
             BaseFormat::F32 => Storage::F32,
             BaseFormat::Bf16 => Storage::Plain(DType::Bf16),
             BaseFormat::F16 => Storage::Plain(DType::F16),
-            // An audio encoder is small beside its decoder and is not quantized.
+            // An audio encoder is small compared with its decoder and is not quantized.
             BaseFormat::AsStored | BaseFormat::Int8 | BaseFormat::Nf4 | BaseFormat::Nf4Single => {
                 stored.unwrap_or(Storage::Plain(spec.stored))
             }

@@ -349,7 +349,7 @@ fn target_modules(modules: &[LoraModule], spec: &DecoderSpec) -> Vec<String> {
 fn target_endings(modules: &[LoraModule], spec: &DecoderSpec) -> Vec<String> {
     let adapted: HashSet<&str> = modules.iter().map(|module| module.path.as_str()).collect();
     let mut paths: Vec<String> = spec.all_linears().into_iter().map(|linear| linear.path).collect();
-    // The linears of what sees, and of the projector for sound beside images.
+    // The linears of what sees, and of the projector for sound together with images.
     let senses = ["image_embed.img_processor.layers.0.self_attn", "image_embed.img_processor.head.attention"];
     let others = senses.iter().flat_map(|module| {
         ["q_proj", "k_proj", "v_proj", "out_proj"].map(|name| format!("{OTHER_SENSES}{module}.{name}"))
