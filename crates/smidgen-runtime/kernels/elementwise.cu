@@ -135,28 +135,6 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // ── dropout ──────────────────────────────────────────────────────────────────────────────────────
 
-// SplitMix64's finalizer and lowbias32; checkpoints rely on these values.
-__device__ __forceinline__ u64 mix_64(u64 x) {
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-    return x ^ (x >> 31);
-}
-
-__device__ __forceinline__ u64 row_key(u64 token_key, u32 tensor) {
-    const u64 golden = 0x9E3779B97F4A7C15ull;
-    return mix_64(mix_64((u64)tensor + golden) ^ (token_key + golden));
-}
-
-__device__ __forceinline__ u32 mix_32(u32 x) {
-    x = (x ^ (x >> 16)) * 0x7FEB352Du;
-    x = (x ^ (x >> 15)) * 0x846CA68Bu;
-    return x ^ (x >> 16);
-}
-
-__device__ __forceinline__ u32 channel_bits(u64 key, u32 channel) {
-    return mix_32(mix_32(channel ^ (u32)key) ^ (u32)(key >> 32));
-}
-
 // Elements whose bits are below `threshold` become 0, the others x * scale; with `rest`, x minus that. Traffic 2
 // elements, and about 20 integer instructions for each.
 template <int N>
@@ -180,7 +158,7 @@ __device__ __forceinline__ void drop_spans(const act *x, i64 x_stride, const u64
         u32 span = index + k * blockDim.x;
         if (span < spans) {
             SpanPlace<N> place(span, spans_of_row);
-            u64 of_row = row_key(key[k], tensor);
+            u64 of_row = absorb(key[k], tensor);
 #pragma unroll
             for (int i = 0; i < N; ++i) {
                 bool stays = channel_bits(of_row, (u32)(place.column + i)) >= threshold;

@@ -479,24 +479,6 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS) widen(const u16 *fr
         to[at] = __uint_as_float((u32)from[at] << 16);
 }
 
-// The random numbers of `counter.rs`.
-__device__ __forceinline__ u64 mix_64(u64 x) {
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-    return x ^ (x >> 31);
-}
-
-__device__ __forceinline__ u64 absorb(u64 key, u64 value) {
-    const u64 golden = 0x9E3779B97F4A7C15ull;
-    return mix_64(mix_64(value + golden) ^ (key + golden));
-}
-
-__device__ __forceinline__ u32 mix_32(u32 x) {
-    x = (x ^ (x >> 16)) * 0x7FEB352Du;
-    x = (x ^ (x >> 15)) * 0x846CA68Bu;
-    return x ^ (x >> 16);
-}
-
 // from in bf16, up or down at random: to the next bf16 away from zero with a chance that is the part of the way to it.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     round_at_random(const float *from, const double *hyper, u16 *to, u64 elements, i32 columns, u64 seed,
@@ -509,7 +491,7 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
             row = at / columns;
             key = absorb(step_key, first_row + row);
         }
-        const u32 random = mix_32(mix_32((u32)(at - row * columns) ^ (u32)key) ^ (u32)(key >> 32));
+        const u32 random = channel_bits(key, (u32)(at - row * columns));
         const u32 own = __float_as_uint(from[at]);
         const bool finite = (own & 0x7F800000u) != 0x7F800000u, nan = !finite && (own & 0x007FFFFFu) != 0;
         to[at] = finite ? (u16)((own + (random >> 16)) >> 16) : (u16)(own >> 16 | (nan ? 1 : 0));

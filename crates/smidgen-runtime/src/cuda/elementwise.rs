@@ -11,7 +11,7 @@ use smidgen_ir::workspace_cuda::{BIAS_ROWS_PER_PARTIAL, rows_per_partial};
 
 pub const FILE: KernelFile = KernelFile {
     name: "elementwise.cu",
-    source: include_str!("../../kernels/elementwise.cu"),
+    source: concat!(include_str!("../../kernels/counter.cuh"), include_str!("../../kernels/elementwise.cu")),
     kernels: &[
         "add_eight",
         "add_one",

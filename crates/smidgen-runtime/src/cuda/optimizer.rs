@@ -15,6 +15,7 @@ use smidgen_ir::{AdamW, Op, RandomPlace, Storage};
 pub const FILE: KernelFile = KernelFile {
     name: "optimizer.cu",
     source: concat!(
+        include_str!("../../kernels/counter.cuh"),
         include_str!("../../kernels/dynamic_map.cuh"),
         include_str!("../../kernels/optimizer.cu")
     ),
