@@ -6,7 +6,7 @@
 use crate::passes::join_operands::{self, Layout};
 use crate::passes::reuse_in_place::{SharedBuffers, owner_of};
 use crate::request::Request;
-use smidgen_ir::plan::align_up;
+use smidgen_ir::plan::{align_up, ends_of_transfers};
 use smidgen_ir::workspace::{Target, workspace_bytes};
 use smidgen_ir::{
     Buffer, BufferId, ByValue, Category, DType, DeviceKind, Dim, Entry, EntryPlan, Graph, Lap, LeafKind,
@@ -220,23 +220,21 @@ fn outlive_transfers(
     shared: &SharedBuffers,
     lives: &mut ByValue<(usize, usize)>,
 ) {
-    let mut over = vec![nodes.len().saturating_sub(1); nodes.len()];
-    for (index, transfers) in awaits.iter().enumerate() {
-        transfers.iter().for_each(|transfer| over[*transfer] = index);
-    }
-    for (node, over) in nodes.iter().zip(over).filter(|(node, _)| node.op.is_transfer()) {
+    let ends =
+        ends_of_transfers(nodes.iter().zip(awaits).map(|(node, awaits)| (&node.op, awaits.as_slice())));
+    for (node, end) in nodes.iter().zip(ends).filter(|(node, _)| node.op.is_transfer()) {
         for operand in node.operands() {
             if let Some(life) = lives.get_mut(&owner_of(graph, shared, operand)) {
-                life.1 = life.1.max(over);
+                life.1 = life.1.max(end.min(nodes.len() - 1));
             }
         }
     }
 }
 
-/// The transfers that each node waits for: the first node that reads a fetched value, the node that frees a stowed one,
-/// and the node that fetches it again.
+/// The transfers that each node waits for: the first node that computes with a fetched value, the node that frees a stowed
+/// one, and the node that fetches it again. A transfer that waits for another makes nobody else wait.
 fn awaited(graph: &Graph, nodes: &[Node]) -> Vec<Vec<usize>> {
-    // Transfers that nobody has waited for, by what they write, and the rows of it.
+    // Transfers that no computation has waited for, by what they write, and the rows of it.
     let mut under_way: ByValue<Vec<(Range<usize>, usize)>> = ByValue::default();
     let mut awaits = vec![Vec::new(); nodes.len()];
     for (index, node) in nodes.iter().enumerate() {
@@ -244,7 +242,10 @@ fn awaited(graph: &Graph, nodes: &[Node]) -> Vec<Vec<usize>> {
             let rows = rows_of(graph, operand);
             if let Some(open) = under_way.get_mut(&graph.whole(operand)) {
                 let meets = |other: &Range<usize>| other.start < rows.end && rows.start < other.end;
-                awaits[index].extend(open.extract_if(.., |(other, _)| meets(other)).map(|(_, step)| step));
+                awaits[index].extend(open.iter().filter(|(other, _)| meets(other)).map(|(_, step)| *step));
+                if !node.op.is_transfer() {
+                    open.retain(|(other, _)| !meets(other));
+                }
             }
         }
         if node.op.is_transfer() {

@@ -177,6 +177,23 @@ pub struct Step {
     pub cost: Cost,
 }
 
+/// The step at which each transfer is over for all that follow: one that computes waits for it, or for a transfer that
+/// has waited for it. The number of steps where there is none. What a transfer waits for, it alone waits for.
+pub fn ends_of_transfers<'a>(steps: impl Iterator<Item = (&'a Op, &'a [usize])>) -> Vec<usize> {
+    let steps: Vec<(&Op, &[usize])> = steps.collect();
+    let mut ends = vec![steps.len(); steps.len()];
+    for (index, (_, awaits)) in steps.iter().enumerate().filter(|(_, (op, _))| !op.is_transfer()) {
+        let mut over = awaits.to_vec();
+        while let Some(transfer) = over.pop() {
+            if ends[transfer] > index {
+                ends[transfer] = index;
+                over.extend(steps[transfer].1);
+            }
+        }
+    }
+    ends
+}
+
 /// What products multiply. Their sums are f32 in any case, and so is all other arithmetic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {

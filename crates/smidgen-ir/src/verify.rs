@@ -6,7 +6,7 @@
 use crate::by_value::{ByValue, ValueSet};
 use crate::graph::{Entry, Graph, LeafKind, Node, Space, Value, ValueId, ValueRole};
 use crate::op::Op;
-use crate::plan::{ALIGNMENT, BufferId, EntryPlan, Lifetime, Plan, Region, Step};
+use crate::plan::{ALIGNMENT, BufferId, EntryPlan, Lifetime, Plan, Region, Step, ends_of_transfers};
 use crate::rank::{Cut, Shard};
 use crate::shape::{Dim, Type};
 use std::collections::BTreeSet;
@@ -374,7 +374,8 @@ enum Access {
 }
 
 /// Until a step waits for a transfer, no step may touch what it writes, change what it reads, or reuse the memory of
-/// either. A transfer that no step waits for ends with the entry point.
+/// either. A transfer that no step waits for ends with the entry point; one that only other transfers wait for is over
+/// for them alone.
 fn check_transfers(plan: &Plan, steps: &[Step], findings: &mut Vec<String>) {
     if !steps.iter().any(|step| step.op.is_transfer()) {
         return;
@@ -385,10 +386,7 @@ fn check_transfers(plan: &Plan, steps: &[Step], findings: &mut Vec<String>) {
         let written = [places(&step.outputs), places(&step.updates)].concat().into_iter();
         read.chain(written.map(|place| (place, Access::Write))).collect::<Vec<_>>()
     };
-    let mut ends = vec![steps.len(); steps.len()];
-    for (index, step) in steps.iter().enumerate().rev() {
-        step.awaits.iter().for_each(|transfer| ends[*transfer] = index);
-    }
+    let ends = ends_of_transfers(steps.iter().map(|step| (&step.op, step.awaits.as_slice())));
     // For each buffer, the transfers in progress that read or write it.
     let mut under_way: Vec<Vec<(usize, Access, Range<usize>)>> = vec![vec![]; plan.buffers.len()];
     for (index, step) in steps.iter().enumerate() {
@@ -401,7 +399,8 @@ fn check_transfers(plan: &Plan, steps: &[Step], findings: &mut Vec<String>) {
                 let meets = other.start < bytes.end && bytes.start < other.end;
                 meets && [*access, *own].contains(&Access::Write)
             };
-            disturbed.extend(open.iter().filter(disturbs).map(|(transfer, ..)| *transfer));
+            let disturbing = open.iter().filter(disturbs).map(|(transfer, ..)| *transfer);
+            disturbed.extend(disturbing.filter(|transfer| !step.awaits.contains(transfer)));
         }
         findings.extend(
             disturbed

@@ -30,10 +30,12 @@ struct Shadow {
     touched_bytes: usize,
 }
 
-/// A transfer that no step has awaited yet, and the bytes of the device that it reads or writes.
+/// A transfer that no step that computes has awaited yet, and the bytes of the device that it reads or writes.
 #[derive(Debug)]
 struct PendingTransfer {
     step: usize,
+    /// The transfers that were over when it began.
+    awaits: Vec<usize>,
     bytes: Range<usize>,
     writes: bool,
 }
@@ -130,7 +132,8 @@ impl Null {
         self.shadow(operand.space).touch(&what, start, end)?;
         let writes = kind != "input";
         let conflicts = |transfer: &&PendingTransfer| {
-            (writes || transfer.writes) && transfer.bytes.start < end && start < transfer.bytes.end
+            let meets = transfer.bytes.start < end && start < transfer.bytes.end;
+            (writes || transfer.writes) && meets && !step.awaits.contains(&transfer.step)
         };
         match self.pending.iter().find(conflicts).filter(|_| operand.space == Space::Device) {
             None => Ok((start, end)),
@@ -143,9 +146,20 @@ impl Null {
         }
     }
 
+    /// Ends transfers, and those that they had to wait for.
+    fn finish(&mut self, transfers: &[usize]) {
+        let mut over = transfers.to_vec();
+        while let Some(step) = over.pop() {
+            let ended = self.pending.extract_if(.., |transfer| transfer.step == step);
+            over.extend(ended.flat_map(|transfer| transfer.awaits));
+        }
+    }
+
     fn run_one(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
         self.steps += 1;
-        self.pending.retain(|transfer| !step.awaits.contains(&transfer.step));
+        if !step.op.is_transfer() {
+            self.finish(&step.awaits);
+        }
         if step.is_idle(extent) {
             return Ok(());
         }
@@ -201,12 +215,18 @@ impl Null {
             let written = step.outputs.iter().chain(&step.updates).map(|operand| (operand, true));
             for (operand, writes) in read.chain(written) {
                 let bytes = operand.offset..operand.offset + operand.span_at(extent);
-                self.pending.push(PendingTransfer { step: step.index, bytes, writes });
+                self.pending.push(PendingTransfer {
+                    step: step.index,
+                    awaits: step.awaits.clone(),
+                    bytes,
+                    writes,
+                });
             }
         }
         if let Some(Transfer { on_device, to_device, .. }) = step.transfer() {
             let bytes = on_device.offset..on_device.offset + on_device.span_at(extent);
-            self.pending.push(PendingTransfer { step: step.index, bytes, writes: to_device });
+            let awaits = step.awaits.clone();
+            self.pending.push(PendingTransfer { step: step.index, awaits, bytes, writes: to_device });
         }
         Ok(())
     }
