@@ -241,8 +241,8 @@ fn read_layer(attempt: &Attempt, schedule: &Schedule) -> Layer {
             }
         }
     }
-    // The first layer and the last one are unlike the others.
-    let (first, last) = (1.min(layers - 1), layers.saturating_sub(2).max(1).min(layers - 1));
+    // At the first layers and the last ones fewer transfers are under way, or those of the backward pass begin.
+    let (first, last) = (layers / 4, (3 * layers / 4).min(layers - 1));
     let kept_bytes = match last > first {
         true => ((ends[last] - ends[first]) / (last - first) as f64).max(0.0),
         false => ends[layers - 1] / layers as f64,
@@ -314,9 +314,12 @@ impl Sketch<'_> {
                     if least_ms >= best_ms {
                         continue;
                     }
-                    let Some((point, bytes)) = self.fitted(other, transient_bytes, budget_bytes) else {
-                        continue;
-                    };
+                    // A small window is slower, and needs less.
+                    let windows = [other.window_layers, other.window_layers.min(1)];
+                    let fitted = windows.into_iter().find_map(|window_layers| {
+                        self.fitted(other.with_window(window_layers), transient_bytes, budget_bytes)
+                    });
+                    let Some((point, bytes)) = fitted else { continue };
                     if self.offloaded_bytes(&point, &kinds)
                         > self.attempt.question.budget.offload_bytes as f64
                     {
