@@ -67,6 +67,26 @@ pub fn encode_weight(
     at_once(tasks.collect())
 }
 
+/// Converts the bytes from `offset` on of a weight that has plain elements in `storage`. Holds the rows that they are in.
+pub fn encode_part(
+    source: &mut WeightRows<'_>,
+    storage: Storage,
+    offset: usize,
+    piece: &mut [u8],
+) -> Result<(), EncodeWeightError> {
+    let columns = source.columns();
+    let row_bytes = storage.bytes(1, columns);
+    let (first, end) = (offset / row_bytes, (offset + piece.len()).div_ceil(row_bytes));
+    let rows = end - first;
+    let mut floats = vec![0.0; rows * columns];
+    source.read(first, rows, &mut floats)?;
+    let mut bytes = vec![0u8; rows * row_bytes];
+    let mut encoding = Encoding::begin(storage, rows, columns, &mut bytes)?;
+    encoding.parts(rows).iter_mut().for_each(|part| part.append(&floats));
+    piece.copy_from_slice(&bytes[offset - first * row_bytes..][..piece.len()]);
+    Ok(())
+}
+
 /// Threads that encode a weight: one if each would hold the whole of it, as of a 4-bit tensor.
 fn threads_for(weight: &Weight, threads: usize) -> usize {
     match weight {
@@ -96,8 +116,8 @@ pub fn load_scratch_bytes(weight: &Weight, storage: Storage, threads: usize) -> 
 
 /// Bytes of a weight that is encoded as a whole before it is written to a file.
 pub fn at_once_bytes(weight: &Weight, storage: Storage) -> usize {
-    let is_streamed = (weight.storage() == Some(storage) && weight.is_read_as_stored())
-        || (matches!(weight, Weight::Plain(_)) && storage.plain().is_some());
+    let is_streamed =
+        (weight.storage() == Some(storage) && weight.is_read_as_stored()) || storage.plain().is_some();
     let (rows, columns) = weight.rows_and_columns();
     if is_streamed { 0 } else { storage.bytes(rows, columns) }
 }

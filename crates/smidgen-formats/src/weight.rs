@@ -308,6 +308,10 @@ impl<'a> WeightRows<'a> {
         Ok(rows)
     }
 
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
     /// Fills `target` with `rows` rows from `first_row` on.
     pub fn read(&mut self, first_row: usize, rows: usize, target: &mut [f32]) -> Result<(), WeightError> {
         let columns = self.columns;

@@ -7,12 +7,12 @@ use crate::failure::Failure;
 use smidgen_formats::at_once::at_once;
 use smidgen_formats::content_hash::ContentHash;
 use smidgen_formats::element::Element;
-use smidgen_formats::encode::{COPY_BYTES, encode_weight};
+use smidgen_formats::encode::{COPY_BYTES, encode_part, encode_weight};
 use smidgen_formats::load::read_tensor_into;
 use smidgen_formats::model::Model;
 use smidgen_formats::tensor_ref::TensorRef;
-use smidgen_formats::weight::{Weight, WeightError};
-use smidgen_ir::{DType, LeafKind, Plan, Storage, ValueId};
+use smidgen_formats::weight::{Weight, WeightError, WeightRows};
+use smidgen_ir::{DType, LeafKind, Plan, Space, Storage, ValueId};
 use smidgen_runtime::device::FillError;
 use smidgen_runtime::{Device, Executor};
 use std::collections::BTreeMap;
@@ -86,6 +86,17 @@ fn fill_weight<D: Device>(
     }
     if let (Weight::Plain(tensor), Some(_)) = (&weight, storage.plain()) {
         return fill_from_file(executor, id, tensor, &mut vec![0u8; PIECE_BYTES]);
+    }
+    let is_on_disk = executor
+        .plan()
+        .bytes_of(id)
+        .is_some_and(|(buffer, _)| executor.plan().buffer(buffer).space == Space::Disk);
+    if is_on_disk && storage.plain().is_some() {
+        let mut source = WeightRows::open(&weight).map_err(FillError::Source)?;
+        let fill = &mut |offset: usize, piece: &mut [u8]| {
+            encode_part(&mut source, storage, own.start + offset, piece)
+        };
+        return executor.fill(id, fill).map_err(Failure::from);
     }
     let whole_bytes = executor.plan().value(id).ty.bytes(&executor.plan().extent);
     executor

@@ -40,6 +40,15 @@ fn check_encoding(name: &str, weight: &Weight) {
             encode_weight(weight, storage, &mut found, threads).unwrap();
             assert!(found == expected, "{name} as {storage} on {threads} threads");
         }
+        if storage.plain().is_some() {
+            let mut source = WeightRows::open(weight).unwrap();
+            let mut found = vec![0xAA; expected.len()];
+            // Pieces that end inside rows, and inside elements.
+            for (index, piece) in found.chunks_mut(101).enumerate() {
+                encode_part(&mut source, storage, 101 * index, piece).unwrap();
+            }
+            assert!(found == expected, "{name} as {storage} in pieces");
+        }
     }
 }
 
