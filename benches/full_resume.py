@@ -151,7 +151,7 @@ def main():
     process = train(args, ["train", str(path)], log)
     while process.poll() is None:
         time.sleep(0.2)
-        saved = kills < args.kills and list(run.glob("checkpoints/*"))
+        saved = kills < args.kills and list(run.glob("checkpoint-*"))
         if saved:
             time.sleep(chance.uniform(0.5, 8.0))
             process.send_signal(signal.SIGKILL)

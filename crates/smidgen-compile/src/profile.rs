@@ -183,7 +183,7 @@ impl Profile {
     }
 
     /// Seconds by which updates on the host, which run in the next forward pass, make a step longer: a layer waits for its
-    /// own, and the last one for what the pass is too short for.
+    /// own, and the last one for what the pass is too short for. Without clipping they run in the backward pass too.
     pub fn waiting_for_updates(&self, plan: &Plan, entry: Entry, rounds: f64, layers: usize) -> f64 {
         let is_update = |step: &&Step| matches!(step.op, Op::AdamWOnHost(_));
         let steps = plan.entries.iter().flat_map(|entry| &entry.steps);
@@ -192,9 +192,13 @@ impl Profile {
         let mut ends = Vec::new();
         self.walk(plan, entry, true, rounds, |now| ends.push(now));
         let is_forward = |step: &Step| step.phase == Phase::Forward && step.layer.is_some();
-        let last = plan.entry(entry).steps.iter().rposition(is_forward);
-        let forward_s = last.map_or(0.0, |last| ends[last]);
-        update_s / layers as f64 + (update_s - forward_s).max(0.0)
+        let own = &plan.entry(entry).steps;
+        let last = match own.iter().any(|step| is_update(&step)) {
+            true => own.len().checked_sub(1),
+            false => own.iter().rposition(is_forward),
+        };
+        let meanwhile_s = last.map_or(0.0, |last| ends[last]);
+        update_s / layers as f64 + (update_s - meanwhile_s).max(0.0)
     }
 
     /// The same without sums over ranks: a micro-batch that does not end its step.

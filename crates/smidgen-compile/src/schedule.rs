@@ -11,7 +11,7 @@ use smidgen_ir::workspace::{Target, workspace_bytes};
 use smidgen_ir::{
     Buffer, BufferId, ByValue, Category, DType, DeviceKind, Dim, Entry, EntryPlan, Graph, Lap, LeafKind,
     Lifetime, Node, Op, Operands, Plan, PlannedValue, Space, SpaceSize, Step, Type, Value, ValueId,
-    ValueRole,
+    ValueRole, ValueSet,
 };
 use std::ops::Range;
 
@@ -65,6 +65,7 @@ pub fn plan_lifetimes(
         buffers: Vec::new(),
         entries: Vec::new(),
     };
+    let used = used_leaves(&graph);
     let mut places = vec![Place::default(); graph.values.len()];
     for (index, value) in graph.values.iter().enumerate() {
         let id = ValueId(index as u32);
@@ -72,6 +73,8 @@ pub fn plan_lifetimes(
             ValueRole::Leaf(_) if layout.inside.contains_key(&id) => {}
             // What is rounded where it is fetched.
             ValueRole::Leaf(leaf) if leaf.rounded.is_some_and(|from| is_offloaded(&graph, from.of)) => {}
+            // A gradient that ends with its lap.
+            ValueRole::Leaf(leaf) if leaf.kind == LeafKind::Gradient && !used.contains(&id) => {}
             ValueRole::Leaf(leaf) => {
                 let category = Category::of_leaf(leaf.kind);
                 let lifetime = leaf_lifetime(&graph, id, leaf.kind);
@@ -187,6 +190,12 @@ pub fn plan_lifetimes(
     };
     plan.values = graph.values.into_iter().zip(places).map(planned).collect();
     Schedule { plan }
+}
+
+/// What any node touches.
+fn used_leaves(graph: &Graph) -> ValueSet {
+    let nodes = graph.entries.iter().flat_map(|(_, nodes)| nodes);
+    nodes.flat_map(Node::operands).map(|id| graph.whole(id)).collect()
 }
 
 fn is_offloaded(graph: &Graph, leaf: ValueId) -> bool {

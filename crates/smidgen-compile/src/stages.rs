@@ -4,6 +4,7 @@
 //! recomputed, tiled, offloaded and streamed; then come schedule and arena. The order of the passes is written here and
 //! nowhere else. The solver runs the same stages without the checks, and without packing until it has chosen.
 
+use crate::passes::update_early::Early;
 use crate::request::{Purpose, Request};
 use crate::schedule::Schedule;
 use crate::{arena, autodiff, forward, passes, schedule, update};
@@ -102,11 +103,14 @@ pub(crate) fn moved(
 
     let target = (request.device, request.rank);
     passes::place::apply(&mut graph, policy, &request.extent, target, passes::place::FEWEST_BYTES);
-    let squares =
-        passes::update_in_pieces::apply(&mut graph, policy, &request.extent, update::PIECE_ELEMENTS);
+    let is_early = passes::update_early::is_early(request, policy);
+    let elements = update::PIECE_ELEMENTS;
+    let squares = passes::update_in_pieces::apply(&mut graph, policy, &request.extent, elements, is_early);
     if policy.order == Order::Breadth {
         let sizes = (&request.extent, &request.step);
-        passes::breadth::apply(&mut graph, policy, sizes, request.device, &squares);
+        let early =
+            if is_early { passes::update_early::take(&mut graph, &squares) } else { Early::default() };
+        passes::breadth::apply(&mut graph, policy, sizes, request.device, &squares, early);
     }
 
     passes::stream::apply(&mut graph, policy, &request.extent);

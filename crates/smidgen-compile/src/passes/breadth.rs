@@ -6,28 +6,34 @@
 //! micro-batch has its rows in an array for the whole step, on the device or, for backward, offloaded. What follows
 //! from the inputs alone is computed again instead.
 //! Each gradient is summed over the micro-batches in their order, as in depth-first order, so the bytes are the same.
+//! Where updates are early (`update_early.rs`), they follow behind the lap, and the gradient ends with it.
 
+use super::fetch::fetch_where_needed;
 use super::prefetch::{fetched_for, read_copy, rounded_copy, seam_behind};
+use super::update_early::Early;
 use smidgen_ir::policy::Policy;
 use smidgen_ir::{
     ByValue, DeviceKind, Dim, Entry, Extent, Graph, Lap, LeafKind, Node, Op, Phase, Space, ValueId,
     ValueRole, ValueSet,
 };
 
-/// Reorders `micro_step`. `step` is the largest optimizer step; `squares` is where those of a gradient go.
+/// Reorders `micro_step`. `step` is the largest optimizer step; `squares` is where those of a gradient go; `early` is what
+/// follows behind it.
 pub fn apply(
     graph: &mut Graph,
     policy: &Policy,
     (extent, step): (&Extent, &Extent),
     device: DeviceKind,
     squares: &ByValue<ValueId>,
+    early: Early,
 ) {
     let Some(index) = graph.entries.iter().position(|(entry, _)| *entry == Entry::MicroStep) else { return };
     let nodes = std::mem::take(&mut graph.entries[index].1);
     let mut laps = cut(nodes);
     carry(graph, &mut laps, policy, step, device);
     fetch_weights(graph, &mut laps, extent, policy.window_bytes);
-    stow_gradients(graph, &mut laps, squares);
+    stow_gradients(graph, &mut laps, squares, &early);
+    update_behind_laps(graph, &mut laps, early, (extent, policy.window_bytes));
     let mut nodes = Vec::new();
     graph.laps.clear();
     for lap in laps {
@@ -47,6 +53,8 @@ struct LapNodes {
     before: Vec<Node>,
     each: Vec<Node>,
     after: Vec<Node>,
+    /// Gradients that it completes and that are updated behind it, and where they are on the device.
+    complete: Vec<(ValueId, ValueId)>,
 }
 
 impl LapNodes {
@@ -240,48 +248,93 @@ fn offloaded_inputs(graph: &Graph, lap: &LapNodes) -> Vec<(ValueId, ValueId)> {
     pairs
 }
 
-/// Has laps add to gradients on the device that are copied to where they are stored behind the lap.
-fn stow_gradients(graph: &mut Graph, laps: &mut [LapNodes], squares: &ByValue<ValueId>) {
-    let touched: Vec<Vec<ValueId>> = laps.iter().map(|lap| offloaded_updates(graph, lap)).collect();
+/// Has laps add to gradients on the device that are copied to where they are stored behind the lap. What is updated behind
+/// the lap is stored only if the host updates it.
+fn stow_gradients(graph: &mut Graph, laps: &mut [LapNodes], squares: &ByValue<ValueId>, early: &Early) {
+    let touched: Vec<Vec<ValueId>> = laps.iter().map(|lap| changed_gradients(graph, lap, early)).collect();
     let mut begun = ValueSet::default();
     for index in 0..laps.len() {
         let place = laps[index].place();
         for &gradient in &touched[index] {
-            let own = match begun.insert(gradient) {
-                true => {
-                    let name = graph.name_from(gradient, |name| format!("{name} here"));
+            let is_last = !touched[index + 1..].iter().any(|later| later.contains(&gradient));
+            let is_first = begun.insert(gradient);
+            let name = graph.name_from(gradient, |name| format!("{name} here"));
+            let before = &mut laps[index].before;
+            let own = match (is_first, graph.value(gradient).space) {
+                // Several laps add to it: a head that is the embedding too.
+                (true, Space::Device) if !is_last => {
+                    graph.emit(before, Op::Zero, vec![], vec![gradient], &[], place);
+                    gradient
+                }
+                (false, Space::Device) => gradient,
+                (true, _) => {
                     let ty = graph.value(gradient).ty.clone();
                     let own = graph.add_leaf(name, ty, LeafKind::Partial(gradient));
-                    graph.emit(&mut laps[index].before, Op::Zero, vec![], vec![own], &[], place);
+                    graph.emit(before, Op::Zero, vec![], vec![own], &[], place);
                     own
                 }
-                // An earlier lap has added to it: a head that is the embedding too.
-                false => {
-                    let name = graph.name_from(gradient, |name| format!("{name} here"));
-                    let before = &mut laps[index].before;
-                    graph.emit(before, Op::Fetch, vec![gradient], vec![], &[name], place)[0]
-                }
+                (false, _) => graph.emit(before, Op::Fetch, vec![gradient], vec![], &[name], place)[0],
             };
-            read_copy(graph, &mut laps[index].each, gradient, own);
-            let is_complete = !touched[index + 1..].iter().any(|later| later.contains(&gradient));
+            if own != gradient {
+                read_copy(graph, &mut laps[index].each, gradient, own);
+            }
             let after = &mut laps[index].after;
-            if let Some(sum) = squares.get(&gradient).filter(|_| is_complete) {
+            if let Some(sum) = squares.get(&gradient).filter(|_| is_last) {
                 graph.emit(after, Op::SquaredNorm, vec![own], vec![*sum], &[], place);
             }
-            graph.emit(after, Op::Stow, vec![own], vec![gradient], &[], place);
-            // It travels while the next lap is worked on.
-            let settled = (index + 1).min(laps.len() - 1);
-            graph.emit(&mut laps[settled].after, Op::Stowed, vec![own, gradient], vec![], &[], place);
+            let update = early.updates.get(&gradient).filter(|_| is_last);
+            laps[index].complete.extend(update.map(|_| (gradient, own)));
+            let is_stored = update.is_none_or(|nodes| nodes.iter().any(is_on_host));
+            if own != gradient && is_stored {
+                let after = &mut laps[index].after;
+                graph.emit(after, Op::Stow, vec![own], vec![gradient], &[], place);
+                // It travels while the next lap is worked on.
+                let settled = (index + 1).min(laps.len() - 1);
+                graph.emit(&mut laps[settled].after, Op::Stowed, vec![own, gradient], vec![], &[], place);
+            }
         }
     }
 }
 
-/// Gradients that a lap adds to and that are not on the device.
-fn offloaded_updates(graph: &Graph, lap: &LapNodes) -> Vec<ValueId> {
+fn is_on_host(node: &Node) -> bool {
+    matches!(node.op, Op::AdamWOnHost(_))
+}
+
+/// Updates tensors behind the laps that complete their gradients. What an update fetches first comes during the lap.
+fn update_behind_laps(
+    graph: &mut Graph,
+    laps: &mut [LapNodes],
+    mut early: Early,
+    (extent, window_bytes): (&Extent, usize),
+) {
+    for lap in laps {
+        let mut nodes = Vec::new();
+        for (gradient, own) in std::mem::take(&mut lap.complete) {
+            let mut update = early.updates.remove(&gradient).expect("each is complete once");
+            if own != gradient {
+                read_copy(graph, &mut update, gradient, own);
+            }
+            if update.iter().any(is_on_host) {
+                lap.before.append(&mut early.hyper);
+            }
+            nodes.append(&mut update);
+        }
+        let nodes = fetch_where_needed(graph, nodes, extent, window_bytes);
+        let is_ahead = nodes.iter().take_while(|node| node.op == Op::Fetch).count();
+        let mut nodes = nodes.into_iter();
+        lap.before.extend(nodes.by_ref().take(is_ahead));
+        lap.after.extend(nodes);
+    }
+    assert!(early.updates.iter().next().is_none(), "a lap completes every gradient");
+}
+
+/// Gradients that a lap adds to, and that are not on the device or are complete behind a lap.
+fn changed_gradients(graph: &Graph, lap: &LapNodes, early: &Early) -> Vec<ValueId> {
     let mut found = Vec::new();
     let changes = lap.each.iter().filter(|node| !node.op.is_transfer()).flat_map(|node| &node.updates);
     for leaf in changes.map(|id| graph.whole(*id)) {
-        if graph.value(leaf).space != Space::Device && !found.contains(&leaf) {
+        let is_kept = graph.value(leaf).space == Space::Device && !early.updates.contains_key(&leaf);
+        if !is_kept && !found.contains(&leaf) {
             found.push(leaf);
         }
     }

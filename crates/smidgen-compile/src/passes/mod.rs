@@ -1,9 +1,11 @@
 //! Passes: each rewrites the graph or writes down a choice, and changes no result.
 //!
-//! The order in which they run is in `stages.rs`, and nowhere else; a pass knows no other pass.
-//! `prefetch.rs` is no pass: it says how early a transfer may start, and what nodes read then.
+//! The order in which they run is in `stages.rs`, and nowhere else; a pass runs no other pass.
+//! Two files are no passes: `fetch.rs` fetches what a list of nodes needs, and `prefetch.rs` says how early a transfer may
+//! start, and what nodes read then.
 
 pub mod breadth;
+pub mod fetch;
 pub mod head_pieces;
 pub mod join_operands;
 pub mod offload;
@@ -15,4 +17,5 @@ pub mod reuse_in_place;
 pub mod shard;
 pub mod stream;
 pub mod tile;
+pub mod update_early;
 pub mod update_in_pieces;

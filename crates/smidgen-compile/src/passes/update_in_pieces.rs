@@ -13,8 +13,14 @@ use smidgen_ir::{
 };
 
 /// Rewrites `update` with pieces of `piece_elements`, and returns where `micro_step` puts the squares of each offloaded
-/// gradient, if it has to.
-pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, piece_elements: usize) -> ByValue<ValueId> {
+/// gradient, if it has to; of every gradient where updates are early.
+pub fn apply(
+    graph: &mut Graph,
+    policy: &Policy,
+    extent: &Extent,
+    piece_elements: usize,
+    is_early: bool,
+) -> ByValue<ValueId> {
     let mut squares = ByValue::default();
     let Some(index) = graph.entries.iter().position(|(entry, _)| *entry == Entry::Update) else {
         return squares;
@@ -33,12 +39,14 @@ pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, piece_elements
         let place = (node.phase, node.layer);
         if let Op::GradNorm { clip, squares: false } = node.op {
             let gradients = node.inputs.split_off(2);
-            if gradients.iter().any(|gradient| is_offloaded(graph, *gradient)) {
+            if is_early || gradients.iter().any(|gradient| is_offloaded(graph, *gradient)) {
                 let ty = Type::new(Shape::vector(gradients.len()), Storage::Plain(DType::F64));
                 let all = graph.add_leaf("squares", ty, LeafKind::State);
                 for (row, gradient) in gradients.iter().enumerate() {
                     let sum = if gradients.len() == 1 { all } else { graph.add_slice(all, row, 1) };
-                    if is_breadth && is_offloaded(graph, *gradient) {
+                    // A regularizer adds to some of them first.
+                    let is_changed = own.iter().any(|node| node.updates.contains(gradient));
+                    if (is_early && !is_changed) || (is_breadth && is_offloaded(graph, *gradient)) {
                         squares.insert(*gradient, sum);
                     } else {
                         graph.emit(&mut own, Op::SquaredNorm, vec![*gradient], vec![sum], &[], place);

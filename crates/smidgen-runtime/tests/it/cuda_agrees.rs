@@ -347,6 +347,7 @@ fn cuda_gives_the_same_bytes_wherever_things_are() {
         on_gpu(Choice::lora()),
         on_gpu(Choice { name: "full", ..Choice::full() }),
         on_gpu(Choice { name: "full in 8 bits", moments: Moments::Bits8, ..Choice::full() }),
+        on_gpu(Choice { name: "full, not clipped", clips: false, ..Choice::full() }),
         on_gpu(Choice { name: "full in bf16", master, ..Choice::full() }),
         on_gpu(Choice { name: "full in bf16 and 8 bits", master, moments: Moments::Bits8, ..Choice::full() }),
     ];

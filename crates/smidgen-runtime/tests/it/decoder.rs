@@ -33,6 +33,8 @@ pub struct Choice {
     pub dropout: f32,
     pub moments: Moments,
     pub master: Master,
+    /// Whether gradients are clipped by their norm.
+    pub clips: bool,
     pub device: DeviceKind,
     pub precision: Precision,
     /// What of the base is trained as well.
@@ -143,6 +145,7 @@ impl Choice {
             dropout: 0.0,
             moments: Moments::F32,
             master: Master::F32,
+            clips: true,
             device: DeviceKind::Cpu,
             precision: Precision::F32,
             trained: Trained::Nothing,
@@ -181,7 +184,12 @@ impl Choice {
             step: EXTENT,
             device: self.device,
             precision: self.precision,
-            optimizer: Optimizer { moments: self.moments, master: self.master, ..optimizer() },
+            optimizer: Optimizer {
+                moments: self.moments,
+                master: self.master,
+                clip: if self.clips { optimizer().clip } else { 0.0 },
+                ..optimizer()
+            },
             workload: Workload { keys_per_query: 4.0, supervised: 0.5 },
             ..plain_request()
         }

@@ -11,10 +11,13 @@ use crate::subject::{Subject, roomy};
 use smidgen_compile::AdapterForm;
 use smidgen_compile::names::{input, state};
 use smidgen_compile::passes::{
-    breadth, head_pieces, offload, place, recompute, stream, tile, update_in_pieces,
+    breadth, head_pieces, offload, place, recompute, stream, tile, update_early, update_in_pieces,
 };
 use smidgen_compile::request::{Master, Moments};
-use smidgen_ir::{Entry, Extent, LayerSet, LeafKind, Op, Order, Policy, Rank, Space, ValueId, verify};
+use smidgen_ir::{
+    Entry, Extent, LayerSet, LeafKind, Op, Order, PlannedValue, Policy, Rank, Space, ValueId, ValueRole,
+    verify,
+};
 use smidgen_runtime::{Cpu, Device, DeviceError, Executor};
 use std::collections::BTreeSet;
 
@@ -66,11 +69,17 @@ pub fn by_policy(choice: &Choice, policy: &Policy) -> Subject {
     head_pieces::apply(&mut subject.graph, policy);
     verify::expect_sound("head_pieces", &verify::graph(&subject.graph));
     place::apply(&mut subject.graph, policy, &subject.extent, (choice.device, Rank::ONLY), 1);
-    let squares = update_in_pieces::apply(&mut subject.graph, policy, &subject.extent, PIECE_ELEMENTS);
+    let is_early = update_early::is_early(&choice.request(), policy);
+    let squares =
+        update_in_pieces::apply(&mut subject.graph, policy, &subject.extent, PIECE_ELEMENTS, is_early);
     if policy.order == Order::Breadth {
         let Extent { tokens, rows, segments, .. } = roomy(subject.extent);
         let step = Extent { tokens: 2 * tokens, rows: 2 * rows, segments: 2 * segments, audio: 0 };
-        breadth::apply(&mut subject.graph, policy, (&subject.extent, &step), choice.device, &squares);
+        let early = match is_early {
+            true => update_early::take(&mut subject.graph, &squares),
+            false => update_early::Early::default(),
+        };
+        breadth::apply(&mut subject.graph, policy, (&subject.extent, &step), choice.device, &squares, early);
     }
     stream::apply(&mut subject.graph, policy, &subject.extent);
     verify::expect_sound("stream", &verify::graph(&subject.graph));
@@ -144,6 +153,14 @@ fn every_part_and_all_together_agree_to_the_last_bit() {
         Choice { name: "full in 8 bits", moments: Moments::Bits8, ..Choice::full() },
         Choice { name: "full in bf16", master: Master::Bf16 { seed: 3 }, ..Choice::full() },
         Choice { name: "full, last layer", trained: Trained::LastLayer, ..Choice::full() },
+        Choice { name: "full, not clipped", clips: false, ..Choice::full() },
+        Choice {
+            name: "bf16, not clipped",
+            clips: false,
+            master: Master::Bf16 { seed: 3 },
+            ..Choice::full()
+        },
+        Choice { name: "ls-lora, not clipped", clips: false, form: fourier, ..Choice::lora() },
         Choice { name: "ls-lora in 8 bits", form: fourier, moments: Moments::Bits8, ..Choice::lora() },
     ];
     for choice in choices {
@@ -199,4 +216,21 @@ fn the_device_holds_less_and_the_disk_the_rest() {
     });
     assert!(sizes[0] < resident.reserved_bytes(), "{sizes:?} against {}", resident.reserved_bytes());
     assert!(sizes[0] <= sizes[1] && sizes[1] <= sizes[2], "{sizes:?}");
+}
+
+/// Without clipping a gradient ends with its lap: nothing of it is stored.
+#[test]
+fn gradients_that_are_not_clipped_are_not_kept() {
+    let policy = Policy { recompute: LayerSet::first(LAYERS), ..breadth_first(everywhere(0)) };
+    let [clipped, free] = [true, false].map(|clips| {
+        let subject = by_policy(&Choice { clips, ..Choice::full() }, &policy);
+        let is_stored = |value: &PlannedValue| {
+            value.buffer.is_some()
+                && matches!(&value.role, ValueRole::Leaf(leaf) if leaf.kind == LeafKind::Gradient)
+        };
+        let plan = subject.roomy_plan(2);
+        (plan.values.iter().filter(|value| is_stored(value)).count(), plan.disk.persistent_bytes)
+    });
+    assert!(clipped.0 > 0 && free.0 == 0, "{clipped:?}, {free:?}");
+    assert!(free.1 < clipped.1);
 }

@@ -86,6 +86,8 @@ impl<D: Device> Bench<D> {
     pub fn step(&mut self) -> Result<f64, Failure> {
         let Batch { samples, together, .. } = self.batch;
         self.feed.write_loss_weight(&mut self.executor, 1.0 / self.batch.step_tokens() as f64);
+        self.updates += 1;
+        self.feed.write_hyper(&mut self.executor, 1e-5, self.updates, 1.0);
         let sizes = (0..samples).step_by(together).map(|first| together.min(samples - first));
         match self.executor.has_laps() {
             true => self.run_laps(sizes.collect())?,
@@ -96,8 +98,6 @@ impl<D: Device> Bench<D> {
                 }
             }
         }
-        self.updates += 1;
-        self.feed.write_hyper(&mut self.executor, 1e-5, self.updates, 1.0);
         let extent = self.executor.plan().extent;
         self.executor.run(Entry::Update, &extent)?;
         self.executor.run(Entry::Refresh, &extent)?;

@@ -5,7 +5,7 @@
 
 use smidgen_compile::{Choice, Price, Reason, Solution, Why};
 use smidgen_ir::bytes::format_bytes;
-use smidgen_ir::{LayerSet, Plan, Policy, Sharding, Space};
+use smidgen_ir::{Entry, LayerSet, Phase, Plan, Policy, Sharding, Space};
 
 /// One line per choice: its name, a colon, and what was chosen.
 pub fn render_reasons(solution: &Solution) -> Vec<String> {
@@ -156,8 +156,16 @@ fn render_reason(solution: &Solution, reason: &Reason) -> String {
             let place = describe_place(policy.gradients);
             format!("gradients: {}{place}", some_layers(&policy.offloaded_gradients, layers))
         }
+        Choice::Order if updates_early(&solution.plan) => {
+            "order: breadth-first, all micro-batches of a step pass a layer before the next; nothing is clipped, so a \
+             layer is updated right behind its backward pass"
+                .to_owned()
+        }
         Choice::Order => {
             "order: breadth-first, all micro-batches of a step pass a layer before the next".to_owned()
+        }
+        Choice::Updates if updates_early(&solution.plan) => {
+            "updates: by the processors, where the state is, while the GPU works on".to_owned()
         }
         Choice::Updates => {
             "updates: by the processors, where the state is, while the next forward pass runs".to_owned()
@@ -193,6 +201,11 @@ fn describe_place(space: Space) -> &'static str {
         Space::Host => "in host RAM",
         Space::Disk => "on disk",
     }
+}
+
+/// Whether `micro_step` updates what it completes.
+fn updates_early(plan: &Plan) -> bool {
+    plan.entry(Entry::MicroStep).steps.iter().any(|step| step.phase == Phase::Update)
 }
 
 #[cfg(test)]

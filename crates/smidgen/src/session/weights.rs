@@ -185,7 +185,11 @@ pub fn leaf(plan: &Plan, name: &str) -> ValueId {
 
 /// Sets all leaves of a kind to zero.
 pub fn clear<D: Device>(executor: &mut Executor<D>, kind: LeafKind) -> Result<(), Failure> {
-    for (id, _) in leaf_names(executor.plan(), kind) {
+    let names = leaf_names(executor.plan(), kind);
+    // A gradient that ends with its lap has no memory of its own.
+    let stored: Vec<ValueId> =
+        names.into_iter().map(|(id, _)| id).filter(|id| executor.plan().bytes_of(*id).is_some()).collect();
+    for id in stored {
         let result: Result<(), FillError<std::convert::Infallible>> = executor.fill(id, &mut |_, piece| {
             piece.fill(0);
             Ok(())

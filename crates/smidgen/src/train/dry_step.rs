@@ -39,7 +39,8 @@ impl<D: Device> Trainer<'_, D> {
             return Ok(false);
         }
         self.micro_batch.fill(train, largest).map_err(Failure::disk)?;
-        self.feed.write_loss_weight(&mut self.executor, 1.0 / self.micro_batch.rows.len().max(1) as f64);
+        // A loss that is not finite updates nothing, where updates are a part of the micro-step.
+        self.feed.write_loss_weight(&mut self.executor, f64::NAN);
         self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, first)?;
         let extent = self.micro_batch.extent();
         match self.executor.has_laps() {

@@ -32,6 +32,11 @@ impl<D: Device> Trainer<'_, D> {
         let mut own = std::mem::take(&mut self.spare_samples);
         own.clear();
         own.extend_from_slice(self.shares.of(rank.index));
+        if self.executor.has_laps() {
+            // Without clipping a lap updates what it completes.
+            let scale = self.scale();
+            self.feed.write_hyper(&mut self.executor, lr, step + 1, scale);
+        }
         self.run_micro_batches(train, &own, step, supervised, rounds)?;
         Ok(BegunStep { step, epoch, lr, tokens, supervised, samples: own, rounds })
     }

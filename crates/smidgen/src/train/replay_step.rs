@@ -12,8 +12,8 @@ use smidgen_runtime::Device;
 use smidgen_runtime::executor::Turn;
 
 impl<D: Device> Trainer<'_, D> {
-    /// Finds the first operation of a step that wrote a NaN or infinity. The step changed only its report, and the replay
-    /// does not read that.
+    /// Finds the first operation of a step that wrote a NaN or infinity. The step changed only its report, which the replay
+    /// does not read, or, where updates are early, finite tensors by finite gradients.
     pub(super) fn replay(
         &mut self,
         train: &TokenSet,

@@ -172,6 +172,32 @@ fn breadth_first_order_shows_in_nothing_that_is_written() {
     assert_eq!(scratch.losses("lora-breadth"), scratch.losses("lora"));
 }
 
+/// Without clipping a layer is updated behind its backward pass, and no gradient is kept: the bytes are the same, and so
+/// they are after a resume.
+#[test]
+fn early_updates_show_in_nothing_that_is_written() {
+    let scratch = scratch_of("llama-bias-linear", "model");
+    let pinned = ["memory.micro_tokens=64", "train.steps=6", "train.clip=0", "train.save_every=4"];
+    scratch.train("depth", &[&pinned[..], &["memory.order=depth"]].concat());
+    let weights = |output: &str| scratch.read(&format!("{output}/model/model.safetensors"));
+    let away = ["memory.order=breadth", "memory.weights=disk", "memory.optimizer_state=disk"];
+    let early = [&pinned[..], &away].concat();
+    let ended = scratch.train("early", &early);
+    let said: Vec<&str> = ended.stderr.split_whitespace().collect();
+    assert!(said.join(" ").contains("a layer is updated right behind its backward pass"), "{}", ended.stderr);
+    assert!(weights("early") == weights("depth"));
+    assert_eq!(scratch.losses("early"), scratch.losses("depth"));
+    let norms = |output: &str| -> Vec<f64> {
+        scratch.metrics(output).iter().filter_map(|row| row["grad_norm"].as_f64()).collect()
+    };
+    assert_eq!(norms("early"), norms("depth"));
+    let gradients = |output: &str| scratch.json(&format!("{output}/plan.json"))["rows"]["gradients"].clone();
+    assert!(gradients("early").as_u64() < gradients("depth").as_u64());
+    std::fs::remove_dir_all(scratch.path("early/model")).unwrap();
+    scratch.train("early", &[&early[..], &["--resume"]].concat());
+    assert!(weights("early") == weights("depth"));
+}
+
 /// Weights in bf16 learn, and a killed run ends with the bytes of one that was not.
 #[test]
 fn bf16_masters_learn_and_resume() {

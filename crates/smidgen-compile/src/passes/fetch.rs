@@ -1,0 +1,115 @@
+//! Fetching for a list of nodes: offloaded leaves come to the device for each stretch of nodes that needs them.
+//!
+//! A stretch is a layer's turn, forward or backward: a weight that a layer reads several times in one turn is fetched
+//! once. The fetched copy is a temporary like any other: the arena reserves bytes for it for that time, and nodes are
+//! rewritten to read it. A head in pieces is fetched piece by piece, and so is what an update works on. What is changed
+//! is copied back. A trained weight is rounded where it arrives, if matmuls need another type.
+//! Weights that are divided over ranks are gathered instead of fetched: each rank keeps its part on the device.
+
+use super::prefetch::{
+    Insertions, Need, begin_ahead, division, fetched_for, read_copy, rounded_copy, seam_before,
+    source_rows_of,
+};
+use smidgen_ir::{ByValue, Extent, Graph, Node, Op, Phase, ValueId};
+
+/// What comes for an operand: the leaf that it is rows of; or the rows alone, of the head and of what is updated.
+fn comes_as(graph: &Graph, op: &Op, operand: ValueId) -> ValueId {
+    let whole = graph.whole(operand);
+    let is_update = matches!(op, Op::AdamW(_) | Op::AdamW8(_) | Op::Widen | Op::RoundAtRandom(_) | Op::Zero);
+    let by_rows = op.reads_head() || is_update;
+    if by_rows && division(graph, whole).is_none() { operand } else { whole }
+}
+
+/// A leaf, or rows of it, that nodes `need.first..=need.last` of one layer's turn read, or change.
+struct Visit {
+    value: ValueId,
+    need: Need,
+    is_changed: bool,
+}
+
+impl Visit {
+    /// Whether a node can be part of it. Gradients are not kept from their norm to their update.
+    fn is_near(&self, index: usize, node: &Node) -> bool {
+        const STEPS_OF_AN_UPDATE: usize = 3;
+        node.phase != Phase::Update || index - self.need.last < STEPS_OF_AN_UPDATE
+    }
+}
+
+/// Fetches what some nodes need in front of them, as early as the window allows, and copies back what they change.
+pub fn fetch_where_needed(
+    graph: &mut Graph,
+    mut nodes: Vec<Node>,
+    extent: &Extent,
+    window_bytes: usize,
+) -> Vec<Node> {
+    let visits = find_visits(graph, &nodes, extent);
+    let needs: Vec<Need> = visits.iter().map(|visit| visit.need).collect();
+    let begins = begin_ahead(&needs, window_bytes);
+    let mut insertions = Insertions::default();
+    for (visit, begin) in visits.iter().zip(begins) {
+        let place = (nodes[visit.need.first].phase, nodes[visit.need.first].layer);
+        let source = source_rows_of(graph, visit.value);
+        let name = graph.name_from(source, |name| format!("{name} here"));
+        let mut emitted = Vec::new();
+        let op = division(graph, source).map_or(Op::Fetch, Op::AllGather);
+        let copy = graph.emit(&mut emitted, op, vec![source], vec![], &[name], place)[0];
+        emitted.drain(..).for_each(|node| insertions.push(seam_before(&nodes, begin), node));
+        let here = rounded_copy(graph, &mut emitted, visit.value, copy, place);
+        emitted.drain(..).for_each(|node| insertions.push(seam_before(&nodes, visit.need.first), node));
+        read_copy(graph, &mut nodes[visit.need.first..=visit.need.last], visit.value, here);
+        if visit.is_changed {
+            graph.emit(&mut emitted, Op::Stow, vec![copy], vec![visit.value], &[], place);
+            emitted.drain(..).for_each(|node| insertions.push(visit.need.last + 1, node));
+            graph.emit(&mut emitted, Op::Stowed, vec![copy, visit.value], vec![], &[], place);
+            // It travels while the next one is worked on.
+            emitted.drain(..).for_each(|node| insertions.push(visit.need.last + 2, node));
+        }
+    }
+    insertions.into_nodes(nodes)
+}
+
+/// Every stretch of an entry point that needs an offloaded leaf, by its first node.
+fn find_visits(graph: &Graph, nodes: &[Node], extent: &Extent) -> Vec<Visit> {
+    let mut visits: Vec<Visit> = Vec::new();
+    // The last visit of each leaf, and the turn that it was in. Other rows of it end that of the ones before.
+    let mut open: ByValue<(usize, usize)> = ByValue::default();
+    let mut turn = 0;
+    for (index, node) in nodes.iter().enumerate() {
+        if index > 0 && nodes[index - 1].layer != node.layer {
+            turn += 1;
+        }
+        // What moves values or works where they are needs nothing fetched.
+        if node.op.is_transfer() || node.op == Op::Stowed {
+            continue;
+        }
+        let inputs = node.inputs.iter().enumerate();
+        let is_needed = |input: usize, id: ValueId| {
+            !node.op.reads_offloaded(input) || division(graph, graph.whole(id)).is_some()
+        };
+        let needed = inputs.filter(|(input, id)| is_needed(*input, **id)).map(|(_, id)| (*id, false));
+        for (operand, is_changed) in needed.chain(node.updates.iter().map(|id| (*id, true))) {
+            let (leaf, value) = (graph.whole(operand), comes_as(graph, &node.op, operand));
+            let Some(source) = fetched_for(graph, leaf) else { continue };
+            match open.get(&leaf) {
+                Some(&(visit, own_turn))
+                    if own_turn == turn
+                        && visits[visit].value == value
+                        && visits[visit].is_near(index, node) =>
+                {
+                    visits[visit].need.last = index;
+                    visits[visit].is_changed |= is_changed;
+                }
+                _ => {
+                    let bytes = |id: ValueId| graph.value(id).ty.bytes(extent);
+                    // What is rounded takes as many rows in f32 meanwhile.
+                    let rounded_from =
+                        if source == leaf { 0 } else { bytes(value) * bytes(source) / bytes(leaf) };
+                    let bytes = bytes(value) + rounded_from;
+                    open.insert(leaf, (visits.len(), turn));
+                    visits.push(Visit { value, need: Need { first: index, last: index, bytes }, is_changed });
+                }
+            }
+        }
+    }
+    visits
+}

@@ -1,0 +1,89 @@
+//! Updates without clipping: nothing depends on the norm of all gradients, so a tensor is updated as soon as its own gradient
+//! is complete, and the gradient is not kept.
+//!
+//! In breadth-first order that is behind the lap that adds the last of it (`breadth.rs`). An update needs the report of
+//! its gradient alone, which says whether it is finite; the norm of all is still reported. A step whose loss is scaled may
+//! have to be repeated, so there updates wait for the report of all.
+
+use crate::request::Request;
+use smidgen_ir::policy::{Order, Policy};
+use smidgen_ir::{ByValue, Entry, Graph, LeafKind, Node, Op, Precision, Space, ValueId};
+
+/// Whether tensors are updated in `micro_step`.
+pub fn is_early(request: &Request, policy: &Policy) -> bool {
+    policy.order == Order::Breadth
+        && policy.streams()
+        && request.optimizer.clip == 0.0
+        && request.precision != Precision::F16
+}
+
+/// What `micro_step` takes over of the update.
+#[derive(Debug, Default)]
+pub struct Early {
+    /// By the gradient that has to be complete, and whose squares were added up.
+    pub updates: ByValue<Vec<Node>>,
+    /// Copies the settings to the host, in front of the first update there.
+    pub hyper: Vec<Node>,
+}
+
+/// Takes updates out of `update`: those of gradients whose squares `micro_step` adds up, into `squares`.
+pub fn take(graph: &mut Graph, squares: &ByValue<ValueId>) -> Early {
+    let mut early = Early::default();
+    let Some(index) = graph.entries.iter().position(|(entry, _)| *entry == Entry::Update) else {
+        return early;
+    };
+    let nodes = std::mem::take(&mut graph.entries[index].1);
+    let norm = nodes.iter().find(|node| matches!(node.op, Op::GradNorm { .. })).cloned();
+    let norm = norm.expect("an update has a norm");
+    let (mut kept, mut widened, mut last) = (Vec::new(), Vec::new(), None);
+    for mut node in nodes {
+        match node.op {
+            Op::AdamW(_) | Op::AdamW8(_) | Op::AdamWOnHost(_)
+                if squares.contains_key(&graph.whole(node.inputs[0])) =>
+            {
+                let gradient = graph.whole(node.inputs[0]);
+                let is_on_host = matches!(node.op, Op::AdamWOnHost(_));
+                let own = early.updates.get_or_insert_with(gradient, Vec::new);
+                if own.is_empty() {
+                    own.extend(report(graph, &norm, squares[&gradient], is_on_host));
+                }
+                let behind = own.iter().rev().find(|node| is_report(&node.op));
+                node.inputs[1] = behind.expect("a report comes first").updates[0];
+                own.append(&mut widened);
+                own.push(node);
+                last = Some(gradient);
+            }
+            Op::Widen => widened.push(node),
+            Op::RoundAtRandom(_) => {
+                let own = last.and_then(|gradient| early.updates.get_mut(&gradient));
+                own.expect("what is rounded was updated").push(node);
+            }
+            Op::Stow | Op::Stowed if node.inputs[0] == norm.inputs[1] => early.hyper.push(node),
+            // The report of all gradients, for updates on the host.
+            Op::Stow | Op::Stowed => {}
+            Op::Zero if early.updates.contains_key(&node.updates[0]) => {}
+            _ => kept.push(node),
+        }
+    }
+    graph.entries[index].1 = kept;
+    early
+}
+
+fn is_report(op: &Op) -> bool {
+    matches!(op, Op::GradNorm { .. } | Op::Stow)
+}
+
+/// The report of one gradient, and its copy on the host where it is needed there.
+fn report(graph: &mut Graph, norm: &Node, squares: ValueId, is_on_host: bool) -> Vec<Node> {
+    let (place, mut nodes) = ((norm.phase, norm.layer), Vec::new());
+    let ty = graph.value(norm.updates[0]).ty.clone();
+    let own = graph.add_leaf("report of a gradient", ty.clone(), LeafKind::State);
+    let inputs = vec![norm.inputs[0], norm.inputs[1], squares];
+    graph.emit(&mut nodes, Op::GradNorm { clip: 0.0, squares: true }, inputs, vec![own], &[], place);
+    if is_on_host {
+        let copy = graph.add_leaf("report of a gradient on the host", ty, LeafKind::State);
+        graph.values[copy.index()].space = Space::Host;
+        graph.emit(&mut nodes, Op::Stow, vec![own], vec![copy], &[], place);
+    }
+    nodes
+}
