@@ -2,11 +2,11 @@
 //!
 //! The search begins with points that offload and recompute what they can. From there one choice after the other is
 //! varied, and what needs less is kept, until nothing does. On the way schedules are compared; in the end plans: of all
-//! points seen, those whose schedule needs less than the leanest plan so far are packed. Budgets play no part, so the
-//! size that is stated where nothing fits is one that fits where it is the budget.
+//! points seen, those whose schedule needs less than the leanest plan so far are packed; a few in breadth-first order are
+//! among them. Budgets play no part, so the size that is stated where nothing fits is one that fits where it is the budget.
 
 use crate::attempt::{Attempt, HEAD_REGION, OTHER_REGION, STEPS_OF_SMALL};
-use crate::choices::{Freedom, Point};
+use crate::choices::{Freedom, Offload, Point};
 use crate::counts::COUNTS;
 use crate::question::Budget;
 use smidgen_ir::policy::Policy;
@@ -36,6 +36,7 @@ pub fn leanest(attempt: &Attempt, most_offloaded_bytes: u64) -> Option<Leanest> 
         let starts = attempt.freedom.little_offloaded();
         starts.into_iter().for_each(|start| descend(attempt, start, is_small, bytes));
     }
+    measure_breadth_first(attempt);
     attempt.set_effort_steps(effort_before);
     let mut seen = attempt.seen_within(most_offloaded_bytes);
     seen.sort_by(|(_, one), (_, other)| one.bytes.cmp(&other.bytes).then(one.ms.total_cmp(&other.ms)));
@@ -51,6 +52,19 @@ pub fn leanest(attempt: &Attempt, most_offloaded_bytes: u64) -> Option<Leanest> 
         }
     }
     best
+}
+
+/// Adds points in breadth-first order with all that can be offloaded.
+fn measure_breadth_first(attempt: &Attempt) {
+    let freedom = &attempt.freedom;
+    if !freedom.may_go_breadth_first() {
+        return;
+    }
+    for loss_chunk in freedom.largest_and_smallest_chunk() {
+        for activations in [Offload::None, Offload::All] {
+            attempt.measure(&Point { loss_chunk, tables: true, ..freedom.breadth_first(activations, 0) });
+        }
+    }
 }
 
 /// Varies one choice after the other, as long as that needs less.

@@ -39,6 +39,8 @@ pub enum Why {
     FastestWithin { budget_bytes: u64 },
     /// No policy fits; this one needs the fewest bytes.
     NeedsLeast { peak_bytes: u64 },
+    /// Host memory has no room for it.
+    HostIsShort,
     /// An adapter on the head rules it out.
     HeadHasAdapter,
 }

@@ -17,7 +17,7 @@ use crate::plan::terms::{Terms, pins};
 use crate::plan::world::World;
 use crate::rows::data::Data;
 use smidgen_compile::request::Master;
-use smidgen_compile::{Budget, Solution, SolveError, smallest_resident};
+use smidgen_compile::{Budget, Choice, Solution, SolveError, Why, smallest_resident};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{DeviceKind, Extent, LeafKind, Pins, PlannedValue, Policy, Sharding, Space, Storage};
 use smidgen_recipe::Compute;
@@ -120,9 +120,17 @@ fn plan_with(job: &Job, shape: &DemandShape, pins: Pins) -> Result<Planned, Fail
     let mut result = terms.solve(&job.request, &shape.demands);
     let alternatives = result.as_ref().err().map(|error| terms.on_disk(job, error)).unwrap_or_default();
     for on_disk in alternatives {
-        let other = on_disk.solve(&job.request, &shape.demands);
-        if other.is_ok() {
-            (terms, result) = (on_disk, other);
+        if let Ok(mut other) = on_disk.solve(&job.request, &shape.demands) {
+            let (asked, own) = (&terms.pins, &on_disk.pins);
+            let is_own = |choice: Choice| match choice {
+                Choice::Weights => asked.weights != own.weights,
+                Choice::OptimizerState => asked.optimizer_state != own.optimizer_state,
+                Choice::Gradients => asked.gradients != own.gradients,
+                _ => false,
+            };
+            let reasons = other.reasons.iter_mut().filter(|reason| is_own(reason.choice));
+            reasons.for_each(|reason| reason.why = Why::HostIsShort);
+            (terms, result) = (on_disk, Ok(other));
             break;
         }
     }

@@ -174,6 +174,7 @@ fn render_reason(solution: &Solution, reason: &Reason) -> String {
     };
     match reason.why {
         Why::Pinned => format!("{what} (pinned)"),
+        Why::HostIsShort => format!("{what}, because host memory is short"),
         Why::Fits => format!("{what}, all activations fit"),
         Why::HeadHasAdapter => format!("{what}: it has an adapter"),
         Why::NeedsLeast { .. } if reason.choice == Choice::Recompute => {

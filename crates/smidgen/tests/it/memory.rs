@@ -50,6 +50,8 @@ fn weights_beside_a_gpu_lie_on_disk_where_pinned_memory_is_short() {
     assert_eq!(place(&plan(&[&budget, &enough])).0, "host");
     let chosen = plan(&[&budget, &short]);
     assert_eq!((chosen["fits"].as_bool(), place(&chosen).0.as_str()), (Some(true), "disk"));
+    let reasons = chosen["policy"]["reasons"].to_string();
+    assert!(reasons.contains("on disk, prefetched, because host memory is short"), "{reasons}");
 }
 
 #[test]
