@@ -131,14 +131,18 @@ impl Operand {
             shard: value.role.shard(),
         };
         let ValueRole::Slice(slice) = &value.role else { return place };
-        // The rows that a rank stores of a divided value are all that its buffer holds.
-        if value.stride.is_some() || plan.value(slice.of).role.shard().is_some() {
+        if value.stride.is_some() {
             return place;
         }
+        let (whole, shard) = (&plan.value(slice.of).ty, plan.value(slice.of).role.shard());
         if storage.has_contiguous_rows() {
-            return Operand { offset: buffer.offset + storage.bytes(slice.first_row, columns), ..place };
+            // The rows that a rank stores of a divided value are all that its buffer holds.
+            let first_row = slice.first_row - shard.map_or(0, |shard| shard.own_rows(whole).start);
+            return Operand { offset: buffer.offset + storage.bytes(first_row, columns), ..place };
         }
-        let whole = &plan.value(slice.of).ty;
+        if shard.is_some() {
+            return place;
+        }
         let (total_rows, _) = whole.shape.at(&plan.extent);
         let part = Some(RowPart { first_row: slice.first_row, total_rows });
         Operand { bytes: whole.bytes(&plan.extent), part, ..place }

@@ -10,7 +10,6 @@ use crate::plan::host;
 use crate::plan::job::{self, Job};
 use crate::plan::profiles;
 use smidgen_compile::error::ModelError;
-use smidgen_compile::request::Master;
 use smidgen_compile::{
     Budget, Context, Demand, Profile, Purpose, Question, Request, Solution, SolveError, can_fit, solve,
 };
@@ -130,12 +129,6 @@ pub fn pins(job: &Job) -> Result<Pins, Failure> {
         return refused(
             "`memory.order = \"breadth\"` is for decoders: `adapter.targets` adapts the audio encoder",
             "write `auto` or `depth`, or leave the encoder out of `adapter.targets`",
-        );
-    }
-    if request.optimizer.master != Master::F32 && !request.rank.is_only() {
-        return refused(
-            "`train.master = \"bf16\"` is for one rank: several divide f32 weights",
-            "write `f32`",
         );
     }
     Ok(pins.clone())

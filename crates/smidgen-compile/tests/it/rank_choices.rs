@@ -1,0 +1,122 @@
+//! What the solver divides over ranks where a recipe leaves it open, and what ranks gather.
+//!
+//! Plans are compiled here, so every stage is verified for ranks that divide trained weights, on a CPU and on a GPU.
+
+use crate::shapes;
+use smidgen_compile::adapter::{Layers, Targets};
+use smidgen_compile::links::Link;
+use smidgen_compile::request::{Master, Optimizer};
+use smidgen_compile::{
+    Budget, Context, Demand, Profile, Purpose, Question, Request, Solution, compile, solve,
+};
+use smidgen_ir::{
+    DType, DeviceKind, Entry, Extent, LayerSet, LeafKind, Op, Pins, Plan, Policy, Precision, Rank, Sharding,
+    Space, Storage,
+};
+
+const LAYERS: usize = 6;
+const CONTEXT: Context = shapes::process(1_000_000, 100, 3000);
+
+/// Full training on the second of four ranks.
+fn request() -> Request {
+    let spec = shapes::llama(64, 160, LAYERS, (4, 2), 256, false);
+    let trained = spec.tensors().into_iter().map(|tensor| tensor.name).collect();
+    let request = shapes::request(spec, Targets::AllLinear, Layers::All, 128, 1);
+    Request { adapters: vec![], trained, rank: Rank { index: 1, of: 4 }, ..request }
+}
+
+fn solved(sharding: Option<Sharding>, budget: u64, bytes_per_s: f64, micro_steps: f64) -> Option<Solution> {
+    let extent = Extent { tokens: 128, rows: 127, segments: 1, audio: 0 };
+    let pins = Pins {
+        sharding,
+        weights: Some(Space::Device),
+        activations: Some(Space::Device),
+        optimizer_state: Some(Space::Device),
+        gradients: Some(Space::Device),
+        ..Pins::default()
+    };
+    let link = Link { bytes_per_s, latency_s: 1e-7 };
+    let solution = solve(&Question {
+        purpose: Purpose::Training,
+        request: &request(),
+        demands: &[Demand { micro_tokens: 128, extent, step: extent, micro_steps }],
+        pins: &pins,
+        context: CONTEXT,
+        budget: Budget::device(budget),
+        profile: &Profile { link, ..Profile::cpu(2, Precision::F32) },
+    });
+    solution.ok()
+}
+
+#[test]
+fn gradients_are_divided_where_that_is_fastest() {
+    const FAST: f64 = 1e12;
+    let resident = |sharding| solved(Some(sharding), u64::MAX, FAST, 1.0).unwrap();
+    let peaks = Sharding::ALL[..3].iter().map(|sharding| resident(*sharding).peak_bytes).collect::<Vec<_>>();
+    assert!(peaks[0] > peaks[1] && peaks[1] > peaks[2], "{peaks:?}");
+    assert_eq!(solved(None, peaks[0], FAST, 1.0).unwrap().policy.sharding, Sharding::None);
+    assert_eq!(solved(None, peaks[1], FAST, 1.0).unwrap().policy.sharding, Sharding::Moments);
+    let chosen = solved(None, peaks[2], FAST, 1.0).unwrap();
+    assert_eq!(chosen.policy.sharding, Sharding::Gradients);
+    for sharding in [Sharding::None, Sharding::Moments, Sharding::Weights] {
+        let other = solved(Some(sharding), peaks[2], FAST, 1.0);
+        assert!(other.is_none_or(|other| other.step_ms > chosen.step_ms), "{sharding:?}");
+    }
+    // Over a slow link, computing twice costs less than a sum per micro-batch.
+    let slow = solved(None, peaks[2], 1e6, 8.0);
+    assert!(slow.is_none_or(|slow| slow.policy.sharding < Sharding::Gradients));
+}
+
+fn divided(request: &Request) -> Plan {
+    let policy = Policy {
+        sharding: Sharding::Weights,
+        offloaded_weights: LayerSet::all(LAYERS),
+        tables_offloaded: true,
+        window_bytes: 1 << 16,
+        ..Policy::resident(LayerSet::first(1), 64)
+    };
+    compile(request, &policy)
+}
+
+fn stored(plan: &Plan, kind: LeafKind) -> usize {
+    plan.leaves(kind).map(|(_, value)| value.role.stored_bytes(&value.ty, &plan.extent)).sum()
+}
+
+#[test]
+fn all_that_is_trained_is_divided() {
+    let request = request();
+    let alone =
+        compile(&Request { rank: Rank::ONLY, ..request.clone() }, &Policy::resident(LayerSet::first(1), 64));
+    let plan = divided(&request);
+    for kind in [LeafKind::Adapter, LeafKind::Gradient, LeafKind::Moment] {
+        let (part, whole) = (stored(&plan, kind), stored(&alone, kind));
+        assert!(4 * part < whole + whole / 20, "{part} of {whole} {kind:?}");
+    }
+}
+
+/// The bytes of bf16 travel, not those of the f32 masters, and every rank has its part of both.
+#[test]
+fn a_gpu_gathers_what_it_multiplies() {
+    let bf16 = Precision::Bf16;
+    for master in [Master::F32, Master::Bf16 { seed: 3 }] {
+        let request = request();
+        let optimizer = Optimizer { master, ..request.optimizer };
+        let request = Request { device: DeviceKind::Cuda, precision: bf16, optimizer, ..request };
+        let plan = divided(&request);
+        let steps = plan.entry(Entry::MicroStep).steps.iter();
+        let gathers = steps.filter(|step| matches!(step.op, Op::AllGather(_)));
+        let names: Vec<(&str, Storage)> = gathers
+            .map(|step| plan.value(step.inputs[0]))
+            .map(|value| (value.name.as_str(), value.ty.storage))
+            .collect();
+        assert!(names.len() > 2 * LAYERS * 7 - 7, "{names:?}");
+        for (name, storage) in names {
+            // Rows of an embedding are looked up as they are trained.
+            let is_looked_up = name == "model.embed_tokens.weight";
+            assert!(storage == Storage::Plain(DType::Bf16) || is_looked_up, "{name} {storage}");
+        }
+        for (_, value) in plan.leaves(LeafKind::Derived) {
+            assert!(value.role.shard().is_some(), "{}", value.name);
+        }
+    }
+}
