@@ -4,6 +4,7 @@
 //! device never sees a graph, a name or a lifetime.
 
 use crate::comm::CommError;
+use crate::shared_host::SharedHost;
 use smidgen_ir::workspace::{Target, workspace_bytes};
 use smidgen_ir::{
     DType, DeviceKind, Dim, Entry, Extent, Op, Plan, Precision, Shape, Shard, Space, Storage, Type, ValueId,
@@ -59,12 +60,14 @@ pub struct Reservation {
     pub device: usize,
     pub host: usize,
     pub disk: usize,
+    /// Of `host`, the first bytes, which ranks of a machine share if they can.
+    pub shared_host: usize,
 }
 
 impl Reservation {
     pub fn of(plan: &Plan) -> Reservation {
         let [device, host, disk] = Space::ALL.map(|space| plan.size(space).bytes());
-        Reservation { device, host, disk }
+        Reservation { device, host, disk, shared_host: plan.host.shared_bytes }
     }
 }
 
@@ -318,6 +321,8 @@ pub struct DeviceMemory {
     pub free_bytes: u64,
     /// Pinned host memory.
     pub pinned_bytes: u64,
+    /// Of that, what the kernel counts as memory of this process.
+    pub mapped_bytes: u64,
 }
 
 pub trait Device {
@@ -325,6 +330,14 @@ pub trait Device {
 
     /// Reserves all memory of a plan; device memory is touched and zeroed. Called before anything else.
     fn reserve(&mut self, spaces: &Reservation) -> Result<(), DeviceError>;
+
+    /// Has the first bytes of the next reservation's host memory be what ranks of this machine share.
+    fn share_host(&mut self, _shared: SharedHost) {}
+
+    /// Whether this process fills an address, rather than another one that shares it.
+    fn fills(&self, _at: Address) -> bool {
+        true
+    }
 
     /// Returns an error if this device cannot run a step at the planned extent. Called before any step runs.
     fn check(&self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError>;

@@ -4,14 +4,15 @@
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
+use smidgen_compile::choices::offload_all_weights;
 use smidgen_compile::links::Link;
 use smidgen_compile::request::{Master, Optimizer};
 use smidgen_compile::{
     Budget, Context, Demand, Profile, Purpose, Question, Request, Solution, compile, solve,
 };
 use smidgen_ir::{
-    DType, DeviceKind, Entry, Extent, LayerSet, LeafKind, Op, Pins, Plan, Policy, Precision, Rank, Sharding,
-    Space, Storage,
+    Category, DType, DeviceKind, Entry, Extent, LayerRule, LayerSet, LeafKind, Op, Pins, Plan, Policy,
+    Precision, Rank, Sharding, Space, Storage,
 };
 
 const LAYERS: usize = 6;
@@ -119,4 +120,75 @@ fn a_gpu_gathers_what_it_multiplies() {
             assert!(value.role.shard().is_some(), "{}", value.name);
         }
     }
+}
+
+/// LoRA on a GPU that fetches all frozen weights from pinned memory, one of four ranks.
+fn offloading() -> Request {
+    let spec = shapes::llama(64, 160, LAYERS, (4, 2), 256, false);
+    let request = shapes::request(spec, Targets::AllLinear, Layers::All, 128, 1);
+    let rank = Rank { index: 1, of: 4 };
+    Request { device: DeviceKind::Cuda, precision: Precision::Bf16, rank, ..request }
+}
+
+/// What is the same on every rank comes first in pinned memory, in whole pages; everything else is behind it.
+#[test]
+fn frozen_weights_in_pinned_memory_are_shared() {
+    let policy = |request: &Request| {
+        let resident = Policy { activations: Space::Host, ..Policy::resident(LayerSet::first(1), 64) };
+        let activations = Policy { offloaded_activations: LayerSet::all(LAYERS), ..resident };
+        offload_all_weights(activations, request, 1)
+    };
+    let request = offloading();
+    let plan = compile(&request, &policy(&request));
+    let shared = plan.host.shared_bytes;
+    assert!(shared > 0 && shared.is_multiple_of(64 << 10) && shared < plan.host.bytes(), "{:?}", plan.host);
+    let mut frozen = 0;
+    for buffer in plan.buffers.iter().filter(|buffer| buffer.space == Space::Host) {
+        match buffer.category == Category::BaseWeights {
+            true => assert!(buffer.end() <= shared),
+            false => assert!(buffer.offset >= shared, "{buffer:?}"),
+        }
+        frozen += usize::from(buffer.category == Category::BaseWeights);
+    }
+    assert!(frozen >= 7 * LAYERS, "{frozen}");
+    assert_eq!(plan.host.of_machine(1), plan.host.bytes());
+    assert_eq!(plan.host.of_machine(4), 4 * plan.host.bytes() - 3 * shared);
+    let alone = Request { rank: Rank::ONLY, ..request };
+    assert_eq!(compile(&alone, &policy(&alone)).host.shared_bytes, 0);
+}
+
+/// The budget of a machine holds one copy of what its ranks share, and the rest of each.
+#[test]
+fn a_machine_is_counted_once_for_what_its_ranks_share() {
+    let extent = Extent { tokens: 128, rows: 127, segments: 1, audio: 0 };
+    let pins = Pins {
+        weights: Some(Space::Host),
+        offloaded_weights: Some(LayerRule::All),
+        tables_offloaded: Some(true),
+        sharding: Some(Sharding::None),
+        activations: Some(Space::Device),
+        optimizer_state: Some(Space::Host),
+        ..Pins::default()
+    };
+    let solved = |request: &Request, offload_bytes: u64, local_ranks: usize| {
+        let question = Question {
+            purpose: Purpose::Training,
+            request,
+            demands: &[Demand { micro_tokens: 128, extent, step: extent, micro_steps: 1.0 }],
+            pins: &pins,
+            context: CONTEXT,
+            budget: Budget { offload_bytes, local_ranks, ..Budget::device(u64::MAX) },
+            profile: &Profile::cpu(2, Precision::Bf16),
+        };
+        solve(&question).ok().map(|solution| solution.plan.host)
+    };
+    let request = offloading();
+    let size = solved(&request, u64::MAX, 1).unwrap();
+    let (all, shared) = (size.bytes() as u64, size.shared_bytes as u64);
+    assert!(shared > 0 && all > shared, "moments are each rank's own");
+    let needed = shared + 4 * (all - shared);
+    assert_eq!(solved(&request, needed, 4), Some(size));
+    assert_eq!(solved(&request, needed - 1, 4), None);
+    // Four copies would not fit.
+    assert!(needed < 4 * all);
 }

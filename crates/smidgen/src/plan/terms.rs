@@ -98,9 +98,11 @@ fn budget(job: &Job) -> Budget {
         (DeviceKind::Cpu, _) => disk::free_bytes(&job.recipe.output.dir.resolved),
         (DeviceKind::Cuda, smidgen_recipe::Budget::Auto) => host::free_memory_bytes(),
     };
-    // What the machine has for offloaded tensors, its ranks divide.
-    let offload = offload.map(|bytes| bytes / job.world.local.of as u64);
-    Budget { device_bytes: job.budget.bytes, offload_bytes: offload.unwrap_or(u64::MAX) }
+    Budget {
+        device_bytes: job.budget.bytes,
+        offload_bytes: offload.unwrap_or(u64::MAX),
+        local_ranks: job.world.local.of,
+    }
 }
 
 /// The choices that the recipe pins, if the model has the layers that they name.

@@ -101,16 +101,18 @@ impl<'a, D: Device> Trainer<'a, D> {
         start: &Start,
     ) -> Result<Trainer<'a, D>, Failure> {
         let executor = Executor::load(plan, device)?;
-        Trainer::fill(job, executor, dir, policy, start)
+        Trainer::fill(job, executor, dir, policy, start, || Ok(()))
     }
 
-    /// The same for memory that is already reserved.
+    /// The same for memory that is already reserved. `are_loaded` returns once other ranks have loaded the weights that
+    /// they share with this one.
     pub fn fill(
         job: &'a Job,
         mut executor: Executor<D>,
         dir: RunDir,
         policy: Policy,
         start: &Start,
+        are_loaded: impl FnOnce() -> Result<(), Failure>,
     ) -> Result<Trainer<'a, D>, Failure> {
         let feed = Feed::of(executor.plan(), job.recipe.train.seed);
         let extent = executor.plan().extent;
@@ -123,6 +125,7 @@ impl<'a, D: Device> Trainer<'a, D> {
                 weights::load_weights(&mut executor, &job.model, threads).map(|()| WeightHashes::new())?
             }
         };
+        are_loaded()?;
         clear(&mut executor, LeafKind::Gradient)?;
         clear(&mut executor, LeafKind::Moment)?;
         clear(&mut executor, LeafKind::State)?;
