@@ -361,6 +361,7 @@ fn ranks_of_a_machine_share_pinned_weights() {
         "memory.device=auto",
         "memory.profile=rtx-4090",
         "memory.weights=host",
+        "memory.budget=4GiB",
         "memory.shard=none",
         "train.batch=8",
     ];
