@@ -12,7 +12,7 @@ use smidgen_compile::{
 };
 use smidgen_ir::{
     Category, DType, DeviceKind, Entry, Extent, LayerRule, LayerSet, LeafKind, Op, Pins, Plan, Policy,
-    Precision, Rank, Sharding, Space, Storage,
+    Precision, Rank, Sharding, Space, Storage, ValueId,
 };
 
 const LAYERS: usize = 6;
@@ -116,8 +116,13 @@ fn a_gpu_gathers_what_it_multiplies() {
             let is_looked_up = name == "model.embed_tokens.weight";
             assert!(storage == Storage::Plain(DType::Bf16) || is_looked_up, "{name} {storage}");
         }
-        for (_, value) in plan.leaves(LeafKind::Derived) {
-            assert!(value.role.shard().is_some(), "{}", value.name);
+        // A rank rounds its own rows of every copy, after each update.
+        let rounds =
+            plan.entry(Entry::Refresh).steps.iter().filter(|step| matches!(step.op, Op::Round { .. }));
+        let rounded: Vec<ValueId> =
+            rounds.map(|step| plan.value(step.updates[0]).role.whole(step.updates[0])).collect();
+        for (id, value) in plan.leaves(LeafKind::Derived) {
+            assert!(value.role.shard().is_some() && rounded.contains(&id), "{}", value.name);
         }
     }
 }
