@@ -11,8 +11,8 @@ use smidgen_compile::{
     Budget, Context, Demand, Profile, Purpose, Question, Request, Solution, compile, solve,
 };
 use smidgen_ir::{
-    Category, DType, DeviceKind, Entry, Extent, LayerRule, LayerSet, LeafKind, Op, Pins, Plan, Policy,
-    Precision, Rank, Sharding, Space, Storage, ValueId,
+    Buffer, Category, DType, DeviceKind, Entry, Extent, LayerRule, LayerSet, LeafKind, Lifetime, Op, Pins,
+    Plan, Policy, Precision, Rank, Sharding, Space, Storage, ValueId,
 };
 
 const LAYERS: usize = 6;
@@ -125,6 +125,31 @@ fn a_gpu_gathers_what_it_multiplies() {
             assert!(value.role.shard().is_some() && rounded.contains(&id), "{}", value.name);
         }
     }
+}
+
+/// What a layer adds to its gradients is summed while earlier layers are worked on, and its memory is free afterwards:
+/// with several sums, far less is held than all gradients. `verify` sees that nobody reuses it before a sum is over.
+#[test]
+fn partial_gradients_exist_for_a_few_layers() {
+    let spec = shapes::llama(512, 1408, LAYERS, (8, 4), 2048, false);
+    let trained = spec.tensors().into_iter().map(|tensor| tensor.name).collect();
+    let plain = shapes::request(spec, Targets::AllLinear, Layers::All, 64, 1);
+    let request = Request { adapters: vec![], trained, rank: Rank { index: 1, of: 4 }, ..plain };
+    let policy = Policy { sharding: Sharding::Gradients, ..Policy::resident(LayerSet::first(1), 64) };
+    let plan = compile(&request, &policy);
+    let steps = &plan.entry(Entry::MicroStep).steps;
+    let sums = steps.iter().filter(|step| matches!(step.op, Op::ReduceScatter(_))).count();
+    assert!(sums > 3, "{sums}");
+    let partial = |buffer: &&Buffer| {
+        buffer.category == Category::Gradients && matches!(buffer.lifetime, Lifetime::Steps { .. })
+    };
+    let held = |step: usize| {
+        let there = plan.buffers.iter().filter(partial);
+        there.filter(|buffer| buffer.lifetime.covers(Entry::MicroStep, step)).map(|buffer| buffer.bytes).sum()
+    };
+    let all: usize = plan.buffers.iter().filter(partial).map(|buffer| buffer.bytes).sum();
+    let most: usize = (0..steps.len()).map(held).max().unwrap();
+    assert!(most > 0 && 2 * most < all, "{most} of {all}");
 }
 
 /// LoRA on a GPU that fetches all frozen weights from pinned memory, one of four ranks.
