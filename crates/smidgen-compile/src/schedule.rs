@@ -104,11 +104,7 @@ pub fn plan_lifetimes(
     for (entry, nodes) in std::mem::take(&mut graph.entries) {
         let extent = plan.extent_of(entry);
         let usual = request.workload.extent(&extent);
-        let mut awaits = awaited(&graph, &nodes);
-        // `collect` gathers one tensor after the other, so that two of them at most exist at the same time.
-        if entry == Entry::Collect {
-            (1..nodes.len()).for_each(|index| awaits[index].push(index - 1));
-        }
+        let awaits = awaited(&graph, &nodes);
         let mut lives = lifetimes(&graph, &nodes, shared, request.device);
         outlive_transfers(&graph, &nodes, &awaits, shared, &mut lives);
         let laps = if entry == Entry::MicroStep { std::mem::take(&mut graph.laps) } else { vec![] };

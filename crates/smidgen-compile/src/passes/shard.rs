@@ -116,7 +116,9 @@ pub fn divide_trained(graph: &mut Graph, policy: &Policy, rank: Rank) {
     let mut nodes = Vec::new();
     for divided in weights.into_iter().chain(moments) {
         let name = graph.name_from(divided, |name| format!("{name} whole"));
-        graph.emit(&mut nodes, Op::AllGather(shard), vec![divided], vec![], &[name], place);
+        let whole = graph.emit(&mut nodes, Op::AllGather(shard), vec![divided], vec![], &[name], place)[0];
+        // Before the next one is gathered the host has read this one, so they share memory.
+        graph.emit(&mut nodes, Op::Stowed, vec![whole, whole], vec![], &[], place);
     }
     graph.entries.push((Entry::Collect, nodes));
 }

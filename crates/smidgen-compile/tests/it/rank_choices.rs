@@ -95,6 +95,15 @@ fn all_that_is_trained_is_divided() {
     }
 }
 
+/// A checkpoint gathers one tensor after the other: the memory for it is that of the largest.
+#[test]
+fn one_tensor_is_gathered_at_a_time() {
+    let plan = divided(&request());
+    let gathered = plan.entry(Entry::Collect).steps.iter().filter_map(|step| step.outputs.first());
+    let largest = gathered.map(|whole| plan.value(*whole).ty.bytes(&plan.extent)).max().unwrap();
+    assert_eq!(plan.live_bytes(Entry::Collect).into_iter().max(), Some(largest));
+}
+
 /// The bytes of bf16 travel, not those of the f32 masters, and every rank has its part of both.
 #[test]
 fn a_gpu_gathers_what_it_multiplies() {
