@@ -6,7 +6,7 @@
 //! a gap; other orders win on other programs, so the best of a few is kept.
 
 use crate::schedule::Schedule;
-use smidgen_ir::plan::align_up;
+use smidgen_ir::plan::{SHARED_ALIGNMENT, align_up};
 use smidgen_ir::{Buffer, Entry, Lifetime, Plan, Region, Space, SpaceSize, verify};
 use std::cmp::Reverse;
 
@@ -28,10 +28,20 @@ pub fn plan_memory_unchecked(schedule: Schedule) -> Plan {
 
 fn pack_space(plan: &mut Plan, space: Space) -> SpaceSize {
     let mut size = SpaceSize::default();
-    let here = plan.buffers.iter_mut().filter(|buffer| buffer.space == space);
-    for buffer in here.filter(|buffer| buffer.lifetime == Lifetime::Run) {
-        buffer.offset = size.persistent_bytes;
-        size.persistent_bytes += align_up(buffer.bytes);
+    let is_of_ranks = plan.is_of_ranks;
+    let is_shared = |buffer: &Buffer| is_of_ranks && buffer.is_shareable();
+    // What ranks share comes first.
+    for shared in [true, false] {
+        let here = plan.buffers.iter_mut().filter(|buffer| buffer.space == space);
+        let own = here.filter(|buffer| buffer.lifetime == Lifetime::Run && is_shared(buffer) == shared);
+        for buffer in own {
+            buffer.offset = size.persistent_bytes;
+            size.persistent_bytes += align_up(buffer.bytes);
+        }
+        if shared {
+            size.persistent_bytes = size.persistent_bytes.next_multiple_of(SHARED_ALIGNMENT);
+            size.shared_bytes = size.persistent_bytes;
+        }
     }
     for entry in plan.entries.iter().map(|entry| entry.entry) {
         let lives = transient_lives(&plan.buffers, entry, space);

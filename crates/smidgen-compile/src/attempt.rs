@@ -24,6 +24,7 @@ pub struct Measured {
     /// The same for each region; `bytes` is the largest of them.
     pub region_bytes: [u64; REGIONS],
     /// In host RAM or on disk.
+    /// Of all ranks of a machine.
     pub offloaded_bytes: u64,
     /// Predicted time of an optimizer step, or of all the work where nothing is trained.
     pub ms: f64,
@@ -124,10 +125,11 @@ impl<'a> Attempt<'a> {
         }
         let mut schedule = self.scheduled(policy);
         let space = self.request.device.offload_space();
-        let offloaded_bytes = schedule.bytes_in(space) as u64;
+        let size = schedule.size_in(space);
+        let offloaded_bytes = size.of_machine(self.question.budget.local_ranks) as u64;
         // A plan knows it only when it is packed, and the context may depend on it.
         if space == Space::Host {
-            schedule.plan.host.persistent_bytes = offloaded_bytes as usize;
+            schedule.plan.host = size;
         }
         let region_bytes = self.region_bytes(&schedule);
         let bytes = region_bytes.into_iter().max().unwrap_or(0);
@@ -192,7 +194,7 @@ impl<'a> Attempt<'a> {
     }
 
     pub fn is_within(&self, measured: &Measured) -> bool {
-        let Budget { device_bytes, offload_bytes } = self.question.budget;
+        let Budget { device_bytes, offload_bytes, .. } = self.question.budget;
         measured.bytes <= device_bytes && measured.offloaded_bytes <= offload_bytes
     }
 
@@ -266,14 +268,15 @@ impl<'a> Attempt<'a> {
         }
         let plan = arena::plan_memory_unchecked(schedule);
         let peak_bytes = self.peak_bytes(&plan);
-        let fits = peak_bytes <= budget.device_bytes && offloaded_bytes(&plan) <= budget.offload_bytes;
+        let offloaded_bytes = offloaded_bytes(&plan, budget.local_ranks);
+        let fits = peak_bytes <= budget.device_bytes && offloaded_bytes <= budget.offload_bytes;
         fits.then_some(peak_bytes)
     }
 
     /// Whether a plan is within the budget.
     pub fn holds(&self, plan: &Plan) -> bool {
-        let Budget { device_bytes, offload_bytes } = self.question.budget;
-        self.peak_bytes(plan) <= device_bytes && offloaded_bytes(plan) <= offload_bytes
+        let Budget { device_bytes, offload_bytes, local_ranks } = self.question.budget;
+        self.peak_bytes(plan) <= device_bytes && offloaded_bytes(plan, local_ranks) <= offload_bytes
     }
 
     pub fn peak_bytes(&self, plan: &Plan) -> u64 {

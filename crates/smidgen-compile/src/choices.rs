@@ -140,7 +140,7 @@ impl<'a> Freedom<'a> {
             micro_tokens: demand.micro_tokens,
             tokens: demand.extent.tokens,
             chunks: loss_chunks(request, pins),
-            layer_bytes: layer_bytes(request),
+            layer_bytes: layer_bytes(request, sharding == Sharding::Weights),
             has_own_embedding: !request.spec.tied_head,
             // A divided head is gathered as a whole.
             head_pieces: if sharding == Sharding::Weights { 0 } else { head_pieces::count(request) },
@@ -621,23 +621,24 @@ pub fn offload_all_weights(policy: Policy, request: &Request, window_layers: usi
         embedding_offloaded: true,
         tables_offloaded: true,
         head_pieces: if window_layers == 0 { head_pieces::count(request) } else { 0 },
-        window_bytes: window_layers * layer_bytes(request),
+        window_bytes: window_layers * layer_bytes(request, false),
         ..policy
     };
     policy.on(request.device)
 }
 
-/// Bytes of the weights of a layer that can be offloaded.
-fn layer_bytes(request: &Request) -> usize {
+/// Bytes on the device of the weights of a layer that can be offloaded, or gathered from other ranks.
+fn layer_bytes(request: &Request, is_gathered: bool) -> usize {
     let tensors = request.spec.tensors().into_iter().filter(|tensor| tensor.name.contains("layers.0."));
     let bytes = tensors.map(|tensor| {
         let (rows, columns) = tensor.shape.at(&Extent::default());
         let storage = request.storage_of(&tensor.name);
         match request.trained.contains(&tensor.name) {
-            // It comes as it is trained, and is rounded.
+            // It comes as it is trained, and is rounded; ranks round before they gather.
             true => {
                 let rounded = if request.rounds_trained() { request.activations().bytes() } else { 0 };
-                (DType::F32.bytes() + rounded) * rows * columns
+                let trained = if is_gathered && rounded > 0 { 0 } else { DType::F32.bytes() };
+                (trained + rounded) * rows * columns
             }
             false => storage.bytes(rows, columns),
         }

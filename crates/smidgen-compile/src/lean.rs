@@ -40,7 +40,8 @@ pub fn leanest(attempt: &Attempt, most_offloaded_bytes: u64) -> Option<Leanest> 
     attempt.set_effort_steps(effort_before);
     let mut seen = attempt.seen_within(most_offloaded_bytes);
     seen.sort_by(|(_, one), (_, other)| one.bytes.cmp(&other.bytes).then(one.ms.total_cmp(&other.ms)));
-    let within = Budget { device_bytes: u64::MAX, offload_bytes: most_offloaded_bytes };
+    let Budget { local_ranks, .. } = attempt.question.budget;
+    let within = Budget { device_bytes: u64::MAX, offload_bytes: most_offloaded_bytes, local_ranks };
     let mut best: Option<Leanest> = None;
     for (policy, measured) in seen {
         if best.as_ref().is_some_and(|best| best.peak_bytes <= measured.bytes) {

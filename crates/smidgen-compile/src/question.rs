@@ -39,13 +39,15 @@ pub struct Demand {
 pub struct Budget {
     /// Reservation and context on the device.
     pub device_bytes: u64,
-    /// Bytes for offloaded tensors: pinned memory with a GPU, disk with a CPU.
+    /// Bytes of a machine for offloaded tensors: pinned memory with a GPU, disk with a CPU.
     pub offload_bytes: u64,
+    /// Ranks of that machine; each offloads the same, and frozen weights in pinned memory exist once.
+    pub local_ranks: usize,
 }
 
 impl Budget {
     /// A limit for the device, and none for what is offloaded.
     pub fn device(device_bytes: u64) -> Budget {
-        Budget { device_bytes, offload_bytes: u64::MAX }
+        Budget { device_bytes, offload_bytes: u64::MAX, local_ranks: 1 }
     }
 }

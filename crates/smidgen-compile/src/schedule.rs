@@ -30,9 +30,13 @@ impl Schedule {
     }
 
     /// Bytes in a space other than the device: leaves, and activations, which are all there when backward begins.
-    pub fn bytes_in(&self, space: Space) -> usize {
-        let there = self.plan.buffers.iter().filter(|buffer| buffer.space == space);
-        there.map(|buffer| align_up(buffer.bytes)).sum()
+    pub fn size_in(&self, space: Space) -> SpaceSize {
+        let there = || self.plan.buffers.iter().filter(|buffer| buffer.space == space);
+        let sum = |is_counted: &dyn Fn(&Buffer) -> bool| {
+            there().filter(|buffer| is_counted(buffer)).map(|buffer| align_up(buffer.bytes)).sum()
+        };
+        let shared_bytes = sum(&|buffer| self.plan.is_of_ranks && buffer.is_shareable());
+        SpaceSize { persistent_bytes: sum(&|_| true), transient_bytes: 0, shared_bytes }
     }
 }
 
@@ -59,6 +63,7 @@ pub fn plan_lifetimes(
         threads: request.threads,
         persistent_bytes: 0,
         transient_bytes: 0,
+        is_of_ranks: !request.rank.is_only(),
         host: SpaceSize::default(),
         disk: SpaceSize::default(),
         values: Vec::new(),
@@ -102,11 +107,7 @@ pub fn plan_lifetimes(
     for (entry, nodes) in std::mem::take(&mut graph.entries) {
         let extent = plan.extent_of(entry);
         let usual = request.workload.extent(&extent);
-        let mut awaits = awaited(&graph, &nodes);
-        // `collect` gathers one tensor after the other, so that two of them at most exist at the same time.
-        if entry == Entry::Collect {
-            (1..nodes.len()).for_each(|index| awaits[index].push(index - 1));
-        }
+        let awaits = awaited(&graph, &nodes);
         let mut lives = lifetimes(&graph, &nodes, shared, request.device);
         outlive_transfers(&graph, &nodes, &awaits, shared, &mut lives);
         let laps = if entry == Entry::MicroStep { std::mem::take(&mut graph.laps) } else { vec![] };

@@ -362,10 +362,16 @@ impl Sketch<'_> {
 
     fn offloaded_bytes(&self, point: &Point, kinds: &[usize]) -> f64 {
         let stowed: f64 = kinds.iter().map(|kind| self.sized.kinds[*kind].stowed_bytes).sum();
+        let ranks = self.attempt.question.budget.local_ranks as f64;
         if self.attempt.freedom.gathers_weights() {
-            return stowed;
+            return ranks * stowed;
         }
-        point.weights as f64 * self.fixed.layer_bytes + self.tables_and_moments_bytes(point) + stowed
+        let moments = if point.optimizer_state { self.fixed.moment_bytes } else { 0.0 };
+        let tables = self.tables_and_moments_bytes(point) - moments;
+        let weights = point.weights as f64 * self.fixed.layer_bytes + tables;
+        // Frozen weights exist once per machine.
+        let copies = if self.attempt.freedom.trains_base { ranks } else { 1.0 };
+        copies * weights + ranks * (moments + stowed)
     }
 
     /// What a point offloads of embedding, head and optimizer state.

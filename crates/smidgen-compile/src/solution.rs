@@ -56,15 +56,15 @@ pub struct Price {
 }
 
 impl Solution {
-    /// Bytes offloaded to host RAM from a GPU, to disk from a CPU.
-    pub fn offloaded_bytes(&self) -> u64 {
-        offloaded_bytes(&self.plan)
+    /// Bytes offloaded to host RAM from a GPU, to disk from a CPU, by this many ranks of a machine.
+    pub fn offloaded_bytes(&self, local_ranks: usize) -> u64 {
+        offloaded_bytes(&self.plan, local_ranks)
     }
 }
 
 /// What the budget for offloading counts: host RAM for a GPU, whose values on disk only the disk limits.
-pub(crate) fn offloaded_bytes(plan: &Plan) -> u64 {
-    plan.size(plan.device.offload_space()).bytes() as u64
+pub(crate) fn offloaded_bytes(plan: &Plan, local_ranks: usize) -> u64 {
+    plan.size(plan.device.offload_space()).of_machine(local_ranks) as u64
 }
 
 /// No policy fits the budget.

@@ -50,7 +50,7 @@ fn shardings(purpose: Purpose, rank: Rank, pins: &Pins) -> Vec<Sharding> {
     match (rank.is_only(), pins.sharding, purpose) {
         (true, ..) => vec![Sharding::None],
         (_, Some(pinned), _) => vec![pinned],
-        (_, None, Purpose::Training) => vec![Sharding::None, Sharding::Moments, Sharding::Weights],
+        (_, None, Purpose::Training) => Sharding::ALL.to_vec(),
         (_, None, _) => vec![Sharding::None, Sharding::Weights],
     }
 }

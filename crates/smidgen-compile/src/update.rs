@@ -8,14 +8,19 @@ use crate::leaves::FOURIER_COEFFICIENTS;
 use crate::names::{input, state};
 use crate::request::{AdapterForm, Master, Request};
 use smidgen_ir::{
-    ACTIVITY_COLUMNS, AdamW, DType, Entry, Graph, LeafKind, Node, Op, Phase, RandomPlace, Shape, Storage,
-    Type, ValueId,
+    ACTIVITY_COLUMNS, AdamW, DType, Entry, Extent, Graph, LeafKind, Node, Op, Phase, RandomPlace, Shape,
+    Storage, Type, ValueId,
 };
 
 /// Elements that an update fetches or widens at a time: enough that a transfer runs at the full speed of the link.
 pub const PIECE_ELEMENTS: usize = 16 << 20;
 
 pub fn append_update(graph: &mut Graph, request: &Request) {
+    append_update_in_pieces(graph, request, PIECE_ELEMENTS);
+}
+
+/// The same, with pieces of another size.
+pub fn append_update_in_pieces(graph: &mut Graph, request: &Request, piece_elements: usize) {
     let optimizer = &request.optimizer;
     let find = |graph: &Graph, name: &str| {
         let found = graph.values.iter().position(|value| value.name == name && !value.is_temp());
@@ -60,7 +65,7 @@ pub fn append_update(graph: &mut Graph, request: &Request) {
         match (optimizer.master, graph.value(parameter).ty.storage) {
             (Master::Bf16 { seed }, Storage::Plain(DType::Bf16)) => {
                 let random = RandomPlace { seed, tensor: row as u64, first_row: 0 };
-                update_bf16(graph, &mut nodes, (op, inputs, updates), random, request);
+                update_bf16(graph, &mut nodes, (op, inputs, updates), random, piece_elements);
             }
             _ => {
                 graph.emit(&mut nodes, op, inputs, updates, &[], place);
@@ -80,12 +85,12 @@ fn update_bf16(
     nodes: &mut Vec<Node>,
     (op, inputs, updates): (Op, Vec<ValueId>, Vec<ValueId>),
     random: RandomPlace,
-    request: &Request,
+    piece_elements: usize,
 ) {
     let (place, hyper) = ((Phase::Update, None), inputs[2]);
-    let (rows, columns) = graph.value(updates[0]).ty.shape.at(&request.extent);
+    let (rows, columns) = graph.value(updates[0]).ty.shape.at(&Extent::default());
     let has_rows = updates[..3].iter().all(|id| graph.value(*id).ty.storage.has_contiguous_rows());
-    let most = if has_rows { (PIECE_ELEMENTS / columns).max(1) } else { rows };
+    let most = if has_rows { (piece_elements / columns).max(1) } else { rows };
     for first in (0..rows).step_by(most) {
         let count = most.min(rows - first);
         let mut part = |whole: ValueId| match count == rows {

@@ -130,6 +130,11 @@ impl Buffer {
     pub fn end(&self) -> usize {
         self.offset + self.bytes
     }
+
+    /// Whether ranks of a machine have the same bytes here all the time: a frozen weight in pinned memory.
+    pub fn is_shareable(&self) -> bool {
+        self.space == Space::Host && self.lifetime == Lifetime::Run && self.category == Category::BaseWeights
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -277,6 +282,8 @@ pub struct Plan {
     pub threads: usize,
     pub persistent_bytes: usize,
     pub transient_bytes: usize,
+    /// Whether it is the plan of one rank of several.
+    pub is_of_ranks: bool,
     /// For offloaded values.
     pub host: SpaceSize,
     pub disk: SpaceSize,
@@ -290,11 +297,21 @@ pub struct Plan {
 pub struct SpaceSize {
     pub persistent_bytes: usize,
     pub transient_bytes: usize,
+    /// The first of the persistent bytes, which all ranks of a machine share: frozen weights in pinned memory.
+    pub shared_bytes: usize,
 }
+
+/// Shared bytes are a multiple of this: whole pages of any machine.
+pub const SHARED_ALIGNMENT: usize = 64 << 10;
 
 impl SpaceSize {
     pub fn bytes(&self) -> usize {
         self.persistent_bytes + self.transient_bytes
+    }
+
+    /// What this many ranks of a machine take together.
+    pub fn of_machine(&self, ranks: usize) -> usize {
+        self.shared_bytes + ranks * (self.bytes() - self.shared_bytes)
     }
 }
 
@@ -320,7 +337,7 @@ impl Plan {
     pub fn size(&self, space: Space) -> SpaceSize {
         let Plan { persistent_bytes, transient_bytes, .. } = *self;
         match space {
-            Space::Device => SpaceSize { persistent_bytes, transient_bytes },
+            Space::Device => SpaceSize { persistent_bytes, transient_bytes, shared_bytes: 0 },
             Space::Host => self.host,
             Space::Disk => self.disk,
         }

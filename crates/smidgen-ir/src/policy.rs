@@ -185,7 +185,7 @@ pub enum Sharding {
     Moments,
     /// Gradients too: what a layer adds to them is summed at once, and each rank keeps its rows.
     Gradients,
-    /// Frozen weights too: a layer is gathered before it is used.
+    /// Weights too, frozen and trained: a layer is gathered before it is used.
     Weights,
 }
 

@@ -2,13 +2,16 @@
 //!
 //! `Device` has generic methods, so it cannot be a trait object; this enum forwards every call instead.
 
+use crate::comm::Progress;
 use crate::cpu::Cpu;
 use crate::cuda::Cuda;
 use crate::device::{
     Address, BoundStep, Destination, Device, DeviceError, DeviceMemory, Fill, FillError, Reservation,
 };
+use crate::shared_host::SharedHost;
 use smidgen_ir::Extent;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 #[derive(Debug)]
@@ -27,11 +30,19 @@ impl AnyDevice {
         }
     }
 
-    /// Sets how long an exchange with other ranks is waited for; NCCL and the heartbeat notice failures themselves.
+    /// Sets how long an exchange with other ranks is waited for.
     pub fn limit_exchanges(&mut self, limit: Duration) {
         match self {
             AnyDevice::Cpu(cpu) => cpu.limit_exchanges(limit),
-            AnyDevice::Cuda(_) => {}
+            AnyDevice::Cuda(cuda) => cuda.limit_exchanges(limit),
+        }
+    }
+
+    /// How far this rank has come with its exchanges, if it has any.
+    pub fn exchange_progress(&self) -> Option<Arc<Progress>> {
+        match self {
+            AnyDevice::Cpu(cpu) => cpu.exchange_progress(),
+            AnyDevice::Cuda(cuda) => cuda.exchange_progress(),
         }
     }
 
@@ -60,6 +71,14 @@ impl Device for AnyDevice {
 
     fn reserve(&mut self, spaces: &Reservation) -> Result<(), DeviceError> {
         forward!(self, device => device.reserve(spaces))
+    }
+
+    fn share_host(&mut self, shared: SharedHost) {
+        forward!(self, device => device.share_host(shared))
+    }
+
+    fn fills(&self, at: Address) -> bool {
+        forward!(self, device => device.fills(at))
     }
 
     fn check(&self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {

@@ -4,6 +4,7 @@
 //! device never sees a graph, a name or a lifetime.
 
 use crate::comm::CommError;
+use crate::shared_host::SharedHost;
 use smidgen_ir::workspace::{Target, workspace_bytes};
 use smidgen_ir::{
     DType, DeviceKind, Dim, Entry, Extent, Op, Plan, Precision, Shape, Shard, Space, Storage, Type, ValueId,
@@ -59,12 +60,14 @@ pub struct Reservation {
     pub device: usize,
     pub host: usize,
     pub disk: usize,
+    /// Of `host`, the first bytes, which ranks of a machine share if they can.
+    pub shared_host: usize,
 }
 
 impl Reservation {
     pub fn of(plan: &Plan) -> Reservation {
         let [device, host, disk] = Space::ALL.map(|space| plan.size(space).bytes());
-        Reservation { device, host, disk }
+        Reservation { device, host, disk, shared_host: plan.host.shared_bytes }
     }
 }
 
@@ -131,14 +134,18 @@ impl Operand {
             shard: value.role.shard(),
         };
         let ValueRole::Slice(slice) = &value.role else { return place };
-        // The rows that a rank stores of a divided value are all that its buffer holds.
-        if value.stride.is_some() || plan.value(slice.of).role.shard().is_some() {
+        if value.stride.is_some() {
             return place;
         }
+        let (whole, shard) = (&plan.value(slice.of).ty, plan.value(slice.of).role.shard());
         if storage.has_contiguous_rows() {
-            return Operand { offset: buffer.offset + storage.bytes(slice.first_row, columns), ..place };
+            // The rows that a rank stores of a divided value are all that its buffer holds.
+            let first_row = slice.first_row - shard.map_or(0, |shard| shard.own_rows(whole).start);
+            return Operand { offset: buffer.offset + storage.bytes(first_row, columns), ..place };
         }
-        let whole = &plan.value(slice.of).ty;
+        if shard.is_some() {
+            return place;
+        }
         let (total_rows, _) = whole.shape.at(&plan.extent);
         let part = Some(RowPart { first_row: slice.first_row, total_rows });
         Operand { bytes: whole.bytes(&plan.extent), part, ..place }
@@ -314,6 +321,8 @@ pub struct DeviceMemory {
     pub free_bytes: u64,
     /// Pinned host memory.
     pub pinned_bytes: u64,
+    /// Of that, what the kernel counts as memory of this process.
+    pub mapped_bytes: u64,
 }
 
 pub trait Device {
@@ -321,6 +330,14 @@ pub trait Device {
 
     /// Reserves all memory of a plan; device memory is touched and zeroed. Called before anything else.
     fn reserve(&mut self, spaces: &Reservation) -> Result<(), DeviceError>;
+
+    /// Has the first bytes of the next reservation's host memory be what ranks of this machine share.
+    fn share_host(&mut self, _shared: SharedHost) {}
+
+    /// Whether this process fills an address, rather than another one that shares it.
+    fn fills(&self, _at: Address) -> bool {
+        true
+    }
 
     /// Returns an error if this device cannot run a step at the planned extent. Called before any step runs.
     fn check(&self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError>;

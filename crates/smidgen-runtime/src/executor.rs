@@ -193,6 +193,11 @@ impl<D: Device> Executor<D> {
         self.device.finish_read(slot, place.offset, into)
     }
 
+    /// Whether this process fills a value, rather than another rank that shares its memory.
+    pub fn fills(&self, value: ValueId) -> bool {
+        self.device.fills(Operand::of(&self.plan, value).address())
+    }
+
     /// Fills a whole value from a source that can deliver any part of it.
     pub fn fill<E>(&mut self, value: ValueId, fill: Fill<'_, E>) -> Result<(), FillError<E>> {
         self.device.fill(Destination::of(&Operand::of(&self.plan, value)), fill)

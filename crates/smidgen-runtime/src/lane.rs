@@ -4,7 +4,7 @@
 //! same order, so one lane per rank never waits for itself. After a failure nothing more is run: every later wait returns
 //! it, because the ranks no longer agree on what has been exchanged.
 
-use crate::comm::{Comm, CommError, Number, Span};
+use crate::comm::{Comm, CommError, Number, Progress as Counts, Span};
 use crate::device::{BoundStep, Operand};
 use smidgen_ir::{Cut, DType, Op, Shard, Storage};
 use std::ops::Range;
@@ -95,6 +95,7 @@ pub struct Lane {
     thread: Option<JoinHandle<()>>,
     begun: u64,
     limit: Duration,
+    counts: Arc<Counts>,
 }
 
 /// How long an exchange is waited for where nobody says otherwise.
@@ -111,10 +112,16 @@ impl Lane {
     pub fn start(comm: Box<dyn Comm>) -> Lane {
         let (jobs, inbox) = channel();
         let progress = Arc::new((Mutex::new(Progress::default()), Condvar::new()));
-        let own = Arc::clone(&progress);
+        let counts = Arc::new(Counts::default());
+        let (own, own_counts) = (Arc::clone(&progress), Arc::clone(&counts));
         let thread = std::thread::Builder::new().name("exchange".into());
-        let thread = thread.spawn(move || run_all(comm, &own, &inbox));
-        Lane { jobs: Some(jobs), progress, thread: thread.ok(), begun: 0, limit: LIMIT }
+        let thread = thread.spawn(move || run_all(comm, &own, &inbox, &own_counts));
+        Lane { jobs: Some(jobs), progress, thread: thread.ok(), begun: 0, limit: LIMIT, counts }
+    }
+
+    /// How far this rank has come.
+    pub fn counts(&self) -> Arc<Counts> {
+        Arc::clone(&self.counts)
     }
 
     /// Sets how long an exchange is waited for.
@@ -169,10 +176,13 @@ fn run_all(
     mut comm: Box<dyn Comm>,
     progress: &(Mutex<Progress>, Condvar),
     inbox: &Receiver<(u64, Exchange)>,
+    counts: &Counts,
 ) {
     for (number, exchange) in inbox {
         let failed = lock(&progress.0).failed.is_some();
+        counts.reach();
         let result = if failed { Ok(()) } else { run(comm.as_mut(), exchange) };
+        counts.finish();
         let mut now = lock(&progress.0);
         now.done = number;
         if let Err(error) = result {
@@ -260,6 +270,7 @@ mod tests {
         let number = unsafe { lane.begin(Exchange::Sum(vec![])) };
         let error = lane.wait(number).unwrap_err().to_string();
         assert!(error.contains("did not take part"), "{error}");
+        assert_eq!(lane.counts().counts(), (1, 0), "reached, and not over");
     }
 
     #[test]

@@ -12,6 +12,7 @@ pub mod executor;
 pub mod lane;
 pub mod null;
 mod python_roots;
+pub mod shared_host;
 
 pub use any::AnyDevice;
 pub use cpu::Cpu;
@@ -20,3 +21,4 @@ pub use cuda::Cuda;
 pub use device::{BoundStep, Device, DeviceError, Operand};
 pub use executor::Executor;
 pub use null::Null;
+pub use shared_host::SharedHost;

@@ -234,8 +234,21 @@ fn kind_of_device_error(error: &DeviceError) -> FailureKind {
         | DeviceError::Capability { .. }
         | DeviceError::Extent { .. }
         | DeviceError::Alone { .. }
-        | DeviceError::Comm(_)
         | DeviceError::Violation(_) => FailureKind::Device,
+        DeviceError::Comm(error) => kind_of_comm_error(error),
+    }
+}
+
+fn kind_of_comm_error(error: &CommError) -> FailureKind {
+    match error {
+        CommError::Call { .. } | CommError::World { .. } => FailureKind::Ranks,
+        CommError::Missing { .. }
+        | CommError::Open { .. }
+        | CommError::Symbol { .. }
+        | CommError::Abi { .. }
+        | CommError::AbiVersion { .. }
+        | CommError::Threads { .. }
+        | CommError::Again => FailureKind::Device,
     }
 }
 
@@ -247,18 +260,8 @@ impl From<DeviceError> for Failure {
 
 impl From<CommError> for Failure {
     fn from(error: CommError) -> Failure {
-        let kind = match &error {
-            CommError::Call { .. } | CommError::World { .. } => FailureKind::Ranks,
-            CommError::Missing { .. }
-            | CommError::Open { .. }
-            | CommError::Symbol { .. }
-            | CommError::Abi { .. }
-            | CommError::AbiVersion { .. }
-            | CommError::Threads { .. }
-            | CommError::Again => FailureKind::Device,
-        };
         let remedy = error.remedy();
-        Failure::new(kind, error).hint_if_some(remedy)
+        Failure::new(kind_of_comm_error(&error), error).hint_if_some(remedy)
     }
 }
 

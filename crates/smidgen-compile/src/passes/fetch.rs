@@ -4,13 +4,14 @@
 //! once. The fetched copy is a temporary like any other: the arena reserves bytes for it for that time, and nodes are
 //! rewritten to read it. A head in pieces is fetched piece by piece, and so is what an update works on. What is changed
 //! is copied back. A trained weight is rounded where it arrives, if matmuls need another type.
-//! Weights that are divided over ranks are gathered instead of fetched: each rank keeps its part on the device.
+//! Weights that are divided over ranks are gathered instead of fetched: each rank keeps its part on the device, and
+//! updates it there.
 
 use super::prefetch::{
     Insertions, Need, begin_ahead, division, fetched_for, read_copy, rounded_copy, seam_before,
     source_rows_of,
 };
-use smidgen_ir::{ByValue, Extent, Graph, Node, Op, Phase, ValueId};
+use smidgen_ir::{ByValue, Cut, Extent, Graph, Node, Op, Phase, ValueId};
 
 /// What comes for an operand: the leaf that it is rows of; or the rows alone, of the head and of what is updated.
 fn comes_as(graph: &Graph, op: &Op, operand: ValueId) -> ValueId {
@@ -18,6 +19,16 @@ fn comes_as(graph: &Graph, op: &Op, operand: ValueId) -> ValueId {
     let is_update = matches!(op, Op::AdamW(_) | Op::AdamW8(_) | Op::Widen | Op::RoundAtRandom(_) | Op::Zero);
     let by_rows = op.reads_head() || is_update;
     if by_rows && division(graph, whole).is_none() { operand } else { whole }
+}
+
+/// Whether a node works on the rows that this rank has of a divided weight.
+fn works_on_part(graph: &Graph, op: &Op, leaf: ValueId) -> bool {
+    let is_of_rows = division(graph, leaf).is_some_and(|shard| shard.cut == Cut::Rows);
+    is_of_rows
+        && matches!(
+            op,
+            Op::AdamW(_) | Op::AdamW8(_) | Op::Widen | Op::RoundAtRandom(_) | Op::Round { to: None, .. }
+        )
 }
 
 /// A leaf, or rows of it, that nodes `need.first..=need.last` of one layer's turn read, or change.
@@ -89,6 +100,9 @@ fn find_visits(graph: &Graph, nodes: &[Node], extent: &Extent) -> Vec<Visit> {
         let needed = inputs.filter(|(input, id)| is_needed(*input, **id)).map(|(_, id)| (*id, false));
         for (operand, is_changed) in needed.chain(node.updates.iter().map(|id| (*id, true))) {
             let (leaf, value) = (graph.whole(operand), comes_as(graph, &node.op, operand));
+            if works_on_part(graph, &node.op, leaf) {
+                continue;
+            }
             let Some(source) = fetched_for(graph, leaf) else { continue };
             match open.get(&leaf) {
                 Some(&(visit, own_turn))

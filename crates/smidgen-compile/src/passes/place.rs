@@ -2,7 +2,8 @@
 //!
 //! Weights go layer by layer, embedding and head by themselves; trained weights, their gradients and their optimizer state
 //! go with the layer that computes with them. Vectors and small matrices stay on the device: they are not worth a
-//! transfer. Weights that are divided over ranks stay there too, each rank with its part.
+//! transfer. Weights that are divided over ranks stay there too, each rank with its part: bytes of frozen ones, rows of
+//! trained ones (`shard.rs`).
 //! A trained weight that is offloaded needs no rounded copy: it is rounded where it is fetched.
 
 use super::prefetch::source_of;
@@ -31,6 +32,14 @@ pub fn apply(
             offloaded.remove(&id);
             graph.divide(id, Shard { rank, cut: Cut::Bytes });
         }
+        let shard = Shard { rank, cut: Cut::Rows };
+        let matrices: ValueSet = divided_matrices(graph, policy, shard).into_iter().collect();
+        for index in 0..graph.values.len() {
+            let id = ValueId(index as u32);
+            if graph.value(id).leaf().is_some() && matrices.contains(&source_of(graph, id)) {
+                graph.divide(id, shard);
+            }
+        }
     }
     for index in 0..graph.values.len() {
         let id = ValueId(index as u32);
@@ -49,6 +58,20 @@ pub fn apply(
         let is_offloaded = |id: ValueId| graph.values[id.index()].space != Space::Device;
         nodes.retain(|node| !matches!(node.op, Op::Round { .. }) || !is_offloaded(node.inputs[0]));
     }
+}
+
+/// Trained matrices of the base that the policy divides over ranks, with their rounded copies; one that is too small for
+/// two ranks stays whole.
+pub fn divided_matrices(graph: &Graph, policy: &Policy, shard: Shard) -> Vec<ValueId> {
+    let uses = Uses::of(graph);
+    let is_divided = |id: &ValueId| {
+        let value = graph.value(*id);
+        value.leaf().is_some_and(|leaf| leaf.is_of_base)
+            && value.ty.shape.0.len() == 2
+            && !shard.rows(&value.ty)[1].is_empty()
+            && weight_goes(graph, &uses, policy, *id, uses.layers.get(id).copied())
+    };
+    graph.trainable().map(|(leaf, _)| leaf).filter(is_divided).collect()
 }
 
 fn is_frozen(graph: &Graph, id: ValueId) -> bool {

@@ -4,7 +4,7 @@
 //! Transfers keep the order in which their values are needed. Positions count nodes before anything was inserted; a
 //! transfer that starts at a position is inserted in front of that node.
 
-use smidgen_ir::{Cut, Dim, Graph, Node, Op, Phase, Shard, Slice, Space, ValueId, ValueRole};
+use smidgen_ir::{Dim, Graph, LeafKind, Node, Op, Phase, Shard, Slice, Space, ValueId, ValueRole};
 use std::collections::{BTreeMap, HashMap};
 
 /// A value that has to be on the device from node `first` to node `last`.
@@ -88,10 +88,10 @@ pub fn source_of(graph: &Graph, value: ValueId) -> ValueId {
     graph.value(value).leaf().and_then(|leaf| leaf.rounded).map_or(value, |rounded| rounded.of)
 }
 
-/// The same of a value that may be rows of a leaf.
+/// What is fetched for a value that may be rows of a leaf.
 pub fn source_rows_of(graph: &mut Graph, value: ValueId) -> ValueId {
     let whole = graph.whole(value);
-    let source = source_of(graph, whole);
+    let source = fetched_for(graph, whole).unwrap_or(whole);
     match (&graph.value(value).role, graph.value(value).ty.shape.0.first()) {
         (_, _) if source == whole => value,
         (ValueRole::Slice(slice), Some(Dim::Const(rows))) => {
@@ -104,14 +104,18 @@ pub fn source_rows_of(graph: &mut Graph, value: ValueId) -> ValueId {
 
 /// How a weight is divided over ranks, if it is.
 pub fn division(graph: &Graph, leaf: ValueId) -> Option<Shard> {
-    graph.value(leaf).role.shard().filter(|shard| shard.cut == Cut::Bytes)
+    let leaf = graph.value(leaf).leaf()?;
+    leaf.shard.filter(|_| matches!(leaf.kind, LeafKind::Weight | LeafKind::Adapter | LeafKind::Derived))
 }
 
 /// What is fetched for a value that nodes read: the value, or what it is rounded from. None where nothing has to be.
+/// A rounded copy that is divided over ranks is gathered as it is.
 pub fn fetched_for(graph: &Graph, value: ValueId) -> Option<ValueId> {
+    if division(graph, value).is_some() {
+        return Some(value);
+    }
     let source = source_of(graph, value);
-    let is_elsewhere = graph.value(source).space != Space::Device || division(graph, source).is_some();
-    is_elsewhere.then_some(source)
+    (graph.value(source).space != Space::Device).then_some(source)
 }
 
 /// Emits what makes a fetched copy of `source` a copy of `value`: it is rounded if that is what `value` is.
@@ -122,8 +126,10 @@ pub fn rounded_copy(
     copy: ValueId,
     place: (Phase, Option<usize>),
 ) -> ValueId {
-    let whole = graph.value(graph.whole(value));
-    let Some(rounded) = whole.leaf().and_then(|leaf| leaf.rounded) else { return copy };
+    let whole = graph.whole(value);
+    let is_gathered = division(graph, whole).is_some();
+    let rounded = graph.value(whole).leaf().and_then(|leaf| leaf.rounded).filter(|_| !is_gathered);
+    let Some(rounded) = rounded else { return copy };
     let op = Op::Round { scale: rounded.scale, to: graph.value(value).ty.storage.plain() };
     let name = graph.name_from(value, |name| format!("{name} here"));
     graph.emit(nodes, op, vec![copy], vec![], &[name], place)[0]

@@ -2,53 +2,91 @@
 //!
 //! Every rank runs the same steps on its own samples. Gradients and the loss are summed as soon as the backward pass has
 //! added the last of them, several tensors at once, while earlier layers are still worked on. With divided moments a rank
-//! updates its own rows and gets the others' rows from them; `collect` gathers moments for a checkpoint. With divided
-//! gradients a layer's sum is formed in memory that exists for that layer alone. Divided weights are in `stream.rs`.
+//! updates its own rows and gets the others' rows from them; `collect` gathers what is divided for a checkpoint. With
+//! divided gradients a layer's sum is formed in memory that exists for that layer alone. A trained weight that is divided
+//! is a rank's rows of it, and of its rounded copy; `stream.rs` gathers what a layer reads, and nobody has the whole.
 
+use super::place::divided_matrices;
 use super::prefetch::{Insertions, read_copy, seam_before, seam_behind};
 use smidgen_ir::policy::{Policy, Sharding};
 use smidgen_ir::{
-    ByValue, Cut, DType, Entry, Extent, Graph, LeafKind, Node, Op, Phase, Rank, Shape, Shard, Storage, Type,
-    ValueId, ValueSet,
+    ByValue, Cut, DType, Dim, Entry, Extent, Graph, LeafKind, Node, Op, Phase, Rank, Shape, Shard, Storage,
+    Type, ValueId, ValueRole, ValueSet,
 };
+use std::ops::Range;
 use std::sync::LazyLock;
 
 /// Fewer bytes are not worth an exchange of their own while more are to come.
 const BUCKET_BYTES: usize = 16 << 20;
 
-/// Divides moments and gradients over the ranks; before anything is offloaded.
+/// Divides moments, gradients and trained weights over the ranks; before anything is offloaded.
 pub fn divide_trained(graph: &mut Graph, policy: &Policy, rank: Rank) {
     if rank.is_only() || policy.sharding < Sharding::Moments {
         return;
     }
     let Some(index) = position(graph, Entry::Update) else { return };
     let shard = Shard { rank, cut: Cut::Rows };
+    let weights = match policy.sharding == Sharding::Weights {
+        true => round_own_rows(graph, policy, shard),
+        false => vec![],
+    };
     let parts = match policy.sharding >= Sharding::Gradients {
         true => divide_gradients(graph, shard),
         false => ByValue::default(),
     };
     let nodes = std::mem::take(&mut graph.entries[index].1);
     let (mut own, mut trained, mut moments) = (Vec::new(), Vec::new(), Vec::new());
+    // What is widened: the weight, and which rows of it this rank updates.
+    let mut widened: ByValue<(ValueId, Range<usize>)> = ByValue::default();
     let mut place = (Phase::Update, None);
     for mut node in nodes {
-        if let Op::AdamW(_) | Op::AdamW8(_) = node.op {
+        if node.op == Op::Widen {
+            let (leaf, rows) = own_rows(graph, node.inputs[0], shard);
+            widened.insert(node.outputs[0], (leaf, rows.clone()));
+            if rows.is_empty() {
+                continue;
+            }
+            graph.values[node.outputs[0].index()].ty.shape.0[0] = Dim::Const(rows.len());
+            node.inputs[0] = graph.add_slice(leaf, rows.start, rows.len());
+        } else if let Op::RoundAtRandom(random) = &mut node.op {
+            let (leaf, rows) = widened[&node.inputs[0]].clone();
+            if rows.is_empty() {
+                continue;
+            }
+            random.first_row = rows.start as u64;
+            node.updates[0] = graph.add_slice(leaf, rows.start, rows.len());
+        } else if let Op::AdamW(_) | Op::AdamW8(_) = node.op {
             place = (node.phase, node.layer);
             let [parameter, first, second, _] = node.updates[..] else {
                 unreachable!("AdamW has four updates")
             };
-            let rows = shard.own_rows(&graph.value(parameter).ty);
-            trained.push(parameter);
-            for moment in [first, second] {
+            let is_widened = widened.contains_key(&parameter);
+            let (leaf, rows) = match widened.get(&parameter) {
+                Some(widened) => widened.clone(),
+                None => own_rows(graph, parameter, shard),
+            };
+            if !weights.contains(&leaf) && !trained.contains(&leaf) {
+                trained.push(leaf);
+            }
+            let own_moments = [first, second].map(|moment| graph.whole(moment));
+            for moment in
+                own_moments.into_iter().filter(|moment| !moments.contains(moment)).collect::<Vec<_>>()
+            {
                 graph.divide(moment, shard);
                 moments.push(moment);
             }
             if rows.is_empty() {
                 continue;
             }
-            let gradient = node.inputs[0];
+            let gradient = graph.whole(node.inputs[0]);
+            let is_all = rows == shard.own_rows(&graph.value(leaf).ty);
             let mut part = |whole: ValueId| graph.add_slice(whole, rows.start, rows.len());
-            node.inputs[0] = parts.get(&gradient).copied().unwrap_or_else(|| part(gradient));
-            node.updates[..3].iter_mut().for_each(|whole| *whole = part(*whole));
+            node.inputs[0] =
+                parts.get(&gradient).copied().filter(|_| is_all).unwrap_or_else(|| part(gradient));
+            if !is_widened {
+                node.updates[0] = part(leaf);
+            }
+            (node.updates[1], node.updates[2]) = (part(own_moments[0]), part(own_moments[1]));
         } else if let Op::GradNorm { squares, .. } = &mut node.op {
             let (divided, rest): (Vec<ValueId>, Vec<ValueId>) =
                 node.inputs.iter().partition(|input| parts.contains_key(input));
@@ -76,11 +114,51 @@ pub fn divide_trained(graph: &mut Graph, policy: &Policy, rank: Rank) {
     }
     graph.entries[index].1 = own;
     let mut nodes = Vec::new();
-    for moment in moments {
-        let name = graph.name_from(moment, |name| format!("{name} whole"));
-        graph.emit(&mut nodes, Op::AllGather(shard), vec![moment], vec![], &[name], place);
+    for divided in weights.into_iter().chain(moments) {
+        let name = graph.name_from(divided, |name| format!("{name} whole"));
+        let whole = graph.emit(&mut nodes, Op::AllGather(shard), vec![divided], vec![], &[name], place)[0];
+        // Before the next one is gathered the host has read this one, so they share memory.
+        graph.emit(&mut nodes, Op::Stowed, vec![whole, whole], vec![], &[], place);
     }
     graph.entries.push((Entry::Collect, nodes));
+}
+
+/// The leaf that a value is rows of, and which of those rows this rank updates.
+fn own_rows(graph: &Graph, value: ValueId, shard: Shard) -> (ValueId, Range<usize>) {
+    let leaf = graph.whole(value);
+    let first = match &graph.value(value).role {
+        ValueRole::Slice(slice) => slice.first_row,
+        ValueRole::Leaf(_) | ValueRole::Temp => 0,
+    };
+    let (rows, _) = graph.value(value).ty.shape.at(&Extent::default());
+    let own = shard.own_rows(&graph.value(leaf).ty);
+    let (start, end) = (own.start.max(first), own.end.min(first + rows));
+    (leaf, start..end.max(start))
+}
+
+/// Has each rank round its rows of the trained matrices that are divided, and returns those. They are whole until nodes
+/// read what is gathered (`place.rs`, `stream.rs`).
+fn round_own_rows(graph: &mut Graph, policy: &Policy, shard: Shard) -> Vec<ValueId> {
+    let matrices = divided_matrices(graph, policy, shard);
+    let Some(index) = position(graph, Entry::Refresh) else { return matrices };
+    let nodes = std::mem::take(&mut graph.entries[index].1);
+    let mut own = Vec::with_capacity(nodes.len());
+    for mut node in nodes {
+        if let Op::Round { to: None, .. } = node.op
+            && matrices.contains(&node.inputs[0])
+        {
+            let (_, rows) = own_rows(graph, node.inputs[0], shard);
+            if rows.is_empty() {
+                continue;
+            }
+            for whole in [&mut node.inputs[0], &mut node.updates[0]] {
+                *whole = graph.add_slice(*whole, rows.start, rows.len());
+            }
+        }
+        own.push(node);
+    }
+    graph.entries[index].1 = own;
+    matrices
 }
 
 static SQUARES: LazyLock<Type> = LazyLock::new(|| Type::new(Shape::vector(1), Storage::Plain(DType::F64)));

@@ -67,8 +67,8 @@ impl Run {
         let profile = cards::find(self.card).unwrap().profile();
         let context = Context { device: DeviceKind::Cuda, overhead: profile.overhead, ..Context::default() };
         let budget = Budget {
-            device_bytes: bytes(self.budget_gib),
             offload_bytes: self.host_gib.map_or(u64::MAX, bytes),
+            ..Budget::device(bytes(self.budget_gib))
         };
         let mut samples: Vec<usize> = [1, 2, 3, 4, 6, 8, 12, 16].map(|parts| self.batch / parts).to_vec();
         samples.dedup();

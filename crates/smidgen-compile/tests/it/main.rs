@@ -12,6 +12,7 @@ mod leanest;
 mod packing;
 mod random_graph;
 mod random_graphs;
+mod rank_choices;
 mod recompute_structure;
 mod replay;
 mod shapes;

@@ -137,7 +137,7 @@ fn below_the_leanest_resident_plan_values_are_offloaded() {
         assert!(solution.step_ms <= before, "{budget}: {} after {before}", solution.step_ms);
         before = solution.step_ms;
         // Where nothing can be offloaded it does not fit, unless nothing has to be.
-        let narrow = Budget { device_bytes: budget, offload_bytes: 0 };
+        let narrow = Budget { offload_bytes: 0, ..Budget::device(budget) };
         let alone = solved_in(&demands, &Pins::default(), narrow);
         assert_eq!(alone.is_ok(), budget >= least, "{budget}");
     }
@@ -258,7 +258,7 @@ fn a_gpu_pays_for_whole_granules_and_for_page_tables() {
     for (host_bytes, tables_bytes) in
         [(0, 0), (4096, 2 << 20), (1 << 30, 2 << 20), ((1 << 30) + 512, 4 << 20)]
     {
-        plan.host = SpaceSize { persistent_bytes: host_bytes, transient_bytes: 0 };
+        plan.host = SpaceSize { persistent_bytes: host_bytes, ..SpaceSize::default() };
         assert_eq!(context.bytes_for(&plan), rounded + tables_bytes, "{host_bytes}");
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! A rank is one process with one device. All ranks call the same collectives in the same order, on memory that the plan
 //! reserved. Both libraries are opened at run time, so neither is needed to build, and a run on one rank touches neither.
-//! A communicator has no timeout: a rank that waits for a dead one waits until its process is ended from outside
-//! (`ranks/` of the program has a heartbeat for that).
+//! A communicator has no timeout of its own. `progress.rs` counts exchanges, so that the program's heartbeat (`ranks/`)
+//! finds a rank that keeps the others waiting; NCCL's work is watched by a thread that can abort it
+//! (`cuda/nccl_watch.rs`).
 //! Left out: overlap (the caller's threads and streams), and finding out who the ranks are (the program's launcher).
 
 mod functions;
@@ -14,9 +15,11 @@ pub mod mpi_places;
 mod mpi_tests;
 pub mod nccl;
 mod nccl_abi;
+mod progress;
 
 pub use mpi::Mpi;
 pub use nccl::Nccl;
+pub use progress::Progress;
 
 use std::ops::Range;
 use std::path::PathBuf;

@@ -3,7 +3,8 @@
 //! Every call puts work on the stream and returns, so it can be recorded in a CUDA graph; only `barrier` and `wait` wait
 //! for the stream. For one number of ranks on one topology NCCL adds in the same order each time, and every rank gets
 //! the same bytes. Uneven parts are one group of reductions or broadcasts, one per part.
-//! A peer that is lost shows as an asynchronous error, which [`Nccl::check_async`] polls, or as a stream that never ends.
+//! A peer that is lost shows as an asynchronous error, which [`Nccl::check_async`] polls, or as a stream that never ends:
+//! then another thread ends the communicator ([`Handles`]), and the stream with it.
 //! Left out: several GPUs in one process, sub-communicators, non-blocking start.
 
 use super::nccl_abi::{self as abi, Abi, Handle, Stream, UniqueId};
@@ -11,6 +12,8 @@ use super::{Comm, CommError, Number, Span, expect_numbers, expect_parts};
 use cudarc::driver::{result, sys};
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;
 
 /// How often a wait looks for errors of other ranks.
@@ -20,12 +23,57 @@ const POLL: Duration = Duration::from_micros(100);
 #[derive(Debug)]
 pub struct Nccl {
     abi: &'static Abi,
-    handle: Handle,
+    handles: Handles,
     stream: Stream,
     rank: usize,
     size: usize,
     /// 4 bytes on the GPU that barriers add; what they hold does not matter.
     token: sys::CUdeviceptr,
+}
+
+/// The communicator, for a thread that watches it. NCCL lets another thread ask for errors and abort.
+#[derive(Clone, Debug)]
+pub struct Handles {
+    abi: &'static Abi,
+    /// Null once the communicator has ended.
+    handle: Arc<AtomicPtr<c_void>>,
+}
+
+impl Handles {
+    fn get(&self) -> Handle {
+        self.handle.load(Ordering::SeqCst)
+    }
+
+    fn take(&self) -> Handle {
+        self.handle.swap(std::ptr::null_mut(), Ordering::SeqCst)
+    }
+
+    /// Whether something failed since, on this rank or on another.
+    pub fn check_async(&self) -> Result<(), CommError> {
+        let (handle, mut state) = (self.get(), abi::SUCCESS);
+        if handle.is_null() {
+            let what = "the communicator was aborted".to_owned();
+            return Err(CommError::Call { engine: "NCCL", call: "a collective", what });
+        }
+        // SAFETY: the communicator exists; a place for a code.
+        let code = unsafe { (self.abi.comm_get_async_error)(handle, &mut state) };
+        check(self.abi, code, handle, "ncclCommGetAsyncError")?;
+        match state {
+            abi::IN_PROGRESS => Ok(()),
+            state => check(self.abi, state, handle, "a collective"),
+        }
+    }
+
+    /// Ends the communicator without waiting for other ranks; work on the stream is given up.
+    pub fn abort(&self) -> Result<(), CommError> {
+        let handle = self.take();
+        if handle.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the communicator exists, and is not used again.
+        let code = unsafe { (self.abi.comm_abort)(handle) };
+        check(self.abi, code, std::ptr::null_mut(), "ncclCommAbort")
+    }
 }
 
 // SAFETY: NCCL accepts calls from any thread, one at a time, and this value is used by one thread at a time.
@@ -62,7 +110,8 @@ impl Nccl {
         // SAFETY: a place for a handle; an id that rank 0 made.
         let code = unsafe { (abi.comm_init_rank)(&mut handle, size as c_int, UniqueId(id), rank as c_int) };
         check(abi, code, std::ptr::null_mut(), "ncclCommInitRank")?;
-        let mut nccl = Nccl { abi, handle, stream, rank, size, token: 0 };
+        let handles = Handles { abi, handle: Arc::new(AtomicPtr::new(handle)) };
+        let mut nccl = Nccl { abi, handles, stream, rank, size, token: 0 };
         // SAFETY: the context is current.
         nccl.token = unsafe { result::malloc_sync(4) }.map_err(|error| driver(error, "cuMemAlloc"))?;
         Ok(nccl)
@@ -70,14 +119,12 @@ impl Nccl {
 
     /// Whether something failed since, on this rank or on another.
     pub fn check_async(&self) -> Result<(), CommError> {
-        let mut state = abi::SUCCESS;
-        // SAFETY: the communicator exists; a place for a code.
-        let code = unsafe { (self.abi.comm_get_async_error)(self.handle, &mut state) };
-        self.check(code, "ncclCommGetAsyncError")?;
-        match state {
-            abi::IN_PROGRESS => Ok(()),
-            state => self.check(state, "a collective"),
-        }
+        self.handles.check_async()
+    }
+
+    /// For a thread that watches.
+    pub fn handles(&self) -> Handles {
+        self.handles.clone()
     }
 
     /// Waits until the stream has done everything, or until something failed.
@@ -95,15 +142,12 @@ impl Nccl {
     }
 
     /// Ends the communicator without waiting for other ranks; work on the stream is given up.
-    pub fn abort(mut self) -> Result<(), CommError> {
-        let handle = std::mem::replace(&mut self.handle, std::ptr::null_mut());
-        // SAFETY: the communicator exists, and is not used again.
-        let code = unsafe { (self.abi.comm_abort)(handle) };
-        check(self.abi, code, std::ptr::null_mut(), "ncclCommAbort")
+    pub fn abort(self) -> Result<(), CommError> {
+        self.handles.abort()
     }
 
     fn check(&self, code: c_int, call: &'static str) -> Result<(), CommError> {
-        check(self.abi, code, self.handle, call)
+        check(self.abi, code, self.handles.get(), call)
     }
 
     /// Runs several calls as one. The group is closed in any case.
@@ -155,7 +199,7 @@ impl Comm for Nccl {
                         count,
                         kind,
                         abi::SUM,
-                        self.handle,
+                        self.handles.get(),
                         self.stream,
                     )
                 };
@@ -180,7 +224,7 @@ impl Comm for Nccl {
                     bytes / 4,
                     abi::FLOAT32,
                     abi::SUM,
-                    self.handle,
+                    self.handles.get(),
                     self.stream,
                 )
             };
@@ -198,7 +242,7 @@ impl Comm for Nccl {
                         abi::FLOAT32,
                         abi::SUM,
                         root as c_int,
-                        self.handle,
+                        self.handles.get(),
                         self.stream,
                     )
                 };
@@ -220,7 +264,7 @@ impl Comm for Nccl {
                     span.pointer.cast(),
                     bytes,
                     abi::UINT8,
-                    self.handle,
+                    self.handles.get(),
                     self.stream,
                 )
             };
@@ -259,7 +303,15 @@ impl Nccl {
         let here: *mut c_void = span.pointer.cast();
         // SAFETY: the caller's memory, in place.
         let code = unsafe {
-            (self.abi.broadcast)(here, here, span.bytes, abi::UINT8, root as c_int, self.handle, self.stream)
+            (self.abi.broadcast)(
+                here,
+                here,
+                span.bytes,
+                abi::UINT8,
+                root as c_int,
+                self.handles.get(),
+                self.stream,
+            )
         };
         self.check(code, "ncclBroadcast")
     }
@@ -268,11 +320,12 @@ impl Nccl {
 impl Drop for Nccl {
     fn drop(&mut self) {
         // A communicator that failed, or whose rank panics, would wait for others in an orderly end.
-        let is_sound = !self.handle.is_null() && !std::thread::panicking() && self.check_async().is_ok();
-        if !self.handle.is_null() {
+        let is_sound = !std::thread::panicking() && self.check_async().is_ok();
+        let handle = self.handles.take();
+        if !handle.is_null() {
             let end = if is_sound { self.abi.comm_destroy } else { self.abi.comm_abort };
             // SAFETY: the communicator exists, and is not used again. A failure cannot be helped any more.
-            unsafe { end(self.handle) };
+            unsafe { end(handle) };
         }
         if self.token != 0 {
             // SAFETY: reserved by `new`; what was on the stream is done or given up.

@@ -75,7 +75,7 @@ mod testing;
 pub mod update_at;
 pub mod view;
 
-use crate::comm::{Comm, Span};
+use crate::comm::{Comm, Progress, Span};
 use crate::device::{
     Address, BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand, Reservation, Transfer,
 };
@@ -87,6 +87,7 @@ use smidgen_ir::{DType, DeviceKind, Extent, Op, Precision, Space, Storage};
 use spill::{Direction, Spill};
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 const NAME: &str = "cpu";
@@ -153,6 +154,11 @@ impl Cpu {
         }
     }
 
+    /// How far this rank has come with its exchanges.
+    pub fn exchange_progress(&self) -> Option<Arc<Progress>> {
+        self.lane.as_ref().map(Lane::counts)
+    }
+
     pub fn threads(&self) -> usize {
         self.pool.threads()
     }
@@ -164,7 +170,7 @@ impl Device for Cpu {
     }
 
     fn reserve(&mut self, spaces: &Reservation) -> Result<(), DeviceError> {
-        let Reservation { device: bytes, host, disk } = *spaces;
+        let Reservation { device: bytes, host, disk, .. } = *spaces;
         // The memory of an earlier plan is freed first, so that two plans are never held at once.
         (self.spill, self.arena) = (None, Arena::empty());
         if host > 0 {

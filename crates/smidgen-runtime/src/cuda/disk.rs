@@ -8,7 +8,8 @@
 //! A thread of our own that made the copies would deadlock: a launch into a full queue holds a lock of the driver that
 //! the thread's calls need, while the queue waits for the thread. A host callback makes no driver call.
 
-use super::driver::{self, Pinned, RowCopy, Stream};
+use super::driver::{self, RowCopy, Stream};
+use super::pinned::Pinned;
 use crate::cpu::spill::SpillFile;
 use crate::device::DeviceError;
 use std::path::Path;

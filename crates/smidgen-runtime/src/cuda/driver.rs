@@ -1,4 +1,4 @@
-//! The CUDA driver: one GPU, its context and streams, events, and pinned memory.
+//! The CUDA driver: one GPU, its context and streams, and events.
 //!
 //! All driver calls except launches, graphs and matmuls are here, each with its error as text. The process uses one GPU
 //! with one compute stream, and further streams for transfers.
@@ -161,46 +161,6 @@ impl Drop for Stream {
     fn drop(&mut self) {
         // SAFETY: created in `new`, destroyed once; the driver finishes enqueued work first.
         let _ = unsafe { result::stream::destroy(self.handle) };
-    }
-}
-
-/// Pinned host memory, which the GPU reads and writes directly.
-#[derive(Debug)]
-pub struct Pinned {
-    pointer: *mut u8,
-    bytes: usize,
-}
-
-// SAFETY: owned memory.
-unsafe impl Send for Pinned {}
-
-impl Pinned {
-    pub fn new(bytes: usize) -> Result<Pinned, DeviceError> {
-        // SAFETY: plain memory; it is freed once, in `drop`.
-        let pointer = named(unsafe { result::malloc_host(bytes, 0) }, "cuMemHostAlloc")?;
-        Ok(Pinned { pointer: pointer.cast(), bytes })
-    }
-
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    pub fn pointer(&self) -> *const u8 {
-        self.pointer
-    }
-
-    /// A range of the memory; no copy from or to it may be pending.
-    pub fn slice_mut(&mut self, first: usize, bytes: usize) -> &mut [u8] {
-        assert!(first + bytes <= self.bytes, "{first}+{bytes} of {} pinned bytes", self.bytes);
-        // SAFETY: in bounds, initialized by the driver, and borrowed as long as the slice lives.
-        unsafe { std::slice::from_raw_parts_mut(self.pointer.add(first), bytes) }
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `new`, freed once. `drop` cannot return an error.
-        let _ = unsafe { result::free_host(self.pointer.cast()) };
     }
 }
 

@@ -28,11 +28,13 @@ pub mod linear;
 pub mod loss;
 pub mod matmul;
 pub mod modules;
+mod nccl_watch;
 pub mod norm;
 pub mod nvml;
 pub mod optimizer;
 mod own_memory;
 pub mod peers;
+mod pinned;
 pub mod rope;
 mod run;
 pub mod spans;
@@ -42,12 +44,13 @@ pub mod thin;
 pub mod transfer_rates;
 mod transfers;
 
-use crate::comm::Span;
+use crate::comm::{Progress, Span};
 use crate::cpu::spill::PIECE_BYTES;
 use crate::device::{
     Address, BoundStep, Destination, Device, DeviceError, DeviceMemory, Fill, FillError, Operand, Reservation,
 };
 use crate::lane::bind_exchange;
+use crate::shared_host::SharedHost;
 pub use attention_hopper::FILES as HOPPER_KERNEL_FILES;
 use busy::Busy;
 use cudarc::driver::{result, sys};
@@ -65,7 +68,8 @@ use stage::Stage;
 use staging::Staging;
 use std::cell::{OnceCell, RefCell};
 use std::path::PathBuf;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use transfers::Transfers;
 
 /// How to open a CUDA device.
@@ -171,6 +175,18 @@ impl Cuda {
     pub fn with_peers(mut self, peers: Peers) -> Cuda {
         *self.peers.get_mut() = Some(peers);
         self
+    }
+
+    /// Sets how long an exchange with other ranks may take.
+    pub fn limit_exchanges(&mut self, limit: Duration) {
+        if let Some(peers) = self.peers.get_mut() {
+            peers.set_limit(limit);
+        }
+    }
+
+    /// How far this rank has come with its exchanges.
+    pub fn exchange_progress(&self) -> Option<Arc<Progress>> {
+        self.peers.borrow().as_ref().map(Peers::progress)
     }
 
     pub fn gpu(&self) -> &Gpu {
@@ -318,7 +334,7 @@ impl Device for Cuda {
 
     fn reserve(&mut self, spaces: &Reservation) -> Result<(), DeviceError> {
         self.release()?;
-        self.transfers.reserve(spaces.host, spaces.disk)?;
+        self.transfers.reserve(spaces)?;
         let bytes = spaces.device;
         // SAFETY: the memory is freed once, in `release`.
         let pointer = unsafe { result::malloc_sync(bytes.max(1)) };
@@ -326,6 +342,14 @@ impl Device for Cuda {
         self.arena = (pointer, bytes);
         self.clear()?;
         self.gpu.wait()
+    }
+
+    fn share_host(&mut self, shared: SharedHost) {
+        self.transfers.share(shared);
+    }
+
+    fn fills(&self, at: Address) -> bool {
+        at.space != Space::Host || self.transfers.fills(at.offset)
     }
 
     fn check(&self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
@@ -405,7 +429,8 @@ impl Device for Cuda {
             return Ok(());
         }
         assert!(at.offset + into.len() <= self.arena.1, "a read outside the reservation");
-        self.staging.read(&self.gpu, self.arena.0 + at.offset as u64, into)
+        self.staging.read(&self.gpu, self.arena.0 + at.offset as u64, into)?;
+        self.check_health()
     }
 
     fn begin_read(&mut self, slot: usize, offset: usize, bytes: usize) -> Result<(), DeviceError> {
@@ -414,7 +439,9 @@ impl Device for Cuda {
 
     fn finish_read(&mut self, slot: usize, _offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
         self.check_health()?;
-        self.staging.finish_read(slot, into)
+        self.staging.finish_read(slot, into)?;
+        // An exchange that was given up leaves something else.
+        self.check_health()
     }
 
     fn is_asynchronous(&self) -> bool {
@@ -427,7 +454,8 @@ impl Device for Cuda {
         let bytes = self.own_memory.of(taken, || self.gpu.held_bytes());
         self.peak_bytes = self.peak_bytes.max(bytes);
         let pinned_bytes = self.pinned_bytes() as u64;
-        Some(DeviceMemory { bytes, peak_bytes: self.peak_bytes, free_bytes, pinned_bytes })
+        let mapped_bytes = self.transfers.mapped_bytes() as u64;
+        Some(DeviceMemory { bytes, peak_bytes: self.peak_bytes, free_bytes, pinned_bytes, mapped_bytes })
     }
 
     fn busy_percent(&mut self) -> Option<u32> {

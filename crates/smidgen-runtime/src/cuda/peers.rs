@@ -4,21 +4,25 @@
 //! Where there is no NCCL, the host waits for the GPU, copies piece by piece, and exchanges: correct, and slow.
 //! What is scattered is first added to the part that a rank has, so that its sum over ranks is the new part.
 
-use super::driver::{self, Event, Gpu, Pinned, Stream};
-use crate::comm::{Comm, CommError, Nccl, Number, Span};
+use super::driver::{self, Event, Gpu, Stream};
+use super::nccl_watch::NcclWatch;
+use super::pinned::Pinned;
+use crate::comm::{Comm, CommError, Nccl, Number, Progress, Span};
 use crate::device::DeviceError;
 use crate::lane::{Exchange, Scattered};
 use cudarc::driver::{result, sys};
 use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// Pinned memory that a host communicator exchanges through.
 pub const STAGED_BYTES: usize = 32 << 20;
 
 #[derive(Debug)]
 pub enum Peers {
-    // NCCL is dropped before its stream.
-    Nccl { comm: Nccl, stream: Stream, ready: Event },
-    Staged { comm: Box<dyn Comm>, memory: Pinned },
+    // NCCL is dropped after who watches it, and before its stream.
+    Nccl { watch: NcclWatch, comm: Nccl, stream: Stream, ready: Event },
+    Staged { comm: Box<dyn Comm>, memory: Pinned, progress: Arc<Progress> },
 }
 
 /// Adds f32 on the compute stream: addresses to and from, and how many.
@@ -33,12 +37,27 @@ impl Peers {
         // The first collective makes NCCL take its memory, which is measured then.
         comm.barrier()?;
         stream.wait()?;
-        Ok(Peers::Nccl { comm, stream, ready })
+        let watch = NcclWatch::start(comm.handles())?;
+        Ok(Peers::Nccl { watch, comm, stream, ready })
     }
 
     /// Passes everything through the host.
     pub fn staged(comm: Box<dyn Comm>) -> Result<Peers, DeviceError> {
-        Ok(Peers::Staged { comm, memory: Pinned::new(STAGED_BYTES)? })
+        Ok(Peers::Staged { comm, memory: Pinned::new(STAGED_BYTES)?, progress: Arc::default() })
+    }
+
+    /// Sets how long an exchange through NCCL may take. One through the host ends with its process.
+    pub fn set_limit(&self, limit: Duration) {
+        if let Peers::Nccl { watch, .. } = self {
+            watch.set_limit(limit);
+        }
+    }
+
+    pub fn progress(&self) -> Arc<Progress> {
+        match self {
+            Peers::Nccl { watch, .. } => watch.progress(),
+            Peers::Staged { progress, .. } => Arc::clone(progress),
+        }
     }
 
     pub fn pinned_bytes(&self) -> usize {
@@ -51,7 +70,9 @@ impl Peers {
     /// A failure of NCCL that no call has returned.
     pub fn failure(&self) -> Option<DeviceError> {
         match self {
-            Peers::Nccl { comm, .. } => comm.check_async().err().map(DeviceError::from),
+            Peers::Nccl { watch, comm, .. } => {
+                watch.failure().or_else(|| comm.check_async().err()).map(DeviceError::from)
+            }
             Peers::Staged { .. } => None,
         }
     }
@@ -83,23 +104,27 @@ impl Peers {
             }
         }
         match self {
-            Peers::Nccl { comm, stream, ready } => {
+            Peers::Nccl { watch, comm, stream, ready } => {
                 ready.record(gpu)?;
                 ready.hold(stream.handle)?;
                 awaited.iter().try_for_each(|event| event.hold(stream.handle))?;
+                watch.begin(stream.handle)?;
                 let mut copy = |from: Span, to: Span| copy_in(stream.handle, from, to);
                 // SAFETY: as the caller promises; all memory is on the device.
                 unsafe { run(comm, exchange, own, &mut copy)? };
+                watch.end(stream.handle)?;
                 finished.record_in(stream.handle)
             }
-            Peers::Staged { comm, memory } => {
+            Peers::Staged { comm, memory, progress } => {
                 awaited.iter().try_for_each(|event| event.hold(gpu.stream))?;
                 gpu.wait()?;
                 let mut staged = Staged { comm: comm.as_mut(), memory };
                 // What the host copies next does not wait for the stream.
                 let mut copy = |from: Span, to: Span| copy_in(gpu.stream, from, to).and_then(|()| gpu.wait());
+                progress.reach();
                 // SAFETY: as the caller promises; the GPU is idle.
                 unsafe { run(&mut staged, exchange, own, &mut copy)? };
+                progress.finish();
                 finished.record(gpu)
             }
         }

@@ -4,7 +4,8 @@
 //! waits only when the ring wraps around to bytes that are not fetched yet. Weights are filled into one half of the
 //! double buffer while the other half is copied.
 
-use super::driver::{self, Event, Gpu, Pinned};
+use super::driver::{self, Event, Gpu};
+use super::pinned::Pinned;
 use crate::device::{Destination, DeviceError, Fill, FillError, READ_SLOTS, SLOT_BYTES};
 
 /// Bytes of each half.

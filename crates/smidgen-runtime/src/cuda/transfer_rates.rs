@@ -2,7 +2,8 @@
 //!
 //! Timed with events on the GPU, after one copy to warm up. The buffers on both sides are freed afterwards.
 
-use super::driver::{Event, Gpu, Pinned, copy_to_device, copy_to_host, named};
+use super::driver::{Event, Gpu, copy_to_device, copy_to_host, named};
+use super::pinned::Pinned;
 use crate::device::{DeviceError, DeviceError::Reserve};
 use cudarc::driver::result;
 

@@ -5,9 +5,11 @@
 //! which few rows are needed is read in place. Tensors on disk pass through a pinned buffer (`disk.rs`).
 
 use super::disk::{DeviceRows, Disk};
-use super::driver::{self, Event, Gpu, Pinned, Stream};
+use super::driver::{self, Event, Gpu, Stream};
 use super::host_updates::HostUpdates;
-use crate::device::{BoundStep, DeviceError, Operand, Transfer};
+use super::pinned::Pinned;
+use crate::device::{BoundStep, DeviceError, Operand, Reservation, Transfer};
+use crate::shared_host::SharedHost;
 use smidgen_ir::{DType, Extent, Op, Space};
 use std::path::PathBuf;
 
@@ -16,6 +18,8 @@ pub struct Transfers {
     // Dropped before the memory that they work on.
     updates: Option<HostUpdates>,
     memory: Option<Pinned>,
+    /// What the first bytes of the next reservation are, where ranks share them.
+    shared: Option<SharedHost>,
     disk: Option<Disk>,
     /// The folder of the offload file.
     folder: Option<PathBuf>,
@@ -32,25 +36,51 @@ pub struct Transfers {
 impl Transfers {
     pub fn new() -> Result<Transfers, DeviceError> {
         let (to_device, to_host) = (Stream::new()?, Stream::new()?);
-        let (memory, disk, folder) = (None, None, None);
+        let (memory, shared, disk, folder) = (None, None, None, None);
         let (launched, finished, updates) = (Event::new()?, Vec::new(), None);
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        Ok(Transfers { memory, disk, folder, to_device, to_host, launched, finished, updates, threads })
+        Ok(Transfers {
+            memory,
+            shared,
+            disk,
+            folder,
+            to_device,
+            to_host,
+            launched,
+            finished,
+            updates,
+            threads,
+        })
     }
 
     pub fn set_folder(&mut self, folder: PathBuf) {
         self.folder = Some(folder);
     }
 
+    /// Has the first bytes of a reservation be what ranks share.
+    pub fn share(&mut self, shared: SharedHost) {
+        self.shared = Some(shared);
+    }
+
+    /// Whether this process fills an address in pinned memory, rather than another rank.
+    pub fn fills(&self, offset: usize) -> bool {
+        self.shared.as_ref().is_none_or(|shared| shared.is_filler() || offset >= shared.bytes())
+    }
+
     /// Frees what an earlier plan reserved, and reserves pinned memory and disk space.
-    pub fn reserve(&mut self, bytes: usize, disk_bytes: usize) -> Result<(), DeviceError> {
+    pub fn reserve(&mut self, spaces: &Reservation) -> Result<(), DeviceError> {
+        let Reservation { host: bytes, disk: disk_bytes, shared_host, .. } = *spaces;
         self.updates = None;
         (self.memory, self.disk) = (None, None);
         if disk_bytes > 0 {
             let no_folder = DeviceError::Space { device: driver::NAME, space: Space::Disk };
             self.disk = Some(Disk::open(self.folder.as_ref().ok_or(no_folder)?, disk_bytes)?);
         }
-        let pinned = (bytes > 0).then(|| Pinned::new(bytes)).transpose();
+        // Without ranks that share, all of it is this process's own.
+        self.shared = self.shared.take().filter(|shared| shared.bytes() == shared_host);
+        let reserve =
+            || self.shared.as_ref().map_or_else(|| Pinned::new(bytes), |shared| Pinned::over(shared, bytes));
+        let pinned = (bytes > 0).then(reserve).transpose();
         self.memory = pinned.map_err(|error| match error {
             DeviceError::Call { device, what, .. } => DeviceError::Pinned { device, bytes, what },
             other => other,
@@ -84,6 +114,11 @@ impl Transfers {
 
     pub fn bytes(&self) -> usize {
         self.memory.as_ref().map_or(0, Pinned::bytes) + self.disk.as_ref().map_or(0, Disk::pinned_bytes)
+    }
+
+    /// Bytes that the kernel counts as this process's.
+    pub fn mapped_bytes(&self) -> usize {
+        self.memory.as_ref().map_or(0, Pinned::mapped_bytes)
     }
 
     /// Address of the pinned memory, on the host and on the GPU.

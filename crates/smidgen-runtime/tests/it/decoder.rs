@@ -59,6 +59,8 @@ pub const ALL_FUSED: &[&str] = &["qkv_proj", "o_proj", "gate_up_proj", "down_pro
 const SEGMENTS: [usize; 3] = [7, 1, 5];
 pub const EXTENT: Extent = Extent { tokens: 13, rows: 8, segments: 3, audio: 0 };
 pub const LOSS_CHUNK: usize = 3;
+/// Elements of a bf16 matrix that an update widens at a time: a few rows.
+const PIECE_ELEMENTS: usize = 300;
 
 /// Llama with a bias on every linear, in bf16.
 pub fn llama() -> DecoderSpec {
@@ -78,6 +80,11 @@ pub fn llama() -> DecoderSpec {
         stored: DType::Bf16,
         ..plain_spec()
     }
+}
+
+/// Large enough that ranks divide every matrix, into parts of different sizes.
+pub fn wide() -> DecoderSpec {
+    DecoderSpec { hidden: 64, intermediate: 96, head_dim: 16, ..llama() }
 }
 
 pub fn without_biases(spec: DecoderSpec) -> DecoderSpec {
@@ -212,7 +219,7 @@ impl Choice {
         verify::expect_sound("recompute", &verify::graph(&graph));
         remove_dead::apply(&mut graph);
         verify::expect_sound("remove_dead", &verify::graph(&graph));
-        update::append_update(&mut graph, &self.request());
+        update::append_update_in_pieces(&mut graph, &self.request(), PIECE_ELEMENTS);
         verify::expect_sound("update", &verify::graph(&graph));
         head_pieces::cut_head(&mut graph, self.head_pieces);
         verify::expect_sound("head_pieces", &verify::graph(&graph));

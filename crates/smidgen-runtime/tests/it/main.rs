@@ -15,6 +15,7 @@ mod check;
 mod cuda_agrees;
 mod cuda_kernels;
 mod cuda_plans;
+mod cuda_shared_host;
 mod decoder;
 mod decoder_cache;
 mod decoder_gradients;

@@ -5,8 +5,11 @@
 
 use cudarc::driver::result;
 use smidgen_runtime::comm::{Comm, Nccl, Number, Span};
-use smidgen_runtime::cuda::driver::Gpu;
+use smidgen_runtime::cuda::driver::{Event, Gpu, call_in_order};
 use smidgen_runtime::cuda::libraries;
+use smidgen_runtime::cuda::peers::Peers;
+use smidgen_runtime::lane::Exchange;
+use std::time::Duration;
 
 #[test]
 #[ignore = "needs a GPU"]
@@ -43,4 +46,36 @@ fn one_rank_keeps_its_bytes() {
     }
     assert_eq!(back, values);
     nccl.abort().unwrap();
+}
+
+/// An exchange that does not end is given up after the limit, and whoever waits for it goes on.
+#[test]
+#[ignore = "needs a GPU"]
+fn an_exchange_that_does_not_end_is_given_up() {
+    libraries::require().unwrap();
+    let gpu = Gpu::open(0).unwrap();
+    let mut peers = Peers::nccl(Nccl::unique_id().unwrap(), 0, 1).unwrap();
+    peers.set_limit(Duration::from_millis(300));
+    // SAFETY: the context is current.
+    let memory = unsafe { result::malloc_sync(4000).unwrap() };
+    let exchange = Exchange::Sum(vec![(Span { pointer: memory as *mut u8, bytes: 4000 }, Number::F32)]);
+    let finished = Event::new().unwrap();
+    // SAFETY: memory of this test, which nothing else uses.
+    unsafe { peers.begin(&gpu, &exchange, &[], &finished, &|_, _, _| Ok(())).unwrap() };
+    finished.wait().unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(peers.progress().counts(), (1, 1));
+    assert!(peers.failure().is_none());
+    // For the stream, a thread that sleeps is a peer that does not answer.
+    if let Peers::Nccl { watch, stream, .. } = &peers {
+        watch.begin(stream.handle).unwrap();
+        call_in_order(stream, || std::thread::sleep(Duration::from_secs(2))).unwrap();
+        watch.end(stream.handle).unwrap();
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(peers.progress().counts(), (2, 1));
+    let error = peers.failure().expect("it took longer than the limit").to_string();
+    assert!(error.contains("did not end within"), "{error}");
+    // SAFETY: nothing uses the memory any more.
+    unsafe { result::free_sync(memory).unwrap() };
 }

@@ -4,14 +4,14 @@
 //! `comm/` tests the engines, and the tests of the program run real ranks. With one equal sample on each of two ranks the
 //! sum is exact, so results are the same to the bit; with different ones they agree within rounding.
 
-use crate::decoder::{ALL_FUSED, Choice, LAYERS, LOSS_CHUNK, Trained, leaf_named, phi3};
+use crate::decoder::{ALL_FUSED, Choice, LAYERS, LOSS_CHUNK, Trained, leaf_named, phi3, wide};
 use crate::examples::{Example, Proof};
 use crate::numbers::{decode_doubles, decode_reals};
 use crate::subject::{Subject, roomy};
 use smidgen_compile::AdapterForm;
 use smidgen_compile::names::{input, state};
 use smidgen_compile::passes::{place, shard, stream};
-use smidgen_compile::request::Moments;
+use smidgen_compile::request::{Master, Moments};
 use smidgen_ir::policy::Sharding;
 use smidgen_ir::storage::dynamic8_codes;
 use smidgen_ir::{
@@ -318,16 +318,49 @@ fn choices() -> Vec<Choice> {
         Choice { name: "ls-lora in 8 bits", form: fourier, moments: Moments::Bits8, ..Choice::lora() },
         Choice { name: "full in 8 bits", moments: Moments::Bits8, ..Choice::full() },
         Choice { name: "full, last layer", trained: Trained::LastLayer, ..Choice::full() },
+        wide_full(),
+        Choice { name: "wide, in 8 bits", moments: Moments::Bits8, ..wide_full() },
+        Choice { name: "wide, last layer", trained: Trained::LastLayer, ..wide_full() },
     ]
+}
+
+fn wide_full() -> Choice {
+    Choice { name: "wide", spec: wide(), ..Choice::full() }
+}
+
+/// Weights in bf16 are rounded at random after an update: a gradient that differs by rounding may show.
+fn in_bf16() -> Vec<Choice> {
+    let bf16 = |name, moments| Choice {
+        name,
+        moments,
+        trained: Trained::LastLayer,
+        master: Master::Bf16 { seed: 5 },
+        ..wide_full()
+    };
+    vec![bf16("bf16", Moments::F32), bf16("bf16, moments in 8 bits", Moments::Bits8)]
 }
 
 #[test]
 fn two_ranks_with_equal_samples_agree_with_one_to_the_last_bit() {
     // The gradient of an embedding adds token by token, so there the order of a sum shows.
-    for choice in choices().into_iter().filter(|choice| matches!(choice.trained, Trained::Nothing)) {
+    let all = choices().into_iter().chain(in_bf16());
+    for choice in all.filter(|choice| !matches!(choice.trained, Trained::Everything)) {
         let alone = outcome_alone(&choice, 2, false);
-        for sharding in Sharding::ALL {
-            assert!(outcome(&divided(&choice, 2, sharding), false) == alone, "{} {sharding:?}", choice.name);
+        // The norm of gradients that are divided adds up in the order of the ranks.
+        let count = if matches!(choice.trained, Trained::Nothing) { 4 } else { 2 };
+        for sharding in &Sharding::ALL[..count] {
+            assert!(outcome(&divided(&choice, 2, *sharding), false) == alone, "{} {sharding:?}", choice.name);
+        }
+    }
+}
+
+#[test]
+fn dividing_weights_changes_no_bit() {
+    for choice in choices().into_iter().chain(in_bf16()) {
+        for ranks in [2, 3] {
+            let [gradients, weights] = [Sharding::Gradients, Sharding::Weights]
+                .map(|sharding| outcome(&divided(&choice, ranks, sharding), true));
+            assert!(gradients == weights, "{} on {ranks}", choice.name);
         }
     }
 }
@@ -361,6 +394,34 @@ fn a_rank_stores_its_part() {
     is_less(Choice::lora, Sharding::Weights, LeafKind::Weight, 60);
     is_less(Choice::full, Sharding::Moments, LeafKind::Moment, 50);
     is_less(Choice::full, Sharding::Gradients, LeafKind::Gradient, 95);
+    for (sharding, kind) in [
+        (Sharding::Moments, LeafKind::Moment),
+        (Sharding::Gradients, LeafKind::Gradient),
+        (Sharding::Weights, LeafKind::Adapter),
+    ] {
+        is_less(wide_full, sharding, kind, 55);
+    }
+}
+
+/// Where weights are divided, nothing that is trained is gathered after an update but vectors, and a layer is gathered
+/// once for its forward and once for its backward pass.
+#[test]
+fn trained_weights_are_gathered_where_they_are_used() {
+    let subject = &divided(&wide_full(), 2, Sharding::Weights)[0];
+    let gathered = |entry: Entry| {
+        let nodes = subject.graph.nodes(entry).iter();
+        let gathers = nodes.filter(|node| matches!(node.op, Op::AllGather(_)));
+        let names = gathers.flat_map(|node| node.reads().collect::<Vec<_>>());
+        names.map(|id| subject.graph.value(id).name.clone()).collect::<Vec<String>>()
+    };
+    let after_updates = gathered(Entry::Update);
+    assert!(after_updates.iter().all(|name| name.ends_with("norm.weight") || name.ends_with(".bias")));
+    let names = gathered(Entry::MicroStep);
+    let count = |name: &str| names.iter().filter(|other| *other == name).count();
+    for layer in 0..LAYERS {
+        assert_eq!(count(&format!("model.layers.{layer}.mlp.down_proj.weight")), 2, "{names:?}");
+    }
+    assert_eq!(count("model.embed_tokens.weight"), 1, "{names:?}");
 }
 
 /// The sum of a layer's gradients starts while earlier layers are worked on, and only the update waits for it.

@@ -236,7 +236,7 @@ fn figures(
         "micro_tokens": batch.together * batch.tokens,
         "recompute": solution.policy.recompute.len(),
         "policy": solution.policy,
-        "elsewhere_bytes": solution.offloaded_bytes(),
+        "elsewhere_bytes": solution.offloaded_bytes(1),
         "compute": job.arithmetic.name(),
         "step_ms": ms,
         "step_ms_all": times.step_ms,

@@ -61,6 +61,7 @@ fn one_sum(rank: Rank, bytes: usize) -> Plan {
         threads: 1,
         persistent_bytes: bytes,
         transient_bytes: 0,
+        is_of_ranks: true,
         host: SpaceSize::default(),
         disk: SpaceSize::default(),
         values: vec![PlannedValue {

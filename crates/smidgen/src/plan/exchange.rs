@@ -17,9 +17,9 @@ use smidgen_ir::{Entry, Op, Plan};
 pub struct Exchange {
     /// Sums of gradients, and of the loss.
     pub gradient_bytes: f64,
-    /// Layers of frozen weights that are divided, gathered for every micro-batch.
+    /// Layers of weights that are divided, gathered for every micro-batch.
     pub weight_bytes: f64,
-    /// Trained weights that other ranks have updated, where moments are divided.
+    /// Trained weights that other ranks have updated, where moments are divided and weights are not.
     pub update_bytes: f64,
     /// The slowest link of the ring.
     pub link: Link,

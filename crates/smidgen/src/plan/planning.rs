@@ -28,9 +28,9 @@ use std::collections::BTreeSet;
 pub struct Planned {
     pub solution: Solution,
     pub budget_bytes: u64,
-    /// What offloaded tensors may take in pinned memory or on disk.
+    /// What offloaded tensors of all ranks of a machine may take in pinned memory or on disk.
     pub offload_budget_bytes: u64,
-    /// Host memory that a plan for a GPU counts on: pinned memory and the process.
+    /// Host memory of a machine that a plan for a GPU counts on: pinned memory and the processes of its ranks.
     pub host_bytes: Option<u64>,
     /// Tokens of an average optimizer step, of all ranks together.
     pub step_tokens: f64,
@@ -153,7 +153,7 @@ impl Planned {
         advice: Vec<String>,
     ) -> Planned {
         let mut notes = notes(job, shape, terms, &solution, fits);
-        let Budget { device_bytes: budget_bytes, offload_bytes: offload_budget_bytes } = terms.budget;
+        let Budget { device_bytes: budget_bytes, offload_bytes: offload_budget_bytes, .. } = terms.budget;
         let step_tokens = shape.all_tokens;
         let exchange = Exchange::of(job.world, shape, &solution, &terms.profile);
         let life = plan_life(job, &solution);
@@ -219,7 +219,13 @@ fn host_note(job: &Job, terms: &Terms, solution: &Solution) -> Option<String> {
     if job.request.device == DeviceKind::Cpu {
         return None;
     }
-    let needed = format_bytes(host_bytes(job, solution));
+    let mut needed = format_bytes(host_bytes(job, solution));
+    let (ranks, shared) = (job.world.local.of, solution.plan.host.shared_bytes);
+    needed = match ranks {
+        1 => needed,
+        _ if shared == 0 => format!("{needed} (for {ranks} ranks)"),
+        _ => format!("{needed} (for {ranks} ranks, which share {} of it)", format_bytes(shared as u64)),
+    };
     Some(match terms.budget.offload_bytes {
         u64::MAX => format!(
             "assumes a machine with {needed} of free host memory; `memory.host_budget` sets a limit for offloaded tensors"
@@ -231,9 +237,11 @@ fn host_note(job: &Job, terms: &Terms, solution: &Solution) -> Option<String> {
     })
 }
 
-/// Pinned memory, and what the process takes.
+/// Pinned memory and what the process takes, of all ranks of a machine.
 pub fn host_bytes(job: &Job, solution: &Solution) -> u64 {
-    pinned_bytes(&solution.plan) + process_context(job).bytes_for(&solution.plan)
+    let shared = solution.plan.host.shared_bytes as u64;
+    let own = pinned_bytes(&solution.plan) - shared + process_context(job).bytes_for(&solution.plan);
+    shared + job.world.local.of as u64 * own
 }
 
 /// Pins that mean something else here than they say.
@@ -321,7 +329,7 @@ impl Planned {
                 format!(
                     "plans that fit the budget of {} need up to {} {place}, and there are {}",
                     format_bytes(self.budget_bytes),
-                    format_bytes(self.solution.offloaded_bytes()),
+                    format_bytes(self.solution.offloaded_bytes(self.world.local.of)),
                     format_bytes(self.offload_budget_bytes)
                 )
             }

@@ -10,7 +10,6 @@ use crate::plan::host;
 use crate::plan::job::{self, Job};
 use crate::plan::profiles;
 use smidgen_compile::error::ModelError;
-use smidgen_compile::request::Master;
 use smidgen_compile::{
     Budget, Context, Demand, Profile, Purpose, Question, Request, Solution, SolveError, can_fit, solve,
 };
@@ -99,9 +98,11 @@ fn budget(job: &Job) -> Budget {
         (DeviceKind::Cpu, _) => disk::free_bytes(&job.recipe.output.dir.resolved),
         (DeviceKind::Cuda, smidgen_recipe::Budget::Auto) => host::free_memory_bytes(),
     };
-    // What the machine has for offloaded tensors, its ranks divide.
-    let offload = offload.map(|bytes| bytes / job.world.local.of as u64);
-    Budget { device_bytes: job.budget.bytes, offload_bytes: offload.unwrap_or(u64::MAX) }
+    Budget {
+        device_bytes: job.budget.bytes,
+        offload_bytes: offload.unwrap_or(u64::MAX),
+        local_ranks: job.world.local.of,
+    }
 }
 
 /// The choices that the recipe pins, if the model has the layers that they name.
@@ -130,12 +131,6 @@ pub fn pins(job: &Job) -> Result<Pins, Failure> {
         return refused(
             "`memory.order = \"breadth\"` is for decoders: `adapter.targets` adapts the audio encoder",
             "write `auto` or `depth`, or leave the encoder out of `adapter.targets`",
-        );
-    }
-    if request.optimizer.master != Master::F32 && !request.rank.is_only() {
-        return refused(
-            "`train.master = \"bf16\"` is for one rank: several divide f32 weights",
-            "write `f32`",
         );
     }
     Ok(pins.clone())

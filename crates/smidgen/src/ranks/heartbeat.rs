@@ -4,10 +4,13 @@
 //! comes; one heartbeat thread sends a beat each second and looks at when each peer was heard last. None of them depends
 //! on the main thread, which may compute or wait inside a collective for as long as it likes.
 //! The first loss counts. Rank 0 tells the others, and the heartbeat thread of every rank calls the handler once.
-//! Left out: what the handler does, and a rank that beats but makes no progress (a collective's time limit).
+//! Beats say how many exchanges of tensors a rank has reached, by which rank 0 finds one that makes no progress
+//! (`standstill.rs`). Left out: what the handler does.
 
+use super::standstill::{Counts, Standstill};
 use super::wire::{Call, Loss, MOST_BYTES, Message};
 use crate::failure::Failure;
+use smidgen_runtime::comm::Progress;
 use std::collections::VecDeque;
 use std::io::{self, Read};
 use std::net::{Shutdown, TcpStream};
@@ -65,6 +68,7 @@ struct Inbox {
     has_closed: bool,
     /// Its connection has ended.
     is_gone: bool,
+    counts: Counts,
 }
 
 #[derive(Debug, Default)]
@@ -77,6 +81,16 @@ struct State {
     /// What this rank is doing, for messages.
     place: String,
     remedy: Option<String>,
+    /// How far this rank has come with its exchanges.
+    progress: Option<Arc<Progress>>,
+    standstill: Option<Standstill>,
+}
+
+impl State {
+    fn own_counts(&self) -> Counts {
+        let (reached, done) = self.progress.as_ref().map_or((0, 0), |progress| progress.counts());
+        Counts { reached, done }
+    }
 }
 
 #[derive(Debug)]
@@ -105,7 +119,13 @@ impl Shared {
             peers.push(Peer { rank, writer: Mutex::new(stream.try_clone()?), stream });
         }
         let heard = Instant::now();
-        let inbox = |_| Inbox { data: VecDeque::new(), heard, has_closed: false, is_gone: false };
+        let inbox = |_| Inbox {
+            data: VecDeque::new(),
+            heard,
+            has_closed: false,
+            is_gone: false,
+            counts: Counts::default(),
+        };
         let state = State { inboxes: peers.iter().map(inbox).collect(), ..State::default() };
         let shared =
             Arc::new(Shared { rank, peers, times, state: Mutex::new(state), changed: Condvar::new() });
@@ -195,6 +215,27 @@ impl Shared {
         lock(&self.state).remedy = Some(remedy);
     }
 
+    /// Watches the exchanges of all ranks: one that keeps the others waiting for longer than the limit is lost.
+    pub fn watch(&self, progress: Arc<Progress>, limit: Duration) {
+        let mut state = lock(&self.state);
+        (state.progress, state.standstill) = (Some(progress), Some(Standstill::new(limit)));
+    }
+
+    /// The rank that makes no progress, where all of them are heard.
+    fn find_standstill(&self, now: Instant) -> Option<(usize, Loss)> {
+        if self.rank != 0 {
+            return None;
+        }
+        let mut state = lock(&self.state);
+        if state.inboxes.iter().any(|inbox| inbox.has_closed || inbox.is_gone) {
+            return None;
+        }
+        let others = state.inboxes.iter().map(|inbox| inbox.counts);
+        let counts: Vec<Counts> = std::iter::once(state.own_counts()).chain(others).collect();
+        let (at, loss) = state.standstill.as_mut()?.look(&counts, now)?;
+        Some((if at == 0 { 0 } else { self.peers[at - 1].rank }, loss))
+    }
+
     /// Nothing that peers do from here on is a loss. Returns whether it was so before.
     pub fn end(&self) -> bool {
         let mut state = lock(&self.state);
@@ -256,6 +297,9 @@ impl Shared {
                     lock(&self.state).inboxes[at].data.push_back((call, number, bytes));
                     self.changed.notify_all();
                 }
+                Ok(Message::Beat { reached, done }) => {
+                    lock(&self.state).inboxes[at].counts = Counts { reached, done };
+                }
                 Ok(Message::Lost { rank, loss }) => break Some((rank as usize, loss)),
                 Ok(Message::Close) => break None,
                 Ok(_) => {}
@@ -302,11 +346,12 @@ impl Shared {
             awake = now;
             if now - beaten >= self.times.beat {
                 beaten = now;
+                let Counts { reached, done } = lock(&self.state).own_counts();
                 for peer in &self.peers {
                     // If it is locked, something longer is being sent, which is as good as a beat.
                     if let Ok(mut writer) = peer.writer.try_lock() {
                         // The reader notices a closed connection.
-                        let _ = Message::Beat.write(&mut *writer);
+                        let _ = Message::Beat { reached, done }.write(&mut *writer);
                     }
                 }
             }
@@ -317,6 +362,8 @@ impl Shared {
             });
             if let Some(at) = silent {
                 self.lose(self.peers[at].rank, Loss::Silent);
+            } else if let Some((rank, loss)) = self.find_standstill(now) {
+                self.lose(rank, loss);
             }
         }
     }
@@ -343,6 +390,12 @@ fn describe(rank: usize, loss: &Loss, state: &State, times: Times) -> Failure {
         Loss::Silent => {
             format!("rank {rank} does not answer{during} (nothing came for {} s)", times.silence.as_secs())
         }
+        Loss::Behind(seconds) => format!(
+            "rank {rank} makes no progress{during} (it answers, and the others have waited for it for {seconds} s)"
+        ),
+        Loss::Stalled(seconds) => {
+            format!("an exchange that all ranks have reached does not end{during} (after {seconds} s)")
+        }
         Loss::Aborted(reason) => format!("rank {rank} failed{during}: {reason}"),
     };
     let look = match loss {
@@ -353,6 +406,13 @@ fn describe(rank: usize, loss: &Loss, state: &State, times: Times) -> Failure {
         Loss::Silent => {
             Some(format!("the process of rank {rank} is stopped, or its machine or network is down"))
         }
+        Loss::Behind(_) => Some(format!(
+            "a GPU or a file system of rank {rank} hangs: `nvidia-smi` and `dmesg` on its machine may say why"
+        )),
+        Loss::Stalled(_) => Some(
+            "the network between the machines, or NCCL, is at fault: `NCCL_DEBUG=WARN` has NCCL say more"
+                .to_owned(),
+        ),
     };
     Failure::ranks(message).hint_if_some(look).hint_if_some(state.remedy.as_ref())
 }

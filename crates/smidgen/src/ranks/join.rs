@@ -12,7 +12,7 @@ use super::rendezvous::Member;
 use super::spawn::Engine;
 use super::team::Team;
 use crate::console::progress::say_failure;
-use crate::failure::Failure;
+use crate::failure::{Failure, FailureKind};
 use crate::plan::world::World;
 use smidgen_ir::Rank;
 use smidgen_recipe::{DeviceChoice, Recipe};
@@ -120,6 +120,10 @@ impl Joined {
         match result {
             Ok(value) => link.close().map(|()| value),
             Err(failure) => {
+                // An exchange fails most often because another rank is lost: that is said instead, and ends this process.
+                if failure.kind == FailureKind::Ranks {
+                    link.failure_within(Times::default().silence + Times::default().farewell);
+                }
                 comm::mpi::abandon();
                 link.abort(&failure.message);
                 Err(failure)

@@ -12,6 +12,7 @@ use super::launch::Launch;
 use super::rendezvous::{Listener, Member, connect, ranks_text};
 use super::wire::{Call, Loss, Message, join, split};
 use crate::failure::Failure;
+use smidgen_runtime::comm::Progress;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -108,6 +109,11 @@ impl Link {
     /// Says what to do if a rank is lost, such as ``continue with `smidgen resume runs/x` ``.
     pub fn set_remedy(&self, remedy: impl Into<String>) {
         self.shared.set_remedy(remedy.into());
+    }
+
+    /// Watches the exchanges of tensors: a rank that keeps the others waiting for longer than the limit is lost.
+    pub fn watch(&self, progress: Arc<Progress>, limit: Duration) {
+        self.shared.watch(progress, limit);
     }
 
     /// The loss that was noticed, if any.

@@ -10,9 +10,11 @@ use super::wire::Message;
 use crate::failure::Failure;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use smidgen_runtime::comm::Progress;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
@@ -62,7 +64,7 @@ fn free_port() -> u16 {
 }
 
 /// Runs a function as every rank, each with its link and the losses that its handler gets.
-fn as_ranks<T: Send + 'static>(
+pub fn as_ranks<T: Send + 'static>(
     size: usize,
     run: impl Fn(Link, Receiver<Failure>) -> T + Clone + Send + 'static,
 ) -> Vec<T> {
@@ -159,6 +161,42 @@ fn a_rank_that_drops_its_link_has_failed() {
 #[test]
 fn a_rank_that_ends_before_the_others_is_named() {
     the_others_learn(|link| link.close().unwrap(), "rank 2 failed during step 7: it ended before the others");
+}
+
+/// What every rank learns if each has come this far with its exchanges, and stays there.
+fn learned_at_a_standstill(reached: [usize; 3], done: [usize; 3]) -> Vec<Failure> {
+    as_ranks(3, move |mut link, losses| {
+        let (rank, progress) = (link.rank(), Arc::new(Progress::default()));
+        link.set_place("step 7");
+        link.set_remedy("continue with `smidgen resume RUN`");
+        link.barrier().unwrap();
+        link.watch(Arc::clone(&progress), Duration::from_millis(700));
+        (0..reached[rank]).for_each(|_| progress.reach());
+        (0..done[rank]).for_each(|_| progress.finish());
+        // The heart of every rank beats, and no main thread does anything.
+        losses.recv_timeout(LIMIT).expect("the handler is called")
+    })
+}
+
+#[test]
+fn a_rank_that_answers_and_makes_no_progress_is_named() {
+    for late in 0..3 {
+        let mut reached = [4; 3];
+        reached[late] = 3;
+        for failure in learned_at_a_standstill(reached, [3; 3]) {
+            let expected = format!("rank {late} makes no progress during step 7");
+            assert!(failure.message.starts_with(&expected), "{failure}");
+            let hints = failure.hints.join(" ");
+            assert!(hints.contains("nvidia-smi") && hints.contains("smidgen resume"), "{failure}");
+        }
+    }
+}
+
+#[test]
+fn an_exchange_that_never_ends_is_noticed() {
+    for failure in learned_at_a_standstill([4; 3], [3; 3]) {
+        assert!(failure.message.contains("all ranks have reached does not end during step 7"), "{failure}");
+    }
 }
 
 /// Opens a link as rank 0 of 3, with a real rank 1 and a raw connection as rank 2.

@@ -13,8 +13,10 @@ pub mod link;
 mod link_tests;
 pub mod node_list;
 pub mod rendezvous;
+pub mod shared_memory;
 pub mod spawn;
 #[cfg(test)]
 mod spawn_tests;
+pub mod standstill;
 pub mod team;
 pub mod wire;

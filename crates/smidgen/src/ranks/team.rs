@@ -121,7 +121,11 @@ impl Team {
         })
     }
 
-    fn exchange<T: Serialize + for<'a> Deserialize<'a>>(&mut self, own: &T) -> Result<Vec<T>, Failure> {
+    /// What every rank says, in the order of ranks.
+    pub(super) fn exchange<T: Serialize + for<'a> Deserialize<'a>>(
+        &mut self,
+        own: &T,
+    ) -> Result<Vec<T>, Failure> {
         let text = serde_json::to_vec(own).map_err(Failure::ranks)?;
         let all = self.link.gather(&text)?;
         all.iter().map(|text| serde_json::from_slice(text).map_err(Failure::ranks)).collect()

@@ -25,6 +25,10 @@ pub enum Loss {
     Died,
     /// Nothing came from it.
     Silent,
+    /// It answers, and the others have waited for it for this many seconds.
+    Behind(u64),
+    /// It waits for an exchange that all ranks have reached, for this many seconds.
+    Stalled(u64),
     /// It said why it ends.
     Aborted(String),
 }
@@ -44,7 +48,11 @@ pub enum Message {
     Welcome,
     /// You cannot join, and why.
     Refused(String),
-    Beat,
+    /// Every second, with how many exchanges of tensors the sender has reached, and how many are over.
+    Beat {
+        reached: u64,
+        done: u64,
+    },
     /// The nth call, so that ranks that are not in step are noticed.
     Data {
         call: Call,
@@ -139,7 +147,11 @@ impl Message {
                 put_text(&mut rest, why);
                 4
             }
-            Message::Beat => 5,
+            Message::Beat { reached, done } => {
+                rest.extend(reached.to_le_bytes());
+                rest.extend(done.to_le_bytes());
+                5
+            }
             Message::Data { call, number, bytes } => {
                 rest.push(match call {
                     Call::Gather => 0,
@@ -151,12 +163,15 @@ impl Message {
             }
             Message::Lost { rank, loss } => {
                 rest.extend(rank.to_le_bytes());
-                let (kind, reason) = match loss {
-                    Loss::Died => (0, ""),
-                    Loss::Silent => (1, ""),
-                    Loss::Aborted(reason) => (2, reason.as_str()),
+                let (kind, seconds, reason) = match loss {
+                    Loss::Died => (0, 0, ""),
+                    Loss::Silent => (1, 0, ""),
+                    Loss::Aborted(reason) => (2, 0, reason.as_str()),
+                    Loss::Behind(seconds) => (3, *seconds, ""),
+                    Loss::Stalled(seconds) => (4, *seconds, ""),
                 };
                 rest.push(kind);
+                rest.extend(seconds.to_le_bytes());
                 put_text(&mut rest, reason);
                 7
             }
@@ -175,7 +190,7 @@ impl Message {
             2 => Message::Waiting,
             3 => Message::Welcome,
             4 => Message::Refused(rest.text()?),
-            5 => Message::Beat,
+            5 => Message::Beat { reached: rest.u64()?, done: rest.u64()? },
             6 => {
                 let call = match rest.take(1)? {
                     [0] => Call::Gather,
@@ -188,11 +203,13 @@ impl Message {
             7 => {
                 let rank = rest.u32()?;
                 let kind = rest.take(1)?[0];
-                let reason = rest.text()?;
+                let (seconds, reason) = (rest.u64()?, rest.text()?);
                 let loss = match kind {
                     0 => Loss::Died,
                     1 => Loss::Silent,
                     2 => Loss::Aborted(reason),
+                    3 => Loss::Behind(seconds),
+                    4 => Loss::Stalled(seconds),
                     _ => return None,
                 };
                 Message::Lost { rank, loss }
@@ -264,12 +281,14 @@ mod tests {
             Message::Waiting,
             Message::Welcome,
             Message::Refused("no".into()),
-            Message::Beat,
+            Message::Beat { reached: 1 << 50, done: 3 },
             Message::Data { call: Call::Gather, number: 1 << 40, bytes: vec![1, 2, 3] },
             Message::Data { call: Call::Broadcast, number: 0, bytes: vec![7; 100_000] },
             Message::Lost { rank: 2, loss: Loss::Died },
             Message::Lost { rank: 2, loss: Loss::Silent },
             Message::Lost { rank: 2, loss: Loss::Aborted("disk full".into()) },
+            Message::Lost { rank: 0, loss: Loss::Behind(600) },
+            Message::Lost { rank: 1, loss: Loss::Stalled(1 << 40) },
             Message::Close,
         ];
         let mut bytes = Vec::new();

@@ -56,6 +56,7 @@ pub fn render_json(planned: &Planned) -> Value {
         "bytes_per_trained_parameter": trained.bytes_per_parameter(),
         "host_memory": planned.host_bytes.map(|needed_bytes| json!({
             "needed_bytes": needed_bytes,
+            "shared_bytes": plan.host.shared_bytes,
             "offload_limit_bytes": Some(planned.offload_budget_bytes).filter(|limit| *limit < u64::MAX),
         })),
         "arena": {

@@ -138,7 +138,11 @@ fn exchange_lines(exchange: &Exchange, planned: &Planned) -> Vec<String> {
 pub fn offload_lines(plan: &Plan) -> String {
     let line = |(what, size): (&str, SpaceSize)| {
         let bytes = format_bytes(size.bytes() as u64);
-        format!("  {what:<16}{bytes:>12}   for offloaded tensors\n")
+        let shared = match size.shared_bytes {
+            0 => String::new(),
+            shared => format!(", {} shared by the ranks of a machine", format_bytes(shared as u64)),
+        };
+        format!("  {what:<16}{bytes:>12}   for offloaded tensors{shared}\n")
     };
     let places = [("pinned memory", plan.host), ("disk", plan.disk)];
     places.into_iter().filter(|(_, size)| size.bytes() > 0).map(line).collect()

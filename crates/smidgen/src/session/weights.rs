@@ -29,14 +29,16 @@ const THREAD_BYTES: usize = 1 << 20;
 /// Hashes of the stored bytes of weights, by their names.
 pub type WeightHashes = BTreeMap<String, String>;
 
-/// Fills every base weight that is not trained from the checkpoint, with this many threads.
+/// Fills every base weight that is not trained from the checkpoint, with this many threads; not those that another rank
+/// fills.
 pub fn load_weights<D: Device>(
     executor: &mut Executor<D>,
     model: &Model,
     threads: usize,
 ) -> Result<(), Failure> {
-    let names = leaf_names(executor.plan(), LeafKind::Weight);
-    names.iter().try_for_each(|(_, name)| load_weight(executor, model, name, threads))
+    let names = leaf_names(executor.plan(), LeafKind::Weight).into_iter();
+    let own = names.filter(|(id, _)| executor.fills(*id)).collect::<Vec<_>>();
+    own.iter().try_for_each(|(_, name)| load_weight(executor, model, name, threads))
 }
 
 /// The same for a run whose checkpoints state what it is made of: bytes are hashed as they are read.

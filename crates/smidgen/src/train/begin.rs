@@ -86,7 +86,11 @@ pub fn prepare_run(
             let taken = before.zip(free(&mut device)).map(|(before, after)| before.saturating_sub(after));
             job.place.add_to_context(taken.unwrap_or(0));
             let planned = plan_together(job, &start, say, &mut joined.team)?;
-            device.limit_exchanges(exchange_limit(&planned));
+            let limit = exchange_limit(&planned);
+            device.limit_exchanges(limit + GRACE);
+            if let Some(progress) = device.exchange_progress() {
+                joined.team.link().watch(progress, limit);
+            }
             planned
         }
     };
@@ -135,6 +139,9 @@ fn plan_together(
     team.link().agree(&[("exchanges of the plan", exchanges(&planned.solution.plan))])?;
     Ok(planned)
 }
+
+/// The heartbeat, which knows who is late, comes first.
+const GRACE: Duration = Duration::from_secs(20);
 
 /// How long a rank waits for the others: many steps, and in any case as long as the first rank may take to save.
 fn exchange_limit(planned: &Planned) -> Duration {

@@ -26,6 +26,7 @@ use crate::plan::job::Job;
 use crate::plan::life::LifePhase;
 use crate::plan::planning::Planned;
 use crate::plan::product::Product;
+use crate::ranks::shared_memory::share_host;
 use crate::ranks::team::Team;
 use crate::rows::data::{Data, Rows};
 use smidgen_ir::bytes::format_bytes;
@@ -158,13 +159,19 @@ impl Course<'_> {
                     dir.clear()
                 }
             };
+            let shares = self.share_host(job, &planned, &mut device).inspect_err(leave_nothing)?;
             let (executor, chosen) = self.reserve(job, planned, device).inspect_err(leave_nothing)?;
             let first = start.updates_done();
             // Moved, not copied: an epoch of a large data set is large, and the plan counts it once.
             let mut batches = std::mem::take(&mut rows_of(job).batches);
             let policy = chosen.policy.clone();
-            let mut trainer =
-                Trainer::fill(job, executor, self.dir.clone(), policy, &start).inspect_err(leave_nothing)?;
+            // Nobody reads what another rank still fills.
+            let are_loaded = || match self.team.as_deref_mut().filter(|_| shares) {
+                Some(team) => team.link().barrier(),
+                None => Ok(()),
+            };
+            let mut trainer = Trainer::fill(job, executor, self.dir.clone(), policy, &start, are_loaded)
+                .inspect_err(leave_nothing)?;
             // Before anything of the run is changed.
             self.compare_weights(&mut trainer, job, first)?;
             if plans == 1 {
@@ -225,6 +232,23 @@ impl Course<'_> {
             let moved = Moved { step: outcome.steps, reachable_bytes };
             planned = self.plan_for(job, &chosen, moved, &|line| bar.say(line))?;
             plans += 1;
+        }
+    }
+
+    /// Has the ranks of a machine share the frozen weights that they offload to host memory. Returns whether they do.
+    fn share_host<D: Device>(
+        &mut self,
+        job: &Job,
+        planned: &Planned,
+        device: &mut D,
+    ) -> Result<bool, Failure> {
+        let bytes = planned.solution.plan.host.shared_bytes;
+        match self.team.as_deref_mut() {
+            Some(team) if bytes > 0 && job.world.local.of > 1 => {
+                device.share_host(share_host(team, bytes)?);
+                Ok(true)
+            }
+            _ => Ok(false),
         }
     }
 

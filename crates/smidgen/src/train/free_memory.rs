@@ -38,7 +38,8 @@ mod tests {
 
     #[test]
     fn what_is_held_can_be_had() {
-        let device = DeviceMemory { bytes: 900, peak_bytes: 900, free_bytes: 100, pinned_bytes: 0 };
+        let device =
+            DeviceMemory { bytes: 900, peak_bytes: 900, free_bytes: 100, pinned_bytes: 0, mapped_bytes: 0 };
         // Other programs may have taken memory since the device was opened, so its total is not ours alone.
         assert_eq!(Machine.reachable_bytes(Some(device), 300), Some(400));
         let reachable = Machine.reachable_bytes(None, 0);

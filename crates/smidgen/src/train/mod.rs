@@ -13,6 +13,7 @@ mod dry_step;
 mod evaluation;
 pub mod events;
 pub mod free_memory;
+mod gathered;
 pub mod history;
 pub mod interrupt;
 pub mod journal;

@@ -3,15 +3,16 @@
 //! A rank that has only its part reads that part. To write, all ranks gather one tensor after the other, in the order of
 //! the file: the first of them writes, the others only take part. Nothing is held in memory but one piece at a time.
 
+use super::gathered::{self, Gathered, in_file_order};
 use crate::failure::Failure;
 use crate::session::weights;
 use smidgen_formats::element::Element;
 use smidgen_formats::finite::FiniteWriter;
 use smidgen_formats::safetensors::SafetensorsFile;
-use smidgen_formats::safetensors::write::{TensorSpec, lay_out_file, pytorch_metadata, write_safetensors};
+use smidgen_formats::safetensors::write::{TensorSpec, pytorch_metadata, write_safetensors};
 use smidgen_formats::tensor_ref::TensorRef;
 use smidgen_ir::storage::dynamic8_codes;
-use smidgen_ir::{DType, Entry, Extent, LeafKind, Plan, Shard, Storage, Type, ValueId};
+use smidgen_ir::{DType, Extent, LeafKind, Plan, Shard, Storage, Type, ValueId};
 use smidgen_runtime::{Device, Executor};
 use std::io::{self, Write};
 use std::ops::Range;
@@ -34,15 +35,8 @@ pub fn write<D: Device>(executor: &mut Executor<D>, folder: &Path) -> Result<(),
 /// Takes part while another rank writes.
 pub fn help_write<D: Device>(executor: &mut Executor<D>) -> Result<(), Failure> {
     let (places, specs): (Vec<Place>, Vec<TensorSpec>) = tensors(executor.plan()).into_iter().unzip();
-    let offsets = lay_out_file(&pytorch_metadata(), &specs).map_err(Failure::writing)?.offsets;
-    let mut order: Vec<usize> = (0..places.len()).collect();
-    order.sort_by_key(|index| offsets[*index]);
-    for index in order {
-        if let Some(gathered) = places[index].gathered {
-            gathered.run(executor).map_err(Failure::disk)?;
-        }
-    }
-    Ok(())
+    let order = in_file_order(&specs)?;
+    gathered::help(executor, order.into_iter().map(|index| places[index].gathered))
 }
 
 /// Fills the optimizer state from a folder.
@@ -83,20 +77,6 @@ struct Place {
     gathered: Option<Gathered>,
     /// Bytes of what is gathered that are the tensor, in order.
     parts: Vec<Range<usize>>,
-}
-
-/// The step of `collect` that gathers a leaf, and what it writes.
-#[derive(Clone, Copy, Debug)]
-struct Gathered {
-    step: usize,
-    whole: ValueId,
-}
-
-impl Gathered {
-    fn run<D: Device>(&self, executor: &mut Executor<D>) -> io::Result<()> {
-        let extent = executor.plan().extent;
-        executor.run_step(Entry::Collect, self.step, &extent).map_err(io::Error::other)
-    }
 }
 
 impl Place {
@@ -170,13 +150,11 @@ fn place(plan: &Plan, leaf: ValueId, ty: &Type, shard: Option<Shard>, half: Half
         .collect();
     let own = &parts[shard.rank.index];
     let first = shard.own_bytes(ty).start;
-    let steps = &plan.entry(Entry::Collect).steps;
-    let step = steps.iter().position(|step| step.inputs[0] == leaf).expect("what is divided is collected");
     Place {
         leaf,
         own: own.start - first..own.end - first,
         in_tensor: parts[..shard.rank.index].iter().map(Range::len).sum(),
-        gathered: Some(Gathered { step, whole: steps[step].outputs[0] }),
+        gathered: Gathered::of(plan, leaf),
         parts,
     }
 }

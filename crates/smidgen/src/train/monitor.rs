@@ -29,12 +29,14 @@ pub fn look<D: Device>(device: &mut D) -> Looked {
     let begun = Instant::now();
     let host = read_rss();
     let (gpu_util, device) = (device.busy_percent(), device.memory());
+    // What ranks share is pinned memory, wherever the kernel counts it.
+    let mapped_bytes = device.map_or(0, |device| device.mapped_bytes);
     Looked {
         device,
         gpu_util,
         free_bytes: device.map_or_else(host::free_memory_bytes, |device| Some(device.free_bytes)),
-        rss_bytes: host.map(|host| host.rss_bytes),
-        rss_peak_bytes: host.map(|host| host.peak_bytes),
+        rss_bytes: host.map(|host| host.rss_bytes.saturating_sub(mapped_bytes)),
+        rss_peak_bytes: host.map(|host| host.peak_bytes.saturating_sub(mapped_bytes)),
         ms: begun.elapsed().as_secs_f64() * 1e3,
     }
 }
@@ -72,7 +74,8 @@ mod tests {
         let process = Looked { rss_bytes: Some(5), rss_peak_bytes: Some(7), ..Looked::default() };
         assert_eq!((process.device_bytes(), process.device_peak_bytes()), (Some(5), Some(7)));
         assert_eq!((process.free_bytes(), process.pinned_bytes()), (None, 0));
-        let memory = DeviceMemory { bytes: 90, peak_bytes: 95, free_bytes: 10, pinned_bytes: 4 };
+        let memory =
+            DeviceMemory { bytes: 90, peak_bytes: 95, free_bytes: 10, pinned_bytes: 4, mapped_bytes: 0 };
         let own = Looked { device: Some(memory), free_bytes: Some(10), ..process };
         assert_eq!((own.device_bytes(), own.device_peak_bytes()), (Some(90), Some(95)));
         assert_eq!((own.free_bytes(), own.pinned_bytes()), (Some(10), 4));

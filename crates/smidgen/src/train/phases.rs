@@ -146,7 +146,8 @@ mod tests {
     #[test]
     fn a_device_with_memory_of_its_own_is_not_the_host() {
         let mut meter = PhaseMeter::begin();
-        let memory = DeviceMemory { bytes: 700, peak_bytes: 700, free_bytes: 1, pinned_bytes: 40 };
+        let memory =
+            DeviceMemory { bytes: 700, peak_bytes: 700, free_bytes: 1, pinned_bytes: 40, mapped_bytes: 0 };
         meter.sample(&Looked { device: Some(memory), ..process(90) });
         let measured = &meter.render_json(&[], 0)["prepare"]["measured"];
         assert_eq!(*measured, json!({"device": 700, "pinned": 40, "host": 90, "disk": 0}));

@@ -217,6 +217,12 @@ pub fn write_state<D: Device>(
     Ok(())
 }
 
+/// Takes part while another rank writes a checkpoint.
+pub fn help_write_state<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(), Failure> {
+    trained_state::help_save_trained(executor, job)?;
+    moments::help_write(executor)
+}
+
 /// Makes the device use the matmul algorithms of the run that wrote the checkpoint. Returns the reason if it cannot.
 pub fn adopt_products<D: Device>(device: &mut D, folder: &Path) -> Option<String> {
     let path = folder.join(PRODUCTS_FILE);

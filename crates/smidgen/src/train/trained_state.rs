@@ -2,7 +2,7 @@
 //!
 //! Which of the two follows from the job; everything above works with either.
 
-use super::trained_weights::{read_trained, start_trained, write_trained};
+use super::trained_weights::{help_write_trained, read_trained, start_trained, write_trained};
 use crate::failure::Failure;
 use crate::plan::job::Job;
 use crate::session::adapters::{read_adapter, save_adapter, start_adapters};
@@ -30,5 +30,13 @@ pub fn save_trained<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &P
     match job.request.trained.is_empty() {
         true => save_adapter(executor, job, folder),
         false => write_trained(executor, &job.request, folder),
+    }
+}
+
+/// Takes part while another rank writes them.
+pub fn help_save_trained<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(), Failure> {
+    match job.request.trained.is_empty() {
+        true => Ok(()),
+        false => help_write_trained(executor, &job.request),
     }
 }

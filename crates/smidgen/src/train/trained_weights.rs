@@ -2,9 +2,11 @@
 //!
 //! On the device and in a checkpoint they are f32, or matrices in bf16 if `train.master` says so. The final model has every tensor in the type of the base (f16 if that
 //! was quantized, as in a merge): trained tensors are rounded once, the others are copied. Tensors pass through a small
-//! buffer one after the other, and trained tensors are read back and compared.
+//! buffer one after the other, and trained tensors are read back and compared. Where ranks divide them, all ranks gather
+//! each tensor as often as the first one writes and compares it.
 //! Left out: the files other than the weights (`merge/sidecar.rs`).
 
+use super::gathered::{self, Gathered, in_file_order};
 use crate::failure::Failure;
 use crate::merge::fit::{Action, OutputTensor};
 use crate::merge::fold::round_into;
@@ -18,7 +20,6 @@ use smidgen_compile::Request;
 use smidgen_formats::element::Element;
 use smidgen_formats::encode::PIECE_ELEMENTS;
 use smidgen_formats::finite::FiniteWriter;
-use smidgen_formats::load::read_tensor_into;
 use smidgen_formats::model::Model;
 use smidgen_formats::safetensors::SafetensorsFile;
 use smidgen_formats::safetensors::write::{TensorSpec, pytorch_metadata, write_safetensors};
@@ -28,6 +29,7 @@ use smidgen_formats::whole_file::write_whole;
 use smidgen_ir::{Plan, ValueId};
 use smidgen_runtime::{Device, Executor};
 use std::io::{self, Write};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -52,12 +54,17 @@ pub fn write_trained<D: Device>(
     request: &Request,
     folder: &Path,
 ) -> Result<(), Failure> {
-    let outputs: Vec<Output> = request
-        .trained
-        .iter()
-        .map(|name| Output::trained(executor.plan(), name.clone(), trained_element(executor.plan(), name)))
-        .collect();
-    write_file(executor, &outputs, &folder.join(TRAINED_FILE))
+    write_file(executor, &trained_outputs(executor.plan(), request), &folder.join(TRAINED_FILE))
+}
+
+/// Takes part while another rank writes the trained tensors.
+pub fn help_write_trained<D: Device>(executor: &mut Executor<D>, request: &Request) -> Result<(), Failure> {
+    help_write_file(executor, &trained_outputs(executor.plan(), request))
+}
+
+fn trained_outputs(plan: &Plan, request: &Request) -> Vec<Output> {
+    let output = |name: &String| Output::trained(plan, name.clone(), trained_element(plan, name));
+    request.trained.iter().map(output).collect()
 }
 
 /// Checks that a checkpoint holds the tensors that the plan trains; reads headers only.
@@ -72,16 +79,8 @@ pub fn read_trained<D: Device>(
     folder: &Path,
 ) -> Result<(), Failure> {
     let mut scratch = vec![0u8; weights::PIECE_BYTES];
-    for (id, tensor) in find_trained(executor.plan(), request, folder)? {
-        executor
-            .fill(id, &mut |offset, piece| {
-                let element = tensor.element();
-                let first = offset / element.size_bytes();
-                read_tensor_into(&tensor, first as u64, element, piece, &mut scratch)
-            })
-            .map_err(Failure::from)?;
-    }
-    Ok(())
+    let tensors = find_trained(executor.plan(), request, folder)?;
+    tensors.iter().try_for_each(|(id, tensor)| weights::fill_from_file(executor, *id, tensor, &mut scratch))
 }
 
 fn find_trained(plan: &Plan, request: &Request, folder: &Path) -> Result<Vec<(ValueId, TensorRef)>, Failure> {
@@ -124,8 +123,8 @@ struct Output {
 }
 
 enum Source {
-    /// From the device, rounded to the type that is written.
-    Trained(ValueId),
+    /// From the device, rounded to the type that is written; gathered first where ranks divide it.
+    Trained(ValueId, Option<Gathered>),
     /// From the base.
     Frozen(Weight),
 }
@@ -134,7 +133,17 @@ impl Output {
     fn trained(plan: &Plan, name: String, element: Element) -> Output {
         let id = leaf(plan, &name);
         let shape = plan.value(id).ty.shape.0.iter().map(|dim| dim.at(&plan.extent)).collect();
-        Output { spec: TensorSpec { name, element, shape }, source: Source::Trained(id) }
+        Output {
+            spec: TensorSpec { name, element, shape },
+            source: Source::Trained(id, Gathered::of(plan, id)),
+        }
+    }
+
+    fn gathered(&self) -> Option<Gathered> {
+        match self.source {
+            Source::Trained(_, gathered) => gathered,
+            Source::Frozen(_) => None,
+        }
     }
 
     fn bytes(&self) -> u64 {
@@ -148,7 +157,11 @@ impl Output {
         let TensorSpec { name, element, .. } = &self.spec;
         let finite = &mut FiniteWriter::new(out, name, *element);
         match &self.source {
-            Source::Trained(id) => write_rounded(executor, *id, *element, finite),
+            Source::Trained(id, None) => write_rounded(executor, *id, *element, finite),
+            Source::Trained(_, Some(gathered)) => {
+                gathered.run(executor)?;
+                write_rounded(executor, gathered.whole, *element, finite)
+            }
             // Tensors of the base that are not changed are what they are.
             Source::Frozen(weight @ Weight::Plain(_)) => copy_stored(weight, self.bytes(), out),
             Source::Frozen(weight) => write_decoded(weight, *element, finite),
@@ -161,19 +174,21 @@ pub fn write_model<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &Pa
     write_shards(executor, job, folder, SHARD_BYTES)
 }
 
-fn write_shards<D: Device>(
-    executor: &mut Executor<D>,
-    job: &Job,
-    folder: &Path,
-    shard_bytes: u64,
-) -> Result<(), Failure> {
+/// Takes part while another rank writes the whole model.
+pub fn help_write_model<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(), Failure> {
+    let (outputs, shards) = model_outputs(executor.plan(), job, SHARD_BYTES);
+    shards.into_iter().try_for_each(|range| help_write_file(executor, &outputs[range]))
+}
+
+/// Every tensor of the model, and those of each file.
+fn model_outputs(plan: &Plan, job: &Job, shard_bytes: u64) -> (Vec<Output>, Vec<Range<usize>>) {
     let outputs: Vec<Output> = (job.request.spec.tensors().into_iter())
         .map(|tensor| {
             let weight =
                 job.model.weight(&tensor.name).expect("the job has checked that no weight is missing");
             let element = weight.written_element();
             if job.request.trained.contains(&tensor.name) {
-                return Output::trained(executor.plan(), tensor.name, element);
+                return Output::trained(plan, tensor.name, element);
             }
             let shape = weight.shape().to_vec();
             Output { spec: TensorSpec { name: tensor.name, element, shape }, source: Source::Frozen(weight) }
@@ -181,6 +196,16 @@ fn write_shards<D: Device>(
         .collect();
     let sizes: Vec<u64> = outputs.iter().map(Output::bytes).collect();
     let shards = split(&sizes, shard_bytes);
+    (outputs, shards)
+}
+
+fn write_shards<D: Device>(
+    executor: &mut Executor<D>,
+    job: &Job,
+    folder: &Path,
+    shard_bytes: u64,
+) -> Result<(), Failure> {
+    let (outputs, shards) = model_outputs(executor.plan(), job, shard_bytes);
     for (shard, range) in shards.iter().enumerate() {
         let path = folder.join(shard_name(shard, shards.len()));
         write_file(executor, &outputs[range.clone()], &path)?;
@@ -209,7 +234,7 @@ fn write_file<D: Device>(executor: &mut Executor<D>, outputs: &[Output], path: &
     write_safetensors(path, &pytorch_metadata(), &specs, |index, out| outputs[index].write(executor, out))
         .map_err(Failure::writing)?;
     let file = Arc::new(SafetensorsFile::open(path).map_err(Failure::model)?);
-    for output in outputs.iter().filter(|output| matches!(output.source, Source::Trained(_))) {
+    for output in outputs.iter().filter(|output| matches!(output.source, Source::Trained(..))) {
         let name = &output.spec.name;
         let unread = format!("`{}` does not read back", path.display());
         let differs = |what: &str| Failure::model(format!("`{name}` {what}")).context(&unread);
@@ -224,6 +249,14 @@ fn write_file<D: Device>(executor: &mut Executor<D>, outputs: &[Output], path: &
         }
     }
     Ok(())
+}
+
+/// Takes part in [`write_file`]: tensors are gathered to be written, in the order of the file, and to be compared.
+fn help_write_file<D: Device>(executor: &mut Executor<D>, outputs: &[Output]) -> Result<(), Failure> {
+    let specs: Vec<TensorSpec> = outputs.iter().map(|output| output.spec.clone()).collect();
+    let order = in_file_order(&specs)?;
+    gathered::help(executor, order.into_iter().map(|index| outputs[index].gathered()))?;
+    gathered::help(executor, outputs.iter().map(Output::gathered))
 }
 
 fn write_rounded<D: Device>(

@@ -14,7 +14,6 @@ use super::loss_scale::LossScale;
 use super::lr::{LearningRate, Schedule};
 use super::made_of::MadeOf;
 use super::metrics::MetricsRow;
-use super::moments;
 use super::monitor::{self, Looked};
 use super::outcome::{Ending, Outcome};
 use super::phases::{Phase, PhaseMeter};
@@ -42,7 +41,7 @@ use smidgen_data::micro_batch::{MicroBatch, Packing};
 use smidgen_data::share::Shares;
 use smidgen_data::tokens::TokenSet;
 use smidgen_formats::tokenizer::copy::copy_tokenizer;
-use smidgen_ir::{Entry, Extent, LeafKind, Plan, Policy};
+use smidgen_ir::{Entry, Extent, LeafKind, Plan, PlannedValue, Policy};
 use smidgen_recipe::{Batch, Warmup};
 use smidgen_runtime::{Device, Executor};
 use std::ops::ControlFlow;
@@ -102,16 +101,18 @@ impl<'a, D: Device> Trainer<'a, D> {
         start: &Start,
     ) -> Result<Trainer<'a, D>, Failure> {
         let executor = Executor::load(plan, device)?;
-        Trainer::fill(job, executor, dir, policy, start)
+        Trainer::fill(job, executor, dir, policy, start, || Ok(()))
     }
 
-    /// The same for memory that is already reserved.
+    /// The same for memory that is already reserved. `are_loaded` returns once other ranks have loaded the weights that
+    /// they share with this one.
     pub fn fill(
         job: &'a Job,
         mut executor: Executor<D>,
         dir: RunDir,
         policy: Policy,
         start: &Start,
+        are_loaded: impl FnOnce() -> Result<(), Failure>,
     ) -> Result<Trainer<'a, D>, Failure> {
         let feed = Feed::of(executor.plan(), job.recipe.train.seed);
         let extent = executor.plan().extent;
@@ -124,6 +125,7 @@ impl<'a, D: Device> Trainer<'a, D> {
                 weights::load_weights(&mut executor, &job.model, threads).map(|()| WeightHashes::new())?
             }
         };
+        are_loaded()?;
         clear(&mut executor, LeafKind::Gradient)?;
         clear(&mut executor, LeafKind::Moment)?;
         clear(&mut executor, LeafKind::State)?;
@@ -382,7 +384,9 @@ impl<'a, D: Device> Trainer<'a, D> {
     /// Writes `adapter/` or `model/`: the last state, or with early stopping the best evaluated one.
     fn save_final(self, moment: &Moment<'_>, journal: &Journal, progress: &Progress) -> Result<(), Failure> {
         let Trainer { mut executor, job, dir, standing, mut meter, .. } = self;
-        if !dir.is_written() {
+        // What ranks divide, all of them read and gather.
+        let is_divided = |(_, value): (_, &PlannedValue)| value.role.shard().is_some();
+        if !dir.is_written() && !executor.plan().leaves(LeafKind::Adapter).any(is_divided) {
             return Ok(());
         }
         if job.recipe.train.early_stop > 0
@@ -391,6 +395,9 @@ impl<'a, D: Device> Trainer<'a, D> {
             trained_state::read_saved(&mut executor, job, &dir.checkpoint(best.step))?;
         }
         let product = Product::of(&job.recipe);
+        if !dir.is_written() {
+            return trained_weights::help_write_model(&mut executor, job);
+        }
         let mut warnings = Vec::new();
         dir.write_folder(product.folder(), |folder| {
             match product {
@@ -538,7 +545,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         moment.standing = self.standing;
         let Trainer { executor, job, dir, policy, standing, loss_scale, made_of, .. } = self;
         if !dir.is_written() {
-            return moments::help_write(executor);
+            return resume::help_write_state(executor, job);
         }
         dir.write_folder(&checkpoint_name(moment.step), |folder| {
             resume::write_state(executor, job, policy, moment.step, standing, *loss_scale, made_of, folder)?;

@@ -112,7 +112,7 @@ impl Device for Greedy {
     fn memory(&mut self) -> Option<DeviceMemory> {
         self.bytes += 1 << 20;
         let bytes = self.bytes;
-        Some(DeviceMemory { bytes, peak_bytes: bytes, free_bytes: 0, pinned_bytes: 0 })
+        Some(DeviceMemory { bytes, peak_bytes: bytes, free_bytes: 0, pinned_bytes: 0, mapped_bytes: 0 })
     }
 
     fn busy_percent(&mut self) -> Option<u32> {

@@ -76,7 +76,7 @@ impl Device for Stingy {
 
     fn memory(&mut self) -> Option<DeviceMemory> {
         let bytes = self.bytes;
-        Some(DeviceMemory { bytes, peak_bytes: bytes, free_bytes: 0, pinned_bytes: 0 })
+        Some(DeviceMemory { bytes, peak_bytes: bytes, free_bytes: 0, pinned_bytes: 0, mapped_bytes: 0 })
     }
 
     fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {

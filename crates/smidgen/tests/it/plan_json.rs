@@ -353,6 +353,40 @@ fn a_plan_for_a_gpu_says_which_host_memory_it_assumes() {
     assert_eq!(scratch.plan(&[])["host_memory"], json!(null));
 }
 
+/// Frozen weights in pinned memory exist once per machine; all else is counted for each of its ranks.
+#[test]
+fn ranks_of_a_machine_share_pinned_weights() {
+    let scratch = larger_model();
+    let card = [
+        "memory.device=auto",
+        "memory.profile=rtx-4090",
+        "memory.weights=host",
+        "memory.budget=4GiB",
+        "memory.shard=none",
+        "train.batch=8",
+    ];
+    let plan = |more: &[&str]| scratch.plan(&[&card[..], more].concat());
+    let [one, four, nodes] = [&[][..], &["--ranks", "4"], &["--ranks", "4", "--nodes", "2"]].map(plan);
+    let host = |plan: &Value, name: &str| bytes(&plan["host_memory"][name]);
+    assert_eq!(host(&one, "shared_bytes"), 0);
+    let shared = host(&four, "shared_bytes");
+    assert!(shared > 0 && shared <= bytes(&four["spaces"]["pinned"]));
+    // By hand: ranks on two machines are two on each, so two ranks less are two private parts less.
+    let own = (host(&four, "needed_bytes") - host(&nodes, "needed_bytes")) / 2;
+    assert_eq!(host(&four, "needed_bytes"), shared + 4 * own);
+    // Room for one copy and for what is not shared, and not for two copies.
+    let enough = format!("memory.host_budget={}", shared + shared / 2);
+    assert_eq!(plan(&["--ranks", "4", &enough])["fits"], json!(true));
+    let short = format!("memory.host_budget={}", shared / 2);
+    assert_eq!(plan(&["--ranks", "4", &short])["fits"], json!(false));
+    let arguments = [&["plan", "recipe.toml", "--ranks", "4"], &card[..]].concat();
+    let table = scratch.run(&arguments).stdout;
+    assert!(
+        table.contains("shared by the ranks of a machine") && table.contains("(for 4 ranks, which share "),
+        "{table}"
+    );
+}
+
 /// Samples are whole, and the first token of each carries no loss.
 #[test]
 fn without_data_a_micro_batch_is_one_that_can_occur() {

@@ -124,6 +124,10 @@ fn bytes_of(folder: &Path) -> Vec<(String, Vec<u8>)> {
     files
 }
 
+fn sizes(files: &[(String, Vec<u8>)]) -> Vec<(&str, usize)> {
+    files.iter().map(|(name, bytes)| (name.as_str(), bytes.len())).collect()
+}
+
 const KINDS: &[(&str, &[&str])] = &[
     ("lora", &["adapter.dropout=0.1"]),
     ("dora", &["adapter.kind=dora"]),
@@ -162,9 +166,6 @@ fn ranks_have_the_losses_of_one_process() {
             // Whatever ranks divide, a checkpoint is that of one.
             let [one, other] = [&format!("{kind}-1"), &output]
                 .map(|output| bytes_of(&scratch.path(output).join("checkpoint-10")));
-            let sizes = |files: &[(String, Vec<u8>)]| {
-                files.iter().map(|(name, bytes)| (name.clone(), bytes.len())).collect::<Vec<_>>()
-            };
             assert_eq!(sizes(&one), sizes(&other), "{output}");
         }
     }
@@ -184,21 +185,113 @@ fn as_many_ranks_leave_the_same_bytes_and_resume_exactly() {
     let adapter = |output: &str| bytes_of(&scratch.path(output).join("adapter"));
     assert!(adapter("once") == adapter("again"), "the same ranks give the same bytes");
     // Stopped after step 7, and continued by two ranks, and by three.
-    let copy = |output: &str| {
-        let status = Command::new("cp").arg("-r").args([scratch.path("once"), scratch.path(output)]).status();
-        assert!(status.unwrap().success());
-        for later in ["checkpoint-14", "adapter", "report.html"] {
-            let path = scratch.path(output).join(later);
-            let _ = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
-        }
-    };
     for (output, ranks) in [("two", 2), ("three", 3), ("one", 1)] {
-        copy(output);
+        copy_run(&scratch, "once", output, &["checkpoint-14", "adapter", "report.html"]);
         train(&scratch, output, ranks, &[&arguments[..], &["--resume"]].concat());
         let worst = difference(&scratch, "once", output, "loss");
         assert!(worst < 1e-6, "resumed by {ranks}: {worst:e}");
     }
     assert!(adapter("two") == adapter("once"), "resume is exact with as many ranks");
+}
+
+/// A run folder to be continued after an earlier checkpoint.
+fn copy_run(scratch: &Scratch, from: &str, to: &str, later: &[&str]) {
+    let status = Command::new("cp").arg("-r").args([scratch.path(from), scratch.path(to)]).status();
+    assert!(status.unwrap().success());
+    for name in later {
+        let path = scratch.path(to).join(name);
+        let _ = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
+    }
+}
+
+/// The numbers of a safetensors file in f32.
+fn values(bytes: &[u8]) -> Vec<f32> {
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    bytes[8 + header..].as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four)).collect()
+}
+
+/// The largest difference of two folders with the same tensors.
+fn distance(one: &Path, other: &Path) -> f32 {
+    let (one, other) = (bytes_of(one), bytes_of(other));
+    assert_eq!(sizes(&one), sizes(&other));
+    let pairs =
+        one.iter().zip(&other).flat_map(|((_, one), (_, other))| values(one).into_iter().zip(values(other)));
+    pairs.map(|(one, other)| (one - other).abs()).fold(0.0, f32::max)
+}
+
+/// Everything that is trained is divided, and nobody who reads the run can tell.
+#[test]
+fn divided_weights_leave_the_checkpoint_and_the_model_of_one_process() {
+    if !has_mpi() {
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.write("recipe.toml", RECIPE.replace("rank = 4\nalpha = 8\n", ""));
+    scratch.write_rows("other.jsonl", 7, 20);
+    let full = ["adapter.kind=full", "train.lr=1e-3", "train.save_every=10", "memory.shard=weights"];
+    for (output, ranks) in [("one", 1), ("two", 2), ("three", 3)] {
+        train(&scratch, output, ranks, &full);
+    }
+    let row = |output: &str, name: &str| {
+        let text = std::fs::read_to_string(scratch.path(output).join("plan.json")).unwrap();
+        serde_json::from_str::<Value>(&text).unwrap()["rows"][name].as_f64().unwrap()
+    };
+    for (output, most) in [("two", 0.56), ("three", 0.45)] {
+        assert!(difference(&scratch, "one", output, "loss") < 1e-6, "{output}");
+        for folder in ["checkpoint-10", "model"] {
+            let far = distance(&scratch.path("one").join(folder), &scratch.path(output).join(folder));
+            assert!(far < 1e-5, "{output}/{folder}: {far:e}");
+        }
+        let share = row(output, "optimizer") / row("one", "optimizer");
+        assert!(share < most, "{output}: {share} of the optimizer state");
+    }
+    // Continued by as many, by others, and by one that divides nothing.
+    for (output, ranks, shard) in [
+        ("by-two", 2, "weights"),
+        ("by-three", 3, "weights"),
+        ("by-two-whole", 2, "moments"),
+        ("by-one", 1, "none"),
+    ] {
+        copy_run(&scratch, "two", output, &["model", "report.html"]);
+        let shard = format!("memory.shard={shard}");
+        train(&scratch, output, ranks, &[&full[..3], &[&shard, "--resume"]].concat());
+        assert!(difference(&scratch, "two", output, "loss") < 1e-6, "{output}");
+        let far = distance(&scratch.path("two/model"), &scratch.path(output).join("model"));
+        assert!(far < 1e-5, "{output}: {far:e}");
+    }
+    assert!(
+        bytes_of(&scratch.path("two/model")) == bytes_of(&scratch.path("by-two/model")),
+        "resume is exact"
+    );
+    // The model of a run that stops early is that of its best evaluation, which every rank reads its part of.
+    let early = ["data.eval=other.jsonl", "train.eval_every=5", "train.early_stop=1", "train.lr=3e-2"];
+    for (output, ranks) in [("early-one", 1), ("early-two", 2)] {
+        train(&scratch, output, ranks, &[&full[..1], &full[2..], &early[..]].concat());
+        assert!(rows(&scratch, output).len() < 20, "{output} did not stop early");
+    }
+    let far = distance(&scratch.path("early-one/model"), &scratch.path("early-two/model"));
+    assert!(far < 1e-4, "{far:e}");
+}
+
+/// Weights in bf16 are rounded at random, so a gradient that differs by rounding shows; ranks still agree on every byte.
+#[test]
+fn ranks_divide_weights_without_f32_masters() {
+    if !has_mpi() {
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.write("recipe.toml", RECIPE.replace("rank = 4\nalpha = 8\n", ""));
+    let full = ["adapter.kind=full", "train.lr=1e-3", "train.master=bf16", "train.save_every=10"];
+    train(&scratch, "one", 1, &full);
+    for (ranks, shard) in [(2, "none"), (2, "moments"), (3, "weights")] {
+        let (output, shard) = (format!("{ranks}-{shard}"), format!("memory.shard={shard}"));
+        train(&scratch, &output, ranks, &[&full[..], &[&shard]].concat());
+        let far = difference(&scratch, "one", &output, "loss");
+        assert!(far < 1e-2, "{output}: {far:e}");
+        let [one, other] =
+            ["one", &output].map(|output| bytes_of(&scratch.path(output).join("checkpoint-10")));
+        assert_eq!(sizes(&one), sizes(&other), "{output}");
+    }
 }
 
 #[test]

@@ -1,0 +1,233 @@
+//! What the solver divides over ranks where a recipe leaves it open, and what ranks gather.
+//!
+//! Plans are compiled here, so every stage is verified for ranks that divide trained weights, on a CPU and on a GPU.
+
+use crate::shapes;
+use smidgen_compile::adapter::{Layers, Targets};
+use smidgen_compile::choices::offload_all_weights;
+use smidgen_compile::links::Link;
+use smidgen_compile::request::{Master, Optimizer};
+use smidgen_compile::{
+    Budget, Context, Demand, Profile, Purpose, Question, Request, Solution, compile, solve,
+};
+use smidgen_ir::{
+    Buffer, Category, DType, DeviceKind, Entry, Extent, LayerRule, LayerSet, LeafKind, Lifetime, Op, Pins,
+    Plan, Policy, Precision, Rank, Sharding, Space, Storage, ValueId,
+};
+
+const LAYERS: usize = 6;
+const CONTEXT: Context = shapes::process(1_000_000, 100, 3000);
+
+/// Full training on the second of four ranks.
+fn request() -> Request {
+    let spec = shapes::llama(64, 160, LAYERS, (4, 2), 256, false);
+    let trained = spec.tensors().into_iter().map(|tensor| tensor.name).collect();
+    let request = shapes::request(spec, Targets::AllLinear, Layers::All, 128, 1);
+    Request { adapters: vec![], trained, rank: Rank { index: 1, of: 4 }, ..request }
+}
+
+fn solved(sharding: Option<Sharding>, budget: u64, bytes_per_s: f64, micro_steps: f64) -> Option<Solution> {
+    let extent = Extent { tokens: 128, rows: 127, segments: 1, audio: 0 };
+    let pins = Pins {
+        sharding,
+        weights: Some(Space::Device),
+        activations: Some(Space::Device),
+        optimizer_state: Some(Space::Device),
+        gradients: Some(Space::Device),
+        ..Pins::default()
+    };
+    let link = Link { bytes_per_s, latency_s: 1e-7 };
+    let solution = solve(&Question {
+        purpose: Purpose::Training,
+        request: &request(),
+        demands: &[Demand { micro_tokens: 128, extent, step: extent, micro_steps }],
+        pins: &pins,
+        context: CONTEXT,
+        budget: Budget::device(budget),
+        profile: &Profile { link, ..Profile::cpu(2, Precision::F32) },
+    });
+    solution.ok()
+}
+
+#[test]
+fn gradients_are_divided_where_that_is_fastest() {
+    const FAST: f64 = 1e12;
+    let resident = |sharding| solved(Some(sharding), u64::MAX, FAST, 1.0).unwrap();
+    let peaks = Sharding::ALL[..3].iter().map(|sharding| resident(*sharding).peak_bytes).collect::<Vec<_>>();
+    assert!(peaks[0] > peaks[1] && peaks[1] > peaks[2], "{peaks:?}");
+    assert_eq!(solved(None, peaks[0], FAST, 1.0).unwrap().policy.sharding, Sharding::None);
+    assert_eq!(solved(None, peaks[1], FAST, 1.0).unwrap().policy.sharding, Sharding::Moments);
+    let chosen = solved(None, peaks[2], FAST, 1.0).unwrap();
+    assert_eq!(chosen.policy.sharding, Sharding::Gradients);
+    for sharding in [Sharding::None, Sharding::Moments, Sharding::Weights] {
+        let other = solved(Some(sharding), peaks[2], FAST, 1.0);
+        assert!(other.is_none_or(|other| other.step_ms > chosen.step_ms), "{sharding:?}");
+    }
+    // Over a slow link, computing twice costs less than a sum per micro-batch.
+    let slow = solved(None, peaks[2], 1e6, 8.0);
+    assert!(slow.is_none_or(|slow| slow.policy.sharding < Sharding::Gradients));
+}
+
+fn divided(request: &Request) -> Plan {
+    let policy = Policy {
+        sharding: Sharding::Weights,
+        offloaded_weights: LayerSet::all(LAYERS),
+        tables_offloaded: true,
+        window_bytes: 1 << 16,
+        ..Policy::resident(LayerSet::first(1), 64)
+    };
+    compile(request, &policy)
+}
+
+fn stored(plan: &Plan, kind: LeafKind) -> usize {
+    plan.leaves(kind).map(|(_, value)| value.role.stored_bytes(&value.ty, &plan.extent)).sum()
+}
+
+#[test]
+fn all_that_is_trained_is_divided() {
+    let request = request();
+    let alone =
+        compile(&Request { rank: Rank::ONLY, ..request.clone() }, &Policy::resident(LayerSet::first(1), 64));
+    let plan = divided(&request);
+    for kind in [LeafKind::Adapter, LeafKind::Gradient, LeafKind::Moment] {
+        let (part, whole) = (stored(&plan, kind), stored(&alone, kind));
+        assert!(4 * part < whole + whole / 20, "{part} of {whole} {kind:?}");
+    }
+}
+
+/// A checkpoint gathers one tensor after the other: the memory for it is that of the largest.
+#[test]
+fn one_tensor_is_gathered_at_a_time() {
+    let plan = divided(&request());
+    let gathered = plan.entry(Entry::Collect).steps.iter().filter_map(|step| step.outputs.first());
+    let largest = gathered.map(|whole| plan.value(*whole).ty.bytes(&plan.extent)).max().unwrap();
+    assert_eq!(plan.live_bytes(Entry::Collect).into_iter().max(), Some(largest));
+}
+
+/// The bytes of bf16 travel, not those of the f32 masters, and every rank has its part of both.
+#[test]
+fn a_gpu_gathers_what_it_multiplies() {
+    let bf16 = Precision::Bf16;
+    for master in [Master::F32, Master::Bf16 { seed: 3 }] {
+        let request = request();
+        let optimizer = Optimizer { master, ..request.optimizer };
+        let request = Request { device: DeviceKind::Cuda, precision: bf16, optimizer, ..request };
+        let plan = divided(&request);
+        let steps = plan.entry(Entry::MicroStep).steps.iter();
+        let gathers = steps.filter(|step| matches!(step.op, Op::AllGather(_)));
+        let names: Vec<(&str, Storage)> = gathers
+            .map(|step| plan.value(step.inputs[0]))
+            .map(|value| (value.name.as_str(), value.ty.storage))
+            .collect();
+        assert!(names.len() > 2 * LAYERS * 7 - 7, "{names:?}");
+        for (name, storage) in names {
+            // Rows of an embedding are looked up as they are trained.
+            let is_looked_up = name == "model.embed_tokens.weight";
+            assert!(storage == Storage::Plain(DType::Bf16) || is_looked_up, "{name} {storage}");
+        }
+        // A rank rounds its own rows of every copy, after each update.
+        let rounds =
+            plan.entry(Entry::Refresh).steps.iter().filter(|step| matches!(step.op, Op::Round { .. }));
+        let rounded: Vec<ValueId> =
+            rounds.map(|step| plan.value(step.updates[0]).role.whole(step.updates[0])).collect();
+        for (id, value) in plan.leaves(LeafKind::Derived) {
+            assert!(value.role.shard().is_some() && rounded.contains(&id), "{}", value.name);
+        }
+    }
+}
+
+/// What a layer adds to its gradients is summed while earlier layers are worked on, and its memory is free afterwards:
+/// with several sums, far less is held than all gradients. `verify` sees that nobody reuses it before a sum is over.
+#[test]
+fn partial_gradients_exist_for_a_few_layers() {
+    let spec = shapes::llama(512, 1408, LAYERS, (8, 4), 2048, false);
+    let trained = spec.tensors().into_iter().map(|tensor| tensor.name).collect();
+    let plain = shapes::request(spec, Targets::AllLinear, Layers::All, 64, 1);
+    let request = Request { adapters: vec![], trained, rank: Rank { index: 1, of: 4 }, ..plain };
+    let policy = Policy { sharding: Sharding::Gradients, ..Policy::resident(LayerSet::first(1), 64) };
+    let plan = compile(&request, &policy);
+    let steps = &plan.entry(Entry::MicroStep).steps;
+    let sums = steps.iter().filter(|step| matches!(step.op, Op::ReduceScatter(_))).count();
+    assert!(sums > 3, "{sums}");
+    let partial = |buffer: &&Buffer| {
+        buffer.category == Category::Gradients && matches!(buffer.lifetime, Lifetime::Steps { .. })
+    };
+    let held = |step: usize| {
+        let there = plan.buffers.iter().filter(partial);
+        there.filter(|buffer| buffer.lifetime.covers(Entry::MicroStep, step)).map(|buffer| buffer.bytes).sum()
+    };
+    let all: usize = plan.buffers.iter().filter(partial).map(|buffer| buffer.bytes).sum();
+    let most: usize = (0..steps.len()).map(held).max().unwrap();
+    assert!(most > 0 && 2 * most < all, "{most} of {all}");
+}
+
+/// LoRA on a GPU that fetches all frozen weights from pinned memory, one of four ranks.
+fn offloading() -> Request {
+    let spec = shapes::llama(64, 160, LAYERS, (4, 2), 256, false);
+    let request = shapes::request(spec, Targets::AllLinear, Layers::All, 128, 1);
+    let rank = Rank { index: 1, of: 4 };
+    Request { device: DeviceKind::Cuda, precision: Precision::Bf16, rank, ..request }
+}
+
+/// What is the same on every rank comes first in pinned memory, in whole pages; everything else is behind it.
+#[test]
+fn frozen_weights_in_pinned_memory_are_shared() {
+    let policy = |request: &Request| {
+        let resident = Policy { activations: Space::Host, ..Policy::resident(LayerSet::first(1), 64) };
+        let activations = Policy { offloaded_activations: LayerSet::all(LAYERS), ..resident };
+        offload_all_weights(activations, request, 1)
+    };
+    let request = offloading();
+    let plan = compile(&request, &policy(&request));
+    let shared = plan.host.shared_bytes;
+    assert!(shared > 0 && shared.is_multiple_of(64 << 10) && shared < plan.host.bytes(), "{:?}", plan.host);
+    let mut frozen = 0;
+    for buffer in plan.buffers.iter().filter(|buffer| buffer.space == Space::Host) {
+        match buffer.category == Category::BaseWeights {
+            true => assert!(buffer.end() <= shared),
+            false => assert!(buffer.offset >= shared, "{buffer:?}"),
+        }
+        frozen += usize::from(buffer.category == Category::BaseWeights);
+    }
+    assert!(frozen >= 7 * LAYERS, "{frozen}");
+    assert_eq!(plan.host.of_machine(1), plan.host.bytes());
+    assert_eq!(plan.host.of_machine(4), 4 * plan.host.bytes() - 3 * shared);
+    let alone = Request { rank: Rank::ONLY, ..request };
+    assert_eq!(compile(&alone, &policy(&alone)).host.shared_bytes, 0);
+}
+
+/// The budget of a machine holds one copy of what its ranks share, and the rest of each.
+#[test]
+fn a_machine_is_counted_once_for_what_its_ranks_share() {
+    let extent = Extent { tokens: 128, rows: 127, segments: 1, audio: 0 };
+    let pins = Pins {
+        weights: Some(Space::Host),
+        offloaded_weights: Some(LayerRule::All),
+        tables_offloaded: Some(true),
+        sharding: Some(Sharding::None),
+        activations: Some(Space::Device),
+        optimizer_state: Some(Space::Host),
+        ..Pins::default()
+    };
+    let solved = |request: &Request, offload_bytes: u64, local_ranks: usize| {
+        let question = Question {
+            purpose: Purpose::Training,
+            request,
+            demands: &[Demand { micro_tokens: 128, extent, step: extent, micro_steps: 1.0 }],
+            pins: &pins,
+            context: CONTEXT,
+            budget: Budget { offload_bytes, local_ranks, ..Budget::device(u64::MAX) },
+            profile: &Profile::cpu(2, Precision::Bf16),
+        };
+        solve(&question).ok().map(|solution| solution.plan.host)
+    };
+    let request = offloading();
+    let size = solved(&request, u64::MAX, 1).unwrap();
+    let (all, shared) = (size.bytes() as u64, size.shared_bytes as u64);
+    assert!(shared > 0 && all > shared, "moments are each rank's own");
+    let needed = shared + 4 * (all - shared);
+    assert_eq!(solved(&request, needed, 4), Some(size));
+    assert_eq!(solved(&request, needed - 1, 4), None);
+    // Four copies would not fit.
+    assert!(needed < 4 * all);
+}

@@ -1,0 +1,116 @@
+//! Pinned host memory, which the GPU reads and writes directly.
+//!
+//! The driver allocates it; or, where ranks of a machine share its first bytes, it is one range of addresses of which the
+//! first part maps what they share and the rest is this process's own, and both are registered with the driver. An offset
+//! means the same in either.
+
+use super::driver::{NAME, check, named};
+use crate::device::DeviceError;
+use crate::shared_host::SharedHost;
+use cudarc::driver::{result, sys};
+use std::ffi::{c_int, c_void};
+
+#[derive(Debug)]
+pub struct Pinned {
+    pointer: *mut u8,
+    bytes: usize,
+    /// Whether the driver allocated it.
+    is_allocated: bool,
+    /// What was mapped here and is registered.
+    registered: Vec<*mut c_void>,
+}
+
+// SAFETY: memory of this process; what others share with it they only read once it is filled.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    pub fn new(bytes: usize) -> Result<Pinned, DeviceError> {
+        // SAFETY: plain memory; it is freed once, in `drop`.
+        let pointer = named(unsafe { result::malloc_host(bytes, 0) }, "cuMemHostAlloc")?;
+        Ok(Pinned { pointer: pointer.cast(), bytes, is_allocated: true, registered: vec![] })
+    }
+
+    /// Memory whose first bytes are shared.
+    pub fn over(shared: &SharedHost, bytes: usize) -> Result<Pinned, DeviceError> {
+        assert!(shared.bytes() <= bytes, "{} shared of {bytes} pinned bytes", shared.bytes());
+        let (reach, writes) = (libc::PROT_NONE, libc::PROT_READ | libc::PROT_WRITE);
+        let own = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let start = map(std::ptr::null_mut(), bytes, reach, own | libc::MAP_NORESERVE, -1)?;
+        // From here on `drop` unmaps all of it.
+        let mut pinned = Pinned { pointer: start.cast(), bytes, is_allocated: false, registered: vec![] };
+        let parts = [
+            (0, shared.bytes(), libc::MAP_SHARED, shared.descriptor()),
+            (shared.bytes(), bytes - shared.bytes(), own, -1),
+        ];
+        for (first, length, kind, file) in parts.into_iter().filter(|(_, length, ..)| *length > 0) {
+            // SAFETY: inside the range that was reserved above.
+            let place = unsafe { pinned.pointer.add(first) }.cast();
+            map(place, length, writes, kind | libc::MAP_FIXED, file)?;
+            let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+            // SAFETY: memory that was mapped just now and stays mapped until it is unregistered, in `drop`.
+            check(unsafe { sys::cuMemHostRegister_v2(place, length, flags) }, "cuMemHostRegister")?;
+            pinned.registered.push(place);
+            let mut address = 0;
+            // SAFETY: registered memory; a place for an address.
+            let code = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut address, place, 0) };
+            check(code, "cuMemHostGetDevicePointer")?;
+            if address != place as u64 {
+                let what = "the GPU has another address for memory that ranks share".to_owned();
+                return Err(DeviceError::Call { device: NAME, call: "cuMemHostGetDevicePointer", what });
+            }
+        }
+        Ok(pinned)
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Bytes that the kernel counts as this process's, because they were mapped here.
+    pub fn mapped_bytes(&self) -> usize {
+        if self.is_allocated { 0 } else { self.bytes }
+    }
+
+    pub fn pointer(&self) -> *const u8 {
+        self.pointer
+    }
+
+    /// A range of the memory; no copy from or to it may be pending.
+    pub fn slice_mut(&mut self, first: usize, bytes: usize) -> &mut [u8] {
+        assert!(first + bytes <= self.bytes, "{first}+{bytes} of {} pinned bytes", self.bytes);
+        // SAFETY: in bounds, initialized by the driver or the kernel, and borrowed as long as the slice lives.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer.add(first), bytes) }
+    }
+}
+
+fn map(
+    place: *mut c_void,
+    bytes: usize,
+    access: c_int,
+    kind: c_int,
+    file: c_int,
+) -> Result<*mut c_void, DeviceError> {
+    // SAFETY: new addresses, or with a place part of a range that the caller reserved.
+    let pointer = unsafe { libc::mmap(place, bytes, access, kind, file, 0) };
+    if pointer == libc::MAP_FAILED {
+        let what = std::io::Error::last_os_error().to_string();
+        return Err(DeviceError::Call { device: NAME, call: "mmap", what });
+    }
+    Ok(pointer)
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // `drop` cannot return an error.
+        for place in &self.registered {
+            // SAFETY: registered in `over`, once.
+            let _ = unsafe { sys::cuMemHostUnregister(*place) };
+        }
+        match self.is_allocated {
+            // SAFETY: allocated in `new`, freed once.
+            true => drop(unsafe { result::free_host(self.pointer.cast()) }),
+            // SAFETY: mapped in `over`, unmapped once.
+            false => drop(unsafe { libc::munmap(self.pointer.cast(), self.bytes) }),
+        }
+    }
+}
