@@ -72,6 +72,8 @@ pub struct AdapterModules {
     pub modules: Vec<AdapterModule>,
     /// Paths of modules without an adapter and their trained biases.
     pub biases: Vec<(String, TensorRef)>,
+    /// Names of other tensors of the base, which were trained in addition to the adapter (`modules_to_save`).
+    pub saved: Vec<(String, TensorRef)>,
 }
 
 /// Why an adapter's tensors do not make up modules.
@@ -112,10 +114,11 @@ pub fn read_modules(file: &AdapterFile) -> Result<AdapterModules, IncompleteAdap
             Err(found) => problems.extend(found),
         }
     }
-    let mut biases = Vec::new();
+    let (mut biases, mut saved) = (Vec::new(), Vec::new());
     for (key, tensor) in &tensors {
         match key {
             AdapterKey::ModuleBias(path) => biases.push((path.clone(), tensor.clone())),
+            AdapterKey::BaseTensor(name) => saved.push((name.clone(), tensor.clone())),
             _ => problems.extend(unread(key, kind)),
         }
     }
@@ -127,7 +130,7 @@ pub fn read_modules(file: &AdapterFile) -> Result<AdapterModules, IncompleteAdap
     }
     modules.sort_by(|left, right| left.path.cmp(&right.path));
     modules.sort_by_key(|module| (module.layer().is_none(), module.layer()));
-    Ok(AdapterModules { modules, biases })
+    Ok(AdapterModules { modules, biases, saved })
 }
 
 fn read_module(
@@ -188,7 +191,7 @@ fn read_module(
 fn unread(key: &AdapterKey, kind: StoredKind) -> Option<String> {
     let reason = match key {
         AdapterKey::LoraA(_) | AdapterKey::LoraB(_) | AdapterKey::BaseLayerBias(_) => return None,
-        AdapterKey::ModuleBias(_) => return None,
+        AdapterKey::ModuleBias(_) | AdapterKey::BaseTensor(_) => return None,
         AdapterKey::LoraMagnitude(_) if kind.has_magnitude() => return None,
         AdapterKey::FourierWeight(_) | AdapterKey::FourierSigma(_) if kind == StoredKind::LsLora => {
             return None;
@@ -198,7 +201,6 @@ fn unread(key: &AdapterKey, kind: StoredKind) -> Option<String> {
         AdapterKey::LoraBBias(_) => "belongs to `lora_bias`",
         AdapterKey::LoraEmbeddingA(_) | AdapterKey::LoraEmbeddingB(_) => "adapts an embedding",
         AdapterKey::TrainableTokens(_) => "belongs to `trainable_token_indices`",
-        AdapterKey::BaseTensor(_) => "is a whole tensor of the base",
         AdapterKey::Foreign(_) => "is not in the form PEFT saves",
     };
     Some(format!("`{key}` {reason}, the config says `{kind}`"))

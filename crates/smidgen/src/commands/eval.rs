@@ -18,6 +18,7 @@ use crate::generate::session::{Opening, TokenSession};
 use crate::generate::stop::stop_ids;
 use crate::hub::{Access, Want};
 use crate::plan::arithmetic::Arithmetic;
+use crate::plan::audio::audio_rows;
 use crate::plan::budget::{JobBudget, job_budget};
 use crate::plan::devices::Place;
 use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes, plan_generation};
@@ -37,8 +38,6 @@ use crate::session::likelihood::check_finite;
 use crate::train::metrics::read_rss;
 use serde_json::{Map, Value as Json, json};
 use smidgen_compile::Request;
-use smidgen_compile::adapter::LoraModule;
-use smidgen_compile::model::audio::{AUDIO, AudioInput};
 use smidgen_data::prepare::read_tokenizer;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;
@@ -312,13 +311,10 @@ impl Evaluated<'_> {
         of_loss.chain(of_choices).for_each(|warning| self.say(&format!("{WARNING} `data.eval`: {warning}")));
         if let Some(clips) = loss.as_ref().and_then(|loss| loss.set.clips()) {
             // Both subjects start from the same rows, so that only the adapter differs.
-            let adapts = |module: &LoraModule| module.path.starts_with(AUDIO);
-            let audio = match subjects.iter().any(|subject| subject.request.adapters.iter().any(adapts)) {
-                true => AudioInput::Subsampled,
-                false => AudioInput::Embeddings,
-            };
+            let audio = audio_rows(subjects.iter().map(|subject| &subject.request));
             subjects.iter_mut().for_each(|subject| subject.request.audio = audio);
-            encode_clips(clips.store(), &subjects[0].request, model, &|line| self.say(line))?;
+            let say = |line: &str| self.say(line);
+            device = encode_clips(clips.store(), &subjects[0].request, model, device, &say)?;
         }
         let token_sets: Vec<_> = (loss.iter().map(|loss| (&loss.set, limit)))
             .chain(choices.iter().map(|choices| (&choices.set, 0)))

@@ -1,16 +1,17 @@
-//! Sound to audio rows, once and before training: encoded clip by clip on the CPU, and kept in the cache.
+//! Sound to audio rows, once and before training: encoded clip by clip on the run's device, and kept in the cache.
 //!
 //! The file of a set is named by the hash of its sounds, of the weights that encode them, and of what the rows are: a run
 //! that needs the same rows reads them. It is written whole or not at all, and checked when it is opened. The encoder is
-//! loaded for this alone, and its memory is returned before training begins.
+//! loaded for this alone: the next plan that the device loads frees its memory first.
 
 use crate::failure::Failure;
 use crate::hub::environment::own_cache;
-use crate::plan::audio::{clip_stores, encoded_bytes, longest_clip_rows, plan_encoding};
+use crate::plan::audio::{clip_stores, encoded_bytes, encoding_request, longest_clip_rows, plan_encoding};
 use crate::plan::job::Job;
+use crate::session::adapters::read_part;
 use crate::session::weights::{leaf, load_weights};
 use smidgen_compile::Request;
-use smidgen_compile::model::audio::{AUDIO, AudioInput, GLOBAL_INVERSE_DEVIATION, GLOBAL_MEAN};
+use smidgen_compile::model::audio::{AudioInput, GLOBAL_INVERSE_DEVIATION, GLOBAL_MEAN};
 use smidgen_compile::names::{input, state};
 use smidgen_data::clips::ClipStore;
 use smidgen_formats::audio::{ClipLimit, LogMel, MEL_BINS, decode_file};
@@ -18,13 +19,14 @@ use smidgen_formats::digest::Hasher;
 use smidgen_formats::element::Element;
 use smidgen_formats::load::read_tensor_into;
 use smidgen_formats::model::Model;
+use smidgen_formats::peft::AdapterFile;
 use smidgen_formats::weight::Weight;
 use smidgen_formats::whole_file::write_whole;
 use smidgen_ir::audio_rows::{FRAMES_OF_ROW, filled_rows, marks_of_clip, rows_of_frames};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{DType, Entry, Extent, ValueId};
 use smidgen_runtime::cpu::convert::{f32_to_bf16, f32_to_f16};
-use smidgen_runtime::{Cpu, Executor};
+use smidgen_runtime::{AnyDevice, Executor};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -34,30 +36,31 @@ const MAGIC: &[u8; 16] = b"smidgen audio  1";
 const TRAILER_BYTES: u64 = 64;
 
 /// Encodes the clips of a job's rows, or finds them in the cache.
-pub fn encode_job(job: &Job, say: &dyn Fn(&str)) -> Result<(), Failure> {
+pub fn encode_job(job: &Job, device: AnyDevice, say: &dyn Fn(&str)) -> Result<AnyDevice, Failure> {
     clip_stores(&job.data)
         .into_iter()
-        .try_for_each(|store| encode_clips(store, &job.request, &job.model, say))
+        .try_fold(device, |device, store| encode_clips(store, &job.request, &job.model, device, say))
 }
 
-/// Encodes clips, or finds them in the cache.
+/// Encodes clips, or finds them in the cache. Returns the device.
 pub fn encode_clips(
     store: &ClipStore,
     request: &Request,
     model: &Model,
+    mut device: AnyDevice,
     say: &dyn Fn(&str),
-) -> Result<(), Failure> {
+) -> Result<AnyDevice, Failure> {
     let folder = own_cache().map_or_else(|_| std::env::temp_dir(), |cache| cache.join("audio"));
     std::fs::create_dir_all(&folder).map_err(Failure::disk)?;
     let (width, dtype) = match request.audio_spec() {
         Some(audio) => (audio.width(request.audio), request.activations()),
-        None => return Ok(()),
+        None => return Ok(device),
     };
     let path = folder.join(format!("{}.rows", key(store, request, model, dtype)?));
     let bytes = encoded_bytes(store, request);
     let row_bytes = width * dtype.bytes();
     if !is_whole(&path, bytes) {
-        let mut encoder = Encoder::load(request, model, longest_clip_rows(store))?;
+        let mut encoder = Encoder::load(request, (model, None), longest_clip_rows(store), device)?;
         let needed = format_bytes(encoder.executor.plan().reserved_bytes() as u64);
         say(&format!(
             "encoding {} clips once ({needed} of memory, {} in `{}`)",
@@ -66,35 +69,47 @@ pub fn encode_clips(
             folder.display()
         ));
         write_rows(&path, store, &mut encoder, dtype)?;
+        device = encoder.executor.into_device();
     }
-    store.set_encoded(&path, MAGIC.len() as u64, row_bytes).map_err(Failure::disk)
+    store.set_encoded(&path, MAGIC.len() as u64, row_bytes).map_err(Failure::disk)?;
+    Ok(device)
 }
 
-/// The embeddings of sound files, each (rows, C), by the encoder of a model that is not being trained.
-pub fn encode_files(request: &Request, model: &Model, files: &[PathBuf]) -> Result<Vec<Vec<f32>>, Failure> {
+/// The embeddings of sound files, each (rows, C), by the encoder of a model with an adapter; and the device.
+pub fn encode_files(
+    request: &Request,
+    (model, adapter): (&Model, Option<&AdapterFile>),
+    files: &[PathBuf],
+    device: AnyDevice,
+) -> Result<(Vec<Vec<f32>>, AnyDevice), Failure> {
+    let mut log_mel = LogMel::default();
+    let mut all = Vec::new();
+    for file in files {
+        let limit = ClipLimit { max_seconds: f64::INFINITY };
+        let clip = decode_file(file, limit).map_err(|error| {
+            let hint = error.hint();
+            Failure::data(format!("`{}` {error}", file.display())).hint(hint)
+        })?;
+        let mut features = Vec::new();
+        log_mel.append(&clip.samples, &mut features);
+        all.push(features);
+    }
+    embed_features(request, (model, adapter), &mut all, device)
+}
+
+/// The embeddings of features (frames, 80), each (rows, C); and the device. Changes the features.
+pub fn embed_features(
+    request: &Request,
+    (model, adapter): (&Model, Option<&AdapterFile>),
+    all: &mut [Vec<f32>],
+    device: AnyDevice,
+) -> Result<(Vec<Vec<f32>>, AnyDevice), Failure> {
     let request = Request { audio: AudioInput::Embeddings, ..request.clone() };
-    let Some(adapted) = request.adapters.iter().find(|module| module.path.starts_with(AUDIO)) else {
-        let mut log_mel = LogMel::default();
-        let mut all = Vec::new();
-        for file in files {
-            let limit = ClipLimit { max_seconds: f64::INFINITY };
-            let clip = decode_file(file, limit).map_err(|error| {
-                let hint = error.hint();
-                Failure::data(format!("`{}` {error}", file.display())).hint(hint)
-            })?;
-            let mut features = Vec::new();
-            log_mel.append(&clip.samples, &mut features);
-            all.push(features);
-        }
-        let rows = |features: &Vec<f32>| filled_rows(rows_of_frames(features.len() / MEL_BINS));
-        let mut encoder = Encoder::load(&request, model, all.iter().map(rows).max().unwrap_or(0))?;
-        return all.iter_mut().map(|features| encoder.encode(features)).collect();
-    };
-    Err(Failure::model(format!(
-        "the adapter changes `{}`, and generation hears with the encoder of the base only",
-        adapted.path
-    ))
-    .hint("use an adapter of the decoder, or transformers and PEFT"))
+    let rows = |features: &Vec<f32>| filled_rows(rows_of_frames(features.len() / MEL_BINS));
+    let longest = all.iter().map(rows).max().unwrap_or(0);
+    let mut encoder = Encoder::load(&request, (model, adapter), longest, device)?;
+    let embeddings: Result<_, Failure> = all.iter_mut().map(|features| encoder.encode(features)).collect();
+    Ok((embeddings?, encoder.executor.into_device()))
 }
 
 /// What determines the rows.
@@ -102,9 +117,10 @@ fn key(store: &ClipStore, request: &Request, model: &Model, dtype: DType) -> Res
     let mut hasher = Hasher::sha256();
     let kind = match request.audio {
         AudioInput::None | AudioInput::Embeddings => "embeddings",
+        AudioInput::Encoded => "encoded",
         AudioInput::Subsampled => "subsampled",
     };
-    hasher.update(format!("audio rows 1 {kind} {dtype} {}\n", store.hash()).as_bytes());
+    hasher.update(format!("audio rows 2 {kind} {dtype} {}\n", store.hash()).as_bytes());
     let audio = request.spec.audio.as_ref().expect("only a model that hears is encoded");
     for tensor in audio.tensors() {
         let (name, storage) = (&tensor.name, request.storage_of(&tensor.name));
@@ -177,7 +193,7 @@ pub fn encode_numbers(numbers: &[f32], dtype: DType) -> Vec<u8> {
 
 /// A loaded encoder.
 struct Encoder {
-    executor: Executor<Cpu>,
+    executor: Executor<AnyDevice>,
     /// Of each mel bin.
     mean: Vec<f32>,
     inverse_deviation: Vec<f32>,
@@ -186,13 +202,22 @@ struct Encoder {
 }
 
 impl Encoder {
-    fn load(request: &Request, model: &Model, rows: usize) -> Result<Encoder, Failure> {
-        let device = Cpu::new(request.threads).map_err(Failure::device)?;
+    fn load(
+        request: &Request,
+        (model, adapter): (&Model, Option<&AdapterFile>),
+        rows: usize,
+        device: AnyDevice,
+    ) -> Result<Encoder, Failure> {
         let plan = plan_encoding(request, rows);
         let result = leaf(&plan, state::AUDIO);
         let width = plan.value(result).ty.shape.at(&plan.extent).1;
         let mut executor = Executor::load(plan, device)?;
         load_weights(&mut executor, model, request.threads)?;
+        if let Some(adapter) = adapter {
+            read_part(&mut executor, &encoding_request(request, rows), adapter)?;
+        }
+        let extent = executor.plan().extent;
+        executor.run(Entry::Refresh, &extent)?;
         let [mean, inverse_deviation] =
             [GLOBAL_MEAN, GLOBAL_INVERSE_DEVIATION].map(|name| read_vector(model, name));
         Ok(Encoder { executor, mean: mean?, inverse_deviation: inverse_deviation?, result, width })
@@ -211,8 +236,8 @@ impl Encoder {
         features.resize(audio * FRAMES_OF_ROW * MEL_BINS, 0.0);
         let plan = self.executor.plan();
         let [place, marks] = [input::AUDIO_FEATURES, input::AUDIO_MARKS].map(|name| leaf(plan, name));
-        self.executor
-            .write(place, &features.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>());
+        let element = plan.value(place).ty.storage.plain().expect("features are plain numbers");
+        self.executor.write(place, &encode_numbers(features, element));
         let numbers = marks_of_clip(0, frames).flatten();
         self.executor.write(marks, &numbers.flat_map(i32::to_le_bytes).collect::<Vec<u8>>());
         self.executor.run(Entry::Encode, &Extent { audio, ..Extent::default() })?;

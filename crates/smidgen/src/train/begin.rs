@@ -93,7 +93,7 @@ pub fn prepare_run(
     if !planned.fits {
         return Err(planned.refusal());
     }
-    encode_job(job, say)?;
+    device = encode_job(job, device, say)?;
     if let Some(note) = check_start(&planned.solution.plan, job, &start)? {
         say(&format!("{NOTE} {note}"));
     }
