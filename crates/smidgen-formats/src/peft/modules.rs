@@ -114,12 +114,24 @@ pub fn read_modules(file: &AdapterFile) -> Result<AdapterModules, IncompleteAdap
             Err(found) => problems.extend(found),
         }
     }
+    let modules_to_save = || file.config().modules_to_save.iter().flatten();
     let (mut biases, mut saved) = (Vec::new(), Vec::new());
     for (key, tensor) in &tensors {
         match key {
             AdapterKey::ModuleBias(path) => biases.push((path.clone(), tensor.clone())),
-            AdapterKey::BaseTensor(name) => saved.push((name.clone(), tensor.clone())),
+            AdapterKey::BaseTensor(name) => {
+                match modules_to_save().any(|module| is_of_module(name, module)) {
+                    true => saved.push((name.clone(), tensor.clone())),
+                    false => problems.extend(unread(key, kind)),
+                }
+            }
             _ => problems.extend(unread(key, kind)),
+        }
+    }
+    for module in modules_to_save() {
+        let has_saved = saved.iter().any(|(name, _)| is_of_module(name, module));
+        if !has_saved && !biases.iter().any(|(path, _)| path.ends_with(module.as_str())) {
+            problems.push(format!("`modules_to_save` names `{module}`, of which there is no tensor"));
         }
     }
     if modules.is_empty() && problems.is_empty() {
@@ -131,6 +143,11 @@ pub fn read_modules(file: &AdapterFile) -> Result<AdapterModules, IncompleteAdap
     modules.sort_by(|left, right| left.path.cmp(&right.path));
     modules.sort_by_key(|module| (module.layer().is_none(), module.layer()));
     Ok(AdapterModules { modules, biases, saved })
+}
+
+/// Whether a tensor belongs to a module that `modules_to_save` names by the end of its path.
+fn is_of_module(name: &str, module: &str) -> bool {
+    name.rsplit_once('.').map_or(name, |(path, _)| path).ends_with(module)
 }
 
 fn read_module(
@@ -191,7 +208,7 @@ fn read_module(
 fn unread(key: &AdapterKey, kind: StoredKind) -> Option<String> {
     let reason = match key {
         AdapterKey::LoraA(_) | AdapterKey::LoraB(_) | AdapterKey::BaseLayerBias(_) => return None,
-        AdapterKey::ModuleBias(_) | AdapterKey::BaseTensor(_) => return None,
+        AdapterKey::ModuleBias(_) => return None,
         AdapterKey::LoraMagnitude(_) if kind.has_magnitude() => return None,
         AdapterKey::FourierWeight(_) | AdapterKey::FourierSigma(_) if kind == StoredKind::LsLora => {
             return None;
@@ -201,6 +218,7 @@ fn unread(key: &AdapterKey, kind: StoredKind) -> Option<String> {
         AdapterKey::LoraBBias(_) => "belongs to `lora_bias`",
         AdapterKey::LoraEmbeddingA(_) | AdapterKey::LoraEmbeddingB(_) => "adapts an embedding",
         AdapterKey::TrainableTokens(_) => "belongs to `trainable_token_indices`",
+        AdapterKey::BaseTensor(_) => "is a whole tensor of the base that `modules_to_save` does not name",
         AdapterKey::Foreign(_) => "is not in the form PEFT saves",
     };
     Some(format!("`{key}` {reason}, the config says `{kind}`"))

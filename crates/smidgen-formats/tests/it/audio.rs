@@ -132,6 +132,37 @@ fn features_are_those_of_the_reference() {
     }
 }
 
+/// Twelve clips without losses, of several rates, channels, lengths, bits and containers, recorded with transformers.
+#[test]
+fn features_of_every_kind_of_clip_are_those_of_transformers() {
+    let clips: Vec<serde_json::Value> =
+        serde_json::from_slice(&std::fs::read(fixture("clips/features.json")).unwrap()).unwrap();
+    let recorded = std::fs::read(fixture("clips/features.f32")).unwrap();
+    let mut recorded = recorded.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four));
+    assert_eq!(clips.len(), 12);
+    for clip in &clips {
+        let name = clip["name"].as_str().unwrap();
+        let decoded = decode_file(&fixture(&format!("clips/{name}")), LIMIT).unwrap();
+        let (samples, frames) = (decoded.samples.len(), frame_count(decoded.samples.len()));
+        assert_eq!(
+            (clip["samples"].as_u64(), clip["frames"].as_u64()),
+            (Some(samples as u64), Some(frames as u64))
+        );
+        let mut features = Vec::new();
+        LogMel::default().append(&decoded.samples, &mut features);
+        for (index, got) in features.iter().enumerate() {
+            let apart = (got - recorded.next().unwrap()).abs();
+            assert!(
+                apart < 1e-4,
+                "{name}, frame {} bin {}: off by {apart}",
+                index / MEL_BINS,
+                index % MEL_BINS
+            );
+        }
+    }
+    assert_eq!(recorded.next(), None);
+}
+
 #[test]
 fn what_is_wrong_with_a_clip_is_said() {
     let (samples, rate) = (noise(), SAMPLE_RATE as u32);

@@ -245,8 +245,8 @@ pub fn refuse_unsupported(recipe: &Recipe, is_trained: bool) -> Result<(), Failu
         refused.push((key, got.to_string(), supported));
     };
     match (recipe.eval.task, is_trained) {
-        (EvalTask::Loss | EvalTask::Choice, _) | (EvalTask::Generate, false) => {}
-        (task @ EvalTask::Generate, true) => {
+        (EvalTask::Loss | EvalTask::Choice, _) | (EvalTask::Generate | EvalTask::Wer, false) => {}
+        (task @ (EvalTask::Generate | EvalTask::Wer), true) => {
             refuse("eval.task", &task, "loss, choice; `smidgen eval` generates after training")
         }
     }

@@ -9,11 +9,11 @@ use crate::hub::environment::own_cache;
 use crate::plan::audio::{clip_stores, encoded_bytes, encoding_request, longest_clip_rows, plan_encoding};
 use crate::plan::job::Job;
 use crate::session::adapters::read_part;
-use crate::session::weights::{leaf, load_weights};
+use crate::session::weights::{WeightHashes, leaf, load_weights};
 use smidgen_compile::Request;
-use smidgen_compile::model::audio::{AudioInput, GLOBAL_INVERSE_DEVIATION, GLOBAL_MEAN};
+use smidgen_compile::model::audio::{AUDIO, AudioInput, AudioSpec, GLOBAL_INVERSE_DEVIATION, GLOBAL_MEAN};
 use smidgen_compile::names::{input, state};
-use smidgen_data::clips::ClipStore;
+use smidgen_data::clips::{ClipStore, EncodedClips};
 use smidgen_formats::audio::{ClipLimit, LogMel, MEL_BINS, decode_file};
 use smidgen_formats::digest::Hasher;
 use smidgen_formats::element::Element;
@@ -35,32 +35,64 @@ const MAGIC: &[u8; 16] = b"smidgen audio  1";
 /// The checksum at the end, in hexadecimal.
 const TRAILER_BYTES: u64 = 64;
 
-/// Encodes the clips of a job's rows, or finds them in the cache.
-pub fn encode_job(job: &Job, device: AnyDevice, say: &dyn Fn(&str)) -> Result<AnyDevice, Failure> {
-    clip_stores(&job.data)
-        .into_iter()
-        .try_fold(device, |device, store| encode_clips(store, &job.request, &job.model, device, say))
+/// Hashes of all that hears, where a job has sound.
+pub fn hash_encoder(job: &Job) -> Result<WeightHashes, Failure> {
+    match job.request.audio_spec() {
+        Some(_) => read_hashes(&job.request, &job.model),
+        None => Ok(WeightHashes::new()),
+    }
 }
 
-/// Encodes clips, or finds them in the cache. Returns the device.
+fn read_hashes(request: &Request, model: &Model) -> Result<WeightHashes, Failure> {
+    let hash = |name: String| Ok((name.clone(), stored(model, &name).read_hash().map_err(Failure::model)?));
+    let tensors = request.spec.audio.iter().flat_map(AudioSpec::tensors);
+    tensors.map(|tensor| hash(tensor.name)).collect()
+}
+
+/// Encodes the clips of a job's rows, or finds them in the cache; `hashes` are those of [`hash_encoder`].
+pub fn encode_job(
+    job: &Job,
+    hashes: &WeightHashes,
+    device: AnyDevice,
+    say: &dyn Fn(&str),
+) -> Result<AnyDevice, Failure> {
+    clip_stores(&job.data).into_iter().try_fold(device, |device, store| {
+        let (encoded, device) = encode_hashed(store, &job.request, (&job.model, None), hashes, device, say)?;
+        store.set_encoded(encoded);
+        Ok(device)
+    })
+}
+
+/// Encodes clips to what `request.audio` says, or finds them in the cache; also returns the device. Embeddings are those of
+/// the model with its adapter.
 pub fn encode_clips(
     store: &ClipStore,
     request: &Request,
-    model: &Model,
+    (model, adapter): (&Model, Option<&AdapterFile>),
+    device: AnyDevice,
+    say: &dyn Fn(&str),
+) -> Result<(EncodedClips, AnyDevice), Failure> {
+    let hashes = read_hashes(request, model)?;
+    encode_hashed(store, request, (model, adapter), &hashes, device, say)
+}
+
+fn encode_hashed(
+    store: &ClipStore,
+    request: &Request,
+    (model, adapter): (&Model, Option<&AdapterFile>),
+    hashes: &WeightHashes,
     mut device: AnyDevice,
     say: &dyn Fn(&str),
-) -> Result<AnyDevice, Failure> {
+) -> Result<(EncodedClips, AnyDevice), Failure> {
     let folder = own_cache().map_or_else(|_| std::env::temp_dir(), |cache| cache.join("audio"));
     std::fs::create_dir_all(&folder).map_err(Failure::disk)?;
-    let (width, dtype) = match request.audio_spec() {
-        Some(audio) => (audio.width(request.audio), request.activations()),
-        None => return Ok(device),
-    };
-    let path = folder.join(format!("{}.rows", key(store, request, model, dtype)?));
+    let audio = request.audio_spec().expect("there are clips, so there is sound");
+    let (width, dtype) = (audio.width(request.audio), request.activations());
+    let path = folder.join(format!("{}.rows", key(store, request, (hashes, adapter), dtype)?));
     let bytes = encoded_bytes(store, request);
     let row_bytes = width * dtype.bytes();
     if !is_whole(&path, bytes) {
-        let mut encoder = Encoder::load(request, (model, None), longest_clip_rows(store), device)?;
+        let mut encoder = Encoder::load(request, (model, adapter), longest_clip_rows(store), device)?;
         let needed = format_bytes(encoder.executor.plan().reserved_bytes() as u64);
         say(&format!(
             "encoding {} clips once ({needed} of memory, {} in `{}`)",
@@ -71,8 +103,8 @@ pub fn encode_clips(
         write_rows(&path, store, &mut encoder, dtype)?;
         device = encoder.executor.into_device();
     }
-    store.set_encoded(&path, MAGIC.len() as u64, row_bytes).map_err(Failure::disk)?;
-    Ok(device)
+    let encoded = EncodedClips::open(&path, MAGIC.len() as u64, row_bytes).map_err(Failure::disk)?;
+    Ok((encoded, device))
 }
 
 /// The embeddings of sound files, each (rows, C), by the encoder of a model with an adapter; and the device.
@@ -94,16 +126,6 @@ pub fn encode_files(
         log_mel.append(&clip.samples, &mut features);
         all.push(features);
     }
-    embed_features(request, (model, adapter), &mut all, device)
-}
-
-/// The embeddings of features (frames, 80), each (rows, C); and the device. Changes the features.
-pub fn embed_features(
-    request: &Request,
-    (model, adapter): (&Model, Option<&AdapterFile>),
-    all: &mut [Vec<f32>],
-    device: AnyDevice,
-) -> Result<(Vec<Vec<f32>>, AnyDevice), Failure> {
     let request = Request { audio: AudioInput::Embeddings, ..request.clone() };
     let rows = |features: &Vec<f32>| filled_rows(rows_of_frames(features.len() / MEL_BINS));
     let longest = all.iter().map(rows).max().unwrap_or(0);
@@ -113,7 +135,12 @@ pub fn embed_features(
 }
 
 /// What determines the rows.
-fn key(store: &ClipStore, request: &Request, model: &Model, dtype: DType) -> Result<String, Failure> {
+fn key(
+    store: &ClipStore,
+    request: &Request,
+    (hashes, adapter): (&WeightHashes, Option<&AdapterFile>),
+    dtype: DType,
+) -> Result<String, Failure> {
     let mut hasher = Hasher::sha256();
     let kind = match request.audio {
         AudioInput::None | AudioInput::Embeddings => "embeddings",
@@ -121,11 +148,20 @@ fn key(store: &ClipStore, request: &Request, model: &Model, dtype: DType) -> Res
         AudioInput::Subsampled => "subsampled",
     };
     hasher.update(format!("audio rows 2 {kind} {dtype} {}\n", store.hash()).as_bytes());
-    let audio = request.spec.audio.as_ref().expect("only a model that hears is encoded");
-    for tensor in audio.tensors() {
-        let (name, storage) = (&tensor.name, request.storage_of(&tensor.name));
-        let hash = stored(model, name).read_hash().map_err(Failure::model)?;
-        hasher.update(format!("{name} {storage} {hash}\n").as_bytes());
+    for (name, hash) in hashes {
+        hasher.update(format!("{name} {} {hash}\n", request.storage_of(name)).as_bytes());
+    }
+    // The scale is a part of an adapter's meaning.
+    let encoding = encoding_request(request, 0);
+    for module in &encoding.adapters {
+        hasher.update(format!("{} {}\n", module.path, module.scale).as_bytes());
+    }
+    let is_read = !encoding.adapters.is_empty() || !encoding.trained.is_empty();
+    for (key, tensor) in adapter.filter(|_| is_read).into_iter().flat_map(AdapterFile::tensors) {
+        if key.to_string().contains(AUDIO) {
+            let hash = Weight::Plain(tensor).read_hash().map_err(Failure::model)?;
+            hasher.update(format!("{key} {hash}\n").as_bytes());
+        }
     }
     Ok(hasher.finish_hex())
 }
