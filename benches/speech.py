@@ -72,22 +72,22 @@ dir = "{run}"
 def config(tiny: bool):
     from transformers import Phi4MultimodalConfig
 
-    rope = {"rope_type": "longrope", "rope_theta": 10_000.0, "partial_rotary_factor": 0.75,
-            "original_max_position_embeddings": 4096}
+    # Rows are far shorter than what longrope's factors are for.
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.75}
     sizes = dict(hidden_size=3072, intermediate_size=8192, num_hidden_layers=32, num_attention_heads=24)
     audio = dict(hidden_size=1024, intermediate_size=1536, num_blocks=24, num_attention_heads=16, nemo_conv_channels=1024)
     if tiny:
         sizes = dict(hidden_size=96, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
         audio = dict(hidden_size=32, intermediate_size=48, num_blocks=2, num_attention_heads=2, nemo_conv_channels=16)
-    factors = int(sizes["hidden_size"] // sizes["num_attention_heads"] * 0.75) // 2
-    rope |= {"short_factor": [1.0] * factors, "long_factor": [1.0] * factors}
+    own = {"bias_max_distance": 500, "audio_token_id": AUDIO_TOKEN, "ext_pw_out_channel": audio["hidden_size"],
+           "depthwise_separable_out_channel": audio["hidden_size"]}
     # What sees is not used, and as small as it can be.
     vision = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
     return Phi4MultimodalConfig(
         vocab_size=200_064, num_key_value_heads=2 if tiny else 8, max_position_embeddings=131_072,
-        original_max_position_embeddings=4096, rope_parameters=rope, tie_word_embeddings=True, sliding_window=None,
-        audio_config=audio | {"bias_max_distance": 500, "audio_token_id": AUDIO_TOKEN}, vision_config=vision,
-        dtype="bfloat16", use_cache=False,
+        rope_parameters=rope, tie_word_embeddings=True, sliding_window=None,
+        audio_config=audio | own, vision_config=vision,
+        dtype="bfloat16", use_cache=False, **sizes,
     )
 
 

@@ -8,7 +8,10 @@ use proptest::prelude::*;
 use smidgen_formats::audio::{
     Clip, ClipError, ClipLimit, LogMel, MEL_BINS, SAMPLE_RATE, decode_clip, decode_file, frame_count,
 };
+use smidgen_formats::safetensors::SafetensorsFile;
+use smidgen_formats::tensor_ref::TensorRef;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 const LIMIT: ClipLimit = ClipLimit { max_seconds: 30.0 };
 
@@ -135,32 +138,22 @@ fn features_are_those_of_the_reference() {
 /// Twelve clips without losses, of several rates, channels, lengths, bits and containers, recorded with transformers.
 #[test]
 fn features_of_every_kind_of_clip_are_those_of_transformers() {
-    let clips: Vec<serde_json::Value> =
-        serde_json::from_slice(&std::fs::read(fixture("clips/features.json")).unwrap()).unwrap();
-    let recorded = std::fs::read(fixture("clips/features.f32")).unwrap();
-    let mut recorded = recorded.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four));
-    assert_eq!(clips.len(), 12);
-    for clip in &clips {
-        let name = clip["name"].as_str().unwrap();
-        let decoded = decode_file(&fixture(&format!("clips/{name}")), LIMIT).unwrap();
-        let (samples, frames) = (decoded.samples.len(), frame_count(decoded.samples.len()));
-        assert_eq!(
-            (clip["samples"].as_u64(), clip["frames"].as_u64()),
-            (Some(samples as u64), Some(frames as u64))
-        );
+    let recorded = Arc::new(SafetensorsFile::open(&fixture("clips/features.safetensors")).unwrap());
+    assert_eq!(recorded.tensors().len(), 12);
+    for (position, entry) in recorded.tensors().iter().enumerate() {
+        let (name, stored) = (&entry.name, TensorRef::new(&recorded, position));
+        let clip = decode_file(&fixture(&format!("clips/{name}")), LIMIT).unwrap();
+        assert_eq!(stored.shape(), [frame_count(clip.samples.len()), MEL_BINS], "{name}");
+        let mut bytes = vec![0; stored.bytes() as usize];
+        stored.read_at(0, &mut bytes).unwrap();
+        let wanted = bytes.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four));
         let mut features = Vec::new();
-        LogMel::default().append(&decoded.samples, &mut features);
-        for (index, got) in features.iter().enumerate() {
-            let apart = (got - recorded.next().unwrap()).abs();
-            assert!(
-                apart < 1e-4,
-                "{name}, frame {} bin {}: off by {apart}",
-                index / MEL_BINS,
-                index % MEL_BINS
-            );
+        LogMel::default().append(&clip.samples, &mut features);
+        for (index, (got, want)) in features.iter().zip(wanted).enumerate() {
+            let (frame, bin, apart) = (index / MEL_BINS, index % MEL_BINS, (got - want).abs());
+            assert!(apart < 1e-4, "{name}, frame {frame} bin {bin}: off by {apart}");
         }
     }
-    assert_eq!(recorded.next(), None);
 }
 
 #[test]
