@@ -5,7 +5,7 @@
 //! with all layers the embedding, the final norm and the head too.
 
 use crate::error::ModelError;
-use crate::model::audio::AUDIO;
+use crate::model::audio::{AUDIO, is_of_projector};
 use crate::model::spec::{DecoderSpec, HEAD};
 use std::collections::BTreeSet;
 
@@ -81,24 +81,32 @@ pub fn target_paths(
 
 /// All norms, where the base itself is trained.
 const NORMS: &str = "norms";
+/// What turns encoded sound into embeddings.
+const PROJECTOR: &str = "projector";
 
 /// Names of the tensors that are trained where the base itself is. A list of targets names modules by their endings, with
-/// their biases; tensors by a pattern with `*`; or all norms. A tied head is the embedding.
+/// their biases; tensors by a pattern with `*`; all norms; or the projector. A tied head is the embedding.
 pub fn trained_tensors(
     spec: &DecoderSpec,
     targets: &Targets,
     layers: &Layers,
 ) -> Result<BTreeSet<String>, ModelError> {
     check_layers(spec, layers)?;
-    let tensors = spec.tensors();
+    let mut tensors = spec.tensors();
     let names = match targets {
         Targets::AllLinear => None,
         Targets::Names(names) => Some(names),
     };
+    let audio = spec.audio.iter().filter(|_| names.is_some());
+    tensors.extend(audio.flat_map(|audio| audio.projector_tensors()));
     for name in names.into_iter().flatten() {
         if !tensors.iter().any(|tensor| is_meant(spec, &tensor.name, name)) {
-            let known =
-                format!("{}, embed_tokens, {NORMS}, or a pattern with `*`", known_names(&spec.linears()));
+            let projector = if spec.audio.is_some() { "projector, " } else { "" };
+            let known = format!(
+                "{}, embed_tokens, {NORMS}, {}or a pattern with `*`",
+                known_names(&spec.linears()),
+                projector
+            );
             return Err(ModelError::UnknownTarget { target: name.clone(), known });
         }
     }
@@ -117,7 +125,8 @@ fn is_meant(spec: &DecoderSpec, tensor: &str, target: &str) -> bool {
     }
     let is_norm = target == NORMS && (module.ends_with("norm") || module.ends_with("layernorm"));
     let is_head = path_matches(HEAD, target) && tensor == spec.head_tensor();
-    is_norm || is_head || path_matches(module, target) || path_matches(tensor, target)
+    let is_projector = target == PROJECTOR && is_of_projector(tensor);
+    is_norm || is_head || is_projector || path_matches(module, target) || path_matches(tensor, target)
 }
 
 /// Whether `*` in a pattern can stand for parts of a text so that they are equal.

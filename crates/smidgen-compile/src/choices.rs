@@ -136,7 +136,7 @@ impl<'a> Freedom<'a> {
         };
         Freedom {
             pins,
-            layers: request.spec.layers,
+            layers: request.layers(),
             micro_tokens: demand.micro_tokens,
             tokens: demand.extent.tokens,
             chunks: loss_chunks(request, pins),
@@ -150,7 +150,7 @@ impl<'a> Freedom<'a> {
             device: request.device,
             sharding,
             trains_base: !request.trained.is_empty(),
-            has_laps: request.rank.is_only() && !request.trains_tied_head() && !request.has_audio_encoder(),
+            has_laps: request.rank.is_only() && !request.trains_tied_head() && !request.computes_audio(),
             has_host: request.device == DeviceKind::Cuda && request.optimizer.master == Master::F32,
         }
     }
@@ -617,7 +617,7 @@ pub fn computed_as(policy: &Policy, extent: &Extent) -> (Policy, Option<usize>) 
 pub fn offload_all_weights(policy: Policy, request: &Request, window_layers: usize) -> Policy {
     let policy = Policy {
         weights: Space::Host,
-        offloaded_weights: LayerSet::all(request.spec.layers),
+        offloaded_weights: LayerSet::all(request.layers()),
         embedding_offloaded: true,
         tables_offloaded: true,
         head_pieces: if window_layers == 0 { head_pieces::count(request) } else { 0 },

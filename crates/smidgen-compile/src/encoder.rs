@@ -17,9 +17,14 @@ impl Builder<'_> {
     pub fn audio_embeddings(&mut self, spec: &AudioSpec, from: AudioInput) -> ValueId {
         match from {
             AudioInput::None | AudioInput::Embeddings => self.leaf(input::AUDIO_ROWS),
+            AudioInput::Encoded => {
+                let x = self.leaf(input::AUDIO_ROWS);
+                self.project(x)
+            }
             AudioInput::Subsampled => {
                 let x = self.leaf(input::AUDIO_ROWS);
-                self.encode(spec, x)
+                let x = self.encode(spec, x);
+                self.project(x)
             }
         }
     }
@@ -30,7 +35,11 @@ impl Builder<'_> {
         let rows = self.subsample(spec); // (A, C)
         let encoded = match to {
             AudioInput::None | AudioInput::Subsampled => rows,
-            AudioInput::Embeddings => self.encode(spec, rows),
+            AudioInput::Encoded => self.encode(spec, rows),
+            AudioInput::Embeddings => {
+                let encoded = self.encode(spec, rows);
+                self.project(encoded)
+            }
         };
         let marks = self.leaf(input::AUDIO_MARKS);
         let (op, place) = (Op::MaskRows { stored: true }, (Phase::Forward, None));
@@ -39,7 +48,7 @@ impl Builder<'_> {
     }
 
     /// Normalized mel frames (8A, 80) to audio rows (A, C).
-    pub fn subsample(&mut self, spec: &AudioSpec) -> ValueId {
+    fn subsample(&mut self, spec: &AudioSpec) -> ValueId {
         let marks = self.leaf(input::AUDIO_MARKS);
         let mut x = self.leaf(input::AUDIO_FEATURES);
         let mut bins = spec.bins;
@@ -61,11 +70,19 @@ impl Builder<'_> {
         self.emit1(Op::MaskRows { stored: false }, vec![x, marks], "audio.rows")
     }
 
-    /// Blocks and projector: (A, C) to the decoder's channels.
-    pub fn encode(&mut self, spec: &AudioSpec, mut x: ValueId) -> ValueId {
+    /// All blocks.
+    fn encode(&mut self, spec: &AudioSpec, mut x: ValueId) -> ValueId {
         for block in 0..spec.blocks {
+            // A program that only encodes has nothing to choose.
+            self.block = (self.encoder_layers > 0).then_some(block);
             x = self.block(spec, block, x);
         }
+        self.block = None;
+        x
+    }
+
+    /// The projector: (A, C) to the decoder's channels.
+    fn project(&mut self, x: ValueId) -> ValueId {
         let up = self.linear_at(x, PROJECTOR[0], "projector.up");
         let act = self.emit1(Op::Act(PlainActivation::Gelu), vec![up], "projector.act");
         self.linear_at(act, PROJECTOR[1], "projector.out")

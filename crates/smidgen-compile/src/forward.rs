@@ -25,7 +25,7 @@ pub fn build_graph(request: &Request, purpose: Purpose, loss_chunk: usize) -> Gr
         Purpose::Evaluation => vec![Entry::Refresh, Entry::Eval],
         Purpose::Logits => vec![Entry::Refresh, Entry::Logits],
         Purpose::Generation => vec![Entry::Refresh, Entry::Decode],
-        Purpose::Encoding => vec![Entry::Encode],
+        Purpose::Encoding => vec![Entry::Refresh, Entry::Encode],
     };
     if purpose == Purpose::Training && request.decode.is_some() {
         entries.push(Entry::Decode);
@@ -81,6 +81,8 @@ fn build_entry(
             | Entry::Encode => "",
         },
         layer: None,
+        block: None,
+        encoder_layers: request.encoder_layers(),
         cached: entry == Entry::Decode,
         audio: request.audio_spec().map(|spec| (spec, request.audio)),
     };
@@ -134,7 +136,11 @@ pub(crate) struct Builder<'a> {
     /// The numbers of activations.
     pub element: DType,
     pub prefix: &'static str,
+    /// The layer of the decoder, or the block of the audio encoder, that is being built.
     pub layer: Option<usize>,
+    pub block: Option<usize>,
+    /// Blocks of the audio encoder that come before the decoder's layers.
+    pub encoder_layers: usize,
     /// Whether keys and values go through the caches.
     pub cached: bool,
     /// What turns sound into embeddings, and what it starts from, where there is sound.
@@ -152,7 +158,13 @@ impl Builder<'_> {
             None => self.prefix.to_string(),
         };
         let names: Vec<String> = outputs.iter().map(|name| format!("{place}{name}")).collect();
-        self.graph.emit(&mut self.nodes, op, inputs, vec![], &names, (Phase::Forward, self.layer))
+        let place = (Phase::Forward, self.place());
+        self.graph.emit(&mut self.nodes, op, inputs, vec![], &names, place)
+    }
+
+    /// The number of the layer or block that is being built, in the order of the forward pass.
+    fn place(&self) -> Option<usize> {
+        self.layer.map(|layer| self.encoder_layers + layer).or(self.block)
     }
 
     pub fn emit1(&mut self, op: Op, inputs: Vec<ValueId>, output: &str) -> ValueId {
@@ -232,7 +244,7 @@ impl Builder<'_> {
         let caches = cache_names(layer).map(|name| self.leaf(&name)); // (N, Hkv·D) both
         let places = [input::CACHE_TABLE, input::SLOTS, input::POSITIONS].map(|name| self.leaf(name));
         let new = [k, v].into_iter().chain(places).collect();
-        let place = (Phase::Forward, self.layer);
+        let place = (Phase::Forward, self.place());
         self.graph.emit(&mut self.nodes, Op::CacheRows, new, caches.to_vec(), &[], place);
         let read = [q].into_iter().chain(caches).chain(places).collect();
         self.emit1(Op::CachedAttention(shape), read, "attn.o")

@@ -7,7 +7,7 @@
 
 use crate::adapter::LoraModule;
 use crate::model::audio::{AUDIO, AudioInput, FRAMES};
-use crate::model::spec::{EMBEDDING, HEAD};
+use crate::model::spec::{EMBEDDING, HEAD, Tensor};
 use crate::names::{input, state};
 use crate::request::{AdapterForm, DecodeShape, Purpose, Request, TrainedBiases};
 use smidgen_ir::{
@@ -62,38 +62,12 @@ impl Leaves {
 /// Adds every leaf that the purpose needs.
 pub fn add_leaves(graph: &mut Graph, request: &Request, purpose: Purpose) -> Leaves {
     let mut leaves = Leaves::default();
+    let mut trained = add_tensors(graph, &mut leaves, request, purpose);
+    trained.extend(add_adapters(graph, &mut leaves, request));
     if purpose == Purpose::Encoding {
         add_encoding(graph, &mut leaves, request);
         return leaves;
     }
-    let biases = trained_biases(request);
-    let mut trained = Vec::new();
-    for tensor in request.spec.tensors() {
-        if biases.contains(&tensor.name) || request.trained.contains(&tensor.name) {
-            let is_multiplied = tensor.shape.0.len() == 2
-                && (tensor.name != EMBEDDING || request.spec.head_tensor() == EMBEDDING);
-            let storage = request.optimizer.master.storage(tensor.shape.0.len());
-            let ty = Type::new(tensor.shape, storage);
-            let leaf = leaves.add(graph, &tensor.name, ty, LeafKind::Adapter);
-            if let ValueRole::Leaf(own) = &mut graph.values[leaf.index()].role {
-                own.is_of_base = true;
-            }
-            trained.push(leaf);
-            if is_multiplied && storage == Storage::F32 && request.rounds_trained() {
-                add_rounded(graph, &mut leaves, request, &tensor.name, 1.0);
-            }
-        } else {
-            let ty = Type::new(tensor.shape, request.storage_of(&tensor.name));
-            leaves.add(graph, &tensor.name, ty, LeafKind::Weight);
-        }
-    }
-    if let Some(audio) = request.audio_spec().filter(|_| request.audio == AudioInput::Subsampled) {
-        for tensor in audio.encoder_tensors() {
-            let ty = Type::new(tensor.shape, request.storage_of(&tensor.name));
-            leaves.add(graph, &tensor.name, ty, LeafKind::Weight);
-        }
-    }
-    trained.extend(add_adapters(graph, &mut leaves, request));
     if purpose == Purpose::Training {
         for leaf in trained {
             train_leaf(graph, leaf);
@@ -106,18 +80,48 @@ pub fn add_leaves(graph: &mut Graph, request: &Request, purpose: Purpose) -> Lea
     leaves
 }
 
-/// The weights of all that hears, and its input.
+/// The tensors of the checkpoint that the purpose needs. Returns those that are trained; they are leaves even where
+/// nothing reads them.
+fn add_tensors(graph: &mut Graph, leaves: &mut Leaves, request: &Request, purpose: Purpose) -> Vec<ValueId> {
+    let audio = request.audio_spec();
+    let mut tensors = match (purpose, audio) {
+        (Purpose::Encoding, Some(audio)) => audio.encoding_tensors(request.audio),
+        (_, Some(audio)) => [request.spec.tensors(), audio.program_tensors(request.audio)].concat(),
+        (_, None) => request.spec.tensors(),
+    };
+    let projector = request.spec.audio.iter().flat_map(|audio| audio.projector_tensors());
+    let unread = projector.filter(|tensor| request.trained.contains(&tensor.name));
+    let unread: Vec<Tensor> = unread.filter(|tensor| !tensors.contains(tensor)).collect();
+    tensors.extend(unread);
+    let biases = trained_biases(request);
+    let mut trained = Vec::new();
+    for tensor in tensors {
+        if biases.contains(&tensor.name) || request.trained.contains(&tensor.name) {
+            let is_multiplied = tensor.shape.0.len() == 2
+                && (tensor.name != EMBEDDING || request.spec.head_tensor() == EMBEDDING);
+            let storage = request.optimizer.master.storage(tensor.shape.0.len());
+            let ty = Type::new(tensor.shape, storage);
+            let leaf = leaves.add(graph, &tensor.name, ty, LeafKind::Adapter);
+            if let ValueRole::Leaf(own) = &mut graph.values[leaf.index()].role {
+                own.is_of_base = true;
+            }
+            trained.push(leaf);
+            if is_multiplied && storage == Storage::F32 && request.rounds_trained() {
+                add_rounded(graph, leaves, request, &tensor.name, 1.0);
+            }
+        } else {
+            let ty = Type::new(tensor.shape, request.storage_of(&tensor.name));
+            leaves.add(graph, &tensor.name, ty, LeafKind::Weight);
+        }
+    }
+    trained
+}
+
+/// The input and the result of encoding.
 fn add_encoding(graph: &mut Graph, leaves: &mut Leaves, request: &Request) {
     let audio = request.audio_spec().expect("only a model that hears is encoded");
-    let mut tensors = audio.subsampling_tensors();
-    if request.audio == AudioInput::Embeddings {
-        tensors.extend(audio.encoder_tensors());
-    }
-    for tensor in tensors {
-        let ty = Type::new(tensor.shape, request.storage_of(&tensor.name));
-        leaves.add(graph, &tensor.name, ty, LeafKind::Weight);
-    }
-    let features = Type::f32(Shape::of(Dim::Audio(FRAMES), audio.bins));
+    let element = Storage::Plain(request.activations());
+    let features = Type::new(Shape::of(Dim::Audio(FRAMES), audio.bins), element);
     leaves.add(graph, input::AUDIO_FEATURES, features, LeafKind::Input);
     leaves.add(graph, input::AUDIO_MARKS, marks_type(), LeafKind::Input);
     let rows = Type::f32(Shape::of(Dim::Audio(1), audio.width(request.audio)));

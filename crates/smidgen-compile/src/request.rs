@@ -105,9 +105,19 @@ impl Request {
         self.activations() != DType::F32
     }
 
-    /// Whether the audio encoder is a part of the program. Its rows are not those of tokens, and no lap carries them.
-    pub fn has_audio_encoder(&self) -> bool {
-        self.audio == AudioInput::Subsampled
+    /// Whether audio rows pass through a part of the program. They are not rows of tokens, and no lap carries them.
+    pub fn computes_audio(&self) -> bool {
+        matches!(self.audio, AudioInput::Encoded | AudioInput::Subsampled)
+    }
+
+    /// Blocks of the audio encoder in the program: the layers in front of those of the decoder.
+    pub fn encoder_layers(&self) -> usize {
+        self.audio_spec().filter(|_| self.audio == AudioInput::Subsampled).map_or(0, |audio| audio.blocks)
+    }
+
+    /// Layers that memory choices are about: blocks of an audio encoder, then those of the decoder.
+    pub fn layers(&self) -> usize {
+        self.encoder_layers() + self.spec.layers
     }
 
     /// Whether the head is trained and is the embedding too. In breadth-first order its gradient would be summed in another

@@ -61,6 +61,7 @@ pub fn plan_lifetimes(
         precision: request.precision,
         decode_extent: request.decode_extent(),
         threads: request.threads,
+        encoder_layers: request.encoder_layers(),
         persistent_bytes: 0,
         transient_bytes: 0,
         is_of_ranks: !request.rank.is_only(),

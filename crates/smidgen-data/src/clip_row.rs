@@ -6,6 +6,8 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use serde_json::{Map, Value as Json};
 use smidgen_formats::audio::{
@@ -16,6 +18,7 @@ use thiserror::Error;
 
 use crate::chat_row::kind_of;
 use crate::clips::ClipCollector;
+use crate::row_group::HeldRow;
 use crate::row_place::RowPlace;
 
 /// The field of a row that names its clips.
@@ -103,12 +106,19 @@ pub struct ClipReader {
     log_mel: LogMel,
     /// Clips by file, or by the hash of their bytes.
     known: HashMap<String, Option<u32>>,
+    /// What was decoded of rows that follow, by the same.
+    ahead: HashMap<String, Result<Heard, ClipError>>,
+}
+
+/// The features (frames, 80) of a clip.
+struct Heard {
     features: Vec<f32>,
+    is_cut: bool,
 }
 
 impl ClipReader {
     pub fn new(options: AudioOptions) -> ClipReader {
-        ClipReader { options, log_mel: LogMel::default(), known: HashMap::new(), features: Vec::new() }
+        ClipReader { options, log_mel: LogMel::default(), known: HashMap::new(), ahead: HashMap::new() }
     }
 
     /// Decodes the clips that a row names, and stores those that are new.
@@ -143,24 +153,57 @@ impl ClipReader {
         if let Some(known) = self.known.get(&sound.key) {
             return Ok(*known);
         }
-        let limit = ClipLimit { max_seconds: self.options.max_seconds };
-        let decoded = match sound.bytes {
-            Some(bytes) => decode_clip(bytes, limit),
-            None => decode_file(Path::new(&sound.key), limit),
+        let heard = match self.ahead.remove(&sound.key) {
+            Some(heard) => heard,
+            None => hear(&sound, &self.options, &mut self.log_mel),
         };
         let failed =
             |error| AudioRowError::Clip { place: place.to_string(), name: sound.name.clone(), error };
-        let Clip { samples, is_cut } = decoded.map_err(failed)?;
+        let Heard { features, is_cut } = heard.map_err(failed)?;
         if is_cut && !self.options.trim {
             self.known.insert(sound.key, None);
             return Ok(None);
         }
-        self.features.clear();
-        self.log_mel.append(&samples, &mut self.features);
-        let stored = collector.add(&self.features);
+        let stored = collector.add(&features);
         let clip = stored.map_err(|error| AudioRowError::Store { place: place.to_string(), error })?;
         self.known.insert(sound.key, Some(clip));
         Ok(Some(clip))
+    }
+
+    /// Decodes the clips of rows that are about to be read, each by one thread, which holds one clip at a time.
+    pub fn read_ahead(&mut self, rows: &[HeldRow], threads: usize) {
+        self.ahead.clear();
+        let mut sounds: Vec<Sound> = Vec::new();
+        for HeldRow { file, unit, number, row } in rows {
+            let place = RowPlace { file, unit: *unit, number: *number };
+            let values = row.as_ref().ok().and_then(|row| row.fields.get(FIELD)).into_iter();
+            let values =
+                values.flat_map(|value| value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice));
+            // What is wrong with a value is said when its row is read.
+            for sound in values.filter_map(|value| self.find(place, value).ok()) {
+                let is_new = !self.known.contains_key(&sound.key);
+                if is_new && sounds.iter().all(|other| other.key != sound.key) {
+                    sounds.push(sound);
+                }
+            }
+        }
+        if sounds.len() < 2 || threads < 2 {
+            return;
+        }
+        let (next, options, sounds) = (AtomicUsize::new(0), &self.options, &sounds);
+        let decode = || {
+            let (mut log_mel, mut done) = (LogMel::default(), Vec::new());
+            while let Some(sound) = sounds.get(next.fetch_add(1, Ordering::Relaxed)) {
+                done.push((sound.key.clone(), hear(sound, options, &mut log_mel)));
+            }
+            done
+        };
+        let done = thread::scope(|scope| {
+            let workers: Vec<_> = (0..threads.min(sounds.len())).map(|_| scope.spawn(decode)).collect();
+            let joined = workers.into_iter().map(|worker| worker.join().expect("decoding does not panic"));
+            joined.flatten().collect::<Vec<_>>()
+        });
+        self.ahead.extend(done);
     }
 
     fn find(&self, place: RowPlace<'_>, value: &Json) -> Result<Sound, AudioRowError> {
@@ -194,6 +237,20 @@ impl ClipReader {
             bytes: None,
         })
     }
+}
+
+/// Decodes a clip and computes its features; those of one that is too long only if it is trimmed.
+fn hear(sound: &Sound, options: &AudioOptions, log_mel: &mut LogMel) -> Result<Heard, ClipError> {
+    let limit = ClipLimit { max_seconds: options.max_seconds };
+    let Clip { samples, is_cut } = match &sound.bytes {
+        Some(bytes) => decode_clip(bytes.clone(), limit),
+        None => decode_file(Path::new(&sound.key), limit),
+    }?;
+    let mut features = Vec::new();
+    if !is_cut || options.trim {
+        log_mel.append(&samples, &mut features);
+    }
+    Ok(Heard { features, is_cut })
 }
 
 /// Where a clip is.

@@ -67,11 +67,30 @@ pub struct ClipStore {
 
 /// Audio rows of all clips in a file, one after the other.
 #[derive(Debug)]
-struct EncodedClips {
+pub struct EncodedClips {
     file: File,
     path: PathBuf,
     first_byte: u64,
     row_bytes: usize,
+}
+
+impl EncodedClips {
+    /// Rows of the first clip begin at `first_byte`.
+    pub fn open(path: &Path, first_byte: u64, row_bytes: usize) -> io::Result<EncodedClips> {
+        Ok(EncodedClips { file: File::open(path)?, path: path.to_path_buf(), first_byte, row_bytes })
+    }
+
+    pub fn row_bytes(&self) -> usize {
+        self.row_bytes
+    }
+
+    /// Reads bytes of the rows of a clip, from `offset` on.
+    pub fn read(&self, store: &ClipStore, clip: u32, offset: usize, bytes: &mut [u8]) -> io::Result<()> {
+        let before = store.row_starts[clip as usize] * self.row_bytes as u64;
+        self.file.read_exact_at(bytes, self.first_byte + before + offset as u64).map_err(|error| {
+            io::Error::new(error.kind(), format!("the audio rows in `{}`: {error}", self.path.display()))
+        })
+    }
 }
 
 impl ClipStore {
@@ -111,13 +130,10 @@ impl ClipStore {
         Ok(())
     }
 
-    /// From now on rows are read from this file, those of the first clip from `first_byte` on.
-    pub fn set_encoded(&self, path: &Path, first_byte: u64, row_bytes: usize) -> io::Result<()> {
-        let file = File::open(path)?;
-        let encoded = EncodedClips { file, path: path.to_path_buf(), first_byte, row_bytes };
+    /// From now on rows are read from there.
+    pub fn set_encoded(&self, encoded: EncodedClips) {
         // A store that is encoded again would be encoded to the same rows.
         let _ = self.encoded.set(encoded);
-        Ok(())
     }
 
     /// Bytes of an encoded row.
@@ -127,11 +143,7 @@ impl ClipStore {
 
     /// Reads bytes of the encoded rows of a clip, from `offset` on.
     pub fn read_encoded(&self, clip: u32, offset: usize, bytes: &mut [u8]) -> io::Result<()> {
-        let EncodedClips { file, path, first_byte, row_bytes } = self.encoded();
-        let place = first_byte + self.row_starts[clip as usize] * *row_bytes as u64 + offset as u64;
-        file.read_exact_at(bytes, place).map_err(|error| {
-            io::Error::new(error.kind(), format!("the audio rows in `{}`: {error}", path.display()))
-        })
+        self.encoded().read(self, clip, offset, bytes)
     }
 
     fn encoded(&self) -> &EncodedClips {

@@ -31,6 +31,7 @@ mod parquet_rows;
 mod permutation;
 pub mod prepare;
 mod prepare_error;
+mod row_group;
 mod row_place;
 pub mod share;
 pub mod source;

@@ -232,7 +232,7 @@ fn fill_with_tokens(
     bad: &mut BadRows,
     on_rows: &mut dyn FnMut(u64),
 ) -> Result<Noticed, PrepareError> {
-    store_token_rows(reading, builder, bad, on_rows)?;
+    store_token_rows(reading, options.threads, builder, bad, on_rows)?;
     let mut warnings = Vec::new();
     if !matches!(options.loss_on, LossOn::Auto | LossOn::Completion) {
         let loss_on = options.loss_on;

@@ -11,6 +11,7 @@ use serde_json::{Map, Value as Json};
 use crate::clip_row::{AudioOptions, AudioRowError, ClipReader, RowClips, has_audio};
 use crate::clips::ClipCollector;
 use crate::mask::EncodedSample;
+use crate::row_group::HeldRow;
 use crate::row_place::RowPlace;
 use crate::token_file::TokenFileWriter;
 use crate::token_record::{LabelForm, NOT_SUPERVISED, RowLabels};
@@ -84,6 +85,18 @@ impl TokenSetBuilder {
     pub fn with_audio(self, options: AudioOptions) -> Self {
         let collector = ClipCollector::new(options.token, options.scratch.clone());
         TokenSetBuilder { audio: Some(RowAudio { reader: ClipReader::new(options), collector }), ..self }
+    }
+
+    /// Rows whose clips are decoded at the same time; one where the model does not hear.
+    pub fn rows_heard_at_once(&self, threads: usize) -> usize {
+        if self.audio.is_some() { 2 * threads.max(1) } else { 1 }
+    }
+
+    /// Decodes the clips of rows that are about to be read.
+    pub fn hear_ahead(&mut self, rows: &[HeldRow], threads: usize) {
+        if let Some(RowAudio { reader, .. }) = &mut self.audio {
+            reader.read_ahead(rows, threads);
+        }
     }
 
     /// The clips that a row names, decoded and stored; `None` where one of them is too long and the row is dropped.

@@ -18,9 +18,10 @@ use crate::audio_text::{Misplaced, place_clips};
 use crate::bad_rows::BadRows;
 use crate::clip_row::AudioRowError;
 use crate::example::{Example, ExampleRow};
-use crate::format::{FormatError, RowReading, read_examples};
+use crate::format::{FormatError, RowReading};
 use crate::mask::{EncodeError, EncodedSample, RowEncoder, TurnEnd};
 use crate::prepare_error::PrepareError;
+use crate::row_group::{HeldRow, read_groups};
 use crate::row_place::{RowPlace, RowUnit};
 use crate::token_builder::TokenSetBuilder;
 use crate::token_row::TokensError;
@@ -65,11 +66,14 @@ impl RowNotes {
 /// Stores rows of tokens as they are.
 pub fn store_token_rows(
     reading: RowReading<'_>,
+    threads: usize,
     builder: &mut TokenSetBuilder,
     bad: &mut BadRows,
     mut on_rows: impl FnMut(u64),
 ) -> Result<(), PrepareError> {
-    read_examples(reading, |place, row| {
+    let mut store = |builder: &mut TokenSetBuilder, held: HeldRow| {
+        let HeldRow { file, unit, number, row } = held;
+        let place = RowPlace { file: &file, unit, number };
         bad.count(place);
         on_rows(1);
         let stored = match row.map(|row| (row.example, row.fields)) {
@@ -85,6 +89,10 @@ pub fn store_token_rows(
             Err(error) => Err(error.into()),
         };
         stored.or_else(|error| note_bad_row(bad, builder, place, error))
+    };
+    read_groups(reading, builder.rows_heard_at_once(threads), |rows| {
+        builder.hear_ahead(&rows, threads);
+        rows.into_iter().try_for_each(|held| store(builder, held))
     })
 }
 
@@ -100,7 +108,13 @@ pub fn tokenize_rows(
     thread::scope(|scope| {
         let files = reading.source.files();
         let mut pipeline = Pipeline::start(scope, files, encoder, threads.max(1), builder, bad, on_rows);
-        let read = read_examples(reading, |place, row| pipeline.take(place, row));
+        let at_once = pipeline.builder.rows_heard_at_once(threads);
+        let read = read_groups(reading, at_once, |rows| {
+            pipeline.builder.hear_ahead(&rows, threads);
+            rows.into_iter().try_for_each(|HeldRow { file, unit, number, row }| {
+                pipeline.take(RowPlace { file: &file, unit, number }, row)
+            })
+        });
         // A broken file is reported after what came before it: a row there may be the first mistake.
         pipeline.finish()?;
         read?;
@@ -445,7 +459,7 @@ mod tests {
         let limits = TokenLimits { vocab_size: 100, max_tokens: 1024, overflow: Overflow::Truncate };
         let mut builder = TokenSetBuilder::new(limits);
         let mut bad = BadRows::default();
-        let stored = store_token_rows(reading(&paths, RowFormat::Tokens), &mut builder, &mut bad, |_| {})
+        let stored = store_token_rows(reading(&paths, RowFormat::Tokens), 2, &mut builder, &mut bad, |_| {})
             .and_then(|()| bad.finish(OnBadRow::Error))
             .and_then(|_| builder.finish().map_err(PrepareError::from));
         stored.map_err(|error| error.to_string().replace(&format!("{}/", folder.path().display()), ""))

@@ -61,10 +61,21 @@ impl Phi4mm {
     }
 }
 
+/// Where a checkpoint keeps what a weight by its name in transformers' layout starts from.
+pub fn file_name(folder: &ModelFolder, name: &str) -> String {
+    let inner = adapted_module(name).map(|module| format!("{module}.base_layer.weight"));
+    inner.filter(|inner| folder.tensor(inner).is_some()).unwrap_or_else(|| stored_name(name))
+}
+
+/// Names of A and B of a module of the adapter for speech.
+pub fn speech_names(module: &str) -> [String; 2] {
+    ["A", "B"].map(|which| format!("{module}.lora_{which}.speech.weight"))
+}
+
 /// A and B of a module of the adapter for speech.
 pub fn speech_factors(folder: &ModelFolder, module: &str) -> Option<[TensorRef; 2]> {
-    let factor = |which: &str| folder.tensor(&format!("{module}.lora_{which}.speech.weight"));
-    Some([factor("A")?, factor("B")?])
+    let [a, b] = speech_names(module).map(|name| folder.tensor(&name));
+    Some([a?, b?])
 }
 
 /// The module of a weight that the adapters inside the checkpoint are on.

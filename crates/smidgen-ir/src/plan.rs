@@ -280,6 +280,8 @@ pub struct Plan {
     pub decode_extent: Option<Extent>,
     /// Threads for which workspaces are sized.
     pub threads: usize,
+    /// Blocks of an audio encoder: the first layers of steps. Those of the decoder follow.
+    pub encoder_layers: usize,
     pub persistent_bytes: usize,
     pub transient_bytes: usize,
     /// Whether it is the plan of one rank of several.
@@ -513,7 +515,10 @@ impl Plan {
             Phase::Update => "update",
         };
         match step.layer {
-            Some(layer) => format!("{phase} of layers.{layer}, {}", step.op.name()),
+            Some(block) if block < self.encoder_layers => {
+                format!("{phase} of encoder.{block}, {}", step.op.name())
+            }
+            Some(layer) => format!("{phase} of layers.{}, {}", layer - self.encoder_layers, step.op.name()),
             None => format!("{phase}, {}", step.op.name()),
         }
     }

@@ -236,6 +236,8 @@ closed_words! {
         Choice = "choice",
         /// Match of generated answers.
         Generate = "generate",
+        /// Word error rate of generated transcripts.
+        Wer = "wer",
     }
 }
 

@@ -67,6 +67,9 @@ pub fn workspace_bytes(op: &Op, inputs: &[&Type], extent: &Extent, target: Targe
         Op::AttentionGrad(shape) => {
             step.scratch(|cpu| cpu.attention_floats(shape), |gpu| gpu.attention_bytes(shape, true))
         }
+        Op::ChunkAttentionGrad(shape) => {
+            step.scratch(|_| 0, |gpu| gpu_sizes::attention_floats_bytes(gpu.extent.audio, shape))
+        }
         Op::CachedAttention(shape) => step.scratch(|cpu| cpu.f32_attention_floats(shape), |_| 0),
         Op::RmsNormWeightGrad { .. } => step.scratch(
             |cpu| cpu_sizes::norm_partials_floats(cpu.size(0).0, cpu.size(0).1),
@@ -122,7 +125,6 @@ pub fn workspace_bytes(op: &Op, inputs: &[&Type], extent: &Extent, target: Targe
         | Op::JoinPlaces { .. }
         | Op::MaskRows { .. }
         | Op::ChunkAttention(_)
-        | Op::ChunkAttentionGrad(_)
         | Op::RmsNorm(_)
         | Op::Dropout { .. }
         | Op::RopeTable(_)

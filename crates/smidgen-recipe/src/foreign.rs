@@ -91,7 +91,7 @@ pub(crate) const FOREIGN_KEYS: &[(&[&str], &str)] = &[
     (&["full_finetuning", "full_finetune", "train_full"],
         "write `adapter.kind = \"full\"`"),
     (&["modules_to_save", "lora_modules_to_save"],
-        "not supported: only adapters of linear layers are trained; `adapter.targets` names them"),
+        "write `adapter.train`"),
     (&["task_type", "inference_mode", "fan_in_fan_out"],
         "remove it: only causal language models are supported"),
     // data

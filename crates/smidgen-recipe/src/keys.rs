@@ -8,8 +8,8 @@ use crate::mix::{COLUMNS, MIX};
 use crate::pins;
 use crate::read::{
     ABOVE_ZERO, ALPHA_PATTERN, ANY_TEXT, AT_LEAST_ZERO, AUDIO_FOLDER, Accepts, BOOLEAN, BUDGET, DEVICE,
-    EVAL_FILES, FRACTION_BELOW_ONE, INIT, LAYERS, MODEL_PATH, OUTPUT_FOLDER, PEAK, PROFILE, RANK_PATTERN,
-    SEED, TARGETS, TEMPLATE, TRAIN_FILES, TWO_FRACTIONS_BELOW_ONE, WARMUP, count_from, words,
+    EVAL_FILES, FRACTION_BELOW_ONE, INIT, LAYERS, MODEL_PATH, OUTPUT_FOLDER, PARTS, PEAK, PROFILE,
+    RANK_PATTERN, SEED, TARGETS, TEMPLATE, TRAIN_FILES, TWO_FRACTIONS_BELOW_ONE, WARMUP, count_from, words,
 };
 use crate::sections::{Batch, Length, Recipe};
 use crate::toml_text::RenderValue;
@@ -119,6 +119,7 @@ pub(crate) static KEYS: &[Key] = &[
     key!(adapter.targets, TARGETS, "which linear layers are adapted; `all-linear` is all but the LM head; with `full`, a list trains these linear layers with their biases, `all-linear` every weight of the decoder layers"),
     key!(adapter.layers, LAYERS, "which decoder layers are adapted or trained, counted from 0; with `full`, `all` also trains embedding, final norm and LM head"),
     key!(adapter.init, INIT, "initial values: default, a PEFT adapter with the same kind, rank and targets, or `builtin:speech`, the adapter inside Phi-4-multimodal as published, with its rank and alpha"),
+    key!(adapter.train, PARTS, "parts of the base that are trained themselves in addition to the adapter and saved with it, as PEFT's `modules_to_save`: names such as `embed_tokens`, `lm_head`, `norms` or `projector`"),
     key!(adapter.rank_pattern, RANK_PATTERN, "ranks of modules that match a pattern; the first match wins"),
     key!(adapter.alpha_pattern, ALPHA_PATTERN, "alphas of modules that match a pattern; the first match wins"),
     key!(adapter.bias, words::<Bias>(), "which biases are trained"),

@@ -466,13 +466,14 @@ impl Reading<'_> {
 }
 
 /// Keys that apply only to adapters, and whether they have their defaults. A resolved recipe has all of them.
-fn keys_of_adapters(adapter: &Adapter) -> [(&'static str, bool); 9] {
+fn keys_of_adapters(adapter: &Adapter) -> [(&'static str, bool); 10] {
     let default = Recipe::with_defaults().adapter;
     [
         ("adapter.rank", adapter.rank == default.rank),
         ("adapter.alpha", adapter.alpha == default_alpha(adapter.rank)),
         ("adapter.dropout", adapter.dropout == default.dropout),
         ("adapter.init", adapter.init == default.init),
+        ("adapter.train", adapter.train.is_empty()),
         ("adapter.rank_pattern", adapter.rank_pattern.is_empty()),
         ("adapter.alpha_pattern", adapter.alpha_pattern.is_empty()),
         ("adapter.bias", adapter.bias == default.bias),

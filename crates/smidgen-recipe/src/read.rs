@@ -136,6 +136,13 @@ pub(crate) const TARGETS: Reader<Targets> =
         fine.then_some(Targets::Names(names))
     });
 
+pub(crate) const PARTS: Reader<Vec<String>> =
+    reader("a list of different module names, `norms` or `projector`", &[], |given| {
+        let names = read_texts(given)?;
+        let is_list = !names.iter().any(|name| name.contains(','));
+        (is_list && all_different(&names)).then_some(names)
+    });
+
 pub(crate) const LAYERS: Reader<Layers> =
     reader("`all`, `last:8`, or a list of different layer numbers", &["all", "last:8"], |given| {
         if let Some(list) = read_layer_list(given) {

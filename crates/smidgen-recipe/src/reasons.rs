@@ -219,7 +219,7 @@ const REASONS: &[(&[&str], &str)] = &[
        "immediate_grad_update"],
         "f16 uses its own dynamic loss scaling, and bf16 needs none"),
     (&["modules_to_save", "lora_modules_to_save"],
-        "only adapters on linear layers are trained, or everything with `adapter.kind = \"full\"`; results will differ"),
+        "these parts are trained next to the adapter where `adapter.train` names them; without it results will differ"),
     (&["torch_dtype_storage", "bnb_4bit_quant_storage", "bnb_4bit_compute_dtype"],
         "weights are decoded inside the matmul, in the precision of `model.compute`"),
 ];

@@ -57,6 +57,8 @@ pub struct Adapter {
     pub targets: Targets,
     pub layers: Layers,
     pub init: Init,
+    /// Parts of the base that are trained in addition to the adapter.
+    pub train: Vec<String>,
     /// In the order written: the first pattern that matches wins.
     pub rank_pattern: Vec<(String, usize)>,
     /// In the order written: the first pattern that matches wins.
@@ -331,6 +333,7 @@ impl Recipe {
                 targets: Targets::AllLinear,
                 layers: Layers::All,
                 init: Init::Default,
+                train: vec![],
                 rank_pattern: Vec::new(),
                 alpha_pattern: Vec::new(),
                 bias: Bias::None,

@@ -6,17 +6,6 @@
 // token's key, the tensor's number and the channel, exactly as on the CPU.
 // Column sums: partial rows in a grid that depends only on the sizes, then `add_partial_rows` in order.
 
-template <int N> struct SpanPlace {
-    i64 row;
-    int column;
-    __device__ __forceinline__ SpanPlace(u32 index, u32 spans_of_row) {
-        u32 whole = index / spans_of_row;
-        row = (i64)whole;
-        column = N * (int)(index - whole * spans_of_row);
-    }
-    __device__ __forceinline__ i64 at(i64 stride) const { return row * stride + column; }
-};
-
 // Copies bits, without a conversion.
 template <int N> __device__ __forceinline__ void copy_span(const act *from, act *to) {
     if constexpr (N == 8)

@@ -175,6 +175,18 @@ template <int N, typename T> __device__ __forceinline__ void store_span(T *to, c
         to[0] = from_float<T>(x[0]);
 }
 
+// Where span `index` of a matrix is, counted along the rows.
+template <int N> struct SpanPlace {
+    i64 row;
+    int column;
+    __device__ __forceinline__ SpanPlace(u32 index, u32 spans_of_row) {
+        u32 whole = index / spans_of_row;
+        row = (i64)whole;
+        column = N * (int)(index - whole * spans_of_row);
+    }
+    __device__ __forceinline__ i64 at(i64 stride) const { return row * stride + column; }
+};
+
 // ── weights in their stored type ─────────────────────────────────────────────────────────────────
 
 #define STORED_F32 0

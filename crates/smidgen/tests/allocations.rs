@@ -154,7 +154,7 @@ fn large_allocations_of_epochs(path: &Path, batch: BatchSize) -> usize {
     let mut builder = TokenSetBuilder::new(limits);
     let files = [path.to_path_buf()];
     let reading = RowReading { source: (&files).into(), format: RowFormat::Tokens, columns: &[], limit: 0 };
-    store_token_rows(reading, &mut builder, &mut BadRows::default(), |_| {}).unwrap();
+    store_token_rows(reading, 1, &mut builder, &mut BadRows::default(), |_| {}).unwrap();
     let set = builder.finish().unwrap();
     assert!(set.len() * size_of::<u32>() > LARGE_BYTES, "an epoch is too small to show anything");
     let options = BatchOptions { batch, run_length: RunLength::Epochs(4.0), seed: 1, shuffle: true };

@@ -25,6 +25,11 @@ pub const PROJECTOR: [&str; 2] = [
     "model.embed_tokens_extend.audio_embed.down_proj_for_speech",
 ];
 
+/// Whether a module or a tensor is the projector's.
+pub fn is_of_projector(path: &str) -> bool {
+    PROJECTOR.iter().any(|module| path.starts_with(module))
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AudioSpec {
     pub hidden: usize,
@@ -53,6 +58,8 @@ pub enum AudioInput {
     None,
     /// Embeddings, as the projector leaves them.
     Embeddings,
+    /// What the encoder leaves: the projector is part of the program.
+    Encoded,
     /// What the convolutions leave: the blocks and the projector are part of the program.
     Subsampled,
 }
@@ -71,7 +78,7 @@ impl AudioSpec {
         match input {
             AudioInput::None => 0,
             AudioInput::Embeddings => self.decoder_hidden,
-            AudioInput::Subsampled => self.hidden,
+            AudioInput::Encoded | AudioInput::Subsampled => self.hidden,
         }
     }
 
@@ -101,7 +108,7 @@ impl AudioSpec {
     }
 
     /// The tensors of the strided convolutions and the linear behind them.
-    pub fn subsampling_tensors(&self) -> Vec<Tensor> {
+    fn subsampling_tensors(&self) -> Vec<Tensor> {
         let c = self.conv_channels;
         let convolutions = [("conv.0", 9), ("conv.2", 9), ("conv.3", c), ("conv.5", 9), ("conv.6", c)];
         let mut tensors = Vec::new();
@@ -112,11 +119,42 @@ impl AudioSpec {
         tensors
     }
 
-    /// The tensors of blocks and projector.
-    pub fn encoder_tensors(&self) -> Vec<Tensor> {
+    pub fn projector_tensors(&self) -> Vec<Tensor> {
+        let mut tensors = Vec::new();
+        for linear in self.linears().into_iter().filter(|linear| is_of_projector(&linear.path)) {
+            push_linear(&mut tensors, &linear.path, linear.n, linear.k);
+        }
+        tensors
+    }
+
+    /// The tensors that a program with rows of this kind has.
+    pub fn program_tensors(&self, input: AudioInput) -> Vec<Tensor> {
+        match input {
+            AudioInput::None | AudioInput::Embeddings => vec![],
+            AudioInput::Encoded => self.projector_tensors(),
+            AudioInput::Subsampled => {
+                self.encoder_tensors().into_iter().chain(self.projector_tensors()).collect()
+            }
+        }
+    }
+
+    /// The tensors of the program that makes such rows.
+    pub fn encoding_tensors(&self, input: AudioInput) -> Vec<Tensor> {
+        let mut tensors = self.subsampling_tensors();
+        if let AudioInput::Embeddings | AudioInput::Encoded = input {
+            tensors.extend(self.encoder_tensors());
+        }
+        if input == AudioInput::Embeddings {
+            tensors.extend(self.projector_tensors());
+        }
+        tensors
+    }
+
+    /// The tensors of the blocks.
+    fn encoder_tensors(&self) -> Vec<Tensor> {
         let c = self.hidden;
         let mut tensors = Vec::new();
-        for linear in self.linears() {
+        for linear in self.linears().into_iter().filter(|linear| !is_of_projector(&linear.path)) {
             push_linear(&mut tensors, &linear.path, linear.n, linear.k);
         }
         for block in 0..self.blocks {
@@ -146,8 +184,7 @@ impl AudioSpec {
 
     /// Every tensor that hears.
     pub fn tensors(&self) -> Vec<Tensor> {
-        let mut tensors = self.subsampling_tensors();
-        tensors.extend(self.encoder_tensors());
+        let mut tensors = self.encoding_tensors(AudioInput::Embeddings);
         for name in [GLOBAL_MEAN, GLOBAL_INVERSE_DEVIATION] {
             push(&mut tensors, name.into(), Shape::vector(self.bins));
         }

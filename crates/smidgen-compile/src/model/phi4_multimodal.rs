@@ -11,36 +11,66 @@ use super::spec::DecoderSpec;
 use crate::error::ModelError;
 use serde_json::json;
 
+/// Of the published tokenizer, for configs that do not say.
+const AUDIO_TOKEN: usize = 200_011;
+
 pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
     let spec = phi3::read_spec(config)?;
     let audio = config.table("audio_config", "audio_config.")?;
-    let audio = audio.map(|table| read_audio(&table, spec.hidden)).transpose()?;
-    Ok(DecoderSpec { model_type: "phi4_multimodal".into(), audio, ..spec })
+    let audio = audio.map(|audio| {
+        audio.refuse("nemo_activation", &[json!("relu")], "relu")?;
+        audio.refuse("bias_symmetric", &[json!(false)], "false")?;
+        audio.refuse("nemo_final_size", &[json!(10)], "10")?;
+        let spelled = AudioConfig {
+            encoder: &audio,
+            hidden: "hidden_size",
+            intermediate: "intermediate_size",
+            heads: "num_attention_heads",
+            conv_channels: (&audio, "nemo_conv_channels"),
+            max_distance: (&audio, "bias_max_distance"),
+            token: &audio,
+        };
+        spelled.read(spec.hidden)
+    });
+    Ok(DecoderSpec { model_type: "phi4_multimodal".into(), audio: audio.transpose()?, ..spec })
 }
 
-fn read_audio(config: &Config<'_>, decoder_hidden: usize) -> Result<AudioSpec, ModelError> {
-    let hidden = config.required_dimension("hidden_size")?;
-    let heads = config.required_dimension("num_attention_heads")?;
-    config.refuse("nemo_activation", &[json!("relu")], "relu")?;
-    config.refuse("bias_symmetric", &[json!(false)], "false")?;
-    config.refuse("nemo_final_size", &[json!(10)], "10")?;
-    check_audio(config, hidden, heads)?;
-    Ok(AudioSpec {
-        hidden,
-        intermediate: config.required_dimension("intermediate_size")?,
-        blocks: config.required_layers("num_blocks")?,
-        heads,
-        kernel: config.size("kernel_size")?.unwrap_or(3),
-        bins: 80,
-        conv_channels: config.required_dimension("nemo_conv_channels")?,
-        max_distance: config.required_dimension("bias_max_distance")?,
-        token: config.size("audio_token_id")?.unwrap_or(200_011) as u32,
-        decoder_hidden,
-    })
+/// Where one spelling of the config has what the audio encoder is made of.
+pub struct AudioConfig<'a, 'b> {
+    pub encoder: &'a Config<'b>,
+    pub hidden: &'static str,
+    pub intermediate: &'static str,
+    pub heads: &'static str,
+    pub conv_channels: (&'a Config<'b>, &'static str),
+    pub max_distance: (&'a Config<'b>, &'static str),
+    /// The table with `audio_token_id`.
+    pub token: &'a Config<'b>,
+}
+
+impl AudioConfig<'_, '_> {
+    pub fn read(&self, decoder_hidden: usize) -> Result<AudioSpec, ModelError> {
+        let encoder = self.encoder;
+        let (hidden, heads) =
+            (encoder.required_dimension(self.hidden)?, encoder.required_dimension(self.heads)?);
+        check_audio(encoder, hidden, heads)?;
+        let ((convolutions, channels), (biases, distance)) = (self.conv_channels, self.max_distance);
+        Ok(AudioSpec {
+            hidden,
+            intermediate: encoder.required_dimension(self.intermediate)?,
+            blocks: encoder.required_layers("num_blocks")?,
+            heads,
+            kernel: encoder.size("kernel_size")?.unwrap_or(3),
+            bins: 80,
+            conv_channels: convolutions.required_dimension(channels)?,
+            max_distance: biases.required_dimension(distance)?,
+            token: self.token.size("audio_token_id")?.unwrap_or(AUDIO_TOKEN) as u32,
+            decoder_hidden,
+        })
+    }
 }
 
 /// What both spellings of the config have in common, and may not say otherwise.
-pub fn check_audio(config: &Config<'_>, hidden: usize, heads: usize) -> Result<(), ModelError> {
+fn check_audio(config: &Config<'_>, hidden: usize, heads: usize) -> Result<(), ModelError> {
     for key in ["activation", "conv_activation", "conv_glu_type"] {
         config.refuse(key, &[json!("swish"), json!("silu")], "swish")?;
     }

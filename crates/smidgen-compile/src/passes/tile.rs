@@ -28,7 +28,7 @@ fn cut(graph: &mut Graph, nodes: Vec<Node>, tiles: &[Dim]) -> Vec<Node> {
     }
     let mut all = Vec::new();
     let mut done = 0;
-    for stretch in stretches(&nodes) {
+    for stretch in stretches(graph, &nodes) {
         all.extend(nodes[done..stretch.start].iter().cloned());
         done = stretch.end;
         let read_behind = |value: &ValueId| last_read.get(value).is_some_and(|last| *last >= stretch.end);
@@ -46,11 +46,16 @@ fn cut(graph: &mut Graph, nodes: Vec<Node>, tiles: &[Dim]) -> Vec<Node> {
 }
 
 /// Runs of nodes of one layer that treat tokens one by one and hold a gated activation or its gradient.
-fn stretches(nodes: &[Node]) -> Vec<Range<usize>> {
+fn stretches(graph: &Graph, nodes: &[Node]) -> Vec<Range<usize>> {
     let mut found = Vec::new();
     let mut first = 0;
     for end in 1..=nodes.len() {
-        let goes_on = |node: &Node| node.op.is_token_local() && node.layer.is_some();
+        // Audio rows are no tokens.
+        let has_tokens = |node: &Node| {
+            let first = node.inputs.first().and_then(|input| graph.value(*input).ty.shape.0.first());
+            !matches!(first, Some(Dim::Audio(_)))
+        };
+        let goes_on = |node: &Node| node.op.is_token_local() && node.layer.is_some() && has_tokens(node);
         let begun = goes_on(&nodes[first]);
         if begun && nodes.get(end).is_some_and(|node| goes_on(node) && node.layer == nodes[first].layer) {
             continue;

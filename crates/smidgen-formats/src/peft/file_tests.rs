@@ -296,14 +296,14 @@ fn a_source_that_fails_leaves_both_old_files() {
 #[test]
 fn what_is_not_read_is_refused_by_name_with_the_reason() {
     let (folder, _file) = written(&config(2), &pair(Q, 2));
-    let text = r#"{"peft_type":"LORA","modules_to_save":["lm_head"],"use_qalora":true}"#;
+    let text = r#"{"peft_type":"LORA","fan_in_fan_out":true,"use_qalora":true}"#;
     fs::write(folder.path().join("adapter_config.json"), text).unwrap();
     let error = AdapterFile::open(folder.path()).unwrap_err().to_string();
     assert_eq!(
         error.replace(&folder.path().display().to_string(), "DIR"),
         "the adapter in `DIR` cannot be read as LoRA\
          \n  `use_qalora`: the input is averaged in groups before A\
-         \n  `modules_to_save`: whole modules were trained in addition to the adapter"
+         \n  `fan_in_fan_out`: the base weights are stored transposed, as GPT-2's are"
     );
 }
 
@@ -423,6 +423,12 @@ fn tensors_that_make_up_no_module_are_told_at_once() {
     incomplete(
         &config(2),
         &more[..3],
-        "  `base_model.model.lm_head.weight` is a whole tensor of the base, the config says `lora`",
+        "  `base_model.model.lm_head.weight` is a whole tensor of the base that `modules_to_save` does not name, the config \
+         says `lora`",
     );
+    let saving = AdapterConfig { modules_to_save: Some(vec!["lm_head".to_string()]), ..config(2) };
+    let (_folder, file) = written(&saving, &more[..3]);
+    let read = read_modules(&file).unwrap();
+    assert_eq!(read.saved.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["lm_head.weight"]);
+    incomplete(&saving, &more[..2], "  `modules_to_save` names `lm_head`, of which there is no tensor");
 }

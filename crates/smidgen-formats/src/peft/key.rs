@@ -69,6 +69,11 @@ impl AdapterKey {
             .unwrap_or_else(|| AdapterKey::BaseTensor(name.to_string()))
     }
 
+    /// Of a tensor of the base that was trained itself, by its name there.
+    pub fn of_base(name: &str) -> AdapterKey {
+        AdapterKey::parse(&format!("{PREFIX}{name}"))
+    }
+
     /// The path of the adapted module; `None` for tensors that are not an adapter's own.
     pub fn module(&self) -> Option<&str> {
         match self {

@@ -139,9 +139,10 @@ fn hints(
 type Part = (&'static str, fn(&AdapterKey) -> bool);
 
 /// What an adapter may have beyond A and B, and the keys that show it.
-const PARTS: [Part; 3] = [
+const PARTS: [Part; 4] = [
     ("DoRA", |key| matches!(key, AdapterKey::LoraMagnitude(_))),
     ("LS-LoRA", |key| matches!(key, AdapterKey::FourierWeight(_) | AdapterKey::FourierSigma(_))),
+    ("parts of the base that are trained themselves", |key| matches!(key, AdapterKey::BaseTensor(_))),
     ("trained biases", |key| matches!(key, AdapterKey::BaseLayerBias(_) | AdapterKey::ModuleBias(_))),
 ];
 

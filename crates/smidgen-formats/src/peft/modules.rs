@@ -72,6 +72,8 @@ pub struct AdapterModules {
     pub modules: Vec<AdapterModule>,
     /// Paths of modules without an adapter and their trained biases.
     pub biases: Vec<(String, TensorRef)>,
+    /// Names of other tensors of the base, which were trained in addition to the adapter (`modules_to_save`).
+    pub saved: Vec<(String, TensorRef)>,
 }
 
 /// Why an adapter's tensors do not make up modules.
@@ -112,11 +114,24 @@ pub fn read_modules(file: &AdapterFile) -> Result<AdapterModules, IncompleteAdap
             Err(found) => problems.extend(found),
         }
     }
-    let mut biases = Vec::new();
+    let modules_to_save = || file.config().modules_to_save.iter().flatten();
+    let (mut biases, mut saved) = (Vec::new(), Vec::new());
     for (key, tensor) in &tensors {
         match key {
             AdapterKey::ModuleBias(path) => biases.push((path.clone(), tensor.clone())),
+            AdapterKey::BaseTensor(name) => {
+                match modules_to_save().any(|module| is_of_module(name, module)) {
+                    true => saved.push((name.clone(), tensor.clone())),
+                    false => problems.extend(unread(key, kind)),
+                }
+            }
             _ => problems.extend(unread(key, kind)),
+        }
+    }
+    for module in modules_to_save() {
+        let has_saved = saved.iter().any(|(name, _)| is_of_module(name, module));
+        if !has_saved && !biases.iter().any(|(path, _)| path.ends_with(module.as_str())) {
+            problems.push(format!("`modules_to_save` names `{module}`, of which there is no tensor"));
         }
     }
     if modules.is_empty() && problems.is_empty() {
@@ -127,7 +142,12 @@ pub fn read_modules(file: &AdapterFile) -> Result<AdapterModules, IncompleteAdap
     }
     modules.sort_by(|left, right| left.path.cmp(&right.path));
     modules.sort_by_key(|module| (module.layer().is_none(), module.layer()));
-    Ok(AdapterModules { modules, biases })
+    Ok(AdapterModules { modules, biases, saved })
+}
+
+/// Whether a tensor belongs to a module that `modules_to_save` names by the end of its path.
+fn is_of_module(name: &str, module: &str) -> bool {
+    name.rsplit_once('.').map_or(name, |(path, _)| path).ends_with(module)
 }
 
 fn read_module(
@@ -198,7 +218,7 @@ fn unread(key: &AdapterKey, kind: StoredKind) -> Option<String> {
         AdapterKey::LoraBBias(_) => "belongs to `lora_bias`",
         AdapterKey::LoraEmbeddingA(_) | AdapterKey::LoraEmbeddingB(_) => "adapts an embedding",
         AdapterKey::TrainableTokens(_) => "belongs to `trainable_token_indices`",
-        AdapterKey::BaseTensor(_) => "is a whole tensor of the base",
+        AdapterKey::BaseTensor(_) => "is a whole tensor of the base that `modules_to_save` does not name",
         AdapterKey::Foreign(_) => "is not in the form PEFT saves",
     };
     Some(format!("`{key}` {reason}, the config says `{kind}`"))

@@ -75,11 +75,6 @@ impl AdapterConfig {
             Some(_) => true,
         };
         add(changes_base, "init_lora_weights", "the adapter belongs to base weights that its start changed");
-        add(
-            self.modules_to_save.as_ref().is_some_and(|modules| !modules.is_empty()),
-            "modules_to_save",
-            "whole modules were trained in addition to the adapter",
-        );
         add(self.fan_in_fan_out, "fan_in_fan_out", "the base weights are stored transposed, as GPT-2's are");
         add(self.fourier.is_some() && self.use_dora, "use_dora", "LS-LoRA has no magnitudes");
         found

@@ -37,6 +37,7 @@ dropout = 0.0
 targets = "all-linear"
 layers = "all"
 init = "default"
+train = []
 rank_pattern = {}
 alpha_pattern = {}
 bias = "none"

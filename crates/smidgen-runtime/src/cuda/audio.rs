@@ -1,6 +1,6 @@
 //! Launches the kernels that exchange rows between audio and the residual stream.
 //!
-//! Left out: the layers of an audio encoder, which run on the CPU; `check` in `run.rs` refuses them.
+//! Left out: the layers of an audio encoder (`audio_conv.rs`, `chunk_attention.rs`, `layer_norm.rs`, `plain_act.rs`).
 
 use super::modules::KernelFile;
 use super::spans::{Place, THREADS, count, int};

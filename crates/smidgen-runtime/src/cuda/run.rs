@@ -6,15 +6,18 @@ use super::driver::NAME;
 use super::modules::KernelFile;
 use super::stage::Stage;
 use super::{
-    act, attention, attention_hopper, audio, cached_attention, columns, decode, elementwise, embed, fourier,
-    head, head_pieces, linear, loss, norm, optimizer, rope, thin,
+    act, attention, attention_hopper, audio, audio_conv, cached_attention, chunk_attention, columns, decode,
+    elementwise, embed, fourier, head, head_pieces, layer_norm, linear, loss, norm, optimizer, plain_act,
+    rope, thin,
 };
 use crate::device::{BoundStep, DeviceError};
 use smidgen_ir::{AttentionShape, DeviceKind, Extent, Op, Storage};
 
 /// Every file of kernels.
 pub fn files() -> Vec<KernelFile> {
-    files_of_all().into_iter().chain(attention::FILES).chain([thin::FILE, audio::FILE]).collect()
+    let of_audio = [audio::FILE, audio_conv::FILE, layer_norm::FILE, plain_act::FILE];
+    let of_attention = attention::FILES.into_iter().chain(chunk_attention::FILES);
+    files_of_all().into_iter().chain(of_attention).chain([thin::FILE]).chain(of_audio).collect()
 }
 
 /// The files of kernels that every plan loads.
@@ -36,10 +39,22 @@ pub fn files_of_all() -> Vec<KernelFile> {
     ]
 }
 
-/// The files that an operation needs in addition.
+/// The files that an operation needs in addition: those of attention are for one head size, and most models do not hear.
 pub fn files_of(op: &Op) -> Vec<KernelFile> {
+    if let Op::ChunkAttention(shape) | Op::ChunkAttentionGrad(shape) = op {
+        return vec![chunk_attention::file(shape)];
+    }
     if let Op::PlaceRows { .. } | Op::TakeRows = op {
         return vec![audio::FILE];
+    }
+    if let Op::CausalConv { .. } | Op::StridedConv(_) | Op::JoinPlaces { .. } | Op::MaskRows { .. } = op {
+        return vec![audio_conv::FILE];
+    }
+    if let Op::LayerNorm { .. } | Op::LayerNormGrad { .. } = op {
+        return vec![layer_norm::FILE];
+    }
+    if let Op::Scale { .. } | Op::AddBias | Op::Act(_) | Op::ActGrad(_) = op {
+        return vec![plain_act::FILE];
     }
     attention_of(op).map_or_else(Vec::new, attention::files)
 }
@@ -53,38 +68,18 @@ fn attention_of(op: &Op) -> Option<&AttentionShape> {
     if let Op::Attention(shape) | Op::AttentionGrad(shape) = op { Some(shape) } else { None }
 }
 
-/// Whether an operation is a layer of an audio encoder, which has no kernels here.
-fn is_of_audio_encoder(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::LayerNorm { .. }
-            | Op::LayerNormGrad { .. }
-            | Op::Scale { .. }
-            | Op::AddBias
-            | Op::Act(_)
-            | Op::ActGrad(_)
-            | Op::CausalConv { .. }
-            | Op::ChunkAttention(_)
-            | Op::ChunkAttentionGrad(_)
-            | Op::StridedConv(_)
-            | Op::JoinPlaces { .. }
-            | Op::MaskRows { .. }
-    )
-}
-
-/// Refuses a step with too little scratch, heads that are too large, a weight whose rows are not whole blocks, or a layer
-/// of an audio encoder.
+/// Refuses a step with too little scratch, heads that are too large, or a weight whose rows are not whole blocks.
 pub fn check(step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
-    if is_of_audio_encoder(&step.op) {
-        let what = "a layer of an audio encoder, which runs on the CPU only".to_owned();
-        return Err(DeviceError::Call { device: NAME, call: step.op.name(), what });
-    }
     let needed = step.workspace_bytes(DeviceKind::Cuda, 0, extent);
     let given = step.workspace.map_or(0, |(_, bytes)| bytes);
     if given < needed {
         return Err(DeviceError::Workspace { device: NAME, op: step.op.name(), given, needed });
     }
-    if let Op::Attention(shape) | Op::AttentionGrad(shape) | Op::CachedAttention(shape) = &step.op
+    if let Op::Attention(shape)
+    | Op::AttentionGrad(shape)
+    | Op::CachedAttention(shape)
+    | Op::ChunkAttention(shape)
+    | Op::ChunkAttentionGrad(shape) = &step.op
         && shape.head_dim > attention::MOST_CHANNELS
     {
         let what =
@@ -129,18 +124,18 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError>
         Op::CachedAttention(shape) => cached_attention::cached_attention(stage, step, shape),
         Op::PlaceRows { clear } => audio::place_rows(stage, step, *clear),
         Op::TakeRows => audio::take_rows(stage, step),
-        Op::LayerNorm { .. }
-        | Op::LayerNormGrad { .. }
-        | Op::Scale { .. }
-        | Op::AddBias
-        | Op::Act(_)
-        | Op::ActGrad(_)
-        | Op::CausalConv { .. }
-        | Op::ChunkAttention(_)
-        | Op::ChunkAttentionGrad(_)
-        | Op::StridedConv(_)
-        | Op::JoinPlaces { .. }
-        | Op::MaskRows { .. } => unreachable!("`check` refuses the layers of an audio encoder"),
+        Op::LayerNorm { eps } => layer_norm::layer_norm(stage, step, *eps),
+        Op::LayerNormGrad { eps } => layer_norm::layer_norm_grad(stage, step, *eps),
+        Op::Scale { scale } => plain_act::scale(stage, step, *scale),
+        Op::AddBias => plain_act::add_bias(stage, step),
+        Op::Act(kind) => plain_act::act(stage, step, *kind),
+        Op::ActGrad(kind) => plain_act::act_grad(stage, step, *kind),
+        Op::CausalConv { backward } => audio_conv::causal_conv(stage, step, *backward),
+        Op::ChunkAttention(shape) => chunk_attention::chunk_attention(stage, step, shape),
+        Op::ChunkAttentionGrad(shape) => chunk_attention::chunk_attention_grad(stage, step, shape),
+        Op::StridedConv(conv) => audio_conv::strided_conv(stage, step, conv),
+        Op::JoinPlaces { places } => audio_conv::join_places(stage, step, *places),
+        Op::MaskRows { .. } => audio_conv::mask_rows(stage, step),
         Op::ScatterRows => elementwise::scatter_rows(stage, step),
         Op::RmsNormGrad { norm, addend } => norm::rms_norm_grad(stage, step, norm, *addend),
         Op::RmsNormWeightGrad { eps } => norm::rms_norm_weight_grad(stage, step, *eps),

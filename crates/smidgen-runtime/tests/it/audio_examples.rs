@@ -132,6 +132,23 @@ fn attention(heads: usize, head_dim: usize, most: usize, dtype: DType) -> Exampl
     check(draft, &format!("chunk attention of {heads} heads, {most} distances"), covers, y)
 }
 
+/// The same over chunks of several tiles of a GPU's kernels, for comparing devices.
+pub fn long_attention(heads: usize, head_dim: usize) -> Subject {
+    let chunks = [70, 130, 3, 64];
+    let rows: usize = chunks.iter().sum();
+    let mut draft = Draft::with_audio(&[rows], rows);
+    let marks = draft.marks(marks(&chunks.map(|rows| (rows, true)), |_| 8));
+    let [q, k, v] = ["q", "k", "v"].map(|name| draft.audio(name, heads * head_dim));
+    let bias = draft.frozen_matrix("bias", 2 * 100, heads, DType::F32);
+    let scale = (rows as f32 * head_dim as f32).powf(-0.5);
+    let shape = AttentionShape { heads, kv_heads: heads, head_dim, scale, window: None, softcap: None };
+    let o = draft.op(Op::ChunkAttention(shape), &[q, k, v, marks, bias], &["o", "lse"])[0];
+    let x = draft.tokens("x", heads * head_dim);
+    let targets = draft.integers("targets", Dim::Audio(1), (0..rows as i32).collect());
+    let y = draft.op(Op::PlaceRows { clear: false }, &[x, targets, o], &["y"])[0];
+    draft.gradient_of(&format!("chunk attention of {heads} heads of {head_dim}"), y)
+}
+
 /// Runs one operation on audio rows.
 fn run(name: &str, op: Op, audio: usize, inputs: Vec<(Type, Content)>) -> Vec<f32> {
     let mut graph = Graph::default();

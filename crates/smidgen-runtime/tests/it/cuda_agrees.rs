@@ -25,7 +25,7 @@ use smidgen_runtime::{Cpu, Cuda, Device, Executor};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Largest error of a tensor.
-fn tolerance(precision: Precision) -> f64 {
+pub fn tolerance(precision: Precision) -> f64 {
     match precision {
         Precision::F32 => 2e-5,
         Precision::Bf16 => 4e-2,
@@ -34,22 +34,23 @@ fn tolerance(precision: Precision) -> f64 {
 }
 
 /// One test at a time: others would change the measured memory.
-fn alone() -> MutexGuard<'static, ()> {
+pub fn alone() -> MutexGuard<'static, ()> {
     static GPU: Mutex<()> = Mutex::new(());
     GPU.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn open(precision: Precision) -> Cuda {
+pub fn open(precision: Precision) -> Cuda {
     let cache = Some(std::env::temp_dir().join("smidgen-test-kernels"));
     Cuda::open(&CudaOptions { ordinal: 0, precision, cache }).unwrap()
 }
 
 /// The graph with its activations in another type: embeddings, everything computed from them, and row inputs.
-fn in_numbers(graph: &Graph, element: DType) -> Graph {
+pub fn in_numbers(graph: &Graph, element: DType) -> Graph {
     let mut graph = graph.clone();
     for value in &mut graph.values {
         let is_input = value.leaf().is_some_and(|leaf| leaf.kind == LeafKind::Input);
-        let is_rows = matches!(value.ty.shape.0.as_slice(), [Dim::Tokens | Dim::Rows, Dim::Const(_)]);
+        let is_rows =
+            matches!(value.ty.shape.0.as_slice(), [Dim::Tokens | Dim::Rows | Dim::Audio(_), Dim::Const(_)]);
         if is_input && is_rows && value.ty.storage == Storage::F32 {
             value.ty.storage = Storage::Plain(element);
         }
@@ -72,7 +73,7 @@ fn in_numbers(graph: &Graph, element: DType) -> Graph {
     graph
 }
 
-fn reals(bytes: &[u8], storage: Storage) -> Vec<f64> {
+pub fn reals(bytes: &[u8], storage: Storage) -> Vec<f64> {
     let halves = || bytes.chunks_exact(2).map(|bytes| u16::from_le_bytes(bytes.try_into().unwrap()));
     match storage {
         Storage::Plain(DType::F32) => decode_reals(bytes).into_iter().map(f64::from).collect(),
@@ -84,14 +85,14 @@ fn reals(bytes: &[u8], storage: Storage) -> Vec<f64> {
 }
 
 /// ‖got - want‖ / ‖want‖.
-fn error(got: &[f64], want: &[f64]) -> f64 {
+pub fn error(got: &[f64], want: &[f64]) -> f64 {
     assert_eq!(got.len(), want.len());
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
     let difference = norm(&mut got.iter().zip(want).map(|(got, want)| got - want));
     difference / norm(&mut want.iter().copied()).max(1e-30)
 }
 
-fn compare(subject: &Subject, gpu: &Graph, got: &Outcome, want: &Outcome, most: f64) -> Vec<String> {
+pub fn compare(subject: &Subject, gpu: &Graph, got: &Outcome, want: &Outcome, most: f64) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut check = |name: &str, got: &[f64], want: &[f64]| {
         let error = error(got, want);
@@ -111,7 +112,7 @@ fn compare(subject: &Subject, gpu: &Graph, got: &Outcome, want: &Outcome, most: 
     wrong
 }
 
-fn gpu_plan(graph: &Graph, extent: Extent, precision: Precision) -> Plan {
+pub fn gpu_plan(graph: &Graph, extent: Extent, precision: Precision) -> Plan {
     let request = Request { device: DeviceKind::Cuda, precision, extent: roomy(extent), ..plain_request() };
     plan_with(graph, &request)
 }
@@ -195,6 +196,8 @@ fn choices() -> Vec<Choice> {
         with("ls-lora", Choice { form: AdapterForm::Fourier { reg: 0.1 }, ..Choice::lora() }),
         with("dropout", Choice { dropout: 0.3, ..Choice::lora() }),
         with("trained biases", Choice { biases: TrainedBiases::All, ..Choice::lora() }),
+        Choice::hearing(),
+        Choice { name: "hearing with dropout", dropout: 0.2, ..Choice::hearing() },
         with("8-bit moments", Choice { moments: Moments::Bits8, ..Choice::lora() }),
         with("everything trained", Choice { trained: Trained::Everything, ..Choice::lora() }),
         with("full", Choice::full()),

@@ -3,10 +3,11 @@
 //! Model families, adapter forms, storages and an adapter on the head; the checks are those of the device before a run.
 //! On a machine with a GPU, `cuda_agrees` compares the results with the CPU.
 
-use crate::decoder::{ALL_FUSED, ALL_LINEARS, Choice, EXTENT, LAYERS, Trained, gemma2, llama, phi3};
+use crate::decoder::{ALL_FUSED, ALL_LINEARS, Choice, EXTENT, LAYERS, Trained, gemma2, llama, phi3, phi4};
 use smidgen_compile::adapter::LoraModule;
 use smidgen_compile::choices::offload_all_weights;
 use smidgen_compile::leaves::{cache_names, rounded_name};
+use smidgen_compile::model::audio::AudioSpec;
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::names::state;
 use smidgen_compile::{
@@ -25,14 +26,19 @@ const NF4: Storage = Storage::Bnb4 { code: Code4::Nf4, double: true };
 
 /// A multiple of the block size of every storage.
 fn wide(spec: DecoderSpec) -> DecoderSpec {
-    DecoderSpec { hidden: 256, intermediate: 512, heads: 8, kv_heads: 4, head_dim: 32, ..spec }
+    let audio = spec.audio.map(|audio| AudioSpec { decoder_hidden: 256, ..audio });
+    DecoderSpec { hidden: 256, intermediate: 512, heads: 8, kv_heads: 4, head_dim: 32, audio, ..spec }
 }
 
 /// Requests for a GPU, by name.
 fn requests() -> Vec<(String, Request)> {
     let mut requests = Vec::new();
-    let families =
-        [("llama", llama(), ALL_LINEARS), ("fused", phi3(), ALL_FUSED), ("gemma2", gemma2(), ALL_LINEARS)];
+    let families = [
+        ("llama", llama(), ALL_LINEARS),
+        ("fused", phi3(), ALL_FUSED),
+        ("gemma2", gemma2(), ALL_LINEARS),
+        ("hearing", phi4(), ALL_LINEARS),
+    ];
     for (family, spec, adapted) in families {
         for form in [AdapterForm::Lora, AdapterForm::Dora, AdapterForm::Fourier { reg: 0.1 }] {
             for storage in
@@ -73,7 +79,7 @@ fn requests() -> Vec<(String, Request)> {
 }
 
 /// Every step has exactly the workspace that the device needs.
-fn check(name: &str, plan: &Plan) {
+pub fn check(name: &str, plan: &Plan) {
     assert_eq!(verify::plan(plan), Vec::<String>::new(), "{name}");
     for entry in &plan.entries {
         let extent = plan.extent_of(entry.entry);

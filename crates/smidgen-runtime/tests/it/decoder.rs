@@ -8,6 +8,7 @@ use crate::subject::{Scalar, Subject, optimizer, plain_request, plain_spec};
 use smidgen_compile::adapter::{Layers, LoraModule, Targets, trained_tensors};
 use smidgen_compile::forward;
 use smidgen_compile::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA};
+use smidgen_compile::model::audio::{AudioInput, AudioSpec};
 use smidgen_compile::model::spec::LayerAttention;
 use smidgen_compile::names::{input, state};
 use smidgen_compile::passes::recompute::{self, KeepSet};
@@ -57,7 +58,10 @@ pub const ALL_FUSED: &[&str] = &["qkv_proj", "o_proj", "gate_up_proj", "down_pro
 
 /// Three segments, one of a single token.
 const SEGMENTS: [usize; 3] = [7, 1, 5];
-pub const EXTENT: Extent = Extent { tokens: 13, rows: 8, segments: 3, audio: 0 };
+/// Audio rows are for models that hear.
+pub const EXTENT: Extent = Extent { tokens: 13, rows: 8, segments: 3, audio: 6 };
+/// Clips of four rows, the last of which only fills a chunk, and of two rows.
+const AUDIO_TARGETS: [i32; 6] = [1, 2, 3, -1, 9, 10];
 pub const LOSS_CHUNK: usize = 3;
 /// Elements of a bf16 matrix that an update widens at a time: a few rows.
 const PIECE_ELEMENTS: usize = 300;
@@ -105,6 +109,23 @@ pub fn phi3() -> DecoderSpec {
         attention: LayerAttention::uniform(LAYERS, Some(4)),
         ..without_biases(llama())
     }
+}
+
+/// A decoder that hears: an audio encoder of two blocks in front of it.
+pub fn phi4() -> DecoderSpec {
+    let audio = AudioSpec {
+        hidden: 16,
+        intermediate: 24,
+        blocks: 2,
+        heads: 2,
+        kernel: 3,
+        bins: 80,
+        conv_channels: 8,
+        max_distance: 3,
+        token: 5,
+        decoder_hidden: 20,
+    };
+    DecoderSpec { audio: Some(audio), ..phi3() }
 }
 
 /// Sandwich norms of 1 + weight, capped scores and logits, a sliding window in every other layer. The caps are about
@@ -166,8 +187,14 @@ impl Choice {
         Choice { name: "fused", spec, adapted: ALL_FUSED, ..Choice::lora() }
     }
 
+    /// Adapters on every linear of encoder, projector and decoder.
+    pub fn hearing() -> Choice {
+        const ALL: &[&str] = &["_proj", "_proj_for_speech"];
+        Choice { name: "hearing", spec: phi4(), adapted: ALL, ..Choice::lora() }
+    }
+
     pub fn request(&self) -> Request {
-        let linears = self.spec.linears();
+        let linears = self.spec.all_linears();
         let adapted =
             linears.iter().filter(|linear| self.adapted.iter().any(|end| linear.path.ends_with(end)));
         let adapters = adapted
@@ -198,6 +225,7 @@ impl Choice {
                 ..optimizer()
             },
             workload: Workload { keys_per_query: 4.0, supervised: 0.5 },
+            audio: if self.spec.audio.is_some() { AudioInput::Subsampled } else { AudioInput::None },
             ..plain_request()
         }
     }
@@ -277,7 +305,7 @@ fn contents(graph: &Graph, norms_add_one: bool) -> Vec<(ValueId, Content)> {
                 let reals = random_reals(seed, rows * columns);
                 Content::Reals(reals.iter().map(|value| stored(storage, middle + size * value)).collect())
             }
-            LeafKind::Input => input_values(&value.name, seed),
+            LeafKind::Input => input_values(&value.name, (rows, columns), seed),
             LeafKind::Gradient
             | LeafKind::Partial(_)
             | LeafKind::Moment
@@ -295,7 +323,7 @@ fn away_from_zero(value: f32) -> f32 {
     value + value.signum()
 }
 
-fn input_values(name: &str, seed: u64) -> Content {
+fn input_values(name: &str, (rows, columns): (usize, usize), seed: u64) -> Content {
     match name {
         input::IDS => Content::Integers(random_integers(seed, EXTENT.tokens, 23)),
         input::POSITIONS => Content::Integers(SEGMENTS.iter().flat_map(|length| 0..*length as i32).collect()),
@@ -304,6 +332,15 @@ fn input_values(name: &str, seed: u64) -> Content {
         input::LABELS => Content::Integers(random_integers(seed, EXTENT.rows, 23)),
         input::DROPOUT_KEYS => Content::Keys(random_keys(seed, EXTENT.tokens)),
         input::DROPOUT_ROW_KEYS => Content::Keys(random_keys(seed, EXTENT.rows)),
+        input::DROPOUT_AUDIO_KEYS => Content::Keys(random_keys(seed, EXTENT.audio)),
+        input::AUDIO_ROWS => Content::Reals(random_reals(seed, rows * columns)),
+        input::AUDIO_TARGETS => Content::Integers(AUDIO_TARGETS.to_vec()),
+        input::AUDIO_MARKS => {
+            let frames = [8, 8, 3, 0, 8, 1];
+            let chunks = [[0, 4, 0]; 4].into_iter().chain([[4, 6, 4]; 2]);
+            let marks = frames.into_iter().zip(chunks).flat_map(|(frames, [a, b, c])| [frames, a, b, c]);
+            Content::Integers(marks.collect())
+        }
         input::LOSS_WEIGHT => Content::Doubles(vec![1.0]),
         input::HYPER => Content::Doubles(vec![1e-3, 1.0, 1.0]),
         other => panic!("the decoder has a new input `{other}`"),

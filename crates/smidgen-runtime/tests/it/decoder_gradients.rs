@@ -4,7 +4,7 @@
 
 use crate::check::check_subject;
 use crate::decoder::{
-    ALL_FUSED, ALL_LINEARS, Choice, LAYERS, Trained, gemma2, gemma3, llama, phi3, without_biases,
+    ALL_FUSED, ALL_LINEARS, Choice, LAYERS, Trained, gemma2, gemma3, llama, phi3, phi4, without_biases,
 };
 use smidgen_compile::model::spec::LayerAttention;
 use smidgen_compile::{AdapterForm, DecoderSpec, TrainedBiases};
@@ -144,6 +144,16 @@ fn every_tensor_of_a_model_like_phi_3() {
 fn adapters_of_a_model_like_phi_3_with_dropout() {
     let choice = Choice { name: "like phi 3, dropout", dropout: 0.25, ..Choice::fused() };
     assert_eq!(check(&choice).len(), 2 * LAYERS * ALL_FUSED.len());
+}
+
+/// Audio encoder, projector and decoder, one block and one layer of which are recomputed.
+#[test]
+fn adapters_of_a_model_that_hears() {
+    let choice = Choice { spec: in_f32(phi4()), ..Choice::hearing() };
+    let trained = check(&choice);
+    assert_eq!(trained.len(), 2 * (2 * 8 + 2 + LAYERS * ALL_FUSED.len()));
+    assert!(trained.iter().any(|name| name.contains("audio_embed.encoder.encoders.0.")), "{trained:?}");
+    check(&Choice { name: "hearing, dropout", dropout: 0.1, ..choice });
 }
 
 /// Four norms of 1 + weight per layer, caps, a scaled and tied embedding.

@@ -13,6 +13,7 @@ mod bf16_gradients;
 mod broken_plans;
 mod check;
 mod cuda_agrees;
+mod cuda_audio;
 mod cuda_kernels;
 mod cuda_plans;
 mod cuda_shared_host;

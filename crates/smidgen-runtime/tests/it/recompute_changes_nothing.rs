@@ -2,7 +2,7 @@
 //!
 //! Random subsets of all forward values, not only those that a policy would choose.
 
-use crate::decoder::{Choice, LAYERS, gemma2, gemma3};
+use crate::decoder::{Choice, gemma2, gemma3};
 use crate::numbers::random_reals;
 use crate::subject::{Outcome, Subject};
 use proptest::prelude::*;
@@ -49,6 +49,7 @@ fn all_choices() -> Vec<Choice> {
         Choice { name: "dora", form: dora, ..lora.clone() },
         Choice { name: "dora without dropout", form: dora, dropout: 0.0, ..lora.clone() },
         Choice { name: "ls-lora", form: fourier, ..lora.clone() },
+        Choice { name: "hearing", dropout: 0.25, ..Choice::hearing() },
         Choice { name: "biases", biases: TrainedBiases::All, ..lora },
         Choice::full(),
         Choice { name: "full, gemma 3", spec: gemma3(), ..Choice::full() },
@@ -63,7 +64,7 @@ fn policies_agree_to_the_last_bit() {
     for choice in all_choices() {
         let nothing = choice.subject_with(LayerSet::none());
         let kept = outcome(&nothing);
-        let lists = [vec![0], vec![1], (0..LAYERS).collect()];
+        let lists = [vec![0], vec![1], (0..choice.request().layers()).collect()];
         for layers in lists {
             let subject = choice.subject_with(layers.iter().copied().collect());
             assert!(recomputed_nodes(&subject) > recomputed_nodes(&nothing), "{}: {layers:?}", choice.name);

@@ -12,13 +12,14 @@ use smidgen_ir::{Entry, LayerSet, Op, Policy};
 /// Differences that the order of sums of a few dozen terms explains, after three updates.
 const TOLERANCE: f64 = 1e-4;
 
-fn choices() -> [Choice; 6] {
+fn choices() -> [Choice; 7] {
     [
         Choice::lora(),
         Choice { name: "phi3", spec: phi3(), adapted: ALL_FUSED, ..Choice::lora() },
         Choice { name: "gemma2", spec: gemma2(), dropout: 0.25, ..Choice::lora() },
         Choice { name: "dora", form: AdapterForm::Dora, ..Choice::fused() },
         Choice { name: "ls-lora", form: AdapterForm::Fourier { reg: 0.1 }, ..Choice::lora() },
+        Choice::hearing(),
         Choice::full(),
     ]
 }

@@ -13,11 +13,13 @@ use crate::console::stdout::{print, print_text};
 use crate::eval::evaluator::{EvalPlan, Evaluator, Means, Subject, plan_evaluation};
 use crate::eval::generation::{AnswerKey, NEW_TOKENS, generate_answers};
 use crate::eval::results::{Measured, Results, questions_of_choices, questions_of_key, questions_of_loss};
+use crate::eval::transcription::Transcripts;
 use crate::failure::Failure;
 use crate::generate::session::{Opening, TokenSession};
 use crate::generate::stop::stop_ids;
 use crate::hub::{Access, Want};
 use crate::plan::arithmetic::Arithmetic;
+use crate::plan::audio::audio_rows;
 use crate::plan::budget::{JobBudget, job_budget};
 use crate::plan::devices::Place;
 use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes, plan_generation};
@@ -37,8 +39,7 @@ use crate::session::likelihood::check_finite;
 use crate::train::metrics::read_rss;
 use serde_json::{Map, Value as Json, json};
 use smidgen_compile::Request;
-use smidgen_compile::adapter::LoraModule;
-use smidgen_compile::model::audio::{AUDIO, AudioInput};
+use smidgen_compile::model::audio::AudioInput;
 use smidgen_data::prepare::read_tokenizer;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;
@@ -62,7 +63,7 @@ pub struct Args {
     /// Evaluate only the base model
     #[arg(long)]
     base: bool,
-    /// Task: loss, choice or generate [default: the recipe's `eval.task`]
+    /// Task: loss, choice, generate or wer [default: the recipe's `eval.task`]
     #[arg(long)]
     task: Option<String>,
     /// Maximum rows (0 = all) [default: the recipe's `eval.limit`]
@@ -126,7 +127,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let arithmetic = Arithmetic::of(recipe.model.compute, place.kind());
     let arithmetic = match recipe.eval.task {
         EvalTask::Loss | EvalTask::Choice => arithmetic,
-        EvalTask::Generate => arithmetic.token_by_token(),
+        EvalTask::Generate | EvalTask::Wer => arithmetic.token_by_token(),
     };
     let threads = host::threads(recipe.memory.threads)?;
     // Opened before planning, because the plan includes the memory of the driver's context.
@@ -138,6 +139,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let mut results = match recipe.eval.task {
         EvalTask::Loss | EvalTask::Choice => run.by_likelihood(device)?,
         EvalTask::Generate => run.by_generation(device, args.beams)?,
+        EvalTask::Wer => run.by_transcription(device)?,
     };
     results.about.extend(run.about(args.beams)?);
     let json = results.render_json();
@@ -312,13 +314,13 @@ impl Evaluated<'_> {
         of_loss.chain(of_choices).for_each(|warning| self.say(&format!("{WARNING} `data.eval`: {warning}")));
         if let Some(clips) = loss.as_ref().and_then(|loss| loss.set.clips()) {
             // Both subjects start from the same rows, so that only the adapter differs.
-            let adapts = |module: &LoraModule| module.path.starts_with(AUDIO);
-            let audio = match subjects.iter().any(|subject| subject.request.adapters.iter().any(adapts)) {
-                true => AudioInput::Subsampled,
-                false => AudioInput::Embeddings,
-            };
+            let audio = audio_rows(subjects.iter().map(|subject| &subject.request));
             subjects.iter_mut().for_each(|subject| subject.request.audio = audio);
-            encode_clips(clips.store(), &subjects[0].request, model, &|line| self.say(line))?;
+            let say = |line: &str| self.say(line);
+            let store = clips.store();
+            let (encoded, freed) = encode_clips(store, &subjects[0].request, (model, None), device, &say)?;
+            store.set_encoded(encoded);
+            device = freed;
         }
         let token_sets: Vec<_> = (loss.iter().map(|loss| (&loss.set, limit)))
             .chain(choices.iter().map(|choices| (&choices.set, 0)))
@@ -388,7 +390,9 @@ impl Evaluated<'_> {
         let key = AnswerKey::build(&questions, &recipe.eval.answer, &tokenizer)?;
         questions.warnings.iter().for_each(|warning| self.say(&format!("{WARNING} `data.eval`: {warning}")));
         drop(questions);
-        let sizes = self.generation_sizes(&key, beams)?;
+        let asked =
+            Asked { rows: key.rows.len(), longest: key.longest_prompt(), new: NEW_TOKENS, hears: false };
+        let sizes = self.generation_sizes(asked, beams)?;
         let (mut measured, mut planned_bytes) = (Vec::new(), None);
         for adapter in [None].into_iter().chain(self.adapter.map(Some)) {
             let opening = self.opening(adapter, sizes);
@@ -401,13 +405,53 @@ impl Evaluated<'_> {
         Ok(collect(questions_of_key(&key), measured, memory(planned_bytes, &mut device)))
     }
 
+    /// Word error rates. The clips are encoded by the model that transcribes them, with its adapter.
+    fn by_transcription(&self, mut device: AnyDevice) -> Result<Results, Failure> {
+        let (recipe, model) = (self.recipe, self.model);
+        let request = self.request(None)?;
+        let sets = read_eval_sets(recipe, None, recipe.eval.task, model, &request, &self.access())?;
+        let loss = sets.loss.expect("there is something to evaluate");
+        loss.warnings.iter().for_each(|warning| self.say(&format!("{WARNING} `data.eval`: {warning}")));
+        let tokenizer = read_tokenizer(model).map_err(Failure::model)?;
+        let transcripts = Transcripts::of(&loss.set, recipe.eval.limit, &tokenizer)?;
+        let asked = Asked {
+            rows: transcripts.rows.len(),
+            longest: transcripts.longest_prompt(),
+            new: transcripts.new_tokens,
+            hears: loss.set.clips().is_some(),
+        };
+        let sizes = self.generation_sizes(asked, 1)?;
+        let stop_ids = stop_ids(model, &tokenizer, None)?;
+        let (mut measured, mut planned_bytes) = (Vec::new(), None);
+        for adapter in [None].into_iter().chain(self.adapter.map(Some)) {
+            let opening = self.opening(adapter, sizes);
+            let mut encoded = None;
+            if let Some(clips) = loss.set.clips() {
+                let request = Request { audio: AudioInput::Embeddings, ..opening.request()? };
+                let say = |line: &str| self.say(line);
+                let (rows, freed) = encode_clips(clips.store(), &request, (model, adapter), device, &say)?;
+                (encoded, device) = (Some(rows), freed);
+            }
+            self.say(&format!("evaluating the {}", if adapter.is_some() { "adapter" } else { "base" }));
+            let mut session = TokenSession::open(&opening, device, |_| Ok(()))?;
+            let answers = (&tokenizer, &stop_ids);
+            let texts = transcripts.transcribe(&mut session, &loss.set, encoded.as_ref(), answers)?;
+            let mut own = Measured::default();
+            own.add_transcripts(&transcripts.score(texts));
+            measured.push(own);
+            planned_bytes = planned_bytes.max(Some(session.planned_bytes()));
+            device = session.into_device();
+        }
+        Ok(collect(transcripts.questions(), measured, memory(planned_bytes, &mut device)))
+    }
+
     /// Sizes that fit for both models. A job that does not fit is refused before any weight is read.
-    fn generation_sizes(&self, key: &AnswerKey, beams: usize) -> Result<Sizes, Failure> {
+    fn generation_sizes(&self, asked: Asked, beams: usize) -> Result<Sizes, Failure> {
         let requests: Vec<Request> = self.subjects()?.into_iter().map(|subject| subject.request).collect();
         let longest = requests[0].spec.max_positions;
-        let context = (key.longest_prompt() + NEW_TOKENS).min(longest);
+        let context = (asked.longest + asked.new).min(longest);
         let mut refused = None;
-        let several = [MOST_SLOTS, 4, 2, 1].map(|slots| slots.min(key.rows.len()));
+        let several = [MOST_SLOTS, 4, 2, 1].map(|slots| slots.min(asked.rows));
         for slots in if beams > 1 { vec![beams] } else { several.to_vec() } {
             let sizes = Sizes {
                 slots,
@@ -415,7 +459,7 @@ impl Evaluated<'_> {
                 cache_tokens: None,
                 new_tokens: DEFAULT_NEW_TOKENS,
                 budget: self.budget,
-                hears: false,
+                hears: asked.hears,
             };
             let plan = |request| plan_generation(request, self.model, self.place, &sizes);
             let plans = requests.iter().map(plan);
@@ -459,6 +503,16 @@ impl Evaluated<'_> {
         measured.add_generation(&scores);
         Ok((measured, session.planned_bytes(), session.into_device()))
     }
+}
+
+/// What is generated.
+#[derive(Clone, Copy)]
+struct Asked {
+    rows: usize,
+    /// Tokens of the longest prompt, and of an answer at most.
+    longest: usize,
+    new: usize,
+    hears: bool,
 }
 
 /// The planned memory of the larger of the two models, and the measured peak.

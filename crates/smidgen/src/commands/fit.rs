@@ -78,7 +78,7 @@ fn answer(job: &Job, recipe: &Recipe, access: &Access) -> Result<Value, Failure>
     let smallest = demands.last().expect("there is a size of micro-batch");
     let most = job.request.spec.hidden;
     let rank = largest(most, |rank| terms.can_fit(&with_rank(&job.request, rank), smallest)).unwrap_or(0);
-    let has_rank = job.request.trained.is_empty();
+    let has_rank = !job.request.adapters.is_empty();
     let at_once = |samples: usize| samples_at_once(samples, recipe.data.max_tokens);
     let samples = largest(MOST_SAMPLES, |count| terms.can_fit(&job.request, &at_once(count))).unwrap_or(0);
     let mut models = Vec::new();

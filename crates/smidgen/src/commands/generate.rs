@@ -22,15 +22,12 @@ use crate::library::generate::{
     SessionOptions, Setting, encode_prompt, open_template, open_tokenizer, stream_answer,
 };
 use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes};
-use crate::plan::host;
-use crate::plan::model::{build_storage, open_model, read_decoder};
+use crate::plan::model::{open_model, read_decoder};
 use crate::plan::product::Product;
 use crate::report::generation_table::render_generation_table;
 use crate::rows::prompting::PromptChoice;
-use crate::session::adapted::build_adapted_request;
 use crate::session::encoding::encode_files;
 use serde_json::{Value as Json, json};
-use smidgen_compile::Request;
 use smidgen_data::audio_text::{Misplaced, place_in_prompt};
 use smidgen_data::template::{TemplateChoice, TemplateKind};
 use smidgen_formats::json_file::read_bytes;
@@ -39,6 +36,7 @@ use smidgen_formats::peft::AdapterFile;
 use smidgen_formats::tokenizer::Tokenizer;
 use smidgen_ir::bytes::{format_bytes, parse_bytes};
 use smidgen_recipe::{BaseFormat, Budget, ClosedWord, Compute, DeviceChoice, Init};
+use smidgen_runtime::AnyDevice;
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -154,7 +152,8 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
             run_prompt(args, quiet, &subject, (&tokenizer, template.as_ref()), &settings, &prompt)
         }
         None => {
-            let mut session = open_session(args, quiet, &subject, args.context, DEFAULT_NEW_TOKENS)?;
+            let opened = open_device(quiet, &subject)?;
+            let mut session = open_session(args, quiet, &subject, opened, args.context, DEFAULT_NEW_TOKENS)?;
             let now = SystemTime::now();
             let (tokenizer, template) = (&tokenizer, template.as_ref());
             let talk = Talk { tokenizer, template, system: args.system.as_deref(), quiet, now };
@@ -311,21 +310,28 @@ fn read_budget(text: &str) -> Result<u64, Failure> {
     })
 }
 
-fn open_session(
-    args: &Args,
-    quiet: bool,
-    subject: &Subject,
-    context: Option<usize>,
-    new_tokens: usize,
-) -> Result<TokenSession, Failure> {
+fn open_device(quiet: bool, subject: &Subject) -> Result<(Setting, AnyDevice), Failure> {
     let mut setting = Setting::of(&subject.options)?;
     if let Some(free) = setting.budget.cut_to_free.filter(|_| !quiet) {
         say(&format!("{NOTE} the GPU has only {} free, less than the budget", format_bytes(free)));
     }
+    let device = setting.open_device(&subject.options)?;
+    Ok((setting, device))
+}
+
+fn open_session(
+    args: &Args,
+    quiet: bool,
+    subject: &Subject,
+    (setting, device): (Setting, AnyDevice),
+    context: Option<usize>,
+    new_tokens: usize,
+) -> Result<TokenSession, Failure> {
     let sizes = setting.sizes(args.beams.unwrap_or(1), context, new_tokens);
     let sizes = Sizes { hears: !args.audio.is_empty(), ..sizes };
     let (model, adapter) = (&subject.model, subject.adapter.as_ref());
-    setting.open(model, adapter, &subject.options, sizes, |plan: &GenerationPlan| {
+    let opening = setting.opening(model, adapter, &subject.options, sizes)?;
+    TokenSession::open(&opening, device, |plan: &GenerationPlan| {
         if args.plan && !quiet {
             say(render_generation_table(plan).trim_end());
         }
@@ -345,17 +351,16 @@ struct PromptSound {
 fn encode_sound(
     args: &Args,
     subject: &Subject,
+    (setting, device): (Setting, AnyDevice),
     tokenizer: &Tokenizer,
     prompt: &str,
-) -> Result<Option<PromptSound>, Failure> {
+) -> Result<(Option<PromptSound>, (Setting, AnyDevice)), Failure> {
     if args.audio.is_empty() {
-        return Ok(None);
+        return Ok((None, (setting, device)));
     }
     let model = &subject.model;
-    let request = build_adapted_request(model, subject.adapter.as_ref())?;
-    let storage = build_storage(subject.options.base, &request.spec, model);
-    let threads = host::threads(subject.options.threads)?;
-    let request = Request { storage, threads, ..request };
+    let sizes = setting.sizes(1, None, DEFAULT_NEW_TOKENS);
+    let request = setting.opening(model, subject.adapter.as_ref(), &subject.options, sizes)?.request()?;
     let Some(audio) = request.spec.audio.as_ref() else {
         let place = model.path().display();
         return Err(Failure::command(format!("`{place}` does not hear: its config has no audio encoder"))
@@ -365,7 +370,8 @@ fn encode_sound(
     let Some(text) = tokenizer.token(token) else {
         return Err(Failure::model(format!("the tokenizer has no token {token}, which stands for sound")));
     };
-    let (width, clips) = (audio.decoder_hidden, encode_files(&request, model, &args.audio)?);
+    let width = audio.decoder_hidden;
+    let (clips, device) = encode_files(&request, (model, subject.adapter.as_ref()), &args.audio, device)?;
     let tokens: Vec<usize> = clips.iter().map(|clip| clip.len() / width).collect();
     let (prompt, order) = place_in_prompt(prompt, &tokens, &text).map_err(|misplaced| {
         let what = match misplaced {
@@ -377,7 +383,7 @@ fn encode_sound(
     })?;
     let tokens = tokens.iter().sum();
     let embeddings = order.into_iter().flat_map(|clip| clips[clip].iter().copied()).collect();
-    Ok(Some(PromptSound { prompt, token, tokens, embeddings }))
+    Ok((Some(PromptSound { prompt, token, tokens, embeddings }), (setting, device)))
 }
 
 fn run_prompt(
@@ -388,7 +394,8 @@ fn run_prompt(
     settings: &Settings,
     prompt: &str,
 ) -> Result<(), Failure> {
-    let sound = encode_sound(args, subject, tokenizer, prompt)?;
+    let opened = open_device(quiet, subject)?;
+    let (sound, opened) = encode_sound(args, subject, opened, tokenizer, prompt)?;
     let prompt = sound.as_ref().map_or(prompt, |sound| &sound.prompt);
     let ids = encode_prompt(tokenizer, template, args.system.as_deref(), prompt)?;
     if let Some(PromptSound { token, tokens, .. }) = sound
@@ -400,7 +407,7 @@ fn run_prompt(
     let longest = read_decoder(&subject.model)?.max_positions;
     let context = args.context.unwrap_or_else(|| (ids.len() + args.max_new).min(longest.max(ids.len())));
     let new_tokens = DEFAULT_NEW_TOKENS.min(ids.len().max(1));
-    let mut session = open_session(args, quiet, subject, Some(context), new_tokens)?;
+    let mut session = open_session(args, quiet, subject, opened, Some(context), new_tokens)?;
     if let Some(PromptSound { token, embeddings, .. }) = &sound {
         session.set_sound(*token, embeddings);
     }

@@ -3,7 +3,7 @@
 //! The base is the one that the adapter names, or `--base`: a folder, a GGUF file or a name. Quantized tensors are
 //! decoded, and the report compares the logits of the merged model with those of base + adapter.
 
-use super::original::{Original, open_adapter, open_original};
+use super::original::{Original, continues_speech, open_adapter, open_original};
 use crate::console::stdout::print;
 use crate::failure::Failure;
 use crate::hub::{Access, Want};
@@ -53,7 +53,10 @@ enum Dtype {
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let adapter = open_adapter(&args.adapter)?;
     let access = Access::from_environment(quiet);
-    let Original { name, model } = open_original(&adapter, args.base.as_deref(), Want::Weights, &access)?;
+    let Original { name, mut model } = open_original(&adapter, args.base.as_deref(), Want::Weights, &access)?;
+    if continues_speech(&adapter)? {
+        model.leave_out_speech();
+    }
     let original = OriginalModel::new(model)?;
     let element = args.dtype.map(|dtype| match dtype {
         Dtype::F32 => Element::F32,
@@ -123,11 +126,12 @@ impl Report<'_> {
             }
         };
         tally("folded", &merged.folded, format!("{}, rounded once", self.formula()));
-        let biases = match merged.biases {
-            0 => String::new(),
-            biases => format!("{biases} of them trained biases"),
+        let trained = match (merged.biases, merged.saved) {
+            (0, 0) => String::new(),
+            (biases, 0) => format!("{biases} of them trained biases"),
+            (biases, saved) => format!("{} of them trained themselves", biases + saved),
         };
-        tally("converted", &merged.converted, biases);
+        tally("converted", &merged.converted, trained);
         tally("copied", &merged.copied, "byte for byte".to_string());
         let shards =
             if merged.shards == 1 { "one file".to_string() } else { format!("{} shards", merged.shards) };
@@ -187,6 +191,7 @@ impl Report<'_> {
             "kind": merged.kind.name(),
             "modules": merged.modules,
             "biases": merged.biases,
+            "trained": merged.saved,
             "shards": merged.shards,
             "folded": tally(merged.folded),
             "converted": tally(merged.converted),

@@ -4,12 +4,13 @@
 //! this machine is looked up in the cache of the Hugging Face hub; it is not downloaded, because it may also be a
 //! folder that was deleted. A run that trained the base weights has a model instead of an adapter.
 
+use super::recipe_args::read_recipe;
 use crate::failure::Failure;
 use crate::hub::{self, Access, Located, Want};
 use crate::plan::product::Product;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;
-use smidgen_recipe::{HfName, ModelPath, parse_model_path};
+use smidgen_recipe::{HfName, Init, ModelPath, parse_model_path};
 use std::path::{Path, PathBuf};
 
 /// A base model with its name, opened.
@@ -109,6 +110,13 @@ pub fn open_adapter(path: &Path) -> Result<AdapterFile, Failure> {
         .hint(format!("use `{}` as a model", model.display()))),
         None => AdapterFile::open_adapter_or_run(path).map_err(Failure::model),
     }
+}
+
+/// Whether the run that made an adapter continued the one inside its base.
+pub fn continues_speech(adapter: &AdapterFile) -> Result<bool, Failure> {
+    let job = adapter.path().parent().map(|run| run.join("job.toml")).filter(|job| job.is_file());
+    let Some(job) = job else { return Ok(false) };
+    Ok(read_recipe(&job, &[])?.1.adapter.init == Init::BuiltinSpeech)
 }
 
 /// The model in the folder of a run that trained the base weights.

@@ -59,6 +59,7 @@ fn one_sum(rank: Rank, bytes: usize) -> Plan {
         precision: Precision::F32,
         decode_extent: None,
         threads: 1,
+        encoder_layers: 0,
         persistent_bytes: bytes,
         transient_bytes: 0,
         is_of_ranks: true,

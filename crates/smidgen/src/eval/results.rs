@@ -4,6 +4,7 @@
 //! choice.
 
 use super::generation::{AnswerKey, GenerationScores};
+use super::transcription::WordScores;
 use crate::rows::choice::{ChoiceScores, ChoiceSet};
 use crate::rows::score::{Flips, Mean, count_flips};
 use serde_json::{Map, Value as Json, json};
@@ -73,6 +74,14 @@ impl Measured {
         for said in &scores.rows {
             self.right.push(said.right);
             self.records.push(json!({"text": said.text, "prediction": said.answer, "right": said.right}));
+        }
+    }
+
+    pub fn add_transcripts(&mut self, scores: &WordScores) {
+        self.metrics.push(Metric { name: "wer", value: scores.rate(), stderr: None });
+        for (text, errors) in &scores.rows {
+            self.right.push(*errors == 0);
+            self.records.push(json!({"text": text, "word_errors": errors}));
         }
     }
 

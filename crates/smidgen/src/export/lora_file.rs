@@ -115,9 +115,13 @@ fn plain_modules(adapter: &AdapterFile) -> Result<Vec<AdapterModule>, Failure> {
     }
     let read = read_modules(adapter).map_err(Failure::model)?;
     let biases = read.biases.len() + read.modules.iter().filter(|module| module.bias.is_some()).count();
-    match biases {
-        0 => Ok(read.modules),
-        biases => Err(Failure::model(format!(
+    match (biases, read.saved.len()) {
+        (0, 0) => Ok(read.modules),
+        (0, saved) => Err(Failure::model(format!(
+            "the adapter in `{place}` has {saved} trained tensors of the base: llama.cpp adapters do not support them"
+        ))
+        .hint(instead)),
+        (biases, _) => Err(Failure::model(format!(
             "the adapter in `{place}` has {biases} trained biases: llama.cpp adapters do not support them"
         ))
         .hint(instead)),

@@ -105,7 +105,7 @@ pub fn export_model(
     let architecture = architecture_of(original.model(), &spec)?;
     let read = match adapter {
         Some(adapter) => read_modules(adapter).map_err(Failure::model)?,
-        None => AdapterModules { modules: vec![], biases: vec![] },
+        None => AdapterModules { modules: vec![], biases: vec![], saved: vec![] },
     };
     let fitted = match adapter {
         Some(adapter) => {

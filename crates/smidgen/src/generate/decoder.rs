@@ -12,6 +12,7 @@ use smidgen_compile::names::{input, state};
 use smidgen_compile::{DecodeShape, DecoderSpec};
 use smidgen_ir::{Entry, Extent, Plan, ValueId};
 use smidgen_runtime::{Device, DeviceError, Executor};
+use std::sync::Arc;
 
 /// Tokens to append to the sequence of a slot.
 #[derive(Clone, Copy, Debug)]
@@ -32,13 +33,14 @@ pub struct Decoder {
     is_long: Vec<bool>,
     slots: Slots,
     sequences: Vec<Vec<u32>>,
-    sound: Option<Sound>,
+    /// By slot.
+    sounds: Vec<Option<Arc<Sound>>>,
     /// One row of logits, as bytes and as numbers.
     bytes: Vec<u8>,
     logits: Vec<f32>,
 }
 
-/// The embeddings of the clips of a prompt, in the order of its audio tokens; every slot has the same prompt.
+/// The embeddings of the clips of a prompt, in the order of its audio tokens.
 #[derive(Debug)]
 pub struct Sound {
     /// The token whose embeddings they replace.
@@ -96,16 +98,16 @@ impl Decoder {
             is_long: vec![false; shape.slots],
             slots: Slots::new(shape.slots, shape.positions, shape.cache_rows),
             sequences: vec![Vec::new(); shape.slots],
-            sound: None,
+            sounds: vec![None; shape.slots],
             bytes: vec![0; 4 * spec.vocabulary],
             logits: vec![0.0; spec.vocabulary],
         }
     }
 
-    /// The sound of the prompts that follow.
-    pub fn set_sound(&mut self, sound: Sound) {
-        assert!(self.leaves.audio.is_some(), "the plan hears nothing");
-        self.sound = Some(sound);
+    /// The sound of the next prompt of a slot.
+    pub fn set_sound(&mut self, slot: usize, sound: Option<Arc<Sound>>) {
+        assert!(self.leaves.audio.is_some() || sound.is_none(), "the plan hears nothing");
+        self.sounds[slot] = sound;
     }
 
     pub fn shape(&self) -> DecodeShape {
@@ -141,6 +143,7 @@ impl Decoder {
         }
         self.slots.share(from, to);
         self.is_long[to] = self.is_long[from];
+        self.sounds[to] = self.sounds[from].clone();
         let (sequence, rest) = match from < to {
             true => {
                 let (before, after) = self.sequences.split_at_mut(to);
@@ -207,14 +210,14 @@ impl Decoder {
 
     /// The tokens of a run that sound replaces, each with its audio row.
     fn heard(&self, tokens: &[Place]) -> Vec<(usize, usize)> {
-        let Some(Sound { token, rows, row_bytes }) = &self.sound else { return Vec::new() };
-        let is_sound = |id: &&u32| **id == *token;
-        let heard =
-            tokens.iter().enumerate().filter(|(_, place)| place.id == *token).map(|(index, place)| {
-                (index, self.sequences[place.slot][..place.position].iter().filter(is_sound).count())
-            });
-        // A model that writes the audio token itself means no sound.
-        heard.filter(|(_, row)| (row + 1) * row_bytes <= rows.len()).collect()
+        let heard = tokens.iter().enumerate().filter_map(|(index, place)| {
+            let Sound { token, rows, row_bytes } = self.sounds[place.slot].as_deref()?;
+            let before = &self.sequences[place.slot][..place.position];
+            let row = before.iter().filter(|id| *id == token).count();
+            // A model that writes the audio token itself means no sound.
+            (place.id == *token && (row + 1) * row_bytes <= rows.len()).then_some((index, row))
+        });
+        heard.collect()
     }
 
     fn run<D: Device>(
@@ -240,9 +243,11 @@ impl Decoder {
         }
         write(leaves.rows, &mut asked.iter().map(|(row, _)| *row));
         let heard = self.heard(tokens);
-        if let (Some([rows, targets]), Some(sound)) = (leaves.audio, &self.sound) {
+        if let Some([rows, targets]) = leaves.audio {
             write(targets, &mut heard.iter().map(|(token, _)| *token as i32));
-            for (place, (_, row)) in heard.iter().enumerate() {
+            for (place, (token, row)) in heard.iter().enumerate() {
+                let sound =
+                    self.sounds[tokens[*token].slot].as_ref().expect("only what has a sound is heard");
                 let bytes = &sound.rows[row * sound.row_bytes..(row + 1) * sound.row_bytes];
                 executor.write_at(rows, place * sound.row_bytes, bytes);
             }

@@ -26,6 +26,7 @@ use smidgen_ir::Entry;
 use smidgen_recipe::BaseFormat;
 use smidgen_runtime::{AnyDevice, Device, Executor};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// What to open.
@@ -129,13 +130,16 @@ impl TokenSession {
         Ok(TokenSession { executor, decoder, planned_bytes: peak_bytes })
     }
 
-    /// The embeddings (rows, C) that replace an audio token of the prompts that follow.
+    /// The embeddings (rows, C) that replace an audio token of the prompts that follow, in every slot.
     pub fn set_sound(&mut self, token: u32, embeddings: &[f32]) {
         let plan = self.executor.plan();
         let ty = &plan.value(leaf(plan, input::AUDIO_ROWS)).ty;
         let dtype = ty.storage.plain().expect("activations are plain numbers");
         let row_bytes = ty.shape.at(&plan.extent).1 * dtype.bytes();
-        self.decoder.set_sound(Sound { token, rows: encode_numbers(embeddings, dtype), row_bytes });
+        let sound = Arc::new(Sound { token, rows: encode_numbers(embeddings, dtype), row_bytes });
+        for slot in 0..self.decoder.shape().slots {
+            self.decoder.set_sound(slot, Some(Arc::clone(&sound)));
+        }
     }
 
     pub fn planned_bytes(&self) -> u64 {
@@ -166,7 +170,22 @@ impl TokenSession {
         settings: &Settings,
         on_token: impl FnMut(usize, u32),
     ) -> Result<Vec<Generated>, Failure> {
-        generate_batch(&mut self.executor, &mut self.decoder, prompts, settings, on_token)
+        let unchanged = |_: &mut Decoder, _: usize, _: usize| Ok(());
+        generate_batch(&mut self.executor, &mut self.decoder, prompts, settings, unchanged, on_token)
+    }
+
+    /// The same for prompts that have sounds of their own.
+    pub fn transcribe_batch(
+        &mut self,
+        prompts: &[Vec<u32>],
+        settings: &Settings,
+        mut sound_of: impl FnMut(usize) -> Result<Option<Sound>, Failure>,
+    ) -> Result<Vec<Generated>, Failure> {
+        let begin = |decoder: &mut Decoder, slot: usize, prompt: usize| {
+            decoder.set_sound(slot, sound_of(prompt)?.map(Arc::new));
+            Ok(())
+        };
+        generate_batch(&mut self.executor, &mut self.decoder, prompts, settings, begin, |_, _| {})
     }
 
     /// Continues one sequence; the part that the last call left in the first slot is not computed again, so a conversation
@@ -281,12 +300,13 @@ pub(super) fn check_prompt(index: usize, ids: &[u32], shape: DecodeShape) -> Res
 /// Continues every prompt, as many at the same time as there are slots and rows.
 ///
 /// The cache is cleared first. A prompt starts when there are rows for it and for its longest answer, so none is ever
-/// stopped by a lack of rows.
+/// stopped by a lack of rows. `begin` is called with the slot and the number of a prompt before it starts.
 pub fn generate_batch<D: Device>(
     executor: &mut Executor<D>,
     decoder: &mut Decoder,
     prompts: &[Vec<u32>],
     settings: &Settings,
+    mut begin: impl FnMut(&mut Decoder, usize, usize) -> Result<(), Failure>,
     mut on_token: impl FnMut(usize, u32),
 ) -> Result<Vec<Generated>, Failure> {
     decoder.reset();
@@ -303,7 +323,7 @@ pub fn generate_batch<D: Device>(
     let mut reserved = 0;
     let mut next = 0;
     loop {
-        for slot in live.iter_mut().filter(|slot| slot.is_none()) {
+        for (number, slot) in live.iter_mut().enumerate().filter(|(_, slot)| slot.is_none()) {
             let Some(prompt) = prompts.get(next) else { break };
             if settings.max_new == 0 {
                 done[next] = Some(Generated { ids: vec![], stopped_by: StoppedBy::MaxTokens });
@@ -314,6 +334,7 @@ pub fn generate_batch<D: Device>(
                 break;
             }
             reserved += needed(prompt);
+            begin(decoder, number, next)?;
             *slot = Some(Live::of(next, prompt));
             next += 1;
         }

@@ -13,7 +13,7 @@ use crate::hub::{Access, Want};
 use crate::plan::arithmetic::Arithmetic;
 use crate::plan::budget::{JobBudget, budget_on};
 use crate::plan::devices::Place;
-use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes};
+use crate::plan::generation::{DEFAULT_NEW_TOKENS, Sizes};
 use crate::plan::host;
 use crate::plan::model::open_model;
 use crate::rows::prompting::{PromptChoice, prompt_template};
@@ -26,6 +26,7 @@ use smidgen_formats::tokenizer::Tokenizer;
 use smidgen_formats::tokenizer::chat_template::ChatInput;
 use smidgen_ir::DeviceKind;
 use smidgen_recipe::{BaseFormat, Budget, Compute, DeviceChoice, ModelPath};
+use smidgen_runtime::AnyDevice;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::SystemTime;
@@ -116,7 +117,9 @@ impl Session {
         let stop_ids = stop_ids(&model, &tokenizer, template.as_ref())?;
         let mut setting = Setting::of(options)?;
         let sizes = setting.sizes(1, options.context, DEFAULT_NEW_TOKENS);
-        let tokens = setting.open(&model, adapter, options, sizes, |_| Ok(()))?;
+        let device = setting.open_device(options)?;
+        let opening = setting.opening(&model, adapter, options, sizes)?;
+        let tokens = TokenSession::open(&opening, device, |_| Ok(()))?;
         Ok(Session { tokens, tokenizer, template, stop_ids })
     }
 
@@ -218,21 +221,21 @@ impl Setting {
         Sizes { slots, context, cache_tokens: None, new_tokens, budget: self.budget, hears: false }
     }
 
-    /// Opens the device, plans, and loads. `look` sees the plan before anything is loaded.
-    pub fn open(
-        &mut self,
-        model: &Model,
-        adapter: Option<&AdapterFile>,
+    /// Opens the device: before planning, because a plan includes the memory of the driver's context.
+    pub fn open_device(&mut self, options: &SessionOptions) -> Result<AnyDevice, Failure> {
+        self.place.open_and_measure(host::threads(options.threads)?, self.arithmetic)
+    }
+
+    /// What to open on the device.
+    pub fn opening<'a>(
+        &'a self,
+        model: &'a Model,
+        adapter: Option<&'a AdapterFile>,
         options: &SessionOptions,
         sizes: Sizes,
-        look: impl FnOnce(&GenerationPlan) -> Result<(), Failure>,
-    ) -> Result<TokenSession, Failure> {
-        let arithmetic = self.arithmetic;
-        let threads = host::threads(options.threads)?;
-        // Opened before planning, because the plan includes the memory of the driver's context.
-        let device = self.place.open_and_measure(threads, arithmetic)?;
-        let (base, place) = (options.base, &self.place);
-        TokenSession::open(&Opening { model, adapter, base, place, arithmetic, threads, sizes }, device, look)
+    ) -> Result<Opening<'a>, Failure> {
+        let (arithmetic, threads) = (self.arithmetic, host::threads(options.threads)?);
+        Ok(Opening { model, adapter, base: options.base, place: &self.place, arithmetic, threads, sizes })
     }
 }
 

@@ -1,4 +1,6 @@
-//! Decides what happens to each tensor of the base: merged with a module, replaced by a trained bias, converted, or copied.
+//! Decides what happens to each tensor of the base: merged with a module, replaced by a trained one, converted, or copied.
+//! In Phi-4-multimodal as published an adapter is merged into what the LoRA inside is added to; one that continues that LoRA
+//! takes its place.
 //! An adapter of another model is refused here, before anything is written, with every tensor that does not fit.
 //! Left out: where a tensor goes (`shards`) and its numbers (`fold`).
 
@@ -6,8 +8,11 @@ use std::collections::BTreeMap;
 
 use super::original::{OriginalModel, OriginalTensor};
 use crate::failure::Failure;
+use crate::session::adapters::UNTIED_HEAD;
+use smidgen_compile::model::spec::EMBEDDING;
 use smidgen_formats::element::Element;
 use smidgen_formats::peft::{AdapterFile, AdapterModule, AdapterModules};
+use smidgen_formats::phi4mm::speech_names;
 use smidgen_formats::tensor_ref::TensorRef;
 
 /// Maximum number of tensors that an error names.
@@ -48,7 +53,23 @@ pub fn fit_adapter(
     let mut problems = Vec::new();
     let mut actions: BTreeMap<String, Action> = BTreeMap::new();
     for module in &read.modules {
-        let name = format!("{}.weight", module.path);
+        if original.leaves_out_speech() {
+            for (name, factor) in speech_names(&module.path).into_iter().zip([&module.a, &module.b]) {
+                match check(original, &name, factor.shape()) {
+                    Ok(()) => drop(actions.insert(name, Action::Replace(factor.clone()))),
+                    Err(problem) => problems.push(problem),
+                }
+            }
+            continue;
+        }
+        if module.magnitude.is_some() && original.has_speech(&module.path) {
+            problems.push(format!(
+                "`{}` has magnitudes, and a LoRA inside the base: their product is no sum with that LoRA",
+                module.path
+            ));
+            continue;
+        }
+        let name = original.file_name(&format!("{}.weight", module.path));
         match check(original, &name, &[module.rows(), module.columns()]) {
             Ok(()) => drop(actions.insert(name, Action::Fold(Box::new(module.clone())))),
             Err(problem) => problems.push(problem),
@@ -56,9 +77,21 @@ pub fn fit_adapter(
     }
     let adapted = read.modules.iter().filter_map(|module| Some((&module.path, module.bias.as_ref()?)));
     for (path, bias) in adapted.chain(read.biases.iter().map(|(path, bias)| (path, bias))) {
-        let name = format!("{path}.bias");
+        let name = original.file_name(&format!("{path}.bias"));
         match check(original, &name, bias.shape()) {
             Ok(()) => drop(actions.insert(name, Action::Replace(bias.clone()))),
+            Err(problem) => problems.push(problem),
+        }
+    }
+    let is_saved = |wanted: &str| read.saved.iter().any(|(name, _)| name == wanted);
+    for (name, tensor) in &read.saved {
+        // The head of a model that ties it: `merge` has compared it with the embedding.
+        if name == UNTIED_HEAD && original.tensor(name).is_none() && is_saved(EMBEDDING) {
+            continue;
+        }
+        let name = original.file_name(name);
+        match check(original, &name, tensor.shape()) {
+            Ok(()) => drop(actions.insert(name, Action::Replace(tensor.clone()))),
             Err(problem) => problems.push(problem),
         }
     }

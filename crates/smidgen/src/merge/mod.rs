@@ -22,6 +22,7 @@ mod quantized_tests;
 
 use crate::failure::Failure;
 use crate::plan::life::FILE_BLOCK_BYTES;
+use crate::session::adapters::{UNTIED_HEAD, refuse_untied};
 use fit::fit_adapter;
 use original::OriginalModel;
 use smidgen_formats::element::Element;
@@ -52,9 +53,11 @@ pub struct Merged {
     pub kind: StoredKind,
     pub modules: usize,
     pub biases: usize,
+    /// Other tensors of the base that were trained themselves.
+    pub saved: usize,
     pub shards: usize,
     pub folded: Tally,
-    /// Written in another type, or with a trained bias.
+    /// Written in another type, or with what was trained.
     pub converted: Tally,
     /// Byte for byte.
     pub copied: Tally,
@@ -89,6 +92,9 @@ pub fn merge(
     OutputFolder::refuse_existing(output)?;
     finite::refuse_not_finite(adapter)?;
     let read = read_modules(adapter).map_err(Failure::model)?;
+    if original.tensor(UNTIED_HEAD).is_none() {
+        refuse_untied(adapter)?;
+    }
     let outputs = fit_adapter(adapter, &read, original, options.element)?;
     let shards = shards::split_shards(&outputs, options.max_shard_bytes);
     let mut workspace = Workspace::new(&read.modules, &outputs, options.block_bytes);
@@ -109,7 +115,9 @@ pub fn merge(
     Ok(Merged {
         kind,
         modules: read.modules.len(),
-        biases: outputs.iter().filter(|output| matches!(output.action, fit::Action::Replace(_))).count(),
+        biases: outputs.iter().filter(|output| matches!(output.action, fit::Action::Replace(_))).count()
+            - read.saved.len(),
+        saved: read.saved.len(),
         shards: shards.len(),
         folded: tally(|action| matches!(action, fit::Action::Fold(_))),
         converted: tally(|action| matches!(action, fit::Action::Convert | fit::Action::Replace(_))),

@@ -14,6 +14,7 @@ use crate::failure::Failure;
 use smidgen_formats::element::Element;
 use smidgen_formats::load::can_read_as;
 use smidgen_formats::model::Model;
+use smidgen_formats::phi4mm;
 use smidgen_formats::tensor_ref::TensorRef;
 use smidgen_formats::weight::{DECODED, Weight, WeightRows};
 use smidgen_ir::{DType, Storage};
@@ -44,13 +45,6 @@ impl OriginalModel {
         if !model.has_weights() {
             let place = model.path().display();
             return Err(Failure::model(format!("the model folder `{place}` has no weights")));
-        }
-        if let Model::Folder { phi4mm: Some(_), .. } = &model {
-            let place = model.path().display();
-            return Err(Failure::model(format!(
-                "`{place}` is Phi-4-multimodal as published (`phi4mm`), which cannot be merged or exported"
-            ))
-            .hint("use the adapter as it is; a checkpoint in the layout of transformers can be merged"));
         }
         // In the order of the files, so that tensors that were in one shard stay together.
         let names: Vec<String> = match &model {
@@ -86,6 +80,24 @@ impl OriginalModel {
 
     pub fn tensor(&self, name: &str) -> Option<&OriginalTensor> {
         self.by_name.get(name).map(|&position| &self.tensors[position])
+    }
+
+    /// The name in the files of a tensor by its name in transformers' layout.
+    pub fn file_name(&self, name: &str) -> String {
+        match &self.model {
+            Model::Folder { folder, phi4mm: Some(_), .. } => phi4mm::file_name(folder, name),
+            Model::Folder { phi4mm: None, .. } | Model::Gguf { .. } => name.to_string(),
+        }
+    }
+
+    /// Whether an adapter inside the checkpoint is what was trained further.
+    pub fn leaves_out_speech(&self) -> bool {
+        matches!(&self.model, Model::Folder { phi4mm: Some(phi4mm), .. } if !phi4mm.is_merged)
+    }
+
+    /// Whether there is an adapter inside the checkpoint that is a part of this module's weight.
+    pub fn has_speech(&self, module: &str) -> bool {
+        self.model.speech_factors(module).is_some()
     }
 
     pub fn is_quantized(&self) -> bool {

@@ -55,7 +55,7 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
         let peak_bytes = search.peak_bytes(&job.request, &[sample(tokens)]);
         offer(&change, "; shorter samples change results", peak_bytes);
     }
-    if let Some(smallest) = demands.last().filter(|_| job.request.trained.is_empty()) {
+    if let Some(smallest) = demands.last().filter(|_| !job.request.adapters.is_empty()) {
         let fits = |rank: usize| search.fits(&with_rank(&job.request, rank))(smallest);
         let rank = job.recipe.adapter.rank;
         if let Some(rank) = largest(rank - 1, fits).filter(|_| job.recipe.adapter.rank_pattern.is_empty()) {
@@ -65,7 +65,7 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
     }
     if let Some(smallest) = demands.last() {
         let most = match job.recipe.adapter.layers {
-            _ if job.request.trained.is_empty() => 0,
+            _ if !job.request.adapters.is_empty() => 0,
             Layers::All => job.request.spec.layers,
             Layers::Last(count) => count - 1,
             Layers::List(_) => 0,
@@ -83,7 +83,7 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
         let change = "`train.optimizer = \"adamw-8bit\"`";
         offer(change, " and changes results", search.peak_bytes(&request, &demands));
     }
-    if job.request.optimizer.master == Master::F32 && !job.request.trained.is_empty() {
+    if job.request.optimizer.master == Master::F32 && job.request.adapters.is_empty() {
         let mut request = job.request.clone();
         request.optimizer.master = Master::Bf16 { seed: job.recipe.train.seed };
         let Request { storage, spec, trained, optimizer, .. } = &mut request;

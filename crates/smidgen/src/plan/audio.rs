@@ -1,14 +1,15 @@
 //! What a job does with sound: which part of the audio encoder is in its program, and how long clips are without data.
 //!
-//! Where nothing of the encoder is trained, embeddings are made once, before training, and the encoder is not in memory
-//! while training. Otherwise the program starts from what the strided convolutions leave, which no adapter changes.
-//! Clips are encoded in f32 on the CPU, whatever the run computes in and on.
+//! Where nothing that hears is trained, embeddings are made once, before training, and the encoder is not in memory while
+//! training. Where only the projector is trained, the program starts from what the encoder leaves; otherwise from what the
+//! strided convolutions leave, which no adapter changes.
+//! Clips are encoded on the device of the run: on a GPU in the run's precision, on a CPU in f32.
 
 use crate::failure::Failure;
 use crate::rows::data::Data;
-use smidgen_compile::model::audio::{AUDIO, AudioInput};
+use smidgen_compile::model::audio::{AUDIO, AudioInput, is_of_projector};
 use smidgen_compile::request::Purpose;
-use smidgen_compile::{Request, compile_for};
+use smidgen_compile::{Request, TrainedBiases, compile_for};
 use smidgen_data::clips::ClipStore;
 use smidgen_formats::audio::{SAMPLE_RATE, frame_count};
 use smidgen_formats::model::Model;
@@ -19,8 +20,7 @@ use smidgen_recipe::{AdapterKind, Recipe};
 use std::sync::Arc;
 
 /// What the rows of sound are when they reach the program.
-pub fn audio_input(request: &Request, data: &Data, device: DeviceKind) -> Result<AudioInput, Failure> {
-    let adapts_encoder = request.adapters.iter().any(|module| module.path.starts_with(AUDIO));
+pub fn audio_input(request: &Request, data: &Data) -> Result<AudioInput, Failure> {
     let has_sound = match data {
         Data::Rows(rows) => {
             let sets = [Some(&rows.train), rows.eval.as_ref()];
@@ -28,19 +28,31 @@ pub fn audio_input(request: &Request, data: &Data, device: DeviceKind) -> Result
         }
         Data::Assumed { .. } => request.spec.audio.is_some(),
     };
-    match (has_sound, adapts_encoder) {
-        (true, true) if device == DeviceKind::Cuda => {
-            Err(Failure::recipe("`adapter.targets` adapts the audio encoder, which trains on a CPU only")
-                .hint("leave the encoder out of `adapter.targets`, or set `memory.device = \"cpu\"`"))
-        }
-        (true, true) => Ok(AudioInput::Subsampled),
-        (true, false) => Ok(AudioInput::Embeddings),
-        (false, true) => Err(Failure::data(
-            "`adapter.targets` adapts the audio encoder, and no row has `audio`: it would get no gradient",
+    match (has_sound, audio_rows([request])) {
+        (true, rows) => Ok(rows),
+        (false, AudioInput::Encoded | AudioInput::Subsampled) => Err(Failure::data(
+            "a part of what hears is trained, and no row has `audio`: it would get no gradient",
         )
-        .hint("leave the encoder out of `adapter.targets`, or train on rows with `audio`")),
-        (false, false) => Ok(AudioInput::None),
+        .hint("leave encoder and projector out of `adapter.targets` and `adapter.train`, or train on rows with `audio`")),
+        (false, AudioInput::None | AudioInput::Embeddings) => Ok(AudioInput::None),
     }
+}
+
+/// The rows that all of these can start from: those in front of the first part that hears and is trained in any of them.
+pub fn audio_rows<'a>(requests: impl IntoIterator<Item = &'a Request>) -> AudioInput {
+    let paths = |request: &'a Request| {
+        request
+            .adapters
+            .iter()
+            .map(|module| module.path.as_str())
+            .chain(request.trained.iter().map(String::as_str))
+    };
+    let of_audio = requests.into_iter().flat_map(paths).filter(|path| path.starts_with(AUDIO));
+    of_audio.fold(AudioInput::Embeddings, |rows, path| match (is_of_projector(path), rows) {
+        (true, AudioInput::None | AudioInput::Embeddings) => AudioInput::Encoded,
+        (true, rows) => rows,
+        (false, _) => AudioInput::Subsampled,
+    })
 }
 
 /// Trains the adapter inside a published checkpoint further: it is no longer a part of the base, and its rank and alpha
@@ -97,15 +109,26 @@ pub fn encoded_bytes(store: &ClipStore, request: &Request) -> u64 {
 
 /// The plan that encodes clips of up to this many rows.
 pub fn plan_encoding(request: &Request, rows: usize) -> Plan {
+    compile_for(Purpose::Encoding, &encoding_request(request, rows), &Policy::default())
+}
+
+/// What encodes clips: the parts that hear of a request, with what is trained of them.
+pub fn encoding_request(request: &Request, rows: usize) -> Request {
     let extent = Extent { audio: rows, ..Extent::default() };
-    let request = Request {
+    // Rows that training starts from are made by what is not trained.
+    let is_part = |path: &str| request.audio == AudioInput::Embeddings && path.starts_with(AUDIO);
+    Request {
+        adapters: request.adapters.iter().filter(|module| is_part(&module.path)).cloned().collect(),
+        trained: request.trained.iter().filter(|name| is_part(name)).cloned().collect(),
+        biases: TrainedBiases::None,
         extent,
         step: extent,
-        device: DeviceKind::Cpu,
-        precision: Precision::F32,
+        precision: match request.device {
+            DeviceKind::Cpu => Precision::F32,
+            DeviceKind::Cuda => request.precision,
+        },
         rank: Rank::ONLY,
         decode: None,
         ..request.clone()
-    };
-    compile_for(Purpose::Encoding, &request, &Policy::default())
+    }
 }

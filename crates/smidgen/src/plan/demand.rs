@@ -83,7 +83,7 @@ impl DemandShape {
         let step_tokens = samples * max_tokens;
         let clip_rows = match job.request.audio {
             AudioInput::None => 0,
-            AudioInput::Embeddings | AudioInput::Subsampled => {
+            AudioInput::Embeddings | AudioInput::Encoded | AudioInput::Subsampled => {
                 longest_rows(job.recipe.data.max_audio_seconds).min(max_tokens)
             }
         };

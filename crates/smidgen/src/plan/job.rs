@@ -12,7 +12,9 @@ use crate::plan::devices::Place;
 use crate::plan::host;
 use crate::plan::model::{build_storage, check_weights, open_model, read_decoder};
 use crate::plan::profiles::{self, ChosenProfile};
-use crate::plan::trained_choice::{choices, chosen_tensors, chosen_words, master_of, store_trained};
+use crate::plan::trained_choice::{
+    choices, chosen_tensors, chosen_words, master_of, store_trained, tensors_next_to,
+};
 use crate::plan::world::World;
 use crate::rows::data::{Data, read_data};
 use crate::rows::sets::MemoryRows;
@@ -30,7 +32,6 @@ use smidgen_ir::{AdamW, DeviceKind, Extent, Rank, Workload};
 use smidgen_recipe::{
     AdapterKind, Batch, Bias, Compute, EvalTask, Init, Memory, Optimizer, Recipe, RecipePath,
 };
-use std::collections::BTreeSet;
 
 /// What will run: a recipe with its model opened, its rows tokenized, its device and its budget found.
 ///
@@ -185,7 +186,7 @@ impl Job {
             refuse_above_machine(&recipe, &place, &host::read_ram())?;
         }
         let data = read_data(&recipe, rows, &model, &request, purpose == Purpose::Plan, access)?;
-        request.audio = audio_input(&request, &data, place.kind())?;
+        request.audio = audio_input(&request, &data)?;
         if let Data::Rows(rows) = &data {
             request.workload = workload(&rows.train);
             request.row_losses = rows.choices.is_some();
@@ -244,8 +245,8 @@ pub fn refuse_unsupported(recipe: &Recipe, is_trained: bool) -> Result<(), Failu
         refused.push((key, got.to_string(), supported));
     };
     match (recipe.eval.task, is_trained) {
-        (EvalTask::Loss | EvalTask::Choice, _) | (EvalTask::Generate, false) => {}
-        (task @ EvalTask::Generate, true) => {
+        (EvalTask::Loss | EvalTask::Choice, _) | (EvalTask::Generate | EvalTask::Wer, false) => {}
+        (task @ (EvalTask::Generate | EvalTask::Wer), true) => {
             refuse("eval.task", &task, "loss, choice; `smidgen eval` generates after training")
         }
     }
@@ -268,7 +269,9 @@ fn build_request(
     let (adapters, trained) = match recipe.adapter.kind {
         AdapterKind::Full => (vec![], chosen_tensors(recipe, spec)?),
         AdapterKind::Lora | AdapterKind::RsLora | AdapterKind::Dora | AdapterKind::LsLora => {
-            (build_adapters(recipe, spec)?, BTreeSet::new())
+            let adapters = build_adapters(recipe, spec)?;
+            let trained = tensors_next_to(recipe, spec, &adapters)?;
+            (adapters, trained)
         }
     };
     let mut storage = build_storage(recipe.model.base, spec, model);

@@ -7,11 +7,12 @@
 
 use crate::plan::audio::{clip_stores, encoded_bytes, longest_clip_rows, longest_rows, plan_encoding};
 use crate::plan::budget::JobBudget;
-use crate::plan::context::{pinned_bytes, process_bytes, process_context};
+use crate::plan::context::{gpu_context, pinned_bytes, process_bytes, process_context};
 use crate::plan::disk::Footprint;
 use crate::plan::generation::{DEFAULT_NEW_TOKENS, Sizes, TOKENIZER_TOKEN_BYTES, plan_generation};
 use crate::plan::job::Job;
 use crate::plan::model::written_storage;
+use crate::plan::product::Product;
 use crate::rows::data::Data;
 use serde_json::{Value, json};
 use smidgen_compile::{AdapterForm, Request, Solution};
@@ -95,8 +96,16 @@ pub fn plan_life(job: &Job, solution: &Solution) -> Vec<LifePhase> {
             // How many clips there are is unknown.
             Data::Assumed { .. } => (longest_rows(job.recipe.data.max_audio_seconds), 0),
         };
-        let encoding = plan_encoding(&job.request, rows).reserved_bytes() as u64;
-        add("encode", in_ram(process_bytes(job.request.threads) + encoding, disk));
+        let encoding = plan_encoding(&job.request, rows);
+        let (process, arena) = (process_bytes(job.request.threads), encoding.reserved_bytes() as u64);
+        let needs = match device {
+            DeviceKind::Cpu => in_ram(process + arena, disk),
+            DeviceKind::Cuda => {
+                let context = gpu_context(&job.place).bytes_for(&encoding);
+                Spaces { device: context + arena, ..in_ram(process, disk) }
+            }
+        };
+        add("encode", needs);
     }
     add("load", reserved);
     add("train", beside(kept));
@@ -111,7 +120,7 @@ pub fn plan_life(job: &Job, solution: &Solution) -> Vec<LifePhase> {
     let factors = factor_bytes(&job.request);
     let blocks = (MERGE_WORKERS * FILE_BLOCK_BYTES) as u64;
     // A model has nothing to be merged.
-    if job.request.trained.is_empty() {
+    if Product::of(&job.recipe) == Product::Adapter {
         let merge = process_bytes(MERGE_WORKERS) + blocks + factors + tensors.held_bytes;
         add("merge", in_ram(merge, tensors.merged_bytes));
     }
@@ -158,7 +167,7 @@ fn generation(job: &Job) -> Option<Spaces> {
 /// What the run makes, to be run: with its adapter, or as the model that it writes.
 fn made_request(job: &Job) -> Request {
     let mut request = job.request.clone();
-    if !request.trained.is_empty() {
+    if Product::of(&job.recipe) == Product::Model {
         let tensors = request.spec.tensors().into_iter();
         let written = tensors.filter_map(|tensor| {
             let storage = written_storage(&job.model, &tensor.name)?;

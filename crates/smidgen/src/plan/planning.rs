@@ -12,6 +12,7 @@ use crate::plan::exchange::Exchange;
 use crate::plan::job::Job;
 use crate::plan::life::{LifePhase, OF_TRAINING, plan_life};
 use crate::plan::model::written_storage;
+use crate::plan::product::Product;
 use crate::plan::profiles::ChosenProfile;
 use crate::plan::terms::{Terms, pins};
 use crate::plan::world::World;
@@ -271,6 +272,9 @@ fn pin_notes(job: &Job) -> Vec<String> {
 
 /// What becomes of trained weights that the base does not have in f32.
 fn trained_note(job: &Job) -> Option<String> {
+    if Product::of(&job.recipe) == Product::Adapter {
+        return None;
+    }
     let trained = &job.request.trained;
     let stored = trained.iter().filter_map(|name| job.model.weight(name)?.storage());
     let names: BTreeSet<String> =

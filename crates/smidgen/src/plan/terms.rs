@@ -107,11 +107,13 @@ fn budget(job: &Job) -> Budget {
 
 /// The choices that the recipe pins, if the model has the layers that they name.
 pub fn pins(job: &Job) -> Result<Pins, Failure> {
-    let (pins, layers) = (&job.recipe.memory.pins, job.request.spec.layers);
-    if let Some(LayerRule::List(list)) = &pins.recompute
-        && let Some(&layer) = list.iter().find(|layer| **layer >= layers)
-    {
-        return Err(Failure::recipe(ModelError::UnknownRecomputeLayer { layer, last: layers - 1 }));
+    let (mut pins, layers) = (job.recipe.memory.pins.clone(), job.request.spec.layers);
+    if let Some(LayerRule::List(list)) = &mut pins.recompute {
+        if let Some(&layer) = list.iter().find(|layer| **layer >= layers) {
+            return Err(Failure::recipe(ModelError::UnknownRecomputeLayer { layer, last: layers - 1 }));
+        }
+        // A list names layers of the decoder, which follow those of an audio encoder.
+        list.iter_mut().for_each(|layer| *layer += job.request.encoder_layers());
     }
     let request = &job.request;
     let refused = |what: &str, hint: &str| Err(Failure::recipe(what).hint(hint));
@@ -127,11 +129,11 @@ pub fn pins(job: &Job) -> Result<Pins, Failure> {
             "write `auto` or `depth`, or train only the layers (`adapter.targets` with their names)",
         );
     }
-    if pins.order == Some(Order::Breadth) && request.has_audio_encoder() {
+    if pins.order == Some(Order::Breadth) && request.computes_audio() {
         return refused(
-            "`memory.order = \"breadth\"` is for decoders: `adapter.targets` adapts the audio encoder",
-            "write `auto` or `depth`, or leave the encoder out of `adapter.targets`",
+            "`memory.order = \"breadth\"` is for decoders, and a part of what hears is trained",
+            "write `auto` or `depth`, or leave encoder and projector out of `adapter.targets` and `adapter.train`",
         );
     }
-    Ok(pins.clone())
+    Ok(pins)
 }

@@ -1,11 +1,11 @@
-//! Which tensors of the base are trained with `adapter.kind = "full"`, and their storage format.
+//! Which tensors of the base are trained, with `adapter.kind = "full"` or next to an adapter, and their storage format.
 //!
 //! Targets and layers choose them in the same way as adapted linear layers.
 //! Left out: the graph (`smidgen_compile`) and the files (`train/trained_weights.rs`).
 
 use crate::failure::Failure;
 use smidgen_compile::DecoderSpec;
-use smidgen_compile::adapter;
+use smidgen_compile::adapter::{self, LoraModule};
 use smidgen_compile::request::Master;
 use smidgen_ir::Storage;
 use smidgen_recipe::{self as recipe, Layers, Recipe, Targets};
@@ -22,6 +22,31 @@ pub fn chosen_tensors(recipe: &Recipe, spec: &DecoderSpec) -> Result<BTreeSet<St
     Ok(trained)
 }
 
+/// Tensors that are trained in addition to an adapter on these modules.
+pub fn tensors_next_to(
+    recipe: &Recipe,
+    spec: &DecoderSpec,
+    adapters: &[LoraModule],
+) -> Result<BTreeSet<String>, Failure> {
+    let parts = &recipe.adapter.train;
+    if parts.is_empty() {
+        return Ok(BTreeSet::new());
+    }
+    let targets = adapter::Targets::Names(parts.clone());
+    let trained = adapter::trained_tensors(spec, &targets, &adapter::Layers::All)
+        .map_err(|error| Failure::recipe(error).context("`adapter.train`"))?;
+    let is_of =
+        |module: &LoraModule| trained.iter().any(|name| name.starts_with(&format!("{}.", module.path)));
+    match adapters.iter().find(|module| is_of(module)) {
+        None => Ok(trained),
+        Some(module) => Err(Failure::recipe(format!(
+            "`{}` would be trained itself by `adapter.train` and adapted by `adapter.targets`",
+            module.path
+        ))
+        .hint("leave it out of one of them")),
+    }
+}
+
 /// Trained tensors are stored as `train.master` says, whatever their type in the checkpoint.
 pub fn store_trained(
     storage: &mut HashMap<String, Storage>,
@@ -29,7 +54,9 @@ pub fn store_trained(
     trained: &BTreeSet<String>,
     master: Master,
 ) {
-    let tensors = spec.tensors().into_iter().filter(|tensor| trained.contains(&tensor.name));
+    let projector = spec.audio.iter().flat_map(|audio| audio.projector_tensors());
+    let tensors = spec.tensors().into_iter().chain(projector);
+    let tensors = tensors.filter(|tensor| trained.contains(&tensor.name));
     storage.extend(tensors.map(|tensor| (tensor.name, master.storage(tensor.shape.0.len()))));
 }
 

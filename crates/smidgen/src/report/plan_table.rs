@@ -31,7 +31,7 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
     }
     for (category, bytes) in &peak.rows {
         let name = match category {
-            Category::Adapters if !job.request.trained.is_empty() => "trained weights".to_owned(),
+            Category::Adapters if job.request.adapters.is_empty() => "trained weights".to_owned(),
             _ => category.name().replace('_', " "),
         };
         line(format!("  {name:<16}{:>12}   {}", format_bytes(*bytes as u64), note(*category, planned, job)));
@@ -150,7 +150,7 @@ pub fn offload_lines(plan: &Plan) -> String {
 
 fn note(category: Category, planned: &Planned, job: &Job) -> String {
     let policy = &planned.solution.policy;
-    let layers = job.request.spec.layers;
+    let layers = job.request.layers();
     match category {
         Category::BaseWeights => storages(job),
         Category::Adapters if job.request.rounds_trained() => {

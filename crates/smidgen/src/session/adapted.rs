@@ -7,11 +7,11 @@
 use crate::failure::Failure;
 use crate::plan::host;
 use crate::plan::model::{build_storage, check_weights, read_decoder};
-use crate::session::adapters::read_adapter;
+use crate::session::adapters::{UNTIED_HEAD, read_adapter};
 use crate::session::logits::LogitsRun;
 use smidgen_compile::adapter::LoraModule;
 use smidgen_compile::model::audio::AudioInput;
-use smidgen_compile::model::spec::HEAD;
+use smidgen_compile::model::spec::{EMBEDDING, HEAD};
 use smidgen_compile::request::{Master, Moments, Optimizer};
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases, compile_logits};
 use smidgen_formats::model::Model;
@@ -19,6 +19,7 @@ use smidgen_formats::peft::{AdapterFile, Bias, StoredKind, read_modules};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{AdamW, DeviceKind, Extent, Precision, Rank, Workload};
 use smidgen_recipe::BaseFormat;
+use std::collections::BTreeSet;
 
 /// The request that computes `model` in its stored format, with `adapter` if there is one.
 pub fn build_adapted_request(model: &Model, adapter: Option<&AdapterFile>) -> Result<Request, Failure> {
@@ -28,12 +29,13 @@ pub fn build_adapted_request(model: &Model, adapter: Option<&AdapterFile>) -> Re
         None => (vec![], AdapterForm::Lora, TrainedBiases::None),
         Some(adapter) => (adapted_modules(&spec, adapter)?, form_of(adapter), biases_of(adapter)),
     };
+    let trained = adapter.map(|adapter| saved_tensors(&spec, adapter)).transpose()?.unwrap_or_default();
     Ok(Request {
         title: model.path().display().to_string(),
         storage: build_storage(BaseFormat::AsStored, &spec, model),
         spec,
         adapters,
-        trained: Default::default(),
+        trained,
         form,
         biases,
         dropout: 0.0,
@@ -103,6 +105,31 @@ fn adapted_modules(spec: &DecoderSpec, adapter: &AdapterFile) -> Result<Vec<Lora
     }
     modules.sort_by_key(|(position, _)| *position);
     Ok(modules.into_iter().map(|(_, module)| module).collect())
+}
+
+/// Names of the tensors of the base that were trained in addition to the adapter.
+fn saved_tensors(spec: &DecoderSpec, adapter: &AdapterFile) -> Result<BTreeSet<String>, Failure> {
+    let read = read_modules(adapter).map_err(Failure::model)?;
+    let projector = spec.audio.iter().flat_map(|audio| audio.projector_tensors());
+    let known: BTreeSet<String> =
+        spec.tensors().into_iter().chain(projector).map(|tensor| tensor.name).collect();
+    let mut names: BTreeSet<String> = read.saved.into_iter().map(|(name, _)| name).collect();
+    if names.contains(EMBEDDING) && spec.tied_head {
+        names.remove(UNTIED_HEAD);
+    }
+    // Biases of whole modules; others belong to `bias`.
+    let modules = adapter.config().modules_to_save.iter().flatten();
+    let is_saved = |path: &str| modules.clone().any(|module| path.ends_with(module.as_str()));
+    let biases = read.biases.into_iter().filter(|(path, _)| is_saved(path));
+    names.extend(biases.map(|(path, _)| format!("{path}.bias")));
+    match names.iter().find(|name| !known.contains(*name)) {
+        None => Ok(names),
+        Some(name) => Err(Failure::model(format!(
+            "the adapter in `{}` holds `{name}`, which is not a tensor of a {} model that can be trained",
+            adapter.path().display(),
+            spec.model_type
+        ))),
+    }
 }
 
 fn form_of(adapter: &AdapterFile) -> AdapterForm {

@@ -10,6 +10,7 @@ use crate::plan::job::Job;
 use smidgen_compile::adapter::LoraModule;
 use smidgen_compile::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA, trained_biases};
 use smidgen_compile::model::audio::OTHER_SENSES;
+use smidgen_compile::model::spec::EMBEDDING;
 use smidgen_compile::{AdapterForm, DecoderSpec, Request};
 use smidgen_formats::element::Element;
 use smidgen_formats::finite::FiniteWriter;
@@ -19,6 +20,7 @@ use smidgen_formats::peft::{
     match_adapter, write_adapter,
 };
 use smidgen_formats::tensor_ref::TensorRef;
+use smidgen_formats::weight::Weight;
 use smidgen_ir::{Entry, Plan, ValueId};
 use smidgen_recipe::{AdapterKind, Bias, HfName, Init, ModelPath};
 use smidgen_runtime::device::FillError;
@@ -26,6 +28,9 @@ use smidgen_runtime::{Device, Executor, counter};
 use std::collections::{BTreeSet, HashSet};
 use std::io::{self, Write};
 use std::path::Path;
+
+/// The head as an adapter names it where the model ties it to the embedding.
+pub const UNTIED_HEAD: &str = "lm_head.weight";
 
 /// A trained tensor and its place on the device.
 #[derive(Clone, Debug)]
@@ -47,7 +52,8 @@ impl AdapterPlace {
     }
 }
 
-/// Every trained tensor: the adapter's, module by module, then trained biases, then other tensors of the base.
+/// Every trained tensor: the adapter's, module by module, then trained biases, then other tensors of the base. An embedding
+/// that is the head too is there under both names: PEFT would not tie what it trains.
 pub fn adapter_places(plan: &Plan, request: &Request) -> Vec<AdapterPlace> {
     let mut places = Vec::new();
     for (index, module) in request.adapters.iter().enumerate() {
@@ -82,8 +88,11 @@ pub fn adapter_places(plan: &Plan, request: &Request) -> Vec<AdapterPlace> {
             places.push(whole(plan, &name, key));
         }
     }
-    let of_base = request.trained.iter().map(|name| whole(plan, name, AdapterKey::BaseTensor(name.clone())));
-    places.extend(of_base);
+    let of_base = request.trained.iter().filter(|name| !trained.contains(*name));
+    places.extend(of_base.map(|name| whole(plan, name, AdapterKey::of_base(name))));
+    if request.trains_tied_head() {
+        places.push(whole(plan, request.spec.head_tensor(), AdapterKey::of_base(UNTIED_HEAD)));
+    }
     places
 }
 
@@ -98,10 +107,12 @@ fn whole(plan: &Plan, name: &str, key: AdapterKey) -> AdapterPlace {
 /// Fills every adapter tensor: from the adapter that the recipe names, or with fresh values.
 pub fn start_adapters<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(), Failure> {
     match &job.recipe.adapter.init {
-        Init::Adapter(path) => read_adapter(executor, &job.request, &path.resolved),
-        Init::BuiltinSpeech => read_speech(executor, job),
-        Init::Default => init_adapters(executor, job),
+        Init::Adapter(path) => return read_adapter(executor, &job.request, &path.resolved),
+        Init::BuiltinSpeech => read_speech(executor, job)?,
+        Init::Default => init_adapters(executor, job)?,
     }
+    let (request, model) = (&job.request, &job.model);
+    request.trained.iter().try_for_each(|name| weights::load_weight(executor, model, name, request.threads))
 }
 
 /// The adapter for speech inside the checkpoint, on every module that is adapted.
@@ -197,8 +208,52 @@ pub fn read_adapter<D: Device>(
     let file = AdapterFile::open(folder).map_err(Failure::model)?;
     let places = adapter_places(executor.plan(), request);
     let found = find_tensors(&places, &file)?;
+    if request.trains_tied_head() {
+        refuse_untied(&file)?;
+    }
+    fill_places(executor, &places, &found)
+}
+
+/// Reads the tensors of an adapter that a plan with only some of its modules has.
+pub fn read_part<D: Device>(
+    executor: &mut Executor<D>,
+    request: &Request,
+    file: &AdapterFile,
+) -> Result<(), Failure> {
+    let places = adapter_places(executor.plan(), request);
+    let find = |place: &AdapterPlace| {
+        let key = &place.tensor.key;
+        let missing = || Failure::model(format!("the adapter in `{}` has no `{key}`", file.path().display()));
+        file.tensor(key).ok_or_else(missing)
+    };
+    let found: Vec<TensorRef> = places.iter().map(find).collect::<Result<_, _>>()?;
+    fill_places(executor, &places, &found)
+}
+
+/// Refuses an adapter whose embedding and head differ, for a model that ties them.
+pub fn refuse_untied(file: &AdapterFile) -> Result<(), Failure> {
+    let tensor = |name: &str| file.tensor(&AdapterKey::of_base(name));
+    let (Some(embedding), Some(head)) = (tensor(EMBEDDING), tensor(UNTIED_HEAD)) else { return Ok(()) };
+    let hash = |tensor: TensorRef| Weight::Plain(tensor).read_hash().map_err(Failure::model);
+    if hash(embedding)? == hash(head)? {
+        return Ok(());
+    }
+    let place = file.path().display();
+    Err(Failure::model(format!("embedding and head of the adapter in `{place}` differ, the model ties them"))
+        .hint("untie the model first: `tie_word_embeddings = false` and a `lm_head.weight` of its own"))
+}
+
+fn fill_places<D: Device>(
+    executor: &mut Executor<D>,
+    places: &[AdapterPlace],
+    found: &[TensorRef],
+) -> Result<(), Failure> {
     let (mut piece, mut scratch) = (vec![0u8; PIECE_BYTES], vec![0u8; PIECE_BYTES]);
-    for (place, tensor) in places.iter().zip(&found) {
+    for (place, tensor) in places.iter().zip(found) {
+        // No step reads it: an adapter of the audio encoder where sound is encoded elsewhere.
+        if executor.plan().value(place.leaf).buffer.is_none() {
+            continue;
+        }
         for offset in (0..place.bytes).step_by(piece.len()) {
             let piece = &mut piece[..PIECE_BYTES.min(place.bytes - offset)];
             read_tensor_into(tensor, (offset / 4) as u64, Element::F32, piece, &mut scratch)
@@ -309,9 +364,18 @@ pub fn adapter_config(job: &Job) -> AdapterConfig {
         Bias::All => peft::Bias::All,
         Bias::LoraOnly => peft::Bias::LoraOnly,
     };
+    config.modules_to_save = (!job.request.trained.is_empty()).then(|| modules_to_save(&job.request));
     config.rank_pattern = adapter.rank_pattern.clone();
     config.alpha_pattern = adapter.alpha_pattern.clone();
     config
+}
+
+/// Paths of the modules that are trained themselves.
+fn modules_to_save(request: &Request) -> Vec<String> {
+    let untied = request.trains_tied_head().then(|| UNTIED_HEAD.to_string());
+    let names = request.trained.iter().cloned().chain(untied);
+    let modules = names.filter_map(|name| Some(name.rsplit_once('.')?.0.to_string()));
+    modules.collect::<BTreeSet<String>>().into_iter().collect()
 }
 
 /// The base model and its revision in PEFT's notation. PEFT cannot load a GGUF file inside a repository, so its name

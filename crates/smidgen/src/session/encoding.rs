@@ -1,30 +1,32 @@
-//! Sound to audio rows, once and before training: encoded clip by clip on the CPU, and kept in the cache.
+//! Sound to audio rows, once and before training: encoded clip by clip on the run's device, and kept in the cache.
 //!
 //! The file of a set is named by the hash of its sounds, of the weights that encode them, and of what the rows are: a run
 //! that needs the same rows reads them. It is written whole or not at all, and checked when it is opened. The encoder is
-//! loaded for this alone, and its memory is returned before training begins.
+//! loaded for this alone: the next plan that the device loads frees its memory first.
 
 use crate::failure::Failure;
 use crate::hub::environment::own_cache;
-use crate::plan::audio::{clip_stores, encoded_bytes, longest_clip_rows, plan_encoding};
+use crate::plan::audio::{clip_stores, encoded_bytes, encoding_request, longest_clip_rows, plan_encoding};
 use crate::plan::job::Job;
-use crate::session::weights::{leaf, load_weights};
+use crate::session::adapters::read_part;
+use crate::session::weights::{WeightHashes, leaf, load_weights};
 use smidgen_compile::Request;
-use smidgen_compile::model::audio::{AUDIO, AudioInput, GLOBAL_INVERSE_DEVIATION, GLOBAL_MEAN};
+use smidgen_compile::model::audio::{AUDIO, AudioInput, AudioSpec, GLOBAL_INVERSE_DEVIATION, GLOBAL_MEAN};
 use smidgen_compile::names::{input, state};
-use smidgen_data::clips::ClipStore;
+use smidgen_data::clips::{ClipStore, EncodedClips};
 use smidgen_formats::audio::{ClipLimit, LogMel, MEL_BINS, decode_file};
 use smidgen_formats::digest::Hasher;
 use smidgen_formats::element::Element;
 use smidgen_formats::load::read_tensor_into;
 use smidgen_formats::model::Model;
+use smidgen_formats::peft::AdapterFile;
 use smidgen_formats::weight::Weight;
 use smidgen_formats::whole_file::write_whole;
 use smidgen_ir::audio_rows::{FRAMES_OF_ROW, filled_rows, marks_of_clip, rows_of_frames};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{DType, Entry, Extent, ValueId};
 use smidgen_runtime::cpu::convert::{f32_to_bf16, f32_to_f16};
-use smidgen_runtime::{Cpu, Executor};
+use smidgen_runtime::{AnyDevice, Executor};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -33,31 +35,64 @@ const MAGIC: &[u8; 16] = b"smidgen audio  1";
 /// The checksum at the end, in hexadecimal.
 const TRAILER_BYTES: u64 = 64;
 
-/// Encodes the clips of a job's rows, or finds them in the cache.
-pub fn encode_job(job: &Job, say: &dyn Fn(&str)) -> Result<(), Failure> {
-    clip_stores(&job.data)
-        .into_iter()
-        .try_for_each(|store| encode_clips(store, &job.request, &job.model, say))
+/// Hashes of all that hears, where a job has sound.
+pub fn hash_encoder(job: &Job) -> Result<WeightHashes, Failure> {
+    match job.request.audio_spec() {
+        Some(_) => read_hashes(&job.request, &job.model),
+        None => Ok(WeightHashes::new()),
+    }
 }
 
-/// Encodes clips, or finds them in the cache.
+fn read_hashes(request: &Request, model: &Model) -> Result<WeightHashes, Failure> {
+    let hash = |name: String| Ok((name.clone(), stored(model, &name).read_hash().map_err(Failure::model)?));
+    let tensors = request.spec.audio.iter().flat_map(AudioSpec::tensors);
+    tensors.map(|tensor| hash(tensor.name)).collect()
+}
+
+/// Encodes the clips of a job's rows, or finds them in the cache; `hashes` are those of [`hash_encoder`].
+pub fn encode_job(
+    job: &Job,
+    hashes: &WeightHashes,
+    device: AnyDevice,
+    say: &dyn Fn(&str),
+) -> Result<AnyDevice, Failure> {
+    clip_stores(&job.data).into_iter().try_fold(device, |device, store| {
+        let (encoded, device) = encode_hashed(store, &job.request, (&job.model, None), hashes, device, say)?;
+        store.set_encoded(encoded);
+        Ok(device)
+    })
+}
+
+/// Encodes clips to what `request.audio` says, or finds them in the cache; also returns the device. Embeddings are those of
+/// the model with its adapter.
 pub fn encode_clips(
     store: &ClipStore,
     request: &Request,
-    model: &Model,
+    (model, adapter): (&Model, Option<&AdapterFile>),
+    device: AnyDevice,
     say: &dyn Fn(&str),
-) -> Result<(), Failure> {
+) -> Result<(EncodedClips, AnyDevice), Failure> {
+    let hashes = read_hashes(request, model)?;
+    encode_hashed(store, request, (model, adapter), &hashes, device, say)
+}
+
+fn encode_hashed(
+    store: &ClipStore,
+    request: &Request,
+    (model, adapter): (&Model, Option<&AdapterFile>),
+    hashes: &WeightHashes,
+    mut device: AnyDevice,
+    say: &dyn Fn(&str),
+) -> Result<(EncodedClips, AnyDevice), Failure> {
     let folder = own_cache().map_or_else(|_| std::env::temp_dir(), |cache| cache.join("audio"));
     std::fs::create_dir_all(&folder).map_err(Failure::disk)?;
-    let (width, dtype) = match request.audio_spec() {
-        Some(audio) => (audio.width(request.audio), request.activations()),
-        None => return Ok(()),
-    };
-    let path = folder.join(format!("{}.rows", key(store, request, model, dtype)?));
+    let audio = request.audio_spec().expect("there are clips, so there is sound");
+    let (width, dtype) = (audio.width(request.audio), request.activations());
+    let path = folder.join(format!("{}.rows", key(store, request, (hashes, adapter), dtype)?));
     let bytes = encoded_bytes(store, request);
     let row_bytes = width * dtype.bytes();
     if !is_whole(&path, bytes) {
-        let mut encoder = Encoder::load(request, model, longest_clip_rows(store))?;
+        let mut encoder = Encoder::load(request, (model, adapter), longest_clip_rows(store), device)?;
         let needed = format_bytes(encoder.executor.plan().reserved_bytes() as u64);
         say(&format!(
             "encoding {} clips once ({needed} of memory, {} in `{}`)",
@@ -66,50 +101,67 @@ pub fn encode_clips(
             folder.display()
         ));
         write_rows(&path, store, &mut encoder, dtype)?;
+        device = encoder.executor.into_device();
     }
-    store.set_encoded(&path, MAGIC.len() as u64, row_bytes).map_err(Failure::disk)
+    let encoded = EncodedClips::open(&path, MAGIC.len() as u64, row_bytes).map_err(Failure::disk)?;
+    Ok((encoded, device))
 }
 
-/// The embeddings of sound files, each (rows, C), by the encoder of a model that is not being trained.
-pub fn encode_files(request: &Request, model: &Model, files: &[PathBuf]) -> Result<Vec<Vec<f32>>, Failure> {
+/// The embeddings of sound files, each (rows, C), by the encoder of a model with an adapter; and the device.
+pub fn encode_files(
+    request: &Request,
+    (model, adapter): (&Model, Option<&AdapterFile>),
+    files: &[PathBuf],
+    device: AnyDevice,
+) -> Result<(Vec<Vec<f32>>, AnyDevice), Failure> {
+    let mut log_mel = LogMel::default();
+    let mut all = Vec::new();
+    for file in files {
+        let limit = ClipLimit { max_seconds: f64::INFINITY };
+        let clip = decode_file(file, limit).map_err(|error| {
+            let hint = error.hint();
+            Failure::data(format!("`{}` {error}", file.display())).hint(hint)
+        })?;
+        let mut features = Vec::new();
+        log_mel.append(&clip.samples, &mut features);
+        all.push(features);
+    }
     let request = Request { audio: AudioInput::Embeddings, ..request.clone() };
-    let Some(adapted) = request.adapters.iter().find(|module| module.path.starts_with(AUDIO)) else {
-        let mut log_mel = LogMel::default();
-        let mut all = Vec::new();
-        for file in files {
-            let limit = ClipLimit { max_seconds: f64::INFINITY };
-            let clip = decode_file(file, limit).map_err(|error| {
-                let hint = error.hint();
-                Failure::data(format!("`{}` {error}", file.display())).hint(hint)
-            })?;
-            let mut features = Vec::new();
-            log_mel.append(&clip.samples, &mut features);
-            all.push(features);
-        }
-        let rows = |features: &Vec<f32>| filled_rows(rows_of_frames(features.len() / MEL_BINS));
-        let mut encoder = Encoder::load(&request, model, all.iter().map(rows).max().unwrap_or(0))?;
-        return all.iter_mut().map(|features| encoder.encode(features)).collect();
-    };
-    Err(Failure::model(format!(
-        "the adapter changes `{}`, and generation hears with the encoder of the base only",
-        adapted.path
-    ))
-    .hint("use an adapter of the decoder, or transformers and PEFT"))
+    let rows = |features: &Vec<f32>| filled_rows(rows_of_frames(features.len() / MEL_BINS));
+    let longest = all.iter().map(rows).max().unwrap_or(0);
+    let mut encoder = Encoder::load(&request, (model, adapter), longest, device)?;
+    let embeddings: Result<_, Failure> = all.iter_mut().map(|features| encoder.encode(features)).collect();
+    Ok((embeddings?, encoder.executor.into_device()))
 }
 
 /// What determines the rows.
-fn key(store: &ClipStore, request: &Request, model: &Model, dtype: DType) -> Result<String, Failure> {
+fn key(
+    store: &ClipStore,
+    request: &Request,
+    (hashes, adapter): (&WeightHashes, Option<&AdapterFile>),
+    dtype: DType,
+) -> Result<String, Failure> {
     let mut hasher = Hasher::sha256();
     let kind = match request.audio {
         AudioInput::None | AudioInput::Embeddings => "embeddings",
+        AudioInput::Encoded => "encoded",
         AudioInput::Subsampled => "subsampled",
     };
-    hasher.update(format!("audio rows 1 {kind} {dtype} {}\n", store.hash()).as_bytes());
-    let audio = request.spec.audio.as_ref().expect("only a model that hears is encoded");
-    for tensor in audio.tensors() {
-        let (name, storage) = (&tensor.name, request.storage_of(&tensor.name));
-        let hash = stored(model, name).read_hash().map_err(Failure::model)?;
-        hasher.update(format!("{name} {storage} {hash}\n").as_bytes());
+    hasher.update(format!("audio rows 2 {kind} {dtype} {}\n", store.hash()).as_bytes());
+    for (name, hash) in hashes {
+        hasher.update(format!("{name} {} {hash}\n", request.storage_of(name)).as_bytes());
+    }
+    // The scale is a part of an adapter's meaning.
+    let encoding = encoding_request(request, 0);
+    for module in &encoding.adapters {
+        hasher.update(format!("{} {}\n", module.path, module.scale).as_bytes());
+    }
+    let is_read = !encoding.adapters.is_empty() || !encoding.trained.is_empty();
+    for (key, tensor) in adapter.filter(|_| is_read).into_iter().flat_map(AdapterFile::tensors) {
+        if key.to_string().contains(AUDIO) {
+            let hash = Weight::Plain(tensor).read_hash().map_err(Failure::model)?;
+            hasher.update(format!("{key} {hash}\n").as_bytes());
+        }
     }
     Ok(hasher.finish_hex())
 }
@@ -177,7 +229,7 @@ pub fn encode_numbers(numbers: &[f32], dtype: DType) -> Vec<u8> {
 
 /// A loaded encoder.
 struct Encoder {
-    executor: Executor<Cpu>,
+    executor: Executor<AnyDevice>,
     /// Of each mel bin.
     mean: Vec<f32>,
     inverse_deviation: Vec<f32>,
@@ -186,13 +238,22 @@ struct Encoder {
 }
 
 impl Encoder {
-    fn load(request: &Request, model: &Model, rows: usize) -> Result<Encoder, Failure> {
-        let device = Cpu::new(request.threads).map_err(Failure::device)?;
+    fn load(
+        request: &Request,
+        (model, adapter): (&Model, Option<&AdapterFile>),
+        rows: usize,
+        device: AnyDevice,
+    ) -> Result<Encoder, Failure> {
         let plan = plan_encoding(request, rows);
         let result = leaf(&plan, state::AUDIO);
         let width = plan.value(result).ty.shape.at(&plan.extent).1;
         let mut executor = Executor::load(plan, device)?;
         load_weights(&mut executor, model, request.threads)?;
+        if let Some(adapter) = adapter {
+            read_part(&mut executor, &encoding_request(request, rows), adapter)?;
+        }
+        let extent = executor.plan().extent;
+        executor.run(Entry::Refresh, &extent)?;
         let [mean, inverse_deviation] =
             [GLOBAL_MEAN, GLOBAL_INVERSE_DEVIATION].map(|name| read_vector(model, name));
         Ok(Encoder { executor, mean: mean?, inverse_deviation: inverse_deviation?, result, width })
@@ -211,8 +272,8 @@ impl Encoder {
         features.resize(audio * FRAMES_OF_ROW * MEL_BINS, 0.0);
         let plan = self.executor.plan();
         let [place, marks] = [input::AUDIO_FEATURES, input::AUDIO_MARKS].map(|name| leaf(plan, name));
-        self.executor
-            .write(place, &features.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>());
+        let element = plan.value(place).ty.storage.plain().expect("features are plain numbers");
+        self.executor.write(place, &encode_numbers(features, element));
         let numbers = marks_of_clip(0, frames).flatten();
         self.executor.write(marks, &numbers.flat_map(i32::to_le_bytes).collect::<Vec<u8>>());
         self.executor.run(Entry::Encode, &Extent { audio, ..Extent::default() })?;

@@ -97,7 +97,7 @@ pub fn prepare_run(
     if !planned.fits {
         return Err(planned.refusal());
     }
-    encode_job(job, say)?;
+    device = encode_job(job, made_of.encoder(), device, say)?;
     if let Some(note) = check_start(&planned.solution.plan, job, &start)? {
         say(&format!("{NOTE} {note}"));
     }
@@ -193,7 +193,7 @@ fn compare_contents(
         ));
     }
     made_of.continue_from(before);
-    let changes = accept_or_refuse(made_of.changes_since(before), dir.path(), accepts)?;
+    let changes = accept_or_refuse(made_of.changes_since(before, Some(&job.model)), dir.path(), accepts)?;
     made_of.accept(*step, changes, say);
     Ok(made_of)
 }

@@ -34,7 +34,7 @@ impl Facts {
         };
         Facts {
             lr: train.lr,
-            is_full: !job.request.trained.is_empty(),
+            is_full: job.request.adapters.is_empty(),
             weight_decay: train.weight_decay,
             dropout: job.recipe.adapter.dropout,
             warmup_steps: warmup_steps(warmup, total_steps),

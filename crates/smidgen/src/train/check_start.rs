@@ -6,6 +6,7 @@ use super::resume::Start;
 use super::trained_weights;
 use crate::failure::Failure;
 use crate::plan::job::Job;
+use crate::plan::product::Product;
 use crate::session::adapters::{adapter_config, adapter_places, find_tensors};
 use smidgen_formats::peft::{AdapterFile, AdapterTensor, check_agreement};
 use smidgen_ir::Plan;
@@ -14,7 +15,7 @@ use smidgen_recipe::Init;
 /// Refuses a job whose adapter could not be saved, and an initial adapter that does not fit the job. Reads
 /// headers only, so it can run before anything is written. Returns a note about an adapter that means something else here.
 pub fn check_start(plan: &Plan, job: &Job, start: &Start) -> Result<Option<String>, Failure> {
-    if !job.request.trained.is_empty() {
+    if Product::of(&job.recipe) == Product::Model {
         if let Start::Checkpoint { folder, .. } = start {
             trained_weights::check_trained(plan, &job.request, folder)?;
         }

@@ -332,7 +332,7 @@ impl Course<'_> {
     /// What changes with another plan, in words.
     fn describe_change(&self, job: &Job, before: &Chosen, planned: &Planned) -> String {
         let now = &planned.solution;
-        let changes = (self.describe_changes)(&before.policy, &now.policy, job.request.spec.layers);
+        let changes = (self.describe_changes)(&before.policy, &now.policy, job.request.layers());
         let [is, was] = [now.peak_bytes, before.peak_bytes].map(format_bytes);
         format!("now {changes}, {is} instead of {was}")
     }

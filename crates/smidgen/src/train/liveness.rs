@@ -62,7 +62,7 @@ impl Liveness {
             dropout: job.recipe.adapter.dropout,
             attends: false,
             in_f16: job.request.precision == Precision::F16,
-            is_full: !job.request.trained.is_empty(),
+            is_full: job.request.adapters.is_empty(),
         }
     }
 

@@ -9,6 +9,7 @@ use crate::console::colour::WARNING;
 use crate::failure::{Failure, FailureKind};
 use crate::plan::job::Job;
 use crate::rows::data::Data;
+use crate::session::encoding::hash_encoder;
 use crate::session::weights::WeightHashes;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -40,6 +41,9 @@ pub struct MadeOf {
     template: Option<String>,
     /// By the names of tensors.
     weights: WeightHashes,
+    /// Of all that hears, where there is sound: clips are encoded by it before the weights are loaded.
+    #[serde(default, skip_serializing_if = "WeightHashes::is_empty")]
+    encoder: WeightHashes,
     /// What was changed on the way and continued with by `--accept-changes`.
     #[serde(default)]
     pub accepted: Vec<Accepted>,
@@ -82,7 +86,13 @@ impl MadeOf {
             ("config of the model", text(&|| serde_json::to_value(&self.config))),
             ("tokenizer", text(&|| serde_json::to_value(&self.tokenizer))),
             ("template", self.template.clone().unwrap_or_default()),
+            ("audio encoder", text(&|| serde_json::to_value(&self.encoder))),
         ]
+    }
+
+    /// Hashes of all that hears.
+    pub fn encoder(&self) -> &WeightHashes {
+        &self.encoder
     }
 
     /// Of a job whose weights are not loaded yet.
@@ -103,6 +113,7 @@ impl MadeOf {
         }
         made_of.config = job.model.config().as_object().cloned().unwrap_or_default();
         made_of.tokenizer = hash_tokenizer(&job.model)?;
+        made_of.encoder = hash_encoder(job)?;
         if let Template::File(path) = &job.recipe.data.template {
             made_of.template = Some(hash_file(&path.resolved)?);
         }
@@ -110,7 +121,7 @@ impl MadeOf {
     }
 
     /// What differs from an earlier state, apart from weights.
-    pub fn changes_since(&self, before: &MadeOf) -> Vec<Change> {
+    pub fn changes_since(&self, before: &MadeOf, model: Option<&Model>) -> Vec<Change> {
         let data = changed(&before.data, &self.data).into_iter().map(|(key, was, is)| Change {
             kind: FailureKind::Data,
             words: format!("`{key}` has other samples: {} were {}", words(is), words(was)),
@@ -130,24 +141,14 @@ impl MadeOf {
         });
         let template = (before.template != self.template)
             .then(|| model_change("the file of `data.template` has other contents".into()));
-        data.chain(config).chain(tokenizer).chain(template).collect()
+        let encoder = changed_weights(&before.encoder, &self.encoder, model);
+        data.chain(config).chain(tokenizer).chain(template).chain(encoder).collect()
     }
 
     /// Takes the hashes of the loaded weights; returns what differs from those of a checkpoint. A weight that only one of
     /// them has is trained there, and its values are the checkpoint's.
     pub fn see_weights(&mut self, hashes: WeightHashes, model: &Model) -> Option<Change> {
-        let differs =
-            |(name, hash): &(&String, &String)| self.weights.get(*name).is_some_and(|was| was != *hash);
-        let changed: Vec<&String> = hashes.iter().filter(differs).map(|(name, _)| name).collect();
-        let change = changed.first().map(|first| {
-            let place = model.weight(first).map(|weight| weight.file_path().display().to_string());
-            let place = place.map_or(String::new(), |place| format!(" in `{place}`"));
-            let more = match changed.len() {
-                1 => String::new(),
-                count => format!(", and so have {} more of {} weights", count - 1, hashes.len()),
-            };
-            model_change(format!("`{first}`{place} has other values{more}"))
-        });
+        let change = changed_weights(&self.weights, &hashes, Some(model));
         self.weights = hashes;
         change
     }
@@ -190,6 +191,21 @@ pub fn accept_or_refuse(changes: Vec<Change>, folder: &Path, accepts: bool) -> R
     Err(Failure::new(kind, message).hint(
         "restore what was changed, or continue with `--accept-changes`: the checkpoints and the report then say so",
     ))
+}
+
+/// Weights that both have, with other values.
+fn changed_weights(before: &WeightHashes, now: &WeightHashes, model: Option<&Model>) -> Option<Change> {
+    let differs = |(name, hash): &(&String, &String)| before.get(*name).is_some_and(|was| was != *hash);
+    let changed: Vec<&String> = now.iter().filter(differs).map(|(name, _)| name).collect();
+    let first = changed.first()?;
+    let place =
+        model.and_then(|model| model.weight(first)).map(|weight| weight.file_path().display().to_string());
+    let place = place.map_or(String::new(), |place| format!(" in `{place}`"));
+    let more = match changed.len() {
+        1 => String::new(),
+        count => format!(", and so have {} more of {} weights", count - 1, now.len()),
+    };
+    Some(model_change(format!("`{first}`{place} has other values{more}")))
 }
 
 fn model_change(words: String) -> Change {
@@ -313,7 +329,7 @@ mod tests {
     fn every_change_is_named() {
         let before = made_of(|_| {});
         let check = |edit: &dyn Fn(&mut MadeOf), expected: &[&str]| {
-            let changes = made_of(edit).changes_since(&before);
+            let changes = made_of(edit).changes_since(&before, None);
             let words: Vec<&str> = changes.iter().map(|change| change.words.as_str()).collect();
             assert_eq!(words, expected);
         };

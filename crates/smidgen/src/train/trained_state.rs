@@ -1,35 +1,36 @@
-//! What is trained, between device and disk: adapters, or with full training tensors of the base.
+//! What is trained, between device and disk: an adapter with what is trained next to it, or with full training a model.
 //!
-//! Which of the two follows from the job; everything above works with either.
+//! Which of the two follows from the recipe; everything above works with either.
 
 use super::trained_weights::{help_write_trained, read_trained, start_trained, write_trained};
 use crate::failure::Failure;
 use crate::plan::job::Job;
+use crate::plan::product::Product;
 use crate::session::adapters::{read_adapter, save_adapter, start_adapters};
 use smidgen_runtime::{Device, Executor};
 use std::path::Path;
 
 /// Fills every trained tensor with the values that training starts from.
 pub fn start<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(), Failure> {
-    match job.request.trained.is_empty() {
-        true => start_adapters(executor, job),
-        false => start_trained(executor, &job.request, &job.model),
+    match Product::of(&job.recipe) {
+        Product::Adapter => start_adapters(executor, job),
+        Product::Model => start_trained(executor, &job.request, &job.model),
     }
 }
 
 /// Reads the trained tensors of a checkpoint.
 pub fn read_saved<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &Path) -> Result<(), Failure> {
-    match job.request.trained.is_empty() {
-        true => read_adapter(executor, &job.request, folder),
-        false => read_trained(executor, &job.request, folder),
+    match Product::of(&job.recipe) {
+        Product::Adapter => read_adapter(executor, &job.request, folder),
+        Product::Model => read_trained(executor, &job.request, folder),
     }
 }
 
 /// Writes the trained tensors into a checkpoint.
 pub fn save_trained<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &Path) -> Result<(), Failure> {
-    match job.request.trained.is_empty() {
-        true => save_adapter(executor, job, folder),
-        false => write_trained(executor, &job.request, folder),
+    match Product::of(&job.recipe) {
+        Product::Adapter => save_adapter(executor, job, folder),
+        Product::Model => write_trained(executor, &job.request, folder),
     }
 }
 

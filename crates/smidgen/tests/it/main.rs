@@ -50,6 +50,7 @@ mod scratch;
 mod signals;
 mod smollm2;
 mod speech;
+mod spoken_digits;
 mod stopping;
 mod text_data;
 mod text_stream;

@@ -210,7 +210,11 @@ fn what_cannot_be_merged_is_refused_by_name() {
         config["peft_type"] = "LORA".into();
         config["modules_to_save"] = serde_json::json!(["lm_head"]);
     });
-    scratch.refused(1, &["merge", "adapter", "--output", "merged"], &["`modules_to_save`: whole modules"]);
+    scratch.refused(
+        1,
+        &["merge", "adapter", "--output", "merged"],
+        &["`modules_to_save` names `lm_head`, of which there is no tensor"],
+    );
     scratch.refused(1, &["merge", "model", "--output", "merged"], &["holds a model and not an adapter"]);
     scratch.refused(1, &["merge", "absent", "--output", "merged"], &["`absent` does not exist"]);
 }

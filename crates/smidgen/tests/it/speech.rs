@@ -70,7 +70,7 @@ fn tensors(config: &Value) -> Vec<(String, Vec<usize>, Vec<f32>)> {
     sized.collect()
 }
 
-fn write_tensors(scratch: &Scratch, config: &Value, tensors: &[(String, Vec<usize>, Vec<f32>)]) {
+pub fn write_tensors(scratch: &Scratch, config: &Value, tensors: &[(String, Vec<usize>, Vec<f32>)]) {
     scratch.write("model/config.json", config.to_string());
     let element = Element::F32;
     let specs: Vec<TensorSpec> = tensors
@@ -83,10 +83,14 @@ fn write_tensors(scratch: &Scratch, config: &Value, tensors: &[(String, Vec<usiz
     .unwrap();
 }
 
-/// A WAV file of 16 kHz.
+/// A clip of a saw tooth.
 fn wav(samples: usize, pitch: usize) -> Vec<u8> {
-    let sample = |index: usize| ((index * pitch % 400) as i16 - 200) * 40 + (index % 7) as i16;
-    let data: Vec<u8> = (0..samples).flat_map(|index| sample(index).to_le_bytes()).collect();
+    wav_of((0..samples).map(|index| ((index * pitch % 400) as i16 - 200) * 40 + (index % 7) as i16))
+}
+
+/// A WAV file of 16 kHz.
+pub fn wav_of(samples: impl Iterator<Item = i16>) -> Vec<u8> {
+    let data: Vec<u8> = samples.flat_map(i16::to_le_bytes).collect();
     let mut bytes = b"RIFF".to_vec();
     bytes.extend((36 + data.len() as u32).to_le_bytes());
     bytes.extend(b"WAVEfmt \x10\0\0\0\x01\0\x01\0");
@@ -165,7 +169,7 @@ fn memory_changes_nothing_that_is_heard() {
     scratch.train("deep", &["memory.order=depth", "memory.micro_tokens=32"]);
     scratch.train("broad", &["memory.order=breadth", "memory.micro_tokens=32"]);
     assert_eq!(scratch.adapter("deep"), scratch.adapter("broad"));
-    scratch.train_refused(2, &[ENCODER, "memory.order=breadth"], &["adapts the audio encoder"]);
+    scratch.train_refused(2, &[ENCODER, "memory.order=breadth"], &["a part of what hears is trained"]);
     scratch.train("dropped", &[ENCODER, "adapter.dropout=0.1"]);
     assert!(scratch.losses("dropped").iter().all(|loss| loss.is_finite()));
 }
@@ -258,7 +262,85 @@ fn the_published_layout_is_the_same_model() {
     assert_eq!(scratch.json("further/adapter/adapter_config.json")["r"], 3);
     let rank = "`adapter.init = builtin:speech` is a LoRA of rank 3";
     scratch.train_refused(2, &["adapter.init=builtin:speech", "adapter.rank=5"], &[rank]);
-    scratch.refused(1, &["merge", "merged/adapter", "--base", "model", "--output", "whole"], &["phi4mm"]);
+    // Merged into what the adapter inside is added to, or in place of it.
+    for run in ["merged", "further"] {
+        let arguments = ["merge", run, "--base", "model", "--check", "--json", "--output"];
+        let whole = format!("whole-{run}");
+        let ended = scratch.run(&[&arguments[..], &[&whole]].concat());
+        let told: Value = serde_json::from_str(&ended.stdout).unwrap_or_else(|_| panic!("{}", ended.stderr));
+        let apart = told["logits_difference"]["relative"].as_f64().unwrap();
+        assert!(apart < 1e-5, "{run}: {apart}");
+        let eval = |model: &str| {
+            let model = format!("model.path={model}");
+            let ended = scratch.run(&["eval", run, "--json", "--base", "data.eval=data.jsonl", &model]);
+            let found: Value =
+                serde_json::from_str(&ended.stdout).unwrap_or_else(|_| panic!("{}", ended.stderr));
+            found["base"]["loss"].as_f64().unwrap()
+        };
+        let ended = scratch.run(&["eval", run, "--json", "data.eval=data.jsonl"]);
+        let found: Value = serde_json::from_str(&ended.stdout).unwrap_or_else(|_| panic!("{}", ended.stderr));
+        // The base of a run that continues the adapter inside is without it; a merged model is with it.
+        if run == "merged" {
+            assert_close(&[eval(&whole)], &[found["adapter"]["loss"].as_f64().unwrap()], 1e-5);
+        }
+    }
+}
+
+/// Norms, embedding, head and projector are trained next to the adapter, saved with it, and used with it.
+#[test]
+fn parts_of_the_base_are_trained_next_to_an_adapter() {
+    let scratch = scratch();
+    let parts = "adapter.train=[\"projector\",\"norms\",\"embed_tokens\"]";
+    let constant = ["train.schedule=constant", "train.warmup=0", "train.lr=1e-3", parts];
+    let with = |more: &[&'static str]| [&constant[..], more].concat();
+    let ended = scratch.train("run", &with(&["train.steps=4", "train.save_every=2", "data.eval=data.jsonl"]));
+    assert!(ended.stderr.contains("encoding 4 clips once"), "{}", ended.stderr);
+    scratch.train("plain", &["train.schedule=constant", "train.warmup=0", "train.lr=1e-3", "train.steps=4"]);
+    assert_close(&scratch.losses("run")[..1], &scratch.losses("plain")[..1], 1e-6);
+    assert!(scratch.losses("run")[3] < scratch.losses("plain")[3], "more is trained, and more is learned");
+
+    let config = scratch.json("run/adapter/adapter_config.json");
+    let saved: Vec<&str> =
+        config["modules_to_save"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    for module in ["lm_head", "model.embed_tokens", "model.norm", "model.layers.1.input_layernorm"] {
+        assert!(saved.contains(&module), "{module}: {saved:?}");
+    }
+    assert!(saved.contains(&"model.embed_tokens_extend.audio_embed.up_proj_for_speech"), "{saved:?}");
+    let shown = scratch.run(&["inspect", "run"]);
+    assert_eq!(shown.code, Some(0), "{}", shown.stderr);
+
+    // A run that was stopped and resumed has the same bytes.
+    scratch.train("long", &with(&["train.steps=6", "data.eval=data.jsonl"]));
+    let resume =
+        ["train", "recipe.toml", "--resume", "output.dir=run", "train.steps=6", "train.save_every=2"];
+    let ended = scratch.run(&[&resume[..], &["data.eval=data.jsonl"], &constant].concat());
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert_eq!(scratch.adapter("run"), scratch.adapter("long"));
+
+    // Evaluated, merged and started from, it is the model that was trained.
+    let loss = |arguments: &[&str]| {
+        let ended = scratch.run(&[&["eval", "long", "--json"][..], arguments].concat());
+        let found: Value = serde_json::from_str(&ended.stdout).unwrap_or_else(|_| panic!("{}", ended.stderr));
+        found
+    };
+    let trained = loss(&[])["adapter"]["loss"].as_f64().unwrap();
+    let merged = scratch.run(&["merge", "long", "--base", "model", "--check", "--output", "whole"]);
+    assert_eq!(merged.code, Some(0), "{}", merged.stderr);
+    assert!(merged.stdout.contains("of them trained themselves"), "{}", merged.stdout);
+    let whole = loss(&["--base", "model.path=whole"])["base"]["loss"].as_f64().unwrap();
+    assert_close(&[whole], &[trained], 1e-5);
+    let begun = scratch.train("begun", &with(&["train.steps=1", "adapter.init=long/adapter"]));
+    assert_eq!(begun.code, Some(0));
+    let first = scratch.losses("begun")[0];
+    assert!((first - trained).abs() < (first - scratch.losses("run")[0]).abs(), "{first} {trained}");
+
+    let refused = |part: &str, words: &[&str]| {
+        scratch.train_refused(2, &["output.dir=new", &format!("adapter.train=[\"{part}\"]")], words);
+    };
+    refused("qkv_proj", &["`adapter.train` and adapted"]);
+    refused("nothing", &["`adapter.train`", "nothing", "projector"]);
+    let full = ["output.dir=new", "adapter.kind=full", parts];
+    scratch.train_refused(2, &full, &["`adapter.train` has no effect"]);
 }
 
 #[test]
@@ -298,18 +380,26 @@ fn rows_that_cannot_be_heard_are_refused_by_name() {
     assert!(dropped.stderr.contains("2 dropped because of too long audio"), "{}", dropped.stderr);
     scratch.train_refused(1, &[ENCODER, "data.train=words.jsonl"], &["words.jsonl"]);
     scratch.write("words.jsonl", format!("{}\n", json!({"input_ids": [1, 2, 3, 4]})));
-    scratch.train_refused(1, &[ENCODER, "data.train=words.jsonl"], &["audio encoder", "no row has `audio`"]);
+    scratch.train_refused(
+        1,
+        &[ENCODER, "data.train=words.jsonl"],
+        &["a part of what hears", "no row has `audio`"],
+    );
     let deaf = Scratch::new();
     deaf.write("data.jsonl", format!("{}\n", json!({"input_ids": [1, 2, 3], "audio": "a.wav"})));
     deaf.train_refused(1, &[], &["line 1", "the model does not hear"]);
 }
 
-/// Words of a vocabulary with an audio token; ids of words are their places.
 fn write_tokenizer(scratch: &Scratch) {
     let words =
         ["<unk>", "</s>", "what", "is", "said", "before", "after", "tone", "one", "two", "three", "?"];
+    write_words(scratch, &words, AUDIO_TOKEN);
+}
+
+/// Words of a vocabulary with an audio token; ids of words are their places.
+pub fn write_words(scratch: &Scratch, words: &[&str], audio_token: i64) {
     // An added token has the id behind the vocabulary.
-    let fillers = (words.len() as i64..AUDIO_TOKEN).map(|id| format!("filler{id}"));
+    let fillers = (words.len() as i64..audio_token).map(|id| format!("filler{id}"));
     let words = words.iter().map(ToString::to_string).chain(fillers);
     let vocabulary: Value = words.enumerate().map(|(id, word)| (word, json!(id))).collect();
     let special = |id: i64, content: &str| {
@@ -319,7 +409,7 @@ fn write_tokenizer(scratch: &Scratch) {
     let tokenizer = json!({
         "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
         "decoder": null, "pre_tokenizer": {"type": "Whitespace"},
-        "added_tokens": [special(0, "<unk>"), special(1, "</s>"), special(AUDIO_TOKEN, "<|sound|>")],
+        "added_tokens": [special(0, "<unk>"), special(1, "</s>"), special(audio_token, "<|sound|>")],
         "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
     });
     scratch.write("model/tokenizer.json", tokenizer.to_string());
@@ -389,6 +479,30 @@ fn what_was_heard_in_training_is_transcribed() {
         assert_eq!(said["text"].as_str().unwrap().trim(), *answer, "{said}");
         assert_eq!(said["prompt_ids"].as_array().unwrap().len(), embeddings(CLIPS[clip]) + 4);
     }
+    let words = |run: &str, rows: &str| {
+        let rows = format!("data.eval={rows}");
+        let ended = scratch.run(&["eval", run, "--task", "wer", "--json", &rows]);
+        let found: Value = serde_json::from_str(&ended.stdout).unwrap_or_else(|_| panic!("{}", ended.stderr));
+        found
+    };
+    let found = words("run", "rows.jsonl");
+    assert_eq!(found["adapter"]["wer"], 0.0, "{found}");
+    assert!(found["base"]["wer"].as_f64().unwrap() > 0.5, "{found}");
+    assert_eq!(found["samples"][3]["adapter"]["text"], "after tone two");
+    // Two of eight words are wrong.
+    let wrong = scratch.read("rows.jsonl");
+    let wrong = String::from_utf8(wrong).unwrap().replace("two before", "two after").replace("three", "one");
+    scratch.write("wrong.jsonl", wrong);
+    assert_eq!(words("run", "wrong.jsonl")["adapter"]["wer"], 0.25);
+    let task = ["output.dir=new", "eval.task=wer", "data.train=rows.jsonl", "data.format=auto"];
+    scratch.train_refused(2, &task, &["`eval.task = wer`"]);
+    // An adapter of the encoder is heard through.
+    let heard = [&["data.train=rows.jsonl", "data.format=auto", ENCODER][..], &learning].concat();
+    scratch.train("encoder", &heard);
+    assert_eq!(words("encoder", "rows.jsonl")["adapter"]["wer"], 0.0);
+    let arguments = ["generate", "encoder", "--raw", "--prompt", "what is said ?", "--audio", "clips/1.wav"];
+    let said = scratch.run(&[&arguments[..], &["--max-new", "8", "--threads", "2"]].concat());
+    assert_eq!(said.stdout.trim(), "two before", "{}", said.stderr);
     let twice = ["generate", "run", "--raw", "--prompt", "<|audio_1|> <|audio_1|>", "--audio", "clips/0.wav"];
     scratch.refused(2, &twice, &["`<|audio_1|>` and 1 clips"]);
 }
@@ -401,6 +515,15 @@ fn a_run_continues_with_the_sound_that_it_began_with() {
     let resume =
         ["train", "recipe.toml", "--resume", "output.dir=run", "train.steps=6", "train.save_every=2"];
     let resume = [&resume[..], &["train.schedule=constant", "train.warmup=0"]].concat();
+    // Weights that only encode, and are not in memory while training.
+    let weights = scratch.read("model/model.safetensors");
+    let mut others = tensors(&config());
+    let conv = others.iter_mut().find(|(name, ..)| name.ends_with("embed.conv.2.weight")).unwrap();
+    conv.2[3] += 0.1;
+    write_tensors(&scratch, &config(), &others);
+    let ended = scratch.run(&resume);
+    assert!(ended.code == Some(1) && ended.stderr.contains("embed.conv.2.weight`"), "{}", ended.stderr);
+    scratch.write("model/model.safetensors", weights);
     let kept = scratch.read("clips/1.wav");
     scratch.write("clips/1.wav", wav(CLIPS[1], 77));
     let ended = scratch.run(&resume);

@@ -1,0 +1,40 @@
+//! Rows in groups, so that the clips of a group can be decoded at the same time, each by one thread.
+//!
+//! Order, results and errors are those of rows that are taken one by one: a group is taken before an error of the reading
+//! that comes after it. Left out: decoding itself (`clip_row.rs`).
+
+use std::path::PathBuf;
+
+use crate::example::ExampleRow;
+use crate::format::{FormatError, RowReading, read_examples};
+use crate::row_place::{RowPlace, RowUnit};
+
+/// A row, or what is wrong with it.
+pub struct HeldRow {
+    pub file: PathBuf,
+    pub unit: RowUnit,
+    pub number: u64,
+    pub row: Result<ExampleRow, FormatError>,
+}
+
+/// Calls `on_group` with all rows in order, `size` at a time.
+pub fn read_groups<E: From<FormatError>>(
+    reading: RowReading<'_>,
+    size: usize,
+    mut on_group: impl FnMut(Vec<HeldRow>) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut held = Vec::new();
+    let mut failed = false;
+    let read = read_examples(reading, |place, row| {
+        let RowPlace { file, unit, number } = place;
+        held.push(HeldRow { file: file.to_path_buf(), unit, number, row });
+        match held.len() >= size {
+            true => on_group(std::mem::take(&mut held)).inspect_err(|_| failed = true),
+            false => Ok(()),
+        }
+    });
+    if !failed && !held.is_empty() {
+        on_group(held)?;
+    }
+    read
+}

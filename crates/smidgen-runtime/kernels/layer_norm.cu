@@ -1,0 +1,147 @@
+// Layer norms with a mean, and their gradients, a block for each row.
+//
+// With m = mean(x), r = 1 / sqrt(mean((x - m)²) + eps), n = (x - m) r and g = dy w:
+//     y = n w + b     dx = r (g - mean(g) - n mean(g n))
+// m and r are recomputed from x, never stored. In the forms `_two` the threads keep two spans of eight channels in
+// registers between the passes; the forms `_any` read the row again, element by element, if it is wide or not aligned.
+// Outputs may be inputs: all reads of an element precede its write. The order of sums depends only on the sizes.
+// Left out: gradients of weight and bias, which are not trained here.
+
+struct Statistics {
+    float mean, inverse;
+};
+
+// ── rows in registers ────────────────────────────────────────────────────────────────────────────
+
+struct HeldRow {
+    float x[2][8];
+    bool here[2];
+    int first[2];
+};
+
+__device__ __forceinline__ HeldRow hold_row(const act *x, int columns) {
+    HeldRow row;
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+        row.first[k] = 8 * (threadIdx.x + k * blockDim.x);
+        row.here[k] = row.first[k] < columns;
+        if (row.here[k])
+            load_eight<act>(x + row.first[k], row.x[k]);
+    }
+    return row;
+}
+
+__device__ __forceinline__ Statistics statistics_of(const HeldRow &row, int columns, float eps) {
+    float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+        if (row.here[k])
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                sum += row.x[k][i];
+    float mean = block_sum(sum) / (float)columns;
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+        if (row.here[k])
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                squares += (row.x[k][i] - mean) * (row.x[k][i] - mean);
+    return Statistics{mean, 1.0f / sqrtf(block_sum(squares) / (float)columns + eps)};
+}
+
+extern "C" __global__ void __launch_bounds__(512)
+    layer_norm_two(const act *x, i64 x_stride, const void *weight, int weight_dtype, const void *bias, int bias_dtype,
+                   float eps, act *y, i64 y_stride, int columns) {
+    HeldRow row = hold_row(x + blockIdx.x * x_stride, columns);
+    Statistics is = statistics_of(row, columns, eps);
+    y += blockIdx.x * y_stride;
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+        if (row.here[k]) {
+            float w[8], b[8];
+            stored_eight(weight, weight_dtype, row.first[k], w);
+            stored_eight(bias, bias_dtype, row.first[k], b);
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                row.x[k][i] = (row.x[k][i] - is.mean) * is.inverse * w[i] + b[i];
+            store_eight<act>(y + row.first[k], row.x[k]);
+        }
+}
+
+extern "C" __global__ void __launch_bounds__(512)
+    layer_norm_grad_two(const act *x, i64 x_stride, const void *weight, int weight_dtype, float eps, const act *dy,
+                        i64 dy_stride, act *dx, i64 dx_stride, int columns) {
+    HeldRow row = hold_row(x + blockIdx.x * x_stride, columns);
+    HeldRow slope = hold_row(dy + blockIdx.x * dy_stride, columns);
+    Statistics is = statistics_of(row, columns, eps);
+    dx += blockIdx.x * dx_stride;
+    float sum = 0.0f, products = 0.0f;
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+        if (row.here[k]) {
+            float w[8];
+            stored_eight(weight, weight_dtype, row.first[k], w);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                slope.x[k][i] *= w[i];
+                row.x[k][i] = (row.x[k][i] - is.mean) * is.inverse;
+                sum += slope.x[k][i];
+                products += slope.x[k][i] * row.x[k][i];
+            }
+        }
+    float mean_g = block_sum(sum) / (float)columns, mean_gn = block_sum(products) / (float)columns;
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+        if (row.here[k]) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                row.x[k][i] = is.inverse * (slope.x[k][i] - mean_g - row.x[k][i] * mean_gn);
+            store_eight<act>(dx + row.first[k], row.x[k]);
+        }
+}
+
+// ── rows of any width ────────────────────────────────────────────────────────────────────────────
+
+__device__ __forceinline__ Statistics statistics_of(const act *x, int columns, float eps) {
+    float sum = 0.0f, squares = 0.0f;
+    for (int column = threadIdx.x; column < columns; column += blockDim.x)
+        sum += to_float(x[column]);
+    float mean = block_sum(sum) / (float)columns;
+    for (int column = threadIdx.x; column < columns; column += blockDim.x) {
+        float difference = to_float(x[column]) - mean;
+        squares += difference * difference;
+    }
+    return Statistics{mean, 1.0f / sqrtf(block_sum(squares) / (float)columns + eps)};
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    layer_norm_any(const act *x, i64 x_stride, const void *weight, int weight_dtype, const void *bias, int bias_dtype,
+                   float eps, act *y, i64 y_stride, int columns) {
+    x += blockIdx.x * x_stride;
+    y += blockIdx.x * y_stride;
+    Statistics is = statistics_of(x, columns, eps);
+    for (int column = threadIdx.x; column < columns; column += blockDim.x)
+        y[column] = to_act((to_float(x[column]) - is.mean) * is.inverse * stored_float(weight, weight_dtype, column) +
+                           stored_float(bias, bias_dtype, column));
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    layer_norm_grad_any(const act *x, i64 x_stride, const void *weight, int weight_dtype, float eps, const act *dy,
+                        i64 dy_stride, act *dx, i64 dx_stride, int columns) {
+    x += blockIdx.x * x_stride;
+    dy += blockIdx.x * dy_stride;
+    dx += blockIdx.x * dx_stride;
+    Statistics is = statistics_of(x, columns, eps);
+    float sum = 0.0f, products = 0.0f;
+    for (int column = threadIdx.x; column < columns; column += blockDim.x) {
+        float g = to_float(dy[column]) * stored_float(weight, weight_dtype, column);
+        sum += g;
+        products += g * (to_float(x[column]) - is.mean) * is.inverse;
+    }
+    float mean_g = block_sum(sum) / (float)columns, mean_gn = block_sum(products) / (float)columns;
+    for (int column = threadIdx.x; column < columns; column += blockDim.x) {
+        float g = to_float(dy[column]) * stored_float(weight, weight_dtype, column);
+        float n = (to_float(x[column]) - is.mean) * is.inverse;
+        dx[column] = to_act(is.inverse * (g - mean_g - n * mean_gn));
+    }
+}

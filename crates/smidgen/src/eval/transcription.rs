@@ -1,0 +1,181 @@
+//! Word error rate: the model continues the prompt of each sample, and its text is compared with the reference.
+//!
+//! A sample's prompt is what comes before its last run of supervised tokens, and that run is the reference, so every row
+//! that can be trained on can be transcribed. Words are compared without case and without punctuation other than
+//! apostrophes. The rate is the substitutions, deletions and insertions of all rows over the words of all references.
+//! Left out: numbers written as words, and other normalizations of a language.
+
+use crate::failure::Failure;
+use crate::generate::decoder::Sound;
+use crate::generate::sampler::Sampling;
+use crate::generate::session::{Settings, TokenSession};
+use serde_json::{Value as Json, json};
+use smidgen_data::clips::EncodedClips;
+use smidgen_data::tokens::{NOT_SUPERVISED, TokenSet};
+use smidgen_formats::tokenizer::Tokenizer;
+use std::collections::BTreeSet;
+
+/// Samples to transcribe.
+#[derive(Debug)]
+pub struct Transcripts {
+    pub rows: Vec<TranscriptRow>,
+    /// Maximum tokens of an answer.
+    pub new_tokens: usize,
+}
+
+#[derive(Debug)]
+pub struct TranscriptRow {
+    pub place: String,
+    pub sample: usize,
+    pub prompt: Vec<u32>,
+    pub reference: String,
+}
+
+impl Transcripts {
+    /// Of the first `limit` samples; 0 is all.
+    pub fn of(set: &TokenSet, limit: usize, tokenizer: &Tokenizer) -> Result<Transcripts, Failure> {
+        let count = if limit == 0 { set.len() } else { limit.min(set.len()) };
+        let (mut rows, mut longest) = (Vec::with_capacity(count), 0);
+        for index in 0..count {
+            let sample = set.sample(index).map_err(Failure::data)?;
+            let is_supervised = |label: &i32| *label != NOT_SUPERVISED;
+            let end = sample.labels.iter().rposition(is_supervised).map_or(0, |last| last + 1);
+            let before = sample.labels[..end].iter().rposition(|label| !is_supervised(label));
+            let (place, Some(before)) = (set.place(index).to_string(), before) else {
+                let place = set.place(index);
+                return Err(Failure::data(format!("{place} has no prompt: all of it is supervised"))
+                    .hint("rows of `text` have no transcript; write them as `prompt` and `completion`"));
+            };
+            let prompt = sample.ids[..=before].iter().map(|id| *id as u32).collect();
+            let spoken: Vec<u32> = sample.labels[before + 1..end].iter().map(|label| *label as u32).collect();
+            longest = longest.max(spoken.len());
+            let reference = tokenizer.decode(&spoken, true).map_err(Failure::model)?;
+            if words_of(&reference).is_empty() {
+                return Err(Failure::data(format!("{place} has no words to compare with")));
+            }
+            rows.push(TranscriptRow { place, sample: index, prompt, reference });
+        }
+        // Room for a transcript that is too long, which counts as insertions.
+        Ok(Transcripts { rows, new_tokens: 2 * longest + 8 })
+    }
+
+    pub fn longest_prompt(&self) -> usize {
+        self.rows.iter().map(|row| row.prompt.len()).max().unwrap_or(0)
+    }
+
+    /// The model's text for every row, greedily. `encoded` has the embeddings of the samples' clips.
+    pub fn transcribe(
+        &self,
+        session: &mut TokenSession,
+        set: &TokenSet,
+        encoded: Option<&EncodedClips>,
+        (tokenizer, stop_ids): (&Tokenizer, &BTreeSet<u32>),
+    ) -> Result<Vec<String>, Failure> {
+        let sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, repetition_penalty: 1.0, seed: 0 };
+        let settings = Settings { sampling, max_new: self.new_tokens, stop_ids: stop_ids.clone() };
+        let prompts: Vec<Vec<u32>> = self.rows.iter().map(|row| row.prompt.clone()).collect();
+        let generated = session.transcribe_batch(&prompts, &settings, |prompt| {
+            let (Some(clips), Some(encoded)) = (set.clips(), encoded) else { return Ok(None) };
+            read_sound(set, clips.token as u32, self.rows[prompt].sample, encoded).map(Some)
+        })?;
+        let texts = generated.iter().map(|text| tokenizer.decode(&text.ids, true).map_err(Failure::model));
+        texts.collect()
+    }
+
+    pub fn score(&self, texts: Vec<String>) -> WordScores {
+        assert_eq!(texts.len(), self.rows.len());
+        let mut scores = WordScores { errors: 0, words: 0, rows: Vec::new() };
+        for (row, text) in self.rows.iter().zip(texts) {
+            let reference = words_of(&row.reference);
+            let errors = word_errors(&reference, &words_of(&text));
+            scores.errors += errors;
+            scores.words += reference.len();
+            scores.rows.push((text.trim().to_owned(), errors));
+        }
+        scores
+    }
+
+    /// What was asked, by row.
+    pub fn questions(&self) -> Vec<Json> {
+        let row = |row: &TranscriptRow| json!({"place": row.place, "prompt_tokens": row.prompt.len(), "reference": row.reference});
+        self.rows.iter().map(row).collect()
+    }
+}
+
+/// The embeddings of a sample's clips, one after the other.
+fn read_sound(set: &TokenSet, token: u32, sample: usize, encoded: &EncodedClips) -> Result<Sound, Failure> {
+    let clips = set.clips().expect("the set has sound");
+    let row_bytes = encoded.row_bytes();
+    let mut rows = Vec::new();
+    for &clip in clips.of_sample(sample) {
+        let begin = rows.len();
+        rows.resize(begin + clips.store().rows(clip) * row_bytes, 0);
+        encoded.read(clips.store(), clip, 0, &mut rows[begin..]).map_err(Failure::disk)?;
+    }
+    Ok(Sound { token, rows, row_bytes })
+}
+
+/// Errors of all rows, and the text and the errors of each.
+#[derive(Debug, PartialEq, Eq)]
+pub struct WordScores {
+    pub errors: usize,
+    /// Of the references.
+    pub words: usize,
+    pub rows: Vec<(String, usize)>,
+}
+
+impl WordScores {
+    pub fn rate(&self) -> f64 {
+        self.errors as f64 / self.words as f64
+    }
+}
+
+/// Lower-case words without punctuation other than apostrophes.
+fn words_of(text: &str) -> Vec<String> {
+    let kept = |letter: &char| letter.is_alphanumeric() || *letter == '\'';
+    let word = |word: &str| word.chars().filter(kept).flat_map(char::to_lowercase).collect::<String>();
+    text.split_whitespace().map(word).filter(|word| !word.is_empty()).collect()
+}
+
+/// Fewest substitutions, deletions and insertions that turn one list of words into the other.
+fn word_errors(reference: &[String], heard: &[String]) -> usize {
+    let mut row: Vec<usize> = (0..=heard.len()).collect();
+    for (index, word) in reference.iter().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], index + 1);
+        for (place, other) in heard.iter().enumerate() {
+            let substituted = diagonal + usize::from(word != other);
+            diagonal = row[place + 1];
+            row[place + 1] = substituted.min(diagonal + 1).min(row[place] + 1);
+        }
+    }
+    row[heard.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_the_fewest_changes_of_words() {
+        let errors = |reference: &str, heard: &str| word_errors(&words_of(reference), &words_of(heard));
+        assert_eq!(errors("the cat sat", "The cat, sat."), 0);
+        assert_eq!(errors("the cat sat", "the bat sat"), 1);
+        assert_eq!(errors("the cat sat on it", "cat sat upon it all"), 3);
+        assert_eq!(errors("it's one", "its one"), 1);
+        assert_eq!((errors("one two", ""), errors("", "one two")), (2, 2));
+    }
+
+    #[test]
+    fn the_rate_is_over_the_words_of_all_rows() {
+        let row = |reference: &str| TranscriptRow {
+            place: String::new(),
+            sample: 0,
+            prompt: vec![1],
+            reference: reference.to_owned(),
+        };
+        let transcripts = Transcripts { rows: vec![row("one two three"), row("four")], new_tokens: 9 };
+        let scores = transcripts.score(vec![" one too three\n".into(), "four five".into()]);
+        assert_eq!((scores.errors, scores.words, scores.rate()), (2, 4, 0.5));
+        assert_eq!(scores.rows, [("one too three".to_owned(), 1), ("four five".to_owned(), 1)]);
+    }
+}
