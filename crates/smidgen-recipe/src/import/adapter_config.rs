@@ -27,6 +27,7 @@ pub fn read_adapter_config(fields: &Fields<'_>, draft: &mut Draft) {
         dropout: fields.take("lora_dropout"),
         targets: fields.take("target_modules"),
         all_linear: &["all-linear"],
+        saved: fields.take("modules_to_save"),
         layers: fields.take("layers_to_transform"),
         dora: fields.take("use_dora"),
         rslora: fields.take("use_rslora"),

@@ -25,6 +25,8 @@ pub struct AdapterWords<'a> {
     pub all_linear: &'static [&'static str],
     /// Whether all linear layers are the default targets; PEFT's default is q and v.
     pub all_by_default: bool,
+    /// Parts of the base that are trained themselves.
+    pub saved: Option<Found<'a>>,
     /// A switch for all linear layers.
     pub target_linear: Option<Found<'a>>,
     pub layers: Option<Found<'a>>,
@@ -64,6 +66,11 @@ pub fn put_adapter(draft: &mut Draft, words: AdapterWords<'_>, from: &[&Found<'_
         None => {}
     }
     put_targets(draft, &words);
+    if let Some(found) = words.saved.as_ref().filter(|found| found.is_on())
+        && let Some(names) = found.words()
+    {
+        draft.put("adapter.train", Value::List(names.iter().map(|name| word(name)).collect()), &[found]);
+    }
     put_layers(draft, words.layers.clone());
     if let Some(found) = &words.bias
         && let Some(bias) = found.text().filter(|bias| bias != "none")

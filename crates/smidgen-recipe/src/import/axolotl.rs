@@ -101,6 +101,7 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
         dropout: fields.take("lora_dropout"),
         targets: fields.take("lora_target_modules"),
         all_linear: &["all-linear"],
+        saved: fields.take("lora_modules_to_save"),
         target_linear: fields.take("lora_target_linear"),
         layers: fields.take("peft_layers_to_transform"),
         dora: fields.take("peft_use_dora"),

@@ -66,6 +66,7 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
         targets: fields.take("lora_target"),
         all_linear: &["all"],
         all_by_default: true,
+        saved: fields.take("additional_target"),
         dora: fields.take("use_dora"),
         rslora: fields.take("use_rslora"),
         start: fields.take("adapter_name_or_path"),

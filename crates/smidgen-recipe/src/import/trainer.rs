@@ -148,6 +148,7 @@ fn put_model_config(fields: &Fields<'_>, draft: &mut Draft) {
         default_dropout: if is_peft { 0.0 } else { 0.05 },
         targets: fields.take_any(&["lora_target_modules", "target_modules"]),
         all_linear: &["all-linear", "all_linear"],
+        saved: fields.take_any(&["lora_modules_to_save", "modules_to_save"]),
         all_by_default: false,
         layers: fields.take("layers_to_transform"),
         dora: fields.take("use_dora"),
@@ -202,7 +203,8 @@ pub fn refuse_quantized(quantized: Option<&Found<'_>>) {
 
 fn leave_adapter_words(draft: &mut Draft, words: &AdapterWords<'_>, switch: &Found<'_>) {
     let why = format!("`{}` (line {}) turns adapters off", switch.key, switch.line);
-    let all = [&words.rank, &words.alpha, &words.dropout, &words.targets, &words.dora, &words.rslora];
+    let all =
+        [&words.rank, &words.alpha, &words.dropout, &words.targets, &words.saved, &words.dora, &words.rslora];
     for found in all.into_iter().flatten() {
         draft.leave_out(found, why.clone());
     }

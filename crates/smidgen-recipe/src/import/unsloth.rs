@@ -90,6 +90,7 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
         dropout: fields.take("lora_dropout"),
         targets: targets(fields),
         all_linear: &["all-linear"],
+        saved: fields.take("modules_to_save"),
         all_by_default: true,
         layers: fields.take("layers_to_transform"),
         rslora: fields.take("use_rslora"),

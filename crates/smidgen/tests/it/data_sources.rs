@@ -199,7 +199,7 @@ fn sources_are_mixed_by_weight() {
     scratch.write("only.toml", scratch.text("recipe.toml").replace("train = \"data.jsonl\"\n", ""));
     let ended = scratch.run(&["train", "only.toml", "output.dir=only", "train.steps=2"]);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    assert!(!scratch.text("only/job.toml").contains("\ntrain = "));
+    assert!(!scratch.text("only/job.toml").contains("[data]\ntrain = "));
     let ended = scratch.run(&["train", "only/job.toml", "output.dir=again", "train.steps=2"]);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert!(scratch.adapter("only") == scratch.adapter("again"));

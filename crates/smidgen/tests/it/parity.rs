@@ -298,7 +298,11 @@ impl<'a> Replay<'a> {
                 ValueRole::Leaf(leaf) if gradient => leaf.gradient.expect("it is trained"),
                 _ => place.leaf,
             };
-            let name = format!("{recorded}.{}", place.name());
+            // Full training names tensors as the model does.
+            let name = match self.job.request.adapters.is_empty() {
+                true => format!("{recorded}.{}", self.executor.plan().value(place.leaf).name),
+                false => format!("{recorded}.{}", place.name()),
+            };
             let expected = self.case.tensor(&name);
             let mut got = self.read(leaf, &place);
             if let (AdapterForm::Fourier { reg }, AdapterKey::FourierWeight(_), true) =
