@@ -12,6 +12,8 @@ pub struct Cost {
     pub flops: f64,
     /// The part of `flops` that multiplies by a bf16 matrix, which some devices do faster.
     pub bf16_flops: f64,
+    /// The part that multiplies by a matrix stored in fp8.
+    pub fp8_flops: f64,
     pub bytes: f64,
     /// Elements of weight matrices, counted once per use: those stored as plain numbers, ...
     pub plain_operands: f64,
@@ -37,6 +39,7 @@ impl std::ops::Add for Cost {
         Cost {
             flops: self.flops + other.flops,
             bf16_flops: self.bf16_flops + other.bf16_flops,
+            fp8_flops: self.fp8_flops + other.fp8_flops,
             bytes: self.bytes + other.bytes,
             plain_operands: self.plain_operands + other.plain_operands,
             coded_operands: self.coded_operands + other.coded_operands,
@@ -127,11 +130,11 @@ impl Operands<'_> {
 
     fn repeated_matmul(&self, matrix: usize, reads: f64, passes: f64) -> Cost {
         let flops = 2.0 * passes * self.rows(0) as f64 * self.elements(matrix);
-        let is_bf16 = self.inputs[matrix].storage == Storage::Plain(DType::Bf16);
+        let part = |storage| if self.inputs[matrix].storage == storage { flops } else { 0.0 };
+        let (bf16_flops, fp8_flops) = (part(Storage::Plain(DType::Bf16)), part(Storage::Fp8Rows));
         // The traffic counts the first read.
         let bytes = (reads - 1.0).max(0.0) * self.input_bytes(matrix) as f64;
-        let bf16_flops = if is_bf16 { flops } else { 0.0 };
-        Cost { flops, bf16_flops, bytes, ..self.repeated_decoding(matrix, reads) }
+        Cost { flops, bf16_flops, fp8_flops, bytes, ..self.repeated_decoding(matrix, reads) }
     }
 
     /// A weight matrix that is read in the way of a matmul without being multiplied.

@@ -208,6 +208,9 @@ pub enum Precision {
     Bf16,
     /// Operands rounded to f16.
     F16,
+    /// bf16, except that weights stored as [`crate::Storage::Fp8Rows`] are multiplied in e4m3 by activations that are rounded with
+    /// a scale for each token.
+    Fp8,
 }
 
 impl Precision {
@@ -216,6 +219,7 @@ impl Precision {
             Precision::F32 => "f32",
             Precision::Bf16 => "bf16",
             Precision::F16 => "f16",
+            Precision::Fp8 => "fp8",
         }
     }
 }
@@ -256,7 +260,7 @@ impl DeviceKind {
     pub fn activations(self, precision: Precision) -> DType {
         match (self, precision) {
             (DeviceKind::Cpu, _) | (DeviceKind::Cuda, Precision::F32) => DType::F32,
-            (DeviceKind::Cuda, Precision::Bf16) => DType::Bf16,
+            (DeviceKind::Cuda, Precision::Bf16 | Precision::Fp8) => DType::Bf16,
             (DeviceKind::Cuda, Precision::F16) => DType::F16,
         }
     }

@@ -109,8 +109,11 @@ pub enum Storage {
     /// One element after the other.
     Plain(DType),
     /// Signed bytes row by row, then an f32 for each row, its largest magnitude: an element is
-    /// byte · (largest · 1/127). [`int8_scales`] says where the second part begins.
+    /// byte · (largest · 1/127). [`row_scales`] says where the second part begins.
     Int8Rows,
+    /// Floats of eight bits row by row, a sign, four bits of exponent and three of mantissa (e4m3), then an f32 for each
+    /// row, its scale: an element is float · scale. [`row_scales`] says where the second part begins.
+    Fp8Rows,
     /// 4-bit codes over the flattened tensor, two per byte, the first in the high nibble; then the scale of each
     /// block of [`BNB4_BLOCK`] elements; blocks continue from one row to the next. An element is code · scale. Scales are f32; with `double` they are a byte each, then an f32 for each group of
     /// [`BNB4_GROUP`] scales, then one f32 offset: a scale is map\[byte\] · group + offset.
@@ -138,8 +141,8 @@ pub const BNB4_BLOCK: usize = 64;
 /// Scales that share a scale in [`Storage::Bnb4`] with `double`.
 pub const BNB4_GROUP: usize = 256;
 
-/// Where the f32 of each row begins in [`Storage::Int8Rows`], in bytes.
-pub const fn int8_scales(rows: usize, columns: usize) -> usize {
+/// Where the f32 of each row begins in [`Storage::Int8Rows`] and [`Storage::Fp8Rows`], in bytes.
+pub const fn row_scales(rows: usize, columns: usize) -> usize {
     rows * columns
 }
 
@@ -176,7 +179,7 @@ impl Storage {
         let elements = rows * columns;
         match self {
             Storage::Plain(dtype) => elements * dtype.bytes(),
-            Storage::Int8Rows => int8_scales(rows, columns) + 4 * rows,
+            Storage::Int8Rows | Storage::Fp8Rows => row_scales(rows, columns) + 4 * rows,
             Storage::Bnb4 { double, .. } => bnb4_parts(elements, double).end,
             Storage::Gguf(block) => rows * columns.div_ceil(block.elements()) * block.bytes(),
             Storage::Dynamic8 { .. } => dynamic8_codes(elements) + elements,
@@ -187,7 +190,11 @@ impl Storage {
     pub fn plain(self) -> Option<DType> {
         match self {
             Storage::Plain(dtype) => Some(dtype),
-            Storage::Int8Rows | Storage::Bnb4 { .. } | Storage::Gguf(_) | Storage::Dynamic8 { .. } => None,
+            Storage::Int8Rows
+            | Storage::Fp8Rows
+            | Storage::Bnb4 { .. }
+            | Storage::Gguf(_)
+            | Storage::Dynamic8 { .. } => None,
         }
     }
 
@@ -195,7 +202,7 @@ impl Storage {
     pub fn has_contiguous_rows(self) -> bool {
         match self {
             Storage::Plain(_) | Storage::Gguf(_) => true,
-            Storage::Int8Rows | Storage::Bnb4 { .. } | Storage::Dynamic8 { .. } => false,
+            Storage::Int8Rows | Storage::Fp8Rows | Storage::Bnb4 { .. } | Storage::Dynamic8 { .. } => false,
         }
     }
 
@@ -210,6 +217,7 @@ impl fmt::Display for Storage {
         match self {
             Storage::Plain(dtype) => dtype.fmt(f),
             Storage::Int8Rows => f.write_str("int8"),
+            Storage::Fp8Rows => f.write_str("fp8"),
             Storage::Bnb4 { code, double } => f.write_str(match (code, double) {
                 (Code4::Nf4, true) => "nf4",
                 (Code4::Nf4, false) => "nf4-single",
@@ -233,6 +241,7 @@ mod tests {
         assert_eq!(Storage::F32.bytes(3, 5), 60);
         assert_eq!(Storage::Plain(DType::Bf16).bytes(3, 5), 30);
         assert_eq!(Storage::Int8Rows.bytes(3, 5), 15 + 12);
+        assert_eq!(Storage::Fp8Rows.bytes(3, 5), 15 + 12);
     }
 
     /// A byte each, and an f32 for each block, the last one short.

@@ -70,6 +70,8 @@ closed_words! {
         Bf16 = "bf16",
         /// Half floats.
         F16 = "f16",
+        /// 8-bit floats (e4m3) with one scale per row.
+        Fp8 = "fp8",
         /// 8-bit integers with one scale per row.
         Int8 = "int8",
         /// 4-bit normal floats with quantized scales (double quantization).
@@ -88,6 +90,8 @@ closed_words! {
         Bf16 = "bf16",
         /// Half floats, with dynamic loss scaling.
         F16 = "f16",
+        /// bf16, with frozen linears in 8-bit floats (e4m3); changes results, and needs an H100 or H200.
+        Fp8 = "fp8",
     }
 
     /// What is trained (`adapter.kind`).
@@ -238,6 +242,16 @@ closed_words! {
         Generate = "generate",
         /// Word error rate of generated transcripts.
         Wer = "wer",
+    }
+}
+
+impl BaseFormat {
+    /// The format under this precision: products in fp8 take weights in fp8.
+    pub fn for_compute(self, compute: Compute) -> BaseFormat {
+        match (self, compute) {
+            (BaseFormat::AsStored, Compute::Fp8) => BaseFormat::Fp8,
+            _ => self,
+        }
     }
 }
 

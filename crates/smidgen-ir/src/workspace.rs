@@ -30,7 +30,7 @@ pub fn workspace_bytes(op: &Op, inputs: &[&Type], extent: &Extent, target: Targe
                 let h = 2 + usize::from(*bias);
                 let (rank, b) =
                     if lora.is_some() { (gpu.size(h).1, gpu.decoded_bytes(h + 1, 0)) } else { (0, 0) };
-                gpu.decoded_bytes(1, rank) + b + MATMUL_BYTES
+                gpu.operand_bytes(0, 1, rank) + b + MATMUL_BYTES
             },
         ),
         Op::LinearGrad { scales } => {
@@ -194,8 +194,8 @@ fn linear_grad_bytes(gpu: &CudaStep<'_>, terms: usize) -> usize {
     // The terms whose matrix needs no decoding belong to adapters.
     let thin = (0..terms).filter(|term| gpu.decoded_bytes(2 * term + 1, 0) == 0);
     let rank = thin.map(|term| gpu.size(2 * term).1).max().unwrap_or(0);
-    let decoded = (0..terms).map(|term| gpu.decoded_bytes(2 * term + 1, rank));
-    decoded.max().unwrap_or(0) + MATMUL_BYTES
+    let operands = (0..terms).map(|term| gpu.gradient_operand_bytes(2 * term, 2 * term + 1, rank));
+    operands.max().unwrap_or(0) + MATMUL_BYTES
 }
 
 /// The decoded head, a chunk of logits, the loss of each row, and the scratch of a matmul.

@@ -122,7 +122,7 @@ impl CpuStep<'_> {
     pub fn matmul_floats(&self) -> usize {
         match self.precision {
             Precision::F32 => matmul_floats(self.threads),
-            Precision::Bf16 | Precision::F16 => bf16_matmul_floats(),
+            Precision::Bf16 | Precision::F16 | Precision::Fp8 => bf16_matmul_floats(),
         }
     }
 
@@ -130,7 +130,9 @@ impl CpuStep<'_> {
     pub fn attention_floats(&self, shape: &AttentionShape) -> usize {
         let packed = match self.precision {
             Precision::F32 => 0,
-            Precision::Bf16 | Precision::F16 => self.threads * bf16_attention_thread_floats(shape.head_dim),
+            Precision::Bf16 | Precision::F16 | Precision::Fp8 => {
+                self.threads * bf16_attention_thread_floats(shape.head_dim)
+            }
         };
         packed + self.f32_attention_floats(shape)
     }

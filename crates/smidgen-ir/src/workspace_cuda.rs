@@ -21,6 +21,18 @@ pub const fn spare_columns(rank: usize) -> usize {
     rank.next_multiple_of(COLUMN_STEP)
 }
 
+/// Whether a product with a weight of this storage and size is formed in fp8: cuBLASLt wants multiples of 16 there. Other
+/// weights are decoded.
+pub fn multiplies_in_fp8(precision: Precision, storage: Storage, rows: usize, columns: usize) -> bool {
+    let fits = rows.is_multiple_of(16) && columns.is_multiple_of(16);
+    precision == Precision::Fp8 && storage == Storage::Fp8Rows && fits
+}
+
+/// Bytes of a matrix of fp8 codes, and of a scale for each row.
+const fn rounded_bytes(rows: usize, columns: usize) -> usize {
+    align_up(rows * columns) + align_up(4 * rows)
+}
+
 /// The inputs of one step at the planned extent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CudaStep<'a> {
@@ -39,7 +51,7 @@ impl CudaStep<'_> {
     pub fn element(&self) -> DType {
         match self.precision {
             Precision::F32 => DType::F32,
-            Precision::Bf16 => DType::Bf16,
+            Precision::Bf16 | Precision::Fp8 => DType::Bf16,
             Precision::F16 => DType::F16,
         }
     }
@@ -55,7 +67,26 @@ impl CudaStep<'_> {
         align_up((rows + spare) * (columns + spare) * self.element().bytes())
     }
 
-    /// The same for the head (input 1), which is decoded some rows at a time.
+    /// Bytes that a weight needs in front of its product with an input: that of [`CudaStep::decoded_bytes`], or in fp8 the
+    /// rounded input.
+    pub fn operand_bytes(&self, input: usize, weight: usize, rank: usize) -> usize {
+        let (rows, columns) = self.size(input);
+        if self.is_fp8(weight) { rounded_bytes(rows, columns) } else { self.decoded_bytes(weight, rank) }
+    }
+
+    /// The same for the gradient of the input, where a weight in fp8 is transposed too.
+    pub fn gradient_operand_bytes(&self, gradient: usize, weight: usize, rank: usize) -> usize {
+        let (rows, columns) = self.size(weight);
+        let transposed = if self.is_fp8(weight) { rounded_bytes(columns, rows) } else { 0 };
+        self.operand_bytes(gradient, weight, rank) + transposed
+    }
+
+    fn is_fp8(&self, weight: usize) -> bool {
+        let (rows, columns) = self.size(weight);
+        multiplies_in_fp8(self.precision, self.inputs[weight].storage, rows, columns)
+    }
+
+    /// Bytes of the decoded head (input 1), which is decoded some rows at a time.
     pub fn decoded_head_bytes(&self) -> usize {
         let (rows, columns) = self.size(1);
         if self.decoded_bytes(1, 0) == 0 {

@@ -15,13 +15,13 @@ use crate::foreign::{foreign_key_hint, section_for_foreign};
 use crate::keys::{KEYS, SECTIONS, find_key};
 use crate::mistake::{Mistake, Place, ReadRecipeError, RecipeErrors};
 use crate::render::render_job;
-use crate::sections::{Adapter, Recipe, default_alpha};
+use crate::sections::{Adapter, Model, Recipe, default_alpha};
 use crate::suggest::{
     abbreviate, explain_syntax_error, listed, suggest_key, suggest_override_key, suggest_value,
 };
 use crate::value::{Given, Value, value_of_toml};
 use smidgen_ir::words::nearest;
-use smidgen_ir::words::{AdapterKind, Master};
+use smidgen_ir::words::{AdapterKind, BaseFormat, Compute, Master};
 
 const MAX_RECIPE_BYTES: u64 = 256 << 10;
 
@@ -105,6 +105,7 @@ pub fn parse_recipe(
         }
         reading.check_across_keys();
         reading.check_split();
+        reading.check_fp8();
         reading.check_full();
         reading.check_required();
     }
@@ -398,6 +399,22 @@ impl Reading<'_> {
                     }),
                 });
             }
+        }
+    }
+
+    /// Products in fp8 take weights in fp8.
+    fn check_fp8(&mut self) {
+        let Model { base, compute, .. } = self.recipe.model;
+        let is_fp8 = matches!(base, BaseFormat::AsStored | BaseFormat::Fp8);
+        if let Some(seen) = self.seen.get("model.compute").filter(|_| compute == Compute::Fp8 && !is_fp8) {
+            self.mistakes.push(Mistake {
+                place: seen.place.clone(),
+                key: "model.compute".to_owned(),
+                message: format!(
+                    "`model.compute = \"fp8\"` needs weights in fp8, and `model.base` is `{base}`"
+                ),
+                hint: Some("remove `model.base`, or write `model.base = \"fp8\"`".to_owned()),
+            });
         }
     }
 

@@ -69,7 +69,7 @@ const PREFIXES: &[(&str, &str)] = &[
     ("galore_", MISSING),
     ("relora", MISSING),
     ("tpu_", LAUNCH),
-    ("fp8_", "compute is in bf16, f16 or f32 (`model.compute`)"),
+    ("fp8_", "fp8 has one scale per row and per token, and no other settings (`model.compute = \"fp8\"`)"),
     ("vllm_", "configures generation during training, which is not supported"),
     ("include_", TRACKING),
 ];

@@ -47,6 +47,13 @@ pub struct Model {
     pub compute: Compute,
 }
 
+impl Model {
+    /// How frozen weights are stored.
+    pub fn storage(&self) -> BaseFormat {
+        self.base.for_compute(self.compute)
+    }
+}
+
 /// `[adapter]`: what is trained.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Adapter {

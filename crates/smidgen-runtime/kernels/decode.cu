@@ -1,5 +1,5 @@
-// The formats of `decode.cuh` that are not GGUF: plain elements, int8 with a scale per row, and the 4-bit codes of
-// bitsandbytes.
+// The formats of `decode.cuh` that are not GGUF: plain elements, int8 and fp8 with a scale per row, and the 4-bit codes
+// of bitsandbytes.
 
 __device__ __forceinline__ float unaligned_float(const u8 *at) {
     if (((u64)at & 3) == 0)
@@ -45,6 +45,42 @@ struct Int8Rows {
     __device__ float one(i64 row, i32 column) const {
         const float scale = __fmul_rn(unaligned_float(largest + 4 * row), 1.0f / 127.0f);
         return __fmul_rn((float)(i8)codes[row * columns + column], scale);
+    }
+};
+
+// One float of eight bits (e4m3) per element, followed by the scale of each row.
+struct Fp8Rows {
+    struct Raw {
+        uint2 codes;
+        float scale;
+    };
+    const u8 *codes, *scales;
+    i64 columns;
+
+    __device__ Fp8Rows(const Source &source)
+        : codes(source.bytes), scales(source.bytes + source.rows * source.columns), columns(source.columns) {}
+
+    // The bits of exponent and mantissa, moved to their places in an f32, are too small by 2^120.
+    static __device__ float number(u32 code) {
+        const u32 bits = (code & 0x80u) << 24 | (code & 0x7fu) << 20;
+        return __fmul_rn(__uint_as_float(bits), __uint_as_float((127u + 120u) << 23));
+    }
+
+    __device__ Raw read(i64 row, i32 column) const {
+        return Raw{*(const uint2 *)(codes + row * columns + column), *(const float *)(scales + 4 * row)};
+    }
+
+    __device__ void expand(const Raw &raw, float (&y)[8]) const {
+#pragma unroll
+        for (int at = 0; at < 4; ++at) {
+            y[at] = number(raw.codes.x >> (8 * at));
+            y[4 + at] = number(raw.codes.y >> (8 * at));
+        }
+        times(y, raw.scale);
+    }
+
+    __device__ float one(i64 row, i32 column) const {
+        return __fmul_rn(number(codes[row * columns + column]), unaligned_float(scales + 4 * row));
     }
 };
 
@@ -117,5 +153,6 @@ DECODE_KERNEL(f32, Plain<float>)
 DECODE_KERNEL(bf16, Plain<bf16>)
 DECODE_KERNEL(f16, Plain<f16>)
 DECODE_KERNEL(int8, Int8Rows)
+DECODE_KERNEL(fp8, Fp8Rows)
 DECODE_KERNEL(bnb4, Bnb4<false>)
 DECODE_KERNEL(bnb4_nested, Bnb4<true>)

@@ -63,6 +63,7 @@ fn demands(parts: &[usize]) -> Vec<Demand> {
 fn profile(gflops: f64, memory_gb_s: f64, link_gb_s: f64, step_us: f64) -> Profile {
     let flops_per_s = gflops * 1e9;
     Profile {
+        fp8_gain: 1.0,
         link: DeviceProfile::cpu(1).peers,
         rates: Rates {
             product_flops_per_s: flops_per_s,

@@ -5,7 +5,7 @@
 //! (byte · largest) · 1/127, another last bit in three of ten elements.
 
 use super::{largest_magnitude, read_f32};
-use crate::storage::int8_scales;
+use crate::storage::row_scales;
 
 /// 1/127 in f32.
 pub const ONE_127TH: f32 = 1.0 / 127.0;
@@ -25,7 +25,7 @@ pub fn encode_row(values: &[f32], codes: &mut [u8]) -> f32 {
 
 /// Decodes elements `first..first + target.len()`.
 pub fn decode(rows: usize, columns: usize, bytes: &[u8], first: usize, target: &mut [f32]) {
-    let scales = int8_scales(rows, columns);
+    let scales = row_scales(rows, columns);
     for (element, value) in (first..).zip(target) {
         let largest = read_f32(bytes, scales + 4 * (element / columns));
         *value = f32::from(bytes[element] as i8) * (largest * ONE_127TH);

@@ -1,7 +1,7 @@
 //! Quantized storages, element by element: reference decoders and encoders, the same on every device.
 //!
 //! Scalar and safe: devices have fast decoders of their own, which must give the same bits, and loaders
-//! encode once. 4-bit and int8 codes are those of bitsandbytes on the CPU, q8_0 is ggml's.
+//! encode once. 4-bit and int8 codes are those of bitsandbytes on the CPU, q8_0 is ggml's, fp8 is e4m3.
 //! Tensors are read by range and written piece by piece, so that a caller never needs all f32 at once.
 //! Left out: encoders of the GGUF formats other than q8_0, which come from files alone.
 
@@ -9,10 +9,11 @@ pub mod blocks;
 pub mod bnb4;
 pub mod cascade_sum;
 pub mod dynamic_map;
+pub mod fp8;
 pub mod int8;
 pub mod nearest_code;
 
-use crate::storage::{BNB4_BLOCK, DYNAMIC8_BLOCK, bnb4_parts, int8_scales};
+use crate::storage::{BNB4_BLOCK, DYNAMIC8_BLOCK, bnb4_parts, row_scales};
 use crate::{Block, DType, Storage};
 use bnb4::ScalePart;
 use half::{bf16, f16};
@@ -38,6 +39,7 @@ pub fn decode(storage: Storage, rows: usize, columns: usize, bytes: &[u8], first
             }
         }
         Storage::Int8Rows => int8::decode(rows, columns, bytes, first, target),
+        Storage::Fp8Rows => fp8::decode(rows, columns, bytes, first, target),
         Storage::Bnb4 { code, double } => bnb4::decode(code, double, rows * columns, bytes, first, target),
         Storage::Gguf(block) => blocks::decode(block, bytes, first, target),
         Storage::Dynamic8 { signed } => dynamic_map::decode(signed, rows * columns, bytes, first, target),
@@ -81,6 +83,7 @@ pub fn can_encode(storage: Storage) -> bool {
         storage,
         Storage::Plain(DType::F32 | DType::Bf16 | DType::F16)
             | Storage::Int8Rows
+            | Storage::Fp8Rows
             | Storage::Bnb4 { .. }
             | Storage::Gguf(Block::Q8_0)
     )
@@ -104,7 +107,7 @@ pub struct Encoding<'a> {
     rows: usize,
     columns: usize,
     bytes: &'a mut [u8],
-    /// One per block of `Bnb4`, one per row of `Int8Rows`: written when all are known.
+    /// One per block of `Bnb4`, one per row of `Int8Rows` and `Fp8Rows`: written when all are known.
     scales: Vec<f32>,
 }
 
@@ -133,7 +136,7 @@ impl<'a> Encoding<'a> {
     pub fn piece_elements(&self) -> usize {
         match self.storage {
             Storage::Plain(_) => 1,
-            Storage::Int8Rows => self.columns.max(1),
+            Storage::Int8Rows | Storage::Fp8Rows => self.columns.max(1),
             Storage::Bnb4 { .. } => BNB4_BLOCK,
             Storage::Gguf(block) => block.elements(),
             Storage::Dynamic8 { .. } => DYNAMIC8_BLOCK,
@@ -181,7 +184,7 @@ impl<'a> Encoding<'a> {
                 return bnb4::scale_parts(&self.scales, groups, elements, self.bytes);
             }
             Storage::Bnb4 { double: false, .. } => bnb4_parts(elements, false).scales,
-            Storage::Int8Rows => int8_scales(self.rows, self.columns),
+            Storage::Int8Rows | Storage::Fp8Rows => row_scales(self.rows, self.columns),
             Storage::Plain(_) | Storage::Gguf(_) | Storage::Dynamic8 { .. } => return vec![],
         };
         for (scale, target) in self.scales.iter().zip(self.bytes[plain_scales..].chunks_exact_mut(4)) {
@@ -194,7 +197,7 @@ impl<'a> Encoding<'a> {
 /// Scales that an encoding holds until it is finished.
 pub fn held_scales(storage: Storage, rows: usize, columns: usize) -> usize {
     match storage {
-        Storage::Int8Rows => rows,
+        Storage::Int8Rows | Storage::Fp8Rows => rows,
         Storage::Bnb4 { .. } => (rows * columns).div_ceil(BNB4_BLOCK),
         Storage::Plain(_) | Storage::Gguf(_) | Storage::Dynamic8 { .. } => 0,
     }
@@ -204,7 +207,7 @@ pub fn held_scales(storage: Storage, rows: usize, columns: usize) -> usize {
 fn code_bytes(storage: Storage, elements: usize) -> usize {
     match storage {
         Storage::Plain(dtype) => elements * dtype.bytes(),
-        Storage::Int8Rows | Storage::Dynamic8 { .. } => elements,
+        Storage::Int8Rows | Storage::Fp8Rows | Storage::Dynamic8 { .. } => elements,
         Storage::Bnb4 { .. } => elements.div_ceil(2),
         Storage::Gguf(block) => elements / block.elements() * block.bytes(),
     }
@@ -241,9 +244,11 @@ impl EncodingPart<'_> {
                     encode_plain(dtype, *value, target);
                 }
             }
-            Storage::Int8Rows => {
+            Storage::Int8Rows | Storage::Fp8Rows => {
+                let encode_row =
+                    if self.storage == Storage::Fp8Rows { fp8::encode_row } else { int8::encode_row };
                 for ((row, codes), scale) in values.chunks(unit).zip(codes.chunks_mut(unit)).zip(scales) {
-                    *scale = int8::encode_row(row, codes);
+                    *scale = encode_row(row, codes);
                 }
             }
             Storage::Bnb4 { code, .. } => {
@@ -300,7 +305,7 @@ mod tests {
     }
 
     fn encodable() -> Vec<Storage> {
-        let mut storages = vec![Storage::Int8Rows, Storage::Gguf(Block::Q8_0)];
+        let mut storages = vec![Storage::Int8Rows, Storage::Fp8Rows, Storage::Gguf(Block::Q8_0)];
         storages.extend([DType::F32, DType::Bf16, DType::F16].map(Storage::Plain));
         for code in Code4::ALL {
             storages.extend([false, true].map(|double| Storage::Bnb4 { code, double }));

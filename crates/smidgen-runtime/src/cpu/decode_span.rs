@@ -1,13 +1,14 @@
 //! Decodes a span of a row of a stored matrix to f32: the one place that knows every storage format.
 //!
-//! Everything else of the CPU device sees f32, and a new format is a new arm here; the arms are in `stored_bnb.rs`
-//! and `stored_gguf.rs`. Every instruction set gives the same bits as the plain decoders of `quant`.
+//! Everything else of the CPU device sees f32, and a new format is a new arm here; the arms are in `stored_rows.rs`,
+//! `stored_bnb.rs` and `stored_gguf.rs`. Every instruction set gives the same bits as the plain decoders of `quant`.
 //! Left out: writing formats other than f32.
 
 use super::isa::Lanes;
 use super::stored::Stored;
-use super::stored_bnb::{decode_bnb4, decode_int8};
+use super::stored_bnb::decode_bnb4;
 use super::stored_gguf::decode_gguf;
+use super::stored_rows::{decode_fp8, decode_int8};
 use smidgen_ir::{DType, Storage};
 
 impl Stored {
@@ -41,6 +42,7 @@ impl Stored {
                     unreachable!("`check` refuses real numbers stored as {}", self.storage)
                 }
                 Storage::Int8Rows => decode_int8::<V>(self, row, first, count, target),
+                Storage::Fp8Rows => decode_fp8::<V>(self, row, first, count, target),
                 Storage::Bnb4 { code, double } => {
                     decode_bnb4::<V>(self, code, double, row * self.columns + first, count, target);
                 }

@@ -46,6 +46,8 @@ pub trait Lanes: Copy {
     unsafe fn splat_f16_pair(source: *const u8) -> (Self, Self);
     /// Signed words as floats.
     unsafe fn from_words(words: Self::Words) -> Self;
+    /// Words as the bits of floats.
+    unsafe fn from_bits(words: Self::Words) -> Self;
     unsafe fn widen_u8(source: *const u8) -> Self::Words;
     unsafe fn widen_i8(source: *const u8) -> Self::Words;
     /// The 4-bit codes of `WIDTH / 2` bytes, the high nibble of each byte first; bits above a code are undefined.

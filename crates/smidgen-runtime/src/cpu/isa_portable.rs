@@ -147,6 +147,10 @@ impl Lanes for PortableLanes {
         each(|i| words[i] as i32 as f32)
     }
     #[inline(always)]
+    unsafe fn from_bits(words: [u32; 4]) -> Self {
+        each(|i| f32::from_bits(words[i]))
+    }
+    #[inline(always)]
     unsafe fn widen_u8(source: *const u8) -> [u32; 4] {
         // SAFETY: the caller promises four readable bytes.
         each_word(|i| u32::from(unsafe { source.add(i).read() }))

@@ -61,6 +61,7 @@ impl Lanes for Avx512Lanes {
         fn scale_by_power(self: Self, exponent: Self) = _mm512_scalef_ps(self.0, exponent.0);
         fn splat_f16(source: *const u8) = _mm512_cvtph_ps(_mm256_set1_epi16(source.cast::<i16>().read_unaligned()));
         fn from_words(words: __m512i) = _mm512_cvtepi32_ps(words);
+        fn from_bits(words: __m512i) = _mm512_castsi512_ps(words);
         fn look_up(table: __m512, words: __m512i) = _mm512_permutexvar_ps(words, table);
     }
 
@@ -239,6 +240,7 @@ impl Lanes for Avx2Lanes {
         fn abs(self: Self) = _mm256_andnot_ps(_mm256_set1_ps(-0.0), self.0);
         fn splat_f16(source: *const u8) = _mm256_cvtph_ps(_mm_set1_epi16(source.cast::<i16>().read_unaligned()));
         fn from_words(words: __m256i) = _mm256_cvtepi32_ps(words);
+        fn from_bits(words: __m256i) = _mm256_castsi256_ps(words);
     }
 
     on_registers! {

@@ -68,6 +68,7 @@ pub mod split_matmul;
 pub mod stored;
 mod stored_bnb;
 mod stored_gguf;
+mod stored_rows;
 #[cfg(test)]
 mod stored_tests;
 #[cfg(test)]
@@ -207,7 +208,7 @@ impl Device for Cpu {
         let multiplies = match step.precision {
             Precision::F32 => true,
             Precision::Bf16 => self.units.bf16.is_some(),
-            Precision::F16 => false,
+            Precision::F16 | Precision::Fp8 => false,
         };
         if !multiplies {
             return Err(DeviceError::Precision { device: NAME, precision: step.precision });
@@ -372,10 +373,13 @@ fn check_storage(op: &Op, operand: &Operand, decodes_any: bool) -> Result<(), De
         {
             Err(DeviceError::Columns { device: NAME, op: op.name(), storage, columns: operand.columns })
         }
-        Storage::Int8Rows | Storage::Bnb4 { .. } | Storage::Gguf(_) if decodes_any => Ok(()),
-        storage
-        @ (Storage::Int8Rows | Storage::Bnb4 { .. } | Storage::Gguf(_) | Storage::Dynamic8 { .. }) => {
-            Err(DeviceError::Storage { device: NAME, op: op.name(), storage })
+        Storage::Int8Rows | Storage::Fp8Rows | Storage::Bnb4 { .. } | Storage::Gguf(_) if decodes_any => {
+            Ok(())
         }
+        storage @ (Storage::Int8Rows
+        | Storage::Fp8Rows
+        | Storage::Bnb4 { .. }
+        | Storage::Gguf(_)
+        | Storage::Dynamic8 { .. }) => Err(DeviceError::Storage { device: NAME, op: op.name(), storage }),
     }
 }

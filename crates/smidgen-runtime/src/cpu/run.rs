@@ -313,7 +313,7 @@ impl Run<'_> {
                 }
                 self.f32_matmul(terms, init, output, floats_taken)
             }
-            Precision::F16 => unreachable!("`check` refuses f16"),
+            Precision::F16 | Precision::Fp8 => unreachable!("`check` refuses {}", self.step.precision.name()),
             Precision::Bf16 => {
                 let unit = self.units.bf16.expect("`check` refuses bf16 without a unit for it");
                 #[cfg(target_arch = "x86_64")]
@@ -433,7 +433,7 @@ impl Run<'_> {
         let transposed = OutputView { pointer, row_stride: 1, column_stride: k };
         let keep = match self.step.precision {
             Precision::F32 => k <= n,
-            Precision::Bf16 | Precision::F16 => n <= k,
+            Precision::Bf16 | Precision::F16 | Precision::Fp8 => n <= k,
         };
         let (first, second, view) = if keep { (left, right, as_is) } else { (right, left, transposed) };
         let term = Term {

@@ -70,7 +70,7 @@ impl Run<'_> {
     /// The bf16 unit, if the plan computes in bf16.
     fn unit_of_plan(&self) -> Option<Bf16Unit> {
         match self.step.precision {
-            Precision::F32 | Precision::F16 => None,
+            Precision::F32 | Precision::F16 | Precision::Fp8 => None,
             Precision::Bf16 => self.units.bf16,
         }
     }

@@ -1,5 +1,4 @@
-//! Decodes spans of the bitsandbytes storages: 4-bit codes with scales over the flattened tensor, and int8 with
-//! one scale per row.
+//! Decodes spans of the 4-bit storages of bitsandbytes: codes with scales over the flattened tensor.
 //!
 //! A block of 64 codes shares a scale, so the sixteen values are scaled once per block and looked up.
 //! Blocks run over the flattened tensor: if rows are not a multiple of 64, a span contains parts of blocks
@@ -11,41 +10,13 @@ use super::stored::Stored;
 use smidgen_ir::Code4;
 use smidgen_ir::quant::bnb4::code_values;
 use smidgen_ir::quant::dynamic_map::SIGNED_MAP;
-use smidgen_ir::quant::int8::ONE_127TH;
-use smidgen_ir::storage::{BNB4_BLOCK, BNB4_GROUP, Bnb4Parts, bnb4_parts, int8_scales};
-
-/// Writes `count` elements of row `row` of the whole tensor, from `first` on.
-///
-/// # Safety
-/// The span is inside the readable tensor, `target` is writable for `count` floats, and the machine supports
-/// the instruction set of `V`.
-#[inline(always)]
-pub unsafe fn decode_int8<V: Lanes>(
-    stored: &Stored,
-    row: usize,
-    first: usize,
-    count: usize,
-    target: *mut f32,
-) {
-    let whole = count / V::WIDTH * V::WIDTH;
-    // SAFETY: codes and scales lie in the tensor; every vector is inside the span.
-    unsafe {
-        let scales = stored.pointer.add(int8_scales(stored.total_rows, stored.columns)).cast::<f32>();
-        let scale = scales.add(row).read_unaligned() * ONE_127TH;
-        let source = stored.pointer.add(row * stored.columns + first);
-        for at in (0..whole).step_by(V::WIDTH) {
-            V::from_words(V::widen_i8(source.add(at))).mul(V::splat(scale)).store(target.add(at));
-        }
-        for at in whole..count {
-            *target.add(at) = f32::from(source.add(at).cast::<i8>().read()) * scale;
-        }
-    }
-}
+use smidgen_ir::storage::{BNB4_BLOCK, BNB4_GROUP, Bnb4Parts, bnb4_parts};
 
 /// Writes elements `first..first + count` of the flattened tensor.
 ///
 /// # Safety
-/// As [`decode_int8`].
+/// The span is inside the readable tensor, `target` is writable for `count` floats, and the machine supports
+/// the instruction set of `V`.
 #[inline(always)]
 pub unsafe fn decode_bnb4<V: Lanes>(
     stored: &Stored,

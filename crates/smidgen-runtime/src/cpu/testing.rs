@@ -71,7 +71,11 @@ pub fn storages_with(columns: usize) -> impl Iterator<Item = Storage> {
     let codes =
         Code4::ALL.into_iter().flat_map(|code| [false, true].map(|double| Storage::Bnb4 { code, double }));
     let blocks = Block::ALL.into_iter().filter(move |block| columns.is_multiple_of(block.elements()));
-    plain.into_iter().chain([Storage::Int8Rows]).chain(codes).chain(blocks.map(Storage::Gguf))
+    plain
+        .into_iter()
+        .chain([Storage::Int8Rows, Storage::Fp8Rows])
+        .chain(codes)
+        .chain(blocks.map(Storage::Gguf))
 }
 
 /// A tensor in any storage with random codes, and scales that keep its numbers finite.

@@ -4,9 +4,10 @@
 //! A head that is not stored in the matmul type is decoded in blocks of the vocabulary, with one matmul per block.
 
 use super::decode::decode_rows;
-use super::linear::{AdapterRoom, Scratch, outer_sum, weight_matrix};
+use super::linear::outer_sum;
 use super::loss::{LossChunk, finish_logits, softmax_loss_chunk, sum_losses};
 use super::matmul::{Matmul, Matrix, Sizes};
+use super::operands::{AdapterRoom, Scratch, weight_matrix};
 use super::stage::{Stage, Tokens};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::workspace_cuda::{HEAD_ROWS, MATMUL_BYTES, logit_stride};
@@ -38,7 +39,7 @@ impl<'a> Head<'a> {
     pub fn block(&self, stage: &Stage<'_>, first: usize, rows: usize) -> Result<Matrix, DeviceError> {
         let Some(pointer) = self.decoded else { return Ok(stage.matrix(self.operand)) };
         decode_rows(stage, self.operand, first, rows, pointer, self.operand.columns)?;
-        Ok(Matrix { pointer, stride: self.operand.columns, element: stage.activations() })
+        Ok(Matrix { pointer, stride: self.operand.columns, element: stage.element() })
     }
 }
 
@@ -79,6 +80,7 @@ pub fn form_logits(
             output,
             addend: None,
             bias: None,
+            fp8: None,
             alpha: 1.0,
             sizes: whole(tokens.rows, x.columns),
             planned: whole(tokens.planned, x.columns),
@@ -110,7 +112,7 @@ pub fn lm_head_loss(stage: &Stage<'_>, step: &BoundStep, head: &LossHead) -> Res
     let head_weight = Head::of(stage, &mut scratch, &step.inputs[1]);
     let adapter = adapter(stage, &mut scratch, step, 4, head.lora)?;
     let stride = logit_stride(vocabulary);
-    let element = stage.activations();
+    let element = stage.element();
     let logits = Matrix { pointer: scratch.take(head.chunk * stride * element.bytes()), stride, element };
     let row_losses = match head.row_losses {
         true => stage.pointer(&step.updates[1]),
@@ -164,6 +166,7 @@ fn chunk_gradients(
             output,
             addend,
             bias: None,
+            fp8: None,
             alpha: 1.0,
             sizes: whole(tokens.rows),
             planned: whole(tokens.planned),
@@ -183,6 +186,7 @@ fn chunk_gradients(
             output: into(&step.outputs[1]),
             addend: None,
             bias: None,
+            fp8: None,
             alpha: scale,
             sizes: whole(tokens.rows),
             planned: whole(tokens.planned),
@@ -211,7 +215,7 @@ pub fn all_logits(
     let mut scratch = Scratch::of(stage);
     let head = Head::of(stage, &mut scratch, &step.inputs[1]);
     let adapter = adapter(stage, &mut scratch, step, 2, lora)?;
-    let (stride, element) = (logit_stride(words), stage.activations());
+    let (stride, element) = (logit_stride(words), stage.element());
     let tokens = stage.tokens(x);
     let logits = Matrix { pointer: scratch.take(tokens.planned * stride * element.bytes()), stride, element };
     let scratch = scratch.take(MATMUL_BYTES);

@@ -5,13 +5,13 @@
 //! rounding to 8 bits of mantissa per piece would show in every gradient of the model.
 
 use super::head::{Head, form_logits};
-use super::linear::Scratch;
 use super::loss::{PieceChunk, loss_of_sums, round_rows};
-use super::matmul::{Matmul, Matrix, Sizes};
+use super::matmul::{Element, Matmul, Matrix, Sizes};
+use super::operands::Scratch;
 use super::stage::{Stage, Tokens};
 use crate::device::{BoundStep, DeviceError};
+use smidgen_ir::HeadPiece;
 use smidgen_ir::workspace_cuda::{MATMUL_BYTES, logit_stride};
-use smidgen_ir::{DType, HeadPiece};
 
 /// Three f32 sums per row.
 const SUMS_BYTES: u64 = 12;
@@ -46,13 +46,13 @@ pub fn head_grad(
     let before = piece.continues.then(|| stage.matrix(&step.inputs[5]));
     let columns = step.inputs[0].columns;
     // A dx that is rounded is summed in f32 in the workspace.
-    let is_rounded = ends && dx.element != DType::F32;
+    let is_rounded = ends && dx.element != Element::F32;
     let summed_bytes = if is_rounded { 4 * piece.chunk * columns } else { 0 };
     for_each_chunk_of_logits(stage, step, piece, summed_bytes, |first, chunk, parts| {
         chunk.to_gradients(stage, weight, sums + SUMS_BYTES * first as u64)?;
         let dx = dx.at(first, 0);
         let summed = match is_rounded {
-            true => Matrix { pointer: parts.summed, stride: columns, element: DType::F32 },
+            true => Matrix { pointer: parts.summed, stride: columns, element: Element::F32 },
             false => dx,
         };
         let mut addend = before.map(|before| before.at(first, 0));
@@ -66,6 +66,7 @@ pub fn head_grad(
                 output: summed,
                 addend,
                 bias: None,
+                fp8: None,
                 alpha: 1.0,
                 sizes: whole(chunk.rows),
                 planned: whole(parts.planned),
@@ -102,7 +103,7 @@ fn for_each_chunk_of_logits(
     let (x, labels) = (&step.inputs[0], stage.pointer(&step.inputs[2]));
     let mut scratch = Scratch::of(stage);
     let head = Head::of(stage, &mut scratch, &step.inputs[1]);
-    let (words, element) = (head.rows, stage.activations());
+    let (words, element) = (head.rows, stage.element());
     let stride = logit_stride(words);
     let logits = Matrix { pointer: scratch.take(piece.chunk * stride * element.bytes()), stride, element };
     let (summed, scratch) = (scratch.take(summed_bytes), scratch.take(MATMUL_BYTES));

@@ -3,123 +3,18 @@
 //! A weight that is not stored in the matmul type is decoded into the workspace first. If the operands of an adapter
 //! are adjacent to those of its linear, both are one matmul, `[x | h]·[W | B]ᵀ` and `[dy | dh]·[W ; A]`: h and dh are
 //! copied into spare columns of x and dy, and B and A are stored next to the weight or copied next to the decoded
-//! weight. Otherwise the adapter is a second matmul, added to the first.
+//! weight. Otherwise the adapter is a second matmul, added to the first. Products in fp8 are formed by `fp8.rs`.
 
-use super::decode::decode_rows;
+use super::fp8;
 use super::matmul::{Matmul, Matrix, Sizes};
-use super::modules::KernelFile;
-use super::spans::stored_dtype;
-use super::stage::{Arg, Stage, Tokens};
+use super::operands::{
+    AdapterRoom, Addends, Scratch, add_adapter, bias_fits_epilogue, copy_rows, is_matmul_type, weight_matrix,
+};
+use super::stage::{Stage, Tokens};
 use super::thin;
 use crate::device::{BoundStep, DeviceError, Operand};
-use smidgen_ir::plan::align_up;
+use smidgen_ir::Op;
 use smidgen_ir::workspace_cuda::{MATMUL_BYTES, spare_columns};
-use smidgen_ir::{Op, Storage};
-
-pub const FILE: KernelFile = KernelFile {
-    name: "matmul.cu",
-    source: include_str!("../../kernels/matmul.cu"),
-    kernels: &["copy_rows", "broadcast_row", "fill_with_noise"],
-};
-
-/// Allocates parts of the step's workspace from its start. The last part is the workspace of the matmuls.
-#[derive(Debug)]
-pub struct Scratch {
-    next: u64,
-    end: u64,
-}
-
-impl Scratch {
-    pub fn of(stage: &Stage<'_>) -> Scratch {
-        let (pointer, bytes) = stage.workspace();
-        Scratch { next: pointer, end: pointer + bytes as u64 }
-    }
-
-    pub fn take(&mut self, bytes: usize) -> u64 {
-        let pointer = self.next;
-        self.next += align_up(bytes) as u64;
-        assert!(self.next <= self.end, "{bytes} more bytes do not fit the planned workspace");
-        pointer
-    }
-}
-
-/// Copies rows to another stride, and zeros the columns from `columns` to `padded`.
-pub fn copy_rows(
-    stage: &Stage<'_>,
-    from: Matrix,
-    to: Matrix,
-    rows: usize,
-    columns: usize,
-    padded: usize,
-) -> Result<(), DeviceError> {
-    if rows == 0 {
-        return Ok(());
-    }
-    let args = [
-        Arg::Pointer(from.pointer),
-        Arg::Long(from.stride as i64),
-        Arg::Pointer(to.pointer),
-        Arg::Long(to.stride as i64),
-        Arg::Int(rows as i32),
-        Arg::Int(columns as i32),
-        Arg::Int(padded as i32),
-    ];
-    let blocks = (rows * padded).div_ceil(256);
-    stage.launch("copy_rows", [blocks as u32, 1, 1], 256, 0, &args)
-}
-
-/// Writes a stored vector to every row.
-fn broadcast_row(stage: &Stage<'_>, bias: &Operand, output: &Operand) -> Result<(), DeviceError> {
-    let rows = stage.rows(output);
-    if rows == 0 {
-        return Ok(());
-    }
-    let args = [
-        Arg::Pointer(stage.pointer(bias)),
-        stored_dtype(bias),
-        Arg::Pointer(stage.pointer(output)),
-        Arg::Long(output.stride as i64),
-        Arg::Int(rows as i32),
-        Arg::Int(output.columns as i32),
-    ];
-    let blocks = [output.columns.div_ceil(256) as u32, rows.min(4096) as u32, 1];
-    stage.launch("broadcast_row", blocks, 256, 0, &args)
-}
-
-fn is_matmul_type(stage: &Stage<'_>, operand: &Operand) -> bool {
-    operand.storage == Storage::Plain(stage.activations())
-}
-
-/// Where a decoded weight has room for its adapter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AdapterRoom {
-    None,
-    /// Spare columns at the end of each row.
-    Columns(usize),
-    /// Spare rows after the last.
-    Rows(usize),
-}
-
-/// A weight in the matmul type: as stored, or decoded with room for its adapter.
-pub fn weight_matrix(
-    stage: &Stage<'_>,
-    scratch: &mut Scratch,
-    weight: &Operand,
-    room: AdapterRoom,
-) -> Result<Matrix, DeviceError> {
-    if is_matmul_type(stage, weight) {
-        return Ok(stage.matrix(weight));
-    }
-    let (spare_columns, spare_rows) = match room {
-        AdapterRoom::None => (0, 0),
-        AdapterRoom::Columns(columns) => (columns, 0),
-        AdapterRoom::Rows(rows) => (0, rows),
-    };
-    let (rows, stride, element) = (stage.rows(weight), weight.columns + spare_columns, stage.activations());
-    let pointer = scratch.take((rows + spare_rows) * stride * element.bytes());
-    decode_rows(stage, weight, 0, rows, pointer, stride)?;
-    Ok(Matrix { pointer, stride, element })
-}
 
 /// y = x·Wᵀ + bias + scale·h·Bᵀ, and `residual` if there is one.
 pub fn linear(
@@ -133,10 +28,12 @@ pub fn linear(
     if !bias && lora.is_none() && residual.is_none() && thin::thin_matmul_fits(stage, x, weight, y) {
         return thin::thin_matmul(stage, x, weight, y);
     }
-    let adapter = lora.map(|scale| {
-        let first = 2 + usize::from(bias);
-        (&step.inputs[first], &step.inputs[first + 1], scale)
-    });
+    let first = 2 + usize::from(bias);
+    let adapter = lora.map(|scale| (&step.inputs[first], &step.inputs[first + 1], scale));
+    let bias = bias.then(|| &step.inputs[2]);
+    if fp8::is_fp8(stage, weight) {
+        return fp8::linear(stage, [x, weight, y], bias, adapter, residual);
+    }
     let mut scratch = Scratch::of(stage);
     let rank = adapter.map_or(0, |(h, _, _)| h.columns);
     let spare = spare_columns(rank);
@@ -148,18 +45,7 @@ pub fn linear(
         weight,
         if has_room { AdapterRoom::Columns(spare) } else { AdapterRoom::None },
     )?;
-    let mut addend = residual.map(|residual| stage.matrix(residual));
-    let mut epilogue = None;
-    if bias {
-        let bias = &step.inputs[2];
-        if bias_fits_epilogue(stage, bias) {
-            epilogue = Some(stage.pointer(bias));
-        } else {
-            assert!(residual.is_none(), "`residual_of` allows no residual with this bias");
-            broadcast_row(stage, bias, y)?;
-            addend = Some(stage.matrix(y));
-        }
-    }
+    let addends = Addends::of(stage, bias, residual, y)?;
     let b_apart =
         adapter.map(|(_, b, _)| weight_matrix(stage, &mut scratch, b, AdapterRoom::None)).transpose()?;
     let scratch = scratch.take(MATMUL_BYTES);
@@ -190,31 +76,17 @@ pub fn linear(
         right: w,
         right_transposed: true,
         output,
-        addend,
-        bias: epilogue,
+        addend: addends.matrix,
+        bias: addends.bias,
+        fp8: None,
         alpha: 1.0,
         sizes: whole(rows, depth),
         planned: whole(planned, depth),
         scratch,
     };
     stage.cublas.run(stage.gpu, &matmul)?;
-    let (Some((h, _, scale)), Some(right)) = (apart, b_apart) else { return Ok(()) };
-    let matmul = Matmul {
-        left: stage.matrix(h),
-        right,
-        addend: Some(output),
-        bias: None,
-        alpha: scale,
-        sizes: whole(rows, rank),
-        planned: whole(planned, rank),
-        ..matmul
-    };
-    stage.cublas.run(stage.gpu, &matmul)
-}
-
-/// Whether cuBLASLt can add the bias itself.
-fn bias_fits_epilogue(stage: &Stage<'_>, bias: &Operand) -> bool {
-    is_matmul_type(stage, bias) && stage.pointer(bias).is_multiple_of(16)
+    let (Some((h, _, scale)), Some(b)) = (apart, b_apart) else { return Ok(()) };
+    add_adapter(stage, (h, b, scale), Some(output), y, scratch)
 }
 
 /// The other summand of `sum`, if `sum` adds to the output of the linear before it in place: then both are one matmul.
@@ -252,6 +124,11 @@ pub fn linear_grad(stage: &Stage<'_>, step: &BoundStep, scales: &[f32]) -> Resul
         if partners.contains(&Some(index)) {
             continue;
         }
+        if fp8::is_fp8(stage, weight) {
+            fp8::linear_grad_term(stage, (d, weight, scale), output, addend)?;
+            addend = Some(target);
+            continue;
+        }
         let mut scratch = Scratch::of(stage);
         let partner = partners[index].map(|other| terms[other]);
         let rank = partner.map_or(0, |(dh, _, _)| dh.columns);
@@ -277,6 +154,7 @@ pub fn linear_grad(stage: &Stage<'_>, step: &BoundStep, scales: &[f32]) -> Resul
                 output: target,
                 addend,
                 bias: None,
+                fp8: None,
                 alpha: scale,
                 sizes: whole(rows),
                 planned: whole(planned),
@@ -308,7 +186,7 @@ fn pair_terms(stage: &Stage<'_>, terms: &[(&Operand, &Operand, f32)]) -> Vec<Opt
         }
         let fits = |index: &usize| {
             let (d, weight, scale) = terms[*index];
-            let has_room = d.stride >= d.columns + spare && scale == 1.0;
+            let has_room = d.stride >= d.columns + spare && scale == 1.0 && !fp8::is_fp8(stage, weight);
             let is_adjacent = if is_matmul_type(stage, weight) {
                 let end = stage.matrix(weight).at(stage.rows(weight), 0);
                 weight.stride == a.stride && stage.pointer(a) == end.pointer
@@ -374,6 +252,7 @@ pub fn outer_sum(
             output: target,
             addend: Some(target),
             bias: None,
+            fp8: None,
             alpha: scale,
             sizes: whole(tokens.rows),
             planned: whole(tokens.planned),

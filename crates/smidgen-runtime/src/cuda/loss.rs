@@ -5,11 +5,10 @@
 //! Left out: the matmuls (`head.rs`, `head_pieces.rs`). Kernels: `kernels/loss.cu`.
 
 use super::decode::is_aligned;
-use super::matmul::Matrix;
+use super::matmul::{Element, Matrix};
 use super::modules::KernelFile;
 use super::stage::{Arg, Stage};
 use crate::device::DeviceError;
-use smidgen_ir::DType;
 
 pub const FILE: KernelFile = KernelFile {
     name: "loss.cu",
@@ -168,7 +167,7 @@ pub fn round_rows(
     rows: usize,
     columns: usize,
 ) -> Result<(), DeviceError> {
-    assert_eq!((from.element, to.element), (DType::F32, stage.activations()), "types of `round_rows`");
+    assert_eq!((from.element, to.element), (Element::F32, stage.element()), "types of `round_rows`");
     if rows == 0 {
         return Ok(());
     }
@@ -191,7 +190,7 @@ pub fn finish_logits(
     vocabulary: usize,
     softcap: Option<f32>,
 ) -> Result<(), DeviceError> {
-    assert_eq!(to.element, DType::F32, "type of finished logits");
+    assert_eq!(to.element, Element::F32, "type of finished logits");
     if rows == 0 || (from == to && softcap.is_none()) {
         return Ok(());
     }
@@ -203,7 +202,7 @@ pub fn finish_logits(
         Arg::Int(vocabulary as i32),
         Arg::Float(softcap.unwrap_or(0.0)),
     ];
-    let kernel = if from.element == DType::F32 { "logits_of_f32" } else { "logits_of_act" };
+    let kernel = if from.element == Element::F32 { "logits_of_f32" } else { "logits_of_act" };
     stage.launch(kernel, [vocabulary.div_ceil(THREADS as usize) as u32, rows as u32, 1], THREADS, 0, &args)
 }
 

@@ -23,13 +23,71 @@ const CANDIDATES: usize = 8;
 /// Timed runs of each algorithm.
 const REPEATS: usize = 4;
 
+/// What a matrix of a matmul is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Element {
+    F32,
+    Bf16,
+    F16,
+    /// Floats of eight bits; see [`Fp8`].
+    E4m3,
+}
+
+impl Element {
+    pub fn of(dtype: DType) -> Element {
+        match dtype {
+            DType::F32 => Element::F32,
+            DType::Bf16 => Element::Bf16,
+            DType::F16 => Element::F16,
+            DType::F64 | DType::I32 | DType::U64 => unreachable!("a matmul of {dtype}"),
+        }
+    }
+
+    pub fn bytes(self) -> usize {
+        match self {
+            Element::F32 => 4,
+            Element::Bf16 | Element::F16 => 2,
+            Element::E4m3 => 1,
+        }
+    }
+
+    /// In the file of algorithms.
+    fn code(self) -> u32 {
+        match self {
+            Element::F32 => 32,
+            Element::Bf16 => 16,
+            Element::F16 => 15,
+            Element::E4m3 => 8,
+        }
+    }
+
+    fn kind(self) -> sys::cudaDataType_t {
+        match self {
+            Element::F32 => sys::cudaDataType_t::CUDA_R_32F,
+            Element::Bf16 => sys::cudaDataType_t::CUDA_R_16BF,
+            Element::F16 => sys::cudaDataType_t::CUDA_R_16F,
+            Element::E4m3 => sys::cudaDataType_t::CUDA_R_8F_E4M3,
+        }
+    }
+}
+
 /// A row-major matrix in device memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Matrix {
     pub pointer: u64,
     /// Elements from one row to the next.
     pub stride: usize,
-    pub element: DType,
+    pub element: Element,
+}
+
+/// What a matmul in fp8 has in addition.
+#[derive(Clone, Copy, Debug)]
+pub struct Fp8 {
+    /// Addresses of f32 scales: one for each row of L, and one for each column of R.
+    pub left_scales: u64,
+    pub right_scales: u64,
+    /// Whether sums may be kept in fewer bits than f32 has, which is faster.
+    pub fast_sums: bool,
 }
 
 impl Matrix {
@@ -61,6 +119,8 @@ pub struct Matmul {
     pub addend: Option<Matrix>,
     /// Address of a bias that is added to every row, in the element type of the output.
     pub bias: Option<u64>,
+    /// Where both operands are [`Element::E4m3`]; the left is not transposed then, and the right is.
+    pub fp8: Option<Fp8>,
     pub alpha: f32,
     pub sizes: Sizes,
     /// The largest sizes of this matmul in the plan.
@@ -82,6 +142,7 @@ struct Key {
     right_transposed: bool,
     added: bool,
     bias: bool,
+    fast_sums: bool,
 }
 
 type Algorithm = sys::cublasLtMatmulAlgo_t;
@@ -297,9 +358,7 @@ impl CublasLt {
             std::collections::hash_map::Entry::Vacant(entry) => entry.insert(Description::new(matmul, &key)?),
         };
         description.resize(matmul)?;
-        if let Some(bias) = matmul.bias {
-            description.set_bias(bias)?;
-        }
+        description.set_addresses(matmul)?;
         let beta: f32 = if matmul.addend.is_some() { 1.0 } else { 0.0 };
         let addend = matmul.addend.map_or(matmul.output.pointer, |addend| addend.pointer);
         // SAFETY: the matrices are inside the reservation with the sizes and strides of their descriptions, the
@@ -346,22 +405,14 @@ impl Matmul {
         Key {
             sizes,
             alignments: self.matrices().map(alignment),
-            input_bits: element_code(self.left.element),
-            output_bits: element_code(self.output.element),
+            input_bits: self.left.element.code(),
+            output_bits: self.output.element.code(),
             left_transposed: self.left_transposed,
             right_transposed: self.right_transposed,
             added: self.addend.is_some(),
             bias: self.bias.is_some(),
+            fast_sums: self.fp8.is_some_and(|fp8| fp8.fast_sums),
         }
-    }
-}
-
-fn element_code(element: DType) -> u32 {
-    match element {
-        DType::F32 => 32,
-        DType::Bf16 => 16,
-        DType::F16 => 15,
-        DType::F64 | DType::I32 | DType::U64 => unreachable!("a matmul of {element:?}"),
     }
 }
 
@@ -385,13 +436,8 @@ impl Description {
             sys::cudaDataType_t::CUDA_R_32F,
         )
         .map_err(|error| failure("cublasLtMatmulDescCreate", error))?;
-        let layout = |element: DType, (rows, columns): (usize, usize), stride: usize| {
-            let kind = match element {
-                DType::Bf16 => sys::cudaDataType_t::CUDA_R_16BF,
-                DType::F16 => sys::cudaDataType_t::CUDA_R_16F,
-                DType::F32 | DType::F64 | DType::I32 | DType::U64 => sys::cudaDataType_t::CUDA_R_32F,
-            };
-            result::create_matrix_layout(kind, rows as u64, columns as u64, stride as i64)
+        let layout = |element: Element, (rows, columns): (usize, usize), stride: usize| {
+            result::create_matrix_layout(element.kind(), rows as u64, columns as u64, stride as i64)
                 .map_err(|error| failure("cublasLtMatrixLayoutCreate", error))
         };
         let shapes = Shapes::of(matmul, sizes);
@@ -412,6 +458,14 @@ impl Description {
             let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
             description.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
         }
+        if let Some(fp8) = matmul.fp8 {
+            let by_row = sys::cublasLtMatmulMatrixScale_t::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F as u32;
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &by_row)?;
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &by_row)?;
+            description.set(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &i8::from(fp8.fast_sums))?;
+            // The library looks for algorithms with these set.
+            description.set_addresses(matmul)?;
+        }
         Ok(description)
     }
 
@@ -428,8 +482,17 @@ impl Description {
         set.map_err(|error| failure("cublasLtMatmulDescSetAttribute", error))
     }
 
-    fn set_bias(&self, pointer: u64) -> Result<(), DeviceError> {
-        self.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &pointer)
+    /// Sets what the description holds of addresses: the bias, and the scales of fp8.
+    fn set_addresses(&self, matmul: &Matmul) -> Result<(), DeviceError> {
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        if let Some(bias) = matmul.bias {
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+        }
+        if let Some(fp8) = matmul.fp8 {
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &fp8.right_scales)?;
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &fp8.left_scales)?;
+        }
+        Ok(())
     }
 
     /// Sets the sizes of a matmul.
@@ -509,6 +572,7 @@ fn write_line(key: &Key, algorithm: &Algorithm) -> String {
     numbers.extend([key.input_bits, key.output_bits].map(u64::from));
     let flags = [key.left_transposed, key.right_transposed, key.added, key.bias];
     numbers.extend(flags.map(u64::from));
+    numbers.extend(key.fast_sums.then_some(1));
     let mut line: String = numbers.iter().map(|number| format!("{number} ")).collect();
     line.push(':');
     for word in algorithm.data {
@@ -521,7 +585,9 @@ fn write_line(key: &Key, algorithm: &Algorithm) -> String {
 fn read_line(line: &str) -> Option<(Key, Algorithm)> {
     let (key, algorithm) = line.split_once(':')?;
     let numbers: Vec<u64> = key.split_whitespace().map(|word| word.parse().ok()).collect::<Option<_>>()?;
-    let numbers: [u64; 13] = numbers.try_into().ok()?;
+    // The last number is there in fp8 only.
+    let fast_sums = numbers.get(13) == Some(&1);
+    let numbers: [u64; 13] = numbers.get(..13)?.try_into().ok()?;
     let words: Vec<u64> =
         algorithm.split_whitespace().map(|word| u64::from_str_radix(word, 16).ok()).collect::<Option<_>>()?;
     let data: [u64; 8] = words.try_into().ok()?;
@@ -535,6 +601,7 @@ fn read_line(line: &str) -> Option<(Key, Algorithm)> {
         right_transposed: numbers[10] == 1,
         added: numbers[11] == 1,
         bias: numbers[12] == 1,
+        fast_sums,
     };
     Some((key, Algorithm { data }))
 }
@@ -554,9 +621,12 @@ mod tests {
             right_transposed: true,
             added: true,
             bias: false,
+            fast_sums: false,
         };
         let algorithm = Algorithm { data: [1, 2, 3, u64::MAX, 5, 6, 7, 8] };
-        assert_eq!(read_line(write_line(&key, &algorithm).trim_end()), Some((key, algorithm)));
+        for key in [key, Key { input_bits: 8, fast_sums: true, ..key }] {
+            assert_eq!(read_line(write_line(&key, &algorithm).trim_end()), Some((key, algorithm)));
+        }
         assert_eq!(read_line("1 2 3 : 4"), None);
         assert_eq!(read_line(""), None);
     }

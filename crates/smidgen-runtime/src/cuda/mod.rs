@@ -21,6 +21,7 @@ pub mod elementwise;
 pub mod embed;
 pub mod facts;
 pub mod fourier;
+mod fp8;
 mod graphs;
 mod head;
 mod head_pieces;
@@ -34,6 +35,7 @@ pub mod modules;
 mod nccl_watch;
 pub mod norm;
 pub mod nvml;
+mod operands;
 pub mod optimizer;
 mod own_memory;
 pub mod peers;
@@ -120,7 +122,8 @@ impl Cuda {
         let before = look(options.ordinal)?.free_bytes.map(|bytes| bytes + init_bytes);
         let gpu = Gpu::open(options.ordinal)?;
         let (major, minor) = gpu.capability;
-        if major < 8 {
+        let is_able = if options.precision == Precision::Fp8 { (major, minor) == (9, 0) } else { major >= 8 };
+        if !is_able {
             let (name, precision) = (gpu.name.clone(), options.precision);
             return Err(DeviceError::Capability { name, major, minor, precision });
         }
@@ -369,7 +372,8 @@ impl Device for Cuda {
     /// Compiles kernels, times the matmuls of every new shape on random numbers, and captures graphs.
     fn prepare(&mut self, steps: &[(Extent, &[BoundStep])]) -> Result<(), DeviceError> {
         let ops = || steps.iter().flat_map(|(_, steps)| *steps).map(|step| &step.op);
-        let files: Vec<_> = ops().flat_map(run::files_of).collect();
+        let mut files: Vec<_> = ops().flat_map(run::files_of).collect();
+        files.extend((self.precision == Precision::Fp8).then_some(fp8::FILE));
         let hopper_files: Vec<_> = ops().flat_map(run::hopper_files_of).collect();
         self.kernels.require(&files, &hopper_files)?;
         let Some((extent, step)) = steps.iter().find_map(|(extent, steps)| Some((*extent, steps.first()?)))

@@ -7,8 +7,8 @@ use super::modules::KernelFile;
 use super::stage::Stage;
 use super::{
     act, attention, attention_hopper, audio, audio_conv, cached_attention, chunk_attention, columns, decode,
-    elementwise, embed, fourier, head, head_pieces, layer_norm, linear, loss, norm, optimizer, plain_act,
-    rope, thin,
+    elementwise, embed, fourier, fp8, head, head_pieces, layer_norm, linear, loss, norm, operands, optimizer,
+    plain_act, rope, thin,
 };
 use crate::device::{BoundStep, DeviceError};
 use smidgen_ir::{AttentionShape, DeviceKind, Extent, Op, Storage};
@@ -17,7 +17,7 @@ use smidgen_ir::{AttentionShape, DeviceKind, Extent, Op, Storage};
 pub fn files() -> Vec<KernelFile> {
     let of_audio = [audio::FILE, audio_conv::FILE, layer_norm::FILE, plain_act::FILE];
     let of_attention = attention::FILES.into_iter().chain(chunk_attention::FILES);
-    files_of_all().into_iter().chain(of_attention).chain([thin::FILE]).chain(of_audio).collect()
+    files_of_all().into_iter().chain(of_attention).chain([thin::FILE, fp8::FILE]).chain(of_audio).collect()
 }
 
 /// The files of kernels that every plan loads.
@@ -31,7 +31,7 @@ pub fn files_of_all() -> Vec<KernelFile> {
         elementwise::FILE,
         embed::FILE,
         fourier::FILE,
-        linear::FILE,
+        operands::FILE,
         loss::FILE,
         norm::FILE,
         optimizer::FILE,

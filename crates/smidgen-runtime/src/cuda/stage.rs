@@ -4,7 +4,7 @@
 //! and nothing here waits for the GPU. The stream runs the launches in order.
 
 use super::driver::{self, Gpu};
-use super::matmul::{CublasLt, Matrix};
+use super::matmul::{CublasLt, Element, Matrix};
 use super::modules::Kernels;
 use crate::device::{BoundStep, DeviceError, Operand};
 use cudarc::driver::sys;
@@ -60,8 +60,8 @@ impl Stage<'_> {
 
     /// A plain operand as a matrix.
     pub fn matrix(&self, operand: &Operand) -> Matrix {
-        let element = operand.storage.plain().expect("quantized operands are decoded first");
-        Matrix { pointer: self.pointer(operand), stride: operand.stride, element }
+        let dtype = operand.storage.plain().expect("quantized operands are decoded first");
+        Matrix { pointer: self.pointer(operand), stride: operand.stride, element: Element::of(dtype) }
     }
 
     /// Rows of an operand in this micro-batch and in the plan.
@@ -96,6 +96,11 @@ impl Stage<'_> {
 
     pub fn activations(&self) -> DType {
         self.activations
+    }
+
+    /// The same in terms of matmuls.
+    pub fn element(&self) -> Element {
+        Element::of(self.activations)
     }
 
     /// Launches a kernel; does nothing while matmuls are being timed.

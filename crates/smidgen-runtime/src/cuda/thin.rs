@@ -7,7 +7,7 @@
 //! Left to cuBLASLt: f32, ranks over 32 or not multiples of 8, rows that are not aligned to 16 bytes.
 //! Kernels: `kernels/thin.cu`.
 
-use super::matmul::Matrix;
+use super::matmul::{Element, Matrix};
 use super::modules::KernelFile;
 use super::spans::{int, long};
 use super::stage::{Arg, Stage, Tokens};
@@ -42,15 +42,15 @@ pub const FILE: KernelFile = KernelFile {
 
 /// Whether the kernels support a wide matrix of `columns` columns and thin ones of `rank`: the matrices have the type
 /// of activations, gradients f32, and all rows are aligned to 16 bytes.
-pub fn fits(activations: DType, rank: usize, columns: usize, matrices: &[Matrix]) -> bool {
+pub fn fits(activations: Element, rank: usize, columns: usize, matrices: &[Matrix]) -> bool {
     let whole = |number: usize| number > 0 && number.is_multiple_of(8);
     let lies = |matrix: &Matrix| {
-        let known = matrix.element == activations || matrix.element == DType::F32;
+        let known = matrix.element == activations || matrix.element == Element::F32;
         known
             && matrix.pointer.is_multiple_of(16)
             && (matrix.stride * matrix.element.bytes()).is_multiple_of(16)
     };
-    let sixteen_bits = matches!(activations, DType::Bf16 | DType::F16);
+    let sixteen_bits = matches!(activations, Element::Bf16 | Element::F16);
     sixteen_bits && rank <= MOST_THIN_RANK && whole(rank) && whole(columns) && matrices.iter().all(lies)
 }
 
@@ -59,28 +59,23 @@ pub fn adapter_grad_fits(stage: &Stage<'_>, acts: [&Operand; 4], db: &Operand) -
     let [dy, h, _, _] = acts;
     are_activations(stage, &acts)
         && db.storage == Storage::Plain(DType::F32)
-        && fits(stage.activations(), h.columns, dy.columns, &acts.map(|act| stage.matrix(act)))
-        && fits(stage.activations(), h.columns, dy.columns, &[stage.matrix(db)])
+        && fits(stage.element(), h.columns, dy.columns, &acts.map(|act| stage.matrix(act)))
+        && fits(stage.element(), h.columns, dy.columns, &[stage.matrix(db)])
 }
 
 /// Whether [`outer_sum`] supports these operands.
 pub fn outer_sum_fits(stage: &Stage<'_>, left: Matrix, right: Matrix, gradient: &Operand) -> bool {
     let (rows, columns) = (stage.rows(gradient), gradient.columns);
-    left.element == stage.activations()
-        && right.element == stage.activations()
+    left.element == stage.element()
+        && right.element == stage.element()
         && gradient.storage == Storage::Plain(DType::F32)
-        && fits(
-            stage.activations(),
-            rows.min(columns),
-            rows.max(columns),
-            &[left, right, stage.matrix(gradient)],
-        )
+        && fits(stage.element(), rows.min(columns), rows.max(columns), &[left, right, stage.matrix(gradient)])
 }
 
 /// Whether [`thin_matmul`] supports these operands.
 pub fn thin_matmul_fits(stage: &Stage<'_>, x: &Operand, a: &Operand, h: &Operand) -> bool {
     are_activations(stage, &[x, a, h])
-        && fits(stage.activations(), h.columns, x.columns, &[x, a, h].map(|operand| stage.matrix(operand)))
+        && fits(stage.element(), h.columns, x.columns, &[x, a, h].map(|operand| stage.matrix(operand)))
 }
 
 fn are_activations(stage: &Stage<'_>, operands: &[&Operand]) -> bool {
@@ -322,7 +317,7 @@ fn total(
     sums: Option<Sums>,
     products: Option<(Parts, Matrix)>,
 ) -> Result<(), DeviceError> {
-    let nothing = Matrix { pointer: 0, stride: 0, element: DType::F32 };
+    let nothing = Matrix { pointer: 0, stride: 0, element: Element::F32 };
     let sums = sums.unwrap_or(Sums { parts: Parts::NONE, gradient: nothing, scale: 0.0 });
     let (products, output) = products.unwrap_or((Parts::NONE, nothing));
     let mut args = sums.parts.args().to_vec();
@@ -372,22 +367,22 @@ mod tests {
 
     #[test]
     fn what_kernels_support() {
-        let at = |pointer: u64, stride: usize, element: DType| Matrix { pointer, stride, element };
-        let act = at(4096, 3600, DType::Bf16);
-        let takes = |rank, columns, matrix: Matrix| fits(DType::Bf16, rank, columns, &[act, matrix]);
+        let at = |pointer: u64, stride: usize, element: Element| Matrix { pointer, stride, element };
+        let act = at(4096, 3600, Element::Bf16);
+        let takes = |rank, columns, matrix: Matrix| fits(Element::Bf16, rank, columns, &[act, matrix]);
         assert!(
             takes(16, 3584, act)
-                && takes(8, 8, at(16, 8, DType::F32))
-                && takes(32, 64, at(16, 4, DType::F32))
+                && takes(8, 8, at(16, 8, Element::F32))
+                && takes(32, 64, at(16, 4, Element::F32))
                 && !takes(64, 64, act)
         );
         assert!(!takes(72, 3584, act) && !takes(12, 3584, act) && !takes(0, 3584, act));
         assert!(!takes(16, 3580, act));
-        assert!(!takes(16, 3584, at(8, 3584, DType::Bf16)), "rows aligned to 8 bytes only");
-        assert!(!takes(16, 3584, at(16, 3588, DType::Bf16)), "odd rows aligned to 8 bytes only");
-        assert!(!takes(16, 3584, at(16, 18, DType::F32)));
-        assert!(!takes(16, 3584, at(16, 3584, DType::F16)));
-        assert!(!fits(DType::F32, 16, 3584, &[]));
+        assert!(!takes(16, 3584, at(8, 3584, Element::Bf16)), "rows aligned to 8 bytes only");
+        assert!(!takes(16, 3584, at(16, 3588, Element::Bf16)), "odd rows aligned to 8 bytes only");
+        assert!(!takes(16, 3584, at(16, 18, Element::F32)));
+        assert!(!takes(16, 3584, at(16, 3584, Element::F16)));
+        assert!(!fits(Element::F32, 16, 3584, &[]));
     }
 
     /// Some supported GPUs allow a block 99 KiB; `thin.cu` uses the same sizes.

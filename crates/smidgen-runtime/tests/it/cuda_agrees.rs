@@ -30,6 +30,7 @@ pub fn tolerance(precision: Precision) -> f64 {
         Precision::F32 => 2e-5,
         Precision::Bf16 => 4e-2,
         Precision::F16 => 6e-3,
+        Precision::Fp8 => 0.2,
     }
 }
 
@@ -262,7 +263,7 @@ fn decoders_agree(precision: Precision) {
             let most = most
                 * match precision {
                     Precision::F32 => 20.0,
-                    Precision::Bf16 => 1.0,
+                    Precision::Bf16 | Precision::Fp8 => 1.0,
                     Precision::F16 => 4.0,
                 };
             for ((name, got), (_, want)) in got.1.iter().zip(&want.1) {

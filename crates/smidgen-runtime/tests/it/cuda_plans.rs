@@ -41,10 +41,15 @@ fn requests() -> Vec<(String, Request)> {
     ];
     for (family, spec, adapted) in families {
         for form in [AdapterForm::Lora, AdapterForm::Dora, AdapterForm::Fourier { reg: 0.1 }] {
-            for storage in
-                [BF16, NF4, Storage::Int8Rows, Storage::Gguf(Block::Q8_0), Storage::Gguf(Block::Q4K)]
-            {
-                for precision in [Precision::Bf16, Precision::F16, Precision::F32] {
+            for storage in [
+                BF16,
+                NF4,
+                Storage::Fp8Rows,
+                Storage::Int8Rows,
+                Storage::Gguf(Block::Q8_0),
+                Storage::Gguf(Block::Q4K),
+            ] {
+                for precision in [Precision::Bf16, Precision::F16, Precision::F32, Precision::Fp8] {
                     let (device, spec) = (DeviceKind::Cuda, wide(spec.clone()));
                     let choice = Choice { spec, adapted, form, device, precision, ..Choice::lora() };
                     let mut request = Request { row_losses: true, ..choice.request() };

@@ -14,8 +14,9 @@ const LINEAR: &[&str] = &["linear", "linear_grad", "weight_grad"];
 const WITH_BIAS: &[&str] = &["linear", "linear_grad", "weight_grad", "bias_grad"];
 
 /// One of each family.
-const QUANTIZED: [Storage; 4] = [
+const QUANTIZED: [Storage; 5] = [
     Storage::Int8Rows,
+    Storage::Fp8Rows,
     Storage::Bnb4 { code: Code4::Nf4, double: true },
     Storage::Bnb4 { code: Code4::Fp4, double: false },
     Storage::Gguf(Block::Q8_0),

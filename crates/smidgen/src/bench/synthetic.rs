@@ -4,7 +4,7 @@
 //! weights. Codes of quantized formats are random; scales are chosen so that decoded numbers are about 0.02.
 
 use smidgen_ir::quant;
-use smidgen_ir::storage::{bnb4_parts, int8_scales};
+use smidgen_ir::storage::{bnb4_parts, row_scales};
 use smidgen_ir::{DType, Storage};
 use smidgen_runtime::counter::uniform;
 use smidgen_runtime::cpu::convert::{f32_to_bf16, f32_to_f16};
@@ -48,9 +48,10 @@ impl Synthetic {
         };
         match self.storage {
             Storage::Plain(_) | Storage::Gguf(_) | Storage::Dynamic8 { .. } => {}
-            Storage::Int8Rows => {
-                let first = int8_scales(self.rows, self.columns);
-                floats(first, first + 4 * self.rows, 2.0 * SIZE);
+            Storage::Int8Rows | Storage::Fp8Rows => {
+                let scale = if self.storage == Storage::Fp8Rows { SIZE / 128.0 } else { 2.0 * SIZE };
+                let first = row_scales(self.rows, self.columns);
+                floats(first, first + 4 * self.rows, scale);
             }
             Storage::Bnb4 { double: false, .. } => {
                 let parts = bnb4_parts(elements, false);
@@ -82,6 +83,11 @@ fn period(storage: Storage) -> Vec<u8> {
         }
         // Formats without an encoder: zeros decode to zeros.
         Storage::Gguf(block) => vec![0; 1024 * block.bytes()],
+        // All but the two patterns that are not numbers.
+        Storage::Fp8Rows => {
+            let byte = |index: usize| (127.0 * uniform(7, index as u64)) as u8 | (index as u8) << 7;
+            (0..PERIOD).map(byte).collect()
+        }
         Storage::Int8Rows | Storage::Bnb4 { .. } | Storage::Dynamic8 { .. } | Storage::Plain(_) => {
             (0..PERIOD).map(|index| (256.0 * uniform(7, index as u64)) as u8).collect()
         }
@@ -97,7 +103,7 @@ mod tests {
     #[test]
     fn numbers_of_every_storage_are_like_weights() {
         let (rows, columns) = (9, 512);
-        let mut storages = vec![Storage::Int8Rows];
+        let mut storages = vec![Storage::Int8Rows, Storage::Fp8Rows];
         storages.extend([DType::F32, DType::Bf16, DType::F16].map(Storage::Plain));
         for code in Code4::ALL {
             storages.extend([true, false].map(|double| Storage::Bnb4 { code, double }));

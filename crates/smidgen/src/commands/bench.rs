@@ -41,7 +41,7 @@ pub struct Args {
     /// A shape by name (qwen2.5-7b, qwen2.5-1.5b, llama3.1-8b ...), or a folder with a config.json
     #[arg(long, default_value = "smollm2-135m")]
     model: String,
-    /// Storage of the base weights: as-stored, f32, bf16, f16, int8, nf4, nf4-single
+    /// Storage of the base weights: as-stored, f32, bf16, f16, fp8, int8, nf4, nf4-single
     #[arg(long, default_value = "bf16")]
     base: String,
     /// lora, dora or ls-lora
@@ -65,7 +65,7 @@ pub struct Args {
     budget: String,
     #[arg(long, default_value = "auto")]
     device: String,
-    /// auto, f32, bf16, f16
+    /// auto, f32, bf16, f16, fp8
     #[arg(long, default_value = "auto")]
     compute: String,
     #[arg(long, default_value_t = 10, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]

@@ -248,7 +248,7 @@ impl Evaluated<'_> {
     fn request(&self, adapter: Option<&AdapterFile>) -> Result<Request, Failure> {
         let request = build_adapted_request(self.model, adapter)?;
         Ok(Request {
-            storage: build_storage(self.recipe.model.base, &request.spec, self.model),
+            storage: build_storage(self.recipe.model.storage(), &request.spec, self.model),
             device: self.place.kind(),
             precision: self.arithmetic.precision(),
             threads: self.threads,
@@ -481,7 +481,7 @@ impl Evaluated<'_> {
 
     fn opening<'a>(&'a self, adapter: Option<&'a AdapterFile>, sizes: Sizes) -> Opening<'a> {
         let Evaluated { model, place, arithmetic, threads, .. } = *self;
-        Opening { model, adapter, base: self.recipe.model.base, place, arithmetic, threads, sizes }
+        Opening { model, adapter, base: self.recipe.model.storage(), place, arithmetic, threads, sizes }
     }
 
     fn measure_generation(

@@ -267,7 +267,7 @@ fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
         model.leave_out_speech();
     }
     let options = SessionOptions {
-        base: if made.is_some() { BaseFormat::AsStored } else { recipe.model.base },
+        base: if made.is_some() { BaseFormat::AsStored } else { recipe.model.storage() },
         budget: budget.unwrap_or(recipe.memory.budget),
         device: device.unwrap_or(recipe.memory.device),
         compute: compute.unwrap_or(recipe.model.compute),

@@ -441,7 +441,7 @@ mod tests {
         let bytes = 4.0 * tokens * 1536.0;
         let flops = 2.0 * tokens * matrix;
         let bf16_flops = if is_coded { 0.0 } else { flops };
-        let product = Cost { flops, bf16_flops, bytes, plain_operands, coded_operands };
+        let product = Cost { flops, bf16_flops, bytes, plain_operands, coded_operands, ..Cost::default() };
         let cost = |flops, bytes| Cost { flops, bytes, ..Cost::default() };
         let shape = smidgen_ir::AttentionShape {
             heads: 9,

@@ -15,6 +15,7 @@ use crate::plan::budget::{JobBudget, budget_on};
 use crate::plan::devices::Place;
 use crate::plan::generation::{DEFAULT_NEW_TOKENS, Sizes};
 use crate::plan::host;
+use crate::plan::job::check_fp8;
 use crate::plan::model::open_model;
 use crate::rows::prompting::{PromptChoice, prompt_template};
 use serde_json::{Value as Json, json};
@@ -208,6 +209,11 @@ impl Setting {
                 return Err(Failure::command("f16 needs a GPU: the CPU computes in f32 or bf16")
                     .hint("`--compute f32` is the default on a CPU"));
             }
+            (Compute::Fp8, _) => {
+                check_fp8(&place)
+                    .map_err(|why| Failure::command(why).hint("`--compute bf16` is the default on a GPU"))?;
+                Arithmetic::of(Compute::Fp8, place.kind())
+            }
             // Decoding is bound by reading the weights: rounding operands to bf16 gains nothing on a CPU.
             (Compute::Auto, DeviceKind::Cpu) => Arithmetic::of(Compute::F32, place.kind()).token_by_token(),
             (compute, kind) => Arithmetic::of(compute, kind).token_by_token(),
@@ -235,7 +241,15 @@ impl Setting {
         sizes: Sizes,
     ) -> Result<Opening<'a>, Failure> {
         let (arithmetic, threads) = (self.arithmetic, host::threads(options.threads)?);
-        Ok(Opening { model, adapter, base: options.base, place: &self.place, arithmetic, threads, sizes })
+        Ok(Opening {
+            model,
+            adapter,
+            base: options.base.for_compute(options.compute),
+            place: &self.place,
+            arithmetic,
+            threads,
+            sizes,
+        })
     }
 }
 

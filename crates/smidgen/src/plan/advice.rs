@@ -114,7 +114,7 @@ fn with_last_layers(job: &Job, count: usize) -> Option<Request> {
     recipe.adapter.layers = Layers::Last(count);
     let spec = &job.request.spec;
     let trained = chosen_tensors(&recipe, spec).ok()?;
-    let mut storage = model::build_storage(recipe.model.base, spec, &job.model);
+    let mut storage = model::build_storage(recipe.model.storage(), spec, &job.model);
     store_trained(&mut storage, spec, &trained, job.request.optimizer.master);
     Some(Request { storage, trained, ..job.request.clone() })
 }

@@ -26,11 +26,12 @@ impl Arithmetic {
                 Compute::Auto | Compute::Bf16 => Precision::Bf16,
                 Compute::F32 => Precision::F32,
                 Compute::F16 => Precision::F16,
+                Compute::Fp8 => Precision::Fp8,
             });
         }
         match (compute, Bf16Unit::detect()) {
-            (Compute::Auto | Compute::Bf16, Some(unit)) => Arithmetic::Bf16(unit),
-            (Compute::Auto | Compute::Bf16, None) | (Compute::F32 | Compute::F16, _) => {
+            (Compute::Auto | Compute::Bf16 | Compute::Fp8, Some(unit)) => Arithmetic::Bf16(unit),
+            (Compute::Auto | Compute::Bf16 | Compute::Fp8, None) | (Compute::F32 | Compute::F16, _) => {
                 Arithmetic::F32(F32Unit::detect())
             }
         }

@@ -20,6 +20,7 @@ use crate::rows::data::{Data, read_data};
 use crate::rows::sets::MemoryRows;
 use serde_json::Value as Json;
 use smidgen_compile::adapter::{self, LoraModule};
+use smidgen_compile::cards;
 use smidgen_compile::links::Link;
 use smidgen_compile::model::audio::AudioInput;
 use smidgen_compile::model::spec::HEAD;
@@ -274,7 +275,7 @@ fn build_request(
             (adapters, trained)
         }
     };
-    let mut storage = build_storage(recipe.model.base, spec, model);
+    let mut storage = build_storage(recipe.model.storage(), spec, model);
     store_trained(&mut storage, spec, &trained, master_of(recipe));
     let spec = spec.clone();
     let train = &recipe.train;
@@ -398,6 +399,27 @@ pub fn check_compute(compute: Compute, place: &Place) -> Result<(), Failure> {
         (Compute::F16, Place::Cpu) => Err(Failure::recipe(
             "`model.compute = f16` needs a GPU: the CPU computes in f32 or bf16 (supported: auto, f32, bf16)",
         )),
+        (Compute::Fp8, place) => check_fp8(place).map_err(|why| {
+            Failure::recipe(format!("`model.compute = \"fp8\"`: {why}")).hint(
+                "write `model.compute = \"bf16\"`; `model.base = \"fp8\"` alone stores frozen weights in fp8 and works everywhere",
+            )
+        }),
         _ => Ok(()),
+    }
+}
+
+/// Whether a device multiplies in fp8, or why it does not.
+pub fn check_fp8(place: &Place) -> Result<(), String> {
+    let (name, capability) = match place {
+        Place::Cpu => return Err("a CPU does not multiply in fp8".to_owned()),
+        Place::Cuda { facts: Some(facts), .. } => (&facts.name, Some(facts.capability)),
+        Place::Cuda { facts: None, .. } => return Ok(()),
+        Place::Elsewhere { name, .. } => (name, cards::find(name).map(|card| card.capability)),
+    };
+    match capability {
+        Some((9, 0)) | None => Ok(()),
+        Some((major, minor)) => Err(format!(
+            "{name} has compute capability {major}.{minor}, and fp8 is implemented for 9.0 (H100, H200)"
+        )),
     }
 }

@@ -163,10 +163,11 @@ pub fn build_storage(base: BaseFormat, spec: &DecoderSpec, model: &Model) -> Has
             BaseFormat::F32 => Storage::F32,
             BaseFormat::Bf16 => Storage::Plain(DType::Bf16),
             BaseFormat::F16 => Storage::Plain(DType::F16),
+            BaseFormat::Fp8 if is_linear => Storage::Fp8Rows,
             BaseFormat::Int8 if is_linear => Storage::Int8Rows,
             BaseFormat::Nf4 if is_linear => nf4(true),
             BaseFormat::Nf4Single if is_linear => nf4(false),
-            BaseFormat::Int8 | BaseFormat::Nf4 | BaseFormat::Nf4Single => stored,
+            BaseFormat::Fp8 | BaseFormat::Int8 | BaseFormat::Nf4 | BaseFormat::Nf4Single => stored,
         };
         (tensor.name, storage)
     });
@@ -177,9 +178,11 @@ pub fn build_storage(base: BaseFormat, spec: &DecoderSpec, model: &Model) -> Has
             BaseFormat::Bf16 => Storage::Plain(DType::Bf16),
             BaseFormat::F16 => Storage::Plain(DType::F16),
             // An audio encoder is small compared with its decoder and is not quantized.
-            BaseFormat::AsStored | BaseFormat::Int8 | BaseFormat::Nf4 | BaseFormat::Nf4Single => {
-                stored.unwrap_or(Storage::Plain(spec.stored))
-            }
+            BaseFormat::AsStored
+            | BaseFormat::Fp8
+            | BaseFormat::Int8
+            | BaseFormat::Nf4
+            | BaseFormat::Nf4Single => stored.unwrap_or(Storage::Plain(spec.stored)),
         };
         (tensor.name, storage)
     });

@@ -153,6 +153,7 @@ fn quantizing_at_load_takes_the_linears_of_the_layers() {
         let (_, spec) = open(&fixture(place));
         let stored = storage(&fixture(place), BaseFormat::AsStored);
         for (base, quantized) in [
+            (BaseFormat::Fp8, Storage::Fp8Rows),
             (BaseFormat::Int8, Storage::Int8Rows),
             (BaseFormat::Nf4, Storage::Bnb4 { code: Code4::Nf4, double: true }),
             (BaseFormat::Nf4Single, Storage::Bnb4 { code: Code4::Nf4, double: false }),

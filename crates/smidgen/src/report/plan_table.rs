@@ -181,7 +181,7 @@ fn storages(job: &Job) -> String {
         return "all weights are trained".into();
     }
     let names: Vec<String> = names.into_iter().map(|(name, _)| name).collect();
-    let origin = match (job.model.has_weights(), job.recipe.model.base) {
+    let origin = match (job.model.has_weights(), job.recipe.model.storage()) {
         (false, _) => ", from config.json (weights not downloaded)",
         (true, BaseFormat::AsStored) => ", as stored",
         (true, _) => "",

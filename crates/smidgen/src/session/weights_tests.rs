@@ -19,8 +19,9 @@ fn model_of(folder: &Path, parts: &[Part]) -> Model {
     Model::open(folder).unwrap()
 }
 
-const STORAGES: [Storage; 6] = [
+const STORAGES: [Storage; 7] = [
     Storage::Int8Rows,
+    Storage::Fp8Rows,
     Storage::Bnb4 { code: Code4::Nf4, double: true },
     Storage::Bnb4 { code: Code4::Nf4, double: false },
     Storage::F32,

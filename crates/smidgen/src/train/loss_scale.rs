@@ -24,7 +24,7 @@ impl LossScale {
     pub fn of(precision: Precision) -> Option<LossScale> {
         match precision {
             Precision::F16 => Some(LossScale { scale: MOST, steps: 0 }),
-            Precision::F32 | Precision::Bf16 => None,
+            Precision::F32 | Precision::Bf16 | Precision::Fp8 => None,
         }
     }
 

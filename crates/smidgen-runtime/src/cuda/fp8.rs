@@ -1,0 +1,170 @@
+//! Linear layers whose weights are stored in fp8 and multiplied in fp8, and their gradients.
+//!
+//! Activations are rounded per token into the workspace in front of a matmul. dx = dy·W sums over the rows of W, so the
+//! scales of these rows are multiplied into dy before it is rounded, and the codes of W are transposed into the
+//! workspace: a second copy of the weights would cost as much memory as the first. Adapters are matmuls of their own in
+//! the type of activations; their result is what the fp8 matmul adds to. Kernels: `kernels/fp8.cu`.
+
+use super::matmul::{Element, Fp8, Matmul, Matrix, Sizes};
+use super::modules::KernelFile;
+use super::operands::{AdapterRoom, Addends, Scratch, add_adapter, weight_matrix};
+use super::stage::{Arg, Stage};
+use crate::device::{DeviceError, Operand};
+use smidgen_ir::storage::row_scales;
+use smidgen_ir::workspace_cuda::{MATMUL_BYTES, multiplies_in_fp8};
+
+pub const FILE: KernelFile = KernelFile {
+    name: "fp8.cu",
+    source: include_str!("../../kernels/fp8.cu"),
+    kernels: &["round_rows_fp8", "transpose_fp8"],
+};
+
+/// Threads of a block that rounds a row, at most, as in `fp8.cu`.
+const MOST_THREADS: usize = 512;
+/// Side of the square of bytes that a block transposes, as in `fp8.cu`.
+const SIDE: usize = 64;
+
+/// A matrix of e4m3 codes without gaps between its rows, and a scale for each row.
+#[derive(Clone, Copy, Debug)]
+struct Rounded {
+    codes: Matrix,
+    scales: u64,
+}
+
+fn codes(pointer: u64, stride: usize) -> Matrix {
+    Matrix { pointer, stride, element: Element::E4m3 }
+}
+
+/// Whether a matmul with this weight is formed in fp8.
+pub fn is_fp8(stage: &Stage<'_>, weight: &Operand) -> bool {
+    multiplies_in_fp8(stage.step.precision, weight.storage, stage.rows(weight), weight.columns)
+}
+
+/// A weight as stored.
+fn stored(stage: &Stage<'_>, weight: &Operand) -> Rounded {
+    let (first, total) =
+        weight.part.map_or((0, stage.rows(weight)), |part| (part.first_row, part.total_rows));
+    let start = stage.pointer(weight);
+    Rounded {
+        codes: codes(start + (first * weight.columns) as u64, weight.columns),
+        scales: start + (row_scales(total, weight.columns) + 4 * first) as u64,
+    }
+}
+
+/// Rounds activations, with column j multiplied by the j-th of `factors` first.
+fn round(
+    stage: &Stage<'_>,
+    scratch: &mut Scratch,
+    x: &Operand,
+    factors: Option<u64>,
+) -> Result<Rounded, DeviceError> {
+    let (rows, columns) = (stage.rows(x), x.columns);
+    let rounded =
+        Rounded { codes: codes(scratch.take(rows * columns), columns), scales: scratch.take(4 * rows) };
+    if rows > 0 {
+        let threads = (columns / 8).next_multiple_of(32).min(MOST_THREADS);
+        let args = [
+            Arg::Pointer(rounded.codes.pointer),
+            Arg::Pointer(rounded.scales),
+            Arg::Pointer(stage.pointer(x)),
+            Arg::Long(x.stride as i64),
+            Arg::Int(columns as i32),
+            Arg::Pointer(factors.unwrap_or(0)),
+        ];
+        stage.launch("round_rows_fp8", [rows as u32, 1, 1], threads as u32, 0, &args)?;
+    }
+    Ok(rounded)
+}
+
+/// The codes of a weight (N, K) as (K, N), with scales of one.
+fn transposed(stage: &Stage<'_>, scratch: &mut Scratch, weight: &Operand) -> Result<Rounded, DeviceError> {
+    let (rows, columns) = (stage.rows(weight), weight.columns);
+    let turned =
+        Rounded { codes: codes(scratch.take(rows * columns), rows), scales: scratch.take(4 * columns) };
+    let args = [
+        Arg::Pointer(turned.codes.pointer),
+        Arg::Pointer(turned.scales),
+        Arg::Pointer(stored(stage, weight).codes.pointer),
+        Arg::Int(rows as i32),
+        Arg::Int(columns as i32),
+    ];
+    let grid = [columns.div_ceil(SIDE) as u32, rows.div_ceil(SIDE) as u32, 1];
+    stage.launch("transpose_fp8", grid, 256, 0, &args)?;
+    Ok(turned)
+}
+
+/// alpha · left (M, K) · rightᵀ (N, K).
+struct Product {
+    left: Rounded,
+    right: Rounded,
+    alpha: f32,
+    /// As usual in fp8: in forward passes the tensor cores keep their sums in fewer bits, gradients are summed in f32.
+    fast_sums: bool,
+}
+
+/// Writes a product and its addends to `output`.
+fn multiply(
+    stage: &Stage<'_>,
+    Product { left, right, alpha, fast_sums }: Product,
+    output: &Operand,
+    addends: Addends,
+    scratch: u64,
+) -> Result<(), DeviceError> {
+    let whole = |rows: usize| Sizes { rows, columns: output.columns, depth: left.codes.stride };
+    let matmul = Matmul {
+        left: left.codes,
+        left_transposed: false,
+        right: right.codes,
+        right_transposed: true,
+        output: stage.matrix(output),
+        addend: addends.matrix,
+        bias: addends.bias,
+        fp8: Some(Fp8 { left_scales: left.scales, right_scales: right.scales, fast_sums }),
+        alpha,
+        sizes: whole(stage.rows(output)),
+        planned: whole(output.rows_at(stage.planned())),
+        scratch,
+    };
+    stage.cublas.run(stage.gpu, &matmul)
+}
+
+/// y = x·Wᵀ + bias + scale·h·Bᵀ, and `residual` if there is one.
+pub fn linear(
+    stage: &Stage<'_>,
+    [x, weight, y]: [&Operand; 3],
+    bias: Option<&Operand>,
+    adapter: Option<(&Operand, &Operand, f32)>,
+    residual: Option<&Operand>,
+) -> Result<(), DeviceError> {
+    let mut scratch = Scratch::of(stage);
+    let x = round(stage, &mut scratch, x, None)?;
+    let b = adapter.map(|(_, b, _)| weight_matrix(stage, &mut scratch, b, AdapterRoom::None)).transpose()?;
+    let scratch = scratch.take(MATMUL_BYTES);
+    let mut addends = Addends::of(stage, bias, residual, y)?;
+    if let (Some((h, _, scale)), Some(b)) = (adapter, b) {
+        add_adapter(stage, (h, b, scale), addends.matrix, y, scratch)?;
+        addends.matrix = Some(stage.matrix(y));
+    }
+    multiply(
+        stage,
+        Product { left: x, right: stored(stage, weight), alpha: 1.0, fast_sums: true },
+        y,
+        addends,
+        scratch,
+    )
+}
+
+/// dx = scale·d·W + `addend`, one term of the gradient of x.
+pub fn linear_grad_term(
+    stage: &Stage<'_>,
+    (d, weight, scale): (&Operand, &Operand, f32),
+    output: &Operand,
+    addend: Option<Matrix>,
+) -> Result<(), DeviceError> {
+    let mut scratch = Scratch::of(stage);
+    let d = round(stage, &mut scratch, d, Some(stored(stage, weight).scales))?;
+    let weight = transposed(stage, &mut scratch, weight)?;
+    let addends = Addends { matrix: addend, bias: None };
+    let product = Product { left: d, right: weight, alpha: scale, fast_sums: false };
+    multiply(stage, product, output, addends, scratch.take(MATMUL_BYTES))
+}

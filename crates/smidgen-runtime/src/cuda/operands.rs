@@ -1,0 +1,179 @@
+//! What the matmuls of layers are made of: weights in the matmul type, biases, residuals, adapters, scratch memory.
+//!
+//! A weight that is not stored in the matmul type is decoded into the workspace, with room for its adapter.
+//! Which of these a linear layer uses is decided in `linear.rs` and `fp8.rs`. Kernels: `kernels/matmul.cu`.
+
+use super::decode::decode_rows;
+use super::matmul::{Matmul, Matrix, Sizes};
+use super::modules::KernelFile;
+use super::spans::stored_dtype;
+use super::stage::{Arg, Stage};
+use crate::device::{DeviceError, Operand};
+use smidgen_ir::Storage;
+use smidgen_ir::plan::align_up;
+
+pub const FILE: KernelFile = KernelFile {
+    name: "matmul.cu",
+    source: include_str!("../../kernels/matmul.cu"),
+    kernels: &["copy_rows", "broadcast_row", "fill_with_noise"],
+};
+
+/// Allocates parts of the step's workspace from its start. The last part is the workspace of the matmuls.
+#[derive(Debug)]
+pub struct Scratch {
+    next: u64,
+    end: u64,
+}
+
+impl Scratch {
+    pub fn of(stage: &Stage<'_>) -> Scratch {
+        let (pointer, bytes) = stage.workspace();
+        Scratch { next: pointer, end: pointer + bytes as u64 }
+    }
+
+    pub fn take(&mut self, bytes: usize) -> u64 {
+        let pointer = self.next;
+        self.next += align_up(bytes) as u64;
+        assert!(self.next <= self.end, "{bytes} more bytes do not fit the planned workspace");
+        pointer
+    }
+}
+
+/// Copies rows to another stride, and zeros the columns from `columns` to `padded`.
+pub fn copy_rows(
+    stage: &Stage<'_>,
+    from: Matrix,
+    to: Matrix,
+    rows: usize,
+    columns: usize,
+    padded: usize,
+) -> Result<(), DeviceError> {
+    if rows == 0 {
+        return Ok(());
+    }
+    let args = [
+        Arg::Pointer(from.pointer),
+        Arg::Long(from.stride as i64),
+        Arg::Pointer(to.pointer),
+        Arg::Long(to.stride as i64),
+        Arg::Int(rows as i32),
+        Arg::Int(columns as i32),
+        Arg::Int(padded as i32),
+    ];
+    let blocks = (rows * padded).div_ceil(256);
+    stage.launch("copy_rows", [blocks as u32, 1, 1], 256, 0, &args)
+}
+
+/// Writes a stored vector to every row.
+fn broadcast_row(stage: &Stage<'_>, bias: &Operand, output: &Operand) -> Result<(), DeviceError> {
+    let rows = stage.rows(output);
+    if rows == 0 {
+        return Ok(());
+    }
+    let args = [
+        Arg::Pointer(stage.pointer(bias)),
+        stored_dtype(bias),
+        Arg::Pointer(stage.pointer(output)),
+        Arg::Long(output.stride as i64),
+        Arg::Int(rows as i32),
+        Arg::Int(output.columns as i32),
+    ];
+    let blocks = [output.columns.div_ceil(256) as u32, rows.min(4096) as u32, 1];
+    stage.launch("broadcast_row", blocks, 256, 0, &args)
+}
+
+/// Whether an operand is stored in the type of matmuls.
+pub fn is_matmul_type(stage: &Stage<'_>, operand: &Operand) -> bool {
+    operand.storage == Storage::Plain(stage.activations())
+}
+
+/// Where a decoded weight has room for its adapter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdapterRoom {
+    None,
+    /// Spare columns at the end of each row.
+    Columns(usize),
+    /// Spare rows after the last.
+    Rows(usize),
+}
+
+/// A weight in the matmul type: as stored, or decoded with room for its adapter.
+pub fn weight_matrix(
+    stage: &Stage<'_>,
+    scratch: &mut Scratch,
+    weight: &Operand,
+    room: AdapterRoom,
+) -> Result<Matrix, DeviceError> {
+    if is_matmul_type(stage, weight) {
+        return Ok(stage.matrix(weight));
+    }
+    let (spare_columns, spare_rows) = match room {
+        AdapterRoom::None => (0, 0),
+        AdapterRoom::Columns(columns) => (columns, 0),
+        AdapterRoom::Rows(rows) => (0, rows),
+    };
+    let (rows, stride, element) = (stage.rows(weight), weight.columns + spare_columns, stage.element());
+    let pointer = scratch.take((rows + spare_rows) * stride * element.bytes());
+    decode_rows(stage, weight, 0, rows, pointer, stride)?;
+    Ok(Matrix { pointer, stride, element })
+}
+
+/// What a matmul adds to its product: a matrix, and the address of a bias for every row.
+#[derive(Clone, Copy, Debug)]
+pub struct Addends {
+    pub matrix: Option<Matrix>,
+    pub bias: Option<u64>,
+}
+
+impl Addends {
+    /// Those of a linear layer. A bias that cuBLASLt cannot add is written to every row of `y` first.
+    pub fn of(
+        stage: &Stage<'_>,
+        bias: Option<&Operand>,
+        residual: Option<&Operand>,
+        y: &Operand,
+    ) -> Result<Addends, DeviceError> {
+        let mut addends = Addends { matrix: residual.map(|residual| stage.matrix(residual)), bias: None };
+        match bias {
+            Some(bias) if bias_fits_epilogue(stage, bias) => addends.bias = Some(stage.pointer(bias)),
+            Some(bias) => {
+                assert!(residual.is_none(), "`residual_of` allows no residual with this bias");
+                broadcast_row(stage, bias, y)?;
+                addends.matrix = Some(stage.matrix(y));
+            }
+            None => {}
+        }
+        Ok(addends)
+    }
+}
+
+/// y = scale·h·Bᵀ + `addend`.
+pub fn add_adapter(
+    stage: &Stage<'_>,
+    (h, b, scale): (&Operand, Matrix, f32),
+    addend: Option<Matrix>,
+    y: &Operand,
+    scratch: u64,
+) -> Result<(), DeviceError> {
+    let whole = |rows: usize| Sizes { rows, columns: y.columns, depth: h.columns };
+    let matmul = Matmul {
+        left: stage.matrix(h),
+        left_transposed: false,
+        right: b,
+        right_transposed: true,
+        output: stage.matrix(y),
+        addend,
+        bias: None,
+        fp8: None,
+        alpha: scale,
+        sizes: whole(stage.rows(y)),
+        planned: whole(y.rows_at(stage.planned())),
+        scratch,
+    };
+    stage.cublas.run(stage.gpu, &matmul)
+}
+
+/// Whether cuBLASLt can add the bias itself.
+pub fn bias_fits_epilogue(stage: &Stage<'_>, bias: &Operand) -> bool {
+    is_matmul_type(stage, bias) && stage.pointer(bias).is_multiple_of(16)
+}

@@ -1,0 +1,179 @@
+//! Products in fp8 on a GPU, against sums over numbers that are rounded here by the rules of the format.
+//!
+//! What is left between the two is the rounding of results to bf16. Numbers that are not rounded differ by several
+//! percent, so a product that was formed in bf16 would be noticed.
+
+use crate::cuda_agrees::{alone, error, gpu_plan, in_numbers, open, reals};
+use crate::draft::Draft;
+use crate::numbers::{random_reals, stored};
+use crate::subject::{Scalar, Subject};
+use smidgen_ir::quant::fp8;
+use smidgen_ir::{DType, Op, Precision, Storage, ValueId};
+use smidgen_runtime::Executor;
+
+const BF16: Storage = Storage::Plain(DType::Bf16);
+const SCALE: f32 = 1.5;
+
+/// (rows, columns), row by row.
+#[derive(Clone)]
+struct Numbers {
+    columns: usize,
+    values: Vec<f32>,
+}
+
+impl Numbers {
+    fn in_bf16(&self) -> Numbers {
+        let values = self.values.iter().map(|value| stored(BF16, *value)).collect();
+        Numbers { values, ..self.clone() }
+    }
+
+    /// Rounded to fp8 row by row.
+    fn in_fp8(&self) -> Numbers {
+        let rounded = self.values.chunks(self.columns).flat_map(|row| {
+            let mut codes = vec![0; row.len()];
+            let scale = fp8::encode_row(row, &mut codes);
+            codes.into_iter().map(move |code| fp8::decode_byte(code) * scale)
+        });
+        Numbers { values: rounded.collect(), ..self.clone() }
+    }
+
+    /// With column j multiplied by the j-th factor.
+    fn with_columns_times(&self, factors: &[f32]) -> Numbers {
+        let values = self.values.iter().zip(factors.iter().cycle()).map(|(value, factor)| value * factor);
+        Numbers { values: values.collect(), ..self.clone() }
+    }
+
+    /// self · otherᵀ.
+    fn times_transposed(&self, other: &Numbers) -> Vec<f64> {
+        let dot = |one: &[f32], other: &[f32]| -> f64 {
+            one.iter().zip(other).map(|(one, other)| f64::from(*one) * f64::from(*other)).sum()
+        };
+        let rows = self.values.chunks(self.columns);
+        rows.flat_map(|row| other.values.chunks(other.columns).map(move |column| dot(row, column))).collect()
+    }
+
+    fn transposed(&self) -> Numbers {
+        let rows = self.values.len() / self.columns;
+        let values = (0..self.columns).flat_map(|column| (0..rows).map(move |row| (row, column)));
+        let values = values.map(|(row, column)| self.values[row * self.columns + column]);
+        Numbers { columns: rows, values: values.collect() }
+    }
+}
+
+/// One linear with its adapter, and the numbers that it is made of.
+struct Case {
+    subject: Subject,
+    x: Numbers,
+    h: Numbers,
+    b: Numbers,
+    bias: Vec<f32>,
+    dy: Numbers,
+    /// The numbers of the weight before their scales, (N, K), and the scales.
+    codes: Numbers,
+    scales: Vec<f32>,
+}
+
+fn case([tokens, n, k]: [usize; 3]) -> Case {
+    let rank = 8;
+    let mut draft = Draft::new(&[tokens], 1);
+    let x = draft.tokens("x", k);
+    let weight = draft.quantized_matrix("weight", n, k, Storage::Fp8Rows);
+    let (bias, h) = (draft.vector("bias", n, DType::Bf16), draft.tokens("h", rank));
+    let b = draft.matrix("b", n, rank, DType::Bf16);
+    let y = draft.op(Op::Linear { bias: true, lora: Some(SCALE) }, &[x, weight, bias, h, b], &["y"])[0];
+    let subject = draft.gradient_of("linear in fp8", y);
+    let named = |name: &str| -> ValueId {
+        let index = subject.graph.values.iter().position(|value| value.name == name).unwrap();
+        ValueId(index as u32)
+    };
+    let numbers = |name: &str, columns| Numbers { columns, values: subject.reals_of(named(name)).to_vec() };
+    let bytes = subject.content_bytes(weight);
+    let codes =
+        Numbers { columns: k, values: bytes[..n * k].iter().map(|byte| fp8::decode_byte(*byte)).collect() };
+    let scales: Vec<f32> =
+        bytes[n * k..].chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect();
+    let Scalar::Dot { dy, .. } = &subject.scalar else { panic!("a dot product") };
+    let dy = Numbers { columns: n, values: dy.clone() };
+    Case {
+        x: numbers("x source", k),
+        h: numbers("h source", rank),
+        b: numbers("b", rank),
+        bias: numbers("bias", 1).values,
+        dy,
+        codes,
+        scales,
+        subject,
+    }
+}
+
+impl Case {
+    /// y, with x as it is multiplied.
+    fn y(&self, x: &Numbers) -> Vec<f64> {
+        let n = self.scales.len();
+        let products = x.times_transposed(&self.codes);
+        let adapter = self.h.in_bf16().times_transposed(&self.b.in_bf16());
+        let at = |index: usize| {
+            let column = index % n;
+            let bias = f64::from(stored(BF16, self.bias[column]));
+            products[index] * f64::from(self.scales[column]) + f64::from(SCALE) * adapter[index] + bias
+        };
+        (0..products.len()).map(at).collect()
+    }
+
+    /// The gradient of x, with dy times the scales of the weight as it is multiplied.
+    fn dx(&self, scaled_dy: &Numbers) -> Vec<f64> {
+        scaled_dy.times_transposed(&self.codes.transposed())
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn products_in_fp8_are_those_of_rounded_numbers() {
+    let _alone = alone();
+    let mut device = open(Precision::Fp8);
+    for sizes in [[37, 48, 96], [1, 16, 16], [130, 256, 4112], [9, 528, 144]] {
+        let case = case(sizes);
+        let graph = in_numbers(&case.subject.graph, DType::Bf16);
+        let subject = Subject { graph: graph.clone(), ..case.subject.clone() };
+        let plan = gpu_plan(&graph, subject.extent, Precision::Fp8);
+        let mut executor = Executor::load(plan, device).unwrap();
+        let got = subject.run_once(&mut executor);
+        assert_eq!(subject.run_once(&mut executor), got, "{sizes:?}: a second run gives other bytes");
+        device = executor.into_device();
+        let (x, dy) = (case.x.in_bf16(), case.dy.in_bf16().with_columns_times(&case.scales));
+        let y = reals(&got.result, BF16);
+        let dx = reals(&got.gradients["x source"], Storage::F32);
+        for (name, got, rounded, plain) in
+            [("y", y, case.y(&x.in_fp8()), case.y(&x)), ("dx", dx, case.dx(&dy.in_fp8()), case.dx(&dy))]
+        {
+            let (is, would_be) = (error(&got, &rounded), error(&got, &plain));
+            println!("{sizes:?} {name}: {is:.1e} from rounded numbers, {would_be:.1e} from plain ones");
+            assert!(is < 4e-3, "{sizes:?}: {name} differs by {is:.2e}");
+            assert!(sizes[2] == 16 || would_be > 2.0 * is, "{sizes:?}: {name} was not rounded");
+        }
+    }
+}
+
+/// Weights whose sides are not multiples of 16 are decoded, and their products formed in bf16.
+#[test]
+#[ignore = "needs a GPU"]
+fn other_sizes_are_multiplied_in_bf16() {
+    let _alone = alone();
+    let case = case([11, 21, 33]);
+    let graph = in_numbers(&case.subject.graph, DType::Bf16);
+    let subject = Subject { graph: graph.clone(), ..case.subject.clone() };
+    let plan = gpu_plan(&graph, subject.extent, Precision::Fp8);
+    let mut executor = Executor::load(plan, open(Precision::Fp8)).unwrap();
+    let got = subject.run_once(&mut executor);
+    let is = error(&reals(&got.result, BF16), &case.y(&case.x.in_bf16()));
+    assert!(is < 6e-3, "y differs by {is:.2e}");
+}
+
+/// The rounding of this file is close to the numbers themselves, so that the tests above compare what they mean to.
+#[test]
+fn rounding_keeps_three_bits() {
+    let numbers = Numbers { columns: 96, values: random_reals(5, 4 * 96) };
+    let wide = |numbers: &Numbers| numbers.values.iter().map(|value| f64::from(*value)).collect::<Vec<f64>>();
+    let is = error(&wide(&numbers.in_fp8()), &wide(&numbers));
+    assert!((1e-2..4e-2).contains(&is), "{is:.2e}");
+}
