@@ -37,32 +37,31 @@ pub fn take(graph: &mut Graph, squares: &ByValue<ValueId>) -> Early {
     let norm = norm.expect("an update has a norm");
     let (mut kept, mut widened, mut last) = (Vec::new(), Vec::new(), None);
     for mut node in nodes {
-        match node.op {
-            Op::AdamW(_) | Op::AdamW8(_) | Op::AdamWOnHost(_)
-                if squares.contains_key(&graph.whole(node.inputs[0])) =>
-            {
-                let gradient = graph.whole(node.inputs[0]);
-                let is_on_host = matches!(node.op, Op::AdamWOnHost(_));
-                let own = early.updates.get_or_insert_with(gradient, Vec::new);
-                if own.is_empty() {
-                    own.extend(report(graph, &norm, squares[&gradient], is_on_host));
-                }
-                let behind = own.iter().rev().find(|node| is_report(&node.op));
-                node.inputs[1] = behind.expect("a report comes first").updates[0];
-                own.append(&mut widened);
-                own.push(node);
-                last = Some(gradient);
+        let updated = matches!(node.op, Op::AdamW(_) | Op::AdamW8(_) | Op::AdamWOnHost(_))
+            .then(|| graph.whole(node.inputs[0]))
+            .filter(|gradient| squares.contains_key(gradient));
+        if let Some(gradient) = updated {
+            let is_on_host = matches!(node.op, Op::AdamWOnHost(_));
+            let own = early.updates.get_or_insert_with(gradient, Vec::new);
+            if own.is_empty() {
+                own.extend(report(graph, &norm, squares[&gradient], is_on_host));
             }
-            Op::Widen => widened.push(node),
-            Op::RoundAtRandom(_) => {
-                let own = last.and_then(|gradient| early.updates.get_mut(&gradient));
-                own.expect("what is rounded was updated").push(node);
-            }
-            Op::Stow | Op::Stowed if node.inputs[0] == norm.inputs[1] => early.hyper.push(node),
-            // The report of all gradients, for updates on the host.
-            Op::Stow | Op::Stowed => {}
-            Op::Zero if early.updates.contains_key(&node.updates[0]) => {}
-            _ => kept.push(node),
+            let behind = own.iter().rev().find(|node| is_report(&node.op));
+            node.inputs[1] = behind.expect("a report comes first").updates[0];
+            own.append(&mut widened);
+            own.push(node);
+            last = Some(gradient);
+        } else if node.op == Op::Widen {
+            widened.push(node);
+        } else if matches!(node.op, Op::RoundAtRandom(_)) {
+            let own = last.and_then(|gradient| early.updates.get_mut(&gradient));
+            own.expect("what is rounded was updated").push(node);
+        } else if matches!(node.op, Op::Stow | Op::Stowed) {
+            // The other one is the report of all gradients, for updates on the host.
+            let is_settings = node.inputs[0] == norm.inputs[1];
+            early.hyper.extend(is_settings.then_some(node));
+        } else if node.op != Op::Zero || !early.updates.contains_key(&node.updates[0]) {
+            kept.push(node);
         }
     }
     graph.entries[index].1 = kept;

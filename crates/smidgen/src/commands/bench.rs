@@ -26,7 +26,7 @@ use smidgen_formats::model::Model;
 use smidgen_formats::safetensors::write::{TensorSpec, pytorch_metadata, write_safetensors};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{DType, Extent, Rank, Storage};
-use smidgen_recipe::{self as recipe, ModelPath, Recipe, RecipePath};
+use smidgen_recipe::{self as recipe, BaseFormat, Compute, ModelPath, Recipe, RecipePath};
 use smidgen_runtime::AnyDevice;
 use smidgen_runtime::comm::Nccl;
 use smidgen_runtime::cuda::peers::Peers;
@@ -41,9 +41,10 @@ pub struct Args {
     /// A shape by name (qwen2.5-7b, qwen2.5-1.5b, llama3.1-8b ...), or a folder with a config.json
     #[arg(long, default_value = "smollm2-135m")]
     model: String,
-    /// Storage of the base weights: as-stored, f32, bf16, f16, fp8, int8, nf4, nf4-single
-    #[arg(long, default_value = "bf16")]
-    base: String,
+    /// Storage of the base weights: as-stored, f32, bf16, f16, fp8, int8, nf4, nf4-single [default: bf16, or fp8 with
+    /// `--compute fp8`]
+    #[arg(long)]
+    base: Option<String>,
     /// lora, dora or ls-lora
     #[arg(long, default_value = "lora")]
     adapter: String,
@@ -120,8 +121,10 @@ fn build_recipe(args: &Args) -> Result<Recipe, Failure> {
     if let Some(together) = args.together {
         recipe.memory.pins.micro_tokens = Some(together * args.tokens);
     }
+    let usual = if args.compute == Compute::Fp8.to_string() { BaseFormat::Fp8 } else { BaseFormat::Bf16 };
+    let base = args.base.clone().unwrap_or_else(|| usual.to_string());
     for (key, text) in [
-        ("model.base", &args.base),
+        ("model.base", &base),
         ("model.compute", &args.compute),
         ("adapter.kind", &args.adapter),
         ("train.optimizer", &args.optimizer),
@@ -228,7 +231,7 @@ fn figures(
     let reserved = solution.plan.reserved_bytes() as u64;
     json!({
         "model": args.model,
-        "base": args.base,
+        "base": job.recipe.model.storage().to_string(),
         "adapter": args.adapter,
         "rank": args.rank,
         "batch": args.batch,

@@ -8,11 +8,12 @@ use smidgen_ir::Block;
 use smidgen_recipe::ClosedWord;
 use std::path::{Path, PathBuf};
 
-const BASES: [BaseFormat; 7] = [
+const BASES: [BaseFormat; 8] = [
     BaseFormat::AsStored,
     BaseFormat::F32,
     BaseFormat::Bf16,
     BaseFormat::F16,
+    BaseFormat::Fp8,
     BaseFormat::Int8,
     BaseFormat::Nf4,
     BaseFormat::Nf4Single,
@@ -57,21 +58,21 @@ fn a_plain_model_with_biases() {
     check(
         "qwen2-nf4/model",
         expect![[r#"
-        model.embed_tokens.weight           bf16       f32        bf16       f16        bf16       bf16       bf16
-        0.self_attn.q_proj.weight           bf16       f32        bf16       f16        int8       nf4        nf4-single
-        0.self_attn.q_proj.bias             bf16       f32        bf16       f16        bf16       bf16       bf16
-        0.self_attn.k_proj.weight           bf16       f32        bf16       f16        int8       nf4        nf4-single
-        0.self_attn.k_proj.bias             bf16       f32        bf16       f16        bf16       bf16       bf16
-        0.self_attn.v_proj.weight           bf16       f32        bf16       f16        int8       nf4        nf4-single
-        0.self_attn.v_proj.bias             bf16       f32        bf16       f16        bf16       bf16       bf16
-        0.self_attn.o_proj.weight           bf16       f32        bf16       f16        int8       nf4        nf4-single
-        0.mlp.gate_proj.weight              bf16       f32        bf16       f16        int8       nf4        nf4-single
-        0.mlp.up_proj.weight                bf16       f32        bf16       f16        int8       nf4        nf4-single
-        0.mlp.down_proj.weight              bf16       f32        bf16       f16        int8       nf4        nf4-single
-        0.input_layernorm.weight            bf16       f32        bf16       f16        bf16       bf16       bf16
-        0.post_attention_layernorm.weight   bf16       f32        bf16       f16        bf16       bf16       bf16
-        model.norm.weight                   bf16       f32        bf16       f16        bf16       bf16       bf16
-    "#]],
+            model.embed_tokens.weight           bf16       f32        bf16       f16        bf16       bf16       bf16       bf16
+            0.self_attn.q_proj.weight           bf16       f32        bf16       f16        fp8        int8       nf4        nf4-single
+            0.self_attn.q_proj.bias             bf16       f32        bf16       f16        bf16       bf16       bf16       bf16
+            0.self_attn.k_proj.weight           bf16       f32        bf16       f16        fp8        int8       nf4        nf4-single
+            0.self_attn.k_proj.bias             bf16       f32        bf16       f16        bf16       bf16       bf16       bf16
+            0.self_attn.v_proj.weight           bf16       f32        bf16       f16        fp8        int8       nf4        nf4-single
+            0.self_attn.v_proj.bias             bf16       f32        bf16       f16        bf16       bf16       bf16       bf16
+            0.self_attn.o_proj.weight           bf16       f32        bf16       f16        fp8        int8       nf4        nf4-single
+            0.mlp.gate_proj.weight              bf16       f32        bf16       f16        fp8        int8       nf4        nf4-single
+            0.mlp.up_proj.weight                bf16       f32        bf16       f16        fp8        int8       nf4        nf4-single
+            0.mlp.down_proj.weight              bf16       f32        bf16       f16        fp8        int8       nf4        nf4-single
+            0.input_layernorm.weight            bf16       f32        bf16       f16        bf16       bf16       bf16       bf16
+            0.post_attention_layernorm.weight   bf16       f32        bf16       f16        bf16       bf16       bf16       bf16
+            model.norm.weight                   bf16       f32        bf16       f16        bf16       bf16       bf16       bf16
+        "#]],
     );
 }
 
@@ -80,19 +81,19 @@ fn a_4_bit_model() {
     check(
         "llama-bnb-nf4/model",
         expect![[r#"
-        model.embed_tokens.weight           bf16       f32        bf16       f16        bf16       bf16       bf16
-        0.self_attn.q_proj.weight           nf4        f32        bf16       f16        int8       nf4        nf4-single
-        0.self_attn.k_proj.weight           nf4        f32        bf16       f16        int8       nf4        nf4-single
-        0.self_attn.v_proj.weight           nf4        f32        bf16       f16        int8       nf4        nf4-single
-        0.self_attn.o_proj.weight           nf4        f32        bf16       f16        int8       nf4        nf4-single
-        0.mlp.gate_proj.weight              nf4        f32        bf16       f16        int8       nf4        nf4-single
-        0.mlp.up_proj.weight                nf4        f32        bf16       f16        int8       nf4        nf4-single
-        0.mlp.down_proj.weight              nf4        f32        bf16       f16        int8       nf4        nf4-single
-        lm_head.weight                      bf16       f32        bf16       f16        bf16       bf16       bf16
-        0.input_layernorm.weight            bf16       f32        bf16       f16        bf16       bf16       bf16
-        0.post_attention_layernorm.weight   bf16       f32        bf16       f16        bf16       bf16       bf16
-        model.norm.weight                   bf16       f32        bf16       f16        bf16       bf16       bf16
-    "#]],
+            model.embed_tokens.weight           bf16       f32        bf16       f16        bf16       bf16       bf16       bf16
+            0.self_attn.q_proj.weight           nf4        f32        bf16       f16        fp8        int8       nf4        nf4-single
+            0.self_attn.k_proj.weight           nf4        f32        bf16       f16        fp8        int8       nf4        nf4-single
+            0.self_attn.v_proj.weight           nf4        f32        bf16       f16        fp8        int8       nf4        nf4-single
+            0.self_attn.o_proj.weight           nf4        f32        bf16       f16        fp8        int8       nf4        nf4-single
+            0.mlp.gate_proj.weight              nf4        f32        bf16       f16        fp8        int8       nf4        nf4-single
+            0.mlp.up_proj.weight                nf4        f32        bf16       f16        fp8        int8       nf4        nf4-single
+            0.mlp.down_proj.weight              nf4        f32        bf16       f16        fp8        int8       nf4        nf4-single
+            lm_head.weight                      bf16       f32        bf16       f16        bf16       bf16       bf16       bf16
+            0.input_layernorm.weight            bf16       f32        bf16       f16        bf16       bf16       bf16       bf16
+            0.post_attention_layernorm.weight   bf16       f32        bf16       f16        bf16       bf16       bf16       bf16
+            model.norm.weight                   bf16       f32        bf16       f16        bf16       bf16       bf16       bf16
+        "#]],
     );
 }
 
@@ -101,18 +102,18 @@ fn a_gguf_model_of_several_block_formats() {
     check(
         "gguf-kquants/model.gguf",
         expect![[r#"
-        model.embed_tokens.weight           q6_k       f32        bf16       f16        q6_k       q6_k       q6_k
-        0.self_attn.q_proj.weight           q4_k       f32        bf16       f16        int8       nf4        nf4-single
-        0.self_attn.k_proj.weight           q5_k       f32        bf16       f16        int8       nf4        nf4-single
-        0.self_attn.v_proj.weight           q6_k       f32        bf16       f16        int8       nf4        nf4-single
-        0.self_attn.o_proj.weight           q4_k       f32        bf16       f16        int8       nf4        nf4-single
-        0.mlp.gate_proj.weight              q4_k       f32        bf16       f16        int8       nf4        nf4-single
-        0.mlp.up_proj.weight                q5_k       f32        bf16       f16        int8       nf4        nf4-single
-        0.mlp.down_proj.weight              q6_k       f32        bf16       f16        int8       nf4        nf4-single
-        0.input_layernorm.weight            f32        f32        bf16       f16        f32        f32        f32
-        0.post_attention_layernorm.weight   f32        f32        bf16       f16        f32        f32        f32
-        model.norm.weight                   f32        f32        bf16       f16        f32        f32        f32
-    "#]],
+            model.embed_tokens.weight           q6_k       f32        bf16       f16        q6_k       q6_k       q6_k       q6_k
+            0.self_attn.q_proj.weight           q4_k       f32        bf16       f16        fp8        int8       nf4        nf4-single
+            0.self_attn.k_proj.weight           q5_k       f32        bf16       f16        fp8        int8       nf4        nf4-single
+            0.self_attn.v_proj.weight           q6_k       f32        bf16       f16        fp8        int8       nf4        nf4-single
+            0.self_attn.o_proj.weight           q4_k       f32        bf16       f16        fp8        int8       nf4        nf4-single
+            0.mlp.gate_proj.weight              q4_k       f32        bf16       f16        fp8        int8       nf4        nf4-single
+            0.mlp.up_proj.weight                q5_k       f32        bf16       f16        fp8        int8       nf4        nf4-single
+            0.mlp.down_proj.weight              q6_k       f32        bf16       f16        fp8        int8       nf4        nf4-single
+            0.input_layernorm.weight            f32        f32        bf16       f16        f32        f32        f32        f32
+            0.post_attention_layernorm.weight   f32        f32        bf16       f16        f32        f32        f32        f32
+            model.norm.weight                   f32        f32        bf16       f16        f32        f32        f32        f32
+        "#]],
     );
 }
 
@@ -122,20 +123,20 @@ fn a_gguf_model_whose_norms_are_shifted() {
     check(
         "gguf-gemma2/model.gguf",
         expect![[r#"
-        model.embed_tokens.weight           q8_0       f32        bf16       f16        q8_0       q8_0       q8_0
-        0.self_attn.q_proj.weight           q8_0       f32        bf16       f16        int8       nf4        nf4-single
-        0.self_attn.k_proj.weight           q8_0       f32        bf16       f16        int8       nf4        nf4-single
-        0.self_attn.v_proj.weight           q8_0       f32        bf16       f16        int8       nf4        nf4-single
-        0.self_attn.o_proj.weight           q8_0       f32        bf16       f16        int8       nf4        nf4-single
-        0.mlp.gate_proj.weight              q8_0       f32        bf16       f16        int8       nf4        nf4-single
-        0.mlp.up_proj.weight                q8_0       f32        bf16       f16        int8       nf4        nf4-single
-        0.mlp.down_proj.weight              q8_0       f32        bf16       f16        int8       nf4        nf4-single
-        0.input_layernorm.weight            f32        f32        bf16       f16        f32        f32        f32
-        0.post_attention_layernorm.weight   f32        f32        bf16       f16        f32        f32        f32
-        0.pre_feedforward_layernorm.weight  f32        f32        bf16       f16        f32        f32        f32
-        0.post_feedforward_layernorm.weight f32        f32        bf16       f16        f32        f32        f32
-        model.norm.weight                   f32        f32        bf16       f16        f32        f32        f32
-    "#]],
+            model.embed_tokens.weight           q8_0       f32        bf16       f16        q8_0       q8_0       q8_0       q8_0
+            0.self_attn.q_proj.weight           q8_0       f32        bf16       f16        fp8        int8       nf4        nf4-single
+            0.self_attn.k_proj.weight           q8_0       f32        bf16       f16        fp8        int8       nf4        nf4-single
+            0.self_attn.v_proj.weight           q8_0       f32        bf16       f16        fp8        int8       nf4        nf4-single
+            0.self_attn.o_proj.weight           q8_0       f32        bf16       f16        fp8        int8       nf4        nf4-single
+            0.mlp.gate_proj.weight              q8_0       f32        bf16       f16        fp8        int8       nf4        nf4-single
+            0.mlp.up_proj.weight                q8_0       f32        bf16       f16        fp8        int8       nf4        nf4-single
+            0.mlp.down_proj.weight              q8_0       f32        bf16       f16        fp8        int8       nf4        nf4-single
+            0.input_layernorm.weight            f32        f32        bf16       f16        f32        f32        f32        f32
+            0.post_attention_layernorm.weight   f32        f32        bf16       f16        f32        f32        f32        f32
+            0.pre_feedforward_layernorm.weight  f32        f32        bf16       f16        f32        f32        f32        f32
+            0.post_feedforward_layernorm.weight f32        f32        bf16       f16        f32        f32        f32        f32
+            model.norm.weight                   f32        f32        bf16       f16        f32        f32        f32        f32
+        "#]],
     );
 }
 
