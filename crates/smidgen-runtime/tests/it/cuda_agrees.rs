@@ -327,8 +327,10 @@ fn cuda_gives_the_same_bytes_whether_launches_are_recorded() {
             let (got, launches, back) = train_raggedly(&choice, recording);
             recording = back;
             assert_eq!(none, 0);
-            // One graph before and one after the head, for each of ten micro-batches.
-            if got != want || launches < 20 {
+            // One graph before and one after the head, for each of ten micro-batches. Eight of them have no sound, and what
+            // is left out of a graph makes it another one.
+            let fewest = if choice.spec.audio.is_some() { 10 } else { 20 };
+            if got != want || launches < fewest {
                 wrong.push(format!("{}: same bytes {}, {launches} graphs", choice.name, got == want));
             }
         }
