@@ -72,6 +72,13 @@ ROWS = [
         unsloth=Recorded(13_623, 22.0), peer=Recorded(10_848, 31.1)),
     Row("bf16-4x4096", QWEN_7B, "bf16", 4, 4096, "all", limit_gib=20.5, must=1.05, aim=1.15,
         unsloth=Recorded(11_536, 19.6), peer=Recorded(8_444, 45.8), peer_checkpointing=True),
+    # 22,000 and 24,000, 20,000 and 22,500, 15,500 and 17,500 tokens/s; the peers compute in bf16.
+    Row("fp8-4x2048", QWEN_7B, "fp8", 4, 2048, "none", must=1.304, aim=1.422,
+        unsloth=Recorded(16_875, 43.6), peer=Recorded(12_061, 80.0)),
+    Row("fp8-1x2048", QWEN_7B, "fp8", 1, 2048, "auto", must=1.468, aim=1.652,
+        unsloth=Recorded(13_623, 22.0), peer=Recorded(10_848, 31.1)),
+    Row("fp8-4x4096", QWEN_7B, "fp8", 4, 4096, "all", limit_gib=11.4, must=1.344, aim=1.517,
+        unsloth=Recorded(11_536, 19.6), peer=Recorded(8_444, 45.8), peer_checkpointing=True),
     Row("nf4-4x2048", QWEN_7B, "nf4", 4, 2048, "all", limit_gib=8.8, must=1.05, aim=1.15,
         unsloth=Recorded(11_564, 8.2), peer=Recorded(9_084, 21.0), peer_checkpointing=True),
     Row("nf4-4x2048-none", QWEN_7B, "nf4", 4, 2048, "none", aim=1.4,
@@ -133,6 +140,7 @@ def smidgen_command(arguments: argparse.Namespace, row: Row, adapter: str, whole
     """As planned within the row's limit, or in one micro-batch with all the memory there is."""
     command = [
         str(arguments.smidgen), "bench", "--json", "--device", arguments.device, "--model", row.model, "--base", row.base,
+        "--compute", "fp8" if row.base == "fp8" else "auto",
         "--adapter", adapter, "--rank", "16", "--batch", str(row.batch), "--tokens", str(row.tokens),
         f"memory.recompute={row.recompute}", "--steps", str(arguments.steps), "--warm-up", str(arguments.warm_up),
     ]
@@ -162,7 +170,8 @@ def run_peer(session: Session, row: Row) -> dict:
     if not arguments.peer or row.peer is None or (row.base == "nf4" and not arguments.peer_nf4):
         return {}
     command = [
-        sys.executable, str(HERE / "gpu_peer.py"), "--device", arguments.device, "--model", row.model, "--base", row.base,
+        sys.executable, str(HERE / "gpu_peer.py"), "--device", arguments.device, "--model", row.model,
+        "--base", "bf16" if row.base == "fp8" else row.base,
         "--batch", str(row.batch), "--tokens", str(row.tokens), "--steps", str(arguments.peer_steps), "--warm-up", "2",
         "--checkpointing" if row.peer_checkpointing else "--no-checkpointing",
     ]

@@ -295,6 +295,7 @@ fn the_resolved_job_is_written_whole() {
             targets = "all-linear"
             layers = "all"
             init = "default"
+            train = []
             rank_pattern = {}
             alpha_pattern = {}
             bias = "none"

@@ -42,6 +42,7 @@ fn a_merge_as_json_in_another_type() {
           "kind": "lora",
           "modules": 14,
           "biases": 0,
+          "trained": 0,
           "shards": 1,
           "folded": {
             "tensors": 14,
