@@ -1,6 +1,6 @@
 //! Replays a plan by identity: which value do these bytes hold?
 //!
-//! A second opinion beside `verify`, made without its ideas: no lifetimes and no rules, only memory in
+//! A second opinion next to `verify`, made without its ideas: no lifetimes and no rules, only memory in
 //! which every write replaces what it touches, and reads that must find the very value that they name, or the
 //! leaf of which it is some rows.
 
@@ -10,7 +10,8 @@ use smidgen_ir::{Entry, Plan, ValueId, ValueRole};
 pub fn replay(plan: &Plan, entry: Entry) -> Vec<String> {
     let mut memory = Memory::default();
     for (index, value) in plan.values.iter().enumerate() {
-        if let ValueRole::Leaf(_) = value.role {
+        // A gradient that no step touches has no memory.
+        if let (ValueRole::Leaf(_), Some(_)) = (&value.role, value.buffer) {
             memory.write(plan, ValueId(index as u32));
         }
     }

@@ -5,6 +5,7 @@
 //! `SMIDGEN_RANK_KILLS=50` kills a rank that often.
 
 use crate::scratch::{RECIPE, Scratch};
+use crate::speech::{self, ENCODER};
 use serde_json::Value;
 use smidgen::internal::find_mpiexec;
 use std::path::Path;
@@ -168,6 +169,21 @@ fn ranks_have_the_losses_of_one_process() {
                 .map(|output| bytes_of(&scratch.path(output).join("checkpoint-10")));
             assert_eq!(sizes(&one), sizes(&other), "{output}");
         }
+    }
+}
+
+/// Clips belong to rows, so a rank has those of its own rows, encoded once or with the encoder in the graph.
+#[test]
+fn ranks_hear_what_one_process_hears() {
+    if !has_mpi() {
+        return;
+    }
+    let scratch = speech::scratch();
+    for (kind, own) in [("once", &[][..]), ("graph", &[ENCODER][..])] {
+        train(&scratch, &format!("{kind}-1"), 1, own);
+        train(&scratch, &format!("{kind}-2"), 2, own);
+        let worst = difference(&scratch, &format!("{kind}-1"), &format!("{kind}-2"), "loss");
+        assert!(worst < 1e-6, "{kind}: losses differ by {worst:e}");
     }
 }
 

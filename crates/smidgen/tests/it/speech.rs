@@ -11,7 +11,7 @@ use smidgen_formats::safetensors::write::{TensorSpec, pytorch_metadata, write_sa
 use smidgen_ir::Extent;
 
 const AUDIO_TOKEN: i64 = 300;
-const ENCODER: &str = "adapter.targets=[\"qkv_proj\",\"o_proj\",\"encoders.0.self_attn.q_proj\",\"feed_forward_out.down_proj\"]";
+pub const ENCODER: &str = "adapter.targets=[\"qkv_proj\",\"o_proj\",\"encoders.0.self_attn.q_proj\",\"feed_forward_out.down_proj\"]";
 
 fn config() -> Value {
     json!({
@@ -119,7 +119,8 @@ fn row(samples: usize, clip: &str, words: i64) -> Value {
 
 const CLIPS: [usize; 4] = [4_000, 9_130, 5_555, 12_000];
 
-fn scratch() -> Scratch {
+/// A small model that hears, and four rows with a clip each.
+pub fn scratch() -> Scratch {
     let scratch = Scratch::new();
     std::fs::remove_dir_all(scratch.path("model")).unwrap();
     write_tensors(&scratch, &config(), &tensors(&config()));
@@ -172,6 +173,18 @@ fn memory_changes_nothing_that_is_heard() {
     scratch.train_refused(2, &[ENCODER, "memory.order=breadth"], &["a part of what hears is trained"]);
     scratch.train("dropped", &[ENCODER, "adapter.dropout=0.1"]);
     assert!(scratch.losses("dropped").iter().all(|loss| loss.is_finite()));
+}
+
+/// Quantized decoders hear the same: the encoder is not quantized.
+#[test]
+fn a_decoder_in_4_bits_hears() {
+    let scratch = scratch();
+    scratch.train("plain", &["train.steps=2"]);
+    scratch.train("once", &["train.steps=2", "model.base=nf4"]);
+    scratch.train("graph", &["train.steps=2", "model.base=nf4", ENCODER]);
+    assert_close(&scratch.losses("once")[..1], &scratch.losses("graph")[..1], 1e-6);
+    assert_close(&scratch.losses("plain"), &scratch.losses("once"), 0.2);
+    assert_ne!(scratch.losses("plain"), scratch.losses("once"));
 }
 
 #[test]
