@@ -87,10 +87,10 @@ pub fn encode_part(
     Ok(())
 }
 
-/// Threads that encode a weight: one if each would hold the whole of it, as of a 4-bit tensor.
+/// Threads that encode a weight: one if each would hold the whole of it, as of a tensor with scales of several rows.
 fn threads_for(weight: &Weight, threads: usize) -> usize {
     match weight {
-        Weight::Bnb(_) => 1,
+        Weight::Bnb(_) | Weight::Fp8(_) => 1,
         Weight::Plain(_) | Weight::Gguf(_) | Weight::Merged(_) => threads.clamp(1, MOST_THREADS),
     }
 }
@@ -102,7 +102,7 @@ pub fn load_scratch_bytes(weight: &Weight, storage: Storage, threads: usize) -> 
     }
     let (rows, columns) = weight.rows_and_columns();
     let whole = match weight {
-        Weight::Bnb(bnb) => bnb.storage.bytes(rows, columns),
+        Weight::Bnb(_) | Weight::Fp8(_) => weight.storage().map_or(0, |own| own.bytes(rows, columns)),
         // Each thread holds A, and the rows that it is read through.
         Weight::Merged(merged) => {
             threads_for(weight, threads) * 9 * merged.a.shape().iter().product::<usize>()
@@ -136,7 +136,9 @@ pub fn save_scratch_bytes(weight: &Weight) -> usize {
     let (rows, columns) = weight.rows_and_columns();
     match weight {
         Weight::Plain(_) => COPY_BYTES,
-        Weight::Bnb(bnb) => bnb.storage.bytes(rows, columns) + 8 * PIECE_ELEMENTS.max(columns),
+        Weight::Bnb(_) | Weight::Fp8(_) => {
+            weight.storage().map_or(0, |own| own.bytes(rows, columns)) + 8 * PIECE_ELEMENTS.max(columns)
+        }
         Weight::Gguf(_) => 12 * PIECE_ELEMENTS.max(columns),
         Weight::Merged(merged) => {
             9 * merged.a.shape().iter().product::<usize>() + 12 * PIECE_ELEMENTS.max(columns)

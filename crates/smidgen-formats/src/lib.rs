@@ -17,6 +17,7 @@ pub mod encode;
 mod exact_writer;
 pub mod finite;
 pub mod folder;
+pub mod fp8;
 #[cfg(test)]
 #[path = "../tests/four_bit/mod.rs"]
 pub(crate) mod four_bit;

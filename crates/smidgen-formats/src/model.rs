@@ -1,4 +1,4 @@
-//! A base model: a Hugging Face folder, perhaps in 4 bits, or a GGUF file.
+//! A base model: a Hugging Face folder, perhaps in 4 bits or in fp8, or a GGUF file.
 //!
 //! The differences between them end here: callers see a config with the keys of Hugging Face, and weights by their
 //! Hugging Face names.
@@ -6,6 +6,7 @@
 
 use crate::bnb::{BnbError, BnbWeights, find_bnb_weights};
 use crate::folder::{FolderError, ModelFolder};
+use crate::fp8::{Fp8Error, Fp8Weights, find_fp8_weights};
 use crate::gguf::model::GgufModel;
 use crate::gguf::model_problem::GgufModelError;
 use crate::gguf::{GgufError, GgufFile};
@@ -23,6 +24,8 @@ pub enum ModelOpenError {
     #[error(transparent)]
     Bnb(#[from] BnbError),
     #[error(transparent)]
+    Fp8(#[from] Fp8Error),
+    #[error(transparent)]
     Gguf(#[from] GgufError),
     #[error(transparent)]
     GgufModel(#[from] GgufModelError),
@@ -30,23 +33,23 @@ pub enum ModelOpenError {
 
 #[derive(Debug)]
 pub enum Model {
-    Folder { folder: Box<ModelFolder>, bnb: BnbWeights, phi4mm: Option<Phi4mm> },
+    Folder { folder: Box<ModelFolder>, bnb: BnbWeights, fp8: Fp8Weights, phi4mm: Option<Phi4mm> },
     Gguf { file: Arc<GgufFile>, model: Box<GgufModel> },
 }
 
 impl Model {
     pub fn open_folder(path: &Path) -> Result<Model, ModelOpenError> {
         let folder = Box::new(ModelFolder::open(path)?);
-        let bnb = find_bnb_weights(&folder)?;
+        let (bnb, fp8) = (find_bnb_weights(&folder)?, find_fp8_weights(&folder)?);
         let phi4mm = Phi4mm::of_config(folder.config());
-        Ok(Model::Folder { folder, bnb, phi4mm })
+        Ok(Model::Folder { folder, bnb, fp8, phi4mm })
     }
 
     /// A model that exists only as its config, for planning and measuring; `name` is used as its path.
     pub fn from_config(name: &str, config: serde_json::Value) -> Model {
         let folder = Box::new(ModelFolder::from_config(name, config));
         let phi4mm = Phi4mm::of_config(folder.config());
-        Model::Folder { folder, bnb: BnbWeights::default(), phi4mm }
+        Model::Folder { folder, bnb: BnbWeights::default(), fp8: Fp8Weights::default(), phi4mm }
     }
 
     /// From now on weights come without the adapter for speech inside a checkpoint of Phi-4-multimodal. Returns whether
@@ -118,7 +121,7 @@ impl Model {
     /// Whether some weights are stored quantized.
     pub fn is_quantized(&self) -> bool {
         match self {
-            Model::Folder { bnb, .. } => !bnb.weights.is_empty(),
+            Model::Folder { bnb, fp8, .. } => !bnb.weights.is_empty() || !fp8.weights.is_empty(),
             Model::Gguf { file, .. } => file.tensors().iter().any(|tensor| tensor.storage.plain().is_none()),
         }
     }
@@ -127,11 +130,14 @@ impl Model {
     pub fn weight(&self, name: &str) -> Option<Weight> {
         match self {
             Model::Folder { folder, phi4mm: Some(phi4mm), .. } => phi4mm.weight(folder, name),
-            Model::Folder { folder, bnb, phi4mm: None } => match bnb.weights.get(name) {
-                Some(weight) => Some(Weight::Bnb(weight.clone())),
-                None if bnb.parts.contains(name) => None,
-                None => folder.tensor(name).map(Weight::Plain),
-            },
+            Model::Folder { folder, bnb, fp8, phi4mm: None } => {
+                match (bnb.weights.get(name), fp8.weights.get(name)) {
+                    (Some(weight), _) => Some(Weight::Bnb(weight.clone())),
+                    (None, Some(weight)) => Some(Weight::Fp8(weight.clone())),
+                    (None, None) if bnb.parts.contains(name) || fp8.scales.contains(name) => None,
+                    (None, None) => folder.tensor(name).map(Weight::Plain),
+                }
+            }
             Model::Gguf { file, model } => {
                 model.source(name).map(|source| Weight::Gguf(GgufWeight::new(file, source)))
             }
@@ -155,9 +161,10 @@ impl Model {
     /// The Hugging Face names of all weights, sorted.
     pub fn weight_names(&self) -> Vec<&str> {
         match self {
-            Model::Folder { folder, bnb, .. } => folder
+            Model::Folder { folder, bnb, fp8, .. } => folder
                 .tensor_names()
                 .filter(|name| !bnb.parts.contains(*name) || bnb.weights.contains_key(*name))
+                .filter(|name| !fp8.scales.contains(*name))
                 .collect(),
             Model::Gguf { model, .. } => model.sources().map(|(name, _)| name).collect(),
         }

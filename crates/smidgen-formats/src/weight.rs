@@ -1,4 +1,4 @@
-//! A weight of a base model: plain, 4-bit with a quantization state, or GGUF blocks.
+//! A weight of a base model: plain, 4-bit with a quantization state, fp8 with scales, or GGUF blocks.
 //!
 //! It is read in one of two ways: as bytes of its own storage, in any range, or as rows of f32, to be converted,
 //! quantized or merged. Row orders and shifts that a format applied are undone here and nowhere else.
@@ -6,6 +6,7 @@
 use crate::bnb::{BnbError, BnbWeight};
 use crate::content_hash::ContentHash;
 use crate::element::Element;
+use crate::fp8::Fp8Weight;
 use crate::gguf::tensor_names::{RowOrder, TensorSource};
 use crate::gguf::{GgufError, GgufFile, GgufTensor};
 use crate::load::{LoadError, read_tensor_into};
@@ -30,6 +31,7 @@ pub enum WeightError {
 pub enum Weight {
     Plain(TensorRef),
     Bnb(BnbWeight),
+    Fp8(Fp8Weight),
     Gguf(GgufWeight),
     Merged(MergedWeight),
 }
@@ -143,6 +145,7 @@ impl Weight {
         match self {
             Weight::Plain(tensor) => Weight::Plain(tensor.hashed(hash, 0)),
             Weight::Bnb(weight) => Weight::Bnb(weight.hashed(hash)),
+            Weight::Fp8(weight) => Weight::Fp8(weight.hashed(hash)),
             Weight::Gguf(weight) => Weight::Gguf(GgufWeight { seen: Some(Arc::clone(hash)), ..weight }),
             Weight::Merged(MergedWeight { base, a, b, scale }) => {
                 let (of_a, of_b) = (base.bytes(), base.bytes() + a.bytes());
@@ -158,6 +161,7 @@ impl Weight {
         match self {
             Weight::Plain(tensor) => tensor.bytes(),
             Weight::Bnb(weight) => weight.storage.bytes(rows, columns) as u64,
+            Weight::Fp8(weight) => weight.file_bytes(),
             Weight::Gguf(weight) => weight.tensor().bytes,
             Weight::Merged(merged) => merged.parts().iter().map(|part| part.bytes()).sum(),
         }
@@ -181,6 +185,7 @@ impl Weight {
         match self {
             Weight::Gguf(weight) => Ok(weight.read_in_file(byte_offset, destination)?),
             Weight::Merged(merged) => Ok(merged.read_parts(byte_offset, destination)?),
+            Weight::Fp8(weight) => Ok(weight.read_file(byte_offset, destination).map_err(LoadError::from)?),
             Weight::Plain(_) | Weight::Bnb(_) => self.read_stored(byte_offset, destination),
         }
     }
@@ -189,6 +194,7 @@ impl Weight {
         match self {
             Weight::Plain(tensor) => tensor.shape(),
             Weight::Bnb(weight) => &weight.shape,
+            Weight::Fp8(weight) => weight.shape(),
             Weight::Gguf(weight) => &weight.tensor().dims,
             Weight::Merged(merged) => merged.base.shape(),
         }
@@ -198,6 +204,7 @@ impl Weight {
         match self {
             Weight::Plain(tensor) => tensor.file_path(),
             Weight::Bnb(weight) => weight.file_path(),
+            Weight::Fp8(weight) => weight.file_path(),
             Weight::Gguf(weight) => weight.file.path(),
             Weight::Merged(merged) => merged.base.file_path(),
         }
@@ -208,6 +215,7 @@ impl Weight {
         match self {
             Weight::Plain(tensor) => tensor.element().dtype().map(Storage::Plain),
             Weight::Bnb(weight) => Some(weight.storage),
+            Weight::Fp8(_) => Some(Storage::Fp8Blocks),
             Weight::Gguf(weight) if weight.is_shifted() => Some(Storage::F32),
             Weight::Gguf(weight) => Some(weight.tensor().storage),
             Weight::Merged(merged) => merged.base.element().dtype().map(Storage::Plain),
@@ -219,6 +227,7 @@ impl Weight {
         match self {
             Weight::Plain(tensor) => tensor.element().to_string(),
             Weight::Bnb(weight) => weight.storage.to_string(),
+            Weight::Fp8(_) => Storage::Fp8Blocks.to_string(),
             Weight::Gguf(weight) => weight.tensor().storage.to_string(),
             Weight::Merged(merged) => merged.base.element().to_string(),
         }
@@ -237,6 +246,7 @@ impl Weight {
         match self {
             Weight::Plain(tensor) => Ok(tensor.read_at(byte_offset, destination).map_err(LoadError::from)?),
             Weight::Bnb(weight) => Ok(weight.read_stored(byte_offset, destination)?),
+            Weight::Fp8(weight) => Ok(weight.read_stored(byte_offset, destination).map_err(LoadError::from)?),
             Weight::Gguf(weight) if weight.is_shifted() => self.read_unshifted(byte_offset, destination),
             Weight::Gguf(weight) => Ok(weight.read_at(byte_offset, destination)?),
             Weight::Merged(_) => self.read_merged(byte_offset, destination),
@@ -280,8 +290,8 @@ impl Weight {
     }
 }
 
-/// A weight to be read row by row as f32. Holds the stored bytes of a 4-bit tensor, whose scales serve all rows; of
-/// others only what it reads at a time.
+/// A weight to be read row by row as f32. Holds the stored bytes of a tensor whose scales serve several rows; of others only
+/// what it reads at a time.
 #[derive(Debug)]
 pub struct WeightRows<'a> {
     weight: &'a Weight,
@@ -296,9 +306,9 @@ impl<'a> WeightRows<'a> {
     pub fn open(weight: &'a Weight) -> Result<WeightRows<'a>, WeightError> {
         let (rows, columns) = weight.rows_and_columns();
         let mut whole = Vec::new();
-        if let Weight::Bnb(bnb) = weight {
-            whole.resize(bnb.storage.bytes(rows, columns), 0);
-            bnb.read_stored(0, &mut whole)?;
+        if let (Weight::Bnb(_) | Weight::Fp8(_), Some(storage)) = (weight, weight.storage()) {
+            whole.resize(storage.bytes(rows, columns), 0);
+            weight.read_stored(0, &mut whole)?;
         }
         let mut rows = WeightRows { weight, columns, whole, scratch: Vec::new(), factor: Vec::new() };
         if let Weight::Merged(merged) = weight {
@@ -332,9 +342,10 @@ impl<'a> WeightRows<'a> {
                     }
                 }
             }
-            Weight::Bnb(weight) => {
+            Weight::Bnb(_) | Weight::Fp8(_) => {
                 let (all, _) = self.weight.rows_and_columns();
-                quant::decode(weight.storage, all, columns, &self.whole, first_row * columns, target);
+                let storage = self.weight.storage().expect("quantized weights have a storage");
+                quant::decode(storage, all, columns, &self.whole, first_row * columns, target);
             }
             Weight::Gguf(weight) => {
                 let storage = weight.tensor().storage;

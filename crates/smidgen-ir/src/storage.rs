@@ -114,6 +114,9 @@ pub enum Storage {
     /// Floats of eight bits row by row, a sign, four bits of exponent and three of mantissa (e4m3), then an f32 for each
     /// row, its scale: an element is float · scale. [`row_scales`] says where the second part begins.
     Fp8Rows,
+    /// The same floats, then an f32 for each square of [`FP8_BLOCK`] by [`FP8_BLOCK`] elements, those of one row of squares
+    /// after the other; squares at the right and lower edge may be smaller. An element is float · scale.
+    Fp8Blocks,
     /// 4-bit codes over the flattened tensor, two per byte, the first in the high nibble; then the scale of each
     /// block of [`BNB4_BLOCK`] elements; blocks continue from one row to the next. An element is code · scale. Scales are f32; with `double` they are a byte each, then an f32 for each group of
     /// [`BNB4_GROUP`] scales, then one f32 offset: a scale is map\[byte\] · group + offset.
@@ -136,12 +139,16 @@ pub const fn dynamic8_codes(elements: usize) -> usize {
     4 * elements.div_ceil(DYNAMIC8_BLOCK)
 }
 
+/// Side of the squares that share a scale in [`Storage::Fp8Blocks`].
+pub const FP8_BLOCK: usize = 128;
+
 /// Elements that share a scale in [`Storage::Bnb4`].
 pub const BNB4_BLOCK: usize = 64;
 /// Scales that share a scale in [`Storage::Bnb4`] with `double`.
 pub const BNB4_GROUP: usize = 256;
 
-/// Where the f32 of each row begins in [`Storage::Int8Rows`] and [`Storage::Fp8Rows`], in bytes.
+/// Where the f32 of each row begins in [`Storage::Int8Rows`] and [`Storage::Fp8Rows`], in bytes; in
+/// [`Storage::Fp8Blocks`] where the scales of squares begin.
 pub const fn row_scales(rows: usize, columns: usize) -> usize {
     rows * columns
 }
@@ -180,6 +187,10 @@ impl Storage {
         match self {
             Storage::Plain(dtype) => elements * dtype.bytes(),
             Storage::Int8Rows | Storage::Fp8Rows => row_scales(rows, columns) + 4 * rows,
+            Storage::Fp8Blocks => {
+                let squares = rows.div_ceil(FP8_BLOCK) * columns.div_ceil(FP8_BLOCK);
+                row_scales(rows, columns) + 4 * squares
+            }
             Storage::Bnb4 { double, .. } => bnb4_parts(elements, double).end,
             Storage::Gguf(block) => rows * columns.div_ceil(block.elements()) * block.bytes(),
             Storage::Dynamic8 { .. } => dynamic8_codes(elements) + elements,
@@ -192,6 +203,7 @@ impl Storage {
             Storage::Plain(dtype) => Some(dtype),
             Storage::Int8Rows
             | Storage::Fp8Rows
+            | Storage::Fp8Blocks
             | Storage::Bnb4 { .. }
             | Storage::Gguf(_)
             | Storage::Dynamic8 { .. } => None,
@@ -202,7 +214,11 @@ impl Storage {
     pub fn has_contiguous_rows(self) -> bool {
         match self {
             Storage::Plain(_) | Storage::Gguf(_) => true,
-            Storage::Int8Rows | Storage::Fp8Rows | Storage::Bnb4 { .. } | Storage::Dynamic8 { .. } => false,
+            Storage::Int8Rows
+            | Storage::Fp8Rows
+            | Storage::Fp8Blocks
+            | Storage::Bnb4 { .. }
+            | Storage::Dynamic8 { .. } => false,
         }
     }
 
@@ -218,6 +234,7 @@ impl fmt::Display for Storage {
             Storage::Plain(dtype) => dtype.fmt(f),
             Storage::Int8Rows => f.write_str("int8"),
             Storage::Fp8Rows => f.write_str("fp8"),
+            Storage::Fp8Blocks => f.write_str("fp8-blocks"),
             Storage::Bnb4 { code, double } => f.write_str(match (code, double) {
                 (Code4::Nf4, true) => "nf4",
                 (Code4::Nf4, false) => "nf4-single",
@@ -242,6 +259,7 @@ mod tests {
         assert_eq!(Storage::Plain(DType::Bf16).bytes(3, 5), 30);
         assert_eq!(Storage::Int8Rows.bytes(3, 5), 15 + 12);
         assert_eq!(Storage::Fp8Rows.bytes(3, 5), 15 + 12);
+        assert_eq!(Storage::Fp8Blocks.bytes(129, 256), 129 * 256 + 4 * 2 * 2);
     }
 
     /// A byte each, and an f32 for each block, the last one short.

@@ -1,5 +1,5 @@
-// The formats of `decode.cuh` that are not GGUF: plain elements, int8 and fp8 with a scale per row, and the 4-bit codes
-// of bitsandbytes.
+// The formats of `decode.cuh` that are not GGUF: plain elements, int8 and fp8 with their scales, and the 4-bit codes of
+// bitsandbytes.
 
 __device__ __forceinline__ float unaligned_float(const u8 *at) {
     if (((u64)at & 3) == 0)
@@ -48,8 +48,9 @@ struct Int8Rows {
     }
 };
 
-// One float of eight bits (e4m3) per element, followed by the scale of each row.
-struct Fp8Rows {
+// One float of eight bits (e4m3) per element, followed by the scale of each row or, if `SQUARES`, of each square of 128
+// by 128.
+template <bool SQUARES> struct Fp8 {
     struct Raw {
         uint2 codes;
         float scale;
@@ -57,7 +58,7 @@ struct Fp8Rows {
     const u8 *codes, *scales;
     i64 columns;
 
-    __device__ Fp8Rows(const Source &source)
+    __device__ Fp8(const Source &source)
         : codes(source.bytes), scales(source.bytes + source.rows * source.columns), columns(source.columns) {}
 
     // The bits of exponent and mantissa, moved to their places in an f32, are too small by 2^120.
@@ -66,8 +67,12 @@ struct Fp8Rows {
         return __fmul_rn(__uint_as_float(bits), __uint_as_float((127u + 120u) << 23));
     }
 
+    __device__ const u8 *scale_at(i64 row, i32 column) const {
+        return scales + 4 * (SQUARES ? row / 128 * ((columns + 127) / 128) + column / 128 : row);
+    }
+
     __device__ Raw read(i64 row, i32 column) const {
-        return Raw{*(const uint2 *)(codes + row * columns + column), *(const float *)(scales + 4 * row)};
+        return Raw{*(const uint2 *)(codes + row * columns + column), *(const float *)scale_at(row, column)};
     }
 
     __device__ void expand(const Raw &raw, float (&y)[8]) const {
@@ -80,7 +85,7 @@ struct Fp8Rows {
     }
 
     __device__ float one(i64 row, i32 column) const {
-        return __fmul_rn(number(codes[row * columns + column]), unaligned_float(scales + 4 * row));
+        return __fmul_rn(number(codes[row * columns + column]), unaligned_float(scale_at(row, column)));
     }
 };
 
@@ -153,6 +158,7 @@ DECODE_KERNEL(f32, Plain<float>)
 DECODE_KERNEL(bf16, Plain<bf16>)
 DECODE_KERNEL(f16, Plain<f16>)
 DECODE_KERNEL(int8, Int8Rows)
-DECODE_KERNEL(fp8, Fp8Rows)
+DECODE_KERNEL(fp8, Fp8<false>)
+DECODE_KERNEL(fp8_blocks, Fp8<true>)
 DECODE_KERNEL(bnb4, Bnb4<false>)
 DECODE_KERNEL(bnb4_nested, Bnb4<true>)

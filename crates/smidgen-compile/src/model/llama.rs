@@ -8,6 +8,7 @@ use super::config::Config;
 use super::spec::{DecoderSpec, LayerAttention};
 use crate::error::ModelError;
 use serde_json::json;
+use smidgen_ir::storage::FP8_BLOCK;
 use smidgen_ir::{Activation, Norm};
 
 pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
@@ -78,10 +79,11 @@ pub fn read_like_llama(model_type: &str, config: &Config<'_>) -> Result<DecoderS
     })
 }
 
-/// A 4-bit checkpoint of bitsandbytes is read as stored; any other quantization is refused by name.
+/// A 4-bit checkpoint of bitsandbytes and one in fp8 with scales of squares are read as stored; any other quantization is
+/// refused by name.
 fn refuse_quantization(config: &Config<'_>) -> Result<(), ModelError> {
     let Some(table) = config.table("quantization_config", "quantization_config.")? else { return Ok(()) };
-    let supported = "bitsandbytes";
+    let supported = "bitsandbytes, fp8";
     match table.text("quant_method")? {
         Some("bitsandbytes") if table.flag("load_in_4bit", false)? => Ok(()),
         Some("bitsandbytes") => Err(ModelError::Unsupported {
@@ -89,6 +91,14 @@ fn refuse_quantization(config: &Config<'_>) -> Result<(), ModelError> {
             got: "false".into(),
             supported: "true",
         }),
+        Some("fp8") => match table.get("weight_block_size") {
+            Some(size) if *size == json!([FP8_BLOCK, FP8_BLOCK]) => Ok(()),
+            other => Err(ModelError::Unsupported {
+                key: "quantization_config.weight_block_size".into(),
+                got: other.map_or_else(|| "none".into(), ToString::to_string),
+                supported: "[128,128]",
+            }),
+        },
         other => Err(ModelError::Unsupported {
             key: "quantization_config.quant_method".into(),
             got: other.unwrap_or("unknown").into(),

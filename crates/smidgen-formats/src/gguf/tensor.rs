@@ -91,7 +91,11 @@ pub(super) fn piece_of(storage: Storage) -> (u64, u64) {
     match storage {
         Storage::Gguf(block) => (block.elements() as u64, block.bytes() as u64),
         Storage::Plain(dtype) => (1, dtype.bytes() as u64),
-        Storage::Int8Rows | Storage::Fp8Rows | Storage::Bnb4 { .. } | Storage::Dynamic8 { .. } => {
+        Storage::Int8Rows
+        | Storage::Fp8Rows
+        | Storage::Fp8Blocks
+        | Storage::Bnb4 { .. }
+        | Storage::Dynamic8 { .. } => {
             unreachable!("{storage} is not a storage of GGUF files")
         }
     }

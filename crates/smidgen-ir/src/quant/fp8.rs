@@ -1,11 +1,11 @@
-//! Floats of eight bits (e4m3): a sign, four bits of exponent, three of mantissa, and a scale for each row.
+//! Floats of eight bits (e4m3): a sign, four bits of exponent, three of mantissa, and a scale for each row or square.
 //!
-//! The largest magnitude of a row becomes 448, the largest number that the format has. Numbers are rounded to nearest,
+//! What is encoded here has scales of rows: the largest magnitude of a row becomes 448, the largest number that the format has. Numbers are rounded to nearest,
 //! ties to even; those below 2⁻⁶ have fewer bits. The format has no infinity. Its one pattern that is not a number is
 //! never written, and reads as 480 here, while the matrix units of a GPU read it as NaN.
 
 use super::{largest_magnitude, read_f32};
-use crate::storage::row_scales;
+use crate::storage::{FP8_BLOCK, row_scales};
 
 /// The largest number of the format.
 pub const LARGEST: f32 = 448.0;
@@ -54,6 +54,16 @@ pub fn decode(rows: usize, columns: usize, bytes: &[u8], first: usize, target: &
     }
 }
 
+/// The same with a scale for each square of the matrix.
+pub fn decode_blocks(rows: usize, columns: usize, bytes: &[u8], first: usize, target: &mut [f32]) {
+    let (scales, across) = (row_scales(rows, columns), columns.div_ceil(FP8_BLOCK));
+    for (element, value) in (first..).zip(target) {
+        let (row, column) = (element / columns, element % columns);
+        let square = row / FP8_BLOCK * across + column / FP8_BLOCK;
+        *value = decode_byte(bytes[element]) * read_f32(bytes, scales + 4 * square);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -92,5 +102,21 @@ mod tests {
         assert_eq!(codes.map(|code| decode_byte(code) * scale), [0.5, -7.0, 0.0, 3.5]);
         assert_eq!(encode_row(&[0.0, -0.0], &mut codes[..2]), 0.0);
         assert_eq!(codes[..2].iter().map(|code| decode_byte(*code)).sum::<f32>(), 0.0);
+    }
+
+    /// Two rows of two squares, the last of each with one element.
+    #[test]
+    fn a_square_has_its_own_scale() {
+        let (rows, columns) = (FP8_BLOCK + 1, FP8_BLOCK + 1);
+        let mut bytes = vec![encode_byte(2.0); rows * columns];
+        for scale in [1.0f32, 10.0, 100.0, 1000.0] {
+            bytes.extend(scale.to_le_bytes());
+        }
+        let mut decoded = vec![0.0; rows * columns];
+        decode_blocks(rows, columns, &bytes, 0, &mut decoded);
+        let corners = [0, FP8_BLOCK, FP8_BLOCK * columns, FP8_BLOCK * columns + FP8_BLOCK];
+        assert_eq!(corners.map(|corner| decoded[corner]), [2.0, 20.0, 200.0, 2000.0]);
+        assert_eq!(decoded[FP8_BLOCK - 1], 2.0);
+        assert_eq!(decoded[FP8_BLOCK * columns - 1], 20.0);
     }
 }

@@ -3,7 +3,7 @@
 //! Scalar and safe: devices have fast decoders of their own, which must give the same bits, and loaders
 //! encode once. 4-bit and int8 codes are those of bitsandbytes on the CPU, q8_0 is ggml's, fp8 is e4m3.
 //! Tensors are read by range and written piece by piece, so that a caller never needs all f32 at once.
-//! Left out: encoders of the GGUF formats other than q8_0, which come from files alone.
+//! Left out: encoders of fp8 with scales of squares and of the GGUF formats other than q8_0: they come from files alone.
 
 pub mod blocks;
 pub mod bnb4;
@@ -40,6 +40,7 @@ pub fn decode(storage: Storage, rows: usize, columns: usize, bytes: &[u8], first
         }
         Storage::Int8Rows => int8::decode(rows, columns, bytes, first, target),
         Storage::Fp8Rows => fp8::decode(rows, columns, bytes, first, target),
+        Storage::Fp8Blocks => fp8::decode_blocks(rows, columns, bytes, first, target),
         Storage::Bnb4 { code, double } => bnb4::decode(code, double, rows * columns, bytes, first, target),
         Storage::Gguf(block) => blocks::decode(block, bytes, first, target),
         Storage::Dynamic8 { signed } => dynamic_map::decode(signed, rows * columns, bytes, first, target),
@@ -140,6 +141,7 @@ impl<'a> Encoding<'a> {
             Storage::Bnb4 { .. } => BNB4_BLOCK,
             Storage::Gguf(block) => block.elements(),
             Storage::Dynamic8 { .. } => DYNAMIC8_BLOCK,
+            Storage::Fp8Blocks => unreachable!("`begin` refuses {}", self.storage),
         }
     }
 
@@ -185,7 +187,9 @@ impl<'a> Encoding<'a> {
             }
             Storage::Bnb4 { double: false, .. } => bnb4_parts(elements, false).scales,
             Storage::Int8Rows | Storage::Fp8Rows => row_scales(self.rows, self.columns),
-            Storage::Plain(_) | Storage::Gguf(_) | Storage::Dynamic8 { .. } => return vec![],
+            Storage::Plain(_) | Storage::Gguf(_) | Storage::Dynamic8 { .. } | Storage::Fp8Blocks => {
+                return vec![];
+            }
         };
         for (scale, target) in self.scales.iter().zip(self.bytes[plain_scales..].chunks_exact_mut(4)) {
             target.copy_from_slice(&scale.to_le_bytes());
@@ -199,7 +203,7 @@ pub fn held_scales(storage: Storage, rows: usize, columns: usize) -> usize {
     match storage {
         Storage::Int8Rows | Storage::Fp8Rows => rows,
         Storage::Bnb4 { .. } => (rows * columns).div_ceil(BNB4_BLOCK),
-        Storage::Plain(_) | Storage::Gguf(_) | Storage::Dynamic8 { .. } => 0,
+        Storage::Plain(_) | Storage::Gguf(_) | Storage::Dynamic8 { .. } | Storage::Fp8Blocks => 0,
     }
 }
 
@@ -207,7 +211,7 @@ pub fn held_scales(storage: Storage, rows: usize, columns: usize) -> usize {
 fn code_bytes(storage: Storage, elements: usize) -> usize {
     match storage {
         Storage::Plain(dtype) => elements * dtype.bytes(),
-        Storage::Int8Rows | Storage::Fp8Rows | Storage::Dynamic8 { .. } => elements,
+        Storage::Int8Rows | Storage::Fp8Rows | Storage::Fp8Blocks | Storage::Dynamic8 { .. } => elements,
         Storage::Bnb4 { .. } => elements.div_ceil(2),
         Storage::Gguf(block) => elements / block.elements() * block.bytes(),
     }
@@ -262,7 +266,7 @@ impl EncodingPart<'_> {
                     blocks::encode_q8_0(values, target);
                 }
             }
-            Storage::Dynamic8 { .. } => unreachable!("`begin` refuses {}", self.storage),
+            Storage::Dynamic8 { .. } | Storage::Fp8Blocks => unreachable!("`begin` refuses {}", self.storage),
         }
     }
 }
@@ -336,6 +340,7 @@ mod tests {
         let (rows, columns) = (5, 256);
         let all = rows * columns;
         let mut storages: Vec<Storage> = Block::ALL.map(Storage::Gguf).to_vec();
+        storages.push(Storage::Fp8Blocks);
         storages.extend(encodable());
         for storage in storages {
             let len = storage.bytes(rows, columns);

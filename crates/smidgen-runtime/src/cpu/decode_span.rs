@@ -8,7 +8,7 @@ use super::isa::Lanes;
 use super::stored::Stored;
 use super::stored_bnb::decode_bnb4;
 use super::stored_gguf::decode_gguf;
-use super::stored_rows::{decode_fp8, decode_int8};
+use super::stored_rows::{decode_fp8, decode_fp8_blocks, decode_int8};
 use smidgen_ir::{DType, Storage};
 
 impl Stored {
@@ -43,6 +43,7 @@ impl Stored {
                 }
                 Storage::Int8Rows => decode_int8::<V>(self, row, first, count, target),
                 Storage::Fp8Rows => decode_fp8::<V>(self, row, first, count, target),
+                Storage::Fp8Blocks => decode_fp8_blocks::<V>(self, row, first, count, target),
                 Storage::Bnb4 { code, double } => {
                     decode_bnb4::<V>(self, code, double, row * self.columns + first, count, target);
                 }

@@ -373,11 +373,18 @@ fn check_storage(op: &Op, operand: &Operand, decodes_any: bool) -> Result<(), De
         {
             Err(DeviceError::Columns { device: NAME, op: op.name(), storage, columns: operand.columns })
         }
-        Storage::Int8Rows | Storage::Fp8Rows | Storage::Bnb4 { .. } | Storage::Gguf(_) if decodes_any => {
+        Storage::Int8Rows
+        | Storage::Fp8Rows
+        | Storage::Fp8Blocks
+        | Storage::Bnb4 { .. }
+        | Storage::Gguf(_)
+            if decodes_any =>
+        {
             Ok(())
         }
         storage @ (Storage::Int8Rows
         | Storage::Fp8Rows
+        | Storage::Fp8Blocks
         | Storage::Bnb4 { .. }
         | Storage::Gguf(_)
         | Storage::Dynamic8 { .. }) => Err(DeviceError::Storage { device: NAME, op: op.name(), storage }),

@@ -1,4 +1,5 @@
-//! Decodes spans of storages that have one scale per row: int8 of bitsandbytes, and floats of eight bits.
+//! Decodes spans of storages of one byte per element: int8 of bitsandbytes with a scale per row, and floats of eight bits
+//! with a scale per row or per square.
 //!
 //! The bits are those of the plain decoders of `quant`, which define what the bytes mean.
 //! Left out: products with such floats in their own precision, which only GPUs have.
@@ -7,18 +8,18 @@ use super::isa::Lanes;
 use super::stored::Stored;
 use smidgen_ir::quant::fp8::{EXPONENT_SHIFT, decode_byte};
 use smidgen_ir::quant::int8::ONE_127TH;
-use smidgen_ir::storage::row_scales;
+use smidgen_ir::storage::{FP8_BLOCK, row_scales};
 
-/// The f32 of a row behind all codes.
+/// One of the f32 behind all codes.
 ///
 /// # Safety
-/// The row is inside the readable tensor.
+/// The tensor is readable and has that many scales.
 #[inline(always)]
-unsafe fn scale_of(stored: &Stored, row: usize) -> f32 {
-    // SAFETY: scales follow the codes, one for each row.
+unsafe fn scale_of(stored: &Stored, index: usize) -> f32 {
+    // SAFETY: scales follow the codes.
     unsafe {
         let scales = stored.pointer.add(row_scales(stored.total_rows, stored.columns)).cast::<f32>();
-        scales.add(row).read_unaligned()
+        scales.add(index).read_unaligned()
     }
 }
 
@@ -61,11 +62,54 @@ pub unsafe fn decode_fp8<V: Lanes>(
     count: usize,
     target: *mut f32,
 ) {
-    let whole = count / V::WIDTH * V::WIDTH;
-    // SAFETY: codes and scales lie in the tensor; every vector is inside the span.
+    // SAFETY: the span is inside the row, which has a scale.
     unsafe {
-        let scale = scale_of(stored, row);
-        let source = stored.pointer.add(row * stored.columns + first);
+        decode_fp8_run::<V>(
+            stored.pointer.add(row * stored.columns + first),
+            scale_of(stored, row),
+            count,
+            target,
+        );
+    }
+}
+
+/// The same with a scale for each square.
+///
+/// # Safety
+/// As [`decode_int8`].
+#[inline(always)]
+pub unsafe fn decode_fp8_blocks<V: Lanes>(
+    stored: &Stored,
+    row: usize,
+    first: usize,
+    count: usize,
+    target: *mut f32,
+) {
+    let squares = row / FP8_BLOCK * stored.columns.div_ceil(FP8_BLOCK);
+    let mut done = 0;
+    while done < count {
+        let column = first + done;
+        let run = (FP8_BLOCK - column % FP8_BLOCK).min(count - done);
+        // SAFETY: the run lies in one square and inside the span.
+        unsafe {
+            decode_fp8_run::<V>(
+                stored.pointer.add(row * stored.columns + column),
+                scale_of(stored, squares + column / FP8_BLOCK),
+                run,
+                target.add(done),
+            );
+        }
+        done += run;
+    }
+}
+
+/// # Safety
+/// `source` is readable for `count` bytes and `target` writable for as many floats; else as [`decode_int8`].
+#[inline(always)]
+unsafe fn decode_fp8_run<V: Lanes>(source: *const u8, scale: f32, count: usize, target: *mut f32) {
+    let whole = count / V::WIDTH * V::WIDTH;
+    // SAFETY: every vector and every element is inside the run.
+    unsafe {
         for at in (0..whole).step_by(V::WIDTH) {
             let words = V::widen_u8(source.add(at));
             let sign = V::shift_left(V::and(words, 0x80), 24);

@@ -8,6 +8,7 @@ use super::pool::Pool;
 use super::simd::{Isa, with_isa};
 use super::view::{Dst, Src, Stored};
 use smidgen_ir::quant;
+use smidgen_ir::storage::row_scales;
 use smidgen_ir::{Block, Code4, DType, Storage};
 
 /// Channel counts below, at and above a block, and a real model's.
@@ -73,7 +74,7 @@ pub fn storages_with(columns: usize) -> impl Iterator<Item = Storage> {
     let blocks = Block::ALL.into_iter().filter(move |block| columns.is_multiple_of(block.elements()));
     plain
         .into_iter()
-        .chain([Storage::Int8Rows, Storage::Fp8Rows])
+        .chain([Storage::Int8Rows, Storage::Fp8Rows, Storage::Fp8Blocks])
         .chain(codes)
         .chain(blocks.map(Storage::Gguf))
 }
@@ -81,11 +82,16 @@ pub fn storages_with(columns: usize) -> impl Iterator<Item = Storage> {
 /// A tensor in any storage with random codes, and scales that keep its numbers finite.
 pub fn sane_bytes(storage: Storage, rows: usize, columns: usize) -> Vec<u8> {
     let mut bytes = match storage {
-        Storage::Gguf(_) => vec![0; storage.bytes(rows, columns)],
+        Storage::Gguf(_) | Storage::Fp8Blocks => vec![0; storage.bytes(rows, columns)],
         _ => return quant::encode(storage, rows, columns, &numbers(1, rows * columns)).expect("an encoder"),
     };
     for (index, byte) in bytes.iter_mut().enumerate() {
         *byte = (uniform(7, index as u64) * 256.0) as u8;
+    }
+    if storage == Storage::Fp8Blocks {
+        for (index, bytes) in bytes[row_scales(rows, columns)..].chunks_exact_mut(4).enumerate() {
+            bytes.copy_from_slice(&(uniform(8, index as u64) - 0.5).to_le_bytes());
+        }
     }
     if let Storage::Gguf(block) = storage {
         let halves: &[usize] = match block {

@@ -23,6 +23,7 @@ pub const FILE: KernelFile = KernelFile {
         "decode_f16",
         "decode_int8",
         "decode_fp8",
+        "decode_fp8_blocks",
         "decode_bnb4",
         "decode_bnb4_nested",
     ],
@@ -141,7 +142,7 @@ const GROUPS_OF_A_BLOCK: usize = 256 * 4 * 2;
 fn comes_by_eights(matrix: &Operand, bytes: u64, total_rows: usize) -> bool {
     match matrix.storage {
         Storage::Plain(_) => is_aligned(bytes, matrix.stride),
-        Storage::Int8Rows | Storage::Fp8Rows => bytes.is_multiple_of(8),
+        Storage::Int8Rows | Storage::Fp8Rows | Storage::Fp8Blocks => bytes.is_multiple_of(8),
         Storage::Bnb4 { double, .. } => {
             let parts = bnb4_parts(total_rows * matrix.columns, double);
             bytes.is_multiple_of(8) && parts.scales.is_multiple_of(4) && parts.group_scales.is_multiple_of(4)
@@ -164,6 +165,7 @@ fn kernel_of(storage: Storage) -> &'static str {
         Storage::Plain(DType::F16) => "decode_f16",
         Storage::Int8Rows => "decode_int8",
         Storage::Fp8Rows => "decode_fp8",
+        Storage::Fp8Blocks => "decode_fp8_blocks",
         Storage::Bnb4 { double: false, .. } => "decode_bnb4",
         Storage::Bnb4 { double: true, .. } => "decode_bnb4_nested",
         Storage::Gguf(Block::Q4_0) => "decode_q4_0",

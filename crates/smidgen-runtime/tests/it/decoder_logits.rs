@@ -36,8 +36,9 @@ fn logits(choice: &Choice, subject: &Subject, threads: usize) -> Vec<f32> {
         null.write(id, &bytes);
     }
     for entry in [Entry::Refresh, Entry::Logits] {
-        null.run(entry, &EXTENT).unwrap();
-        executor.run(entry, &EXTENT).unwrap();
+        let silent = Extent { audio: 0, ..EXTENT };
+        null.run(entry, &silent).unwrap();
+        executor.run(entry, &silent).unwrap();
     }
     let id = plan.leaf_named(state::LOGITS).unwrap();
     let mut bytes = vec![0; 4 * EXTENT.rows * choice.spec.vocabulary];

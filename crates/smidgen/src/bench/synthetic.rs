@@ -48,10 +48,10 @@ impl Synthetic {
         };
         match self.storage {
             Storage::Plain(_) | Storage::Gguf(_) | Storage::Dynamic8 { .. } => {}
-            Storage::Int8Rows | Storage::Fp8Rows => {
-                let scale = if self.storage == Storage::Fp8Rows { SIZE / 128.0 } else { 2.0 * SIZE };
+            Storage::Int8Rows | Storage::Fp8Rows | Storage::Fp8Blocks => {
+                let scale = if self.storage == Storage::Int8Rows { 2.0 * SIZE } else { SIZE / 128.0 };
                 let first = row_scales(self.rows, self.columns);
-                floats(first, first + 4 * self.rows, scale);
+                floats(first, self.storage.bytes(self.rows, self.columns), scale);
             }
             Storage::Bnb4 { double: false, .. } => {
                 let parts = bnb4_parts(elements, false);
@@ -84,7 +84,7 @@ fn period(storage: Storage) -> Vec<u8> {
         // Formats without an encoder: zeros decode to zeros.
         Storage::Gguf(block) => vec![0; 1024 * block.bytes()],
         // All but the two patterns that are not numbers.
-        Storage::Fp8Rows => {
+        Storage::Fp8Rows | Storage::Fp8Blocks => {
             let byte = |index: usize| (127.0 * uniform(7, index as u64)) as u8 | (index as u8) << 7;
             (0..PERIOD).map(byte).collect()
         }
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn numbers_of_every_storage_are_like_weights() {
         let (rows, columns) = (9, 512);
-        let mut storages = vec![Storage::Int8Rows, Storage::Fp8Rows];
+        let mut storages = vec![Storage::Int8Rows, Storage::Fp8Rows, Storage::Fp8Blocks];
         storages.extend([DType::F32, DType::Bf16, DType::F16].map(Storage::Plain));
         for code in Code4::ALL {
             storages.extend([true, false].map(|double| Storage::Bnb4 { code, double }));

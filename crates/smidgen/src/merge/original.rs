@@ -146,7 +146,7 @@ impl OriginalTensor {
     pub fn is_real(&self) -> bool {
         match &self.weight {
             Weight::Plain(tensor) => can_read_as(tensor.element(), Element::F32),
-            Weight::Bnb(_) | Weight::Gguf(_) | Weight::Merged(_) => true,
+            Weight::Bnb(_) | Weight::Fp8(_) | Weight::Gguf(_) | Weight::Merged(_) => true,
         }
     }
 
@@ -168,7 +168,9 @@ impl OriginalTensor {
     /// Bytes that stay in memory while its rows are read.
     pub fn held_bytes(&self) -> usize {
         match &self.weight {
-            Weight::Bnb(weight) => weight.storage.bytes(self.rows(), self.row_elements()),
+            weight @ (Weight::Bnb(_) | Weight::Fp8(_)) => {
+                weight.storage().map_or(0, |storage| storage.bytes(self.rows(), self.row_elements()))
+            }
             Weight::Plain(_) | Weight::Gguf(_) | Weight::Merged(_) => 0,
         }
     }
@@ -189,9 +191,9 @@ impl<'a> OriginalRows<'a> {
     /// `held` gets the tensor's [`OriginalTensor::held_bytes`].
     pub fn open(tensor: &'a OriginalTensor, held: &'a mut Vec<u8>) -> Result<OriginalRows<'a>, Failure> {
         held.clear();
-        if let Weight::Bnb(weight) = &tensor.weight {
-            held.resize(tensor.held_bytes(), 0);
-            weight.read_stored(0, held).map_err(Failure::model)?;
+        held.resize(tensor.held_bytes(), 0);
+        if !held.is_empty() {
+            tensor.read_bytes(0, held)?;
         }
         Ok(OriginalRows { tensor, held })
     }
@@ -202,9 +204,10 @@ impl<'a> OriginalRows<'a> {
         assert_eq!(destination.len(), rows * width, "rows of `{}`", self.tensor.name());
         match &self.tensor.weight {
             Weight::Plain(stored) => read_f32(stored, (first_row * width) as u64, destination),
-            Weight::Bnb(weight) => {
+            weight @ (Weight::Bnb(_) | Weight::Fp8(_)) => {
                 let all = self.tensor.rows();
-                quant::decode(weight.storage, all, width, self.held, first_row * width, destination);
+                let storage = weight.storage().expect("quantized weights have a storage");
+                quant::decode(storage, all, width, self.held, first_row * width, destination);
                 Ok(())
             }
             weight @ (Weight::Gguf(_) | Weight::Merged(_)) => {

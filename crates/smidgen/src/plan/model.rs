@@ -44,7 +44,7 @@ fn refused_model(error: ModelError, model: &Model) -> Failure {
     let hint = match &error {
         ModelError::Unsupported { key, .. } if key == "quantization_config.quant_method" => Some(
             "use the checkpoint before its quantization: `model.base = \"nf4\"` or `\"int8\"` quantizes it while it \
-             loads; 4-bit bitsandbytes checkpoints and GGUF files are read as stored",
+             loads; 4-bit bitsandbytes checkpoints, fp8 ones with scales of squares and GGUF files are read as stored",
         ),
         ModelError::UnknownArchitecture { .. } if has_experts(model.config()) => Some(
             "mixtures of experts are not supported; use a dense model, such as `hf:Qwen/Qwen2.5-7B-Instruct`",
@@ -192,6 +192,9 @@ pub fn build_storage(base: BaseFormat, spec: &DecoderSpec, model: &Model) -> Has
 /// The storage format of linear layers without weights to look at: from the config.
 fn assumed_storage(spec: &DecoderSpec, model: &Model) -> Storage {
     let quantization = &model.config()["quantization_config"];
+    if !model.has_weights() && quantization["quant_method"] == "fp8" {
+        return Storage::Fp8Blocks;
+    }
     if model.has_weights() || quantization["load_in_4bit"] != true {
         return Storage::Plain(spec.stored);
     }
