@@ -6,6 +6,7 @@
 //! weight. Otherwise the adapter is a second matmul, added to the first.
 
 use super::decode::decode_rows;
+use super::few_rows::{self, Addends};
 use super::matmul::{Matmul, Matrix, Sizes};
 use super::modules::KernelFile;
 use super::spans::stored_dtype;
@@ -130,13 +131,17 @@ pub fn linear(
     residual: Option<&Operand>,
 ) -> Result<(), DeviceError> {
     let (x, weight, y) = (&step.inputs[0], &step.inputs[1], &step.outputs[0]);
-    if !bias && lora.is_none() && residual.is_none() && thin::thin_matmul_fits(stage, x, weight, y) {
-        return thin::thin_matmul(stage, x, weight, y);
-    }
     let adapter = lora.map(|scale| {
         let first = 2 + usize::from(bias);
         (&step.inputs[first], &step.inputs[first + 1], scale)
     });
+    let addends = Addends { bias: bias.then(|| &step.inputs[2]), residual, adapter };
+    if few_rows::fits(stage, x, weight, &addends) {
+        return few_rows::few_rows(stage, x, weight, &addends, stage.matrix(y));
+    }
+    if !bias && lora.is_none() && residual.is_none() && thin::thin_matmul_fits(stage, x, weight, y) {
+        return thin::thin_matmul(stage, x, weight, y);
+    }
     let mut scratch = Scratch::of(stage);
     let rank = adapter.map_or(0, |(h, _, _)| h.columns);
     let spare = spare_columns(rank);
