@@ -17,10 +17,10 @@ pub mod encode;
 mod exact_writer;
 pub mod finite;
 pub mod folder;
-pub mod fp8;
 #[cfg(test)]
 #[path = "../tests/four_bit/mod.rs"]
 pub(crate) mod four_bit;
+pub mod fp8;
 pub mod gguf;
 pub mod json_file;
 pub mod links;

@@ -246,7 +246,9 @@ impl Weight {
         match self {
             Weight::Plain(tensor) => Ok(tensor.read_at(byte_offset, destination).map_err(LoadError::from)?),
             Weight::Bnb(weight) => Ok(weight.read_stored(byte_offset, destination)?),
-            Weight::Fp8(weight) => Ok(weight.read_stored(byte_offset, destination).map_err(LoadError::from)?),
+            Weight::Fp8(weight) => {
+                Ok(weight.read_stored(byte_offset, destination).map_err(LoadError::from)?)
+            }
             Weight::Gguf(weight) if weight.is_shifted() => self.read_unshifted(byte_offset, destination),
             Weight::Gguf(weight) => Ok(weight.read_at(byte_offset, destination)?),
             Weight::Merged(_) => self.read_merged(byte_offset, destination),

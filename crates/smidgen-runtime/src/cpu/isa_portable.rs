@@ -195,6 +195,25 @@ impl Lanes for PortableLanes {
         each(|i| table[words[i] as usize & 15])
     }
     #[inline(always)]
+    unsafe fn from_f16_pairs(source: *const u32) -> (Self, Self) {
+        // SAFETY: the caller promises four readable words.
+        let word = |i: usize| unsafe { source.add(i).read_unaligned() };
+        let half = |bits: u32| half::f16::from_bits(bits as u16).to_f32();
+        (each(|i| half(word(i))), each(|i| half(word(i) >> 16)))
+    }
+    #[inline(always)]
+    unsafe fn transpose_bytes(rows: &[*const u8; 16], offset: usize, target: *mut u8) {
+        // SAFETY: the caller promises sixteen readable bytes in each of four rows, and as many writable ones.
+        unsafe {
+            for (r, row) in rows.iter().enumerate().take(4) {
+                let bytes = row.add(offset).cast::<[u8; 16]>().read();
+                for (i, byte) in bytes.into_iter().enumerate() {
+                    target.add(4 * i + r).write(byte);
+                }
+            }
+        }
+    }
+    #[inline(always)]
     unsafe fn transpose_square(
         source: *const f32,
         source_stride: usize,

@@ -151,6 +151,47 @@ impl Lanes for Avx512Lanes {
         unsafe { _mm512_reduce_max_ps(self.0) }
     }
     #[inline(always)]
+    unsafe fn from_f16_pairs(source: *const u32) -> (Self, Self) {
+        // SAFETY: the caller keeps the promises of `Lanes`.
+        unsafe {
+            let words = _mm512_loadu_si512(source.cast());
+            let low = _mm512_cvtepi32_epi16(words);
+            let high = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(words));
+            (Self(_mm512_cvtph_ps(low)), Self(_mm512_cvtph_ps(high)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn transpose_bytes(rows: &[*const u8; 16], offset: usize, target: *mut u8) {
+        // SAFETY: the caller keeps the promises of `Lanes`.
+        unsafe {
+            // Lane l of quarter q holds row 4 l + q.
+            let mut quarters = [_mm512_setzero_si512(); 4];
+            for (q, quarter) in quarters.iter_mut().enumerate() {
+                let first = _mm512_castsi128_si512(_mm_loadu_si128(rows[q].add(offset).cast()));
+                let second = _mm_loadu_si128(rows[4 + q].add(offset).cast());
+                let third = _mm_loadu_si128(rows[8 + q].add(offset).cast());
+                let fourth = _mm_loadu_si128(rows[12 + q].add(offset).cast());
+                *quarter = _mm512_inserti32x4::<1>(first, second);
+                *quarter = _mm512_inserti32x4::<2>(*quarter, third);
+                *quarter = _mm512_inserti32x4::<3>(*quarter, fourth);
+            }
+            let [a, b, c, d] = quarters;
+            let (ab, cd) = (_mm512_unpacklo_epi8(a, b), _mm512_unpacklo_epi8(c, d));
+            let (ab_high, cd_high) = (_mm512_unpackhi_epi8(a, b), _mm512_unpackhi_epi8(c, d));
+            // Word i of lane l is byte i of rows 4 l to 4 l + 3.
+            let bytes = [
+                _mm512_unpacklo_epi16(ab, cd),
+                _mm512_unpackhi_epi16(ab, cd),
+                _mm512_unpacklo_epi16(ab_high, cd_high),
+                _mm512_unpackhi_epi16(ab_high, cd_high),
+            ];
+            let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+            for (four, bytes) in bytes.into_iter().enumerate() {
+                _mm512_storeu_si512(target.add(64 * four).cast(), _mm512_permutexvar_epi32(order, bytes));
+            }
+        }
+    }
+    #[inline(always)]
     unsafe fn transpose_square(
         source: *const f32,
         source_stride: usize,
@@ -357,6 +398,45 @@ impl Lanes for Avx2Lanes {
             let half = _mm_max_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
             let pair = _mm_max_ps(half, _mm_movehl_ps(half, half));
             _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn from_f16_pairs(source: *const u32) -> (Self, Self) {
+        // SAFETY: the caller keeps the promises of `Lanes`.
+        unsafe {
+            let words = _mm256_loadu_si256(source.cast());
+            let low = _mm256_and_si256(words, _mm256_set1_epi32(0xffff));
+            // Lane by lane the low halves, then the high ones; the lanes are put in order.
+            let halves = _mm256_packus_epi32(low, _mm256_srli_epi32::<16>(words));
+            let halves = _mm256_permute4x64_epi64::<0b11_01_10_00>(halves);
+            let (low, high) = (_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves));
+            (Self(_mm256_cvtph_ps(low)), Self(_mm256_cvtph_ps(high)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn transpose_bytes(rows: &[*const u8; 16], offset: usize, target: *mut u8) {
+        // SAFETY: the caller keeps the promises of `Lanes`.
+        unsafe {
+            // As for AVX-512, with two lanes.
+            let mut quarters = [_mm256_setzero_si256(); 4];
+            for (q, quarter) in quarters.iter_mut().enumerate() {
+                let first = _mm256_castsi128_si256(_mm_loadu_si128(rows[q].add(offset).cast()));
+                let second = _mm_loadu_si128(rows[4 + q].add(offset).cast());
+                *quarter = _mm256_inserti128_si256::<1>(first, second);
+            }
+            let [a, b, c, d] = quarters;
+            let (ab, cd) = (_mm256_unpacklo_epi8(a, b), _mm256_unpacklo_epi8(c, d));
+            let (ab_high, cd_high) = (_mm256_unpackhi_epi8(a, b), _mm256_unpackhi_epi8(c, d));
+            let bytes = [
+                _mm256_unpacklo_epi16(ab, cd),
+                _mm256_unpackhi_epi16(ab, cd),
+                _mm256_unpacklo_epi16(ab_high, cd_high),
+                _mm256_unpackhi_epi16(ab_high, cd_high),
+            ];
+            let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+            for (four, bytes) in bytes.into_iter().enumerate() {
+                _mm256_storeu_si256(target.add(32 * four).cast(), _mm256_permutevar8x32_epi32(bytes, order));
+            }
         }
     }
     #[inline(always)]

@@ -1,13 +1,15 @@
 //! Copies the operands of an f32 matmul into the workspace, in the order in which the kernel reads them.
 //!
 //! The right operand becomes panels of 48 columns, with one row per k; the last panel is as wide as its
-//! columns rounded up to 16, padded with zeros. The scale of a term is applied here.
+//! columns rounded up to 16; what is in the padding is not used. The scale of a term is applied here.
 //! The left operand is copied only if its own layout would miss the caches.
 //! Left out: element formats, which only `decode_span.rs` knows.
 
+use super::gguf_columns::{Columns, Sink, VECTORS, decode_columns};
 use super::isa::{Lanes, on_each_isa};
 use super::kernel::{LeftRun, PANEL_COLUMNS, TILE_ROWS};
 use super::stored::Stored;
+use smidgen_ir::{Block, Storage};
 
 /// Columns that one packing task handles: whole panels, and whole spans of 64 elements.
 pub const PACK_COLUMNS: usize = 192;
@@ -57,9 +59,10 @@ on_each_isa! {
 unsafe fn pack_right_with<V: Lanes>(piece: &RightPiece) {
     // SAFETY: the caller's promises are passed on.
     unsafe {
-        match piece.transposed {
-            true => pack_transposed::<V>(piece),
-            false => pack_as_stored::<V>(piece),
+        match (piece.transposed, piece.stored.storage) {
+            (true, Storage::Gguf(block)) => pack_blocks::<V>(block, piece),
+            (true, _) => pack_transposed::<V>(piece),
+            (false, _) => pack_as_stored::<V>(piece),
         }
     }
 }
@@ -72,6 +75,61 @@ unsafe fn panel_of(piece: &RightPiece, column: usize) -> (*mut f32, usize) {
     // SAFETY: panels before the last one are full, so the offset is inside the packed block.
     let start = unsafe { piece.panels.add(first * piece.panel_depth + piece.panel_row * width) };
     (start, width)
+}
+
+/// The transpose of GGUF blocks, which are transposed before they are decoded.
+#[inline(always)]
+unsafe fn pack_blocks<V: Lanes>(block: Block, piece: &RightPiece) {
+    let together = VECTORS * V::WIDTH;
+    for panel in (0..piece.columns).step_by(PANEL_COLUMNS) {
+        let width = panel_width(piece.columns - panel);
+        for column in (panel..panel + width).step_by(together) {
+            let rows = together.min(piece.columns.saturating_sub(column));
+            if rows == 0 {
+                // Only padding is left, which nobody uses.
+                break;
+            }
+            // SAFETY: the columns exist; the sink writes the vectors that are inside a row of the panel.
+            unsafe {
+                let (start, width) = panel_of(piece, column);
+                let columns = Columns {
+                    stored: piece.stored,
+                    first_row: piece.first_column + column,
+                    rows,
+                    first: piece.first_depth,
+                    depth: piece.depth,
+                };
+                let mut sink = PanelRows {
+                    target: start.add(column - panel),
+                    width,
+                    vectors: VECTORS.min((panel + width - column) / V::WIDTH),
+                    scale: V::splat(piece.scale),
+                };
+                decode_columns::<V>(block, &columns, &mut sink);
+            }
+        }
+    }
+}
+
+/// Writes decoded columns to the rows of a panel.
+struct PanelRows<V> {
+    target: *mut f32,
+    width: usize,
+    vectors: usize,
+    scale: V,
+}
+
+impl<V: Lanes> Sink<V> for PanelRows<V> {
+    #[inline(always)]
+    unsafe fn take(&mut self, element: usize, weights: [V; VECTORS]) {
+        // SAFETY: the vectors are inside the row of the panel.
+        unsafe {
+            let row = self.target.add(element * self.width);
+            for (index, weight) in weights.iter().enumerate().take(self.vectors) {
+                weight.mul(self.scale).store(row.add(index * V::WIDTH));
+            }
+        }
+    }
 }
 
 #[inline(always)]

@@ -1,19 +1,23 @@
 //! The f32 matmul for few rows, as in generation: one token at a time, bound by how fast weights are decoded.
 //!
 //! `matmul.rs` packs a block of the right operand on all threads, waits, multiplies, and waits again: with one row
-//! on the left, waiting and moving the packed block through the caches take most of the time. Here each task packs
-//! one panel of columns for itself and multiplies it at once, in a single parallel section.
-//! Chunks of depth, packing and the innermost loop are those of `matmul.rs`, so each element is the same sum in the
-//! same order: both give the same bytes.
+//! on the left, waiting and moving the packed block through the caches take most of the time. Here each task computes
+//! one panel of columns, in a single parallel section: up to four rows straight from the stored blocks
+//! (`direct_matmul.rs`), more of them from a packed panel of its own.
+//! Chunks of depth and the order of each sum are those of `matmul.rs`: both give the same bytes.
 //! Left out: right operands that are not transposed, which generation does not have.
 
 use super::arena::aligned_floats;
+use super::direct_matmul::{
+    DIRECT_ROWS, DirectBlocks, DirectPanel, Sums, multiply_blocks, multiply_panel, write_sums,
+};
 use super::isa::Isa;
 use super::kernel::{LeftRun, PANEL_COLUMNS, RightRows, TileMatmul, TileWrite, tile_matmul};
 use super::matmul::depth_cut;
-use super::matmul_terms::{Chunk, Init, MOST_PIECES, Output, Term, check_operands};
+use super::matmul_terms::{Chunk, Init, MOST_PIECES, Output, Piece, Term, check_operands};
 use super::packing::{PACK_DEPTH, RightPiece, pack_right, panel_width};
 use super::pool::{current_thread, current_threads, run_tasks};
+use smidgen_ir::Storage;
 use smidgen_ir::workspace_cpu::{COLUMN_BLOCK, DEPTH_BLOCK, ROW_BLOCK, matmul_floats};
 
 /// Most rows for which this is faster than `matmul`.
@@ -28,6 +32,9 @@ const _: () = assert!(PANEL_COLUMNS <= ROW_BLOCK && PANEL_COLUMNS <= COLUMN_BLOC
 pub unsafe fn row_matmul(isa: Isa, terms: &[Term], init: Init, output: Output, workspace: &mut [f32]) {
     check_operands(terms, &output, workspace, matmul_floats(current_threads()));
     assert!(terms.iter().all(|term| term.right_transposed), "a right operand that is not transposed");
+    if output.rows == 0 {
+        return;
+    }
     let (_, panels) = aligned_floats(workspace).split_at_mut(DEPTH_BLOCK * COLUMN_BLOCK);
     let work = Work { isa, terms, init, output, panels: panels.as_mut_ptr() };
     run_tasks(output.columns.div_ceil(PANEL_COLUMNS), |task| {
@@ -54,8 +61,84 @@ impl Work<'_> {
         depth_cut(self.terms).for_each(self.terms, |chunk, is_first| {
             let write = self.init.write_of(is_first, first_column);
             // SAFETY: the caller's promises; the panel holds at most DEPTH_BLOCK rows of PANEL_COLUMNS floats.
-            unsafe { self.multiply_chunk(chunk, first_column, columns, write) };
+            unsafe {
+                match self.output.rows <= DIRECT_ROWS {
+                    true => self.multiply_directly(chunk, first_column, columns, write),
+                    false => self.multiply_chunk(chunk, first_column, columns, write),
+                }
+            }
         });
+    }
+
+    /// For rows whose sums are kept in registers while the weights pass by.
+    unsafe fn multiply_directly(&self, chunk: &Chunk, first_column: usize, columns: usize, write: TileWrite) {
+        let rows = self.output.rows;
+        let mut sums: Sums = [0.0; DIRECT_ROWS * PANEL_COLUMNS];
+        // SAFETY: pieces are inside their terms, columns inside C; the panel belongs to this thread and holds a slice.
+        unsafe {
+            for piece in chunk.pieces() {
+                let term = &self.terms[piece.term];
+                match term.right.storage {
+                    Storage::Gguf(block) if term.scale == 1.0 => {
+                        let (stored, left) = (term.right, self.left_run(piece, 0, piece.depth));
+                        let first_depth = piece.first;
+                        let blocks =
+                            DirectBlocks { block, stored, first_column, columns, first_depth, rows, left };
+                        multiply_blocks(self.isa, &blocks, &mut sums);
+                    }
+                    _ => {
+                        for slice in (0..piece.depth).step_by(PACK_DEPTH) {
+                            let depth = PACK_DEPTH.min(piece.depth - slice);
+                            let panel = self.pack(piece, slice, first_column, columns, (depth, 0));
+                            let left = self.left_run(piece, slice, depth);
+                            let width = panel_width(columns);
+                            multiply_panel(self.isa, &DirectPanel { panel, width, rows, left }, &mut sums);
+                        }
+                    }
+                }
+            }
+            write_sums(&sums, rows, columns, self.output.view.at(0, first_column), write);
+        }
+    }
+
+    /// The left operand of a piece from `slice` on.
+    unsafe fn left_run(&self, piece: &Piece, slice: usize, depth: usize) -> LeftRun {
+        let left = self.terms[piece.term].left;
+        // SAFETY: the piece is inside its term.
+        let start = unsafe { left.pointer.add((piece.first + slice) * left.depth_stride) };
+        LeftRun::strided(start, left.row_stride, left.depth_stride, depth)
+    }
+
+    /// Packs a slice of a piece into the panel of this thread, which has `panel_depth` rows, from `panel_row` on.
+    unsafe fn pack(
+        &self,
+        piece: &Piece,
+        slice: usize,
+        first_column: usize,
+        columns: usize,
+        (panel_depth, panel_row): (usize, usize),
+    ) -> *const f32 {
+        let term = &self.terms[piece.term];
+        // SAFETY: the caller's promises; the panel belongs to this thread.
+        unsafe {
+            let panels = self.panels.add(current_thread() * ROW_BLOCK * DEPTH_BLOCK);
+            pack_right(
+                self.isa,
+                &RightPiece {
+                    stored: term.right,
+                    transposed: true,
+                    scale: term.scale,
+                    first_column,
+                    columns,
+                    first_depth: piece.first + slice,
+                    depth: PACK_DEPTH.min(piece.depth - slice),
+                    panels,
+                    panel_depth,
+                    panel_row,
+                },
+            );
+            panels
+        }
     }
 
     unsafe fn multiply_chunk(&self, chunk: &Chunk, first_column: usize, columns: usize, write: TileWrite) {
@@ -64,27 +147,11 @@ impl Work<'_> {
         unsafe {
             let panel = self.panels.add(current_thread() * ROW_BLOCK * DEPTH_BLOCK);
             for (run, piece) in runs.iter_mut().zip(chunk.pieces()) {
-                let term = &self.terms[piece.term];
                 for slice in (0..piece.depth).step_by(PACK_DEPTH) {
-                    pack_right(
-                        self.isa,
-                        &RightPiece {
-                            stored: term.right,
-                            transposed: true,
-                            scale: term.scale,
-                            first_column,
-                            columns,
-                            first_depth: piece.first + slice,
-                            depth: PACK_DEPTH.min(piece.depth - slice),
-                            panels: panel,
-                            panel_depth: chunk.depth,
-                            panel_row: piece.chunk_depth + slice,
-                        },
-                    );
+                    let place = (chunk.depth, piece.chunk_depth + slice);
+                    self.pack(piece, slice, first_column, columns, place);
                 }
-                let left = term.left;
-                let start = left.pointer.add(piece.first * left.depth_stride);
-                *run = LeftRun::strided(start, left.row_stride, left.depth_stride, piece.depth);
+                *run = self.left_run(piece, 0, piece.depth);
             }
             tile_matmul(
                 self.isa,

@@ -6,6 +6,7 @@ use super::kernel::OutputView;
 use super::matmul::matmul;
 use super::matmul_terms::{Init, Left, Output, Term};
 use super::pool::Pool;
+use super::row_matmul::row_matmul;
 use super::stored::{SPAN_STEP, Stored};
 use super::testing::{assert_same_bits, numbers, sane_bytes, storages_with};
 use smidgen_ir::Storage;
@@ -72,20 +73,33 @@ fn every_span_decodes_as_the_reference_does() {
     }
 }
 
+/// The functions that multiply.
+type Multiply = unsafe fn(Isa, &[Term], Init, Output, &mut [f32]);
+
 /// left (M, K) times the view (K, N), or its transpose (N, K).
 fn multiply(isa: Isa, right: Stored, right_transposed: bool) -> Vec<f32> {
-    const M: usize = 11;
+    multiply_rows(matmul, 11, 0.5, isa, right, right_transposed)
+}
+
+fn multiply_rows(
+    function: Multiply,
+    m: usize,
+    scale: f32,
+    isa: Isa,
+    right: Stored,
+    right_transposed: bool,
+) -> Vec<f32> {
     let (n, k) = if right_transposed { (right.rows, right.columns) } else { (right.columns, right.rows) };
-    let left = numbers(5, M * k);
-    let mut c = vec![f32::NAN; M * n];
+    let left = numbers(5, m * k);
+    let mut c = vec![f32::NAN; m * n];
     let mut workspace = vec![f32::NAN; matmul_floats(2)];
     let left = Left { pointer: left.as_ptr(), row_stride: k, depth_stride: 1 };
-    let term = Term { left, right, right_transposed, scale: 0.5 };
+    let term = Term { left, right, right_transposed, scale };
     let view = OutputView { pointer: c.as_mut_ptr(), row_stride: n, column_stride: 1 };
-    let output = Output { view, rows: M, columns: n };
+    let output = Output { view, rows: m, columns: n };
     Pool::new(2).unwrap().enter(|| {
         // SAFETY: the buffers have the shapes of the product, and C overlaps nothing.
-        unsafe { matmul(isa, &[term], Init::Overwrite, output, &mut workspace) }
+        unsafe { function(isa, &[term], Init::Overwrite, output, &mut workspace) }
     });
     c
 }
@@ -104,6 +118,31 @@ fn products_are_those_over_the_decoded_weights() {
                     let want = multiply(isa, decoded.row_slice(first, count), transposed);
                     let name = format!("{storage}, {rows} × {columns} from {first}, {isa:?}, {transposed}");
                     assert_same_bits(&name, &got, &want);
+                }
+            }
+        }
+    }
+}
+
+/// Generation multiplies few rows, straight from blocks where the storage has them.
+#[test]
+fn products_of_few_rows_are_those_over_the_decoded_weights() {
+    // Panels that are full, that end inside a vector and that are narrower than one; deeper than one chunk.
+    for (rows, columns) in [(5, 96), (49, 768), (110, 224), (64, 1536)] {
+        for storage in storages_with(columns) {
+            let (bytes, elements) = tensor(storage, rows, columns);
+            let whole = view(storage, rows, columns, &bytes);
+            let decoded = Stored::dense_f32(elements.as_ptr(), rows, columns);
+            for (first, count) in [(0, rows), (rows / 3, rows / 2)] {
+                for isa in supported() {
+                    for (m, scale) in [(1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0), (5, 1.0), (1, 0.5)] {
+                        let part = whole.row_slice(first, count);
+                        let got = multiply_rows(row_matmul, m, scale, isa, part, true);
+                        let want =
+                            multiply_rows(matmul, m, scale, isa, decoded.row_slice(first, count), true);
+                        let name = format!("{storage}, {rows} × {columns} from {first}, {isa:?}, {m} rows");
+                        assert_same_bits(&name, &got, &want);
+                    }
                 }
             }
         }

@@ -2,7 +2,8 @@
 //!
 //! One kernel per format: the source may be a slice of a tensor that stores its scales apart, and the target has a
 //! stride. Unaligned data is decoded element by element.
-//! Kernels: `kernels/decode.cu` and `kernels/decode_gguf.cu`, which share `kernels/decode.cuh`.
+//! Kernels: `kernels/decode.cu` and `kernels/decode_gguf.cu`, which share `kernels/decode.cuh`; the formats of the first are
+//! in `kernels/decode_formats.cuh`.
 
 use super::modules::KernelFile;
 use super::stage::{Arg, Stage};
@@ -15,6 +16,7 @@ pub const FILE: KernelFile = KernelFile {
     source: concat!(
         include_str!("../../kernels/dynamic_map.cuh"),
         include_str!("../../kernels/decode.cuh"),
+        include_str!("../../kernels/decode_formats.cuh"),
         include_str!("../../kernels/decode.cu")
     ),
     kernels: &[
@@ -138,8 +140,8 @@ pub fn is_aligned(pointer: u64, stride: usize) -> bool {
 const THREADS: u32 = 256;
 const GROUPS_OF_A_BLOCK: usize = 256 * 4 * 2;
 
-/// Whether rows are whole groups of eight elements whose codes and scales are aligned.
-fn comes_by_eights(matrix: &Operand, bytes: u64, total_rows: usize) -> bool {
+/// Whether the codes and scales of groups of eight elements are aligned.
+pub fn comes_by_eights(matrix: &Operand, bytes: u64, total_rows: usize) -> bool {
     match matrix.storage {
         Storage::Plain(_) => is_aligned(bytes, matrix.stride),
         Storage::Int8Rows | Storage::Fp8Rows | Storage::Fp8Blocks => bytes.is_multiple_of(8),

@@ -4,6 +4,7 @@
 //! A stretch of steps is captured at the planned extent before the first one runs. A micro-batch of another extent
 //! launches the same kernels with other arguments: it is captured while the GPU still works on the one before, and the
 //! graph is updated in place. If its kernels differ, it is launched one by one.
+//! Of `decode`, one token per sequence is captured; prompts are launched one by one, and their kernels are long.
 //! The GPU gets the same launches in the same order either way, so the results do not depend on it.
 //! Plans with transfers are not captured: they are bound by memory, not by launches. Exchanges between ranks, and steps
 //! that wait for one, stand between two graphs.
@@ -53,6 +54,14 @@ fn stretches(steps: &[BoundStep]) -> Vec<Range<usize>> {
         recorded
     });
     parts.filter(|part| part.len() >= FEWEST_STEPS).collect()
+}
+
+/// The extent at which an entry point is captured.
+pub fn recorded_extent(steps: &[BoundStep], planned: &Extent) -> Extent {
+    match steps.first().map(|step| step.entry) {
+        Some(Entry::Decode) => Extent { tokens: planned.rows.min(planned.tokens), audio: 0, ..*planned },
+        _ => *planned,
+    }
 }
 
 impl Graphs {
@@ -117,7 +126,8 @@ impl Stretch {
         if self.extent == *extent {
             return Ok(true);
         }
-        if self.misfits == MOST_MISFITS {
+        let is_prompt = self.entry == Entry::Decode && extent.tokens != extent.rows;
+        if self.misfits == MOST_MISFITS || is_prompt {
             return Ok(false);
         }
         let fits = self.graph.update(&Recording::of(gpu, launch)?);

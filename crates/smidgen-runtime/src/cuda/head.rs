@@ -4,6 +4,7 @@
 //! A head that is not stored in the matmul type is decoded in blocks of the vocabulary, with one matmul per block.
 
 use super::decode::decode_rows;
+use super::few_rows;
 use super::linear::outer_sum;
 use super::loss::{LossChunk, finish_logits, softmax_loss_chunk, sum_losses};
 use super::matmul::{Matmul, Matrix, Sizes};
@@ -214,12 +215,20 @@ pub fn all_logits(
     let words = stage.rows(&step.inputs[1]);
     let mut scratch = Scratch::of(stage);
     let head = Head::of(stage, &mut scratch, &step.inputs[1]);
-    let adapter = adapter(stage, &mut scratch, step, 2, lora)?;
     let (stride, element) = (logit_stride(words), stage.element());
     let tokens = stage.tokens(x);
     let logits = Matrix { pointer: scratch.take(tokens.planned * stride * element.bytes()), stride, element };
-    let scratch = scratch.take(MATMUL_BYTES);
-    form_logits(stage, &head, x, adapter, (0, tokens), logits, scratch)?;
+    let addends = few_rows::Addends {
+        adapter: lora.map(|scale| (&step.inputs[2], &step.inputs[3], scale)),
+        ..few_rows::Addends::default()
+    };
+    if few_rows::fits(stage, x, &step.inputs[1], &addends) {
+        few_rows::few_rows(stage, x, &step.inputs[1], &addends, logits)?;
+    } else {
+        let adapter = adapter(stage, &mut scratch, step, 2, lora)?;
+        let scratch = scratch.take(MATMUL_BYTES);
+        form_logits(stage, &head, x, adapter, (0, tokens), logits, scratch)?;
+    }
     let target = &step.updates[0];
     finish_logits(stage, logits, stage.matrix(target).at(0, first_word), tokens.rows, words, softcap)
 }

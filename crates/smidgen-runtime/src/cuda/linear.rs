@@ -5,6 +5,7 @@
 //! copied into spare columns of x and dy, and B and A are stored next to the weight or copied next to the decoded
 //! weight. Otherwise the adapter is a second matmul, added to the first. Products in fp8 are formed by `fp8.rs`.
 
+use super::few_rows;
 use super::fp8;
 use super::matmul::{Matmul, Matrix, Sizes};
 use super::operands::{
@@ -25,12 +26,17 @@ pub fn linear(
     residual: Option<&Operand>,
 ) -> Result<(), DeviceError> {
     let (x, weight, y) = (&step.inputs[0], &step.inputs[1], &step.outputs[0]);
-    if !bias && lora.is_none() && residual.is_none() && thin::thin_matmul_fits(stage, x, weight, y) {
-        return thin::thin_matmul(stage, x, weight, y);
-    }
     let first = 2 + usize::from(bias);
     let adapter = lora.map(|scale| (&step.inputs[first], &step.inputs[first + 1], scale));
     let bias = bias.then(|| &step.inputs[2]);
+    let added = few_rows::Addends { bias, residual, adapter };
+    if few_rows::fits(stage, x, weight, &added) {
+        return few_rows::few_rows(stage, x, weight, &added, stage.matrix(y));
+    }
+    let is_alone = bias.is_none() && adapter.is_none() && residual.is_none();
+    if is_alone && thin::thin_matmul_fits(stage, x, weight, y) {
+        return thin::thin_matmul(stage, x, weight, y);
+    }
     if fp8::is_fp8(stage, weight) {
         return fp8::linear(stage, [x, weight, y], bias, adapter, residual);
     }

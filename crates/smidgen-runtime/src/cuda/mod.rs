@@ -20,6 +20,7 @@ pub mod driver;
 pub mod elementwise;
 pub mod embed;
 pub mod facts;
+mod few_rows;
 pub mod fourier;
 mod fp8;
 mod graphs;
@@ -394,7 +395,8 @@ impl Device for Cuda {
         self.clear()?;
         let mut graphs = Graphs::default();
         for (extent, steps) in steps.iter().filter(|_| self.records_launches) {
-            graphs.prepare(&self.gpu, steps, extent, |part| self.launch_all(part, extent, true))?;
+            let extent = graphs::recorded_extent(steps, extent);
+            graphs.prepare(&self.gpu, steps, &extent, |part| self.launch_all(part, &extent, true))?;
         }
         self.graphs = graphs;
         self.gpu.wait()

@@ -7,8 +7,8 @@ use super::modules::KernelFile;
 use super::stage::Stage;
 use super::{
     act, attention, attention_hopper, audio, audio_conv, cached_attention, chunk_attention, columns, decode,
-    elementwise, embed, fourier, fp8, head, head_pieces, layer_norm, linear, loss, norm, operands, optimizer,
-    plain_act, rope, thin,
+    elementwise, embed, few_rows, fourier, fp8, head, head_pieces, layer_norm, linear, loss, norm, operands,
+    optimizer, plain_act, rope, thin,
 };
 use crate::device::{BoundStep, DeviceError};
 use smidgen_ir::{AttentionShape, DeviceKind, Extent, Op, Storage};
@@ -17,7 +17,8 @@ use smidgen_ir::{AttentionShape, DeviceKind, Extent, Op, Storage};
 pub fn files() -> Vec<KernelFile> {
     let of_audio = [audio::FILE, audio_conv::FILE, layer_norm::FILE, plain_act::FILE];
     let of_attention = attention::FILES.into_iter().chain(chunk_attention::FILES);
-    files_of_all().into_iter().chain(of_attention).chain([thin::FILE, fp8::FILE]).chain(of_audio).collect()
+    let others = [few_rows::FILE, fp8::FILE, thin::FILE];
+    files_of_all().into_iter().chain(of_attention).chain(others).chain(of_audio).collect()
 }
 
 /// The files of kernels that every plan loads.
@@ -43,6 +44,9 @@ pub fn files_of_all() -> Vec<KernelFile> {
 pub fn files_of(op: &Op) -> Vec<KernelFile> {
     if let Op::ChunkAttention(shape) | Op::ChunkAttentionGrad(shape) = op {
         return vec![chunk_attention::file(shape)];
+    }
+    if let Op::CachedAttention(_) = op {
+        return vec![few_rows::FILE];
     }
     if let Op::PlaceRows { .. } | Op::TakeRows = op {
         return vec![audio::FILE];

@@ -13,7 +13,7 @@ use smidgen_compile::names::{input, state};
 use smidgen_compile::{
     AdapterForm, DecodeShape, Request, TrainedBiases, compile, compile_decode, compile_logits,
 };
-use smidgen_ir::{Entry, Extent, LayerSet, LeafKind, Op, Plan, Policy, ValueId};
+use smidgen_ir::{Entry, Extent, LayerSet, LeafKind, Op, Plan, Policy, Type, ValueId, quant};
 use smidgen_runtime::{Cpu, Device, Executor, Null};
 use std::collections::BTreeSet;
 
@@ -21,9 +21,9 @@ use std::collections::BTreeSet;
 const LENGTHS: [usize; 3] = [7, 1, 5];
 /// Slots of the sequences, of four.
 const SLOTS: [usize; 3] = [2, 0, 3];
-const SHAPE: DecodeShape = DecodeShape { slots: 9, positions: 8, cache_rows: 17, new_tokens: 9 };
+const SHAPE: DecodeShape = DecodeShape { slots: 8, positions: 8, cache_rows: 17, new_tokens: 8 };
 /// Runs of `decode`: pieces of sequences as (sequence, first position, tokens).
-const RUNS: [&[(usize, usize, usize)]; 4] =
+pub const RUNS: [&[(usize, usize, usize)]; 4] =
     [&[(2, 0, 3), (0, 0, 2)], &[(0, 2, 1), (2, 3, 1)], &[(1, 0, 1), (0, 3, 4), (2, 4, 1)], &[]];
 
 pub fn choices() -> Vec<Choice> {
@@ -43,7 +43,7 @@ fn content<'a>(subject: &'a Subject, name: &str) -> &'a Content {
     &found.unwrap_or_else(|| panic!("no content of `{name}`")).1
 }
 
-fn integers<'a>(subject: &'a Subject, name: &str) -> &'a [i32] {
+pub fn integers<'a>(subject: &'a Subject, name: &str) -> &'a [i32] {
     let Content::Integers(integers) = content(subject, name) else { panic!("`{name}` are integers") };
     integers
 }
@@ -55,7 +55,7 @@ fn write_integers<D: Device>(executor: &mut Executor<D>, name: &str, integers: &
 }
 
 /// Weights and adapters of the subject; all other bytes are 0xff, which is NaN. Then `refresh` runs.
-fn write_model<D: Device>(executor: &mut Executor<D>, subject: &Subject) {
+pub fn write_model<D: Device>(executor: &mut Executor<D>, subject: &Subject) {
     write_leaves(executor, subject);
     let extent = executor.plan().extent;
     executor.run(Entry::Refresh, &extent).unwrap();
@@ -67,11 +67,22 @@ fn write_leaves<D: Device>(executor: &mut Executor<D>, subject: &Subject) {
         let id = ValueId(index as u32);
         let is = |kind: LeafKind| plan.leaves(kind).any(|(leaf, _)| leaf == id);
         if is(LeafKind::Weight) || is(LeafKind::Adapter) {
-            executor.write(id, &encode(content(subject, &value.name), value.ty.storage));
+            executor.write(id, &encode_weight(content(subject, &value.name), &value.ty));
         } else if is(LeafKind::Derived) || is(LeafKind::State) {
             let buffer = plan.buffer(value.buffer.unwrap());
             executor.write(id, &vec![0xff; buffer.bytes]);
         }
+    }
+}
+
+/// Also in a storage that is quantized.
+fn encode_weight(content: &Content, ty: &Type) -> Vec<u8> {
+    match (content, ty.storage) {
+        (Content::Reals(values), storage) if storage.plain().is_none() => {
+            let (rows, columns) = ty.shape.at(&EXTENT);
+            quant::encode(storage, rows, columns, values).expect("an encoder")
+        }
+        (content, storage) => encode(content, storage),
     }
 }
 
@@ -105,7 +116,7 @@ fn table() -> Vec<i32> {
 }
 
 /// The table, and caches filled with NaN.
-fn begin_generation<D: Device>(executor: &mut Executor<D>) {
+pub fn begin_generation<D: Device>(executor: &mut Executor<D>) {
     write_integers(executor, input::CACHE_TABLE, &table());
     let caches: Vec<ValueId> = executor.plan().leaves(LeafKind::Cache).map(|(id, _)| id).collect();
     for id in caches {
@@ -116,7 +127,7 @@ fn begin_generation<D: Device>(executor: &mut Executor<D>) {
 }
 
 /// One run; returns the logits of its tokens.
-fn run_pieces<D: Device>(
+pub fn run_pieces<D: Device>(
     executor: &mut Executor<D>,
     ids: &[i32],
     pieces: &[(usize, usize, usize)],
@@ -171,7 +182,7 @@ fn generation_plan(choice: &Choice, threads: usize) -> Plan {
     compile_decode(&generation_request(choice, threads), &Policy::default())
 }
 
-fn generation_request(choice: &Choice, threads: usize) -> Request {
+pub fn generation_request(choice: &Choice, threads: usize) -> Request {
     Request { decode: Some(SHAPE), threads, extent: SHAPE.extent(), ..choice.request() }
 }
 

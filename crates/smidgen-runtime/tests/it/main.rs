@@ -14,6 +14,7 @@ mod broken_plans;
 mod check;
 mod cuda_agrees;
 mod cuda_audio;
+mod cuda_decode;
 mod cuda_fp8;
 mod cuda_kernels;
 mod cuda_plans;

@@ -3,6 +3,7 @@
 //! A benchmark follows the steps of a run: recipe, job, plan, executor. Only weights and tokens are synthetic, so nothing
 //! has to be downloaded. Its figures are printed with two references: the FLOPs per token, and the plan's prediction.
 
+pub mod decode;
 pub mod shapes;
 pub mod synthetic;
 pub mod timing;

@@ -195,7 +195,7 @@ fn write_inputs<D: Device>(executor: &mut Executor<D>, batch: Batch, vocabulary:
     write(input::LABELS, &mut rows().map(|token| id(token + 1)));
 }
 
-fn fill_synthetic<D: Device>(executor: &mut Executor<D>, kind: LeafKind) -> Result<(), Failure> {
+pub(super) fn fill_synthetic<D: Device>(executor: &mut Executor<D>, kind: LeafKind) -> Result<(), Failure> {
     let leaves: Vec<ValueId> = executor.plan().leaves(kind).map(|(id, _)| id).collect();
     for id in leaves {
         let plan = executor.plan();

@@ -7,13 +7,16 @@
 //! context in the plan. `--write-model` writes a checkpoint of random weights instead.
 
 use super::recipe_args::working_directory;
+use crate::bench::decode::{DecodeBench, Decoding, bytes_per_step};
 use crate::bench::shapes::{self, Shape};
 use crate::bench::synthetic;
 use crate::bench::synthetic::Synthetic;
 use crate::bench::timing::{Batch, Bench, Times, time_steps};
 use crate::console::stdout::print;
 use crate::failure::Failure;
+use crate::generate::session::Opening;
 use crate::hub::Access;
+use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes, plan_generation};
 use crate::plan::job::{Job, Purpose};
 use crate::plan::planning::{Planned, plan_job};
 use clap::builder::RangedU64ValueParser;
@@ -73,6 +76,9 @@ pub struct Args {
     steps: usize,
     #[arg(long, default_value_t = 3)]
     warm_up: usize,
+    /// Measure generation instead of training: `--batch` sequences of `--tokens` tokens, then `--steps` more tokens each
+    #[arg(long, conflicts_with_all = ["launch_singly", "sum_through_nccl", "together"])]
+    decode: bool,
     /// Also print the time of each operation
     #[arg(long)]
     profile: bool,
@@ -94,6 +100,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let config = read_config(&args.model)?;
     match &args.write_model {
         Some(folder) => write_model(&config, folder),
+        None if args.decode => measure_decoding(args, Model::from_config(&args.model, config)),
         None => measure(args, Model::from_config(&args.model, config)),
     }
 }
@@ -186,6 +193,77 @@ fn measure(args: &Args, model: Model) -> Result<(), Failure> {
     })
 }
 
+/// Measures generation without an adapter.
+fn measure_decoding(args: &Args, model: Model) -> Result<(), Failure> {
+    let access = Access { measured_profiles: true, ..Access::cache_only() };
+    let mut job = Job::prepare_model(build_recipe(args)?, model, Purpose::Plan, &access)?;
+    let begin = Instant::now();
+    let arithmetic = job.arithmetic.token_by_token();
+    let device = job.place.open_and_measure(job.request.threads, arithmetic)?;
+    let Args { batch: sequences, tokens, warm_up, steps, .. } = *args;
+    let decoding = Decoding { sequences, tokens, warm_up, steps };
+    let sizes = Sizes {
+        slots: sequences,
+        context: Some(decoding.context()),
+        cache_tokens: None,
+        new_tokens: DEFAULT_NEW_TOKENS.max(sequences),
+        hears: false,
+        budget: job.budget,
+    };
+    let (base, threads) = (job.recipe.model.base, job.request.threads);
+    let opening =
+        Opening { model: &job.model, adapter: None, base, place: &job.place, arithmetic, threads, sizes };
+    let request = opening.request()?;
+    let GenerationPlan { plan, shape, .. } = plan_generation(&request, &job.model, &job.place, &sizes)?;
+    let read_bytes = bytes_per_step(&plan);
+    let planned_bytes = plan.reserved_bytes();
+    let mut bench = DecodeBench::load(plan, device, &request.spec, shape, decoding)?;
+    let (mut times, prompt_tokens_per_s) = bench.time(begin)?;
+    if args.profile {
+        times.profile = bench.profile()?;
+    }
+    let ms = times.median_ms();
+    let figures = json!({
+        "model": args.model,
+        "base": args.base,
+        "batch": sequences,
+        "tokens": tokens,
+        "compute": arithmetic.name(),
+        "threads": threads,
+        "decode_tokens_per_s": sequences as f64 / (ms / 1e3),
+        "decode_step_ms": ms,
+        "decode_step_ms_all": times.step_ms,
+        "prompt_tokens_per_s": prompt_tokens_per_s,
+        "weight_bytes_per_step": read_bytes,
+        "weight_gb_per_s": read_bytes as f64 / (ms / 1e3) / 1e9,
+        "planned_bytes": planned_bytes,
+        "load_s": times.load_s,
+        "first_step_s": times.first_step_s,
+        "profile": profile_rows(&times),
+    });
+    print(&match args.json {
+        true => format!("{figures}\n"),
+        false => render_decoding(&figures),
+    })
+}
+
+fn render_decoding(figures: &Value) -> String {
+    let number = |name: &str| figures[name].as_f64().unwrap_or(f64::NAN);
+    let text = format!(
+        "{} · {} · {} sequences of {} tokens\n\
+         {:>10.1} tokens/s   {:.2} ms per token   {:.1} GB/s of weights   prompt {:.0} tokens/s\n",
+        figures["model"].as_str().unwrap_or_default(),
+        figures["base"].as_str().unwrap_or_default(),
+        figures["batch"],
+        figures["tokens"],
+        number("decode_tokens_per_s"),
+        number("decode_step_ms"),
+        number("weight_gb_per_s"),
+        number("prompt_tokens_per_s"),
+    );
+    text + &render_profile(figures)
+}
+
 /// A communicator that has only this rank.
 fn with_nccl_of_one(device: AnyDevice) -> Result<AnyDevice, Failure> {
     match device {
@@ -255,8 +333,12 @@ fn figures(
         "load_s": times.load_s,
         "first_step_s": times.first_step_s,
         "losses": times.losses,
-        "profile": times.profile.iter().map(|(name, ms, count)| json!([name, ms, count])).collect::<Vec<_>>(),
+        "profile": profile_rows(times),
     })
+}
+
+fn profile_rows(times: &Times) -> Vec<Value> {
+    times.profile.iter().map(|(name, ms, count)| json!([name, ms, count])).collect()
 }
 
 fn render(figures: &Value) -> String {
@@ -287,11 +369,16 @@ fn render(figures: &Value) -> String {
         number("load_s"),
         number("first_step_s"),
     );
-    for row in figures["profile"].as_array().into_iter().flatten() {
+    text + &render_profile(figures)
+}
+
+fn render_profile(figures: &Value) -> String {
+    let rows = figures["profile"].as_array().into_iter().flatten();
+    let row = |row: &Value| {
         let ms = row[1].as_f64().unwrap_or(0.0);
-        text += &format!("{ms:>10.3} ms  {:>5} x {}\n", row[2], row[0].as_str().unwrap_or_default());
-    }
-    text
+        format!("{ms:>10.3} ms  {:>5} x {}\n", row[2], row[0].as_str().unwrap_or_default())
+    };
+    rows.map(row).collect()
 }
 
 /// Writes a checkpoint of random weights in bf16, one file.

@@ -107,13 +107,18 @@ impl Sampler {
 
 /// The token with the largest logit, the lowest id of equal ones; `None` if no logit is above -∞.
 pub fn most_likely(logits: &[f32]) -> Option<u32> {
-    let mut best: Option<(usize, f32)> = None;
-    for (id, logit) in logits.iter().enumerate() {
-        if *logit > best.map_or(f32::NEG_INFINITY, |(_, best)| best) {
-            best = Some((id, *logit));
+    // The larger of two in each lane, which compiles to vector instructions; nothing is larger than a NaN.
+    let larger = |most: f32, logit: f32| if logit > most { logit } else { most };
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    let (chunks, rest) = logits.as_chunks::<16>();
+    for chunk in chunks {
+        for (lane, logit) in lanes.iter_mut().zip(chunk) {
+            *lane = larger(*lane, *logit);
         }
     }
-    best.map(|(id, _)| id as u32)
+    let largest = lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |most, logit| larger(most, *logit));
+    let place = || logits.iter().position(|logit| *logit == largest);
+    (largest > f32::NEG_INFINITY).then(place).flatten().map(|id| id as u32)
 }
 
 fn penalize(logits: &mut [f32], so_far: &[u32], penalty: f32) {

@@ -1,0 +1,461 @@
+//! Decodes GGUF blocks of neighbouring rows element by element: each vector holds one element of several rows.
+//!
+//! A transposed right operand of a matmul is needed in this order. The codes are transposed as bytes, which takes a
+//! quarter of the shuffles that transposing floats takes, and are then widened and scaled, with the bits of `stored_gguf.rs`.
+//! Vectors go to a [`Sink`] as they are decoded: it stores them in a panel, or multiplies them at once.
+//! Rows beyond the last one repeat it.
+//! Layouts are ggml's; `quant/blocks.rs` has the same ones element by element.
+
+use super::isa::Lanes;
+use super::stored::{SPAN_STEP, Stored};
+use smidgen_ir::Block;
+
+/// Vectors of rows that are decoded together.
+pub const VECTORS: usize = 3;
+/// Lanes of the widest vector.
+const MOST_LANES: usize = 16;
+/// Most elements of a row that are unpacked at once.
+const MOST_ELEMENTS: usize = SPAN_STEP;
+/// Elements with one scale, at least.
+const RUN: usize = 16;
+
+/// Part of a matrix of GGUF blocks: elements `first..first + depth` of some rows.
+#[derive(Clone, Copy)]
+pub struct Columns {
+    pub stored: Stored,
+    pub first_row: usize,
+    /// At most `VECTORS` vectors.
+    pub rows: usize,
+    /// A multiple of [`SPAN_STEP`].
+    pub first: usize,
+    /// A multiple of [`SPAN_STEP`], or up to the end of the row.
+    pub depth: usize,
+}
+
+/// Takes decoded weights.
+pub trait Sink<V> {
+    /// The weights at `element` from the first one of [`Columns`] on, by row.
+    ///
+    /// # Safety
+    /// The machine supports the instruction set of `V`; `element` is below the depth of the columns.
+    unsafe fn take(&mut self, element: usize, weights: [V; VECTORS]);
+}
+
+/// Decodes columns into a sink.
+///
+/// # Safety
+/// The columns are inside the readable matrix, and the machine supports the instruction set of `V`.
+#[inline(always)]
+pub unsafe fn decode_columns<V: Lanes>(block: Block, columns: &Columns, sink: &mut impl Sink<V>) {
+    // SAFETY: the caller's promises are passed on.
+    unsafe {
+        match block {
+            Block::Q4_0 => decode_with::<V, Q4_0>(columns, sink),
+            Block::Q4_1 => decode_with::<V, Q4_1>(columns, sink),
+            Block::Q5_0 => decode_with::<V, Q5_0>(columns, sink),
+            Block::Q5_1 => decode_with::<V, Q5_1>(columns, sink),
+            Block::Q8_0 => decode_with::<V, Q8_0>(columns, sink),
+            Block::Q4K => decode_with::<V, Q4K>(columns, sink),
+            Block::Q5K => decode_with::<V, Q5K>(columns, sink),
+            Block::Q6K => decode_with::<V, Q6K>(columns, sink),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn decode_with<V: Lanes, B: Unpack>(columns: &Columns, sink: &mut impl Sink<V>) {
+    let Columns { stored, first_row, rows, first, depth } = *columns;
+    let (elements, bytes) = (B::BLOCK.elements(), B::BLOCK.bytes());
+    debug_assert!(0 < rows && rows <= VECTORS * V::WIDTH && first_row + rows <= stored.rows);
+    debug_assert!(first.is_multiple_of(SPAN_STEP) && depth.is_multiple_of(B::ELEMENTS));
+    // SAFETY: rows are whole blocks, and every piece is inside one.
+    unsafe {
+        let row_bytes = stored.columns / elements * bytes;
+        let start = stored.pointer.add((stored.first_row + first_row) * row_bytes);
+        let mut pointers = [[start; MOST_LANES]; VECTORS];
+        for (index, pointer) in pointers.iter_mut().flat_map(|of| &mut of[..V::WIDTH]).enumerate() {
+            *pointer = start.add(index.min(rows - 1) * row_bytes);
+        }
+        let mut pieces = [Piece::<V>::empty(); VECTORS];
+        for done in (0..depth).step_by(B::ELEMENTS) {
+            let at = first + done;
+            for (piece, rows) in pieces.iter_mut().zip(&pointers) {
+                B::unpack(rows, at / elements * bytes, at % elements / SPAN_STEP, piece);
+            }
+            for run in 0..B::ELEMENTS / RUN {
+                for element in run * RUN..(run + 1) * RUN {
+                    let mut weights = [V::splat(0.0); VECTORS];
+                    for (weight, piece) in weights.iter_mut().zip(&pieces) {
+                        let code = V::from_words(V::widen_i8(piece.codes.as_ptr().add(element * V::WIDTH)));
+                        *weight = match B::HAS_MINIMUM {
+                            true => code.mul_add(piece.scales[run], piece.minimums[run]),
+                            false => code.mul(piece.scales[run]),
+                        };
+                    }
+                    sink.take(done + element, weights);
+                }
+            }
+        }
+    }
+}
+
+/// Elements of one vector of rows: signed codes by element and row, and for each run a scale and what is added.
+#[derive(Clone, Copy)]
+struct Piece<V> {
+    codes: [u8; MOST_ELEMENTS * MOST_LANES],
+    scales: [V; MOST_ELEMENTS / RUN],
+    minimums: [V; MOST_ELEMENTS / RUN],
+}
+
+impl<V: Lanes> Piece<V> {
+    #[inline(always)]
+    unsafe fn empty() -> Piece<V> {
+        // SAFETY: the caller promises the instruction set.
+        let zeros = unsafe { [V::splat(0.0); MOST_ELEMENTS / RUN] };
+        Piece { codes: [0; MOST_ELEMENTS * MOST_LANES], scales: zeros, minimums: zeros }
+    }
+
+    #[inline(always)]
+    fn set_scale(&mut self, scale: V) {
+        self.scales = [scale; MOST_ELEMENTS / RUN];
+    }
+}
+
+/// A format whose codes can be unpacked. A code times its scale, plus a minimum if there is one, is exact or rounded
+/// once, so fused and separate arithmetic agree.
+trait Unpack {
+    const BLOCK: Block;
+    /// Elements that are unpacked at once: a block of 32, or a quarter of a block of 256.
+    const ELEMENTS: usize;
+    const HAS_MINIMUM: bool;
+
+    /// Unpacks one block, or one `quarter` of it, of each row; the blocks begin `at` bytes from the start of the rows.
+    ///
+    /// # Safety
+    /// The blocks are readable, and the machine supports the instruction set of `V`.
+    unsafe fn unpack<V: Lanes>(
+        rows: &[*const u8; MOST_LANES],
+        at: usize,
+        quarter: usize,
+        piece: &mut Piece<V>,
+    );
+}
+
+/// Sixteen bytes of each row, transposed.
+type Bytes = [u8; RUN * MOST_LANES];
+
+#[inline(always)]
+unsafe fn bytes_at<V: Lanes>(rows: &[*const u8; MOST_LANES], offset: usize) -> Bytes {
+    let mut bytes = [0; RUN * MOST_LANES];
+    // SAFETY: the caller promises sixteen readable bytes; the target holds them for the widest vector.
+    unsafe { V::transpose_bytes(rows, offset, bytes.as_mut_ptr()) };
+    bytes
+}
+
+/// The f16 at `offset` of each row, and the next one.
+#[inline(always)]
+unsafe fn halves_at<V: Lanes>(rows: &[*const u8; MOST_LANES], offset: usize) -> (V, V) {
+    let mut words = [0u32; MOST_LANES];
+    // SAFETY: the caller promises four readable bytes.
+    unsafe {
+        for (word, row) in words.iter_mut().zip(rows).take(V::WIDTH) {
+            *word = row.add(offset).cast::<u32>().read_unaligned();
+        }
+        V::from_f16_pairs(words.as_ptr())
+    }
+}
+
+/// Writes the low nibbles of sixteen bytes as codes from element `low` on, and the high ones from `high` on.
+#[inline(always)]
+fn split_nibbles<V: Lanes>(bytes: &Bytes, low: usize, high: usize, codes: &mut [u8]) {
+    let count = RUN * V::WIDTH;
+    let (first, second) = codes.split_at_mut(high * V::WIDTH);
+    let (first, second) = (&mut first[low * V::WIDTH..][..count], &mut second[..count]);
+    for ((byte, low), high) in bytes[..count].iter().zip(first).zip(second) {
+        (*low, *high) = (byte & 15, byte >> 4);
+    }
+}
+
+/// Adds a bit above four to the codes of element `element` on; the bits are numbered `shift` in their bytes.
+#[inline(always)]
+fn add_fifths<V: Lanes>(bytes: &[u8], shift: usize, element: usize, codes: &mut [u8]) {
+    let codes = &mut codes[element * V::WIDTH..][..bytes.len()];
+    for (code, byte) in codes.iter_mut().zip(bytes) {
+        *code |= (byte >> shift & 1) << 4;
+    }
+}
+
+/// Makes codes of `count` elements signed.
+#[inline(always)]
+fn subtract<V: Lanes>(middle: u8, count: usize, codes: &mut [u8]) {
+    for code in &mut codes[..count * V::WIDTH] {
+        *code = code.wrapping_sub(middle);
+    }
+}
+
+struct Q4_0;
+
+impl Unpack for Q4_0 {
+    const BLOCK: Block = Block::Q4_0;
+    const ELEMENTS: usize = 32;
+    const HAS_MINIMUM: bool = false;
+
+    #[inline(always)]
+    unsafe fn unpack<V: Lanes>(
+        rows: &[*const u8; MOST_LANES],
+        at: usize,
+        _quarter: usize,
+        piece: &mut Piece<V>,
+    ) {
+        // SAFETY: 16 bytes of nibbles follow the scale.
+        unsafe {
+            split_nibbles::<V>(&bytes_at::<V>(rows, at + 2), 0, 16, &mut piece.codes);
+            subtract::<V>(8, 32, &mut piece.codes);
+            piece.set_scale(halves_at(rows, at).0);
+        }
+    }
+}
+
+struct Q4_1;
+
+impl Unpack for Q4_1 {
+    const BLOCK: Block = Block::Q4_1;
+    const ELEMENTS: usize = 32;
+    const HAS_MINIMUM: bool = true;
+
+    #[inline(always)]
+    unsafe fn unpack<V: Lanes>(
+        rows: &[*const u8; MOST_LANES],
+        at: usize,
+        _quarter: usize,
+        piece: &mut Piece<V>,
+    ) {
+        // SAFETY: 16 bytes of nibbles follow scale and minimum.
+        unsafe {
+            split_nibbles::<V>(&bytes_at::<V>(rows, at + 4), 0, 16, &mut piece.codes);
+            let (scale, minimum) = halves_at(rows, at);
+            piece.set_scale(scale);
+            piece.minimums = [minimum; 4];
+        }
+    }
+}
+
+/// Codes of five bits: four bytes of fifth bits at `at`, then the nibbles.
+#[inline(always)]
+unsafe fn five_bits<V: Lanes>(rows: &[*const u8; MOST_LANES], at: usize, codes: &mut [u8]) {
+    // SAFETY: the caller promises the twenty bytes.
+    unsafe {
+        split_nibbles::<V>(&bytes_at::<V>(rows, at + 4), 0, 16, codes);
+        let fifths = bytes_at::<V>(rows, at);
+        for element in 0..32 {
+            let byte = &fifths[element / 8 * V::WIDTH..][..V::WIDTH];
+            add_fifths::<V>(byte, element % 8, element, codes);
+        }
+    }
+}
+
+struct Q5_0;
+
+impl Unpack for Q5_0 {
+    const BLOCK: Block = Block::Q5_0;
+    const ELEMENTS: usize = 32;
+    const HAS_MINIMUM: bool = false;
+
+    #[inline(always)]
+    unsafe fn unpack<V: Lanes>(
+        rows: &[*const u8; MOST_LANES],
+        at: usize,
+        _quarter: usize,
+        piece: &mut Piece<V>,
+    ) {
+        // SAFETY: fifth bits and nibbles follow the scale.
+        unsafe {
+            five_bits::<V>(rows, at + 2, &mut piece.codes);
+            subtract::<V>(16, 32, &mut piece.codes);
+            piece.set_scale(halves_at(rows, at).0);
+        }
+    }
+}
+
+struct Q5_1;
+
+impl Unpack for Q5_1 {
+    const BLOCK: Block = Block::Q5_1;
+    const ELEMENTS: usize = 32;
+    const HAS_MINIMUM: bool = true;
+
+    #[inline(always)]
+    unsafe fn unpack<V: Lanes>(
+        rows: &[*const u8; MOST_LANES],
+        at: usize,
+        _quarter: usize,
+        piece: &mut Piece<V>,
+    ) {
+        // SAFETY: fifth bits and nibbles follow scale and minimum.
+        unsafe {
+            five_bits::<V>(rows, at + 4, &mut piece.codes);
+            let (scale, minimum) = halves_at(rows, at);
+            piece.set_scale(scale);
+            piece.minimums = [minimum; 4];
+        }
+    }
+}
+
+struct Q8_0;
+
+impl Unpack for Q8_0 {
+    const BLOCK: Block = Block::Q8_0;
+    const ELEMENTS: usize = 32;
+    const HAS_MINIMUM: bool = false;
+
+    #[inline(always)]
+    unsafe fn unpack<V: Lanes>(
+        rows: &[*const u8; MOST_LANES],
+        at: usize,
+        _quarter: usize,
+        piece: &mut Piece<V>,
+    ) {
+        // SAFETY: 32 codes follow the scale; the target holds them.
+        unsafe {
+            V::transpose_bytes(rows, at + 2, piece.codes.as_mut_ptr());
+            V::transpose_bytes(rows, at + 18, piece.codes.as_mut_ptr().add(RUN * V::WIDTH));
+            piece.set_scale(halves_at(rows, at).0);
+        }
+    }
+}
+
+/// The scales and minimums of the two sub-blocks of a quarter of a q4_k or q5_k block: six bits each in twelve bytes.
+#[inline(always)]
+unsafe fn set_six_bit_scales<V: Lanes>(
+    rows: &[*const u8; MOST_LANES],
+    at: usize,
+    quarter: usize,
+    piece: &mut Piece<V>,
+) {
+    // SAFETY: the caller promises a block, which begins with sixteen bytes of scales.
+    unsafe {
+        let (scale, minimum) = halves_at::<V>(rows, at);
+        let header = bytes_at::<V>(rows, at);
+        for half in 0..2 {
+            let index = 2 * quarter + half;
+            let (mut scales, mut minimums) = ([0u8; MOST_LANES], [0u8; MOST_LANES]);
+            for lane in 0..V::WIDTH {
+                let byte = |at: usize| header[(4 + at) * V::WIDTH + lane];
+                (scales[lane], minimums[lane]) = if quarter < 2 {
+                    (byte(index) & 63, byte(index + 4) & 63)
+                } else {
+                    let low = byte(index + 4);
+                    (low & 15 | byte(index - 4) >> 6 << 4, low >> 4 | byte(index) >> 6 << 4)
+                };
+            }
+            let scale = scale.mul(V::from_words(V::widen_u8(scales.as_ptr())));
+            let minimum = minimum.mul(V::from_words(V::widen_u8(minimums.as_ptr())));
+            for run in 2 * half..2 * half + 2 {
+                piece.scales[run] = scale;
+                piece.minimums[run] = V::splat(-0.0).sub(minimum);
+            }
+        }
+    }
+}
+
+/// The 64 codes of a quarter: low nibbles of 32 bytes, then high ones.
+#[inline(always)]
+unsafe fn quarter_nibbles<V: Lanes>(rows: &[*const u8; MOST_LANES], at: usize, codes: &mut [u8]) {
+    // SAFETY: the caller promises the 32 bytes.
+    unsafe {
+        split_nibbles::<V>(&bytes_at::<V>(rows, at), 0, 32, codes);
+        split_nibbles::<V>(&bytes_at::<V>(rows, at + 16), 16, 48, codes);
+    }
+}
+
+struct Q4K;
+
+impl Unpack for Q4K {
+    const BLOCK: Block = Block::Q4K;
+    const ELEMENTS: usize = 64;
+    const HAS_MINIMUM: bool = true;
+
+    #[inline(always)]
+    unsafe fn unpack<V: Lanes>(
+        rows: &[*const u8; MOST_LANES],
+        at: usize,
+        quarter: usize,
+        piece: &mut Piece<V>,
+    ) {
+        // SAFETY: a quarter has 32 bytes of nibbles behind the scales.
+        unsafe {
+            quarter_nibbles::<V>(rows, at + 16 + 32 * quarter, &mut piece.codes);
+            set_six_bit_scales(rows, at, quarter, piece);
+        }
+    }
+}
+
+struct Q5K;
+
+impl Unpack for Q5K {
+    const BLOCK: Block = Block::Q5K;
+    const ELEMENTS: usize = 64;
+    const HAS_MINIMUM: bool = true;
+
+    #[inline(always)]
+    unsafe fn unpack<V: Lanes>(
+        rows: &[*const u8; MOST_LANES],
+        at: usize,
+        quarter: usize,
+        piece: &mut Piece<V>,
+    ) {
+        // SAFETY: as for q4_k, with 32 bytes of fifth bits in front of the nibbles, a bit for each sub-block.
+        unsafe {
+            quarter_nibbles::<V>(rows, at + 48 + 32 * quarter, &mut piece.codes);
+            for part in 0..2 {
+                let fifths = bytes_at::<V>(rows, at + 16 + RUN * part);
+                let fifths = &fifths[..RUN * V::WIDTH];
+                add_fifths::<V>(fifths, 2 * quarter, RUN * part, &mut piece.codes);
+                add_fifths::<V>(fifths, 2 * quarter + 1, 32 + RUN * part, &mut piece.codes);
+            }
+            set_six_bit_scales(rows, at, quarter, piece);
+        }
+    }
+}
+
+struct Q6K;
+
+impl Unpack for Q6K {
+    const BLOCK: Block = Block::Q6K;
+    const ELEMENTS: usize = 64;
+    const HAS_MINIMUM: bool = false;
+
+    #[inline(always)]
+    unsafe fn unpack<V: Lanes>(
+        rows: &[*const u8; MOST_LANES],
+        at: usize,
+        quarter: usize,
+        piece: &mut Piece<V>,
+    ) {
+        // SAFETY: a half of 128 elements has 64 bytes of nibbles, whose low ones are its first quarter, 32 bytes of bit
+        // pairs and 8 scales; the scale of the block is behind the sixteen scales, at the end of the block.
+        unsafe {
+            let (half, upper) = (quarter / 2, quarter % 2);
+            for part in 0..2 {
+                let pairs = bytes_at::<V>(rows, at + 128 + 32 * half + RUN * part);
+                for sub_block in 0..2 {
+                    let nibbles = bytes_at::<V>(rows, at + 64 * half + 32 * sub_block + RUN * part);
+                    let codes = &mut piece.codes[(32 * sub_block + RUN * part) * V::WIDTH..];
+                    let shift = 4 * upper + 2 * sub_block;
+                    for ((code, nibble), pair) in
+                        codes.iter_mut().zip(&nibbles).zip(&pairs).take(RUN * V::WIDTH)
+                    {
+                        *code = (nibble >> (4 * upper) & 15) | (pair >> shift & 3) << 4;
+                    }
+                }
+            }
+            subtract::<V>(32, 64, &mut piece.codes);
+            let scales = bytes_at::<V>(rows, at + 192);
+            let (_, block_scale) = halves_at::<V>(rows, at + 206);
+            for (run, target) in piece.scales.iter_mut().enumerate() {
+                let scale = V::widen_i8(scales.as_ptr().add((4 * quarter + run) * V::WIDTH));
+                *target = block_scale.mul(V::from_words(scale));
+            }
+        }
+    }
+}

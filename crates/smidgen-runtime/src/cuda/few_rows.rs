@@ -1,0 +1,203 @@
+//! Linear layers of a decode step: up to eight rows times weights that are read once, as they are stored.
+//!
+//! One launch does what the matmul, the decoding of its weight, the bias, the adapter and the residual are otherwise.
+//! Only `decode` uses it: a training step computes with the algorithms of its planned shape, whatever its rows.
+//! Left to cuBLASLt: more rows, GGUF, weights in another plain type than activations, rows not aligned to 16 bytes.
+//! Kernels: `kernels/few_rows.cu`.
+
+use super::decode::{comes_by_eights, is_aligned};
+use super::matmul::Matrix;
+use super::modules::KernelFile;
+use super::spans::{int, long};
+use super::stage::{Arg, Stage};
+use crate::device::{DeviceError, Operand};
+use smidgen_ir::{Code4, Entry, Storage};
+
+pub const FILE: KernelFile = KernelFile {
+    name: "few_rows.cu",
+    source: concat!(
+        include_str!("../../kernels/dynamic_map.cuh"),
+        include_str!("../../kernels/decode.cuh"),
+        include_str!("../../kernels/decode_formats.cuh"),
+        include_str!("../../kernels/few_rows.cu")
+    ),
+    kernels: &[
+        "few_rows_plain_1",
+        "few_rows_plain_2",
+        "few_rows_plain_4",
+        "few_rows_plain_8",
+        "few_rows_int8_1",
+        "few_rows_int8_2",
+        "few_rows_int8_4",
+        "few_rows_int8_8",
+        "few_rows_fp8_1",
+        "few_rows_fp8_2",
+        "few_rows_fp8_4",
+        "few_rows_fp8_8",
+        "few_rows_fp8_blocks_1",
+        "few_rows_fp8_blocks_2",
+        "few_rows_fp8_blocks_4",
+        "few_rows_fp8_blocks_8",
+        "few_rows_bnb4_1",
+        "few_rows_bnb4_2",
+        "few_rows_bnb4_4",
+        "few_rows_bnb4_8",
+        "few_rows_bnb4_nested_1",
+        "few_rows_bnb4_nested_2",
+        "few_rows_bnb4_nested_4",
+        "few_rows_bnb4_nested_8",
+    ],
+};
+
+/// Most rows of one launch.
+const MOST_ROWS: usize = 8;
+/// Threads and warps of a block, and outputs of a team of warps, as in `few_rows.cu`.
+const THREADS: u32 = 256;
+const WARPS: usize = 8;
+const OUTPUTS: usize = 2;
+/// Blocks that keep every multiprocessor of a large GPU busy. A constant, so that sums do not depend on the GPU.
+const BLOCKS_WANTED: usize = 512;
+
+/// What is added to x·Wᵀ.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Addends<'a> {
+    pub bias: Option<&'a Operand>,
+    pub residual: Option<&'a Operand>,
+    /// h, B and the scale of an adapter.
+    pub adapter: Option<(&'a Operand, &'a Operand, f32)>,
+}
+
+/// Whether [`few_rows`] supports these operands.
+pub fn fits(stage: &Stage<'_>, x: &Operand, weight: &Operand, addends: &Addends<'_>) -> bool {
+    let act = |operand: &Operand| operand.storage == Storage::Plain(stage.activations());
+    let of_adapter = addends.adapter.map(|(h, b, _)| [h, b]).into_iter().flatten();
+    let mut plain = [Some(x), addends.bias, addends.residual].into_iter().flatten().chain(of_adapter);
+    let total_rows = weight.part.map_or(stage.rows(weight), |part| part.total_rows);
+    let is_known = match weight.storage {
+        Storage::Plain(dtype) => dtype == stage.activations(),
+        Storage::Int8Rows | Storage::Fp8Rows | Storage::Fp8Blocks | Storage::Bnb4 { .. } => true,
+        Storage::Gguf(_) | Storage::Dynamic8 { .. } => false,
+    };
+    stage.step.entry == Entry::Decode
+        && stage.rows(x) <= MOST_ROWS
+        && x.columns.is_multiple_of(8)
+        && is_aligned(stage.pointer(x), x.stride)
+        && is_known
+        && comes_by_eights(weight, stage.pointer(weight), total_rows)
+        && plain.all(act)
+}
+
+/// The structure of `few_rows.cu`.
+#[repr(C)]
+struct FewRows {
+    first_row: i64,
+    outputs: i32,
+    rows: i32,
+    x: u64,
+    x_stride: i64,
+    y: u64,
+    y_stride: i64,
+    bias: u64,
+    residual: u64,
+    residual_stride: i64,
+    h: u64,
+    h_stride: i64,
+    b: u64,
+    b_stride: i64,
+    rank: i32,
+    scale: f32,
+    split: i32,
+}
+
+/// Warps that share two outputs: as many as it takes to have enough blocks.
+fn split_of(outputs: usize) -> usize {
+    let blocks = |split: usize| outputs.div_ceil(WARPS / split * OUTPUTS);
+    [1, 2, 4].into_iter().find(|split| blocks(*split) >= BLOCKS_WANTED).unwrap_or(WARPS)
+}
+
+/// y (T, N) = x (T, K)·Wᵀ + bias + scale·h·Bᵀ + residual.
+pub fn few_rows(
+    stage: &Stage<'_>,
+    x: &Operand,
+    weight: &Operand,
+    addends: &Addends<'_>,
+    y: Matrix,
+) -> Result<(), DeviceError> {
+    let (rows, outputs) = (stage.rows(x), stage.rows(weight));
+    if rows == 0 || outputs == 0 {
+        return Ok(());
+    }
+    let pointer = |operand: Option<&Operand>| operand.map_or(0, |operand| stage.pointer(operand));
+    let stride = |operand: Option<&Operand>| operand.map_or(0, |operand| operand.stride as i64);
+    let (h, b) = addends.adapter.map(|(h, b, _)| (h, b)).unzip();
+    let (first_row, total_rows) = weight.part.map_or((0, outputs), |part| (part.first_row, part.total_rows));
+    let split = split_of(outputs);
+    let few = FewRows {
+        first_row: first_row as i64,
+        outputs: outputs as i32,
+        rows: rows as i32,
+        x: stage.pointer(x),
+        x_stride: x.stride as i64,
+        y: y.pointer,
+        y_stride: y.stride as i64,
+        bias: pointer(addends.bias),
+        residual: pointer(addends.residual),
+        residual_stride: stride(addends.residual),
+        h: pointer(h),
+        h_stride: stride(h),
+        b: pointer(b),
+        b_stride: stride(b),
+        rank: h.map_or(0, |h| h.columns as i32),
+        scale: addends.adapter.map_or(0.0, |(_, _, scale)| scale),
+        split: split as i32,
+    };
+    let code = match weight.storage {
+        Storage::Bnb4 { code: Code4::Fp4, .. } => 1,
+        _ => 0,
+    };
+    let args = [
+        Arg::Pointer(stage.pointer(weight)),
+        long(total_rows),
+        long(weight.stride),
+        int(weight.columns),
+        Arg::Int(code),
+    ];
+    let blocks = outputs.div_ceil(WARPS / split * OUTPUTS);
+    stage.launch_with(kernel_of(weight.storage, rows), blocks as u32, THREADS, &few, &args)
+}
+
+fn kernel_of(storage: Storage, rows: usize) -> &'static str {
+    let size = rows.next_power_of_two().ilog2() as usize;
+    let format = match storage {
+        Storage::Plain(_) => 0,
+        Storage::Int8Rows => 1,
+        Storage::Fp8Rows => 2,
+        Storage::Fp8Blocks => 3,
+        Storage::Bnb4 { double: false, .. } => 4,
+        Storage::Bnb4 { double: true, .. } => 5,
+        Storage::Gguf(_) | Storage::Dynamic8 { .. } => unreachable!("`fits` refuses {storage}"),
+    };
+    FILE.kernels[4 * format + size]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use smidgen_ir::DType;
+
+    #[test]
+    fn a_kernel_has_room_for_its_rows() {
+        let bf16 = Storage::Plain(DType::Bf16);
+        let names = [1, 2, 3, 4, 5, 8].map(|rows| kernel_of(bf16, rows));
+        assert_eq!(names, [1, 2, 4, 4, 8, 8].map(|most| format!("few_rows_plain_{most}")));
+        let nf4 = Storage::Bnb4 { code: Code4::Nf4, double: true };
+        assert_eq!(kernel_of(nf4, 3), "few_rows_bnb4_nested_4");
+        assert_eq!(kernel_of(Storage::Int8Rows, 2), "few_rows_int8_2");
+        assert_eq!(kernel_of(Storage::Fp8Blocks, 1), "few_rows_fp8_blocks_1");
+    }
+
+    #[test]
+    fn small_matrices_are_shared_by_more_warps() {
+        assert_eq!([512, 3584, 18_944, 152_064].map(split_of), [8, 4, 1, 1]);
+    }
+}
