@@ -24,6 +24,34 @@ __device__ __forceinline__ u32 shared_base() {
     return (u32)address;
 }
 
+#if CAPABILITY < 75
+// Row g of A is in the four lanes with this g, columns 2t and 2t + 1 of B are in the lanes with those g. A call, because
+// kernels unroll hundreds of these.
+__device__ __noinline__ float4 multiply_add_in_f32(float4 c, uint4 a, uint2 b) {
+    const int lane = threadIdx.x % WARP, row = lane / 4 * 4, column = lane % 4 * 8;
+    float left[4][2], right[2][2];
+    unpack_two<f16>(a.x, left[0][0], left[0][1]);
+    unpack_two<f16>(a.y, left[1][0], left[1][1]);
+    unpack_two<f16>(a.z, left[2][0], left[2][1]);
+    unpack_two<f16>(a.w, left[3][0], left[3][1]);
+    unpack_two<f16>(b.x, right[0][0], right[0][1]);
+    unpack_two<f16>(b.y, right[1][0], right[1][1]);
+#pragma unroll
+    for (int k = 0; k < 16; ++k) {
+        const int half = k / 8, from = k % 8 / 2, odd = k % 2;
+        const float upper = __shfl_sync(EVERY_LANE, left[2 * half][odd], row + from);
+        const float lower = __shfl_sync(EVERY_LANE, left[2 * half + 1][odd], row + from);
+        const float first = __shfl_sync(EVERY_LANE, right[half][odd], column + from);
+        const float second = __shfl_sync(EVERY_LANE, right[half][odd], column + 4 + from);
+        c.x = fmaf(upper, first, c.x);
+        c.y = fmaf(upper, second, c.y);
+        c.z = fmaf(lower, first, c.z);
+        c.w = fmaf(lower, second, c.w);
+    }
+    return c;
+}
+#endif
+
 // c += a·b
 __device__ __forceinline__ void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #if CAPABILITY >= 80
@@ -39,26 +67,9 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const u32 (&a)[4], u
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
             : "r"(a[2 * half]), "r"(a[2 * half + 1]), "r"(half ? b1 : b0));
 #else
-    // Row g is in the four lanes with the same g; columns 2t and 2t + 1 are in the lanes with those g.
-    const int lane = threadIdx.x % WARP, row = lane / 4 * 4, column = lane % 4 * 8;
-    float left[4][2], right[2][2];
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-        unpack_two<f16>(a[i], left[i][0], left[i][1]);
-    unpack_two<f16>(b0, right[0][0], right[0][1]);
-    unpack_two<f16>(b1, right[1][0], right[1][1]);
-#pragma unroll
-    for (int k = 0; k < 16; ++k) {
-        const int half = k / 8, from = k % 8 / 2, odd = k % 2;
-        const float upper = __shfl_sync(EVERY_LANE, left[2 * half][odd], row + from);
-        const float lower = __shfl_sync(EVERY_LANE, left[2 * half + 1][odd], row + from);
-        const float first = __shfl_sync(EVERY_LANE, right[half][odd], column + from);
-        const float second = __shfl_sync(EVERY_LANE, right[half][odd], column + 4 + from);
-        c[0] = fmaf(upper, first, c[0]);
-        c[1] = fmaf(upper, second, c[1]);
-        c[2] = fmaf(lower, first, c[2]);
-        c[3] = fmaf(lower, second, c[3]);
-    }
+    const float4 sum = multiply_add_in_f32(make_float4(c[0], c[1], c[2], c[3]), make_uint4(a[0], a[1], a[2], a[3]),
+                                           make_uint2(b0, b1));
+    c[0] = sum.x, c[1] = sum.y, c[2] = sum.z, c[3] = sum.w;
 #endif
 }
 
