@@ -395,7 +395,8 @@ mod tests {
     fn shared_memory_is_what_the_kernels_use_and_fits_every_gpu() {
         let expected =
             [(64, 49_152, 65_536), (96, 73_728, 78_848), (128, 98_304, 99_328), (256, 98_304, 98_304)];
-        let before = [(64, 49_152, 65_536), (96, 49_152, 49_152), (128, 65_536, 65_536), (256, 65_536, 98_304)];
+        let before =
+            [(64, 49_152, 65_536), (96, 49_152, 49_152), (128, 65_536, 65_536), (256, 65_536, 98_304)];
         for (generation, expected) in [(Generation::Ampere, expected), (Generation::Turing, before)] {
             for (head_dim, forward, gradient) in expected {
                 let head = Head::of(head_dim);

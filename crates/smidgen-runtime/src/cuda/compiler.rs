@@ -29,7 +29,8 @@ pub fn compiled_capabilities() -> Result<Vec<Capability>, DeviceError> {
     // SAFETY: the buffer has the size that NVRTC states.
     let code = unsafe { nvrtc::sys::nvrtcGetSupportedArchs(numbers.as_mut_ptr()) };
     code.result().map_err(|error| failed("nvrtcGetSupportedArchs", &error))?;
-    let mut all: Vec<Capability> = numbers.iter().map(|number| (*number as u32 / 10, *number as u32 % 10)).collect();
+    let mut all: Vec<Capability> =
+        numbers.iter().map(|number| (*number as u32 / 10, *number as u32 % 10)).collect();
     all.sort_unstable();
     Ok(all)
 }
@@ -76,11 +77,18 @@ fn choose_target(
     Ok(Target { architecture: format!("sm_{}", text(own)), definition: None })
 }
 
-fn not_compiled(name: &str, (major, minor): Capability, compiler: (i32, i32), known: &[Capability]) -> DeviceError {
+fn not_compiled(
+    name: &str,
+    (major, minor): Capability,
+    compiler: (i32, i32),
+    known: &[Capability],
+) -> DeviceError {
     let least = known.first().copied().unwrap_or(LEAST);
     let remedy = match (major, minor) < least {
         true => VOLTA_REMEDY,
-        false => "install a newer NVRTC and cuBLASLt: `pip install --upgrade nvidia-cuda-nvrtc nvidia-cublas`",
+        false => {
+            "install a newer NVRTC and cuBLASLt: `pip install --upgrade nvidia-cuda-nvrtc nvidia-cublas`"
+        }
     };
     DeviceError::Compiler { name: name.to_owned(), major, minor, compiler, remedy }
 }

@@ -63,7 +63,8 @@ mod tests {
 
     #[test]
     fn capabilities_belong_to_generations() {
-        let of = [(5, 2), (6, 1), (7, 0), (7, 2), (7, 5), (8, 0), (8, 9), (9, 0), (12, 0)].map(Generation::of);
+        let of =
+            [(5, 2), (6, 1), (7, 0), (7, 2), (7, 5), (8, 0), (8, 9), (9, 0), (12, 0)].map(Generation::of);
         let (volta, turing, ampere) =
             (Some(Generation::Volta), Some(Generation::Turing), Some(Generation::Ampere));
         assert_eq!(of, [None, None, volta, volta, turing, ampere, ampere, ampere, ampere]);

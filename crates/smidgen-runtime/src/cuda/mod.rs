@@ -134,8 +134,7 @@ impl Cuda {
             return Err(DeviceError::Capability { name, major, minor, precision });
         };
         let activations = DeviceKind::Cuda.activations(options.precision);
-        let mut kernels =
-            Kernels::new(&gpu, capability, generation, activations, options.cache.as_deref())?;
+        let mut kernels = Kernels::new(&gpu, capability, generation, activations, options.cache.as_deref())?;
         let mut files = run::files_of_all();
         let has_thin = activations != DType::F32 && generation > Generation::Volta;
         files.extend(has_thin.then_some(thin::FILE));

@@ -198,14 +198,17 @@ impl Kernels {
         if let Err(error) = check(status, "cuModuleLoadData") {
             return Err(explain_load(error, compiler_version()?, driver_version()?));
         }
+        let mut found = Vec::with_capacity(file.kernels.len());
         for kernel in file.kernels {
             let name = CString::new(*kernel).expect("kernels have plain names");
             let mut handle = std::ptr::null_mut();
             // SAFETY: the module was just loaded; the name ends with zero.
             let code = unsafe { sys::cuModuleGetFunction(&mut handle, module, CStr::as_ptr(&name)) };
             check(code, kernel)?;
-            let function = Function { handle, shared_bytes: Cell::new(SHARED_BYTES_OF_ALL) };
-            let before = self.functions.insert(*kernel, function);
+            found.push((*kernel, Function { handle, shared_bytes: Cell::new(SHARED_BYTES_OF_ALL) }));
+        }
+        for (kernel, function) in found {
+            let before = self.functions.insert(kernel, function);
             assert!(before.is_none(), "two kernels are called `{kernel}`");
         }
         Ok(())

@@ -97,7 +97,8 @@ pub struct Args {
 
 /// Such as `7.5`.
 fn parse_capability(text: &str) -> Result<Capability, String> {
-    let parts = text.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+    let parts =
+        text.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
     parts.ok_or_else(|| "expected a compute capability such as 7.5".to_owned())
 }
 

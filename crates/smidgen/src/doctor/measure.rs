@@ -106,7 +106,8 @@ fn measure_cuda(
     let memory_bytes = Some(facts.total_bytes);
     let is_roomy = facts.free_bytes.is_none_or(|free| free > 20 << 30);
     // The first device that a process opens measures the driver's context.
-    let half = if facts.has_bf16() { (Compute::Bf16, BaseFormat::Bf16) } else { (Compute::F16, BaseFormat::F16) };
+    let half =
+        if facts.has_bf16() { (Compute::Bf16, BaseFormat::Bf16) } else { (Compute::F16, BaseFormat::F16) };
     let (fetch, stow) = match place.open_and_measure(threads, place.arithmetic(half.0))? {
         AnyDevice::Cuda(cuda) => transfer_rates(cuda.gpu(), TRANSFER_BYTES)?,
         AnyDevice::Cpu(_) => unreachable!("a GPU was opened"),

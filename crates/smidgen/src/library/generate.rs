@@ -210,8 +210,9 @@ impl Setting {
                     .hint("`--compute f32` is the default on a CPU"));
             }
             (Compute::Bf16, _) => {
-                check_bf16(&place)
-                    .map_err(|why| Failure::command(why).hint("`--compute f16` is the default on this GPU"))?;
+                check_bf16(&place).map_err(|why| {
+                    Failure::command(why).hint("`--compute f16` is the default on this GPU")
+                })?;
                 place.arithmetic(Compute::Bf16).token_by_token()
             }
             (Compute::Fp8, _) => {

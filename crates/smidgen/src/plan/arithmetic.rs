@@ -13,7 +13,9 @@ use smidgen_runtime::cpu::bf16_unit::{Bf16Unit, F32Unit};
 pub enum Processor {
     Cpu,
     /// GPUs before Ampere have no bf16 and compute in f16.
-    Gpu { has_bf16: bool },
+    Gpu {
+        has_bf16: bool,
+    },
 }
 
 impl Processor {
