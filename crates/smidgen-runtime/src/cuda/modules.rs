@@ -5,7 +5,7 @@
 //! `prelude.cuh` is prepended to each file.
 //! The kernels of an older GPU also run on a newer one, for tests: NVRTC then makes PTX, which the driver compiles.
 
-use super::compiler::{compiler_version, target_of};
+use super::compiler::{Compiler, compiler_version};
 use super::driver::{Gpu, check};
 use super::facts::driver_version;
 use super::generation::{Capability, Generation};
@@ -127,7 +127,7 @@ impl Kernels {
         activations: DType,
         cache: Option<&Path>,
     ) -> Result<Kernels, DeviceError> {
-        let target = target_of(gpu, capability)?;
+        let target = Compiler::look()?.target(&gpu.name, gpu.capability, capability)?;
         let mut options = options(&target.architecture, activations);
         options.extend(target.definition);
         let is_hopper = capability == (9, 0) && gpu.capability == capability && activations != DType::F32;
