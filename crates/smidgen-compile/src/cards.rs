@@ -1,10 +1,12 @@
 //! GPUs by name, for planning where they are not: one table.
 //!
-//! Peaks are NVIDIA's dense ones: bf16 tensor cores with f32 sums, plain f32 units, memory bandwidth, the bus one way.
+//! Peaks are NVIDIA's dense ones: bf16 tensor cores (f16 before Ampere) with f32 sums, plain f32 units, memory bandwidth,
+//! the bus one way.
 //! What our steps sustain of them is a share. On the H200 the shares are measured (989 TFLOP/s of bf16 are 690 in our
 //! products; 67 of f32 are 45; 4.8 TB/s are 3.6; 64 GB/s of PCIe 5 are 50); other cards take those of
 //! memory and bus, and in bf16 what their power limit is known to leave: more on cards with room to breathe, half
 //! on the L4 with its 72 W.
+//! Shares of cards before Ampere are assumed: a T4 has 70 W, and a GTX 16 has f16 units in place of tensor cores.
 //! Memory is the driver's total, which is a little below the number on the box.
 
 use crate::context::Overhead;
@@ -22,12 +24,12 @@ pub struct Card {
     /// Such as (9, 0).
     pub capability: (u32, u32),
     pub memory_mib: u64,
-    /// Peaks: TFLOP/s of bf16 and of f32, GB/s of memory and of the bus one way.
+    /// Peaks: TFLOP/s of bf16 (f16 before Ampere) and of f32, GB/s of memory and of the bus one way.
     pub half_tflops: f64,
     pub f32_tflops: f64,
     pub memory_gb_per_s: f64,
     pub bus_gb_per_s: f64,
-    /// Of the peak in bf16, in our products.
+    /// Of the peak in 16 bits, in our products.
     pub half_share: f64,
     /// Attention's rate as a share of that of products.
     pub attention_share: f64,
@@ -45,21 +47,27 @@ const STEP_S: f64 = 4e-6;
 /// A code is read, and plain numbers are written for the matmul.
 const DECODED_BYTES: f64 = 2.5;
 
+const PCIE3_X16: f64 = 15.75;
 const PCIE4_X8: f64 = 16.0;
 const PCIE4_X16: f64 = 32.0;
 const PCIE5_X16: f64 = 64.0;
 
+const VOLTA: (u32, u32) = (7, 0);
+const TURING: (u32, u32) = (7, 5);
 const ADA: (u32, u32) = (8, 9);
 const GEFORCE_AMPERE: (u32, u32) = (8, 6);
 const AMPERE: (u32, u32) = (8, 0);
 const HOPPER: (u32, u32) = (9, 0);
 
-/// Attention by the kernel that every architecture has, and by that for Hopper.
+/// Attention by the kernel that every architecture has, and by that for Hopper. Without asynchronous copies (Turing) it is
+/// assumed to be slower; on Volta it multiplies in f32, at a rate that is counted from its instructions.
 const ATTENTION: f64 = 0.55;
 const HOPPER_ATTENTION: f64 = 0.6;
+const TURING_ATTENTION: f64 = 0.4;
+const VOLTA_ATTENTION: f64 = 0.04;
 
 #[rustfmt::skip]
-pub const CARDS: [Card; 16] = [
+pub const CARDS: [Card; 23] = [
     card("rtx-5090", &["RTX 5090"], (12, 0), 32_100, (209.5, 104.8), 1_792.0, PCIE5_X16, 0.85),
     card("rtx-4090", &["RTX 4090", "RTX 4090 D"], ADA, 24_210, (165.2, 82.6), 1_008.0, PCIE4_X16, 0.85),
     card("rtx-4080", &["RTX 4080", "RTX 4080 SUPER"], ADA, 16_070, (97.5, 48.7), 717.0, PCIE4_X16, 0.85),
@@ -76,6 +84,13 @@ pub const CARDS: [Card; 16] = [
     card("a100-80gb", &["A100-SXM4-80GB", "A100 80GB PCIe"], AMPERE, 81_050, (312.0, 19.5), 2_039.0, PCIE4_X16, 0.75),
     card("h100", &["H100 80GB HBM3", "H100 PCIe"], HOPPER, 80_990, (989.0, 67.0), 3_350.0, PCIE5_X16, 0.67),
     card("h200", &["H200"], HOPPER, 143_150, (989.0, 67.0), 4_800.0, PCIE5_X16, 0.7),
+    card("t4", &["Tesla T4", "T4"], TURING, 15_100, (65.0, 8.1), 320.0, PCIE3_X16, 0.4),
+    card("rtx-2080-ti", &["RTX 2080 Ti"], TURING, 11_010, (53.8, 13.4), 616.0, PCIE3_X16, 0.75),
+    card("rtx-2070", &["RTX 2070", "RTX 2070 SUPER"], TURING, 7_970, (29.9, 7.5), 448.0, PCIE3_X16, 0.75),
+    card("rtx-2060", &["RTX 2060"], TURING, 5_930, (25.8, 6.5), 336.0, PCIE3_X16, 0.75),
+    card("gtx-1660", &["GTX 1660", "GTX 1660 SUPER", "GTX 1660 Ti"], TURING, 5_930, (10.0, 5.0), 192.0, PCIE3_X16, 0.5),
+    card("v100-16gb", &["Tesla V100-SXM2-16GB", "Tesla V100-PCIE-16GB"], VOLTA, 16_150, (125.0, 15.7), 900.0, PCIE3_X16, 0.7),
+    card("v100-32gb", &["Tesla V100-SXM2-32GB", "Tesla V100-PCIE-32GB"], VOLTA, 32_500, (125.0, 15.7), 900.0, PCIE3_X16, 0.7),
 ];
 
 #[allow(clippy::too_many_arguments, reason = "a row of the table")]
@@ -89,7 +104,12 @@ const fn card(
     bus_gb_per_s: f64,
     half_share: f64,
 ) -> Card {
-    let attention_share = if capability.0 == HOPPER.0 { HOPPER_ATTENTION } else { ATTENTION };
+    let attention_share = match capability {
+        HOPPER => HOPPER_ATTENTION,
+        TURING => TURING_ATTENTION,
+        VOLTA => VOLTA_ATTENTION,
+        _ => ATTENTION,
+    };
     Card {
         name,
         driver_names,
@@ -124,6 +144,7 @@ impl Card {
             ("a100-40gb" | "a100-80gb", _) => links::NVLINK3,
             (_, PCIE5_X16) => links::PCIE5,
             (_, PCIE4_X8) => links::PCIE4_X8,
+            (_, PCIE3_X16) => links::PCIE3,
             _ => links::PCIE4,
         }
     }
@@ -210,6 +231,7 @@ mod tests {
         assert_eq!(like((8, 6), 6), "rtx-3060-laptop");
         assert_eq!(like((8, 0), 40), "a100-40gb");
         assert_eq!(like((12, 0), 16), "rtx-5090");
+        assert_eq!([like((7, 5), 4), like((7, 5), 24), like((7, 0), 12)], ["rtx-2060", "t4", "v100-16gb"]);
     }
 
     #[test]

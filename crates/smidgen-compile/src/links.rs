@@ -52,16 +52,18 @@ pub const NVLINK3: NamedLink = row("nvlink-3", 300.0, 0.8, NVLINK_S);
 pub const PCIE5: NamedLink = row("pcie-5", 64.0, 0.4, HOST_S);
 pub const PCIE4: NamedLink = row("pcie-4", 32.0, 0.4, HOST_S);
 pub const PCIE4_X8: NamedLink = row("pcie-4-x8", 16.0, 0.4, HOST_S);
+pub const PCIE3: NamedLink = row("pcie-3", 15.75, 0.4, HOST_S);
 /// Processes on the cores of one machine, by MPI: bytes are copied and added by the cores that compute.
 pub const SHARED_MEMORY: NamedLink = row("shared-memory", 4.0, 0.5, HOST_S);
 pub const ETHERNET_100G: NamedLink = row("ethernet-100g", 12.5, 0.85, NETWORK_S);
 
-pub const LINKS: [NamedLink; 10] = [
+pub const LINKS: [NamedLink; 11] = [
     NVLINK4,
     NVLINK3,
     PCIE5,
     PCIE4,
     PCIE4_X8,
+    PCIE3,
     SHARED_MEMORY,
     row("ethernet-25g", 3.125, 0.85, NETWORK_S),
     ETHERNET_100G,

@@ -9,12 +9,14 @@
 // compute.
 // Left out: dropout, other masks, and tables of cached keys.
 
+// Before Ampere a block may use 64 KiB of shared memory: larger heads take fewer keys at a time.
+#define FEWER_KEYS (CAPABILITY < 80 && HEAD > 64 ? 2 : 1)
 #if HEAD <= 128
 #define WARP_QUERIES 32
-#define KEYS 64
+#define KEYS (64 / FEWER_KEYS)
 #else
 #define WARP_QUERIES 16
-#define KEYS 32
+#define KEYS (32 / FEWER_KEYS)
 #endif
 #define QUERIES (WARP_QUERIES * THREADS / WARP)
 

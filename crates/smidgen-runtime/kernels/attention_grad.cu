@@ -10,10 +10,17 @@
 // grid, long ones first, so that short ones fill the gaps.
 // Left out: splitting one tile of keys over several ranges of queries.
 
+// Tiles that a listed tile is processed as: before Ampere a block may use 64 KiB of shared memory, in which only half of
+// a tile of large heads fits. Heads of more than 128 channels fit in no form, and use the plain kernel there.
+#if CAPABILITY < 80 && HEAD > 64 && HEAD <= 128
+#define TILE_CUT 2
+#else
+#define TILE_CUT 1
+#endif
 #if HEAD <= 128
-#define WARP_QUERIES 32
-#define WARP_KEYS 32
-#define QUERY_STEP 64
+#define WARP_QUERIES (32 / TILE_CUT)
+#define WARP_KEYS (32 / TILE_CUT)
+#define QUERY_STEP (64 / TILE_CUT)
 #define KEY_STEP (HEAD <= 64 ? 64 : 32)
 #else
 #define WARP_QUERIES 16
@@ -38,7 +45,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                                       int aligned, int key_rows, int4 *query_list, int4 *key_list, float *powers, float *deltas) {
     if (blockIdx.x < 2) {
         const bool of_keys = blockIdx.x == 1;
-        list_tiles(boundaries, segments, tokens, of_keys ? key_rows : QUERIES, of_keys, of_keys ? key_list : query_list);
+        list_tiles(boundaries, segments, tokens, of_keys ? key_rows : TILE_CUT * QUERIES, of_keys,
+                   of_keys ? key_list : query_list);
         return;
     }
     const int chunk = threadIdx.x % SUM_LANES * 8;
@@ -438,14 +446,15 @@ __device__ __forceinline__ void plain_gradients_of_queries(const GradOperands &x
     }
 }
 
-// Grid: `key_blocks` (possible tiles of keys times key heads and parts), then possible tiles of queries times heads.
+// Grid: `key_blocks` (possible tiles of keys times key heads and parts), then possible tiles of queries times heads; each
+// is TILE_CUT times as many for the kernel on tiles.
 #define GRAD_PARAMETERS                                                                                               \
     const act *q, i64 q_stride, const act *k, i64 k_stride, const act *v, i64 v_stride, const act *dout,              \
         i64 dout_stride, act *dq, i64 dq_stride, act *dk, i64 dk_stride, act *dv, i64 dv_stride,                      \
         const float *powers, const float *deltas, const int4 *query_list, const int4 *key_list, int key_blocks,       \
         int tokens, int heads, int kv_heads, int parts, i64 part_elements, int head_dim, int window, float scale,     \
         float cap
-#define GRAD_WORK(of_keys, of_queries)                                                                                \
+#define GRAD_WORK(of_keys, of_queries, TILES)                                                                           \
     const Scores scores{head_dim, window, scale, cap};                                                                \
     const GradOperands operands{q,           k,         v,         dout,      dq,     dk,     dv,                     \
                                 q_stride,    k_stride,  v_stride,  dout_stride, dq_stride, dk_stride, dv_stride,      \
@@ -453,9 +462,9 @@ __device__ __forceinline__ void plain_gradients_of_queries(const GradOperands &x
     const int block = blockIdx.x, sharers = kv_heads * parts;                                                         \
     Tile tile;                                                                                                        \
     if (block < key_blocks) {                                                                                         \
-        if (read_tile(key_list, block / sharers, tile))                                                               \
+        if (read_part<TILES, KEYS>(key_list, block / sharers, tile))                                                  \
             of_keys(operands, scores, tile, block % sharers / parts, block % parts);                                  \
-    } else if (read_tile(query_list, (block - key_blocks) / heads, tile)) {                                           \
+    } else if (read_part<TILES, QUERIES>(query_list, (block - key_blocks) / heads, tile)) {                           \
         of_queries(operands, scores, tile, (block - key_blocks) % heads);                                             \
     }
 
@@ -482,16 +491,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) FOR_HEAD(attention_grad_plain_)(GRAD_PARAMETERS) {
-    GRAD_WORK(plain_gradients_of_keys, plain_gradients_of_queries)
+    GRAD_WORK(plain_gradients_of_keys, plain_gradients_of_queries, 1)
 }
 
 // Dynamic shared memory: the larger of STATISTICS_AT + 4 · STATISTICS_BYTES and 2 · QUERY_BYTES + 4 · STEP_BYTES.
 #if defined(ACT_F32)
 extern "C" __global__ void __launch_bounds__(THREADS) FOR_HEAD(attention_grad_)(GRAD_PARAMETERS) {
-    GRAD_WORK(plain_gradients_of_keys, plain_gradients_of_queries)
+    GRAD_WORK(plain_gradients_of_keys, plain_gradients_of_queries, 1)
 }
 #else
 extern "C" __global__ void __launch_bounds__(THREADS, 2) FOR_HEAD(attention_grad_)(GRAD_PARAMETERS) {
-    GRAD_WORK(gradients_of_keys, gradients_of_queries)
+    GRAD_WORK(gradients_of_keys, gradients_of_queries, TILE_CUT)
 }
 #endif

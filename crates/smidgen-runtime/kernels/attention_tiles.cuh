@@ -113,6 +113,17 @@ __device__ __forceinline__ bool read_tile(const int4 *list, int index, Tile &til
     return true;
 }
 
+// A part of a listed tile, which is processed as PARTS tiles of ROWS tokens.
+template <int PARTS, int ROWS> __device__ __forceinline__ bool read_part(const int4 *list, int index, Tile &tile) {
+    if (!read_tile(list, index / PARTS, tile))
+        return false;
+    if (PARTS > 1) {
+        tile.first += index % PARTS * ROWS;
+        tile.last = min(tile.last, tile.first + ROWS);
+    }
+    return tile.first < tile.last;
+}
+
 // ── rows in registers, for the plain kernels ─────────────────────────────────────────────────────
 
 // A lane has every 32nd channel of a row.
@@ -184,12 +195,22 @@ __device__ __forceinline__ void load_tile(u32 tile, const act *source, i64 strid
     static_assert(ROWS % COPIED_ROWS == 0, "whole passes");
     if (!place.in_tile)
         return;
+#if CAPABILITY >= 80
 #pragma unroll
     for (int pass = 0; pass < ROWS / COPIED_ROWS; ++pass) {
         const int row = place.row + pass * COPIED_ROWS;
         copy_async_16(tile + place_in_tile(row, place.chunk), source, place.in_head && row < rows);
         source += COPIED_ROWS * stride;
     }
+#else
+    copy_all_16<ROWS / COPIED_ROWS>([&](int pass, u32 &to, const uint4 *&from) {
+        const int row = place.row + pass * COPIED_ROWS;
+        to = tile + place_in_tile(row, place.chunk);
+        if (place.in_head && row < rows)
+            from = (const uint4 *)(source + pass * COPIED_ROWS * stride);
+        return true;
+    });
+#endif
 }
 
 // One warp writes `count` chunks from `chunk` on of rows 0 to `rows` - 1 of a tile to global memory. `to` is the first

@@ -6,7 +6,7 @@
 // for f32) and uses it at once, so forward and backward move 2 elements for each of N T, like an addition. Columns are
 // assigned so that each thread owns eight neighbours.
 // The five sums are f32 within a thread, f64 across threads; each block writes its own, and a second kernel adds them
-// in order.
+// in order. `matrix_unit.cuh` comes before this text.
 
 #define FOURIER_THREADS 256
 #define FOURIER_SLAB_ROWS 128
@@ -100,20 +100,6 @@ __device__ __forceinline__ u32 pair_of_h(const LowRank &product, i32 row, i32 k)
     return (u32)h[0].bits | (k + 1 < product.rank ? (u32)h[1].bits << 16 : 0);
 }
 
-__device__ __forceinline__ void multiply_tile(float (&d)[4], const u32 (&a)[4], uint2 b) {
-#if defined(ACT_BF16)
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
-#else
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
-#endif
-}
-
 __device__ __forceinline__ void multiply(const LowRank &product, const float *tile, i32 column_warp, i32 row,
                                          float (&z)[2][8]) {
     const i32 lane = threadIdx.x % WARP;
@@ -125,8 +111,10 @@ __device__ __forceinline__ void multiply(const LowRank &product, const float *ti
         const u32 a[4] = {pair_of_h(product, upper, k), pair_of_h(product, lower, k),
                           pair_of_h(product, upper, k + 8), pair_of_h(product, lower, k + 8)};
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
-            multiply_tile(sums[j], a, fragments[j * WARP]);
+        for (int j = 0; j < 4; ++j) {
+            const uint2 b = fragments[j * WARP];
+            multiply_add(sums[j], a, b.x, b.y);
+        }
         fragments += FOURIER_COLUMN_WARPS * 4 * WARP;
     }
 #pragma unroll

@@ -5,6 +5,11 @@
 // The unit of fast access is eight elements: 16 bytes of bf16 and f16, 32 bytes of f32.
 // Left out: matrix instructions and asynchronous copies (`matrix_unit.cuh`).
 
+// The compute capability whose instructions are used, times ten. One below the target's runs the code of an older GPU.
+#if !defined(CAPABILITY)
+#define CAPABILITY (__CUDA_ARCH__ / 10)
+#endif
+
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -20,6 +25,10 @@ struct bf16 {
 struct f16 {
     u16 bits;
 };
+
+#if defined(ACT_BF16) && CAPABILITY < 80
+#error "bf16 activations need compute capability 8.0"
+#endif
 
 #if defined(ACT_F32)
 typedef float act;
@@ -57,7 +66,14 @@ template <> __device__ __forceinline__ float from_float<float>(float x) { return
 
 template <> __device__ __forceinline__ bf16 from_float<bf16>(float x) {
     bf16 y;
+#if CAPABILITY >= 80
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+#else
+    // The same bits; every NaN becomes the one of the instruction.
+    const u32 bits = __float_as_uint(x);
+    const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    y.bits = is_nan ? (u16)0x7fff : (u16)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+#endif
     return y;
 }
 
@@ -75,15 +91,23 @@ __device__ __forceinline__ act to_act(float x) { return from_float<act>(x); }
 template <typename T> __device__ __forceinline__ u32 pack_two(float low, float high);
 
 template <> __device__ __forceinline__ u32 pack_two<bf16>(float low, float high) {
+#if CAPABILITY >= 80
     u32 y;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
     return y;
+#else
+    return (u32)from_float<bf16>(low).bits | (u32)from_float<bf16>(high).bits << 16;
+#endif
 }
 
 template <> __device__ __forceinline__ u32 pack_two<f16>(float low, float high) {
+#if CAPABILITY >= 80
     u32 y;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
     return y;
+#else
+    return (u32)from_float<f16>(low).bits | (u32)from_float<f16>(high).bits << 16;
+#endif
 }
 
 template <typename T> __device__ __forceinline__ void unpack_two(u32 x, float &low, float &high);

@@ -14,6 +14,9 @@
 
 #if !defined(ACT_F32)
 
+// Tiles in the pipeline. Without asynchronous copies two are enough, and a block may use less shared memory.
+constexpr int stages_of(int rank) { return CAPABILITY < 80 ? 2 : rank == 16 ? 4 : 3; }
+
 // Columns that a warp sums over tokens.
 #define WARP_COLUMNS 64
 // Elements of a tile of the wide matrix.
@@ -32,6 +35,7 @@ template <int COLUMNS> __device__ __forceinline__ u32 place_of(int row, int chun
 template <int ROWS, int COLUMNS, int THREADS>
 __device__ __forceinline__ void copy_tile(u32 tile, const act *from, i64 stride, int rows, int columns) {
     constexpr int CHUNKS = COLUMNS / 8, ALL = ROWS * CHUNKS;
+#if CAPABILITY >= 80
 #pragma unroll
     for (int first = 0; first < ALL; first += THREADS) {
         const int index = first + threadIdx.x, row = index / CHUNKS, chunk = index % CHUNKS;
@@ -39,6 +43,15 @@ __device__ __forceinline__ void copy_tile(u32 tile, const act *from, i64 stride,
             copy_async_16(tile + place_of<COLUMNS>(row, chunk), from + row * stride + chunk * 8,
                           row < rows && chunk * 8 < columns);
     }
+#else
+    copy_all_16<(ALL + THREADS - 1) / THREADS>([&](int pass, u32 &to, const uint4 *&source) {
+        const int index = pass * THREADS + threadIdx.x, row = index / CHUNKS, chunk = index % CHUNKS;
+        to = tile + place_of<COLUMNS>(row, chunk);
+        if (row < rows && chunk * 8 < columns)
+            source = (const uint4 *)(from + row * stride + chunk * 8);
+        return index < ALL;
+    });
+#endif
 }
 
 // ── sums over tokens, and the gradients of an adapter ────────────────────────────────────────────
@@ -73,7 +86,7 @@ template <int WARPS, int RANK> struct TokenTiles {
     static constexpr int THREADS = WARPS * WARP;
     static constexpr int COLUMNS = WARPS * WARP_COLUMNS;
     static constexpr int TOKENS = TILE_ELEMENTS / COLUMNS;
-    static constexpr int STAGES = RANK == 16 ? 4 : 3;
+    static constexpr int STAGES = stages_of(RANK);
     static constexpr u32 STAGE_BYTES = TILE_BYTES + TOKENS * RANK * 2;
     // Fragments of the matmul for a tile of tokens, and the bytes of one warp's part.
     static constexpr int FRAGMENTS = TOKENS / 16 * (RANK / 8);
@@ -273,7 +286,7 @@ template <int RANK> struct MatmulTiles {
     static constexpr int M = RANK <= 32 ? 1 : 2;
     static constexpr int TOKENS = 64 * M;
     static constexpr int COLUMNS = TILE_ELEMENTS / TOKENS;
-    static constexpr int STAGES = RANK == 16 ? 4 : 3;
+    static constexpr int STAGES = stages_of(RANK);
     static constexpr u32 STAGE_BYTES = TILE_BYTES + COLUMNS * RANK * 2;
 };
 

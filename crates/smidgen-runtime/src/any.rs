@@ -38,6 +38,14 @@ impl AnyDevice {
         }
     }
 
+    /// Why compiled kernels could not be cached, and what helps; a CPU compiles none.
+    pub fn cache_failure(&self) -> Option<String> {
+        match self {
+            AnyDevice::Cpu(_) => None,
+            AnyDevice::Cuda(cuda) => cuda.cache_failure(),
+        }
+    }
+
     /// How far this rank has come with its exchanges, if it has any.
     pub fn exchange_progress(&self) -> Option<Arc<Progress>> {
         match self {

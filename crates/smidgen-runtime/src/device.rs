@@ -44,6 +44,22 @@ pub enum DeviceError {
     Library { what: &'static str, file: &'static str, remedy: &'static str },
     #[error("{name} has compute capability {major}.{minor}, which does not support {}", precision.name())]
     Capability { name: String, major: u32, minor: u32, precision: Precision },
+    #[error(
+        "{name} has compute capability {}.{}, and kernels of {}.{} cannot run there (supported: 7.0 to {}.{})",
+        own.0, own.1, wanted.0, wanted.1, own.0, own.1
+    )]
+    AsCapability { name: String, own: (u32, u32), wanted: (u32, u32) },
+    #[error(
+        "NVRTC {}.{} does not compile for {name} (compute capability {major}.{minor}): {remedy}",
+        compiler.0, compiler.1
+    )]
+    Compiler { name: String, major: u32, minor: u32, compiler: (i32, i32), remedy: &'static str },
+    #[error(
+        "the driver is for CUDA {}.{} and cannot load the kernels of NVRTC {}.{} ({what}): update the driver, or install \
+         an NVRTC of the driver's version",
+        driver.0, driver.1, compiler.0, compiler.1
+    )]
+    OldDriver { driver: (i32, i32), compiler: (i32, i32), what: String },
     #[error("the micro-batch {actual:?} is larger than the plan's {planned:?}")]
     Extent { actual: Extent, planned: Extent },
     #[error("{device} runs on its own, and `{op}` needs other ranks")]

@@ -232,6 +232,9 @@ fn kind_of_device_error(error: &DeviceError) -> FailureKind {
         | DeviceError::NoSuchGpu { .. }
         | DeviceError::Library { .. }
         | DeviceError::Capability { .. }
+        | DeviceError::AsCapability { .. }
+        | DeviceError::Compiler { .. }
+        | DeviceError::OldDriver { .. }
         | DeviceError::Extent { .. }
         | DeviceError::Alone { .. }
         | DeviceError::Violation(_) => FailureKind::Device,

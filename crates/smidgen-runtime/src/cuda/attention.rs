@@ -6,6 +6,7 @@
 //! correct and slow. Left out: attention over cached keys (`cached_attention.rs`).
 
 use super::attention_hopper::{self, HopperHead};
+use super::generation::Generation;
 use super::modules::KernelFile;
 use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError, Operand};
@@ -68,7 +69,7 @@ pub fn attention(stage: &Stage<'_>, step: &BoundStep, shape: &AttentionShape) ->
     }
     args.extend(score_args(shape));
     let (kernel, shared_bytes) = match in_tiles {
-        true => (work.head.forward, work.head.forward_shared_bytes()),
+        true => (work.head.forward, work.head.forward_shared_bytes(stage.generation())),
         false => (work.head.forward_plain, 0),
     };
     stage.launch(kernel, [blocks as u32, 1, 1], THREADS, shared_bytes, &args)
@@ -87,7 +88,10 @@ pub fn attention_grad(
         return Ok(());
     }
     let Scratch { query_list, key_list, powers, deltas, parts: parts_at } = work.scratch(stage, true);
-    let in_tiles = work.in_tiles(stage, &[q, k, v, o_gradient, dq, dk, dv]);
+    let generation = stage.generation();
+    let tile_bytes = work.head.gradient_shared_bytes(generation);
+    let in_tiles = work.in_tiles(stage, &[q, k, v, o_gradient, dq, dk, dv])
+        && tile_bytes <= generation.most_shared_bytes();
     let hopper = HopperHead::of(stage, shape).filter(|_| in_tiles);
     let key_rows = if hopper.is_some() { attention_hopper::ITEM_ROWS } else { work.head.tiles.keys };
     let sums = (work.tokens as usize * shape.heads).div_ceil(work.head.sums_of_block());
@@ -119,8 +123,9 @@ pub fn attention_grad(
     let parts = if in_tiles { attention_parts(stage.planned().tokens, shape) } else { 1 };
     let key_columns = shape.kv_heads * shape.head_dim;
     let half = work.tokens as usize * key_columns;
-    let key_blocks = work.tile_bound(key_rows) * shape.kv_heads * parts;
-    let query_blocks = work.tile_bound(work.head.tiles.queries) * shape.heads;
+    let cut = if in_tiles { work.head.tile_cut(generation) } else { 1 };
+    let key_blocks = work.tile_bound(key_rows) * cut * shape.kv_heads * parts;
+    let query_blocks = work.tile_bound(work.head.tiles.queries) * cut * shape.heads;
     let mut args = Vec::with_capacity(28);
     for operand in [q, k, v, o_gradient, dq] {
         args.extend([pointer(stage, operand), Arg::Long(operand.stride as i64)]);
@@ -152,7 +157,7 @@ pub fn attention_grad(
     } else {
         args.extend(score_args(shape));
         let (kernel, shared_bytes) = match in_tiles {
-            true => (work.head.gradient, work.head.gradient_shared_bytes()),
+            true => (work.head.gradient, tile_bytes),
             false => (work.head.gradient_plain, 0),
         };
         stage.launch(kernel, [blocks as u32, 1, 1], THREADS, shared_bytes, &args)?;
@@ -249,15 +254,28 @@ impl Head {
         2 * self.tiles.padded_head
     }
 
+    /// Whether tiles are smaller than on later GPUs, because a block may use less shared memory.
+    fn is_cramped(&self, generation: Generation) -> bool {
+        self.tiles.padded_head > 64 && generation < Generation::Ampere
+    }
+
     /// Queries, and two stages of keys and values.
-    fn forward_shared_bytes(&self) -> u32 {
+    fn forward_shared_bytes(&self, generation: Generation) -> u32 {
         let keys = if self.tiles.padded_head <= 128 { 64 } else { 32 };
+        let keys = if self.is_cramped(generation) { keys / 2 } else { keys };
         (self.row_bytes() * (self.tiles.queries + 4 * keys)) as u32
     }
 
+    /// Tiles that the kernel for gradients processes a listed tile as. Heads over 128 channels cannot be cut further.
+    fn tile_cut(&self, generation: Generation) -> usize {
+        if self.is_cramped(generation) && self.tiles.padded_head <= 128 { 2 } else { 1 }
+    }
+
     /// The larger of what the two kinds of blocks need.
-    fn gradient_shared_bytes(&self) -> u32 {
+    fn gradient_shared_bytes(&self, generation: Generation) -> u32 {
         let AttentionTiles { padded_head, queries, keys } = self.tiles;
+        let cut = self.tile_cut(generation);
+        let (queries, keys) = (queries / cut, keys / cut);
         // A block of keys: keys, values, two stages of queries and do, p and ds that pairs of warps exchange, and two
         // stages of two floats per query. It reads as many queries as keys at a time.
         let exchanged = 2 * keys * keys * 2;
@@ -371,17 +389,25 @@ fn first_operands<const N: usize>(operands: &[Operand]) -> [&Operand; N] {
 mod tests {
     use super::*;
 
-    /// The bytes follow from the definitions in the kernel files.
+    /// The bytes follow from the definitions in the kernel files. Only the gradient of heads over 128 channels has no
+    /// tiles before Ampere.
     #[test]
     fn shared_memory_is_what_the_kernels_use_and_fits_every_gpu() {
         let expected =
             [(64, 49_152, 65_536), (96, 73_728, 78_848), (128, 98_304, 99_328), (256, 98_304, 98_304)];
-        for (head_dim, forward, gradient) in expected {
-            let head = Head::of(head_dim);
-            assert_eq!(head.tiles.padded_head, head_dim);
-            assert_eq!(head.forward_shared_bytes(), forward, "forward of {head_dim}");
-            assert_eq!(head.gradient_shared_bytes(), gradient, "gradient of {head_dim}");
-            assert!(forward.max(gradient) <= 99 << 10, "every GPU since Ampere allows a block this much");
+        let before =
+            [(64, 49_152, 65_536), (96, 49_152, 49_152), (128, 65_536, 65_536), (256, 65_536, 98_304)];
+        for (generation, expected) in [(Generation::Ampere, expected), (Generation::Turing, before)] {
+            for (head_dim, forward, gradient) in expected {
+                let head = Head::of(head_dim);
+                assert_eq!(head.tiles.padded_head, head_dim);
+                assert_eq!(head.forward_shared_bytes(generation), forward, "forward of {head_dim}");
+                assert_eq!(head.gradient_shared_bytes(generation), gradient, "gradient of {head_dim}");
+                let most = generation.most_shared_bytes();
+                assert!(forward <= most, "forward of {head_dim}");
+                let fits = generation == Generation::Ampere || head_dim <= 128;
+                assert_eq!(gradient <= most, fits, "gradient of {head_dim}");
+            }
         }
     }
 

@@ -3,10 +3,12 @@
 //! Free memory comes from NVML, which needs no context; without NVML it is unknown until the device is opened.
 
 use super::driver::{check, init, named};
+use super::generation::{Generation, supports};
 use super::libraries;
 use super::nvml;
 use crate::device::DeviceError;
 use cudarc::driver::{result, sys};
+use smidgen_ir::Precision;
 
 /// The properties of a GPU.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,9 +25,14 @@ pub struct GpuFacts {
 }
 
 impl GpuFacts {
-    /// Whether kernels and matmuls run there: Ampere or newer.
+    /// Whether kernels and matmuls run there: Volta or newer.
     pub fn can_train(&self) -> bool {
-        self.capability.0 >= 8
+        Generation::of(self.capability).is_some()
+    }
+
+    /// Whether it computes in bf16; older GPUs compute in f16.
+    pub fn has_bf16(&self) -> bool {
+        supports(self.capability, Precision::Bf16)
     }
 }
 

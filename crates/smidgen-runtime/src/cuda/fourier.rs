@@ -5,17 +5,42 @@
 //! Kernels: `kernels/fourier.cu`.
 
 use super::decode::is_aligned;
+use super::driver::NAME;
+use super::generation::Generation;
 use super::modules::KernelFile;
 use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::workspace_cuda::{FOURIER_SUMS, fourier_block_columns, fourier_blocks};
-use smidgen_ir::{DType, Storage};
+use smidgen_ir::{DType, Op, Storage};
 
 pub const FILE: KernelFile = KernelFile {
     name: "fourier.cu",
-    source: include_str!("../../kernels/fourier.cu"),
+    source: concat!(include_str!("../../kernels/matrix_unit.cuh"), include_str!("../../kernels/fourier.cu")),
     kernels: &["fourier", "fourier_grad", "fourier_grad_total"],
 };
+
+/// Refuses a rank whose columns of B do not fit the shared memory of a block.
+pub fn check(step: &BoundStep, generation: Generation, activations: DType) -> Result<(), DeviceError> {
+    let is_forward = matches!(step.op, Op::Fourier { .. });
+    if !is_forward && !matches!(step.op, Op::FourierGrad { .. }) {
+        return Ok(());
+    }
+    let h = &step.inputs[usize::from(is_forward)];
+    let most = most_rank(generation, activations);
+    if h.columns > most {
+        let what = format!("a rank of {} of LS-LoRA: this GPU supports up to {most}", h.columns);
+        return Err(DeviceError::Call { device: NAME, call: step.op.name(), what });
+    }
+    Ok(())
+}
+
+/// What a block uses in addition, for the module and its sums.
+const OTHER_SHARED_BYTES: u32 = 512;
+
+fn most_rank(generation: Generation, activations: DType) -> usize {
+    let most = generation.most_shared_bytes() - OTHER_SHARED_BYTES;
+    (1..).take_while(|rank| shared_bytes(activations, *rank) <= most).last().unwrap_or(0)
+}
 
 /// Inputs base (rows, N), h (rows, R), b (N, R), coefficients (1, 4), sigma (1, 1); output (rows, N), which may be base.
 pub fn fourier(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(), DeviceError> {
@@ -42,7 +67,8 @@ pub fn fourier(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(), De
         Arg::Long(y.stride as i64),
     ]);
     let (across, down) = fourier_blocks(rows, columns, stage.activations());
-    stage.launch("fourier", [across as u32, down as u32, 1], THREADS, shared_bytes(stage, rank), &args)
+    let shared_bytes = shared_bytes(stage.activations(), rank);
+    stage.launch("fourier", [across as u32, down as u32, 1], THREADS, shared_bytes, &args)
 }
 
 /// Inputs h (rows, R), b (N, R), coefficients (1, 4), sigma (1, 1), dy (rows, N); output dz (rows, N); updates
@@ -78,7 +104,7 @@ pub fn fourier_grad(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(
         Arg::Pointer(partials),
     ]);
     let grid = [across as u32, down as u32, 1];
-    stage.launch("fourier_grad", grid, THREADS, shared_bytes(stage, rank), &args)?;
+    stage.launch("fourier_grad", grid, THREADS, shared_bytes(stage.activations(), rank), &args)?;
     let args = [
         Arg::Pointer(partials),
         Arg::Long((across * down) as i64),
@@ -108,9 +134,9 @@ fn product_args(stage: &Stage<'_>, h: &Operand, b: &Operand) -> [Arg; 5] {
 }
 
 /// The columns of B that a block needs; with 16-bit activations R is rounded up to a multiple of 16.
-fn shared_bytes(stage: &Stage<'_>, rank: usize) -> u32 {
-    let columns = fourier_block_columns(stage.activations());
-    let bytes = match stage.activations() {
+fn shared_bytes(activations: DType, rank: usize) -> u32 {
+    let columns = fourier_block_columns(activations);
+    let bytes = match activations {
         DType::Bf16 | DType::F16 => rank.next_multiple_of(16) * columns * 2,
         DType::F32 | DType::F64 | DType::I32 | DType::U64 => rank * columns * 4,
     };
@@ -119,3 +145,15 @@ fn shared_bytes(stage: &Stage<'_>, rank: usize) -> u32 {
 
 /// As in `fourier.cu`.
 const THREADS: u32 = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_rank_follows_from_the_shared_memory() {
+        let of = |generation| [DType::F32, DType::F16].map(|activations| most_rank(generation, activations));
+        assert_eq!(of(Generation::Turing), [254, 240]);
+        assert_eq!(of(Generation::Ampere), [394, 384]);
+    }
+}

@@ -7,7 +7,7 @@
 //! Every algorithm that the library offers is deterministic; different algorithms may round differently.
 
 use super::driver::{Event, Gpu, NAME};
-use super::modules;
+use super::kernel_cache;
 use crate::device::DeviceError;
 use cudarc::cublaslt::{result, sys};
 use smidgen_ir::DType;
@@ -174,7 +174,7 @@ impl CublasLt {
         let owner = format!("{}, {} multiprocessors, cuBLASLt {version}", gpu.name, gpu.multiprocessors);
         // The file name of earlier versions, so that an upgrade does not time every shape again.
         let file =
-            folder.map(|folder| folder.join(format!("products-{:016x}.txt", modules::hash(&[&owner]))));
+            folder.map(|folder| folder.join(format!("products-{:016x}.txt", kernel_cache::hash(&[&owner]))));
         let text = file.as_ref().and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
         let algorithms = text.lines().filter_map(read_line).collect();
         Ok(CublasLt {
@@ -203,7 +203,7 @@ impl CublasLt {
         if let (true, Some(file)) = (self.is_changed.replace(false), &self.file) {
             let algorithms = self.algorithms.borrow();
             let text: String = algorithms.iter().map(|(key, algorithm)| write_line(key, algorithm)).collect();
-            let _ = modules::write_whole(file, text.as_bytes());
+            let _ = kernel_cache::write_whole(file, text.as_bytes());
         }
     }
 

@@ -14,6 +14,7 @@ mod busy;
 pub mod cached_attention;
 mod chunk_attention;
 pub mod columns;
+pub mod compiler;
 pub mod decode;
 mod disk;
 pub mod driver;
@@ -23,10 +24,12 @@ pub mod facts;
 mod few_rows;
 pub mod fourier;
 mod fp8;
+pub mod generation;
 mod graphs;
 mod head;
 mod head_pieces;
 mod host_updates;
+mod kernel_cache;
 mod layer_norm;
 pub mod libraries;
 mod linear;
@@ -64,6 +67,7 @@ use cudarc::driver::{result, sys};
 pub use disk::SLOT_BYTES as DISK_SLOT_BYTES;
 use driver::{Gpu, NAME};
 pub use facts::{GpuFacts, look};
+use generation::{Capability, Generation, supports};
 use graphs::Graphs;
 use matmul::CublasLt;
 use modules::Kernels;
@@ -87,6 +91,8 @@ pub struct CudaOptions {
     pub precision: Precision,
     /// The folder for compiled kernels and matmul algorithms.
     pub cache: Option<PathBuf>,
+    /// Runs the kernels of a GPU with this compute capability, such as (7, 5); `None` is the GPU's own.
+    pub capability: Option<Capability>,
 }
 
 #[derive(Debug)]
@@ -122,16 +128,17 @@ impl Cuda {
         let init_bytes = driver::init()?;
         let before = look(options.ordinal)?.free_bytes.map(|bytes| bytes + init_bytes);
         let gpu = Gpu::open(options.ordinal)?;
-        let (major, minor) = gpu.capability;
-        let is_able = if options.precision == Precision::Fp8 { (major, minor) == (9, 0) } else { major >= 8 };
-        if !is_able {
-            let (name, precision) = (gpu.name.clone(), options.precision);
+        let capability = options.capability.unwrap_or(gpu.capability);
+        let generation = Generation::of(capability).filter(|_| supports(capability, options.precision));
+        let Some(generation) = generation else {
+            let ((major, minor), name, precision) = (capability, gpu.name.clone(), options.precision);
             return Err(DeviceError::Capability { name, major, minor, precision });
-        }
+        };
         let activations = DeviceKind::Cuda.activations(options.precision);
-        let mut kernels = Kernels::new(&gpu, activations, options.cache.as_deref());
+        let mut kernels = Kernels::new(&gpu, capability, generation, activations, options.cache.as_deref())?;
         let mut files = run::files_of_all();
-        files.extend((activations != DType::F32).then_some(thin::FILE));
+        let has_thin = activations != DType::F32 && generation > Generation::Volta;
+        files.extend(has_thin.then_some(thin::FILE));
         kernels.require(&files, &[])?;
         let cublas = CublasLt::open(&gpu, options.cache.as_deref())?;
         let (staging, transfers) = (Staging::new()?, Transfers::new()?);
@@ -161,6 +168,11 @@ impl Cuda {
     /// GPU memory of driver and context with kernels and libraries, if NVML is available.
     pub fn context_bytes(&self) -> Option<u64> {
         self.context_bytes
+    }
+
+    /// Why compiled kernels could not be cached, and what helps.
+    pub fn cache_failure(&self) -> Option<String> {
+        self.kernels.cache_failure()
     }
 
     /// How often the host has waited for the GPU.
@@ -367,7 +379,8 @@ impl Device for Cuda {
         if step.precision != self.precision {
             return Err(DeviceError::Precision { device: NAME, precision: step.precision });
         }
-        run::check(step, extent)
+        run::check(step, extent)?;
+        fourier::check(step, self.kernels.generation(), self.activations())
     }
 
     /// Compiles kernels, times the matmuls of every new shape on random numbers, and captures graphs.

@@ -1,11 +1,15 @@
 //! Kernels: compiled for this GPU when a run needs them, and cached on disk.
 //!
 //! NVRTC compiles each file in a fraction of a second; the machine code is cached under a hash of source, options,
-//! compiler version and driver version, so a second run loads it in well under a millisecond. Nothing but NVRTC has to
-//! be installed, and no header: `prelude.cuh` is prepended to each file.
+//! compiler version and driver version (`kernel_cache.rs`). Nothing but NVRTC has to be installed, and no header:
+//! `prelude.cuh` is prepended to each file.
+//! The kernels of an older GPU also run on a newer one, for tests: NVRTC then makes PTX, which the driver compiles.
 
-use super::driver::{Gpu, NAME, check};
+use super::compiler::{Compiler, compiler_version};
+use super::driver::{Gpu, check};
 use super::facts::driver_version;
+use super::generation::{Capability, Generation};
+use super::kernel_cache::{KernelCache, hash};
 use crate::device::DeviceError;
 use cudarc::driver::sys;
 use cudarc::nvrtc;
@@ -13,7 +17,7 @@ use smidgen_ir::DType;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 pub const PRELUDE: &str = include_str!("../../kernels/prelude.cuh");
 
@@ -28,7 +32,7 @@ pub struct KernelFile {
 /// The architecture of the Hopper-only kernels; its code runs on no later GPU.
 pub const HOPPER: &str = "sm_90a";
 
-/// The compiler options of a file. An example of `architecture` is `sm_90`.
+/// The compiler options of a file. An example of `architecture` is `sm_90`; `compute_75` makes PTX.
 pub fn options(architecture: &str, activations: DType) -> Vec<String> {
     let element = match activations {
         DType::Bf16 => "-DACT_BF16",
@@ -43,7 +47,7 @@ pub fn options(architecture: &str, activations: DType) -> Vec<String> {
     ]
 }
 
-/// Compiles a file to machine code.
+/// Compiles a file to machine code, or to PTX that ends with a zero.
 pub fn compile(file: &KernelFile, options: &[String]) -> Result<Vec<u8>, DeviceError> {
     let refused = |what: String| DeviceError::Compile { file: file.name, what };
     let source = CString::new(format!("{PRELUDE}\n#line 1 \"{}\"\n{}", file.name, file.source))
@@ -55,7 +59,7 @@ pub fn compile(file: &KernelFile, options: &[String]) -> Result<Vec<u8>, DeviceE
     let compiled = unsafe { nvrtc::result::compile_program(program, options) };
     let result = match compiled {
         // SAFETY: the program is compiled; the buffer has the size that NVRTC states.
-        Ok(()) => unsafe { cubin(program) }.map_err(|error| refused(format!("{error:?}"))),
+        Ok(()) => unsafe { code_of(program) }.map_err(|error| refused(format!("{error:?}"))),
         Err(error) => {
             // SAFETY: the program exists.
             let log = unsafe { nvrtc::result::get_program_log(program) }.unwrap_or_default();
@@ -69,27 +73,23 @@ pub fn compile(file: &KernelFile, options: &[String]) -> Result<Vec<u8>, DeviceE
     result
 }
 
-unsafe fn cubin(program: nvrtc::sys::nvrtcProgram) -> Result<Vec<u8>, nvrtc::result::NvrtcError> {
+unsafe fn code_of(program: nvrtc::sys::nvrtcProgram) -> Result<Vec<u8>, nvrtc::result::NvrtcError> {
     let mut bytes = 0usize;
     // SAFETY: the caller's program is compiled; the buffer has the size that NVRTC states.
     unsafe {
         nvrtc::sys::nvrtcGetCUBINSize(program, &mut bytes).result()?;
-        let mut code = vec![0u8; bytes];
-        nvrtc::sys::nvrtcGetCUBIN(program, code.as_mut_ptr().cast::<c_char>()).result()?;
-        Ok(code)
-    }
-}
-
-/// Version of the compiler, a part of the cache key.
-pub fn compiler_version() -> Result<(i32, i32), DeviceError> {
-    let (mut major, mut minor) = (0, 0);
-    // SAFETY: the pointers are valid for the call.
-    let code = unsafe { nvrtc::sys::nvrtcVersion(&mut major, &mut minor) };
-    match code.result() {
-        Ok(()) => Ok((major, minor)),
-        Err(error) => {
-            Err(DeviceError::Call { device: NAME, call: "nvrtcVersion", what: format!("{error:?}") })
+        // Virtual architectures have no machine code.
+        let is_ptx = bytes == 0;
+        if is_ptx {
+            nvrtc::sys::nvrtcGetPTXSize(program, &mut bytes).result()?;
         }
+        let mut code = vec![0u8; bytes];
+        let to = code.as_mut_ptr().cast::<c_char>();
+        match is_ptx {
+            true => nvrtc::sys::nvrtcGetPTX(program, to).result()?,
+            false => nvrtc::sys::nvrtcGetCUBIN(program, to).result()?,
+        }
+        Ok(code)
     }
 }
 
@@ -100,7 +100,8 @@ pub struct Kernels {
     options: Vec<String>,
     /// The options of Hopper-only files; `None` on other GPUs and in f32.
     hopper_options: Option<Vec<String>>,
-    cache: Option<PathBuf>,
+    generation: Generation,
+    cache: Option<KernelCache>,
 }
 
 #[derive(Debug)]
@@ -117,13 +118,22 @@ const SHARED_BYTES_OF_ALL: u32 = 48 << 10;
 unsafe impl Send for Kernels {}
 
 impl Kernels {
-    /// Holds no kernels yet; [`Kernels::require`] loads them.
-    pub fn new(gpu: &Gpu, activations: DType, cache: Option<&Path>) -> Kernels {
-        let (major, minor) = gpu.capability;
-        let options = options(&format!("sm_{major}{minor}"), activations);
-        let is_hopper = gpu.capability == (9, 0) && activations != DType::F32;
+    /// Holds no kernels yet; [`Kernels::require`] loads them. They are those of `capability`, which is the GPU's own or a
+    /// lower one.
+    pub fn new(
+        gpu: &Gpu,
+        capability: Capability,
+        generation: Generation,
+        activations: DType,
+        cache: Option<&Path>,
+    ) -> Result<Kernels, DeviceError> {
+        let target = Compiler::look()?.target(&gpu.name, gpu.capability, capability)?;
+        let mut options = options(&target.architecture, activations);
+        options.extend(target.definition);
+        let is_hopper = capability == (9, 0) && gpu.capability == capability && activations != DType::F32;
         let hopper_options = is_hopper.then(|| self::options(HOPPER, activations));
-        Kernels { functions: HashMap::new(), options, hopper_options, cache: cache.map(Path::to_path_buf) }
+        let cache = cache.map(KernelCache::new);
+        Ok(Kernels { functions: HashMap::new(), options, hopper_options, generation, cache })
     }
 
     /// Loads the files that are not loaded yet: from the cache, or compiled, all at the same time. Hopper-only files are
@@ -141,15 +151,39 @@ impl Kernels {
                 missing.push((file, options));
             }
         }
-        let cache = self.cache.as_deref();
-        let codes: Vec<Result<Vec<u8>, DeviceError>> = std::thread::scope(|scope| {
+        let cache = self.cache.as_ref();
+        let codes: Vec<Result<Code, DeviceError>> = std::thread::scope(|scope| {
             let begun =
                 missing.iter().map(|(file, options)| scope.spawn(move || cached_code(file, options, cache)));
             let begun: Vec<_> = begun.collect();
             begun.into_iter().map(|thread| thread.join().expect("compiling does not panic")).collect()
         });
-        let files: Vec<KernelFile> = missing.into_iter().map(|(file, _)| file).collect();
-        files.iter().zip(codes).try_for_each(|(file, code)| self.load(file, &code?))
+        let files: Vec<(KernelFile, Vec<String>)> =
+            missing.into_iter().map(|(file, options)| (file, options.clone())).collect();
+        for ((file, options), code) in files.into_iter().zip(codes) {
+            let code = code?;
+            match self.load(&file, &code.bytes) {
+                // What another driver or another program has left under this name.
+                Err(_) if code.is_cached => {
+                    let bytes = compile(&file, &options)?;
+                    self.load(&file, &bytes)?;
+                    if let Some(cache) = &self.cache {
+                        cache.write(&cache_name_here(&file, &options)?, &bytes);
+                    }
+                }
+                loaded => loaded?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Why compiled kernels could not be cached, and what helps.
+    pub fn cache_failure(&self) -> Option<String> {
+        self.cache.as_ref().and_then(KernelCache::failure)
+    }
+
+    pub fn generation(&self) -> Generation {
+        self.generation
     }
 
     /// Whether this GPU runs the Hopper-only kernels.
@@ -159,16 +193,22 @@ impl Kernels {
 
     fn load(&mut self, file: &KernelFile, code: &[u8]) -> Result<(), DeviceError> {
         let mut module = std::ptr::null_mut();
-        // SAFETY: the image is machine code for this GPU, and the driver copies it.
-        check(unsafe { sys::cuModuleLoadData(&mut module, code.as_ptr().cast()) }, "cuModuleLoadData")?;
+        // SAFETY: the image is machine code for this GPU or PTX that ends with a zero, and the driver copies it.
+        let status = unsafe { sys::cuModuleLoadData(&mut module, code.as_ptr().cast()) };
+        if let Err(error) = check(status, "cuModuleLoadData") {
+            return Err(explain_load(error, compiler_version()?, driver_version()?));
+        }
+        let mut found = Vec::with_capacity(file.kernels.len());
         for kernel in file.kernels {
             let name = CString::new(*kernel).expect("kernels have plain names");
             let mut handle = std::ptr::null_mut();
             // SAFETY: the module was just loaded; the name ends with zero.
             let code = unsafe { sys::cuModuleGetFunction(&mut handle, module, CStr::as_ptr(&name)) };
             check(code, kernel)?;
-            let function = Function { handle, shared_bytes: Cell::new(SHARED_BYTES_OF_ALL) };
-            let before = self.functions.insert(*kernel, function);
+            found.push((*kernel, Function { handle, shared_bytes: Cell::new(SHARED_BYTES_OF_ALL) }));
+        }
+        for (kernel, function) in found {
+            let before = self.functions.insert(kernel, function);
             assert!(before.is_none(), "two kernels are called `{kernel}`");
         }
         Ok(())
@@ -188,18 +228,42 @@ impl Kernels {
     }
 }
 
-/// Loads the code from the cache, or compiles and caches it. A cache that cannot be written is ignored.
-fn cached_code(file: &KernelFile, options: &[String], cache: Option<&Path>) -> Result<Vec<u8>, DeviceError> {
-    let Some(folder) = cache else { return compile(file, options) };
-    let path = folder.join(cache_name(file, options, compiler_version()?, driver_version()?));
-    if let Ok(code) = std::fs::read(&path)
-        && !code.is_empty()
-    {
-        return Ok(code);
+struct Code {
+    bytes: Vec<u8>,
+    is_cached: bool,
+}
+
+/// Loads the code from the cache, or compiles and caches it.
+fn cached_code(
+    file: &KernelFile,
+    options: &[String],
+    cache: Option<&KernelCache>,
+) -> Result<Code, DeviceError> {
+    let Some(cache) = cache else {
+        return Ok(Code { bytes: compile(file, options)?, is_cached: false });
+    };
+    let name = cache_name_here(file, options)?;
+    if let Some(bytes) = cache.read(&name) {
+        return Ok(Code { bytes, is_cached: true });
     }
-    let code = compile(file, options)?;
-    let _ = write_whole(&path, &code);
-    Ok(code)
+    let bytes = compile(file, options)?;
+    cache.write(&name, &bytes);
+    Ok(Code { bytes, is_cached: false })
+}
+
+/// A driver may be too old for what a newer compiler makes.
+fn explain_load(error: DeviceError, compiler: (i32, i32), driver: i32) -> DeviceError {
+    let (major, minor) = (driver / 1000, driver % 1000 / 10);
+    match error {
+        DeviceError::Call { what, .. } if compiler > (major, minor) => {
+            DeviceError::OldDriver { driver: (major, minor), compiler, what }
+        }
+        error => error,
+    }
+}
+
+fn cache_name_here(file: &KernelFile, options: &[String]) -> Result<String, DeviceError> {
+    Ok(cache_name(file, options, compiler_version()?, driver_version()?))
 }
 
 /// The name of a file of code, which differs in all that the code depends on.
@@ -209,24 +273,10 @@ fn cache_name(file: &KernelFile, options: &[String], compiler: (i32, i32), drive
     format!("{}-{:016x}.cubin", file.name, hash(&parts))
 }
 
-/// Writes to a temporary name and renames, so that no process reads half a file.
-pub fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let folder = path.parent().map_or_else(PathBuf::new, Path::to_path_buf);
-    std::fs::create_dir_all(&folder)?;
-    let temporary = path.with_extension(format!("{}.part", std::process::id()));
-    std::fs::write(&temporary, bytes)?;
-    std::fs::rename(&temporary, path)
-}
-
-/// FNV-1a over all parts, with a separator after each.
-pub fn hash(parts: &[&str]) -> u64 {
-    let bytes = parts.iter().flat_map(|part| part.bytes().chain([0xff]));
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::driver::NAME;
 
     #[test]
     fn code_is_cached_by_all_that_it_depends_on() {
@@ -241,5 +291,15 @@ mod tests {
             cache_name(&file, &options, (12, 8), 13000),
         ];
         assert!(others.iter().all(|other| *other != name && other.starts_with("act.cu-")), "{others:?}");
+    }
+
+    #[test]
+    fn kernels_that_do_not_load_are_blamed_on_a_driver_older_than_the_compiler() {
+        let failed = || DeviceError::Call { device: NAME, call: "cuModuleLoadData", what: "no".to_owned() };
+        let explained = explain_load(failed(), (13, 0), 12_040).to_string();
+        assert!(explained.contains("CUDA 12.4") && explained.contains("NVRTC 13.0"), "{explained}");
+        for driver in [13_000, 13_010] {
+            assert!(matches!(explain_load(failed(), (13, 0), driver), DeviceError::Call { .. }));
+        }
     }
 }

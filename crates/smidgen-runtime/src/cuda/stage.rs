@@ -4,6 +4,7 @@
 //! and nothing here waits for the GPU. The stream runs the launches in order.
 
 use super::driver::{self, Gpu};
+use super::generation::Generation;
 use super::matmul::{CublasLt, Element, Matrix};
 use super::modules::Kernels;
 use crate::device::{BoundStep, DeviceError, Operand};
@@ -83,6 +84,11 @@ impl Stage<'_> {
     /// Multiprocessors of the GPU. May change grids, never results.
     pub fn multiprocessors(&self) -> usize {
         self.gpu.multiprocessors
+    }
+
+    /// The generation whose kernels are loaded.
+    pub fn generation(&self) -> Generation {
+        self.kernels.generation()
     }
 
     /// Whether the kernels of `attention_hopper.rs` can be launched.

@@ -4,9 +4,11 @@
 //! One operand is wide and the others have few columns, so the time is that of reading the wide one. A block handles
 //! some tokens and some columns; partial sums go to the workspace of the step's matmuls, and a second launch adds them
 //! in order. The cut follows from planned sizes, so a shorter micro-batch leaves out ranges and changes nothing else.
-//! Left to cuBLASLt: f32, ranks over 32 or not multiples of 8, rows that are not aligned to 16 bytes.
+//! Left to cuBLASLt: f32, ranks over 32 or not multiples of 8, rows that are not aligned to 16 bytes, GPUs without the
+//! matrix instruction (Volta).
 //! Kernels: `kernels/thin.cu`.
 
+use super::generation::Generation;
 use super::matmul::{Element, Matrix};
 use super::modules::KernelFile;
 use super::spans::{int, long};
@@ -57,7 +59,8 @@ pub fn fits(activations: Element, rank: usize, columns: usize, matrices: &[Matri
 /// Whether [`adapter_grad`] supports these operands: dy, h, b and dh, and db.
 pub fn adapter_grad_fits(stage: &Stage<'_>, acts: [&Operand; 4], db: &Operand) -> bool {
     let [dy, h, _, _] = acts;
-    are_activations(stage, &acts)
+    has_kernels(stage)
+        && are_activations(stage, &acts)
         && db.storage == Storage::Plain(DType::F32)
         && fits(stage.element(), h.columns, dy.columns, &acts.map(|act| stage.matrix(act)))
         && fits(stage.element(), h.columns, dy.columns, &[stage.matrix(db)])
@@ -66,7 +69,8 @@ pub fn adapter_grad_fits(stage: &Stage<'_>, acts: [&Operand; 4], db: &Operand) -
 /// Whether [`outer_sum`] supports these operands.
 pub fn outer_sum_fits(stage: &Stage<'_>, left: Matrix, right: Matrix, gradient: &Operand) -> bool {
     let (rows, columns) = (stage.rows(gradient), gradient.columns);
-    left.element == stage.element()
+    has_kernels(stage)
+        && left.element == stage.element()
         && right.element == stage.element()
         && gradient.storage == Storage::Plain(DType::F32)
         && fits(stage.element(), rows.min(columns), rows.max(columns), &[left, right, stage.matrix(gradient)])
@@ -74,8 +78,14 @@ pub fn outer_sum_fits(stage: &Stage<'_>, left: Matrix, right: Matrix, gradient: 
 
 /// Whether [`thin_matmul`] supports these operands.
 pub fn thin_matmul_fits(stage: &Stage<'_>, x: &Operand, a: &Operand, h: &Operand) -> bool {
-    are_activations(stage, &[x, a, h])
+    has_kernels(stage)
+        && are_activations(stage, &[x, a, h])
         && fits(stage.element(), h.columns, x.columns, &[x, a, h].map(|operand| stage.matrix(operand)))
+}
+
+/// Whether the file is loaded: lanes that exchange operands would take longer than reading them.
+fn has_kernels(stage: &Stage<'_>) -> bool {
+    stage.generation() > Generation::Volta
 }
 
 fn are_activations(stage: &Stage<'_>, operands: &[&Operand]) -> bool {
@@ -96,7 +106,13 @@ pub fn adapter_grad(
     let (columns, rank) = (dy.columns, h.columns);
     let scratch = matmul_scratch(stage);
     let [wide, thin, right, output, gradient] = [dy, h, b, dh, db].map(|operand| stage.matrix(operand));
-    let Some(cut) = AdapterGradCut::of(tokens.planned, columns, rank) else {
+    let generation = stage.generation();
+    let shared_bytes = |cut: &AdapterGradCut| {
+        adapter_grad_shared_bytes(cut.block_columns, padded_thin_rank(rank), generation)
+    };
+    let cut = AdapterGradCut::of(tokens.planned, columns, rank)
+        .filter(|cut| shared_bytes(cut) <= generation.most_shared_bytes());
+    let Some(cut) = cut else {
         matmul(
             stage,
             Factors { wide, thin: right, form: Form::OfColumns, columns, rank },
@@ -128,8 +144,7 @@ pub fn adapter_grad(
         args.extend(places.args);
         let ranges = rows.div_ceil(cut.range_tokens);
         let grid = [across as u32, ranges as u32, 1];
-        let shared_bytes = adapter_grad_shared_bytes(cut.block_columns, padded_thin_rank(rank));
-        stage.launch(kernel, grid, (cut.block_columns / 2) as u32, shared_bytes, &args)?;
+        stage.launch(kernel, grid, (cut.block_columns / 2) as u32, shared_bytes(&cut), &args)?;
         let sums = places.partial.then_some(Sums {
             parts: Parts { first: sums, count: ranges, rows: columns, width: rank },
             gradient,
@@ -179,7 +194,8 @@ pub fn outer_sum(
     };
     let ranges = tokens.rows.div_ceil(range_tokens);
     let grid = [columns.div_ceil(OUTER_SUM_COLUMNS) as u32, ranges as u32, 1];
-    stage.launch(kernel, grid, (OUTER_SUM_COLUMNS / 2) as u32, outer_sum_shared_bytes(padded), &args)?;
+    let shared_bytes = outer_sum_shared_bytes(padded, stage.generation());
+    stage.launch(kernel, grid, (OUTER_SUM_COLUMNS / 2) as u32, shared_bytes, &args)?;
     if !places.partial {
         return Ok(());
     }
@@ -246,7 +262,7 @@ fn matmul(
     let parts = if ranges > 1 { scratch } else { 0 };
     args.extend([Arg::Pointer(parts), Arg::Pointer(output.pointer), long(output.stride)]);
     let grid = [ranges as u32, tokens.rows.div_ceil(cut.block_tokens) as u32, 1];
-    stage.launch(kernel, grid, 128, matmul_shared_bytes(&cut, padded), &args)?;
+    stage.launch(kernel, grid, 128, matmul_shared_bytes(&cut, padded, stage.generation()), &args)?;
     if ranges == 1 {
         return Ok(());
     }
@@ -340,25 +356,29 @@ fn matmul_scratch(stage: &Stage<'_>) -> u64 {
 const TILE_BYTES: usize = 16 << 10;
 
 /// Pipeline stages, as in `thin.cu`.
-const fn stages(padded: usize) -> usize {
-    if padded == 16 { 4 } else { 3 }
+const fn stages(padded: usize, generation: Generation) -> usize {
+    match (generation.copies_asynchronously(), padded) {
+        (false, _) => 2,
+        (true, 16) => 4,
+        (true, _) => 3,
+    }
 }
 
 /// A double buffer in which warps exchange dh, and tiles of dy and h.
-const fn adapter_grad_shared_bytes(block_columns: usize, padded: usize) -> u32 {
+const fn adapter_grad_shared_bytes(block_columns: usize, padded: usize, generation: Generation) -> u32 {
     let (warps, tokens) = (block_columns / 64, TILE_BYTES / 2 / block_columns);
     let exchange = 2 * warps * tokens * padded * 4;
-    (exchange + stages(padded) * (TILE_BYTES + tokens * padded * 2)) as u32
+    (exchange + stages(padded, generation) * (TILE_BYTES + tokens * padded * 2)) as u32
 }
 
-const fn outer_sum_shared_bytes(padded: usize) -> u32 {
+const fn outer_sum_shared_bytes(padded: usize, generation: Generation) -> u32 {
     let tokens = TILE_BYTES / 2 / OUTER_SUM_COLUMNS;
-    (stages(padded) * (TILE_BYTES + tokens * padded * 2)) as u32
+    (stages(padded, generation) * (TILE_BYTES + tokens * padded * 2)) as u32
 }
 
-const fn matmul_shared_bytes(cut: &ThinMatmulCut, padded: usize) -> u32 {
+const fn matmul_shared_bytes(cut: &ThinMatmulCut, padded: usize, generation: Generation) -> u32 {
     let columns = TILE_BYTES / 2 / cut.block_tokens;
-    (stages(padded) * (TILE_BYTES + columns * padded * 2)) as u32
+    (stages(padded, generation) * (TILE_BYTES + columns * padded * 2)) as u32
 }
 
 #[cfg(test)]
@@ -385,21 +405,23 @@ mod tests {
         assert!(!fits(Element::F32, 16, 3584, &[]));
     }
 
-    /// Some supported GPUs allow a block 99 KiB; `thin.cu` uses the same sizes.
+    /// `thin.cu` uses the same sizes. Before Ampere the gradients of an adapter of rank 32 take two kernels instead.
     #[test]
     fn tiles_fit_shared_memory() {
-        for padded in [16, 32] {
-            for columns in [256, 512] {
-                assert!(adapter_grad_shared_bytes(columns, padded) <= 99 << 10);
+        for generation in [Generation::Turing, Generation::Ampere] {
+            let most = generation.most_shared_bytes();
+            for (padded, columns) in [(16, 256), (16, 512), (32, 256), (32, 512)] {
+                let fits = adapter_grad_shared_bytes(columns, padded, generation) <= most;
+                assert_eq!(fits, padded == 16 || generation == Generation::Ampere, "{padded}, {columns}");
+            }
+            for padded in [16, 32, 64] {
+                let cut = ThinMatmulCut::of(8192, 3584, padded);
+                assert!(outer_sum_shared_bytes(padded, generation) <= most);
+                assert!(matmul_shared_bytes(&cut, padded, generation) <= most);
             }
         }
-        for padded in [16, 32, 64] {
-            let cut = ThinMatmulCut::of(8192, 3584, padded);
-            assert!(
-                outer_sum_shared_bytes(padded) <= 99 << 10 && matmul_shared_bytes(&cut, padded) <= 99 << 10
-            );
-        }
-        assert_eq!(adapter_grad_shared_bytes(256, 16), 86_016);
-        assert_eq!(adapter_grad_shared_bytes(512, 32), 84_992);
+        assert_eq!(adapter_grad_shared_bytes(256, 16, Generation::Ampere), 86_016);
+        assert_eq!(adapter_grad_shared_bytes(512, 32, Generation::Ampere), 84_992);
+        assert_eq!(adapter_grad_shared_bytes(256, 16, Generation::Turing), 51_200);
     }
 }

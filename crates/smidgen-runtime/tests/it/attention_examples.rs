@@ -40,13 +40,17 @@ pub fn examples() -> Vec<Example> {
     ]
 }
 
-/// Scores are about 1/3 here, so a cap of 0.5 changes them.
-fn attention(
+fn attention(segments: &[usize], sizes: [usize; 3], window: Option<usize>, softcap: Option<f32>) -> Example {
+    gradient(&["attention", "attention_grad"], attention_subject(segments, sizes, window, softcap))
+}
+
+/// Heads, key heads and channels of a head. Scores are about 1/3 here, so a cap of 0.5 changes them.
+pub fn attention_subject(
     segments: &[usize],
     [heads, kv_heads, head_dim]: [usize; 3],
     window: Option<usize>,
     softcap: Option<f32>,
-) -> Example {
+) -> Subject {
     let mut draft = Draft::new(segments, 1);
     let q = draft.tokens("q", heads * head_dim);
     let k = draft.tokens("k", kv_heads * head_dim);
@@ -56,7 +60,7 @@ fn attention(
     let o = draft.op(Op::Attention(shape), &[q, k, v, draft.boundaries()], &["o", "lse"])[0];
     let sizes = format!("{heads}/{kv_heads} heads of {head_dim} over {segments:?}");
     let name = format!("attention of {sizes}, window {window:?}, cap {softcap:?}");
-    gradient(&["attention", "attention_grad"], draft.gradient_of(&name, o))
+    draft.gradient_of(&name, o)
 }
 
 /// Only the first 12 channels of a head are rotated.

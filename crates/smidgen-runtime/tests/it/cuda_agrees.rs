@@ -21,6 +21,7 @@ use smidgen_ir::{
 };
 use smidgen_runtime::cpu::convert::{bf16_to_f32, f16_to_f32};
 use smidgen_runtime::cuda::CudaOptions;
+use smidgen_runtime::cuda::generation::Capability;
 use smidgen_runtime::{Cpu, Cuda, Device, Executor};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -41,8 +42,13 @@ pub fn alone() -> MutexGuard<'static, ()> {
 }
 
 pub fn open(precision: Precision) -> Cuda {
+    open_as(precision, None)
+}
+
+/// With the kernels of an older GPU, if a capability is given.
+pub fn open_as(precision: Precision, capability: Option<Capability>) -> Cuda {
     let cache = Some(std::env::temp_dir().join("smidgen-test-kernels"));
-    Cuda::open(&CudaOptions { ordinal: 0, precision, cache }).unwrap()
+    Cuda::open(&CudaOptions { ordinal: 0, precision, cache, capability }).unwrap()
 }
 
 /// The graph with its activations in another type: embeddings, everything computed from them, and row inputs.
@@ -119,9 +125,8 @@ pub fn gpu_plan(graph: &Graph, extent: Extent, precision: Precision) -> Plan {
 }
 
 /// Runs every example that is a graph on both devices.
-fn examples_agree(precision: Precision) {
+pub fn examples_agree(mut device: Cuda, precision: Precision) {
     let element = DeviceKind::Cuda.activations(precision);
-    let mut device = open(precision);
     let (mut wrong, mut ran) = (Vec::new(), 0);
     for example in examples::all() {
         let Proof::Gradient(subject, _) = example.proof else { continue };
@@ -151,21 +156,21 @@ fn examples_agree(precision: Precision) {
 #[ignore = "needs a GPU"]
 fn cuda_agrees_on_every_example_in_f32() {
     let _alone = alone();
-    examples_agree(Precision::F32);
+    examples_agree(open(Precision::F32), Precision::F32);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_agrees_on_every_example_in_bf16() {
     let _alone = alone();
-    examples_agree(Precision::Bf16);
+    examples_agree(open(Precision::Bf16), Precision::Bf16);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_agrees_on_every_example_in_f16() {
     let _alone = alone();
-    examples_agree(Precision::F16);
+    examples_agree(open(Precision::F16), Precision::F16);
 }
 
 fn choices() -> Vec<Choice> {
@@ -234,8 +239,7 @@ fn train<D: Device>(subject: &Subject, executor: &mut Executor<D>) -> (Vec<f64>,
     (losses, trained)
 }
 
-fn decoders_agree(precision: Precision) {
-    let mut device = open(precision);
+pub fn decoders_agree(mut device: Cuda, precision: Precision) {
     let mut wrong = Vec::new();
     for choice in choices() {
         let mut kept = None;
@@ -430,19 +434,19 @@ fn cuda_lines_up_steps_without_waiting_or_growing() {
 #[ignore = "needs a GPU"]
 fn cuda_trains_decoders_as_the_cpu_does_in_f32() {
     let _alone = alone();
-    decoders_agree(Precision::F32);
+    decoders_agree(open(Precision::F32), Precision::F32);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_trains_decoders_as_the_cpu_does_in_bf16() {
     let _alone = alone();
-    decoders_agree(Precision::Bf16);
+    decoders_agree(open(Precision::Bf16), Precision::Bf16);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_trains_decoders_as_the_cpu_does_in_f16() {
     let _alone = alone();
-    decoders_agree(Precision::F16);
+    decoders_agree(open(Precision::F16), Precision::F16);
 }

@@ -38,7 +38,8 @@ fn outcome(subject: &Subject, shared: Option<SharedHost>) -> (Outcome, u64) {
     let (host, is_shared) = (plan.host, shared.is_some());
     assert!(host.shared_bytes > 0 && host.bytes() > host.shared_bytes, "{host:?}");
     let cache = Some(std::env::temp_dir().join("smidgen-test-kernels"));
-    let mut device = Cuda::open(&CudaOptions { ordinal: 0, precision: Precision::F32, cache }).unwrap();
+    let mut device =
+        Cuda::open(&CudaOptions { ordinal: 0, precision: Precision::F32, cache, capability: None }).unwrap();
     let is_filler = shared.as_ref().is_none_or(SharedHost::is_filler);
     shared.into_iter().for_each(|shared| device.share_host(shared));
     let mut executor = Executor::load(plan, device).unwrap();

@@ -17,6 +17,7 @@ mod cuda_audio;
 mod cuda_decode;
 mod cuda_fp8;
 mod cuda_kernels;
+mod cuda_older;
 mod cuda_plans;
 mod cuda_shared_host;
 mod decoder;

@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::generate::session::Opening;
 use crate::hub::Access;
 use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes, plan_generation};
-use crate::plan::job::{Job, Purpose};
+use crate::plan::job::{Job, Purpose, check_compute};
 use crate::plan::planning::{Planned, plan_job};
 use clap::builder::RangedU64ValueParser;
 use serde_json::{Value, json};
@@ -32,6 +32,7 @@ use smidgen_ir::{DType, Extent, Rank, Storage};
 use smidgen_recipe::{self as recipe, BaseFormat, Compute, ModelPath, Recipe, RecipePath};
 use smidgen_runtime::AnyDevice;
 use smidgen_runtime::comm::Nccl;
+use smidgen_runtime::cuda::generation::Capability;
 use smidgen_runtime::cuda::peers::Peers;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -85,6 +86,10 @@ pub struct Args {
     /// On a GPU, launch kernels one by one instead of as CUDA graphs: the same results, to compare speeds
     #[arg(long)]
     launch_singly: bool,
+    /// On a GPU, run the kernels of a GPU with this compute capability, from 7.0 up to its own: the paths of an older GPU,
+    /// not its speed
+    #[arg(long, value_name = "MAJOR.MINOR", value_parser = parse_capability)]
+    as_capability: Option<Capability>,
     /// On a GPU, plan for two ranks and sum gradients through NCCL with this one: the same results, to see what it costs
     #[arg(long)]
     sum_through_nccl: bool,
@@ -94,6 +99,13 @@ pub struct Args {
     /// Write a checkpoint of random weights into this folder, and measure nothing
     #[arg(long, value_name = "DIR")]
     write_model: Option<PathBuf>,
+}
+
+/// Such as `7.5`.
+fn parse_capability(text: &str) -> Result<Capability, String> {
+    let parts =
+        text.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+    parts.ok_or_else(|| "expected a compute capability such as 7.5".to_owned())
 }
 
 pub fn run(args: &Args) -> Result<(), Failure> {
@@ -154,6 +166,11 @@ fn measure(args: &Args, model: Model) -> Result<(), Failure> {
     // Predicted like any run.
     let access = Access { measured_profiles: true, ..Access::cache_only() };
     let mut job = Job::prepare_model(recipe, model, Purpose::Plan, &access)?;
+    if let Some(capability) = args.as_capability {
+        job.place.set_capability(capability).map_err(|failure| failure.context("`--as-capability`"))?;
+        check_compute(job.recipe.model.compute, &job.place)?;
+        job.set_arithmetic(job.place.arithmetic(job.recipe.model.compute));
+    }
     if args.sum_through_nccl {
         // Half of the batch of two ranks is the batch of this one.
         job.request.rank = Rank { index: 0, of: 2 };

@@ -124,7 +124,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let mut place = Place::find(recipe.memory.device, true)?;
     check_compute(recipe.model.compute, &place)?;
     let budget = job_budget(&recipe, &place)?;
-    let arithmetic = Arithmetic::of(recipe.model.compute, place.kind());
+    let arithmetic = place.arithmetic(recipe.model.compute);
     let arithmetic = match recipe.eval.task {
         EvalTask::Loss | EvalTask::Choice => arithmetic,
         EvalTask::Generate | EvalTask::Wer => arithmetic.token_by_token(),

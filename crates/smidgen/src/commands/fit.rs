@@ -23,6 +23,7 @@ use smidgen_compile::{Budget, Demand, Request, Solution};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{DeviceKind, Extent};
 use smidgen_recipe::{Budget as RecipeBudget, DeviceChoice, ModelPath, ProfileChoice, Recipe};
+use smidgen_runtime::cuda::generation::LEAST_WITH_BF16;
 use std::cmp::Ordering;
 use std::path::Path;
 use textwrap::core::display_width;
@@ -153,9 +154,18 @@ fn smallest_card(recipe: &Recipe, access: &Access) -> Value {
         let demands = DemandShape::of(&job, None)?.demands;
         Ok::<u64, Failure>(least_bytes(&Terms::of(&job)?, &job.request, &demands))
     };
-    let Ok(needs_bytes) = with_profile(all[0].name).and_then(needs) else { return Value::Null };
-    let has_room = |card: &&Card| free_budget(DeviceKind::Cuda, card.memory_bytes()).bytes >= needs_bytes;
+    // What a run needs depends on its precision alone, and that on whether a card has bf16.
+    let needs_of = |has_bf16: bool| {
+        let card = CARDS.iter().find(|card| has_bf16 == (card.capability >= LEAST_WITH_BF16))?;
+        with_profile(card.name).and_then(needs).ok()
+    };
+    let (older, newer) = (needs_of(false), needs_of(true));
+    let needs = |card: &Card| if card.capability < LEAST_WITH_BF16 { older } else { newer };
+    let has_room = |card: &&Card| {
+        needs(card).is_some_and(|bytes| free_budget(DeviceKind::Cuda, card.memory_bytes()).bytes >= bytes)
+    };
     let Some(card) = all.into_iter().find(has_room) else { return Value::Null };
+    let needs_bytes = needs(card);
     let planned = with_profile(card.name).and_then(|job| plan_job(&job));
     planned.map_or(Value::Null, |planned| {
         json!({

@@ -18,6 +18,7 @@ use smidgen_ir::DeviceKind;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_recipe::DeviceChoice;
 use smidgen_runtime::cpu::bf16_unit::Bf16Unit;
+use smidgen_runtime::cuda::compiler::Compiler;
 use smidgen_runtime::cuda::libraries::{self, Library};
 use smidgen_runtime::cuda::nvml::{Holder, holders};
 use smidgen_runtime::cuda::{self, GpuFacts};
@@ -101,6 +102,8 @@ pub fn container() -> Check {
 struct Seen {
     looked: Result<GpuFacts, String>,
     found: Vec<Library>,
+    /// NVRTC, if it was found.
+    compiler: Option<Compiler>,
     /// Version of the driver, such as 570.86.15.
     release: Option<String>,
     held: Vec<Holder>,
@@ -112,10 +115,13 @@ struct Seen {
 pub fn gpu(choice: DeviceChoice) -> Vec<Check> {
     let ordinal = if let DeviceChoice::Cuda(ordinal) = choice { ordinal } else { 0 };
     let found = libraries::find();
+    let is_whole = found.iter().all(|library| library.found.is_some());
+    let compiler = if is_whole { Compiler::look().ok() } else { None };
     let looked = cuda::look(ordinal).map_err(|error| error.to_string());
     let held = if looked.is_ok() { gpu_holders(ordinal) } else { vec![] };
     let (locked, release, is_wsl) = (host::locked_memory_limit(), host::nvidia_release(), host::is_wsl());
-    gpu_lines(&Seen { looked, found, release, held, locked, is_wsl }, matches!(choice, DeviceChoice::Cuda(_)))
+    let seen = Seen { looked, found, compiler, release, held, locked, is_wsl };
+    gpu_lines(&seen, matches!(choice, DeviceChoice::Cuda(_)))
 }
 
 fn gpu_lines(seen: &Seen, is_wanted: bool) -> Vec<Check> {
@@ -170,12 +176,13 @@ fn gpu_line(seen: &Seen, is_wanted: bool) -> Check {
                 driver / 1000,
                 driver % 1000 / 10
             );
+            let numbers = if facts.has_bf16() { "bf16" } else { "f16 (bf16 needs 8.0)" };
             match facts.can_train() {
-                true => Check::pass(NAME, format!("{finding}, bf16")),
+                true => compiler_line(NAME, facts, seen.compiler.as_ref(), format!("{finding}, {numbers}")),
                 false => Check::warn(
                     NAME,
-                    format!("{finding}: training needs 8.0"),
-                    "runs use the CPU; training on a GPU needs Ampere (2020) or newer",
+                    format!("{finding}: training needs 7.0"),
+                    "runs use the CPU; training on a GPU needs Volta (2017) or newer",
                 ),
             }
         }
@@ -186,6 +193,36 @@ fn gpu_line(seen: &Seen, is_wanted: bool) -> Check {
         Err(error) if has_driver => Check::warn(NAME, error.clone(), "runs use the CPU until the GPU works"),
         Err(_) => Check::pass(NAME, "none: runs use the CPU"),
     }
+}
+
+/// NVRTC must know the GPU, and the driver must load what NVRTC makes.
+fn compiler_line(
+    name: &'static str,
+    facts: &GpuFacts,
+    compiler: Option<&Compiler>,
+    finding: String,
+) -> Check {
+    let Some(compiler) = compiler else { return Check::pass(name, finding) };
+    let (major, minor) = compiler.version;
+    if let Some(remedy) = compiler.remedy(facts.capability) {
+        return Check::warn(
+            name,
+            format!("{finding}: NVRTC {major}.{minor} does not compile for it"),
+            remedy,
+        );
+    }
+    if major > facts.driver_version / 1000 {
+        let remedy = format!(
+            "update the driver, or `pip install nvidia-cuda-nvrtc-cu{0} nvidia-cublas-cu{0}`",
+            facts.driver_version / 1000
+        );
+        return Check::warn(
+            name,
+            format!("{finding}: NVRTC {major}.{minor} is newer than the driver"),
+            remedy,
+        );
+    }
+    Check::pass(name, finding)
 }
 
 fn libraries_line(found: &[Library], is_wanted: bool) -> Check {

@@ -27,6 +27,7 @@ fn seen(looked: Result<GpuFacts, &str>, libraries: [bool; 3]) -> Seen {
     Seen {
         looked: looked.map_err(str::to_owned),
         found: names.into_iter().zip(libraries).map(|(what, is_there)| library(what, is_there)).collect(),
+        compiler: None,
         release: None,
         held: vec![],
         locked: Some(LockedLimit::Bytes(8 << 20)),
@@ -117,7 +118,7 @@ fn a_gpu_says_what_it_is_and_who_holds_it() {
             4 checks: 4 passed, 0 warnings, 0 failed
         "#]],
     );
-    let mut busy = seen(Ok(facts((7, 5), 20)), [true; 3]);
+    let mut busy = seen(Ok(facts((6, 1), 20)), [true; 3]);
     busy.held =
         vec![Holder { process: u32::MAX, bytes: Some(4 << 30) }, Holder { process: u32::MAX, bytes: None }];
     busy.is_wsl = true;
@@ -128,10 +129,10 @@ fn a_gpu_says_what_it_is_and_who_holds_it() {
               warn  locked memory  WSL limits how much memory the GPU driver can pin
                                    remedy: if a run cannot pin its memory, set a smaller
                                      `memory.host_budget`
-              warn  gpu            NVIDIA Example, compute capability 7.5, driver for CUDA
-                                   13.1: training needs 8.0
-                                   remedy: runs use the CPU; training on a GPU needs Ampere
-                                     (2020) or newer
+              warn  gpu            NVIDIA Example, compute capability 6.1, driver for CUDA
+                                   13.1: training needs 7.0
+                                   remedy: runs use the CPU; training on a GPU needs Volta
+                                     (2017) or newer
               pass  libraries      driver (lib.so), NVRTC (lib.so), cuBLASLt (lib.so)
               warn  gpu memory     20.00 GiB free of 24.00 GiB, used by process 4294967295
                                    4.00 GiB, process 4294967295
@@ -139,6 +140,31 @@ fn a_gpu_says_what_it_is_and_who_holds_it() {
             4 checks: 1 passed, 3 warnings, 0 failed
         "#]],
     );
+}
+
+/// Verdict, end of the finding, and remedy, on a driver for CUDA 13.1.
+#[test]
+fn a_gpu_says_what_it_computes_in_and_whether_nvrtc_knows_it() {
+    let of = |capability, compiler: Option<(i32, &[(u32, u32)])>| {
+        let mut seen = seen(Ok(facts(capability, 24)), [true; 3]);
+        seen.compiler =
+            compiler.map(|(major, known)| Compiler { version: (major, 0), capabilities: known.to_vec() });
+        let line = gpu_line(&seen, true);
+        let end = line.finding.split_once("13.1, ").unwrap().1.to_owned();
+        (line.verdict, end, line.remedies.join(" "))
+    };
+    let known: [(u32, u32); 3] = [(7, 5), (8, 0), (9, 0)];
+    assert_eq!(of((9, 0), Some((13, &known))), (Verdict::Pass, "bf16".into(), String::new()));
+    assert_eq!(of((7, 5), Some((13, &known))).1, "f16 (bf16 needs 8.0)");
+    let (verdict, finding, remedy) = of((7, 0), Some((13, &known)));
+    assert_eq!(verdict, Verdict::Warn);
+    assert!(finding.ends_with("NVRTC 13.0 does not compile for it"), "{finding}");
+    assert!(remedy.contains("nvidia-cuda-nvrtc-cu12"), "{remedy}");
+    assert_eq!(of((7, 0), Some((12, &[(7, 0), (7, 5)]))).0, Verdict::Pass);
+    let (verdict, finding, remedy) = of((9, 0), Some((14, &known)));
+    assert_eq!(verdict, Verdict::Warn);
+    assert!(finding.ends_with("NVRTC 14.0 is newer than the driver"), "{finding}");
+    assert!(remedy.contains("nvidia-cuda-nvrtc-cu13"), "{remedy}");
 }
 
 #[test]

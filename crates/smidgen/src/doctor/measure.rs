@@ -12,7 +12,6 @@ use super::disk_rates;
 use crate::bench::timing::{Batch, Bench};
 use crate::failure::Failure;
 use crate::hub::Access;
-use crate::plan::arithmetic::Arithmetic;
 use crate::plan::devices::Place;
 use crate::plan::job::{Job, Purpose};
 use crate::plan::planning::plan_job;
@@ -107,7 +106,9 @@ fn measure_cuda(
     let memory_bytes = Some(facts.total_bytes);
     let is_roomy = facts.free_bytes.is_none_or(|free| free > 20 << 30);
     // The first device that a process opens measures the driver's context.
-    let (fetch, stow) = match place.open_and_measure(threads, Arithmetic::Cuda(Precision::Bf16))? {
+    let half =
+        if facts.has_bf16() { (Compute::Bf16, BaseFormat::Bf16) } else { (Compute::F16, BaseFormat::F16) };
+    let (fetch, stow) = match place.open_and_measure(threads, place.arithmetic(half.0))? {
         AnyDevice::Cuda(cuda) => transfer_rates(cuda.gpu(), TRANSFER_BYTES)?,
         AnyDevice::Cpu(_) => unreachable!("a GPU was opened"),
     };
@@ -125,7 +126,7 @@ fn measure_cuda(
         let rates = measure_rates(&trial, sizes)?;
         Ok(with_steps_in_a_row(&rates, &run(&trial, &tiny, tiny.large, 0.0)?))
     };
-    let half = rates(Compute::Bf16, BaseFormat::Bf16, &sizes)?;
+    let half = rates(half.0, half.1, &sizes)?;
     let f32 = rates(Compute::F32, BaseFormat::F32, &Sizes { large: (1, 1024), small: (1, 256), ..sizes })?;
     Ok(DeviceProfile {
         name,

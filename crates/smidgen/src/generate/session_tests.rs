@@ -241,7 +241,7 @@ fn what_does_not_fit_is_refused_with_what_would() {
 fn cuda_generates_as_the_cpu_does() {
     let _alone = crate::plan::devices::alone();
     let mut place = Place::look(DeviceChoice::Cuda(0)).unwrap();
-    let arithmetic = Arithmetic::of(Compute::F32, place.kind());
+    let arithmetic = place.arithmetic(Compute::F32);
     let mut device = place.open_and_measure(1, arithmetic).unwrap();
     let mut largest_bytes = 0;
     for name in FAMILIES {
@@ -268,7 +268,7 @@ fn cuda_generates_as_the_cpu_does() {
 #[test]
 fn a_generation_offloads_what_it_must() {
     let place = Place::Cuda { ordinal: 0, facts: None, context_bytes: Some(300 << 20) };
-    let arithmetic = Arithmetic::of(Compute::Auto, place.kind());
+    let arithmetic = place.arithmetic(Compute::Auto);
     let model = Shape::find("qwen2.5-7b").unwrap().model();
     let roomy = sizes(1, None);
     let request = Opening { place: &place, arithmetic, ..opening(&model, None, roomy) }.request().unwrap();
@@ -293,7 +293,7 @@ fn a_generation_offloads_what_it_must() {
 fn a_generation_is_planned_for_a_gpu_that_is_not_here() {
     let measured = 300 << 20;
     let place = Place::Cuda { ordinal: 1, facts: None, context_bytes: Some(measured) };
-    let arithmetic = Arithmetic::of(Compute::Auto, place.kind());
+    let arithmetic = place.arithmetic(Compute::Auto);
     for name in FAMILIES {
         let model = open_model(name);
         let adapter = AdapterFile::open(&fixture(name).join("adapter")).ok();

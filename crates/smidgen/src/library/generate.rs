@@ -15,7 +15,7 @@ use crate::plan::budget::{JobBudget, budget_on};
 use crate::plan::devices::Place;
 use crate::plan::generation::{DEFAULT_NEW_TOKENS, Sizes};
 use crate::plan::host;
-use crate::plan::job::check_fp8;
+use crate::plan::job::{check_bf16, check_fp8};
 use crate::plan::model::open_model;
 use crate::rows::prompting::{PromptChoice, prompt_template};
 use serde_json::{Value as Json, json};
@@ -209,14 +209,20 @@ impl Setting {
                 return Err(Failure::command("f16 needs a GPU: the CPU computes in f32 or bf16")
                     .hint("`--compute f32` is the default on a CPU"));
             }
+            (Compute::Bf16, _) => {
+                check_bf16(&place).map_err(|why| {
+                    Failure::command(why).hint("`--compute f16` is the default on this GPU")
+                })?;
+                place.arithmetic(Compute::Bf16).token_by_token()
+            }
             (Compute::Fp8, _) => {
                 check_fp8(&place)
                     .map_err(|why| Failure::command(why).hint("`--compute bf16` is the default on a GPU"))?;
-                Arithmetic::of(Compute::Fp8, place.kind())
+                place.arithmetic(Compute::Fp8)
             }
             // Decoding is bound by reading the weights: rounding operands to bf16 gains nothing on a CPU.
-            (Compute::Auto, DeviceKind::Cpu) => Arithmetic::of(Compute::F32, place.kind()).token_by_token(),
-            (compute, kind) => Arithmetic::of(compute, kind).token_by_token(),
+            (Compute::Auto, DeviceKind::Cpu) => place.arithmetic(Compute::F32).token_by_token(),
+            (compute, _) => place.arithmetic(compute).token_by_token(),
         };
         let budget = budget_on(&place, options.budget)
             .map_err(|failure| failure.without_hints().hint("set a budget: `--budget 8GiB`"))?;

@@ -8,6 +8,25 @@ use smidgen_ir::{DeviceKind, Precision};
 use smidgen_recipe::Compute;
 use smidgen_runtime::cpu::bf16_unit::{Bf16Unit, F32Unit};
 
+/// What a run computes on, as far as it decides the numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Processor {
+    Cpu,
+    /// GPUs before Ampere have no bf16 and compute in f16.
+    Gpu {
+        has_bf16: bool,
+    },
+}
+
+impl Processor {
+    pub fn kind(self) -> DeviceKind {
+        match self {
+            Processor::Cpu => DeviceKind::Cpu,
+            Processor::Gpu { .. } => DeviceKind::Cuda,
+        }
+    }
+}
+
 /// What multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arithmetic {
@@ -19,10 +38,12 @@ pub enum Arithmetic {
 }
 
 impl Arithmetic {
-    /// What a wish comes to on this machine: bf16 where it is wanted or left open and there is a unit for it.
-    pub fn of(compute: Compute, device: DeviceKind) -> Arithmetic {
-        if device == DeviceKind::Cuda {
+    /// What a wish comes to on this machine: bf16 where it is wanted or left open and there is a unit for it; f16 where
+    /// it is left open on a GPU without.
+    pub fn of(compute: Compute, processor: Processor) -> Arithmetic {
+        if let Processor::Gpu { has_bf16 } = processor {
             return Arithmetic::Cuda(match compute {
+                Compute::Auto if !has_bf16 => Precision::F16,
                 Compute::Auto | Compute::Bf16 => Precision::Bf16,
                 Compute::F32 => Precision::F32,
                 Compute::F16 => Precision::F16,
@@ -39,13 +60,13 @@ impl Arithmetic {
 
     /// What continues a checkpoint that `name` computed, if the wish leaves it open: f32 stays f32, by the same unit
     /// where it is here.
-    pub fn continuing(compute: Compute, device: DeviceKind, name: &str) -> Arithmetic {
+    pub fn continuing(compute: Compute, processor: Processor, name: &str) -> Arithmetic {
         let of_f32 = [F32Unit::Vectors, F32Unit::detect()].map(Arithmetic::F32);
-        match (compute, device) {
-            (Compute::Auto | Compute::F32, DeviceKind::Cpu) if name.starts_with("f32") => {
+        match (compute, processor) {
+            (Compute::Auto | Compute::F32, Processor::Cpu) if name.starts_with("f32") => {
                 of_f32.into_iter().find(|it| it.name() == name).unwrap_or(Arithmetic::F32(F32Unit::Vectors))
             }
-            _ => Arithmetic::of(compute, device),
+            _ => Arithmetic::of(compute, processor),
         }
     }
 
@@ -80,7 +101,7 @@ impl Arithmetic {
 mod tests {
     use super::*;
 
-    const CPU: DeviceKind = DeviceKind::Cpu;
+    const CPU: Processor = Processor::Cpu;
 
     #[test]
     fn a_wish_is_kept_where_it_can_be() {
@@ -89,6 +110,13 @@ mod tests {
         let best = Bf16Unit::detect().map_or(f32, Arithmetic::Bf16);
         assert_eq!(Arithmetic::of(Compute::Bf16, CPU), best);
         assert_eq!(Arithmetic::of(Compute::Auto, CPU), best);
+    }
+
+    #[test]
+    fn a_gpu_without_bf16_computes_in_f16_unless_told_otherwise() {
+        let of = |compute, has_bf16| Arithmetic::of(compute, Processor::Gpu { has_bf16 }).precision();
+        assert_eq!((of(Compute::Auto, true), of(Compute::Auto, false)), (Precision::Bf16, Precision::F16));
+        assert_eq!((of(Compute::F32, false), of(Compute::F16, true)), (Precision::F32, Precision::F16));
     }
 
     #[test]

@@ -6,11 +6,12 @@
 
 use crate::failure::Failure;
 use crate::hub::environment;
-use crate::plan::arithmetic::Arithmetic;
-use smidgen_compile::cards::CONTEXT_BYTES;
+use crate::plan::arithmetic::{Arithmetic, Processor};
+use smidgen_compile::cards::{self, CONTEXT_BYTES};
 use smidgen_compile::{DeviceProfile, Overhead};
 use smidgen_ir::DeviceKind;
-use smidgen_recipe::DeviceChoice;
+use smidgen_recipe::{Compute, DeviceChoice};
+use smidgen_runtime::cuda::generation::{Capability, LEAST_WITH_BF16};
 use smidgen_runtime::cuda::{self, CudaOptions, GpuFacts};
 use smidgen_runtime::{AnyDevice, Cpu, Cuda, DeviceError};
 
@@ -68,6 +69,50 @@ impl Place {
         match self {
             Place::Cpu => DeviceKind::Cpu,
             Place::Cuda { .. } | Place::Elsewhere { .. } => DeviceKind::Cuda,
+        }
+    }
+
+    /// The compute capability of a GPU, if it is known.
+    pub fn capability(&self) -> Option<Capability> {
+        match self {
+            Place::Cpu => None,
+            Place::Cuda { facts, .. } => facts.as_ref().map(|facts| facts.capability),
+            Place::Elsewhere { name, .. } => cards::find(name).map(|card| card.capability),
+        }
+    }
+
+    /// What computes there; an unknown GPU is assumed to have bf16.
+    fn processor(&self) -> Processor {
+        match self.kind() {
+            DeviceKind::Cpu => Processor::Cpu,
+            DeviceKind::Cuda => {
+                let has_bf16 = self.capability().is_none_or(|capability| capability >= LEAST_WITH_BF16);
+                Processor::Gpu { has_bf16 }
+            }
+        }
+    }
+
+    /// What the recipe's wish comes to there.
+    pub fn arithmetic(&self, compute: Compute) -> Arithmetic {
+        Arithmetic::of(compute, self.processor())
+    }
+
+    /// What continues a checkpoint that `name` computed.
+    pub fn continuing_arithmetic(&self, compute: Compute, name: &str) -> Arithmetic {
+        Arithmetic::continuing(compute, self.processor(), name)
+    }
+
+    /// Treats the GPU as one of a lower compute capability, to try the kernels of older GPUs.
+    pub fn set_capability(&mut self, capability: Capability) -> Result<(), Failure> {
+        match self {
+            Place::Cuda { facts: Some(facts), .. } => {
+                facts.capability = capability;
+                Ok(())
+            }
+            Place::Cpu | Place::Cuda { facts: None, .. } | Place::Elsewhere { .. } => {
+                let device = self.describe();
+                Err(Failure::command(format!("`{device}` is not a GPU of this machine")))
+            }
         }
     }
 
@@ -137,7 +182,8 @@ impl Place {
             }
             Place::Cuda { ordinal, .. } => {
                 let cache = environment::own_cache().ok().map(|folder| folder.join("cuda"));
-                let options = CudaOptions { ordinal: *ordinal, precision: arithmetic.precision(), cache };
+                let (precision, capability) = (arithmetic.precision(), self.capability());
+                let options = CudaOptions { ordinal: *ordinal, precision, cache, capability };
                 Ok(AnyDevice::Cuda(Box::new(Cuda::open(&options)?)))
             }
             Place::Elsewhere { name, .. } => Err(Failure::device(format!(

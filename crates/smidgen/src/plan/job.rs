@@ -20,7 +20,6 @@ use crate::rows::data::{Data, read_data};
 use crate::rows::sets::MemoryRows;
 use serde_json::Value as Json;
 use smidgen_compile::adapter::{self, LoraModule};
-use smidgen_compile::cards;
 use smidgen_compile::links::Link;
 use smidgen_compile::model::audio::AudioInput;
 use smidgen_compile::model::spec::HEAD;
@@ -33,6 +32,7 @@ use smidgen_ir::{AdamW, DeviceKind, Extent, Rank, Workload};
 use smidgen_recipe::{
     AdapterKind, Batch, Bias, Compute, EvalTask, Init, Memory, Optimizer, Recipe, RecipePath,
 };
+use smidgen_runtime::cuda::generation::LEAST_WITH_BF16;
 
 /// What will run: a recipe with its model opened, its rows tokenized, its device and its budget found.
 ///
@@ -166,7 +166,8 @@ impl Job {
         let chosen = Memory { device: world.device.unwrap_or(recipe.memory.device), ..recipe.memory.clone() };
         let mut place = profiles::place(&chosen, named.as_ref(), purpose == Purpose::Train)?;
         check_compute(recipe.model.compute, &place)?;
-        let mut request = build_request(&recipe, &spec, &model, place.kind())?;
+        let arithmetic = place.arithmetic(recipe.model.compute);
+        let mut request = build_request(&recipe, &spec, &model, place.kind(), arithmetic)?;
         request.rank = world.rank;
         if recipe.memory.threads == 0 {
             request.threads = world.threads(request.threads);
@@ -192,7 +193,6 @@ impl Job {
             request.workload = workload(&rows.train);
             request.row_losses = rows.choices.is_some();
         }
-        let arithmetic = Arithmetic::of(recipe.model.compute, place.kind());
         Ok(Job { recipe, model, request, arithmetic, place, profile, data, budget, purpose, world })
     }
 }
@@ -266,6 +266,7 @@ fn build_request(
     spec: &DecoderSpec,
     model: &Model,
     device: DeviceKind,
+    arithmetic: Arithmetic,
 ) -> Result<Request, Failure> {
     let (adapters, trained) = match recipe.adapter.kind {
         AdapterKind::Full => (vec![], chosen_tensors(recipe, spec)?),
@@ -280,7 +281,7 @@ fn build_request(
     let spec = spec.clone();
     let train = &recipe.train;
     Ok(Request {
-        title: title(recipe, Arithmetic::of(recipe.model.compute, device)),
+        title: title(recipe, arithmetic),
         adapters,
         trained,
         form: match recipe.adapter.kind {
@@ -310,7 +311,7 @@ fn build_request(
             clip: train.clip as f32,
         },
         device,
-        precision: Arithmetic::of(recipe.model.compute, device).precision(),
+        precision: arithmetic.precision(),
         extent: Extent::default(),
         step: Extent::default(),
         workload: Workload { keys_per_query: recipe.data.max_tokens as f64 / 2.0, supervised: 1.0 },
@@ -399,6 +400,10 @@ pub fn check_compute(compute: Compute, place: &Place) -> Result<(), Failure> {
         (Compute::F16, Place::Cpu) => Err(Failure::recipe(
             "`model.compute = f16` needs a GPU: the CPU computes in f32 or bf16 (supported: auto, f32, bf16)",
         )),
+        (Compute::Bf16, place) => check_bf16(place).map_err(|why| {
+            Failure::recipe(format!("`model.compute = \"bf16\"`: {why}"))
+                .hint("write `model.compute = \"f16\"`, or leave it `auto`, which is f16 on this GPU")
+        }),
         (Compute::Fp8, place) => check_fp8(place).map_err(|why| {
             Failure::recipe(format!("`model.compute = \"fp8\"`: {why}")).hint(
                 "write `model.compute = \"bf16\"`; `model.base = \"fp8\"` alone stores frozen weights in fp8 and works everywhere",
@@ -408,18 +413,25 @@ pub fn check_compute(compute: Compute, place: &Place) -> Result<(), Failure> {
     }
 }
 
+/// Whether a device multiplies in bf16, or why it does not. A CPU without the instructions computes in f32 instead.
+pub fn check_bf16(place: &Place) -> Result<(), String> {
+    match place.capability() {
+        Some(capability) if capability < LEAST_WITH_BF16 => {
+            let (name, (major, minor)) = (place.describe(), capability);
+            Err(format!("{name} has compute capability {major}.{minor}, and bf16 needs 8.0 (Ampere, 2020)"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Whether a device multiplies in fp8, or why it does not.
 pub fn check_fp8(place: &Place) -> Result<(), String> {
-    let (name, capability) = match place {
-        Place::Cpu => return Err("a CPU does not multiply in fp8".to_owned()),
-        Place::Cuda { facts: Some(facts), .. } => (&facts.name, Some(facts.capability)),
-        Place::Cuda { facts: None, .. } => return Ok(()),
-        Place::Elsewhere { name, .. } => (name, cards::find(name).map(|card| card.capability)),
-    };
-    match capability {
-        Some((9, 0)) | None => Ok(()),
-        Some((major, minor)) => Err(format!(
-            "{name} has compute capability {major}.{minor}, and fp8 is implemented for 9.0 (H100, H200)"
+    match (place.kind(), place.capability()) {
+        (DeviceKind::Cpu, _) => Err("a CPU does not multiply in fp8".to_owned()),
+        (DeviceKind::Cuda, Some((9, 0)) | None) => Ok(()),
+        (DeviceKind::Cuda, Some((major, minor))) => Err(format!(
+            "{} has compute capability {major}.{minor}, and fp8 is implemented for 9.0 (H100, H200)",
+            place.describe()
         )),
     }
 }

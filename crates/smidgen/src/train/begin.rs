@@ -11,7 +11,6 @@ use super::resume::{self, Start};
 use super::run_dir::RunDir;
 use crate::console::colour::{NOTE, WARNING};
 use crate::failure::Failure;
-use crate::plan::arithmetic::Arithmetic;
 use crate::plan::job::Job;
 use crate::plan::planning::{Planned, plan_job, plan_job_as_before};
 use crate::ranks::join::Joined;
@@ -77,6 +76,9 @@ pub fn prepare_run(
     keep_arithmetic(job, &start, say);
     // Opened before planning, because the plan includes the memory of the driver's context.
     let mut device = job.place.open_and_measure(job.request.threads, job.arithmetic)?;
+    if let Some(failure) = device.cache_failure() {
+        say(&format!("{WARNING} {failure}"));
+    }
     let planned = match &mut joined {
         None => plan_run(job, &start, say)?,
         Some(joined) => {
@@ -222,7 +224,7 @@ fn find_start(dir: &RunDir, say: &dyn Fn(&str)) -> Result<Start, Failure> {
 /// A resumed run uses the arithmetic of its checkpoint if this machine supports it.
 fn keep_arithmetic(job: &mut Job, start: &Start, say: &dyn Fn(&str)) {
     let Start::Checkpoint { compute, .. } = start else { return };
-    job.set_arithmetic(Arithmetic::continuing(job.recipe.model.compute, job.request.device, compute));
+    job.set_arithmetic(job.place.continuing_arithmetic(job.recipe.model.compute, compute));
     let now = job.arithmetic.name();
     if now != *compute {
         say(&format!(

@@ -16,6 +16,7 @@ use smidgen_compile::{DeviceProfile, cards};
 use smidgen_ir::DeviceKind;
 use smidgen_recipe::{Budget, DeviceChoice, Memory, ProfileChoice};
 use smidgen_runtime::cpu::bf16_unit::F32Unit;
+use smidgen_runtime::cuda::generation::LEAST_WITH_BF16;
 use std::path::PathBuf;
 
 /// A profile, and where it is from.
@@ -153,7 +154,8 @@ pub fn of_place_within(place: &Place, threads: usize, measured: bool, budget: Bu
     match (place, budget) {
         (Place::Cuda { facts: None, .. }, Budget::Bytes(bytes)) => {
             let distance = |card: &&cards::Card| card.memory_bytes().abs_diff(bytes);
-            let card = cards::CARDS.iter().min_by_key(distance).expect("there are cards");
+            let newer = cards::CARDS.iter().filter(|card| card.capability >= LEAST_WITH_BF16);
+            let card = newer.min_by_key(distance).expect("there are cards");
             ChosenProfile { device: card.profile(), origin: Origin::Assumed }
         }
         _ => of_place(place, threads, measured),
