@@ -100,15 +100,19 @@ pub fn parts_of_values(
 
 /// The tensors of a safetensors file.
 pub fn parts_of_file(bytes: &[u8]) -> Vec<Part> {
+    parts_of_file_with(bytes, &[])
+}
+
+/// The same of a file with other types too.
+pub fn parts_of_file_with(bytes: &[u8], others: &[&'static str]) -> Vec<Part> {
     let length = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
     let header: Value = serde_json::from_slice(&bytes[8..8 + length]).expect("JSON");
     let tensors = header.as_object().expect("a table").iter().filter(|(name, _)| *name != "__metadata__");
     let parts = tensors.map(|(name, tensor)| {
         let number = |value: &Value| value.as_u64().expect("a number");
         let shape: Vec<u64> = tensor["shape"].as_array().expect("a list").iter().map(number).collect();
-        let known = ["U8", "F32", "BF16", "F16"];
-        let dtype =
-            known.into_iter().find(|dtype| tensor["dtype"] == *dtype).expect("a type of the fixtures");
+        let mut known = ["U8", "F32", "BF16", "F16"].iter().chain(others);
+        let dtype = *known.find(|dtype| tensor["dtype"] == **dtype).expect("a type of the fixtures");
         let [begin, end] = [0, 1].map(|at| 8 + length + number(&tensor["data_offsets"][at]) as usize);
         part(name, dtype, &shape, bytes[begin..end].to_vec())
     });

@@ -3,10 +3,12 @@
 //! What is planned, that it trains, and what is said of damaged ones: exit code 1, the file and the tensor by name,
 //! nothing written. Numbers are compared with PyTorch in `parity.rs`.
 
-use crate::four_bit::{file_of, parts_of_file};
+use crate::four_bit::{Part, file_of, floats, part, parts_of_file, parts_of_file_with};
 use crate::scratch::Scratch;
 use expect_test::{Expect, expect};
-use serde_json::Value;
+use serde_json::{Value, json};
+use smidgen_ir::quant::fp8;
+use smidgen_ir::storage::FP8_BLOCK;
 
 const WEIGHTS: &str = "model/model.safetensors";
 const GGUF: &str = "model.gguf";
@@ -101,6 +103,115 @@ fn stored_in_4_bits(scratch: &Scratch) -> (Scratch, usize) {
     let stored = Scratch::of("llama-gqa-tied");
     stored.write(WEIGHTS, file_of(&parts));
     (stored, quantized)
+}
+
+/// The model with its linears in fp8 with scales of squares, and the same numbers in f32.
+fn stored_in_fp8() -> [Scratch; 2] {
+    let [stored, decoded] = [Scratch::of("llama-head128"), Scratch::of("llama-head128")];
+    let (mut parts, mut plain) = (Vec::new(), Vec::new());
+    for tensor in parts_of_file(&stored.read(WEIGHTS)) {
+        if !tensor.name.ends_with("_proj.weight") {
+            plain.push(tensor.clone());
+            parts.push(tensor);
+            continue;
+        }
+        let numbers = floats_of(&tensor);
+        let [rows, columns] = [0, 1].map(|at| tensor.shape[at] as usize);
+        let squares = [rows, columns].map(|side| side.div_ceil(FP8_BLOCK));
+        let square_of = |at: usize| at / columns / FP8_BLOCK * squares[1] + at % columns / FP8_BLOCK;
+        let mut scales = vec![0.0f32; squares[0] * squares[1]];
+        for (at, number) in numbers.iter().enumerate() {
+            let scale = &mut scales[square_of(at)];
+            *scale = scale.max(number.abs() / fp8::LARGEST);
+        }
+        // Half of the published models have scales in bf16.
+        let in_bf16 = tensor.name.contains("mlp");
+        let scales: Vec<f32> = scales
+            .into_iter()
+            .map(|scale| if in_bf16 { f32::from_bits((scale.to_bits() >> 16) + 1 << 16) } else { scale })
+            .collect();
+        let codes: Vec<u8> =
+            (0..numbers.len()).map(|at| fp8::encode_byte(numbers[at] / scales[square_of(at)])).collect();
+        let values: Vec<f32> =
+            (0..codes.len()).map(|at| fp8::decode_byte(codes[at]) * scales[square_of(at)]).collect();
+        plain.push(part(tensor.name.clone(), "F32", &tensor.shape, floats(&values)));
+        parts.push(part(tensor.name.clone(), "F8_E4M3", &tensor.shape, codes));
+        let sides = squares.map(|side| side as u64);
+        let scales_name = format!("{}_scale_inv", tensor.name);
+        parts.push(match in_bf16 {
+            true => {
+                let halves = scales.iter().flat_map(|scale| ((scale.to_bits() >> 16) as u16).to_le_bytes());
+                part(scales_name, "BF16", &sides, halves.collect())
+            }
+            false => part(scales_name, "F32", &sides, floats(&scales)),
+        });
+    }
+    stored.write(WEIGHTS, file_of(&parts));
+    decoded.write(WEIGHTS, file_of(&plain));
+    let mut config = stored.json("model/config.json");
+    config["quantization_config"] = json!({
+        "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]
+    });
+    stored.write("model/config.json", config.to_string());
+    [stored, decoded]
+}
+
+fn floats_of(tensor: &Part) -> Vec<f32> {
+    match tensor.dtype {
+        "F32" => {
+            tensor.data.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect()
+        }
+        "BF16" => {
+            let halves = tensor.data.chunks_exact(2).map(|two| u16::from_le_bytes(two.try_into().unwrap()));
+            halves.map(|half| f32::from_bits(u32::from(half) << 16)).collect()
+        }
+        other => panic!("`{}` is {other}", tensor.name),
+    }
+}
+
+/// What DeepSeek and Qwen publish: a run on it is a run on the numbers that it stands for, to the bit.
+#[test]
+fn a_checkpoint_in_fp8_is_the_numbers_that_it_stands_for() {
+    let [stored, decoded] = stored_in_fp8();
+    let settings = ["train.steps=2", "model.compute=f32"];
+    stored.train("run", &settings);
+    decoded.train("run", &settings);
+    assert_eq!(stored.losses("run"), decoded.losses("run"));
+    assert!(stored.adapter("run") == decoded.adapter("run"));
+    let line = |scratch: &Scratch| {
+        let table = scratch.run(&["plan", "recipe.toml"]).stdout;
+        table.lines().find(|line| line.contains("base weights ")).unwrap().to_owned()
+    };
+    let with_weights = line(&stored);
+    assert!(with_weights.contains("fp8-blocks and ") && with_weights.contains("as stored"), "{with_weights}");
+    // Quantized once more, and merged.
+    stored.train("again", &["train.steps=2", "model.base=nf4"]);
+    let merged = stored.run(&["merge", "run", "--output", "merged"]);
+    assert_eq!(merged.code, Some(0), "{}", merged.stderr);
+    assert!(stored.json("merged/config.json").get("quantization_config").is_none());
+    let ended = stored.run(&["inspect", "model"]);
+    assert!(ended.stdout.contains("fp8"), "{}", ended.stdout);
+}
+
+#[test]
+fn damaged_checkpoints_in_fp8_are_refused_by_name() {
+    let [stored, _] = stored_in_fp8();
+    let whole = parts_of_file_with(&stored.read(WEIGHTS), &["F8_E4M3"]);
+    let first = whole.iter().position(|part| part.name.ends_with("_scale_inv")).unwrap();
+    let mut orphan = whole.clone();
+    orphan.retain(|part| Some(part.name.as_str()) != whole[first].name.strip_suffix("_scale_inv"));
+    stored.write(WEIGHTS, file_of(&orphan));
+    stored.train_refused(1, &[], &["holds the scales of `", "which is missing"]);
+    let mut short = whole.clone();
+    (short[first].shape, short[first].data) = (vec![1, 1], vec![0; 4]);
+    short[first].dtype = "F32";
+    stored.write(WEIGHTS, file_of(&short));
+    stored.train_refused(1, &[], &["_scale_inv` is F32 of shape [1, 1]", "square of 128"]);
+    stored.write(WEIGHTS, file_of(&whole));
+    let mut config = stored.json("model/config.json");
+    config["quantization_config"]["weight_block_size"] = Value::Null;
+    stored.write("model/config.json", config.to_string());
+    stored.train_refused(1, &[], &["`quantization_config.weight_block_size = null`", "[128,128]"]);
 }
 
 /// A plan needs no weights: the config of a 4-bit model says how they will lie.
@@ -286,7 +397,7 @@ fn a_text_file_that_is_called_gguf() {
 }
 
 /// Takes tensors out of the weights, or changes them.
-fn check_folder(case: &str, edit: impl FnOnce(&mut Vec<crate::four_bit::Part>), expected: Expect) {
+fn check_folder(case: &str, edit: impl FnOnce(&mut Vec<Part>), expected: Expect) {
     let scratch = Scratch::of(case);
     let mut parts = parts_of_file(&scratch.read(WEIGHTS));
     edit(&mut parts);
@@ -297,7 +408,7 @@ fn check_folder(case: &str, edit: impl FnOnce(&mut Vec<crate::four_bit::Part>), 
 #[test]
 fn checkpoints_in_4_bits_with_a_part_removed() {
     let without = |suffix: &'static str| {
-        move |parts: &mut Vec<crate::four_bit::Part>| {
+        move |parts: &mut Vec<Part>| {
             let name = format!("model.layers.1.mlp.up_proj.weight{suffix}");
             let before = parts.len();
             parts.retain(|part| part.name != name);
@@ -365,7 +476,7 @@ fn checkpoints_in_4_bits_with_a_part_removed() {
 #[test]
 fn checkpoints_in_4_bits_with_a_state_changed() {
     let with = |key: &'static str, value: Value| {
-        move |parts: &mut Vec<crate::four_bit::Part>| {
+        move |parts: &mut Vec<Part>| {
             crate::four_bit::edit_state(parts, |state| state[key] = value);
         }
     };
