@@ -90,7 +90,7 @@ closed_words! {
         Bf16 = "bf16",
         /// Half floats, with dynamic loss scaling.
         F16 = "f16",
-        /// bf16, with frozen linears in 8-bit floats (e4m3); changes results, and needs an H100 or H200.
+        /// bf16, with frozen linears in 8-bit floats (e4m3); changes results, and needs an RTX 40, L4, H100 or H200.
         Fp8 = "fp8",
     }
 

@@ -1,5 +1,5 @@
 // Rounds activations to floats of eight bits (e4m3) with a scale for each token, and transposes weights that are stored
-// so, for cuBLASLt: its fp8 matmuls want the summed dimension of both operands to be contiguous.
+// so: matmuls in fp8 want the summed dimension of both operands to be contiguous.
 // The scale of a token is its largest magnitude divided by 448, the largest number of the format. Rounding is that of
 // `quant/fp8.rs`, except that what is not finite stays so. Traffic: two bytes read and one written per activation, and
 // one of each per weight.
@@ -10,7 +10,7 @@
 
 // Two floats as two bytes, `low` at the lower address; magnitudes above 448 become 448.
 __device__ __forceinline__ u32 e4m3_pair(float low, float high) {
-#if __CUDA_ARCH__ >= 890
+#if CAPABILITY >= 89
     u16 pair;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
     return pair;

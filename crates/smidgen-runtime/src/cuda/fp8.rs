@@ -3,7 +3,8 @@
 //! Activations are rounded per token into the workspace in front of a matmul. dx = dy·W sums over the rows of W, so the
 //! scales of these rows are multiplied into dy before it is rounded, and the codes of W are transposed into the
 //! workspace: a second copy of the weights would cost as much memory as the first. Adapters are matmuls of their own in
-//! the type of activations; their result is what the fp8 matmul adds to. Kernels: `kernels/fp8.cu`.
+//! the type of activations; their result is what the fp8 matmul adds to. cuBLASLt multiplies on Hopper, and a kernel of our
+//! own before it. Kernels: `kernels/fp8.cu` and `kernels/fp8_matmul.cu`.
 
 use super::matmul::{Element, Fp8, Matmul, Matrix, Sizes};
 use super::modules::KernelFile;
@@ -18,6 +19,37 @@ pub const FILE: KernelFile = KernelFile {
     source: include_str!("../../kernels/fp8.cu"),
     kernels: &["round_rows_fp8", "transpose_fp8"],
 };
+
+pub const MATMUL_FILE: KernelFile = KernelFile {
+    name: "fp8_matmul.cu",
+    source: concat!(
+        include_str!("../../kernels/matrix_unit.cuh"),
+        include_str!("../../kernels/fp8_matmul.cu")
+    ),
+    kernels: &["multiply_fp8"],
+};
+
+/// Side of a tile of `fp8_matmul.cu`, and its shared memory.
+const TILE: usize = 128;
+const TILE_SHARED_BYTES: u32 = 3 * 2 * 128 * 64;
+
+/// The structure of `fp8_matmul.cu`.
+#[repr(C)]
+struct Fp8Product {
+    left: u64,
+    left_scales: u64,
+    right: u64,
+    right_scales: u64,
+    to: u64,
+    to_stride: i64,
+    addend: u64,
+    addend_stride: i64,
+    bias: u64,
+    rows: i32,
+    columns: i32,
+    depth: i32,
+    alpha: f32,
+}
 
 /// Threads of a block that rounds a row, at most, as in `fp8.cu`.
 const MOST_THREADS: usize = 512;
@@ -110,6 +142,30 @@ fn multiply(
     addends: Addends,
     scratch: u64,
 ) -> Result<(), DeviceError> {
+    let rows = stage.rows(output);
+    if rows == 0 {
+        return Ok(());
+    }
+    if !stage.has_hopper_kernels() {
+        let (to, addend) = (stage.matrix(output), addends.matrix);
+        let product = Fp8Product {
+            left: left.codes.pointer,
+            left_scales: left.scales,
+            right: right.codes.pointer,
+            right_scales: right.scales,
+            to: to.pointer,
+            to_stride: to.stride as i64,
+            addend: addend.map_or(0, |addend| addend.pointer),
+            addend_stride: addend.map_or(0, |addend| addend.stride as i64),
+            bias: addends.bias.unwrap_or(0),
+            rows: rows as i32,
+            columns: output.columns as i32,
+            depth: left.codes.stride as i32,
+            alpha,
+        };
+        let grid = [output.columns.div_ceil(TILE) as u32, rows.div_ceil(TILE) as u32, 1];
+        return stage.launch_structure("multiply_fp8", grid, 256, TILE_SHARED_BYTES, &product, &[]);
+    }
     let whole = |rows: usize| Sizes { rows, columns: output.columns, depth: left.codes.stride };
     let matmul = Matmul {
         left: left.codes,
@@ -121,7 +177,7 @@ fn multiply(
         bias: addends.bias,
         fp8: Some(Fp8 { left_scales: left.scales, right_scales: right.scales, fast_sums }),
         alpha,
-        sizes: whole(stage.rows(output)),
+        sizes: whole(rows),
         planned: whole(output.rows_at(stage.planned())),
         scratch,
     };

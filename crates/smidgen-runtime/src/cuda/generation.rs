@@ -53,7 +53,7 @@ pub fn supports(capability: Capability, precision: Precision) -> bool {
     match precision {
         Precision::F32 | Precision::F16 => capability >= LEAST,
         Precision::Bf16 => capability >= LEAST_WITH_BF16,
-        Precision::Fp8 => capability == (9, 0),
+        Precision::Fp8 => [(8, 9), (9, 0)].contains(&capability),
     }
 }
 
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn bf16_begins_with_ampere_and_fp8_is_for_hopper() {
+    fn bf16_begins_with_ampere_and_fp8_is_for_ada_and_hopper() {
         let of = |capability| {
             [Precision::F32, Precision::F16, Precision::Bf16, Precision::Fp8]
                 .map(|precision| supports(capability, precision))
@@ -80,6 +80,7 @@ mod tests {
         assert_eq!(of((7, 0)), [true, true, false, false]);
         assert_eq!(of((7, 5)), [true, true, false, false]);
         assert_eq!(of((8, 6)), [true, true, true, false]);
-        assert_eq!(of((9, 0)), [true; 4]);
+        assert_eq!([(8, 9), (9, 0)].map(of), [[true; 4]; 2]);
+        assert_eq!(of((12, 0)), [true, true, true, false]);
     }
 }

@@ -387,7 +387,9 @@ impl Device for Cuda {
     fn prepare(&mut self, steps: &[(Extent, &[BoundStep])]) -> Result<(), DeviceError> {
         let ops = || steps.iter().flat_map(|(_, steps)| *steps).map(|step| &step.op);
         let mut files: Vec<_> = ops().flat_map(run::files_of).collect();
-        files.extend((self.precision == Precision::Fp8).then_some(fp8::FILE));
+        if self.precision == Precision::Fp8 {
+            files.extend([fp8::FILE, fp8::MATMUL_FILE]);
+        }
         let hopper_files: Vec<_> = ops().flat_map(run::hopper_files_of).collect();
         self.kernels.require(&files, &hopper_files)?;
         let Some((extent, step)) = steps.iter().find_map(|(extent, steps)| Some((*extent, steps.first()?)))

@@ -17,7 +17,7 @@ use smidgen_ir::{AttentionShape, DeviceKind, Extent, Op, Storage};
 pub fn files() -> Vec<KernelFile> {
     let of_audio = [audio::FILE, audio_conv::FILE, layer_norm::FILE, plain_act::FILE];
     let of_attention = attention::FILES.into_iter().chain(chunk_attention::FILES);
-    let others = [few_rows::FILE, fp8::FILE, thin::FILE];
+    let others = [few_rows::FILE, fp8::FILE, fp8::MATMUL_FILE, thin::FILE];
     files_of_all().into_iter().chain(of_attention).chain(others).chain(of_audio).collect()
 }
 

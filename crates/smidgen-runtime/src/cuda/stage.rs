@@ -130,8 +130,21 @@ impl Stage<'_> {
         structure: &T,
         args: &[Arg],
     ) -> Result<(), DeviceError> {
+        self.launch_structure(kernel, [blocks, 1, 1], block, 0, structure, args)
+    }
+
+    /// The same on any grid, with shared memory.
+    pub fn launch_structure<T>(
+        &self,
+        kernel: &'static str,
+        grid: [u32; 3],
+        block: u32,
+        shared_bytes: u32,
+        structure: &T,
+        args: &[Arg],
+    ) -> Result<(), DeviceError> {
         let place = std::ptr::from_ref(structure).cast_mut().cast();
-        self.launch_places(kernel, [blocks, 1, 1], block, 0, Some(place), args)
+        self.launch_places(kernel, grid, block, shared_bytes, Some(place), args)
     }
 
     fn launch_places(

@@ -3,13 +3,13 @@
 //! What is left between the two is the rounding of results to bf16. Numbers that are not rounded differ by several
 //! percent, so a product that was formed in bf16 would be noticed.
 
-use crate::cuda_agrees::{alone, error, gpu_plan, in_numbers, open, reals};
+use crate::cuda_agrees::{alone, error, gpu_plan, in_numbers, open, open_as, reals};
 use crate::draft::Draft;
 use crate::numbers::{random_reals, stored};
 use crate::subject::{Scalar, Subject};
 use smidgen_ir::quant::fp8;
 use smidgen_ir::{DType, Op, Precision, Storage, ValueId};
-use smidgen_runtime::Executor;
+use smidgen_runtime::{Cuda, Executor};
 
 const BF16: Storage = Storage::Plain(DType::Bf16);
 const SCALE: f32 = 1.5;
@@ -126,11 +126,17 @@ impl Case {
     }
 }
 
+/// By cuBLASLt, and by the kernel for GPUs of capability 8.9.
 #[test]
 #[ignore = "needs a GPU"]
 fn products_in_fp8_are_those_of_rounded_numbers() {
     let _alone = alone();
-    let mut device = open(Precision::Fp8);
+    for capability in [None, Some((8, 9))] {
+        products_agree(open_as(Precision::Fp8, capability));
+    }
+}
+
+fn products_agree(mut device: Cuda) {
     for sizes in [[37, 48, 96], [1, 16, 16], [130, 256, 4112], [9, 528, 144]] {
         let case = case(sizes);
         let graph = in_numbers(&case.subject.graph, DType::Bf16);

@@ -428,9 +428,9 @@ pub fn check_bf16(place: &Place) -> Result<(), String> {
 pub fn check_fp8(place: &Place) -> Result<(), String> {
     match (place.kind(), place.capability()) {
         (DeviceKind::Cpu, _) => Err("a CPU does not multiply in fp8".to_owned()),
-        (DeviceKind::Cuda, Some((9, 0)) | None) => Ok(()),
+        (DeviceKind::Cuda, Some((8, 9) | (9, 0)) | None) => Ok(()),
         (DeviceKind::Cuda, Some((major, minor))) => Err(format!(
-            "{} has compute capability {major}.{minor}, and fp8 is implemented for 9.0 (H100, H200)",
+            "{} has compute capability {major}.{minor}, and fp8 is implemented for 8.9 (RTX 40, L4) and 9.0 (H100, H200)",
             place.describe()
         )),
     }
