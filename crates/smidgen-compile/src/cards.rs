@@ -188,11 +188,15 @@ pub fn find(name: &str) -> Option<&'static Card> {
     CARDS.iter().find(|card| card.name == name)
 }
 
+/// The card that a driver calls so.
+pub fn find_by_driver(driver_name: &str) -> Option<&'static Card> {
+    let short = driver_name.replace("NVIDIA ", "").replace("GeForce ", "");
+    CARDS.iter().find(|card| card.driver_names.contains(&short.as_str()))
+}
+
 /// The card that a driver calls so, or else the one that is most like it: of its generation, with the nearest memory.
 pub fn most_like(driver_name: &str, capability: (u32, u32), memory_bytes: u64) -> &'static Card {
-    let short = driver_name.replace("NVIDIA ", "").replace("GeForce ", "");
-    let named = CARDS.iter().find(|card| card.driver_names.contains(&short.as_str()));
-    named.unwrap_or_else(|| {
+    find_by_driver(driver_name).unwrap_or_else(|| {
         let distance = |card: &Card| {
             let (major, minor) = card.capability;
             let generation = 10.0 * (f64::from(major) - f64::from(capability.0)).abs()

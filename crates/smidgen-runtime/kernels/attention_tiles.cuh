@@ -117,10 +117,10 @@ __device__ __forceinline__ bool read_tile(const int4 *list, int index, Tile &til
 template <int PARTS, int ROWS> __device__ __forceinline__ bool read_part(const int4 *list, int index, Tile &tile) {
     if (!read_tile(list, index / PARTS, tile))
         return false;
-    if (PARTS > 1) {
-        tile.first += index % PARTS * ROWS;
-        tile.last = min(tile.last, tile.first + ROWS);
-    }
+    if (PARTS == 1)
+        return true;
+    tile.first += index % PARTS * ROWS;
+    tile.last = min(tile.last, tile.first + ROWS);
     return tile.first < tile.last;
 }
 

@@ -211,15 +211,16 @@ fn compiler_line(
             remedy,
         );
     }
-    if major > facts.driver_version / 1000 {
-        let remedy = format!(
-            "update the driver, or `pip install nvidia-cuda-nvrtc-cu{0} nvidia-cublas-cu{0}`",
-            facts.driver_version / 1000
-        );
+    let of_driver = facts.driver_version / 1000;
+    if major > of_driver {
+        let packages = match of_driver {
+            ..=12 => format!("nvidia-cuda-nvrtc-cu{of_driver} nvidia-cublas-cu{of_driver}"),
+            _ => format!("'nvidia-cuda-nvrtc=={of_driver}.*' 'nvidia-cublas=={of_driver}.*'"),
+        };
         return Check::warn(
             name,
             format!("{finding}: NVRTC {major}.{minor} is newer than the driver"),
-            remedy,
+            format!("update the driver, or `pip install {packages}`"),
         );
     }
     Check::pass(name, finding)

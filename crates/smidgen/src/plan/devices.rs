@@ -77,7 +77,10 @@ impl Place {
         match self {
             Place::Cpu => None,
             Place::Cuda { facts, .. } => facts.as_ref().map(|facts| facts.capability),
-            Place::Elsewhere { name, .. } => cards::find(name).map(|card| card.capability),
+            // A profile that `doctor` wrote has the driver's name.
+            Place::Elsewhere { name, .. } => {
+                cards::find(name).or_else(|| cards::find_by_driver(name)).map(|card| card.capability)
+            }
         }
     }
 

@@ -47,6 +47,26 @@ fn a_card_is_planned_for_on_any_machine() {
     assert_eq!(answers["budget_bytes"], json!((7_930u64 - 256) << 20));
 }
 
+/// By its own name, and by the driver's in a profile from a file.
+#[test]
+fn a_card_without_bf16_computes_in_f16() {
+    let scratch = Scratch::new();
+    let mut of_file = plan_for(&scratch, "t4")["profile"].clone();
+    of_file["name"] = json!("Tesla T4");
+    scratch.write("my-card.json", of_file.to_string());
+    for profile in ["memory.profile=t4", "memory.profile=my-card.json"] {
+        let plan = ["plan", "recipe.toml", profile, "memory.device=auto"];
+        let ended = scratch.run(&[&plan[..], &["model.compute=auto"]].concat());
+        let title = ended.stdout.lines().next().unwrap();
+        assert!(title.contains("· f16 (CUDA) ·"), "{title}");
+        scratch.refused(
+            1,
+            &[&plan[..], &["model.compute=bf16"]].concat(),
+            &["compute capability 7.5, and bf16 needs 8.0", "hint: write `model.compute = \"f16\"`"],
+        );
+    }
+}
+
 #[test]
 fn a_saved_profile_is_as_good_as_a_built_in_one() {
     let scratch = Scratch::new();
