@@ -29,6 +29,8 @@ pub struct DirectBlocks {
     pub first_depth: usize,
     pub rows: usize,
     pub left: LeftRun,
+    /// The first column of the panel that this thread computes next, to prefetch it.
+    pub next_column: Option<usize>,
 }
 
 on_each_isa! {
@@ -74,6 +76,7 @@ unsafe fn multiply_rows<V: Lanes, const ROWS: usize>(
             rows: together.min(blocks.columns - column),
             first: blocks.first_depth,
             depth: blocks.left.depth,
+            next_row: blocks.next_column.map(|next| next + column),
         };
         // SAFETY: a panel is a whole number of vectors of any width, three at a time.
         unsafe {

@@ -9,6 +9,8 @@
 use super::isa::Lanes;
 use super::stored::{SPAN_STEP, Stored};
 use smidgen_ir::Block;
+use smidgen_ir::workspace_cpu::DEPTH_BLOCK;
+use std::ops::Range;
 
 /// Vectors of rows that are decoded together.
 pub const VECTORS: usize = 3;
@@ -18,6 +20,9 @@ const MOST_LANES: usize = 16;
 const MOST_ELEMENTS: usize = SPAN_STEP;
 /// Elements with one scale, at least.
 const RUN: usize = 16;
+/// Most pieces of 32 elements in the depth of [`Columns`].
+const MOST_PIECES: usize = DEPTH_BLOCK / 32;
+const LINE_BYTES: usize = 64;
 
 /// Part of a matrix of GGUF blocks: elements `first..first + depth` of some rows.
 #[derive(Clone, Copy)]
@@ -28,8 +33,10 @@ pub struct Columns {
     pub rows: usize,
     /// A multiple of [`SPAN_STEP`].
     pub first: usize,
-    /// A multiple of [`SPAN_STEP`], or up to the end of the row.
+    /// A multiple of [`SPAN_STEP`], or up to the end of the row; at most [`DEPTH_BLOCK`].
     pub depth: usize,
+    /// The first of as many rows that will be decoded next, to prefetch them; the matrix may end before.
+    pub next_row: Option<usize>,
 }
 
 /// Takes decoded weights.
@@ -64,11 +71,12 @@ pub unsafe fn decode_columns<V: Lanes>(block: Block, columns: &Columns, sink: &m
 
 #[inline(always)]
 unsafe fn decode_with<V: Lanes, B: Unpack>(columns: &Columns, sink: &mut impl Sink<V>) {
-    let Columns { stored, first_row, rows, first, depth } = *columns;
+    let Columns { stored, first_row, rows, first, depth, .. } = *columns;
     let (elements, bytes) = (B::BLOCK.elements(), B::BLOCK.bytes());
     debug_assert!(0 < rows && rows <= VECTORS * V::WIDTH && first_row + rows <= stored.rows);
     debug_assert!(first.is_multiple_of(SPAN_STEP) && depth.is_multiple_of(B::ELEMENTS));
-    // SAFETY: rows are whole blocks, and every piece is inside one.
+    debug_assert!(depth <= DEPTH_BLOCK);
+    // SAFETY: rows are whole blocks, and every piece is inside one; the words hold as many pieces as the depth has.
     unsafe {
         let row_bytes = stored.columns / elements * bytes;
         let start = stored.pointer.add((stored.first_row + first_row) * row_bytes);
@@ -76,11 +84,24 @@ unsafe fn decode_with<V: Lanes, B: Unpack>(columns: &Columns, sink: &mut impl Si
         for (index, pointer) in pointers.iter_mut().flat_map(|of| &mut of[..V::WIDTH]).enumerate() {
             *pointer = start.add(index.min(rows - 1) * row_bytes);
         }
+        // Scales are collected before they are used: a vector that is loaded right after its words were stored waits.
+        let mut words = [[[0u32; MOST_LANES]; VECTORS]; MOST_PIECES];
+        for (index, words) in words.iter_mut().enumerate().take(depth / B::ELEMENTS) {
+            let at = (first + index * B::ELEMENTS) / elements * bytes + B::HALVES_AT;
+            for (words, rows) in words.iter_mut().zip(&pointers) {
+                for (word, row) in words.iter_mut().zip(rows).take(V::WIDTH) {
+                    *word = row.add(at).cast::<u32>().read_unaligned();
+                }
+            }
+        }
+        let next = Next::of(columns, row_bytes);
         let mut pieces = [Piece::<V>::empty(); VECTORS];
-        for done in (0..depth).step_by(B::ELEMENTS) {
-            let at = first + done;
-            for (piece, rows) in pieces.iter_mut().zip(&pointers) {
-                B::unpack(rows, at / elements * bytes, at % elements / SPAN_STEP, piece);
+        for (index, words) in words.iter().enumerate().take(depth / B::ELEMENTS) {
+            let (done, at) = (index * B::ELEMENTS, first + index * B::ELEMENTS);
+            next.prefetch(at..at + B::ELEMENTS, stored.columns);
+            for ((piece, rows), words) in pieces.iter_mut().zip(&pointers).zip(words) {
+                let halves = V::from_f16_pairs(words.as_ptr());
+                B::unpack(rows, at / elements * bytes, at % elements / SPAN_STEP, halves, piece);
             }
             for run in 0..B::ELEMENTS / RUN {
                 for element in run * RUN..(run + 1) * RUN {
@@ -97,6 +118,43 @@ unsafe fn decode_with<V: Lanes, B: Unpack>(columns: &Columns, sink: &mut impl Si
             }
         }
     }
+}
+
+/// The rows that will be decoded next: one stretch of memory, prefetched in step with what is decoded now.
+#[derive(Clone, Copy)]
+struct Next {
+    start: *const u8,
+    bytes: usize,
+}
+
+impl Next {
+    fn of(columns: &Columns, row_bytes: usize) -> Next {
+        let stored = &columns.stored;
+        let first = columns.next_row.unwrap_or(stored.rows).min(stored.rows);
+        let rows = columns.rows.min(stored.rows - first);
+        let start = stored.pointer.wrapping_add((stored.first_row + first) * row_bytes);
+        Next { start, bytes: rows * row_bytes }
+    }
+
+    /// Prefetches the share that belongs to some elements of a row of `columns`.
+    #[inline(always)]
+    fn prefetch(self, elements: Range<usize>, columns: usize) {
+        let first = elements.start * self.bytes / columns;
+        for at in (first..elements.end * self.bytes / columns).step_by(LINE_BYTES) {
+            prefetch(self.start.wrapping_add(at));
+        }
+    }
+}
+
+#[inline(always)]
+fn prefetch(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch is a hint, never an access; SSE is part of the target.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
 }
 
 /// Elements of one vector of rows: signed codes by element and row, and for each run a scale and what is added.
@@ -128,8 +186,11 @@ trait Unpack {
     /// Elements that are unpacked at once: a block of 32, or a quarter of a block of 256.
     const ELEMENTS: usize;
     const HAS_MINIMUM: bool;
+    /// Where a block has two f16, of which at least one is a scale.
+    const HALVES_AT: usize = 0;
 
     /// Unpacks one block, or one `quarter` of it, of each row; the blocks begin `at` bytes from the start of the rows.
+    /// `halves` are the two f16 of each block.
     ///
     /// # Safety
     /// The blocks are readable, and the machine supports the instruction set of `V`.
@@ -137,6 +198,7 @@ trait Unpack {
         rows: &[*const u8; MOST_LANES],
         at: usize,
         quarter: usize,
+        halves: (V, V),
         piece: &mut Piece<V>,
     );
 }
@@ -150,19 +212,6 @@ unsafe fn bytes_at<V: Lanes>(rows: &[*const u8; MOST_LANES], offset: usize) -> B
     // SAFETY: the caller promises sixteen readable bytes; the target holds them for the widest vector.
     unsafe { V::transpose_bytes(rows, offset, bytes.as_mut_ptr()) };
     bytes
-}
-
-/// The f16 at `offset` of each row, and the next one.
-#[inline(always)]
-unsafe fn halves_at<V: Lanes>(rows: &[*const u8; MOST_LANES], offset: usize) -> (V, V) {
-    let mut words = [0u32; MOST_LANES];
-    // SAFETY: the caller promises four readable bytes.
-    unsafe {
-        for (word, row) in words.iter_mut().zip(rows).take(V::WIDTH) {
-            *word = row.add(offset).cast::<u32>().read_unaligned();
-        }
-        V::from_f16_pairs(words.as_ptr())
-    }
 }
 
 /// Writes the low nibbles of sixteen bytes as codes from element `low` on, and the high ones from `high` on.
@@ -205,13 +254,14 @@ impl Unpack for Q4_0 {
         rows: &[*const u8; MOST_LANES],
         at: usize,
         _quarter: usize,
+        halves: (V, V),
         piece: &mut Piece<V>,
     ) {
         // SAFETY: 16 bytes of nibbles follow the scale.
         unsafe {
             split_nibbles::<V>(&bytes_at::<V>(rows, at + 2), 0, 16, &mut piece.codes);
             subtract::<V>(8, 32, &mut piece.codes);
-            piece.set_scale(halves_at(rows, at).0);
+            piece.set_scale(halves.0);
         }
     }
 }
@@ -228,14 +278,14 @@ impl Unpack for Q4_1 {
         rows: &[*const u8; MOST_LANES],
         at: usize,
         _quarter: usize,
+        halves: (V, V),
         piece: &mut Piece<V>,
     ) {
         // SAFETY: 16 bytes of nibbles follow scale and minimum.
         unsafe {
             split_nibbles::<V>(&bytes_at::<V>(rows, at + 4), 0, 16, &mut piece.codes);
-            let (scale, minimum) = halves_at(rows, at);
-            piece.set_scale(scale);
-            piece.minimums = [minimum; 4];
+            piece.set_scale(halves.0);
+            piece.minimums = [halves.1; 4];
         }
     }
 }
@@ -266,13 +316,14 @@ impl Unpack for Q5_0 {
         rows: &[*const u8; MOST_LANES],
         at: usize,
         _quarter: usize,
+        halves: (V, V),
         piece: &mut Piece<V>,
     ) {
         // SAFETY: fifth bits and nibbles follow the scale.
         unsafe {
             five_bits::<V>(rows, at + 2, &mut piece.codes);
             subtract::<V>(16, 32, &mut piece.codes);
-            piece.set_scale(halves_at(rows, at).0);
+            piece.set_scale(halves.0);
         }
     }
 }
@@ -289,14 +340,14 @@ impl Unpack for Q5_1 {
         rows: &[*const u8; MOST_LANES],
         at: usize,
         _quarter: usize,
+        halves: (V, V),
         piece: &mut Piece<V>,
     ) {
         // SAFETY: fifth bits and nibbles follow scale and minimum.
         unsafe {
             five_bits::<V>(rows, at + 4, &mut piece.codes);
-            let (scale, minimum) = halves_at(rows, at);
-            piece.set_scale(scale);
-            piece.minimums = [minimum; 4];
+            piece.set_scale(halves.0);
+            piece.minimums = [halves.1; 4];
         }
     }
 }
@@ -313,13 +364,14 @@ impl Unpack for Q8_0 {
         rows: &[*const u8; MOST_LANES],
         at: usize,
         _quarter: usize,
+        halves: (V, V),
         piece: &mut Piece<V>,
     ) {
         // SAFETY: 32 codes follow the scale; the target holds them.
         unsafe {
             V::transpose_bytes(rows, at + 2, piece.codes.as_mut_ptr());
             V::transpose_bytes(rows, at + 18, piece.codes.as_mut_ptr().add(RUN * V::WIDTH));
-            piece.set_scale(halves_at(rows, at).0);
+            piece.set_scale(halves.0);
         }
     }
 }
@@ -330,11 +382,11 @@ unsafe fn set_six_bit_scales<V: Lanes>(
     rows: &[*const u8; MOST_LANES],
     at: usize,
     quarter: usize,
+    (scale, minimum): (V, V),
     piece: &mut Piece<V>,
 ) {
     // SAFETY: the caller promises a block, which begins with sixteen bytes of scales.
     unsafe {
-        let (scale, minimum) = halves_at::<V>(rows, at);
         let header = bytes_at::<V>(rows, at);
         for half in 0..2 {
             let index = 2 * quarter + half;
@@ -380,12 +432,13 @@ impl Unpack for Q4K {
         rows: &[*const u8; MOST_LANES],
         at: usize,
         quarter: usize,
+        halves: (V, V),
         piece: &mut Piece<V>,
     ) {
         // SAFETY: a quarter has 32 bytes of nibbles behind the scales.
         unsafe {
             quarter_nibbles::<V>(rows, at + 16 + 32 * quarter, &mut piece.codes);
-            set_six_bit_scales(rows, at, quarter, piece);
+            set_six_bit_scales(rows, at, quarter, halves, piece);
         }
     }
 }
@@ -402,6 +455,7 @@ impl Unpack for Q5K {
         rows: &[*const u8; MOST_LANES],
         at: usize,
         quarter: usize,
+        halves: (V, V),
         piece: &mut Piece<V>,
     ) {
         // SAFETY: as for q4_k, with 32 bytes of fifth bits in front of the nibbles, a bit for each sub-block.
@@ -413,7 +467,7 @@ impl Unpack for Q5K {
                 add_fifths::<V>(fifths, 2 * quarter, RUN * part, &mut piece.codes);
                 add_fifths::<V>(fifths, 2 * quarter + 1, 32 + RUN * part, &mut piece.codes);
             }
-            set_six_bit_scales(rows, at, quarter, piece);
+            set_six_bit_scales(rows, at, quarter, halves, piece);
         }
     }
 }
@@ -424,12 +478,14 @@ impl Unpack for Q6K {
     const BLOCK: Block = Block::Q6K;
     const ELEMENTS: usize = 64;
     const HAS_MINIMUM: bool = false;
+    const HALVES_AT: usize = 206;
 
     #[inline(always)]
     unsafe fn unpack<V: Lanes>(
         rows: &[*const u8; MOST_LANES],
         at: usize,
         quarter: usize,
+        halves: (V, V),
         piece: &mut Piece<V>,
     ) {
         // SAFETY: a half of 128 elements has 64 bytes of nibbles, whose low ones are its first quarter, 32 bytes of bit
@@ -451,10 +507,9 @@ impl Unpack for Q6K {
             }
             subtract::<V>(32, 64, &mut piece.codes);
             let scales = bytes_at::<V>(rows, at + 192);
-            let (_, block_scale) = halves_at::<V>(rows, at + 206);
             for (run, target) in piece.scales.iter_mut().enumerate() {
                 let scale = V::widen_i8(scales.as_ptr().add((4 * quarter + run) * V::WIDTH));
-                *target = block_scale.mul(V::from_words(scale));
+                *target = halves.1.mul(V::from_words(scale));
             }
         }
     }

@@ -98,6 +98,7 @@ unsafe fn pack_blocks<V: Lanes>(block: Block, piece: &RightPiece) {
                     rows,
                     first: piece.first_depth,
                     depth: piece.depth,
+                    next_row: None,
                 };
                 let mut sink = PanelRows {
                     target: start.add(column - panel),

@@ -37,11 +37,25 @@ pub unsafe fn row_matmul(isa: Isa, terms: &[Term], init: Init, output: Output, w
     }
     let (_, panels) = aligned_floats(workspace).split_at_mut(DEPTH_BLOCK * COLUMN_BLOCK);
     let work = Work { isa, terms, init, output, panels: panels.as_mut_ptr() };
-    run_tasks(output.columns.div_ceil(PANEL_COLUMNS), |task| {
-        // SAFETY: tasks own disjoint columns of C, and the panel of their thread.
-        unsafe { work.multiply_panel(task * PANEL_COLUMNS) }
+    let panels = output.columns.div_ceil(PANEL_COLUMNS);
+    let panels_each = (panels / TASKS_WANTED).clamp(1, MOST_PANELS);
+    // Tasks are taken in turn, so this is where a thread will probably continue; it is a hint for prefetching.
+    let stride = current_threads() * panels_each;
+    run_tasks(panels.div_ceil(panels_each), |task| {
+        let first = task * panels_each;
+        let end = panels.min(first + panels_each);
+        for panel in first..end {
+            let next = if panel + 1 < end { panel + 1 } else { first + stride };
+            // SAFETY: tasks own disjoint columns of C, and the panel of their thread.
+            unsafe { work.multiply_panel(panel * PANEL_COLUMNS, next * PANEL_COLUMNS) }
+        }
     });
 }
+
+/// Tasks that a wide enough matrix is cut into, at least, ...
+const TASKS_WANTED: usize = 16;
+/// ... and most panels of one.
+const MOST_PANELS: usize = 8;
 
 struct Work<'a> {
     isa: Isa,
@@ -56,14 +70,14 @@ struct Work<'a> {
 unsafe impl Sync for Work<'_> {}
 
 impl Work<'_> {
-    unsafe fn multiply_panel(&self, first_column: usize) {
+    unsafe fn multiply_panel(&self, first_column: usize, next_column: usize) {
         let columns = PANEL_COLUMNS.min(self.output.columns - first_column);
         depth_cut(self.terms).for_each(self.terms, |chunk, is_first| {
             let write = self.init.write_of(is_first, first_column);
             // SAFETY: the caller's promises; the panel holds at most DEPTH_BLOCK rows of PANEL_COLUMNS floats.
             unsafe {
                 match self.output.rows <= DIRECT_ROWS {
-                    true => self.multiply_directly(chunk, first_column, columns, write),
+                    true => self.multiply_directly(chunk, (first_column, next_column), columns, write),
                     false => self.multiply_chunk(chunk, first_column, columns, write),
                 }
             }
@@ -71,7 +85,13 @@ impl Work<'_> {
     }
 
     /// For rows whose sums are kept in registers while the weights pass by.
-    unsafe fn multiply_directly(&self, chunk: &Chunk, first_column: usize, columns: usize, write: TileWrite) {
+    unsafe fn multiply_directly(
+        &self,
+        chunk: &Chunk,
+        (first_column, next_column): (usize, usize),
+        columns: usize,
+        write: TileWrite,
+    ) {
         let rows = self.output.rows;
         let mut sums: Sums = [0.0; DIRECT_ROWS * PANEL_COLUMNS];
         // SAFETY: pieces are inside their terms, columns inside C; the panel belongs to this thread and holds a slice.
@@ -81,9 +101,16 @@ impl Work<'_> {
                 match term.right.storage {
                     Storage::Gguf(block) if term.scale == 1.0 => {
                         let (stored, left) = (term.right, self.left_run(piece, 0, piece.depth));
-                        let first_depth = piece.first;
-                        let blocks =
-                            DirectBlocks { block, stored, first_column, columns, first_depth, rows, left };
+                        let blocks = DirectBlocks {
+                            block,
+                            stored,
+                            first_column,
+                            columns,
+                            first_depth: piece.first,
+                            rows,
+                            left,
+                            next_column: Some(next_column),
+                        };
                         multiply_blocks(self.isa, &blocks, &mut sums);
                     }
                     _ => {
