@@ -152,8 +152,8 @@ template <int PENDING> __device__ __forceinline__ void copy_async_wait() {
 // Loads that a thread has pending while it copies.
 #define COPIES_AT_ONCE 8
 
-// COUNT copies of 16 bytes. `place_of(i, to, from)` is whether copy i exists in shared memory, and says whether it has a
-// source: without one (a null pointer) it is zeros.
+// COUNT copies of 16 bytes by one thread. `place_of(i, to, from)` says where copy i goes and where it comes from, and
+// returns whether there is such a copy. Where `from` stays null, zeros are written.
 template <int COUNT, typename PlaceOf> __device__ __forceinline__ void copy_all_16(PlaceOf place_of) {
 #pragma unroll
     for (int first = 0; first < COUNT; first += COPIES_AT_ONCE) {

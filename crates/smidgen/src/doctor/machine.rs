@@ -404,7 +404,8 @@ pub fn cache() -> Check {
     };
     let place = folder.display();
     let probe = folder.join(format!(".doctor-{}", std::process::id()));
-    let written = std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(&probe, b""));
+    // A full disk may still take an empty file.
+    let written = std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(&probe, [0; 64 << 10]));
     let _ = std::fs::remove_file(&probe);
     match written {
         Ok(()) => Check::pass(NAME, format!("`{place}`")),

@@ -60,7 +60,7 @@ fn a_card_without_bf16_computes_in_f16() {
         let title = ended.stdout.lines().next().unwrap();
         assert!(title.contains("· f16 (CUDA) ·"), "{title}");
         scratch.refused(
-            1,
+            2,
             &[&plan[..], &["model.compute=bf16"]].concat(),
             &["compute capability 7.5, and bf16 needs 8.0", "hint: write `model.compute = \"f16\"`"],
         );
