@@ -30,6 +30,7 @@ fn storages() -> Vec<Option<Storage>> {
         Some(Storage::Plain(DType::F32)),
         Some(Storage::Plain(DType::F16)),
         Some(Storage::Int8Rows),
+        Some(Storage::Fp8Rows),
         bnb4(Code4::Nf4, true),
         bnb4(Code4::Nf4, false),
         bnb4(Code4::Fp4, true),

@@ -69,8 +69,8 @@ fn write_leaves<D: Device>(executor: &mut Executor<D>, subject: &Subject) {
         if is(LeafKind::Weight) || is(LeafKind::Adapter) {
             executor.write(id, &encode_weight(content(subject, &value.name), &value.ty));
         } else if is(LeafKind::Derived) || is(LeafKind::State) {
-            let buffer = plan.buffer(value.buffer.unwrap());
-            executor.write(id, &vec![0xff; buffer.bytes]);
+            // Rounded adapters share a buffer with their weight.
+            executor.write(id, &vec![0xff; value.ty.bytes(&plan.extent)]);
         }
     }
 }
