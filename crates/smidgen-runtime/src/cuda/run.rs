@@ -7,8 +7,8 @@ use super::modules::KernelFile;
 use super::stage::Stage;
 use super::{
     act, attention, attention_hopper, audio, audio_conv, cached_attention, chunk_attention, columns, decode,
-    elementwise, embed, few_rows, fourier, head, head_pieces, layer_norm, linear, loss, norm, optimizer, plain_act,
-    rope, thin,
+    elementwise, embed, few_rows, fourier, head, head_pieces, layer_norm, linear, loss, norm, optimizer,
+    plain_act, rope, thin,
 };
 use crate::device::{BoundStep, DeviceError};
 use smidgen_ir::{AttentionShape, DeviceKind, Extent, Op, Storage};
@@ -17,7 +17,12 @@ use smidgen_ir::{AttentionShape, DeviceKind, Extent, Op, Storage};
 pub fn files() -> Vec<KernelFile> {
     let of_audio = [audio::FILE, audio_conv::FILE, layer_norm::FILE, plain_act::FILE];
     let of_attention = attention::FILES.into_iter().chain(chunk_attention::FILES);
-    files_of_all().into_iter().chain(of_attention).chain([few_rows::FILE, thin::FILE]).chain(of_audio).collect()
+    files_of_all()
+        .into_iter()
+        .chain(of_attention)
+        .chain([few_rows::FILE, thin::FILE])
+        .chain(of_audio)
+        .collect()
 }
 
 /// The files of kernels that every plan loads.
