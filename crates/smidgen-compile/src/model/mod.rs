@@ -168,7 +168,14 @@ mod tests {
             |model_type: &str, more: Value| read_spec(&config(model_type, &more)).unwrap_err().to_string();
         assert_eq!(
             refused("llama", json!({"quantization_config": {"quant_method": "gptq"}})),
-            "`quantization_config.quant_method = gptq` in config.json is not supported (supported: bitsandbytes)"
+            "`quantization_config.quant_method = gptq` in config.json is not supported (supported: bitsandbytes, fp8)"
+        );
+        assert_eq!(
+            refused(
+                "qwen3",
+                json!({"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}})
+            ),
+            "`quantization_config.weight_block_size = [64,64]` in config.json is not supported (supported: [128,128])"
         );
         assert!(refused("phi3", json!({"resid_pdrop": 0.1})).starts_with("`resid_pdrop = 0.1`"));
         let bidirectional = json!({"head_dim": 32, "use_bidirectional_attention": true});

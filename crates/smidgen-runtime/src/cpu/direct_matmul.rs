@@ -24,10 +24,11 @@ pub struct DirectBlocks {
     pub block: Block,
     pub stored: Stored,
     pub first_column: usize,
-    /// At most [`PANEL_COLUMNS`].
+    /// A multiple of 16, at most [`PANEL_COLUMNS`].
     pub columns: usize,
     pub first_depth: usize,
     pub rows: usize,
+    /// Contiguous along depth.
     pub left: LeftRun,
     /// The first column of the panel that this thread computes next, to prefetch it.
     pub next_column: Option<usize>,
@@ -67,6 +68,7 @@ unsafe fn multiply_rows<V: Lanes, const ROWS: usize>(
     first_row: usize,
     sums: &mut Sums,
 ) {
+    debug_assert_eq!(blocks.left.depth_stride, 1);
     let together = VECTORS * V::WIDTH;
     let sums = &mut sums[first_row * PANEL_COLUMNS..(first_row + ROWS) * PANEL_COLUMNS];
     for column in (0..blocks.columns).step_by(together) {
@@ -106,11 +108,11 @@ struct RowSums<V, const ROWS: usize> {
 impl<V: Lanes, const ROWS: usize> Sink<V> for RowSums<V, ROWS> {
     #[inline(always)]
     unsafe fn take(&mut self, element: usize, weights: [V; VECTORS]) {
-        let LeftRun { pointer, row_stride, depth_stride, .. } = self.left;
+        let LeftRun { pointer, row_stride, .. } = self.left;
         for (row, sums) in self.sums.iter_mut().enumerate() {
             // SAFETY: the left operand has this row and this depth.
             unsafe {
-                let factor = V::splat(*pointer.add(row * row_stride + element * depth_stride));
+                let factor = V::splat(*pointer.add(row * row_stride + element));
                 for (sum, weight) in sums.iter_mut().zip(&weights) {
                     *sum = factor.mul_add(*weight, *sum);
                 }

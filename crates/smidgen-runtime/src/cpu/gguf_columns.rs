@@ -3,14 +3,13 @@
 //! A transposed right operand of a matmul is needed in this order. The codes are transposed as bytes, which takes a
 //! quarter of the shuffles that transposing floats takes, and are then widened and scaled, with the bits of `stored_gguf.rs`.
 //! Vectors go to a [`Sink`] as they are decoded: it stores them in a panel, or multiplies them at once.
-//! Rows beyond the last one repeat it.
+//! Rows come as whole vectors; the columns of a matmul that do not fill one are packed the other way (`packing.rs`).
 //! Layouts are ggml's; `quant/blocks.rs` has the same ones element by element.
 
 use super::isa::Lanes;
 use super::stored::{SPAN_STEP, Stored};
 use smidgen_ir::Block;
 use smidgen_ir::workspace_cpu::DEPTH_BLOCK;
-use std::ops::Range;
 
 /// Vectors of rows that are decoded together.
 pub const VECTORS: usize = 3;
@@ -29,7 +28,7 @@ const LINE_BYTES: usize = 64;
 pub struct Columns {
     pub stored: Stored,
     pub first_row: usize,
-    /// At most `VECTORS` vectors.
+    /// Whole vectors, at most `VECTORS`.
     pub rows: usize,
     /// A multiple of [`SPAN_STEP`].
     pub first: usize,
@@ -74,37 +73,44 @@ unsafe fn decode_with<V: Lanes, B: Unpack>(columns: &Columns, sink: &mut impl Si
     let Columns { stored, first_row, rows, first, depth, .. } = *columns;
     let (elements, bytes) = (B::BLOCK.elements(), B::BLOCK.bytes());
     debug_assert!(0 < rows && rows <= VECTORS * V::WIDTH && first_row + rows <= stored.rows);
+    debug_assert!(rows.is_multiple_of(V::WIDTH));
     debug_assert!(first.is_multiple_of(SPAN_STEP) && depth.is_multiple_of(B::ELEMENTS));
     debug_assert!(depth <= DEPTH_BLOCK);
     // SAFETY: rows are whole blocks, and every piece is inside one; the words hold as many pieces as the depth has.
     unsafe {
         let row_bytes = stored.columns / elements * bytes;
         let start = stored.pointer.add((stored.first_row + first_row) * row_bytes);
-        let mut pointers = [[start; MOST_LANES]; VECTORS];
-        for (index, pointer) in pointers.iter_mut().flat_map(|of| &mut of[..V::WIDTH]).enumerate() {
-            *pointer = start.add(index.min(rows - 1) * row_bytes);
+        // Vectors beyond the last one repeat it.
+        let mut vectors = [start; VECTORS];
+        for (index, vector) in vectors.iter_mut().enumerate() {
+            *vector = start.add((index * V::WIDTH).min(rows - V::WIDTH) * row_bytes);
         }
         // Scales are collected before they are used: a vector that is loaded right after its words were stored waits.
         let mut words = [[[0u32; MOST_LANES]; VECTORS]; MOST_PIECES];
         for (index, words) in words.iter_mut().enumerate().take(depth / B::ELEMENTS) {
             let at = (first + index * B::ELEMENTS) / elements * bytes + B::HALVES_AT;
-            for (words, rows) in words.iter_mut().zip(&pointers) {
-                for (word, row) in words.iter_mut().zip(rows).take(V::WIDTH) {
-                    *word = row.add(at).cast::<u32>().read_unaligned();
+            for (words, vector) in words.iter_mut().zip(&vectors) {
+                let mut row = vector.add(at);
+                for word in &mut words[..V::WIDTH] {
+                    *word = row.cast::<u32>().read_unaligned();
+                    row = row.wrapping_add(row_bytes);
                 }
             }
         }
-        let next = Next::of(columns, row_bytes);
+        let next = Next::of(columns, row_bytes, B::ELEMENTS);
+        // Hidden from the compiler, which would unroll the loop and hold more weights than there are registers.
+        let run_length = std::hint::black_box(RUN);
         let mut pieces = [Piece::<V>::empty(); VECTORS];
         for (index, words) in words.iter().enumerate().take(depth / B::ELEMENTS) {
             let (done, at) = (index * B::ELEMENTS, first + index * B::ELEMENTS);
-            next.prefetch(at..at + B::ELEMENTS, stored.columns);
-            for ((piece, rows), words) in pieces.iter_mut().zip(&pointers).zip(words) {
+            next.prefetch(at / B::ELEMENTS);
+            for ((piece, vector), words) in pieces.iter_mut().zip(&vectors).zip(words) {
+                let rows = BlockRows { first: vector.add(at / elements * bytes), stride: row_bytes };
                 let halves = V::from_f16_pairs(words.as_ptr());
-                B::unpack(rows, at / elements * bytes, at % elements / SPAN_STEP, halves, piece);
+                B::unpack(rows, at % elements / SPAN_STEP, halves, piece);
             }
             for run in 0..B::ELEMENTS / RUN {
-                for element in run * RUN..(run + 1) * RUN {
+                for element in run * RUN..run * RUN + run_length {
                     let mut weights = [V::splat(0.0); VECTORS];
                     for (weight, piece) in weights.iter_mut().zip(&pieces) {
                         let code = V::from_words(V::widen_i8(piece.codes.as_ptr().add(element * V::WIDTH)));
@@ -124,24 +130,25 @@ unsafe fn decode_with<V: Lanes, B: Unpack>(columns: &Columns, sink: &mut impl Si
 #[derive(Clone, Copy)]
 struct Next {
     start: *const u8,
+    /// For each piece of a row.
     bytes: usize,
 }
 
 impl Next {
-    fn of(columns: &Columns, row_bytes: usize) -> Next {
+    fn of(columns: &Columns, row_bytes: usize, piece_elements: usize) -> Next {
         let stored = &columns.stored;
         let first = columns.next_row.unwrap_or(stored.rows).min(stored.rows);
         let rows = columns.rows.min(stored.rows - first);
         let start = stored.pointer.wrapping_add((stored.first_row + first) * row_bytes);
-        Next { start, bytes: rows * row_bytes }
+        Next { start, bytes: rows * row_bytes * piece_elements / stored.columns }
     }
 
-    /// Prefetches the share that belongs to some elements of a row of `columns`.
+    /// Prefetches the share of one piece of a row.
     #[inline(always)]
-    fn prefetch(self, elements: Range<usize>, columns: usize) {
-        let first = elements.start * self.bytes / columns;
-        for at in (first..elements.end * self.bytes / columns).step_by(LINE_BYTES) {
-            prefetch(self.start.wrapping_add(at));
+    fn prefetch(self, piece: usize) {
+        let start = self.start.wrapping_add(piece * self.bytes);
+        for at in (0..self.bytes).step_by(LINE_BYTES) {
+            prefetch(start.wrapping_add(at));
         }
     }
 }
@@ -179,6 +186,14 @@ impl<V: Lanes> Piece<V> {
     }
 }
 
+/// One block of each row of a vector.
+#[derive(Clone, Copy)]
+struct BlockRows {
+    first: *const u8,
+    /// Bytes from one row to the next.
+    stride: usize,
+}
+
 /// A format whose codes can be unpacked. A code times its scale, plus a minimum if there is one, is exact or rounded
 /// once, so fused and separate arithmetic agree.
 trait Unpack {
@@ -189,28 +204,21 @@ trait Unpack {
     /// Where a block has two f16, of which at least one is a scale.
     const HALVES_AT: usize = 0;
 
-    /// Unpacks one block, or one `quarter` of it, of each row; the blocks begin `at` bytes from the start of the rows.
-    /// `halves` are the two f16 of each block.
+    /// Unpacks one block, or one `quarter` of it, of each row. `halves` are the two f16 of each block.
     ///
     /// # Safety
     /// The blocks are readable, and the machine supports the instruction set of `V`.
-    unsafe fn unpack<V: Lanes>(
-        rows: &[*const u8; MOST_LANES],
-        at: usize,
-        quarter: usize,
-        halves: (V, V),
-        piece: &mut Piece<V>,
-    );
+    unsafe fn unpack<V: Lanes>(rows: BlockRows, quarter: usize, halves: (V, V), piece: &mut Piece<V>);
 }
 
 /// Sixteen bytes of each row, transposed.
 type Bytes = [u8; RUN * MOST_LANES];
 
 #[inline(always)]
-unsafe fn bytes_at<V: Lanes>(rows: &[*const u8; MOST_LANES], offset: usize) -> Bytes {
+unsafe fn bytes_at<V: Lanes>(rows: BlockRows, offset: usize) -> Bytes {
     let mut bytes = [0; RUN * MOST_LANES];
     // SAFETY: the caller promises sixteen readable bytes; the target holds them for the widest vector.
-    unsafe { V::transpose_bytes(rows, offset, bytes.as_mut_ptr()) };
+    unsafe { V::transpose_bytes(rows.first.add(offset), rows.stride, bytes.as_mut_ptr()) };
     bytes
 }
 
@@ -250,16 +258,10 @@ impl Unpack for Q4_0 {
     const HAS_MINIMUM: bool = false;
 
     #[inline(always)]
-    unsafe fn unpack<V: Lanes>(
-        rows: &[*const u8; MOST_LANES],
-        at: usize,
-        _quarter: usize,
-        halves: (V, V),
-        piece: &mut Piece<V>,
-    ) {
+    unsafe fn unpack<V: Lanes>(rows: BlockRows, _quarter: usize, halves: (V, V), piece: &mut Piece<V>) {
         // SAFETY: 16 bytes of nibbles follow the scale.
         unsafe {
-            split_nibbles::<V>(&bytes_at::<V>(rows, at + 2), 0, 16, &mut piece.codes);
+            split_nibbles::<V>(&bytes_at::<V>(rows, 2), 0, 16, &mut piece.codes);
             subtract::<V>(8, 32, &mut piece.codes);
             piece.set_scale(halves.0);
         }
@@ -274,16 +276,10 @@ impl Unpack for Q4_1 {
     const HAS_MINIMUM: bool = true;
 
     #[inline(always)]
-    unsafe fn unpack<V: Lanes>(
-        rows: &[*const u8; MOST_LANES],
-        at: usize,
-        _quarter: usize,
-        halves: (V, V),
-        piece: &mut Piece<V>,
-    ) {
+    unsafe fn unpack<V: Lanes>(rows: BlockRows, _quarter: usize, halves: (V, V), piece: &mut Piece<V>) {
         // SAFETY: 16 bytes of nibbles follow scale and minimum.
         unsafe {
-            split_nibbles::<V>(&bytes_at::<V>(rows, at + 4), 0, 16, &mut piece.codes);
+            split_nibbles::<V>(&bytes_at::<V>(rows, 4), 0, 16, &mut piece.codes);
             piece.set_scale(halves.0);
             piece.minimums = [halves.1; 4];
         }
@@ -292,7 +288,7 @@ impl Unpack for Q4_1 {
 
 /// Codes of five bits: four bytes of fifth bits at `at`, then the nibbles.
 #[inline(always)]
-unsafe fn five_bits<V: Lanes>(rows: &[*const u8; MOST_LANES], at: usize, codes: &mut [u8]) {
+unsafe fn five_bits<V: Lanes>(rows: BlockRows, at: usize, codes: &mut [u8]) {
     // SAFETY: the caller promises the twenty bytes.
     unsafe {
         split_nibbles::<V>(&bytes_at::<V>(rows, at + 4), 0, 16, codes);
@@ -312,16 +308,10 @@ impl Unpack for Q5_0 {
     const HAS_MINIMUM: bool = false;
 
     #[inline(always)]
-    unsafe fn unpack<V: Lanes>(
-        rows: &[*const u8; MOST_LANES],
-        at: usize,
-        _quarter: usize,
-        halves: (V, V),
-        piece: &mut Piece<V>,
-    ) {
+    unsafe fn unpack<V: Lanes>(rows: BlockRows, _quarter: usize, halves: (V, V), piece: &mut Piece<V>) {
         // SAFETY: fifth bits and nibbles follow the scale.
         unsafe {
-            five_bits::<V>(rows, at + 2, &mut piece.codes);
+            five_bits::<V>(rows, 2, &mut piece.codes);
             subtract::<V>(16, 32, &mut piece.codes);
             piece.set_scale(halves.0);
         }
@@ -336,16 +326,10 @@ impl Unpack for Q5_1 {
     const HAS_MINIMUM: bool = true;
 
     #[inline(always)]
-    unsafe fn unpack<V: Lanes>(
-        rows: &[*const u8; MOST_LANES],
-        at: usize,
-        _quarter: usize,
-        halves: (V, V),
-        piece: &mut Piece<V>,
-    ) {
+    unsafe fn unpack<V: Lanes>(rows: BlockRows, _quarter: usize, halves: (V, V), piece: &mut Piece<V>) {
         // SAFETY: fifth bits and nibbles follow scale and minimum.
         unsafe {
-            five_bits::<V>(rows, at + 4, &mut piece.codes);
+            five_bits::<V>(rows, 4, &mut piece.codes);
             piece.set_scale(halves.0);
             piece.minimums = [halves.1; 4];
         }
@@ -360,17 +344,12 @@ impl Unpack for Q8_0 {
     const HAS_MINIMUM: bool = false;
 
     #[inline(always)]
-    unsafe fn unpack<V: Lanes>(
-        rows: &[*const u8; MOST_LANES],
-        at: usize,
-        _quarter: usize,
-        halves: (V, V),
-        piece: &mut Piece<V>,
-    ) {
+    unsafe fn unpack<V: Lanes>(rows: BlockRows, _quarter: usize, halves: (V, V), piece: &mut Piece<V>) {
         // SAFETY: 32 codes follow the scale; the target holds them.
         unsafe {
-            V::transpose_bytes(rows, at + 2, piece.codes.as_mut_ptr());
-            V::transpose_bytes(rows, at + 18, piece.codes.as_mut_ptr().add(RUN * V::WIDTH));
+            let BlockRows { first, stride } = rows;
+            V::transpose_bytes(first.add(2), stride, piece.codes.as_mut_ptr());
+            V::transpose_bytes(first.add(18), stride, piece.codes.as_mut_ptr().add(RUN * V::WIDTH));
             piece.set_scale(halves.0);
         }
     }
@@ -379,15 +358,14 @@ impl Unpack for Q8_0 {
 /// The scales and minimums of the two sub-blocks of a quarter of a q4_k or q5_k block: six bits each in twelve bytes.
 #[inline(always)]
 unsafe fn set_six_bit_scales<V: Lanes>(
-    rows: &[*const u8; MOST_LANES],
-    at: usize,
+    rows: BlockRows,
     quarter: usize,
     (scale, minimum): (V, V),
     piece: &mut Piece<V>,
 ) {
     // SAFETY: the caller promises a block, which begins with sixteen bytes of scales.
     unsafe {
-        let header = bytes_at::<V>(rows, at);
+        let header = bytes_at::<V>(rows, 0);
         for half in 0..2 {
             let index = 2 * quarter + half;
             let (mut scales, mut minimums) = ([0u8; MOST_LANES], [0u8; MOST_LANES]);
@@ -412,7 +390,7 @@ unsafe fn set_six_bit_scales<V: Lanes>(
 
 /// The 64 codes of a quarter: low nibbles of 32 bytes, then high ones.
 #[inline(always)]
-unsafe fn quarter_nibbles<V: Lanes>(rows: &[*const u8; MOST_LANES], at: usize, codes: &mut [u8]) {
+unsafe fn quarter_nibbles<V: Lanes>(rows: BlockRows, at: usize, codes: &mut [u8]) {
     // SAFETY: the caller promises the 32 bytes.
     unsafe {
         split_nibbles::<V>(&bytes_at::<V>(rows, at), 0, 32, codes);
@@ -428,17 +406,11 @@ impl Unpack for Q4K {
     const HAS_MINIMUM: bool = true;
 
     #[inline(always)]
-    unsafe fn unpack<V: Lanes>(
-        rows: &[*const u8; MOST_LANES],
-        at: usize,
-        quarter: usize,
-        halves: (V, V),
-        piece: &mut Piece<V>,
-    ) {
+    unsafe fn unpack<V: Lanes>(rows: BlockRows, quarter: usize, halves: (V, V), piece: &mut Piece<V>) {
         // SAFETY: a quarter has 32 bytes of nibbles behind the scales.
         unsafe {
-            quarter_nibbles::<V>(rows, at + 16 + 32 * quarter, &mut piece.codes);
-            set_six_bit_scales(rows, at, quarter, halves, piece);
+            quarter_nibbles::<V>(rows, 16 + 32 * quarter, &mut piece.codes);
+            set_six_bit_scales(rows, quarter, halves, piece);
         }
     }
 }
@@ -451,23 +423,17 @@ impl Unpack for Q5K {
     const HAS_MINIMUM: bool = true;
 
     #[inline(always)]
-    unsafe fn unpack<V: Lanes>(
-        rows: &[*const u8; MOST_LANES],
-        at: usize,
-        quarter: usize,
-        halves: (V, V),
-        piece: &mut Piece<V>,
-    ) {
+    unsafe fn unpack<V: Lanes>(rows: BlockRows, quarter: usize, halves: (V, V), piece: &mut Piece<V>) {
         // SAFETY: as for q4_k, with 32 bytes of fifth bits in front of the nibbles, a bit for each sub-block.
         unsafe {
-            quarter_nibbles::<V>(rows, at + 48 + 32 * quarter, &mut piece.codes);
+            quarter_nibbles::<V>(rows, 48 + 32 * quarter, &mut piece.codes);
             for part in 0..2 {
-                let fifths = bytes_at::<V>(rows, at + 16 + RUN * part);
+                let fifths = bytes_at::<V>(rows, 16 + RUN * part);
                 let fifths = &fifths[..RUN * V::WIDTH];
                 add_fifths::<V>(fifths, 2 * quarter, RUN * part, &mut piece.codes);
                 add_fifths::<V>(fifths, 2 * quarter + 1, 32 + RUN * part, &mut piece.codes);
             }
-            set_six_bit_scales(rows, at, quarter, halves, piece);
+            set_six_bit_scales(rows, quarter, halves, piece);
         }
     }
 }
@@ -481,21 +447,15 @@ impl Unpack for Q6K {
     const HALVES_AT: usize = 206;
 
     #[inline(always)]
-    unsafe fn unpack<V: Lanes>(
-        rows: &[*const u8; MOST_LANES],
-        at: usize,
-        quarter: usize,
-        halves: (V, V),
-        piece: &mut Piece<V>,
-    ) {
+    unsafe fn unpack<V: Lanes>(rows: BlockRows, quarter: usize, halves: (V, V), piece: &mut Piece<V>) {
         // SAFETY: a half of 128 elements has 64 bytes of nibbles, whose low ones are its first quarter, 32 bytes of bit
         // pairs and 8 scales; the scale of the block is behind the sixteen scales, at the end of the block.
         unsafe {
             let (half, upper) = (quarter / 2, quarter % 2);
             for part in 0..2 {
-                let pairs = bytes_at::<V>(rows, at + 128 + 32 * half + RUN * part);
+                let pairs = bytes_at::<V>(rows, 128 + 32 * half + RUN * part);
                 for sub_block in 0..2 {
-                    let nibbles = bytes_at::<V>(rows, at + 64 * half + 32 * sub_block + RUN * part);
+                    let nibbles = bytes_at::<V>(rows, 64 * half + 32 * sub_block + RUN * part);
                     let codes = &mut piece.codes[(32 * sub_block + RUN * part) * V::WIDTH..];
                     let shift = 4 * upper + 2 * sub_block;
                     for ((code, nibble), pair) in
@@ -506,7 +466,7 @@ impl Unpack for Q6K {
                 }
             }
             subtract::<V>(32, 64, &mut piece.codes);
-            let scales = bytes_at::<V>(rows, at + 192);
+            let scales = bytes_at::<V>(rows, 192);
             for (run, target) in piece.scales.iter_mut().enumerate() {
                 let scale = V::widen_i8(scales.as_ptr().add((4 * quarter + run) * V::WIDTH));
                 *target = halves.1.mul(V::from_words(scale));

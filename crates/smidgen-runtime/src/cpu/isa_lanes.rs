@@ -64,9 +64,9 @@ pub trait Lanes: Copy {
     unsafe fn look_up(table: Self::Table, words: Self::Words) -> Self;
     /// The f16 in the low half of each of `WIDTH` words at `source`, and those in the high halves.
     unsafe fn from_f16_pairs(source: *const u32) -> (Self, Self);
-    /// Writes sixteen bytes from `offset` on of each of the first `WIDTH` rows, transposed: byte i of row r is written to
-    /// `i * WIDTH + r` of the target.
-    unsafe fn transpose_bytes(rows: &[*const u8; 16], offset: usize, target: *mut u8);
+    /// Writes the first sixteen bytes of each of `WIDTH` rows, transposed: byte i of row r, which is at `r * stride + i` of
+    /// the source, goes to `i * WIDTH + r` of the target.
+    unsafe fn transpose_bytes(source: *const u8, stride: usize, target: *mut u8);
     /// Writes `scale` times the transpose of the `WIDTH`×`WIDTH` square at `source` to `target`.
     unsafe fn transpose_square(
         source: *const f32,

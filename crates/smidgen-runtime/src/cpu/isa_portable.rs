@@ -202,11 +202,11 @@ impl Lanes for PortableLanes {
         (each(|i| half(word(i))), each(|i| half(word(i) >> 16)))
     }
     #[inline(always)]
-    unsafe fn transpose_bytes(rows: &[*const u8; 16], offset: usize, target: *mut u8) {
+    unsafe fn transpose_bytes(source: *const u8, stride: usize, target: *mut u8) {
         // SAFETY: the caller promises sixteen readable bytes in each of four rows, and as many writable ones.
         unsafe {
-            for (r, row) in rows.iter().enumerate().take(4) {
-                let bytes = row.add(offset).cast::<[u8; 16]>().read();
+            for r in 0..4 {
+                let bytes = source.add(r * stride).cast::<[u8; 16]>().read();
                 for (i, byte) in bytes.into_iter().enumerate() {
                     target.add(4 * i + r).write(byte);
                 }

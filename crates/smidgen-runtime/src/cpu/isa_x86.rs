@@ -161,16 +161,17 @@ impl Lanes for Avx512Lanes {
         }
     }
     #[inline(always)]
-    unsafe fn transpose_bytes(rows: &[*const u8; 16], offset: usize, target: *mut u8) {
+    unsafe fn transpose_bytes(source: *const u8, stride: usize, target: *mut u8) {
         // SAFETY: the caller keeps the promises of `Lanes`.
         unsafe {
             // Lane l of quarter q holds row 4 l + q.
             let mut quarters = [_mm512_setzero_si512(); 4];
             for (q, quarter) in quarters.iter_mut().enumerate() {
-                let first = _mm512_castsi128_si512(_mm_loadu_si128(rows[q].add(offset).cast()));
-                let second = _mm_loadu_si128(rows[4 + q].add(offset).cast());
-                let third = _mm_loadu_si128(rows[8 + q].add(offset).cast());
-                let fourth = _mm_loadu_si128(rows[12 + q].add(offset).cast());
+                let row = source.add(q * stride);
+                let first = _mm512_castsi128_si512(_mm_loadu_si128(row.cast()));
+                let second = _mm_loadu_si128(row.add(4 * stride).cast());
+                let third = _mm_loadu_si128(row.add(8 * stride).cast());
+                let fourth = _mm_loadu_si128(row.add(12 * stride).cast());
                 *quarter = _mm512_inserti32x4::<1>(first, second);
                 *quarter = _mm512_inserti32x4::<2>(*quarter, third);
                 *quarter = _mm512_inserti32x4::<3>(*quarter, fourth);
@@ -414,14 +415,15 @@ impl Lanes for Avx2Lanes {
         }
     }
     #[inline(always)]
-    unsafe fn transpose_bytes(rows: &[*const u8; 16], offset: usize, target: *mut u8) {
+    unsafe fn transpose_bytes(source: *const u8, stride: usize, target: *mut u8) {
         // SAFETY: the caller keeps the promises of `Lanes`.
         unsafe {
             // As for AVX-512, with two lanes.
             let mut quarters = [_mm256_setzero_si256(); 4];
             for (q, quarter) in quarters.iter_mut().enumerate() {
-                let first = _mm256_castsi128_si256(_mm_loadu_si128(rows[q].add(offset).cast()));
-                let second = _mm_loadu_si128(rows[4 + q].add(offset).cast());
+                let row = source.add(q * stride);
+                let first = _mm256_castsi128_si256(_mm_loadu_si128(row.cast()));
+                let second = _mm_loadu_si128(row.add(4 * stride).cast());
                 *quarter = _mm256_inserti128_si256::<1>(first, second);
             }
             let [a, b, c, d] = quarters;

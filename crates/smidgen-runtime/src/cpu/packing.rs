@@ -1,7 +1,7 @@
 //! Copies the operands of an f32 matmul into the workspace, in the order in which the kernel reads them.
 //!
 //! The right operand becomes panels of 48 columns, with one row per k; the last panel is as wide as its
-//! columns rounded up to 16; what is in the padding is not used. The scale of a term is applied here.
+//! columns rounded up to 16, padded with zeros. The scale of a term is applied here.
 //! The left operand is copied only if its own layout would miss the caches.
 //! Left out: element formats, which only `decode_span.rs` knows.
 
@@ -18,7 +18,7 @@ pub const PACK_COLUMNS: usize = 192;
 pub const PACK_DEPTH: usize = 128;
 
 /// Stored rows that are decoded together before they are transposed: the widest vector.
-const STRIP: usize = 16;
+pub const STRIP: usize = 16;
 
 /// A piece of a right operand (depth, columns) to pack into panels.
 #[derive(Clone, Copy)]
@@ -60,7 +60,9 @@ unsafe fn pack_right_with<V: Lanes>(piece: &RightPiece) {
     // SAFETY: the caller's promises are passed on.
     unsafe {
         match (piece.transposed, piece.stored.storage) {
-            (true, Storage::Gguf(block)) => pack_blocks::<V>(block, piece),
+            (true, Storage::Gguf(block)) if piece.columns.is_multiple_of(STRIP) => {
+                pack_blocks::<V>(block, piece);
+            }
             (true, _) => pack_transposed::<V>(piece),
             (false, _) => pack_as_stored::<V>(piece),
         }
@@ -77,18 +79,13 @@ unsafe fn panel_of(piece: &RightPiece, column: usize) -> (*mut f32, usize) {
     (start, width)
 }
 
-/// The transpose of GGUF blocks, which are transposed before they are decoded.
+/// The transpose of GGUF blocks, which are transposed before they are decoded; columns are a multiple of `STRIP`.
 #[inline(always)]
 unsafe fn pack_blocks<V: Lanes>(block: Block, piece: &RightPiece) {
-    let together = VECTORS * V::WIDTH;
     for panel in (0..piece.columns).step_by(PANEL_COLUMNS) {
-        let width = panel_width(piece.columns - panel);
-        for column in (panel..panel + width).step_by(together) {
-            let rows = together.min(piece.columns.saturating_sub(column));
-            if rows == 0 {
-                // Only padding is left, which nobody uses.
-                break;
-            }
+        let end = piece.columns.min(panel + PANEL_COLUMNS);
+        for column in (panel..end).step_by(VECTORS * V::WIDTH) {
+            let rows = (VECTORS * V::WIDTH).min(end - column);
             // SAFETY: the columns exist; the sink writes the vectors that are inside a row of the panel.
             unsafe {
                 let (start, width) = panel_of(piece, column);
@@ -103,7 +100,7 @@ unsafe fn pack_blocks<V: Lanes>(block: Block, piece: &RightPiece) {
                 let mut sink = PanelRows {
                     target: start.add(column - panel),
                     width,
-                    vectors: VECTORS.min((panel + width - column) / V::WIDTH),
+                    vectors: rows / V::WIDTH,
                     scale: V::splat(piece.scale),
                 };
                 decode_columns::<V>(block, &columns, &mut sink);

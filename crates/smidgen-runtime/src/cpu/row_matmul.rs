@@ -15,7 +15,7 @@ use super::isa::Isa;
 use super::kernel::{LeftRun, PANEL_COLUMNS, RightRows, TileMatmul, TileWrite, tile_matmul};
 use super::matmul::depth_cut;
 use super::matmul_terms::{Chunk, Init, MOST_PIECES, Output, Piece, Term, check_operands};
-use super::packing::{PACK_DEPTH, RightPiece, pack_right, panel_width};
+use super::packing::{PACK_DEPTH, RightPiece, STRIP, pack_right, panel_width};
 use super::pool::{current_thread, current_threads, run_tasks};
 use smidgen_ir::Storage;
 use smidgen_ir::workspace_cpu::{COLUMN_BLOCK, DEPTH_BLOCK, ROW_BLOCK, matmul_floats};
@@ -93,13 +93,14 @@ impl Work<'_> {
         write: TileWrite,
     ) {
         let rows = self.output.rows;
+        let is_whole = columns.is_multiple_of(STRIP);
         let mut sums: Sums = [0.0; DIRECT_ROWS * PANEL_COLUMNS];
         // SAFETY: pieces are inside their terms, columns inside C; the panel belongs to this thread and holds a slice.
         unsafe {
             for piece in chunk.pieces() {
                 let term = &self.terms[piece.term];
                 match term.right.storage {
-                    Storage::Gguf(block) if term.scale == 1.0 => {
+                    Storage::Gguf(block) if is_whole && term.scale == 1.0 && term.left.depth_stride == 1 => {
                         let (stored, left) = (term.right, self.left_run(piece, 0, piece.depth));
                         let blocks = DirectBlocks {
                             block,
