@@ -172,7 +172,7 @@ mod tests {
         );
         assert_eq!(
             refused(
-                "qwen3",
+                "llama",
                 json!({"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}})
             ),
             "`quantization_config.weight_block_size = [64,64]` in config.json is not supported (supported: [128,128])"
