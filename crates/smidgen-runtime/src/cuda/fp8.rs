@@ -142,29 +142,8 @@ fn multiply(
     addends: Addends,
     scratch: u64,
 ) -> Result<(), DeviceError> {
-    let rows = stage.rows(output);
-    if rows == 0 {
-        return Ok(());
-    }
     if !stage.has_hopper_kernels() {
-        let (to, addend) = (stage.matrix(output), addends.matrix);
-        let product = Fp8Product {
-            left: left.codes.pointer,
-            left_scales: left.scales,
-            right: right.codes.pointer,
-            right_scales: right.scales,
-            to: to.pointer,
-            to_stride: to.stride as i64,
-            addend: addend.map_or(0, |addend| addend.pointer),
-            addend_stride: addend.map_or(0, |addend| addend.stride as i64),
-            bias: addends.bias.unwrap_or(0),
-            rows: rows as i32,
-            columns: output.columns as i32,
-            depth: left.codes.stride as i32,
-            alpha,
-        };
-        let grid = [output.columns.div_ceil(TILE) as u32, rows.div_ceil(TILE) as u32, 1];
-        return stage.launch_structure("multiply_fp8", grid, 256, TILE_SHARED_BYTES, &product, &[]);
+        return multiply_ourselves(stage, (left, right, alpha), output, addends);
     }
     let whole = |rows: usize| Sizes { rows, columns: output.columns, depth: left.codes.stride };
     let matmul = Matmul {
@@ -177,11 +156,41 @@ fn multiply(
         bias: addends.bias,
         fp8: Some(Fp8 { left_scales: left.scales, right_scales: right.scales, fast_sums }),
         alpha,
-        sizes: whole(rows),
+        sizes: whole(stage.rows(output)),
         planned: whole(output.rows_at(stage.planned())),
         scratch,
     };
     stage.cublas.run(stage.gpu, &matmul)
+}
+
+/// The same by the kernel of `fp8_matmul.cu`.
+fn multiply_ourselves(
+    stage: &Stage<'_>,
+    (left, right, alpha): (Rounded, Rounded, f32),
+    output: &Operand,
+    addends: Addends,
+) -> Result<(), DeviceError> {
+    let (rows, to, addend) = (stage.rows(output), stage.matrix(output), addends.matrix);
+    if rows == 0 {
+        return Ok(());
+    }
+    let product = Fp8Product {
+        left: left.codes.pointer,
+        left_scales: left.scales,
+        right: right.codes.pointer,
+        right_scales: right.scales,
+        to: to.pointer,
+        to_stride: to.stride as i64,
+        addend: addend.map_or(0, |addend| addend.pointer),
+        addend_stride: addend.map_or(0, |addend| addend.stride as i64),
+        bias: addends.bias.unwrap_or(0),
+        rows: rows as i32,
+        columns: output.columns as i32,
+        depth: left.codes.stride as i32,
+        alpha,
+    };
+    let grid = [output.columns.div_ceil(TILE) as u32, rows.div_ceil(TILE) as u32, 1];
+    stage.launch_structure("multiply_fp8", grid, 256, TILE_SHARED_BYTES, &product, &[])
 }
 
 /// y = x·Wᵀ + bias + scale·h·Bᵀ, and `residual` if there is one.
