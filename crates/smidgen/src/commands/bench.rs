@@ -227,7 +227,7 @@ fn measure_decoding(args: &Args, model: Model) -> Result<(), Failure> {
         hears: false,
         budget: job.budget,
     };
-    let (base, threads) = (job.recipe.model.base, job.request.threads);
+    let (base, threads) = (job.recipe.model.storage(), job.request.threads);
     let opening =
         Opening { model: &job.model, adapter: None, base, place: &job.place, arithmetic, threads, sizes };
     let request = opening.request()?;
@@ -242,7 +242,7 @@ fn measure_decoding(args: &Args, model: Model) -> Result<(), Failure> {
     let ms = times.median_ms();
     let figures = json!({
         "model": args.model,
-        "base": args.base,
+        "base": base.to_string(),
         "batch": sequences,
         "tokens": tokens,
         "compute": arithmetic.name(),

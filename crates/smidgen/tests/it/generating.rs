@@ -1,6 +1,6 @@
 //! `smidgen generate` from outside: what it prints where, and what it refuses.
 //!
-//! The models are tiny and random, so texts are noise; that they are the right noise is tested beside the session.
+//! The models are tiny and random, so texts are noise; that they are the right noise is tested next to the session.
 
 use crate::scratch::fixture;
 use serde_json::Value as Json;

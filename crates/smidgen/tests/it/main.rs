@@ -8,6 +8,7 @@
 mod bad_data;
 mod bad_model;
 mod bad_recipe;
+mod benching;
 mod coated_devices;
 mod commands;
 mod contents;

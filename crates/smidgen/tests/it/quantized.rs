@@ -128,7 +128,7 @@ fn stored_in_fp8() -> [Scratch; 2] {
         let in_bf16 = tensor.name.contains("mlp");
         let scales: Vec<f32> = scales
             .into_iter()
-            .map(|scale| if in_bf16 { f32::from_bits((scale.to_bits() >> 16) + 1 << 16) } else { scale })
+            .map(|scale| if in_bf16 { f32::from_bits(((scale.to_bits() >> 16) + 1) << 16) } else { scale })
             .collect();
         let codes: Vec<u8> =
             (0..numbers.len()).map(|at| fp8::encode_byte(numbers[at] / scales[square_of(at)])).collect();
@@ -211,7 +211,7 @@ fn damaged_checkpoints_in_fp8_are_refused_by_name() {
     let mut config = stored.json("model/config.json");
     config["quantization_config"]["weight_block_size"] = Value::Null;
     stored.write("model/config.json", config.to_string());
-    stored.train_refused(1, &[], &["`quantization_config.weight_block_size = null`", "[128,128]"]);
+    stored.train_refused(1, &[], &["`quantization_config.weight_block_size = none`", "[128,128]"]);
 }
 
 /// A plan needs no weights: the config of a 4-bit model says how they will lie.
