@@ -101,7 +101,7 @@ pub struct Args {
     /// auto, cpu or cuda:N [default: the recipe's, or auto: the first GPU, else the CPU]
     #[arg(long)]
     device: Option<String>,
-    /// Compute precision: auto, f32, bf16 or f16 [default: the recipe's, or auto: bf16 on a GPU (f16 before Ampere), else f32]
+    /// Compute precision: auto, f32, bf16, f16 or fp8 [default: the recipe's, or auto: bf16 on a GPU (f16 before Ampere), else f32]
     #[arg(long)]
     compute: Option<String>,
     /// CPU threads (0 = one per core)
