@@ -216,8 +216,10 @@ impl Setting {
                 place.arithmetic(Compute::Bf16).token_by_token()
             }
             (Compute::Fp8, _) => {
-                check_fp8(&place)
-                    .map_err(|why| Failure::command(why).hint("`--compute bf16` or `--compute f32` generates from the same stored weights"))?;
+                check_fp8(&place).map_err(|why| {
+                    Failure::command(why)
+                        .hint("`--compute bf16` or `--compute f32` generates from the same stored weights")
+                })?;
                 place.arithmetic(Compute::Fp8)
             }
             // Decoding is bound by reading the weights: rounding operands to bf16 gains nothing on a CPU.
