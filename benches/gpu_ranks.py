@@ -18,6 +18,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -204,7 +205,7 @@ def main():
     parser.add_argument("--most", type=float, default=2e-6, help="largest relative difference of losses")
     parser.add_argument("--only", nargs="*", help="names of cases: nccl, " + ", ".join(name for name, *_ in CASES))
     parser.add_argument("--again", action="store_true", help="train again what --work has")
-    parser.add_argument("--work", default="/tmp/smidgen-ranks")
+    parser.add_argument("--work", default=str(Path(tempfile.gettempdir()) / "smidgen-ranks"))
     parser.add_argument("--out")
     args = parser.parse_args()
     args.binary = str(Path(args.binary).resolve())

@@ -1,7 +1,7 @@
 //! Learning to transcribe, end to end: clips of three tones, each of which is a digit, and a small model with random weights.
 //!
 //! The audio encoder stays random; the projector, norms, the embedding and a LoRA of the decoder are trained. The clips that
-//! are evaluated were not trained on, so digits must be told apart and put in order by what is heard.
+//! are evaluated were not trained on, so the model has to hear which digits they are and in which order.
 
 use crate::scratch::Scratch;
 use crate::speech::{wav_of, write_tensors, write_words};
