@@ -196,6 +196,15 @@ fn early_updates_show_in_nothing_that_is_written() {
     std::fs::remove_dir_all(scratch.path("early/model")).unwrap();
     scratch.train("early", &[&early[..], &["--resume"]].concat());
     assert!(weights("early") == weights("depth"));
+    // The longest rows come last, so a dry step of theirs comes first: it updates nothing.
+    let text = scratch.text("data.jsonl");
+    let mut rows: Vec<&str> = text.lines().collect();
+    rows.sort_by_key(|row| row.matches(',').count());
+    scratch.write("ordered.jsonl", rows.join("\n"));
+    let ordered = ["data.train=ordered.jsonl", "data.shuffle=false", "train.batch=2"];
+    scratch.train("ordered", &[&pinned[..], &ordered, &["memory.order=depth"]].concat());
+    scratch.train("ordered-early", &[&early[..], &ordered].concat());
+    assert!(weights("ordered-early") == weights("ordered"));
 }
 
 /// Weights in bf16 learn, and a killed run ends with the bytes of one that was not.
