@@ -87,16 +87,18 @@ class Kernels:
                 texts = [(KERNELS / part).read_text() for part in parts]
                 texts.insert(1, f"\n#define HEAD {self.padded}\n")
                 Kernels.modules[key] = compile_file("".join(texts), dtype)
-        self.hopper = (not GENERAL and head_dim == 128 and dtype != torch.float32
+        # Hopper's kernels are padded to 64 or 128.
+        self.wide = 64 if head_dim <= 64 else 128
+        self.hopper = (not GENERAL and head_dim <= 128 and dtype != torch.float32
                        and torch.cuda.get_device_capability() == (9, 0))
         if self.hopper:
             for name in ("attention_hopper", "attention_hopper_grad"):
-                key = (self.padded, dtype, name)
+                key = (self.wide, dtype, name)
                 if key not in Kernels.modules:
                     parts = ["prelude.cuh", "matrix_unit.cuh", "warpgroup_unit.cuh", "attention_tiles.cuh",
                              "attention_hopper.cuh", name + ".cu"]
                     texts = [(KERNELS / part).read_text() for part in parts]
-                    texts.insert(1, f"\n#define HEAD {self.padded}\n")
+                    texts.insert(1, f"\n#define HEAD {self.wide}\n")
                     Kernels.modules[key] = compile_file("".join(texts), dtype, "a")
         small = self.padded <= 128
         self.queries, self.keys = (128, 64) if small else (64, 32)
@@ -108,9 +110,10 @@ class Kernels:
         self.block_sums = 4 * THREADS // {64: 8, 96: 16, 128: 16, 256: 32}[self.padded]
 
     def function(self, file, name, shared=0):
-        key = (self.padded, self.dtype, name)
+        size = self.wide if "hopper" in name else self.padded
+        key = (size, self.dtype, name)
         if key not in Kernels.functions:
-            function = Kernels.modules[(self.padded, self.dtype, file)].get_function(f"{name}_{self.padded}")
+            function = Kernels.modules[(size, self.dtype, file)].get_function(f"{name}_{size}")
             if shared > 48 << 10:
                 function.max_dynamic_shared_size_bytes = shared
             Kernels.functions[key] = function
@@ -122,7 +125,7 @@ class Kernels:
 
     def launch_hopper(self, file, name, items, tiles, more, *args):
         control = 16 + 16 * HOPPER_SLOTS + 64
-        shared = 2 * self.padded * 128 * (tiles + HOPPER_SLOTS) + more + control
+        shared = 2 * self.wide * 128 * (tiles + HOPPER_SLOTS) + more + control
         grid = min(items, torch.cuda.get_device_properties(0).multi_processor_count)
         self.launch(file, name, grid, shared, *args, threads=HOPPER_THREADS)
 
@@ -192,7 +195,8 @@ class Problem:
         if self.hopper:
             kernels.launch_hopper("attention_hopper", "attention_hopper", self.bound(kernels.queries) * self.heads, 2, 0,
                    *self.operands(self.q, self.k, self.v, self.buffers["o"]), pointer(self.lse),
-                   pointer(self.query_list), cupy.int32(self.heads), cupy.int32(self.kv_heads), cupy.float32(self.scale))
+                   pointer(self.query_list), cupy.int32(self.heads), cupy.int32(self.kv_heads), cupy.int32(self.head_dim),
+                   cupy.float32(self.scale))
             return
         kernels.launch("attention", name, self.bound(kernels.queries) * self.heads,
                kernels.forward_shared if self.tiled else 0, *self.operands(self.q, self.k, self.v, self.buffers["o"]),
@@ -238,8 +242,8 @@ class Problem:
         self.kernels.launch_hopper("attention_hopper_grad", "attention_grad_hopper", items, 3, HOPPER_SLOTS * 512,
                *self.operands(self.q, self.k, self.v, self.dout, self.buffers["dq"], *self.key_gradients()),
                *(pointer(x) for x in (self.powers, self.deltas, query_list, key_list)),
-               cupy.int32(self.tokens), cupy.int32(self.heads), cupy.int32(self.kv_heads), cupy.int32(self.parts),
-               cupy.int64(2 * self.tokens * self.columns["dk"]), cupy.float32(self.scale))
+               cupy.int32(self.tokens), cupy.int32(self.heads), cupy.int32(self.kv_heads), cupy.int32(self.head_dim),
+               cupy.int32(self.parts), cupy.int64(2 * self.tokens * self.columns["dk"]), cupy.float32(self.scale))
         if self.parts > 1 and kinds != "queries":
             self.sum_parts()
 

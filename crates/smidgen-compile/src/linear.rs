@@ -47,12 +47,17 @@ impl Builder<'_> {
         (fused, separate): (&str, [&str; N]),
         parts: [(&str, usize); N],
     ) -> [ValueId; N] {
-        if !self.spec.fused {
-            let mut outputs = separate.into_iter().zip(parts);
-            return std::array::from_fn(|_| {
-                let (module, (output, _)) = outputs.next().expect("as many linears as parts");
-                self.linear(x, module, output)
+        if !self.spec.fused && self.cached {
+            // All h first: what follows does not depend on each other, and a device may compute it together.
+            let paths = separate.map(|module| self.path(module));
+            let attached: [_; N] = std::array::from_fn(|i| self.attach(x, &paths[i], parts[i].0));
+            return std::array::from_fn(|i| {
+                let (output, rows) = parts[i];
+                self.part(x, &paths[i], attached[i], Part { output, first_row: 0, rows })
             });
+        }
+        if !self.spec.fused {
+            return std::array::from_fn(|i| self.linear(x, separate[i], parts[i].0));
         }
         let path = self.path(fused);
         let attached = self.attach(x, &path, fused);

@@ -70,7 +70,10 @@ pub fn workspace_bytes(op: &Op, inputs: &[&Type], extent: &Extent, target: Targe
         Op::ChunkAttentionGrad(shape) => {
             step.scratch(|_| 0, |gpu| gpu_sizes::attention_floats_bytes(gpu.extent.audio, shape))
         }
-        Op::CachedAttention(shape) => step.scratch(|cpu| cpu.f32_attention_floats(shape), |_| 0),
+        Op::CachedAttention(shape) => step.scratch(
+            |cpu| cpu.f32_attention_floats(shape),
+            |gpu| gpu_sizes::cached_attention_bytes(gpu.size(0).0, gpu.size(3).1, shape),
+        ),
         Op::RmsNormWeightGrad { .. } => step.scratch(
             |cpu| cpu_sizes::norm_partials_floats(cpu.size(0).0, cpu.size(0).1),
             |gpu| gpu.partial_sums_bytes(gpu_sizes::NORM_GROUPS_PER_PARTIAL),

@@ -131,6 +131,19 @@ pub const fn partial_sums_bytes(rows: usize, columns: usize, least: usize) -> us
     align_up(4 * columns * if partials < MOST_PARTIALS { partials } else { MOST_PARTIALS })
 }
 
+/// Cached positions that a block of a shared query takes.
+pub const CACHE_PIECE: usize = 256;
+/// Up to this many queries are shared by several blocks.
+pub const MOST_SHARED_QUERIES: usize = 8;
+
+/// Partial results of attention over a cache of `positions` per sequence: the sums of each piece of a shared query, its
+/// largest score and the sum of its weights.
+pub fn cached_attention_bytes(queries: usize, positions: usize, shape: &AttentionShape) -> usize {
+    let pieces = positions.div_ceil(CACHE_PIECE);
+    let shared = if pieces > 1 { queries.min(MOST_SHARED_QUERIES) } else { 0 };
+    align_up(4 * shared * shape.heads * pieces * (shape.head_dim + 2))
+}
+
 /// Elements from one row of logits to the next.
 pub const fn logit_stride(vocabulary: usize) -> usize {
     vocabulary.next_multiple_of(64)
@@ -242,7 +255,7 @@ pub const fn squares_chunks(elements: usize) -> usize {
 /// Sums, in f64, that every block of a Fourier module's gradient writes.
 pub const FOURIER_SUMS: usize = 5;
 /// Rows of such a block.
-const FOURIER_BLOCK_ROWS: usize = 128;
+const FOURIER_BLOCK_ROWS: usize = 256;
 
 /// Columns of such a block: the tile of B must fit the shared memory at any rank.
 pub const fn fourier_block_columns(activations: DType) -> usize {
@@ -430,7 +443,7 @@ mod tests {
             );
             assert!(fourier(rows).1 <= fourier(rows + 1).1 && fourier(rows).0 == 5, "{rows} rows");
         }
-        assert_eq!((fourier(1), fourier(129)), ((5, 1), (5, 2)));
+        assert_eq!((fourier(1), fourier(257)), ((5, 1), (5, 2)));
     }
 
     /// Whole tiles of eight rows, never none, and no more rows than there are.

@@ -37,6 +37,8 @@ template <int N> __device__ __forceinline__ Place place_of(u32 index, u32 spans_
 template <int N>
 __device__ __forceinline__ void activate(int kind, const act *gate, i64 gate_stride, const act *up, i64 up_stride,
                                          act *y, i64 y_stride, u32 spans_of_row, u32 spans) {
+    start_next();
+    await_previous();
     u32 index = blockIdx.x * 2 * blockDim.x + threadIdx.x;
     float x[2][N], other[2][N];
 #pragma unroll

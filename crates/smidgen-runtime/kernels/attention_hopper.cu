@@ -30,7 +30,7 @@ struct ForwardOperands {
     float *lse;
     i64 q_stride, k_stride, v_stride, o_stride;
     int4 *list;
-    int heads, kv_heads;
+    int heads, kv_heads, head_dim;
     float scale;
 };
 
@@ -60,10 +60,10 @@ __device__ __forceinline__ void copy_items(const ForwardOperands &x, u32 base) {
             return;
         }
         const Tile tile = item.tile;
-        copy_rows<ITEM_ROWS>(base + QUERIES_AT, x.q + tile.first * x.q_stride + item.head * HEAD, x.q_stride,
-                             tile.last - tile.first);
+        copy_rows<ITEM_ROWS>(base + QUERIES_AT, x.q + tile.first * x.q_stride + item.head * x.head_dim,
+                             x.q_stride, tile.last - tile.first, x.head_dim);
         copies.commit(control + RESIDENT_FULL);
-        const int kv_column = item.head / (x.heads / x.kv_heads) * HEAD;
+        const int kv_column = item.head / (x.heads / x.kv_heads) * x.head_dim;
 #pragma unroll 1
         for (int step = key_tiles_of(tile) - 1; step >= 0; --step) {
             const i64 key = tile.begin + step * KEYS;
@@ -72,7 +72,8 @@ __device__ __forceinline__ void copy_items(const ForwardOperands &x, u32 base) {
                 copies.await(control + SLOT_EMPTY(ring.slot), ring.pass ^ 1);
                 const i64 stride = values ? x.v_stride : x.k_stride;
                 copy_rows<KEYS>(base + RING_AT + ring.slot * TILE_BYTES(KEYS),
-                                (values ? x.v : x.k) + key * stride + kv_column, stride, tile.end - (int)key);
+                                (values ? x.v : x.k) + key * stride + kv_column, stride, tile.end - (int)key,
+                                x.head_dim);
                 copies.commit(control + SLOT_FULL(ring.slot));
                 ring.advance();
             }
@@ -233,8 +234,8 @@ __device__ __forceinline__ void multiply_items(const ForwardOperands &x, u32 bas
             if (t == 0 && g + r * 8 < rows)
                 x.lse[(query + g + r * 8) * x.heads + item.head] = (most[r] * to_power + log2f(total)) * LN_2;
         }
-        write_result(x.o + query * x.o_stride + item.head * HEAD, x.o_stride, rows, base + STAGING_AT, output, share[0],
-                     share[1]);
+        write_result(x.o + query * x.o_stride + item.head * x.head_dim, x.o_stride, rows, x.head_dim, base + STAGING_AT,
+                     output, share[0], share[1]);
     }
     // Takes the last turn, so that the barrier ends balanced.
 #if !defined(NO_TURNS)
@@ -247,8 +248,10 @@ __device__ __forceinline__ void multiply_items(const ForwardOperands &x, u32 bas
 // CONTROL_AT + CONTROL_BYTES.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     FOR_HEAD(attention_hopper_)(const act *q, i64 q_stride, const act *k, i64 k_stride, const act *v, i64 v_stride,
-                                act *o, i64 o_stride, float *lse, int4 *list, int heads, int kv_heads, float scale) {
-    const ForwardOperands x{q, k, v, o, lse, q_stride, k_stride, v_stride, o_stride, list, heads, kv_heads, scale};
+                                act *o, i64 o_stride, float *lse, int4 *list, int heads, int kv_heads,
+                                int head_dim, float scale) {
+    const ForwardOperands x{q,        k,        v,    o,     lse,      q_stride, k_stride,
+                            v_stride, o_stride, list, heads, kv_heads, head_dim, scale};
     const u32 base = shared_base();
     make_barriers(base + CONTROL_AT);
     if (threadIdx.x < 128) {

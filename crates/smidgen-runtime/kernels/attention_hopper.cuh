@@ -7,7 +7,8 @@
 // ring of slots: the barrier `full` says that a slot has been copied, `empty` that both consumers are done with it. The
 // resident tile has two such barriers too, and the item arrives with it. The item counter is the second number of a
 // list of tiles (`attention_tiles.cuh`), which is reset before each launch.
-// A tile of `rows` rows is consecutive panels of 64 columns; see `warpgroup_unit.cuh`.
+// A tile of `rows` rows is consecutive panels of 64 columns; see `warpgroup_unit.cuh`. A head of fewer than HEAD
+// channels is padded with zeros there.
 // Left out: windows and softcaps, which use the kernels for all GPUs.
 
 #define BLOCK_THREADS 384
@@ -152,12 +153,15 @@ struct Copies {
     }
 };
 
-// Starts to copy ROWS rows of a head; rows from `rows` on become zero. `from` is the first element of the head in the
-// first row.
-template <int ROWS> __device__ __forceinline__ void copy_rows(u32 tile, const act *from, i64 stride, int rows) {
+// Starts to copy ROWS rows of a head of `head_dim` channels; rows from `rows` on become zero. `from` is the first
+// element of the head in the first row.
+template <int ROWS>
+__device__ __forceinline__ void copy_rows(u32 tile, const act *from, i64 stride, int rows, int head_dim) {
     const int row = threadIdx.x / ROW_COPIERS, chunk = threadIdx.x % ROW_COPIERS;
     const u32 to = tile + place_in_panels(ROWS, row, chunk);
     from += row * stride + chunk * 8;
+    if (chunk * 8 >= head_dim)
+        rows = 0;
 #pragma unroll
     for (int pass = 0; pass < ROWS / ROWS_AT_ONCE; ++pass) {
         copy_async_16(to + pass * ROWS_AT_ONCE * 128, from, row + pass * ROWS_AT_ONCE < rows);
@@ -175,8 +179,8 @@ __device__ __forceinline__ u32 opaque(u32 address) {
 
 // Writes the 16 rows of this warp, times a factor for each half of the rows, through its part of `staging`. `to` is the
 // first element of the head in the warp's first row.
-__device__ __forceinline__ void write_result(act *to, i64 stride, int rows, u32 staging, const float (&c)[HEAD / 2],
-                                             float upper, float lower) {
+__device__ __forceinline__ void write_result(act *to, i64 stride, int rows, int head_dim, u32 staging,
+                                             const float (&c)[HEAD / 2], float upper, float lower) {
     const int warp = threadIdx.x / WARP - 4;
     staging = opaque(staging);
     __syncwarp();
@@ -187,7 +191,7 @@ __device__ __forceinline__ void write_result(act *to, i64 stride, int rows, u32 
     }
     __syncwarp();
     if (rows > 0)
-        store_rows(to, stride, staging, warp * 16, min(rows, 16), 0, CHUNKS, HEAD);
+        store_rows(to, stride, staging, warp * 16, min(rows, 16), 0, CHUNKS, head_dim);
 }
 
 // Columns 16 · step.. of a result, rounded, as the left operand of another matmul.

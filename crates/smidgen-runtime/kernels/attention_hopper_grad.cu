@@ -39,7 +39,7 @@ struct GradOperands {
     const float *powers, *deltas;
     const int4 *query_list;
     int4 *key_list;
-    int tokens, heads, kv_heads, parts;
+    int tokens, heads, kv_heads, head_dim, parts;
     i64 part_elements;
     float scale;
 
@@ -82,7 +82,7 @@ __device__ __forceinline__ void copy_items(const GradOperands &x, u32 base) {
         }
         const Tile tile = item.tile;
         const bool of_keys = item.kind == OF_KEYS;
-        const int kv_column = (of_keys ? item.head : item.head / group) * HEAD;
+        const int kv_column = (of_keys ? item.head : item.head / group) * x.head_dim;
         int head = of_keys ? item.head * group + x.part_head(item.part) : item.head;
         const int heads = of_keys ? x.part_head(item.part + 1) - x.part_head(item.part) : 1;
         // The resident pair, and the streamed pair.
@@ -93,8 +93,8 @@ __device__ __forceinline__ void copy_items(const GradOperands &x, u32 base) {
 #pragma unroll
         for (int i = 0; i < 2; ++i)
             copy_rows<ITEM_ROWS>(base + (i ? SECOND_AT : FIRST_AT),
-                                 stays[i] + tile.first * stay_strides[i] + (of_keys ? kv_column : head * HEAD),
-                                 stay_strides[i], tile.last - tile.first);
+                                 stays[i] + tile.first * stay_strides[i] + (of_keys ? kv_column : head * x.head_dim),
+                                 stay_strides[i], tile.last - tile.first, x.head_dim);
         copies.commit(control + RESIDENT_FULL);
         const int tiles = of_keys ? tiles_of(tile.end - tile.first) : tiles_of(tile.last - tile.begin);
 #pragma unroll 1
@@ -106,8 +106,8 @@ __device__ __forceinline__ void copy_items(const GradOperands &x, u32 base) {
 #pragma unroll
             for (int i = 0; i < 2; ++i)
                 copy_rows<STEP>(base + RING_AT + ring.slot * PAIR_BYTES + i * TILE_BYTES(STEP),
-                                passes[i] + token * pass_strides[i] + (of_keys ? head * HEAD : kv_column),
-                                pass_strides[i], tile.end - token);
+                                passes[i] + token * pass_strides[i] + (of_keys ? head * x.head_dim : kv_column),
+                                pass_strides[i], tile.end - token, x.head_dim);
             if (of_keys) {
                 const int i = threadIdx.x % STEP, kind = threadIdx.x / STEP;
                 copy_async_4(base + STATISTICS_AT + (ring.slot * 2 + kind) * STATISTICS_BYTES + i * 4,
@@ -298,11 +298,12 @@ __device__ __forceinline__ void multiply_item(const GradOperands &x, u32 base, u
     if constexpr (KIND == OF_KEYS) {
         settle(values);
         warp_arrive(control + RESIDENT_EMPTY);
-        const i64 at = done.part * x.part_elements + done.head * HEAD;
-        write_result(x.dv + at + token * x.dv_stride, x.dv_stride, rows, staging, values, 1.0f, 1.0f);
-        write_result(x.dk + at + token * x.dk_stride, x.dk_stride, rows, staging, along, x.scale, x.scale);
+        const i64 at = done.part * x.part_elements + done.head * x.head_dim;
+        write_result(x.dv + at + token * x.dv_stride, x.dv_stride, rows, x.head_dim, staging, values, 1.0f, 1.0f);
+        write_result(x.dk + at + token * x.dk_stride, x.dk_stride, rows, x.head_dim, staging, along, x.scale, x.scale);
     } else {
-        write_result(x.dq + token * x.dq_stride + done.head * HEAD, x.dq_stride, rows, staging, along, x.scale, x.scale);
+        write_result(x.dq + token * x.dq_stride + done.head * x.head_dim, x.dq_stride, rows, x.head_dim, staging, along,
+                     x.scale, x.scale);
     }
 }
 
@@ -313,10 +314,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
                                      const act *dout, i64 dout_stride, act *dq, i64 dq_stride, act *dk, i64 dk_stride,
                                      act *dv, i64 dv_stride, const float *powers, const float *deltas,
                                      const int4 *query_list, int4 *key_list, int tokens, int heads, int kv_heads,
-                                     int parts, i64 part_elements, float scale) {
-    const GradOperands x{q,           k,         v,         dout,      dq,         dk,       dv,     q_stride,
-                         k_stride,    v_stride,  dout_stride, dq_stride, dk_stride, dv_stride, powers, deltas,
-                         query_list,  key_list,  tokens,    heads,     kv_heads,   parts,    part_elements, scale};
+                                     int head_dim, int parts, i64 part_elements, float scale) {
+    const GradOperands x{q,          k,        v,        dout,        dq,        dk,        dv,        q_stride,
+                         k_stride,   v_stride, dout_stride, dq_stride, dk_stride, dv_stride, powers,   deltas,
+                         query_list, key_list, tokens,   heads,       kv_heads,  head_dim,  parts,     part_elements,
+                         scale};
     const u32 base = shared_base();
     make_barriers(base + CONTROL_AT);
     if (threadIdx.x < 128) {

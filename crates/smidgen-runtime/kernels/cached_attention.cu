@@ -1,17 +1,20 @@
 // Attention of new tokens over cached keys and values, and writes to the cache.
 //
 // A sequence has a slot; `table` (L, P) holds the cache row of each of its positions, so the rows of a sequence may be
-// anywhere and sequences may share rows. One block per query and head: teams of `lanes` lanes, each lane with eight
-// channels, take turns over the positions, four at a time, each with a running maximum and sum; the results of the
-// teams are combined in order. The result of a query depends only on its own sequence. A position, slot or row out of
-// range traps, so that nothing is read out of bounds.
-// Left out: sharing keys between the heads of a group and several blocks for one long sequence.
+// anywhere and sequences may share rows. Positions are taken in pieces of 256: teams of `lanes` lanes, each lane with
+// eight channels, take turns over a piece, four positions at a time, each with a running maximum and sum; the results
+// of the teams, and then those of the pieces, are combined in order. One block per query and head takes all pieces, or,
+// where queries are few, one of them, and `join_pieces` combines them. Both give the same bits: the result of a query
+// depends only on its own sequence. A position, slot or row out of range traps, so that nothing is read out of bounds.
+// Left out: sharing keys between the heads of a group.
 
 // Row `table[slot, position]` of `keys` and `values` := row `token` of k and v. One block per token.
 extern "C" __global__ void __launch_bounds__(256)
     cache_rows(const act *k, i64 k_stride, const act *v, i64 v_stride, const int *table, int slots_of_table,
                int positions_of_slot, const int *slots, const int *positions, act *keys, i64 keys_stride, act *values,
                i64 values_stride, int cache_rows, int columns, int aligned) {
+    start_next();
+    await_previous();
     int token = blockIdx.x;
     int slot = slots[token], position = positions[token];
     if ((u32)slot >= (u32)slots_of_table || (u32)position >= (u32)positions_of_slot)
@@ -49,46 +52,63 @@ template <bool ALIGNED> __device__ __forceinline__ void read_channels(const act 
 }
 
 #define POSITIONS_AT_ONCE 4
+// As in `workspace_cuda.rs`.
+#define PIECE 256
 
+struct CachedAttention {
+    const act *q;
+    i64 q_stride;
+    const act *keys;
+    i64 keys_stride;
+    const act *values;
+    i64 values_stride;
+    const int *table;
+    const int *slots, *positions;
+    act *o;
+    i64 o_stride;
+    float *pieces; // of every query, head and piece: head_dim sums, the largest score and the sum of weights
+    int slots_of_table, positions_of_slot, cache_rows;
+    int group, head_dim, lanes;
+    int window; // or 0
+    float scale, softcap;
+};
+
+// The softmax of some positions: the largest score, the sum of exp(score - largest), and that times a channel of values.
+struct Partial {
+    float largest = -infinity(), sum = 0.0f, total = 0.0f;
+
+    __device__ __forceinline__ void add(const Partial &next) {
+        float highest = fmaxf(largest, next.largest);
+        float factor = expf(largest - highest), of_next = expf(next.largest - highest);
+        sum = fmaf(of_next, next.sum, __fmul_rn(factor, sum));
+        total = fmaf(of_next, next.total, __fmul_rn(factor, total));
+        largest = highest;
+    }
+};
+
+// The softmax over positions `begin` to `end` for channel `threadIdx.x` of the head. The whole block takes part.
 template <bool ALIGNED>
-__device__ __forceinline__ void attend(const act *q, i64 q_stride, const act *keys, i64 keys_stride,
-                                       const act *values, i64 values_stride, const int *table, int slots_of_table,
-                                       int positions_of_slot, const int *slots, const int *positions, int cache_rows,
-                                       act *o, i64 o_stride, int group, int head_dim, int lanes, float scale,
-                                       int window, float softcap) {
+__device__ __forceinline__ Partial attend_to_piece(const CachedAttention &a, const act *keys, const act *values,
+                                                   const int *table, const float (&query)[8], int count, int begin,
+                                                   int end) {
     // Sums over positions of exp(score - largest) * value, eight floats per thread, and their scale.
     __shared__ float weighted[256 * 8];
     __shared__ float largest_of_team[32], sum_of_team[32];
-    int token = blockIdx.x, head = blockIdx.y;
-    int teams = blockDim.x / lanes, team = threadIdx.x / lanes;
-    int channel = 8 * (threadIdx.x % lanes);
-    int count = min(max(head_dim - channel, 0), 8);
-    int slot = slots[token], position = positions[token];
-    if ((u32)slot >= (u32)slots_of_table || (u32)position >= (u32)positions_of_slot)
-        __trap();
-    table += (i64)slot * positions_of_slot;
-    i64 channel_of_key = (i64)(head / group) * head_dim + channel;
-    keys += channel_of_key;
-    values += channel_of_key;
-    // A window of 0 means no window.
-    int begin = window > 0 ? max(position + 1 - window, 0) : 0;
-
-    float query[8] = {};
-    read_channels<ALIGNED>(q + (i64)token * q_stride + (i64)head * head_dim + channel, count, query);
+    int teams = blockDim.x / a.lanes, team = threadIdx.x / a.lanes;
     float largest = -infinity(), sum = 0.0f, total[8] = {};
     // The bounds are the same in the whole block: every lane takes part in the sums over lanes.
-    for (int base = begin; base <= position; base += POSITIONS_AT_ONCE * teams) {
+    for (int base = begin; base < end; base += POSITIONS_AT_ONCE * teams) {
         float value[POSITIONS_AT_ONCE][8] = {}, score[POSITIONS_AT_ONCE];
 #pragma unroll
         for (int i = 0; i < POSITIONS_AT_ONCE; ++i) {
             int here = base + i * teams + team;
             float key[8] = {};
-            if (here <= position) {
+            if (here < end) {
                 int row = table[here];
-                if ((u32)row >= (u32)cache_rows)
+                if ((u32)row >= (u32)a.cache_rows)
                     __trap();
-                read_channels<ALIGNED>(keys + (i64)row * keys_stride, count, key);
-                read_channels<ALIGNED>(values + (i64)row * values_stride, count, value[i]);
+                read_channels<ALIGNED>(keys + (i64)row * a.keys_stride, count, key);
+                read_channels<ALIGNED>(values + (i64)row * a.values_stride, count, value[i]);
             }
             float product = 0.0f;
 #pragma unroll
@@ -99,10 +119,10 @@ __device__ __forceinline__ void attend(const act *q, i64 q_stride, const act *ke
         float higher = largest;
 #pragma unroll
         for (int i = 0; i < POSITIONS_AT_ONCE; ++i) {
-            float scaled = scale * lanes_sum(score[i], lanes);
-            if (softcap > 0.0f)
-                scaled = softcap * tanhf(scaled / softcap);
-            score[i] = base + i * teams + team <= position ? scaled : -infinity();
+            float scaled = a.scale * lanes_sum(score[i], a.lanes);
+            if (a.softcap > 0.0f)
+                scaled = a.softcap * tanhf(scaled / a.softcap);
+            score[i] = base + i * teams + team < end ? scaled : -infinity();
             higher = fmaxf(higher, score[i]);
         }
         // A team that has seen no position yet has nothing to scale.
@@ -126,40 +146,96 @@ __device__ __forceinline__ void attend(const act *q, i64 q_stride, const act *ke
 #pragma unroll
     for (int c = 0; c < 8; ++c)
         weighted[8 * threadIdx.x + c] = total[c];
-    if (threadIdx.x % lanes == 0) {
+    if (threadIdx.x % a.lanes == 0) {
         largest_of_team[team] = largest;
         sum_of_team[team] = sum;
     }
     __syncthreads();
-    float highest = -infinity();
+    Partial all;
     for (int other = 0; other < teams; ++other)
-        highest = fmaxf(highest, largest_of_team[other]);
-    o += (i64)token * o_stride + (i64)head * head_dim;
-    for (int column = threadIdx.x; column < head_dim; column += blockDim.x) {
-        float above = 0.0f, below = 0.0f;
+        all.largest = fmaxf(all.largest, largest_of_team[other]);
+    if (threadIdx.x < a.head_dim)
         for (int other = 0; other < teams; ++other) {
-            float factor = expf(largest_of_team[other] - highest);
-            above += factor * weighted[8 * lanes * other + column];
-            below += factor * sum_of_team[other];
+            float factor = expf(largest_of_team[other] - all.largest);
+            all.total += factor * weighted[8 * a.lanes * other + threadIdx.x];
+            all.sum += factor * sum_of_team[other];
         }
-        o[column] = to_act(above / below);
+    // The next piece overwrites what was read here.
+    __syncthreads();
+    return all;
+}
+
+__device__ __forceinline__ float *piece_of(const CachedAttention &a, int query, int head, int heads, int piece,
+                                           int pieces) {
+    return a.pieces + (((i64)query * heads + head) * pieces + piece) * (a.head_dim + 2);
+}
+
+// Positions that a query attends to; a window of 0 means no window.
+__device__ __forceinline__ void range_of(const CachedAttention &a, int query, int &begin, int &end) {
+    int slot = a.slots[query], position = a.positions[query];
+    if ((u32)slot >= (u32)a.slots_of_table || (u32)position >= (u32)a.positions_of_slot)
+        __trap();
+    begin = a.window > 0 ? max(position + 1 - a.window, 0) : 0;
+    end = position + 1;
+}
+
+// Grid: queries, heads, and 1 or, if `PIECES`, all pieces.
+template <bool ALIGNED, bool PIECES> __device__ __forceinline__ void attend(const CachedAttention &a) {
+    start_next();
+    await_previous();
+    int token = blockIdx.x, head = blockIdx.y, begin, end;
+    range_of(a, token, begin, end);
+    int channel = 8 * (threadIdx.x % a.lanes);
+    int count = min(max(a.head_dim - channel, 0), 8);
+    const int *table = a.table + (i64)a.slots[token] * a.positions_of_slot;
+    i64 channel_of_key = (i64)(head / a.group) * a.head_dim + channel;
+    const act *keys = a.keys + channel_of_key, *values = a.values + channel_of_key;
+    int first = PIECES ? blockIdx.z : begin / PIECE, last = PIECES ? blockIdx.z : (end - 1) / PIECE;
+    if (PIECES && (first < begin / PIECE || first > (end - 1) / PIECE))
+        return;
+
+    float query[8] = {};
+    read_channels<ALIGNED>(a.q + (i64)token * a.q_stride + (i64)head * a.head_dim + channel, count, query);
+    Partial all;
+    for (int piece = first; piece <= last; ++piece)
+        all.add(attend_to_piece<ALIGNED>(a, keys, values, table, query, count, max(begin, piece * PIECE),
+                                         min(end, (piece + 1) * PIECE)));
+    if (threadIdx.x >= a.head_dim)
+        return;
+    if (!PIECES) {
+        a.o[(i64)token * a.o_stride + (i64)head * a.head_dim + threadIdx.x] = to_act(all.total / all.sum);
+        return;
+    }
+    float *to = piece_of(a, token, head, gridDim.y, blockIdx.z, gridDim.z);
+    to[threadIdx.x] = all.total;
+    if (threadIdx.x == 0) {
+        to[a.head_dim] = all.largest;
+        to[a.head_dim + 1] = all.sum;
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-    cached_attention_eight(const act *q, i64 q_stride, const act *keys, i64 keys_stride, const act *values,
-                           i64 values_stride, const int *table, int slots_of_table, int positions_of_slot,
-                           const int *slots, const int *positions, int cache_rows, act *o, i64 o_stride, int group,
-                           int head_dim, int lanes, float scale, int window, float softcap) {
-    attend<true>(q, q_stride, keys, keys_stride, values, values_stride, table, slots_of_table, positions_of_slot,
-                 slots, positions, cache_rows, o, o_stride, group, head_dim, lanes, scale, window, softcap);
+// Grid: queries, heads. A thread has one channel.
+extern "C" __global__ void __launch_bounds__(256) join_pieces(CachedAttention a, int pieces) {
+    start_next();
+    await_previous();
+    int begin, end;
+    range_of(a, blockIdx.x, begin, end);
+    if (threadIdx.x >= a.head_dim)
+        return;
+    Partial all;
+    for (int piece = begin / PIECE; piece <= (end - 1) / PIECE; ++piece) {
+        const float *from = piece_of(a, blockIdx.x, blockIdx.y, gridDim.y, piece, pieces);
+        Partial next;
+        next.largest = from[a.head_dim], next.sum = from[a.head_dim + 1], next.total = from[threadIdx.x];
+        all.add(next);
+    }
+    a.o[(i64)blockIdx.x * a.o_stride + (i64)blockIdx.y * a.head_dim + threadIdx.x] = to_act(all.total / all.sum);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-    cached_attention_one(const act *q, i64 q_stride, const act *keys, i64 keys_stride, const act *values,
-                         i64 values_stride, const int *table, int slots_of_table, int positions_of_slot,
-                         const int *slots, const int *positions, int cache_rows, act *o, i64 o_stride, int group,
-                         int head_dim, int lanes, float scale, int window, float softcap) {
-    attend<false>(q, q_stride, keys, keys_stride, values, values_stride, table, slots_of_table, positions_of_slot,
-                  slots, positions, cache_rows, o, o_stride, group, head_dim, lanes, scale, window, softcap);
-}
+#define CACHED_ATTENTION_KERNEL(NAME, ...)                                                                            \
+    extern "C" __global__ void __launch_bounds__(256) NAME(CachedAttention a) { attend<__VA_ARGS__>(a); }
+
+CACHED_ATTENTION_KERNEL(cached_attention_eight, true, false)
+CACHED_ATTENTION_KERNEL(cached_attention_one, false, false)
+CACHED_ATTENTION_KERNEL(cached_attention_pieces_eight, true, true)
+CACHED_ATTENTION_KERNEL(cached_attention_pieces_one, false, true)

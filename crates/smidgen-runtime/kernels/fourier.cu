@@ -4,15 +4,17 @@
 //     da = sums of dy (1, u, n, c)              dsigma = -sign(sigma) sum of dz z / s
 // z is never stored: a warp computes 16 rows by 32 columns of it with matrix instructions (bf16, f16; plain arithmetic
 // for f32) and uses it at once, so forward and backward move 2 elements for each of N T, like an addition. Columns are
-// assigned so that each thread owns eight neighbours.
+// assigned so that each thread owns eight neighbours; with `ALIGNED`, they can be read and written together.
 // The five sums are f32 within a thread, f64 across threads; each block writes its own, and a second kernel adds them
 // in order. `matrix_unit.cuh` comes before this text.
 
 #define FOURIER_THREADS 256
-#define FOURIER_SLAB_ROWS 128
+#define FOURIER_SLAB_ROWS 256
 #define FOURIER_TILE_ROWS 16
 #define FOURIER_TILE_COLUMNS 32
 #define FOURIER_SUMS 5
+// On a multiprocessor, which bounds the registers of a thread to 80.
+#define FOURIER_BLOCKS_AT_ONCE 3
 
 // Warps along columns and along rows: the tile of B must fit the shared memory for a rank of 256.
 #if defined(ACT_F32)
@@ -21,6 +23,7 @@
 #define FOURIER_COLUMN_WARPS 4
 #endif
 #define FOURIER_ROW_WARPS (FOURIER_THREADS / WARP / FOURIER_COLUMN_WARPS)
+#define FOURIER_TURN_ROWS (FOURIER_ROW_WARPS * FOURIER_TILE_ROWS)
 #define FOURIER_BLOCK_COLUMNS (FOURIER_TILE_COLUMNS * FOURIER_COLUMN_WARPS)
 
 // ── the low-rank matmul ───────────────────────────────────────────────────────────────────────────
@@ -29,7 +32,6 @@
 struct LowRank {
     const act *h; // (T, R)
     i64 h_stride;
-    i32 h_pairs; // two neighbours of h can be read together
     const act *b; // (N, R)
     i64 b_stride;
     i32 rank, rows, columns;
@@ -45,8 +47,14 @@ __device__ __forceinline__ void load_b(const LowRank &product, i32 first_column,
     }
 }
 
+// Nothing is read ahead: a row of h is read element by element.
+template <bool ALIGNED> struct FirstOfH {
+    __device__ __forceinline__ void read(const LowRank &, i32) {}
+};
+
+template <bool ALIGNED>
 __device__ __forceinline__ void multiply(const LowRank &product, const float *tile, i32 column_warp, i32 row,
-                                         float (&z)[2][8]) {
+                                         const FirstOfH<ALIGNED> &, float (&z)[2][8]) {
     const i32 lane = threadIdx.x % WARP;
     const i32 upper = row + lane / 4, lower = upper + 8;
     const float *upper_h = product.h + (i64)min(upper, product.rows - 1) * product.h_stride;
@@ -91,25 +99,43 @@ __device__ __forceinline__ void load_b(const LowRank &product, i32 first_column,
     }
 }
 
-__device__ __forceinline__ u32 pair_of_h(const LowRank &product, i32 row, i32 k) {
+template <bool ALIGNED> __device__ __forceinline__ u32 pair_of_h(const LowRank &product, i32 row, i32 k) {
     if (row >= product.rows || k >= product.rank)
         return 0;
     const act *h = product.h + (i64)row * product.h_stride + k;
-    if (product.h_pairs)
+    if constexpr (ALIGNED)
         return *(const u32 *)h;
     return (u32)h[0].bits | (k + 1 < product.rank ? (u32)h[1].bits << 16 : 0);
 }
 
+// A lane's elements of h for one matrix instruction.
+template <bool ALIGNED>
+__device__ __forceinline__ void part_of_h(const LowRank &product, i32 row, i32 k, u32 (&a)[4]) {
+    const i32 upper = row + threadIdx.x % WARP / 4, lower = upper + 8;
+    a[0] = pair_of_h<ALIGNED>(product, upper, k), a[1] = pair_of_h<ALIGNED>(product, lower, k);
+    a[2] = pair_of_h<ALIGNED>(product, upper, k + 8), a[3] = pair_of_h<ALIGNED>(product, lower, k + 8);
+}
+
+// Those of the first 16 of R: for usual ranks, all or half of them.
+template <bool ALIGNED> struct FirstOfH {
+    u32 a[4];
+
+    __device__ __forceinline__ void read(const LowRank &product, i32 row) {
+        part_of_h<ALIGNED>(product, row, threadIdx.x % 4 * 2, a);
+    }
+};
+
+template <bool ALIGNED>
 __device__ __forceinline__ void multiply(const LowRank &product, const float *tile, i32 column_warp, i32 row,
-                                         float (&z)[2][8]) {
+                                         const FirstOfH<ALIGNED> &first, float (&z)[2][8]) {
     const i32 lane = threadIdx.x % WARP;
     const uint2 *fragments = (const uint2 *)tile + column_warp * 4 * WARP + lane;
     float sums[4][4] = {};
-    const i32 upper = row + lane / 4, lower = upper + 8;
-#pragma unroll 2
-    for (i32 k = lane % 4 * 2; k < product.rank + lane % 4 * 2; k += 16) {
-        const u32 a[4] = {pair_of_h(product, upper, k), pair_of_h(product, lower, k),
-                          pair_of_h(product, upper, k + 8), pair_of_h(product, lower, k + 8)};
+    u32 a[4] = {first.a[0], first.a[1], first.a[2], first.a[3]};
+#pragma unroll 1
+    for (i32 k = 0; k < product.rank; k += 16) {
+        if (k > 0)
+            part_of_h<ALIGNED>(product, row, k + lane % 4 * 2, a);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             const uint2 b = fragments[j * WARP];
@@ -128,72 +154,107 @@ __device__ __forceinline__ void multiply(const LowRank &product, const float *ti
 
 // ── the nonlinearity ──────────────────────────────────────────────────────────────────────────────
 
+// tanh x = 1 - 2 / (e^2x + 1), whose slope is 4 r (1 - r) with r = 1 / (e^2x + 1).
 struct Module {
-    float a0, a1, a2, a3;
+    float a[4];
     float gain;      // scale / s
     float inverse_s; // 1 / s
+#if !defined(ACT_F32)
+    // a0 + a3 c and a1 + a2 n / u as polynomials in u².
+    float even[6], odd[6];
+#endif
 };
-
-// One thread's work: the divisions are in f64, rounded once.
-__device__ __forceinline__ Module read_module(const float *coefficients, const float *sigma, float scale) {
-    const double s = (double)__fadd_rn(fabsf(*sigma), 1e-6f);
-    return Module{coefficients[0], coefficients[1],          coefficients[2],
-                  coefficients[3], (float)((double)scale / s), (float)(1.0 / s)};
-}
 
 struct Wave {
     float u, n, c;
-    float rest; // 1 - u²
+    float rest; // (1 - u²) / 4
 };
 
 #if defined(ACT_F32)
 
 __device__ __forceinline__ Wave wave_of(float x) {
     const float u = tanhf(x);
-    return Wave{u, sinpif(u), cospif(u), (1.0f - u) * (1.0f + u)};
+    return Wave{u, sinpif(u), cospif(u), 0.25f * (1.0f - u) * (1.0f + u)};
+}
+
+__device__ __forceinline__ void expand(Module &) {}
+
+__device__ __forceinline__ float bend(const Module &module, float x) {
+    const Wave wave = wave_of(x);
+    return module.a[0] + module.a[1] * wave.u + module.a[2] * wave.n + module.a[3] * wave.c;
 }
 
 #else
 
-// tanh x = 1 - 2 / (e^2x + 1); sin and cos of pi u by their zeros and a polynomial of degree 4 in u² (minimax, f32
-// errors 3e-7 and 1.2e-6). Absolute errors are far below the rounding of 16-bit activations.
-__device__ __forceinline__ Wave wave_of(float x) {
+// sin(pi u) / u and cos(pi u) as polynomials in u² (minimax, f32 errors 4e-7 and 1.5e-6). Absolute errors are far below
+// the rounding of 16-bit activations.
+#define SINE {3.1415913f, -5.167675f, 2.549864f, -0.59823984f, 0.08043266f, -0.0059732916f}
+#define COSINE {0.99999905f, -4.9347415f, 4.0580654f, -1.3325088f, 0.22985177f, -0.020667242f}
+
+__device__ __forceinline__ float polynomial(const float (&k)[6], float w) {
+    float y = k[5];
+#pragma unroll
+    for (int power = 4; power >= 0; --power)
+        y = fmaf(y, w, k[power]);
+    return y;
+}
+
+// 1 / (e^2x + 1).
+__device__ __forceinline__ float sink(float x) {
     float power, r;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * 2.88539008f));
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(power + 1.0f));
-    Wave wave;
-    wave.u = fmaf(-2.0f, r, 1.0f);
-    wave.rest = 4.0f * r * (1.0f - r);
-    const float w = wave.u * wave.u;
-    float p = fmaf(0.0059732916f, w, -0.07445937f);
-    p = fmaf(p, w, 0.52378047f);
-    p = fmaf(p, w, -2.0260837f);
-    p = fmaf(p, w, 3.1415913f);
-    wave.n = wave.u * (1.0f - w) * p;
-    float q = fmaf(0.0051668105f, w, -0.05617124f);
-    q = fmaf(q, w, 0.31908438f);
-    q = fmaf(q, w, -0.9347453f);
-    q = fmaf(q, w, 0.99999905f);
-    wave.c = fmaf(-4.0f, w, 1.0f) * q;
-    return wave;
+    return r;
+}
+
+__device__ __forceinline__ Wave wave_of(float x) {
+    const float sine[6] = SINE, cosine[6] = COSINE;
+    const float r = sink(x), u = fmaf(-2.0f, r, 1.0f), w = u * u;
+    return Wave{u, u * polynomial(sine, w), polynomial(cosine, w), fmaf(-r, r, r)};
+}
+
+__device__ __forceinline__ void expand(Module &module) {
+    const float sine[6] = SINE, cosine[6] = COSINE;
+#pragma unroll
+    for (int power = 0; power < 6; ++power) {
+        module.even[power] = module.a[3] * cosine[power] + (power == 0 ? module.a[0] : 0.0f);
+        module.odd[power] = module.a[2] * sine[power] + (power == 0 ? module.a[1] : 0.0f);
+    }
+}
+
+__device__ __forceinline__ float bend(const Module &module, float x) {
+    const float u = fmaf(-2.0f, sink(x), 1.0f), w = u * u;
+    return fmaf(u, polynomial(module.odd, w), polynomial(module.even, w));
 }
 
 #endif
 
-// Up to eight elements, zeros past the end.
-__device__ __forceinline__ void read_some(const act *from, i32 count, bool eight, float (&x)[8]) {
-    if (eight && count >= 8) {
-        load_eight<act>(from, x);
-        return;
-    }
+// One thread's work: the divisions are in f64, rounded once.
+__device__ __forceinline__ void read_module(Module &module, const float *coefficients, const float *sigma, float scale) {
+    const double s = (double)__fadd_rn(fabsf(*sigma), 1e-6f);
+#pragma unroll
+    for (int at = 0; at < 4; ++at)
+        module.a[at] = coefficients[at];
+    module.gain = (float)((double)scale / s);
+    module.inverse_s = (float)(1.0 / s);
+    expand(module);
+}
+
+// Up to eight elements, zeros past the end; if `ALIGNED`, eight or none.
+template <bool ALIGNED> __device__ __forceinline__ Eight<act> read_some(const act *from, i32 count) {
+    if constexpr (ALIGNED)
+        return count > 0 ? read_eight<act>(from) : Eight<act>{};
+    float x[8];
 #pragma unroll
     for (int at = 0; at < 8; ++at)
         x[at] = at < count ? to_float(from[at]) : 0.0f;
+    return pack<act>(x);
 }
 
-__device__ __forceinline__ void write_some(act *to, i32 count, bool eight, const float (&x)[8]) {
-    if (eight && count >= 8) {
-        store_eight<act>(to, x);
+template <bool ALIGNED> __device__ __forceinline__ void write_some(act *to, i32 count, const float (&x)[8]) {
+    if constexpr (ALIGNED) {
+        if (count > 0)
+            store_eight<act>(to, x);
         return;
     }
 #pragma unroll
@@ -202,105 +263,144 @@ __device__ __forceinline__ void write_some(act *to, i32 count, bool eight, const
             to[at] = to_act(x[at]);
 }
 
+// What a thread reads for a tile. That of the next tile is read before the one at hand is computed.
+template <bool ALIGNED> struct TileInputs {
+    Eight<act> x[2];
+    FirstOfH<ALIGNED> h;
+
+    __device__ __forceinline__ void read(const LowRank &product, const act *matrix, i64 stride, i32 first, i32 column) {
+#pragma unroll
+        for (int part = 0; part < 2; ++part) {
+            const i32 row = first + threadIdx.x % WARP / 4 + 8 * part;
+            const i32 count = row < product.rows ? product.columns - column : 0;
+            x[part] = read_some<ALIGNED>(matrix + (i64)row * stride + column, count);
+        }
+        h.read(product, first);
+    }
+};
+
 // ── forward ───────────────────────────────────────────────────────────────────────────────────────
 
+struct FourierForward {
+    LowRank product;
+    const float *coefficients, *sigma;
+    float scale;
+    const act *base;
+    i64 base_stride;
+    act *y;
+    i64 y_stride;
+};
+
 // `y` may be `base`: a thread reads only the elements that it writes.
-extern "C" __global__ void __launch_bounds__(FOURIER_THREADS)
-    fourier(const act *base, i64 base_stride, const act *h, i64 h_stride, i32 h_pairs, const act *b, i64 b_stride,
-            const float *coefficients, const float *sigma, float scale, i32 rank, i32 rows, i32 columns, i32 eight,
-            act *y, i64 y_stride) {
+template <bool ALIGNED> __device__ __forceinline__ void fourier(const FourierForward &all) {
     extern __shared__ float4 shared_tile[];
     __shared__ Module shared_module;
     float *tile = (float *)shared_tile;
-    const LowRank product = {h, h_stride, h_pairs, b, b_stride, rank, rows, columns};
+    const LowRank product = all.product;
+    const i32 rows = product.rows, columns = product.columns;
     load_b(product, blockIdx.x * FOURIER_BLOCK_COLUMNS, tile);
     if (threadIdx.x == 0)
-        shared_module = read_module(coefficients, sigma, scale);
+        read_module(shared_module, all.coefficients, all.sigma, all.scale);
     __syncthreads();
     const Module module = shared_module;
     const i32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const i32 column_warp = warp % FOURIER_COLUMN_WARPS;
     const i32 column = blockIdx.x * FOURIER_BLOCK_COLUMNS + column_warp * FOURIER_TILE_COLUMNS + lane % 4 * 8;
-    const i32 count = columns - column;
+    const i32 count = columns - column, end = min(rows, (i32)(blockIdx.y + 1) * FOURIER_SLAB_ROWS);
+    i32 first = blockIdx.y * FOURIER_SLAB_ROWS + warp / FOURIER_COLUMN_WARPS * FOURIER_TILE_ROWS;
+    TileInputs<ALIGNED> next;
+    next.read(product, all.base, all.base_stride, first, column);
 #pragma unroll 1
-    for (i32 turn = warp / FOURIER_COLUMN_WARPS; turn < FOURIER_SLAB_ROWS / FOURIER_TILE_ROWS;
-         turn += FOURIER_ROW_WARPS) {
-        const i32 first = blockIdx.y * FOURIER_SLAB_ROWS + turn * FOURIER_TILE_ROWS;
-        if (first >= rows)
-            return;
-        float x[2][8], z[2][8];
+    for (; first < end; first += FOURIER_TURN_ROWS) {
+        const TileInputs<ALIGNED> here = next;
+        if (first + FOURIER_TURN_ROWS < end)
+            next.read(product, all.base, all.base_stride, first + FOURIER_TURN_ROWS, column);
+        float z[2][8];
+        multiply(product, tile, column_warp, first, here.h, z);
 #pragma unroll
         for (int part = 0; part < 2; ++part) {
             const i32 row = first + lane / 4 + 8 * part;
-            read_some(base + (i64)row * base_stride + column, row < rows ? count : 0, eight, x[part]);
-        }
-        multiply(product, tile, column_warp, first, z);
+            float x[8];
+            unpack<act>(here.x[part], x);
 #pragma unroll
-        for (int part = 0; part < 2; ++part) {
-            const i32 row = first + lane / 4 + 8 * part;
-#pragma unroll
-            for (int at = 0; at < 8; ++at) {
-                const Wave wave = wave_of(z[part][at] * module.gain);
-                x[part][at] += module.a0 + module.a1 * wave.u + module.a2 * wave.n + module.a3 * wave.c;
-            }
-            write_some(y + (i64)row * y_stride + column, row < rows ? count : 0, eight, x[part]);
+            for (int at = 0; at < 8; ++at)
+                x[at] += bend(module, z[part][at] * module.gain);
+            write_some<ALIGNED>(all.y + (i64)row * all.y_stride + column, row < rows ? count : 0, x);
         }
     }
 }
 
+extern "C" __global__ void __launch_bounds__(FOURIER_THREADS, FOURIER_BLOCKS_AT_ONCE)
+    fourier_eight(FourierForward all) {
+    fourier<true>(all);
+}
+
+extern "C" __global__ void __launch_bounds__(FOURIER_THREADS, FOURIER_BLOCKS_AT_ONCE)
+    fourier_one(FourierForward all) {
+    fourier<false>(all);
+}
+
 // ── backward ──────────────────────────────────────────────────────────────────────────────────────
 
-// partials (FOURIER_SUMS, blocks): sums of dy, dy u, dy n, dy c and dz z / s.
-extern "C" __global__ void __launch_bounds__(FOURIER_THREADS)
-    fourier_grad(const act *h, i64 h_stride, i32 h_pairs, const act *b, i64 b_stride,
-                 const float *coefficients, const float *sigma, float scale, i32 rank, const act *dy, i64 dy_stride, i32 rows, i32 columns,
-                 i32 eight, act *dz, i64 dz_stride, double *partials) {
+struct FourierBackward {
+    LowRank product;
+    const float *coefficients, *sigma;
+    float scale;
+    const act *dy;
+    i64 dy_stride;
+    act *dz;
+    i64 dz_stride;
+    double *partials; // (FOURIER_SUMS, blocks): sums of dy, dy u, dy n, dy c and dz z / s
+};
+
+template <bool ALIGNED> __device__ __forceinline__ void fourier_grad(const FourierBackward &all) {
     extern __shared__ float4 shared_tile[];
     __shared__ Module shared_module;
     float *tile = (float *)shared_tile;
-    const LowRank product = {h, h_stride, h_pairs, b, b_stride, rank, rows, columns};
+    const LowRank product = all.product;
+    const i32 rows = product.rows, columns = product.columns;
     load_b(product, blockIdx.x * FOURIER_BLOCK_COLUMNS, tile);
     if (threadIdx.x == 0)
-        shared_module = read_module(coefficients, sigma, scale);
+        read_module(shared_module, all.coefficients, all.sigma, all.scale);
     __syncthreads();
     const Module module = shared_module;
-    const float a2_pi = 3.14159265f * module.a2, a3_pi = 3.14159265f * module.a3;
+    // Of the slope of the sum over s: 4 comes from `rest`.
+    const float k1 = 4.0f * module.inverse_s * module.a[1], k = 4.0f * 3.14159265f * module.inverse_s;
+    const float k2 = k * module.a[2], k3 = -k * module.a[3];
     const i32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const i32 column_warp = warp % FOURIER_COLUMN_WARPS;
     const i32 column = blockIdx.x * FOURIER_BLOCK_COLUMNS + column_warp * FOURIER_TILE_COLUMNS + lane % 4 * 8;
-    const i32 count = columns - column;
+    const i32 count = columns - column, end = min(rows, (i32)(blockIdx.y + 1) * FOURIER_SLAB_ROWS);
+    i32 first = blockIdx.y * FOURIER_SLAB_ROWS + warp / FOURIER_COLUMN_WARPS * FOURIER_TILE_ROWS;
     float sums[FOURIER_SUMS] = {};
+    TileInputs<ALIGNED> next;
+    next.read(product, all.dy, all.dy_stride, first, column);
 #pragma unroll 1
-    for (i32 turn = warp / FOURIER_COLUMN_WARPS; turn < FOURIER_SLAB_ROWS / FOURIER_TILE_ROWS;
-         turn += FOURIER_ROW_WARPS) {
-        const i32 first = blockIdx.y * FOURIER_SLAB_ROWS + turn * FOURIER_TILE_ROWS;
-        if (first >= rows)
-            break;
-        float d[2][8], z[2][8];
+    for (; first < end; first += FOURIER_TURN_ROWS) {
+        const TileInputs<ALIGNED> tile_here = next;
+        if (first + FOURIER_TURN_ROWS < end)
+            next.read(product, all.dy, all.dy_stride, first + FOURIER_TURN_ROWS, column);
+        float z[2][8];
+        multiply(product, tile, column_warp, first, tile_here.h, z);
 #pragma unroll
         for (int part = 0; part < 2; ++part) {
             const i32 row = first + lane / 4 + 8 * part;
-            read_some(dy + (i64)row * dy_stride + column, row < rows ? count : 0, eight, d[part]);
-        }
-        multiply(product, tile, column_warp, first, z);
-#pragma unroll
-        for (int part = 0; part < 2; ++part) {
-            const i32 row = first + lane / 4 + 8 * part;
+            float d[8];
+            unpack<act>(tile_here.x[part], d);
 #pragma unroll
             for (int at = 0; at < 8; ++at) {
-                const float here = d[part][at], x = z[part][at] * module.gain;
+                const float here = d[at], x = z[part][at] * module.gain;
                 const Wave wave = wave_of(x);
-                const float outer = module.a1 + a2_pi * wave.c - a3_pi * wave.n;
-                const float out = here * outer * (wave.rest * module.inverse_s);
+                const float out = here * wave.rest * fmaf(k3, wave.n, fmaf(k2, wave.c, k1));
                 // Elements outside the matrix have dy = 0 and add nothing.
                 sums[0] += here;
                 sums[1] = fmaf(here, wave.u, sums[1]);
                 sums[2] = fmaf(here, wave.n, sums[2]);
                 sums[3] = fmaf(here, wave.c, sums[3]);
                 sums[4] = fmaf(out, x, sums[4]);
-                d[part][at] = out;
+                d[at] = out;
             }
-            write_some(dz + (i64)row * dz_stride + column, row < rows ? count : 0, eight, d[part]);
+            write_some<ALIGNED>(all.dz + (i64)row * all.dz_stride + column, row < rows ? count : 0, d);
         }
     }
     const i64 blocks = (i64)gridDim.x * gridDim.y;
@@ -309,8 +409,18 @@ extern "C" __global__ void __launch_bounds__(FOURIER_THREADS)
     for (int at = 0; at < FOURIER_SUMS; ++at) {
         const double sum = block_sum((double)sums[at]);
         if (threadIdx.x == 0)
-            partials[at * blocks + block] = sum;
+            all.partials[at * blocks + block] = sum;
     }
+}
+
+extern "C" __global__ void __launch_bounds__(FOURIER_THREADS, FOURIER_BLOCKS_AT_ONCE)
+    fourier_grad_eight(FourierBackward all) {
+    fourier_grad<true>(all);
+}
+
+extern "C" __global__ void __launch_bounds__(FOURIER_THREADS, FOURIER_BLOCKS_AT_ONCE)
+    fourier_grad_one(FourierBackward all) {
+    fourier_grad<false>(all);
 }
 
 // One block per sum: the gradients of four coefficients, and of sigma, with the sign of sigma (0 at 0).

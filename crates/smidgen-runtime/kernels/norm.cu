@@ -39,6 +39,8 @@ template <int V>
 __device__ __forceinline__ void normalise_in_registers(const act *x, i64 x_stride, const void *weight, int dtype,
                                                        float shift, float eps, act *y, i64 y_stride, int columns,
                                                        int groups) {
+    start_next();
+    await_previous();
     x += group_offset(blockIdx.x, groups, columns, x_stride);
     y += group_offset(blockIdx.x, groups, columns, y_stride);
     Eight<act> held[V];
@@ -91,6 +93,8 @@ extern "C" __global__ void __launch_bounds__(512)
 extern "C" __global__ void __launch_bounds__(256)
     rms_norm_heads(const act *x, i64 x_stride, const void *weight, int dtype, float shift, float eps, act *y,
                    i64 y_stride, int columns, int groups, u32 all_groups, int lanes) {
+    start_next();
+    await_previous();
     u32 apart = blockDim.x / lanes;
     u32 index = blockIdx.x * 2 * apart + threadIdx.x / lanes;
     int first = 8 * (threadIdx.x % lanes);
@@ -122,6 +126,8 @@ extern "C" __global__ void __launch_bounds__(256)
 extern "C" __global__ void __launch_bounds__(1024)
     rms_norm_any(const act *x, i64 x_stride, const void *weight, int dtype, float shift, float eps, act *y,
                  i64 y_stride, int columns, int groups) {
+    start_next();
+    await_previous();
     x += group_offset(blockIdx.x, groups, columns, x_stride);
     y += group_offset(blockIdx.x, groups, columns, y_stride);
     float squares = 0.0f;

@@ -47,6 +47,23 @@ __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000);
 
 template <typename T> __device__ __forceinline__ T ceil_div(T a, T b) { return (a + b - 1) / b; }
 
+// ── kernels that start early ─────────────────────────────────────────────────────────────────────
+// A kernel of `early.rs` may start while the one before it in the stream still runs. Until `await_previous` returns it
+// may read only what no kernel writes; afterwards all earlier kernels have ended. `start_next` allows the next kernel
+// to start as soon as every block of this one has come that far. Launched as usual, or on older GPUs, both do nothing.
+
+__device__ __forceinline__ void await_previous() {
+#if CAPABILITY >= 90
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void start_next() {
+#if CAPABILITY >= 90
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // ── one element ──────────────────────────────────────────────────────────────────────────────────
 
 __device__ __forceinline__ float to_float(float x) { return x; }

@@ -57,21 +57,44 @@ extern "C" __global__ void __launch_bounds__(256)
 
 #define HEADS_AT_ONCE 4
 
+struct Turned {
+    const act *x;
+    i64 x_stride;
+    act *y;
+    i64 y_stride;
+    int heads;
+    u32 units;
+};
+
+// One matrix or two, by `blockIdx.y`.
+struct Turn {
+    Turned matrices[2];
+    const float *table;
+    i64 table_stride;
+    float direction;
+    int head_dim, half;
+    u32 units_of_head;
+};
+
 // Unit `u` of a token's four heads: spans of pairs first, then spans of unrotated channels.
-template <int N>
-__device__ __forceinline__ void turn(const act *x, i64 x_stride, const float *table, i64 table_stride,
-                                     float direction, act *y, i64 y_stride, int heads, int head_dim, int half,
-                                     u32 units_of_head, u32 units) {
+template <int N> __device__ __forceinline__ void turn(const Turn &all) {
+    start_next();
+    await_previous();
+    const Turned &own = all.matrices[blockIdx.y];
+    const float *table = all.table;
+    const i64 table_stride = all.table_stride;
+    const int heads = own.heads, head_dim = all.head_dim, half = all.half;
+    const u32 units_of_head = all.units_of_head;
     u32 index = blockIdx.x * blockDim.x + threadIdx.x;
-    if (index >= units)
+    if (index >= own.units)
         return;
     u32 quarters = (u32)ceil_div(heads, HEADS_AT_ONCE);
     u32 bundle = index / units_of_head;
     int channel = N * (int)(index - bundle * units_of_head);
     i64 token = bundle / quarters;
     int first_head = HEADS_AT_ONCE * (int)(bundle % quarters);
-    x += token * x_stride + (i64)first_head * head_dim;
-    y += token * y_stride + (i64)first_head * head_dim;
+    const act *x = own.x + token * own.x_stride + (i64)first_head * head_dim;
+    act *y = own.y + token * own.y_stride + (i64)first_head * head_dim;
     int count = min(heads - first_head, HEADS_AT_ONCE);
     if (channel >= half) {
         channel += half;
@@ -97,7 +120,7 @@ __device__ __forceinline__ void turn(const act *x, i64 x_stride, const float *ta
             float out_a[N], out_b[N];
 #pragma unroll
             for (int i = 0; i < N; ++i) {
-                float turned = sine[i] * direction;
+                float turned = sine[i] * all.direction;
                 out_a[i] = a[head][i] * cosine[i] - b[head][i] * turned;
                 out_b[i] = b[head][i] * cosine[i] + a[head][i] * turned;
             }
@@ -106,14 +129,6 @@ __device__ __forceinline__ void turn(const act *x, i64 x_stride, const float *ta
         }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-    rope_eight(const act *x, i64 x_stride, const float *table, i64 table_stride, float direction, act *y,
-               i64 y_stride, int heads, int head_dim, int half, u32 units_of_head, u32 units) {
-    turn<8>(x, x_stride, table, table_stride, direction, y, y_stride, heads, head_dim, half, units_of_head, units);
-}
+extern "C" __global__ void __launch_bounds__(256) rope_eight(const __grid_constant__ Turn all) { turn<8>(all); }
 
-extern "C" __global__ void __launch_bounds__(256)
-    rope_one(const act *x, i64 x_stride, const float *table, i64 table_stride, float direction, act *y, i64 y_stride,
-             int heads, int head_dim, int half, u32 units_of_head, u32 units) {
-    turn<1>(x, x_stride, table, table_stride, direction, y, y_stride, heads, head_dim, half, units_of_head, units);
-}
+extern "C" __global__ void __launch_bounds__(256) rope_one(const __grid_constant__ Turn all) { turn<1>(all); }

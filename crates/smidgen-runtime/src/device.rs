@@ -130,6 +130,15 @@ pub struct RowPart {
 }
 
 impl Operand {
+    fn overlaps(&self, other: &Operand, extent: &Extent) -> bool {
+        let end = |operand: &Operand| {
+            let rows = operand.rows_at(extent) * operand.stride;
+            operand.offset
+                + operand.bytes.max(operand.storage.plain().map_or(0, |dtype| rows * dtype.bytes()))
+        };
+        self.space == other.space && self.offset < end(other) && other.offset < end(self)
+    }
+
     pub fn of(plan: &Plan, id: ValueId) -> Operand {
         let value = plan.value(id);
         let buffer = plan.buffer(value.buffer.expect("`verify` checks that every operand has a buffer"));
@@ -232,6 +241,16 @@ pub struct BoundStep {
 }
 
 impl BoundStep {
+    /// Whether this step may run at the same time as one before it: neither writes what the other touches.
+    pub fn is_independent_of(&self, before: &BoundStep) -> bool {
+        let written = |step: &BoundStep| [&step.outputs[..], &step.updates].concat();
+        let touched = |step: &BoundStep| [written(step), step.inputs.clone()].concat();
+        let are_apart = |some: &[Operand], others: &[Operand]| {
+            some.iter().all(|one| others.iter().all(|other| !one.overlaps(other, &self.planned)))
+        };
+        are_apart(&written(self), &touched(before)) && are_apart(&written(before), &touched(self))
+    }
+
     pub fn of(plan: &Plan, entry: Entry, index: usize) -> BoundStep {
         let step = &plan.entry(entry).steps[index];
         let bind = |ids: &[ValueId]| ids.iter().map(|id| Operand::of(plan, *id)).collect();

@@ -62,7 +62,7 @@ pub fn attention(stage: &Stage<'_>, step: &BoundStep, shape: &AttentionShape) ->
     let blocks = work.tile_bound(work.head.tiles.queries) * shape.heads;
     let in_tiles = work.in_tiles(stage, &[q, k, v, o]);
     if let Some(hopper) = HopperHead::of(stage, shape).filter(|_| in_tiles) {
-        args.push(Arg::Float(shape.scale));
+        args.extend([Arg::Int(shape.head_dim as i32), Arg::Float(shape.scale)]);
         let shared_bytes = hopper.forward_shared_bytes();
         let grid = [blocks.min(stage.multiprocessors()) as u32, 1, 1];
         return stage.launch(hopper.forward, grid, attention_hopper::THREADS, shared_bytes, &args);
@@ -147,7 +147,11 @@ pub fn attention_grad(
     if hopper.is_none() {
         args.push(Arg::Int(key_blocks as i32));
     }
-    args.extend([work.tokens, shape.heads as i32, shape.kv_heads as i32, parts as i32].map(Arg::Int));
+    args.extend([work.tokens, shape.heads as i32, shape.kv_heads as i32].map(Arg::Int));
+    if hopper.is_some() {
+        args.push(Arg::Int(shape.head_dim as i32));
+    }
+    args.push(Arg::Int(parts as i32));
     args.push(Arg::Long(2 * half as i64));
     if let Some(hopper) = hopper {
         args.push(Arg::Float(shape.scale));

@@ -1,16 +1,17 @@
 //! The attention kernels of Hopper GPUs: their files, which shapes they support, and their shared memory.
 //!
 //! Warpgroup matrix instructions (wgmma) exist only on compute capability 9.0, and code that uses them is compiled for
-//! `sm_90a`. These kernels support a head size of 128 without window and softcap (they also compile for 64, where dq
-//! was wrong: see `benches/attention_check.py`). `attention.rs` launches them in place of its own, with the same lists
-//! of tiles, preparation and partial sums. The choice follows from the plan and the GPU alone.
+//! `sm_90a`. These kernels support head sizes up to 128 without window and softcap, padded to 64 or 128. `attention.rs`
+//! launches them in place of its own, with the same lists of tiles, preparation and partial sums. The choice follows
+//! from the plan and the GPU alone.
 
 use super::modules::KernelFile;
 use super::stage::Stage;
 use smidgen_ir::{AttentionShape, Extent};
 
 /// Forward and backward.
-pub const FILES: [KernelFile; 2] = [HEADS[0].forward_file, HEADS[0].gradient_file];
+pub const FILES: [KernelFile; 4] =
+    [HEADS[0].forward_file, HEADS[0].gradient_file, HEADS[1].forward_file, HEADS[1].gradient_file];
 
 /// The files that an attention shape may use.
 pub fn files(shape: &AttentionShape) -> Vec<KernelFile> {
@@ -24,9 +25,9 @@ pub const THREADS: u32 = 384;
 /// Queries or keys of a work item, which one block processes at a time.
 pub const ITEM_ROWS: usize = 128;
 
-/// The kernels of one head size.
+/// The kernels of one padded head size.
 pub struct HopperHead {
-    head_dim: usize,
+    padded: usize,
     pub forward: &'static str,
     pub gradient: &'static str,
     forward_file: KernelFile,
@@ -34,16 +35,16 @@ pub struct HopperHead {
 }
 
 macro_rules! head {
-    ($head_dim:literal) => {
+    ($padded:literal) => {
         HopperHead {
-            head_dim: $head_dim,
-            forward: concat!("attention_hopper_", $head_dim),
-            gradient: concat!("attention_grad_hopper_", $head_dim),
+            padded: $padded,
+            forward: concat!("attention_hopper_", $padded),
+            gradient: concat!("attention_grad_hopper_", $padded),
             forward_file: KernelFile {
-                name: concat!("attention_hopper_", $head_dim),
+                name: concat!("attention_hopper_", $padded),
                 source: concat!(
                     "#define HEAD ",
-                    $head_dim,
+                    $padded,
                     "\n",
                     include_str!("../../kernels/matrix_unit.cuh"),
                     include_str!("../../kernels/warpgroup_unit.cuh"),
@@ -51,13 +52,13 @@ macro_rules! head {
                     include_str!("../../kernels/attention_hopper.cuh"),
                     include_str!("../../kernels/attention_hopper.cu")
                 ),
-                kernels: &[concat!("attention_hopper_", $head_dim)],
+                kernels: &[concat!("attention_hopper_", $padded)],
             },
             gradient_file: KernelFile {
-                name: concat!("attention_hopper_grad_", $head_dim),
+                name: concat!("attention_hopper_grad_", $padded),
                 source: concat!(
                     "#define HEAD ",
-                    $head_dim,
+                    $padded,
                     "\n",
                     include_str!("../../kernels/matrix_unit.cuh"),
                     include_str!("../../kernels/warpgroup_unit.cuh"),
@@ -65,13 +66,13 @@ macro_rules! head {
                     include_str!("../../kernels/attention_hopper.cuh"),
                     include_str!("../../kernels/attention_hopper_grad.cu")
                 ),
-                kernels: &[concat!("attention_grad_hopper_", $head_dim)],
+                kernels: &[concat!("attention_grad_hopper_", $padded)],
             },
         }
     };
 }
 
-const HEADS: [HopperHead; 1] = [head!(128)];
+const HEADS: [HopperHead; 2] = [head!(64), head!(128)];
 
 /// Slots of the ring buffer of tiles.
 const SLOTS: usize = 4;
@@ -85,17 +86,17 @@ impl HopperHead {
     }
 
     fn by_shape(shape: &AttentionShape, planned: &Extent) -> Option<&'static HopperHead> {
-        static ALL: [HopperHead; 1] = HEADS;
+        static ALL: [HopperHead; 2] = HEADS;
         let sees_all = shape.window.is_none_or(|window| window >= planned.tokens);
         if !sees_all || shape.softcap.is_some() {
             return None;
         }
-        ALL.iter().find(|head| head.head_dim == shape.head_dim)
+        ALL.iter().find(|head| shape.head_dim <= head.padded)
     }
 
     /// A row of a tile in shared memory: 16-bit elements.
     const fn row_bytes(&self) -> usize {
-        2 * self.head_dim
+        2 * self.padded
     }
 
     /// Queries, a ring buffer of keys and values, and a buffer for the result.
@@ -120,16 +121,18 @@ mod tests {
     #[test]
     fn shared_memory_is_what_the_kernels_use_and_fits() {
         let bytes = HEADS.map(|head| (head.forward_shared_bytes(), head.gradient_shared_bytes()));
-        assert_eq!(bytes, [(196_752, 231_568)]);
-        assert!(bytes[0].1 <= 227 << 10);
+        assert_eq!(bytes, [(98_448, 116_880), (196_752, 231_568)]);
+        assert!(bytes[1].1 <= 227 << 10);
     }
 
     #[test]
     fn windows_that_hide_something_and_caps_and_other_heads_are_left_to_the_others() {
         let planned = Extent { tokens: 2048, ..Extent::default() };
         let has = |shape: AttentionShape| HopperHead::by_shape(&shape, &planned).is_some();
-        assert!(has(SHAPE) && !has(AttentionShape { head_dim: 64, ..SHAPE }));
-        assert!(!has(AttentionShape { head_dim: 96, ..SHAPE }));
+        assert!(has(SHAPE) && !has(AttentionShape { head_dim: 256, ..SHAPE }));
+        let padded =
+            |head_dim| HopperHead::by_shape(&AttentionShape { head_dim, ..SHAPE }, &planned).unwrap().padded;
+        assert_eq!([64, 40, 72, 96, 128].map(padded), [64, 64, 128, 128, 128]);
         assert!(has(AttentionShape { window: Some(2048), ..SHAPE }));
         assert!(!has(AttentionShape { window: Some(2047), ..SHAPE }));
         assert!(!has(AttentionShape { softcap: Some(30.0), ..SHAPE }));

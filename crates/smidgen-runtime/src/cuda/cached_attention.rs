@@ -1,6 +1,6 @@
 //! Launches attention for generation: writes to the KV cache, and attention over it.
 //!
-//! One block per query and head. The caches have the type of activations.
+//! One block per query and head, or several where queries are few. The caches have the type of activations.
 //! Left out: head sizes above 256.
 
 use super::modules::KernelFile;
@@ -8,11 +8,19 @@ use super::spans::{Place, SPAN, THREADS, count, int};
 use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::AttentionShape;
+use smidgen_ir::workspace_cuda::{CACHE_PIECE, MOST_SHARED_QUERIES, cached_attention_bytes};
 
 pub const FILE: KernelFile = KernelFile {
     name: "cached_attention.cu",
     source: include_str!("../../kernels/cached_attention.cu"),
-    kernels: &["cache_rows", "cached_attention_eight", "cached_attention_one"],
+    kernels: &[
+        "cache_rows",
+        "cached_attention_eight",
+        "cached_attention_one",
+        "cached_attention_pieces_eight",
+        "cached_attention_pieces_one",
+        "join_pieces",
+    ],
 };
 
 /// The largest head size that a warp can hold.
@@ -42,28 +50,88 @@ pub fn cache_rows(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError
     stage.launch("cache_rows", [count(tokens), 1, 1], THREADS, 0, &args)
 }
 
+/// The structure of `cached_attention.cu`.
+#[repr(C)]
+struct CachedAttention {
+    q: u64,
+    q_stride: i64,
+    keys: u64,
+    keys_stride: i64,
+    values: u64,
+    values_stride: i64,
+    table: u64,
+    slots: u64,
+    positions: u64,
+    o: u64,
+    o_stride: i64,
+    pieces: u64,
+    slots_of_table: i32,
+    positions_of_slot: i32,
+    cache_rows: i32,
+    group: i32,
+    head_dim: i32,
+    lanes: i32,
+    window: i32,
+    scale: f32,
+    softcap: f32,
+}
+
 /// Attention over the cached rows of each query's slot.
 pub fn cached_attention(
     stage: &Stage<'_>,
     step: &BoundStep,
     shape: &AttentionShape,
 ) -> Result<(), DeviceError> {
-    let tokens = stage.rows(&step.inputs[0]);
+    let [q, keys, values, table, slots, positions] = &step.inputs[..] else {
+        unreachable!("the shape rule asks for six inputs")
+    };
+    let (o, tokens, head_dim) = (&step.outputs[0], stage.rows(q), shape.head_dim);
     if tokens == 0 {
         return Ok(());
     }
-    let head_dim = shape.head_dim;
     assert!(head_dim <= MOST_HEAD_DIM, "a head size of {head_dim}: kernels support up to {MOST_HEAD_DIM}");
-    let [q, keys, values] = [0, 1, 2].map(|index| Place::of(stage, &step.inputs[index]));
-    let o = Place::of(stage, &step.outputs[0]);
-    let aligned = head_dim.is_multiple_of(SPAN) && [q, keys, values].iter().all(|place| place.aligned);
-    // At least 8, which bounds the teams of a block.
-    let lanes = head_dim.div_ceil(SPAN).next_power_of_two().max(8);
-    let mut args = vec![q.pointer, q.stride, keys.pointer, keys.stride, values.pointer, values.stride];
-    args.extend(places(stage, step, 3));
-    args.extend([int(stage.rows(&step.inputs[1])), o.pointer, o.stride]);
-    args.extend([int(shape.heads / shape.kv_heads), int(head_dim), int(lanes), Arg::Float(shape.scale)]);
-    args.extend([int(shape.window.unwrap_or(0)), Arg::Float(shape.softcap.unwrap_or(0.0))]);
-    let kernel = if aligned { "cached_attention_eight" } else { "cached_attention_one" };
-    stage.launch(kernel, [count(tokens), count(shape.heads), 1], THREADS, 0, &args)
+    let aligned = head_dim.is_multiple_of(SPAN)
+        && [q, keys, values].iter().all(|operand| Place::of(stage, operand).aligned);
+    // A query of a long sequence is shared by several blocks where queries are too few to keep the GPU busy.
+    let pieces = table.columns.div_ceil(CACHE_PIECE);
+    let is_shared = tokens <= MOST_SHARED_QUERIES && pieces > 1;
+    let (workspace, bytes) = stage.workspace();
+    let attention = CachedAttention {
+        q: stage.pointer(q),
+        q_stride: q.stride as i64,
+        keys: stage.pointer(keys),
+        keys_stride: keys.stride as i64,
+        values: stage.pointer(values),
+        values_stride: values.stride as i64,
+        table: stage.pointer(table),
+        slots: stage.pointer(slots),
+        positions: stage.pointer(positions),
+        o: stage.pointer(o),
+        o_stride: o.stride as i64,
+        pieces: workspace,
+        slots_of_table: stage.rows(table) as i32,
+        positions_of_slot: table.columns as i32,
+        cache_rows: stage.rows(keys) as i32,
+        group: (shape.heads / shape.kv_heads) as i32,
+        head_dim: head_dim as i32,
+        // At least 8, which bounds the teams of a block.
+        lanes: head_dim.div_ceil(SPAN).next_power_of_two().max(8) as i32,
+        window: shape.window.unwrap_or(0) as i32,
+        scale: shape.scale,
+        softcap: shape.softcap.unwrap_or(0.0),
+    };
+    let kernel = match (is_shared, aligned) {
+        (false, true) => "cached_attention_eight",
+        (false, false) => "cached_attention_one",
+        (true, true) => "cached_attention_pieces_eight",
+        (true, false) => "cached_attention_pieces_one",
+    };
+    let grid = |blocks: usize| [count(tokens), count(shape.heads), count(blocks)];
+    if !is_shared {
+        return stage.launch_structure(kernel, grid(1), THREADS, 0, &attention, &[]);
+    }
+    assert!(cached_attention_bytes(tokens, table.columns, shape) <= bytes, "`check` compares them");
+    stage.launch_structure(kernel, grid(pieces), THREADS, 0, &attention, &[])?;
+    let threads = head_dim.next_multiple_of(32) as u32;
+    stage.launch_structure("join_pieces", grid(1), threads, 0, &attention, &[int(pieces)])
 }

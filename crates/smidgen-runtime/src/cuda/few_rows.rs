@@ -1,6 +1,7 @@
 //! Linear layers of a decode step: up to eight rows times weights that are read once, as they are stored.
 //!
-//! One launch does what the matmul, the decoding of its weight, the bias, the adapter and the residual are otherwise.
+//! One launch does what the matmul, the decoding of its weight, the bias, the adapter and the residual are otherwise, and
+//! that for up to three products that do not depend on each other. A product has the same bits alone and with others.
 //! Only `decode` uses it: a training step computes with the algorithms of its planned shape, whatever its rows.
 //! Left to cuBLASLt: more rows, GGUF, weights in another plain type than activations, rows not aligned to 16 bytes.
 //! Kernels: `kernels/few_rows.cu`.
@@ -8,8 +9,7 @@
 use super::decode::{comes_by_eights, is_aligned};
 use super::matmul::Matrix;
 use super::modules::KernelFile;
-use super::spans::{int, long};
-use super::stage::{Arg, Stage};
+use super::stage::Stage;
 use crate::device::{DeviceError, Operand};
 use smidgen_ir::{Code4, Entry, Storage};
 
@@ -58,6 +58,18 @@ const OUTPUTS: usize = 2;
 /// Blocks that keep every multiprocessor of a large GPU busy. A constant, so that sums do not depend on the GPU.
 const BLOCKS_WANTED: usize = 512;
 
+/// Most products of one launch: q, k and v.
+pub const MOST_PRODUCTS: usize = 3;
+
+/// y = x·Wᵀ, plus addends.
+#[derive(Clone, Copy, Debug)]
+pub struct Product<'a> {
+    pub x: &'a Operand,
+    pub weight: &'a Operand,
+    pub addends: Addends<'a>,
+    pub y: Matrix,
+}
+
 /// What is added to x·Wᵀ.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Addends<'a> {
@@ -67,8 +79,9 @@ pub struct Addends<'a> {
     pub adapter: Option<(&'a Operand, &'a Operand, f32)>,
 }
 
-/// Whether [`few_rows`] supports these operands.
-pub fn fits(stage: &Stage<'_>, x: &Operand, weight: &Operand, addends: &Addends<'_>) -> bool {
+/// Whether [`few_rows`] supports a product.
+pub fn fits(stage: &Stage<'_>, product: &Product<'_>) -> bool {
+    let Product { x, weight, addends, .. } = *product;
     let act = |operand: &Operand| operand.storage == Storage::Plain(stage.activations());
     let of_adapter = addends.adapter.map(|(h, b, _)| [h, b]).into_iter().flatten();
     let mut plain = [Some(x), addends.bias, addends.residual].into_iter().flatten().chain(of_adapter);
@@ -87,12 +100,25 @@ pub fn fits(stage: &Stage<'_>, x: &Operand, weight: &Operand, addends: &Addends<
         && plain.all(act)
 }
 
-/// The structure of `few_rows.cu`.
+/// The structures of `few_rows.cu`.
 #[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Source {
+    bytes: u64,
+    rows: i64,
+    stride: i64,
+    columns: i32,
+    code: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
 struct FewRows {
+    source: Source,
     first_row: i64,
     outputs: i32,
     rows: i32,
+    first_block: i32,
     x: u64,
     x_stride: i64,
     y: u64,
@@ -109,33 +135,57 @@ struct FewRows {
     split: i32,
 }
 
+#[repr(C)]
+#[derive(Default)]
+struct FewProducts {
+    products: [FewRows; MOST_PRODUCTS],
+    count: i32,
+}
+
 /// Warps that share two outputs: as many as it takes to have enough blocks.
 fn split_of(outputs: usize) -> usize {
     let blocks = |split: usize| outputs.div_ceil(WARPS / split * OUTPUTS);
     [1, 2, 4].into_iter().find(|split| blocks(*split) >= BLOCKS_WANTED).unwrap_or(WARPS)
 }
 
-/// y (T, N) = x (T, K)·Wᵀ + bias + scale·h·Bᵀ + residual.
-pub fn few_rows(
-    stage: &Stage<'_>,
-    x: &Operand,
-    weight: &Operand,
-    addends: &Addends<'_>,
-    y: Matrix,
-) -> Result<(), DeviceError> {
-    let (rows, outputs) = (stage.rows(x), stage.rows(weight));
-    if rows == 0 || outputs == 0 {
+/// y (T, N) = x (T, K)·Wᵀ + bias + scale·h·Bᵀ + residual of each product. They have the same rows and the same storage.
+pub fn few_rows(stage: &Stage<'_>, products: &[Product<'_>]) -> Result<(), DeviceError> {
+    let (rows, storage) = (stage.rows(products[0].x), products[0].weight.storage);
+    let mut all = FewProducts { count: products.len() as i32, ..FewProducts::default() };
+    let mut blocks = 0;
+    for (place, product) in all.products.iter_mut().zip(products) {
+        debug_assert!(stage.rows(product.x) == rows && product.weight.storage == storage);
+        let outputs = stage.rows(product.weight);
+        let split = split_of(outputs);
+        *place = FewRows { first_block: blocks as i32, ..structure_of(stage, product, split) };
+        blocks += outputs.div_ceil(WARPS / split * OUTPUTS);
+    }
+    if rows == 0 || blocks == 0 {
         return Ok(());
     }
+    stage.launch_with(kernel_of(storage, rows), blocks as u32, THREADS, &all, &[])
+}
+
+fn structure_of(stage: &Stage<'_>, product: &Product<'_>, split: usize) -> FewRows {
+    let Product { x, weight, addends, y } = product;
+    let outputs = stage.rows(weight);
     let pointer = |operand: Option<&Operand>| operand.map_or(0, |operand| stage.pointer(operand));
     let stride = |operand: Option<&Operand>| operand.map_or(0, |operand| operand.stride as i64);
     let (h, b) = addends.adapter.map(|(h, b, _)| (h, b)).unzip();
     let (first_row, total_rows) = weight.part.map_or((0, outputs), |part| (part.first_row, part.total_rows));
-    let split = split_of(outputs);
-    let few = FewRows {
+    let source = Source {
+        bytes: stage.pointer(weight),
+        rows: total_rows as i64,
+        stride: weight.stride as i64,
+        columns: weight.columns as i32,
+        code: i32::from(matches!(weight.storage, Storage::Bnb4 { code: Code4::Fp4, .. })),
+    };
+    FewRows {
+        source,
         first_row: first_row as i64,
         outputs: outputs as i32,
-        rows: rows as i32,
+        rows: stage.rows(x) as i32,
+        first_block: 0,
         x: stage.pointer(x),
         x_stride: x.stride as i64,
         y: y.pointer,
@@ -150,20 +200,7 @@ pub fn few_rows(
         rank: h.map_or(0, |h| h.columns as i32),
         scale: addends.adapter.map_or(0.0, |(_, _, scale)| scale),
         split: split as i32,
-    };
-    let code = match weight.storage {
-        Storage::Bnb4 { code: Code4::Fp4, .. } => 1,
-        _ => 0,
-    };
-    let args = [
-        Arg::Pointer(stage.pointer(weight)),
-        long(total_rows),
-        long(weight.stride),
-        int(weight.columns),
-        Arg::Int(code),
-    ];
-    let blocks = outputs.div_ceil(WARPS / split * OUTPUTS);
-    stage.launch_with(kernel_of(weight.storage, rows), blocks as u32, THREADS, &few, &args)
+    }
 }
 
 fn kernel_of(storage: Storage, rows: usize) -> &'static str {

@@ -1,6 +1,6 @@
 //! LS-LoRA: base + φ(scale·h·Bᵀ) and its gradients; the kernels compute the low-rank matmul themselves.
 //!
-//! A block handles 128 rows and some columns, and computes its part of the matmul in registers. Its partial sums for
+//! A block handles 256 rows and some columns, and computes its part of the matmul in registers. Its partial sums for
 //! the gradients of the module's parameters go to the workspace, and a second launch adds them in order.
 //! Kernels: `kernels/fourier.cu`.
 
@@ -16,7 +16,13 @@ use smidgen_ir::{DType, Op, Storage};
 pub const FILE: KernelFile = KernelFile {
     name: "fourier.cu",
     source: concat!(include_str!("../../kernels/matrix_unit.cuh"), include_str!("../../kernels/fourier.cu")),
-    kernels: &["fourier", "fourier_grad", "fourier_grad_total"],
+    kernels: &[
+        "fourier_eight",
+        "fourier_one",
+        "fourier_grad_eight",
+        "fourier_grad_one",
+        "fourier_grad_total",
+    ],
 };
 
 /// Refuses a rank whose columns of B do not fit the shared memory of a block.
@@ -42,95 +48,116 @@ fn most_rank(generation: Generation, activations: DType) -> usize {
     (1..).take_while(|rank| shared_bytes(activations, *rank) <= most).last().unwrap_or(0)
 }
 
-/// Inputs base (rows, N), h (rows, R), b (N, R), coefficients (1, 4), sigma (1, 1); output (rows, N), which may be base.
-pub fn fourier(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(), DeviceError> {
-    let (base, y) = (&step.inputs[0], &step.outputs[0]);
-    let (rows, columns) = (stage.rows(base), base.columns);
-    if rows == 0 || columns == 0 {
-        return Ok(());
+/// The structures of `fourier.cu`.
+#[repr(C)]
+struct LowRank {
+    h: u64,
+    h_stride: i64,
+    b: u64,
+    b_stride: i64,
+    rank: i32,
+    rows: i32,
+    columns: i32,
+}
+
+/// Forward: `from` is base and `to` is y. Backward: dy and dz.
+#[repr(C)]
+struct Fourier {
+    product: LowRank,
+    coefficients: u64,
+    sigma: u64,
+    scale: f32,
+    from: u64,
+    from_stride: i64,
+    to: u64,
+    to_stride: i64,
+    /// Backward alone.
+    partials: u64,
+}
+
+/// h, b, coefficients and sigma of a module.
+type ModuleOperands<'a> = [&'a Operand; 4];
+
+/// Launches the kernel of two that the operands allow, `_eight` or `_one`.
+fn launch(
+    stage: &Stage<'_>,
+    kernels: [&'static str; 2],
+    [h, b, coefficients, sigma]: ModuleOperands<'_>,
+    scale: f32,
+    [from, to]: [&Operand; 2],
+    partials: u64,
+) -> Result<(), DeviceError> {
+    for matrix in [h, b] {
+        let expected = Storage::Plain(stage.activations());
+        assert_eq!(matrix.storage, expected, "type of h and b");
     }
-    let (base_pointer, y_pointer) = (stage.pointer(base), stage.pointer(y));
-    let eight =
-        columns.is_multiple_of(8) && is_aligned(base_pointer, base.stride) && is_aligned(y_pointer, y.stride);
-    let rank = step.inputs[1].columns;
-    let mut args = vec![Arg::Pointer(base_pointer), Arg::Long(base.stride as i64)];
-    args.extend(product_args(stage, &step.inputs[1], &step.inputs[2]));
-    args.extend([
-        Arg::Pointer(stage.pointer(&step.inputs[3])),
-        Arg::Pointer(stage.pointer(&step.inputs[4])),
-        Arg::Float(scale),
-        Arg::Int(rank as i32),
-        Arg::Int(rows as i32),
-        Arg::Int(columns as i32),
-        Arg::Int(i32::from(eight)),
-        Arg::Pointer(y_pointer),
-        Arg::Long(y.stride as i64),
-    ]);
+    let (rows, columns, rank) = (stage.rows(from), from.columns, h.columns);
+    let product = LowRank {
+        h: stage.pointer(h),
+        h_stride: h.stride as i64,
+        b: stage.pointer(b),
+        b_stride: b.stride as i64,
+        rank: rank as i32,
+        rows: rows as i32,
+        columns: columns as i32,
+    };
+    let fourier = Fourier {
+        product,
+        coefficients: stage.pointer(coefficients),
+        sigma: stage.pointer(sigma),
+        scale,
+        from: stage.pointer(from),
+        from_stride: from.stride as i64,
+        to: stage.pointer(to),
+        to_stride: to.stride as i64,
+        partials,
+    };
+    // Two 16-bit numbers of h in one read.
+    let pairs = fourier.product.h.is_multiple_of(4) && h.stride.is_multiple_of(2) && rank.is_multiple_of(2);
+    let spans = columns.is_multiple_of(8)
+        && [from, to].iter().all(|operand| is_aligned(stage.pointer(operand), operand.stride));
+    let kernel = kernels[usize::from(!(pairs && spans))];
     let (across, down) = fourier_blocks(rows, columns, stage.activations());
     let shared_bytes = shared_bytes(stage.activations(), rank);
-    stage.launch("fourier", [across as u32, down as u32, 1], THREADS, shared_bytes, &args)
+    stage.launch_structure(kernel, [across as u32, down as u32, 1], THREADS, shared_bytes, &fourier, &[])
+}
+
+/// Inputs base (rows, N), h (rows, R), b (N, R), coefficients (1, 4), sigma (1, 1); output (rows, N), which may be base.
+pub fn fourier(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(), DeviceError> {
+    let [base, h, b, coefficients, sigma] = &step.inputs[..] else {
+        unreachable!("the shape rule asks for five")
+    };
+    if stage.rows(base) == 0 || base.columns == 0 {
+        return Ok(());
+    }
+    let module = [h, b, coefficients, sigma];
+    launch(stage, ["fourier_eight", "fourier_one"], module, scale, [base, &step.outputs[0]], 0)
 }
 
 /// Inputs h (rows, R), b (N, R), coefficients (1, 4), sigma (1, 1), dy (rows, N); output dz (rows, N); updates
 /// dcoefficients (1, 4), dsigma (1, 1).
 pub fn fourier_grad(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(), DeviceError> {
-    let (dy, dz) = (&step.inputs[4], &step.outputs[0]);
+    let [h, b, coefficients, sigma, dy] = &step.inputs[..] else {
+        unreachable!("the shape rule asks for five")
+    };
     let (rows, columns) = (stage.rows(dy), dy.columns);
     if rows == 0 || columns == 0 {
         return Ok(());
     }
-    let (dy_pointer, dz_pointer) = (stage.pointer(dy), stage.pointer(dz));
-    let eight =
-        columns.is_multiple_of(8) && is_aligned(dy_pointer, dy.stride) && is_aligned(dz_pointer, dz.stride);
     let (across, down) = fourier_blocks(rows, columns, stage.activations());
     let (partials, bytes) = stage.workspace();
     let needed = across * down * FOURIER_SUMS * 8;
     assert!(needed <= bytes, "a workspace of {bytes} bytes, {needed} are needed");
-    let sigma = stage.pointer(&step.inputs[3]);
-    let rank = step.inputs[0].columns;
-    let mut args = product_args(stage, &step.inputs[0], &step.inputs[1]).to_vec();
-    args.extend([
-        Arg::Pointer(stage.pointer(&step.inputs[2])),
-        Arg::Pointer(sigma),
-        Arg::Float(scale),
-        Arg::Int(rank as i32),
-        Arg::Pointer(dy_pointer),
-        Arg::Long(dy.stride as i64),
-        Arg::Int(rows as i32),
-        Arg::Int(columns as i32),
-        Arg::Int(i32::from(eight)),
-        Arg::Pointer(dz_pointer),
-        Arg::Long(dz.stride as i64),
-        Arg::Pointer(partials),
-    ]);
-    let grid = [across as u32, down as u32, 1];
-    stage.launch("fourier_grad", grid, THREADS, shared_bytes(stage.activations(), rank), &args)?;
+    let (module, kernels) = ([h, b, coefficients, sigma], ["fourier_grad_eight", "fourier_grad_one"]);
+    launch(stage, kernels, module, scale, [dy, &step.outputs[0]], partials)?;
     let args = [
         Arg::Pointer(partials),
         Arg::Long((across * down) as i64),
-        Arg::Pointer(sigma),
+        Arg::Pointer(stage.pointer(sigma)),
         Arg::Pointer(stage.pointer(&step.updates[0])),
         Arg::Pointer(stage.pointer(&step.updates[1])),
     ];
     stage.launch("fourier_grad_total", [FOURIER_SUMS as u32, 1, 1], THREADS, 0, &args)
-}
-
-/// h and b with their strides, both in the type of activations.
-fn product_args(stage: &Stage<'_>, h: &Operand, b: &Operand) -> [Arg; 5] {
-    for matrix in [h, b] {
-        let expected = Storage::Plain(stage.activations());
-        assert_eq!(matrix.storage, expected, "type of h and b");
-    }
-    let pointer = stage.pointer(h);
-    // Two 16-bit numbers in one read.
-    let pairs = pointer.is_multiple_of(4) && h.stride.is_multiple_of(2) && h.columns.is_multiple_of(2);
-    [
-        Arg::Pointer(pointer),
-        Arg::Long(h.stride as i64),
-        Arg::Int(i32::from(pairs)),
-        Arg::Pointer(stage.pointer(b)),
-        Arg::Long(b.stride as i64),
-    ]
 }
 
 /// The columns of B that a block needs; with 16-bit activations R is rounded up to a multiple of 16.

@@ -222,8 +222,9 @@ pub fn all_logits(
         adapter: lora.map(|scale| (&step.inputs[2], &step.inputs[3], scale)),
         ..few_rows::Addends::default()
     };
-    if few_rows::fits(stage, x, &step.inputs[1], &addends) {
-        few_rows::few_rows(stage, x, &step.inputs[1], &addends, logits)?;
+    let product = few_rows::Product { x, weight: &step.inputs[1], addends, y: logits };
+    if few_rows::fits(stage, &product) {
+        few_rows::few_rows(stage, &[product])?;
     } else {
         let adapter = adapter(stage, &mut scratch, step, 2, lora)?;
         let scratch = scratch.take(MATMUL_BYTES);

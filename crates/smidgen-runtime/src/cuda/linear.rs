@@ -25,14 +25,12 @@ pub fn linear(
     lora: Option<f32>,
     residual: Option<&Operand>,
 ) -> Result<(), DeviceError> {
-    let (x, weight, y) = (&step.inputs[0], &step.inputs[1], &step.outputs[0]);
-    let first = 2 + usize::from(bias);
-    let adapter = lora.map(|scale| (&step.inputs[first], &step.inputs[first + 1], scale));
-    let bias = bias.then(|| &step.inputs[2]);
-    let added = few_rows::Addends { bias, residual, adapter };
-    if few_rows::fits(stage, x, weight, &added) {
-        return few_rows::few_rows(stage, x, weight, &added, stage.matrix(y));
+    let product = product_of(stage, step, bias, lora, residual);
+    if few_rows::fits(stage, &product) {
+        return few_rows::few_rows(stage, &[product]);
     }
+    let few_rows::Product { x, weight, addends: few_rows::Addends { bias, adapter, .. }, .. } = product;
+    let y = &step.outputs[0];
     let is_alone = bias.is_none() && adapter.is_none() && residual.is_none();
     if is_alone && thin::thin_matmul_fits(stage, x, weight, y) {
         return thin::thin_matmul(stage, x, weight, y);
@@ -93,6 +91,43 @@ pub fn linear(
     stage.cublas.run(stage.gpu, &matmul)?;
     let (Some((h, _, scale)), Some(b)) = (apart, b_apart) else { return Ok(()) };
     add_adapter(stage, (h, b, scale), Some(output), y, scratch)
+}
+
+/// A linear as a product and its addends.
+fn product_of<'a>(
+    stage: &Stage<'_>,
+    step: &'a BoundStep,
+    bias: bool,
+    lora: Option<f32>,
+    residual: Option<&'a Operand>,
+) -> few_rows::Product<'a> {
+    let first = 2 + usize::from(bias);
+    let adapter = lora.map(|scale| (&step.inputs[first], &step.inputs[first + 1], scale));
+    let addends = few_rows::Addends { bias: bias.then(|| &step.inputs[2]), residual, adapter };
+    few_rows::Product {
+        x: &step.inputs[0],
+        weight: &step.inputs[1],
+        addends,
+        y: stage.matrix(&step.outputs[0]),
+    }
+}
+
+/// The first steps, if they are linears of few rows of the same input that can be one launch, such as q, k and v.
+pub fn few_together<'a>(stage: &Stage<'_>, steps: &'a [BoundStep]) -> Vec<few_rows::Product<'a>> {
+    let mut products: Vec<few_rows::Product<'a>> = Vec::new();
+    for (index, step) in steps.iter().take(few_rows::MOST_PRODUCTS).enumerate() {
+        let Op::Linear { bias, lora } = step.op else { break };
+        let product = product_of(stage, step, bias, lora, None);
+        let joins = |first: &few_rows::Product<'_>| {
+            first.x == product.x && first.weight.storage == product.weight.storage
+        };
+        let is_apart = steps[..index].iter().all(|before| step.is_independent_of(before));
+        if !(few_rows::fits(stage, &product) && is_apart && products.first().is_none_or(joins)) {
+            break;
+        }
+        products.push(product);
+    }
+    products
 }
 
 /// The other summand of `sum`, if `sum` adds to the output of the linear before it in place: then both are one matmul.

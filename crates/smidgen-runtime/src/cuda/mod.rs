@@ -18,6 +18,7 @@ pub mod compiler;
 pub mod decode;
 mod disk;
 pub mod driver;
+pub mod early;
 pub mod elementwise;
 pub mod embed;
 pub mod facts;
@@ -74,7 +75,7 @@ use modules::Kernels;
 use own_memory::OwnMemory;
 use peers::Peers;
 pub use run::{check as check_step, files as kernel_files};
-use smidgen_ir::{DType, DeviceKind, Extent, Precision, Space};
+use smidgen_ir::{DType, DeviceKind, Entry, Extent, Precision, Space};
 use stage::Stage;
 use staging::Staging;
 use std::cell::{OnceCell, RefCell};
@@ -109,6 +110,8 @@ pub struct Cuda {
     arena: (u64, usize),
     precision: Precision,
     records_launches: bool,
+    /// Whether this GPU can start kernels early.
+    starts_early: bool,
     /// Memory of the context with its kernels and libraries, if NVML is available.
     context_bytes: Option<u64>,
     /// Free memory before the context was opened.
@@ -161,6 +164,7 @@ impl Cuda {
             arena: (0, 0),
             precision: options.precision,
             records_launches: true,
+            starts_early: early::is_possible(capability, facts::driver_version()?),
             failed: None,
         })
     }
@@ -228,6 +232,7 @@ impl Cuda {
             extent,
             planned,
             activations: self.activations(),
+            may_start_early: self.starts_early && step.entry == Entry::Decode && !self.transfers.are_used(),
         }
     }
 

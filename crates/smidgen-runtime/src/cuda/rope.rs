@@ -4,10 +4,10 @@
 //! as kernel arguments, eight at a time.
 
 use super::modules::KernelFile;
-use super::spans::{Place, SPAN, THREADS, count, int, long, word};
+use super::spans::{Place, SPAN, THREADS, count, int, long};
 use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError};
-use smidgen_ir::{Dim, RopeSpec};
+use smidgen_ir::{Dim, Entry, Op, RopeSpec};
 
 pub const FILE: KernelFile = KernelFile {
     name: "rope.cu",
@@ -64,34 +64,79 @@ pub fn rope_table(stage: &Stage<'_>, step: &BoundStep, spec: &RopeSpec) -> Resul
     Ok(())
 }
 
-/// Rotates every head by the angles of its token.
-pub fn rope(stage: &Stage<'_>, step: &BoundStep, heads: usize, inverse: bool) -> Result<(), DeviceError> {
-    let (x, table, y) = (&step.inputs[0], &step.inputs[1], &step.outputs[0]);
-    let (tokens, head_dim) = (stage.rows(x), x.columns / heads);
+/// The structures of `rope.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Turned {
+    x: u64,
+    x_stride: i64,
+    y: u64,
+    y_stride: i64,
+    heads: i32,
+    units: u32,
+}
+
+#[repr(C)]
+struct Turn {
+    matrices: [Turned; 2],
+    table: u64,
+    table_stride: i64,
+    direction: f32,
+    head_dim: i32,
+    half: i32,
+    units_of_head: u32,
+}
+
+/// Whether two rotations, such as those of q and k, can be one launch: both by the same angles, in generation.
+pub fn are_one_launch(stage: &Stage<'_>, first: &BoundStep, second: &BoundStep) -> bool {
+    let of = |step: &BoundStep| match step.op {
+        Op::Rope { heads, inverse } => Some((step.inputs[0].columns / heads, inverse, step.inputs[1])),
+        _ => None,
+    };
+    stage.step.entry == Entry::Decode && of(first) == of(second) && second.is_independent_of(first)
+}
+
+/// Rotates every head by the angles of its token, in one matrix or in two.
+pub fn rope(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> {
+    let heads_of = |step: &BoundStep| match step.op {
+        Op::Rope { heads, inverse } => (heads, inverse),
+        _ => unreachable!("rotations alone"),
+    };
+    let (heads, inverse) = heads_of(&steps[0]);
+    let (first, table) = (&steps[0].inputs[0], &steps[0].inputs[1]);
+    let (tokens, head_dim) = (stage.rows(first), first.columns / heads);
     let (dim, half) = (table.columns, table.columns / 2);
-    let [x, table, y] = [x, table, y].map(|operand| Place::of(stage, operand));
+    let mut operands = steps.iter().flat_map(|step| [&step.inputs[0], &step.outputs[0]]).chain([table]);
     let spans = head_dim.is_multiple_of(SPAN) && half.is_multiple_of(SPAN);
-    let aligned = spans && x.aligned && table.aligned && y.aligned;
+    let aligned = spans && operands.all(|operand| Place::of(stage, operand).aligned);
     // A span is rotated together with its partner; channels from `dim` on are copied.
     let units_of_head = (half + head_dim - dim) / if aligned { SPAN } else { 1 };
-    let units = count(units_of_head * heads.div_ceil(HEADS_AT_ONCE) * tokens);
-    if units == 0 {
+    let mut matrices = [Turned::default(); 2];
+    for (matrix, step) in matrices.iter_mut().zip(steps) {
+        let (x, y, heads) = (&step.inputs[0], &step.outputs[0], heads_of(step).0);
+        *matrix = Turned {
+            x: stage.pointer(x),
+            x_stride: x.stride as i64,
+            y: stage.pointer(y),
+            y_stride: y.stride as i64,
+            heads: heads as i32,
+            units: count(units_of_head * heads.div_ceil(HEADS_AT_ONCE) * tokens),
+        };
+    }
+    let most_units = matrices.iter().map(|matrix| matrix.units).max().unwrap_or(0);
+    if most_units == 0 {
         return Ok(());
     }
-    let args = [
-        x.pointer,
-        x.stride,
-        table.pointer,
-        table.stride,
-        Arg::Float(if inverse { -1.0 } else { 1.0 }),
-        y.pointer,
-        y.stride,
-        int(heads),
-        int(head_dim),
-        int(half),
-        word(units_of_head),
-        Arg::Word(units),
-    ];
+    let turn = Turn {
+        matrices,
+        table: stage.pointer(table),
+        table_stride: table.stride as i64,
+        direction: if inverse { -1.0 } else { 1.0 },
+        head_dim: head_dim as i32,
+        half: half as i32,
+        units_of_head: units_of_head as u32,
+    };
     let kernel = if aligned { "rope_eight" } else { "rope_one" };
-    stage.launch(kernel, [units.div_ceil(THREADS), 1, 1], THREADS, 0, &args)
+    let grid = [most_units.div_ceil(THREADS), steps.len() as u32, 1];
+    stage.launch_structure(kernel, grid, THREADS, 0, &turn, &[])
 }

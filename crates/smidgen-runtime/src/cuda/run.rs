@@ -11,7 +11,7 @@ use super::{
     optimizer, plain_act, rope, thin,
 };
 use crate::device::{BoundStep, DeviceError};
-use smidgen_ir::{AttentionShape, DeviceKind, Extent, Op, Storage};
+use smidgen_ir::{AttentionShape, DeviceKind, Entry, Extent, Op, Storage};
 
 /// Every file of kernels.
 pub fn files() -> Vec<KernelFile> {
@@ -112,7 +112,7 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError>
         Op::ScaleColumns { bias } => columns::scale_columns(stage, step, *bias),
         Op::Fourier { scale } => fourier::fourier(stage, step, *scale),
         Op::RopeTable(spec) => rope::rope_table(stage, step, spec),
-        Op::Rope { heads, inverse } => rope::rope(stage, step, *heads, *inverse),
+        Op::Rope { .. } => rope::rope(stage, &steps[..1]),
         Op::Attention(shape) => attention::attention(stage, step, shape),
         Op::GatedAct(kind) => act::gated_act(stage, step, *kind),
         Op::Add => elementwise::add(stage, step),
@@ -180,13 +180,25 @@ fn count_joined(steps: &[BoundStep]) -> usize {
 }
 
 /// Launches the first steps as one and returns how many they were: the same operation on several tensors, a matmul and
-/// the sum that follows it in place, or the gradients of B and of h.
+/// the sum that follows it in place, the gradients of B and of h, or, in generation, steps that are too short alone.
 pub fn run_first(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<usize, DeviceError> {
     if let [matmul, sum, ..] = steps
         && let Op::Linear { bias, lora } = matmul.op
         && let Some(residual) = linear::residual_of(stage, matmul, bias, sum)
     {
         return linear::linear(stage, matmul, bias, lora, Some(residual)).map(|()| 2);
+    }
+    if stage.step.entry == Entry::Decode {
+        let products = linear::few_together(stage, steps);
+        if products.len() > 1 {
+            return few_rows::few_rows(stage, &products).map(|()| products.len());
+        }
+    }
+    if let [first, second, ..] = steps
+        && let (Op::Rope { .. }, Op::Rope { .. }) = (&first.op, &second.op)
+        && rope::are_one_launch(stage, first, second)
+    {
+        return rope::rope(stage, &steps[..2]).map(|()| 2);
     }
     if let [outer, inner, ..] = steps
         && let Op::WeightGrad { scale } = outer.op

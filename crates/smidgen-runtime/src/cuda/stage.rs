@@ -4,6 +4,7 @@
 //! and nothing here waits for the GPU. The stream runs the launches in order.
 
 use super::driver::{self, Gpu};
+use super::early::{early_start, starts_early};
 use super::generation::Generation;
 use super::matmul::{CublasLt, Element, Matrix};
 use super::modules::Kernels;
@@ -39,6 +40,8 @@ pub struct Stage<'a> {
     pub(super) planned: &'a Extent,
     /// The element type of activations.
     pub(super) activations: DType,
+    /// Whether kernels of `early.rs` may start before the ones in front of them have ended.
+    pub(super) may_start_early: bool,
 }
 
 /// Rows of a micro-batch, and the most that are planned.
@@ -175,23 +178,25 @@ impl Stage<'_> {
                 Arg::Double(value) => std::ptr::from_ref(value).cast_mut().cast(),
             };
         }
-        // SAFETY: the function belongs to a module of this context, the arguments are of the types that it
-        // declares and live through the call, and the addresses among them are inside the reservation.
-        let code = unsafe {
-            sys::cuLaunchKernel(
-                function,
-                grid[0],
-                grid[1],
-                grid[2],
-                block,
-                1,
-                1,
-                shared_bytes,
-                self.gpu.stream,
-                places.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
+        let [grid_x, grid_y, grid_z] = grid;
+        let mut early = early_start();
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid_x,
+            gridDimY: grid_y,
+            gridDimZ: grid_z,
+            blockDimX: block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared_bytes,
+            hStream: self.gpu.stream,
+            attrs: &mut early,
+            numAttrs: u32::from(self.may_start_early && starts_early(kernel)),
         };
+        // SAFETY: the function belongs to a module of this context, the arguments are of the types that it
+        // declares and live through the call, and the addresses among them are inside the reservation. A kernel that
+        // starts early waits for those before it (`early.rs`).
+        let code =
+            unsafe { sys::cuLaunchKernelEx(&config, function, places.as_mut_ptr(), std::ptr::null_mut()) };
         driver::check(code, kernel)
     }
 

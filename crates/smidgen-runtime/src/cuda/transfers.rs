@@ -103,6 +103,11 @@ impl Transfers {
         Ok(())
     }
 
+    /// Whether the plan offloads anything.
+    pub fn are_used(&self) -> bool {
+        self.memory.is_some() || self.disk.is_some()
+    }
+
     pub fn disk(&self) -> &Disk {
         self.disk.as_ref().expect("the plan offloads to disk")
     }

@@ -1,14 +1,18 @@
 //! Generation on a GPU: its logits are those of the CPU within rounding, in the storages that `few_rows.cu` reads and in
-//! one that is left to cuBLASLt, and recorded launches change no byte.
+//! one that is left to cuBLASLt, recorded launches change no byte, and long sequences are attended to in pieces.
 //! It needs a GPU: `cargo test -- --ignored cuda` runs it.
 
-use crate::cuda_agrees::{alone, error, open, tolerance};
+use crate::cuda_agrees::{alone, error, open, reals, tolerance};
 use crate::decoder::{Choice, wide, without_biases};
 use crate::decoder_cache::{RUNS, begin_generation, generation_request, integers, run_pieces, write_model};
-use crate::subject::Subject;
+use crate::numbers::{Content, encode, random_reals};
+use crate::subject::{Subject, plain_request, plan_with};
 use smidgen_compile::names::input;
 use smidgen_compile::{DecoderSpec, Request, compile_decode};
-use smidgen_ir::{Code4, DType, DeviceKind, LayerSet, Policy, Precision, Storage};
+use smidgen_ir::{
+    AttentionShape, Code4, DType, DeviceKind, Dim, Entry, Extent, Graph, LayerSet, LeafKind, Op, Phase,
+    Policy, Precision, Shape, Storage, Type,
+};
 use smidgen_runtime::{Cpu, Device, Executor};
 
 const HEAD: &[&str] = &["q_proj", "o_proj", "up_proj", "down_proj", "lm_head"];
@@ -88,4 +92,85 @@ fn cuda_generates_as_the_cpu_does() {
         }
     }
     assert!(wrong.is_empty(), "{} findings:\n  {}", wrong.len(), wrong.join("\n  "));
+}
+
+/// Positions that a sequence may have: three pieces of a shared query, the last one not whole.
+const POSITIONS: usize = 700;
+/// Queries at both ends of a piece and between them, more than are shared.
+const QUERIES: [usize; 10] = [0, 1, 255, 256, 257, 511, 512, 600, 690, 699];
+
+/// Attention over two sequences whose rows alternate in the caches; returns the bytes of the queries' results.
+fn attend<D: Device>(device: D, request: &Request, shape: AttentionShape, queries: &[usize]) -> (Vec<u8>, D) {
+    let element = Storage::Plain(request.device.activations(request.precision));
+    let (q_columns, kv_columns) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
+    let mut graph = Graph::default();
+    let mut leaf = |name, shape, storage, kind| graph.add_leaf(name, Type::new(shape, storage), kind);
+    let (integers, tokens) = (Storage::Plain(DType::I32), Shape::rows_of(Dim::Tokens));
+    let q = leaf("q", Shape::of(Dim::Tokens, q_columns), element, LeafKind::Input);
+    let caches = ["keys", "values"]
+        .map(|name| leaf(name, Shape::matrix(2 * POSITIONS, kv_columns), element, LeafKind::Weight));
+    let table = leaf("table", Shape::matrix(2, POSITIONS), integers, LeafKind::Input);
+    let slots = leaf("slots", tokens.clone(), integers, LeafKind::Input);
+    let positions = leaf("positions", tokens, integers, LeafKind::Input);
+    let (mut nodes, place) = (Vec::new(), (Phase::Forward, None));
+    let inputs = vec![q, caches[0], caches[1], table, slots, positions];
+    let names = ["o".to_string()];
+    let o = graph.emit(&mut nodes, Op::CachedAttention(shape), inputs, vec![], &names, place)[0];
+    graph.entries = vec![(Entry::Decode, nodes)];
+
+    let extent = Extent { tokens: queries.len(), rows: queries.len(), segments: 0, audio: 0 };
+    let plan = plan_with(&graph, &Request { extent, ..request.clone() });
+    let mut executor = Executor::load(plan, device).unwrap();
+    let reals = |seed, count| Content::Reals(random_reals(seed, count));
+    // A query is that of its position, whichever others are asked.
+    let of_all = random_reals(1, POSITIONS * q_columns);
+    let asked =
+        queries.iter().flat_map(|at| &of_all[at * q_columns..(at + 1) * q_columns]).copied().collect();
+    executor.write(q, &encode(&Content::Reals(asked), element));
+    executor.write(caches[0], &encode(&reals(2, 2 * POSITIONS * kv_columns), element));
+    executor.write(caches[1], &encode(&reals(3, 2 * POSITIONS * kv_columns), element));
+    let mut numbers = |leaf, numbers: Vec<usize>| {
+        let bytes: Vec<u8> = numbers.into_iter().flat_map(|number| (number as i32).to_le_bytes()).collect();
+        executor.write(leaf, &bytes);
+    };
+    numbers(table, (0..2).flat_map(|slot| (0..POSITIONS).map(move |at| 2 * at + slot)).collect());
+    numbers(slots, queries.iter().map(|at| at % 2).collect());
+    numbers(positions, queries.to_vec());
+    executor.run(Entry::Decode, &extent).unwrap();
+    let mut bytes = vec![0; executor.plan().value(o).ty.bytes(&extent)];
+    executor.read(o, &mut bytes).unwrap();
+    (bytes, executor.into_device())
+}
+
+/// Few queries are shared by several blocks each, many are not, and a query has the same bits either way.
+#[test]
+#[ignore = "needs a GPU"]
+fn cuda_attends_to_long_sequences_as_the_cpu_does() {
+    let _alone = alone();
+    let plain =
+        AttentionShape { heads: 6, kv_heads: 2, head_dim: 64, scale: 0.125, window: None, softcap: None };
+    let shapes = [
+        plain,
+        AttentionShape { head_dim: 20, ..plain },
+        AttentionShape { window: Some(300), softcap: Some(0.5), ..plain },
+    ];
+    for precision in [Precision::F32, Precision::Bf16, Precision::F16] {
+        let mut device = open(precision);
+        for shape in shapes {
+            let on_cpu = plain_request();
+            let (want, _) = attend(Cpu::new(2).unwrap(), &on_cpu, shape, &QUERIES);
+            let on_gpu = Request { device: DeviceKind::Cuda, precision, ..on_cpu };
+            let (all, returned) = attend(device, &on_gpu, shape, &QUERIES);
+            device = returned;
+            let storage = Storage::Plain(DeviceKind::Cuda.activations(precision));
+            let error = error(&reals(&all, storage), &reals(&want, Storage::F32));
+            assert!(error < tolerance(precision), "{shape:?} in {precision:?}: {error:.2e}");
+            let bytes_of_query = all.len() / QUERIES.len();
+            for (query, together) in QUERIES.iter().zip(all.chunks(bytes_of_query)) {
+                let (alone, returned) = attend(device, &on_gpu, shape, &[*query]);
+                device = returned;
+                assert!(alone == together, "{shape:?} in {precision:?}: position {query}");
+            }
+        }
+    }
 }

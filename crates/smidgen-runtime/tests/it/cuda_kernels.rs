@@ -4,6 +4,7 @@
 //! first.
 
 use smidgen_ir::DType;
+use smidgen_runtime::cuda::early::starts_early;
 use smidgen_runtime::cuda::{HOPPER_KERNEL_FILES, kernel_files, libraries, modules};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -68,4 +69,25 @@ fn kernels_compile_for_every_architecture() {
     });
     let wrong = wrong.into_inner().unwrap();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A kernel that starts early and does not wait would read what is not written yet.
+#[test]
+#[ignore = "needs NVRTC"]
+fn kernels_compile_with_a_wait_if_they_start_early() {
+    let options = modules::options("compute_90", DType::Bf16);
+    let mut found = 0;
+    for file in kernel_files() {
+        if !file.kernels.iter().any(|kernel| starts_early(kernel)) {
+            continue;
+        }
+        let code = String::from_utf8(modules::compile(&file, &options).unwrap()).unwrap();
+        for body in code.split(".entry ").skip(1) {
+            let name = &body[..body.find('(').unwrap()];
+            let waits = body.contains("griddepcontrol.wait");
+            assert!(waits || !starts_early(name), "`{name}` of {} starts early and does not wait", file.name);
+            found += usize::from(waits);
+        }
+    }
+    assert!(found > 0, "no kernel waits");
 }
