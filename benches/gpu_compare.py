@@ -1,13 +1,16 @@
 """Runs the table of GPU benchmarks: `smidgen bench` and HF transformers + PEFT, in turns, on one GPU.
 
-    python gpu_compare.py SMIDGEN_BINARY [--rows a,b] [--rounds 1] [--no-peer] [--peer-nf4] --out results/gpu-h200.json
+    python gpu_compare.py SMIDGEN_BINARY [--rows a,b] [--rounds 1] [--no-peer] [--peer-nf4] [--peers DIR]
+                          [--keep] --out results/gpu-h200.json
     python gpu_compare.py --table results/gpu-h200.json
 
 Every measurement is a fresh process with a time limit; one that fails is recorded with its error, and the others go on.
 Odd rounds run smidgen first, even rounds the peer. A row that smidgen splits into several micro-batches is run once
 more as one, with all the memory there is. Speed is the median over steps, then over rounds; memory is the largest.
-Unsloth is not run: its figures, and HF + PEFT's, were recorded once on an H200 (`RECORDED`), so a row has two ratios to
-Unsloth: to the recorded figure, which decides `reached`, and through the peer that ran now.
+With `--peers`, a folder of unpacked wheels, Unsloth and Liger run too if they are in it, Unsloth on a random checkpoint
+that smidgen writes. `--keep` leaves the other rows of the results file as they are.
+Otherwise Unsloth's figures are those recorded once on an H200 (`Recorded`), with HF + PEFT's, and a row has two ratios to
+it: to the recorded figure, which decides `reached`, and through the peer that ran now.
 The file holds every round, and is written after each process. Left out: loading from disk, other GPUs' targets.
 """
 
@@ -165,17 +168,35 @@ def run_smidgen(session: Session, row: Row) -> dict:
     return turn
 
 
-def run_peer(session: Session, row: Row) -> dict:
-    arguments = session.arguments
-    if not arguments.peer or row.peer is None or (row.base == "nf4" and not arguments.peer_nf4):
-        return {}
-    command = [
+def peer_command(arguments: argparse.Namespace, row: Row, checkpointing: bool) -> list[str]:
+    return [
         sys.executable, str(HERE / "gpu_peer.py"), "--device", arguments.device, "--model", row.model,
         "--base", "bf16" if row.base == "fp8" else row.base,
         "--batch", str(row.batch), "--tokens", str(row.tokens), "--steps", str(arguments.peer_steps), "--warm-up", "2",
-        "--checkpointing" if row.peer_checkpointing else "--no-checkpointing",
+        "--checkpointing" if checkpointing else "--no-checkpointing",
     ]
-    return {"peer": session.run(command)}
+
+
+def run_peers(session: Session, row: Row) -> dict:
+    arguments, turn = session.arguments, {}
+    if arguments.peer and row.peer and (row.base != "nf4" or arguments.peer_nf4):
+        turn["peer"] = session.run(peer_command(arguments, row, row.peer_checkpointing))
+    has = {name: arguments.peers and (arguments.peers / name).is_dir() for name in ("liger_kernel", "unsloth")}
+    if any(has.values()) and row.unsloth:
+        with_packages = ["--packages", str(arguments.peers)]
+        if has["liger_kernel"] and row.base != "nf4":
+            turn["liger"] = session.run(
+                [*peer_command(arguments, row, row.peer_checkpointing), *with_packages, "--by", "liger"])
+        if not has["unsloth"]:
+            return turn
+        checkpoint = arguments.checkpoints / row.model
+        if not (checkpoint / "config.json").exists():
+            session.run([str(arguments.smidgen), "bench", "--model", row.model, "--write-model", str(checkpoint), "--json"])
+        # The faster of its settings in which smidgen's row is measured too.
+        turn["unsloth"] = session.run(
+            [*peer_command(arguments, row, row.recompute == "all"), *with_packages, "--by", "unsloth",
+             "--checkpoint", str(checkpoint)])
+    return turn
 
 
 # ── judging ────────────────────────────────────────────────────────────────────────────────────────
@@ -229,17 +250,24 @@ def summarize(row: dict, turns: list[dict]) -> dict:
     """A summary of the rounds of a row, for each setting."""
     peer_speed = median_of(turns, "peer", "tokens_per_s")
     unsloth, recorded_peer = row["unsloth"], row["peer"]
+    ran = median_of(turns, "unsloth", "tokens_per_s")
+    if ran:
+        unsloth = {"tokens_per_s": ran, "gib": largest_of(turns, "unsloth", "peak_allocated_gib")}
     summary: dict = {"peer": {
         "tokens_per_s": peer_speed,
         "gib": largest_of(turns, "peer", "peak_allocated_gib"),
         "ratio_to_recorded": ratio(peer_speed, recorded_peer["tokens_per_s"] if recorded_peer else None),
     }}
+    for who in ("liger", "unsloth"):
+        if any(who in turn for turn in turns):
+            summary[who] = {"tokens_per_s": median_of(turns, who, "tokens_per_s"),
+                            "gib": largest_of(turns, who, "peak_allocated_gib")}
     if row["adapter"] == "lora":
         against_speed = unsloth["tokens_per_s"] if unsloth else None
     else:
         against_speed = median_of(turns, "lora", "tokens_per_s")
     unsloth_now = None
-    if peer_speed and unsloth and recorded_peer:
+    if peer_speed and unsloth and recorded_peer and not ran:
         unsloth_now = peer_speed * unsloth["tokens_per_s"] / recorded_peer["tokens_per_s"]
     for which in WHICH:
         if not any(which in turn for turn in turns):
@@ -378,6 +406,9 @@ def read_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--peer", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--peer-nf4", action="store_true", help="the peer for NF4 rows too, where bitsandbytes is installed")
+    parser.add_argument("--peers", type=Path, metavar="DIR", help="Unsloth and Liger too, from this folder of unpacked wheels")
+    parser.add_argument("--checkpoints", type=Path, default=Path("/tmp/smidgen-checkpoints"), metavar="DIR",
+                        help="where the models are written that Unsloth loads")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--warm-up", type=int, default=2)
     parser.add_argument("--peer-steps", type=int, default=5)
@@ -386,6 +417,7 @@ def read_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--try", dest="try_out", action="store_true", help="tiny rows, to try the script on any machine")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--keep", action="store_true", help="keep the other rows of the results file")
     parser.add_argument("--table", type=Path, metavar="RESULTS", help="print the table of a results file, and run nothing")
     return parser, parser.parse_args()
 
@@ -412,15 +444,22 @@ def main() -> None:
     }
     for entry in results["rows"].values():
         entry["summary"] = summarize(entry["row"], [])
+    if arguments.keep and arguments.out.exists():
+        kept = json.loads(arguments.out.read_text())
+        if kept["versions"]["smidgen"] != results["versions"]["smidgen"]:
+            parser.error(f"`--keep`: {arguments.out} is of {kept['versions']['smidgen']}")
+        results["versions"] = kept["versions"] | results["versions"]
+        results["rows"] = kept["rows"] | results["rows"]
     for index in range(arguments.rounds):
         session.done.clear()
         for row in rows:
             entry = results["rows"][row.name]
             turn: dict = {}
             entry["rounds"].append(turn)
-            for run in (run_smidgen, run_peer) if index % 2 == 0 else (run_peer, run_smidgen):
+            for run in (run_smidgen, run_peers) if index % 2 == 0 else (run_peers, run_smidgen):
                 turn.update(run(session, row))
-                results["versions"].update(turn.get("peer", {}).get("versions", {}))
+                for who in ("peer", "liger", "unsloth"):
+                    results["versions"].update(turn.get(who, {}).get("versions", {}))
                 entry["summary"] = summarize(entry["row"], entry["rounds"])
                 results["seconds"] = time.monotonic() - session.began
                 write_results(results, arguments.out)

@@ -1,14 +1,19 @@
-"""The peer of the GPU benchmarks: HF transformers + PEFT train LoRA on the shapes of a named model, on one GPU.
+"""The peers of the GPU benchmarks: HF transformers + PEFT, alone, with Liger's kernels, or Unsloth, train LoRA on the
+shapes of a named model, on one GPU.
 
-    python gpu_peer.py [--model qwen2.5-7b] [--base bf16|nf4] [--batch 4] [--tokens 2048] [--checkpointing]
-                       [--no-autocast] [--steps 6] [--warm-up 2] [--device cuda|cpu]
+    python gpu_peer.py [--by peft|liger|unsloth] [--packages DIR] [--checkpoint DIR] [--model qwen2.5-7b]
+                       [--base bf16|nf4] [--batch 4] [--tokens 2048] [--checkpointing] [--no-autocast] [--steps 6]
+                       [--warm-up 2] [--device cuda|cpu]
+
+`--packages` is a folder of unpacked wheels that are not installed. Unsloth loads a model from a folder: `--checkpoint`,
+which `smidgen bench --model M --write-model DIR` writes; a tokenizer of a few words is added to it.
 
 Weights are random, made on the device in bf16; nothing is downloaded. r 16, alpha 32, all linears but the head, fused
 AdamW, clip 1.0, SDPA attention, labels = ids, one micro-batch per step. Adapters are f32 as PEFT makes them; by default
 they are multiplied under bf16 autocast, as HF's Trainer does with `bf16=True`; `--no-autocast` leaves PEFT's casts.
 `nf4` is bitsandbytes' double-quantized format without `prepare_model_for_kbit_training`, which would turn the embedding
 and the head to f32. Prints one JSON object; steps are timed by CUDA events, without a synchronization in between.
-Left out: torch.compile, Liger, packing, accumulation.
+Left out: torch.compile, packing, accumulation.
 """
 
 import argparse
@@ -17,6 +22,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -39,8 +45,9 @@ LR = 1e-5
 CLIP = 1.0
 
 
-def missing_packages(base: str) -> list[str]:
-    needed = ["torch", "transformers", "peft"] + (["bitsandbytes"] if base == "nf4" else [])
+def missing_packages(by: str, base: str) -> list[str]:
+    own = {"peft": [], "liger": ["liger_kernel"], "unsloth": ["unsloth", "unsloth_zoo", "bitsandbytes"]}[by]
+    needed = ["torch", "transformers", "peft", *own] + (["bitsandbytes"] if base == "nf4" else [])
     return [name for name in needed if importlib.util.find_spec(name) is None]
 
 
@@ -92,9 +99,46 @@ def quantize_linears(model, device: "torch.device") -> None:
     model.is_loaded_in_4bit = True
 
 
+def build_with_unsloth(arguments: argparse.Namespace):
+    """As its documentation says: `from_pretrained`, then `get_peft_model`."""
+    # Imported before transformers, which it changes.
+    from unsloth import FastLanguageModel
+
+    add_tokenizer(arguments.checkpoint)
+    model, _ = FastLanguageModel.from_pretrained(
+        str(arguments.checkpoint), max_seq_length=arguments.tokens, load_in_4bit=arguments.base == "nf4",
+        dtype=None if arguments.base == "nf4" else "bfloat16",
+    )
+    modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    model = FastLanguageModel.get_peft_model(
+        model, r=LORA["r"], lora_alpha=LORA["lora_alpha"], lora_dropout=0, bias="none", target_modules=modules,
+        use_gradient_checkpointing="unsloth" if arguments.checkpointing else False, random_state=SEED,
+    )
+    return model.train()
+
+
+def add_tokenizer(folder: Path) -> None:
+    """A tokenizer that nobody uses: the rows are random ids."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    if (folder / "tokenizer.json").exists():
+        return
+    words = Tokenizer(models.WordLevel({"<pad>": 0, "<eos>": 1, "a": 2}, unk_token="a"))
+    fast = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", bos_token="<eos>")
+    fast.save_pretrained(folder)
+
+
 def build_trainable(arguments: argparse.Namespace, device: "torch.device"):
+    if arguments.by == "unsloth":
+        return build_with_unsloth(arguments)
     from peft import LoraConfig, get_peft_model
 
+    if arguments.by == "liger":
+        from liger_kernel.transformers import apply_liger_kernel_to_llama, apply_liger_kernel_to_qwen2
+
+        apply_liger_kernel_to_llama()
+        apply_liger_kernel_to_qwen2()
     base = random_base(read_config(arguments.model), device)
     if arguments.base == "nf4":
         quantize_linears(base, device)
@@ -177,24 +221,21 @@ def memory(on_gpu: bool) -> dict:
     }
 
 
-def versions(base: str) -> dict:
-    import peft
+def versions(by: str, base: str) -> dict:
+    from importlib.metadata import version
+
     import torch
-    import transformers
 
-    found = {
-        "python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda,
-        "transformers": transformers.__version__, "peft": peft.__version__,
-    }
-    if base == "nf4":
-        import bitsandbytes
-
-        found["bitsandbytes"] = bitsandbytes.__version__
-    return found
+    own = {"peft": [], "liger": ["liger_kernel"], "unsloth": ["unsloth"]}[by] + (["bitsandbytes"] if base == "nf4" else [])
+    found = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
+    return found | {name: version(name) for name in ["transformers", "peft", *own]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--by", choices=["peft", "liger", "unsloth"], default="peft")
+    parser.add_argument("--packages", type=Path, help="a folder of unpacked wheels")
+    parser.add_argument("--checkpoint", type=Path, help="the model that Unsloth loads")
     parser.add_argument("--model", default="qwen2.5-7b", help="a shape by name, or a folder with a config.json")
     parser.add_argument("--base", choices=["bf16", "nf4"], default="bf16")
     parser.add_argument("--batch", type=int, default=4, help="samples per step")
@@ -207,11 +248,17 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.steps < 1 or arguments.warm_up < 1:
         parser.error("--steps and --warm-up must be at least 1")
-    if missing := missing_packages(arguments.base):
+    if arguments.by == "unsloth" and not arguments.checkpoint:
+        parser.error("--by unsloth needs --checkpoint, which `smidgen bench --model M --write-model DIR` writes")
+    if arguments.packages:
+        sys.path.insert(0, str(arguments.packages.resolve()))
+    if missing := missing_packages(arguments.by, arguments.base):
         names = ", ".join(f"`{name}`" for name in missing)
         print(json.dumps({"skipped": f"not installed: {names}"}))
         return
 
+    if arguments.by == "unsloth":
+        import unsloth  # noqa: F401, before transformers
     import torch
     import transformers
 
@@ -233,12 +280,12 @@ def main() -> None:
         **result,
         **memory(on_gpu),
         "load_s": load_s,
-        "model": arguments.model, "base": arguments.base, "batch": arguments.batch, "tokens": arguments.tokens,
+        "by": arguments.by, "model": arguments.model, "base": arguments.base, "batch": arguments.batch, "tokens": arguments.tokens,
         "checkpointing": arguments.checkpointing, "autocast": arguments.autocast, "optimizer": "AdamW, fused",
         "attention": model.get_base_model().config._attn_implementation,
         "device": torch.cuda.get_device_name() if on_gpu else "cpu",
         "timed_by": "CUDA events" if on_gpu else "host clock",
-        "versions": versions(arguments.base),
+        "versions": versions(arguments.by, arguments.base),
     }))
 
 

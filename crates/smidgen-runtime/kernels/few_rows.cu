@@ -64,8 +64,8 @@ template <typename Format, int ROWS> __device__ __forceinline__ void few_rows(co
     int product = 0;
     while (product + 1 < all.count && (i32)blockIdx.x >= all.products[product + 1].first_block)
         ++product;
-    const FewRows &few = all.products[product];
-    const Source &source = few.source;
+    const FewRows few = all.products[product];
+    const Source source = few.source;
     const Format format(source);
     const i32 block = (i32)blockIdx.x - few.first_block;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
