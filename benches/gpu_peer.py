@@ -258,6 +258,7 @@ def main() -> None:
         return
 
     if arguments.by == "unsloth":
+        os.environ.setdefault("UNSLOTH_DISABLE_STATISTICS", "1")
         import unsloth  # noqa: F401, before transformers
     import torch
     import transformers
