@@ -76,6 +76,8 @@ memory_choices! {
     updates: Space, pin Space, json "updates";
     /// What comes first, the layers of a micro-batch or the micro-batches of a layer.
     order: Order, pin Order, json "order";
+    /// Layers that a lap covers in breadth-first order; below 2 it is one. Of these only the first has its input kept.
+    layers_per_lap: usize, pin usize, json "layers_per_lap";
     /// What is divided over ranks. With weights it is the offloaded ones, and no longer the memory of one machine that
     /// they are fetched from.
     sharding: Sharding, pin Sharding, json "shard";
@@ -116,6 +118,11 @@ impl Policy {
     /// Whether the gradients of trained weights of a layer are offloaded, or of those outside the layers.
     pub fn offloads_gradients_of(&self, layer: Option<usize>) -> bool {
         self.gradients != Space::Device && includes(&self.offloaded_gradients, layer)
+    }
+
+    /// The lap that a layer is in, if there are laps.
+    pub fn lap_of(&self, layer: usize) -> Option<usize> {
+        (self.order == Order::Breadth).then(|| layer / self.layers_per_lap.max(1))
     }
 
     /// The same with the spaces that this device has: where the device is the CPU, host memory is the device's own, and

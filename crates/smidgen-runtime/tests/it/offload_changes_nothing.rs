@@ -59,7 +59,7 @@ fn breadth_first(policy: Policy) -> Policy {
 
 /// The decoder after the passes that offload values.
 pub fn by_policy(choice: &Choice, policy: &Policy) -> Subject {
-    let mut subject = choice.subject(|graph| recompute::keep_set(graph, &policy.recompute));
+    let mut subject = choice.subject(|graph| recompute::keep_set(graph, policy));
     tile::apply(&mut subject.graph, policy, &roomy(subject.extent));
     verify::expect_sound("tile", &verify::graph(&subject.graph));
     if policy.order == Order::Depth {
