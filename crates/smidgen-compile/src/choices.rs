@@ -5,12 +5,12 @@
 //! rungs on a ladder, how it is varied, when it is in use and what a plan without it would be. The ladders
 //! (`ladder.rs`), the search for the leanest policy (`lean.rs`) and for the fastest (`improve.rs`) only walk.
 
+use crate::offloaded_weights::layer_bytes;
 use crate::passes::head_pieces;
-use crate::passes::place::FEWEST_BYTES;
 use crate::question::Demand;
 use crate::request::{Master, Request, loss_chunks};
 use smidgen_ir::policy::{LayerRule, LayerSet, Order, Pins, Policy, Sharding};
-use smidgen_ir::{DType, DeviceKind, Extent, Space};
+use smidgen_ir::{DeviceKind, Extent, Space};
 
 /// Layers of offloaded weights that may be on the device at the same time, unless memory is short.
 pub const USUAL_WINDOW: usize = 2;
@@ -644,38 +644,4 @@ pub fn computed_as(policy: &Policy, extent: &Extent) -> (Policy, Option<usize>) 
     let (order, layers_per_lap) =
         if layers_per_lap > 1 { (order, layers_per_lap) } else { Default::default() };
     (Policy { recompute, tile_tokens, order, layers_per_lap, ..Policy::default() }, tokens)
-}
-
-/// A policy with all weights offloaded, this many layers of them on the device at the same time, and the head in pieces
-/// where that is none.
-pub fn offload_all_weights(policy: Policy, request: &Request, window_layers: usize) -> Policy {
-    let policy = Policy {
-        weights: Space::Host,
-        offloaded_weights: LayerSet::all(request.layers()),
-        embedding_offloaded: true,
-        tables_offloaded: true,
-        head_pieces: if window_layers == 0 { head_pieces::count(request) } else { 0 },
-        window_bytes: window_layers * layer_bytes(request, false),
-        ..policy
-    };
-    policy.on(request.device)
-}
-
-/// Bytes on the device of the weights of a layer that can be offloaded, or gathered from other ranks.
-fn layer_bytes(request: &Request, is_gathered: bool) -> usize {
-    let tensors = request.spec.tensors().into_iter().filter(|tensor| tensor.name.contains("layers.0."));
-    let bytes = tensors.map(|tensor| {
-        let (rows, columns) = tensor.shape.at(&Extent::default());
-        let storage = request.storage_of(&tensor.name);
-        match request.trained.contains(&tensor.name) {
-            // It comes as it is trained, and is rounded; ranks round before they gather.
-            true => {
-                let rounded = if request.rounds_trained() { request.activations().bytes() } else { 0 };
-                let trained = if is_gathered && rounded > 0 { 0 } else { DType::F32.bytes() };
-                (trained + rounded) * rows * columns
-            }
-            false => storage.bytes(rows, columns),
-        }
-    });
-    bytes.filter(|bytes| *bytes >= FEWEST_BYTES).sum()
 }

@@ -334,6 +334,16 @@ mod tests {
     }
 
     #[test]
+    fn layers_of_a_lap_are_neighbours() {
+        let laps = |policy: Policy| [0, 1, 2].map(|layer| policy.lap_of(layer));
+        let single = Policy { order: Order::Breadth, ..Policy::default() };
+        let pairs = Policy { layers_per_lap: 2, ..single.clone() };
+        assert_eq!(laps(single), [Some(0), Some(1), Some(2)]);
+        assert_eq!(laps(pairs.clone()), [Some(0), Some(0), Some(1)]);
+        assert_eq!(laps(Policy { order: Order::Depth, ..pairs }), [None; 3]);
+    }
+
+    #[test]
     fn spaces_are_those_of_the_device() {
         let host = Policy { weights: Space::Host, activations: Space::Device, ..Policy::default() };
         assert_eq!(host.clone().on(DeviceKind::Cuda), host);
