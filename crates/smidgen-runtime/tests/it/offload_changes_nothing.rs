@@ -198,23 +198,24 @@ fn laps_of_several_layers_agree_to_the_last_bit() {
         Policy { offloaded_activations: LayerSet::from_iter([0, 1]), ..nothing_yet() },
         Policy { offloaded_weights: all.clone(), window_bytes: usize::MAX, ..nothing_yet() },
         away(),
-        Policy { window_bytes: usize::MAX, tile_tokens: Some(4), ..away() },
+        Policy { window_bytes: usize::MAX, ..away() },
     ];
     for choice in choices {
         for recompute in [LayerSet::none(), LayerSet::first(1), LayerSet::from_iter([1, 2]), all.clone()] {
-            for tile_tokens in [None, Some(4)] {
-                // Tiles sum gradients in another order.
-                let resident = Policy { recompute: recompute.clone(), tile_tokens, ..nothing_yet() };
-                let want = outcome(&by_policy(&choice, &resident));
-                for part in parts.iter().filter(|part| part.tile_tokens == tile_tokens) {
-                    for layers_per_lap in [2, 3] {
-                        let recompute = recompute.clone();
-                        let policy = breadth_first(Policy { recompute, layers_per_lap, ..part.clone() });
-                        let subject = by_policy(&choice, &policy);
-                        assert!(outcome(&subject) == want, "{}: {policy:?}", choice.name);
-                    }
+            let want = outcome(&choice.subject_with(recompute.clone()));
+            for part in &parts {
+                for layers_per_lap in [2, 3] {
+                    let recompute = recompute.clone();
+                    let policy = breadth_first(Policy { recompute, layers_per_lap, ..part.clone() });
+                    assert!(outcome(&by_policy(&choice, &policy)) == want, "{}: {policy:?}", choice.name);
                 }
             }
+            // Where the stretches between two attentions begin changes which sums tiles divide.
+            let tiled =
+                |policy: Policy| Policy { recompute: recompute.clone(), tile_tokens: Some(4), ..policy };
+            let [deep, broad] = [tiled(away()), breadth_first(tiled(Policy { layers_per_lap: 2, ..away() }))]
+                .map(|policy| outcome(&by_policy(&choice, &policy)).0[0]);
+            assert!(deep == broad, "{}: {deep} and {broad} in tiles", choice.name);
         }
     }
 }

@@ -319,8 +319,9 @@ fn what_cannot_be_is_refused() {
     refused(&["adapter.layers=last:1", "adapter.targets=[\"lm_head\"]"], &["choose no weight"]);
     refused(&["adapter.targets=[\"*.9.*\"]"], &["*.9.*", "norms"]);
     refused(&["memory.order=breadth", "train.lr=1e-5"], &["memory.order", "LM head too"]);
-    refused(&["memory.layers_per_lap=2", "memory.order=depth"], &["memory.layers_per_lap", "depth-first"]);
-    refused(&["memory.layers_per_lap=3"], &["memory.layers_per_lap", "3", "has 2 layers"]);
+    let depth = ["memory.layers_per_lap=2", "memory.order=depth", "train.lr=1e-5"];
+    refused(&depth, &["memory.layers_per_lap", "depth-first"]);
+    refused(&["memory.layers_per_lap=3", "train.lr=1e-5"], &["memory.layers_per_lap", "3", "has 2 layers"]);
     refused(&["memory.layers_per_lap=0"], &["memory.layers_per_lap", "at least 1"]);
     refused(&["adapter.kind=lora", "train.master=bf16"], &["`train.master` has no effect"]);
     // What the run makes would take the place of its base, or of somebody's model.
