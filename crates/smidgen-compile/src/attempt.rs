@@ -290,7 +290,7 @@ impl<'a> Attempt<'a> {
         if plan.entries.iter().any(|entry| !entry.laps.is_empty()) {
             let rounds = self.demand.micro_steps;
             let laps_s = profile.laps_seconds(plan, each, rounds);
-            let waiting_s = profile.waiting_for_updates(plan, each, rounds, self.freedom.layers);
+            let waiting_s = profile.waiting_for_updates(plan, each, rounds);
             return laps_s + waiting_s + once.map_or(0.0, seconds);
         }
         let each_s = seconds(each) * self.demand.micro_steps;

@@ -24,7 +24,10 @@ pub fn search_breadth_first(attempts: &[Attempt]) {
     }
     let mut found: Vec<(&Attempt, Point, Measured)> = attempts
         .iter()
-        .filter_map(|attempt| leanest_first(attempt).map(|(point, measured)| (attempt, point, measured)))
+        .flat_map(|attempt| freedom.lap_sizes().into_iter().map(move |size| (attempt, size)))
+        .filter_map(|(attempt, size)| {
+            leanest_first(attempt, size).map(|(point, measured)| (attempt, point, measured))
+        })
         .collect();
     found.sort_by(|one, other| one.2.ms.total_cmp(&other.2.ms));
     for (attempt, point, _) in found.into_iter().take(MOST_FILLED) {
@@ -36,14 +39,15 @@ pub fn search_breadth_first(attempts: &[Attempt]) {
 
 /// The first point at one size that fits: inputs of layers on the device if there is room for them, and a window that
 /// lets transfers overlap with computation if there is room for that.
-fn leanest_first(attempt: &Attempt) -> Option<(Point, Measured)> {
+fn leanest_first(attempt: &Attempt, layers_per_lap: usize) -> Option<(Point, Measured)> {
     let freedom = &attempt.freedom;
     let quarters = [1, 2, 3].map(|part| Offload::Some((part * freedom.layers).div_ceil(4)));
     let activations = [Offload::None].into_iter().chain(quarters).chain([Offload::All]);
     for window_layers in [USUAL_WINDOW, 0] {
         for activations in activations.clone() {
             for loss_chunk in freedom.largest_and_smallest_chunk() {
-                let point = Point { loss_chunk, ..freedom.breadth_first(activations, window_layers) };
+                let point =
+                    Point { loss_chunk, layers_per_lap, ..freedom.breadth_first(activations, window_layers) };
                 for tables in if point.tables { vec![true] } else { vec![false, true] } {
                     let point = Point { tables, ..point };
                     let measured = attempt.measure(&point);

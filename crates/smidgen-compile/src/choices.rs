@@ -5,12 +5,12 @@
 //! rungs on a ladder, how it is varied, when it is in use and what a plan without it would be. The ladders
 //! (`ladder.rs`), the search for the leanest policy (`lean.rs`) and for the fastest (`improve.rs`) only walk.
 
+use crate::offloaded_weights::layer_bytes;
 use crate::passes::head_pieces;
-use crate::passes::place::FEWEST_BYTES;
 use crate::question::Demand;
 use crate::request::{Master, Request, loss_chunks};
 use smidgen_ir::policy::{LayerRule, LayerSet, Order, Pins, Policy, Sharding};
-use smidgen_ir::{DType, DeviceKind, Extent, Space};
+use smidgen_ir::{DeviceKind, Extent, Space};
 
 /// Layers of offloaded weights that may be on the device at the same time, unless memory is short.
 pub const USUAL_WINDOW: usize = 2;
@@ -36,10 +36,12 @@ pub struct Point {
     /// Layers whose optimizer state and gradients stay on the device although those of others do not, spread evenly.
     pub resident_state: usize,
     pub order: Order,
+    /// In breadth-first order.
+    pub layers_per_lap: usize,
     /// Whether what is in host memory, all of it, is updated there.
     pub updates_on_host: bool,
     pub tile_tokens: Option<usize>,
-    /// Layers of weights that may be on the device at the same time; 0 fetches each when it is needed.
+    /// Layers of weights that may be on the device at the same time, or laps of them; 0 fetches each when it is needed.
     pub window_layers: usize,
 }
 
@@ -155,9 +157,17 @@ impl<'a> Freedom<'a> {
         }
     }
 
-    /// Whether micro-batches may pass the layers in breadth-first order, and nothing says that they have to.
+    /// Whether micro-batches may pass the layers in breadth-first order.
     pub fn may_go_breadth_first(&self) -> bool {
-        self.has_laps && self.pins.order.is_none()
+        self.has_laps && self.pins.order != Some(Order::Depth)
+    }
+
+    /// Layers per lap to try, the fewest first.
+    pub fn lap_sizes(&self) -> Vec<usize> {
+        match self.pins.layers_per_lap {
+            Some(pinned) => vec![pinned.max(1)],
+            None => vec![1, 2],
+        }
     }
 
     /// Whether weights that are not resident come from other ranks.
@@ -183,6 +193,7 @@ impl<'a> Freedom<'a> {
             gradients: false,
             resident_state: 0,
             order: Order::Depth,
+            layers_per_lap: 0,
             updates_on_host: false,
             tile_tokens: None,
             window_layers: USUAL_WINDOW,
@@ -203,6 +214,7 @@ impl<'a> Freedom<'a> {
             gradients: self.trains_base,
             resident_state: 0,
             order: Order::Depth,
+            layers_per_lap: 0,
             updates_on_host: false,
             tile_tokens: self.tile(),
             window_layers: 0,
@@ -219,6 +231,7 @@ impl<'a> Freedom<'a> {
             optimizer_state: self.trains_base,
             gradients: self.trains_base,
             order: Order::Breadth,
+            layers_per_lap: 1,
             window_layers,
             ..self.start()
         }
@@ -298,6 +311,7 @@ impl<'a> Freedom<'a> {
                 false => 0,
             },
             order: pins.order.filter(|_| self.has_laps).unwrap_or(point.order),
+            layers_per_lap: pins.layers_per_lap.unwrap_or(point.layers_per_lap),
             updates_on_host: pins.updates.map_or(point.updates_on_host, is_in_use),
             tile_tokens: pins.tile_tokens.unwrap_or(point.tile_tokens),
             window_layers: point.window_layers,
@@ -311,7 +325,13 @@ impl<'a> Freedom<'a> {
             && self.has_host
             && point.optimizer_state
             && point.gradients;
-        let point = Point { resident_state, split_head, updates_on_host, ..point };
+        let layers_per_lap = match point.order {
+            Order::Depth => 0,
+            // Tiles of a lap of several layers divide other sums than those of one: only where both are asked for.
+            Order::Breadth if point.tile_tokens.is_some() && pins.layers_per_lap.is_none() => 1,
+            Order::Breadth => point.layers_per_lap.clamp(1, self.layers.max(1)),
+        };
+        let point = Point { resident_state, split_head, updates_on_host, layers_per_lap, ..point };
         let is_window_open = point.streams() && pins.window_bytes.is_none();
         Point { window_layers: if is_window_open { point.window_layers } else { USUAL_WINDOW }, ..point }
     }
@@ -323,11 +343,15 @@ impl<'a> Freedom<'a> {
             Some(rule) => rule.layers(layers),
             None => LayerSet::first(point.recomputed),
         };
+        let per_lap = point.layers_per_lap.max(1);
         let offloaded_activations = match (&pins.offloaded_activations, point.activations) {
             (_, Offload::None) => LayerSet::none(),
             (Some(rule), _) => rule.layers(layers),
             (None, Offload::OfRecomputed) => recompute.clone(),
-            (None, Offload::Some(count)) => LayerSet::spread(count, layers),
+            (None, Offload::Some(count)) => {
+                let laps = LayerSet::spread(count.div_ceil(per_lap), layers.div_ceil(per_lap));
+                (0..layers).filter(|layer| laps.contains(layer / per_lap)).collect()
+            }
             (None, Offload::All) => LayerSet::all(layers),
         };
         let offloaded_weights = match &pins.offloaded_weights {
@@ -343,7 +367,8 @@ impl<'a> Freedom<'a> {
             Some(Space::Device) | None => Space::Host,
             Some(space) => space,
         };
-        let window_bytes = if point.streams() { point.window_layers * self.layer_bytes } else { 0 };
+        let window_layers = if point.streams() { point.window_layers * per_lap } else { 0 };
+        let window_bytes = window_layers * self.layer_bytes;
         // An empty set stands for all layers, and for what is outside of them.
         let offloaded_state = match point.resident_state {
             0 => LayerSet::none(),
@@ -370,6 +395,7 @@ impl<'a> Freedom<'a> {
             offloaded_gradients: state(point.gradients, &pins.offloaded_gradients),
             updates: if point.updates_on_host { Space::Host } else { Space::Device },
             order: point.order,
+            layers_per_lap: point.layers_per_lap,
             sharding: self.sharding,
             head_pieces: pins.head_pieces.unwrap_or(head_pieces),
             window_bytes: pins.window_bytes.unwrap_or(window_bytes),
@@ -595,6 +621,14 @@ impl Freedom<'_> {
                 windows.into_iter().map(|window_layers| point.with_window(window_layers)).collect(),
             ),
             axis(
+                point.order == Order::Breadth,
+                |to, from| to.layers_per_lap = from.layers_per_lap,
+                self.lap_sizes()
+                    .into_iter()
+                    .map(|layers_per_lap| Point { layers_per_lap, ..point })
+                    .collect(),
+            ),
+            axis(
                 pins.loss_chunk.is_none(),
                 |to, from| to.loss_chunk = from.loss_chunk,
                 self.chunks.iter().map(|chunk| Point { loss_chunk: *chunk, ..point }).collect(),
@@ -607,41 +641,9 @@ impl Freedom<'_> {
 /// What a graph is the same by after the passes that decide what is computed when: the same key, the same graph. Tiles
 /// are cut for a number of tokens.
 pub fn computed_as(policy: &Policy, extent: &Extent) -> (Policy, Option<usize>) {
-    let Policy { recompute, tile_tokens, .. } = policy.clone();
+    let Policy { recompute, tile_tokens, order, layers_per_lap, .. } = policy.clone();
     let tokens = tile_tokens.map(|_| extent.tokens);
-    (Policy { recompute, tile_tokens, ..Policy::default() }, tokens)
-}
-
-/// A policy with all weights offloaded, this many layers of them on the device at the same time, and the head in pieces
-/// where that is none.
-pub fn offload_all_weights(policy: Policy, request: &Request, window_layers: usize) -> Policy {
-    let policy = Policy {
-        weights: Space::Host,
-        offloaded_weights: LayerSet::all(request.layers()),
-        embedding_offloaded: true,
-        tables_offloaded: true,
-        head_pieces: if window_layers == 0 { head_pieces::count(request) } else { 0 },
-        window_bytes: window_layers * layer_bytes(request, false),
-        ..policy
-    };
-    policy.on(request.device)
-}
-
-/// Bytes on the device of the weights of a layer that can be offloaded, or gathered from other ranks.
-fn layer_bytes(request: &Request, is_gathered: bool) -> usize {
-    let tensors = request.spec.tensors().into_iter().filter(|tensor| tensor.name.contains("layers.0."));
-    let bytes = tensors.map(|tensor| {
-        let (rows, columns) = tensor.shape.at(&Extent::default());
-        let storage = request.storage_of(&tensor.name);
-        match request.trained.contains(&tensor.name) {
-            // It comes as it is trained, and is rounded; ranks round before they gather.
-            true => {
-                let rounded = if request.rounds_trained() { request.activations().bytes() } else { 0 };
-                let trained = if is_gathered && rounded > 0 { 0 } else { DType::F32.bytes() };
-                (trained + rounded) * rows * columns
-            }
-            false => storage.bytes(rows, columns),
-        }
-    });
-    bytes.filter(|bytes| *bytes >= FEWEST_BYTES).sum()
+    let (order, layers_per_lap) =
+        if layers_per_lap > 1 { (order, layers_per_lap) } else { Default::default() };
+    (Policy { recompute, tile_tokens, order, layers_per_lap, ..Policy::default() }, tokens)
 }

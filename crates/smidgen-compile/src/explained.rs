@@ -26,6 +26,8 @@ pub enum Choice {
     Gradients,
     /// Breadth-first.
     Order,
+    /// Several layers in a lap of breadth-first order.
+    Laps,
     /// Updates on the host.
     Updates,
     /// What is divided over ranks.
@@ -33,7 +35,7 @@ pub enum Choice {
 }
 
 impl Choice {
-    const ALL: [Choice; 13] = [
+    const ALL: [Choice; 14] = [
         Choice::Recompute,
         Choice::MicroBatch,
         Choice::LossChunk,
@@ -45,6 +47,7 @@ impl Choice {
         Choice::OptimizerState,
         Choice::Gradients,
         Choice::Order,
+        Choice::Laps,
         Choice::Updates,
         Choice::Sharding,
     ];
@@ -72,7 +75,8 @@ impl Choice {
             Choice::Gradients => {
                 (other.gradients, other.offloaded_gradients) = (Space::Device, LayerSet::none());
             }
-            Choice::Order => other.order = Order::Depth,
+            Choice::Order => (other.order, other.layers_per_lap) = (Order::Depth, 0),
+            Choice::Laps => other.layers_per_lap = other.layers_per_lap.min(1),
             Choice::Updates => other.updates = Space::Device,
             // Without ranks to gather from, weights would have to be somewhere else.
             Choice::Sharding if policy.sharding == Sharding::Weights => {}
@@ -91,6 +95,7 @@ impl Choice {
                 | Choice::OptimizerState
                 | Choice::Gradients
                 | Choice::Order
+                | Choice::Laps
                 | Choice::Updates,
                 _,
             ) => false,
@@ -117,6 +122,7 @@ impl Choice {
             Choice::OptimizerState => pins.optimizer_state.is_some(),
             Choice::Gradients => pins.gradients.is_some(),
             Choice::Order => pins.order.is_some(),
+            Choice::Laps => pins.layers_per_lap.is_some(),
             Choice::Updates => pins.updates.is_some(),
             Choice::Sharding => pins.sharding.is_some(),
         }

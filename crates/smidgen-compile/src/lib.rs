@@ -27,6 +27,7 @@ mod linear;
 pub mod links;
 pub mod model;
 pub mod names;
+pub mod offloaded_weights;
 pub mod passes;
 pub mod profile;
 mod propose;

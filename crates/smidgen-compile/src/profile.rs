@@ -189,9 +189,9 @@ impl Profile {
         self.walk(plan, entry, true, micro_batches, |_| {})
     }
 
-    /// Seconds by which updates on the host, which run in the next forward pass, make a step longer: a layer waits for its
+    /// Seconds by which updates on the host, which run in the next forward pass, make a step longer: a lap waits for its
     /// own, and the last one for what the pass is too short for. Without clipping they run in the backward pass too.
-    pub fn waiting_for_updates(&self, plan: &Plan, entry: Entry, rounds: f64, layers: usize) -> f64 {
+    pub fn waiting_for_updates(&self, plan: &Plan, entry: Entry, rounds: f64) -> f64 {
         let is_update = |step: &&Step| matches!(step.op, Op::AdamWOnHost(_));
         let steps = plan.entries.iter().flat_map(|entry| &entry.steps);
         let bytes: f64 = steps.filter(is_update).map(|step| step.cost.bytes).sum();
@@ -199,13 +199,14 @@ impl Profile {
         let mut ends = Vec::new();
         self.walk(plan, entry, true, rounds, |now| ends.push(now));
         let is_forward = |step: &Step| step.phase == Phase::Forward && step.layer.is_some();
-        let own = &plan.entry(entry).steps;
+        let EntryPlan { steps: own, laps, .. } = plan.entry(entry);
+        let turns = laps.iter().filter(|lap| is_forward(&own[lap.each.start])).count().max(1);
         let last = match own.iter().any(|step| is_update(&step)) {
             true => own.len().checked_sub(1),
             false => own.iter().rposition(is_forward),
         };
         let meanwhile_s = last.map_or(0.0, |last| ends[last]);
-        update_s / layers as f64 + (update_s - meanwhile_s).max(0.0)
+        update_s / turns as f64 + (update_s - meanwhile_s).max(0.0)
     }
 
     /// The same without sums over ranks: a micro-batch that does not end its step.

@@ -70,7 +70,7 @@ pub(crate) fn computed(
     check: impl Fn(&str, &Graph),
 ) -> Graph {
     if graph.entries.iter().any(|(entry, _)| *entry == Entry::MicroStep) {
-        let keep = passes::recompute::keep_set(&graph, &policy.recompute);
+        let keep = passes::recompute::keep_set(&graph, policy);
         passes::recompute::apply(&mut graph, &keep);
         check("recompute", &graph);
     }

@@ -76,6 +76,8 @@ memory_choices! {
     updates: Space, pin Space, json "updates";
     /// What comes first, the layers of a micro-batch or the micro-batches of a layer.
     order: Order, pin Order, json "order";
+    /// Layers that a lap covers in breadth-first order; below 2 it is one. Of these only the first has its input kept.
+    layers_per_lap: usize, pin usize, json "layers_per_lap";
     /// What is divided over ranks. With weights it is the offloaded ones, and no longer the memory of one machine that
     /// they are fetched from.
     sharding: Sharding, pin Sharding, json "shard";
@@ -116,6 +118,11 @@ impl Policy {
     /// Whether the gradients of trained weights of a layer are offloaded, or of those outside the layers.
     pub fn offloads_gradients_of(&self, layer: Option<usize>) -> bool {
         self.gradients != Space::Device && includes(&self.offloaded_gradients, layer)
+    }
+
+    /// The lap that a layer is in, if there are laps.
+    pub fn lap_of(&self, layer: usize) -> Option<usize> {
+        (self.order == Order::Breadth).then(|| layer / self.layers_per_lap.max(1))
     }
 
     /// The same with the spaces that this device has: where the device is the CPU, host memory is the device's own, and
@@ -324,6 +331,16 @@ mod tests {
         let pins = Pins::from(Policy::resident(LayerSet::first(2), 64));
         assert!(pins.is_complete() && !Pins::default().is_complete());
         assert!(!Pins { window_bytes: None, ..pins }.is_complete());
+    }
+
+    #[test]
+    fn layers_of_a_lap_are_neighbours() {
+        let laps = |policy: Policy| [0, 1, 2].map(|layer| policy.lap_of(layer));
+        let single = Policy { order: Order::Breadth, ..Policy::default() };
+        let pairs = Policy { layers_per_lap: 2, ..single.clone() };
+        assert_eq!(laps(single), [Some(0), Some(1), Some(2)]);
+        assert_eq!(laps(pairs.clone()), [Some(0), Some(0), Some(1)]);
+        assert_eq!(laps(Policy { order: Order::Depth, ..pairs }), [None; 3]);
     }
 
     #[test]

@@ -187,6 +187,7 @@ pub(crate) static KEYS: &[Key] = &[
     key!(pin optimizer_state, pins::SPACE, "where optimizer state is kept"),
     key!(pin gradients, pins::SPACE, "where gradients of trained weights are kept (`adapter.kind = \"full\"`)"),
     key!(pin order, pins::ORDER, "depth: a micro-batch passes all layers before the next one begins; breadth: all micro-batches of a step pass a layer before the next layer begins, so that offloaded weights are fetched once for all of them"),
+    key!(pin layers_per_lap, pins::TOKENS, "layers that all micro-batches pass before the next ones begin, in breadth-first order; with 2 only every second layer's input is kept for the backward pass, and the weights of two layers are on the device at the same time"),
     key!(pins shard, pins::SHARD, pin_shard, show_shard, "what is divided over ranks, each with what stands before it: AdamW's moments, gradients, weights"),
     key!(memory.adapt, BOOLEAN, "replan at a checkpoint if free memory has changed"),
     //

@@ -1,6 +1,6 @@
-//! Breadth-first order: all micro-batches of a step pass one layer before the next layer begins.
+//! Breadth-first order: all micro-batches of a step pass one layer, or a few, before the next layer begins.
 //!
-//! The nodes of `micro_step` are cut into laps where the layer changes. In front of a lap its offloaded weights are
+//! The nodes of `micro_step` are cut into laps of `layers_per_lap` layers. In front of a lap its offloaded weights are
 //! fetched, one lap ahead if the window allows, and what it adds to offloaded gradients begins at zero; behind it these
 //! gradients are complete, and are copied out while the next lap runs. What one lap leaves for a later one is carried: every
 //! micro-batch has its rows in an array for the whole step, on the device or, for backward, offloaded. What follows
@@ -29,7 +29,7 @@ pub fn apply(
 ) {
     let Some(index) = graph.entries.iter().position(|(entry, _)| *entry == Entry::MicroStep) else { return };
     let nodes = std::mem::take(&mut graph.entries[index].1);
-    let mut laps = cut(nodes);
+    let mut laps = cut(nodes, policy);
     carry(graph, &mut laps, policy, step, device);
     fetch_weights(graph, &mut laps, extent, policy.window_bytes);
     stow_gradients(graph, &mut laps, squares, &early);
@@ -62,12 +62,19 @@ impl LapNodes {
         let first = self.each.first().expect("a lap has a node");
         (first.phase, first.layer)
     }
+
+    /// The last node that writes a value, or rows of it.
+    fn writer(&self, graph: &Graph, value: ValueId) -> Option<usize> {
+        let is_written = |node: &Node| node.outputs.iter().any(|output| graph.whole(*output) == value);
+        self.each.iter().rposition(is_written)
+    }
 }
 
-fn cut(nodes: Vec<Node>) -> Vec<LapNodes> {
+fn cut(nodes: Vec<Node>, policy: &Policy) -> Vec<LapNodes> {
+    let lap_of = |node: &Node| node.layer.and_then(|layer| policy.lap_of(layer));
     let mut laps: Vec<LapNodes> = Vec::new();
     for node in nodes {
-        match laps.last_mut().filter(|lap| lap.each[0].layer == node.layer) {
+        match laps.last_mut().filter(|lap| lap_of(&lap.each[0]) == lap_of(&node)) {
             Some(lap) => lap.each.push(node),
             None => laps.push(LapNodes { each: vec![node], ..LapNodes::default() }),
         }
@@ -94,15 +101,16 @@ fn carry(graph: &mut Graph, laps: &mut [LapNodes], policy: &Policy, step: &Exten
             }
             continue;
         }
-        let offloads = |lap: usize| {
-            let layer = laps[lap].each[0].layer;
-            layer.is_some_and(|layer| policy.offloaded_activations.contains(layer))
-        };
         // What forward reads next stays on the device, and so does what backward hands on; of what waits for backward the
-        // layer decides that begins with it.
+        // layer decides that begins with it, or that it is inside of.
         let next = to.iter().copied().find(|lap| is_forward(&laps[*lap]));
         let waiting: Vec<usize> = to.iter().copied().filter(|lap| Some(*lap) != next).collect();
-        let is_offloaded = is_forward(&laps[from]) && offloads(next.unwrap_or(from)) && !waiting.is_empty();
+        let decides = match next {
+            Some(next) => laps[next].each[0].layer,
+            None => laps[from].writer(graph, value).and_then(|writer| laps[from].each[writer].layer),
+        };
+        let offloads = decides.is_some_and(|layer| policy.offloaded_activations.contains(layer));
+        let is_offloaded = is_forward(&laps[from]) && offloads && !waiting.is_empty();
         let space = if is_offloaded { device.resolve(policy.activations) } else { Space::Device };
         match next.filter(|_| space != Space::Device) {
             Some(next) => {
@@ -188,8 +196,7 @@ fn pass(
     graph.values[array.index()].space = space;
     let lap = &mut laps[from];
     let place = lap.place();
-    let is_written = |node: &Node| node.outputs.iter().any(|output| graph.whole(*output) == value);
-    let behind = lap.each.iter().rposition(is_written).map_or(0, |last| last + 1);
+    let behind = lap.writer(graph, value).map_or(0, |last| last + 1);
     let behind = seam_behind(&lap.each, behind);
     let mut emitted = Vec::new();
     graph.emit(&mut emitted, Op::Stow, vec![value], vec![array], &[], place);

@@ -1,32 +1,42 @@
 //! Recompute: a backward node that needs a dropped activation gets its producer again.
 //!
 //! The mechanism works per tensor: `apply` takes any keep set. `keep_set` is the choice per layer:
-//! of a recomputed layer only its input is kept; of the others everything that backward reads, except
+//! of a recomputed layer only its input is kept, and of those in one lap only the input of the first, from which the
+//! others follow; of the others everything that backward reads, except
 //! norm outputs, gated activations and dropped-out inputs where rederiving them costs no further byte.
 //! So no matmul and no attention runs twice outside the recomputed layers, and inside them only what backward
 //! reads runs again (never the last matmul of a layer).
 
-use smidgen_ir::policy::LayerSet;
+use smidgen_ir::policy::Policy;
 use smidgen_ir::{ByValue, Entry, Graph, Node, Phase, ValueId, ValueRole, ValueSet};
 
 pub type KeepSet = ValueSet;
 
 /// Forward activations of `micro_step` that stay until backward reads them.
-pub fn keep_set(graph: &Graph, recompute: &LayerSet) -> KeepSet {
+pub fn keep_set(graph: &Graph, policy: &Policy) -> KeepSet {
     let nodes = graph.nodes(Entry::MicroStep);
     let split = first_backward(nodes);
     let (forward, backward) = nodes.split_at(split);
     let read_by_backward: ValueSet = backward.iter().flat_map(|node| &node.inputs).copied().collect();
     let layer_of: ByValue<Option<usize>> =
         forward.iter().flat_map(|node| node.outputs.iter().map(|output| (*output, node.layer))).collect();
+    let is_recomputed = |layer: usize| policy.recompute.contains(layer);
+    // The backward pass of a layer needs what its input follows from, so a layer behind it in the lap finds that there.
+    let has_backward = |layer: usize| backward.iter().any(|node| node.layer == Some(layer));
+    let follows_in_lap = |from: Option<usize>, to: Option<usize>| match (from, to) {
+        (Some(from), Some(to)) => {
+            let lap = policy.lap_of(from);
+            lap.is_some() && lap == policy.lap_of(to) && is_recomputed(from) && has_backward(from)
+        }
+        _ => false,
+    };
     let mut keep = KeepSet::default();
     for node in forward {
-        // What is outside the layers, and what one layer passes to the next, is always kept: a layer
-        // can then be recomputed from its own input.
-        keep.extend(
-            node.inputs.iter().filter(|input| layer_of.get(input).is_some_and(|layer| *layer != node.layer)),
-        );
-        let recomputed = node.layer.is_some_and(|layer| recompute.contains(layer));
+        // What is outside the layers, and what one layer passes to the next, is always kept, except inside a lap: a layer
+        // can then be recomputed from its own input, or that of its lap.
+        let is_passed_on = |from: &Option<usize>| *from != node.layer && !follows_in_lap(*from, node.layer);
+        keep.extend(node.inputs.iter().filter(|input| layer_of.get(input).is_some_and(is_passed_on)));
+        let recomputed = node.layer.is_some_and(is_recomputed);
         keep.extend(
             node.outputs
                 .iter()

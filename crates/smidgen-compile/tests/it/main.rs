@@ -8,6 +8,7 @@ mod determinism;
 mod dial;
 mod exhaustive;
 mod head_pieces;
+mod laps;
 mod leanest;
 mod packing;
 mod random_graph;

@@ -4,8 +4,8 @@
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
-use smidgen_compile::choices::offload_all_weights;
 use smidgen_compile::links::Link;
+use smidgen_compile::offloaded_weights::offload_all_weights;
 use smidgen_compile::request::{Master, Optimizer};
 use smidgen_compile::{
     Budget, Context, Demand, Profile, Purpose, Question, Request, Solution, compile, solve,

@@ -6,7 +6,7 @@ use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
 use smidgen_compile::{
     Budget, Choice, Context, Demand, Overhead, Profile, Purpose, Question, Rates, Request, Solution,
-    SolveError, Why, choices::offload_all_weights, compile, solve,
+    SolveError, Why, compile, offloaded_weights::offload_all_weights, solve,
 };
 use smidgen_ir::{
     DeviceKind, Entry, Extent, LayerRule, LayerSet, Pins, Plan, Policy, Precision, Space, SpaceSize,

@@ -5,11 +5,11 @@
 
 use crate::decoder::{ALL_FUSED, ALL_LINEARS, Choice, EXTENT, LAYERS, Trained, gemma2, llama, phi3, phi4};
 use smidgen_compile::adapter::LoraModule;
-use smidgen_compile::choices::offload_all_weights;
 use smidgen_compile::leaves::{cache_names, rounded_name};
 use smidgen_compile::model::audio::AudioSpec;
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::names::state;
+use smidgen_compile::offloaded_weights::offload_all_weights;
 use smidgen_compile::{
     AdapterForm, DecodeShape, DecoderSpec, Request, compile, compile_decode, compile_eval,
 };

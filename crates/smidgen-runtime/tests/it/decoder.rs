@@ -269,7 +269,7 @@ impl Choice {
     /// The decoder as `compile` would keep its activations.
     pub fn subject_with(&self, layers: LayerSet) -> Subject {
         let policy = Policy::resident(layers, LOSS_CHUNK);
-        self.subject(|graph| recompute::keep_set(graph, &policy.recompute))
+        self.subject(|graph| recompute::keep_set(graph, &policy))
     }
 }
 

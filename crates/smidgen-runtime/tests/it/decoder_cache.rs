@@ -6,10 +6,10 @@
 use crate::decoder::{Choice, EXTENT, gemma2, gemma3};
 use crate::numbers::{Content, decode_reals, encode};
 use crate::subject::Subject;
-use smidgen_compile::choices::offload_all_weights;
 use smidgen_compile::leaves::cache_names;
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::names::{input, state};
+use smidgen_compile::offloaded_weights::offload_all_weights;
 use smidgen_compile::{
     AdapterForm, DecodeShape, Request, TrainedBiases, compile, compile_decode, compile_logits,
 };

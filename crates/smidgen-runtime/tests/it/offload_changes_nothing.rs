@@ -8,15 +8,16 @@ use crate::decoder::{ALL_FUSED, Choice, LAYERS, LOSS_CHUNK, Trained, gemma2, lea
 use crate::examples::{Example, Proof};
 use crate::numbers::decode_doubles;
 use crate::subject::{Subject, roomy};
-use smidgen_compile::AdapterForm;
+use smidgen_compile::model::spec::LayerAttention;
 use smidgen_compile::names::{input, state};
 use smidgen_compile::passes::{
     breadth, head_pieces, offload, place, recompute, stream, tile, update_early, update_in_pieces,
 };
 use smidgen_compile::request::{Master, Moments};
+use smidgen_compile::{AdapterForm, DecoderSpec};
 use smidgen_ir::{
-    Entry, Extent, LayerSet, LeafKind, Op, Order, PlannedValue, Policy, Rank, Space, ValueId, ValueRole,
-    verify,
+    Entry, Extent, LayerSet, Leaf, LeafKind, Op, Order, Phase, PlannedValue, Policy, Rank, Space, ValueId,
+    ValueRole, verify,
 };
 use smidgen_runtime::{Cpu, Device, DeviceError, Executor};
 use std::collections::BTreeSet;
@@ -59,7 +60,7 @@ fn breadth_first(policy: Policy) -> Policy {
 
 /// The decoder after the passes that offload values.
 pub fn by_policy(choice: &Choice, policy: &Policy) -> Subject {
-    let mut subject = choice.subject(|graph| recompute::keep_set(graph, &policy.recompute));
+    let mut subject = choice.subject(|graph| recompute::keep_set(graph, policy));
     tile::apply(&mut subject.graph, policy, &roomy(subject.extent));
     verify::expect_sound("tile", &verify::graph(&subject.graph));
     if policy.order == Order::Depth {
@@ -178,6 +179,79 @@ fn every_part_and_all_together_agree_to_the_last_bit() {
     }
 }
 
+/// Laps of two layers, and of three, over three layers: one lap is not full, or there is only one.
+#[test]
+fn laps_of_several_layers_agree_to_the_last_bit() {
+    let lora = of_three_layers(Choice::lora());
+    let full = of_three_layers(Choice::full());
+    let choices = [
+        Choice { name: "lora with dropout", dropout: 0.25, ..lora.clone() },
+        full.clone(),
+        Choice { name: "full, not clipped", clips: false, ..full.clone() },
+        Choice { name: "full, last layer", trained: Trained::LastLayer, ..full },
+    ];
+    let all = LayerSet::all(3);
+    let away =
+        || Policy { offloaded_weights: all.clone(), offloaded_activations: all.clone(), ..everywhere(0) };
+    let parts = [
+        nothing_yet(),
+        Policy { offloaded_activations: LayerSet::from_iter([0, 1]), ..nothing_yet() },
+        Policy { offloaded_weights: all.clone(), window_bytes: usize::MAX, ..nothing_yet() },
+        away(),
+        Policy { window_bytes: usize::MAX, ..away() },
+    ];
+    for choice in choices {
+        for recompute in [LayerSet::none(), LayerSet::first(1), LayerSet::from_iter([1, 2]), all.clone()] {
+            let want = outcome(&choice.subject_with(recompute.clone()));
+            for part in &parts {
+                for layers_per_lap in [2, 3] {
+                    let recompute = recompute.clone();
+                    let policy = breadth_first(Policy { recompute, layers_per_lap, ..part.clone() });
+                    assert!(outcome(&by_policy(&choice, &policy)) == want, "{}: {policy:?}", choice.name);
+                }
+            }
+            // Where the stretches between two attentions begin changes which sums tiles divide.
+            let tiled =
+                |policy: Policy| Policy { recompute: recompute.clone(), tile_tokens: Some(4), ..policy };
+            let [deep, broad] = [tiled(away()), breadth_first(tiled(Policy { layers_per_lap: 2, ..away() }))]
+                .map(|policy| outcome(&by_policy(&choice, &policy)).0[0]);
+            assert!(deep == broad, "{}: {deep} and {broad} in tiles", choice.name);
+        }
+    }
+}
+
+fn of_three_layers(choice: Choice) -> Choice {
+    let attention = LayerAttention::uniform(3, None);
+    Choice { spec: DecoderSpec { layers: 3, attention, ..choice.spec.clone() }, ..choice }
+}
+
+/// Of a lap of two recomputed layers the input of the first is carried. That of the second follows from it, which takes the
+/// last matmul of the first layer and nothing else: what its backward pass needs is kept for it.
+#[test]
+fn a_lap_of_two_layers_carries_one_input() {
+    let counts = |choice: &Choice, layers_per_lap: usize| {
+        let all = LayerSet::all(3);
+        let part = Policy { offloaded_activations: all.clone(), recompute: all, ..nothing_yet() };
+        let subject = by_policy(choice, &breadth_first(Policy { layers_per_lap, ..part }));
+        let is_carried = |leaf: &Leaf| matches!(leaf.kind, LeafKind::Carried(_));
+        let values = subject.graph.values.iter().filter(|value| value.space == Space::Disk);
+        let carried = values.filter(|value| value.leaf().is_some_and(is_carried)).count();
+        let again =
+            subject.graph.nodes(Entry::MicroStep).iter().filter(|node| node.phase == Phase::Recompute);
+        let matmuls = again.filter(|node| matches!(node.op, Op::Linear { .. })).count();
+        (subject.graph.laps.len(), carried, matmuls)
+    };
+    let choice = of_three_layers(Choice { adapted: &[], ..Choice::full() });
+    let (one, two) = (counts(&choice, 1), counts(&choice, 2));
+    // Embedding, layers and head, there and back; head and loss are one lap.
+    assert_eq!((one.0, two.0), (9, 7));
+    assert_eq!((one.1, two.1), (3, 2));
+    assert_eq!(two.2, one.2 + 1);
+    // Nothing is computed backward below the last layer, so layers below are not recomputed for its input.
+    let last = Choice { trained: Trained::LastLayer, ..choice };
+    assert_eq!(counts(&last, 3).2, counts(&last, 1).2);
+}
+
 /// Policies that offload to disk, in both orders.
 pub fn policies() -> Vec<Policy> {
     let all = || LayerSet::all(LAYERS);
@@ -200,6 +274,7 @@ pub fn policies() -> Vec<Policy> {
         breadth_first(Policy { gradients: Space::Disk, ..nothing_yet() }),
         breadth_first(everywhere(0)),
         breadth_first(everywhere(usize::MAX)),
+        breadth_first(Policy { layers_per_lap: 2, ..everywhere(0) }),
     ]
 }
 

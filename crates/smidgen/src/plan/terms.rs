@@ -135,5 +135,17 @@ pub fn pins(job: &Job) -> Result<Pins, Failure> {
             "write `auto` or `depth`, or leave encoder and projector out of `adapter.targets` and `adapter.train`",
         );
     }
+    if pins.order == Some(Order::Depth) && pins.layers_per_lap.is_some_and(|count| count > 1) {
+        return refused(
+            "`memory.layers_per_lap` has no effect in depth-first order",
+            "leave it out, or write `memory.order = \"breadth\"` or `auto`",
+        );
+    }
+    if let Some(count) = pins.layers_per_lap.filter(|count| *count > layers) {
+        return refused(
+            &format!("`memory.layers_per_lap` is {count}, and the model has {layers} layers"),
+            "write `auto`, 1 or 2",
+        );
+    }
     Ok(pins)
 }

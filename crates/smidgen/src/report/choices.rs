@@ -38,6 +38,7 @@ pub fn describe(choice: Choice) -> &'static str {
         Choice::OptimizerState => "offloading optimizer state",
         Choice::Gradients => "offloading gradients",
         Choice::Order => "breadth-first order",
+        Choice::Laps => "working on several layers at a time",
         Choice::Updates => "updates on the host",
         Choice::Sharding => "dividing over ranks",
     }
@@ -68,6 +69,10 @@ pub fn describe_changes(before: &Policy, now: &Policy, layers: usize) -> String 
     }
     if now.order != before.order {
         changes.push(format!("{}-first order", now.order.name()));
+    }
+    let [is, was] = [now, before].map(|policy| policy.layers_per_lap.max(1));
+    if is != was {
+        changes.push(format!("{is} layers at a time (were {was})"));
     }
     if now.sharding != before.sharding {
         changes.push(format!("divided over ranks: {}", describe_sharding(now.sharding)));
@@ -163,6 +168,10 @@ fn render_reason(solution: &Solution, reason: &Reason) -> String {
         }
         Choice::Order => {
             "order: breadth-first, all micro-batches of a step pass a layer before the next".to_owned()
+        }
+        Choice::Laps => {
+            let count = policy.layers_per_lap;
+            format!("laps: {count} layers at a time, and only the first one's input is kept for backward")
         }
         Choice::Updates if updates_early(&solution.plan) => {
             "updates: by the processors, where the state is, while the GPU works on".to_owned()

@@ -158,8 +158,13 @@ fn breadth_first_order_shows_in_nothing_that_is_written() {
     scratch.train("depth", &[&pinned[..], &["memory.order=depth"]].concat());
     let want = scratch.read("depth/model/model.safetensors");
     let away = ["memory.weights=disk", "memory.gradients=disk", "memory.optimizer_state=disk"];
-    for (name, overrides) in [("here", &[][..]), ("away", &away[..]), ("kept", &["memory.activations=disk"])]
-    {
+    let pairs = [&away[..], &["memory.layers_per_lap=2", "memory.activations=disk"]].concat();
+    for (name, overrides) in [
+        ("here", &[][..]),
+        ("away", &away[..]),
+        ("kept", &["memory.activations=disk"]),
+        ("pairs", &pairs[..]),
+    ] {
         scratch.train(name, &[&pinned[..], &["memory.order=breadth"], overrides].concat());
         assert_eq!(scratch.json(&format!("{name}/plan.json"))["policy"]["order"], "breadth");
         assert!(scratch.read(&format!("{name}/model/model.safetensors")) == want, "{name}");
@@ -170,6 +175,11 @@ fn breadth_first_order_shows_in_nothing_that_is_written() {
     scratch.train("lora", &[&pinned[..], &adapter[..1], &["memory.order=depth"]].concat());
     scratch.train("lora-breadth", &[&pinned[..], &adapter].concat());
     assert_eq!(scratch.losses("lora-breadth"), scratch.losses("lora"));
+    scratch.train("lora-pairs", &[&pinned[..], &adapter, &["memory.layers_per_lap=2"]].concat());
+    assert_eq!(scratch.losses("lora-pairs"), scratch.losses("lora"));
+    assert_eq!(scratch.json("lora-pairs/plan.json")["policy"]["layers_per_lap"], 2);
+    let said = scratch.text("lora-pairs/plan.txt");
+    assert!(said.contains("laps: 2 layers at a time"), "{said}");
 }
 
 /// Without clipping a layer is updated behind its backward pass, and no gradient is kept: the bytes are the same, and so
@@ -196,6 +206,10 @@ fn early_updates_show_in_nothing_that_is_written() {
     std::fs::remove_dir_all(scratch.path("early/model")).unwrap();
     scratch.train("early", &[&early[..], &["--resume"]].concat());
     assert!(weights("early") == weights("depth"));
+    // Two layers at a time: both are updated behind their lap.
+    scratch.train("pairs", &[&early[..], &["memory.layers_per_lap=2"]].concat());
+    assert!(weights("pairs") == weights("depth"));
+    assert_eq!(norms("pairs"), norms("depth"));
     // The longest rows come last, so a dry step of theirs comes first: it updates nothing.
     let text = scratch.text("data.jsonl");
     let mut rows: Vec<&str> = text.lines().collect();
@@ -305,6 +319,10 @@ fn what_cannot_be_is_refused() {
     refused(&["adapter.layers=last:1", "adapter.targets=[\"lm_head\"]"], &["choose no weight"]);
     refused(&["adapter.targets=[\"*.9.*\"]"], &["*.9.*", "norms"]);
     refused(&["memory.order=breadth", "train.lr=1e-5"], &["memory.order", "LM head too"]);
+    let depth = ["memory.layers_per_lap=2", "memory.order=depth", "train.lr=1e-5"];
+    refused(&depth, &["memory.layers_per_lap", "depth-first"]);
+    refused(&["memory.layers_per_lap=3", "train.lr=1e-5"], &["memory.layers_per_lap", "3", "has 2 layers"]);
+    refused(&["memory.layers_per_lap=0"], &["memory.layers_per_lap", "at least 1"]);
     refused(&["adapter.kind=lora", "train.master=bf16"], &["`train.master` has no effect"]);
     // What the run makes would take the place of its base, or of somebody's model.
     scratch.train("made", &["train.steps=1"]);
