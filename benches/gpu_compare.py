@@ -449,7 +449,8 @@ def main() -> None:
         if kept["versions"]["smidgen"] != results["versions"]["smidgen"]:
             parser.error(f"`--keep`: {arguments.out} is of {kept['versions']['smidgen']}")
         results["versions"] = kept["versions"] | results["versions"]
-        results["rows"] = kept["rows"] | results["rows"]
+        both = kept["rows"] | results["rows"]
+        results["rows"] = {row.name: both[row.name] for row in ROWS if row.name in both}
     for index in range(arguments.rounds):
         session.done.clear()
         for row in rows:

@@ -19,6 +19,7 @@ use smidgen_ir::{
 };
 use smidgen_runtime::cuda::check_step;
 use smidgen_runtime::{BoundStep, DeviceError};
+use std::collections::HashSet;
 
 const SHAPE: DecodeShape = DecodeShape { slots: 3, positions: 40, cache_rows: 70, new_tokens: 16 };
 const BF16: Storage = Storage::Plain(DType::Bf16);
@@ -175,4 +176,54 @@ fn rounds_every_matrix(name: &str, request: &Request, plan: &Plan) {
 /// Whether a value is a leaf or some of its rows.
 fn is_of(plan: &Plan, value: ValueId, leaf: ValueId) -> bool {
     value == leaf || matches!(plan.value(value).role, ValueRole::Slice(slice) if slice.of == leaf)
+}
+
+fn decode_plans() -> impl Iterator<Item = (String, Plan)> {
+    requests().into_iter().map(|(name, request)| {
+        let request = Request { decode: Some(SHAPE), extent: SHAPE.extent(), ..request };
+        (name, compile_decode(&request, &Policy::default()))
+    })
+}
+
+/// Kernels fetch their first weights before the ones in front of them have ended.
+#[test]
+fn generation_writes_no_weight() {
+    for (name, plan) in decode_plans() {
+        let steps = &plan.entry(Entry::Decode).steps;
+        let buffer = |id: &ValueId| plan.value(*id).buffer;
+        let written: HashSet<_> =
+            steps.iter().flat_map(|step| step.outputs.iter().chain(&step.updates)).map(buffer).collect();
+        for step in steps.iter().filter(|step| matches!(step.op, Op::Linear { .. } | Op::Logits { .. })) {
+            assert!(!written.contains(&buffer(&step.inputs[1])), "{name}: {}", step.op.name());
+        }
+    }
+}
+
+/// Linears of one input follow each other, with every h in front of the first product that adds one, so that a GPU can
+/// launch them together. Products with an h are launched alone where the memory of one h is used again.
+#[test]
+fn projections_of_generation_do_not_depend_on_each_other() {
+    let mut together = 0;
+    for (name, plan) in decode_plans().filter(|(name, _)| name.starts_with("llama")) {
+        let count = plan.entry(Entry::Decode).steps.len();
+        let steps: Vec<BoundStep> =
+            (0..count).map(|index| BoundStep::of(&plan, Entry::Decode, index)).collect();
+        let is_plain = |step: &BoundStep| matches!(step.op, Op::Linear { lora: None, .. });
+        for three in steps.windows(3) {
+            let [q, k, v] = three else { unreachable!("a window of three") };
+            let of_one = three.iter().all(|step| is_plain(step) && step.inputs[0] == q.inputs[0]);
+            if of_one {
+                assert!(k.is_independent_of(q) && v.is_independent_of(q) && v.is_independent_of(k), "{name}");
+                together += 1;
+            }
+        }
+        for (index, step) in steps.iter().enumerate() {
+            if let Op::Linear { bias, lora: Some(_) } = step.op {
+                let h = step.inputs[2 + usize::from(bias)];
+                let writer = steps[..index].iter().rfind(|before| before.outputs.first() == Some(&h));
+                assert!(!step.is_independent_of(writer.expect("h is computed")), "{name}");
+            }
+        }
+    }
+    assert!(together > 0, "no three linears of one input");
 }

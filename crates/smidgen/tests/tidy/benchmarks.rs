@@ -146,9 +146,10 @@ fn render_gpu_results(results: &Value) -> String {
         text(results, "/versions/peft"),
     );
     let is_compared = |row: &&Value| row["row"]["unsloth"].is_object();
+    let earlier = |figure: String| format!("{figure} \\*");
     for row in results["rows"].as_object().expect("rows by name").values().filter(is_compared) {
-        let (round, unsloth) = (&row["rounds"][0], &row["row"]["unsloth"]);
-        let peer = &round["peer"];
+        let (round, recorded) = (&row["rounds"][0], &row["row"]["unsloth"]);
+        let (peer, unsloth) = (&round["peer"], &round["unsloth"]);
         let speed = |of: &Value| of["tokens_per_s"].as_f64().map_or(String::new(), grouped);
         let memory =
             |of: &Value, key: &str| of[key].as_f64().map_or(String::new(), |gib| format!("{gib:.1}"));
@@ -159,9 +160,13 @@ fn render_gpu_results(results: &Value) -> String {
             "| {} | {} | {} | {} | {own:.1} | {} | {} |",
             title.strip_prefix("qwen2.5-").unwrap_or(title),
             grouped(number(round, "/chosen/tokens_per_s")),
-            speed(unsloth),
+            if unsloth["tokens_per_s"].is_number() { speed(unsloth) } else { earlier(speed(recorded)) },
             speed(peer),
-            memory(unsloth, "gib"),
+            if unsloth["tokens_per_s"].is_number() {
+                memory(unsloth, "peak_allocated_gib")
+            } else {
+                earlier(memory(recorded, "gib"))
+            },
             memory(peer, "peak_allocated_gib"),
         )
         .unwrap();
