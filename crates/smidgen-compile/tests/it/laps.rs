@@ -43,7 +43,7 @@ fn in_laps(pins: Pins) -> Pins {
 /// Just enough for laps of two layers, on the device and in host memory.
 fn enough_for_two() -> Budget {
     let pins = Pins { recompute: Some(LayerRule::All), ..in_laps(laps_of(2)) };
-    let leanest = solved(&pins, Budget::device(1)).err().expect("a byte is too little").leanest;
+    let leanest = solved(&pins, Budget::device(1)).expect_err("a byte is too little").leanest;
     assert_eq!(leanest.policy.layers_per_lap, 2);
     let offload_bytes = leanest.plan.host.bytes() as u64;
     Budget { offload_bytes, ..Budget::device(leanest.peak_bytes) }
@@ -52,7 +52,7 @@ fn enough_for_two() -> Budget {
 #[test]
 fn two_layers_per_lap_fit_where_one_does_not() {
     let budget = enough_for_two();
-    let refused = solved(&in_laps(laps_of(1)), budget).err().expect("one layer per lap keeps every input");
+    let refused = solved(&in_laps(laps_of(1)), budget).expect_err("one layer per lap keeps every input");
     assert_eq!(refused.leanest.policy.layers_per_lap, 1);
     let found = solved(&in_laps(Pins::default()), budget).expect("two layers per lap fit");
     assert_eq!((found.policy.order, found.policy.layers_per_lap), (Order::Breadth, 2));

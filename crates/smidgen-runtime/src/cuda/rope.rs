@@ -87,22 +87,24 @@ struct Turn {
     units_of_head: u32,
 }
 
+/// The heads of a rotation, and whether it is the inverse one.
+fn attributes(step: &BoundStep) -> (usize, bool) {
+    let Op::Rope { heads, inverse } = step.op else { unreachable!("a rotation, not `{}`", step.op.name()) };
+    (heads, inverse)
+}
+
 /// Whether two rotations, such as those of q and k, can be one launch: both by the same angles, in generation.
 pub fn are_one_launch(stage: &Stage<'_>, first: &BoundStep, second: &BoundStep) -> bool {
-    let of = |step: &BoundStep| match step.op {
-        Op::Rope { heads, inverse } => Some((step.inputs[0].columns / heads, inverse, step.inputs[1])),
-        _ => None,
+    let of = |step: &BoundStep| {
+        let (heads, inverse) = attributes(step);
+        (step.inputs[0].columns / heads, inverse, step.inputs[1])
     };
     stage.step.entry == Entry::Decode && of(first) == of(second) && second.is_independent_of(first)
 }
 
 /// Rotates every head by the angles of its token, in one matrix or in two.
 pub fn rope(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> {
-    let heads_of = |step: &BoundStep| match step.op {
-        Op::Rope { heads, inverse } => (heads, inverse),
-        _ => unreachable!("rotations alone"),
-    };
-    let (heads, inverse) = heads_of(&steps[0]);
+    let (heads, inverse) = attributes(&steps[0]);
     let (first, table) = (&steps[0].inputs[0], &steps[0].inputs[1]);
     let (tokens, head_dim) = (stage.rows(first), first.columns / heads);
     let (dim, half) = (table.columns, table.columns / 2);
@@ -113,7 +115,7 @@ pub fn rope(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> {
     let units_of_head = (half + head_dim - dim) / if aligned { SPAN } else { 1 };
     let mut matrices = [Turned::default(); 2];
     for (matrix, step) in matrices.iter_mut().zip(steps) {
-        let (x, y, heads) = (&step.inputs[0], &step.outputs[0], heads_of(step).0);
+        let (x, y, heads) = (&step.inputs[0], &step.outputs[0], attributes(step).0);
         *matrix = Turned {
             x: stage.pointer(x),
             x_stride: x.stride as i64,

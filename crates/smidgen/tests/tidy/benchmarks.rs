@@ -145,11 +145,13 @@ fn render_gpu_results(results: &Value) -> String {
         text(results, "/versions/transformers"),
         text(results, "/versions/peft"),
     );
-    let is_compared = |row: &&Value| row["row"]["unsloth"].is_object();
+    let rows = results["rows"].as_object().expect("rows by name");
     let earlier = |figure: String| format!("{figure} \\*");
-    for row in results["rows"].as_object().expect("rows by name").values().filter(is_compared) {
+    for (name, row) in rows.iter().filter(|(_, row)| row["row"]["unsloth"].is_object()) {
         let (round, recorded) = (&row["rounds"][0], &row["row"]["unsloth"]);
-        let (peer, unsloth) = (&round["peer"], &round["unsloth"]);
+        // Unsloth computes in bf16.
+        let in_bf16 = rows.get(&name.replace("fp8-", "bf16-")).map_or(round, |row| &row["rounds"][0]);
+        let (peer, unsloth) = (&round["peer"], &in_bf16["unsloth"]);
         let speed = |of: &Value| of["tokens_per_s"].as_f64().map_or(String::new(), grouped);
         let memory =
             |of: &Value, key: &str| of[key].as_f64().map_or(String::new(), |gib| format!("{gib:.1}"));
