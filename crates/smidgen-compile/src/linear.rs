@@ -48,7 +48,7 @@ impl Builder<'_> {
         parts: [(&str, usize); N],
     ) -> [ValueId; N] {
         if !self.spec.fused && self.cached {
-            // All h first: what follows does not depend on each other, and a device may compute it together.
+            // All h first: the products that follow do not depend on each other, and a device may compute them together.
             let paths = separate.map(|module| self.path(module));
             let attached: [_; N] = std::array::from_fn(|i| self.attach(x, &paths[i], parts[i].0));
             return std::array::from_fn(|i| {

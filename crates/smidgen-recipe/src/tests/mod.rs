@@ -99,6 +99,7 @@ weights = "auto"
 optimizer_state = "auto"
 gradients = "auto"
 order = "auto"
+layers_per_lap = "auto"
 shard = "auto"
 adapt = false
 

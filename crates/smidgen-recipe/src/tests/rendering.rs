@@ -136,6 +136,7 @@ fn job_is_every_key_in_order() {
         optimizer_state = "auto"
         gradients = "auto"
         order = "auto"
+        layers_per_lap = "auto"
         shard = "auto"
         adapt = false
 

@@ -19,6 +19,12 @@ const ARCHITECTURES: [(&str, &[DType]); 5] = [
     ("sm_120", &[DType::F32, DType::Bf16, DType::F16]),
 ];
 
+fn find_compiler() {
+    let found = libraries::find();
+    let compiler = found.iter().find(|library| library.what == "NVRTC").unwrap();
+    assert!(compiler.found.is_some(), "NVRTC is missing: {}", compiler.remedy);
+}
+
 /// A kernel is found by its name alone.
 #[test]
 fn no_two_kernels_have_the_same_name() {
@@ -34,9 +40,7 @@ fn no_two_kernels_have_the_same_name() {
 #[test]
 #[ignore = "needs NVRTC"]
 fn kernels_compile_for_every_architecture() {
-    let found = libraries::find();
-    let compiler = found.iter().find(|library| library.what == "NVRTC").unwrap();
-    assert!(compiler.found.is_some(), "NVRTC is missing: {}", compiler.remedy);
+    find_compiler();
     let mut jobs = Vec::new();
     for (architecture, all_activations) in ARCHITECTURES {
         for activations in all_activations {
@@ -75,6 +79,7 @@ fn kernels_compile_for_every_architecture() {
 #[test]
 #[ignore = "needs NVRTC"]
 fn kernels_compile_with_a_wait_if_they_start_early() {
+    find_compiler();
     let options = modules::options("compute_90", DType::Bf16);
     let mut found = 0;
     for file in kernel_files() {

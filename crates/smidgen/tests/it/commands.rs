@@ -358,6 +358,7 @@ fn the_resolved_job_is_written_whole() {
             optimizer_state = "auto"
             gradients = "auto"
             order = "auto"
+            layers_per_lap = "auto"
             shard = "auto"
             adapt = false
 
