@@ -24,9 +24,8 @@ pub fn search_breadth_first(attempts: &[Attempt]) {
     }
     let mut found: Vec<(&Attempt, Point, Measured)> = attempts
         .iter()
-        .flat_map(|attempt| freedom.lap_sizes().into_iter().map(move |size| (attempt, size)))
-        .filter_map(|(attempt, size)| {
-            leanest_first(attempt, size).map(|(point, measured)| (attempt, point, measured))
+        .flat_map(|attempt| {
+            of_lap_sizes(attempt).into_iter().map(move |(point, measured)| (attempt, point, measured))
         })
         .collect();
     found.sort_by(|one, other| one.2.ms.total_cmp(&other.2.ms));
@@ -35,6 +34,20 @@ pub fn search_breadth_first(attempts: &[Attempt]) {
             fill(attempt, Point { updates_on_host, ..point });
         }
     }
+}
+
+/// The first point that fits for each number of layers per lap; no more layers where all inputs stay on the device.
+fn of_lap_sizes(attempt: &Attempt) -> Vec<(Point, Measured)> {
+    let mut found = Vec::new();
+    for layers_per_lap in attempt.freedom.lap_sizes() {
+        let first = leanest_first(attempt, layers_per_lap);
+        let keeps_all = first.as_ref().is_some_and(|(point, _)| point.activations == Offload::None);
+        found.extend(first);
+        if keeps_all {
+            break;
+        }
+    }
+    found
 }
 
 /// The first point at one size that fits: inputs of layers on the device if there is room for them, and a window that

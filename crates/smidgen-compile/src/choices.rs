@@ -621,7 +621,7 @@ impl Freedom<'_> {
                 windows.into_iter().map(|window_layers| point.with_window(window_layers)).collect(),
             ),
             axis(
-                point.order == Order::Breadth,
+                point.order == Order::Breadth && point.activations != Offload::None,
                 |to, from| to.layers_per_lap = from.layers_per_lap,
                 self.lap_sizes()
                     .into_iter()
