@@ -281,18 +281,20 @@ template <bool ALIGNED> struct TileInputs {
 
 // ── forward ───────────────────────────────────────────────────────────────────────────────────────
 
-struct FourierForward {
+// Forward `from` is base and `to` is y, backward they are dy and dz.
+struct Fourier {
     LowRank product;
     const float *coefficients, *sigma;
     float scale;
-    const act *base;
-    i64 base_stride;
-    act *y;
-    i64 y_stride;
+    const act *from;
+    i64 from_stride;
+    act *to;
+    i64 to_stride;
+    double *partials; // backward, (FOURIER_SUMS, blocks): sums of dy, dy u, dy n, dy c and dz z / s
 };
 
 // `y` may be `base`: a thread reads only the elements that it writes.
-template <bool ALIGNED> __device__ __forceinline__ void fourier(const FourierForward &all) {
+template <bool ALIGNED> __device__ __forceinline__ void fourier(const Fourier &all) {
     extern __shared__ float4 shared_tile[];
     __shared__ Module shared_module;
     float *tile = (float *)shared_tile;
@@ -309,12 +311,12 @@ template <bool ALIGNED> __device__ __forceinline__ void fourier(const FourierFor
     const i32 count = columns - column, end = min(rows, (i32)(blockIdx.y + 1) * FOURIER_SLAB_ROWS);
     i32 first = blockIdx.y * FOURIER_SLAB_ROWS + warp / FOURIER_COLUMN_WARPS * FOURIER_TILE_ROWS;
     TileInputs<ALIGNED> next;
-    next.read(product, all.base, all.base_stride, first, column);
+    next.read(product, all.from, all.from_stride, first, column);
 #pragma unroll 1
     for (; first < end; first += FOURIER_TURN_ROWS) {
         const TileInputs<ALIGNED> here = next;
         if (first + FOURIER_TURN_ROWS < end)
-            next.read(product, all.base, all.base_stride, first + FOURIER_TURN_ROWS, column);
+            next.read(product, all.from, all.from_stride, first + FOURIER_TURN_ROWS, column);
         float z[2][8];
         multiply(product, tile, column_warp, first, here.h, z);
 #pragma unroll
@@ -325,35 +327,24 @@ template <bool ALIGNED> __device__ __forceinline__ void fourier(const FourierFor
 #pragma unroll
             for (int at = 0; at < 8; ++at)
                 x[at] += bend(module, z[part][at] * module.gain);
-            write_some<ALIGNED>(all.y + (i64)row * all.y_stride + column, row < rows ? count : 0, x);
+            write_some<ALIGNED>(all.to + (i64)row * all.to_stride + column, row < rows ? count : 0, x);
         }
     }
 }
 
 extern "C" __global__ void __launch_bounds__(FOURIER_THREADS, FOURIER_BLOCKS_AT_ONCE)
-    fourier_eight(FourierForward all) {
+    fourier_eight(Fourier all) {
     fourier<true>(all);
 }
 
 extern "C" __global__ void __launch_bounds__(FOURIER_THREADS, FOURIER_BLOCKS_AT_ONCE)
-    fourier_one(FourierForward all) {
+    fourier_one(Fourier all) {
     fourier<false>(all);
 }
 
 // ── backward ──────────────────────────────────────────────────────────────────────────────────────
 
-struct FourierBackward {
-    LowRank product;
-    const float *coefficients, *sigma;
-    float scale;
-    const act *dy;
-    i64 dy_stride;
-    act *dz;
-    i64 dz_stride;
-    double *partials; // (FOURIER_SUMS, blocks): sums of dy, dy u, dy n, dy c and dz z / s
-};
-
-template <bool ALIGNED> __device__ __forceinline__ void fourier_grad(const FourierBackward &all) {
+template <bool ALIGNED> __device__ __forceinline__ void fourier_grad(const Fourier &all) {
     extern __shared__ float4 shared_tile[];
     __shared__ Module shared_module;
     float *tile = (float *)shared_tile;
@@ -374,12 +365,12 @@ template <bool ALIGNED> __device__ __forceinline__ void fourier_grad(const Fouri
     i32 first = blockIdx.y * FOURIER_SLAB_ROWS + warp / FOURIER_COLUMN_WARPS * FOURIER_TILE_ROWS;
     float sums[FOURIER_SUMS] = {};
     TileInputs<ALIGNED> next;
-    next.read(product, all.dy, all.dy_stride, first, column);
+    next.read(product, all.from, all.from_stride, first, column);
 #pragma unroll 1
     for (; first < end; first += FOURIER_TURN_ROWS) {
         const TileInputs<ALIGNED> tile_here = next;
         if (first + FOURIER_TURN_ROWS < end)
-            next.read(product, all.dy, all.dy_stride, first + FOURIER_TURN_ROWS, column);
+            next.read(product, all.from, all.from_stride, first + FOURIER_TURN_ROWS, column);
         float z[2][8];
         multiply(product, tile, column_warp, first, tile_here.h, z);
 #pragma unroll
@@ -400,7 +391,7 @@ template <bool ALIGNED> __device__ __forceinline__ void fourier_grad(const Fouri
                 sums[4] = fmaf(out, x, sums[4]);
                 d[at] = out;
             }
-            write_some<ALIGNED>(all.dz + (i64)row * all.dz_stride + column, row < rows ? count : 0, d);
+            write_some<ALIGNED>(all.to + (i64)row * all.to_stride + column, row < rows ? count : 0, d);
         }
     }
     const i64 blocks = (i64)gridDim.x * gridDim.y;
@@ -414,12 +405,12 @@ template <bool ALIGNED> __device__ __forceinline__ void fourier_grad(const Fouri
 }
 
 extern "C" __global__ void __launch_bounds__(FOURIER_THREADS, FOURIER_BLOCKS_AT_ONCE)
-    fourier_grad_eight(FourierBackward all) {
+    fourier_grad_eight(Fourier all) {
     fourier_grad<true>(all);
 }
 
 extern "C" __global__ void __launch_bounds__(FOURIER_THREADS, FOURIER_BLOCKS_AT_ONCE)
-    fourier_grad_one(FourierBackward all) {
+    fourier_grad_one(Fourier all) {
     fourier_grad<false>(all);
 }
 
