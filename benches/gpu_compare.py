@@ -20,6 +20,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -407,7 +408,7 @@ def read_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser.add_argument("--peer", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--peer-nf4", action="store_true", help="the peer for NF4 rows too, where bitsandbytes is installed")
     parser.add_argument("--peers", type=Path, metavar="DIR", help="Unsloth and Liger too, from this folder of unpacked wheels")
-    parser.add_argument("--checkpoints", type=Path, default=Path("/tmp/smidgen-checkpoints"), metavar="DIR",
+    parser.add_argument("--checkpoints", type=Path, default=Path(tempfile.gettempdir()) / "smidgen-checkpoints", metavar="DIR",
                         help="where the models are written that Unsloth loads")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--warm-up", type=int, default=2)

@@ -335,6 +335,7 @@ fn a_rank_that_is_killed_ends_all_and_nothing_is_lost() {
     // A run that has ended leaves nobody to kill, so the next one begins from nothing.
     while killed < kills {
         runs += 1;
+        assert!(runs <= 10 + 4 * kills, "{killed} kills hit in {runs} runs");
         let output = format!("killed-{runs}");
         loop {
             let mut ranks = Ranks::start(&scratch, &output, 2, &arguments);
