@@ -233,6 +233,7 @@ impl Backward<'_> {
             | Op::FourierReg { .. }
             | Op::RowNorms { .. }
             | Op::Round { .. }
+            | Op::RoundFp8 { .. }
             | Op::Widen
             | Op::RoundAtRandom(_)
             | Op::SquaredNorm

@@ -124,9 +124,7 @@ pub fn plan_lifetimes(
             buffer_of.insert(owner, add_buffer(&mut plan, buffer));
         }
         let mut steps = Vec::with_capacity(nodes.len());
-        let pairs: Vec<bool> = (0..nodes.len())
-            .map(|index| is_formed_with_next(request.device, &nodes[index.saturating_sub(1)..]))
-            .collect();
+        let ends = ends_of_groups(request.device, &nodes);
         // One list for all nodes: allocating new ones for each would cost more than filling them.
         let mut types: [Vec<&Type>; 3] = Default::default();
         for (index, (node, awaits)) in nodes.into_iter().zip(awaits).enumerate() {
@@ -152,7 +150,7 @@ pub fn plan_lifetimes(
             let [inputs, outputs, updates] = &types;
             let scratch = workspace_bytes(&node.op, inputs, &extent, target);
             let life = Lifetime::Steps { entry, first: index, last: index };
-            let before: Option<&Step> = steps.last().filter(|_| pairs[index]);
+            let before: Option<&Step> = steps.last().filter(|_| index > 0 && ends[index - 1] >= index);
             let workspace = match before {
                 // The operands of neither may overlap the scratch of the other.
                 Some(Step { workspace: Some(id), .. }) => {
@@ -280,13 +278,33 @@ fn rows_of(graph: &Graph, value: ValueId) -> Range<usize> {
     }
 }
 
-/// Whether the first of `nodes` may be computed together with the next one: the gradients of B and of h, on a device
-/// that reads dy once for both. Then what the first reads and its scratch last as long as the second.
-fn is_formed_with_next(device: DeviceKind, nodes: &[Node]) -> bool {
-    let [outer, inner, ..] = nodes else { return false };
-    let pair = matches!(outer.op, Op::WeightGrad { .. })
-        && matches!(&inner.op, Op::LinearGrad { scales } if scales.len() == 1);
-    device == DeviceKind::Cuda && pair && outer.inputs[0] == inner.inputs[0]
+/// For every node the last one that a GPU may compute together with it. What any of such nodes reads, writes or has as
+/// scratch lasts until then.
+fn ends_of_groups(device: DeviceKind, nodes: &[Node]) -> Vec<usize> {
+    let mut ends: Vec<usize> = Vec::with_capacity(nodes.len());
+    while ends.len() < nodes.len() {
+        let first = ends.len();
+        let end = if device == DeviceKind::Cuda { first + count_formed(&nodes[first..]) } else { first + 1 };
+        ends.resize(end, end - 1);
+    }
+    ends
+}
+
+/// How many nodes from the first on are formed as one: the gradients of B and of h, which read the same dy, or a node and
+/// the rounding of what it makes.
+fn count_formed(nodes: &[Node]) -> usize {
+    let (first, rest) = nodes.split_first().expect("a node");
+    let of_adapter = |next: &Node| {
+        matches!(first.op, Op::WeightGrad { .. })
+            && matches!(&next.op, Op::LinearGrad { scales } if scales.len() == 1)
+            && first.inputs[0] == next.inputs[0]
+    };
+    let rounds = |next: &&Node| {
+        first.op.can_round()
+            && matches!(next.op, Op::RoundFp8 { .. })
+            && first.outputs.contains(&next.inputs[0])
+    };
+    1 + if rest.first().is_some_and(of_adapter) { 1 } else { rest.iter().take_while(rounds).count() }
 }
 
 /// A cache is `decode`'s alone: it takes none of the bytes of that entry point's temporaries, so it lasts from one
@@ -334,12 +352,12 @@ fn lifetimes(
     device: DeviceKind,
 ) -> ByValue<(usize, usize)> {
     let mut lives: ByValue<(usize, usize)> = ByValue::default();
-    for (index, node) in nodes.iter().enumerate() {
+    let ends = ends_of_groups(device, nodes);
+    for (index, (node, last)) in nodes.iter().zip(ends).enumerate() {
         for output in &node.outputs {
-            let life = lives.get_or_insert_with(owner_of(graph, shared, *output), || (index, index));
-            life.1 = index;
+            let life = lives.get_or_insert_with(owner_of(graph, shared, *output), || (index, last));
+            life.1 = last;
         }
-        let last = index + usize::from(is_formed_with_next(device, &nodes[index..]));
         for value in node.reads() {
             if let Some(life) = lives.get_mut(&owner_of(graph, shared, value)) {
                 life.1 = last;

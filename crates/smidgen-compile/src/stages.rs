@@ -80,6 +80,9 @@ pub(crate) fn computed(
 
     passes::tile::apply(&mut graph, policy, &request.extent);
     check("tile", &graph);
+
+    passes::round_fp8::apply(&mut graph, request);
+    check("round_fp8", &graph);
     graph
 }
 

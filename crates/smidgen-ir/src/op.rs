@@ -38,6 +38,7 @@ op_table! {
         cheap: true,
         token_local: true,
         in_place: &[(0, 0)],
+        rounds: true,
         text: norm.to_string(),
     }
     /// x (T, C), keys (T) → (T, C): elements zeroed with probability `p` by a hash of (key, stream, channel), the
@@ -104,6 +105,7 @@ op_table! {
         cheap: true,
         token_local: true,
         in_place: &[(0, 0), (0, 1)],
+        rounds: true,
         feed_forward: true,
         text: format!("{activation:?}"),
     }
@@ -310,6 +312,7 @@ op_table! {
         name: "rms_norm_grad",
         token_local: true,
         in_place: if *addend { &[(0, 3), (0, 2), (0, 0)] } else { &[(0, 2), (0, 0)] },
+        rounds: true,
         text: norm.to_string(),
     }
     /// x (rows, C), dy (rows, C) → ; updates dweight (D)
@@ -370,6 +373,7 @@ op_table! {
         name: "gated_act_grad",
         token_local: true,
         in_place: &[(0, 0), (1, 1), (0, 2), (1, 2)],
+        rounds: true,
         feed_forward: true,
         text: format!("{activation:?}"),
     }
@@ -402,6 +406,16 @@ op_table! {
         name: "round",
         batching: Batching::AnyAttributes,
         text: scale_text(*scale),
+    }
+    /// x (rows, N), `[weight (N, K) in fp8]` → (rows, N) in fp8, with a scale for each row; with a weight, column j is first
+    /// multiplied by the scale of the weight's row j
+    RoundFp8 { scaled: bool } => {
+        name: "round_fp8",
+        cheap: true,
+        token_local: true,
+        decodes: |input| input == 1,
+        cost: |step| Cost::moving(step.input_bytes(0) + step.output_bytes(0)),
+        text: if *scaled { "scaled".into() } else { String::new() },
     }
     /// weight (N, K) in bf16 → the same in f32
     Widen => {

@@ -35,7 +35,7 @@ impl Op {
             }
             Op::Linear { bias, lora } => {
                 rule.count(2 + usize::from(*bias) + if lora.is_some() { 2 } else { 0 }, 0)?;
-                let (rows, k) = rule.activation(0)?;
+                let (rows, k) = rule.factor(0)?;
                 let (n, weight_k) = rule.weight(1)?;
                 rule.equal("inner size", k, weight_k)?;
                 if *bias {
@@ -47,7 +47,7 @@ impl Op {
                     rule.equal("rows", rows, h_rows)?;
                     rule.equal("lora b", rule.weight(first + 1)?, (n, rank))?;
                 }
-                Ok(vec![rule.like_first(Shape::of(rows, n))])
+                Ok(vec![rule.product(Shape::of(rows, n))])
             }
             Op::ScaleColumns { bias } => {
                 rule.count(3 + usize::from(*bias), 0)?;
@@ -213,14 +213,14 @@ impl Op {
             Op::LinearGrad { scales } => {
                 rule.count(2 * scales.len(), 0)?;
                 rule.require(!scales.is_empty(), || "no terms".into())?;
-                let (rows, _) = rule.activation(0)?;
+                let (rows, _) = rule.factor(0)?;
                 let (_, k) = rule.weight(1)?;
                 for term in 0..scales.len() {
                     let (n, term_k) = rule.weight(2 * term + 1)?;
-                    rule.equal("term", rule.activation(2 * term)?, (rows, n))?;
+                    rule.equal("term", rule.factor(2 * term)?, (rows, n))?;
                     rule.equal("columns", term_k, k)?;
                 }
-                Ok(vec![rule.like_first(Shape::of(rows, k))])
+                Ok(vec![rule.product(Shape::of(rows, k))])
             }
             Op::WeightGrad { .. } => {
                 rule.count(2, 1)?;
@@ -307,6 +307,15 @@ impl Op {
                 let fits = updates[0].shape == Shape::matrix(n, k) && updates[0].storage.plain().is_some();
                 rule.require(fits && updates[0].storage.is_real(), || format!("rounded {}", updates[0]))?;
                 Ok(vec![])
+            }
+            Op::RoundFp8 { scaled } => {
+                rule.count(1 + usize::from(*scaled), 0)?;
+                let (rows, n) = rule.activation(0)?;
+                if *scaled {
+                    rule.equal("rows of the weight", rule.weight(1)?.0, n)?;
+                    rule.require(inputs[1].storage == Storage::Fp8Rows, || format!("weight {}", inputs[1]))?;
+                }
+                Ok(vec![Type::new(Shape::of(rows, n), Storage::Fp8Rows)])
             }
             Op::Widen => {
                 rule.count(1, 0)?;
@@ -453,18 +462,42 @@ impl Rule<'_> {
         Type::new(shape, self.inputs[0].storage)
     }
 
+    /// The result of a matmul, in the numbers of activations; those that are rounded to fp8 stand for bf16.
+    fn product(&self, shape: Shape) -> Type {
+        let storage = match self.inputs[0].storage {
+            Storage::Fp8Rows => Storage::Plain(DType::Bf16),
+            storage => storage,
+        };
+        Type::new(shape, storage)
+    }
+
     /// A matrix over T, S or audio rows or a tile of T, stored like the other activations.
     fn activation(&self, input: usize) -> Result<(Dim, usize), ShapeError> {
         let (operand, first) = (self.inputs[input], self.inputs[0]);
         let is_number =
             |ty: &Type| matches!(ty.storage, Storage::Plain(DType::F32 | DType::Bf16 | DType::F16));
-        match operand.shape.0.as_slice() {
-            [rows @ (Dim::Tokens | Dim::Tile { .. } | Dim::Rows | Dim::Audio(_)), Dim::Const(c)]
-                if is_number(operand) && (operand.storage == first.storage || !is_number(first)) =>
-            {
-                Ok((*rows, *c))
+        match self.rows_and_columns(input) {
+            Some(size) if is_number(operand) && (operand.storage == first.storage || !is_number(first)) => {
+                Ok(size)
             }
             _ => Err(self.error(format!("input {input} must be rows of numbers, got {operand}"))),
+        }
+    }
+
+    /// The left side of a matmul: an activation, or one that is rounded to fp8.
+    fn factor(&self, input: usize) -> Result<(Dim, usize), ShapeError> {
+        match self.rows_and_columns(input) {
+            Some(size) if self.inputs[input].storage == Storage::Fp8Rows => Ok(size),
+            _ => self.activation(input),
+        }
+    }
+
+    fn rows_and_columns(&self, input: usize) -> Option<(Dim, usize)> {
+        match self.inputs[input].shape.0.as_slice() {
+            [rows @ (Dim::Tokens | Dim::Tile { .. } | Dim::Rows | Dim::Audio(_)), Dim::Const(c)] => {
+                Some((*rows, *c))
+            }
+            _ => None,
         }
     }
 

@@ -51,6 +51,7 @@ macro_rules! op_table {
             $( reads_offloaded: $reads_offloaded:expr, )?
             $( transfer: $transfer:expr, )?
             $( collective: $collective:expr, )?
+            $( rounds: $rounds:expr, )?
             $( feed_forward: $feed_forward:expr, )?
             $( head: $head:expr, )?
             $( loss: $loss:expr, )?
@@ -142,6 +143,13 @@ macro_rules! op_table {
                     $( Op::$variant $( ($attributes) )? $( { $( $field ),+ } )? => {
                         column!($( $collective )?, false)
                     } )+
+                }
+            }
+
+            /// Whether a device may round outputs to fp8 in the kernel that makes them.
+            pub fn can_round(&self) -> bool {
+                match self {
+                    $( Op::$variant $( ($attributes) )? $( { $( $field ),+ } )? => column!($( $rounds )?, false), )+
                 }
             }
 

@@ -143,6 +143,7 @@ pub fn workspace_bytes(op: &Op, inputs: &[&Type], extent: &Extent, target: Targe
         | Op::EmbedGrad { .. }
         | Op::FourierReg { .. }
         | Op::Round { .. }
+        | Op::RoundFp8 { .. }
         | Op::Widen
         | Op::RoundAtRandom(_)
         | Op::AdamW(_)

@@ -68,10 +68,14 @@ impl CudaStep<'_> {
     }
 
     /// Bytes that a weight needs in front of its product with an input: that of [`CudaStep::decoded_bytes`], or in fp8 the
-    /// rounded input.
+    /// rounded input, where that is not rounded before.
     pub fn operand_bytes(&self, input: usize, weight: usize, rank: usize) -> usize {
         let (rows, columns) = self.size(input);
-        if self.is_fp8(weight) { rounded_bytes(rows, columns) } else { self.decoded_bytes(weight, rank) }
+        match self.is_fp8(weight) {
+            true if self.inputs[input].storage == Storage::Fp8Rows => 0,
+            true => rounded_bytes(rows, columns),
+            false => self.decoded_bytes(weight, rank),
+        }
     }
 
     /// The same for the gradient of the input, where a weight in fp8 is transposed too.

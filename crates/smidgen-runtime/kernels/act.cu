@@ -5,7 +5,8 @@
 // `kind` is 0 for SiLU, 1 for GELU.
 // A thread handles two spans of eight channels (or two single channels, if rows are not aligned) and loads everything
 // before it writes, so an output may be any one of the inputs. Traffic in elements: forward 3, gradient 5, gradient
-// with the value 6.
+// with the value 6. `_round` forms have a block for each row and round what they write to fp8 as well; the bits are those
+// of rounding it later.
 
 #define ACT_SILU 0
 
@@ -76,6 +77,18 @@ extern "C" __global__ void __launch_bounds__(256)
     activate<1>(kind, gate, gate_stride, up, up_stride, y, y_stride, spans_of_row, spans);
 }
 
+// The gradients of both factors, and the activation itself.
+struct GateSlopes {
+    float gate, up, activated;
+};
+
+__device__ __forceinline__ GateSlopes slopes_of(int kind, float x, float other, float slope) {
+    const Gate at = gate_of(kind, x);
+    const float activated = x * at.sigmoid;
+    const float derivative = at.sigmoid + activated * (1.0f - at.sigmoid) * at.slope_of_argument;
+    return GateSlopes{slope * other * derivative, slope * activated, activated};
+}
+
 // `value` is null, or receives act(gate) * up, the forward result, for a backward pass that recomputes it.
 template <int N>
 __device__ __forceinline__ void activate_slopes(int kind, const act *gate, i64 gate_stride, const act *up,
@@ -102,12 +115,10 @@ __device__ __forceinline__ void activate_slopes(int kind, const act *gate, i64 g
             float out_gate[N], out_up[N], out[N];
 #pragma unroll
             for (int i = 0; i < N; ++i) {
-                Gate at = gate_of(kind, x[k][i]);
-                float activated = x[k][i] * at.sigmoid;
-                float derivative = at.sigmoid + activated * (1.0f - at.sigmoid) * at.slope_of_argument;
-                out_gate[i] = slope[k][i] * other[k][i] * derivative;
-                out_up[i] = slope[k][i] * activated;
-                out[i] = activated * other[k][i];
+                const GateSlopes at = slopes_of(kind, x[k][i], other[k][i], slope[k][i]);
+                out_gate[i] = at.gate;
+                out_up[i] = at.up;
+                out[i] = at.activated * other[k][i];
             }
             store_span<N, act>(dgate + place.row * dgate_stride + place.column, out_gate);
             store_span<N, act>(dup + place.row * dup_stride + place.column, out_up);
@@ -131,4 +142,67 @@ extern "C" __global__ void __launch_bounds__(256)
                        i64 value_stride, u32 spans_of_row, u32 spans) {
     activate_slopes<1>(kind, gate, gate_stride, up, up_stride, dy, dy_stride, dgate, dgate_stride, dup, dup_stride,
                        value, value_stride, spans_of_row, spans);
+}
+
+// ── with rounding to fp8 ─────────────────────────────────────────────────────────────────────────
+// Rows have at most HELD spans for each thread.
+
+extern "C" __global__ void __launch_bounds__(512, 2)
+    gated_act_round(RoundedRows to, int kind, const act *gate, i64 gate_stride, const act *up, i64 up_stride, act *y,
+                    i64 y_stride, int columns) {
+    const i64 row = blockIdx.x;
+    Eight<act> held[HELD], other[HELD];
+#pragma unroll
+    for (int k = 0; k < HELD; ++k)
+        if (span_column(k) < columns) {
+            held[k] = read_eight<act>(gate + row * gate_stride + span_column(k));
+            other[k] = read_eight<act>(up + row * up_stride + span_column(k));
+        }
+#pragma unroll
+    for (int k = 0; k < HELD; ++k)
+        if (span_column(k) < columns) {
+            float x[8], times[8];
+            unpack<act>(held[k], x);
+            unpack<act>(other[k], times);
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                x[i] = x[i] * gate_of(kind, x[i]).sigmoid * times[i];
+            held[k] = pack<act>(x);
+            write_eight<act>(y + row * y_stride + span_column(k), held[k]);
+        }
+    round_held(to, held, columns);
+}
+
+struct RoundedGate {
+    RoundedRows gate, up; // codes are null for what is not rounded
+};
+
+extern "C" __global__ void __launch_bounds__(512, 2)
+    gated_act_grad_round(RoundedGate to, int kind, const act *gate, i64 gate_stride, const act *up, i64 up_stride,
+                         const act *dy, i64 dy_stride, act *dgate, i64 dgate_stride, act *dup, i64 dup_stride,
+                         int columns) {
+    const i64 row = blockIdx.x;
+    Eight<act> of_gate[HELD], of_up[HELD];
+#pragma unroll
+    for (int k = 0; k < HELD; ++k)
+        if (span_column(k) < columns) {
+            float x[8], other[8], slope[8];
+            load_eight<act>(gate + row * gate_stride + span_column(k), x);
+            load_eight<act>(up + row * up_stride + span_column(k), other);
+            load_eight<act>(dy + row * dy_stride + span_column(k), slope);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const GateSlopes at = slopes_of(kind, x[i], other[i], slope[i]);
+                x[i] = at.gate;
+                other[i] = at.up;
+            }
+            of_gate[k] = pack<act>(x);
+            of_up[k] = pack<act>(other);
+            write_eight<act>(dgate + row * dgate_stride + span_column(k), of_gate[k]);
+            write_eight<act>(dup + row * dup_stride + span_column(k), of_up[k]);
+        }
+    if (to.gate.codes)
+        round_held(to.gate, of_gate, columns);
+    if (to.up.codes)
+        round_held(to.up, of_up, columns);
 }

@@ -5,6 +5,7 @@
 // of at most 256 channels; `_two` and `_four` use a block whose threads keep 2 or 4 times eight channels in registers
 // between the two passes; `_any` reads the group twice, element by element, if it is wide or not aligned. Traffic in
 // elements: forward 2, gradient 3 or, with an addend, 4.
+// `_round_` forms also round what they write to fp8, for rows of one group; the bits are those of rounding it later.
 // Outputs may be inputs: all reads of a group precede its writes, or the same thread reads and writes an element.
 // The order of sums depends only on the sizes.
 
@@ -35,8 +36,8 @@ __device__ __forceinline__ void weight_eight(const void *weight, int dtype, floa
 
 // ── forward ──────────────────────────────────────────────────────────────────────────────────────
 
-template <int V>
-__device__ __forceinline__ void normalise_in_registers(const act *x, i64 x_stride, const void *weight, int dtype,
+template <int V, bool ROUNDS>
+__device__ __forceinline__ void normalise_in_registers(const RoundedRows &to, const act *x, i64 x_stride, const void *weight, int dtype,
                                                        float shift, float eps, act *y, i64 y_stride, int columns,
                                                        int groups) {
     start_next();
@@ -73,21 +74,36 @@ __device__ __forceinline__ void normalise_in_registers(const act *x, i64 x_strid
 #pragma unroll
             for (int i = 0; i < 8; ++i)
                 value[i] = value[i] * r * w[k][i];
-            store_eight<act>(y + first, value);
+            held[k] = pack<act>(value);
+            write_eight<act>(y + first, held[k]);
         }
     }
+    if constexpr (ROUNDS)
+        round_held(to, held, columns);
 }
 
 extern "C" __global__ void __launch_bounds__(512)
     rms_norm_two(const act *x, i64 x_stride, const void *weight, int dtype, float shift, float eps, act *y,
                  i64 y_stride, int columns, int groups) {
-    normalise_in_registers<2>(x, x_stride, weight, dtype, shift, eps, y, y_stride, columns, groups);
+    normalise_in_registers<2, false>({}, x, x_stride, weight, dtype, shift, eps, y, y_stride, columns, groups);
 }
 
 extern "C" __global__ void __launch_bounds__(512)
     rms_norm_four(const act *x, i64 x_stride, const void *weight, int dtype, float shift, float eps, act *y,
                   i64 y_stride, int columns, int groups) {
-    normalise_in_registers<4>(x, x_stride, weight, dtype, shift, eps, y, y_stride, columns, groups);
+    normalise_in_registers<4, false>({}, x, x_stride, weight, dtype, shift, eps, y, y_stride, columns, groups);
+}
+
+extern "C" __global__ void __launch_bounds__(512)
+    rms_norm_round_two(RoundedRows to, const act *x, i64 x_stride, const void *weight, int dtype, float shift, float eps,
+                       act *y, i64 y_stride, int columns, int groups) {
+    normalise_in_registers<2, true>(to, x, x_stride, weight, dtype, shift, eps, y, y_stride, columns, groups);
+}
+
+extern "C" __global__ void __launch_bounds__(512)
+    rms_norm_round_four(RoundedRows to, const act *x, i64 x_stride, const void *weight, int dtype, float shift, float eps,
+                        act *y, i64 y_stride, int columns, int groups) {
+    normalise_in_registers<4, true>(to, x, x_stride, weight, dtype, shift, eps, y, y_stride, columns, groups);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
@@ -158,8 +174,8 @@ __device__ __forceinline__ float products_of(const float (&x)[8], const float (&
     return sum;
 }
 
-template <int V>
-__device__ __forceinline__ void slope_in_registers(const act *x, i64 x_stride, const void *weight, int dtype,
+template <int V, bool ROUNDS>
+__device__ __forceinline__ void slope_in_registers(const RoundedRows &to, const act *x, i64 x_stride, const void *weight, int dtype,
                                                    float shift, float eps, const act *dy, i64 dy_stride,
                                                    const act *addend, i64 addend_stride, act *dx, i64 dx_stride,
                                                    int columns, int groups) {
@@ -209,25 +225,44 @@ __device__ __forceinline__ void slope_in_registers(const act *x, i64 x_stride, c
 #pragma unroll
             for (int i = 0; i < 8; ++i)
                 out[i] += more[i];
-            store_eight<act>(dx + first, out);
+            held_dy[k] = pack<act>(out);
+            write_eight<act>(dx + first, held_dy[k]);
         }
     }
+    if constexpr (ROUNDS)
+        round_held(to, held_dy, columns);
 }
 
 extern "C" __global__ void __launch_bounds__(512)
     rms_norm_grad_two(const act *x, i64 x_stride, const void *weight, int dtype, float shift, float eps,
                       const act *dy, i64 dy_stride, const act *addend, i64 addend_stride, act *dx, i64 dx_stride,
                       int columns, int groups) {
-    slope_in_registers<2>(x, x_stride, weight, dtype, shift, eps, dy, dy_stride, addend, addend_stride, dx,
-                          dx_stride, columns, groups);
+    slope_in_registers<2, false>({}, x, x_stride, weight, dtype, shift, eps, dy, dy_stride, addend, addend_stride, dx,
+                                 dx_stride, columns, groups);
 }
 
 extern "C" __global__ void __launch_bounds__(512)
     rms_norm_grad_four(const act *x, i64 x_stride, const void *weight, int dtype, float shift, float eps,
                        const act *dy, i64 dy_stride, const act *addend, i64 addend_stride, act *dx, i64 dx_stride,
                        int columns, int groups) {
-    slope_in_registers<4>(x, x_stride, weight, dtype, shift, eps, dy, dy_stride, addend, addend_stride, dx,
-                          dx_stride, columns, groups);
+    slope_in_registers<4, false>({}, x, x_stride, weight, dtype, shift, eps, dy, dy_stride, addend, addend_stride, dx,
+                                 dx_stride, columns, groups);
+}
+
+extern "C" __global__ void __launch_bounds__(512)
+    rms_norm_grad_round_two(RoundedRows to, const act *x, i64 x_stride, const void *weight, int dtype, float shift,
+                            float eps, const act *dy, i64 dy_stride, const act *addend, i64 addend_stride, act *dx,
+                            i64 dx_stride, int columns, int groups) {
+    slope_in_registers<2, true>(to, x, x_stride, weight, dtype, shift, eps, dy, dy_stride, addend, addend_stride, dx,
+                                dx_stride, columns, groups);
+}
+
+extern "C" __global__ void __launch_bounds__(512)
+    rms_norm_grad_round_four(RoundedRows to, const act *x, i64 x_stride, const void *weight, int dtype, float shift,
+                             float eps, const act *dy, i64 dy_stride, const act *addend, i64 addend_stride, act *dx,
+                             i64 dx_stride, int columns, int groups) {
+    slope_in_registers<4, true>(to, x, x_stride, weight, dtype, shift, eps, dy, dy_stride, addend, addend_stride, dx,
+                                dx_stride, columns, groups);
 }
 
 extern "C" __global__ void __launch_bounds__(256)

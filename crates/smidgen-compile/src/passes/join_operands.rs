@@ -97,14 +97,15 @@ pub fn find(graph: &Graph, request: &Request) -> Layout {
     layout
 }
 
-/// Gives a temporary spare columns, if rows stay aligned.
+/// Gives a temporary of plain numbers spare columns, if rows stay aligned.
 fn widen(layout: &mut Layout, graph: &Graph, value: ValueId, rank: usize) {
     let value = graph.whole(value);
     let value_columns = match graph.value(value).ty.shape.0.as_slice() {
         [_, Dim::Const(columns)] => *columns,
         _ => return,
     };
-    if graph.value(value).is_temp() && value_columns.is_multiple_of(COLUMN_STEP) {
+    let of = graph.value(value);
+    if of.is_temp() && of.ty.storage.plain().is_some() && value_columns.is_multiple_of(COLUMN_STEP) {
         let spare = layout.spare.entry(value).or_insert(0);
         *spare = (*spare).max(spare_columns(rank));
     }

@@ -14,6 +14,7 @@ pub mod prefetch;
 pub mod recompute;
 pub mod remove_dead;
 pub mod reuse_in_place;
+pub mod round_fp8;
 pub mod shard;
 pub mod stream;
 pub mod tile;

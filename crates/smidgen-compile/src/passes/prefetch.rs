@@ -37,24 +37,26 @@ pub fn begin_ahead(needs: &[Need], window_bytes: usize) -> Vec<usize> {
 
 /// The last place up to `position` where something may be inserted: nodes that a device forms as one are not parted.
 pub fn seam_before(nodes: &[Node], position: usize) -> usize {
-    position - usize::from(parts_a_pair(nodes, position))
+    (0..=position).rev().find(|position| !parts_a_pair(nodes, *position)).unwrap_or(0)
 }
 
 /// The first such place from `position` on.
 pub fn seam_behind(nodes: &[Node], position: usize) -> usize {
-    position + usize::from(parts_a_pair(nodes, position))
+    (position..nodes.len()).find(|position| !parts_a_pair(nodes, *position)).unwrap_or(nodes.len())
 }
 
-/// Whether the nodes before and after a position are a matmul with the sum that follows it, or the gradients
-/// of B and of h.
+/// Whether the nodes before and after a position are a matmul with the sum that follows it, the gradients of B and of h,
+/// or a node and the rounding of what it makes.
 fn parts_a_pair(nodes: &[Node], position: usize) -> bool {
     let Some([before, behind, ..]) = position.checked_sub(1).map(|before| &nodes[before..]) else {
         return false;
     };
-    matches!(
+    let rounds = before.op.can_round() || matches!(before.op, Op::RoundFp8 { .. });
+    let is_pair = matches!(
         (&before.op, &behind.op),
         (Op::Linear { .. }, Op::Add) | (Op::WeightGrad { .. }, Op::LinearGrad { .. })
-    )
+    );
+    is_pair || rounds && matches!(behind.op, Op::RoundFp8 { .. })
 }
 
 /// Has nodes read the copy instead of a value, and rows of the copy instead of rows of the value.

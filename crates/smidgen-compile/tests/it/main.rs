@@ -16,6 +16,7 @@ mod random_graphs;
 mod rank_choices;
 mod recompute_structure;
 mod replay;
+mod rounding;
 mod shapes;
 mod snapshots;
 mod solver;

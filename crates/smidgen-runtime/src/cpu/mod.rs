@@ -56,6 +56,7 @@ mod plain_act;
 pub mod pool;
 mod rope;
 mod round_at_random;
+mod round_fp8;
 pub mod row_matmul;
 mod run;
 mod run_adapter;
@@ -202,7 +203,7 @@ impl Device for Cpu {
             check_storage(&step.op, operand, step.op.decodes(index))?;
         }
         for operand in &step.outputs {
-            check_storage(&step.op, operand, false)?;
+            check_storage(&step.op, operand, matches!(step.op, Op::RoundFp8 { .. }))?;
         }
         for operand in &step.updates {
             check_updated_storage(&step.op, operand)?;
@@ -365,13 +366,13 @@ fn check_updated_storage(op: &Op, operand: &Operand) -> Result<(), DeviceError> 
     check_storage(op, operand, false)
 }
 
-fn check_storage(op: &Op, operand: &Operand, decodes_any: bool) -> Result<(), DeviceError> {
+fn check_storage(op: &Op, operand: &Operand, may_be_coded: bool) -> Result<(), DeviceError> {
     match operand.storage {
         Storage::Plain(DType::F32 | DType::Bf16 | DType::F16 | DType::F64 | DType::I32 | DType::U64) => {
             Ok(())
         }
         storage @ Storage::Gguf(block)
-            if decodes_any && !operand.columns.is_multiple_of(block.elements()) =>
+            if may_be_coded && !operand.columns.is_multiple_of(block.elements()) =>
         {
             Err(DeviceError::Columns { device: NAME, op: op.name(), storage, columns: operand.columns })
         }
@@ -380,7 +381,7 @@ fn check_storage(op: &Op, operand: &Operand, decodes_any: bool) -> Result<(), De
         | Storage::Fp8Blocks
         | Storage::Bnb4 { .. }
         | Storage::Gguf(_)
-            if decodes_any =>
+            if may_be_coded =>
         {
             Ok(())
         }

@@ -13,6 +13,7 @@ use super::isa::Isa;
 use super::kernel::OutputView;
 use super::matmul::matmul;
 use super::matmul_terms::{Init, Left, Output, Term};
+use super::round_fp8::round_fp8;
 use super::row_matmul::{FEW_ROWS, row_matmul};
 use super::spill::Spill;
 #[cfg(target_arch = "x86_64")]
@@ -20,6 +21,7 @@ use super::split_matmul::{FEWEST_COLUMNS, split_matmul};
 use super::view::{Dst, DstRows, Src, SrcRows, Stored};
 use super::{Units, act, elementwise, embed, norm, stored};
 use crate::device::{BoundStep, DeviceError, Operand};
+use smidgen_ir::storage::row_scales;
 use smidgen_ir::workspace_cpu::aligned_floats;
 use smidgen_ir::{DType, Extent, Norm, Op, Precision, Space, Storage};
 
@@ -107,6 +109,7 @@ pub fn run_step(
         Op::FourierReg { weight } => run.fourier_reg(*weight),
         Op::RowNorms { scale } => run.row_norms(*scale),
         Op::Round { scale, .. } => run.round(*scale),
+        Op::RoundFp8 { scaled } => run.round_fp8(*scaled),
         Op::Widen => run.round(1.0),
         Op::RoundAtRandom(place) => run.round_at_random(place),
         Op::SquaredNorm => run.squared_norm(),
@@ -458,6 +461,19 @@ impl Run<'_> {
             Element::Bf16 => each(from, scale, self.elements(to), f32_to_bf16),
             Element::F16 => each(from, scale, self.elements(to), f32_to_f16),
         }
+    }
+
+    fn round_fp8(&self, scaled: bool) {
+        // SAFETY: as for `elements`; bytes have no alignment.
+        let bytes = |operand: &Operand| unsafe {
+            Dst::<u8>::new(self.address(operand), operand.bytes_at(self.extent))
+        };
+        let factors = scaled.then(|| {
+            let (weight, rows) = (self.input(1), self.rows_of(self.input(1)));
+            let (first, total) = weight.part.map_or((0, rows), |part| (part.first_row, part.total_rows));
+            bytes(weight).src().part(row_scales(total, weight.columns) + 4 * first, 4 * rows)
+        });
+        round_fp8(self.input_rows(0), factors, bytes(self.output(0)));
     }
 
     fn zero(&self) {

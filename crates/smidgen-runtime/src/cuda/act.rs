@@ -1,18 +1,27 @@
 //! Launches of the gated activations and their gradients.
 //!
 //! Gate and up may be column halves of one matrix: every operand has its own row stride. The gradient kernel can also
-//! recompute the value of the activation, for a backward pass that needs it and did not keep it.
+//! recompute the value of the activation, for a backward pass that needs it and did not keep it. Both can round what they
+//! write to fp8.
 
+use super::fp8::{self, RoundedRows};
 use super::modules::KernelFile;
-use super::spans::{Place, Spans, THREADS};
+use super::spans::{Place, Spans, THREADS, count, int};
 use super::stage::{Arg, Stage};
-use crate::device::{BoundStep, DeviceError};
+use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::Activation;
 
 pub const FILE: KernelFile = KernelFile {
     name: "act.cu",
-    source: include_str!("../../kernels/act.cu"),
-    kernels: &["gated_act_eight", "gated_act_one", "gated_act_grad_eight", "gated_act_grad_one"],
+    source: concat!(include_str!("../../kernels/fp8.cuh"), include_str!("../../kernels/act.cu")),
+    kernels: &[
+        "gated_act_eight",
+        "gated_act_one",
+        "gated_act_round",
+        "gated_act_grad_eight",
+        "gated_act_grad_one",
+        "gated_act_grad_round",
+    ],
 };
 
 fn kind_arg(kind: Activation) -> Arg {
@@ -22,52 +31,66 @@ fn kind_arg(kind: Activation) -> Arg {
     })
 }
 
-/// y = act(gate)·up.
-pub fn gated_act(stage: &Stage<'_>, step: &BoundStep, kind: Activation) -> Result<(), DeviceError> {
+/// y = act(gate)·up, and y rounded to fp8 if that is asked for and a block can hold a row; returns whether it is.
+pub fn gated_act(
+    stage: &Stage<'_>,
+    step: &BoundStep,
+    kind: Activation,
+    rounded: Option<RoundedRows>,
+) -> Result<bool, DeviceError> {
     let [gate, up] = [0, 1].map(|index| Place::of(stage, &step.inputs[index]));
     let y = Place::of(stage, &step.outputs[0]);
     let shape = &step.outputs[0];
     let spans = Spans::of(stage.rows(shape), shape.columns, &[gate, up, y]);
-    let Some(grid) = spans.grid(2) else { return Ok(()) };
-    let args = [
-        kind_arg(kind),
-        gate.pointer,
-        gate.stride,
-        up.pointer,
-        up.stride,
-        y.pointer,
-        y.stride,
-        spans.spans_of_row,
-        spans.spans,
-    ];
-    stage.launch(spans.form("gated_act_eight", "gated_act_one"), grid, THREADS, 0, &args)
+    let Some(grid) = spans.grid(2) else { return Ok(false) };
+    let mut args = vec![kind_arg(kind)];
+    args.extend([gate, up, y].iter().flat_map(|place| [place.pointer, place.stride]));
+    if let (Some(to), Some(threads)) = (rounded, held_threads(&spans, shape)) {
+        args.push(int(shape.columns));
+        stage.launch_with("gated_act_round", count(stage.rows(shape)), threads, &to, &args)?;
+        return Ok(true);
+    }
+    args.extend([spans.spans_of_row, spans.spans]);
+    stage.launch(spans.form("gated_act_eight", "gated_act_one"), grid, THREADS, 0, &args)?;
+    Ok(false)
 }
 
-/// dgate and dup.
-pub fn gated_act_grad(stage: &Stage<'_>, step: &BoundStep, kind: Activation) -> Result<(), DeviceError> {
+/// Threads of a block that holds a row.
+fn held_threads(spans: &Spans, shape: &Operand) -> Option<u32> {
+    fp8::threads_of_held_row(shape.columns).filter(|_| spans.aligned)
+}
+
+/// What is rounded of the gradients of a gate; the structure of `act.cu`.
+#[repr(C)]
+struct RoundedGate {
+    gate: RoundedRows,
+    up: RoundedRows,
+}
+
+/// dgate and dup, and both or one of them rounded to fp8 as for [`gated_act`].
+pub fn gated_act_grad(
+    stage: &Stage<'_>,
+    step: &BoundStep,
+    kind: Activation,
+    rounded: [Option<RoundedRows>; 2],
+) -> Result<bool, DeviceError> {
     // No recomputed activation is asked for.
     let value = Place::NONE;
     let [gate, up, dy] = [0, 1, 2].map(|index| Place::of(stage, &step.inputs[index]));
     let [dgate, dup] = [0, 1].map(|index| Place::of(stage, &step.outputs[index]));
     let shape = &step.outputs[0];
     let spans = Spans::of(stage.rows(shape), shape.columns, &[gate, up, dy, dgate, dup, value]);
-    let Some(grid) = spans.grid(2) else { return Ok(()) };
-    let args = [
-        kind_arg(kind),
-        gate.pointer,
-        gate.stride,
-        up.pointer,
-        up.stride,
-        dy.pointer,
-        dy.stride,
-        dgate.pointer,
-        dgate.stride,
-        dup.pointer,
-        dup.stride,
-        value.pointer,
-        value.stride,
-        spans.spans_of_row,
-        spans.spans,
-    ];
-    stage.launch(spans.form("gated_act_grad_eight", "gated_act_grad_one"), grid, THREADS, 0, &args)
+    let Some(grid) = spans.grid(2) else { return Ok(false) };
+    let mut args = vec![kind_arg(kind)];
+    args.extend([gate, up, dy, dgate, dup].iter().flat_map(|place| [place.pointer, place.stride]));
+    if let (true, Some(threads)) = (rounded.iter().any(Option::is_some), held_threads(&spans, shape)) {
+        let [gate, up] = rounded.map(Option::unwrap_or_default);
+        args.push(int(shape.columns));
+        let to = RoundedGate { gate, up };
+        stage.launch_with("gated_act_grad_round", count(stage.rows(shape)), threads, &to, &args)?;
+        return Ok(true);
+    }
+    args.extend([value.pointer, value.stride, spans.spans_of_row, spans.spans]);
+    stage.launch(spans.form("gated_act_grad_eight", "gated_act_grad_one"), grid, THREADS, 0, &args)?;
+    Ok(false)
 }

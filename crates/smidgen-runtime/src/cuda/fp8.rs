@@ -1,22 +1,25 @@
 //! Linear layers whose weights are stored in fp8 and multiplied in fp8, and their gradients.
 //!
-//! Activations are rounded per token into the workspace in front of a matmul. dx = dy·W sums over the rows of W, so the
-//! scales of these rows are multiplied into dy before it is rounded, and the codes of W are transposed into the
-//! workspace: a second copy of the weights would cost as much memory as the first. Adapters are matmuls of their own in
-//! the type of activations; their result is what the fp8 matmul adds to. cuBLASLt multiplies on Hopper, and a kernel of our
-//! own before it. Kernels: `kernels/fp8.cu` and `kernels/fp8_matmul.cu`.
+//! Activations are rounded per token: by a step of its own, by the kernel of the step that makes them, or, in generation,
+//! into the workspace in front of a matmul. dx = dy·W sums over the rows of W, so the scales of these rows are multiplied
+//! into dy before it is rounded, and the codes of W are transposed into the workspace: a second copy of the weights would
+//! cost as much memory as the first. Adapters are matmuls of their own in the type of activations; their result is what
+//! the fp8 matmul adds to. cuBLASLt multiplies on Hopper, and a kernel of our own before it.
+//! Kernels: `kernels/fp8.cuh`, `kernels/fp8.cu` and `kernels/fp8_matmul.cu`.
 
 use super::matmul::{Element, Fp8, Matmul, Matrix, Sizes};
 use super::modules::KernelFile;
 use super::operands::{AdapterRoom, Addends, Scratch, add_adapter, weight_matrix};
+use super::spans::SPAN;
 use super::stage::{Arg, Stage};
-use crate::device::{DeviceError, Operand};
+use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::storage::row_scales;
 use smidgen_ir::workspace_cuda::{MATMUL_BYTES, multiplies_in_fp8};
+use smidgen_ir::{Op, Storage};
 
 pub const FILE: KernelFile = KernelFile {
     name: "fp8.cu",
-    source: include_str!("../../kernels/fp8.cu"),
+    source: concat!(include_str!("../../kernels/fp8.cuh"), include_str!("../../kernels/fp8.cu")),
     kernels: &["round_rows_fp8", "transpose_fp8"],
 };
 
@@ -51,8 +54,9 @@ struct Fp8Product {
     alpha: f32,
 }
 
-/// Threads of a block that rounds a row, at most, as in `fp8.cu`.
+/// Threads of a block that rounds a row, at most, and spans that each keeps of it, as in `fp8.cuh`.
 const MOST_THREADS: usize = 512;
+const HELD: usize = 5;
 /// Side of the square of bytes that a block transposes, as in `fp8.cu`.
 const SIDE: usize = 64;
 
@@ -61,6 +65,47 @@ const SIDE: usize = 64;
 struct Rounded {
     codes: Matrix,
     scales: u64,
+}
+
+/// Where a kernel writes what it rounds; the structure of `fp8.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RoundedRows {
+    codes: u64,
+    scales: u64,
+    factors: u64,
+}
+
+impl RoundedRows {
+    /// What a rounding step writes.
+    fn of(stage: &Stage<'_>, step: &BoundStep) -> RoundedRows {
+        let to = stored(stage, &step.outputs[0]);
+        let factors = step.inputs.get(1).map_or(0, |weight| stored(stage, weight).scales);
+        RoundedRows { codes: to.codes.pointer, scales: to.scales, factors }
+    }
+}
+
+/// The steps behind the first that round its outputs, one for each output at most, and what they write, by output.
+pub fn roundings(stage: &Stage<'_>, steps: &[BoundStep]) -> ([Option<RoundedRows>; 2], usize) {
+    let (mut rounded, mut count) = ([None; 2], 0);
+    let Some((maker, rest)) = steps.split_first().filter(|(maker, _)| maker.op.can_round()) else {
+        return (rounded, count);
+    };
+    for step in rest {
+        let Op::RoundFp8 { .. } = step.op else { break };
+        let Some(output) = maker.outputs.iter().position(|output| *output == step.inputs[0]) else { break };
+        if rounded[output].replace(RoundedRows::of(stage, step)).is_some() {
+            break;
+        }
+        count += 1;
+    }
+    (rounded, count)
+}
+
+/// Threads of a block that holds a whole row, if one can.
+pub fn threads_of_held_row(columns: usize) -> Option<u32> {
+    let threads = columns.div_ceil(SPAN * HELD).next_multiple_of(32);
+    (threads <= MOST_THREADS).then_some(threads as u32)
 }
 
 fn codes(pointer: u64, stride: usize) -> Matrix {
@@ -72,40 +117,48 @@ pub fn is_fp8(stage: &Stage<'_>, weight: &Operand) -> bool {
     multiplies_in_fp8(stage.step.precision, weight.storage, stage.rows(weight), weight.columns)
 }
 
-/// A weight as stored.
-fn stored(stage: &Stage<'_>, weight: &Operand) -> Rounded {
+/// A weight as stored, or an activation that was rounded.
+fn stored(stage: &Stage<'_>, matrix: &Operand) -> Rounded {
     let (first, total) =
-        weight.part.map_or((0, stage.rows(weight)), |part| (part.first_row, part.total_rows));
-    let start = stage.pointer(weight);
+        matrix.part.map_or((0, stage.rows(matrix)), |part| (part.first_row, part.total_rows));
+    let start = stage.pointer(matrix);
     Rounded {
-        codes: codes(start + (first * weight.columns) as u64, weight.columns),
-        scales: start + (row_scales(total, weight.columns) + 4 * first) as u64,
+        codes: codes(start + (first * matrix.columns) as u64, matrix.columns),
+        scales: start + (row_scales(total, matrix.columns) + 4 * first) as u64,
     }
 }
 
-/// Rounds activations, with column j multiplied by the j-th of `factors` first.
-fn round(
+/// Rounds activations.
+pub fn round_fp8(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
+    launch_rounding(stage, &step.inputs[0], RoundedRows::of(stage, step))
+}
+
+fn launch_rounding(stage: &Stage<'_>, x: &Operand, to: RoundedRows) -> Result<(), DeviceError> {
+    let rows = stage.rows(x);
+    if rows == 0 {
+        return Ok(());
+    }
+    let threads = (x.columns / SPAN).next_multiple_of(32).min(MOST_THREADS);
+    let args = [Arg::Pointer(stage.pointer(x)), Arg::Long(x.stride as i64), Arg::Int(x.columns as i32)];
+    stage.launch_with("round_rows_fp8", rows as u32, threads as u32, &to, &args)
+}
+
+/// Activations as they are multiplied: rounded before, or here into the workspace, with column j multiplied by the j-th of
+/// `factors` first.
+fn rounded(
     stage: &Stage<'_>,
     scratch: &mut Scratch,
     x: &Operand,
     factors: Option<u64>,
 ) -> Result<Rounded, DeviceError> {
-    let (rows, columns) = (stage.rows(x), x.columns);
-    let rounded =
-        Rounded { codes: codes(scratch.take(rows * columns), columns), scales: scratch.take(4 * rows) };
-    if rows > 0 {
-        let threads = (columns / 8).next_multiple_of(32).min(MOST_THREADS);
-        let args = [
-            Arg::Pointer(rounded.codes.pointer),
-            Arg::Pointer(rounded.scales),
-            Arg::Pointer(stage.pointer(x)),
-            Arg::Long(x.stride as i64),
-            Arg::Int(columns as i32),
-            Arg::Pointer(factors.unwrap_or(0)),
-        ];
-        stage.launch("round_rows_fp8", [rows as u32, 1, 1], threads as u32, 0, &args)?;
+    if x.storage == Storage::Fp8Rows {
+        return Ok(stored(stage, x));
     }
-    Ok(rounded)
+    let (rows, columns) = (stage.rows(x), x.columns);
+    let to = Rounded { codes: codes(scratch.take(rows * columns), columns), scales: scratch.take(4 * rows) };
+    let target = RoundedRows { codes: to.codes.pointer, scales: to.scales, factors: factors.unwrap_or(0) };
+    launch_rounding(stage, x, target)?;
+    Ok(to)
 }
 
 /// The codes of a weight (N, K) as (K, N), with scales of one.
@@ -202,7 +255,7 @@ pub fn linear(
     residual: Option<&Operand>,
 ) -> Result<(), DeviceError> {
     let mut scratch = Scratch::of(stage);
-    let x = round(stage, &mut scratch, x, None)?;
+    let x = rounded(stage, &mut scratch, x, None)?;
     let b = adapter.map(|(_, b, _)| weight_matrix(stage, &mut scratch, b, AdapterRoom::None)).transpose()?;
     let scratch = scratch.take(MATMUL_BYTES);
     let mut addends = Addends::of(stage, bias, residual, y)?;
@@ -227,7 +280,7 @@ pub fn linear_grad_term(
     addend: Option<Matrix>,
 ) -> Result<(), DeviceError> {
     let mut scratch = Scratch::of(stage);
-    let d = round(stage, &mut scratch, d, Some(stored(stage, weight).scales))?;
+    let d = rounded(stage, &mut scratch, d, Some(stored(stage, weight).scales))?;
     let weight = transposed(stage, &mut scratch, weight)?;
     let addends = Addends { matrix: addend, bias: None };
     let product = Product { left: d, right: weight, alpha: scale, fast_sums: false };

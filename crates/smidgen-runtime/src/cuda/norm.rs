@@ -4,6 +4,7 @@
 //! a block keeps a larger one in registers, and a block reads the largest ones twice. The choice follows from sizes
 //! and alignment alone.
 
+use super::fp8::RoundedRows;
 use super::modules::KernelFile;
 use super::spans::{Place, SPAN, count, int, stored_dtype, word};
 use super::stage::{Arg, Stage};
@@ -13,16 +14,20 @@ use smidgen_ir::workspace_cuda::{NORM_GROUPS_PER_PARTIAL, rows_per_partial};
 
 pub const FILE: KernelFile = KernelFile {
     name: "norm.cu",
-    source: include_str!("../../kernels/norm.cu"),
+    source: concat!(include_str!("../../kernels/fp8.cuh"), include_str!("../../kernels/norm.cu")),
     kernels: &[
         "rms_norm_heads",
         "rms_norm_two",
         "rms_norm_four",
         "rms_norm_any",
+        "rms_norm_round_two",
+        "rms_norm_round_four",
         "rms_norm_grad_heads",
         "rms_norm_grad_two",
         "rms_norm_grad_four",
         "rms_norm_grad_any",
+        "rms_norm_grad_round_two",
+        "rms_norm_grad_round_four",
         "rms_norm_weight_partials_heads",
         "rms_norm_weight_partials_two",
         "rms_norm_weight_partials_four",
@@ -64,6 +69,15 @@ impl Form {
         }
     }
 
+    /// Of two kernels the one that rounds rows as well, if a block has a row.
+    fn rounding(self, groups: &Groups, [two, four]: [&'static str; 2]) -> Option<&'static str> {
+        match self {
+            Form::Two { .. } if groups.of_row == 1 => Some(two),
+            Form::Four { .. } if groups.of_row == 1 => Some(four),
+            Form::Two { .. } | Form::Four { .. } | Form::Heads { .. } | Form::Any { .. } => None,
+        }
+    }
+
     fn threads(self) -> u32 {
         match self {
             Form::Heads { .. } => TEAM_THREADS,
@@ -94,12 +108,17 @@ impl Groups {
     }
 }
 
-/// y = x / rms(x) · weight.
-pub fn rms_norm(stage: &Stage<'_>, step: &BoundStep, norm: &Norm) -> Result<(), DeviceError> {
+/// y = x / rms(x) · weight, and y rounded to fp8 if that is asked for and a block holds a row; returns whether it is.
+pub fn rms_norm(
+    stage: &Stage<'_>,
+    step: &BoundStep,
+    norm: &Norm,
+    rounded: Option<RoundedRows>,
+) -> Result<bool, DeviceError> {
     let (x, weight, y) = (&step.inputs[0], &step.inputs[1], &step.outputs[0]);
     let groups = Groups::of(stage, x, stage.rows(weight));
     if groups.all == 0 {
-        return Ok(());
+        return Ok(false);
     }
     let (x, weight_place, y) = (Place::of(stage, x), Place::of_vector(stage, weight), Place::of(stage, y));
     let form = Form::of(groups.columns, x.aligned && weight_place.aligned && y.aligned);
@@ -107,21 +126,27 @@ pub fn rms_norm(stage: &Stage<'_>, step: &BoundStep, norm: &Norm) -> Result<(), 
     args.extend(weight_args(weight, weight_place, norm));
     args.extend([y.pointer, y.stride, int(groups.columns), int(groups.of_row)]);
     args.extend(lanes_args(form, &groups));
+    if let Some(to) = rounded
+        && let Some(kernel) = form.rounding(&groups, ["rms_norm_round_two", "rms_norm_round_four"])
+    {
+        return stage.launch_with(kernel, groups.all, form.threads(), &to, &args).map(|()| true);
+    }
     let kernel = form.kernel(["rms_norm_heads", "rms_norm_two", "rms_norm_four", "rms_norm_any"]);
-    stage.launch(kernel, [form.blocks(groups.all, 2), 1, 1], form.threads(), 0, &args)
+    stage.launch(kernel, [form.blocks(groups.all, 2), 1, 1], form.threads(), 0, &args).map(|()| false)
 }
 
-/// dx = the gradient through the norm, plus an addend if there is one.
+/// dx = the gradient through the norm, plus an addend if there is one, and dx rounded to fp8 as for [`rms_norm`].
 pub fn rms_norm_grad(
     stage: &Stage<'_>,
     step: &BoundStep,
     norm: &Norm,
     addend: bool,
-) -> Result<(), DeviceError> {
+    rounded: Option<RoundedRows>,
+) -> Result<bool, DeviceError> {
     let (x, weight) = (&step.inputs[0], &step.inputs[1]);
     let groups = Groups::of(stage, x, stage.rows(weight));
     if groups.all == 0 {
-        return Ok(());
+        return Ok(false);
     }
     let (x, weight_place) = (Place::of(stage, x), Place::of_vector(stage, weight));
     let dy = Place::of(stage, &step.inputs[2]);
@@ -134,8 +159,14 @@ pub fn rms_norm_grad(
     args.extend([dy.pointer, dy.stride, addend.pointer, addend.stride, dx.pointer, dx.stride]);
     args.extend([int(groups.columns), int(groups.of_row)]);
     args.extend(lanes_args(form, &groups));
+    if let Some(to) = rounded
+        && let Some(kernel) = form.rounding(&groups, ["rms_norm_grad_round_two", "rms_norm_grad_round_four"])
+    {
+        return stage.launch_with(kernel, groups.all, form.threads(), &to, &args).map(|()| true);
+    }
     let names = ["rms_norm_grad_heads", "rms_norm_grad_two", "rms_norm_grad_four", "rms_norm_grad_any"];
-    stage.launch(form.kernel(names), [form.blocks(groups.all, 1), 1, 1], form.threads(), 0, &args)
+    let grid = [form.blocks(groups.all, 1), 1, 1];
+    stage.launch(form.kernel(names), grid, form.threads(), 0, &args).map(|()| false)
 }
 
 /// dweight += Σ dy·x / rms(x), with partial sums in the workspace.

@@ -3,6 +3,7 @@
 //! A step that a launcher cannot run is refused here, before any step has run.
 
 use super::driver::NAME;
+use super::fp8::RoundedRows;
 use super::modules::KernelFile;
 use super::stage::Stage;
 use super::{
@@ -106,7 +107,7 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError>
     let step = &steps[0];
     match &step.op {
         Op::Embed { scale, .. } => embed::embed(stage, step, *scale),
-        Op::RmsNorm(norm) => norm::rms_norm(stage, step, norm),
+        Op::RmsNorm(norm) => norm::rms_norm(stage, step, norm, None).map(drop),
         Op::Dropout { p, stream, rest } => elementwise::dropout(stage, step, *p, *stream, *rest),
         Op::Linear { bias, lora } => linear::linear(stage, step, *bias, *lora, None),
         Op::ScaleColumns { bias } => columns::scale_columns(stage, step, *bias),
@@ -114,7 +115,7 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError>
         Op::RopeTable(spec) => rope::rope_table(stage, step, spec),
         Op::Rope { .. } => rope::rope(stage, &steps[..1]),
         Op::Attention(shape) => attention::attention(stage, step, shape),
-        Op::GatedAct(kind) => act::gated_act(stage, step, *kind),
+        Op::GatedAct(kind) => act::gated_act(stage, step, *kind, None).map(drop),
         Op::Add => elementwise::add(stage, step),
         Op::GatherRows => elementwise::gather_rows(stage, step),
         Op::LmHeadLoss(head) => head::lm_head_loss(stage, step, head),
@@ -141,7 +142,7 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError>
         Op::JoinPlaces { places } => audio_conv::join_places(stage, step, *places),
         Op::MaskRows { .. } => audio_conv::mask_rows(stage, step),
         Op::ScatterRows => elementwise::scatter_rows(stage, step),
-        Op::RmsNormGrad { norm, addend } => norm::rms_norm_grad(stage, step, norm, *addend),
+        Op::RmsNormGrad { norm, addend } => norm::rms_norm_grad(stage, step, norm, *addend, None).map(drop),
         Op::RmsNormWeightGrad { eps } => norm::rms_norm_weight_grad(stage, step, *eps),
         Op::LinearGrad { scales } => linear::linear_grad(stage, step, scales),
         Op::WeightGrad { scale } => linear::weight_grad(stage, step, *scale),
@@ -149,13 +150,14 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError>
         Op::MagnitudeGrad => columns::magnitude_grad(stage, step),
         Op::FourierGrad { scale } => fourier::fourier_grad(stage, step, *scale),
         Op::AttentionGrad(shape) => attention::attention_grad(stage, step, shape),
-        Op::GatedActGrad(kind) => act::gated_act_grad(stage, step, *kind),
+        Op::GatedActGrad(kind) => act::gated_act_grad(stage, step, *kind, [None; 2]).map(drop),
         Op::EmbedGrad { scale } => embed::embed_grad(stage, step, *scale),
         Op::FourierReg { weight } => optimizer::fourier_reg(stage, step, *weight),
         Op::RowNorms { scale } => columns::row_norms(stage, step, *scale),
         Op::SquaredNorm => optimizer::squared_norm(stage, step),
         Op::GradNorm { clip, squares } => optimizer::grad_norm(stage, step, *clip, *squares),
         Op::Round { .. } => optimizer::round(stage, steps),
+        Op::RoundFp8 { .. } => fp8::round_fp8(stage, step),
         Op::Widen => optimizer::widen(stage, step),
         Op::RoundAtRandom(place) => optimizer::round_at_random(stage, step, place),
         Op::AdamW(settings) => optimizer::adamw(stage, steps, settings),
@@ -173,6 +175,25 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError>
     }
 }
 
+/// Launches a step, with the rounding of its outputs if its kernel can round them; returns whether it did.
+fn run_rounding(
+    stage: &Stage<'_>,
+    step: &BoundStep,
+    rounded: [Option<RoundedRows>; 2],
+) -> Result<bool, DeviceError> {
+    if let Op::RmsNorm(norm) = &step.op {
+        norm::rms_norm(stage, step, norm, rounded[0])
+    } else if let Op::RmsNormGrad { norm, addend } = &step.op {
+        norm::rms_norm_grad(stage, step, norm, *addend, rounded[0])
+    } else if let Op::GatedAct(kind) = step.op {
+        act::gated_act(stage, step, kind, rounded[0])
+    } else if let Op::GatedActGrad(kind) = step.op {
+        act::gated_act_grad(stage, step, kind, rounded)
+    } else {
+        unreachable!("`{}` rounds nothing", step.op.name())
+    }
+}
+
 /// How many steps at the front of `steps` can be launched together.
 fn count_joined(steps: &[BoundStep]) -> usize {
     let Some(first) = steps.first() else { return 0 };
@@ -180,7 +201,8 @@ fn count_joined(steps: &[BoundStep]) -> usize {
 }
 
 /// Launches the first steps as one and returns how many they were: the same operation on several tensors, a matmul and
-/// the sum that follows it in place, the gradients of B and of h, or, in generation, steps that are too short alone.
+/// the sum that follows it in place, the gradients of B and of h, a step and the rounding of what it makes, or, in
+/// generation, steps that are too short alone.
 pub fn run_first(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<usize, DeviceError> {
     if let [matmul, sum, ..] = steps
         && let Op::Linear { bias, lora } = matmul.op
@@ -206,6 +228,10 @@ pub fn run_first(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<usize, Device
     {
         let (dy, h, b) = (&outer.inputs[0], &outer.inputs[1], &inner.inputs[1]);
         return thin::adapter_grad(stage, dy, h, b, &inner.outputs[0], &outer.updates[0], scale).map(|()| 2);
+    }
+    let (rounded, roundings) = fp8::roundings(stage, steps);
+    if roundings > 0 {
+        return run_rounding(stage, &steps[0], rounded).map(|did| if did { 1 + roundings } else { 1 });
     }
     let count = count_joined(steps);
     run_joined(stage, &steps[..count]).map(|()| count)

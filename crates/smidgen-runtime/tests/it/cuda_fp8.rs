@@ -6,9 +6,11 @@
 use crate::cuda_agrees::{alone, error, gpu_plan, in_numbers, open, open_as, reals};
 use crate::draft::Draft;
 use crate::numbers::{random_reals, stored};
-use crate::subject::{Scalar, Subject};
+use crate::subject::{Scalar, Subject, plain_request, plan_with, roomy};
+use smidgen_compile::Request;
+use smidgen_compile::passes::round_fp8;
 use smidgen_ir::quant::fp8;
-use smidgen_ir::{DType, Op, Precision, Storage, ValueId};
+use smidgen_ir::{Activation, DType, DeviceKind, Node, Norm, Op, Precision, Storage, ValueId};
 use smidgen_runtime::{Cuda, Executor};
 
 const BF16: Storage = Storage::Plain(DType::Bf16);
@@ -157,6 +159,65 @@ fn products_agree(mut device: Cuda) {
             assert!(is < 4e-3, "{sizes:?}: {name} differs by {is:.2e}");
             assert!(sizes[2] == 16 || would_be > 2.0 * is, "{sizes:?}: {name} was not rounded");
         }
+    }
+}
+
+/// A block of a decoder around its feed-forward part: o, norm, gate and up, down, each in fp8.
+fn feed_forward([tokens, hidden, wide]: [usize; 3]) -> Subject {
+    let mut draft = Draft::new(&[tokens], 1);
+    let x = draft.tokens("x", 64);
+    let plain = Op::Linear { bias: false, lora: None };
+    let linear = |draft: &mut Draft, x, n, k, name: &str| {
+        let weight = draft.quantized_matrix(&format!("{name} weight"), n, k, Storage::Fp8Rows);
+        draft.op(plain.clone(), &[x, weight], &[name])[0]
+    };
+    let o = linear(&mut draft, x, hidden, 64, "o");
+    let weight = draft.vector("norm weight", hidden, DType::Bf16);
+    let norm = Norm { eps: 1e-5, plus_one: false };
+    let normed = draft.op(Op::RmsNorm(norm), &[o, weight], &["normed"])[0];
+    let gate = linear(&mut draft, normed, wide, hidden, "gate");
+    let up = linear(&mut draft, normed, wide, hidden, "up");
+    let gated = draft.op(Op::GatedAct(Activation::Silu), &[gate, up], &["gated"])[0];
+    let down = linear(&mut draft, gated, 64, wide, "down");
+    draft.gradient_of("feed-forward in fp8", down)
+}
+
+/// Rounded in front of every matmul, by steps of their own, or in the kernels that make a value: the same bytes. Rows of
+/// norms and gates have every form of kernel, those that cannot round among them.
+#[test]
+#[ignore = "needs a GPU"]
+fn where_values_are_rounded_changes_no_bit() {
+    let _alone = alone();
+    let mut device = open(Precision::Fp8);
+    for sizes in [[33, 64, 96], [70, 512, 1040], [5, 8208, 4112], [3, 272, 20_496]] {
+        let subject = feed_forward(sizes);
+        let extent = subject.extent;
+        let graph = in_numbers(&subject.graph, DType::Bf16);
+        let (cuda, precision) = (DeviceKind::Cuda, Precision::Fp8);
+        let request = Request { device: cuda, precision, extent: roomy(extent), ..plain_request() };
+        let mut rounding = graph.clone();
+        round_fp8::apply(&mut rounding, &request);
+        // Something between a value and its rounding, so that they are launched one by one.
+        let mut apart = rounding.clone();
+        for (_, nodes) in &mut apart.entries {
+            let (roundings, mut rest): (Vec<Node>, Vec<Node>) =
+                std::mem::take(nodes).into_iter().partition(|node| matches!(node.op, Op::RoundFp8 { .. }));
+            for node in roundings.into_iter().rev() {
+                let reader = rest.iter().position(|other| other.inputs.contains(&node.outputs[0]));
+                rest.insert(reader.expect("a matmul reads it"), node);
+            }
+            *nodes = rest;
+        }
+        let mut outcomes = Vec::new();
+        for graph in [graph, apart, rounding] {
+            let subject = Subject { graph: graph.clone(), ..subject.clone() };
+            let mut executor = Executor::load(plan_with(&graph, &request), device).unwrap();
+            outcomes.push(subject.run_once(&mut executor));
+            device = executor.into_device();
+        }
+        assert!(reals(&outcomes[0].result, BF16).iter().all(|value| value.is_finite()), "{sizes:?}");
+        assert_eq!(outcomes[1], outcomes[0], "{sizes:?}: rounded by steps of their own");
+        assert_eq!(outcomes[2], outcomes[0], "{sizes:?}: rounded where they are made");
     }
 }
 

@@ -4,11 +4,15 @@
 
 use crate::check::same_bytes_everywhere;
 use crate::draft::Draft;
-use crate::examples::{Example, gradient};
-use crate::numbers::random_reals;
-use crate::subject::Subject;
+use crate::examples::{Example, Proof, gradient};
+use crate::numbers::{Content, random_reals};
+use crate::subject::{Scalar, Subject};
 use smidgen_ir::workspace_cpu::{COLUMN_BLOCK, DEPTH_BLOCK};
-use smidgen_ir::{AttentionShape, Block, Code4, DType, Op, Storage, ValueId};
+use smidgen_ir::{
+    AttentionShape, Block, Code4, DType, Dim, Entry, Extent, Graph, LeafKind, Op, Phase, Shape, Storage,
+    Type, ValueId, quant,
+};
+use std::collections::BTreeSet;
 
 const LINEAR: &[&str] = &["linear", "linear_grad", "weight_grad"];
 const WITH_BIAS: &[&str] = &["linear", "linear_grad", "weight_grad", "bias_grad"];
@@ -38,12 +42,46 @@ pub fn examples() -> Vec<Example> {
     for storage in QUANTIZED {
         examples.push(linear_with_quantized_weight(storage));
     }
+    examples.push(Example { covers: &["round_fp8"], proof: Proof::Values(rows_round_as_weights_do) });
     examples.push(linear_over_gathered_rows());
     examples.push(three_on_one_input());
     for dtype in [DType::F32, DType::Bf16, DType::F16] {
         examples.push(gradient(WITH_BIAS, queries_keys_and_values(dtype, true)));
     }
     examples
+}
+
+/// Activations in fp8 have the bytes of a weight that is stored so, also with the scales of a weight's rows as factors.
+fn rows_round_as_weights_do() -> BTreeSet<&'static str> {
+    let (tokens, n, k) = (150, 21, 5);
+    let values = random_reals(7, tokens * n);
+    let stored = quant::encode(Storage::Fp8Rows, 2 * n, k, &random_reals(8, 2 * n * k)).unwrap();
+    let scale = |row: usize| {
+        let at = 2 * n * k + 4 * row;
+        f32::from_le_bytes(stored[at..at + 4].try_into().unwrap())
+    };
+    for scaled in [false, true] {
+        let mut graph = Graph::default();
+        let x = graph.add_leaf("x", Type::f32(Shape::of(Dim::Tokens, n)), LeafKind::Input);
+        let whole = Type::new(Shape::matrix(2 * n, k), Storage::Fp8Rows);
+        let weight = graph.add_leaf("weight", whole, LeafKind::Weight);
+        let lower = graph.add_slice(weight, n, n);
+        let inputs = if scaled { vec![x, lower] } else { vec![x] };
+        let (mut nodes, place) = (Vec::new(), (Phase::Forward, None));
+        let y = graph.emit(&mut nodes, Op::RoundFp8 { scaled }, inputs, vec![], &["y".into()], place)[0];
+        graph.entries = vec![(Entry::MicroStep, vec![]), (Entry::Eval, nodes)];
+        let extent = Extent { tokens, rows: 1, segments: 1, audio: 0 };
+        let contents = vec![(x, Content::Reals(values.clone())), (weight, Content::Bytes(stored.clone()))];
+        let scalar = Scalar::Dot { y, dy: vec![] };
+        let subject = Subject { name: format!("round_fp8 {scaled}"), graph, extent, contents, scalar };
+        subject.run_on_null(subject.roomy_plan(1)).unwrap();
+        let got = same_bytes_everywhere(&subject).result;
+        let times = |index: usize| if scaled { scale(n + index % n) } else { 1.0 };
+        let numbers: Vec<f32> =
+            values.iter().enumerate().map(|(index, value)| value * times(index)).collect();
+        assert_eq!(got, quant::encode(Storage::Fp8Rows, tokens, n, &numbers).unwrap(), "{scaled}");
+    }
+    BTreeSet::from(["round_fp8"])
 }
 
 /// y (T, N) of x (T, K); rank 0 is no adapter.
