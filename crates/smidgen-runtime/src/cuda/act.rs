@@ -4,7 +4,7 @@
 //! recompute the value of the activation, for a backward pass that needs it and did not keep it. Both can round what they
 //! write to fp8.
 
-use super::fp8::{self, RoundedRows};
+use super::fp8::{self, RoundedRows, Roundings};
 use super::modules::KernelFile;
 use super::spans::{Place, Spans, THREADS, count, int};
 use super::stage::{Arg, Stage};
@@ -31,28 +31,28 @@ fn kind_arg(kind: Activation) -> Arg {
     })
 }
 
-/// y = act(gate)·up, and y rounded to fp8 if that is asked for and a block can hold a row; returns whether it is.
+/// y = act(gate)·up, and y rounded to fp8 if a block can hold a row.
 pub fn gated_act(
     stage: &Stage<'_>,
     step: &BoundStep,
     kind: Activation,
-    rounded: Option<RoundedRows>,
-) -> Result<bool, DeviceError> {
+    roundings: &Roundings,
+) -> Result<(), DeviceError> {
     let [gate, up] = [0, 1].map(|index| Place::of(stage, &step.inputs[index]));
     let y = Place::of(stage, &step.outputs[0]);
     let shape = &step.outputs[0];
     let spans = Spans::of(stage.rows(shape), shape.columns, &[gate, up, y]);
-    let Some(grid) = spans.grid(2) else { return Ok(false) };
+    let Some(grid) = spans.grid(2) else { return Ok(()) };
     let mut args = vec![kind_arg(kind)];
     args.extend([gate, up, y].iter().flat_map(|place| [place.pointer, place.stride]));
-    if let (Some(to), Some(threads)) = (rounded, held_threads(&spans, shape)) {
+    if let Some(threads) = held_threads(&spans, shape)
+        && let Some([to, _]) = roundings.take()
+    {
         args.push(int(shape.columns));
-        stage.launch_with("gated_act_round", count(stage.rows(shape)), threads, &to, &args)?;
-        return Ok(true);
+        return stage.launch_with("gated_act_round", count(stage.rows(shape)), threads, &to, &args);
     }
     args.extend([spans.spans_of_row, spans.spans]);
-    stage.launch(spans.form("gated_act_eight", "gated_act_one"), grid, THREADS, 0, &args)?;
-    Ok(false)
+    stage.launch(spans.form("gated_act_eight", "gated_act_one"), grid, THREADS, 0, &args)
 }
 
 /// Threads of a block that holds a row.
@@ -72,25 +72,24 @@ pub fn gated_act_grad(
     stage: &Stage<'_>,
     step: &BoundStep,
     kind: Activation,
-    rounded: [Option<RoundedRows>; 2],
-) -> Result<bool, DeviceError> {
+    roundings: &Roundings,
+) -> Result<(), DeviceError> {
     // No recomputed activation is asked for.
     let value = Place::NONE;
     let [gate, up, dy] = [0, 1, 2].map(|index| Place::of(stage, &step.inputs[index]));
     let [dgate, dup] = [0, 1].map(|index| Place::of(stage, &step.outputs[index]));
     let shape = &step.outputs[0];
     let spans = Spans::of(stage.rows(shape), shape.columns, &[gate, up, dy, dgate, dup, value]);
-    let Some(grid) = spans.grid(2) else { return Ok(false) };
+    let Some(grid) = spans.grid(2) else { return Ok(()) };
     let mut args = vec![kind_arg(kind)];
     args.extend([gate, up, dy, dgate, dup].iter().flat_map(|place| [place.pointer, place.stride]));
-    if let (true, Some(threads)) = (rounded.iter().any(Option::is_some), held_threads(&spans, shape)) {
-        let [gate, up] = rounded.map(Option::unwrap_or_default);
+    if let Some(threads) = held_threads(&spans, shape)
+        && let Some([gate, up]) = roundings.take()
+    {
         args.push(int(shape.columns));
         let to = RoundedGate { gate, up };
-        stage.launch_with("gated_act_grad_round", count(stage.rows(shape)), threads, &to, &args)?;
-        return Ok(true);
+        return stage.launch_with("gated_act_grad_round", count(stage.rows(shape)), threads, &to, &args);
     }
     args.extend([value.pointer, value.stride, spans.spans_of_row, spans.spans]);
-    stage.launch(spans.form("gated_act_grad_eight", "gated_act_grad_one"), grid, THREADS, 0, &args)?;
-    Ok(false)
+    stage.launch(spans.form("gated_act_grad_eight", "gated_act_grad_one"), grid, THREADS, 0, &args)
 }

@@ -16,6 +16,7 @@ use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::storage::row_scales;
 use smidgen_ir::workspace_cuda::{MATMUL_BYTES, multiplies_in_fp8};
 use smidgen_ir::{Op, Storage};
+use std::cell::Cell;
 
 pub const FILE: KernelFile = KernelFile {
     name: "fp8.cu",
@@ -67,7 +68,7 @@ struct Rounded {
     scales: u64,
 }
 
-/// Where a kernel writes what it rounds; the structure of `fp8.cuh`.
+/// Where a kernel writes what it rounds, or nowhere; the structure of `fp8.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RoundedRows {
@@ -85,21 +86,43 @@ impl RoundedRows {
     }
 }
 
-/// The steps behind the first that round its outputs, one for each output at most, and what they write, by output.
-pub fn roundings(stage: &Stage<'_>, steps: &[BoundStep]) -> ([Option<RoundedRows>; 2], usize) {
-    let (mut rounded, mut count) = ([None; 2], 0);
-    let Some((maker, rest)) = steps.split_first().filter(|(maker, _)| maker.op.can_round()) else {
-        return (rounded, count);
-    };
-    for step in rest {
-        let Op::RoundFp8 { .. } = step.op else { break };
-        let Some(output) = maker.outputs.iter().position(|output| *output == step.inputs[0]) else { break };
-        if rounded[output].replace(RoundedRows::of(stage, step)).is_some() {
-            break;
+/// The steps behind another that round its outputs, one for each output at most.
+#[derive(Debug, Default)]
+pub struct Roundings {
+    /// By output.
+    to: [Option<RoundedRows>; 2],
+    is_done: Cell<bool>,
+}
+
+impl Roundings {
+    /// Those behind the first of `steps`.
+    pub fn behind(stage: &Stage<'_>, steps: &[BoundStep]) -> Roundings {
+        let mut roundings = Roundings::default();
+        let Some((maker, rest)) = steps.split_first().filter(|(maker, _)| maker.op.can_round()) else {
+            return roundings;
+        };
+        for step in rest {
+            let Op::RoundFp8 { .. } = step.op else { break };
+            let output = maker.outputs.iter().position(|output| *output == step.inputs[0]);
+            let Some(free) = output.map(|output| &mut roundings.to[output]).filter(|to| to.is_none()) else {
+                break;
+            };
+            *free = Some(RoundedRows::of(stage, step));
         }
-        count += 1;
+        roundings
     }
-    (rounded, count)
+
+    /// What a kernel that can round writes; from then on these steps count as done. `None` if there are none.
+    pub fn take(&self) -> Option<[RoundedRows; 2]> {
+        let exist = self.to.iter().any(Option::is_some);
+        self.is_done.set(exist);
+        exist.then(|| self.to.map(Option::unwrap_or_default))
+    }
+
+    /// How many steps were taken.
+    pub fn count_done(&self) -> usize {
+        if self.is_done.get() { self.to.iter().flatten().count() } else { 0 }
+    }
 }
 
 /// Threads of a block that holds a whole row, if one can.

@@ -4,7 +4,7 @@
 //! a block keeps a larger one in registers, and a block reads the largest ones twice. The choice follows from sizes
 //! and alignment alone.
 
-use super::fp8::RoundedRows;
+use super::fp8::Roundings;
 use super::modules::KernelFile;
 use super::spans::{Place, SPAN, count, int, stored_dtype, word};
 use super::stage::{Arg, Stage};
@@ -108,17 +108,17 @@ impl Groups {
     }
 }
 
-/// y = x / rms(x) · weight, and y rounded to fp8 if that is asked for and a block holds a row; returns whether it is.
+/// y = x / rms(x) · weight, and y rounded to fp8 if a block holds a row.
 pub fn rms_norm(
     stage: &Stage<'_>,
     step: &BoundStep,
     norm: &Norm,
-    rounded: Option<RoundedRows>,
-) -> Result<bool, DeviceError> {
+    roundings: &Roundings,
+) -> Result<(), DeviceError> {
     let (x, weight, y) = (&step.inputs[0], &step.inputs[1], &step.outputs[0]);
     let groups = Groups::of(stage, x, stage.rows(weight));
     if groups.all == 0 {
-        return Ok(false);
+        return Ok(());
     }
     let (x, weight_place, y) = (Place::of(stage, x), Place::of_vector(stage, weight), Place::of(stage, y));
     let form = Form::of(groups.columns, x.aligned && weight_place.aligned && y.aligned);
@@ -126,13 +126,13 @@ pub fn rms_norm(
     args.extend(weight_args(weight, weight_place, norm));
     args.extend([y.pointer, y.stride, int(groups.columns), int(groups.of_row)]);
     args.extend(lanes_args(form, &groups));
-    if let Some(to) = rounded
-        && let Some(kernel) = form.rounding(&groups, ["rms_norm_round_two", "rms_norm_round_four"])
+    if let Some(kernel) = form.rounding(&groups, ["rms_norm_round_two", "rms_norm_round_four"])
+        && let Some([to, _]) = roundings.take()
     {
-        return stage.launch_with(kernel, groups.all, form.threads(), &to, &args).map(|()| true);
+        return stage.launch_with(kernel, groups.all, form.threads(), &to, &args);
     }
     let kernel = form.kernel(["rms_norm_heads", "rms_norm_two", "rms_norm_four", "rms_norm_any"]);
-    stage.launch(kernel, [form.blocks(groups.all, 2), 1, 1], form.threads(), 0, &args).map(|()| false)
+    stage.launch(kernel, [form.blocks(groups.all, 2), 1, 1], form.threads(), 0, &args)
 }
 
 /// dx = the gradient through the norm, plus an addend if there is one, and dx rounded to fp8 as for [`rms_norm`].
@@ -141,12 +141,12 @@ pub fn rms_norm_grad(
     step: &BoundStep,
     norm: &Norm,
     addend: bool,
-    rounded: Option<RoundedRows>,
-) -> Result<bool, DeviceError> {
+    roundings: &Roundings,
+) -> Result<(), DeviceError> {
     let (x, weight) = (&step.inputs[0], &step.inputs[1]);
     let groups = Groups::of(stage, x, stage.rows(weight));
     if groups.all == 0 {
-        return Ok(false);
+        return Ok(());
     }
     let (x, weight_place) = (Place::of(stage, x), Place::of_vector(stage, weight));
     let dy = Place::of(stage, &step.inputs[2]);
@@ -159,14 +159,14 @@ pub fn rms_norm_grad(
     args.extend([dy.pointer, dy.stride, addend.pointer, addend.stride, dx.pointer, dx.stride]);
     args.extend([int(groups.columns), int(groups.of_row)]);
     args.extend(lanes_args(form, &groups));
-    if let Some(to) = rounded
-        && let Some(kernel) = form.rounding(&groups, ["rms_norm_grad_round_two", "rms_norm_grad_round_four"])
+    if let Some(kernel) = form.rounding(&groups, ["rms_norm_grad_round_two", "rms_norm_grad_round_four"])
+        && let Some([to, _]) = roundings.take()
     {
-        return stage.launch_with(kernel, groups.all, form.threads(), &to, &args).map(|()| true);
+        return stage.launch_with(kernel, groups.all, form.threads(), &to, &args);
     }
     let names = ["rms_norm_grad_heads", "rms_norm_grad_two", "rms_norm_grad_four", "rms_norm_grad_any"];
     let grid = [form.blocks(groups.all, 1), 1, 1];
-    stage.launch(form.kernel(names), grid, form.threads(), 0, &args).map(|()| false)
+    stage.launch(form.kernel(names), grid, form.threads(), 0, &args)
 }
 
 /// dweight += Σ dy·x / rms(x), with partial sums in the workspace.

@@ -3,7 +3,7 @@
 //! A step that a launcher cannot run is refused here, before any step has run.
 
 use super::driver::NAME;
-use super::fp8::RoundedRows;
+use super::fp8::Roundings;
 use super::modules::KernelFile;
 use super::stage::Stage;
 use super::{
@@ -102,12 +102,13 @@ pub fn check(step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
     Ok(())
 }
 
-/// Launches steps that are the same operation on different tensors; several only where the op table allows it.
-fn run_joined(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> {
+/// Launches steps that are the same operation on different tensors; several only where the op table allows it. Some
+/// kernels also round what they make.
+fn run_joined(stage: &Stage<'_>, steps: &[BoundStep], roundings: &Roundings) -> Result<(), DeviceError> {
     let step = &steps[0];
     match &step.op {
         Op::Embed { scale, .. } => embed::embed(stage, step, *scale),
-        Op::RmsNorm(norm) => norm::rms_norm(stage, step, norm, None).map(drop),
+        Op::RmsNorm(norm) => norm::rms_norm(stage, step, norm, roundings),
         Op::Dropout { p, stream, rest } => elementwise::dropout(stage, step, *p, *stream, *rest),
         Op::Linear { bias, lora } => linear::linear(stage, step, *bias, *lora, None),
         Op::ScaleColumns { bias } => columns::scale_columns(stage, step, *bias),
@@ -115,7 +116,7 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError>
         Op::RopeTable(spec) => rope::rope_table(stage, step, spec),
         Op::Rope { .. } => rope::rope(stage, &steps[..1]),
         Op::Attention(shape) => attention::attention(stage, step, shape),
-        Op::GatedAct(kind) => act::gated_act(stage, step, *kind, None).map(drop),
+        Op::GatedAct(kind) => act::gated_act(stage, step, *kind, roundings),
         Op::Add => elementwise::add(stage, step),
         Op::GatherRows => elementwise::gather_rows(stage, step),
         Op::LmHeadLoss(head) => head::lm_head_loss(stage, step, head),
@@ -142,7 +143,7 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError>
         Op::JoinPlaces { places } => audio_conv::join_places(stage, step, *places),
         Op::MaskRows { .. } => audio_conv::mask_rows(stage, step),
         Op::ScatterRows => elementwise::scatter_rows(stage, step),
-        Op::RmsNormGrad { norm, addend } => norm::rms_norm_grad(stage, step, norm, *addend, None).map(drop),
+        Op::RmsNormGrad { norm, addend } => norm::rms_norm_grad(stage, step, norm, *addend, roundings),
         Op::RmsNormWeightGrad { eps } => norm::rms_norm_weight_grad(stage, step, *eps),
         Op::LinearGrad { scales } => linear::linear_grad(stage, step, scales),
         Op::WeightGrad { scale } => linear::weight_grad(stage, step, *scale),
@@ -150,7 +151,7 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError>
         Op::MagnitudeGrad => columns::magnitude_grad(stage, step),
         Op::FourierGrad { scale } => fourier::fourier_grad(stage, step, *scale),
         Op::AttentionGrad(shape) => attention::attention_grad(stage, step, shape),
-        Op::GatedActGrad(kind) => act::gated_act_grad(stage, step, *kind, [None; 2]).map(drop),
+        Op::GatedActGrad(kind) => act::gated_act_grad(stage, step, *kind, roundings),
         Op::EmbedGrad { scale } => embed::embed_grad(stage, step, *scale),
         Op::FourierReg { weight } => optimizer::fourier_reg(stage, step, *weight),
         Op::RowNorms { scale } => columns::row_norms(stage, step, *scale),
@@ -172,25 +173,6 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError>
             unreachable!("the device itself starts transfers")
         }
         Op::Stowed => Ok(()),
-    }
-}
-
-/// Launches a step, with the rounding of its outputs if its kernel can round them; returns whether it did.
-fn run_rounding(
-    stage: &Stage<'_>,
-    step: &BoundStep,
-    rounded: [Option<RoundedRows>; 2],
-) -> Result<bool, DeviceError> {
-    if let Op::RmsNorm(norm) = &step.op {
-        norm::rms_norm(stage, step, norm, rounded[0])
-    } else if let Op::RmsNormGrad { norm, addend } = &step.op {
-        norm::rms_norm_grad(stage, step, norm, *addend, rounded[0])
-    } else if let Op::GatedAct(kind) = step.op {
-        act::gated_act(stage, step, kind, rounded[0])
-    } else if let Op::GatedActGrad(kind) = step.op {
-        act::gated_act_grad(stage, step, kind, rounded)
-    } else {
-        unreachable!("`{}` rounds nothing", step.op.name())
     }
 }
 
@@ -229,10 +211,7 @@ pub fn run_first(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<usize, Device
         let (dy, h, b) = (&outer.inputs[0], &outer.inputs[1], &inner.inputs[1]);
         return thin::adapter_grad(stage, dy, h, b, &inner.outputs[0], &outer.updates[0], scale).map(|()| 2);
     }
-    let (rounded, roundings) = fp8::roundings(stage, steps);
-    if roundings > 0 {
-        return run_rounding(stage, &steps[0], rounded).map(|did| if did { 1 + roundings } else { 1 });
-    }
-    let count = count_joined(steps);
-    run_joined(stage, &steps[..count]).map(|()| count)
+    let (count, roundings) = (count_joined(steps), Roundings::behind(stage, steps));
+    run_joined(stage, &steps[..count], &roundings)?;
+    Ok(count + roundings.count_done())
 }
