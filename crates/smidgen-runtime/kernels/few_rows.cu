@@ -5,14 +5,18 @@
 // stored, by the formats of `decode.cuh`: 7B in bf16 is 15.2 GB, 3.2 ms at 4.8 TB/s.
 // A team of `split` warps has two rows of W. Lanes take eight elements in turn, with all loads of a round in flight
 // before the first is used; x comes from the cache. The first round is loaded before the previous kernel has ended:
-// `decode` never writes a weight. Teams of small matrices have more warps, so that all multiprocessors have work. Every
-// sum has an order that follows from the shape.
+// `decode` never writes a weight. Teams of small matrices have more warps, so that all multiprocessors have work.
+// More than four rows of 16-bit activations are a column each of the matrix unit's B, and 32 rows of W are two of its A:
+// lanes take eight elements as above, and the unit sums over them in whatever order they are in, which is the same for W
+// and x. Every sum has an order that follows from the shape.
 // Left out: rows that are not multiples of eight elements or not aligned, and GGUF.
 
 #define FEW_THREADS 256
 #define FEW_WARPS (FEW_THREADS / WARP)
 #define FEW_OUTPUTS 2
 #define FEW_IN_FLIGHT 4
+#define TILED_OUTPUTS 4 // rows of W of a lane, eight apart
+#define TILED_IN_FLIGHT 2
 
 #define FEW_PRODUCTS 3
 
@@ -44,27 +48,41 @@ struct FewProducts {
 };
 
 // What a lane needs of its rows of W for one round.
-template <typename Format> struct FewWeights {
-    typename Format::Raw raw[FEW_IN_FLIGHT][FEW_OUTPUTS];
+template <typename Format, int IN_FLIGHT, int OUTPUTS> struct FewWeights {
+    typename Format::Raw raw[IN_FLIGHT][OUTPUTS];
 
-    __device__ __forceinline__ void read(const Format &format, const i64 (&rows)[FEW_OUTPUTS], i32 base, i32 step,
+    __device__ __forceinline__ void read(const Format &format, const i64 (&rows)[OUTPUTS], i32 base, i32 step,
                                          i32 columns) {
 #pragma unroll
-        for (int i = 0; i < FEW_IN_FLIGHT; ++i) {
+        for (int i = 0; i < IN_FLIGHT; ++i) {
             const i32 column = min(base + i * step, columns - 8);
 #pragma unroll
-            for (int o = 0; o < FEW_OUTPUTS; ++o)
+            for (int o = 0; o < OUTPUTS; ++o)
                 raw[i][o] = format.read(rows[o], column);
         }
     }
 };
 
-template <typename Format, int ROWS> __device__ __forceinline__ void few_rows(const FewProducts &all) {
-    start_next();
+// The product that this block works on.
+__device__ __forceinline__ const FewRows &product_of_block(const FewProducts &all) {
     int product = 0;
     while (product + 1 < all.count && (i32)blockIdx.x >= all.products[product + 1].first_block)
         ++product;
-    const FewRows few = all.products[product];
+    return all.products[product];
+}
+
+// Adds bias and residual, and writes an element of y.
+__device__ __forceinline__ void finish(const FewRows &few, i32 row, i32 output, float sum) {
+    if (few.bias)
+        sum += to_float(few.bias[output]);
+    if (few.residual)
+        sum += to_float(few.residual[row * few.residual_stride + output]);
+    few.y[row * few.y_stride + output] = to_act(sum);
+}
+
+template <typename Format, int ROWS> __device__ __forceinline__ void few_rows(const FewProducts &all) {
+    start_next();
+    const FewRows few = product_of_block(all);
     const Source source = few.source;
     const Format format(source);
     const i32 block = (i32)blockIdx.x - few.first_block;
@@ -81,7 +99,7 @@ template <typename Format, int ROWS> __device__ __forceinline__ void few_rows(co
         rows_of_w[o] = few.first_row + outputs[o];
     }
     const i32 step = few.split * WARP * 8, begin = (part * WARP + lane) * 8;
-    FewWeights<Format> held;
+    FewWeights<Format, FEW_IN_FLIGHT, FEW_OUTPUTS> held;
     held.read(format, rows_of_w, begin, step, source.columns);
     await_previous();
     for (i32 base = begin; base < source.columns; base += FEW_IN_FLIGHT * step) {
@@ -140,13 +158,89 @@ template <typename Format, int ROWS> __device__ __forceinline__ void few_rows(co
         float sum = 0.0f;
         for (int p = 0; p < few.split; ++p)
             sum += parts[of_team * few.split + p][o * ROWS + row];
-        if (few.bias)
-            sum += to_float(few.bias[output]);
-        if (few.residual)
-            sum += to_float(few.residual[row * few.residual_stride + output]);
-        few.y[row * few.y_stride + output] = to_act(sum);
+        finish(few, row, output, sum);
     }
 }
+
+#if defined(ACT_F32)
+
+template <typename Format> __device__ __forceinline__ void tiled_rows(const FewProducts &all) { few_rows<Format, 8>(all); }
+
+#else
+
+template <typename Format>
+__device__ __forceinline__ uint4 words_of(const Format &format, const typename Format::Raw &raw) {
+    float values[8];
+    format.expand(raw, values);
+    return pack<act>(values).words;
+}
+
+__device__ __forceinline__ uint4 words_of(const Plain<act> &, const Eight<act> &raw) { return raw.words; }
+
+// Up to eight rows by the matrix unit. A block has 32 rows of W, and its warps take 32 columns in turn. With g and t of
+// `matrix_unit.cuh`, a lane has eight columns of rows g, g + 8, g + 16 and g + 24 of W and of row g of x.
+template <typename Format> __device__ __forceinline__ void tiled_rows(const FewProducts &all) {
+    start_next();
+    const FewRows few = product_of_block(all);
+    const Source source = few.source;
+    const Format format(source);
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
+    const i32 first_output = ((i32)blockIdx.x - few.first_block) * 8 * TILED_OUTPUTS;
+    // Rows beyond the last one repeat it, and are not written.
+    i64 rows_of_w[TILED_OUTPUTS];
+#pragma unroll
+    for (int o = 0; o < TILED_OUTPUTS; ++o)
+        rows_of_w[o] = few.first_row + min(first_output + g + 8 * o, few.outputs - 1);
+    const i32 step = FEW_WARPS * WARP, begin = warp * WARP;
+    FewWeights<Format, TILED_IN_FLIGHT, TILED_OUTPUTS> held;
+    held.read(format, rows_of_w, begin + 8 * t, step, source.columns);
+    await_previous();
+    const act *x = few.x + min(g, few.rows - 1) * few.x_stride;
+    float sums[TILED_OUTPUTS / 2][4] = {};
+    for (i32 base = begin; base < source.columns; base += TILED_IN_FLIGHT * step) {
+        if (base > begin)
+            held.read(format, rows_of_w, base + 8 * t, step, source.columns);
+#pragma unroll
+        for (int i = 0; i < TILED_IN_FLIGHT; ++i) {
+            if (base + i * step >= source.columns)
+                break;
+            const i32 column = base + i * step + 8 * t;
+            // What is beyond the matrix is multiplied by zeros.
+            const bool here = column < source.columns && g < few.rows;
+            const uint4 right = here ? read_eight<act>(x + column).words : make_uint4(0, 0, 0, 0);
+#pragma unroll
+            for (int tile = 0; tile < TILED_OUTPUTS / 2; ++tile) {
+                const uint4 upper = words_of(format, held.raw[i][2 * tile]);
+                const uint4 lower = words_of(format, held.raw[i][2 * tile + 1]);
+                const u32 first[4] = {upper.x, lower.x, upper.y, lower.y};
+                const u32 second[4] = {upper.z, lower.z, upper.w, lower.w};
+                multiply_add(sums[tile], first, right.x, right.y);
+                multiply_add(sums[tile], second, right.z, right.w);
+            }
+        }
+    }
+    __shared__ float parts[FEW_WARPS][8 * TILED_OUTPUTS][8];
+#pragma unroll
+    for (int tile = 0; tile < TILED_OUTPUTS / 2; ++tile)
+#pragma unroll
+        for (int at = 0; at < 4; ++at)
+            parts[warp][16 * tile + 8 * (at / 2) + g][2 * t + at % 2] = sums[tile][at];
+    __syncthreads();
+    static_assert(FEW_THREADS == 8 * TILED_OUTPUTS * 8, "a thread for each result");
+    const int own = threadIdx.x / 8, row = threadIdx.x % 8;
+    const i32 output = first_output + own;
+    if (output >= few.outputs || row >= few.rows)
+        return;
+    float sum = 0.0f;
+    for (int p = 0; p < FEW_WARPS; ++p)
+        sum += parts[p][own][row];
+    if (few.h)
+        for (i32 r = 0; r < few.rank; ++r)
+            sum = fmaf(to_float(few.h[row * few.h_stride + r]), few.scale * to_float(few.b[output * few.b_stride + r]), sum);
+    finish(few, row, output, sum);
+}
+
+#endif
 
 #define FEW_KERNEL(NAME, ROWS, ...)                                                                                   \
     extern "C" __global__ void __launch_bounds__(FEW_THREADS)                                                          \
@@ -158,7 +252,10 @@ template <typename Format, int ROWS> __device__ __forceinline__ void few_rows(co
     FEW_KERNEL(NAME, 1, __VA_ARGS__)                                                                                   \
     FEW_KERNEL(NAME, 2, __VA_ARGS__)                                                                                   \
     FEW_KERNEL(NAME, 4, __VA_ARGS__)                                                                                   \
-    FEW_KERNEL(NAME, 8, __VA_ARGS__)
+    extern "C" __global__ void __launch_bounds__(FEW_THREADS)                                                          \
+        few_rows_##NAME##_8(const __grid_constant__ FewProducts all) {                                                 \
+        tiled_rows<__VA_ARGS__>(all);                                                                                  \
+    }
 
 FEW_KERNELS(plain, Plain<act>)
 FEW_KERNELS(int8, Int8Rows)

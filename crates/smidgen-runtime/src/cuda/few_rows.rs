@@ -11,7 +11,7 @@ use super::matmul::Matrix;
 use super::modules::KernelFile;
 use super::stage::Stage;
 use crate::device::{DeviceError, Operand};
-use smidgen_ir::{Code4, Entry, Storage};
+use smidgen_ir::{Code4, DType, Entry, Storage};
 
 pub const FILE: KernelFile = KernelFile {
     name: "few_rows.cu",
@@ -19,6 +19,7 @@ pub const FILE: KernelFile = KernelFile {
         include_str!("../../kernels/dynamic_map.cuh"),
         include_str!("../../kernels/decode.cuh"),
         include_str!("../../kernels/decode_formats.cuh"),
+        include_str!("../../kernels/matrix_unit.cuh"),
         include_str!("../../kernels/few_rows.cu")
     ),
     kernels: &[
@@ -55,6 +56,9 @@ const MOST_ROWS: usize = 8;
 const THREADS: u32 = 256;
 const WARPS: usize = 8;
 const OUTPUTS: usize = 2;
+/// Outputs of a block where the matrix unit multiplies, for more rows than this.
+const TILED_OUTPUTS: usize = 32;
+const MOST_ROWS_WITHOUT_TILES: usize = 4;
 /// Blocks that keep every multiprocessor of a large GPU busy. A constant, so that sums do not depend on the GPU.
 const BLOCKS_WANTED: usize = 512;
 
@@ -152,13 +156,14 @@ fn split_of(outputs: usize) -> usize {
 pub fn few_rows(stage: &Stage<'_>, products: &[Product<'_>]) -> Result<(), DeviceError> {
     let (rows, storage) = (stage.rows(products[0].x), products[0].weight.storage);
     let mut all = FewProducts { count: products.len() as i32, ..FewProducts::default() };
+    let is_tiled = rows > MOST_ROWS_WITHOUT_TILES && stage.activations() != DType::F32;
     let mut blocks = 0;
     for (place, product) in all.products.iter_mut().zip(products) {
         debug_assert!(stage.rows(product.x) == rows && product.weight.storage == storage);
         let outputs = stage.rows(product.weight);
         let split = split_of(outputs);
         *place = FewRows { first_block: blocks as i32, ..structure_of(stage, product, split) };
-        blocks += outputs.div_ceil(WARPS / split * OUTPUTS);
+        blocks += outputs.div_ceil(if is_tiled { TILED_OUTPUTS } else { WARPS / split * OUTPUTS });
     }
     if rows == 0 || blocks == 0 {
         return Ok(());
@@ -220,7 +225,6 @@ fn kernel_of(storage: Storage, rows: usize) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use smidgen_ir::DType;
 
     #[test]
     fn a_kernel_has_room_for_its_rows() {
