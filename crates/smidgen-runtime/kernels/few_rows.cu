@@ -6,7 +6,7 @@
 // A team of `split` warps has two rows of W. Lanes take eight elements in turn, with all loads of a round in flight
 // before the first is used; x comes from the cache. The first round is loaded before the previous kernel has ended:
 // `decode` never writes a weight. Teams of small matrices have more warps, so that all multiprocessors have work.
-// More than four rows of 16-bit activations are a column each of the matrix unit's B, and 32 rows of W are two of its A:
+// More than two rows of 16-bit activations are a column each of the matrix unit's B, and 32 rows of W are two of its A:
 // lanes take eight elements as above, and the unit sums over them in whatever order they are in, which is the same for W
 // and x. Every sum has an order that follows from the shape.
 // Left out: rows that are not multiples of eight elements or not aligned, and GGUF.
@@ -16,7 +16,7 @@
 #define FEW_OUTPUTS 2
 #define FEW_IN_FLIGHT 4
 #define TILED_OUTPUTS 4 // rows of W of a lane, eight apart
-#define TILED_IN_FLIGHT 2
+#define TILED_IN_FLIGHT 4
 
 #define FEW_PRODUCTS 3
 
@@ -177,8 +177,9 @@ __device__ __forceinline__ uint4 words_of(const Format &format, const typename F
 
 __device__ __forceinline__ uint4 words_of(const Plain<act> &, const Eight<act> &raw) { return raw.words; }
 
-// Up to eight rows by the matrix unit. A block has 32 rows of W, and its warps take 32 columns in turn. With g and t of
-// `matrix_unit.cuh`, a lane has eight columns of rows g, g + 8, g + 16 and g + 24 of W and of row g of x.
+// Up to eight rows by the matrix unit. A block has 32 rows of W, and its warps take 128 columns in turn, whole cache lines.
+// With g and t of `matrix_unit.cuh`, a lane has eight of each 32 columns of rows g, g + 8, g + 16 and g + 24 of W and of
+// row g of x.
 template <typename Format> __device__ __forceinline__ void tiled_rows(const FewProducts &all) {
     start_next();
     const FewRows few = product_of_block(all);
@@ -191,20 +192,20 @@ template <typename Format> __device__ __forceinline__ void tiled_rows(const FewP
 #pragma unroll
     for (int o = 0; o < TILED_OUTPUTS; ++o)
         rows_of_w[o] = few.first_row + min(first_output + g + 8 * o, few.outputs - 1);
-    const i32 step = FEW_WARPS * WARP, begin = warp * WARP;
+    const i32 of_warp = TILED_IN_FLIGHT * WARP, begin = warp * of_warp;
     FewWeights<Format, TILED_IN_FLIGHT, TILED_OUTPUTS> held;
-    held.read(format, rows_of_w, begin + 8 * t, step, source.columns);
+    held.read(format, rows_of_w, begin + 8 * t, WARP, source.columns);
     await_previous();
     const act *x = few.x + min(g, few.rows - 1) * few.x_stride;
     float sums[TILED_OUTPUTS / 2][4] = {};
-    for (i32 base = begin; base < source.columns; base += TILED_IN_FLIGHT * step) {
+    for (i32 base = begin; base < source.columns; base += FEW_WARPS * of_warp) {
         if (base > begin)
-            held.read(format, rows_of_w, base + 8 * t, step, source.columns);
+            held.read(format, rows_of_w, base + 8 * t, WARP, source.columns);
 #pragma unroll
         for (int i = 0; i < TILED_IN_FLIGHT; ++i) {
-            if (base + i * step >= source.columns)
+            if (base + i * WARP >= source.columns)
                 break;
-            const i32 column = base + i * step + 8 * t;
+            const i32 column = base + i * WARP + 8 * t;
             // What is beyond the matrix is multiplied by zeros.
             const bool here = column < source.columns && g < few.rows;
             const uint4 right = here ? read_eight<act>(x + column).words : make_uint4(0, 0, 0, 0);
@@ -251,7 +252,6 @@ template <typename Format> __device__ __forceinline__ void tiled_rows(const FewP
 #define FEW_KERNELS(NAME, ...)                                                                                        \
     FEW_KERNEL(NAME, 1, __VA_ARGS__)                                                                                   \
     FEW_KERNEL(NAME, 2, __VA_ARGS__)                                                                                   \
-    FEW_KERNEL(NAME, 4, __VA_ARGS__)                                                                                   \
     extern "C" __global__ void __launch_bounds__(FEW_THREADS)                                                          \
         few_rows_##NAME##_8(const __grid_constant__ FewProducts all) {                                                 \
         tiled_rows<__VA_ARGS__>(all);                                                                                  \

@@ -25,27 +25,21 @@ pub const FILE: KernelFile = KernelFile {
     kernels: &[
         "few_rows_plain_1",
         "few_rows_plain_2",
-        "few_rows_plain_4",
         "few_rows_plain_8",
         "few_rows_int8_1",
         "few_rows_int8_2",
-        "few_rows_int8_4",
         "few_rows_int8_8",
         "few_rows_fp8_1",
         "few_rows_fp8_2",
-        "few_rows_fp8_4",
         "few_rows_fp8_8",
         "few_rows_fp8_blocks_1",
         "few_rows_fp8_blocks_2",
-        "few_rows_fp8_blocks_4",
         "few_rows_fp8_blocks_8",
         "few_rows_bnb4_1",
         "few_rows_bnb4_2",
-        "few_rows_bnb4_4",
         "few_rows_bnb4_8",
         "few_rows_bnb4_nested_1",
         "few_rows_bnb4_nested_2",
-        "few_rows_bnb4_nested_4",
         "few_rows_bnb4_nested_8",
     ],
 };
@@ -58,7 +52,7 @@ const WARPS: usize = 8;
 const OUTPUTS: usize = 2;
 /// Outputs of a block where the matrix unit multiplies, for more rows than this.
 const TILED_OUTPUTS: usize = 32;
-const MOST_ROWS_WITHOUT_TILES: usize = 4;
+const MOST_ROWS_WITHOUT_TILES: usize = 2;
 /// Blocks that keep every multiprocessor of a large GPU busy. A constant, so that sums do not depend on the GPU.
 const BLOCKS_WANTED: usize = 512;
 
@@ -209,7 +203,7 @@ fn structure_of(stage: &Stage<'_>, product: &Product<'_>, split: usize) -> FewRo
 }
 
 fn kernel_of(storage: Storage, rows: usize) -> &'static str {
-    let size = rows.next_power_of_two().ilog2() as usize;
+    let size = rows.saturating_sub(1).min(2);
     let format = match storage {
         Storage::Plain(_) => 0,
         Storage::Int8Rows => 1,
@@ -219,7 +213,7 @@ fn kernel_of(storage: Storage, rows: usize) -> &'static str {
         Storage::Bnb4 { double: true, .. } => 5,
         Storage::Gguf(_) | Storage::Dynamic8 { .. } => unreachable!("`fits` refuses {storage}"),
     };
-    FILE.kernels[4 * format + size]
+    FILE.kernels[3 * format + size]
 }
 
 #[cfg(test)]
@@ -229,10 +223,10 @@ mod tests {
     #[test]
     fn a_kernel_has_room_for_its_rows() {
         let bf16 = Storage::Plain(DType::Bf16);
-        let names = [1, 2, 3, 4, 5, 8].map(|rows| kernel_of(bf16, rows));
-        assert_eq!(names, [1, 2, 4, 4, 8, 8].map(|most| format!("few_rows_plain_{most}")));
+        let names = [1, 2, 3, 8].map(|rows| kernel_of(bf16, rows));
+        assert_eq!(names, [1, 2, 8, 8].map(|most| format!("few_rows_plain_{most}")));
         let nf4 = Storage::Bnb4 { code: Code4::Nf4, double: true };
-        assert_eq!(kernel_of(nf4, 3), "few_rows_bnb4_nested_4");
+        assert_eq!(kernel_of(nf4, 3), "few_rows_bnb4_nested_8");
         assert_eq!(kernel_of(Storage::Int8Rows, 2), "few_rows_int8_2");
         assert_eq!(kernel_of(Storage::Fp8Blocks, 1), "few_rows_fp8_blocks_1");
     }

@@ -190,6 +190,7 @@ fn the_tables_of_the_page_on_benchmarks_are_what_the_results_say() {
     let grids = [results("grid-cpu"), results("grid-cpu16"), results("grid-h200")];
     for (name, table) in [
         ("gpu-memory", render_gpu_memory_results(&results("memory-h200"))),
+        ("gpu-decode", render_generation(&results("decode-h200"))),
         ("cpu", render_comparisons(&comparisons)),
         ("cpu-memory", render_memory_results(&results("memory-cpu"))),
         ("grid", render_grids(&grids)),
@@ -221,6 +222,30 @@ fn render_gpu_memory_results(results: &Value) -> String {
             gib("/elsewhere_bytes"),
             grouped(number(row, "/tokens_per_s")),
             grouped(number(row, "/predicted_tokens_per_s")),
+        )
+        .unwrap();
+    }
+    table
+}
+
+/// The file that `benches/gpu_decode.py` writes, as a table.
+fn render_generation(results: &Value) -> String {
+    let mut table = format!(
+        "Measured with {}: {}.\n\n| weights | sequences | tokens before | tokens/s | per step | weights read |\n\
+         |---|--:|--:|--:|--:|--:|\n",
+        measured_with(results),
+        text(results, "/model"),
+    );
+    for row in results["rows"].as_array().expect("rows in order") {
+        writeln!(
+            table,
+            "| {} | {} | {} | {} | {:.2} ms | {} GB/s |",
+            text(row, "/base"),
+            number(row, "/sequences"),
+            grouped(number(row, "/tokens")),
+            grouped(number(row, "/decode_tokens_per_s")),
+            number(row, "/decode_step_ms"),
+            grouped(number(row, "/weight_gb_per_s")),
         )
         .unwrap();
     }
