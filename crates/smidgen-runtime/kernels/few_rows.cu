@@ -16,7 +16,6 @@
 #define FEW_OUTPUTS 2
 #define FEW_IN_FLIGHT 4
 #define TILED_OUTPUTS 4 // rows of W of a lane, eight apart
-#define TILED_IN_FLIGHT 4
 
 #define FEW_PRODUCTS 3
 
@@ -177,10 +176,11 @@ __device__ __forceinline__ uint4 words_of(const Format &format, const typename F
 
 __device__ __forceinline__ uint4 words_of(const Plain<act> &, const Eight<act> &raw) { return raw.words; }
 
-// Up to eight rows by the matrix unit. A block has 32 rows of W, and its warps take 128 columns in turn, whole cache lines.
-// With g and t of `matrix_unit.cuh`, a lane has eight of each 32 columns of rows g, g + 8, g + 16 and g + 24 of W and of
-// row g of x.
+// Up to eight rows by the matrix unit. A block has 32 rows of W, and its warps take 64 columns in turn, or 128 of codes,
+// which are shorter: whole cache lines. With g and t of `matrix_unit.cuh`, a lane has eight of each 32 columns of rows g,
+// g + 8, g + 16 and g + 24 of W and of row g of x.
 template <typename Format> __device__ __forceinline__ void tiled_rows(const FewProducts &all) {
+    const int IN_FLIGHT = sizeof(typename Format::Raw) < sizeof(Eight<act>) ? 4 : 2;
     start_next();
     const FewRows few = product_of_block(all);
     const Source source = few.source;
@@ -192,8 +192,8 @@ template <typename Format> __device__ __forceinline__ void tiled_rows(const FewP
 #pragma unroll
     for (int o = 0; o < TILED_OUTPUTS; ++o)
         rows_of_w[o] = few.first_row + min(first_output + g + 8 * o, few.outputs - 1);
-    const i32 of_warp = TILED_IN_FLIGHT * WARP, begin = warp * of_warp;
-    FewWeights<Format, TILED_IN_FLIGHT, TILED_OUTPUTS> held;
+    const i32 of_warp = IN_FLIGHT * WARP, begin = warp * of_warp;
+    FewWeights<Format, IN_FLIGHT, TILED_OUTPUTS> held;
     held.read(format, rows_of_w, begin + 8 * t, WARP, source.columns);
     await_previous();
     const act *x = few.x + min(g, few.rows - 1) * few.x_stride;
@@ -202,7 +202,7 @@ template <typename Format> __device__ __forceinline__ void tiled_rows(const FewP
         if (base > begin)
             held.read(format, rows_of_w, base + 8 * t, WARP, source.columns);
 #pragma unroll
-        for (int i = 0; i < TILED_IN_FLIGHT; ++i) {
+        for (int i = 0; i < IN_FLIGHT; ++i) {
             if (base + i * WARP >= source.columns)
                 break;
             const i32 column = base + i * WARP + 8 * t;
