@@ -176,11 +176,19 @@ __device__ __forceinline__ uint4 words_of(const Format &format, const typename F
 
 __device__ __forceinline__ uint4 words_of(const Plain<act> &, const Eight<act> &raw) { return raw.words; }
 
+template <typename Format> struct InFlight {
+    static const int ROUNDS = 4;
+};
+
+template <> struct InFlight<Plain<act>> {
+    static const int ROUNDS = 2;
+};
+
 // Up to eight rows by the matrix unit. A block has 32 rows of W, and its warps take 64 columns in turn, or 128 of codes,
 // which are shorter: whole cache lines. With g and t of `matrix_unit.cuh`, a lane has eight of each 32 columns of rows g,
 // g + 8, g + 16 and g + 24 of W and of row g of x.
 template <typename Format> __device__ __forceinline__ void tiled_rows(const FewProducts &all) {
-    const int IN_FLIGHT = sizeof(typename Format::Raw) < sizeof(Eight<act>) ? 4 : 2;
+    const int IN_FLIGHT = InFlight<Format>::ROUNDS;
     start_next();
     const FewRows few = product_of_block(all);
     const Source source = few.source;
