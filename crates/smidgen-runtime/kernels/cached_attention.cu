@@ -3,10 +3,10 @@
 // A sequence has a slot; `table` (L, P) holds the cache row of each of its positions, so the rows of a sequence may be
 // anywhere and sequences may share rows. Positions are taken in pieces of 256: teams of `lanes` lanes, each lane with
 // eight channels, take turns over a piece, four positions at a time, each with a running maximum and sum; the results
-// of the teams, and then those of the pieces, are combined in order. A block has a query and one head or up to four that
-// share keys and values. It takes all pieces or, where queries are few, one of them, and `join_pieces` combines them. All
-// give the same bits: the result of a query depends only on its own sequence. A position, slot or row out of range traps,
-// so that nothing is read out of bounds.
+// of the teams, and then those of the pieces, are combined in order. One block per query and head takes all pieces, or,
+// where queries are few, one of them, and `join_pieces` combines them. Both give the same bits: the result of a query
+// depends only on its own sequence. A position, slot or row out of range traps, so that nothing is read out of bounds.
+// Left out: sharing keys between the heads of a group.
 
 // Row `table[slot, position]` of `keys` and `values` := row `token` of k and v. One block per token.
 extern "C" __global__ void __launch_bounds__(256)
@@ -68,7 +68,7 @@ struct CachedAttention {
     i64 o_stride;
     float *pieces; // of every query, head and piece: head_dim sums, the largest score and the sum of weights
     int slots_of_table, positions_of_slot, cache_rows;
-    int heads, group, head_dim, lanes;
+    int group, head_dim, lanes;
     int window; // or 0
     float scale, softcap;
 };
@@ -86,22 +86,19 @@ struct Partial {
     }
 };
 
-// The softmax over positions `begin` to `end` of every head for channel `threadIdx.x`. The whole block takes part.
-template <bool ALIGNED, int HEADS>
-__device__ __forceinline__ void attend_to_piece(const CachedAttention &a, const act *keys, const act *values,
-                                                const int *table, const float (&query)[HEADS][8], int count, int begin,
-                                                int end, Partial (&all)[HEADS]) {
+// The softmax over positions `begin` to `end` for channel `threadIdx.x` of the head. The whole block takes part.
+template <bool ALIGNED>
+__device__ __forceinline__ Partial attend_to_piece(const CachedAttention &a, const act *keys, const act *values,
+                                                   const int *table, const float (&query)[8], int count, int begin,
+                                                   int end) {
     // Sums over positions of exp(score - largest) * value, eight floats per thread, and their scale.
-    __shared__ float weighted[HEADS][256 * 8];
-    __shared__ float largest_of_team[HEADS][32], sum_of_team[HEADS][32];
+    __shared__ float weighted[256 * 8];
+    __shared__ float largest_of_team[32], sum_of_team[32];
     int teams = blockDim.x / a.lanes, team = threadIdx.x / a.lanes;
-    float largest[HEADS], sum[HEADS] = {}, total[HEADS][8] = {};
-#pragma unroll
-    for (int h = 0; h < HEADS; ++h)
-        largest[h] = -infinity();
+    float largest = -infinity(), sum = 0.0f, total[8] = {};
     // The bounds are the same in the whole block: every lane takes part in the sums over lanes.
     for (int base = begin; base < end; base += POSITIONS_AT_ONCE * teams) {
-        float value[POSITIONS_AT_ONCE][8] = {}, score[HEADS][POSITIONS_AT_ONCE];
+        float value[POSITIONS_AT_ONCE][8] = {}, score[POSITIONS_AT_ONCE];
 #pragma unroll
         for (int i = 0; i < POSITIONS_AT_ONCE; ++i) {
             int here = base + i * teams + team;
@@ -113,75 +110,64 @@ __device__ __forceinline__ void attend_to_piece(const CachedAttention &a, const 
                 read_channels<ALIGNED>(keys + (i64)row * a.keys_stride, count, key);
                 read_channels<ALIGNED>(values + (i64)row * a.values_stride, count, value[i]);
             }
+            float product = 0.0f;
 #pragma unroll
-            for (int h = 0; h < HEADS; ++h) {
-                float product = 0.0f;
-#pragma unroll
-                for (int c = 0; c < 8; ++c)
-                    product = fmaf(query[h][c], key[c], product);
-                score[h][i] = product;
-            }
+            for (int c = 0; c < 8; ++c)
+                product += query[c] * key[c];
+            score[i] = product;
         }
+        float higher = largest;
 #pragma unroll
-        for (int h = 0; h < HEADS; ++h) {
-            float higher = largest[h];
+        for (int i = 0; i < POSITIONS_AT_ONCE; ++i) {
+            float scaled = a.scale * lanes_sum(score[i], a.lanes);
+            if (a.softcap > 0.0f)
+                scaled = a.softcap * tanhf(scaled / a.softcap);
+            score[i] = base + i * teams + team < end ? scaled : -infinity();
+            higher = fmaxf(higher, score[i]);
+        }
+        // A team that has seen no position yet has nothing to scale.
+        if (higher > -infinity()) {
+            float factor = expf(largest - higher);
+            sum *= factor;
+#pragma unroll
+            for (int c = 0; c < 8; ++c)
+                total[c] *= factor;
 #pragma unroll
             for (int i = 0; i < POSITIONS_AT_ONCE; ++i) {
-                float scaled = a.scale * lanes_sum(score[h][i], a.lanes);
-                if (a.softcap > 0.0f)
-                    scaled = a.softcap * tanhf(scaled / a.softcap);
-                score[h][i] = base + i * teams + team < end ? scaled : -infinity();
-                higher = fmaxf(higher, score[h][i]);
-            }
-            // A team that has seen no position yet has nothing to scale.
-            if (higher > -infinity()) {
-                float factor = expf(largest[h] - higher);
-                sum[h] *= factor;
+                float weight = expf(score[i] - higher);
+                sum += weight;
 #pragma unroll
                 for (int c = 0; c < 8; ++c)
-                    total[h][c] *= factor;
-#pragma unroll
-                for (int i = 0; i < POSITIONS_AT_ONCE; ++i) {
-                    float weight = expf(score[h][i] - higher);
-                    sum[h] += weight;
-#pragma unroll
-                    for (int c = 0; c < 8; ++c)
-                        total[h][c] = fmaf(weight, value[i][c], total[h][c]);
-                }
-                largest[h] = higher;
+                    total[c] += weight * value[i][c];
             }
+            largest = higher;
         }
     }
 #pragma unroll
-    for (int h = 0; h < HEADS; ++h) {
-#pragma unroll
-        for (int c = 0; c < 8; ++c)
-            weighted[h][8 * threadIdx.x + c] = total[h][c];
-        if (threadIdx.x % a.lanes == 0) {
-            largest_of_team[h][team] = largest[h];
-            sum_of_team[h][team] = sum[h];
-        }
+    for (int c = 0; c < 8; ++c)
+        weighted[8 * threadIdx.x + c] = total[c];
+    if (threadIdx.x % a.lanes == 0) {
+        largest_of_team[team] = largest;
+        sum_of_team[team] = sum;
     }
     __syncthreads();
-#pragma unroll
-    for (int h = 0; h < HEADS; ++h) {
-        Partial here;
-        for (int other = 0; other < teams; ++other)
-            here.largest = fmaxf(here.largest, largest_of_team[h][other]);
-        if (threadIdx.x < a.head_dim)
-            for (int other = 0; other < teams; ++other) {
-                float factor = expf(largest_of_team[h][other] - here.largest);
-                here.total = fmaf(factor, weighted[h][8 * a.lanes * other + threadIdx.x], here.total);
-                here.sum = fmaf(factor, sum_of_team[h][other], here.sum);
-            }
-        all[h].add(here);
-    }
+    Partial all;
+    for (int other = 0; other < teams; ++other)
+        all.largest = fmaxf(all.largest, largest_of_team[other]);
+    if (threadIdx.x < a.head_dim)
+        for (int other = 0; other < teams; ++other) {
+            float factor = expf(largest_of_team[other] - all.largest);
+            all.total += factor * weighted[8 * a.lanes * other + threadIdx.x];
+            all.sum += factor * sum_of_team[other];
+        }
     // The next piece overwrites what was read here.
     __syncthreads();
+    return all;
 }
 
-__device__ __forceinline__ float *piece_of(const CachedAttention &a, int query, int head, int piece, int pieces) {
-    return a.pieces + (((i64)query * a.heads + head) * pieces + piece) * (a.head_dim + 2);
+__device__ __forceinline__ float *piece_of(const CachedAttention &a, int query, int head, int heads, int piece,
+                                           int pieces) {
+    return a.pieces + (((i64)query * heads + head) * pieces + piece) * (a.head_dim + 2);
 }
 
 // Positions that a query attends to; a window of 0 means no window.
@@ -193,51 +179,38 @@ __device__ __forceinline__ void range_of(const CachedAttention &a, int query, in
     end = position + 1;
 }
 
-// Grid: queries, blocks of up to HEADS heads of a group, and 1 or, if `PIECES`, all pieces.
-template <bool ALIGNED, bool PIECES, int HEADS> __device__ __forceinline__ void attend(const CachedAttention &a) {
+// Grid: queries, heads, and 1 or, if `PIECES`, all pieces.
+template <bool ALIGNED, bool PIECES> __device__ __forceinline__ void attend(const CachedAttention &a) {
     start_next();
     await_previous();
-    int token = blockIdx.x, begin, end;
+    int token = blockIdx.x, head = blockIdx.y, begin, end;
     range_of(a, token, begin, end);
     int channel = 8 * (threadIdx.x % a.lanes);
     int count = min(max(a.head_dim - channel, 0), 8);
     const int *table = a.table + (i64)a.slots[token] * a.positions_of_slot;
-    int blocks_of_group = ceil_div(a.group, HEADS), group = blockIdx.y / blocks_of_group;
-    int first_in_group = blockIdx.y % blocks_of_group * HEADS, first_head = group * a.group + first_in_group;
-    int heads_here = min(HEADS, a.group - first_in_group);
-    i64 channel_of_key = (i64)group * a.head_dim + channel;
+    i64 channel_of_key = (i64)(head / a.group) * a.head_dim + channel;
     const act *keys = a.keys + channel_of_key, *values = a.values + channel_of_key;
     int first = PIECES ? blockIdx.z : begin / PIECE, last = PIECES ? blockIdx.z : (end - 1) / PIECE;
     if (PIECES && (first < begin / PIECE || first > (end - 1) / PIECE))
         return;
 
-    float query[HEADS][8] = {};
-    Partial all[HEADS];
-    const act *queries = a.q + (i64)token * a.q_stride + channel;
-#pragma unroll
-    for (int h = 0; h < HEADS; ++h)
-        if (h < heads_here)
-            read_channels<ALIGNED>(queries + (i64)(first_head + h) * a.head_dim, count, query[h]);
+    float query[8] = {};
+    read_channels<ALIGNED>(a.q + (i64)token * a.q_stride + (i64)head * a.head_dim + channel, count, query);
+    Partial all;
     for (int piece = first; piece <= last; ++piece)
-        attend_to_piece<ALIGNED, HEADS>(a, keys, values, table, query, count, max(begin, piece * PIECE),
-                                        min(end, (piece + 1) * PIECE), all);
+        all.add(attend_to_piece<ALIGNED>(a, keys, values, table, query, count, max(begin, piece * PIECE),
+                                         min(end, (piece + 1) * PIECE)));
     if (threadIdx.x >= a.head_dim)
         return;
-#pragma unroll
-    for (int h = 0; h < HEADS; ++h) {
-        if (h >= heads_here)
-            break;
-        int head = first_head + h;
-        if (!PIECES) {
-            a.o[(i64)token * a.o_stride + (i64)head * a.head_dim + threadIdx.x] = to_act(all[h].total / all[h].sum);
-            continue;
-        }
-        float *to = piece_of(a, token, head, blockIdx.z, gridDim.z);
-        to[threadIdx.x] = all[h].total;
-        if (threadIdx.x == 0) {
-            to[a.head_dim] = all[h].largest;
-            to[a.head_dim + 1] = all[h].sum;
-        }
+    if (!PIECES) {
+        a.o[(i64)token * a.o_stride + (i64)head * a.head_dim + threadIdx.x] = to_act(all.total / all.sum);
+        return;
+    }
+    float *to = piece_of(a, token, head, gridDim.y, blockIdx.z, gridDim.z);
+    to[threadIdx.x] = all.total;
+    if (threadIdx.x == 0) {
+        to[a.head_dim] = all.largest;
+        to[a.head_dim + 1] = all.sum;
     }
 }
 
@@ -251,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(256) join_pieces(CachedAttention a,
         return;
     Partial all;
     for (int piece = begin / PIECE; piece <= (end - 1) / PIECE; ++piece) {
-        const float *from = piece_of(a, blockIdx.x, blockIdx.y, piece, pieces);
+        const float *from = piece_of(a, blockIdx.x, blockIdx.y, gridDim.y, piece, pieces);
         Partial next;
         next.largest = from[a.head_dim], next.sum = from[a.head_dim + 1], next.total = from[threadIdx.x];
         all.add(next);
@@ -262,9 +235,7 @@ extern "C" __global__ void __launch_bounds__(256) join_pieces(CachedAttention a,
 #define CACHED_ATTENTION_KERNEL(NAME, ...)                                                                            \
     extern "C" __global__ void __launch_bounds__(256) NAME(CachedAttention a) { attend<__VA_ARGS__>(a); }
 
-CACHED_ATTENTION_KERNEL(cached_attention_eight, true, false, 1)
-CACHED_ATTENTION_KERNEL(cached_attention_one, false, false, 1)
-CACHED_ATTENTION_KERNEL(cached_attention_pieces_eight, true, true, 1)
-CACHED_ATTENTION_KERNEL(cached_attention_pieces_one, false, true, 1)
-CACHED_ATTENTION_KERNEL(cached_attention_heads_eight, true, false, 4)
-CACHED_ATTENTION_KERNEL(cached_attention_heads_pieces_eight, true, true, 4)
+CACHED_ATTENTION_KERNEL(cached_attention_eight, true, false)
+CACHED_ATTENTION_KERNEL(cached_attention_one, false, false)
+CACHED_ATTENTION_KERNEL(cached_attention_pieces_eight, true, true)
+CACHED_ATTENTION_KERNEL(cached_attention_pieces_one, false, true)

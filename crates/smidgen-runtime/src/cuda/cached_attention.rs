@@ -1,6 +1,6 @@
 //! Launches attention for generation: writes to the KV cache, and attention over it.
 //!
-//! One block per query and head, or several where queries are few, or one for several heads that share keys and values. The caches have the type of activations.
+//! One block per query and head, or several where queries are few. The caches have the type of activations.
 //! Left out: head sizes above 256.
 
 use super::modules::KernelFile;
@@ -19,15 +19,9 @@ pub const FILE: KernelFile = KernelFile {
         "cached_attention_one",
         "cached_attention_pieces_eight",
         "cached_attention_pieces_one",
-        "cached_attention_heads_eight",
-        "cached_attention_heads_pieces_eight",
         "join_pieces",
     ],
 };
-
-/// Heads of a group that share a block, as in `cached_attention.cu`, and from how many queries on.
-const JOINED_HEADS: usize = 4;
-const FEWEST_FOR_JOINED_HEADS: usize = 3;
 
 /// The largest head size that a warp can hold.
 pub const MOST_HEAD_DIM: usize = 32 * SPAN;
@@ -74,7 +68,6 @@ struct CachedAttention {
     slots_of_table: i32,
     positions_of_slot: i32,
     cache_rows: i32,
-    heads: i32,
     group: i32,
     head_dim: i32,
     lanes: i32,
@@ -102,7 +95,6 @@ pub fn cached_attention(
     // A query of a long sequence is shared by several blocks where queries are too few to keep the GPU busy.
     let pieces = table.columns.div_ceil(CACHE_PIECE);
     let is_shared = tokens <= MOST_SHARED_QUERIES && pieces > 1;
-    let group = shape.heads / shape.kv_heads;
     let (workspace, bytes) = stage.workspace();
     let attention = CachedAttention {
         q: stage.pointer(q),
@@ -120,8 +112,7 @@ pub fn cached_attention(
         slots_of_table: stage.rows(table) as i32,
         positions_of_slot: table.columns as i32,
         cache_rows: stage.rows(keys) as i32,
-        heads: shape.heads as i32,
-        group: group as i32,
+        group: (shape.heads / shape.kv_heads) as i32,
         head_dim: head_dim as i32,
         // At least 8, which bounds the teams of a block.
         lanes: head_dim.div_ceil(SPAN).next_power_of_two().max(8) as i32,
@@ -129,24 +120,18 @@ pub fn cached_attention(
         scale: shape.scale,
         softcap: shape.softcap.unwrap_or(0.0),
     };
-    // Of few queries every head has a block, so that there are enough of them.
-    let joins_heads = aligned && group > 1 && tokens >= FEWEST_FOR_JOINED_HEADS;
-    let kernel = match (is_shared, aligned, joins_heads) {
-        (false, _, true) => "cached_attention_heads_eight",
-        (true, _, true) => "cached_attention_heads_pieces_eight",
-        (false, true, false) => "cached_attention_eight",
-        (false, false, false) => "cached_attention_one",
-        (true, true, false) => "cached_attention_pieces_eight",
-        (true, false, false) => "cached_attention_pieces_one",
+    let kernel = match (is_shared, aligned) {
+        (false, true) => "cached_attention_eight",
+        (false, false) => "cached_attention_one",
+        (true, true) => "cached_attention_pieces_eight",
+        (true, false) => "cached_attention_pieces_one",
     };
-    let blocks_of_heads =
-        if joins_heads { shape.kv_heads * group.div_ceil(JOINED_HEADS) } else { shape.heads };
-    let grid = |blocks: usize, pieces: usize| [count(tokens), count(blocks), count(pieces)];
+    let grid = |blocks: usize| [count(tokens), count(shape.heads), count(blocks)];
     if !is_shared {
-        return stage.launch_structure(kernel, grid(blocks_of_heads, 1), THREADS, 0, &attention, &[]);
+        return stage.launch_structure(kernel, grid(1), THREADS, 0, &attention, &[]);
     }
     assert!(cached_attention_bytes(tokens, table.columns, shape) <= bytes, "`check` compares them");
-    stage.launch_structure(kernel, grid(blocks_of_heads, pieces), THREADS, 0, &attention, &[])?;
+    stage.launch_structure(kernel, grid(pieces), THREADS, 0, &attention, &[])?;
     let threads = head_dim.next_multiple_of(32) as u32;
-    stage.launch_structure("join_pieces", grid(shape.heads, 1), threads, 0, &attention, &[int(pieces)])
+    stage.launch_structure("join_pieces", grid(1), threads, 0, &attention, &[int(pieces)])
 }

@@ -144,8 +144,7 @@ fn attend<D: Device>(device: D, request: &Request, shape: AttentionShape, querie
     (bytes, executor.into_device())
 }
 
-/// Few queries are shared by several blocks each, many are not; of more than two, heads that read the same keys share a
-/// block. A query has the same bits either way.
+/// Few queries are shared by several blocks each, many are not, and a query has the same bits either way.
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_attends_to_long_sequences_as_the_cpu_does() {
@@ -155,7 +154,6 @@ fn cuda_attends_to_long_sequences_as_the_cpu_does() {
     let shapes = [
         plain,
         AttentionShape { head_dim: 20, ..plain },
-        AttentionShape { heads: 12, ..plain },
         AttentionShape { window: Some(300), softcap: Some(0.5), ..plain },
     ];
     for precision in [Precision::F32, Precision::Bf16, Precision::F16] {
@@ -170,9 +168,6 @@ fn cuda_attends_to_long_sequences_as_the_cpu_does() {
             let error = error(&reals(&all, storage), &reals(&want, Storage::F32));
             assert!(error < tolerance(precision), "{shape:?} in {precision:?}: {error:.2e}");
             let bytes_of_query = all.len() / QUERIES.len();
-            let (some, returned) = attend(device, &on_gpu, shape, &QUERIES[..5]);
-            device = returned;
-            assert!(some == all[..5 * bytes_of_query], "{shape:?} in {precision:?}: five queries");
             for (query, together) in QUERIES.iter().zip(all.chunks(bytes_of_query)) {
                 let (alone, returned) = attend(device, &on_gpu, shape, &[*query]);
                 device = returned;
