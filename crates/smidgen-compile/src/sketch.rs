@@ -302,7 +302,8 @@ impl Sketch<'_> {
         for recomputed in 0..=freedom.layers {
             for &loss_chunk in freedom.chunks() {
                 let first = Point { recomputed, activations, loss_chunk, ..freedom.start() };
-                if freedom.pinned(first).activations != activations {
+                let point = freedom.pinned(first);
+                if point.activations != activations {
                     return None;
                 }
                 let kinds = self.kinds(&first);
@@ -352,7 +353,7 @@ impl Sketch<'_> {
         }
         let excess = offloading + window_bytes - budget_bytes;
         let weights = (excess / fixed.layer_bytes).ceil();
-        let is_open = freedom.pinned(Point { weights: 1, ..point }).weights == 1;
+        let is_open = matches!(freedom.pinned(Point { weights: 1, ..point }), Point { weights: 1, .. });
         if !is_open || fixed.layer_bytes <= 0.0 || weights > freedom.layers as f64 {
             return None;
         }

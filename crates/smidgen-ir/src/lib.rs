@@ -10,7 +10,6 @@
 pub mod audio_rows;
 pub mod by_value;
 pub mod bytes;
-mod choice;
 pub mod cost;
 pub mod graph;
 pub mod grouped_digits;
@@ -34,7 +33,6 @@ pub mod workspace_cuda;
 
 pub use audio_rows::{MARK_COLUMNS, PlainActivation, StridedConv};
 pub use by_value::{ByValue, ValueSet};
-pub use choice::Choice;
 pub use cost::{Cost, Operands, Workload};
 pub use graph::{
     Entry, Graph, Lap, Leaf, LeafKind, Node, Phase, Rounded, Slice, Space, Value, ValueId, ValueRole,
@@ -46,7 +44,7 @@ pub use plan::{
     Buffer, BufferId, Category, DeviceKind, EntryPlan, Lifetime, Peak, Plan, PlannedValue, Precision, Region,
     SpaceSize, Step,
 };
-pub use policy::{LayerRule, LayerSet, OffloadV1, Order, Pins, Policy, Sharding};
+pub use policy::{Choice, LayerRule, LayerSet, OffloadV1, Order, Pins, Policy, Sharding};
 pub use rank::{Cut, Rank, Shard};
 pub use rope::{RopeScaling, RopeSpec};
 pub use shape::{Dim, Extent, Shape, Type};

@@ -7,10 +7,63 @@
 //! other purposes need no field by its name. To add a choice: a line in the list below, a pass that carries it out, its
 //! place in the search (`smidgen-compile/src/choices.rs`), its recipe key and its words in `report/choices.rs`.
 
-use crate::choice::Choice;
 use crate::graph::Space;
 use crate::plan::DeviceKind;
 use serde::{Deserialize, Serialize};
+
+macro_rules! explained_choices {
+    ($($(#[$about:meta])* $name:ident: $part:ident,)+) => {
+        /// What a plan explains as one decision, in this order; it has one or several fields of a [`Policy`].
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Choice {
+            $($(#[$about])* $name,)+
+        }
+
+        impl Choice {
+            pub const ALL: &[Choice] = &[$(Choice::$name,)+];
+
+            /// Without this part of the work there is no such choice.
+            pub fn part(self) -> Part {
+                match self {
+                    $(Choice::$name => Part::$part,)+
+                }
+            }
+        }
+    };
+}
+
+explained_choices! {
+    Recompute: Training,
+    MicroBatch: Loss,
+    LossChunk: Loss,
+    Tiles: Loss,
+    /// Weights of layers, or embedding and head.
+    Weights: Forward,
+    HeadPieces: Forward,
+    /// The embedding alone.
+    Embedding: Forward,
+    Activations: Training,
+    OptimizerState: Training,
+    /// Gradients of trained weights.
+    Gradients: Training,
+    /// Breadth-first.
+    Order: Training,
+    /// Several layers in a lap of breadth-first order.
+    Laps: Training,
+    /// Updates on the host.
+    Updates: Training,
+    /// What is divided over ranks.
+    Sharding: Forward,
+}
+
+/// Parts of the work; each is only there with those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    Forward,
+    Loss,
+    /// Backward and update.
+    Training,
+}
 
 macro_rules! memory_choices {
     ($($(#[$about:meta])* $name:ident: $chosen:ty, pin $pinned:ty, json $json:literal $(, of $choice:ident)?;)+) => {
@@ -50,7 +103,7 @@ macro_rules! memory_choices {
                 pins
             }
 
-            /// The same with a choice fixed as it is where it is not in use. Every plan has a micro-batch and a chunk.
+            /// The same with a choice fixed as it is where it is not in use. Where there is no loss, its chunk is a row.
             pub fn without(&self, choice: Choice) -> Pins {
                 let (mut pins, unused) = (self.clone(), Pins::from(Policy::resident(LayerSet::none(), 1)));
                 $($(if choice == Choice::$choice { pins.$name = unused.$name; })?)+
@@ -199,14 +252,7 @@ impl Policy {
             Choice::Laps => other.layers_per_lap = self.layers_per_lap.min(1),
             // Without ranks to gather from, weights would have to be somewhere else.
             Choice::Sharding if self.divides(Sharding::Weights) => {}
-            Choice::Recompute
-            | Choice::Tiles
-            | Choice::HeadPieces
-            | Choice::Activations
-            | Choice::OptimizerState
-            | Choice::Gradients
-            | Choice::Updates
-            | Choice::Sharding => other.reset(choice),
+            _ => other.reset(choice),
         }
         (other != *self).then_some(other)
     }
@@ -273,16 +319,7 @@ impl Pins {
             Choice::Weights => Some(&mut self.weights),
             Choice::OptimizerState => Some(&mut self.optimizer_state),
             Choice::Gradients => Some(&mut self.gradients),
-            Choice::Recompute
-            | Choice::MicroBatch
-            | Choice::LossChunk
-            | Choice::Tiles
-            | Choice::HeadPieces
-            | Choice::Embedding
-            | Choice::Order
-            | Choice::Laps
-            | Choice::Updates
-            | Choice::Sharding => None,
+            _ => None,
         }
     }
 

@@ -58,8 +58,8 @@ pub fn describe_changes(before: &Policy, now: &Policy, layers: usize) -> String 
     };
     let [is, was] = [now, before].map(LayerCounts::of);
     count("recompute", is.recomputed, was.recomputed);
-    count("offloaded activations", is.activations, was.activations);
-    count("offloaded weights", is.weights, was.weights);
+    count("offloaded activations", is.activations_away, was.activations_away);
+    count("offloaded weights", is.weights_away, was.weights_away);
     if now.optimizer_state != before.optimizer_state {
         changes.push(format!("optimizer state {}", describe_place(now.optimizer_state)));
     }
@@ -95,18 +95,16 @@ pub fn describe_changes(before: &Policy, now: &Policy, layers: usize) -> String 
 #[derive(Clone, Copy, Debug)]
 pub struct LayerCounts {
     pub recomputed: usize,
-    /// With offloaded weights.
-    pub weights: usize,
-    /// With offloaded activations.
-    pub activations: usize,
+    pub weights_away: usize,
+    pub activations_away: usize,
 }
 
 impl LayerCounts {
     pub fn of(policy: &Policy) -> LayerCounts {
         LayerCounts {
             recomputed: policy.recompute.len(),
-            weights: policy.offloaded_weights.len(),
-            activations: policy.offloaded_activations.len(),
+            weights_away: policy.offloaded_weights.len(),
+            activations_away: policy.offloaded_activations.len(),
         }
     }
 }
@@ -196,7 +194,7 @@ fn render_reason(solution: &Solution, reason: &Reason) -> String {
         }
         Choice::Activations => format!(
             "activations: {} offloaded until backward, {}",
-            of_layers(LayerCounts::of(policy).activations),
+            of_layers(LayerCounts::of(policy).activations_away),
             describe_place(policy.activations)
         ),
         Choice::OptimizerState => {

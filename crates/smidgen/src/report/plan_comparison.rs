@@ -111,10 +111,10 @@ fn figures(this: &PlanFacts, other: &PlanFacts) -> Vec<Figure> {
         layers("extent.tokens", "tokens of a micro-batch", |plan| plan.extent.tokens),
         layers("recompute", "layers recomputed", |plan| LayerCounts::of(&plan.policy.chosen).recomputed),
         layers("weights_away", "layers with weights off", |plan| {
-            LayerCounts::of(&plan.policy.chosen).weights
+            LayerCounts::of(&plan.policy.chosen).weights_away
         }),
         layers("activations_away", "layers with acts off", |plan| {
-            LayerCounts::of(&plan.policy.chosen).activations
+            LayerCounts::of(&plan.policy.chosen).activations_away
         }),
     ];
     for (key, words, count) in counts {

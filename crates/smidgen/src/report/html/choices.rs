@@ -69,7 +69,7 @@ fn render_layers(plan: &PlanFacts) -> String {
             format!("<li class=\"{}\">{} <small>× {}</small></li>", fate.class(), fate.words(), count(fate))
         })
         .collect();
-    let streamed = LayerCounts::of(policy).weights;
+    let streamed = LayerCounts::of(policy).weights_away;
     if streamed > 0 {
         write!(legend, "<li class=\"streamed\">weights prefetched <small>× {streamed}</small></li>")
             .expect("writing");
