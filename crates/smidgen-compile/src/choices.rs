@@ -2,7 +2,7 @@
 //!
 //! A [`Point`] is a policy in few numbers. [`Freedom`] turns points into policies with the pins obeyed, so every search
 //! may vary a point as it likes. All that the search knows of a single choice is in this file: where it begins, its
-//! rungs on a ladder, how it is varied, when it is in use and what a plan without it would be. The ladders
+//! rungs on a ladder, how it is varied, when it is in use and which pins are refused. The ladders
 //! (`ladder.rs`), the search for the leanest policy (`lean.rs`) and for the fastest (`improve.rs`) only walk.
 
 use crate::offloaded_weights::layer_bytes;
@@ -188,6 +188,16 @@ impl<'a> Freedom<'a> {
     /// Whether micro-batches may pass the layers in breadth-first order.
     pub fn may_go_breadth_first(&self) -> bool {
         self.has_laps && self.pins.order != Some(Order::Depth)
+    }
+
+    /// Whether layers can all be treated alike.
+    pub fn can_be_sketched(&self) -> bool {
+        let pins = self.pins;
+        let are_layers_open = pins.recompute.is_none()
+            && pins.offloaded_weights.is_none()
+            && pins.offloaded_activations.is_none();
+        let is_depth_first = self.pinned(self.start()).order == Order::Depth;
+        are_layers_open && is_depth_first && pins.window_bytes.is_none() && self.layers > 3
     }
 
     /// Layers per lap to try, the fewest first.
@@ -487,18 +497,6 @@ impl Freedom<'_> {
     pub fn without_offload(&self, rung: Point) -> Point {
         let Point { loss_chunk, recomputed, tile_tokens, .. } = rung;
         Point { recomputed, tile_tokens, ..self.start_with(loss_chunk) }
-    }
-}
-
-impl Freedom<'_> {
-    /// Whether layers can all be treated alike.
-    pub fn can_be_sketched(&self) -> bool {
-        let pins = self.pins;
-        let are_layers_open = pins.recompute.is_none()
-            && pins.offloaded_weights.is_none()
-            && pins.offloaded_activations.is_none();
-        let is_depth_first = self.pinned(self.start()).order == Order::Depth;
-        are_layers_open && is_depth_first && pins.window_bytes.is_none() && self.layers > 3
     }
 }
 

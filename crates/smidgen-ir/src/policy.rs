@@ -302,25 +302,26 @@ impl Pins {
 
     /// Where the tensors of a choice are fixed to be.
     pub fn space_of(&self, choice: Choice) -> Option<Space> {
-        *self.clone().space_mut(choice)?
+        match choice {
+            Choice::Activations => self.activations,
+            Choice::Weights => self.weights,
+            Choice::OptimizerState => self.optimizer_state,
+            Choice::Gradients => self.gradients,
+            _ => None,
+        }
     }
 
     /// The same with the tensors of a choice in this space, unless it is fixed where they are.
     pub fn with_space_of(&self, choice: Choice, space: Space) -> Option<Pins> {
-        let mut pins = self.clone();
-        let open = pins.space_mut(choice).filter(|fixed| fixed.is_none())?;
-        *open = Some(space);
-        Some(pins)
-    }
-
-    fn space_mut(&mut self, choice: Choice) -> Option<&mut Option<Space>> {
-        match choice {
-            Choice::Activations => Some(&mut self.activations),
-            Choice::Weights => Some(&mut self.weights),
-            Choice::OptimizerState => Some(&mut self.optimizer_state),
-            Choice::Gradients => Some(&mut self.gradients),
-            _ => None,
-        }
+        let (space, pins) = (Some(space), self.clone());
+        let pins = match choice {
+            Choice::Activations => Pins { activations: space, ..pins },
+            Choice::Weights => Pins { weights: space, ..pins },
+            Choice::OptimizerState => Pins { optimizer_state: space, ..pins },
+            Choice::Gradients => Pins { gradients: space, ..pins },
+            _ => return None,
+        };
+        self.space_of(choice).is_none().then_some(pins)
     }
 
     /// Whether a choice is fixed such that a plan may need more memory than it would otherwise.
