@@ -28,7 +28,7 @@ impl<D: Device> Trainer<'_, D> {
         let largest = largest_samples(batches, train, &self.policy, ranks)?;
         let step = batches.step_samples(first).samples;
         let mut packing = Packing::default();
-        pack(&mut packing, &self.policy, train, &step)?;
+        pack(&mut packing, &self.policy, train, step)?;
         let begins = packing.micro_batches().next().unwrap_or_default();
         let begins = begins.iter().map(|position| step[*position as usize]);
         // All ranks run it or none.
