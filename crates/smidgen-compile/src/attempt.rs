@@ -11,7 +11,7 @@ use crate::request::{Purpose, Request};
 use crate::schedule::Schedule;
 use crate::solution::offloaded_bytes;
 use crate::stages::{built, compile_for, computed, moved};
-use crate::{arena, forward};
+use crate::{arena, stages};
 use smidgen_ir::policy::Policy;
 use smidgen_ir::{Entry, Graph, Phase, Plan, Space};
 use std::cell::{Cell, RefCell};
@@ -229,7 +229,7 @@ impl<'a> Attempt<'a> {
     pub fn scheduled(&self, policy: &Policy) -> Schedule {
         let mut kept = self.state.graphs.borrow_mut();
         let Graphs { built, computed: last } = kept.get_or_insert_with(|| {
-            let mut graph = built(self.question.purpose, &self.request, policy.loss_chunk, |_, _| {});
+            let mut graph = built(self.question.purpose, &self.request, policy, |_, _| {});
             graph.forget_names();
             Graphs { built: graph, computed: None }
         });
@@ -240,7 +240,7 @@ impl<'a> Attempt<'a> {
             *last = Some((key, graph));
         }
         let mut graph = last.as_ref().expect("it was just made").1.clone();
-        forward::set_loss_chunk(&mut graph, policy.loss_chunk);
+        stages::set_loss_chunk(&mut graph, policy);
         let schedule = moved(graph, &self.request, policy, |_, _| {});
         let steps: usize = schedule.plan.entries.iter().map(|entry| entry.steps.len()).sum();
         self.set_effort_steps(self.effort_steps() + steps);

@@ -39,8 +39,8 @@ pub fn search_breadth_first(attempts: &[Attempt]) {
 /// The first point that fits for each number of layers per lap; no more layers where all inputs stay on the device.
 fn of_lap_sizes(attempt: &Attempt) -> Vec<(Point, Measured)> {
     let mut found = Vec::new();
-    for layers_per_lap in attempt.freedom.lap_sizes() {
-        let first = leanest_first(attempt, layers_per_lap);
+    for size in attempt.freedom.lap_sizes() {
+        let first = leanest_first(attempt, size);
         let keeps_all = first.as_ref().is_some_and(|(point, _)| point.activations == Offload::None);
         found.extend(first);
         if keeps_all {
@@ -52,15 +52,15 @@ fn of_lap_sizes(attempt: &Attempt) -> Vec<(Point, Measured)> {
 
 /// The first point at one size that fits: inputs of layers on the device if there is room for them, and a window that
 /// lets transfers overlap with computation if there is room for that.
-fn leanest_first(attempt: &Attempt, layers_per_lap: usize) -> Option<(Point, Measured)> {
+fn leanest_first(attempt: &Attempt, lap_size: usize) -> Option<(Point, Measured)> {
     let freedom = &attempt.freedom;
     let quarters = [1, 2, 3].map(|part| Offload::Some((part * freedom.layers).div_ceil(4)));
     let activations = [Offload::None].into_iter().chain(quarters).chain([Offload::All]);
     for window_layers in [USUAL_WINDOW, 0] {
         for activations in activations.clone() {
             for loss_chunk in freedom.largest_and_smallest_chunk() {
-                let point =
-                    Point { loss_chunk, layers_per_lap, ..freedom.breadth_first(activations, window_layers) };
+                let first = freedom.breadth_first(activations, window_layers).with_laps(lap_size);
+                let point = Point { loss_chunk, ..first };
                 for tables in if point.tables { vec![true] } else { vec![false, true] } {
                     let point = Point { tables, ..point };
                     let measured = attempt.measure(&point);

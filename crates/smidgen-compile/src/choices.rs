@@ -2,7 +2,7 @@
 //!
 //! A [`Point`] is a policy in few numbers. [`Freedom`] turns points into policies with the pins obeyed, so every search
 //! may vary a point as it likes. All that the search knows of a single choice is in this file: where it begins, its
-//! rungs on a ladder, how it is varied, when it is in use and what a plan without it would be. The ladders
+//! rungs on a ladder, how it is varied, when it is in use and which pins are refused. The ladders
 //! (`ladder.rs`), the search for the leanest policy (`lean.rs`) and for the fastest (`improve.rs`) only walk.
 
 use crate::offloaded_weights::layer_bytes;
@@ -66,6 +66,11 @@ impl Point {
         Point { window_layers, ..self }
     }
 
+    /// The same with laps of this size.
+    pub fn with_laps(self, layers_per_lap: usize) -> Point {
+        Point { layers_per_lap, ..self }
+    }
+
     /// Windows to try at a point: the usual one and a small one where nothing streams yet.
     pub fn windows(&self) -> Vec<usize> {
         if self.streams() { vec![self.window_layers] } else { vec![USUAL_WINDOW, 1] }
@@ -95,6 +100,29 @@ pub fn activations_are_open(pins: &Pins) -> bool {
 fn is_state_open(pins: &Pins) -> bool {
     let are_layers_open = pins.offloaded_moments.is_none() && pins.offloaded_gradients.is_none();
     are_layers_open && pins.optimizer_state.is_none() && pins.gradients.is_none()
+}
+
+/// Pins that a plan cannot obey, or that would have no effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    BreadthFirstOnRanks,
+    BreadthFirstWithTiedHead,
+    BreadthFirstWithAudio,
+    LapsInDepthFirstOrder,
+    MoreLayersPerLap { pinned: usize, layers: usize },
+}
+
+/// What is wrong with the pins for this run, if anything is.
+pub fn refuse(pins: &Pins, request: &Request) -> Option<Refusal> {
+    let (per_lap, layers) = (pins.layers_per_lap.unwrap_or(0), request.spec.layers);
+    match pins.order {
+        Some(Order::Breadth) if !request.rank.is_only() => Some(Refusal::BreadthFirstOnRanks),
+        Some(Order::Breadth) if request.trains_tied_head() => Some(Refusal::BreadthFirstWithTiedHead),
+        Some(Order::Breadth) if request.computes_audio() => Some(Refusal::BreadthFirstWithAudio),
+        Some(Order::Depth) if per_lap > 1 => Some(Refusal::LapsInDepthFirstOrder),
+        _ if per_lap > layers => Some(Refusal::MoreLayersPerLap { pinned: per_lap, layers }),
+        _ => None,
+    }
 }
 
 /// One choice, and the points that differ from another in it alone.
@@ -160,6 +188,16 @@ impl<'a> Freedom<'a> {
     /// Whether micro-batches may pass the layers in breadth-first order.
     pub fn may_go_breadth_first(&self) -> bool {
         self.has_laps && self.pins.order != Some(Order::Depth)
+    }
+
+    /// Whether layers can all be treated alike.
+    pub fn can_be_sketched(&self) -> bool {
+        let pins = self.pins;
+        let are_layers_open = pins.recompute.is_none()
+            && pins.offloaded_weights.is_none()
+            && pins.offloaded_activations.is_none();
+        let is_depth_first = self.pinned(self.start()).order == Order::Depth;
+        are_layers_open && is_depth_first && pins.window_bytes.is_none() && self.layers > 3
     }
 
     /// Layers per lap to try, the fewest first.
@@ -462,45 +500,6 @@ impl Freedom<'_> {
     }
 }
 
-/// How a sketch varies points.
-impl Freedom<'_> {
-    /// Whether layers can all be treated alike.
-    pub fn can_be_sketched(&self) -> bool {
-        let pins = self.pins;
-        let are_layers_open = pins.recompute.is_none()
-            && pins.offloaded_weights.is_none()
-            && pins.offloaded_activations.is_none();
-        let is_depth_first = self.pinned(self.start()).order == Order::Depth;
-        are_layers_open && is_depth_first && pins.window_bytes.is_none() && self.layers > 3
-    }
-
-    /// What may be offloaded of activations.
-    pub fn activation_choices(&self) -> Vec<Offload> {
-        let parts = [4, 2].map(|part| Offload::Some(self.layers / part));
-        let three = Offload::Some(3 * self.layers / 4);
-        let all = [Offload::None, Offload::OfRecomputed, Offload::All, three].into_iter().chain(parts);
-        all.filter(|choice| *choice == Offload::None || activations_are_open(self.pins)).collect()
-    }
-
-    /// The same point with optimizer state, embedding and head where they may be, the window usual and small.
-    pub fn with_tables_and_moments(&self, point: Point) -> Vec<Point> {
-        let mut all = Vec::new();
-        for optimizer_state in [false, true] {
-            let point = Point { optimizer_state, ..point };
-            let tables = Point { tables: true, ..point };
-            let embedding = Point { embedding: self.has_own_embedding, ..point };
-            for point in [point, embedding, tables, Point { split_head: true, ..tables }] {
-                all.extend([USUAL_WINDOW, 1].map(|window| point.with_window(window)));
-            }
-        }
-        all.retain(|point| {
-            self.pinned(*point) == Point { window_layers: self.pinned(*point).window_layers, ..*point }
-        });
-        all.dedup();
-        all
-    }
-}
-
 /// How a search for the leanest policy varies points.
 impl Freedom<'_> {
     /// Activations recomputed, offloaded, or both, whole or in tiles.
@@ -567,72 +566,32 @@ impl Freedom<'_> {
             true => vec![0, 1, USUAL_WINDOW, 2 * USUAL_WINDOW],
             false => vec![point.window_layers],
         };
-        let mut tiles = vec![None];
-        tiles.extend(self.tile().map(Some));
+        let tiles = [None].into_iter().chain(self.tile().map(Some));
         let usual = [Offload::None, Offload::OfRecomputed, Offload::All];
         let own = Some(point.activations).filter(|own| !usual.contains(own));
         let offloads = usual.into_iter().chain(own);
         let has_embedding = self.has_own_embedding && !point.tables;
         let can_split = self.head_pieces > 1 && point.tables;
-        let flags = |with: fn(Point, bool) -> Point| [false, true].map(|flag| with(point, flag)).to_vec();
-        let axis = |is_open: bool, copy: Copy, points: Vec<Point>| Axis {
-            copy,
-            points: points.into_iter().filter(|other| is_open || *other == point).collect(),
-        };
+        let has_inputs_away = point.order == Order::Breadth && point.activations != Offload::None;
+        let flags = [false, true];
+        macro_rules! axis {
+            ($choice:ident in $values:expr, if $is_open:expr) => {{
+                let points = $values.into_iter().map(|$choice| Point { $choice, ..point });
+                let open = points.filter(|other| $is_open || *other == point).collect();
+                Axis { copy: |to, from| to.$choice = from.$choice, points: open }
+            }};
+        }
         let all = vec![
-            axis(
-                embedding_is_open(pins) && has_embedding,
-                |to, from| to.embedding = from.embedding,
-                flags(|point, embedding| Point { embedding, ..point }),
-            ),
-            axis(
-                pins.tile_tokens.is_none(),
-                |to, from| to.tile_tokens = from.tile_tokens,
-                tiles.into_iter().map(|tile_tokens| Point { tile_tokens, ..point }).collect(),
-            ),
-            axis(
-                tables_are_open(pins),
-                |to, from| to.tables = from.tables,
-                flags(|point, tables| Point { tables, ..point }),
-            ),
-            axis(
-                pins.head_pieces.is_none() && can_split,
-                |to, from| to.split_head = from.split_head,
-                flags(|point, split_head| Point { split_head, ..point }),
-            ),
-            axis(
-                activations_are_open(pins),
-                |to, from| to.activations = from.activations,
-                offloads.map(|activations| Point { activations, ..point }).collect(),
-            ),
-            axis(
-                pins.optimizer_state.is_none(),
-                |to, from| to.optimizer_state = from.optimizer_state,
-                flags(|point, optimizer_state| Point { optimizer_state, ..point }),
-            ),
-            axis(
-                pins.gradients.is_none() && self.trains_base,
-                |to, from| to.gradients = from.gradients,
-                flags(|point, gradients| Point { gradients, ..point }),
-            ),
-            axis(
-                pins.window_bytes.is_none(),
-                |to, from| to.window_layers = from.window_layers,
-                windows.into_iter().map(|window_layers| point.with_window(window_layers)).collect(),
-            ),
-            axis(
-                point.order == Order::Breadth && point.activations != Offload::None,
-                |to, from| to.layers_per_lap = from.layers_per_lap,
-                self.lap_sizes()
-                    .into_iter()
-                    .map(|layers_per_lap| Point { layers_per_lap, ..point })
-                    .collect(),
-            ),
-            axis(
-                pins.loss_chunk.is_none(),
-                |to, from| to.loss_chunk = from.loss_chunk,
-                self.chunks.iter().map(|chunk| Point { loss_chunk: *chunk, ..point }).collect(),
-            ),
+            axis!(embedding in flags, if embedding_is_open(pins) && has_embedding),
+            axis!(tile_tokens in tiles, if pins.tile_tokens.is_none()),
+            axis!(tables in flags, if tables_are_open(pins)),
+            axis!(split_head in flags, if pins.head_pieces.is_none() && can_split),
+            axis!(activations in offloads, if activations_are_open(pins)),
+            axis!(optimizer_state in flags, if pins.optimizer_state.is_none()),
+            axis!(gradients in flags, if pins.gradients.is_none() && self.trains_base),
+            axis!(window_layers in windows, if pins.window_bytes.is_none()),
+            axis!(layers_per_lap in self.lap_sizes(), if has_inputs_away),
+            axis!(loss_chunk in self.chunks.iter().copied(), if pins.loss_chunk.is_none()),
         ];
         all.into_iter().filter(|axis| !axis.points.is_empty()).collect()
     }

@@ -4,6 +4,7 @@
 //! Left out: choices with a few values each, which are the axes of `choices.rs`.
 
 use crate::choices::{Copy, Point, weights_are_open};
+use smidgen_ir::Choice;
 use smidgen_ir::policy::Pins;
 
 /// A number of layers that is searched by counting.
@@ -33,7 +34,7 @@ pub const COUNTS: [Count; 2] = [
     Count {
         of: |point| &mut point.recomputed,
         copy: |to, from| to.recomputed = from.recomputed,
-        is_open: |pins| pins.recompute.is_none(),
+        is_open: |pins| !pins.says(Choice::Recompute),
     },
     Count {
         of: |point| &mut point.weights,

@@ -7,6 +7,7 @@
 //! Mixtures of the two orders are left to the search (`improve.rs`), which begins at a rung.
 
 use crate::choices::{Freedom, Point};
+use smidgen_ir::Choice;
 
 /// The ladders that the pins leave, each with at least one rung, for one chunk of the loss. `bytes` is what a point needs.
 pub fn ladders(
@@ -15,9 +16,9 @@ pub fn ladders(
     is_offload_limited: bool,
     bytes: impl Fn(&Point) -> u64,
 ) -> Vec<Ladder> {
-    let most_recomputed = match freedom.pins.recompute {
-        None => leanest_count(freedom, loss_chunk, bytes),
-        Some(_) => 0,
+    let most_recomputed = match freedom.pins.says(Choice::Recompute) {
+        false => leanest_count(freedom, loss_chunk, bytes),
+        true => 0,
     };
     let build = |order: Order| {
         let rungs = rungs(freedom, loss_chunk, order, most_recomputed).into_iter();

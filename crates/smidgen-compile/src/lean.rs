@@ -64,8 +64,8 @@ fn measure_breadth_first(attempt: &Attempt) {
     for loss_chunk in freedom.largest_and_smallest_chunk() {
         for activations in [Offload::None, Offload::All] {
             let point = Point { loss_chunk, tables: true, ..freedom.breadth_first(activations, 0) };
-            for layers_per_lap in freedom.lap_sizes() {
-                attempt.measure(&Point { layers_per_lap, ..point });
+            for size in freedom.lap_sizes() {
+                attempt.measure(&point.with_laps(size));
             }
         }
     }

@@ -6,22 +6,15 @@
 use crate::passes::head_pieces;
 use crate::passes::place::FEWEST_BYTES;
 use crate::request::Request;
-use smidgen_ir::policy::{LayerSet, Policy};
-use smidgen_ir::{DType, Extent, Space};
+use smidgen_ir::policy::Policy;
+use smidgen_ir::{DType, Extent};
 
 /// A policy with all weights offloaded, this many layers of them on the device at the same time, and the head in pieces
 /// where that is none.
 pub fn offload_all_weights(policy: Policy, request: &Request, window_layers: usize) -> Policy {
-    let policy = Policy {
-        weights: Space::Host,
-        offloaded_weights: LayerSet::all(request.layers()),
-        embedding_offloaded: true,
-        tables_offloaded: true,
-        head_pieces: if window_layers == 0 { head_pieces::count(request) } else { 0 },
-        window_bytes: window_layers * layer_bytes(request, false),
-        ..policy
-    };
-    policy.on(request.device)
+    let pieces = if window_layers == 0 { head_pieces::count(request) } else { 0 };
+    let window_bytes = window_layers * layer_bytes(request, false);
+    policy.with_all_weights_offloaded(request.layers(), pieces, window_bytes).on(request.device)
 }
 
 /// Bytes on the device of the weights of a layer that can be offloaded, or gathered from other ranks.

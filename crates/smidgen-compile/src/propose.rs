@@ -5,7 +5,7 @@
 //! budget that is corrected by the difference. This ends where no promise is better than what was found.
 
 use crate::attempt::{Attempt, Measured};
-use crate::choices::{Offload, Point};
+use crate::choices::{Freedom, Offload, Point, activations_are_open};
 use crate::sketch::{Predicted, Sketches};
 
 /// Share of the effort that may be used, but for the fewest measurements; most measurements for one idea.
@@ -85,4 +85,14 @@ pub fn propose(attempts: &[Attempt]) -> Vec<(usize, Point, Measured)> {
     }
     found.sort_by(|one, other| one.2.ms.total_cmp(&other.2.ms));
     found
+}
+
+impl Freedom<'_> {
+    /// What may be offloaded of activations.
+    fn activation_choices(&self) -> Vec<Offload> {
+        let parts = [4, 2].map(|part| Offload::Some(self.layers / part));
+        let three = Offload::Some(3 * self.layers / 4);
+        let all = [Offload::None, Offload::OfRecomputed, Offload::All, three].into_iter().chain(parts);
+        all.filter(|choice| *choice == Offload::None || activations_are_open(self.pins)).collect()
+    }
 }

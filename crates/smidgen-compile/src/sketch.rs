@@ -6,9 +6,9 @@
 //! two lanes with the computation. Sketches only rank points. What is ranked first is scheduled, and only schedules count.
 
 use crate::attempt::Attempt;
-use crate::choices::{Offload, Point};
+use crate::choices::{Freedom, Offload, Point, USUAL_WINDOW};
 use crate::schedule::Schedule;
-use smidgen_ir::{Entry, Op, Phase, Plan, Space};
+use smidgen_ir::{Choice, Entry, Op, Phase, Plan, Space};
 
 /// Ways to treat a layer: bit 0 is set where it is recomputed, bit 1 where its activations are offloaded.
 const KINDS: usize = 4;
@@ -302,7 +302,8 @@ impl Sketch<'_> {
         for recomputed in 0..=freedom.layers {
             for &loss_chunk in freedom.chunks() {
                 let first = Point { recomputed, activations, loss_chunk, ..freedom.start() };
-                if freedom.pinned(first).activations != activations {
+                let point = freedom.pinned(first);
+                if point.activations != activations {
                     return None;
                 }
                 let kinds = self.kinds(&first);
@@ -352,7 +353,7 @@ impl Sketch<'_> {
         }
         let excess = offloading + window_bytes - budget_bytes;
         let weights = (excess / fixed.layer_bytes).ceil();
-        let is_open = freedom.pinned(Point { weights: 1, ..point }).weights == 1;
+        let is_open = matches!(freedom.pinned(Point { weights: 1, ..point }), Point { weights: 1, .. });
         if !is_open || fixed.layer_bytes <= 0.0 || weights > freedom.layers as f64 {
             return None;
         }
@@ -414,7 +415,7 @@ impl Sketch<'_> {
     fn micro_seconds(&self, point: &Point, kinds: &[usize]) -> f64 {
         let (fixed, profile) = (&self.fixed, self.attempt.question.profile);
         let layers = kinds.len();
-        let weights_per_s = match self.attempt.freedom.pins.weights {
+        let weights_per_s = match self.attempt.freedom.pins.space_of(Choice::Weights) {
             // What is freed here is what the others bring.
             _ if self.attempt.freedom.gathers_weights() => profile.link.bytes_per_s,
             Some(Space::Disk) => profile.disk_bytes_per_s,
@@ -466,6 +467,27 @@ impl Sketch<'_> {
         let head_bytes = if point.tables { fixed.head_bytes } else { 0.0 };
         let moved = 2.0 * (stowed + point.weights as f64 * fixed.layer_bytes) + head_bytes;
         lanes.now + moved * profile.travel_s_per_byte
+    }
+}
+
+/// How a sketch varies points.
+impl Freedom<'_> {
+    /// The same point with optimizer state, embedding and head where they may be, the window usual and small.
+    pub fn with_tables_and_moments(&self, point: Point) -> Vec<Point> {
+        let mut all = Vec::new();
+        for optimizer_state in [false, true] {
+            let point = Point { optimizer_state, ..point };
+            let tables = Point { tables: true, ..point };
+            let embedding = Point { embedding: self.has_own_embedding, ..point };
+            for point in [point, embedding, tables, Point { split_head: true, ..tables }] {
+                all.extend([USUAL_WINDOW, 1].map(|window| point.with_window(window)));
+            }
+        }
+        all.retain(|point| {
+            self.pinned(*point) == Point { window_layers: self.pinned(*point).window_layers, ..*point }
+        });
+        all.dedup();
+        all
     }
 }
 

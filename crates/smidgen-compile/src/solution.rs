@@ -2,10 +2,9 @@
 //!
 //! Reasons and prices are data. Whoever shows a plan makes sentences of them.
 
-use crate::explained::Choice;
 use crate::question::Demand;
-use smidgen_ir::Plan;
 use smidgen_ir::policy::Policy;
+use smidgen_ir::{Choice, Plan};
 use thiserror::Error;
 
 #[derive(Clone, Debug)]

@@ -9,16 +9,16 @@
 use crate::attempt::{Attempt, SearchState, Seen};
 use crate::breadth_search::search_breadth_first;
 use crate::choices::Point;
-use crate::explained::{Choice, pins_for};
 use crate::improve::{improve, offload_less};
 use crate::lean::{Leanest, leanest};
 use crate::model::spec::HEAD;
 use crate::propose::propose;
+use crate::purposes::{choices_of, pins_for};
 use crate::question::{Budget, Demand, Question};
 use crate::request::Purpose;
 use crate::solution::{Price, Reason, Solution, SolveError, Why};
-use smidgen_ir::policy::{LayerRule, Pins, Policy, Sharding};
-use smidgen_ir::{Plan, Rank};
+use smidgen_ir::policy::{Pins, Policy, Sharding};
+use smidgen_ir::{Choice, Plan, Rank};
 
 /// The fastest plan that fits, or the leanest one where none does.
 ///
@@ -57,13 +57,8 @@ fn shardings(purpose: Purpose, rank: Rank, pins: &Pins) -> Vec<Sharding> {
 
 /// The pins of a question with one division. Who pins that weights are divided means all of them.
 fn sharded_pins(question: &Question, sharding: Sharding) -> Pins {
-    let mut pins = question.pins.clone();
-    if question.pins.sharding == Some(Sharding::Weights) && !question.request.rank.is_only() {
-        pins.offloaded_weights.get_or_insert(LayerRule::All);
-        pins.tables_offloaded.get_or_insert(true);
-    }
-    pins.sharding = Some(sharding);
-    pins
+    let all_weights = question.pins.sharding == Some(Sharding::Weights) && !question.request.rank.is_only();
+    question.pins.with_divided(sharding, all_weights)
 }
 
 fn solve_one(question: &Question) -> Result<Solution, SolveError> {
@@ -311,11 +306,11 @@ fn solution(attempt: &Attempt, plan: Plan, policy: Policy) -> Solution {
 fn prices(attempt: &Attempt, policy: &Policy) -> Vec<Price> {
     let measured = attempt.measure_policy(policy);
     let price = |choice: Choice| {
-        let other = attempt.measure_policy(&choice.left_out(policy)?);
+        let other = attempt.measure_policy(&policy.without(choice)?);
         let saved_bytes = other.bytes as i64 - measured.bytes as i64;
         Some(Price { choice, saved_bytes, cost_ms: measured.ms - other.ms })
     };
-    Choice::all_of(attempt.question.purpose).filter_map(price).collect()
+    choices_of(attempt.question.purpose).filter_map(price).collect()
 }
 
 /// A reason for each choice that a policy makes use of, and for those that every plan has.
@@ -327,18 +322,20 @@ fn reasons(attempt: &Attempt, policy: &Policy, peak_bytes: u64) -> Vec<Reason> {
     };
     let has_adapter = attempt.request.adapters.iter().any(|module| module.path == HEAD);
     let reason = |choice: Choice| {
-        let why = match (choice, choice.left_out(policy).is_some()) {
-            (Choice::HeadPieces, false) if policy.tables_offloaded && has_adapter => Why::HeadHasAdapter,
+        let why = match (choice, policy.without(choice).is_some()) {
+            (Choice::HeadPieces, false) if policy.offloads_table(false, true) && has_adapter => {
+                Why::HeadHasAdapter
+            }
             (Choice::Recompute | Choice::MicroBatch | Choice::LossChunk, _) | (_, true)
-                if choice.is_pinned(pins) =>
+                if pins.fix(choice) =>
             {
                 Why::Pinned
             }
-            (Choice::Recompute, false) if policy.offloaded_activations.is_empty() => Why::Fits,
+            (Choice::Recompute, false) if !policy.offloads_activations() => Why::Fits,
             (Choice::Recompute | Choice::MicroBatch | Choice::LossChunk, _) | (_, true) => chosen,
             (_, false) => return None,
         };
         Some(Reason { choice, why })
     };
-    Choice::all_of(attempt.question.purpose).filter_map(reason).collect()
+    choices_of(attempt.question.purpose).filter_map(reason).collect()
 }

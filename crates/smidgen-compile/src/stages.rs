@@ -8,7 +8,7 @@ use crate::passes::update_early::Early;
 use crate::request::{Purpose, Request};
 use crate::schedule::Schedule;
 use crate::{arena, autodiff, forward, passes, schedule, update};
-use smidgen_ir::policy::{Order, Policy};
+use smidgen_ir::policy::Policy;
 use smidgen_ir::{Entry, Graph, Plan, verify};
 
 /// Compiles a training run.
@@ -32,7 +32,7 @@ pub fn compile_decode(request: &Request, policy: &Policy) -> Plan {
 }
 
 pub fn compile_for(purpose: Purpose, request: &Request, policy: &Policy) -> Plan {
-    let graph = built(purpose, request, policy.loss_chunk, check);
+    let graph = built(purpose, request, policy, check);
     let graph = computed(graph, request, policy, check);
     arena::plan_memory(moved(graph, request, policy, check))
 }
@@ -46,10 +46,10 @@ fn check(stage: &str, graph: &Graph) {
 pub(crate) fn built(
     purpose: Purpose,
     request: &Request,
-    loss_chunk: usize,
+    policy: &Policy,
     check: impl Fn(&str, &Graph),
 ) -> Graph {
-    let mut graph = forward::build_graph(request, purpose, loss_chunk);
+    let mut graph = forward::build_graph(request, purpose, policy.loss_chunk);
     check("forward", &graph);
 
     if purpose == Purpose::Training {
@@ -60,6 +60,11 @@ pub(crate) fn built(
         check("update", &graph);
     }
     graph
+}
+
+/// A graph with the chunk of another policy.
+pub(crate) fn set_loss_chunk(graph: &mut Graph, policy: &Policy) {
+    forward::set_loss_chunk(graph, policy.loss_chunk);
 }
 
 /// What is computed when.
@@ -96,7 +101,7 @@ pub(crate) fn moved(
     passes::shard::divide_trained(&mut graph, policy, request.rank);
     check("divide_trained", &graph);
 
-    if policy.order == Order::Depth {
+    if !policy.is_breadth_first() {
         passes::offload::apply(&mut graph, policy, &request.extent, request.device);
         check("offload", &graph);
     }
@@ -109,7 +114,7 @@ pub(crate) fn moved(
     let is_early = passes::update_early::is_early(request, policy);
     let elements = update::PIECE_ELEMENTS;
     let squares = passes::update_in_pieces::apply(&mut graph, policy, &request.extent, elements, is_early);
-    if policy.order == Order::Breadth {
+    if policy.is_breadth_first() {
         let sizes = (&request.extent, &request.step);
         let early =
             if is_early { passes::update_early::take(&mut graph, &squares) } else { Early::default() };

@@ -44,7 +44,7 @@ pub use plan::{
     Buffer, BufferId, Category, DeviceKind, EntryPlan, Lifetime, Peak, Plan, PlannedValue, Precision, Region,
     SpaceSize, Step,
 };
-pub use policy::{LayerRule, LayerSet, Order, Pins, Policy, Sharding};
+pub use policy::{Choice, LayerRule, LayerSet, OffloadV1, Order, Pins, Policy, Sharding};
 pub use rank::{Cut, Rank, Shard};
 pub use rope::{RopeScaling, RopeSpec};
 pub use shape::{Dim, Extent, Shape, Type};

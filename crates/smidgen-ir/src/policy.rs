@@ -3,15 +3,70 @@
 //! A plan is made by a [`Policy`]. Checkpoints store it and `plan.json` shows it, both under the names given here.
 //! [`Pins`] is the same list with every choice optional: what a recipe fixes; the solver chooses the rest.
 //! No choice changes what is computed; tiles and a split head change the order of sums, so results differ by rounding.
-//! To add a choice: a line in the list below, a pass that carries it out, its place in the search
-//! (`smidgen-compile/src/choices.rs`), its recipe key and its words in `report/choices.rs`.
+//! Each field belongs to a [`Choice`] that plans explain; the list says which, so that reasons, prices, advice and pins of
+//! other purposes need no field by its name. To add a choice: a line in the list below, a pass that carries it out, its
+//! place in the search (`smidgen-compile/src/choices.rs`), its recipe key and its words in `report/choices.rs`.
 
 use crate::graph::Space;
 use crate::plan::DeviceKind;
 use serde::{Deserialize, Serialize};
 
+macro_rules! explained_choices {
+    ($($(#[$about:meta])* $name:ident: $part:ident,)+) => {
+        /// What a plan explains as one decision, in this order; it has one or several fields of a [`Policy`].
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Choice {
+            $($(#[$about])* $name,)+
+        }
+
+        impl Choice {
+            pub const ALL: &[Choice] = &[$(Choice::$name,)+];
+
+            /// Without this part of the work there is no such choice.
+            pub fn part(self) -> Part {
+                match self {
+                    $(Choice::$name => Part::$part,)+
+                }
+            }
+        }
+    };
+}
+
+explained_choices! {
+    Recompute: Training,
+    MicroBatch: Loss,
+    LossChunk: Loss,
+    Tiles: Loss,
+    /// Weights of layers, or embedding and head.
+    Weights: Forward,
+    HeadPieces: Forward,
+    /// The embedding alone.
+    Embedding: Forward,
+    Activations: Training,
+    OptimizerState: Training,
+    /// Gradients of trained weights.
+    Gradients: Training,
+    /// Breadth-first.
+    Order: Training,
+    /// Several layers in a lap of breadth-first order.
+    Laps: Training,
+    /// Updates on the host.
+    Updates: Training,
+    /// What is divided over ranks.
+    Sharding: Forward,
+}
+
+/// Parts of the work; each is only there with those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    Forward,
+    Loss,
+    /// Backward and update.
+    Training,
+}
+
 macro_rules! memory_choices {
-    ($($(#[$about:meta])* $name:ident: $chosen:ty, pin $pinned:ty, json $json:literal;)+) => {
+    ($($(#[$about:meta])* $name:ident: $chosen:ty, pin $pinned:ty, json $json:literal $(, of $choice:ident)?;)+) => {
         /// Every memory choice of a plan.
         #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(default)]
@@ -30,6 +85,36 @@ macro_rules! memory_choices {
             pub fn is_complete(&self) -> bool {
                 [$(self.$name.is_some()),+].into_iter().all(|is_pinned| is_pinned)
             }
+
+            /// Whether anything of a choice is fixed.
+            pub fn says(&self, choice: Choice) -> bool {
+                [$($((Choice::$choice, self.$name.is_some()),)?)+].contains(&(choice, true))
+            }
+
+            /// Whether others fix a choice in another way.
+            pub fn differ_in(&self, others: &Pins, choice: Choice) -> bool {
+                [$($((Choice::$choice, self.$name != others.$name),)?)+].contains(&(choice, true))
+            }
+
+            /// The same with a choice left to the solver.
+            pub fn opened(&self, choice: Choice) -> Pins {
+                let mut pins = self.clone();
+                $($(if choice == Choice::$choice { pins.$name = None; })?)+
+                pins
+            }
+
+            /// The same with a choice fixed as it is where it is not in use. Where there is no loss, its chunk is a row.
+            pub fn without(&self, choice: Choice) -> Pins {
+                let (mut pins, unused) = (self.clone(), Pins::from(Policy::resident(LayerSet::none(), 1)));
+                $($(if choice == Choice::$choice { pins.$name = unused.$name; })?)+
+                pins
+            }
+        }
+
+        impl Policy {
+            fn reset(&mut self, choice: Choice) {
+                $($(if choice == Choice::$choice { self.$name = Default::default(); })?)+
+            }
         }
 
         /// Every choice as it is in a policy.
@@ -43,44 +128,44 @@ macro_rules! memory_choices {
 
 memory_choices! {
     /// Most tokens in a micro-batch.
-    micro_tokens: usize, pin usize, json "micro_tokens";
+    micro_tokens: usize, pin usize, json "micro_tokens", of MicroBatch;
     /// Layers whose activations are recomputed in the backward pass.
-    recompute: LayerSet, pin LayerRule, json "recompute";
+    recompute: LayerSet, pin LayerRule, json "recompute", of Recompute;
     /// Rows whose logits exist at the same time.
-    loss_chunk: usize, pin usize, json "loss_chunk";
+    loss_chunk: usize, pin usize, json "loss_chunk", of LossChunk;
     /// Tokens that a feed-forward block works on at the same time; `None` is the whole micro-batch.
-    tile_tokens: Option<usize>, pin Option<usize>, json "tile_tokens";
+    tile_tokens: Option<usize>, pin Option<usize>, json "tile_tokens", of Tiles;
     /// Where offloaded activations wait for the backward pass.
-    activations: Space, pin Space, json "activations";
+    activations: Space, pin Space, json "activations", of Activations;
     /// Layers whose activations are offloaded.
-    offloaded_activations: LayerSet, pin LayerRule, json "activations_away";
+    offloaded_activations: LayerSet, pin LayerRule, json "activations_away", of Activations;
     /// Where offloaded weights are fetched from.
-    weights: Space, pin Space, json "weights";
+    weights: Space, pin Space, json "weights", of Weights;
     /// Layers whose weights are offloaded.
-    offloaded_weights: LayerSet, pin LayerRule, json "weights_away";
+    offloaded_weights: LayerSet, pin LayerRule, json "weights_away", of Weights;
     /// Whether the embedding is offloaded; unless it is the head too, rows are looked up where it is.
-    embedding_offloaded: bool, pin bool, json "embedding_away";
+    embedding_offloaded: bool, pin bool, json "embedding_away", of Embedding;
     /// Whether embedding and head are both offloaded.
-    tables_offloaded: bool, pin bool, json "tables_away";
+    tables_offloaded: bool, pin bool, json "tables_away", of Weights;
     /// Pieces in which an offloaded head is fetched; below 2 it is fetched whole.
-    head_pieces: usize, pin usize, json "head_pieces";
+    head_pieces: usize, pin usize, json "head_pieces", of HeadPieces;
     /// Where offloaded optimizer state is: AdamW's moments.
-    optimizer_state: Space, pin Space, json "optimizer_state";
+    optimizer_state: Space, pin Space, json "optimizer_state", of OptimizerState;
     /// Layers whose optimizer state is offloaded; none is all of them, embedding and head included.
-    offloaded_moments: LayerSet, pin LayerRule, json "optimizer_state_away";
+    offloaded_moments: LayerSet, pin LayerRule, json "optimizer_state_away", of OptimizerState;
     /// Where offloaded gradients of trained weights are.
-    gradients: Space, pin Space, json "gradients";
+    gradients: Space, pin Space, json "gradients", of Gradients;
     /// Layers whose gradients are offloaded; none is all of them, embedding and head included.
-    offloaded_gradients: LayerSet, pin LayerRule, json "gradients_away";
+    offloaded_gradients: LayerSet, pin LayerRule, json "gradients_away", of Gradients;
     /// Where what is offloaded is updated: on the device, or on the host where all of it is in host memory.
-    updates: Space, pin Space, json "updates";
+    updates: Space, pin Space, json "updates", of Updates;
     /// What comes first, the layers of a micro-batch or the micro-batches of a layer.
-    order: Order, pin Order, json "order";
+    order: Order, pin Order, json "order", of Order;
     /// Layers that a lap covers in breadth-first order; below 2 it is one. Of these only the first has its input kept.
-    layers_per_lap: usize, pin usize, json "layers_per_lap";
+    layers_per_lap: usize, pin usize, json "layers_per_lap", of Laps;
     /// What is divided over ranks. With weights it is the offloaded ones, and no longer the memory of one machine that
     /// they are fetched from.
-    sharding: Sharding, pin Sharding, json "shard";
+    sharding: Sharding, pin Sharding, json "shard", of Sharding;
     /// Bytes of offloaded weights that may be on the device at the same time, prefetched ones included. What one
     /// operation needs is there in any case.
     window_bytes: usize, pin usize, json "window_bytes";
@@ -99,7 +184,7 @@ impl Policy {
 
     /// Whether anything is fetched to the device or sent from it during a step.
     pub fn offloads(&self) -> bool {
-        self.streams() || self.embedding_offloaded || !self.offloaded_activations.is_empty()
+        self.streams() || self.embedding_offloaded || self.offloads_activations()
     }
 
     /// Whether weights or moments are fetched through the window.
@@ -120,9 +205,80 @@ impl Policy {
         self.gradients != Space::Device && includes(&self.offloaded_gradients, layer)
     }
 
+    /// Whether all micro-batches pass a layer before the next one begins.
+    pub fn is_breadth_first(&self) -> bool {
+        self.order == Order::Breadth
+    }
+
     /// The lap that a layer is in, if there are laps.
     pub fn lap_of(&self, layer: usize) -> Option<usize> {
-        (self.order == Order::Breadth).then(|| layer / self.layers_per_lap.max(1))
+        self.is_breadth_first().then(|| layer / self.layers_per_lap.max(1))
+    }
+
+    pub fn offloads_activations(&self) -> bool {
+        !self.offloaded_activations.is_empty()
+    }
+
+    /// Where the activations of a layer wait for the backward pass.
+    pub fn space_of_activations(&self, layer: usize) -> Space {
+        if self.offloaded_activations.contains(layer) { self.activations } else { Space::Device }
+    }
+
+    /// Whether the embedding is offloaded, the head, or a table that is both.
+    pub fn offloads_table(&self, is_embedding: bool, is_head: bool) -> bool {
+        ((is_embedding || is_head) && self.tables_offloaded)
+            || (is_embedding && !is_head && self.embedding_offloaded)
+    }
+
+    /// Whether at least this is divided over ranks.
+    pub fn divides(&self, sharding: Sharding) -> bool {
+        self.sharding >= sharding
+    }
+
+    /// The policy without a choice, where it is in use and can be left out.
+    pub fn without(&self, choice: Choice) -> Option<Policy> {
+        let mut other = self.clone();
+        match choice {
+            Choice::MicroBatch | Choice::LossChunk => {}
+            Choice::Weights => {
+                other.offloaded_weights = LayerSet::none();
+                if self.tables_offloaded {
+                    (other.tables_offloaded, other.embedding_offloaded) = (false, false);
+                    other.reset(Choice::HeadPieces);
+                }
+            }
+            Choice::Embedding => other.embedding_offloaded = self.tables_offloaded,
+            Choice::Order => [Choice::Order, Choice::Laps].into_iter().for_each(|choice| other.reset(choice)),
+            Choice::Laps => other.layers_per_lap = self.layers_per_lap.min(1),
+            // Without ranks to gather from, weights would have to be somewhere else.
+            Choice::Sharding if self.divides(Sharding::Weights) => {}
+            _ => other.reset(choice),
+        }
+        (other != *self).then_some(other)
+    }
+
+    /// The same with half the tokens in a micro-batch, at least `fewest`; none where it has no more than these.
+    pub fn with_halved_micro_batches(&self, fewest: usize) -> Option<Policy> {
+        let micro_tokens = (self.micro_tokens / 2).max(fewest);
+        (self.micro_tokens > fewest).then(|| Policy { micro_tokens, ..self.clone() })
+    }
+
+    /// The same with all weights in host memory, a head in pieces, and a window for prefetched weights.
+    pub fn with_all_weights_offloaded(
+        self,
+        layers: usize,
+        head_pieces: usize,
+        window_bytes: usize,
+    ) -> Policy {
+        Policy {
+            weights: Space::Host,
+            offloaded_weights: LayerSet::all(layers),
+            embedding_offloaded: true,
+            tables_offloaded: true,
+            head_pieces,
+            window_bytes,
+            ..self
+        }
     }
 
     /// The same with the spaces that this device has: where the device is the CPU, host memory is the device's own, and
@@ -136,28 +292,103 @@ impl Policy {
     }
 }
 
-impl Policy {
-    /// The same with whole micro-batches in feed-forward blocks.
-    pub fn without_tiles(self) -> Policy {
-        Policy { tile_tokens: None, ..self }
-    }
-}
-
 impl Pins {
-    /// Whether tiles of feed-forward blocks are fixed.
-    pub fn says_tiles(&self) -> bool {
-        self.tile_tokens.is_some()
+    /// Whether a choice is fixed: by itself, or by what is fixed of another.
+    pub fn fix(&self, choice: Choice) -> bool {
+        let is_of_tables = choice == Choice::Embedding
+            && (self.tables_offloaded.is_some() || self.weights == Some(Space::Device));
+        is_of_tables || self.says(choice)
     }
 
-    /// The same with whole micro-batches in feed-forward blocks.
-    pub fn without_tiles(self) -> Pins {
-        Pins { tile_tokens: Some(None), ..self }
+    /// Where the tensors of a choice are fixed to be.
+    pub fn space_of(&self, choice: Choice) -> Option<Space> {
+        match choice {
+            Choice::Activations => self.activations,
+            Choice::Weights => self.weights,
+            Choice::OptimizerState => self.optimizer_state,
+            Choice::Gradients => self.gradients,
+            _ => None,
+        }
+    }
+
+    /// The same with the tensors of a choice in this space, unless it is fixed where they are.
+    pub fn with_space_of(&self, choice: Choice, space: Space) -> Option<Pins> {
+        let (space, pins) = (Some(space), self.clone());
+        let pins = match choice {
+            Choice::Activations => Pins { activations: space, ..pins },
+            Choice::Weights => Pins { weights: space, ..pins },
+            Choice::OptimizerState => Pins { optimizer_state: space, ..pins },
+            Choice::Gradients => Pins { gradients: space, ..pins },
+            _ => return None,
+        };
+        self.space_of(choice).is_none().then_some(pins)
+    }
+
+    /// Whether a choice is fixed such that a plan may need more memory than it would otherwise.
+    pub fn keep_on_device(&self, choice: Choice) -> bool {
+        let is_part =
+            choice == Choice::Weights && matches!(self.offloaded_weights, Some(LayerRule::Share(_)));
+        let is_recompute = choice == Choice::Recompute && self.says(choice);
+        is_part || is_recompute || self.space_of(choice) == Some(Space::Device)
+    }
+
+    /// The layers to recompute, where they are listed.
+    pub fn recompute_list(&mut self) -> Option<&mut Vec<usize>> {
+        match &mut self.recompute {
+            Some(LayerRule::List(list)) => Some(list),
+            _ => None,
+        }
+    }
+
+    /// The same with this divided over ranks; with `all_weights` every layer's, embedding and head included.
+    pub fn with_divided(&self, sharding: Sharding, all_weights: bool) -> Pins {
+        let mut pins = Pins { sharding: Some(sharding), ..self.clone() };
+        if all_weights {
+            pins.offloaded_weights.get_or_insert(LayerRule::All);
+            pins.tables_offloaded.get_or_insert(true);
+        }
+        pins
     }
 }
 
 /// Whether a set that is empty for all layers has one. What is outside the layers goes with any of them.
 fn includes(layers: &LayerSet, layer: Option<usize>) -> bool {
     layers.is_empty() || layer.is_none_or(|layer| layers.contains(layer))
+}
+
+/// What version 1 of a checkpoint says of offloaded tensors; the policy says it since.
+#[derive(Deserialize)]
+pub struct OffloadV1 {
+    weights: Vec<usize>,
+    #[serde(default)]
+    embedding: bool,
+    tables: bool,
+    #[serde(default)]
+    on_disk: bool,
+    #[serde(default)]
+    head_pieces: usize,
+    activations: Vec<usize>,
+    moments: bool,
+    window_bytes: usize,
+}
+
+impl OffloadV1 {
+    pub fn added_to(self, policy: Policy) -> Policy {
+        let space = |is_used: bool| if is_used { Space::Host } else { Space::Device };
+        let has_weights = !self.weights.is_empty() || self.embedding || self.tables;
+        Policy {
+            weights: if self.on_disk { Space::Disk } else { space(has_weights) },
+            offloaded_weights: self.weights.into_iter().collect(),
+            embedding_offloaded: self.embedding || self.tables,
+            tables_offloaded: self.tables,
+            head_pieces: self.head_pieces,
+            activations: space(!self.activations.is_empty()),
+            offloaded_activations: self.activations.into_iter().collect(),
+            optimizer_state: space(self.moments),
+            window_bytes: self.window_bytes,
+            ..policy
+        }
+    }
 }
 
 /// The order of work in an optimizer step. Sums are formed in the same order in both.

@@ -109,9 +109,10 @@ fn carry(graph: &mut Graph, laps: &mut [LapNodes], policy: &Policy, step: &Exten
             Some(next) => laps[next].each[0].layer,
             None => laps[from].writer(graph, value).and_then(|writer| laps[from].each[writer].layer),
         };
-        let offloads = decides.is_some_and(|layer| policy.offloaded_activations.contains(layer));
-        let is_offloaded = is_forward(&laps[from]) && offloads && !waiting.is_empty();
-        let space = if is_offloaded { device.resolve(policy.activations) } else { Space::Device };
+        let waits = is_forward(&laps[from]) && !waiting.is_empty();
+        let space =
+            decides.filter(|_| waits).map_or(Space::Device, |layer| policy.space_of_activations(layer));
+        let space = device.resolve(space);
         match next.filter(|_| space != Space::Device) {
             Some(next) => {
                 let here = pass(graph, laps, (value, value), from, &[next], (Space::Device, step));

@@ -29,7 +29,7 @@ pub fn count(request: &Request) -> usize {
 
 /// Cuts an offloaded head into `policy.head_pieces` pieces in every entry point, where it is neither trained nor adapted.
 pub fn apply(graph: &mut Graph, policy: &Policy) {
-    if policy.tables_offloaded {
+    if policy.offloads_table(false, true) {
         cut_head(graph, policy.head_pieces);
     }
 }

@@ -7,11 +7,11 @@
 
 use super::prefetch::{Insertions, Need, begin_ahead, read_copy, seam_before, seam_behind};
 use smidgen_ir::policy::Policy;
-use smidgen_ir::{ByValue, DeviceKind, Entry, Extent, Graph, Node, Op, Phase, ValueId};
+use smidgen_ir::{ByValue, DeviceKind, Entry, Extent, Graph, Node, Op, Phase, Space, ValueId};
 use std::collections::HashMap;
 
 pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, device: DeviceKind) {
-    if policy.offloaded_activations.is_empty() {
+    if !policy.offloads_activations() {
         return;
     }
     let Some(index) = graph.entries.iter().position(|(entry, _)| *entry == Entry::MicroStep) else { return };
@@ -39,7 +39,7 @@ pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, device: Device
         let mut emitted = Vec::new();
         let names = [graph.name_from(value, |name| format!("{name} away"))];
         let copy = graph.emit(&mut emitted, Op::Stow, vec![value], vec![], &names, place)[0];
-        graph.values[copy.index()].space = device.resolve(policy.activations);
+        graph.values[copy.index()].space = device.resolve(crossing.space);
         insertions.push(seam_behind(&nodes, crossing.last_forward + 1), emitted.remove(0));
         graph.emit(&mut emitted, Op::Stowed, vec![value, copy], vec![], &[], place);
         insertions.push(crossing.settled, emitted.remove(0));
@@ -55,6 +55,7 @@ pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, device: Device
 /// A value that forward writes and backward reads.
 struct Crossing {
     value: ValueId,
+    space: Space,
     last_forward: usize,
     /// The node in front of which its copy must be there.
     settled: usize,
@@ -82,13 +83,14 @@ fn find_crossings(graph: &Graph, policy: &Policy, nodes: &[Node]) -> Vec<Crossin
         let last_forward = last_forward.get(&value).copied().unwrap_or(produced[&value]);
         // The layer that computes with it: what a layer begins with is its own.
         let layer = nodes[last_forward].layer.filter(|layer| Some(*layer) != last_layer)?;
-        if !policy.offloaded_activations.contains(layer) || !graph.value(value).is_temp() {
+        let space = policy.space_of_activations(layer);
+        if space == Space::Device || !graph.value(value).is_temp() {
             return None;
         }
         let behind =
             nodes[..split].iter().skip(last_forward + 1).position(|node| node.layer > Some(layer + 1));
         let settled = behind.map_or(split, |nodes| last_forward + 1 + nodes);
-        Some(Crossing { value, last_forward, settled, first_backward, last_backward })
+        Some(Crossing { value, space, last_forward, settled, first_backward, last_backward })
     };
     backward.iter().filter_map(crossing).collect()
 }

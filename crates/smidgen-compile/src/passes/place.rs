@@ -26,7 +26,7 @@ pub fn apply(
 ) {
     let uses = Uses::of(graph);
     let mut offloaded = offloaded_leaves(graph, &uses, policy, extent, fewest_bytes);
-    if policy.sharding == Sharding::Weights && !rank.is_only() {
+    if policy.divides(Sharding::Weights) && !rank.is_only() {
         let weights: Vec<ValueId> = offloaded.iter().filter(|id| is_frozen(graph, *id)).collect();
         for id in weights {
             offloaded.remove(&id);
@@ -140,7 +140,7 @@ fn offloaded_leaves(
             LeafKind::Weight => weight_goes(graph, uses, policy, id, layer),
             // Ranks that divide something exchange rows of what they have trained.
             LeafKind::Adapter => {
-                let stays = policy.sharding != Sharding::None;
+                let stays = policy.divides(Sharding::Moments);
                 is_of_base && !stays && weight_goes(graph, uses, policy, id, layer)
             }
             LeafKind::Moment => policy.offloads_moments_of(layer),
@@ -165,11 +165,7 @@ fn weight_goes(graph: &Graph, uses: &Uses, policy: &Policy, id: ValueId, layer: 
     if let Some(layer) = layer {
         return policy.offloaded_weights.contains(layer);
     }
-    let is_head = uses.heads.contains(&id);
-    let goes = match uses.looked_up.contains(&id) {
-        true => policy.tables_offloaded || (policy.embedding_offloaded && !is_head),
-        false => policy.tables_offloaded && is_head,
-    };
+    let goes = policy.offloads_table(uses.looked_up.contains(&id), uses.heads.contains(&id));
     // Rows are looked up in place, so each has to be in one piece.
-    goes && (graph.value(id).ty.storage.has_contiguous_rows() || policy.sharding == Sharding::Weights)
+    goes && (graph.value(id).ty.storage.has_contiguous_rows() || policy.divides(Sharding::Weights))
 }

@@ -21,16 +21,16 @@ const BUCKET_BYTES: usize = 16 << 20;
 
 /// Divides moments, gradients and trained weights over the ranks; before anything is offloaded.
 pub fn divide_trained(graph: &mut Graph, policy: &Policy, rank: Rank) {
-    if rank.is_only() || policy.sharding < Sharding::Moments {
+    if rank.is_only() || !policy.divides(Sharding::Moments) {
         return;
     }
     let Some(index) = position(graph, Entry::Update) else { return };
     let shard = Shard { rank, cut: Cut::Rows };
-    let weights = match policy.sharding == Sharding::Weights {
+    let weights = match policy.divides(Sharding::Weights) {
         true => round_own_rows(graph, policy, shard),
         false => vec![],
     };
-    let parts = match policy.sharding >= Sharding::Gradients {
+    let parts = match policy.divides(Sharding::Gradients) {
         true => divide_gradients(graph, shard),
         false => ByValue::default(),
     };

@@ -3,13 +3,12 @@
 //! In breadth-first order `micro_step` has a pass of its own (`breadth.rs`), and is left alone here.
 
 use super::fetch::fetch_where_needed;
-use smidgen_ir::policy::Order;
 use smidgen_ir::{Entry, Extent, Graph, Policy};
 
 /// Fetches offloaded leaves where nodes need them.
 pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent) {
     for index in 0..graph.entries.len() {
-        if graph.entries[index].0 == Entry::MicroStep && policy.order == Order::Breadth {
+        if graph.entries[index].0 == Entry::MicroStep && policy.is_breadth_first() {
             continue;
         }
         let nodes = std::mem::take(&mut graph.entries[index].1);

@@ -6,12 +6,12 @@
 //! have to be repeated, so there updates wait for the report of all.
 
 use crate::request::Request;
-use smidgen_ir::policy::{Order, Policy};
+use smidgen_ir::policy::Policy;
 use smidgen_ir::{ByValue, Entry, Graph, LeafKind, Node, Op, Precision, Space, ValueId};
 
 /// Whether tensors are updated in `micro_step`.
 pub fn is_early(request: &Request, policy: &Policy) -> bool {
-    policy.order == Order::Breadth
+    policy.is_breadth_first()
         && policy.streams()
         && request.optimizer.clip == 0.0
         && request.precision != Precision::F16

@@ -6,7 +6,6 @@
 //! What is in host memory, all of it, may be updated there instead: nothing is fetched then.
 
 use crate::names::state;
-use smidgen_ir::policy::Order;
 use smidgen_ir::{
     ByValue, DType, Entry, Extent, Graph, LeafKind, Node, Op, Policy, Shape, Space, Storage, Type, ValueId,
     ValueRole, ValueSet,
@@ -28,7 +27,7 @@ pub fn apply(
     if !policy.streams() {
         return squares;
     }
-    let is_breadth = policy.order == Order::Breadth;
+    let is_breadth = policy.is_breadth_first();
     let mut host = None;
     let nodes = std::mem::take(&mut graph.entries[index].1);
     let is_offloaded = |graph: &Graph, id: ValueId| graph.value(graph.whole(id)).space != Space::Device;

@@ -19,6 +19,7 @@ use crate::hub::Access;
 use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes, plan_generation};
 use crate::plan::job::{Job, Purpose, check_compute};
 use crate::plan::planning::{Planned, plan_job};
+use crate::report::choices::LayerCounts;
 use clap::builder::RangedU64ValueParser;
 use serde_json::{Value, json};
 use smidgen_compile::DecoderSpec;
@@ -138,7 +139,8 @@ fn build_recipe(args: &Args) -> Result<Recipe, Failure> {
     recipe.data.max_tokens = args.tokens;
     recipe.train.batch = recipe::Batch::Samples(args.batch);
     if let Some(together) = args.together {
-        recipe.memory.pins.micro_tokens = Some(together * args.tokens);
+        let most = (together * args.tokens).to_string();
+        recipe.set("memory.micro_tokens", &most, Path::new("")).map_err(Failure::recipe)?;
     }
     let usual = if args.compute == Compute::Fp8.to_string() { BaseFormat::Fp8 } else { BaseFormat::Bf16 };
     let base = args.base.clone().unwrap_or_else(|| usual.to_string());
@@ -332,7 +334,7 @@ fn figures(
         "batch": args.batch,
         "tokens": args.tokens,
         "micro_tokens": batch.together * batch.tokens,
-        "recompute": solution.policy.recompute.len(),
+        "recompute": LayerCounts::of(&solution.policy).recomputed,
         "policy": solution.policy,
         "elsewhere_bytes": solution.offloaded_bytes(1),
         "compute": job.arithmetic.name(),

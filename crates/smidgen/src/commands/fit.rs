@@ -191,7 +191,7 @@ fn ranks_needed(recipe: &Recipe, access: &Access) -> Result<Value, Failure> {
         if planned.fits {
             return Ok(json!({
                 "needed": count,
-                "shard": planned.solution.policy.sharding.name(),
+                "shard": json!(planned.solution.policy)["shard"],
                 "peak_bytes": planned.solution.peak_bytes,
                 "tokens_per_s": planned.speed().map(|speed| speed.tokens_per_s),
             }));

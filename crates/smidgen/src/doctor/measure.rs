@@ -19,7 +19,7 @@ use crate::plan::profiles::device_name;
 use serde_json::{Value, json};
 use smidgen_compile::{DeviceProfile, Profile, Rates, cards};
 use smidgen_formats::model::Model;
-use smidgen_ir::{BoundBy, Cost, Entry, LayerRule, Op, Pins, Precision, Space};
+use smidgen_ir::{BoundBy, Choice, Cost, Entry, Op, Pins, Precision};
 use smidgen_recipe::{
     self as recipe, BaseFormat, Compute, DeviceChoice, Memory, ModelPath, Recipe, RecipePath,
 };
@@ -270,19 +270,15 @@ fn build_job(trial: &Trial, sizes: &Sizes, samples: usize, tokens: usize) -> Res
     (recipe.model.base, recipe.model.compute) = (base, compute);
     recipe.data.max_tokens = tokens;
     recipe.train.batch = recipe::Batch::Samples(samples);
+    let resident = [Choice::Recompute, Choice::Weights, Choice::Activations, Choice::OptimizerState];
     recipe.memory = Memory {
         device,
         threads,
-        pins: Pins {
-            micro_tokens: Some(samples * tokens),
-            recompute: Some(LayerRule::None),
-            weights: Some(Space::Device),
-            activations: Some(Space::Device),
-            optimizer_state: Some(Space::Device),
-            ..Pins::default()
-        },
+        pins: resident.into_iter().fold(Pins::default(), |pins, choice| pins.without(choice)),
         ..recipe.memory
     };
+    let most = (samples * tokens).to_string();
+    recipe.set("memory.micro_tokens", &most, Path::new("")).map_err(Failure::recipe)?;
     recipe.output.dir = RecipePath::at(&std::env::temp_dir());
     let model = Model::from_config(NAME, (sizes.config)(sizes.layers));
     Job::prepare_model(recipe, model, Purpose::Plan, &Access::cache_only())

@@ -12,7 +12,7 @@ use crate::rows::data::Data;
 use smidgen_compile::request::{Master, Moments};
 use smidgen_compile::{Demand, Request, Solution, peaks_by_pins};
 use smidgen_ir::bytes::format_bytes;
-use smidgen_ir::{Extent, LayerRule, Pins, Space, Storage};
+use smidgen_ir::{Choice, Extent, Pins, Storage};
 use smidgen_recipe::{BaseFormat, Layers};
 use std::collections::HashMap;
 
@@ -31,7 +31,7 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
         let peak_bytes = terms.solve(&job.request, &demands).ok().map(|solution| solution.peak_bytes);
         offer(&format!("`{key} = \"auto\"`"), "", peak_bytes);
     }
-    if job.recipe.memory.pins.micro_tokens.is_some() {
+    if job.recipe.memory.pins.says(Choice::MicroBatch) {
         let demands = DemandShape::unpinned(job).map(|shape| shape.demands).unwrap_or_default();
         offer("`memory.micro_tokens = \"auto\"`", "", search.peak_bytes(&job.request, &demands));
     }
@@ -157,28 +157,14 @@ impl Search {
 
 /// The keys that pin a choice to more memory, and the pins without each.
 fn unpinned(pins: &Pins) -> Vec<(&'static str, Pins)> {
-    let is_on_device = |space: Option<Space>| space == Some(Space::Device);
-    let has_part = matches!(pins.offloaded_weights, Some(LayerRule::Share(_)));
-    let choices = [
-        ("memory.recompute", pins.recompute.is_some(), Pins { recompute: None, ..pins.clone() }),
-        (
-            "memory.activations",
-            is_on_device(pins.activations),
-            Pins { activations: None, offloaded_activations: None, ..pins.clone() },
-        ),
-        (
-            "memory.weights",
-            is_on_device(pins.weights) || has_part,
-            Pins { weights: None, offloaded_weights: None, tables_offloaded: None, ..pins.clone() },
-        ),
-        (
-            "memory.optimizer_state",
-            is_on_device(pins.optimizer_state),
-            Pins { optimizer_state: None, ..pins.clone() },
-        ),
+    let keys = [
+        ("memory.recompute", Choice::Recompute),
+        ("memory.activations", Choice::Activations),
+        ("memory.weights", Choice::Weights),
+        ("memory.optimizer_state", Choice::OptimizerState),
     ];
-    let pinned = choices.into_iter().filter(|(_, is_pinned, _)| *is_pinned);
-    pinned.map(|(key, _, free)| (key, free)).collect()
+    let pinned = keys.into_iter().filter(|(_, choice)| pins.keep_on_device(*choice));
+    pinned.map(|(key, choice)| (key, pins.opened(choice))).collect()
 }
 
 /// A micro-batch of one sample, all of it supervised.

@@ -9,11 +9,28 @@ use crate::plan::job::Job;
 use crate::rows::data::{Data, Rows};
 use smidgen_compile::Demand;
 use smidgen_compile::model::audio::AudioInput;
+use smidgen_data::batch::BatchPlan;
 use smidgen_data::eval_batch::{eval_extent, largest_extent};
-use smidgen_data::micro_batch::largest_micro_batch;
+use smidgen_data::micro_batch::{self, Packing, largest_micro_batch};
 use smidgen_data::tokens::TokenSet;
-use smidgen_ir::Extent;
+use smidgen_ir::{Extent, Policy};
 use smidgen_recipe::Batch;
+
+/// Packs samples into micro-batches by a policy.
+pub fn pack(packing: &mut Packing, policy: &Policy, set: &TokenSet, samples: &[u32]) -> Result<(), Failure> {
+    let lengths = samples.iter().map(|sample| set.length(*sample as usize));
+    packing.pack(lengths, policy.micro_tokens).map_err(Failure::data)
+}
+
+/// The samples of the largest micro-batch of a run by a policy.
+pub fn largest_samples(
+    batches: &BatchPlan,
+    set: &TokenSet,
+    policy: &Policy,
+    ranks: usize,
+) -> Result<Vec<u32>, Failure> {
+    micro_batch::largest_samples(batches, set, policy.micro_tokens, ranks).map_err(Failure::data)
+}
 
 /// The sizes of micro-batch to choose from, largest first.
 pub struct DemandShape {
@@ -25,8 +42,9 @@ pub struct DemandShape {
 }
 
 impl DemandShape {
-    /// `pinned` overrides the recipe's own choice of `micro_tokens`.
-    pub fn of(job: &Job, pinned: Option<usize>) -> Result<DemandShape, Failure> {
+    /// A policy overrides the recipe's own choice of `micro_tokens`.
+    pub fn of(job: &Job, policy: Option<&Policy>) -> Result<DemandShape, Failure> {
+        let pinned = policy.map(|policy| policy.micro_tokens);
         DemandShape::with(job, pinned.or(job.recipe.memory.pins.micro_tokens))
     }
 

@@ -13,7 +13,7 @@ use smidgen_compile::model::audio::AudioInput;
 use smidgen_compile::{DecodeShape, Demand, Purpose, Request, Solution, SolveError};
 use smidgen_formats::model::Model;
 use smidgen_ir::bytes::format_bytes;
-use smidgen_ir::{Category, DeviceKind, LeafKind, Pins, Plan, Space};
+use smidgen_ir::{Category, Choice, DeviceKind, LeafKind, Pins, Plan};
 
 /// Sizes of a generation as they are asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ pub fn plan_generation(
     }
     let attempt = |context: usize, pins: &Pins| Attempt::new(request, model, place, sizes, context, pins);
     let wanted = sizes.context.unwrap_or(longest.min(LONGEST_BY_ITSELF));
-    let (open, resident) = (Pins::default(), Pins { weights: Some(Space::Device), ..Pins::default() });
+    let (open, resident) = (Pins::default(), Pins::default().without(Choice::Weights));
     // Weights that are offloaded are fetched for every token: an open context rather becomes shorter.
     for pins in if sizes.context.is_none() { vec![&resident, &open] } else { vec![&open] } {
         let first = attempt(wanted, pins);

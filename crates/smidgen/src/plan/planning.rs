@@ -104,7 +104,7 @@ pub fn plan_job(job: &Job) -> Result<Planned, Failure> {
 /// Plans the job by the choices of an earlier plan, if they still fit.
 pub fn plan_job_as_before(job: &Job, policy: &Policy) -> Result<Option<Planned>, Failure> {
     let terms = Terms::with(job, Pins::from(policy.clone()));
-    let shape = DemandShape::of(job, Some(policy.micro_tokens))?;
+    let shape = DemandShape::of(job, Some(policy))?;
     let solution = terms.solve(&job.request, &shape.demands).ok();
     Ok(solution.map(|solution| Planned::of(job, &shape, &terms, solution, true, vec![])))
 }
@@ -123,13 +123,7 @@ fn plan_with(job: &Job, shape: &DemandShape, pins: Pins) -> Result<Planned, Fail
     for on_disk in alternatives {
         if let Ok(mut other) = on_disk.solve(&job.request, &shape.demands) {
             let (asked, own) = (&terms.pins, &on_disk.pins);
-            let is_own = |choice: Choice| match choice {
-                Choice::Weights => asked.weights != own.weights,
-                Choice::OptimizerState => asked.optimizer_state != own.optimizer_state,
-                Choice::Gradients => asked.gradients != own.gradients,
-                _ => false,
-            };
-            let reasons = other.reasons.iter_mut().filter(|reason| is_own(reason.choice));
+            let reasons = other.reasons.iter_mut().filter(|reason| own.differ_in(asked, reason.choice));
             reasons.for_each(|reason| reason.why = Why::HostIsShort);
             (terms, result) = (on_disk, Ok(other));
             break;
@@ -205,8 +199,8 @@ fn notes(job: &Job, shape: &DemandShape, terms: &Terms, solution: &Solution, fit
     notes.extend(trained_note(job));
     notes.extend(pin_notes(job));
     notes.extend(job.budget.note());
-    let is_host_pinned = job.recipe.memory.pins.optimizer_state.is_some_and(|space| space != Space::Device);
-    if is_host_pinned && solution.policy.sharding != Sharding::None {
+    let is_pinned = is_pinned_away(&job.recipe.memory.pins, Choice::OptimizerState);
+    if is_pinned && solution.policy.divides(Sharding::Moments) {
         notes
             .push("optimizer state is divided over ranks: `memory.optimizer_state` has no effect".to_owned());
     }
@@ -245,17 +239,21 @@ pub fn host_bytes(job: &Job, solution: &Solution) -> u64 {
     shared + job.world.local.of as u64 * own
 }
 
+fn is_pinned_away(pins: &Pins, choice: Choice) -> bool {
+    pins.space_of(choice).is_some_and(|space| space != Space::Device)
+}
+
 /// Pins that mean something else here than they say.
 fn pin_notes(job: &Job) -> Vec<String> {
-    let Pins { activations, weights, optimizer_state, gradients, .. } = &job.recipe.memory.pins;
-    let pinned = [
-        ("memory.activations", activations),
-        ("memory.weights", weights),
-        ("memory.optimizer_state", optimizer_state),
-        ("memory.gradients", gradients),
+    let pins = &job.recipe.memory.pins;
+    let keys = [
+        ("memory.activations", Choice::Activations),
+        ("memory.weights", Choice::Weights),
+        ("memory.optimizer_state", Choice::OptimizerState),
+        ("memory.gradients", Choice::Gradients),
     ];
     let is_cpu = job.request.device == DeviceKind::Cpu;
-    let on_host = pinned.iter().filter(|(_, space)| is_cpu && **space == Some(Space::Host));
+    let on_host = keys.iter().filter(|(_, choice)| is_cpu && pins.space_of(*choice) == Some(Space::Host));
     let mut notes: Vec<String> = on_host
         .map(|(key, _)| {
             format!(
@@ -263,7 +261,7 @@ fn pin_notes(job: &Job) -> Vec<String> {
             )
         })
         .collect();
-    if job.request.trained.is_empty() && gradients.is_some_and(|space| space != Space::Device) {
+    if job.request.trained.is_empty() && is_pinned_away(pins, Choice::Gradients) {
         notes
             .push("adapters keep their gradients on the device: `memory.gradients` has no effect".to_owned());
     }

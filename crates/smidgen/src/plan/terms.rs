@@ -9,11 +9,13 @@ use crate::plan::disk;
 use crate::plan::host;
 use crate::plan::job::{self, Job};
 use crate::plan::profiles;
+use smidgen_compile::choices::{Refusal, refuse};
 use smidgen_compile::error::ModelError;
 use smidgen_compile::{
-    Budget, Context, Demand, Profile, Purpose, Question, Request, Solution, SolveError, can_fit, solve,
+    Budget, Choice, Context, Demand, Profile, Purpose, Question, Request, Solution, SolveError, can_fit,
+    solve,
 };
-use smidgen_ir::{DeviceKind, LayerRule, Order, Pins, Space};
+use smidgen_ir::{DeviceKind, Pins, Space};
 
 /// What a plan is made under.
 #[derive(Clone, Debug)]
@@ -65,23 +67,16 @@ impl Terms {
         if job.request.device == DeviceKind::Cpu || !is_short_of_host {
             return vec![];
         }
-        let mut choices: Vec<Pins> = Vec::new();
-        let mut so_far = self.pins.clone();
-        if !job.request.trained.is_empty() {
-            if so_far.optimizer_state.is_none() {
-                so_far.optimizer_state = Some(Space::Disk);
-                choices.push(so_far.clone());
-            }
-            if so_far.gradients.is_none() {
-                so_far.gradients = Some(Space::Disk);
-                choices.push(so_far.clone());
+        let of_trained = [Choice::OptimizerState, Choice::Gradients];
+        let of_trained = of_trained.into_iter().filter(|_| !job.request.trained.is_empty());
+        let (mut all, mut so_far) = (Vec::new(), self.pins.clone());
+        for choice in of_trained.chain([Choice::Weights]) {
+            if let Some(pins) = so_far.with_space_of(choice, Space::Disk) {
+                so_far = pins;
+                all.push(Terms { pins: so_far.clone(), ..self.clone() });
             }
         }
-        if so_far.weights.is_none() {
-            so_far.weights = Some(Space::Disk);
-            choices.push(so_far);
-        }
-        choices.into_iter().map(|pins| Terms { pins, ..self.clone() }).collect()
+        all
     }
 
     pub fn can_fit(&self, request: &Request, demand: &Demand) -> bool {
@@ -108,44 +103,38 @@ fn budget(job: &Job) -> Budget {
 /// The choices that the recipe pins, if the model has the layers that they name.
 pub fn pins(job: &Job) -> Result<Pins, Failure> {
     let (mut pins, layers) = (job.recipe.memory.pins.clone(), job.request.spec.layers);
-    if let Some(LayerRule::List(list)) = &mut pins.recompute {
+    if let Some(list) = pins.recompute_list() {
         if let Some(&layer) = list.iter().find(|layer| **layer >= layers) {
             return Err(Failure::recipe(ModelError::UnknownRecomputeLayer { layer, last: layers - 1 }));
         }
         // A list names layers of the decoder, which follow those of an audio encoder.
         list.iter_mut().for_each(|layer| *layer += job.request.encoder_layers());
     }
-    let request = &job.request;
-    let refused = |what: &str, hint: &str| Err(Failure::recipe(what).hint(hint));
-    if pins.order == Some(Order::Breadth) && !request.rank.is_only() {
-        return refused(
+    refuse(&pins, &job.request).map_or(Ok(pins), |refusal| Err(describe(refusal)))
+}
+
+fn describe(refusal: Refusal) -> Failure {
+    let (what, hint) = match refusal {
+        Refusal::BreadthFirstOnRanks => (
             "`memory.order = \"breadth\"` is for one rank: several sum gradients as a micro-batch passes the layers",
             "write `auto` or `depth`",
-        );
-    }
-    if pins.order == Some(Order::Breadth) && request.trains_tied_head() {
-        return refused(
+        ),
+        Refusal::BreadthFirstWithTiedHead => (
             "`memory.order = \"breadth\"` would sum the gradient of the embedding, which is the LM head too, in another order",
             "write `auto` or `depth`, or train only the layers (`adapter.targets` with their names)",
-        );
-    }
-    if pins.order == Some(Order::Breadth) && request.computes_audio() {
-        return refused(
+        ),
+        Refusal::BreadthFirstWithAudio => (
             "`memory.order = \"breadth\"` is for decoders, and a part of what hears is trained",
             "write `auto` or `depth`, or leave encoder and projector out of `adapter.targets` and `adapter.train`",
-        );
-    }
-    if pins.order == Some(Order::Depth) && pins.layers_per_lap.is_some_and(|count| count > 1) {
-        return refused(
+        ),
+        Refusal::LapsInDepthFirstOrder => (
             "`memory.layers_per_lap` has no effect in depth-first order",
             "leave it out, or write `memory.order = \"breadth\"` or `auto`",
-        );
-    }
-    if let Some(count) = pins.layers_per_lap.filter(|count| *count > layers) {
-        return refused(
-            &format!("`memory.layers_per_lap` is {count}, and the model has {layers} layers"),
-            "write `auto`, 1 or 2",
-        );
-    }
-    Ok(pins)
+        ),
+        Refusal::MoreLayersPerLap { pinned, layers } => {
+            let what = format!("`memory.layers_per_lap` is {pinned}, and the model has {layers} layers");
+            return Failure::recipe(what).hint("write `auto`, 1 or 2");
+        }
+    };
+    Failure::recipe(what).hint(hint)
 }

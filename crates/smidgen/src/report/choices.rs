@@ -56,11 +56,10 @@ pub fn describe_changes(before: &Policy, now: &Policy, layers: usize) -> String 
             changes.push(format!("{what} of {is} of {layers} layers (were {was})"));
         }
     };
-    count("recompute", now.recompute.len(), before.recompute.len());
-    let [is, was] = [now, before].map(|policy| policy.offloaded_activations.len());
-    count("offloaded activations", is, was);
-    let [is, was] = [now, before].map(|policy| policy.offloaded_weights.len());
-    count("offloaded weights", is, was);
+    let [is, was] = [now, before].map(LayerCounts::of);
+    count("recompute", is.recomputed, was.recomputed);
+    count("offloaded activations", is.activations_away, was.activations_away);
+    count("offloaded weights", is.weights_away, was.weights_away);
     if now.optimizer_state != before.optimizer_state {
         changes.push(format!("optimizer state {}", describe_place(now.optimizer_state)));
     }
@@ -90,6 +89,51 @@ pub fn describe_changes(before: &Policy, now: &Policy, layers: usize) -> String 
         });
     }
     if changes.is_empty() { "the same choices".into() } else { changes.join(", ") }
+}
+
+/// How many layers a policy treats in which way.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerCounts {
+    pub recomputed: usize,
+    pub weights_away: usize,
+    pub activations_away: usize,
+}
+
+impl LayerCounts {
+    pub fn of(policy: &Policy) -> LayerCounts {
+        LayerCounts {
+            recomputed: policy.recompute.len(),
+            weights_away: policy.offloaded_weights.len(),
+            activations_away: policy.offloaded_activations.len(),
+        }
+    }
+}
+
+/// Whether the weights of a layer are fetched when they are needed.
+pub fn is_prefetched(policy: &Policy, layer: usize) -> bool {
+    policy.offloaded_weights.contains(layer)
+}
+
+/// How a layer's activations are held until backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    Kept,
+    Recomputed,
+    Offloaded,
+    Both,
+}
+
+impl Fate {
+    pub const ALL: [Fate; 4] = [Fate::Kept, Fate::Recomputed, Fate::Offloaded, Fate::Both];
+
+    pub fn of(policy: &Policy, layer: usize) -> Fate {
+        match (policy.recompute.contains(layer), policy.offloaded_activations.contains(layer)) {
+            (false, false) => Fate::Kept,
+            (true, false) => Fate::Recomputed,
+            (false, true) => Fate::Offloaded,
+            (true, true) => Fate::Both,
+        }
+    }
 }
 
 fn describe_sharding(sharding: Sharding) -> &'static str {
@@ -150,7 +194,7 @@ fn render_reason(solution: &Solution, reason: &Reason) -> String {
         }
         Choice::Activations => format!(
             "activations: {} offloaded until backward, {}",
-            of_layers(policy.offloaded_activations.len()),
+            of_layers(LayerCounts::of(policy).activations_away),
             describe_place(policy.activations)
         ),
         Choice::OptimizerState => {

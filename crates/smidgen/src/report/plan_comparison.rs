@@ -3,7 +3,7 @@
 //! Both are read from their JSON, so a plan that was just made compares with one that a run wrote, also by an earlier
 //! version: what that one did not write is left empty.
 
-use super::choices::describe_changes;
+use super::choices::{LayerCounts, describe_changes};
 use super::plan_facts::PlanFacts;
 use serde_json::{Map, Value, json};
 use smidgen_ir::bytes::format_bytes;
@@ -109,10 +109,12 @@ fn figures(this: &PlanFacts, other: &PlanFacts) -> Vec<Figure> {
     let layers = |key, words, count: fn(&PlanFacts) -> usize| (key, words, count);
     let counts = [
         layers("extent.tokens", "tokens of a micro-batch", |plan| plan.extent.tokens),
-        layers("recompute", "layers recomputed", |plan| plan.policy.chosen.recompute.len()),
-        layers("weights_away", "layers with weights off", |plan| plan.policy.chosen.offloaded_weights.len()),
+        layers("recompute", "layers recomputed", |plan| LayerCounts::of(&plan.policy.chosen).recomputed),
+        layers("weights_away", "layers with weights off", |plan| {
+            LayerCounts::of(&plan.policy.chosen).weights_away
+        }),
         layers("activations_away", "layers with acts off", |plan| {
-            plan.policy.chosen.offloaded_activations.len()
+            LayerCounts::of(&plan.policy.chosen).activations_away
         }),
     ];
     for (key, words, count) in counts {

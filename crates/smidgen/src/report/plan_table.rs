@@ -3,7 +3,7 @@
 //! Rows are the bytes in use at the peak; the last lines are the choices and their reasons.
 //! The verdict is coloured; whoever writes a file takes that off.
 
-use super::choices::{render_price, render_reasons};
+use super::choices::{LayerCounts, render_price, render_reasons};
 use crate::console::colour::{NOTE, bad, good};
 use crate::plan::exchange::Exchange;
 use crate::plan::job::Job;
@@ -158,7 +158,7 @@ fn note(category: Category, planned: &Planned, job: &Job) -> String {
         }
         Category::Adapters => "f32 masters".into(),
         Category::Activations => {
-            let recomputed = policy.recompute.len();
+            let recomputed = LayerCounts::of(policy).recomputed;
             let tokens = planned.solution.demand.extent.tokens;
             format!("{tokens} tokens, recompute {recomputed} of {layers} layers")
         }

@@ -9,8 +9,9 @@ use crate::failure::Failure;
 use crate::plan::job::Job;
 use crate::plan::planning::{Planned, plan_job, plan_job_as_before, unlimited_step_ms};
 use crate::rows::data::Data;
-use smidgen_ir::Policy;
+use smidgen_ir::{Choice, Policy};
 use smidgen_runtime::device::DeviceMemory;
+use std::iter::successors;
 
 /// A plan must be predicted faster by this to be preferred.
 const WORTHWHILE: f64 = 1.05;
@@ -73,14 +74,13 @@ fn is_close(one: &Planned, other: &Planned) -> bool {
 /// The plan with all choices unchanged and its micro-batches halved until it fits.
 fn halved_micro_batches(job: &Job, before: &Policy) -> Result<Option<Planned>, Failure> {
     let Data::Rows(rows) = &job.data else { return Ok(None) };
-    if job.recipe.memory.pins.micro_tokens.is_some() {
+    if job.recipe.memory.pins.says(Choice::MicroBatch) {
         return Ok(None);
     }
     let longest = rows.train.longest();
-    let mut micro_tokens = before.micro_tokens;
-    while micro_tokens > longest {
-        micro_tokens = (micro_tokens / 2).max(longest);
-        if let Some(planned) = plan_job_as_before(job, &Policy { micro_tokens, ..before.clone() })? {
+    let halves = |policy: &Policy| policy.with_halved_micro_batches(longest);
+    for policy in successors(halves(before), halves) {
+        if let Some(planned) = plan_job_as_before(job, &policy)? {
             return Ok(Some(planned));
         }
     }

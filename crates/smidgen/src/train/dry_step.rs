@@ -7,9 +7,10 @@
 use super::metrics::read_rss;
 use super::trainer::Trainer;
 use crate::failure::Failure;
+use crate::plan::demand::{largest_samples, pack};
 use crate::session::weights::clear;
 use smidgen_data::batch::BatchPlan;
-use smidgen_data::micro_batch::{Packing, largest_samples, token_and_row_count};
+use smidgen_data::micro_batch::{Packing, token_and_row_count};
 use smidgen_data::tokens::TokenSet;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{Entry, LeafKind};
@@ -23,13 +24,11 @@ impl<D: Device> Trainer<'_, D> {
         train: &TokenSet,
         first: u64,
     ) -> Result<bool, Failure> {
-        let micro_tokens = self.policy.micro_tokens;
         let ranks = self.job.request.rank.of;
-        let largest = largest_samples(batches, train, micro_tokens, ranks).map_err(Failure::data)?;
+        let largest = largest_samples(batches, train, &self.policy, ranks)?;
         let step = batches.step_samples(first).samples;
         let mut packing = Packing::default();
-        let lengths = step.iter().map(|sample| train.length(*sample as usize));
-        packing.pack(lengths, micro_tokens).map_err(Failure::data)?;
+        pack(&mut packing, &self.policy, train, step)?;
         let begins = packing.micro_batches().next().unwrap_or_default();
         let begins = begins.iter().map(|position| step[*position as usize]);
         // All ranks run it or none.

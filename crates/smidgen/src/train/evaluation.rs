@@ -64,7 +64,7 @@ impl<D: Device> Trainer<'_, D> {
 
     /// The part of the evaluation batches that this rank has. Where weights are gathered for each, all ranks run all.
     fn eval_part(&self) -> Rank {
-        if self.policy.sharding == Sharding::Weights { Rank::ONLY } else { self.job.request.rank }
+        if self.policy.divides(Sharding::Weights) { Rank::ONLY } else { self.job.request.rank }
     }
 
     /// Summed NLL ÷ supervised tokens.

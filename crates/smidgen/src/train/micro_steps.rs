@@ -7,6 +7,7 @@
 use super::begun_step::{BegunStep, Rounds};
 use super::trainer::Trainer;
 use crate::failure::Failure;
+use crate::plan::demand::pack;
 use smidgen_data::batch::BatchPlan;
 use smidgen_data::tokens::TokenSet;
 use smidgen_ir::{Entry, Sharding};
@@ -47,12 +48,11 @@ impl<D: Device> Trainer<'_, D> {
         let rank = self.job.request.rank;
         let shortest = samples.iter().copied().min_by_key(|sample| train.length(*sample as usize));
         let filler = shortest.expect("a step has a sample");
-        let gathers = self.policy.sharding >= Sharding::Gradients && !rank.is_only();
+        let gathers = self.policy.divides(Sharding::Gradients) && !rank.is_only();
         let ranks = if gathers { 0..rank.of } else { rank.index..rank.index + 1 };
         let mut count = 1;
         for index in ranks {
-            let lengths = self.shares.of(index).iter().map(|sample| train.length(*sample as usize));
-            self.packing.pack(lengths, self.policy.micro_tokens).map_err(Failure::data)?;
+            pack(&mut self.packing, &self.policy, train, self.shares.of(index))?;
             count = count.max(self.packing.micro_batches().len());
         }
         Ok(Rounds { count, filler })
@@ -122,7 +122,6 @@ impl<D: Device> Trainer<'_, D> {
     }
 
     pub(super) fn pack(&mut self, train: &TokenSet, samples: &[u32]) -> Result<(), Failure> {
-        let lengths = samples.iter().map(|sample| train.length(*sample as usize));
-        self.packing.pack(lengths, self.policy.micro_tokens).map_err(Failure::data)
+        pack(&mut self.packing, &self.policy, train, samples)
     }
 }

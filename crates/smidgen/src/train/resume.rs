@@ -20,7 +20,7 @@ use crate::plan::product::Product;
 use serde::{Deserialize, Serialize};
 use smidgen_formats::json_file::read_json_file;
 use smidgen_formats::whole_file::write_whole;
-use smidgen_ir::{Policy, Space};
+use smidgen_ir::{OffloadV1, Policy};
 use smidgen_recipe::{KeyDifference, Length, Recipe, differences, read_recipe, render_job};
 use smidgen_runtime::cpu::bf16_unit::F32Unit;
 use smidgen_runtime::{Device, Executor};
@@ -99,41 +99,6 @@ struct State {
     /// There since version 3.
     #[serde(default)]
     made_of: Option<MadeOf>,
-}
-
-/// What version 1 of a checkpoint says of offloaded tensors.
-#[derive(Deserialize)]
-struct OffloadV1 {
-    weights: Vec<usize>,
-    #[serde(default)]
-    embedding: bool,
-    tables: bool,
-    #[serde(default)]
-    on_disk: bool,
-    #[serde(default)]
-    head_pieces: usize,
-    activations: Vec<usize>,
-    moments: bool,
-    window_bytes: usize,
-}
-
-impl OffloadV1 {
-    fn added_to(self, policy: Policy) -> Policy {
-        let space = |is_used: bool| if is_used { Space::Host } else { Space::Device };
-        let has_weights = !self.weights.is_empty() || self.embedding || self.tables;
-        Policy {
-            weights: if self.on_disk { Space::Disk } else { space(has_weights) },
-            offloaded_weights: self.weights.into_iter().collect(),
-            embedding_offloaded: self.embedding || self.tables,
-            tables_offloaded: self.tables,
-            head_pieces: self.head_pieces,
-            activations: space(!self.activations.is_empty()),
-            offloaded_activations: self.activations.into_iter().collect(),
-            optimizer_state: space(self.moments),
-            window_bytes: self.window_bytes,
-            ..policy
-        }
-    }
 }
 
 fn f32_name() -> String {
@@ -341,6 +306,7 @@ pub fn how_it_ended(dir: &RunDir, recipe: &Recipe) -> (PartEnd, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use smidgen_ir::Space;
 
     #[test]
     fn a_checkpoint_of_version_1_has_the_same_policy() {

@@ -4,33 +4,13 @@
 //! The sentences are those of the table (`report/choices.rs`).
 
 use super::escape::{escape, marked};
+use crate::report::choices::{Fate, LayerCounts, is_prefetched};
 use crate::report::numbers::short;
 use crate::report::plan_facts::{PlanFacts, PriceFacts};
-use smidgen_ir::Policy;
 use smidgen_ir::bytes::format_bytes;
 use std::fmt::Write;
 
-/// How a layer's activations are held until backward.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
-    Kept,
-    Recomputed,
-    Offloaded,
-    Both,
-}
-
 impl Fate {
-    const ALL: [Fate; 4] = [Fate::Kept, Fate::Recomputed, Fate::Offloaded, Fate::Both];
-
-    fn of(policy: &Policy, layer: usize) -> Fate {
-        match (policy.recompute.contains(layer), policy.offloaded_activations.contains(layer)) {
-            (false, false) => Fate::Kept,
-            (true, false) => Fate::Recomputed,
-            (false, true) => Fate::Offloaded,
-            (true, true) => Fate::Both,
-        }
-    }
-
     fn class(self) -> &'static str {
         match self {
             Fate::Kept => "kept",
@@ -66,7 +46,7 @@ fn render_layers(plan: &PlanFacts) -> String {
     }
     let (mut cells, mut table) = (String::new(), String::new());
     let layers: Vec<(usize, Fate, bool)> = (0..plan.layers)
-        .map(|layer| (layer, Fate::of(policy, layer), policy.offloaded_weights.contains(layer)))
+        .map(|layer| (layer, Fate::of(policy, layer), is_prefetched(policy, layer)))
         .collect();
     for (layer, fate, is_streamed) in &layers {
         let (class, streamed) = (fate.class(), if *is_streamed { " streamed" } else { "" });
@@ -89,7 +69,7 @@ fn render_layers(plan: &PlanFacts) -> String {
             format!("<li class=\"{}\">{} <small>× {}</small></li>", fate.class(), fate.words(), count(fate))
         })
         .collect();
-    let streamed = policy.offloaded_weights.len();
+    let streamed = LayerCounts::of(policy).weights_away;
     if streamed > 0 {
         write!(legend, "<li class=\"streamed\">weights prefetched <small>× {streamed}</small></li>")
             .expect("writing");
