@@ -64,7 +64,9 @@ fn compile(file: &KernelFile, options: &[String]) -> Result<Compiled, String> {
                 let ptx = text(nvrtc::result::get_ptx(program).unwrap());
                 Ok(Compiled { ptx, machine_code_bytes })
             }
-            Err(error) => Err(format!("{error:?}\n{}", text(nvrtc::result::get_program_log(program).unwrap()))),
+            Err(error) => {
+                Err(format!("{error:?}\n{}", text(nvrtc::result::get_program_log(program).unwrap())))
+            }
         };
         nvrtc::result::destroy_program(program).unwrap();
         result
