@@ -6,8 +6,8 @@
 //! Other storages are packed a slice at a time, small enough for the nearest cache.
 //! Left out: threads and chunks of depth (`row_matmul.rs`).
 
-use super::gguf_columns::{Columns, Sink, VECTORS, decode_columns};
-use super::isa::{Lanes, on_each_isa};
+use super::gguf_columns::{Columns, Sink, Unpack, VECTORS, decode_columns, with_format};
+use super::isa::{Isa, Lanes, on_each_isa};
 use super::kernel::{LeftRun, OutputView, PANEL_COLUMNS, TileWrite};
 use super::stored::Stored;
 use smidgen_ir::Block;
@@ -34,36 +34,41 @@ pub struct DirectBlocks {
     pub next_column: Option<usize>,
 }
 
+/// Adds the products to the sums.
+///
+/// # Safety
+/// The machine supports `isa`; the left rows and the stored matrix are readable for the shape, and the depth is one
+/// of [`Columns`].
+pub unsafe fn multiply_blocks(isa: Isa, blocks: &DirectBlocks, sums: &mut Sums) {
+    // SAFETY: the caller's promises are passed on.
+    unsafe { with_format!(blocks.block, Format => multiply_format::<Format>(isa, blocks, sums)) }
+}
+
 on_each_isa! {
-    /// Adds the products to the sums.
-    ///
-    /// # Safety
-    /// The machine supports `isa`; the left rows and the stored matrix are readable for the shape, and the depth is one
-    /// of [`Columns`].
-    pub unsafe fn multiply_blocks(blocks: &DirectBlocks, sums: &mut Sums) = multiply_blocks_with;
+    unsafe fn multiply_format[B: Unpack](blocks: &DirectBlocks, sums: &mut Sums) = multiply_format_with;
 }
 
 #[inline(always)]
-unsafe fn multiply_blocks_with<V: Lanes>(blocks: &DirectBlocks, sums: &mut Sums) {
+unsafe fn multiply_format_with<V: Lanes, B: Unpack>(blocks: &DirectBlocks, sums: &mut Sums) {
     // SAFETY: the caller's promises; rows are inside the left operand.
     unsafe {
         let mut row = 0;
         if blocks.rows - row >= 4 {
-            multiply_rows::<V, 4>(blocks, row, sums);
+            multiply_rows::<V, B, 4>(blocks, row, sums);
             row += 4;
         }
         if blocks.rows - row >= 2 {
-            multiply_rows::<V, 2>(blocks, row, sums);
+            multiply_rows::<V, B, 2>(blocks, row, sums);
             row += 2;
         }
         if blocks.rows > row {
-            multiply_rows::<V, 1>(blocks, row, sums);
+            multiply_rows::<V, B, 1>(blocks, row, sums);
         }
     }
 }
 
 #[inline(always)]
-unsafe fn multiply_rows<V: Lanes, const ROWS: usize>(
+unsafe fn multiply_rows<V: Lanes, B: Unpack, const ROWS: usize>(
     blocks: &DirectBlocks,
     first_row: usize,
     sums: &mut Sums,
@@ -90,7 +95,7 @@ unsafe fn multiply_rows<V: Lanes, const ROWS: usize>(
                     *sum = V::load(sums.as_ptr().add(row * PANEL_COLUMNS + column + index * V::WIDTH));
                 }
             }
-            decode_columns(blocks.block, &columns, &mut sink);
+            decode_columns::<V, B>(&columns, &mut sink);
             for (row, of_row) in sink.sums.iter().enumerate() {
                 for (index, sum) in of_row.iter().enumerate() {
                     sum.store(sums.as_mut_ptr().add(row * PANEL_COLUMNS + column + index * V::WIDTH));

@@ -47,29 +47,30 @@ pub trait Sink<V> {
     unsafe fn take(&mut self, element: usize, weights: [V; VECTORS]);
 }
 
-/// Decodes columns into a sink.
+/// Evaluates an expression in which `$format` is the type of a block format.
+macro_rules! with_format {
+    ($block:expr, $format:ident => $result:expr) => {{
+        use super::gguf_columns as formats;
+        use smidgen_ir::Block;
+        with_format!(@ $block, $format => $result; Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4K Q5K Q6K)
+    }};
+    (@ $block:expr, $format:ident => $result:expr; $($name:ident)*) => {
+        match $block {
+            $(Block::$name => {
+                type $format = formats::$name;
+                $result
+            })*
+        }
+    };
+}
+pub(super) use with_format;
+
+/// Decodes columns of blocks of one format into a sink.
 ///
 /// # Safety
 /// The columns are inside the readable matrix, and the machine supports the instruction set of `V`.
 #[inline(always)]
-pub unsafe fn decode_columns<V: Lanes>(block: Block, columns: &Columns, sink: &mut impl Sink<V>) {
-    // SAFETY: the caller's promises are passed on.
-    unsafe {
-        match block {
-            Block::Q4_0 => decode_with::<V, Q4_0>(columns, sink),
-            Block::Q4_1 => decode_with::<V, Q4_1>(columns, sink),
-            Block::Q5_0 => decode_with::<V, Q5_0>(columns, sink),
-            Block::Q5_1 => decode_with::<V, Q5_1>(columns, sink),
-            Block::Q8_0 => decode_with::<V, Q8_0>(columns, sink),
-            Block::Q4K => decode_with::<V, Q4K>(columns, sink),
-            Block::Q5K => decode_with::<V, Q5K>(columns, sink),
-            Block::Q6K => decode_with::<V, Q6K>(columns, sink),
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn decode_with<V: Lanes, B: Unpack>(columns: &Columns, sink: &mut impl Sink<V>) {
+pub unsafe fn decode_columns<V: Lanes, B: Unpack>(columns: &Columns, sink: &mut impl Sink<V>) {
     let Columns { stored, first_row, rows, first, depth, .. } = *columns;
     let (elements, bytes) = (B::BLOCK.elements(), B::BLOCK.bytes());
     debug_assert!(0 < rows && rows <= VECTORS * V::WIDTH && first_row + rows <= stored.rows);
@@ -166,7 +167,7 @@ fn prefetch(address: *const u8) {
 
 /// Elements of one vector of rows: signed codes by element and row, and for each run a scale and what is added.
 #[derive(Clone, Copy)]
-struct Piece<V> {
+pub struct Piece<V> {
     codes: [u8; MOST_ELEMENTS * MOST_LANES],
     scales: [V; MOST_ELEMENTS / RUN],
     minimums: [V; MOST_ELEMENTS / RUN],
@@ -188,7 +189,7 @@ impl<V: Lanes> Piece<V> {
 
 /// One block of each row of a vector.
 #[derive(Clone, Copy)]
-struct BlockRows {
+pub struct BlockRows {
     first: *const u8,
     /// Bytes from one row to the next.
     stride: usize,
@@ -196,7 +197,7 @@ struct BlockRows {
 
 /// A format whose codes can be unpacked. A code times its scale, plus a minimum if there is one, is exact or rounded
 /// once, so fused and separate arithmetic agree.
-trait Unpack {
+pub trait Unpack {
     const BLOCK: Block;
     /// Elements that are unpacked at once: a block of 32, or a quarter of a block of 256.
     const ELEMENTS: usize;
@@ -250,7 +251,7 @@ fn subtract<V: Lanes>(middle: u8, count: usize, codes: &mut [u8]) {
     }
 }
 
-struct Q4_0;
+pub struct Q4_0;
 
 impl Unpack for Q4_0 {
     const BLOCK: Block = Block::Q4_0;
@@ -268,7 +269,7 @@ impl Unpack for Q4_0 {
     }
 }
 
-struct Q4_1;
+pub struct Q4_1;
 
 impl Unpack for Q4_1 {
     const BLOCK: Block = Block::Q4_1;
@@ -300,7 +301,7 @@ unsafe fn five_bits<V: Lanes>(rows: BlockRows, at: usize, codes: &mut [u8]) {
     }
 }
 
-struct Q5_0;
+pub struct Q5_0;
 
 impl Unpack for Q5_0 {
     const BLOCK: Block = Block::Q5_0;
@@ -318,7 +319,7 @@ impl Unpack for Q5_0 {
     }
 }
 
-struct Q5_1;
+pub struct Q5_1;
 
 impl Unpack for Q5_1 {
     const BLOCK: Block = Block::Q5_1;
@@ -336,7 +337,7 @@ impl Unpack for Q5_1 {
     }
 }
 
-struct Q8_0;
+pub struct Q8_0;
 
 impl Unpack for Q8_0 {
     const BLOCK: Block = Block::Q8_0;
@@ -398,7 +399,7 @@ unsafe fn quarter_nibbles<V: Lanes>(rows: BlockRows, at: usize, codes: &mut [u8]
     }
 }
 
-struct Q4K;
+pub struct Q4K;
 
 impl Unpack for Q4K {
     const BLOCK: Block = Block::Q4K;
@@ -415,7 +416,7 @@ impl Unpack for Q4K {
     }
 }
 
-struct Q5K;
+pub struct Q5K;
 
 impl Unpack for Q5K {
     const BLOCK: Block = Block::Q5K;
@@ -438,7 +439,7 @@ impl Unpack for Q5K {
     }
 }
 
-struct Q6K;
+pub struct Q6K;
 
 impl Unpack for Q6K {
     const BLOCK: Block = Block::Q6K;

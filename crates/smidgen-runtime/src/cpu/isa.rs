@@ -34,6 +34,17 @@ impl Isa {
         }
     }
 
+    /// Floats of one vector.
+    pub fn width(self) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => Avx512Lanes::WIDTH,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => Avx2Lanes::WIDTH,
+            _ => PortableLanes::WIDTH,
+        }
+    }
+
     /// Whether this machine can run it. The answer is cached by the standard library.
     pub fn is_supported(self) -> bool {
         match self {
@@ -60,31 +71,42 @@ impl Isa {
 
 /// Compiles a loop that is generic over [`Lanes`] once per instruction set, behind a function whose first
 /// parameter is the [`Isa`]. The function is unsafe: the machine must support that set, and the caller must
-/// meet the conditions of the loop.
+/// meet the conditions of the loop. The loop may have constant parameters in `<>`, or one type parameter in `[]`.
+/// Each function that this makes is compiled as one: keep it small, since the compiler's time grows faster than its size.
 macro_rules! on_each_isa {
-    ($(#[$attribute:meta])* $visibility:vis unsafe fn $name:ident($($argument:ident: $kind:ty),* $(,)?) = $body:ident;) => {
+    ($(#[$attribute:meta])* $visibility:vis unsafe fn $name:ident
+        $(<$(const $constant:ident: $of:ty),+>)? $([$parameter:ident: $bound:path])?
+        ($($argument:ident: $kind:ty),* $(,)?) = $body:ident;) => {
         $(#[$attribute])*
-        $visibility unsafe fn $name(isa: super::isa::Isa, $($argument: $kind),*) {
+        $visibility unsafe fn $name<$($(const $constant: $of),+)? $($parameter: $bound)?>(
+            isa: super::isa::Isa, $($argument: $kind),*
+        ) {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-            unsafe fn avx512($($argument: $kind),*) {
+            unsafe fn avx512<$($(const $constant: $of),+)? $($parameter: $bound)?>($($argument: $kind),*) {
                 // SAFETY: the caller's conditions are those of the body, and the features are on.
-                unsafe { $body::<super::isa::Avx512Lanes>($($argument),*) }
+                unsafe {
+                    $body::<super::isa::Avx512Lanes, $($($constant),+)? $($parameter)?>($($argument),*)
+                }
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c")]
-            unsafe fn avx2($($argument: $kind),*) {
+            unsafe fn avx2<$($(const $constant: $of),+)? $($parameter: $bound)?>($($argument: $kind),*) {
                 // SAFETY: the caller's conditions are those of the body, and the features are on.
-                unsafe { $body::<super::isa::Avx2Lanes>($($argument),*) }
+                unsafe {
+                    $body::<super::isa::Avx2Lanes, $($($constant),+)? $($parameter)?>($($argument),*)
+                }
             }
             // SAFETY: the caller promises that the machine supports `isa`, and the body's conditions.
             unsafe {
                 match isa {
                     #[cfg(target_arch = "x86_64")]
-                    super::isa::Isa::Avx512 => avx512($($argument),*),
+                    super::isa::Isa::Avx512 => {
+                        avx512::<$($($constant),+)? $($parameter)?>($($argument),*)
+                    }
                     #[cfg(target_arch = "x86_64")]
-                    super::isa::Isa::Avx2 => avx2($($argument),*),
-                    _ => $body::<super::isa::PortableLanes>($($argument),*),
+                    super::isa::Isa::Avx2 => avx2::<$($($constant),+)? $($parameter)?>($($argument),*),
+                    _ => $body::<super::isa::PortableLanes, $($($constant),+)? $($parameter)?>($($argument),*),
                 }
             }
         }

@@ -6,7 +6,8 @@
 //! matmuls passes over C once. Each element of C is summed in the order of K, whatever the tiling.
 //! Left out: threads, packing and cache blocking (`matmul.rs`, `packing.rs`).
 
-use super::isa::{Lanes, on_each_isa};
+use super::isa::{Isa, Lanes, on_each_isa};
+use std::mem::MaybeUninit;
 
 /// Most columns that one tile covers; panels of packed right operands have this width.
 pub const PANEL_COLUMNS: usize = 48;
@@ -95,52 +96,40 @@ pub struct TileMatmul<'a> {
     pub write: TileWrite,
 }
 
-on_each_isa! {
-    /// Computes the matmul on the calling thread.
-    ///
-    /// # Safety
-    /// The machine supports `isa`; the operands are readable and C is writable for the given shape and
-    /// strides; C overlaps no operand.
-    pub unsafe fn tile_matmul(matmul: &TileMatmul<'_>) = tile_matmul_with;
+/// Vectors of columns that one tile covers at most: as many accumulators as fit into registers together with the vectors
+/// of a right row and one broadcast, which is 8×3 of 32 with AVX-512, 4×3 of 16 with AVX2, 4×2 of 16 with SSE2 or 32
+/// with NEON.
+const fn most_vectors(width: usize) -> usize {
+    if width >= 8 { 3 } else { 2 }
 }
 
-#[inline(always)]
-unsafe fn tile_matmul_with<V: Lanes>(matmul: &TileMatmul<'_>) {
-    // As many accumulators as fit into registers together with the vectors of a right row and one broadcast:
-    // 8×3 of 32 with AVX-512, 4×3 of 16 with AVX2, 4×2 of 16 with SSE2 or 32 with NEON.
-    // SAFETY: the caller's promises are passed on.
-    unsafe {
-        match V::WIDTH {
-            16 => columns_by_vectors::<V, 8, 3>(matmul),
-            8 => columns_by_vectors::<V, 4, 3>(matmul),
-            _ => columns_by_vectors::<V, 4, 2>(matmul),
-        }
-    }
-}
-
-/// Walks over groups of at most `MOST` vectors of columns, of even width, and for each over all rows:
-/// the columns of the right operand that belong to one group stay in the L1 cache.
-#[inline(always)]
-unsafe fn columns_by_vectors<V: Lanes, const ROWS: usize, const MOST: usize>(matmul: &TileMatmul<'_>) {
-    let mut vectors_left = matmul.columns.div_ceil(V::WIDTH);
+/// Computes the matmul on the calling thread. Walks over groups of vectors of columns, of even width, and for each over
+/// all rows: the columns of the right operand that belong to one group stay in the L1 cache.
+///
+/// # Safety
+/// The machine supports `isa`; the operands are readable and C is writable for the given shape and
+/// strides; C overlaps no operand.
+pub unsafe fn tile_matmul(isa: Isa, matmul: &TileMatmul<'_>) {
+    let width = isa.width();
+    let mut vectors_left = matmul.columns.div_ceil(width);
     let mut column = 0;
     while vectors_left > 0 {
-        let vectors = vectors_left.div_ceil(vectors_left.div_ceil(MOST));
-        let last_lanes = V::WIDTH.min(matmul.columns - column - (vectors - 1) * V::WIDTH);
-        let partial = last_lanes < V::WIDTH && !matmul.right.padded;
+        let vectors = vectors_left.div_ceil(vectors_left.div_ceil(most_vectors(width)));
+        let last_lanes = width.min(matmul.columns - column - (vectors - 1) * width);
+        let partial = last_lanes < width && !matmul.right.padded;
         let strip = Strip { column, last_lanes };
-        // SAFETY: the strip is inside the columns of C.
+        // SAFETY: the strip is inside the columns of C; the caller's promises are passed on.
         unsafe {
             match (vectors, partial) {
-                (1, false) => strip_of_rows::<V, ROWS, 1, false>(matmul, strip),
-                (1, true) => strip_of_rows::<V, ROWS, 1, true>(matmul, strip),
-                (2, false) => strip_of_rows::<V, ROWS, 2, false>(matmul, strip),
-                (2, true) => strip_of_rows::<V, ROWS, 2, true>(matmul, strip),
-                (_, false) => strip_of_rows::<V, ROWS, MOST, false>(matmul, strip),
-                (_, true) => strip_of_rows::<V, ROWS, MOST, true>(matmul, strip),
+                (1, false) => strip_of_rows::<1, false>(isa, matmul, strip),
+                (1, true) => strip_of_rows::<1, true>(isa, matmul, strip),
+                (2, false) => strip_of_rows::<2, false>(isa, matmul, strip),
+                (2, true) => strip_of_rows::<2, true>(isa, matmul, strip),
+                (_, false) => strip_of_rows::<3, false>(isa, matmul, strip),
+                (_, true) => strip_of_rows::<3, true>(isa, matmul, strip),
             }
         }
-        column += vectors * V::WIDTH;
+        column += vectors * width;
         vectors_left -= vectors;
     }
 }
@@ -152,19 +141,32 @@ struct Strip {
     last_lanes: usize,
 }
 
+on_each_isa! {
+    unsafe fn strip_of_rows<const NV: usize, const PARTIAL: bool>(
+        matmul: &TileMatmul<'_>,
+        strip: Strip,
+    ) = strip_of_rows_with;
+}
+
 #[inline(always)]
-unsafe fn strip_of_rows<V: Lanes, const ROWS: usize, const NV: usize, const PARTIAL: bool>(
+unsafe fn strip_of_rows_with<V: Lanes, const NV: usize, const PARTIAL: bool>(
     matmul: &TileMatmul<'_>,
     strip: Strip,
 ) {
+    // No code is made for what cannot happen.
+    if const { NV > most_vectors(V::WIDTH) } {
+        unreachable!("{NV} vectors of {}", V::WIDTH);
+    }
     // SAFETY: every tile is inside the rows of C.
     unsafe {
         let mut row = 0;
-        while matmul.rows - row >= ROWS {
-            tile_anywhere::<V, ROWS, NV, PARTIAL>(matmul, strip, row);
-            row += ROWS;
+        if V::WIDTH == 16 {
+            while matmul.rows - row >= 8 {
+                tile_anywhere::<V, 8, NV, PARTIAL>(matmul, strip, row);
+                row += 8;
+            }
         }
-        if ROWS > 4 && matmul.rows - row >= 4 {
+        while matmul.rows - row >= 4 {
             tile_anywhere::<V, 4, NV, PARTIAL>(matmul, strip, row);
             row += 4;
         }
@@ -185,29 +187,30 @@ unsafe fn tile_anywhere<V: Lanes, const ROWS: usize, const NV: usize, const PART
     strip: Strip,
     row: usize,
 ) {
-    // SAFETY: the tile at (row, strip.column) is inside C, and the stack tile holds 8 × 48 floats.
+    // SAFETY: the tile at (row, strip.column) is inside C, and the stack tile holds 8 × 48 floats, of which those that
+    // are read were written.
     unsafe {
         let output = matmul.output.at(row, strip.column);
         let write = match matmul.write {
             TileWrite::Bias(bias) => TileWrite::Bias(bias.add(strip.column)),
             other => other,
         };
-        if output.column_stride == 1 {
-            let target = (output.pointer, output.row_stride);
-            tile::<V, ROWS, NV, PARTIAL>(matmul, strip, row, target, write);
-            return;
-        }
-        let mut local = [0.0f32; TILE_ROWS * PANEL_COLUMNS];
-        let target = (local.as_mut_ptr(), PANEL_COLUMNS);
-        let first = match write {
-            TileWrite::Add => TileWrite::Overwrite,
-            other => other,
+        let is_direct = output.column_stride == 1;
+        let mut local = MaybeUninit::<[f32; TILE_ROWS * PANEL_COLUMNS]>::uninit();
+        let local = local.as_mut_ptr().cast::<f32>();
+        let (target, first) = match (is_direct, write) {
+            (true, write) => ((output.pointer, output.row_stride), write),
+            (false, TileWrite::Add) => ((local, PANEL_COLUMNS), TileWrite::Overwrite),
+            (false, write) => ((local, PANEL_COLUMNS), write),
         };
         tile::<V, ROWS, NV, PARTIAL>(matmul, strip, row, target, first);
+        if is_direct {
+            return;
+        }
         for j in 0..(NV - 1) * V::WIDTH + strip.last_lanes {
             for i in 0..ROWS {
                 let element = output.at(i, j).pointer;
-                let value = local[i * PANEL_COLUMNS + j];
+                let value = *local.add(i * PANEL_COLUMNS + j);
                 *element = match write {
                     TileWrite::Add => *element + value,
                     _ => value,

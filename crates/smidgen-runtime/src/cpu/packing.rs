@@ -5,11 +5,11 @@
 //! The left operand is copied only if its own layout would miss the caches.
 //! Left out: element formats, which only `decode_span.rs` knows.
 
-use super::gguf_columns::{Columns, Sink, VECTORS, decode_columns};
-use super::isa::{Lanes, on_each_isa};
+use super::gguf_columns::{Columns, Sink, Unpack, VECTORS, decode_columns, with_format};
+use super::isa::{Isa, Lanes, on_each_isa};
 use super::kernel::{LeftRun, PANEL_COLUMNS, TILE_ROWS};
 use super::stored::Stored;
-use smidgen_ir::{Block, Storage};
+use smidgen_ir::Storage;
 
 /// Columns that one packing task handles: whole panels, and whole spans of 64 elements.
 pub const PACK_COLUMNS: usize = 192;
@@ -46,27 +46,32 @@ pub const fn panel_width(columns_left: usize) -> usize {
     if columns_left >= PANEL_COLUMNS { PANEL_COLUMNS } else { columns_left.next_multiple_of(STRIP) }
 }
 
-on_each_isa! {
-    /// Decodes, scales and packs a piece of a right operand.
-    ///
-    /// # Safety
-    /// The machine supports `isa`, the piece is inside the readable stored matrix, and no other thread uses
-    /// the rows of the writable panels that belong to this piece.
-    pub unsafe fn pack_right(piece: &RightPiece) = pack_right_with;
-}
-
-#[inline(always)]
-unsafe fn pack_right_with<V: Lanes>(piece: &RightPiece) {
+/// Decodes, scales and packs a piece of a right operand.
+///
+/// # Safety
+/// The machine supports `isa`, the piece is inside the readable stored matrix, and no other thread uses
+/// the rows of the writable panels that belong to this piece.
+pub unsafe fn pack_right(isa: Isa, piece: &RightPiece) {
     // SAFETY: the caller's promises are passed on.
     unsafe {
         match (piece.transposed, piece.stored.storage) {
             (true, Storage::Gguf(block)) if piece.columns.is_multiple_of(STRIP) => {
-                pack_blocks::<V>(block, piece);
+                with_format!(block, Format => pack_blocks::<Format>(isa, piece));
             }
-            (true, _) => pack_transposed::<V>(piece),
-            (false, _) => pack_as_stored::<V>(piece),
+            (true, _) => pack_transposed(isa, piece),
+            (false, _) => pack_as_stored(isa, piece),
         }
     }
+}
+
+on_each_isa! {
+    unsafe fn pack_blocks[B: Unpack](piece: &RightPiece) = pack_blocks_with;
+}
+on_each_isa! {
+    unsafe fn pack_transposed(piece: &RightPiece) = pack_transposed_with;
+}
+on_each_isa! {
+    unsafe fn pack_as_stored(piece: &RightPiece) = pack_as_stored_with;
 }
 
 /// Where the first row of the piece begins in the panel of `column`, and the width of the panel's rows.
@@ -81,7 +86,7 @@ unsafe fn panel_of(piece: &RightPiece, column: usize) -> (*mut f32, usize) {
 
 /// The transpose of GGUF blocks, which are transposed before they are decoded; columns are a multiple of `STRIP`.
 #[inline(always)]
-unsafe fn pack_blocks<V: Lanes>(block: Block, piece: &RightPiece) {
+unsafe fn pack_blocks_with<V: Lanes, B: Unpack>(piece: &RightPiece) {
     for panel in (0..piece.columns).step_by(PANEL_COLUMNS) {
         let end = piece.columns.min(panel + PANEL_COLUMNS);
         for column in (panel..end).step_by(VECTORS * V::WIDTH) {
@@ -103,7 +108,7 @@ unsafe fn pack_blocks<V: Lanes>(block: Block, piece: &RightPiece) {
                     vectors: rows / V::WIDTH,
                     scale: V::splat(piece.scale),
                 };
-                decode_columns::<V>(block, &columns, &mut sink);
+                decode_columns::<V, B>(&columns, &mut sink);
             }
         }
     }
@@ -131,7 +136,7 @@ impl<V: Lanes> Sink<V> for PanelRows<V> {
 }
 
 #[inline(always)]
-unsafe fn pack_transposed<V: Lanes>(piece: &RightPiece) {
+unsafe fn pack_transposed_with<V: Lanes>(piece: &RightPiece) {
     let mut decoded = [0.0f32; STRIP * PACK_DEPTH];
     let scale = piece.scale;
     for column in (0..piece.columns).step_by(STRIP) {
@@ -164,7 +169,7 @@ unsafe fn pack_transposed<V: Lanes>(piece: &RightPiece) {
 }
 
 #[inline(always)]
-unsafe fn pack_as_stored<V: Lanes>(piece: &RightPiece) {
+unsafe fn pack_as_stored_with<V: Lanes>(piece: &RightPiece) {
     let mut decoded = [0.0f32; PACK_COLUMNS];
     for k in 0..piece.depth {
         // SAFETY: the span lies in the stored row; panel rows are as wide as the copied vectors.

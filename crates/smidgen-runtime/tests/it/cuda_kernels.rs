@@ -1,23 +1,25 @@
 //! Every kernel compiles for every GPU architecture that it is meant for; no GPU is needed.
 //!
 //! It needs only NVRTC: `cargo test -- --ignored kernels_compile` runs it, and `scripts/test_kernels.sh` installs NVRTC
-//! first.
+//! first. Half of the time goes into machine code, so a PTX text is assembled once: text that is valid for a GPU is
+//! valid for later ones, and GPUs 8.0 to 9.0 share most of it.
 
+use cudarc::nvrtc;
 use smidgen_ir::DType;
 use smidgen_runtime::cuda::early::starts_early;
+use smidgen_runtime::cuda::modules::{KernelFile, PRELUDE};
 use smidgen_runtime::cuda::{HOPPER_KERNEL_FILES, kernel_files, libraries, modules};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::ffi::CString;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// With the types of activations; GPUs before 8.0 have no bf16.
-const ARCHITECTURES: [(&str, &[DType]); 5] = [
-    ("sm_75", &[DType::F32, DType::F16]),
-    ("sm_80", &[DType::F32, DType::Bf16, DType::F16]),
-    ("sm_89", &[DType::F32, DType::Bf16, DType::F16]),
-    ("sm_90", &[DType::F32, DType::Bf16, DType::F16]),
-    ("sm_120", &[DType::F32, DType::Bf16, DType::F16]),
-];
+const ALL: &[DType] = &[DType::F32, DType::Bf16, DType::F16];
+
+/// With the types of activations; GPUs before 8.0 have no bf16. What takes longest comes first, so that all cores end
+/// at about the same time.
+const ARCHITECTURES: [(u32, &[DType]); 5] =
+    [(120, ALL), (75, &[DType::F32, DType::F16]), (80, ALL), (89, ALL), (90, ALL)];
 
 fn find_compiler() {
     let found = libraries::find();
@@ -37,17 +39,127 @@ fn no_two_kernels_have_the_same_name() {
     }
 }
 
+/// What NVRTC makes of a file.
+struct Compiled {
+    ptx: String,
+    /// Zero for a virtual architecture.
+    machine_code_bytes: usize,
+}
+
+/// PTX and machine code of one compilation; `modules::compile` returns only one of them.
+fn compile(file: &KernelFile, options: &[String]) -> Result<Compiled, String> {
+    let source = CString::new(format!("{PRELUDE}\n#line 1 \"{}\"\n{}", file.name, file.source)).unwrap();
+    let name = CString::new(file.name).unwrap();
+    let program = nvrtc::result::create_program(&source, Some(&name)).unwrap();
+    let text = |letters: Vec<std::ffi::c_char>| {
+        let bytes: Vec<u8> = letters.into_iter().map(|letter| letter as u8).collect();
+        String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_owned()
+    };
+    // SAFETY: the program was created above and is destroyed last.
+    unsafe {
+        let result = match nvrtc::result::compile_program(program, options) {
+            Ok(()) => {
+                let mut machine_code_bytes = 0;
+                nvrtc::sys::nvrtcGetCUBINSize(program, &mut machine_code_bytes).result().unwrap();
+                let ptx = text(nvrtc::result::get_ptx(program).unwrap());
+                Ok(Compiled { ptx, machine_code_bytes })
+            }
+            Err(error) => {
+                Err(format!("{error:?}\n{}", text(nvrtc::result::get_program_log(program).unwrap())))
+            }
+        };
+        nvrtc::result::destroy_program(program).unwrap();
+        result
+    }
+}
+
+/// Texts of PTX, without the line that names the target, that became machine code.
+#[derive(Default)]
+struct Assembled(Mutex<HashSet<String>>);
+
+impl Assembled {
+    fn text(ptx: &str) -> String {
+        let is_code = |line: &&str| !line.starts_with(".target") && !line.starts_with("//");
+        ptx.lines().filter(is_code).collect::<Vec<&str>>().join("\n")
+    }
+
+    /// Compiles to PTX, and further unless the same text became machine code for an older GPU.
+    fn compile(&self, file: &KernelFile, capability: u32, activations: DType) -> Result<Compiled, String> {
+        let is_early = file.kernels.iter().any(|kernel| starts_early(kernel));
+        if capability == 89 || capability == 90 && !is_early {
+            let virtual_options = modules::options(&format!("compute_{capability}"), activations);
+            let compiled = compile(file, &virtual_options)?;
+            if self.0.lock().unwrap().contains(&Assembled::text(&compiled.ptx)) {
+                return Ok(compiled);
+            }
+        }
+        let compiled = compile(file, &modules::options(&format!("sm_{capability}"), activations))?;
+        if compiled.machine_code_bytes == 0 {
+            return Err("no machine code".to_owned());
+        }
+        self.0.lock().unwrap().insert(Assembled::text(&compiled.ptx));
+        Ok(compiled)
+    }
+}
+
+/// A kernel that starts early and does not wait would read what is not written yet.
+fn check_waits(file: &KernelFile, ptx: &str) -> Result<(), String> {
+    for body in ptx.split(".entry ").skip(1) {
+        let name = &body[..body.find('(').unwrap()];
+        let waits = body.contains("griddepcontrol.wait");
+        if starts_early(name) && !waits {
+            return Err(format!("`{name}` of {} starts early and does not wait", file.name));
+        }
+    }
+    Ok(())
+}
+
+/// Runs the jobs on all cores and collects what went wrong.
+fn run_all<T: Sync>(jobs: &[T], run: impl Fn(&T) -> Result<(), String> + Sync) {
+    let (next, wrong) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, |count| count.get()) {
+            scope.spawn(|| {
+                while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if let Err(error) = run(job) {
+                        wrong.lock().unwrap().push(error);
+                    }
+                }
+            });
+        }
+    });
+    let wrong = wrong.into_inner().unwrap();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 #[test]
 #[ignore = "needs NVRTC"]
 fn kernels_compile_for_every_architecture() {
     find_compiler();
     let mut jobs = Vec::new();
-    for (architecture, all_activations) in ARCHITECTURES {
+    for (capability, all_activations) in ARCHITECTURES {
         for activations in all_activations {
-            let options = modules::options(architecture, *activations);
-            jobs.extend(kernel_files().into_iter().map(|file| (file, options.clone())));
+            jobs.extend(kernel_files().into_iter().map(|file| (file, capability, *activations)));
         }
     }
+    let (assembled, waiting) = (Assembled::default(), AtomicUsize::new(0));
+    run_all(&jobs, |(file, capability, activations)| {
+        let at = |error| format!("{} for {capability} with {activations:?}: {error}", file.name);
+        let ptx = assembled.compile(file, *capability, *activations).map_err(at)?.ptx;
+        if *capability >= 90 {
+            check_waits(file, &ptx)?;
+            waiting.fetch_add(ptx.matches("griddepcontrol.wait").count(), Ordering::Relaxed);
+        }
+        Ok(())
+    });
+    assert!(waiting.into_inner() > 0, "no kernel waits");
+}
+
+#[test]
+#[ignore = "needs NVRTC"]
+fn kernels_compile_for_volta_and_for_hopper_alone() {
+    find_compiler();
+    let mut jobs = Vec::new();
     // Volta, by an NVRTC that has no such target any more.
     for activations in [DType::F32, DType::F16] {
         let mut options = modules::options("compute_75", activations);
@@ -58,41 +170,9 @@ fn kernels_compile_for_every_architecture() {
         let options = modules::options(modules::HOPPER, activations);
         jobs.extend(HOPPER_KERNEL_FILES.into_iter().map(|file| (file, options.clone())));
     }
-    let (next, wrong) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    std::thread::scope(|scope| {
-        for _ in 0..std::thread::available_parallelism().map_or(1, |count| count.get()) {
-            scope.spawn(|| {
-                while let Some((file, options)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    match modules::compile(file, options) {
-                        Ok(code) => assert!(!code.is_empty(), "{} with {options:?}", file.name),
-                        Err(error) => wrong.lock().unwrap().push(format!("{options:?}: {error}")),
-                    }
-                }
-            });
-        }
+    run_all(&jobs, |(file, options)| match modules::compile(file, options) {
+        Ok(code) if code.is_empty() => Err(format!("{} with {options:?}: no code", file.name)),
+        Ok(_) => Ok(()),
+        Err(error) => Err(format!("{options:?}: {error}")),
     });
-    let wrong = wrong.into_inner().unwrap();
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-}
-
-/// A kernel that starts early and does not wait would read what is not written yet.
-#[test]
-#[ignore = "needs NVRTC"]
-fn kernels_compile_with_a_wait_if_they_start_early() {
-    find_compiler();
-    let options = modules::options("compute_90", DType::Bf16);
-    let mut found = 0;
-    for file in kernel_files() {
-        if !file.kernels.iter().any(|kernel| starts_early(kernel)) {
-            continue;
-        }
-        let code = String::from_utf8(modules::compile(&file, &options).unwrap()).unwrap();
-        for body in code.split(".entry ").skip(1) {
-            let name = &body[..body.find('(').unwrap()];
-            let waits = body.contains("griddepcontrol.wait");
-            assert!(waits || !starts_early(name), "`{name}` of {} starts early and does not wait", file.name);
-            found += usize::from(waits);
-        }
-    }
-    assert!(found > 0, "no kernel waits");
 }
