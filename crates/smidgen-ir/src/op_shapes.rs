@@ -4,6 +4,7 @@
 //! a bug of the stage, so the message names the operation and both sides.
 
 mod audio;
+mod fp8;
 
 use crate::loss_head::{HeadPiece, LossHead};
 use crate::op::{ACTIVITY_COLUMNS, AttentionShape, Op, ShapeError};
@@ -308,15 +309,7 @@ impl Op {
                 rule.require(fits && updates[0].storage.is_real(), || format!("rounded {}", updates[0]))?;
                 Ok(vec![])
             }
-            Op::RoundFp8 { scaled } => {
-                rule.count(1 + usize::from(*scaled), 0)?;
-                let (rows, n) = rule.activation(0)?;
-                if *scaled {
-                    rule.equal("rows of the weight", rule.weight(1)?.0, n)?;
-                    rule.require(inputs[1].storage == Storage::Fp8Rows, || format!("weight {}", inputs[1]))?;
-                }
-                Ok(vec![Type::new(Shape::of(rows, n), Storage::Fp8Rows)])
-            }
+            Op::RoundFp8 { scaled } => rule.round_fp8(*scaled),
             Op::Widen => {
                 rule.count(1, 0)?;
                 let (n, k) = rule.weight(0)?;
@@ -462,15 +455,6 @@ impl Rule<'_> {
         Type::new(shape, self.inputs[0].storage)
     }
 
-    /// The result of a matmul, in the numbers of activations; those that are rounded to fp8 stand for bf16.
-    fn product(&self, shape: Shape) -> Type {
-        let storage = match self.inputs[0].storage {
-            Storage::Fp8Rows => Storage::Plain(DType::Bf16),
-            storage => storage,
-        };
-        Type::new(shape, storage)
-    }
-
     /// A matrix over T, S or audio rows or a tile of T, stored like the other activations.
     fn activation(&self, input: usize) -> Result<(Dim, usize), ShapeError> {
         let (operand, first) = (self.inputs[input], self.inputs[0]);
@@ -481,14 +465,6 @@ impl Rule<'_> {
                 Ok(size)
             }
             _ => Err(self.error(format!("input {input} must be rows of numbers, got {operand}"))),
-        }
-    }
-
-    /// The left side of a matmul: an activation, or one that is rounded to fp8.
-    fn factor(&self, input: usize) -> Result<(Dim, usize), ShapeError> {
-        match self.rows_and_columns(input) {
-            Some(size) if self.inputs[input].storage == Storage::Fp8Rows => Ok(size),
-            _ => self.activation(input),
         }
     }
 

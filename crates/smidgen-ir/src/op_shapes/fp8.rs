@@ -1,0 +1,38 @@
+//! Shape rules around fp8: activations that are rounded to it, and matmuls that take them.
+//!
+//! A rounded activation has the storage of a weight in fp8, a scale for each row, and stands for one in bf16.
+
+use super::Rule;
+use crate::op::ShapeError;
+use crate::shape::{Dim, Shape, Type};
+use crate::storage::{DType, Storage};
+
+impl Rule<'_> {
+    pub(super) fn round_fp8(&self, scaled: bool) -> Result<Vec<Type>, ShapeError> {
+        self.count(1 + usize::from(scaled), 0)?;
+        let (rows, n) = self.activation(0)?;
+        if scaled {
+            let weight = self.inputs[1];
+            self.equal("rows of the weight", self.weight(1)?.0, n)?;
+            self.require(weight.storage == Storage::Fp8Rows, || format!("weight {weight}"))?;
+        }
+        Ok(vec![Type::new(Shape::of(rows, n), Storage::Fp8Rows)])
+    }
+
+    /// The left side of a matmul: an activation, or one that is rounded to fp8.
+    pub(super) fn factor(&self, input: usize) -> Result<(Dim, usize), ShapeError> {
+        match self.rows_and_columns(input) {
+            Some(size) if self.inputs[input].storage == Storage::Fp8Rows => Ok(size),
+            _ => self.activation(input),
+        }
+    }
+
+    /// The result of a matmul, in the numbers of activations.
+    pub(super) fn product(&self, shape: Shape) -> Type {
+        let storage = match self.inputs[0].storage {
+            Storage::Fp8Rows => Storage::Plain(DType::Bf16),
+            storage => storage,
+        };
+        Type::new(shape, storage)
+    }
+}
