@@ -1,7 +1,7 @@
 //! Which memory choices work of a purpose has, and the pins of those that it does not have.
 //!
-//! Which part of the work a choice is about, which fields it has and what a policy without it is say `Policy` and `Pins`;
-//! how it is searched says `choices.rs`.
+//! `smidgen-ir` knows which part of the work a choice is about, which fields it has and what a policy without it is;
+//! `choices.rs` knows how it is searched.
 
 use crate::request::Purpose;
 use smidgen_ir::policy::{Choice, Part, Pins};
