@@ -53,6 +53,8 @@ impl Measured {
 pub struct SearchState {
     /// Steps that were scheduled so far.
     steps: Cell<usize>,
+    /// What a search leaves free of the budget because plans need more when they are packed.
+    packing_bytes: Cell<u64>,
     graphs: RefCell<Option<Graphs>>,
 }
 
@@ -194,8 +196,20 @@ impl<'a> Attempt<'a> {
     }
 
     pub fn is_within(&self, measured: &Measured) -> bool {
-        let Budget { device_bytes, offload_bytes, .. } = self.question.budget;
-        measured.bytes <= device_bytes && measured.offloaded_bytes <= offload_bytes
+        let offload_bytes = self.question.budget.offload_bytes;
+        measured.bytes <= self.room_bytes() && measured.offloaded_bytes <= offload_bytes
+    }
+
+    /// What schedules may need on the device.
+    pub fn room_bytes(&self) -> u64 {
+        self.question.budget.device_bytes.saturating_sub(self.state.packing_bytes.get())
+    }
+
+    /// Starts a new search that leaves room for what packing adds.
+    pub fn leave_for_packing(&self, bytes: u64) {
+        self.state.packing_bytes.set(bytes);
+        self.state.steps.set(0);
+        self.points.borrow_mut().clear();
     }
 
     pub fn is_first_time_at(&self, point: &Point) -> bool {

@@ -6,9 +6,12 @@
 
 use crate::attempt::{Attempt, Measured};
 use crate::choices::{Offload, Point, USUAL_WINDOW};
+use smidgen_ir::policy::Order;
 
 /// Sizes at which something is brought back to the device.
 const MOST_FILLED: usize = 2;
+/// Points that fit, after which smaller sizes are not looked at: larger micro-batches keep a device busier.
+const ENOUGH: usize = 6;
 
 /// Measures points in breadth-first order; what fits is among the candidates of its attempt.
 pub fn search_breadth_first(attempts: &[Attempt]) {
@@ -19,21 +22,32 @@ pub fn search_breadth_first(attempts: &[Attempt]) {
     let candidates = attempts.iter().flat_map(Attempt::candidates);
     let fastest = candidates.min_by(|one, other| one.measured.ms.total_cmp(&other.measured.ms));
     // Where nothing streams, nothing is gained.
-    if fastest.is_some_and(|fastest| !fastest.policy.streams()) {
+    if fastest.as_ref().is_some_and(|fastest| !fastest.policy.streams()) {
         return;
     }
-    let mut found: Vec<(&Attempt, Point, Measured)> = attempts
-        .iter()
-        .flat_map(|attempt| {
-            of_lap_sizes(attempt).into_iter().map(move |(point, measured)| (attempt, point, measured))
-        })
-        .collect();
+    let best_ms = fastest.map_or(f64::INFINITY, |fastest| fastest.measured.ms);
+    let mut found: Vec<(&Attempt, Point, Measured)> = Vec::new();
+    for attempt in attempts.iter().filter(|attempt| may_be_faster(attempt, best_ms)) {
+        found.extend(of_lap_sizes(attempt).into_iter().map(|(point, measured)| (attempt, point, measured)));
+        if found.len() >= ENOUGH {
+            break;
+        }
+    }
     found.sort_by(|one, other| one.2.ms.total_cmp(&other.2.ms));
     for (attempt, point, _) in found.into_iter().take(MOST_FILLED) {
         for updates_on_host in [false, true] {
             fill(attempt, Point { updates_on_host, ..point });
         }
     }
+}
+
+/// Whether the order could pay at one size: the same weights serve several micro-batches, or are trained; and with
+/// everything on the device, budget aside, a step takes less than the fastest so far.
+fn may_be_faster(attempt: &Attempt, best_ms: f64) -> bool {
+    let freedom = &attempt.freedom;
+    let resident = Point { order: Order::Breadth, recomputed: freedom.layers, ..freedom.start() };
+    (attempt.demand.micro_steps > 1.0 || freedom.trains_base)
+        && attempt.measure(&resident.with_laps(1)).ms < best_ms
 }
 
 /// The first point that fits for each number of layers per lap; no more layers where all inputs stay on the device.
@@ -55,23 +69,27 @@ fn of_lap_sizes(attempt: &Attempt) -> Vec<(Point, Measured)> {
 fn leanest_first(attempt: &Attempt, lap_size: usize) -> Option<(Point, Measured)> {
     let freedom = &attempt.freedom;
     let quarters = [1, 2, 3].map(|part| Offload::Some((part * freedom.layers).div_ceil(4)));
-    let activations = [Offload::None].into_iter().chain(quarters).chain([Offload::All]);
-    for window_layers in [USUAL_WINDOW, 0] {
-        for activations in activations.clone() {
-            for loss_chunk in freedom.largest_and_smallest_chunk() {
-                let first = freedom.breadth_first(activations, window_layers).with_laps(lap_size);
-                let point = Point { loss_chunk, ..first };
-                for tables in if point.tables { vec![true] } else { vec![false, true] } {
-                    let point = Point { tables, ..point };
-                    let measured = attempt.measure(&point);
-                    if attempt.is_within(&measured) {
-                        return Some((point, measured));
-                    }
-                }
-            }
-        }
-    }
-    None
+    let activations: Vec<Offload> = [Offload::None].into_iter().chain(quarters).chain([Offload::All]).collect();
+    let chunks = freedom.largest_and_smallest_chunk();
+    let with = |activations, window| freedom.breadth_first(activations, window).with_laps(lap_size);
+    // The more inputs are offloaded, the less is on the device.
+    let is_too_large = |activations: Offload, window: usize| {
+        let loss_chunk = chunks[chunks.len() - 1];
+        let leanest = Point { loss_chunk, tables: true, ..with(activations, window) };
+        attempt.measure(&leanest).bytes > attempt.room_bytes()
+    };
+    let mut windows = [USUAL_WINDOW, 0].into_iter().filter(|_| !is_too_large(Offload::All, 0));
+    windows.find_map(|window| {
+        let first = activations.partition_point(|activations| is_too_large(*activations, window));
+        let points = activations[first..].iter().flat_map(|activations| {
+            let first = with(*activations, window);
+            let tables = if first.tables { vec![true] } else { vec![false, true] };
+            let chunks = chunks.iter().map(move |loss_chunk| Point { loss_chunk: *loss_chunk, ..first });
+            chunks.flat_map(move |point| tables.clone().into_iter().map(move |tables| Point { tables, ..point }))
+        });
+        let mut measured = points.map(|point| (point, attempt.measure(&point)));
+        measured.find(|(_, measured)| attempt.is_within(measured))
+    })
 }
 
 /// Brings back to the device what has room and makes the step faster.

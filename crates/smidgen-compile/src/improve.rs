@@ -99,7 +99,7 @@ fn best_mixture(
     (counts, groups): (&[Vec<Change>; 2], Vec<Vec<Change>>),
     tolerance: f64,
 ) -> Option<(f64, Point)> {
-    let budget_bytes = attempt.question.budget.device_bytes as f64;
+    let budget_bytes = attempt.room_bytes() as f64;
     let room = here.region_bytes.map(|bytes| budget_bytes * (1.0 + tolerance) - bytes as f64);
     let promise = |group: Vec<Change>| Some((fastest_counts(counts, &group, room)?.0, group));
     let mut groups: Vec<(f64, Vec<Change>)> = groups.into_iter().filter_map(promise).collect();

@@ -8,9 +8,11 @@ use crate::attempt::{Attempt, Measured};
 use crate::choices::{Freedom, Offload, Point, activations_are_open};
 use crate::sketch::{Predicted, Sketches};
 
-/// Share of the effort that may be used, but for the fewest measurements; most measurements for one idea.
+/// Share of the effort that may be used, but for the fewest measurements, and for more where nothing fits so far; most
+/// measurements for one idea.
 const SHARE_OF_EFFORT: f64 = 0.6;
 const FEWEST_MEASURED: usize = 8;
+const FEWEST_WITHOUT_SUCCESS: usize = 24;
 const MOST_MEASURED: usize = 4;
 /// A promise up to this much slower than the best is measured too, as long as few points were found: from there a search
 /// for mixtures may still be faster.
@@ -28,10 +30,9 @@ struct Idea {
 }
 
 /// Measured points that fit, with their size; the fastest first.
-pub fn propose(attempts: &[Attempt]) -> Vec<(usize, Point, Measured)> {
-    let Some(sketches) = Sketches::of(attempts) else { return vec![] };
+pub fn propose(attempts: &[Attempt], sketches: &Sketches) -> Vec<(usize, Point, Measured)> {
     let choices = attempts[0].freedom.activation_choices();
-    let budget_bytes = attempts[0].question.budget.device_bytes as f64;
+    let budget_bytes = attempts[0].room_bytes() as f64;
     // How much longer points take than was predicted, by the way to treat activations.
     let mut ratios = vec![1.0f64; choices.len()];
     let ratio_of =
@@ -60,7 +61,8 @@ pub fn propose(attempts: &[Attempt]) -> Vec<(usize, Point, Measured)> {
         let Some(next) = next.filter(|next| promise(&ideas[*next]) < most_ms) else { break };
         let Idea { size, activations, predicted, measured: times } = ideas.swap_remove(next);
         let attempt = &attempts[size];
-        if attempt.is_spent(SHARE_OF_EFFORT) && count >= FEWEST_MEASURED {
+        let fewest = if found.is_empty() { FEWEST_WITHOUT_SUCCESS } else { FEWEST_MEASURED };
+        if attempt.is_spent(SHARE_OF_EFFORT) && count >= fewest {
             break;
         }
         let measured = attempt.measure(&predicted.point);

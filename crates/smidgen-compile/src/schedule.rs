@@ -72,6 +72,7 @@ pub fn plan_lifetimes(
         entries: Vec::new(),
     };
     let used = used_leaves(&graph);
+    let touches = touches_of_leaves(&graph);
     let mut places = vec![Place::default(); graph.values.len()];
     for (index, value) in graph.values.iter().enumerate() {
         let id = ValueId(index as u32);
@@ -83,7 +84,7 @@ pub fn plan_lifetimes(
             ValueRole::Leaf(leaf) if leaf.kind == LeafKind::Gradient && !used.contains(&id) => {}
             ValueRole::Leaf(leaf) => {
                 let category = Category::of_leaf(leaf.kind);
-                let lifetime = leaf_lifetime(&graph, id, leaf.kind);
+                let lifetime = leaf_lifetime(&graph, leaf.kind, touches.get(&id));
                 let room = layout.room.get(&id);
                 let bytes = room.map_or_else(
                     || value.stored_bytes(&plan.extent_of_lifetime(lifetime)),
@@ -198,6 +199,21 @@ fn used_leaves(graph: &Graph) -> ValueSet {
     nodes.flat_map(Node::operands).map(|id| graph.whole(id)).collect()
 }
 
+/// The first and the last node of a micro-step that touch a leaf, for leaves that do not last for the whole run.
+fn touches_of_leaves(graph: &Graph) -> ByValue<(usize, usize)> {
+    let mut touches: ByValue<(usize, usize)> = ByValue::default();
+    for (index, node) in graph.nodes(Entry::MicroStep).iter().enumerate() {
+        for operand in node.operands() {
+            let whole = graph.whole(operand);
+            let kind = graph.value(whole).leaf().map(|leaf| leaf.kind);
+            if matches!(kind, Some(LeafKind::Partial(_) | LeafKind::Carried(_))) {
+                touches.get_or_insert_with(whole, || (index, index)).1 = index;
+            }
+        }
+    }
+    touches
+}
+
 fn is_offloaded(graph: &Graph, leaf: ValueId) -> bool {
     graph.value(leaf).space != Space::Device
 }
@@ -310,13 +326,10 @@ fn count_formed(nodes: &[Node]) -> usize {
 /// A cache is `decode`'s alone: it takes none of the bytes of that entry point's temporaries, so it lasts from one
 /// run to the next, and those of the other entry points may overlap it. A partial gradient is cleared before its layer
 /// and scattered or copied out after it; what is carried lasts from the lap that leaves it to the last that takes it.
-fn leaf_lifetime(graph: &Graph, id: ValueId, kind: LeafKind) -> Lifetime {
+fn leaf_lifetime(graph: &Graph, kind: LeafKind, touches: Option<&(usize, usize)>) -> Lifetime {
     match kind {
         LeafKind::Partial(_) | LeafKind::Carried(_) => {
-            let touches = |node: &Node| node.operands().any(|operand| graph.whole(operand) == id);
-            let nodes = graph.nodes(Entry::MicroStep);
-            let first = nodes.iter().position(touches).unwrap_or(0);
-            let last = nodes.iter().rposition(touches).unwrap_or(first);
+            let (first, last) = touches.copied().unwrap_or_default();
             let (first, last) = cover_laps(&graph.laps, first, last);
             Lifetime::Steps { entry: Entry::MicroStep, first, last }
         }

@@ -16,6 +16,7 @@ use crate::propose::propose;
 use crate::purposes::{choices_of, pins_for};
 use crate::question::{Budget, Demand, Question};
 use crate::request::Purpose;
+use crate::sketch::Sketches;
 use crate::solution::{Price, Reason, Solution, SolveError, Why};
 use smidgen_ir::policy::{Pins, Policy, Sharding};
 use smidgen_ir::{Choice, Plan, Rank};
@@ -71,17 +72,38 @@ fn solve_one(question: &Question) -> Result<Solution, SolveError> {
     if let Some(error) = refused_at_once(&attempts, question.budget) {
         return Err(error);
     }
-    search(&attempts);
-    let best_ms = attempts.iter().map(Attempt::fastest_ms).fold(f64::INFINITY, f64::min);
-    if let Some((attempt, Seen { point: Some(point), .. })) = ranked(&attempts).into_iter().next() {
-        offload_less(attempt, point, AS_FAST * best_ms);
+    let sketches = if question.purpose == Purpose::Training { Sketches::of(&attempts) } else { None };
+    let ms = |settled: &Option<Settled>| settled.as_ref().map_or(f64::INFINITY, Settled::step_ms);
+    let mut settled: Option<Settled> = None;
+    for _ in 0..MOST_SEARCHES {
+        let (found, packing_bytes) = searched(&attempts, sketches.as_ref());
+        if ms(&found) < ms(&settled) {
+            settled = found;
+        }
+        attempts.iter().for_each(|attempt| attempt.leave_for_packing(packing_bytes));
+        if packing_bytes == 0 {
+            break;
+        }
     }
-    let Some((attempt, policy, plan)) = settle(&attempts) else {
+    let Some(Settled { attempt, policy, plan }) = settled else {
         let within = leanest_of_all(&attempts, question.budget.offload_bytes);
         return Err(refusal(&attempts, question.budget, within));
     };
     let prices = prices(attempt, &policy);
     Ok(Solution { prices, ..solution(attempt, plan, policy) })
+}
+
+/// The result of a search, and how many bytes packing adds to the fastest schedule, if it does not fit for that reason
+/// and what fits is slower.
+fn searched<'a>(attempts: &'a [Attempt<'a>], sketches: Option<&Sketches>) -> (Option<Settled<'a>>, u64) {
+    search(attempts, sketches);
+    let best_ms = attempts.iter().map(Attempt::fastest_ms).fold(f64::INFINITY, f64::min);
+    if let Some((attempt, Seen { point: Some(point), .. })) = ranked(attempts).into_iter().next() {
+        offload_less(attempt, point, AS_FAST * best_ms);
+    }
+    let (settled, packing_bytes) = settle(attempts);
+    let is_slow = settled.as_ref().is_none_or(|settled| settled.step_ms() > WELL_PACKED * best_ms);
+    (settled, if is_slow { packing_bytes } else { 0 })
 }
 
 /// Peak bytes and milliseconds per step of the smallest plan that keeps everything on the device and takes at most
@@ -158,9 +180,8 @@ fn leanest_of_all<'a>(
 }
 
 /// Measures what promises to be fast.
-fn search(attempts: &[Attempt]) {
-    let is_training = attempts[0].question.purpose == Purpose::Training;
-    let found = if is_training { propose(attempts) } else { vec![] };
+fn search(attempts: &[Attempt], sketches: Option<&Sketches>) {
+    let found = sketches.map(|sketches| propose(attempts, sketches)).unwrap_or_default();
     let mut improved: Vec<usize> = Vec::new();
     for (size, point, _) in &found {
         if improved.len() < MOST_PROPOSED && !improved.contains(size) {
@@ -171,7 +192,7 @@ fn search(attempts: &[Attempt]) {
     if found.is_empty() || !attempts[0].is_spent(SHARE_OF_LADDERS) {
         search_ladders(attempts);
     }
-    if is_training {
+    if attempts[0].question.purpose == Purpose::Training {
         search_breadth_first(attempts);
     }
 }
@@ -232,8 +253,24 @@ fn next_size(looked_at: &[Option<f64>]) -> Option<usize> {
     widest.map(|(from, to)| from.midpoint(to))
 }
 
-/// By how much a plan may be slower than the fastest one if it transfers less.
+/// By how much a plan may be slower than the fastest one if it transfers less, and than the fastest schedule before it is
+/// worth a search that leaves room for packing.
 const AS_FAST: f64 = 1.01;
+const WELL_PACKED: f64 = 1.02;
+const MOST_SEARCHES: usize = 3;
+
+/// A plan that fits.
+struct Settled<'a> {
+    attempt: &'a Attempt<'a>,
+    policy: Policy,
+    plan: Plan,
+}
+
+impl Settled<'_> {
+    fn step_ms(&self) -> f64 {
+        1e3 * self.attempt.step_seconds(&self.plan)
+    }
+}
 
 /// Everything that was measured and may fit: first those that are about as fast as the fastest, what transfers least
 /// before the others; then the rest by their time.
@@ -252,15 +289,18 @@ fn ranked<'a>(attempts: &'a [Attempt<'a>]) -> Vec<(&'a Attempt<'a>, Seen)> {
     all
 }
 
-/// The first of what was measured that also fits when it is packed, with its plan, through every check.
-fn settle<'a>(attempts: &'a [Attempt<'a>]) -> Option<(&'a Attempt<'a>, Policy, Plan)> {
+/// The first of what was measured that also fits when it is packed, with its plan, through every check; and what packing
+/// adds to the very first.
+fn settle<'a>(attempts: &'a [Attempt<'a>]) -> (Option<Settled<'a>>, u64) {
     let all = ranked(attempts);
+    let mut packing_bytes = 0;
     // Almost always the first fits, so its plan is made at once; others are packed before they are compiled.
     if let Some((attempt, seen)) = all.first() {
         let plan = attempt.compile(&seen.policy);
         if attempt.holds(&plan) {
-            return Some((attempt, seen.policy.clone(), plan));
+            return (Some(Settled { attempt, policy: seen.policy.clone(), plan }), 0);
         }
+        packing_bytes = attempt.peak_bytes(&plan).saturating_sub(seen.measured.bytes);
     }
     let mut others = all.into_iter().skip(1);
     let other = others.find(|(attempt, seen)| attempt.packs(&seen.policy));
@@ -270,13 +310,14 @@ fn settle<'a>(attempts: &'a [Attempt<'a>]) -> Option<(&'a Attempt<'a>, Policy, P
         let mut rungs = attempts.iter().flat_map(chunks);
         rungs.find_map(|(attempt, chunk)| Some((attempt, attempt.lowest_packed(chunk)?)))
     });
-    let (attempt, policy) = found.or_else(|| {
+    let found = found.or_else(|| {
         let budget = attempts.first()?.question.budget;
         let (attempt, least) = leanest_of_all(attempts, budget.offload_bytes)?;
         (least.peak_bytes <= budget.device_bytes).then_some((attempt, least.policy))
-    })?;
-    let plan = attempt.compile(&policy);
-    Some((attempt, policy, plan))
+    });
+    let settled =
+        found.map(|(attempt, policy)| Settled { attempt, plan: attempt.compile(&policy), policy });
+    (settled, packing_bytes)
 }
 
 /// Where nothing fits: the leanest plan, or the one that would fit if more could be offloaded.

@@ -17,7 +17,7 @@ use smidgen_compile::request::{Master, Moments, Optimizer};
 use smidgen_compile::{AdapterForm, DecoderSpec, Purpose, Request, TrainedBiases, autodiff, update};
 use smidgen_ir::{
     Activation, DType, DeviceKind, Entry, Extent, Graph, LayerSet, LeafKind, Norm, Policy, Precision,
-    RopeScaling, RopeSpec, ValueId, Workload, verify,
+    RopeScaling, RopeSpec, Storage, ValueId, Workload, quant, verify,
 };
 use std::collections::BTreeSet;
 
@@ -187,6 +187,11 @@ impl Choice {
         Choice { name: "fused", spec, adapted: ALL_FUSED, ..Choice::lora() }
     }
 
+    /// Linears of sizes that a GPU multiplies in fp8.
+    pub fn fp8() -> Choice {
+        Choice { name: "fp8", spec: wide(), precision: Precision::Fp8, ..Choice::lora() }
+    }
+
     /// Adapters on every linear of encoder, projector and decoder.
     pub fn hearing() -> Choice {
         const ALL: &[&str] = &["_proj", "_proj_for_speech"];
@@ -200,8 +205,10 @@ impl Choice {
         let adapters = adapted
             .map(|linear| LoraModule { path: linear.path.clone(), rank: self.rank, scale: 0.7 })
             .collect();
+        let in_fp8 = linears.iter().filter(|_| self.precision == Precision::Fp8);
         Request {
             title: self.name.into(),
+            storage: in_fp8.map(|linear| (format!("{}.weight", linear.path), Storage::Fp8Rows)).collect(),
             spec: self.spec.clone(),
             adapters,
             trained: match self.trained {
@@ -303,7 +310,13 @@ fn contents(graph: &Graph, norms_add_one: bool) -> Vec<(ValueId, Content)> {
                     _ => (0.0, (3.0 / columns as f32).sqrt()),
                 };
                 let reals = random_reals(seed, rows * columns);
-                Content::Reals(reals.iter().map(|value| stored(storage, middle + size * value)).collect())
+                let mut reals: Vec<f32> = reals.iter().map(|value| middle + size * value).collect();
+                if storage.plain().is_some() {
+                    reals.iter_mut().for_each(|value| *value = stored(storage, *value));
+                    Content::Reals(reals)
+                } else {
+                    Content::Bytes(quant::encode(storage, rows, columns, &reals).unwrap())
+                }
             }
             LeafKind::Input => input_values(&value.name, (rows, columns), seed),
             LeafKind::Gradient

@@ -11,7 +11,7 @@ use crate::subject::{Subject, roomy};
 use smidgen_compile::model::spec::LayerAttention;
 use smidgen_compile::names::{input, state};
 use smidgen_compile::passes::{
-    breadth, head_pieces, offload, place, recompute, stream, tile, update_early, update_in_pieces,
+    breadth, head_pieces, offload, place, recompute, round_fp8, stream, tile, update_early, update_in_pieces,
 };
 use smidgen_compile::request::{Master, Moments};
 use smidgen_compile::{AdapterForm, DecoderSpec};
@@ -63,6 +63,8 @@ pub fn by_policy(choice: &Choice, policy: &Policy) -> Subject {
     let mut subject = choice.subject(|graph| recompute::keep_set(graph, policy));
     tile::apply(&mut subject.graph, policy, &roomy(subject.extent));
     verify::expect_sound("tile", &verify::graph(&subject.graph));
+    round_fp8::apply(&mut subject.graph, &choice.request());
+    verify::expect_sound("round_fp8", &verify::graph(&subject.graph));
     if policy.order == Order::Depth {
         offload::apply(&mut subject.graph, policy, &subject.extent, choice.device);
         verify::expect_sound("offload", &verify::graph(&subject.graph));
