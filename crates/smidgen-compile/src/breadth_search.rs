@@ -69,7 +69,8 @@ fn of_lap_sizes(attempt: &Attempt) -> Vec<(Point, Measured)> {
 fn leanest_first(attempt: &Attempt, lap_size: usize) -> Option<(Point, Measured)> {
     let freedom = &attempt.freedom;
     let quarters = [1, 2, 3].map(|part| Offload::Some((part * freedom.layers).div_ceil(4)));
-    let activations: Vec<Offload> = [Offload::None].into_iter().chain(quarters).chain([Offload::All]).collect();
+    let activations: Vec<Offload> =
+        [Offload::None].into_iter().chain(quarters).chain([Offload::All]).collect();
     let chunks = freedom.largest_and_smallest_chunk();
     let with = |activations, window| freedom.breadth_first(activations, window).with_laps(lap_size);
     // The more inputs are offloaded, the less is on the device.
@@ -85,7 +86,9 @@ fn leanest_first(attempt: &Attempt, lap_size: usize) -> Option<(Point, Measured)
             let first = with(*activations, window);
             let tables = if first.tables { vec![true] } else { vec![false, true] };
             let chunks = chunks.iter().map(move |loss_chunk| Point { loss_chunk: *loss_chunk, ..first });
-            chunks.flat_map(move |point| tables.clone().into_iter().map(move |tables| Point { tables, ..point }))
+            chunks.flat_map(move |point| {
+                tables.clone().into_iter().map(move |tables| Point { tables, ..point })
+            })
         });
         let mut measured = points.map(|point| (point, attempt.measure(&point)));
         measured.find(|(_, measured)| attempt.is_within(measured))

@@ -315,8 +315,7 @@ fn settle<'a>(attempts: &'a [Attempt<'a>]) -> (Option<Settled<'a>>, u64) {
         let (attempt, least) = leanest_of_all(attempts, budget.offload_bytes)?;
         (least.peak_bytes <= budget.device_bytes).then_some((attempt, least.policy))
     });
-    let settled =
-        found.map(|(attempt, policy)| Settled { attempt, plan: attempt.compile(&policy), policy });
+    let settled = found.map(|(attempt, policy)| Settled { attempt, plan: attempt.compile(&policy), policy });
     (settled, packing_bytes)
 }
 
