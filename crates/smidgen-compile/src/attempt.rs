@@ -152,7 +152,7 @@ impl<'a> Attempt<'a> {
             let is_again = |index: usize| {
                 entry.laps.is_empty() || entry.laps.iter().any(|lap| lap.each.contains(&index))
             };
-            let transfers = entry.steps.iter().enumerate().filter(|(_, step)| plan.leaves_the_device(step));
+            let transfers = entry.steps.iter().enumerate().filter(|(_, step)| plan.uses_a_link(step));
             transfers
                 .map(|(index, step)| step.cost.bytes * if is_again(index) { rounds } else { 1.0 })
                 .sum::<f64>()

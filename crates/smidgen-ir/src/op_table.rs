@@ -1,4 +1,4 @@
-//! The columns of the op table: what every stage and device may ask about an operation without knowing it.
+//! The columns of the op table: what stages and devices may ask about any operation.
 //!
 //! `op_table!` turns the rows in `op.rs` into the enum [`crate::Op`], the list of its names and one method per column.
 //! A column that a row leaves out has the safe answer: not cheap, not in place, bound by memory. The columns of a row
@@ -203,7 +203,7 @@ macro_rules! op_table {
                 }
             }
 
-            /// The attributes in text forms; empty where there is nothing to say.
+            /// The attributes in text forms; empty if the operation has none or they are all defaults.
             pub fn attributes(&self) -> String {
                 match self {
                     $( Op::$variant $( ($attributes) )? $( { $( $field ),+ } )? => {

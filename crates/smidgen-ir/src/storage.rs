@@ -117,17 +117,17 @@ pub enum Storage {
     /// The same floats, then an f32 for each square of [`FP8_BLOCK`] by [`FP8_BLOCK`] elements, those of one row of squares
     /// after the other; squares at the right and lower edge may be smaller. An element is float · scale.
     Fp8Blocks,
-    /// 4-bit codes over the flattened tensor, two per byte, the first in the high nibble; then the scale of each
-    /// block of [`BNB4_BLOCK`] elements; blocks continue from one row to the next. An element is code · scale. Scales are f32; with `double` they are a byte each, then an f32 for each group of
-    /// [`BNB4_GROUP`] scales, then one f32 offset: a scale is map\[byte\] · group + offset.
-    /// [`bnb4_parts`] says where the parts begin.
+    /// 4-bit codes over the flattened tensor, two per byte, the first in the high nibble; then the scale of each block of
+    /// [`BNB4_BLOCK`] elements; blocks continue from one row to the next. An element is code · scale. Scales are f32; with
+    /// `double` they are a byte each, then an f32 for each group of [`BNB4_GROUP`] scales, then one f32 offset: a scale is
+    /// map\[byte\] · group + offset. [`bnb4_parts`] says where the parts begin.
     Bnb4 { code: Code4, double: bool },
     /// GGUF blocks row by row, as in the file. A row is a whole number of blocks.
     Gguf(Block),
     /// An optimizer's moment: an f32 for each block of [`DYNAMIC8_BLOCK`] elements of the flattened tensor, its
-    /// largest magnitude; then a byte for each element, a place in a map of 256 numbers of -1..=1, or of
-    /// 0..=1 where not `signed`. An element is map\[byte\] · largest. [`dynamic8_codes`] says where the
-    /// bytes begin. All zero bytes are zeros.
+    /// largest magnitude; then a byte for each element, the index into a map of 256 numbers in -1..=1, or in 0..=1 if not
+    /// `signed`. An element is map\[byte\] · largest. [`dynamic8_codes`] says where the bytes begin. Zero bytes alone
+    /// decode to zeros.
     Dynamic8 { signed: bool },
 }
 
@@ -159,7 +159,7 @@ pub struct Bnb4Parts {
     pub blocks: usize,
     /// One scale per block.
     pub scales: usize,
-    /// One f32 per group; this part and `offset` exist only where scales are bytes.
+    /// One f32 per group; this part and `offset` exist only if scales are bytes.
     pub group_scales: usize,
     pub offset: usize,
     pub end: usize,
@@ -201,25 +201,13 @@ impl Storage {
     pub fn plain(self) -> Option<DType> {
         match self {
             Storage::Plain(dtype) => Some(dtype),
-            Storage::Int8Rows
-            | Storage::Fp8Rows
-            | Storage::Fp8Blocks
-            | Storage::Bnb4 { .. }
-            | Storage::Gguf(_)
-            | Storage::Dynamic8 { .. } => None,
+            _ => None,
         }
     }
 
     /// Whether the bytes of a row are contiguous, so that some rows of a matrix are a matrix too.
     pub fn has_contiguous_rows(self) -> bool {
-        match self {
-            Storage::Plain(_) | Storage::Gguf(_) => true,
-            Storage::Int8Rows
-            | Storage::Fp8Rows
-            | Storage::Fp8Blocks
-            | Storage::Bnb4 { .. }
-            | Storage::Dynamic8 { .. } => false,
-        }
+        matches!(self, Storage::Plain(_) | Storage::Gguf(_))
     }
 
     /// Whether a kernel can read this as a matrix of real numbers.

@@ -16,12 +16,12 @@ pub const HEAD_ROWS: usize = 16_384;
 /// The columns of an adapter next to a weight begin and end at multiples of this.
 pub const COLUMN_STEP: usize = 8;
 
-/// Columns that an adapter of a rank takes next to a matrix.
+/// Columns that an adapter of this rank occupies next to a matrix.
 pub const fn spare_columns(rank: usize) -> usize {
     rank.next_multiple_of(COLUMN_STEP)
 }
 
-/// Whether a product with a weight of this storage and size is formed in fp8: cuBLASLt wants multiples of 16 there. Other
+/// Whether a matmul with a weight of this storage and size runs in fp8, for which cuBLASLt requires multiples of 16. Other
 /// weights are decoded.
 pub fn multiplies_in_fp8(precision: Precision, storage: Storage, rows: usize, columns: usize) -> bool {
     let fits = rows.is_multiple_of(16) && columns.is_multiple_of(16);
@@ -56,7 +56,7 @@ impl CudaStep<'_> {
         }
     }
 
-    /// Bytes of a weight decoded to the element type of matmuls, with room for an adapter of that rank; 0 if the weight
+    /// Bytes of a weight decoded to the element type of matmuls, with room for an adapter of this rank; 0 if the weight
     /// is stored in that type.
     pub fn decoded_bytes(&self, input: usize, rank: usize) -> usize {
         let (rows, columns) = self.size(input);
@@ -67,8 +67,8 @@ impl CudaStep<'_> {
         align_up((rows + spare) * (columns + spare) * self.element().bytes())
     }
 
-    /// Bytes that a weight needs in front of its product with an input: that of [`CudaStep::decoded_bytes`], or in fp8 the
-    /// rounded input, where that is not rounded before.
+    /// Scratch for the operands of a matmul: the decoded weight ([`CudaStep::decoded_bytes`]), or in fp8 the rounded input,
+    /// unless an earlier step has rounded it.
     pub fn operand_bytes(&self, input: usize, weight: usize, rank: usize) -> usize {
         let (rows, columns) = self.size(input);
         match self.is_fp8(weight) {
@@ -78,7 +78,7 @@ impl CudaStep<'_> {
         }
     }
 
-    /// The same for the gradient of the input, where a weight in fp8 is transposed too.
+    /// Scratch for the operands of the gradient of the input, which also needs a weight in fp8 transposed.
     pub fn gradient_operand_bytes(&self, gradient: usize, weight: usize, rank: usize) -> usize {
         let (rows, columns) = self.size(weight);
         let transposed = if self.is_fp8(weight) { rounded_bytes(columns, rows) } else { 0 };
@@ -90,7 +90,7 @@ impl CudaStep<'_> {
         multiplies_in_fp8(self.precision, self.inputs[weight].storage, rows, columns)
     }
 
-    /// Bytes of the decoded head (input 1), which is decoded some rows at a time.
+    /// Bytes of the decoded head (input 1), which is decoded at most [`HEAD_ROWS`] rows at a time.
     pub fn decoded_head_bytes(&self) -> usize {
         let (rows, columns) = self.size(1);
         if self.decoded_bytes(1, 0) == 0 {
@@ -135,9 +135,9 @@ pub const fn partial_sums_bytes(rows: usize, columns: usize, least: usize) -> us
     align_up(4 * columns * if partials < MOST_PARTIALS { partials } else { MOST_PARTIALS })
 }
 
-/// Cached positions that a block of a shared query takes.
+/// Cached positions per block, if several blocks share a query.
 pub const CACHE_PIECE: usize = 256;
-/// Up to this many queries are shared by several blocks.
+/// Up to this many queries, several blocks share each query.
 pub const MOST_SHARED_QUERIES: usize = 8;
 
 /// Partial results of attention over a cache of `positions` per sequence: the sums of each piece of a shared query, its
@@ -342,7 +342,7 @@ impl AdapterGradCut {
     }
 }
 
-/// Tokens of one partial sum, if `wanted` sums are wanted and there is room for `most`.
+/// Tokens per partial sum, for up to `wanted` sums if there is room for `most`.
 const fn range_tokens(tokens: usize, wanted: usize, most: usize) -> usize {
     let most = if most < MOST_RANGES { most } else { MOST_RANGES };
     let ranges = at_least(if wanted < most { wanted } else { most }, 1);

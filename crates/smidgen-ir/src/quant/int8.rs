@@ -1,8 +1,8 @@
 //! bitsandbytes' int8 weights: a signed byte an element, and the largest magnitude of each row.
 //!
-//! The library quantizes a model's weights after rounding them to f16; whoever wants its bytes rounds
-//! first. Decoding is that of its backward pass, byte · (largest · 1/127); `int8_vectorwise_dequant` rounds
-//! (byte · largest) · 1/127, another last bit in three of ten elements.
+//! The library rounds a model's weights to f16 before it quantizes them; to get the same bytes, do so first. Decoding is
+//! that of its backward pass, byte · (largest · 1/127); its `int8_vectorwise_dequant` computes (byte · largest) · 1/127,
+//! which differs in the last bit for three of ten elements.
 
 use super::{largest_magnitude, read_f32};
 use crate::storage::row_scales;
