@@ -1,15 +1,14 @@
-//! Reverse mode over the coarse operations: appends to `micro_step` what a trainable leaf needs, and no more.
+//! Reverse mode over the coarse operations: appends to `micro_step` the gradients that trainable leaves need, and no more.
 //!
-//! The forward nodes are walked backwards. Each value collects contributions to its gradient; when its
-//! producer is reached they are complete and become one value. A contribution is either a value or a
-//! *term* `scale · d·matrix`: all terms of one value (q, k, v and their adapters on one norm output) are
-//! summed inside one matmul, so no sum of activations ever passes through memory.
-//! A value whose computation involves no trainable leaf gets no gradient: nothing is built below the
-//! lowest adapted layer, and no weight gradient for frozen weights.
+//! The forward nodes are visited in reverse order. Each value collects contributions to its gradient; when its producer is
+//! reached they are complete and become one value. A contribution is either a value or a *term* `scale · d·matrix`: all
+//! terms of one value (q, k, v and their adapters on one norm output) are summed inside one matmul, so no sum of
+//! activations ever passes through memory. A value that depends on no trainable leaf gets no gradient: nothing is built
+//! below the lowest adapted layer, and no weight gradient for frozen weights.
 
 use smidgen_ir::{AttentionShape, ByValue, Entry, Graph, Node, Norm, Op, Phase, ValueId, ValueSet};
 
-/// Part of the gradient of a value.
+/// A part of the gradient of a value.
 enum Contribution {
     Value(ValueId),
     Term { d: ValueId, matrix: ValueId, scale: f32 },
@@ -119,9 +118,7 @@ impl Backward<'_> {
             Op::LmHeadLoss(_) => self.loss(node),
             Op::GatherRows => {
                 if let Some(d) = self.gradient(node.outputs[0]) {
-                    let name = self.name_of_gradient(node.inputs[0]);
-                    let dx = self.emit(Op::ScatterRows, vec![d, node.inputs[1]], vec![], &[name])[0];
-                    self.contribute(node.inputs[0], Contribution::Value(dx));
+                    self.one_gradient(node, Op::ScatterRows, |_| vec![d, node.inputs[1]]);
                 }
             }
             Op::Add => {
@@ -136,9 +133,7 @@ impl Backward<'_> {
             Op::Fourier { scale } => self.fourier(node, *scale),
             Op::Dropout { .. } => {
                 if let Some(d) = self.gradient(node.outputs[0]) {
-                    let name = self.name_of_gradient(node.inputs[0]);
-                    let dx = self.emit(node.op.clone(), vec![d, node.inputs[1]], vec![], &[name])[0];
-                    self.contribute(node.inputs[0], Contribution::Value(dx));
+                    self.one_gradient(node, node.op.clone(), |_| vec![d, node.inputs[1]]);
                 }
             }
             Op::GatedAct(activation) => {
@@ -152,10 +147,8 @@ impl Backward<'_> {
             }
             Op::Rope { heads, inverse } => {
                 if let Some(d) = self.gradient(node.outputs[0]) {
-                    let name = self.name_of_gradient(node.inputs[0]);
                     let op = Op::Rope { heads: *heads, inverse: !inverse };
-                    let dx = self.emit(op, vec![d, node.inputs[1]], vec![], &[name])[0];
-                    self.contribute(node.inputs[0], Contribution::Value(dx));
+                    self.one_gradient(node, op, |_| vec![d, node.inputs[1]]);
                 }
             }
             Op::Attention(shape) => {
@@ -207,7 +200,7 @@ impl Backward<'_> {
                 }
             }
             Op::ChunkAttention(shape) => self.chunk_attention(node, *shape),
-            // Nothing that is trained comes before them: they turn sound into what the encoder starts from.
+            // They have no trained leaves among their inputs: they only turn positions or sound into inputs of the layers.
             Op::RopeTable(_) | Op::StridedConv(_) | Op::JoinPlaces { .. } | Op::MaskRows { .. } => {}
             Op::Logits { .. }
             | Op::HeadSums(_)
@@ -261,7 +254,7 @@ impl Backward<'_> {
         }
     }
 
-    /// Rows of audio get the gradient of where they were placed; what they replaced gets none.
+    /// Audio rows get the gradient of the rows where they were placed; the rows that they replaced get none.
     fn place_rows(&mut self, node: &Node) {
         let Some(d) = self.gradient(node.outputs[0]) else { return };
         let [_, rows, audio] = node.inputs[..] else { unreachable!("rows are placed with three inputs") };
@@ -284,7 +277,7 @@ impl Backward<'_> {
         }
     }
 
-    /// The fused loss has formed its gradients already.
+    /// The forward operation has already computed these gradients.
     fn loss(&mut self, node: &Node) {
         if let Some(&dx) = node.outputs.first() {
             self.contribute(node.inputs[0], Contribution::Value(dx));
@@ -333,7 +326,7 @@ impl Backward<'_> {
         }
     }
 
-    /// y = z·m/n + bias: n is no part of the gradient.
+    /// y = z·m/n + bias, where n is treated as a constant.
     fn scale_columns(&mut self, node: &Node, bias: bool) {
         let Some(dy) = self.gradient(node.outputs[0]) else { return };
         let (z, magnitude, norm) = (node.inputs[0], node.inputs[1], node.inputs[2]);
@@ -351,7 +344,7 @@ impl Backward<'_> {
         }
     }
 
-    /// y = base + φ(s·h·Bᵀ): the argument of φ is formed again inside the gradient, from h.
+    /// y = base + φ(s·h·Bᵀ). The gradient operation recomputes the argument of φ from h.
     fn fourier(&mut self, node: &Node, scale: f32) {
         let Some(dy) = self.gradient(node.outputs[0]) else { return };
         let [base, h, b, coefficients, sigma] = node.inputs[..] else {

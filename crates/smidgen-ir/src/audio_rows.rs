@@ -67,14 +67,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clip_of_a_chunk_is_not_filled() {
+    fn a_clip_of_one_chunk_is_not_padded() {
         let marks: Vec<_> = marks_of_clip(7, 21).collect();
         assert_eq!(marks, [[8, 7, 10, 7], [8, 7, 10, 7], [5, 7, 10, 7]]);
         assert_eq!((rows_of_frames(4000), filled_rows(500)), (500, 500));
     }
 
     #[test]
-    fn a_longer_one_is_filled_to_whole_chunks() {
+    fn a_longer_clip_is_padded_to_whole_chunks() {
         let marks: Vec<_> = marks_of_clip(0, 4001).collect();
         assert_eq!(marks.len(), 1000);
         assert_eq!(

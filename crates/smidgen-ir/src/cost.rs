@@ -197,7 +197,7 @@ mod tests {
         })
     }
 
-    /// The storage of the weight decides, not that of the adapter.
+    /// The storage of the weight decides which rate applies, not that of the adapter.
     #[test]
     fn matmuls_with_bf16_weights_are_counted_separately() {
         let (x, y) = (matrix(Dim::Tokens, 6, Storage::F32), matrix(Dim::Tokens, 4, Storage::F32));
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(cost(&gradient, &terms, &x).bf16_flops, base);
     }
 
-    /// In chunks of rows the head is read more often, for the same arithmetic.
+    /// In chunks of rows the head is read more often, with the same arithmetic.
     #[test]
     fn the_head_is_read_for_every_chunk_and_pass() {
         let x = matrix(Dim::Rows, 6, Storage::F32);

@@ -36,7 +36,7 @@ impl Op {
             }
             Op::Linear { bias, lora } => {
                 rule.count(2 + usize::from(*bias) + if lora.is_some() { 2 } else { 0 }, 0)?;
-                let (rows, k) = rule.factor(0)?;
+                let (rows, k) = rule.matmul_input(0)?;
                 let (n, weight_k) = rule.weight(1)?;
                 rule.equal("inner size", k, weight_k)?;
                 if *bias {
@@ -48,7 +48,7 @@ impl Op {
                     rule.equal("rows", rows, h_rows)?;
                     rule.equal("lora b", rule.weight(first + 1)?, (n, rank))?;
                 }
-                Ok(vec![rule.product(Shape::of(rows, n))])
+                Ok(vec![rule.matmul_output(Shape::of(rows, n))])
             }
             Op::ScaleColumns { bias } => {
                 rule.count(3 + usize::from(*bias), 0)?;
@@ -214,14 +214,14 @@ impl Op {
             Op::LinearGrad { scales } => {
                 rule.count(2 * scales.len(), 0)?;
                 rule.require(!scales.is_empty(), || "no terms".into())?;
-                let (rows, _) = rule.factor(0)?;
+                let (rows, _) = rule.matmul_input(0)?;
                 let (_, k) = rule.weight(1)?;
                 for term in 0..scales.len() {
                     let (n, term_k) = rule.weight(2 * term + 1)?;
-                    rule.equal("term", rule.factor(2 * term)?, (rows, n))?;
+                    rule.equal("term", rule.matmul_input(2 * term)?, (rows, n))?;
                     rule.equal("columns", term_k, k)?;
                 }
-                Ok(vec![rule.product(Shape::of(rows, k))])
+                Ok(vec![rule.matmul_output(Shape::of(rows, k))])
             }
             Op::WeightGrad { .. } => {
                 rule.count(2, 1)?;

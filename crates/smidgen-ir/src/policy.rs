@@ -574,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn spaces_are_those_of_the_device() {
+    fn a_cpu_offloads_to_disk() {
         let host = Policy { weights: Space::Host, activations: Space::Device, ..Policy::default() };
         assert_eq!(host.clone().on(DeviceKind::Cuda), host);
         assert_eq!(host.clone().on(DeviceKind::Cpu), Policy { weights: Space::Disk, ..host });

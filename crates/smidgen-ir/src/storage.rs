@@ -134,7 +134,7 @@ pub enum Storage {
 /// Elements that share a scale in [`Storage::Dynamic8`].
 pub const DYNAMIC8_BLOCK: usize = 256;
 
-/// Where the byte of each element begins in [`Storage::Dynamic8`], in bytes.
+/// Offset of the bytes of the elements in [`Storage::Dynamic8`].
 pub const fn dynamic8_codes(elements: usize) -> usize {
     4 * elements.div_ceil(DYNAMIC8_BLOCK)
 }
@@ -147,15 +147,16 @@ pub const BNB4_BLOCK: usize = 64;
 /// Scales that share a scale in [`Storage::Bnb4`] with `double`.
 pub const BNB4_GROUP: usize = 256;
 
-/// Where the f32 of each row begins in [`Storage::Int8Rows`] and [`Storage::Fp8Rows`], in bytes; in
-/// [`Storage::Fp8Blocks`] where the scales of squares begin.
+/// Offset of the scales in bytes: those of rows in [`Storage::Int8Rows`] and [`Storage::Fp8Rows`], those of squares in
+/// [`Storage::Fp8Blocks`].
 pub const fn row_scales(rows: usize, columns: usize) -> usize {
     rows * columns
 }
 
-/// Where the parts of a tensor in [`Storage::Bnb4`] begin, in bytes from its start. Codes are the first part.
+/// Offsets of the parts of a tensor in [`Storage::Bnb4`], in bytes. Codes are the first part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bnb4Parts {
+    /// How many blocks there are.
     pub blocks: usize,
     /// One scale per block.
     pub scales: usize,
@@ -250,7 +251,7 @@ mod tests {
         assert_eq!(Storage::Fp8Blocks.bytes(129, 256), 129 * 256 + 4 * 2 * 2);
     }
 
-    /// A byte each, and an f32 for each block, the last one short.
+    /// A byte per element and an f32 per block; the last block is short.
     #[test]
     fn dynamic8_sizes() {
         for signed in [true, false] {
@@ -262,7 +263,7 @@ mod tests {
         assert_eq!(dynamic8_codes(5000), 80);
     }
 
-    /// 4.5 bits a parameter plain, 4.127 with double quantization (0.5 + 1/64 + 4/(64*256) bytes).
+    /// 4.5 bits per parameter, or 4.127 with double quantization (0.5 + 1/64 + 4/(64*256) bytes).
     #[test]
     fn bnb4_sizes() {
         for code in Code4::ALL {
@@ -291,7 +292,7 @@ mod tests {
         assert_eq!(names, [["nf4", "nf4-single"], ["fp4", "fp4-single"]]);
     }
 
-    /// Bits a weight as llama.cpp names them: 4.5, 5, 5.5, 6, 8.5, 4.5, 5.5, 6.5625.
+    /// Bits per weight as llama.cpp states them: 4.5, 5, 5.5, 6, 8.5, 4.5, 5.5, 6.5625.
     #[test]
     fn gguf_sizes() {
         let bits: Vec<f64> =

@@ -502,7 +502,7 @@ mod tests {
         }
     }
 
-    /// A slice is rows of a leaf, not of an activation or of another slice.
+    /// A slice has rows of a leaf, not of an activation or of another slice.
     #[test]
     fn rows_of_anything_but_a_leaf_are_found() {
         let (mut graph, slice) = with_slice(2, 4);

@@ -192,8 +192,8 @@ pub const fn attention_floats_bytes(tokens: usize, shape: &AttentionShape) -> us
     align_up(4 * shape.heads * tokens)
 }
 
-/// Blocks for the gradients of k and v that fill a large GPU twice, whatever the segments: one block then has at most half
-/// of the average work of 264 blocks.
+/// The wanted number of blocks for the gradients of k and v. It keeps a large GPU busy for any segments: one block then has
+/// at most half of the average work of 264 blocks.
 const KEY_BLOCKS: usize = 1024;
 
 /// Into how many parts the query heads of a key head are split for the gradients of k and v; each part has its own blocks.
@@ -418,7 +418,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn partial_sums_fit_whatever_the_rows_and_the_groups_of_a_row() {
+    fn partial_sums_fit_for_any_rows_and_groups() {
         let columns = 24;
         for least in [NORM_GROUPS_PER_PARTIAL, BIAS_ROWS_PER_PARTIAL] {
             let mut before = 0;
@@ -473,7 +473,7 @@ mod tests {
     const GROUPED: AttentionShape =
         AttentionShape { heads: 28, kv_heads: 4, head_dim: 128, scale: 1.0, window: None, softcap: None };
 
-    /// 4 · 32 blocks without parts, 4 · 64, 4 · 128 and 4 · 256; seven heads are seven parts at most.
+    /// There are 4 · 32 blocks without parts, 4 · 64, 4 · 128 and 4 · 256. Seven heads give at most seven parts.
     #[test]
     fn few_long_blocks_of_keys_are_cut_into_parts() {
         let parts = [1, 2048, 4096, 8192, 16_384].map(|tokens| attention_parts(tokens, &GROUPED));
@@ -482,7 +482,7 @@ mod tests {
         assert_eq!(attention_parts(0, &GROUPED), 1);
     }
 
-    /// Fewer than 2048 tiles of keys and of values, of 64 rows each.
+    /// There are fewer than 2048 tiles of keys and of values, of 64 rows each.
     #[test]
     fn parts_take_a_bounded_scratch() {
         for tokens in (0..40_000).step_by(37) {

@@ -1,8 +1,7 @@
-//! `model_type = "llama"`: Llama 2 and 3, SmolLM2, TinyLlama and everything else that calls itself so.
+//! `model_type = "llama"`: Llama 2 and 3, SmolLM2, TinyLlama and all others of this type.
 //!
-//! Grouped heads, tied or untied head, an explicit `head_dim`, optional biases, and the rotary
-//! embeddings `default`, `linear` and `llama3`. The dialects that differ from it in a few places begin
-//! with [`read_like_llama`].
+//! Grouped heads, tied or untied head, an explicit `head_dim`, optional biases, and the rotary embeddings `default`,
+//! `linear` and `llama3`. Similar model types start from [`read_like_llama`] and change what differs.
 
 use super::config::Config;
 use super::spec::{DecoderSpec, LayerAttention};
@@ -16,7 +15,7 @@ pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
     Ok(DecoderSpec { qkv_bias: biases, output_bias: biases, ..read_like_llama("llama", config)? })
 }
 
-/// What all relatives of Llama spell alike: no biases in attention, no norms of queries, no window.
+/// Reads the keys that all model types similar to Llama share. No biases in attention, no norms of queries, no window.
 pub fn read_like_llama(model_type: &str, config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
     refuse_quantization(config)?;
     config.refuse("pretraining_tp", &[json!(1)], "1")?;
@@ -35,7 +34,7 @@ pub fn read_like_llama(model_type: &str, config: &Config<'_>) -> Result<DecoderS
         None if hidden.is_multiple_of(heads) => hidden / heads,
         None => {
             let what =
-                format!("hidden size {hidden} is no multiple of {heads} heads and there is no `head_dim`");
+                format!("hidden size {hidden} is not a multiple of {heads} heads, and `head_dim` is missing");
             return Err(ModelError::Contradiction { what });
         }
     };

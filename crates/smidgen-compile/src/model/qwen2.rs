@@ -1,8 +1,8 @@
 //! `model_type = "qwen2"`: Qwen 2 and 2.5.
 //!
-//! Llama with biases on q, k and v, which no key of the config says. Released models do not slide
-//! (`use_sliding_window` is false, and the other window keys then mean nothing); in one that does, the
-//! layers from `max_window_layers` on slide, or those that `layer_types` names.
+//! Llama with biases on q, k and v, for which the config has no key. Released models have no sliding window
+//! (`use_sliding_window` is false, and the other window keys then mean nothing); otherwise the layers from
+//! `max_window_layers` on have one, or those that `layer_types` names.
 
 use super::config::Config;
 use super::llama::read_like_llama;

@@ -1,9 +1,9 @@
-//! Joined operands: an adapter's matrices are placed next to those of its linear, so that both are one matmul.
+//! Joined operands: an adapter's matrices are stored next to the weight of its linear, so that both are one matmul.
 //!
 //! y = x·Wᵀ + h·Bᵀ is `[x | h]·[W | B]ᵀ`, and dx = dy·W + dh·A is `[dy | dh]·[W ; A]`. A GPU runs each as one matmul if
 //! x and dy have spare columns for h and dh, and W's buffer has room for B after its columns and for A below its rows.
-//! Only memory is laid out here; the graph stays unchanged, and a device may multiply twice instead. On the CPU nothing
-//! is joined: its matmuls take several terms.
+//! Only the memory layout is decided here; the graph stays unchanged, and a device may run two matmuls instead. On a CPU
+//! nothing is joined, because its matmuls sum several terms.
 
 use crate::request::Request;
 use smidgen_ir::workspace_cuda::{COLUMN_STEP, spare_columns};
@@ -12,7 +12,7 @@ use smidgen_ir::{
 };
 use std::collections::BTreeMap;
 
-/// What is not stored row after row.
+/// Values whose rows are not contiguous.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Layout {
     /// Spare columns after each row of a temporary, for its steps.
@@ -73,7 +73,7 @@ pub fn find(graph: &Graph, request: &Request) -> Layout {
         let rank = graph.value(a).ty.shape.at(&Extent::default()).0;
         weight_of.insert(a, weight);
         widen(&mut layout, graph, x, rank);
-        // A weight that comes and goes brings nothing along.
+        // A fetched copy has no room for the adapter.
         let stays = graph.value(weight).leaf().is_some();
         if stays && graph.value(weight).ty.storage == Storage::Plain(request.activations()) {
             let spare = spare_columns(rank);

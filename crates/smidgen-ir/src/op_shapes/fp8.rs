@@ -20,7 +20,7 @@ impl Rule<'_> {
     }
 
     /// The left operand of a matmul: an activation, possibly rounded to fp8.
-    pub(super) fn factor(&self, input: usize) -> Result<(Dim, usize), ShapeError> {
+    pub(super) fn matmul_input(&self, input: usize) -> Result<(Dim, usize), ShapeError> {
         match self.rows_and_columns(input) {
             Some(size) if self.inputs[input].storage == Storage::Fp8Rows => Ok(size),
             _ => self.activation(input),
@@ -28,7 +28,7 @@ impl Rule<'_> {
     }
 
     /// The result of a matmul, in the element type of activations.
-    pub(super) fn product(&self, shape: Shape) -> Type {
+    pub(super) fn matmul_output(&self, shape: Shape) -> Type {
         let storage = match self.inputs[0].storage {
             Storage::Fp8Rows => Storage::Plain(DType::Bf16),
             storage => storage,

@@ -184,7 +184,7 @@ mod tests {
     use crate::quant;
 
     #[test]
-    fn thresholds_lie_halfway() {
+    fn thresholds_are_halfway() {
         let expected = [
             -0.848_096_4,
             -0.610_632_9,

@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn ends_and_equal_values() {
         let mut codes = [9; 4];
-        // The lowest entry is -0.993, and -1 takes it.
+        // The lowest entry is -0.993, so -1 gets its code.
         assert_eq!(encode_group(&[-2.0, 2.0, 1.0, -1.0], &mut codes), 2.0);
         assert_eq!(codes[..2], [0, 255]);
         assert_eq!(encode_group(&[0.0; 4], &mut codes), 0.0);

@@ -103,8 +103,8 @@ mod tests {
     use super::super::dynamic_map::{SIGNED_MAP, UNSIGNED_MAP};
     use super::*;
 
-    /// The walk of the library's kernel, step by step.
-    fn walked(map: &[f32; 256], number: f32) -> u8 {
+    /// The binary search of the library's kernel, step by step.
+    fn searched(map: &[f32; 256], number: f32) -> u8 {
         let (mut below, mut above, mut place) = (0_usize, 255_usize, 127_usize);
         for step in [64, 32, 16, 8, 4, 2, 1] {
             if number > map[place] {
@@ -125,9 +125,9 @@ mod tests {
         code as u8
     }
 
-    /// Every entry, every midpoint and the floats beside them, every edge of a bucket, and a fine grid.
+    /// Tests every entry, every midpoint and their neighbouring floats, every edge of a bucket, and a fine grid.
     #[test]
-    fn codes_are_those_of_the_walk() {
+    fn codes_are_those_of_the_search() {
         let mut numbers = vec![0.0, -0.0, 1.0, -1.0, f32::MIN_POSITIVE, 1e-45, -1e-45];
         for map in [&SIGNED_MAP, &UNSIGNED_MAP] {
             for pair in map.windows(2) {
@@ -143,9 +143,9 @@ mod tests {
         numbers.extend((0..=200_000).map(|point| point as f32 / 100_000.0 - 1.0));
         numbers.retain(|number| (-1.0..=1.0).contains(number));
         for number in numbers {
-            assert_eq!(nearest_signed(number), walked(&SIGNED_MAP, number), "{number:e}");
+            assert_eq!(nearest_signed(number), searched(&SIGNED_MAP, number), "{number:e}");
             let positive = number.abs();
-            assert_eq!(nearest_unsigned(positive), walked(&UNSIGNED_MAP, positive), "{positive:e}");
+            assert_eq!(nearest_unsigned(positive), searched(&UNSIGNED_MAP, positive), "{positive:e}");
         }
     }
 
