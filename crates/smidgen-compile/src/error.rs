@@ -27,3 +27,13 @@ pub enum ModelError {
     #[error("recompute layer {layer} does not exist, the model has layers 0 to {last}")]
     UnknownRecomputeLayer { layer: usize, last: usize },
 }
+
+impl ModelError {
+    pub(crate) fn unsupported(
+        key: impl Into<String>,
+        got: impl Into<String>,
+        supported: &'static str,
+    ) -> ModelError {
+        ModelError::Unsupported { key: key.into(), got: got.into(), supported }
+    }
+}

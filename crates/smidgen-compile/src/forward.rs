@@ -105,12 +105,11 @@ fn build_entry(
 /// weight plus adapter by which DoRA divides.
 fn build_refresh(graph: &mut Graph, leaves: &Leaves, request: &Request) -> Vec<Node> {
     let mut nodes = Vec::new();
-    let rounded: Vec<(ValueId, Rounded)> = (0..graph.values.len() as u32)
-        .filter_map(|index| Some((ValueId(index), graph.value(ValueId(index)).leaf()?.rounded?)))
-        .collect();
-    for (leaf, Rounded { of, scale }) in rounded {
-        let place = (Phase::Update, None);
-        graph.emit(&mut nodes, Op::Round { scale, to: None }, vec![of], vec![leaf], &[], place);
+    let place = (Phase::Update, None);
+    for id in graph.ids() {
+        if let Some(Rounded { of, scale }) = graph.value(id).leaf().and_then(|leaf| leaf.rounded) {
+            graph.emit(&mut nodes, Op::Round { scale, to: None }, vec![of], vec![id], &[], place);
+        }
     }
     if request.form == AdapterForm::Dora {
         for module in &request.adapters {
@@ -118,7 +117,7 @@ fn build_refresh(graph: &mut Graph, leaves: &Leaves, request: &Request) -> Vec<N
             let inputs = vec![weight, leaves.get(&module.a_name()), leaves.get(&module.b_name())];
             let norms = vec![leaves.get(&module.norm_name())];
             let op = Op::RowNorms { scale: module.scale };
-            graph.emit(&mut nodes, op, inputs, norms, &[], (Phase::Update, None));
+            graph.emit(&mut nodes, op, inputs, norms, &[], place);
         }
     }
     nodes

@@ -9,9 +9,7 @@ use crate::model::audio::{AUDIO, AudioInput, FRAMES};
 use crate::model::spec::{EMBEDDING, HEAD, Tensor};
 use crate::names::{input, state};
 use crate::request::{AdapterForm, DecodeShape, Purpose, Request, TrainedBiases};
-use smidgen_ir::{
-    DType, Dim, Graph, LeafKind, MARK_COLUMNS, Rounded, Shape, Storage, Type, ValueId, ValueRole,
-};
+use smidgen_ir::{DType, Dim, Graph, LeafKind, MARK_COLUMNS, Rounded, Shape, Storage, Type, ValueId};
 use std::collections::{HashMap, HashSet};
 
 /// LS-LoRA's coefficients (M, 4) and scales (M, 1) of all M modules, each one leaf.
@@ -44,11 +42,6 @@ impl Leaves {
             return of;
         }
         *self.slices.entry((of, first_row, rows)).or_insert_with(|| graph.add_slice(of, first_row, rows))
-    }
-
-    /// One row of a leaf.
-    pub fn row(&mut self, graph: &mut Graph, of: ValueId, row: usize) -> ValueId {
-        self.slice(graph, of, row, 1)
     }
 
     fn add(&mut self, graph: &mut Graph, name: &str, ty: Type, kind: LeafKind) -> ValueId {
@@ -101,9 +94,7 @@ fn add_tensors(graph: &mut Graph, leaves: &mut Leaves, request: &Request, purpos
             let storage = request.optimizer.master.storage(tensor.shape.0.len());
             let ty = Type::new(tensor.shape, storage);
             let leaf = leaves.add(graph, &tensor.name, ty, LeafKind::Adapter);
-            if let ValueRole::Leaf(own) = &mut graph.values[leaf.index()].role {
-                own.is_of_base = true;
-            }
+            graph.leaf_mut(leaf).is_of_base = true;
             trained.push(leaf);
             if is_multiplied && storage == Storage::F32 && request.rounds_trained() {
                 add_rounded(graph, leaves, request, &tensor.name, 1.0);
@@ -183,9 +174,7 @@ fn add_rounded(graph: &mut Graph, leaves: &mut Leaves, request: &Request, name: 
     let of = leaves.get(name);
     let ty = Type::new(graph.value(of).ty.shape.clone(), Storage::Plain(request.activations()));
     let rounded = leaves.add(graph, &rounded_name(name), ty, LeafKind::Derived);
-    if let ValueRole::Leaf(leaf) = &mut graph.values[rounded.index()].role {
-        leaf.rounded = Some(Rounded { of, scale });
-    }
+    graph.leaf_mut(rounded).rounded = Some(Rounded { of, scale });
 }
 
 /// The name of the copy of a trained matrix in the type of matmuls.
@@ -287,7 +276,5 @@ pub fn cache_names(layer: usize) -> [String; 2] {
 pub fn train_leaf(graph: &mut Graph, leaf: ValueId) {
     let (name, shape) = (format!("grad {}", graph.value(leaf).name), graph.value(leaf).ty.shape.clone());
     let gradient = graph.add_leaf(name, Type::f32(shape), LeafKind::Gradient);
-    if let ValueRole::Leaf(leaf) = &mut graph.values[leaf.index()].role {
-        leaf.gradient = Some(gradient);
-    }
+    graph.leaf_mut(leaf).gradient = Some(gradient);
 }

@@ -167,7 +167,7 @@ impl Builder<'_> {
                 let base = self.matmul(x, weight, bias, None, &format!("{}.base", part.output));
                 let [coefficients, sigma] = [FOURIER_COEFFICIENTS, FOURIER_SIGMA].map(|name| {
                     let leaf = self.leaf(name);
-                    self.leaves.row(self.graph, leaf, attached.index)
+                    self.leaves.slice(self.graph, leaf, attached.index, 1)
                 });
                 let op = Op::Fourier { scale: attached.scale };
                 self.emit1(op, vec![base, attached.h, b, coefficients, sigma], part.output)

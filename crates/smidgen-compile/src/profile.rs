@@ -227,7 +227,7 @@ impl Profile {
         ends
     }
 
-    /// Simulates an entry point and calls `see_end` with the end of each step. `rounds` is how often the steps of a lap run.
+    /// Simulates an entry point and calls `see_end` with the end of each step. The steps of a lap run `rounds` times.
     fn walk(&self, plan: &Plan, entry: Entry, sums: bool, rounds: f64, mut see_end: impl FnMut(f64)) -> f64 {
         let EntryPlan { steps, laps, .. } = plan.entry(entry);
         let mut laps = laps.iter().peekable();

@@ -1,4 +1,4 @@
-//! The result of the solver: a plan with its policy, its needs and the reasons for its choices; or the error that nothing fits.
+//! The result of the solver: a plan with its policy, its needs and the reasons for its choices, or an error.
 //!
 //! Reasons and prices are data; reports turn them into sentences.
 

@@ -69,7 +69,7 @@ pub(crate) fn run_compute_passes(
     policy: &Policy,
     check: impl Fn(&str, &Graph),
 ) -> Graph {
-    if graph.entries.iter().any(|(entry, _)| *entry == Entry::MicroStep) {
+    if graph.has_entry(Entry::MicroStep) {
         let keep = passes::recompute::keep_set(&graph, policy);
         passes::recompute::apply(&mut graph, &keep);
         check("recompute", &graph);

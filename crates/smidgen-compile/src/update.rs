@@ -74,8 +74,7 @@ pub fn append_update_in_pieces(graph: &mut Graph, request: &Request, piece_eleme
     for leaf in trained.into_iter().map(|(_, gradient)| gradient).chain([loss]) {
         graph.emit(&mut nodes, Op::Zero, vec![], vec![leaf], &[], place);
     }
-    let update = graph.entries.iter_mut().find(|(entry, _)| *entry == Entry::Update);
-    update.expect("the forward stage adds every entry point").1 = nodes;
+    graph.set_nodes(Entry::Update, nodes);
 }
 
 /// The update of a matrix in bf16: a piece of its rows is widened to f32, updated, and rounded at random.

@@ -149,6 +149,14 @@ impl ValueRole {
         }
     }
 
+    /// The row of the whole value at which a slice starts; 0 if this is not a slice.
+    pub fn first_row(&self) -> usize {
+        match self {
+            ValueRole::Slice(slice) => slice.first_row,
+            ValueRole::Leaf(_) | ValueRole::Temp => 0,
+        }
+    }
+
     /// How the value is divided over ranks, if it is.
     pub fn shard(&self) -> Option<Shard> {
         match self {
@@ -270,8 +278,33 @@ impl Graph {
         &self.values[id.index()]
     }
 
+    /// Every value, in order.
+    pub fn ids(&self) -> impl Iterator<Item = ValueId> + use<> {
+        (0..self.values.len() as u32).map(ValueId)
+    }
+
+    pub fn has_entry(&self, entry: Entry) -> bool {
+        self.entries.iter().any(|(own, _)| *own == entry)
+    }
+
+    /// The nodes of an entry point; none if the graph does not have it.
     pub fn nodes(&self, entry: Entry) -> &[Node] {
-        self.entries.iter().find(|(e, _)| *e == entry).map_or(&[], |(_, nodes)| nodes)
+        self.entries.iter().find(|(own, _)| *own == entry).map_or(&[], |(_, nodes)| nodes)
+    }
+
+    fn nodes_mut(&mut self, entry: Entry) -> Option<&mut Vec<Node>> {
+        self.entries.iter_mut().find(|(own, _)| *own == entry).map(|(_, nodes)| nodes)
+    }
+
+    /// Takes the nodes of an entry point out of the graph, to be rewritten and given back with [`Graph::set_nodes`].
+    pub fn take_nodes(&mut self, entry: Entry) -> Option<Vec<Node>> {
+        self.nodes_mut(entry).map(std::mem::take)
+    }
+
+    /// # Panics
+    /// When the graph does not have the entry point.
+    pub fn set_nodes(&mut self, entry: Entry, nodes: Vec<Node>) {
+        *self.nodes_mut(entry).unwrap_or_else(|| panic!("the graph has no `{entry}`")) = nodes;
     }
 
     /// The value that `id` is a slice of, or `id` itself.
@@ -302,13 +335,11 @@ impl Graph {
         self.add_value(name, ty, ValueRole::Leaf(Leaf::new(kind)))
     }
 
-    /// Has this rank store only its part of a leaf.
-    ///
     /// # Panics
     /// When the value is not a leaf.
-    pub fn divide(&mut self, leaf: ValueId, shard: Shard) {
-        match &mut self.values[leaf.index()].role {
-            ValueRole::Leaf(leaf) => leaf.shard = Some(shard),
+    pub fn leaf_mut(&mut self, id: ValueId) -> &mut Leaf {
+        match &mut self.values[id.index()].role {
+            ValueRole::Leaf(leaf) => leaf,
             other => panic!("{other:?} is not a leaf"),
         }
     }
@@ -391,9 +422,6 @@ impl Graph {
 
     /// Trained leaves with their gradients, in order.
     pub fn trainable(&self) -> impl Iterator<Item = (ValueId, ValueId)> + '_ {
-        self.values.iter().enumerate().filter_map(|(i, value)| {
-            let gradient = value.leaf()?.gradient?;
-            Some((ValueId(i as u32), gradient))
-        })
+        self.ids().filter_map(|id| Some((id, self.value(id).leaf()?.gradient?)))
     }
 }

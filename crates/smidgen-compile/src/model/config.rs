@@ -78,7 +78,7 @@ impl<'a> Config<'a> {
     fn at_most(&self, key: &str, most: usize, supported: &'static str) -> Result<Option<usize>, ModelError> {
         match self.size(key)? {
             Some(size) if size > most => {
-                Err(ModelError::Unsupported { key: self.key(key), got: size.to_string(), supported })
+                Err(ModelError::unsupported(self.key(key), size.to_string(), supported))
             }
             size => Ok(size),
         }
@@ -103,7 +103,7 @@ impl<'a> Config<'a> {
     pub fn refuse(&self, key: &str, harmless: &[Value], supported: &'static str) -> Result<(), ModelError> {
         match self.get(key) {
             Some(value) if !harmless.contains(value) => {
-                Err(ModelError::Unsupported { key: self.key(key), got: shortened(value), supported })
+                Err(ModelError::unsupported(self.key(key), shortened(value), supported))
             }
             _ => Ok(()),
         }
@@ -116,11 +116,7 @@ impl<'a> Config<'a> {
             None | Some("float32") => Ok(DType::F32),
             Some("bfloat16") => Ok(DType::Bf16),
             Some("float16") => Ok(DType::F16),
-            Some(other) => Err(ModelError::Unsupported {
-                key: key.into(),
-                got: other.into(),
-                supported: "float32, bfloat16, float16",
-            }),
+            Some(other) => Err(ModelError::unsupported(key, other, "float32, bfloat16, float16")),
         }
     }
 
@@ -147,11 +143,8 @@ impl<'a> Config<'a> {
         };
         let dim = (head_dim as f64 * share) as usize;
         if share > 1.0 || !dim.is_multiple_of(2) || dim == 0 {
-            return Err(ModelError::Unsupported {
-                key: "partial_rotary_factor".into(),
-                got: share.to_string(),
-                supported: "a share of the head that is an even number of channels",
-            });
+            let supported = "a share of the head that is an even number of channels";
+            return Err(ModelError::unsupported("partial_rotary_factor", share.to_string(), supported));
         }
         let plain = RopeSpec::plain(theta as f32, dim);
         table.map_or(Ok(plain.clone()), |table| table.scaled_rope(plain, self))
@@ -182,11 +175,8 @@ impl<'a> Config<'a> {
             },
             "longrope" => return self.longrope(plain, config, is_phi),
             other => {
-                return Err(ModelError::Unsupported {
-                    key: self.key(key),
-                    got: other.into(),
-                    supported: "default, linear, llama3, longrope",
-                });
+                let supported = "default, linear, llama3, longrope";
+                return Err(ModelError::unsupported(self.key(key), other, supported));
             }
         };
         Ok(RopeSpec { scaling, ..plain })
@@ -247,11 +237,7 @@ impl<'a> Config<'a> {
         let slides = list.iter().map(|word| match word.as_str() {
             Some("sliding_attention") => Ok(true),
             Some("full_attention") => Ok(false),
-            _ => Err(ModelError::Unsupported {
-                key: key.into(),
-                got: shortened(word),
-                supported: "sliding_attention, full_attention",
-            }),
+            _ => Err(ModelError::unsupported(key, shortened(word), "sliding_attention, full_attention")),
         });
         Ok(Some(slides.collect::<Result<_, _>>()?))
     }

@@ -13,13 +13,10 @@ use smidgen_ir::Norm;
 pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
     let spec = read_like_gemma("gemma2", config)?;
     let window = config.size("sliding_window")?.unwrap_or(4096);
-    let slides = match config.sliding_layers(spec.layers)? {
-        Some(slides) => slides,
-        None => (0..spec.layers).map(|layer| layer % 2 == 0).collect(),
-    };
-    let attention = |slides: bool| LayerAttention { window: slides.then_some(window), rope: 0 };
+    let slides = config.sliding_layers(spec.layers)?;
+    let slides = slides.unwrap_or_else(|| (0..spec.layers).map(|layer| layer % 2 == 0).collect());
     Ok(DecoderSpec {
-        attention: slides.into_iter().map(attention).collect(),
+        attention: LayerAttention::sliding(slides, window),
         attention_softcap: config.cap("attn_logit_softcapping", Some(50.0))?,
         logit_softcap: config.cap("final_logit_softcapping", Some(30.0))?,
         ..spec

@@ -21,10 +21,7 @@ pub fn sliding_attention(config: &Config<'_>, layers: usize) -> Result<Vec<Layer
     }
     let window = config.required_size("sliding_window")?;
     let first = config.size("max_window_layers")?.unwrap_or(28);
-    let slides = match config.sliding_layers(layers)? {
-        Some(slides) => slides,
-        None => (0..layers).map(|layer| layer >= first).collect(),
-    };
-    let attention = |slides: bool| LayerAttention { window: slides.then_some(window), rope: 0 };
-    Ok(slides.into_iter().map(attention).collect())
+    let slides = config.sliding_layers(layers)?;
+    let slides = slides.unwrap_or_else(|| (0..layers).map(|layer| layer >= first).collect());
+    Ok(LayerAttention::sliding(slides, window))
 }

@@ -64,6 +64,12 @@ impl LayerAttention {
     pub fn uniform(layers: usize, window: Option<usize>) -> Vec<LayerAttention> {
         vec![LayerAttention { window, rope: 0 }; layers]
     }
+
+    /// A window for the layers that slide, and the first rotary embedding for every layer.
+    pub fn sliding(slides: Vec<bool>, window: usize) -> Vec<LayerAttention> {
+        let attention = |slides: bool| LayerAttention { window: slides.then_some(window), rope: 0 };
+        slides.into_iter().map(attention).collect()
+    }
 }
 
 pub const EMBEDDING: &str = "model.embed_tokens.weight";

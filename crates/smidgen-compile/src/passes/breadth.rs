@@ -27,8 +27,7 @@ pub fn apply(
     squares: &ByValue<ValueId>,
     early: Early,
 ) {
-    let Some(index) = graph.entries.iter().position(|(entry, _)| *entry == Entry::MicroStep) else { return };
-    let nodes = std::mem::take(&mut graph.entries[index].1);
+    let Some(nodes) = graph.take_nodes(Entry::MicroStep) else { return };
     let mut laps = cut(nodes, policy);
     carry(graph, &mut laps, policy, step, device);
     fetch_weights(graph, &mut laps, extent, policy.window_bytes);
@@ -44,7 +43,7 @@ pub fn apply(
         nodes.extend(lap.after);
         graph.laps.push(Lap { each, end: nodes.len() });
     }
-    graph.entries[index].1 = nodes;
+    graph.set_nodes(Entry::MicroStep, nodes);
 }
 
 /// The nodes of a [`Lap`].

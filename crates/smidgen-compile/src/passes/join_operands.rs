@@ -7,9 +7,7 @@
 
 use crate::request::Request;
 use smidgen_ir::workspace_cuda::{COLUMN_STEP, spare_columns};
-use smidgen_ir::{
-    ByValue, DType, DeviceKind, Dim, Extent, Graph, Node, Op, Storage, Type, ValueId, ValueRole,
-};
+use smidgen_ir::{ByValue, DType, DeviceKind, Dim, Extent, Graph, Node, Op, Storage, Type, ValueId};
 use std::collections::BTreeMap;
 
 /// Values whose rows are not contiguous.
@@ -89,7 +87,7 @@ pub fn find(graph: &Graph, request: &Request) -> Layout {
             let Some(&weight) = weight_of.get(&a) else { continue };
             let last = terms.iter().filter(|(_, matrix)| graph.whole(*matrix) == weight);
             let rank = graph.value(a).ty.shape.at(&Extent::default()).0;
-            if let Some(&(d, _)) = last.max_by_key(|(_, matrix)| first_row(graph, *matrix)) {
+            if let Some(&(d, _)) = last.max_by_key(|(_, matrix)| graph.value(*matrix).role.first_row()) {
                 widen(&mut layout, graph, d, rank);
             }
         }
@@ -108,12 +106,5 @@ fn widen(layout: &mut Layout, graph: &Graph, value: ValueId, rank: usize) {
     if of.is_temp() && of.ty.storage.plain().is_some() && value_columns.is_multiple_of(COLUMN_STEP) {
         let spare = layout.spare.entry(value).or_insert(0);
         *spare = (*spare).max(spare_columns(rank));
-    }
-}
-
-fn first_row(graph: &Graph, value: ValueId) -> usize {
-    match &graph.value(value).role {
-        ValueRole::Slice(slice) => slice.first_row,
-        ValueRole::Leaf(_) | ValueRole::Temp => 0,
     }
 }

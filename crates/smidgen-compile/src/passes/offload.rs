@@ -14,8 +14,7 @@ pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, device: Device
     if !policy.offloads_activations() {
         return;
     }
-    let Some(index) = graph.entries.iter().position(|(entry, _)| *entry == Entry::MicroStep) else { return };
-    let mut nodes = std::mem::take(&mut graph.entries[index].1);
+    let Some(mut nodes) = graph.take_nodes(Entry::MicroStep) else { return };
     let crossings = find_crossings(graph, policy, &nodes);
     let mut needs: Vec<(Need, &Crossing)> = crossings
         .iter()
@@ -49,7 +48,7 @@ pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, device: Device
         insertions.push(seam_before(&nodes, begin).max(crossing.settled), emitted.remove(0));
         read_copy(graph, &mut nodes[need.first..=need.last], value, back);
     }
-    graph.entries[index].1 = insertions.into_nodes(nodes);
+    graph.set_nodes(Entry::MicroStep, insertions.into_nodes(nodes));
 }
 
 /// A value that forward writes and backward reads.

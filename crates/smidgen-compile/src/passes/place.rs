@@ -29,22 +29,20 @@ pub fn apply(
         let weights: Vec<ValueId> = offloaded.iter().filter(|id| is_frozen(graph, *id)).collect();
         for id in weights {
             offloaded.remove(&id);
-            graph.divide(id, Shard { rank, cut: Cut::Bytes });
+            graph.leaf_mut(id).shard = Some(Shard { rank, cut: Cut::Bytes });
         }
         let shard = Shard { rank, cut: Cut::Rows };
         let matrices: ValueSet = divided_matrices(graph, policy, shard).into_iter().collect();
-        for index in 0..graph.values.len() {
-            let id = ValueId(index as u32);
+        for id in graph.ids() {
             if graph.value(id).leaf().is_some() && matrices.contains(&source_of(graph, id)) {
-                graph.divide(id, shard);
+                graph.leaf_mut(id).shard = Some(shard);
             }
         }
     }
-    for index in 0..graph.values.len() {
-        let id = ValueId(index as u32);
+    for id in graph.ids() {
         let whole = graph.whole(id);
         if offloaded.contains(&whole) {
-            graph.values[index].space = match graph.value(whole).leaf().map(|leaf| leaf.kind) {
+            graph.values[id.index()].space = match graph.value(whole).leaf().map(|leaf| leaf.kind) {
                 Some(LeafKind::Moment) => device.resolve(policy.optimizer_state),
                 Some(LeafKind::Gradient) => device.resolve(policy.gradients),
                 // The device looks up rows in place, so they must be in memory that it can access.
@@ -53,9 +51,10 @@ pub fn apply(
             };
         }
     }
-    if let Some((_, nodes)) = graph.entries.iter_mut().find(|(entry, _)| *entry == Entry::Refresh) {
-        let is_offloaded = |id: ValueId| graph.values[id.index()].space != Space::Device;
+    if let Some(mut nodes) = graph.take_nodes(Entry::Refresh) {
+        let is_offloaded = |id: ValueId| graph.value(id).space != Space::Device;
         nodes.retain(|node| !matches!(node.op, Op::Round { .. }) || !is_offloaded(node.inputs[0]));
+        graph.set_nodes(Entry::Refresh, nodes);
     }
 }
 
@@ -130,8 +129,7 @@ fn offloaded_leaves(
         .map(|(_, gradient)| gradient)
         .collect();
     let mut offloaded = ValueSet::default();
-    for index in 0..graph.values.len() {
-        let id = ValueId(index as u32);
+    for id in graph.ids() {
         let ValueRole::Leaf(Leaf { kind, is_of_base, .. }) = graph.value(id).role else { continue };
         let layer = uses.layers.get(&id).copied();
         let is_chosen = match kind {

@@ -15,8 +15,8 @@ pub struct Need {
     pub bytes: usize,
 }
 
-/// The position at which the transfer of each of `needs` starts, if all values on the device may use `window_bytes`. `needs`
-/// must be sorted by `first`.
+/// The position at which the transfer of each of `needs` starts, if all of them together may use `window_bytes`. `needs` must
+/// be sorted by `first`.
 pub fn begin_ahead(needs: &[Need], window_bytes: usize) -> Vec<usize> {
     let nodes = needs.iter().map(|need| need.last + 1).max().unwrap_or(0);
     let mut live_bytes = vec![0usize; nodes];

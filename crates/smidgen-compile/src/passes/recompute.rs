@@ -62,9 +62,7 @@ pub fn keep_set(graph: &Graph, policy: &Policy) -> KeepSet {
 
 /// Re-emits, in front of each backward node, the producers of the values that it reads and that the keep set lacks.
 pub fn apply(graph: &mut Graph, keep: &KeepSet) {
-    let index =
-        graph.entries.iter().position(|(entry, _)| *entry == Entry::MicroStep).expect("micro_step is built");
-    let mut nodes = std::mem::take(&mut graph.entries[index].1);
+    let mut nodes = graph.take_nodes(Entry::MicroStep).expect("micro_step is built");
     let backward = nodes.split_off(first_backward(&nodes));
     let mut producer: ByValue<usize> = ByValue::default();
     for (position, node) in nodes.iter().enumerate() {
@@ -78,9 +76,9 @@ pub fn apply(graph: &mut Graph, keep: &KeepSet) {
         }
         rewrite.nodes.push(node);
     }
-    let again = rewrite.nodes;
-    nodes.extend(again);
-    graph.entries[index].1 = nodes;
+    let backward = rewrite.nodes;
+    nodes.extend(backward);
+    graph.set_nodes(Entry::MicroStep, nodes);
 }
 
 fn first_backward(nodes: &[Node]) -> usize {

@@ -11,20 +11,18 @@ use super::prefetch::{Insertions, read_copy, seam_after, seam_before};
 use smidgen_ir::policy::{Policy, Sharding};
 use smidgen_ir::{
     ByValue, Cut, DType, Dim, Entry, Extent, Graph, LeafKind, Node, Op, Phase, Rank, Shape, Shard, Storage,
-    Type, ValueId, ValueRole, ValueSet,
+    Type, ValueId, ValueSet,
 };
 use std::ops::Range;
-use std::sync::LazyLock;
 
 /// Gradients are collected up to this many bytes before they are exchanged.
 const BUCKET_BYTES: usize = 16 << 20;
 
 /// Divides moments, gradients and trained weights over the ranks. Runs before anything is offloaded.
 pub fn divide_trained(graph: &mut Graph, policy: &Policy, rank: Rank) {
-    if rank.is_only() || !policy.divides(Sharding::Moments) {
+    if rank.is_only() || !policy.divides(Sharding::Moments) || !graph.has_entry(Entry::Update) {
         return;
     }
-    let Some(index) = position(graph, Entry::Update) else { return };
     let shard = Shard { rank, cut: Cut::Rows };
     let weights = match policy.divides(Sharding::Weights) {
         true => round_own_rows(graph, policy, shard),
@@ -34,7 +32,7 @@ pub fn divide_trained(graph: &mut Graph, policy: &Policy, rank: Rank) {
         true => divide_gradients(graph, shard),
         false => ByValue::default(),
     };
-    let nodes = std::mem::take(&mut graph.entries[index].1);
+    let nodes = graph.take_nodes(Entry::Update).unwrap_or_default();
     let (mut own, mut trained, mut moments) = (Vec::new(), Vec::new(), Vec::new());
     // For each widened value: the weight, and the rows of it that this rank updates.
     let mut widened: ByValue<(ValueId, Range<usize>)> = ByValue::default();
@@ -69,11 +67,11 @@ pub fn divide_trained(graph: &mut Graph, policy: &Policy, rank: Rank) {
                 trained.push(leaf);
             }
             let own_moments = [first, second].map(|moment| graph.whole(moment));
-            for moment in
-                own_moments.into_iter().filter(|moment| !moments.contains(moment)).collect::<Vec<_>>()
-            {
-                graph.divide(moment, shard);
-                moments.push(moment);
+            for moment in own_moments {
+                if !moments.contains(&moment) {
+                    graph.leaf_mut(moment).shard = Some(shard);
+                    moments.push(moment);
+                }
             }
             if rows.is_empty() {
                 continue;
@@ -93,7 +91,8 @@ pub fn divide_trained(graph: &mut Graph, policy: &Policy, rank: Rank) {
             node.inputs = rest;
             if !divided.is_empty() {
                 *squares = true;
-                let sum = graph.add_leaf("squares", SQUARES.clone(), LeafKind::State);
+                let ty = Type::new(Shape::vector(1), Storage::Plain(DType::F64));
+                let sum = graph.add_leaf("squares", ty, LeafKind::State);
                 let divided = divided.iter().map(|gradient| parts[gradient]).collect();
                 let place = (node.phase, node.layer);
                 graph.emit(&mut own, Op::SquaredNorm, divided, vec![sum], &[], place);
@@ -112,7 +111,7 @@ pub fn divide_trained(graph: &mut Graph, policy: &Policy, rank: Rank) {
         }
         own.push(node);
     }
-    graph.entries[index].1 = own;
+    graph.set_nodes(Entry::Update, own);
     let mut nodes = Vec::new();
     for divided in weights.into_iter().chain(moments) {
         let name = graph.name_from(divided, |name| format!("{name} whole"));
@@ -126,10 +125,7 @@ pub fn divide_trained(graph: &mut Graph, policy: &Policy, rank: Rank) {
 /// The leaf that a value is a slice of, and the rows of that slice that this rank updates.
 fn own_rows(graph: &Graph, value: ValueId, shard: Shard) -> (ValueId, Range<usize>) {
     let leaf = graph.whole(value);
-    let first = match &graph.value(value).role {
-        ValueRole::Slice(slice) => slice.first_row,
-        ValueRole::Leaf(_) | ValueRole::Temp => 0,
-    };
+    let first = graph.value(value).role.first_row();
     let (rows, _) = graph.value(value).ty.shape.at(&Extent::default());
     let own = shard.own_rows(&graph.value(leaf).ty);
     let (start, end) = (own.start.max(first), own.end.min(first + rows));
@@ -140,8 +136,7 @@ fn own_rows(graph: &Graph, value: ValueId, shard: Shard) -> (ValueId, Range<usiz
 /// as divided later, and `stream.rs` gathers them.
 fn round_own_rows(graph: &mut Graph, policy: &Policy, shard: Shard) -> Vec<ValueId> {
     let matrices = divided_matrices(graph, policy, shard);
-    let Some(index) = position(graph, Entry::Refresh) else { return matrices };
-    let nodes = std::mem::take(&mut graph.entries[index].1);
+    let Some(nodes) = graph.take_nodes(Entry::Refresh) else { return matrices };
     let mut own = Vec::with_capacity(nodes.len());
     for mut node in nodes {
         if let Op::Round { to: None, .. } = node.op
@@ -157,11 +152,9 @@ fn round_own_rows(graph: &mut Graph, policy: &Policy, shard: Shard) -> Vec<Value
         }
         own.push(node);
     }
-    graph.entries[index].1 = own;
+    graph.set_nodes(Entry::Refresh, own);
     matrices
 }
-
-static SQUARES: LazyLock<Type> = LazyLock::new(|| Type::new(Shape::vector(1), Storage::Plain(DType::F64)));
 
 /// Divides large gradients over the ranks and returns the rows that this rank keeps, by gradient. The backward pass then
 /// adds to partial gradients. A gradient stays whole if a regularizer adds to it, or if it is too small for several ranks.
@@ -175,23 +168,18 @@ fn divide_gradients(graph: &mut Graph, shard: Shard) -> ByValue<ValueId> {
     let gradients = graph.trainable().map(|(_, gradient)| gradient);
     let large: Vec<ValueId> = gradients.filter(|id| !regularized.contains(id) && is_large(id)).collect();
     let mut parts: ByValue<ValueId> = ByValue::default();
-    let Some(index) = position(graph, Entry::MicroStep) else { return parts };
-    let mut nodes = std::mem::take(&mut graph.entries[index].1);
+    let Some(mut nodes) = graph.take_nodes(Entry::MicroStep) else { return parts };
     for gradient in large {
         let rows = shard.own_rows(&graph.value(gradient).ty);
         let part = graph.add_slice(gradient, rows.start, rows.len());
         let name = graph.name_from(gradient, |name| format!("{name} partial"));
         let partial = graph.add_leaf(name, graph.value(gradient).ty.clone(), LeafKind::Partial(part));
         read_copy(graph, &mut nodes, gradient, partial);
-        graph.divide(gradient, shard);
+        graph.leaf_mut(gradient).shard = Some(shard);
         parts.insert(gradient, part);
     }
-    graph.entries[index].1 = nodes;
+    graph.set_nodes(Entry::MicroStep, nodes);
     parts
-}
-
-fn position(graph: &Graph, entry: Entry) -> Option<usize> {
-    graph.entries.iter().position(|(own, _)| *own == entry)
 }
 
 /// Sums gradients and the loss over the ranks. Runs after all passes that reorder nodes, because the order of nodes decides
@@ -200,8 +188,7 @@ pub fn sum_gradients(graph: &mut Graph, rank: Rank, extent: &Extent) {
     if rank.is_only() {
         return;
     }
-    let Some(index) = position(graph, Entry::MicroStep) else { return };
-    let nodes = std::mem::take(&mut graph.entries[index].1);
+    let Some(nodes) = graph.take_nodes(Entry::MicroStep) else { return };
     let mut insertions = Insertions::default();
     // Partial gradients of the last exchange, with the parts that receive their sums.
     let mut scattered: Vec<(ValueId, ValueId)> = Vec::new();
@@ -226,7 +213,7 @@ pub fn sum_gradients(graph: &mut Graph, rank: Rank, extent: &Extent) {
     emitted.into_iter().for_each(|node| insertions.push(nodes.len(), node));
     let cleared = clear_partials(graph, &nodes);
     cleared.into_iter().for_each(|(position, node)| insertions.push(position, node));
-    graph.entries[index].1 = insertions.into_nodes(nodes);
+    graph.set_nodes(Entry::MicroStep, insertions.into_nodes(nodes));
 }
 
 /// Waits until partial gradients have been scattered. Then their memory is free.

@@ -15,9 +15,9 @@ pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent) {
     let Some(most) = policy.tile_tokens.filter(|tokens| *tokens < extent.tokens) else { return };
     let tiles: Vec<Dim> = (0..extent.tokens).step_by(most).map(|first| Dim::Tile { first, most }).collect();
     for entry in [Entry::MicroStep, Entry::Eval] {
-        let Some(index) = graph.entries.iter().position(|(own, _)| *own == entry) else { continue };
-        let nodes = std::mem::take(&mut graph.entries[index].1);
-        graph.entries[index].1 = cut(graph, nodes, &tiles);
+        let Some(nodes) = graph.take_nodes(entry) else { continue };
+        let nodes = cut(graph, nodes, &tiles);
+        graph.set_nodes(entry, nodes);
     }
 }
 

@@ -1,5 +1,5 @@
-//! Early updates: without clipping no update depends on the norm of all gradients, so a tensor is updated as soon as its own
-//! gradient is complete, and the gradient is not kept.
+//! Early updates: without clipping no update depends on the norm of all gradients, so a tensor is updated as soon as its
+//! own gradient is complete, and the gradient is not kept.
 //!
 //! In breadth-first order that is after the lap that completes the gradient (`breadth.rs`). An update needs only the report
 //! of its own gradient, which says whether that is finite; the norm of all gradients is still reported. With loss scaling
@@ -29,10 +29,7 @@ pub struct Early {
 /// Removes from `update` the updates of the gradients in `squares`, whose squares `micro_step` sums up.
 pub fn take(graph: &mut Graph, squares: &ByValue<ValueId>) -> Early {
     let mut early = Early::default();
-    let Some(index) = graph.entries.iter().position(|(entry, _)| *entry == Entry::Update) else {
-        return early;
-    };
-    let nodes = std::mem::take(&mut graph.entries[index].1);
+    let Some(nodes) = graph.take_nodes(Entry::Update) else { return early };
     let norm = nodes.iter().find(|node| matches!(node.op, Op::GradNorm { .. })).cloned();
     let norm = norm.expect("an update has a norm");
     let (mut kept, mut widened, mut last) = (Vec::new(), Vec::new(), None);
@@ -64,7 +61,7 @@ pub fn take(graph: &mut Graph, squares: &ByValue<ValueId>) -> Early {
             kept.push(node);
         }
     }
-    graph.entries[index].1 = kept;
+    graph.set_nodes(Entry::Update, kept);
     early
 }
 

@@ -21,15 +21,12 @@ pub fn apply(
     is_early: bool,
 ) -> ByValue<ValueId> {
     let mut squares = ByValue::default();
-    let Some(index) = graph.entries.iter().position(|(entry, _)| *entry == Entry::Update) else {
-        return squares;
-    };
     if !policy.streams() {
         return squares;
     }
+    let Some(nodes) = graph.take_nodes(Entry::Update) else { return squares };
     let is_breadth = policy.is_breadth_first();
     let mut host = None;
-    let nodes = std::mem::take(&mut graph.entries[index].1);
     let is_offloaded = |graph: &Graph, id: ValueId| graph.value(graph.whole(id)).space != Space::Device;
     // Gradients that need no `Zero` at the end: they are cleared with their update, or by `micro_step`.
     let mut cleared = ValueSet::default();
@@ -80,7 +77,7 @@ pub fn apply(
             own.push(node);
         }
     }
-    graph.entries[index].1 = own;
+    graph.set_nodes(Entry::Update, own);
     squares
 }
 

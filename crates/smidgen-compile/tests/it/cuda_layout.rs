@@ -73,13 +73,6 @@ fn is_fourier(request: &Request) -> bool {
     matches!(request.form, AdapterForm::Fourier { .. })
 }
 
-fn whole(plan: &Plan, id: ValueId) -> ValueId {
-    match plan.value(id).role {
-        ValueRole::Slice(slice) => slice.of,
-        ValueRole::Leaf(_) | ValueRole::Temp => id,
-    }
-}
-
 fn rounded(plan: &Plan, name: &str) -> ValueId {
     plan.leaf_named(&rounded_name(name)).unwrap_or_else(|| panic!("`{name}` is not rounded"))
 }
@@ -205,11 +198,9 @@ fn operands_that_are_multiplied_with_an_adapter_have_spare_columns() {
                     continue;
                 }
                 // The gradient of x is dy·W + dh·A; for a fused linear, A is stored below the rows of its last part.
-                let parts = terms.iter().filter(|(_, matrix)| whole(plan, *matrix) == weight);
-                let first_row = |id: ValueId| match plan.value(id).role {
-                    ValueRole::Slice(slice) => slice.first_row,
-                    ValueRole::Leaf(_) | ValueRole::Temp => 0,
-                };
+                let parts =
+                    terms.iter().filter(|(_, matrix)| plan.value(*matrix).role.whole(*matrix) == weight);
+                let first_row = |id: ValueId| plan.value(id).role.first_row();
                 // With dropout, the adapter's part of the gradient passes the mask separately.
                 if let Some((d, _)) = parts.max_by_key(|(_, matrix)| first_row(*matrix)) {
                     has_room(*d);

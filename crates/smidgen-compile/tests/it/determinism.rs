@@ -1,7 +1,7 @@
 //! The same request always compiles to the same plan, byte for byte.
 //!
-//! Every map inside the compiler has its own random seed, so two compilations in one process differ if a plan depends on the
-//! order of a map.
+//! Every map inside the compiler has its own random seed, so two compilations in one process differ if a plan depends on
+//! the order of a map.
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};

@@ -1,8 +1,8 @@
 //! If nothing fits, the error states the least memory that any policy needs, to the byte.
 //!
 //! For small models on both devices all combinations of choices are compiled: recomputed layers, offloaded weights, tables,
-//! moments and activations, tiles and loss chunks. None needs less than the error states; with that budget the run fits, and
-//! with one byte less it does not. Left out: recomputed layers other than the first ones, which `exhaustive.rs` has.
+//! moments and activations, tiles and loss chunks. None needs less than the error states; with that budget the run fits,
+//! and with one byte less it does not. Left out: recomputed layers other than the first ones, which `exhaustive.rs` has.
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};

@@ -1,4 +1,4 @@
-//! What recompute runs again: no matmul or attention outside the recomputed layers, and nothing that backward does not read.
+//! What recompute runs again: no matmul or attention outside the recomputed layers, and only what backward reads.
 //!
 //! Counted on compiled plans. The runtime's tests check that recompute changes no result.
 
@@ -93,8 +93,8 @@ fn the_last_matmul_of_a_layer_never_runs_again() {
     }
 }
 
-/// Dropped-out inputs are recomputed from values that are kept anyway, so dropout needs the working set of one layer and not
-/// seven more activations of every layer.
+/// Dropped-out inputs are recomputed from values that are kept anyway, so dropout needs the working set of one layer and
+/// not seven more activations of every layer.
 #[test]
 fn dropout_keeps_no_inputs_of_its_own() {
     let spec = shapes::llama_1b();

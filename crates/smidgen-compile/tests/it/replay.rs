@@ -58,14 +58,6 @@ impl Memory {
         (buffer.offset, buffer.offset + value.ty.bytes(&plan.extent))
     }
 
-    /// The value whose bytes hold this one.
-    fn whole(plan: &Plan, id: ValueId) -> ValueId {
-        match plan.value(id).role {
-            ValueRole::Slice(slice) => slice.of,
-            ValueRole::Leaf(_) | ValueRole::Temp => id,
-        }
-    }
-
     fn clear(&mut self, start: usize, end: usize) {
         let below = self.pieces.range(..end).rev();
         let hit: Vec<usize> = below.take_while(|(_, piece)| piece.0 > start).map(|(at, _)| *at).collect();
@@ -83,7 +75,7 @@ impl Memory {
     }
 
     fn holds(&self, plan: &Plan, id: ValueId) -> bool {
-        let id = Memory::whole(plan, id);
+        let id = plan.value(id).role.whole(id);
         let (start, end) = Memory::place(plan, id);
         start == end || self.pieces.get(&start) == Some(&(end, id))
     }

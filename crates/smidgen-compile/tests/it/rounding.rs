@@ -1,4 +1,4 @@
-//! Rounding to fp8: how often, where, and which values may not overlap when a GPU rounds a value in the kernel that makes it.
+//! Rounding to fp8: how often, where, and which values may not overlap when a kernel rounds the value that it makes.
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};

@@ -91,8 +91,8 @@ fn fewer_targets_keep_fewer_activations() {
     };
     let (all, two) = (transient(Targets::AllLinear), transient(only(&["q_proj", "v_proj"])));
     assert!(two < all, "{two} bytes for q and v, {all} for all");
-    // Only an adapter reads its h. The inputs of o, gate, up and down are recomputed or read anyway, so at least one rank-16
-    // h per linear of each layer is saved.
+    // Only an adapter reads its h. The inputs of o, gate, up and down are recomputed or read anyway, so at least one
+    // rank-16 h per linear of each layer is saved.
     let h_bytes = 4 * 2048 * 16;
     assert!(all - two >= 5 * 5 * h_bytes, "saved {} bytes", all - two);
 }
