@@ -1,8 +1,8 @@
-//! Which linears carry an adapter, and of which rank and scale; which tensors are trained themselves.
+//! Which linears have an adapter, with which rank and scale, and which tensors are trained themselves.
 //!
-//! Targets are matched as PEFT matches a list: a name equals the module's path, or its end after a dot.
-//! `all-linear` is every linear but the head; where the base itself is trained, it is every tensor of the layers, and
-//! with all layers the embedding, the final norm and the head too.
+//! Targets are matched as PEFT matches a list: a name equals the module's path, or its end after a dot. `all-linear` means
+//! every linear but the head. If the base model itself is trained, it means every tensor of the layers, and with all layers
+//! also the embedding, the final norm and the head.
 
 use crate::error::ModelError;
 use crate::model::audio::{AUDIO, is_of_projector};
@@ -27,12 +27,12 @@ impl LoraModule {
         format!("{}.lora_B.weight", self.path)
     }
 
-    /// DoRA's trained length of each row.
+    /// DoRA's trained magnitude of each row.
     pub fn magnitude_name(&self) -> String {
         format!("{}.lora_magnitude_vector", self.path)
     }
 
-    /// Lengths of the rows of weight and adapter together, made by `refresh`.
+    /// Norms of the rows of weight plus adapter, computed by `refresh`.
     pub fn norm_name(&self) -> String {
         format!("{}.row_norm", self.path)
     }
@@ -51,7 +51,7 @@ pub enum Layers {
     List(Vec<usize>),
 }
 
-/// Paths of the linears that the choice names, in the order of the forward pass.
+/// Paths of the chosen linears, in the order of the forward pass.
 pub fn target_paths(
     spec: &DecoderSpec,
     targets: &Targets,
@@ -65,7 +65,7 @@ pub fn target_paths(
                 return Err(ModelError::UnknownTarget { target: name.clone(), known: known_names(&linears) });
             }
         }
-        if !names.iter().any(|name| is_of_audio_alone(&linears, name)) {
+        if !names.iter().any(|name| matches_only_audio(&linears, name)) {
             linears.retain(|linear| !linear.path.starts_with(AUDIO));
         }
     }
@@ -79,13 +79,13 @@ pub fn target_paths(
     Ok(chosen.map(|linear| linear.path).collect())
 }
 
-/// All norms, where the base itself is trained.
+/// The target that means all norms.
 const NORMS: &str = "norms";
-/// What turns encoded sound into embeddings.
+/// The target that means the projector, which turns encoded sound into embeddings.
 const PROJECTOR: &str = "projector";
 
-/// Names of the tensors that are trained where the base itself is. A list of targets names modules by their endings, with
-/// their biases; tensors by a pattern with `*`; all norms; or the projector. A tied head is the embedding.
+/// Names of the trained tensors if the base model itself is trained. A target names modules by their endings, with their
+/// biases; tensors by a pattern with `*`; all norms; or the projector. A tied head is the embedding.
 pub fn trained_tensors(
     spec: &DecoderSpec,
     targets: &Targets,
@@ -100,7 +100,7 @@ pub fn trained_tensors(
     let audio = spec.audio.iter().filter(|_| names.is_some());
     tensors.extend(audio.flat_map(|audio| audio.projector_tensors()));
     for name in names.into_iter().flatten() {
-        if !tensors.iter().any(|tensor| is_meant(spec, &tensor.name, name)) {
+        if !tensors.iter().any(|tensor| is_matched(spec, &tensor.name, name)) {
             let projector = if spec.audio.is_some() { "projector, " } else { "" };
             let known = format!(
                 "{}, embed_tokens, {NORMS}, {}or a pattern with `*`",
@@ -111,14 +111,15 @@ pub fn trained_tensors(
         }
     }
     let chosen = tensors.into_iter().filter(|tensor| {
-        let is_named = names.is_none_or(|names| names.iter().any(|name| is_meant(spec, &tensor.name, name)));
+        let is_named =
+            names.is_none_or(|names| names.iter().any(|name| is_matched(spec, &tensor.name, name)));
         is_named && layers.contains(tensor.layer, spec.layers)
     });
     Ok(chosen.map(|tensor| tensor.name).collect())
 }
 
-/// Whether a target means a tensor.
-fn is_meant(spec: &DecoderSpec, tensor: &str, target: &str) -> bool {
+/// Whether a target matches a tensor.
+fn is_matched(spec: &DecoderSpec, tensor: &str, target: &str) -> bool {
     let module = tensor.rsplit_once('.').map_or(tensor, |(module, _)| module);
     if target.contains('*') {
         return matches_pattern(tensor, target);
@@ -129,23 +130,23 @@ fn is_meant(spec: &DecoderSpec, tensor: &str, target: &str) -> bool {
     is_norm || is_head || is_projector || path_matches(module, target) || path_matches(tensor, target)
 }
 
-/// Whether `*` in a pattern can stand for parts of a text so that they are equal.
+/// Whether a text matches a pattern in which each `*` stands for any text.
 fn matches_pattern(text: &str, pattern: &str) -> bool {
     let (front, rest) = pattern.split_once('*').expect("a pattern has a `*`");
     let (middle, back) = rest.rsplit_once('*').unwrap_or(("", rest));
     let Some(mut text) = text.strip_prefix(front).and_then(|text| text.strip_suffix(back)) else {
         return false;
     };
-    // What stands between two `*` is best found as early as possible.
+    // The earliest match of each part leaves the most text for the next.
     for part in middle.split('*').filter(|part| !part.is_empty()) {
-        let Some((_, behind)) = text.split_once(part) else { return false };
-        text = behind;
+        let Some((_, after)) = text.split_once(part) else { return false };
+        text = after;
     }
     true
 }
 
 impl Layers {
-    /// Whether a tensor of that layer is among them; what belongs to no layer is where all are.
+    /// Whether a tensor of this layer is chosen. A tensor outside the layers is chosen only with all layers.
     fn contains(&self, layer: Option<usize>, count: usize) -> bool {
         match (self, layer) {
             (Layers::All, _) => true,
@@ -169,9 +170,9 @@ fn check_layers(spec: &DecoderSpec, layers: &Layers) -> Result<(), ModelError> {
     }
 }
 
-/// Whether a name matches linears of the audio encoder and no other. Where one does, all names are matched as PEFT
-/// matches them; otherwise they mean the decoder, though `o_proj` is the end of paths in both.
-fn is_of_audio_alone(linears: &[crate::model::spec::Linear], name: &str) -> bool {
+/// Whether a name matches linears of the audio encoder and no others. If one name of a list does, all names match both
+/// encoder and decoder, as in PEFT. Otherwise they match the decoder only, although names such as `o_proj` occur in both.
+fn matches_only_audio(linears: &[crate::model::spec::Linear], name: &str) -> bool {
     let mut matched = linears.iter().filter(|linear| path_matches(&linear.path, name));
     matched.all(|linear| linear.path.starts_with(AUDIO))
 }

@@ -1,9 +1,9 @@
-//! The arena: lifetimes become offsets.
+//! The arena: gives every buffer of a schedule its offset.
 //!
-//! Persistent buffers are placed one after the other. Each entry point packs its transient buffers by itself, into the
-//! same bytes: buffers are taken in an order and placed at the lowest offset that is free for their whole
-//! life. Saved activations nest like parentheses, so taking the longest lives first stacks them without
-//! a gap; other orders win on other programs, so the best of a few is kept.
+//! Persistent buffers are placed one after the other. The transient buffers of each entry point are packed separately, into
+//! the same bytes: in some order, each is placed at the lowest offset that is free for its whole lifetime. Saved
+//! activations nest like parentheses, so placing the longest lifetimes first stacks them without a gap; other orders are
+//! better for other programs, so the best of a few is kept.
 
 use crate::schedule::Schedule;
 use smidgen_ir::plan::{SHARED_ALIGNMENT, align_up};
@@ -16,7 +16,7 @@ pub fn plan_memory(schedule: Schedule) -> Plan {
     plan
 }
 
-/// The same for candidates of a search.
+/// [`plan_memory`] without the checks, for candidates of a search.
 pub fn plan_memory_unchecked(schedule: Schedule) -> Plan {
     let mut plan = schedule.plan;
     let size = pack_space(&mut plan, Space::Device);
@@ -30,10 +30,10 @@ fn pack_space(plan: &mut Plan, space: Space) -> SpaceSize {
     let mut size = SpaceSize::default();
     let is_of_ranks = plan.is_of_ranks;
     let is_shared = |buffer: &Buffer| is_of_ranks && buffer.is_shareable();
-    // What ranks share comes first.
+    // Buffers that ranks share come first.
     for shared in [true, false] {
-        let here = plan.buffers.iter_mut().filter(|buffer| buffer.space == space);
-        let own = here.filter(|buffer| buffer.lifetime == Lifetime::Run && is_shared(buffer) == shared);
+        let in_space = plan.buffers.iter_mut().filter(|buffer| buffer.space == space);
+        let own = in_space.filter(|buffer| buffer.lifetime == Lifetime::Run && is_shared(buffer) == shared);
         for buffer in own {
             buffer.offset = size.persistent_bytes;
             size.persistent_bytes += align_up(buffer.bytes);
@@ -54,7 +54,7 @@ fn pack_space(plan: &mut Plan, space: Space) -> SpaceSize {
     size
 }
 
-/// A buffer to be placed: its aligned size and the steps during which it lives.
+/// A buffer to be placed: its aligned size and its first and last step.
 #[derive(Clone, Copy, Debug)]
 pub struct Life {
     pub buffer: usize,
@@ -64,8 +64,8 @@ pub struct Life {
 }
 
 fn transient_lives(buffers: &[Buffer], entry: Entry, space: Space) -> Vec<Life> {
-    let here = buffers.iter().enumerate().filter(|(_, buffer)| buffer.space == space);
-    let own = here.filter_map(|(index, buffer)| match buffer.lifetime {
+    let in_space = buffers.iter().enumerate().filter(|(_, buffer)| buffer.space == space);
+    let own = in_space.filter_map(|(index, buffer)| match buffer.lifetime {
         Lifetime::Steps { entry: of, first, last } if of == entry => {
             debug_assert_eq!(buffer.lifetime.region(), Region::Transient);
             Some(Life { buffer: index, bytes: align_up(buffer.bytes), first, last })
@@ -75,13 +75,13 @@ fn transient_lives(buffers: &[Buffer], entry: Entry, space: Space) -> Vec<Life> 
     own.collect()
 }
 
-/// Where a buffer stands in an order: two sizes, largest first, then its first step.
-type Rank = (Reverse<usize>, Reverse<usize>, usize);
+/// The sort key of a buffer: two sizes, largest first, then its first step.
+type Key = (Reverse<usize>, Reverse<usize>, usize);
 
 /// Offsets in the order of `lives`, and the bytes that they span: the best of several orders.
 pub fn pack(lives: &[Life]) -> (Vec<usize>, usize) {
-    let least = most_alive(lives);
-    let orders: [fn(&Life) -> Rank; 3] = [
+    let least = peak_live_bytes(lives);
+    let orders: [fn(&Life) -> Key; 3] = [
         |life| (Reverse(life.last - life.first), Reverse(life.bytes), life.first),
         |life| (Reverse(life.bytes), Reverse(life.last - life.first), life.first),
         |life| (Reverse((life.last - life.first + 1) * life.bytes), Reverse(life.bytes), life.first),
@@ -99,8 +99,8 @@ pub fn pack(lives: &[Life]) -> (Vec<usize>, usize) {
     best.unwrap_or_default()
 }
 
-/// Live bytes at the fullest step: no packing can need less.
-pub fn most_alive(lives: &[Life]) -> usize {
+/// Bytes in use at the fullest step: no packing can need less.
+pub fn peak_live_bytes(lives: &[Life]) -> usize {
     let steps = lives.iter().map(|life| life.last + 2).max().unwrap_or(0);
     let mut change = vec![0isize; steps];
     for life in lives {
@@ -115,17 +115,17 @@ pub fn most_alive(lives: &[Life]) -> usize {
     totals.max().unwrap_or(0)
 }
 
-/// Steps that share a list of what is placed: most lives are shorter.
+/// Steps that share a list of placed buffers; most lifetimes are shorter.
 const BLOCK_STEPS: usize = 128;
-/// A life over more blocks looks at everything that is placed.
+/// For a lifetime over more blocks than this, all placed buffers are searched.
 const MOST_BLOCKS: usize = 3;
 
-fn pack_in_order<K: Ord>(lives: &[Life], key: impl Fn(&Life) -> K) -> (Vec<usize>, usize) {
+fn pack_in_order(lives: &[Life], key: fn(&Life) -> Key) -> (Vec<usize>, usize) {
     let mut order: Vec<u32> = (0..lives.len() as u32).collect();
     order.sort_by_cached_key(|&index| (key(&lives[index as usize]), index));
     let mut offsets = vec![0; lives.len()];
     let mut span = 0;
-    // Buffers placed so far, and those of them that are live in a block of steps; each by offset.
+    // Buffers placed so far, and those of them that are in use in each block of steps; all sorted by offset.
     let mut placed: Vec<u32> = Vec::with_capacity(lives.len());
     let steps = lives.iter().map(|life| life.last + 1).max().unwrap_or(0);
     let mut blocks: Vec<Vec<u32>> = vec![Vec::new(); steps.div_ceil(BLOCK_STEPS)];
@@ -134,7 +134,9 @@ fn pack_in_order<K: Ord>(lives: &[Life], key: impl Fn(&Life) -> K) -> (Vec<usize
         let own_blocks = life.first / BLOCK_STEPS..=life.last / BLOCK_STEPS;
         let offset = match &blocks[own_blocks.clone()] {
             [block] => lowest_gap(life, lives, &offsets, block.iter().copied()),
-            few if few.len() <= MOST_BLOCKS => lowest_gap(life, lives, &offsets, by_offset(few, &offsets)),
+            few if few.len() <= MOST_BLOCKS => {
+                lowest_gap(life, lives, &offsets, merged_by_offset(few, &offsets))
+            }
             _ => lowest_gap(life, lives, &offsets, placed.iter().copied()),
         };
         offsets[index as usize] = offset;
@@ -163,8 +165,8 @@ fn lowest_gap(life: &Life, lives: &[Life], offsets: &[usize], placed: impl Itera
     offset
 }
 
-/// What is in a few lists, each by offset, as one; what is in several comes several times.
-fn by_offset<'a>(lists: &'a [Vec<u32>], offsets: &'a [usize]) -> impl Iterator<Item = u32> + 'a {
+/// Merges a few lists that are sorted by offset. Repeated items are not removed.
+fn merged_by_offset<'a>(lists: &'a [Vec<u32>], offsets: &'a [usize]) -> impl Iterator<Item = u32> + 'a {
     let mut rests = [&[] as &[u32]; MOST_BLOCKS];
     rests.iter_mut().zip(lists).for_each(|(rest, list)| *rest = list);
     std::iter::from_fn(move || {

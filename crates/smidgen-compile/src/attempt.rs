@@ -1,17 +1,17 @@
-//! One size of micro-batch under a budget: what points need there, and the lowest rungs that fit.
+//! The search at one size of micro-batch: it measures what points need, and finds the lowest rungs that fit the budget.
 //!
-//! A point is measured by a schedule, which knows the bytes in use and the time of a step; only what is chosen in the end
-//! is packed. Every measurement is kept, so a search may ask twice, and is counted in a [`SearchState`] that all sizes
-//! share: the work of a search is bounded by what it did, never by a clock.
+//! A point is measured by its schedule, which gives the bytes in use and the time of a step; only chosen points are packed.
+//! Measurements are kept, so a search may ask twice. A [`SearchState`] that all sizes share counts the scheduled steps: the
+//! effort of a search is limited by that count and not by a clock, so the result is always the same.
 
-use crate::choices::{Freedom, Point, computed_as};
+use crate::choices::{Freedom, Point, compute_key};
 use crate::ladder::{Ladder, ladders};
 use crate::question::{Budget, Demand, Question};
 use crate::request::{Purpose, Request};
 use crate::schedule::Schedule;
 use crate::solution::offloaded_bytes;
-use crate::stages::{built, compile_for, computed, moved};
-use crate::{arena, stages};
+use crate::stages::{build, compile_for, run_compute_passes, run_memory_passes};
+use crate::{arena, forward};
 use smidgen_ir::policy::Policy;
 use smidgen_ir::{Entry, Graph, Phase, Plan, Space};
 use std::cell::{Cell, RefCell};
@@ -19,14 +19,13 @@ use std::cell::{Cell, RefCell};
 /// What a point needs, before packing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measured {
-    /// On the device: the bytes in use at the peak, and the context. Packing never needs less, and seldom more.
+    /// On the device: the bytes in use at the peak, and the context. The packed plan never needs less, and seldom more.
     pub bytes: u64,
     /// The same for each region; `bytes` is the largest of them.
     pub region_bytes: [u64; REGIONS],
-    /// In host RAM or on disk.
-    /// Of all ranks of a machine.
+    /// In host RAM or on disk, by all ranks of a machine together.
     pub offloaded_bytes: u64,
-    /// Predicted time of an optimizer step, or of all the work where nothing is trained.
+    /// Predicted time of an optimizer step, or of the whole work if nothing is trained.
     pub ms: f64,
     /// Bytes that are transferred in that time.
     pub moved_bytes: f64,
@@ -34,10 +33,9 @@ pub struct Measured {
     pub steps: usize,
 }
 
-/// Regions of a run whose peaks are measured apart: forward, backward by quarters of the layers, the loss, the rest outside
-/// of layers, the update, and all other entry points.
+/// Regions of a run whose peaks are measured separately: 0 is forward, 1 to 4 are the backward pass by quarters of the
+/// layers, 5 is the loss, 6 everything else outside the layers, 7 the update, 8 all other entry points.
 pub const REGIONS: usize = 9;
-/// Those of the loss and of the other entry points.
 pub const HEAD_REGION: usize = 5;
 pub const OTHER_REGION: usize = 8;
 
@@ -48,34 +46,34 @@ impl Measured {
     }
 }
 
-/// What the sizes of one question share: the graphs that their candidates are made from, and how much was done.
+/// What the searches of one question share: the graphs that candidates are made from, and the effort so far.
 #[derive(Default)]
 pub struct SearchState {
     /// Steps that were scheduled so far.
     steps: Cell<usize>,
-    /// What a search leaves free of the budget because plans need more when they are packed.
+    /// Bytes of the budget that a search leaves free, because packed plans may need more than their schedules.
     packing_bytes: Cell<u64>,
     graphs: RefCell<Option<Graphs>>,
 }
 
-/// Without names: candidates are measured, not shown.
+/// Graphs without names, which only plans that are shown need.
 struct Graphs {
-    /// What every policy of every size begins with.
+    /// The graph that every policy starts from, at every size.
     built: Graph,
-    /// The last graph after [`computed`], with its key: the next candidate mostly has the same.
+    /// The last graph after [`run_compute_passes`], with its key. The next candidate mostly has the same key.
     computed: Option<((Policy, Option<usize>), Graph)>,
 }
 
-/// For plans of at most this many steps every choice is tried. In larger ones all that can be offloaded is, since
-/// that saves far more than a transfer needs.
+/// For plans of at most this many steps, the search for the leanest policy tries every choice. In larger ones everything
+/// that can be offloaded is, since that saves far more memory than a transfer needs.
 pub const STEPS_OF_SMALL: usize = 6_000;
-/// How much more the last rung of a large model needs than its leanest, at most.
-const NEARLY: f64 = 1.1;
+/// The last rung of a large model needs at most this many times the bytes of its leanest rung.
+const LAST_TO_LEANEST: f64 = 1.1;
 
 /// Steps that a search may schedule: about half a second of one processor core.
 const MOST_STEPS: usize = 300_000;
 
-/// A policy that was measured, and its point where it was asked for by one.
+/// A policy that was measured, and its point if it was measured as one.
 #[derive(Clone, Debug)]
 pub struct Seen {
     pub policy: Policy,
@@ -85,14 +83,14 @@ pub struct Seen {
 
 pub struct Attempt<'a> {
     pub question: &'a Question<'a>,
-    /// Of this size.
+    /// The request of the question with the extents of this size.
     pub request: Request,
     pub demand: Demand,
     pub freedom: Freedom<'a>,
     state: &'a SearchState,
-    /// In the order of asking.
+    /// In the order of the measurements.
     seen: RefCell<Vec<Seen>>,
-    /// Where mixtures were looked for.
+    /// Points around which mixtures were searched.
     points: RefCell<Vec<Point>>,
 }
 
@@ -108,7 +106,7 @@ impl<'a> Attempt<'a> {
         self.measure_as(&self.freedom.policy(point), Some(*point))
     }
 
-    /// What a point needs, if it was measured before.
+    /// The measurement of a point, if there is one already.
     pub fn known(&self, point: &Point) -> Option<Measured> {
         self.known_policy(&self.freedom.policy(point))
     }
@@ -129,7 +127,7 @@ impl<'a> Attempt<'a> {
         let space = self.request.device.offload_space();
         let size = schedule.size_in(space);
         let offloaded_bytes = size.of_machine(self.question.budget.local_ranks) as u64;
-        // A plan knows it only when it is packed, and the context may depend on it.
+        // Packing would set it, and the context may depend on it.
         if space == Space::Host {
             schedule.plan.host = size;
         }
@@ -143,18 +141,18 @@ impl<'a> Attempt<'a> {
         measured
     }
 
-    /// What is transferred in an optimizer step, or in all the work.
+    /// Bytes that are transferred in an optimizer step, or in the whole work if nothing is trained.
     fn moved_bytes(&self, plan: &Plan) -> f64 {
         let (each, once) = self.entries();
         let rounds = self.demand.micro_steps;
         let moved = |entry: Entry, rounds: f64| {
             let Some(entry) = plan.entries.iter().find(|planned| planned.entry == entry) else { return 0.0 };
-            let is_again = |index: usize| {
+            let is_repeated = |index: usize| {
                 entry.laps.is_empty() || entry.laps.iter().any(|lap| lap.each.contains(&index))
             };
-            let transfers = entry.steps.iter().enumerate().filter(|(_, step)| plan.leaves_the_device(step));
+            let transfers = entry.steps.iter().enumerate().filter(|(_, step)| plan.uses_a_link(step));
             transfers
-                .map(|(index, step)| step.cost.bytes * if is_again(index) { rounds } else { 1.0 })
+                .map(|(index, step)| step.cost.bytes * if is_repeated(index) { rounds } else { 1.0 })
                 .sum::<f64>()
         };
         moved(each, rounds) + once.map_or(0.0, |entry| moved(entry, 1.0))
@@ -180,7 +178,7 @@ impl<'a> Attempt<'a> {
         regions
     }
 
-    /// Everything seen that may fit, the fastest first, and among equals what was asked for first.
+    /// Every measured policy that may fit, the fastest first, and equally fast ones in the order of their measurement.
     pub fn candidates(&self) -> Vec<Seen> {
         let seen = self.seen.borrow();
         let mut all: Vec<_> = seen.iter().filter(|seen| self.is_within(&seen.measured)).cloned().collect();
@@ -200,12 +198,12 @@ impl<'a> Attempt<'a> {
         measured.bytes <= self.room_bytes() && measured.offloaded_bytes <= offload_bytes
     }
 
-    /// What schedules may need on the device.
+    /// Bytes that a schedule may need on the device.
     pub fn room_bytes(&self) -> u64 {
         self.question.budget.device_bytes.saturating_sub(self.state.packing_bytes.get())
     }
 
-    /// Starts a new search that leaves room for what packing adds.
+    /// Starts a new search that leaves this many bytes of the budget for packing.
     pub fn leave_for_packing(&self, bytes: u64) {
         self.state.packing_bytes.set(bytes);
         self.state.steps.set(0);
@@ -219,7 +217,7 @@ impl<'a> Attempt<'a> {
         is_first
     }
 
-    /// Everything seen that offloads at most this many bytes.
+    /// Every measured policy that offloads at most this many bytes.
     pub fn seen_within(&self, offload_bytes: u64) -> Vec<(Policy, Measured)> {
         let seen = self.seen.borrow();
         let within = seen.iter().filter(|seen| seen.measured.offloaded_bytes <= offload_bytes);
@@ -239,43 +237,43 @@ impl<'a> Attempt<'a> {
         self.state.steps.set(steps);
     }
 
-    /// Candidates are not checked between their stages; the one that is chosen is.
+    /// Schedules a candidate, without the checks between stages. The plan that is chosen is compiled with them.
     pub fn scheduled(&self, policy: &Policy) -> Schedule {
         let mut kept = self.state.graphs.borrow_mut();
-        let Graphs { built, computed: last } = kept.get_or_insert_with(|| {
-            let mut graph = built(self.question.purpose, &self.request, policy, |_, _| {});
+        let Graphs { built, computed } = kept.get_or_insert_with(|| {
+            let mut graph = build(self.question.purpose, &self.request, policy.loss_chunk, |_, _| {});
             graph.forget_names();
             Graphs { built: graph, computed: None }
         });
-        let key = computed_as(policy, &self.request.extent);
-        if last.as_ref().is_none_or(|(own, _)| *own != key) {
-            *last = None;
-            let graph = computed(built.clone(), &self.request, policy, |_, _| {});
-            *last = Some((key, graph));
+        let key = compute_key(policy, &self.request.extent);
+        if computed.as_ref().is_none_or(|(own, _)| *own != key) {
+            *computed = None;
+            let graph = run_compute_passes(built.clone(), &self.request, policy, |_, _| {});
+            *computed = Some((key, graph));
         }
-        let mut graph = last.as_ref().expect("it was just made").1.clone();
-        stages::set_loss_chunk(&mut graph, policy);
-        let schedule = moved(graph, &self.request, policy, |_, _| {});
+        let mut graph = computed.as_ref().expect("it was just made").1.clone();
+        forward::set_loss_chunk(&mut graph, policy.loss_chunk);
+        let schedule = run_memory_passes(graph, &self.request, policy, |_, _| {});
         let steps: usize = schedule.plan.entries.iter().map(|entry| entry.steps.len()).sum();
         self.set_effort_steps(self.effort_steps() + steps);
         schedule
     }
 
-    /// The plan of a policy, through every check.
+    /// Compiles the plan of a policy, with every check.
     pub fn compile(&self, policy: &Policy) -> Plan {
         compile_for(self.question.purpose, &self.request, policy)
     }
 
-    /// Whether the plan of a policy fits.
+    /// Whether the packed plan of a policy fits.
     pub fn packs(&self, policy: &Policy) -> bool {
         self.is_within(&self.measure_policy(policy))
             && self.holds(&arena::plan_memory_unchecked(self.scheduled(policy)))
     }
 
-    /// What the plan of a policy needs, where that is within a budget.
+    /// Device bytes that the packed plan of a policy needs; `None` if it exceeds the budget.
     pub fn packed_peak_bytes(&self, policy: &Policy, budget: Budget) -> Option<u64> {
         let schedule = self.scheduled(policy);
-        // Packing never needs less.
+        // The packed plan never needs less.
         let least_bytes = self.region_bytes(&schedule).into_iter().max().unwrap_or(0);
         if least_bytes > budget.device_bytes {
             return None;
@@ -308,7 +306,7 @@ impl<'a> Attempt<'a> {
             return laps_s + waiting_s + once.map_or(0.0, seconds);
         }
         let each_s = seconds(each) * self.demand.micro_steps;
-        // The gradients of a step are summed over ranks once.
+        // Ranks sum the gradients only with the last micro-batch of a step.
         let unsummed_s = match self.request.rank.is_only() || self.demand.micro_steps <= 1.0 {
             true => 0.0,
             false => (seconds(each) - profile.unsummed_seconds(plan, each)) * (self.demand.micro_steps - 1.0),
@@ -332,13 +330,13 @@ impl<'a> Attempt<'a> {
         ladders(&self.freedom, loss_chunk, is_offload_limited, |point| self.measure(point).bytes)
     }
 
-    /// The lowest rung of each ladder that needs no more than the budget, before packing.
+    /// The lowest rung of each ladder whose schedule fits the budget.
     pub fn lowest_rungs(&self, loss_chunk: usize) -> Vec<Point> {
         let ladders = self.ladders(loss_chunk);
         ladders.iter().filter_map(|ladder| Some(ladder.rungs[self.lowest_rung(ladder)?])).collect()
     }
 
-    /// The first policy from the lowest rung of a ladder on that fits when it is packed.
+    /// The policy of the first rung whose packed plan fits, starting at the lowest rung whose schedule fits.
     pub fn lowest_packed(&self, loss_chunk: usize) -> Option<Policy> {
         let above = |ladder: &Ladder| {
             let rungs = ladder.rungs[self.lowest_rung(ladder)?..].iter();
@@ -348,14 +346,8 @@ impl<'a> Attempt<'a> {
         self.ladders(loss_chunk).iter().find_map(above)
     }
 
-    /// The rung that needs least, and how much.
-    fn leanest_rung(&self, ladder: &Ladder) -> (u64, usize) {
-        let ends = ladder.ends.iter().map(|end| (self.measure(&ladder.rungs[*end]).bytes, *end));
-        ends.min().expect("a ladder has a rung")
-    }
-
-    /// Bytes fall along a ladder in a few straight stretches, so a guess along the line between two rungs and a look
-    /// next to it mostly end the search; halving does the rest.
+    /// The lowest rung of a ladder whose schedule fits the budget. Bytes fall along a ladder in a few straight lines, so
+    /// interpolating between two rungs and trying its neighbour mostly ends the search; bisection does the rest.
     fn lowest_rung(&self, ladder: &Ladder) -> Option<usize> {
         let needs = |rung: usize| self.measure(&ladder.rungs[rung]).bytes;
         let budget_bytes = self.question.budget.device_bytes;
@@ -367,17 +359,19 @@ impl<'a> Attempt<'a> {
         let mut high_bytes = needs(high);
         // In a large model the last rung is the leanest, or nearly.
         let is_large = self.measure(&ladder.rungs[high]).steps > STEPS_OF_SMALL;
-        if is_large && high_bytes as f64 > NEARLY * budget_bytes as f64 {
+        if is_large && high_bytes as f64 > LAST_TO_LEANEST * budget_bytes as f64 {
             return None;
         }
         if high_bytes > budget_bytes {
-            (high_bytes, high) = self.leanest_rung(ladder);
+            // The leanest rung is at the end of a kind of choice.
+            let ends = ladder.ends.iter().map(|end| (needs(*end), *end));
+            (high_bytes, high) = ends.min().expect("a ladder has a rung");
         }
         if high_bytes > budget_bytes {
             return None;
         }
         for turn in 0.. {
-            // Rung `low` is too large, rung `high` is not.
+            // Rung `low` does not fit, rung `high` does.
             if high - low <= 1 {
                 break;
             }

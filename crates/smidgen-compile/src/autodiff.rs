@@ -1,43 +1,39 @@
-//! Reverse mode over the coarse operations: appends to `micro_step` what a trainable leaf needs, and no more.
+//! Reverse mode over the coarse operations: appends to `micro_step` the gradients that trainable leaves need, and no more.
 //!
-//! The forward nodes are walked backwards. Each value collects contributions to its gradient; when its
-//! producer is reached they are complete and become one value. A contribution is either a value or a
-//! *term* `scale · d·matrix`: all terms of one value (q, k, v and their adapters on one norm output) are
-//! summed inside one matmul, so no sum of activations ever passes through memory.
-//! A value whose computation involves no trainable leaf gets no gradient: nothing is built below the
-//! lowest adapted layer, and no weight gradient for frozen weights.
+//! The forward nodes are visited in reverse order. Each value collects contributions to its gradient; when its producer is
+//! reached they are complete and become one value. A contribution is either a value or a *term* `scale · d·matrix`: all
+//! terms of one value (q, k, v and their adapters on one norm output) are summed inside one matmul, so no sum of
+//! activations ever passes through memory. A value that depends on no trainable leaf gets no gradient: nothing is built
+//! below the lowest adapted layer, and no weight gradient for frozen weights.
 
-use smidgen_ir::{AttentionShape, ByValue, Entry, Graph, Node, Norm, Op, Phase, ValueId, ValueSet};
+use smidgen_ir::{ByValue, Entry, Graph, Node, Norm, Op, Phase, ValueId, ValueSet};
 
-/// Part of the gradient of a value.
+/// A part of the gradient of a value.
 enum Contribution {
     Value(ValueId),
     Term { d: ValueId, matrix: ValueId, scale: f32 },
 }
 
 pub fn append_backward(graph: &mut Graph) {
-    let index = graph.entries.iter().position(|(entry, _)| *entry == Entry::MicroStep);
-    let index = index.expect("the forward stage builds micro_step");
-    let forward = graph.entries[index].1.clone();
+    let mut nodes = graph.take_nodes(Entry::MicroStep).expect("the forward stage builds micro_step");
     let mut backward = Backward {
-        needs_gradient: values_that_need_gradients(graph, &forward),
+        needs_gradient: values_that_need_gradients(graph, &nodes),
         graph,
         nodes: Vec::new(),
         pending: ByValue::default(),
         layer: None,
     };
-    for node in forward.iter().rev() {
+    for node in nodes.iter().rev() {
         backward.layer = node.layer;
         backward.node(node);
     }
-    let nodes = backward.nodes;
-    graph.entries[index].1.extend(nodes);
+    nodes.append(&mut backward.nodes);
+    graph.set_nodes(Entry::MicroStep, nodes);
 }
 
 /// Values that depend on a trainable leaf, the leaves included.
 fn values_that_need_gradients(graph: &Graph, nodes: &[Node]) -> ValueSet {
-    let ids = (0..graph.values.len()).map(|index| ValueId(index as u32));
-    let mut needs: ValueSet = ids.filter(|id| graph.gradient_of(*id).is_some()).collect();
+    let mut needs: ValueSet = graph.ids().filter(|id| graph.gradient_of(*id).is_some()).collect();
     for node in nodes {
         if node.inputs.iter().any(|input| needs.contains(input)) {
             needs.extend(&node.outputs);
@@ -117,13 +113,7 @@ impl Backward<'_> {
     fn node(&mut self, node: &Node) {
         match &node.op {
             Op::LmHeadLoss(_) => self.loss(node),
-            Op::GatherRows => {
-                if let Some(d) = self.gradient(node.outputs[0]) {
-                    let name = self.name_of_gradient(node.inputs[0]);
-                    let dx = self.emit(Op::ScatterRows, vec![d, node.inputs[1]], vec![], &[name])[0];
-                    self.contribute(node.inputs[0], Contribution::Value(dx));
-                }
-            }
+            Op::GatherRows => self.one_gradient(node, Op::ScatterRows, |_, d| vec![d, node.inputs[1]]),
             Op::Add => {
                 if let Some(d) = self.gradient(node.outputs[0]) {
                     self.contribute(node.inputs[0], Contribution::Value(d));
@@ -134,13 +124,7 @@ impl Backward<'_> {
             Op::Linear { bias, lora } => self.linear(node, *bias, *lora),
             Op::ScaleColumns { bias } => self.scale_columns(node, *bias),
             Op::Fourier { scale } => self.fourier(node, *scale),
-            Op::Dropout { .. } => {
-                if let Some(d) = self.gradient(node.outputs[0]) {
-                    let name = self.name_of_gradient(node.inputs[0]);
-                    let dx = self.emit(node.op.clone(), vec![d, node.inputs[1]], vec![], &[name])[0];
-                    self.contribute(node.inputs[0], Contribution::Value(dx));
-                }
-            }
+            Op::Dropout { .. } => self.one_gradient(node, node.op.clone(), |_, d| vec![d, node.inputs[1]]),
             Op::GatedAct(activation) => {
                 if let Some(d) = self.gradient(node.outputs[0]) {
                     let (gate, up) = (node.inputs[0], node.inputs[1]);
@@ -151,26 +135,10 @@ impl Backward<'_> {
                 }
             }
             Op::Rope { heads, inverse } => {
-                if let Some(d) = self.gradient(node.outputs[0]) {
-                    let name = self.name_of_gradient(node.inputs[0]);
-                    let op = Op::Rope { heads: *heads, inverse: !inverse };
-                    let dx = self.emit(op, vec![d, node.inputs[1]], vec![], &[name])[0];
-                    self.contribute(node.inputs[0], Contribution::Value(dx));
-                }
+                let op = Op::Rope { heads: *heads, inverse: !inverse };
+                self.one_gradient(node, op, |_, d| vec![d, node.inputs[1]]);
             }
-            Op::Attention(shape) => {
-                if let Some(d) = self.gradient(node.outputs[0]) {
-                    let [q, k, v, boundaries] = node.inputs[..] else {
-                        unreachable!("attention has four inputs")
-                    };
-                    let names = [q, k, v].map(|value| self.name_of_gradient(value));
-                    let inputs = vec![q, k, v, node.outputs[0], node.outputs[1], d, boundaries];
-                    let gradients = self.emit(Op::AttentionGrad(*shape), inputs, vec![], &names);
-                    for (value, gradient) in [q, k, v].into_iter().zip(gradients) {
-                        self.contribute(value, Contribution::Value(gradient));
-                    }
-                }
-            }
+            Op::Attention(shape) => self.attention(node, Op::AttentionGrad(*shape)),
             Op::Embed { scale, .. } => {
                 if let Some(table) = self.graph.gradient_of(node.inputs[1])
                     && let Some(d) = self.gradient(node.outputs[0])
@@ -180,25 +148,13 @@ impl Backward<'_> {
             }
             Op::PlaceRows { .. } => self.place_rows(node),
             Op::LayerNorm { eps } => {
-                if let Some(d) = self.gradient(node.outputs[0]) {
-                    self.one_gradient(node, Op::LayerNormGrad { eps: *eps }, |x| vec![x, node.inputs[1], d]);
-                }
+                self.one_gradient(node, Op::LayerNormGrad { eps: *eps }, |x, d| vec![x, node.inputs[1], d]);
             }
-            Op::Scale { .. } => {
-                if let Some(d) = self.gradient(node.outputs[0]) {
-                    self.one_gradient(node, node.op.clone(), |_| vec![d]);
-                }
-            }
-            Op::Act(kind) => {
-                if let Some(d) = self.gradient(node.outputs[0]) {
-                    self.one_gradient(node, Op::ActGrad(*kind), |x| vec![x, d]);
-                }
-            }
+            Op::Scale { .. } => self.one_gradient(node, node.op.clone(), |_, d| vec![d]),
+            Op::Act(kind) => self.one_gradient(node, Op::ActGrad(*kind), |x, d| vec![x, d]),
             Op::CausalConv { .. } => {
-                if let Some(d) = self.gradient(node.outputs[0]) {
-                    let op = Op::CausalConv { backward: true };
-                    self.one_gradient(node, op, |_| vec![d, node.inputs[1], node.inputs[2]]);
-                }
+                let op = Op::CausalConv { backward: true };
+                self.one_gradient(node, op, |_, d| vec![d, node.inputs[1], node.inputs[2]]);
             }
             Op::AddBias => {
                 if let Some(d) = self.gradient(node.outputs[0]) {
@@ -206,8 +162,8 @@ impl Backward<'_> {
                     self.contribute(node.inputs[0], Contribution::Value(d));
                 }
             }
-            Op::ChunkAttention(shape) => self.chunk_attention(node, *shape),
-            // Nothing that is trained comes before them: they turn sound into what the encoder starts from.
+            Op::ChunkAttention(shape) => self.attention(node, Op::ChunkAttentionGrad(*shape)),
+            // They have no trained leaves among their inputs: they only turn positions or sound into inputs of the layers.
             Op::RopeTable(_) | Op::StridedConv(_) | Op::JoinPlaces { .. } | Op::MaskRows { .. } => {}
             Op::Logits { .. }
             | Op::HeadSums(_)
@@ -251,40 +207,44 @@ impl Backward<'_> {
         }
     }
 
-    /// The gradient of a node's first input by one operation.
-    fn one_gradient(&mut self, node: &Node, op: Op, inputs: impl FnOnce(ValueId) -> Vec<ValueId>) {
-        let x = node.inputs[0];
-        if self.needs(x) {
-            let name = self.name_of_gradient(x);
-            let dx = self.emit(op, inputs(x), vec![], &[name])[0];
-            self.contribute(x, Contribution::Value(dx));
+    /// Emits the gradient of a node's first input x as one operation, whose inputs are made from x and the gradient of the
+    /// node's output.
+    fn one_gradient(&mut self, node: &Node, op: Op, inputs: impl FnOnce(ValueId, ValueId) -> Vec<ValueId>) {
+        if let Some(d) = self.gradient(node.outputs[0]) {
+            let x = node.inputs[0];
+            self.add_gradient(x, op, inputs(x, d));
         }
     }
 
-    /// Rows of audio get the gradient of where they were placed; what they replaced gets none.
+    /// Emits an operation that computes the gradient of a value, if the value needs one.
+    fn add_gradient(&mut self, value: ValueId, op: Op, inputs: Vec<ValueId>) {
+        if self.needs(value) {
+            let name = self.name_of_gradient(value);
+            let d = self.emit(op, inputs, vec![], &[name])[0];
+            self.contribute(value, Contribution::Value(d));
+        }
+    }
+
+    /// Audio rows get the gradient of the rows where they were placed; the rows that they replaced get none.
     fn place_rows(&mut self, node: &Node) {
         let Some(d) = self.gradient(node.outputs[0]) else { return };
-        let [_, rows, audio] = node.inputs[..] else { unreachable!("rows are placed with three inputs") };
-        if self.needs(audio) {
-            let name = self.name_of_gradient(audio);
-            let taken = self.emit(Op::TakeRows, vec![d, rows], vec![], &[name])[0];
-            self.contribute(audio, Contribution::Value(taken));
-        }
-        self.one_gradient(node, Op::PlaceRows { clear: true }, |_| vec![d, rows]);
+        let [x, rows, audio] = node.inputs[..] else { unreachable!("rows are placed with three inputs") };
+        self.add_gradient(audio, Op::TakeRows, vec![d, rows]);
+        self.add_gradient(x, Op::PlaceRows { clear: true }, vec![d, rows]);
     }
 
-    fn chunk_attention(&mut self, node: &Node, shape: AttentionShape) {
+    /// Attention of either kind: the inputs are q, k, v and others, the outputs o and lse.
+    fn attention(&mut self, node: &Node, op: Op) {
         let Some(d) = self.gradient(node.outputs[0]) else { return };
-        let [q, k, v, marks, bias] = node.inputs[..] else { unreachable!("five inputs") };
-        let names = [q, k, v].map(|value| self.name_of_gradient(value));
-        let inputs = vec![q, k, v, node.outputs[0], node.outputs[1], d, marks, bias];
-        let gradients = self.emit(Op::ChunkAttentionGrad(shape), inputs, vec![], &names);
-        for (value, gradient) in [q, k, v].into_iter().zip(gradients) {
-            self.contribute(value, Contribution::Value(gradient));
+        let (qkv, others) = node.inputs.split_at(3);
+        let names: Vec<String> = qkv.iter().map(|value| self.name_of_gradient(*value)).collect();
+        let inputs = [qkv, &node.outputs, &[d], others].concat();
+        for (value, gradient) in qkv.iter().zip(self.emit(op, inputs, vec![], &names)) {
+            self.contribute(*value, Contribution::Value(gradient));
         }
     }
 
-    /// The fused loss has formed its gradients already.
+    /// The forward operation has already computed these gradients.
     fn loss(&mut self, node: &Node) {
         if let Some(&dx) = node.outputs.first() {
             self.contribute(node.inputs[0], Contribution::Value(dx));
@@ -333,7 +293,7 @@ impl Backward<'_> {
         }
     }
 
-    /// y = z·m/n + bias: n is no part of the gradient.
+    /// y = z·m/n + bias, where n is treated as a constant.
     fn scale_columns(&mut self, node: &Node, bias: bool) {
         let Some(dy) = self.gradient(node.outputs[0]) else { return };
         let (z, magnitude, norm) = (node.inputs[0], node.inputs[1], node.inputs[2]);
@@ -343,15 +303,10 @@ impl Backward<'_> {
         if let Some(gradient) = self.graph.gradient_of(magnitude) {
             self.emit(Op::MagnitudeGrad, vec![dy, z, norm], vec![gradient], &[]);
         }
-        if self.needs(z) {
-            let name = self.name_of_gradient(z);
-            let op = Op::ScaleColumns { bias: false };
-            let dz = self.emit(op, vec![dy, magnitude, norm], vec![], &[name])[0];
-            self.contribute(z, Contribution::Value(dz));
-        }
+        self.add_gradient(z, Op::ScaleColumns { bias: false }, vec![dy, magnitude, norm]);
     }
 
-    /// y = base + φ(s·h·Bᵀ): the argument of φ is formed again inside the gradient, from h.
+    /// y = base + φ(s·h·Bᵀ). The gradient operation recomputes the argument of φ from h.
     fn fourier(&mut self, node: &Node, scale: f32) {
         let Some(dy) = self.gradient(node.outputs[0]) else { return };
         let [base, h, b, coefficients, sigma] = node.inputs[..] else {

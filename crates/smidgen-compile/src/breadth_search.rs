@@ -1,19 +1,19 @@
-//! Points in breadth-first order, for runs that fetch weights or train what is offloaded.
+//! The search in breadth-first order, for runs that fetch weights or train offloaded ones.
 //!
-//! There a weight crosses the link twice per step, however many micro-batches the step has. All that can be offloaded is at
-//! first; of the sizes at which that fits, the fastest few get back to the device what has room: optimizer state with
-//! gradients, then weights, then embedding and head. Both is tried, updates on the device and on the host.
+//! In this order a weight crosses the link twice per step, however many micro-batches the step has. The search first
+//! offloads everything that can be. At the fastest few sizes that fit, it then brings back what has room: optimizer state
+//! with gradients, then weights, then embedding and head. It tries updates on the device and on the host.
 
 use crate::attempt::{Attempt, Measured};
 use crate::choices::{Offload, Point, USUAL_WINDOW};
 use smidgen_ir::policy::Order;
 
-/// Sizes at which something is brought back to the device.
+/// Most points from which something is brought back to the device.
 const MOST_FILLED: usize = 2;
-/// Points that fit, after which smaller sizes are not looked at: larger micro-batches keep a device busier.
+/// After this many points that fit, smaller sizes are skipped: larger micro-batches use a device better.
 const ENOUGH: usize = 6;
 
-/// Measures points in breadth-first order; what fits is among the candidates of its attempt.
+/// Measures points in breadth-first order. Those that fit become candidates of their attempts.
 pub fn search_breadth_first(attempts: &[Attempt]) {
     let freedom = &attempts[0].freedom;
     if !freedom.may_go_breadth_first() {
@@ -21,7 +21,7 @@ pub fn search_breadth_first(attempts: &[Attempt]) {
     }
     let candidates = attempts.iter().flat_map(Attempt::candidates);
     let fastest = candidates.min_by(|one, other| one.measured.ms.total_cmp(&other.measured.ms));
-    // Where nothing streams, nothing is gained.
+    // If nothing streams, this order gains nothing.
     if fastest.as_ref().is_some_and(|fastest| !fastest.policy.streams()) {
         return;
     }
@@ -41,8 +41,8 @@ pub fn search_breadth_first(attempts: &[Attempt]) {
     }
 }
 
-/// Whether the order could pay at one size: the same weights serve several micro-batches, or are trained; and with
-/// everything on the device, budget aside, a step takes less than the fastest so far.
+/// Whether the order may be faster at one size: several micro-batches share the fetched weights, or weights are trained;
+/// and with everything on the device, regardless of the budget, a step takes less time than the fastest so far.
 fn may_be_faster(attempt: &Attempt, best_ms: f64) -> bool {
     let freedom = &attempt.freedom;
     let resident = Point { order: Order::Breadth, recomputed: freedom.layers, ..freedom.start() };
@@ -50,11 +50,11 @@ fn may_be_faster(attempt: &Attempt, best_ms: f64) -> bool {
         && attempt.measure(&resident.with_laps(1)).ms < best_ms
 }
 
-/// The first point that fits for each number of layers per lap; no more layers where all inputs stay on the device.
+/// The first point that fits for each number of layers per lap. Larger laps are skipped once all inputs stay on the device.
 fn of_lap_sizes(attempt: &Attempt) -> Vec<(Point, Measured)> {
     let mut found = Vec::new();
     for size in attempt.freedom.lap_sizes() {
-        let first = leanest_first(attempt, size);
+        let first = first_that_fits(attempt, size);
         let keeps_all = first.as_ref().is_some_and(|(point, _)| point.activations == Offload::None);
         found.extend(first);
         if keeps_all {
@@ -64,16 +64,16 @@ fn of_lap_sizes(attempt: &Attempt) -> Vec<(Point, Measured)> {
     found
 }
 
-/// The first point at one size that fits: inputs of layers on the device if there is room for them, and a window that
-/// lets transfers overlap with computation if there is room for that.
-fn leanest_first(attempt: &Attempt, lap_size: usize) -> Option<(Point, Measured)> {
+/// The first point that fits at one size: with the usual window if there is room for it, because transfers then overlap
+/// with computation, and with as few offloaded inputs of layers as possible.
+fn first_that_fits(attempt: &Attempt, lap_size: usize) -> Option<(Point, Measured)> {
     let freedom = &attempt.freedom;
     let quarters = [1, 2, 3].map(|part| Offload::Some((part * freedom.layers).div_ceil(4)));
     let activations: Vec<Offload> =
         [Offload::None].into_iter().chain(quarters).chain([Offload::All]).collect();
     let chunks = freedom.largest_and_smallest_chunk();
     let with = |activations, window| freedom.breadth_first(activations, window).with_laps(lap_size);
-    // The more inputs are offloaded, the less is on the device.
+    // Offloading more inputs never needs more device memory, so the search below can bisect.
     let is_too_large = |activations: Offload, window: usize| {
         let loss_chunk = chunks[chunks.len() - 1];
         let leanest = Point { loss_chunk, tables: true, ..with(activations, window) };
@@ -95,7 +95,7 @@ fn leanest_first(attempt: &Attempt, lap_size: usize) -> Option<(Point, Measured)
     })
 }
 
-/// Brings back to the device what has room and makes the step faster.
+/// Brings back to the device what has room there and makes the step faster.
 fn fill(attempt: &Attempt, mut point: Point) {
     let layers = attempt.freedom.layers;
     let fits = |point: &Point| attempt.is_within(&attempt.measure(point));
@@ -117,7 +117,7 @@ fn fill(attempt: &Attempt, mut point: Point) {
     }
 }
 
-/// The largest number up to `most` with a property that holds from 0 on up to some number.
+/// The largest number up to `most` for which `holds`, which is true up to some number and false above.
 fn most_that(most: usize, holds: impl Fn(usize) -> bool) -> usize {
     let (mut low, mut high) = (0, most);
     while low < high {

@@ -1,13 +1,11 @@
-//! GPUs by name, for planning where they are not: one table.
+//! A table of GPUs, for planning on machines that do not have them.
 //!
 //! Peaks are NVIDIA's dense ones: bf16 tensor cores (f16 before Ampere) with f32 sums, plain f32 units, memory bandwidth,
-//! the bus one way.
-//! What our steps sustain of them is a share. On the H200 the shares are measured (989 TFLOP/s of bf16 are 690 in our
-//! products; 67 of f32 are 45; 4.8 TB/s are 3.6; 64 GB/s of PCIe 5 are 50); other cards take those of
-//! memory and bus, and in bf16 what their power limit is known to leave: more on cards with room to breathe, half
-//! on the L4 with its 72 W.
-//! Shares of cards before Ampere are assumed: a T4 has 70 W, and a GTX 16 has f16 units in place of tensor cores.
-//! Memory is the driver's total, which is a little below the number on the box.
+//! the bus one way. Our steps sustain a share of them. On the H200 the shares are measured (of 989 TFLOP/s in bf16 our
+//! matmuls sustain 690; of 67 in f32, 45; of 4.8 TB/s, 3.6; of 64 GB/s of PCIe 5, 50). Other cards use the same shares for
+//! memory and bus. Their shares in bf16 follow from their power limits: higher on cards with headroom, half on the L4 with
+//! its 72 W. Shares of cards before Ampere are assumed: a T4 has 70 W, and a GTX 16 has f16 units but no tensor cores.
+//! Memory is the driver's total, which is a little below the advertised size.
 
 use crate::context::Overhead;
 use crate::links::{self, ETHERNET_100G, NamedLink};
@@ -17,34 +15,35 @@ use smidgen_ir::DeviceKind;
 /// A GPU that plans can be made for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Card {
-    /// As recipes name it.
+    /// The name in recipes.
     pub name: &'static str,
-    /// As drivers name it, without `NVIDIA` and `GeForce`.
+    /// The names that drivers report, without `NVIDIA` and `GeForce`.
     pub driver_names: &'static [&'static str],
-    /// Such as (9, 0).
+    /// Compute capability, such as (9, 0).
     pub capability: (u32, u32),
     pub memory_mib: u64,
-    /// Peaks: TFLOP/s of bf16 (f16 before Ampere) and of f32, GB/s of memory and of the bus one way.
+    /// Peak TFLOP/s in bf16, or f16 before Ampere.
     pub half_tflops: f64,
     pub f32_tflops: f64,
     pub memory_gb_per_s: f64,
+    /// Peak of the bus one way.
     pub bus_gb_per_s: f64,
-    /// Of the peak in 16 bits, in our products.
+    /// The share of `half_tflops` that our matmuls sustain.
     pub half_share: f64,
-    /// Attention's rate as a share of that of products.
+    /// The rate of attention as a share of the rate of matmuls.
     pub attention_share: f64,
 }
 
 const F32_SHARE: f64 = 0.67;
 const MEMORY_SHARE: f64 = 0.75;
 const BUS_SHARE: f64 = 0.78;
-/// What a usual disk reads; nobody knows it of another machine.
+/// A typical disk; the disk of another machine is unknown.
 const DISK_BYTES_PER_S: f64 = 2e9;
 /// The driver's context with our kernels and cuBLASLt, on an H200; `doctor` measures other cards.
 pub const CONTEXT_BYTES: u64 = 536 << 20;
-/// A launch.
+/// A kernel launch.
 const STEP_S: f64 = 4e-6;
-/// A code is read, and plain numbers are written for the matmul.
+/// Bytes moved per element of a quantized weight: its code is read, and a plain number is written for the matmul.
 const DECODED_BYTES: f64 = 2.5;
 
 const PCIE3_X16: f64 = 15.75;
@@ -59,8 +58,9 @@ const GEFORCE_AMPERE: (u32, u32) = (8, 6);
 const AMPERE: (u32, u32) = (8, 0);
 const HOPPER: (u32, u32) = (9, 0);
 
-/// Attention by the kernel that every architecture has, and by that for Hopper. Without asynchronous copies (Turing) it is
-/// assumed to be slower; on Volta it multiplies in f32, at a rate that is counted from its instructions.
+/// Attention rates as a share of the matmul rate: of the kernel for all architectures, and of the one for Hopper. Without
+/// asynchronous copies (Turing) it is assumed to be slower; on Volta it multiplies in f32, at a rate that was computed from
+/// its instructions.
 const ATTENTION: f64 = 0.55;
 const HOPPER_ATTENTION: f64 = 0.6;
 const TURING_ATTENTION: f64 = 0.4;
@@ -129,7 +129,7 @@ impl Card {
         self.memory_mib << 20
     }
 
-    /// What the processors of a usual machine with such a card read and write when they update weights.
+    /// Host memory traffic of updates on a typical machine with this card.
     fn update_bytes_per_s(&self) -> f64 {
         match self.name {
             "a100-40gb" | "a100-80gb" | "h100" | "h200" => 100e9,
@@ -137,7 +137,7 @@ impl Card {
         }
     }
 
-    /// The link between cards of one machine: cards of data centers have NVLink, all others pass the bus.
+    /// The link between cards of one machine: NVLink for data center cards, the bus for all others.
     pub fn peers(&self) -> NamedLink {
         match (self.name, self.bus_gb_per_s) {
             ("h100" | "h200", _) => links::NVLINK4,
@@ -154,7 +154,7 @@ impl Card {
         let rates = |product: f64, attention: f64| Rates {
             product_flops_per_s: product,
             bf16_product_flops_per_s: product,
-            // Thin results: bound by memory.
+            // Matmuls with thin results are bound by memory anyway.
             outer_flops_per_s: product,
             attention_flops_per_s: attention,
             bytes_per_s,
@@ -183,18 +183,18 @@ impl Card {
     }
 }
 
-/// The card of this name in a recipe.
+/// The card with this name in recipes.
 pub fn find(name: &str) -> Option<&'static Card> {
     CARDS.iter().find(|card| card.name == name)
 }
 
-/// The card that a driver calls so.
+/// The card for which a driver reports this name.
 pub fn find_by_driver(driver_name: &str) -> Option<&'static Card> {
     let short = driver_name.replace("NVIDIA ", "").replace("GeForce ", "");
     CARDS.iter().find(|card| card.driver_names.contains(&short.as_str()))
 }
 
-/// The card that a driver calls so, or else the one that is most like it: of its generation, with the nearest memory.
+/// The card for which a driver reports this name, or else the most similar one: nearest in generation, then in memory.
 pub fn most_like(driver_name: &str, capability: (u32, u32), memory_bytes: u64) -> &'static Card {
     find_by_driver(driver_name).unwrap_or_else(|| {
         let distance = |card: &Card| {

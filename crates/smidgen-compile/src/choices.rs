@@ -1,9 +1,9 @@
-//! The memory choices as the solver searches them: what is open, which point is which policy, how points vary.
+//! The memory choices as the solver searches them: which are open, which policy a point stands for, how points vary.
 //!
-//! A [`Point`] is a policy in few numbers. [`Freedom`] turns points into policies with the pins obeyed, so every search
-//! may vary a point as it likes. All that the search knows of a single choice is in this file: where it begins, its
-//! rungs on a ladder, how it is varied, when it is in use and which pins are refused. The ladders
-//! (`ladder.rs`), the search for the leanest policy (`lean.rs`) and for the fastest (`improve.rs`) only walk.
+//! A [`Point`] describes a policy with a few numbers. [`Freedom`] turns points into policies that obey the pins, so a
+//! search may vary points freely. Everything that the search knows about a single choice is in this file: its first value,
+//! its rungs on a ladder, how it is varied, when it is in use and which pins are refused. The ladders (`ladder.rs`), the
+//! search for the leanest policy (`lean.rs`) and the search for the fastest (`improve.rs`) know no choice by name.
 
 use crate::offloaded_weights::layer_bytes;
 use crate::passes::head_pieces;
@@ -12,36 +12,37 @@ use crate::request::{Master, Request, loss_chunks};
 use smidgen_ir::policy::{LayerRule, LayerSet, Order, Pins, Policy, Sharding};
 use smidgen_ir::{DeviceKind, Extent, Space};
 
-/// Layers of offloaded weights that may be on the device at the same time, unless memory is short.
+/// Layers of offloaded weights that may be on the device at the same time, if memory allows.
 pub const USUAL_WINDOW: usize = 2;
 
-/// A policy in few numbers.
+/// A policy, described by a few numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {
     pub loss_chunk: usize,
-    /// This many of the first layers.
+    /// How many layers are recomputed, counted from the first.
     pub recomputed: usize,
-    /// Layers whose weights are offloaded, spread evenly.
+    /// How many layers have offloaded weights; they are spread evenly.
     pub weights: usize,
-    /// The embedding alone.
+    /// Whether the embedding alone is offloaded.
     pub embedding: bool,
-    /// Embedding and head.
+    /// Whether embedding and head are offloaded.
     pub tables: bool,
-    /// An offloaded head is fetched in pieces.
+    /// Whether an offloaded head is fetched in pieces.
     pub split_head: bool,
     pub activations: Offload,
+    /// Whether optimizer state is offloaded.
     pub optimizer_state: bool,
-    /// Gradients of trained weights.
+    /// Whether gradients of trained weights are offloaded.
     pub gradients: bool,
-    /// Layers whose optimizer state and gradients stay on the device although those of others do not, spread evenly.
+    /// How many layers keep optimizer state and gradients on the device if those are offloaded; they are spread evenly.
     pub resident_state: usize,
     pub order: Order,
-    /// In breadth-first order.
+    /// Used in breadth-first order only.
     pub layers_per_lap: usize,
-    /// Whether what is in host memory, all of it, is updated there.
+    /// Whether parameters whose tensors are all in host memory are updated there.
     pub updates_on_host: bool,
     pub tile_tokens: Option<usize>,
-    /// Layers of weights that may be on the device at the same time, or laps of them; 0 fetches each when it is needed.
+    /// Layers (or laps) of offloaded weights that may be on the device at the same time; 0 fetches each when it is needed.
     pub window_layers: usize,
 }
 
@@ -51,13 +52,14 @@ pub enum Offload {
     None,
     /// The inputs of recomputed layers.
     OfRecomputed,
-    /// Those of this many layers, spread evenly.
+    /// The activations of this many layers, spread evenly.
     Some(usize),
+    /// The activations of all layers.
     All,
 }
 
 impl Point {
-    /// Whether anything passes through the window.
+    /// Whether anything is fetched through the window.
     pub fn streams(&self) -> bool {
         self.weights > 0 || self.tables || self.optimizer_state || self.gradients
     }
@@ -66,18 +68,17 @@ impl Point {
         Point { window_layers, ..self }
     }
 
-    /// The same with laps of this size.
     pub fn with_laps(self, layers_per_lap: usize) -> Point {
         Point { layers_per_lap, ..self }
     }
 
-    /// Windows to try at a point: the usual one and a small one where nothing streams yet.
+    /// Windows to try at a point: its own if something streams, otherwise the usual one and a small one.
     pub fn windows(&self) -> Vec<usize> {
         if self.streams() { vec![self.window_layers] } else { vec![USUAL_WINDOW, 1] }
     }
 }
 
-/// Takes one choice over from another point.
+/// Copies one choice from the second point to the first.
 pub type Copy = fn(&mut Point, &Point);
 
 pub fn weights_are_open(pins: &Pins) -> bool {
@@ -96,13 +97,13 @@ pub fn activations_are_open(pins: &Pins) -> bool {
     pins.offloaded_activations.is_none() && pins.activations != Some(Space::Device)
 }
 
-/// Whether some layers may keep their optimizer state and gradients on the device. Who pins where they are means all.
+/// Whether some layers may keep optimizer state and gradients on the device. A pinned memory space applies to all layers.
 fn is_state_open(pins: &Pins) -> bool {
     let are_layers_open = pins.offloaded_moments.is_none() && pins.offloaded_gradients.is_none();
     are_layers_open && pins.optimizer_state.is_none() && pins.gradients.is_none()
 }
 
-/// Pins that a plan cannot obey, or that would have no effect.
+/// Why pins are refused: a plan cannot obey them, or they would have no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     BreadthFirstOnRanks,
@@ -112,7 +113,7 @@ pub enum Refusal {
     MoreLayersPerLap { pinned: usize, layers: usize },
 }
 
-/// What is wrong with the pins for this run, if anything is.
+/// Why the pins are refused for this run, if they are.
 pub fn refuse(pins: &Pins, request: &Request) -> Option<Refusal> {
     let (per_lap, layers) = (pins.layers_per_lap.unwrap_or(0), request.spec.layers);
     match pins.order {
@@ -125,14 +126,14 @@ pub fn refuse(pins: &Pins, request: &Request) -> Option<Refusal> {
     }
 }
 
-/// One choice, and the points that differ from another in it alone.
+/// One choice, and points that differ from some other point in that choice alone.
 #[derive(Clone, Debug)]
 pub struct Axis {
     pub copy: Copy,
     pub points: Vec<Point>,
 }
 
-/// What pins leave open at one size of micro-batch, and the policy of each point.
+/// What the pins leave to the solver at one size of micro-batch; it maps points to policies.
 #[derive(Clone, Debug)]
 pub struct Freedom<'a> {
     pub pins: &'a Pins,
@@ -141,24 +142,25 @@ pub struct Freedom<'a> {
     tokens: usize,
     /// Chunks of the loss in rows, largest first.
     chunks: Vec<usize>,
+    /// Bytes on the device of a layer of fetched weights.
     layer_bytes: usize,
     /// Whether the embedding can be offloaded without the head.
     pub has_own_embedding: bool,
-    /// Pieces in which the head can be fetched; 0 where it has to be whole.
+    /// Pieces in which the head can be fetched; 0 if it must be fetched whole.
     pub head_pieces: usize,
     pub head_bytes: usize,
     device: DeviceKind,
     sharding: Sharding,
-    /// Whether weights of the base are trained, whose gradients may be offloaded.
+    /// Whether weights of the base are trained. Their gradients may be offloaded.
     pub trains_base: bool,
-    /// Whether laps are possible.
+    /// Whether breadth-first order is possible.
     pub has_laps: bool,
-    /// Whether the device is another than the host's processors, which can update f32 weights.
-    has_host: bool,
+    /// Whether updates can run on the host: the device is a GPU, and trained weights are in f32.
+    has_host_updates: bool,
 }
 
 impl<'a> Freedom<'a> {
-    /// `request` has the extent of the demand.
+    /// `request` must have the extent of the demand.
     pub fn of(request: &Request, demand: &Demand, pins: &'a Pins) -> Freedom<'a> {
         let sharding = match request.rank.is_only() {
             true => Sharding::None,
@@ -172,7 +174,7 @@ impl<'a> Freedom<'a> {
             chunks: loss_chunks(request, pins),
             layer_bytes: layer_bytes(request, sharding == Sharding::Weights),
             has_own_embedding: !request.spec.tied_head,
-            // A divided head is gathered as a whole.
+            // A divided head is gathered whole.
             head_pieces: if sharding == Sharding::Weights { 0 } else { head_pieces::count(request) },
             head_bytes: request
                 .storage_of(request.spec.head_tensor())
@@ -181,16 +183,16 @@ impl<'a> Freedom<'a> {
             sharding,
             trains_base: !request.trained.is_empty(),
             has_laps: request.rank.is_only() && !request.trains_tied_head() && !request.computes_audio(),
-            has_host: request.device == DeviceKind::Cuda && request.optimizer.master == Master::F32,
+            has_host_updates: request.device == DeviceKind::Cuda && request.optimizer.master == Master::F32,
         }
     }
 
-    /// Whether micro-batches may pass the layers in breadth-first order.
+    /// Whether breadth-first order is possible and open.
     pub fn may_go_breadth_first(&self) -> bool {
         self.has_laps && self.pins.order != Some(Order::Depth)
     }
 
-    /// Whether layers can all be treated alike.
+    /// Whether sketches apply: the order is depth-first, and no pin treats layers differently.
     pub fn can_be_sketched(&self) -> bool {
         let pins = self.pins;
         let are_layers_open = pins.recompute.is_none()
@@ -200,7 +202,7 @@ impl<'a> Freedom<'a> {
         are_layers_open && is_depth_first && pins.window_bytes.is_none() && self.layers > 3
     }
 
-    /// Layers per lap to try, the fewest first.
+    /// Layers per lap to try, smallest first.
     pub fn lap_sizes(&self) -> Vec<usize> {
         match self.pins.layers_per_lap {
             Some(pinned) => vec![pinned.max(1)],
@@ -208,12 +210,12 @@ impl<'a> Freedom<'a> {
         }
     }
 
-    /// Whether weights that are not resident come from other ranks.
+    /// Whether weights that are not resident are gathered from the other ranks.
     pub fn gathers_weights(&self) -> bool {
         self.sharding == Sharding::Weights
     }
 
-    /// Everything on the device as far as that is open: the fastest.
+    /// Everything on the device as far as the pins allow: the fastest point.
     pub fn start(&self) -> Point {
         self.start_with(self.chunks[0])
     }
@@ -238,7 +240,7 @@ impl<'a> Freedom<'a> {
         })
     }
 
-    /// What needs least in almost every model.
+    /// The point that needs the least memory in almost every model.
     pub fn leanest(&self) -> Point {
         Point {
             loss_chunk: self.fewest_rows(),
@@ -259,7 +261,8 @@ impl<'a> Freedom<'a> {
         }
     }
 
-    /// A point in breadth-first order: every layer is recomputed from its input, and what is trained is offloaded.
+    /// A point in breadth-first order: every layer is recomputed from its input, and weights are offloaded, trained ones
+    /// with their gradients and optimizer state.
     pub fn breadth_first(&self, activations: Offload, window_layers: usize) -> Point {
         Point {
             recomputed: self.layers,
@@ -275,7 +278,7 @@ impl<'a> Freedom<'a> {
         }
     }
 
-    /// The same with all that can be streamed offloaded.
+    /// `point` with everything offloaded that can be streamed.
     pub fn all_streamed(&self, point: Point) -> Point {
         let gradients = self.trains_base;
         Point {
@@ -305,13 +308,13 @@ impl<'a> Freedom<'a> {
         self.tile().is_some()
     }
 
-    /// Any point with what is pinned put right. Points that are the same policy become equal as far as a search relies on
-    /// it.
+    /// The point adjusted to the pins, with unused choices set to fixed values, so that points of the same policy become
+    /// equal as far as a search relies on it.
     pub fn pinned(&self, point: Point) -> Point {
         let pins = self.pins;
         let count = |rule: &LayerRule| rule.layers(self.layers).len();
         let is_in_use = |space: Space| space != Space::Device;
-        // Weights that are divided over ranks are on the device, and offloaded all the same.
+        // Divided weights stay on the device, and still count as offloaded here.
         let on_device = pins.weights == Some(Space::Device) && !self.gathers_weights();
         let weights = match &pins.offloaded_weights {
             _ if on_device => 0,
@@ -338,16 +341,13 @@ impl<'a> Freedom<'a> {
             tables,
             split_head: split_head && tables && self.head_pieces > 1,
             activations,
-            // What is divided over ranks is not offloaded as well.
+            // Divided state is not offloaded.
             optimizer_state: self.sharding == Sharding::None
                 && pins.optimizer_state.map_or(point.optimizer_state, is_in_use),
             gradients: self.trains_base
                 && self.sharding == Sharding::None
                 && pins.gradients.map_or(point.gradients, is_in_use),
-            resident_state: match is_state_open(pins) {
-                true => point.resident_state,
-                false => 0,
-            },
+            resident_state: if is_state_open(pins) { point.resident_state } else { 0 },
             order: pins.order.filter(|_| self.has_laps).unwrap_or(point.order),
             layers_per_lap: pins.layers_per_lap.unwrap_or(point.layers_per_lap),
             updates_on_host: pins.updates.map_or(point.updates_on_host, is_in_use),
@@ -360,12 +360,12 @@ impl<'a> Freedom<'a> {
         let split_head = point.split_head && point.order == Order::Depth;
         let updates_on_host = point.updates_on_host
             && point.order == Order::Breadth
-            && self.has_host
+            && self.has_host_updates
             && point.optimizer_state
             && point.gradients;
         let layers_per_lap = match point.order {
             Order::Depth => 0,
-            // Tiles of a lap of several layers divide other sums than those of one: only where both are asked for.
+            // With tiles, laps of several layers round other sums than laps of one layer: only if both are pinned.
             Order::Breadth if point.tile_tokens.is_some() && pins.layers_per_lap.is_none() => 1,
             Order::Breadth => point.layers_per_lap.clamp(1, self.layers.max(1)),
         };
@@ -395,7 +395,7 @@ impl<'a> Freedom<'a> {
         let offloaded_weights = match &pins.offloaded_weights {
             _ if point.weights == 0 => LayerSet::none(),
             Some(rule @ (LayerRule::All | LayerRule::Every(_) | LayerRule::List(_))) => rule.layers(layers),
-            // In the middle of a step the link is busy with the head: the last layers would wait for it.
+            // In the middle of a step the link is busy with the head, so the last layer is offloaded last.
             _ if point.tables => LayerSet::spread(point.weights, layers).mirrored(layers),
             _ => LayerSet::spread(point.weights, layers),
         };
@@ -407,7 +407,7 @@ impl<'a> Freedom<'a> {
         };
         let window_layers = if point.streams() { point.window_layers * per_lap } else { 0 };
         let window_bytes = window_layers * self.layer_bytes;
-        // An empty set stands for all layers, and for what is outside of them.
+        // An empty set means all layers and everything outside the layers.
         let offloaded_state = match point.resident_state {
             0 => LayerSet::none(),
             resident => LayerSet::spread(layers - resident.min(layers - 1), layers),
@@ -446,8 +446,8 @@ impl<'a> Freedom<'a> {
         policy.on(self.device)
     }
 
-    /// Tokens of a tile to try: a fourth of all, as long as matmuls have rows enough. With fewer still, attention needs
-    /// more than a tile does, and the plan grows by its steps.
+    /// Tokens of the tile to try: a fourth of the micro-batch, if that leaves matmuls enough rows. Smaller tiles save
+    /// nothing, because attention then needs more memory than a tile, and every tile adds steps to the plan.
     fn tile(&self) -> Option<usize> {
         let fewest = match self.device {
             DeviceKind::Cpu => 256,
@@ -460,7 +460,7 @@ impl<'a> Freedom<'a> {
 
 /// Rungs of ladders.
 impl Freedom<'_> {
-    /// The first two rungs. Rows of the embedding are few: looking them up off the device costs next to nothing.
+    /// The first two rungs. Looking up rows of an offloaded embedding costs next to nothing, because they are few.
     pub fn first_rungs(&self, loss_chunk: usize) -> [Point; 2] {
         let start = self.start_with(loss_chunk);
         [start, Point { embedding: self.has_own_embedding, ..start }]
@@ -470,7 +470,7 @@ impl Freedom<'_> {
         Point { recomputed, ..self.start_with(loss_chunk) }
     }
 
-    /// More and more layers recomputed, then their inputs offloaded.
+    /// Recomputes more and more layers, then offloads their inputs.
     pub fn recompute_rungs(&self, from: Point, most: usize) -> Vec<Vec<Point>> {
         let counts = (1..=most).map(|recomputed| Point { recomputed, ..from });
         vec![counts.collect(), vec![Point { recomputed: most, activations: Offload::OfRecomputed, ..from }]]
@@ -480,20 +480,21 @@ impl Freedom<'_> {
         vec![self.tile().map(|tokens| Point { tile_tokens: Some(tokens), ..from }).into_iter().collect()]
     }
 
-    /// Weights of more and more layers offloaded, then embedding and head, then the head in pieces.
+    /// Offloads the weights of more and more layers, then embedding and head, then fetches the head in pieces.
     pub fn stream_rungs(&self, from: Point) -> Vec<Vec<Point>> {
         let counts = (1..=self.layers).map(|weights| Point { weights, ..from });
         let tables = Point { weights: self.layers, tables: true, ..from };
         vec![counts.collect(), vec![tables], vec![Point { split_head: true, ..tables }]]
     }
 
+    /// Offloads optimizer state, then gradients, then shrinks the window to nothing.
     pub fn last_rungs(&self, from: Point) -> Vec<Point> {
         let moments = Point { optimizer_state: true, ..from };
         let offloaded = Point { gradients: self.trains_base, ..moments };
         vec![moments, offloaded, offloaded.with_window(0)]
     }
 
-    /// What a rung does on the device alone, with everything else as at the start.
+    /// The start with the recompute and tiles of a rung, but without its offloading.
     pub fn without_offload(&self, rung: Point) -> Point {
         let Point { loss_chunk, recomputed, tile_tokens, .. } = rung;
         Point { recomputed, tile_tokens, ..self.start_with(loss_chunk) }
@@ -511,7 +512,7 @@ impl Freedom<'_> {
                 all.extend(counts.map(|recomputed| Point { recomputed, activations, tile_tokens, ..first }));
             }
         }
-        // Neither recomputing nor offloading is what the others are leaner than.
+        // Without either, a point is never the leanest.
         all.retain(|point| point.recomputed > 0 || point.activations == Offload::All);
         all
     }
@@ -524,8 +525,8 @@ impl Freedom<'_> {
         vec![here, Point { embedding: self.has_own_embedding, ..here }, weights]
     }
 
-    /// For each choice, the other values that it may have; of counts of layers, the ends. A large model needs only
-    /// [`Freedom::AXES_OF_LARGE`]: everything is offloaded already, and activations were looked at before.
+    /// Points with other values of one choice, given by `axis`; for a number of layers, only the ends. A large model needs
+    /// only the first [`Freedom::AXES_OF_LARGE`]: everything is offloaded already, and activations were varied before.
     pub fn lean_variants(&self, axis: usize, point: Point, chunks: &[usize]) -> Vec<Point> {
         match axis {
             0 => {
@@ -558,7 +559,7 @@ impl Freedom<'_> {
     pub const AXES_OF_LARGE: usize = 2;
 }
 
-/// How a search for the fastest policy varies a point, counts of layers aside.
+/// How a search for the fastest policy varies a point, except for numbers of layers (`counts.rs`).
 impl Freedom<'_> {
     pub fn axes(&self, point: Point) -> Vec<Axis> {
         let pins = self.pins;
@@ -572,7 +573,7 @@ impl Freedom<'_> {
         let offloads = usual.into_iter().chain(own);
         let has_embedding = self.has_own_embedding && !point.tables;
         let can_split = self.head_pieces > 1 && point.tables;
-        let has_inputs_away = point.order == Order::Breadth && point.activations != Offload::None;
+        let has_offloaded_inputs = point.order == Order::Breadth && point.activations != Offload::None;
         let flags = [false, true];
         macro_rules! axis {
             ($choice:ident in $values:expr, if $is_open:expr) => {{
@@ -590,16 +591,16 @@ impl Freedom<'_> {
             axis!(optimizer_state in flags, if pins.optimizer_state.is_none()),
             axis!(gradients in flags, if pins.gradients.is_none() && self.trains_base),
             axis!(window_layers in windows, if pins.window_bytes.is_none()),
-            axis!(layers_per_lap in self.lap_sizes(), if has_inputs_away),
+            axis!(layers_per_lap in self.lap_sizes(), if has_offloaded_inputs),
             axis!(loss_chunk in self.chunks.iter().copied(), if pins.loss_chunk.is_none()),
         ];
         all.into_iter().filter(|axis| !axis.points.is_empty()).collect()
     }
 }
 
-/// What a graph is the same by after the passes that decide what is computed when: the same key, the same graph. Tiles
-/// are cut for a number of tokens.
-pub fn computed_as(policy: &Policy, extent: &Extent) -> (Policy, Option<usize>) {
+/// A key for the graph after the compute passes of `stages.rs`: policies with the same key have the same graph. Tiles
+/// also depend on the number of tokens.
+pub fn compute_key(policy: &Policy, extent: &Extent) -> (Policy, Option<usize>) {
     let Policy { recompute, tile_tokens, order, layers_per_lap, .. } = policy.clone();
     let tokens = tile_tokens.map(|_| extent.tokens);
     let (order, layers_per_lap) =

@@ -1,33 +1,34 @@
-//! What a run takes outside the arena: of the process on a CPU, of the driver on a GPU.
+//! The memory that a run needs outside the arena: in the process on a CPU, in the driver on a GPU.
 //!
-//! One small model serves both. Its numbers are a field of the device profile, [`Overhead`]; what the job knows to the
-//! byte, such as its data in RAM, is added by whoever plans. The margin covers what the model leaves out: which pages of
-//! the program are resident, what a tokenizer leaves in the heap, how a driver rounds. Plans print it as such.
+//! One small model serves both. Its constants are part of the device profile ([`Overhead`]); the caller adds what is known
+//! to the byte, such as data in RAM. The margin covers what the model leaves out: which pages of the program are resident,
+//! what a tokenizer leaves in the heap, how a driver rounds. Plans show it as margin.
 //! Measurements and limits: `docs/decisions/memory-outside-the-arena.md`.
 
 use smidgen_ir::{DeviceKind, Op, Plan, Space, Step};
 
-/// What a device takes outside the arena.
+/// Memory that a device needs outside the arena.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overhead {
     /// The program with its libraries, or the driver's context with kernels and cuBLASLt.
     pub fixed_bytes: u64,
     /// Per thread.
     pub thread_bytes: u64,
-    /// Per step: the plan and what the runtime makes of it. On a GPU per kernel launch that a graph records.
+    /// Per step of the plan, for the plan and the runtime's structures; on a GPU per kernel launch that a graph records.
     pub step_bytes: u64,
-    /// What a run may take beyond the other terms.
+    /// Bytes that a run may need beyond the other terms.
     pub margin_bytes: u64,
 }
 
 impl Overhead {
-    /// A process on a CPU. Runs of the set `fit` of `benches/grid.py` (one family, 2 and 4 threads) take about 16 MiB
-    /// besides the arena, and about 20 MiB where text was tokenized; 9.8 to 14.4 MiB of the plan are left.
+    /// A process on a CPU. Runs of the set `fit` of `benches/grid.py` (one family, 2 and 4 threads) need about 16 MiB
+    /// outside the arena, and about 20 MiB if text was tokenized; 9.8 to 14.4 MiB of the plan are left.
     pub const CPU: Overhead =
         Overhead { fixed_bytes: 16 << 20, thread_bytes: 128 << 10, step_bytes: 1536, margin_bytes: 12 << 20 };
 
-    /// A GPU whose context was measured, what `cuInit` takes included. With these bytes per launch and this margin the
-    /// 83 runs of `results/grid-h200.json` were 1.2 to 5.8 MiB below their plans; equal runs differ by a granule of 2 MiB.
+    /// A GPU with a measured context, including the memory that `cuInit` needs. With these bytes per launch and this margin
+    /// the 83 runs of `results/grid-h200.json` were 1.2 to 5.8 MiB below their plans; equal runs differ by a granule of
+    /// 2 MiB.
     pub const fn cuda(context_bytes: u64) -> Overhead {
         Overhead { fixed_bytes: context_bytes, thread_bytes: 0, step_bytes: 3600, margin_bytes: 3_000_000 }
     }
@@ -36,19 +37,19 @@ impl Overhead {
 /// The overhead of a device for one job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Context {
-    /// Whose memory is counted: RAM of the process, or that of a GPU.
+    /// The device whose memory is counted: the RAM of the process, or the memory of a GPU.
     pub device: DeviceKind,
     pub overhead: Overhead,
     pub threads: usize,
-    /// Held in RAM for the whole run, and known to the byte: data, and the largest buffer of loading.
+    /// Bytes in RAM for the whole run, known exactly: data, and the largest buffer used while loading.
     pub data_bytes: u64,
-    /// Per token of a micro-batch, before it is on the device.
+    /// Bytes per token of a micro-batch before it is copied to the device.
     pub token_bytes: u64,
-    /// Where a plan has values on disk: the largest buffer that they pass through.
+    /// The largest buffer for values on disk, if a plan has any.
     pub spill_bytes: u64,
 }
 
-/// A driver hands out memory in units of this.
+/// A driver allocates memory in multiples of this.
 const GRANULE_BYTES: u64 = 2 << 20;
 /// Pinned memory has page tables on the GPU: an entry of 8 bytes per page of 4 KiB.
 const PINNED_BYTES_PER_TABLE_BYTE: u64 = 512;
@@ -85,7 +86,7 @@ fn recorded_launches(plan: &Plan) -> u64 {
     recorded.flat_map(|entry| &entry.steps).map(launches).sum()
 }
 
-/// What rounding the arena up takes, and the page tables of pinned memory.
+/// Bytes for rounding the arena up to whole granules, and for the page tables of pinned memory.
 fn granules(plan: &Plan) -> u64 {
     let whole = |bytes: u64| bytes.next_multiple_of(GRANULE_BYTES);
     let reserved = plan.reserved_bytes() as u64;

@@ -1,13 +1,12 @@
-//! Numbers of layers that the searches vary by counting: how many are recomputed, and of how many the weights are
-//! offloaded.
+//! The two numbers of layers that the searches vary: how many are recomputed, and how many have offloaded weights.
 //!
-//! Left out: choices with a few values each, which are the axes of `choices.rs`.
+//! Left out: choices with a few values each, which are the axes in `choices.rs`.
 
 use crate::choices::{Copy, Point, weights_are_open};
 use smidgen_ir::Choice;
 use smidgen_ir::policy::Pins;
 
-/// A number of layers that is searched by counting.
+/// A number of layers in a [`Point`].
 #[derive(Clone, Copy, Debug)]
 pub struct Count {
     of: fn(&mut Point) -> &mut usize,

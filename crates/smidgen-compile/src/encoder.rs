@@ -1,37 +1,34 @@
 //! The audio encoder as part of a graph: mel frames to audio rows, conformer blocks, and the projector.
 //!
 //! A block is two half feed-forwards around attention and a convolution. Everything works on audio rows (A, C) of all
-//! clips together; attention and causal convolutions stay within a chunk, which the marks say.
-//! Left out: leaves (`leaves.rs`) and where embeddings go (`forward.rs`).
+//! clips together; attention and causal convolutions stay within a chunk, which the marks define.
+//! Left out: leaves (`leaves.rs`) and placing the embeddings among those of tokens (`forward.rs`).
 
 use crate::forward::Builder;
 use crate::model::audio::{AudioInput, AudioSpec, PROJECTOR, RELATIVE_BIAS};
 use crate::names::{input, state};
 use smidgen_ir::{Activation, AttentionShape, Op, Phase, PlainActivation, StridedConv, ValueId};
 
-/// Of PyTorch's layer norms.
+/// The default of PyTorch's layer norm.
 const NORM_EPS: f32 = 1e-5;
 
 impl Builder<'_> {
-    /// The embeddings (A, C) of all clips, from what the host writes.
+    /// The embeddings (A, C) of all clips, from the audio rows that the host writes.
     pub fn audio_embeddings(&mut self, spec: &AudioSpec, from: AudioInput) -> ValueId {
+        let x = self.leaf(input::AUDIO_ROWS);
         match from {
-            AudioInput::None | AudioInput::Embeddings => self.leaf(input::AUDIO_ROWS),
-            AudioInput::Encoded => {
-                let x = self.leaf(input::AUDIO_ROWS);
-                self.project(x)
-            }
+            AudioInput::None | AudioInput::Embeddings => x,
+            AudioInput::Encoded => self.project(x),
             AudioInput::Subsampled => {
-                let x = self.leaf(input::AUDIO_ROWS);
                 let x = self.encode(spec, x);
                 self.project(x)
             }
         }
     }
 
-    /// The program of `encode`: clips to what `request.audio` says.
+    /// The entry point `encode`: turns clips into audio rows of the form that `request.audio` names.
     pub fn encode_audio(&mut self) {
-        let (spec, to) = self.audio.expect("only a model that hears is encoded");
+        let (spec, to) = self.audio.expect("the model has an audio encoder");
         let rows = self.subsample(spec); // (A, C)
         let encoded = match to {
             AudioInput::None | AudioInput::Subsampled => rows,
@@ -73,7 +70,7 @@ impl Builder<'_> {
     /// All blocks.
     fn encode(&mut self, spec: &AudioSpec, mut x: ValueId) -> ValueId {
         for block in 0..spec.blocks {
-            // A program that only encodes has nothing to choose.
+            // In `encode` blocks are not layers: there are no memory choices for them.
             self.block = (self.encoder_layers > 0).then_some(block);
             x = self.block(spec, block, x);
         }

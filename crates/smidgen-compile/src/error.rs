@@ -1,7 +1,7 @@
-//! What can be wrong with the input of the compiler: a model it cannot build, a budget it cannot meet.
+//! What can be wrong with a model or with the choice of what to train.
 //!
-//! Both are the user's to mend, so they carry names and numbers. A graph or a plan that is not sound is
-//! our own mistake and a panic in `verify`, not an error here.
+//! The user can fix these errors, so they carry names and numbers. A budget that is too small is `SolveError` in
+//! `solution.rs`. A graph or a plan that is not sound is our own mistake: it panics in `verify`.
 
 use thiserror::Error;
 
@@ -26,4 +26,14 @@ pub enum ModelError {
     TooManyLayers { count: usize, layers: usize },
     #[error("recompute layer {layer} does not exist, the model has layers 0 to {last}")]
     UnknownRecomputeLayer { layer: usize, last: usize },
+}
+
+impl ModelError {
+    pub(crate) fn unsupported(
+        key: impl Into<String>,
+        got: impl Into<String>,
+        supported: &'static str,
+    ) -> ModelError {
+        ModelError::Unsupported { key: key.into(), got: got.into(), supported }
+    }
 }

@@ -1,9 +1,9 @@
-//! The forward graph: one builder reads the [`DecoderSpec`] and serves every dialect.
+//! The forward graph: one builder reads the [`DecoderSpec`] and serves every model type.
 //!
-//! Activations are tokens-major and padding-free, `(T, C)`. The head sees only the rows that carry a
-//! loss: rows are gathered before the final norm, so nothing is computed for the others.
-//! Entry points built here: the forward half of `micro_step`, `eval` without dropout, `refresh`, `decode` where
-//! generation is asked for; and, for looking at a model, `logits` alone. The leaves are in `leaves.rs`, a linear with its adapter in `linear.rs`.
+//! Activations are token-major without padding, `(T, C)`. The head gets only the rows that carry a loss: rows are gathered
+//! before the final norm, so nothing is computed for the others. The entry points built here are the forward half of
+//! `micro_step`, `eval` without dropout, `refresh`, `decode` if generation is requested, `logits` for inspecting a model,
+//! and `encode` for audio. The leaves are in `leaves.rs`, a linear with its adapter in `linear.rs`.
 
 use crate::adapter::LoraModule;
 use crate::leaves::{Leaves, add_leaves, cache_names};
@@ -43,7 +43,7 @@ pub fn build_graph(request: &Request, purpose: Purpose, loss_chunk: usize) -> Gr
     graph
 }
 
-/// Sets the chunk of the loss, which is all in a graph that depends on it.
+/// Sets the chunk of the loss, an attribute on which nothing else in a graph depends.
 pub fn set_loss_chunk(graph: &mut Graph, loss_chunk: usize) {
     for node in graph.entries.iter_mut().flat_map(|(_, nodes)| nodes) {
         if let Op::LmHeadLoss(head) = &mut node.op {
@@ -101,16 +101,15 @@ fn build_entry(
     builder.nodes
 }
 
-/// What follows from trained leaves and changes with every update: they in the numbers of products, and the
-/// row norms of weight and adapter together by which DoRA divides.
+/// Recomputes what depends on trained leaves after every update: their copies in the type of matmuls, and the row norms of
+/// weight plus adapter by which DoRA divides.
 fn build_refresh(graph: &mut Graph, leaves: &Leaves, request: &Request) -> Vec<Node> {
     let mut nodes = Vec::new();
-    let rounded: Vec<(ValueId, Rounded)> = (0..graph.values.len() as u32)
-        .filter_map(|index| Some((ValueId(index), graph.value(ValueId(index)).leaf()?.rounded?)))
-        .collect();
-    for (leaf, Rounded { of, scale }) in rounded {
-        let place = (Phase::Update, None);
-        graph.emit(&mut nodes, Op::Round { scale, to: None }, vec![of], vec![leaf], &[], place);
+    let place = (Phase::Update, None);
+    for id in graph.ids() {
+        if let Some(Rounded { of, scale }) = graph.value(id).leaf().and_then(|leaf| leaf.rounded) {
+            graph.emit(&mut nodes, Op::Round { scale, to: None }, vec![of], vec![id], &[], place);
+        }
     }
     if request.form == AdapterForm::Dora {
         for module in &request.adapters {
@@ -118,7 +117,7 @@ fn build_refresh(graph: &mut Graph, leaves: &Leaves, request: &Request) -> Vec<N
             let inputs = vec![weight, leaves.get(&module.a_name()), leaves.get(&module.b_name())];
             let norms = vec![leaves.get(&module.norm_name())];
             let op = Op::RowNorms { scale: module.scale };
-            graph.emit(&mut nodes, op, inputs, norms, &[], (Phase::Update, None));
+            graph.emit(&mut nodes, op, inputs, norms, &[], place);
         }
     }
     nodes
@@ -130,20 +129,21 @@ pub(crate) struct Builder<'a> {
     pub leaves: &'a mut Leaves,
     pub spec: &'a DecoderSpec,
     pub form: AdapterForm,
-    /// By path: place among the adapters, and the adapter.
+    /// By path: index among the adapters, and the adapter.
     pub adapters: HashMap<&'a str, (usize, &'a LoraModule)>,
     pub dropout: f32,
-    /// The numbers of activations.
+    /// The element type of activations.
     pub element: DType,
     pub prefix: &'static str,
-    /// The layer of the decoder, or the block of the audio encoder, that is being built.
+    /// The layer of the decoder that is being built.
     pub layer: Option<usize>,
+    /// The block of the audio encoder that is being built.
     pub block: Option<usize>,
     /// Blocks of the audio encoder that come before the decoder's layers.
     pub encoder_layers: usize,
     /// Whether keys and values go through the caches.
     pub cached: bool,
-    /// What turns sound into embeddings, and what it starts from, where there is sound.
+    /// The audio encoder and the form of its input, if there is sound.
     pub audio: Option<(&'a AudioSpec, AudioInput)>,
 }
 
@@ -153,16 +153,16 @@ impl Builder<'_> {
     }
 
     pub fn emit(&mut self, op: Op, inputs: Vec<ValueId>, outputs: &[&str]) -> Vec<ValueId> {
-        let place = match self.layer {
+        let prefix = match self.layer {
             Some(layer) => format!("{}layers.{layer}.", self.prefix),
             None => self.prefix.to_string(),
         };
-        let names: Vec<String> = outputs.iter().map(|name| format!("{place}{name}")).collect();
+        let names: Vec<String> = outputs.iter().map(|name| format!("{prefix}{name}")).collect();
         let place = (Phase::Forward, self.place());
         self.graph.emit(&mut self.nodes, op, inputs, vec![], &names, place)
     }
 
-    /// The number of the layer or block that is being built, in the order of the forward pass.
+    /// The layer of the nodes that are being built, counting blocks of the audio encoder first.
     fn place(&self) -> Option<usize> {
         self.layer.map(|layer| self.encoder_layers + layer).or(self.block)
     }
@@ -277,7 +277,7 @@ impl Builder<'_> {
         self.emit1(Op::RmsNorm(self.spec.norm), vec![x, weight], output)
     }
 
-    /// Rows, final norm and what an adapter on the head takes part with.
+    /// The normed rows that carry a loss, and h, B and scale of an adapter on the head.
     fn head_input(&mut self, x: ValueId) -> (ValueId, Option<(ValueId, ValueId, f32)>) {
         let rows = self.emit1(Op::GatherRows, vec![x, self.leaf(input::ROWS)], "head.rows"); // (S, C)
         let n = self.norm(rows, FINAL_NORM, "head.norm"); // (S, C)

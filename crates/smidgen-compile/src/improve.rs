@@ -1,32 +1,35 @@
-//! From a point that fits to faster ones that do.
+//! Starts from a point that fits and finds faster points that fit.
 //!
-//! Around a point each choice is varied alone and measured. What several changes need together is predicted as the sum of
-//! what each needs alone, separately in each region of the run, because a change may move the peak to another region.
-//! Numbers of layers between two measured ones are interpolated. So all mixtures can be compared, and the few that
-//! promise most are measured. Where one needs more than predicted, the next has to be leaner by that much.
-//! The best that was measured becomes the next point, until none is better.
+//! Around a point each choice is varied alone and measured. The bytes of several changes together (a mixture) are predicted
+//! as the sum of their single effects, separately for each region of the run, because a change may move the peak to another
+//! region. Between two measured numbers of layers the effect is interpolated. So all mixtures can be compared, and the most
+//! promising ones are measured. If one needs more than predicted, the next must be leaner by the difference.
+//! The best measured point becomes the next starting point, until none is better.
 
 use crate::attempt::{Attempt, Measured, REGIONS};
 use crate::choices::{Axis, Copy, Freedom, Offload, Point};
 use crate::counts::{COUNTS, Count};
 
-/// Most points, most mixtures that are measured around each, and most corrections of one.
+/// Most starting points of one call of [`improve`].
 const MOST_POINTS: usize = 6;
+/// Most mixtures that are measured around each point.
 const MOST_MIXTURES: usize = 12;
+/// Most times that a mixture is made leaner after it did not fit.
 const MOST_CORRECTIONS: usize = 2;
 /// Share of the budget by which a prediction may exceed it and still be measured.
 const TOLERANCE: f64 = 0.003;
 /// Share of the step time below which a gain is not worth a measurement.
 const LEAST_GAIN: f64 = 1e-3;
 
-/// Looks for faster points than `point`, which fits; what it finds is among the attempt's candidates. Ends where the
-/// effort is spent.
+/// Searches for points that are faster than `point`, which fits. What it finds becomes a candidate of the attempt. Stops
+/// when the effort is spent.
 pub fn improve(attempt: &Attempt, mut point: Point) {
     for _ in 0..MOST_POINTS {
         if attempt.is_spent(1.0) {
             return;
         }
-        // Where nothing is streamed the window is open: a small one is what makes streaming save memory.
+        // If nothing is streamed, every window gives the same plan. Varying choices around a small one shows what streaming
+        // can save.
         let around = point.windows().into_iter().map(|window_layers| point.with_window(window_layers));
         let better = around
             .filter(|point| attempt.is_first_time_at(point))
@@ -38,7 +41,7 @@ pub fn improve(attempt: &Attempt, mut point: Point) {
     }
 }
 
-/// Looks for points that offload less than `point`, which fits, and take at most `most_ms`.
+/// Searches for points that offload less than `point`, which fits, and take at most `most_ms`.
 pub fn offload_less(attempt: &Attempt, mut point: Point, most_ms: f64) {
     let is_as_good = |other: &Point| {
         let measured = attempt.measure(other);
@@ -57,7 +60,7 @@ pub fn offload_less(attempt: &Attempt, mut point: Point, most_ms: f64) {
     }
 }
 
-/// One choice varied, and what that adds.
+/// A change of one choice, and the bytes and time that it adds.
 #[derive(Clone, Copy, Debug)]
 struct Change {
     copy: Copy,
@@ -71,13 +74,14 @@ fn with(mut point: Point, change: &Change) -> Point {
     point
 }
 
-/// The fastest that was found around a point, if it is faster.
+/// The fastest point found around another one, with its time, if it is faster.
 fn best_around(attempt: &Attempt, point: Point) -> Option<(f64, Point)> {
     let here = attempt.measure(&point);
     let (counts, kinds) = changes(attempt, point, here);
-    let groups = products(&kinds);
+    let groups = combinations(&kinds);
     let try_all = |tolerance| best_mixture(attempt, point, here, (&counts, groups.clone()), tolerance);
-    // A prediction may also be a little too large. Where all were too small, one change alone may be left.
+    // Predictions may be slightly too large, so the second try tolerates a small excess. If all were too small, a single
+    // change may still be faster.
     try_all(0.0).or_else(|| try_all(TOLERANCE)).or_else(|| {
         let changed = kinds.iter().chain(&counts).flatten().map(|change| with(point, change));
         let measured = changed.filter_map(|other| Some((attempt.known(&other)?, other)));
@@ -91,7 +95,7 @@ fn is_faster(measured: &Measured, ms: f64) -> bool {
     measured.ms < ms * (1.0 - LEAST_GAIN)
 }
 
-/// The best of the mixtures that promise most, if it is faster than the point.
+/// The best of the most promising mixtures, if it is faster than the point.
 fn best_mixture(
     attempt: &Attempt,
     point: Point,
@@ -105,7 +109,7 @@ fn best_mixture(
     let mut groups: Vec<(f64, Vec<Change>)> = groups.into_iter().filter_map(promise).collect();
     groups.sort_by(|one, other| one.0.total_cmp(&other.0));
     let mut best: Option<(f64, Point)> = None;
-    // Promises of mixtures that fit and were not faster: the same promise would not be kept either.
+    // Predicted times of mixtures that fit. A mixture with the same prediction would not be faster than they are.
     let mut promises: Vec<f64> = Vec::new();
     let mut tried = 0;
     for (promised_ms, group) in groups {
@@ -140,7 +144,7 @@ fn best_mixture(
     best
 }
 
-/// For each choice that is open, the changes from `point`: first the numbers of layers, then the rest.
+/// The changes from `point` for each open choice: first those of the numbers of layers, then the others.
 fn changes(attempt: &Attempt, point: Point, here: Measured) -> ([Vec<Change>; 2], Vec<Vec<Change>>) {
     let freedom = &attempt.freedom;
     let change = |copy: Copy, other: Point| {
@@ -168,7 +172,7 @@ fn changes(attempt: &Attempt, point: Point, here: Measured) -> ([Vec<Change>; 2]
     (counts, freedom.axes(point).into_iter().map(axis).collect())
 }
 
-/// A change for every number of layers from the first to the last of `measured`.
+/// A change for every number of layers between the first and the last of `measured`.
 fn interpolated(measured: &[(usize, Change)], point: Point, count: Count) -> Vec<Change> {
     let mut all = vec![measured[0].1];
     for pair in measured.windows(2) {
@@ -183,8 +187,8 @@ fn interpolated(measured: &[(usize, Change)], point: Point, count: Count) -> Vec
     all
 }
 
-/// Every way to take one change of each kind.
-fn products(kinds: &[Vec<Change>]) -> Vec<Vec<Change>> {
+/// Every combination of one change of each kind.
+fn combinations(kinds: &[Vec<Change>]) -> Vec<Vec<Change>> {
     let mut all: Vec<Vec<Change>> = vec![vec![]];
     for kind in kinds {
         let longer = |group: &Vec<Change>| {
@@ -198,20 +202,21 @@ fn products(kinds: &[Vec<Change>]) -> Vec<Vec<Change>> {
     all
 }
 
-/// The counts with which a group is fastest among those that have `room`, as predicted, and the time that all adds.
+/// The numbers of layers with which a group of changes is predicted to be fastest, among those that fit into `room`; and
+/// the time that group and counts add.
 fn fastest_counts(
     counts: &[Vec<Change>; 2],
     group: &[Change],
     room: [f64; REGIONS],
 ) -> Option<(f64, [Change; 2])> {
-    let rest = |room: [f64; REGIONS], change: &Change| -> [f64; REGIONS] {
+    let room_after = |room: [f64; REGIONS], change: &Change| -> [f64; REGIONS] {
         std::array::from_fn(|region| room[region] - change.bytes[region])
     };
-    let room = group.iter().fold(room, rest);
+    let room = group.iter().fold(room, room_after);
     let ms: f64 = group.iter().map(|change| change.ms).sum();
     let mut best: Option<(f64, [Change; 2])> = None;
     for weights in &counts[1] {
-        let room = rest(room, weights);
+        let room = room_after(room, weights);
         for recompute in &counts[0] {
             let total_ms = ms + recompute.ms + weights.ms;
             let fits = || recompute.bytes.iter().zip(room).all(|(bytes, room)| *bytes <= room);
@@ -223,9 +228,9 @@ fn fastest_counts(
     best
 }
 
-/// How a search for points that offload less varies one.
+/// How a search for points that offload less varies a point.
 impl Freedom<'_> {
-    /// For each choice that offloads something, points from nothing of it to what the point itself offloads.
+    /// For each choice that offloads something, points from no offloading to what the point itself offloads.
     pub fn less_offloaded(&self, point: Point) -> Vec<Axis> {
         let weights = (0..=point.weights).map(|weights| Point { weights, ..point }).collect();
         let most = match point.activations {
@@ -238,8 +243,8 @@ impl Freedom<'_> {
             count => Offload::Some(count),
         });
         let activations = some.chain([point.activations]).map(|activations| Point { activations, ..point });
-        let here = Point { tables: false, split_head: false, ..point };
-        let tables = [here, Point { embedding: self.has_own_embedding, ..here }, point];
+        let resident = Point { tables: false, split_head: false, ..point };
+        let tables = [resident, Point { embedding: self.has_own_embedding, ..resident }, point];
         let moments = [Point { optimizer_state: false, ..point }, point];
         let gradients = [Point { gradients: false, ..point }, point];
         let axis = |copy: Copy, points: Vec<Point>| Axis { copy, points };

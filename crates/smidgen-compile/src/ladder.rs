@@ -1,15 +1,15 @@
-//! Ladders: points from the fastest to the leanest, each rung with less on the device than the one before.
+//! Ladders: points from the fastest to the leanest. Each rung has less on the device than the rung before.
 //!
 //! There are two orders, because the device's rates decide which is faster: recompute first, which costs arithmetic, or
-//! offload weights first, which costs transfers that may hide behind the arithmetic. Pinned choices are the same on every
-//! rung. Where a model is so small that a transfer needs more memory than it saves, a higher rung may need more again:
-//! the bytes turn only where one kind of choice ends and the next begins.
-//! Mixtures of the two orders are left to the search (`improve.rs`), which begins at a rung.
+//! offload weights first, which costs transfers that may overlap with arithmetic. Pinned choices are the same on every
+//! rung. If a model is so small that a transfer needs more memory than it saves, a higher rung may need more again; the
+//! bytes start to rise only where one kind of choice ends and the next begins.
+//! Mixtures of the two orders are left to the search in `improve.rs`, which starts from a rung.
 
 use crate::choices::{Freedom, Point};
 use smidgen_ir::Choice;
 
-/// The ladders that the pins leave, each with at least one rung, for one chunk of the loss. `bytes` is what a point needs.
+/// The ladders that the pins allow, each with at least one rung, for one chunk of the loss. `bytes` measures a point.
 pub fn ladders(
     freedom: &Freedom,
     loss_chunk: usize,
@@ -22,11 +22,11 @@ pub fn ladders(
     };
     let build = |order: Order| {
         let rungs = rungs(freedom, loss_chunk, order, most_recomputed).into_iter();
-        let here = |rung: Point| match order {
+        let allowed = |rung: Point| match order {
             Order::RecomputeFirst | Order::OffloadFirst => rung,
             Order::NoOffload => freedom.without_offload(rung),
         };
-        Ladder::of(rungs.map(|(kind, rung)| (kind, freedom.pinned(here(rung)))).collect())
+        Ladder::of(rungs.map(|(kind, rung)| (kind, freedom.pinned(allowed(rung)))).collect())
     };
     let orders = Order::ALL.into_iter().take(if is_offload_limited { 3 } else { 2 });
     let mut ladders: Vec<Ladder> = orders.map(build).collect();
@@ -34,8 +34,8 @@ pub fn ladders(
     ladders
 }
 
-/// How many recomputed layers need least. Backward begins with the last layer, while the kept inputs of all the others
-/// are in memory: recomputing it then can need more than keeping it does.
+/// The number of recomputed layers that needs the least memory: all, or all but the last. The backward pass starts with the
+/// last layer, when the inputs of all others are in memory, so recomputing it can need more than keeping its activations.
 fn leanest_count(freedom: &Freedom, loss_chunk: usize, bytes: impl Fn(&Point) -> u64) -> usize {
     let layers = freedom.layers;
     let bytes = |recomputed| bytes(&freedom.with_recomputed(loss_chunk, recomputed));
@@ -46,7 +46,7 @@ fn leanest_count(freedom: &Freedom, loss_chunk: usize, bytes: impl Fn(&Point) ->
 enum Order {
     RecomputeFirst,
     OffloadFirst,
-    /// For where little may be offloaded.
+    /// Tried if offloading is limited.
     NoOffload,
 }
 
@@ -68,7 +68,7 @@ enum Kind {
     Stream,
 }
 
-/// Points, and the index of the last one of each kind of choice.
+/// Points, and the index of the last one of each kind of choice. Repeated points are left out.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ladder {
     pub rungs: Vec<Point>,
@@ -89,7 +89,7 @@ impl Ladder {
     }
 }
 
-/// Rungs, each with a number for the kind of choice that it adds to the one before.
+/// The rungs, each with a number for the kind of choice that it varies.
 fn rungs(freedom: &Freedom, loss_chunk: usize, order: Order, most_recomputed: usize) -> Vec<(usize, Point)> {
     let [start, mut last] = freedom.first_rungs(loss_chunk);
     let mut kinds: Vec<Vec<Point>> = vec![vec![start], vec![last]];

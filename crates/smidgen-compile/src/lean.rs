@@ -1,9 +1,9 @@
-//! The least that any policy needs at one size of micro-batch.
+//! The least memory that any policy needs at one size of micro-batch.
 //!
-//! The search begins with points that offload and recompute what they can. From there one choice after the other is
-//! varied, and what needs less is kept, until nothing does. On the way schedules are compared; in the end plans: of all
-//! points seen, those whose schedule needs less than the leanest plan so far are packed; a few in breadth-first order are
-//! among them. Budgets play no part, so the size that is stated where nothing fits is one that fits where it is the budget.
+//! The search starts from points that offload and recompute as much as possible. It varies one choice after the other and
+//! keeps what needs less memory, until nothing does; a few points in breadth-first order are added. Schedules are compared
+//! first. Then the measured policies are packed, as long as a schedule needs less than the leanest plan so far. The device
+//! budget plays no part, so a run fits if its budget is raised to the size that a refusal states.
 
 use crate::attempt::{Attempt, HEAD_REGION, OTHER_REGION, STEPS_OF_SMALL};
 use crate::choices::{Freedom, Offload, Point};
@@ -11,14 +11,14 @@ use crate::counts::COUNTS;
 use crate::question::Budget;
 use smidgen_ir::policy::Policy;
 
-/// A policy, and what its plan needs.
+/// The leanest policy and the peak of its plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Leanest {
     pub policy: Policy,
     pub peak_bytes: u64,
 }
 
-/// The leanest policy that offloads at most this many bytes; none where every policy offloads more.
+/// The leanest policy that offloads at most this many bytes; `None` if every policy offloads more.
 pub fn leanest(attempt: &Attempt, most_offloaded_bytes: u64) -> Option<Leanest> {
     let bytes = |point: &Point| {
         let measured = attempt.measure(point);
@@ -27,7 +27,7 @@ pub fn leanest(attempt: &Attempt, most_offloaded_bytes: u64) -> Option<Leanest> 
     let effort_before = attempt.effort_steps();
     let first = attempt.freedom.leanest();
     let measured = attempt.measure(&first);
-    // Where not everything can be offloaded, the search also has to find what is.
+    // If not everything can be offloaded, the search must also find out what is.
     let is_small = measured.steps <= STEPS_OF_SMALL || measured.offloaded_bytes > most_offloaded_bytes;
     let variants = attempt.freedom.variants_of_activations(first);
     let all_offloaded = variants.into_iter().min_by_key(bytes).expect("there is a variant");
@@ -55,7 +55,7 @@ pub fn leanest(attempt: &Attempt, most_offloaded_bytes: u64) -> Option<Leanest> 
     best
 }
 
-/// Adds points in breadth-first order with all that can be offloaded.
+/// Measures points in breadth-first order that offload as much as possible.
 fn measure_breadth_first(attempt: &Attempt) {
     let freedom = &attempt.freedom;
     if !freedom.may_go_breadth_first() {
@@ -71,7 +71,7 @@ fn measure_breadth_first(attempt: &Attempt) {
     }
 }
 
-/// Varies one choice after the other, as long as that needs less.
+/// Varies one choice after the other, as long as that reduces the bytes.
 fn descend(attempt: &Attempt, start: Point, is_small: bool, bytes: impl Fn(&Point) -> u64) {
     let freedom = &attempt.freedom;
     let (mut point, mut least) = (start, bytes(&start));
@@ -86,7 +86,7 @@ fn descend(attempt: &Attempt, start: Point, is_small: bool, bytes: impl Fn(&Poin
             is_less
         };
         for axis in 0..if is_small { Freedom::AXES } else { Freedom::AXES_OF_LARGE } {
-            // The usual chunk of the loss needs no more than a small one, unless the loss has the peak, and is faster.
+            // Unless the peak is in the loss, the usual chunk needs no more than a smaller one, and is faster.
             let chunks = match attempt.measure(&point).peak_region() {
                 HEAD_REGION | OTHER_REGION => freedom.chunks(),
                 _ => &freedom.chunks()[..1],
@@ -97,7 +97,7 @@ fn descend(attempt: &Attempt, start: Point, is_small: bool, bytes: impl Fn(&Poin
         }
         for count in COUNTS.iter().take(if is_small { 2 } else { 1 }) {
             for is_upwards in [false, true] {
-                // The bytes change along counts in straight stretches: strides grow as long as they fall.
+                // Bytes are piecewise linear in the count, so the stride doubles as long as they fall.
                 let mut stride = 1;
                 loop {
                     let at = count.at(point);

@@ -1,18 +1,15 @@
 //! The leaves of a graph: weights, adapters and trained weights with their gradients, inputs, state.
 //!
-//! A trained tensor of the base is a leaf like an adapter's: in f32, with a gradient, and with a rounded copy where
-//! matmuls need another type; or a matrix in bf16 that has no f32 master.
-//! A leaf is found by its name, which is that of the checkpoint's tensor or one of `names::input` and
-//! `names::state`. Rows of a leaf that serve as a value of their own are made once for all entry points.
+//! A trained tensor of the base model is a leaf like an adapter's: in f32, with a gradient, and with a rounded copy if
+//! matmuls need another type; or a matrix in bf16 that has no f32 master. A leaf is found by its name, which is that of the
+//! checkpoint's tensor or one of `names::input` and `names::state`. A slice of a leaf is shared by all entry points.
 
 use crate::adapter::LoraModule;
 use crate::model::audio::{AUDIO, AudioInput, FRAMES};
 use crate::model::spec::{EMBEDDING, HEAD, Tensor};
 use crate::names::{input, state};
 use crate::request::{AdapterForm, DecodeShape, Purpose, Request, TrainedBiases};
-use smidgen_ir::{
-    DType, Dim, Graph, LeafKind, MARK_COLUMNS, Rounded, Shape, Storage, Type, ValueId, ValueRole,
-};
+use smidgen_ir::{DType, Dim, Graph, LeafKind, MARK_COLUMNS, Rounded, Shape, Storage, Type, ValueId};
 use std::collections::{HashMap, HashSet};
 
 /// LS-LoRA's coefficients (M, 4) and scales (M, 1) of all M modules, each one leaf.
@@ -34,22 +31,17 @@ impl Leaves {
         self.find(name).unwrap_or_else(|| panic!("no leaf `{name}`"))
     }
 
-    /// A weight in the numbers of products.
+    /// The leaf that matmuls read for a weight: its rounded copy, if there is one.
     pub fn multiplied(&self, name: &str) -> ValueId {
         self.find(&rounded_name(name)).unwrap_or_else(|| self.get(name))
     }
 
-    /// Rows of a leaf; the leaf itself where they are all of it.
+    /// Some rows of a leaf, or the leaf itself for all rows.
     pub fn slice(&mut self, graph: &mut Graph, of: ValueId, first_row: usize, rows: usize) -> ValueId {
         if graph.value(of).ty.shape.0[0] == Dim::Const(rows) {
             return of;
         }
         *self.slices.entry((of, first_row, rows)).or_insert_with(|| graph.add_slice(of, first_row, rows))
-    }
-
-    /// One row of a leaf.
-    pub fn row(&mut self, graph: &mut Graph, of: ValueId, row: usize) -> ValueId {
-        self.slice(graph, of, row, 1)
     }
 
     fn add(&mut self, graph: &mut Graph, name: &str, ty: Type, kind: LeafKind) -> ValueId {
@@ -80,8 +72,8 @@ pub fn add_leaves(graph: &mut Graph, request: &Request, purpose: Purpose) -> Lea
     leaves
 }
 
-/// The tensors of the checkpoint that the purpose needs. Returns those that are trained; they are leaves even where
-/// nothing reads them.
+/// Adds the tensors of the checkpoint that the purpose needs, and returns the trained ones. Trained tensors are leaves even
+/// if nothing reads them.
 fn add_tensors(graph: &mut Graph, leaves: &mut Leaves, request: &Request, purpose: Purpose) -> Vec<ValueId> {
     let audio = request.audio_spec();
     let mut tensors = match (purpose, audio) {
@@ -102,9 +94,7 @@ fn add_tensors(graph: &mut Graph, leaves: &mut Leaves, request: &Request, purpos
             let storage = request.optimizer.master.storage(tensor.shape.0.len());
             let ty = Type::new(tensor.shape, storage);
             let leaf = leaves.add(graph, &tensor.name, ty, LeafKind::Adapter);
-            if let ValueRole::Leaf(own) = &mut graph.values[leaf.index()].role {
-                own.is_of_base = true;
-            }
+            graph.leaf_mut(leaf).is_of_base = true;
             trained.push(leaf);
             if is_multiplied && storage == Storage::F32 && request.rounds_trained() {
                 add_rounded(graph, leaves, request, &tensor.name, 1.0);
@@ -117,9 +107,9 @@ fn add_tensors(graph: &mut Graph, leaves: &mut Leaves, request: &Request, purpos
     trained
 }
 
-/// The input and the result of encoding.
+/// Adds the input and the result of encoding.
 fn add_encoding(graph: &mut Graph, leaves: &mut Leaves, request: &Request) {
-    let audio = request.audio_spec().expect("only a model that hears is encoded");
+    let audio = request.audio_spec().expect("the model has an audio encoder");
     let element = Storage::Plain(request.activations());
     let features = Type::new(Shape::of(Dim::Audio(FRAMES), audio.bins), element);
     leaves.add(graph, input::AUDIO_FEATURES, features, LeafKind::Input);
@@ -144,7 +134,7 @@ pub fn trained_biases(request: &Request) -> HashSet<String> {
     chosen.map(|linear| format!("{}.bias", linear.path)).collect()
 }
 
-/// The matrices of every module, and what its form adds. Returns what is trained.
+/// Adds the matrices of every adapter and what its form needs besides, and returns the trained leaves.
 fn add_adapters(graph: &mut Graph, leaves: &mut Leaves, request: &Request) -> Vec<ValueId> {
     let linears = request.spec.all_linears().into_iter();
     let sizes: HashMap<String, (usize, usize)> =
@@ -179,22 +169,20 @@ fn add_adapters(graph: &mut Graph, leaves: &mut Leaves, request: &Request) -> Ve
     trained
 }
 
-/// The copy of a trained leaf in the type of matmuls; `refresh` fills it.
+/// Adds the copy of a trained leaf in the type of matmuls, which `refresh` fills.
 fn add_rounded(graph: &mut Graph, leaves: &mut Leaves, request: &Request, name: &str, scale: f32) {
     let of = leaves.get(name);
     let ty = Type::new(graph.value(of).ty.shape.clone(), Storage::Plain(request.activations()));
     let rounded = leaves.add(graph, &rounded_name(name), ty, LeafKind::Derived);
-    if let ValueRole::Leaf(leaf) = &mut graph.values[rounded.index()].role {
-        leaf.rounded = Some(Rounded { of, scale });
-    }
+    graph.leaf_mut(rounded).rounded = Some(Rounded { of, scale });
 }
 
-/// The leaf that holds a trained matrix in the numbers of products.
+/// The name of the copy of a trained matrix in the type of matmuls.
 pub fn rounded_name(name: &str) -> String {
     format!("{name} rounded")
 }
 
-/// What B is multiplied with when it is rounded: the adapter's scale, where it takes part in nothing but products.
+/// The factor by which B is multiplied when it is rounded: the adapter's scale, if B is used in matmuls alone.
 pub fn factor_in_b(request: &Request, module: &LoraModule) -> f32 {
     match request.form {
         AdapterForm::Lora | AdapterForm::Dora if module.path != HEAD => module.scale,
@@ -258,7 +246,7 @@ fn add_inputs_and_state(graph: &mut Graph, leaves: &mut Leaves, request: &Reques
     }
 }
 
-/// Keys and values of every layer, the logits that `decode` leaves, and what says where each token belongs.
+/// Adds the caches of every layer, the logits of `decode`, and the inputs that locate each token in the caches.
 fn add_caches(graph: &mut Graph, leaves: &mut Leaves, request: &Request) {
     let Some(DecodeShape { slots, positions, cache_rows, .. }) = request.decode else { return };
     let spec = &request.spec;
@@ -279,7 +267,7 @@ fn add_caches(graph: &mut Graph, leaves: &mut Leaves, request: &Request) {
     leaves.add(graph, state::DECODED_LOGITS, logits, LeafKind::Cache);
 }
 
-/// The leaves that hold keys and values of a layer.
+/// The names of the leaves that hold keys and values of a layer.
 pub fn cache_names(layer: usize) -> [String; 2] {
     ["keys", "values"].map(|what| format!("cache.{layer}.{what}"))
 }
@@ -288,7 +276,5 @@ pub fn cache_names(layer: usize) -> [String; 2] {
 pub fn train_leaf(graph: &mut Graph, leaf: ValueId) {
     let (name, shape) = (format!("grad {}", graph.value(leaf).name), graph.value(leaf).ty.shape.clone());
     let gradient = graph.add_leaf(name, Type::f32(shape), LeafKind::Gradient);
-    if let ValueRole::Leaf(leaf) = &mut graph.values[leaf.index()].role {
-        leaf.gradient = Some(gradient);
-    }
+    graph.leaf_mut(leaf).gradient = Some(gradient);
 }

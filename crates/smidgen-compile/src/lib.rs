@@ -1,8 +1,9 @@
-//! From nouns to nouns: a decoder, its adapters and a policy become a plan.
+//! The compiler: it turns a decoder, its adapters and a policy into a plan.
 //!
-//! [`compile_for`] is the page to read: one line per stage, a check after each. Every stage is pure: no file, no device,
-//! no clock, no random source, so the same request gives the same plan, byte for byte.
-//! [`solve`] searches the policies that memory allows and never touches what changes results.
+//! Start reading at [`compile_for`] (`stages.rs`), which runs one stage after the other and checks each result. Every stage
+//! is pure: it uses no file, device, clock or random source, so the same request gives the same plan, byte for byte.
+//! [`solve`] (`solve.rs`) finds the fastest policy whose plan fits a budget, and never changes a result: `choices.rs` says
+//! which policies there are, `sketch.rs` and `propose.rs` find promising ones, `improve.rs` refines them.
 
 #![forbid(unsafe_code)]
 

@@ -1,12 +1,11 @@
 //! A linear with its bias and its adapter, as one projection or as several parts of one matrix.
 //!
-//! Where a checkpoint stores q, k and v (or gate and up) as one matrix, each part is a matmul with some rows of
-//! it: nothing is ever cut out of an activation. Rows of B go with the rows of W, and A is shared, so a fused
-//! linear has one `h` for all its parts.
+//! If a checkpoint stores q, k and v (or gate and up) as one matrix, each part is a matmul with some of its rows, so
+//! activations are never split. B is split like W, and A is shared, so a fused linear has one `h` for all its parts.
 //!
 //! LoRA:    y = x·Wᵀ + bias + s·h·Bᵀ, h = dropout(x)·Aᵀ.
-//! DoRA:    y = (x·Wᵀ + s·h·Bᵀ) · m/n + bias, n the row norms of W + s·B·A, which are no part of the gradient.
-//!          Dropout reaches the weight's share of the gain too: y = (x̃·Wᵀ + s·h·Bᵀ)·m/n + (x - x̃)·Wᵀ + bias.
+//! DoRA:    y = (x·Wᵀ + s·h·Bᵀ) · m/n + bias, with n the row norms of W + s·B·A, treated as constants.
+//!          With dropout, x̃ = dropout(x): y = (x̃·Wᵀ + s·h·Bᵀ)·m/n + (x - x̃)·Wᵀ + bias.
 //! LS-LoRA: y = x·Wᵀ + bias + φ(s·h·Bᵀ).
 
 use crate::forward::Builder;
@@ -17,21 +16,21 @@ use crate::names::input;
 use crate::request::AdapterForm;
 use smidgen_ir::{Op, ValueId};
 
-/// What an adapter brings to every part of its linear.
+/// The values of an adapter that all parts of its linear share.
 #[derive(Clone, Copy)]
 struct Attached {
-    /// Place among the adapters.
+    /// Index among the adapters.
     index: usize,
-    /// Input of A: x, dropped out while training.
+    /// Input of A: x, with dropout while training.
     input: ValueId,
-    /// x minus that, where DoRA needs it.
+    /// x minus `input`, if DoRA needs it.
     rest: Option<ValueId>,
     h: ValueId,
     b: ValueId,
     scale: f32,
 }
 
-/// Rows of a linear that give one output.
+/// Rows of a linear that compute one output.
 #[derive(Clone, Copy)]
 struct Part<'a> {
     output: &'a str,
@@ -48,7 +47,7 @@ impl Builder<'_> {
         parts: [(&str, usize); N],
     ) -> [ValueId; N] {
         if !self.spec.fused && self.cached {
-            // All h first: the products that follow do not depend on each other, and a device may compute them together.
+            // All h first: the matmuls that follow are independent, so a device may launch them together.
             let paths = separate.map(|module| self.path(module));
             let attached: [_; N] = std::array::from_fn(|i| self.attach(x, &paths[i], parts[i].0));
             return std::array::from_fn(|i| {
@@ -64,7 +63,7 @@ impl Builder<'_> {
         self.each_part(x, &path, attached, parts)
     }
 
-    /// Parts of the linear at a path, each some of its rows.
+    /// Parts of the linear at a path, each from some of its rows.
     pub fn parts_at<const N: usize>(
         &mut self,
         x: ValueId,
@@ -135,7 +134,7 @@ impl Builder<'_> {
             (self.leaf(&module.a_name()), self.leaf(&module.b_name()), module.scale);
         if let Some(rounded) = self.leaves.find(&rounded_name(&module.a_name())) {
             (a, b) = (rounded, self.leaf(&rounded_name(&module.b_name())));
-            // Where B was rounded with the scale in it, there is none left.
+            // The rounded B may include the scale.
             if self.graph.gradient_scale(b) == scale {
                 scale = 1.0;
             }
@@ -168,7 +167,7 @@ impl Builder<'_> {
                 let base = self.matmul(x, weight, bias, None, &format!("{}.base", part.output));
                 let [coefficients, sigma] = [FOURIER_COEFFICIENTS, FOURIER_SIGMA].map(|name| {
                     let leaf = self.leaf(name);
-                    self.leaves.row(self.graph, leaf, attached.index)
+                    self.leaves.slice(self.graph, leaf, attached.index, 1)
                 });
                 let op = Op::Fourier { scale: attached.scale };
                 self.emit1(op, vec![base, attached.h, b, coefficients, sigma], part.output)

@@ -1,20 +1,21 @@
 //! Links between ranks, by name: one table.
 //!
-//! Peaks are one way, as their makers state them. What an exchange sustains of them is a share: NCCL's published figures
-//! for large messages are near 0.8 of NVLink and 0.85 of a network card. GPUs that cannot reach each other's memory pass
-//! everything through the host, which takes the bus twice. A ring of ranks is as fast as its slowest link, so ranks on
-//! several machines exchange at the speed of the network.
+//! Peaks are one way, as stated by the makers. An exchange sustains a share of them: NCCL's published figures for large
+//! messages are near 0.8 of NVLink and 0.85 of a network card. GPUs that cannot access each other's memory pass everything
+//! through the host, which uses the bus twice. A ring of ranks is as fast as its slowest link, so ranks on several machines
+//! exchange at the speed of the network.
 
-/// What a rank sends, and receives meanwhile, in a second.
+/// The speed of a link between two ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
+    /// Bytes per second in each direction at the same time.
     pub bytes_per_s: f64,
-    /// Every exchange takes this long at least, per other rank.
+    /// The least time of an exchange, per other rank.
     pub latency_s: f64,
 }
 
 impl Link {
-    /// The slower of two links that an exchange passes.
+    /// The speed of an exchange that passes both links.
     pub fn slower(self, other: Link) -> Link {
         Link {
             bytes_per_s: self.bytes_per_s.min(other.bytes_per_s),
@@ -23,12 +24,13 @@ impl Link {
     }
 }
 
-/// A link that plans can be made for.
+/// A link that has a name.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NamedLink {
     pub name: &'static str,
-    /// GB/s one way, at best.
+    /// Peak in GB/s one way.
     pub peak_gb_per_s: f64,
+    /// The share of the peak that exchanges sustain.
     pub share: f64,
     pub latency_s: f64,
 }
@@ -53,7 +55,7 @@ pub const PCIE5: NamedLink = row("pcie-5", 64.0, 0.4, HOST_S);
 pub const PCIE4: NamedLink = row("pcie-4", 32.0, 0.4, HOST_S);
 pub const PCIE4_X8: NamedLink = row("pcie-4-x8", 16.0, 0.4, HOST_S);
 pub const PCIE3: NamedLink = row("pcie-3", 15.75, 0.4, HOST_S);
-/// Processes on the cores of one machine, by MPI: bytes are copied and added by the cores that compute.
+/// Processes on one machine that exchange by MPI: the cores that compute also copy and add the bytes.
 pub const SHARED_MEMORY: NamedLink = row("shared-memory", 4.0, 0.5, HOST_S);
 pub const ETHERNET_100G: NamedLink = row("ethernet-100g", 12.5, 0.85, NETWORK_S);
 
@@ -71,7 +73,7 @@ pub const LINKS: [NamedLink; 11] = [
     row("ethernet-400g", 50.0, 0.85, NETWORK_S),
 ];
 
-/// The link of this name.
+/// The link with this name.
 pub fn find(name: &str) -> Option<&'static NamedLink> {
     LINKS.iter().find(|link| link.name == name)
 }

@@ -1,6 +1,6 @@
-//! What the offloaded weights of a layer take on the device, and the policy that offloads all weights.
+//! The bytes that the fetched weights of a layer need on the device, and the policy that offloads all weights.
 //!
-//! Windows of prefetched weights are counted in layers of this size. Small tensors always stay on the device, and are left
+//! Windows of prefetched weights are counted in layers of this size. Small tensors always stay on the device and are left
 //! out.
 
 use crate::passes::head_pieces;
@@ -9,22 +9,21 @@ use crate::request::Request;
 use smidgen_ir::policy::Policy;
 use smidgen_ir::{DType, Extent};
 
-/// A policy with all weights offloaded, this many layers of them on the device at the same time, and the head in pieces
-/// where that is none.
+/// A policy with all weights offloaded and a window of this many layers. Without a window the head is fetched in pieces.
 pub fn offload_all_weights(policy: Policy, request: &Request, window_layers: usize) -> Policy {
     let pieces = if window_layers == 0 { head_pieces::count(request) } else { 0 };
     let window_bytes = window_layers * layer_bytes(request, false);
     policy.with_all_weights_offloaded(request.layers(), pieces, window_bytes).on(request.device)
 }
 
-/// Bytes on the device of the weights of a layer that can be offloaded, or gathered from other ranks.
+/// Bytes on the device of the weights of a layer that are fetched, or gathered from other ranks.
 pub fn layer_bytes(request: &Request, is_gathered: bool) -> usize {
     let tensors = request.spec.tensors().into_iter().filter(|tensor| tensor.name.contains("layers.0."));
     let bytes = tensors.map(|tensor| {
         let (rows, columns) = tensor.shape.at(&Extent::default());
         let storage = request.storage_of(&tensor.name);
         match request.trained.contains(&tensor.name) {
-            // It comes as it is trained, and is rounded; ranks round before they gather.
+            // A trained weight is fetched in f32 and then rounded; ranks round before they gather.
             true => {
                 let rounded = if request.rounds_trained() { request.activations().bytes() } else { 0 };
                 let trained = if is_gathered && rounded > 0 { 0 } else { DType::F32.bytes() };

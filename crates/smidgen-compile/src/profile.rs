@@ -1,7 +1,7 @@
-//! Device profiles: what a device does in a second, so that costs become milliseconds.
+//! Device profiles: the rates of a device, which turn costs into predicted times.
 //!
-//! A profile is an input of the compiler; nothing here measures anything. A [`DeviceProfile`] is all that is known of a
-//! device, whoever measured or stated it; a [`Profile`] is what of it serves a plan of one precision.
+//! A profile is an input of the compiler; nothing here measures anything. A [`DeviceProfile`] is everything known about a
+//! device, measured or stated; a [`Profile`] is the part of it that a plan of one precision needs.
 //! The model is small on purpose: a step takes the longer of its arithmetic and its memory traffic, plus the time to
 //! convert the operands of a matmul into the form that it needs.
 
@@ -11,49 +11,50 @@ use smidgen_ir::{
     BoundBy, Cost, DeviceKind, Entry, EntryPlan, Op, Phase, Plan, Precision, Rank, Shard, Space, Step,
 };
 
-/// What fp8 gains in the products of an H200; rounding is a step of its own.
+/// How much faster matmuls in fp8 are than in bf16 on an H200, without the rounding, which is a step of its own.
 const FP8_GAIN: f64 = 1.8;
 
-/// What a device does in a second when it multiplies numbers of one kind.
+/// The rates of a device for one element type of matmuls.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
-    /// Matmuls of activations with matrices, the head included.
+    /// Matmuls of activations with weights, the head included.
     pub product_flops_per_s: f64,
-    /// Those with matrices stored in bf16: where a bf16 unit computes f32, they are half the work.
+    /// Matmuls with weights stored in bf16. They are faster if a bf16 unit computes f32 matmuls.
     pub bf16_product_flops_per_s: f64,
-    /// Gradients of adapters: products with a thin result, over all tokens.
+    /// Gradients of adapters: matmuls with a thin result that sum over all tokens.
     pub outer_flops_per_s: f64,
     pub attention_flops_per_s: f64,
     /// Operations that are bound by memory.
     pub bytes_per_s: f64,
-    /// Time that every step costs at least: dispatch to threads, or a launch.
+    /// The least time of a step: dispatch to threads, or a kernel launch.
     pub step_s: f64,
-    /// Seconds per element of a plain matrix, each time a matmul reads it: 0 where it needs no conversion.
+    /// Seconds per element of a plain matrix, each time a matmul reads it; 0 if it needs no conversion.
     pub plain_operand_s: f64,
-    /// The same of a matrix that is stored in a code.
+    /// Seconds per element of a quantized matrix, each time a matmul reads it.
     pub coded_operand_s: f64,
 }
 
-/// What there is to know of a device for planning.
+/// Everything about a device that planning uses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceProfile {
     pub name: String,
     pub device: DeviceKind,
-    /// What a GPU has, as its driver counts it.
+    /// The memory of a GPU, as its driver reports it.
     pub memory_bytes: Option<u64>,
-    /// What a run takes there outside the arena.
+    /// What a run needs there outside the arena.
     pub overhead: Overhead,
     pub f32: Rates,
     /// In bf16, or f16 on a GPU.
     pub half: Rates,
-    /// Between the device and its offloaded values: pinned memory with a GPU, a disk with a CPU.
+    /// Transfers of offloaded values to the device: from pinned memory to a GPU, from disk to a CPU.
     pub fetch_bytes_per_s: f64,
+    /// Transfers of offloaded values from the device.
     pub stow_bytes_per_s: f64,
-    /// From a disk; with a CPU it equals `fetch_bytes_per_s`.
+    /// Reading from a disk; equals `fetch_bytes_per_s` with a CPU.
     pub disk_bytes_per_s: f64,
-    /// Host memory that processors read and write when they update weights there.
+    /// Host memory traffic of processors that update weights there.
     pub update_bytes_per_s: f64,
-    /// Time that steps lose for each byte transferred meanwhile, because the transfer uses the processor too.
+    /// Time that computation loses per byte transferred at the same time, because the transfer uses the processor too.
     pub travel_s_per_byte: f64,
     /// Between ranks of one machine.
     pub peers: Link,
@@ -62,8 +63,8 @@ pub struct DeviceProfile {
 }
 
 impl DeviceProfile {
-    /// A server core with AVX-512 sustains about 110 GFLOP/s in our f32 products, one with AMX about 380 in those
-    /// of bf16; few of them share all of memory.
+    /// A usual processor: a server core with AVX-512 sustains about 110 GFLOP/s in our f32 matmuls, one with AMX about 380
+    /// in bf16. Four cores use the full memory bandwidth.
     pub fn cpu(threads: usize) -> DeviceProfile {
         let threads = threads.max(1) as f64;
         let rates = |product: f64, outer: f64, attention: f64, operand_s: f64| Rates {
@@ -93,7 +94,7 @@ impl DeviceProfile {
         }
     }
 
-    /// The same with f32 formed by AMX, where matrices of bf16 are half the work of others.
+    /// A processor that also computes f32 matmuls with AMX, where weights in bf16 are half the work of others.
     pub fn cpu_amx(threads: usize) -> DeviceProfile {
         let vectors = DeviceProfile::cpu(threads);
         let all = threads.max(1) as f64;
@@ -102,7 +103,7 @@ impl DeviceProfile {
         DeviceProfile { name: "cpu-amx".into(), f32, ..vectors }
     }
 
-    /// What serves a plan of this precision.
+    /// The profile for plans of this precision.
     pub fn at(&self, precision: Precision) -> Profile {
         Profile {
             rates: match precision {
@@ -119,18 +120,18 @@ impl DeviceProfile {
         }
     }
 
-    /// The same for ranks on this many machines.
+    /// This profile for ranks on this many machines.
     pub fn on_machines(&self, machines: usize) -> DeviceProfile {
         let peers = if machines > 1 { self.peers.slower(self.network) } else { self.peers };
         DeviceProfile { peers, ..self.clone() }
     }
 }
 
-/// A device's rates in the numbers of one plan.
+/// The rates of a device for plans of one precision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Profile {
     pub rates: Rates,
-    /// How much faster products with weights in fp8 are than those in bf16.
+    /// How much faster matmuls with weights in fp8 are than in bf16.
     pub fp8_gain: f64,
     pub fetch_bytes_per_s: f64,
     pub stow_bytes_per_s: f64,
@@ -142,19 +143,19 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// A usual processor.
+    /// The profile of [`DeviceProfile::cpu`].
     pub fn cpu(threads: usize, precision: Precision) -> Profile {
         DeviceProfile::cpu(threads).at(precision)
     }
 
-    /// Bytes a second at which what a step fetches comes, or what it stows goes.
+    /// Bytes per second of the transfer of a fetch or a stow.
     fn transfer_rate(&self, plan: &Plan, step: &Step) -> f64 {
         let is_fetched = step.op == Op::Fetch;
         let offloaded =
             if is_fetched { step.inputs.first() } else { step.outputs.first().or(step.updates.first()) };
         let space = offloaded.and_then(|id| plan.value(*id).buffer).map(|buffer| plan.buffer(buffer).space);
         match (space, is_fetched) {
-            // What is carried on the device is read and written there.
+            // A copy within the device reads and writes.
             (Some(Space::Device), _) => self.rates.bytes_per_s / 2.0,
             (Some(Space::Disk), true) => self.disk_bytes_per_s,
             (Some(Space::Disk), false) => self.disk_bytes_per_s.min(self.stow_bytes_per_s),
@@ -178,19 +179,19 @@ impl Profile {
         rates.step_s + operands_s + flops_s.max(cost.bytes / rates.bytes_per_s)
     }
 
-    /// One run of an entry point at the planned extent. Transfers overlap with computation, one value in each
-    /// direction and one exchange between ranks at a time; a step that needs one waits.
+    /// Seconds of one run of an entry point at the planned extent. Transfers overlap with computation, one value in each
+    /// direction and one exchange between ranks at a time; a step that needs a transfer waits for it.
     pub fn entry_seconds(&self, plan: &Plan, entry: Entry) -> f64 {
         self.walk(plan, entry, true, 1.0, |_| {})
     }
 
-    /// The same for this many micro-batches in breadth-first order.
+    /// Seconds of an entry point whose laps run for this many micro-batches.
     pub fn laps_seconds(&self, plan: &Plan, entry: Entry, micro_batches: f64) -> f64 {
         self.walk(plan, entry, true, micro_batches, |_| {})
     }
 
-    /// Seconds by which updates on the host, which run in the next forward pass, make a step longer: a lap waits for its
-    /// own, and the last one for what the pass is too short for. Without clipping they run in the backward pass too.
+    /// Seconds by which updates on the host make a step longer. They run during the next forward pass, and without clipping
+    /// also during the backward pass. Each lap waits for its own update, and the last one for all that is not finished.
     pub fn waiting_for_updates(&self, plan: &Plan, entry: Entry, rounds: f64) -> f64 {
         let is_update = |step: &&Step| matches!(step.op, Op::AdamWOnHost(_));
         let steps = plan.entries.iter().flat_map(|entry| &entry.steps);
@@ -200,63 +201,64 @@ impl Profile {
         self.walk(plan, entry, true, rounds, |now| ends.push(now));
         let is_forward = |step: &Step| step.phase == Phase::Forward && step.layer.is_some();
         let EntryPlan { steps: own, laps, .. } = plan.entry(entry);
-        let turns = laps.iter().filter(|lap| is_forward(&own[lap.each.start])).count().max(1);
+        let forward_laps = laps.iter().filter(|lap| is_forward(&own[lap.each.start])).count().max(1);
         let last = match own.iter().any(|step| is_update(&step)) {
             true => own.len().checked_sub(1),
             false => own.iter().rposition(is_forward),
         };
-        let meanwhile_s = last.map_or(0.0, |last| ends[last]);
-        update_s / turns as f64 + (update_s - meanwhile_s).max(0.0)
+        let overlapped_s = last.map_or(0.0, |last| ends[last]);
+        update_s / forward_laps as f64 + (update_s - overlapped_s).max(0.0)
     }
 
-    /// The same without sums over ranks: a micro-batch that does not end its step.
+    /// Seconds of one run of an entry point without sums over ranks, as for all micro-batches of a step but the last.
     pub fn unsummed_seconds(&self, plan: &Plan, entry: Entry) -> f64 {
         self.walk(plan, entry, false, 1.0, |_| {})
     }
 
-    /// An exchange between ranks, each of which receives this many bytes.
+    /// Seconds of an exchange in which each rank receives this many bytes.
     pub fn exchange_seconds(&self, rank: Rank, bytes: f64) -> f64 {
         (rank.of - 1) as f64 * self.link.latency_s + bytes / self.link.bytes_per_s
     }
 
-    /// When each step of an entry point is over, in seconds from the start, as [`Profile::entry_seconds`] computes it.
+    /// When each step of an entry point ends, in seconds from the start, as in [`Profile::entry_seconds`].
     pub fn step_ends(&self, plan: &Plan, entry: Entry) -> Vec<f64> {
         let mut ends = Vec::with_capacity(plan.entry(entry).steps.len());
         self.walk(plan, entry, true, 1.0, |now| ends.push(now));
         ends
     }
 
-    /// `rounds` is how often the steps of a lap run.
+    /// Simulates an entry point and calls `see_end` with the end of each step. The steps of a lap run `rounds` times.
     fn walk(&self, plan: &Plan, entry: Entry, sums: bool, rounds: f64, mut see_end: impl FnMut(f64)) -> f64 {
         let EntryPlan { steps, laps, .. } = plan.entry(entry);
         let mut laps = laps.iter().peekable();
         let (mut now, mut inward, mut outward, mut between) = (0.0f64, 0.0f64, 0.0f64, 0.0f64);
-        let mut over = vec![0.0; steps.len()];
+        // When each transfer is complete.
+        let mut complete = vec![0.0; steps.len()];
         for (index, step) in steps.iter().enumerate() {
             while laps.next_if(|lap| lap.end <= index).is_some() {}
             let times = if laps.peek().is_some_and(|lap| lap.each.contains(&index)) { rounds } else { 1.0 };
-            let awaited = step.awaits.iter().map(|transfer| over[*transfer]).fold(now, f64::max);
+            let awaited = step.awaits.iter().map(|transfer| complete[*transfer]).fold(now, f64::max);
             if let Op::AllReduce(rank) | Op::ReduceScatter(rank) | Op::AllGather(Shard { rank, .. }) = step.op
             {
                 if sums || !matches!(step.op, Op::AllReduce(_)) {
                     between = between.max(awaited) + self.exchange_seconds(rank, step.cost.bytes);
-                    over[index] = between;
+                    complete[index] = between;
                     now += step.cost.bytes * self.travel_s_per_byte;
                 }
             } else if let Op::AdamWOnHost(_) = step.op {
-                // It runs during the next forward pass: `waiting_for_updates`.
+                // `waiting_for_updates` counts its time.
             } else if step.op.is_transfer() {
                 let lane = if step.op == Op::Fetch { &mut inward } else { &mut outward };
                 *lane = lane.max(awaited) + times * step.cost.bytes / self.transfer_rate(plan, step);
-                over[index] = *lane;
+                complete[index] = *lane;
                 now += times * step.cost.bytes * self.travel_s_per_byte;
             } else if step.op == Op::Stowed {
                 now = awaited;
             } else {
-                // Steps that are launched together start once.
+                // Steps that are launched together pay for one launch.
                 let before = index.checked_sub(1).map(|before| &steps[before].op);
-                let is_started = before.is_some_and(|before| step.op.joins(before));
-                let saved_s = if is_started { self.rates.step_s } else { 0.0 };
+                let is_launched = before.is_some_and(|before| step.op.joins(before));
+                let saved_s = if is_launched { self.rates.step_s } else { 0.0 };
                 now = awaited + times * (self.seconds(&step.op, step.cost) - saved_s);
             }
             see_end(now);

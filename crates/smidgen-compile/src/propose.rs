@@ -1,27 +1,28 @@
-//! Points that promise most by their sketches, measured.
+//! Measures the points that sketches predict to be fastest.
 //!
-//! At each size of micro-batch, and for each way to treat activations, the sketch names the fastest point that should
-//! fit. The most promising is scheduled. Where it needs more or less than was predicted, the sketch is asked again with a
-//! budget that is corrected by the difference. This ends where no promise is better than what was found.
+//! For each size of micro-batch and each way to treat activations, the sketch gives the fastest point that should fit. The
+//! one with the best prediction is scheduled. If it needs more or less than predicted, the sketch is asked again with a
+//! budget corrected by the difference. The search ends when no prediction is better than what was found.
 
 use crate::attempt::{Attempt, Measured};
 use crate::choices::{Freedom, Offload, Point, activations_are_open};
 use crate::sketch::{Predicted, Sketches};
 
-/// Share of the effort that may be used, but for the fewest measurements, and for more where nothing fits so far; most
-/// measurements for one idea.
+/// Share of the effort that may be used, after the fewest measurements.
 const SHARE_OF_EFFORT: f64 = 0.6;
 const FEWEST_MEASURED: usize = 8;
+/// The fewest measurements as long as no point fits.
 const FEWEST_WITHOUT_SUCCESS: usize = 24;
+/// Most measurements for one idea.
 const MOST_MEASURED: usize = 4;
-/// A promise up to this much slower than the best is measured too, as long as few points were found: from there a search
-/// for mixtures may still be faster.
-const NEARLY_AS_FAST: f64 = 1.02;
+/// Until this many points are found, predictions up to `NEARLY_AS_FAST` times the best time are measured too: a search for
+/// mixtures around them may still find a faster point.
 const MOST_FOUND: usize = 5;
-/// A promise that is this much slower than the best one is not kept in mind.
+const NEARLY_AS_FAST: f64 = 1.02;
+/// Predictions above this many times the best prediction are dropped.
 const HOPELESS: f64 = 1.5;
 
-/// A size and a way to treat activations, with the best that is left to measure.
+/// A size and a way to treat activations, with the best prediction that is not measured yet.
 struct Idea {
     size: usize,
     activations: Offload,
@@ -29,11 +30,11 @@ struct Idea {
     measured: usize,
 }
 
-/// Measured points that fit, with their size; the fastest first.
+/// Measured points that fit, with their size, the fastest first.
 pub fn propose(attempts: &[Attempt], sketches: &Sketches) -> Vec<(usize, Point, Measured)> {
     let choices = attempts[0].freedom.activation_choices();
     let budget_bytes = attempts[0].room_bytes() as f64;
-    // How much longer points take than was predicted, by the way to treat activations.
+    // Measured time ÷ predicted time, for each way to treat activations.
     let mut ratios = vec![1.0f64; choices.len()];
     let ratio_of =
         |activations: Offload| choices.iter().position(|choice| *choice == activations).unwrap_or(0);
@@ -71,7 +72,7 @@ pub fn propose(attempts: &[Attempt], sketches: &Sketches) -> Vec<(usize, Point, 
             best_ms = best_ms.min(measured.ms);
             found.push((size, predicted.point, measured));
         }
-        // What was predicted wrong is mostly activations, which grow with the tokens.
+        // The error is mostly in activations, which grow with the tokens.
         let tokens = |size: usize| attempts[size].request.extent.tokens as f64;
         let wrong_bytes = measured.bytes as f64 - predicted.bytes;
         let corrected = |other: usize| {
@@ -90,7 +91,7 @@ pub fn propose(attempts: &[Attempt], sketches: &Sketches) -> Vec<(usize, Point, 
 }
 
 impl Freedom<'_> {
-    /// What may be offloaded of activations.
+    /// The ways to offload activations that are tried.
     fn activation_choices(&self) -> Vec<Offload> {
         let parts = [4, 2].map(|part| Offload::Some(self.layers / part));
         let three = Offload::Some(3 * self.layers / 4);

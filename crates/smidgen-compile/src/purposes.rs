@@ -1,7 +1,7 @@
-//! Which memory choices work of a purpose has, and the pins of those that it does not have.
+//! Which memory choices a purpose has, and pins for the choices that it does not have.
 //!
-//! `smidgen-ir` knows which part of the work a choice is about, which fields it has and what a policy without it is;
-//! `choices.rs` knows how it is searched.
+//! `policy.rs` in `smidgen-ir` says which part of the work a choice is about, which fields it has and what a policy without
+//! it is; `choices.rs` says how it is searched.
 
 use crate::request::Purpose;
 use smidgen_ir::policy::{Choice, Part, Pins};
@@ -15,12 +15,12 @@ fn has(purpose: Purpose, choice: Choice) -> bool {
     choice.part() <= last
 }
 
-/// The choices that work of this purpose has.
+/// The choices that a purpose has.
 pub fn choices_of(purpose: Purpose) -> impl Iterator<Item = Choice> {
     Choice::ALL.iter().copied().filter(move |choice| has(purpose, *choice))
 }
 
-/// The pins, and those of choices that a purpose does not have: fixed, so that no search varies them.
+/// The pins, with the choices that a purpose does not have fixed to unused, so that no search varies them.
 pub fn pins_for(purpose: Purpose, pins: &Pins) -> Pins {
     let missing = Choice::ALL.iter().filter(|choice| !has(purpose, **choice));
     missing.fold(pins.clone(), |pins, choice| pins.without(*choice))

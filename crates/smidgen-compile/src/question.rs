@@ -1,6 +1,6 @@
-//! What the solver is asked: what to run, the sizes of micro-batch that the data allows, the pins and the budget.
+//! The input of the solver: what to run, the sizes of micro-batch that the data allows, the pins and the budget.
 //!
-//! Plain data, so that everything that answers (`solve.rs`) and everything that searches can use it.
+//! Plain data, used by the solver (`solve.rs`) and by all of its searches.
 
 use crate::context::Context;
 use crate::profile::Profile;
@@ -8,13 +8,13 @@ use crate::request::{Purpose, Request};
 use smidgen_ir::Extent;
 use smidgen_ir::policy::Pins;
 
-/// Which policy is fastest for this work in this budget?
+/// The question which policy is fastest for some work within a budget.
 #[derive(Clone, Copy, Debug)]
 pub struct Question<'a> {
     pub purpose: Purpose,
-    /// Its extent is replaced by that of the demand.
+    /// Its extents are replaced by those of the demand.
     pub request: &'a Request,
-    /// Sizes to choose from, largest micro-batch first; one where `pins.micro_tokens` is set.
+    /// Sizes to choose from, largest micro-batch first; a single one if `pins.micro_tokens` is set.
     pub demands: &'a [Demand],
     pub pins: &'a Pins,
     pub context: Context,
@@ -22,7 +22,7 @@ pub struct Question<'a> {
     pub profile: &'a Profile,
 }
 
-/// What the data asks for at one size of micro-batch.
+/// The sizes that the data requires at one size of micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Demand {
     pub micro_tokens: usize,
@@ -30,7 +30,7 @@ pub struct Demand {
     pub extent: Extent,
     /// Largest optimizer step: all of its micro-batches together.
     pub step: Extent,
-    /// Micro-batches of an average step; of a whole evaluation where that is the purpose.
+    /// Micro-batches of an average step, or of a whole evaluation if that is the purpose.
     pub micro_steps: f64,
 }
 
@@ -39,14 +39,14 @@ pub struct Demand {
 pub struct Budget {
     /// Reservation and context on the device.
     pub device_bytes: u64,
-    /// Bytes of a machine for offloaded tensors: pinned memory with a GPU, disk with a CPU.
+    /// Bytes for offloaded tensors on the whole machine: pinned memory with a GPU, disk space with a CPU.
     pub offload_bytes: u64,
-    /// Ranks of that machine; each offloads the same, and frozen weights in pinned memory exist once.
+    /// Ranks on the machine. Each offloads the same amount, but they share frozen weights in pinned memory.
     pub local_ranks: usize,
 }
 
 impl Budget {
-    /// A limit for the device, and none for what is offloaded.
+    /// A budget that limits the device, but not offloading.
     pub fn device(device_bytes: u64) -> Budget {
         Budget { device_bytes, offload_bytes: u64::MAX, local_ranks: 1 }
     }

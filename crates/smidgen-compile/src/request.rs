@@ -1,7 +1,7 @@
-//! What the compiler is asked for: the math of a run.
+//! The input of the compiler that decides results: the math of a run.
 //!
-//! How memory is used is a `Policy` of smidgen-ir. The split is the promise: two policies for one request give the same
-//! losses and gradients.
+//! How memory is used is a separate input, the `Policy` of smidgen-ir. Two policies for one request give the same losses
+//! and gradients.
 
 use crate::adapter::LoraModule;
 use crate::model::audio::{AudioInput, AudioSpec};
@@ -14,10 +14,10 @@ use std::collections::{BTreeSet, HashMap};
 pub struct Request {
     pub title: String,
     pub spec: DecoderSpec,
-    /// Storage by tensor name; tensors that are not named here have `spec.stored`.
+    /// Storage by tensor name; other tensors are stored as `spec.stored`.
     pub storage: HashMap<String, Storage>,
     pub adapters: Vec<LoraModule>,
-    /// Tensors of the base that are trained themselves, in f32.
+    /// Tensors of the base model that are trained themselves.
     pub trained: BTreeSet<String>,
     pub form: AdapterForm,
     pub biases: TrainedBiases,
@@ -29,17 +29,16 @@ pub struct Request {
     pub extent: Extent,
     /// Largest optimizer step: all of its micro-batches together.
     pub step: Extent,
-    /// What its tokens are usually like.
+    /// Averages over the data, for predicting time.
     pub workload: Workload,
-    /// What the rows of sound are when they reach the program.
+    /// The form of the audio rows that the host provides.
     pub audio: AudioInput,
-    /// Generation in addition to the other entry points, if wanted.
+    /// Sizes of generation, if it is planned; it can be added to the entry points of training.
     pub decode: Option<DecodeShape>,
     /// Whether `eval` also leaves the loss of each supervised row.
     pub row_losses: bool,
     /// Threads for which workspaces are sized.
     pub threads: usize,
-    /// This process among those that train together.
     pub rank: Rank,
 }
 
@@ -47,22 +46,22 @@ pub struct Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     Training,
-    /// The loss alone, nothing is trained.
+    /// Only the loss; nothing is trained.
     Evaluation,
     /// The logits of whole sequences.
     Logits,
     Generation,
-    /// Sound to audio rows: to embeddings, or to what the encoder starts from.
+    /// Turns sound into audio rows, in the form that `Request::audio` names.
     Encoding,
 }
 
 /// The sizes of generation with cached keys and values.
 ///
-/// A slot holds one sequence. Which row of the caches belongs to a position of a slot stands in a table that the
-/// host writes, so sequences of any length share the rows, and a common beginning can be there once.
+/// A slot holds one sequence. A table that the host writes maps each position of a slot to a row of the caches, so
+/// sequences of any length share the rows, and a common prefix can be stored once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodeShape {
-    /// Sequences at the same time; each may have the logits of one new token in a run.
+    /// Sequences at the same time; a run computes the logits of at most one new token for each.
     pub slots: usize,
     /// Tokens of the longest sequence.
     pub positions: usize,
@@ -84,68 +83,70 @@ impl Request {
         self.storage.get(tensor).copied().unwrap_or(Storage::Plain(self.spec.stored))
     }
 
-    /// The largest run of generation; any of its tokens may be one that sound replaces.
+    /// The largest run of generation. Sound may replace any of its tokens.
     pub fn decode_extent(&self) -> Option<Extent> {
-        let heard = |shape: DecodeShape| if self.audio_spec().is_some() { shape.new_tokens } else { 0 };
-        self.decode.map(|shape| Extent { audio: heard(shape), ..shape.extent() })
+        self.decode.map(|shape| {
+            let audio = if self.audio_spec().is_some() { shape.new_tokens } else { 0 };
+            Extent { audio, ..shape.extent() }
+        })
     }
 
-    /// What turns sound into embeddings, where there is sound.
+    /// The audio encoder, if the run has sound.
     pub fn audio_spec(&self) -> Option<&AudioSpec> {
         self.spec.audio.as_ref().filter(|_| self.audio != AudioInput::None)
     }
 
-    /// The numbers of activations.
+    /// The element type of activations.
     pub fn activations(&self) -> DType {
         self.device.activations(self.precision)
     }
 
-    /// Whether products take what is trained in other numbers than those they are trained in.
+    /// Whether matmuls use rounded copies of trained tensors.
     pub fn rounds_trained(&self) -> bool {
         self.activations() != DType::F32
     }
 
-    /// Whether audio rows pass through a part of the program. They are not rows of tokens, and no lap carries them.
+    /// Whether the program contains a part of the audio encoder. Laps cannot carry audio rows, only rows of tokens.
     pub fn computes_audio(&self) -> bool {
         matches!(self.audio, AudioInput::Encoded | AudioInput::Subsampled)
     }
 
-    /// Blocks of the audio encoder in the program: the layers in front of those of the decoder.
+    /// Blocks of the audio encoder in the program. They count as the layers before those of the decoder.
     pub fn encoder_layers(&self) -> usize {
         self.audio_spec().filter(|_| self.audio == AudioInput::Subsampled).map_or(0, |audio| audio.blocks)
     }
 
-    /// Layers that memory choices are about: blocks of an audio encoder, then those of the decoder.
+    /// Layers that memory choices apply to: blocks of the audio encoder, then layers of the decoder.
     pub fn layers(&self) -> usize {
         self.encoder_layers() + self.spec.layers
     }
 
-    /// Whether the head is trained and is the embedding too. In breadth-first order its gradient would be summed in another
-    /// order: those of the head over all micro-batches come before those of the embedding.
+    /// Whether the head is trained and is also the embedding. Breadth-first order would change the order of its gradient's
+    /// sums: the head's parts of all micro-batches would come before the embedding's.
     pub fn trains_tied_head(&self) -> bool {
         self.spec.tied_head && self.trained.contains(self.spec.head_tensor())
     }
 }
 
-/// How the low-rank matrices take part in their linear.
+/// How the low-rank matrices change their linear.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum AdapterForm {
     /// Added to the weight.
     #[default]
     Lora,
-    /// Added to the weight, whose rows then get a trained length.
+    /// Added to the weight, whose rows are then scaled to a trained length.
     Dora,
-    /// Through a trained function; `reg` pulls it towards the straight line.
+    /// Through a trained function; the regularizer `reg` pulls it towards the identity.
     Fourier { reg: f64 },
 }
 
-/// Biases of the base that are trained along.
+/// Biases of the base model that are trained with the adapters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TrainedBiases {
     #[default]
     None,
     All,
-    /// Those of adapted linears.
+    /// The biases of adapted linears.
     Adapted,
 }
 
@@ -154,21 +155,21 @@ pub struct Optimizer {
     pub adamw: AdamW,
     pub moments: Moments,
     pub master: Master,
-    /// Largest norm of all gradients together; 0 = no limit.
+    /// Gradients are clipped to this norm; 0 = never.
     pub clip: f32,
 }
 
-/// How trained matrices of the base are stored.
+/// How trained matrices of the base model are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Master {
     #[default]
     F32,
-    /// Updated in f32 and rounded at random, with random bits of this seed.
+    /// In bf16: updated in f32 and rounded at random, with random bits from this seed.
     Bf16 { seed: u64 },
 }
 
 impl Master {
-    /// The storage of a trained tensor with this many dimensions: vectors are small, and stay f32.
+    /// The storage of a trained tensor with this many dimensions. Vectors are small and stay in f32.
     pub fn storage(self, dimensions: usize) -> Storage {
         match self {
             Master::Bf16 { .. } if dimensions == 2 => Storage::Plain(DType::Bf16),
@@ -182,17 +183,17 @@ impl Master {
 pub enum Moments {
     #[default]
     F32,
-    /// A byte an element and a scale for each block of them, as bitsandbytes has it; in f32 where a
-    /// parameter has fewer than [`Moments::FEWEST_IN_8_BIT`] elements, and for embeddings.
+    /// A byte per element and a scale per block, as in bitsandbytes. In f32 for embeddings and for parameters of fewer than
+    /// [`Moments::FEWEST_IN_8_BIT`] elements.
     Bits8,
 }
 
 impl Moments {
-    /// What bitsandbytes calls `min_8bit_size`, by default.
+    /// The default of `min_8bit_size` in bitsandbytes.
     pub const FEWEST_IN_8_BIT: usize = 4096;
 
     /// Storages of the first and the second moment of a parameter with this name and number of elements. Those of an
-    /// embedding stay f32, as the Trainer of transformers asks of bitsandbytes.
+    /// embedding stay in f32, as the Trainer of transformers configures bitsandbytes.
     pub fn storage(self, name: &str, elements: usize) -> [Storage; 2] {
         match self {
             Moments::Bits8 if elements >= Self::FEWEST_IN_8_BIT && name != EMBEDDING => {
@@ -203,9 +204,9 @@ impl Moments {
     }
 }
 
-/// Rows whose logits exist at the same time where memory does not press. On a CPU a chunk of about 96 MiB: enough
-/// rows that the head's weights are packed seldom, and a multiple of 64 so that threads share them evenly. On a GPU
-/// as many as fill it.
+/// Rows whose logits exist at the same time if memory is not short. On a CPU the logits of a chunk are about 96 MiB: enough
+/// rows that the weights of the head are rarely packed, and a multiple of 64 so that threads share them evenly. On a GPU
+/// enough rows to keep it busy.
 pub fn default_loss_chunk(device: DeviceKind, vocabulary: usize, rows: usize) -> usize {
     const CHUNK_BYTES: usize = 96 << 20;
     const GPU_ROWS: usize = 1024;

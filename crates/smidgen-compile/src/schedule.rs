@@ -1,7 +1,7 @@
-//! The schedule: nodes become steps, values become buffers with a lifetime, before any has a place.
+//! The schedule: nodes become steps, and values become buffers with a lifetime but without an offset.
 //!
-//! The order is the order of the graph: autodiff and recompute emit each node where its results are
-//! needed soonest after its operands exist, so lifetimes are short without a search.
+//! The order is the order of the graph: autodiff and recompute emit each node just before its results are needed, so
+//! lifetimes are short without a search.
 
 use crate::passes::join_operands::{self, Layout};
 use crate::passes::reuse_in_place::{SharedBuffers, owner_of};
@@ -22,25 +22,26 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Device bytes in use from the first step to the last; any packing needs these and what is live.
+    /// Device bytes that are in use for the whole run. Any packing needs these and the transient bytes in use.
     pub fn persistent_bytes(&self) -> usize {
-        let here = self.plan.buffers.iter().filter(|buffer| buffer.space == Space::Device);
-        let leaves = here.filter(|buffer| buffer.lifetime == Lifetime::Run);
-        leaves.map(|buffer| align_up(buffer.bytes)).sum()
+        self.sum_bytes(Space::Device, |buffer| buffer.lifetime == Lifetime::Run)
     }
 
-    /// Bytes in a space other than the device: leaves, and activations, which are all there when backward begins.
+    /// Bytes in a space other than the device. Activations count as if they were never freed, because all of them are
+    /// there when the backward pass starts.
     pub fn size_in(&self, space: Space) -> SpaceSize {
-        let there = || self.plan.buffers.iter().filter(|buffer| buffer.space == space);
-        let sum = |is_counted: &dyn Fn(&Buffer) -> bool| {
-            there().filter(|buffer| is_counted(buffer)).map(|buffer| align_up(buffer.bytes)).sum()
-        };
-        let shared_bytes = sum(&|buffer| self.plan.is_of_ranks && buffer.is_shareable());
-        SpaceSize { persistent_bytes: sum(&|_| true), transient_bytes: 0, shared_bytes }
+        let is_shared = |buffer: &Buffer| self.plan.is_of_ranks && buffer.is_shareable();
+        let persistent_bytes = self.sum_bytes(space, |_| true);
+        SpaceSize { persistent_bytes, transient_bytes: 0, shared_bytes: self.sum_bytes(space, is_shared) }
+    }
+
+    fn sum_bytes(&self, space: Space, is_counted: impl Fn(&Buffer) -> bool) -> usize {
+        let in_space = self.plan.buffers.iter().filter(|buffer| buffer.space == space);
+        in_space.filter(|buffer| is_counted(buffer)).map(|buffer| align_up(buffer.bytes)).sum()
     }
 }
 
-/// Where a value is.
+/// Where a value is stored.
 #[derive(Clone, Copy, Default)]
 struct Place {
     buffer: Option<BufferId>,
@@ -78,9 +79,9 @@ pub fn plan_lifetimes(
         let id = ValueId(index as u32);
         match &value.role {
             ValueRole::Leaf(_) if layout.inside.contains_key(&id) => {}
-            // What is rounded where it is fetched.
+            // A copy that is rounded after each fetch is a temporary, not this leaf.
             ValueRole::Leaf(leaf) if leaf.rounded.is_some_and(|from| is_offloaded(&graph, from.of)) => {}
-            // A gradient that ends with its lap.
+            // A gradient that exists only as the partial gradient of a lap.
             ValueRole::Leaf(leaf) if leaf.kind == LeafKind::Gradient && !used.contains(&id) => {}
             ValueRole::Leaf(leaf) => {
                 let category = Category::of_leaf(leaf.kind);
@@ -97,7 +98,7 @@ pub fn plan_lifetimes(
             ValueRole::Slice(_) | ValueRole::Temp => {}
         }
     }
-    // A leaf stored inside another comes after it, and slices after both.
+    // Leaves inside others need the places of those first; slices follow at the end.
     for (guest, place) in &layout.inside {
         let host = places[place.host.index()];
         let element = graph.value(place.host).ty.storage.plain().map_or(0, DType::bytes);
@@ -111,7 +112,7 @@ pub fn plan_lifetimes(
         let usual = request.workload.extent(&extent);
         let awaits = awaited(&graph, &nodes);
         let mut lives = lifetimes(&graph, &nodes, shared, request.device);
-        outlive_transfers(&graph, &nodes, &awaits, shared, &mut lives);
+        extend_to_transfers(&graph, &nodes, &awaits, shared, &mut lives);
         let laps = if entry == Entry::MicroStep { std::mem::take(&mut graph.laps) } else { vec![] };
         let spare = spare_of_owners(&graph, layout, shared);
         let mut buffer_of: ByValue<BufferId> = ByValue::default();
@@ -126,7 +127,7 @@ pub fn plan_lifetimes(
         }
         let mut steps = Vec::with_capacity(nodes.len());
         let ends = ends_of_groups(request.device, &nodes);
-        // One list for all nodes: allocating new ones for each would cost more than filling them.
+        // Reused for all nodes: allocating new lists for each would cost more than filling them.
         let mut types: [Vec<&Type>; 3] = Default::default();
         for (index, (node, awaits)) in nodes.into_iter().zip(awaits).enumerate() {
             for output in &node.outputs {
@@ -136,7 +137,7 @@ pub fn plan_lifetimes(
                 let place = &mut places[whole.index()];
                 place.buffer = Some(buffer_of[&owner]);
                 place.stride = spare.get(&owner).map(|spare| columns + spare);
-                // What shares the bytes of a tile starts where the tile does.
+                // A value that shares the bytes of a tile starts where the tile starts.
                 if let Some(ValueRole::Slice(tile)) =
                     shared.get(output).map(|other| &graph.value(*other).role)
                 {
@@ -153,7 +154,7 @@ pub fn plan_lifetimes(
             let life = Lifetime::Steps { entry, first: index, last: index };
             let before: Option<&Step> = steps.last().filter(|_| index > 0 && ends[index - 1] >= index);
             let workspace = match before {
-                // The operands of neither may overlap the scratch of the other.
+                // Fused steps share their scratch, so the operands of neither overlap the scratch of the other.
                 Some(Step { workspace: Some(id), .. }) => {
                     let buffer = &mut plan.buffers[id.index()];
                     buffer.bytes = buffer.bytes.max(scratch);
@@ -193,13 +194,13 @@ pub fn plan_lifetimes(
     Schedule { plan }
 }
 
-/// What any node touches.
+/// Values that any node touches.
 fn used_leaves(graph: &Graph) -> ValueSet {
     let nodes = graph.entries.iter().flat_map(|(_, nodes)| nodes);
     nodes.flat_map(Node::operands).map(|id| graph.whole(id)).collect()
 }
 
-/// The first and the last node of a micro-step that touch a leaf, for leaves that do not last for the whole run.
+/// The first and the last node of `micro_step` that touch a leaf, for leaves that exist only for some steps.
 fn touches_of_leaves(graph: &Graph) -> ByValue<(usize, usize)> {
     let mut touches: ByValue<(usize, usize)> = ByValue::default();
     for (index, node) in graph.nodes(Entry::MicroStep).iter().enumerate() {
@@ -218,17 +219,18 @@ fn is_offloaded(graph: &Graph, leaf: ValueId) -> bool {
     graph.value(leaf).space != Space::Device
 }
 
-/// What is used outside of one round of a lap lasts for all rounds of every lap in which it is used.
+/// Extends a lifetime to whole laps, unless it is inside one micro-batch of a lap: a value that is also used outside must
+/// live while the steps of the lap repeat.
 fn cover_laps(laps: &[Lap], first: usize, last: usize) -> (usize, usize) {
-    let round = |step: usize| laps.iter().map(|lap| &lap.each).find(|each| each.contains(&step));
-    let (begin, end) = (round(first), round(last));
+    let lap_at = |step: usize| laps.iter().map(|lap| &lap.each).find(|each| each.contains(&step));
+    let (begin, end) = (lap_at(first), lap_at(last));
     if begin.is_some() && begin == end {
         return (first, last);
     }
     (begin.map_or(first, |each| each.start), end.map_or(last, |each| each.end - 1))
 }
 
-/// The row of the table in which a temporary counts: that of the leaf that it is a copy of, or a copy of rows of.
+/// The category of a temporary: that of the leaf that it is a copy of, otherwise activations.
 fn category_of(graph: &Graph, producer: &Node) -> Category {
     let copied = producer.inputs.first().and_then(|input| graph.value(graph.whole(*input)).leaf());
     match copied.filter(|_| matches!(producer.op, Op::Fetch | Op::AllGather(_))) {
@@ -237,8 +239,8 @@ fn category_of(graph: &Graph, producer: &Node) -> Category {
     }
 }
 
-/// Whatever a transfer reads or writes lasts until somebody waits for it, or to the end.
-fn outlive_transfers(
+/// Extends the lifetimes of what a transfer reads or writes until a step waits for it, or to the end of the entry point.
+fn extend_to_transfers(
     graph: &Graph,
     nodes: &[Node],
     awaits: &[Vec<usize>],
@@ -256,16 +258,17 @@ fn outlive_transfers(
     }
 }
 
-/// The transfers that each node waits for: the first node that computes with a fetched value, the node that frees a stowed
-/// one, and the node that fetches it again. A transfer that waits for another makes nobody else wait.
+/// The transfers that each node waits for. The nodes that wait are the first node that computes with a fetched value, the
+/// node that frees a stowed value, and the node that fetches it again. Computations do not wait for a transfer that only
+/// waits for another transfer.
 fn awaited(graph: &Graph, nodes: &[Node]) -> Vec<Vec<usize>> {
-    // Transfers that no computation has waited for, by what they write, and the rows of it.
-    let mut under_way: ByValue<Vec<(Range<usize>, usize)>> = ByValue::default();
+    // Transfers that no computation has waited for, by the value that they write, with its rows.
+    let mut in_progress: ByValue<Vec<(Range<usize>, usize)>> = ByValue::default();
     let mut awaits = vec![Vec::new(); nodes.len()];
     for (index, node) in nodes.iter().enumerate() {
         for operand in node.reads() {
             let rows = rows_of(graph, operand);
-            if let Some(open) = under_way.get_mut(&graph.whole(operand)) {
+            if let Some(open) = in_progress.get_mut(&graph.whole(operand)) {
                 let meets = |other: &Range<usize>| other.start < rows.end && rows.start < other.end;
                 awaits[index].extend(open.iter().filter(|(other, _)| meets(other)).map(|(_, step)| *step));
                 if !node.op.is_transfer() {
@@ -275,7 +278,7 @@ fn awaited(graph: &Graph, nodes: &[Node]) -> Vec<Vec<usize>> {
         }
         if node.op.is_transfer() {
             for written in node.outputs.iter().chain(&node.updates) {
-                let open = under_way.get_or_insert_with(graph.whole(*written), Vec::new);
+                let open = in_progress.get_or_insert_with(graph.whole(*written), Vec::new);
                 open.push((rows_of(graph, *written), index));
             }
         }
@@ -283,10 +286,10 @@ fn awaited(graph: &Graph, nodes: &[Node]) -> Vec<Vec<usize>> {
     awaits
 }
 
-/// Which rows of its whole a value is.
+/// The rows that a value occupies in the value that it is a slice of.
 fn rows_of(graph: &Graph, value: ValueId) -> Range<usize> {
     match (&graph.value(value).role, graph.value(value).ty.shape.0.first()) {
-        // A rank may have no rows of a tensor, and waits for them all the same.
+        // A rank may have no rows of a tensor, but must still wait for its transfer.
         (ValueRole::Slice(slice), Some(Dim::Const(rows))) => {
             slice.first_row..slice.first_row + (*rows).max(1)
         }
@@ -294,21 +297,20 @@ fn rows_of(graph: &Graph, value: ValueId) -> Range<usize> {
     }
 }
 
-/// For every node the last one that a GPU may compute together with it. What any of such nodes reads, writes or has as
-/// scratch lasts until then.
+/// For every node the last one that a GPU may fuse with it. Operands and scratch of a fused group live until its end.
 fn ends_of_groups(device: DeviceKind, nodes: &[Node]) -> Vec<usize> {
     let mut ends: Vec<usize> = Vec::with_capacity(nodes.len());
     while ends.len() < nodes.len() {
         let first = ends.len();
-        let end = if device == DeviceKind::Cuda { first + count_formed(&nodes[first..]) } else { first + 1 };
+        let end = if device == DeviceKind::Cuda { first + count_fused(&nodes[first..]) } else { first + 1 };
         ends.resize(end, end - 1);
     }
     ends
 }
 
-/// How many nodes from the first on are formed as one: the gradients of B and of h, which read the same dy, or a node and
-/// the rounding of what it makes.
-fn count_formed(nodes: &[Node]) -> usize {
+/// How many nodes from the first on a GPU fuses: the gradients of B and of h, which read the same dy, or a node and the
+/// rounding of its outputs.
+fn count_fused(nodes: &[Node]) -> usize {
     let (first, rest) = nodes.split_first().expect("a node");
     let of_adapter = |next: &Node| {
         matches!(first.op, Op::WeightGrad { .. })
@@ -323,9 +325,9 @@ fn count_formed(nodes: &[Node]) -> usize {
     1 + if rest.first().is_some_and(of_adapter) { 1 } else { rest.iter().take_while(rounds).count() }
 }
 
-/// A cache is `decode`'s alone: it takes none of the bytes of that entry point's temporaries, so it lasts from one
-/// run to the next, and those of the other entry points may overlap it. A partial gradient is cleared before its layer
-/// and scattered or copied out after it; what is carried lasts from the lap that leaves it to the last that takes it.
+/// The lifetime of a leaf. A cache lives during all of `decode`: no temporary of that entry point overlaps it, so it keeps
+/// its contents from one run to the next, while temporaries of other entry points may overwrite it. A partial gradient
+/// lives from its clearing to its transfer, a carried value from the lap that writes it to the last that reads it.
 fn leaf_lifetime(graph: &Graph, kind: LeafKind, touches: Option<&(usize, usize)>) -> Lifetime {
     match kind {
         LeafKind::Partial(_) | LeafKind::Carried(_) => {
@@ -347,7 +349,7 @@ fn leaf_lifetime(graph: &Graph, kind: LeafKind, touches: Option<&(usize, usize)>
     }
 }
 
-/// Spare columns of the buffers that have any: the most that a value in them needs.
+/// Spare columns of each buffer that has any, by its owner: the most that a value in it needs.
 fn spare_of_owners(graph: &Graph, layout: &Layout, shared: &SharedBuffers) -> ByValue<usize> {
     let mut most: ByValue<usize> = ByValue::default();
     for (value, columns) in &layout.spare {
@@ -357,7 +359,7 @@ fn spare_of_owners(graph: &Graph, layout: &Layout, shared: &SharedBuffers) -> By
     most
 }
 
-/// First and last step of every buffer owner among the temporaries of one entry point.
+/// First and last step of every temporary of one entry point that owns a buffer.
 fn lifetimes(
     graph: &Graph,
     nodes: &[Node],

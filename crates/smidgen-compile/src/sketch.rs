@@ -1,63 +1,73 @@
-//! A sketch: what any point needs at one size of micro-batch, predicted from a few schedules in microseconds.
+//! A sketch predicts in microseconds what any point needs at one size of micro-batch, from a few schedules.
 //!
-//! Layers are alike, so a layer has few figures for each way to treat it: activations kept or recomputed, on the device
-//! or offloaded. They are read off schedules in which all layers are treated alike, at the largest size and at small ones;
-//! sizes in between are interpolated. A mixture is then predicted layer by layer: bytes are added up, and transfers share
-//! two lanes with the computation. Sketches only rank points. What is ranked first is scheduled, and only schedules count.
+//! All layers have the same shape, so a few numbers describe a layer for each way to treat it: activations kept or
+//! recomputed, on the device or offloaded. The numbers come from schedules that treat all layers alike, at the largest size
+//! and at small ones; sizes in between are interpolated. A mixture is predicted layer by layer: bytes are added up, and
+//! transfers overlap with computation, one at a time in each direction. Sketches only rank points; decisions are made by
+//! schedules.
 
 use crate::attempt::Attempt;
 use crate::choices::{Freedom, Offload, Point, USUAL_WINDOW};
 use crate::schedule::Schedule;
 use smidgen_ir::{Choice, Entry, Op, Phase, Plan, Space};
 
-/// Ways to treat a layer: bit 0 is set where it is recomputed, bit 1 where its activations are offloaded.
+/// Ways to treat a layer: bit 0 is set if it is recomputed, bit 1 if its activations are offloaded.
 const KINDS: usize = 4;
 const RECOMPUTED: usize = 1;
 const OFFLOADED: usize = 2;
 
-/// What a layer takes, or the rest of a micro-step; numbers that are linear in the tokens.
+/// Time and bytes of one layer that is treated in one way. All numbers are linear in the tokens.
 #[derive(Clone, Copy, Debug, Default)]
 struct Layer {
     forward_s: f64,
     backward_s: f64,
-    /// Stays on the device from forward to backward.
+    /// Bytes that stay on the device from forward to backward.
     kept_bytes: f64,
-    /// Peaks, above what the layers before keep.
+    /// Peak of the forward pass, above what earlier layers keep.
     forward_bytes: f64,
+    /// Peak of the backward pass, above what earlier layers keep.
     backward_bytes: f64,
+    /// Peak outside the layers, above what all layers keep.
     head_bytes: f64,
+    /// Offloaded bytes.
     stowed_bytes: f64,
 }
 
-/// Everything that depends on the size of the micro-batch.
+/// Numbers that depend on the size of the micro-batch.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sized {
     kinds: [Layer; KINDS],
-    /// Outside of layers, and what a head in pieces adds to it.
+    /// Seconds outside the layers.
     head_s: f64,
+    /// Seconds that a head in pieces adds.
     split_s: f64,
-    /// What the loss takes more, and how much faster it is, with the largest chunk than with the smallest.
+    /// Bytes that the loss needs more with the largest chunk than with the smallest.
     chunk_bytes: f64,
+    /// Seconds that the loss takes longer with the smallest chunk than with the largest.
     chunk_s: f64,
-    /// Peak of other entry points than `micro_step`, and how much of it is the largest chunk.
+    /// Peak of the entry points other than `micro_step`.
     other_bytes: f64,
+    /// Bytes of that peak that the smallest chunk would save.
     other_chunk_bytes: f64,
 }
 
-/// What is the same at every size.
+/// Numbers that are the same at every size.
 #[derive(Clone, Copy, Debug, Default)]
 struct Fixed {
     /// On the device from the first step to the last.
     bytes: f64,
-    /// Outside the arena, where nothing is offloaded and where something is.
+    /// Outside the arena, if nothing is offloaded and if something is.
     context_bytes: [f64; 2],
-    /// What each choice frees: the weights of a layer, the embedding alone, embedding and head, optimizer state.
+    /// Bytes freed by offloading the weights of one layer.
     layer_bytes: f64,
+    /// Bytes freed by offloading the embedding alone.
     embedding_bytes: f64,
+    /// Bytes freed by offloading embedding and head.
     tables_bytes: f64,
+    /// Bytes freed by offloading optimizer state.
     moment_bytes: f64,
     update_s: f64,
-    /// The update, where optimizer state is offloaded.
+    /// Seconds of the update if optimizer state is offloaded.
     streamed_update_s: f64,
     head_bytes: f64,
 }
@@ -76,7 +86,7 @@ pub struct Sketch<'a> {
     sized: Sized,
 }
 
-/// A point with what it is predicted to need.
+/// A point with its predicted peak and time.
 #[derive(Clone, Copy, Debug)]
 pub struct Predicted {
     pub point: Point,
@@ -85,78 +95,77 @@ pub struct Predicted {
 }
 
 impl Sketches {
-    /// Schedules what the sketches are read off; none where pins leave no layers to be treated alike.
+    /// Schedules the points that the sketches are made from; `None` if pins treat layers differently.
     pub fn of(attempts: &[Attempt]) -> Option<Sketches> {
         let (largest, smallest) = (attempts.first()?, attempts.last()?);
         if !smallest.freedom.can_be_sketched() {
             return None;
         }
-        let mut read_off = vec![smallest, largest];
-        // A few samples at once are likely, and not everything is linear from there to the whole batch.
-        read_off.extend((attempts.len() > 3).then(|| &attempts[attempts.len() - 3]));
-        read_off.sort_by_key(|attempt| attempt.request.extent.tokens);
-        read_off.dedup_by_key(|attempt| attempt.request.extent.tokens);
-        let sized = |attempt: &Attempt| (attempt.request.extent.tokens as f64, read_sized(attempt));
-        let sized = read_off.into_iter().map(sized).collect();
-        Some(Sketches { fixed: read_fixed(smallest), sized })
+        let mut measured = vec![smallest, largest];
+        // Micro-batches of a few samples are likely, and not everything is linear from there to the whole batch.
+        measured.extend((attempts.len() > 3).then(|| &attempts[attempts.len() - 3]));
+        measured.sort_by_key(|attempt| attempt.request.extent.tokens);
+        measured.dedup_by_key(|attempt| attempt.request.extent.tokens);
+        let sized = |attempt: &Attempt| (attempt.request.extent.tokens as f64, measure_sized(attempt));
+        let sized = measured.into_iter().map(sized).collect();
+        Some(Sketches { fixed: measure_fixed(smallest), sized })
     }
 
     pub fn at<'a>(&self, attempt: &'a Attempt<'a>) -> Sketch<'a> {
         let tokens = attempt.request.extent.tokens as f64;
-        let behind = self.sized.iter().position(|(own, _)| *own >= tokens).unwrap_or(self.sized.len() - 1);
-        let ((fewest, below), (most, above)) = (self.sized[behind.saturating_sub(1)], self.sized[behind]);
+        let upper = self.sized.iter().position(|(own, _)| *own >= tokens).unwrap_or(self.sized.len() - 1);
+        let ((fewest, below), (most, above)) = (self.sized[upper.saturating_sub(1)], self.sized[upper]);
         let share = if most > fewest { (tokens - fewest) / (most - fewest) } else { 1.0 };
         Sketch { attempt, fixed: self.fixed, sized: below.towards(above, share) }
     }
 }
 
-fn towards(from: f64, to: f64, share: f64) -> f64 {
-    from + (to - from) * share
-}
-
 impl Sized {
+    /// Linear interpolation: `share` 0 is `self`, 1 is `other`.
     fn towards(self, other: Sized, share: f64) -> Sized {
-        let kind = |kind: usize| self.kinds[kind].towards(other.kinds[kind], share);
+        let line = |of: fn(&Sized) -> f64| of(&self) + (of(&other) - of(&self)) * share;
         Sized {
-            kinds: std::array::from_fn(kind),
-            head_s: towards(self.head_s, other.head_s, share),
-            split_s: towards(self.split_s, other.split_s, share),
-            chunk_bytes: towards(self.chunk_bytes, other.chunk_bytes, share),
-            chunk_s: towards(self.chunk_s, other.chunk_s, share),
-            other_bytes: towards(self.other_bytes, other.other_bytes, share),
-            other_chunk_bytes: towards(self.other_chunk_bytes, other.other_chunk_bytes, share),
+            kinds: std::array::from_fn(|kind| self.kinds[kind].towards(other.kinds[kind], share)),
+            head_s: line(|sized| sized.head_s),
+            split_s: line(|sized| sized.split_s),
+            chunk_bytes: line(|sized| sized.chunk_bytes),
+            chunk_s: line(|sized| sized.chunk_s),
+            other_bytes: line(|sized| sized.other_bytes),
+            other_chunk_bytes: line(|sized| sized.other_chunk_bytes),
         }
     }
 }
 
 impl Layer {
     fn towards(self, other: Layer, share: f64) -> Layer {
+        let line = |of: fn(&Layer) -> f64| of(&self) + (of(&other) - of(&self)) * share;
         Layer {
-            forward_s: towards(self.forward_s, other.forward_s, share),
-            backward_s: towards(self.backward_s, other.backward_s, share),
-            kept_bytes: towards(self.kept_bytes, other.kept_bytes, share),
-            forward_bytes: towards(self.forward_bytes, other.forward_bytes, share),
-            backward_bytes: towards(self.backward_bytes, other.backward_bytes, share),
-            head_bytes: towards(self.head_bytes, other.head_bytes, share),
-            stowed_bytes: towards(self.stowed_bytes, other.stowed_bytes, share),
+            forward_s: line(|layer| layer.forward_s),
+            backward_s: line(|layer| layer.backward_s),
+            kept_bytes: line(|layer| layer.kept_bytes),
+            forward_bytes: line(|layer| layer.forward_bytes),
+            backward_bytes: line(|layer| layer.backward_bytes),
+            head_bytes: line(|layer| layer.head_bytes),
+            stowed_bytes: line(|layer| layer.stowed_bytes),
         }
     }
 }
 
-fn read_fixed(attempt: &Attempt) -> Fixed {
+fn measure_fixed(attempt: &Attempt) -> Fixed {
     let start = attempt.freedom.start();
     let profile = attempt.question.profile;
-    let at_rest = |point: &Point| {
+    // Persistent bytes, seconds of the update, and bytes outside the arena.
+    let measure = |point: &Point| {
         let schedule = attempt.scheduled(&attempt.freedom.policy(point));
         let update_s = profile.entry_seconds(&schedule.plan, Entry::Update);
         let bytes = schedule.persistent_bytes() as f64;
         (bytes, update_s, attempt.question.context.bytes_for(&schedule.plan) as f64)
     };
-    let (bytes, update_s, context_bytes) = at_rest(&start);
+    let (bytes, update_s, context_bytes) = measure(&start);
     let layers = attempt.freedom.layers;
-    let freed = |point: Point| bytes - at_rest(&point).0;
-    let (streamed, _, offloading_bytes) = at_rest(&Point { weights: layers, ..start });
-    let (moments, streamed_update_s, _) = at_rest(&Point { optimizer_state: true, ..start });
+    let freed = |point: Point| bytes - measure(&point).0;
+    let (streamed, _, offloading_bytes) = measure(&Point { weights: layers, ..start });
+    let (moments, streamed_update_s, _) = measure(&Point { optimizer_state: true, ..start });
     let (embedding_bytes, tables_bytes) =
         (freed(Point { embedding: true, ..start }), freed(Point { tables: true, ..start }));
     Fixed {
@@ -172,17 +181,17 @@ fn read_fixed(attempt: &Attempt) -> Fixed {
     }
 }
 
-fn read_sized(attempt: &Attempt) -> Sized {
+fn measure_sized(attempt: &Attempt) -> Sized {
     let freedom = &attempt.freedom;
     let start = freedom.start();
     let schedule = |point: Point| attempt.scheduled(&freedom.policy(&point));
     let usual = schedule(start);
     let mut sized = Sized::default();
-    sized.kinds[0] = read_layer(attempt, &usual);
+    sized.kinds[0] = measure_layer(attempt, &usual);
     for (kind, layer) in sized.kinds.iter_mut().enumerate().skip(1) {
         let recomputed = if kind & RECOMPUTED > 0 { freedom.layers } else { 0 };
         let activations = if kind & OFFLOADED > 0 { Offload::All } else { Offload::None };
-        *layer = read_layer(attempt, &schedule(Point { recomputed, activations, ..start }));
+        *layer = measure_layer(attempt, &schedule(Point { recomputed, activations, ..start }));
     }
     let chunks = freedom.chunks();
     let smallest = schedule(Point { loss_chunk: chunks[chunks.len() - 1], ..start });
@@ -192,7 +201,7 @@ fn read_sized(attempt: &Attempt) -> Sized {
         sized.split_s = head_seconds(attempt, &split.plan) - sized.head_s;
     }
     sized.chunk_s = head_seconds(attempt, &smallest.plan) - sized.head_s;
-    sized.chunk_bytes = sized.kinds[0].head_bytes - read_layer(attempt, &smallest).head_bytes;
+    sized.chunk_bytes = sized.kinds[0].head_bytes - measure_layer(attempt, &smallest).head_bytes;
     let other_bytes = |plan: &Plan| {
         let others = plan.entries.iter().filter(|entry| entry.entry != Entry::MicroStep);
         others.flat_map(|entry| plan.live_bytes(entry.entry)).max().unwrap_or(0) as f64
@@ -208,13 +217,13 @@ fn head_seconds(attempt: &Attempt, plan: &Plan) -> f64 {
     outside.map(|step| attempt.question.profile.seconds(&step.op, step.cost)).sum()
 }
 
-/// The figures of a layer, from a schedule that treats all layers alike.
-fn read_layer(attempt: &Attempt, schedule: &Schedule) -> Layer {
+/// The average layer of a schedule that treats all layers alike.
+fn measure_layer(attempt: &Attempt, schedule: &Schedule) -> Layer {
     let (plan, layers) = (&schedule.plan, attempt.freedom.layers);
     let steps = &plan.entry(Entry::MicroStep).steps;
     let live = plan.live_bytes(Entry::MicroStep);
     let mut sum = Layer::default();
-    // Live bytes at the end of each layer's forward, and the peaks of its forward and its backward.
+    // Bytes in use at the end of each layer's forward pass, and the peaks of its forward and backward pass.
     let mut ends = vec![0.0; layers];
     let mut peaks = vec![[0.0f64; 2]; layers];
     let mut head_peak = 0.0f64;
@@ -232,7 +241,8 @@ fn read_layer(attempt: &Attempt, schedule: &Schedule) -> Layer {
             head_peak = head_peak.max(live);
             continue;
         };
-        peaks[layer][usize::from(is_backward)] = peaks[layer][usize::from(is_backward)].max(live);
+        let peak = &mut peaks[layer][usize::from(is_backward)];
+        *peak = peak.max(live);
         match is_backward {
             true => sum.backward_s += seconds,
             false => {
@@ -241,7 +251,7 @@ fn read_layer(attempt: &Attempt, schedule: &Schedule) -> Layer {
             }
         }
     }
-    // At the first layers and the last ones fewer transfers are under way, or those of the backward pass begin.
+    // Only the middle layers count: near the ends fewer transfers are in progress, or those of the backward pass start.
     let (first, last) = (layers / 4, (3 * layers / 4).min(layers - 1));
     let kept_bytes = match last > first {
         true => ((ends[last] - ends[first]) / (last - first) as f64).max(0.0),
@@ -280,7 +290,7 @@ impl Sketch<'_> {
         (0..layers).map(kind).collect()
     }
 
-    /// Peak of what is transient, without a window.
+    /// Peak of the transient region, without a window.
     fn transient_bytes(&self, kinds: &[usize], chunk_share: f64) -> f64 {
         let mut kept = 0.0f64;
         let smaller = 1.0 - chunk_share;
@@ -294,8 +304,8 @@ impl Sketch<'_> {
         peak.max(kept + head - smaller * self.sized.chunk_bytes)
     }
 
-    /// The fastest point with these activations among those that are predicted to need no more than `budget_bytes`, if
-    /// any may be faster than `below_ms`.
+    /// The fastest point with these offloaded activations that is predicted to fit `budget_bytes`; `None` if no point is
+    /// predicted to be faster than `below_ms`.
     pub fn fastest(&self, activations: Offload, budget_bytes: f64, below_ms: f64) -> Option<Predicted> {
         let freedom = &self.attempt.freedom;
         let mut best: Option<Predicted> = None;
@@ -315,7 +325,7 @@ impl Sketch<'_> {
                     if least_ms >= best_ms {
                         continue;
                     }
-                    // A small window is slower, and needs less.
+                    // A small window is slower but needs less, so it is tried second.
                     let windows = [other.window_layers, other.window_layers.min(1)];
                     let fitted = windows.into_iter().find_map(|window_layers| {
                         self.fitted(other.with_window(window_layers), transient_bytes, budget_bytes)
@@ -337,7 +347,7 @@ impl Sketch<'_> {
         best
     }
 
-    /// The point with the fewest layers of offloaded weights that fits, and what it needs.
+    /// The point with the fewest layers of offloaded weights that fits, and the bytes that it needs.
     fn fitted(&self, point: Point, transient_bytes: f64, budget_bytes: f64) -> Option<(Point, f64)> {
         let (fixed, freedom) = (&self.fixed, &self.attempt.freedom);
         let freed = self.tables_and_moments_bytes(&point);
@@ -375,7 +385,7 @@ impl Sketch<'_> {
         copies * weights + ranks * (moments + stowed)
     }
 
-    /// What a point offloads of embedding, head and optimizer state.
+    /// Bytes of embedding, head and optimizer state that a point offloads.
     fn tables_and_moments_bytes(&self, point: &Point) -> f64 {
         let fixed = &self.fixed;
         let tables = match (point.tables, point.embedding) {
@@ -386,7 +396,7 @@ impl Sketch<'_> {
         tables + if point.optimizer_state { fixed.moment_bytes } else { 0.0 }
     }
 
-    /// Where a chunk is between the smallest, 0, and the largest, 1.
+    /// The position of a chunk between the smallest, 0, and the largest, 1.
     fn chunk_share(&self, loss_chunk: usize) -> f64 {
         let chunks = self.attempt.freedom.chunks();
         let (most, fewest) = (chunks[0] as f64, chunks[chunks.len() - 1] as f64);
@@ -411,12 +421,12 @@ impl Sketch<'_> {
         self.sized.head_s + layers.map(|layer| layer.forward_s + layer.backward_s).sum::<f64>()
     }
 
-    /// One micro-step: transfers in each direction are one after the other, and overlap with computation.
+    /// Seconds of one micro-step. Transfers in each direction run one after the other and overlap with computation.
     fn micro_seconds(&self, point: &Point, kinds: &[usize]) -> f64 {
         let (fixed, profile) = (&self.fixed, self.attempt.question.profile);
         let layers = kinds.len();
         let weights_per_s = match self.attempt.freedom.pins.space_of(Choice::Weights) {
-            // What is freed here is what the others bring.
+            // Divided weights are gathered from the other ranks.
             _ if self.attempt.freedom.gathers_weights() => profile.link.bytes_per_s,
             Some(Space::Disk) => profile.disk_bytes_per_s,
             _ => profile.fetch_bytes_per_s,
@@ -429,7 +439,7 @@ impl Sketch<'_> {
             if is_streamed(layer) {
                 lanes.fetch_weights(fixed.layer_bytes / weights_per_s);
             }
-            // What was offloaded two layers before has left by now.
+            // The activations of two layers before must have been offloaded by now.
             if layer >= 2 {
                 lanes.now = lanes.now.max(stow_ends[layer - 2]);
             }
@@ -441,7 +451,7 @@ impl Sketch<'_> {
         if point.tables {
             let (passes, pieces) =
                 if point.split_head { (2.0, self.attempt.freedom.head_pieces) } else { (1.0, 1) };
-            // What the window cannot hold is fetched when it is needed.
+            // A piece that exceeds the window is not prefetched.
             if fixed.head_bytes / pieces as f64 > point.window_layers as f64 * fixed.layer_bytes {
                 lanes.inward = lanes.inward.max(lanes.now);
             }
@@ -472,7 +482,7 @@ impl Sketch<'_> {
 
 /// How a sketch varies points.
 impl Freedom<'_> {
-    /// The same point with optimizer state, embedding and head where they may be, the window usual and small.
+    /// `point` with every allowed combination of offloaded optimizer state, embedding and head, and of windows.
     pub fn with_tables_and_moments(&self, point: Point) -> Vec<Point> {
         let mut all = Vec::new();
         for optimizer_state in [false, true] {
@@ -483,38 +493,39 @@ impl Freedom<'_> {
                 all.extend([USUAL_WINDOW, 1].map(|window| point.with_window(window)));
             }
         }
-        all.retain(|point| {
-            self.pinned(*point) == Point { window_layers: self.pinned(*point).window_layers, ..*point }
-        });
+        all.retain(|point| self.pinned(*point).with_window(point.window_layers) == *point);
         all.dedup();
         all
     }
 }
 
-/// Whether a layer is among `count` that are spread evenly.
+/// Whether a layer is one of `count` layers that are spread evenly.
 fn is_spread(layer: usize, count: usize, layers: usize) -> bool {
     (layer + 1) * count / layers > layer * count / layers
 }
 
-/// The computation, and one transfer in each direction at a time.
+/// A simulation of computation with one transfer at a time in each direction, in seconds.
 #[derive(Clone, Debug, Default)]
 struct Lanes {
+    /// When the computation so far ends.
     now: f64,
+    /// When the transfers to the device so far end.
     inward: f64,
+    /// When the transfers from the device so far end.
     outward: f64,
-    /// Layers of weights that may be on the device.
+    /// Layers of weights that may be on the device at the same time.
     window: usize,
-    /// When each stretch with fetched weights began and ended.
+    /// Start and end of each computation with fetched weights.
     visits: Vec<(f64, f64)>,
 }
 
 impl Lanes {
-    /// Weights are fetched as soon as the window has room for them, and computation waits.
+    /// Fetches weights as soon as the window has room for them. The computation waits for them.
     fn fetch_weights(&mut self, seconds: f64) {
         let before = |count: usize| self.visits.len().checked_sub(count).map(|visit| self.visits[visit]);
         let room_at = match self.window {
             0 => self.now,
-            // The matrices of the layer before are freed one after the other.
+            // The layer before frees its matrices one after the other, on average halfway through.
             1 => before(1).map_or(0.0, |(began, ended)| began.midpoint(ended)),
             window => before(window).map_or(0.0, |(_, ended)| ended),
         };

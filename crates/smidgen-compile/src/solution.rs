@@ -1,6 +1,6 @@
-//! What the solver answers: the plan with its policy, what it needs and why; or that nothing fits.
+//! The result of the solver: a plan with its policy, its needs and the reasons for its choices, or an error.
 //!
-//! Reasons and prices are data. Whoever shows a plan makes sentences of them.
+//! Reasons and prices are data; reports turn them into sentences.
 
 use crate::question::Demand;
 use smidgen_ir::policy::Policy;
@@ -16,12 +16,12 @@ pub struct Solution {
     pub peak_bytes: u64,
     pub context_bytes: u64,
     pub step_ms: f64,
-    /// Why each choice is as it is.
     pub reasons: Vec<Reason>,
-    /// What each choice saves and costs; empty where nothing fits.
+    /// What each choice saves and costs; empty if nothing fits.
     pub prices: Vec<Price>,
 }
 
+/// Why a choice is as it is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reason {
     pub choice: Choice,
@@ -32,15 +32,15 @@ pub struct Reason {
 pub enum Why {
     /// The user pinned it.
     Pinned,
-    /// The plan fits without saving anything here.
+    /// The plan fits without this choice saving memory.
     Fits,
     /// Part of the fastest policy found that needs at most these bytes.
     FastestWithin { budget_bytes: u64 },
     /// No policy fits; this one needs the fewest bytes.
     NeedsLeast { peak_bytes: u64 },
-    /// Host memory has no room for it.
+    /// Host memory is too small for the alternative.
     HostIsShort,
-    /// An adapter on the head rules it out.
+    /// An adapter on the head rules the choice out.
     HeadHasAdapter,
 }
 
@@ -61,7 +61,8 @@ impl Solution {
     }
 }
 
-/// What the budget for offloading counts: host RAM for a GPU, whose values on disk only the disk limits.
+/// The bytes that the budget for offloading limits: host RAM with a GPU, disk space with a CPU. What a GPU offloads to disk
+/// is not limited.
 pub(crate) fn offloaded_bytes(plan: &Plan, local_ranks: usize) -> u64 {
     plan.size(plan.device.offload_space()).of_machine(local_ranks) as u64
 }

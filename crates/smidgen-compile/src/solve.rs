@@ -1,10 +1,10 @@
 //! The solver: the fastest policy whose plan fits the budget, for training, evaluation and generation alike.
 //!
-//! Candidates are micro-batch sizes from the whole batch down to the longest sample. Sketches (`sketch.rs`) rank the
-//! points of all sizes, and the best of them are where the search for mixtures begins (`improve.rs`). Where effort is
-//! left, or there are no sketches, it begins at the lowest rungs that fit of ladders of points, too.
-//! Every candidate is scheduled and measured by its own steps, and what is returned is packed and checked: sketches only
-//! say where to look. Only memory choices are searched: nothing here changes a result.
+//! Candidates are micro-batch sizes from the whole batch down to the longest sample. At each size a policy is described by
+//! a point (`choices.rs`). Sketches (`sketch.rs`) rank the points of all sizes; the best are measured, and the search for
+//! mixtures starts from them (`improve.rs`). If effort is left, or if there are no sketches, it also starts from the lowest
+//! rungs that fit of ladders of points (`ladder.rs`). Sketches only say where to search: every candidate is scheduled and
+//! measured, and the returned plan is packed and checked. Only memory choices are searched, so no result changes.
 
 use crate::attempt::{Attempt, SearchState, Seen};
 use crate::breadth_search::search_breadth_first;
@@ -21,17 +21,17 @@ use crate::solution::{Price, Reason, Solution, SolveError, Why};
 use smidgen_ir::policy::{Pins, Policy, Sharding};
 use smidgen_ir::{Choice, Plan, Rank};
 
-/// The fastest plan that fits, or the leanest one where none does.
+/// The fastest plan that fits, or as the error the leanest plan if none fits.
 ///
-/// With several ranks, what is divided over them is one more choice: each is solved by itself, unless the plan that
-/// divides nothing keeps everything on the device.
+/// With several ranks, what is divided over them is one more choice. Each alternative is solved separately, from the one
+/// that divides least, until a plan saves no memory at all.
 pub fn solve(question: &Question) -> Result<Solution, SolveError> {
     let choices = shardings(question.purpose, question.request.rank, question.pins);
     let mut best: Option<Result<Solution, SolveError>> = None;
     for sharding in choices {
         let pins = sharded_pins(question, sharding);
         let found = solve_one(&Question { pins: &pins, ..*question });
-        let is_free = found.as_ref().is_ok_and(|found| found.policy.saves_nothing());
+        let saves_nothing = found.as_ref().is_ok_and(|found| found.policy.saves_nothing());
         best = Some(match (best, found) {
             (None, found) => found,
             (Some(Ok(best)), Ok(found)) if found.step_ms * AS_FAST < best.step_ms => Ok(found),
@@ -39,14 +39,14 @@ pub fn solve(question: &Question) -> Result<Solution, SolveError> {
             (Some(Err(best)), Err(found)) if found.leanest.peak_bytes < best.leanest.peak_bytes => Err(found),
             (Some(best), _) => best,
         });
-        if is_free {
+        if saves_nothing {
             break;
         }
     }
-    best.expect("something is tried")
+    best.expect("there is an alternative")
 }
 
-/// What to divide over the ranks, the least first.
+/// The alternatives for what to divide over ranks, the one that divides least first.
 fn shardings(purpose: Purpose, rank: Rank, pins: &Pins) -> Vec<Sharding> {
     match (rank.is_only(), pins.sharding, purpose) {
         (true, ..) => vec![Sharding::None],
@@ -56,7 +56,7 @@ fn shardings(purpose: Purpose, rank: Rank, pins: &Pins) -> Vec<Sharding> {
     }
 }
 
-/// The pins of a question with one division. Who pins that weights are divided means all of them.
+/// The pins of a question with one alternative. If a user pins that weights are divided, all of them are.
 fn sharded_pins(question: &Question, sharding: Sharding) -> Pins {
     let all_weights = question.pins.sharding == Some(Sharding::Weights) && !question.request.rank.is_only();
     question.pins.with_divided(sharding, all_weights)
@@ -69,45 +69,48 @@ fn solve_one(question: &Question) -> Result<Solution, SolveError> {
     let state = SearchState::default();
     let attempt = |demand: &Demand| Attempt::new(question, demand, &state);
     let attempts: Vec<Attempt> = question.demands.iter().map(attempt).collect();
-    if let Some(error) = refused_at_once(&attempts, question.budget) {
+    if let Some(error) = refused_early(&attempts, question.budget) {
         return Err(error);
     }
     let sketches = if question.purpose == Purpose::Training { Sketches::of(&attempts) } else { None };
-    let ms = |settled: &Option<Settled>| settled.as_ref().map_or(f64::INFINITY, Settled::step_ms);
-    let mut settled: Option<Settled> = None;
+    let ms = |chosen: &Option<Chosen>| chosen.as_ref().map_or(f64::INFINITY, Chosen::step_ms);
+    let mut best: Option<Chosen> = None;
     for _ in 0..MOST_SEARCHES {
-        let (found, packing_bytes) = searched(&attempts, sketches.as_ref());
-        if ms(&found) < ms(&settled) {
-            settled = found;
+        let (found, packing_bytes) = search_and_choose(&attempts, sketches.as_ref());
+        if ms(&found) < ms(&best) {
+            best = found;
         }
         attempts.iter().for_each(|attempt| attempt.leave_for_packing(packing_bytes));
         if packing_bytes == 0 {
             break;
         }
     }
-    let Some(Settled { attempt, policy, plan }) = settled else {
-        let within = leanest_of_all(&attempts, question.budget.offload_bytes);
-        return Err(refusal(&attempts, question.budget, within));
+    let Some(Chosen { attempt, policy, plan }) = best else {
+        let least = leanest_of_all(&attempts, question.budget.offload_bytes);
+        return Err(refusal(&attempts, question.budget, least));
     };
     let prices = prices(attempt, &policy);
     Ok(Solution { prices, ..solution(attempt, plan, policy) })
 }
 
-/// The result of a search, and how many bytes packing adds to the fastest schedule, if it does not fit for that reason
-/// and what fits is slower.
-fn searched<'a>(attempts: &'a [Attempt<'a>], sketches: Option<&Sketches>) -> (Option<Settled<'a>>, u64) {
+/// The result of one search. Also returns how many bytes packing adds to the fastest schedule, if its packed plan does not
+/// fit and the chosen plan is much slower; 0 otherwise.
+fn search_and_choose<'a>(
+    attempts: &'a [Attempt<'a>],
+    sketches: Option<&Sketches>,
+) -> (Option<Chosen<'a>>, u64) {
     search(attempts, sketches);
     let best_ms = attempts.iter().map(Attempt::fastest_ms).fold(f64::INFINITY, f64::min);
     if let Some((attempt, Seen { point: Some(point), .. })) = ranked(attempts).into_iter().next() {
         offload_less(attempt, point, AS_FAST * best_ms);
     }
-    let (settled, packing_bytes) = settle(attempts);
-    let is_slow = settled.as_ref().is_none_or(|settled| settled.step_ms() > WELL_PACKED * best_ms);
-    (settled, if is_slow { packing_bytes } else { 0 })
+    let (chosen, packing_bytes) = choose(attempts);
+    let is_slow = chosen.as_ref().is_none_or(|chosen| chosen.step_ms() > MUCH_SLOWER * best_ms);
+    (chosen, if is_slow { packing_bytes } else { 0 })
 }
 
 /// Peak bytes and milliseconds per step of the smallest plan that keeps everything on the device and takes at most
-/// `most_ms`; pins and budget aside.
+/// `most_ms`, regardless of pins and budget.
 pub fn smallest_resident(question: &Question, most_ms: f64) -> Option<(u64, f64)> {
     let (state, budget) = (SearchState::default(), Budget::device(u64::MAX));
     let pins = pins_for(question.purpose, &Pins::default());
@@ -121,9 +124,10 @@ pub fn smallest_resident(question: &Question, most_ms: f64) -> Option<(u64, f64)
     })
 }
 
-/// What plans by one policy need at other sizes of micro-batch than the question's, where they fit. Every pin is set.
+/// A function that gives the peak bytes of the plan of one policy at any size of micro-batch, or `None` if it does not fit.
+/// The policy is given by the question's pins, which must all be set.
 pub fn peaks_by_pins<'a>(question: Question<'a>) -> impl Fn(&Demand) -> Option<u64> + 'a {
-    assert!(question.pins.is_complete(), "one policy has every choice pinned");
+    assert!(question.pins.is_complete(), "every choice must be pinned");
     let state = SearchState::default();
     move |demand| {
         let attempt = Attempt::new(&question, demand, &state);
@@ -131,7 +135,7 @@ pub fn peaks_by_pins<'a>(question: Question<'a>) -> impl Fn(&Demand) -> Option<u
     }
 }
 
-/// Whether any policy fits at the last demand, which takes less time than finding the fastest: the leanest is looked at.
+/// Whether any policy fits at the last demand. It is faster than [`solve`], because it only finds the leanest policy.
 pub fn can_fit(question: &Question) -> bool {
     let mut choices = shardings(question.purpose, question.request.rank, question.pins).into_iter();
     choices.any(|sharding| can_fit_one(&Question { pins: &sharded_pins(question, sharding), ..*question }))
@@ -147,28 +151,28 @@ fn can_fit_one(question: &Question) -> bool {
             .is_some_and(|least| least.peak_bytes <= question.budget.device_bytes)
 }
 
-/// The error where no search would find anything: neither the fastest nor the usually leanest point may fit, and the
-/// leanest plan does not.
-fn refused_at_once(attempts: &[Attempt], budget: Budget) -> Option<SolveError> {
+/// The error if a search would find nothing: neither the fastest nor the usually leanest point may fit, and the leanest
+/// plan does not.
+fn refused_early(attempts: &[Attempt], budget: Budget) -> Option<SolveError> {
     let (largest, smallest) = (attempts.first()?, attempts.last()?);
     let effort_before = smallest.effort_steps();
     let is_promising = largest.is_within(&largest.measure(&largest.freedom.start()))
         || smallest.is_within(&smallest.measure(&smallest.freedom.leanest()));
     let least = if is_promising { None } else { leanest_of_all(attempts, budget.offload_bytes) };
-    // The search has all of its effort.
+    // This does not count towards the effort of the search.
     smallest.set_effort_steps(effort_before);
     let fits = least.as_ref().is_some_and(|(_, least)| least.peak_bytes <= budget.device_bytes);
     (!is_promising && !fits).then(|| refusal(attempts, budget, least))
 }
 
-/// The leanest policy at the size that needs least.
+/// The leanest policy of all sizes, with its size.
 fn leanest_of_all<'a>(
     attempts: &'a [Attempt<'a>],
     most_offloaded_bytes: u64,
 ) -> Option<(&'a Attempt<'a>, Leanest)> {
     let smallest = attempts.last()?;
     let smallest_with_tiles = attempts.iter().rev().find(|attempt| attempt.freedom.has_tiles());
-    // A size with more of everything needs more, unless it can be tiled and the smallest cannot.
+    // A size that contains the smallest needs more, unless it can be tiled and the smallest cannot.
     let may_need_less = |attempt: &&'a Attempt<'a>| {
         attempt.demand == smallest.demand
             || smallest_with_tiles.is_some_and(|with_tiles| attempt.demand == with_tiles.demand)
@@ -179,7 +183,7 @@ fn leanest_of_all<'a>(
     found.min_by_key(|(_, least)| least.peak_bytes)
 }
 
-/// Measures what promises to be fast.
+/// Measures the points that are likely to be fast and to fit.
 fn search(attempts: &[Attempt], sketches: Option<&Sketches>) {
     let found = sketches.map(|sketches| propose(attempts, sketches)).unwrap_or_default();
     let mut improved: Vec<usize> = Vec::new();
@@ -197,14 +201,15 @@ fn search(attempts: &[Attempt], sketches: Option<&Sketches>) {
     }
 }
 
-/// Sizes are looked at from both ends towards the best so far, all of them where the model is small.
+/// Searches ladders size by size, from both ends towards the best so far, and mixtures around the rungs that fit.
 fn search_ladders(attempts: &[Attempt]) {
-    let mut looked_at: Vec<Option<f64>> = vec![None; attempts.len()];
+    // The fastest candidate of each size that was searched.
+    let mut fastest_ms: Vec<Option<f64>> = vec![None; attempts.len()];
     let mut rungs: Vec<Vec<Point>> = vec![vec![]; attempts.len()];
     let mut end = attempts.len();
-    while let Some(index) = next_size(&looked_at[..end]) {
+    while let Some(index) = next_size(&fastest_ms[..end]) {
         let attempt = &attempts[index];
-        if attempt.is_spent(SHARE_OF_LADDERS) && looked_at.iter().flatten().count() > 1 {
+        if attempt.is_spent(SHARE_OF_LADDERS) && fastest_ms.iter().flatten().count() > 1 {
             break;
         }
         if attempt.is_within(&attempt.measure(&attempt.freedom.start())) {
@@ -215,7 +220,7 @@ fn search_ladders(attempts: &[Attempt]) {
             let found = chunks.into_iter().map(|chunk| attempt.lowest_rungs(chunk));
             rungs[index] = found.into_iter().find(|rungs| !rungs.is_empty()).unwrap_or_default();
         }
-        looked_at[index] = Some(attempt.fastest_ms());
+        fastest_ms[index] = Some(attempt.fastest_ms());
     }
     let mut order: Vec<usize> = (0..end).filter(|index| !rungs[*index].is_empty()).collect();
     order.sort_by(|one, other| attempts[*one].fastest_ms().total_cmp(&attempts[*other].fastest_ms()));
@@ -224,63 +229,63 @@ fn search_ladders(attempts: &[Attempt]) {
         let best_ms = attempts.iter().map(Attempt::fastest_ms).fold(f64::INFINITY, f64::min);
         let is_hopeless = attempt.measure(&attempt.freedom.start()).ms >= best_ms;
         rungs[index].sort_by(|one, other| attempt.measure(one).ms.total_cmp(&attempt.measure(other).ms));
-        // The ladders' best, and the first of them with everything streamed, from where the same is bought back in
-        // another order.
-        let leaner = attempt.freedom.all_streamed(rungs[index][0]);
-        let points = rungs[index].iter().chain([&leaner]).filter(|_| !is_hopeless);
+        // Starts from the lowest rungs, and from the fastest of them with everything streamed.
+        let streamed = attempt.freedom.all_streamed(rungs[index][0]);
+        let points = rungs[index].iter().chain([&streamed]).filter(|_| !is_hopeless);
         points
             .filter(|point| attempt.is_within(&attempt.measure(point)))
             .for_each(|point| improve(attempt, *point));
     }
 }
 
-/// Sizes at which mixtures are looked for from a point of a sketch.
+/// Most sizes at which mixtures are searched around a proposed point.
 const MOST_PROPOSED: usize = 3;
 /// Share of the effort that ladders may use; the rest is for mixtures.
 const SHARE_OF_LADDERS: f64 = 0.5;
 
-/// The size to look at next, if any is left: the ends, then the middle of the widest gap, gaps next to the best first.
-fn next_size(looked_at: &[Option<f64>]) -> Option<usize> {
-    let last = looked_at.len() - 1;
-    if let Some(end) = [0, last].into_iter().find(|end| looked_at[*end].is_none()) {
+/// The size to search next, if any is left: first the ends, then the middle of the widest gap, preferring gaps next to the
+/// best size.
+fn next_size(fastest_ms: &[Option<f64>]) -> Option<usize> {
+    let last = fastest_ms.len() - 1;
+    if let Some(end) = [0, last].into_iter().find(|end| fastest_ms[*end].is_none()) {
         return Some(end);
     }
     let known: Vec<(usize, f64)> =
-        looked_at.iter().enumerate().filter_map(|(index, ms)| ms.map(|ms| (index, ms))).collect();
+        fastest_ms.iter().enumerate().filter_map(|(index, ms)| ms.map(|ms| (index, ms))).collect();
     let (best, _) = known.iter().copied().min_by(|one, other| one.1.total_cmp(&other.1))?;
     let gaps = known.windows(2).map(|pair| (pair[0].0, pair[1].0)).filter(|(from, to)| to - from > 1);
     let widest = gaps.max_by_key(|(from, to)| (*from == best || *to == best, to - from));
     widest.map(|(from, to)| from.midpoint(to))
 }
 
-/// By how much a plan may be slower than the fastest one if it transfers less, and than the fastest schedule before it is
-/// worth a search that leaves room for packing.
+/// Up to this ratio of their times, two plans count as equally fast, and the one that transfers less is preferred.
 const AS_FAST: f64 = 1.01;
-const WELL_PACKED: f64 = 1.02;
+/// Above this ratio to the time of the fastest schedule, a plan is worth another search that leaves room for packing.
+const MUCH_SLOWER: f64 = 1.02;
 const MOST_SEARCHES: usize = 3;
 
 /// A plan that fits.
-struct Settled<'a> {
+struct Chosen<'a> {
     attempt: &'a Attempt<'a>,
     policy: Policy,
     plan: Plan,
 }
 
-impl Settled<'_> {
+impl Chosen<'_> {
     fn step_ms(&self) -> f64 {
         1e3 * self.attempt.step_seconds(&self.plan)
     }
 }
 
-/// Everything that was measured and may fit: first those that are about as fast as the fastest, what transfers least
-/// before the others; then the rest by their time.
+/// Every measured policy that may fit: first those that are about as fast as the fastest, by the bytes that they transfer;
+/// then the rest by their time.
 fn ranked<'a>(attempts: &'a [Attempt<'a>]) -> Vec<(&'a Attempt<'a>, Seen)> {
     let of = |attempt: &'a Attempt<'a>| attempt.candidates().into_iter().map(move |seen| (attempt, seen));
     let mut all: Vec<_> = attempts.iter().flat_map(of).collect();
     all.sort_by(|(_, one), (_, other)| one.measured.ms.total_cmp(&other.measured.ms));
     let most_ms = AS_FAST * all.first().map_or(0.0, |(_, fastest)| fastest.measured.ms);
     let as_fast = all.partition_point(|(_, seen)| seen.measured.ms <= most_ms);
-    // An embedding may be offloaded without being transferred.
+    // Offloaded bytes decide next: an embedding may be offloaded without being transferred.
     all[..as_fast].sort_by(|(_, one), (_, other)| {
         let (one, other) = (one.measured, other.measured);
         let by_moved = one.moved_bytes.total_cmp(&other.moved_bytes);
@@ -289,16 +294,16 @@ fn ranked<'a>(attempts: &'a [Attempt<'a>]) -> Vec<(&'a Attempt<'a>, Seen)> {
     all
 }
 
-/// The first of what was measured that also fits when it is packed, with its plan, through every check; and what packing
-/// adds to the very first.
-fn settle<'a>(attempts: &'a [Attempt<'a>]) -> (Option<Settled<'a>>, u64) {
+/// The first of the ranked policies whose packed plan fits. Also returns how many bytes packing adds to the very first one,
+/// if that does not fit.
+fn choose<'a>(attempts: &'a [Attempt<'a>]) -> (Option<Chosen<'a>>, u64) {
     let all = ranked(attempts);
     let mut packing_bytes = 0;
-    // Almost always the first fits, so its plan is made at once; others are packed before they are compiled.
+    // The first almost always fits, so it is compiled right away; the others are packed before they are compiled.
     if let Some((attempt, seen)) = all.first() {
         let plan = attempt.compile(&seen.policy);
         if attempt.holds(&plan) {
-            return (Some(Settled { attempt, policy: seen.policy.clone(), plan }), 0);
+            return (Some(Chosen { attempt, policy: seen.policy.clone(), plan }), 0);
         }
         packing_bytes = attempt.peak_bytes(&plan).saturating_sub(seen.measured.bytes);
     }
@@ -315,11 +320,12 @@ fn settle<'a>(attempts: &'a [Attempt<'a>]) -> (Option<Settled<'a>>, u64) {
         let (attempt, least) = leanest_of_all(attempts, budget.offload_bytes)?;
         (least.peak_bytes <= budget.device_bytes).then_some((attempt, least.policy))
     });
-    let settled = found.map(|(attempt, policy)| Settled { attempt, plan: attempt.compile(&policy), policy });
-    (settled, packing_bytes)
+    let chosen = found.map(|(attempt, policy)| Chosen { attempt, plan: attempt.compile(&policy), policy });
+    (chosen, packing_bytes)
 }
 
-/// Where nothing fits: the leanest plan, or the one that would fit if more could be offloaded.
+/// The error if nothing fits. It carries the leanest plan `within` the limit for offloading, or the leanest of all if that
+/// would fit without the limit.
 fn refusal(attempts: &[Attempt], budget: Budget, within: Option<(&Attempt, Leanest)>) -> SolveError {
     let unlimited = match budget.offload_bytes {
         u64::MAX => None,
@@ -328,7 +334,7 @@ fn refusal(attempts: &[Attempt], budget: Budget, within: Option<(&Attempt, Leane
     let is_offload_short = within.is_none()
         || unlimited.as_ref().is_some_and(|(_, least)| least.peak_bytes <= budget.device_bytes);
     let (attempt, least) =
-        unlimited.filter(|_| is_offload_short).or(within).expect("there is a policy without a limit");
+        unlimited.filter(|_| is_offload_short).or(within).expect("without a limit there is a leanest policy");
     let plan = attempt.compile(&least.policy);
     let leanest = Box::new(solution(attempt, plan, least.policy));
     SolveError { budget_bytes: budget.device_bytes, leanest }
@@ -342,7 +348,7 @@ fn solution(attempt: &Attempt, plan: Plan, policy: Policy) -> Solution {
     Solution { plan, policy, demand, peak_bytes, context_bytes, step_ms, reasons, prices }
 }
 
-/// What each choice of a policy saves and costs, before packing.
+/// What each choice of a policy saves and costs, compared by schedules.
 fn prices(attempt: &Attempt, policy: &Policy) -> Vec<Price> {
     let measured = attempt.measure_policy(policy);
     let price = |choice: Choice| {
@@ -353,7 +359,7 @@ fn prices(attempt: &Attempt, policy: &Policy) -> Vec<Price> {
     choices_of(attempt.question.purpose).filter_map(price).collect()
 }
 
-/// A reason for each choice that a policy makes use of, and for those that every plan has.
+/// The reasons for the choices that a policy uses, and for those that every plan has.
 fn reasons(attempt: &Attempt, policy: &Policy, peak_bytes: u64) -> Vec<Reason> {
     let (pins, budget_bytes) = (attempt.question.pins, attempt.question.budget.device_bytes);
     let chosen = match peak_bytes <= budget_bytes {

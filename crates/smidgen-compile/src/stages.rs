@@ -1,8 +1,9 @@
 //! The stages of a compilation, in order, with a check after each.
 //!
-//! [`compile_for`] is the page to read: a request becomes forward graph, backward and update; a policy decides what is
-//! recomputed, tiled, offloaded and streamed; then come schedule and arena. The order of the passes is written here and
-//! nowhere else. The solver runs the same stages without the checks, and without packing until it has chosen.
+//! [`compile_for`] is the place to start reading. `build` makes the forward graph, the backward pass and the update.
+//! `run_compute_passes` decides what is recomputed, tiled and rounded, `run_memory_passes` what is divided, offloaded and
+//! streamed; then come schedule and arena. The order of the passes is written here and nowhere else. The solver runs the
+//! same stages without the checks, and packs only the plans that it may choose.
 
 use crate::passes::update_early::Early;
 use crate::request::{Purpose, Request};
@@ -16,40 +17,39 @@ pub fn compile(request: &Request, policy: &Policy) -> Plan {
     compile_for(Purpose::Training, request, policy)
 }
 
-/// Compiles what it takes to see the logits of a model, for looking at it rather than training it.
+/// Compiles the logits of whole sequences, for inspecting a model.
 pub fn compile_logits(request: &Request) -> Plan {
     compile_for(Purpose::Logits, request, &Policy::default())
 }
 
-/// Compiles the loss of samples, for evaluating a model rather than training it.
+/// Compiles the loss of samples, for evaluating a model.
 pub fn compile_eval(request: &Request, policy: &Policy) -> Plan {
     compile_for(Purpose::Evaluation, request, policy)
 }
 
-/// Compiles generation by `request.decode`.
+/// Compiles generation with the sizes in `request.decode`.
 pub fn compile_decode(request: &Request, policy: &Policy) -> Plan {
     compile_for(Purpose::Generation, request, policy)
 }
 
 pub fn compile_for(purpose: Purpose, request: &Request, policy: &Policy) -> Plan {
-    let graph = built(purpose, request, policy, check);
-    let graph = computed(graph, request, policy, check);
-    arena::plan_memory(moved(graph, request, policy, check))
+    let graph = build(purpose, request, policy.loss_chunk, check);
+    let graph = run_compute_passes(graph, request, policy, check);
+    arena::plan_memory(run_memory_passes(graph, request, policy, check))
 }
 
 fn check(stage: &str, graph: &Graph) {
     verify::expect_sound(stage, &verify::graph(graph));
 }
 
-/// Forward, and where something is trained backward and update: the same under every policy but for the chunk of the
-/// loss.
-pub(crate) fn built(
+/// The forward pass, and for training the backward pass and the update. The policy changes only the chunk of the loss.
+pub(crate) fn build(
     purpose: Purpose,
     request: &Request,
-    policy: &Policy,
+    loss_chunk: usize,
     check: impl Fn(&str, &Graph),
 ) -> Graph {
-    let mut graph = forward::build_graph(request, purpose, policy.loss_chunk);
+    let mut graph = forward::build_graph(request, purpose, loss_chunk);
     check("forward", &graph);
 
     if purpose == Purpose::Training {
@@ -62,19 +62,14 @@ pub(crate) fn built(
     graph
 }
 
-/// A graph with the chunk of another policy.
-pub(crate) fn set_loss_chunk(graph: &mut Graph, policy: &Policy) {
-    forward::set_loss_chunk(graph, policy.loss_chunk);
-}
-
-/// What is computed when.
-pub(crate) fn computed(
+/// Decides which nodes run, and when: recompute, dead code, tiles, rounding to fp8.
+pub(crate) fn run_compute_passes(
     mut graph: Graph,
     request: &Request,
     policy: &Policy,
     check: impl Fn(&str, &Graph),
 ) -> Graph {
-    if graph.entries.iter().any(|(entry, _)| *entry == Entry::MicroStep) {
+    if graph.has_entry(Entry::MicroStep) {
         let keep = passes::recompute::keep_set(&graph, policy);
         passes::recompute::apply(&mut graph, &keep);
         check("recompute", &graph);
@@ -91,8 +86,8 @@ pub(crate) fn computed(
     graph
 }
 
-/// What is where, and the schedule.
-pub(crate) fn moved(
+/// Decides where values are stored and what is transferred, and schedules the result.
+pub(crate) fn run_memory_passes(
     mut graph: Graph,
     request: &Request,
     policy: &Policy,

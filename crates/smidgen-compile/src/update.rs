@@ -1,8 +1,7 @@
 //! The optimizer step: norm over all gradients, AdamW for every trained leaf, gradients back to zero.
 //!
-//! The moments are leaves like any other. The update is predicated on the report being finite, so
-//! nothing that is not a number ever reaches a weight. LS-LoRA's regularizer is part of it: once a step, however
-//! many micro-batches the step has.
+//! The moments are leaves like any other. The update does nothing if the report is not finite, so NaN and infinity never
+//! reach a weight. LS-LoRA's regularizer is part of the update, because it applies once per step.
 
 use crate::leaves::FOURIER_COEFFICIENTS;
 use crate::names::{input, state};
@@ -19,7 +18,7 @@ pub fn append_update(graph: &mut Graph, request: &Request) {
     append_update_in_pieces(graph, request, PIECE_ELEMENTS);
 }
 
-/// The same, with pieces of another size.
+/// [`append_update`] with pieces of another size.
 pub fn append_update_in_pieces(graph: &mut Graph, request: &Request, piece_elements: usize) {
     let optimizer = &request.optimizer;
     let find = |graph: &Graph, name: &str| {
@@ -75,11 +74,10 @@ pub fn append_update_in_pieces(graph: &mut Graph, request: &Request, piece_eleme
     for leaf in trained.into_iter().map(|(_, gradient)| gradient).chain([loss]) {
         graph.emit(&mut nodes, Op::Zero, vec![], vec![leaf], &[], place);
     }
-    let update = graph.entries.iter_mut().find(|(entry, _)| *entry == Entry::Update);
-    update.expect("the forward stage adds every entry point").1 = nodes;
+    graph.set_nodes(Entry::Update, nodes);
 }
 
-/// The update of a matrix in bf16: rows of it are widened to f32, updated there, and rounded at random.
+/// The update of a matrix in bf16: a piece of its rows is widened to f32, updated, and rounded at random.
 fn update_bf16(
     graph: &mut Graph,
     nodes: &mut Vec<Node>,
@@ -107,7 +105,7 @@ fn update_bf16(
     }
 }
 
-/// Neither biases nor norms decay, as the Trainer of transformers has it; all else does, embeddings included.
+/// As in the Trainer of transformers, biases and norms do not decay; all else does, embeddings included.
 fn decays(name: &str) -> bool {
     !name.ends_with(".bias") && !name.ends_with("norm.weight")
 }

@@ -1,16 +1,16 @@
 //! How sound is cut into rows: eight mel frames each, and chunks that long clips are cut into.
 //!
-//! A row becomes one embedding. The last row of a clip may have fewer frames, and the last chunk of a long clip is filled
+//! A row becomes one embedding. The last row of a clip may have fewer frames, and the last chunk of a long clip is padded
 //! with rows that have none. The attributes of operations on such rows are here too.
 
 use std::fmt;
 
-/// An activation of one operand.
+/// An activation function of one operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlainActivation {
     Relu,
     Silu,
-    /// By the error function.
+    /// The exact form, with the error function.
     Gelu,
 }
 
@@ -32,8 +32,8 @@ impl fmt::Display for StridedConv {
     }
 }
 
-/// Columns of the marks of an audio row: its mel frames (0 where it only fills a chunk), the first row of its chunk and
-/// the row behind it, and the first row of its clip.
+/// Columns of the marks of an audio row: number of mel frames (0 for padding), first row of its chunk, end of its chunk,
+/// first row of its clip.
 pub const MARK_COLUMNS: usize = 4;
 
 /// Mel frames of an audio row.
@@ -46,7 +46,7 @@ pub fn rows_of_frames(frames: usize) -> usize {
     frames.div_ceil(FRAMES_OF_ROW)
 }
 
-/// Rows that a clip takes with the filling of its last chunk.
+/// Rows of a clip, including the padding of its last chunk.
 pub fn filled_rows(rows: usize) -> usize {
     if rows > ROWS_OF_CHUNK { rows.next_multiple_of(ROWS_OF_CHUNK) } else { rows }
 }
@@ -67,14 +67,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clip_of_a_chunk_is_not_filled() {
+    fn a_clip_of_one_chunk_is_not_padded() {
         let marks: Vec<_> = marks_of_clip(7, 21).collect();
         assert_eq!(marks, [[8, 7, 10, 7], [8, 7, 10, 7], [5, 7, 10, 7]]);
         assert_eq!((rows_of_frames(4000), filled_rows(500)), (500, 500));
     }
 
     #[test]
-    fn a_longer_one_is_filled_to_whole_chunks() {
+    fn a_longer_clip_is_padded_to_whole_chunks() {
         let marks: Vec<_> = marks_of_clip(0, 4001).collect();
         assert_eq!(marks.len(), 1000);
         assert_eq!(

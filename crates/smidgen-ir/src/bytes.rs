@@ -1,7 +1,7 @@
 //! Byte counts as people write them: `24GiB`, `1.5 GiB`, `8GB`, `512MiB`, `1048576`.
 //!
 //! `GB` is 10^9 and `GiB` is 2^30; a letter alone (`G`, `M`, `K`, `T`, either case) means the binary unit,
-//! because that is what memory is sold and reported in. Case does not matter, a space before the unit is fine.
+//! because memory is sold and reported in it. Case does not matter, and a space before the unit is allowed.
 //! Parsing is exact integer arithmetic (a fraction of a byte is cut off), so a size never depends on float rounding.
 //! Left out: signs, exponents, digit separators, bits.
 
@@ -23,7 +23,7 @@ const UNITS: &[(&str, u64)] = &[
     ("tib", 1 << 40),
 ];
 
-/// For reading by people: two decimals of the largest binary unit that is not above the count.
+/// A readable form: two decimals of the largest binary unit that is not above the count.
 ///
 /// ```text
 /// 512 -> "512 B"      1536 -> "1.50 KiB"      15_236_396_154 -> "14.19 GiB"
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size() {
+    fn other_texts_are_not_sizes() {
         for text in [
             "",
             "GiB",

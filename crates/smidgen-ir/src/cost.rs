@@ -15,9 +15,9 @@ pub struct Cost {
     /// The part that multiplies by a matrix stored in fp8.
     pub fp8_flops: f64,
     pub bytes: f64,
-    /// Elements of weight matrices, counted once per use: those stored as plain numbers, ...
+    /// Elements of weight matrices that are stored as plain numbers, counted once per use.
     pub plain_operands: f64,
-    /// ... and those stored in a quantized format.
+    /// Elements of weight matrices that are stored in a quantized format, counted once per use.
     pub coded_operands: f64,
 }
 
@@ -53,8 +53,7 @@ impl std::iter::Sum for Cost {
     }
 }
 
-/// What the tokens of a micro-batch are like, on average over the data: time is predicted for the usual micro-batch,
-/// memory is planned for the worst.
+/// Averages over the data. Time is predicted for a typical micro-batch; memory is planned for the largest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Workload {
     /// Keys that a query sees.
@@ -64,7 +63,7 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// The usual micro-batch with as many tokens as the largest one.
+    /// A typical micro-batch with as many tokens as `largest`.
     pub fn extent(&self, largest: &Extent) -> Extent {
         let rows = (largest.tokens as f64 * self.supervised).ceil() as usize;
         Extent { rows: rows.min(largest.rows), ..*largest }
@@ -82,7 +81,7 @@ pub struct Operands<'a> {
 }
 
 impl Operands<'_> {
-    /// Applies a row's formula.
+    /// Applies the formula of a row; the signature lets rows leave out the type of `step`.
     pub(crate) fn price(&self, formula: impl FnOnce(&Self) -> Cost) -> Cost {
         formula(self)
     }
@@ -100,11 +99,15 @@ impl Operands<'_> {
     }
 
     pub fn inputs_bytes(&self) -> usize {
-        self.inputs.iter().map(|ty| ty.bytes(self.extent)).sum()
+        self.sum_bytes(self.inputs)
     }
 
     pub fn updates_bytes(&self) -> usize {
-        self.updates.iter().map(|ty| ty.bytes(self.extent)).sum()
+        self.sum_bytes(self.updates)
+    }
+
+    fn sum_bytes(&self, types: &[&Type]) -> usize {
+        types.iter().map(|ty| ty.bytes(self.extent)).sum()
     }
 
     fn elements(&self, input: usize) -> f64 {
@@ -113,8 +116,7 @@ impl Operands<'_> {
 
     /// Every input is read and every output written once; updates are read and written.
     pub fn traffic(&self) -> Cost {
-        let bytes = |types: &[&Type]| types.iter().map(|ty| ty.bytes(self.extent)).sum::<usize>();
-        Cost::moving(bytes(self.inputs) + bytes(self.outputs) + 2 * bytes(self.updates))
+        Cost::moving(self.inputs_bytes() + self.sum_bytes(self.outputs) + 2 * self.updates_bytes())
     }
 
     /// All rows of input 0 times a weight matrix.
@@ -137,7 +139,7 @@ impl Operands<'_> {
         Cost { flops, bf16_flops, fp8_flops, bytes, ..self.repeated_decoding(matrix, reads) }
     }
 
-    /// A weight matrix that is read in the way of a matmul without being multiplied.
+    /// Reading a weight matrix as a matmul does, without the arithmetic.
     pub fn decoding(&self, matrix: usize) -> Cost {
         self.repeated_decoding(matrix, 1.0)
     }
@@ -150,7 +152,7 @@ impl Operands<'_> {
         }
     }
 
-    /// Only the arithmetic of all rows of input 0 times a matrix, for adapters: their matrices are small and plain.
+    /// Only the arithmetic of all rows of input 0 times a matrix. For adapters, whose matrices are small and plain.
     pub fn matmul_flops(&self, matrix: Option<usize>) -> Cost {
         let flops = |matrix| 2.0 * self.rows(0) as f64 * self.elements(matrix);
         Cost::of_flops(matrix.map_or(0.0, flops))
@@ -195,7 +197,7 @@ mod tests {
         })
     }
 
-    /// The storage of the weight decides, not that of the adapter.
+    /// The storage of the weight decides which rate applies, not that of the adapter.
     #[test]
     fn matmuls_with_bf16_weights_are_counted_separately() {
         let (x, y) = (matrix(Dim::Tokens, 6, Storage::F32), matrix(Dim::Tokens, 4, Storage::F32));
@@ -216,7 +218,7 @@ mod tests {
         assert_eq!(cost(&gradient, &terms, &x).bf16_flops, base);
     }
 
-    /// In chunks of rows the head is read more often, for the same arithmetic.
+    /// In chunks of rows the head is read more often, with the same arithmetic.
     #[test]
     fn the_head_is_read_for_every_chunk_and_pass() {
         let x = matrix(Dim::Rows, 6, Storage::F32);

@@ -35,10 +35,9 @@ pub enum Entry {
     Logits,
     /// One step of generation: new tokens of some sequences over their KV cache, and the logits of chosen rows.
     Decode,
-    /// Gathers what is divided over ranks and belongs in a checkpoint, one tensor per step; the host reads each before the
-    /// next step.
+    /// Gathers the divided tensors that a checkpoint stores, one per step; the host reads each before the next step.
     Collect,
-    /// Sound to audio rows; only in plans that prepare clips.
+    /// Turns sound into audio rows; only in plans that prepare clips.
     Encode,
 }
 
@@ -79,8 +78,8 @@ pub enum LeafKind {
     Weight,
     Adapter,
     Gradient,
-    /// What this rank adds to a gradient that is divided over ranks, and the rows of it that the rank keeps; there while
-    /// its layer is worked on.
+    /// What one layer or lap adds to a gradient that is divided over ranks or offloaded. The id is the destination: the
+    /// rows that this rank keeps, or the offloaded gradient. Exists only while that layer or lap runs.
     Partial(ValueId),
     Moment,
     /// What `refresh` computes from adapters.
@@ -92,8 +91,8 @@ pub enum LeafKind {
     /// What one run of `decode` leaves for the next run or for the host: keys, values, logits. Other entry points
     /// overwrite it.
     Cache,
-    /// Rows of all micro-batches of a step, at most this many, that one lap leaves for a later one. The type is that of
-    /// one micro-batch, whose rows follow those of the micro-batches before it.
+    /// Rows of all micro-batches of a step, at most this many, that one lap writes and a later one reads. The type is that
+    /// of one micro-batch; the rows of one micro-batch follow those of the micro-batch before.
     Carried(usize),
 }
 
@@ -102,16 +101,16 @@ pub struct Leaf {
     pub kind: LeafKind,
     /// The leaf that holds the gradient, if this one is trained.
     pub gradient: Option<ValueId>,
-    /// Set where `refresh` computes this leaf by rounding another one; gradients then go to that other leaf.
+    /// Set if `refresh` computes this leaf by rounding another one; gradients then go to that other leaf.
     pub rounded: Option<Rounded>,
-    /// Set where this rank stores only its part. The type is that of the whole.
+    /// Set if this rank stores only a part of the leaf. The type is that of the whole.
     pub shard: Option<Shard>,
     /// Whether this is a trained tensor of the base model, which may be offloaded.
     pub is_of_base: bool,
 }
 
 impl Leaf {
-    /// Neither trained nor made from another.
+    /// A leaf that is neither trained nor computed from another leaf.
     pub fn new(kind: LeafKind) -> Leaf {
         Leaf { kind, gradient: None, rounded: None, shard: None, is_of_base: false }
     }
@@ -147,6 +146,14 @@ impl ValueRole {
         match self {
             ValueRole::Slice(slice) => slice.of,
             ValueRole::Leaf(_) | ValueRole::Temp => own,
+        }
+    }
+
+    /// The row of the whole value at which a slice starts; 0 if this is not a slice.
+    pub fn first_row(&self) -> usize {
+        match self {
+            ValueRole::Slice(slice) => slice.first_row,
+            ValueRole::Leaf(_) | ValueRole::Temp => 0,
         }
     }
 
@@ -234,7 +241,7 @@ pub struct Node {
     pub outputs: Vec<ValueId>,
     pub updates: Vec<ValueId>,
     pub phase: Phase,
-    /// The decoder layer that the node belongs to.
+    /// The layer that the node belongs to: first the blocks of the audio encoder, if there is one, then decoder layers.
     pub layer: Option<usize>,
 }
 
@@ -250,8 +257,8 @@ impl Node {
     }
 }
 
-/// Nodes or steps of `micro_step` that all micro-batches of a step pass before the next lap begins. What is in front of
-/// `each` since the lap before runs once, then `each` for every micro-batch, then once what is behind it up to `end`.
+/// Nodes or steps of `micro_step` that run for all micro-batches of a step before the next lap begins. Those between the
+/// end of the lap before and `each` run once, then `each` runs for every micro-batch, then those up to `end` run once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lap {
     pub each: Range<usize>,
@@ -271,8 +278,33 @@ impl Graph {
         &self.values[id.index()]
     }
 
+    /// Every value, in order.
+    pub fn ids(&self) -> impl Iterator<Item = ValueId> + use<> {
+        (0..self.values.len() as u32).map(ValueId)
+    }
+
+    pub fn has_entry(&self, entry: Entry) -> bool {
+        self.entries.iter().any(|(own, _)| *own == entry)
+    }
+
+    /// The nodes of an entry point; none if the graph does not have it.
     pub fn nodes(&self, entry: Entry) -> &[Node] {
-        self.entries.iter().find(|(e, _)| *e == entry).map_or(&[], |(_, nodes)| nodes)
+        self.entries.iter().find(|(own, _)| *own == entry).map_or(&[], |(_, nodes)| nodes)
+    }
+
+    fn nodes_mut(&mut self, entry: Entry) -> Option<&mut Vec<Node>> {
+        self.entries.iter_mut().find(|(own, _)| *own == entry).map(|(_, nodes)| nodes)
+    }
+
+    /// Takes the nodes of an entry point out of the graph, to be rewritten and given back with [`Graph::set_nodes`].
+    pub fn take_nodes(&mut self, entry: Entry) -> Option<Vec<Node>> {
+        self.nodes_mut(entry).map(std::mem::take)
+    }
+
+    /// # Panics
+    /// When the graph does not have the entry point.
+    pub fn set_nodes(&mut self, entry: Entry, nodes: Vec<Node>) {
+        *self.nodes_mut(entry).unwrap_or_else(|| panic!("the graph has no `{entry}`")) = nodes;
     }
 
     /// The value that `id` is a slice of, or `id` itself.
@@ -303,13 +335,11 @@ impl Graph {
         self.add_value(name, ty, ValueRole::Leaf(Leaf::new(kind)))
     }
 
-    /// Leaves one part of a leaf on this rank.
-    ///
     /// # Panics
     /// When the value is not a leaf.
-    pub fn divide(&mut self, leaf: ValueId, shard: Shard) {
-        match &mut self.values[leaf.index()].role {
-            ValueRole::Leaf(leaf) => leaf.shard = Some(shard),
+    pub fn leaf_mut(&mut self, id: ValueId) -> &mut Leaf {
+        match &mut self.values[id.index()].role {
+            ValueRole::Leaf(leaf) => leaf,
             other => panic!("{other:?} is not a leaf"),
         }
     }
@@ -380,7 +410,8 @@ impl Graph {
         }
     }
 
-    /// The factor from a gradient with respect to this value to [`Graph::gradient_of`] it.
+    /// The factor by which a gradient with respect to this value is multiplied when it is added to
+    /// [`Graph::gradient_of`] the value.
     pub fn gradient_scale(&self, id: ValueId) -> f32 {
         match &self.value(id).role {
             ValueRole::Leaf(leaf) => leaf.rounded.map_or(1.0, |rounded| rounded.scale),
@@ -391,9 +422,6 @@ impl Graph {
 
     /// Trained leaves with their gradients, in order.
     pub fn trainable(&self) -> impl Iterator<Item = (ValueId, ValueId)> + '_ {
-        self.values.iter().enumerate().filter_map(|(i, value)| {
-            let gradient = value.leaf()?.gradient?;
-            Some((ValueId(i as u32), gradient))
-        })
+        self.ids().filter_map(|id| Some((id, self.value(id).leaf()?.gradient?)))
     }
 }

@@ -1,5 +1,6 @@
-//! Numbers for people: `1234567` as `1,234,567`.
-//! Errors print file sizes exactly, because a size that is off by a few bytes is what they are about.
+//! Numbers with thousands separators: `1234567` as `1,234,567`.
+//!
+//! Errors about wrong file sizes print them exactly, because they may differ by a few bytes only.
 //! Left out: units and rounding.
 
 use std::fmt;
@@ -24,7 +25,7 @@ mod tests {
     use super::Grouped;
 
     #[test]
-    fn commas_stand_every_three_digits_from_the_right() {
+    fn commas_separate_groups_of_three_digits_from_the_right() {
         let check = |n: u64, text: &str| assert_eq!(Grouped(n).to_string(), text);
         check(0, "0");
         check(999, "999");

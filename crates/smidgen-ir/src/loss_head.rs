@@ -5,7 +5,7 @@
 use crate::cost::{Cost, Operands};
 use std::fmt;
 
-/// ` cap=30` where scores or logits are capped.
+/// ` cap=30` if scores or logits are capped.
 pub(crate) fn cap_text(softcap: Option<f32>) -> String {
     softcap.map(|cap| format!(" cap={cap}")).unwrap_or_default()
 }
@@ -47,7 +47,7 @@ impl fmt::Display for LossHead {
     }
 }
 
-/// Some rows of the head, where the whole head is never on the device.
+/// Attributes of operations on a few rows of the head, for plans in which the whole head is never on the device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadPiece {
     /// Rows of x whose logits exist at the same time.
@@ -56,7 +56,7 @@ pub struct HeadPiece {
     pub first_word: usize,
     /// Logits z become cap·tanh(z/cap).
     pub softcap: Option<f32>,
-    /// Other pieces came before: the last input is their result.
+    /// Whether there are pieces before this one; the last input is then their result.
     pub continues: bool,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! An operation reads `inputs`, writes `outputs`, and adds to or replaces `updates` (leaves such as gradients and
 //! moments). The comment above a row names the three lists in this order; `[..]` marks operands that exist only for some
-//! attributes. Backward operations are operations too. `op_table.rs` explains the columns and makes the enum [`Op`], its
-//! names and its yes/no questions from the rows; shape rules are in `op_shapes.rs`, scratch memory in `workspace.rs`.
+//! attributes. Backward operations are operations too. `op_table.rs` explains the columns and generates the enum [`Op`]
+//! and one method per column; shape rules are in `op_shapes.rs`, scratch memory in `workspace.rs`.
 //!
 //! Dimension letters: T tokens, S supervised rows, C/K/N channels, V vocabulary, R rank, H heads, D head size,
 //! M adapted modules; in a KV cache N rows, L slots of P positions each. A rows of audio. `rows` is T, S or a multiple
@@ -80,8 +80,8 @@ op_table! {
         cost: |step| step.traffic() + step.matmul_flops(Some(2)),
         text: format!("scale={scale}"),
     }
-    /// positions (T), `[boundaries (G+1) or lengths (T)]` → (T, dim): cosines, then sines. The second input exists
-    /// where the frequencies depend on the length of a sequence: that of a segment, or one length per token
+    /// positions (T), `[boundaries (G+1) or lengths (T)]` → (T, dim): cosines, then sines. The second input exists if the
+    /// frequencies depend on the sequence length: segment boundaries, or one length per token
     RopeTable(rope: RopeSpec) => {
         name: "rope_table",
         text: rope.to_string(),
@@ -113,8 +113,8 @@ op_table! {
     Add => {
         name: "add",
         token_local: true,
-        // Input 1 is what a block adds to its residual. Replacing it leaves the residual where it is, so a device can
-        // always compute the matmul before and this sum as one.
+        // Input 1 is what a block adds to the residual. Writing the sum over it leaves the residual in place, so a device
+        // can always fuse this sum with the matmul before it.
         in_place: &[(0, 1), (0, 0)],
     }
     /// x (T, C), rows (S) → (S, C)
@@ -123,7 +123,7 @@ op_table! {
     }
     /// x (S, C), head (V, C), labels (S), weight (1), `[h (S, R), b (V, R)]` →
     /// `[dx (S, C)]`, `[dh (S, R)]`; updates loss (1), `[db]`, `[dhead]`:
-    /// adds weight·Σ NLL to the loss; gradients are computed at once, while a chunk of logits exists.
+    /// adds weight·Σ NLL to the loss. The gradients are computed in the same pass, while a chunk of logits exists.
     LmHeadLoss(head: LossHead) => {
         name: "lm_head_loss",
         decodes: |input| input == 1,
@@ -134,7 +134,7 @@ op_table! {
         text: head.to_string(),
     }
     /// x (S, C), rows of the head (N, C), labels (S), `[sums (S, 3) of the pieces before]` → sums (S, 3), f32:
-    /// the largest logit so far, the sum of exp(logit - largest), and the label's logit, which is NaN until the piece
+    /// the largest logit so far, the sum of exp(logit - largest), and the label's logit, which is NaN before the piece
     /// that contains the label
     HeadSums(piece: HeadPiece) => {
         name: "head_sums",
@@ -152,15 +152,15 @@ op_table! {
         loss: true,
         text: if *row_losses { "rows".into() } else { String::new() },
     }
-    /// x (S, C), head (N, C), `[h (S, R), b (N, R)]` → ; updates logits (S, V), of which the N columns from
-    /// `first_word` on are replaced: all columns if the head is whole
+    /// x (S, C), head (N, C), `[h (S, R), b (N, R)]` → ; updates logits (S, V): writes the N columns that start at
+    /// `first_word`, which are all columns if the head is whole
     Logits { lora: Option<f32>, softcap: Option<f32>, first_word: usize } => {
         name: "logits",
         decodes: |input| input == 1,
         head: true,
         bound_by: BoundBy::Matmul,
         cost: |step| {
-            // Of the logits only these columns are read and written.
+            // Only these columns of the logits are read and written.
             let columns_bytes = 8 * step.rows(0) * step.rows(1);
             Cost::moving(step.inputs_bytes() + columns_bytes)
                 + step.matmul(1)
@@ -173,7 +173,7 @@ op_table! {
         },
     }
     /// k (T, C), v (T, C), table (L, P), slots (T), positions (T) → ; updates keys (N, C), values (N, C):
-    /// row `table[slot, position]` of both becomes that of the token
+    /// writes k and v of each token to row `table[slot, position]` of the two caches
     CacheRows => {
         name: "cache_rows",
         // Only the rows of the new tokens are written, not the whole caches.
@@ -190,8 +190,8 @@ op_table! {
 
     // ── audio, forward ─────────────────────────────────────────────────────────────────────────
 
-    /// x (T, C), rows (A), `[y (A, C)]` → (T, C): x, in which row `rows[a]` is row a of y, or zero without a y. Where
-    /// `rows[a]` is negative, row a of y goes nowhere.
+    /// x (T, C), rows (A), `[y (A, C)]` → (T, C): x with row `rows[a]` replaced by row a of y, or by zeros if there is no
+    /// y. Row a is skipped if `rows[a]` is negative.
     PlaceRows { clear: bool } => {
         name: "place_rows",
         in_place: &[(0, 0)],
@@ -228,8 +228,8 @@ op_table! {
         in_place: &[(0, 0)],
         text: format!("{kind:?}"),
     }
-    /// x (A, C), marks (A, 4), weight (C, K), bias (C) → (A, C): each channel's convolution over K rows up to its own,
-    /// within a chunk; or, without a bias, the gradient of that with respect to x
+    /// x (A, C), marks (A, 4), weight (C, K), bias (C) → (A, C): a depthwise convolution over the K rows that end with the
+    /// row itself, within a chunk; or, without a bias, its gradient with respect to x
     CausalConv { backward: bool } => {
         name: "causal_conv",
         text: if *backward { "backward".into() } else { String::new() },
@@ -243,18 +243,18 @@ op_table! {
         text: shape.to_string(),
     }
     /// x (2f·A, 2b) or (2f·2b·A, C), marks (A, 4), weight (C, 9), bias (C) → (f·b·A, C): a 3 x 3 convolution with a stride
-    /// of 2 over the mel frames of a clip and their bins; x has one channel or C, each with its own weights
+    /// of 2 over the mel frames of a clip and their bins; x has one channel, or C channels with their own weights each
     StridedConv(conv: StridedConv) => {
         name: "strided_conv",
         text: conv.to_string(),
     }
-    /// x (b·A, C) → (A, C·b): the places of a row side by side, channel by channel
+    /// x (b·A, C) → (A, C·b): concatenates the b places of each row, channel by channel
     JoinPlaces { places: usize } => {
         name: "join_places",
         text: format!("places={places}"),
     }
-    /// x (A, C), marks (A, 4) → (A, C): zero in rows that only fill a chunk; or, if it is `stored` for the host, → ;
-    /// updates y (A, C) := that, in f32
+    /// x (A, C), marks (A, 4) → (A, C): x with zeros in the rows that only pad a chunk; or, if it is `stored` for the host,
+    /// → ; updates y (A, C) := the same in f32
     MaskRows { stored: bool } => {
         name: "mask_rows",
         in_place: if *stored { &[] } else { &[(0, 0)] },
@@ -292,7 +292,7 @@ op_table! {
     // ── backward ───────────────────────────────────────────────────────────────────────────────
 
     /// x (S, C), rows of the head (N, C), labels (S), weight (1), sums (S, 3) of all pieces, `[dx (S, C) of the pieces
-    /// before, f32]` → dx (S, C), f32 until the piece that `ends` it, which rounds it to the element type of x
+    /// before, f32]` → dx (S, C): in f32, except that the piece that `ends` it rounds it to the element type of x
     HeadGrad { piece: HeadPiece, ends: bool } => {
         name: "head_grad",
         in_place: if piece.continues { &[(0, 5)] } else { &[] },
@@ -364,7 +364,7 @@ op_table! {
     AttentionGrad(shape: AttentionShape) => {
         name: "attention_grad",
         bound_by: BoundBy::Attention,
-        // The scores again, and four gradients.
+        // One matmul recomputes the scores, four form gradients.
         cost: |step| step.traffic() + step.attention(5, shape.window),
         text: shape.to_string(),
     }
@@ -387,13 +387,13 @@ op_table! {
 
     // ── update and refresh ─────────────────────────────────────────────────────────────────────
 
-    /// coefficients (M, 4), hyper (3) → ; updates loss (1) := weight · Σ (a - (0, 1, 0, 0))², dcoefficients (M, 4), to
-    /// which the gradient times the loss scale is added
+    /// coefficients (M, 4), hyper (3) → ; updates loss (1) := weight · Σ (a - (0, 1, 0, 0))², and dcoefficients (M, 4) by
+    /// the gradient times the loss scale
     FourierReg { weight: f64 } => {
         name: "fourier_reg",
         text: format!("weight={weight}"),
     }
-    /// weight (N, K), a (R, K), b (N, R) → ; updates norms (N) := lengths of the rows of weight + scale·b·a
+    /// weight (N, K), a (R, K), b (N, R) → ; updates norms (N) := norms of the rows of weight + scale·b·a
     RowNorms { scale: f32 } => {
         name: "row_norms",
         decodes: |input| input == 0,
@@ -401,7 +401,7 @@ op_table! {
         cost: |step| step.traffic() + step.decoding(0) + step.matmul_flops(Some(1)),
         text: format!("scale={scale}"),
     }
-    /// weight (N, K) → ; updates rounded (N, K) := scale·weight; or, with a type, → that in the type
+    /// weight (N, K) → ; updates rounded (N, K) := scale·weight; or, with `to`, → scale·weight in that type
     Round { scale: f32, to: Option<DType> } => {
         name: "round",
         batching: Batching::AnyAttributes,
@@ -421,8 +421,8 @@ op_table! {
     Widen => {
         name: "widen",
     }
-    /// wide (N, K) in f32, hyper (3) → ; updates weight (N, K) := wide in bf16, up or down at random, so that on average
-    /// nothing is lost. The random bits follow from the optimizer step and the place of an element alone.
+    /// wide (N, K) in f32, hyper (3) → ; updates weight (N, K) := wide in bf16, rounded up or down at random so that errors
+    /// average out. The random bits depend only on the optimizer step and the position of an element.
     RoundAtRandom(place: RandomPlace) => {
         name: "round_at_random",
         text: place.to_string(),
@@ -452,8 +452,8 @@ op_table! {
         batching: Batching::EqualAttributes,
         text: settings.to_string(),
     }
-    /// As `AdamW` or `AdamW8`, by the storage of the moments, with all operands in host memory, where processors do it.
-    /// Only starts the update; whoever touches an operand waits, also in the next entry point.
+    /// As `AdamW` or `AdamW8`, depending on the storage of the moments, but computed on the host with all operands in host
+    /// memory. Only starts the update; a step that touches an operand waits for it, also in the next entry point.
     AdamWOnHost(settings: AdamW) => {
         name: "adamw_on_host",
         reads_offloaded: |_| true,
@@ -482,7 +482,7 @@ op_table! {
         transfer: true,
         cost: |step| Cost::moving(step.input_bytes(0)),
     }
-    /// x and its offloaded copy, or what it was scattered into → . Waits for that; after it the memory of x is free.
+    /// x and its offloaded copy, or the value it was scattered into → . Waits for that transfer; then the memory of x is free.
     Stowed => {
         name: "stowed",
         reads_offloaded: |input| input == 1,
@@ -491,8 +491,8 @@ op_table! {
 
     // ── between ranks ──────────────────────────────────────────────────────────────────────────
 
-    /// → ; updates values …: each becomes its sum over all ranks. Only starts the exchange; in `micro_step` it runs with
-    /// the last micro-batch of a step alone.
+    /// → ; updates values …: each becomes its sum over all ranks. Only starts the exchange; in `micro_step` it runs only
+    /// with the last micro-batch of a step.
     AllReduce(rank: Rank) => {
         name: "all_reduce",
         transfer: true,
@@ -500,7 +500,7 @@ op_table! {
         cost: |step| Cost::moving(2 * others_share(*rank, step.updates_bytes())),
         text: rank_text(*rank),
     }
-    /// x … → ; updates parts …: to the own part of each its own rows of the sum of x over all ranks are added
+    /// x … → ; updates parts …: adds to each part this rank's rows of the sum of x over all ranks
     ReduceScatter(rank: Rank) => {
         name: "reduce_scatter",
         transfer: true,
@@ -508,8 +508,8 @@ op_table! {
         cost: |step| Cost::moving(others_share(*rank, step.inputs_bytes())),
         text: rank_text(*rank),
     }
-    /// a divided x → its whole; or, without an input, updates values …, of which each rank has changed its own rows: all
-    /// rows become those of their ranks. Only starts the exchange.
+    /// a divided x → the whole x; or, without an input, updates values …: each rank has changed its own rows and receives
+    /// the other rows from their ranks. Only starts the exchange.
     AllGather(shard: Shard) => {
         name: "all_gather",
         transfer: true,
@@ -520,7 +520,7 @@ op_table! {
 }
 
 impl Op {
-    /// Whether a device may launch this together with the operation before it: the same on other tensors.
+    /// Whether a device may launch this together with `before`, which is the same operation on other tensors.
     pub fn joins(&self, before: &Op) -> bool {
         match self.batching() {
             Batching::Alone => false,
@@ -530,7 +530,7 @@ impl Op {
     }
 }
 
-/// Bytes that a rank receives of a value of which every rank has an equal part.
+/// Bytes that a rank receives when it gathers a value of which every rank has an equal part.
 fn others_share(rank: Rank, bytes: usize) -> usize {
     bytes / rank.of * (rank.of - 1)
 }
@@ -539,7 +539,7 @@ fn rank_text(rank: Rank) -> String {
     format!("ranks={}", rank.of)
 }
 
-/// A factor in text forms, where it changes anything.
+/// A factor in text forms; empty if it is 1.
 fn scale_text(scale: f32) -> String {
     if scale == 1.0 { String::new() } else { format!("scale={scale}") }
 }
@@ -556,7 +556,7 @@ pub struct AttentionShape {
     pub kv_heads: usize,
     pub head_dim: usize,
     pub scale: f32,
-    /// How many keys a query sees at most, its own included; `None` is all keys up to its own.
+    /// Most keys that a query sees, its own included; `None` means all keys up to its own.
     pub window: Option<usize>,
     /// Scores s become cap·tanh(s/cap).
     pub softcap: Option<f32>,
@@ -581,7 +581,7 @@ impl fmt::Display for AttentionShape {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Norm {
     pub eps: f32,
-    /// The factor is 1 + weight.
+    /// Multiplies by 1 + weight instead of weight.
     pub plus_one: bool,
 }
 
@@ -602,7 +602,7 @@ pub struct AdamW {
     pub weight_decay: f64,
 }
 
-/// Where the random bits of a matrix come from: those of row r are of row `first_row` + r of tensor `tensor`.
+/// Identifies the random bits of a matrix: row r uses those of row `first_row` + r of tensor `tensor`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RandomPlace {
     pub seed: u64,

@@ -24,19 +24,19 @@ impl Op {
             }
             Op::RmsNorm(_) => {
                 rule.count(2, 0)?;
-                let (rows, c) = rule.activation(0)?;
+                let (_, c) = rule.activation(0)?;
                 rule.norm_weight(inputs[1], c)?;
-                Ok(vec![rule.like_first(Shape::of(rows, c))])
+                rule.same_as_first()
             }
             Op::Dropout { .. } => {
                 rule.count(2, 0)?;
-                let (rows, c) = rule.activation(0)?;
+                let (rows, _) = rule.activation(0)?;
                 rule.integers(1, rows, DType::U64)?;
-                Ok(vec![rule.like_first(Shape::of(rows, c))])
+                rule.same_as_first()
             }
             Op::Linear { bias, lora } => {
                 rule.count(2 + usize::from(*bias) + if lora.is_some() { 2 } else { 0 }, 0)?;
-                let (rows, k) = rule.factor(0)?;
+                let (rows, k) = rule.matmul_input(0)?;
                 let (n, weight_k) = rule.weight(1)?;
                 rule.equal("inner size", k, weight_k)?;
                 if *bias {
@@ -48,23 +48,23 @@ impl Op {
                     rule.equal("rows", rows, h_rows)?;
                     rule.equal("lora b", rule.weight(first + 1)?, (n, rank))?;
                 }
-                Ok(vec![rule.product(Shape::of(rows, n))])
+                Ok(vec![rule.matmul_output(Shape::of(rows, n))])
             }
             Op::ScaleColumns { bias } => {
                 rule.count(3 + usize::from(*bias), 0)?;
-                let (rows, n) = rule.activation(0)?;
+                let (_, n) = rule.activation(0)?;
                 rule.f32_vector(inputs[1], n)?;
                 rule.f32_vector(inputs[2], n)?;
                 if *bias {
                     rule.real_vector(inputs[3], n)?;
                 }
-                Ok(vec![rule.like_first(Shape::of(rows, n))])
+                rule.same_as_first()
             }
             Op::Fourier { .. } => {
                 rule.count(5, 0)?;
                 let (rows, n) = rule.activation(0)?;
                 rule.fourier_operands(1, rows, n)?;
-                Ok(vec![rule.like_first(Shape::of(rows, n))])
+                rule.same_as_first()
             }
             Op::RopeTable(rope) => {
                 rule.count(1 + usize::from(rope.depends_on_length()), 0)?;
@@ -83,7 +83,7 @@ impl Op {
                 rule.require(c % heads == 0 && dim <= c / heads && dim % 2 == 0, || {
                     format!("{c} channels in {heads} heads, {dim} of each rotated")
                 })?;
-                Ok(vec![rule.like_first(Shape::of(rows, c))])
+                rule.same_as_first()
             }
             Op::Attention(shape) => {
                 rule.count(4, 0)?;
@@ -99,7 +99,7 @@ impl Op {
                 rule.count(2, 0)?;
                 let shape = rule.activation(0)?;
                 rule.equal("operands", shape, rule.activation(1)?)?;
-                Ok(vec![rule.like_first(Shape::of(shape.0, shape.1))])
+                rule.same_as_first()
             }
             Op::GatherRows => {
                 rule.count(2, 0)?;
@@ -201,7 +201,7 @@ impl Op {
                 for operand in 2..inputs.len() {
                     rule.equal("operands", shape, rule.activation(operand)?)?;
                 }
-                Ok(vec![rule.like_first(Shape::of(shape.0, shape.1))])
+                rule.same_as_first()
             }
             Op::RmsNormWeightGrad { .. } => {
                 rule.count(2, 1)?;
@@ -214,14 +214,14 @@ impl Op {
             Op::LinearGrad { scales } => {
                 rule.count(2 * scales.len(), 0)?;
                 rule.require(!scales.is_empty(), || "no terms".into())?;
-                let (rows, _) = rule.factor(0)?;
+                let (rows, _) = rule.matmul_input(0)?;
                 let (_, k) = rule.weight(1)?;
                 for term in 0..scales.len() {
                     let (n, term_k) = rule.weight(2 * term + 1)?;
-                    rule.equal("term", rule.factor(2 * term)?, (rows, n))?;
+                    rule.equal("term", rule.matmul_input(2 * term)?, (rows, n))?;
                     rule.equal("columns", term_k, k)?;
                 }
-                Ok(vec![rule.product(Shape::of(rows, k))])
+                Ok(vec![rule.matmul_output(Shape::of(rows, k))])
             }
             Op::WeightGrad { .. } => {
                 rule.count(2, 1)?;
@@ -268,7 +268,7 @@ impl Op {
                 let shape = rule.activation(0)?;
                 rule.equal("up", rule.activation(1)?, shape)?;
                 rule.equal("dy", rule.activation(2)?, shape)?;
-                Ok(vec![rule.like_first(Shape::of(shape.0, shape.1)); 2])
+                Ok(vec![inputs[0].clone(); 2])
             }
             Op::EmbedGrad { .. } => {
                 rule.count(2, 1)?;
@@ -329,7 +329,9 @@ impl Op {
                 Ok(vec![])
             }
             Op::SquaredNorm => {
-                rule.require(!inputs.is_empty() && updates.len() == 1, || "parts and their sum".into())?;
+                rule.require(!inputs.is_empty() && updates.len() == 1, || {
+                    "expected at least one part and one sum".into()
+                })?;
                 rule.scalars(updates[0], 1)?;
                 for part in inputs {
                     rule.require(part.storage == Storage::F32, || format!("part {part}"))?;
@@ -338,14 +340,14 @@ impl Op {
             }
             Op::GradNorm { squares, .. } => {
                 rule.require(inputs.len() >= 2 + usize::from(*squares) && updates.len() == 1, || {
-                    "a loss, its scale and a report".into()
+                    "expected a loss, hyperparameters and one report".into()
                 })?;
                 let (inputs, more) = inputs.split_at(inputs.len() - usize::from(*squares));
                 let is_vector = |squares: &&Type| {
                     squares.storage == Storage::Plain(DType::F64)
                         && matches!(squares.shape.0.as_slice(), [Dim::Const(_)])
                 };
-                rule.require(more.iter().all(is_vector), || "squares".into())?;
+                rule.require(more.iter().all(is_vector), || "squares must be an f64 vector".into())?;
                 rule.scalars(inputs[0], 1)?;
                 rule.scalars(inputs[1], 3)?;
                 rule.scalars(updates[0], 4)?;
@@ -370,20 +372,22 @@ impl Op {
                 Ok(vec![inputs[0].clone()])
             }
             Op::Stow => {
-                rule.require(inputs.len() == 1 && updates.len() <= 1, || "one value".into())?;
+                rule.require(inputs.len() == 1 && updates.len() <= 1, || {
+                    "expected one input and at most one update".into()
+                })?;
                 let Some(copy) = updates.first() else { return Ok(vec![inputs[0].clone()]) };
                 rule.require(*copy == inputs[0], || format!("{} stowed as {copy}", inputs[0]))?;
                 Ok(vec![])
             }
             Op::AllReduce(_) => {
-                rule.require(inputs.is_empty() && !updates.is_empty(), || "values to sum".into())?;
+                rule.require(inputs.is_empty() && !updates.is_empty(), || "expected only updates".into())?;
                 let is_summed = |ty: &&Type| matches!(ty.storage, Storage::Plain(DType::F32 | DType::F64));
                 rule.require(updates.iter().all(is_summed), || "only f32 and f64 are summed".into())?;
                 Ok(vec![])
             }
             Op::ReduceScatter(_) => {
                 rule.require(inputs.len() == updates.len() && !inputs.is_empty(), || {
-                    "a part for each".into()
+                    "expected one part for each input".into()
                 })?;
                 for (whole, part) in inputs.iter().zip(updates) {
                     let fits = whole.storage == Storage::F32
@@ -395,14 +399,14 @@ impl Op {
             }
             Op::AllGather(_) => match inputs {
                 [] => {
-                    rule.require(!updates.is_empty(), || "values to complete".into())?;
+                    rule.require(!updates.is_empty(), || "expected an input or updates".into())?;
                     Ok(vec![])
                 }
                 [divided] => {
                     rule.count(1, 0)?;
                     Ok(vec![(*divided).clone()])
                 }
-                _ => Err(rule.error("one divided value".into())),
+                _ => Err(rule.error("expected at most one input".into())),
             },
             Op::Stowed => {
                 rule.count(2, 0)?;
@@ -416,7 +420,7 @@ impl Op {
     }
 }
 
-/// The storages of the two moments of AdamW with 8 bits.
+/// The storages of the first and second moment in 8 bits.
 const MOMENTS_IN_8_BITS: [Storage; 2] =
     [Storage::Dynamic8 { signed: true }, Storage::Dynamic8 { signed: false }];
 
@@ -450,6 +454,11 @@ impl Rule<'_> {
         self.require(left == right, || format!("{what}: {left:?} against {right:?}"))
     }
 
+    /// For operations with one output of the type of their first input.
+    fn same_as_first(&self) -> Result<Vec<Type>, ShapeError> {
+        Ok(vec![self.inputs[0].clone()])
+    }
+
     /// The type of an output with the storage of the first input.
     fn like_first(&self, shape: Shape) -> Type {
         Type::new(shape, self.inputs[0].storage)
@@ -477,7 +486,7 @@ impl Rule<'_> {
         }
     }
 
-    /// An f32 matrix over T, S or audio rows, whatever the storage of activations.
+    /// An f32 matrix over T, S or audio rows, independent of the storage of activations.
     fn f32_rows(&self, input: usize) -> Result<(Dim, usize), ShapeError> {
         let operand = self.inputs[input];
         match operand.shape.0.as_slice() {
@@ -569,7 +578,7 @@ impl Rule<'_> {
         self.integers(first + 2, Dim::Tokens, DType::I32)
     }
 
-    /// x, rows of the head and labels; input `before` is the result (S, `columns`) of the pieces before.
+    /// x, rows of the head and labels; input `before` is the result (S, `columns`) of earlier pieces.
     fn head_piece(&self, piece: &HeadPiece, before: usize, columns: usize) -> Result<(), ShapeError> {
         let (rows, c) = self.activation(0)?;
         self.equal("rows", rows, Dim::Rows)?;
@@ -581,7 +590,7 @@ impl Rule<'_> {
         Ok(())
     }
 
-    /// `moments` are the storages of the first and the second one.
+    /// `moments` are the storages of the first and the second moment.
     fn adamw(&self, moments: [Storage; 2]) -> Result<Vec<Type>, ShapeError> {
         self.count(3, 4)?;
         let gradient = self.inputs[0];

@@ -1,4 +1,4 @@
-//! The columns of the op table: what every stage and device may ask about an operation without knowing it.
+//! The columns of the op table: what stages and devices may ask about any operation.
 //!
 //! `op_table!` turns the rows in `op.rs` into the enum [`crate::Op`], the list of its names and one method per column.
 //! A column that a row leaves out has the safe answer: not cheap, not in place, bound by memory. The columns of a row
@@ -23,7 +23,7 @@ pub enum Batching {
     Alone,
     /// With the same operation on other tensors, if the attributes are equal.
     EqualAttributes,
-    /// With the same operation on other tensors, whatever the attributes.
+    /// With the same operation on other tensors, even if the attributes differ.
     AnyAttributes,
 }
 
@@ -89,8 +89,8 @@ macro_rules! op_table {
                 }
             }
 
-            /// Whether the result for a token follows from that token alone, so that a micro-batch can be worked on in
-            /// tiles of tokens. Sums over tokens that are added to an update count as local.
+            /// Whether the result for a token depends on that token alone, so that a micro-batch can be processed in tiles
+            /// of tokens. Sums over tokens that are added to an update count as local.
             pub fn is_token_local(&self) -> bool {
                 match self {
                     $( Op::$variant $( ($attributes) )? $( { $( $field ),+ } )? => {
@@ -100,15 +100,15 @@ macro_rules! op_table {
             }
 
             /// Pairs (output, input) that may share one buffer: each kernel reads an element, or a whole row, before
-            /// it writes it. The pair to prefer comes first.
+            /// it writes it. The preferred pair is the first.
             pub fn in_place(&self) -> &'static [(usize, usize)] {
                 match self {
                     $( Op::$variant $( ($attributes) )? $( { $( $field ),+ } )? => column!($( $in_place )?, &[]), )+
                 }
             }
 
-            /// Whether the operation decodes that input itself, whatever its storage format.
-            /// All other inputs must be plain numbers.
+            /// Whether the operation decodes that input itself, in any storage format. All other inputs must be plain
+            /// numbers.
             pub fn decodes(&self, input: usize) -> bool {
                 match self {
                     $( Op::$variant $( ($attributes) )? $( { $( $field ),+ } )? => {
@@ -203,7 +203,7 @@ macro_rules! op_table {
                 }
             }
 
-            /// The attributes in text forms; empty where there is nothing to say.
+            /// The attributes in text forms; empty if the operation has none or they are all defaults.
             pub fn attributes(&self) -> String {
                 match self {
                     $( Op::$variant $( ($attributes) )? $( { $( $field ),+ } )? => {

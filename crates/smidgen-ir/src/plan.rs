@@ -2,8 +2,7 @@
 //!
 //! The plan *is* the allocation. One reservation of `reserved_bytes` has a persistent region (leaves, for the whole run)
 //! and after it a transient region that the entry points overlay. Host memory and disk space for offloaded values are
-//! reserved in the same way.
-//! The peak is computed from the buffer table, not estimated.
+//! reserved in the same way. The peak is computed from the buffer table, not estimated.
 
 use crate::cost::Cost;
 use crate::graph::{Entry, Lap, LeafKind, Phase, Space, ValueId, ValueRole};
@@ -104,7 +103,7 @@ impl Lifetime {
         }
     }
 
-    /// Whether both include the same instant.
+    /// Whether the two lifetimes overlap.
     pub fn meets(self, other: Lifetime) -> bool {
         match (self, other) {
             (Lifetime::Run, _) | (_, Lifetime::Run) => true,
@@ -131,7 +130,7 @@ impl Buffer {
         self.offset + self.bytes
     }
 
-    /// Whether ranks of a machine have the same bytes here all the time: a frozen weight in pinned memory.
+    /// Whether all ranks of a machine hold the same bytes here for the whole run: a frozen weight in pinned memory.
     pub fn is_shareable(&self) -> bool {
         self.space == Space::Host && self.lifetime == Lifetime::Run && self.category == Category::BaseWeights
     }
@@ -146,13 +145,13 @@ pub struct PlannedValue {
     pub buffer: Option<BufferId>,
     /// Offset in the buffer.
     pub first_byte: usize,
-    /// Row stride in elements, if it is more than a row.
+    /// Row stride in elements, if it is larger than a row.
     pub stride: Option<usize>,
 }
 
 impl PlannedValue {
-    /// Bytes from the buffer's begin to the end of the last row, the spare columns of a temporary included: a step may
-    /// write them.
+    /// Bytes from the start of the buffer to the end of the last row. Includes the spare columns of a temporary, because a
+    /// step may write them.
     pub fn end_byte(&self, extent: &Extent) -> usize {
         let dense = self.role.stored_bytes(&self.ty, extent);
         let (rows, columns) = self.ty.shape.at(extent);
@@ -174,32 +173,33 @@ pub struct Step {
     pub outputs: Vec<ValueId>,
     pub updates: Vec<ValueId>,
     pub workspace: Option<BufferId>,
-    /// Earlier steps of the entry point whose transfers must be over before this one begins.
+    /// Earlier steps of the entry point whose transfers must be complete before this step begins.
     pub awaits: Vec<usize>,
     pub phase: Phase,
     pub layer: Option<usize>,
-    /// Work of the step for the usual micro-batch of the planned size.
+    /// Work of the step for a typical micro-batch of the planned size.
     pub cost: Cost,
 }
 
-/// The step at which each transfer is over for all that follow: one that computes waits for it, or for a transfer that
-/// has waited for it. The number of steps where there is none. What a transfer waits for, it alone waits for.
+/// For each transfer, the first step from which on it is complete for every later step: a computation that waits for it,
+/// or for another transfer that has waited for it. `steps.len()` if there is none. If only a transfer waits for another
+/// one, that does not count: computations do not wait for transfers.
 pub fn ends_of_transfers<'a>(steps: impl Iterator<Item = (&'a Op, &'a [usize])>) -> Vec<usize> {
     let steps: Vec<(&Op, &[usize])> = steps.collect();
     let mut ends = vec![steps.len(); steps.len()];
     for (index, (_, awaits)) in steps.iter().enumerate().filter(|(_, (op, _))| !op.is_transfer()) {
-        let mut over = awaits.to_vec();
-        while let Some(transfer) = over.pop() {
+        let mut complete = awaits.to_vec();
+        while let Some(transfer) = complete.pop() {
             if ends[transfer] > index {
                 ends[transfer] = index;
-                over.extend(steps[transfer].1);
+                complete.extend(steps[transfer].1);
             }
         }
     }
     ends
 }
 
-/// What products multiply. Their sums are f32 in any case, and so is all other arithmetic.
+/// The number format of matmul operands. Their sums, and all other arithmetic, are f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {
     #[default]
@@ -208,8 +208,8 @@ pub enum Precision {
     Bf16,
     /// Operands rounded to f16.
     F16,
-    /// bf16, except that weights stored as [`crate::Storage::Fp8Rows`] are multiplied in e4m3 by activations that are rounded with
-    /// a scale for each token.
+    /// bf16, except that weights stored as [`crate::Storage::Fp8Rows`] are multiplied in e4m3 by activations that are
+    /// rounded with a scale for each token.
     Fp8,
 }
 
@@ -248,7 +248,7 @@ impl DeviceKind {
         }
     }
 
-    /// The space that is meant by one: where the device is the CPU, host memory is its own, and offloading goes to disk.
+    /// The space that this device uses for `space`. On a CPU host memory is the device's own, so offloading goes to disk.
     pub fn resolve(self, space: Space) -> Space {
         match (self, space) {
             (DeviceKind::Cpu, Space::Host) => Space::Disk,
@@ -256,7 +256,7 @@ impl DeviceKind {
         }
     }
 
-    /// The element type of activations and their gradients: on a GPU that of matmuls, on a CPU always f32.
+    /// The element type of activations and their gradients: that of matmuls on a GPU, always f32 on a CPU.
     pub fn activations(self, precision: Precision) -> DType {
         match (self, precision) {
             (DeviceKind::Cpu, _) | (DeviceKind::Cuda, Precision::F32) => DType::F32,
@@ -270,7 +270,7 @@ impl DeviceKind {
 pub struct EntryPlan {
     pub entry: Entry,
     pub steps: Vec<Step>,
-    /// In breadth-first order, the laps of `micro_step`; otherwise none.
+    /// The laps of `micro_step` in breadth-first order; otherwise empty.
     pub laps: Vec<Lap>,
 }
 
@@ -280,34 +280,35 @@ pub struct Plan {
     pub extent: Extent,
     pub device: DeviceKind,
     pub precision: Precision,
-    /// The largest run of `decode`, where there is one; its sizes are its own.
+    /// The largest sizes of a run of `decode`, if the plan has one.
     pub decode_extent: Option<Extent>,
     /// Threads for which workspaces are sized.
     pub threads: usize,
-    /// Blocks of an audio encoder: the first layers of steps. Those of the decoder follow.
+    /// Blocks of the audio encoder. In [`Step::layer`] they come before the layers of the decoder.
     pub encoder_layers: usize,
     pub persistent_bytes: usize,
     pub transient_bytes: usize,
-    /// Whether it is the plan of one rank of several.
+    /// Whether this is the plan of one of several ranks.
     pub is_of_ranks: bool,
-    /// For offloaded values.
+    /// Host memory for offloaded values.
     pub host: SpaceSize,
+    /// Disk space for offloaded values.
     pub disk: SpaceSize,
     pub values: Vec<PlannedValue>,
     pub buffers: Vec<Buffer>,
     pub entries: Vec<EntryPlan>,
 }
 
-/// The reservation of a space.
+/// The reservation in one memory space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpaceSize {
     pub persistent_bytes: usize,
     pub transient_bytes: usize,
-    /// The first of the persistent bytes, which all ranks of a machine share: frozen weights in pinned memory.
+    /// Bytes at the start of the persistent ones that all ranks of a machine share: frozen weights in pinned memory.
     pub shared_bytes: usize,
 }
 
-/// Shared bytes are a multiple of this: whole pages of any machine.
+/// Shared bytes are a multiple of this, and so of the page size of any machine.
 pub const SHARED_ALIGNMENT: usize = 64 << 10;
 
 impl SpaceSize {
@@ -315,23 +316,22 @@ impl SpaceSize {
         self.persistent_bytes + self.transient_bytes
     }
 
-    /// What this many ranks of a machine take together.
+    /// Bytes that this many ranks of a machine reserve together.
     pub fn of_machine(&self, ranks: usize) -> usize {
         self.shared_bytes + ranks * (self.bytes() - self.shared_bytes)
     }
 }
 
-/// The instant with the most live bytes.
+/// The step with the most bytes in use.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Peak {
     pub entry: Entry,
     pub step: usize,
-    /// Live bytes in the transient region, each buffer at its aligned size.
+    /// Bytes in use in the transient region, each buffer at its aligned size.
     pub transient_live_bytes: usize,
-    /// What lives then, category by category; workspace includes alignment and unused space, so
-    /// that the sum is the whole reservation.
+    /// Bytes in use by category; workspace includes alignment and unused space, so that the sum is the whole reservation.
     pub rows: Vec<(Category, usize)>,
-    /// Largest values at the peak, largest first.
+    /// Largest values in use, largest first.
     pub largest: Vec<(String, usize)>,
 }
 
@@ -357,7 +357,7 @@ impl Plan {
         }
     }
 
-    /// The extent at which buffers of a life are sized: of its entry point, or of all together where they share it.
+    /// The extent that sizes the buffers of a lifetime: that of its entry point, or the largest of all entry points.
     pub fn extent_of_lifetime(&self, lifetime: Lifetime) -> Extent {
         match lifetime {
             Lifetime::Run => self.decode_extent.map_or(self.extent, |decode| self.extent.union(&decode)),
@@ -377,7 +377,7 @@ impl Plan {
         self.entries.iter().find(|plan| plan.entry == entry).expect("every entry point is planned")
     }
 
-    /// The buffer of a value, and its bytes there; all of them for rows that are not in one piece.
+    /// The buffer of a value, and the bytes of it that the value occupies; the whole buffer if its rows are not contiguous.
     pub fn bytes_of(&self, id: ValueId) -> Option<(BufferId, Range<usize>)> {
         let value = self.value(id);
         let buffer = value.buffer?;
@@ -394,13 +394,13 @@ impl Plan {
         Some((buffer, bytes))
     }
 
-    /// Whether a step transfers something to the device or from it; what laps carry may stay there.
-    pub fn leaves_the_device(&self, step: &Step) -> bool {
+    /// Whether a step moves data between memory spaces or ranks. Copies of carried values may stay on the device.
+    pub fn uses_a_link(&self, step: &Step) -> bool {
         let mut operands = step.inputs.iter().chain(&step.outputs).chain(&step.updates);
-        let is_elsewhere = |id: &ValueId| {
+        let is_offloaded = |id: &ValueId| {
             self.value(*id).buffer.is_some_and(|buffer| self.buffer(buffer).space != Space::Device)
         };
-        let is_copy = matches!(step.op, Op::Fetch | Op::Stow) && operands.any(is_elsewhere);
+        let is_copy = matches!(step.op, Op::Fetch | Op::Stow) && operands.any(is_offloaded);
         is_copy || step.op.is_collective()
     }
 
@@ -420,7 +420,7 @@ impl Plan {
         found.map(|i| ValueId(i as u32))
     }
 
-    /// Live transient bytes of the device at each step of an entry point.
+    /// Transient bytes in use on the device at each step of an entry point.
     pub fn live_bytes(&self, entry: Entry) -> Vec<usize> {
         let steps = self.entry(entry).steps.len();
         let mut change = vec![0isize; steps + 1];
@@ -455,13 +455,9 @@ impl Plan {
                     .map(|(step, live)| (plan.entry, step, live))
             })
             .fold((Entry::MicroStep, 0, 0), |best, next| if next.2 > best.2 { next } else { best });
-        self.peak_at(entry, step, transient_live_bytes)
-    }
-
-    fn peak_at(&self, entry: Entry, step: usize, transient_live_bytes: usize) -> Peak {
         let mut sums = [0usize; Category::ALL.len()];
-        let here = self.buffers.iter().filter(|buffer| buffer.space == Space::Device);
-        for buffer in here.filter(|buffer| buffer.lifetime.covers(entry, step)) {
+        let on_device = self.buffers.iter().filter(|buffer| buffer.space == Space::Device);
+        for buffer in on_device.filter(|buffer| buffer.lifetime.covers(entry, step)) {
             sums[buffer.category as usize] += buffer.bytes;
         }
         let joined = self.joined_bytes();
@@ -473,7 +469,7 @@ impl Plan {
         Peak { entry, step, transient_live_bytes, rows, largest: self.largest_at(entry, step) }
     }
 
-    /// Bytes of weights' buffers on the device that hold an adapter's matrices next to the weight.
+    /// Bytes on the device that hold an adapter's matrices inside the buffer of a weight.
     fn joined_bytes(&self) -> usize {
         let weights = self.leaves(LeafKind::Weight).filter(|(_, value)| value.stride.is_some());
         let joined = weights.filter_map(|(_, value)| {
@@ -491,8 +487,8 @@ impl Plan {
         for value in &self.values {
             let Some(id) = value.buffer else { continue };
             let buffer = self.buffer(id);
-            let is_here = buffer.space == Space::Device && buffer.lifetime.covers(entry, step);
-            if !is_here || std::mem::replace(&mut seen[id.index()], true) {
+            let is_in_use = buffer.space == Space::Device && buffer.lifetime.covers(entry, step);
+            if !is_in_use || std::mem::replace(&mut seen[id.index()], true) {
                 continue;
             }
             match buffer.category {
@@ -527,13 +523,13 @@ impl Plan {
         }
     }
 
-    /// Live bytes of the device's reservation at the peak.
+    /// Bytes in use on the device at the peak.
     pub fn peak_live_bytes(&self) -> usize {
         let live = self.entries.iter().flat_map(|plan| self.live_bytes(plan.entry));
         self.persistent_bytes + live.max().unwrap_or(0)
     }
 
-    /// Peak of the live bytes ÷ reserved bytes of the transient region.
+    /// Largest number of bytes in use ÷ reserved bytes, in the transient region.
     pub fn utilization(&self) -> f64 {
         if self.transient_bytes == 0 {
             return 1.0;

@@ -1,11 +1,11 @@
 //! The memory choices of a run: one type from recipe to report.
 //!
-//! A plan is made by a [`Policy`]. Checkpoints store it and `plan.json` shows it, both under the names given here.
-//! [`Pins`] is the same list with every choice optional: what a recipe fixes; the solver chooses the rest.
+//! A [`Policy`] says how a plan uses memory. Checkpoints store it and `plan.json` shows it, both under the JSON names given
+//! here. [`Pins`] is the same list with every choice optional: what a recipe fixes; the solver chooses the rest.
 //! No choice changes what is computed; tiles and a split head change the order of sums, so results differ by rounding.
-//! Each field belongs to a [`Choice`] that plans explain; the list says which, so that reasons, prices, advice and pins of
-//! other purposes need no field by its name. To add a choice: a line in the list below, a pass that carries it out, its
-//! place in the search (`smidgen-compile/src/choices.rs`), its recipe key and its words in `report/choices.rs`.
+//! A field belongs to the [`Choice`] that the list names after `of`. Code that explains choices goes by [`Choice`] and needs
+//! no field names. To add a choice: a line in the list below, a pass that carries it out, its place in the search
+//! (`smidgen-compile/src/choices.rs`), its recipe key and its words in `report/choices.rs`.
 
 use crate::graph::Space;
 use crate::plan::DeviceKind;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 macro_rules! explained_choices {
     ($($(#[$about:meta])* $name:ident: $part:ident,)+) => {
-        /// What a plan explains as one decision, in this order; it has one or several fields of a [`Policy`].
+        /// A decision that plans explain, made of one or several fields of a [`Policy`]; plans list them in this order.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Choice {
             $($(#[$about])* $name,)+
@@ -22,7 +22,7 @@ macro_rules! explained_choices {
         impl Choice {
             pub const ALL: &[Choice] = &[$(Choice::$name,)+];
 
-            /// Without this part of the work there is no such choice.
+            /// The part of the work that the choice is about; work without that part does not have the choice.
             pub fn part(self) -> Part {
                 match self {
                     $(Choice::$name => Part::$part,)+
@@ -46,17 +46,17 @@ explained_choices! {
     OptimizerState: Training,
     /// Gradients of trained weights.
     Gradients: Training,
-    /// Breadth-first.
+    /// Depth-first or breadth-first.
     Order: Training,
-    /// Several layers in a lap of breadth-first order.
+    /// How many layers a lap of breadth-first order has.
     Laps: Training,
-    /// Updates on the host.
+    /// Whether optimizer updates run on the host.
     Updates: Training,
     /// What is divided over ranks.
     Sharding: Forward,
 }
 
-/// Parts of the work; each is only there with those before it.
+/// Parts of the work of a run; a run that has one also has those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
     Forward,
@@ -74,7 +74,7 @@ macro_rules! memory_choices {
             $($(#[$about])* #[serde(rename = $json)] pub $name: $chosen,)+
         }
 
-        /// The memory choices that are fixed; `None` leaves one to the solver.
+        /// The memory choices that a recipe fixes; the solver makes those that are `None`.
         #[derive(Clone, Debug, Default, PartialEq)]
         pub struct Pins {
             $($(#[$about])* pub $name: Option<$pinned>,)+
@@ -86,24 +86,24 @@ macro_rules! memory_choices {
                 [$(self.$name.is_some()),+].into_iter().all(|is_pinned| is_pinned)
             }
 
-            /// Whether anything of a choice is fixed.
+            /// Whether any field of a choice is fixed.
             pub fn says(&self, choice: Choice) -> bool {
                 [$($((Choice::$choice, self.$name.is_some()),)?)+].contains(&(choice, true))
             }
 
-            /// Whether others fix a choice in another way.
+            /// Whether `others` fix a choice differently.
             pub fn differ_in(&self, others: &Pins, choice: Choice) -> bool {
                 [$($((Choice::$choice, self.$name != others.$name),)?)+].contains(&(choice, true))
             }
 
-            /// The same with a choice left to the solver.
+            /// These pins with one choice left to the solver.
             pub fn opened(&self, choice: Choice) -> Pins {
                 let mut pins = self.clone();
                 $($(if choice == Choice::$choice { pins.$name = None; })?)+
                 pins
             }
 
-            /// The same with a choice fixed as it is where it is not in use. Where there is no loss, its chunk is a row.
+            /// These pins with one choice fixed to the value that it has when it is not used; the loss chunk is then 1 row.
             pub fn without(&self, choice: Choice) -> Pins {
                 let (mut pins, unused) = (self.clone(), Pins::from(Policy::resident(LayerSet::none(), 1)));
                 $($(if choice == Choice::$choice { pins.$name = unused.$name; })?)+
@@ -117,7 +117,7 @@ macro_rules! memory_choices {
             }
         }
 
-        /// Every choice as it is in a policy.
+        /// Pins every choice to what a policy says.
         impl From<Policy> for Pins {
             fn from(policy: Policy) -> Pins {
                 Pins { $($name: Some(policy.$name.into())),+ }
@@ -133,61 +133,61 @@ memory_choices! {
     recompute: LayerSet, pin LayerRule, json "recompute", of Recompute;
     /// Rows whose logits exist at the same time.
     loss_chunk: usize, pin usize, json "loss_chunk", of LossChunk;
-    /// Tokens that a feed-forward block works on at the same time; `None` is the whole micro-batch.
+    /// Tokens that a feed-forward block processes at the same time; `None` means the whole micro-batch.
     tile_tokens: Option<usize>, pin Option<usize>, json "tile_tokens", of Tiles;
-    /// Where offloaded activations wait for the backward pass.
+    /// The memory space of offloaded activations.
     activations: Space, pin Space, json "activations", of Activations;
     /// Layers whose activations are offloaded.
     offloaded_activations: LayerSet, pin LayerRule, json "activations_away", of Activations;
-    /// Where offloaded weights are fetched from.
+    /// The memory space of offloaded weights.
     weights: Space, pin Space, json "weights", of Weights;
     /// Layers whose weights are offloaded.
     offloaded_weights: LayerSet, pin LayerRule, json "weights_away", of Weights;
-    /// Whether the embedding is offloaded; unless it is the head too, rows are looked up where it is.
+    /// Whether the embedding is offloaded. Its rows are then looked up in place, unless it is also the head.
     embedding_offloaded: bool, pin bool, json "embedding_away", of Embedding;
     /// Whether embedding and head are both offloaded.
     tables_offloaded: bool, pin bool, json "tables_away", of Weights;
     /// Pieces in which an offloaded head is fetched; below 2 it is fetched whole.
     head_pieces: usize, pin usize, json "head_pieces", of HeadPieces;
-    /// Where offloaded optimizer state is: AdamW's moments.
+    /// The memory space of offloaded optimizer state (AdamW's moments).
     optimizer_state: Space, pin Space, json "optimizer_state", of OptimizerState;
-    /// Layers whose optimizer state is offloaded; none is all of them, embedding and head included.
+    /// Layers whose optimizer state is offloaded; an empty set means all of them, embedding and head included.
     offloaded_moments: LayerSet, pin LayerRule, json "optimizer_state_away", of OptimizerState;
-    /// Where offloaded gradients of trained weights are.
+    /// The memory space of offloaded gradients of trained weights.
     gradients: Space, pin Space, json "gradients", of Gradients;
-    /// Layers whose gradients are offloaded; none is all of them, embedding and head included.
+    /// Layers whose gradients are offloaded; an empty set means all of them, embedding and head included.
     offloaded_gradients: LayerSet, pin LayerRule, json "gradients_away", of Gradients;
-    /// Where what is offloaded is updated: on the device, or on the host where all of it is in host memory.
+    /// Where offloaded parameters are updated: on the device, or on the host if all of their tensors are in host memory.
     updates: Space, pin Space, json "updates", of Updates;
-    /// What comes first, the layers of a micro-batch or the micro-batches of a layer.
+    /// Whether a step finishes one micro-batch after the other or one layer after the other.
     order: Order, pin Order, json "order", of Order;
-    /// Layers that a lap covers in breadth-first order; below 2 it is one. Of these only the first has its input kept.
+    /// Layers per lap in breadth-first order; 0 means 1. Only the first layer of a lap keeps its input.
     layers_per_lap: usize, pin usize, json "layers_per_lap", of Laps;
-    /// What is divided over ranks. With weights it is the offloaded ones, and no longer the memory of one machine that
-    /// they are fetched from.
+    /// What is divided over ranks. If weights are, the offloaded ones are gathered from the other ranks instead of fetched
+    /// from host memory.
     sharding: Sharding, pin Sharding, json "shard", of Sharding;
-    /// Bytes of offloaded weights that may be on the device at the same time, prefetched ones included. What one
-    /// operation needs is there in any case.
+    /// Bytes of offloaded weights, prefetched ones included, that may be on the device at the same time. What a single
+    /// operation needs may exceed it.
     window_bytes: usize, pin usize, json "window_bytes";
 }
 
 impl Policy {
-    /// Everything is kept on the device, and these layers are recomputed.
+    /// Keeps everything on the device and recomputes these layers.
     pub fn resident(recompute: LayerSet, loss_chunk: usize) -> Policy {
         Policy { recompute, loss_chunk, ..Policy::default() }
     }
 
-    /// Whether memory is saved nowhere: no value is computed twice, in pieces or from somewhere else.
+    /// Whether the policy saves no memory: it neither recomputes nor tiles nor offloads.
     pub fn saves_nothing(&self) -> bool {
         !self.offloads() && self.recompute.is_empty() && self.tile_tokens.is_none()
     }
 
-    /// Whether anything is fetched to the device or sent from it during a step.
+    /// Whether anything is offloaded.
     pub fn offloads(&self) -> bool {
         self.streams() || self.embedding_offloaded || self.offloads_activations()
     }
 
-    /// Whether weights or moments are fetched through the window.
+    /// Whether weights, moments or gradients are fetched through the window.
     pub fn streams(&self) -> bool {
         self.tables_offloaded
             || !self.offloaded_weights.is_empty()
@@ -219,7 +219,7 @@ impl Policy {
         !self.offloaded_activations.is_empty()
     }
 
-    /// Where the activations of a layer wait for the backward pass.
+    /// The memory space that holds the activations of a layer until the backward pass.
     pub fn space_of_activations(&self, layer: usize) -> Space {
         if self.offloaded_activations.contains(layer) { self.activations } else { Space::Device }
     }
@@ -235,7 +235,7 @@ impl Policy {
         self.sharding >= sharding
     }
 
-    /// The policy without a choice, where it is in use and can be left out.
+    /// The policy without one choice, or `None` if the choice is not used or cannot be undone alone.
     pub fn without(&self, choice: Choice) -> Option<Policy> {
         let mut other = self.clone();
         match choice {
@@ -250,20 +250,20 @@ impl Policy {
             Choice::Embedding => other.embedding_offloaded = self.tables_offloaded,
             Choice::Order => [Choice::Order, Choice::Laps].into_iter().for_each(|choice| other.reset(choice)),
             Choice::Laps => other.layers_per_lap = self.layers_per_lap.min(1),
-            // Without ranks to gather from, weights would have to be somewhere else.
+            // Weights that are not divided would need another place.
             Choice::Sharding if self.divides(Sharding::Weights) => {}
             _ => other.reset(choice),
         }
         (other != *self).then_some(other)
     }
 
-    /// The same with half the tokens in a micro-batch, at least `fewest`; none where it has no more than these.
+    /// This policy with half the tokens per micro-batch, but at least `fewest`; `None` if it has no more than these.
     pub fn with_halved_micro_batches(&self, fewest: usize) -> Option<Policy> {
         let micro_tokens = (self.micro_tokens / 2).max(fewest);
         (self.micro_tokens > fewest).then(|| Policy { micro_tokens, ..self.clone() })
     }
 
-    /// The same with all weights in host memory, a head in pieces, and a window for prefetched weights.
+    /// This policy with all weights in host memory, the head in pieces, and a window for prefetched weights.
     pub fn with_all_weights_offloaded(
         self,
         layers: usize,
@@ -281,8 +281,7 @@ impl Policy {
         }
     }
 
-    /// The same with the spaces that this device has: where the device is the CPU, host memory is the device's own, and
-    /// what is offloaded goes to disk.
+    /// This policy with every memory space replaced by the one that the device uses for it; see [`DeviceKind::resolve`].
     pub fn on(mut self, device: DeviceKind) -> Policy {
         let Policy { activations, weights, optimizer_state, gradients, .. } = &mut self;
         for space in [activations, weights, optimizer_state, gradients] {
@@ -293,14 +292,14 @@ impl Policy {
 }
 
 impl Pins {
-    /// Whether a choice is fixed: by itself, or by what is fixed of another.
+    /// Whether a choice is fixed, by its own fields or by those of another choice.
     pub fn fix(&self, choice: Choice) -> bool {
         let is_of_tables = choice == Choice::Embedding
             && (self.tables_offloaded.is_some() || self.weights == Some(Space::Device));
         is_of_tables || self.says(choice)
     }
 
-    /// Where the tensors of a choice are fixed to be.
+    /// The memory space that is fixed for the tensors of a choice.
     pub fn space_of(&self, choice: Choice) -> Option<Space> {
         match choice {
             Choice::Activations => self.activations,
@@ -311,7 +310,7 @@ impl Pins {
         }
     }
 
-    /// The same with the tensors of a choice in this space, unless it is fixed where they are.
+    /// These pins with a memory space for the tensors of a choice; `None` if one is fixed already.
     pub fn with_space_of(&self, choice: Choice, space: Space) -> Option<Pins> {
         let (space, pins) = (Some(space), self.clone());
         let pins = match choice {
@@ -324,7 +323,7 @@ impl Pins {
         self.space_of(choice).is_none().then_some(pins)
     }
 
-    /// Whether a choice is fixed such that a plan may need more memory than it would otherwise.
+    /// Whether a choice is fixed to a value with which plans may need more memory.
     pub fn keep_on_device(&self, choice: Choice) -> bool {
         let is_part =
             choice == Choice::Weights && matches!(self.offloaded_weights, Some(LayerRule::Share(_)));
@@ -332,7 +331,7 @@ impl Pins {
         is_part || is_recompute || self.space_of(choice) == Some(Space::Device)
     }
 
-    /// The layers to recompute, where they are listed.
+    /// The layers to recompute, if they are given as a list.
     pub fn recompute_list(&mut self) -> Option<&mut Vec<usize>> {
         match &mut self.recompute {
             Some(LayerRule::List(list)) => Some(list),
@@ -340,7 +339,7 @@ impl Pins {
         }
     }
 
-    /// The same with this divided over ranks; with `all_weights` every layer's, embedding and head included.
+    /// These pins with `sharding` fixed; `all_weights` divides the weights of every layer, embedding and head included.
     pub fn with_divided(&self, sharding: Sharding, all_weights: bool) -> Pins {
         let mut pins = Pins { sharding: Some(sharding), ..self.clone() };
         if all_weights {
@@ -351,12 +350,12 @@ impl Pins {
     }
 }
 
-/// Whether a set that is empty for all layers has one. What is outside the layers goes with any of them.
+/// Whether a set includes a layer. An empty set means all layers; tensors outside the layers are always included.
 fn includes(layers: &LayerSet, layer: Option<usize>) -> bool {
     layers.is_empty() || layer.is_none_or(|layer| layers.contains(layer))
 }
 
-/// What version 1 of a checkpoint says of offloaded tensors; the policy says it since.
+/// How checkpoints of version 1 describe offloaded tensors; later versions store it in the policy.
 #[derive(Deserialize)]
 pub struct OffloadV1 {
     weights: Vec<usize>,
@@ -398,7 +397,7 @@ pub enum Order {
     /// A micro-batch passes all layers, forward and backward, before the next one begins.
     #[default]
     Depth,
-    /// All micro-batches pass a layer before the next layer begins: what is fetched for a layer is fetched once per step.
+    /// All micro-batches pass a layer before the next layer begins, so the weights of a layer are fetched once per pass.
     Breadth,
 }
 
@@ -419,9 +418,9 @@ impl Order {
 pub enum Sharding {
     #[default]
     None,
-    /// AdamW's moments: a rank updates its own rows and gets the others' from them.
+    /// AdamW's moments: a rank updates its own rows and receives the other rows from the other ranks.
     Moments,
-    /// Gradients too: what a layer adds to them is summed at once, and each rank keeps its rows.
+    /// Gradients too: those of a layer are summed right after its backward pass, and each rank keeps its rows.
     Gradients,
     /// Weights too, frozen and trained: a layer is gathered before it is used.
     Weights,
@@ -504,21 +503,21 @@ impl FromIterator<usize> for LayerSet {
     }
 }
 
-/// Which layers a choice is about, before the model is known.
+/// Which layers a choice applies to, stated before the model is known.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LayerRule {
     None,
     All,
     /// Layers 0, n, 2n ...
     Every(usize),
-    /// This part of them, above 0 and at most 1, spread evenly.
+    /// A share of the layers, above 0 and at most 1, spread evenly.
     Share(f64),
-    /// These, counted from 0, in any order.
+    /// Layers counted from 0, in any order.
     List(Vec<usize>),
 }
 
 impl LayerRule {
-    /// The layers of a model with this many.
+    /// The set of layers, for a model with this many.
     pub fn layers(&self, layers: usize) -> LayerSet {
         match self {
             LayerRule::None => LayerSet::none(),
@@ -575,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn spaces_are_those_of_the_device() {
+    fn a_cpu_offloads_to_disk() {
         let host = Policy { weights: Space::Host, activations: Space::Device, ..Policy::default() };
         assert_eq!(host.clone().on(DeviceKind::Cuda), host);
         assert_eq!(host.clone().on(DeviceKind::Cpu), Policy { weights: Space::Disk, ..host });

@@ -1,8 +1,8 @@
 //! Ranks: the processes that train together, and how tensors are divided over them.
 //!
-//! Every rank computes the same division from the same shapes, so nobody has to tell anybody. Parts are in the order of
-//! the ranks and end at multiples of a unit: bytes of weights are cut where memory is aligned, rows of what is trained
-//! where a block of 8-bit optimizer state ends. A small tensor therefore belongs to the first rank alone.
+//! Every rank computes the same division from the same shapes, so ranks exchange no messages about it. Parts are in the
+//! order of the ranks and end at multiples of a unit: bytes of frozen weights are cut at aligned addresses, rows of trained
+//! tensors where a block of 8-bit optimizer state ends. A small tensor therefore belongs to the first rank alone.
 
 use crate::shape::{ALIGNMENT, Extent, Type};
 use crate::storage::DYNAMIC8_BLOCK;
@@ -23,7 +23,7 @@ impl Rank {
         self.of == 1
     }
 
-    /// The part of `count` items that each rank has, in their order: equal multiples of `unit`, but for the end.
+    /// Splits `count` items over the ranks, in order. Parts are equal multiples of `unit`, except at the end.
     pub fn parts(self, count: usize, unit: usize) -> Vec<Range<usize>> {
         let most = count.div_ceil(self.of).next_multiple_of(unit);
         (0..self.of).map(|rank| (rank * most).min(count)..((rank + 1) * most).min(count)).collect()
@@ -47,7 +47,7 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// The rows of each rank. A row of fewer elements than a block goes with its neighbours.
+    /// The rows of each rank. Rows that share a block of 8-bit optimizer state go to the same rank.
     pub fn rows(&self, ty: &Type) -> Vec<Range<usize>> {
         let (rows, columns) = ty.shape.at(&Extent::default());
         self.rank.parts(rows, DYNAMIC8_BLOCK / greatest_common_divisor(DYNAMIC8_BLOCK, columns))
@@ -57,7 +57,7 @@ impl Shard {
         self.rows(ty).swap_remove(self.rank.index)
     }
 
-    /// The bytes of each rank, one part after the other. A part of rows is stored like a matrix of its own.
+    /// The bytes of each rank, one part after the other. A part that is cut between rows is stored as a matrix.
     pub fn bytes(&self, ty: &Type) -> Vec<Range<usize>> {
         match self.cut {
             Cut::Bytes => self.rank.parts(ty.bytes(&Extent::default()), ALIGNMENT),

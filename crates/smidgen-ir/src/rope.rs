@@ -46,9 +46,9 @@ impl RopeSpec {
         RopeSpec { theta, dim, scaling: RopeScaling::Default, attention_scale: 1.0 }
     }
 
-    /// `dim / 2` frequencies: of every sample, or of short samples where they depend on the length.
+    /// `dim / 2` frequencies: of all samples, or of short samples if they depend on the length.
     pub fn inverse_frequencies(&self) -> Vec<f32> {
-        let plain = self.plain_frequencies().into_iter();
+        let plain = self.powers().map(|power| 1.0 / power);
         match &self.scaling {
             RopeScaling::Default => plain.collect(),
             RopeScaling::Linear { factor } => plain.map(|frequency| frequency / factor).collect(),
@@ -72,13 +72,14 @@ impl RopeSpec {
         }
     }
 
-    /// The frequencies of long samples, and the number of tokens from which a sample is long, where they depend on it.
+    /// The frequencies of long samples and the number of tokens above which a sample is long; `None` if frequencies do not
+    /// depend on the length.
     pub fn long_frequencies(&self) -> Option<(Vec<f32>, usize)> {
         match &self.scaling {
             RopeScaling::LongRope { long, original_max_positions, .. } => {
                 Some((self.divided_frequencies(long), *original_max_positions))
             }
-            RopeScaling::Default | RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } => None,
+            _ => None,
         }
     }
 
@@ -88,10 +89,6 @@ impl RopeSpec {
 
     fn powers(&self) -> impl Iterator<Item = f32> + '_ {
         (0..self.dim / 2).map(|i| self.theta.powf((2 * i) as f32 / self.dim as f32))
-    }
-
-    fn plain_frequencies(&self) -> Vec<f32> {
-        self.powers().map(|power| 1.0 / power).collect()
     }
 
     fn divided_frequencies(&self, factors: &[f32]) -> Vec<f32> {

@@ -1,13 +1,13 @@
 //! Shapes: a dimension is a constant or follows from one of four numbers that vary from micro-batch to micro-batch.
 //!
 //! Letters are fixed for the whole project: T tokens of a micro-batch, S rows that carry a loss ("supervised"),
-//! G segments (samples) packed into it, A audio rows (80 ms of sound each). A plan fixes the maximum of each ([`Extent`]); at run time the same type holds
-//! the actual numbers.
+//! G segments (samples) packed into it, A audio rows (80 ms of sound each). A plan fixes the maximum of each ([`Extent`]);
+//! at run time the same type holds the actual numbers.
 
 use crate::storage::Storage;
 use std::fmt;
 
-/// Values start at multiples of this many bytes: a cache line, and what vector loads and CUDA copies like.
+/// Values start at multiples of this many bytes: whole cache lines, aligned for vector loads and CUDA copies.
 pub const ALIGNMENT: usize = 256;
 
 /// One dimension of a shape.
@@ -16,7 +16,7 @@ pub enum Dim {
     Const(usize),
     /// T: packed tokens.
     Tokens,
-    /// A tile of the T tokens: at most `most` from `first` on. A short micro-batch leaves the last tiles empty.
+    /// A tile of the T tokens: up to `most` of them, starting at `first`. A short micro-batch leaves the last tiles empty.
     Tile {
         first: usize,
         most: usize,

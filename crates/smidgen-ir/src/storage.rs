@@ -117,24 +117,24 @@ pub enum Storage {
     /// The same floats, then an f32 for each square of [`FP8_BLOCK`] by [`FP8_BLOCK`] elements, those of one row of squares
     /// after the other; squares at the right and lower edge may be smaller. An element is float · scale.
     Fp8Blocks,
-    /// 4-bit codes over the flattened tensor, two per byte, the first in the high nibble; then the scale of each
-    /// block of [`BNB4_BLOCK`] elements; blocks continue from one row to the next. An element is code · scale. Scales are f32; with `double` they are a byte each, then an f32 for each group of
-    /// [`BNB4_GROUP`] scales, then one f32 offset: a scale is map\[byte\] · group + offset.
-    /// [`bnb4_parts`] says where the parts begin.
+    /// 4-bit codes over the flattened tensor, two per byte, the first in the high nibble; then the scale of each block of
+    /// [`BNB4_BLOCK`] elements; blocks continue from one row to the next. An element is code · scale. Scales are f32; with
+    /// `double` they are a byte each, then an f32 for each group of [`BNB4_GROUP`] scales, then one f32 offset: a scale is
+    /// map\[byte\] · group + offset. [`bnb4_parts`] says where the parts begin.
     Bnb4 { code: Code4, double: bool },
     /// GGUF blocks row by row, as in the file. A row is a whole number of blocks.
     Gguf(Block),
     /// An optimizer's moment: an f32 for each block of [`DYNAMIC8_BLOCK`] elements of the flattened tensor, its
-    /// largest magnitude; then a byte for each element, a place in a map of 256 numbers of -1..=1, or of
-    /// 0..=1 where not `signed`. An element is map\[byte\] · largest. [`dynamic8_codes`] says where the
-    /// bytes begin. All zero bytes are zeros.
+    /// largest magnitude; then a byte for each element, the index into a map of 256 numbers in -1..=1, or in 0..=1 if not
+    /// `signed`. An element is map\[byte\] · largest. [`dynamic8_codes`] says where the bytes begin. Zero bytes alone
+    /// decode to zeros.
     Dynamic8 { signed: bool },
 }
 
 /// Elements that share a scale in [`Storage::Dynamic8`].
 pub const DYNAMIC8_BLOCK: usize = 256;
 
-/// Where the byte of each element begins in [`Storage::Dynamic8`], in bytes.
+/// Offset of the bytes of the elements in [`Storage::Dynamic8`].
 pub const fn dynamic8_codes(elements: usize) -> usize {
     4 * elements.div_ceil(DYNAMIC8_BLOCK)
 }
@@ -147,19 +147,20 @@ pub const BNB4_BLOCK: usize = 64;
 /// Scales that share a scale in [`Storage::Bnb4`] with `double`.
 pub const BNB4_GROUP: usize = 256;
 
-/// Where the f32 of each row begins in [`Storage::Int8Rows`] and [`Storage::Fp8Rows`], in bytes; in
-/// [`Storage::Fp8Blocks`] where the scales of squares begin.
+/// Offset of the scales in bytes: those of rows in [`Storage::Int8Rows`] and [`Storage::Fp8Rows`], those of squares in
+/// [`Storage::Fp8Blocks`].
 pub const fn row_scales(rows: usize, columns: usize) -> usize {
     rows * columns
 }
 
-/// Where the parts of a tensor in [`Storage::Bnb4`] begin, in bytes from its start. Codes are the first part.
+/// Offsets of the parts of a tensor in [`Storage::Bnb4`], in bytes. Codes are the first part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bnb4Parts {
+    /// How many blocks there are.
     pub blocks: usize,
     /// One scale per block.
     pub scales: usize,
-    /// One f32 per group; this part and `offset` exist only where scales are bytes.
+    /// One f32 per group; this part and `offset` exist only if scales are bytes.
     pub group_scales: usize,
     pub offset: usize,
     pub end: usize,
@@ -201,25 +202,13 @@ impl Storage {
     pub fn plain(self) -> Option<DType> {
         match self {
             Storage::Plain(dtype) => Some(dtype),
-            Storage::Int8Rows
-            | Storage::Fp8Rows
-            | Storage::Fp8Blocks
-            | Storage::Bnb4 { .. }
-            | Storage::Gguf(_)
-            | Storage::Dynamic8 { .. } => None,
+            _ => None,
         }
     }
 
     /// Whether the bytes of a row are contiguous, so that some rows of a matrix are a matrix too.
     pub fn has_contiguous_rows(self) -> bool {
-        match self {
-            Storage::Plain(_) | Storage::Gguf(_) => true,
-            Storage::Int8Rows
-            | Storage::Fp8Rows
-            | Storage::Fp8Blocks
-            | Storage::Bnb4 { .. }
-            | Storage::Dynamic8 { .. } => false,
-        }
+        matches!(self, Storage::Plain(_) | Storage::Gguf(_))
     }
 
     /// Whether a kernel can read this as a matrix of real numbers.
@@ -262,7 +251,7 @@ mod tests {
         assert_eq!(Storage::Fp8Blocks.bytes(129, 256), 129 * 256 + 4 * 2 * 2);
     }
 
-    /// A byte each, and an f32 for each block, the last one short.
+    /// A byte per element and an f32 per block; the last block is short.
     #[test]
     fn dynamic8_sizes() {
         for signed in [true, false] {
@@ -274,7 +263,7 @@ mod tests {
         assert_eq!(dynamic8_codes(5000), 80);
     }
 
-    /// 4.5 bits a parameter plain, 4.127 with double quantization (0.5 + 1/64 + 4/(64*256) bytes).
+    /// 4.5 bits per parameter, or 4.127 with double quantization (0.5 + 1/64 + 4/(64*256) bytes).
     #[test]
     fn bnb4_sizes() {
         for code in Code4::ALL {
@@ -303,7 +292,7 @@ mod tests {
         assert_eq!(names, [["nf4", "nf4-single"], ["fp4", "fp4-single"]]);
     }
 
-    /// Bits a weight as llama.cpp names them: 4.5, 5, 5.5, 6, 8.5, 4.5, 5.5, 6.5625.
+    /// Bits per weight as llama.cpp states them: 4.5, 5, 5.5, 6, 8.5, 4.5, 5.5, 6.5625.
     #[test]
     fn gguf_sizes() {
         let bits: Vec<f64> =

@@ -1,12 +1,13 @@
 //! The text form of graphs and plans: one line per node, made to be read, diffed and kept in snapshots.
 //!
+//! A line has the node's index, phase (F, R, B or U), layer, operation, inputs, outputs and updates:
+//!
 //! ```text
 //! entry micro_step
-//!   3 F layers.0   linear(n, model.layers.0.self_attn.q_proj.weight; h, b x2) -> q f32 (T, 64)
+//!      7 F   0 rope[heads=2](layers.0.attn.q, rope) -> layers.0.attn.q_turned f32 (T, 16)
 //! ```
 
 use crate::graph::{Graph, Node, Phase, Space, ValueId, ValueRole};
-use crate::op::Op;
 use crate::plan::{Buffer, Lifetime, Plan, Step};
 use std::fmt::Write;
 
@@ -129,7 +130,10 @@ fn render_node<'a>(
     };
     let layer = node.layer.map_or_else(|| "-".into(), |layer| layer.to_string());
     let inputs: Vec<&str> = node.inputs.iter().map(|id| name(*id)).collect();
-    let attributes = render_attributes(&node.op);
+    let mut attributes = node.op.attributes();
+    if !attributes.is_empty() {
+        attributes = format!("[{attributes}]");
+    }
     let mut text = format!("{phase} {layer:>3} {}{attributes}({})", node.op.name(), inputs.join(", "));
     let results: Vec<String> = results.collect();
     if !results.is_empty() {
@@ -140,12 +144,6 @@ fn render_node<'a>(
         text += &format!(" += {}", updates.join(", "));
     }
     text
-}
-
-/// Attributes in brackets, nothing where there are none.
-fn render_attributes(op: &Op) -> String {
-    let attributes = op.attributes();
-    if attributes.is_empty() { attributes } else { format!("[{attributes}]") }
 }
 
 fn line(text: &mut String, content: std::fmt::Arguments<'_>) {

@@ -45,7 +45,7 @@ pub fn graph(graph: &Graph) -> Vec<String> {
         for (index, node) in nodes.iter().enumerate() {
             let place = Place { entry: *entry, kind: "node", index, op: node.op.name() };
             check_node(graph, node, place, &defined, &fetched, &mut findings);
-            if brings_a_leaf(&node.op) {
+            if copies_a_leaf(&node.op) {
                 fetched.extend(&node.outputs);
             }
             for output in &node.outputs {
@@ -62,7 +62,7 @@ pub fn graph(graph: &Graph) -> Vec<String> {
         .entries
         .iter()
         .flat_map(|(_, nodes)| nodes)
-        .filter(|node| brings_a_leaf(&node.op))
+        .filter(|node| copies_a_leaf(&node.op))
         .flat_map(|node| node.outputs.iter().copied())
         .collect();
     for value in &graph.values {
@@ -85,13 +85,12 @@ pub fn graph(graph: &Graph) -> Vec<String> {
     findings
 }
 
-/// Whether an operation makes a copy of a leaf, rows of which others may read.
-fn brings_a_leaf(op: &Op) -> bool {
+/// Whether the output is a copy of a leaf. Like a leaf, it may have slices.
+fn copies_a_leaf(op: &Op) -> bool {
     matches!(op, Op::Fetch | Op::AllGather(_) | Op::Round { to: Some(_), .. } | Op::Widen)
 }
 
-/// What a rank stores of a divided leaf are its own rows, and nothing else of it can be used: some of them where each row
-/// is in one piece.
+/// A rank can use only its own rows of a divided leaf: any of them if rows are contiguous, otherwise all of them at once.
 fn check_own_rows(leaf: &Value, slice: &Value, first_row: usize, shard: Shard, findings: &mut Vec<String>) {
     let own = shard.own_rows(&leaf.ty);
     let is_own = match slice.ty.shape.0.first() {
@@ -225,12 +224,12 @@ fn check_node(
 /// Operands must be on the device, except those of transfers and inputs that an operation can read offloaded.
 fn check_spaces(graph: &Graph, node: &Node, place: Place, findings: &mut Vec<String>) {
     let stows = node.op == Op::Stow;
-    let updates_elsewhere = stows || matches!(node.op, Op::AdamWOnHost(_));
+    let writes_offloaded = stows || matches!(node.op, Op::AdamWOnHost(_));
     let inputs = node.inputs.iter().enumerate().map(|(index, id)| (*id, node.op.reads_offloaded(index)));
-    let results = node.outputs.iter().chain(&node.updates).map(|id| (*id, updates_elsewhere));
-    for (id, may_be_elsewhere) in inputs.chain(results) {
+    let results = node.outputs.iter().chain(&node.updates).map(|id| (*id, writes_offloaded));
+    for (id, may_be_offloaded) in inputs.chain(results) {
         let value = graph.value(id);
-        if value.space != Space::Device && !may_be_elsewhere {
+        if value.space != Space::Device && !may_be_offloaded {
             findings.push(format!("{place}: `{}` is on {}", value.name, value.space.name()));
         }
     }
@@ -241,13 +240,13 @@ fn check_spaces(graph: &Graph, node: &Node, place: Place, findings: &mut Vec<Str
     };
     let is_carried =
         |id: &ValueId| graph.value(*id).leaf().is_some_and(|leaf| matches!(leaf.kind, LeafKind::Carried(_)));
-    let is_worked_on = |id: &&ValueId| graph.value(**id).space == Space::Device && !is_carried(id);
-    if let Some(id) = offloaded.filter(is_worked_on) {
+    let is_resident = |id: &&ValueId| graph.value(**id).space == Space::Device && !is_carried(id);
+    if let Some(id) = offloaded.filter(is_resident) {
         findings.push(format!("{place}: `{}` is on the device already", graph.value(*id).name));
     }
 }
 
-/// Every access is inside its buffer and its lifetime, regions are in bounds, and no two live buffers overlap.
+/// Every access is inside its buffer and its lifetime, regions are in bounds, and no two buffers in use overlap.
 pub fn plan(plan: &Plan) -> Vec<String> {
     let mut findings = Vec::new();
     check_places(plan, &mut findings);
@@ -255,7 +254,8 @@ pub fn plan(plan: &Plan) -> Vec<String> {
     for entry in &plan.entries {
         let mut defined = Defined::default();
         for (index, step) in entry.steps.iter().enumerate() {
-            check_step(plan, entry.entry, index, step, &mut defined, &mut findings);
+            let place = Place { entry: entry.entry, kind: "step", index, op: step.op.name() };
+            check_step(plan, step, place, &mut defined, &mut findings);
         }
         check_transfers(plan, &entry.steps, &mut findings);
         check_laps(plan, entry, &mut findings);
@@ -263,8 +263,8 @@ pub fn plan(plan: &Plan) -> Vec<String> {
     findings
 }
 
-/// The steps of a lap run again for every micro-batch: what is not of one micro-batch alone must last from the first of
-/// them to the last, and a transfer of one micro-batch must be over before the next.
+/// The steps of a lap repeat for every micro-batch. A buffer that is also used outside of them must live for all of them,
+/// and a transfer must be complete before they repeat.
 fn check_laps(plan: &Plan, entry: &EntryPlan, findings: &mut Vec<String>) {
     let mut before = 0;
     for lap in &entry.laps {
@@ -284,7 +284,7 @@ fn check_laps(plan: &Plan, entry: &EntryPlan, findings: &mut Vec<String>) {
         }
         for index in each.clone().filter(|index| entry.steps[*index].op.is_transfer()) {
             if !entry.steps[index + 1..each.end].iter().any(|step| step.awaits.contains(&index)) {
-                findings.push(format!("transfer {index} is not over when its lap goes round"));
+                findings.push(format!("transfer {index} is not complete when its lap repeats"));
             }
         }
     }
@@ -310,38 +310,28 @@ fn check_places(plan: &Plan, findings: &mut Vec<String>) {
     }
 }
 
-/// Sweeps the buffers by offset; lifetimes are compared only where the bytes overlap.
+/// Sweeps the buffers of each space by offset; lifetimes are compared only if the bytes overlap.
 fn check_overlaps(plan: &Plan, findings: &mut Vec<String>) {
     for space in Space::ALL {
-        let here = |index: &usize| plan.buffers[*index].bytes > 0 && plan.buffers[*index].space == space;
-        check_overlaps_of(plan, (0..plan.buffers.len()).filter(here).collect(), findings);
-    }
-}
-
-fn check_overlaps_of(plan: &Plan, mut order: Vec<usize>, findings: &mut Vec<String>) {
-    order.sort_by_key(|&i| plan.buffers[i].offset);
-    let mut open: Vec<usize> = Vec::new();
-    for index in order {
-        let buffer = &plan.buffers[index];
-        open.retain(|&other| plan.buffers[other].end() > buffer.offset);
-        for &other in &open {
-            if plan.buffers[other].lifetime.meets(buffer.lifetime) {
-                findings.push(format!("buffers {other} and {index} overlap while both live"));
+        let is_in_space =
+            |index: &usize| plan.buffers[*index].bytes > 0 && plan.buffers[*index].space == space;
+        let mut order: Vec<usize> = (0..plan.buffers.len()).filter(is_in_space).collect();
+        order.sort_by_key(|index| plan.buffers[*index].offset);
+        let mut open: Vec<usize> = Vec::new();
+        for index in order {
+            let buffer = &plan.buffers[index];
+            open.retain(|other| plan.buffers[*other].end() > buffer.offset);
+            for other in &open {
+                if plan.buffers[*other].lifetime.meets(buffer.lifetime) {
+                    findings.push(format!("buffers {other} and {index} overlap while both live"));
+                }
             }
+            open.push(index);
         }
-        open.push(index);
     }
 }
 
-fn check_step(
-    plan: &Plan,
-    entry: Entry,
-    index: usize,
-    step: &Step,
-    defined: &mut Defined,
-    findings: &mut Vec<String>,
-) {
-    let place = Place { entry, kind: "step", index, op: step.op.name() };
+fn check_step(plan: &Plan, step: &Step, place: Place, defined: &mut Defined, findings: &mut Vec<String>) {
     for id in step.inputs.iter().chain(&step.outputs).chain(&step.updates) {
         let value = plan.value(*id);
         let Some(buffer) = value.buffer else {
@@ -352,13 +342,13 @@ fn check_step(
         if bytes > plan.buffer(buffer).bytes {
             findings.push(format!("{place}: `{}` needs {bytes} bytes, its buffer has fewer", value.name));
         }
-        check_alive(plan, entry, index, buffer, place, findings);
+        check_alive(plan, buffer, place, findings);
     }
     for id in step.inputs.iter().chain(&step.updates) {
         let value = plan.value(*id);
         let whole = value.role.whole(*id);
         let tile = tile_of(&value.ty).filter(|_| whole != *id);
-        let tokens = plan.extent_of(entry).tokens;
+        let tokens = plan.extent_of(place.entry).tokens;
         if plan.value(whole).role == ValueRole::Temp && !defined.holds(whole, tile, tokens) {
             findings.push(format!("{place}: `{}` is read before it is written", value.name));
         }
@@ -369,7 +359,7 @@ fn check_step(
         defined.write(value.role.whole(*output), tile);
     }
     if let Some(workspace) = step.workspace {
-        check_alive(plan, entry, index, workspace, place, findings);
+        check_alive(plan, workspace, place, findings);
     }
     check_aliases(plan, step, place, findings);
 }
@@ -381,8 +371,8 @@ enum Access {
 }
 
 /// Until a step waits for a transfer, no step may touch what it writes, change what it reads, or reuse the memory of
-/// either. A transfer that no step waits for ends with the entry point; one that only other transfers wait for is over
-/// for them alone.
+/// either. A transfer that no step waits for ends with the entry point; one that only other transfers wait for is complete
+/// for those alone.
 fn check_transfers(plan: &Plan, steps: &[Step], findings: &mut Vec<String>) {
     if !steps.iter().any(|step| step.op.is_transfer()) {
         return;
@@ -395,12 +385,12 @@ fn check_transfers(plan: &Plan, steps: &[Step], findings: &mut Vec<String>) {
     };
     let ends = ends_of_transfers(steps.iter().map(|step| (&step.op, step.awaits.as_slice())));
     // For each buffer, the transfers in progress that read or write it.
-    let mut under_way: Vec<Vec<(usize, Access, Range<usize>)>> = vec![vec![]; plan.buffers.len()];
+    let mut in_progress: Vec<Vec<(usize, Access, Range<usize>)>> = vec![vec![]; plan.buffers.len()];
     for (index, step) in steps.iter().enumerate() {
         let touched = touched_by(step);
         let mut disturbed = BTreeSet::new();
         for ((id, bytes), own) in &touched {
-            let open = &mut under_way[id.index()];
+            let open = &mut in_progress[id.index()];
             open.retain(|(transfer, ..)| ends[*transfer] > index);
             let disturbs = |(_, access, other): &&(usize, Access, Range<usize>)| {
                 let meets = other.start < bytes.end && bytes.start < other.end;
@@ -427,20 +417,13 @@ fn check_transfers(plan: &Plan, steps: &[Step], findings: &mut Vec<String>) {
                     id.0
                 ));
             }
-            under_way[id.index()].push((index, access, bytes));
+            in_progress[id.index()].push((index, access, bytes));
         }
     }
 }
 
-fn check_alive(
-    plan: &Plan,
-    entry: Entry,
-    step: usize,
-    id: BufferId,
-    place: Place,
-    findings: &mut Vec<String>,
-) {
-    if !plan.buffer(id).lifetime.covers(entry, step) {
+fn check_alive(plan: &Plan, id: BufferId, place: Place, findings: &mut Vec<String>) {
+    if !plan.buffer(id).lifetime.covers(place.entry, place.index) {
         findings.push(format!("{place}: buffer {} is used outside its lifetime", id.0));
     }
 }
@@ -519,7 +502,7 @@ mod tests {
         }
     }
 
-    /// A slice is rows of a leaf, not of an activation or of another slice.
+    /// A slice has rows of a leaf, not of an activation or of another slice.
     #[test]
     fn rows_of_anything_but_a_leaf_are_found() {
         let (mut graph, slice) = with_slice(2, 4);

@@ -1,7 +1,7 @@
-//! The closed words that recipes and data share: one enum per key that takes one of a fixed list.
+//! The keywords that recipes and data share: one enum for each key whose value is one of a fixed list of words.
 //!
 //! Parsing, rendering, hints and the key reference all read [`ClosedWord::WORDS`], so a new word is one line here.
-//! [`nearest`] finds the word that a mistyped one was meant to be.
+//! [`nearest`] finds the word that a mistyped one is most likely meant to be.
 //! Left out: keys that mix words with numbers or lists (`memory.recompute`, `adapter.layers`).
 
 use std::fmt;
@@ -82,7 +82,7 @@ closed_words! {
 
     /// Precision of matmuls and activations (`model.compute`).
     Compute {
-        /// The device's best.
+        /// The best that the device supports.
         Auto = "auto",
         /// 32-bit floats.
         F32 = "f32",
@@ -114,7 +114,7 @@ closed_words! {
         None = "none",
         /// Every bias of the model.
         All = "all",
-        /// Those of adapted linears.
+        /// The biases of adapted linears.
         LoraOnly = "lora_only",
     }
 
@@ -136,7 +136,7 @@ closed_words! {
 
     /// Which tokens carry a loss (`data.loss_on`).
     LossOn {
-        /// Of chat rows every turn of the assistant, of text every token, else the completion.
+        /// Every assistant turn in chat rows, every token in text rows, otherwise the completion.
         Auto = "auto",
         /// The answer that ends a sample.
         Completion = "completion",
@@ -176,11 +176,11 @@ closed_words! {
         Labels = "labels",
     }
 
-    /// What a row that cannot be used does to a run (`data.on_bad_row`).
+    /// What happens if rows cannot be used (`data.on_bad_row`).
     OnBadRow {
         /// All of them are reported, and the run is refused.
         Error = "error",
-        /// They are left out and counted.
+        /// They are skipped and counted.
         Skip = "skip",
     }
 
@@ -246,7 +246,7 @@ closed_words! {
 }
 
 impl BaseFormat {
-    /// The format under this precision: products in fp8 take weights in fp8.
+    /// The format with this precision: matmuls in fp8 need weights in fp8.
     pub fn for_compute(self, compute: Compute) -> BaseFormat {
         match (self, compute) {
             (BaseFormat::AsStored, Compute::Fp8) => BaseFormat::Fp8,

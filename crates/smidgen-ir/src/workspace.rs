@@ -1,4 +1,4 @@
-//! Scratch memory of one step: the CPU's and the GPU's size of an operation stand next to each other.
+//! Scratch memory of one step: for each operation its size on a CPU and on a GPU, next to each other.
 //!
 //! The planner reserves the scratch and a device refuses a plan that gives it less, so both call this function. The sizes
 //! themselves are in `workspace_cpu.rs` and `workspace_cuda.rs`, where kernels read them too.
@@ -11,12 +11,12 @@ use crate::workspace_cpu::{self as cpu_sizes, CpuStep, aligned_floats};
 use crate::workspace_cuda::{self as gpu_sizes, CudaStep, MATMUL_BYTES};
 use std::ops::Range;
 
-/// What a plan is made for, as far as scratch depends on it.
+/// The properties of a plan that scratch sizes depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
     pub device: DeviceKind,
     pub precision: Precision,
-    /// Threads of the CPU device; GPUs have no use for it.
+    /// Threads of a CPU; unused on a GPU.
     pub threads: usize,
 }
 
@@ -166,7 +166,7 @@ struct StepInputs<'a> {
 }
 
 impl<'a> StepInputs<'a> {
-    /// For the sum of the squares of some inputs.
+    /// Scratch for the sum of the squares of some inputs.
     fn squares(&self, summed: Range<usize>) -> usize {
         self.scratch(
             |cpu| {

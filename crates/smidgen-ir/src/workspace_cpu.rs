@@ -15,14 +15,15 @@ pub const COLUMN_BLOCK: usize = 384;
 pub const ROW_BLOCK: usize = 64;
 /// Depth of a packed block of a bf16 matmul.
 pub const BF16_DEPTH: usize = 896;
-/// bf16 elements of a packed block of its left operand, ...
+/// bf16 elements of a packed block of the left operand of a bf16 matmul.
 pub const BF16_LEFT: usize = BF16_DEPTH * 512;
-/// ... and of its right operand.
+/// bf16 elements of a packed block of the right operand of a bf16 matmul.
 pub const BF16_RIGHT: usize = BF16_DEPTH * 768;
-/// An f32 matmul on a bf16 unit splits each number into several of bf16. Depth of its packed blocks, ...
+/// Depth of a packed block of a split matmul: an f32 matmul on a bf16 unit, which splits each number into several of bf16.
 pub const SPLIT_DEPTH: usize = 320;
-/// ... rows of its left operand, and columns of the right one that each thread packs for itself.
+/// Rows of a packed block of the left operand of a split matmul.
 pub const SPLIT_ROWS: usize = 512;
+/// Columns of the right operand of a split matmul that each thread packs for itself.
 pub const SPLIT_COLUMNS: usize = 64;
 /// bf16 numbers that together represent one f32.
 pub const SPLIT_PLANES: usize = 3;
@@ -74,8 +75,8 @@ pub const fn attention_thread_floats(group: usize, head_dim: usize) -> usize {
     (6 * KEY_BLOCK + 2 * QUERY_BLOCK) * head_dim + 2 * QUERY_BLOCK * KEY_BLOCK + 2 * group * QUERY_BLOCK
 }
 
-/// What one thread of attention needs in addition if its matmuls are bf16: a packed operand on either side, of at most
-/// `KEY_BLOCK` rows or columns and a depth of `KEY_BLOCK` or a head.
+/// What one thread of attention needs in addition if its matmuls are bf16: one packed operand for each side, of at most
+/// `KEY_BLOCK` rows or columns and a depth of `KEY_BLOCK` or the head size.
 pub const fn bf16_attention_thread_floats(head_dim: usize) -> usize {
     let depth = head_dim.next_multiple_of(32);
     KEY_BLOCK * if depth > KEY_BLOCK { depth } else { KEY_BLOCK }

@@ -16,12 +16,12 @@ pub const HEAD_ROWS: usize = 16_384;
 /// The columns of an adapter next to a weight begin and end at multiples of this.
 pub const COLUMN_STEP: usize = 8;
 
-/// Columns that an adapter of a rank takes next to a matrix.
+/// Columns that an adapter of this rank occupies next to a matrix.
 pub const fn spare_columns(rank: usize) -> usize {
     rank.next_multiple_of(COLUMN_STEP)
 }
 
-/// Whether a product with a weight of this storage and size is formed in fp8: cuBLASLt wants multiples of 16 there. Other
+/// Whether a matmul with a weight of this storage and size runs in fp8, for which cuBLASLt requires multiples of 16. Other
 /// weights are decoded.
 pub fn multiplies_in_fp8(precision: Precision, storage: Storage, rows: usize, columns: usize) -> bool {
     let fits = rows.is_multiple_of(16) && columns.is_multiple_of(16);
@@ -56,7 +56,7 @@ impl CudaStep<'_> {
         }
     }
 
-    /// Bytes of a weight decoded to the element type of matmuls, with room for an adapter of that rank; 0 if the weight
+    /// Bytes of a weight decoded to the element type of matmuls, with room for an adapter of this rank; 0 if the weight
     /// is stored in that type.
     pub fn decoded_bytes(&self, input: usize, rank: usize) -> usize {
         let (rows, columns) = self.size(input);
@@ -67,8 +67,8 @@ impl CudaStep<'_> {
         align_up((rows + spare) * (columns + spare) * self.element().bytes())
     }
 
-    /// Bytes that a weight needs in front of its product with an input: that of [`CudaStep::decoded_bytes`], or in fp8 the
-    /// rounded input, where that is not rounded before.
+    /// Scratch for the operands of a matmul: the decoded weight ([`CudaStep::decoded_bytes`]), or in fp8 the rounded input,
+    /// unless an earlier step has rounded it.
     pub fn operand_bytes(&self, input: usize, weight: usize, rank: usize) -> usize {
         let (rows, columns) = self.size(input);
         match self.is_fp8(weight) {
@@ -78,7 +78,7 @@ impl CudaStep<'_> {
         }
     }
 
-    /// The same for the gradient of the input, where a weight in fp8 is transposed too.
+    /// Scratch for the operands of the gradient of the input, which also needs a weight in fp8 transposed.
     pub fn gradient_operand_bytes(&self, gradient: usize, weight: usize, rank: usize) -> usize {
         let (rows, columns) = self.size(weight);
         let transposed = if self.is_fp8(weight) { rounded_bytes(columns, rows) } else { 0 };
@@ -90,7 +90,7 @@ impl CudaStep<'_> {
         multiplies_in_fp8(self.precision, self.inputs[weight].storage, rows, columns)
     }
 
-    /// Bytes of the decoded head (input 1), which is decoded some rows at a time.
+    /// Bytes of the decoded head (input 1), which is decoded at most [`HEAD_ROWS`] rows at a time.
     pub fn decoded_head_bytes(&self) -> usize {
         let (rows, columns) = self.size(1);
         if self.decoded_bytes(1, 0) == 0 {
@@ -135,9 +135,9 @@ pub const fn partial_sums_bytes(rows: usize, columns: usize, least: usize) -> us
     align_up(4 * columns * if partials < MOST_PARTIALS { partials } else { MOST_PARTIALS })
 }
 
-/// Cached positions that a block of a shared query takes.
+/// Cached positions per block, if several blocks share a query.
 pub const CACHE_PIECE: usize = 256;
-/// Up to this many queries are shared by several blocks.
+/// Up to this many queries, several blocks share each query.
 pub const MOST_SHARED_QUERIES: usize = 8;
 
 /// Partial results of attention over a cache of `positions` per sequence: the sums of each piece of a shared query, its
@@ -192,8 +192,8 @@ pub const fn attention_floats_bytes(tokens: usize, shape: &AttentionShape) -> us
     align_up(4 * shape.heads * tokens)
 }
 
-/// Blocks for the gradients of k and v that fill a large GPU twice, whatever the segments: one block then has at most half
-/// of the average work of 264 blocks.
+/// The wanted number of blocks for the gradients of k and v. It keeps a large GPU busy for any segments: one block then has
+/// at most half of the average work of 264 blocks.
 const KEY_BLOCKS: usize = 1024;
 
 /// Into how many parts the query heads of a key head are split for the gradients of k and v; each part has its own blocks.
@@ -342,7 +342,7 @@ impl AdapterGradCut {
     }
 }
 
-/// Tokens of one partial sum, if `wanted` sums are wanted and there is room for `most`.
+/// Tokens per partial sum, for up to `wanted` sums if there is room for `most`.
 const fn range_tokens(tokens: usize, wanted: usize, most: usize) -> usize {
     let most = if most < MOST_RANGES { most } else { MOST_RANGES };
     let ranges = at_least(if wanted < most { wanted } else { most }, 1);
@@ -418,7 +418,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn partial_sums_fit_whatever_the_rows_and_the_groups_of_a_row() {
+    fn partial_sums_fit_for_any_rows_and_groups() {
         let columns = 24;
         for least in [NORM_GROUPS_PER_PARTIAL, BIAS_ROWS_PER_PARTIAL] {
             let mut before = 0;
@@ -473,7 +473,7 @@ mod tests {
     const GROUPED: AttentionShape =
         AttentionShape { heads: 28, kv_heads: 4, head_dim: 128, scale: 1.0, window: None, softcap: None };
 
-    /// 4 · 32 blocks without parts, 4 · 64, 4 · 128 and 4 · 256; seven heads are seven parts at most.
+    /// There are 4 · 32 blocks without parts, 4 · 64, 4 · 128 and 4 · 256. Seven heads give at most seven parts.
     #[test]
     fn few_long_blocks_of_keys_are_cut_into_parts() {
         let parts = [1, 2048, 4096, 8192, 16_384].map(|tokens| attention_parts(tokens, &GROUPED));
@@ -482,7 +482,7 @@ mod tests {
         assert_eq!(attention_parts(0, &GROUPED), 1);
     }
 
-    /// Fewer than 2048 tiles of keys and of values, of 64 rows each.
+    /// There are fewer than 2048 tiles of keys and of values, of 64 rows each.
     #[test]
     fn parts_take_a_bounded_scratch() {
         for tokens in (0..40_000).step_by(37) {

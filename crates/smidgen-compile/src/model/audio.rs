@@ -2,21 +2,21 @@
 //!
 //! Sound becomes rows of 80 ms: eight mel frames, which three strided convolutions join. Conformer blocks follow, then
 //! the projector to the decoder's channels. Names are those of transformers' checkpoints.
-//! Convolutions of width 1 are linears, and a convolution's weight is a matrix of a row per channel.
-//! Left out: the second projector, which is for sound together with images, and everything that sees.
+//! Convolutions of width 1 are linears, and a convolution's weight is a matrix with one row per channel.
+//! Left out: the second projector, which is for sound together with images, and the vision encoder.
 
 use super::tensors::{Linear, Tensor};
 use smidgen_ir::Shape;
 pub use smidgen_ir::audio_rows::FRAMES_OF_ROW as FRAMES;
 
-/// In front of the names of everything that hears.
+/// Prefix of the names of audio tensors.
 pub const AUDIO: &str = "model.embed_tokens_extend.audio_embed";
-/// In front of the names of what is neither the decoder nor hears.
+/// Prefix of the names of all tensors outside the decoder, audio and vision.
 pub const OTHER_SENSES: &str = "model.embed_tokens_extend.";
 pub const GLOBAL_MEAN: &str = "model.embed_tokens_extend.audio_embed.encoder.encoder_embedding.global_mean";
 pub const GLOBAL_INVERSE_DEVIATION: &str =
     "model.embed_tokens_extend.audio_embed.encoder.encoder_embedding.global_invstd";
-/// Added to the scores of attention, by distance and head.
+/// The bias that is added to attention scores, by distance and head.
 pub const RELATIVE_BIAS: &str =
     "model.embed_tokens_extend.audio_embed.encoder.relative_attention_bias_layer.bias_values.weight";
 /// The linears of the projector.
@@ -25,7 +25,7 @@ pub const PROJECTOR: [&str; 2] = [
     "model.embed_tokens_extend.audio_embed.down_proj_for_speech",
 ];
 
-/// Whether a module or a tensor is the projector's.
+/// Whether a module or a tensor belongs to the projector.
 pub fn is_of_projector(path: &str) -> bool {
     PROJECTOR.iter().any(|module| path.starts_with(module))
 }
@@ -44,23 +44,23 @@ pub struct AudioSpec {
     pub conv_channels: usize,
     /// The largest distance with a bias of its own.
     pub max_distance: usize,
-    /// The token whose embeddings sound replaces.
+    /// The token id whose embeddings are replaced by sound.
     pub token: u32,
     /// Channels of the decoder.
     pub decoder_hidden: usize,
 }
 
-/// What the rows of sound are when they reach a program.
+/// The form of the audio rows that the host provides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AudioInput {
     /// There is no sound.
     #[default]
     None,
-    /// Embeddings, as the projector leaves them.
+    /// Embeddings: outputs of the projector.
     Embeddings,
-    /// What the encoder leaves: the projector is part of the program.
+    /// Outputs of the encoder; the projector is part of the program.
     Encoded,
-    /// What the convolutions leave: the blocks and the projector are part of the program.
+    /// Outputs of the strided convolutions; the blocks and the projector are part of the program.
     Subsampled,
 }
 
@@ -73,7 +73,7 @@ impl AudioSpec {
         format!("{AUDIO}.encoder.embed.{module}")
     }
 
-    /// Channels of an audio row of this kind; none where there is no sound.
+    /// Channels of an audio row of this form; 0 if there is no sound.
     pub fn width(&self, input: AudioInput) -> usize {
         match input {
             AudioInput::None => 0,
@@ -107,7 +107,7 @@ impl AudioSpec {
         all.map(|(path, n, k)| Linear { path, n, k, bias: true, layer: None }).collect()
     }
 
-    /// The tensors of the strided convolutions and the linear behind them.
+    /// The tensors of the strided convolutions and the linear after them.
     fn subsampling_tensors(&self) -> Vec<Tensor> {
         let c = self.conv_channels;
         let convolutions = [("conv.0", 9), ("conv.2", 9), ("conv.3", c), ("conv.5", 9), ("conv.6", c)];
@@ -127,7 +127,7 @@ impl AudioSpec {
         tensors
     }
 
-    /// The tensors that a program with rows of this kind has.
+    /// The tensors of a program that reads rows of this form.
     pub fn program_tensors(&self, input: AudioInput) -> Vec<Tensor> {
         match input {
             AudioInput::None | AudioInput::Embeddings => vec![],
@@ -138,7 +138,7 @@ impl AudioSpec {
         }
     }
 
-    /// The tensors of the program that makes such rows.
+    /// The tensors of the program that makes rows of this form.
     pub fn encoding_tensors(&self, input: AudioInput) -> Vec<Tensor> {
         let mut tensors = self.subsampling_tensors();
         if let AudioInput::Embeddings | AudioInput::Encoded = input {
@@ -182,7 +182,7 @@ impl AudioSpec {
         tensors
     }
 
-    /// Every tensor that hears.
+    /// All audio tensors.
     pub fn tensors(&self) -> Vec<Tensor> {
         let mut tensors = self.encoding_tensors(AudioInput::Embeddings);
         for name in [GLOBAL_MEAN, GLOBAL_INVERSE_DEVIATION] {

@@ -1,4 +1,4 @@
-//! Typed reading of a `config.json`: each key is checked where it is read, and named when it is wrong.
+//! Typed reading of a `config.json`: each key is checked when it is read, and errors name the key.
 //!
 //! Both spellings are understood: `rope_theta` + `rope_scaling` + `torch_dtype`, and the newer
 //! `rope_parameters` + `dtype`. `null` means absent.
@@ -10,7 +10,7 @@ use smidgen_ir::{DType, RopeScaling, RopeSpec};
 #[derive(Clone, Copy, Debug)]
 pub struct Config<'a> {
     map: &'a Map<String, Value>,
-    /// What stands before a key in messages: empty, or the name of the table that holds it.
+    /// The prefix of keys in messages: empty, or the name of the table with a dot.
     prefix: &'static str,
 }
 
@@ -38,12 +38,12 @@ impl<'a> Config<'a> {
         Ok(self.typed(key, "true or false", Value::as_bool)?.unwrap_or(default))
     }
 
-    /// A number above 0 that stays one in f32, in which the devices compute.
+    /// A number that is above 0 and finite in f32, because devices compute in f32.
     pub fn number(&self, key: &str) -> Result<Option<f64>, ModelError> {
         self.typed(key, "a number above 0 that f32 can hold", positive)
     }
 
-    /// A cap of scores or logits: `default` where the key is absent, none where it is null.
+    /// A cap of scores or logits: `default` if the key is absent, `None` if it is null.
     pub fn cap(&self, key: &str, default: Option<f32>) -> Result<Option<f32>, ModelError> {
         match self.map.contains_key(key) {
             true => Ok(self.number(key)?.map(|cap| cap as f32)),
@@ -62,7 +62,7 @@ impl<'a> Config<'a> {
         self.size(key)?.ok_or(ModelError::Missing { key })
     }
 
-    /// A dimension of the model: the bytes of everything that is made of them can still be counted.
+    /// A dimension of the model. The limit keeps byte counts of tensors from overflowing.
     pub fn dimension(&self, key: &str) -> Result<Option<usize>, ModelError> {
         self.at_most(key, MOST_CHANNELS, "sizes up to 4194304")
     }
@@ -78,7 +78,7 @@ impl<'a> Config<'a> {
     fn at_most(&self, key: &str, most: usize, supported: &'static str) -> Result<Option<usize>, ModelError> {
         match self.size(key)? {
             Some(size) if size > most => {
-                Err(ModelError::Unsupported { key: self.key(key), got: size.to_string(), supported })
+                Err(ModelError::unsupported(self.key(key), size.to_string(), supported))
             }
             size => Ok(size),
         }
@@ -99,28 +99,24 @@ impl<'a> Config<'a> {
         read(value).map(Some).ok_or_else(|| wrong(&self.key(key), expected, value))
     }
 
-    /// Refuses a key that is present with any value but those that change nothing.
+    /// Refuses a key that has any value but those that change nothing.
     pub fn refuse(&self, key: &str, harmless: &[Value], supported: &'static str) -> Result<(), ModelError> {
         match self.get(key) {
             Some(value) if !harmless.contains(value) => {
-                Err(ModelError::Unsupported { key: self.key(key), got: shortened(value), supported })
+                Err(ModelError::unsupported(self.key(key), shortened(value), supported))
             }
             _ => Ok(()),
         }
     }
 
-    /// The element type that the weights are stored in, `f32` where nothing says so.
+    /// The element type of the stored weights; `f32` if the config has none.
     pub fn stored_dtype(&self) -> Result<DType, ModelError> {
         let key = if self.get("dtype").is_some() { "dtype" } else { "torch_dtype" };
         match self.text(key)? {
             None | Some("float32") => Ok(DType::F32),
             Some("bfloat16") => Ok(DType::Bf16),
             Some("float16") => Ok(DType::F16),
-            Some(other) => Err(ModelError::Unsupported {
-                key: key.into(),
-                got: other.into(),
-                supported: "float32, bfloat16, float16",
-            }),
+            Some(other) => Err(ModelError::unsupported(key, other, "float32, bfloat16, float16")),
         }
     }
 
@@ -132,7 +128,7 @@ impl<'a> Config<'a> {
         self.rope_of_table(newer.or(older), theta, head_dim)
     }
 
-    /// The rotary embedding that a table describes; `theta` and the share of turned channels may stand outside.
+    /// The rotary embedding of a table; `theta` and the share of rotated channels may also be outside the table.
     pub fn rope_of_table(
         &self,
         table: Option<Config<'a>>,
@@ -147,11 +143,8 @@ impl<'a> Config<'a> {
         };
         let dim = (head_dim as f64 * share) as usize;
         if share > 1.0 || !dim.is_multiple_of(2) || dim == 0 {
-            return Err(ModelError::Unsupported {
-                key: "partial_rotary_factor".into(),
-                got: share.to_string(),
-                supported: "a share of the head that is an even number of channels",
-            });
+            let supported = "a share of the head that is an even number of channels";
+            return Err(ModelError::unsupported("partial_rotary_factor", share.to_string(), supported));
         }
         let plain = RopeSpec::plain(theta as f32, dim);
         table.map_or(Ok(plain.clone()), |table| table.scaled_rope(plain, self))
@@ -182,18 +175,15 @@ impl<'a> Config<'a> {
             },
             "longrope" => return self.longrope(plain, config, is_phi),
             other => {
-                return Err(ModelError::Unsupported {
-                    key: self.key(key),
-                    got: other.into(),
-                    supported: "default, linear, llama3, longrope",
-                });
+                let supported = "default, linear, llama3, longrope";
+                return Err(ModelError::unsupported(self.key(key), other, supported));
             }
         };
         Ok(RopeSpec { scaling, ..plain })
     }
 
-    /// The cosines and sines grow by √(1 + ln(factor) / ln(original)), for short samples too. What stands at the
-    /// top of the config wins over the table.
+    /// Cosines and sines are scaled by √(1 + ln(factor) / ln(original)), for short samples too. Keys at the top of the
+    /// config win over those of the table.
     fn longrope(&self, plain: RopeSpec, config: &Config<'_>, is_phi: bool) -> Result<RopeSpec, ModelError> {
         let key = "original_max_position_embeddings";
         let original_max_positions = match config.size(key)? {
@@ -235,7 +225,7 @@ impl<'a> Config<'a> {
         })
     }
 
-    /// Which layers slide, where `layer_types` says so.
+    /// Which layers have a sliding window, if `layer_types` says so.
     pub fn sliding_layers(&self, layers: usize) -> Result<Option<Vec<bool>>, ModelError> {
         let key = "layer_types";
         let expected = "a list of sliding_attention and full_attention";
@@ -247,11 +237,7 @@ impl<'a> Config<'a> {
         let slides = list.iter().map(|word| match word.as_str() {
             Some("sliding_attention") => Ok(true),
             Some("full_attention") => Ok(false),
-            _ => Err(ModelError::Unsupported {
-                key: key.into(),
-                got: shortened(word),
-                supported: "sliding_attention, full_attention",
-            }),
+            _ => Err(ModelError::unsupported(key, shortened(word), "sliding_attention, full_attention")),
         });
         Ok(Some(slides.collect::<Result<_, _>>()?))
     }

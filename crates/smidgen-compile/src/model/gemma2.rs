@@ -1,7 +1,7 @@
 //! `model_type = "gemma2"`: Gemma 2.
 //!
-//! Norms multiply by 1 + weight and stand before and behind attention and MLP; embeddings are scaled by √C;
-//! scores and logits are capped; even layers slide. [`read_like_gemma`] is what Gemma 3 shares with it.
+//! Norms multiply by 1 + weight and are before and after attention and MLP; embeddings are scaled by √C; scores and logits
+//! are capped; even layers have a sliding window. Gemma 3 shares [`read_like_gemma`].
 
 use super::config::Config;
 use super::llama::{activation, read_like_llama};
@@ -13,26 +13,23 @@ use smidgen_ir::Norm;
 pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
     let spec = read_like_gemma("gemma2", config)?;
     let window = config.size("sliding_window")?.unwrap_or(4096);
-    let slides = match config.sliding_layers(spec.layers)? {
-        Some(slides) => slides,
-        None => (0..spec.layers).map(|layer| layer % 2 == 0).collect(),
-    };
-    let attention = |slides: bool| LayerAttention { window: slides.then_some(window), rope: 0 };
+    let slides = config.sliding_layers(spec.layers)?;
+    let slides = slides.unwrap_or_else(|| (0..spec.layers).map(|layer| layer % 2 == 0).collect());
     Ok(DecoderSpec {
-        attention: slides.into_iter().map(attention).collect(),
+        attention: LayerAttention::sliding(slides, window),
         attention_softcap: config.cap("attn_logit_softcapping", Some(50.0))?,
         logit_softcap: config.cap("final_logit_softcapping", Some(30.0))?,
         ..spec
     })
 }
 
-/// What the models of the family spell alike; every layer sees everything, nothing is capped.
+/// Reads the keys that the models of the family share. No windows and no caps.
 pub fn read_like_gemma(model_type: &str, config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
     config.refuse("use_bidirectional_attention", &[json!(false)], "false")?;
-    // Where it is absent the reference takes 256, not a share of the hidden size: better to have it said.
+    // If it is absent, the reference uses 256 and not a share of the hidden size, so it is required here.
     config.required_size("head_dim")?;
     let key = if config.get("hidden_activation").is_some() { "hidden_activation" } else { "hidden_act" };
-    // Early files say `gelu` there and mean the approximation by tanh, as the reference does.
+    // Early files say `gelu`, which the reference reads as the approximation by tanh.
     let name = match config.text(key)? {
         None | Some("gelu") => "gelu_pytorch_tanh",
         Some(name) => name,

@@ -1,15 +1,15 @@
 //! `model_type = "gemma3_text"`: the text models of Gemma 3.
 //!
-//! Gemma 2 without caps, with norms of queries and keys, and two rotary embeddings: sliding layers turn by
-//! their own base, the others, every sixth unless the config says so, by the large one. A checkpoint with
-//! a vision part calls itself `gemma3` and is refused.
+//! Gemma 2 without caps, with norms of queries and keys, and two rotary embeddings: one for sliding layers, and one with a
+//! larger base for the others, which are every sixth by default. A checkpoint with a vision part has the type `gemma3` and
+//! is refused.
 
 use super::config::Config;
 use super::gemma2::read_like_gemma;
 use super::spec::{DecoderSpec, LayerAttention};
 use crate::error::ModelError;
 
-/// Places in `ropes`.
+/// Indices into `ropes`.
 const FULL: usize = 0;
 const SLIDING: usize = 1;
 

@@ -1,8 +1,7 @@
-//! `model_type = "llama"`: Llama 2 and 3, SmolLM2, TinyLlama and everything else that calls itself so.
+//! `model_type = "llama"`: Llama 2 and 3, SmolLM2, TinyLlama and all others of this type.
 //!
-//! Grouped heads, tied or untied head, an explicit `head_dim`, optional biases, and the rotary
-//! embeddings `default`, `linear` and `llama3`. The dialects that differ from it in a few places begin
-//! with [`read_like_llama`].
+//! Grouped heads, tied or untied head, an explicit `head_dim`, optional biases, and the rotary embeddings `default`,
+//! `linear` and `llama3`. Similar model types start from [`read_like_llama`] and change what differs.
 
 use super::config::Config;
 use super::spec::{DecoderSpec, LayerAttention};
@@ -16,7 +15,7 @@ pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
     Ok(DecoderSpec { qkv_bias: biases, output_bias: biases, ..read_like_llama("llama", config)? })
 }
 
-/// What all relatives of Llama spell alike: no biases in attention, no norms of queries, no window.
+/// Reads the keys that all model types similar to Llama share. No biases in attention, no norms of queries, no window.
 pub fn read_like_llama(model_type: &str, config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
     refuse_quantization(config)?;
     config.refuse("pretraining_tp", &[json!(1)], "1")?;
@@ -35,18 +34,16 @@ pub fn read_like_llama(model_type: &str, config: &Config<'_>) -> Result<DecoderS
         None if hidden.is_multiple_of(heads) => hidden / heads,
         None => {
             let what =
-                format!("hidden size {hidden} is no multiple of {heads} heads and there is no `head_dim`");
+                format!("hidden size {hidden} is not a multiple of {heads} heads, and `head_dim` is missing");
             return Err(ModelError::Contradiction { what });
         }
     };
     if heads * head_dim > 1 << 22 {
         let supported = "heads with up to 4194304 channels in all";
-        let key = "num_attention_heads".to_string();
-        return Err(ModelError::Unsupported { key, got: heads.to_string(), supported });
+        return Err(ModelError::unsupported("num_attention_heads", heads.to_string(), supported));
     }
     if !head_dim.is_multiple_of(2) || head_dim > 256 {
-        let supported = "even sizes up to 256";
-        return Err(ModelError::Unsupported { key: "head_dim".into(), got: head_dim.to_string(), supported });
+        return Err(ModelError::unsupported("head_dim", head_dim.to_string(), "even sizes up to 256"));
     }
     let layers = config.required_layers("num_hidden_layers")?;
     Ok(DecoderSpec {
@@ -83,27 +80,18 @@ pub fn read_like_llama(model_type: &str, config: &Config<'_>) -> Result<DecoderS
 /// refused by name.
 fn refuse_quantization(config: &Config<'_>) -> Result<(), ModelError> {
     let Some(table) = config.table("quantization_config", "quantization_config.")? else { return Ok(()) };
-    let supported = "bitsandbytes, fp8";
+    let refused = |key: &str, got: &str, supported| {
+        Err(ModelError::unsupported(format!("quantization_config.{key}"), got, supported))
+    };
     match table.text("quant_method")? {
         Some("bitsandbytes") if table.flag("load_in_4bit", false)? => Ok(()),
-        Some("bitsandbytes") => Err(ModelError::Unsupported {
-            key: "quantization_config.load_in_4bit".into(),
-            got: "false".into(),
-            supported: "true",
-        }),
+        Some("bitsandbytes") => refused("load_in_4bit", "false", "true"),
         Some("fp8") => match table.get("weight_block_size") {
             Some(size) if *size == json!([FP8_BLOCK, FP8_BLOCK]) => Ok(()),
-            other => Err(ModelError::Unsupported {
-                key: "quantization_config.weight_block_size".into(),
-                got: other.map_or_else(|| "none".into(), ToString::to_string),
-                supported: "[128,128]",
-            }),
+            Some(other) => refused("weight_block_size", &other.to_string(), "[128,128]"),
+            None => refused("weight_block_size", "none", "[128,128]"),
         },
-        other => Err(ModelError::Unsupported {
-            key: "quantization_config.quant_method".into(),
-            got: other.unwrap_or("unknown").into(),
-            supported,
-        }),
+        other => refused("quant_method", other.unwrap_or("unknown"), "bitsandbytes, fp8"),
     }
 }
 
@@ -111,11 +99,7 @@ pub fn activation(key: &str, name: &str) -> Result<Activation, ModelError> {
     match name {
         "silu" | "swish" => Ok(Activation::Silu),
         "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
-        other => Err(ModelError::Unsupported {
-            key: key.into(),
-            got: other.into(),
-            supported: "silu, gelu_pytorch_tanh",
-        }),
+        other => Err(ModelError::unsupported(key, other, "silu, gelu_pytorch_tanh")),
     }
 }
 

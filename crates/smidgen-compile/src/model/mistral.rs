@@ -1,7 +1,7 @@
 //! `model_type = "mistral"`: Mistral 7B and its relatives.
 //!
-//! Llama in which every layer slides where `sliding_window` is set: a query sees that many keys, itself
-//! included. From v0.2 on it is null and all keys are seen.
+//! Llama with a sliding window in every layer if `sliding_window` is set: a query sees that many keys, its own included.
+//! From v0.2 on it is null, and a query sees all keys up to its own.
 
 use super::config::Config;
 use super::llama::read_like_llama;

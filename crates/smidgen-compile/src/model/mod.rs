@@ -1,6 +1,6 @@
-//! Models: a `config.json` becomes a [`spec::DecoderSpec`], one file a `model_type`.
+//! Models: turns a `config.json` into a [`spec::DecoderSpec`], with one file per `model_type`.
 //!
-//! One decoder, many dialects: a dialect only reads its config; the graph builder knows none of them.
+//! A model file only reads its config. The graph builder reads the `DecoderSpec` and knows no model type.
 
 pub mod audio;
 pub mod config;
@@ -22,7 +22,7 @@ use spec::DecoderSpec;
 
 type ReadSpec = fn(&Config) -> Result<DecoderSpec, ModelError>;
 
-const DIALECTS: [(&str, ReadSpec); 9] = [
+const MODEL_TYPES: [(&str, ReadSpec); 9] = [
     ("llama", llama::read_spec),
     ("qwen2", qwen2::read_spec),
     ("qwen3", qwen3::read_spec),
@@ -38,11 +38,11 @@ const DIALECTS: [(&str, ReadSpec); 9] = [
 pub fn read_spec(config: &serde_json::Value) -> Result<DecoderSpec, ModelError> {
     let config = Config::new(config)?;
     let model_type = config.text("model_type")?.ok_or(ModelError::Missing { key: "model_type" })?;
-    match DIALECTS.iter().find(|(name, _)| *name == model_type) {
+    match MODEL_TYPES.iter().find(|(name, _)| *name == model_type) {
         Some((_, read)) => read(&config),
         None => Err(ModelError::UnknownArchitecture {
             model_type: model_type.to_string(),
-            supported: DIALECTS.map(|(name, _)| name).join(", "),
+            supported: MODEL_TYPES.map(|(name, _)| name).join(", "),
         }),
     }
 }

@@ -1,8 +1,7 @@
 //! `model_type = "phi3"`: Phi-3, Phi-3.5 and Phi-4-mini.
 //!
-//! Llama whose q, k and v are one linear and gate and up another, with a window in every layer where
-//! `sliding_window` is set, perhaps a share of each head that is turned, and longrope: short or long
-//! factors by the length of each sample.
+//! Llama whose q, k and v are one linear and gate and up another. Every layer has a window if `sliding_window` is set. Only
+//! a share of each head may be rotated, and longrope uses short or long factors by the length of each sample.
 
 use super::config::Config;
 use super::llama::read_like_llama;

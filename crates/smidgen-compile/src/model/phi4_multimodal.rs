@@ -1,8 +1,8 @@
 //! `model_type = "phi4_multimodal"`: Phi-4-multimodal in the layout of transformers.
 //!
-//! The decoder is that of Phi-4-mini. The audio encoder is read from `audio_config`, whose sizes come from the file and
-//! not from defaults, because the published ones differ from those of the class. Images are not supported: what sees
-//! stays on disk.
+//! The decoder is that of Phi-4-mini. The sizes of the audio encoder must be in `audio_config`: there are no defaults,
+//! because the published sizes differ from those of the class. Images are not supported, so the vision encoder is not
+//! loaded.
 
 use super::audio::{AudioSpec, FRAMES};
 use super::config::Config;
@@ -11,7 +11,7 @@ use super::spec::DecoderSpec;
 use crate::error::ModelError;
 use serde_json::json;
 
-/// Of the published tokenizer, for configs that do not say.
+/// The token id of the published tokenizer, for configs without one.
 const AUDIO_TOKEN: usize = 200_011;
 
 pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
@@ -35,7 +35,7 @@ pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
     Ok(DecoderSpec { model_type: "phi4_multimodal".into(), audio: audio.transpose()?, ..spec })
 }
 
-/// Where one spelling of the config has what the audio encoder is made of.
+/// Where one spelling of the config has the sizes of the audio encoder.
 pub struct AudioConfig<'a, 'b> {
     pub encoder: &'a Config<'b>,
     pub hidden: &'static str,
@@ -69,7 +69,7 @@ impl AudioConfig<'_, '_> {
     }
 }
 
-/// What both spellings of the config have in common, and may not say otherwise.
+/// Refuses values of keys that both spellings share and that are not supported.
 fn check_audio(config: &Config<'_>, hidden: usize, heads: usize) -> Result<(), ModelError> {
     for key in ["activation", "conv_activation", "conv_glu_type"] {
         config.refuse(key, &[json!("swish"), json!("silu")], "swish")?;

@@ -1,7 +1,7 @@
 //! `model_type = "phi4mm"`: Phi-4-multimodal as published, with its audio encoder under `audio_processor`.
 //!
-//! The same model as `phi4_multimodal` with other names for the same numbers. Left out: the adapters inside the
-//! checkpoint, which are read with its weights.
+//! The same model as `phi4_multimodal`, whose config has other names. Left out: the adapters inside the checkpoint, which
+//! are read with its weights.
 
 use super::config::Config;
 use super::phi3;

@@ -1,8 +1,8 @@
 //! `model_type = "qwen2"`: Qwen 2 and 2.5.
 //!
-//! Llama with biases on q, k and v, which no key of the config says. Released models do not slide
-//! (`use_sliding_window` is false, and the other window keys then mean nothing); in one that does, the
-//! layers from `max_window_layers` on slide, or those that `layer_types` names.
+//! Llama with biases on q, k and v, for which the config has no key. Released models have no sliding window
+//! (`use_sliding_window` is false, and the other window keys then mean nothing); otherwise the layers from
+//! `max_window_layers` on have one, or those that `layer_types` names.
 
 use super::config::Config;
 use super::llama::read_like_llama;
@@ -21,10 +21,7 @@ pub fn sliding_attention(config: &Config<'_>, layers: usize) -> Result<Vec<Layer
     }
     let window = config.required_size("sliding_window")?;
     let first = config.size("max_window_layers")?.unwrap_or(28);
-    let slides = match config.sliding_layers(layers)? {
-        Some(slides) => slides,
-        None => (0..layers).map(|layer| layer >= first).collect(),
-    };
-    let attention = |slides: bool| LayerAttention { window: slides.then_some(window), rope: 0 };
-    Ok(slides.into_iter().map(attention).collect())
+    let slides = config.sliding_layers(layers)?;
+    let slides = slides.unwrap_or_else(|| (0..layers).map(|layer| layer >= first).collect());
+    Ok(LayerAttention::sliding(slides, window))
 }

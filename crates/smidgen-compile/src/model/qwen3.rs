@@ -1,7 +1,7 @@
 //! `model_type = "qwen3"`: the dense models of Qwen 3.
 //!
-//! Llama with an RMS norm of each head's queries and keys, behind the projection and before rope, and an
-//! explicit `head_dim` that need not divide the hidden size. Windows are those of `qwen2`.
+//! Llama with an RMS norm of each head's queries and keys, after the projection and before rope, and an explicit
+//! `head_dim` that need not divide the hidden size. Windows are as in `qwen2`.
 
 use super::config::Config;
 use super::llama::read_like_llama;
@@ -10,7 +10,7 @@ use super::spec::DecoderSpec;
 use crate::error::ModelError;
 
 pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
-    // Where it is absent the reference takes 128, not a share of the hidden size: better to have it said.
+    // If it is absent, the reference uses 128 and not a share of the hidden size, so it is required here.
     config.required_size("head_dim")?;
     let biases = config.flag("attention_bias", false)?;
     let spec = read_like_llama("qwen3", config)?;

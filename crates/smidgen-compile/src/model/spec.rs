@@ -1,11 +1,10 @@
-//! One description that covers every supported decoder.
+//! The description of a decoder, which covers every supported model.
 //!
-//! Tensor and module names are those of Hugging Face checkpoints, because files, adapters and messages
-//! all speak them.
+//! Tensor and module names are those of Hugging Face checkpoints, because files, adapters and messages all use them.
 
 use super::audio::AudioSpec;
 pub use super::tensors::{Linear, Tensor};
-use smidgen_ir::{Activation, DType, Norm, RopeSpec, Shape};
+use smidgen_ir::{Activation, DType, Extent, Norm, RopeSpec, Shape};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderSpec {
@@ -18,11 +17,11 @@ pub struct DecoderSpec {
     pub kv_heads: usize,
     pub head_dim: usize,
     pub norm: Norm,
-    /// Norms behind attention and MLP too, before their sums with the residual stream.
+    /// Whether the outputs of attention and MLP are also normed, before they are added to the residual stream.
     pub sandwich_norms: bool,
-    /// The rotary embeddings that layers choose from.
+    /// The rotary embeddings; `attention` says which one a layer uses.
     pub ropes: Vec<RopeSpec>,
-    /// What each layer's attention sees.
+    /// Window and rotary embedding of each layer.
     pub attention: Vec<LayerAttention>,
     /// Scores are multiplied by this before the softmax.
     pub attention_scale: f32,
@@ -31,39 +30,45 @@ pub struct DecoderSpec {
     /// Embedded tokens are multiplied by this.
     pub embedding_scale: f32,
     pub activation: Activation,
-    /// q, k, v are one linear, and so are gate and up.
+    /// Whether q, k and v are one linear, and gate and up another.
     pub fused: bool,
-    /// Biases on q, k and v.
+    /// Whether q, k and v have biases.
     pub qkv_bias: bool,
-    /// A bias on o.
+    /// Whether o has a bias.
     pub output_bias: bool,
-    /// Queries and keys are normed, head by head, before they are turned.
+    /// Whether queries and keys are normed, head by head, before they are rotated.
     pub qk_norm: bool,
-    /// Biases on gate, up and down.
+    /// Whether gate, up and down have biases.
     pub mlp_bias: bool,
-    /// The head is the embedding table.
+    /// Whether the head is the embedding table.
     pub tied_head: bool,
-    /// Longest sequence that the model was made for.
+    /// Longest sequence that the model was trained for.
     pub max_positions: usize,
-    /// How the checkpoint stores its weights, as far as the config says.
+    /// The element type of the checkpoint's weights, according to the config.
     pub stored: DType,
-    /// What turns sound into embeddings, if anything does.
+    /// The audio encoder, if there is one.
     pub audio: Option<AudioSpec>,
 }
 
 /// Attention of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerAttention {
-    /// Number of keys that a query sees, itself included; `None` is all before it.
+    /// Number of keys that a query sees, its own included; `None` means all keys up to its own.
     pub window: Option<usize>,
     /// Index into `ropes`.
     pub rope: usize,
 }
 
 impl LayerAttention {
-    /// Every layer alike.
+    /// The same window and the first rotary embedding for every layer.
     pub fn uniform(layers: usize, window: Option<usize>) -> Vec<LayerAttention> {
         vec![LayerAttention { window, rope: 0 }; layers]
+    }
+
+    /// A window for the layers that slide, and the first rotary embedding for every layer.
+    pub fn sliding(slides: Vec<bool>, window: usize) -> Vec<LayerAttention> {
+        let attention = |slides: bool| LayerAttention { window: slides.then_some(window), rope: 0 };
+        slides.into_iter().map(attention).collect()
     }
 }
 
@@ -72,13 +77,13 @@ pub const FINAL_NORM: &str = "model.norm.weight";
 pub const HEAD: &str = "lm_head";
 /// Norms of the queries and of the keys of a layer.
 pub const QK_NORMS: [&str; 2] = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"];
-/// Projections of a layer's input that a checkpoint may store as one, and the parts in their order.
+/// The path of projections that a checkpoint stores as one, and the paths of the separate projections in their order.
 pub const QKV: (&str, [&str; 3]) =
     ("self_attn.qkv_proj", ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]);
 pub const GATE_UP: (&str, [&str; 2]) = ("mlp.gate_up_proj", ["mlp.gate_proj", "mlp.up_proj"]);
 
 impl DecoderSpec {
-    /// Name of the tensor that the head multiplies with.
+    /// Name of the weight of the head.
     pub fn head_tensor(&self) -> &'static str {
         if self.tied_head { EMBEDDING } else { "lm_head.weight" }
     }
@@ -176,12 +181,8 @@ impl DecoderSpec {
     }
 
     pub fn parameters(&self) -> usize {
-        let extent = smidgen_ir::Extent { tokens: 0, rows: 0, segments: 0, audio: 0 };
-        self.tensors()
-            .iter()
-            .map(|tensor| tensor.shape.at(&extent))
-            .map(|(rows, columns)| rows * columns)
-            .sum()
+        let sizes = self.tensors().into_iter().map(|tensor| tensor.shape.at(&Extent::default()));
+        sizes.map(|(rows, columns)| rows * columns).sum()
     }
 }
 

@@ -1,10 +1,10 @@
-//! What a checkpoint must hold: linears, which adapters go by, and tensors.
+//! A linear of a model, and a tensor of its checkpoint.
 //!
 //! Left out: which ones a model has (`spec.rs`, `audio.rs`).
 
 use smidgen_ir::Shape;
 
-/// A linear of the model: a weight (n, k), perhaps a bias, and the path that adapters go by.
+/// A linear of the model: a weight (n, k), perhaps a bias, and the path that adapters use.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Linear {
     pub path: String,
@@ -14,7 +14,7 @@ pub struct Linear {
     pub layer: Option<usize>,
 }
 
-/// A tensor that the checkpoint must hold.
+/// A tensor that the checkpoint must contain.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
     pub name: String,

@@ -1,15 +1,15 @@
 //! Breadth-first order: all micro-batches of a step pass one layer, or a few, before the next layer begins.
 //!
-//! The nodes of `micro_step` are cut into laps of `layers_per_lap` layers. In front of a lap its offloaded weights are
-//! fetched, one lap ahead if the window allows, and what it adds to offloaded gradients begins at zero; behind it these
-//! gradients are complete, and are copied out while the next lap runs. What one lap leaves for a later one is carried: every
-//! micro-batch has its rows in an array for the whole step, on the device or, for backward, offloaded. What follows
-//! from the inputs alone is computed again instead.
-//! Each gradient is summed over the micro-batches in their order, as in depth-first order, so the bytes are the same.
-//! Where updates are early (`update_early.rs`), they follow behind the lap, and the gradient ends with it.
+//! The nodes of `micro_step` are cut into laps of `layers_per_lap` layers. Before a lap its offloaded weights are fetched,
+//! one lap ahead if the window allows, and the partial sums for offloaded gradients are set to zero. After the lap these
+//! sums are complete, and are copied out while the next lap runs. A value that one lap writes and a later lap reads is
+//! carried: an array for the whole step holds the rows of every micro-batch, on the device or, if only backward reads it,
+//! offloaded. A value that depends on inputs alone is recomputed instead. Each gradient is summed over the micro-batches in
+//! their order, as in depth-first order, so the bytes are the same. Early updates (`update_early.rs`) follow the lap that
+//! completes their gradient, and the gradient is not kept.
 
 use super::fetch::fetch_where_needed;
-use super::prefetch::{fetched_for, read_copy, rounded_copy, seam_behind};
+use super::prefetch::{fetched_for, read_copy, rounded_copy, seam_after};
 use super::update_early::Early;
 use smidgen_ir::policy::Policy;
 use smidgen_ir::{
@@ -17,8 +17,8 @@ use smidgen_ir::{
     ValueRole, ValueSet,
 };
 
-/// Reorders `micro_step`. `step` is the largest optimizer step; `squares` is where those of a gradient go; `early` is what
-/// follows behind it.
+/// Cuts `micro_step` into laps. `step` is the extent of the largest optimizer step; `squares` maps a gradient to the value
+/// for its sum of squares; `early` has the updates to run as soon as a gradient is complete.
 pub fn apply(
     graph: &mut Graph,
     policy: &Policy,
@@ -27,13 +27,12 @@ pub fn apply(
     squares: &ByValue<ValueId>,
     early: Early,
 ) {
-    let Some(index) = graph.entries.iter().position(|(entry, _)| *entry == Entry::MicroStep) else { return };
-    let nodes = std::mem::take(&mut graph.entries[index].1);
+    let Some(nodes) = graph.take_nodes(Entry::MicroStep) else { return };
     let mut laps = cut(nodes, policy);
     carry(graph, &mut laps, policy, step, device);
     fetch_weights(graph, &mut laps, extent, policy.window_bytes);
     stow_gradients(graph, &mut laps, squares, &early);
-    update_behind_laps(graph, &mut laps, early, (extent, policy.window_bytes));
+    update_after_laps(graph, &mut laps, early, (extent, policy.window_bytes));
     let mut nodes = Vec::new();
     graph.laps.clear();
     for lap in laps {
@@ -44,16 +43,16 @@ pub fn apply(
         nodes.extend(lap.after);
         graph.laps.push(Lap { each, end: nodes.len() });
     }
-    graph.entries[index].1 = nodes;
+    graph.set_nodes(Entry::MicroStep, nodes);
 }
 
-/// A lap before it has a place in the list of nodes.
+/// The nodes of a [`Lap`].
 #[derive(Debug, Default)]
 struct LapNodes {
     before: Vec<Node>,
     each: Vec<Node>,
     after: Vec<Node>,
-    /// Gradients that it completes and that are updated behind it, and where they are on the device.
+    /// Gradients that the lap completes and that are updated after it, with their values on the device.
     complete: Vec<(ValueId, ValueId)>,
 }
 
@@ -63,7 +62,7 @@ impl LapNodes {
         (first.phase, first.layer)
     }
 
-    /// The last node that writes a value, or rows of it.
+    /// The last node that writes a value, or a slice of it.
     fn writer(&self, graph: &Graph, value: ValueId) -> Option<usize> {
         let is_written = |node: &Node| node.outputs.iter().any(|output| graph.whole(*output) == value);
         self.each.iter().rposition(is_written)
@@ -90,10 +89,11 @@ struct Crossing {
     to: Vec<usize>,
 }
 
+/// Stores the values that cross laps in arrays for the whole step, or recomputes them.
 fn carry(graph: &mut Graph, laps: &mut [LapNodes], policy: &Policy, step: &Extent, device: DeviceKind) {
     for Crossing { value, from, to } in find_crossings(graph, laps) {
         if let Some(node) = made_from_inputs(graph, &laps[from], value) {
-            to.iter().for_each(|lap| compute_again(graph, &mut laps[*lap], &node, value));
+            to.iter().for_each(|lap| recompute(graph, &mut laps[*lap], &node, value));
             let is_read =
                 laps[from].each.iter().any(|other| other.reads().any(|id| node.outputs.contains(&id)));
             if !is_read {
@@ -101,8 +101,8 @@ fn carry(graph: &mut Graph, laps: &mut [LapNodes], policy: &Policy, step: &Exten
             }
             continue;
         }
-        // What forward reads next stays on the device, and so does what backward hands on; of what waits for backward the
-        // layer decides that begins with it, or that it is inside of.
+        // The next forward lap reads its copy from the device, and so does everything that backward writes. The copy for
+        // backward is offloaded if the policy offloads the layer that starts with the value, or that contains it.
         let next = to.iter().copied().find(|lap| is_forward(&laps[*lap]));
         let waiting: Vec<usize> = to.iter().copied().filter(|lap| Some(*lap) != next).collect();
         let decides = match next {
@@ -115,8 +115,8 @@ fn carry(graph: &mut Graph, laps: &mut [LapNodes], policy: &Policy, step: &Exten
         let space = device.resolve(space);
         match next.filter(|_| space != Space::Device) {
             Some(next) => {
-                let here = pass(graph, laps, (value, value), from, &[next], (Space::Device, step));
-                pass(graph, laps, (here, value), next, &waiting, (space, step));
+                let fetched = pass(graph, laps, (value, value), from, &[next], (Space::Device, step));
+                pass(graph, laps, (fetched, value), next, &waiting, (space, step));
             }
             None => {
                 pass(graph, laps, (value, value), from, &to, (space, step));
@@ -152,15 +152,15 @@ fn find_crossings(graph: &Graph, laps: &[LapNodes]) -> Vec<Crossing> {
     crossings
 }
 
-/// The node that makes a value from nothing but inputs of the micro-batch.
+/// The node that writes a value, if it reads only inputs of the micro-batch.
 fn made_from_inputs(graph: &Graph, lap: &LapNodes, value: ValueId) -> Option<Node> {
     let node = lap.each.iter().find(|node| node.outputs.contains(&value))?;
     let is_input = |id: &ValueId| graph.value(*id).leaf().is_some_and(|leaf| leaf.kind == LeafKind::Input);
     (node.updates.is_empty() && node.inputs.iter().all(is_input)).then(|| node.clone())
 }
 
-/// Computes a node again at the begin of a lap that reads one of its results, once for all of them.
-fn compute_again(graph: &mut Graph, lap: &mut LapNodes, node: &Node, value: ValueId) {
+/// Recomputes a node at the start of a lap that reads one of its results, once for all of its results.
+fn recompute(graph: &mut Graph, lap: &mut LapNodes, node: &Node, value: ValueId) {
     if !lap.each.iter().any(|node| node.reads().any(|read| graph.whole(read) == value)) {
         return;
     }
@@ -176,8 +176,8 @@ fn compute_again(graph: &mut Graph, lap: &mut LapNodes, node: &Node, value: Valu
     lap.each.insert(0, Node { outputs, phase, layer, ..node.clone() });
 }
 
-/// Has a lap put the rows of a value into an array, and others take them from there instead of reading `read`. Returns
-/// what the last of them has taken.
+/// Makes lap `from` copy the rows of `value` into an array, and the laps `to` fetch them from there and use them instead of
+/// `read`. Returns the value that the last of them fetches.
 fn pass(
     graph: &mut Graph,
     laps: &mut [LapNodes],
@@ -197,11 +197,11 @@ fn pass(
     graph.values[array.index()].space = space;
     let lap = &mut laps[from];
     let place = lap.place();
-    let behind = lap.writer(graph, value).map_or(0, |last| last + 1);
-    let behind = seam_behind(&lap.each, behind);
+    let position = lap.writer(graph, value).map_or(0, |last| last + 1);
+    let position = seam_after(&lap.each, position);
     let mut emitted = Vec::new();
     graph.emit(&mut emitted, Op::Stow, vec![value], vec![array], &[], place);
-    lap.each.splice(behind..behind, emitted.drain(..));
+    lap.each.splice(position..position, emitted.drain(..));
     graph.emit(&mut lap.each, Op::Stowed, vec![value, array], vec![], &[], place);
     let mut last = value;
     for lap in to {
@@ -215,7 +215,7 @@ fn pass(
     last
 }
 
-/// Fetches what the nodes of each lap read and is not on the device.
+/// Fetches the offloaded leaves that the nodes of each lap read.
 fn fetch_weights(graph: &mut Graph, laps: &mut [LapNodes], extent: &Extent, window_bytes: usize) {
     let needed: Vec<Vec<(ValueId, ValueId)>> = laps.iter().map(|lap| offloaded_inputs(graph, lap)).collect();
     let bytes = |pairs: &[(ValueId, ValueId)]| {
@@ -233,15 +233,15 @@ fn fetch_weights(graph: &mut Graph, laps: &mut [LapNodes], extent: &Extent, wind
         for (value, source) in pairs {
             let name = graph.name_from(source, |name| format!("{name} here"));
             let copy = graph.emit(&mut fetches, Op::Fetch, vec![source], vec![], &[name], place)[0];
-            let here = rounded_copy(graph, &mut rounds, value, copy, place);
-            read_copy(graph, &mut laps[index].each, value, here);
+            let rounded = rounded_copy(graph, &mut rounds, value, copy, place);
+            read_copy(graph, &mut laps[index].each, value, rounded);
         }
         laps[index - usize::from(is_ahead)].before.extend(fetches);
         laps[index].before.extend(rounds);
     }
 }
 
-/// Leaves that a lap reads and that have to be fetched, each with what is fetched for it.
+/// Leaves that a lap reads and that must be fetched, each with the leaf that is fetched for it.
 fn offloaded_inputs(graph: &Graph, lap: &LapNodes) -> Vec<(ValueId, ValueId)> {
     let mut pairs: Vec<(ValueId, ValueId)> = Vec::new();
     for node in lap.each.iter().filter(|node| !node.op.is_transfer() && node.op != Op::Stowed) {
@@ -256,8 +256,8 @@ fn offloaded_inputs(graph: &Graph, lap: &LapNodes) -> Vec<(ValueId, ValueId)> {
     pairs
 }
 
-/// Has laps add to gradients on the device that are copied to where they are stored behind the lap. What is updated behind
-/// the lap is stored only if the host updates it.
+/// Makes laps add to partial gradients on the device, which are copied to the offloaded gradients after the lap. A gradient
+/// with an early update is copied only if the host updates the tensor.
 fn stow_gradients(graph: &mut Graph, laps: &mut [LapNodes], squares: &ByValue<ValueId>, early: &Early) {
     let touched: Vec<Vec<ValueId>> = laps.iter().map(|lap| changed_gradients(graph, lap, early)).collect();
     let mut begun = ValueSet::default();
@@ -269,7 +269,7 @@ fn stow_gradients(graph: &mut Graph, laps: &mut [LapNodes], squares: &ByValue<Va
             let name = graph.name_from(gradient, |name| format!("{name} here"));
             let before = &mut laps[index].before;
             let own = match (is_first, graph.value(gradient).space) {
-                // Several laps add to it: a head that is the embedding too.
+                // Several laps add to it, as for a head that is also the embedding.
                 (true, Space::Device) if !is_last => {
                     graph.emit(before, Op::Zero, vec![], vec![gradient], &[], place);
                     gradient
@@ -296,7 +296,7 @@ fn stow_gradients(graph: &mut Graph, laps: &mut [LapNodes], squares: &ByValue<Va
             if own != gradient && is_stored {
                 let after = &mut laps[index].after;
                 graph.emit(after, Op::Stow, vec![own], vec![gradient], &[], place);
-                // It travels while the next lap is worked on.
+                // The transfer overlaps with the next lap.
                 let settled = (index + 1).min(laps.len() - 1);
                 graph.emit(&mut laps[settled].after, Op::Stowed, vec![own, gradient], vec![], &[], place);
             }
@@ -308,8 +308,8 @@ fn is_on_host(node: &Node) -> bool {
     matches!(node.op, Op::AdamWOnHost(_))
 }
 
-/// Updates tensors behind the laps that complete their gradients. What an update fetches first comes during the lap.
-fn update_behind_laps(
+/// Adds the early updates after the laps that complete their gradients. Their first fetches overlap with the lap.
+fn update_after_laps(
     graph: &mut Graph,
     laps: &mut [LapNodes],
     mut early: Early,
@@ -336,7 +336,7 @@ fn update_behind_laps(
     assert!(early.updates.iter().next().is_none(), "a lap completes every gradient");
 }
 
-/// Gradients that a lap adds to, and that are not on the device or are complete behind a lap.
+/// Gradients that a lap adds to and that do not stay on the device: they are offloaded, or have an early update.
 fn changed_gradients(graph: &Graph, lap: &LapNodes, early: &Early) -> Vec<ValueId> {
     let mut found = Vec::new();
     let changes = lap.each.iter().filter(|node| !node.op.is_transfer()).flat_map(|node| &node.updates);

@@ -1,11 +1,10 @@
-//! Fetching for a list of nodes: offloaded leaves come to the device for each stretch of nodes that needs them.
+//! Fetching for a list of nodes: an offloaded leaf is copied to the device for each run of nodes that needs it.
 //!
-//! A stretch is a layer's turn, forward or backward: a weight that a layer reads several times in one turn is fetched
-//! once. The fetched copy is a temporary like any other: the arena reserves bytes for it for that time, and nodes are
-//! rewritten to read it. A head in pieces is fetched piece by piece, and so is what an update works on. What is changed
-//! is copied back. A trained weight is rounded where it arrives, if matmuls need another type.
-//! Weights that are divided over ranks are gathered instead of fetched: each rank keeps its part on the device, and
-//! updates it there.
+//! Such a run is one layer's forward or backward pass: a weight that it reads several times is fetched once. The fetched
+//! copy is a temporary like any other: the arena reserves its bytes for that time, and nodes are rewritten to read it. The
+//! head and the tensors of an update are fetched piece by piece. What nodes change is copied back. A trained weight is
+//! rounded after the fetch if matmuls need another type. Weights that are divided over ranks are gathered instead of
+//! fetched: each rank keeps its part on the device and updates it there.
 
 use super::prefetch::{
     Insertions, Need, begin_ahead, division, fetched_for, read_copy, rounded_copy, seam_before,
@@ -13,15 +12,15 @@ use super::prefetch::{
 };
 use smidgen_ir::{ByValue, Cut, Extent, Graph, Node, Op, Phase, ValueId};
 
-/// What comes for an operand: the leaf that it is rows of; or the rows alone, of the head and of what is updated.
-fn comes_as(graph: &Graph, op: &Op, operand: ValueId) -> ValueId {
+/// The value that is fetched for an operand: the whole leaf that it is a slice of, or only the slice for heads and updates.
+fn value_to_fetch(graph: &Graph, op: &Op, operand: ValueId) -> ValueId {
     let whole = graph.whole(operand);
     let is_update = matches!(op, Op::AdamW(_) | Op::AdamW8(_) | Op::Widen | Op::RoundAtRandom(_) | Op::Zero);
     let by_rows = op.reads_head() || is_update;
     if by_rows && division(graph, whole).is_none() { operand } else { whole }
 }
 
-/// Whether a node works on the rows that this rank has of a divided weight.
+/// Whether a node works on the part of a divided weight that this rank stores, so nothing has to be gathered.
 fn works_on_part(graph: &Graph, op: &Op, leaf: ValueId) -> bool {
     let is_of_rows = division(graph, leaf).is_some_and(|shard| shard.cut == Cut::Rows);
     is_of_rows
@@ -31,7 +30,7 @@ fn works_on_part(graph: &Graph, op: &Op, leaf: ValueId) -> bool {
         )
 }
 
-/// A leaf, or rows of it, that nodes `need.first..=need.last` of one layer's turn read, or change.
+/// A leaf, or some of its rows, that nodes `need.first..=need.last` read or change while it is on the device.
 struct Visit {
     value: ValueId,
     need: Need,
@@ -39,14 +38,14 @@ struct Visit {
 }
 
 impl Visit {
-    /// Whether a node can be part of it. Gradients are not kept from their norm to their update.
+    /// Whether a node is near enough to extend the visit. In an update, a gradient is not kept from its norm to its update.
     fn is_near(&self, index: usize, node: &Node) -> bool {
         const STEPS_OF_AN_UPDATE: usize = 3;
         node.phase != Phase::Update || index - self.need.last < STEPS_OF_AN_UPDATE
     }
 }
 
-/// Fetches what some nodes need in front of them, as early as the window allows, and copies back what they change.
+/// Fetches what the nodes need as early as the window allows, and copies back what they change.
 pub fn fetch_where_needed(
     graph: &mut Graph,
     mut nodes: Vec<Node>,
@@ -65,31 +64,31 @@ pub fn fetch_where_needed(
         let op = division(graph, source).map_or(Op::Fetch, Op::AllGather);
         let copy = graph.emit(&mut emitted, op, vec![source], vec![], &[name], place)[0];
         emitted.drain(..).for_each(|node| insertions.push(seam_before(&nodes, begin), node));
-        let here = rounded_copy(graph, &mut emitted, visit.value, copy, place);
+        let rounded = rounded_copy(graph, &mut emitted, visit.value, copy, place);
         emitted.drain(..).for_each(|node| insertions.push(seam_before(&nodes, visit.need.first), node));
-        read_copy(graph, &mut nodes[visit.need.first..=visit.need.last], visit.value, here);
+        read_copy(graph, &mut nodes[visit.need.first..=visit.need.last], visit.value, rounded);
         if visit.is_changed {
             graph.emit(&mut emitted, Op::Stow, vec![copy], vec![visit.value], &[], place);
             emitted.drain(..).for_each(|node| insertions.push(visit.need.last + 1, node));
             graph.emit(&mut emitted, Op::Stowed, vec![copy, visit.value], vec![], &[], place);
-            // It travels while the next one is worked on.
+            // The transfer overlaps with the next node.
             emitted.drain(..).for_each(|node| insertions.push(visit.need.last + 2, node));
         }
     }
     insertions.into_nodes(nodes)
 }
 
-/// Every stretch of an entry point that needs an offloaded leaf, by its first node.
+/// All visits of an entry point, ordered by their first node.
 fn find_visits(graph: &Graph, nodes: &[Node], extent: &Extent) -> Vec<Visit> {
     let mut visits: Vec<Visit> = Vec::new();
-    // The last visit of each leaf, and the turn that it was in. Other rows of it end that of the ones before.
+    // The last visit of each leaf, and the run of nodes of one layer that it was in. A visit of other rows replaces it.
     let mut open: ByValue<(usize, usize)> = ByValue::default();
-    let mut turn = 0;
+    let mut run = 0;
     for (index, node) in nodes.iter().enumerate() {
         if index > 0 && nodes[index - 1].layer != node.layer {
-            turn += 1;
+            run += 1;
         }
-        // What moves values or works where they are needs nothing fetched.
+        // Transfers, and updates on the host, need nothing fetched.
         if node.op.is_transfer() || node.op == Op::Stowed {
             continue;
         }
@@ -99,14 +98,14 @@ fn find_visits(graph: &Graph, nodes: &[Node], extent: &Extent) -> Vec<Visit> {
         };
         let needed = inputs.filter(|(input, id)| is_needed(*input, **id)).map(|(_, id)| (*id, false));
         for (operand, is_changed) in needed.chain(node.updates.iter().map(|id| (*id, true))) {
-            let (leaf, value) = (graph.whole(operand), comes_as(graph, &node.op, operand));
+            let (leaf, value) = (graph.whole(operand), value_to_fetch(graph, &node.op, operand));
             if works_on_part(graph, &node.op, leaf) {
                 continue;
             }
             let Some(source) = fetched_for(graph, leaf) else { continue };
             match open.get(&leaf) {
-                Some(&(visit, own_turn))
-                    if own_turn == turn
+                Some(&(visit, own_run))
+                    if own_run == run
                         && visits[visit].value == value
                         && visits[visit].is_near(index, node) =>
                 {
@@ -115,11 +114,11 @@ fn find_visits(graph: &Graph, nodes: &[Node], extent: &Extent) -> Vec<Visit> {
                 }
                 _ => {
                     let bytes = |id: ValueId| graph.value(id).ty.bytes(extent);
-                    // What is rounded takes as many rows in f32 meanwhile.
+                    // A rounded weight also needs the fetched rows in f32.
                     let rounded_from =
                         if source == leaf { 0 } else { bytes(value) * bytes(source) / bytes(leaf) };
                     let bytes = bytes(value) + rounded_from;
-                    open.insert(leaf, (visits.len(), turn));
+                    open.insert(leaf, (visits.len(), run));
                     visits.push(Visit { value, need: Need { first: index, last: index, bytes }, is_changed });
                 }
             }

@@ -1,23 +1,24 @@
 //! The head in pieces: an offloaded head is fetched in parts of the vocabulary, one after the other.
 //!
-//! A softmax needs the sum over the whole vocabulary, so the pieces are fetched twice where there are gradients: first
-//! for each row's largest logit, the sum and the label's logit; then in the opposite order, because the last piece is
-//! still on the device, for the logits again and dx. That is one more matmul with the head, and the device holds a piece
-//! or two instead of the whole head. Sums over the vocabulary are split, so losses and gradients differ by rounding.
-//! Left out: a head that is trained or has an adapter, and one whose rows are not contiguous. It is fetched whole.
+//! A softmax needs the sum over the whole vocabulary, so for gradients the pieces are fetched twice: first for each row's
+//! largest logit, the sum and the label's logit; then in the opposite order, because the last piece is still on the device,
+//! to recompute the logits and form dx. That is one more matmul with the head, and the device holds a piece or two instead
+//! of the whole head. Sums over the vocabulary are split, so losses and gradients differ by rounding.
+//! Left out: a head that is trained, has an adapter, or whose rows are not contiguous; it is fetched whole.
 
 use crate::model::spec::HEAD;
 use crate::request::Request;
 use smidgen_ir::policy::Policy;
 use smidgen_ir::{ByValue, Extent, Graph, HeadPiece, LossHead, Node, Op, Value, ValueId};
 
-/// The most pieces, and the fewest bytes of one: a transfer and a matmul must be worth starting.
+/// The most pieces.
 const MOST_PIECES: usize = 8;
+/// The fewest bytes of a piece: a transfer and a matmul must be worth starting.
 const LEAST_BYTES: usize = 16 << 20;
 /// Pieces start at multiples of this, so that rows of logits are aligned for the kernels.
 const ROW_STEP: usize = 64;
 
-/// In how many pieces the head would come; 0 where it has to come whole.
+/// In how many pieces the head can be fetched; 0 if it must be fetched whole.
 pub fn count(request: &Request) -> usize {
     let storage = request.storage_of(request.spec.head_tensor());
     let is_adapted = request.adapters.iter().any(|module| module.path == HEAD);
@@ -27,19 +28,19 @@ pub fn count(request: &Request) -> usize {
     if storage.has_contiguous_rows() && !is_adapted && !is_trained && pieces > 1 { pieces } else { 0 }
 }
 
-/// Cuts an offloaded head into `policy.head_pieces` pieces in every entry point, where it is neither trained nor adapted.
+/// Cuts an offloaded head into `policy.head_pieces` pieces in every entry point, unless it is trained or adapted.
 pub fn apply(graph: &mut Graph, policy: &Policy) {
     if policy.offloads_table(false, true) {
         cut_head(graph, policy.head_pieces);
     }
 }
 
-/// Cuts the head of every entry point into `count` pieces, where it is neither trained nor adapted.
+/// Cuts the head of every entry point into `count` pieces, unless it is trained or adapted.
 pub fn cut_head(graph: &mut Graph, count: usize) {
     if count < 2 {
         return;
     }
-    // One piece for all who read the same rows.
+    // Entry points share the pieces.
     let mut pieces_of: ByValue<Vec<Piece>> = ByValue::default();
     for index in 0..graph.entries.len() {
         let nodes = std::mem::take(&mut graph.entries[index].1);
@@ -68,13 +69,13 @@ fn can_be_cut(graph: &Graph, node: &Node) -> bool {
     } else {
         matches!(node.op, Op::Logits { lora: None, .. })
     };
-    // What is trained stays on the device, also for entry points that do not train it.
-    let comes = |head: &Value| head.leaf().is_some_and(|leaf| leaf.gradient.is_none());
-    let head = || graph.value(node.inputs[1]);
-    is_plain && comes(head()) && head().ty.storage.has_contiguous_rows()
+    // A trained head is not cut in any entry point, also not in those that do not train it.
+    let is_frozen = |head: &Value| head.leaf().is_some_and(|leaf| leaf.gradient.is_none());
+    let head = graph.value(node.inputs[1]);
+    is_plain && is_frozen(head) && head.ty.storage.has_contiguous_rows()
 }
 
-/// Rows of the head, and the word that the first stands for.
+/// Rows of the head, and the token id of the first row.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     rows: ValueId,
@@ -92,8 +93,8 @@ fn cut(graph: &mut Graph, head: ValueId, count: usize) -> Vec<Piece> {
     (0..words).step_by(step).map(piece).collect()
 }
 
-/// Sums over all pieces, the loss, and gradients over all pieces in the opposite order. The last of them writes what
-/// the loss as one operation would have.
+/// Emits the sums over all pieces, the loss, and the gradients over all pieces in the opposite order. The last gradient has
+/// the output of the original loss.
 fn emit_loss(graph: &mut Graph, all: &mut Vec<Node>, node: &Node, head: &LossHead, pieces: &[Piece]) {
     let [x, _, labels, weight] = node.inputs[..] else { unreachable!("a plain loss has four inputs") };
     let place = (node.phase, node.layer);

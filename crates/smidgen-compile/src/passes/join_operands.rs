@@ -1,18 +1,16 @@
-//! Joined operands: an adapter's matrices are placed next to those of its linear, so that both are one matmul.
+//! Joined operands: an adapter's matrices are stored next to the weight of its linear, so that both are one matmul.
 //!
 //! y = x·Wᵀ + h·Bᵀ is `[x | h]·[W | B]ᵀ`, and dx = dy·W + dh·A is `[dy | dh]·[W ; A]`. A GPU runs each as one matmul if
 //! x and dy have spare columns for h and dh, and W's buffer has room for B after its columns and for A below its rows.
-//! Only memory is laid out here; the graph stays unchanged, and a device may multiply twice instead. On the CPU nothing
-//! is joined: its matmuls take several terms.
+//! Only the memory layout is decided here; the graph stays unchanged, and a device may run two matmuls instead. On a CPU
+//! nothing is joined, because its matmuls sum several terms.
 
 use crate::request::Request;
 use smidgen_ir::workspace_cuda::{COLUMN_STEP, spare_columns};
-use smidgen_ir::{
-    ByValue, DType, DeviceKind, Dim, Extent, Graph, Node, Op, Storage, Type, ValueId, ValueRole,
-};
+use smidgen_ir::{ByValue, DType, DeviceKind, Dim, Extent, Graph, Node, Op, Storage, Type, ValueId};
 use std::collections::BTreeMap;
 
-/// What is not stored row after row.
+/// Values whose rows are not contiguous.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Layout {
     /// Spare columns after each row of a temporary, for its steps.
@@ -73,7 +71,7 @@ pub fn find(graph: &Graph, request: &Request) -> Layout {
         let rank = graph.value(a).ty.shape.at(&Extent::default()).0;
         weight_of.insert(a, weight);
         widen(&mut layout, graph, x, rank);
-        // A weight that comes and goes brings nothing along.
+        // A fetched copy has no room for the adapter.
         let stays = graph.value(weight).leaf().is_some();
         if stays && graph.value(weight).ty.storage == Storage::Plain(request.activations()) {
             let spare = spare_columns(rank);
@@ -89,7 +87,7 @@ pub fn find(graph: &Graph, request: &Request) -> Layout {
             let Some(&weight) = weight_of.get(&a) else { continue };
             let last = terms.iter().filter(|(_, matrix)| graph.whole(*matrix) == weight);
             let rank = graph.value(a).ty.shape.at(&Extent::default()).0;
-            if let Some(&(d, _)) = last.max_by_key(|(_, matrix)| first_row(graph, *matrix)) {
+            if let Some(&(d, _)) = last.max_by_key(|(_, matrix)| graph.value(*matrix).role.first_row()) {
                 widen(&mut layout, graph, d, rank);
             }
         }
@@ -108,12 +106,5 @@ fn widen(layout: &mut Layout, graph: &Graph, value: ValueId, rank: usize) {
     if of.is_temp() && of.ty.storage.plain().is_some() && value_columns.is_multiple_of(COLUMN_STEP) {
         let spare = layout.spare.entry(value).or_insert(0);
         *spare = (*spare).max(spare_columns(rank));
-    }
-}
-
-fn first_row(graph: &Graph, value: ValueId) -> usize {
-    match &graph.value(value).role {
-        ValueRole::Slice(slice) => slice.first_row,
-        ValueRole::Leaf(_) | ValueRole::Temp => 0,
     }
 }

@@ -1,8 +1,8 @@
-//! Passes: each rewrites the graph or writes down a choice, and changes no result.
+//! Passes: each rewrites the graph or computes a layout, and changes no result.
 //!
 //! The order in which they run is in `stages.rs`, and nowhere else; a pass runs no other pass.
-//! Two files are no passes: `fetch.rs` fetches what a list of nodes needs, and `prefetch.rs` says how early a transfer may
-//! start, and what nodes read then.
+//! Two files are not passes: `fetch.rs` fetches the offloaded leaves that a list of nodes needs, and `prefetch.rs` decides
+//! how early a transfer may start and rewrites nodes to read the fetched copy.
 
 pub mod breadth;
 pub mod fetch;

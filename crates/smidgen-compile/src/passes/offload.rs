@@ -1,11 +1,11 @@
 //! Offload: activations that backward reads are copied to host memory or disk after forward's last use, and fetched
 //! again before backward needs them.
 //!
-//! The copy is a temporary of that memory space. The original stays until the copy is complete, one layer later; what is
-//! fetched is another temporary, and its transfer starts one layer ahead. Activations of the last layer are needed again
-//! at once and stay on the device.
+//! The copy is a temporary of that memory space. The original stays until the copy is complete, one layer later; the
+//! fetched value is another temporary, and its transfer starts one layer ahead. Activations of the last layer stay on the
+//! device, because the backward pass needs them right away.
 
-use super::prefetch::{Insertions, Need, begin_ahead, read_copy, seam_before, seam_behind};
+use super::prefetch::{Insertions, Need, begin_ahead, read_copy, seam_after, seam_before};
 use smidgen_ir::policy::Policy;
 use smidgen_ir::{ByValue, DeviceKind, Entry, Extent, Graph, Node, Op, Phase, Space, ValueId};
 use std::collections::HashMap;
@@ -14,8 +14,7 @@ pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, device: Device
     if !policy.offloads_activations() {
         return;
     }
-    let Some(index) = graph.entries.iter().position(|(entry, _)| *entry == Entry::MicroStep) else { return };
-    let mut nodes = std::mem::take(&mut graph.entries[index].1);
+    let Some(mut nodes) = graph.take_nodes(Entry::MicroStep) else { return };
     let crossings = find_crossings(graph, policy, &nodes);
     let mut needs: Vec<(Need, &Crossing)> = crossings
         .iter()
@@ -25,7 +24,7 @@ pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, device: Device
         })
         .collect();
     needs.sort_by_key(|(need, crossing)| (need.first, crossing.value));
-    // What one layer needs may come while another is worked on.
+    // The values of one layer may be fetched while another layer runs.
     let mut by_layer: HashMap<Option<usize>, usize> = HashMap::new();
     for (need, _) in &needs {
         *by_layer.entry(nodes[need.first].layer).or_default() += need.bytes;
@@ -40,7 +39,7 @@ pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, device: Device
         let names = [graph.name_from(value, |name| format!("{name} away"))];
         let copy = graph.emit(&mut emitted, Op::Stow, vec![value], vec![], &names, place)[0];
         graph.values[copy.index()].space = device.resolve(crossing.space);
-        insertions.push(seam_behind(&nodes, crossing.last_forward + 1), emitted.remove(0));
+        insertions.push(seam_after(&nodes, crossing.last_forward + 1), emitted.remove(0));
         graph.emit(&mut emitted, Op::Stowed, vec![value, copy], vec![], &[], place);
         insertions.push(crossing.settled, emitted.remove(0));
         let place = (nodes[need.first].phase, nodes[need.first].layer);
@@ -49,7 +48,7 @@ pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, device: Device
         insertions.push(seam_before(&nodes, begin).max(crossing.settled), emitted.remove(0));
         read_copy(graph, &mut nodes[need.first..=need.last], value, back);
     }
-    graph.entries[index].1 = insertions.into_nodes(nodes);
+    graph.set_nodes(Entry::MicroStep, insertions.into_nodes(nodes));
 }
 
 /// A value that forward writes and backward reads.
@@ -57,7 +56,7 @@ struct Crossing {
     value: ValueId,
     space: Space,
     last_forward: usize,
-    /// The node in front of which its copy must be there.
+    /// The copy must be complete before this node.
     settled: usize,
     first_backward: usize,
     last_backward: usize,
@@ -81,15 +80,15 @@ fn find_crossings(graph: &Graph, policy: &Policy, nodes: &[Node]) -> Vec<Crossin
     }
     let crossing = |(value, &(first_backward, last_backward)): (ValueId, &(usize, usize))| {
         let last_forward = last_forward.get(&value).copied().unwrap_or(produced[&value]);
-        // The layer that computes with it: what a layer begins with is its own.
+        // A value belongs to the last layer that reads it, so the input of a layer belongs to that layer.
         let layer = nodes[last_forward].layer.filter(|layer| Some(*layer) != last_layer)?;
         let space = policy.space_of_activations(layer);
         if space == Space::Device || !graph.value(value).is_temp() {
             return None;
         }
-        let behind =
+        let later =
             nodes[..split].iter().skip(last_forward + 1).position(|node| node.layer > Some(layer + 1));
-        let settled = behind.map_or(split, |nodes| last_forward + 1 + nodes);
+        let settled = later.map_or(split, |nodes| last_forward + 1 + nodes);
         Some(Crossing { value, space, last_forward, settled, first_backward, last_backward })
     };
     backward.iter().filter_map(crossing).collect()

@@ -1,10 +1,9 @@
-//! Places: which leaves are offloaded, and where to. Passes that run later fetch them where they are needed.
+//! Decides which leaves are offloaded, and to which memory space. Later passes fetch them where they are needed.
 //!
-//! Weights go layer by layer, embedding and head by themselves; trained weights, their gradients and their optimizer state
-//! go with the layer that computes with them. Vectors and small matrices stay on the device: they are not worth a
-//! transfer. Weights that are divided over ranks stay there too, each rank with its part: bytes of frozen ones, rows of
-//! trained ones (`shard.rs`).
-//! A trained weight that is offloaded needs no rounded copy: it is rounded where it is fetched.
+//! Weights are offloaded layer by layer, embedding and head separately; trained weights, their gradients and their
+//! optimizer state belong to the layer that computes with them. Vectors and small matrices stay on the device: they are not
+//! worth a transfer. Divided weights stay there too: each rank keeps bytes of frozen ones, rows of trained ones
+//! (`shard.rs`). A trained weight that is offloaded has no rounded copy: it is rounded after each fetch.
 
 use super::prefetch::source_of;
 use smidgen_ir::policy::{Policy, Sharding};
@@ -30,38 +29,36 @@ pub fn apply(
         let weights: Vec<ValueId> = offloaded.iter().filter(|id| is_frozen(graph, *id)).collect();
         for id in weights {
             offloaded.remove(&id);
-            graph.divide(id, Shard { rank, cut: Cut::Bytes });
+            graph.leaf_mut(id).shard = Some(Shard { rank, cut: Cut::Bytes });
         }
         let shard = Shard { rank, cut: Cut::Rows };
         let matrices: ValueSet = divided_matrices(graph, policy, shard).into_iter().collect();
-        for index in 0..graph.values.len() {
-            let id = ValueId(index as u32);
+        for id in graph.ids() {
             if graph.value(id).leaf().is_some() && matrices.contains(&source_of(graph, id)) {
-                graph.divide(id, shard);
+                graph.leaf_mut(id).shard = Some(shard);
             }
         }
     }
-    for index in 0..graph.values.len() {
-        let id = ValueId(index as u32);
+    for id in graph.ids() {
         let whole = graph.whole(id);
         if offloaded.contains(&whole) {
-            graph.values[index].space = match graph.value(whole).leaf().map(|leaf| leaf.kind) {
+            graph.values[id.index()].space = match graph.value(whole).leaf().map(|leaf| leaf.kind) {
                 Some(LeafKind::Moment) => device.resolve(policy.optimizer_state),
                 Some(LeafKind::Gradient) => device.resolve(policy.gradients),
-                // Rows are looked up in memory that the device reaches.
+                // The device looks up rows in place, so they must be in memory that it can access.
                 _ if uses.looked_up.contains(&whole) => device.offload_space(),
                 _ => device.resolve(policy.weights),
             };
         }
     }
-    if let Some((_, nodes)) = graph.entries.iter_mut().find(|(entry, _)| *entry == Entry::Refresh) {
-        let is_offloaded = |id: ValueId| graph.values[id.index()].space != Space::Device;
+    if let Some(mut nodes) = graph.take_nodes(Entry::Refresh) {
+        let is_offloaded = |id: ValueId| graph.value(id).space != Space::Device;
         nodes.retain(|node| !matches!(node.op, Op::Round { .. }) || !is_offloaded(node.inputs[0]));
+        graph.set_nodes(Entry::Refresh, nodes);
     }
 }
 
-/// Trained matrices of the base that the policy divides over ranks, with their rounded copies; one that is too small for
-/// two ranks stays whole.
+/// Trained matrices of the base model that the policy divides over ranks. One that is too small for two ranks stays whole.
 pub fn divided_matrices(graph: &Graph, policy: &Policy, shard: Shard) -> Vec<ValueId> {
     let uses = Uses::of(graph);
     let is_divided = |id: &ValueId| {
@@ -69,7 +66,7 @@ pub fn divided_matrices(graph: &Graph, policy: &Policy, shard: Shard) -> Vec<Val
         value.leaf().is_some_and(|leaf| leaf.is_of_base)
             && value.ty.shape.0.len() == 2
             && !shard.rows(&value.ty)[1].is_empty()
-            && weight_goes(graph, &uses, policy, *id, uses.layers.get(id).copied())
+            && is_weight_chosen(graph, &uses, policy, *id, uses.layers.get(id).copied())
     };
     graph.trainable().map(|(leaf, _)| leaf).filter(is_divided).collect()
 }
@@ -78,11 +75,11 @@ fn is_frozen(graph: &Graph, id: ValueId) -> bool {
     graph.value(id).leaf().is_some_and(|leaf| leaf.kind == LeafKind::Weight)
 }
 
-/// Who uses a leaf, or its rounded copy.
+/// How leaves, or their rounded copies, are used.
 struct Uses {
-    /// The layer of leaves that are used in one.
+    /// The layer in which a leaf is used.
     layers: ByValue<usize>,
-    /// Tables of which rows are looked up.
+    /// Embeddings, whose rows are looked up.
     looked_up: ValueSet,
     heads: ValueSet,
 }
@@ -125,23 +122,22 @@ fn offloaded_leaves(
     extent: &Extent,
     fewest_bytes: usize,
 ) -> ValueSet {
-    // Gradients of what is trained of the base.
+    // Gradients of trained weights of the base model.
     let of_base: ValueSet = graph
         .trainable()
         .filter(|(leaf, _)| graph.value(*leaf).leaf().is_some_and(|leaf| leaf.is_of_base))
         .map(|(_, gradient)| gradient)
         .collect();
     let mut offloaded = ValueSet::default();
-    for index in 0..graph.values.len() {
-        let id = ValueId(index as u32);
+    for id in graph.ids() {
         let ValueRole::Leaf(Leaf { kind, is_of_base, .. }) = graph.value(id).role else { continue };
         let layer = uses.layers.get(&id).copied();
-        let goes = match kind {
-            LeafKind::Weight => weight_goes(graph, uses, policy, id, layer),
-            // Ranks that divide something exchange rows of what they have trained.
+        let is_chosen = match kind {
+            LeafKind::Weight => is_weight_chosen(graph, uses, policy, id, layer),
+            // Ranks that divide moments exchange the rows that they update, so those stay on the device.
             LeafKind::Adapter => {
                 let stays = policy.divides(Sharding::Moments);
-                is_of_base && !stays && weight_goes(graph, uses, policy, id, layer)
+                is_of_base && !stays && is_weight_chosen(graph, uses, policy, id, layer)
             }
             LeafKind::Moment => policy.offloads_moments_of(layer),
             LeafKind::Gradient => of_base.contains(&id) && policy.offloads_gradients_of(layer),
@@ -154,18 +150,19 @@ fn offloaded_leaves(
         };
         let ty = &graph.value(id).ty;
         let (rows, columns) = ty.shape.at(extent);
-        if goes && rows.min(columns) > 1 && ty.bytes(extent) >= fewest_bytes {
+        if is_chosen && rows.min(columns) > 1 && ty.bytes(extent) >= fewest_bytes {
             offloaded.insert(id);
         }
     }
     offloaded
 }
 
-fn weight_goes(graph: &Graph, uses: &Uses, policy: &Policy, id: ValueId, layer: Option<usize>) -> bool {
+/// Whether the policy offloads a weight, or divides it over ranks.
+fn is_weight_chosen(graph: &Graph, uses: &Uses, policy: &Policy, id: ValueId, layer: Option<usize>) -> bool {
     if let Some(layer) = layer {
         return policy.offloaded_weights.contains(layer);
     }
-    let goes = policy.offloads_table(uses.looked_up.contains(&id), uses.heads.contains(&id));
-    // Rows are looked up in place, so each has to be in one piece.
-    goes && (graph.value(id).ty.storage.has_contiguous_rows() || policy.divides(Sharding::Weights))
+    let is_chosen = policy.offloads_table(uses.looked_up.contains(&id), uses.heads.contains(&id));
+    // Rows of an offloaded table are looked up in place, so they must be contiguous.
+    is_chosen && (graph.value(id).ty.storage.has_contiguous_rows() || policy.divides(Sharding::Weights))
 }

@@ -1,7 +1,7 @@
-//! Prefetch: a transfer to the device starts as early as a window of bytes allows, so that it overlaps with computation;
-//! and what nodes read instead of what was fetched.
+//! Prefetch: starts transfers to the device as early as a window of bytes allows, so that they overlap with computation,
+//! and rewrites nodes to read the fetched copies.
 //!
-//! Transfers keep the order in which their values are needed. Positions count nodes before anything was inserted; a
+//! Transfers keep the order in which their values are needed. Positions count the nodes before anything is inserted; a
 //! transfer that starts at a position is inserted in front of that node.
 
 use smidgen_ir::{Dim, Graph, LeafKind, Node, Op, Phase, Shard, Slice, Space, ValueId, ValueRole};
@@ -15,19 +15,20 @@ pub struct Need {
     pub bytes: usize,
 }
 
-/// Where each of `needs` (by `first`, ascending) begins to travel, if together they may take `window_bytes`.
+/// The position at which the transfer of each of `needs` starts, if all of them together may use `window_bytes`. `needs` must
+/// be sorted by `first`.
 pub fn begin_ahead(needs: &[Need], window_bytes: usize) -> Vec<usize> {
     let nodes = needs.iter().map(|need| need.last + 1).max().unwrap_or(0);
-    let mut alive = vec![0usize; nodes];
+    let mut live_bytes = vec![0usize; nodes];
     for need in needs {
-        alive[need.first..=need.last].iter_mut().for_each(|bytes| *bytes += need.bytes);
+        live_bytes[need.first..=need.last].iter_mut().for_each(|bytes| *bytes += need.bytes);
     }
     let mut before = 0;
     let begin = |need: &Need| {
         let mut begin = need.first;
-        while begin > before && alive[begin - 1] + need.bytes <= window_bytes {
+        while begin > before && live_bytes[begin - 1] + need.bytes <= window_bytes {
             begin -= 1;
-            alive[begin] += need.bytes;
+            live_bytes[begin] += need.bytes;
         }
         before = begin;
         begin
@@ -35,31 +36,31 @@ pub fn begin_ahead(needs: &[Need], window_bytes: usize) -> Vec<usize> {
     needs.iter().map(begin).collect()
 }
 
-/// The last place up to `position` where something may be inserted: nodes that a device forms as one are not parted.
+/// The last position up to `position` where a node may be inserted without separating nodes that a device may fuse.
 pub fn seam_before(nodes: &[Node], position: usize) -> usize {
-    (0..=position).rev().find(|position| !parts_a_pair(nodes, *position)).unwrap_or(0)
+    (0..=position).rev().find(|position| !splits_a_pair(nodes, *position)).unwrap_or(0)
 }
 
-/// The first such place from `position` on.
-pub fn seam_behind(nodes: &[Node], position: usize) -> usize {
-    (position..nodes.len()).find(|position| !parts_a_pair(nodes, *position)).unwrap_or(nodes.len())
+/// The first position from `position` on where a node may be inserted without separating nodes that a device may fuse.
+pub fn seam_after(nodes: &[Node], position: usize) -> usize {
+    (position..nodes.len()).find(|position| !splits_a_pair(nodes, *position)).unwrap_or(nodes.len())
 }
 
-/// Whether the nodes before and after a position are a matmul with the sum that follows it, the gradients of B and of h,
-/// or a node and the rounding of what it makes.
-fn parts_a_pair(nodes: &[Node], position: usize) -> bool {
-    let Some([before, behind, ..]) = position.checked_sub(1).map(|before| &nodes[before..]) else {
+/// Whether a position is between a matmul and the sum that follows it, the gradients of B and of h, or a node and the
+/// rounding of its output.
+fn splits_a_pair(nodes: &[Node], position: usize) -> bool {
+    let Some([before, after, ..]) = position.checked_sub(1).map(|before| &nodes[before..]) else {
         return false;
     };
     let rounds = before.op.can_round() || matches!(before.op, Op::RoundFp8 { .. });
     let is_pair = matches!(
-        (&before.op, &behind.op),
+        (&before.op, &after.op),
         (Op::Linear { .. }, Op::Add) | (Op::WeightGrad { .. }, Op::LinearGrad { .. })
     );
-    is_pair || rounds && matches!(behind.op, Op::RoundFp8 { .. })
+    is_pair || rounds && matches!(after.op, Op::RoundFp8 { .. })
 }
 
-/// Has nodes read the copy instead of a value, and rows of the copy instead of rows of the value.
+/// Rewrites nodes to use the copy instead of a value, and slices of the copy instead of slices of the value.
 pub fn read_copy(graph: &mut Graph, nodes: &mut [Node], value: ValueId, copy: ValueId) {
     let mut rows: HashMap<ValueId, ValueId> = HashMap::new();
     for node in nodes {
@@ -90,7 +91,7 @@ pub fn source_of(graph: &Graph, value: ValueId) -> ValueId {
     graph.value(value).leaf().and_then(|leaf| leaf.rounded).map_or(value, |rounded| rounded.of)
 }
 
-/// What is fetched for a value that may be rows of a leaf.
+/// The value that is fetched for a leaf or a slice of one.
 pub fn source_rows_of(graph: &mut Graph, value: ValueId) -> ValueId {
     let whole = graph.whole(value);
     let source = fetched_for(graph, whole).unwrap_or(whole);
@@ -110,8 +111,8 @@ pub fn division(graph: &Graph, leaf: ValueId) -> Option<Shard> {
     leaf.shard.filter(|_| matches!(leaf.kind, LeafKind::Weight | LeafKind::Adapter | LeafKind::Derived))
 }
 
-/// What is fetched for a value that nodes read: the value, or what it is rounded from. None where nothing has to be.
-/// A rounded copy that is divided over ranks is gathered as it is.
+/// The leaf that is fetched for a leaf that nodes read: itself, or the leaf that it is rounded from. `None` if it is on the
+/// device. A divided leaf is gathered itself, also if it is a rounded copy.
 pub fn fetched_for(graph: &Graph, value: ValueId) -> Option<ValueId> {
     if division(graph, value).is_some() {
         return Some(value);
@@ -120,7 +121,7 @@ pub fn fetched_for(graph: &Graph, value: ValueId) -> Option<ValueId> {
     (graph.value(source).space != Space::Device).then_some(source)
 }
 
-/// Emits what makes a fetched copy of `source` a copy of `value`: it is rounded if that is what `value` is.
+/// A copy of `value`, made from the fetched `copy` of its source: rounds it if `value` is a rounded leaf.
 pub fn rounded_copy(
     graph: &mut Graph,
     nodes: &mut Vec<Node>,
@@ -137,7 +138,7 @@ pub fn rounded_copy(
     graph.emit(nodes, op, vec![copy], vec![], &[name], place)[0]
 }
 
-/// Nodes to be inserted, by the position in front of which they stand.
+/// Nodes to be inserted, by the position of the node that they precede.
 #[derive(Debug, Default)]
 pub struct Insertions {
     at: BTreeMap<usize, Vec<Node>>,
@@ -171,13 +172,13 @@ mod tests {
     ];
 
     #[test]
-    fn without_a_window_values_come_when_they_are_needed() {
+    fn without_a_window_values_are_fetched_when_they_are_needed() {
         assert_eq!(begin_ahead(&NEEDS, 0), [2, 5, 6]);
     }
 
     #[test]
-    fn a_window_lets_them_come_earlier_but_never_before_one_that_is_needed_before() {
-        // The second waits until the first is gone; the third has no room beside the second.
+    fn a_window_lets_transfers_start_earlier_but_keeps_their_order() {
+        // The second starts when the first is freed; the third has no room while the second is there.
         assert_eq!(begin_ahead(&NEEDS, 20), [0, 4, 6]);
         assert_eq!(begin_ahead(&NEEDS, 30), [0, 0, 4]);
         assert_eq!(begin_ahead(&NEEDS, 1000), [0, 0, 0]);

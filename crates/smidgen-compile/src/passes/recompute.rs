@@ -1,11 +1,10 @@
-//! Recompute: a backward node that needs a dropped activation gets its producer again.
+//! Recompute: if a backward node needs a dropped activation, its producer runs again in front of it.
 //!
-//! The mechanism works per tensor: `apply` takes any keep set. `keep_set` is the choice per layer:
-//! of a recomputed layer only its input is kept, and of those in one lap only the input of the first, from which the
-//! others follow; of the others everything that backward reads, except
-//! norm outputs, gated activations and dropped-out inputs where rederiving them costs no further byte.
-//! So no matmul and no attention runs twice outside the recomputed layers, and inside them only what backward
-//! reads runs again (never the last matmul of a layer).
+//! `apply` works per tensor and takes any keep set; `keep_set` makes the one that follows from the policy's layers. A
+//! recomputed layer keeps only its input; of several recomputed layers in one lap, only the first keeps it. Other layers
+//! keep everything that backward reads, except norm outputs, gated activations and dropped-out inputs if recomputing them
+//! needs no further bytes. So no matmul and no attention runs twice outside the recomputed layers, and inside them only
+//! what backward reads runs again (never the last matmul of a layer).
 
 use smidgen_ir::policy::Policy;
 use smidgen_ir::{ByValue, Entry, Graph, Node, Phase, ValueId, ValueRole, ValueSet};
@@ -21,7 +20,7 @@ pub fn keep_set(graph: &Graph, policy: &Policy) -> KeepSet {
     let layer_of: ByValue<Option<usize>> =
         forward.iter().flat_map(|node| node.outputs.iter().map(|output| (*output, node.layer))).collect();
     let is_recomputed = |layer: usize| policy.recompute.contains(layer);
-    // The backward pass of a layer needs what its input follows from, so a layer behind it in the lap finds that there.
+    // Within a lap, the input of a layer is recomputed by the backward pass of the layer before, if that has one.
     let has_backward = |layer: usize| backward.iter().any(|node| node.layer == Some(layer));
     let follows_in_lap = |from: Option<usize>, to: Option<usize>| match (from, to) {
         (Some(from), Some(to)) => {
@@ -32,8 +31,8 @@ pub fn keep_set(graph: &Graph, policy: &Policy) -> KeepSet {
     };
     let mut keep = KeepSet::default();
     for node in forward {
-        // What is outside the layers, and what one layer passes to the next, is always kept, except inside a lap: a layer
-        // can then be recomputed from its own input, or that of its lap.
+        // Values outside the layers and values that one layer passes to the next are always kept, except inside a lap. So a
+        // layer can be recomputed from its own input, or from that of its lap.
         let is_passed_on = |from: &Option<usize>| *from != node.layer && !follows_in_lap(*from, node.layer);
         keep.extend(node.inputs.iter().filter(|input| layer_of.get(input).is_some_and(is_passed_on)));
         let recomputed = node.layer.is_some_and(is_recomputed);
@@ -43,8 +42,8 @@ pub fn keep_set(graph: &Graph, policy: &Policy) -> KeepSet {
                 .filter(|output| node.layer.is_none() || (!recomputed && read_by_backward.contains(output))),
         );
     }
-    // A cheap output is dropped where everything it is made from is kept and read by backward anyway, or
-    // is itself such an output: a dropped-out norm is made again from the norm's input.
+    // A cheap output is dropped if all of its inputs are kept and read by backward anyway, or are dropped for the same
+    // reason: a dropped-out norm is recomputed from the norm's input.
     let mut rederived = ValueSet::default();
     for node in forward.iter().filter(|node| node.op.is_cheap()) {
         let mut temps = node.inputs.iter().filter(|input| graph.value(**input).is_temp());
@@ -61,11 +60,9 @@ pub fn keep_set(graph: &Graph, policy: &Policy) -> KeepSet {
     keep
 }
 
-/// Re-emits, in front of each backward node, the producers of what it reads and the keep set dropped.
+/// Re-emits, in front of each backward node, the producers of the values that it reads and that the keep set lacks.
 pub fn apply(graph: &mut Graph, keep: &KeepSet) {
-    let index =
-        graph.entries.iter().position(|(entry, _)| *entry == Entry::MicroStep).expect("micro_step is built");
-    let mut nodes = std::mem::take(&mut graph.entries[index].1);
+    let mut nodes = graph.take_nodes(Entry::MicroStep).expect("micro_step is built");
     let backward = nodes.split_off(first_backward(&nodes));
     let mut producer: ByValue<usize> = ByValue::default();
     for (position, node) in nodes.iter().enumerate() {
@@ -79,9 +76,9 @@ pub fn apply(graph: &mut Graph, keep: &KeepSet) {
         }
         rewrite.nodes.push(node);
     }
-    let again = rewrite.nodes;
-    nodes.extend(again);
-    graph.entries[index].1 = nodes;
+    let backward = rewrite.nodes;
+    nodes.extend(backward);
+    graph.set_nodes(Entry::MicroStep, nodes);
 }
 
 fn first_backward(nodes: &[Node]) -> usize {
@@ -93,7 +90,7 @@ struct Rewrite<'a> {
     forward: &'a [Node],
     producer: ByValue<usize>,
     keep: &'a KeepSet,
-    /// Values computed again so far, by their originals.
+    /// Recomputed values so far, by their originals.
     again: ByValue<ValueId>,
     nodes: Vec<Node>,
 }

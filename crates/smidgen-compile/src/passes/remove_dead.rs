@@ -1,7 +1,7 @@
-//! Dead code: nodes whose results nobody reads and that change no leaf.
+//! Removes dead code: nodes that change no leaf and whose results are never read.
 //!
-//! It lets the stages before it emit a node where it is natural, without knowing who will read it.
-//! One walk from the end finds everything, because a node comes after what it reads.
+//! So earlier stages may emit a node without knowing whether its results will be read. One pass from the end is enough,
+//! because a node comes after everything that it reads.
 
 use smidgen_ir::{Graph, ValueSet};
 

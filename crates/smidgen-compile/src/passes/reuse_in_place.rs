@@ -1,9 +1,9 @@
-//! In-place reuse: an output takes over the buffer of an input that dies with the node.
+//! In-place reuse: an output takes over the buffer of an input that is last read by the node.
 //!
-//! Only where the operation allows it, the sizes agree, and the input occurs once among the operands.
-//! The result maps a value to the one whose buffer it shares; chains are resolved to their first value. What is written
-//! tile by tile takes over a value whose tiles die where its own are written; a value inside a tile may share the bytes
-//! of what it becomes.
+//! The operation must allow it, the types must be equal, and the input must occur once among the operands. The result maps
+//! a value to the one whose buffer it shares; chains are resolved to their first value. A value that is written tile by
+//! tile takes over a value whose tiles are last read where its own are written. A value inside a tile may share the bytes
+//! of the tile that it becomes.
 
 use smidgen_ir::{ByValue, Entry, Graph, Node, ValueId, ValueSet};
 
@@ -37,10 +37,11 @@ pub fn owner_of(graph: &Graph, shared: &SharedBuffers, value: ValueId) -> ValueI
     shared.get(&whole).copied().unwrap_or(whole)
 }
 
-/// The last node that reads each value; of a value with tiles, any of them.
+/// When values are last read.
 struct Lives {
+    /// The last node that reads each value, or any slice of it.
     last_read: ByValue<usize>,
-    /// Values that all micro-batches of a lap read: none of them ends there.
+    /// Values that every micro-batch of a lap reads, so that no node inside the lap is their last.
     of_laps: ValueSet,
 }
 
@@ -64,7 +65,7 @@ impl Lives {
         Lives { last_read, of_laps }
     }
 
-    /// Whether the input ends with the node, and the output is of its size.
+    /// Whether the node is the last to read the input, and the output has the same type.
     fn can_follow(
         &self,
         graph: &Graph,
@@ -79,12 +80,11 @@ impl Lives {
     }
 }
 
-/// Outputs that are written tile by tile. A tile is a value of its own, so one that ends ends for all: no node of
-/// another tile reads it.
+/// Finds sharing for outputs that are written tile by tile. A tile is a separate value that no other tile's nodes read.
 fn share_by_tiles(graph: &Graph, nodes: &[Node], lives: &Lives, owner: &mut SharedBuffers) {
     let is_tile = |value: ValueId| graph.whole(value) != value && graph.value(graph.whole(value)).is_temp();
     let mut owners: ValueSet = owner.iter().map(|(_, owner)| *owner).collect();
-    // What each output could take over as a whole, if all of its tiles agree, and where its last tile is written.
+    // The value that each output can take over as a whole, if all of its tiles agree, and where its last tile is written.
     let mut candidates: ByValue<(Option<ValueId>, usize)> = ByValue::default();
     for (index, node) in nodes.iter().enumerate() {
         for &output in node.outputs.iter().filter(|output| is_tile(**output)) {
@@ -111,7 +111,7 @@ fn share_by_tiles(graph: &Graph, nodes: &[Node], lives: &Lives, owner: &mut Shar
         };
         owner.insert(output, other);
     }
-    // One that was taken over may itself have taken over another.
+    // A value that was taken over may itself have taken over another.
     let firsts: Vec<(ValueId, ValueId)> =
         owner.iter().map(|(value, _)| (value, first_of(owner, value))).collect();
     owner.extend(firsts);

@@ -1,10 +1,10 @@
-//! Rounding to fp8: what matmuls in fp8 read is rounded by nodes of their own, once for all matmuls that read it.
+//! Rounding to fp8: the inputs of fp8 matmuls are rounded by separate nodes, once for all matmuls that read a value.
 //!
 //! q, k and v share one rounded x, and gate and up another. For dx = dy·W the scales of W's rows are multiplied into dy
-//! first, so every dy is rounded for its own weight. If the node that makes a value can round it as well, the rounding
-//! stands right behind it, and a GPU launches both as one; otherwise it stands in front of the first matmul. A rounded
-//! value is shared only within a layer and a phase: rounding again is cheaper than keeping it.
-//! Left out: generation, whose matmuls of a few rows read weights in fp8 and activations as they are.
+//! first, so every dy is rounded for its own weight. If the node that makes a value can also round it, the rounding follows
+//! it directly, and a GPU fuses both; otherwise it precedes the first matmul. A rounded value is shared only within a layer
+//! and a phase: rounding again is cheaper than keeping it.
+//! Left out: generation, whose matmuls have few rows and read activations without rounding.
 
 use crate::request::Request;
 use smidgen_ir::workspace_cuda::multiplies_in_fp8;
@@ -23,8 +23,8 @@ pub fn apply(graph: &mut Graph, request: &Request) {
     }
 }
 
-/// A value as some matmuls read it: what it is multiplied by before it is rounded, if anything, and where in the program
-/// they are.
+/// The matmuls that share one rounding: the value that they read, the weight whose scales are multiplied into it before it
+/// is rounded, if any, and their phase and layer.
 type Use = (ValueId, Option<ValueId>, Phase, Option<usize>);
 
 fn with_rounding(graph: &mut Graph, mut nodes: Vec<Node>) -> Vec<Node> {
@@ -33,8 +33,8 @@ fn with_rounding(graph: &mut Graph, mut nodes: Vec<Node>) -> Vec<Node> {
         .enumerate()
         .flat_map(|(index, node)| node.outputs.iter().map(move |output| (*output, index)))
         .collect();
-    let mut in_front: Vec<Vec<Node>> = vec![Vec::new(); nodes.len()];
-    let mut behind = in_front.clone();
+    let mut before: Vec<Vec<Node>> = vec![Vec::new(); nodes.len()];
+    let mut after = before.clone();
     let mut rounded: HashMap<Use, ValueId> = HashMap::new();
     for index in 0..nodes.len() {
         for (input, weight) in factors(graph, &nodes[index]) {
@@ -46,7 +46,7 @@ fn with_rounding(graph: &mut Graph, mut nodes: Vec<Node>) -> Vec<Node> {
                     let maker = &nodes[*maker];
                     maker.op.can_round() && (maker.phase, maker.layer) == (phase, layer)
                 });
-                let place = maker.map_or_else(|| &mut in_front[index], |maker| &mut behind[maker]);
+                let place = maker.map_or_else(|| &mut before[index], |maker| &mut after[maker]);
                 let name = graph.name_from(x, |name| format!("{name} in fp8"));
                 let inputs = [Some(x), scales].into_iter().flatten().collect();
                 let op = Op::RoundFp8 { scaled: scales.is_some() };
@@ -55,8 +55,8 @@ fn with_rounding(graph: &mut Graph, mut nodes: Vec<Node>) -> Vec<Node> {
             nodes[index].inputs[input] = value;
         }
     }
-    let parts = in_front.into_iter().zip(nodes).zip(behind);
-    parts.flat_map(|((front, node), behind)| front.into_iter().chain([node]).chain(behind)).collect()
+    let parts = before.into_iter().zip(nodes).zip(after);
+    parts.flat_map(|((before, node), after)| before.into_iter().chain([node]).chain(after)).collect()
 }
 
 /// The inputs of a node that are multiplied in fp8, and their weights.

@@ -1,30 +1,28 @@
-//! What ranks exchange: sums of gradients, and the parts of what is divided over them.
+//! Exchanges between ranks: sums of gradients, and the parts of divided tensors.
 //!
-//! Every rank runs the same steps on its own samples. Gradients and the loss are summed as soon as the backward pass has
-//! added the last of them, several tensors at once, while earlier layers are still worked on. With divided moments a rank
-//! updates its own rows and gets the others' rows from them; `collect` gathers what is divided for a checkpoint. With
-//! divided gradients a layer's sum is formed in memory that exists for that layer alone. A trained weight that is divided
-//! is a rank's rows of it, and of its rounded copy; `stream.rs` gathers what a layer reads, and nobody has the whole.
+//! Every rank runs the same steps on its own samples. Gradients and the loss are summed over the ranks as soon as they are
+//! complete, several tensors at once, while the backward pass of earlier layers runs. With divided moments a rank updates
+//! its own rows and receives the other rows from the other ranks; `collect` gathers divided tensors for a checkpoint. With
+//! divided gradients a layer adds to a partial gradient that exists only while the layer runs. With divided weights a rank
+//! stores its rows of each trained weight and of its rounded copy; `stream.rs` gathers what a layer reads.
 
 use super::place::divided_matrices;
-use super::prefetch::{Insertions, read_copy, seam_before, seam_behind};
+use super::prefetch::{Insertions, read_copy, seam_after, seam_before};
 use smidgen_ir::policy::{Policy, Sharding};
 use smidgen_ir::{
     ByValue, Cut, DType, Dim, Entry, Extent, Graph, LeafKind, Node, Op, Phase, Rank, Shape, Shard, Storage,
-    Type, ValueId, ValueRole, ValueSet,
+    Type, ValueId, ValueSet,
 };
 use std::ops::Range;
-use std::sync::LazyLock;
 
-/// Fewer bytes are not worth an exchange of their own while more are to come.
+/// Gradients are collected up to this many bytes before they are exchanged.
 const BUCKET_BYTES: usize = 16 << 20;
 
-/// Divides moments, gradients and trained weights over the ranks; before anything is offloaded.
+/// Divides moments, gradients and trained weights over the ranks. Runs before anything is offloaded.
 pub fn divide_trained(graph: &mut Graph, policy: &Policy, rank: Rank) {
-    if rank.is_only() || !policy.divides(Sharding::Moments) {
+    if rank.is_only() || !policy.divides(Sharding::Moments) || !graph.has_entry(Entry::Update) {
         return;
     }
-    let Some(index) = position(graph, Entry::Update) else { return };
     let shard = Shard { rank, cut: Cut::Rows };
     let weights = match policy.divides(Sharding::Weights) {
         true => round_own_rows(graph, policy, shard),
@@ -34,9 +32,9 @@ pub fn divide_trained(graph: &mut Graph, policy: &Policy, rank: Rank) {
         true => divide_gradients(graph, shard),
         false => ByValue::default(),
     };
-    let nodes = std::mem::take(&mut graph.entries[index].1);
+    let nodes = graph.take_nodes(Entry::Update).unwrap_or_default();
     let (mut own, mut trained, mut moments) = (Vec::new(), Vec::new(), Vec::new());
-    // What is widened: the weight, and which rows of it this rank updates.
+    // For each widened value: the weight, and the rows of it that this rank updates.
     let mut widened: ByValue<(ValueId, Range<usize>)> = ByValue::default();
     let mut place = (Phase::Update, None);
     for mut node in nodes {
@@ -69,11 +67,11 @@ pub fn divide_trained(graph: &mut Graph, policy: &Policy, rank: Rank) {
                 trained.push(leaf);
             }
             let own_moments = [first, second].map(|moment| graph.whole(moment));
-            for moment in
-                own_moments.into_iter().filter(|moment| !moments.contains(moment)).collect::<Vec<_>>()
-            {
-                graph.divide(moment, shard);
-                moments.push(moment);
+            for moment in own_moments {
+                if !moments.contains(&moment) {
+                    graph.leaf_mut(moment).shard = Some(shard);
+                    moments.push(moment);
+                }
             }
             if rows.is_empty() {
                 continue;
@@ -93,7 +91,8 @@ pub fn divide_trained(graph: &mut Graph, policy: &Policy, rank: Rank) {
             node.inputs = rest;
             if !divided.is_empty() {
                 *squares = true;
-                let sum = graph.add_leaf("squares", SQUARES.clone(), LeafKind::State);
+                let ty = Type::new(Shape::vector(1), Storage::Plain(DType::F64));
+                let sum = graph.add_leaf("squares", ty, LeafKind::State);
                 let divided = divided.iter().map(|gradient| parts[gradient]).collect();
                 let place = (node.phase, node.layer);
                 graph.emit(&mut own, Op::SquaredNorm, divided, vec![sum], &[], place);
@@ -101,7 +100,7 @@ pub fn divide_trained(graph: &mut Graph, policy: &Policy, rank: Rank) {
                 node.inputs.push(sum);
             }
         } else if node.op == Op::Zero {
-            // Gradients are cleared, and the loss.
+            // The first `Zero` follows all updates.
             if !trained.is_empty() {
                 let updates = std::mem::take(&mut trained);
                 graph.emit(&mut own, Op::AllGather(shard), vec![], updates, &[], place);
@@ -112,36 +111,32 @@ pub fn divide_trained(graph: &mut Graph, policy: &Policy, rank: Rank) {
         }
         own.push(node);
     }
-    graph.entries[index].1 = own;
+    graph.set_nodes(Entry::Update, own);
     let mut nodes = Vec::new();
     for divided in weights.into_iter().chain(moments) {
         let name = graph.name_from(divided, |name| format!("{name} whole"));
         let whole = graph.emit(&mut nodes, Op::AllGather(shard), vec![divided], vec![], &[name], place)[0];
-        // Before the next one is gathered the host has read this one, so they share memory.
+        // The host reads each one before the next is gathered, so they share memory.
         graph.emit(&mut nodes, Op::Stowed, vec![whole, whole], vec![], &[], place);
     }
     graph.entries.push((Entry::Collect, nodes));
 }
 
-/// The leaf that a value is rows of, and which of those rows this rank updates.
+/// The leaf that a value is a slice of, and the rows of that slice that this rank updates.
 fn own_rows(graph: &Graph, value: ValueId, shard: Shard) -> (ValueId, Range<usize>) {
     let leaf = graph.whole(value);
-    let first = match &graph.value(value).role {
-        ValueRole::Slice(slice) => slice.first_row,
-        ValueRole::Leaf(_) | ValueRole::Temp => 0,
-    };
+    let first = graph.value(value).role.first_row();
     let (rows, _) = graph.value(value).ty.shape.at(&Extent::default());
     let own = shard.own_rows(&graph.value(leaf).ty);
     let (start, end) = (own.start.max(first), own.end.min(first + rows));
     (leaf, start..end.max(start))
 }
 
-/// Has each rank round its rows of the trained matrices that are divided, and returns those. They are whole until nodes
-/// read what is gathered (`place.rs`, `stream.rs`).
+/// Makes each rank round only its rows of the divided trained matrices, and returns these matrices. `place.rs` marks them
+/// as divided later, and `stream.rs` gathers them.
 fn round_own_rows(graph: &mut Graph, policy: &Policy, shard: Shard) -> Vec<ValueId> {
     let matrices = divided_matrices(graph, policy, shard);
-    let Some(index) = position(graph, Entry::Refresh) else { return matrices };
-    let nodes = std::mem::take(&mut graph.entries[index].1);
+    let Some(nodes) = graph.take_nodes(Entry::Refresh) else { return matrices };
     let mut own = Vec::with_capacity(nodes.len());
     for mut node in nodes {
         if let Op::Round { to: None, .. } = node.op
@@ -157,14 +152,12 @@ fn round_own_rows(graph: &mut Graph, policy: &Policy, shard: Shard) -> Vec<Value
         }
         own.push(node);
     }
-    graph.entries[index].1 = own;
+    graph.set_nodes(Entry::Refresh, own);
     matrices
 }
 
-static SQUARES: LazyLock<Type> = LazyLock::new(|| Type::new(Shape::vector(1), Storage::Plain(DType::F64)));
-
-/// Has every rank keep its rows of large gradients, and returns them. The backward pass adds to partial gradients.
-/// What a regularizer adds to stays whole, and what is too small for several ranks.
+/// Divides large gradients over the ranks and returns the rows that this rank keeps, by gradient. The backward pass then
+/// adds to partial gradients. A gradient stays whole if a regularizer adds to it, or if it is too small for several ranks.
 fn divide_gradients(graph: &mut Graph, shard: Shard) -> ByValue<ValueId> {
     let updates = graph.nodes(Entry::Update).iter();
     let regularized: ValueSet = updates
@@ -175,38 +168,33 @@ fn divide_gradients(graph: &mut Graph, shard: Shard) -> ByValue<ValueId> {
     let gradients = graph.trainable().map(|(_, gradient)| gradient);
     let large: Vec<ValueId> = gradients.filter(|id| !regularized.contains(id) && is_large(id)).collect();
     let mut parts: ByValue<ValueId> = ByValue::default();
-    let Some(index) = position(graph, Entry::MicroStep) else { return parts };
-    let mut nodes = std::mem::take(&mut graph.entries[index].1);
+    let Some(mut nodes) = graph.take_nodes(Entry::MicroStep) else { return parts };
     for gradient in large {
         let rows = shard.own_rows(&graph.value(gradient).ty);
         let part = graph.add_slice(gradient, rows.start, rows.len());
         let name = graph.name_from(gradient, |name| format!("{name} partial"));
         let partial = graph.add_leaf(name, graph.value(gradient).ty.clone(), LeafKind::Partial(part));
         read_copy(graph, &mut nodes, gradient, partial);
-        graph.divide(gradient, shard);
+        graph.leaf_mut(gradient).shard = Some(shard);
         parts.insert(gradient, part);
     }
-    graph.entries[index].1 = nodes;
+    graph.set_nodes(Entry::MicroStep, nodes);
     parts
 }
 
-fn position(graph: &Graph, entry: Entry) -> Option<usize> {
-    graph.entries.iter().position(|(own, _)| *own == entry)
-}
-
-/// Sums gradients and the loss over the ranks; after everything else, because the order of nodes decides what is complete.
+/// Sums gradients and the loss over the ranks. Runs after all passes that reorder nodes, because the order of nodes decides
+/// when a gradient is complete.
 pub fn sum_gradients(graph: &mut Graph, rank: Rank, extent: &Extent) {
     if rank.is_only() {
         return;
     }
-    let Some(index) = position(graph, Entry::MicroStep) else { return };
-    let nodes = std::mem::take(&mut graph.entries[index].1);
+    let Some(nodes) = graph.take_nodes(Entry::MicroStep) else { return };
     let mut insertions = Insertions::default();
-    // Partial gradients that were scattered last, and where to.
+    // Partial gradients of the last exchange, with the parts that receive their sums.
     let mut scattered: Vec<(ValueId, ValueId)> = Vec::new();
-    for Bucket { behind, sums, partials } in buckets(graph, &nodes, extent) {
-        let place = (Phase::Backward, nodes[behind].layer);
-        let position = seam_behind(&nodes, behind + 1);
+    for Bucket { last, sums, partials } in buckets(graph, &nodes, extent) {
+        let place = (Phase::Backward, nodes[last].layer);
+        let position = seam_after(&nodes, last + 1);
         let mut emitted = Vec::new();
         settle(graph, &mut emitted, std::mem::take(&mut scattered), place);
         if !sums.is_empty() {
@@ -225,10 +213,10 @@ pub fn sum_gradients(graph: &mut Graph, rank: Rank, extent: &Extent) {
     emitted.into_iter().for_each(|node| insertions.push(nodes.len(), node));
     let cleared = clear_partials(graph, &nodes);
     cleared.into_iter().for_each(|(position, node)| insertions.push(position, node));
-    graph.entries[index].1 = insertions.into_nodes(nodes);
+    graph.set_nodes(Entry::MicroStep, insertions.into_nodes(nodes));
 }
 
-/// Waits until partial gradients have been scattered; then their memory is free.
+/// Waits until partial gradients have been scattered. Then their memory is free.
 fn settle(
     graph: &mut Graph,
     nodes: &mut Vec<Node>,
@@ -240,7 +228,7 @@ fn settle(
     }
 }
 
-/// The rows that this rank keeps of what a partial gradient adds up to.
+/// The rows of the summed gradient that this rank keeps, if the value is a partial gradient.
 fn own_part(graph: &Graph, partial: ValueId) -> Option<ValueId> {
     match graph.value(partial).leaf()?.kind {
         LeafKind::Partial(part) => Some(part),
@@ -248,7 +236,7 @@ fn own_part(graph: &Graph, partial: ValueId) -> Option<ValueId> {
     }
 }
 
-/// A partial gradient begins at zero in front of the first node that adds to it.
+/// Nodes that set each partial gradient to zero, with their positions in front of the first node that adds to it.
 fn clear_partials(graph: &mut Graph, nodes: &[Node]) -> Vec<(usize, Node)> {
     let mut seen = ValueSet::default();
     let mut cleared = Vec::new();
@@ -264,38 +252,40 @@ fn clear_partials(graph: &mut Graph, nodes: &[Node]) -> Vec<(usize, Node)> {
     cleared
 }
 
-/// What is exchanged together, and the node that completes it.
+/// Gradients that are exchanged together.
 struct Bucket {
-    behind: usize,
-    /// Summed on every rank.
+    /// The node that completes them.
+    last: usize,
+    /// Values that every rank receives the whole sum of.
     sums: Vec<ValueId>,
-    /// Summed, and divided.
+    /// Partial gradients, of whose sum a rank receives its rows.
     partials: Vec<ValueId>,
 }
 
 fn buckets(graph: &Graph, nodes: &[Node], extent: &Extent) -> Vec<Bucket> {
-    let mut last: ByValue<usize> = ByValue::default();
+    // The last node that adds to each gradient.
+    let mut last_adds: ByValue<usize> = ByValue::default();
     let gradients: ValueSet = graph.trainable().map(|(_, gradient)| gradient).collect();
     for (index, node) in nodes.iter().enumerate() {
         let updates = node.updates.iter().map(|id| graph.whole(*id));
         let is_summed = |id: &ValueId| gradients.contains(id) || own_part(graph, *id).is_some();
-        last.extend(updates.filter(is_summed).map(|id| (id, index)));
+        last_adds.extend(updates.filter(is_summed).map(|id| (id, index)));
         if let Op::LmHeadLoss(_) | Op::HeadLoss { .. } = node.op {
-            last.insert(node.updates[0], index);
+            last_adds.insert(node.updates[0], index);
         }
     }
-    let mut complete: Vec<(usize, ValueId)> = last.iter().map(|(id, index)| (*index, id)).collect();
+    let mut complete: Vec<(usize, ValueId)> = last_adds.iter().map(|(id, index)| (*index, id)).collect();
     complete.sort_unstable();
     let mut buckets = Vec::new();
     let (mut values, mut bytes) = (Vec::new(), 0);
-    for (at, &(behind, id)) in complete.iter().enumerate() {
+    for (at, &(last, id)) in complete.iter().enumerate() {
         values.push(id);
         bytes += graph.value(id).ty.bytes(extent);
-        let is_last_here = complete.get(at + 1).is_none_or(|(next, _)| *next != behind);
+        let is_last_of_node = complete.get(at + 1).is_none_or(|(next, _)| *next != last);
         let is_last = at + 1 == complete.len();
-        if is_last || (is_last_here && bytes >= BUCKET_BYTES) {
+        if is_last || (is_last_of_node && bytes >= BUCKET_BYTES) {
             let (partials, sums) = values.drain(..).partition(|id| own_part(graph, *id).is_some());
-            buckets.push(Bucket { behind, sums, partials });
+            buckets.push(Bucket { last, sums, partials });
             bytes = 0;
         }
     }

@@ -1,6 +1,6 @@
-//! Streaming: the nodes of every entry point get the offloaded leaves that they need (`fetch.rs`).
+//! Streaming: fetches the offloaded leaves that the nodes of each entry point need (`fetch.rs`).
 //!
-//! In breadth-first order `micro_step` has a pass of its own (`breadth.rs`), and is left alone here.
+//! In breadth-first order `micro_step` is skipped, because `breadth.rs` has done this.
 
 use super::fetch::fetch_where_needed;
 use smidgen_ir::{Entry, Extent, Graph, Policy};

@@ -1,8 +1,8 @@
 //! Token tiles: between two attentions a layer runs on a part of the tokens at a time.
 //!
-//! There every token is computed by itself, so a stretch of nodes can run tile by tile. What only the stretch needs,
-//! above all the wide activations of a feed-forward block and their gradients, exists for one tile at a time. What
-//! others read is written tile by tile into one value. Gradients of weights are summed over the tiles, as they are over
+//! There every token is computed independently, so a stretch of nodes can run tile by tile. Values that only the stretch
+//! needs, above all the wide activations of a feed-forward block and their gradients, exist for one tile at a time. Values
+//! that later nodes read are written tile by tile into one value. Gradients of weights are summed over the tiles, like over
 //! micro-batches.
 
 use smidgen_ir::policy::Policy;
@@ -15,9 +15,9 @@ pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent) {
     let Some(most) = policy.tile_tokens.filter(|tokens| *tokens < extent.tokens) else { return };
     let tiles: Vec<Dim> = (0..extent.tokens).step_by(most).map(|first| Dim::Tile { first, most }).collect();
     for entry in [Entry::MicroStep, Entry::Eval] {
-        let Some(index) = graph.entries.iter().position(|(own, _)| *own == entry) else { continue };
-        let nodes = std::mem::take(&mut graph.entries[index].1);
-        graph.entries[index].1 = cut(graph, nodes, &tiles);
+        let Some(nodes) = graph.take_nodes(entry) else { continue };
+        let nodes = cut(graph, nodes, &tiles);
+        graph.set_nodes(entry, nodes);
     }
 }
 
@@ -31,13 +31,18 @@ fn cut(graph: &mut Graph, nodes: Vec<Node>, tiles: &[Dim]) -> Vec<Node> {
     for stretch in stretches(graph, &nodes) {
         all.extend(nodes[done..stretch.start].iter().cloned());
         done = stretch.end;
-        let read_behind = |value: &ValueId| last_read.get(value).is_some_and(|last| *last >= stretch.end);
+        let is_read_later = |value: &ValueId| last_read.get(value).is_some_and(|last| *last >= stretch.end);
         let outputs: HashSet<ValueId> =
             nodes[stretch.clone()].iter().flat_map(|node| node.outputs.iter().copied()).collect();
-        let handed_on = outputs.iter().copied().filter(read_behind).collect();
+        let read_later = outputs.iter().copied().filter(is_read_later).collect();
         for tile in tiles {
-            let mut own =
-                Tile { graph, tile: *tile, outputs: &outputs, handed_on: &handed_on, parts: HashMap::new() };
+            let mut own = Tile {
+                graph,
+                tile: *tile,
+                outputs: &outputs,
+                read_later: &read_later,
+                parts: HashMap::new(),
+            };
             all.extend(nodes[stretch.clone()].iter().map(|node| own.node(node)));
         }
     }
@@ -45,22 +50,23 @@ fn cut(graph: &mut Graph, nodes: Vec<Node>, tiles: &[Dim]) -> Vec<Node> {
     all
 }
 
-/// Runs of nodes of one layer that treat tokens one by one and hold a gated activation or its gradient.
+/// Consecutive nodes of one layer that compute tokens independently and include a gated activation or its gradient.
 fn stretches(graph: &Graph, nodes: &[Node]) -> Vec<Range<usize>> {
     let mut found = Vec::new();
     let mut first = 0;
     for end in 1..=nodes.len() {
-        // Audio rows are no tokens.
+        // Audio rows are not tokens.
         let has_tokens = |node: &Node| {
             let first = node.inputs.first().and_then(|input| graph.value(*input).ty.shape.0.first());
             !matches!(first, Some(Dim::Audio(_)))
         };
-        let goes_on = |node: &Node| node.op.is_token_local() && node.layer.is_some() && has_tokens(node);
-        let begun = goes_on(&nodes[first]);
-        if begun && nodes.get(end).is_some_and(|node| goes_on(node) && node.layer == nodes[first].layer) {
+        let can_tile = |node: &Node| node.op.is_token_local() && node.layer.is_some() && has_tokens(node);
+        let has_begun = can_tile(&nodes[first]);
+        if has_begun && nodes.get(end).is_some_and(|node| can_tile(node) && node.layer == nodes[first].layer)
+        {
             continue;
         }
-        if begun && nodes[first..end].iter().any(|node| node.op.is_feed_forward()) {
+        if has_begun && nodes[first..end].iter().any(|node| node.op.is_feed_forward()) {
             found.push(first..end);
         }
         first = end;
@@ -72,10 +78,11 @@ fn stretches(graph: &Graph, nodes: &[Node]) -> Vec<Range<usize>> {
 struct Tile<'a> {
     graph: &'a mut Graph,
     tile: Dim,
-    /// What the stretch writes, and which of that is read after it.
+    /// Values that the stretch writes.
     outputs: &'a HashSet<ValueId>,
-    handed_on: &'a HashSet<ValueId>,
-    /// What stands for a value in this tile.
+    /// Values that the stretch writes and that later nodes read.
+    read_later: &'a HashSet<ValueId>,
+    /// The part of each value in this tile.
     parts: HashMap<ValueId, ValueId>,
 }
 
@@ -93,7 +100,7 @@ impl Tile<'_> {
         if let Some(part) = self.parts.get(&value) {
             return *part;
         }
-        let stays_inside = self.outputs.contains(&value) && !self.handed_on.contains(&value);
+        let stays_inside = self.outputs.contains(&value) && !self.read_later.contains(&value);
         let part = match stays_inside {
             false => self.graph.add_tile(value, self.tile),
             true => {

@@ -1,9 +1,9 @@
-//! Updates without clipping: nothing depends on the norm of all gradients, so a tensor is updated as soon as its own gradient
-//! is complete, and the gradient is not kept.
+//! Early updates: without clipping no update depends on the norm of all gradients, so a tensor is updated as soon as its
+//! own gradient is complete, and the gradient is not kept.
 //!
-//! In breadth-first order that is behind the lap that adds the last of it (`breadth.rs`). An update needs the report of
-//! its gradient alone, which says whether it is finite; the norm of all is still reported. A step whose loss is scaled may
-//! have to be repeated, so there updates wait for the report of all.
+//! In breadth-first order that is after the lap that completes the gradient (`breadth.rs`). An update needs only the report
+//! of its own gradient, which says whether that is finite; the norm of all gradients is still reported. With loss scaling
+//! (f16) a step may have to be repeated, so updates wait for the report of all gradients.
 
 use crate::request::Request;
 use smidgen_ir::policy::Policy;
@@ -17,22 +17,19 @@ pub fn is_early(request: &Request, policy: &Policy) -> bool {
         && request.precision != Precision::F16
 }
 
-/// What `micro_step` takes over of the update.
+/// The nodes of the update that move to `micro_step`.
 #[derive(Debug, Default)]
 pub struct Early {
-    /// By the gradient that has to be complete, and whose squares were added up.
+    /// The update nodes of each gradient. They run when the gradient is complete and its squares are summed.
     pub updates: ByValue<Vec<Node>>,
-    /// Copies the settings to the host, in front of the first update there.
+    /// Nodes that copy the hyperparameters to the host, before the first update there.
     pub hyper: Vec<Node>,
 }
 
-/// Takes updates out of `update`: those of gradients whose squares `micro_step` adds up, into `squares`.
+/// Removes from `update` the updates of the gradients in `squares`, whose squares `micro_step` sums up.
 pub fn take(graph: &mut Graph, squares: &ByValue<ValueId>) -> Early {
     let mut early = Early::default();
-    let Some(index) = graph.entries.iter().position(|(entry, _)| *entry == Entry::Update) else {
-        return early;
-    };
-    let nodes = std::mem::take(&mut graph.entries[index].1);
+    let Some(nodes) = graph.take_nodes(Entry::Update) else { return early };
     let norm = nodes.iter().find(|node| matches!(node.op, Op::GradNorm { .. })).cloned();
     let norm = norm.expect("an update has a norm");
     let (mut kept, mut widened, mut last) = (Vec::new(), Vec::new(), None);
@@ -46,8 +43,8 @@ pub fn take(graph: &mut Graph, squares: &ByValue<ValueId>) -> Early {
             if own.is_empty() {
                 own.extend(report(graph, &norm, squares[&gradient], is_on_host));
             }
-            let behind = own.iter().rev().find(|node| is_report(&node.op));
-            node.inputs[1] = behind.expect("a report comes first").updates[0];
+            let report = own.iter().rev().find(|node| is_report(&node.op));
+            node.inputs[1] = report.expect("a report comes first").updates[0];
             own.append(&mut widened);
             own.push(node);
             last = Some(gradient);
@@ -57,14 +54,14 @@ pub fn take(graph: &mut Graph, squares: &ByValue<ValueId>) -> Early {
             let own = last.and_then(|gradient| early.updates.get_mut(&gradient));
             own.expect("what is rounded was updated").push(node);
         } else if matches!(node.op, Op::Stow | Op::Stowed) {
-            // The other one is the report of all gradients, for updates on the host.
+            // The other copy is the report of all gradients, which early updates do not need.
             let is_settings = node.inputs[0] == norm.inputs[1];
             early.hyper.extend(is_settings.then_some(node));
         } else if node.op != Op::Zero || !early.updates.contains_key(&node.updates[0]) {
             kept.push(node);
         }
     }
-    graph.entries[index].1 = kept;
+    graph.set_nodes(Entry::Update, kept);
     early
 }
 
@@ -72,7 +69,7 @@ fn is_report(op: &Op) -> bool {
     matches!(op, Op::GradNorm { .. } | Op::Stow)
 }
 
-/// The report of one gradient, and its copy on the host where it is needed there.
+/// Nodes that make the report of one gradient, and its copy on the host if the update runs there.
 fn report(graph: &mut Graph, norm: &Node, squares: ValueId, is_on_host: bool) -> Vec<Node> {
     let (place, mut nodes) = ((norm.phase, norm.layer), Vec::new());
     let ty = graph.value(norm.updates[0]).ty.clone();

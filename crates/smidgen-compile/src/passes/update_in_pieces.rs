@@ -1,9 +1,9 @@
-//! The update of what is offloaded: a few rows at a time are fetched, updated and copied back.
+//! Updates of offloaded tensors: a few rows at a time are fetched, updated and copied back.
 //!
-//! AdamW treats elements one by one, so pieces change no bit, and the device holds pieces instead of whole tensors. The
-//! norm is the sum of the squares of each gradient: those of an offloaded gradient are formed while it is on the device.
-//! Moments in 8 bits have blocks across rows and come whole.
-//! What is in host memory, all of it, may be updated there instead: nothing is fetched then.
+//! AdamW treats every element independently, so pieces change no bit, and the device holds pieces instead of whole tensors.
+//! The norm is computed from the sum of squares of each gradient; that of an offloaded gradient is computed while it is on
+//! the device. Moments in 8 bits have blocks across rows and are fetched whole. A tensor whose weight, gradient and moments
+//! are all in host memory may be updated there instead, without fetching anything.
 
 use crate::names::state;
 use smidgen_ir::{
@@ -11,8 +11,8 @@ use smidgen_ir::{
     ValueRole, ValueSet,
 };
 
-/// Rewrites `update` with pieces of `piece_elements`, and returns where `micro_step` puts the squares of each offloaded
-/// gradient, if it has to; of every gradient where updates are early.
+/// Rewrites `update` with pieces of `piece_elements`. Returns, for each gradient whose squares `micro_step` must sum, the
+/// value that holds the sum: in breadth-first order the offloaded gradients, with early updates all gradients.
 pub fn apply(
     graph: &mut Graph,
     policy: &Policy,
@@ -21,17 +21,14 @@ pub fn apply(
     is_early: bool,
 ) -> ByValue<ValueId> {
     let mut squares = ByValue::default();
-    let Some(index) = graph.entries.iter().position(|(entry, _)| *entry == Entry::Update) else {
-        return squares;
-    };
     if !policy.streams() {
         return squares;
     }
+    let Some(nodes) = graph.take_nodes(Entry::Update) else { return squares };
     let is_breadth = policy.is_breadth_first();
     let mut host = None;
-    let nodes = std::mem::take(&mut graph.entries[index].1);
     let is_offloaded = |graph: &Graph, id: ValueId| graph.value(graph.whole(id)).space != Space::Device;
-    // Gradients that `micro_step` begins at zero, and those that were cleared with their update.
+    // Gradients that need no `Zero` at the end: they are cleared with their update, or by `micro_step`.
     let mut cleared = ValueSet::default();
     let mut own: Vec<Node> = Vec::with_capacity(nodes.len());
     for mut node in nodes {
@@ -43,7 +40,7 @@ pub fn apply(
                 let all = graph.add_leaf("squares", ty, LeafKind::State);
                 for (row, gradient) in gradients.iter().enumerate() {
                     let sum = if gradients.len() == 1 { all } else { graph.add_slice(all, row, 1) };
-                    // A regularizer adds to some of them first.
+                    // A regularizer may have added to the gradient in the update.
                     let is_changed = own.iter().any(|node| node.updates.contains(gradient));
                     if (is_early && !is_changed) || (is_breadth && is_offloaded(graph, *gradient)) {
                         squares.insert(*gradient, sum);
@@ -63,9 +60,9 @@ pub fn apply(
             if clears {
                 cleared.insert(graph.whole(gradient));
             }
-            if is_breadth && is_for_host(graph, policy, &node) {
+            if is_breadth && runs_on_host(graph, policy, &node) {
                 let host = host.get_or_insert_with(|| HostState::copied(graph, &mut own, &node));
-                host.take_over(graph, &mut node);
+                host.attach(graph, &mut node);
                 own.push(Node { op: Op::AdamWOnHost(settings), ..node });
                 continue;
             }
@@ -80,27 +77,27 @@ pub fn apply(
             own.push(node);
         }
     }
-    graph.entries[index].1 = own;
+    graph.set_nodes(Entry::Update, own);
     squares
 }
 
-/// Whether processors update a tensor: all of it is in host memory.
-fn is_for_host(graph: &Graph, policy: &Policy, node: &Node) -> bool {
+/// Whether an update runs on the host: the policy says so, and weight, gradient and moments are all in host memory.
+fn runs_on_host(graph: &Graph, policy: &Policy, node: &Node) -> bool {
     let mut tensors = node.inputs[..1].iter().chain(&node.updates[..3]);
     policy.updates == Space::Host
         && tensors.all(|id| graph.value(*id).leaf().is_some() && graph.value(*id).space == Space::Host)
 }
 
-/// What an update on the host reads and writes apart from its tensor.
+/// Copies in host memory of the state that updates on the host share.
 struct HostState {
     report: ValueId,
     hyper: ValueId,
-    /// Of all tensors, those that the device updates too.
+    /// Has rows for all tensors, also for those that the device updates.
     activity: ValueId,
 }
 
 impl HostState {
-    /// Copies report and settings to the host.
+    /// Emits copies of report and hyperparameters to the host.
     fn copied(graph: &mut Graph, nodes: &mut Vec<Node>, node: &Node) -> HostState {
         let place = (node.phase, node.layer);
         let on_host = |graph: &mut Graph, like: ValueId, name: &str| {
@@ -120,7 +117,8 @@ impl HostState {
         HostState { report, hyper, activity }
     }
 
-    fn take_over(&self, graph: &mut Graph, node: &mut Node) {
+    /// Makes an update use these copies.
+    fn attach(&self, graph: &mut Graph, node: &mut Node) {
         (node.inputs[1], node.inputs[2]) = (self.report, self.hyper);
         node.updates[3] = match graph.value(node.updates[3]).role {
             ValueRole::Slice(slice) => graph.add_slice(self.activity, slice.first_row, 1),
@@ -129,10 +127,10 @@ impl HostState {
     }
 }
 
-/// The node, or the same for some rows at a time where something of it is offloaded.
+/// The update itself, or an update for each piece of rows if one of its tensors is offloaded.
 fn pieces(graph: &mut Graph, node: Node, extent: &Extent, piece_elements: usize) -> Vec<Node> {
     let tensors = || node.inputs[..1].iter().chain(&node.updates[..3]);
-    // A bf16 weight is widened piece by piece already.
+    // Operands that are slices already come in pieces: the update of a weight in bf16.
     let is_whole = tensors().all(|id| graph.value(*id).leaf().is_some());
     let is_offloaded = tensors().any(|id| graph.value(*id).space != Space::Device);
     let has_rows = tensors().all(|id| graph.value(*id).ty.storage.has_contiguous_rows());

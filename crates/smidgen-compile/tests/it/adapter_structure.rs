@@ -1,6 +1,6 @@
-//! Parts of fused linears, and what DoRA, LS-LoRA and trained biases add, counted on compiled plans.
+//! Parts of fused linears, and the steps that DoRA, LS-LoRA and trained biases add, counted on compiled plans.
 //!
-//! That the same holds of plain LoRA is in `structure`; what the steps compute is tested in the runtime.
+//! Plain LoRA is tested in `structure`; what the steps compute is tested in the runtime.
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
@@ -31,7 +31,7 @@ fn with_biases(spec: DecoderSpec) -> DecoderSpec {
     DecoderSpec { qkv_bias: true, output_bias: true, mlp_bias: true, ..spec }
 }
 
-/// No activation is as wide as q, k and v together, or gate and up: nothing ever has to be cut.
+/// No activation is as wide as q, k and v together, or gate and up, so none has to be split.
 #[test]
 fn a_fused_linear_is_never_computed_as_a_whole() {
     let spec = shapes::small_phi3(LAYERS);
@@ -47,7 +47,7 @@ fn a_fused_linear_is_never_computed_as_a_whole() {
     }
 }
 
-/// Every part reads the same h, and gives its gradient back in one product.
+/// Every part reads the same h, and one matmul sums its gradients.
 #[test]
 fn a_fused_linear_has_one_h() {
     let request = request(shapes::small_phi3(LAYERS), AdapterForm::Lora);
@@ -55,12 +55,12 @@ fn a_fused_linear_has_one_h() {
     assert_eq!(request.adapters.len(), 4 * LAYERS);
     let forward = |step: &Step| step.phase == Phase::Forward;
     let reads_a = |step: &Step| step.inputs.iter().any(|id| plan.value(*id).name.ends_with(".lora_A.weight"));
-    let products = steps_of(&plan, Entry::MicroStep, |step| forward(step) && reads_a(step));
-    assert_eq!(products.len(), request.adapters.len());
+    let matmuls = steps_of(&plan, Entry::MicroStep, |step| forward(step) && reads_a(step));
+    assert_eq!(matmuls.len(), request.adapters.len());
     for (module, readers) in [("self_attn.qkv_proj", 3), ("mlp.gate_up_proj", 2)] {
         for layer in 0..LAYERS {
             let a = plan.leaf_named(&format!("model.layers.{layer}.{module}.lora_A.weight")).unwrap();
-            let h = products.iter().find(|step| step.inputs[1] == a).unwrap().outputs[0];
+            let h = matmuls.iter().find(|step| step.inputs[1] == a).unwrap().outputs[0];
             let read = steps_of(&plan, Entry::MicroStep, |step| forward(step) && step.inputs.contains(&h));
             assert_eq!(read.len(), readers, "readers of the h of {module}");
             let d_h = format!("d {}", plan.value(h).name);
@@ -68,12 +68,12 @@ fn a_fused_linear_has_one_h() {
                 step.outputs.iter().any(|id| plan.value(*id).name == d_h)
             });
             let terms: Vec<usize> = back.iter().map(|step| step.inputs.len() / 2).collect();
-            assert_eq!(terms, [readers], "products that make `{d_h}`");
+            assert_eq!(terms, [readers], "matmuls that compute `{d_h}`");
         }
     }
 }
 
-/// Rows of B that the parts add gradients to: all of them, each once, in order.
+/// The parts add gradients to all rows of B, each once, in order.
 #[test]
 fn parts_cover_the_rows_of_b_once() {
     let request = request(with_biases(shapes::small_phi3(LAYERS)), AdapterForm::Dora);
@@ -100,7 +100,7 @@ fn parts_cover_the_rows_of_b_once() {
     }
 }
 
-/// First row and rows of a value that is a leaf or some of it.
+/// First row and number of rows of a value that is a leaf or a slice of it.
 fn rows_within(plan: &Plan, id: ValueId, leaf: ValueId) -> Option<(usize, usize)> {
     let rows = plan.value(id).ty.shape.at(&plan.extent).0;
     match plan.value(id).role {
@@ -124,7 +124,7 @@ fn rows_of_a_leaf_cost_nothing() {
     assert_eq!(slices, LAYERS * (5 * 3 + 4 * 2));
 }
 
-/// Norms in the lowest adapted layer whose gradient is needed: all but the first.
+/// All norms but the first of the lowest adapted layer need a gradient.
 #[test]
 fn nothing_is_built_below_the_lowest_adapted_layer() {
     let dialects = [
@@ -148,7 +148,7 @@ fn nothing_is_built_below_the_lowest_adapted_layer() {
     }
 }
 
-/// Row norms change in `refresh` alone, one step a module; the gains are trained, the norms never.
+/// Row norms change in `refresh` alone, in one step per module; the magnitudes are trained, the norms never.
 #[test]
 fn dora_refreshes_every_module() {
     for (spec, parts) in [(shapes::small_phi3(LAYERS), 7), (shapes::small_gemma2(LAYERS), 7)] {
@@ -175,10 +175,10 @@ fn dora_refreshes_every_module() {
     }
 }
 
-/// Without dropout, DoRA needs no second product with the weight; with it, one more for each part.
+/// Without dropout, DoRA needs one matmul with the weight per part; with dropout, it needs two.
 #[test]
 fn dora_multiplies_with_the_weight_twice_only_under_dropout() {
-    let products = |dropout: f32, entry: Entry| {
+    let matmuls = |dropout: f32, entry: Entry| {
         let request = Request { dropout, ..request(shapes::small_phi3(LAYERS), AdapterForm::Dora) };
         let plan = plan(&request);
         let linears =
@@ -186,12 +186,12 @@ fn dora_multiplies_with_the_weight_twice_only_under_dropout() {
         let parts = linears.into_iter().filter(|step| !plan.value(step.inputs[1]).name.contains("lora_A"));
         parts.count()
     };
-    assert_eq!(products(0.0, Entry::MicroStep), 7 * LAYERS);
-    assert_eq!(products(0.1, Entry::MicroStep), 2 * 7 * LAYERS);
-    assert_eq!(products(0.1, Entry::Eval), 7 * LAYERS);
+    assert_eq!(matmuls(0.0, Entry::MicroStep), 7 * LAYERS);
+    assert_eq!(matmuls(0.1, Entry::MicroStep), 2 * 7 * LAYERS);
+    assert_eq!(matmuls(0.1, Entry::Eval), 7 * LAYERS);
 }
 
-/// Once in `update`, its weight the mean over all coefficients, in front of the norm of all gradients.
+/// The regularizer runs once in `update`, before the norm of all gradients, and is a mean over all coefficients.
 #[test]
 fn ls_lora_regularizes_in_the_update() {
     let request = request(shapes::small_phi3(LAYERS), AdapterForm::Fourier { reg: REG });
@@ -210,7 +210,7 @@ fn ls_lora_regularizes_in_the_update() {
     assert_eq!(count(&plan, Entry::MicroStep, "fourier_grad"), 7 * LAYERS);
 }
 
-/// Parameters of fewer than 4096 elements keep f32: here DoRA's magnitudes, LS-LoRA's functions and B of k and v.
+/// Parameters of fewer than 4096 elements keep f32 moments: here DoRA's magnitudes, LS-LoRA's functions and B of k and v.
 #[test]
 fn only_large_parameters_have_moments_in_8_bits() {
     for form in [AdapterForm::Lora, AdapterForm::Dora, AdapterForm::Fourier { reg: 0.1 }] {
@@ -240,7 +240,7 @@ fn only_large_parameters_have_moments_in_8_bits() {
     }
 }
 
-/// Which biases are trained, and that they do not decay.
+/// The setting decides which biases are trained, and they do not decay.
 #[test]
 fn trained_biases_are_leaves_of_their_own_kind() {
     let spec = with_biases(shapes::small_gemma2(LAYERS));
@@ -262,8 +262,8 @@ fn trained_biases_are_leaves_of_their_own_kind() {
     }
 }
 
-/// Names decide, as in other trainers: only what is called a bias or a norm is spared, so that magnitudes and
-/// LS-LoRA's functions decay like the matrices.
+/// As in other trainers, names decide: only tensors named bias or norm do not decay, so magnitudes and LS-LoRA's functions
+/// decay like the matrices.
 #[test]
 fn everything_that_is_no_bias_decays() {
     for (form, name) in [

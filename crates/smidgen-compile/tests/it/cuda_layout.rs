@@ -1,8 +1,8 @@
-//! Plans of training for a GPU: what lies beside what, for families, storages, forms and ranks.
+//! The memory layout of training plans for a GPU, for several families, storages, forms and ranks.
 //!
-//! A device may write h behind the columns of x, and dh behind those of dy, in one product with both matrices. So
-//! these columns must belong to nobody else while the value lives, down to the last row; and where a weight is stored
-//! as products take it, A and B must lie in its room. What the products compute is tested in the runtime.
+//! A device may write h into spare columns of x, and dh into those of dy, for one matmul with both matrices. So no other
+//! value may use these columns while x and dy are in use, down to the last row; and if a weight is stored in the type of
+//! matmuls, A and B must be stored next to it. What the matmuls compute is tested in the runtime.
 
 use crate::shapes;
 use serde_json::json;
@@ -24,7 +24,7 @@ const NF4: Storage = Storage::Bnb4 { code: Code4::Nf4, double: true };
 const Q8_0: Storage = Storage::Gguf(Block::Q8_0);
 const FORMS: [AdapterForm; 3] = [AdapterForm::Lora, AdapterForm::Dora, AdapterForm::Fourier { reg: 0.5 }];
 
-/// Widths that every storage can have.
+/// A model with widths that every storage supports.
 fn spec(model_type: &str, intermediate: usize) -> DecoderSpec {
     let config = json!({
         "model_type": model_type, "torch_dtype": "bfloat16", "rms_norm_eps": 1e-5,
@@ -36,7 +36,7 @@ fn spec(model_type: &str, intermediate: usize) -> DecoderSpec {
     read_spec(&config).unwrap()
 }
 
-/// Every linear of the layers adapted, with their weights in a storage.
+/// Adapters on every linear of the layers, with the weights in one storage.
 fn request(spec: DecoderSpec, storage: Storage, form: AdapterForm, rank: usize, dropout: f32) -> Request {
     let mut request = shapes::request(spec, Targets::AllLinear, Layers::All, 6, 2);
     for module in &mut request.adapters {
@@ -53,8 +53,8 @@ fn plan(request: &Request, recompute: LayerSet) -> Plan {
     plan
 }
 
-/// A request and its plan, for every choice.
-fn for_each_plan(mut look: impl FnMut(&str, &Request, &Plan)) {
+/// Calls `check` with a request and its plan, for every combination.
+fn for_each_plan(mut check: impl FnMut(&str, &Request, &Plan)) {
     for family in ["llama", "qwen2", "phi3", "gemma2"] {
         for storage in [BF16, NF4, Q8_0] {
             for form in FORMS {
@@ -62,7 +62,7 @@ fn for_each_plan(mut look: impl FnMut(&str, &Request, &Plan)) {
                     let request = request(spec(family, 128), storage, form, rank, dropout);
                     let recompute = if rank == 16 { LayerSet::first(LAYERS) } else { LayerSet::none() };
                     let name = format!("{family} {storage} {form:?} rank {rank}");
-                    look(&name, &request, &plan(&request, recompute));
+                    check(&name, &request, &plan(&request, recompute));
                 }
             }
         }
@@ -71,13 +71,6 @@ fn for_each_plan(mut look: impl FnMut(&str, &Request, &Plan)) {
 
 fn is_fourier(request: &Request) -> bool {
     matches!(request.form, AdapterForm::Fourier { .. })
-}
-
-fn whole(plan: &Plan, id: ValueId) -> ValueId {
-    match plan.value(id).role {
-        ValueRole::Slice(slice) => slice.of,
-        ValueRole::Leaf(_) | ValueRole::Temp => id,
-    }
 }
 
 fn rounded(plan: &Plan, name: &str) -> ValueId {
@@ -92,7 +85,7 @@ fn columns(plan: &Plan, id: ValueId) -> usize {
     plan.value(id).ty.shape.at(&plan.extent).1
 }
 
-/// Linears with an adapter: x, weight, h and B.
+/// x, weight, h and B of each linear with an adapter.
 fn adapted_linears(plan: &Plan) -> Vec<[ValueId; 4]> {
     let adapted = steps(plan).filter(|step| matches!(step.op, Op::Linear { lora: Some(_), .. }));
     adapted
@@ -103,12 +96,12 @@ fn adapted_linears(plan: &Plan) -> Vec<[ValueId; 4]> {
         .collect()
 }
 
-/// The bytes of each row, without what lies between them.
+/// The bytes of each row, without the gaps between rows.
 fn rows_of(plan: &Plan, value: &PlannedValue) -> Vec<Range<usize>> {
     rows_between(plan, value, |columns, _| 0..columns)
 }
 
-/// What a device may use behind each row.
+/// The spare bytes after each row, which a device may use.
 fn spare_of(plan: &Plan, value: &PlannedValue) -> Vec<Range<usize>> {
     rows_between(plan, value, |columns, stride| columns..stride)
 }
@@ -136,7 +129,7 @@ fn meet(one: &Range<usize>, other: &Range<usize>) -> bool {
 }
 
 #[test]
-fn a_weight_that_products_take_as_it_lies_has_its_adapter_in_its_room() {
+fn a_weight_in_the_type_of_matmuls_has_its_adapter_next_to_it() {
     for_each_plan(|name, request, plan| {
         for module in &request.adapters {
             let weight = plan.leaf_named(&format!("{}.weight", module.path)).unwrap();
@@ -153,7 +146,7 @@ fn a_weight_that_products_take_as_it_lies_has_its_adapter_in_its_room() {
                         other.buffer == matrix.buffer && !matches!(other.role, ValueRole::Slice(_))
                     };
                     let sharing = plan.values.iter().filter(|other| shares(other)).count();
-                    assert_eq!(sharing, 1, "{place}: `{}` lies by itself", matrix.name);
+                    assert_eq!(sharing, 1, "{place}: `{}` shares its buffer", matrix.name);
                 }
                 continue;
             }
@@ -167,7 +160,7 @@ fn a_weight_that_products_take_as_it_lies_has_its_adapter_in_its_room() {
             );
             let beneath = 2 * rows * stride;
             assert_eq!((a.buffer, a.stride, a.first_byte), (weight.buffer, Some(stride), beneath), "{place}");
-            // The device multiplies with all spare columns and rows, so they are there to the last.
+            // The device multiplies with all spare columns and rows, so the buffer must include them.
             let bytes = plan.buffer(weight.buffer.unwrap()).bytes;
             assert_eq!(bytes, 2 * (rows + spare) * stride, "{place}");
             for matrix in [weight, a, b] {
@@ -178,7 +171,7 @@ fn a_weight_that_products_take_as_it_lies_has_its_adapter_in_its_room() {
 }
 
 #[test]
-fn what_is_multiplied_beside_an_adapter_has_room_for_its_share() {
+fn operands_that_are_multiplied_with_an_adapter_have_spare_columns() {
     for_each_plan(|name, request, plan| {
         let adapted = adapted_linears(plan);
         assert_eq!(adapted.is_empty(), is_fourier(request), "{name}");
@@ -204,13 +197,11 @@ fn what_is_multiplied_beside_an_adapter_has_room_for_its_share() {
                 if is_fourier(request) || !terms.iter().any(|(_, matrix)| *matrix == a) {
                     continue;
                 }
-                // The gradient of x is dy·W + dh·A; of a fused linear, A lies beneath the rows of its last part.
-                let parts = terms.iter().filter(|(_, matrix)| whole(plan, *matrix) == weight);
-                let first_row = |id: ValueId| match plan.value(id).role {
-                    ValueRole::Slice(slice) => slice.first_row,
-                    ValueRole::Leaf(_) | ValueRole::Temp => 0,
-                };
-                // With dropout, the adapter's share of the gradient goes through the mask by itself.
+                // The gradient of x is dy·W + dh·A; for a fused linear, A is stored below the rows of its last part.
+                let parts =
+                    terms.iter().filter(|(_, matrix)| plan.value(*matrix).role.whole(*matrix) == weight);
+                let first_row = |id: ValueId| plan.value(id).role.first_row();
+                // With dropout, the adapter's part of the gradient passes the mask separately.
                 if let Some((d, _)) = parts.max_by_key(|(_, matrix)| first_row(*matrix)) {
                     has_room(*d);
                     gradients += 1;
@@ -222,7 +213,7 @@ fn what_is_multiplied_beside_an_adapter_has_room_for_its_share() {
     });
 }
 
-/// Only what products read is widened, and by no more than the largest rank asks for.
+/// Only operands of matmuls have spare columns, and no more than the rank needs.
 #[test]
 fn nothing_else_has_gaps_between_its_rows() {
     for_each_plan(|name, request, plan| {
@@ -239,8 +230,8 @@ fn nothing_else_has_gaps_between_its_rows() {
     });
 }
 
-/// A weight in another storage is decoded into scratch, with the same room around it; one that is taken as it lies
-/// needs none.
+/// A weight in another storage is decoded into scratch, with the same room for the adapter; a weight in the type of matmuls
+/// needs no such scratch.
 #[test]
 fn weights_in_other_storages_have_scratch_to_be_decoded_in() {
     for_each_plan(|name, request, plan| {
@@ -258,7 +249,7 @@ fn weights_in_other_storages_have_scratch_to_be_decoded_in() {
     });
 }
 
-/// Byte by byte: the leaves, and at every step the spare columns of what lives against all that lives.
+/// No leaves share bytes, and at every step no value in use shares bytes with the spare columns of another.
 #[test]
 fn spare_columns_belong_to_nobody_else() {
     for (family, storage, form, dropout) in [
@@ -290,18 +281,18 @@ fn leaves_are_apart(name: &str, plan: &Plan) {
     }
 }
 
-/// How many spare columns were looked at.
+/// Returns how many values with spare columns were checked.
 fn spare_columns_are_free(name: &str, plan: &Plan) -> usize {
-    let mut looked = 0;
+    let mut checked = 0;
     for entry in &plan.entries {
         for (index, step) in entry.steps.iter().enumerate() {
-            let alive = |value: &&PlannedValue| {
+            let is_in_use = |value: &&PlannedValue| {
                 value.buffer.is_some_and(|id| plan.buffer(id).lifetime.covers(entry.entry, index))
             };
             let mut taken: Vec<(Range<usize>, &str)> = plan
                 .values
                 .iter()
-                .filter(alive)
+                .filter(is_in_use)
                 .flat_map(|value| rows_of(plan, value).into_iter().map(|row| (row, value.name.as_str())))
                 .collect();
             taken.extend(step.workspace.map(|id| {
@@ -316,9 +307,9 @@ fn spare_columns_are_free(name: &str, plan: &Plan) -> usize {
                     Some(*end)
                 })
                 .collect();
-            let temps = plan.values.iter().filter(alive).filter(|value| value.role == ValueRole::Temp);
+            let temps = plan.values.iter().filter(is_in_use).filter(|value| value.role == ValueRole::Temp);
             for value in temps.filter(|value| value.stride.is_some()) {
-                looked += 1;
+                checked += 1;
                 for spare in spare_of(plan, value) {
                     let before = taken.partition_point(|(row, _)| row.start < spare.end);
                     // The furthest end among all that begin before the spare columns end.
@@ -326,7 +317,7 @@ fn spare_columns_are_free(name: &str, plan: &Plan) -> usize {
                         let (_, other) =
                             taken[..before].iter().rfind(|(row, _)| row.end > spare.start).unwrap();
                         panic!(
-                            "{name}, {} {index}: `{other}` lies behind a row of `{}`",
+                            "{name}, {} {index}: `{other}` uses spare columns of `{}`",
                             entry.entry, value.name
                         );
                     }
@@ -334,14 +325,13 @@ fn spare_columns_are_free(name: &str, plan: &Plan) -> usize {
             }
         }
     }
-    looked
+    checked
 }
 
-/// Where rows would not begin at multiples of 16 bytes nothing lies beside anything.
-/// The gradients of B and of h may be formed as one, some tokens after the other: h is still read when the first rows
-/// of dh are written, and the scratch of one step is that of both.
+/// A GPU may compute the gradients of B and of h in one kernel, some tokens at a time: it still reads h when it writes the
+/// first rows of dh, and both steps share their scratch.
 #[test]
-fn what_is_formed_as_one_does_not_overlap() {
+fn values_of_fused_gradients_do_not_overlap() {
     let mut pairs = 0;
     for_each_plan(|name, _, plan| {
         for pair in plan.entries.iter().flat_map(|entry| entry.steps.windows(2)) {
@@ -355,15 +345,16 @@ fn what_is_formed_as_one_does_not_overlap() {
             pairs += 1;
             let buffer = |id: ValueId| plan.buffer(plan.value(id).buffer.unwrap());
             let (h, dh) = (buffer(outer.inputs[1]), buffer(inner.outputs[0]));
-            assert!(h.end() <= dh.offset || dh.end() <= h.offset, "{name}: dh lies over h");
+            assert!(h.end() <= dh.offset || dh.end() <= h.offset, "{name}: dh overlaps h");
             assert_eq!(outer.workspace, inner.workspace, "{name}: two scratches");
         }
     });
     assert!(pairs > 100, "{pairs} pairs");
 }
 
+/// If spare columns would not keep rows at multiples of 16 bytes, nothing is stored next to a weight.
 #[test]
-fn rows_that_would_not_stay_aligned_are_left_as_they_are() {
+fn rows_that_would_not_stay_aligned_get_no_spare_columns() {
     let width: usize = 100;
     assert!(!width.is_multiple_of(COLUMN_STEP));
     let plan = plan(&request(spec("llama", width), BF16, AdapterForm::Lora, 8, 0.0), LayerSet::none());
@@ -379,7 +370,7 @@ fn rows_that_would_not_stay_aligned_are_left_as_they_are() {
     assert_ne!(plan.value(weight).buffer, plan.value(b).buffer);
 }
 
-/// Nothing is laid beside anything on the CPU, nor where products are formed in f32.
+/// Nothing is joined on a CPU, nor with matmuls in f32.
 #[test]
 fn other_plans_of_the_same_requests_have_no_gaps() {
     for family in ["llama", "phi3"] {

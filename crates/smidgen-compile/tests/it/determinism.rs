@@ -1,7 +1,7 @@
-//! The same request compiles to the same plan, byte for byte, however often.
+//! The same request always compiles to the same plan, byte for byte.
 //!
-//! Maps inside the compiler are seeded anew in every instance, so an order that leaks from one of them
-//! shows between two compilations of one process.
+//! Every map inside the compiler has its own random seed, so two compilations in one process differ if a plan depends on
+//! the order of a map.
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};

@@ -1,7 +1,7 @@
-//! The one dial: what the solver finds by itself against the best that was found by pinning choices.
+//! The solver's plan compared with the best plan that was found by pinning choices.
 //!
-//! Each case is a real shape on a built-in card with a budget that is too small to keep everything. Its policy is the
-//! fastest that was found by pinning every size of micro-batch. Plans are compared by their predicted time.
+//! Each case is a real shape on a built-in card with a budget that is too small to keep everything on the device. Its
+//! policy is the fastest of a grid of pinned policies at every size of micro-batch. Plans are compared by predicted time.
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
@@ -10,7 +10,7 @@ use smidgen_compile::{
 };
 use smidgen_ir::{Code4, DeviceKind, Extent, LayerSet, Pins, Policy, Precision, Space, Storage, Workload};
 
-/// Of the speed of the best policy of the grid, what the solver has to reach.
+/// The share of the speed of the grid's best policy that the solver must reach.
 const LEAST_SHARE: f64 = 0.98;
 
 struct Case {
@@ -21,7 +21,7 @@ struct Case {
     profile: Profile,
 }
 
-/// What is trained and where.
+/// A training run on a card.
 struct Run {
     spec: DecoderSpec,
     is_nf4: bool,
@@ -30,18 +30,18 @@ struct Run {
     batch: usize,
     card: &'static str,
     budget_gib: f64,
-    /// For offloaded tensors, where that is limited.
+    /// The limit for offloaded tensors, if there is one.
     host_gib: Option<f64>,
 }
 
-/// The policy of the grid in few numbers; layers are spread as the solver spreads them.
+/// A policy of the grid, described by a few numbers; layers are spread as the solver spreads them.
 #[derive(Clone, Copy, Default)]
 struct Grid {
     samples: usize,
     loss_chunk: usize,
     recomputed: usize,
     weights: usize,
-    /// Layers with offloaded activations; those that are recomputed where the numbers are equal.
+    /// Layers with offloaded activations; the recomputed layers if the two numbers are equal.
     activations: usize,
     embedding: bool,
     tables: bool,
@@ -174,7 +174,7 @@ const USUAL: Grid = Grid {
     window_layers: 2,
 };
 
-/// These were up to 21 % slower.
+/// The solver's plans for these cases were once up to 21 % slower.
 #[test]
 fn auto_is_as_fast_as_pins_where_it_was_not() {
     let case = Run { rank: 128, host_gib: Some(40.0), ..qwen2_7b("rtx-4090", 18.0) }.case();
@@ -190,7 +190,7 @@ fn auto_is_as_fast_as_pins_where_it_was_not() {
     let case = Run { is_nf4: true, rank: 32, max_tokens: 4096, batch: 4, ..llama_8b("rtx-4090", 8.0) }.case();
     let grid = Grid { samples: 2, weights: 21, activations: 32, embedding: true, ..USUAL };
     let auto = case.check("Llama-3.1-8B in NF4 and 8 GiB", &grid);
-    // Almost 3 GiB were free while 31 of 32 layers were fetched.
+    // The solver once left almost 3 GiB free while it fetched 31 of 32 layers.
     let free_bytes = case.budget.device_bytes - auto.peak_bytes;
     assert!(free_bytes < bytes(0.5), "{free_bytes} bytes are free: {:?}", auto.policy);
     let case = Run { is_nf4: true, ..run(shapes::phi4_mini(), "rtx-3060", 3.0) }.case();
@@ -257,8 +257,8 @@ fn auto_is_as_fast_as_pins_with_small_models() {
     long.case().check("Llama-1B with long samples in 6 GiB", &grid);
 }
 
-/// The fastest schedules within 9 and 10 GiB do not fit when they are packed. What was taken instead was up to 26 % slower
-/// than the plan for 8 GiB.
+/// The fastest schedules within 9 and 10 GiB do not fit when they are packed. The solver once chose plans up to 26 % slower
+/// than the plan for 8 GiB instead.
 #[test]
 fn more_memory_is_not_slower() {
     let step_ms = [8.0, 9.0, 10.0].map(|budget_gib| {

@@ -1,10 +1,10 @@
-//! The solver against every policy there is, on models small enough to try them all.
+//! The solver compared with all policies, on models small enough to try them all.
 //!
-//! Each case compiles a space of policies once: any set of layers computed again, any set of layers whose weights or
-//! activations lie elsewhere, tables, moments, windows, chunks of logits and micro-batches. Peaks are those of the
-//! buffer tables and times those of the profiles, so at any budget the best is known, and what the solver returns
-//! is held to it. Left out, because the whole space takes minutes: activations of some layers but not of others, and
-//! some windows and chunks of logits; tiles and heads in pieces, for which these models are too small.
+//! Each case compiles a space of policies once: any set of recomputed layers, any set of layers with offloaded weights,
+//! offloaded activations, tables and moments, windows, loss chunks and micro-batches. Peaks come from the buffer tables and
+//! times from the profiles, so the best policy of every budget is known, and the solver's is compared with it. Left out,
+//! because the whole space takes minutes: activations of some layers but not of others, and some windows and loss chunks.
+//! Left out too are tiles and heads in pieces, for which these models are too small.
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
@@ -17,14 +17,14 @@ use smidgen_ir::{DeviceKind, Entry, Extent, LayerSet, Pins, Plan, Policy, Precis
 
 const CONTEXT: Context = shapes::process(200_000, 20, 3000);
 const BUDGETS: u64 = 9;
-/// Of the speed of the best, that the solver has to reach.
+/// The share of the best policy's speed that the solver must reach.
 const LEAST_SHARE: f64 = 0.95;
 
-/// What one policy takes at one size of micro-batch.
+/// What one policy needs at one size of micro-batch.
 struct Candidate {
     policy: Policy,
     peak_bytes: u64,
-    /// By the profiles of the case.
+    /// One time for each profile of the case.
     step_ms: Vec<f64>,
 }
 
@@ -43,14 +43,14 @@ fn request(spec: DecoderSpec, device: DeviceKind) -> Request {
     Request { device, precision, ..request }
 }
 
-/// Linears of the layers in another storage.
+/// The request with the linears of the layers in another storage.
 fn stored(mut request: Request, storage: Storage) -> Request {
     let linears = request.spec.tensors().into_iter().filter(|tensor| tensor.name.contains("proj"));
     request.storage = linears.map(|tensor| (tensor.name, storage)).collect();
     request
 }
 
-/// A step of 192 tokens in so many micro-batches.
+/// Demands for a step of 192 tokens, one for each number of micro-batches.
 fn demands(parts: &[usize]) -> Vec<Demand> {
     let demand = |parts: usize| {
         let tokens = 192 / parts;
@@ -127,10 +127,10 @@ fn policies(request: &Request) -> Vec<Policy> {
     let mut all = Vec::new();
     for loss_chunk in chunks.into_iter().map(|rows| rows.max(usual.min(32))) {
         for (recomputed, weights) in pairs(&subsets(layers), &subsets(layers)) {
-            // Those of the last layer stay in any case.
-            let waiting = [LayerSet::none(), LayerSet::first(layers - 1)];
+            // Activations of the last layer are never offloaded.
+            let offloaded = [LayerSet::none(), LayerSet::first(layers - 1)];
             for (activations, ((embedding, tables), moments)) in
-                pairs(&waiting, &pairs(&tables, &[false, true]))
+                pairs(&offloaded, &pairs(&tables, &[false, true]))
             {
                 let is_streamed = tables || moments || !weights.is_empty();
                 for window in windows.iter().take(if is_streamed { windows.len() } else { 1 }) {
@@ -199,7 +199,7 @@ fn check(case: &Case) {
             let solution = solved(budget).unwrap();
             assert!(solution.peak_bytes <= budget, "{} bytes for {budget}", solution.peak_bytes);
             assert_eq!(solution.peak_bytes, peak_of(&solution.plan), "the peak is that of the plan");
-            // A part of the space may have nothing as lean.
+            // The solver may find leaner policies than this space has.
             let Some(best) = fastest(budget) else { continue };
             let share = best.step_ms[index] / solution.step_ms;
             assert!(

@@ -1,6 +1,6 @@
-//! The head in pieces: a way out below a plan that has it whole, taken where it is needed or faster and never else.
+//! The head in pieces: the leanest plans have it, and the solver chooses it only if it is needed or faster.
 //!
-//! What it computes is compared with the whole head in the runtime's tests; here are the plans.
+//! Only plans are tested here. The runtime's tests compare its results with those of the whole head.
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, LoraModule, Targets};
@@ -50,13 +50,13 @@ fn in_pieces(head_pieces: usize, loss_chunk: usize) -> Policy {
     Policy { weights: Space::Host, tables_offloaded: true, head_pieces, loss_chunk, ..Policy::default() }
 }
 
-/// Why the head is in pieces, or is not.
+/// The reason why the head is in pieces, or is not.
 fn why(solution: &Solution) -> Option<Why> {
     let mut reasons = solution.reasons.iter();
     reasons.find(|reason| reason.choice == Choice::HeadPieces).map(|reason| reason.why)
 }
 
-/// The same policy with a head that comes as one.
+/// The plan and step time of the same policy with a head that is fetched whole.
 fn whole(request: &Request, policy: &Policy) -> (Plan, f64) {
     let plan = compile(request, &Policy { head_pieces: 0, ..policy.clone() });
     let profile = Profile::cpu(2, request.precision);
@@ -99,9 +99,9 @@ fn a_head_in_pieces_is_the_leanest_and_taken_where_it_is_needed_or_faster() {
     }
 }
 
-/// It stays whole where it has an adapter, where its rows do not lie together, and where pieces would be small.
+/// The head is fetched whole if it has an adapter, if its rows are not contiguous, or if pieces would be small.
 #[test]
-fn a_head_that_cannot_be_cut_comes_whole() {
+fn a_head_that_cannot_be_cut_is_fetched_whole() {
     let plain = request(false, DeviceKind::Cpu);
     assert_eq!(head_pieces::count(&plain), 4);
     let mut adapted = plain.clone();
@@ -118,12 +118,12 @@ fn a_head_that_cannot_be_cut_comes_whole() {
     assert_eq!(head_pieces::count(&wider), 8);
     let small = shapes::request(shapes::tiny(), Targets::AllLinear, Layers::All, 8, 1);
     assert_eq!(head_pieces::count(&small), 0);
-    // A policy that was saved may say so of a head that has an adapter now; nothing is cut.
+    // A saved policy may have pieces for a head that has an adapter now; the head is then not cut.
     let policy = in_pieces(4, 64);
     assert_eq!(count(&compile(&adapted, &policy), Entry::MicroStep, |op| matches!(op, Op::HeadSums(_))), 0);
 }
 
-/// Pieces cover every word once, begin where rows of logits are aligned, and the plan is laid out by their size.
+/// Pieces cover every token id once and start at aligned rows of logits.
 #[test]
 fn pieces_cover_the_vocabulary_once() {
     for (vocabulary, pieces) in [(65_536, 4), (65_537, 5), (1000, 3), (64, 64), (63, 8)] {

@@ -1,7 +1,7 @@
-//! How many layers a lap of breadth-first order covers: the solver takes two where that is what fits.
+//! Layers per lap in breadth-first order: the solver chooses two if only that fits.
 //!
-//! Full training of a model with an odd number of layers, in many micro-batches, so that the inputs of layers weigh more
-//! than the weights of a second layer. What laps of two layers need is measured first, and then it is the budget.
+//! Full training of a model with an odd number of layers, in many micro-batches, so that the inputs of layers need more
+//! memory than the weights of a second layer. The budget is what laps of two layers need.
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
@@ -40,7 +40,7 @@ fn in_laps(pins: Pins) -> Pins {
     Pins { order: Some(Order::Breadth), ..pins }
 }
 
-/// Just enough for laps of two layers, on the device and in host memory.
+/// The smallest budget for laps of two layers, on the device and in host memory.
 fn enough_for_two() -> Budget {
     let pins = Pins { recompute: Some(LayerRule::All), ..in_laps(laps_of(2)) };
     let leanest = solved(&pins, Budget::device(1)).expect_err("a byte is too little").leanest;
@@ -76,7 +76,7 @@ fn one_layer_per_lap_is_chosen_where_there_is_room() {
     assert_eq!(found.policy.layers_per_lap, 1);
 }
 
-/// Policies of checkpoints that do not say how many layers a lap covers.
+/// Older checkpoints have policies without `layers_per_lap`.
 #[test]
 fn policies_without_laps_are_read() {
     let mut text = serde_json::to_value(Policy { order: Order::Breadth, ..Policy::default() }).unwrap();

@@ -1,9 +1,8 @@
-//! What is stated where nothing fits: the least that any policy takes, to the byte.
+//! If nothing fits, the error states the least memory that any policy needs, to the byte.
 //!
-//! For small models of both devices all combinations of choices are compiled: layers computed again, weights, tables,
-//! moments and activations elsewhere, windows, tiles, pieces of the head, rows of logits. None takes less than what a
-//! refusal states; with that the run fits, and with a byte less it does not. Left out: sets of layers other than the
-//! first so many, which `exhaustive.rs` has.
+//! For small models on both devices all combinations of choices are compiled: recomputed layers, offloaded weights, tables,
+//! moments and activations, tiles and loss chunks. None needs less than the error states; with that budget the run fits,
+//! and with one byte less it does not. Left out: recomputed layers other than the first ones, which `exhaustive.rs` has.
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
@@ -51,7 +50,7 @@ impl Case {
         Ok(solution.peak_bytes)
     }
 
-    /// The least of all plans, and the policy.
+    /// The least peak of all plans, and its policy.
     fn least(&self) -> (u64, Policy) {
         let of_size = |demand: &Demand| {
             let request = Request { extent: demand.extent, ..self.request.clone() };
@@ -71,7 +70,7 @@ impl Case {
         let stated = leanest.peak_bytes;
         assert!(
             stated <= least,
-            "{stated} is stated by {:?}\n{least} would do by {policy:?}",
+            "the error states {stated} bytes for {:?}\n{least} bytes are enough for {policy:?}",
             leanest.policy
         );
         assert_eq!(self.solved(Budget::device(stated)).unwrap(), stated);
@@ -135,29 +134,29 @@ fn offloads(request: &Request, first: &Policy) -> Vec<Policy> {
 }
 
 const CHEAP_STEPS: Context = shapes::process(200_000, 20, 3000);
-/// As a process has it: a transfer of little takes more than it saves.
-const DEAR_STEPS: Context = shapes::process(1_000_000, 1100, 60_000);
-/// As a GPU has it.
+/// Overheads of a CPU process, where a small transfer needs more memory than it saves.
+const EXPENSIVE_STEPS: Context = shapes::process(1_000_000, 1100, 60_000);
+/// Overheads of a GPU, with page tables for pinned memory.
 const TABLES: Context = Context { device: DeviceKind::Cuda, ..shapes::process(5_000_000, 3500, 0) };
 
 #[test]
-fn the_least_is_stated_where_steps_take_little() {
+fn the_least_is_stated_if_steps_need_little() {
     let spec = shapes::llama(64, 160, 3, (4, 2), 512, false);
     Case::new(spec, DeviceKind::Cpu, &[192, 96], CHEAP_STEPS).check();
 }
 
 #[test]
-fn the_least_is_stated_where_steps_take_more_than_they_save() {
+fn the_least_is_stated_if_steps_need_more_than_they_save() {
     let spec = shapes::llama(64, 160, 3, (4, 2), 512, false);
-    Case::new(spec, DeviceKind::Cpu, &[192, 96], DEAR_STEPS).check();
+    Case::new(spec, DeviceKind::Cpu, &[192, 96], EXPENSIVE_STEPS).check();
     let tied = shapes::llama(128, 256, 2, (4, 4), 2048, true);
-    Case::new(tied, DeviceKind::Cpu, &[64], DEAR_STEPS).check();
+    Case::new(tied, DeviceKind::Cpu, &[64], EXPENSIVE_STEPS).check();
 }
 
 #[test]
 fn the_least_is_stated_with_stored_weights() {
     let spec = shapes::llama(128, 384, 3, (4, 2), 1024, true);
-    let mut case = Case::new(spec, DeviceKind::Cpu, &[256], DEAR_STEPS);
+    let mut case = Case::new(spec, DeviceKind::Cpu, &[256], EXPENSIVE_STEPS);
     let linears = case.request.spec.tensors().into_iter().filter(|tensor| tensor.name.contains("proj"));
     case.request.storage = linears.map(|tensor| (tensor.name, Storage::Int8Rows)).collect();
     case.check();

@@ -1,11 +1,11 @@
-//! Properties of the packer on random lives: nothing overlaps, nothing is lost, nothing is by chance.
+//! Properties of `pack` on random lifetimes: nothing overlaps, nothing is lost, and results are deterministic.
 //!
-//! Lives are laid out by `pack` alone; what whole plans make of it is in `random_graphs`.
+//! Whole plans are tested in `random_graphs`.
 
 use proptest::prelude::*;
-use smidgen_compile::arena::{Life, most_alive, pack};
+use smidgen_compile::arena::{Life, pack, peak_live_bytes};
 
-/// Up to 60 buffers, a few of them empty, over up to 40 steps.
+/// Up to 60 buffers in up to 40 steps; a few are empty.
 fn lives() -> impl Strategy<Value = Vec<Life>> {
     let life = (0usize..20, 0usize..40, 0usize..40);
     prop::collection::vec(life, 0..60).prop_map(|lives| {
@@ -21,7 +21,7 @@ fn lives() -> impl Strategy<Value = Vec<Life>> {
     })
 }
 
-/// Lives that nest like parentheses: what forward keeps and backward frees in reverse.
+/// Lifetimes that nest like parentheses, as those of activations that forward keeps and backward frees in reverse order.
 fn nested_lives() -> impl Strategy<Value = Vec<Life>> {
     prop::collection::vec(1usize..50, 1..40).prop_map(|units| {
         let steps = 2 * units.len();
@@ -30,7 +30,7 @@ fn nested_lives() -> impl Strategy<Value = Vec<Life>> {
     })
 }
 
-fn alive_together(a: &Life, b: &Life) -> bool {
+fn meet(a: &Life, b: &Life) -> bool {
     a.first <= b.last && b.first <= a.last
 }
 
@@ -46,18 +46,18 @@ proptest! {
             prop_assert!(offsets[i] % 256 == 0);
             for (j, b) in lives.iter().enumerate().skip(i + 1) {
                 let apart = offsets[i] + a.bytes <= offsets[j] || offsets[j] + b.bytes <= offsets[i];
-                prop_assert!(!alive_together(a, b) || apart || a.bytes == 0 || b.bytes == 0, "{i} over {j}");
+                prop_assert!(!meet(a, b) || apart || a.bytes == 0 || b.bytes == 0, "{i} over {j}");
             }
         }
     }
 
     #[test]
-    fn the_span_lies_between_the_most_alive_and_the_sum(lives in lives()) {
+    fn the_span_is_between_the_peak_and_the_sum(lives in lives()) {
         let (_, span) = pack(&lives);
-        let alive_at = |step| lives.iter().filter(move |life: &&Life| (life.first..=life.last).contains(&step));
-        let most = (0..40).map(|step| alive_at(step).map(|life| life.bytes).sum::<usize>()).max();
-        prop_assert_eq!(most_alive(&lives), most.unwrap_or(0));
-        prop_assert!(span >= most_alive(&lives));
+        let live_at = |step| lives.iter().filter(move |life: &&Life| (life.first..=life.last).contains(&step));
+        let most = (0..40).map(|step| live_at(step).map(|life| life.bytes).sum::<usize>()).max();
+        prop_assert_eq!(peak_live_bytes(&lives), most.unwrap_or(0));
+        prop_assert!(span >= peak_live_bytes(&lives));
         prop_assert!(span <= lives.iter().map(|life| life.bytes).sum::<usize>());
     }
 
@@ -68,6 +68,6 @@ proptest! {
 
     #[test]
     fn nested_lives_are_packed_without_a_gap(lives in nested_lives()) {
-        prop_assert_eq!(pack(&lives).1, most_alive(&lives));
+        prop_assert_eq!(pack(&lives).1, peak_live_bytes(&lives));
     }
 }

@@ -1,7 +1,7 @@
 //! Random graphs of forward operations: chains and branches over two widths, ending in a loss.
 //!
-//! A graph grows from a list of numbers, so that a failing one shrinks to few nodes. Any leaf may be
-//! trained; every node keeps the shape rules by construction.
+//! A graph is built from a list of numbers, so that proptest shrinks a failing one to few nodes. Any leaf may be trained;
+//! every node obeys the shape rules by construction.
 
 use proptest::prelude::*;
 use smidgen_compile::{leaves, names};
@@ -10,7 +10,7 @@ use smidgen_ir::{
     Storage, Type, ValueId,
 };
 
-/// One step of growth: which operation, on which earlier values.
+/// Describes one new node: the operation, and the earlier values that it reads.
 #[derive(Clone, Copy, Debug)]
 pub struct Growth {
     kind: u8,
@@ -25,7 +25,7 @@ pub fn growths() -> impl Strategy<Value = Vec<Growth>> {
     prop::collection::vec(growth, 1..30)
 }
 
-/// Widths of the activations: 2 heads of 8 channels, and something else.
+/// Widths of the activations: 2 heads of 8 channels, and another width.
 const WIDTHS: [usize; 2] = [16, 24];
 const ATTENTION: AttentionShape =
     AttentionShape { heads: 2, kv_heads: 2, head_dim: 8, scale: 0.35, window: None, softcap: None };
@@ -129,7 +129,7 @@ impl Grower {
         self.emit(Op::Linear { bias, lora: Some(2.0) }, inputs, &["y"])
     }
 
-    /// DoRA's gain, whose norm is never trained.
+    /// DoRA's scaling of columns, whose norm is never trained.
     fn gain(&mut self, z: ValueId, width: usize, growth: &Growth) -> Vec<ValueId> {
         let shape = Shape::vector(WIDTHS[width]);
         let mut inputs = vec![z, self.weight("magnitude", shape.clone(), growth.trained)];
@@ -147,7 +147,7 @@ impl Grower {
         let a = self.weight("a", Shape::matrix(4, n), growth.trained);
         let h = self.emit(Op::Linear { bias: false, lora: None }, vec![x, a], &["h"])[0];
         let b = self.weight("b", Shape::matrix(n, 4), growth.trained);
-        // The gradient of the function always has both sums.
+        // The gradient operation always updates both.
         let leaves = [("coefficients", 4), ("sigma", 1)].map(|(name, columns)| {
             let leaf = self.weight(name, Shape::matrix(2, columns), true);
             self.graph.add_slice(leaf, usize::from(growth.second) % 2, 1)
@@ -155,7 +155,7 @@ impl Grower {
         self.emit(Op::Fourier { scale: 0.5 }, vec![base, h, b, leaves[0], leaves[1]], &["bent"])
     }
 
-    /// The sum of two parts of one linear, both with rows of one adapter and one bias.
+    /// The sum of two parts of one linear. Both use rows of the same adapter and bias.
     fn parts_of_one_linear(&mut self, x: ValueId, width: usize, growth: &Growth) -> Vec<ValueId> {
         let n = WIDTHS[width];
         let a = self.weight("a", Shape::matrix(4, n), growth.trained);

@@ -1,7 +1,7 @@
-//! Every stage behind the forward graph, on random graphs: what it leaves is sound.
+//! Every stage after the forward graph leaves sound results, on random graphs.
 //!
-//! Plans are checked three times: by the stages themselves, by `verify`, and by a replay that follows
-//! every value through memory by its identity.
+//! Plans are checked three times: by the stages themselves, by `verify`, and by a replay that follows every value through
+//! memory by its identity.
 
 use crate::random_graph::{grow, growths};
 use crate::replay::replay;
@@ -36,7 +36,7 @@ fn assert_sound(plan: &Plan) {
     }
 }
 
-/// Forward values whose bit is set in the repeated `bits`, and what stands beside an update.
+/// Forward values whose bit is set in the repeated `bits`, and all outputs of nodes that also update a leaf.
 fn keep_by_bits(graph: &Graph, bits: &[bool]) -> KeepSet {
     let forward = graph.nodes(Entry::MicroStep).iter().filter(|node| node.phase == Phase::Forward);
     let mut keep = KeepSet::default();
@@ -95,7 +95,7 @@ fn is_forward_output(graph: &Graph, value: ValueId) -> bool {
     nodes.iter().any(|node| node.phase == Phase::Forward && node.outputs.contains(&value))
 }
 
-/// Decoders of real shape replay as well, under every kind of policy.
+/// Plans of a real decoder replay too, with several recompute policies.
 #[test]
 fn decoders_replay_by_identity() {
     let spec = shapes::llama_1b();
@@ -107,14 +107,14 @@ fn decoders_replay_by_identity() {
     }
 }
 
-fn small_dialects() -> [DecoderSpec; 4] {
+fn small_models() -> [DecoderSpec; 4] {
     [shapes::tiny(), shapes::small_phi3(3), shapes::small_gemma2(3), shapes::small_gemma3(3)]
 }
 
-/// So does every dialect with every form of adapter, with dropout and trained biases.
+/// So do plans of every model type with every form of adapter, with dropout and trained biases.
 #[test]
-fn every_dialect_and_form_replays_by_identity() {
-    for spec in small_dialects() {
+fn every_model_type_and_form_replays_by_identity() {
+    for spec in small_models() {
         for form in [AdapterForm::Lora, AdapterForm::Dora, AdapterForm::Fourier { reg: 0.1 }] {
             for dropout in [0.0, 0.1] {
                 let request = shapes::request(spec.clone(), Targets::AllLinear, Layers::All, 24, 2);
@@ -130,10 +130,10 @@ fn every_dialect_and_form_replays_by_identity() {
     }
 }
 
-/// A plan for looking at a model: two entry points, nothing trained, nothing but weights, adapters and inputs.
+/// A plan for inspecting a model has two entry points, trains nothing, and has only weights, adapters and inputs.
 #[test]
 fn logits_are_planned_without_training() {
-    for spec in small_dialects() {
+    for spec in small_models() {
         for form in [AdapterForm::Lora, AdapterForm::Dora, AdapterForm::Fourier { reg: 0.1 }] {
             let request = shapes::request(spec.clone(), Targets::AllLinear, Layers::All, 24, 2);
             let request = Request { form, biases: TrainedBiases::All, dropout: 0.1, ..request };

@@ -1,4 +1,4 @@
-//! What the solver divides over ranks where a recipe leaves it open, and what ranks gather.
+//! What the solver divides over ranks if a recipe does not pin it, and what ranks gather.
 //!
 //! Plans are compiled here, so every stage is verified for ranks that divide trained weights, on a CPU and on a GPU.
 
@@ -63,7 +63,7 @@ fn gradients_are_divided_where_that_is_fastest() {
         let other = solved(Some(sharding), peaks[2], FAST, 1.0);
         assert!(other.is_none_or(|other| other.step_ms > chosen.step_ms), "{sharding:?}");
     }
-    // Over a slow link, computing twice costs less than a sum per micro-batch.
+    // Over a slow link, recomputing costs less than a sum per micro-batch.
     let slow = solved(None, peaks[2], 1e6, 8.0);
     assert!(slow.is_none_or(|slow| slow.policy.sharding < Sharding::Gradients));
 }
@@ -84,7 +84,7 @@ fn stored(plan: &Plan, kind: LeafKind) -> usize {
 }
 
 #[test]
-fn all_that_is_trained_is_divided() {
+fn all_trained_tensors_are_divided() {
     let request = request();
     let alone =
         compile(&Request { rank: Rank::ONLY, ..request.clone() }, &Policy::resident(LayerSet::first(1), 64));
@@ -104,7 +104,7 @@ fn one_tensor_is_gathered_at_a_time() {
     assert_eq!(plan.live_bytes(Entry::Collect).into_iter().max(), Some(largest));
 }
 
-/// The bytes of bf16 travel, not those of the f32 masters, and every rank has its part of both.
+/// Ranks exchange the copies in bf16, not the f32 masters, and every rank stores its part of both.
 #[test]
 fn a_gpu_gathers_what_it_multiplies() {
     let bf16 = Precision::Bf16;
@@ -136,8 +136,8 @@ fn a_gpu_gathers_what_it_multiplies() {
     }
 }
 
-/// What a layer adds to its gradients is summed while earlier layers are worked on, and its memory is free afterwards:
-/// with several sums, far less is held than all gradients. `verify` sees that nobody reuses it before a sum is over.
+/// The partial gradients of a layer are summed while earlier layers run, and their memory is freed afterwards, so far less
+/// is in use than all gradients need. `verify` checks that the memory is not reused before a sum is complete.
 #[test]
 fn partial_gradients_exist_for_a_few_layers() {
     let spec = shapes::llama(512, 1408, LAYERS, (8, 4), 2048, false);
@@ -152,12 +152,15 @@ fn partial_gradients_exist_for_a_few_layers() {
     let partial = |buffer: &&Buffer| {
         buffer.category == Category::Gradients && matches!(buffer.lifetime, Lifetime::Steps { .. })
     };
-    let held = |step: usize| {
-        let there = plan.buffers.iter().filter(partial);
-        there.filter(|buffer| buffer.lifetime.covers(Entry::MicroStep, step)).map(|buffer| buffer.bytes).sum()
+    let live_bytes = |step: usize| {
+        let partials = plan.buffers.iter().filter(partial);
+        partials
+            .filter(|buffer| buffer.lifetime.covers(Entry::MicroStep, step))
+            .map(|buffer| buffer.bytes)
+            .sum()
     };
     let all: usize = plan.buffers.iter().filter(partial).map(|buffer| buffer.bytes).sum();
-    let most: usize = (0..steps.len()).map(held).max().unwrap();
+    let most: usize = (0..steps.len()).map(live_bytes).max().unwrap();
     assert!(most > 0 && 2 * most < all, "{most} of {all}");
 }
 
@@ -169,7 +172,7 @@ fn offloading() -> Request {
     Request { device: DeviceKind::Cuda, precision: Precision::Bf16, rank, ..request }
 }
 
-/// What is the same on every rank comes first in pinned memory, in whole pages; everything else is behind it.
+/// Buffers that are the same on every rank come first in pinned memory, in whole pages; all others follow.
 #[test]
 fn frozen_weights_in_pinned_memory_are_shared() {
     let policy = |request: &Request| {
@@ -196,7 +199,7 @@ fn frozen_weights_in_pinned_memory_are_shared() {
     assert_eq!(compile(&alone, &policy(&alone)).host.shared_bytes, 0);
 }
 
-/// The budget of a machine holds one copy of what its ranks share, and the rest of each.
+/// The budget of a machine counts one copy of what its ranks share, and everything else once per rank.
 #[test]
 fn a_machine_is_counted_once_for_what_its_ranks_share() {
     let extent = Extent { tokens: 128, rows: 127, segments: 1, audio: 0 };

@@ -1,7 +1,6 @@
-//! What recompute runs twice: nothing dear without a reason, and never what backward does not read.
+//! What recompute runs again: no matmul or attention outside the recomputed layers, and only what backward reads.
 //!
-//! Counted on compiled plans. That recompute changes no result is tested where results exist, in the
-//! runtime.
+//! Counted on compiled plans. The runtime's tests check that recompute changes no result.
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
@@ -24,16 +23,16 @@ fn again(plan: &Plan) -> Vec<&Step> {
     plan.entry(Entry::MicroStep).steps.iter().filter(|step| step.phase == Phase::Recompute).collect()
 }
 
-fn is_dear(op: &Op) -> bool {
+fn is_expensive(op: &Op) -> bool {
     matches!(op, Op::Linear { .. } | Op::Attention(_))
 }
 
-/// Layers in which a product or attention runs twice.
+/// Layers in which a matmul or attention runs twice.
 fn layers_run_again(plan: &Plan) -> BTreeSet<usize> {
-    again(plan).iter().filter(|step| is_dear(&step.op)).filter_map(|step| step.layer).collect()
+    again(plan).iter().filter(|step| is_expensive(&step.op)).filter_map(|step| step.layer).collect()
 }
 
-/// Every dialect with every form of adapter, with and without dropout.
+/// Every model type with every form of adapter, with and without dropout.
 fn every_kind_of_request() -> Vec<Request> {
     let mut requests = Vec::new();
     let others = [shapes::small_phi3(LAYERS), shapes::small_gemma2(LAYERS), shapes::small_gemma3(LAYERS)];
@@ -49,11 +48,11 @@ fn every_kind_of_request() -> Vec<Request> {
 }
 
 #[test]
-fn without_recompute_no_product_and_no_attention_runs_twice() {
+fn without_recompute_no_matmul_and_no_attention_runs_twice() {
     for request in every_kind_of_request() {
         let plan = plan(&request, LayerSet::none());
         let steps = again(&plan);
-        assert!(!steps.is_empty(), "norms and activations are rederived");
+        assert!(!steps.is_empty(), "norms and activations are recomputed");
         for step in steps {
             let (model, form) = (&request.spec.model_type, request.form);
             assert!(step.op.is_cheap(), "{model} {form:?}: `{}` runs twice", step.op.name());
@@ -78,7 +77,7 @@ fn only_the_layers_asked_for_run_again() {
 }
 
 #[test]
-fn the_last_product_of_a_layer_never_runs_again() {
+fn the_last_matmul_of_a_layer_never_runs_again() {
     for dropout in [0.0, 0.1] {
         let plan = plan(&request(dropout), LayerSet::first(LAYERS));
         let names: Vec<&str> = again(&plan)
@@ -94,8 +93,8 @@ fn the_last_product_of_a_layer_never_runs_again() {
     }
 }
 
-/// Dropped-out inputs are made again from what is kept anyway, so dropout costs the working set of one layer
-/// and not seven more activations of every layer.
+/// Dropped-out inputs are recomputed from values that are kept anyway, so dropout needs the working set of one layer and
+/// not seven more activations of every layer.
 #[test]
 fn dropout_keeps_no_inputs_of_its_own() {
     let spec = shapes::llama_1b();
@@ -107,7 +106,7 @@ fn dropout_keeps_no_inputs_of_its_own() {
     assert!(with <= without + 8 * activation_bytes, "{with} bytes with dropout, {without} without");
 }
 
-/// Each dropped value is made once more, not once for each reader.
+/// Each dropped value is recomputed once, not once for each reader.
 #[test]
 fn nothing_runs_three_times() {
     for request in every_kind_of_request() {
@@ -116,14 +115,14 @@ fn nothing_runs_three_times() {
         for step in again(&plan) {
             for output in &step.outputs {
                 let name = &plan.value(*output).name;
-                assert!(seen.insert(name.clone()), "`{name}` is computed again twice");
+                assert!(seen.insert(name.clone()), "`{name}` is recomputed twice");
             }
         }
     }
 }
 
-/// The last layer is left out: backward begins there, beside the kept inputs of all others, and running it
-/// again can take more than keeping it.
+/// The last layer is left out: backward starts there while the inputs of all other layers are kept, so recomputing it can
+/// need more memory than keeping its activations.
 #[test]
 fn recomputing_more_layers_takes_less_memory_and_more_work() {
     let spec = shapes::llama(64, 128, LAYERS, (4, 2), 128, false);

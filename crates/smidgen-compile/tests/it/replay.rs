@@ -1,12 +1,11 @@
-//! Replays a plan by identity: which value do these bytes hold?
+//! Replays a plan by identity: tracks which value each byte of memory holds.
 //!
-//! A second opinion next to `verify`, made without its ideas: no lifetimes and no rules, only memory in
-//! which every write replaces what it touches, and reads that must find the very value that they name, or the
-//! leaf of which it is some rows.
+//! This checks plans independently of `verify`, without lifetimes and rules: every write replaces what it touches, and a
+//! read must find the value that it names, or the leaf of which that is a slice.
 
 use smidgen_ir::{Entry, Plan, ValueId, ValueRole};
 
-/// Runs every step of an entry point and returns the reads that find something else.
+/// Replays every step of an entry point and returns the reads that find another value.
 pub fn replay(plan: &Plan, entry: Entry) -> Vec<String> {
     let mut memory = Memory::default();
     for (index, value) in plan.values.iter().enumerate() {
@@ -20,7 +19,7 @@ pub fn replay(plan: &Plan, entry: Entry) -> Vec<String> {
         for id in step.inputs.iter().chain(&step.updates) {
             if !memory.holds(plan, *id) {
                 let name = &plan.value(*id).name;
-                findings.push(format!("{entry} step {index} ({}): `{name}` is gone", step.op.name()));
+                findings.push(format!("{entry} step {index} ({}): `{name}` was overwritten", step.op.name()));
             }
         }
         if let Some(workspace) = step.workspace {
@@ -29,7 +28,8 @@ pub fn replay(plan: &Plan, entry: Entry) -> Vec<String> {
             // Operands are needed while the scratch is in use.
             for id in step.inputs.iter().chain(&step.updates) {
                 if !memory.holds(plan, *id) {
-                    findings.push(format!("{entry} step {index}: scratch over `{}`", plan.value(*id).name));
+                    let name = &plan.value(*id).name;
+                    findings.push(format!("{entry} step {index}: scratch overlaps `{name}`"));
                 }
             }
         }
@@ -58,14 +58,6 @@ impl Memory {
         (buffer.offset, buffer.offset + value.ty.bytes(&plan.extent))
     }
 
-    /// The value whose bytes hold this one.
-    fn whole(plan: &Plan, id: ValueId) -> ValueId {
-        match plan.value(id).role {
-            ValueRole::Slice(slice) => slice.of,
-            ValueRole::Leaf(_) | ValueRole::Temp => id,
-        }
-    }
-
     fn clear(&mut self, start: usize, end: usize) {
         let below = self.pieces.range(..end).rev();
         let hit: Vec<usize> = below.take_while(|(_, piece)| piece.0 > start).map(|(at, _)| *at).collect();
@@ -83,7 +75,7 @@ impl Memory {
     }
 
     fn holds(&self, plan: &Plan, id: ValueId) -> bool {
-        let id = Memory::whole(plan, id);
+        let id = plan.value(id).role.whole(id);
         let (start, end) = Memory::place(plan, id);
         start == end || self.pieces.get(&start) == Some(&(end, id))
     }

@@ -1,4 +1,4 @@
-//! Rounding to fp8: how often, where, and what may overlap while a GPU rounds a value in the kernel that makes it.
+//! Rounding to fp8: how often, where, and which values may not overlap when a kernel rounds the value that it makes.
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
@@ -48,25 +48,25 @@ fn a_value_is_rounded_once_for_all_that_multiply_it() {
     for layer in 0..LAYERS {
         // For q, k and v; for o; for gate and up; for down.
         assert_eq!(count(Phase::Forward, layer), 4, "layer {layer}");
-        // One for each linear; what comes into the lowest layer has no gradient, so q, k and v pass nothing on.
+        // One for each linear. The input of the lowest layer needs no gradient, so q, k and v of that layer round none.
         assert_eq!(count(Phase::Backward, layer), if layer == 0 { 4 } else { 7 }, "layer {layer}");
     }
-    let mut products = 0;
+    let mut matmuls = 0;
     for step in steps {
         let (Op::Linear { .. } | Op::LinearGrad { .. }) = step.op else { continue };
         for pair in step.inputs.chunks_exact(2) {
             let [x, weight] = [pair[0], pair[1]].map(|id| plan.value(id).ty.storage);
             assert_eq!(x == Storage::Fp8Rows, weight == Storage::Fp8Rows, "{step:?}");
-            products += usize::from(x == Storage::Fp8Rows);
+            matmuls += usize::from(x == Storage::Fp8Rows);
             if matches!(step.op, Op::Linear { .. }) {
                 break;
             }
         }
     }
-    assert_eq!(products, 7 * LAYERS + 7 * LAYERS - 3);
+    assert_eq!(matmuls, 7 * LAYERS + 7 * LAYERS - 3);
 }
 
-/// What rounds stands right behind what makes the value, where that is in the same layer and can round it.
+/// The rounding directly follows the step that makes the value, if that is in the same layer and can round.
 #[test]
 fn rounding_follows_what_makes_a_value() {
     for policy in policies() {
@@ -95,7 +95,7 @@ fn rounding_follows_what_makes_a_value() {
     }
 }
 
-/// A block that has a row writes all results while others still read.
+/// A block of the kernel writes all results of its rows while other blocks still read, so nothing may overlap.
 #[test]
 fn what_is_rounded_as_it_is_made_overlaps_nothing_of_it() {
     let mut pairs = 0;
@@ -116,10 +116,7 @@ fn what_is_rounded_as_it_is_made_overlaps_nothing_of_it() {
                 for other in of_maker().chain(others) {
                     let range = range(other);
                     let name = &plan.value(other).name;
-                    assert!(
-                        own.end <= range.start || range.end <= own.start,
-                        "{rounding:?} lies over {name}"
-                    );
+                    assert!(own.end <= range.start || range.end <= own.start, "{rounding:?} overlaps {name}");
                     pairs += 1;
                 }
             }
@@ -128,7 +125,7 @@ fn what_is_rounded_as_it_is_made_overlaps_nothing_of_it() {
     assert!(pairs > 100, "{pairs} pairs");
 }
 
-/// Few rows are multiplied as they are.
+/// Matmuls of few rows read their input without rounding.
 #[test]
 fn generation_rounds_nothing_beforehand() {
     let shape = DecodeShape { slots: 2, positions: 16, cache_rows: 32, new_tokens: 8 };

@@ -1,4 +1,4 @@
-//! Named shapes of real models, as their `config.json` has them, and small ones of every dialect.
+//! Shapes of real models, as in their `config.json`, and small shapes of every model type.
 
 use serde_json::{Value, json};
 use smidgen_compile::adapter::{Layers, LoraModule, Targets, target_paths};
@@ -37,8 +37,8 @@ pub fn llama_70b() -> DecoderSpec {
     llama(8192, 28672, 80, (64, 8), 128_256, false)
 }
 
-/// A checkpoint in bf16 of another dialect, its keys given.
-fn dialect(model_type: &str, keys: &Value) -> DecoderSpec {
+/// A checkpoint in bf16 of another model type, with these keys in its config.
+fn model(model_type: &str, keys: &Value) -> DecoderSpec {
     let mut config = json!({"model_type": model_type, "torch_dtype": "bfloat16", "rms_norm_eps": 1e-5});
     for (key, value) in keys.as_object().expect("keys are an object") {
         config[key] = value.clone();
@@ -52,7 +52,7 @@ pub fn qwen2_7b() -> DecoderSpec {
         "num_key_value_heads": 4, "vocab_size": 152_064, "tie_word_embeddings": false, "rope_theta": 1e6,
         "max_position_embeddings": 32768,
     });
-    dialect("qwen2", &keys)
+    model("qwen2", &keys)
 }
 
 pub fn phi4_mini() -> DecoderSpec {
@@ -63,10 +63,10 @@ pub fn phi4_mini() -> DecoderSpec {
         "max_position_embeddings": 131_072, "sliding_window": 262_144,
         "rope_scaling": {"type": "longrope", "short_factor": vec![1.0; 48], "long_factor": vec![2.0; 48]},
     });
-    dialect("phi3", &keys)
+    model("phi3", &keys)
 }
 
-/// Half of each head turned, longrope, a window.
+/// Rotates half of each head, with longrope and a window.
 pub fn small_phi3(layers: usize) -> DecoderSpec {
     let keys = json!({
         "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": layers, "num_attention_heads": 4,
@@ -74,7 +74,7 @@ pub fn small_phi3(layers: usize) -> DecoderSpec {
         "original_max_position_embeddings": 8, "max_position_embeddings": 32,
         "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.25], "long_factor": [2.0, 4.0]},
     });
-    dialect("phi3", &keys)
+    model("phi3", &keys)
 }
 
 fn small_gemma(model_type: &str, layers: usize) -> DecoderSpec {
@@ -83,7 +83,7 @@ fn small_gemma(model_type: &str, layers: usize) -> DecoderSpec {
         "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 64, "sliding_window": 7,
         "sliding_window_pattern": 2,
     });
-    dialect(model_type, &keys)
+    model(model_type, &keys)
 }
 
 pub fn small_gemma2(layers: usize) -> DecoderSpec {
@@ -135,7 +135,7 @@ pub fn optimizer() -> Optimizer {
     Optimizer { adamw, moments: Moments::F32, master: Master::F32, clip: 1.0 }
 }
 
-/// What a process takes outside the arena: this much, per step, and where it has values on disk.
+/// The memory that a process needs outside the arena: in total, per step, and for values on disk.
 pub const fn process(fixed_bytes: u64, step_bytes: u64, spill_bytes: u64) -> Context {
     let overhead = Overhead { fixed_bytes, thread_bytes: 0, step_bytes, margin_bytes: 0 };
     Context { device: DeviceKind::Cpu, overhead, threads: 1, data_bytes: 0, token_bytes: 0, spill_bytes }

@@ -51,7 +51,7 @@ fn tiny_plan_of_phi3() {
     expect_file!["snapshots/tiny_plan_phi3.txt"].assert_eq(&render_plan(&plan));
 }
 
-/// Dropout shows both halves of an input, `refresh` the row norms.
+/// With dropout the plan has both parts of an input; `refresh` has the row norms.
 #[test]
 fn tiny_plan_of_dora() {
     let request = Request { form: AdapterForm::Dora, dropout: 0.1, ..tiny_request() };
@@ -59,7 +59,7 @@ fn tiny_plan_of_dora() {
     expect_file!["snapshots/tiny_plan_dora.txt"].assert_eq(&render_plan(&plan));
 }
 
-/// Reservation and the rows at the peak, with nothing and with everything recomputed.
+/// Reservation and bytes by category at the peak, with nothing and with everything recomputed.
 fn summary(spec: DecoderSpec) -> String {
     let layers = spec.layers;
     let request = shapes::request(spec, Targets::AllLinear, Layers::All, 2048, 1);
@@ -156,7 +156,7 @@ fn bytes_of_llama_70b() {
     .assert_eq(&summary(shapes::llama_70b()));
 }
 
-/// The optimizer's row for LoRA of rank 16 on all linears, with moments in f32 and in 8 bits.
+/// Optimizer bytes for LoRA of rank 16 on all linears, with moments in f32 and in 8 bits.
 fn optimizer_rows(spec: DecoderSpec) -> String {
     let layers = spec.layers;
     let mut request = shapes::request(spec, Targets::AllLinear, Layers::All, 256, 1);
@@ -185,7 +185,7 @@ fn optimizer_bytes_of_qwen2_7b() {
 
 const NF4: Storage = Storage::Bnb4 { code: Code4::Nf4, double: true };
 
-/// The base weights of a plan with every linear but the head in NF4, everything else as the checkpoint has it.
+/// The base weights of a plan with every linear but the head in NF4, and everything else as stored in the checkpoint.
 fn quantized_base(spec: DecoderSpec) -> String {
     let linears = spec.linears().into_iter().filter(|linear| linear.path != HEAD);
     let storage = linears.map(|linear| (format!("{}.weight", linear.path), NF4)).collect();

@@ -1,6 +1,6 @@
-//! The budget solver: what it returns fits, and nothing faster of its kind would have.
+//! The solver: its plan fits the budget, and no faster plan of the same kind does.
 //!
-//! Every claim is checked against plans that are compiled here, one for each number of layers.
+//! Every claim is checked with plans that are compiled here, one for each number of recomputed layers.
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
@@ -104,9 +104,9 @@ fn every_budget_gets_the_fewest_layers_that_fit() {
     assert!(seen.len() > 4, "the budgets met only {seen:?} recomputed layers");
 }
 
-/// Fewer rows of logits cost less than layers computed again, and no fewer are taken than have to be.
+/// A smaller loss chunk costs less time than recomputed layers, and the chunk is no smaller than necessary.
 #[test]
-fn rows_of_logits_give_way_before_layers() {
+fn the_loss_chunk_shrinks_before_layers_are_recomputed() {
     let demand = demand(512, 1.0);
     let usual = solved(&[demand], &resident(), u64::MAX).unwrap().policy.loss_chunk;
     let pinned = Pins { loss_chunk: Some(usual), ..resident() };
@@ -120,7 +120,7 @@ fn rows_of_logits_give_way_before_layers() {
     assert!(solved(&[demand], &resident(), least - 1).is_ok());
 }
 
-/// Values are offloaded where everything else is not enough, and count where they are.
+/// Values are offloaded if everything else is not enough, and count in the budget of their memory space.
 #[test]
 fn below_the_leanest_resident_plan_values_are_offloaded() {
     let demands = [demand(512, 1.0), demand(128, 4.0)];
@@ -136,7 +136,7 @@ fn below_the_leanest_resident_plan_values_are_offloaded() {
         assert_eq!(solution.peak_bytes, peak_of(&solution.plan));
         assert!(solution.step_ms <= before, "{budget}: {} after {before}", solution.step_ms);
         before = solution.step_ms;
-        // Where nothing can be offloaded it does not fit, unless nothing has to be.
+        // If nothing can be offloaded, it fits only if nothing has to be.
         let narrow = Budget { offload_bytes: 0, ..Budget::device(budget) };
         let alone = solved_in(&demands, &Pins::default(), narrow);
         assert_eq!(alone.is_ok(), budget >= least, "{budget}");
@@ -154,12 +154,12 @@ fn what_does_not_fit_carries_the_leanest_plan() {
     assert_eq!(Some(leanest.peak_bytes), peaks.min());
     let message = format!("the smallest plan needs {} bytes, the budget is 10", leanest.peak_bytes);
     assert_eq!(error.to_string(), message);
-    // The figure is honest: with it, the run fits; with one byte less it does not.
+    // With that many bytes the run fits; with one byte less it does not.
     assert!(solved(&[large, small], &resident(), leanest.peak_bytes).is_ok());
     assert!(solved(&[large, small], &resident(), leanest.peak_bytes - 1).is_err());
 }
 
-/// Half the tokens without recompute, or all of them with: the predicted step decides, and is right.
+/// Half the tokens without recompute, or all of them with it: the predicted step time decides.
 #[test]
 fn the_faster_micro_batch_wins() {
     let demands = [demand(512, 1.0), demand(256, 2.0), demand(128, 4.0)];
@@ -177,7 +177,7 @@ fn the_faster_micro_batch_wins() {
 }
 
 #[test]
-fn pins_are_obeyed_and_never_traded() {
+fn pins_are_always_obeyed() {
     let demand = demand(512, 1.0);
     let pins = Pins { recompute: Some(LayerRule::List(vec![1, 3])), loss_chunk: Some(24), ..resident() };
     let solution = solved(&[demand], &pins, u64::MAX).unwrap();
@@ -187,7 +187,7 @@ fn pins_are_obeyed_and_never_traded() {
     assert_eq!(error.leanest.policy, solution.policy, "a pinned choice is not changed to fit");
 }
 
-/// Every choice of a plan has one reason, in numbers.
+/// Every choice of a plan has one reason.
 #[test]
 fn reasons_say_why_a_choice_was_made() {
     let demands = [demand(512, 1.0)];
@@ -214,7 +214,7 @@ fn reasons_say_why_a_choice_was_made() {
     }
 }
 
-/// What a choice saves and costs is what a plan without it takes more and is faster by.
+/// A price is the difference in bytes and time to the plan without the choice.
 #[test]
 fn prices_are_those_of_plans_without_a_choice() {
     let demands = [demand(512, 1.0)];
@@ -240,16 +240,16 @@ fn prices_are_those_of_plans_without_a_choice() {
         }
         let plan = compile(&Request { extent: demands[0].extent, ..request() }, &policy);
         let saved = peak_of(&plan) as i64 - solution.peak_bytes as i64;
-        // Packing may take a little more than what is alive.
+        // A packed plan may need slightly more than the bytes in use.
         assert!((saved - price.saved_bytes).abs() <= saved.abs() / 5 + 4096, "{price:?}: {saved}");
         let cost = solution.step_ms - step_ms(&plan);
         assert!((cost - price.cost_ms).abs() < 1e-6, "{price:?}: {cost}");
     }
 }
 
-/// Pinned memory has page tables on the GPU, in whole granules; so has the arena.
+/// Pinned memory has page tables on the GPU. They and the arena use whole granules.
 #[test]
-fn a_gpu_pays_for_whole_granules_and_for_page_tables() {
+fn a_gpu_needs_whole_granules_and_page_tables() {
     let request = Request { device: DeviceKind::Cuda, ..request() };
     let mut plan = compile(&request, &streamed(&request));
     let reserved = plan.reserved_bytes() as u64;
@@ -264,7 +264,7 @@ fn a_gpu_pays_for_whole_granules_and_for_page_tables() {
 }
 
 #[test]
-fn a_process_pays_for_its_threads_its_data_its_micro_batch_and_what_passes_to_the_disk() {
+fn a_process_needs_memory_for_threads_data_micro_batch_and_disk_buffers() {
     let here = compile(&request(), &Policy::resident(LayerSet::none(), 8));
     let spilled = compile(&request(), &streamed(&request()));
     let overhead = Overhead { fixed_bytes: 7, thread_bytes: 11, step_bytes: 2, margin_bytes: 1000 };
@@ -283,7 +283,7 @@ fn a_process_pays_for_its_threads_its_data_its_micro_batch_and_what_passes_to_th
 }
 
 #[test]
-fn steps_that_are_alike_begin_once() {
+fn equal_steps_are_launched_together() {
     let plan = compile(&request(), &Policy::resident(LayerSet::none(), 128));
     let steps = &plan.entry(Entry::Update).steps;
     let changes = steps.windows(2).filter(|pair| pair[0].op.name() != pair[1].op.name()).count();
@@ -303,9 +303,9 @@ fn steps_that_are_alike_begin_once() {
     assert_eq!(profile.entry_seconds(&plan, Entry::Update), (changes + 1) as f64);
 }
 
-/// A step whose matrix is decoded first is three launches, and an entry point with transfers is launched step by step.
+/// A step that first decodes its matrix needs three launches. An entry point with transfers is not recorded as a graph.
 #[test]
-fn a_gpu_pays_for_the_launches_that_its_graphs_record() {
+fn a_gpu_needs_memory_for_the_launches_that_its_graphs_record() {
     let mut plan = compile(&request(), &Policy::resident(LayerSet::none(), 128));
     plan.persistent_bytes = plan.persistent_bytes.next_multiple_of(2 << 20);
     plan.transient_bytes = plan.transient_bytes.next_multiple_of(2 << 20);

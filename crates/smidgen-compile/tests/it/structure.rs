@@ -1,7 +1,6 @@
 //! What autodiff builds and what it leaves out, counted on compiled plans.
 //!
-//! Nothing below the lowest adapted layer, no gradient of a frozen weight, no logits of rows without a
-//! label.
+//! It builds nothing below the lowest adapted layer, no gradient of a frozen weight, and no logits of rows without a label.
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
@@ -35,7 +34,7 @@ fn nothing_is_built_below_the_lowest_adapted_layer() {
     // The input of the lowest layer needs no gradient: its first norm is not differentiated.
     let norms =
         backward.iter().filter(|step| matches!(step.op, Op::RmsNormGrad { .. }) && step.layer.is_some());
-    assert_eq!(norms.count(), 1, "only the norm in front of the feed-forward block");
+    assert_eq!(norms.count(), 1, "only the norm before the feed-forward block");
 }
 
 #[test]
@@ -66,7 +65,7 @@ fn only_adapters_get_weight_gradients() {
 }
 
 #[test]
-fn the_head_sees_supervised_rows_alone() {
+fn the_head_gets_only_supervised_rows() {
     let request = four_layers(Targets::AllLinear, Layers::All);
     let plan = plan(&request);
     let vocabulary = request.spec.vocabulary;
@@ -92,23 +91,22 @@ fn fewer_targets_keep_fewer_activations() {
     };
     let (all, two) = (transient(Targets::AllLinear), transient(only(&["q_proj", "v_proj"])));
     assert!(two < all, "{two} bytes for q and v, {all} for all");
-    // What only an adapter reads is its input; those of o, gate, up and down are rederived or read anyway,
-    // so one rank-16 product per linear of each layer is what must go at least.
+    // Only an adapter reads its h. The inputs of o, gate, up and down are recomputed or read anyway, so at least one
+    // rank-16 h per linear of each layer is saved.
     let h_bytes = 4 * 2048 * 16;
     assert!(all - two >= 5 * 5 * h_bytes, "saved {} bytes", all - two);
 }
 
-/// With adapters on q and v alone nothing reads the output of gate's and up's product but their own
-/// gradient, and nothing the input of `down_proj`.
+/// With adapters on q and v alone, only their A and B get weight gradients.
 #[test]
 fn adapters_on_two_linears_make_no_other_weight_gradients() {
     let request = four_layers(only(&["q_proj", "v_proj"]), Layers::All);
     let plan = plan(&request);
     assert_eq!(micro_step(&plan, |step| matches!(step.op, Op::WeightGrad { .. })).len(), 2 * 2 * 4);
     let lowest = micro_step(&plan, |step| step.phase == Phase::Backward && step.layer == Some(0));
-    // k of the lowest layer leads to nothing trained: no product carries its gradient further.
-    let products = lowest.iter().filter(|step| matches!(step.op, Op::LinearGrad { .. }));
-    for step in products {
+    // k of the lowest layer depends on nothing trained, so no matmul propagates its gradient.
+    let matmuls = lowest.iter().filter(|step| matches!(step.op, Op::LinearGrad { .. }));
+    for step in matmuls {
         let reads_k = step.inputs.iter().any(|id| plan.value(*id).name.contains("k_proj"));
         assert!(!reads_k, "a gradient through k_proj of the lowest layer");
     }

@@ -1,6 +1,6 @@
-//! The transient region is packed tightly: live bytes at the peak ÷ reserved bytes.
+//! The transient region is packed tightly: the ratio of bytes in use at the peak to reserved bytes is near 1.
 //!
-//! Real shapes; the weights, which would hide a bad packing, are not in the ratio.
+//! Tested with real shapes. The ratio leaves out the weights, which would hide bad packing.
 
 use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};

@@ -18,7 +18,7 @@ impl Rule<'_> {
         if !clear {
             self.equal("audio", self.activation(2)?, (Dim::Audio(1), c))?;
         }
-        Ok(vec![self.like_first(Shape::of(rows, c))])
+        self.same_as_first()
     }
 
     pub(super) fn take_rows(&self) -> Result<Vec<Type>, ShapeError> {
@@ -31,10 +31,10 @@ impl Rule<'_> {
 
     pub(super) fn layer_norm(&self) -> Result<Vec<Type>, ShapeError> {
         self.count(3, 0)?;
-        let (rows, c) = self.activation(0)?;
+        let (_, c) = self.activation(0)?;
         self.real_vector(self.inputs[1], c)?;
         self.real_vector(self.inputs[2], c)?;
-        Ok(vec![self.like_first(Shape::of(rows, c))])
+        self.same_as_first()
     }
 
     pub(super) fn layer_norm_grad(&self) -> Result<Vec<Type>, ShapeError> {
@@ -42,27 +42,27 @@ impl Rule<'_> {
         let shape = self.activation(0)?;
         self.real_vector(self.inputs[1], shape.1)?;
         self.equal("dy", self.activation(2)?, shape)?;
-        Ok(vec![self.like_first(Shape::of(shape.0, shape.1))])
+        self.same_as_first()
     }
 
     pub(super) fn add_bias(&self) -> Result<Vec<Type>, ShapeError> {
         self.count(2, 0)?;
-        let (rows, c) = self.activation(0)?;
+        let (_, c) = self.activation(0)?;
         self.real_vector(self.inputs[1], c)?;
-        Ok(vec![self.like_first(Shape::of(rows, c))])
+        self.same_as_first()
     }
 
     pub(super) fn one_activation(&self) -> Result<Vec<Type>, ShapeError> {
         self.count(1, 0)?;
-        let (rows, c) = self.activation(0)?;
-        Ok(vec![self.like_first(Shape::of(rows, c))])
+        self.activation(0)?;
+        self.same_as_first()
     }
 
     pub(super) fn act_grad(&self) -> Result<Vec<Type>, ShapeError> {
         self.count(2, 0)?;
         let shape = self.activation(0)?;
         self.equal("dy", self.activation(1)?, shape)?;
-        Ok(vec![self.like_first(Shape::of(shape.0, shape.1))])
+        self.same_as_first()
     }
 
     pub(super) fn causal_conv(&self, backward: bool) -> Result<Vec<Type>, ShapeError> {
@@ -75,7 +75,7 @@ impl Rule<'_> {
         if !backward {
             self.real_vector(self.inputs[3], c)?;
         }
-        Ok(vec![self.like_first(Shape::of(rows, c))])
+        self.same_as_first()
     }
 
     pub(super) fn chunk_attention(&self, shape: &AttentionShape) -> Result<Vec<Type>, ShapeError> {
@@ -104,7 +104,7 @@ impl Rule<'_> {
         self.equal("lse", self.f32_rows(4)?, (Dim::Audio(1), shape.heads))?;
         self.marks(6)?;
         self.equal("bias", self.weight(7)?.1, shape.heads)?;
-        Ok(vec![self.like_first(Shape::of(Dim::Audio(1), c)); 3])
+        Ok(vec![self.inputs[0].clone(); 3])
     }
 
     pub(super) fn strided_conv(&self, conv: &StridedConv) -> Result<Vec<Type>, ShapeError> {
@@ -139,7 +139,7 @@ impl Rule<'_> {
             self.f32_update(0, &Shape::of(rows, c))?;
             return Ok(vec![]);
         }
-        Ok(vec![self.like_first(Shape::of(rows, c))])
+        self.same_as_first()
     }
 
     /// An integer matrix (A, 4).

@@ -1,6 +1,6 @@
 //! Shape rules around fp8: activations that are rounded to it, and matmuls that take them.
 //!
-//! A rounded activation has the storage of a weight in fp8, a scale for each row, and stands for one in bf16.
+//! A rounded activation is stored like a weight in fp8, with a scale for each row. Its results are in bf16.
 
 use super::Rule;
 use crate::op::ShapeError;
@@ -19,16 +19,16 @@ impl Rule<'_> {
         Ok(vec![Type::new(Shape::of(rows, n), Storage::Fp8Rows)])
     }
 
-    /// The left side of a matmul: an activation, or one that is rounded to fp8.
-    pub(super) fn factor(&self, input: usize) -> Result<(Dim, usize), ShapeError> {
+    /// The left operand of a matmul: an activation, possibly rounded to fp8.
+    pub(super) fn matmul_input(&self, input: usize) -> Result<(Dim, usize), ShapeError> {
         match self.rows_and_columns(input) {
             Some(size) if self.inputs[input].storage == Storage::Fp8Rows => Ok(size),
             _ => self.activation(input),
         }
     }
 
-    /// The result of a matmul, in the numbers of activations.
-    pub(super) fn product(&self, shape: Shape) -> Type {
+    /// The result of a matmul, in the element type of activations.
+    pub(super) fn matmul_output(&self, shape: Shape) -> Type {
         let storage = match self.inputs[0].storage {
             Storage::Fp8Rows => Storage::Plain(DType::Bf16),
             storage => storage,

@@ -94,7 +94,7 @@ pub fn encode_q8_0(values: &[f32], target: &mut [u8]) {
     }
 }
 
-/// The nearest whole number, of two the larger magnitude.
+/// The nearest whole number; ties go to the larger magnitude.
 fn round_half_away(value: f32) -> i8 {
     let magnitude = value.abs();
     let whole = magnitude as i32;

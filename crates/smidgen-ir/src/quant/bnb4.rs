@@ -1,9 +1,9 @@
 //! bitsandbytes' 4-bit storages: what the codes mean, and how weights become codes and scales.
 //!
-//! A block's scale is its largest magnitude; a normed weight takes the nearest code, a tie the lower
-//! value. As in the library, whole blocks are normed by the reciprocal of the scale and a short last
-//! block by division, and a short block's scale is at least 1e-38: all of that can turn a tie.
-//! The library's CPU path is what is followed and compared with; its CUDA path is not.
+//! A block's scale is its largest magnitude; a scaled weight takes the nearest code, and the lower value at a tie. As in
+//! the library, whole blocks are multiplied by the reciprocal of the scale, a short last block is divided by it, and the
+//! scale of a short block is at least 1e-38: each of these can decide a tie. This follows the library's CPU path, not its
+//! CUDA path.
 
 use super::dynamic_map::{SIGNED_MAP, encode_group};
 use super::{cascade_sum, largest_magnitude, read_f32};
@@ -49,7 +49,7 @@ static FP4: [f32; 16] = [
     -0.25,
 ];
 
-/// Codes by ascending value; of the two zeros of FP4 the library takes 0 up to zero and 8 above.
+/// Codes by ascending value. FP4 has two zeros: the library uses code 0 up to zero and code 8 above.
 static NF4_ORDER: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 static FP4_ORDER: [u8; 16] = [11, 10, 13, 12, 15, 14, 9, 0, 8, 1, 6, 7, 4, 5, 2, 3];
 
@@ -102,7 +102,7 @@ pub fn decode(code: Code4, double: bool, elements: usize, bytes: &[u8], first: u
     }
 }
 
-/// Some groups of scales that become bytes.
+/// Some groups of scales that are to be encoded as bytes.
 #[derive(Debug)]
 pub struct ScalePart<'a> {
     scales: &'a [f32],
@@ -164,8 +164,7 @@ pub fn encode_block(code: Code4, values: &[f32], codes: &mut [u8]) -> f32 {
             *normed = value / scale;
         }
     }
-    // How many thresholds an element is above, for all elements at once: this way round it becomes
-    // vector code.
+    // Counts the thresholds below each element. With the loop over thresholds outside, the inner loop is vectorized.
     let mut above = [0u8; BNB4_BLOCK];
     for threshold in thresholds {
         for (above, normed) in above.iter_mut().zip(&normed) {
@@ -185,7 +184,7 @@ mod tests {
     use crate::quant;
 
     #[test]
-    fn thresholds_lie_halfway() {
+    fn thresholds_are_halfway() {
         let expected = [
             -0.848_096_4,
             -0.610_632_9,

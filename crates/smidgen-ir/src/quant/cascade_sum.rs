@@ -3,7 +3,7 @@
 //! The mean of the scales is stored with a doubly quantized tensor, and codes depend on its last bit.
 //! The order: eight lanes, in each four interleaved rows, in each a cascade of four levels of partial
 //! sums; fewer than eight numbers are four interleaved rows. Found with torch 2.15 on x86-64.
-//! With several threads torch's own mean of more than 32768 numbers depends on how many: left out here.
+//! Left out: several threads, whose number changes torch's own mean of more than 32768 numbers.
 
 const LANES: usize = 8;
 const ROWS: usize = 4;
@@ -36,8 +36,7 @@ fn sum_rows<const W: usize>(values: &[f32]) -> [f32; W] {
     sum
 }
 
-/// Every level is emptied into the next after 2^power sums into it, so that small terms do not meet a
-/// large sum.
+/// Every level is added to the next after 2^power sums into it, so that small terms are not added to a large sum.
 fn cascade<const W: usize>(values: &[f32], count: usize) -> [[f32; W]; ROWS] {
     let power = (ceil_log2(count) / LEVELS).max(4);
     let step = 1 << power;

@@ -1,12 +1,12 @@
 //! The 8-bit dynamic maps of bitsandbytes: the signed one quantizes the scales of 4-bit storages and first
 //! moments, the unsigned one second moments.
 //!
-//! For e = 0..=6 the 2^e midpoints of 2^e + 1 boundaries spaced equally on [0.1, 1], times 10^(e - 6),
-//! with both signs; and 0 and 1. Without a sign there are twice as many midpoints. Values are rounded as torch
-//! rounds them, where `linspace` is a fused multiply-add from the nearer end; files that carry the map carry
-//! exactly these floats. Encoding of scales follows the library's CPU path, which norms by the reciprocal and
-//! looks up on a grid of 2^16 points: it misses the nearest code once or twice in a thousand, near zero by up to
-//! four codes. Moments are encoded by `nearest_code.rs`.
+//! For e = 0..=6 the signed map has the 2^e midpoints of 2^e + 1 boundaries spaced equally on [0.1, 1], times 10^(e - 6),
+//! with both signs; and 0 and 1. The unsigned map has twice as many midpoints. Values are rounded like torch's, whose
+//! `linspace` is a fused multiply-add from the nearer end; files that contain the map contain exactly these floats.
+//! Encoding of scales follows the library's CPU path, which multiplies by the reciprocal of the largest magnitude and looks
+//! up on a grid of 2^16 points: it misses the nearest code once or twice in a thousand, near zero by up to four codes.
+//! Moments are encoded by `nearest_code.rs`.
 
 use super::largest_magnitude;
 use crate::storage::{DYNAMIC8_BLOCK, dynamic8_codes};
@@ -44,7 +44,7 @@ pub(super) const fn unsigned_map() -> [f32; 256] {
     map
 }
 
-/// The midpoints of all decades, ascending; `coarsest` of them in the lowest.
+/// The midpoints of all decades, ascending, with `coarsest` of them in the lowest decade.
 const fn midpoints<const COUNT: usize>(coarsest: usize) -> [f32; COUNT] {
     const POWERS: [f32; 7] = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0];
     let mut values = [0.0; COUNT];
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn ends_and_equal_values() {
         let mut codes = [9; 4];
-        // The lowest entry is -0.993, and -1 takes it.
+        // The lowest entry is -0.993, so -1 gets its code.
         assert_eq!(encode_group(&[-2.0, 2.0, 1.0, -1.0], &mut codes), 2.0);
         assert_eq!(codes[..2], [0, 255]);
         assert_eq!(encode_group(&[0.0; 4], &mut codes), 0.0);

@@ -1,8 +1,8 @@
 //! Floats of eight bits (e4m3): a sign, four bits of exponent, three of mantissa, and a scale for each row or square.
 //!
-//! What is encoded here has scales of rows: the largest magnitude of a row becomes 448, the largest number that the format has. Numbers are rounded to nearest,
-//! ties to even; those below 2⁻⁶ have fewer bits. The format has no infinity. Its one pattern that is not a number is
-//! never written, and reads as 480 here, while the matrix units of a GPU read it as NaN.
+//! Encoding uses scales of rows: the largest magnitude of a row becomes 448, the largest number of the format. Numbers are
+//! rounded to nearest, ties to even; those below 2⁻⁶ have fewer bits. The format has no infinity. Its one NaN pattern is
+//! never written; it decodes to 480 here, while the matrix units of a GPU read it as NaN.
 
 use super::{largest_magnitude, read_f32};
 use crate::storage::{FP8_BLOCK, row_scales};
@@ -11,7 +11,7 @@ use crate::storage::{FP8_BLOCK, row_scales};
 pub const LARGEST: f32 = 448.0;
 /// 2¹²⁰: the bias of f32's exponent above that of e4m3.
 pub const EXPONENT_SHIFT: f32 = f32::from_bits((127 + 120) << 23);
-/// Numbers from here on have all three bits of mantissa.
+/// The smallest number with all three bits of mantissa.
 const SMALLEST_NORMAL: f32 = 1.0 / 64.0;
 
 /// The number that a byte stands for.
@@ -26,7 +26,7 @@ pub fn encode_byte(value: f32) -> u8 {
     let code = if value.is_nan() {
         0
     } else if magnitude < SMALLEST_NORMAL {
-        // Multiples of 2⁻⁹; eight of them are the smallest normal number, whose code is eight too.
+        // Subnormal codes count multiples of 2⁻⁹. Code 8 is the smallest normal number, which is 8 · 2⁻⁹.
         (magnitude * 512.0).round_ties_even() as u8
     } else {
         let bits = magnitude.to_bits();
@@ -54,7 +54,7 @@ pub fn decode(rows: usize, columns: usize, bytes: &[u8], first: usize, target: &
     }
 }
 
-/// The same with a scale for each square of the matrix.
+/// Decodes elements `first..first + target.len()` of a matrix with a scale for each square.
 pub fn decode_blocks(rows: usize, columns: usize, bytes: &[u8], first: usize, target: &mut [f32]) {
     let (scales, across) = (row_scales(rows, columns), columns.div_ceil(FP8_BLOCK));
     for (element, value) in (first..).zip(target) {

@@ -1,8 +1,8 @@
-//! bitsandbytes' int8 weights: a signed byte an element, and the largest magnitude of each row.
+//! bitsandbytes' int8 weights: a signed byte per element, and the largest magnitude of each row.
 //!
-//! The library quantizes a model's weights after rounding them to f16; whoever wants its bytes rounds
-//! first. Decoding is that of its backward pass, byte · (largest · 1/127); `int8_vectorwise_dequant` rounds
-//! (byte · largest) · 1/127, another last bit in three of ten elements.
+//! The library rounds a model's weights to f16 before it quantizes them; to get the same bytes, do so first. Decoding is
+//! that of its backward pass, byte · (largest · 1/127); its `int8_vectorwise_dequant` computes (byte · largest) · 1/127,
+//! which differs in the last bit for three of ten elements.
 
 use super::{largest_magnitude, read_f32};
 use crate::storage::row_scales;
@@ -14,7 +14,7 @@ pub const ONE_127TH: f32 = 1.0 / 127.0;
 pub fn encode_row(values: &[f32], codes: &mut [u8]) -> f32 {
     let largest = largest_magnitude(values);
     let factor = 127.0 / largest;
-    // Adding 1.5 · 2^23 leaves no bits below one: the sum is rounded to even. 0 · ∞ is NaN, which
+    // Adding 1.5 · 2^23 leaves no bits below one, so the sum is rounded to even. A row of zeros gives 0 · ∞ = NaN, which
     // becomes 0.
     const ROUNDER: f32 = 12_582_912.0;
     for (value, code) in values.iter().zip(codes) {
@@ -53,7 +53,7 @@ mod tests {
         let mut decoded = [0.0; 3];
         decode(2, 2, &bytes, 1, &mut decoded);
         assert_eq!(decoded, [-127.0 * (2.0 * ONE_127TH), 254.0 * ONE_127TH, -(254.0 * ONE_127TH)]);
-        // The constant that bitsandbytes writes out.
+        // The constant in the source of bitsandbytes.
         assert_eq!(f64::from(ONE_127TH), 7.874_015_718_698_502e-3);
     }
 }

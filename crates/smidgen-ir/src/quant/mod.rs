@@ -3,7 +3,7 @@
 //! Scalar and safe: devices have fast decoders of their own, which must give the same bits, and loaders
 //! encode once. 4-bit and int8 codes are those of bitsandbytes on the CPU, q8_0 is ggml's, fp8 is e4m3.
 //! Tensors are read by range and written piece by piece, so that a caller never needs all f32 at once.
-//! Left out: encoders of fp8 with scales of squares and of the GGUF formats other than q8_0: they come from files alone.
+//! Left out: encoders of fp8 with scales of squares and of the GGUF formats other than q8_0, which only occur in files.
 
 pub mod blocks;
 pub mod bnb4;
@@ -108,12 +108,12 @@ pub struct Encoding<'a> {
     rows: usize,
     columns: usize,
     bytes: &'a mut [u8],
-    /// One per block of `Bnb4`, one per row of `Int8Rows` and `Fp8Rows`: written when all are known.
+    /// One per block of `Bnb4`, one per row of `Int8Rows` and `Fp8Rows`; written to `bytes` when all are known.
     scales: Vec<f32>,
 }
 
 impl<'a> Encoding<'a> {
-    /// `bytes` are those of the whole tensor; what they hold does not matter.
+    /// `bytes` are those of the whole tensor; their contents are ignored.
     pub fn begin(
         storage: Storage,
         rows: usize,
@@ -133,7 +133,7 @@ impl<'a> Encoding<'a> {
         Ok(Encoding { storage, rows, columns, bytes, scales })
     }
 
-    /// Elements that a piece must hold a multiple of, unless it is the last.
+    /// Pieces must be multiples of this many elements, except the last.
     pub fn piece_elements(&self) -> usize {
         match self.storage {
             Storage::Plain(_) => 1,
@@ -172,13 +172,13 @@ impl<'a> Encoding<'a> {
         parts.collect()
     }
 
-    /// Writes what depends on the whole tensor. Every part is complete.
+    /// Writes what depends on the whole tensor, once every part is complete.
     pub fn finish(mut self) {
         self.scales(usize::MAX).into_iter().for_each(ScalePart::encode);
     }
 
-    /// The same in parts of this many groups of scales, which can be encoded at the same time. Empty if scales are
-    /// stored as they are: then all is written.
+    /// Does the work of [`Encoding::finish`] in parts of this many groups of scales, which can be encoded in parallel.
+    /// Scales that need no encoding are written here, and the list is empty.
     pub fn scales(&mut self, groups: usize) -> Vec<ScalePart<'_>> {
         let elements = self.rows * self.columns;
         let plain_scales = match self.storage {
@@ -221,7 +221,7 @@ fn code_bytes(storage: Storage, elements: usize) -> usize {
 #[derive(Debug)]
 pub struct EncodingPart<'a> {
     storage: Storage,
-    /// Elements that share a scale, or of a block.
+    /// Elements that share a scale, or that a block holds.
     unit: usize,
     codes: &'a mut [u8],
     scales: &'a mut [f32],
@@ -237,7 +237,7 @@ impl EncodingPart<'_> {
         assert!(self.done <= self.elements, "{} elements of {}", self.done, self.elements);
         assert!(
             self.done == self.elements || values.len().is_multiple_of(unit),
-            "a piece of {} elements, wanted are multiples of {unit}",
+            "a piece of {} elements is not a multiple of {unit}",
             values.len(),
         );
         let codes = &mut self.codes[code_bytes(self.storage, first)..];
@@ -280,8 +280,8 @@ fn encode_plain(dtype: DType, value: f32, target: &mut [u8]) {
     }
 }
 
-/// The largest magnitude; NaN where there is one. Bits of magnitudes are ordered as the magnitudes are,
-/// with NaN above, and the largest of integers may be found in any order.
+/// The largest magnitude, or NaN if a value is NaN. The bits of magnitudes order like the magnitudes, with NaN on top, and
+/// a maximum of integers can be vectorized.
 fn largest_magnitude(values: &[f32]) -> f32 {
     f32::from_bits(values.iter().map(|value| value.abs().to_bits()).max().unwrap_or(0))
 }

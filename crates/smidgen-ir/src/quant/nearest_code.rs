@@ -1,10 +1,10 @@
 //! The nearest entry of a dynamic map, as the optimizer kernels of bitsandbytes find it.
 //!
-//! They walk a binary search down to an entry of even index and compare with the midpoint to the neighbour on the
-//! side of the number; so a number exactly between two entries gets the even one. Here the midpoints are a table
-//! that has this rule in it, and a second table, by the leading bits of the number, says where to begin.
+//! They run a binary search down to an entry of even index and compare with the midpoint to the neighbour on the
+//! side of the number, so a number exactly between two entries gets the even one. Here a table of limits includes that
+//! rule, and a second table, indexed by the leading bits of the number, says where to start.
 //! Left out: numbers outside -1..=1, which get the code at that end; and the library's CPU path, which is in
-//! `dynamic_map.rs` and is not always nearest.
+//! `dynamic_map.rs` and does not always find the nearest code.
 
 use super::dynamic_map::{signed_map, unsigned_map};
 
@@ -12,13 +12,13 @@ use super::dynamic_map::{signed_map, unsigned_map};
 static SIGNED_LIMITS: [f32; 255] = limits(&signed_map());
 static UNSIGNED_LIMITS: [f32; 255] = limits(&unsigned_map());
 
-/// Code of the least number of each bucket of magnitudes.
+/// Code of the smallest number in each bucket of magnitudes.
 static POSITIVE_STARTS: [u8; BUCKETS] = positive_starts(&limits(&signed_map()));
 static NEGATIVE_STARTS: [u8; BUCKETS] = negative_starts(&limits(&signed_map()));
 static UNSIGNED_STARTS: [u8; BUCKETS] = positive_starts(&limits(&unsigned_map()));
 
-/// Buckets are 64 of each power of two, the first and the last open: below 2^-24 there is no limit, above 1 no
-/// number.
+/// There are 64 buckets per power of two. The first and last are open: there are no limits below 2^-24 and no numbers
+/// above 1.
 const KEY_SHIFT: u32 = 17;
 const FIRST_KEY: u32 = (127 - 24) << 6;
 const LAST_KEY: u32 = 127 << 6;
@@ -58,14 +58,14 @@ const fn limits(map: &[f32; 256]) -> [f32; 255] {
     let mut code = 0;
     while code < 255 {
         let midpoint = (map[code] + map[code + 1]) * 0.5;
-        // On the midpoint the even one of the two wins.
+        // A number on the midpoint gets the even code.
         limits[code] = if code % 2 == 0 { midpoint } else { midpoint.next_down() };
         code += 1;
     }
     limits
 }
 
-/// Where the bucket's magnitudes begin.
+/// The smallest magnitude of a bucket.
 const fn lower_edge(bucket: usize) -> f32 {
     if bucket == 0 { 0.0 } else { f32::from_bits((FIRST_KEY + bucket as u32) << KEY_SHIFT) }
 }
@@ -83,7 +83,7 @@ const fn positive_starts(limits: &[f32; 255]) -> [u8; BUCKETS] {
     starts
 }
 
-/// The least number of a bucket is the negative of its largest magnitude.
+/// The smallest number of a negative bucket has its largest magnitude.
 const fn negative_starts(limits: &[f32; 255]) -> [u8; BUCKETS] {
     let mut starts = [0; BUCKETS];
     let (mut bucket, mut code) = (BUCKETS - 1, 0);
@@ -103,8 +103,8 @@ mod tests {
     use super::super::dynamic_map::{SIGNED_MAP, UNSIGNED_MAP};
     use super::*;
 
-    /// The walk of the library's kernel, step by step.
-    fn walked(map: &[f32; 256], number: f32) -> u8 {
+    /// The binary search of the library's kernel, step by step.
+    fn searched(map: &[f32; 256], number: f32) -> u8 {
         let (mut below, mut above, mut place) = (0_usize, 255_usize, 127_usize);
         for step in [64, 32, 16, 8, 4, 2, 1] {
             if number > map[place] {
@@ -125,9 +125,9 @@ mod tests {
         code as u8
     }
 
-    /// Every entry, every midpoint and the floats beside them, every edge of a bucket, and a fine grid.
+    /// Tests every entry, every midpoint and their neighbouring floats, every edge of a bucket, and a fine grid.
     #[test]
-    fn codes_are_those_of_the_walk() {
+    fn codes_are_those_of_the_search() {
         let mut numbers = vec![0.0, -0.0, 1.0, -1.0, f32::MIN_POSITIVE, 1e-45, -1e-45];
         for map in [&SIGNED_MAP, &UNSIGNED_MAP] {
             for pair in map.windows(2) {
@@ -143,9 +143,9 @@ mod tests {
         numbers.extend((0..=200_000).map(|point| point as f32 / 100_000.0 - 1.0));
         numbers.retain(|number| (-1.0..=1.0).contains(number));
         for number in numbers {
-            assert_eq!(nearest_signed(number), walked(&SIGNED_MAP, number), "{number:e}");
+            assert_eq!(nearest_signed(number), searched(&SIGNED_MAP, number), "{number:e}");
             let positive = number.abs();
-            assert_eq!(nearest_unsigned(positive), walked(&UNSIGNED_MAP, positive), "{positive:e}");
+            assert_eq!(nearest_unsigned(positive), searched(&UNSIGNED_MAP, positive), "{positive:e}");
         }
     }
 
