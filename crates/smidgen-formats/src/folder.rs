@@ -1,7 +1,7 @@
 //! A Hugging Face model folder: `config.json`, and weights in one safetensors file or in shards with an index.
-//! Opening reads the headers only and makes index and shards agree, so that a name leads to one place on disk.
+//! Opening reads only the headers and checks that the index and the shards agree, so each name has one place on disk.
 //! The weights may be missing, because planning needs only the config.
-//! Rotary tables (`*.rotary_emb.inv_freq`) that old checkpoints carry are ignored: they follow from the config.
+//! RoPE tables (`*.rotary_emb.inv_freq`) of old checkpoints are ignored, because they follow from the config.
 //! Left out: what the config means, tokenizers, GGUF, and pickled weights.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,7 +48,7 @@ pub enum FolderError {
     )]
     AdapterFolder { path: PathBuf },
     #[error(
-        "`{link}` in the model folder `{}` is a link to `{}`, outside the folder; replace it by the file itself",
+        "`{link}` in the model folder `{}` is a link to `{}`, outside the folder; replace it with the file itself",
         path.display(), target.display()
     )]
     LinkOut { path: PathBuf, link: String, target: PathBuf },
@@ -137,7 +137,7 @@ impl ModelFolder {
         Ok(ModelFolder { path, config_path, config, files, tensors })
     }
 
-    /// A model that exists only as its config, for planning and measuring; `name` is used as its path.
+    /// A model without files, for planning and measuring. `name` is used as its path.
     pub fn from_config(name: &str, config: serde_json::Value) -> ModelFolder {
         let path = PathBuf::from(name);
         let config_path = path.join("config.json");
@@ -148,7 +148,7 @@ impl ModelFolder {
         &self.path
     }
 
-    /// A JSON object.
+    /// The parsed `config.json`, a JSON object.
     pub fn config(&self) -> &serde_json::Value {
         &self.config
     }
@@ -161,7 +161,7 @@ impl ModelFolder {
         !self.files.is_empty()
     }
 
-    /// The opened weight files, in the order of their names.
+    /// The weight files, sorted by name.
     pub fn files(&self) -> &[Arc<SafetensorsFile>] {
         &self.files
     }
@@ -170,7 +170,7 @@ impl ModelFolder {
         self.tensors.get(name).cloned()
     }
 
-    /// Sorted.
+    /// Sorted by name.
     pub fn tensor_names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
@@ -193,7 +193,7 @@ fn list_names(path: &Path) -> Result<BTreeSet<String>, FolderError> {
     fs::read_dir(path)
         .map_err(unlisted)?
         .map(|entry| Ok(entry.map_err(unlisted)?.file_name()))
-        // None of the names below is anything but UTF-8.
+        // Names that are not UTF-8 are skipped: no file of a model has such a name.
         .filter_map(|name: Result<OsString, FolderError>| name.map(|n| n.into_string().ok()).transpose())
         .collect()
 }

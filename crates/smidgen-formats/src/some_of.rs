@@ -1,5 +1,5 @@
 //! Lists in messages: the first few names, and how many more there are.
-//! A model has hundreds of tensors, and a message that names all of them hides its point.
+//! A model has hundreds of tensors; a message that names all of them is unreadable.
 //! Left out: quotes, which the caller puts around the names.
 
 /// How many names a message spells out before it counts the rest.
