@@ -1,6 +1,6 @@
 //! The element types of safetensors files, little-endian.
-//! They are declared in the order in which the safetensors library sorts tensors when it writes (by alignment), and
-//! `Ord` follows that order.
+//! They are declared in the order in which the safetensors library sorts tensors when it writes (by
+//! alignment), and `Ord` follows that order.
 //! Left out: the sub-byte types `F4`, `F6_E2M3`, `F6_E3M2`, which no supported checkpoint uses.
 
 use std::fmt;

@@ -1,5 +1,6 @@
 //! Reads small JSON files (`config.json`, an index, an adapter's config) with a size limit.
-//! Parsed JSON takes many times its size on disk, so a wrong or malicious file could otherwise fill the memory.
+//! Parsed JSON takes many times its size on disk, so a wrong or malicious file could otherwise fill the
+//! memory.
 //! Left out: what the JSON means.
 
 use std::fmt;
@@ -13,11 +14,13 @@ use thiserror::Error;
 
 use smidgen_ir::grouped_digits::Grouped;
 
-/// Configs have a few KiB. Parsed into a `serde_json::Value`, they can take more than a hundred times as much.
+/// Configs have a few KiB. Parsed into a `serde_json::Value`, they can take more than a hundred times as
+/// much.
 pub const MAX_CONFIG_BYTES: u64 = 1_000_000;
 /// Gemma 3 lists thousands of reserved tokens in more than a megabyte.
 pub const MAX_TOKENIZER_CONFIG_BYTES: u64 = 8_000_000;
-/// A weight map has about 100 bytes per tensor, and the largest mixtures of experts have about 200,000 tensors.
+/// A weight map has about 100 bytes per tensor, and the largest mixtures of experts have about 200,000
+/// tensors.
 pub const MAX_INDEX_BYTES: u64 = 100_000_000;
 
 #[derive(Debug, Error)]

@@ -1,8 +1,8 @@
 //! Finds symbolic links that lead out of a model folder.
 //!
-//! A downloaded folder could otherwise make the program read any file on the machine. In the cache of `huggingface_hub`,
-//! the files of a snapshot are links into `blobs` next to `snapshots`, so links may lead anywhere in the repository's
-//! folder.
+//! A downloaded folder could otherwise make the program read any file on the machine. In the cache of
+//! `huggingface_hub`, the files of a snapshot are links into `blobs` next to `snapshots`, so links may lead
+//! anywhere in the repository's folder.
 //! Left out: links in the path of the folder itself, which the user chose.
 
 use std::ffi::OsStr;
@@ -19,8 +19,8 @@ pub struct LinkOut {
     pub target: PathBuf,
 }
 
-/// The first link in the folder, by name, that leads out of it. Files that cannot be read are skipped; reading them
-/// reports the error.
+/// The first link in the folder, by name, that leads out of it. Files that cannot be read are skipped;
+/// reading them reports the error.
 pub fn find_link_out(folder: &Path) -> Option<LinkOut> {
     let home = fs::canonicalize(folder).ok()?;
     let mut links: Vec<PathBuf> = fs::read_dir(folder)

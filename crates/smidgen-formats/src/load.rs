@@ -1,8 +1,8 @@
 //! Reads a range of a tensor into memory and converts the elements if the types differ.
-//! Elements of the same type are read directly into the destination. Others go through a small scratch buffer, so a load
-//! needs no memory beyond what the plan reserves.
-//! F32, BF16 and F16 are converted into each other through F32, which represents all three exactly. Each value is rounded
-//! once, to nearest, ties to even; values beyond the largest F16 become infinity.
+//! Elements of the same type are read directly into the destination. Others go through a small scratch
+//! buffer, so a load needs no memory beyond what the plan reserves.
+//! F32, BF16 and F16 are converted into each other through F32, which represents all three exactly. Each
+//! value is rounded once, to nearest, ties to even; values beyond the largest F16 become infinity.
 //! Left out: quantizing, and converting integers.
 
 use smidgen_ir::quant::convert_plain;
@@ -27,8 +27,8 @@ pub enum LoadError {
 /// `scratch` is used only if the types differ.
 ///
 /// # Panics
-/// If the range reaches beyond the tensor, if `destination` ends inside an element, or if `scratch` is needed and is
-/// shorter than one element.
+/// If the range reaches beyond the tensor, if `destination` ends inside an element, or if `scratch` is needed
+/// and is shorter than one element.
 pub fn read_tensor_into(
     tensor: &TensorRef,
     first_element: u64,

@@ -20,7 +20,7 @@ pub struct InFile<P> {
     pub problem: P,
 }
 
-/// What can be wrong with a model file of any format.
+/// Errors of model files of any format.
 #[derive(Debug, Error)]
 pub enum FileProblem {
     #[error("it could not be opened: {0}")]

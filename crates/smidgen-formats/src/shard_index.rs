@@ -1,6 +1,6 @@
 //! Reads `model.safetensors.index.json`, which says which shard holds which tensor.
-//! The index is a downloaded file and not trusted: a tensor that is listed twice is refused, and shard names are checked
-//! before they are used as paths.
+//! The index is a downloaded file and not trusted: a tensor that is listed twice is refused, and shard names
+//! are checked before they are used as paths.
 //! Left out: the index's `metadata`, which repeats what is in the shards.
 
 use std::collections::BTreeMap;

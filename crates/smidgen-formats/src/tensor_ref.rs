@@ -1,5 +1,6 @@
 //! A handle to a tensor in an open safetensors file.
-//! It is cheap to clone, has no lifetime and can be read from any thread, so a reader can keep one per weight.
+//! It is cheap to clone, has no lifetime and can be read from any thread, so a reader can keep one per
+//! weight.
 //! Left out: the data, which stays on disk until it is read.
 
 use std::path::Path;
@@ -24,8 +25,8 @@ impl TensorRef {
         TensorRef { file: Arc::clone(file), position, hash: None }
     }
 
-    /// The same tensor, which adds every byte that is read to `hash`. `begin` is where the tensor begins in the hashed
-    /// content.
+    /// The same tensor, which adds every byte that is read to `hash`. `begin` is where the tensor begins in
+    /// the hashed content.
     pub fn hashed(self, hash: &Arc<ContentHash>, begin: u64) -> TensorRef {
         TensorRef { hash: Some((Arc::clone(hash), begin)), ..self }
     }
@@ -68,7 +69,8 @@ impl TensorRef {
     }
 }
 
-/// Reads from `byte_offset` on of several tensors laid end to end. Returns the part of `destination` behind the last one.
+/// Reads from `byte_offset` on of several tensors laid end to end. Returns the part of `destination` behind
+/// the last one.
 pub(crate) fn read_end_to_end<'a>(
     tensors: &[&TensorRef],
     byte_offset: u64,

@@ -1,6 +1,6 @@
 //! Reads the header of a GGUF file: counts, metadata and tensor descriptions.
-//! After `read_header` returns, keys and names are distinct, all tensor types are supported, rows are whole blocks, and
-//! all tensors are inside the file and do not overlap.
+//! After `read_header` returns, keys and names are distinct, all tensor types are supported, rows are whole
+//! blocks, and all tensors are inside the file and do not overlap.
 //! It allocates in proportion to the size of the file, never by a number found in it.
 //! Left out: what the metadata means. Bytes between or after tensors are ignored.
 
@@ -140,7 +140,8 @@ fn bool_of(key: &str, byte: u8) -> Result<bool, GgufProblem> {
     }
 }
 
-/// The alignment of tensors in the file; `None` if the metadata sets one that is not a power of two from 8 to 2^30.
+/// The alignment of tensors in the file; `None` if the metadata sets one that is not a power of two from 8 to
+/// 2^30.
 pub(super) fn alignment_of(metadata: &Metadata) -> Option<u64> {
     let alignment = metadata.whole(ALIGNMENT_KEY).ok()?.unwrap_or(DEFAULT_ALIGNMENT);
     (alignment.is_power_of_two() && (8..=1 << 30).contains(&alignment)).then_some(alignment)
@@ -200,7 +201,8 @@ fn read_tensor(reader: &mut Reader<'_>, position: u64, alignment: u64) -> Result
     Ok(Described { tensor: GgufTensor { name, dims, storage, file_offset: 0, bytes }, offset })
 }
 
-/// Fills in the offsets from the start of the file, and checks that all tensors are inside the file and do not overlap.
+/// Fills in the offsets from the start of the file, and checks that all tensors are inside the file and do
+/// not overlap.
 fn place(
     mut described: Vec<Described>,
     data_offset: u64,

@@ -1,7 +1,7 @@
-//! A GGUF file as a Hugging Face model: its metadata becomes a `config.json` with the keys of transformers 5, and its
-//! tensors get their Hugging Face names (`tensor_names`).
-//! Nothing is guessed: an unknown architecture, key or tensor is refused with its name, because ignoring it would silently
-//! compute another model.
+//! A GGUF file as a Hugging Face model: its metadata becomes a `config.json` with the keys of transformers 5,
+//! and its tensors get their Hugging Face names (`tensor_names`).
+//! Nothing is guessed: an unknown architecture, key or tensor is refused with its name, because ignoring it
+//! would silently compute another model.
 //! Settings that GGUF does not store are lost, such as the sliding window of the first Mistral.
 //! Left out: mixtures of experts, models in several files, and the tokenizer.
 

@@ -1,6 +1,6 @@
 //! Errors about the bytes of a GGUF file, with the numbers and, where there is one, a remedy.
-//! Left out: errors that all formats share (`open_file`), errors about what the metadata means (`model_problem`, the
-//! tokenizer), and errors about writing.
+//! Left out: errors that all formats share (`open_file`), errors about what the metadata means
+//! (`model_problem`, the tokenizer), and errors about writing.
 
 use thiserror::Error;
 

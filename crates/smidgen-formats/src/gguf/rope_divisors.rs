@@ -1,7 +1,7 @@
 //! RoPE scaling of Llama 3 in a GGUF file, which stores divisors of the frequencies instead of the settings.
-//! The settings are recovered by computing the divisors of all published settings and comparing, so that a GGUF model gets
-//! the config of its original. Other divisors become a `longrope` with these values as both short and long factors and an
-//! attention factor of 1, which computes the same angles.
+//! The settings are recovered by computing the divisors of all published settings and comparing, so that a
+//! GGUF model gets the config of its original. Other divisors become a `longrope` with these values as both
+//! short and long factors and an attention factor of 1, which computes the same angles.
 //! Left out: scaling that GGUF describes in its metadata.
 
 use serde_json::{Value, json};
@@ -75,7 +75,8 @@ mod tests {
         llama3_divisors(count, 5e5, factor, original).iter().map(|&divisor| divisor as f32).collect()
     }
 
-    /// Published inverse frequencies of Llama 3.1: index 28 is kept, 29 to 34 are blended, 35 is divided by 8.
+    /// Published inverse frequencies of Llama 3.1: index 28 is kept, 29 to 34 are blended, 35 is divided by
+    /// 8.
     #[test]
     fn the_divisors_are_those_of_llama_3_1() {
         let divisors = llama3_divisors(64, 5e5, 8.0, 8192.0);

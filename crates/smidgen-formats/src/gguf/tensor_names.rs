@@ -1,7 +1,7 @@
 //! Maps tensors of a GGUF file to tensors of a Hugging Face checkpoint, with the changes that must be undone.
-//! Converters rename all tensors, reorder the rows of queries and keys of `llama`, and add the 1 of Gemma's norms to the
-//! weights. A tensor that does not belong to the architecture is an error, because a model without it would silently
-//! compute something else.
+//! Converters rename all tensors, reorder the rows of queries and keys of `llama`, and add the 1 of Gemma's
+//! norms to the weights. A tensor that does not belong to the architecture is an error, because a model
+//! without it would silently compute something else.
 //! Left out: whether the set is complete, which the compiled model checks.
 
 use std::collections::BTreeMap;
@@ -25,8 +25,8 @@ pub struct TensorSource {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowOrder {
     AsStored,
-    /// In each head, row `j` of the first half is followed by row `j` of the second half, because llama.cpp rotates
-    /// neighbouring channels, while Hugging Face rotates channel `j` with channel `j + D/2`.
+    /// In each head, row `j` of the first half is followed by row `j` of the second half, because llama.cpp
+    /// rotates adjacent channels, while Hugging Face rotates channel `j` with channel `j + D/2`.
     PairsOfHeads {
         head_dim: usize,
     },

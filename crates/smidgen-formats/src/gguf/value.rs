@@ -1,7 +1,7 @@
 //! The metadata of a GGUF file: keys with numbers, booleans, strings, or arrays of these.
 //! Values keep their exact kind, so metadata can be written again as it was read.
-//! Getters accept every kind that represents the value exactly, because converters disagree: one writes a count as `u32`,
-//! another as `u64` or `i32`.
+//! Getters accept every kind that represents the value exactly, because converters disagree: one writes a
+//! count as `u32`, another as `u64` or `i32`.
 //! Left out: arrays of arrays, which no model file has.
 
 use std::collections::HashMap;

@@ -1,6 +1,7 @@
 //! Writes a GGUF file, version 3: metadata, then tensors in the given order.
 //! A callback writes one tensor at a time, so only its own buffer is in memory.
-//! The file is written completely or not at all. Offsets are multiples of `general.alignment`, or of 32 without that key.
+//! The file is written completely or not at all. Offsets are multiples of `general.alignment`, or of 32
+//! without that key.
 //! Left out: converting elements, and splitting a model into several files.
 
 use std::collections::HashSet;
@@ -48,8 +49,8 @@ pub enum WriteGgufError {
     File(#[from] WriteFileError),
 }
 
-/// Writes the file completely or not at all. `source` is called with positions in `tensors`, in order, and writes exactly
-/// the bytes of that tensor.
+/// Writes the file completely or not at all. `source` is called with positions in `tensors`, in order, and
+/// writes exactly the bytes of that tensor.
 pub fn write_gguf(
     path: &Path,
     metadata: &Metadata,

@@ -1,6 +1,7 @@
 //! The header of a safetensors file: JSON with each tensor's element type, shape and offsets.
-//! The safetensors library parses the entries. After `parse_header` returns, names are distinct, sizes match shapes, and
-//! the tensors fill the data of the file without gaps or overlaps, so readers need no further checks.
+//! The safetensors library parses the entries. After `parse_header` returns, names are distinct, sizes match
+//! shapes, and the tensors fill the data of the file without gaps or overlaps, so readers need no further
+//! checks.
 //! It allocates in proportion to the size of the header, never by a number found in it.
 //! Left out: reading the file, and tensor data.
 

@@ -1,6 +1,7 @@
 //! Errors about the contents of a safetensors file, with the numbers and, where there is one, a remedy.
 //! Each is wrapped in an error with the path of the file (`InFile`).
-//! Left out: errors that all formats share (`open_file`), and errors about a folder of files or about writing.
+//! Left out: errors that all formats share (`open_file`), and errors about a folder of files or about
+//! writing.
 
 use ::safetensors::Dtype;
 use thiserror::Error;

@@ -49,8 +49,8 @@ pub fn pytorch_metadata() -> BTreeMap<String, String> {
 }
 
 /// Writes the file completely or not at all.
-/// `source` is called with positions in `tensors`, in file order, and writes exactly the bytes of that tensor,
-/// row-major and little-endian.
+/// `source` is called with positions in `tensors`, in file order, and writes exactly the bytes of that
+/// tensor, row-major and little-endian.
 pub fn write_safetensors(
     path: &Path,
     metadata: &BTreeMap<String, String>,
