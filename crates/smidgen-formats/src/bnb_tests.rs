@@ -391,7 +391,7 @@ fn parts_of_another_type() {
 }
 
 #[test]
-fn maps_that_are_not_the_known_ones() {
+fn unknown_maps() {
     let replace = |at: usize, number: f32| {
         move |part: &mut Part| part.data[4 * at..4 * at + 4].copy_from_slice(&number.to_le_bytes())
     };

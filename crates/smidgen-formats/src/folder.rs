@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_in_other_formats_say_what_to_do() {
+    fn weights_in_other_formats_are_refused_with_a_remedy() {
         TestFolder::new().text("pytorch_model.bin", "").refused(
             "`DIR` has its weights only as `pytorch_model.bin`, which is pickled; safetensors is needed: convert it \
              with `python -c \"from transformers import AutoModelForCausalLM as M; \

@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "2 elements from 1 reach beyond the 2 of tensor `x`")]
-    fn a_range_beyond_the_tensor_is_the_callers_mistake() {
+    fn reading_beyond_the_tensor_panics() {
         let (_folder, tensor) = stored(Element::F32, &[0; 8]);
         let _ = read_tensor_into(&tensor, 1, Element::Bf16, &mut [0; 4], &mut [0; 8]);
     }

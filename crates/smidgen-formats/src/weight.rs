@@ -72,14 +72,6 @@ impl GgufWeight {
         &self.file.tensors()[self.source.position]
     }
 
-    /// Rows and columns; a vector is a column.
-    fn rows(&self) -> (usize, usize) {
-        match self.tensor().dims.as_slice() {
-            [elements] => (*elements, 1),
-            _ => (self.tensor().rows(), self.tensor().columns()),
-        }
-    }
-
     /// Whether the converter added something that is subtracted again. The result is f32, because a narrower
     /// type would round it. Vectors stored in blocks are left as they are, because no model uses them.
     fn is_shifted(&self) -> bool {
@@ -91,15 +83,16 @@ impl GgufWeight {
         if self.source.rows == RowOrder::AsStored {
             return self.read_in_file(byte_offset, destination);
         }
-        let row_bytes = self.tensor().bytes / self.rows().0 as u64;
-        let (mut rest, mut place) = (destination, byte_offset);
+        // A vector is a column: each of its elements is a row.
+        let row_bytes = self.tensor().bytes / self.tensor().dims[0] as u64;
+        let (mut rest, mut offset) = (destination, byte_offset);
         while !rest.is_empty() {
-            let (row, in_row) = (place / row_bytes, place % row_bytes);
+            let (row, in_row) = (offset / row_bytes, offset % row_bytes);
             let length = ((row_bytes - in_row) as usize).min(rest.len());
-            let (target, after) = rest.split_at_mut(length);
+            let (part, behind) = rest.split_at_mut(length);
             let file_row = self.source.rows.file_row(row as usize) as u64;
-            self.read_in_file(file_row * row_bytes + in_row, target)?;
-            (rest, place) = (after, place + length as u64);
+            self.read_in_file(file_row * row_bytes + in_row, part)?;
+            (rest, offset) = (behind, offset + length as u64);
         }
         Ok(())
     }

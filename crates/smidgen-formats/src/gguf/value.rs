@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn getters_take_what_fits_and_name_what_does_not() {
+    fn getters_accept_exact_values_and_refuse_others() {
         let mut metadata = Metadata::default();
         let values = [
             ("count", Value::I32(7)),

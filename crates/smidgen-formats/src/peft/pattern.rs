@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_with_signs_are_regexes_anchored_as_in_peft() {
+    fn other_keys_are_regexes_anchored_as_in_peft() {
         let matches = |key: &str| ModulePattern::new(key).unwrap().matches(PATH);
         for key in [
             r"layers\.\d+\.self_attn\.q_proj",
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_only_python_reads_are_refused_by_name() {
+    fn regexes_that_only_python_supports_are_refused() {
         let error = ModulePattern::new("(?!q_proj).*").unwrap_err().to_string();
         assert_eq!(
             error,

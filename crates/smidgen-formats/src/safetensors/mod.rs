@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn header_problems_come_through_with_the_path() {
+    fn errors_in_the_header_have_the_path() {
         assert_eq!(
             open_bytes(&file_bytes_of("{}", b"tail")).err().unwrap(),
             "the file has 14 bytes but its tensors end at 10; it is damaged, download it again"

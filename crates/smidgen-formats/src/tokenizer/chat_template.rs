@@ -141,7 +141,7 @@ impl ChatTemplate {
             Value::from_function(move |format: String| {
                 let is_short = format.len() <= MOST_MESSAGE_CHARACTERS;
                 is_short.then(|| strftime(now, &format)).flatten().ok_or_else(|| {
-                    let message = format!("`strftime_now` does not know all of `{format}`");
+                    let message = format!("`strftime_now` does not support the format `{format}`");
                     Error::new(ErrorKind::InvalidOperation, message)
                 })
             }),

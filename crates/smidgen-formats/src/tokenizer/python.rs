@@ -132,7 +132,7 @@ mod tests {
 
     /// Expected texts are from Python: `datetime.fromtimestamp(s, timezone.utc).strftime(f)`.
     #[test]
-    fn moments_print_as_in_python() {
+    fn times_print_as_in_python() {
         let check = |seconds: u64, format: &str, expected: &str| {
             let moment = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
             assert_eq!(strftime(moment, format).as_deref(), Some(expected));

@@ -242,7 +242,7 @@ fn adapter_configs_with_other_values() {
 
 /// A small config must not cause a table of a million layers.
 #[test]
-fn a_number_of_layers_costs_nothing() {
+fn a_large_number_of_layers_allocates_nothing() {
     let place = ScratchFile::named("config.json");
     for which in 0..MODEL_CONFIGS.len() {
         let mut config = parsed(&MODEL_CONFIGS, which);

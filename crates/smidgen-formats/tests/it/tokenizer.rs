@@ -378,7 +378,7 @@ fn errors_of_templates_have_the_reason() {
     let failed = render("{{ missing.attribute }}", &messages).to_string();
     assert!(failed.starts_with("the chat template failed: undefined value"), "{failed}");
     let failed = render("{{ strftime_now('%Q') }}", &messages).to_string();
-    assert!(failed.contains("`strftime_now` does not know all of `%Q`"), "{failed}");
+    assert!(failed.contains("`strftime_now` does not support the format `%Q`"), "{failed}");
     let marked = json!([{"role": "user", "content": "\u{fdd0}"}]);
     let failed = render("{% generation %}{% endgeneration %}", &marked).to_string();
     assert!(failed.contains("U+FDD0"), "{failed}");

@@ -115,7 +115,7 @@ fn every_tensor_of_the_compiled_llama_has_its_source() {
 }
 
 #[test]
-fn llama_3_and_mistral_call_themselves_llama() {
+fn llama_3_and_mistral_are_recognized_in_llama_files() {
     // Heads of 8 channels have four frequencies. No settings give the second one the largest divisor.
     let config = config_of(&sizes("llama"), &[("rope_freqs.weight", vec![1.0, 9.0, 2.0, 5.0])]);
     assert_eq!(config["rope_parameters"]["rope_theta"], 1e4);

@@ -154,7 +154,7 @@ fn wrong_counts_are_refused_before_anything_is_allocated() {
 }
 
 #[test]
-fn metadata_that_makes_no_sense_is_refused() {
+fn invalid_metadata_is_refused() {
     let kind = PAIR + 8 + 3;
     assert_eq!(
         refused(kind, &13_u32.to_le_bytes()),
@@ -202,7 +202,7 @@ fn alignments_are_powers_of_two() {
 }
 
 #[test]
-fn tensors_that_make_no_sense_are_refused() {
+fn invalid_tensors_are_refused() {
     let dims = TENSOR + 8 + 1;
     let number = dims + 4 + 16;
     let offset = number + 4;
