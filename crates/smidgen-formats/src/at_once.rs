@@ -1,8 +1,10 @@
-//! Tasks that run at the same time, each on a thread of its own.
+//! Runs tasks in parallel, one thread each.
 //!
-//! For work on files before a device is there. Left out: a pool, because a task takes far longer than a thread to start.
+//! Used for work on files, before a device exists. Left out: a thread pool, because a task takes far longer
+//! than starting a thread.
 
-/// Runs all tasks and returns the first error in their order. One task needs no thread.
+/// Runs all tasks and returns the error of the first task that failed, in list order. A single task runs on
+/// this thread.
 pub fn at_once<E: Send>(tasks: Vec<impl FnOnce() -> Result<(), E> + Send>) -> Result<(), E> {
     if tasks.len() <= 1 {
         return tasks.into_iter().try_for_each(|task| task());

@@ -1,8 +1,9 @@
-//! 4-bit tensors as bitsandbytes stores them in a Hugging Face checkpoint: codes, scales and a quantization state.
+//! 4-bit tensors as bitsandbytes stores them in a Hugging Face checkpoint: codes, scales and a quantization
+//! state.
 //!
-//! `P.weight` comes with `P.weight.absmax`, `.quant_map`, with double quantization `.nested_absmax` and
-//! `.nested_quant_map`, and a small JSON that says what they are. Training uses the codes and scales as stored.
-//! Everything that the files claim about them is checked first, and the maps are compared with the known ones, number
+//! `P.weight` comes with `P.weight.absmax`, `.quant_map` and a small JSON that describes them, and with
+//! double quantization also with `.nested_absmax` and `.nested_quant_map`. Training uses the codes and scales
+//! as stored. Everything in the files is checked first, and the maps are compared with the known ones, number
 //! by number.
 //! Left out: 8-bit checkpoints, and blocks of other sizes than 64 and 256.
 
@@ -10,7 +11,7 @@ use crate::content_hash::ContentHash;
 use crate::element::Element;
 use crate::folder::ModelFolder;
 use crate::safetensors::SafetensorsError;
-use crate::tensor_ref::TensorRef;
+use crate::tensor_ref::{TensorRef, read_end_to_end};
 use serde::Deserialize;
 use smidgen_ir::quant;
 use smidgen_ir::storage::{BNB4_BLOCK, BNB4_GROUP, bnb4_parts};
@@ -20,9 +21,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use thiserror::Error;
 
-/// The text between the name of a tensor and its quantization type in the name of its state.
+/// The name of a state is the tensor's name, this text, and the quantization type.
 const STATE: &str = ".quant_state.bitsandbytes__";
-/// The state is about a hundred bytes.
+/// A state has about a hundred bytes.
 const MAX_STATE_BYTES: u64 = 64 << 10;
 
 #[derive(Debug, Error)]
@@ -35,11 +36,9 @@ pub enum BnbError {
     File(#[from] SafetensorsError),
 }
 
-/// One 4-bit tensor.
 #[derive(Clone, Debug)]
 pub struct BnbWeight {
-    pub name: String,
-    /// Of the matrix, (out, in).
+    /// (out, in)
     pub shape: Vec<usize>,
     pub storage: Storage,
     codes: TensorRef,
@@ -70,29 +69,30 @@ struct State {
     nested_offset: Option<f64>,
 }
 
-/// Finds and checks every 4-bit tensor of a folder; reads states and maps, no codes.
+/// Finds and checks every 4-bit tensor of a folder. Reads states and maps, but no codes.
 pub fn find_bnb_weights(folder: &ModelFolder) -> Result<BnbWeights, BnbError> {
     let mut found = BnbWeights::default();
     for state_name in folder.tensor_names().filter(|name| name.contains(STATE)) {
         let (name, _) = state_name.split_once(STATE).expect("filtered by it");
-        let reading = Reading { folder, name, state_name, parts: &mut found.parts };
+        let reader = StateReader { folder, name, state_name, parts: &mut found.parts };
         if found.weights.contains_key(name) {
-            return Err(reading.wrong_state(format!("is there twice, the second time as `{state_name}`")));
+            return Err(reader.wrong_state(format!("is there twice, the second time as `{state_name}`")));
         }
-        let weight = reading.read()?;
+        let weight = reader.read()?;
         found.weights.insert(name.to_string(), weight);
     }
     Ok(found)
 }
 
-struct Reading<'a> {
+/// Reads and checks one tensor, and adds the names of its parts to `parts`.
+struct StateReader<'a> {
     folder: &'a ModelFolder,
     name: &'a str,
     state_name: &'a str,
     parts: &'a mut BTreeSet<String>,
 }
 
-impl Reading<'_> {
+impl StateReader<'_> {
     fn read(mut self) -> Result<BnbWeight, BnbError> {
         let state = self.state()?;
         let code = match state.quant_type.as_str() {
@@ -120,16 +120,9 @@ impl Reading<'_> {
         )?;
         let scale_element = if double { Element::U8 } else { Element::F32 };
         let scales = self.vector(".absmax", scale_element, parts.blocks)?;
-        self.map(".quant_map", quant::bnb4::code_values(code))?;
+        self.check_map(".quant_map", quant::bnb4::code_values(code))?;
         let nested = if double { Some(self.nested(&state, parts.blocks)?) } else { None };
-        Ok(BnbWeight {
-            name: self.name.to_string(),
-            shape: state.shape,
-            storage: Storage::Bnb4 { code, double },
-            codes,
-            scales,
-            nested,
-        })
+        Ok(BnbWeight { shape: state.shape, storage: Storage::Bnb4 { code, double }, codes, scales, nested })
     }
 
     fn state(&mut self) -> Result<State, BnbError> {
@@ -162,13 +155,13 @@ impl Reading<'_> {
         else {
             return Err(self.wrong_state("has no finite `nested_offset`".into()));
         };
-        self.map(".nested_quant_map", &quant::dynamic_map::SIGNED_MAP)?;
+        self.check_map(".nested_quant_map", &quant::dynamic_map::SIGNED_MAP)?;
         let group_scales = self.vector(".nested_absmax", Element::F32, blocks.div_ceil(BNB4_GROUP))?;
         Ok(Nested { group_scales, offset })
     }
 
-    /// The map must be the one that the decoders know.
-    fn map(&mut self, suffix: &str, known: &[f32]) -> Result<(), BnbError> {
+    /// Checks that a map is the one that the decoders use.
+    fn check_map(&mut self, suffix: &str, known: &[f32]) -> Result<(), BnbError> {
         let tensor = self.vector(suffix, Element::F32, known.len())?;
         let mut bytes = vec![0; 4 * known.len()];
         tensor.read_at(0, &mut bytes)?;
@@ -219,12 +212,12 @@ impl Reading<'_> {
 }
 
 impl BnbWeight {
-    /// The same tensor; what is read of it goes into `hash`.
+    /// The same tensor, which adds every byte that is read to `hash`.
     pub fn hashed(self, hash: &Arc<ContentHash>) -> BnbWeight {
         let scales_at = self.codes.bytes();
         let groups_at = scales_at + self.scales.bytes();
         let nested = self.nested.map(|Nested { group_scales, offset }| {
-            // The offset is part of a state that is read once, when the folder is opened.
+            // The offset was read when the folder was opened.
             hash.add(groups_at + group_scales.bytes(), &offset.to_le_bytes());
             Nested { group_scales: group_scales.hashed(hash, groups_at), offset }
         });
@@ -236,25 +229,18 @@ impl BnbWeight {
         self.codes.file_path()
     }
 
-    /// Fills `destination` with bytes of the tensor in the order of memory: codes, scales, scales of scales, offset.
+    /// Fills `destination` with bytes of the tensor as it is in memory: codes, scales, scales of scales,
+    /// offset.
     pub fn read_stored(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), BnbError> {
-        let offset = self.nested.as_ref().map(|nested| nested.offset.to_le_bytes()).unwrap_or_default();
-        let group_scales = self.nested.as_ref().map(|nested| &nested.group_scales);
-        let sections = [Some(&self.codes), Some(&self.scales), group_scales].into_iter().flatten();
-        let (mut begin, end) = (0, byte_offset + destination.len() as u64);
-        for section in sections {
-            let (from, to) = (begin.max(byte_offset), (begin + section.bytes()).min(end));
-            if from < to {
-                let target = &mut destination[(from - byte_offset) as usize..(to - byte_offset) as usize];
-                section.read_at(from - begin, target)?;
-            }
-            begin += section.bytes();
-        }
-        for (place, byte) in (begin..).zip(offset).filter(|_| self.nested.is_some()) {
-            if (byte_offset..end).contains(&place) {
-                destination[(place - byte_offset) as usize] = byte;
-            }
-        }
+        let Some(Nested { group_scales, offset }) = &self.nested else {
+            read_end_to_end(&[&self.codes, &self.scales], byte_offset, destination)?;
+            return Ok(());
+        };
+        let tensors = [&self.codes, &self.scales, group_scales];
+        let rest = read_end_to_end(&tensors, byte_offset, destination)?;
+        let tensor_bytes: u64 = tensors.iter().map(|tensor| tensor.bytes()).sum();
+        let skipped = byte_offset.saturating_sub(tensor_bytes) as usize;
+        rest.copy_from_slice(&offset.to_le_bytes()[skipped..][..rest.len()]);
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! A 4-bit checkpoint that is right, and every way in which one can be wrong, each with its message.
+//! A valid 4-bit checkpoint, and every way in which one can be invalid, each with its message.
 
 use super::*;
 use crate::four_bit::{Part, edit_state, file_of, floats, part, parts_of};
@@ -9,7 +9,7 @@ use std::fs;
 
 const NAME: &str = "x.weight";
 
-/// A folder of these parts, or the message with the folder's path replaced.
+/// Opens a folder with these parts. In errors, the folder's path is replaced by `FOLDER`.
 fn open(parts: &[Part]) -> (tempfile::TempDir, Result<Model, String>) {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("config.json"), "{}").unwrap();
@@ -19,7 +19,7 @@ fn open(parts: &[Part]) -> (tempfile::TempDir, Result<Model, String>) {
     (folder, model.map_err(|error| error.to_string().replace(&place, "FOLDER")))
 }
 
-/// Rows that end inside a block and inside a byte, more than one group of scales.
+/// A tensor whose rows end inside a block and inside a byte, with more than one group of scales.
 fn valid() -> Vec<Part> {
     parts_of(NAME, Code4::Nf4, true, 401, 51)
 }
@@ -63,7 +63,7 @@ fn every_code_with_and_without_double_scales_is_found() {
     }
 }
 
-/// The same bytes as other elements are what `bnb_4bit_quant_storage` makes of them.
+/// `bnb_4bit_quant_storage` stores the same bytes as elements of another type.
 #[test]
 fn codes_may_be_stored_as_elements_of_another_type() {
     let mut parts = parts_of(NAME, Code4::Nf4, true, 8, 64);
@@ -82,9 +82,9 @@ fn stored(model: &Model) -> Vec<u8> {
     bytes
 }
 
-/// Codes, scales, scales of scales, offset: the parts in the order of `Storage::Bnb4`, which is that of the file.
+/// The order is that of `Storage::Bnb4`: codes, scales, scales of scales, offset.
 #[test]
-fn the_parts_lie_one_after_the_other_in_memory() {
+fn the_parts_follow_each_other_in_memory() {
     let parts = valid();
     let (_folder, model) = open(&parts);
     let offset = quant::encode(
@@ -101,7 +101,7 @@ fn the_parts_lie_one_after_the_other_in_memory() {
 }
 
 #[test]
-fn any_range_is_that_of_the_whole() {
+fn any_range_is_a_part_of_the_whole() {
     for double in [true, false] {
         let (_folder, model) = open(&parts_of(NAME, Code4::Fp4, double, 5, 51));
         let model = model.unwrap();
@@ -118,7 +118,7 @@ fn any_range_is_that_of_the_whole() {
 }
 
 #[test]
-fn states_that_say_something_unknown() {
+fn states_with_unsupported_settings() {
     check_state(
         |state| state["quant_type"] = json!("int4"),
         expect![
@@ -172,7 +172,7 @@ fn states_without_a_usable_offset() {
 }
 
 #[test]
-fn shapes_that_are_no_matrix_or_another() {
+fn shapes_that_are_not_the_matrix() {
     check_state(
         |state| state["shape"] = json!([u64::MAX, 2]),
         expect![
@@ -224,7 +224,7 @@ fn shapes_that_are_no_matrix_or_another() {
 }
 
 #[test]
-fn states_that_are_not_the_json_they_should_be() {
+fn states_that_are_not_the_expected_json() {
     check_state(
         |state| *state = json!(null),
         expect![
@@ -378,7 +378,7 @@ fn parts_of_another_type() {
             "`FOLDER`: `x.weight.nested_absmax`, a part of the 4-bit tensor `x.weight`, does not have 2 numbers of type F32"
         ],
     );
-    // Scales of one byte in a state that speaks of no second level.
+    // Scales of one byte, but a state without the second level.
     check_state(
         |state| {
             let state = state.as_object_mut().unwrap();
@@ -391,7 +391,7 @@ fn parts_of_another_type() {
 }
 
 #[test]
-fn maps_that_are_another() {
+fn unknown_maps() {
     let replace = |at: usize, number: f32| {
         move |part: &mut Part| part.data[4 * at..4 * at + 4].copy_from_slice(&number.to_le_bytes())
     };

@@ -1,11 +1,12 @@
-//! A 128-bit hash of the contents of a tensor, fed by whoever reads it: in pieces of any size, in any order, from any
-//! thread.
+//! A 128-bit hash of a tensor's bytes, computed while the tensor is read: in pieces of any size, in any
+//! order, from any thread.
 //!
-//! Blocks of 1 KiB are hashed by NH, the universal hash of UMAC: a sum of products of 64-bit words to which keys are
-//! added. The products of blocks are summed in the same way with keys that follow from the block's place, so that the
-//! order of reading does not matter and moved blocks are noticed. Two different contents have the same hash with a
-//! probability of about 2^-63. One core hashes 15 GB/s, ten times as fast as SHA-256 with its own instructions.
-//! Left out: attackers. The keys are no secret, so contents that collide can be made.
+//! Blocks of 1 KiB are hashed with NH, the universal hash of UMAC: a sum of products of 64-bit words plus
+//! keys. The sums of all blocks are combined in the same way with keys that depend on the block's position,
+//! so the order of reading does not matter and moved blocks change the hash. Two different contents collide
+//! with a probability of about 2^-63. One core hashes 15 GB/s, ten times as fast as SHA-256 with hardware
+//! instructions.
+//! Left out: protection against attackers. The keys are public, so collisions can be constructed.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 const BLOCK: usize = 1024;
 const WORDS: usize = BLOCK / 8;
 
-/// What has been read of a tensor so far.
+/// The hash of the bytes that have been read so far.
 #[derive(Debug, Default)]
 pub struct ContentHash {
     state: Mutex<State>,
@@ -22,20 +23,20 @@ pub struct ContentHash {
 #[derive(Debug, Default)]
 struct State {
     sum: u128,
-    /// Bytes seen, counted as often as they were seen.
+    /// Bytes read; bytes that are read twice count twice.
     bytes: u64,
-    /// Blocks that were seen in part, by their place.
+    /// Blocks of which a part has been read, by their position.
     partial: BTreeMap<u64, Partial>,
 }
 
 #[derive(Debug)]
 struct Partial {
     bytes: [u8; BLOCK],
-    seen: usize,
+    read: usize,
 }
 
 impl ContentHash {
-    /// Takes in bytes that were read at `offset`. Every byte is to be given once.
+    /// Adds bytes that were read at `offset`. Every byte must be added once.
     pub fn add(&self, offset: u64, bytes: &[u8]) {
         let block = BLOCK as u64;
         let head = (offset.next_multiple_of(block) - offset).min(bytes.len() as u64) as usize;
@@ -51,14 +52,15 @@ impl ContentHash {
         state.add_part(first + blocks.len() as u64, 0, tail);
     }
 
-    /// The hash of contents of this many bytes in hexadecimal; `None` where not every byte was given once.
+    /// The hash of contents of this many bytes, in hexadecimal; `None` if not every byte was added exactly
+    /// once.
     pub fn finish(&self, bytes: u64) -> Option<String> {
         let state = self.lock();
-        // Only the last block is shorter than the others.
+        // Only the last block may be shorter.
         let is_whole = match state.partial.first_key_value() {
             None => bytes.is_multiple_of(BLOCK as u64),
             Some((place, part)) => {
-                state.partial.len() == 1 && place * BLOCK as u64 + part.seen as u64 == bytes
+                state.partial.len() == 1 && place * BLOCK as u64 + part.read as u64 == bytes
             }
         };
         if state.bytes != bytes || !is_whole {
@@ -71,7 +73,7 @@ impl ContentHash {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A thread that panicked left sums that are right so far.
+        // If a thread panicked, the sums so far are still right.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -81,24 +83,24 @@ impl State {
         if bytes.is_empty() {
             return;
         }
-        let part = self.partial.entry(place).or_insert(Partial { bytes: [0; BLOCK], seen: 0 });
+        let part = self.partial.entry(place).or_insert(Partial { bytes: [0; BLOCK], read: 0 });
         part.bytes[begin..begin + bytes.len()].copy_from_slice(bytes);
-        part.seen += bytes.len();
-        if part.seen == BLOCK {
+        part.read += bytes.len();
+        if part.read == BLOCK {
             self.sum = self.sum.wrapping_add(term(place, &part.bytes));
             self.partial.remove(&place);
         }
     }
 }
 
-/// Keeps the keys of lengths apart from those of places.
+/// Makes the keys of lengths different from those of positions.
 const LENGTH: u64 = 0x6c65_6e67_7468_2121;
 
-/// What a block contributes to the sum.
+/// The term of a block in the sum over all blocks.
 fn term(place: u64, block: &[u8; BLOCK]) -> u128 {
     let words = block.as_chunks::<8>().0.as_chunks::<2>().0.as_chunks::<4>().0;
     let keys = KEYS.as_chunks::<2>().0.as_chunks::<4>().0;
-    // Four independent sums, because additions in one chain wait for each other.
+    // Four independent sums, because each addition in a single chain would wait for the one before.
     let mut sums = [0u128; 4];
     for (words, keys) in words.iter().zip(keys) {
         for (sum, (words, keys)) in sums.iter_mut().zip(words.iter().zip(keys)) {
@@ -117,14 +119,14 @@ const KEYS: [u64; WORDS] = {
     let mut keys = [0; WORDS];
     let mut index = 0;
     while index < WORDS {
-        // Far from the keys of places, which count from zero.
+        // Indices far from those of the keys of positions, which count from zero.
         keys[index] = key(u64::MAX - index as u64);
         index += 1;
     }
     keys
 };
 
-/// The generator SplitMix64 at a place of its sequence.
+/// One number of the sequence of the generator SplitMix64.
 const fn key(place: u64) -> u64 {
     let mut bits = place.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -146,14 +148,14 @@ mod tests {
         hash.finish(bytes.len() as u64).unwrap()
     }
 
-    /// SplitMix64 from seed 0, as its author publishes it.
+    /// The first numbers of SplitMix64 from seed 0, as published by its author.
     #[test]
     fn keys_are_those_of_splitmix64() {
         let published = [0xe220a8397b1dcdaf, 0x6e789e6aa1b965f4, 0x06c45d188009454f];
         assert_eq!([key(0), key(1), key(2)], published);
     }
 
-    /// Checkpoints hold hashes: they may never change.
+    /// Checkpoints contain hashes, so they must never change.
     #[test]
     fn pinned_hashes() {
         expect_test::expect!["4a0646e70f7e29ef0fadfe8dd9e99843"].assert_eq(&hash(b""));
@@ -161,9 +163,9 @@ mod tests {
         expect_test::expect!["f209d4ef1f73b1190e89802be4043e36"].assert_eq(&hash(&contents(5000)));
     }
 
-    /// The definition, word by word and without any shortcut.
+    /// Computes the definition word by word.
     #[test]
-    fn it_is_nh_of_blocks_and_of_their_sums() {
+    fn the_hash_is_nh_of_blocks_and_of_their_sums() {
         let bytes = contents(2 * BLOCK + 40);
         let mut padded = bytes.clone();
         padded.resize(3 * BLOCK, 0);
@@ -206,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_read_once_has_no_hash() {
+    fn bytes_that_are_missing_or_read_twice_give_no_hash() {
         let bytes = contents(3000);
         let check = |reads: &[std::ops::Range<usize>]| {
             let hash = ContentHash::default();
@@ -218,14 +220,14 @@ mod tests {
         check(&[1..3000]);
         check(&[0..1024, 2048..3000]);
         check(&[0..3000, 0..4]);
-        // As many bytes as there are, but not those.
+        // The right number of bytes, but some are read twice and some are missing.
         check(&[0..2048, 0..952]);
         assert_eq!(ContentHash::default().finish(0), Some(hash(b"")));
     }
 
-    /// What happens to weights: a bit, a sign, a factor, a place, a length, rows swapped or moved.
+    /// Changes that happen to weights: a bit, a sign, a factor, a length, rows moved or swapped.
     #[test]
-    fn any_difference_shows() {
+    fn any_difference_changes_the_hash() {
         let floats: Vec<f32> = (0..2048).map(|i| (i as f32 * 0.37).sin()).collect();
         let bytes_of = |floats: &[f32]| -> Vec<u8> { floats.iter().flat_map(|x| x.to_le_bytes()).collect() };
         let mut seen = std::collections::BTreeSet::from([hash(&bytes_of(&floats))]);
@@ -252,7 +254,7 @@ mod tests {
             one.swap_with_slice(&mut other[..width]);
             check("two swapped", &swapped);
         }
-        // Two changes whose plain sum is zero.
+        // Two changes that cancel in a plain sum.
         let mut shifted = bytes.clone();
         (shifted[16], shifted[32]) = (shifted[16].wrapping_add(1), shifted[32].wrapping_sub(1));
         check("a sum that stays", &shifted);

@@ -1,8 +1,7 @@
-//! Checksums of files as the hub and wheels state them: SHA-256 of the bytes, or git's id of a small file.
+//! Checksums of downloaded files: SHA-256, or the git id of small files on the Hugging Face hub.
 //!
-//! Both are written in hexadecimal by the hub, where they also name the file in its cache; a wheel writes
-//! SHA-256 in base64. A git id is the SHA-1 of a head with the length and the bytes: it guards against
-//! damage, not against an attacker.
+//! The hub gives both in hexadecimal and uses them as file names in its cache; wheels give SHA-256 in base64.
+//! A git id is the SHA-1 of the length and the bytes: it protects against damage, not against an attacker.
 
 use std::io;
 
@@ -10,7 +9,7 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
 
-/// What a file is to hash to, in lower-case hexadecimal.
+/// The expected hash of a file, in lower-case hexadecimal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Checksum {
     Sha256(String),
@@ -28,7 +27,7 @@ impl Checksum {
         is_hex(hex, 40).then(|| Checksum::GitBlob(hex.to_owned()))
     }
 
-    /// Also the name of the file in the hub's cache.
+    /// The checksum, which is also the file's name in the hub's cache.
     pub fn hex(&self) -> &str {
         match self {
             Checksum::Sha256(hex) | Checksum::GitBlob(hex) => hex,
@@ -42,7 +41,7 @@ impl Checksum {
         }
     }
 
-    /// Ready for the bytes of a file of `file_bytes`.
+    /// A hasher for a file of `file_bytes`.
     pub fn hasher(&self, file_bytes: u64) -> Hasher {
         match self {
             Checksum::Sha256(_) => Hasher::sha256(),
@@ -68,13 +67,13 @@ impl Hasher {
         self.0.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// In the alphabet of URLs, without padding, as RECORD has it.
+    /// In the URL-safe alphabet without padding, as in a wheel's RECORD.
     pub fn finish_base64(self) -> String {
         URL_SAFE_NO_PAD.encode(self.0.finish())
     }
 }
 
-/// So that `io::copy` hashes what a reader gives.
+/// Lets `io::copy` hash what a reader returns.
 impl io::Write for Hasher {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.update(bytes);
@@ -86,7 +85,7 @@ impl io::Write for Hasher {
     }
 }
 
-/// A commit, or a checksum, as hexadecimal of a known length.
+/// Whether the text is lower-case hexadecimal with this number of digits, such as a commit or a checksum.
 pub fn is_hex(text: &str, digits: usize) -> bool {
     text.len() == digits && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
@@ -112,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_checksum() {
+    fn other_texts_are_not_checksums() {
         for text in ["", "abc", &"g".repeat(64), &"A".repeat(64), &"../".repeat(21), &"a".repeat(65)] {
             assert_eq!(Checksum::sha256(text), None, "{text}");
             assert_eq!(Checksum::git_blob(text), None, "{text}");

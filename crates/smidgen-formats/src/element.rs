@@ -1,5 +1,6 @@
-//! The element types a safetensors file can hold, as stored: little-endian, whole bytes.
-//! The declaration order is the library's sort order for writing (its alignment order), and `Ord` follows it.
+//! The element types of safetensors files, little-endian.
+//! They are declared in the order in which the safetensors library sorts tensors when it writes (by
+//! alignment), and `Ord` follows that order.
 //! Left out: the sub-byte types `F4`, `F6_E2M3`, `F6_E3M2`, which no supported checkpoint uses.
 
 use std::fmt;
@@ -53,12 +54,12 @@ elements! {
 }
 
 impl Element {
-    /// The bytes of a tensor of this shape, or `None` when that does not fit in a `u64`.
+    /// The size of a tensor of this shape, or `None` when it does not fit in a `u64`.
     pub fn tensor_bytes(self, shape: &[usize]) -> Option<u64> {
         shape.iter().try_fold(self.size_bytes() as u64, |bytes, &extent| bytes.checked_mul(extent as u64))
     }
 
-    /// The type in memory, where training can read it.
+    /// The corresponding type in memory; `None` for types that training does not use.
     pub fn dtype(self) -> Option<DType> {
         match self {
             Element::F32 => Some(DType::F32),

@@ -1,7 +1,8 @@
-//! A stored weight in another storage: decoded, and converted or quantized, a few rows at a time.
+//! Converts or quantizes a stored weight to another storage, a few rows at a time.
 //!
-//! Nothing is held twice: the target is filled in place, and the scratch is a few rows. How much scratch a weight
-//! needs is known beforehand, so that a plan can count it.
+//! The target is filled in place and the scratch memory is a few rows, so a weight is never in memory twice.
+//! The size of the scratch memory is known beforehand, so that a plan can count it.
+//! Left out: the encoders, which are in `smidgen_ir::quant`.
 
 use crate::at_once::at_once;
 use crate::load::MAX_PIECE_BYTES;
@@ -14,10 +15,10 @@ use std::ops::Range;
 /// Bytes of a plain weight that are copied at a time.
 pub const COPY_BYTES: usize = MAX_PIECE_BYTES / 2;
 
-/// Elements that are converted or quantized at a time, or one row where that is more.
+/// Elements that are converted or quantized at a time, or one row if that is more.
 pub const PIECE_ELEMENTS: usize = 16 << 10;
 
-/// More threads than this wait for memory, not for arithmetic.
+/// With more threads than this, memory bandwidth is the limit.
 const MOST_THREADS: usize = 32;
 
 #[derive(Debug, thiserror::Error)]
@@ -28,7 +29,7 @@ pub enum EncodeWeightError {
     Quant(#[from] smidgen_ir::quant::QuantError),
 }
 
-/// Converts a whole weight into `bytes` on several threads, each a few rows at a time.
+/// Converts a whole weight into `bytes` on several threads, each of which converts a few rows at a time.
 pub fn encode_weight(
     weight: &Weight,
     storage: Storage,
@@ -67,27 +68,18 @@ pub fn encode_weight(
     at_once(tasks.collect())
 }
 
-/// Converts the bytes from `offset` on of a weight that has plain elements in `storage`. Holds the rows that they are in.
+/// Converts a part of a weight to a plain `storage`; see [`WeightRows::read_as`].
 pub fn encode_part(
     source: &mut WeightRows<'_>,
     storage: Storage,
     offset: usize,
     piece: &mut [u8],
 ) -> Result<(), EncodeWeightError> {
-    let columns = source.columns();
-    let row_bytes = storage.bytes(1, columns);
-    let (first, end) = (offset / row_bytes, (offset + piece.len()).div_ceil(row_bytes));
-    let rows = end - first;
-    let mut floats = vec![0.0; rows * columns];
-    source.read(first, rows, &mut floats)?;
-    let mut bytes = vec![0u8; rows * row_bytes];
-    let mut encoding = Encoding::begin(storage, rows, columns, &mut bytes)?;
-    encoding.parts(rows).iter_mut().for_each(|part| part.append(&floats));
-    piece.copy_from_slice(&bytes[offset - first * row_bytes..][..piece.len()]);
-    Ok(())
+    Ok(source.read_as(storage, offset, piece)?)
 }
 
-/// Threads that encode a weight: one if each would hold the whole of it, as of a tensor with scales of several rows.
+/// Threads that encode a weight: only one if each would hold all of it, because its scales cover several
+/// rows.
 fn threads_for(weight: &Weight, threads: usize) -> usize {
     match weight {
         Weight::Bnb(_) | Weight::Fp8(_) => 1,
@@ -95,7 +87,7 @@ fn threads_for(weight: &Weight, threads: usize) -> usize {
     }
 }
 
-/// Heap that filling a value of `storage` from the weight takes temporarily, in bytes.
+/// Temporary heap bytes for filling a value of `storage` from the weight.
 pub fn load_scratch_bytes(weight: &Weight, storage: Storage, threads: usize) -> usize {
     if weight.storage() == Some(storage) && weight.is_read_as_stored() {
         return 0;
@@ -103,18 +95,18 @@ pub fn load_scratch_bytes(weight: &Weight, storage: Storage, threads: usize) -> 
     let (rows, columns) = weight.rows_and_columns();
     let whole = match weight {
         Weight::Bnb(_) | Weight::Fp8(_) => weight.storage().map_or(0, |own| own.bytes(rows, columns)),
-        // Each thread holds A, and the rows that it is read through.
+        // Each thread holds A as f32 and the buffers through which it was read.
         Weight::Merged(merged) => {
             threads_for(weight, threads) * 9 * merged.a.shape().iter().product::<usize>()
         }
         Weight::Plain(_) | Weight::Gguf(_) => 0,
     };
-    // The floats of a piece, and the bytes that they are read from.
+    // Each thread holds a piece as f32 and the stored bytes of it.
     let pieces = threads_for(weight, threads) * 8 * PIECE_ELEMENTS.max(columns);
     4 * held_scales(storage, rows, columns) + whole + pieces
 }
 
-/// Bytes of a weight that is encoded as a whole before it is written to a file.
+/// Bytes of the weight in `storage` if it must be encoded as a whole before it is written to a file, or 0.
 pub fn at_once_bytes(weight: &Weight, storage: Storage) -> usize {
     let is_streamed =
         (weight.storage() == Some(storage) && weight.is_read_as_stored()) || storage.plain().is_some();
@@ -122,8 +114,9 @@ pub fn at_once_bytes(weight: &Weight, storage: Storage) -> usize {
     if is_streamed { 0 } else { storage.bytes(rows, columns) }
 }
 
-/// Rows whose elements are a multiple of `unit`, about [`PIECE_ELEMENTS`] of them.
+/// The number of rows with about [`PIECE_ELEMENTS`] elements in total, which are a multiple of `unit`.
 pub fn rows_at_a_time(columns: usize, unit: usize) -> usize {
+    // The greatest common divisor.
     let (mut common, mut rest) = (columns, unit);
     while rest > 0 {
         (common, rest) = (rest, common % rest);
@@ -131,7 +124,7 @@ pub fn rows_at_a_time(columns: usize, unit: usize) -> usize {
     (PIECE_ELEMENTS / columns).max(1).next_multiple_of(unit / common.max(1))
 }
 
-/// Heap that copying a weight that is not trained takes temporarily, in bytes.
+/// Temporary heap bytes for copying a frozen weight.
 pub fn save_scratch_bytes(weight: &Weight) -> usize {
     let (rows, columns) = weight.rows_and_columns();
     match weight {

@@ -1,12 +1,12 @@
-//! Writing exactly the bytes of one tensor.
-//! A source that gives one byte too many or too few would move every tensor after it, and the file would still parse.
+//! Checks that exactly the bytes of one tensor are written.
+//! One byte too many or too few would shift every tensor behind it, and the file would still parse.
 //! Left out: what the bytes are.
 
 use std::io::{self, Write};
 
 use smidgen_ir::grouped_digits::Grouped;
 
-/// Lets `source` write the tensor `name`, and fails unless it writes `bytes`.
+/// Lets `source` write the tensor `name`, and fails unless it writes exactly `bytes`.
 pub(crate) fn write_exactly(
     writer: &mut dyn Write,
     name: &str,

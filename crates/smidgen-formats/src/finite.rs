@@ -1,7 +1,7 @@
-//! Numbers that are not finite never get into a file: a writer that looks at what passes through.
+//! A writer that refuses NaN and infinity, so that they never get into a saved tensor.
 //!
-//! A NaN or an infinity in a saved tensor would only be noticed by whoever loads it. The bytes are on their way to disk
-//! anyway, and looking at their exponents costs little next to that.
+//! Otherwise they would be noticed only when the file is used. Checking the exponents takes little time
+//! compared with writing to disk.
 
 use crate::element::Element;
 use std::io::{self, Write};
@@ -12,13 +12,13 @@ use thiserror::Error;
 #[error("tensor `{tensor}` is not finite: element {element} is {value}")]
 pub struct NotFinite {
     pub tensor: String,
-    /// Its place in the tensor.
+    /// Position in the tensor.
     pub element: u64,
     /// `NaN`, `inf` or `-inf`.
     pub value: String,
 }
 
-/// The first NaN or infinity among little-endian elements: its place and itself. Integers are always finite.
+/// Position and value of the first NaN or infinity among little-endian elements. Integers are always finite.
 pub fn first_not_finite(element: Element, bytes: &[u8]) -> Option<(usize, f64)> {
     let found = match element {
         Element::F32 => position::<4>(bytes, |word| (u32::from_le_bytes(word) >> 16) as u16, 0x7f80),
@@ -36,19 +36,20 @@ pub fn first_not_finite(element: Element, bytes: &[u8]) -> Option<(usize, f64)> 
     Some((found, value))
 }
 
-/// The first element whose exponent, in the upper half of the number, has only ones.
+/// Position of the first element whose exponent bits, which are in the upper 16 bits, are all ones.
 #[inline(always)]
 fn position<const N: usize>(bytes: &[u8], upper: impl Fn([u8; N]) -> u16, exponent: u16) -> Option<usize> {
     const AT_ONCE: usize = 256;
     let (elements, _) = bytes.as_chunks::<N>();
-    let is_not = |element: &[u8; N]| upper(*element) & exponent == exponent;
-    // Blocks without a branch inside, which the compiler vectorizes.
+    let is_not_finite = |element: &[u8; N]| upper(*element) & exponent == exponent;
+    // The loop over a block has no branch, so the compiler vectorizes it.
     let block = (elements.chunks(AT_ONCE))
-        .position(|block| block.iter().fold(false, |any, element| any | is_not(element)))?;
-    elements[block * AT_ONCE..].iter().position(is_not).map(|place| block * AT_ONCE + place)
+        .position(|block| block.iter().fold(false, |any, element| any | is_not_finite(element)))?;
+    elements[block * AT_ONCE..].iter().position(is_not_finite).map(|place| block * AT_ONCE + place)
 }
 
-/// Passes the bytes of one tensor on and fails at the first number that is not finite. Writes must not cut elements.
+/// Passes the bytes of one tensor on and fails at the first number that is not finite. Each write must have
+/// whole elements.
 pub struct FiniteWriter<'a> {
     out: &'a mut dyn Write,
     tensor: &'a str,
@@ -87,7 +88,7 @@ mod tests {
     use half::{bf16, f16};
 
     #[test]
-    fn every_half_number_is_judged_rightly() {
+    fn every_16_bit_number_is_classified_correctly() {
         for bits in 0..=u16::MAX {
             let bytes = bits.to_le_bytes();
             let found = |element| first_not_finite(element, &bytes).is_some();
@@ -104,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_one_is_named_by_its_place() {
+    fn the_error_names_the_first_position() {
         let mut numbers = vec![1.0f32; 1000];
         (numbers[700], numbers[900]) = (f32::NEG_INFINITY, f32::NAN);
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();

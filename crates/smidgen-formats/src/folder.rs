@@ -1,7 +1,7 @@
-//! A Hugging Face model folder: `config.json`, and weights in one safetensors file or in shards with an index.
-//! Opening reads the headers only and makes index and shards agree, so that a name leads to one place on disk.
-//! The weights may be missing, because planning needs only the config.
-//! Rotary tables (`*.rotary_emb.inv_freq`) that old checkpoints carry are ignored: they follow from the config.
+//! A Hugging Face model folder: `config.json`, and weights in one safetensors file or in shards with an
+//! index. Opening reads only the headers and checks that the index and the shards agree, so each name has one
+//! place on disk. The weights may be missing, because planning needs only the config.
+//! RoPE tables (`*.rotary_emb.inv_freq`) of old checkpoints are ignored, because they follow from the config.
 //! Left out: what the config means, tokenizers, GGUF, and pickled weights.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,7 +48,7 @@ pub enum FolderError {
     )]
     AdapterFolder { path: PathBuf },
     #[error(
-        "`{link}` in the model folder `{}` is a link to `{}`, outside the folder; replace it by the file itself",
+        "`{link}` in the model folder `{}` is a link to `{}`, outside the folder; replace it with the file itself",
         path.display(), target.display()
     )]
     LinkOut { path: PathBuf, link: String, target: PathBuf },
@@ -137,7 +137,7 @@ impl ModelFolder {
         Ok(ModelFolder { path, config_path, config, files, tensors })
     }
 
-    /// A model that exists only as its config, for planning and measuring; `name` is used as its path.
+    /// A model without files, for planning and measuring. `name` is used as its path.
     pub fn from_config(name: &str, config: serde_json::Value) -> ModelFolder {
         let path = PathBuf::from(name);
         let config_path = path.join("config.json");
@@ -148,7 +148,7 @@ impl ModelFolder {
         &self.path
     }
 
-    /// A JSON object.
+    /// The parsed `config.json`, a JSON object.
     pub fn config(&self) -> &serde_json::Value {
         &self.config
     }
@@ -161,7 +161,7 @@ impl ModelFolder {
         !self.files.is_empty()
     }
 
-    /// The opened weight files, in the order of their names.
+    /// The weight files, sorted by name.
     pub fn files(&self) -> &[Arc<SafetensorsFile>] {
         &self.files
     }
@@ -170,7 +170,7 @@ impl ModelFolder {
         self.tensors.get(name).cloned()
     }
 
-    /// Sorted.
+    /// Sorted by name.
     pub fn tensor_names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
@@ -193,7 +193,7 @@ fn list_names(path: &Path) -> Result<BTreeSet<String>, FolderError> {
     fs::read_dir(path)
         .map_err(unlisted)?
         .map(|entry| Ok(entry.map_err(unlisted)?.file_name()))
-        // None of the names below is anything but UTF-8.
+        // Names that are not UTF-8 are skipped: no file of a model has such a name.
         .filter_map(|name: Result<OsString, FolderError>| name.map(|n| n.into_string().ok()).transpose())
         .collect()
 }
@@ -300,20 +300,20 @@ mod tests {
     use crate::safetensors::write::{TensorSpec, pytorch_metadata, write_safetensors};
 
     /// A temporary model folder; tensors are U8 vectors filled with a byte.
-    struct Made(tempfile::TempDir);
+    struct TestFolder(tempfile::TempDir);
 
-    impl Made {
-        fn new() -> Made {
-            let made = Made(tempfile::tempdir().unwrap());
+    impl TestFolder {
+        fn new() -> TestFolder {
+            let made = TestFolder(tempfile::tempdir().unwrap());
             made.text("config.json", r#"{"model_type":"llama"}"#)
         }
 
-        fn text(self, name: &str, text: &str) -> Made {
+        fn text(self, name: &str, text: &str) -> TestFolder {
             fs::write(self.0.path().join(name), text).unwrap();
             self
         }
 
-        fn weights(self, file: &str, tensors: &[(&str, u8)]) -> Made {
+        fn weights(self, file: &str, tensors: &[(&str, u8)]) -> TestFolder {
             let specs: Vec<TensorSpec> = tensors
                 .iter()
                 .map(|(name, _)| TensorSpec { name: name.to_string(), element: Element::U8, shape: vec![4] })
@@ -324,7 +324,7 @@ mod tests {
             self
         }
 
-        fn index(self, weight_map: &str) -> Made {
+        fn index(self, weight_map: &str) -> TestFolder {
             self.text(INDEX_FILE, &format!(r#"{{"metadata":{{"total_size":8}},"weight_map":{weight_map}}}"#))
         }
 
@@ -349,7 +349,7 @@ mod tests {
 
     #[test]
     fn a_config_alone_is_enough_to_plan() {
-        let folder = Made::new().open().unwrap();
+        let folder = TestFolder::new().open().unwrap();
         assert!(!folder.has_weights());
         assert_eq!(folder.config()["model_type"], "llama");
         assert_eq!(folder.tensor_names().len(), 0);
@@ -359,7 +359,7 @@ mod tests {
     #[test]
     fn one_file_without_rotary_tables() {
         let inv_freq = "model.layers.0.self_attn.rotary_emb.inv_freq";
-        let made = Made::new().weights(SINGLE_FILE, &[("b", 2), ("a", 1), (inv_freq, 9)]);
+        let made = TestFolder::new().weights(SINGLE_FILE, &[("b", 2), ("a", 1), (inv_freq, 9)]);
         let folder = made.open().unwrap();
         assert!(folder.has_weights());
         assert_eq!(folder.tensor_names().collect::<Vec<_>>(), ["a", "b"]);
@@ -369,7 +369,7 @@ mod tests {
 
     #[test]
     fn shards_are_found_through_the_index() {
-        let made = Made::new()
+        let made = TestFolder::new()
             .weights("one.safetensors", &[("a", 1), ("x.rotary_emb.inv_freq", 9)])
             .weights("two.safetensors", &[("b", 2)])
             .index(
@@ -382,8 +382,8 @@ mod tests {
     }
 
     #[test]
-    fn folders_that_are_no_model_are_named_for_what_they_are() {
-        let made = Made(tempfile::tempdir().unwrap());
+    fn folders_without_a_model_are_refused_with_the_reason() {
+        let made = TestFolder(tempfile::tempdir().unwrap());
         made.refused("`DIR` has no `config.json`; give the folder of a Hugging Face model");
         let made = made.text("adapter_config.json", "{}");
         made.refused(
@@ -397,30 +397,30 @@ mod tests {
     }
 
     #[test]
-    fn configs_that_are_no_config() {
-        Made::new().text("config.json", "[]").refused("`DIR/config.json` is not a JSON object");
-        Made::new().text("config.json", "{").refused(
+    fn invalid_configs_are_refused() {
+        TestFolder::new().text("config.json", "[]").refused("`DIR/config.json` is not a JSON object");
+        TestFolder::new().text("config.json", "{").refused(
             "`DIR/config.json` is not the expected JSON: EOF while parsing an object at line 1 column 1",
         );
     }
 
     #[test]
-    fn weights_in_other_formats_say_what_to_do() {
-        Made::new().text("pytorch_model.bin", "").refused(
+    fn weights_in_other_formats_are_refused_with_a_remedy() {
+        TestFolder::new().text("pytorch_model.bin", "").refused(
             "`DIR` has its weights only as `pytorch_model.bin`, which is pickled; safetensors is needed: convert it \
              with `python -c \"from transformers import AutoModelForCausalLM as M; \
              M.from_pretrained('DIR').save_pretrained('OUT')\"`",
         );
-        Made::new()
+        TestFolder::new()
             .text("pytorch_model.bin", "")
             .weights(SINGLE_FILE, &[("a", 1)])
             .open()
-            .expect("safetensors beside a pickle is fine");
+            .expect("safetensors next to a pickle is fine");
         let gguf = "`DIR` has its weights only as `m.Q4_1.gguf`; GGUF is not read here: \
                     download the model's safetensors files";
-        Made::new().text("m.Q4_1.gguf", "").refused(gguf);
-        Made(tempfile::tempdir().unwrap()).text("m.Q4_1.gguf", "").refused(gguf);
-        Made::new().weights("model-00001-of-00002.safetensors", &[("a", 1)]).refused(
+        TestFolder::new().text("m.Q4_1.gguf", "").refused(gguf);
+        TestFolder(tempfile::tempdir().unwrap()).text("m.Q4_1.gguf", "").refused(gguf);
+        TestFolder::new().weights("model-00001-of-00002.safetensors", &[("a", 1)]).refused(
             "`DIR` has `model-00001-of-00002.safetensors` but neither `model.safetensors` nor \
              `model.safetensors.index.json`; download the index as well",
         );
@@ -429,17 +429,18 @@ mod tests {
     #[test]
     fn shard_names_must_not_lead_out_of_the_folder() {
         for shard in ["../a.safetensors", "/etc/passwd", "..", "", "a/b", "a\\\\b"] {
-            let error = Made::new().index(&format!(r#"{{"a":"{shard}"}}"#)).open().unwrap_err();
+            let error = TestFolder::new().index(&format!(r#"{{"a":"{shard}"}}"#)).open().unwrap_err();
             assert!(matches!(error, FolderError::ShardNameNotPlain { .. }), "{shard}: {error}");
         }
-        Made::new().index(r#"{"a":"../x"}"#).refused(
+        TestFolder::new().index(r#"{"a":"../x"}"#).refused(
             "`DIR/model.safetensors.index.json` places tensor `a` in `../x`, which is not a plain file name",
         );
     }
 
     #[test]
     fn all_missing_shards_are_named() {
-        let made = Made::new().weights("one", &[("a", 1)]).index(r#"{"a":"one","b":"two","c":"three"}"#);
+        let made =
+            TestFolder::new().weights("one", &[("a", 1)]).index(r#"{"a":"one","b":"two","c":"three"}"#);
         made.refused(
             "`DIR/model.safetensors.index.json` names 2 of 3 shards that do not exist: three, two; download them",
         );
@@ -447,7 +448,7 @@ mod tests {
 
     #[test]
     fn index_and_shards_must_agree() {
-        let made = || Made::new().weights("one", &[("a", 1), ("b", 1)]).weights("two", &[("c", 2)]);
+        let made = || TestFolder::new().weights("one", &[("a", 1), ("b", 1)]).weights("two", &[("c", 2)]);
         made().index(r#"{"a":"one","b":"two","c":"two","d":"two"}"#).refused(
             "`DIR/model.safetensors.index.json` places tensors in shards that do not hold them: \
              `b` (in `two`), `d` (in `two`); the index and the shards are of different versions",
@@ -473,7 +474,7 @@ mod tests {
 
     #[test]
     fn a_damaged_shard_is_reported_with_its_path() {
-        Made::new()
+        TestFolder::new()
             .text("one", "short")
             .index(r#"{"a":"one"}"#)
             .refused("`DIR/one`: the file is truncated: 5 of at least 8 bytes; download it again");

@@ -1,22 +1,22 @@
-//! fp8 tensors as DeepSeek and Qwen publish them: codes, and a scale for each square of 128 by 128.
+//! fp8 tensors as DeepSeek and Qwen publish them: codes, and one scale per block of 128 by 128.
 //!
-//! `P.weight` is F8_E4M3 and comes with `P.weight_scale_inv`, in f32 or bf16, which multiplies the codes in spite of its
-//! name. Training uses both as stored.
-//! Left out: scales of whole tensors or rows, squares of other sizes, and scales of activations: smidgen rounds no
-//! activations by them.
+//! `P.weight` is F8_E4M3 and comes with `P.weight_scale_inv` in f32 or bf16. Despite its name, the codes are
+//! multiplied by it. Training uses both as stored.
+//! Left out: scales of whole tensors or rows, other block sizes, and scales of activations, which are not
+//! used.
 
 use crate::content_hash::ContentHash;
 use crate::element::Element;
 use crate::folder::ModelFolder;
 use crate::safetensors::SafetensorsError;
-use crate::tensor_ref::TensorRef;
+use crate::tensor_ref::{TensorRef, read_end_to_end};
 use smidgen_ir::storage::FP8_BLOCK;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use thiserror::Error;
 
-/// What the name of the scales adds to that of the codes.
+/// The suffix of the name of the scales.
 const SCALES: &str = "_scale_inv";
 
 #[derive(Debug, Error)]
@@ -27,7 +27,6 @@ pub enum Fp8Error {
     File(#[from] SafetensorsError),
 }
 
-/// One fp8 tensor.
 #[derive(Clone, Debug)]
 pub struct Fp8Weight {
     codes: TensorRef,
@@ -60,10 +59,10 @@ pub fn find_fp8_weights(folder: &ModelFolder) -> Result<Fp8Weights, Fp8Error> {
                 format!("is {} of shape {:?}, not a matrix in F8_E4M3", codes.element(), codes.shape());
             return Err(wrong(name, what));
         }
-        let squares: Vec<usize> = codes.shape().iter().map(|side| side.div_ceil(FP8_BLOCK)).collect();
-        if scales.shape() != squares || ![Element::F32, Element::Bf16].contains(&scales.element()) {
+        let blocks: Vec<usize> = codes.shape().iter().map(|side| side.div_ceil(FP8_BLOCK)).collect();
+        if scales.shape() != blocks || ![Element::F32, Element::Bf16].contains(&scales.element()) {
             let what = format!(
-                "is {} of shape {:?}; a scale in f32 or bf16 for each square of {FP8_BLOCK} would be {squares:?}",
+                "is {} of shape {:?}; expected one scale in f32 or bf16 per block of {FP8_BLOCK} by {FP8_BLOCK}, {blocks:?} in all",
                 scales.element(),
                 scales.shape(),
             );
@@ -76,7 +75,7 @@ pub fn find_fp8_weights(folder: &ModelFolder) -> Result<Fp8Weights, Fp8Error> {
 }
 
 impl Fp8Weight {
-    /// The same tensor; what is read of it goes into `hash`.
+    /// The same tensor, which adds every byte that is read to `hash`.
     pub fn hashed(self, hash: &Arc<ContentHash>) -> Fp8Weight {
         let scales_at = self.codes.bytes();
         Fp8Weight { codes: self.codes.hashed(hash, 0), scales: self.scales.hashed(hash, scales_at) }
@@ -90,27 +89,27 @@ impl Fp8Weight {
         self.codes.file_path()
     }
 
-    /// Bytes in the file.
+    /// Size in the file.
     pub fn file_bytes(&self) -> u64 {
         self.codes.bytes() + self.scales.bytes()
     }
 
     /// Fills `destination` with bytes of the file: codes, then scales in their own type.
     pub fn read_file(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), SafetensorsError> {
-        let (codes, scales) = self.split(byte_offset, destination);
-        codes.map_or(Ok(()), |(at, target)| self.codes.read_at(at, target))?;
-        scales.map_or(Ok(()), |(at, target)| self.scales.read_at(at, target))
+        read_end_to_end(&[&self.codes, &self.scales], byte_offset, destination).map(|_| ())
     }
 
-    /// Fills `destination` with bytes of the tensor in the order of memory: codes, then scales in f32.
+    /// Fills `destination` with bytes of the tensor as it is in memory: codes, then scales in f32.
     pub fn read_stored(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), SafetensorsError> {
-        let (codes, scales) = self.split(byte_offset, destination);
-        codes.map_or(Ok(()), |(at, target)| self.codes.read_at(at, target))?;
-        let Some((at, target)) = scales else { return Ok(()) };
         if self.scales.element() == Element::F32 {
-            return self.scales.read_at(at, target);
+            return self.read_file(byte_offset, destination);
         }
-        // The upper half of an f32 is the bf16.
+        let target = read_end_to_end(&[&self.codes], byte_offset, destination)?;
+        if target.is_empty() {
+            return Ok(());
+        }
+        let at = byte_offset.saturating_sub(self.codes.bytes());
+        // A bf16 is the upper half of an f32.
         let (first, end) = (at / 4, (at + target.len() as u64).div_ceil(4));
         let mut halves = vec![0; 2 * (end - first) as usize];
         self.scales.read_at(2 * first, &mut halves)?;
@@ -119,18 +118,5 @@ impl Fp8Weight {
             *target = byte;
         }
         Ok(())
-    }
-
-    /// The parts of a range that lie in codes and in scales, each with its place there.
-    #[allow(clippy::type_complexity, reason = "two places with their bytes")]
-    fn split<'a>(
-        &self,
-        byte_offset: u64,
-        destination: &'a mut [u8],
-    ) -> (Option<(u64, &'a mut [u8])>, Option<(u64, &'a mut [u8])>) {
-        let of_codes = self.codes.bytes().saturating_sub(byte_offset).min(destination.len() as u64);
-        let (codes, scales) = destination.split_at_mut(of_codes as usize);
-        let at = (byte_offset + of_codes).saturating_sub(self.codes.bytes());
-        ((!codes.is_empty()).then_some((byte_offset, codes)), (!scales.is_empty()).then_some((at, scales)))
     }
 }

@@ -1,5 +1,6 @@
-//! Small JSON files (`config.json`, an index, an adapter's config) read with a size limit.
-//! A limit keeps a wrong or hostile file from being parsed into many times its size in memory.
+//! Reads small JSON files (`config.json`, an index, an adapter's config) with a size limit.
+//! Parsed JSON takes many times its size on disk, so a wrong or malicious file could otherwise fill the
+//! memory.
 //! Left out: what the JSON means.
 
 use std::fmt;
@@ -13,11 +14,13 @@ use thiserror::Error;
 
 use smidgen_ir::grouped_digits::Grouped;
 
-/// Configs are a few KiB; parsed into a `serde_json::Value` they can grow more than a hundredfold.
+/// Configs have a few KiB. Parsed into a `serde_json::Value`, they can take more than a hundred times as
+/// much.
 pub const MAX_CONFIG_BYTES: u64 = 1_000_000;
-/// Gemma 3 lists thousands of reserved tokens, in more than a megabyte.
+/// Gemma 3 lists thousands of reserved tokens in more than a megabyte.
 pub const MAX_TOKENIZER_CONFIG_BYTES: u64 = 8_000_000;
-/// A weight map takes about 100 bytes a tensor, and the largest mixtures have some 200,000 tensors.
+/// A weight map has about 100 bytes per tensor, and the largest mixtures of experts have about 200,000
+/// tensors.
 pub const MAX_INDEX_BYTES: u64 = 100_000_000;
 
 #[derive(Debug, Error)]
@@ -39,10 +42,10 @@ pub fn read_json_file<T: DeserializeOwned>(path: &Path, max_bytes: u64) -> Resul
     parse_json(path, &read_bytes(path, max_bytes)?)
 }
 
-/// The bytes of a file that has at most `max_bytes`.
+/// Reads a file of at most `max_bytes`.
 pub fn read_bytes(path: &Path, max_bytes: u64) -> Result<Vec<u8>, JsonFileError> {
     let unreadable = |source| JsonFileError::Read { path: path.to_path_buf(), source };
-    // Asked before opening: opening a pipe would wait for a writer.
+    // Checked before opening, because opening a pipe would wait for a writer.
     let metadata = fs::metadata(path).map_err(unreadable)?;
     if !metadata.is_file() {
         return Err(JsonFileError::NotAFile { path: path.to_path_buf() });
@@ -59,12 +62,12 @@ pub fn read_bytes(path: &Path, max_bytes: u64) -> Result<Vec<u8>, JsonFileError>
     Ok(bytes)
 }
 
-/// `path` is for the error.
+/// Parses JSON; `path` is for the error message.
 pub fn parse_json<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T, JsonFileError> {
     serde_json::from_slice(bytes).map_err(|source| JsonFileError::Json { path: path.to_path_buf(), source })
 }
 
-/// The entries of a JSON object in the order of the file, where serde's maps lose the order and repeated keys.
+/// The entries of a JSON object in file order, repeated keys included; serde's maps lose both.
 pub struct Entries<T>(pub Vec<(String, T)>);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Entries<T> {

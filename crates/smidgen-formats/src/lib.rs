@@ -1,8 +1,9 @@
 //! Bytes on disk: Hugging Face model folders and GGUF files, PEFT adapters, tokenizers and chat templates.
 //!
-//! Weights are read by file offset and never mapped or held whole, so the caller decides how much memory a load takes.
-//! Everything a file claims is checked before it is believed, and errors carry the file, the tensor and the numbers.
-//! Files are written whole or not at all.
+//! Weights are read by file offset and are never memory-mapped or held in full, so the caller decides how
+//! much memory a load takes.
+//! Everything in a file is checked before it is used, and errors name the file, the tensor and the numbers.
+//! Files are written completely or not at all.
 //! Left out: recipes, plans and devices, which this crate does not know, and pickled `.bin` files.
 
 #![forbid(unsafe_code)]

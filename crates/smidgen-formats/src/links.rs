@@ -1,30 +1,32 @@
-//! Links inside a model folder must not lead out of it: a downloaded folder could otherwise name any file of the machine.
+//! Finds symbolic links that lead out of a model folder.
 //!
-//! In the cache of `huggingface_hub` the files of a snapshot are links to `blobs` next to `snapshots`, so there the
-//! folder of the repository is the limit.
-//! Left out: links that the path of the folder itself goes through, which the user chose.
+//! A downloaded folder could otherwise make the program read any file on the machine. In the cache of
+//! `huggingface_hub`, the files of a snapshot are links into `blobs` next to `snapshots`, so links may lead
+//! anywhere in the repository's folder.
+//! Left out: links in the path of the folder itself, which the user chose.
 
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Endings of files that are read from a model folder.
-const READ: [&str; 6] = ["json", "safetensors", "jinja", "model", "txt", "gguf"];
+/// Extensions of the files that are read from a model folder.
+const EXTENSIONS: [&str; 6] = ["json", "safetensors", "jinja", "model", "txt", "gguf"];
 
-/// A link and the file outside that it leads to.
+/// A link and the file outside the folder that it leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkOut {
     pub link: String,
     pub target: PathBuf,
 }
 
-/// The first link in the folder, by name, that leads out of it. What cannot be read is left to the caller's reads.
+/// The first link in the folder, by name, that leads out of it. Files that cannot be read are skipped;
+/// reading them reports the error.
 pub fn find_link_out(folder: &Path) -> Option<LinkOut> {
     let home = fs::canonicalize(folder).ok()?;
     let mut links: Vec<PathBuf> = fs::read_dir(folder)
         .ok()?
         .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.extension().and_then(OsStr::to_str).is_some_and(|it| READ.contains(&it)))
+        .filter(|path| path.extension().and_then(OsStr::to_str).is_some_and(|it| EXTENSIONS.contains(&it)))
         .filter(|path| path.is_symlink())
         .collect();
     links.sort();
@@ -36,7 +38,7 @@ pub fn find_link_out(folder: &Path) -> Option<LinkOut> {
     })
 }
 
-/// `models--org--name` for `models--org--name/snapshots/COMMIT`.
+/// Returns `models--org--name` for `models--org--name/snapshots/COMMIT`.
 fn repository_of(folder: &Path) -> Option<&Path> {
     let snapshots = folder.parent().filter(|parent| parent.file_name() == Some(OsStr::new("snapshots")))?;
     let repository = snapshots.parent()?;
@@ -72,7 +74,6 @@ mod tests {
         fs::write(repository.join("blobs/1"), "{}").unwrap();
         symlink("../../blobs/1", snapshot.join("config.json")).unwrap();
         assert_eq!(find_link_out(&snapshot), None);
-        // A folder that only has the name of the repository's links.
         symlink("../../../secret.json", snapshot.join("tokenizer.json")).unwrap();
         assert_eq!(find_link_out(&snapshot).unwrap().target, root.join("secret.json"));
         let lookalike = root.join("model/snapshots/abc");

@@ -1,9 +1,9 @@
-//! Reading a range of a tensor into memory, converting the elements when the types differ.
-//! Equal types are read directly into the destination; others go through a small scratch buffer, so a load needs no
-//! memory beyond what the plan reserves.
-//! Conversions are among F32, BF16 and F16, through F32, which holds all three exactly:
-//! each value is rounded once, to nearest, ties to even; values beyond the largest F16 become infinity.
-//! Left out: quantizing, and integers.
+//! Reads a range of a tensor into memory and converts the elements if the types differ.
+//! Elements of the same type are read directly into the destination. Others go through a small scratch
+//! buffer, so a load needs no memory beyond what the plan reserves.
+//! F32, BF16 and F16 are converted into each other through F32, which represents all three exactly. Each
+//! value is rounded once, to nearest, ties to even; values beyond the largest F16 become infinity.
+//! Left out: quantizing, and converting integers.
 
 use smidgen_ir::quant::convert_plain;
 use thiserror::Error;
@@ -12,7 +12,7 @@ use crate::element::Element;
 use crate::safetensors::SafetensorsError;
 use crate::tensor_ref::TensorRef;
 
-/// The most of a scratch buffer that is used at a time.
+/// Bytes of the scratch buffer that are used at most; a larger buffer makes no difference.
 pub const MAX_PIECE_BYTES: usize = 64 << 10;
 
 #[derive(Debug, Error)]
@@ -24,11 +24,11 @@ pub enum LoadError {
 }
 
 /// Fills `destination` with the elements of `tensor` from `first_element` on, as little-endian `to`.
-/// `scratch` is used only when the types differ.
+/// `scratch` is used only if the types differ.
 ///
 /// # Panics
-/// When the range reaches beyond the tensor, `destination` holds a fraction of an element,
-/// or `scratch` is needed and holds less than one element: mistakes of the caller.
+/// If the range reaches beyond the tensor, if `destination` ends inside an element, or if `scratch` is needed
+/// and is shorter than one element.
 pub fn read_tensor_into(
     tensor: &TensorRef,
     first_element: u64,
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_types_need_no_scratch_and_any_type_will_do() {
+    fn tensors_of_any_type_are_read_as_stored_without_scratch() {
         let (_folder, tensor) =
             stored(Element::I64, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]);
         let mut one = [0; 8];
@@ -112,7 +112,7 @@ mod tests {
         assert_eq!(one, [9, 10, 11, 12, 13, 14, 15, 16]);
     }
 
-    /// Bit patterns written out by hand: bf16 keeps the upper 16 bits of an f32, f16 has 10 fraction bits.
+    /// Bit patterns worked out by hand: bf16 keeps the upper 16 bits of an f32, f16 has 10 fraction bits.
     #[test]
     fn narrowing_rounds_to_nearest_with_ties_to_even() {
         let inputs = [
@@ -125,7 +125,7 @@ mod tests {
             (0xbf80_1001, 0xbf80, 0xbc01), // just beyond the f16 tie, negative
             (0x477f_f000, 0x4780, 0x7c00), // 65520: rounds to infinity in f16, to 65536 in bf16
             (0x7f7f_ffff, 0x7f80, 0x7c00), // the largest f32: infinity in both
-            (0x3380_0000, 0x3380, 0x0001), // 2^-24: the least f16 subnormal
+            (0x3380_0000, 0x3380, 0x0001), // 2^-24: the smallest f16 subnormal
             (0x3300_0000, 0x3300, 0x0000), // 2^-25: a tie, down to zero
             (0x8000_0000, 0x8000, 0x8000), // -0
             (0xff80_0000, 0xff80, 0xfc00), // -infinity
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn the_result_does_not_depend_on_the_pieces() {
+    fn the_result_does_not_depend_on_the_size_of_the_pieces() {
         let values: Vec<f32> = (0..50_000).map(|i| (i as f32 * 0.37).sin() * 3.0).collect();
         let data: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         let (_folder, tensor) = stored(Element::F32, &data);
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "2 elements from 1 reach beyond the 2 of tensor `x`")]
-    fn a_range_beyond_the_tensor_is_the_callers_mistake() {
+    fn reading_beyond_the_tensor_panics() {
         let (_folder, tensor) = stored(Element::F32, &[0; 8]);
         let _ = read_tensor_into(&tensor, 1, Element::Bf16, &mut [0; 4], &mut [0; 8]);
     }

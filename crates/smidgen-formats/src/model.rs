@@ -1,8 +1,8 @@
-//! A base model: a Hugging Face folder, perhaps in 4 bits or in fp8, or a GGUF file.
+//! A base model: a Hugging Face folder, which may be quantized to 4 bits or fp8, or a GGUF file.
 //!
-//! The differences between them end here: callers see a config with the keys of Hugging Face, and weights by their
-//! Hugging Face names.
-//! Left out: fetching, which `hub` does, and tokenizers.
+//! Callers need not know which: they see a config with Hugging Face keys, and weights by their Hugging Face
+//! names.
+//! Left out: downloads and tokenizers.
 
 use crate::bnb::{BnbError, BnbWeights, find_bnb_weights};
 use crate::folder::{FolderError, ModelFolder};
@@ -45,15 +45,15 @@ impl Model {
         Ok(Model::Folder { folder, bnb, fp8, phi4mm })
     }
 
-    /// A model that exists only as its config, for planning and measuring; `name` is used as its path.
+    /// A model without files, for planning and measuring. `name` is used as its path.
     pub fn from_config(name: &str, config: serde_json::Value) -> Model {
         let folder = Box::new(ModelFolder::from_config(name, config));
         let phi4mm = Phi4mm::of_config(folder.config());
         Model::Folder { folder, bnb: BnbWeights::default(), fp8: Fp8Weights::default(), phi4mm }
     }
 
-    /// From now on weights come without the adapter for speech inside a checkpoint of Phi-4-multimodal. Returns whether
-    /// there is one.
+    /// Stops merging the speech adapter in a Phi-4-multimodal checkpoint into its weights. Returns whether
+    /// the model is such a checkpoint.
     pub fn leave_out_speech(&mut self) -> bool {
         match self {
             Model::Folder { phi4mm: Some(phi4mm), .. } => {
@@ -64,7 +64,7 @@ impl Model {
         }
     }
 
-    /// A and B of a module of the adapter for speech inside the checkpoint.
+    /// A and B of a module of the speech adapter in a Phi-4-multimodal checkpoint.
     pub fn speech_factors(&self, module: &str) -> Option<[TensorRef; 2]> {
         match self {
             Model::Folder { folder, phi4mm: Some(_), .. } => speech_factors(folder, module),
@@ -75,12 +75,12 @@ impl Model {
     pub fn open_gguf(path: &Path) -> Result<Model, ModelOpenError> {
         let mut file = GgufFile::open(path)?;
         let model = Box::new(GgufModel::read(&file)?);
-        // The vocabulary is the larger part of it, and only a tokenizer needs it.
+        // Most of the metadata is the vocabulary, which only a tokenizer needs.
         file.release_metadata();
         Ok(Model::Gguf { file: Arc::new(file), model })
     }
 
-    /// A folder, or a file that is taken to be GGUF.
+    /// Opens a folder, or a file, which must be GGUF.
     pub fn open(path: &Path) -> Result<Model, ModelOpenError> {
         match path.is_file() {
             true => Model::open_gguf(path),
@@ -126,7 +126,7 @@ impl Model {
         }
     }
 
-    /// By its Hugging Face name.
+    /// The weight with this Hugging Face name.
     pub fn weight(&self, name: &str) -> Option<Weight> {
         match self {
             Model::Folder { folder, phi4mm: Some(phi4mm), .. } => phi4mm.weight(folder, name),
@@ -144,13 +144,13 @@ impl Model {
         }
     }
 
-    /// All of a weight as f32, row by row, for tests on small models.
+    /// A whole weight as f32, for tests on small models.
     ///
     /// # Panics
-    /// When there is no such weight, or it cannot be read.
+    /// If there is no such weight, or it cannot be read.
     #[doc(hidden)]
     pub fn weight_values(&self, name: &str) -> Vec<f32> {
-        let weight = self.weight(name).unwrap_or_else(|| panic!("`{name}` is there"));
+        let weight = self.weight(name).unwrap_or_else(|| panic!("no weight `{name}`"));
         let (rows, columns) = weight.rows_and_columns();
         let mut values = vec![0.0; rows * columns];
         let mut reader = WeightRows::open(&weight).expect("the weight opens");

@@ -1,5 +1,5 @@
-//! A model file opened for positioned reads, and the problems that every format has.
-//! Reads go by offset (`pread`), so one open file serves many threads and nothing is mapped into memory.
+//! A model file opened for reads by offset, and the errors that all formats share.
+//! Reads use `pread`, so many threads can share one open file and nothing is mapped into memory.
 //! Left out: the header, which each format reads and checks itself.
 
 use std::fs::{self, File};
@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use smidgen_ir::grouped_digits::Grouped;
 
-/// A problem, and the file that has it.
+/// A problem with the path of its file.
 #[derive(Debug, Error)]
 #[error("`{}`: {problem}", path.display())]
 pub struct InFile<P> {
@@ -20,7 +20,7 @@ pub struct InFile<P> {
     pub problem: P,
 }
 
-/// What can be wrong with a model file of any format.
+/// Errors of model files of any format.
 #[derive(Debug, Error)]
 pub enum FileProblem {
     #[error("it could not be opened: {0}")]
@@ -46,7 +46,7 @@ pub enum FileProblem {
     Truncated { tensor: String, file_bytes: u64, needed_bytes: u64 },
 }
 
-/// How the text of a Git LFS pointer begins.
+/// The first bytes of a Git LFS pointer.
 pub(crate) const LFS_BEGINNING: &[u8; 8] = b"version ";
 
 #[derive(Debug)]
@@ -58,7 +58,7 @@ pub(crate) struct OpenFile {
 
 impl OpenFile {
     pub fn open(path: &Path) -> Result<OpenFile, FileProblem> {
-        // Asked before opening: opening a pipe would wait for a writer.
+        // Checked before opening, because opening a pipe would wait for a writer.
         if !fs::metadata(path).map_err(FileProblem::Open)?.is_file() {
             return Err(FileProblem::NotAFile);
         }
@@ -67,15 +67,15 @@ impl OpenFile {
         Ok(OpenFile { path: path.to_path_buf(), file, bytes })
     }
 
-    /// Fills `destination` from `offset` in the file.
+    /// Fills `destination` from `offset` of the file.
     pub fn read_header(&self, offset: u64, destination: &mut [u8]) -> Result<(), FileProblem> {
         self.file.read_exact_at(destination, offset).map_err(FileProblem::ReadHeader)
     }
 
-    /// Fills `destination` from `byte_offset` inside the tensor that takes `tensor_bytes` from `file_offset` on.
+    /// Fills `destination` from `byte_offset` of a tensor, which is given by its name, file offset and size.
     ///
     /// # Panics
-    /// When the range reaches beyond the tensor: a mistake of the caller.
+    /// If the range reaches beyond the tensor.
     pub fn read_tensor<P: From<FileProblem>>(
         &self,
         (name, file_offset, tensor_bytes): (&str, u64, u64),
@@ -95,7 +95,7 @@ impl OpenFile {
     }
 }
 
-/// A name that is there twice, if any.
+/// A name that occurs twice, if any.
 pub(crate) fn first_duplicate<'a>(names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let mut names: Vec<&str> = names.collect();
     names.sort_unstable();

@@ -1,9 +1,10 @@
-//! The published checkpoint of Phi-4-multimodal: names of its own, and a LoRA for speech inside.
+//! The published checkpoint of Phi-4-multimodal, which has its own tensor names and contains a LoRA for
+//! speech.
 //!
-//! The linears of its decoder are stored as `base_layer.weight`, with `lora_A.speech` and `lora_B.speech` next to them (and
-//! a LoRA for images, which is not read). Speech is heard through that adapter, so a weight of the base is the two of them
-//! together, unless the adapter itself is trained further.
-//! Names are translated from those of transformers' own layout. Left out: images.
+//! Linear layers of its decoder are stored as `base_layer.weight`, next to `lora_A.speech` and
+//! `lora_B.speech` (and a LoRA for images, which is not read). The model needs the speech adapter for audio,
+//! so weights are read with it merged in, unless the adapter itself is trained further.
+//! Callers use the names of transformers' own layout, which are translated here. Left out: images.
 
 use crate::folder::ModelFolder;
 use crate::tensor_ref::TensorRef;
@@ -12,16 +13,16 @@ use crate::weight::{MergedWeight, Weight};
 /// `model_type` of the published checkpoint.
 pub const MODEL_TYPE: &str = "phi4mm";
 
-/// How a checkpoint of this kind is read.
+/// How a checkpoint of Phi-4-multimodal is read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Phi4mm {
-    /// alpha / rank of the adapter for speech.
+    /// alpha / rank of the speech adapter.
     pub scale: f32,
-    /// Whether the adapter is a part of the weights.
+    /// Whether weights are read with the adapter merged in.
     pub is_merged: bool,
 }
 
-/// Rank and alpha of the adapter for speech.
+/// Rank and alpha of the speech adapter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SpeechLora {
     pub rank: usize,
@@ -29,7 +30,7 @@ pub struct SpeechLora {
 }
 
 impl SpeechLora {
-    /// As a config has it; those of the published model where it does not say.
+    /// Reads them from the config; absent ones are those of the published model.
     pub fn of_config(config: &serde_json::Value) -> SpeechLora {
         let lora = &config["speech_lora"];
         SpeechLora {
@@ -40,7 +41,7 @@ impl SpeechLora {
 }
 
 impl Phi4mm {
-    /// `None` for every other kind of model.
+    /// `None` for other models.
     pub fn of_config(config: &serde_json::Value) -> Option<Phi4mm> {
         (config["model_type"] == MODEL_TYPE).then(|| {
             let SpeechLora { rank, alpha } = SpeechLora::of_config(config);
@@ -48,7 +49,7 @@ impl Phi4mm {
         })
     }
 
-    /// A weight by its name in transformers' layout.
+    /// The weight with this name in transformers' layout.
     pub fn weight(&self, folder: &ModelFolder, name: &str) -> Option<Weight> {
         let Some(module) = adapted_module(name) else {
             return folder.tensor(&stored_name(name)).map(Weight::Plain);
@@ -61,31 +62,31 @@ impl Phi4mm {
     }
 }
 
-/// Where a checkpoint keeps what a weight by its name in transformers' layout starts from.
+/// The name in the checkpoint of the base weight with this name in transformers' layout.
 pub fn file_name(folder: &ModelFolder, name: &str) -> String {
     let inner = adapted_module(name).map(|module| format!("{module}.base_layer.weight"));
     inner.filter(|inner| folder.tensor(inner).is_some()).unwrap_or_else(|| stored_name(name))
 }
 
-/// Names of A and B of a module of the adapter for speech.
+/// Names of the speech adapter's A and B of a module.
 pub fn speech_names(module: &str) -> [String; 2] {
     ["A", "B"].map(|which| format!("{module}.lora_{which}.speech.weight"))
 }
 
-/// A and B of a module of the adapter for speech.
+/// The speech adapter's A and B of a module.
 pub fn speech_factors(folder: &ModelFolder, module: &str) -> Option<[TensorRef; 2]> {
     let [a, b] = speech_names(module).map(|name| folder.tensor(&name));
     Some([a?, b?])
 }
 
-/// The module of a weight that the adapters inside the checkpoint are on.
+/// The module of a weight, if the adapters in the checkpoint cover it.
 fn adapted_module(name: &str) -> Option<&str> {
     let module = name.strip_suffix(".weight").filter(|module| module.starts_with("model.layers."))?;
     let ends = ["self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"];
     ends.iter().any(|end| module.ends_with(end)).then_some(module)
 }
 
-/// The name of a tensor in the published checkpoint.
+/// The name in the published checkpoint of a tensor without an adapter.
 fn stored_name(name: &str) -> String {
     const AUDIO: &str = "model.embed_tokens_extend.audio_embed.";
     let Some(rest) = name.strip_prefix(AUDIO) else { return name.to_owned() };

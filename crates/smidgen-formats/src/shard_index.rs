@@ -1,7 +1,7 @@
-//! `model.safetensors.index.json`: which shard holds which tensor.
-//! The index is a downloaded file, so a tensor placed twice is refused and shard names are checked
-//! before they become paths.
-//! Left out: the index's `metadata`, which repeats what the shards say.
+//! Reads `model.safetensors.index.json`, which says which shard holds which tensor.
+//! The index is a downloaded file and not trusted: a tensor that is listed twice is refused, and shard names
+//! are checked before they are used as paths.
+//! Left out: the index's `metadata`, which repeats what is in the shards.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,7 +11,7 @@ use serde::de::Error as _;
 
 use crate::json_file::{Entries, JsonFileError, MAX_INDEX_BYTES, read_json_file};
 
-/// Tensor name to shard.
+/// Returns the shard of each tensor by the tensor's name.
 pub fn read_weight_map(index: &Path) -> Result<BTreeMap<String, String>, JsonFileError> {
     let IndexJson { weight_map: Entries(entries) } = read_json_file(index, MAX_INDEX_BYTES)?;
     let mut shards = BTreeMap::new();

@@ -1,11 +1,11 @@
 //! Lists in messages: the first few names, and how many more there are.
-//! A model has hundreds of tensors, and a message that names all of them hides its point.
+//! A model has hundreds of tensors; a message that names all of them is unreadable.
 //! Left out: quotes, which the caller puts around the names.
 
-/// How many names a message spells out before it counts the rest.
+/// How many names a message lists before it only counts the rest.
 const NAMED_AT_MOST: usize = 8;
 
-/// The names with commas between them, or the first of them `and N more`.
+/// The names separated by commas; of a long list the first names, then `and N more`.
 pub(crate) fn some_of<T: AsRef<str>>(names: &[T]) -> String {
     let named: Vec<&str> = names.iter().take(NAMED_AT_MOST).map(AsRef::as_ref).collect();
     match names.len().saturating_sub(NAMED_AT_MOST) {

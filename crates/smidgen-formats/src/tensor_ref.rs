@@ -1,6 +1,7 @@
-//! A tensor in an open file: cheap to clone, without lifetimes, readable from any thread.
-//! Folders and adapters return it, so that a reader can keep one per weight.
-//! Left out: the data itself.
+//! A handle to a tensor in an open safetensors file.
+//! It is cheap to clone, has no lifetime and can be read from any thread, so a reader can keep one per
+//! weight.
+//! Left out: the data, which stays on disk until it is read.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,26 +14,21 @@ use crate::safetensors::{SafetensorsError, SafetensorsFile, TensorEntry};
 pub struct TensorRef {
     file: Arc<SafetensorsFile>,
     position: usize,
-    seen: Option<Seen>,
-}
-
-/// The hash of what is read of a tensor, and where the tensor begins in what is hashed.
-#[derive(Clone, Debug)]
-struct Seen {
-    hash: Arc<ContentHash>,
-    begin: u64,
+    /// A hash of all bytes that are read, and where the tensor begins in the hashed content.
+    hash: Option<(Arc<ContentHash>, u64)>,
 }
 
 impl TensorRef {
     /// The tensor at this position of `file.tensors()`.
     pub fn new(file: &Arc<SafetensorsFile>, position: usize) -> TensorRef {
         assert!(position < file.tensors().len(), "no tensor {position}");
-        TensorRef { file: Arc::clone(file), position, seen: None }
+        TensorRef { file: Arc::clone(file), position, hash: None }
     }
 
-    /// The same tensor; what is read of it goes into `hash`, from `begin` on.
+    /// The same tensor, which adds every byte that is read to `hash`. `begin` is where the tensor begins in
+    /// the hashed content.
     pub fn hashed(self, hash: &Arc<ContentHash>, begin: u64) -> TensorRef {
-        TensorRef { seen: Some(Seen { hash: Arc::clone(hash), begin }), ..self }
+        TensorRef { hash: Some((Arc::clone(hash), begin)), ..self }
     }
 
     pub fn entry(&self) -> &TensorEntry {
@@ -66,9 +62,28 @@ impl TensorRef {
     /// See [`SafetensorsFile::read_at`].
     pub fn read_at(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), SafetensorsError> {
         self.file.read_at(self.entry(), byte_offset, destination)?;
-        if let Some(seen) = &self.seen {
-            seen.hash.add(seen.begin + byte_offset, destination);
+        if let Some((hash, begin)) = &self.hash {
+            hash.add(begin + byte_offset, destination);
         }
         Ok(())
     }
+}
+
+/// Reads from `byte_offset` on of several tensors laid end to end. Returns the part of `destination` behind
+/// the last one.
+pub(crate) fn read_end_to_end<'a>(
+    tensors: &[&TensorRef],
+    byte_offset: u64,
+    destination: &'a mut [u8],
+) -> Result<&'a mut [u8], SafetensorsError> {
+    let (mut offset, mut rest) = (byte_offset, destination);
+    for tensor in tensors {
+        let bytes = tensor.bytes().saturating_sub(offset).min(rest.len() as u64) as usize;
+        let (part, behind) = rest.split_at_mut(bytes);
+        if !part.is_empty() {
+            tensor.read_at(offset, part)?;
+        }
+        (offset, rest) = (offset.saturating_sub(tensor.bytes()), behind);
+    }
+    Ok(rest)
 }

@@ -1,7 +1,8 @@
 //! A weight of a base model: plain, 4-bit with a quantization state, fp8 with scales, or GGUF blocks.
 //!
-//! It is read in one of two ways: as bytes of its own storage, in any range, or as rows of f32, to be converted,
-//! quantized or merged. Row orders and shifts that a format applied are undone here and nowhere else.
+//! It is read in one of two ways: as bytes of its own storage, in any range, or as rows of f32, to be
+//! converted, quantized or merged. Only this file undoes what GGUF converters did: it reorders rows and
+//! subtracts what was added.
 
 use crate::bnb::{BnbError, BnbWeight};
 use crate::content_hash::ContentHash;
@@ -10,7 +11,7 @@ use crate::fp8::Fp8Weight;
 use crate::gguf::tensor_names::{RowOrder, TensorSource};
 use crate::gguf::{GgufError, GgufFile, GgufTensor};
 use crate::load::{LoadError, read_tensor_into};
-use crate::tensor_ref::TensorRef;
+use crate::tensor_ref::{TensorRef, read_end_to_end};
 use smidgen_ir::quant;
 use smidgen_ir::{DType, Storage};
 use std::path::Path;
@@ -36,7 +37,8 @@ pub enum Weight {
     Merged(MergedWeight),
 }
 
-/// A plain weight and a LoRA inside its checkpoint, read as their sum: base + scale·B·A, rounded to the type of the base.
+/// A plain weight and a LoRA in the same checkpoint, read as base + scale·B·A, rounded to the type of the
+/// base.
 #[derive(Clone, Debug)]
 pub struct MergedWeight {
     pub base: TensorRef,
@@ -46,24 +48,9 @@ pub struct MergedWeight {
 }
 
 impl MergedWeight {
-    /// The parts, in the order in which their bytes count.
+    /// The parts, in the order in which they are hashed.
     fn parts(&self) -> [&TensorRef; 3] {
         [&self.base, &self.a, &self.b]
-    }
-
-    fn read_parts(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), LoadError> {
-        let (mut rest, mut place) = (destination, byte_offset);
-        for part in self.parts() {
-            if place >= part.bytes() {
-                place -= part.bytes();
-                continue;
-            }
-            let length = ((part.bytes() - place) as usize).min(rest.len());
-            let (target, after) = rest.split_at_mut(length);
-            part.read_at(place, target)?;
-            (rest, place) = (after, 0);
-        }
-        Ok(())
     }
 }
 
@@ -72,65 +59,59 @@ impl MergedWeight {
 pub struct GgufWeight {
     file: Arc<GgufFile>,
     source: TensorSource,
-    seen: Option<Arc<ContentHash>>,
+    /// A hash of all bytes that are read.
+    hash: Option<Arc<ContentHash>>,
 }
 
 impl GgufWeight {
     pub fn new(file: &Arc<GgufFile>, source: &TensorSource) -> GgufWeight {
-        GgufWeight { file: Arc::clone(file), source: source.clone(), seen: None }
+        GgufWeight { file: Arc::clone(file), source: source.clone(), hash: None }
     }
 
     fn tensor(&self) -> &GgufTensor {
         &self.file.tensors()[self.source.position]
     }
 
-    /// Rows and columns; of a vector, every element is a row.
-    fn rows(&self) -> (usize, usize) {
-        match self.tensor().dims.as_slice() {
-            [elements] => (*elements, 1),
-            _ => (self.tensor().rows(), self.tensor().columns()),
-        }
-    }
-
-    /// Whether something is subtracted from the numbers in the file; the result is f32, because a narrower type would
-    /// round it. A vector in blocks is not changed: nothing reads it.
+    /// Whether the converter added something that is subtracted again. The result is f32, because a narrower
+    /// type would round it. Vectors stored in blocks are left as they are, because no model uses them.
     fn is_shifted(&self) -> bool {
         self.source.added != 0.0 && self.tensor().storage.plain().is_some()
     }
 
-    /// Bytes in the file's storage, rows in the order of the checkpoint.
+    /// Reads bytes in the file's storage, with rows in the order of the checkpoint.
     fn read_at(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), GgufError> {
         if self.source.rows == RowOrder::AsStored {
             return self.read_in_file(byte_offset, destination);
         }
-        let row_bytes = self.tensor().bytes / self.rows().0 as u64;
-        let (mut rest, mut place) = (destination, byte_offset);
+        // A vector is a column: each of its elements is a row.
+        let row_bytes = self.tensor().bytes / self.tensor().dims[0] as u64;
+        let (mut rest, mut offset) = (destination, byte_offset);
         while !rest.is_empty() {
-            let (row, in_row) = (place / row_bytes, place % row_bytes);
+            let (row, in_row) = (offset / row_bytes, offset % row_bytes);
             let length = ((row_bytes - in_row) as usize).min(rest.len());
-            let (target, after) = rest.split_at_mut(length);
+            let (part, behind) = rest.split_at_mut(length);
             let file_row = self.source.rows.file_row(row as usize) as u64;
-            self.read_in_file(file_row * row_bytes + in_row, target)?;
-            (rest, place) = (after, place + length as u64);
+            self.read_in_file(file_row * row_bytes + in_row, part)?;
+            (rest, offset) = (behind, offset + length as u64);
         }
         Ok(())
     }
 
-    /// Bytes in the order of the file.
+    /// Reads bytes in the order of the file.
     fn read_in_file(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), GgufError> {
         self.file.read_at(self.tensor(), byte_offset, destination)?;
-        if let Some(seen) = &self.seen {
-            seen.add(byte_offset, destination);
+        if let Some(hash) = &self.hash {
+            hash.add(byte_offset, destination);
         }
         Ok(())
     }
 }
 
-/// The type in which a weight that was quantized is written once it is decoded.
+/// The type in which decoded quantized weights are written.
 pub const DECODED: Element = Element::F16;
 
 impl Weight {
-    /// The type in which the weight is written to a model of plain numbers: its own, or [`DECODED`].
+    /// The type in which the weight is written to an unquantized model: its own, or [`DECODED`].
     pub fn written_element(&self) -> Element {
         match self.storage() {
             Some(Storage::Plain(DType::F32)) => Element::F32,
@@ -140,22 +121,22 @@ impl Weight {
         }
     }
 
-    /// The same weight; the bytes that are read of its file go into `hash`, at their place in the file.
+    /// The same weight, which adds every byte that is read from its file to `hash`.
     pub fn hashed(self, hash: &Arc<ContentHash>) -> Weight {
         match self {
             Weight::Plain(tensor) => Weight::Plain(tensor.hashed(hash, 0)),
             Weight::Bnb(weight) => Weight::Bnb(weight.hashed(hash)),
             Weight::Fp8(weight) => Weight::Fp8(weight.hashed(hash)),
-            Weight::Gguf(weight) => Weight::Gguf(GgufWeight { seen: Some(Arc::clone(hash)), ..weight }),
+            Weight::Gguf(weight) => Weight::Gguf(GgufWeight { hash: Some(Arc::clone(hash)), ..weight }),
             Weight::Merged(MergedWeight { base, a, b, scale }) => {
-                let (of_a, of_b) = (base.bytes(), base.bytes() + a.bytes());
-                let (base, a, b) = (base.hashed(hash, 0), a.hashed(hash, of_a), b.hashed(hash, of_b));
+                let (begin_a, begin_b) = (base.bytes(), base.bytes() + a.bytes());
+                let (base, a, b) = (base.hashed(hash, 0), a.hashed(hash, begin_a), b.hashed(hash, begin_b));
                 Weight::Merged(MergedWeight { base, a, b, scale })
             }
         }
     }
 
-    /// Bytes of the weight in its file.
+    /// Size of the weight in its file.
     pub fn file_bytes(&self) -> u64 {
         let (rows, columns) = self.rows_and_columns();
         match self {
@@ -167,7 +148,7 @@ impl Weight {
         }
     }
 
-    /// The hash of its bytes, read for nothing else.
+    /// Reads the whole weight to hash its bytes.
     pub fn read_hash(&self) -> Result<String, WeightError> {
         let (hash, bytes) = (Arc::new(ContentHash::default()), self.file_bytes());
         let mut piece = vec![0; (16 << 10).min(bytes) as usize];
@@ -181,13 +162,17 @@ impl Weight {
         Ok(hash.finish(bytes).expect("every byte was read once"))
     }
 
+    /// Fills `destination` with bytes of the weight as they are in the file.
     fn read_file(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), WeightError> {
         match self {
-            Weight::Gguf(weight) => Ok(weight.read_in_file(byte_offset, destination)?),
-            Weight::Merged(merged) => Ok(merged.read_parts(byte_offset, destination)?),
-            Weight::Fp8(weight) => Ok(weight.read_file(byte_offset, destination).map_err(LoadError::from)?),
-            Weight::Plain(_) | Weight::Bnb(_) => self.read_stored(byte_offset, destination),
+            Weight::Gguf(weight) => weight.read_in_file(byte_offset, destination)?,
+            Weight::Merged(merged) => {
+                read_end_to_end(&merged.parts(), byte_offset, destination).map_err(LoadError::from)?;
+            }
+            Weight::Fp8(weight) => weight.read_file(byte_offset, destination).map_err(LoadError::from)?,
+            Weight::Plain(_) | Weight::Bnb(_) => self.read_stored(byte_offset, destination)?,
         }
+        Ok(())
     }
 
     pub fn shape(&self) -> &[usize] {
@@ -210,7 +195,7 @@ impl Weight {
         }
     }
 
-    /// Its storage, if a device can read it.
+    /// Its storage, or `None` if no device can read it.
     pub fn storage(&self) -> Option<Storage> {
         match self {
             Weight::Plain(tensor) => tensor.element().dtype().map(Storage::Plain),
@@ -233,7 +218,7 @@ impl Weight {
         }
     }
 
-    /// Rows and columns as `Storage` counts them: a vector is one column.
+    /// Rows and columns as `Storage` counts them: a vector is a column.
     pub fn rows_and_columns(&self) -> (usize, usize) {
         match self.shape() {
             [] => (1, 1),
@@ -249,55 +234,27 @@ impl Weight {
             Weight::Fp8(weight) => {
                 Ok(weight.read_stored(byte_offset, destination).map_err(LoadError::from)?)
             }
-            Weight::Gguf(weight) if weight.is_shifted() => self.read_unshifted(byte_offset, destination),
-            Weight::Gguf(weight) => Ok(weight.read_at(byte_offset, destination)?),
-            Weight::Merged(_) => self.read_merged(byte_offset, destination),
+            Weight::Gguf(weight) if !weight.is_shifted() => Ok(weight.read_at(byte_offset, destination)?),
+            Weight::Gguf(_) | Weight::Merged(_) => {
+                let storage = self.storage().unwrap_or(Storage::F32);
+                WeightRows::open(self)?.read_as(storage, byte_offset as usize, destination)
+            }
         }
     }
 
-    /// Whether bytes of the own storage can be read in small pieces without computing anything.
+    /// Whether bytes of its own storage can be read in small pieces without computing them.
     pub fn is_read_as_stored(&self) -> bool {
         !matches!(self, Weight::Merged(_))
     }
-
-    /// Bytes of merged rows in the type of the base, for any range of whole rows and for parts of them.
-    fn read_merged(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), WeightError> {
-        let (_, columns) = self.rows_and_columns();
-        let storage = self.storage().unwrap_or(Storage::F32);
-        let row_bytes = storage.bytes(1, columns);
-        let (begin, end) = (byte_offset as usize, byte_offset as usize + destination.len());
-        let (first, after) = (begin / row_bytes, end.div_ceil(row_bytes));
-        let mut floats = vec![0.0; (after - first) * columns];
-        WeightRows::open(self)?.read(first, after - first, &mut floats)?;
-        let bytes = quant::encode(storage, after - first, columns, &floats)
-            .expect("a plain storage encodes anything");
-        let skipped = begin - first * row_bytes;
-        destination.copy_from_slice(&bytes[skipped..skipped + destination.len()]);
-        Ok(())
-    }
-
-    /// Bytes of the rows as f32, for any range: it may begin or end inside an element.
-    fn read_unshifted(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), WeightError> {
-        let (_, columns) = self.rows_and_columns();
-        let row_bytes = 4 * columns;
-        let (begin, end) = (byte_offset as usize, byte_offset as usize + destination.len());
-        let (first, after) = (begin / row_bytes, end.div_ceil(row_bytes));
-        let mut floats = vec![0.0; (after - first) * columns];
-        WeightRows::open(self)?.read(first, after - first, &mut floats)?;
-        let bytes = floats.iter().flat_map(|float| float.to_le_bytes()).skip(begin - first * row_bytes);
-        for (target, byte) in destination.iter_mut().zip(bytes) {
-            *target = byte;
-        }
-        Ok(())
-    }
 }
 
-/// A weight to be read row by row as f32. Holds the stored bytes of a tensor whose scales serve several rows; of others only
-/// what it reads at a time.
+/// Reads a weight row by row as f32. It holds all stored bytes of a weight whose scales cover several rows;
+/// of other weights it holds only what it reads at a time.
 #[derive(Debug)]
 pub struct WeightRows<'a> {
     weight: &'a Weight,
     columns: usize,
+    /// All bytes of a 4-bit or fp8 weight; empty for others.
     whole: Vec<u8>,
     scratch: Vec<u8>,
     /// A of a merged weight, as f32.
@@ -320,8 +277,25 @@ impl<'a> WeightRows<'a> {
         Ok(rows)
     }
 
-    pub fn columns(&self) -> usize {
-        self.columns
+    /// Fills `destination` with the weight converted to a plain `storage`, from `byte_offset` on. The range
+    /// may begin and end inside an element. Temporarily holds the rows that it covers.
+    ///
+    /// # Panics
+    /// If `storage` is not f32, bf16 or f16.
+    pub fn read_as(
+        &mut self,
+        storage: Storage,
+        byte_offset: usize,
+        destination: &mut [u8],
+    ) -> Result<(), WeightError> {
+        let row_bytes = storage.bytes(1, self.columns);
+        let first = byte_offset / row_bytes;
+        let rows = (byte_offset + destination.len()).div_ceil(row_bytes) - first;
+        let mut floats = vec![0.0; rows * self.columns];
+        self.read(first, rows, &mut floats)?;
+        let bytes = quant::encode(storage, rows, self.columns, &floats).expect("the storage is plain");
+        destination.copy_from_slice(&bytes[byte_offset - first * row_bytes..][..destination.len()]);
+        Ok(())
     }
 
     /// Fills `target` with `rows` rows from `first_row` on.
@@ -364,7 +338,7 @@ impl<'a> WeightRows<'a> {
     }
 }
 
-/// Elements of a plain tensor as f32, from the element `first` on.
+/// Reads elements of a plain tensor as f32, from the element `first` on.
 fn read_floats(
     tensor: &TensorRef,
     first: u64,
@@ -380,7 +354,7 @@ fn read_floats(
     Ok(())
 }
 
-/// Bytes that a conversion of plain elements passes through.
+/// Scratch bytes for converting plain elements.
 const PLAIN_SCRATCH: usize = 16 << 10;
 
 #[cfg(test)]

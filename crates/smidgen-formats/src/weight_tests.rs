@@ -1,5 +1,5 @@
-//! Weights of every kind: ranges agree with the whole, rows with the decoded whole, and what a GGUF file turned
-//! or added is undone. Models are the committed fixtures, and files made of numbers that say where they belong.
+//! Weights of every kind: ranges and rows agree with the whole weight, and the changes of GGUF converters are
+//! undone. Models are the committed fixtures, and files whose numbers encode their position.
 
 use super::*;
 use crate::gguf::value::{Metadata, Value};
@@ -13,7 +13,8 @@ fn fixture(place: &str) -> Model {
     Model::open(&path).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Plain in two types, 4-bit with one and with two levels of scales, GGUF of all architectures.
+/// Plain weights of two types, 4-bit weights with one and with two levels of scales, GGUF files of all
+/// architectures.
 const MODELS: [&str; 13] = [
     "llama-gqa-tied/model",
     "qwen2-nf4/model",
@@ -48,7 +49,7 @@ fn every_weight(mut check: impl FnMut(&str, &Weight)) {
 }
 
 #[test]
-fn ranges_are_those_of_the_whole() {
+fn any_range_is_a_part_of_the_whole() {
     every_weight(|name, weight| {
         let whole = stored(weight);
         // Primes, so that pieces begin inside elements, rows and blocks.
@@ -67,7 +68,7 @@ fn ranges_are_those_of_the_whole() {
 }
 
 #[test]
-fn rows_are_those_of_the_decoded_whole() {
+fn rows_are_equal_to_the_decoded_whole() {
     every_weight(|name, weight| {
         let (rows, columns) = weight.rows_and_columns();
         let mut expected = vec![0.0; rows * columns];
@@ -82,7 +83,7 @@ fn rows_are_those_of_the_decoded_whole() {
             }
             assert!(found == expected, "{name}, {step} rows at a time");
         }
-        // Backwards too: a reader has no place of its own.
+        // Rows can be read in any order: a reader has no position.
         let mut last = vec![0.0; columns];
         reader.read(rows - 1, 1, &mut last).unwrap();
         assert!(last == expected[(rows - 1) * columns..], "{name}");
@@ -90,14 +91,14 @@ fn rows_are_those_of_the_decoded_whole() {
 }
 
 #[test]
-fn plain_elements_that_nothing_trains_on_have_no_storage() {
+fn element_types_without_training_support_have_no_dtype() {
     let known: Vec<_> = Element::ALL.iter().filter_map(|element| element.dtype()).collect();
     assert_eq!(known.len(), 3);
     assert_eq!(Element::U8.dtype(), None);
     assert_eq!(Element::I64.dtype(), None);
 }
 
-/// Two heads of four channels for queries, one for keys, eight channels.
+/// A model with eight channels, two query heads of four channels, and one key head.
 fn gguf(architecture: &str, tensors: &[(&str, &[usize], Storage, Vec<u8>)]) -> (tempfile::TempDir, Model) {
     let mut metadata = Metadata::default();
     metadata.insert("general.architecture", Value::String(architecture.into())).unwrap();
@@ -134,14 +135,14 @@ fn floats(numbers: &[f32]) -> Vec<u8> {
     numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
 }
 
-/// In the file the two halves of a head stand in pairs: checkpoint rows 0 2 1 3 of each head of four.
+/// The checkpoint rows in file order: the two halves of each head of four rows are interleaved.
 const FILE_ROWS: [usize; 8] = [0, 2, 1, 3, 4, 6, 5, 7];
 
 #[test]
-fn rows_of_queries_and_keys_come_in_the_order_of_the_checkpoint() {
+fn rows_of_queries_and_keys_are_in_the_order_of_the_checkpoint() {
     // Row r of the checkpoint holds r, r + 0.125, ...
     let row = |row: usize| (0..8).map(move |column| row as f32 + column as f32 / 8.0);
-    let turned: Vec<f32> = FILE_ROWS.iter().flat_map(|r| row(*r)).collect();
+    let interleaved: Vec<f32> = FILE_ROWS.iter().flat_map(|r| row(*r)).collect();
     let straight: Vec<f32> = (0..8).flat_map(row).collect();
     let bias: Vec<f32> = FILE_ROWS.iter().map(|r| *r as f32).collect();
     let halves = |numbers: &[f32]| numbers.iter().flat_map(|n| f16::from_f32(*n).to_le_bytes()).collect();
@@ -149,8 +150,8 @@ fn rows_of_queries_and_keys_come_in_the_order_of_the_checkpoint() {
     let (_folder, model) = gguf(
         "llama",
         &[
-            ("blk.0.attn_q.weight", &[8, 8], Storage::F32, floats(&turned)),
-            ("blk.0.attn_k.weight", &[4, 8], f16, halves(&turned[..32])),
+            ("blk.0.attn_q.weight", &[8, 8], Storage::F32, floats(&interleaved)),
+            ("blk.0.attn_k.weight", &[4, 8], f16, halves(&interleaved[..32])),
             ("blk.0.attn_v.weight", &[4, 8], f16, halves(&straight[..32])),
             ("blk.0.attn_q.bias", &[8], Storage::F32, floats(&bias)),
         ],
@@ -176,7 +177,7 @@ fn rows_of_queries_and_keys_come_in_the_order_of_the_checkpoint() {
 }
 
 #[test]
-fn norms_of_gemma_come_without_the_one_that_the_file_added() {
+fn the_one_that_converters_add_to_norms_of_gemma_is_subtracted() {
     let numbers = [0.5f32, -0.25, 0.0, 2.0, -1.0, 0.125, 3.0, -0.5];
     let stored_numbers: Vec<f32> = numbers.iter().map(|number| number + 1.0).collect();
     let halves: Vec<u8> = stored_numbers.iter().flat_map(|n| f16::from_f32(*n).to_le_bytes()).collect();
@@ -190,7 +191,7 @@ fn norms_of_gemma_come_without_the_one_that_the_file_added() {
     let expected = floats(&numbers);
     for name in ["model.norm.weight", "model.layers.0.input_layernorm.weight"] {
         let weight = model.weight(name).unwrap();
-        // Without the one the numbers need not be f16, so that they are f32 whatever the file has.
+        // Subtracting 1 can give a number that f16 cannot represent, so norms are f32 whatever the file has.
         assert_eq!(weight.storage(), Some(Storage::F32));
         assert!(stored(&weight) == expected, "{name}");
         for begin in 0..expected.len() {
@@ -206,7 +207,7 @@ fn norms_of_gemma_come_without_the_one_that_the_file_added() {
     }
 }
 
-/// A vector in blocks is nothing that is trained on, whether or not something was added to it.
+/// No model uses a vector stored in blocks, so nothing is subtracted from it.
 #[test]
 fn a_norm_in_blocks_keeps_its_storage() {
     let blocks = Storage::Gguf(smidgen_ir::Block::Q8_0);
@@ -219,7 +220,7 @@ fn a_norm_in_blocks_keeps_its_storage() {
     }
 }
 
-/// Whole, in pieces, and row by row: the hash is that of the bytes in the file.
+/// A weight has the same hash whether it is read whole, in pieces or row by row.
 #[test]
 fn the_hash_does_not_depend_on_how_a_weight_is_read() {
     every_weight(|name, weight| {

@@ -1,7 +1,8 @@
-//! Files that are either the old one or the whole new one, also after a crash or a full disk.
-//! The bytes go to a temporary name in the same folder, are synced, and are then renamed over the target.
-//! When anything fails or panics before the rename, the temporary file is removed and the old file survives.
-//! A symbolic link at the target is replaced, never written through.
+//! Replaces files atomically: after a crash or on a full disk, a file is the old one or the complete new one.
+//! The bytes go to a temporary file in the same folder, are synced, and the file is then renamed over the
+//! target. If anything fails or panics before the rename, the temporary file is removed and the old file
+//! survives.
+//! A symbolic link at the target is replaced, never followed.
 //! Left out: keeping the old file's permissions.
 
 use std::fs::{self, File};
@@ -19,7 +20,7 @@ pub struct WriteFileError {
     pub source: io::Error,
 }
 
-/// Writes one file whole or not at all.
+/// Writes one file completely or not at all.
 pub fn write_whole(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
@@ -29,7 +30,7 @@ pub fn write_whole(
     commit_together(vec![staged])
 }
 
-/// A file written next to its target and not yet visible under the target's name; dropping it removes it.
+/// A temporary file next to its target, which has not been renamed yet. Dropping it removes it.
 pub struct StagedFile {
     target: PathBuf,
     temporary: PathBuf,
@@ -60,7 +61,7 @@ impl StagedFile {
                         renamed: false,
                     });
                 }
-                // A killed process with the same id may have left one behind.
+                // A killed process with the same id may have left this file behind.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(failed(target, step, error)),
             }
@@ -83,14 +84,15 @@ impl StagedFile {
 impl Drop for StagedFile {
     fn drop(&mut self) {
         if !self.renamed {
-            // Nothing can be done about a failure here, and the error that led here matters more.
+            // A failure is ignored: nothing can be done, and the error that led here matters more.
             let _ = fs::remove_file(&self.temporary);
         }
     }
 }
 
-/// Makes several staged files visible in order. All are on disk before the first is renamed,
-/// so that a full disk leaves every old file; only a crash between two renames can mix old and new.
+/// Renames several staged files over their targets, in order. All are on disk before the first is renamed, so
+/// a full disk leaves all old files in place. Only a crash between two renames can leave old and new files
+/// together.
 pub fn commit_together(mut staged: Vec<StagedFile>) -> Result<(), WriteFileError> {
     for file in &mut staged {
         file.sync()?;
@@ -105,8 +107,8 @@ pub fn commit_together(mut staged: Vec<StagedFile>) -> Result<(), WriteFileError
     folders.into_iter().try_for_each(sync_folder)
 }
 
-/// Removes what killed processes left of files and folders that were to become `target`; what a process that still runs
-/// is writing stays.
+/// Removes temporary files and folders for `target` that killed processes left behind. Those of running
+/// processes stay.
 pub fn sweep_leftovers(target: &Path) {
     let Some(name) = target.file_name().and_then(|name| name.to_str()) else { return };
     for entry in fs::read_dir(folder_of(target)).into_iter().flatten().flatten() {
@@ -114,13 +116,13 @@ pub fn sweep_leftovers(target: &Path) {
         let writer = found.to_str().and_then(|found| writer_of(found, name));
         if writer.is_some_and(|process| process == std::process::id() || !is_running(process)) {
             let path = entry.path();
-            // A failure only leaves what was there.
+            // A failure is ignored: leftovers only take space.
             let _ = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
         }
     }
 }
 
-/// The process in a temporary name of `target`: `.NAME.PROCESS.tmp` or `.NAME.PROCESS-NUMBER.tmp`.
+/// The process id in a temporary name for `target`: `.NAME.PROCESS.tmp` or `.NAME.PROCESS-NUMBER.tmp`.
 fn writer_of(found: &str, target: &str) -> Option<u32> {
     let middle = found.strip_prefix('.')?.strip_prefix(target)?.strip_prefix('.')?.strip_suffix(".tmp")?;
     let (process, number) = middle.split_once('-').unwrap_or((middle, "0"));
@@ -128,7 +130,7 @@ fn writer_of(found: &str, target: &str) -> Option<u32> {
     process.parse().ok()
 }
 
-/// Where it cannot be told, a process counts as running.
+/// Without `/proc`, every process counts as running.
 fn is_running(process: u32) -> bool {
     !Path::new("/proc/self").exists() || Path::new("/proc").join(process.to_string()).exists()
 }
@@ -140,7 +142,7 @@ pub fn sync_folder(folder: &Path) -> Result<(), WriteFileError> {
         .map_err(|error| failed(folder, "syncing the folder", error))
 }
 
-/// The folder of an entry; `.` for a bare name.
+/// The folder of a path; `.` for a bare name.
 pub fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -157,11 +159,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_killed_processes_left_is_swept() {
+    fn leftovers_of_killed_processes_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let own = std::process::id();
         let gone = 4_000_000_000u32;
-        // The first process of a system always runs.
+        // Process 1 is always running.
         let stay = [
             ".a.1.tmp".to_string(),
             ".a.1-7.tmp".into(),
@@ -172,21 +174,16 @@ mod tests {
             format!(".a.{gone}-x.tmp"),
             format!(".a.{gone}"),
         ];
-        let swept = [format!(".a.{gone}.tmp"), format!(".a.{gone}-3.tmp"), format!(".a.{own}.tmp")];
-        for name in stay.iter().chain(&swept) {
+        let removed = [format!(".a.{gone}.tmp"), format!(".a.{gone}-3.tmp"), format!(".a.{own}.tmp")];
+        for name in stay.iter().chain(&removed) {
             fs::create_dir(folder.path().join(name)).unwrap();
             fs::write(folder.path().join(name).join("x"), "x").unwrap();
         }
         fs::write(folder.path().join(format!(".a.{gone}-4.tmp")), "x").unwrap();
         sweep_leftovers(&folder.path().join("a"));
-        let mut left: Vec<String> = fs::read_dir(folder.path())
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
-        left.sort();
         let mut expected = stay.to_vec();
         expected.sort();
-        assert_eq!(left, expected);
+        assert_eq!(names(folder.path()), expected);
     }
 
     fn names(folder: &Path) -> Vec<String> {

@@ -1,8 +1,8 @@
-//! A sound file to samples at 16 kHz: WAV, FLAC, MP3 and Ogg Vorbis, any rate, channels averaged.
+//! Decodes an audio file to samples at 16 kHz: WAV, FLAC, MP3 and Ogg Vorbis, any rate, channels averaged.
 //!
-//! Samples are f32 in [-1, 1], as their format defines it: 16-bit integers divided by 32768. A file that is cut off, or
-//! whose header promises more than it has, is refused, because its transcript would say more than is heard.
-//! A decoder that panics on a damaged file becomes an error like any other.
+//! Samples are f32 in [-1, 1]; 16-bit integers, for example, are divided by 32768. A file that is shorter
+//! than its header promises is refused, because its transcript would contain words that are not in the audio.
+//! If a decoder panics on a damaged file, that is an error like any other.
 
 use super::log_mel::{FRAME_SAMPLES, SAMPLE_RATE};
 use super::resample::Resampler;
@@ -18,15 +18,14 @@ use symphonia::core::formats::probe::Hint;
 use symphonia::core::io::{MediaSource, MediaSourceStream};
 use thiserror::Error;
 
-/// No limit of a recipe reaches further than this.
+/// Upper bound of every limit.
 const LONGEST_SECONDS: f64 = 24.0 * 3600.0;
 
-/// A decoded clip.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Clip {
     /// One channel at [`SAMPLE_RATE`].
     pub samples: Vec<f32>,
-    /// Whether the file has more.
+    /// Whether the file is longer than the limit.
     pub is_cut: bool,
 }
 
@@ -71,7 +70,7 @@ pub enum ClipError {
 }
 
 impl ClipError {
-    /// What the user can do about it.
+    /// A remedy for the user.
     pub fn hint(&self) -> &'static str {
         match self {
             ClipError::Read(_) => {
@@ -92,7 +91,6 @@ impl ClipError {
     }
 }
 
-/// Decodes a file.
 pub fn decode_file(path: &Path, limit: ClipLimit) -> Result<Clip, ClipError> {
     let metadata = std::fs::metadata(path).map_err(ClipError::Read)?;
     if !metadata.is_file() {
@@ -106,18 +104,19 @@ pub fn decode_file(path: &Path, limit: ClipLimit) -> Result<Clip, ClipError> {
     if let Some(extension) = path.extension().and_then(|extension| extension.to_str()) {
         hint.with_extension(extension);
     }
-    guarded(Box::new(file), &hint, limit)
+    decode_checked(Box::new(file), &hint, limit)
 }
 
-/// Decodes a file that is in memory.
+/// Decodes a file in memory.
 pub fn decode_clip(bytes: Vec<u8>, limit: ClipLimit) -> Result<Clip, ClipError> {
     if bytes.is_empty() {
         return Err(ClipError::Empty);
     }
-    guarded(Box::new(Cursor::new(bytes)), &Hint::new(), limit)
+    decode_checked(Box::new(Cursor::new(bytes)), &Hint::new(), limit)
 }
 
-fn guarded(source: Box<dyn MediaSource>, hint: &Hint, limit: ClipLimit) -> Result<Clip, ClipError> {
+/// Decodes with panics turned into errors, and checks the samples.
+fn decode_checked(source: Box<dyn MediaSource>, hint: &Hint, limit: ClipLimit) -> Result<Clip, ClipError> {
     let decoded = catch_unwind(AssertUnwindSafe(|| decode(source, hint, limit)));
     let clip = decoded.unwrap_or_else(|_| {
         let what = "the decoder failed on it".to_owned();
@@ -147,10 +146,10 @@ fn decode(source: Box<dyn MediaSource>, hint: &Hint, limit: ClipLimit) -> Result
     let mut decoder = symphonia::default::get_codecs()
         .make_audio_decoder(&parameters, &AudioDecoderOptions::default())
         .map_err(|error| ClipError::UnknownCodec { what: error.to_string() })?;
-    let mut taken = Taken::default();
+    let mut mono = Mono::default();
     let max_seconds = limit.max_seconds.min(LONGEST_SECONDS);
     let mut ended = None;
-    while !taken.is_longer_than(max_seconds) {
+    while !mono.is_longer_than(max_seconds) {
         let packet = match format.next_packet() {
             Ok(Some(packet)) => packet,
             Ok(None) => break,
@@ -164,24 +163,23 @@ fn decode(source: Box<dyn MediaSource>, hint: &Hint, limit: ClipLimit) -> Result
         }
         let decoded = decoder.decode(&packet);
         let decoded = decoded
-            .map_err(|error| ClipError::Damaged { seconds: taken.seconds(), what: error.to_string() })?;
-        taken.add(&decoded)?;
+            .map_err(|error| ClipError::Damaged { seconds: mono.seconds(), what: error.to_string() })?;
+        mono.add(&decoded)?;
     }
-    let is_cut = taken.is_longer_than(max_seconds);
-    let frames = taken.samples.len() as u64;
-    let rate = f64::from(taken.rate.max(1));
+    let is_cut = mono.is_longer_than(max_seconds);
+    let frames = mono.samples.len() as u64;
+    let rate = f64::from(mono.rate.max(1));
     if let Some(promised) = promised.filter(|promised| {
         !is_cut && counts_frames(parameters.codec) && *promised > frames && *promised < u64::from(u32::MAX)
     }) {
         return Err(ClipError::CutOff { promised: promised as f64 / rate, found: frames as f64 / rate });
     }
     if let Some(error) = ended.filter(|_| !is_cut) {
-        return Err(ClipError::Damaged { seconds: taken.seconds(), what: error.to_string() });
+        return Err(ClipError::Damaged { seconds: mono.seconds(), what: error.to_string() });
     }
-    let rate = taken.rate;
-    let mut samples = match rate as usize == SAMPLE_RATE || taken.samples.is_empty() {
-        true => taken.samples,
-        false => Resampler::new(rate, SAMPLE_RATE as u32).resample(&taken.samples),
+    let mut samples = match mono.rate as usize == SAMPLE_RATE || mono.samples.is_empty() {
+        true => mono.samples,
+        false => Resampler::new(mono.rate, SAMPLE_RATE as u32).resample(&mono.samples),
     };
     if is_cut {
         samples.truncate((max_seconds * SAMPLE_RATE as f64) as usize);
@@ -189,21 +187,22 @@ fn decode(source: Box<dyn MediaSource>, hint: &Hint, limit: ClipLimit) -> Result
     Ok(Clip { samples, is_cut })
 }
 
-/// Whether the header of a file in this codec has the exact number of its frames.
+/// Whether headers of this codec have the exact number of frames.
 fn counts_frames(codec: AudioCodecId) -> bool {
     ![CODEC_ID_MP3, CODEC_ID_VORBIS].contains(&codec)
 }
 
-/// What was decoded so far, in one channel.
+/// The samples decoded so far, averaged to one channel.
 #[derive(Default)]
-struct Taken {
+struct Mono {
     rate: u32,
     channels: usize,
     samples: Vec<f32>,
+    /// Scratch memory for a packet.
     packet: Vec<f32>,
 }
 
-impl Taken {
+impl Mono {
     fn seconds(&self) -> f64 {
         self.samples.len() as f64 / f64::from(self.rate.max(1))
     }

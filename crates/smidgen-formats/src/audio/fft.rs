@@ -1,27 +1,27 @@
 //! The Fourier transform of 512 real numbers, in f64.
 //!
-//! Radix 2 in place, with the bits of indices reversed first. Left out: every other size.
+//! In place, radix 2, with bit-reversed input. Left out: other sizes.
 
 use std::f64::consts::TAU;
 
 pub const POINTS: usize = 512;
-/// Frequencies of a real signal.
+/// Frequencies in the transform of a real signal.
 pub const BINS: usize = POINTS / 2 + 1;
 
 pub struct Fft {
     /// exp(-2πi·k/512).
-    turns: Vec<(f64, f64)>,
+    twiddles: Vec<(f64, f64)>,
     values: Vec<(f64, f64)>,
 }
 
 impl Fft {
     pub fn new() -> Fft {
-        let turn = |k: usize| (-TAU * k as f64 / POINTS as f64).sin_cos();
-        let turns = (0..POINTS / 2).map(turn).map(|(sine, cosine)| (cosine, sine));
-        Fft { turns: turns.collect(), values: vec![(0.0, 0.0); POINTS] }
+        let twiddle = |k: usize| (-TAU * k as f64 / POINTS as f64).sin_cos();
+        let twiddles = (0..POINTS / 2).map(twiddle).map(|(sine, cosine)| (cosine, sine));
+        Fft { twiddles: twiddles.collect(), values: vec![(0.0, 0.0); POINTS] }
     }
 
-    /// The transform of up to 512 numbers with zeros behind them; the first [`BINS`] values.
+    /// Returns the first [`BINS`] values of the transform of up to 512 numbers, which are padded with zeros.
     pub fn transform(&mut self, signal: impl Iterator<Item = f64>) -> &[(f64, f64)] {
         let reversed = |index: usize| index.reverse_bits() >> (usize::BITS - POINTS.trailing_zeros());
         self.values.fill((0.0, 0.0));
@@ -34,10 +34,11 @@ impl Fft {
             for block in self.values.chunks_exact_mut(2 * half) {
                 let (even, odd) = block.split_at_mut(half);
                 for (index, (even, odd)) in even.iter_mut().zip(odd).enumerate() {
-                    let turn = self.turns[index * stride];
-                    let turned = (odd.0 * turn.0 - odd.1 * turn.1, odd.0 * turn.1 + odd.1 * turn.0);
-                    *odd = (even.0 - turned.0, even.1 - turned.1);
-                    *even = (even.0 + turned.0, even.1 + turned.1);
+                    let twiddle = self.twiddles[index * stride];
+                    let rotated =
+                        (odd.0 * twiddle.0 - odd.1 * twiddle.1, odd.0 * twiddle.1 + odd.1 * twiddle.0);
+                    *odd = (even.0 - rotated.0, even.1 - rotated.1);
+                    *even = (even.0 + rotated.0, even.1 + rotated.1);
                 }
             }
             half *= 2;
@@ -51,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_transform_is_that_of_its_definition() {
+    fn the_transform_agrees_with_its_definition() {
         let signal: Vec<f64> = (0..400).map(|index| ((index * index) as f64 * 0.37).sin()).collect();
         let mut fft = Fft::new();
         let got = fft.transform(signal.iter().copied()).to_vec();

@@ -1,31 +1,32 @@
-//! Log-mel features as Phi-4-multimodal hears them: 80 bins every 10 ms.
+//! Log-mel features as Phi-4-multimodal expects them: 80 bins every 10 ms.
 //!
-//! Frames of 25 ms without padding; an incomplete last frame is dropped. Inside a frame, pre-emphasis whose first sample
-//! is its own predecessor, a symmetric Hamming window, the squared magnitudes of 512 points, triangles that are straight
-//! on the mel scale from 0 to 7690 Hz, and the logarithm of at least 1.
-//! Left out: the mean and deviation of a checkpoint, which belong to its encoder.
+//! Frames have 25 ms without padding; an incomplete last frame is dropped. Steps per frame: pre-emphasis,
+//! where the first sample is its own predecessor; a symmetric Hamming window; squared magnitudes of a
+//! 512-point FFT; triangular filters on the mel scale from 0 to 7690 Hz; and the logarithm of the energy,
+//! which is clamped to at least 1.
+//! Left out: normalization by a checkpoint's mean and deviation, which its encoder does.
 
 use super::fft::{BINS, Fft, POINTS};
 
-/// Samples per second that models hear.
+/// Samples per second of the input of models.
 pub const SAMPLE_RATE: usize = 16_000;
 pub const MEL_BINS: usize = 80;
 pub const FRAME_SAMPLES: usize = 400;
 pub const HOP_SAMPLES: usize = 160;
 const EMPHASIS: f64 = 0.97;
-/// Samples are scaled back to those of 16 bits.
+/// Samples are scaled to the range of 16-bit integers.
 const FULL_SCALE: f64 = 32768.0;
 const HIGHEST_HERTZ: f64 = 7690.0;
 
-/// Frames of a clip.
+/// The number of frames of a clip.
 pub fn frame_count(samples: usize) -> usize {
     samples.checked_sub(FRAME_SAMPLES).map_or(0, |rest| rest / HOP_SAMPLES + 1)
 }
 
-/// Window, filters and scratch memory; one serves any number of clips.
+/// Window, filters and scratch memory, for any number of clips.
 pub struct LogMel {
     window: Vec<f64>,
-    /// The first frequency of each filter, and its weights from there on.
+    /// For each filter its first frequency and its weights from there on.
     filters: Vec<(usize, Vec<f64>)>,
     fft: Fft,
     power: Vec<f64>,
@@ -44,11 +45,11 @@ impl LogMel {
     pub fn append(&mut self, samples: &[f32], features: &mut Vec<f32>) {
         for frame in 0..frame_count(samples.len()) {
             let frame = &samples[frame * HOP_SAMPLES..][..FRAME_SAMPLES];
-            let before = std::iter::once(&frame[0]).chain(frame);
-            let emphasised = frame.iter().zip(before).zip(&self.window).map(|((now, before), window)| {
-                (f64::from(*now) - EMPHASIS * f64::from(*before)) * FULL_SCALE * window
+            let previous = std::iter::once(&frame[0]).chain(frame);
+            let signal = frame.iter().zip(previous).zip(&self.window).map(|((sample, previous), window)| {
+                (f64::from(*sample) - EMPHASIS * f64::from(*previous)) * FULL_SCALE * window
             });
-            let spectrum = self.fft.transform(emphasised);
+            let spectrum = self.fft.transform(signal);
             for (power, (real, imaginary)) in self.power.iter_mut().zip(spectrum) {
                 *power = real * real + imaginary * imaginary;
             }
@@ -90,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tone_is_loudest_in_its_bin_and_silence_is_zero() {
+    fn a_tone_is_loudest_in_its_bin_and_silence_gives_zeros() {
         let tone = |hertz: f64| -> Vec<f32> {
             let angle = |index: usize| std::f64::consts::TAU * hertz * index as f64 / 16_000.0;
             (0..1600).map(|index| angle(index).sin() as f32).collect()

@@ -1,8 +1,8 @@
-//! Sound files: decoded, mixed to one channel, resampled to 16 kHz, and turned into log-mel features.
+//! Decodes audio files, mixes them to one channel, resamples them to 16 kHz, and computes log-mel features.
 //!
-//! A clip is decoded packet by packet and never beyond the longest clip that is allowed, so a file of hours costs no
-//! more memory than one of seconds.
-//! Left out: what a model does with features.
+//! A clip is decoded packet by packet up to a maximum length, so a file of several hours needs no more memory
+//! than the longest clip that is allowed.
+//! Left out: what a model does with the features.
 
 use base64::Engine;
 
@@ -14,15 +14,14 @@ mod resample;
 pub use clip::{Clip, ClipError, ClipLimit, decode_clip, decode_file};
 pub use log_mel::{FRAME_SAMPLES, HOP_SAMPLES, LogMel, MEL_BINS, SAMPLE_RATE, frame_count};
 
-/// In front of bytes that a row holds as base64.
+/// The prefix of audio bytes that a row holds as base64.
 pub const BYTES_PREFIX: &str = "data:application/octet-stream;base64,";
 
-/// The bytes of a clip that is stored as text.
+/// Decodes the bytes of a clip that is stored as text.
 pub fn from_base64(text: &str) -> Option<Vec<u8>> {
     base64::engine::general_purpose::STANDARD.decode(text).ok()
 }
 
-/// The other way.
 pub fn to_base64(bytes: &[u8]) -> String {
     base64::engine::general_purpose::STANDARD.encode(bytes)
 }

@@ -1,21 +1,22 @@
-//! Another sample rate by a windowed sinc, exact in its phases.
+//! Changes the sample rate with a windowed sinc filter.
 //!
-//! The ratio of the rates is reduced, so there are few phases and each has its filter. What the new rate cannot carry is
-//! removed: the filter passes up to 0.94 of the lower half rate and stops by at least 90 dB beyond it.
+//! The ratio of the rates is a reduced fraction, so there are few phases, and each has its own exact filter.
+//! The filter passes frequencies up to 0.94 of the lower Nyquist frequency and attenuates those above it by
+//! at least 90 dB.
 //! Left out: streaming; a clip is resampled as a whole.
 
-/// Zero crossings of the filter to each side.
+/// Zero crossings of the filter on each side.
 const CROSSINGS: usize = 48;
-/// Where the filter is at half of its height, as a share of the lower half rate.
+/// The frequency at which the filter has half of its height, as a fraction of the lower Nyquist frequency.
 const CUTOFF: f64 = 0.97;
 /// Shape of the Kaiser window.
 const BETA: f64 = 9.0;
 
 pub struct Resampler {
-    /// Samples out for each `step` samples in.
+    /// Output samples for each `step` input samples.
     phases: usize,
     step: usize,
-    /// Samples to each side of a filter's center.
+    /// Samples on each side of a filter's center.
     reach: usize,
     filters: Vec<f32>, // (phases, 2·reach)
 }
@@ -24,7 +25,7 @@ impl Resampler {
     pub fn new(from: u32, to: u32) -> Resampler {
         let divisor = gcd(from, to);
         let (phases, step) = ((to / divisor) as usize, (from / divisor) as usize);
-        // In units of the input's rate.
+        // Relative to the input rate.
         let cutoff = CUTOFF * (f64::from(to) / f64::from(from)).min(1.0);
         let reach = (CROSSINGS as f64 / cutoff).ceil() as usize;
         let mut filters = Vec::with_capacity(phases * 2 * reach);
@@ -36,7 +37,7 @@ impl Resampler {
                     cutoff * sinc(cutoff * distance) * kaiser(distance / reach as f64)
                 })
                 .collect();
-            // Every phase passes a constant unchanged.
+            // A constant signal must pass unchanged.
             let sum: f64 = filter.iter().sum();
             filter.iter_mut().for_each(|tap| *tap /= sum);
             filters.extend(filter.iter().map(|tap| *tap as f32));
@@ -44,7 +45,7 @@ impl Resampler {
         Resampler { phases, step, reach, filters }
     }
 
-    /// All of a clip; there is silence around it.
+    /// Resamples a whole clip. Samples before and after it count as silence.
     pub fn resample(&self, samples: &[f32]) -> Vec<f32> {
         let count = (samples.len() as u64 * self.phases as u64).div_ceil(self.step as u64) as usize;
         let width = 2 * self.reach;
@@ -73,7 +74,7 @@ fn sinc(x: f64) -> f64 {
     if x == 0.0 { 1.0 } else { angle.sin() / angle }
 }
 
-/// The window at -1 to 1.
+/// The Kaiser window, from -1 to 1.
 fn kaiser(x: f64) -> f64 {
     if x.abs() >= 1.0 { 0.0 } else { bessel(BETA * (1.0 - x * x).sqrt()) / bessel(BETA) }
 }
@@ -107,15 +108,15 @@ mod tests {
                 let want = tone(16_000, hertz, 0.5);
                 assert_eq!(got.len(), want.len(), "{rate} Hz");
                 let middle = 1000..7000;
-                let apart = got[middle.clone()].iter().zip(&want[middle]).map(|(a, b)| (a - b).abs());
-                let apart = apart.fold(0.0, f32::max);
-                assert!(apart < 2e-4, "{rate} Hz, a tone of {hertz} Hz is off by {apart}");
+                let error = got[middle.clone()].iter().zip(&want[middle]).map(|(a, b)| (a - b).abs());
+                let error = error.fold(0.0, f32::max);
+                assert!(error < 2e-4, "{rate} Hz, a tone of {hertz} Hz is off by {error}");
             }
         }
     }
 
     #[test]
-    fn what_the_new_rate_cannot_carry_is_removed() {
+    fn frequencies_above_the_new_nyquist_frequency_are_removed() {
         for hertz in [8_400.0, 9_000.0, 15_000.0, 20_000.0] {
             let got = Resampler::new(44_100, 16_000).resample(&tone(44_100, hertz, 0.5));
             let loudest = got[1000..7000].iter().fold(0.0f32, |most, sample| most.max(sample.abs()));
@@ -124,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_exact_and_short_clips_are_no_trouble() {
+    fn lengths_are_exact_also_of_short_clips() {
         for (samples, rate, expected) in
             [(0, 44_100, 0), (1, 44_100, 1), (44_100, 44_100, 16_000), (7, 8_000, 14)]
         {

@@ -1,11 +1,10 @@
-//! The model architectures that a GGUF file may have here, by the names that `general.architecture` gives them.
-//! Which tensors and which metadata keys each of them has is in `tensor_names` and `model`.
-//! Left out: every other architecture; a file of one is refused by name.
+//! The supported model architectures of GGUF files, by their names in `general.architecture`.
+//! `tensor_names` has the tensors of each architecture, `model` has its metadata keys.
+//! Left out: all other architectures; their files are refused with the name.
 
-/// The architectures that are understood, as `general.architecture` names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Architecture {
-    /// Also Mistral and SmolLM2, whose files have this name.
+    /// Also the name in files of Mistral and SmolLM2.
     Llama,
     Qwen2,
     Qwen3,

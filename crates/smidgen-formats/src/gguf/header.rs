@@ -1,8 +1,8 @@
-//! The header of a GGUF file: counts, metadata and tensor descriptions before the data.
-//! After `read_header` returns, keys and names are distinct, every tensor's type is supported, its rows are whole
-//! blocks, and its bytes are inside the file and do not overlap those of another tensor.
-//! It allocates in proportion to the bytes that the file has, never by a number found in it.
-//! Left out: what the metadata means, and bytes between or after tensors, which are ignored.
+//! Reads the header of a GGUF file: counts, metadata and tensor descriptions.
+//! After `read_header` returns, keys and names are distinct, all tensor types are supported, rows are whole
+//! blocks, and all tensors are inside the file and do not overlap.
+//! It allocates in proportion to the size of the file, never by a number found in it.
+//! Left out: what the metadata means. Bytes between or after tensors are ignored.
 
 use super::problem::GgufProblem;
 use super::tensor::{GgufTensor, piece_of, tensor_type};
@@ -12,17 +12,17 @@ use crate::open_file::{FileProblem, LFS_BEGINNING, OpenFile, first_duplicate};
 pub const MAGIC: [u8; 4] = *b"GGUF";
 pub const DEFAULT_ALIGNMENT: u64 = 32;
 pub const ALIGNMENT_KEY: &str = "general.alignment";
-/// Of the format.
+/// The limit of the format.
 const MAX_DIMENSIONS: u32 = 4;
-/// A string's length and a kind and one byte.
+/// The smallest metadata pair: length of the key, kind, and one byte.
 const LEAST_PAIR_BYTES: u64 = 8 + 4 + 1;
-/// A string's length, the count of dimensions, one of them, a type and an offset.
+/// The smallest tensor description: length of the name, count of dimensions, one dimension, type and offset.
 const LEAST_TENSOR_BYTES: u64 = 8 + 4 + 8 + 4 + 8;
 const BUFFER_BYTES: usize = 64 << 10;
 
 pub struct Header {
     pub metadata: Metadata,
-    /// In the order of the header.
+    /// In header order.
     pub tensors: Vec<GgufTensor>,
     pub alignment: u64,
     /// Where the data begins.
@@ -37,7 +37,9 @@ pub(super) fn read_header(file: &OpenFile) -> Result<Header, GgufProblem> {
     let pair_count = reader.u64(|| "the metadata count".into())?;
     reader.check_count("metadata pairs", pair_count, LEAST_PAIR_BYTES)?;
     let metadata = read_metadata(&mut reader, pair_count)?;
-    let alignment = alignment_of(&metadata)?;
+    let alignment = alignment_of(&metadata).ok_or_else(|| GgufProblem::Alignment {
+        got: metadata.get(ALIGNMENT_KEY).map(Value::to_string).unwrap_or_default(),
+    })?;
     reader.check_count("tensors", tensor_count, LEAST_TENSOR_BYTES)?;
     let mut described = Vec::with_capacity(tensor_count as usize);
     for position in 0..tensor_count {
@@ -138,17 +140,14 @@ fn bool_of(key: &str, byte: u8) -> Result<bool, GgufProblem> {
     }
 }
 
-fn alignment_of(metadata: &Metadata) -> Result<u64, GgufProblem> {
-    let Some(value) = metadata.get(ALIGNMENT_KEY) else { return Ok(DEFAULT_ALIGNMENT) };
-    match metadata.whole(ALIGNMENT_KEY) {
-        Ok(Some(alignment)) if alignment.is_power_of_two() && (8..=1 << 30).contains(&alignment) => {
-            Ok(alignment)
-        }
-        _ => Err(GgufProblem::Alignment { got: value.to_string() }),
-    }
+/// The alignment of tensors in the file; `None` if the metadata sets one that is not a power of two from 8 to
+/// 2^30.
+pub(super) fn alignment_of(metadata: &Metadata) -> Option<u64> {
+    let alignment = metadata.whole(ALIGNMENT_KEY).ok()?.unwrap_or(DEFAULT_ALIGNMENT);
+    (alignment.is_power_of_two() && (8..=1 << 30).contains(&alignment)).then_some(alignment)
 }
 
-/// A tensor whose own numbers agree; its offset is relative to the data and aligned.
+/// A tensor whose description is valid by itself. Its offset is aligned and relative to the data.
 struct Described {
     tensor: GgufTensor,
     offset: u64,
@@ -190,7 +189,7 @@ fn read_tensor(reader: &mut Reader<'_>, position: u64, alignment: u64) -> Result
     }
     let row_bytes = (columns / piece_elements).checked_mul(piece_bytes);
     let bytes = dims[1..].iter().fold(row_bytes, |bytes, &extent| bytes?.checked_mul(extent));
-    // Elements must be countable too: a block holds more elements than bytes.
+    // The number of elements must fit too, because a block has more elements than bytes.
     let elements = dims.iter().try_fold(1_u64, |elements, &extent| elements.checked_mul(extent));
     let (Some(bytes), Some(_)) = (bytes, elements.and_then(|elements| usize::try_from(elements).ok())) else {
         return Err(GgufProblem::TooLarge { tensor: name, dims });
@@ -202,7 +201,8 @@ fn read_tensor(reader: &mut Reader<'_>, position: u64, alignment: u64) -> Result
     Ok(Described { tensor: GgufTensor { name, dims, storage, file_offset: 0, bytes }, offset })
 }
 
-/// Fills in the offsets from the start of the file, and checks that all tensors are inside it and none overlap.
+/// Fills in the offsets from the start of the file, and checks that all tensors are inside the file and do
+/// not overlap.
 fn place(
     mut described: Vec<Described>,
     data_offset: u64,
@@ -237,7 +237,7 @@ fn place(
     Ok(described.into_iter().map(|described| described.tensor).collect())
 }
 
-/// Reads forward through a buffer; every read is checked against the file's size first.
+/// Reads forward through a buffer. Every read is first checked against the size of the file.
 struct Reader<'a> {
     file: &'a OpenFile,
     at: u64,
@@ -251,7 +251,7 @@ impl Reader<'_> {
         self.file.bytes - self.at
     }
 
-    /// Refuses a count of things that do not fit into the rest of the file.
+    /// Refuses a count of items that cannot fit into the rest of the file.
     fn check_count(&self, what: &str, count: u64, least_bytes: u64) -> Result<(), GgufProblem> {
         let (bytes, left_bytes) = (count.checked_mul(least_bytes), self.left_bytes());
         match bytes {

@@ -1,5 +1,5 @@
-//! GGUF, the model format of llama.cpp: one file with metadata, tokenizer and weights in blocks.
-//! A file opened for reading by offset: the header is read and checked, the data stays on disk.
+//! GGUF, the model format of llama.cpp: one file with metadata, tokenizer and block-quantized weights.
+//! A file is opened for reads by offset: the header is read and checked, the data stays on disk.
 //! Left out: big-endian files, version 1, models split over several files, and decoding blocks.
 
 pub mod architecture;
@@ -51,7 +51,7 @@ impl GgufFile {
         self.alignment
     }
 
-    /// Where the data of the tensors begins.
+    /// Where the tensor data begins.
     pub fn data_offset(&self) -> u64 {
         self.data_offset
     }
@@ -60,13 +60,13 @@ impl GgufFile {
         &self.metadata
     }
 
-    /// Forgets the metadata, whose vocabulary takes more memory than all tensor descriptions together.
-    /// For when the config and the tokenizer have been read and only weights are wanted from here on.
+    /// Frees the metadata, whose vocabulary takes more memory than all tensor descriptions together.
+    /// Call it when the config and the tokenizer have been read and only weights are still needed.
     pub fn release_metadata(&mut self) {
         self.metadata = Metadata::default();
     }
 
-    /// All tensors, in the order of the header.
+    /// All tensors, in header order.
     pub fn tensors(&self) -> &[GgufTensor] {
         &self.tensors
     }
@@ -80,10 +80,10 @@ impl GgufFile {
         self.position(name).map(|position| &self.tensors[position])
     }
 
-    /// Fills `destination` from `byte_offset` inside the tensor, which is one of this file's.
+    /// Fills `destination` from `byte_offset` of a tensor of this file.
     ///
     /// # Panics
-    /// When the range reaches beyond the tensor: a mistake of the caller.
+    /// If the range reaches beyond the tensor.
     pub fn read_at(
         &self,
         tensor: &GgufTensor,

@@ -1,8 +1,8 @@
-//! A GGUF file as a Hugging Face model: its metadata as the `config.json` that the original had, in the spelling
-//! of transformers 5, and its tensors under their Hugging Face names (`tensor_names`).
-//! Nothing is guessed: an unknown architecture, key or tensor is refused by name, because a model that ignores one
-//! computes something else without any sign of it.
-//! What GGUF does not store cannot be recovered, such as the window of the first Mistral.
+//! A GGUF file as a Hugging Face model: its metadata becomes a `config.json` with the keys of transformers 5,
+//! and its tensors get their Hugging Face names (`tensor_names`).
+//! Nothing is guessed: an unknown architecture, key or tensor is refused with its name, because ignoring it
+//! would silently compute another model.
+//! Settings that GGUF does not store are lost, such as the sliding window of the first Mistral.
 //! Left out: mixtures of experts, models in several files, and the tokenizer.
 
 use std::collections::BTreeMap;
@@ -13,32 +13,32 @@ use smidgen_ir::Storage;
 use super::GgufFile;
 use super::architecture::Architecture;
 use super::model_problem::{GgufModelError, GgufModelProblem};
-use super::rope_divisors::{rope_parameters_of, shortest};
+use super::rope_divisors::rope_parameters_of;
 use super::tensor_names::{EMBEDDING, HEAD, ROPE_DIVISORS, ROPE_FACTORS, TensorSource, map_tensors};
-use super::value::{Array, Metadata, MetadataProblem, Value, required};
+use super::value::{Array, Metadata, MetadataProblem, Value, required, shortest_decimal};
 use crate::open_file::InFile;
 
-/// What a GGUF file says about its model.
+/// The config and the tensors of the model in a GGUF file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GgufModel {
     pub architecture: Architecture,
-    /// The `config.json` of the model.
+    /// What `config.json` would contain.
     pub config: Json,
     sources: BTreeMap<String, TensorSource>,
 }
 
 impl GgufModel {
-    /// Reads the metadata and, where there are any, the small tensors of rotary factors.
+    /// Reads the metadata and the small tensors of rotary factors, if there are any.
     pub fn read(file: &GgufFile) -> Result<GgufModel, GgufModelError> {
         read_checked(file).map_err(|problem| InFile { path: file.path().to_path_buf(), problem })
     }
 
-    /// Where a tensor of the checkpoint is in the file, by its Hugging Face name.
+    /// Where the tensor with this Hugging Face name is in the file.
     pub fn source(&self, name: &str) -> Option<&TensorSource> {
         self.sources.get(name)
     }
 
-    /// All tensors by their Hugging Face names, in the order of the names.
+    /// All tensors, sorted by their Hugging Face names.
     pub fn sources(&self) -> impl Iterator<Item = (&str, &TensorSource)> {
         self.sources.iter().map(|(name, source)| (name.as_str(), source))
     }
@@ -70,7 +70,7 @@ fn architecture_of(metadata: &Metadata) -> Result<Architecture, GgufModelProblem
     })
 }
 
-/// Keys that are read below, without the prefix of the architecture.
+/// Keys that are read below, without the architecture's prefix.
 const READ: [&str; 21] = [
     "attention.causal",
     "attention.head_count",
@@ -94,7 +94,7 @@ const READ: [&str; 21] = [
     "rope.scaling.factor",
     "rope.scaling.original_context_length",
 ];
-/// Keys that change nothing, or repeat what the tensors show.
+/// Keys that change nothing, or repeat what follows from the tensors.
 const HARMLESS: [&str; 5] =
     ["expert_used_count", "rope.scaling.finetuned", "rope.scaling.type", "tensor_data_layout", "vocab_size"];
 
@@ -123,6 +123,11 @@ impl Keys<'_> {
         Err(GgufModelProblem::Unsupported { key, got: size.to_string(), supported: "1 to 2^31" })
     }
 
+    /// The size of the sliding window; 0 means none.
+    fn window(&self) -> Result<Option<u64>, GgufModelProblem> {
+        Ok(self.whole("attention.sliding_window")?.filter(|window| *window > 0))
+    }
+
     fn number(&self, key: &str) -> Result<Option<f64>, GgufModelProblem> {
         let key = self.full(key);
         match self.metadata.number(&key)? {
@@ -137,7 +142,7 @@ impl Keys<'_> {
 
     fn refuse_unknown(&self) -> Result<(), GgufModelProblem> {
         let prefix = self.full("");
-        // Checked first, because its settings are unknown keys too.
+        // Checked before the other keys: the settings of YaRN are unknown keys, and this message is clearer.
         let key = self.full("rope.scaling.type");
         if let Some(got @ "yarn") = self.metadata.text(&key)? {
             return Err(GgufModelProblem::Unsupported {
@@ -191,12 +196,12 @@ impl Sizes {
         let rope_dim = keys.whole("rope.dimension_count")?;
         let head_dim = match keys.whole("attention.key_length")? {
             Some(head_dim) => head_dim,
-            // Converters write no head size for it, and rotate whole heads.
+            // Converters write no head size for Llama; RoPE covers whole heads there.
             None if keys.architecture == Architecture::Llama && rope_dim.is_some() => rope_dim.unwrap_or(0),
             None if hidden.is_multiple_of(heads) => hidden / heads,
             None => {
                 let what = format!(
-                    "hidden size {hidden} is not a multiple of {heads} heads and there is no head size"
+                    "hidden size {hidden} is not a multiple of {heads} heads, and the file has no head size"
                 );
                 return Err(GgufModelProblem::Contradiction { what });
             }
@@ -204,8 +209,9 @@ impl Sizes {
         let rope_dim = rope_dim.unwrap_or(head_dim);
         if let Some(value_length) = keys.whole("attention.value_length")?.filter(|length| *length != head_dim)
         {
-            let what =
-                format!("heads of {head_dim} channels with values of {value_length} are not supported");
+            let what = format!(
+                "heads with keys of {head_dim} and values of {value_length} channels are not supported"
+            );
             return Err(GgufModelProblem::Contradiction { what });
         }
         let partial = keys.architecture == Architecture::Phi3 && (2..head_dim).contains(&rope_dim);
@@ -246,14 +252,14 @@ fn config_of(keys: &Keys<'_>, sizes: &Sizes, file: &GgufFile) -> Result<Json, Gg
         "tie_word_embeddings": file.tensor(HEAD).is_none(),
     });
     let map = config.as_object_mut().expect("an object was made above");
-    // Null where the file has none: without the key, transformers would use the ids of the family's first model.
+    // Null if the file has none: without the key, transformers would use the ids of the family's first model.
     for (key, name) in [("bos", "bos"), ("eos", "eos"), ("padding", "pad")] {
         let id = keys.metadata.token_id(&format!("tokenizer.ggml.{key}_token_id"))?;
         map.insert(format!("{name}_token_id"), json!(id));
     }
     match keys.architecture {
         Architecture::Llama => add_llama(map, keys, sizes, file)?,
-        Architecture::Qwen2 | Architecture::Qwen3 => add_qwen(map, keys, sizes)?,
+        Architecture::Qwen2 | Architecture::Qwen3 => add_qwen(map, keys)?,
         Architecture::Phi3 => add_phi3(map, keys, sizes, file)?,
         Architecture::Gemma2 => add_gemma2(map, keys, sizes)?,
         Architecture::Gemma3 => add_gemma3(map, keys, sizes)?,
@@ -268,12 +274,12 @@ fn add(map: &mut Map<String, Json>, more: Json) {
     }
 }
 
-fn named(map: &mut Map<String, Json>, model_type: &str, class: &str) {
+fn add_class(map: &mut Map<String, Json>, model_type: &str, class: &str) {
     add(map, json!({"model_type": model_type, "architectures": [class]}));
 }
 
-/// `rope_parameters` from the metadata: the base, and a scaling if there is one.
-fn plain_rope(keys: &Keys<'_>) -> Result<Json, GgufModelProblem> {
+/// `rope_parameters` from the metadata: the base frequency, and linear scaling if there is any.
+fn rope_of_metadata(keys: &Keys<'_>) -> Result<Json, GgufModelProblem> {
     let theta = keys.number("rope.freq_base")?.unwrap_or(10_000.0);
     let key = keys.full("rope.scaling.type");
     let factor = keys.number("rope.scaling.factor")?.filter(|factor| *factor != 1.0);
@@ -297,25 +303,25 @@ fn add_llama(
     sizes: &Sizes,
     file: &GgufFile,
 ) -> Result<(), GgufModelProblem> {
-    let mut rope = plain_rope(keys)?;
+    let mut rope = rope_of_metadata(keys)?;
     if file.tensor(ROPE_DIVISORS).is_some() {
         let divisors = read_rope_tensor(file, ROPE_DIVISORS, sizes.rope_dim as usize / 2)?;
         if rope["rope_type"] != "default" {
-            let what = format!("the model has `{ROPE_DIVISORS}` and another scaling of its rotary embedding");
+            let what = format!("the file has `{ROPE_DIVISORS}` and another scaling of RoPE in its metadata");
             return Err(GgufModelProblem::Contradiction { what });
         }
-        let theta = rope["rope_theta"].as_f64().expect("`plain_rope` gives a number");
+        let theta = rope["rope_theta"].as_f64().expect("`rope_of_metadata` writes a number");
         rope = rope_parameters_of(&divisors, theta, sizes.max_positions);
         rope["rope_theta"] = json!(theta);
     }
     let has = |name: &str| file.tensor(name).is_some();
-    match keys.whole("attention.sliding_window")?.filter(|window| *window > 0) {
+    match keys.window()? {
         Some(window) => {
-            named(map, "mistral", "MistralForCausalLM");
+            add_class(map, "mistral", "MistralForCausalLM");
             add(map, json!({"sliding_window": window}));
         }
         None => {
-            named(map, "llama", "LlamaForCausalLM");
+            add_class(map, "llama", "LlamaForCausalLM");
             add(
                 map,
                 json!({"attention_bias": has("blk.0.attn_q.bias"), "mlp_bias": has("blk.0.ffn_gate.bias")}),
@@ -326,31 +332,26 @@ fn add_llama(
     Ok(())
 }
 
-fn add_qwen(map: &mut Map<String, Json>, keys: &Keys<'_>, _: &Sizes) -> Result<(), GgufModelProblem> {
-    refuse_window(keys)?;
+fn add_qwen(map: &mut Map<String, Json>, keys: &Keys<'_>) -> Result<(), GgufModelProblem> {
+    if let Some(window) = keys.window()? {
+        return Err(GgufModelProblem::Unsupported {
+            key: keys.full("attention.sliding_window"),
+            got: window.to_string(),
+            supported: "0",
+        });
+    }
     match keys.architecture {
-        Architecture::Qwen2 => named(map, "qwen2", "Qwen2ForCausalLM"),
+        Architecture::Qwen2 => add_class(map, "qwen2", "Qwen2ForCausalLM"),
         _ => {
-            named(map, "qwen3", "Qwen3ForCausalLM");
+            add_class(map, "qwen3", "Qwen3ForCausalLM");
             add(map, json!({"attention_bias": false}));
         }
     }
     add(
         map,
-        json!({"hidden_act": "silu", "use_sliding_window": false, "rope_parameters": plain_rope(keys)?}),
+        json!({"hidden_act": "silu", "use_sliding_window": false, "rope_parameters": rope_of_metadata(keys)?}),
     );
     Ok(())
-}
-
-fn refuse_window(keys: &Keys<'_>) -> Result<(), GgufModelProblem> {
-    match keys.whole("attention.sliding_window")?.filter(|window| *window > 0) {
-        Some(window) => Err(GgufModelProblem::Unsupported {
-            key: keys.full("attention.sliding_window"),
-            got: window.to_string(),
-            supported: "0",
-        }),
-        None => Ok(()),
-    }
 }
 
 fn add_phi3(
@@ -360,12 +361,12 @@ fn add_phi3(
     file: &GgufFile,
 ) -> Result<(), GgufModelProblem> {
     let original = keys.whole("rope.scaling.original_context_length")?.unwrap_or(sizes.max_positions);
-    let mut rope = plain_rope(keys)?;
+    let mut rope = rope_of_metadata(keys)?;
     rope["partial_rotary_factor"] = json!(sizes.rope_dim as f64 / sizes.head_dim as f64);
     if ROPE_FACTORS.iter().any(|name| file.tensor(name).is_some()) {
         let [long, short] =
             ROPE_FACTORS.map(|name| read_rope_tensor(file, name, sizes.rope_dim as usize / 2));
-        let decimals = |factors: Vec<f32>| factors.into_iter().map(shortest).collect::<Vec<f64>>();
+        let decimals = |factors: Vec<f32>| factors.into_iter().map(shortest_decimal).collect::<Vec<f64>>();
         rope["rope_type"] = json!("longrope");
         rope["short_factor"] = json!(decimals(short?));
         rope["long_factor"] = json!(decimals(long?));
@@ -374,25 +375,24 @@ fn add_phi3(
             rope["attention_factor"] = json!(factor);
         }
     }
-    named(map, "phi3", "Phi3ForCausalLM");
-    let window = keys.whole("attention.sliding_window")?.filter(|window| *window > 0);
+    add_class(map, "phi3", "Phi3ForCausalLM");
     add(
         map,
         json!({
             "hidden_act": "silu",
             "original_max_position_embeddings": original,
-            "sliding_window": window,
+            "sliding_window": keys.window()?,
             "rope_parameters": rope,
         }),
     );
     Ok(())
 }
 
-/// What both Gemmas have; every `period`-th layer has full attention.
+/// Adds the settings that Gemma 2 and 3 share. Every `period`-th layer has full attention.
 fn add_gemma(map: &mut Map<String, Json>, sizes: &Sizes, period: u64, largest_layers: u64) {
     let layer_type =
         |layer: u64| if (layer + 1).is_multiple_of(period) { "full_attention" } else { "sliding_attention" };
-    // GGUF has no key for it. Only the largest model of each generation differs from its head size.
+    // GGUF has no key for this scalar. It is the head size, except in the largest model of each generation.
     let scalar = if sizes.layers == largest_layers { sizes.hidden / sizes.heads } else { sizes.head_dim };
     add(
         map,
@@ -405,10 +405,11 @@ fn add_gemma(map: &mut Map<String, Json>, sizes: &Sizes, period: u64, largest_la
     );
 }
 
+/// Every n-th layer has full attention, the others have a sliding window. Returns n.
 fn period_of(keys: &Keys<'_>, default: u64) -> Result<u64, GgufModelProblem> {
     let key = keys.full("attention.sliding_window_pattern");
     match keys.metadata.get(&key) {
-        // Which layers slide, one by one.
+        // One entry per layer: whether it has a sliding window.
         Some(Value::Array(Array::Bool(slides))) => {
             let period = slides.iter().position(|slides| !slides).map_or(u64::MAX, |first| first as u64 + 1);
             let regular =
@@ -428,7 +429,7 @@ fn period_of(keys: &Keys<'_>, default: u64) -> Result<u64, GgufModelProblem> {
 
 fn add_gemma2(map: &mut Map<String, Json>, keys: &Keys<'_>, sizes: &Sizes) -> Result<(), GgufModelProblem> {
     const LAYERS_OF_27B: u64 = 46;
-    named(map, "gemma2", "Gemma2ForCausalLM");
+    add_class(map, "gemma2", "Gemma2ForCausalLM");
     add_gemma(map, sizes, period_of(keys, 2)?, LAYERS_OF_27B);
     add(
         map,
@@ -436,7 +437,7 @@ fn add_gemma2(map: &mut Map<String, Json>, keys: &Keys<'_>, sizes: &Sizes) -> Re
             "sliding_window": keys.whole("attention.sliding_window")?.unwrap_or(4096),
             "attn_logit_softcapping": keys.number("attn_logit_softcapping")?.unwrap_or(50.0),
             "final_logit_softcapping": keys.number("final_logit_softcapping")?.unwrap_or(30.0),
-            "rope_parameters": plain_rope(keys)?,
+            "rope_parameters": rope_of_metadata(keys)?,
         }),
     );
     Ok(())
@@ -444,12 +445,12 @@ fn add_gemma2(map: &mut Map<String, Json>, keys: &Keys<'_>, sizes: &Sizes) -> Re
 
 fn add_gemma3(map: &mut Map<String, Json>, keys: &Keys<'_>, sizes: &Sizes) -> Result<(), GgufModelProblem> {
     const LAYERS_OF_27B: u64 = 62;
-    named(map, "gemma3_text", "Gemma3ForCausalLM");
-    let window = keys.whole("attention.sliding_window")?.filter(|window| *window > 0);
+    add_class(map, "gemma3_text", "Gemma3ForCausalLM");
+    let window = keys.window()?;
     // Without a window every layer has full attention.
     let period = if window.is_some() { period_of(keys, 6)? } else { 1 };
     add_gemma(map, sizes, period, LAYERS_OF_27B);
-    let mut full = plain_rope(keys)?;
+    let mut full = rope_of_metadata(keys)?;
     if keys.number("rope.freq_base")?.is_none() {
         full["rope_theta"] = json!(1_000_000.0);
     }

@@ -1,6 +1,6 @@
-//! What can be wrong with the model in a GGUF file that is not damaged: unsupported keys, tensors and sizes.
-//! Every problem is wrapped in an error that has the path of the file.
-//! Left out: problems of the bytes (`problem`).
+//! Errors about the model in an intact GGUF file: unsupported keys, tensors and sizes.
+//! Each is wrapped in an error with the path of the file (`InFile`).
+//! Left out: errors about the bytes of the file (`problem`).
 
 use smidgen_ir::Storage;
 use thiserror::Error;
@@ -23,13 +23,17 @@ pub enum GgufModelProblem {
     Unsupported { key: String, got: String, supported: &'static str },
     #[error("`{key} = {got}` is not supported for architecture `{architecture}`")]
     UnknownKey { key: String, got: String, architecture: &'static str },
-    #[error("{count} tensors have no place in a `{architecture}` of {layers} layers, among them {first}")]
+    #[error(
+        "{count} tensors do not belong to a `{architecture}` model of {layers} layers, among them {first}"
+    )]
     UnknownTensors { count: String, architecture: &'static str, layers: usize, first: String },
     #[error("the tensor `{tensor}` is missing")]
     MissingTensor { tensor: &'static str },
-    #[error("tensor `{tensor}` should be {expected} positive numbers of f32, it is {dims:?} of `{storage}`")]
+    #[error(
+        "tensor `{tensor}` should have {expected} numbers of type `f32`, but it is {dims:?} of type `{storage}`"
+    )]
     RopeTensor { tensor: &'static str, expected: usize, dims: Vec<usize>, storage: Storage },
-    #[error("tensor `{tensor}` holds {got}, which divides no frequency")]
+    #[error("tensor `{tensor}` holds {got}; factors of rotary frequencies must be positive and finite")]
     RopeFactor { tensor: &'static str, got: f32 },
     #[error("{what}")]
     Contradiction { what: String },

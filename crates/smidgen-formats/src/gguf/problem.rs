@@ -1,6 +1,6 @@
-//! What can be wrong with a GGUF file, with the numbers and, where there is one, the remedy.
-//! Left out: problems that other formats have as well (`open_file`), those of what the metadata means (`model`, the
-//! tokenizer), and of writing.
+//! Errors about the bytes of a GGUF file, with the numbers and, where there is one, a remedy.
+//! Left out: errors that all formats share (`open_file`), errors about what the metadata means
+//! (`model_problem`, the tokenizer), and errors about writing.
 
 use thiserror::Error;
 
@@ -21,13 +21,15 @@ pub enum GgufProblem {
     HeaderBeyondFile { what: String, needed_bytes: u64, at: u64, file_bytes: u64 },
     #[error("this is not a GGUF file: it starts with {starts_with:02x?}, not with `GGUF`")]
     NotGguf { starts_with: [u8; 4] },
-    #[error("the file is big-endian; only little-endian GGUF can be read, download or convert it so")]
+    #[error(
+        "the file is big-endian, only little-endian GGUF is supported; download or convert it as little-endian"
+    )]
     BigEndian,
-    #[error("the file has GGUF version {version}; versions 2 and 3 can be read, convert the model again")]
+    #[error("the file has GGUF version {version}; versions 2 and 3 are supported, convert the model again")]
     Version { version: u32 },
     #[error(
         "the file claims {} {what}, at least {} bytes, and has {} left; it is damaged",
-        Grouped(*count), least_bytes.map_or("uncountable".to_string(), |bytes| Grouped(bytes).to_string()),
+        Grouped(*count), least_bytes.map_or("2^64".to_string(), |bytes| Grouped(bytes).to_string()),
         Grouped(*left_bytes)
     )]
     CountBeyondFile { what: String, count: u64, least_bytes: Option<u64>, left_bytes: u64 },
@@ -35,29 +37,29 @@ pub enum GgufProblem {
     NotUtf8 { what: String, at: u64 },
     #[error("metadata key `{key}` is in the header twice")]
     DuplicateKey { key: String },
-    #[error("metadata key `{key}` has the unknown value type {number}; known are 0 to 12")]
+    #[error("metadata key `{key}` has the unknown value type {number} (known: 0 to 12)")]
     UnknownValueType { key: String, number: u32 },
     #[error("metadata key `{key}` is an array of arrays, which is not supported")]
     NestedArray { key: String },
     #[error("metadata key `{key}` is a bool with the byte {byte}, not 0 or 1")]
     NotABool { key: String, byte: u8 },
-    #[error("`general.alignment` is {got}, not a power of two of at least 8 and at most 2^30")]
+    #[error("`general.alignment` is {got}, not a power of two from 8 to 2^30")]
     Alignment { got: String },
-    #[error("tensor `{tensor}` has {dimensions} dimensions; 1 to 4 are possible")]
+    #[error("tensor `{tensor}` has {dimensions} dimensions; 1 to 4 are allowed")]
     Dimensions { tensor: String, dimensions: u32 },
     #[error("tensor `{tensor}` of dimensions {dims:?} has no elements")]
     Empty { tensor: String, dims: Vec<u64> },
-    #[error("tensor `{tensor}` of dimensions {dims:?} has more bytes than can be counted")]
+    #[error("tensor `{tensor}` of dimensions {dims:?} takes more than 2^64 bytes")]
     TooLarge { tensor: String, dims: Vec<u64> },
-    #[error("tensor `{tensor}` has the unknown type {number}; supported are {supported}", supported = supported_types())]
+    #[error("tensor `{tensor}` has the unknown type {number} (supported: {supported})", supported = supported_types())]
     UnknownTensorType { tensor: String, number: u32 },
     #[error(
-        "tensor `{tensor}` has the type {name} ({number}), which is not supported; supported are {supported}",
+        "tensor `{tensor}` has the type {name} ({number}), which is not supported (supported: {supported})",
         supported = supported_types()
     )]
     UnsupportedTensorType { tensor: String, name: &'static str, number: u32 },
     #[error(
-        "tensor `{tensor}` has rows of {columns} elements, not a multiple of the {block} of a {name} block"
+        "tensor `{tensor}` has rows of {columns} elements, not a multiple of the {name} block size {block}"
     )]
     PartialBlock { tensor: String, columns: u64, block: u64, name: &'static str },
     #[error("tensor `{tensor}` begins at {}, which is not a multiple of the alignment {alignment}", Grouped(*offset))]
@@ -66,6 +68,6 @@ pub enum GgufProblem {
         "tensor `{tensor}` begins at {} inside tensor `{other}`, which ends at {}", Grouped(*offset), Grouped(*other_end)
     )]
     Overlap { tensor: String, offset: u64, other: String, other_end: u64 },
-    #[error("tensor `{tensor}` begins at {} and has {} bytes, more than can be counted", Grouped(*offset), Grouped(*bytes))]
+    #[error("tensor `{tensor}` begins at {} and has {} bytes, so it ends beyond 2^64", Grouped(*offset), Grouped(*bytes))]
     OffsetOverflow { tensor: String, offset: u64, bytes: u64 },
 }

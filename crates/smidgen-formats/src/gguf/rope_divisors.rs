@@ -1,18 +1,20 @@
-//! The rotary frequencies of Llama 3 in a GGUF file: a tensor of divisors instead of the settings behind them.
-//! The settings are found again by computing the divisors of the ones in use and comparing, so that a model
-//! from GGUF gets the config of its original. Divisors that no settings give keep their values, as a `longrope`
-//! whose short and long factors are the same and whose attention factor is 1, which computes the same angles.
-//! Left out: scalings that GGUF describes by metadata.
+//! RoPE scaling of Llama 3 in a GGUF file, which stores divisors of the frequencies instead of the settings.
+//! The settings are recovered by computing the divisors of all published settings and comparing, so that a
+//! GGUF model gets the config of its original. Other divisors become a `longrope` with these values as both
+//! short and long factors and an attention factor of 1, which computes the same angles.
+//! Left out: scaling that GGUF describes in its metadata.
 
 use serde_json::{Value, json};
 
-/// All published models have these two.
+use super::value::shortest_decimal;
+
+/// All published models use these two values.
 const LOW_FREQ_FACTOR: f64 = 1.0;
 const HIGH_FREQ_FACTOR: f64 = 4.0;
-/// Divisors are f32 made from f32 frequencies.
+/// Files hold f32 divisors, computed from f32 frequencies.
 const TOLERANCE: f64 = 1e-4;
 
-/// The keys of `rope_parameters` that the divisors mean, without `rope_theta`.
+/// `rope_parameters` for these divisors, without `rope_theta`.
 pub(super) fn rope_parameters_of(divisors: &[f32], theta: f64, max_positions: u64) -> Value {
     if divisors.iter().all(|&divisor| divisor == 1.0) {
         return json!({"rope_type": "default"});
@@ -25,18 +27,18 @@ pub(super) fn rope_parameters_of(divisors: &[f32], theta: f64, max_positions: u6
             .zip(divisors)
             .all(|(expected, &divisor)| (expected - f64::from(divisor)).abs() <= TOLERANCE * expected)
     };
-    // 8192 first: fewer frequencies than settings can leave a choice.
+    // 8192, the usual value, comes first: with few frequencies several settings can match.
     let originals = std::iter::once(13).chain(10..=17).map(|power| f64::from(1 << power));
     match originals.clone().find(matches) {
         Some(original) => json!({
             "rope_type": "llama3",
-            "factor": shortest(factor),
+            "factor": shortest_decimal(factor),
             "low_freq_factor": LOW_FREQ_FACTOR,
             "high_freq_factor": HIGH_FREQ_FACTOR,
             "original_max_position_embeddings": original as u64,
         }),
         None => {
-            let factors: Vec<f64> = divisors.iter().map(|&divisor| shortest(divisor)).collect();
+            let factors: Vec<f64> = divisors.iter().map(|&divisor| shortest_decimal(divisor)).collect();
             json!({
                 "rope_type": "longrope",
                 "short_factor": factors,
@@ -48,12 +50,7 @@ pub(super) fn rope_parameters_of(divisors: &[f32], theta: f64, max_positions: u6
     }
 }
 
-/// The shortest decimal of an `f32`, so that 0.1 stays 0.1.
-pub(super) fn shortest(value: f32) -> f64 {
-    value.to_string().parse().expect("a float prints as a float")
-}
-
-/// How much slower each frequency turns: 1 where the wave is short, `factor` where it is long, blended between.
+/// The divisor of each frequency: 1 for short wavelengths, `factor` for long ones, interpolated between.
 fn llama3_divisors(count: usize, theta: f64, factor: f64, original: f64) -> Vec<f64> {
     let divisor = |channel: usize| {
         let frequency = theta.powf(-(channel as f64) / count as f64);
@@ -78,7 +75,8 @@ mod tests {
         llama3_divisors(count, 5e5, factor, original).iter().map(|&divisor| divisor as f32).collect()
     }
 
-    /// Published inverse frequencies of Llama 3.1: index 28 is kept, 29 to 34 are blended, 35 is divided by 8.
+    /// Published inverse frequencies of Llama 3.1: index 28 is kept, 29 to 34 are blended, 35 is divided by
+    /// 8.
     #[test]
     fn the_divisors_are_those_of_llama_3_1() {
         let divisors = llama3_divisors(64, 5e5, 8.0, 8192.0);
@@ -96,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn the_settings_are_found_again() {
+    fn the_settings_are_recovered() {
         for (count, factor, original) in [(64, 8.0, 8192.0), (32, 32.0, 8192.0), (64, 16.0, 4096.0)] {
             let found = rope_parameters_of(&divisors(count, factor, original), 5e5, 131_072);
             let expected = json!({

@@ -1,15 +1,15 @@
 //! One tensor of a GGUF file, and the numbers and names of the format's tensor types.
-//! A file lists dimensions fastest first; here they are rows and columns, row-major, as everywhere else.
+//! A file lists the contiguous dimension first; here dimensions are row-major, as everywhere else.
 //! Types that are known but not supported are distinguished from unknown numbers.
-//! Left out: decoding blocks, which belongs to the devices.
+//! Left out: decoding blocks, which the devices do.
 
 use smidgen_ir::{Block, DType, Storage};
 
-/// One tensor of a file; its bytes are known to be inside the file.
+/// One tensor of a file. Its bytes are inside the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GgufTensor {
     pub name: String,
-    /// Row-major: the last is the contiguous one.
+    /// Row-major: the last dimension is contiguous.
     pub dims: Vec<usize>,
     pub storage: Storage,
     /// From the start of the file.
@@ -18,12 +18,12 @@ pub struct GgufTensor {
 }
 
 impl GgufTensor {
-    /// Elements of a row, which are contiguous.
+    /// Elements per row.
     pub fn columns(&self) -> usize {
         self.dims.last().copied().expect("a tensor has 1 to 4 dimensions")
     }
 
-    /// 1 for a vector.
+    /// All dimensions but the last, multiplied; 1 for a vector.
     pub fn rows(&self) -> usize {
         self.dims[..self.dims.len() - 1].iter().product()
     }
@@ -33,7 +33,7 @@ impl GgufTensor {
     }
 }
 
-/// Number, name, and how it is stored here, where it can be.
+/// Number and name of each type, and its storage if it is supported.
 const TYPES: [(u32, &str, Option<Storage>); 34] = [
     (0, "F32", Some(Storage::Plain(DType::F32))),
     (1, "F16", Some(Storage::Plain(DType::F16))),
@@ -71,12 +71,12 @@ const TYPES: [(u32, &str, Option<Storage>); 34] = [
     (41, "Q1_0", None),
 ];
 
-/// The name of a type's number, and its storage where it is supported.
+/// The name of a type, and its storage if it is supported.
 pub fn tensor_type(number: u32) -> Option<(&'static str, Option<Storage>)> {
     TYPES.iter().find(|(known, ..)| *known == number).map(|&(_, name, storage)| (name, storage))
 }
 
-/// The number and name of a storage in a file, where the format has it.
+/// The number and name of the type that a storage has in a file; `None` if GGUF has no such type.
 pub fn type_of_storage(storage: Storage) -> Option<(u32, &'static str)> {
     TYPES.iter().find(|(.., known)| *known == Some(storage)).map(|&(number, name, _)| (number, name))
 }
@@ -86,7 +86,7 @@ pub(super) fn supported_types() -> String {
     supported.map(|&(_, name, _)| name).collect::<Vec<_>>().join(", ")
 }
 
-/// Elements and bytes of the smallest piece that a row consists of.
+/// Elements and bytes of a block, or of one element of a plain type. Rows consist of whole pieces.
 pub(super) fn piece_of(storage: Storage) -> (u64, u64) {
     match storage {
         Storage::Gguf(block) => (block.elements() as u64, block.bytes() as u64),

@@ -1,8 +1,8 @@
-//! Which tensor of a GGUF file is which tensor of a Hugging Face checkpoint, and what must be undone.
-//! Converters rename everything, reorder the rows of queries and keys of `llama` from halves to pairs, and add the 1
-//! of Gemma's norms to the weights. A tensor that has no place in the architecture is an error, because a model
-//! computed without it would look right and be wrong.
-//! Left out: whether the set is complete, which the compiled model knows.
+//! Maps tensors of a GGUF file to tensors of a Hugging Face checkpoint, with the changes that must be undone.
+//! Converters rename all tensors, reorder the rows of queries and keys of `llama`, and add the 1 of Gemma's
+//! norms to the weights. A tensor that does not belong to the architecture is an error, because a model
+//! without it would silently compute something else.
+//! Left out: whether the set is complete, which the compiled model checks.
 
 use std::collections::BTreeMap;
 
@@ -11,29 +11,29 @@ use super::architecture::Architecture;
 use super::model_problem::GgufModelProblem;
 use smidgen_ir::grouped_digits::Grouped;
 
-/// Where the elements of a Hugging Face tensor are in a file.
+/// Where a Hugging Face tensor is in a GGUF file, and how it differs there.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorSource {
-    /// In the file's `tensors()`.
+    /// Position in the file's `tensors()`.
     pub position: usize,
     pub rows: RowOrder,
-    /// What the converter added to every element: 1 for the norms of Gemma.
+    /// The converter added this to every element: 1 for Gemma's norms.
     pub added: f32,
 }
 
-/// How the rows of a tensor are ordered in the file. Of a bias, every element is a row.
+/// The order of a tensor's rows in the file. In a bias, every element is a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowOrder {
     AsStored,
-    /// Within each head, row `j` of the first half and row `j` of the second are neighbours, because llama.cpp
-    /// rotates neighbouring channels where Hugging Face rotates channel `j` with channel `j + D/2`.
+    /// In each head, row `j` of the first half is followed by row `j` of the second half, because llama.cpp
+    /// rotates adjacent channels, while Hugging Face rotates channel `j` with channel `j + D/2`.
     PairsOfHeads {
         head_dim: usize,
     },
 }
 
 impl RowOrder {
-    /// The row of the file that is row `row` of the checkpoint.
+    /// The row in the file of a row of the checkpoint.
     pub fn file_row(self, row: usize) -> usize {
         match self {
             RowOrder::AsStored => row,
@@ -45,7 +45,7 @@ impl RowOrder {
         }
     }
 
-    /// The row of the checkpoint that is row `row` of the file.
+    /// The row in the checkpoint of a row of the file.
     pub fn checkpoint_row(self, row: usize) -> usize {
         match self {
             RowOrder::AsStored => row,
@@ -59,12 +59,12 @@ impl RowOrder {
 
 pub const EMBEDDING: &str = "token_embd.weight";
 pub const HEAD: &str = "output.weight";
-/// Divisors of the rotary frequencies of Llama 3; they become keys of the config.
+/// Divisors of Llama 3's rotary frequencies. They become keys of the config.
 pub const ROPE_DIVISORS: &str = "rope_freqs.weight";
-/// Factors of the rotary frequencies of Phi 3, for long and for short sequences; likewise.
+/// Factors of Phi 3's rotary frequencies for long and for short sequences. They become keys of the config.
 pub const ROPE_FACTORS: [&str; 2] = ["rope_factors_long.weight", "rope_factors_short.weight"];
 
-/// Names in the file and in the checkpoint, without `blk.N.` and `model.layers.N.`.
+/// Pairs of names in the file (without `blk.N.`) and in the checkpoint (without `model.layers.N.`).
 type Names = &'static [(&'static str, &'static str)];
 
 const ATTENTION: Names = &[
@@ -112,7 +112,7 @@ fn names_of(architecture: Architecture) -> &'static [Names] {
     }
 }
 
-/// The sources of all tensors by their Hugging Face names. Tensors that become keys of the config are left out.
+/// The sources of all tensors by their Hugging Face names, without tensors that become keys of the config.
 pub(super) fn map_tensors(
     file: &GgufFile,
     architecture: Architecture,
@@ -161,13 +161,13 @@ fn checkpoint_name(architecture: Architecture, layers: usize, name: &str) -> Opt
             let layer = layer.parse::<usize>().ok().filter(|layer| *layer < layers)?;
             let mut names = names_of(architecture).iter().copied().flatten();
             let (_, checkpoint) = names.find(|(in_file, _)| *in_file == in_layer)?;
-            // `blk.007.` would otherwise be the same tensor as `blk.7.`.
+            // `blk.007.` must not be accepted as `blk.7.`.
             (name == format!("blk.{layer}.{in_layer}")).then(|| format!("model.layers.{layer}.{checkpoint}"))
         }
     }
 }
 
-/// The name in a file of a tensor of a checkpoint, where the architecture has a place for it.
+/// The name in a file of a checkpoint's tensor; `None` if the architecture has no such tensor.
 pub fn file_name(architecture: Architecture, checkpoint: &str) -> Option<String> {
     match checkpoint {
         "model.embed_tokens.weight" => Some(EMBEDDING.into()),
@@ -182,17 +182,17 @@ pub fn file_name(architecture: Architecture, checkpoint: &str) -> Option<String>
     }
 }
 
-/// What the converter adds to every element of a tensor.
+/// What converters add to every element of the tensor with this name in the file.
 pub fn added(architecture: Architecture, name: &str) -> f32 {
     let of_gemma = matches!(architecture, Architecture::Gemma2 | Architecture::Gemma3);
     if of_gemma && name.ends_with("norm.weight") { 1.0 } else { 0.0 }
 }
 
-/// How the rows of a tensor of a file are ordered.
+/// The order of the rows of the tensor with this name in the file.
 pub fn row_order(architecture: Architecture, name: &str, head_dim: usize) -> RowOrder {
-    let turned = [".attn_q.", ".attn_k."].iter().any(|part| name.contains(part));
+    let is_rotated = [".attn_q.", ".attn_k."].iter().any(|part| name.contains(part));
     match architecture {
-        Architecture::Llama if turned => RowOrder::PairsOfHeads { head_dim },
+        Architecture::Llama if is_rotated => RowOrder::PairsOfHeads { head_dim },
         _ => RowOrder::AsStored,
     }
 }
@@ -201,9 +201,9 @@ pub fn row_order(architecture: Architecture, name: &str, head_dim: usize) -> Row
 mod tests {
     use super::*;
 
-    /// The converter turns [2, D/2] into [D/2, 2] within each head; two heads of 6 written out.
+    /// The converter transposes [2, D/2] to [D/2, 2] within each head. This is the result for two heads of 6.
     #[test]
-    fn pairs_of_heads_undo_what_the_converter_does() {
+    fn pairs_of_heads_undo_the_reordering_of_the_converter() {
         let order = RowOrder::PairsOfHeads { head_dim: 6 };
         let converted = [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11];
         for (file_row, &checkpoint_row) in converted.iter().enumerate() {
@@ -240,10 +240,10 @@ mod tests {
     }
 
     #[test]
-    fn only_queries_and_keys_of_llama_are_turned() {
-        let turned = RowOrder::PairsOfHeads { head_dim: 64 };
-        assert_eq!(row_order(Architecture::Llama, "blk.0.attn_k.weight", 64), turned);
-        assert_eq!(row_order(Architecture::Llama, "blk.0.attn_q.bias", 64), turned);
+    fn only_queries_and_keys_of_llama_are_reordered() {
+        let paired = RowOrder::PairsOfHeads { head_dim: 64 };
+        assert_eq!(row_order(Architecture::Llama, "blk.0.attn_k.weight", 64), paired);
+        assert_eq!(row_order(Architecture::Llama, "blk.0.attn_q.bias", 64), paired);
         assert_eq!(row_order(Architecture::Llama, "blk.0.attn_v.weight", 64), RowOrder::AsStored);
         assert_eq!(row_order(Architecture::Qwen2, "blk.0.attn_q.weight", 64), RowOrder::AsStored);
     }

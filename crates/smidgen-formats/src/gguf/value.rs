@@ -1,7 +1,7 @@
-//! The values of a GGUF file's metadata: numbers of twelve kinds, strings, and arrays of either.
-//! The exact kind is kept, so that metadata can be written again as it was read.
-//! The getters accept every kind that holds the asked-for value without loss, because converters disagree:
-//! one writes a count as `u32`, another as `u64` or `i32`.
+//! The metadata of a GGUF file: keys with numbers, booleans, strings, or arrays of these.
+//! Values keep their exact kind, so metadata can be written again as it was read.
+//! Getters accept every kind that represents the value exactly, because converters disagree: one writes a
+//! count as `u32`, another as `u64` or `i32`.
 //! Left out: arrays of arrays, which no model file has.
 
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-/// Declares the scalar kinds once: variant, type in Rust, number in the file, name in messages.
+/// Declares the kinds of numbers: variant, Rust type, number in the file, name in messages.
 macro_rules! scalars {
     ($($variant:ident $rust:ty, $number:literal $name:literal;)*) => {
         #[derive(Clone, Debug, PartialEq)]
@@ -65,7 +65,7 @@ macro_rules! scalars {
                 }
             }
 
-            /// The least bytes that one value takes in a file; arrays cannot be elements.
+            /// The smallest size of a value in a file.
             pub fn least_bytes(self) -> u64 {
                 match self {
                     $(Kind::$variant => size_of::<$rust>() as u64,)*
@@ -86,7 +86,7 @@ macro_rules! scalars {
                 }
             }
 
-            /// Appends the value as it is in a file, without its kind.
+            /// Appends the value in its file form, without its kind.
             pub fn append_to(&self, bytes: &mut Vec<u8>) {
                 match self {
                     $(Value::$variant(value) => bytes.extend_from_slice(&value.to_le_bytes()),)*
@@ -128,7 +128,7 @@ macro_rules! scalars {
                 }
             }
 
-            /// An array of numbers from its bytes in a file, which are a whole number of elements.
+            /// An array of numbers from its bytes in a file. `None` for other kinds.
             pub(super) fn of_numbers(kind: Kind, bytes: &[u8]) -> Option<Array> {
                 match kind {
                     $(Kind::$variant => {
@@ -142,7 +142,7 @@ macro_rules! scalars {
         }
 
         impl Value {
-            /// A number from its bytes in a file.
+            /// A number from its bytes in a file. `None` for other kinds.
             pub(super) fn of_number(kind: Kind, bytes: [u8; 8]) -> Option<Value> {
                 match kind {
                     $(Kind::$variant => {
@@ -154,7 +154,7 @@ macro_rules! scalars {
             }
         }
 
-        /// What an error says of a value: its kind, and the value where it is short.
+        /// The value as error messages show it; long strings and arrays only by their size.
         impl fmt::Display for Value {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 match self {
@@ -208,14 +208,18 @@ impl Value {
         }
     }
 
-    /// The shortest decimal of an `f32` is taken, so that a stored 1e-5 is 1e-5 and not 0.00000999999974.
     fn as_f64(&self) -> Option<f64> {
         match self {
-            Value::F32(value) => value.to_string().parse().ok(),
+            Value::F32(value) => Some(shortest_decimal(*value)),
             Value::F64(value) => Some(*value),
             _ => self.as_u64().map(|value| value as f64),
         }
     }
+}
+
+/// The shortest decimal that reads back as this `f32`: a stored 1e-5 becomes 1e-5 and not 0.00000999999974.
+pub(super) fn shortest_decimal(value: f32) -> f64 {
+    value.to_string().parse().expect("a float prints as a float")
 }
 
 #[derive(Debug, Error, PartialEq)]
@@ -226,7 +230,7 @@ pub enum MetadataProblem {
     WrongKind { key: String, got: String, expected: &'static str },
 }
 
-/// The key-value pairs of a file, in its order.
+/// The key-value pairs of a file, in file order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Metadata {
     entries: Vec<(String, Value)>,
@@ -234,7 +238,7 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// Adds a pair, or gives it back when the key is there already.
+    /// Adds a pair, or returns the value if the key exists.
     pub fn insert(&mut self, key: &str, value: Value) -> Result<(), Value> {
         if self.by_key.contains_key(key) {
             return Err(value);
@@ -244,7 +248,7 @@ impl Metadata {
         Ok(())
     }
 
-    /// Adds a pair, or replaces the value of a key that is there already.
+    /// Adds a pair, or replaces the value if the key exists.
     pub fn set(&mut self, key: &str, value: Value) {
         if let Err(value) = self.insert(key, value) {
             self.entries[self.by_key[key]].1 = value;
@@ -285,7 +289,7 @@ impl Metadata {
         self.typed(key, "a whole number from 0", Value::as_u64)
     }
 
-    /// A token's number.
+    /// A token id.
     pub fn token_id(&self, key: &str) -> Result<Option<u32>, MetadataProblem> {
         self.typed(key, "a whole number below 2^32", |value| {
             value.as_u64().and_then(|value| u32::try_from(value).ok())
@@ -334,7 +338,7 @@ impl Metadata {
     }
 }
 
-/// The value, or an error that says that it is missing.
+/// The value, or an error if it is missing.
 pub fn required<T>(key: &str, value: Result<Option<T>, MetadataProblem>) -> Result<T, MetadataProblem> {
     value?.ok_or_else(|| MetadataProblem::Missing { key: key.to_string() })
 }
@@ -357,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn getters_take_what_fits_and_name_what_does_not() {
+    fn getters_accept_exact_values_and_refuse_others() {
         let mut metadata = Metadata::default();
         let values = [
             ("count", Value::I32(7)),

@@ -1,7 +1,8 @@
-//! Writing a GGUF file, version 3: metadata, then tensors in the given order, each filled by a callback.
-//! A source is asked for one tensor at a time, so only its own buffer is in memory.
-//! The file appears whole or not at all. Every offset is a multiple of `general.alignment`, 32 where it is absent.
-//! Left out: converting elements, and splitting a model over several files.
+//! Writes a GGUF file, version 3: metadata, then tensors in the given order.
+//! A callback writes one tensor at a time, so only its own buffer is in memory.
+//! The file is written completely or not at all. Offsets are multiples of `general.alignment`, or of 32
+//! without that key.
+//! Left out: converting elements, and splitting a model into several files.
 
 use std::collections::HashSet;
 use std::io::{self, Write};
@@ -10,15 +11,15 @@ use std::path::Path;
 use smidgen_ir::Storage;
 use thiserror::Error;
 
-use super::header::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC};
+use super::header::{MAGIC, alignment_of};
 use super::tensor::{piece_of, type_of_storage};
 use super::value::{Metadata, append_string};
 use crate::exact_writer::write_exactly;
-use crate::whole_file::{StagedFile, WriteFileError, commit_together};
+use crate::whole_file::{WriteFileError, write_whole};
 
 const VERSION: u32 = 3;
 
-/// A tensor to be written; dimensions are row-major, the last is the contiguous one.
+/// A tensor to be written. Dimensions are row-major: the last one is contiguous.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GgufTensorSpec {
     pub name: String,
@@ -28,73 +29,56 @@ pub struct GgufTensorSpec {
 
 #[derive(Debug, Error)]
 pub enum WriteGgufError {
-    #[error("tensor `{name}` is to be written twice")]
+    #[error("tensor `{name}` is listed twice")]
     DuplicateName { name: String },
-    #[error("tensor `{name}` of dimensions {dims:?} cannot be written: 1 to 4 of at least 1 are possible")]
+    #[error(
+        "tensor `{name}` of dimensions {dims:?} cannot be written; 1 to 4 dimensions of at least 1 are allowed"
+    )]
     Dimensions { name: String, dims: Vec<usize> },
     #[error("tensor `{name}` cannot be written as `{storage}`, which GGUF does not have")]
     Storage { name: String, storage: Storage },
     #[error(
-        "tensor `{name}` has rows of {columns} elements, not a multiple of the {block} of a `{storage}` block"
+        "tensor `{name}` has rows of {columns} elements, not a multiple of the `{storage}` block size {block}"
     )]
     PartialBlock { name: String, columns: usize, block: u64, storage: Storage },
-    #[error("the tensors up to `{name}` have more bytes than can be counted")]
+    #[error("the tensors up to `{name}` take more than 2^64 bytes")]
     TooManyBytes { name: String },
-    #[error("`general.alignment` is not a power of two of at least 8 and at most 2^30")]
+    #[error("`general.alignment` is not a power of two from 8 to 2^30")]
     Alignment,
     #[error(transparent)]
     File(#[from] WriteFileError),
 }
 
-/// Writes the file whole or not at all. `source` gets positions in `tensors`, in order, and writes exactly
-/// that tensor's bytes.
+/// Writes the file completely or not at all. `source` is called with positions in `tensors`, in order, and
+/// writes exactly the bytes of that tensor.
 pub fn write_gguf(
     path: &Path,
     metadata: &Metadata,
     tensors: &[GgufTensorSpec],
-    source: impl FnMut(usize, &mut dyn Write) -> io::Result<()>,
-) -> Result<(), WriteGgufError> {
-    let staged = stage_gguf(path, metadata, tensors, source)?;
-    Ok(commit_together(vec![staged])?)
-}
-
-/// As `write_gguf`, but the caller makes the file visible.
-pub fn stage_gguf(
-    path: &Path,
-    metadata: &Metadata,
-    tensors: &[GgufTensorSpec],
     mut source: impl FnMut(usize, &mut dyn Write) -> io::Result<()>,
-) -> Result<StagedFile, WriteGgufError> {
-    let alignment = match (metadata.get(ALIGNMENT_KEY), metadata.whole(ALIGNMENT_KEY)) {
-        (None, _) => DEFAULT_ALIGNMENT,
-        (_, Ok(Some(alignment))) if alignment.is_power_of_two() && (8..=1 << 30).contains(&alignment) => {
-            alignment
-        }
-        _ => return Err(WriteGgufError::Alignment),
-    };
+) -> Result<(), WriteGgufError> {
+    let alignment = alignment_of(metadata).ok_or(WriteGgufError::Alignment)?;
     let layout = lay_out(tensors, alignment)?;
     let mut header = header_bytes(metadata, tensors, &layout);
     header.resize(header.len().next_multiple_of(alignment as usize), 0);
-    let mut staged = StagedFile::create(path)?;
-    staged.write(|writer| {
+    Ok(write_whole(path, |writer| {
         writer.write_all(&header)?;
-        for (position, (tensor, laid)) in tensors.iter().zip(&layout).enumerate() {
-            write_exactly(writer, &tensor.name, laid.bytes, |out| source(position, out))?;
-            let padding = laid.bytes.next_multiple_of(alignment) - laid.bytes;
+        for (position, (tensor, Placed { bytes, .. })) in tensors.iter().zip(&layout).enumerate() {
+            write_exactly(writer, &tensor.name, *bytes, |out| source(position, out))?;
+            let padding = bytes.next_multiple_of(alignment) - bytes;
             io::copy(&mut io::Read::take(io::repeat(0), padding), writer)?;
         }
         Ok(())
-    })?;
-    Ok(staged)
+    })?)
 }
 
-struct Laid {
+struct Placed {
     /// From the start of the data.
     offset: u64,
     bytes: u64,
 }
 
-fn lay_out(tensors: &[GgufTensorSpec], alignment: u64) -> Result<Vec<Laid>, WriteGgufError> {
+fn lay_out(tensors: &[GgufTensorSpec], alignment: u64) -> Result<Vec<Placed>, WriteGgufError> {
     let mut names = HashSet::new();
     let mut offset = 0_u64;
     let mut layout = Vec::with_capacity(tensors.len());
@@ -124,13 +108,13 @@ fn lay_out(tensors: &[GgufTensorSpec], alignment: u64) -> Result<Vec<Laid>, Writ
         let (Some(bytes), Some(end)) = (bytes, end) else {
             return Err(WriteGgufError::TooManyBytes { name: name() });
         };
-        layout.push(Laid { offset, bytes });
+        layout.push(Placed { offset, bytes });
         offset = end;
     }
     Ok(layout)
 }
 
-fn header_bytes(metadata: &Metadata, tensors: &[GgufTensorSpec], layout: &[Laid]) -> Vec<u8> {
+fn header_bytes(metadata: &Metadata, tensors: &[GgufTensorSpec], layout: &[Placed]) -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
     bytes.extend_from_slice(&VERSION.to_le_bytes());
     bytes.extend_from_slice(&(tensors.len() as u64).to_le_bytes());
@@ -140,7 +124,7 @@ fn header_bytes(metadata: &Metadata, tensors: &[GgufTensorSpec], layout: &[Laid]
         bytes.extend_from_slice(&value.kind().number().to_le_bytes());
         value.append_to(&mut bytes);
     }
-    for (tensor, laid) in tensors.iter().zip(layout) {
+    for (tensor, placed) in tensors.iter().zip(layout) {
         append_string(&tensor.name, &mut bytes);
         bytes.extend_from_slice(&(tensor.dims.len() as u32).to_le_bytes());
         for &extent in tensor.dims.iter().rev() {
@@ -148,7 +132,7 @@ fn header_bytes(metadata: &Metadata, tensors: &[GgufTensorSpec], layout: &[Laid]
         }
         let (number, _) = type_of_storage(tensor.storage).expect("the storage was checked by `lay_out`");
         bytes.extend_from_slice(&number.to_le_bytes());
-        bytes.extend_from_slice(&laid.offset.to_le_bytes());
+        bytes.extend_from_slice(&placed.offset.to_le_bytes());
     }
     bytes
 }

@@ -1,21 +1,21 @@
-//! `adapter_config.json` of a LoRA or LS-LoRA adapter, read tolerantly and written minimally.
-//! Reading follows PEFT: only `peft_type` is required, absent and null keys have PEFT's defaults, unknown keys are kept.
-//! Writing gives only keys that old and new readers know, laid out as PEFT does (two spaces, sorted, no final newline).
-//! Ranks and alphas of single modules go by the first pattern that matches, in the order of the file.
-//! Left out: deciding which modules `target_modules` means; it is kept as the JSON value it is.
+//! Reads and writes `adapter_config.json` of LoRA and LS-LoRA adapters.
+//! Reading follows PEFT: only `peft_type` is required, absent and null keys have PEFT's defaults, unknown
+//! keys are kept. Only keys that old and new readers know are written, formatted as PEFT does (two spaces,
+//! sorted, no final newline). The first matching pattern, in file order, sets the rank or alpha of a module.
+//! Left out: which modules `target_modules` selects; it is kept as a JSON value.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use thiserror::Error;
 
 use super::pattern::{ModulePattern, PatternError};
 use super::python_json::render_python_json;
 use crate::json_file::{Entries, JsonFileError, MAX_CONFIG_BYTES, parse_json, read_bytes};
 
-/// The names are those of the JSON keys.
+/// The fields are named like the JSON keys.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdapterConfig {
     pub task_type: Option<String>,
@@ -33,35 +33,37 @@ pub struct AdapterConfig {
     pub init_lora_weights: Value,
     pub use_rslora: bool,
     pub use_dora: bool,
-    /// In the order of the file; the first match wins.
+    /// In file order; the first match wins.
     pub rank_pattern: Vec<(String, usize)>,
     pub alpha_pattern: Vec<(String, f64)>,
     pub layers_to_transform: Value,
     pub layers_pattern: Value,
-    /// Set for `peft_type` `LSLORA`, a Fourier function on what the adapter adds; without it the type is `LORA`.
+    /// Set if `peft_type` is `LSLORA`, which applies a Fourier function to the adapter's output; otherwise it
+    /// is `LORA`.
     pub fourier: Option<FourierConfig>,
-    /// Keys that are none of the above, as read; never written.
+    /// All other keys, as read. They are not written.
     pub other: Map<String, Value>,
 }
 
-/// What LS-LoRA's config has beyond LoRA's. The key `fourier_position` says where the function is applied; the one
-/// place known is after `B` and the scale.
+/// The keys that LS-LoRA adds to the config of a LoRA. There is also `fourier_position`, which says where the
+/// function is applied; the only supported place is after `B` and the scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FourierConfig {
-    /// `fourier_reg_weight`: how strongly coefficients were held at those of a plain LoRA.
+    /// `fourier_reg_weight`: the weight of the regularization towards the coefficients of a plain LoRA.
     pub reg_weight: f64,
-    /// `init_sigma`: where the width of each module began.
+    /// `init_sigma`: the initial width of each module.
     pub init_sigma: f64,
 }
 
-/// Those of the public LS-LoRA, which does not write them.
+/// The defaults of the public LS-LoRA, which does not write these keys.
 impl Default for FourierConfig {
     fn default() -> FourierConfig {
         FourierConfig { reg_weight: 0.01, init_sigma: 1.0 }
     }
 }
 
-/// Alphas in use are below a thousand; with one beyond this a merged weight is nothing but the adapter's rounding.
+/// Real alphas are below a thousand. With one above this limit, rounding errors of the adapter would dominate
+/// the merged weight.
 const MOST_ALPHA: f64 = 1e6;
 
 const FOURIER_POSITION: &str = "after_scaling";
@@ -81,21 +83,21 @@ pub enum AdapterConfigError {
     Json(#[from] JsonFileError),
     #[error("`{}` is of type `{peft_type}`; only `LORA` and `LSLORA` adapters are supported", path.display())]
     NotLora { path: PathBuf, peft_type: String },
-    #[error("`{}` gives the rank 0 in `{key}`; a rank is at least 1", path.display())]
+    #[error("`{}` sets rank 0 in `{key}`; a rank must be at least 1", path.display())]
     RankZero { path: PathBuf, key: String },
     #[error(
-        "`{}` gives the alpha {alpha} in `{key}`; an alpha is a number of at most {MOST_ALPHA}", path.display()
+        "`{}` sets alpha {alpha} in `{key}`; an alpha must be a number from -{MOST_ALPHA} to {MOST_ALPHA}", path.display()
     )]
     Alpha { path: PathBuf, key: String, alpha: f64 },
     #[error(
-        "`{}` applies its Fourier function at `{position}`, which is another function of the same parameters; \
-         only `{FOURIER_POSITION}` is supported", path.display()
+        "`{}` applies its Fourier function at `{position}`; only `{FOURIER_POSITION}` is supported", path.display()
     )]
     FourierPosition { path: PathBuf, position: String },
 }
 
 impl AdapterConfig {
-    /// A causal language model's adapter with PEFT's defaults elsewhere, as PEFT would save it.
+    /// The config that PEFT would save for an adapter of a causal language model, with PEFT's defaults for
+    /// all other keys.
     pub fn new(r: usize, lora_alpha: f64, target_modules: &[String]) -> AdapterConfig {
         AdapterConfig {
             task_type: Some("CAUSAL_LM".to_string()),
@@ -107,7 +109,7 @@ impl AdapterConfig {
         }
     }
 
-    /// Reads one file, `adapter_config.json` or another name.
+    /// Reads a config file of any name.
     pub fn read(path: &Path) -> Result<AdapterConfig, AdapterConfigError> {
         let bytes = read_bytes(path, MAX_CONFIG_BYTES)?;
         let json: ConfigJson = parse_json(path, &bytes)?;
@@ -132,19 +134,15 @@ impl AdapterConfig {
         Ok(config)
     }
 
-    /// The text of `adapter_config.json`. Patterns come out sorted by key, as PEFT writes them.
+    /// The text of `adapter_config.json`. Patterns are sorted by key, as in PEFT.
     pub fn to_json(&self) -> String {
-        let pattern = |entries: &mut dyn Iterator<Item = (&String, Value)>| {
-            let sorted: BTreeMap<&String, Value> = entries.collect();
-            let entries = sorted.into_iter().map(|(key, value)| (key.clone(), value));
-            Value::Object(entries.collect())
-        };
-        let ranks = pattern(&mut self.rank_pattern.iter().map(|(key, r)| (key, (*r).into())));
-        let alphas = pattern(&mut self.alpha_pattern.iter().map(|(key, a)| (key, number(*a))));
+        let ranks: BTreeMap<_, _> = self.rank_pattern.iter().map(|(key, rank)| (key, *rank)).collect();
+        let alphas: BTreeMap<_, _> =
+            self.alpha_pattern.iter().map(|(key, alpha)| (key, number(*alpha))).collect();
         let mut keys: BTreeMap<&str, Value> = BTreeMap::from([
-            ("alpha_pattern", alphas),
+            ("alpha_pattern", json!(alphas)),
             ("base_model_name_or_path", self.base_model_name_or_path.clone().into()),
-            ("bias", serde_json::to_value(self.bias).expect("a word is JSON")),
+            ("bias", json!(self.bias)),
             ("fan_in_fan_out", self.fan_in_fan_out.into()),
             ("inference_mode", self.inference_mode.into()),
             ("init_lora_weights", self.init_lora_weights.clone()),
@@ -155,7 +153,7 @@ impl AdapterConfig {
             ("modules_to_save", self.modules_to_save.clone().into()),
             ("peft_type", "LORA".into()),
             ("r", self.r.into()),
-            ("rank_pattern", ranks),
+            ("rank_pattern", json!(ranks)),
             ("revision", self.revision.clone().into()),
             ("target_modules", self.target_modules.clone()),
             ("task_type", self.task_type.clone().into()),
@@ -193,9 +191,9 @@ fn check_numbers(path: &Path, config: &AdapterConfig) -> Result<(), AdapterConfi
         return Err(AdapterConfigError::RankZero { path: path(), key: key.to_string() });
     }
     let alphas = config.alpha_pattern.iter().map(|(key, alpha)| (key.as_str(), *alpha));
-    let is_absurd = |alpha: f64| !alpha.is_finite() || alpha.abs() > MOST_ALPHA;
+    let is_too_large = |alpha: f64| !alpha.is_finite() || alpha.abs() > MOST_ALPHA;
     let mut alphas = [("lora_alpha", config.lora_alpha)].into_iter().chain(alphas);
-    match alphas.find(|(_, alpha)| is_absurd(*alpha)) {
+    match alphas.find(|(_, alpha)| is_too_large(*alpha)) {
         Some((key, alpha)) => Err(AdapterConfigError::Alpha { path: path(), key: key.to_string(), alpha }),
         None => Ok(()),
     }
@@ -229,7 +227,7 @@ impl Default for AdapterConfig {
     }
 }
 
-/// Ranks and alphas by module path, with the patterns compiled once.
+/// The rank and alpha of each module, with compiled patterns.
 #[derive(Clone, Debug)]
 pub struct ModuleScales {
     ranks: Vec<(ModulePattern, usize)>,
@@ -248,7 +246,7 @@ impl ModuleScales {
         first_match(&self.alphas, module_path).unwrap_or(self.alpha)
     }
 
-    /// What B A is multiplied by.
+    /// The factor of B·A.
     pub fn scaling_for(&self, module_path: &str) -> f64 {
         let rank = self.rank_for(module_path) as f64;
         self.alpha_for(module_path) / if self.use_rslora { rank.sqrt() } else { rank }
@@ -328,7 +326,7 @@ fn read_fourier(path: &Path, bytes: &[u8]) -> Result<FourierConfig, AdapterConfi
     }
 }
 
-/// Whole numbers as integers: old readers expect an integer alpha.
+/// Whole numbers become integers, because old readers expect an integer alpha.
 fn number(value: f64) -> Value {
     if value.fract() == 0.0 && value.abs() < 1e15 { Value::from(value as i64) } else { Value::from(value) }
 }

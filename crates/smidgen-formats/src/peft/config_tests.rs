@@ -1,5 +1,5 @@
-//! Tests of the adapter config: reading what PEFT and others write, and writing what they read.
-//! Texts are spelled out, because the file's form is what other programs depend on.
+//! Tests of the adapter config: it reads what PEFT and other programs write, and writes what they read.
+//! Texts are written out, because other programs depend on the exact format.
 
 use std::fs;
 
@@ -31,7 +31,7 @@ fn the_type_alone_gives_the_defaults() {
 }
 
 #[test]
-fn nulls_are_defaults_and_unknown_keys_are_kept_aside() {
+fn nulls_become_defaults_and_unknown_keys_are_kept() {
     let config = read(
         r#"{"peft_type": "LORA", "r": null, "rank_pattern": null, "bias": null, "peft_version": "0.21.2",
             "from_the_future": {"a": [1]}, "target_modules": "all-linear", "lora_alpha": 16.5}"#,
@@ -44,7 +44,7 @@ fn nulls_are_defaults_and_unknown_keys_are_kept_aside() {
 }
 
 #[test]
-fn configs_that_are_wrong_say_where() {
+fn errors_in_a_config_name_the_place() {
     refused("{}", "missing field `peft_type` at line 1 column 2");
     refused("7", "invalid type: integer `7`, expected an object of settings at line 1 column 1");
     refused(r#"{"peft_type":"IA3"}"#, "is of type `IA3`; only `LORA` and `LSLORA` adapters are supported");
@@ -60,22 +60,22 @@ fn configs_that_are_wrong_say_where() {
         r#"{"peft_type":"LORA","rank_pattern":[]}"#,
         "invalid type: sequence, expected an object at line 1 column 35",
     );
-    let most = "an alpha is a number of at most 1000000";
+    let range = "an alpha must be a number from -1000000 to 1000000";
     refused(
         r#"{"peft_type":"LORA","lora_alpha":2e6}"#,
-        &format!("gives the alpha 2000000 in `lora_alpha`; {most}"),
+        &format!("sets alpha 2000000 in `lora_alpha`; {range}"),
     );
     let pattern = r#"{"peft_type":"LORA","alpha_pattern":{"q_proj":-1e7}}"#;
-    refused(pattern, &format!("gives the alpha -10000000 in `q_proj`; {most}"));
-    refused(r#"{"peft_type":"LORA","r":0}"#, "gives the rank 0 in `r`; a rank is at least 1");
+    refused(pattern, &format!("sets alpha -10000000 in `q_proj`; {range}"));
+    refused(r#"{"peft_type":"LORA","r":0}"#, "sets rank 0 in `r`; a rank must be at least 1");
     refused(
         r#"{"peft_type":"LORA","rank_pattern":{"q_proj":0}}"#,
-        "gives the rank 0 in `q_proj`; a rank is at least 1",
+        "sets rank 0 in `q_proj`; a rank must be at least 1",
     );
 }
 
 #[test]
-fn the_first_matching_pattern_in_the_order_of_the_file_wins() {
+fn the_first_matching_pattern_in_file_order_wins() {
     let config = read(
         r#"{"peft_type": "LORA", "r": 4, "lora_alpha": 8,
             "rank_pattern": {"layers.1.q_proj": 32, "q_proj": 16, "a_proj": 2},
@@ -89,12 +89,12 @@ fn the_first_matching_pattern_in_the_order_of_the_file_wins() {
     assert_eq!(scales.alpha_for("model.layers.1.q_proj"), 64.0);
     assert_eq!(scales.scaling_for("model.layers.1.q_proj"), 2.0);
     assert_eq!(scales.scaling_for("v_proj"), 2.0);
-    let rank_stabilised = AdapterConfig { use_rslora: true, ..config };
-    assert_eq!(rank_stabilised.module_scales().unwrap().scaling_for("v_proj"), 4.0);
+    let rank_stabilized = AdapterConfig { use_rslora: true, ..config };
+    assert_eq!(rank_stabilized.module_scales().unwrap().scaling_for("v_proj"), 4.0);
 }
 
 #[test]
-fn a_pattern_that_is_no_regex_is_refused_when_used() {
+fn a_pattern_that_is_not_a_regex_is_refused_when_it_is_used() {
     let config = read(r#"{"peft_type": "LORA", "rank_pattern": {"(": 4}}"#).unwrap();
     assert_eq!(config.module_scales().unwrap_err().key, "(");
 }
@@ -169,22 +169,21 @@ fn ls_lora_has_fields_of_its_own() {
     assert!(text.contains(expected), "{text}");
     assert!(text.contains("\"peft_type\": \"LSLORA\""), "{text}");
     assert_eq!(read(&text).unwrap(), config);
-    // In a LoRA's config the keys mean nothing and are kept aside like any other.
+    // In the config of a LoRA these are unknown keys.
     let config = read(r#"{"peft_type": "LORA", "init_sigma": 2}"#).unwrap();
     assert_eq!((config.fourier, config.other.len()), (None, 1));
 }
 
 #[test]
-fn a_fourier_function_elsewhere_is_refused() {
+fn a_fourier_function_at_another_place_is_refused() {
     refused(
         r#"{"peft_type":"LSLORA","fourier_position":"between"}"#,
-        "applies its Fourier function at `between`, which is another function of the same parameters; \
-         only `after_scaling` is supported",
+        "applies its Fourier function at `between`; only `after_scaling` is supported",
     );
 }
 
 #[test]
-fn variants_that_change_the_meaning_are_listed() {
+fn settings_that_change_the_computation_are_listed() {
     let variants = |text: &str| -> Vec<String> {
         let config = read(text).unwrap();
         config.unsupported().iter().map(|found| found.key.to_string()).collect()

@@ -1,7 +1,8 @@
-//! An adapter folder opened for reading: its config, and its tensors under typed keys.
-//! Tensors may be F32, F16 and BF16 side by side, as PEFT and TRL write them; data stays on disk until read.
-//! The bias of an adapted module has two names in the wild, `q_proj.base_layer.bias` and the older `q_proj.bias`;
-//! both are read as the first. An adapter that needs more than its kind says is refused here, once for all callers.
+//! An adapter folder opened for reading: its config, and its tensors by their keys.
+//! Tensors may be F32, F16 and BF16 in one file, as PEFT and TRL write them. Data stays on disk until it is
+//! read. The bias of an adapted module has two names in published adapters, `q_proj.base_layer.bias` and the
+//! older `q_proj.bias`; both are read as the first. Adapters with unsupported settings are refused here, for
+//! all callers.
 //! Left out: pickled `adapter_model.bin`, and named adapters in subfolders (open the subfolder).
 
 use std::collections::BTreeMap;
@@ -27,7 +28,7 @@ pub struct AdapterFile {
     path: PathBuf,
     config: AdapterConfig,
     file: Arc<SafetensorsFile>,
-    /// By position in the file.
+    /// In file order.
     keys: Vec<AdapterKey>,
     positions: BTreeMap<AdapterKey, usize>,
 }
@@ -39,7 +40,7 @@ pub enum AdapterError {
     #[error("`{}` is not a folder; give the folder that holds `{CONFIG_FILE}`", path.display())]
     NotAFolder { path: PathBuf },
     #[error("the adapter folder `{}` could not be read: {source}", path.display())]
-    Look { path: PathBuf, source: io::Error },
+    ReadFolder { path: PathBuf, source: io::Error },
     #[error("`{}` has no `{CONFIG_FILE}`; give the folder of a PEFT adapter", path.display())]
     NoConfig { path: PathBuf },
     #[error("`{}` holds a model and not an adapter: it has `config.json` but no `{CONFIG_FILE}`", path.display())]
@@ -53,7 +54,7 @@ pub enum AdapterError {
         path.display(), path.display(), path.display()
     )]
     OnlyPickle { path: PathBuf },
-    #[error("tensor `{key}` in `{}` is of type {element}; an adapter has F32, F16 or BF16", path.display())]
+    #[error("tensor `{key}` in `{}` is of type {element}; adapters may be F32, F16 or BF16", path.display())]
     ElementNotFloat { path: PathBuf, key: String, element: Element },
     #[error(transparent)]
     Unsupported(#[from] UnsupportedAdapter),
@@ -72,7 +73,7 @@ impl AdapterFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(AdapterError::Missing { path });
             }
-            Err(source) => return Err(AdapterError::Look { path, source }),
+            Err(source) => return Err(AdapterError::ReadFolder { path, source }),
         }
         let has = |name: &str| path.join(name).exists();
         match (has(CONFIG_FILE), has(WEIGHTS_FILE)) {
@@ -88,7 +89,7 @@ impl AdapterFile {
             return Err(UnsupportedAdapter { path, found }.into());
         }
         let file = SafetensorsFile::open(&path.join(WEIGHTS_FILE))?;
-        if let Some(tensor) = (file.tensors().iter()).find(|tensor| !is_adapter_element(tensor.element)) {
+        if let Some(tensor) = (file.tensors().iter()).find(|tensor| tensor.element.dtype().is_none()) {
             return Err(AdapterError::ElementNotFloat {
                 path: file.path().to_path_buf(),
                 key: tensor.name.clone(),
@@ -115,7 +116,7 @@ impl AdapterFile {
         &self.config
     }
 
-    /// Every tensor, in the order of the file.
+    /// All tensors, in file order.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = (AdapterKey, TensorRef)> {
         (self.keys.iter().enumerate())
             .map(|(position, key)| (key.clone(), TensorRef::new(&self.file, position)))
@@ -127,7 +128,8 @@ impl AdapterFile {
     }
 }
 
-/// The keys of a file, with `q_proj.bias` of an adapted module as `q_proj.base_layer.bias`, unless that is there too.
+/// The keys of a file. `q_proj.bias` of an adapted module becomes `q_proj.base_layer.bias`, unless the file
+/// has both.
 fn read_keys(file: &SafetensorsFile) -> Vec<AdapterKey> {
     let has = |key: &AdapterKey| file.position(&key.to_string()).is_some();
     let key_of = |name: &str| match AdapterKey::parse(name) {
@@ -138,8 +140,4 @@ fn read_keys(file: &SafetensorsFile) -> Vec<AdapterKey> {
         key => key,
     };
     file.tensors().iter().map(|tensor| key_of(&tensor.name)).collect()
-}
-
-pub(super) fn is_adapter_element(element: Element) -> bool {
-    matches!(element, Element::F32 | Element::F16 | Element::Bf16)
 }

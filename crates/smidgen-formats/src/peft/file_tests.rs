@@ -1,5 +1,5 @@
 //! Tests of adapter folders: written and read back, matched against a recipe, and refused for each reason.
-//! Adapters here have one or two tiny modules; the shapes are what matters.
+//! These adapters have one or two tiny modules; only their shapes matter.
 
 use std::fs;
 use std::io::{self, Write};
@@ -45,7 +45,7 @@ fn expected(tensors: &[AdapterTensor]) -> Vec<ExpectedTensor> {
     tensors.iter().map(expect).collect()
 }
 
-/// The mismatch's text below its first line.
+/// Checks the text of the mismatch below its first line.
 #[track_caller]
 fn mismatch(recipe: &[AdapterTensor], adapter: &[AdapterTensor], adapter_config: &AdapterConfig, text: &str) {
     let (_folder, file) = written(adapter_config, adapter);
@@ -91,12 +91,12 @@ fn an_adapter_reads_back_with_mixed_elements() {
 }
 
 #[test]
-fn another_rank_is_said_to_be_one() {
+fn a_hint_names_another_rank() {
     mismatch(
         &pair(Q, 16),
         &pair(Q, 8),
         &config(8),
-        "  2 of another shape: \
+        "  2 with another shape: \
          `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight` is [8, 6], expected [16, 6], \
          `base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight` is [4, 8], expected [4, 16]\
          \n\nhint: the adapter has rank 8, the recipe says 16",
@@ -110,7 +110,7 @@ fn another_rank_is_said_to_be_one() {
 }
 
 #[test]
-fn all_missing_and_unexpected_keys_come_at_once_with_the_modules() {
+fn all_missing_and_unexpected_keys_are_in_one_error_with_the_modules() {
     mismatch(
         &pair("q_proj", 2),
         &pair("v_proj", 2),
@@ -135,7 +135,7 @@ fn long_lists_are_cut_after_eight() {
 }
 
 #[test]
-fn dora_on_one_side_is_told() {
+fn a_hint_names_dora_on_one_side() {
     let plain = pair(Q, 2).to_vec();
     let mut dora = plain.clone();
     dora.push(tensor(AdapterKey::LoraMagnitude(Q.to_string()), &[4]));
@@ -155,7 +155,7 @@ fn dora_on_one_side_is_told() {
 }
 
 #[test]
-fn another_width_points_at_the_base_model() {
+fn a_hint_names_another_base_model() {
     let mut wide = pair(Q, 2);
     wide[0].shape = vec![2, 7];
     let mut named = config(2);
@@ -164,24 +164,24 @@ fn another_width_points_at_the_base_model() {
         &pair(Q, 2),
         &wide,
         &named,
-        "  1 of another shape: `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight` \
+        "  1 with another shape: `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight` \
          is [2, 7], expected [2, 6]\n\nhint: the adapter was made for another base model, `some/other`",
     );
 }
 
 #[test]
-fn keys_in_another_form_are_told() {
+fn a_hint_names_keys_without_the_prefix() {
     mismatch(
         &[],
         &[tensor(AdapterKey::Foreign("q_proj.lora_A".to_string()), &[2])],
         &config(2),
         "  1 unexpected: `q_proj.lora_A`\
-         \n\nhint: keys without the prefix `base_model.model.` are not in the form that PEFT saves",
+         \n\nhint: keys without the prefix `base_model.model.` are not written by PEFT",
     );
 }
 
 #[test]
-fn folders_that_are_no_adapter_are_named_for_what_they_are() {
+fn folders_without_an_adapter_are_refused_with_the_reason() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     let refused = |at: &Path, expected: &str| {
@@ -215,7 +215,7 @@ fn folders_that_are_no_adapter_are_named_for_what_they_are() {
     write_safetensors(&weights, &pytorch_metadata(), &[spec], |_, w| w.write_all(&[0])).unwrap();
     refused(
         at,
-        "tensor `x` in `DIR/adapter_model.safetensors` is of type I8; an adapter has F32, F16 or BF16",
+        "tensor `x` in `DIR/adapter_model.safetensors` is of type I8; adapters may be F32, F16 or BF16",
     );
     fs::write(at.join("adapter_config.json"), "{}").unwrap();
     refused(
@@ -237,13 +237,13 @@ fn tensors_that_disagree_with_the_config_are_not_written() {
         &config(4),
         &pair("q_proj", 2),
         "tensor `base_model.model.q_proj.lora_A.weight` of shape [2, 6] \
-         does not have the rank 4 that the config gives its module",
+         does not have rank 4, which the config sets for its module",
     );
     refused(
         &config(2),
         &[tensor(AdapterKey::LoraA("q_proj".to_string()), &[2])],
         "tensor `base_model.model.q_proj.lora_A.weight` of shape [2] \
-         does not have the rank 2 that the config gives its module",
+         does not have rank 2, which the config sets for its module",
     );
     refused(
         &config(2),
@@ -255,15 +255,15 @@ fn tensors_that_disagree_with_the_config_are_not_written() {
     refused(
         &config(2),
         &integers,
-        "tensor `base_model.model.q_proj.lora_B.weight` is of type I32; an adapter has F32, F16 or BF16",
+        "tensor `base_model.model.q_proj.lora_B.weight` is of type I32; adapters may be F32, F16 or BF16",
     );
     let mut unsorted = config(2);
     unsorted.alpha_pattern = vec![("q_proj".to_string(), 1.0), ("0.q_proj".to_string(), 2.0)];
     refused(
         &unsorted,
         &pair("layers.0.q_proj", 2),
-        "`alpha_pattern` gives module `layers.0.q_proj` 1 as listed, but 2 once its keys are sorted, \
-         as the file has them; make its keys exclude each other",
+        "`alpha_pattern` sets 1 for module `layers.0.q_proj`, but 2 once its keys are sorted, as they are in the file; \
+         make the keys mutually exclusive",
     );
     let mut broken = config(2);
     broken.rank_pattern = vec![("(".to_string(), 2)];
@@ -294,7 +294,7 @@ fn a_source_that_fails_leaves_both_old_files() {
 }
 
 #[test]
-fn what_is_not_read_is_refused_by_name_with_the_reason() {
+fn unsupported_settings_are_refused_with_the_reason() {
     let (folder, _file) = written(&config(2), &pair(Q, 2));
     let text = r#"{"peft_type":"LORA","fan_in_fan_out":true,"use_qalora":true}"#;
     fs::write(folder.path().join("adapter_config.json"), text).unwrap();
@@ -308,7 +308,7 @@ fn what_is_not_read_is_refused_by_name_with_the_reason() {
 }
 
 #[test]
-fn a_run_folder_leads_to_its_adapter() {
+fn the_adapter_in_a_run_folder_is_found() {
     let folder = tempfile::tempdir().unwrap();
     let (at, tensors) = (folder.path().join("adapter"), pair(Q, 2));
     write_adapter(&at, &config(2), &tensors, zeros(&tensors)).unwrap();
@@ -344,7 +344,7 @@ fn both_names_of_an_adapted_modules_bias_are_read() {
     );
 }
 
-/// Coefficients and a scalar sigma beside A and B.
+/// A and B, coefficients and a scalar sigma.
 fn ls_lora(path: &str, rank: usize) -> Vec<AdapterTensor> {
     let mut tensors = pair(path, rank).to_vec();
     tensors.push(tensor(AdapterKey::FourierWeight(path.to_string()), &[4]));
@@ -366,7 +366,7 @@ fn ls_lora_reads_back_with_its_scalars() {
 }
 
 #[test]
-fn modules_come_by_layer_with_their_scales() {
+fn modules_are_sorted_by_layer_and_have_their_scales() {
     let mut by_pattern = config(2);
     by_pattern.alpha_pattern = vec![("v_proj".to_string(), 3.0)];
     by_pattern.use_rslora = true;
@@ -392,14 +392,14 @@ fn modules_come_by_layer_with_their_scales() {
 }
 
 #[test]
-fn tensors_that_make_up_no_module_are_told_at_once() {
+fn all_problems_with_modules_are_reported_together() {
     let incomplete = |config: &AdapterConfig, tensors: &[AdapterTensor], expected: &str| {
         let (_folder, file) = written(config, tensors);
         let error = read_modules(&file).unwrap_err().to_string();
         let (_, problems) = error.split_once('\n').unwrap_or_default();
         assert_eq!(problems, expected);
     };
-    incomplete(&config(2), &[], "  there is no `lora_A` among them");
+    incomplete(&config(2), &[], "  there is no `lora_A` tensor");
     incomplete(&config(2), &pair("q_proj", 2)[..1], "  `base_model.model.q_proj.lora_B.weight` is missing");
     let dora = AdapterConfig { use_dora: true, ..config(2) };
     incomplete(
@@ -423,12 +423,16 @@ fn tensors_that_make_up_no_module_are_told_at_once() {
     incomplete(
         &config(2),
         &more[..3],
-        "  `base_model.model.lm_head.weight` is a whole tensor of the base that `modules_to_save` does not name, the config \
+        "  `base_model.model.lm_head.weight` is a tensor of the base model that `modules_to_save` does not name, the config \
          says `lora`",
     );
     let saving = AdapterConfig { modules_to_save: Some(vec!["lm_head".to_string()]), ..config(2) };
     let (_folder, file) = written(&saving, &more[..3]);
     let read = read_modules(&file).unwrap();
     assert_eq!(read.saved.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["lm_head.weight"]);
-    incomplete(&saving, &more[..2], "  `modules_to_save` names `lm_head`, of which there is no tensor");
+    incomplete(
+        &saving,
+        &more[..2],
+        "  `modules_to_save` names `lm_head`, but the adapter has no tensor of it",
+    );
 }

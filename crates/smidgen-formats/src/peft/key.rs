@@ -1,12 +1,12 @@
-//! The keys of an adapter file: `base_model.model.` + module path + what the tensor is.
-//! Every string parses, and formats back to itself, so that a message can quote an unknown key.
+//! The keys of an adapter file: `base_model.model.`, a module path, and a suffix for the kind of tensor.
+//! Every string parses and formats back to itself, so messages can quote unknown keys.
 //! Left out: the adapter's name, which PEFT removes from keys on disk.
 
 use std::fmt;
 
 const PREFIX: &str = "base_model.model.";
 
-/// What a tensor of an adapter file is. The string is a module path such as `model.layers.0.self_attn.q_proj`.
+/// The kind of a tensor of an adapter file, with a module path such as `model.layers.0.self_attn.q_proj`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AdapterKey {
     /// `{path}.lora_A.weight`, shape (R, in).
@@ -34,13 +34,13 @@ pub enum AdapterKey {
     TrainableTokens(String),
     /// A tensor of the base model under its own name: `modules_to_save`.
     BaseTensor(String),
-    /// A key without the prefix, whole.
+    /// A whole key that does not have the prefix.
     Foreign(String),
 }
 
 type Suffix = (&'static str, fn(String) -> AdapterKey);
 
-/// The first that fits counts, so the plain bias comes after the other biases.
+/// The first matching suffix counts, so the plain bias comes after the other biases.
 const SUFFIXES: [Suffix; 11] = [
     (".lora_A.weight", AdapterKey::LoraA),
     (".lora_B.weight", AdapterKey::LoraB),
@@ -69,12 +69,12 @@ impl AdapterKey {
             .unwrap_or_else(|| AdapterKey::BaseTensor(name.to_string()))
     }
 
-    /// Of a tensor of the base that was trained itself, by its name there.
+    /// The key of a trained tensor of the base model, by its name there.
     pub fn of_base(name: &str) -> AdapterKey {
         AdapterKey::parse(&format!("{PREFIX}{name}"))
     }
 
-    /// The path of the adapted module; `None` for tensors that are not an adapter's own.
+    /// The path of the adapted module; `None` for tensors of the base model and unknown keys.
     pub fn module(&self) -> Option<&str> {
         match self {
             AdapterKey::BaseTensor(_) | AdapterKey::ModuleBias(_) | AdapterKey::Foreign(_) => None,
@@ -91,7 +91,7 @@ impl AdapterKey {
         }
     }
 
-    /// The rank that a tensor of this kind and shape has.
+    /// The rank of a tensor of this kind and shape; `None` for kinds that do not have one.
     pub fn rank_of(&self, shape: &[usize]) -> Option<usize> {
         match (self, shape) {
             (AdapterKey::LoraA(_) | AdapterKey::LoraEmbeddingA(_), &[rank, _]) => Some(rank),

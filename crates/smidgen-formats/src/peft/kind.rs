@@ -1,7 +1,7 @@
-//! What an adapter on disk computes, as its config says it: LoRA, rsLoRA, DoRA, both together, or LS-LoRA.
-//! PEFT has no name for it; the kind follows from `peft_type`, `use_dora` and `use_rslora`.
-//! DoRA together with rsLoRA is legal in PEFT: the scale is rsLoRA's, `alpha / sqrt(r)`, the rest is DoRA's.
-//! Left out: what a recipe may ask for, which is less.
+//! The kind of an adapter on disk: LoRA, rsLoRA, DoRA, DoRA with rsLoRA, or LS-LoRA.
+//! PEFT has no single key for it; the kind follows from `peft_type`, `use_dora` and `use_rslora`.
+//! PEFT allows DoRA with rsLoRA: the scale is that of rsLoRA, `alpha / sqrt(r)`, and everything else is DoRA.
+//! Left out: the kinds that a recipe may use, which are fewer.
 
 use std::fmt;
 
@@ -40,7 +40,7 @@ impl fmt::Display for StoredKind {
 }
 
 impl AdapterConfig {
-    /// LS-LoRA may have rsLoRA's scale as well, which its name does not show.
+    /// An LS-LoRA may also have the scale of rsLoRA; its kind does not show it.
     pub fn kind(&self) -> StoredKind {
         match (self.fourier, self.use_dora, self.use_rslora) {
             (Some(_), _, _) => StoredKind::LsLora,

@@ -1,7 +1,7 @@
-//! Whether an adapter has exactly the tensors that a run expects, with all differences in one error.
-//! A list of keys alone seldom says why two adapters differ, so the error adds the reason when the keys and shapes show it:
-//! another rank, DoRA, LS-LoRA or biases on one side only, other target modules, another base model.
-//! Left out: using a part of an adapter; an unused tensor is an error, because it was trained for something.
+//! Checks that an adapter has exactly the tensors that a run expects, with all differences in one error.
+//! A list of keys seldom shows why two adapters differ, so the error adds hints that follow from keys and
+//! shapes: another rank, DoRA, LS-LoRA or biases on one side only, other target modules, another base model.
+//! Left out: using only a part of an adapter. A tensor that the run does not use is an error.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -25,7 +25,7 @@ pub struct ShapeMismatch {
     pub found: Vec<usize>,
 }
 
-/// Everything that does not fit.
+/// All differences between an adapter and what a run expects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdapterMismatch {
     pub path: PathBuf,
@@ -35,7 +35,7 @@ pub struct AdapterMismatch {
     pub hints: Vec<String>,
 }
 
-/// The adapter's tensors in the order of `expected`, whose keys are distinct.
+/// Returns the adapter's tensors in the order of `expected`, whose keys are distinct.
 pub fn match_adapter(
     expected: &[ExpectedTensor],
     file: &AdapterFile,
@@ -73,7 +73,7 @@ impl fmt::Display for AdapterMismatch {
         let quoted = |key: &AdapterKey| format!("`{key}`");
         write_some(f, "missing", &self.missing, quoted)?;
         write_some(f, "unexpected", &self.unexpected, quoted)?;
-        write_some(f, "of another shape", &self.shapes, |mismatch| {
+        write_some(f, "with another shape", &self.shapes, |mismatch| {
             format!("`{}` is {:?}, expected {:?}", mismatch.key, mismatch.found, mismatch.expected)
         })?;
         if !self.hints.is_empty() {
@@ -105,9 +105,7 @@ fn hints(
 ) -> Vec<String> {
     let mut hints = Vec::new();
     if unexpected.iter().any(|key| matches!(key, AdapterKey::Foreign(_))) {
-        hints.push(
-            "keys without the prefix `base_model.model.` are not in the form that PEFT saves".to_string(),
-        );
+        hints.push("keys without the prefix `base_model.model.` are not written by PEFT".to_string());
     }
     hints.extend(rank_hint(shapes));
     if shapes.iter().any(|mismatch| !only_the_rank_differs(mismatch)) {
@@ -138,11 +136,11 @@ fn hints(
 
 type Part = (&'static str, fn(&AdapterKey) -> bool);
 
-/// What an adapter may have beyond A and B, and the keys that show it.
+/// Features of an adapter beyond A and B, and the keys that show them.
 const PARTS: [Part; 4] = [
     ("DoRA", |key| matches!(key, AdapterKey::LoraMagnitude(_))),
     ("LS-LoRA", |key| matches!(key, AdapterKey::FourierWeight(_) | AdapterKey::FourierSigma(_))),
-    ("parts of the base that are trained themselves", |key| matches!(key, AdapterKey::BaseTensor(_))),
+    ("trained tensors of the base model", |key| matches!(key, AdapterKey::BaseTensor(_))),
     ("trained biases", |key| matches!(key, AdapterKey::BaseLayerBias(_) | AdapterKey::ModuleBias(_))),
 ];
 
@@ -173,7 +171,7 @@ fn only_the_rank_differs(mismatch: &ShapeMismatch) -> bool {
     }
 }
 
-/// `q_proj` of `model.layers.0.self_attn.q_proj`.
+/// The last name in a path: `q_proj` for `model.layers.0.self_attn.q_proj`.
 fn last_name(key: &AdapterKey) -> Option<String> {
     let path = key.module()?;
     path.rsplit('.').next().map(String::from)

@@ -1,6 +1,7 @@
-//! LoRA, DoRA and LS-LoRA adapters as the PEFT library stores them: a config, and tensors whose keys spell out module paths.
-//! An adapter read here starts a run; an adapter written here loads in PEFT and in what reads its format.
-//! Left out: every other kind of PEFT, matching `target_modules` against a model, and the mathematics.
+//! LoRA, DoRA and LS-LoRA adapters in the format of the PEFT library: a config, and tensors whose keys
+//! contain module paths. Adapters that are read here can start a run; adapters that are written here load in
+//! PEFT and in other readers of its format.
+//! Left out: other kinds of PEFT, matching `target_modules` against a model, and the math.
 
 mod config;
 mod file;

@@ -1,7 +1,8 @@
-//! The tensors of an adapter sorted into modules: each with its A, its B and what its kind adds, or a refusal.
-//! This is how an adapter is read without a recipe, for merging and inspecting it.
-//! All problems are reported at once: a missing half, a rank other than the config's, tensors of another kind.
-//! Left out: whether the modules fit a base model, which needs one.
+//! Groups the tensors of an adapter by module: A, B and the tensors that its kind adds.
+//! Adapters are read this way without a recipe, to merge or inspect them.
+//! All problems are reported together: a missing A or B, a rank that is not the config's, tensors of another
+//! kind.
+//! Left out: whether the modules fit a base model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,27 +15,27 @@ use super::kind::StoredKind;
 use super::pattern::PatternError;
 use crate::tensor_ref::TensorRef;
 
-/// How many problems an error spells out before it counts the rest.
+/// How many problems an error lists before it only counts the rest.
 const NAMED_AT_MOST: usize = 8;
 
 /// One adapted linear.
 #[derive(Clone, Debug)]
 pub struct AdapterModule {
-    /// As in the base model: `model.layers.0.self_attn.q_proj`.
+    /// Path in the base model, such as `model.layers.0.self_attn.q_proj`.
     pub path: String,
     pub rank: usize,
     pub alpha: f64,
-    /// What B A is multiplied by.
+    /// The factor of B·A.
     pub scale: f64,
     /// (R, in)
     pub a: TensorRef,
     /// (out, R)
     pub b: TensorRef,
-    /// (out), of DoRA.
+    /// (out), with DoRA.
     pub magnitude: Option<TensorRef>,
-    /// (out), trained in place of the base's.
+    /// (out), replaces the bias of the base model.
     pub bias: Option<TensorRef>,
-    /// Coefficients (4) and sigma (), of LS-LoRA.
+    /// Coefficients (4) and sigma (), with LS-LoRA.
     pub fourier: Option<(TensorRef, TensorRef)>,
 }
 
@@ -47,36 +48,36 @@ impl AdapterModule {
         self.b.shape()[0]
     }
 
-    /// See [`split_layer`].
+    /// The number of the layer; see [`split_layer`].
     pub fn layer(&self) -> Option<usize> {
         split_layer(&self.path).0
     }
 }
 
-/// The layer's number in a module's path, and what follows it: `3` and `mlp.up_proj` of `model.layers.3.mlp.up_proj`.
-/// A path without a number is all name.
+/// Splits a module path after its layer number: `model.layers.3.mlp.up_proj` gives `3` and `mlp.up_proj`.
+/// A path without a number is returned whole.
 pub fn split_layer(path: &str) -> (Option<usize>, &str) {
-    let mut behind = path;
-    while let Some((part, rest)) = behind.split_once('.') {
+    let mut remaining = path;
+    while let Some((part, rest)) = remaining.split_once('.') {
         if let Ok(layer) = part.parse() {
             return (Some(layer), rest);
         }
-        behind = rest;
+        remaining = rest;
     }
     (None, path)
 }
 
 #[derive(Clone, Debug)]
 pub struct AdapterModules {
-    /// By layer, then by name.
+    /// Sorted by layer, then by name.
     pub modules: Vec<AdapterModule>,
-    /// Paths of modules without an adapter and their trained biases.
+    /// Modules without an adapter whose bias was trained, by path.
     pub biases: Vec<(String, TensorRef)>,
-    /// Names of other tensors of the base, which were trained in addition to the adapter (`modules_to_save`).
+    /// Other tensors of the base model that were trained (`modules_to_save`), by name.
     pub saved: Vec<(String, TensorRef)>,
 }
 
-/// Why an adapter's tensors do not make up modules.
+/// The problems of an adapter whose tensors do not form complete modules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IncompleteAdapter {
     pub path: PathBuf,
@@ -98,7 +99,7 @@ impl fmt::Display for IncompleteAdapter {
     }
 }
 
-/// Sorts all tensors of a file into modules; a tensor that belongs to none is an error.
+/// Groups all tensors of a file by module. A tensor that belongs to no module is an error.
 pub fn read_modules(file: &AdapterFile) -> Result<AdapterModules, IncompleteAdapter> {
     let incomplete = |problems| IncompleteAdapter { path: file.path().to_path_buf(), problems };
     let scales =
@@ -122,30 +123,30 @@ pub fn read_modules(file: &AdapterFile) -> Result<AdapterModules, IncompleteAdap
             AdapterKey::BaseTensor(name) => {
                 match modules_to_save().any(|module| is_of_module(name, module)) {
                     true => saved.push((name.clone(), tensor.clone())),
-                    false => problems.extend(unread(key, kind)),
+                    false => problems.extend(unexpected(key, kind)),
                 }
             }
-            _ => problems.extend(unread(key, kind)),
+            _ => problems.extend(unexpected(key, kind)),
         }
     }
     for module in modules_to_save() {
         let has_saved = saved.iter().any(|(name, _)| is_of_module(name, module));
         if !has_saved && !biases.iter().any(|(path, _)| path.ends_with(module.as_str())) {
-            problems.push(format!("`modules_to_save` names `{module}`, of which there is no tensor"));
+            problems.push(format!("`modules_to_save` names `{module}`, but the adapter has no tensor of it"));
         }
     }
     if modules.is_empty() && problems.is_empty() {
-        problems.push("there is no `lora_A` among them".to_string());
+        problems.push("there is no `lora_A` tensor".to_string());
     }
     if !problems.is_empty() {
         return Err(incomplete(problems));
     }
-    modules.sort_by(|left, right| left.path.cmp(&right.path));
+    // The modules are in the order of their paths, which this sort keeps within a layer.
     modules.sort_by_key(|module| (module.layer().is_none(), module.layer()));
     Ok(AdapterModules { modules, biases, saved })
 }
 
-/// Whether a tensor belongs to a module that `modules_to_save` names by the end of its path.
+/// Whether a tensor belongs to a module that `modules_to_save` names; entries match the end of the path.
 fn is_of_module(name: &str, module: &str) -> bool {
     name.rsplit_once('.').map_or(name, |(path, _)| path).ends_with(module)
 }
@@ -178,7 +179,7 @@ fn read_module(
         (&[a_rank, columns], &[rows, b_rank]) if a_rank == rank && b_rank == rank => (columns, rows),
         _ => {
             problems.push(format!(
-                "`{path}` has A {:?} and B {:?}, the config gives it the rank {rank}",
+                "`{path}` has A {:?} and B {:?}, the config sets its rank to {rank}",
                 a.shape(),
                 b.shape()
             ));
@@ -204,11 +205,13 @@ fn read_module(
     Ok(AdapterModule { path: path.to_string(), rank, alpha, scale, a, b, magnitude, bias, fourier })
 }
 
-/// What is wrong with a tensor that no module of this kind has.
-fn unread(key: &AdapterKey, kind: StoredKind) -> Option<String> {
+/// The problem with a tensor that adapters of this kind do not have.
+fn unexpected(key: &AdapterKey, kind: StoredKind) -> Option<String> {
     let reason = match key {
-        AdapterKey::LoraA(_) | AdapterKey::LoraB(_) | AdapterKey::BaseLayerBias(_) => return None,
-        AdapterKey::ModuleBias(_) => return None,
+        AdapterKey::LoraA(_)
+        | AdapterKey::LoraB(_)
+        | AdapterKey::BaseLayerBias(_)
+        | AdapterKey::ModuleBias(_) => return None,
         AdapterKey::LoraMagnitude(_) if kind.has_magnitude() => return None,
         AdapterKey::FourierWeight(_) | AdapterKey::FourierSigma(_) if kind == StoredKind::LsLora => {
             return None;
@@ -218,8 +221,8 @@ fn unread(key: &AdapterKey, kind: StoredKind) -> Option<String> {
         AdapterKey::LoraBBias(_) => "belongs to `lora_bias`",
         AdapterKey::LoraEmbeddingA(_) | AdapterKey::LoraEmbeddingB(_) => "adapts an embedding",
         AdapterKey::TrainableTokens(_) => "belongs to `trainable_token_indices`",
-        AdapterKey::BaseTensor(_) => "is a whole tensor of the base that `modules_to_save` does not name",
-        AdapterKey::Foreign(_) => "is not in the form PEFT saves",
+        AdapterKey::BaseTensor(_) => "is a tensor of the base model that `modules_to_save` does not name",
+        AdapterKey::Foreign(_) => "is not a key that PEFT writes",
     };
     Some(format!("`{key}` {reason}, the config says `{kind}`"))
 }

@@ -1,12 +1,13 @@
-//! Keys of `rank_pattern` and `alpha_pattern`: KEY matches a module path when `^(.*\.)?(KEY)$` does, as in PEFT.
-//! Keys that are names or dotted paths are compared as suffixes; only a key with other characters becomes a
-//! regex. A dot in a plain key is only a dot, where PEFT's would match any character: module names differ in more.
-//! Left out: what only Python's regexes have (look-around, back-references); such keys are refused.
+//! Keys of `rank_pattern` and `alpha_pattern`: KEY matches a module path if `^(.*\.)?(KEY)$` does, as in
+//! PEFT. Names and dotted paths are compared as suffixes; only keys with other characters become regexes. In
+//! a dotted path a dot matches only a dot. In PEFT it matches any character, which makes no difference for
+//! real module names.
+//! Left out: features that only Python's regexes have (look-around, back-references); such keys are refused.
 
 use regex::bytes::{Regex, RegexBuilder};
 use thiserror::Error;
 
-/// Compiled patterns may not take more memory than this.
+/// The most memory that a compiled pattern may take.
 const MAX_COMPILED_BYTES: usize = 1 << 20;
 
 #[derive(Clone, Debug)]
@@ -31,7 +32,7 @@ impl ModulePattern {
         if key.chars().all(is_plain) {
             return Ok(ModulePattern(Matcher::Suffix(key.to_string())));
         }
-        // Bytes and ASCII classes, so that the tables of Unicode classes are not needed.
+        // Matches bytes and ASCII classes, so that the tables of Unicode classes are not needed.
         RegexBuilder::new(&format!(r"^(.*\.)?({key})$"))
             .unicode(false)
             .size_limit(MAX_COMPILED_BYTES)
@@ -51,7 +52,7 @@ impl ModulePattern {
     }
 }
 
-/// Syntax errors come as a drawing of several lines, the last of which says what is wrong.
+/// The last line of a syntax error, which says what is wrong. The lines before it show the pattern.
 fn last_line(text: &str) -> String {
     let line = text.lines().last().unwrap_or_default();
     line.strip_prefix("error: ").unwrap_or(line).to_string()
@@ -76,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_with_signs_are_regexes_anchored_as_in_peft() {
+    fn other_keys_are_regexes_anchored_as_in_peft() {
         let matches = |key: &str| ModulePattern::new(key).unwrap().matches(PATH);
         for key in [
             r"layers\.\d+\.self_attn\.q_proj",
@@ -94,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_only_python_reads_are_refused_by_name() {
+    fn regexes_that_only_python_supports_are_refused() {
         let error = ModulePattern::new("(?!q_proj).*").unwrap_err().to_string();
         assert_eq!(
             error,

@@ -1,19 +1,20 @@
-//! JSON as Python's `json.dumps(value, indent=2)` spells it, so that a config is what PEFT would write, to the byte.
-//! It differs from serde's in two ways: characters beyond ASCII are escaped, and floats are in Python's `repr`.
-//! Left out: sorting keys, which is the caller's, and NaN and infinity, which are not JSON.
+//! Writes JSON as Python's `json.dumps(value, indent=2)` does, so that configs are byte for byte what PEFT
+//! would write. It differs from serde's JSON in two ways: characters beyond ASCII are escaped, and floats are
+//! written as by `repr`.
+//! Left out: sorting keys, which the caller does, and NaN and infinity, which are not JSON.
 
 use std::io::{self, Write};
 
 use serde::Serialize;
 use serde_json::ser::{CompactFormatter, Formatter, PrettyFormatter};
 
-/// The text, without a final newline.
+/// The JSON text, without a final newline.
 pub fn render_python_json(value: &impl Serialize) -> String {
     let mut text = Vec::new();
     let formatter = PythonFormatter { pretty: PrettyFormatter::with_indent(b"  ") };
     value
         .serialize(&mut serde_json::Serializer::with_formatter(&mut text, formatter))
-        .expect("values made here are JSON, and memory can be written");
+        .expect("the value is JSON, and writing to memory does not fail");
     String::from_utf8(text).expect("JSON is text")
 }
 
@@ -21,7 +22,7 @@ struct PythonFormatter {
     pretty: PrettyFormatter<'static>,
 }
 
-/// Methods that are those of the pretty formatter.
+/// Declares methods that forward to the pretty formatter.
 macro_rules! as_pretty {
     ($($name:ident($($argument:ident: $kind:ty)?),)*) => {$(
         fn $name<W: ?Sized + Write>(&mut self, writer: &mut W $(, $argument: $kind)?) -> io::Result<()> {
@@ -38,7 +39,7 @@ impl Formatter for PythonFormatter {
     fn write_string_fragment<W: ?Sized + Write>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
         for sign in fragment.chars() {
             match sign {
-                // Control characters and quotes have escapes of their own and never come here.
+                // Control characters and quotes are escaped elsewhere.
                 '\0'..='~' => writer.write_all(&[sign as u8])?,
                 _ => {
                     for unit in sign.encode_utf16(&mut [0; 2]) {
@@ -64,7 +65,8 @@ impl Formatter for PythonFormatter {
     }
 }
 
-/// The shortest digits that read back, with an exponent of two digits below 1e-4 and from 1e16 on.
+/// The shortest digits that read back to the value. Below 1e-4 and from 1e16 on, with an exponent of at least
+/// two digits.
 fn python_float(value: f64) -> String {
     let magnitude = value.abs();
     if magnitude != 0.0 && !(1e-4..1e16).contains(&magnitude) {
@@ -82,9 +84,9 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// The right sides are what Python 3 prints.
+    /// The expected texts are from Python 3.
     #[test]
-    fn floats_and_signs_are_spelled_as_in_python() {
+    fn floats_and_characters_are_written_as_in_python() {
         for (value, text) in [
             (0.05, "0.05"),
             (1.0, "1.0"),

@@ -1,6 +1,6 @@
-//! Settings of an adapter's config that are not supported, each with the reason.
-//! All of them change the function or the base, so A and B alone would mean something else.
-//! An adapter folder with one is refused when it is opened; `AdapterConfig::read` alone accepts it.
+//! Settings in an adapter's config that are not supported, each with the reason.
+//! All of them change the computation or the base model, so applying A and B alone would give wrong results.
+//! Adapter folders with such a setting are refused when they are opened; `AdapterConfig::read` accepts them.
 //! Left out: kinds of PEFT other than LoRA, which are refused by their `peft_type`.
 
 use std::fmt;
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::config::AdapterConfig;
 
-/// One key of the config, and what it would mean.
+/// One key of the config, and the reason why it is not supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unsupported {
     pub key: &'static str,
@@ -33,14 +33,17 @@ impl fmt::Display for UnsupportedAdapter {
     }
 }
 
-/// Keys that are off when absent, null, false or empty.
+/// These keys are off if they are absent, null, false or empty.
 const VARIANTS: [Unsupported; 12] = [
     Unsupported { key: "alora_invocation_tokens", reason: "the adapter acts only after certain tokens" },
     Unsupported { key: "arrow_config", reason: "a router mixes several adapters" },
     Unsupported { key: "kasa_config", reason: "the base weights lose their smallest singular values first" },
     Unsupported { key: "layer_replication", reason: "layers of the base are repeated" },
     Unsupported { key: "lora_bias", reason: "B has a bias of its own" },
-    Unsupported { key: "megatron_config", reason: "the linears are Megatron's, split over devices" },
+    Unsupported {
+        key: "megatron_config",
+        reason: "the linear layers are split over devices, as in Megatron",
+    },
     Unsupported { key: "monteclora_config", reason: "A and B are drawn at random around what is stored" },
     Unsupported {
         key: "target_parameters",
@@ -53,7 +56,7 @@ const VARIANTS: [Unsupported; 12] = [
 ];
 
 impl AdapterConfig {
-    /// Keys that are set and make the adapter mean something else than what its kind says, on the unchanged base.
+    /// The keys that are set and are not supported.
     pub fn unsupported(&self) -> Vec<Unsupported> {
         let is_off = |value: &Value| match value {
             Value::Null | Value::Bool(false) => true,
@@ -69,12 +72,16 @@ impl AdapterConfig {
                 found.push(Unsupported { key, reason });
             }
         };
-        // PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA take the first adapter out of the base weights.
+        // PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA subtract the initial adapter from the base weights.
         let changes_base = match self.init_lora_weights.as_str() {
             None | Some("gaussian" | "orthogonal" | "eva" | "true" | "false") => false,
             Some(_) => true,
         };
-        add(changes_base, "init_lora_weights", "the adapter belongs to base weights that its start changed");
+        add(
+            changes_base,
+            "init_lora_weights",
+            "this initialization changed the base weights, which the adapter needs",
+        );
         add(self.fan_in_fan_out, "fan_in_fan_out", "the base weights are stored transposed, as GPT-2's are");
         add(self.fourier.is_some() && self.use_dora, "use_dora", "LS-LoRA has no magnitudes");
         found

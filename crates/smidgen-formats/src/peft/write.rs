@@ -1,6 +1,6 @@
-//! Writing an adapter folder: weights and config, both complete on disk before either gets its name.
-//! Config and tensors must agree, because PEFT drops a tensor whose module the config does not target
-//! and takes each module's rank and alpha from the config.
+//! Writes an adapter folder: weights and config, which are both complete on disk before either is renamed
+//! into place. Config and tensors must agree, because PEFT ignores tensors of modules that the config does
+//! not target, and takes each module's rank and alpha from the config.
 //! Left out: the model card, and tokenizer files.
 
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use thiserror::Error;
 
 use super::config::AdapterConfig;
-use super::file::{CONFIG_FILE, WEIGHTS_FILE, is_adapter_element};
+use super::file::{CONFIG_FILE, WEIGHTS_FILE};
 use super::key::AdapterKey;
 use super::pattern::PatternError;
 use crate::element::Element;
@@ -28,22 +28,22 @@ pub struct AdapterTensor {
 
 #[derive(Debug, Error)]
 pub enum WriteAdapterError {
-    #[error("tensor `{key}` is of type {element}; an adapter has F32, F16 or BF16")]
+    #[error("tensor `{key}` is of type {element}; adapters may be F32, F16 or BF16")]
     ElementNotFloat { key: AdapterKey, element: Element },
     #[error(
-        "tensor `{key}` of shape {shape:?} does not have the rank {rank} that the config gives its module"
+        "tensor `{key}` of shape {shape:?} does not have rank {rank}, which the config sets for its module"
     )]
     RankDisagrees { key: AdapterKey, shape: Vec<usize>, rank: usize },
     #[error(
-        "`{name}` gives module `{module}` {listed} as listed, but {sorted} once its keys are sorted, as the file has them; \
-         make its keys exclude each other"
+        "`{name}` sets {listed} for module `{module}`, but {sorted} once its keys are sorted, as they are in the file; \
+         make the keys mutually exclusive"
     )]
     PatternOrder { name: &'static str, module: String, listed: f64, sorted: f64 },
     #[error("the config's `target_modules` do not include module `{module}`, which has tensors")]
     ModuleNotTargeted { module: String },
     #[error(transparent)]
     Pattern(#[from] PatternError),
-    #[error("the adapter folder `{}` could not be made: {source}", path.display())]
+    #[error("the adapter folder `{}` could not be created: {source}", path.display())]
     MakeFolder { path: PathBuf, source: io::Error },
     #[error(transparent)]
     Weights(#[from] WriteSafetensorsError),
@@ -51,9 +51,9 @@ pub enum WriteAdapterError {
     File(#[from] WriteFileError),
 }
 
-/// Writes `adapter_model.safetensors` and `adapter_config.json` into the folder, making it if needed.
-/// `source` gets positions in `tensors`, in the order of the file, and writes exactly that tensor's bytes.
-/// On an error the files that were there are as they were.
+/// Writes `adapter_model.safetensors` and `adapter_config.json` into the folder, which is created if needed.
+/// `source` is called with positions in `tensors`, in file order, and writes exactly the bytes of that
+/// tensor. On an error, existing files are unchanged.
 pub fn write_adapter(
     folder: &Path,
     config: &AdapterConfig,
@@ -73,7 +73,7 @@ pub fn write_adapter(
     let weights = stage_safetensors(&folder.join(WEIGHTS_FILE), &pytorch_metadata(), &specs, source)?;
     let mut text = StagedFile::create(&folder.join(CONFIG_FILE))?;
     text.write(|writer| writer.write_all(config.to_json().as_bytes()))?;
-    // The config last: readers take a folder for an adapter by its config.
+    // The config comes last, because readers recognize an adapter by its config.
     Ok(commit_together(vec![weights, text])?)
 }
 
@@ -86,14 +86,15 @@ fn make_folder(folder: &Path) -> Result<(), WriteAdapterError> {
     Ok(sync_folder(folder_of(folder))?)
 }
 
-/// Refuses what [`write_adapter`] would refuse, without writing: better before a run than after it.
+/// Checks that [`write_adapter`] would accept this adapter, so that a run can fail before it starts and not
+/// at its end.
 pub fn check_agreement(config: &AdapterConfig, tensors: &[AdapterTensor]) -> Result<(), WriteAdapterError> {
     let mut on_disk = config.clone();
     on_disk.rank_pattern.sort_by(|left, right| left.0.cmp(&right.0));
     on_disk.alpha_pattern.sort_by(|left, right| left.0.cmp(&right.0));
     let (listed, sorted) = (config.module_scales()?, on_disk.module_scales()?);
     for tensor in tensors {
-        if !is_adapter_element(tensor.element) {
+        if tensor.element.dtype().is_none() {
             return Err(WriteAdapterError::ElementNotFloat {
                 key: tensor.key.clone(),
                 element: tensor.element,
@@ -144,7 +145,8 @@ pub fn check_agreement(config: &AdapterConfig, tensors: &[AdapterTensor]) -> Res
     Ok(())
 }
 
-/// By PEFT's rule for lists; a regex or a default list is PEFT's to judge.
+/// Whether a list of target modules includes the module, by PEFT's rule. Regexes and default lists are not
+/// checked.
 fn is_targeted(target_modules: &Value, module: &str) -> bool {
     match target_modules {
         Value::Array(entries) => entries.iter().filter_map(Value::as_str).any(|entry| {

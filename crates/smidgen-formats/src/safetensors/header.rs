@@ -1,7 +1,8 @@
-//! The header of a safetensors file: JSON that gives each tensor's element type, shape and place.
-//! Entries are parsed by the safetensors library. After `parse_header` returns, names are distinct, sizes are right,
-//! and the tensors fill the data of the file without a gap or an overlap, so readers need no checks of their own.
-//! It allocates in proportion to the header's bytes and never by a number found in it.
+//! The header of a safetensors file: JSON with each tensor's element type, shape and offsets.
+//! The safetensors library parses the entries. After `parse_header` returns, names are distinct, sizes match
+//! shapes, and the tensors fill the data of the file without gaps or overlaps, so readers need no further
+//! checks.
+//! It allocates in proportion to the size of the header, never by a number found in it.
 //! Left out: reading the file, and tensor data.
 
 use std::collections::BTreeMap;
@@ -14,7 +15,7 @@ use crate::element::Element;
 use crate::json_file::Entries;
 use crate::open_file::{FileProblem, first_duplicate};
 
-/// One tensor of a file; its bytes are known to be inside the file.
+/// One tensor of a file. Its bytes are inside the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorEntry {
     pub name: String,
@@ -26,7 +27,7 @@ pub struct TensorEntry {
 }
 
 pub struct Header {
-    /// In the order of their bytes in the file; empty tensors at one place by name.
+    /// In file order; tensors at the same offset, of which all but one are empty, by name.
     pub tensors: Vec<TensorEntry>,
     pub metadata: BTreeMap<String, String>,
 }
@@ -67,7 +68,7 @@ pub fn parse_header(json: &[u8], file_bytes: u64) -> Result<Header, SafetensorsP
     Ok(Header { tensors, metadata })
 }
 
-/// Checks a tensor's own numbers, and that it begins at `end`, where the tensor before it ends.
+/// Checks that a tensor's offsets fit its shape, and that it begins at `end`, where the previous tensor ends.
 fn place_tensor(
     name: String,
     TensorInfo { dtype, shape, data_offsets: (from, to) }: TensorInfo,
@@ -133,13 +134,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_no_tensors_is_fine_and_null_metadata_too() {
+    fn no_tensors_and_null_metadata_are_fine() {
         assert!(parse("{}", 0).unwrap().tensors.is_empty());
         assert!(parse(r#"{"__metadata__":null}"#, 0).unwrap().metadata.is_empty());
     }
 
     #[test]
-    fn text_that_is_no_header_is_named_for_what_it_is() {
+    fn a_header_that_is_not_the_expected_json_is_refused() {
         let broken = "the header is not the expected JSON: ";
         assert!(parse_header(b"{\"a\":\xff}", 100).err().unwrap().to_string().starts_with(broken));
         for (json, reason) in [
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_is_wrong_names_its_tensor() {
+    fn errors_in_an_entry_name_its_tensor() {
         let entry = |text: &str| parse(&format!(r#"{{"x":{text}}}"#), 4).err().expect("refused").to_string();
         let start = "the header's entry `x` is invalid: ";
         for (text, end) in [
@@ -253,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_given_twice_is_refused_also_when_the_places_differ() {
+    fn a_repeated_name_is_refused_even_at_different_offsets() {
         check(
             r#"{"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"x":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}"#,
             2,

@@ -1,5 +1,5 @@
-//! A safetensors file opened for reading by offset: the header is read and checked, the data stays on disk.
-//! Everything that the header claims is checked before it is used (`header`).
+//! A safetensors file opened for reads by offset: the header is read and checked, the data stays on disk.
+//! Everything in the header is checked before it is used (`header`).
 //! Left out: memory mapping, writing (`write`), and converting elements (`load`).
 
 mod header;
@@ -22,7 +22,7 @@ pub type SafetensorsError = InFile<SafetensorsProblem>;
 pub struct SafetensorsFile {
     file: OpenFile,
     tensors: Vec<TensorEntry>,
-    /// Positions in `tensors`, sorted by name.
+    /// Positions in `tensors`, sorted by the tensors' names.
     by_name: Vec<usize>,
     metadata: BTreeMap<String, String>,
 }
@@ -46,7 +46,7 @@ impl SafetensorsFile {
         &self.metadata
     }
 
-    /// All tensors, in the order of their bytes in the file.
+    /// All tensors, in file order.
     pub fn tensors(&self) -> &[TensorEntry] {
         &self.tensors
     }
@@ -63,10 +63,10 @@ impl SafetensorsFile {
         self.position(name).map(|position| &self.tensors[position])
     }
 
-    /// Fills `destination` from `byte_offset` inside the tensor, which is one of this file's.
+    /// Fills `destination` from `byte_offset` of a tensor of this file.
     ///
     /// # Panics
-    /// When the range reaches beyond the tensor: a mistake of the caller.
+    /// If the range reaches beyond the tensor.
     pub fn read_at(
         &self,
         tensor: &TensorEntry,
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "the range of 2 bytes at 2 reaches beyond the 3 bytes of tensor `x`")]
-    fn a_range_beyond_the_tensor_is_the_callers_mistake() {
+    fn reading_beyond_the_tensor_panics() {
         let file = open_bytes(&file_bytes_of(TWO, b"yyabc")).unwrap();
         let _ = file.read_at(file.tensor("x").unwrap(), 2, &mut [0; 2]);
     }
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_that_lie_are_refused_before_anything_is_allocated() {
+    fn wrong_header_lengths_are_refused_before_anything_is_allocated() {
         let refused = |bytes: &[u8]| open_bytes(bytes).expect_err("refused");
         assert_eq!(refused(b"1234567"), "the file is truncated: 7 of at least 8 bytes; download it again");
         let mut bytes = file_bytes_of(TWO, b"yyabc");
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn header_problems_come_through_with_the_path() {
+    fn errors_in_the_header_have_the_path() {
         assert_eq!(
             open_bytes(&file_bytes_of("{}", b"tail")).err().unwrap(),
             "the file has 14 bytes but its tensors end at 10; it is damaged, download it again"

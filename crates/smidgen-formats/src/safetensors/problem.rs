@@ -1,6 +1,7 @@
-//! What can be wrong with a safetensors file, with the numbers and, where there is one, the remedy.
-//! Every problem is wrapped in an error that has the path of the file.
-//! Left out: problems that other formats have as well (`open_file`), those of a folder of files, and of writing.
+//! Errors about the contents of a safetensors file, with the numbers and, where there is one, a remedy.
+//! Each is wrapped in an error with the path of the file (`InFile`).
+//! Left out: errors that all formats share (`open_file`), and errors about a folder of files or about
+//! writing.
 
 use ::safetensors::Dtype;
 use thiserror::Error;
@@ -9,9 +10,9 @@ use crate::element::Element;
 use crate::open_file::FileProblem;
 use smidgen_ir::grouped_digits::Grouped;
 
-/// The length prefix of the header.
+/// Size of the header's length prefix.
 pub const PREFIX_BYTES: u64 = 8;
-/// The limit of the safetensors library.
+/// The safetensors library has the same limit.
 pub const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 #[derive(Debug, Error)]

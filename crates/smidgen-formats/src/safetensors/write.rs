@@ -1,8 +1,8 @@
-//! Writing a safetensors file tensor by tensor, byte for byte as the safetensors library would.
-//! A source is asked for one tensor at a time, so only its own buffer is in memory.
-//! The order in the file is the library's: by element type descending (largest alignment first), then by name.
+//! Writes a safetensors file tensor by tensor, byte for byte as the safetensors library would.
+//! A callback writes one tensor at a time, so only its own buffer is in memory.
+//! Tensors are in the library's order: by element type, largest alignment first, then by name.
 //! The header is padded with spaces so that the data starts at a multiple of 8.
-//! A caller that writes tensors out of order uses the layout (`lay_out_file`) and writes the bytes itself.
+//! A caller that writes tensors out of order gets the layout from `lay_out_file` and writes the bytes itself.
 //! Left out: sharding, which the caller does.
 
 use std::collections::BTreeMap;
@@ -29,11 +29,11 @@ pub struct TensorSpec {
 
 #[derive(Debug, Error)]
 pub enum WriteSafetensorsError {
-    #[error("tensor `{name}` is to be written twice")]
+    #[error("tensor `{name}` is listed twice")]
     DuplicateName { name: String },
     #[error("`__metadata__` cannot be the name of a tensor")]
     ReservedName,
-    #[error("the tensors up to `{name}` have more bytes than can be counted")]
+    #[error("the tensors up to `{name}` take more than 2^64 bytes")]
     TooManyBytes { name: String },
     #[error(
         "the header would have {} bytes, the limit is {}", Grouped(*header_bytes), Grouped(*max_bytes)
@@ -43,13 +43,14 @@ pub enum WriteSafetensorsError {
     File(#[from] WriteFileError),
 }
 
-/// Some versions of transformers refuse files without it.
+/// The metadata `format = pt`, without which some versions of transformers refuse a file.
 pub fn pytorch_metadata() -> BTreeMap<String, String> {
     BTreeMap::from([("format".to_string(), "pt".to_string())])
 }
 
-/// Writes the file whole or not at all. `source` gets positions in `tensors`, in the order of the file,
-/// and writes exactly that tensor's bytes, row-major and little-endian.
+/// Writes the file completely or not at all.
+/// `source` is called with positions in `tensors`, in file order, and writes exactly the bytes of that
+/// tensor, row-major and little-endian.
 pub fn write_safetensors(
     path: &Path,
     metadata: &BTreeMap<String, String>,
@@ -60,7 +61,7 @@ pub fn write_safetensors(
     Ok(commit_together(vec![staged])?)
 }
 
-/// As `write_safetensors`, but the caller makes the file visible.
+/// Like `write_safetensors`, but the caller commits the file.
 pub fn stage_safetensors(
     path: &Path,
     metadata: &BTreeMap<String, String>,
@@ -73,52 +74,51 @@ pub fn stage_safetensors(
     staged.write(|writer| {
         writer.write_all(&(header.len() as u64).to_le_bytes())?;
         writer.write_all(&header)?;
-        for laid in &layout {
-            write_exactly(writer, &laid.tensor.name, laid.end - laid.begin, |out| {
-                source(laid.position, out)
-            })?;
+        for Placed { position, tensor, begin, end } in &layout {
+            write_exactly(writer, &tensor.name, end - begin, |out| source(*position, out))?;
         }
         Ok(())
     })?;
     Ok(staged)
 }
 
-/// A file before its tensors: what it begins with, and where each tensor goes.
+/// The header of a file, and where each tensor goes.
 pub struct FileLayout {
     /// The length prefix and the header.
     pub beginning: Vec<u8>,
-    /// From the start of the file, in the order of the caller's list.
+    /// Offsets of the tensors from the start of the file, in the order of the caller's list.
     pub offsets: Vec<u64>,
     pub file_bytes: u64,
 }
 
-/// The layout that [`write_safetensors`] would write.
+/// The layout of the file that [`write_safetensors`] would write.
 pub fn lay_out_file(
     metadata: &BTreeMap<String, String>,
     tensors: &[TensorSpec],
 ) -> Result<FileLayout, WriteSafetensorsError> {
     let layout = lay_out(tensors)?;
     let header = header_bytes(metadata, &layout, MAX_HEADER_BYTES)?;
-    let mut beginning = (header.len() as u64).to_le_bytes().to_vec();
-    beginning.extend(header);
+    let beginning = [&(header.len() as u64).to_le_bytes()[..], &header].concat();
     let data_offset = beginning.len() as u64;
     let mut offsets = vec![0; tensors.len()];
-    for laid in &layout {
-        offsets[laid.position] = data_offset + laid.begin;
+    for placed in &layout {
+        offsets[placed.position] = data_offset + placed.begin;
     }
-    let data_bytes = layout.last().map_or(0, |laid| laid.end);
+    let data_bytes = layout.last().map_or(0, |placed| placed.end);
     Ok(FileLayout { beginning, offsets, file_bytes: data_offset + data_bytes })
 }
 
-struct Laid<'a> {
-    /// In the caller's list.
+struct Placed<'a> {
+    /// Position in the caller's list.
     position: usize,
     tensor: &'a TensorSpec,
+    /// From the start of the data.
     begin: u64,
     end: u64,
 }
 
-fn lay_out(tensors: &[TensorSpec]) -> Result<Vec<Laid<'_>>, WriteSafetensorsError> {
+/// The tensors in file order.
+fn lay_out(tensors: &[TensorSpec]) -> Result<Vec<Placed<'_>>, WriteSafetensorsError> {
     let mut order: Vec<usize> = (0..tensors.len()).collect();
     order.sort_by(|&left, &right| {
         let (left, right) = (&tensors[left], &tensors[right]);
@@ -138,26 +138,26 @@ fn lay_out(tensors: &[TensorSpec]) -> Result<Vec<Laid<'_>>, WriteSafetensorsErro
             let end = (tensor.element.tensor_bytes(&tensor.shape))
                 .and_then(|bytes| begin.checked_add(bytes))
                 .ok_or_else(|| WriteSafetensorsError::TooManyBytes { name: tensor.name.clone() })?;
-            let laid = Laid { position, tensor, begin, end };
+            let placed = Placed { position, tensor, begin, end };
             begin = end;
-            Ok(laid)
+            Ok(placed)
         })
         .collect()
 }
 
 fn header_bytes(
     metadata: &BTreeMap<String, String>,
-    layout: &[Laid<'_>],
+    layout: &[Placed<'_>],
     max_bytes: u64,
 ) -> Result<Vec<u8>, WriteSafetensorsError> {
     let metadata = (!metadata.is_empty()).then(|| format!("\"__metadata__\":{}", json!(metadata)));
-    let entries = layout.iter().map(|Laid { tensor, begin, end, .. }| {
+    let entries = layout.iter().map(|Placed { tensor, begin, end, .. }| {
         let (dtype, shape) = (tensor.element.name(), &tensor.shape);
         let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": [begin, end]});
         format!("{}:{entry}", json!(tensor.name))
     });
-    let lines: Vec<String> = metadata.into_iter().chain(entries).collect();
-    let mut header = format!("{{{}}}", lines.join(",")).into_bytes();
+    let parts: Vec<String> = metadata.into_iter().chain(entries).collect();
+    let mut header = format!("{{{}}}", parts.join(",")).into_bytes();
     header.resize(header.len().next_multiple_of(PREFIX_BYTES as usize), b' ');
     if header.len() as u64 > max_bytes {
         return Err(WriteSafetensorsError::HeaderTooLong { header_bytes: header.len() as u64, max_bytes });
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_gives_too_little_or_too_much_leaves_the_old_file() {
+    fn a_source_that_writes_too_little_or_too_much_leaves_the_old_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("m.safetensors");
         fs::write(&path, "old").unwrap();
@@ -252,23 +252,23 @@ mod tests {
     }
 
     #[test]
-    fn lists_that_make_no_file_are_refused() {
+    fn invalid_lists_of_tensors_are_refused() {
         let check = |specs: &[TensorSpec], expected: &str| {
             let path = Path::new("/nonexistent/m.safetensors");
             let error = write_safetensors(path, &BTreeMap::new(), specs, |_, _| Ok(())).unwrap_err();
             assert_eq!(error.to_string(), expected);
         };
         let x = spec("x", Element::F32, &[1]);
-        check(&[x.clone(), spec("x", Element::Bf16, &[2])], "tensor `x` is to be written twice");
+        check(&[x.clone(), spec("x", Element::Bf16, &[2])], "tensor `x` is listed twice");
         check(&[spec("__metadata__", Element::F32, &[1])], "`__metadata__` cannot be the name of a tensor");
         check(
             &[x, spec("y", Element::F32, &[usize::MAX])],
-            "the tensors up to `y` have more bytes than can be counted",
+            "the tensors up to `y` take more than 2^64 bytes",
         );
     }
 
     #[test]
-    fn a_header_beyond_the_limit_is_refused_where_the_reader_would_refuse_it() {
+    fn a_header_that_the_reader_would_refuse_is_not_written() {
         let specs = [spec(&"n".repeat(100), Element::U8, &[1])];
         let layout = lay_out(&specs).unwrap();
         let exact = header_bytes(&BTreeMap::new(), &layout, 1 << 20).unwrap().len() as u64;

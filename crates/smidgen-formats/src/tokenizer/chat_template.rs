@@ -1,9 +1,9 @@
-//! A model's chat template: messages to the text that the model was trained on.
-//! Templates are Jinja as transformers sets it up: blocks take the line's end and the space before them, values
-//! print as in Python, and `raise_exception`, `strftime_now` and `tojson` are there.
-//! `{% generation %}` marks what the assistant says; its body is rendered as it is and its range reported.
-//! A template is not trusted: what it may make and how long it may run is limited (`template_limits.rs`).
-//! Left out: reading files from a template, which the engine here cannot do, and turning text into tokens.
+//! Renders messages with a model's chat template, to the text format that the model was trained on.
+//! Templates are Jinja with the settings of transformers: block tags remove the whitespace around them,
+//! values print as in Python, and `raise_exception`, `strftime_now` and `tojson` exist.
+//! `{% generation %}` marks the text of the assistant; its byte range is reported.
+//! Templates are not trusted: their output and running time are limited (`template_limits.rs`).
+//! Left out: file access from templates, which is not possible here, and turning text into tokens.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -23,10 +23,10 @@ use super::template_limits::{add_limits, begin_rendering, charge, json_bytes, we
 use super::template_rewrite::{check_source, compile};
 
 const NAME: &str = "chat template";
-/// Of what a template says, and of what the engine says about it.
+/// Longer messages of templates, and of the engine, are cut.
 const MOST_MESSAGE_CHARACTERS: usize = 500;
 const MOST_INDENT: usize = 16;
-/// Marks around a rendered generation: code points that Unicode keeps out of texts.
+/// Marks around the assistant's text. Unicode reserves these code points for internal use.
 const BEGIN: char = '\u{fdd0}';
 const END: char = '\u{fdd1}';
 
@@ -43,18 +43,18 @@ pub enum ChatTemplateError {
     Noncharacter { character: char },
 }
 
-/// What a template is rendered with.
+/// The variables of a template.
 #[derive(Clone, Copy, Debug)]
 pub struct ChatInput<'a> {
     /// A list of objects with `role` and `content`.
     pub messages: &'a Json,
     pub tools: Option<&'a Json>,
     pub documents: Option<&'a Json>,
-    /// Whether the text ends with the beginning of the assistant's turn.
+    /// Whether to end the text with the beginning of the assistant's turn.
     pub add_generation_prompt: bool,
-    /// More variables, such as `enable_thinking`.
+    /// Additional variables, such as `enable_thinking`.
     pub more: Option<&'a Map<String, Json>>,
-    /// What `strftime_now` prints, in UTC. One moment for a whole data set keeps runs repeatable.
+    /// The time for `strftime_now`, in UTC. Use one time for a whole data set, so that runs are repeatable.
     pub now: SystemTime,
 }
 
@@ -67,7 +67,7 @@ impl<'a> ChatInput<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rendered {
     pub text: String,
-    /// Bytes of `text` inside `{% generation %}`, in order.
+    /// Byte ranges of `text` inside `{% generation %}`, in order.
     pub generated: Vec<Range<usize>>,
 }
 
@@ -80,7 +80,7 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// `special` has `bos_token` and the like as texts.
+    /// `special` has the texts of `bos_token` and the like.
     pub fn new(source: &str, special: Map<String, Json>) -> Result<ChatTemplate, ChatTemplateError> {
         let unreadable = |error| ChatTemplateError::Parse { reason: reason_of(&error) };
         check_source(source).map_err(unreadable)?;
@@ -110,11 +110,11 @@ impl ChatTemplate {
             let error = Error::new(ErrorKind::InvalidOperation, message.clone());
             Err(error.with_source(RefusedByTemplate { message }))
         });
-        let instructions = compile(NAME, kept_source(source), syntax).map_err(unreadable)?;
+        let instructions = compile(NAME, leaked_source(source), syntax).map_err(unreadable)?;
         Ok(ChatTemplate { environment, instructions: Arc::new(instructions), special, marks_generation })
     }
 
-    /// Whether the template marks what the assistant says.
+    /// Whether the template marks the text of the assistant.
     pub fn marks_generation(&self) -> bool {
         self.marks_generation
     }
@@ -141,7 +141,7 @@ impl ChatTemplate {
             Value::from_function(move |format: String| {
                 let is_short = format.len() <= MOST_MESSAGE_CHARACTERS;
                 is_short.then(|| strftime(now, &format)).flatten().ok_or_else(|| {
-                    let message = format!("`strftime_now` does not know all of `{format}`");
+                    let message = format!("`strftime_now` does not support the format `{format}`");
                     Error::new(ErrorKind::InvalidOperation, message)
                 })
             }),
@@ -168,16 +168,16 @@ impl ChatTemplate {
     }
 }
 
-/// The engine refers to a source. Equal ones share a copy, which stays for the life of the process.
-fn kept_source(source: String) -> &'static str {
+/// The engine needs a `'static` source, so it is leaked. Equal sources share one copy.
+fn leaked_source(source: String) -> &'static str {
     static SOURCES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
     let mut sources = SOURCES.lock().unwrap_or_else(PoisonError::into_inner);
     match sources.get(source.as_str()) {
-        Some(kept) => kept,
+        Some(known) => known,
         None => {
-            let kept: &'static str = source.leak();
-            sources.insert(kept);
-            kept
+            let leaked: &'static str = source.leak();
+            sources.insert(leaked);
+            leaked
         }
     }
 }
@@ -186,7 +186,8 @@ fn from_json(json: &Json) -> Value {
     Value::from(Serde(json))
 }
 
-/// A `filter` block treats the white space around it like the tag that it replaces.
+/// Replaces `generation` blocks by `filter` blocks, which treat the whitespace around them in the same way.
+/// Returns whether there are any.
 fn with_marked_generation(source: &str) -> (String, bool) {
     let tag = Regex::new(r"\{%([-+]?)[ \t\r\n]*(end)?generation[ \t\r\n]*([-+]?)%\}");
     let tag = tag.expect("the expression is valid");
@@ -219,10 +220,10 @@ fn without_marks(marked: &str) -> Rendered {
     Rendered { text, generated }
 }
 
-/// transformers replaces Jinja's own filter, which would escape HTML.
+/// `tojson` as in transformers, which replaces Jinja's own filter because that one escapes HTML.
 fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
-    // Every known template asks for what is done anyway.
+    // These options are accepted and ignored: all known templates set them to what this filter does.
     let _: Option<bool> = options.get("ensure_ascii")?;
     let _: Option<bool> = options.get("sort_keys")?;
     options.assert_all_used()?;
@@ -254,7 +255,7 @@ fn refusal_of(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     None
 }
 
-/// What went wrong and where, on one line.
+/// The error and its line number, on one line.
 fn reason_of(error: &Error) -> String {
     let mut reason = error.kind().to_string();
     if let Some(detail) = error.detail() {

@@ -1,7 +1,7 @@
-//! The tokenizer and chat template of a base model, copied into the folder of what was trained on it.
+//! Copies the tokenizer and chat template of a base model into the folder of an adapter or a trained model.
 //!
-//! The files of a Hugging Face folder are copied; for a GGUF file they are made from its metadata. An adapter is then
-//! complete: whoever loads it finds the tokenizer that it was trained with.
+//! The files of a Hugging Face folder are copied; for a GGUF file they are made from its metadata. The folder
+//! then has the tokenizer that the model was trained with.
 
 use super::prompt_file::PROMPT_FILE;
 use super::{Tokenizer, TokenizerError};
@@ -21,8 +21,8 @@ pub enum CopyTokenizerError {
     Tokenizer(#[from] TokenizerError),
 }
 
-/// Beginnings of the names of tokenizer files.
-const BEGINNINGS: [&str; 4] = ["tokenizer", "special_tokens", "added_tokens", "chat_template"];
+/// Prefixes of the names of tokenizer files.
+const PREFIXES: [&str; 4] = ["tokenizer", "special_tokens", "added_tokens", "chat_template"];
 const NAMES: [&str; 7] = [
     "vocab.json",
     "vocab.txt",
@@ -35,17 +35,17 @@ const NAMES: [&str; 7] = [
 
 /// Whether a file of a model folder belongs to its tokenizer.
 pub fn is_tokenizer_file(name: &str) -> bool {
-    BEGINNINGS.iter().any(|beginning| name.starts_with(beginning))
+    PREFIXES.iter().any(|prefix| name.starts_with(prefix))
         || NAMES.contains(&name)
         || name.ends_with(".jinja")
         || name.ends_with(".tiktoken")
 }
 
-/// Writes the model's tokenizer files into `folder`; none where the model has none.
+/// Writes the model's tokenizer files, if it has any, into `folder`.
 pub fn copy_tokenizer(model: &Model, folder: &Path) -> Result<(), CopyTokenizerError> {
     match model {
         Model::Folder { folder: source, .. } => copy_files(source.path(), folder),
-        // Opened again: the model dropped its vocabulary when it was loaded.
+        // The file is opened again, because the model freed the vocabulary after loading.
         Model::Gguf { file, .. } => {
             let tokenizer = Tokenizer::from_gguf(&GgufFile::open(file.path())?)?;
             Ok(tokenizer.save(folder)?)
@@ -53,15 +53,16 @@ pub fn copy_tokenizer(model: &Model, folder: &Path) -> Result<(), CopyTokenizerE
     }
 }
 
-/// Bound on what the files of a tokenizer made from a GGUF file have for each token.
+/// Upper bound of the bytes per token in the files of a tokenizer that is made from a GGUF file.
 const GGUF_TOKEN_BYTES: u64 = 160;
 
-/// Bytes that [`copy_tokenizer`] writes for a vocabulary of this many tokens, at most.
+/// The most bytes that [`copy_tokenizer`] writes for a vocabulary of this size.
 pub fn tokenizer_bytes(model: &Model, vocabulary: usize) -> u64 {
     let Model::Folder { folder, .. } = model else { return GGUF_TOKEN_BYTES * vocabulary as u64 };
     let entries = fs::read_dir(folder.path()).into_iter().flatten().flatten();
-    let own = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_tokenizer_file));
-    own.filter_map(|entry| fs::metadata(entry.path()).ok())
+    let files = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_tokenizer_file));
+    files
+        .filter_map(|entry| fs::metadata(entry.path()).ok())
         .filter(fs::Metadata::is_file)
         .map(|file| file.len())
         .sum()

@@ -1,7 +1,7 @@
-//! The tokenizer in the metadata of a GGUF file, made into the `tokenizer.json` that its model once had.
-//! There are two kinds: `gpt2`, byte-level BPE with its merges, and `llama`, SentencePiece with scores, from which the
-//! merges are derived. Control and user-defined tokens are matched in the text before anything is merged.
-//! All tokens are in the vocabulary, so ids are the file's own.
+//! Rebuilds the original `tokenizer.json` from the metadata of a GGUF file.
+//! There are two kinds: `gpt2`, byte-level BPE with merges, and `llama`, SentencePiece with scores, from
+//! which the merges are derived. Control and user-defined tokens are matched in the text before merging.
+//! All tokens are in the vocabulary, so ids are those of the file.
 //! Left out: WordPiece, unigram and RWKV vocabularies, and the normalization tables of SentencePiece.
 
 use std::collections::HashMap;
@@ -21,7 +21,7 @@ const TOKENS: &str = "tokenizer.ggml.tokens";
 const TYPES: &str = "tokenizer.ggml.token_type";
 const SCORES: &str = "tokenizer.ggml.scores";
 const MERGES: &str = "tokenizer.ggml.merges";
-/// A space in the pieces of SentencePiece.
+/// How SentencePiece writes a space.
 const SPACE: &str = "▁";
 
 impl Tokenizer {
@@ -31,7 +31,7 @@ impl Tokenizer {
     }
 }
 
-/// The tokenizer that metadata describes.
+/// Builds the tokenizer that the metadata describes.
 pub fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, GgufTokenizerProblem> {
     const MODEL: &str = "tokenizer.ggml.model";
     let model = required(MODEL, metadata.text(MODEL))?;
@@ -104,9 +104,10 @@ impl<'a> Vocabulary<'a> {
         Ok(Vocabulary { tokens, types, ids })
     }
 
-    /// Tokens that are matched in the text before merging.
+    /// Tokens that are matched in the text before merging. `strips_right` makes them absorb the space behind
+    /// them.
     fn added_tokens(&self, strips_right: bool) -> Vec<AddedTokenJson<'a>> {
-        // Phi 3 keeps the space after these.
+        // Phi 3 does not strip the space after these tokens.
         const KEEP: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
         let added = self.tokens.iter().zip(&self.types).enumerate().filter_map(|(id, (content, kind))| {
             let special = match kind {
@@ -124,12 +125,12 @@ impl<'a> Vocabulary<'a> {
                 special,
             })
         });
-        // An empty token would match everywhere.
+        // An empty token would match at every position.
         added.filter(|token| !token.content.is_empty()).collect()
     }
 }
 
-/// What differs between the two kinds.
+/// The settings that differ between the two kinds.
 struct Parts {
     sentence_piece: bool,
     normalizer: Json,
@@ -191,9 +192,9 @@ fn sentence_piece_parts(
     })
 }
 
-/// Tokens with a role, and which of them are added around every text.
+/// Special tokens by their role, and those that are added around every text.
 struct Special<'a> {
-    /// Name in a config, id and text.
+    /// Key in `tokenizer_config.json`, id and text.
     tokens: Vec<(&'static str, u32, &'a str)>,
     begin: Option<(u32, &'a str)>,
     end: Option<(u32, &'a str)>,
@@ -229,7 +230,7 @@ impl<'a> Special<'a> {
             }
             match tokens.iter().find(|(known, ..)| *known == name) {
                 Some(&(_, id, text)) => Ok(Some((id, text))),
-                // A default without its token asks for nothing.
+                // The default is ignored if the file has no such token.
                 None if metadata.get(flag).is_none() => Ok(None),
                 None => Err(GgufTokenizerProblem::NoToken { flag, key }),
             }
@@ -283,13 +284,13 @@ impl<'a> Special<'a> {
         {
             config.insert("model_max_length".into(), json!(length));
         }
-        // This class uses `tokenizer.json` unchanged, where the class of a family would build its own.
+        // This class uses `tokenizer.json` unchanged; classes of model families would modify it.
         config.insert("tokenizer_class".into(), json!("PreTrainedTokenizerFast"));
         Ok(config)
     }
 }
 
-/// `tokenizer.json`, borrowed from the metadata: a vocabulary is large, and copies of it would be too.
+/// `tokenizer.json`. It borrows from the metadata, because copies of the vocabulary would be large.
 #[derive(Serialize)]
 struct TokenizerFile<'a> {
     version: &'static str,

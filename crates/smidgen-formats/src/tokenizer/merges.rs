@@ -1,7 +1,7 @@
-//! The merges of a SentencePiece vocabulary, which stores none: a piece may be made from any two others.
-//! Which merge comes first follows from the pieces' scores, the way transformers converts such vocabularies:
-//! by score, then by the longer left part, then by the longer right one.
-//! Left out: pieces that are not made by merging (control, user-defined, unknown, unused, single bytes).
+//! Derives the merges of a SentencePiece vocabulary, which has scores instead: any two pieces may form a
+//! third one. Merges are ordered as transformers orders them when it converts such vocabularies: by score,
+//! then longer left parts first, then longer right parts first.
+//! Left out: pieces that do not result from merging (control, user-defined, unknown, unused, single bytes).
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -59,7 +59,7 @@ mod tests {
             .iter()
             .map(|&(left, right)| (pieces[left as usize].as_str(), pieces[right as usize].as_str()))
             .collect();
-        // `bc` before `üa` by vocabulary, as their scores and lengths are the same.
+        // `bc` and `üa` have equal scores and lengths, so they keep the order of the vocabulary.
         assert_eq!(named, [("b", "c"), ("ü", "a"), ("a", "b"), ("ab", "c"), ("a", "bc")]);
     }
 }

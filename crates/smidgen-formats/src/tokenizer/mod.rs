@@ -1,8 +1,8 @@
-//! Text to token ids and back, as the model's own tokenizer does it.
-//! A Hugging Face folder and the metadata of a GGUF file both become the `tokenizer.json` of the `tokenizers` library,
-//! which does the work.
-//! The special ids and the chat template are kept with it, and all of it can be saved as a folder that transformers
-//! loads.
+//! Converts text to token ids and back exactly as the model's own tokenizer does.
+//! A Hugging Face folder and the metadata of a GGUF file both become a `tokenizer.json` for the `tokenizers`
+//! library, which does the work.
+//! A `Tokenizer` also has the special ids and the chat template, and can be saved as a folder that
+//! transformers loads.
 //! Left out: training tokenizers, and `tokenizer.model` files without a `tokenizer.json`.
 
 pub mod chat_template;
@@ -44,9 +44,9 @@ pub enum TokenizerError {
     Unusable { path: PathBuf, reason: String },
     #[error("`{}`: {problem}", path.display())]
     Gguf { path: PathBuf, problem: GgufTokenizerProblem },
-    #[error("the text could not be turned into tokens: {reason}")]
+    #[error("the text could not be tokenized: {reason}")]
     Encode { reason: String },
-    #[error("{count} tokens could not be turned into text: {reason}")]
+    #[error("{count} tokens could not be decoded: {reason}")]
     Decode { count: usize, reason: String },
     #[error("the tokenizer could not be written as JSON: {reason}")]
     Serialize { reason: String },
@@ -54,7 +54,7 @@ pub enum TokenizerError {
     Write(#[from] WriteFileError),
 }
 
-/// What can be wrong with the tokenizer in the metadata of a GGUF file.
+/// Errors in the tokenizer of a GGUF file's metadata.
 #[derive(Debug, Error, PartialEq)]
 pub enum GgufTokenizerProblem {
     #[error(transparent)]
@@ -64,7 +64,7 @@ pub enum GgufTokenizerProblem {
     #[error("the pre-tokenizer `{got}` is not supported (supported: {supported})")]
     PreTokenizer { got: String, supported: String },
     #[error(
-        "the file does not name its pre-tokenizer (`tokenizer.ggml.pre`), as files of old converters do not; \
+        "the file does not name its pre-tokenizer (`tokenizer.ggml.pre`), because it was made by an old converter; \
          convert the model again"
     )]
     NoPreTokenizer,
@@ -74,7 +74,7 @@ pub enum GgufTokenizerProblem {
     IdBeyondTokens { key: String, id: u32, tokens: usize },
     #[error("tokens {first} and {second} are both {text:?}")]
     SameToken { text: String, first: u32, second: u32 },
-    #[error("token {id} has the unknown type {got}; known are 1 to 6")]
+    #[error("token {id} has the unknown type {got} (known: 1 to 6)")]
     TokenType { id: usize, got: i32 },
     #[error("merge {position} is {got:?}, not two tokens with a space between")]
     Merge { position: usize, got: String },
@@ -93,7 +93,6 @@ pub struct SpecialIds {
     pub pad: Option<u32>,
 }
 
-/// A model's tokenizer.
 #[derive(Clone, Debug)]
 pub struct Tokenizer {
     library: tokenizers::Tokenizer,
@@ -104,29 +103,29 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// The ids of a text. Special tokens in the text are recognised; `add_special` adds those that the model
-    /// wants around every text, which a chat template writes by itself.
+    /// The ids of a text. Special tokens in the text are recognized. `add_special` also adds those that the
+    /// model expects around every text; a chat template writes them itself.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizerError> {
-        let encoding = unharmed(|| self.library.encode_fast(text, add_special))
+        let encoding = catch_panics(|| self.library.encode_fast(text, add_special))
             .map_err(|reason| TokenizerError::Encode { reason })?;
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The ids, and for each the bytes of the text that it covers. Added ones have empty ranges.
+    /// The ids, and the byte range of the text that each covers. Added special tokens have empty ranges.
     pub fn encode_with_ranges(
         &self,
         text: &str,
         add_special: bool,
     ) -> Result<(Vec<u32>, Vec<std::ops::Range<usize>>), TokenizerError> {
-        let encoding = unharmed(|| self.library.encode(text, add_special))
+        let encoding = catch_panics(|| self.library.encode(text, add_special))
             .map_err(|reason| TokenizerError::Encode { reason })?;
         let ranges = encoding.get_offsets().iter().map(|&(begin, end)| begin..end).collect();
         Ok((encoding.get_ids().to_vec(), ranges))
     }
 
-    /// The text of ids, with or without special tokens. Bytes that are not UTF-8 become U+FFFD.
+    /// The text of the ids, with or without special tokens. Bytes that are not UTF-8 become U+FFFD.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, TokenizerError> {
-        unharmed(|| self.library.decode(ids, skip_special))
+        catch_panics(|| self.library.decode(ids, skip_special))
             .map_err(|reason| TokenizerError::Decode { count: ids.len(), reason })
     }
 
@@ -134,7 +133,7 @@ impl Tokenizer {
         self.special_ids
     }
 
-    /// Ids of all special tokens, EOS among them.
+    /// Ids of all special tokens, including EOS.
     pub fn special_token_ids(&self) -> HashSet<u32> {
         let added = self.library.get_added_tokens_decoder();
         let special = added.into_iter().filter(|(_, token)| token.special).map(|(id, _)| id);
@@ -154,13 +153,13 @@ impl Tokenizer {
         self.template.as_deref()
     }
 
-    /// The model's chat template with its special tokens, where it has one.
+    /// The model's chat template with its special tokens, if it has one.
     pub fn chat_template(&self) -> Option<Result<ChatTemplate, ChatTemplateError>> {
         let source = self.template.as_deref()?;
         Some(ChatTemplate::new(source, self.special_texts()))
     }
 
-    /// `bos_token` and the like with their texts, as templates know them.
+    /// The texts of `bos_token` and the like, which templates use as variables.
     pub fn special_texts(&self) -> Map<String, Json> {
         let texts = self.config.iter().filter_map(|(key, value)| {
             let text = key.ends_with("_token").then(|| token_text(value)).flatten()?;
@@ -170,11 +169,11 @@ impl Tokenizer {
     }
 }
 
-/// The library panics on some damaged tokenizers; that is an error like any other.
-fn unharmed<T>(work: impl FnOnce() -> Result<T, tokenizers::Error>) -> Result<T, String> {
+/// The library panics on some damaged tokenizers. This turns the panic into an error.
+fn catch_panics<T>(work: impl FnOnce() -> Result<T, tokenizers::Error>) -> Result<T, String> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(result) => result.map_err(|error| error.to_string()),
-        Err(_) => Err("the library for tokenizers failed: the tokenizer is damaged".to_owned()),
+        Err(_) => Err("the `tokenizers` library panicked, so the tokenizer is damaged".to_owned()),
     }
 }
 

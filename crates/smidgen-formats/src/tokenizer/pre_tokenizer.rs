@@ -1,24 +1,24 @@
-//! How a byte-level BPE tokenizer splits text before merging, by the names that GGUF files use.
-//! A file has only the name; the expressions are those of the `tokenizer.json` of the model that the name comes from,
-//! so the ids are those that the model was trained with.
-//! Left out: names of architectures that are not supported; they are refused.
+//! How byte-level BPE tokenizers split text before merging, by the names that GGUF files use.
+//! A GGUF file has only the name. The regexes here are those in the `tokenizer.json` of the original models,
+//! so the ids are those that the models were trained with.
+//! Left out: names of unsupported architectures; they are refused.
 
 use serde_json::{Value as Json, json};
 
-/// How text is split, and what else depends on the name.
+/// How text is split, and other settings that depend on the name.
 pub(super) struct PreTokenizer {
     pub normalizer: Json,
     pub pre_tokenizer: Json,
-    /// A piece that is a token is used as it is, even if no merges lead to it.
+    /// A piece of text that is a token is not merged, even if merges would not produce it.
     pub ignore_merges: bool,
-    /// Whether a text begins with BOS if the file does not say.
+    /// Whether BOS is added if the file does not say.
     pub add_bos: bool,
 }
 
-/// Names for the same pre-tokenizer, and the pre-tokenizer.
+/// All names of a pre-tokenizer, and the pre-tokenizer.
 type Named = (&'static [&'static str], fn() -> PreTokenizer);
 
-/// The first of each is the one that converters write today.
+/// The first name of each is the one that current converters write.
 const NAMES: [Named; 8] = [
     (&["gpt-2", "phi-2", "mpt", "olmo"], gpt2),
     (&["smollm", "starcoder", "refact", "command-r", "codeshell"], single_digits),
@@ -27,7 +27,7 @@ const NAMES: [Named; 8] = [
     (&["qwen2", "deepseek-r1-qwen"], qwen2),
     (&["gpt-4o", "llama4"], gpt4o),
     (&["tekken"], tekken),
-    (&["default"], unnamed),
+    (&["default"], fallback),
 ];
 
 pub(super) fn pre_tokenizer(name: &str) -> Option<PreTokenizer> {
@@ -48,7 +48,7 @@ pub(super) fn name_of(normalizer: &Json, pre_tokenizer: &Json, ignore_merges: bo
     NAMES.iter().find(|(_, make)| is_same(&make())).map(|(names, _)| names[0])
 }
 
-/// Offsets do not change which tokens a text has.
+/// Removes `trim_offsets`, which does not change the tokens.
 fn without_offsets(step: &Json) -> Json {
     match step {
         Json::Object(keys) => {
@@ -60,19 +60,19 @@ fn without_offsets(step: &Json) -> Json {
     }
 }
 
-/// Contractions, letters, digits and other characters, each with the space before it.
+/// Splits contractions, letters, digits and other characters, each with the space before it.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// Bytes as letters; with `regex` the text is first split as GPT-2 does.
+/// Maps bytes to letters. With `regex` it first splits the text as GPT-2 does.
 fn byte_level(regex: bool) -> Json {
     json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex})
 }
 
-fn cut_by(expression: &str) -> Json {
+fn split_by(expression: &str) -> Json {
     json!({"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": false})
 }
 
@@ -97,27 +97,27 @@ fn llama3() -> PreTokenizer {
 }
 
 fn dbrx() -> PreTokenizer {
-    plain(sequence(vec![cut_by(LLAMA3), byte_level(false)]))
+    plain(sequence(vec![split_by(LLAMA3), byte_level(false)]))
 }
 
 fn qwen2() -> PreTokenizer {
-    let pre_tokenizer = sequence(vec![cut_by(QWEN2), byte_level(false)]);
+    let pre_tokenizer = sequence(vec![split_by(QWEN2), byte_level(false)]);
     PreTokenizer { normalizer: json!({"type": "NFC"}), ..plain(pre_tokenizer) }
 }
 
 fn gpt4o() -> PreTokenizer {
-    plain(sequence(vec![cut_by(GPT4O), byte_level(false)]))
+    plain(sequence(vec![split_by(GPT4O), byte_level(false)]))
 }
 
 fn tekken() -> PreTokenizer {
-    let pre_tokenizer = sequence(vec![cut_by(TEKKEN), byte_level(false)]);
+    let pre_tokenizer = sequence(vec![split_by(TEKKEN), byte_level(false)]);
     PreTokenizer { ignore_merges: true, add_bos: true, ..plain(pre_tokenizer) }
 }
 
-/// What llama.cpp does with models whose pre-tokenizer it does not know: four splits, one after the other.
-fn unnamed() -> PreTokenizer {
-    let cuts = [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"];
-    let mut steps: Vec<Json> = cuts.iter().map(|expression| cut_by(expression)).collect();
+/// What llama.cpp uses for models whose pre-tokenizer it does not know: four splits, one after the other.
+fn fallback() -> PreTokenizer {
+    let expressions = [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"];
+    let mut steps: Vec<Json> = expressions.into_iter().map(split_by).collect();
     steps.push(byte_level(false));
     plain(sequence(steps))
 }

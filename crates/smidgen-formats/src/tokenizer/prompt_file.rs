@@ -1,8 +1,7 @@
-//! `prompt.json` next to an adapter or a trained model: how its prompts were written in training.
+//! `prompt.json` next to an adapter or a trained model: the prompt format that it was trained with.
 //!
-//! PEFT and transformers ignore the file. With it, whatever generates can ask as the model was taught: with the chat
-//! template, which may be another than the base model's, with a plain prompt around an instruction, or with nothing
-//! around the prompt.
+//! Generation uses the same format: a chat template, which may differ from that of the base model, a built-in
+//! prompt around an instruction, or plain text. PEFT and transformers ignore the file.
 //! Left out: rendering.
 
 use std::path::Path;
@@ -12,22 +11,22 @@ use serde::{Deserialize, Serialize};
 use crate::json_file::{JsonFileError, MAX_TOKENIZER_CONFIG_BYTES, read_json_file};
 use crate::whole_file::{WriteFileError, write_whole};
 
-/// Its name.
+/// The name of the file.
 pub const PROMPT_FILE: &str = "prompt.json";
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "prompt", rename_all = "lowercase")]
 pub enum PromptFile {
-    /// Nothing around the prompt.
+    /// The prompt alone.
     Plain,
-    /// A built-in prompt around an instruction, by its name.
+    /// A built-in prompt around an instruction.
     Instruction { name: String },
-    /// A chat template: its source, or the one of the model.
+    /// The source of a chat template; `None` is the model's own.
     Chat { template: Option<String> },
 }
 
 impl PromptFile {
-    /// `None` where the folder has no such file.
+    /// `None` if the folder has no such file.
     pub fn read(folder: &Path) -> Result<Option<PromptFile>, JsonFileError> {
         let path = folder.join(PROMPT_FILE);
         match path.exists() {
@@ -36,7 +35,8 @@ impl PromptFile {
         }
     }
 
-    /// Writes the file, and a chat template that is not the model's as transformers reads it.
+    /// Writes the file, and a chat template other than the model's also as `chat_template.jinja`, which
+    /// transformers reads.
     pub fn write(&self, folder: &Path) -> Result<(), WriteFileError> {
         let text = serde_json::to_string_pretty(self).expect("strings are JSON") + "\n";
         write_whole(&folder.join(PROMPT_FILE), |file| file.write_all(text.as_bytes()))?;
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn prompt_files_are_read_as_they_were_written() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(PromptFile::read(folder.path()).unwrap(), None);
         for (file, text) in [

@@ -1,6 +1,6 @@
-//! What chat templates expect of Python: how values print, `json.dumps`, and `strftime`.
-//! Templates are written against Python's Jinja, and a model was trained on what came out there, to the letter.
-//! Left out: the local time zone. A moment is in UTC, so it prints the same everywhere.
+//! Functions of Python that chat templates rely on: how values print, `json.dumps`, and `strftime`.
+//! Templates are written for Python's Jinja, and models were trained on exactly its output.
+//! Left out: the local time zone. Times are in UTC, so they print the same everywhere.
 
 use std::fmt::Write;
 use std::io;
@@ -15,7 +15,7 @@ use serde_json::ser::{CompactFormatter, Formatter, PrettyFormatter, Serializer};
 
 use super::template_limits::charge;
 
-/// As `str(value)`: a string as it is, everything else as `repr` has it.
+/// Like `str(value)`: strings unchanged, everything else as in `repr`.
 pub(super) fn print(value: &Value) -> Result<String, Error> {
     match value.kind() {
         ValueKind::Undefined => Ok(String::new()),
@@ -33,7 +33,6 @@ fn repr(value: &Value) -> Result<String, Error> {
             let items: Vec<String> = value.try_iter()?.map(|item| repr(&item)).collect::<Result<_, _>>()?;
             Ok(format!("[{}]", items.join(", ")))
         }
-        // A namespace or a loop is a map too, and prints by itself; what comes from JSON has only strings as keys.
         ValueKind::Map => {
             let pair = |key: Value| Ok(format!("{}: {}", repr(&key)?, repr(&value.get_item(&key)?)?));
             let pairs: Vec<String> = value.try_iter()?.map(pair).collect::<Result<_, Error>>()?;
@@ -43,7 +42,7 @@ fn repr(value: &Value) -> Result<String, Error> {
     }
 }
 
-/// Single quotes, unless the text has them and no double ones.
+/// In single quotes, or in double quotes if the text has only single ones.
 fn quoted(text: &str) -> String {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     let mut out = String::from(quote);
@@ -67,7 +66,7 @@ fn quoted(text: &str) -> String {
     out
 }
 
-/// As `json.dumps(value, ensure_ascii=False, indent=indent)`.
+/// Like `json.dumps(value, ensure_ascii=False, indent=indent)`.
 pub(super) fn json_dumps(value: &Value, indent: Option<usize>) -> Result<String, serde_json::Error> {
     let json = serde_json::to_value(value)?;
     let mut out = Charged(Vec::new());
@@ -81,7 +80,7 @@ pub(super) fn json_dumps(value: &Value, indent: Option<usize>) -> Result<String,
     Ok(String::from_utf8(out.0).expect("JSON of strings is UTF-8"))
 }
 
-/// Bytes that a template pays for.
+/// A buffer whose bytes are charged to the template's allowance.
 struct Charged(Vec<u8>);
 
 impl io::Write for Charged {
@@ -95,7 +94,7 @@ impl io::Write for Charged {
     }
 }
 
-/// A space after every comma and colon.
+/// Compact JSON with a space after every comma and colon.
 struct Spaced(CompactFormatter);
 
 impl Formatter for Spaced {
@@ -112,7 +111,7 @@ impl Formatter for Spaced {
     }
 }
 
-/// As `datetime.strftime` with English names, in UTC; `None` where a code of the format is not known.
+/// Like `datetime.strftime` with English names, in UTC; `None` if the format has an unknown code.
 pub(super) fn strftime(moment: SystemTime, format: &str) -> Option<String> {
     let since = moment.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let moment = DateTime::from_timestamp(since.as_secs() as i64, 0)?;
@@ -133,7 +132,7 @@ mod tests {
 
     /// Expected texts are from Python: `datetime.fromtimestamp(s, timezone.utc).strftime(f)`.
     #[test]
-    fn moments_print_as_in_python() {
+    fn times_print_as_in_python() {
         let check = |seconds: u64, format: &str, expected: &str| {
             let moment = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
             assert_eq!(strftime(moment, format).as_deref(), Some(expected));

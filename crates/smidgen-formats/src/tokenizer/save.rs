@@ -1,6 +1,6 @@
-//! A tokenizer as a folder that transformers loads: `tokenizer.json`, `tokenizer_config.json`,
-//! `special_tokens_map.json` and, where there is a template, `chat_template.jinja`.
-//! All four appear together, after all of them are on disk.
+//! Saves a tokenizer as a folder that transformers loads: `tokenizer.json`, `tokenizer_config.json`,
+//! `special_tokens_map.json` and, if there is a template, `chat_template.jinja`.
+//! The files are renamed into place when all of them are on disk.
 //! Left out: files of other libraries, such as `tokenizer.model`.
 
 use std::path::Path;
@@ -11,7 +11,7 @@ use super::{Tokenizer, TokenizerError};
 use crate::whole_file::{StagedFile, commit_together};
 
 impl Tokenizer {
-    /// Writes the files into a folder that is there; others in it are left alone.
+    /// Writes the files into an existing folder. Other files in it are not touched.
     pub fn save(&self, folder: &Path) -> Result<(), TokenizerError> {
         let failed = |reason: String| TokenizerError::Serialize { reason };
         let tokenizer = self.library.to_string(true).map_err(|error| failed(error.to_string()))?;

@@ -1,10 +1,11 @@
-//! Limits on what a chat template may do: how much it may make, how deep it may nest, how long it may run.
+//! Limits of a chat template: how much memory it may use, how deep values may nest, how long it may run.
 //!
-//! A template comes with a model, so it is not trusted. The engine counts instructions, but one instruction can double a
-//! string. Therefore every value that a template makes or looks through is charged to an allowance before it is made
-//! (`template_rewrite.rs` puts the calls in), and an exhausted allowance ends the rendering.
-//! The allowance belongs to the thread, because a rendering stays on one.
-//! Left out: the limits of the parser, which are in the rewriting.
+//! A template is downloaded with a model, so it is not trusted. The engine counts instructions, but one
+//! instruction can double a string. Therefore every value that a template creates or reads through is first
+//! charged to a byte allowance (`template_rewrite.rs` inserts the calls), and rendering fails when the
+//! allowance is used up.
+//! The allowance is a thread-local variable, because a rendering stays on one thread.
+//! Left out: limits on the source of a template, which are in `template_rewrite.rs`.
 
 use std::cell::{Cell, RefCell};
 
@@ -12,22 +13,23 @@ use minijinja::value::{Kwargs, Rest, StringInput, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions};
 use serde_json::Value as Json;
 
-/// Instructions of one rendering: a conversation of a thousand messages takes some hundred thousand.
+/// Instructions per rendering; a conversation of a thousand messages needs some hundred thousand.
 const FUEL: u64 = 5_000_000;
-/// Loops, macros and calls inside each other; a macro counts five times.
+/// Nested loops, macros and calls; a macro counts five times.
 const MOST_RECURSION: usize = 200;
-/// Lists in lists.
+/// Nested lists and maps.
 const MOST_DEPTH: usize = 64;
-/// A value in a list.
+/// The charge for a value in a list.
 const ELEMENT_BYTES: usize = 32;
-/// What a rendering may make, in addition to a multiple of its input.
+/// The allowance of a rendering is this plus a multiple of its input.
 const ALLOWANCE_BYTES: usize = 96 << 20;
 const ALLOWANCE_PER_INPUT_BYTE: usize = 256;
 const MOST_INDENT: usize = 200;
-/// An argument that a filter compares with every element.
+/// Size of an argument that a filter uses for every element.
 const MOST_ARGUMENT_BYTES: usize = 4096;
 
-/// Names of the functions that the rewriting calls; no template can spell them.
+/// Names of the functions that the rewritten template calls. A template cannot contain them, because of the
+/// `!`.
 pub(super) const CHARGE: &str = "charge!";
 pub(super) const EACH: &str = "each!";
 pub(super) const WEIGH: &str = "weigh!";
@@ -38,17 +40,17 @@ pub(super) const TIMES: &str = "times!";
 
 thread_local! {
     static LEFT_BYTES: Cell<usize> = const { Cell::new(ALLOWANCE_BYTES) };
-    /// Left operands of the multiplications under way.
+    /// Left operands of multiplications whose right operand is being evaluated.
     static FACTORS: RefCell<Vec<Value>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Begins a rendering on this thread.
+/// Resets the allowance of this thread for a new rendering.
 pub(super) fn begin_rendering(input_bytes: usize) {
     LEFT_BYTES.set(input_bytes.saturating_mul(ALLOWANCE_PER_INPUT_BYTE).saturating_add(ALLOWANCE_BYTES));
     FACTORS.take();
 }
 
-/// The size of an input.
+/// The charged size of an input.
 pub(super) fn json_bytes(json: &Json) -> usize {
     match json {
         Json::String(text) => text.len(),
@@ -58,14 +60,14 @@ pub(super) fn json_bytes(json: &Json) -> usize {
     }
 }
 
-/// Takes bytes from the allowance.
+/// Subtracts bytes from the allowance, or fails if too few are left.
 pub(super) fn charge(bytes: usize) -> Result<(), Error> {
     match LEFT_BYTES.get().checked_sub(bytes) {
         Some(left) => {
             LEFT_BYTES.set(left);
             Ok(())
         }
-        None => Err(refused("it makes too much text: it may be hostile")),
+        None => Err(refused("it produces too much text and may be malicious")),
     }
 }
 
@@ -73,7 +75,7 @@ fn refused(what: &str) -> Error {
     Error::new(ErrorKind::InvalidOperation, what.to_owned())
 }
 
-/// What a value takes by itself.
+/// The charge for a value without the values in it.
 fn own_bytes(value: &Value) -> usize {
     match (value.as_str(), value.kind()) {
         (Some(text), _) => text.len(),
@@ -84,7 +86,8 @@ fn own_bytes(value: &Value) -> usize {
     }
 }
 
-/// Charges a value with everything in it, and refuses one that is too deep, such as one that holds itself.
+/// Charges a value with everything in it. Refuses a value that nests too deeply, such as one that contains
+/// itself.
 pub(super) fn weigh(value: &Value) -> Result<(), Error> {
     weigh_at(value, 0, false)
 }
@@ -99,7 +102,7 @@ fn weigh_at(value: &Value, depth: usize, is_kept: bool) -> Result<(), Error> {
         return Err(refused("its values are nested too deeply"));
     }
     if is_kept && value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace")) {
-        return Err(refused("a namespace cannot be a part of another value"));
+        return Err(refused("a namespace cannot be inside another value"));
     }
     for item in value.try_iter()? {
         weigh_at(&item, depth + 1, is_kept)?;
@@ -110,16 +113,16 @@ fn weigh_at(value: &Value, depth: usize, is_kept: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Makes the environment of a template safe to run.
+/// Adds the limits to the environment of a template.
 pub(super) fn add_limits(environment: &mut Environment<'static>) {
     environment.set_fuel(Some(FUEL));
     environment.set_recursion_limit(MOST_RECURSION);
-    // None of these is Jinja's, and each can nest without a trace or show the engine's inside.
+    // These are not in Jinja. They can nest values without being charged, or show internals of the engine.
     ["chain", "zip", "pprint"].iter().for_each(|name| environment.remove_filter(name));
     environment.remove_global("debug");
     environment.add_function(CHARGE, |value: Value| charge(own_bytes(&value)).map(|()| value));
     environment.add_function(EACH, |value: Value| {
-        // A text falls into its characters.
+        // Iterating over a text makes a value of each character.
         let factor = if value.as_str().is_some() { ELEMENT_BYTES } else { 1 };
         charge(own_bytes(&value).saturating_mul(factor)).map(|()| value)
     });
@@ -155,7 +158,8 @@ pub(super) fn add_limits(environment: &mut Environment<'static>) {
     environment.set_unknown_method_callback(call_method);
 }
 
-/// A value that outlives the statement: it is finished, not nested too deeply, and holds no namespace.
+/// Checks a value that outlives its statement: it must not nest too deeply or contain a namespace. Iterators
+/// become lists.
 fn keep(value: Value) -> Result<Value, Error> {
     weigh_at(&value, 0, true)?;
     match value.kind() {
@@ -164,7 +168,7 @@ fn keep(value: Value) -> Result<Value, Error> {
     }
 }
 
-/// The right operand of a multiplication, after the left one.
+/// Charges the product of the right operand and the left one, which `FACTOR` stored.
 fn times(right: Value) -> Result<Value, Error> {
     let left = FACTORS.with_borrow_mut(Vec::pop).unwrap_or_default();
     for (many, number) in [(&left, &right), (&right, &left)] {
@@ -175,7 +179,7 @@ fn times(right: Value) -> Result<Value, Error> {
     Ok(right)
 }
 
-/// Bytes of a text after a replacement.
+/// Charges the text after a replacement.
 fn charge_replaced(text: &str, from: &str, to: &str) -> Result<(), Error> {
     charge(text.len().saturating_add(text.matches(from).count().saturating_mul(to.len())))
 }
@@ -190,7 +194,7 @@ fn replace(
     filters::replace(state, text, from, to)
 }
 
-/// Bytes of all elements and of what is between them.
+/// Charges all elements and the text between them.
 fn charge_joined(values: &Value, between: &str) -> Result<(), Error> {
     weigh(values)?;
     let count = values.try_iter()?.count();
@@ -240,14 +244,14 @@ fn sum(
     start: Option<Value>,
     more: Kwargs,
 ) -> Result<Value, Error> {
-    // Sums of texts and lists copy everything before an element once more.
+    // A sum of texts or lists copies everything before each element.
     let is_large = |value: &Value| !value.is_number();
     let count = values.try_iter()?.filter(is_large).count();
     charge(count.saturating_mul(own_bytes(&values)).saturating_mul(count))?;
     filters::sum(state, values, attribute, start, more)
 }
 
-/// Refuses widths in a format that would fill memory with spaces.
+/// Refuses formats with widths that would fill the memory with spaces.
 fn check_format(text: &str, arguments: &[Value]) -> Result<(), Error> {
     let digits = text.as_bytes().windows(4).any(|window| window.iter().all(u8::is_ascii_digit));
     let mut open = 0;
@@ -260,7 +264,7 @@ fn check_format(text: &str, arguments: &[Value]) -> Result<(), Error> {
         open > 1 && !text.contains("{{")
     });
     if digits || nested || text.contains('*') {
-        return Err(refused("a format has a width that is too large or not stated"));
+        return Err(refused("a format has a width that is too large or not constant"));
     }
     let fields = text.matches(['{', '%']).count();
     for argument in arguments {
@@ -290,7 +294,7 @@ fn call_method(
         ("join", Some(text), [values]) => charge_joined(values, text)?,
         ("format", Some(text), _) => check_format(text, arguments)?,
         ("count", None, [_]) => weigh(value)?,
-        // A field of a map takes no copy of the map.
+        // Reading a field does not copy the map.
         ("get", None, _) => {}
         _ => charge(own_bytes(value).saturating_mul(2))?,
     }

@@ -1,8 +1,10 @@
-//! A template as the engine runs it: the same, with a call to the allowance wherever it makes a value.
+//! Rewrites a template so that every value it creates is charged to its allowance (`template_limits.rs`).
 //!
-//! The syntax tree is built a second time. Texts between tags become values, so that all output passes the formatter,
-//! which counts it. Operands, inputs of filters and everything that is kept pass functions of `template_limits.rs`.
-//! A template that nests too deeply is refused here, before the engine would recurse into it.
+//! The syntax tree is copied with calls added. Text between tags becomes expressions, so that all output
+//! passes the formatter, which counts it. Operands, inputs of filters and values that are kept pass functions
+//! of `template_limits.rs`. A template that nests too deeply is refused here, because the engine would
+//! recurse into it.
+//! Left out: the limits at run time, which those functions check.
 
 use minijinja::machinery::ast::{
     BinOp, BinOpKind, Break, Call, CallArg, CallBlock, Compare, CompareOp, Const, Continue, Do, EmitExpr,
@@ -17,15 +19,15 @@ use super::template_limits::{BRIEF, CHARGE, EACH, FACTOR, KEEP, TIMES, WEIGH};
 
 /// Published templates have up to 30,000 bytes.
 const MOST_SOURCE_BYTES: usize = 1_000_000;
-/// Expressions and blocks inside each other; a sum of many terms counts each.
+/// Nested expressions and blocks; every term of a sum is one level.
 const MOST_DEPTH: usize = 150;
-/// The parser recurses for these without a limit.
+/// The parser recurses on these without a limit.
 const MOST_REPEATED: [(&str, usize); 4] = [("elif", 300), ("else", 1000), ("not", 300), ("-", 1000)];
 
-/// Filters that make nothing, or little, of their input.
+/// Filters whose output is small, or not larger than their input.
 const LIGHT_FILTERS: [&str; 11] =
     ["length", "count", "first", "last", "items", "attr", "trim", "int", "float", "bool", "abs"];
-/// Filters that make a list, of a text one of its characters.
+/// Filters that make a list; of a text, a list of its characters.
 const EACH_FILTERS: [&str; 13] = [
     "list",
     "map",
@@ -41,11 +43,11 @@ const EACH_FILTERS: [&str; 13] = [
     "min",
     "max",
 ];
-/// Filters that must see a missing value, and take no copy.
-const BLIND_FILTERS: [&str; 2] = ["default", "d"];
-/// Filters whose arguments are used for every element.
+/// Filters whose input may be undefined. They do not copy it.
+const UNCHARGED_FILTERS: [&str; 2] = ["default", "d"];
+/// Filters that use their arguments for every element.
 const ELEMENT_FILTERS: [&str; 5] = ["map", "select", "reject", "selectattr", "rejectattr"];
-/// Tests that compare, so that they look through a value.
+/// Tests that read through a whole value.
 const COMPARING_TESTS: [&str; 19] = [
     "eq",
     "equalto",
@@ -68,7 +70,7 @@ const COMPARING_TESTS: [&str; 19] = [
     "upper",
 ];
 
-/// Compiles a template; `name` is for messages.
+/// Compiles a template. `name` is for error messages.
 pub(super) fn compile(
     name: &'static str,
     source: &'static str,
@@ -78,7 +80,7 @@ pub(super) fn compile(
     let rewritten = match rewrite(&tree, Depth(0)) {
         Ok(rewritten) => rewritten,
         Err(error) => {
-            // Freeing a deep tree would recurse as deep.
+            // Freeing a deep tree would recurse as deeply.
             std::mem::forget(tree);
             return Err(error);
         }
@@ -88,7 +90,7 @@ pub(super) fn compile(
     Ok(generator.finish().0)
 }
 
-/// Refuses what the parser could not take.
+/// Refuses sources on which the parser would run out of stack.
 pub(super) fn check_source(source: &str) -> Result<(), Error> {
     if source.len() > MOST_SOURCE_BYTES {
         return Err(refused(format!(
@@ -205,7 +207,7 @@ fn rewrite<'a>(stmt: &Stmt<'a>, depth: Depth) -> Rewritten<Stmt<'a>> {
         Stmt::Break(node) => Stmt::Break(Spanned::new(Break, node.span())),
         Stmt::AutoEscape(_) => return Err(refused("`autoescape` is not supported")),
         Stmt::Block(_) | Stmt::Import(_) | Stmt::FromImport(_) | Stmt::Extends(_) | Stmt::Include(_) => {
-            return Err(refused("it asks for other templates, and there are none"));
+            return Err(refused("it uses other templates, which is not supported"));
         }
     })
 }
@@ -222,7 +224,7 @@ fn call_of<'a>(node: &Spanned<Call<'a>>, depth: Depth) -> Rewritten<Spanned<Call
     Ok(Spanned::new(rewritten, node.span()))
 }
 
-/// `function` is called on each argument.
+/// The arguments of a call, each passed through `function`.
 fn args_of<'a>(
     args: &[CallArg<'a>],
     depth: Depth,
@@ -250,7 +252,7 @@ fn exprs_of<'a>(exprs: &[Expr<'a>], depth: Depth) -> Rewritten<Vec<Expr<'a>>> {
     exprs.iter().map(|inner| expr_of(inner, depth)).collect()
 }
 
-/// What is assigned to: names, several of them, or a field.
+/// The target of an assignment: a name, a list of names, or a field.
 fn target_of<'a>(target: &Expr<'a>, depth: Depth) -> Rewritten<Expr<'a>> {
     let depth = depth.below()?;
     let several =
@@ -262,7 +264,7 @@ fn target_of<'a>(target: &Expr<'a>, depth: Depth) -> Rewritten<Expr<'a>> {
     })
 }
 
-/// An operand that the engine looks through; constants are as long as the template says.
+/// An operand that the engine reads through. Constants are part of the source, so they need no charge.
 fn weighed<'a>(inner: &Expr<'a>, depth: Depth) -> Rewritten<Expr<'a>> {
     let rewritten = expr_of(inner, depth)?;
     Ok(if matches!(inner, Expr::Const(_)) { rewritten } else { call(WEIGH, rewritten, inner.span()) })
@@ -282,7 +284,7 @@ fn expr_of<'a>(expr: &Expr<'a>, depth: Depth) -> Rewritten<Expr<'a>> {
             Expr::Slice(Spanned::new(rewritten, span))
         }
         Expr::UnaryOp(node) => {
-            // It can be neither copied nor cloned.
+            // The type of `op` is neither `Copy` nor `Clone`.
             let op = if matches!(node.op, UnaryOpKind::Not) { UnaryOpKind::Not } else { UnaryOpKind::Neg };
             Expr::UnaryOp(Spanned::new(UnaryOp { op, expr: of(&node.expr)? }, span))
         }
@@ -303,7 +305,7 @@ fn expr_of<'a>(expr: &Expr<'a>, depth: Depth) -> Rewritten<Expr<'a>> {
             let input = |inner: &Expr<'a>| -> Rewritten<Expr<'a>> {
                 let rewritten = of(inner)?;
                 Ok(match node.name {
-                    name if BLIND_FILTERS.contains(&name) => rewritten,
+                    name if UNCHARGED_FILTERS.contains(&name) => rewritten,
                     name if LIGHT_FILTERS.contains(&name) => call(CHARGE, rewritten, span),
                     name if EACH_FILTERS.contains(&name) => call(EACH, call(WEIGH, rewritten, span), span),
                     _ => call(WEIGH, rewritten, span),
@@ -345,7 +347,7 @@ fn expr_of<'a>(expr: &Expr<'a>, depth: Depth) -> Rewritten<Expr<'a>> {
     })
 }
 
-/// A value that holds others.
+/// A value that contains others.
 fn kept(rewritten: Expr<'_>, span: Span) -> Expr<'_> {
     if rewritten.as_const().is_some() { rewritten } else { call(KEEP, rewritten, span) }
 }
@@ -354,7 +356,7 @@ fn binary_of<'a>(node: &BinOp<'a>, span: Span, depth: Depth) -> Rewritten<Expr<'
     let of = |inner: &Expr<'a>| expr_of(inner, depth);
     let charged = |inner: &Expr<'a>| -> Rewritten<_> { Ok(call(CHARGE, of(inner)?, span)) };
     let (left, right) = match node.op {
-        // `and` and `or` hand their operands on.
+        // `and` and `or` return one of their operands.
         BinOpKind::ScAnd | BinOpKind::ScOr => (of(&node.left)?, of(&node.right)?),
         BinOpKind::Add => (charged(&node.left)?, charged(&node.right)?),
         BinOpKind::Mul => (call(FACTOR, of(&node.left)?, span), call(TIMES, of(&node.right)?, span)),

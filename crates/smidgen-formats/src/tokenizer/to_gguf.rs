@@ -1,8 +1,8 @@
-//! A tokenizer as the metadata of a GGUF file: tokens with their types, merges or scores, and the name of the
-//! pre-tokenizer.
-//! A file can only name the pre-tokenizer, so a tokenizer whose pre-tokenizer has no name is refused. The metadata is
-//! turned back into a tokenizer, which must give the same ids for texts of many kinds.
-//! The scores of SentencePiece, which `tokenizer.json` does not keep, are the order of the merges.
+//! Converts a tokenizer to the metadata of a GGUF file: tokens with their types, merges or scores, and the
+//! name of the pre-tokenizer.
+//! GGUF stores only the name of the pre-tokenizer, so a tokenizer whose pre-tokenizer has no name is refused.
+//! As a check, the metadata is converted back, and the result must give the same ids for texts of many kinds.
+//! `tokenizer.json` does not have the scores of SentencePiece; they follow from the order of the merges.
 //! Left out: WordPiece and unigram vocabularies, and normalization tables of SentencePiece.
 
 use std::collections::HashMap;
@@ -20,13 +20,13 @@ use crate::gguf::value::{Array, Metadata, Value};
 pub enum ToGgufProblem {
     #[error("the tokenizer model `{got}` is not supported (supported: BPE)")]
     Model { got: String },
-    #[error("the pre-tokenizer has no name in GGUF (named: {named}); it is {got}", named = supported_names())]
+    #[error("the pre-tokenizer has no name in GGUF (supported: {named}); it is {got}", named = supported_names())]
     PreTokenizer { got: String },
     #[error("token {id} is beyond the {vocabulary} rows of the model's embedding")]
     BeyondVocabulary { id: u64, vocabulary: usize },
     #[error("the tokenizer is not the expected JSON: {what}")]
     Json { what: &'static str },
-    #[error("as GGUF it would give different tokens, for example for {text:?}")]
+    #[error("the tokenizer would give different tokens as GGUF, for example for {text:?}")]
     Differs { text: &'static str },
     #[error(transparent)]
     Gguf(#[from] GgufTokenizerProblem),
@@ -34,7 +34,7 @@ pub enum ToGgufProblem {
     Tokenizer(#[from] TokenizerError),
 }
 
-/// Numbers, code, spaces, lines, scripts, contractions: what tokenizers treat differently.
+/// Texts that tokenizers treat differently: numbers, code, spaces, lines, scripts, contractions.
 const PROBES: [&str; 10] = [
     "Hello, world! It's 3.14159 and I'll pay $1,234,567.89 on 2024-02-29.",
     "The quick brown fox jumps over the lazy dog; DON'T PANIC, they've said.",
@@ -49,14 +49,14 @@ const PROBES: [&str; 10] = [
 ];
 
 impl Tokenizer {
-    /// The keys `tokenizer.*` of a file of `architecture` whose embedding has `vocabulary` rows.
+    /// The `tokenizer.*` keys for a model of this architecture whose embedding has `vocabulary` rows.
     pub fn to_gguf(&self, architecture: &str, vocabulary: usize) -> Result<Metadata, ToGgufProblem> {
-        let wrong = |what: &'static str| ToGgufProblem::Json { what };
         let text = self
             .library
             .to_string(false)
             .map_err(|error| TokenizerError::Serialize { reason: error.to_string() })?;
-        let json: Json = serde_json::from_str(&text).map_err(|_| wrong("it does not parse"))?;
+        let json: Json =
+            serde_json::from_str(&text).map_err(|_| ToGgufProblem::Json { what: "it does not parse" })?;
         drop(text);
         let model = &json["model"];
         let sentence_piece = match (model["type"].as_str(), model["byte_fallback"].as_bool()) {
@@ -75,7 +75,7 @@ impl Tokenizer {
             false => {
                 let ignore_merges = model["ignore_merges"] == true;
                 let found = name_of(&json["normalizer"], &json["pre_tokenizer"], ignore_merges);
-                found.ok_or_else(|| unnamed(&json))?
+                found.ok_or_else(|| no_name(&json))?
             }
         };
         set("pre", text(pre));
@@ -106,12 +106,12 @@ impl Tokenizer {
         Ok(metadata)
     }
 
-    /// The metadata gives the tokens that this tokenizer gives.
+    /// Checks that a tokenizer made from the metadata gives the same ids as this one.
     fn check_against(&self, metadata: &Metadata, architecture: &str) -> Result<(), ToGgufProblem> {
-        let mut described = metadata.clone();
-        described.set("general.architecture", Value::String(architecture.to_string()));
-        let again = from_metadata(&described)?;
-        drop(described);
+        let mut whole = metadata.clone();
+        whole.set("general.architecture", Value::String(architecture.to_string()));
+        let again = from_metadata(&whole)?;
+        drop(whole);
         for text in PROBES {
             for add_special in [false, true] {
                 if self.encode(text, add_special)? != again.encode(text, add_special)? {
@@ -123,7 +123,7 @@ impl Tokenizer {
     }
 }
 
-/// Text and type of every row of the embedding; a row without a token gets a name that no text contains.
+/// Text and type of the token of every row of the embedding. Rows without a token get a placeholder.
 fn list_tokens(
     json: &Json,
     vocabulary: usize,
@@ -157,23 +157,18 @@ fn list_tokens(
     Ok(entries)
 }
 
-/// Older files have a merge as one text with a space, newer ones as a pair.
+/// The pairs of tokens that are merged. Older files write a merge as one text with a space, newer ones as a
+/// list of two.
 fn list_merges(model: &Json) -> Result<Vec<(&str, &str)>, ToGgufProblem> {
     let merges = model["merges"].as_array().into_iter().flatten();
-    merges
-        .map(merge_pair)
-        .collect::<Option<Vec<_>>>()
-        .ok_or(ToGgufProblem::Json { what: "a merge is not a pair of tokens" })
-}
-
-fn merge_pair(merge: &Json) -> Option<(&str, &str)> {
-    match merge {
+    let pairs = merges.map(|merge| match merge {
         Json::String(text) => text.split_once(' '),
         pair => Some((pair.get(0)?.as_str()?, pair.get(1)?.as_str()?)),
-    }
+    });
+    pairs.collect::<Option<_>>().ok_or(ToGgufProblem::Json { what: "a merge is not a pair of tokens" })
 }
 
-/// The earlier a piece is first merged, the higher its score; pieces that no merge makes have the lowest.
+/// Pieces that are merged earlier have higher scores. Pieces that no merge produces have the lowest.
 fn scores(entries: &[(String, TokenType)], merges: &[(&str, &str)]) -> Vec<f32> {
     let mut ranks: HashMap<String, usize> = HashMap::with_capacity(merges.len());
     for (left, right) in merges {
@@ -188,7 +183,7 @@ fn scores(entries: &[(String, TokenType)], merges: &[(&str, &str)]) -> Vec<f32> 
     entries.iter().map(score).collect()
 }
 
-/// Whether a text is tokenized as if a space came before it.
+/// Whether a space is put before every text.
 fn has_prefix(json: &Json) -> bool {
     let steps = |step: &Json, list: &str| -> Vec<Json> {
         step[list].as_array().cloned().unwrap_or_else(|| vec![step.clone()])
@@ -198,7 +193,7 @@ fn has_prefix(json: &Json) -> bool {
     prepends || metaspace.iter().any(|step| step["type"] == "Metaspace" && step["prepend_scheme"] != "never")
 }
 
-fn unnamed(json: &Json) -> ToGgufProblem {
+fn no_name(json: &Json) -> ToGgufProblem {
     let mut got = format!("{} after {}", json["pre_tokenizer"], json["normalizer"]);
     if got.len() > 300 {
         got = format!("{}…", got.chars().take(300).collect::<String>());

@@ -1,6 +1,6 @@
-//! The types that a GGUF file gives its tokens, by the numbers of `tokenizer.ggml.token_type`.
+//! The types of tokens in a GGUF file, by their numbers in `tokenizer.ggml.token_type`.
 //!
-//! Control, unknown and user-defined tokens are matched in the text as they are; the others are made by merging.
+//! Control, unknown and user-defined tokens are matched in the text directly; the others result from merging.
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum TokenType {

@@ -1,9 +1,10 @@
-//! A small 4-bit checkpoint made of its parts, as bitsandbytes names and types them, for tests that change some.
+//! Builds small 4-bit checkpoints from parts with the names and types of bitsandbytes, for tests that change
+//! some of them.
 //!
-//! Unit tests and tests of damaged files share it. What the numbers are does not matter here: real checkpoints are
-//! among the fixtures.
+//! Unit tests and tests of damaged files share it. The numbers do not matter here; the fixtures have real
+//! checkpoints.
 
-// Each user takes its part.
+// Each user needs only some of these functions.
 #![allow(dead_code)]
 
 use serde_json::{Value, json};
@@ -33,7 +34,8 @@ impl Part {
         self.name.contains(".quant_state.")
     }
 
-    /// The bytes as a vector of its type, or of bytes where they are not a whole number of elements.
+    /// Makes the shape a vector of all bytes. The type becomes U8 if the bytes are not a whole number of
+    /// elements.
     pub fn make_vector(&mut self) {
         let bytes = self.data.len() as u64;
         if !bytes.is_multiple_of(type_bytes(self.dtype)) {
@@ -52,7 +54,7 @@ fn type_bytes(dtype: &str) -> u64 {
     }
 }
 
-/// A matrix of `rows` by `columns` in 4 bits; its state comes last.
+/// The parts of a 4-bit matrix of `rows` by `columns`; the last one is its state.
 pub fn parts_of(name: &str, code: Code4, double: bool, rows: usize, columns: usize) -> Vec<Part> {
     let values: Vec<f32> = (0..rows * columns).map(|i| (i as f32 * 0.7).sin()).collect();
     parts_of_values(name, code, double, rows, columns, &values)
@@ -103,7 +105,7 @@ pub fn parts_of_file(bytes: &[u8]) -> Vec<Part> {
     parts_of_file_with(bytes, &[])
 }
 
-/// The same of a file with other types too.
+/// The tensors of a safetensors file that also has these types.
 pub fn parts_of_file_with(bytes: &[u8], others: &[&'static str]) -> Vec<Part> {
     let length = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
     let header: Value = serde_json::from_slice(&bytes[8..8 + length]).expect("JSON");
@@ -128,7 +130,8 @@ pub fn edit_state(parts: &mut [Part], edit: impl FnOnce(&mut Value)) {
     part.make_vector();
 }
 
-/// A safetensors file whose header is right, whatever the parts are. Of two of one name the first stays.
+/// A safetensors file with these parts and a matching header. If two parts have the same name, the second is
+/// dropped.
 pub fn file_of(parts: &[Part]) -> Vec<u8> {
     let mut header = serde_json::Map::new();
     let mut data = Vec::new();

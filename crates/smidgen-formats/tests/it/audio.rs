@@ -1,7 +1,8 @@
-//! Sound files: exact samples, the features of the reference, and every way in which a clip can be wrong.
+//! Audio files: exact samples, the features of the reference, and every way in which a clip can be invalid.
 //!
-//! `fixtures/audio.py` made the files. Damaged ones are valid ones with bytes changed, cut and doubled; decoding may fail
-//! but never panics, and holds no more memory than the longest clip that is allowed justifies.
+//! `fixtures/audio.py` made the files. Damaged files are valid ones with bytes changed, cut or doubled;
+//! decoding them may fail but must not panic, and must not need more memory than the longest allowed clip
+//! justifies.
 
 use crate::mutation::{cases, mutated, mutation, peak_bytes_of};
 use proptest::prelude::*;
@@ -19,7 +20,7 @@ fn fixture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/audio").join(name)
 }
 
-/// A WAV file; `promised` bytes of data, of which `data` are there.
+/// A WAV file with `data`, whose header promises `promised` bytes of it.
 fn wav(tag: u16, channels: u16, rate: u32, bits: u16, data: &[u8], promised: usize) -> Vec<u8> {
     let block = channels * bits / 8;
     let mut bytes = b"RIFF".to_vec();
@@ -97,30 +98,30 @@ fn channels_are_averaged_and_rates_become_one() {
     }
 }
 
-/// Tones of 440 and 1200 Hz on two channels of 22.05 kHz; codecs with losses add silence around them.
+/// Tones of 440 and 1200 Hz on two channels at 22.05 kHz. Lossy codecs add silence around them.
 #[test]
-fn flac_ogg_and_mp3_are_heard() {
-    for (name, most_apart) in [("tone.flac", 1e-3), ("tone.ogg", 0.03), ("tone.mp3", 0.03)] {
+fn flac_ogg_and_mp3_are_decoded() {
+    for (name, tolerance) in [("tone.flac", 1e-3), ("tone.ogg", 0.03), ("tone.mp3", 0.03)] {
         let clip = decode_file(&fixture(name), LIMIT).unwrap();
         assert!((clip.seconds() - 0.5).abs() < 0.06, "{name}: {} s", clip.seconds());
         let share = |hertz: f64| {
             let angle = |index: usize| std::f64::consts::TAU * hertz * index as f64 / SAMPLE_RATE as f64;
             let part = &clip.samples[2000..6000];
-            let turned = part.iter().enumerate().map(|(index, sample)| {
+            let products = part.iter().enumerate().map(|(index, sample)| {
                 let (sine, cosine) = angle(index).sin_cos();
                 (f64::from(*sample) * sine, f64::from(*sample) * cosine)
             });
-            let (sine, cosine) = turned.fold((0.0, 0.0), |sum, it| (sum.0 + it.0, sum.1 + it.1));
+            let (sine, cosine) = products.fold((0.0, 0.0), |sum, it| (sum.0 + it.0, sum.1 + it.1));
             2.0 * (sine * sine + cosine * cosine).sqrt() / part.len() as f64
         };
-        assert!((share(440.0) - 0.25).abs() < most_apart, "{name}: {}", share(440.0));
-        assert!((share(1200.0) - 0.125).abs() < most_apart, "{name}: {}", share(1200.0));
-        assert!(share(3000.0) < most_apart, "{name}: {}", share(3000.0));
+        assert!((share(440.0) - 0.25).abs() < tolerance, "{name}: {}", share(440.0));
+        assert!((share(1200.0) - 0.125).abs() < tolerance, "{name}: {}", share(1200.0));
+        assert!(share(3000.0) < tolerance, "{name}: {}", share(3000.0));
     }
 }
 
 #[test]
-fn features_are_those_of_the_reference() {
+fn features_agree_with_the_reference() {
     let clip = decode_file(&fixture("speech.wav"), LIMIT).unwrap();
     let recorded: serde_json::Value =
         serde_json::from_slice(&std::fs::read(fixture("log_mel.json")).unwrap()).unwrap();
@@ -130,14 +131,15 @@ fn features_are_those_of_the_reference() {
     let values = recorded["values"].as_array().unwrap();
     assert_eq!(values.len(), features.len());
     for (index, (got, want)) in features.iter().zip(values).enumerate() {
-        let apart = (f64::from(*got) - want.as_f64().unwrap()).abs();
-        assert!(apart < 1e-5, "frame {} bin {}: off by {apart}", index / MEL_BINS, index % MEL_BINS);
+        let error = (f64::from(*got) - want.as_f64().unwrap()).abs();
+        assert!(error < 1e-5, "frame {} bin {}: off by {error}", index / MEL_BINS, index % MEL_BINS);
     }
 }
 
-/// Twelve clips without losses, of several rates, channels, lengths, bits and containers, recorded with transformers.
+/// The features of twelve lossless clips with different rates, channels, lengths, bits and containers,
+/// recorded with transformers.
 #[test]
-fn features_of_every_kind_of_clip_are_those_of_transformers() {
+fn features_of_every_kind_of_clip_agree_with_transformers() {
     let recorded = Arc::new(SafetensorsFile::open(&fixture("clips/features.safetensors")).unwrap());
     assert_eq!(recorded.tensors().len(), 12);
     for (position, entry) in recorded.tensors().iter().enumerate() {
@@ -150,14 +152,14 @@ fn features_of_every_kind_of_clip_are_those_of_transformers() {
         let mut features = Vec::new();
         LogMel::default().append(&clip.samples, &mut features);
         for (index, (got, want)) in features.iter().zip(wanted).enumerate() {
-            let (frame, bin, apart) = (index / MEL_BINS, index % MEL_BINS, (got - want).abs());
-            assert!(apart < 1e-4, "{name}, frame {frame} bin {bin}: off by {apart}");
+            let (frame, bin, error) = (index / MEL_BINS, index % MEL_BINS, (got - want).abs());
+            assert!(error < 1e-4, "{name}, frame {frame} bin {bin}: off by {error}");
         }
     }
 }
 
 #[test]
-fn what_is_wrong_with_a_clip_is_said() {
+fn invalid_clips_are_refused_with_the_reason() {
     let (samples, rate) = (noise(), SAMPLE_RATE as u32);
     let whole = mono16(&samples);
     let message = |bytes: Vec<u8>| decode_clip(bytes, LIMIT).unwrap_err().to_string();
@@ -169,14 +171,17 @@ fn what_is_wrong_with_a_clip_is_said() {
         message(whole[..whole.len() / 2].to_vec()),
         "is cut off: its header promises 0.50 s, 0.25 s are there"
     );
-    let lying = wav(1, 1, rate, 16, &bytes_of(&samples), 16_000 + 6_400);
-    assert_eq!(message(lying), "is cut off: its header promises 0.70 s, 0.50 s are there");
+    let too_short = wav(1, 1, rate, 16, &bytes_of(&samples), 16_000 + 6_400);
+    assert_eq!(message(too_short), "is cut off: its header promises 0.70 s, 0.50 s are there");
     assert!(
         message(b"<!DOCTYPE html><html>".repeat(30)).starts_with("is not a sound file that can be decoded")
     );
     let unknown = wav(0x0055 + 0x1000, 1, rate, 16, &bytes_of(&samples), 16_000);
-    let said = message(unknown);
-    assert!(said.contains("is not a sound file") || said.contains("codec that is not supported"), "{said}");
+    let message = message(unknown);
+    assert!(
+        message.contains("is not a sound file") || message.contains("codec that is not supported"),
+        "{message}"
+    );
     let infinite: Vec<u8> = [f32::INFINITY; 8000].iter().flat_map(|it| it.to_le_bytes()).collect();
     let infinite = wav(3, 1, rate, 32, &infinite, infinite.len());
     assert!(matches!(decode_clip(infinite, LIMIT), Err(ClipError::NotFinite)));
@@ -185,7 +190,7 @@ fn what_is_wrong_with_a_clip_is_said() {
     assert!(matches!(decode_file(&fixture(""), LIMIT), Err(ClipError::Read(_))));
 }
 
-/// An hour costs the memory of what is taken of it.
+/// Memory depends on the part that is decoded, not on the length of the file.
 #[test]
 fn a_clip_of_an_hour_is_not_decoded_to_its_end() {
     let hour = bytes_of(&noise()).repeat(7200);

@@ -1,12 +1,15 @@
-//! Damaged checkpoint files: valid ones with bytes changed, cut, doubled and numbers blown up.
-//! Opening one may fail but never panics, and never holds more memory than the file's size justifies.
-//! What is accepted keeps the promises its readers rely on, and the safetensors library accepts it too.
+//! Damaged checkpoint files: valid ones with bytes changed, cut or doubled, and with huge numbers.
+//! Opening one may fail but must not panic, and must not need more memory than the file's size justifies.
+//! Files that are accepted must be valid for their readers, and safetensors files also for the safetensors
+//! library.
 //! Left out: configs (`config_mutations.rs`) and 4-bit tensors (`quant_state_mutations.rs`).
-//! `SMIDGEN_MUTATIONS=100000 cargo test --release -p smidgen-formats --test it checkpoint_mutations` is the long run.
+//! `SMIDGEN_MUTATIONS=100000 cargo test --release -p smidgen-formats --test it checkpoint_mutations` is the
+//! long run.
 
 use std::fs;
 use std::path::Path;
 
+use crate::config_mutations::PATTERNED_ADAPTER;
 use crate::mutation::{allowed_bytes, cases, mutated, mutation, peak_bytes_of};
 use proptest::prelude::*;
 use smidgen_formats::folder::ModelFolder;
@@ -37,8 +40,8 @@ fn valid_safetensors() -> Vec<u8> {
     with_prefix(json, &[7; 32])
 }
 
-/// What every reader relies on: tensors inside the file, one after the other, all readable.
-fn check_promises(file: &SafetensorsFile) {
+/// Checks what readers rely on: tensors are inside the file, follow each other, and can be read.
+fn check_tensors(file: &SafetensorsFile) {
     let mut next = None;
     for tensor in file.tensors() {
         assert_eq!(tensor.element.tensor_bytes(&tensor.shape), Some(tensor.bytes));
@@ -60,7 +63,7 @@ fn check_safetensors(bytes: &[u8]) -> bool {
     assert!(peak_bytes <= allowed_bytes(bytes.len()), "{peak_bytes} for {} bytes", bytes.len());
     match opened {
         Ok(file) => {
-            check_promises(&file);
+            check_tensors(&file);
             safetensors::SafeTensors::deserialize(bytes).expect("the safetensors library accepts it");
             true
         }
@@ -132,8 +135,9 @@ fn gguf_header_bytes(valid: &[u8]) -> usize {
     file.data_offset() as usize
 }
 
-/// What every reader relies on: tensors of the right size inside the file, apart from each other, all readable.
-fn check_gguf_promises(file: &GgufFile) {
+/// Checks what readers rely on: tensors have the right size, are inside the file, do not overlap, and can be
+/// read.
+fn check_gguf_tensors(file: &GgufFile) {
     let mut ranges = Vec::new();
     for tensor in file.tensors() {
         assert_eq!(tensor.storage.bytes(tensor.rows(), tensor.columns()) as u64, tensor.bytes);
@@ -156,7 +160,7 @@ fn check_gguf(bytes: &[u8]) -> bool {
     assert!(peak_bytes <= allowed_bytes(bytes.len()), "{peak_bytes} for {} bytes", bytes.len());
     match opened {
         Ok(file) => {
-            check_gguf_promises(&file);
+            check_gguf_tensors(&file);
             let (model, peak_bytes) = peak_bytes_of(|| GgufModel::read(&file));
             assert!(peak_bytes <= allowed_bytes(bytes.len()), "{peak_bytes} for {} bytes", bytes.len());
             if let Err(error) = model {
@@ -185,11 +189,6 @@ fn write_model(folder: &Path, index: &[u8]) {
 }
 
 const VALID_INDEX: &[u8] = br#"{"metadata": {"total_size": 4}, "weight_map": {"a": "one", "b": "two"}}"#;
-
-const VALID_CONFIG: &[u8] = br#"{"alpha_pattern": {"layers\\.\\d+\\.q_proj": 32, "v_proj": 8.5},
-"base_model_name_or_path": "some/model", "bias": "none", "init_lora_weights": true, "layers_to_transform": [0, 1, 2],
-"lora_alpha": 16, "lora_dropout": 0.05, "modules_to_save": ["lm_head"], "peft_type": "LORA", "r": 8,
-"rank_pattern": {"^model.layers.[0-9]{1,2}.q_proj": 4}, "target_modules": ["q_proj", "v_proj"], "use_dora": false}"#;
 
 proptest! {
     #![proptest_config(cases())]
@@ -227,7 +226,7 @@ proptest! {
     ) {
         let key = "base_model.model.q_proj.lora_A.weight";
         let json = format!(r#"{{"{key}":{{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}}}}"#);
-        let mut files = [VALID_CONFIG.to_vec(), with_prefix(&json, &[0; 8])];
+        let mut files = [PATTERNED_ADAPTER.to_vec(), with_prefix(&json, &[0; 8])];
         let damaged = &mut files[if of_config { 0 } else { 1 }];
         *damaged = mutated(damaged, &mutations);
         let folder = tempfile::tempdir().unwrap();
@@ -263,7 +262,7 @@ fn the_undamaged_files_are_accepted() {
     write_model(folder.path(), VALID_INDEX);
     assert_eq!(ModelFolder::open(folder.path()).unwrap().tensor_names().count(), 2);
     let path = folder.path().join("adapter_config.json");
-    fs::write(&path, VALID_CONFIG).unwrap();
+    fs::write(&path, PATTERNED_ADAPTER).unwrap();
     AdapterConfig::read(&path).unwrap().module_scales().unwrap();
 }
 
@@ -281,7 +280,7 @@ fn claims_of_size_cost_nothing() {
 }
 
 #[test]
-fn many_small_things_cost_in_proportion() {
+fn memory_is_proportional_to_the_number_of_entries() {
     let long_shape =
         format!(r#"{{"x":{{"dtype":"U8","shape":[0{}],"data_offsets":[0,0]}}}}"#, ",1".repeat(100_000));
     assert!(check_safetensors(&with_prefix(&long_shape, &[])));
@@ -297,7 +296,7 @@ fn many_small_things_cost_in_proportion() {
 #[test]
 fn a_gguf_file_cut_anywhere_is_refused() {
     let valid = valid_gguf();
-    // The last tensor is a multiple of the alignment, so that no padding follows it.
+    // The size of the last tensor is a multiple of the alignment, so no padding follows it.
     for length in 0..valid.len() {
         assert!(!check_gguf(&valid[..length]), "cut at {length}");
     }
@@ -316,7 +315,7 @@ fn a_gguf_file_with_any_byte_changed_is_refused_or_sound() {
 }
 
 #[test]
-fn a_gguf_file_that_lies_about_sizes_costs_nothing() {
+fn wrong_sizes_in_a_gguf_file_allocate_nothing() {
     let valid = valid_gguf();
     // Every eight bytes of the header that could be a count, a length, a dimension or an offset.
     for at in 8..gguf_header_bytes(&valid) - 8 {

@@ -1,7 +1,8 @@
-//! Damaged configs: a model's `config.json` and an adapter's `adapter_config.json`, by bytes and by JSON values.
-//! Reading one may fail but never panics, and never holds more memory than the file's size justifies.
-//! What is accepted keeps the promises that its readers rely on.
-//! `SMIDGEN_MUTATIONS=1000000 cargo test --release -p smidgen-formats --test it config_mutations` is the long run.
+//! Damaged configs: a model's `config.json` and an adapter's `adapter_config.json` with changed bytes and
+//! JSON values. Reading one may fail but must not panic, and must not need more memory than the file's size
+//! justifies. Configs that are accepted must be valid for their readers.
+//! `SMIDGEN_MUTATIONS=1000000 cargo test --release -p smidgen-formats --test it config_mutations` is the long
+//! run.
 
 use crate::mutation::json::{Change, change, changed};
 use crate::mutation::{cases, mutated, mutation, peak_bytes_of};
@@ -14,7 +15,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-/// The committed files of one name, below the folders of all fixtures.
+/// The files with this name in the folders of all fixtures.
 fn fixtures(file: &str) -> Vec<Vec<u8>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
     let mut folders: Vec<PathBuf> = fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -31,7 +32,8 @@ static ADAPTER_CONFIGS: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
     configs
 });
 
-const PATTERNED_ADAPTER: &[u8] = br#"{"alpha_pattern": {"layers\\.\\d+\\.q_proj": 32, "v_proj": 8.5},
+/// An adapter's config with patterns.
+pub const PATTERNED_ADAPTER: &[u8] = br#"{"alpha_pattern": {"layers\\.\\d+\\.q_proj": 32, "v_proj": 8.5},
 "base_model_name_or_path": "some/model", "bias": "none", "init_lora_weights": true, "layers_to_transform": [0, 1, 2],
 "lora_alpha": 16, "lora_dropout": 0.05, "modules_to_save": ["lm_head"], "peft_type": "LORA", "r": 8,
 "rank_pattern": {"^model.layers.[0-9]{1,2}.q_proj": 4}, "target_modules": ["q_proj", "v_proj"], "use_dora": false}"#;
@@ -109,22 +111,23 @@ const ADAPTER_KEYS: &[&str] = &[
     "inference_mode",
 ];
 
-/// Values in tables cost most: the eight signs of `[{"x":]}` become a vector and a table, each with room for four.
+/// Values in tables need most memory: the eight characters of `[{"x":]}` become a vector and a table with
+/// capacity four.
 fn allowed_config_bytes(file_bytes: usize) -> usize {
     crate::mutation::allowed_bytes(2 * file_bytes)
 }
 
-/// Keys that the reader knows and those that it keeps aside are read one after the other, each as values.
+/// The reader parses the file twice: for the known keys and for the others.
 fn allowed_adapter_bytes(file_bytes: usize) -> usize {
     2 * allowed_config_bytes(file_bytes)
 }
 
-/// One file, written anew for each case of a test.
-struct Place(tempfile::TempDir, &'static str);
+/// A file that each case of a test overwrites.
+struct ScratchFile(tempfile::TempDir, &'static str);
 
-impl Place {
-    fn of(name: &'static str) -> Place {
-        Place(tempfile::tempdir().unwrap(), name)
+impl ScratchFile {
+    fn named(name: &'static str) -> ScratchFile {
+        ScratchFile(tempfile::tempdir().unwrap(), name)
     }
 
     fn holding(&self, bytes: &[u8]) -> PathBuf {
@@ -138,7 +141,7 @@ fn parsed(files: &[Vec<u8>], which: usize) -> Value {
     serde_json::from_slice(&files[which % files.len()]).unwrap()
 }
 
-/// Reads a model's config as the program does, and holds the answer to its promises.
+/// Reads a model's config as the program does, and checks the result. Returns whether it was accepted.
 fn check_model_config(path: &Path, bytes: &[u8]) -> bool {
     let (read, peak_bytes) = peak_bytes_of(|| {
         let config: Value = read_json_file(path, MAX_CONFIG_BYTES).map_err(|error| error.to_string())?;
@@ -155,7 +158,7 @@ fn check_model_config(path: &Path, bytes: &[u8]) -> bool {
     let sizes =
         [spec.vocabulary, spec.hidden, spec.intermediate, spec.layers, spec.heads, spec.max_positions];
     assert!(sizes.iter().all(|size| (1..=1 << 31).contains(size)) && spec.layers <= 4096, "{spec:?}");
-    // Would overflow where a size is not limited.
+    // This would overflow if a size had no limit.
     assert!(spec.parameters() > 0);
     assert!(spec.kv_heads >= 1 && spec.heads.is_multiple_of(spec.kv_heads), "{spec:?}");
     assert!(spec.head_dim.is_multiple_of(2) && (2..=256).contains(&spec.head_dim), "{spec:?}");
@@ -164,8 +167,8 @@ fn check_model_config(path: &Path, bytes: &[u8]) -> bool {
     true
 }
 
-/// Reads an adapter's config and holds it to its promises.
-fn check_adapter_config(path: &Path, again: &Place, bytes: &[u8]) -> bool {
+/// Reads an adapter's config and checks the result. Returns whether it was accepted.
+fn check_adapter_config(path: &Path, again: &ScratchFile, bytes: &[u8]) -> bool {
     let (read, peak_bytes) = peak_bytes_of(|| AdapterConfig::read(path));
     assert!(peak_bytes <= allowed_adapter_bytes(bytes.len()), "{peak_bytes} for {} bytes", bytes.len());
     let config = match read {
@@ -185,7 +188,7 @@ fn check_adapter_config(path: &Path, again: &Place, bytes: &[u8]) -> bool {
         assert!(scales.rank_for("model.layers.1.self_attn.q_proj") > 0);
     }
     let text = config.to_json();
-    // Indentation can carry a deep nest of lists over the size that is read back.
+    // Indentation can make deeply nested lists longer than the limit for reading.
     if text.len() as u64 <= MAX_CONFIG_BYTES {
         let written = AdapterConfig::read(&again.holding(text.as_bytes())).unwrap();
         assert_eq!(written.to_json(), text);
@@ -199,7 +202,7 @@ fn changes(keys: &'static [&'static str]) -> impl Strategy<Value = Vec<Change>> 
 
 #[test]
 fn model_configs_with_damaged_bytes() {
-    let place = Place::of("config.json");
+    let place = ScratchFile::named("config.json");
     let strategy = (any::<usize>(), prop::collection::vec(mutation(), 1..5));
     proptest!(cases(), |((which, mutations) in strategy)| {
         let bytes = mutated(&MODEL_CONFIGS[which % MODEL_CONFIGS.len()], &mutations);
@@ -209,7 +212,7 @@ fn model_configs_with_damaged_bytes() {
 
 #[test]
 fn model_configs_with_other_values() {
-    let place = Place::of("config.json");
+    let place = ScratchFile::named("config.json");
     proptest!(cases(), |((which, changes) in (any::<usize>(), changes(MODEL_KEYS)))| {
         let bytes = changed(&parsed(&MODEL_CONFIGS, which), &changes);
         check_model_config(&place.holding(&bytes), &bytes);
@@ -218,7 +221,8 @@ fn model_configs_with_other_values() {
 
 #[test]
 fn adapter_configs_with_damaged_bytes() {
-    let (place, again) = (Place::of("adapter_config.json"), Place::of("adapter_config.json"));
+    let (place, again) =
+        (ScratchFile::named("adapter_config.json"), ScratchFile::named("adapter_config.json"));
     let strategy = (any::<usize>(), prop::collection::vec(mutation(), 1..5));
     proptest!(cases(), |((which, mutations) in strategy)| {
         let bytes = mutated(&ADAPTER_CONFIGS[which % ADAPTER_CONFIGS.len()], &mutations);
@@ -228,17 +232,18 @@ fn adapter_configs_with_damaged_bytes() {
 
 #[test]
 fn adapter_configs_with_other_values() {
-    let (place, again) = (Place::of("adapter_config.json"), Place::of("adapter_config.json"));
+    let (place, again) =
+        (ScratchFile::named("adapter_config.json"), ScratchFile::named("adapter_config.json"));
     proptest!(cases(), |((which, changes) in (any::<usize>(), changes(ADAPTER_KEYS)))| {
         let bytes = changed(&parsed(&ADAPTER_CONFIGS, which), &changes);
         check_adapter_config(&place.holding(&bytes), &again, &bytes);
     });
 }
 
-/// Few bytes of config may not ask for a table of a million layers.
+/// A small config must not cause a table of a million layers.
 #[test]
-fn a_number_of_layers_costs_nothing() {
-    let place = Place::of("config.json");
+fn a_large_number_of_layers_allocates_nothing() {
+    let place = ScratchFile::named("config.json");
     for which in 0..MODEL_CONFIGS.len() {
         let mut config = parsed(&MODEL_CONFIGS, which);
         config["num_hidden_layers"] = Value::from(1 << 20);
@@ -247,14 +252,15 @@ fn a_number_of_layers_costs_nothing() {
     }
 }
 
-/// The mutations reach both sides of every check: else the tests above would say nothing.
+/// The changes lead to accepted and to refused configs; otherwise the tests above would be worthless.
 #[test]
 fn some_damage_is_accepted_and_some_refused() {
     use proptest::strategy::ValueTree;
     use proptest::test_runner::TestRunner;
     let mut runner = TestRunner::deterministic();
-    let place = Place::of("config.json");
-    let (adapter, again) = (Place::of("adapter_config.json"), Place::of("adapter_config.json"));
+    let place = ScratchFile::named("config.json");
+    let (adapter, again) =
+        (ScratchFile::named("adapter_config.json"), ScratchFile::named("adapter_config.json"));
     let (mut models, mut adapters) = (0, 0);
     for round in 0..200 {
         let changes = changes(MODEL_KEYS).new_tree(&mut runner).unwrap().current();

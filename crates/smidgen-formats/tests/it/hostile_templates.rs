@@ -1,4 +1,6 @@
-//! Hostile chat templates: each ends in an error, before it takes the memory or the time of the machine.
+//! Malicious chat templates: each must end in an error before it uses up memory or time.
+//!
+//! Templates like those of published models must still render.
 
 use crate::mutation::peak_bytes_of;
 use serde_json::{Map, Value as Json, json};
@@ -18,7 +20,7 @@ fn render(source: &str) -> Result<String, String> {
     rendered.map(|rendered| rendered.text).map_err(|error| error.to_string())
 }
 
-/// What is said about it.
+/// Renders a template that must fail with bounded memory, and returns the error.
 fn refused(source: &str) -> String {
     let (rendered, peak_bytes) = peak_bytes_of(|| render(source));
     let shown: String = source.chars().take(120).collect();
@@ -33,7 +35,7 @@ fn refused(source: &str) -> String {
 }
 
 #[test]
-fn loops_without_end() {
+fn very_long_loops() {
     for source in [
         "{% for i in range(999999999) %}a{% endfor %}",
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
@@ -88,7 +90,7 @@ fn texts_that_grow() {
 }
 
 #[test]
-fn lists_that_grow_or_hold_themselves() {
+fn lists_that_grow_or_contain_themselves() {
     let grow = |times: usize, step: &str| {
         format!("{{% set ns = namespace(x=[1]) %}}{{% for i in range({times}) %}}{step}{{% endfor %}}")
     };
@@ -109,9 +111,9 @@ fn lists_that_grow_or_hold_themselves() {
     }
 }
 
-/// Time that no instruction shows.
+/// Comparisons that take long although they are few instructions.
 #[test]
-fn comparisons_without_end() {
+fn very_long_comparisons() {
     let big = "{% set big = 'a' * 20000000 %}{% set other = 'a' * 20000000 %}";
     for step in [
         "big == other",
@@ -149,7 +151,7 @@ fn sources_that_are_nested() {
 }
 
 #[test]
-fn what_published_templates_do_is_allowed() {
+fn features_of_published_templates_are_allowed() {
     for (source, expected) in [
         (
             "{% for k, v in messages[0].items() %}{{ k }}={{ v }};{% endfor %}",
@@ -201,7 +203,7 @@ fn what_published_templates_do_is_allowed() {
 }
 
 #[test]
-fn long_conversations_are_not_hostile() {
+fn long_conversations_are_allowed() {
     let source = "{% set ns = namespace(last='') %}{% for message in messages %}\
         {% if message['role'] == 'user' and message['content'] is string %}{{ '<|user|>' + message['content'] | trim }}\
         {% elif message.role == 'assistant' %}{% set ns.last = message.content %}{{ '<|assistant|>' ~ ns.last }}\

@@ -1,7 +1,7 @@
 //! Tests of this crate from outside, in one binary.
 //!
-//! Its allocator counts bytes per thread, so that a test can say how much memory reading a file may take.
-//! Tests of one file are next to it, in `src/`.
+//! Its allocator counts bytes per thread, so that tests can limit the memory that reading a file takes.
+//! Unit tests are next to their files, in `src/`.
 
 #![allow(clippy::unwrap_used)]
 

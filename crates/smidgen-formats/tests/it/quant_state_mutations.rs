@@ -1,8 +1,9 @@
-//! Damaged 4-bit checkpoints: quantization states with other values, parts that are gone, moved, cut or of other
-//! types, and files with changed bytes.
-//! Opening one may fail but never panics, and never holds more memory than the file's size justifies; what is
-//! accepted can be read to its end, in any ranges, as it lies and row by row.
-//! `SMIDGEN_MUTATIONS=100000 cargo test --release -p smidgen-formats --test it quant_state_mutations` is the long run.
+//! Damaged 4-bit checkpoints: quantization states with other values, parts that are missing, renamed, cut or
+//! of other types, and files with changed bytes.
+//! Opening one may fail but must not panic, and must not need more memory than the file's size justifies.
+//! Checkpoints that are accepted can be read to their end, as stored in any ranges, and row by row.
+//! `SMIDGEN_MUTATIONS=100000 cargo test --release -p smidgen-formats --test it quant_state_mutations` is the
+//! long run.
 
 use crate::four_bit::{Part, edit_state, file_of, floats, part, parts_of};
 use crate::mutation::json::{Change, change, changed};
@@ -17,7 +18,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::LazyLock;
 
-/// Rows that end inside a block, and inside a byte; one tensor of each code, and a plain one.
+/// One tensor of each code, whose rows end inside a block and inside a byte, and a plain one.
 static VALID: LazyLock<Vec<Part>> = LazyLock::new(|| {
     let mut parts = parts_of("a.weight", Code4::Nf4, true, 3, 51);
     parts.extend(parts_of("b.weight", Code4::Fp4, false, 2, 33));
@@ -28,16 +29,16 @@ static VALID: LazyLock<Vec<Part>> = LazyLock::new(|| {
 #[derive(Clone, Debug)]
 enum PartChange {
     Remove(usize),
-    /// The name becomes that of another part, which goes.
+    /// The part takes the name of another part, which is removed.
     Rename(usize, usize),
-    /// Another type of the same bytes.
+    /// The same bytes with another type.
     Retype(usize, &'static str),
-    /// So many bytes more or fewer, as a vector.
+    /// This many bytes more or fewer, as a vector.
     Resize(usize, isize),
     Bytes(usize, Vec<Mutation>),
-    /// A state under another quantization type, beside the one that is there.
+    /// A second state with another quantization type.
     SecondState(usize, &'static str),
-    /// The elements in other dimensions.
+    /// The same elements with another dimension.
     Reshape(usize),
 }
 
@@ -97,7 +98,8 @@ fn changed_parts(changes: &[PartChange]) -> Vec<Part> {
     parts
 }
 
-/// Opens the checkpoint as the program does, and reads to the end what it accepts. How many 4-bit tensors it has.
+/// Opens the checkpoint as the program does, and reads all of it. Returns the number of 4-bit tensors, or
+/// `None` if the checkpoint was refused.
 #[track_caller]
 fn check_folder(folder: &Path, bytes: &[u8]) -> Option<usize> {
     fs::write(folder.join("model.safetensors"), bytes).unwrap();
@@ -121,13 +123,13 @@ fn check_folder(folder: &Path, bytes: &[u8]) -> Option<usize> {
     Some(found)
 }
 
-/// Whether it is a 4-bit tensor; if so, it is what it promises to be.
+/// Returns whether it is a 4-bit tensor, and checks it if so.
 fn check_weight(weight: &Weight, file_bytes: usize) -> bool {
     let Weight::Bnb(bnb) = weight else { return false };
     let (rows, columns) = weight.rows_and_columns();
     assert_eq!(weight.shape(), [rows, columns]);
     let stored_bytes = bnb.storage.bytes(rows, columns);
-    // The offset is the one part that lies in the state.
+    // The offset is not a tensor of its own but in the state.
     assert!(stored_bytes <= file_bytes + 4, "{stored_bytes} bytes of a file of {file_bytes}");
     let mut whole = vec![0; stored_bytes];
     weight.read_stored(0, &mut whole).unwrap();
@@ -156,7 +158,7 @@ fn model_folder() -> tempfile::TempDir {
 const STATE_KEYS: &[&str] =
     &["quant_type", "blocksize", "dtype", "shape", "nested_blocksize", "nested_dtype", "nested_offset"];
 
-/// The valid file with one of its states changed.
+/// The valid file with changes to one of its states.
 fn with_state(which: usize, changes: &[Change]) -> Vec<u8> {
     let mut parts = VALID.clone();
     let mut states: Vec<&mut Part> = parts.iter_mut().filter(|part| part.is_state()).collect();
@@ -200,9 +202,9 @@ fn four_bit_files_with_damaged_bytes() {
     });
 }
 
-/// One state at a time with every pair of dimensions that could overflow, wrap or ask for much.
+/// A state with every pair of dimensions that could overflow, wrap or cause a large allocation.
 #[test]
-fn shapes_that_lie_cost_nothing() {
+fn wrong_shapes_allocate_nothing() {
     let folder = model_folder();
     let sizes =
         [0, 1, 2, 3, 51, 153, 1 << 16, 1 << 31, 1 << 32, 1 << 63, u64::MAX / 2, u64::MAX - 1, u64::MAX];
@@ -214,11 +216,11 @@ fn shapes_that_lie_cost_nothing() {
             accepted.push([rows, columns]);
         }
     }
-    // As many codes as there are; the matrix of the config is none of the reader's business.
+    // Shapes with the right number of codes. The reader does not know the shape that the model needs.
     assert_eq!(accepted, [[1, 153], [3, 51], [51, 3], [153, 1]]);
 }
 
-/// The mutations reach both sides of every check: else the tests above would say nothing.
+/// The changes lead to accepted and to refused files; otherwise the tests above would be worthless.
 #[test]
 fn some_damage_is_accepted_and_some_refused() {
     use proptest::strategy::ValueTree;

@@ -1,5 +1,5 @@
-//! Tokenizers from GGUF metadata and from folders against what transformers and tokenizers recorded
-//! (`fixtures/tokenizers`), and, where `SMIDGEN_SMOLLM2` names the file, the real SmolLM2-135M-Instruct in Q4_1.
+//! Tokenizers from GGUF metadata and from folders, compared with records of transformers and tokenizers
+//! (`fixtures/tokenizers`), and, if `SMIDGEN_SMOLLM2` names the file, the real SmolLM2-135M-Instruct in Q4_1.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ fn metadata_of(fixture: &Json) -> Metadata {
             "strings" => Value::Array(Array::String(list().map(|v| v.as_str().unwrap().into()).collect())),
             "i32s" => Value::Array(Array::I32(list().map(|v| v.as_i64().unwrap() as i32).collect())),
             "f32s" => Value::Array(Array::F32(list().map(|v| v.as_f64().unwrap() as f32).collect())),
-            other => panic!("`{other}` is no kind of this fixture"),
+            other => panic!("`{other}` is not a kind of this fixture"),
         };
         metadata.insert(entry[0].as_str().unwrap(), value).unwrap();
     }
@@ -45,7 +45,7 @@ fn texts(json: &Json) -> Vec<&str> {
     json.as_array().unwrap().iter().map(|text| text.as_str().unwrap()).collect()
 }
 
-/// Written to a file and read back, as a model would come.
+/// Writes the metadata to a GGUF file and reads the tokenizer from it.
 fn through_a_file(metadata: &Metadata) -> Tokenizer {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.gguf");
@@ -53,7 +53,7 @@ fn through_a_file(metadata: &Metadata) -> Tokenizer {
     Tokenizer::from_gguf(&GgufFile::open(&path).unwrap()).unwrap()
 }
 
-/// Saved as a folder and loaded again.
+/// Saves the tokenizer as a folder and loads it again.
 fn through_a_folder(tokenizer: &Tokenizer) -> Tokenizer {
     let folder = tempfile::tempdir().unwrap();
     tokenizer.save(folder.path()).unwrap();
@@ -65,7 +65,7 @@ fn through_a_folder(tokenizer: &Tokenizer) -> Tokenizer {
 }
 
 #[test]
-fn byte_level_ids_are_those_of_the_reference_for_every_pre_tokenizer() {
+fn byte_level_ids_agree_with_the_reference_for_every_pre_tokenizer() {
     let fixture = fixture("byte_level.json");
     let names = fixture["pre"].as_object().unwrap();
     assert_eq!(names.len(), 8);
@@ -89,7 +89,7 @@ fn byte_level_ids_are_those_of_the_reference_for_every_pre_tokenizer() {
 }
 
 #[test]
-fn what_came_from_a_file_goes_into_one_again() {
+fn byte_level_tokenizers_convert_to_gguf_and_back() {
     let fixture = fixture("byte_level.json");
     for name in fixture["pre"].as_object().unwrap().keys() {
         let mut metadata = metadata_of(&fixture);
@@ -103,7 +103,7 @@ fn what_came_from_a_file_goes_into_one_again() {
         }
         let adds_bos = texts(&fixture["bos_added"]).contains(&name.as_str());
         assert_eq!(again.flag("tokenizer.ggml.add_bos_token"), Ok(Some(adds_bos)));
-        // Rows of the embedding without a token get one that no text has.
+        // Rows of the embedding without a token get a placeholder.
         let padded = tokenizer.to_gguf("llama", count + 2).unwrap();
         let tokens = padded.texts("tokenizer.ggml.tokens").unwrap().unwrap();
         assert_eq!(tokens[count..], [format!("[PAD{count}]"), format!("[PAD{}]", count + 1)]);
@@ -117,7 +117,7 @@ fn what_came_from_a_file_goes_into_one_again() {
 }
 
 #[test]
-fn sentence_piece_goes_into_a_file_by_the_order_of_its_merges() {
+fn sentence_piece_tokenizers_convert_to_gguf_and_back() {
     let fixture = fixture("sentence_piece.json");
     for (prefix, key) in [(true, "prefixed"), (false, "plain")] {
         let mut metadata = metadata_of(&fixture);
@@ -134,7 +134,7 @@ fn sentence_piece_goes_into_a_file_by_the_order_of_its_merges() {
 }
 
 #[test]
-fn a_way_of_cutting_without_a_name_is_refused() {
+fn a_pre_tokenizer_without_a_name_is_refused() {
     let mut metadata = metadata_of(&fixture("byte_level.json"));
     metadata.set("tokenizer.ggml.pre", Value::String("gpt-2".into()));
     let folder = tempfile::tempdir().unwrap();
@@ -144,13 +144,13 @@ fn a_way_of_cutting_without_a_name_is_refused() {
     json["pre_tokenizer"] = json!({"type": "Whitespace"});
     fs::write(&path, json.to_string()).unwrap();
     let refused = Tokenizer::from_folder(folder.path()).unwrap().to_gguf("llama", 1 << 16).unwrap_err();
-    let said = refused.to_string();
-    assert!(said.starts_with("the pre-tokenizer has no name in GGUF (named: gpt-2, "), "{said}");
-    assert!(said.contains("Whitespace"), "{said}");
+    let message = refused.to_string();
+    assert!(message.starts_with("the pre-tokenizer has no name in GGUF (supported: gpt-2, "), "{message}");
+    assert!(message.contains("Whitespace"), "{message}");
 }
 
 #[test]
-fn byte_level_texts_come_back() {
+fn byte_level_ids_decode_to_the_text() {
     let fixture = fixture("byte_level.json");
     let mut metadata = metadata_of(&fixture);
     metadata.set("tokenizer.ggml.pre", Value::String("gpt-2".into()));
@@ -167,7 +167,7 @@ fn byte_level_texts_come_back() {
 }
 
 #[test]
-fn sentence_piece_ids_are_those_of_the_reference_with_and_without_a_prefix() {
+fn sentence_piece_ids_agree_with_the_reference_with_and_without_a_prefix() {
     let fixture = fixture("sentence_piece.json");
     for (prefix, key) in [(true, "prefixed"), (false, "plain")] {
         let mut metadata = metadata_of(&fixture);
@@ -198,7 +198,7 @@ fn sentence_piece_ids_are_those_of_the_reference_with_and_without_a_prefix() {
 }
 
 #[test]
-fn bos_and_eos_are_added_where_the_file_says_so() {
+fn bos_and_eos_are_added_if_the_file_says_so() {
     let fixture = fixture("sentence_piece.json");
     let encode = |more: &[(&str, bool)]| {
         let mut metadata = metadata_of(&fixture);
@@ -214,7 +214,7 @@ fn bos_and_eos_are_added_where_the_file_says_so() {
 }
 
 #[test]
-fn phi_3_takes_the_space_behind_its_tokens() {
+fn special_tokens_of_phi_3_absorb_the_space_behind_them() {
     let fixture = fixture("sentence_piece.json");
     let mut metadata = metadata_of(&fixture);
     let encode =
@@ -241,7 +241,7 @@ fn ranges_are_bytes_of_the_text() {
 }
 
 #[test]
-fn metadata_that_makes_no_tokenizer_is_refused() {
+fn invalid_metadata_is_refused() {
     let fixture = fixture("byte_level.json");
     let sound = metadata_of(&fixture);
     let count = sound.texts("tokenizer.ggml.tokens").unwrap().unwrap().len();
@@ -268,7 +268,7 @@ fn metadata_that_makes_no_tokenizer_is_refused() {
         format!("`tokenizer.ggml.token_type` has 2 elements for {count} tokens")
     );
     let types = Value::Array(Array::I32(vec![9; count]));
-    assert_eq!(refused("token_type", types), "token 0 has the unknown type 9; known are 1 to 6");
+    assert_eq!(refused("token_type", types), "token 0 has the unknown type 9 (known: 1 to 6)");
     assert_eq!(
         refused("eos_token_id", Value::U32(100_000)),
         format!("`tokenizer.ggml.eos_token_id` is 100000, there are {count} tokens")
@@ -302,7 +302,7 @@ fn a_folder_is_read_as_transformers_reads_it() {
     from_metadata(&metadata).unwrap().save(folder.path()).unwrap();
     assert!(!path("chat_template.jinja").exists());
 
-    // Older files: an object as token, a list of templates, and special tokens in a file of their own.
+    // Older folders: a token as an object, a list of templates, and special tokens in their own file.
     let config = json!({
         "bos_token": {"content": "<|im_start|>", "special": true}, "eos_token": null, "add_bos_token": false,
         "chat_template": [{"name": "tool", "template": "T"}, {"name": "default", "template": "{{ bos_token }}"}],
@@ -337,7 +337,7 @@ fn map(json: &Json) -> Map<String, Json> {
 }
 
 #[test]
-fn chats_are_written_as_the_reference_writes_them() {
+fn rendered_chats_agree_with_the_reference() {
     // 2024-07-26 12:00:00 UTC, the date in the recorded texts.
     let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_721_995_200);
     let cases = fixture("chat.json");
@@ -361,7 +361,7 @@ fn chats_are_written_as_the_reference_writes_them() {
 }
 
 #[test]
-fn templates_that_fail_say_why() {
+fn errors_of_templates_have_the_reason() {
     let template = |source: &str| ChatTemplate::new(source, Map::new());
     let broken = template("line\n{% for %}").unwrap_err().to_string();
     assert!(broken.starts_with("the chat template cannot be read: syntax error"), "{broken}");
@@ -378,13 +378,13 @@ fn templates_that_fail_say_why() {
     let failed = render("{{ missing.attribute }}", &messages).to_string();
     assert!(failed.starts_with("the chat template failed: undefined value"), "{failed}");
     let failed = render("{{ strftime_now('%Q') }}", &messages).to_string();
-    assert!(failed.contains("`strftime_now` does not know all of `%Q`"), "{failed}");
+    assert!(failed.contains("`strftime_now` does not support the format `%Q`"), "{failed}");
     let marked = json!([{"role": "user", "content": "\u{fdd0}"}]);
     let failed = render("{% generation %}{% endgeneration %}", &marked).to_string();
     assert!(failed.contains("U+FDD0"), "{failed}");
 }
 
-// ── the real file ──────────────────────────────────────────────────────────────────────────────────
+// ── the real SmolLM2 ───────────────────────────────────────────────────────────────────────────────
 
 fn smollm2() -> Option<PathBuf> {
     let path = std::env::var_os("SMIDGEN_SMOLLM2").map(PathBuf::from);
@@ -403,7 +403,7 @@ fn first_bytes(file: &GgufFile, name: &str, count: usize) -> String {
 
 /// Numbers and ids were computed with numpy and transformers, independently of this project.
 #[test]
-fn the_real_smollm2_is_read_as_it_is() {
+fn the_real_smollm2_agrees_with_numpy_and_transformers() {
     let Some(path) = smollm2() else { return };
     let file = GgufFile::open(&path).unwrap();
     assert_eq!((file.file_bytes(), file.data_offset()), (98_362_432, 1_785_664));

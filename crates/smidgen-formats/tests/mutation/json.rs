@@ -1,6 +1,7 @@
-//! Damage that leaves JSON whole: values of other types and sizes, keys that go, come, move and repeat.
+//! Changes to JSON documents that stay valid JSON: values of other types and sizes; keys removed, added,
+//! renamed, copied.
 //!
-//! A reader's own checks begin where the parser's end; bytes changed at random seldom get that far.
+//! They test a reader's own checks. Documents with random bytes seldom pass the JSON parser.
 
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -9,14 +10,14 @@ use serde_json::{Map, Value, json};
 pub enum Change {
     /// Another value in place of the node.
     Replace(usize, Value),
-    /// The node's value in the place of another node.
+    /// The node's value replaces another node.
     Copy(usize, usize),
     Remove(usize),
     /// The key of an entry becomes another key of the document.
     Rename(usize, usize),
     /// A known key, or one of the document's, with a value.
     Add(usize, String, Value),
-    /// The value inside so many lists.
+    /// The value is wrapped in this many lists and tables.
     Nest(usize, usize),
     /// A list with its items repeated.
     Repeat(usize, usize),
@@ -24,7 +25,7 @@ pub enum Change {
     Scale(usize, i32),
 }
 
-/// Values that readers stumble over.
+/// Values that readers may mishandle.
 fn value() -> impl Strategy<Value = Value> {
     let whole = prop_oneof![
         any::<i64>().prop_map(Value::from),
@@ -95,7 +96,7 @@ fn value() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// Changes to a document in which `keys` mean something to its reader.
+/// Changes to a document whose reader knows `keys`.
 pub fn change(keys: &'static [&'static str]) -> impl Strategy<Value = Change> {
     let node = || any::<usize>();
     let key = proptest::sample::select(keys).prop_map(str::to_owned);
@@ -111,7 +112,7 @@ pub fn change(keys: &'static [&'static str]) -> impl Strategy<Value = Change> {
     ]
 }
 
-/// The text of a document after these changes.
+/// The text of the document after these changes.
 pub fn changed(valid: &Value, changes: &[Change]) -> Vec<u8> {
     let mut document = valid.clone();
     for change in changes {
@@ -186,11 +187,11 @@ fn apply(document: &mut Value, change: &Change) {
     }
 }
 
-/// Paths to every value of a document, itself first.
+/// Paths to the values of a document, starting with the document itself.
 fn nodes_of(document: &Value) -> Vec<Vec<String>> {
     fn walk(value: &Value, path: &mut Vec<String>, nodes: &mut Vec<Vec<String>>) {
         nodes.push(path.clone());
-        // Long lists and deep nests would hide the rest of the document.
+        // Limited, so that long lists and deep nests are not most of the nodes.
         if path.len() > 4 {
             return;
         }

@@ -1,9 +1,9 @@
-//! What tests of damaged files share: bytes that are changed at random, and memory that is counted.
+//! Shared by tests of damaged files: random changes to bytes, and an allocator that counts memory.
 //!
-//! Memory is counted per thread, because tests run side by side. `SMIDGEN_MUTATIONS` sets how many files a
-//! test damages; without it a test takes a second or two.
+//! Memory is counted per thread, because tests run in parallel. `SMIDGEN_MUTATIONS` sets how many damaged
+//! files a test tries; with the default a test takes a second or two.
 
-// Each test binary uses its part.
+// Each test binary needs only some of these functions.
 #![allow(dead_code)]
 
 pub mod json;
@@ -26,18 +26,18 @@ fn count(change_bytes: isize) {
     PEAK_BYTES.set(PEAK_BYTES.get().max(live));
 }
 
-// SAFETY: every call goes to the system allocator unchanged; the counters are constant-initialised cells
+// SAFETY: every call goes to the system allocator unchanged; the counters are constant-initialized cells
 // without a destructor, so touching them neither allocates nor fails.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         count(-(layout.size() as isize));
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller upholds the contract of `dealloc`.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -45,7 +45,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The result, and the most bytes held above what was held before.
+/// The result of `work`, and the peak of the memory that it allocated.
 pub fn peak_bytes_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = LIVE_BYTES.get();
     PEAK_BYTES.set(before);
@@ -62,7 +62,7 @@ pub fn allowed_bytes(file_bytes: usize) -> usize {
     ALLOWED_FIXED_BYTES + ALLOWED_PER_FILE_BYTE * file_bytes
 }
 
-/// As many cases as `SMIDGEN_MUTATIONS` says, or enough for every day.
+/// As many cases as `SMIDGEN_MUTATIONS` says, or 512.
 pub fn cases() -> ProptestConfig {
     let asked = std::env::var("SMIDGEN_MUTATIONS").ok();
     let cases = asked.map_or(512, |text| text.parse().expect("`SMIDGEN_MUTATIONS` is a number"));
@@ -76,7 +76,7 @@ pub enum Mutation {
     Remove(usize, usize),
     Truncate(usize),
     Double(usize, usize),
-    /// Replaces the digits at or after a place by another number.
+    /// Replaces the first number at or after an offset.
     Number(usize, &'static str),
     /// Overwrites eight bytes, such as a length prefix.
     Word(usize, u64),
@@ -97,7 +97,7 @@ pub fn mutation() -> impl Strategy<Value = Mutation> {
         "[]",
     ];
     let place = || any::<usize>();
-    // Signs of JSON, so that damage is often still text.
+    // Often characters of JSON, so that damaged text often stays valid.
     let byte = prop_oneof![any::<u8>(), proptest::sample::select(br#"{}[]",:0123456789 \"#.to_vec())];
     prop_oneof![
         (place(), byte.clone()).prop_map(|(at, byte)| Mutation::Set(at, byte)),

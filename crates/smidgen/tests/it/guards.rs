@@ -351,7 +351,7 @@ fn an_adapter_that_is_not_finite_is_neither_merged_nor_exported() {
         let (_, after) = after.split_once(',').unwrap();
         scratch.write("adapter/adapter_config.json", format!("{before}\"lora_alpha\": {alpha},{after}"));
         for command in commands {
-            scratch.refused(1, command, &["adapter_config.json` gives the alpha ", "in `lora_alpha`"]);
+            scratch.refused(1, command, &["adapter_config.json` sets alpha ", "in `lora_alpha`"]);
         }
     }
     assert!(!scratch.exists("m") && !scratch.exists("m.gguf"));

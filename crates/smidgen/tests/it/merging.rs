@@ -214,7 +214,7 @@ fn what_cannot_be_merged_is_refused_by_name() {
     scratch.refused(
         1,
         &["merge", "adapter", "--output", "merged"],
-        &["`modules_to_save` names `lm_head`, of which there is no tensor"],
+        &["`modules_to_save` names `lm_head`, but the adapter has no tensor of it"],
     );
     scratch.refused(1, &["merge", "model", "--output", "merged"], &["holds a model and not an adapter"]);
     scratch.refused(1, &["merge", "absent", "--output", "merged"], &["`absent` does not exist"]);

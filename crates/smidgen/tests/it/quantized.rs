@@ -288,25 +288,25 @@ fn gguf_files_of_another_kind() {
     check_gguf(
         |bytes| bytes[4..8].reverse(),
         expect![[r#"
-        error: `FOLDER/model.gguf`: the file is big-endian; only little-endian GGUF can be read, download or convert it so
+        error: `FOLDER/model.gguf`: the file is big-endian, only little-endian GGUF is supported; download or convert it as little-endian
     "#]],
     );
     check_gguf(
         |bytes| bytes[..4].reverse(),
         expect![[r#"
-        error: `FOLDER/model.gguf`: the file is big-endian; only little-endian GGUF can be read, download or convert it so
+        error: `FOLDER/model.gguf`: the file is big-endian, only little-endian GGUF is supported; download or convert it as little-endian
     "#]],
     );
     check_gguf(
         |bytes| bytes[4] = 4,
         expect![[r#"
-        error: `FOLDER/model.gguf`: the file has GGUF version 4; versions 2 and 3 can be read, convert the model again
+        error: `FOLDER/model.gguf`: the file has GGUF version 4; versions 2 and 3 are supported, convert the model again
     "#]],
     );
     check_gguf(
         |bytes| bytes[4] = 1,
         expect![[r#"
-        error: `FOLDER/model.gguf`: the file has GGUF version 1; versions 2 and 3 can be read, convert the model again
+        error: `FOLDER/model.gguf`: the file has GGUF version 1; versions 2 and 3 are supported, convert the model again
     "#]],
     );
     check_gguf(

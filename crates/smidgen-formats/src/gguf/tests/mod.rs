@@ -1,4 +1,4 @@
-//! GGUF files made by the writer and read back, damaged ones, and the models that metadata describes.
+//! Tests of GGUF: files that are written and read back, damaged files, and configs made from metadata.
 
 mod model;
 mod reading;
@@ -30,7 +30,7 @@ pub fn spec(name: &str, dims: &[usize], storage: Storage) -> GgufTensorSpec {
     GgufTensorSpec { name: name.to_string(), dims: dims.to_vec(), storage }
 }
 
-/// A file whose tensors hold zeros, but for those with given bytes.
+/// Writes a file whose tensors hold zeros, except those in `given`.
 pub fn write(path: &Path, metadata: &Metadata, specs: &[GgufTensorSpec], given: &[(&str, Vec<u8>)]) {
     write_gguf(path, metadata, specs, |position, writer| {
         let spec = &specs[position];

@@ -1,4 +1,4 @@
-//! Configs and names from metadata, one small file an architecture.
+//! Configs and tensor names from metadata, one small file per architecture.
 
 use serde_json::{Value as Json, json};
 
@@ -7,7 +7,7 @@ use super::super::model::GgufModel;
 use super::super::tensor_names::{RowOrder, TensorSource};
 use super::*;
 
-/// The sizes of a small model: two layers, four heads of 8 channels, two of them for keys.
+/// Metadata of a small model: two layers, four query heads of 8 channels, two key heads.
 fn sizes(architecture: &str) -> Metadata {
     let mut metadata = metadata(&[("general.architecture", text(architecture))]);
     let numbers = [
@@ -107,16 +107,16 @@ fn every_tensor_of_the_compiled_llama_has_its_source() {
         let TensorSource { position, rows, added } = model.source(name).unwrap();
         (file.tensors()[*position].name.as_str(), *rows, *added)
     };
-    let turned = RowOrder::PairsOfHeads { head_dim: 8 };
-    assert_eq!(source("model.layers.1.self_attn.k_proj.weight"), ("blk.1.attn_k.weight", turned, 0.0));
+    let paired = RowOrder::PairsOfHeads { head_dim: 8 };
+    assert_eq!(source("model.layers.1.self_attn.k_proj.weight"), ("blk.1.attn_k.weight", paired, 0.0));
     let as_stored = RowOrder::AsStored;
     assert_eq!(source("model.layers.1.self_attn.v_proj.weight"), ("blk.1.attn_v.weight", as_stored, 0.0));
     assert_eq!(source("lm_head.weight"), ("output.weight", as_stored, 0.0));
 }
 
 #[test]
-fn llama_3_and_mistral_call_themselves_llama() {
-    // Heads of 8 channels turn at four frequencies, and no settings slow the second down most.
+fn llama_3_and_mistral_are_recognized_in_llama_files() {
+    // Heads of 8 channels have four frequencies. No settings give the second one the largest divisor.
     let config = config_of(&sizes("llama"), &[("rope_freqs.weight", vec![1.0, 9.0, 2.0, 5.0])]);
     assert_eq!(config["rope_parameters"]["rope_theta"], 1e4);
     assert_eq!(config["rope_parameters"]["rope_type"], "longrope");
@@ -124,7 +124,7 @@ fn llama_3_and_mistral_call_themselves_llama() {
     let llama3 = with("llama", &[("rope.freq_base", Value::F32(5e5))]);
     let config = config_of(&llama3, &[("rope_freqs.weight", vec![1.0, 1.0, 1.0, 8.0])]);
     assert_eq!(config["rope_parameters"]["rope_type"], "llama3");
-    // With 8192 positions the third frequency would be blended already, see `turns` in `rope_divisors`.
+    // With 8192 positions the third frequency would already be interpolated, see `turns` in `rope_divisors`.
     assert_eq!(config["rope_parameters"]["original_max_position_embeddings"], 32768);
     smidgen_compile::model::read_spec(&config).unwrap();
     let mistral = config_of(&with("llama", &[("attention.sliding_window", Value::U32(16))]), &[]);
@@ -150,7 +150,7 @@ fn qwen_keeps_its_biases_norms_and_head_size() {
 }
 
 #[test]
-fn phi3_is_fused_and_turns_part_of_a_head_by_two_lists() {
+fn phi3_is_fused_and_rotates_part_of_a_head_with_two_lists_of_factors() {
     let more = [
         ("rope.dimension_count", Value::U32(6)),
         ("rope.scaling.original_context_length", Value::U32(32)),
@@ -180,12 +180,12 @@ fn phi3_is_fused_and_turns_part_of_a_head_by_two_lists() {
     let short = [("rope_factors_long.weight", vec![1.0]), ("rope_factors_short.weight", vec![1.0; 3])];
     assert_eq!(
         model_of(&with("phi3", &more), &[], &short).unwrap_err(),
-        "tensor `rope_factors_long.weight` should be 3 positive numbers of f32, it is [1] of `f32`"
+        "tensor `rope_factors_long.weight` should have 3 numbers of type `f32`, but it is [1] of type `f32`"
     );
 }
 
 #[test]
-fn gemma_alternates_and_its_norms_lose_the_one() {
+fn gemma_alternates_attention_and_subtracts_one_from_its_norms() {
     let names = ["blk.1.ffn_norm.weight", "blk.1.post_attention_norm.weight", "blk.1.attn_q.weight"];
     let (_, model) = model_of(&sizes("gemma2"), &names, &[]).unwrap();
     let config = &model.config;
@@ -219,7 +219,7 @@ fn gemma_alternates_and_its_norms_lose_the_one() {
 }
 
 #[test]
-fn what_is_not_understood_is_named() {
+fn unsupported_settings_and_tensors_are_named() {
     let refused = |metadata: &Metadata, names: &[&str]| model_of(metadata, names, &[]).unwrap_err();
     assert_eq!(
         refused(&sizes("mamba"), &[]),
@@ -227,7 +227,7 @@ fn what_is_not_understood_is_named() {
     );
     assert_eq!(
         refused(&sizes("llama"), &["blk.0.attn_qkv.weight", "blk.2.attn_q.weight"]),
-        "2 tensors have no place in a `llama` of 2 layers, among them `blk.0.attn_qkv.weight`, `blk.2.attn_q.weight`"
+        "2 tensors do not belong to a `llama` model of 2 layers, among them `blk.0.attn_qkv.weight`, `blk.2.attn_q.weight`"
     );
     assert_eq!(
         refused(&with("llama", &[("attention.scale", Value::F32(0.1))]), &[]),

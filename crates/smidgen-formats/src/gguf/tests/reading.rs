@@ -1,4 +1,4 @@
-//! The container: what is written is read back, and what lies is refused with the numbers.
+//! Files are read back as they were written, and damaged ones are refused with the numbers.
 
 use std::fs::{self, File};
 
@@ -78,7 +78,7 @@ fn what_is_written_is_read_back() {
     }
 }
 
-/// 24 bytes of counts, one pair of 8 + 3 + 4 + 4 bytes, then one tensor's description.
+/// A file with 24 bytes of magic, version and counts, one pair of 8 + 3 + 4 + 4 bytes, and one tensor.
 fn small() -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.gguf");
@@ -113,12 +113,12 @@ fn refused(at: usize, with: &[u8]) -> String {
 }
 
 #[test]
-fn wrong_beginnings_are_told_apart() {
+fn wrong_magic_numbers_and_versions_are_distinguished() {
     assert_eq!(
         refused(0, b"GGML"),
         "this is not a GGUF file: it starts with [47, 47, 4d, 4c], not with `GGUF`"
     );
-    let big_endian = "the file is big-endian; only little-endian GGUF can be read, download or convert it so";
+    let big_endian = "the file is big-endian, only little-endian GGUF is supported; download or convert it as little-endian";
     assert_eq!(refused(0, b"FUGG"), big_endian);
     assert_eq!(refused(4, &3_u32.to_be_bytes()), big_endian);
     for version in [0_u32, 1, 4, 77] {
@@ -136,11 +136,11 @@ fn wrong_beginnings_are_told_apart() {
 }
 
 #[test]
-fn counts_that_lie_are_refused_before_anything_is_allocated() {
+fn wrong_counts_are_refused_before_anything_is_allocated() {
     assert_eq!(
         refused(8, &u64::MAX.to_le_bytes()),
         format!(
-            "the file claims 18,446,744,073,709,551,615 tensors, at least uncountable bytes, and has {} left; \
+            "the file claims 18,446,744,073,709,551,615 tensors, at least 2^64 bytes, and has {} left; \
              it is damaged",
             small().len() - TENSOR
         )
@@ -154,11 +154,11 @@ fn counts_that_lie_are_refused_before_anything_is_allocated() {
 }
 
 #[test]
-fn metadata_that_makes_no_sense_is_refused() {
+fn invalid_metadata_is_refused() {
     let kind = PAIR + 8 + 3;
     assert_eq!(
         refused(kind, &13_u32.to_le_bytes()),
-        "metadata key `key` has the unknown value type 13; known are 0 to 12"
+        "metadata key `key` has the unknown value type 13 (known: 0 to 12)"
     );
     assert_eq!(
         refused(kind, &7_u32.to_le_bytes()),
@@ -202,39 +202,40 @@ fn alignments_are_powers_of_two() {
 }
 
 #[test]
-fn tensors_that_make_no_sense_are_refused() {
+fn invalid_tensors_are_refused() {
     let dims = TENSOR + 8 + 1;
     let number = dims + 4 + 16;
     let offset = number + 4;
-    assert_eq!(refused(dims, &5_u32.to_le_bytes()), "tensor `t` has 5 dimensions; 1 to 4 are possible");
-    assert_eq!(refused(dims, &0_u32.to_le_bytes()), "tensor `t` has 0 dimensions; 1 to 4 are possible");
+    assert_eq!(refused(dims, &5_u32.to_le_bytes()), "tensor `t` has 5 dimensions; 1 to 4 are allowed");
+    assert_eq!(refused(dims, &0_u32.to_le_bytes()), "tensor `t` has 0 dimensions; 1 to 4 are allowed");
     assert_eq!(refused(dims + 4, &0_u64.to_le_bytes()), "tensor `t` of dimensions [0, 2] has no elements");
     assert_eq!(
         refused(dims + 4, &48_u64.to_le_bytes()),
-        "tensor `t` has rows of 48 elements, not a multiple of the 32 of a Q4_0 block"
+        "tensor `t` has rows of 48 elements, not a multiple of the Q4_0 block size 32"
     );
     assert_eq!(
         refused(dims + 12, &(1_u64 << 60).to_le_bytes()),
-        "tensor `t` of dimensions [32, 1152921504606846976] has more bytes than can be counted"
+        "tensor `t` of dimensions [32, 1152921504606846976] takes more than 2^64 bytes"
     );
     assert_eq!(
         refused(number, &10_u32.to_le_bytes()),
-        "tensor `t` has the type Q2_K (10), which is not supported; supported are \
-         F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16"
+        "tensor `t` has the type Q2_K (10), which is not supported (supported: \
+         F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16)"
     );
     assert!(
-        refused(number, &99_u32.to_le_bytes()).starts_with("tensor `t` has the unknown type 99; supported")
+        refused(number, &99_u32.to_le_bytes())
+            .starts_with("tensor `t` has the unknown type 99 (supported: F32")
     );
     assert_eq!(
         refused(offset, &8_u64.to_le_bytes()),
         "tensor `t` begins at 8, which is not a multiple of the alignment 32"
     );
-    assert!(refused(offset, &(u64::MAX - 31).to_le_bytes()).contains("more than can be counted"));
+    assert!(refused(offset, &(u64::MAX - 31).to_le_bytes()).contains("ends beyond 2^64"));
     assert!(refused(offset, &64_u64.to_le_bytes()).starts_with("the file is truncated: "));
 }
 
 #[test]
-fn tensors_share_neither_names_nor_bytes() {
+fn tensors_with_the_same_name_or_the_same_bytes_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.gguf");
     write(&path, &Metadata::default(), &[spec("a", &[16], Storage::F32), spec("b", &[1], Storage::F32)], &[]);
@@ -252,7 +253,7 @@ fn tensors_share_neither_names_nor_bytes() {
 }
 
 #[test]
-fn files_that_are_none_or_shrink_are_errors() {
+fn folders_missing_files_and_shrunken_files_are_errors() {
     let folder = tempfile::tempdir().unwrap();
     let open = |path: &Path| GgufFile::open(path).unwrap_err().problem;
     assert!(matches!(open(folder.path()), GgufProblem::File(FileProblem::NotAFile)));
@@ -270,7 +271,7 @@ fn files_that_are_none_or_shrink_are_errors() {
 
 #[test]
 #[should_panic(expected = "the range of 36 bytes at 1 reaches beyond the 36 bytes of tensor `t`")]
-fn a_range_beyond_the_tensor_is_the_callers_mistake() {
+fn reading_beyond_the_tensor_panics() {
     let file = open(&small()).unwrap();
     let _ = file.read_at(file.tensor("t").unwrap(), 1, &mut [0; 36]);
 }
@@ -290,19 +291,20 @@ fn what_cannot_be_written_is_refused_and_leaves_the_old_file() {
         attempt(&none, std::slice::from_ref(&x), 7).ends_with("the source of tensor `x` gave 7 of 8 bytes")
     );
     assert!(attempt(&none, std::slice::from_ref(&x), 9).ends_with("gave more bytes than its shape needs"));
-    assert_eq!(attempt(&none, &[x.clone(), x.clone()], 8), "tensor `x` is to be written twice");
+    assert_eq!(attempt(&none, &[x.clone(), x.clone()], 8), "tensor `x` is listed twice");
     assert_eq!(
         attempt(&none, &[spec("x", &[2, 33], Storage::Gguf(Block::Q8_0))], 8),
-        "tensor `x` has rows of 33 elements, not a multiple of the 32 of a `q8_0` block"
+        "tensor `x` has rows of 33 elements, not a multiple of the `q8_0` block size 32"
     );
     assert_eq!(
         attempt(&none, &[spec("x", &[2], Storage::Int8Rows)], 8),
         "tensor `x` cannot be written as `int8`, which GGUF does not have"
     );
-    assert!(attempt(&none, &[spec("x", &[], Storage::F32)], 8).contains("1 to 4 of at least 1 are possible"));
     assert!(
-        attempt(&none, &[spec("x", &[usize::MAX, 2], Storage::F32)], 8).contains("more bytes than can be")
+        attempt(&none, &[spec("x", &[], Storage::F32)], 8)
+            .contains("1 to 4 dimensions of at least 1 are allowed")
     );
+    assert!(attempt(&none, &[spec("x", &[usize::MAX, 2], Storage::F32)], 8).contains("more than 2^64 bytes"));
     let odd = metadata(&[(ALIGNMENT_KEY, Value::U32(12))]);
     assert!(attempt(&odd, &[x], 8).starts_with("`general.alignment` is not a power of two"));
     assert_eq!(fs::read_to_string(&path).unwrap(), "old");
