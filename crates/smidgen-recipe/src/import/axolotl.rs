@@ -1,9 +1,9 @@
 //! An Axolotl configuration: LoRA, QLoRA and full fine-tuning on its types of datasets.
 //!
 //! Defaults are Axolotl's: one sample per micro-batch, one epoch, a cosine schedule, 512 tokens.
-//! Left out: preference training, multimodal models, and plugins with their own settings.
+//! Not supported: preference training, multimodal models, and plugins with their own settings.
 
-use super::adapters::{AdapterWords, put_adapter};
+use super::adapters::{AdapterSettings, put_adapter};
 use super::datasets::{NamedRows, PartNames, put_rows, put_split};
 use super::deepspeed::{PINNED, follow_deepspeed, put_fsdp};
 use super::document::{Content, Node};
@@ -12,7 +12,8 @@ use super::fields::{Fields, Found};
 use super::trainer::{Saving, put_saving, refuse_quantized};
 use super::vocabulary::{
     Quantization, StepSize, put_batch, put_betas, put_compute, put_dtype, put_length, put_loss_on, put_model,
-    put_number, put_optimizer, put_packed, put_quantization, put_schedule, put_template, put_warmup, word,
+    put_number, put_number_or, put_optimizer, put_packed, put_quantization, put_schedule, put_template,
+    put_text, put_warmup, word,
 };
 use crate::reasons::{CHECKPOINTING, reason_for};
 use crate::value::Value;
@@ -49,25 +50,16 @@ pub fn read_axolotl(fields: &Fields<'_>, draft: &mut Draft) {
         put_datasets(draft, &found, "data.eval", None);
     }
     put_split(draft, fields.take("val_set_size"));
-    match fields.take("sequence_len") {
-        Some(found) => put_number(draft, "data.max_tokens", Some(found)),
-        None => draft.put_default("data.max_tokens", Value::Integer(512), AXOLOTL),
-    }
-    if let Some(found) = fields.take("excess_length_strategy")
-        && let Some(way) = found.text()
-    {
-        let way = if way == "raise" { "error" } else { &way };
-        draft.put("data.overflow", word(way), &[&found]);
+    put_number_or(draft, "data.max_tokens", fields.take("sequence_len"), Value::Integer(512), AXOLOTL);
+    if let Some((strategy, found)) = fields.take_text("excess_length_strategy") {
+        let overflow = if strategy == "raise" { "error" } else { &strategy };
+        draft.put("data.overflow", word(overflow), &[&found]);
     } else {
         draft.put_default("data.overflow", word("drop"), AXOLOTL);
     }
     put_training(fields, draft);
     put_memory(fields, draft);
-    if let Some(found) = fields.take("output_dir")
-        && let Some(folder) = found.text()
-    {
-        draft.put("output.dir", Value::Text(folder), &[&found]);
-    }
+    put_text(draft, "output.dir", fields.take("output_dir"));
 }
 
 fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
@@ -93,7 +85,7 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
 
     let adapter = fields.take("adapter");
     let kind = adapter.as_ref().and_then(|found| found.text());
-    let words = AdapterWords {
+    let words = AdapterSettings {
         rank: fields.take("lora_r"),
         default_rank: 8,
         alpha: fields.take("lora_alpha"),
@@ -109,7 +101,7 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
         start: fields.take("lora_model_dir"),
         init: fields.take("peft_init_lora_weights"),
         tool: "PEFT",
-        ..AdapterWords::default()
+        ..AdapterSettings::default()
     };
     match (adapter, kind.as_deref()) {
         (Some(found), Some("lora" | "qlora")) => {
@@ -172,7 +164,7 @@ fn put_datasets(draft: &mut Draft, found: &Found<'_>, key: &'static str, train_o
     }
 }
 
-/// The usual field names of conversations need no mention.
+/// Takes the usual field names of conversations, which need no note.
 fn take_usual_names(group: &Fields<'_>) {
     let is_usual = |content: &Content| {
         let usual = ["messages", "conversations", "conversation", "role", "content", "from", "value"];
@@ -257,7 +249,6 @@ fn put_training(fields: &Fields<'_>, draft: &mut Draft) {
             micro: micro.as_ref(),
             default_micro: 1,
             accumulation: accumulation.as_ref(),
-            world: None,
             tool: AXOLOTL,
         };
         put_batch(draft, &size);
@@ -301,11 +292,7 @@ fn put_memory(fields: &Fields<'_>, draft: &mut Draft) {
             Content::Number(gibibytes) => {
                 draft.put("memory.budget", Value::Text(format!("{gibibytes}GiB")), &[&found])
             }
-            _ => {
-                if let Some(text) = found.text() {
-                    draft.put("memory.budget", Value::Text(text), &[&found]);
-                }
-            }
+            _ => put_text(draft, "memory.budget", Some(found)),
         }
     }
     if let Some(found) = fields.take("deepspeed").filter(Found::is_on) {
@@ -317,7 +304,7 @@ fn put_memory(fields: &Fields<'_>, draft: &mut Draft) {
     }
     // `offload` is checkpointing with the inputs offloaded to host memory.
     if let Some(found) = fields.take("gradient_checkpointing") {
-        let offloads = matches!(found.content, Content::Text(way) if way.starts_with("offload"));
+        let offloads = matches!(found.content, Content::Text(mode) if mode.starts_with("offload"));
         match offloads {
             true => draft.put_with("memory.activations", word("host"), &[&found], PINNED),
             false if found.is_on() => draft.leave_out(&found, CHECKPOINTING),

@@ -1,10 +1,10 @@
 //! Hugging Face's TrainingArguments, and TRL's SFTConfig, ModelConfig and ScriptArguments on top of them.
 //!
-//! LLaMA-Factory takes the same arguments and calls the part that it shares.
+//! LLaMA-Factory and Unsloth take the same arguments, so their files call the shared parts of this one.
 //! Defaults are those of transformers 5 and TRL 1.16; they are written where a recipe has other defaults.
-//! Left out: trainers other than supervised fine-tuning, whose own settings are unknown here.
+//! Not supported: trainers other than supervised fine-tuning; their own settings are unknown here.
 
-use super::adapters::{AdapterWords, put_adapter};
+use super::adapters::{AdapterSettings, put_adapter};
 use super::datasets::{NamedRows, PartNames, put_files, put_rows, put_split};
 use super::deepspeed::{LORA_ASSUMED, PINNED, follow_deepspeed};
 use super::document::Content;
@@ -12,8 +12,8 @@ use super::draft::Draft;
 use super::fields::{Fields, Found};
 use super::vocabulary::{
     Quantization, StepSize, put_batch, put_betas, put_compute, put_compute_dtype, put_dtype, put_length,
-    put_loss_on, put_model, put_number, put_optimizer, put_packed, put_quantization, put_schedule,
-    put_warmup, put_whole, word,
+    put_loss_on, put_model, put_number, put_number_or, put_optimizer, put_packed, put_quantization,
+    put_schedule, put_text, put_warmup, put_whole, word,
 };
 use crate::reasons::{Reason, reason_for};
 use crate::value::Value;
@@ -28,7 +28,7 @@ pub struct TrainerDefaults {
 const TRL: &str = "TRL";
 const HUGGING_FACE: &str = "Hugging Face's Trainer";
 
-/// A file of TRL, or of TrainingArguments alone.
+/// Reads arguments of TRL, or TrainingArguments alone.
 pub fn read_trainer(fields: &Fields<'_>, draft: &mut Draft) {
     let is_trl = TRL_KEYS.iter().any(|key| fields.has(key));
     let defaults = match is_trl {
@@ -53,7 +53,7 @@ pub fn read_trainer(fields: &Fields<'_>, draft: &mut Draft) {
     if let Some(found) = fields.take("truncation_mode")
         && found.text().is_some_and(|mode| mode != "keep_start")
     {
-        draft.leave_out(&found, "long samples lose their end, never their beginning");
+        draft.leave_out(&found, "long samples are cut at their end, never at their beginning");
     }
     read_training_arguments(fields, draft, &defaults);
     put_compute_dtype(draft, fields.take("bnb_4bit_compute_dtype"));
@@ -112,7 +112,7 @@ pub const TRL_KEYS: [&str; 14] = [
 
 /// ModelConfig, LoraConfig and BitsAndBytesConfig: the weights and the adapter.
 fn put_model_config(fields: &Fields<'_>, draft: &mut Draft) {
-    // TRL's arguments and PEFT's have other names for a rank, and other defaults.
+    // TRL's arguments and PEFT's name the rank differently and have different defaults.
     let is_peft = fields.has_any(&["r", "target_modules"]);
     let is_model_config = fields.has_any(&["use_peft", "lora_r", "model_name_or_path"]);
     put_dtype(draft, fields.take_any(&["dtype", "torch_dtype"]));
@@ -139,7 +139,7 @@ fn put_model_config(fields: &Fields<'_>, draft: &mut Draft) {
         ));
     }
     let peft = fields.take("use_peft");
-    let words = AdapterWords {
+    let words = AdapterSettings {
         rank: fields.take_any(&["lora_r", "lora_rank", "r"]),
         default_rank: if is_peft { 8 } else { 16 },
         alpha: fields.take("lora_alpha"),
@@ -156,7 +156,7 @@ fn put_model_config(fields: &Fields<'_>, draft: &mut Draft) {
         bias: fields.take("bias"),
         init: fields.take("init_lora_weights"),
         tool: if is_peft { "PEFT" } else { TRL },
-        ..AdapterWords::default()
+        ..AdapterSettings::default()
     };
     let on = peft.as_ref().and_then(|found| found.boolean());
     let words_of_adapter = [&words.rank, &words.alpha, &words.targets];
@@ -201,7 +201,7 @@ pub fn refuse_quantized(quantized: Option<&Found<'_>>) {
     }
 }
 
-fn leave_adapter_words(draft: &mut Draft, words: &AdapterWords<'_>, switch: &Found<'_>) {
+fn leave_adapter_words(draft: &mut Draft, words: &AdapterSettings<'_>, switch: &Found<'_>) {
     let why = format!("`{}` (line {}) turns adapters off", switch.key, switch.line);
     let all =
         [&words.rank, &words.alpha, &words.dropout, &words.targets, &words.saved, &words.dora, &words.rslora];
@@ -210,7 +210,7 @@ fn leave_adapter_words(draft: &mut Draft, words: &AdapterWords<'_>, switch: &Fou
     }
 }
 
-/// How TRL's arguments choose a part of a data set; of its mixtures, `id` and `config` are those of older files.
+/// The arguments of TRL that choose a part of a data set.
 const PARTS: PartNames = PartNames {
     config: &["dataset_config", "dataset_config_name"],
     split: "dataset_train_split",
@@ -219,7 +219,7 @@ const PARTS: PartNames = PartNames {
 const MIXTURE_PARTS: PartNames =
     PartNames { config: &["config", "name"], split: "split", revision: "revision" };
 
-/// ScriptArguments and SFTConfig: rows, and which of their tokens carry a loss.
+/// ScriptArguments and SFTConfig: the rows, and which of their tokens carry a loss.
 pub fn put_dataset(fields: &Fields<'_>, draft: &mut Draft) {
     let eval_names = ["eval_dataset_name", "validation_file", "test_file"];
     if let Some(found) =
@@ -256,7 +256,10 @@ pub fn put_dataset(fields: &Fields<'_>, draft: &mut Draft) {
     if let Some(found) = fields.take("dataset_text_field") {
         match found.text().as_deref() {
             Some("text") | None => {}
-            Some(_) => draft.leave_out(&found, "the column of plain text must be called `text`; rename it"),
+            Some(_) => draft.leave_out(
+                &found,
+                "plain text is read from the column `text`; `data.columns = { text = \"...\" }` names another",
+            ),
         }
     }
     if let Some(found) = fields.take("chat_template_path")
@@ -289,10 +292,12 @@ pub fn put_dataset(fields: &Fields<'_>, draft: &mut Draft) {
 /// Whether the trainer evaluates.
 fn is_evaluated(fields: &Fields<'_>) -> bool {
     let strategies = ["eval_strategy", "evaluation_strategy"].iter().filter_map(|name| fields.get(name));
-    strategies.into_iter().any(|way| matches!(way, Content::Text(way) if way == "steps" || way == "epoch"))
+    strategies
+        .into_iter()
+        .any(|strategy| matches!(strategy, Content::Text(word) if word == "steps" || word == "epoch"))
 }
 
-/// TRL evaluates the split `test` of the data set it trains on.
+/// TRL evaluates the split `test` of the data set that it trains on.
 fn put_test_split(fields: &Fields<'_>, draft: &mut Draft, rows: NamedRows, from: &Found<'_>) {
     if !super::datasets::is_hub_name(draft, &rows.name) {
         return;
@@ -313,7 +318,7 @@ fn put_mixture(fields: &Fields<'_>, draft: &mut Draft) {
             Content::Text(name) => rows.push(NamedRows::of(name)),
             Content::Map(_) => {
                 let Some(group) = whole.group() else { continue };
-                // Files of old mixtures have the name in `name`, those of TRL a config.
+                // Older files have the data set's name in `name`; in TRL's, `name` is the config.
                 let name = ["path", "id"].iter().find_map(|key| group.take(key));
                 let Some(name) = name.or_else(|| group.take("name")).and_then(|name| name.text()) else {
                     continue;
@@ -346,19 +351,11 @@ pub fn read_training_arguments(fields: &Fields<'_>, draft: &mut Draft, defaults:
     }
     let micro = fields.take_any(&["per_device_train_batch_size", "per_gpu_train_batch_size"]);
     let accumulation = fields.take("gradient_accumulation_steps");
-    let size = StepSize {
-        micro: micro.as_ref(),
-        default_micro: 8,
-        accumulation: accumulation.as_ref(),
-        world: None,
-        tool,
-    };
+    let size =
+        StepSize { micro: micro.as_ref(), default_micro: 8, accumulation: accumulation.as_ref(), tool };
     put_batch(draft, &size);
     put_length(draft, fields.take("max_steps"), fields.take("num_train_epochs"), (3.0, tool));
-    match fields.take("learning_rate") {
-        Some(found) => put_number(draft, "train.lr", Some(found)),
-        None => draft.put_default("train.lr", Value::Float(defaults.lr), tool),
-    }
+    put_number_or(draft, "train.lr", fields.take("learning_rate"), Value::Float(defaults.lr), tool);
     let counts = put_schedule(draft, fields.take("lr_scheduler_type"), Schedule::Linear, tool);
     if let Some(found) = fields.take("lr_scheduler_kwargs").filter(Found::is_on) {
         draft.leave_out(&found, "schedules have no settings other than `train.warmup`");
@@ -376,11 +373,7 @@ pub fn read_training_arguments(fields: &Fields<'_>, draft: &mut Draft, defaults:
     }
     put_number(draft, "train.log_every", fields.take("logging_steps").filter(is_whole));
     put_saving(fields, draft, Saving { tool, save_default: true, eval_needs_strategy: true });
-    if let Some(found) = fields.take_any(&["output_dir"])
-        && let Some(folder) = found.text()
-    {
-        draft.put("output.dir", Value::Text(folder), &[&found]);
-    }
+    put_text(draft, "output.dir", fields.take("output_dir"));
     if let Some(found) = fields.take("deepspeed").filter(Found::is_on) {
         follow_deepspeed(draft, &found);
     }
@@ -440,10 +433,8 @@ fn put_every(
     let word = strategy.as_ref().map(|found| match found.content {
         // YAML reads `no` as a boolean.
         Content::Boolean(false) => "no".to_owned(),
-        content => match content {
-            Content::Text(text) => text.clone(),
-            other => other.describe(),
-        },
+        Content::Text(text) => text.clone(),
+        other => other.describe(),
     });
     match (word.as_deref(), strategy, steps) {
         (Some("no"), Some(strategy), steps) => {
