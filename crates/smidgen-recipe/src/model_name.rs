@@ -1,7 +1,7 @@
 //! Names of models: `hf:`, `pypi:`, and the other forms of `model.path`.
 //!
-//! Names become parts of URLs, of folder names in a cache and of another program's arguments, so only characters that are
-//! valid there are accepted: everything else is refused before any request is made.
+//! Names become parts of URLs, of folder names in a cache and of another program's arguments, so only characters that
+//! are valid there are accepted: everything else is refused before any request is made.
 //! Not checked here: whether the model exists.
 
 use crate::sections::{ModelPath, RecipePath};

@@ -51,7 +51,8 @@ fn read_small_file(file: &Path) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// Reads a recipe file. Its folder is made canonical, so that a recipe has the same paths however the user wrote its path.
+/// Reads a recipe file. Its folder is made canonical, so that a recipe has the same paths however the user wrote its
+/// path.
 pub fn read_recipe_source(file: &Path) -> Result<RecipeSource, ReadRecipeError> {
     let unreadable = |source| ReadRecipeError::Unreadable { file: file.display().to_string(), source };
     let text = read_small_file(file).map_err(unreadable)?;

@@ -136,7 +136,5 @@ fn put_deepspeed_plugin(group: &Fields<'_>, draft: &mut Draft) {
 }
 
 fn leave_accumulation(draft: &mut Draft, found: Option<Found<'_>>) {
-    if let Some(found) = found {
-        draft.leave_out(&found, "part of `train.batch`: micro-batch x accumulation x devices");
-    }
+    draft.leave_out_if_set(found, "part of `train.batch`: micro-batch x accumulation x devices");
 }

@@ -20,7 +20,7 @@ pub fn read_adapter_config(fields: &Fields<'_>, draft: &mut Draft) {
         found.mistake(format!("`peft_type` is {name:?}; only `LORA` and `LSLORA` adapters are supported"));
     }
     put_model(draft, fields.take("base_model_name_or_path"), fields.take("revision"));
-    let words = AdapterSettings {
+    let settings = AdapterSettings {
         rank: fields.take("r"),
         default_rank: 8,
         alpha: fields.take("lora_alpha"),
@@ -37,7 +37,7 @@ pub fn read_adapter_config(fields: &Fields<'_>, draft: &mut Draft) {
         tool: "PEFT",
         ..AdapterSettings::default()
     };
-    put_adapter(draft, words, &kind.iter().collect::<Vec<_>>());
+    put_adapter(draft, settings, &kind.iter().collect::<Vec<_>>());
     if let Some(found) = kind.as_ref().filter(|_| name == "LSLORA") {
         put_fourier(fields, draft, found);
     }

@@ -33,12 +33,10 @@ pub fn read_axolotl(fields: &Fields<'_>, draft: &mut Draft) {
     put_model(draft, fields.take("base_model"), fields.take_any(&["revision_of_model", "model_revision"]));
     put_weights_and_adapter(fields, draft);
     put_template(draft, fields.take("chat_template"));
-    if let Some(found) = fields.take("chat_template_jinja") {
-        draft.leave_out(
-            &found,
-            "an inline template; put it into a .jinja file and name it in `data.template`",
-        );
-    }
+    draft.leave_out_if_set(
+        fields.take("chat_template_jinja"),
+        "an inline template; put it into a .jinja file and name it in `data.template`",
+    );
     if let Some(found) = fields.take("datasets") {
         put_datasets(draft, &found, "data.train", fields.take("train_on_inputs"));
     } else if let Some(found) = fields.take("pretraining_dataset") {
@@ -85,7 +83,7 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
 
     let adapter = fields.take("adapter");
     let kind = adapter.as_ref().and_then(|found| found.text());
-    let words = AdapterSettings {
+    let settings = AdapterSettings {
         rank: fields.take("lora_r"),
         default_rank: 8,
         alpha: fields.take("lora_alpha"),
@@ -108,7 +106,7 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
             if kind.as_deref() == Some("qlora") && four.is_none() {
                 found.mistake("`adapter: qlora` needs `load_in_4bit: true`".to_owned());
             }
-            put_adapter(draft, words, &[&found]);
+            put_adapter(draft, settings, &[&found]);
         }
         (Some(found), Some(other)) => {
             found.mistake(format!("`adapter: {other}` is not supported (supported: `lora`, `qlora`)"));
@@ -139,7 +137,7 @@ fn put_datasets(draft: &mut Draft, found: &Found<'_>, key: &'static str, train_o
             None => {}
         }
         put_template(draft, group.take("chat_template").filter(|_| key == "data.train"));
-        let _ = group.take("ds_type");
+        group.skip(&["ds_type"]);
         take_usual_names(&group);
         if let Some(roles) = group.take("roles_to_train")
             && roles.words().is_some_and(|roles| roles != ["assistant"])
@@ -177,7 +175,7 @@ fn take_usual_names(group: &Fields<'_>) {
     for name in ["field_messages", "message_field_role", "message_field_content", "message_property_mappings"]
     {
         if group.get(name).is_some_and(all_usual) {
-            let _ = group.take(name);
+            group.skip(&[name]);
         }
     }
 }
@@ -261,9 +259,7 @@ fn put_training(fields: &Fields<'_>, draft: &mut Draft) {
     }
     let counts = put_schedule(draft, fields.take("lr_scheduler"), Schedule::Cosine, AXOLOTL);
     for name in ["lr_scheduler_kwargs", "cosine_min_lr_ratio"] {
-        if let Some(found) = fields.take(name) {
-            draft.leave_out(&found, "the learning rate decays to 0");
-        }
+        draft.leave_out_if_set(fields.take(name), "the learning rate decays to 0");
     }
     put_warmup(draft, fields.take("warmup_steps"), fields.take("warmup_ratio"), counts, (0.03, AXOLOTL));
     put_optimizer(draft, fields.take("optimizer"));
@@ -274,12 +270,10 @@ fn put_training(fields: &Fields<'_>, draft: &mut Draft) {
     put_number(draft, "train.seed", fields.take("seed"));
     put_number(draft, "train.log_every", fields.take("logging_steps"));
     for (name, key) in [("saves_per_epoch", "train.save_every"), ("evals_per_epoch", "train.eval_every")] {
-        if let Some(found) = fields.take(name) {
-            draft.leave_out(
-                &found,
-                format!("`{key}` counts steps, and the data decides how many steps an epoch has"),
-            );
-        }
+        draft.leave_out_if_set(
+            fields.take(name),
+            format!("`{key}` counts steps, and the data decides how many steps an epoch has"),
+        );
     }
     let save_default = !fields.has("saves_per_epoch");
     put_saving(fields, draft, Saving { tool: AXOLOTL, save_default, eval_needs_strategy: false });
@@ -317,8 +311,9 @@ fn put_memory(fields: &Fields<'_>, draft: &mut Draft) {
     // An empty list has no effect.
     for name in ["fsdp", "special_tokens", "plugins"] {
         let is_empty = |content: &Content| matches!(content, Content::List(items) if items.iter().all(|Node { content, .. }| *content == Content::Null));
-        if let Some(found) = fields.take(name).filter(|found| !is_empty(found.content) && found.is_on()) {
-            draft.leave_out(&found, reason_for(name).why);
-        }
+        draft.leave_out_if_set(
+            fields.take(name).filter(|found| !is_empty(found.content) && found.is_on()),
+            reason_for(name).why,
+        );
     }
 }

@@ -1,8 +1,8 @@
 //! A DeepSpeed configuration: batch sizes, precision, optimizer, schedule, ZeRO and its offloads.
 //!
-//! Offload settings say where state is stored, and stages say what ranks divide; both become pins in `[memory]`. Buckets
-//! and thresholds tune an allocator, which the plan makes unnecessary. The script that the file belongs to sets the
-//! model, the data and the output, and its arguments set the values that are `auto` here.
+//! Offload settings say where state is stored, and stages say what ranks divide; both become pins in `[memory]`.
+//! Buckets and thresholds tune an allocator, which the plan makes unnecessary. The script that the file belongs to sets
+//! the model, the data and the output, and its arguments set the values that are `auto` here.
 //! Not supported: inference, pipelines, mixtures of experts, compression.
 
 use super::document::{Content, read_document_file};
@@ -199,9 +199,7 @@ fn put_deepspeed_optimizer(group: &Fields<'_>, draft: &mut Draft, alone: bool) {
         },
         None => {}
     }
-    for name in ["torch_adam", "adam_w_mode", "bias_correction", "fused", "amsgrad"] {
-        let _ = params.take(name);
-    }
+    params.skip(&["torch_adam", "adam_w_mode", "bias_correction", "fused", "amsgrad"]);
     draft.leave_rest(&params);
     draft.leave_rest(group);
 }
@@ -275,12 +273,10 @@ fn put_zero(group: &Fields<'_>, draft: &mut Draft) {
     if let Some(found) = group.take_on("cpu_offload") {
         draft.put_with("memory.optimizer_state", word("host"), &[&found], PINNED);
     }
-    if let Some(found) = group.take_on("zero_quantized_nontrainable_weights") {
-        draft.leave_out(
-            &found,
-            "frozen weights can be quantized while they load (`model.base=int8` or `nf4`)",
-        );
-    }
+    draft.leave_out_if_set(
+        group.take_on("zero_quantized_nontrainable_weights"),
+        "frozen weights can be quantized while they load (`model.base=int8` or `nf4`)",
+    );
     draft.leave_rest(group);
 }
 

@@ -1,7 +1,7 @@
 //! Nested dictionaries of arguments: groups whose settings mean the same without the group.
 //!
-//! Scripts keep the arguments of `TrainingArguments`, `LoraConfig` and `BitsAndBytesConfig` in one file, each in a group
-//! of its own or all in one. The groups below are lifted to the top, and messages still name them.
+//! Scripts keep the arguments of `TrainingArguments`, `LoraConfig` and `BitsAndBytesConfig` in one file, each in a
+//! group of its own or all in one. The groups below are lifted to the top, and messages still name them.
 //! Other groups, such as `deepspeed`, have a meaning of their own and stay.
 
 use super::document::{Content, Entry};

@@ -1,7 +1,7 @@
 //! A recipe being translated: its lines and their sources, what was not carried over and why, what was assumed.
 //!
-//! Every value goes through the reader of its recipe key. A value that a recipe would refuse is reported as a mistake in
-//! the imported file, with that file's key and line.
+//! Every value goes through the reader of its recipe key. A value that a recipe would refuse is reported as a mistake
+//! in the imported file, with that file's key and line.
 //! What the settings of other tools mean is in one file per tool; the text is written by `render.rs`.
 
 use super::document::Content;
@@ -139,6 +139,13 @@ impl Draft {
             why: why.into(),
             is_known: true,
         });
+    }
+
+    /// Leaves a setting out if the file has it.
+    pub fn leave_out_if_set(&mut self, found: Option<Found<'_>>, why: impl Into<String>) {
+        if let Some(found) = found {
+            self.leave_out(&found, why);
+        }
     }
 
     /// Notes the settings of a group that were not taken; known settings that are switched off are not mentioned.

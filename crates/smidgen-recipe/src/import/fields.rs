@@ -52,6 +52,11 @@ impl<'a> Fields<'a> {
         (*found.content != Content::Null).then_some(found)
     }
 
+    /// Takes settings that need neither a line nor a note.
+    pub fn skip(&self, names: &[&str]) {
+        names.iter().for_each(|name| drop(self.take(name)));
+    }
+
     /// The first of several names for the same setting that has a value; all of them count as taken.
     pub fn take_any(&self, names: &[&str]) -> Option<Found<'a>> {
         let found: Vec<Found<'a>> = names.iter().filter_map(|name| self.take(name)).collect();

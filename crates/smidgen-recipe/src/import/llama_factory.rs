@@ -57,7 +57,7 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
     }
     let quantized = bits.as_ref().map(|(_, found)| found);
     let kind = fields.take("finetuning_type");
-    let words = AdapterSettings {
+    let settings = AdapterSettings {
         rank: fields.take("lora_rank"),
         default_rank: 8,
         alpha: fields.take("lora_alpha"),
@@ -75,8 +75,8 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
     };
     let word_of = kind.as_ref().and_then(|found| found.text());
     match (kind.as_ref(), word_of.as_deref()) {
-        (None, _) => put_adapter(draft, words, &[]),
-        (Some(found), Some("lora")) => put_adapter(draft, words, &[found]),
+        (None, _) => put_adapter(draft, settings, &[]),
+        (Some(found), Some("lora")) => put_adapter(draft, settings, &[found]),
         (Some(found), Some("full")) => put_full(draft, &[found], quantized),
         (Some(found), Some("freeze")) => {
             put_full(draft, &[found], quantized);

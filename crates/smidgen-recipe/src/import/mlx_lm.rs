@@ -54,7 +54,7 @@ pub fn read_mlx_lm(fields: &Fields<'_>, draft: &mut Draft) {
             draft.leave_out(&found, why);
         }
     }
-    let _ = fields.take("train");
+    fields.skip(&["train"]);
 }
 
 /// Checkpoints of `mlx-community` with bits in their name are quantized in MLX's format.
@@ -109,7 +109,7 @@ fn put_lora(group: Option<&Fields<'_>>, draft: &mut Draft, kind: Option<&Found<'
     let take = |name: &str| group.and_then(|group| group.take(name));
     let (rank, scale, alpha) = (take("rank"), take("scale"), take("alpha"));
     let rank_number = rank.as_ref().map_or(Some(8.0), |found| found.number());
-    let words = AdapterSettings {
+    let settings = AdapterSettings {
         rank,
         default_rank: 8,
         default_alpha: Some(160.0),
@@ -119,7 +119,7 @@ fn put_lora(group: Option<&Fields<'_>>, draft: &mut Draft, kind: Option<&Found<'
         tool: MLX,
         ..AdapterSettings::default()
     };
-    put_adapter(draft, words, &kind.into_iter().collect::<Vec<_>>());
+    put_adapter(draft, settings, &kind.into_iter().collect::<Vec<_>>());
     let number = |found: &Option<Found<'_>>| found.as_ref().and_then(|found| found.number());
     match (number(&scale), number(&alpha), rank_number) {
         (Some(factor), _, Some(rank)) => {
@@ -246,7 +246,7 @@ fn put_optimizer_config(config: &Fields<'_>, draft: &mut Draft) {
     put_beta_list(draft, config.take("betas"));
     put_number(draft, "train.eps", config.take("eps"));
     put_number(draft, "train.weight_decay", config.take("weight_decay"));
-    let _ = config.take("bias_correction");
+    config.skip(&["bias_correction"]);
     draft.leave_rest(config);
 }
 

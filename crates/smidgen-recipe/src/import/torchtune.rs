@@ -1,6 +1,7 @@
 //! A torchtune configuration: LoRA, QLoRA, DoRA and full fine-tuning, each part a `_component_` with its arguments.
 //!
-//! The name of the model's component says what is trained and how weights are stored; the checkpoint folder is the model.
+//! The name of the model's component says what is trained and how weights are stored; the checkpoint folder is the
+//! model.
 //! `${name}` refers to another setting at the top of the file.
 //! Not supported: preference training, distillation, quantization-aware training, evaluation and generation.
 
@@ -48,9 +49,7 @@ pub fn read_torchtune(fields: &Fields<'_>, draft: &mut Draft) {
                  (`data.max_tokens`)",
             ),
         }
-        for name in [COMPONENT, "path", "merges_file", "special_tokens_path"] {
-            let _ = tokenizer.take(name);
-        }
+        tokenizer.skip(&[COMPONENT, "path", "merges_file", "special_tokens_path"]);
         draft.leave_rest(&tokenizer);
     }
     let packing = put_datasets(fields, draft);
@@ -70,9 +69,7 @@ pub fn read_torchtune(fields: &Fields<'_>, draft: &mut Draft) {
         draft.put("output.dir", Value::Text(folder), &[&found]);
     }
     // These configure logging and profiling; metrics.jsonl has what a run records.
-    for name in ["metric_logger", "profiler"] {
-        let _ = fields.take(name);
-    }
+    fields.skip(&["metric_logger", "profiler"]);
 }
 
 /// Reports configurations that are not supervised fine-tuning; they have losses and components of their own.
@@ -121,12 +118,11 @@ fn put_checkpoint(fields: &Fields<'_>, draft: &mut Draft) {
             }
         }
     }
-    if let Some(found) = group.take("adapter_checkpoint").filter(Found::is_on) {
-        draft.leave_out(&found, "`adapter.init` starts from an adapter in PEFT's format");
-    }
-    for name in ["checkpoint_files", "output_dir", "model_type", "recipe_checkpoint", "safe_serialization"] {
-        let _ = group.take(name);
-    }
+    draft.leave_out_if_set(
+        group.take("adapter_checkpoint").filter(Found::is_on),
+        "`adapter.init` starts from an adapter in PEFT's format",
+    );
+    group.skip(&["checkpoint_files", "output_dir", "model_type", "recipe_checkpoint", "safe_serialization"]);
     draft.leave_rest(&group);
 }
 
@@ -143,7 +139,7 @@ fn put_trained(fields: &Fields<'_>, draft: &mut Draft) {
         return draft.leave_rest(&group);
     }
     let (attention, mlp) = (group.take("lora_attn_modules"), group.take_on("apply_lora_to_mlp"));
-    let words = AdapterSettings {
+    let settings = AdapterSettings {
         rank: group.take("lora_rank"),
         default_rank: 8,
         alpha: group.take("lora_alpha"),
@@ -154,11 +150,12 @@ fn put_trained(fields: &Fields<'_>, draft: &mut Draft) {
         tool: TORCHTUNE,
         ..AdapterSettings::default()
     };
-    put_adapter(draft, words, &[&component]);
+    put_adapter(draft, settings, &[&component]);
     put_modules(draft, attention, mlp);
-    if let Some(found) = group.take_on("apply_lora_to_output") {
-        draft.leave_out(&found, "the LM head is never adapted; results will differ");
-    }
+    draft.leave_out_if_set(
+        group.take_on("apply_lora_to_output"),
+        "the LM head is never adapted; results will differ",
+    );
     draft.leave_rest(&group);
 }
 
@@ -327,7 +324,7 @@ fn put_optimizer_group(fields: &Fields<'_>, draft: &mut Draft) {
         None => {}
     }
     put_beta_list(draft, group.take("betas"));
-    let _ = group.take("fused");
+    group.skip(&["fused"]);
     draft.leave_rest(&group);
 }
 

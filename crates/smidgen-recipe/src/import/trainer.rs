@@ -139,7 +139,7 @@ fn put_model_config(fields: &Fields<'_>, draft: &mut Draft) {
         ));
     }
     let peft = fields.take("use_peft");
-    let words = AdapterSettings {
+    let settings = AdapterSettings {
         rank: fields.take_any(&["lora_r", "lora_rank", "r"]),
         default_rank: if is_peft { 8 } else { 16 },
         alpha: fields.take("lora_alpha"),
@@ -159,18 +159,18 @@ fn put_model_config(fields: &Fields<'_>, draft: &mut Draft) {
         ..AdapterSettings::default()
     };
     let on = peft.as_ref().and_then(|found| found.boolean());
-    let words_of_adapter = [&words.rank, &words.alpha, &words.targets];
-    let given = words_of_adapter.into_iter().flatten().next().cloned();
+    let main_settings = [&settings.rank, &settings.alpha, &settings.targets];
+    let given = main_settings.into_iter().flatten().next().cloned();
     let quantized = four.or(eight);
     match (peft, on) {
-        (Some(found), Some(true)) => put_adapter(draft, words, &[&found]),
+        (Some(found), Some(true)) => put_adapter(draft, settings, &[&found]),
         (Some(found), _) => {
             put_full(draft, &[&found], quantized.as_ref());
-            leave_adapter_words(draft, &words, &found);
+            leave_adapter_settings(draft, &settings, &found);
         }
         (None, _) => match given {
             Some(given) => {
-                put_adapter(draft, words, &[&given]);
+                put_adapter(draft, settings, &[&given]);
                 // Without `use_peft`, TRL trains the weights even if a rank is set.
                 if !is_peft {
                     draft.assume("a rank is set without `use_peft`; assuming an adapter");
@@ -201,10 +201,17 @@ pub fn refuse_quantized(quantized: Option<&Found<'_>>) {
     }
 }
 
-fn leave_adapter_words(draft: &mut Draft, words: &AdapterSettings<'_>, switch: &Found<'_>) {
+fn leave_adapter_settings(draft: &mut Draft, settings: &AdapterSettings<'_>, switch: &Found<'_>) {
     let why = format!("`{}` (line {}) turns adapters off", switch.key, switch.line);
-    let all =
-        [&words.rank, &words.alpha, &words.dropout, &words.targets, &words.saved, &words.dora, &words.rslora];
+    let all = [
+        &settings.rank,
+        &settings.alpha,
+        &settings.dropout,
+        &settings.targets,
+        &settings.saved,
+        &settings.dora,
+        &settings.rslora,
+    ];
     for found in all.into_iter().flatten() {
         draft.leave_out(found, why.clone());
     }
@@ -240,9 +247,7 @@ pub fn put_dataset(fields: &Fields<'_>, draft: &mut Draft) {
     }
     if let Some(mixture) = fields.take_group("dataset_mixture") {
         put_mixture(&mixture, draft);
-        if let Some(found) = mixture.take("seed") {
-            draft.leave_out(&found, "one seed controls every random choice (`train.seed`)");
-        }
+        draft.leave_out_if_set(mixture.take("seed"), "one seed controls every random choice (`train.seed`)");
         put_split(draft, mixture.take_any(&["test_split_size", "test_size"]));
         draft.leave_rest(&mixture);
     }
@@ -270,12 +275,10 @@ pub fn put_dataset(fields: &Fields<'_>, draft: &mut Draft) {
             false => draft.leave_out(&found, "`data.template` takes a .jinja file or a built-in name"),
         }
     }
-    if let Some(found) = fields.take("shuffle_dataset") {
-        draft.leave_out(
-            &found,
-            "samples are reshuffled in each epoch, as the trainer's sampler does (`data.shuffle`)",
-        );
-    }
+    draft.leave_out_if_set(
+        fields.take("shuffle_dataset"),
+        "samples are reshuffled in each epoch, as the trainer's sampler does (`data.shuffle`)",
+    );
     let assistant = fields.take_on("assistant_only_loss");
     let completion = fields.take("completion_only_loss").and_then(|found| Some((found.boolean()?, found)));
     match (assistant, completion) {
@@ -357,9 +360,10 @@ pub fn read_training_arguments(fields: &Fields<'_>, draft: &mut Draft, defaults:
     put_length(draft, fields.take("max_steps"), fields.take("num_train_epochs"), (3.0, tool));
     put_number_or(draft, "train.lr", fields.take("learning_rate"), Value::Float(defaults.lr), tool);
     let counts = put_schedule(draft, fields.take("lr_scheduler_type"), Schedule::Linear, tool);
-    if let Some(found) = fields.take("lr_scheduler_kwargs").filter(Found::is_on) {
-        draft.leave_out(&found, "schedules have no settings other than `train.warmup`");
-    }
+    draft.leave_out_if_set(
+        fields.take("lr_scheduler_kwargs").filter(Found::is_on),
+        "schedules have no settings other than `train.warmup`",
+    );
     put_warmup(draft, fields.take("warmup_steps"), fields.take("warmup_ratio"), counts, (0.0, tool));
     put_optimizer(draft, fields.take("optim"));
     put_number(draft, "train.weight_decay", fields.take("weight_decay"));
@@ -368,9 +372,7 @@ pub fn read_training_arguments(fields: &Fields<'_>, draft: &mut Draft, defaults:
     put_number(draft, "train.clip", fields.take("max_grad_norm"));
     let (seed, data_seed) = (fields.take("seed"), fields.take("data_seed"));
     put_number(draft, "train.seed", seed);
-    if let Some(found) = data_seed {
-        draft.leave_out(&found, "one seed controls every random choice (`train.seed`)");
-    }
+    draft.leave_out_if_set(data_seed, "one seed controls every random choice (`train.seed`)");
     put_number(draft, "train.log_every", fields.take("logging_steps").filter(is_whole));
     put_saving(fields, draft, Saving { tool, save_default: true, eval_needs_strategy: true });
     put_text(draft, "output.dir", fields.take("output_dir"));
@@ -414,12 +416,10 @@ pub fn put_saving(fields: &Fields<'_>, draft: &mut Draft, saving: Saving) {
         Some(found) => put_number(draft, "train.keep", Some(found)),
         None => draft.assume(format!("3 checkpoints are kept; {tool} would keep all of them (`train.keep`)")),
     }
-    if let Some(found) = fields.take_on("load_best_model_at_end") {
-        draft.leave_out(
-            &found,
-            "the best evaluated state is kept; with `train.early_stop` it becomes the adapter",
-        );
-    }
+    draft.leave_out_if_set(
+        fields.take_on("load_best_model_at_end"),
+        "the best evaluated state is kept; with `train.early_stop` it becomes the adapter",
+    );
     put_number(draft, "train.early_stop", fields.take("early_stopping_patience"));
 }
 

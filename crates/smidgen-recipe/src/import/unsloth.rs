@@ -49,9 +49,10 @@ pub fn read_unsloth(fields: &Fields<'_>, draft: &mut Draft) {
         }
     }
     for name in ["finetune_vision_layers", "fast_inference", "max_lora_rank", "use_exact_model_name"] {
-        if let Some(found) = fields.take(name).filter(|found| found.is_on()) {
-            draft.leave_out(&found, "text models are trained, and nothing is generated during training");
-        }
+        draft.leave_out_if_set(
+            fields.take(name).filter(|found| found.is_on()),
+            "text models are trained, and nothing is generated during training",
+        );
     }
 }
 
@@ -80,7 +81,7 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
             put_quantization(draft, quantization);
         }
     }
-    let words = AdapterSettings {
+    let settings = AdapterSettings {
         rank: fields.take_any(&["r", "lora_r"]),
         default_rank: 16,
         alpha: fields.take("lora_alpha"),
@@ -101,8 +102,8 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
     match full {
         Some(found) => put_full(draft, &[&found], eight.as_ref()),
         None => {
-            let from = words.rank.clone();
-            put_adapter(draft, words, &from.iter().collect::<Vec<_>>());
+            let from = settings.rank.clone();
+            put_adapter(draft, settings, &from.iter().collect::<Vec<_>>());
             leave_parts(fields, draft);
         }
     }

@@ -1,7 +1,7 @@
 //! Settings that several tools share: models, files, precisions, optimizers, schedules, lengths.
 //!
-//! Most of them are Hugging Face's, which the other trainers build on. Each function takes the settings of a file for one
-//! subject and writes the lines of the recipe for it, or notes why there are none.
+//! Most of them are Hugging Face's, which the other trainers build on. Each function takes the settings of a file for
+//! one subject and writes the lines of the recipe for it, or notes why there are none.
 //! The caller knows how its tool names these settings, and its defaults.
 
 use super::document::Content;

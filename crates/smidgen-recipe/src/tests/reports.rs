@@ -514,7 +514,7 @@ fn every_foreign_name_is_refused_everywhere_with_its_hint() {
 
 /// Several values without brackets, and settings that only other trainers have.
 #[test]
-fn lists_need_brackets_and_settings_of_others_a_reason() {
+fn hints_for_lists_without_brackets_and_for_settings_of_other_trainers() {
     let hint_for = |text: &str| {
         let errors = parse(REQUIRED, &[text]).expect_err(text);
         errors.mistakes[0].hint.clone().unwrap_or_default()
