@@ -1,29 +1,29 @@
-//! Where the clips of a row stand in its text: `<|audio_1|>` becomes as many audio tokens as the first clip has
+//! Puts audio tokens into the texts of a row: `<|audio_1|>` becomes as many audio tokens as the first clip has
 //! embeddings.
 //!
-//! A row whose text names no clip has all of them in front of the user's words. A row that names some must name each of
-//! them once.
-//! Leaves out rows of tokens, which hold their audio tokens themselves.
+//! If a row's texts name no clip, all clips are placed before the user's first text. If they name any, they must name
+//! each clip exactly once.
+//! Rows of tokens are not handled here: they already contain their audio tokens.
 
 use serde_json::Value as Json;
 
 use crate::example::Example;
 
-/// How the texts of a row do not suit its clips.
+/// Why clips cannot be placed in the texts of a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Misplaced {
-    /// A clip that the row does not have, or one that is named more than once or not at all.
+    /// This placeholder names a clip that the row does not have, or it occurs more than once, or it is missing.
     Placeholder(String),
-    /// The row has no text that clips could stand in front of.
+    /// The row has no text of the user before which clips could be placed.
     NoText,
 }
 
-/// Puts clips of these numbers of tokens into the texts of a row; `token` is the text of the audio token. Returns the
-/// clips in the order in which they are heard.
+/// Places clips in the texts of a row. `clips` has the number of tokens of each clip, `token` is the text of the audio
+/// token. Returns the indices of the clips in the order in which the text names them.
 pub fn place_clips(example: &mut Example, clips: &[usize], token: &str) -> Result<Vec<usize>, Misplaced> {
     let mut texts = texts_of(example);
     let named = |texts: &[Text<'_>], placeholder: &str| -> usize {
-        texts.iter().map(|text| text.get().matches(placeholder).count()).sum()
+        texts.iter().map(|text| text.content.matches(placeholder).count()).sum()
     };
     let counts: Vec<usize> = (1..=clips.len()).map(|clip| named(&texts, &placeholder(clip))).collect();
     let one_more = placeholder(clips.len() + 1);
@@ -35,10 +35,8 @@ pub fn place_clips(example: &mut Example, clips: &[usize], token: &str) -> Resul
         return Ok(order);
     }
     if counts.iter().all(|count| *count == 0) {
-        let first = texts.iter_mut().find(|text| text.is_of_user).ok_or(Misplaced::NoText)?;
-        let sound = token.repeat(clips.iter().sum());
-        let text = format!("{sound}{}", first.get());
-        first.set(text);
+        let first = texts.iter_mut().find(|text| text.is_users).ok_or(Misplaced::NoText)?;
+        first.content.insert_str(0, &token.repeat(clips.iter().sum()));
         return Ok(order);
     }
     if let Some(wrong) = counts.iter().position(|count| *count != 1) {
@@ -46,21 +44,20 @@ pub fn place_clips(example: &mut Example, clips: &[usize], token: &str) -> Resul
     }
     let place_of = |clip: &usize| {
         let placeholder = placeholder(clip + 1);
-        let places = texts.iter().map(|text| text.get().find(&placeholder));
+        let places = texts.iter().map(|text| text.content.find(&placeholder));
         places.enumerate().find_map(|(text, place)| Some((text, place?)))
     };
     order.sort_by_key(place_of);
     for (index, tokens) in clips.iter().enumerate() {
         let placeholder = placeholder(index + 1);
-        for text in texts.iter_mut().filter(|text| text.get().contains(&placeholder)) {
-            let replaced = text.get().replace(&placeholder, &token.repeat(*tokens));
-            text.set(replaced);
+        for text in texts.iter_mut().filter(|text| text.content.contains(&placeholder)) {
+            *text.content = text.content.replace(&placeholder, &token.repeat(*tokens));
         }
     }
     Ok(order)
 }
 
-/// The same for a prompt: its text, and the clips in the order in which they are heard.
+/// Places clips in a prompt. Returns its text, and the indices of the clips in the order in which the text names them.
 pub fn place_in_prompt(
     prompt: &str,
     clips: &[usize],
@@ -70,45 +67,25 @@ pub fn place_in_prompt(
     let order = place_clips(&mut example, clips, token)?;
     match example {
         Example::Text(prompt) => Ok((prompt, order)),
-        _ => unreachable!("a text stays one"),
+        _ => unreachable!("`place_clips` keeps the kind of an example"),
     }
 }
 
-/// What stands for a clip, counted from 1.
+/// The placeholder of a clip, counted from 1.
 fn placeholder(clip: usize) -> String {
     format!("<|audio_{clip}|>")
 }
 
-/// A text of a row, in the order in which the model sees them.
+/// A text of a row.
 struct Text<'a> {
-    place: TextPlace<'a>,
-    /// Whether clips may stand in front of it.
-    is_of_user: bool,
+    content: &'a mut String,
+    /// Whether it is the user's, so that clips may be placed before it.
+    is_users: bool,
 }
 
-enum TextPlace<'a> {
-    Plain(&'a mut String),
-    Message(&'a mut Json),
-}
-
-impl Text<'_> {
-    fn get(&self) -> &str {
-        match &self.place {
-            TextPlace::Plain(text) => text,
-            TextPlace::Message(content) => content.as_str().unwrap_or_default(),
-        }
-    }
-
-    fn set(&mut self, text: String) {
-        match &mut self.place {
-            TextPlace::Plain(place) => **place = text,
-            TextPlace::Message(content) => **content = Json::String(text),
-        }
-    }
-}
-
+/// The texts of a row, in the order in which the model sees them.
 fn texts_of(example: &mut Example) -> Vec<Text<'_>> {
-    let plain = |text, is_of_user| Text { place: TextPlace::Plain(text), is_of_user };
+    let plain = |content, is_users| Text { content, is_users };
     match example {
         Example::Tokens { .. } => Vec::new(),
         Example::Text(text) => vec![plain(text, true)],
@@ -117,7 +94,7 @@ fn texts_of(example: &mut Example) -> Vec<Text<'_>> {
         }
         Example::Alpaca { before, instruction, input, output } => {
             let mut texts: Vec<Text<'_>> =
-                before.iter_mut().filter_map(|message| of_message(message, false)).collect();
+                before.iter_mut().filter_map(|message| text_of_message(message, false)).collect();
             texts.push(plain(instruction, true));
             texts.extend(input.iter_mut().map(|input| plain(input, false)));
             texts.push(plain(output, false));
@@ -126,17 +103,19 @@ fn texts_of(example: &mut Example) -> Vec<Text<'_>> {
         Example::Chat(conversation) => {
             let messages = conversation.messages.iter_mut();
             let texts = messages.filter_map(|message| {
-                let is_of_user = message["role"] == "user";
-                of_message(message, is_of_user)
+                let is_users = message["role"] == "user";
+                text_of_message(message, is_users)
             });
             texts.collect()
         }
     }
 }
 
-fn of_message(message: &mut Json, is_of_user: bool) -> Option<Text<'_>> {
-    let content = message.get_mut("content").filter(|content| content.is_string())?;
-    Some(Text { place: TextPlace::Message(content), is_of_user })
+fn text_of_message(message: &mut Json, is_users: bool) -> Option<Text<'_>> {
+    match message.get_mut("content") {
+        Some(Json::String(content)) => Some(Text { content, is_users }),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -158,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn clips_stand_where_they_are_named_or_in_front() {
+    fn clips_are_placed_where_they_are_named_or_at_the_beginning() {
         assert_eq!(placed("hear <|audio_1|>!", &[3]).unwrap(), "hear @@@!");
         assert_eq!(placed("<|audio_2|> then <|audio_1|>", &[1, 2]).unwrap(), "@@ then @");
         let swapped = place_in_prompt("<|audio_2|> then <|audio_1|>", &[1, 2], "@").unwrap();

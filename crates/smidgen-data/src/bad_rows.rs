@@ -1,10 +1,9 @@
 //! Rows that cannot be used: counted per file and per fault, and reported together.
 //!
 //! Two faults are the same if their messages differ only in numbers. Memory is bounded: a file has a limited number
-//! of faults with a limited number of places each, and the files after the first few are only counted.
-//! Leaves out what is wrong with a row (`format_error.rs`, `token_row.rs`, `mask.rs`).
+//! of faults with a limited number of places each, and bad rows of files beyond the first few are only counted.
+//! What can be wrong with a row is in `format_error.rs`, `token_row.rs` and `encode_error.rs`.
 
-use std::fmt::Write;
 use std::path::PathBuf;
 
 use smidgen_ir::words::OnBadRow;
@@ -20,12 +19,12 @@ const MOST_PLACES: usize = 5;
 const LONGEST_FAULT: usize = 120;
 const OTHER_FAULTS: &str = "other faults";
 
-/// The rows of a source so far.
+/// Counts of all rows that were read from a source, and the bad ones among them.
 #[derive(Debug, Default)]
 pub struct BadRows {
     files: Vec<BadFile>,
     /// Bad rows of files that are not listed.
-    elsewhere: u64,
+    in_other_files: u64,
     rows: u64,
     bad: u64,
     first: Option<PrepareError>,
@@ -53,7 +52,7 @@ impl BadRows {
         self.rows += 1;
         if self.files.last().is_none_or(|file| file.path != place.file) {
             if self.files.len() == MOST_FILES {
-                self.forget_a_file();
+                self.drop_a_file();
             }
             let path = place.file.to_path_buf();
             self.files.push(BadFile { path, unit: place.unit, rows: 0, bad: 0, faults: Vec::new() });
@@ -63,7 +62,7 @@ impl BadRows {
         }
     }
 
-    /// Notes what is wrong with the row that was counted last; an error that is not about one row comes back.
+    /// Notes what is wrong with the row that was counted last. Returns an error that is not about one row.
     pub fn note(&mut self, place: RowPlace<'_>, error: PrepareError) -> Result<(), PrepareError> {
         if !error.is_of_one_row() {
             return Err(error);
@@ -77,26 +76,26 @@ impl BadRows {
         Ok(())
     }
 
-    /// A file without bad rows if there is one, else the one before the last.
-    fn forget_a_file(&mut self) {
-        let sound = self.files.iter().position(|file| file.bad == 0);
-        let file = self.files.remove(sound.unwrap_or(self.files.len() - 1));
-        self.elsewhere += file.bad;
+    /// Removes a file without bad rows if there is one, else the last file.
+    fn drop_a_file(&mut self) {
+        let clean = self.files.iter().position(|file| file.bad == 0);
+        let file = self.files.remove(clean.unwrap_or(self.files.len() - 1));
+        self.in_other_files += file.bad;
     }
 
-    /// What to report where `error` ended the reading: also bad rows that came before it, unless it explains them.
+    /// The error to report if `error` ended the reading: with the bad rows before it, unless it explains them.
     pub fn or_before(self, error: PrepareError, on_bad_row: OnBadRow) -> PrepareError {
         let explains = matches!(error, PrepareError::Format(FormatError::NoColumn { .. }));
         if on_bad_row != OnBadRow::Error || self.bad == 0 || explains {
             return error;
         }
-        let is_of_file = matches!(&error, PrepareError::Format(FormatError::Source(_)));
+        let is_about_file = matches!(&error, PrepareError::Format(FormatError::Source(_)));
         match self.finish(on_bad_row) {
-            Err(PrepareError::BadRows { report, first, .. }) if is_of_file => {
+            Err(PrepareError::BadRows { report, first, .. }) if is_about_file => {
                 let report = format!("{report}\n  reading ended there: {error}");
                 PrepareError::BadRows { report, first, all: false }
             }
-            Err(first) if is_of_file => {
+            Err(first) if is_about_file => {
                 let report = format!("{first}\n  reading ended after it: {error}");
                 PrepareError::BadRows { report, first: Box::new(first), all: false }
             }
@@ -105,7 +104,7 @@ impl BadRows {
         }
     }
 
-    /// What was skipped, a line per file; an error if bad rows are refused, or if there is no other row.
+    /// What was skipped, one line per file. An error if bad rows are refused, or if all rows are bad.
     pub fn finish(self, on_bad_row: OnBadRow) -> Result<Vec<String>, PrepareError> {
         let Some(first) = self.first else { return Ok(Vec::new()) };
         if on_bad_row == OnBadRow::Error && self.bad == 1 {
@@ -114,8 +113,8 @@ impl BadRows {
         let bad_files = || self.files.iter().filter(|file| file.bad > 0);
         if on_bad_row == OnBadRow::Skip && self.bad < self.rows {
             let mut lines: Vec<String> = bad_files().map(BadFile::skipped).collect();
-            if self.elsewhere > 0 {
-                lines.push(format!("{} rows of other files skipped", self.elsewhere));
+            if self.in_other_files > 0 {
+                lines.push(format!("{} rows of other files skipped", self.in_other_files));
             }
             return Ok(lines);
         }
@@ -124,10 +123,10 @@ impl BadRows {
             false => format!("{} of {} rows are bad", self.bad, self.rows),
         };
         for file in bad_files() {
-            write!(report, "\n{}", file.report()).expect("a string can be written to");
+            report.push_str(&format!("\n{}", file.report()));
         }
-        if self.elsewhere > 0 {
-            write!(report, "\n  {} in other files", self.elsewhere).expect("a string can be written to");
+        if self.in_other_files > 0 {
+            report.push_str(&format!("\n  {} in other files", self.in_other_files));
         }
         Err(PrepareError::BadRows { report, first: Box::new(first), all: self.bad == self.rows })
     }
@@ -136,13 +135,12 @@ impl BadRows {
 impl BadFile {
     fn note(&mut self, what: String, number: u64) {
         self.bad += 1;
-        let what =
-            match self.faults.iter().any(|fault| fault.what == what) || self.faults.len() + 1 < MOST_FAULTS {
-                true => what,
-                false => OTHER_FAULTS.to_owned(),
-            };
-        let found = self.faults.iter().position(|fault| fault.what == what);
-        let index = found.unwrap_or_else(|| {
+        let index_of = |what: &str| self.faults.iter().position(|fault| fault.what == what);
+        let (index, what) = match index_of(&what) {
+            None if self.faults.len() + 1 >= MOST_FAULTS => (index_of(OTHER_FAULTS), OTHER_FAULTS.to_owned()),
+            index => (index, what),
+        };
+        let index = index.unwrap_or_else(|| {
             self.faults.push(Fault { what, rows: 0, places: Vec::new() });
             self.faults.len() - 1
         });
@@ -158,8 +156,7 @@ impl BadFile {
         for fault in &self.faults {
             let (rows, what) = (fault.rows, &fault.what);
             let noun = if rows == 1 { "row" } else { "rows" };
-            write!(text, "\n    {rows} {noun}: {what} ({})", fault.shown(self.unit))
-                .expect("a string can be written to");
+            text.push_str(&format!("\n    {rows} {noun}: {what} ({})", fault.shown(self.unit)));
         }
         text
     }
@@ -186,7 +183,7 @@ impl Fault {
 
 /// The message without its place, and with every number as `N`.
 fn fault_of(place: RowPlace<'_>, error: &PrepareError) -> String {
-    // Which byte and which line of a row does not make another fault.
+    // Wrong bytes in different places are the same fault.
     if let PrepareError::Format(FormatError::Source(SourceError::NotUtf8 { .. })) = error {
         return "is not UTF-8".to_owned();
     }
@@ -253,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn one_bad_row_has_its_own_message_and_no_other_row_is_an_error() {
+    fn one_bad_row_has_its_own_message_and_only_bad_rows_are_an_error() {
         let error = bad_rows(1, 2, 2).finish(OnBadRow::Error).unwrap_err();
         assert_eq!(error.to_string(), "`0.jsonl` line 2: `fa[2]` is empty");
         let mut bad = BadRows::default();
@@ -265,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_is_short_whatever_is_wrong() {
+    fn a_report_is_short_however_many_rows_are_bad() {
         let error = bad_rows(40, 200, 26).finish(OnBadRow::Error).unwrap_err().to_string();
         assert!(error.starts_with("7960 of 8000 rows are bad\n"), "{error}");
         assert!(error.contains("other faults (lines ") && error.contains(" in other files"), "{error}");

@@ -1,10 +1,10 @@
 //! Which samples make up which optimizer step: a pure function of (data, seed, step).
 //!
-//! Each epoch is a new permutation by (seed, epoch); of several sources it is the mixture of `mix.rs`. Batches never cross epochs; the last, smaller one is
-//! stepped. A batch is a number of samples, or samples in order until the next would exceed a number of tokens.
-//! Resume asks for any step and gets the same samples, so the permutation is pinned by a test: it must
-//! never change.
-//! Leaves out how a batch is cut into micro-batches (`micro_batch.rs`).
+//! Each epoch is a new permutation by (seed, epoch); with several sources it is the mixture of `mix.rs`. Batches never
+//! cross epochs; the last, smaller batch of an epoch is a step too. A batch is a number of samples, or samples in order
+//! until the next would exceed a number of tokens.
+//! A resumed run asks for any step and must get the same samples, so the permutation must never change; a test pins it.
+//! How a batch is cut into micro-batches is in `micro_batch.rs`.
 
 use std::cell::RefCell;
 use thiserror::Error;
@@ -16,7 +16,7 @@ use crate::tokens::TokenSet;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BatchSize {
     Samples(u64),
-    /// A target: a batch holds at least one sample, and more while they stay within it.
+    /// At most this many tokens, but at least one sample.
     Tokens(u64),
 }
 
@@ -49,14 +49,14 @@ pub enum BatchError {
     TooManySamples { samples: usize },
 }
 
-/// One optimizer step's share of an epoch.
+/// The samples of one optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepSamples<'a> {
     /// From 0.
     pub epoch: u64,
     /// Indices into the token set, in the order in which they are packed.
     pub samples: &'a [u32],
-    /// Epochs finished once this step is done: `epoch` plus the fraction of its batches.
+    /// Epochs finished after this step: `epoch` plus the fraction of its batches that is done.
     pub epoch_after: f64,
 }
 
@@ -65,14 +65,14 @@ pub struct StepSamples<'a> {
 pub struct BatchPlan {
     options: BatchOptions,
     samples: u32,
-    /// Where there are several sources.
+    /// `None` if there is one source.
     mix: Option<Mix>,
-    /// Tokens of each sample; empty when batches are counted in samples.
+    /// Tokens of each sample; empty if batches are counted in samples.
     lengths: Vec<u32>,
     epochs: EpochStarts,
     total_steps: u64,
-    /// One epoch at a time: an epoch of a large data set is large. The walk over all epochs before the run uses the
-    /// same memory, hence the cell.
+    /// The loaded epoch. Only one is in memory, because an epoch of a large data set is large; the walk over all epochs
+    /// before the run (`&self`) reuses its buffers, hence the cell.
     current: RefCell<Epoch>,
 }
 
@@ -83,7 +83,7 @@ struct Epoch {
     order: Vec<u32>,
     /// Batch b is `order[starts[b]..starts[b + 1]]`.
     starts: Vec<u32>,
-    /// One pass over a source that is mixed with others.
+    /// Scratch of `Mix::fill`.
     pass: Vec<u32>,
 }
 
@@ -91,11 +91,12 @@ struct Epoch {
 enum EpochStarts {
     /// Every epoch has the same number of batches.
     Uniform { batches: u64 },
-    /// First step of each epoch, and the end of the last: batches of tokens depend on the permutation.
+    /// The first step of each epoch, then the number of steps of all epochs. Needed for batches of tokens, whose number
+    /// depends on the permutation.
     Table(Vec<u64>),
 }
 
-/// An order without steps: what remains after the order of a run is moved out.
+/// A plan without steps: what `std::mem::take` leaves behind.
 impl Default for BatchPlan {
     fn default() -> BatchPlan {
         let (batch, run_length) = (BatchSize::Samples(1), RunLength::Steps(0));
@@ -116,7 +117,7 @@ impl BatchPlan {
         BatchPlan::mixed(set, &[], options)
     }
 
-    /// With a weight for each source of the set; none where there is one source.
+    /// `weights` has a weight for each source of the set; it is empty if there is one source.
     pub fn mixed(set: &TokenSet, weights: &[f64], options: BatchOptions) -> Result<Self, BatchError> {
         let lengths: Vec<u32> = match options.batch {
             BatchSize::Samples(0) => return Err(BatchError::NoSamples),
@@ -156,12 +157,12 @@ impl BatchPlan {
                 };
             }
         }
-        // The buffers have held every epoch, so none needs to grow later.
+        // The buffers have held an epoch, and all epochs are equally large: none grows later.
         plan.current = RefCell::new(epoch);
         Ok(plan)
     }
 
-    /// Samples of each source in an epoch; none where there is one source.
+    /// Samples of each source per epoch; empty if there is one source.
     pub fn samples_of_sources(&self) -> Vec<u32> {
         self.mix.as_ref().map_or(Vec::new(), Mix::samples_per_epoch)
     }
@@ -170,7 +171,7 @@ impl BatchPlan {
         self.total_steps
     }
 
-    /// Steps of a whole first epoch; later epochs may have another number where batches are counted in tokens.
+    /// Steps of the whole first epoch. Later epochs may have another number if batches are counted in tokens.
     pub fn first_epoch_steps(&self) -> u64 {
         match &self.epochs {
             EpochStarts::Uniform { batches } => *batches,
@@ -178,12 +179,12 @@ impl BatchPlan {
         }
     }
 
-    /// Epochs that the run begins, the last one perhaps in part.
+    /// Number of epochs that the run starts, including an unfinished last one.
     pub fn epochs(&self) -> u64 {
         self.total_steps.checked_sub(1).map_or(0, |last| self.locate(last).0 + 1)
     }
 
-    /// Epochs finished after this many steps, as [`StepSamples::epoch_after`] has them.
+    /// Epochs finished after this many steps, like [`StepSamples::epoch_after`].
     pub fn epochs_after(&self, steps: u64) -> f64 {
         let Some(last) = steps.checked_sub(1) else { return 0.0 };
         let (epoch, batch) = self.locate(last);
@@ -194,7 +195,7 @@ impl BatchPlan {
         epoch as f64 + (batch + 1) as f64 / batches as f64
     }
 
-    /// The samples of a step, from 0. Cheap within an epoch; another epoch is permuted into the same memory.
+    /// The samples of a step, counted from 0. Cheap within an epoch; a new epoch is permuted into the same buffers.
     pub fn step_samples(&mut self, step: u64) -> StepSamples<'_> {
         assert!(step < self.total_steps, "step {step} of a run of {} steps", self.total_steps);
         let (epoch, batch) = self.locate(step);
@@ -222,7 +223,7 @@ impl BatchPlan {
         table + indices * size_of::<u32>()
     }
 
-    /// Calls `on_batch` for the samples of every step, once where epochs repeat.
+    /// Calls `on_batch` with the samples of every step. If all epochs are the same, only the first one is visited.
     pub(crate) fn for_each_distinct_batch<E>(
         &self,
         mut on_batch: impl FnMut(&[u32]) -> Result<(), E>,
@@ -359,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn epochs_are_known_without_walking_there() {
+    fn epochs_are_known_without_visiting_every_step() {
         for (batch, run_length) in [
             (BatchSize::Samples(2), RunLength::Steps(7)),
             (BatchSize::Tokens(9), RunLength::Epochs(2.5)),
@@ -438,7 +439,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_sample_appears_once_an_epoch(
+        fn every_sample_appears_once_per_epoch(
             lengths in prop::collection::vec(2usize..20, 1..40),
             batch in any_batch(),
             shuffle: bool,

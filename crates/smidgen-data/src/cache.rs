@@ -1,9 +1,9 @@
-//! Where tokenized data is kept from one start to the next.
+//! The cache of tokenized data sets.
 //!
-//! A cached set is named by the SHA-256 of everything that determines it: the bytes of the data files, those
-//! of the tokenizer, the template, and the keys of the recipe that matter. Content, not names and times: a file
-//! that was copied or touched is still the same, and one that was changed within a second is not. Reading 2 GB
-//! for it takes a second or two, a small part of what tokenizing them would.
+//! A cached set is named by the SHA-256 of everything that determines it: the bytes of the data files and of the
+//! tokenizer, the template, and the keys of the recipe that matter. Content is hashed rather than names and times: a
+//! file that was copied or touched is still the same, and one that was changed within a second is not. Hashing 2 GB
+//! takes a second or two, a small part of the time that tokenizing would.
 //! Entries are written whole or not at all, and are checked when they are read; two processes that write the same
 //! entry write the same bytes. Everything in the folder may be deleted at any time.
 
@@ -15,10 +15,10 @@ use smidgen_formats::digest::Hasher;
 use smidgen_formats::model::Model;
 use smidgen_formats::tokenizer::copy::is_tokenizer_file;
 
-/// Changes whenever the same input would give different tokens or a different file.
+/// Must change whenever the same input would give different tokens or a different file.
 const VERSION: &str = "smidgen tokenized data 3";
 
-/// Collects what determines a set.
+/// Hashes what determines a set.
 pub struct CacheKey {
     hasher: Hasher,
 }
@@ -32,13 +32,13 @@ impl Default for CacheKey {
 }
 
 impl CacheKey {
-    /// A named part. Lengths keep one part from running into the next.
+    /// Adds a named part. Its length is hashed too, so that parts cannot run into each other.
     pub fn add(&mut self, name: &str, bytes: &[u8]) {
         self.hasher.update(format!("{name} {}\n", bytes.len()).as_bytes());
         self.hasher.update(bytes);
     }
 
-    /// The bytes of data files, and the ends of their names, which say how they are read.
+    /// Adds the bytes of data files, and their extensions, which decide how they are read.
     pub fn add_files(&mut self, files: &[PathBuf]) -> Result<(), (PathBuf, io::Error)> {
         for path in files {
             let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
@@ -49,7 +49,7 @@ impl CacheKey {
         Ok(())
     }
 
-    /// The files that a model's tokenizer is made of.
+    /// Adds the files of a model's tokenizer.
     pub fn add_tokenizer(&mut self, model: &Model) -> Result<(), (PathBuf, io::Error)> {
         match model {
             Model::Folder { folder, .. } => {
@@ -95,7 +95,7 @@ impl CacheKey {
     }
 }
 
-/// The file of a key in the cache; `None` where its folder cannot be created.
+/// The path of a cached set; `None` if the cache's folder cannot be created.
 pub fn cache_file(cache: &Path, key: &str) -> Option<PathBuf> {
     let folder = cache.join("tokens");
     fs::create_dir_all(&folder).ok()?;

@@ -1,10 +1,10 @@
-//! Messages of a conversation as chat templates take them: `role` and `content`, whatever the data calls them.
+//! Messages of a conversation in the form that chat templates expect, whatever form the data has.
 //!
 //! OpenAI's `role` and `content` and ShareGPT's `from` and `value` are both read, and roles get the names that
-//! templates know. A content of several text parts is joined. Fields that are null (as tables fill them, where
-//! other rows have a value) are left out, as transformers and TRL do; other fields stay, but for OpenAI's `weight`,
-//! which says whether an answer carries a loss.
-//! Leaves out which tokens of a conversation are supervised.
+//! templates know. A content of several text parts is joined. Null fields (tables fill them in if other rows have a
+//! value) are removed, as in transformers and TRL. Other fields stay, except OpenAI's `weight`, which says whether an
+//! answer carries a loss.
+//! Which tokens of a conversation are supervised is decided in `mask.rs`.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -24,12 +24,12 @@ fn role_of(name: &str) -> Option<&'static str> {
     })
 }
 
-/// Whether a value holds messages of ShareGPT, by the first of them.
+/// Whether the first of these messages has ShareGPT's fields.
 pub(super) fn is_sharegpt(messages: &Json) -> bool {
     messages.get(0).is_some_and(|message| message.get("from").is_some() && message.get("value").is_some())
 }
 
-/// What a value is, for people.
+/// The type of a value, for messages.
 pub fn kind_of(value: &Json) -> &'static str {
     match value {
         Json::Null => "null",
@@ -41,7 +41,7 @@ pub fn kind_of(value: &Json) -> &'static str {
     }
 }
 
-/// A value that may be in a cell as the text of a list or an object.
+/// Parses a cell that holds a list or an object as JSON text; any other value is returned unchanged.
 pub(super) fn parse_cell(place: RowPlace<'_>, field: &str, value: Json) -> Result<Json, FormatError> {
     let Json::String(text) = value else {
         return Ok(value);
@@ -57,7 +57,7 @@ pub(super) fn parse_cell(place: RowPlace<'_>, field: &str, value: Json) -> Resul
     })
 }
 
-/// Reads the messages of the field `field`; `needs_assistant` where one of them must be an answer.
+/// Reads the messages of the field `field`; with `needs_assistant`, one of them must be from the assistant.
 pub(super) fn read_messages(
     place: RowPlace<'_>,
     field: &str,
@@ -122,7 +122,7 @@ fn read_message(place: RowPlace<'_>, at: String, mut fields: Map<String, Json>) 
     Ok(Json::Object(message))
 }
 
-/// Whether there are calls; each must name its function.
+/// Returns whether there are tool calls; each must name its function.
 fn read_tool_calls(
     place: RowPlace<'_>,
     at: &str,
@@ -146,12 +146,12 @@ fn read_tool_calls(
     }
 }
 
-/// The name of a called function, in OpenAI's form or without its envelope.
+/// The name of a called function: `function.name` as in OpenAI's form, or `name`.
 pub(super) fn tool_name(call: &Json) -> Option<&str> {
     call["function"]["name"].as_str().or_else(|| call["name"].as_str())
 }
 
-/// Leaves `weight` only where it is 0.
+/// Checks `weight`, and removes it unless it is 0.
 fn read_weight(place: RowPlace<'_>, at: &str, fields: &mut Map<String, Json>) -> Result<(), FormatError> {
     match fields.get("weight").map(|weight| (weight, weight.as_f64())) {
         None | Some((_, Some(0.0))) => {}
@@ -161,7 +161,7 @@ fn read_weight(place: RowPlace<'_>, at: &str, fields: &mut Map<String, Json>) ->
     Ok(())
 }
 
-/// Answers of weight 0, which no template needs to see.
+/// Removes `weight` from all messages, and returns the indices of the assistant messages that had weight 0.
 pub(super) fn take_silent(messages: &mut [Json]) -> Vec<usize> {
     let mut silent = Vec::new();
     for (index, message) in messages.iter_mut().enumerate() {
@@ -177,7 +177,7 @@ pub(super) fn message(role: &str, content: &str) -> Json {
     json!({"role": role, "content": content})
 }
 
-/// Earlier turns of an alpaca row: pairs of an instruction and its answer.
+/// The earlier turns of an alpaca row, from pairs of an instruction and its answer.
 pub(super) fn read_history(place: RowPlace<'_>, history: Option<Json>) -> Result<Vec<Json>, FormatError> {
     const FIELD: &str = "history";
     let pairs = match parse_cell(place, FIELD, history.unwrap_or_default())? {
@@ -244,12 +244,12 @@ fn missing(place: RowPlace<'_>, at: &str, wanted: &'static str, fields: &Map<Str
     }
 }
 
-/// The names of a row's fields, the first few of them, for people.
+/// The names of the first few fields, for messages.
 pub(super) fn field_names(fields: &Map<String, Json>) -> String {
     const SHOWN: usize = 8;
     let mut names: Vec<String> = fields.keys().take(SHOWN).map(|name| format!("`{name}`")).collect();
     match fields.len() {
-        0 => return "no field".to_owned(),
+        0 => return "no fields".to_owned(),
         count if count > SHOWN => names.push(format!("{} more", count - SHOWN)),
         _ => {}
     }

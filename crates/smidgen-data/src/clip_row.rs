@@ -1,8 +1,8 @@
 //! The `audio` of a row: one clip or several, as files or as bytes inside the row.
 //!
-//! A path is relative to the data file, or to `data.audio_dir`. Data sets on the hub store `{"bytes", "path"}`, where
-//! bytes win. A clip that is longer than `data.max_audio_seconds` drops its row, or is trimmed.
-//! Leaves out where clips stand among the tokens (`token_builder.rs`) and decoding itself.
+//! A path is relative to the data file, or to `data.audio_dir`. Data sets on the hub store `{"bytes", "path"}`; bytes
+//! take precedence. A clip that is longer than `data.max_audio_seconds` is trimmed, or its row is dropped.
+//! Where clips go among the tokens is in `audio_text.rs` and `token_builder.rs`; decoding is in `smidgen-formats`.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -22,19 +22,19 @@ use crate::row_group::HeldRow;
 use crate::row_place::RowPlace;
 
 /// The field of a row that names its clips.
-pub const FIELD: &str = "audio";
+const FIELD: &str = "audio";
 
 /// How clips are read.
 #[derive(Clone, Debug)]
 pub struct AudioOptions {
-    /// The token whose embeddings sound replaces.
+    /// The token whose embeddings are replaced by those of the audio encoder.
     pub token: u32,
     pub max_seconds: f64,
-    /// Longer clips lose their end instead of their row.
+    /// Longer clips lose their end; otherwise their rows are dropped.
     pub trim: bool,
-    /// Where relative paths start; the folder of the data file where there is none.
+    /// The folder that relative paths start from; if `None`, the folder of the data file.
     pub folder: Option<PathBuf>,
-    /// Where features are kept while the set exists.
+    /// The folder of the temporary file for features.
     pub scratch: PathBuf,
 }
 
@@ -48,14 +48,16 @@ pub enum AudioRowError {
     WrongType { place: String, got: &'static str },
     #[error("{place}: `audio.bytes` is not base64")]
     NotBase64 { place: String },
-    #[error("{place} has `audio`, and the model does not hear: its config has no audio encoder")]
+    #[error("{place} has `audio`, but the model's config has no audio encoder")]
     NoEncoder { place: String },
     #[error("{place} has {tokens} audio tokens, its {clips} clips need {needed}")]
     TokensDiffer { place: String, tokens: usize, clips: usize, needed: usize },
     #[error("{place} has {tokens} audio tokens and no `audio`")]
     NoAudio { place: String, tokens: usize },
-    #[error("{place} names {placeholder}, and has {clips} clips")]
+    #[error("{place} has {clips} clips, and its text does not fit them: check `{placeholder}`")]
     Placeholders { place: String, placeholder: String, clips: usize },
+    #[error("{place} has {clips} clips, and no text of the user to place them before")]
+    NoText { place: String, clips: usize },
     #[error("{place}: the features of its clips cannot be stored: {error}")]
     Store { place: String, error: std::io::Error },
 }
@@ -68,7 +70,8 @@ impl AudioRowError {
                 "a row such as {\"audio\": \"clips/1.wav\", ...} names a file relative to the data file".to_owned()
             }
             AudioRowError::NoEncoder { .. } => {
-                "use a model that hears, such as `hf:microsoft/Phi-4-multimodal-instruct`, or drop the field".to_owned()
+                "use a model with an audio encoder, such as `hf:microsoft/Phi-4-multimodal-instruct`, or remove the field"
+                    .to_owned()
             }
             AudioRowError::TokensDiffer { .. } => {
                 "a clip needs one audio token for every 80 ms: ceil(frames / 8), with frames = (samples - 400) / 160 + 1 \
@@ -76,8 +79,10 @@ impl AudioRowError {
                     .to_owned()
             }
             AudioRowError::NoAudio { .. } => "name the clip of these tokens in the field `audio`".to_owned(),
-            AudioRowError::Placeholders { .. } => {
-                "`<|audio_1|>` stands for the first clip of the row, `<|audio_2|>` for the second, each once".to_owned()
+            AudioRowError::Placeholders { .. } | AudioRowError::NoText { .. } => {
+                "write `<|audio_1|>` once where the first clip of the row belongs, `<|audio_2|>` once for the second; \
+                 without any, all clips are placed before the user's first text"
+                    .to_owned()
             }
             AudioRowError::Store { .. } => {
                 "free some space, or set `SMIDGEN_CACHE` to a folder on a larger disk".to_owned()
@@ -85,62 +90,55 @@ impl AudioRowError {
         })
     }
 
-    /// Whether other rows can be used in spite of it.
+    /// Whether the error concerns one row only, so that other rows can still be used.
     pub(crate) fn is_of_one_row(&self) -> bool {
         !matches!(self, AudioRowError::Store { .. })
     }
-}
-
-/// The clips of a row.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RowClips {
-    /// Their numbers, none for a row without sound.
-    All(Vec<u32>),
-    /// One is longer than `data.max_audio_seconds`.
-    TooLong,
 }
 
 /// Reads the clips of rows.
 pub struct ClipReader {
     options: AudioOptions,
     log_mel: LogMel,
-    /// Clips by file, or by the hash of their bytes.
+    /// The numbers of stored clips by [`Sound::key`]; `None` for a clip that is too long.
     known: HashMap<String, Option<u32>>,
-    /// What was decoded of rows that follow, by the same.
-    ahead: HashMap<String, Result<Heard, ClipError>>,
+    /// Clips of the next rows that are decoded but not stored, by [`Sound::key`].
+    decoded: HashMap<String, Result<Decoded, ClipError>>,
 }
 
-/// The features (frames, 80) of a clip.
-struct Heard {
-    features: Vec<f32>,
+/// A decoded clip.
+struct Decoded {
+    features: Vec<f32>, // (frames, 80)
+    /// Whether the clip is longer than `data.max_audio_seconds`.
     is_cut: bool,
 }
 
 impl ClipReader {
     pub fn new(options: AudioOptions) -> ClipReader {
-        ClipReader { options, log_mel: LogMel::default(), known: HashMap::new(), ahead: HashMap::new() }
+        ClipReader { options, log_mel: LogMel::default(), known: HashMap::new(), decoded: HashMap::new() }
     }
 
-    /// Decodes the clips that a row names, and stores those that are new.
+    /// Decodes the clips that a row names, stores those that are new, and returns the numbers of all. `None` if one of
+    /// them is longer than `data.max_audio_seconds`, so that the row is dropped.
     pub fn read(
         &mut self,
         place: RowPlace<'_>,
         fields: &Map<String, Json>,
         collector: &mut ClipCollector,
-    ) -> Result<RowClips, AudioRowError> {
+    ) -> Result<Option<Vec<u32>>, AudioRowError> {
         let named = match fields.get(FIELD) {
-            None | Some(Json::Null) => return Ok(RowClips::All(Vec::new())),
-            Some(Json::Array(several)) => several.iter().collect(),
-            Some(one) => vec![one],
+            None | Some(Json::Null) => &[],
+            Some(Json::Array(several)) => several.as_slice(),
+            Some(one) => std::slice::from_ref(one),
         };
         let mut clips = Vec::with_capacity(named.len());
         for value in named {
             match self.read_one(place, value, collector)? {
                 Some(clip) => clips.push(clip),
-                None => return Ok(RowClips::TooLong),
+                None => return Ok(None),
             }
         }
-        Ok(RowClips::All(clips))
+        Ok(Some(clips))
     }
 
     fn read_one(
@@ -153,13 +151,13 @@ impl ClipReader {
         if let Some(known) = self.known.get(&sound.key) {
             return Ok(*known);
         }
-        let heard = match self.ahead.remove(&sound.key) {
-            Some(heard) => heard,
-            None => hear(&sound, &self.options, &mut self.log_mel),
+        let decoded = match self.decoded.remove(&sound.key) {
+            Some(decoded) => decoded,
+            None => decode(&sound, &self.options, &mut self.log_mel),
         };
         let failed =
             |error| AudioRowError::Clip { place: place.to_string(), name: sound.name.clone(), error };
-        let Heard { features, is_cut } = heard.map_err(failed)?;
+        let Decoded { features, is_cut } = decoded.map_err(failed)?;
         if is_cut && !self.options.trim {
             self.known.insert(sound.key, None);
             return Ok(None);
@@ -170,16 +168,16 @@ impl ClipReader {
         Ok(Some(clip))
     }
 
-    /// Decodes the clips of rows that are about to be read, each by one thread, which holds one clip at a time.
-    pub fn read_ahead(&mut self, rows: &[HeldRow], threads: usize) {
-        self.ahead.clear();
+    /// Decodes the clips of rows that will be read next, on several threads, each of which decodes one clip at a time.
+    pub fn decode_ahead(&mut self, rows: &[HeldRow], threads: usize) {
+        self.decoded.clear();
         let mut sounds: Vec<Sound> = Vec::new();
         for HeldRow { file, unit, number, row } in rows {
             let place = RowPlace { file, unit: *unit, number: *number };
             let values = row.as_ref().ok().and_then(|row| row.fields.get(FIELD)).into_iter();
             let values =
                 values.flat_map(|value| value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice));
-            // What is wrong with a value is said when its row is read.
+            // A wrong value is reported when its row is read.
             for sound in values.filter_map(|value| self.find(place, value).ok()) {
                 let is_new = !self.known.contains_key(&sound.key);
                 if is_new && sounds.iter().all(|other| other.key != sound.key) {
@@ -191,19 +189,19 @@ impl ClipReader {
             return;
         }
         let (next, options, sounds) = (AtomicUsize::new(0), &self.options, &sounds);
-        let decode = || {
+        let work = || {
             let (mut log_mel, mut done) = (LogMel::default(), Vec::new());
             while let Some(sound) = sounds.get(next.fetch_add(1, Ordering::Relaxed)) {
-                done.push((sound.key.clone(), hear(sound, options, &mut log_mel)));
+                done.push((sound.key.clone(), decode(sound, options, &mut log_mel)));
             }
             done
         };
         let done = thread::scope(|scope| {
-            let workers: Vec<_> = (0..threads.min(sounds.len())).map(|_| scope.spawn(decode)).collect();
+            let workers: Vec<_> = (0..threads.min(sounds.len())).map(|_| scope.spawn(work)).collect();
             let joined = workers.into_iter().map(|worker| worker.join().expect("decoding does not panic"));
             joined.flatten().collect::<Vec<_>>()
         });
-        self.ahead.extend(done);
+        self.decoded.extend(done);
     }
 
     fn find(&self, place: RowPlace<'_>, value: &Json) -> Result<Sound, AudioRowError> {
@@ -239,8 +237,8 @@ impl ClipReader {
     }
 }
 
-/// Decodes a clip and computes its features; those of one that is too long only if it is trimmed.
-fn hear(sound: &Sound, options: &AudioOptions, log_mel: &mut LogMel) -> Result<Heard, ClipError> {
+/// Decodes a clip and computes its features, unless it is too long and not trimmed.
+fn decode(sound: &Sound, options: &AudioOptions, log_mel: &mut LogMel) -> Result<Decoded, ClipError> {
     let limit = ClipLimit { max_seconds: options.max_seconds };
     let Clip { samples, is_cut } = match &sound.bytes {
         Some(bytes) => decode_clip(bytes.clone(), limit),
@@ -250,14 +248,14 @@ fn hear(sound: &Sound, options: &AudioOptions, log_mel: &mut LogMel) -> Result<H
     if !is_cut || options.trim {
         log_mel.append(&samples, &mut features);
     }
-    Ok(Heard { features, is_cut })
+    Ok(Decoded { features, is_cut })
 }
 
-/// Where a clip is.
+/// The source of a clip.
 struct Sound {
     /// For messages.
     name: String,
-    /// The same for the same clip: its path, or the hash of its bytes.
+    /// Identifies the clip: its path, or the hash of its bytes.
     key: String,
     bytes: Option<Vec<u8>>,
 }

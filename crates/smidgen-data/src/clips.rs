@@ -1,9 +1,9 @@
-//! The clips of a token set: features of each on disk, which samples have which, and the rows that an encoder made.
+//! The audio clips of a token set: their features on disk, which samples use which clip, and the encoder's output.
 //!
-//! A clip that several rows name is stored once. Features go to a file without a name while rows are read, so that no
-//! more than one clip is in memory. Once an encoder has run, the rows of all clips are in a file of the cache, and a
-//! training step reads only those that it needs.
-//! Leaves out decoding (`smidgen-formats`), which fields of a row name clips (`clip_row.rs`), and encoding.
+//! A clip that several rows name is stored once. While rows are read, features go to a temporary file, so that no more
+//! than one clip is in memory. After the encoder has run, its output rows for all clips are in a file of the cache, and
+//! a training step reads only the rows that it needs.
+//! Decoding is in `smidgen-formats`; which fields of a row name clips is in `clip_row.rs`.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +18,7 @@ use smidgen_ir::audio_rows::{filled_rows, rows_of_frames};
 /// The clips of all samples of a set.
 #[derive(Clone, Debug)]
 pub struct SampleClips {
-    /// The token whose embeddings sound replaces.
+    /// The token whose embeddings are replaced by those of the audio encoder.
     pub token: i32,
     /// Sample s has the clips `clips[starts[s]..starts[s + 1]]`, in the order of its tokens.
     pub(super) starts: Vec<u32>,
@@ -31,7 +31,7 @@ impl SampleClips {
         &self.clips[self.starts[sample] as usize..self.starts[sample + 1] as usize]
     }
 
-    /// Audio rows of a sample, with the filling of chunks.
+    /// Audio rows of a sample, including those that only fill a chunk.
     pub fn rows_of_sample(&self, sample: usize) -> usize {
         self.of_sample(sample).iter().map(|clip| filled_rows(self.store.rows(*clip))).sum()
     }
@@ -40,7 +40,7 @@ impl SampleClips {
         &self.store
     }
 
-    /// The clips of some samples, in order.
+    /// The clips of the given samples, in order.
     pub(super) fn subset(&self, samples: &[u32]) -> SampleClips {
         let (mut starts, mut clips) = (vec![0], Vec::new());
         for &sample in samples {
@@ -51,21 +51,22 @@ impl SampleClips {
     }
 }
 
-/// The clips of one reading of rows.
+/// All clips that were found while rows were read.
 #[derive(Debug)]
 pub struct ClipStore {
     /// Mel frames of each clip.
     frames: Vec<u32>,
-    /// Frames before each clip, and embeddings.
+    /// Frames before each clip.
     starts: Vec<u64>,
+    /// Embeddings before each clip.
     row_starts: Vec<u64>,
     features: File,
-    /// Of all features, in order.
+    /// SHA-256 of the features of all clips, in order.
     hash: String,
     encoded: OnceLock<EncodedClips>,
 }
 
-/// Audio rows of all clips in a file, one after the other.
+/// The encoder's output rows for all clips, in one file.
 #[derive(Debug)]
 pub struct EncodedClips {
     file: File,
@@ -75,7 +76,7 @@ pub struct EncodedClips {
 }
 
 impl EncodedClips {
-    /// Rows of the first clip begin at `first_byte`.
+    /// The rows of the first clip begin at `first_byte`.
     pub fn open(path: &Path, first_byte: u64, row_bytes: usize) -> io::Result<EncodedClips> {
         Ok(EncodedClips { file: File::open(path)?, path: path.to_path_buf(), first_byte, row_bytes })
     }
@@ -117,12 +118,12 @@ impl ClipStore {
         (0..self.len() as u32).map(|clip| self.rows(clip)).sum()
     }
 
-    /// What determines the features: the sounds, in order.
+    /// The hash of all features, which identifies the clips and their order.
     pub fn hash(&self) -> &str {
         &self.hash
     }
 
-    /// The features of a clip (frames, 80), appended to `features`.
+    /// Appends the features (frames, 80) of a clip to `features`.
     pub fn read_features(&self, clip: u32, features: &mut Vec<f32>) -> io::Result<()> {
         let mut bytes = vec![0; 4 * MEL_BINS * self.frames(clip)];
         self.features.read_exact_at(&mut bytes, 4 * MEL_BINS as u64 * self.starts[clip as usize])?;
@@ -130,9 +131,9 @@ impl ClipStore {
         Ok(())
     }
 
-    /// From now on rows are read from there.
+    /// Sets the file that encoded rows are read from.
     pub fn set_encoded(&self, encoded: EncodedClips) {
-        // A store that is encoded again would be encoded to the same rows.
+        // Encoding the same clips again gives the same rows, so the first file stays.
         let _ = self.encoded.set(encoded);
     }
 
@@ -165,7 +166,7 @@ pub struct ClipCollector {
 }
 
 impl ClipCollector {
-    /// Features go to a file in `folder` that has no name.
+    /// Features go to a temporary file in `folder`.
     pub fn new(token: u32, folder: PathBuf) -> ClipCollector {
         ClipCollector {
             token: token as i32,
@@ -193,7 +194,7 @@ impl ClipCollector {
     pub fn add(&mut self, features: &[f32]) -> io::Result<u32> {
         let file = match &mut self.features {
             Some(file) => file,
-            none => none.insert(nameless_file(&self.folder)?),
+            none => none.insert(unnamed_file(&self.folder)?),
         };
         self.bytes.clear();
         self.bytes.extend(features.iter().flat_map(|number| number.to_le_bytes()));
@@ -207,13 +208,13 @@ impl ClipCollector {
         Ok(self.frames.len() as u32 - 1)
     }
 
-    /// The next sample has these clips.
+    /// Adds a sample with these clips.
     pub fn push_sample(&mut self, clips: &[u32]) {
         self.clips.extend_from_slice(clips);
         self.starts.push(self.clips.len() as u32);
     }
 
-    /// `None` where no sample has a clip.
+    /// `None` if no sample has a clip.
     pub fn finish(self) -> Option<SampleClips> {
         let features = self.features.filter(|_| !self.clips.is_empty())?;
         let (mut starts, mut row_starts) = (Vec::new(), Vec::new());
@@ -231,8 +232,8 @@ impl ClipCollector {
     }
 }
 
-/// A file that is gone once it is closed.
-fn nameless_file(folder: &Path) -> io::Result<File> {
+/// A temporary file whose name is removed at once, so that it is deleted when it is closed.
+fn unnamed_file(folder: &Path) -> io::Result<File> {
     std::fs::create_dir_all(folder)?;
     for number in 0.. {
         let path = folder.join(format!(".features-{}-{number}.tmp", std::process::id()));

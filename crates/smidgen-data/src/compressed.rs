@@ -1,8 +1,7 @@
 //! Bytes of a data file, decompressed: plain, gzip (`.gz`) or zstd (`.zst`), by the end of the name.
 //!
-//! Decompression is streamed. Damaged and cut-off data give an error of their own, apart from a file that cannot be
-//! read: `packing_error` distinguishes them.
-//! Leaves out what the bytes are (`utf8_reader.rs`), and archives with several files.
+//! Decompression is streamed. `packing_error` distinguishes damaged and cut-off data from a file that cannot be read.
+//! Archives with several files are not supported.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -15,7 +14,7 @@ pub(super) fn open_unpacked(path: &Path) -> Result<Box<dyn Read>, SourceError> {
     let file = File::open(path).map_err(|source| packing_error(path, source))?;
     Ok(match Compression::of(path) {
         Compression::None => Box::new(file),
-        // A file of several members, as parallel tools write it, is read to its end.
+        // Parallel tools write files of several gzip members; all of them are read.
         Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(packed(file))),
         Compression::Zstd => {
             let unpacked = zstd::stream::read::Decoder::with_buffer(packed(file));

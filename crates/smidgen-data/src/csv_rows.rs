@@ -1,11 +1,11 @@
 //! Rows of tables: `.csv` and `.tsv`, whose first row names the columns.
 //!
-//! The header says what separates cells: the one of comma, semicolon and tab that it has most often outside quotes.
+//! The separator is the one of comma, semicolon and tab that the header has most often outside quotes.
 //! Every cell becomes a string. Cells may be quoted, with separators, line breaks and doubled quotes inside.
 //! A row with more or fewer cells than the header, one that is not UTF-8 and one whose quote is never closed are bad
-//! rows; so is every line after such a quote, because no one can say where the next row begins.
+//! rows; so is every line after such a quote, because it is unknown where the next row begins.
 //! A name that is in the header twice is an error.
-//! Leaves out guessing: types, and a missing header.
+//! Types and a missing header are not guessed.
 
 use std::collections::HashSet;
 use std::io::{self, BufRead, Chain, Read};
@@ -18,11 +18,11 @@ use crate::row_place::{RowPlace, RowUnit};
 use crate::source_error::SourceError;
 use crate::utf8_reader::{Utf8Reader, text_error, text_of};
 
-/// Read after the file's last byte. It becomes a row of its own unless a quote is still open: the parser silently
-/// takes the end of the file as the end of a quoted cell.
+/// Appended to the file's text. It becomes a row of its own unless a quote is still open. Without it an open quote
+/// would go unnoticed, because the parser ends a quoted cell at the end of the file.
 const END: &str = "\u{1}end of the table\u{1}";
 
-/// The separator of a table by its header; `usual` is that of the file's name, and wins where the counts are equal.
+/// The separator of a table by its header. `usual` follows from the file's name and wins if the counts are equal.
 pub(super) fn table_separator(path: &Path, mut reader: Utf8Reader, usual: u8) -> Result<u8, SourceError> {
     let mut counts = [(usual, 0_u32), (b',', 0), (b';', 0), (b'\t', 0)];
     let (mut in_quotes, mut has_text) = (false, false);
@@ -48,7 +48,7 @@ pub(super) fn table_separator(path: &Path, mut reader: Utf8Reader, usual: u8) ->
         }
         reader.consume(passed);
     }
-    // The first of the largest.
+    // `rev`: of equal counts the first one wins.
     Ok(counts.into_iter().rev().max_by_key(|(_, count)| *count).map_or(usual, |(separator, _)| separator))
 }
 
@@ -62,11 +62,10 @@ where
     E: From<SourceError>,
 {
     let end = format!("\n{END}\n");
-    let mut table = csv::ReaderBuilder::new()
-        .has_headers(false)
-        .flexible(true)
-        .delimiter(separator)
-        .from_reader(Watched { text: reader.chain(end.as_bytes()), chunk: Vec::new(), passed_bytes: 0 });
+    let mut table =
+        csv::ReaderBuilder::new().has_headers(false).flexible(true).delimiter(separator).from_reader(
+            TrackedText { text: reader.chain(end.as_bytes()), chunk: Vec::new(), passed_bytes: 0 },
+        );
     let mut record = csv::ByteRecord::new();
     let header_line = match next_record(path, &mut table, &mut record)? {
         None => return Ok(()),
@@ -138,17 +137,17 @@ fn breaks_in(bytes: &[u8]) -> u64 {
     bytes.iter().filter(|&&byte| byte == b'\n').count() as u64
 }
 
-type Table<'a> = csv::Reader<Watched<'a>>;
+type Table<'a> = csv::Reader<TrackedText<'a>>;
 
-/// The text for the parser; the last piece is kept to look at a record's end.
-struct Watched<'a> {
+/// The text for the parser. The last chunk is kept so that the end of a record can be looked at.
+struct TrackedText<'a> {
     text: Chain<Utf8Reader, &'a [u8]>,
     chunk: Vec<u8>,
     passed_bytes: u64,
 }
 
-impl Watched<'_> {
-    /// The byte before `position`, which is in the last piece or just before it.
+impl TrackedText<'_> {
+    /// The byte before `position`, which is in the last chunk or just before it.
     fn byte_before(&self, position: u64) -> Option<u8> {
         let chunk_start = self.passed_bytes - self.chunk.len() as u64;
         let index = position.checked_sub(chunk_start + 1)?;
@@ -156,10 +155,10 @@ impl Watched<'_> {
     }
 }
 
-impl Read for Watched<'_> {
+impl Read for TrackedText<'_> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let count = self.text.read(out)?;
-        // The record before may end with the piece before.
+        // A record may end with the last byte of the chunk before.
         let last = self.chunk.last().copied();
         self.chunk.clear();
         self.chunk.extend(last);
@@ -195,7 +194,7 @@ fn next_record(
     let last = record.iter().next_back().unwrap_or_default();
     let is_open = last.trim_ascii_end().ends_with(END.as_bytes());
     // The parser's position of a record is before the blank lines that it skips, so the line is counted back from
-    // the record's end. Of the two characters that may end a line the parser has passed one.
+    // the record's end. If a line ends in `\r\n`, the parser has passed only one of the two characters.
     let end = table.position().clone();
     let ends_a_line = !is_open && table.get_ref().byte_before(end.byte()) == Some(b'\n');
     let line_breaks = breaks_in(record.as_slice());
@@ -204,16 +203,17 @@ fn next_record(
     Ok(Some(Record { line, open_cell }))
 }
 
-/// The row begins at `line` or after blank lines that follow it.
+/// `line` is where the row begins, or the first of the blank lines before it.
 fn table_error(path: &Path, line: u64, error: csv::Error) -> SourceError {
     let said = error.to_string();
     match error.into_kind() {
         csv::ErrorKind::Io(source) => match text_error(path, source) {
-            // Where an open quote may be, not how far the row was followed.
+            // The line where the row begins, because a quote may be open there, rather than the line where reading
+            // ended.
             SourceError::RowTooLong { path, .. } => SourceError::RowTooLong { path, line },
             error => error,
         },
-        // Lengths may differ, and bytes are not checked: the parser has no other error.
+        // Rows of different lengths are allowed and bytes are not checked, so the parser has no other error.
         _ => SourceError::BrokenTable { path: path.display().to_string(), message: said },
     }
 }

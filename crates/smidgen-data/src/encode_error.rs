@@ -1,6 +1,6 @@
-//! What can be wrong with a row that is being turned into tokens.
+//! What can be wrong with a row when it is tokenized: the message and a hint.
 //!
-//! The place of the row is added by whoever knows it.
+//! The caller adds the place of the row.
 
 use smidgen_ir::grouped_digits::Grouped;
 use thiserror::Error;
@@ -9,7 +9,7 @@ use crate::template::TemplateError;
 use smidgen_formats::tokenizer::TokenizerError;
 use smidgen_formats::tokenizer::chat_template::ChatTemplateError;
 
-/// Messages are counted from 1.
+/// Why a row cannot be tokenized. Messages of a conversation are counted from 1.
 #[derive(Debug, Error)]
 pub enum EncodeError {
     #[error(transparent)]
@@ -18,7 +18,7 @@ pub enum EncodeError {
     Template(#[from] ChatTemplateError),
     #[error(transparent)]
     NoTemplate(TemplateError),
-    #[error("the row has {fields}, for which the prompt `{template}` has no place")]
+    #[error("the row has {fields}, which the prompt `{template}` cannot render")]
     NoPlace { fields: &'static str, template: String },
     #[error("message {message}: the chat template does not render `{field}`")]
     NotRendered { message: usize, field: &'static str },

@@ -1,15 +1,15 @@
-//! A row of data as a thing to learn: what a format's fields mean, before any template or tokenizer.
+//! A training example: a row whose format is understood, before any template or tokenizer.
 //!
-//! Every file format and every row format ends here, and everything after (templates, masks, preview, evaluation)
-//! begins here.
-//! Leaves out reading rows (`source.rs`), detecting formats and checking fields (`format.rs`), and tokens.
+//! Every file format and every row format is turned into this type, and everything after (templates, masks, preview,
+//! evaluation) works on it.
+//! Rows are read in `source.rs`; formats are detected and fields checked in `format.rs`.
 
 use std::fmt;
 
 use serde_json::{Map, Value as Json, json};
 use smidgen_ir::words::LossOn;
 
-/// How rows are read.
+/// The format of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowFormat {
     Alpaca,
@@ -45,15 +45,14 @@ impl fmt::Display for RowFormat {
     }
 }
 
-/// What one row teaches.
+/// What the model learns from one row.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Example {
-    /// Ids as they are; without labels every token is supervised.
+    /// Token ids; without labels every token is supervised.
     Tokens { ids: Vec<i64>, labels: Option<Vec<i64>> },
-    /// A text to continue.
+    /// Plain text.
     Text(String),
-    /// An instruction, perhaps with an input, and what to answer. Messages before it are a system prompt and earlier
-    /// turns.
+    /// An instruction, perhaps with an input, and its answer. `before` has a system prompt and earlier turns.
     Alpaca { before: Vec<Json>, instruction: String, input: Option<String>, output: String },
     /// A prompt and its completion as text.
     PromptCompletion { prompt: String, completion: String },
@@ -62,7 +61,7 @@ pub enum Example {
 }
 
 impl Example {
-    /// About the size of its text.
+    /// The approximate size of its text.
     pub fn text_bytes(&self) -> usize {
         let content_bytes = |message: &Json| message["content"].as_str().map_or(0, str::len);
         match self {
@@ -78,14 +77,14 @@ impl Example {
     }
 }
 
-/// Messages as chat templates take them.
+/// A conversation in the form that chat templates expect.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Conversation {
-    /// Objects with `role` (`system`, `user`, `assistant`, `tool`, or what else the data says) and `content`.
+    /// Objects with `role` (`system`, `user`, `assistant`, `tool` or `ipython`) and `content`.
     pub messages: Vec<Json>,
-    /// Answers that carry no loss, in order.
+    /// Indices of assistant messages that carry no loss, ascending.
     pub silent: Vec<usize>,
-    /// How many of the messages are the prompt; `None` where the row does not say.
+    /// How many of the messages are the prompt; `None` if the row does not say.
     pub prompt_messages: Option<usize>,
     pub tools: Option<Json>,
     /// Variables for the template, such as `enable_thinking`.
@@ -116,7 +115,7 @@ impl Conversation {
     }
 }
 
-/// A row with its other fields, for evaluation.
+/// An example with the other fields of its row, for evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExampleRow {
     pub example: Example,

@@ -1,4 +1,4 @@
-//! Row formats: which one a file has, and what a row of it teaches.
+//! Row formats: which one a file has, and how a row of it becomes an [`Example`].
 //!
 //! | format | fields | other names |
 //! |---|---|---|
@@ -9,7 +9,7 @@
 //! | tokens | `input_ids`; `labels` may be missing | |
 //!
 //! `data.columns` renames columns first. A list in a cell of a table is read from its JSON text; other fields are kept.
-//! Leaves out files (`source.rs`), messages (`chat_row.rs`), and everything that needs a tokenizer.
+//! Files are read in `source.rs`, messages in `chat_row.rs`. Nothing here needs a tokenizer.
 
 use std::path::Path;
 
@@ -25,27 +25,27 @@ pub use crate::format_error::FormatError;
 use crate::source::{FileKind, RowPlace, RowResult, RowSource, SourceError, file_kind};
 use smidgen_ir::words::{ClosedWord, ColumnRole, DataFormat, OnBadRow};
 
-/// Which columns are taken as which, in the order written.
+/// The column for each role (`data.columns`), in the order written.
 pub type Columns = [(ColumnRole, String)];
 
 /// A format and why it was chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recognized {
     pub format: RowFormat,
-    /// One clause for people, such as "alpaca: rows have `instruction` and `output`".
+    /// One clause for messages, such as "alpaca: rows have `instruction` and `output`".
     pub reason: String,
 }
 
 impl Recognized {
-    /// For a sentence about several: "alpaca (rows have `instruction` and `output`)".
+    /// For a message about several formats: "alpaca (rows have `instruction` and `output`)".
     fn in_brackets(&self) -> String {
         let because = self.reason.split_once(": ").map_or(self.reason.as_str(), |(_, because)| because);
         format!("{} ({because})", self.format)
     }
 }
 
-/// The format of all rows: the one that the recipe names, the one that its columns belong to, or the one that the
-/// first row of each file has.
+/// The format of all rows: `data.format`, else the format that `data.columns` belong to, else the format of the first
+/// row of each file.
 ///
 /// Files without rows are skipped; at least one file must have rows.
 pub fn recognize<'a>(
@@ -79,10 +79,10 @@ pub fn recognize<'a>(
         DataFormat::Text => RowFormat::Text,
         DataFormat::Tokens => RowFormat::Tokens,
     };
-    Ok(Recognized { format, reason: format!("{format}: `data.format` says so{mapped}") })
+    Ok(Recognized { format, reason: format!("{format}: set by `data.format`{mapped}") })
 }
 
-/// The format that the roles belong to; none of its own have `system` and the like, which several formats use.
+/// The format that the roles belong to. Roles such as `system`, which several formats use, decide nothing.
 fn format_of_roles(columns: &Columns) -> Result<Option<RowFormat>, FormatError> {
     let mut found: Option<(ColumnRole, RowFormat)> = None;
     for &(role, _) in columns {
@@ -108,19 +108,19 @@ fn format_of_roles(columns: &Columns) -> Result<Option<RowFormat>, FormatError> 
     Ok(found.map(|(_, format)| format))
 }
 
-/// Rows to read, and how.
+/// Rows to read, and how. The format is a [`DataFormat`] until it is recognized.
 #[derive(Clone, Copy, Debug)]
-pub struct RowReading<'a> {
+pub struct RowReading<'a, F = RowFormat> {
     pub source: RowSource<'a>,
-    pub format: RowFormat,
+    pub format: F,
     pub columns: &'a Columns,
-    /// Rows of all files together; 0 = all.
+    /// Maximum rows of all files together, from the first; 0 = all.
     pub limit: u64,
 }
 
-/// Calls `on_row` for each row, in order, with what it teaches or what is wrong with it.
+/// Calls `on_row` for each row, in order, with its example or with what is wrong with it.
 ///
-/// After the last row a column of `data.columns` that no row had is an error.
+/// After the last row, a column of `data.columns` that no row had is an error.
 pub fn read_examples<E: From<FormatError>>(
     reading: RowReading<'_>,
     mut on_row: impl FnMut(RowPlace<'_>, Result<ExampleRow, FormatError>) -> Result<(), E>,
@@ -164,7 +164,7 @@ pub fn read_examples<E: From<FormatError>>(
     }
 }
 
-/// Gives columns the names of their roles; another column of such a name is not what the recipe means.
+/// Renames columns to their roles. Another column that already has such a name is removed.
 pub fn rename_columns(columns: &Columns, row: Json) -> Json {
     let Json::Object(mut fields) = row else { return row };
     let taken: Vec<Option<Json>> = columns.iter().map(|(_, column)| fields.shift_remove(column)).collect();
@@ -177,7 +177,7 @@ pub fn rename_columns(columns: &Columns, row: Json) -> Json {
     Json::Object(fields)
 }
 
-/// What a row teaches, and its other fields.
+/// The example of a row, and the row's other fields.
 pub fn example_of(format: RowFormat, place: RowPlace<'_>, row: Json) -> Result<ExampleRow, FormatError> {
     let fields = match row {
         Json::Object(fields) => fields,
@@ -185,7 +185,7 @@ pub fn example_of(format: RowFormat, place: RowPlace<'_>, row: Json) -> Result<E
             return Err(FormatError::NotAnObject { place: place.to_string(), found: kind_of(&other) });
         }
     };
-    let mut row = Fields { place, format, fields, is_begun: false };
+    let mut row = Fields { place, format, fields, found_any: false };
     let example = match format {
         RowFormat::Alpaca => read_alpaca(&mut row)?,
         RowFormat::Chat => read_chat(&mut row)?,
@@ -235,8 +235,8 @@ fn recognize_rows(
     agreed.map(|(_, recognized)| recognized).ok_or(FormatError::NoRows)
 }
 
-/// The format of the first row of a file that is an object, with `skip` of the first that has one; `None` for a file
-/// without rows.
+/// The format of the first row of a file that is an object; with `on_bad_row = "skip"`, of the first row that has a
+/// known format. `None` for a file without rows.
 fn recognize_file(
     source: RowSource<'_>,
     file: &Path,
@@ -269,19 +269,19 @@ fn recognize_file(
         (Ok(()), Some(error)) => Err(error),
         (Err(Stopped::Caller(recognized)), _) => recognized.map(Some),
         (Err(Stopped::Source(error)), _) => Err(error.into()),
-        (Err(Stopped::Enough), _) => unreachable!("the first object ends it"),
+        (Err(Stopped::Enough), _) => unreachable!("reading without a limit does not end early"),
     }
 }
 
 const CONVERSATION_NAMES: [&str; 3] = ["messages", "conversations", "conversation"];
-/// Of prompt and completion, the most specific pair first.
+/// Names of prompt and completion, the most specific pair first.
 const PAIRS: [(&str, &str); 4] =
     [("prompt", "completion"), ("prompt", "response"), ("question", "answer"), ("input", "output")];
 const OUTPUT_NAMES: [&str; 2] = ["output", "response"];
 const INPUT_NAMES: [&str; 2] = ["input", "context"];
 
-/// The most specific fields first: published data often has the others as well, such as a `text` that repeats an
-/// instruction or a `prompt` that repeats a first message.
+/// Tries the most specific fields first, because published data often has less specific ones as well, such as a `text`
+/// that repeats an instruction or a `prompt` that repeats a first message.
 fn recognize_fields(fields: &Map<String, Json>) -> Option<Recognized> {
     let has = |name: &str| fields.contains_key(name);
     let first_of = |names: &[&'static str]| names.iter().copied().find(|name| has(name));
@@ -298,7 +298,7 @@ fn recognize_fields(fields: &Map<String, Json>) -> Option<Recognized> {
         (RowFormat::Alpaca, format!("`instruction` and `{name}`"))
     } else if has("text") {
         (RowFormat::Text, "`text`".to_owned())
-    // With choices, a question alone is not what the answer answers.
+    // With `choices`, the question alone is not the prompt.
     } else if let Some((prompt, completion)) =
         PAIRS[2..].iter().find(|(prompt, name)| has(prompt) && has(name))
         && !has("choices")
@@ -398,8 +398,8 @@ struct Fields<'a> {
     place: RowPlace<'a>,
     format: RowFormat,
     fields: Map<String, Json>,
-    /// A field of the format was found, so another format is no longer suspected.
-    is_begun: bool,
+    /// Whether a field of the format was found, so that the row is not of another format.
+    found_any: bool,
 }
 
 impl Fields<'_> {
@@ -411,13 +411,13 @@ impl Fields<'_> {
     ) -> Result<(&'static str, Json), FormatError> {
         for name in names {
             if let Some(value) = self.fields.shift_remove(*name) {
-                self.is_begun = true;
+                self.found_any = true;
                 return Ok((name, value));
             }
         }
         let (place, format) = (self.place.to_string(), self.format);
         Err(match recognize_fields(&self.fields) {
-            Some(other) if other.format != format && !self.is_begun => {
+            Some(other) if other.format != format && !self.found_any => {
                 FormatError::MixedFormats { place, found: other.format, format, first: None }
             }
             _ => FormatError::MissingField { place, format, wanted, fields: field_names(&self.fields) },
@@ -431,6 +431,7 @@ impl Fields<'_> {
         }
     }
 
+    /// A string that is not blank.
     fn take_filled_string(
         &mut self,
         names: &[&'static str],
@@ -457,7 +458,7 @@ impl Fields<'_> {
         }
     }
 
-    /// Messages with the template's other variables.
+    /// A conversation of these messages, with the row's tools and template variables.
     fn conversation(
         &mut self,
         mut messages: Vec<Json>,

@@ -1,6 +1,6 @@
 //! What can be wrong with the rows of a data file, with the place, the field, what was found and a remedy.
 //!
-//! Leaves out what is wrong with the file itself (`SourceError`).
+//! What can be wrong with the file itself is in `source_error.rs`.
 
 use thiserror::Error;
 
@@ -15,20 +15,20 @@ pub enum FormatError {
     Source(#[from] SourceError),
     #[error("no rows")]
     NoRows,
-    #[error("`data.columns`: no row has the column `{column}`, there is {fields}")]
+    #[error("`data.columns`: no row has the column `{column}`, found {fields}")]
     NoColumn { column: String, role: ColumnRole, fields: String },
     #[error("`data.columns`: `{first}` and `{other}` are columns of different formats")]
     RolesDiffer { first: ColumnRole, other: ColumnRole },
     #[error("{place} is {found}, not an object with named fields")]
     NotAnObject { place: String, found: &'static str },
-    #[error("{place}: no known format has {fields}")]
+    #[error("{place} matches no known format: found {fields}")]
     Unrecognized { place: String, fields: String },
     #[error("`{first_file}` looks like {first}, `{other_file}` like {other}")]
     FilesDiffer { first_file: String, first: String, other_file: String, other: String },
-    /// `first` is a row before it; without one the format is the recipe's.
+    /// `first` is an earlier row that has the format; without it the format comes from the recipe or another file.
     #[error("{place} looks like {found}, {}", because(first.as_deref(), *format))]
     MixedFormats { place: String, found: RowFormat, format: RowFormat, first: Option<String> },
-    #[error("{place}: {wanted} is missing, there is {fields}")]
+    #[error("{place}: {wanted} is missing, found {fields}")]
     MissingField { place: String, format: RowFormat, wanted: &'static str, fields: String },
     #[error("{place}: the row has none of `question`, `question_stem` and `query`")]
     NoQuestion { place: String },
@@ -40,14 +40,14 @@ pub enum FormatError {
     Empty { place: String, field: String },
     #[error("{place}: `{field}` is `{role}`, which is not a role")]
     UnknownRole { place: String, field: String, role: String },
-    #[error("{place}: `{field}` has no message of the assistant, so there is nothing to learn")]
+    #[error("{place}: `{field}` has no assistant message, so there is nothing to learn")]
     NoAssistant { place: String, field: String },
     #[error("{place}: `{field}` is a part of type `{part}`, only text is supported")]
     NotText { place: String, field: String, part: String },
 }
 
 impl FormatError {
-    /// Whether other rows can be used in spite of it.
+    /// Whether the error concerns one row only, so that other rows can still be used.
     pub(crate) fn is_of_one_row(&self) -> bool {
         match self {
             FormatError::Source(error) => error.is_of_one_row(),
@@ -65,19 +65,19 @@ impl FormatError {
         let hint = match self {
             FormatError::Source(source) => return source.hint(),
             FormatError::NoQuestion { .. } => "every row of a file of questions has one of these columns",
-            FormatError::NoRows => "check `data.train` and `data.eval`: their files hold no row",
+            FormatError::NoRows => "check `data.train` and `data.eval`: their files have no rows",
             FormatError::NoColumn { column, role, fields } => {
                 let names: Vec<&str> = fields.split('`').skip(1).step_by(2).collect();
                 return Some(match nearest(column, names.iter().copied()) {
                     Some(near) => format!("did you mean `{role} = \"{near}\"`?"),
-                    None => format!("`{role} = \"{column}\"` takes the column `{column}` as `{role}`"),
+                    None => format!("`{role} = \"{column}\"` reads the column `{column}` as `{role}`"),
                 });
             }
-            FormatError::RolesDiffer { .. } => "the columns of one format are named, or `data.format`",
+            FormatError::RolesDiffer { .. } => "name the columns of one format only, or set `data.format`",
             FormatError::NotAnObject { .. } => "a row is an object, such as `{\"text\": \"...\"}`",
             FormatError::Unrecognized { fields, .. } => {
                 if fields.contains("`chosen`") {
-                    "pairs of chosen and rejected answers are not supported; name the answer to learn `completion`"
+                    "pairs of chosen and rejected answers are not supported; rename the answer to learn to `completion`"
                 } else {
                     FIELDS_OF_FORMATS
                 }
@@ -103,13 +103,13 @@ impl FormatError {
                 "write the value as a string, in quotes"
             }
             FormatError::NotJson { python: true, .. } => {
-                "this is Python's notation: write the column with `json.dumps`"
+                "this is a Python literal: write the column with `json.dumps`"
             }
             FormatError::NotJson { .. } => "a list in a cell is written as JSON",
             FormatError::Empty { .. } => "remove the row, or fill the field",
             FormatError::UnknownRole { .. } => return Some(format!("the roles are {KNOWN_ROLES}")),
             FormatError::NoAssistant { .. } => "remove the row, or add what the assistant should answer",
-            FormatError::NotText { .. } => "remove the row, or replace the part by a text",
+            FormatError::NotText { .. } => "remove the row, or replace the part with text",
             FormatError::WrongType { .. } => return None,
         };
         Some(hint.to_owned())
@@ -119,7 +119,7 @@ impl FormatError {
 fn because(first: Option<&str>, format: RowFormat) -> String {
     match first {
         Some(row) => format!("{row} like {format}"),
-        None => format!("but is to be read as {format}"),
+        None => format!("but is read as {format}"),
     }
 }
 

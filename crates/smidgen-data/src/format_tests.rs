@@ -1,4 +1,4 @@
-//! Tests of the row formats: every one recognized and read, and every mistake with its exact words.
+//! Tests of the row formats: every one recognized and read, and every mistake with its exact message.
 
 use super::example::{Conversation, Example, ExampleRow};
 use super::format::*;
@@ -74,7 +74,7 @@ fn fixture(name: &str) -> PathBuf {
 }
 
 #[test]
-fn formats_are_told_by_their_fields() {
+fn formats_are_recognized_by_their_fields() {
     let files = Files::new();
     for (row, reason) in [
         (r#"{"instruction": "", "input": "", "output": ""}"#, "alpaca: rows have `instruction` and `output`"),
@@ -101,13 +101,13 @@ fn formats_are_told_by_their_fields() {
         (r#"{"text": "", "question": "", "answer": ""}"#, "text: rows have `text`"),
         (
             r#"{"question": "", "choices": [], "answer": 1}"#,
-            "`a.jsonl` line 1: no known format has `question`, `choices`, `answer`",
+            "`a.jsonl` line 1 matches no known format: found `question`, `choices`, `answer`",
         ),
         (r#"{"text": "", "label": 1}"#, "text: rows have `text`"),
         (r#"{"instruction": "", "output": "", "text": ""}"#, "alpaca: rows have `instruction` and `output`"),
         (r#"{"input_ids": [], "text": ""}"#, "tokens: rows have `input_ids`"),
-        (r#"{"a": 1, "b": 2}"#, "`a.jsonl` line 1: no known format has `a`, `b`"),
-        (r#"{}"#, "`a.jsonl` line 1: no known format has no field"),
+        (r#"{"a": 1, "b": 2}"#, "`a.jsonl` line 1 matches no known format: found `a`, `b`"),
+        (r#"{}"#, "`a.jsonl` line 1 matches no known format: found no fields"),
         (r#""words""#, "`a.jsonl` line 1 is a string, not an object with named fields"),
         ("", "no rows"),
     ] {
@@ -130,7 +130,7 @@ fn the_format_that_the_recipe_names_is_not_looked_for() {
     let gone = [PathBuf::from("gone.jsonl")];
     let recognized = recognize(&gone, DataFormat::PromptCompletion, &[], OnBadRow::Error).unwrap();
     assert_eq!(recognized.format, RowFormat::PromptCompletion);
-    assert_eq!(recognized.reason, "prompt-completion: `data.format` says so");
+    assert_eq!(recognized.reason, "prompt-completion: set by `data.format`");
     assert!(
         recognize(&gone, DataFormat::Auto, &[], OnBadRow::Error)
             .unwrap_err()
@@ -185,15 +185,15 @@ fn alpaca_rows() {
     let row = json!({"instruction": "do", "output": "done", "system": "", "history": null});
     assert!(example(RowFormat::Alpaca, row).unwrap().fields.is_empty());
     for (row, expected) in [
-        (json!({"instruction": "a"}), "`output` is missing, there is no field"),
-        (json!({"output": "a", "id": 1}), "`instruction` is missing, there is `output`, `id`"),
+        (json!({"instruction": "a"}), "`output` is missing, found no fields"),
+        (json!({"output": "a", "id": 1}), "`instruction` is missing, found `output`, `id`"),
         (json!({"instruction": "a", "output": " \n"}), "`output` is empty"),
         (json!({"instruction": "a", "response": ""}), "`response` is empty"),
         (json!({"instruction": "", "input": null, "output": "a"}), "`instruction` is empty"),
         (json!({"instruction": "a", "output": 5}), "`output` is a number, expected a string"),
         (json!({"instruction": null, "output": "a"}), "`instruction` is null, expected a string"),
         (json!({"instruction": "a", "input": [1], "output": "a"}), "`input` is a list, expected a string"),
-        (json!({"instruction": "a", "text": "b"}), "`output` is missing, there is `text`"),
+        (json!({"instruction": "a", "text": "b"}), "`output` is missing, found `text`"),
         (
             json!({"instruction": "a", "output": "b", "system": ["c"]}),
             "`system` is a list, expected a string",
@@ -320,7 +320,7 @@ fn mistakes_in_conversations_name_the_message() {
         (json!("hi"), "`messages` is a string, expected a list of messages"),
         (json!({"role": "user"}), "`messages` is an object, expected a list of messages"),
         (json!(["hi"]), "`messages[0]` is a string, expected a message"),
-        (json!([user()]), "`messages` has no message of the assistant, so there is nothing to learn"),
+        (json!([user()]), "`messages` has no assistant message, so there is nothing to learn"),
         (
             json!([user(), {"role": "asistant", "content": "x"}]),
             "`messages[1].role` is `asistant`, which is not a role",
@@ -359,10 +359,10 @@ fn mistakes_in_conversations_name_the_message() {
         );
     }
     for (message, expected) in [
-        (json!({"content": "x"}), "`role` (or `from`) is missing, there is `content`"),
-        (json!({"role": "user", "text": "x"}), "`content` is missing, there is `text`"),
-        (json!({"from": "human"}), "`value` is missing, there is no field"),
-        (json!({"role": "assistant", "tool_calls": []}), "`content` is missing, there is `tool_calls`"),
+        (json!({"content": "x"}), "`role` (or `from`) is missing, found `content`"),
+        (json!({"role": "user", "text": "x"}), "`content` is missing, found `text`"),
+        (json!({"from": "human"}), "`value` is missing, found no fields"),
+        (json!({"role": "assistant", "tool_calls": []}), "`content` is missing, found `tool_calls`"),
     ] {
         let row = json!({"messages": [message]});
         assert_eq!(said(RowFormat::Chat, row), format!("`a.jsonl` line 7, `messages[0]`: {expected}"));
@@ -385,10 +385,7 @@ fn mistakes_in_conversations_name_the_message() {
         said(RowFormat::Chat, python.clone())
             .starts_with("`a.jsonl` line 7: `messages` is not JSON: key must be")
     );
-    assert_eq!(
-        hint(RowFormat::Chat, python),
-        "this is Python's notation: write the column with `json.dumps`"
-    );
+    assert_eq!(hint(RowFormat::Chat, python), "this is a Python literal: write the column with `json.dumps`");
 }
 
 #[test]
@@ -412,8 +409,8 @@ fn prompt_completion_rows() {
     assert_eq!(read.example, Example::Chat(conversation));
     for (row, expected) in [
         (json!({"prompt": "a", "completion": ""}), "`completion` is empty"),
-        (json!({"prompt": "a"}), "`completion` is missing, there is no field"),
-        (json!({"completion": "a"}), "`prompt` is missing, there is `completion`"),
+        (json!({"prompt": "a"}), "`completion` is missing, found no fields"),
+        (json!({"completion": "a"}), "`prompt` is missing, found `completion`"),
         (
             json!({"prompt": "a", "completion": [assistant]}),
             "`completion` is a list, expected a string, as `prompt` is",
@@ -429,7 +426,7 @@ fn prompt_completion_rows() {
         (json!({"prompt": [], "completion": [assistant]}), "`prompt` is empty"),
         (
             json!({"prompt": [user], "completion": [user]}),
-            "`completion` has no message of the assistant, so there is nothing to learn",
+            "`completion` has no assistant message, so there is nothing to learn",
         ),
     ] {
         assert_eq!(said(RowFormat::PromptCompletion, row), format!("`a.jsonl` line 7: {expected}"));
@@ -443,7 +440,7 @@ fn text_and_tokens_rows() {
     assert_eq!(said(RowFormat::Text, json!({"text": ""})), "`a.jsonl` line 7: `text` is empty");
     assert_eq!(
         said(RowFormat::Text, json!({"texts": ""})),
-        "`a.jsonl` line 7: `text` is missing, there is `texts`"
+        "`a.jsonl` line 7: `text` is missing, found `texts`"
     );
     let read = example(RowFormat::Tokens, json!({"input_ids": [1, 2], "labels": "[-100, 2]"})).unwrap();
     assert_eq!(read.example, Example::Tokens { ids: vec![1, 2], labels: Some(vec![-100, 2]) });
@@ -453,14 +450,14 @@ fn text_and_tokens_rows() {
         (json!({"input_ids": [1, 2.5]}), "`input_ids[1]` is a number, expected a whole number"),
         (json!({"input_ids": [1], "labels": ["2"]}), "`labels[0]` is a string, expected a whole number"),
         (json!({"input_ids": 1}), "`input_ids` is a number, expected a list of whole numbers"),
-        (json!({"labels": [1]}), "`input_ids` is missing, there is `labels`"),
+        (json!({"labels": [1]}), "`input_ids` is missing, found `labels`"),
     ] {
         assert_eq!(said(RowFormat::Tokens, row), format!("`a.jsonl` line 7: {expected}"));
     }
 }
 
 #[test]
-fn rows_of_another_format_are_told_with_the_row_that_set_it() {
+fn rows_of_another_format_are_reported_with_the_row_that_set_it() {
     let files = Files::new();
     let rows = "{\"instruction\": \"a\", \"output\": \"b\"}\n\n{\"messages\": []}\n";
     let path = files.write("a.jsonl", rows);
@@ -471,7 +468,7 @@ fn rows_of_another_format_are_told_with_the_row_that_set_it() {
     let path = files.write("b.json", r#"[{"text": "a"}]"#);
     assert_eq!(
         files.examples(&[path], RowFormat::Tokens).unwrap_err(),
-        "`b.json` row 1 looks like text, but is to be read as tokens"
+        "`b.json` row 1 looks like text, but is read as tokens"
     );
 }
 
@@ -493,7 +490,7 @@ fn examples_come_in_the_order_of_the_files() {
 }
 
 #[test]
-fn parquet_of_another_schema_is_told_by_its_columns() {
+fn a_parquet_file_of_another_schema_is_reported_with_its_columns() {
     let error = example_of(
         RowFormat::Chat,
         RowPlace { file: Path::new("t.parquet"), unit: RowUnit::Row, number: 1 },
@@ -501,7 +498,7 @@ fn parquet_of_another_schema_is_told_by_its_columns() {
     );
     assert_eq!(
         error.unwrap_err().to_string(),
-        "`t.parquet` row 1: `messages` is missing, there is `question`, `answers`"
+        "`t.parquet` row 1: `messages` is missing, found `question`, `answers`"
     );
     let files = Files::new();
     assert_eq!(
@@ -536,7 +533,7 @@ fn pair(prompt: &str, completion: &str) -> Example {
 }
 
 #[test]
-fn columns_are_taken_as_what_the_recipe_says() {
+fn columns_are_renamed_to_their_roles() {
     use ColumnRole::{Completion, Prompt};
     let files = Files::new();
     let text = "{\"messages\": 1, \"q\": \"a\", \"prompt\": \"b\", \"completion\": \"c\"}\n";
@@ -556,10 +553,7 @@ fn columns_are_taken_as_what_the_recipe_says() {
     let swapped = columns([(Prompt, "completion"), (Completion, "prompt")]);
     assert_eq!(read(&swapped, 0).unwrap()[0].1, pair("c", "b"));
     let unknown = columns([(Prompt, "q"), (Completion, "answr")]);
-    assert_eq!(
-        read(&unknown, 0).unwrap_err(),
-        "`a.jsonl` line 1: `completion` is missing, there is `messages`"
-    );
+    assert_eq!(read(&unknown, 0).unwrap_err(), "`a.jsonl` line 1: `completion` is missing, found `messages`");
 }
 
 #[test]
@@ -581,7 +575,7 @@ fn a_column_that_no_row_has_is_named_after_all_rows() {
     });
     let error = read.unwrap_err();
     assert_eq!(bad, 2);
-    assert_eq!(error.to_string(), "`data.columns`: no row has the column `answr`, there is `q`, `answer`");
+    assert_eq!(error.to_string(), "`data.columns`: no row has the column `answr`, found `q`, `answer`");
     assert_eq!(error.hint().unwrap(), "did you mean `completion = \"answer\"`?");
     let given = columns([(Prompt, "q"), (Completion, "answer"), (System, "persona")]);
     let error = files.examples_of(reading(&given)).unwrap_err();
@@ -607,6 +601,7 @@ fn the_first_row_that_is_an_object_says_the_format() {
     let files = Files::new();
     let path = [files.write("a.jsonl", "nonsense\n7\n{\"a\": 1}\n{\"text\": \"b\"}\n")];
     let found = |on_bad_row| recognize(&path, DataFormat::Auto, &[], on_bad_row);
-    assert_eq!(files.shown(found(OnBadRow::Error).unwrap_err()), "`a.jsonl` line 3: no known format has `a`");
+    let error = files.shown(found(OnBadRow::Error).unwrap_err());
+    assert_eq!(error, "`a.jsonl` line 3 matches no known format: found `a`");
     assert_eq!(found(OnBadRow::Skip).unwrap().format, RowFormat::Text);
 }

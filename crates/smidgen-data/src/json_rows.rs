@@ -1,11 +1,10 @@
 //! Rows of JSON: one value per line (`.jsonl`, `.ndjson`), or the elements of one array (`.json`).
 //!
-//! The beginning of a file decides, not only its name: an array of objects may be named `.jsonl`, lines may be
+//! The beginning of a file decides as well as its name: an array of objects may be named `.jsonl`, lines may be
 //! named `.json`, and the array may be the only value of an object, as in `{"data": [...]}`.
 //! The array is cut into its elements by brackets and quotes alone, and each element is then parsed like a line, so
-//! only one row is in memory. What is not JSON is left to the parser, and its message gets the position in the file.
+//! only one row is in memory. The parser finds what is not JSON; its message gets the position in the file.
 //! A line or an element that is not UTF-8 is a bad row.
-//! Leaves out what a row means.
 
 use std::io::BufRead;
 use std::path::Path;
@@ -14,9 +13,9 @@ use serde_json::Value as Json;
 
 use crate::row_place::{RowPlace, RowUnit};
 use crate::source_error::SourceError;
-use crate::utf8_reader::{Utf8Reader, pass, text_error, text_of};
+use crate::utf8_reader::{Utf8Reader, for_each_line, pass, text_error, text_of};
 
-/// Columns that hold lists of objects: with one of them first, an object is a row.
+/// Columns that hold lists of objects: an object that begins with one of them is a row, not a wrapper of rows.
 const COLUMNS_OF_OBJECTS: [&str; 9] = [
     "messages",
     "conversations",
@@ -29,7 +28,7 @@ const COLUMNS_OF_OBJECTS: [&str; 9] = [
     "choices",
 ];
 
-/// Whether a file has a row per line, by its beginning; its name says `.jsonl` or, without `named_lines`, `.json`.
+/// Whether a file has one row per line, by its beginning. `named_lines`: its name says `.jsonl`, else `.json`.
 pub(super) fn has_lines(path: &Path, reader: Utf8Reader, named_lines: bool) -> Result<bool, SourceError> {
     let mut cursor = Cursor { path, reader, line: 1, column: 0 };
     let at_object = |cursor: &mut Cursor<'_>| Ok(matches!(cursor.next_sign()?, Some('{' | ']')));
@@ -46,53 +45,38 @@ pub(super) fn has_lines(path: &Path, reader: Utf8Reader, named_lines: bool) -> R
     }
 }
 
-/// A row, or why there is none at this place; an error of the callback ends the reading.
+/// A row, or what is wrong with it.
 pub type RowResult = Result<Json, SourceError>;
 
 pub(super) fn read_lines<E>(
     path: &Path,
-    mut reader: Utf8Reader,
+    reader: Utf8Reader,
     on_row: &mut impl FnMut(RowPlace<'_>, RowResult) -> Result<(), E>,
 ) -> Result<(), E>
 where
     E: From<SourceError>,
 {
-    let mut line = Vec::new();
-    let mut number = 0;
-    loop {
-        line.clear();
-        reader.begin_row();
-        let read = reader.read_until(b'\n', &mut line).map_err(|source| text_error(path, source))?;
-        if read == 0 {
+    for_each_line(path, reader, |place, text| {
+        let text = match text {
+            Ok(text) => text.trim_ascii_end(),
+            Err(error) => return on_row(place, Err(error)),
+        };
+        if text.is_empty() {
             return Ok(());
         }
-        number += 1;
-        let text = line.trim_ascii_end();
-        if text.is_empty() {
-            continue;
-        }
-        let place = RowPlace { file: path, unit: RowUnit::Line, number };
-        let before = if number == 1 { reader.mark_bytes() } else { 0 };
-        let text = match text_of(path, text, number, before) {
-            Ok(text) => text,
-            Err(error) => {
-                on_row(place, Err(error))?;
-                continue;
-            }
-        };
         match serde_json::from_str(text) {
-            Ok(row) => on_row(place, Ok(row))?,
+            Ok(row) => on_row(place, Ok(row)),
             // The lines after it belong to the same array.
             Err(_) if text.trim_ascii_start().starts_with('[') => {
-                return Err(E::from(SourceError::ArrayInLines { place: place.to_string() }));
+                Err(E::from(SourceError::ArrayInLines { place: place.to_string() }))
             }
             Err(error) => {
-                // The parser counts the columns it has passed, none for a mistake in the first.
+                // The parser counts the columns that it has passed, so 0 for a mistake in the first.
                 let at = format!("{place}, column {}", error.column().max(1));
-                on_row(place, Err(SourceError::BrokenJson { place: at, message: message_of(&error) }))?;
+                on_row(place, Err(SourceError::BrokenJson { place: at, message: message_of(&error) }))
             }
         }
-    }
+    })
 }
 
 pub(super) fn read_array<E>(
@@ -174,16 +158,16 @@ where
     }
 }
 
-/// No name of a column is longer.
+/// A key that wraps the rows is not longer.
 const LONGEST_KEY_BYTES: usize = 256;
 
-/// A place in the text of an array.
+/// A position in the text of an array.
 struct Cursor<'a> {
     path: &'a Path,
     reader: Utf8Reader,
-    /// Of the next byte, from 1.
+    /// The line of the next byte, from 1.
     line: u64,
-    /// Bytes before it in the line.
+    /// Bytes before the next byte in its line.
     column: u64,
 }
 
@@ -209,7 +193,7 @@ impl Cursor<'_> {
         }
     }
 
-    /// Passes the one-byte character, not a line break, that `next_sign` has seen.
+    /// Passes the character that `next_sign` returned: one byte, and not a line break.
     fn step(&mut self) {
         self.column += 1;
         self.reader.consume(1);
@@ -299,7 +283,7 @@ fn element_error(place: RowPlace<'_>, line: u64, column: u64, error: serde_json:
     let line = line + (error.line() as u64).saturating_sub(1);
     let place = format!("{place} (line {line}, column {column})");
     let message = match message_of(&error) {
-        // To the parser the element is the whole text.
+        // The parser saw only the element, so to it the rest of the array is trailing.
         message if message == "trailing characters" => "expected `,` or `]`".to_owned(),
         message => message,
     };

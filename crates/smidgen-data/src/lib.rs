@@ -1,8 +1,8 @@
 //! Rows on disk to micro-batches in memory.
 //!
 //! Files (`source.rs`) hold rows (`format.rs`), which become examples (`example.rs`), text (`template.rs`), tokens
-//! of which some are supervised (`mask.rs`, `tokenize.rs`), samples (`tokens.rs`), steps (`batch.rs`, `mix.rs`) and packed
-//! arrays (`micro_batch.rs`). `prepare.rs` is the page to read: it goes from files to samples.
+//! of which some are supervised (`mask.rs`, `tokenize.rs`), samples (`tokens.rs`), steps (`batch.rs`, `mix.rs`) and
+//! packed arrays (`micro_batch.rs`). Read `prepare.rs` first: it goes from files to samples.
 
 #![forbid(unsafe_code)]
 

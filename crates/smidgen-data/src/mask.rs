@@ -3,8 +3,9 @@
 //! The rules are those of TRL's supervised fine-tuning: a completion begins where the tokens of the whole row first
 //! differ from those of the prompt alone; texts are tokenized with the tokenizer's own special tokens and end with EOS;
 //! conversations are tokenized as the template renders them, which adds its own special tokens.
-//! A turn of the assistant is what the template marks as generated, or else found by rendering (`turns.rs`).
-//! Leaves out cutting to a length, and rows that are tokens already.
+//! A turn of the assistant is what the template marks as generated; if it marks nothing, turns are found by rendering
+//! (`turns.rs`).
+//! Cutting to a length is in `token_builder.rs`. Rows of tokens do not come here.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -20,28 +21,28 @@ use smidgen_ir::words::LossOn;
 /// A tokenizer takes up to 250 bytes per byte of a text.
 const MOST_TEXT_BYTES: usize = 4 << 20;
 
-/// Whether a row teaches where to stop.
+/// Whether the model learns from a row where to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TurnEnd {
     /// The last thing supervised is a special token.
     Supervised,
     /// A special token follows what is supervised.
     NotSupervised,
-    /// There is none.
+    /// Neither: there is no special token at the end.
     Missing,
 }
 
-/// A row as tokens, or one of the samples that a row becomes.
+/// One of the samples that a row becomes; usually there is one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EncodedSample {
     pub ids: Vec<i64>,
-    /// Supervised tokens: ranges in order, apart from each other.
+    /// Supervised tokens: ascending ranges with gaps between them.
     pub spans: Vec<Range<usize>>,
-    /// The whole row does not begin with the tokens of the prompt alone.
+    /// Whether the prompt alone has other tokens than the beginning of the whole row.
     pub prompt_differs: bool,
     pub turn_end: TurnEnd,
     pub bos_doubled: bool,
-    /// A template was used.
+    /// Whether a template was used.
     pub is_templated: bool,
 }
 
@@ -63,22 +64,22 @@ impl<'a> RowEncoder<'a> {
         loss_on: LossOn,
     ) -> RowEncoder<'a> {
         let ids = tokenizer.special_ids();
-        // BOS and the unknown token end nothing.
+        // All special tokens except BOS and the unknown token; EOS counts even if it is one of them.
         let ends = |id: &u32| ids.eos == Some(*id) || ![ids.bos, ids.unk].contains(&Some(*id));
         let special = tokenizer.special_token_ids().into_iter().filter(ends).collect();
         let eos = ids.eos.and_then(|id| tokenizer.token(id));
         RowEncoder { tokenizer, template, loss_on, eos, special }
     }
 
-    /// The text that a token is written as.
+    /// The text of a token.
     pub fn token_text(&self, id: u32) -> Option<String> {
         self.tokenizer.token(id)
     }
 
-    /// One sample, or several where the template rewrites earlier turns of a conversation.
+    /// One sample, or several if the template rewrites earlier turns of a conversation.
     ///
     /// # Panics
-    /// For a row of tokens, which needs no encoding.
+    /// For a row of tokens, which needs no tokenizer.
     pub fn encode(&self, example: &Example) -> Result<Vec<EncodedSample>, EncodeError> {
         let bytes = example.text_bytes();
         if bytes > MOST_TEXT_BYTES {
@@ -147,7 +148,7 @@ impl<'a> RowEncoder<'a> {
             LossOn::All => Ok(all_of(ids)),
             LossOn::Auto | LossOn::Completion | LossOn::Assistant => {
                 let prompt = self.tokenizer.encode(prompt, true)?;
-                Ok(behind_prompt(ids, &prompt))
+                Ok(after_prompt(ids, &prompt))
             }
         }
     }
@@ -176,7 +177,7 @@ impl<'a> RowEncoder<'a> {
                 Ok(vec![self.encode_answer(&prompt, &whole)?])
             }
             (LossOn::Completion, None) => match turns.last_answer() {
-                // What comes after the last answer does not change the answer.
+                // Messages after the last answer are not rendered.
                 Some(answer) => {
                     let (prompt, whole) = (turns.render(answer, true)?, turns.render(answer + 1, false)?);
                     Ok(vec![self.encode_answer(&prompt.text, &whole.text)?])
@@ -186,10 +187,10 @@ impl<'a> RowEncoder<'a> {
             (LossOn::Auto, None) | (LossOn::Assistant, _) if template.marks_generation() => {
                 let mut whole = turns.render_all()?;
                 let silent = turns.silent_in(&whole.text)?;
-                let is_heard = |turn: &Range<usize>| {
+                let has_loss = |turn: &Range<usize>| {
                     silent.iter().all(|silent| turn.end <= silent.start || turn.start >= silent.end)
                 };
-                whole.generated.retain(is_heard);
+                whole.generated.retain(has_loss);
                 Ok(vec![self.encode_turns(&whole.text, &whole.generated)?])
             }
             (LossOn::Auto, None) | (LossOn::Assistant, _) => {
@@ -205,7 +206,7 @@ impl<'a> RowEncoder<'a> {
     /// Supervises what comes after the prompt.
     fn encode_answer(&self, prompt: &str, whole: &str) -> Result<Encoded, EncodeError> {
         let prompt = self.tokenizer.encode(prompt, false)?;
-        Ok(behind_prompt(self.tokenizer.encode(whole, false)?, &prompt))
+        Ok(after_prompt(self.tokenizer.encode(whole, false)?, &prompt))
     }
 
     /// Supervises ranges of bytes.
@@ -224,7 +225,7 @@ impl<'a> RowEncoder<'a> {
         }
     }
 
-    /// White space, as vocabularies spell it.
+    /// Whether a token is white space, in the spellings of byte-level and SentencePiece vocabularies.
     fn is_space(&self, id: u32) -> bool {
         const SPACES: &[char] = &[' ', '\n', '\t', '\r', '▁', 'Ġ', 'Ċ', 'ĉ', 'č'];
         let Some(token) = self.tokenizer.token(id) else { return false };
@@ -232,7 +233,7 @@ impl<'a> RowEncoder<'a> {
     }
 }
 
-/// Ids, spans, and whether the prompt alone has different tokens.
+/// Ids, spans, and [`EncodedSample::prompt_differs`].
 type Encoded = (Vec<u32>, Vec<Range<usize>>, bool);
 
 fn all_of(ids: Vec<u32>) -> Encoded {
@@ -240,15 +241,15 @@ fn all_of(ids: Vec<u32>) -> Encoded {
     (ids, vec![all], false)
 }
 
-/// What is between spans.
+/// The ranges between spans.
 fn all_but(spans: &[Range<usize>], length: usize) -> Vec<Range<usize>> {
     let ends = [0].into_iter().chain(spans.iter().map(|span| span.end));
     let starts = spans.iter().map(|span| span.start).chain([length]);
     ends.zip(starts).map(|(end, start)| end..start).filter(|range| !range.is_empty()).collect()
 }
 
-/// Everything from the first token that differs from the prompt.
-fn behind_prompt(ids: Vec<u32>, prompt: &[u32]) -> Encoded {
+/// Supervises everything from the first token that differs from the prompt.
+fn after_prompt(ids: Vec<u32>, prompt: &[u32]) -> Encoded {
     let shared = ids.iter().zip(prompt).take_while(|(id, prompt)| id == prompt).count();
     let spans = if shared < ids.len() { vec![shared..ids.len()] } else { vec![] };
     (ids, spans, shared < prompt.len())

@@ -1,4 +1,4 @@
-//! Rows of every format, template and loss against what TRL recorded (`fixtures/sft`), and what it has no word for.
+//! Rows of every format, template and loss against what TRL recorded (`fixtures/sft`), and what TRL does not have.
 
 use super::*;
 use crate::format::{RowFormat, example_of};
@@ -30,7 +30,7 @@ fn format_of(word: &str) -> RowFormat {
         "chat" => RowFormat::Chat,
         "prompt-completion" => RowFormat::PromptCompletion,
         "text" => RowFormat::Text,
-        other => panic!("`{other}` is no format of the record"),
+        other => panic!("`{other}` is not a format of the record"),
     }
 }
 
@@ -148,7 +148,7 @@ fn marked(tokenizer: &Tokenizer, template: &str, loss_on: LossOn, example: &Exam
     samples.iter().map(text_of).collect()
 }
 
-/// As templates do that take the reasoning out of all answers but those after the last question.
+/// Like templates that remove the reasoning from all answers except those after the last question.
 const FORGETFUL: &str = "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}\
     {% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}{{ m.role[0] }}:\
     {% if m.reasoning_content and loop.index0 > ns.last %}({{ m.reasoning_content }}){% endif %}\
@@ -180,9 +180,9 @@ fn a_turn_that_is_rewritten_later_is_a_sample_of_its_own() {
     assert_eq!(marked(&tokenizer, "auto", LossOn::Completion, &example), [last]);
 }
 
-/// Such as a prompt that opens the reasoning, where the turn itself has none.
+/// Such as a prompt that opens the reasoning of a turn that has none.
 #[test]
-fn a_turn_that_the_prompt_does_not_begin_is_what_differs_from_it() {
+fn a_turn_that_does_not_begin_with_its_prompt_is_what_differs_from_it() {
     let source =
         FORGETFUL.replace("{% if add_generation_prompt %}a:", "{% if add_generation_prompt %}a:(think)");
     let samples =
@@ -210,14 +210,14 @@ fn what_is_supervised_by_default() {
     assert!(chat.matches(']').count() == 1 && chat.ends_with("d<|eot_id|>]"), "{chat}");
 }
 
-/// The supervised text and the other.
+/// The supervised text, and the rest of the text.
 fn split(tokenizer: &Tokenizer, template: &str, loss_on: LossOn, row: &Json) -> (String, String) {
     let template = choose_template(&template_of(template), RowFormat::Chat, tokenizer).unwrap();
     let encoder = RowEncoder::new(tokenizer, template.as_ref(), loss_on);
     let sample = one(encoder.encode(&example(RowFormat::Chat, row)).unwrap());
     let text = |is_wanted: bool| {
-        let is_heard = |t: &usize| sample.spans.iter().any(|span| span.contains(t));
-        let positions = (0..sample.ids.len()).filter(|t| is_heard(t) == is_wanted);
+        let has_loss = |t: &usize| sample.spans.iter().any(|span| span.contains(t));
+        let positions = (0..sample.ids.len()).filter(|t| has_loss(t) == is_wanted);
         let ids: Vec<u32> = positions.map(|t| sample.ids[t] as u32).collect();
         tokenizer.decode(&ids, false).unwrap()
     };
@@ -309,7 +309,7 @@ fn what_a_template_leaves_out_of_an_answer_is_refused_by_name() {
     );
     let (error, _) = refused("llama3", thinking());
     assert_eq!(error, "message 2: the chat template does not render `reasoning_content`");
-    // Of the same rows, all is trained where the template has a place for it.
+    // A template that renders all fields trains all of them.
     let source = "{% for m in messages %}{{ m.role }}: {{ m.content or '' }}\
         {% for call in m.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}<|im_end|>{% endfor %}\
         {% if add_generation_prompt %}assistant: {% endif %}";
@@ -336,7 +336,7 @@ fn system_and_history_of_an_alpaca_row_come_before_it() {
     let error = RowEncoder::new(&tokenizer, prompt.as_ref(), LossOn::Auto).encode(&example).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the row has `system` or `history`, for which the prompt `alpaca` has no place"
+        "the row has `system` or `history`, which the prompt `alpaca` cannot render"
     );
 }
 
@@ -348,7 +348,7 @@ fn a_conversation_without_end_is_refused() {
 }
 
 #[test]
-fn what_a_template_refuses_is_said_in_its_words() {
+fn the_error_of_a_template_is_reported() {
     let error = chat_error("{{ raise_exception('only haiku') }}", LossOn::All, two_turns());
     assert_eq!(error.to_string(), "the chat template refuses these messages: only haiku");
 }

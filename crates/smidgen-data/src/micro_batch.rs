@@ -1,11 +1,11 @@
 //! A step's samples as micro-batches: best-fit packing, the packed arrays, and the largest of a whole run.
 //!
-//! Packing is best-fit decreasing, a pure function of the lengths. Where a step is cut decides bytes and
-//! seconds, never the math: samples stay whole and keep their own positions.
-//! The shift by one happens here: row t carries a loss when the next token of the same sample is supervised.
-//! `largest_micro_batch` walks every step before step 0, so that a run is planned for its
-//! largest micro-batch.
-//! All buffers belong to the caller and are reused: after the largest micro-batch nothing grows.
+//! Packing is best-fit decreasing, a pure function of the lengths. How a step is cut changes memory and time, never the
+//! math: samples stay whole and keep their own positions.
+//! The shift by one happens here: row t carries a loss if the next token of the same sample is supervised.
+//! `largest_micro_batch` packs every step before the run starts, so that the run is planned for its largest
+//! micro-batch.
+//! All buffers belong to the caller and are reused: after the largest micro-batch none grows.
 
 use std::sync::Arc;
 
@@ -33,10 +33,10 @@ pub struct Packing {
     starts: Vec<u32>,
     lengths: Vec<u32>,
     longest_first: Vec<u32>,
-    /// Free tokens of each bin and its number in order of opening, ascending.
+    /// Free tokens of each bin and its number in the order of opening, ascending.
     free: Vec<(usize, u32)>,
     bin_of: Vec<u32>,
-    /// A bin's number once bins are sorted by their first sample.
+    /// Each bin's number after bins are sorted by their first sample.
     renumbered: Vec<u32>,
 }
 
@@ -126,7 +126,7 @@ impl Packing {
         for micro_batch in 0..bins {
             self.starts[micro_batch + 1] += self.starts[micro_batch];
         }
-        // No longer needed as names, the numbers now hold where the next sample of each goes.
+        // From here on `renumbered` holds the position where the next sample of each micro-batch goes.
         self.renumbered.copy_from_slice(&self.starts[..bins]);
         self.positions.resize(self.bin_of.len(), 0);
         for (position, &bin) in self.bin_of.iter().enumerate() {
@@ -141,30 +141,31 @@ impl Packing {
 #[derive(Debug, Default)]
 pub struct MicroBatch {
     pub ids: Vec<i32>, // (T)
-    /// Restart at 0 with each sample.
+    /// Positions within the sample: they restart at 0 with each sample.
     pub positions: Vec<i32>, // (T)
     /// Sample s is tokens `segments[s]..segments[s + 1]`.
     pub segments: Vec<i32>, // (S + 1)
     /// Tokens whose next token in the same sample is supervised, ascending.
     pub rows: Vec<i32>, // (R)
-    /// What each row must predict.
+    /// The token that each row must predict.
     pub labels: Vec<i32>, // (R)
-    /// The token set's index of each token's sample: randomness is keyed by it, not by where it was packed.
+    /// The index in the token set of each token's sample: random numbers are keyed by it, so packing does not change
+    /// them.
     pub sample_of_token: Vec<u32>, // (T)
-    /// The token that each audio row replaces; -1 where a row only fills a chunk.
+    /// The position of the token that each audio row replaces; -1 for a row that only fills a chunk.
     pub audio_targets: Vec<i32>, // (A)
     pub audio_marks: Vec<i32>, // (A, 4)
     /// The clips of all samples, and the first audio row of each.
     pub clips: Vec<(u32, u32)>,
-    /// Where the rows of these clips are.
+    /// The store that the rows of these clips are read from.
     pub clip_store: Option<Arc<ClipStore>>,
 }
 
 impl MicroBatch {
-    /// Bytes that a token takes here at most.
+    /// Maximum bytes per token of these arrays.
     pub const TOKEN_BYTES: u64 = 5 * 4;
 
-    /// Room for every micro-batch within `extent`.
+    /// Reserves room for every micro-batch within `extent`.
     pub fn with_capacity(extent: Extent) -> Self {
         MicroBatch {
             ids: Vec::with_capacity(extent.tokens),
@@ -175,7 +176,7 @@ impl MicroBatch {
             sample_of_token: Vec::with_capacity(extent.tokens),
             audio_targets: Vec::with_capacity(extent.audio),
             audio_marks: Vec::with_capacity(MARK_COLUMNS * extent.audio),
-            // A clip has at least a row.
+            // A clip has at least one row.
             clips: Vec::with_capacity(extent.audio.min(extent.segments)),
             clip_store: None,
         }
@@ -190,7 +191,7 @@ impl MicroBatch {
         }
     }
 
-    /// Replaces the contents by these samples of the set, in this order.
+    /// Replaces the contents with these samples of the set, in this order.
     pub fn fill(
         &mut self,
         set: &TokenSet,
@@ -210,7 +211,7 @@ impl MicroBatch {
         for index in samples {
             let first = self.ids.len();
             set.read(index as usize, &mut self.ids, |position, label| {
-                // Nothing of the same sample comes before the first position.
+                // The first position is not predicted: no token of the same sample comes before it.
                 if position > 0 {
                     self.rows.push((first + position - 1) as i32);
                     self.labels.push(label);
@@ -227,7 +228,7 @@ impl MicroBatch {
         Ok(())
     }
 
-    /// The audio rows of a sample whose tokens begin at `first`.
+    /// Adds the audio rows of a sample whose tokens begin at `first`.
     fn place_clips(&mut self, clips: &SampleClips, sample: u32, first: usize) {
         let tokens = self.ids[first..].iter().enumerate().filter(|(_, id)| **id == clips.token);
         let mut targets = tokens.map(|(position, _)| (first + position) as i32);
@@ -245,17 +246,17 @@ impl MicroBatch {
 /// The maxima of a whole run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Largest {
-    /// Bounds every micro-batch of every step; its three numbers may come from different ones.
+    /// Bounds every micro-batch of every step; its numbers may come from different micro-batches.
     pub micro_batch: Extent,
-    /// Tokens of the largest step of a rank, over all of its micro-batches: a larger `micro_tokens` gains nothing.
+    /// Most tokens that a rank has in a step, over all micro-batches: a larger `micro_tokens` gains nothing.
     pub step_tokens: usize,
-    /// Supervised tokens of the largest step.
+    /// Most supervised tokens that a rank has in a step.
     pub step_rows: usize,
-    /// Micro-batches of the step that has the most.
+    /// Most micro-batches that a rank has in a step.
     pub step_micro_batches: usize,
 }
 
-/// Calls `see` with what each of the ranks has of each step of a run, packed as the run will.
+/// Calls `see` with the samples of each rank in each step of a run, packed as the run will pack them.
 fn for_each_share(
     plan: &BatchPlan,
     set: &TokenSet,
@@ -275,7 +276,7 @@ fn for_each_share(
     })
 }
 
-/// Packs every step of a run as each of its ranks will, and keeps the maxima over all of them.
+/// Packs every step of a run for each rank, and returns the maxima over all of them.
 pub fn largest_micro_batch(
     plan: &BatchPlan,
     set: &TokenSet,
@@ -298,8 +299,8 @@ pub fn largest_micro_batch(
     Ok(largest)
 }
 
-/// The samples of the micro-batch of a run that has the most tokens, and of those the most supervised ones; the first
-/// of several alike.
+/// The samples of the micro-batch of a run that has the most tokens. Of several with equally many tokens, the one with
+/// the most supervised tokens, then the first.
 pub fn largest_samples(
     plan: &BatchPlan,
     set: &TokenSet,
@@ -321,7 +322,7 @@ pub fn largest_samples(
     Ok(largest)
 }
 
-/// Tokens of some samples, and how many of them are supervised.
+/// The number of tokens of some samples, and how many of them are supervised.
 pub fn token_and_row_count(set: &TokenSet, samples: impl IntoIterator<Item = u32>) -> (usize, usize) {
     let extent = set.extent(samples);
     (extent.tokens, extent.rows)
@@ -341,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_takes_what_is_said() {
+    fn a_token_takes_at_most_token_bytes() {
         let extent = Extent { tokens: 1000, rows: 1000, segments: 1, audio: 0 };
         let MicroBatch { ids, positions, segments, rows, labels, sample_of_token, .. } =
             MicroBatch::with_capacity(extent);

@@ -1,10 +1,10 @@
-//! Several sources in one order, by weight: a pure function of (seed, epoch).
+//! Several sources mixed by weight into one order of samples: a pure function of (seed, epoch).
 //!
-//! An epoch has as many samples as the sources have together, and each source gives its share of them by weight.
-//! A source gives its samples pass after pass: every sample once before any comes again, in an order of its own per
-//! pass, and an epoch continues where the one before it stopped. So a source with a large weight is repeated within an
-//! epoch, and one with a small weight takes several epochs for one pass.
-//! Leaves out how an epoch is cut into batches (`batch.rs`).
+//! An epoch has as many samples as all sources together, and each source provides its share of them by weight.
+//! A source provides its samples pass after pass: every sample once before any comes again, in a new order per pass,
+//! and an epoch continues where the one before it stopped. So a source with a large weight is repeated within an epoch,
+//! and one with a small weight takes several epochs for one pass.
+//! How an epoch is cut into batches is in `batch.rs`.
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ struct MixedSource {
 }
 
 impl Mix {
-    /// `sources` are not empty, and have a weight above 0 each.
+    /// No source is empty, and every weight is above 0.
     pub fn new(sources: impl Iterator<Item = Range<usize>>, weights: &[f64]) -> Mix {
         let ranges: Vec<Range<usize>> = sources.collect();
         assert_eq!(ranges.len(), weights.len(), "every source has a weight");
@@ -41,7 +41,7 @@ impl Mix {
         self.sources.iter().map(|source| source.per_epoch).collect()
     }
 
-    /// The samples of an epoch; `pass` is scratch.
+    /// Fills `order` with the samples of an epoch; `pass` is scratch.
     pub(super) fn fill(
         &self,
         order: &mut Vec<u32>,
@@ -78,7 +78,7 @@ impl Mix {
         let total = scratch.len() as u64;
         let mut given = vec![0_u64; self.sources.len()];
         for position in 1..=total {
-            // The source that is furthest behind its share, the first of several.
+            // The source that is furthest behind its share; the first of several.
             let behind = |index: usize| {
                 let due = position as i128 * i128::from(self.sources[index].per_epoch);
                 due - i128::from(given[index]) * i128::from(total)
@@ -91,7 +91,7 @@ impl Mix {
     }
 }
 
-/// Whole numbers that add up to `total`, in proportion to the weights, each at least 1: the largest remainders are
+/// Whole numbers in proportion to the weights that add up to `total`, each at least 1. The largest remainders are
 /// rounded up.
 fn share_out(total: u32, weights: &[f64]) -> Vec<u32> {
     let sum: f64 = weights.iter().sum();

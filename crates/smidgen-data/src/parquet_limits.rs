@@ -4,7 +4,7 @@
 //! the size of a decompressed page, the entries of a dictionary. It also descends into a schema by recursion.
 //! Here the schema is checked before the crate sees it, and pages are read as stored and decompressed into a
 //! bounded buffer, so that a damaged or hostile file ends in an error. `docs/decisions/parquet.md` has the reasons.
-//! Leaves out everything that cannot allocate: the crate checks that itself.
+//! Everything that cannot allocate is checked by the crate itself.
 
 use std::fs::File;
 use std::io::Read;
@@ -30,8 +30,8 @@ const FREE_PAGE_BYTES: usize = 16 << 20;
 const MAX_RATIO: usize = 256;
 /// ... and never to more than this.
 const MAX_PAGE_BYTES: usize = 1 << 30;
-/// A column of lists may have this many values in a row group, whatever its size, because runs of equal values take
-/// no space: one row could hold all of them.
+/// A column of lists may have this many values in a row group, whatever its size. There must be a limit because runs of
+/// equal values take no space, so one row could claim any number of values.
 const FREE_VALUES: u64 = 16 << 20;
 const VALUES_PER_BYTE: u64 = 16;
 
@@ -96,7 +96,7 @@ fn for_each_field<P: TInputProtocol>(
     }
 }
 
-/// The protocol's own `skip` wants strings to be UTF-8, and statistics hold any bytes.
+/// The protocol's own `skip` requires strings to be UTF-8, but statistics hold any bytes.
 fn skip<P: TInputProtocol>(input: &mut P, kind: TType, depth: usize) -> thrift::Result<()> {
     match kind {
         TType::String => input.read_bytes().map(drop),
@@ -111,7 +111,7 @@ fn skip<P: TInputProtocol>(input: &mut P, kind: TType, depth: usize) -> thrift::
     }
 }
 
-/// A row group whose pages are held to the limits.
+/// A row group whose pages are checked by the limits.
 pub(super) struct LimitedRowGroup<'a> {
     pub file: &'a Arc<File>,
     pub metadata: &'a RowGroupMetaData,
@@ -163,12 +163,12 @@ struct LimitedPages {
     limits: Limits,
 }
 
-/// What the pages of one column are held to.
+/// The limits of the pages of one column, and the counts so far.
 struct Limits {
     compression: Compression,
     /// Whether repetition and definition levels come before a page's values.
     has_levels: [bool; 2],
-    /// According to the footer.
+    /// The number of values according to the footer.
     max_values: u64,
     /// Values and decompressed bytes of the data pages so far.
     values: u64,
@@ -180,7 +180,7 @@ impl Limits {
         let (buf, level_bytes) = match page {
             Page::DictionaryPage { buf, .. } | Page::DataPage { buf, .. } => (buf, 0),
             Page::DataPageV2 { is_compressed: false, .. } => return Ok(()),
-            // Its levels are never compressed.
+            // The levels of such a page are never compressed.
             Page::DataPageV2 {
                 buf,
                 def_levels_byte_len: definition,
@@ -233,7 +233,7 @@ impl Limits {
         }
     }
 
-    /// The bytes after the levels, as far as there are any.
+    /// The bytes after the levels; empty if the levels claim more bytes than there are.
     fn values_of<'a>(&self, page: &'a Page) -> &'a [u8] {
         let mut rest = &page.buffer()[..];
         let mut skip = |bytes: usize| rest = rest.get(bytes..).unwrap_or_default();
@@ -297,7 +297,8 @@ fn decompress(compression: Compression, stored: &[u8]) -> Result<Vec<u8>> {
             };
         }
         Compression::LZ4_RAW => {
-            // The block does not say how large it gets: at most 255 times its size. Unused pages stay untouched.
+            // The block does not state its decompressed size, which is at most 255 times the stored one. Memory that
+            // the result does not need is never touched.
             let room = limit.min(stored.len().saturating_mul(255).saturating_add(64));
             let mut decompressed =
                 lz4_flex::block::decompress(stored, room).map_err(|error| broken(&error))?;
@@ -318,7 +319,7 @@ fn decompress(compression: Compression, stored: &[u8]) -> Result<Vec<u8>> {
     if decompressed.len() > limit { Err(too_large()) } else { Ok(decompressed) }
 }
 
-/// How many numbers a list of differences claims: the third of the counts that it begins with.
+/// How many numbers a delta-encoded list claims: the third of the counts that it begins with.
 fn delta_count(mut bytes: &[u8]) -> Option<u64> {
     let mut number = || {
         let mut number = 0;

@@ -1,12 +1,12 @@
 //! Rows of Parquet tables as JSON: strings, numbers, booleans, lists, structs and maps, nested in any way.
 //!
-//! Dates and times become the numbers that are stored, decimals the nearest number, bytes a string where they are
-//! UTF-8 and null otherwise; `bytes` next to a `path`, as the hub stores sound and images, is base64.
+//! Dates and times become the numbers that are stored, decimals the nearest number, bytes a string if they are UTF-8,
+//! else null; `bytes` next to a `path`, as the hub stores audio and images, become base64.
 //! The `parquet` crate's record reader decodes them, one page of each column at a time, within the limits of
 //! `parquet_limits.rs`. It panics on some damage (an assertion, an index, an overflow), so it is called inside
 //! `catch_unwind`: a damaged file is an error of the file, not of this program. After a damaged page the rest of its
-//! row group is lost, because columns no longer agree on the row; the next group is sound again.
-//! Leaves out writing, filters and encrypted files.
+//! row group is lost, because columns no longer agree on the row; the next group is readable again.
+//! Encrypted files are not supported.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -29,7 +29,7 @@ use crate::source_error::SourceError;
 
 /// Rows whose values are decoded at once; strings stay in their page until then.
 const ROWS_AT_ONCE: usize = 64;
-/// Of one file; the largest row groups that writers make by default have a million.
+/// Lost rows of one file; by default writers make row groups of at most a million rows.
 const MOST_LOST_ROWS: u64 = 1 << 24;
 
 pub(super) fn read_parquet<E>(
@@ -100,7 +100,7 @@ fn read_metadata(file: &File) -> Result<ParquetMetaData, ParquetError> {
 }
 
 fn json_of_row(row: &Row) -> Json {
-    // A sound or an image, as the hub stores it: no text, whatever its bytes are.
+    // Audio or an image, as the hub stores it. Its bytes are never text, even if they happen to be UTF-8.
     let is_file = row.get_column_iter().any(|(name, _)| name == "path");
     let value = |name: &str, field: &Field| match field {
         Field::Bytes(bytes) if is_file && name == "bytes" => {

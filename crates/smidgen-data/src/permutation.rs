@@ -1,7 +1,6 @@
-//! Orders that follow from a seed and an epoch alone, so that a resumed run meets the same ones.
+//! Permutations that depend only on a seed and an epoch, so that a resumed run gets the same ones.
 //!
-//! Checkpoints depend on them: they are pinned by tests and must never change.
-//! Leaves out what is ordered.
+//! Checkpoints depend on them: they must never change, and a test pins them.
 
 /// Fisher-Yates from a counter: swap i takes draw i of the stream that (seed, epoch) names.
 /// The high half of a 128-bit product bounds a draw, with a bias of at most samples / 2^64.
@@ -14,7 +13,7 @@ pub(super) fn shuffle(order: &mut [u32], seed: u64, epoch: u64) {
     }
 }
 
-/// The numbers below `samples` in the order of an epoch; without `shuffled` in their own.
+/// Fills `order` with the numbers below `samples`: in the order of an epoch, or without `shuffled` in ascending order.
 pub(super) fn permute(order: &mut Vec<u32>, samples: u32, seed: u64, epoch: u64, shuffled: bool) {
     order.clear();
     order.extend(0..samples);
@@ -42,14 +41,13 @@ fn splitmix64(x: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// The order of `samples` samples in an epoch; without `shuffle` their own.
     fn permutation(samples: u32, seed: u64, epoch: u64, shuffle: bool) -> Vec<u32> {
         let mut order = Vec::new();
         permute(&mut order, samples, seed, epoch, shuffle);
         order
     }
 
-    /// The values come from a second implementation of the description above `permute`, in Python.
+    /// The values come from a second implementation of the description above `shuffle`, in Python.
     #[test]
     fn permutations_are_pinned() {
         // State 0 of the published generator.

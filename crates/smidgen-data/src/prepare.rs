@@ -1,8 +1,7 @@
 //! From the rows that a recipe names, or that the caller holds, to a token set: format, template, tokens, cache.
 //!
 //! The tokenizer is dropped afterwards: it is large, and training does not need it. For a cached set it is not even
-//! loaded.
-//! Leaves out what the model and the recipe allow, and batches.
+//! loaded. Whether the model supports what the recipe asks for is checked by the caller.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +11,7 @@ use smidgen_ir::words::{DataFormat, LossOn, OnBadRow, Overflow};
 use crate::bad_rows::BadRows;
 use crate::cache::{CacheKey, cache_file};
 use crate::clip_row::AudioOptions;
-use crate::format::{Columns, Recognized, RowFormat, RowReading, recognize};
+use crate::format::{Recognized, RowFormat, RowReading, recognize};
 use crate::mask::RowEncoder;
 pub use crate::prepare_error::PrepareError;
 use crate::source::{RowSource, file_kind};
@@ -27,18 +26,11 @@ use smidgen_formats::gguf::GgufFile;
 use smidgen_formats::model::Model;
 use smidgen_formats::tokenizer::Tokenizer;
 
-/// Sets with more records than this are read from their file, sample by sample.
+/// Sets with more bytes of records than this are read from their file, sample by sample.
 const LARGE_SET_BYTES: usize = 64 << 20;
 
-/// Rows from one place: what they are, and which columns are taken as which.
-#[derive(Clone, Copy, Debug)]
-pub struct Part<'a> {
-    pub source: RowSource<'a>,
-    pub format: DataFormat,
-    pub columns: &'a Columns,
-    /// Rows that are used, from the first on; 0 = all.
-    pub limit: u64,
-}
+/// One source of rows.
+pub type Part<'a> = RowReading<'a, DataFormat>;
 
 /// What determines a set, apart from its rows.
 #[derive(Clone, Copy, Debug)]
@@ -47,30 +39,30 @@ pub struct PrepareOptions<'a> {
     pub loss_on: LossOn,
     pub limits: TokenLimits,
     pub on_bad_row: OnBadRow,
-    /// Where tokenized sets are kept between runs, if anywhere.
+    /// The folder where tokenized sets are kept between runs, if any.
     pub cache: Option<&'a Path>,
     pub threads: usize,
-    /// How clips are read, where the model hears.
+    /// How clips are read, if the model has an audio encoder.
     pub audio: Option<&'a AudioOptions>,
 }
 
-/// A set and where it is from.
+/// A set, and how its rows were read.
 #[derive(Debug)]
 pub struct Prepared {
     pub set: TokenSet,
-    /// How the rows of each part were read.
+    /// One for each part.
     pub origins: Vec<Origin>,
     /// Likely mistakes, one line each.
     pub warnings: Vec<String>,
 }
 
-/// How rows were read.
+/// How the rows of a part were read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
     pub format: RowFormat,
-    /// Why that format.
+    /// Why the rows were read in that format.
     pub reason: String,
-    /// The template's name, where one was used.
+    /// The template's name, if one was used.
     pub template: Option<String>,
 }
 
@@ -78,14 +70,14 @@ pub struct Origin {
 pub fn read_tokenizer(model: &Model) -> Result<Tokenizer, PrepareError> {
     let tokenizer = match model {
         Model::Folder { folder, .. } => Tokenizer::from_folder(folder.path()),
-        // Opened again: the model dropped its vocabulary when it was loaded.
+        // The file is opened again, because the model dropped its vocabulary when it was loaded.
         Model::Gguf { file, .. } => Tokenizer::from_gguf(&GgufFile::open(file.path())?),
     };
     tokenizer.map_err(PrepareError::Tokenizer)
 }
 
-/// Reads and tokenizes rows, or reads the set from the cache, which only sets of files have. Calls `on_rows` with the
-/// number of rows just done.
+/// Reads and tokenizes rows, or reads the set from the cache, which holds only sets of files. Calls `on_rows` with the
+/// number of rows that were just done.
 pub fn prepare_set(
     parts: &[Part<'_>],
     model: &Model,
@@ -106,7 +98,7 @@ pub fn prepare_set(
     }
     let has_text = origins.iter().any(|origin| origin.format != RowFormat::Tokens);
     let has_tokens = origins.iter().any(|origin| origin.format == RowFormat::Tokens);
-    // Reading a small set of tokens again is quicker than hashing it.
+    // A small set of tokens is read from its rows each time, which is quicker than hashing them.
     let path = match options.cache {
         Some(cache) if !parts.iter().any(is_held) && (has_text || may_be_large(&files)) => {
             cache_file(cache, &cache_key(&readings, model, options)?)
@@ -160,21 +152,21 @@ pub fn prepare_set(
         error => PrepareError::Tokens(error),
     })?;
     if let Some(path) = path.filter(|_| has_text && set.clips().is_none()) {
-        // A cache that cannot be written only costs the next start some seconds.
+        // If the cache cannot be written, the next start only takes some seconds longer.
         let _ = write_set(&path, &set, &files, &about);
     }
     Ok(Prepared { set, origins, warnings })
 }
 
-/// A source by its files, for messages.
+/// The files of a source, for messages.
 fn name_of(source: RowSource<'_>) -> String {
     let files = source.files();
     let first = files.first().map(|file| file.display().to_string()).unwrap_or_default();
     if files.len() > 1 { format!("{first}, ...") } else { first }
 }
 
-/// Whether rows of tokens may take more memory than a set should: a token is at least two bytes of text, and
-/// compressed files may have any size.
+/// Whether rows of tokens may make a set above [`LARGE_SET_BYTES`]: a token is at least two bytes of text, and
+/// compressed files may decompress to any size.
 fn may_be_large(files: &[PathBuf]) -> bool {
     let plain = |path: &PathBuf| path.extension().is_some_and(|end| end == "json" || end == "jsonl");
     let bytes = |path: &PathBuf| std::fs::metadata(path).map_or(0, |metadata| metadata.len());
@@ -183,9 +175,10 @@ fn may_be_large(files: &[PathBuf]) -> bool {
 
 /// What was noticed while the rows of a part were stored.
 struct Filled {
+    /// The name of the template, if one was used.
     template: Option<String>,
     warnings: Vec<String>,
-    /// No row became a sample.
+    /// Whether no row became a sample.
     is_empty: bool,
 }
 
@@ -223,7 +216,8 @@ fn fill(
     Ok(Filled { template, warnings, is_empty: builder.stats().rows.kept == before.kept })
 }
 
-type Noticed = (Option<String>, Vec<String>);
+/// The name of the template, if one was used, and warnings.
+type TemplateAndWarnings = (Option<String>, Vec<String>);
 
 fn fill_with_tokens(
     reading: RowReading<'_>,
@@ -231,7 +225,7 @@ fn fill_with_tokens(
     builder: &mut TokenSetBuilder,
     bad: &mut BadRows,
     on_rows: &mut dyn FnMut(u64),
-) -> Result<Noticed, PrepareError> {
+) -> Result<TemplateAndWarnings, PrepareError> {
     store_token_rows(reading, options.threads, builder, bad, on_rows)?;
     let mut warnings = Vec::new();
     if !matches!(options.loss_on, LossOn::Auto | LossOn::Completion) {
@@ -249,7 +243,7 @@ fn fill_with_text(
     builder: &mut TokenSetBuilder,
     bad: &mut BadRows,
     on_rows: &mut dyn FnMut(u64),
-) -> Result<Noticed, PrepareError> {
+) -> Result<TemplateAndWarnings, PrepareError> {
     let format = reading.format;
     let template = choose_template(options.template, format, tokenizer)?;
     let encoder = RowEncoder::new(tokenizer, template.as_ref(), options.loss_on);
@@ -357,7 +351,7 @@ fn warnings_of_counts(stats: &TokenStats) -> Vec<String> {
     } else if 20 * rows.truncated > rows.kept {
         let share = 100.0 * rows.truncated as f64 / rows.kept as f64;
         warnings.push(format!(
-            "{share:.0} % of the samples are truncated, and do not end as they should: raise `data.max_tokens`"
+            "{share:.0} % of the samples are truncated, so the model does not see their end: raise `data.max_tokens`"
         ));
     }
     warnings

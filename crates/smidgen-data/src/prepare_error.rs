@@ -29,7 +29,7 @@ pub enum PrepareError {
     Tokens(#[from] TokensError),
     #[error(transparent)]
     Template(#[from] TemplateError),
-    /// Of text, where labels are not the user's.
+    /// For rows of text, whose labels follow from `data.loss_on`.
     #[error("no supervised token anywhere: {counts}")]
     NoAnswers { counts: RowCounts, loss_on: LossOn },
     #[error("the rows are text, and {0}")]
@@ -40,6 +40,7 @@ pub enum PrepareError {
     Read { path: PathBuf, source: io::Error },
     #[error("{place}: {error}")]
     Row { place: String, error: EncodeError },
+    /// `all`: there is no other row.
     #[error("{report}")]
     BadRows { report: String, first: Box<PrepareError>, all: bool },
     /// One of several sources.
@@ -75,7 +76,7 @@ impl PrepareError {
         }
     }
 
-    /// Whether other rows can be used in spite of it.
+    /// Whether the error concerns one row only, so that other rows can still be used.
     pub(crate) fn is_of_one_row(&self) -> bool {
         match self {
             PrepareError::Format(error) => error.is_of_one_row(),

@@ -1,7 +1,7 @@
-//! Rows in groups, so that the clips of a group can be decoded at the same time, each by one thread.
+//! Rows in groups, so that the clips of a group can be decoded on several threads (`clip_row.rs`).
 //!
-//! Order, results and errors are those of rows that are taken one by one: a group is taken before an error of the reading
-//! that comes after it. Left out: decoding itself (`clip_row.rs`).
+//! Order, results and errors are the same as for rows that are read one by one: an error of the reading is returned
+//! after the rows before it were passed on.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use crate::example::ExampleRow;
 use crate::format::{FormatError, RowReading, read_examples};
 use crate::row_place::{RowPlace, RowUnit};
 
-/// A row, or what is wrong with it.
+/// A row of a group, or what is wrong with it, with its place.
 pub struct HeldRow {
     pub file: PathBuf,
     pub unit: RowUnit,

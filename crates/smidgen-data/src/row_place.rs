@@ -23,7 +23,7 @@ impl fmt::Display for RowUnit {
     }
 }
 
-/// Where a row is on disk.
+/// The place of a row in its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowPlace<'a> {
     pub file: &'a Path,

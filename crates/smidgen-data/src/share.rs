@@ -1,8 +1,8 @@
 //! The samples of a step, spread over ranks.
 //!
-//! Every rank computes the same division from the lengths alone. The longest sample goes first, to the rank that has the
-//! fewest tokens so far, so ranks have about equally much to do; within a rank samples keep the order of the step.
-//! A step with fewer samples than ranks leaves some ranks without any.
+//! Every rank computes the same division from the lengths alone. Samples are assigned from the longest to the shortest,
+//! each to the rank that has the fewest tokens so far, so that ranks have about equal work; within a rank samples keep
+//! the order of the step. If a step has fewer samples than ranks, some ranks get none.
 
 /// The shares of a step; buffers are reused.
 #[derive(Debug, Default)]
@@ -41,7 +41,7 @@ impl Shares {
         }
     }
 
-    /// What a rank has of the step.
+    /// The samples of a rank.
     pub fn of(&self, rank: usize) -> &[u32] {
         &self.samples[rank]
     }

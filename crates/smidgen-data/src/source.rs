@@ -1,12 +1,12 @@
-//! Data files on disk: which files a recipe names, what they are, and their rows one at a time.
+//! Data files on disk: which files a recipe names, which kind they are, and their rows one at a time.
 //!
 //! A path that does not exist is a pattern (`*`, `?`, `[a-z]`, `**`); matches are sorted so that the order of samples
 //! never depends on the file system.
-//! The name says what a file is: `.json`, `.jsonl` or `.ndjson` (`json_rows.rs`, which tells lines from arrays by
-//! their beginning), `.csv` or `.tsv` (`csv_rows.rs`, which finds the separator in the header), `.txt` (`text_rows.rs`), `.parquet` (`parquet_rows.rs`); all but the last also as `.gz` and
-//! `.zst` (`compressed.rs`). All are streamed: only one row is in memory (of Parquet one page per
-//! column), whatever the file's size, and every error has its place.
-//! Leaves out what a row means.
+//! The extension says what a file is: `.json`, `.jsonl` or `.ndjson` (`json_rows.rs`, which distinguishes lines from
+//! arrays by their beginning), `.csv` or `.tsv` (`csv_rows.rs`, which detects the separator in the header), `.txt`
+//! (`text_rows.rs`), `.parquet` (`parquet_rows.rs`); all except the last also as `.gz` and `.zst` (`compressed.rs`).
+//! All are streamed: only one row is in memory (for Parquet, one page per column), whatever the file's size, and every
+//! error has its place. What a row means is decided in `format.rs`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ use crate::utf8_reader::open_text;
 #[derive(Clone, Copy, Debug)]
 pub enum RowSource<'a> {
     Files(&'a [PathBuf]),
-    /// Rows that the caller holds, in one place whose name stands in messages where a file's path would.
+    /// Rows that the caller holds; `name` takes the place of a file's path in messages.
     Memory {
         name: &'a PathBuf,
         rows: &'a [Json],
@@ -41,7 +41,7 @@ impl<'a, F: AsRef<[PathBuf]> + ?Sized> From<&'a F> for RowSource<'a> {
 }
 
 impl<'a> RowSource<'a> {
-    /// What [`RowPlace::file`] may be, in order.
+    /// The values of [`RowPlace::file`], in order.
     pub fn files(self) -> &'a [PathBuf] {
         match self {
             RowSource::Files(files) => files,
@@ -49,7 +49,7 @@ impl<'a> RowSource<'a> {
         }
     }
 
-    /// Calls `on_row` for each row of one of its files, in order, and for each place where a row is broken.
+    /// Calls `on_row` for each row of one of its files, in order, broken rows included.
     pub fn read_rows<E: From<SourceError>>(
         self,
         file: &Path,
@@ -99,7 +99,7 @@ pub fn read_json_rows<E: From<SourceError>>(
     read_rows(path, |place, row| on_row(place, row?))
 }
 
-/// The same; a broken row that leaves those after it readable is passed to `on_row` too.
+/// Like [`read_json_rows`], but a broken row after which others can still be read is passed to `on_row` too.
 pub fn read_rows<E: From<SourceError>>(
     path: &Path,
     mut on_row: impl FnMut(RowPlace<'_>, RowResult) -> Result<(), E>,
@@ -131,7 +131,7 @@ pub enum FileKind {
     Parquet,
 }
 
-/// What a file is by its name; a folder or a missing file is an error.
+/// The kind of a file by its name; a folder or a missing file is an error.
 pub fn file_kind(path: &Path) -> Result<FileKind, SourceError> {
     let shown = || path.display().to_string();
     let metadata = fs::metadata(path).map_err(|source| SourceError::Read { path: shown(), source })?;
@@ -159,8 +159,8 @@ pub fn file_kind(path: &Path) -> Result<FileKind, SourceError> {
     }
 }
 
-/// The files that a pattern matches, sorted. Its beginning is taken literally as far as it exists: a `[` in the name
-/// of a real folder is only a character.
+/// The files that a pattern matches, sorted. The part of the pattern that exists on disk is taken literally: a `[` in
+/// the name of a real folder is only a character.
 fn match_pattern(pattern: &str, folder: &Path) -> Result<Vec<PathBuf>, SourceError> {
     let written = folder.join(pattern);
     let existing = written.ancestors().find(|path| path.exists()).unwrap_or(Path::new(""));

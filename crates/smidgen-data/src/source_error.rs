@@ -1,6 +1,6 @@
 //! What can be wrong with a data file: the message, the place in the file, and a hint.
 //!
-//! Leaves out what is wrong with the meaning of a row (`format_error.rs`).
+//! What can be wrong with the fields of a row is in `format_error.rs`.
 
 use std::fmt;
 use std::io;
@@ -8,8 +8,8 @@ use std::path::Path;
 
 use thiserror::Error;
 
-/// A row may have this many bytes: far above any sample (some ten million tokens of text), far below what fills the
-/// memory of a machine.
+/// A row may have this many bytes: far more than any sample (some ten million tokens of text), far less than the memory
+/// of a machine.
 pub const MAX_ROW_BYTES: u64 = 16 << 20;
 
 /// How a file is compressed.
@@ -41,7 +41,7 @@ impl fmt::Display for Compression {
     }
 }
 
-/// What can be wrong with a data file before its rows are looked at.
+/// What can be wrong with a data file, apart from the fields of its rows.
 #[derive(Debug, Error)]
 pub enum SourceError {
     #[error("no file matches `{pattern}`")]
@@ -82,7 +82,7 @@ pub enum SourceError {
     DuplicateColumn { place: String, name: String },
     #[error("{place}: a quote that opens in this row is never closed")]
     OpenQuote { place: String },
-    #[error("{place} is lost: it comes after a quote that is never closed, of line {opened}")]
+    #[error("{place} is lost: it comes after a quote that opens in line {opened} and is never closed")]
     AfterOpenQuote { place: String, opened: u64 },
     #[error("`{path}`: {message}")]
     BrokenTable { path: String, message: String },
@@ -92,13 +92,13 @@ pub enum SourceError {
     BrokenParquetRow { place: String, message: String },
 }
 
-/// Cells of tables are known without their quotes, so their bytes have no column.
+/// The parser returns cells of tables without their quotes, so the column of a byte in a cell is unknown.
 fn shown_column(column: &Option<u64>) -> String {
     column.map(|column| format!(", byte column {column}")).unwrap_or_default()
 }
 
 impl SourceError {
-    /// Whether other rows can be used in spite of it, where a reader passes it on as a row.
+    /// Whether the error concerns one row only, so that other rows can still be used if a reader passes it on as a row.
     pub(crate) fn is_of_one_row(&self) -> bool {
         matches!(
             self,
@@ -117,7 +117,7 @@ impl SourceError {
             SourceError::NoMatch { pattern } if pattern.contains(',') => {
                 let folder = Path::new(pattern).parent().map(|folder| format!("{}/", folder.display()));
                 let names = folder.and_then(|folder| pattern.strip_prefix(&folder)).unwrap_or(pattern);
-                return Some(format!("several files are a list: `[{names}]`"));
+                return Some(format!("write several files as a list: `[{names}]`"));
             }
             SourceError::NoMatch { .. } => {
                 "paths in a recipe are relative to the recipe, those on the command line to the working directory"
@@ -126,7 +126,7 @@ impl SourceError {
                 "`*`, `?`, `[a-z]` and `**` (any folders) have a meaning in a pattern"
             }
             SourceError::NotAFile { .. } => {
-                "a data file is read more than once: write what the pipe gives into a file"
+                "a data file is read more than once: write the rows into a regular file"
             }
             SourceError::Folder { path } => {
                 let pattern = Path::new(path).join("*.jsonl");
@@ -134,10 +134,10 @@ impl SourceError {
             }
             SourceError::UnknownExtension { .. } => "write the rows as `.jsonl`, one object per line",
             SourceError::CompressedParquet { .. } => {
-                "Parquet has its own compression and is read in any order: decompress the file first"
+                "decompress the file first: Parquet has its own compression and is not read from front to back"
             }
             SourceError::CutOff { .. } | SourceError::Damaged { .. } => {
-                "the file may be half written or half downloaded: fetch it again"
+                "the file may be half written or half downloaded: download it again"
             }
             SourceError::NotUtf8 { .. } => "save the file as UTF-8",
             SourceError::RowTooLong { .. } => {
@@ -147,9 +147,9 @@ impl SourceError {
                 "a `.json` file is an array of objects, `{\"data\": [...]}`, or one object per line"
             }
             SourceError::MoreThanAnArray { .. } => {
-                "rows are read from an object with one key; a file with one object per line is named `.jsonl`"
+                "an object around the rows has one key only; if the file has one object per line, name it `.jsonl`"
             }
-            SourceError::ArrayInLines { .. } => "a file that is one array is named `.json`",
+            SourceError::ArrayInLines { .. } => "if the file is one array, name it `.json`",
             SourceError::RaggedRow { .. } => {
                 "quote a cell that holds the separator or a line break, and double the quotes inside it"
             }

@@ -1,4 +1,4 @@
-//! Tests of every kind of data file: what comes out of sound ones, and what is said about the others.
+//! Tests of every kind of data file: the rows of valid ones, and the messages about the others.
 
 use crate::source::*;
 use crate::source_error::{Compression, MAX_ROW_BYTES};
@@ -36,7 +36,7 @@ fn json_rows(path: &Path) -> Result<Vec<(String, Json)>, SourceError> {
     Ok(all)
 }
 
-/// The rows of a file of this name and content, or what is said about it, without the folder.
+/// The rows of a file of this name and content, or the error message without the folder.
 fn read(name: &str, bytes: impl AsRef<[u8]>) -> Result<Vec<(String, Json)>, String> {
     let folder = tempfile::tempdir().unwrap();
     let path = write(folder.path(), name, bytes);
@@ -148,7 +148,7 @@ fn gzip_of_several_members_is_read_to_its_end() {
 }
 
 #[test]
-fn damaged_and_cut_off_packing_is_told_from_damaged_rows() {
+fn damaged_and_cut_off_compressed_files_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let text = "{\"text\": \"some words\"}\n".repeat(50_000);
     for name in ["r.jsonl.gz", "r.jsonl.zst"] {
@@ -216,7 +216,7 @@ fn elements_are_cut_where_the_parser_would_cut_them() {
 }
 
 #[test]
-fn broken_arrays_are_told_with_their_place() {
+fn broken_arrays_are_reported_with_their_place() {
     for (text, expected) in [
         ("", "row 1 (line 1, column 1): broken JSON: EOF while parsing a value"),
         ("[", "row 1 (line 1, column 2): broken JSON: EOF while parsing a list"),
@@ -258,7 +258,7 @@ fn tables_have_named_cells_and_know_their_lines() {
 }
 
 #[test]
-fn mistakes_in_tables_are_told_with_their_line() {
+fn mistakes_in_tables_are_reported_with_their_line() {
     assert_eq!(said("a.csv", "a,b\n1,2\n\n1,2,3\n"), "`a.csv` line 4 has 3 cells, the header has 2");
     assert_eq!(said("a.csv", "a,b\r\n1,2\r\n1\r\n"), "`a.csv` line 3 has 1 cells, the header has 2");
     assert_eq!(said("a.tsv", "a\tb\n1\n"), "`a.tsv` line 2 has 1 cells, the header has 2");
@@ -269,7 +269,7 @@ fn mistakes_in_tables_are_told_with_their_line() {
 }
 
 #[test]
-fn text_files_have_a_row_a_line() {
+fn text_files_have_one_row_per_line() {
     assert_eq!(
         read("a.txt", "one\r\n\n  \t\n two \nthree").unwrap(),
         [
@@ -290,7 +290,7 @@ fn a_million_tokens_in_a_row_are_a_row() {
 }
 
 #[test]
-fn a_row_without_an_end_is_refused_before_memory_is() {
+fn a_row_without_an_end_is_refused_before_memory_runs_out() {
     let endless = "x".repeat((MAX_ROW_BYTES + (1 << 20)) as usize);
     assert_eq!(said("a.txt.zst", &endless), "`a.txt.zst` line 1: the row is longer than 16 MiB");
     assert_eq!(
@@ -363,7 +363,7 @@ fn parquet_tables_are_rows_of_json() {
 }
 
 #[test]
-fn what_is_no_parquet_file_is_told() {
+fn files_that_are_not_parquet_are_refused() {
     assert!(said("a.parquet", "").starts_with("`a.parquet` is not a valid Parquet file: "));
     assert!(
         said("a.parquet", "{\"text\": \"not one\"}\n".repeat(9))
@@ -376,7 +376,7 @@ fn what_is_no_parquet_file_is_told() {
 }
 
 #[test]
-fn the_beginning_of_a_file_says_more_than_its_name() {
+fn the_beginning_of_a_json_file_takes_precedence_over_its_name() {
     let rows = [json!({"text": "a"}), json!({"text": "b"})];
     let both =
         |unit: &str| [at(&format!("{unit} 1"), rows[0].clone()), at(&format!("{unit} 2"), rows[1].clone())];
@@ -402,7 +402,7 @@ fn the_beginning_of_a_file_says_more_than_its_name() {
 }
 
 #[test]
-fn the_header_says_what_separates_cells() {
+fn the_separator_is_detected_in_the_header() {
     let row = [at("line 2", json!({"a": "1, 2", "b": "x"}))];
     assert_eq!(read("a.csv", "a;b\n1, 2;x\n").unwrap(), row);
     assert_eq!(read("a.csv", "a\tb\n1, 2\tx\n").unwrap(), row);
@@ -434,7 +434,7 @@ fn broken_rows_leave_the_others_readable() {
     }
 }
 
-/// Each row's number, or what is said about it.
+/// The number of each row, or the message about it.
 fn rows_and_faults(path: &Path) -> Result<Vec<Result<u64, String>>, SourceError> {
     let mut seen = Vec::new();
     read_rows(path, |place, row| {
@@ -494,8 +494,10 @@ fn a_quote_that_is_never_closed_costs_every_line_after_it() {
         [
             Ok(2),
             Err("`a.csv` line 3: a quote that opens in this row is never closed".to_owned()),
-            Err("`a.csv` line 5 is lost: it comes after a quote that is never closed, of line 3".to_owned()),
-            Err("`a.csv` line 7 is lost: it comes after a quote that is never closed, of line 3".to_owned()),
+            Err("`a.csv` line 5 is lost: it comes after a quote that opens in line 3 and is never closed"
+                .to_owned()),
+            Err("`a.csv` line 7 is lost: it comes after a quote that opens in line 3 and is never closed"
+                .to_owned()),
         ]
     );
 }

@@ -1,12 +1,10 @@
 //! How a row becomes text: the model's own chat template, a built-in one, or a file.
 //!
-//! The built-in ones have `{% generation %}` blocks around what the assistant says, with the end of the turn,
-//! as TRL's templates for training have them. `alpaca` and `llm-adapters` are not chat templates but plain prompts
-//! around an instruction.
+//! The built-in chat templates have `{% generation %}` blocks around each answer and the end of its turn, like TRL's
+//! templates for training. `alpaca` and `llm-adapters` are not chat templates but plain prompts around an instruction.
 //! `strftime_now` always gives 26 Jul 2024, the date that Llama's own template falls back to: with the current date
 //! the tokens would change from day to day, and a run could not be resumed exactly.
 
-use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
@@ -21,7 +19,7 @@ use smidgen_formats::tokenizer::chat_template::{ChatTemplate, ChatTemplateError}
 struct BuiltIn {
     name: &'static str,
     source: &'static str,
-    /// What it writes around turns, each one token of the models that it is for.
+    /// What it writes around turns; each marker is one token of the models that the template is for.
     markers: &'static [&'static str],
 }
 
@@ -54,12 +52,12 @@ const CHAT_TEMPLATES: [BuiltIn; 8] = [
         source: include_str!("templates/mistral.jinja"),
         markers: &["[INST]", "[/INST]"],
     },
-    // Zephyr's models have its marks of roles as plain text.
+    // Zephyr's role markers are plain text, not tokens.
     BuiltIn { name: "zephyr", source: include_str!("templates/zephyr.jinja"), markers: &[] },
 ];
 
 impl BuiltIn {
-    /// What the vocabulary lacks, for people.
+    /// The markers that the vocabulary lacks, for messages.
     fn missing(&self, tokenizer: &Tokenizer) -> Vec<String> {
         let is_missing = |marker: &&&str| tokenizer.token_id(marker).is_none();
         let markers = self.markers.iter().filter(is_missing).map(|marker| format!("`{marker}`"));
@@ -68,16 +66,16 @@ impl BuiltIn {
     }
 }
 
-/// Texts by name.
+/// Plain prompts by name.
 const TEXT_PROMPTS: [(&str, TextPrompt); 2] =
     [("alpaca", TextPrompt::Alpaca), ("llm-adapters", TextPrompt::LlmAdapters)];
 
 const MAX_TEMPLATE_BYTES: u64 = 1_000_000;
 
-/// What `strftime_now` gives, as seconds since 1970.
+/// The time that `strftime_now` gives, in seconds since 1970.
 const MOMENT_S: u64 = 1_721_952_000;
 
-/// The moment that every data set is rendered at.
+/// The time that every data set is rendered with.
 pub fn data_moment() -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(MOMENT_S)
 }
@@ -147,9 +145,9 @@ pub fn text_prompt(name: &str) -> Option<TextPrompt> {
 /// The template that the user asks for (`data.template`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TemplateChoice {
-    /// The model's own, or the one that suits the rows.
+    /// The model's own template, or for alpaca rows of a model without one the prompt `alpaca`.
     Auto,
-    /// A built-in one.
+    /// A built-in template.
     Named(String),
     /// A `.jinja` file.
     File(PathBuf),
@@ -158,9 +156,9 @@ pub enum TemplateChoice {
 /// A plain prompt around an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TextPrompt {
-    /// Stanford Alpaca's.
+    /// The prompt of Stanford Alpaca.
     Alpaca,
-    /// That of LLM-Adapters' `finetune.py`, which keeps the indentation of its source.
+    /// The prompt of LLM-Adapters' `finetune.py`, including the indentation of that source file.
     LlmAdapters,
 }
 
@@ -185,8 +183,7 @@ impl TextPrompt {
             (TextPrompt::LlmAdapters, None) => ("  ", "                ", "                "),
         };
         let part = |text: &mut String, name: &str, content: &str| {
-            write!(text, "{indent}### {name}:\n{indent}{content}\n{between}\n")
-                .expect("a string can be written to");
+            text.push_str(&format!("{indent}### {name}:\n{indent}{content}\n{between}\n"));
         };
         text.push_str(trailing);
         text.push_str("\n\n");
@@ -194,7 +191,7 @@ impl TextPrompt {
         if let Some(input) = input {
             part(&mut text, "Input", input);
         }
-        write!(text, "{indent}### Response:\n{indent}").expect("a string can be written to");
+        text.push_str(&format!("{indent}### Response:\n{indent}"));
         text
     }
 }
@@ -205,20 +202,20 @@ pub enum TemplateKind {
     Text(TextPrompt),
 }
 
-/// A template and where it is from.
+/// A template and its origin.
 #[derive(Clone, Debug)]
 pub struct DataTemplate {
-    /// For people: a name, a path, or that it is the model's.
+    /// For messages: a name, a path, or "the model's own".
     pub name: String,
     pub kind: TemplateKind,
-    /// The model's own, and not the user's choice.
+    /// Whether it is the model's own rather than the user's choice.
     pub is_the_models: bool,
 }
 
-/// The source of a template, which needs no tokenizer and identifies the template.
+/// The source of a template, which identifies it. No tokenizer is needed.
 pub fn template_source(wanted: &TemplateChoice) -> Result<String, TemplateError> {
     match wanted {
-        // The model's own template, or that it has none, is identified by the model's files.
+        // The model's own template is part of the model's files, which are identified by themselves.
         TemplateChoice::Auto => Ok("auto".to_owned()),
         TemplateChoice::Named(name) => {
             let chat = CHAT_TEMPLATES.iter().find(|built_in| built_in.name == name);
@@ -242,7 +239,7 @@ pub fn template_source(wanted: &TemplateChoice) -> Result<String, TemplateError>
     }
 }
 
-/// The template for rows of a format; `None` where none is needed or the rows can do without one.
+/// The template for rows of a format; `None` if they need none.
 pub fn choose_template(
     wanted: &TemplateChoice,
     format: RowFormat,
@@ -281,7 +278,8 @@ pub fn choose_template(
     }
 }
 
-/// Refuses a built-in template whose markers would be cut into pieces that the model has never seen as such.
+/// Refuses a built-in template with markers that the tokenizer would split into several tokens: the model was not
+/// trained on these.
 fn check_markers(name: &str, tokenizer: &Tokenizer) -> Result<(), TemplateError> {
     let wanted = CHAT_TEMPLATES.iter().find(|built_in| built_in.name == name);
     let missing = wanted.map(|built_in| built_in.missing(tokenizer)).unwrap_or_default();
@@ -371,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_to_the_letter() {
+    fn prompts_are_exact() {
         let pad = " ".repeat(16);
         assert_eq!(
             TextPrompt::Alpaca.render("Add", Some("1 2")),
@@ -390,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn what_auto_takes() {
+    fn the_choice_of_auto() {
         let (with, without) = (tokenizer("byte_level"), tokenizer("sentence_piece"));
         let name = |format, tokenizer: &Tokenizer| {
             let chosen = choose_template(&TemplateChoice::Auto, format, tokenizer).unwrap();

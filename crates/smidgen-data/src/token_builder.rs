@@ -1,14 +1,14 @@
-//! Rows to a token set: what cannot train is dropped and counted, what is too long is cut.
+//! Builds a token set from rows: unusable rows are dropped and counted, rows that are too long are cut.
 //!
-//! A set grows in memory up to a limit and from then on in a file, so it may be larger than memory: then only 12
+//! A set grows in memory up to a limit and then continues in a file, so it may be larger than memory: then only 12
 //! bytes per sample stay in memory.
-//! Leaves out where rows come from, the checks of a row (`token_row.rs`), and the file itself (`token_file.rs`).
+//! The checks of a row are in `token_row.rs`, the file is in `token_file.rs`.
 
 use std::path::PathBuf;
 
 use serde_json::{Map, Value as Json};
 
-use crate::clip_row::{AudioOptions, AudioRowError, ClipReader, RowClips, has_audio};
+use crate::clip_row::{AudioOptions, AudioRowError, ClipReader, has_audio};
 use crate::clips::ClipCollector;
 use crate::mask::EncodedSample;
 use crate::row_group::HeldRow;
@@ -19,30 +19,30 @@ use crate::token_row::{TokensError, check_token_row};
 use crate::tokens::{Records, RowCounts, TokenLimits, TokenSet, TokenStats};
 use smidgen_ir::words::Overflow;
 
-/// Where a set continues when it becomes large.
+/// The file in which a set continues when it becomes large.
 #[derive(Clone, Debug)]
 pub struct LargeSets {
-    /// Above this many bytes of records the set continues in a file.
+    /// Above this many bytes of records the set continues in the file.
     pub above_bytes: usize,
     pub path: PathBuf,
-    /// A form that the labels of all later rows can have.
+    /// A form that can represent the labels of all later rows, because records in a file cannot be rewritten.
     pub form: LabelForm,
 }
 
-/// Takes rows one at a time.
+/// Builds a set from rows, which are pushed one at a time.
 pub struct TokenSetBuilder {
     limits: TokenLimits,
     set: TokenSet,
     large: Option<LargeSets>,
-    /// Those of all rows, or of the current row once the set is large.
+    /// The records of all rows; once the set is large, of the current row only.
     records: Vec<u8>,
-    /// There once the set is large.
+    /// `Some` once the set is large.
     writer: Option<TokenFileWriter>,
     /// The first row that `Overflow::Error` refuses, and how many there are.
     first_too_long: Option<(String, usize)>,
     too_long: u64,
     longest_read: usize,
-    /// Where the model hears.
+    /// `None` if the model has no audio encoder.
     audio: Option<RowAudio>,
 }
 
@@ -81,25 +81,25 @@ impl TokenSetBuilder {
         }
     }
 
-    /// Rows may have sound.
+    /// Accepts rows with `audio`.
     pub fn with_audio(self, options: AudioOptions) -> Self {
         let collector = ClipCollector::new(options.token, options.scratch.clone());
         TokenSetBuilder { audio: Some(RowAudio { reader: ClipReader::new(options), collector }), ..self }
     }
 
-    /// Rows whose clips are decoded at the same time; one where the model does not hear.
-    pub fn rows_heard_at_once(&self, threads: usize) -> usize {
+    /// The number of rows whose clips should be decoded together; 1 without audio.
+    pub fn rows_per_group(&self, threads: usize) -> usize {
         if self.audio.is_some() { 2 * threads.max(1) } else { 1 }
     }
 
-    /// Decodes the clips of rows that are about to be read.
-    pub fn hear_ahead(&mut self, rows: &[HeldRow], threads: usize) {
+    /// Decodes the clips of rows that will be read next.
+    pub fn decode_ahead(&mut self, rows: &[HeldRow], threads: usize) {
         if let Some(RowAudio { reader, .. }) = &mut self.audio {
-            reader.read_ahead(rows, threads);
+            reader.decode_ahead(rows, threads);
         }
     }
 
-    /// The clips that a row names, decoded and stored; `None` where one of them is too long and the row is dropped.
+    /// Decodes and stores the clips that a row names. `None` if one of them is too long, so that the row is dropped.
     pub fn read_clips(
         &mut self,
         place: RowPlace<'_>,
@@ -111,27 +111,25 @@ impl TokenSetBuilder {
                 false => Ok(Some(Vec::new())),
             };
         };
-        match reader.read(place, fields, collector)? {
-            RowClips::All(clips) => Ok(Some(clips)),
-            RowClips::TooLong => {
-                self.set.stats.rows.read += 1;
-                self.set.stats.rows.audio_too_long += 1;
-                Ok(None)
-            }
+        let clips = reader.read(place, fields, collector)?;
+        if clips.is_none() {
+            self.set.stats.rows.read += 1;
+            self.set.stats.rows.audio_too_long += 1;
         }
+        Ok(clips)
     }
 
-    /// The token whose embeddings sound replaces, where the model hears.
+    /// The token whose embeddings are replaced by those of the audio encoder, if the model has one.
     pub fn audio_token(&self) -> Option<u32> {
         self.audio.as_ref().map(|audio| audio.collector.token() as u32)
     }
 
-    /// Embeddings of a clip, each of which takes a token.
+    /// The number of audio tokens of a clip: one for each of its embeddings.
     pub fn tokens_of_clip(&self, clip: u32) -> usize {
         self.audio.as_ref().map_or(0, |audio| audio.collector.rows(clip))
     }
 
-    /// The clips of a sample: the first ones of its row, as many as its audio tokens are for.
+    /// How many of its row's clips a sample has: the first ones, as far as its audio tokens reach.
     fn clips_of_sample(
         &self,
         place: RowPlace<'_>,
@@ -162,12 +160,12 @@ impl TokenSetBuilder {
         TokenSetBuilder { large: Some(large), ..TokenSetBuilder::new(limits) }
     }
 
-    /// Of the rows so far; the mean is set at the end.
+    /// The statistics of the rows so far; the mean is set at the end.
     pub fn stats(&self) -> &TokenStats {
         &self.set.stats
     }
 
-    /// What comes from now on belongs to another source, with its own rule for long rows.
+    /// The rows that follow belong to another source, with its own `overflow`.
     pub fn begin_source(&mut self, overflow: Overflow) {
         let first = self.set.lengths.len();
         if self.set.sources.last() != Some(&first) {
@@ -189,11 +187,11 @@ impl TokenSetBuilder {
         ids: &[i64],
         labels: Option<&[i64]>,
     ) -> Result<(), TokensError> {
-        self.push_heard(place, ids, labels, &[])
+        self.push_with_clips(place, ids, labels, &[])
     }
 
-    /// The same for a row with clips, for whose embeddings its audio tokens stand.
-    pub fn push_heard(
+    /// The same for a row with clips: it must have one audio token for each embedding of its clips.
+    pub fn push_with_clips(
         &mut self,
         place: RowPlace<'_>,
         ids: &[i64],
@@ -222,7 +220,7 @@ impl TokenSetBuilder {
         self.push_checked(place, ids, RowLabels::Spans(spans), &[])
     }
 
-    /// The same for the samples of one row.
+    /// The same for all samples of one row.
     pub fn push_samples(
         &mut self,
         place: RowPlace<'_>,
@@ -252,7 +250,7 @@ impl TokenSetBuilder {
         clips: &[u32],
     ) -> Result<(), TokensError> {
         let max_tokens = self.limits.max_tokens as usize;
-        let cuts_sound = !clips.is_empty() && self.has_audio_tokens(ids.get(max_tokens..).unwrap_or(&[]));
+        let cuts_audio = !clips.is_empty() && self.has_audio_tokens(ids.get(max_tokens..).unwrap_or(&[]));
         let rows = &mut self.set.stats.rows;
         rows.read += 1;
         self.longest_read = self.longest_read.max(ids.len());
@@ -262,8 +260,8 @@ impl TokenSetBuilder {
         }
         let too_long = ids.len() > max_tokens;
         match self.limits.overflow {
-            // The part of a clip that is left would go with the whole transcript.
-            Overflow::Truncate | Overflow::Chunk | Overflow::Auto if cuts_sound => {
+            // A clip is never cut here: a part of it would be paired with the whole transcript.
+            Overflow::Truncate | Overflow::Chunk | Overflow::Auto if cuts_audio => {
                 rows.audio_too_long += 1;
                 return Ok(());
             }
@@ -298,7 +296,7 @@ impl TokenSetBuilder {
         token.is_some_and(|token| ids.contains(&token))
     }
 
-    /// Cuts a row into pieces of at most `max_tokens`; those without a supervised token are left out.
+    /// Cuts a row into pieces of at most `max_tokens`; pieces without a supervised token are left out.
     fn push_pieces(
         &mut self,
         place: RowPlace<'_>,
@@ -354,7 +352,7 @@ impl TokenSetBuilder {
         Ok(())
     }
 
-    /// Appends the record of a checked row: every value fits an i32.
+    /// Appends the record of a row that was checked, so that every value fits an i32.
     fn store(&mut self, ids: &[i64], labels: RowLabels<'_>) -> Result<(), TokensError> {
         if self.set.form == LabelForm::Bits && !labels.are_bits(ids) {
             self.write_labels_as_numbers();
@@ -381,9 +379,9 @@ impl TokenSetBuilder {
         Ok(())
     }
 
-    /// Rewrites the records in memory.
+    /// Rewrites the records in memory, with a number for each label instead of a bit.
     fn write_labels_as_numbers(&mut self) {
-        assert!(self.writer.is_none(), "a set in a file has the form that every row can have");
+        assert!(self.writer.is_none(), "the label form of a set in a file can represent every row");
         let mut rewritten = Vec::with_capacity(2 * self.records.len());
         let (mut ids, mut wide, mut labels) = (Vec::new(), Vec::new(), Vec::new());
         let mut rest = &self.records[..];
@@ -403,12 +401,11 @@ impl TokenSetBuilder {
         self.records = rewritten;
     }
 
-    /// The set, in memory or in its file.
     pub fn finish(self) -> Result<TokenSet, TokensError> {
         self.finish_with(&[], &Json::Null)
     }
 
-    /// The set; a file also stores `about`, and which of `files` the samples came from.
+    /// Finishes the set. If it is in a file, the file also stores `about` and which of `files` the samples came from.
     pub fn finish_with(self, files: &[PathBuf], about: &Json) -> Result<TokenSet, TokensError> {
         let mut set = self.set;
         let rows = set.stats.rows;
@@ -452,8 +449,8 @@ impl TokenSetBuilder {
     }
 }
 
-/// Where the piece that begins at `first` ends. A last piece of one token could not train, so the piece before it
-/// leaves one more.
+/// Where the piece that begins at `first` ends. A last piece of one token could not be trained on, so the piece before
+/// it is one token shorter.
 fn end_of_piece(first: usize, tokens: usize, max_tokens: usize) -> usize {
     let end = tokens.min(first + max_tokens);
     match tokens - end {
@@ -462,7 +459,7 @@ fn end_of_piece(first: usize, tokens: usize, max_tokens: usize) -> usize {
     }
 }
 
-/// Sets for the tests of what is built on them.
+/// Sets for tests of other files.
 #[cfg(test)]
 pub(crate) mod test_sets {
     use super::*;

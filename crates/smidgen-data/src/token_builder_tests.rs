@@ -1,6 +1,4 @@
-//! What the builder of token sets promises: what is dropped, cut and counted, in memory and in a file.
-//!
-//! Left out: clips of rows (`tests/it/audio_rows.rs`).
+//! Tests of the builder of token sets: what is dropped, cut and counted, in memory and in a file.
 
 use super::*;
 use crate::row_place::RowUnit;

@@ -1,9 +1,9 @@
-//! A token set as a file: what a large set is read from during a run, and what a cached set is read back from.
+//! A token set as a file: large sets are read from it during a run, and cached sets are loaded from it.
 //!
 //! The records of all samples come first; then lengths, counts and row numbers; then a JSON object with the
 //! statistics and what the writer adds; then a trailer of fixed size with the sizes of these parts and the SHA-256 of
 //! everything before it.
-//! The file is written whole or not at all, and one that does not match its trailer is ignored.
+//! The file is written whole or not at all, and a file that does not match its trailer is ignored.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -20,28 +20,28 @@ use smidgen_formats::digest::Hasher;
 use smidgen_formats::whole_file::{StagedFile, WriteFileError, commit_together};
 
 const MAGIC: &[u8; 16] = b"smidgen tokens 2";
-/// Bytes of records, samples, bytes of JSON, and the checksum in hexadecimal.
+/// Three numbers (bytes of records, samples, bytes of JSON) and the checksum in hexadecimal.
 const TRAILER_BYTES: usize = 3 * 8 + 64;
-/// More JSON than statistics and warnings need.
+/// Far more than statistics and warnings need.
 const MAX_JSON_BYTES: u64 = 16 << 20;
 
 #[derive(Serialize, Deserialize)]
 struct Description {
     form: LabelForm,
     stats: TokenStats,
-    /// For each file that samples came from, its place in the list of files.
+    /// For each file that samples came from, its index in the list of files.
     files: Vec<usize>,
-    /// Its place among those, whether rows are counted by lines, and its first sample.
+    /// See [`FileOfSamples`]: the index in `files`, whether rows are counted by lines, and the first sample.
     files_of_samples: Vec<(usize, bool, usize)>,
     /// The first sample of each source.
     sources: Vec<usize>,
-    /// Whether samples have sound, which the file does not store: such a set is read from its rows each time.
+    /// Whether samples have audio, which the file does not store: such a set is read from its rows each time.
     #[serde(default)]
     has_clips: bool,
     about: Json,
 }
 
-/// A file that records are appended to; dropped before it is finished, it leaves nothing.
+/// A file that records are appended to. If it is dropped before it is finished, no file is left.
 pub struct TokenFileWriter {
     path: PathBuf,
     staged: StagedFile,
@@ -125,16 +125,16 @@ pub fn write_set(path: &Path, set: &TokenSet, files: &[PathBuf], about: &Json) -
     writer.finish(set, files, about).map(drop)
 }
 
-/// Reads a set back, with what its writer added; `None` where there is no valid file.
+/// Reads a set, and the JSON that its writer added; `None` if there is no valid file.
 ///
-/// Its samples stay in the file where their records take more than `above_bytes`.
+/// The samples stay in the file if their records take more than `above_bytes`.
 pub fn open_set(path: &Path, files: &[PathBuf], above_bytes: usize) -> Option<(TokenSet, Json)> {
     read_set(path, files, above_bytes).ok()
 }
 
 fn read_set(path: &Path, files: &[PathBuf], above_bytes: usize) -> io::Result<(TokenSet, Json)> {
     let unsound = || io::Error::from(io::ErrorKind::InvalidData);
-    // Asked before opening: opening a pipe would wait for a writer.
+    // Checked before opening, because opening a pipe would wait for a writer.
     if !std::fs::metadata(path)?.is_file() {
         return Err(unsound());
     }
@@ -154,7 +154,7 @@ fn read_set(path: &Path, files: &[PathBuf], above_bytes: usize) -> io::Result<(T
     if json_at.checked_add(json_bytes) != Some(trailer_at) || json_bytes > MAX_JSON_BYTES {
         return Err(unsound());
     }
-    // From here on no claim asks for more memory than the file has bytes.
+    // From here on no size in the file can ask for more memory than the file has bytes.
     check_sum(&file, trailer_at, &trailer)?;
     let mut json = vec![0; json_bytes as usize];
     file.read_exact_at(&mut json, json_at)?;
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_comes_back_as_it_was() {
+    fn a_set_is_read_back_unchanged() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("set");
         let (set, files) = set();
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_is_none() {
+    fn a_damaged_file_is_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("set");
         let (set, files) = set();

@@ -1,8 +1,8 @@
 //! The bytes of one sample, the same in memory and on disk.
 //!
-//! A record is the ids, 4 bytes each in little-endian order, and then the labels in one of two forms, the same
-//! for a whole set: one bit per position where a label is always the token itself or nothing, as in all
-//! data that was tokenized here, or 4 bytes per position for other labels.
+//! A record is the ids, 4 bytes each in little-endian order, and then the labels in one of two forms, the same for a
+//! whole set: one bit per position if every label is the token itself or nothing (true for all data that was tokenized
+//! here), or 4 bytes per position for other labels.
 //! The size of a record follows from its length alone, so no offsets are stored.
 
 use std::fs::File;
@@ -18,18 +18,18 @@ pub const NOT_SUPERVISED: i32 = -100;
 /// How labels are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LabelForm {
-    /// A bit for each position: set where the label is the token.
+    /// A bit for each position, which is set if the label is the token.
     Bits,
     /// A number for each position, `-100` for none.
     Numbers,
 }
 
-/// What is supervised of a row that is to be stored.
+/// Which tokens of a row are supervised.
 #[derive(Clone, Copy, Debug)]
 pub enum RowLabels<'a> {
     /// Every token.
     All,
-    /// The tokens of these ranges: ascending, apart, within the row.
+    /// The tokens of these ranges: ascending, with gaps between them, within the row.
     Spans(&'a [Range<usize>]),
     /// One number for each token: a token of the vocabulary or `-100`.
     Given(&'a [i64]),
@@ -48,7 +48,7 @@ impl RowLabels<'_> {
         }
     }
 
-    /// The spans of a piece of the row, counted from its beginning; none where supervision is not by spans.
+    /// The spans of a piece of the row, relative to the piece; empty unless labels are spans.
     pub fn spans_within(&self, piece: Range<usize>) -> Vec<Range<usize>> {
         let RowLabels::Spans(spans) = self else { return Vec::new() };
         let cut = spans.iter().map(|span| span.start.max(piece.start)..span.end.min(piece.end));
@@ -71,7 +71,7 @@ impl RowLabels<'_> {
         }
     }
 
-    /// Whether each label of the first `ids.len()` is the token or nothing.
+    /// Whether each of the first `ids.len()` labels is the token or nothing.
     pub fn are_bits(&self, ids: &[i64]) -> bool {
         match self {
             RowLabels::All | RowLabels::Spans(_) => true,
@@ -83,11 +83,11 @@ impl RowLabels<'_> {
     }
 }
 
-/// Read from a file in pieces of this size, on the stack.
+/// Records in a file are read in pieces of this size, on the stack.
 const PIECE_BYTES: usize = 8 << 10;
 
 impl LabelForm {
-    /// Of a sample of `length` tokens.
+    /// The size of the record of a sample of `length` tokens.
     pub fn record_bytes(self, length: usize) -> u64 {
         let labels = match self {
             LabelForm::Bits => length.div_ceil(8),
@@ -132,7 +132,7 @@ impl LabelForm {
         self.decode_labels(labels, 0, &ids[first..], on_label);
     }
 
-    /// The same from a file, piece by piece.
+    /// The same, reading the record from a file piece by piece.
     pub fn decode_from(
         self,
         file: &File,
@@ -151,7 +151,7 @@ impl LabelForm {
         })
     }
 
-    /// `offset` is that of `bytes` within the labels of the record.
+    /// `offset` is the position of `bytes` within the labels of the record.
     fn decode_labels(self, bytes: &[u8], offset: usize, ids: &[i32], mut on_label: impl FnMut(usize, i32)) {
         match self {
             LabelForm::Numbers => {

@@ -1,8 +1,7 @@
 //! The checks of a row of tokens, and what can be wrong with tokenized data.
 //!
-//! Ids are held to the vocabulary, labels to the vocabulary or `-100`, one label for each id.
-//! Leaves out reading such rows (`format.rs`) and storing valid ones (`token_builder.rs`, which shares the
-//! error type).
+//! Ids must be in the vocabulary, labels in the vocabulary or `-100`, one label for each id.
+//! Such rows are read in `format.rs`, and valid ones stored in `token_builder.rs`, which uses the same error type.
 
 use thiserror::Error;
 
@@ -27,7 +26,7 @@ pub enum TokensError {
     TooLong { place: String, tokens: usize, max_tokens: u32, rows: u64, rows_read: u64, longest: usize },
     #[error(transparent)]
     Audio(#[from] AudioRowError),
-    #[error("the tokens of a large data set are kept in a file: {0}")]
+    #[error("cannot store the tokens of a large data set: {0}")]
     Keep(#[from] WriteFileError),
     #[error("no rows")]
     NoRows,
@@ -42,22 +41,22 @@ impl TokensError {
     pub fn hint(&self) -> Option<String> {
         match self {
             TokensError::LengthsDiffer { .. } => {
-                Some("`labels` has one entry for each of `input_ids`, not shifted; leave it out to supervise every token".to_owned())
+                Some("`labels` needs one entry for each of `input_ids`, not shifted; leave it out to supervise every token".to_owned())
             }
             TokensError::IdOutside { .. } => {
                 Some("tokenize the data with the tokenizer of this model".to_owned())
             }
             TokensError::LabelOutside { .. } => {
-                Some("mark positions without a loss by -100".to_owned())
+                Some("mark positions without a loss with -100".to_owned())
             }
             TokensError::Audio(error) => error.hint(),
             TokensError::TooLong { longest, .. } => {
-                Some(format!("`data.max_tokens = {longest}` keeps every row whole; `data.overflow = \"truncate\"` or `\"drop\"` accepts the loss"))
+                Some(format!("`data.max_tokens = {longest}` keeps every row whole; `data.overflow = \"truncate\"` cuts longer rows, `\"drop\"` leaves them out"))
             }
             TokensError::Keep(_) => {
                 Some("free some space, or set `SMIDGEN_CACHE` to a folder on a larger disk".to_owned())
             }
-            TokensError::NoRows => Some("check `data.train` and `data.eval`: their files hold no row".to_owned()),
+            TokensError::NoRows => Some("check `data.train` and `data.eval`: their files have no rows".to_owned()),
             TokensError::NoRowsLeft { counts, longest, .. } => Some(match counts.too_long {
                 0 => "a row needs at least two tokens: one to predict the next from".to_owned(),
                 _ => format!("`data.max_tokens = {longest}` keeps every row whole"),
@@ -70,7 +69,7 @@ impl TokensError {
     }
 }
 
-/// Holds a row to the vocabulary: ids in it, labels in it or -100, one label for each id.
+/// Checks that ids are in the vocabulary, labels in it or -100, and that there is one label for each id.
 pub fn check_token_row(
     vocab_size: u32,
     place: RowPlace<'_>,

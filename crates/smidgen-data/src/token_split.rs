@@ -1,9 +1,8 @@
-//! A set as two: samples to train on, and samples that are held out for evaluation.
+//! Splits a set in two: samples to train on, and samples that are held out for evaluation.
 //!
 //! Rows are held out whole, with all samples that were made of them, and a row of a file that is named twice counts
-//! once, so no row is on both sides. Which rows follows from the seed alone.
-//! Records are copied where they are in memory; where they are in a file, both sets read it.
-//! Leaves out sets that come from files of their own.
+//! once, so no row is on both sides. The seed alone decides which rows are held out.
+//! Records in memory are copied; if they are in a file, both sets read it.
 
 use std::io;
 
@@ -12,7 +11,7 @@ use thiserror::Error;
 use crate::permutation::{permute, seed_of_stream};
 use crate::tokens::{FileOfSamples, Records, RowCounts, TokenSet, TokenStats};
 
-/// The random numbers of a split, apart from those of batches and mixed sources.
+/// A stream of random numbers that neither batches nor mixed sources use.
 const SPLIT_STREAM: u64 = u64::MAX;
 
 #[derive(Debug, Error)]
@@ -26,13 +25,13 @@ pub enum SplitError {
 }
 
 impl TokenSet {
-    /// What to train on, and what to evaluate: a share of the rows, rounded up.
+    /// The samples to train on, and those to evaluate: a share of the rows, rounded up.
     pub fn split(self, share: f64, seed: u64) -> Result<(TokenSet, TokenSet), SplitError> {
         let rows = self.rows_of_samples();
         let mut distinct = rows.clone();
         distinct.sort_unstable();
         distinct.dedup();
-        // What a product of floats is too large by does not hold out another row.
+        // 1e-9 absorbs the rounding of the product, which must not hold out another row.
         let held_out = (share * distinct.len() as f64 - 1e-9).ceil().max(1.0) as usize;
         if held_out >= distinct.len() {
             return Err(SplitError::NothingToTrain { share, held_out, rows: distinct.len() });
@@ -57,7 +56,7 @@ impl TokenSet {
             numbers.len() as u64
         };
         let read = self.stats.rows;
-        // Rows are counted by their pieces together, but by each sample of a conversation.
+        // The pieces of a row count as one row, but each sample of a conversation counts.
         let eval_rows = if read.chunked == 0 { eval.len() as u64 } else { rows_of(&eval) };
         let of_eval = RowCounts { read: eval_rows, kept: eval_rows, ..RowCounts::default() };
         let of_train = RowCounts { held_out: eval_rows, kept: read.kept.saturating_sub(eval_rows), ..read };
@@ -70,7 +69,7 @@ impl TokenSet {
         Ok((train_set, self.subset(&eval, of_eval)?))
     }
 
-    /// File and row of each sample; a file that comes again has the number of the first.
+    /// File and row of each sample; a file that is listed again has the number of its first occurrence.
     fn rows_of_samples(&self) -> Vec<(u32, u32)> {
         let first_of =
             |file: usize| self.files.iter().position(|path| *path == self.files[file]).unwrap_or(file) as u32;
@@ -83,7 +82,7 @@ impl TokenSet {
         rows
     }
 
-    /// Some samples, in order.
+    /// A set of the given samples, in order.
     fn subset(&self, samples: &[u32], rows: RowCounts) -> Result<TokenSet, SplitError> {
         let pick = |from: &[u32]| samples.iter().map(|&sample| from[sample as usize]).collect::<Vec<u32>>();
         let mut set = TokenSet {

@@ -1,7 +1,7 @@
 //! Rows to a token set, on several threads.
 //!
-//! The calling thread reads rows and stores what comes back; workers tokenize chunks of rows. Chunks come back
-//! in any order and are stored in that of the rows, so a set does not depend on the number of threads.
+//! The calling thread reads rows and stores the results; workers tokenize chunks of rows. Chunks come back in any order
+//! and are stored in the order of the rows, so a set does not depend on the number of threads.
 //! Memory is bounded: a tokenizer takes up to 250 bytes per byte of the row that it works on, so the total length of
 //! the rows in flight is limited. A row above the limit is tokenized alone.
 //! Rows that cannot be used are noted in their order; an error that is not about one row ends the reading.
@@ -27,10 +27,10 @@ use crate::token_builder::TokenSetBuilder;
 use crate::token_row::TokensError;
 
 const ROWS_OF_A_CHUNK: usize = 32;
-/// A chunk is full with this much text, too.
+/// A chunk with this much text is full, even with fewer rows.
 const TEXT_BYTES_OF_A_CHUNK: usize = 128 << 10;
-/// The longest rows of all chunks under way have at most this much text together.
-const LONGEST_BYTES_UNDER_WAY: usize = 256 << 10;
+/// The longest rows of all chunks in flight have at most this much text together.
+const LONGEST_BYTES_IN_FLIGHT: usize = 256 << 10;
 
 /// What was noticed about rows, for warnings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,7 +63,7 @@ impl RowNotes {
     }
 }
 
-/// Stores rows of tokens as they are.
+/// Stores rows of tokens, which need no tokenizer.
 pub fn store_token_rows(
     reading: RowReading<'_>,
     threads: usize,
@@ -80,18 +80,18 @@ pub fn store_token_rows(
             Ok((Example::Tokens { ids, labels }, fields)) => {
                 let clips = builder.read_clips(place, &fields).map_err(TokensError::from);
                 let stored = clips.and_then(|clips| match clips {
-                    Some(clips) => builder.push_heard(place, &ids, labels.as_deref(), &clips),
+                    Some(clips) => builder.push_with_clips(place, &ids, labels.as_deref(), &clips),
                     None => Ok(()),
                 });
                 stored.map_err(PrepareError::from)
             }
-            Ok(_) => unreachable!("the format says what examples there are"),
+            Ok(_) => unreachable!("rows of the format `tokens` have examples of tokens"),
             Err(error) => Err(error.into()),
         };
         stored.or_else(|error| note_bad_row(bad, builder, place, error))
     };
-    read_groups(reading, builder.rows_heard_at_once(threads), |rows| {
-        builder.hear_ahead(&rows, threads);
+    read_groups(reading, builder.rows_per_group(threads), |rows| {
+        builder.decode_ahead(&rows, threads);
         rows.into_iter().try_for_each(|held| store(builder, held))
     })
 }
@@ -108,14 +108,14 @@ pub fn tokenize_rows(
     thread::scope(|scope| {
         let files = reading.source.files();
         let mut pipeline = Pipeline::start(scope, files, encoder, threads.max(1), builder, bad, on_rows);
-        let at_once = pipeline.builder.rows_heard_at_once(threads);
-        let read = read_groups(reading, at_once, |rows| {
-            pipeline.builder.hear_ahead(&rows, threads);
+        let group_size = pipeline.builder.rows_per_group(threads);
+        let read = read_groups(reading, group_size, |rows| {
+            pipeline.builder.decode_ahead(&rows, threads);
             rows.into_iter().try_for_each(|HeldRow { file, unit, number, row }| {
-                pipeline.take(RowPlace { file: &file, unit, number }, row)
+                pipeline.push(RowPlace { file: &file, unit, number }, row)
             })
         });
-        // A broken file is reported after what came before it: a row there may be the first mistake.
+        // Rows before the place where a file is broken are finished first: one of them may have the first mistake.
         pipeline.finish()?;
         read?;
         Ok(pipeline.notes)
@@ -133,27 +133,22 @@ fn note_bad_row(
     Ok(())
 }
 
-/// A row in flight, with its file as a position in the list of files.
-struct Taken {
+/// A row in flight: an [`Example`] before it is tokenized, samples after.
+struct Row<T> {
+    /// Index in the list of files.
     file: usize,
     unit: RowUnit,
     number: u64,
-    example: Result<Example, RowError>,
+    content: Result<T, RowError>,
     clips: Vec<u32>,
 }
 
-struct Chunk {
+struct Chunk<T> {
     index: u64,
-    rows: Vec<Taken>,
+    rows: Vec<Row<T>>,
 }
 
-struct Done {
-    index: u64,
-    rows: Vec<(usize, RowUnit, u64, RowSamples, Vec<u32>)>,
-}
-
-/// The samples of a row.
-type RowSamples = Result<Vec<EncodedSample>, RowError>;
+type EncodedChunk = Chunk<Vec<EncodedSample>>;
 
 /// Why a row has no tokens.
 enum RowError {
@@ -164,31 +159,31 @@ enum RowError {
     Encode(EncodeError),
 }
 
-/// What a worker sends: a chunk, or the panic that ended it.
-type Sent = Result<Done, Box<dyn Any + Send>>;
+/// What a worker sends back: a chunk, or the panic that ended its work on it.
+type WorkerResult = Result<EncodedChunk, Box<dyn Any + Send>>;
 
 struct Pipeline<'a, F> {
     files: &'a [PathBuf],
     builder: &'a mut TokenSetBuilder,
     bad: &'a mut BadRows,
     on_rows: F,
-    chunks: Option<Sender<Chunk>>,
-    done: Receiver<Sent>,
+    chunks: Option<Sender<Chunk<Example>>>,
+    done: Receiver<WorkerResult>,
     /// Chunks that came back before their turn.
-    early: BTreeMap<u64, Done>,
+    early: BTreeMap<u64, EncodedChunk>,
     /// The chunk being filled.
-    rows: Vec<Taken>,
+    rows: Vec<Row<Example>>,
     text_bytes: usize,
     longest_bytes: usize,
-    /// The longest row of each chunk that was sent and is not stored, in order.
-    under_way: VecDeque<usize>,
+    /// The text bytes of the longest row of each chunk in flight (sent and not stored), in order.
+    in_flight: VecDeque<usize>,
     sent: u64,
     stored: u64,
-    most_under_way: u64,
+    most_in_flight: u64,
     file: usize,
     notes: RowNotes,
     failed: bool,
-    /// The text of the audio token, where the model hears.
+    /// The text of the audio token, if the model has an audio encoder.
     audio_token: Option<String>,
 }
 
@@ -203,7 +198,7 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
         on_rows: F,
     ) -> Self {
         let audio_token = builder.audio_token().and_then(|token| encoder.token_text(token));
-        let (chunks, waiting) = channel::<Chunk>();
+        let (chunks, waiting) = channel::<Chunk<Example>>();
         let (send_done, done) = channel();
         let waiting = std::sync::Arc::new(Mutex::new(waiting));
         for _ in 0..threads {
@@ -230,11 +225,11 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
             rows: Vec::new(),
             text_bytes: 0,
             longest_bytes: 0,
-            under_way: VecDeque::new(),
+            in_flight: VecDeque::new(),
             sent: 0,
             stored: 0,
-            // Enough that no worker waits while this thread reads, and that one long row stops nobody.
-            most_under_way: 3 * threads as u64 + 2,
+            // Enough that no worker idles while this thread reads, or while another worker has a long row.
+            most_in_flight: 3 * threads as u64 + 2,
             file: 0,
             notes: RowNotes::default(),
             failed: false,
@@ -242,30 +237,34 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
         }
     }
 
-    fn take(
+    fn push(
         &mut self,
         place: RowPlace<'_>,
         row: Result<ExampleRow, FormatError>,
     ) -> Result<(), PrepareError> {
-        self.file = place_of(self.files, self.file, place.file);
-        let heard = row.map_err(RowError::Format).and_then(|row| self.hear(place, row));
-        let (example, clips) = match heard {
+        self.file = index_of(self.files, self.file, place.file);
+        let with_clips = row.map_err(RowError::Format).and_then(|row| self.place_clips_of(place, row));
+        let (content, clips) = match with_clips {
             Ok((example, clips)) => (Ok(example), clips),
             Err(error) => (Err(error), Vec::new()),
         };
-        let bytes = example.as_ref().map_or(0, Example::text_bytes);
+        let bytes = content.as_ref().map_or(0, Example::text_bytes);
         self.text_bytes += bytes;
         self.longest_bytes = self.longest_bytes.max(bytes);
         let (unit, number) = (place.unit, place.number);
-        self.rows.push(Taken { file: self.file, unit, number, example, clips });
+        self.rows.push(Row { file: self.file, unit, number, content, clips });
         match self.rows.len() >= ROWS_OF_A_CHUNK || self.text_bytes >= TEXT_BYTES_OF_A_CHUNK {
             true => self.send(),
             false => Ok(()),
         }
     }
 
-    /// The clips of a row, and its texts with audio tokens for them.
-    fn hear(&mut self, place: RowPlace<'_>, row: ExampleRow) -> Result<(Example, Vec<u32>), RowError> {
+    /// The example with audio tokens in its texts, and its clips in the order of these tokens.
+    fn place_clips_of(
+        &mut self,
+        place: RowPlace<'_>,
+        row: ExampleRow,
+    ) -> Result<(Example, Vec<u32>), RowError> {
         let ExampleRow { mut example, fields } = row;
         let clips =
             self.builder.read_clips(place, &fields).map_err(RowError::Audio)?.ok_or(RowError::TooLong)?;
@@ -273,11 +272,12 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
         let tokens: Vec<usize> = clips.iter().map(|clip| self.builder.tokens_of_clip(*clip)).collect();
         let order = place_clips(&mut example, &tokens, token).map_err(|misplaced| {
             let (place, clips) = (place.to_string(), clips.len());
-            let placeholder = match misplaced {
-                Misplaced::Placeholder(placeholder) => format!("`{placeholder}`"),
-                Misplaced::NoText => "no place for sound".to_owned(),
-            };
-            RowError::Audio(AudioRowError::Placeholders { place, placeholder, clips })
+            RowError::Audio(match misplaced {
+                Misplaced::Placeholder(placeholder) => {
+                    AudioRowError::Placeholders { place, placeholder, clips }
+                }
+                Misplaced::NoText => AudioRowError::NoText { place, clips },
+            })
         })?;
         let clips = order.into_iter().map(|index| clips[index]).collect();
         Ok((example, clips))
@@ -287,17 +287,17 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
         let rows = std::mem::replace(&mut self.rows, Vec::with_capacity(ROWS_OF_A_CHUNK));
         self.text_bytes = 0;
         let longest_bytes = std::mem::take(&mut self.longest_bytes);
-        let is_too_long = |under_way: &VecDeque<usize>| {
-            longest_bytes + under_way.iter().sum::<usize>() > LONGEST_BYTES_UNDER_WAY
+        let is_too_long = |in_flight: &VecDeque<usize>| {
+            longest_bytes + in_flight.iter().sum::<usize>() > LONGEST_BYTES_IN_FLIGHT
         };
-        while !self.under_way.is_empty() && is_too_long(&self.under_way) {
+        while !self.in_flight.is_empty() && is_too_long(&self.in_flight) {
             self.wait()?;
         }
-        self.under_way.push_back(longest_bytes);
+        self.in_flight.push_back(longest_bytes);
         let chunks = self.chunks.as_ref().expect("nothing is sent after the end");
         chunks.send(Chunk { index: self.sent, rows }).expect("workers wait until the sender is gone");
         self.sent += 1;
-        while self.sent - self.stored >= self.most_under_way {
+        while self.sent - self.stored >= self.most_in_flight {
             self.wait()?;
         }
         Ok(())
@@ -310,12 +310,12 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
         self.early.insert(done.index, done);
         while let Some(done) = self.early.remove(&self.stored) {
             self.stored += 1;
-            self.under_way.pop_front();
+            self.in_flight.pop_front();
             (self.on_rows)(done.rows.len() as u64);
-            for (file, unit, number, row, clips) in done.rows {
+            for Row { file, unit, number, content, clips } in done.rows {
                 let place = RowPlace { file: &self.files[file], unit, number };
                 self.bad.count(place);
-                let stored = match row {
+                let stored = match content {
                     Ok(samples) => {
                         self.notes.note(&samples);
                         self.builder.push_samples(place, &samples, &clips).map_err(PrepareError::from)
@@ -338,7 +338,7 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
         Ok(())
     }
 
-    /// Stores what is still under way.
+    /// Tokenizes and stores the remaining rows.
     fn finish(&mut self) -> Result<(), PrepareError> {
         let rest = match self.failed || self.rows.is_empty() {
             true => Ok(()),
@@ -350,23 +350,24 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
             }
             Ok(())
         });
-        // Without it the workers would wait for ever, and the scope for them.
+        // Ends the workers; otherwise they would wait for more chunks, and the scope for them.
         self.chunks = None;
         rest
     }
 }
 
-fn encode_chunk(encoder: &RowEncoder<'_>, chunk: Chunk) -> Done {
-    let encode = |row: Taken| {
-        let encoded = row.example.and_then(|example| encoder.encode(&example).map_err(RowError::Encode));
-        (row.file, row.unit, row.number, encoded, row.clips)
+fn encode_chunk(encoder: &RowEncoder<'_>, chunk: Chunk<Example>) -> EncodedChunk {
+    let encode = |row: Row<Example>| {
+        let Row { file, unit, number, content, clips } = row;
+        let content = content.and_then(|example| encoder.encode(&example).map_err(RowError::Encode));
+        Row { file, unit, number, content, clips }
     };
-    Done { index: chunk.index, rows: chunk.rows.into_iter().map(encode).collect() }
+    Chunk { index: chunk.index, rows: chunk.rows.into_iter().map(encode).collect() }
 }
 
-/// The place of a file in the list, which is read in order.
-fn place_of(files: &[PathBuf], from: usize, file: &Path) -> usize {
-    (from..files.len()).find(|place| files[*place] == file).unwrap_or(from)
+/// The index of a file in the list, which is read in order.
+fn index_of(files: &[PathBuf], from: usize, file: &Path) -> usize {
+    (from..files.len()).find(|index| files[*index] == file).unwrap_or(from)
 }
 
 #[cfg(test)]
@@ -419,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_threads_never_shows() {
+    fn the_number_of_threads_changes_nothing() {
         let text = rows(400);
         let (one, notes) = tokenize(&text, 1).unwrap();
         assert_eq!((notes.rows, notes.turn_end_supervised), (400, 400));
@@ -435,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_mistake_is_told_whatever_else_is_wrong() {
+    fn the_first_mistake_is_reported_whatever_else_is_wrong() {
         // A conversation without a template, then a line that is not JSON: found by workers and by the reader.
         let chat = "{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}], \"completion\": [{\"role\": \"assistant\", \"content\": \"b\"}]}\n";
         let expected =

@@ -1,11 +1,10 @@
 //! The compact store of tokenized samples.
 //!
-//! The label of a position is the token at that position, `-100` is not supervised. Position t is
-//! predicted from position t - 1, so the label at position 0 never counts.
-//! Samples are stored one after the other as records (`token_record.rs`), in memory or, where there are many, in a
-//! file that is read sample by sample; what planning needs of every sample is always in memory.
-//! Leaves out how a set is built (`token_builder.rs`), the file (`token_file.rs`), tokenizing, and the shift
-//! by one itself (`micro_batch.rs`).
+//! The label of a position is the token at that position, or `-100` if it is not supervised. Position t is predicted
+//! from position t - 1, so the label at position 0 never counts; the shift by one happens in `micro_batch.rs`.
+//! Samples are stored one after the other as records (`token_record.rs`): in memory, or if there are many, in a file
+//! that is read sample by sample. The lengths and counts that planning needs are always in memory.
+//! Sets are built in `token_builder.rs`; the file is in `token_file.rs`.
 
 use std::fmt;
 use std::fs::File;
@@ -22,7 +21,7 @@ pub use crate::token_record::NOT_SUPERVISED;
 use smidgen_ir::Extent;
 use smidgen_ir::words::Overflow;
 
-/// Limits that rows must keep.
+/// What rows are checked against.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenLimits {
     pub vocab_size: u32,
@@ -30,7 +29,7 @@ pub struct TokenLimits {
     pub overflow: Overflow,
 }
 
-/// What became of the rows; what was kept, held out, skipped and dropped adds up to `read` and `split_off`.
+/// How many rows were kept, held out, skipped and dropped. These numbers add up to `read` + `split_off`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowCounts {
     pub read: u64,
@@ -38,24 +37,24 @@ pub struct RowCounts {
     #[serde(default)]
     pub split_off: u64,
     pub kept: u64,
-    /// Left out: `data.on_bad_row` says so.
+    /// Left out by `data.on_bad_row`.
     pub bad: u64,
-    /// Left out: they are evaluated.
+    /// Held out for evaluation.
     pub held_out: u64,
     /// Kept rows that lost their end.
     pub truncated: u64,
     /// Kept rows that were cut into pieces.
     pub chunked: u64,
-    /// The samples that those became.
+    /// The samples that the rows in `chunked` became.
     pub pieces: u64,
-    /// Dropped: more than `max_tokens` tokens, where `overflow` says so.
+    /// Dropped by `overflow`: more than `max_tokens` tokens.
     pub too_long: u64,
-    /// Dropped: a clip above `max_audio_seconds`, or sound that does not fit `max_tokens`.
+    /// Dropped: a clip above `max_audio_seconds`, or audio tokens beyond `max_tokens`.
     #[serde(default)]
     pub audio_too_long: u64,
     /// Dropped: no token or one.
     pub too_short: u64,
-    /// Dropped: not one supervised token.
+    /// Dropped: no supervised token.
     pub unsupervised: u64,
     /// Dropped: all supervised tokens came after `max_tokens`.
     pub unsupervised_by_truncation: u64,
@@ -73,7 +72,7 @@ impl fmt::Display for RowCounts {
             (self.held_out, "held out for evaluation"),
             (self.truncated, "truncated"),
             (self.too_long, "dropped as too long"),
-            (self.audio_too_long, "dropped because of too long audio"),
+            (self.audio_too_long, "dropped because their audio is too long"),
             (self.too_short, "dropped with fewer than two tokens"),
             (self.unsupervised, "dropped without a supervised token"),
             (self.unsupervised_by_truncation, "dropped because truncation left no supervised token"),
@@ -87,14 +86,14 @@ impl fmt::Display for RowCounts {
 }
 
 impl RowCounts {
-    /// One line when a row was changed or dropped, else nothing.
+    /// One line if a row was changed or dropped.
     pub fn warning(&self) -> Option<String> {
         (self.kept + self.held_out < self.read + self.split_off || self.truncated > 0)
             .then(|| format!("{self}, {} kept", self.kept))
     }
 }
 
-/// Sizes of what was kept.
+/// Statistics of the samples that were kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TokenStats {
     pub rows: RowCounts,
@@ -122,7 +121,7 @@ impl TokenStats {
     }
 }
 
-/// One row, whole. Both have the same length, at least 2.
+/// One sample. Both lists have the same length, at least 2.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
     pub ids: Vec<i32>,
@@ -130,7 +129,7 @@ pub struct Sample {
     pub labels: Vec<i32>,
 }
 
-/// The file of a large set could not be read while it was in use.
+/// The file of a large set cannot be read during a run.
 #[derive(Debug, Error)]
 #[error("the tokens in `{}` cannot be read: {source}", path.display())]
 pub struct ReadSampleError {
@@ -138,11 +137,11 @@ pub struct ReadSampleError {
     pub source: io::Error,
 }
 
-/// Where records are.
+/// The records of all samples.
 #[derive(Debug)]
 pub(super) enum Records {
     Memory(Vec<u8>),
-    /// Open as long as the set exists, so the file may be removed from its folder.
+    /// Open as long as the set exists, so the file may be deleted from its folder.
     File {
         file: File,
         path: PathBuf,
@@ -150,9 +149,10 @@ pub(super) enum Records {
     },
 }
 
-/// A file of rows, by its place in the list of files, and its first sample.
+/// A file that samples came from, and the first of these samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileOfSamples {
+    /// Index in [`TokenSet::files`].
     pub file: usize,
     pub unit: RowUnit,
     pub first_sample: usize,
@@ -167,17 +167,17 @@ pub struct TokenSet {
     pub(super) supervised: Vec<u32>,
     /// Line or row of each sample in its file.
     pub(super) row_numbers: Vec<u32>,
-    /// Where the record of every [`SAMPLES_OF_A_BLOCK`]th sample begins: those between follow from lengths.
+    /// The start of every [`SAMPLES_OF_A_BLOCK`]th record; the starts between follow from lengths.
     pub(super) block_starts: Vec<u64>,
-    /// Where every record begins instead, in a set that is a part of a file.
+    /// The start of every record, used instead of `block_starts` by a set that has only some samples of its file.
     pub(super) starts: Option<Vec<u64>>,
-    /// The first sample of each source: one, or several that are mixed.
+    /// The first sample of each source.
     pub(super) sources: Vec<usize>,
     /// The files in reading order, and which of them samples came from.
     pub(super) files: Vec<PathBuf>,
     pub(super) files_of_samples: Vec<FileOfSamples>,
     pub(super) stats: TokenStats,
-    /// The sound of the samples, where any has some.
+    /// `None` if no sample has audio.
     pub(super) clips: Option<SampleClips>,
 }
 
@@ -193,8 +193,8 @@ impl TokenSet {
         self.lengths.is_empty()
     }
 
-    /// Appends the tokens of a sample to `ids`, then calls `on_label` with each position that carries a
-    /// label, the first included, and the label. Allocates nothing but room in `ids`.
+    /// Appends the tokens of a sample to `ids`, then calls `on_label` with the position and the label of each position
+    /// that has one, including the first. Allocates only in `ids`.
     pub fn read(
         &self,
         index: usize,
@@ -216,7 +216,7 @@ impl TokenSet {
         }
     }
 
-    /// A sample on its own, where only a few are needed.
+    /// A sample in buffers of its own, for callers that need only a few.
     pub fn sample(&self, index: usize) -> Result<Sample, ReadSampleError> {
         let mut ids = Vec::new();
         let mut labels = vec![NOT_SUPERVISED; self.lengths[index] as usize];
@@ -234,7 +234,7 @@ impl TokenSet {
         self.supervised[index]
     }
 
-    /// What these samples take together.
+    /// The sizes of these samples together.
     pub fn extent(&self, samples: impl IntoIterator<Item = u32>) -> Extent {
         samples.into_iter().fold(Extent::default(), |sum, sample| Extent {
             tokens: sum.tokens + self.lengths[sample as usize] as usize,
@@ -244,7 +244,7 @@ impl TokenSet {
         })
     }
 
-    /// The sound of the samples, where any has some.
+    /// `None` if no sample has audio.
     pub fn clips(&self) -> Option<&SampleClips> {
         self.clips.as_ref()
     }
@@ -258,7 +258,7 @@ impl TokenSet {
         &self.stats
     }
 
-    /// Whether samples are read from a file when they are needed.
+    /// Whether samples are read from a file during a run.
     pub fn is_on_disk(&self) -> bool {
         matches!(self.records, Records::File { .. })
     }
@@ -269,7 +269,7 @@ impl TokenSet {
         self.sources.iter().zip(ends).map(|(&first, end)| first..end)
     }
 
-    /// Where a sample came from, for messages.
+    /// The row that a sample came from, for messages.
     pub fn place(&self, index: usize) -> RowPlace<'_> {
         let after = self.files_of_samples.partition_point(|file| file.first_sample <= index);
         let found = self.files_of_samples[after - 1];
@@ -280,7 +280,7 @@ impl TokenSet {
         }
     }
 
-    /// Memory that the set takes; a set on disk takes only its lengths and counts.
+    /// Memory of the set. A set on disk has only lengths and counts in memory.
     pub fn heap_bytes(&self) -> usize {
         fn vec_bytes<T>(vec: &Vec<T>) -> usize {
             vec.capacity() * size_of::<T>()
@@ -310,7 +310,7 @@ impl TokenSet {
             + before.iter().map(|&length| self.form.record_bytes(length as usize)).sum::<u64>()
     }
 
-    /// The next sample comes from this file.
+    /// Records that the next sample comes from this file.
     pub(super) fn note_file(&mut self, file: &Path, unit: RowUnit) {
         if self.files.last().is_none_or(|path| path != file) {
             let (index, first_sample) = (self.files.len(), self.row_numbers.len());
@@ -319,7 +319,7 @@ impl TokenSet {
         }
     }
 
-    /// The starts of all blocks, from the lengths.
+    /// Computes the starts of all blocks from the lengths.
     pub(super) fn index_blocks(&mut self) {
         self.block_starts.clear();
         let mut start = 0;
@@ -331,7 +331,7 @@ impl TokenSet {
     }
 }
 
-/// The larger of each dimension.
+/// The maximum of each dimension.
 pub fn largest_extent(one: Extent, other: Extent) -> Extent {
     Extent {
         tokens: one.tokens.max(other.tokens),

@@ -1,10 +1,9 @@
 //! The assistant's turns of a conversation, in the texts that a chat template renders.
 //!
-//! A turn is what rendering one more message adds to the prompt that the model would be asked with; it is never
-//! searched for in the text. Some templates rewrite earlier turns when others follow, such as those that take the
-//! reasoning out of all answers but the last. Such a conversation becomes several texts: each holds every turn that it
-//! renders as the model would generate it, and no turn is supervised in another form.
-//! Leaves out tokens.
+//! A turn is found by rendering twice: it is what one more message adds to the prompt for that message. The text is
+//! never searched for it. Some templates rewrite earlier turns when others follow, for example to remove the reasoning
+//! from all answers except the last. Such a conversation becomes several texts: each supervises the turns that it
+//! renders as the model would generate them, and no turn is supervised in another form.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
@@ -19,7 +18,7 @@ use smidgen_formats::tokenizer::chat_template::{ChatInput, ChatTemplate, ChatTem
 
 /// Every answer is rendered with everything before it, so the work grows with the square.
 const MOST_MESSAGES: usize = 2000;
-/// Fields with what the assistant thinks before it speaks.
+/// Fields with the reasoning before an answer.
 const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
 
 /// A conversation and the template that renders it.
@@ -32,21 +31,23 @@ pub(super) struct Turns<'a> {
 /// A text to train on.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum TurnsText {
-    /// The bytes of the supervised turns.
+    /// A text, and the byte ranges of its supervised turns.
     Turns { text: String, turns: Vec<Range<usize>> },
-    /// The template renders the turn differently than it prompts for it: what differs from the prompt is the turn.
+    /// A turn that does not begin with its prompt: what differs from the prompt is supervised.
     Answer { prompt: String, text: String },
 }
 
-/// One turn, by what was rendered up to it and with it.
 struct Turn {
     message: usize,
+    /// Bytes of the prompt, after which the turn begins.
     begin: usize,
+    /// The conversation up to and including the turn.
     with: Prefix,
+    /// Whether `with` begins with the prompt.
     continues_prompt: bool,
 }
 
-/// The beginning of a text, without the text.
+/// The length and the hash of the beginning of a text.
 struct Prefix {
     bytes: usize,
     hash: u64,
@@ -69,7 +70,7 @@ fn hash_of(text: &str) -> u64 {
 }
 
 impl Turns<'_> {
-    /// The first messages.
+    /// Renders the first `messages` messages.
     pub fn render(
         &self,
         messages: usize,
@@ -102,7 +103,7 @@ impl Turns<'_> {
         self.answers().rfind(|message| !self.is_silent(*message))
     }
 
-    /// Refuses a reasoning or a tool call that the template leaves out: the turn would be trained without it.
+    /// Refuses reasoning or a tool call that the template does not render: the turn would be trained without it.
     pub fn refuse_what_is_left_out(&self) -> Result<(), EncodeError> {
         for message in self.answers() {
             let wanted = wanted_texts(&self.conversation.messages[message]);
@@ -120,7 +121,7 @@ impl Turns<'_> {
         Ok(())
     }
 
-    /// The bytes of the answers without a loss in the text of the whole conversation.
+    /// The byte ranges of the answers without a loss in the text of the whole conversation.
     pub fn silent_in(&self, whole: &str) -> Result<Vec<Range<usize>>, EncodeError> {
         let silent = self.answers().filter(|message| self.is_silent(*message));
         let bytes = silent.map(|message| {
@@ -135,7 +136,7 @@ impl Turns<'_> {
         bytes.collect()
     }
 
-    /// Texts that together hold every turn with a loss once, in order.
+    /// Texts that together supervise every turn with a loss once, in order.
     pub fn texts(&self) -> Result<Vec<TurnsText>, EncodeError> {
         let messages = self.conversation.messages.len();
         if messages > MOST_MESSAGES {
@@ -171,7 +172,7 @@ impl Turns<'_> {
     }
 }
 
-/// Texts of a message that its turn must have, with the names of their fields.
+/// Texts of a message that its turn must contain, with the names of their fields.
 fn wanted_texts(message: &Json) -> Vec<(&'static str, &str)> {
     let reasoning =
         REASONING_FIELDS.iter().filter_map(|field| Some((*field, message[*field].as_str()?.trim())));
@@ -180,7 +181,7 @@ fn wanted_texts(message: &Json) -> Vec<(&'static str, &str)> {
     reasoning.filter(|(_, text)| !text.is_empty()).chain(names).collect()
 }
 
-/// How much of their beginnings two texts share, in whole characters.
+/// Bytes of the common beginning of two texts, in whole characters.
 fn shared_bytes(a: &str, b: &str) -> usize {
     let same = a.bytes().zip(b.bytes()).take_while(|(a, b)| a == b).count();
     (0..=same).rev().find(|end| a.is_char_boundary(*end)).unwrap_or(0)

@@ -1,10 +1,9 @@
 //! The text of a data file as a stream of bytes that should be UTF-8.
 //!
-//! Readers of rows check each row, so that a wrong byte costs its row and no other; what they are given never ends
+//! Readers of rows check each row, so that a wrong byte costs its row and no other; the text that they get never ends
 //! within a character. A byte order mark is skipped, and a file in UTF-16 is refused: half of its lines would look
-//! like text. A row is held to `MAX_ROW_BYTES`: a quote or a bracket that is never closed would otherwise take the
-//! whole file into memory.
-//! Leaves out where rows begin: readers of rows call `begin_row`.
+//! like text. A row has at most `MAX_ROW_BYTES`: otherwise a quote or a bracket that is never closed would read the
+//! whole file into memory. Readers of rows call `begin_row` where a row begins.
 
 use std::io::{self, BufRead, Read};
 use std::path::Path;
@@ -12,6 +11,7 @@ use std::path::Path;
 use thiserror::Error;
 
 use crate::compressed::{open_unpacked, packing_error};
+use crate::row_place::{RowPlace, RowUnit};
 use crate::source_error::{MAX_ROW_BYTES, SourceError};
 
 const BUFFER_BYTES: usize = 64 * 1024;
@@ -44,7 +44,27 @@ enum TextError {
     RowTooLong { line: u64 },
 }
 
-/// The text of a row, or where its first wrong byte is; the row begins at `line`, after `column` bytes of it.
+/// Calls `on_line` with each line of a file, without the line break at its end.
+pub(super) fn for_each_line<E: From<SourceError>>(
+    path: &Path,
+    mut reader: Utf8Reader,
+    mut on_line: impl FnMut(RowPlace<'_>, Result<&str, SourceError>) -> Result<(), E>,
+) -> Result<(), E> {
+    let (mut line, mut number) = (Vec::new(), 0);
+    loop {
+        line.clear();
+        reader.begin_row();
+        if reader.read_until(b'\n', &mut line).map_err(|source| text_error(path, source))? == 0 {
+            return Ok(());
+        }
+        number += 1;
+        let before = if number == 1 { reader.mark_bytes } else { 0 };
+        let text = text_of(path, &line, number, before).map(|text| text.trim_end_matches(['\r', '\n']));
+        on_line(RowPlace { file: path, unit: RowUnit::Line, number }, text)?;
+    }
+}
+
+/// The text of a row, or the place of its first wrong byte. The row begins at `line`, after `column` bytes of it.
 pub(super) fn text_of<'a>(
     path: &Path,
     bytes: &'a [u8],
@@ -70,6 +90,7 @@ pub(super) struct Utf8Reader {
     line: u64,
     row_bytes: u64,
     started: bool,
+    /// Bytes of the byte order mark, which precede the first text in its line.
     mark_bytes: u64,
 }
 
@@ -93,12 +114,7 @@ impl Utf8Reader {
         self.row_bytes = 0;
     }
 
-    /// Bytes of the byte order mark: those of the first line before the first that was handed out.
-    pub fn mark_bytes(&self) -> u64 {
-        self.mark_bytes
-    }
-
-    /// Reads until there is text to hand out, or nothing more.
+    /// Reads until there is text to hand out, or the file ends.
     fn refill(&mut self) -> io::Result<()> {
         self.buffer.copy_within(self.text_end..self.end, 0);
         self.end -= self.text_end;
@@ -110,7 +126,7 @@ impl Utf8Reader {
                 Err(error) => return Err(error),
             };
             self.end += count;
-            // A character that the file cuts off is handed out as it is.
+            // A character that the end of the file cuts off is handed out incomplete.
             let withheld = if count == 0 { 0 } else { incomplete_bytes(&self.buffer[..self.end]) };
             // A mark is looked for in the first two bytes.
             if !self.started && self.end < 2 && count > 0 {
@@ -129,7 +145,7 @@ impl Utf8Reader {
         Ok(())
     }
 
-    /// Passes a byte order mark, which is one character.
+    /// Skips a byte order mark, which is one character.
     fn skip_mark(&mut self) -> io::Result<()> {
         let text = &self.buffer[..self.text_end];
         if UTF16_MARKS.iter().any(|mark| text.starts_with(mark)) {
@@ -159,7 +175,7 @@ fn incomplete_bytes(bytes: &[u8]) -> usize {
     0
 }
 
-/// Moves a position past some text: the line, and the bytes before the position in it.
+/// Moves a position past some text; `column` counts the bytes before the position in its line.
 pub(super) fn pass(text: &[u8], line: &mut u64, column: &mut u64) {
     match text.iter().rposition(|&byte| byte == b'\n') {
         Some(last) => {
@@ -213,7 +229,7 @@ mod tests {
         }
     }
 
-    /// The pieces that come out, or what is said.
+    /// The pieces that are handed out, or the error message.
     fn read(bytes: &[u8], at_once: usize) -> Result<Vec<Vec<u8>>, String> {
         let mut reader = Utf8Reader::new(Box::new(Dripping(bytes.to_vec(), at_once)));
         let mut pieces = Vec::new();

@@ -1,16 +1,16 @@
 //! Names of data sets on the hub: `hf:org/name[@revision][/config][:split]`.
 //!
-//! As names of models, they become parts of URLs and of folders, so only characters that are valid there are accepted.
-//! Left out: whether the data set exists, and which configs and splits it has.
+//! Like model names, they become parts of URLs and folder names, so only characters that are valid there are accepted.
+//! Not checked here: whether the data set exists, and which configs and splits it has.
 
 use crate::model_name::is_plain;
 use std::fmt;
 
-/// How a data set is written, for messages.
+/// The forms of a data set name, for messages.
 pub const DATASET_FORMS: &str =
     "`hf:org/name`, `hf:org/name:split`, `hf:org/name/config:split` or `hf:org/name@revision/config:split`";
 
-/// A data set of the hub, or a part of it.
+/// A data set on the hub, or a part of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DatasetName {
     pub repo: String,
@@ -21,7 +21,7 @@ pub struct DatasetName {
 }
 
 impl DatasetName {
-    /// From the part after `hf:`.
+    /// Parses the part after `hf:`.
     pub fn parse(text: &str) -> Option<DatasetName> {
         let (text, split) = match text.split_once(':') {
             Some((text, split)) => (text, Some(split)),

@@ -1,9 +1,9 @@
-//! Names and words of other trainers, each with its counterpart in a recipe.
+//! Keys and values of other trainers, each with a hint that names its counterpart in a recipe.
 //!
 //! Covered: Hugging Face Trainer, PEFT, TRL, bitsandbytes, Axolotl, LLaMA-Factory, Unsloth, DeepSpeed, Accelerate.
-//! A key from this list is refused like any unknown key, only with a better hint: to accept a name with a slightly
-//! different meaning (per device, per micro-batch) would change results.
-//! Names are compared in lower case with `-` as `_`. A test holds every key that a hint names to the table of keys.
+//! A key from this list is refused like any unknown key, but with a better hint: accepting a name whose meaning differs
+//! slightly (per device, per micro-batch) would change results.
+//! Names are compared in lower case with `-` as `_`. A test checks that every key named in a hint exists.
 
 /// The hint for a foreign key; some hints apply only in one section.
 pub(crate) fn foreign_key_hint(section: &str, name: &str) -> Option<&'static str> {
@@ -14,7 +14,7 @@ pub(crate) fn foreign_key_hint(section: &str, name: &str) -> Option<&'static str
     find(&qualified).or_else(|| find(&name))
 }
 
-/// The hint for a foreign word at one of our keys.
+/// The hint for a value of another trainer at one of our keys.
 pub(crate) fn foreign_word_hint(key: &str, word: &str) -> Option<&'static str> {
     let word = word.to_lowercase();
     let found =
@@ -22,7 +22,7 @@ pub(crate) fn foreign_word_hint(key: &str, word: &str) -> Option<&'static str> {
     found.map(|(_, _, hint)| *hint)
 }
 
-/// Our section for a section of another trainer, its name in lower case.
+/// Our section for a section of another trainer; `name` is in lower case.
 pub(crate) fn section_for_foreign(name: &str) -> Option<&'static str> {
     match name {
         "base_model" => Some("model"),
@@ -37,12 +37,12 @@ pub(crate) fn section_for_foreign(name: &str) -> Option<&'static str> {
     }
 }
 
-/// Every foreign name, for near misses.
+/// Every key of other trainers, for spelling hints.
 pub(crate) fn foreign_names() -> impl Iterator<Item = &'static str> {
     FOREIGN_KEYS.iter().flat_map(|(names, _)| names.iter().copied()).filter(|name| !name.contains('.'))
 }
 
-/// Foreign keys and hints.
+/// Keys of other trainers, and the hint for each.
 #[rustfmt::skip]
 pub(crate) const FOREIGN_KEYS: &[(&[&str], &str)] = &[
     // model
@@ -102,7 +102,7 @@ pub(crate) const FOREIGN_KEYS: &[(&[&str], &str)] = &[
        "data.test", "data.valid", "data.validation"],
         "write `data.eval`: a file, a glob, or a list of them"),
     (&["val_set_size", "val_size", "eval_split_ratio", "dataset_split", "test_size"],
-        "write `data.split`: the share of the training rows that is evaluated"),
+        "write `data.split`: the share of the training rows that is held out for evaluation"),
     (&["max_samples", "max_train_samples", "num_samples"], "write `data.limit`"),
     (&["mix_strategy", "interleave_probs", "probabilities", "dataset_mixer"],
         "write a table `[[data.mix]]` with `path` and `weight` for each source"),
@@ -111,9 +111,9 @@ pub(crate) const FOREIGN_KEYS: &[(&[&str], &str)] = &[
         "write `data.columns`, such as `{ prompt = \"question\", completion = \"answer\" }`"),
     (&["max_seq_length", "max_length", "max_seq_len", "ctx_len", "context_size", "max_len", "seq_length", "n_ctx", "sequence_len", "sequence_length", "seq_len", "cutoff_len",
        "model_max_length", "max_source_length", "block_size", "context_length"],
-        "write `data.max_tokens`; what happens to longer samples is `data.overflow`"),
+        "write `data.max_tokens`; `data.overflow` says what happens to longer samples"),
     (&["dataset_text_field", "text_field", "text_column", "field", "dataset_format", "data.type"],
-        "write `data.format`; a `text` column is found by `\"text\"` or `\"auto\"`, another by `data.columns`"),
+        "write `data.format`: `\"text\"` or `\"auto\"` reads the column `text`; `data.columns` names another column"),
     (&["chat_template", "prompt_template", "template", "prompt_style", "chat_template_jinja"],
         "write `data.template`: `\"auto\"`, a built-in name, or a .jinja file"),
     (&["packing", "sample_packing", "pad_to_sequence_len", "eval_sample_packing", "group_by_length", "padding_free",
@@ -219,7 +219,7 @@ pub(crate) const FOREIGN_KEYS: &[(&[&str], &str)] = &[
         "write `memory.optimizer_state = \"host\"`, or leave it `\"auto\"`"),
     (&["zero_optimization", "deepspeed", "fsdp", "fsdp_config", "zero_stage", "ddp", "distributed_type",
        "parallelism_config"],
-        "remove it: the plan places memory according to `memory.budget`, and smidgen runs on one device"),
+        "remove it: `memory.shard` says what ranks divide, and the plan offloads what does not fit `memory.budget`"),
     (&["num_threads", "num_cpu_threads_per_process", "omp_num_threads"],
         "write `memory.threads` (0 = all)"),
     // output
@@ -227,7 +227,7 @@ pub(crate) const FOREIGN_KEYS: &[(&[&str], &str)] = &[
         "write `output.dir`"),
 ];
 
-/// Foreign words at our keys: keys, words in lower case, hint.
+/// Values of other trainers at our keys: keys, values in lower case, hint.
 #[rustfmt::skip]
 pub(crate) const FOREIGN_WORDS: &[(&[&str], &[&str], &str)] = &[
     (&["model.base", "model.compute"], &["bfloat16", "torch.bfloat16", "bfloat", "brain"], "write `bf16`"),

@@ -1,8 +1,8 @@
 //! Every key of a recipe in one table: its section, how it is read, how it is rendered, what it means.
 //!
 //! Parsing, nearest-key hints, `job.toml`, the key reference and the comparison on resume all use [`KEYS`];
-//! defaults are in `sections.rs`. To add a key: a field there with its default, a line here.
-//! The order is the order of the documentation and of `job.toml`.
+//! defaults are in `sections.rs`. To add a key, add a field with its default there and a line here.
+//! The key reference and `job.toml` have the same order.
 
 use crate::mix::{COLUMNS, MIX};
 use crate::pins;
@@ -29,7 +29,7 @@ pub(crate) struct Key {
     pub required: bool,
     /// The key of the same section that excludes this one.
     pub excludes: Option<&'static str>,
-    /// Writes the value into the recipe, or refuses it with `None`.
+    /// Writes the value into the recipe; `None` if the value is not accepted.
     pub set: fn(&mut Recipe, &Given<'_>) -> Option<()>,
     /// The value as TOML; `None` if the key that excludes this one is set.
     pub show: fn(&Recipe) -> Option<String>,
@@ -42,11 +42,9 @@ impl Key {
     }
 }
 
-/// Sections in order.
 pub(crate) const SECTIONS: [&str; 8] =
     ["model", "adapter", "data", "train", "eval", "memory", "expect", "output"];
 
-/// The key of this section and name.
 pub(crate) fn find_key(section: &str, name: &str) -> Option<&'static Key> {
     KEYS.iter().find(|key| key.section == section && key.name == name)
 }
@@ -60,13 +58,13 @@ macro_rules! key {
             |recipe, value| recipe.$section.$name = value,
             |recipe| Some(recipe.$section.$name.render()))
     };
-    // A memory choice that may be pinned.
+    // A memory choice, stored in one pin.
     (pin $name:ident, $reader:expr, $meaning:literal) => {
         key!(@ memory.$name, $reader, $meaning,
             |recipe, value| recipe.memory.pins.$name = value,
             |recipe| Some(pins::render_pin(&recipe.memory.pins.$name)))
     };
-    // Several of them in one key.
+    // A memory choice that a pair of functions writes to and reads from the pins.
     (pins $name:ident, $reader:expr, $pin:ident, $show:ident, $meaning:literal) => {
         key!(@ memory.$name, $reader, $meaning,
             |recipe, value| pins::$pin(&mut recipe.memory.pins, value),
@@ -85,7 +83,7 @@ macro_rules! key {
                 })
         }
     };
-    // What all of them have.
+    // The fields that all keys have.
     (@ $section:ident . $name:ident, $reader:expr, $meaning:literal,
      |$recipe:ident, $value:ident| $set:expr, |$shown:ident| $show:expr) => {
         Key {
@@ -105,7 +103,6 @@ macro_rules! key {
     };
 }
 
-/// Every key.
 #[rustfmt::skip]
 pub(crate) static KEYS: &[Key] = &[
     key!(required model.path, MODEL_PATH, "the base model; paths start at the recipe's folder"),
@@ -116,10 +113,10 @@ pub(crate) static KEYS: &[Key] = &[
     key!(adapter.rank, count_from::<usize, 1>(), "rank of the adapter"),
     key!(adapter.alpha, ABOVE_ZERO, "scale is alpha / rank; the default is twice the rank"),
     key!(adapter.dropout, FRACTION_BELOW_ONE, "dropout on the adapter's input"),
-    key!(adapter.targets, TARGETS, "which linear layers are adapted; `all-linear` is all but the LM head; with `full`, a list trains these linear layers with their biases, `all-linear` every weight of the decoder layers"),
+    key!(adapter.targets, TARGETS, "which linear layers are adapted; `all-linear` = all except the LM head; with `full`, a list trains these linear layers and their biases, and `all-linear` trains every weight of the decoder layers"),
     key!(adapter.layers, LAYERS, "which decoder layers are adapted or trained, counted from 0; with `full`, `all` also trains embedding, final norm and LM head"),
-    key!(adapter.init, INIT, "initial values: default, a PEFT adapter with the same kind, rank and targets, or `builtin:speech`, the adapter inside Phi-4-multimodal as published, with its rank and alpha"),
-    key!(adapter.train, PARTS, "parts of the base that are trained themselves in addition to the adapter and saved with it, as PEFT's `modules_to_save`: names such as `embed_tokens`, `lm_head`, `norms` or `projector`"),
+    key!(adapter.init, INIT, "initial values: `default`, the folder of a PEFT adapter with the same kind, rank and targets, or `builtin:speech` (the speech adapter that Phi-4-multimodal ships with; rank and alpha are then those of the checkpoint)"),
+    key!(adapter.train, PARTS, "parts of the base model that are trained in full in addition to the adapter and saved with it, like PEFT's `modules_to_save`: names such as `embed_tokens`, `lm_head`, `norms` or `projector`"),
     key!(adapter.rank_pattern, RANK_PATTERN, "ranks of modules that match a pattern; the first match wins"),
     key!(adapter.alpha_pattern, ALPHA_PATTERN, "alphas of modules that match a pattern; the first match wins"),
     key!(adapter.bias, words::<Bias>(), "which biases are trained"),
@@ -132,20 +129,20 @@ pub(crate) static KEYS: &[Key] = &[
         ..key!(required data.train, TRAIN_FILES, "training data: .json, .jsonl, .csv, .txt or .parquet; one file, a list, or globs; `hf:org/name[@revision][/config][:split]` on the hub; not needed with `data.mix`")
     },
     key!(data.eval, EVAL_FILES, "evaluation data, like `data.train`"),
-    key!(data.split, FRACTION_BELOW_ONE, "where there is no `data.eval`: the share of the training rows that is evaluated instead, rounded up, chosen by `train.seed`; 0 = none"),
-    key!(data.limit, count_from::<usize, 0>(), "rows used of each source of training data, from the first on; 0 = all"),
-    key!(data.columns, COLUMNS, "which columns are taken as which, such as `{ prompt = \"question\", completion = \"answer\" }`"),
-    key!(data.on_bad_row, words::<OnBadRow>(), "what happens when rows cannot be used: all are reported and the run is refused, or they are left out and counted"),
+    key!(data.split, FRACTION_BELOW_ONE, "share of the training rows that is held out for evaluation when there is no `data.eval`, rounded up, chosen by `train.seed`; 0 = none"),
+    key!(data.limit, count_from::<usize, 0>(), "maximum rows of each source of training data, from the first; 0 = all"),
+    key!(data.columns, COLUMNS, "the column for each role, if the columns have other names than the format expects, such as `{ prompt = \"question\", completion = \"answer\" }`"),
+    key!(data.on_bad_row, words::<OnBadRow>(), "what happens if rows cannot be used: `error` reports all of them and refuses the run, `skip` leaves them out and counts them"),
     key!(data.format, words::<DataFormat>(), "format of the rows; auto = detected from the columns"),
     key!(data.template, TEMPLATE, "chat template; auto = the model's own"),
-    key!(data.loss_on, words::<LossOn>(), "which tokens carry a loss; auto = of chat rows every turn of the assistant, of text all, else the completion"),
+    key!(data.loss_on, words::<LossOn>(), "which tokens carry a loss; auto = every assistant turn of chat rows, all tokens of text rows, else the completion"),
     key!(data.max_tokens, count_from::<usize, 2>(), "longest sample in tokens"),
-    key!(data.overflow, words::<Overflow>(), "what happens to longer samples: `chunk` cuts them into pieces that are all used; auto = chunk for rows of text, else truncate"),
-    key!(data.max_audio_seconds, ABOVE_ZERO, "longest clip in seconds, for models that hear"),
-    key!(data.audio_overflow, words::<AudioOverflow>(), "what happens to longer clips: their rows are dropped and counted, or their end is cut off"),
-    key!(data.audio_dir, AUDIO_FOLDER, "folder that the audio paths of rows start at; empty = the folder of the data file"),
-    key!(data.mix, MIX, "more sources of training data, as `[[data.mix]]` with `path`, `weight` and, if wanted, `format` and `columns`; `data.train` has weight 1; an epoch has as many samples as all sources together"),
-    key!(data.shuffle, BOOLEAN, "reshuffle in each epoch, with `train.seed`"),
+    key!(data.overflow, words::<Overflow>(), "what happens to longer samples; `chunk` cuts them into pieces and uses every piece; auto = `chunk` for text rows, else `truncate`"),
+    key!(data.max_audio_seconds, ABOVE_ZERO, "longest audio clip in seconds, for models with an audio encoder"),
+    key!(data.audio_overflow, words::<AudioOverflow>(), "what happens to longer clips: `drop` drops their rows and counts them, `trim` cuts their end off"),
+    key!(data.audio_dir, AUDIO_FOLDER, "folder that audio paths in rows are relative to; empty = the folder of the data file"),
+    key!(data.mix, MIX, "more sources of training data: tables `[[data.mix]]` with `path`, `weight` and optionally `format` and `columns`; `data.train` has weight 1; an epoch has as many samples as all sources together"),
+    key!(data.shuffle, BOOLEAN, "reshuffle the samples in each epoch, with `train.seed`"),
     //
     key!(train.batch, count_from::<usize, 1>(), "samples per optimizer step, over all ranks",
         batch = Batch::Samples, excludes batch_tokens),
@@ -155,18 +152,18 @@ pub(crate) static KEYS: &[Key] = &[
     key!(train.epochs, ABOVE_ZERO, "instead of `train.steps`: passes over the data",
         length = Length::Epochs, excludes steps),
     key!(train.lr, ABOVE_ZERO, "peak learning rate"),
-    key!(train.schedule, words::<Schedule>(), "learning rate after warm-up"),
+    key!(train.schedule, words::<Schedule>(), "learning rate schedule after warm-up"),
     key!(train.warmup, WARMUP, "warm-up steps, or a fraction below 1 of all steps"),
     key!(train.optimizer, words::<Optimizer>(), "the optimizer; 8-bit optimizer state changes results"),
-    key!(train.master, words::<Master>(), "how the weights of `adapter.kind = \"full\"` are kept while they are trained; bf16 has no f32 masters and is rounded at random, which changes results"),
+    key!(train.master, words::<Master>(), "how trained weights are stored with `adapter.kind = \"full\"`; bf16 = no f32 master weights, with stochastic rounding, which changes results"),
     key!(train.weight_decay, AT_LEAST_ZERO, "decoupled weight decay"),
-    key!(train.betas, TWO_FRACTIONS_BELOW_ONE, "decay of the two moments"),
+    key!(train.betas, TWO_FRACTIONS_BELOW_ONE, "decay rates of AdamW's two moments"),
     key!(train.eps, ABOVE_ZERO, "added to the square root of the second moment"),
     key!(train.clip, AT_LEAST_ZERO, "largest global gradient norm; 0 = no clipping"),
     key!(train.seed, SEED, "seed of every random choice"),
     key!(train.log_every, count_from::<u64, 0>(), "steps between progress lines (0 = none); metrics.jsonl has every step"),
     key!(train.eval_every, count_from::<u64, 0>(), "steps between evaluations; 0 = never"),
-    key!(train.save_every, count_from::<u64, 0>(), "steps between checkpoints; 0 = only the best evaluated state, and the final adapter or model"),
+    key!(train.save_every, count_from::<u64, 0>(), "steps between checkpoints; 0 = save only the best evaluated state and the final adapter or model"),
     key!(train.keep, count_from::<usize, 1>(), "number of checkpoints to keep, in addition to the best evaluated one"),
     key!(train.early_stop, count_from::<u64, 0>(), "evaluations without improvement before the run ends; 0 = off"),
     //
@@ -180,15 +177,15 @@ pub(crate) static KEYS: &[Key] = &[
     key!(memory.host_budget, BUDGET, "host and pinned memory; auto = what is free"),
     key!(memory.threads, count_from::<usize, 0>(), "CPU threads; 0 = all"),
     key!(pin micro_tokens, pins::TOKENS, "tokens of the largest micro-batch"),
-    key!(pin tile_tokens, pins::TOKENS_OR_NONE, "feed-forward blocks compute this many tokens at a time; none = a whole micro-batch"),
+    key!(pin tile_tokens, pins::TOKENS_OR_NONE, "tokens that feed-forward blocks compute at a time; none = a whole micro-batch"),
     key!(pin recompute, pins::LAYERS, "layers whose activations are recomputed in the backward pass, counted from 0; `every:2` is layers 0, 2, 4, ..."),
-    key!(pins activations, pins::SPACE, pin_activations, show_activations, "where activations are kept until the backward pass: on the device, in host memory, or in a file in the run folder; where the device is the CPU, host memory is its own"),
-    key!(pins weights, pins::WEIGHTS, pin_weights, show_weights, "where weights are kept, frozen and trained; `host:0.5` offloads half of the layers, spread evenly and the last one among them (of 28 layers 1, 3, 5, ..., 27), and the solver decides about embedding and LM head"),
+    key!(pins activations, pins::SPACE, pin_activations, show_activations, "where activations are kept until the backward pass: on the device, in host memory, or in a file in the run folder; if the device is the CPU, `device` and `host` are the same memory"),
+    key!(pins weights, pins::WEIGHTS, pin_weights, show_weights, "where weights are kept, frozen and trained; `host:0.5` offloads half of the layers, spread evenly and including the last (of 28 layers: 1, 3, 5, ..., 27), and leaves embedding and LM head to the solver"),
     key!(pin optimizer_state, pins::SPACE, "where optimizer state is kept"),
     key!(pin gradients, pins::SPACE, "where gradients of trained weights are kept (`adapter.kind = \"full\"`)"),
-    key!(pin order, pins::ORDER, "depth: a micro-batch passes all layers before the next one begins; breadth: all micro-batches of a step pass a layer before the next layer begins, so that offloaded weights are fetched once for all of them"),
-    key!(pin layers_per_lap, pins::TOKENS, "layers that all micro-batches pass before the next ones begin, in breadth-first order; with 2 only every second layer's input is kept for the backward pass, and the weights of two layers are on the device at the same time"),
-    key!(pins shard, pins::SHARD, pin_shard, show_shard, "what is divided over ranks, each with what stands before it: AdamW's moments, gradients, weights"),
+    key!(pin order, pins::ORDER, "depth: each micro-batch runs through all layers before the next one starts; breadth: all micro-batches of a step run through a layer before the next layer starts, so offloaded weights are fetched once for all of them"),
+    key!(pin layers_per_lap, pins::TOKENS, "in breadth-first order, the number of layers that all micro-batches run through before the next ones start; with 2, only every second layer's input is kept for the backward pass, and the weights of two layers are on the device at the same time"),
+    key!(pins shard, pins::SHARD, pin_shard, show_shard, "what is divided over ranks; `gradients` includes AdamW's moments, `weights` includes both"),
     key!(memory.adapt, BOOLEAN, "replan at a checkpoint if free memory has changed"),
     //
     Key {

@@ -1,12 +1,13 @@
 //! The recipe: what the user wrote, accepted or refused as a whole.
 //!
-//! One TOML file with flat sections and closed words, plus `section.key=value` overrides.
+//! A recipe is one TOML file with flat sections, plus `section.key=value` overrides.
 //! Unknown keys are refused, all mistakes are reported at once with their lines, every default is filled in.
 //! Paths in the file are relative to the file; paths in overrides, and `output.dir`, to the working directory.
-//! Code map: `sections.rs` types and defaults, `words.rs` closed words, `keys.rs` the table of keys, `read.rs` how
-//! values are taken, `parse.rs` the way in, `render.rs` the way out, `mistake.rs` the report,
-//! `model_name.rs` names of models, `dataset_name.rs` names of data sets, `suggest.rs` hints, `foreign.rs` names from other trainers,
-//! `single.rs` values one by one, `mix.rs` sources and columns of data.
+//! Code map: `sections.rs` types and defaults, `keys.rs` the table of keys, `value.rs` and `read.rs` values,
+//! `parse.rs` text to recipe, `render.rs` and `toml_text.rs` recipe to text, `mistake.rs` the report of mistakes,
+//! `suggest.rs` hints, `foreign.rs` and `reasons.rs` settings of other trainers, `model_name.rs` and `dataset_name.rs`
+//! names on the hub, `mix.rs` sources and columns of data, `pins.rs` keys that fix memory choices, `single.rs` one
+//! value on its own, `import` configurations of other tools.
 
 #![forbid(unsafe_code)]
 

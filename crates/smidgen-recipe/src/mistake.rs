@@ -8,15 +8,13 @@ use std::fmt;
 /// Why a recipe could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadRecipeError {
-    /// The file could not be read.
     #[error("cannot read the recipe `{file}`: {source}")]
     Unreadable {
         /// The path as the caller gave it.
         file: String,
-        /// The error of the system.
         source: std::io::Error,
     },
-    /// The file was read and is wrong.
+    /// The file was read and has mistakes.
     #[error(transparent)]
     Wrong(#[from] RecipeErrors),
 }
@@ -33,13 +31,11 @@ pub struct RecipeErrors {
 /// One thing that is wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mistake {
-    /// Where it is.
     pub place: Place,
     /// The key as written, `section.key`; empty for a syntax error.
     pub key: String,
     /// What is wrong, in one line.
     pub message: String,
-    /// What may have been meant.
     pub hint: Option<String>,
 }
 
@@ -52,7 +48,7 @@ pub enum Place {
     LineColumn(usize, usize),
     /// An override, as written.
     Override(String),
-    /// A required key that is missing.
+    /// Nowhere: a required key is missing, or the recipe was built in code.
     Missing,
 }
 

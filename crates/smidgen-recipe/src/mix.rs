@@ -1,8 +1,8 @@
 //! Reads the keys that describe sources of data: `data.columns` and the tables of `data.mix`.
 //!
-//! In the file a source is a table `[[data.mix]]`; `job.toml` and overrides write them as a list of inline tables.
+//! In a recipe file each source is a table `[[data.mix]]`; `job.toml` and overrides have a list of inline tables.
 //! [`explain_refusal`] says which part of such a value is wrong.
-//! Left out: whether a column exists.
+//! Not checked here: whether a column exists.
 
 use smidgen_ir::words::{ClosedWord, ColumnRole, DataFormat, nearest};
 
@@ -17,12 +17,13 @@ pub(crate) const COLUMNS: Reader<Vec<(ColumnRole, String)>> = reader(
     |given| read_columns(given).ok(),
 );
 
-pub(crate) const MIX: Reader<Vec<MixSource>> =
-    reader("a list of tables with `path` and `weight`, and `format` and `columns` if wanted", &[], |given| {
-        given.list()?.iter().map(|item| read_source(&given.with(item)).ok()).collect()
-    });
+pub(crate) const MIX: Reader<Vec<MixSource>> = reader(
+    "a list of tables with `path` and `weight`, and optionally `format` and `columns`",
+    &[],
+    |given| given.list()?.iter().map(|item| read_source(&given.with(item)).ok()).collect(),
+);
 
-/// What is wrong with a refused value of a key that names data, if one part of it is.
+/// The hint for a refused value of a key that names data, if it is clear which part of the value is wrong.
 pub(crate) fn explain_refusal(path: &str, given: &Given<'_>) -> Option<String> {
     match path {
         "data.columns" => read_columns(given).err().flatten(),
@@ -32,14 +33,14 @@ pub(crate) fn explain_refusal(path: &str, given: &Given<'_>) -> Option<String> {
             refusals.find_map(|refusal| refusal)
         }
         "data.train" | "data.eval" => {
-            let is_of_hub = given.value.to_string().contains("hf:");
-            is_of_hub.then(|| format!("a data set of the hub is {DATASET_FORMS}"))
+            let is_on_hub = given.value.to_string().contains("hf:");
+            is_on_hub.then(|| format!("a data set on the hub is written {DATASET_FORMS}"))
         }
         _ => None,
     }
 }
 
-/// What was expected instead; `None` where the phrase of the key says it.
+/// What was expected instead; `None` if the message of the key says enough.
 type Refusal = Option<String>;
 
 fn read_columns(given: &Given<'_>) -> Result<Vec<(ColumnRole, String)>, Refusal> {
@@ -53,9 +54,10 @@ fn read_columns(given: &Given<'_>) -> Result<Vec<(ColumnRole, String)>, Refusal>
             })
         })?;
         let column = given.with(&value).text().filter(|column| !column.is_empty());
-        let column = column.ok_or_else(|| Some(format!("`{name}` is the name of a column, as a string")))?;
+        let column =
+            column.ok_or_else(|| Some(format!("`{name}` must be the name of a column, as a string")))?;
         if columns.iter().any(|(taken, _)| *taken == role) {
-            return Err(Some(format!("`{role}` is there twice")));
+            return Err(Some(format!("the role `{role}` is given twice")));
         }
         if columns.iter().any(|(_, taken)| *taken == column) {
             return Err(Some(format!("the column `{column}` has two roles")));
@@ -86,7 +88,7 @@ fn read_source(given: &Given<'_>) -> Result<MixSource, Refusal> {
                 source.format = (words.read)(&given).ok_or_else(|| must_be(words.accepts.describe()))?;
             }
             ("columns", None) => columns = given.fields().ok_or_else(|| must_be("a table".to_owned()))?,
-            // A table of the file has its inner table as dotted names.
+            // Tables of the file are flattened: an inner table arrives as dotted names.
             ("columns", Some(role)) => columns.push((role.to_owned(), value.clone())),
             _ => {
                 return Err(Some(format!(

@@ -1,15 +1,15 @@
 //! Names of models: `hf:`, `pypi:`, and the other forms of `model.path`.
 //!
-//! Names become parts of URLs, of folders in a cache and of another program's arguments, so only characters that are
-//! valid there are accepted: everything else is refused before any request is made.
-//! Left out: whether the model exists.
+//! Names become parts of URLs, of folder names in a cache and of another program's arguments, so only characters that
+//! are valid there are accepted: everything else is refused before any request is made.
+//! Not checked here: whether the model exists.
 
 use crate::sections::{ModelPath, RecipePath};
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
-/// How a model is written, for messages.
+/// The forms of a model name, for messages.
 pub const MODEL_PATH_FORMS: &str = "`hf:org/name`, `hf:org/name@revision`, `hf:org/name:FILE.gguf`, `pypi:package`, a folder or a .gguf file";
 
 /// `org/name`, `org/name@revision`, `org/name:FILE.gguf` or both.
@@ -29,7 +29,7 @@ pub struct PypiName {
     pub version: Option<String>,
 }
 
-/// A `model.path` as people write it; paths are relative to `folder`.
+/// Parses a `model.path`; paths are relative to `folder`.
 pub fn parse_model_path(text: &str, folder: &Path) -> Option<ModelPath> {
     if let Some(name) = text.strip_prefix("hf:") {
         return HfName::parse(name).map(|_| ModelPath::HuggingFace(name.to_owned()));
@@ -47,12 +47,12 @@ pub fn parse_model_path(text: &str, folder: &Path) -> Option<ModelPath> {
     })
 }
 
-/// A text that is no [`ModelPath`].
+/// The text is not a [`ModelPath`].
 #[derive(Debug, thiserror::Error)]
-#[error("`{0}` names no model: a model is {MODEL_PATH_FORMS}")]
+#[error("`{0}` does not name a model: write {MODEL_PATH_FORMS}")]
 pub struct NoModelPath(String);
 
-/// As `model.path` in a recipe; paths are relative to the working directory.
+/// Parses what `model.path` of a recipe accepts; paths are relative to the working directory.
 impl FromStr for ModelPath {
     type Err = NoModelPath;
 
@@ -82,13 +82,12 @@ impl HfName {
         })
     }
 
-    /// The default revision.
     pub fn revision_or_main(&self) -> &str {
         self.revision.as_deref().unwrap_or("main")
     }
 }
 
-/// Whether all parts between slashes have only letters, digits and `signs`, and lead nowhere else.
+/// Whether all parts between slashes have only letters, digits and `signs`, and none of them is `..`.
 pub(crate) fn is_plain(text: &str, signs: &str) -> bool {
     text.split('/').all(|part| {
         let allowed = |c: char| c.is_ascii_alphanumeric() || signs.contains(c);

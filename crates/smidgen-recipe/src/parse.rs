@@ -1,9 +1,9 @@
 //! Turns text and overrides into a [`Recipe`], or into the list of all mistakes in them.
 //!
 //! The file is read first, then overrides in their order: the last value of a key wins. Keys that exclude each other
-//! share a field, so an override of one also replaces the other one of the file.
-//! Reading continues after a mistake; a refused value leaves its default, and checks across keys skip it.
-//! Left out: anything that needs the model, the data or a device.
+//! share a field, so an override of one also replaces the other one from the file.
+//! Reading continues after a mistake: the key keeps its default, and checks across keys skip it.
+//! Nothing here needs the model, the data or a device.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -36,7 +36,7 @@ pub struct RecipeSource {
     pub text: String,
 }
 
-/// The text of a file of a recipe's size; a device or a pipe could go on for ever.
+/// Reads a text file of limited size. Devices and pipes are refused: they could go on for ever.
 fn read_small_file(file: &Path) -> std::io::Result<String> {
     let refused = |what: String| Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, what));
     let metadata = std::fs::metadata(file)?;
@@ -51,7 +51,8 @@ fn read_small_file(file: &Path) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// Reads a recipe file. Its folder is made canonical, so that a recipe has the same paths however its path is written.
+/// Reads a recipe file. Its folder is made canonical, so that a recipe has the same paths however the user wrote its
+/// path.
 pub fn read_recipe_source(file: &Path) -> Result<RecipeSource, ReadRecipeError> {
     let unreadable = |source| ReadRecipeError::Unreadable { file: file.display().to_string(), source };
     let text = read_small_file(file).map_err(unreadable)?;
@@ -86,13 +87,7 @@ pub fn parse_recipe(
     working_directory: &Path,
 ) -> Result<Recipe, RecipeErrors> {
     let folder = working_directory.join(&source.folder);
-    let mut reading = Reading {
-        recipe: Recipe::with_defaults(),
-        seen: HashMap::new(),
-        mistakes: Vec::new(),
-        working_directory,
-    };
-
+    let mut reading = Reading::new(Recipe::with_defaults(), working_directory);
     let (document, errors) = DeTable::parse_recoverable(&source.text);
     let syntax = reading.note_syntax_errors(&source.text, errors);
     if syntax.understood {
@@ -118,7 +113,7 @@ pub fn parse_recipe(
     Err(RecipeErrors { file: source.file.clone(), mistakes })
 }
 
-/// Whether a recipe or its overrides give a key, such as `data.loss_on`; not where its text is no TOML.
+/// Whether a recipe or its overrides set a key, such as `data.loss_on`. A text that is not valid TOML sets none.
 pub fn gives_key(text: &str, overrides: &[String], path: &str) -> bool {
     let (section, name) = path.split_once('.').unwrap_or(("", path));
     let (document, _) = DeTable::parse_recoverable(text);
@@ -126,32 +121,27 @@ pub fn gives_key(text: &str, overrides: &[String], path: &str) -> bool {
         Some(DeValue::Table(keys)) => keys.contains_key(name),
         _ => false,
     };
-    let is_it = |word: &String| word.split_once('=').is_some_and(|(given, _)| given.trim() == path);
-    in_text || overrides.iter().any(is_it)
+    let sets_it = |text: &String| text.split_once('=').is_some_and(|(given, _)| given.trim() == path);
+    in_text || overrides.iter().any(sets_it)
 }
 
 impl Recipe {
-    /// Holds values that were set in code to the rules of a recipe file: those of each key, and those across keys.
+    /// Checks values that were set in code by the rules of a recipe file: those of each key, and those across keys.
     pub fn check(&self) -> Result<(), RecipeErrors> {
         let source =
             RecipeSource { file: "the recipe".to_owned(), folder: "/".into(), text: render_job(self) };
         let checked = parse_recipe(&source, &[], Path::new("/")).map(drop);
         checked.map_err(|mut errors| {
-            // Lines of a text that nobody wrote.
+            // The lines are those of a rendered text that the user has never seen.
             errors.mistakes.iter_mut().for_each(|mistake| mistake.place = Place::Missing);
             errors
         })
     }
 
-    /// Sets one key from text, as an override on the command line does: `recipe.set("memory.budget", "8GiB")`.
+    /// Sets one key from text, like an override on the command line: `recipe.set("memory.budget", "8GiB")`.
     /// Relative paths start at `folder`.
     pub fn set(&mut self, key: &str, text: &str, folder: &Path) -> Result<(), RecipeErrors> {
-        let mut reading = Reading {
-            recipe: self.clone(),
-            seen: HashMap::new(),
-            mistakes: Vec::new(),
-            working_directory: folder,
-        };
+        let mut reading = Reading::new(self.clone(), folder);
         let place = Place::Override(format!("{key}={text}"));
         let (section, name) = key.split_once('.').unwrap_or(("", key));
         reading.read_key(place, section, name, &Value::Bare(text.to_owned()), folder);
@@ -168,12 +158,7 @@ impl Recipe {
 
 /// The defaults with one override. Its paths start at `folder`, except `output.dir`.
 pub(crate) fn read_override(text: &str, folder: &Path) -> Result<Recipe, RecipeErrors> {
-    let mut reading = Reading {
-        recipe: Recipe::with_defaults(),
-        seen: HashMap::new(),
-        mistakes: Vec::new(),
-        working_directory: Path::new(""),
-    };
+    let mut reading = Reading::new(Recipe::with_defaults(), Path::new(""));
     reading.read_overrides(&[text.to_owned()], folder);
     match reading.mistakes.is_empty() {
         true => Ok(reading.recipe),
@@ -181,7 +166,7 @@ pub(crate) fn read_override(text: &str, folder: &Path) -> Result<Recipe, RecipeE
     }
 }
 
-/// What has been read so far.
+/// A recipe while it is read.
 struct Reading<'a> {
     recipe: Recipe,
     /// Keys that were given, by `section.key`.
@@ -193,18 +178,38 @@ struct Reading<'a> {
 /// Where a key was last given, and whether its value was accepted.
 struct Seen {
     place: Place,
-    taken: bool,
+    accepted: bool,
 }
 
 /// The result of the syntax check.
 struct Syntax {
-    /// The rest of the document can be trusted.
+    /// Every error is confined to its line, so the rest of the document can be trusted.
     understood: bool,
     /// Lines with mistakes that are already reported.
     lines: Vec<usize>,
 }
 
 impl Reading<'_> {
+    fn new(recipe: Recipe, working_directory: &Path) -> Reading<'_> {
+        Reading { recipe, seen: HashMap::new(), mistakes: Vec::new(), working_directory }
+    }
+
+    fn note(&mut self, place: Place, key: &str, message: String, hint: Option<String>) {
+        self.mistakes.push(Mistake { place, key: key.to_owned(), message, hint });
+    }
+
+    /// Notes a mistake at the place where the key was given; none if it was not given.
+    fn note_given(&mut self, key: &str, message: String, hint: &str) {
+        if let Some(seen) = self.seen.get(key) {
+            self.note(seen.place.clone(), key, message, Some(hint.to_owned()));
+        }
+    }
+
+    /// Whether a key has its default because its value was refused.
+    fn is_refused(&self, key: &str) -> bool {
+        self.seen.get(key).is_some_and(|seen| !seen.accepted)
+    }
+
     /// Errors within a line are all reported, and the rest of the document is read as usual.
     /// The first error that affects other lines, such as an open bracket, ends the report.
     fn note_syntax_errors(&mut self, text: &str, errors: Vec<toml::de::Error>) -> Syntax {
@@ -218,8 +223,7 @@ impl Reading<'_> {
                 lines.push(line);
                 let written = error.span().and_then(|span| text.get(span)).unwrap_or("").trim();
                 let (message, hint) = explain_syntax_error(error.message(), written);
-                let place = Place::LineColumn(line, column);
-                self.mistakes.push(Mistake { place, key: String::new(), message, hint });
+                self.note(Place::LineColumn(line, column), "", message, hint);
             }
             if !ERRORS_WITHIN_A_LINE.iter().any(|known| error.message().starts_with(known)) {
                 return Syntax { understood: false, lines };
@@ -254,7 +258,7 @@ impl Reading<'_> {
                 let reported = lines_to_skip.iter().any(|skip| (line..=end).contains(skip));
                 match meant {
                     Some(section) if reported => {
-                        let seen = Seen { place, taken: false };
+                        let seen = Seen { place, accepted: false };
                         self.seen.insert(format!("{section}.{name}"), seen);
                     }
                     Some(section) => {
@@ -262,7 +266,7 @@ impl Reading<'_> {
                     }
                     None => {
                         if let Some(hint) = foreign_key_hint("", name).filter(|_| !reported) {
-                            self.note_unknown_key(place, name.to_owned(), Some(hint.to_owned()));
+                            self.note_unknown_key(place, name, Some(hint.to_owned()));
                         }
                     }
                 }
@@ -273,7 +277,7 @@ impl Reading<'_> {
     /// A value at the top level, where only sections belong.
     fn note_stray_value(&mut self, place: Place, name: &str, value: &DeValue<'_>, known_section: bool) {
         if !known_section {
-            return self.note_unknown_key(place, name.to_owned(), suggest_key("", name));
+            return self.note_unknown_key(place, name, suggest_key("", name));
         }
         let (message, hint) = match value {
             DeValue::Array(items) if items.iter().any(|item| item.get_ref().is_table()) => {
@@ -289,7 +293,7 @@ impl Reading<'_> {
                 )
             }
         };
-        self.mistakes.push(Mistake { place, key: name.to_owned(), message, hint: Some(hint) });
+        self.note(place, name, message, Some(hint));
     }
 
     /// Notes the mistake; returns the nearest known section, if there is one.
@@ -303,14 +307,12 @@ impl Reading<'_> {
                 None => format!("the sections are {}", listed(&SECTIONS)),
             },
         };
-        let message = format!("unknown section `[{name}]`");
-        self.mistakes.push(Mistake { place, key: name.to_owned(), message, hint: Some(hint) });
+        self.note(place, name, format!("unknown section `[{name}]`"), Some(hint));
         near
     }
 
-    fn note_unknown_key(&mut self, place: Place, key: String, hint: Option<String>) {
-        let message = format!("unknown key `{key}`");
-        self.mistakes.push(Mistake { place, key, message, hint });
+    fn note_unknown_key(&mut self, place: Place, key: &str, hint: Option<String>) {
+        self.note(place, key, format!("unknown key `{key}`"), hint);
     }
 
     fn read_overrides(&mut self, overrides: &[String], folder: &Path) {
@@ -322,18 +324,13 @@ impl Reading<'_> {
             let place = Place::Override(text.clone());
             let Some((path, value)) = text.split_once('=') else {
                 let message = "an override is written `section.key=value`".to_owned();
-                self.mistakes.push(Mistake {
-                    place,
-                    key: text.clone(),
-                    message,
-                    hint: suggest_override_key(text),
-                });
+                self.note(place, text, message, suggest_override_key(text));
                 continue;
             };
             let (path, value) = (path.trim(), Value::Bare(value.trim().to_owned()));
             match path.split_once('.') {
                 Some((section, name)) => self.read_key(place, section.trim(), name.trim(), &value, folder),
-                None => self.note_unknown_key(place, path.to_owned(), suggest_key("", path)),
+                None => self.note_unknown_key(place, path, suggest_key("", path)),
             }
         }
     }
@@ -342,7 +339,7 @@ impl Reading<'_> {
     fn read_key(&mut self, place: Place, section: &str, name: &str, value: &Value, folder: &Path) {
         let path = format!("{section}.{name}");
         let Some(key) = find_key(section, name) else {
-            return self.note_unknown_key(place, path, suggest_key(section, name));
+            return self.note_unknown_key(place, &path, suggest_key(section, name));
         };
         if let Some(rival) = key.excludes.map(|rival| format!("{section}.{rival}"))
             && let Some(seen) = self.seen.get(&rival)
@@ -355,111 +352,77 @@ impl Reading<'_> {
                 Place::Missing => format!("`{rival}`"),
             };
             let message = format!("`{path}` and {other} exclude each other");
-            let hint = Some("keep one of them".to_owned());
-            self.mistakes.push(Mistake { place: place.clone(), key: path.clone(), message, hint });
+            self.note(place.clone(), &path, message, Some("keep one of them".to_owned()));
         }
         let given = Given { value, folder, working_directory: self.working_directory };
-        let taken = (key.set)(&mut self.recipe, &given).is_some();
-        if !taken {
-            self.mistakes.push(Mistake {
-                place: place.clone(),
-                key: path.clone(),
-                message: format!("`{path}` must be {}, got {}", key.accepts.describe(), abbreviate(value)),
-                hint: suggest_value(key, &given),
-            });
+        let accepted = (key.set)(&mut self.recipe, &given).is_some();
+        if !accepted {
+            let message = format!("`{path}` must be {}, got {}", key.accepts.describe(), abbreviate(value));
+            self.note(place.clone(), &path, message, suggest_value(key, &given));
         }
-        self.seen.insert(path, Seen { place, taken });
+        self.seen.insert(path, Seen { place, accepted });
     }
 
     /// Values that are valid alone and have no effect together.
     fn check_across_keys(&mut self) {
-        let train = &self.recipe.train;
-        let data = &self.recipe.data;
-        let no_eval_data = data.eval.is_empty()
-            && data.split == 0.0
-            && self.seen.get("data.eval").is_none_or(|seen| seen.taken);
-        let eval_never =
-            train.eval_every == 0 && self.seen.get("train.eval_every").is_none_or(|seen| seen.taken);
-        let never_saved =
-            train.save_every == 0 && self.seen.get("train.save_every").is_none_or(|seen| seen.taken);
+        let Recipe { train, data, memory, .. } = &self.recipe;
+        let no_eval_data = data.eval.is_empty() && data.split == 0.0 && !self.is_refused("data.eval");
+        let eval_never = train.eval_every == 0 && !self.is_refused("train.eval_every");
+        let never_saved = train.save_every == 0 && !self.is_refused("train.save_every");
         let inert = [
-            (train.eval_every > 0 && no_eval_data, "train.eval_every", "data.eval", "names no file"),
-            (train.early_stop > 0 && eval_never, "train.early_stop", "train.eval_every", "is 0"),
-            (self.recipe.memory.adapt && never_saved, "memory.adapt", "train.save_every", "is 0"),
+            (train.eval_every > 0 && no_eval_data, "train.eval_every", "0", "data.eval", "names no file"),
+            (train.early_stop > 0 && eval_never, "train.early_stop", "0", "train.eval_every", "is 0"),
+            (memory.adapt && never_saved, "memory.adapt", "false", "train.save_every", "is 0"),
         ];
-        for (wrong, key, needed, but) in inert {
-            if let Some(seen) = self.seen.get(key).filter(|_| wrong) {
-                self.mistakes.push(Mistake {
-                    place: seen.place.clone(),
-                    key: key.to_owned(),
-                    message: format!("`{key}` has no effect: `{needed}` {but}"),
-                    hint: Some(match key {
-                        "memory.adapt" => format!("set `{needed}`, or `{key} = false`"),
-                        _ => format!("set `{needed}`, or `{key} = 0`"),
-                    }),
-                });
-            }
+        for (_, key, off, needed, but) in inert.into_iter().filter(|(is_inert, ..)| *is_inert) {
+            let message = format!("`{key}` has no effect: `{needed}` {but}");
+            self.note_given(key, message, &format!("set `{needed}`, or `{key} = {off}`"));
         }
     }
 
-    /// Products in fp8 take weights in fp8.
+    /// Matmuls in fp8 need weights in fp8.
     fn check_fp8(&mut self) {
         let Model { base, compute, .. } = self.recipe.model;
-        let is_fp8 = matches!(base, BaseFormat::AsStored | BaseFormat::Fp8);
-        if let Some(seen) = self.seen.get("model.compute").filter(|_| compute == Compute::Fp8 && !is_fp8) {
-            self.mistakes.push(Mistake {
-                place: seen.place.clone(),
-                key: "model.compute".to_owned(),
-                message: format!(
-                    "`model.compute = \"fp8\"` needs weights in fp8, and `model.base` is `{base}`"
-                ),
-                hint: Some("remove `model.base`, or write `model.base = \"fp8\"`".to_owned()),
-            });
+        if compute == Compute::Fp8 && !matches!(base, BaseFormat::AsStored | BaseFormat::Fp8) {
+            self.note_given(
+                "model.compute",
+                format!("`model.compute = \"fp8\"` needs weights in fp8, and `model.base` is `{base}`"),
+                "remove `model.base`, or write `model.base = \"fp8\"`",
+            );
         }
     }
 
     /// Evaluation data comes from files or from the training data.
     fn check_split(&mut self) {
         let data = &self.recipe.data;
-        if let Some(seen) = self.seen.get("data.split").filter(|_| data.split > 0.0 && !data.eval.is_empty())
-        {
-            self.mistakes.push(Mistake {
-                place: seen.place.clone(),
-                key: "data.split".to_owned(),
-                message: "`data.split` and `data.eval` exclude each other".to_owned(),
-                hint: Some(
-                    "keep one of them: `data.eval=` or `data.split=0` on the command line removes the other"
-                        .to_owned(),
-                ),
-            });
+        if data.split > 0.0 && !data.eval.is_empty() {
+            self.note_given(
+                "data.split",
+                "`data.split` and `data.eval` exclude each other".to_owned(),
+                "keep one of them: `data.eval=` or `data.split=0` on the command line removes the other",
+            );
         }
     }
 
-    /// Keys of an adapter in a recipe without one.
+    /// Keys that apply only to adapters, or only without one.
     fn check_full(&mut self) {
         if self.recipe.adapter.kind != AdapterKind::Full {
-            if let Some(seen) = self.seen.get("train.master")
-                && self.recipe.train.master != Master::F32
-            {
-                self.mistakes.push(Mistake {
-                    place: seen.place.clone(),
-                    key: "train.master".to_owned(),
-                    message: "`train.master` has no effect: adapters are trained in f32".to_owned(),
-                    hint: Some("remove it, or write `adapter.kind = \"full\"`".to_owned()),
-                });
+            if self.recipe.train.master != Master::F32 {
+                self.note_given(
+                    "train.master",
+                    "`train.master` has no effect: adapters are trained in f32".to_owned(),
+                    "remove it, or write `adapter.kind = \"full\"`",
+                );
             }
             return;
         }
         for (key, is_default) in keys_of_adapters(&self.recipe.adapter) {
-            if let Some(seen) = self.seen.get(key).filter(|seen| seen.taken && !is_default) {
-                self.mistakes.push(Mistake {
-                    place: seen.place.clone(),
-                    key: key.to_owned(),
-                    message: format!(
-                        "`{key}` has no effect: `adapter.kind = \"full\"` trains the base weights"
-                    ),
-                    hint: Some("remove it, or choose a kind of adapter".to_owned()),
-                });
+            if !is_default && !self.is_refused(key) {
+                self.note_given(
+                    key,
+                    format!("`{key}` has no effect: `adapter.kind = \"full\"` trains the base weights"),
+                    "remove it, or choose a kind of adapter",
+                );
             }
         }
     }
@@ -467,22 +430,17 @@ impl Reading<'_> {
     fn check_required(&mut self) {
         for key in KEYS.iter().filter(|key| key.required) {
             let path = key.path();
-            let is_mixed =
-                !self.recipe.data.mix.is_empty() || self.seen.get("data.mix").is_some_and(|seen| !seen.taken);
+            let is_mixed = !self.recipe.data.mix.is_empty() || self.is_refused("data.mix");
             let is_replaced = path == "data.train" && is_mixed;
             if !self.seen.contains_key(&path) && !is_replaced {
-                self.mistakes.push(Mistake {
-                    place: Place::Missing,
-                    message: format!("missing key `{path}`"),
-                    hint: Some(format!("it must be {}", key.accepts.describe())),
-                    key: path,
-                });
+                let hint = format!("it must be {}", key.accepts.describe());
+                self.note(Place::Missing, &path, format!("missing key `{path}`"), Some(hint));
             }
         }
     }
 }
 
-/// Keys that apply only to adapters, and whether they have their defaults. A resolved recipe has all of them.
+/// Keys that apply only to adapters, and whether they have their defaults. A `job.toml` sets all of them.
 fn keys_of_adapters(adapter: &Adapter) -> [(&'static str, bool); 10] {
     let default = Recipe::with_defaults().adapter;
     [
@@ -516,7 +474,7 @@ fn line_and_column(text: &str, offset: usize) -> (usize, usize) {
 }
 
 /// Messages of the TOML parser for errors after which the next line can be read as usual.
-/// If a message changes there, reports get shorter, never wrong.
+/// If the parser changes a message, reports get shorter but never wrong.
 const ERRORS_WITHIN_A_LINE: [&str; 10] = [
     "string values must be quoted",
     "duplicate key",

@@ -1,10 +1,11 @@
-//! How the keys of `[memory]` that fix a memory choice are read into [`Pins`], and shown again.
+//! The keys of `[memory]` that fix a memory choice: how they are read into [`Pins`] and rendered again.
 //!
-//! Most keys are one pin. `memory.weights` and `memory.activations` each say where something is and how much of it, which
-//! are several pins.
+//! Most keys set one pin. `memory.weights` and `memory.activations` say where something is stored and how much of it,
+//! so they set several.
 
 use crate::read::{Reader, parse_count_from_one, read_count, read_layer_list, reader};
 use crate::toml_text::{RenderValue, quoted};
+use crate::value::Given;
 use smidgen_ir::{LayerRule, Order, Pins, Sharding, Space};
 
 pub(crate) const TOKENS: Reader<Option<usize>> =
@@ -40,37 +41,33 @@ pub(crate) const LAYERS: Reader<Option<LayerRule>> = reader(
 );
 
 pub(crate) const SPACE: Reader<Option<Space>> =
-    reader("", &["auto", "device", "host", "disk"], |given| match given.text()?.as_str() {
-        "auto" => Some(None),
-        other => Some(Some(Space::ALL.into_iter().find(|space| space.name() == other)?)),
-    });
+    reader("", &["auto", "device", "host", "disk"], |given| auto_or_name(given, &Space::ALL, Space::name));
 
 pub(crate) const SHARD: Reader<Option<Sharding>> =
     reader("", &["auto", "none", "moments", "gradients", "weights"], |given| {
-        let text = given.text()?;
-        match text.as_str() {
-            "auto" => Some(None),
-            other => Some(Some(Sharding::ALL.into_iter().find(|sharding| sharding.name() == other)?)),
-        }
+        auto_or_name(given, &Sharding::ALL, Sharding::name)
     });
 
-pub(crate) const ORDER: Reader<Option<Order>> = reader("", &["auto", "depth", "breadth"], |given| {
-    let text = given.text()?;
-    match text.as_str() {
+pub(crate) const ORDER: Reader<Option<Order>> =
+    reader("", &["auto", "depth", "breadth"], |given| auto_or_name(given, &Order::ALL, Order::name));
+
+/// `auto`, or one of `all` by its name.
+fn auto_or_name<T: Copy>(given: &Given<'_>, all: &[T], name: fn(T) -> &'static str) -> Option<Option<T>> {
+    match given.text()?.as_str() {
         "auto" => Some(None),
-        other => Some(Some(Order::ALL.into_iter().find(|order| order.name() == other)?)),
+        text => Some(Some(*all.iter().find(|choice| name(**choice) == text)?)),
     }
-});
+}
 
 pub(crate) fn pin_shard(pins: &mut Pins, sharding: Option<Sharding>) {
     pins.sharding = sharding;
 }
 
 pub(crate) fn show_shard(pins: &Pins) -> String {
-    quoted(pins.sharding.map_or("auto", Sharding::name))
+    render_pin(&pins.sharding)
 }
 
-/// Where weights are, and which part of the layers is offloaded: above 0 and at most 1.
+/// Where weights are stored, and the share of the layers that is offloaded: above 0 and at most 1.
 pub(crate) const WEIGHTS: Reader<Option<(Space, f64)>> = reader(
     "`auto`, `device`, `host`, `host:0.5` (a fraction above 0, at most 1) or `disk`",
     &["auto", "device", "host", "disk"],
@@ -82,8 +79,8 @@ pub(crate) const WEIGHTS: Reader<Option<(Space, f64)>> = reader(
             "host" => Some((Space::Host, 1.0)),
             "disk" => Some((Space::Disk, 1.0)),
             other => {
-                let part: f64 = other.strip_prefix("host:")?.parse().ok()?;
-                (part > 0.0 && part <= 1.0).then_some(Some((Space::Host, part)))?
+                let share: f64 = other.strip_prefix("host:")?.parse().ok()?;
+                (share > 0.0 && share <= 1.0).then_some(Some((Space::Host, share)))?
             }
         })
     },
@@ -94,14 +91,14 @@ pub(crate) fn pin_weights(pins: &mut Pins, weights: Option<(Space, f64)>) {
     (pins.offloaded_weights, pins.tables_offloaded) = match weights {
         None | Some((Space::Device, _)) => (None, None),
         Some((_, 1.0)) => (Some(LayerRule::All), Some(true)),
-        // The solver decides about embedding and head: they are part of no layer.
-        Some((_, part)) => (Some(LayerRule::Share(part)), None),
+        // Embedding and LM head belong to no layer, so the solver decides about them.
+        Some((_, share)) => (Some(LayerRule::Share(share)), None),
     };
 }
 
 pub(crate) fn show_weights(pins: &Pins) -> String {
     match (pins.weights, &pins.offloaded_weights) {
-        (Some(space), Some(LayerRule::Share(part))) => quoted(&format!("{}:{part}", space.name())),
+        (Some(space), Some(LayerRule::Share(share))) => quoted(&format!("{}:{share}", space.name())),
         (weights, _) => render_pin(&weights),
     }
 }
@@ -126,17 +123,17 @@ impl RenderValue for Option<usize> {
     }
 }
 
-impl RenderValue for Space {
-    fn render(&self) -> String {
-        quoted(self.name())
-    }
+macro_rules! render_names {
+    ($($choice:ty),+) => {$(
+        impl RenderValue for $choice {
+            fn render(&self) -> String {
+                quoted(self.name())
+            }
+        }
+    )+};
 }
 
-impl RenderValue for Order {
-    fn render(&self) -> String {
-        quoted(self.name())
-    }
-}
+render_names!(Space, Sharding, Order);
 
 impl RenderValue for LayerRule {
     fn render(&self) -> String {
@@ -144,7 +141,7 @@ impl RenderValue for LayerRule {
             LayerRule::None => quoted("none"),
             LayerRule::All => quoted("all"),
             LayerRule::Every(n) => quoted(&format!("every:{n}")),
-            LayerRule::Share(part) => part.render(),
+            LayerRule::Share(share) => share.render(),
             LayerRule::List(layers) => layers.render(),
         }
     }

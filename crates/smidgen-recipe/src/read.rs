@@ -1,8 +1,8 @@
 //! Readers: from an untyped value to the type of a key, with a description of what is accepted.
 //!
-//! A reader accepts or refuses; the message of a refusal is always "must be ..., got ...", built from
+//! A reader accepts or refuses a value; the message of a refusal is always "must be ..., got ...", built from
 //! [`Accepts`], so that every refusal says what the key accepts.
-//! Left out: which key uses which reader (`keys.rs`), and whether a file or a module exists.
+//! Which key uses which reader is in `keys.rs`. Whether a file or a module exists is not checked here.
 
 use std::path::Path;
 
@@ -51,7 +51,7 @@ pub(crate) const fn reader<T>(
     Reader { accepts: Accepts { phrase, words }, read }
 }
 
-/// One of the closed words of `W`.
+/// One of the words of `W`.
 pub(crate) const fn words<W: ClosedWord>() -> Reader<W> {
     reader("", W::WORDS, |given| W::from_word(&given.text()?))
 }
@@ -128,19 +128,13 @@ pub(crate) const TARGETS: Reader<Targets> =
         }
         // A misspelt `all-linear` must not count as the name of a module.
         let meant_all = |name: &String| name == "all" || osa_distance(name, "all-linear") <= 3;
-        // Several names without brackets must not count as one.
-        if names.iter().any(|name| name.contains(',')) {
-            return None;
-        }
-        let fine = !names.is_empty() && all_different(&names) && !names.iter().any(meant_all);
+        let fine = !names.is_empty() && are_module_names(&names) && !names.iter().any(meant_all);
         fine.then_some(Targets::Names(names))
     });
 
 pub(crate) const PARTS: Reader<Vec<String>> =
     reader("a list of different module names, `norms` or `projector`", &[], |given| {
-        let names = read_texts(given)?;
-        let is_list = !names.iter().any(|name| name.contains(','));
-        (is_list && all_different(&names)).then_some(names)
+        read_texts(given).filter(|names| are_module_names(names))
     });
 
 pub(crate) const LAYERS: Reader<Layers> =
@@ -238,7 +232,7 @@ fn read_size(given: &Given<'_>) -> Option<u64> {
     (bytes > 0).then_some(bytes)
 }
 
-/// A list of texts, or one text as a list of one; no text is empty.
+/// A list of texts, or one text as a list of one. Empty texts are refused.
 fn read_texts(given: &Given<'_>) -> Option<Vec<String>> {
     match given.list() {
         Some(items) => items.iter().map(|item| read_some_text(&given.with(item))).collect(),
@@ -256,7 +250,7 @@ fn read_files(given: &Given<'_>) -> Option<Vec<RecipePath>> {
     Some(texts.iter().map(|text| RecipePath::resolve(text, given.folder)).collect())
 }
 
-/// `None` also if the value is not a list, so that words can be tried next.
+/// `None` if the value is not a list of different layer numbers; the caller then tries words.
 pub(crate) fn read_layer_list(given: &Given<'_>) -> Option<Vec<usize>> {
     let items = given.list()?;
     let layers: Option<Vec<usize>> =
@@ -275,6 +269,11 @@ fn read_patterns<T>(given: &Given<'_>, read: fn(&Given<'_>) -> Option<T>) -> Opt
 
 pub(crate) fn parse_count_from_one(text: &str) -> Option<usize> {
     parse_count_from_zero(text).filter(|count| *count >= 1)
+}
+
+/// All different, and none with a comma: several names without brackets must not count as one.
+fn are_module_names(names: &[String]) -> bool {
+    all_different(names) && !names.iter().any(|name| name.contains(','))
 }
 
 fn all_different<T: PartialEq>(items: &[T]) -> bool {

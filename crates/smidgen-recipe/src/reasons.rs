@@ -1,9 +1,9 @@
 //! Why a setting of another tool has no counterpart in a recipe, by the name of the setting.
 //!
-//! There are three kinds: what the plan decides (buffers, caches, micro-batches), what smidgen always does (packing,
-//! attention), and what it does not support, where results will differ and the reason says so.
+//! There are three kinds of settings: what the plan decides (buffers, caches, micro-batches), what smidgen always does
+//! (packing, attention), and what it does not support; the reasons of the last kind say that results will differ.
 //! Names are compared as written, without the groups around them; a test checks that no name is listed twice.
-//! A setting in no list gets the hint that a recipe would give for it, or is reported as unknown.
+//! A setting that is not listed gets the hint that a recipe would give for it, or is reported as unknown.
 
 use crate::foreign::foreign_key_hint;
 
@@ -51,7 +51,7 @@ const RESUMING: &str = "`smidgen train --resume` continues a run";
 const PROFILING: &str = "metrics.jsonl has the time and memory of every step";
 const UPLOAD: &str = "nothing is uploaded; upload the adapter from the run folder yourself";
 
-/// Settings by how they begin.
+/// Reasons for settings that begin with a prefix.
 const PREFIXES: &[(&str, &str)] = &[
     ("wandb_", TRACKING),
     ("mlflow_", TRACKING),
@@ -74,7 +74,7 @@ const PREFIXES: &[(&str, &str)] = &[
     ("include_", TRACKING),
 ];
 
-/// Settings by their name.
+/// Reasons for settings by name.
 #[rustfmt::skip]
 const REASONS: &[(&[&str], &str)] = &[
     (&["allgather_bucket_size", "reduce_bucket_size", "stage3_prefetch_bucket_size", "prefetch_bucket_size",
@@ -241,7 +241,7 @@ mod tests {
     fn reasons_are_for_people() {
         assert!(reason_for("reduce_bucket_size").why.contains("the plan is the allocation"));
         assert!(reason_for("wandb_project").why.contains("metrics.jsonl"));
-        // A hint of the recipe's own list.
+        // A hint from `foreign.rs`.
         assert!(reason_for("use_double_quant").why.contains("nf4"));
         assert!(!reason_for("flux_capacitor").is_known);
     }

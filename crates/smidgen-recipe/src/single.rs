@@ -1,7 +1,7 @@
 //! A single value or override of a recipe, checked by its key and rendered as TOML.
 //!
 //! Relative paths are joined to the given folder, which may be relative too; `output.dir` stays unchanged.
-//! Left out: checks across keys, which need a whole recipe.
+//! Checks across keys need a whole recipe, so they are not done here.
 
 use std::path::Path;
 
@@ -25,7 +25,7 @@ pub(crate) fn render_value(path: &str, value: &Value, folder: &Path) -> Result<S
     }
 }
 
-/// `section.key=value` as a key and its value in TOML.
+/// Splits `section.key=value` into the key and its value as TOML.
 pub(crate) fn render_override(text: &str, folder: &Path) -> Result<(String, String), RecipeErrors> {
     let recipe = read_override(text, folder)?;
     let path = text.split('=').next().unwrap_or_default().trim();
@@ -35,7 +35,7 @@ pub(crate) fn render_override(text: &str, folder: &Path) -> Result<(String, Stri
     Ok((key.path(), without_needless_point(value)))
 }
 
-/// `3.0` and `3` are the same for every key that accepts a number.
+/// Turns `3.0` into `3`, which every key that accepts a number reads as the same value.
 fn without_needless_point(toml: String) -> String {
     match toml.strip_suffix(".0") {
         Some(whole) if whole.bytes().all(|byte| byte.is_ascii_digit()) => whole.to_owned(),

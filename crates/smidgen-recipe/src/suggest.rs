@@ -1,8 +1,7 @@
 //! Hints for a refused key, value or line.
 //!
 //! A hint is given only if it is likely right: names of other trainers first, then the same name in another section,
-//! then the nearest spelling.
-//! Left out: the decision that something is wrong (`parse.rs`).
+//! then the nearest spelling. That something is wrong is decided in `parse.rs`.
 
 use crate::foreign::{foreign_key_hint, foreign_names, foreign_word_hint};
 use crate::keys::{KEYS, Key, SECTIONS, find_key};
@@ -70,8 +69,8 @@ pub(crate) fn suggest_key(section: &str, name: &str) -> Option<String> {
     match found {
         Some(key) => Some(format!("did you mean `{}`?", key.path())),
         None => {
-            let near_abroad = nearest(&plain, foreign_names()).and_then(|near| foreign_key_hint("", near));
-            match (near_abroad, SECTIONS.contains(&section)) {
+            let near_foreign = nearest(&plain, foreign_names()).and_then(|near| foreign_key_hint("", near));
+            match (near_foreign, SECTIONS.contains(&section)) {
                 (Some(hint), _) => Some(hint.to_owned()),
                 (None, true) => {
                     Some(format!("`[{section}]` has {}", listed(&names_of(section).collect::<Vec<_>>())))
@@ -93,7 +92,7 @@ pub(crate) fn suggest_value(key: &Key, given: &Given<'_>) -> Option<String> {
     if let Some(refusal) = explain_refusal(&key.path(), given) {
         return Some(refusal);
     }
-    let would_take = |value: &Value| (key.set)(&mut Recipe::with_defaults(), &given.with(value)).is_some();
+    let is_accepted = |value: &Value| (key.set)(&mut Recipe::with_defaults(), &given.with(value)).is_some();
     let word = match given.value {
         Value::Text(word) | Value::Bare(word) => word.clone(),
         Value::List(items) => match items.as_slice() {
@@ -102,26 +101,26 @@ pub(crate) fn suggest_value(key: &Key, given: &Given<'_>) -> Option<String> {
         },
         other => other.to_string(),
     };
-    if word.contains(',') && !word.starts_with('[') && would_take(&Value::Bare(format!("[{word}]"))) {
+    if word.contains(',') && !word.starts_with('[') && is_accepted(&Value::Bare(format!("[{word}]"))) {
         return Some(format!("write a list in brackets: `[{word}]`"));
     }
     if let Some(hint) = foreign_word_hint(&key.path(), &word) {
         return Some(hint.to_owned());
     }
     match given.value {
-        Value::Integer(number) if *number > LARGEST_COUNT && would_take(&Value::Integer(LARGEST_COUNT)) => {
+        Value::Integer(number) if *number > LARGEST_COUNT && is_accepted(&Value::Integer(LARGEST_COUNT)) => {
             return Some(format!("the largest accepted number is {LARGEST_COUNT}"));
         }
-        Value::Float(number) if number.fract() == 0.0 && would_take(&Value::Integer(*number as i128)) => {
+        Value::Float(number) if number.fract() == 0.0 && is_accepted(&Value::Integer(*number as i128)) => {
             return Some(format!("write it without a decimal point: {}", *number as i128));
         }
-        Value::Text(word) if would_take(&Value::Bare(word.clone())) => {
+        Value::Text(word) if is_accepted(&Value::Bare(word.clone())) => {
             return Some(format!("write it without quotes: {word}"));
         }
         _ => {}
     }
     if word.contains("://") && key.path() == "model.path" {
-        return Some("for a model of Hugging Face write `hf:org/name`".to_owned());
+        return Some("write `hf:org/name` for a model on Hugging Face".to_owned());
     }
     let near = nearest(&word.to_lowercase().replace('_', "-"), key.accepts.words.iter().copied())?;
     // A hint that repeats the input would not help.
@@ -146,8 +145,8 @@ pub(crate) fn listed(names: &[&str]) -> String {
 mod tests {
     use super::*;
 
-    /// The arguments of TrainingArguments, SFTConfig, LoraConfig, BitsAndBytesConfig and FastLanguageModel, and names
-    /// that people give the same things in scripts of their own.
+    /// The arguments of TrainingArguments, SFTConfig, LoraConfig, BitsAndBytesConfig and FastLanguageModel, and the
+    /// names that people use for the same settings in their own scripts.
     const COMMON: &str = "
         output_dir overwrite_output_dir do_train do_eval do_predict eval_strategy prediction_loss_only
         per_device_train_batch_size per_device_eval_batch_size per_gpu_train_batch_size per_gpu_eval_batch_size

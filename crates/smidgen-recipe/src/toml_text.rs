@@ -1,10 +1,7 @@
 //! The value of a key as TOML text, for every type that a key can have.
 //!
 //! The text parses back to the same value: floats have their shortest digits, sizes are exact to the byte, paths are
-//! absolute.
-//! Left out: names of keys and sections (`render.rs`).
-
-use std::fmt::Write as _;
+//! absolute. Names of keys and sections are written by `render.rs`.
 
 use smidgen_ir::bytes::format_bytes_exactly;
 
@@ -34,7 +31,7 @@ pub(crate) fn quoted(text: &str) -> String {
             '\t' => quoted.push_str("\\t"),
             '\r' => quoted.push_str("\\r"),
             c if c.is_control() => {
-                write!(quoted, "\\u{:04X}", c as u32).expect("a string takes all writes");
+                quoted.push_str(&format!("\\u{:04X}", c as u32));
             }
             c => quoted.push(c),
         }

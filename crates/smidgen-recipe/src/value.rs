@@ -1,10 +1,10 @@
-//! A value before its key gives it a type: a value of the file is typed by TOML, a value of an override is bare text.
+//! A value before its key gives it a type: in the file it has a type from TOML, in an override it is bare text.
 //!
-//! The accessors of [`Given`] read an override by the type of its key: the same bare `8` is a number for `train.steps`
-//! and a name for `output.dir`.
+//! The accessors of [`Given`] read bare text as the type that the key asks for: the same `8` is a number for
+//! `train.steps` and a name for `output.dir`.
 //! An integer is accepted where a float is expected, never the reverse.
 //! Dotted keys inside a pattern table are joined again (`layers.0.q_proj = 8` is one pattern), in the order written.
-//! Left out: ranges and meanings (`read.rs`, `keys.rs`).
+//! Ranges and meanings are in `read.rs` and `keys.rs`.
 
 use std::fmt;
 use std::path::Path;
@@ -25,7 +25,7 @@ pub(crate) enum Value {
     /// In the order written.
     Table(Vec<(String, Value)>),
     /// A date, or an integer that is too large; no key accepts one.
-    Foreign(String),
+    Unsupported(String),
     /// From an override; the key decides how it is read.
     Bare(String),
 }
@@ -92,7 +92,7 @@ impl<'a> Given<'a> {
         }
     }
 
-    /// A table of patterns and numbers. The last `=` counts: a pattern may contain one, the number after it cannot.
+    /// A table of patterns and numbers. Entries are split at the last `=`, because a pattern may contain one.
     pub fn table(&self) -> Option<Vec<(String, Value)>> {
         self.entries(|entry| entry.rsplit_once('='))
     }
@@ -118,20 +118,20 @@ impl<'a> Given<'a> {
     }
 }
 
-/// The value of a key as parsed by TOML; the caller walks the sections.
+/// The value of a key as parsed by TOML. Sections are handled by the caller.
 pub(crate) fn value_of_toml(value: &DeValue<'_>) -> Value {
     match value {
         DeValue::String(text) => Value::Text(text.to_string()),
         DeValue::Integer(number) => match i128::from_str_radix(number.as_str(), number.radix()) {
             Ok(number) => Value::Integer(number),
-            Err(_) => Value::Foreign(number.to_string()),
+            Err(_) => Value::Unsupported(number.to_string()),
         },
         DeValue::Float(number) => match number.as_str().parse() {
             Ok(number) => Value::Float(number),
-            Err(_) => Value::Foreign(number.to_string()),
+            Err(_) => Value::Unsupported(number.to_string()),
         },
         DeValue::Boolean(yes) => Value::Boolean(*yes),
-        DeValue::Datetime(date) => Value::Foreign(date.to_string()),
+        DeValue::Datetime(date) => Value::Unsupported(date.to_string()),
         DeValue::Array(items) => {
             Value::List(items.iter().map(|item| value_of_toml(item.get_ref())).collect())
         }
@@ -155,7 +155,7 @@ fn flatten(table: &DeTable<'_>, prefix: &str, entries: &mut Vec<(usize, String, 
     }
 }
 
-/// The text inside a pair of quotes, if TOML agrees that it is a string; otherwise the text as it is.
+/// The text inside a pair of quotes if it is a TOML string, else the text unchanged.
 fn unquote(text: &str) -> String {
     if !text.starts_with(['"', '\'']) {
         return text.to_owned();
@@ -197,18 +197,13 @@ fn split_outside_quotes(text: &str) -> Vec<&str> {
     parts
 }
 
-/// Digits only: `+5` and ` 5` inside a word are typing errors.
+/// A count inside a word such as `last:8`. Only digits are accepted: `+5` and ` 5` are typing errors.
 pub(crate) fn parse_count_from_zero(text: &str) -> Option<usize> {
-    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    let number: i128 = if digits {
-        text.parse().ok()?
-    } else {
-        return None;
-    };
+    let number: i128 = text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))?;
     (number <= LARGEST_COUNT).then_some(number as usize)
 }
 
-/// As it is shown to the user.
+/// Messages show the value like this.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -225,7 +220,7 @@ impl fmt::Display for Value {
                     entries.iter().map(|(name, value)| format!("{name} = {value}")).collect();
                 write!(f, "{{{}}}", entries.join(", "))
             }
-            Value::Foreign(text) => f.write_str(text),
+            Value::Unsupported(text) => f.write_str(text),
             Value::Bare(text) if text.is_empty() => f.write_str("nothing"),
             Value::Bare(text) => write!(f, "`{text}`"),
         }

@@ -22,10 +22,10 @@ const LINES: &str = r#"{"instruction": "Add 1 and 2", "input": "", "output": "3"
 "#;
 const TABLE: &str = "id,text,messages\r\n1,\"a, \"\"b\"\"\nc\",\"[{\"\"role\"\": \"\"assistant\"\", \"\"content\"\": \"\"x\"\"}]\"\r\n\r\n2,d,[]\n3,,\n";
 
-/// A name and the bytes of a sound file of that name.
-type Sound = (&'static str, Vec<u8>);
+/// A name and the bytes of a valid file of that name.
+type ValidFile = (&'static str, Vec<u8>);
 
-static TEXTS: LazyLock<Vec<Sound>> = LazyLock::new(|| {
+static TEXTS: LazyLock<Vec<ValidFile>> = LazyLock::new(|| {
     let array = format!(
         "[{}]",
         LINES.trim().split('\n').filter(|line| !line.is_empty()).collect::<Vec<_>>().join(",\n ")
@@ -39,7 +39,7 @@ static TEXTS: LazyLock<Vec<Sound>> = LazyLock::new(|| {
     ]
 });
 
-static PACKED: LazyLock<Vec<Sound>> = LazyLock::new(|| {
+static PACKED: LazyLock<Vec<ValidFile>> = LazyLock::new(|| {
     let text = LINES.repeat(20);
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
     gzip.write_all(text.as_bytes()).unwrap();
@@ -49,7 +49,7 @@ static PACKED: LazyLock<Vec<Sound>> = LazyLock::new(|| {
     ]
 });
 
-static TABLES: LazyLock<Vec<Sound>> = LazyLock::new(|| {
+static TABLES: LazyLock<Vec<ValidFile>> = LazyLock::new(|| {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/data");
     let mut names: Vec<String> = fs::read_dir(&folder)
         .unwrap()
@@ -61,15 +61,15 @@ static TABLES: LazyLock<Vec<Sound>> = LazyLock::new(|| {
     names.iter().map(|name| ("rows.parquet", fs::read(folder.join(name)).unwrap())).collect()
 });
 
-/// Buffers of 64 KiB for the file and its text, and the state of the unpacking.
+/// Buffers of 64 KiB for the file and its text, and the state of the decompression.
 const ALLOWED_TEXT_BYTES: usize = 512 << 10;
-/// Text in packed files may be longer than the file; damage makes it hardly longer than it was.
+/// Text in compressed files may be longer than the file; damage hardly makes it longer.
 const ALLOWED_PACKED_BYTES: usize = 8 << 20;
-/// A page may unpack to 1 MiB whatever its size, each entry of a dictionary takes 32 bytes or more, and a run of
-/// nulls takes no bytes at all.
+/// A page may decompress to 1 MiB whatever its size, each entry of a dictionary takes 32 bytes or more, and a run of
+/// nulls takes no bytes in the file.
 const ALLOWED_PARQUET_BYTES: usize = 64 << 20;
 
-/// Reads a damaged file as the program does; whether it was read to its end.
+/// Reads a damaged file as the program does. Returns whether it was read to its end.
 fn check(folder: &Path, name: &str, bytes: &[u8], allowed_fixed_bytes: usize) -> bool {
     print_panics_without_backtrace();
     let path = folder.join(name);
@@ -112,7 +112,7 @@ fn print_panics_without_backtrace() {
     ONCE.call_once(|| std::panic::set_hook(Box::new(|panic| eprintln!("{panic}"))));
 }
 
-fn check_all(files: &[Sound], allowed_fixed_bytes: usize) {
+fn check_all(files: &[ValidFile], allowed_fixed_bytes: usize) {
     let folder = tempfile::tempdir().unwrap();
     let strategy = (any::<usize>(), prop::collection::vec(mutation(), 1..5));
     proptest!(cases(), |((which, mutations) in strategy)| {
@@ -136,7 +136,7 @@ fn parquet_files_with_damaged_bytes() {
     check_all(&TABLES, ALLOWED_PARQUET_BYTES);
 }
 
-/// Every byte of every Parquet file, set to what makes a number large, negative or unfinished.
+/// Every byte of every Parquet file, set to a value that makes a number large, negative or unfinished.
 #[test]
 fn parquet_files_with_any_byte_damaged() {
     let folder = tempfile::tempdir().unwrap();
@@ -149,7 +149,7 @@ fn parquet_files_with_any_byte_damaged() {
     }
 }
 
-/// Damage that is not found at once: else the tests above would say nothing.
+/// Some damage must be accepted and some refused: otherwise the tests above would show nothing.
 #[test]
 fn some_damage_is_accepted_and_some_refused() {
     use proptest::strategy::ValueTree;

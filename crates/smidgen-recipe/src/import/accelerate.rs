@@ -1,7 +1,7 @@
 //! A configuration of `accelerate launch`: processes, precision, and how DeepSpeed or FSDP place memory.
 //!
 //! It says how a script is started. The model, the data, the batch and the learning rate are arguments of the script.
-//! Left out: Megatron, SageMaker and TPUs, whose settings are reported as not carried over.
+//! Not supported: Megatron, SageMaker and TPUs; their settings are reported as not carried over.
 
 use super::deepspeed::{follow_deepspeed, put_fsdp, put_offloaded, put_stage, want_from_script};
 use super::document::Content;
@@ -34,14 +34,14 @@ pub fn read_accelerate(fields: &Fields<'_>, draft: &mut Draft) {
     let machines = fields.take("num_machines").and_then(|found| found.count()).unwrap_or(1);
     if let Some((count, found)) = processes.filter(|(count, _)| *count > 1) {
         put_processes(draft, count, &found);
-        draft.assume(launch_words(count, machines));
+        draft.assume(launch_note(count, machines));
     }
     assume_defaults(draft);
     want_from_script(draft);
 }
 
-/// How as many processes are started here.
-fn launch_words(count: u64, machines: u64) -> String {
+/// How to start this many ranks.
+fn launch_note(count: u64, machines: u64) -> String {
     let command = match machines {
         1 => format!("`smidgen train RECIPE --ranks {count}` starts {count} ranks"),
         _ => format!(
@@ -51,15 +51,16 @@ fn launch_words(count: u64, machines: u64) -> String {
     format!("{command}; without it one process trains, with the same losses within rounding")
 }
 
-/// All processes take part in a step; a batch from a DeepSpeed file is that of one process.
+/// `train.batch` counts the samples of all processes. A batch from a DeepSpeed file is that of one process, unless it
+/// comes from `train_batch_size`.
 fn put_processes(draft: &mut Draft, count: u64, found: &Found<'_>) {
     let line = draft.line("train.batch");
-    let is_whole = |keys: &[(String, usize)]| keys.iter().any(|(key, _)| key.ends_with(" train_batch_size"));
-    let batch = line.filter(|line| matches!(&line.source, Source::Keys(keys) if !is_whole(keys)));
+    let is_total = |keys: &[(String, usize)]| keys.iter().any(|(key, _)| key.ends_with(" train_batch_size"));
+    let batch = line.filter(|line| matches!(&line.source, Source::Keys(keys) if !is_total(keys)));
     match batch.and_then(|line| line.toml.parse::<u64>().ok()) {
         Some(batch) => {
-            let whole = Value::Integer(i128::from(batch) * i128::from(count));
-            put_derived(draft, "train.batch", whole, found, &format!("{batch} x {count}"));
+            let total = Value::Integer(i128::from(batch) * i128::from(count));
+            put_derived(draft, "train.batch", total, found, &format!("{batch} x {count}"));
         }
         None if line.is_some() => {}
         None => draft.leave_out(
@@ -69,12 +70,12 @@ fn put_processes(draft: &mut Draft, count: u64, found: &Found<'_>) {
             ),
         ),
     }
-    draft.assumed.retain(|said| said != ONE_DEVICE);
+    draft.assumed.retain(|assumption| assumption != ONE_DEVICE);
 }
 
-/// Names what only the script's arguments say, with the recipe's defaults.
+/// Notes what only the script's arguments set, and the recipe's defaults for it.
 fn assume_defaults(draft: &mut Draft) {
-    let open: Vec<(&str, &str)> = [
+    let (whats, defaults): (Vec<&str>, Vec<&str>) = [
         ("adapter.kind", "what is trained", "LoRA of rank 16"),
         ("train.batch", "the batch", "16 samples per step"),
         ("train.steps", "the length", "200 steps"),
@@ -83,9 +84,7 @@ fn assume_defaults(draft: &mut Draft) {
     .into_iter()
     .filter(|(key, ..)| !draft.has(key))
     .map(|(_, what, default)| (what, default))
-    .collect();
-    let [whats, defaults] =
-        [open.iter().map(|(what, _)| *what).collect::<Vec<_>>(), open.iter().map(|(_, it)| *it).collect()];
+    .unzip();
     draft.assume(format!(
         "the script's arguments set {}; the recipe has its own defaults ({})",
         whats.join(", "),
@@ -137,7 +136,5 @@ fn put_deepspeed_plugin(group: &Fields<'_>, draft: &mut Draft) {
 }
 
 fn leave_accumulation(draft: &mut Draft, found: Option<Found<'_>>) {
-    if let Some(found) = found {
-        draft.leave_out(&found, "part of `train.batch`: micro-batch x accumulation x devices");
-    }
+    draft.leave_out_if_set(found, "part of `train.batch`: micro-batch x accumulation x devices");
 }

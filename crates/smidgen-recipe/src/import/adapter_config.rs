@@ -1,8 +1,9 @@
-//! PEFT's `adapter_config.json`: the adapter of a run, and nothing else of that run.
+//! PEFT's `adapter_config.json`, which describes the adapter of a run and nothing else of it.
 //!
-//! Left out: adapters other than the kinds of LoRA, and the tensors next to the file (`adapter.init` starts from them).
+//! Not supported: adapters other than the kinds of LoRA. The tensors next to the file are not imported; `adapter.init`
+//! starts from them.
 
-use super::adapters::{AdapterWords, put_adapter};
+use super::adapters::{AdapterSettings, put_adapter};
 use super::document::Content;
 use super::draft::Draft;
 use super::fields::{Fields, Found};
@@ -19,7 +20,7 @@ pub fn read_adapter_config(fields: &Fields<'_>, draft: &mut Draft) {
         found.mistake(format!("`peft_type` is {name:?}; only `LORA` and `LSLORA` adapters are supported"));
     }
     put_model(draft, fields.take("base_model_name_or_path"), fields.take("revision"));
-    let words = AdapterWords {
+    let settings = AdapterSettings {
         rank: fields.take("r"),
         default_rank: 8,
         alpha: fields.take("lora_alpha"),
@@ -34,9 +35,9 @@ pub fn read_adapter_config(fields: &Fields<'_>, draft: &mut Draft) {
         bias: fields.take("bias"),
         init: fields.take("init_lora_weights"),
         tool: "PEFT",
-        ..AdapterWords::default()
+        ..AdapterSettings::default()
     };
-    put_adapter(draft, words, &kind.iter().collect::<Vec<_>>());
+    put_adapter(draft, settings, &kind.iter().collect::<Vec<_>>());
     if let Some(found) = kind.as_ref().filter(|_| name == "LSLORA") {
         put_fourier(fields, draft, found);
     }
@@ -47,7 +48,7 @@ pub fn read_adapter_config(fields: &Fields<'_>, draft: &mut Draft) {
         .assume("training does not start from the tensors next to the file; `adapter.init=FOLDER` does that");
 }
 
-/// What LS-LoRA adds: a Fourier function on what the adapter adds.
+/// The settings of LS-LoRA, which applies a Fourier function to the adapter's output.
 fn put_fourier(fields: &Fields<'_>, draft: &mut Draft, kind: &Found<'_>) {
     if draft.line("adapter.kind").is_some_and(|line| line.toml != "\"lora\"") {
         kind.mistake("`LSLORA` cannot be combined with `use_dora` or `use_rslora`".to_owned());
@@ -75,9 +76,9 @@ fn put_pattern(draft: &mut Draft, key: &'static str, found: Option<Found<'_>>) {
         Content::Number(digits) => match (digits.parse(), digits.parse()) {
             (Ok(whole), _) => Value::Integer(whole),
             (_, Ok(number)) => Value::Float(number),
-            _ => Value::Foreign(digits.clone()),
+            _ => Value::Unsupported(digits.clone()),
         },
-        other => Value::Foreign(other.describe()),
+        other => Value::Unsupported(other.describe()),
     };
     let table = entries.iter().map(|entry| (entry.name.clone(), value(&entry.value.content)));
     if !entries.is_empty() {

@@ -1,9 +1,9 @@
 //! An Axolotl configuration: LoRA, QLoRA and full fine-tuning on its types of datasets.
 //!
 //! Defaults are Axolotl's: one sample per micro-batch, one epoch, a cosine schedule, 512 tokens.
-//! Left out: preference training, multimodal models, and plugins with their own settings.
+//! Not supported: preference training, multimodal models, and plugins with their own settings.
 
-use super::adapters::{AdapterWords, put_adapter};
+use super::adapters::{AdapterSettings, put_adapter};
 use super::datasets::{NamedRows, PartNames, put_rows, put_split};
 use super::deepspeed::{PINNED, follow_deepspeed, put_fsdp};
 use super::document::{Content, Node};
@@ -12,7 +12,8 @@ use super::fields::{Fields, Found};
 use super::trainer::{Saving, put_saving, refuse_quantized};
 use super::vocabulary::{
     Quantization, StepSize, put_batch, put_betas, put_compute, put_dtype, put_length, put_loss_on, put_model,
-    put_number, put_optimizer, put_packed, put_quantization, put_schedule, put_template, put_warmup, word,
+    put_number, put_number_or, put_optimizer, put_packed, put_quantization, put_schedule, put_template,
+    put_text, put_warmup, word,
 };
 use crate::reasons::{CHECKPOINTING, reason_for};
 use crate::value::Value;
@@ -32,12 +33,10 @@ pub fn read_axolotl(fields: &Fields<'_>, draft: &mut Draft) {
     put_model(draft, fields.take("base_model"), fields.take_any(&["revision_of_model", "model_revision"]));
     put_weights_and_adapter(fields, draft);
     put_template(draft, fields.take("chat_template"));
-    if let Some(found) = fields.take("chat_template_jinja") {
-        draft.leave_out(
-            &found,
-            "an inline template; put it into a .jinja file and name it in `data.template`",
-        );
-    }
+    draft.leave_out_if_set(
+        fields.take("chat_template_jinja"),
+        "an inline template; put it into a .jinja file and name it in `data.template`",
+    );
     if let Some(found) = fields.take("datasets") {
         put_datasets(draft, &found, "data.train", fields.take("train_on_inputs"));
     } else if let Some(found) = fields.take("pretraining_dataset") {
@@ -49,25 +48,16 @@ pub fn read_axolotl(fields: &Fields<'_>, draft: &mut Draft) {
         put_datasets(draft, &found, "data.eval", None);
     }
     put_split(draft, fields.take("val_set_size"));
-    match fields.take("sequence_len") {
-        Some(found) => put_number(draft, "data.max_tokens", Some(found)),
-        None => draft.put_default("data.max_tokens", Value::Integer(512), AXOLOTL),
-    }
-    if let Some(found) = fields.take("excess_length_strategy")
-        && let Some(way) = found.text()
-    {
-        let way = if way == "raise" { "error" } else { &way };
-        draft.put("data.overflow", word(way), &[&found]);
+    put_number_or(draft, "data.max_tokens", fields.take("sequence_len"), Value::Integer(512), AXOLOTL);
+    if let Some((strategy, found)) = fields.take_text("excess_length_strategy") {
+        let overflow = if strategy == "raise" { "error" } else { &strategy };
+        draft.put("data.overflow", word(overflow), &[&found]);
     } else {
         draft.put_default("data.overflow", word("drop"), AXOLOTL);
     }
     put_training(fields, draft);
     put_memory(fields, draft);
-    if let Some(found) = fields.take("output_dir")
-        && let Some(folder) = found.text()
-    {
-        draft.put("output.dir", Value::Text(folder), &[&found]);
-    }
+    put_text(draft, "output.dir", fields.take("output_dir"));
 }
 
 fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
@@ -93,7 +83,7 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
 
     let adapter = fields.take("adapter");
     let kind = adapter.as_ref().and_then(|found| found.text());
-    let words = AdapterWords {
+    let settings = AdapterSettings {
         rank: fields.take("lora_r"),
         default_rank: 8,
         alpha: fields.take("lora_alpha"),
@@ -109,14 +99,14 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
         start: fields.take("lora_model_dir"),
         init: fields.take("peft_init_lora_weights"),
         tool: "PEFT",
-        ..AdapterWords::default()
+        ..AdapterSettings::default()
     };
     match (adapter, kind.as_deref()) {
         (Some(found), Some("lora" | "qlora")) => {
             if kind.as_deref() == Some("qlora") && four.is_none() {
                 found.mistake("`adapter: qlora` needs `load_in_4bit: true`".to_owned());
             }
-            put_adapter(draft, words, &[&found]);
+            put_adapter(draft, settings, &[&found]);
         }
         (Some(found), Some(other)) => {
             found.mistake(format!("`adapter: {other}` is not supported (supported: `lora`, `qlora`)"));
@@ -147,7 +137,7 @@ fn put_datasets(draft: &mut Draft, found: &Found<'_>, key: &'static str, train_o
             None => {}
         }
         put_template(draft, group.take("chat_template").filter(|_| key == "data.train"));
-        let _ = group.take("ds_type");
+        group.skip(&["ds_type"]);
         take_usual_names(&group);
         if let Some(roles) = group.take("roles_to_train")
             && roles.words().is_some_and(|roles| roles != ["assistant"])
@@ -172,7 +162,7 @@ fn put_datasets(draft: &mut Draft, found: &Found<'_>, key: &'static str, train_o
     }
 }
 
-/// The usual field names of conversations need no mention.
+/// Takes the usual field names of conversations, which need no note.
 fn take_usual_names(group: &Fields<'_>) {
     let is_usual = |content: &Content| {
         let usual = ["messages", "conversations", "conversation", "role", "content", "from", "value"];
@@ -185,7 +175,7 @@ fn take_usual_names(group: &Fields<'_>) {
     for name in ["field_messages", "message_field_role", "message_field_content", "message_property_mappings"]
     {
         if group.get(name).is_some_and(all_usual) {
-            let _ = group.take(name);
+            group.skip(&[name]);
         }
     }
 }
@@ -257,7 +247,6 @@ fn put_training(fields: &Fields<'_>, draft: &mut Draft) {
             micro: micro.as_ref(),
             default_micro: 1,
             accumulation: accumulation.as_ref(),
-            world: None,
             tool: AXOLOTL,
         };
         put_batch(draft, &size);
@@ -270,9 +259,7 @@ fn put_training(fields: &Fields<'_>, draft: &mut Draft) {
     }
     let counts = put_schedule(draft, fields.take("lr_scheduler"), Schedule::Cosine, AXOLOTL);
     for name in ["lr_scheduler_kwargs", "cosine_min_lr_ratio"] {
-        if let Some(found) = fields.take(name) {
-            draft.leave_out(&found, "the learning rate decays to 0");
-        }
+        draft.leave_out_if_set(fields.take(name), "the learning rate decays to 0");
     }
     put_warmup(draft, fields.take("warmup_steps"), fields.take("warmup_ratio"), counts, (0.03, AXOLOTL));
     put_optimizer(draft, fields.take("optimizer"));
@@ -283,12 +270,10 @@ fn put_training(fields: &Fields<'_>, draft: &mut Draft) {
     put_number(draft, "train.seed", fields.take("seed"));
     put_number(draft, "train.log_every", fields.take("logging_steps"));
     for (name, key) in [("saves_per_epoch", "train.save_every"), ("evals_per_epoch", "train.eval_every")] {
-        if let Some(found) = fields.take(name) {
-            draft.leave_out(
-                &found,
-                format!("`{key}` counts steps, and the data decides how many steps an epoch has"),
-            );
-        }
+        draft.leave_out_if_set(
+            fields.take(name),
+            format!("`{key}` counts steps, and the data decides how many steps an epoch has"),
+        );
     }
     let save_default = !fields.has("saves_per_epoch");
     put_saving(fields, draft, Saving { tool: AXOLOTL, save_default, eval_needs_strategy: false });
@@ -301,11 +286,7 @@ fn put_memory(fields: &Fields<'_>, draft: &mut Draft) {
             Content::Number(gibibytes) => {
                 draft.put("memory.budget", Value::Text(format!("{gibibytes}GiB")), &[&found])
             }
-            _ => {
-                if let Some(text) = found.text() {
-                    draft.put("memory.budget", Value::Text(text), &[&found]);
-                }
-            }
+            _ => put_text(draft, "memory.budget", Some(found)),
         }
     }
     if let Some(found) = fields.take("deepspeed").filter(Found::is_on) {
@@ -317,7 +298,7 @@ fn put_memory(fields: &Fields<'_>, draft: &mut Draft) {
     }
     // `offload` is checkpointing with the inputs offloaded to host memory.
     if let Some(found) = fields.take("gradient_checkpointing") {
-        let offloads = matches!(found.content, Content::Text(way) if way.starts_with("offload"));
+        let offloads = matches!(found.content, Content::Text(mode) if mode.starts_with("offload"));
         match offloads {
             true => draft.put_with("memory.activations", word("host"), &[&found], PINNED),
             false if found.is_on() => draft.leave_out(&found, CHECKPOINTING),
@@ -330,8 +311,9 @@ fn put_memory(fields: &Fields<'_>, draft: &mut Draft) {
     // An empty list has no effect.
     for name in ["fsdp", "special_tokens", "plugins"] {
         let is_empty = |content: &Content| matches!(content, Content::List(items) if items.iter().all(|Node { content, .. }| *content == Content::Null));
-        if let Some(found) = fields.take(name).filter(|found| !is_empty(found.content) && found.is_on()) {
-            draft.leave_out(&found, reason_for(name).why);
-        }
+        draft.leave_out_if_set(
+            fields.take(name).filter(|found| !is_empty(found.content) && found.is_on()),
+            reason_for(name).why,
+        );
     }
 }

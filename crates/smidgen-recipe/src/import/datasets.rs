@@ -1,18 +1,18 @@
-//! Rows that other tools name: files, and data sets of the hub with a config, a split and a revision.
+//! The data that other tools name: files, and data sets on the hub with a config, a split and a revision.
 //!
-//! A name such as `org/name` is a data set of the hub unless a file or a folder has it; a name without an owner may be
-//! anything, so the user has to say which file it is. A share of the rows to evaluate becomes `data.split`.
-//! Left out: columns, and rows of a split that are selected by their numbers.
+//! A name such as `org/name` is a data set on the hub unless a file or a folder has that name. A name without an owner
+//! may be anything, so the user has to say which file it is. A share of the rows to evaluate becomes `data.split`.
+//! Not supported: columns, and rows of a split that are selected by their numbers.
 
 use super::draft::Draft;
 use super::fields::{Fields, Found};
 use crate::DatasetName;
 use crate::value::Value;
 
-/// Rows as a tool names them.
+/// A source of rows as a tool names it.
 #[derive(Clone, Debug, Default)]
 pub struct NamedRows {
-    /// A file, or a data set of the hub.
+    /// A file, or a data set on the hub.
     pub name: String,
     pub config: Option<String>,
     pub split: Option<String>,
@@ -31,19 +31,19 @@ impl NamedRows {
         NamedRows { name: name.into(), ..NamedRows::default() }
     }
 
-    /// Takes what chooses a part, if the name is one of the hub; a file has no parts.
+    /// Takes the settings that choose a part, if this is a data set on the hub; a file has no parts.
     pub fn with_parts(self, fields: &Fields<'_>, names: &PartNames, draft: &mut Draft) -> NamedRows {
         if !is_hub_name(draft, &self.name) {
             return self;
         }
         let config = take_part(draft, fields.take_any(names.config), "/");
         let split = take_part(draft, fields.take(names.split), ":");
-        // Every data set has that branch, and the hub's Parquet files are made of it.
+        // Every data set has the branch `main`, and the hub's Parquet files are made from it.
         let revision = take_part(draft, fields.take(names.revision), "@");
         NamedRows { config, split, revision: revision.filter(|revision| revision != "main"), ..self }
     }
 
-    /// As `data.train` names it; `None` for a name that may be anything.
+    /// The name for `data.train`; `None` if it is neither a file nor a data set on the hub.
     fn in_recipe(&self, draft: &Draft) -> Option<String> {
         if is_file(draft, &self.name) {
             return Some(self.name.clone());
@@ -54,12 +54,12 @@ impl NamedRows {
     }
 }
 
-/// `data.train` or `data.eval` from names of files alone.
+/// `data.train` or `data.eval` from names without a config, a split or a revision.
 pub fn put_files(draft: &mut Draft, key: &'static str, names: &[String], from: &Found<'_>) {
     put_rows(draft, key, &names.iter().map(NamedRows::of).collect::<Vec<_>>(), from);
 }
 
-/// `data.train` or `data.eval`; the user has to find what is neither a file nor a name of the hub.
+/// `data.train` or `data.eval`. If a name is neither a file nor a data set on the hub, the user is asked for the file.
 pub fn put_rows(draft: &mut Draft, key: &'static str, rows: &[NamedRows], from: &Found<'_>) {
     let named: Vec<Option<String>> = rows.iter().map(|rows| rows.in_recipe(draft)).collect();
     if let Some(named) = named.iter().cloned().collect::<Option<Vec<String>>>()
@@ -94,14 +94,14 @@ pub fn put_split(draft: &mut Draft, found: Option<Found<'_>>) {
     }
 }
 
-/// `org/name`, and nothing on this machine.
+/// Whether a name has the form `org/name` and no file or folder on this machine has it.
 pub fn is_hub_name(draft: &Draft, name: &str) -> bool {
     let is_named =
         name.split('/').count() == 2 && !name.contains(['@', ':']) && !name.starts_with(['.', '~']);
     is_named && !is_file(draft, name) && DatasetName::parse(name).is_some()
 }
 
-/// A part that a name can hold, after this sign.
+/// The text of a setting, if a data set's name can hold it after this sign.
 fn take_part(draft: &mut Draft, found: Option<Found<'_>>, sign: &str) -> Option<String> {
     let found = found?;
     let text = found.text()?;

@@ -1,9 +1,9 @@
 //! A DeepSpeed configuration: batch sizes, precision, optimizer, schedule, ZeRO and its offloads.
 //!
-//! Offloads say where state is stored and stages what ranks divide, so both become pins in `[memory]`. Buckets and
-//! thresholds tune an allocator, which the plan makes unnecessary. The script that the file belongs to sets the model,
-//! the data and the output, and its arguments set the values that are `auto` here.
-//! Left out: inference, pipelines, mixtures of experts, compression.
+//! Offload settings say where state is stored, and stages say what ranks divide; both become pins in `[memory]`.
+//! Buckets and thresholds tune an allocator, which the plan makes unnecessary. The script that the file belongs to sets
+//! the model, the data and the output, and its arguments set the values that are `auto` here.
+//! Not supported: inference, pipelines, mixtures of experts, compression.
 
 use super::document::{Content, read_document_file};
 use super::draft::{Draft, Source};
@@ -19,15 +19,15 @@ const DEEPSPEED: &str = "DeepSpeed";
 /// The comment at pins in `[memory]`.
 pub const PINNED: &str = "remove this line to let the solver choose";
 
-/// A file of its own.
+/// Reads a DeepSpeed file that the user imports by itself.
 pub fn read_deepspeed(fields: &Fields<'_>, draft: &mut Draft) {
     read_settings(fields, draft, true);
     draft.assume(LORA_ASSUMED);
     want_from_script(draft);
 }
 
-/// The DeepSpeed settings that another configuration names or contains. What that configuration says itself stays;
-/// what is `auto` here is what it says.
+/// Reads the DeepSpeed settings that another configuration names or contains. What that configuration sets itself
+/// stays, and so does what is `auto` here.
 pub fn follow_deepspeed(draft: &mut Draft, found: &Found<'_>) {
     let mut inner = Draft::new(draft.places.clone());
     let Content::Text(path) = found.content else {
@@ -38,8 +38,8 @@ pub fn follow_deepspeed(draft: &mut Draft, found: &Found<'_>) {
     };
     let candidates = draft.places.candidates(path);
     let Some(file) = candidates.iter().find(|file| file.is_file()) else {
-        let why = "not found next to the imported file or in the working directory, so where it places memory is not \
-                   known; `memory.budget` decides";
+        let why = "not found next to the imported file or in the working directory, so its offload settings are not \
+                   imported; the solver chooses by `memory.budget`";
         return draft.leave_out(found, why);
     };
     let entries = match read_document_file(file) {
@@ -58,7 +58,7 @@ pub fn follow_deepspeed(draft: &mut Draft, found: &Found<'_>) {
     draft.adopt(inner, &format!("{name}: "));
 }
 
-/// `alone`: no other configuration sets what this one leaves open.
+/// `alone`: the file is imported by itself, so no other configuration sets what it leaves open.
 fn read_settings(fields: &Fields<'_>, draft: &mut Draft, alone: bool) {
     put_sizes(fields, draft, alone);
     let mut enabled = |name: &str| {
@@ -97,7 +97,7 @@ fn read_settings(fields: &Fields<'_>, draft: &mut Draft, alone: bool) {
 pub const LORA_ASSUMED: &str = "the script decides what is trained, not this file; assuming a LoRA adapter of rank 16 \
                                 on all linear layers (`adapter.kind=full` trains the weights)";
 
-/// What only the script knows.
+/// Asks for the required keys that only the script's arguments set.
 pub fn want_from_script(draft: &mut Draft) {
     draft.want("model.path", "the model that the script loads");
     draft.want("data.train", "the file that the script trains on");
@@ -117,7 +117,6 @@ fn put_sizes(fields: &Fields<'_>, draft: &mut Draft, alone: bool) {
                     micro: micro.as_ref(),
                     default_micro: 1,
                     accumulation: accumulation.as_ref().filter(|found| !found.is_auto()),
-                    world: None,
                     tool: DEEPSPEED,
                 },
             ),
@@ -161,7 +160,7 @@ fn put_sizes(fields: &Fields<'_>, draft: &mut Draft, alone: bool) {
     }
 }
 
-/// For a value of `auto`, which the trainer's arguments set.
+/// Notes that a value is `auto`, so that the trainer's arguments set it.
 fn ask_for(draft: &mut Draft, found: &Found<'_>, key: &'static str, alone: bool) {
     if !alone {
         return;
@@ -200,9 +199,7 @@ fn put_deepspeed_optimizer(group: &Fields<'_>, draft: &mut Draft, alone: bool) {
         },
         None => {}
     }
-    for name in ["torch_adam", "adam_w_mode", "bias_correction", "fused", "amsgrad"] {
-        let _ = params.take(name);
-    }
+    params.skip(&["torch_adam", "adam_w_mode", "bias_correction", "fused", "amsgrad"]);
     draft.leave_rest(&params);
     draft.leave_rest(group);
 }
@@ -272,20 +269,18 @@ fn put_zero(group: &Fields<'_>, draft: &mut Draft) {
     let stage = number.unwrap_or(0.0);
     put_offload(group, draft, "offload_optimizer", "memory.optimizer_state", stage, 1.0);
     put_offload(group, draft, "offload_param", "memory.weights", stage, 3.0);
-    // The spelling before 2021.
+    // The name of the setting before 2021.
     if let Some(found) = group.take_on("cpu_offload") {
         draft.put_with("memory.optimizer_state", word("host"), &[&found], PINNED);
     }
-    if let Some(found) = group.take_on("zero_quantized_nontrainable_weights") {
-        draft.leave_out(
-            &found,
-            "frozen weights can be quantized while they load (`model.base=int8` or `nf4`)",
-        );
-    }
+    draft.leave_out_if_set(
+        group.take_on("zero_quantized_nontrainable_weights"),
+        "frozen weights can be quantized while they load (`model.base=int8` or `nf4`)",
+    );
     draft.leave_rest(group);
 }
 
-/// A stage of ZeRO is what ranks divide among themselves.
+/// `memory.shard` from a stage of ZeRO.
 pub fn put_stage(draft: &mut Draft, found: &Found<'_>, stage: f64) {
     let divided = match stage {
         1.0 => "moments",
@@ -313,7 +308,7 @@ fn put_offload(zero: &Fields<'_>, draft: &mut Draft, name: &str, key: &'static s
     draft.leave_rest(&group);
 }
 
-/// A pin in `[memory]` from the name of a place.
+/// A pin in `[memory]` from DeepSpeed's name of a device.
 pub fn put_offloaded(draft: &mut Draft, found: &Found<'_>, place: &str, key: &'static str) {
     match place {
         "none" => {}
@@ -326,7 +321,7 @@ pub fn put_offloaded(draft: &mut Draft, found: &Found<'_>, place: &str, key: &'s
     }
 }
 
-/// What FSDP divides, and what it offloads: it keeps gradients and optimizer state where the parameters are.
+/// What FSDP divides and offloads. Gradients and optimizer state are stored where the parameters are.
 pub fn put_fsdp(group: &Fields<'_>, draft: &mut Draft) {
     let strategy = group.take_any(&[
         "fsdp_sharding_strategy",

@@ -1,13 +1,13 @@
 //! Nested dictionaries of arguments: groups whose settings mean the same without the group.
 //!
-//! Scripts keep the arguments of `TrainingArguments`, `LoraConfig` and `BitsAndBytesConfig` in one file, each in a group
-//! of its own or all in one. The groups below are lifted to the top, and messages still name them.
-//! Left out: groups inside a setting of the same tool, such as `deepspeed`, which have a meaning of their own.
+//! Scripts keep the arguments of `TrainingArguments`, `LoraConfig` and `BitsAndBytesConfig` in one file, each in a
+//! group of its own or all in one. The groups below are lifted to the top, and messages still name them.
+//! Other groups, such as `deepspeed`, have a meaning of their own and stay.
 
 use super::document::{Content, Entry};
 use super::mistakes::Mistakes;
 
-/// Names of such groups, in lower case without `_`.
+/// Names of groups that are lifted, in lower case without `_` and `-`.
 const GROUPS: &[&str] = &[
     "args",
     "bitsandbytes",
@@ -45,7 +45,7 @@ const GROUPS: &[&str] = &[
     "trainingarguments",
 ];
 
-/// Short names inside a group, and what they mean at the top.
+/// Short names inside a group (group, name), and the full name that they stand for.
 const RENAMED: &[(&str, &str, &str)] = &[
     ("model", "name", "model_name"),
     ("model", "id", "model_name"),
@@ -58,14 +58,14 @@ const RENAMED: &[(&str, &str, &str)] = &[
     ("output", "dir", "output_dir"),
 ];
 
-/// The settings with those of known groups lifted to the top.
+/// All settings, with those of known groups lifted to the top.
 pub fn flattened(entries: &[Entry]) -> Vec<Entry> {
     let mut flat = Vec::new();
     lift(entries, "", "", &mut flat);
     flat
 }
 
-/// `group` is the plain name of the group around the entries, `before` what messages put before their names.
+/// `group` is the normalized name of the group around the entries, `before` the prefix of their names in messages.
 fn lift(entries: &[Entry], group: &str, before: &str, flat: &mut Vec<Entry>) {
     for entry in entries {
         let plain = entry.name.to_lowercase().replace(['_', '-'], "");
@@ -86,7 +86,7 @@ fn lift(entries: &[Entry], group: &str, before: &str, flat: &mut Vec<Entry>) {
 pub fn note_contradictions(flat: &[Entry], mistakes: &Mistakes) {
     for (index, entry) in flat.iter().enumerate() {
         let first = flat[..index].iter().find(|first| first.name == entry.name);
-        if let Some(first) = first.filter(|first| !says_the_same(&first.value.content, &entry.value.content))
+        if let Some(first) = first.filter(|first| !is_same_value(&first.value.content, &entry.value.content))
         {
             let message = format!("`{}` and `{}` (line {}) differ", entry.shown(), first.shown(), first.line);
             mistakes.note(entry.line, message);
@@ -94,12 +94,12 @@ pub fn note_contradictions(flat: &[Entry], mistakes: &Mistakes) {
     }
 }
 
-/// Compares values without their lines.
-fn says_the_same(one: &Content, other: &Content) -> bool {
+/// Compares values, but not their lines.
+fn is_same_value(one: &Content, other: &Content) -> bool {
     match (one, other) {
         (Content::List(one), Content::List(other)) => {
             one.len() == other.len()
-                && one.iter().zip(other).all(|(one, other)| says_the_same(&one.content, &other.content))
+                && one.iter().zip(other).all(|(one, other)| is_same_value(&one.content, &other.content))
         }
         (Content::Number(one), Content::Number(other)) => one.parse::<f64>() == other.parse::<f64>(),
         _ => one == other,

@@ -1,10 +1,10 @@
 //! A configuration file, YAML or JSON, as a tree in which every value knows its line.
 //!
 //! JSON is parsed as YAML, so that its values have lines too. Values stay untyped until a setting asks for a type,
-//! because files write `2e-4` and `"2e-4"` for the same number and every tool takes both.
+//! because files write `2e-4` and `"2e-4"` for the same number and every tool accepts both.
 //! `yes` and `no` are booleans, as in YAML 1.1, which is what the trainers' Python reads.
 //! Aliases are expanded, with a limit on depth and on the number of values, so that a small file stays a small tree.
-//! Left out: tags, several documents in one file, and keys that are not text.
+//! Not supported: tags, several documents in one file, and keys that are not text.
 
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError};
 use std::collections::{HashMap, HashSet};
@@ -42,12 +42,12 @@ pub struct Entry {
     pub name: String,
     pub line: usize,
     pub value: Node,
-    /// What messages call it, with the group that it was lifted out of (`dictionaries.rs`); empty: its name.
+    /// The name in messages, if the entry was lifted out of a group (`dictionaries.rs`), else empty.
     pub shown: String,
 }
 
 impl Entry {
-    /// What messages call it.
+    /// The name in messages.
     pub fn shown(&self) -> &str {
         if self.shown.is_empty() { &self.name } else { &self.shown }
     }
@@ -76,7 +76,7 @@ pub fn read_document(text: &str) -> Result<Vec<Entry>, DocumentError> {
         match reading.next()? {
             Event::StreamEnd => break,
             Event::DocumentStart(_) if root.is_some() => {
-                return Err(reading.wrong("a second document starts here; only one is supported"));
+                return Err(reading.error("a second document starts here; only one is supported"));
             }
             Event::DocumentStart(_) => {
                 let event = reading.next()?;
@@ -102,12 +102,12 @@ pub fn read_document_file(path: &Path) -> Result<Vec<Entry>, String> {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(MOST_BYTES as u64 + 1).read_to_end(&mut bytes));
     read.map_err(|error| error.to_string())?;
-    let text = String::from_utf8(bytes).map_err(|_| "it is not text: it is not UTF-8".to_owned())?;
+    let text = String::from_utf8(bytes).map_err(|_| "it is not UTF-8 text".to_owned())?;
     read_document(&text).map_err(|error| error.to_string())
 }
 
 impl Content {
-    /// As messages quote it.
+    /// The value in messages, shortened if it is long.
     pub fn describe(&self) -> String {
         match self {
             Content::Null => "nothing".to_owned(),
@@ -147,28 +147,28 @@ impl<'a> Reading<'a> {
         }
     }
 
-    fn wrong(&self, reason: &str) -> DocumentError {
+    fn error(&self, reason: &str) -> DocumentError {
         DocumentError { line: self.line, reason: reason.to_owned() }
     }
 
     fn count(&mut self, values: usize) -> Result<(), DocumentError> {
         self.values += values;
         match self.values > MOST_VALUES {
-            true => Err(self.wrong(&format!("more than {MOST_VALUES} values, with aliases expanded"))),
+            true => Err(self.error(&format!("more than {MOST_VALUES} values, with aliases expanded"))),
             false => Ok(()),
         }
     }
 
     fn node(&mut self, event: Event<'a>, depth: usize) -> Result<Node, DocumentError> {
         if depth > MOST_DEPTH {
-            return Err(self.wrong(&format!("nested more than {MOST_DEPTH} levels deep")));
+            return Err(self.error(&format!("nested more than {MOST_DEPTH} levels deep")));
         }
         self.count(1)?;
         let line = self.line;
         let (anchor, content) = match event {
             Event::Alias(anchor) => {
                 let Some(node) = self.anchors.get(&anchor).cloned() else {
-                    return Err(self.wrong("an alias refers to a value that contains it"));
+                    return Err(self.error("an alias refers to a value that contains it"));
                 };
                 self.count(size(&node))?;
                 return Ok(Node { line, ..node });
@@ -185,7 +185,7 @@ impl<'a> Reading<'a> {
                 (anchor, Content::List(items))
             }
             Event::MappingStart(anchor, _) => (anchor, Content::Map(self.entries(depth)?)),
-            other => return Err(self.wrong(&format!("unexpected {other:?}"))),
+            other => return Err(self.error(&format!("unexpected {other:?}"))),
         };
         let node = Node { line, content };
         // 0 means that there is no anchor.
@@ -204,7 +204,7 @@ impl<'a> Reading<'a> {
             let name = match event {
                 Event::MappingEnd => break,
                 Event::Scalar(name, ..) if !name.contains(char::is_control) => name.into_owned(),
-                _ => return Err(self.wrong("a key must be text")),
+                _ => return Err(self.error("a key must be text")),
             };
             let event = self.next()?;
             let value = self.node(event, depth + 1)?;
@@ -224,7 +224,7 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// Adds what `<<` refers to; of several maps with the same key, the first one wins.
+/// Adds the settings that `<<` refers to; if several maps have the same key, the first one wins.
 fn merge(merged: &mut Vec<Entry>, value: Node) -> Result<(), DocumentError> {
     match value.content {
         Content::Map(entries) => {
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_configuration() {
+    fn files_that_are_not_configurations_are_refused() {
         assert_eq!(refused(""), "line 1: the file has no settings");
         assert_eq!(
             refused("- a\n- b\n"),

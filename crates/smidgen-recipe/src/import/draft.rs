@@ -1,8 +1,8 @@
 //! A recipe being translated: its lines and their sources, what was not carried over and why, what was assumed.
 //!
-//! Every value goes through the reader of its key. What the parser of recipes would refuse is a mistake in the foreign
-//! file, reported with that file's key and line.
-//! Left out: what the settings of other tools mean (one file per tool), and the text (`render.rs`).
+//! Every value goes through the reader of its recipe key. A value that a recipe would refuse is reported as a mistake
+//! in the imported file, with that file's key and line.
+//! What the settings of other tools mean is in one file per tool; the text is written by `render.rs`.
 
 use super::document::Content;
 use super::fields::{Fields, Found};
@@ -13,7 +13,7 @@ use crate::single::{render_override, render_value};
 use crate::value::Value;
 use std::path::PathBuf;
 
-/// What a file of another tool becomes.
+/// The recipe that a file of another tool becomes, and the notes about it.
 #[derive(Debug, Default)]
 pub struct Draft {
     /// At most one per key.
@@ -21,7 +21,7 @@ pub struct Draft {
     pub left_out: Vec<LeftOut>,
     /// Sentences without a final period.
     pub assumed: Vec<String>,
-    /// What belongs at a required key that the file does not set.
+    /// Required keys that the file does not set, and a description of the value that belongs there.
     pub wanted: Vec<(&'static str, String)>,
     pub places: Places,
 }
@@ -31,7 +31,7 @@ pub struct Draft {
 pub struct Line {
     /// `section.name`
     pub key: String,
-    /// The value.
+    /// The value as TOML.
     pub toml: String,
     pub source: Source,
     /// A short comment; may be empty.
@@ -61,13 +61,14 @@ pub struct LeftOut {
     pub is_known: bool,
 }
 
-/// What paths in the file are relative to, and the folder of the recipe.
+/// The folders that relative paths start from.
 #[derive(Clone, Debug, Default)]
 pub struct Places {
+    /// Paths in the imported file are relative to it.
     pub working_directory: PathBuf,
     /// The folder of the imported file, where other configurations that it names are looked for first.
     pub file_folder: PathBuf,
-    /// The working directory, if the recipe goes to stdout.
+    /// The folder of the recipe, which its paths are relative to: the working directory if the recipe goes to stdout.
     pub recipe_folder: PathBuf,
 }
 
@@ -96,7 +97,7 @@ impl Draft {
 
     /// The tool's default, where it differs from the recipe's.
     pub(crate) fn put_default(&mut self, key: &'static str, value: Value, tool: &'static str) {
-        // A default that follows from another setting is out of range only with it, and that one is reported.
+        // A default that is derived from another setting is out of range only if that setting is, which is reported.
         if let Ok(toml) = render_value(key, &value, &self.places.prefix()) {
             self.set(key, toml, Source::DefaultOf(tool), "");
         }
@@ -111,8 +112,8 @@ impl Draft {
 
     fn set(&mut self, key: &str, toml: String, source: Source, remark: &str) {
         // A single file is written as a string rather than a list.
-        let one = toml.strip_prefix("[\"").and_then(|rest| rest.strip_suffix("\"]"));
-        let toml = match one.filter(|inside| key.starts_with("data.") && !inside.contains('"')) {
+        let inside = toml.strip_prefix("[\"").and_then(|rest| rest.strip_suffix("\"]"));
+        let toml = match inside.filter(|inside| key.starts_with("data.") && !inside.contains('"')) {
             Some(inside) => format!("\"{inside}\""),
             None => toml,
         };
@@ -140,12 +141,19 @@ impl Draft {
         });
     }
 
-    /// Reports the settings of a group that nobody took; known settings that are switched off are not mentioned.
+    /// Leaves a setting out if the file has it.
+    pub fn leave_out_if_set(&mut self, found: Option<Found<'_>>, why: impl Into<String>) {
+        if let Some(found) = found {
+            self.leave_out(&found, why);
+        }
+    }
+
+    /// Notes the settings of a group that were not taken; known settings that are switched off are not mentioned.
     pub fn leave_rest(&mut self, group: &Fields<'_>) {
         for found in group.rest() {
             let Reason { why, is_known } = reason_for(found.name());
-            let says_no = matches!(found.content, Content::Text(text) if text == "no" || text == "none");
-            if !is_known || (found.is_on() && !says_no) {
+            let is_no = matches!(found.content, Content::Text(text) if text == "no" || text == "none");
+            if !is_known || (found.is_on() && !is_no) {
                 self.leave_out(&found, why);
                 let last = self.left_out.last_mut().expect("one was left out just now");
                 last.is_known = is_known;
@@ -153,7 +161,7 @@ impl Draft {
         }
     }
 
-    /// Adds what another file says; `name` goes before its keys. Lines that come from settings of this file stay.
+    /// Adds the draft of another file; `name` goes before its keys. Lines that come from settings of this file stay.
     pub fn adopt(&mut self, other: Draft, name: &str) {
         let named = |key: String| format!("{name}{key}");
         for line in other.lines {
@@ -169,7 +177,7 @@ impl Draft {
         other.assumed.into_iter().for_each(|what| self.assume(what));
     }
 
-    /// Whether a setting of the file gives this key, or the one that excludes it.
+    /// Whether a setting of the file sets this key, or the key that excludes it.
     fn is_given(&self, key: &str) -> bool {
         let rival = rival_of(key);
         let given = |line: &Line| matches!(line.source, Source::Keys(_));
@@ -200,7 +208,7 @@ impl Places {
         self.working_directory.join(path).exists()
     }
 
-    /// Where a configuration that the file names may be: next to the file, or in the working directory.
+    /// The paths where a configuration that the file names may be: next to the file, or in the working directory.
     pub fn candidates(&self, path: &str) -> Vec<PathBuf> {
         let mut places = vec![self.file_folder.join(path)];
         let here = self.working_directory.join(path);
@@ -210,7 +218,7 @@ impl Places {
         places
     }
 
-    /// The working directory relative to the recipe, which paths in the file are relative to.
+    /// The working directory relative to the recipe's folder: what goes before a path of the file.
     fn prefix(&self) -> PathBuf {
         match self.recipe_folder.strip_prefix(&self.working_directory) {
             Ok(below) => below.components().map(|_| "..").collect(),

@@ -1,8 +1,8 @@
-//! The settings of one group, taken one by one; the rest is known at the end.
+//! The settings of one group, taken one by one, so that the settings nobody took are known at the end.
 //!
 //! A value is read as the type that the caller asks for. A value of another type is a mistake in the file, noted with
 //! its key and line.
-//! A null counts as not set, and so does `auto` where the tool fills the value in itself.
+//! A null counts as not set, and so does `auto` where the tool fills in the value itself.
 
 use super::document::{Content, Entry, Node};
 use super::mistakes::Mistakes;
@@ -12,7 +12,7 @@ use std::collections::HashSet;
 /// A group of settings, and which of them were taken.
 #[derive(Debug)]
 pub struct Fields<'a> {
-    /// Such as `zero_optimization.`, or empty.
+    /// The path of the group, such as `zero_optimization.`, or empty at the top of the file.
     prefix: String,
     entries: &'a [Entry],
     taken: RefCell<HashSet<&'a str>>,
@@ -22,7 +22,7 @@ pub struct Fields<'a> {
 /// A setting of the file.
 #[derive(Clone, Debug)]
 pub struct Found<'a> {
-    /// With the groups around it, joined by dots.
+    /// The name with the groups around it, joined by dots.
     pub key: String,
     pub line: usize,
     pub content: &'a Content,
@@ -36,7 +36,7 @@ impl<'a> Fields<'a> {
 
     /// Whether the file has this key, even without a value.
     pub fn has(&self, name: &str) -> bool {
-        self.entries.iter().any(|entry| entry.name == name)
+        self.get(name).is_some()
     }
 
     /// The value of a key, without taking it.
@@ -50,6 +50,11 @@ impl<'a> Fields<'a> {
         self.taken.borrow_mut().insert(&entry.name);
         let found = self.found(entry);
         (*found.content != Content::Null).then_some(found)
+    }
+
+    /// Takes settings that need neither a line nor a note.
+    pub fn skip(&self, names: &[&str]) {
+        names.iter().for_each(|name| drop(self.take(name)));
     }
 
     /// The first of several names for the same setting that has a value; all of them count as taken.
@@ -84,7 +89,7 @@ impl<'a> Fields<'a> {
         self.take(name)?.group()
     }
 
-    /// Settings with a value that nobody took, in the order of the file.
+    /// Settings with a value that were not taken, in the order of the file.
     pub fn rest(&self) -> Vec<Found<'a>> {
         let taken = self.taken.borrow();
         let rest = self.entries.iter().filter(|entry| !taken.contains(entry.name.as_str()));
@@ -112,12 +117,12 @@ impl<'a> Found<'a> {
         self.mistake(format!("`{}` and `{}` (line {}) cannot both be set", self.key, other.key, other.line));
     }
 
-    /// A value inside this setting, under its own name.
+    /// A value inside this setting, with a key of its own.
     pub fn inside(&self, key: String, line: usize, content: &'a Content) -> Found<'a> {
         Found { key, line, content, mistakes: self.mistakes }
     }
 
-    /// `auto`: the value is set elsewhere.
+    /// Whether the value is `auto`, which means that it is set elsewhere.
     pub fn is_auto(&self) -> bool {
         matches!(self.content, Content::Text(text) if text == "auto")
     }
@@ -133,7 +138,7 @@ impl<'a> Found<'a> {
         }
     }
 
-    /// The last of the names in `key`.
+    /// The name without the groups around it.
     pub fn name(&self) -> &str {
         self.key.rsplit('.').next().unwrap_or(&self.key)
     }

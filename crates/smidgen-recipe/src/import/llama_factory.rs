@@ -1,16 +1,16 @@
 //! A LLaMA-Factory configuration: supervised fine-tuning and continued pre-training with LoRA, full or frozen layers.
 //!
 //! It takes Hugging Face's training arguments and adds its own settings for model, data and adapter.
-//! Datasets are names that `dataset_info.json` in `dataset_dir` maps to files; the map is read if it is there.
-//! Left out: reward models, preference training, multimodal data.
+//! Datasets are names that `dataset_info.json` in `dataset_dir` maps to files; that file is read if it exists.
+//! Not supported: reward models, preference training, multimodal data.
 
-use super::adapters::{AdapterWords, put_adapter};
+use super::adapters::{AdapterSettings, put_adapter};
 use super::datasets::{NamedRows, put_rows, put_split};
 use super::draft::Draft;
 use super::fields::{Fields, Found};
 use super::trainer::{TrainerDefaults, put_full, read_training_arguments};
 use super::vocabulary::{
-    Quantization, put_loss_on, put_model, put_number, put_packed, put_quantization, put_template, word,
+    Quantization, put_loss_on, put_model, put_number_or, put_packed, put_quantization, put_template, word,
 };
 use crate::value::Value;
 use crate::{ClosedWord, LossOn};
@@ -57,7 +57,7 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
     }
     let quantized = bits.as_ref().map(|(_, found)| found);
     let kind = fields.take("finetuning_type");
-    let words = AdapterWords {
+    let settings = AdapterSettings {
         rank: fields.take("lora_rank"),
         default_rank: 8,
         alpha: fields.take("lora_alpha"),
@@ -71,12 +71,12 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
         rslora: fields.take("use_rslora"),
         start: fields.take("adapter_name_or_path"),
         tool: TOOL,
-        ..AdapterWords::default()
+        ..AdapterSettings::default()
     };
     let word_of = kind.as_ref().and_then(|found| found.text());
     match (kind.as_ref(), word_of.as_deref()) {
-        (None, _) => put_adapter(draft, words, &[]),
-        (Some(found), Some("lora")) => put_adapter(draft, words, &[found]),
+        (None, _) => put_adapter(draft, settings, &[]),
+        (Some(found), Some("lora")) => put_adapter(draft, settings, &[found]),
         (Some(found), Some("full")) => put_full(draft, &[found], quantized),
         (Some(found), Some("freeze")) => {
             put_full(draft, &[found], quantized);
@@ -125,10 +125,7 @@ fn put_data(fields: &Fields<'_>, draft: &mut Draft, pretraining: Option<&Found<'
         }
     }
     put_split(draft, fields.take("val_size"));
-    match fields.take("cutoff_len") {
-        Some(found) => put_number(draft, "data.max_tokens", Some(found)),
-        None => draft.put_default("data.max_tokens", Value::Integer(2048), TOOL),
-    }
+    put_number_or(draft, "data.max_tokens", fields.take("cutoff_len"), Value::Integer(2048), TOOL);
     put_template(draft, fields.take("template"));
     let (prompt, last) = (fields.take_on("train_on_prompt"), fields.take_on("mask_history"));
     match (prompt, last, pretraining) {
@@ -145,11 +142,11 @@ fn put_named_sets(draft: &mut Draft, found: &Found<'_>, key: &'static str, names
     let info = draft.places.working_directory.join(folder).join("dataset_info.json");
     let info = read_dataset_info(&info);
     let rows_of = |name: &String| {
-        let said = |what: &str| info.as_ref().and_then(|info| info[name][what].as_str()).map(str::to_owned);
-        match (said("file_name"), said("hf_hub_url")) {
+        let entry = |key: &str| info.as_ref().and_then(|info| info[name][key].as_str()).map(str::to_owned);
+        match (entry("file_name"), entry("hf_hub_url")) {
             (Some(file), _) => NamedRows::of(format!("{folder}/{file}")),
             (None, Some(url)) => {
-                NamedRows { config: said("subset"), split: said("split"), ..NamedRows::of(url) }
+                NamedRows { config: entry("subset"), split: entry("split"), ..NamedRows::of(url) }
             }
             (None, None) => NamedRows::of(name),
         }

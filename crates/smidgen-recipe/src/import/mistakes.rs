@@ -1,19 +1,17 @@
-//! What is wrong with a file of another tool, collected while it is read.
+//! Mistakes in a file of another tool, collected while it is read.
 //!
 //! Reading goes on after a mistake, so that all of them are reported at once, each with its line.
-//! A setting that is asked for twice is reported once.
+//! A mistake that is found twice is reported once.
 
 use std::cell::RefCell;
 use std::fmt;
 
-/// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImportMistake {
     pub line: usize,
     pub message: String,
 }
 
-/// Everything that is wrong so far.
 #[derive(Debug, Default)]
 pub struct Mistakes(RefCell<Vec<ImportMistake>>);
 
@@ -26,7 +24,7 @@ impl Mistakes {
         }
     }
 
-    /// By line.
+    /// All mistakes, in the order of their lines.
     pub fn sorted(self) -> Vec<ImportMistake> {
         let mut mistakes = self.0.into_inner();
         mistakes.sort_by_key(|mistake| mistake.line);

@@ -1,16 +1,19 @@
 //! A LoRA configuration of mlx-lm: the YAML of `mlx_lm.lora`, or the adapter_config.json that it writes.
 //!
 //! Its scale multiplies the adapter directly, so alpha is scale x rank. An iteration is a micro-batch, so steps are
-//! iterations ÷ accumulation. Without a schedule the learning rate is constant; nothing is clipped.
-//! Defaults are mlx-lm's: rank 8, scale 20, the last 16 layers, batches of 4, 1000 iterations, 1e-5.
-//! Left out: preference training, and weights in MLX's own quantization.
+//! iterations ÷ accumulation. Without a schedule the learning rate is constant; gradients are not clipped.
+//! Defaults are mlx-lm's: rank 8, scale 20, the last 16 layers, batches of 4, 1000 iterations, learning rate 1e-5.
+//! Not supported: preference training, and weights in MLX's own quantization.
 
-use super::adapters::{AdapterWords, put_adapter};
+use super::adapters::{AdapterSettings, put_adapter};
 use super::datasets::{NamedRows, put_files, put_rows};
 use super::document::Content;
 use super::draft::Draft;
 use super::fields::{Fields, Found};
-use super::vocabulary::{put_betas, put_loss_on, put_model, put_number, put_optimizer, put_whole, word};
+use super::vocabulary::{
+    put_beta_list, put_loss_on, put_model, put_number, put_number_or, put_optimizer, put_text, put_whole,
+    word,
+};
 use crate::LossOn;
 use crate::value::Value;
 
@@ -39,9 +42,7 @@ pub fn read_mlx_lm(fields: &Fields<'_>, draft: &mut Draft) {
     put_data(fields, draft);
     put_steps(fields, draft);
     put_rate(fields, draft);
-    if let Some((folder, found)) = fields.take_text("adapter_path") {
-        draft.put("output.dir", Value::Text(folder), &[&found]);
-    }
+    put_text(draft, "output.dir", fields.take("adapter_path"));
     for (name, why) in [
         ("resume_adapter_file", "adapters of mlx-lm have another layout; `adapter.init` takes a PEFT folder"),
         ("test", "`smidgen eval` scores a finished run"),
@@ -53,7 +54,7 @@ pub fn read_mlx_lm(fields: &Fields<'_>, draft: &mut Draft) {
             draft.leave_out(&found, why);
         }
     }
-    let _ = fields.take("train");
+    fields.skip(&["train"]);
 }
 
 /// Checkpoints of `mlx-community` with bits in their name are quantized in MLX's format.
@@ -108,7 +109,7 @@ fn put_lora(group: Option<&Fields<'_>>, draft: &mut Draft, kind: Option<&Found<'
     let take = |name: &str| group.and_then(|group| group.take(name));
     let (rank, scale, alpha) = (take("rank"), take("scale"), take("alpha"));
     let rank_number = rank.as_ref().map_or(Some(8.0), |found| found.number());
-    let words = AdapterWords {
+    let settings = AdapterSettings {
         rank,
         default_rank: 8,
         default_alpha: Some(160.0),
@@ -116,9 +117,9 @@ fn put_lora(group: Option<&Fields<'_>>, draft: &mut Draft, kind: Option<&Found<'
         targets: take("keys"),
         all_by_default: true,
         tool: MLX,
-        ..AdapterWords::default()
+        ..AdapterSettings::default()
     };
-    put_adapter(draft, words, &kind.into_iter().collect::<Vec<_>>());
+    put_adapter(draft, settings, &kind.into_iter().collect::<Vec<_>>());
     let number = |found: &Option<Found<'_>>| found.as_ref().and_then(|found| found.number());
     match (number(&scale), number(&alpha), rank_number) {
         (Some(factor), _, Some(rank)) => {
@@ -160,13 +161,10 @@ fn put_data(fields: &Fields<'_>, draft: &mut Draft) {
         Some(found) => put_loss_on(draft, LossOn::Completion, &[&found]),
         None => draft.put_default("data.loss_on", word("all"), MLX),
     }
-    match fields.take("max_seq_length") {
-        Some(found) => put_number(draft, "data.max_tokens", Some(found)),
-        None => draft.put_default("data.max_tokens", Value::Integer(2048), MLX),
-    }
+    put_number_or(draft, "data.max_tokens", fields.take("max_seq_length"), Value::Integer(2048), MLX);
 }
 
-/// Data sets of the hub; splits are often parts of one, such as `train[:1000]`.
+/// Data sets on the hub. A split is often a part of one, such as `train[:1000]`, so it is not carried over.
 fn put_hub_sets(draft: &mut Draft, found: &Found<'_>) {
     let sets = match found.content {
         Content::List(items) => items.iter().map(|item| (item.line, &item.content)).collect(),
@@ -208,10 +206,7 @@ fn put_steps(fields: &Fields<'_>, draft: &mut Draft) {
         }
     }
     put_number(draft, "train.log_every", fields.take("steps_per_report"));
-    match fields.take("steps_per_eval") {
-        Some(found) => put_number(draft, "train.eval_every", Some(found)),
-        None => draft.put_default("train.eval_every", Value::Integer(200), MLX),
-    }
+    put_number_or(draft, "train.eval_every", fields.take("steps_per_eval"), Value::Integer(200), MLX);
     match fields.take("val_batches").and_then(|found| Some((found.number()?, found))) {
         Some((batches, found)) if batches > 0.0 => {
             put_whole(draft, "eval.limit", batches * micro as f64, &[&found]);
@@ -240,10 +235,7 @@ fn put_rate(fields: &Fields<'_>, draft: &mut Draft) {
     let rate = fields.take("learning_rate");
     let schedule = fields.take("lr_schedule").and_then(|found| found.group());
     let Some(schedule) = schedule else {
-        match rate {
-            Some(found) => put_number(draft, "train.lr", Some(found)),
-            None => draft.put_default("train.lr", Value::Float(1e-5), MLX),
-        }
+        put_number_or(draft, "train.lr", rate, Value::Float(1e-5), MLX);
         draft.put_default("train.schedule", word("constant"), MLX);
         return draft.put_default("train.warmup", Value::Integer(0), MLX);
     };
@@ -251,15 +243,10 @@ fn put_rate(fields: &Fields<'_>, draft: &mut Draft) {
 }
 
 fn put_optimizer_config(config: &Fields<'_>, draft: &mut Draft) {
-    if let Some(found) = config.take("betas")
-        && let Some([first, second]) = found.items()
-    {
-        let part = |content| Some(found.inside(found.key.clone(), found.line, content));
-        put_betas(draft, part(&first.content), part(&second.content));
-    }
+    put_beta_list(draft, config.take("betas"));
     put_number(draft, "train.eps", config.take("eps"));
     put_number(draft, "train.weight_decay", config.take("weight_decay"));
-    let _ = config.take("bias_correction");
+    config.skip(&["bias_correction"]);
     draft.leave_rest(config);
 }
 
@@ -285,10 +272,7 @@ fn put_schedule_group(schedule: &Fields<'_>, draft: &mut Draft, rate: Option<Fou
         },
         None => draft.put_default("train.schedule", word("constant"), MLX),
     }
-    match schedule.take("warmup") {
-        Some(found) => put_number(draft, "train.warmup", Some(found)),
-        None => draft.put_default("train.warmup", Value::Integer(0), MLX),
-    }
+    put_number_or(draft, "train.warmup", schedule.take("warmup"), Value::Integer(0), MLX);
     if let Some(found) = schedule.take("warmup_init")
         && found.number().is_some_and(|start| start > 0.0)
     {

@@ -3,7 +3,7 @@
 //! `document.rs` parses the file, `origin.rs` detects the tool, one file per tool translates its settings into a
 //! `draft.rs`, and `render.rs` writes the recipe and the notes: what was not carried over and why, what was assumed,
 //! and which required keys are missing. Values are checked by the readers of the recipe's own keys.
-//! Left out: training scripts in Python, whose settings are code.
+//! Not supported: training scripts in Python, whose settings are code.
 
 mod accelerate;
 mod adapter_config;
@@ -38,11 +38,10 @@ use origin::{Origin, Tool, recognize};
 pub struct Imported {
     pub origin: Origin,
     pub draft: Draft,
-    /// Required keys without a value.
     pub missing: Vec<Missing>,
 }
 
-/// A required key without a value, and what belongs there.
+/// A required key without a value, and a description of the value that belongs there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing {
     pub key: String,
@@ -113,7 +112,7 @@ pub fn import(
 fn settle(draft: &mut Draft) -> Vec<Missing> {
     let is_off =
         |draft: &Draft, key: &str| draft.line(key).is_none_or(|line| !line.active || line.toml == "0");
-    // The command line may have brought rows to evaluate.
+    // The command line may have set `data.eval`.
     let has_eval = draft.has("data.eval");
     if let Some(line) = draft.lines.iter_mut().find(|line| line.key == "data.split" && has_eval) {
         line.active = false;
@@ -129,8 +128,8 @@ fn settle(draft: &mut Draft) -> Vec<Missing> {
             line.remark = format!("needs `{needed}`");
         }
     }
-    let says = |key: &str, toml: &str| draft.line(key).is_some_and(|line| line.active && line.toml == toml);
-    if says("adapter.kind", "\"full\"") && says("memory.weights", "\"host\"") {
+    let has = |key: &str, toml: &str| draft.line(key).is_some_and(|line| line.active && line.toml == toml);
+    if has("adapter.kind", "\"full\"") && has("memory.weights", "\"host\"") {
         draft.assume(
             "weights that are trained stay on the device; `memory.weights` moves only frozen weights",
         );
@@ -139,14 +138,14 @@ fn settle(draft: &mut Draft) -> Vec<Missing> {
     missing
         .map(|key| {
             let key = key.path();
-            let said = draft.wanted.iter().find(|(wanted, _)| *wanted == key);
-            let what = said.map_or_else(|| usual(&key).to_owned(), |(_, what)| what.clone());
+            let wanted = draft.wanted.iter().find(|(wanted, _)| *wanted == key);
+            let what = wanted.map_or_else(|| usual_value(&key).to_owned(), |(_, what)| what.clone());
             Missing { key, what }
         })
         .collect()
 }
 
-fn usual(key: &str) -> &'static str {
+fn usual_value(key: &str) -> &'static str {
     match key {
         "model.path" => "the model: `hf:org/name`, a folder or a .gguf file",
         "data.train" => "the file to train on",

@@ -1,7 +1,7 @@
 //! Which tool a configuration file belongs to, detected from keys that only one tool has.
 //!
 //! A file with keys of two tools is refused: half of it could only be guessed at.
-//! Left out: the name and folder of the file, which say little.
+//! The name and folder of the file do not count, because they say little.
 
 use super::document::Entry;
 use super::mlx_lm::MLX_KEYS;
@@ -12,23 +12,15 @@ use super::unsloth::UNSLOTH_KEYS;
 /// Tools whose files can be imported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tool {
-    /// A DeepSpeed JSON
     DeepSpeed,
-    /// A configuration of `accelerate launch`
     Accelerate,
-    /// TRL's SFT script, or TrainingArguments alone
+    /// TRL's SFT script, or TrainingArguments alone.
     Trl,
-    /// Axolotl
     Axolotl,
-    /// LLaMA-Factory
     LlamaFactory,
-    /// PEFT's adapter_config.json
     Peft,
-    /// torchtune
     Torchtune,
-    /// Arguments of Unsloth
     Unsloth,
-    /// LoRA configurations of mlx-lm
     MlxLm,
 }
 
@@ -36,7 +28,7 @@ pub enum Tool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
     pub tool: Tool,
-    /// Follows a colon in the notes.
+    /// The reason, which follows a colon in the notes.
     pub because: String,
 }
 
@@ -73,45 +65,30 @@ impl Tool {
 
     /// The word for `--from`.
     pub fn word(self) -> &'static str {
-        match self {
-            Tool::DeepSpeed => "deepspeed",
-            Tool::Accelerate => "accelerate",
-            Tool::Trl => "trl",
-            Tool::Axolotl => "axolotl",
-            Tool::LlamaFactory => "llama-factory",
-            Tool::Peft => "peft",
-            Tool::Torchtune => "torchtune",
-            Tool::Unsloth => "unsloth",
-            Tool::MlxLm => "mlx-lm",
-        }
+        self.texts()[0]
+    }
+
+    pub fn name(self) -> &'static str {
+        self.texts()[1]
     }
 
     /// The file as a noun: "a DeepSpeed configuration".
     pub fn file(self) -> &'static str {
-        match self {
-            Tool::DeepSpeed => "a DeepSpeed configuration",
-            Tool::Accelerate => "an accelerate configuration",
-            Tool::Trl => "arguments of TRL or Hugging Face's Trainer",
-            Tool::Axolotl => "an Axolotl configuration",
-            Tool::LlamaFactory => "a LLaMA-Factory configuration",
-            Tool::Peft => "PEFT's adapter_config.json",
-            Tool::Torchtune => "a torchtune configuration",
-            Tool::Unsloth => "arguments of Unsloth",
-            Tool::MlxLm => "a LoRA configuration of mlx-lm",
-        }
+        self.texts()[2]
     }
 
-    pub fn name(self) -> &'static str {
+    /// Word, name and file.
+    fn texts(self) -> [&'static str; 3] {
         match self {
-            Tool::DeepSpeed => "DeepSpeed",
-            Tool::Accelerate => "accelerate",
-            Tool::Trl => "TRL",
-            Tool::Axolotl => "Axolotl",
-            Tool::LlamaFactory => "LLaMA-Factory",
-            Tool::Peft => "PEFT",
-            Tool::Torchtune => "torchtune",
-            Tool::Unsloth => "Unsloth",
-            Tool::MlxLm => "mlx-lm",
+            Tool::DeepSpeed => ["deepspeed", "DeepSpeed", "a DeepSpeed configuration"],
+            Tool::Accelerate => ["accelerate", "accelerate", "an accelerate configuration"],
+            Tool::Trl => ["trl", "TRL", "arguments of TRL or Hugging Face's Trainer"],
+            Tool::Axolotl => ["axolotl", "Axolotl", "an Axolotl configuration"],
+            Tool::LlamaFactory => ["llama-factory", "LLaMA-Factory", "a LLaMA-Factory configuration"],
+            Tool::Peft => ["peft", "PEFT", "PEFT's adapter_config.json"],
+            Tool::Torchtune => ["torchtune", "torchtune", "a torchtune configuration"],
+            Tool::Unsloth => ["unsloth", "Unsloth", "arguments of Unsloth"],
+            Tool::MlxLm => ["mlx-lm", "mlx-lm", "a LoRA configuration of mlx-lm"],
         }
     }
 }
@@ -143,7 +120,7 @@ const OWN_KEYS: [(Tool, &[&str]); 7] = [
     ),
 ];
 
-/// Keys of bitsandbytes and PEFT, of which one shows what the file is.
+/// Keys of bitsandbytes and PEFT. One of them is enough to read the file as arguments of TRL.
 const ARGUMENT_KEYS: [&str; 7] = [
     "load_in_4bit",
     "load_in_8bit",
@@ -189,7 +166,7 @@ pub fn recognize(entries: &[Entry], flat: &[Entry]) -> Result<Origin, Unrecogniz
     let arguments = found(&ARGUMENT_KEYS);
     let trainer = found(&TRAINING_KEYS).into_iter().chain(found(&TRL_KEYS)).chain(arguments.iter().copied());
     let trainer: Vec<&Entry> = trainer.collect();
-    // A single one of the trainer's keys may occur in any file.
+    // One of the trainer's keys alone may occur in any file.
     if trainer.len() >= 2 || !arguments.is_empty() {
         return Ok(Origin { tool: Tool::Trl, because: it_has(&trainer) });
     }

@@ -2,18 +2,17 @@
 //!
 //! Keys are in the order of the reference; a required key that is still missing is a comment in its place.
 //! Settings with the same reason are listed together, because nobody reads forty lines that say the same.
-//! Left out: what goes to stdout or stderr (`commands/import.rs`), and how wide a line of notes may be.
+//! The caller (`commands/import.rs`) prints the texts and wraps the notes.
 
 use super::Imported;
 use super::draft::{LeftOut, Line, Source};
 use crate::keys::KEYS;
 use serde_json::{Value as Json, json};
-use std::fmt::Write;
 
 /// Width of the rendered recipe.
 const LINE: usize = 80;
 
-/// The recipe; `file` is named in its first line.
+/// The recipe; its first line names `file`.
 pub fn render_recipe(imported: &Imported, file: &str) -> String {
     let title = format!(
         "Imported from `{file}`, {}. The comment at each key names the setting that it came from.",
@@ -34,7 +33,7 @@ pub fn render_recipe(imported: &Imported, file: &str) -> String {
         };
         if section != place.section {
             section = place.section;
-            write!(text, "\n[{section}]\n").expect("a string can be written to");
+            text.push_str(&format!("\n[{section}]\n"));
         }
         text.push_str(&rendered);
     }
@@ -70,7 +69,7 @@ fn as_comment(text: &str) -> String {
     textwrap::wrap(text, LINE - 2).iter().map(|line| format!("# {line}\n")).collect()
 }
 
-/// The notes about an import, for people.
+/// The notes about an import, as text.
 pub fn render_notes(imported: &Imported, file: &str) -> String {
     let mut text =
         format!("reading `{file}` as {}: {}", imported.origin.tool.file(), imported.origin.because);
@@ -78,8 +77,7 @@ pub fn render_notes(imported: &Imported, file: &str) -> String {
         imported.draft.left_out.iter().partition(|left| left.is_known);
     let mut group = |title: &str, lines: Vec<String>| {
         if !lines.is_empty() {
-            write!(text, "\n\n{title}").expect("a string can be written to");
-            lines.iter().for_each(|line| write!(text, "\n{line}").expect("a string can be written to"));
+            text.push_str(&format!("\n\n{title}\n{}", lines.join("\n")));
         }
     };
     group("not carried over, and why:", by_reason(&known));
@@ -96,7 +94,7 @@ pub fn render_notes(imported: &Imported, file: &str) -> String {
     text
 }
 
-/// Settings that have the same reason, in the order of the first of them.
+/// Settings grouped by their reason, in the order of the first setting of each group.
 fn by_reason(left_out: &[&LeftOut]) -> Vec<String> {
     let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
     for left in left_out {
@@ -110,7 +108,7 @@ fn by_reason(left_out: &[&LeftOut]) -> Vec<String> {
     rendered.collect()
 }
 
-/// The recipe and the notes, for programs.
+/// The recipe and the notes, as JSON.
 pub fn render_json(imported: &Imported, file: &str) -> Json {
     let lines = imported.draft.lines.iter().map(|line| {
         let (from, default_of) = match &line.source {

@@ -1,22 +1,24 @@
 //! A torchtune configuration: LoRA, QLoRA, DoRA and full fine-tuning, each part a `_component_` with its arguments.
 //!
-//! The name of the model's component says what is trained and how weights are stored; the checkpoint folder is the model.
+//! The name of the model's component says what is trained and how weights are stored; the checkpoint folder is the
+//! model.
 //! `${name}` refers to another setting at the top of the file.
-//! Left out: preference training, distillation, quantization-aware training, evaluation and generation.
+//! Not supported: preference training, distillation, quantization-aware training, evaluation and generation.
 
-use super::adapters::{AdapterWords, put_adapter};
+use super::adapters::{AdapterSettings, put_adapter};
 use super::datasets::{NamedRows, PartNames, put_files, put_rows};
 use super::deepspeed::PINNED;
 use super::document::{Content, Entry};
 use super::draft::Draft;
 use super::fields::{Fields, Found};
 use super::vocabulary::{
-    StepSize, put_batch, put_betas, put_compute_dtype, put_dtype, put_loss_on, put_number,
-    put_optimizer_named, put_packed, put_whole, word,
+    StepSize, put_batch, put_beta_list, put_compute_dtype, put_dtype, put_loss_on, put_number, put_number_or,
+    put_optimizer_named, put_packed, put_whole, word, word_list,
 };
 use crate::LossOn;
 use crate::reasons::reason_for;
 use crate::value::Value;
+use std::collections::HashSet;
 
 const TORCHTUNE: &str = "torchtune";
 const COMPONENT: &str = "_component_";
@@ -47,9 +49,7 @@ pub fn read_torchtune(fields: &Fields<'_>, draft: &mut Draft) {
                  (`data.max_tokens`)",
             ),
         }
-        for name in [COMPONENT, "path", "merges_file", "special_tokens_path"] {
-            let _ = tokenizer.take(name);
-        }
+        tokenizer.skip(&[COMPONENT, "path", "merges_file", "special_tokens_path"]);
         draft.leave_rest(&tokenizer);
     }
     let packing = put_datasets(fields, draft);
@@ -68,13 +68,11 @@ pub fn read_torchtune(fields: &Fields<'_>, draft: &mut Draft) {
     {
         draft.put("output.dir", Value::Text(folder), &[&found]);
     }
-    // What they write is in metrics.jsonl, or is not measured.
-    for name in ["metric_logger", "profiler"] {
-        let _ = fields.take(name);
-    }
+    // These configure logging and profiling; metrics.jsonl has what a run records.
+    fields.skip(&["metric_logger", "profiler"]);
 }
 
-/// Recipes other than supervised fine-tuning have losses and parts of their own.
+/// Reports configurations that are not supervised fine-tuning; they have losses and components of their own.
 fn refuse_others(fields: &Fields<'_>) {
     let loss = fields.take_group("loss");
     let loss = loss.as_ref().and_then(|loss| loss.take(COMPONENT));
@@ -120,16 +118,15 @@ fn put_checkpoint(fields: &Fields<'_>, draft: &mut Draft) {
             }
         }
     }
-    if let Some(found) = group.take("adapter_checkpoint").filter(Found::is_on) {
-        draft.leave_out(&found, "`adapter.init` starts from an adapter in PEFT's format");
-    }
-    for name in ["checkpoint_files", "output_dir", "model_type", "recipe_checkpoint", "safe_serialization"] {
-        let _ = group.take(name);
-    }
+    draft.leave_out_if_set(
+        group.take("adapter_checkpoint").filter(Found::is_on),
+        "`adapter.init` starts from an adapter in PEFT's format",
+    );
+    group.skip(&["checkpoint_files", "output_dir", "model_type", "recipe_checkpoint", "safe_serialization"]);
     draft.leave_rest(&group);
 }
 
-/// What the model's component trains, by its name and arguments.
+/// What is trained, by the name and the arguments of the model's component.
 fn put_trained(fields: &Fields<'_>, draft: &mut Draft) {
     let Some(group) = fields.take_group("model") else { return };
     let Some((path, component)) = group.take_text(COMPONENT) else { return };
@@ -142,7 +139,7 @@ fn put_trained(fields: &Fields<'_>, draft: &mut Draft) {
         return draft.leave_rest(&group);
     }
     let (attention, mlp) = (group.take("lora_attn_modules"), group.take_on("apply_lora_to_mlp"));
-    let words = AdapterWords {
+    let settings = AdapterSettings {
         rank: group.take("lora_rank"),
         default_rank: 8,
         alpha: group.take("lora_alpha"),
@@ -151,13 +148,14 @@ fn put_trained(fields: &Fields<'_>, draft: &mut Draft) {
         all_by_default: true,
         dora: group.take("use_dora"),
         tool: TORCHTUNE,
-        ..AdapterWords::default()
+        ..AdapterSettings::default()
     };
-    put_adapter(draft, words, &[&component]);
+    put_adapter(draft, settings, &[&component]);
     put_modules(draft, attention, mlp);
-    if let Some(found) = group.take_on("apply_lora_to_output") {
-        draft.leave_out(&found, "the LM head is never adapted; results will differ");
-    }
+    draft.leave_out_if_set(
+        group.take_on("apply_lora_to_output"),
+        "the LM head is never adapted; results will differ",
+    );
     draft.leave_rest(&group);
 }
 
@@ -169,23 +167,17 @@ fn put_modules(draft: &mut Draft, attention: Option<Found<'_>>, mlp: Option<Foun
     if mlp.is_some() {
         names.extend(["gate_proj", "up_proj", "down_proj"].map(str::to_owned));
     }
-    let mut seen: Vec<String> = Vec::new();
-    for name in names {
-        if !seen.contains(&name) {
-            seen.push(name);
-        }
-    }
+    let mut seen = HashSet::new();
+    names.retain(|name| seen.insert(name.clone()));
     let from: Vec<&Found<'_>> = [&found].into_iter().chain(&mlp).collect();
-    draft.put("adapter.targets", Value::List(seen.iter().map(|name| word(name)).collect()), &from);
+    draft.put("adapter.targets", word_list(&names), &from);
 }
 
 /// The rows; returns the switch that packs them, if it is on.
 fn put_datasets<'a>(fields: &Fields<'a>, draft: &mut Draft) -> Option<Found<'a>> {
     let packing = put_dataset(fields, draft, "dataset", "data.train");
     put_dataset(fields, draft, "dataset_val", "data.eval");
-    if let Some(found) = fields.take("run_val_every_n_steps") {
-        put_number(draft, "train.eval_every", Some(found));
-    }
+    put_number(draft, "train.eval_every", fields.take("run_val_every_n_steps"));
     if let Some(found) = fields.take("shuffle")
         && let Some(shuffle) = found.boolean()
     {
@@ -245,7 +237,7 @@ fn put_dataset<'a>(
 
 const PARTS: PartNames = PartNames { config: &["name"], split: "split", revision: "revision" };
 
-/// The data set of a builder that names none, in torchtune's own defaults.
+/// The data set that torchtune uses by default for a component that names none.
 fn default_source(kind: &str) -> Option<&'static str> {
     match kind {
         "alpaca_dataset" => Some("tatsu-lab/alpaca"),
@@ -282,7 +274,6 @@ fn put_training(fields: &Fields<'_>, draft: &mut Draft) {
         micro: micro.as_ref(),
         default_micro: 1,
         accumulation: accumulation.as_ref(),
-        world: None,
         tool: TORCHTUNE,
     };
     put_batch(draft, &size);
@@ -295,15 +286,12 @@ fn put_training(fields: &Fields<'_>, draft: &mut Draft) {
             draft.put_default("train.warmup", Value::Integer(0), TORCHTUNE);
         }
     }
-    match fields.take("clip_grad_norm") {
-        Some(found) => put_number(draft, "train.clip", Some(found)),
-        None => draft.put_default("train.clip", Value::Integer(0), TORCHTUNE),
-    }
+    put_number_or(draft, "train.clip", fields.take("clip_grad_norm"), Value::Integer(0), TORCHTUNE);
     put_number(draft, "train.seed", fields.take("seed"));
     put_number(draft, "train.save_every", fields.take("save_every_n_steps"));
 }
 
-/// `max_steps_per_epoch` cuts each epoch short.
+/// `max_steps_per_epoch` cuts each epoch short, so the length becomes a number of steps.
 fn put_length(fields: &Fields<'_>, draft: &mut Draft) {
     let (epochs, limit) = (fields.take("epochs"), fields.take("max_steps_per_epoch"));
     let count = epochs.as_ref().map_or(Some(1.0), |found| found.number());
@@ -329,19 +317,14 @@ fn put_optimizer_group(fields: &Fields<'_>, draft: &mut Draft) {
     put_number(draft, "train.eps", group.take("eps"));
     match group.take("weight_decay") {
         Some(found) => put_number(draft, "train.weight_decay", Some(found)),
-        // PyTorch's AdamW, and those that follow it, decay by 0.01 by default.
+        // The default weight decay of PyTorch's AdamW, and of those that follow it, is 0.01.
         None if name.is_some_and(|name| name.contains("adamw")) => {
             draft.put_default("train.weight_decay", Value::Float(0.01), "the optimizer");
         }
         None => {}
     }
-    if let Some(found) = group.take("betas")
-        && let Some([first, second]) = found.items()
-    {
-        let part = |content| Some(found.inside(found.key.clone(), found.line, content));
-        put_betas(draft, part(&first.content), part(&second.content));
-    }
-    let _ = group.take("fused");
+    put_beta_list(draft, group.take("betas"));
+    group.skip(&["fused"]);
     draft.leave_rest(&group);
 }
 
@@ -357,17 +340,14 @@ fn put_schedule_group(group: &Fields<'_>, draft: &mut Draft) {
             }
         }
     }
-    match group.take("num_warmup_steps") {
-        Some(found) => put_number(draft, "train.warmup", Some(found)),
-        None => draft.put_default("train.warmup", Value::Integer(0), TORCHTUNE),
-    }
+    put_number_or(draft, "train.warmup", group.take("num_warmup_steps"), Value::Integer(0), TORCHTUNE);
     draft.leave_rest(group);
 }
 
 /// A text with `${name}` replaced by the settings at the top of the file.
 fn interpolated(fields: &Fields<'_>, found: &Found<'_>, draft: &mut Draft) -> Option<String> {
     let mut text = found.text()?;
-    // Few rounds, so that settings which refer to each other end.
+    // A limited number of rounds, because settings may refer to each other in a circle.
     for _ in 0..8 {
         let Some((before, rest)) = text.split_once("${") else { return Some(text) };
         let Some((name, after)) = rest.split_once('}') else { break };

@@ -1,10 +1,10 @@
 //! Hugging Face's TrainingArguments, and TRL's SFTConfig, ModelConfig and ScriptArguments on top of them.
 //!
-//! LLaMA-Factory takes the same arguments and calls the part that it shares.
+//! LLaMA-Factory and Unsloth take the same arguments, so their files call the shared parts of this one.
 //! Defaults are those of transformers 5 and TRL 1.16; they are written where a recipe has other defaults.
-//! Left out: trainers other than supervised fine-tuning, whose own settings are unknown here.
+//! Not supported: trainers other than supervised fine-tuning; their own settings are unknown here.
 
-use super::adapters::{AdapterWords, put_adapter};
+use super::adapters::{AdapterSettings, put_adapter};
 use super::datasets::{NamedRows, PartNames, put_files, put_rows, put_split};
 use super::deepspeed::{LORA_ASSUMED, PINNED, follow_deepspeed};
 use super::document::Content;
@@ -12,8 +12,8 @@ use super::draft::Draft;
 use super::fields::{Fields, Found};
 use super::vocabulary::{
     Quantization, StepSize, put_batch, put_betas, put_compute, put_compute_dtype, put_dtype, put_length,
-    put_loss_on, put_model, put_number, put_optimizer, put_packed, put_quantization, put_schedule,
-    put_warmup, put_whole, word,
+    put_loss_on, put_model, put_number, put_number_or, put_optimizer, put_packed, put_quantization,
+    put_schedule, put_text, put_warmup, put_whole, word,
 };
 use crate::reasons::{Reason, reason_for};
 use crate::value::Value;
@@ -28,7 +28,7 @@ pub struct TrainerDefaults {
 const TRL: &str = "TRL";
 const HUGGING_FACE: &str = "Hugging Face's Trainer";
 
-/// A file of TRL, or of TrainingArguments alone.
+/// Reads arguments of TRL, or TrainingArguments alone.
 pub fn read_trainer(fields: &Fields<'_>, draft: &mut Draft) {
     let is_trl = TRL_KEYS.iter().any(|key| fields.has(key));
     let defaults = match is_trl {
@@ -53,7 +53,7 @@ pub fn read_trainer(fields: &Fields<'_>, draft: &mut Draft) {
     if let Some(found) = fields.take("truncation_mode")
         && found.text().is_some_and(|mode| mode != "keep_start")
     {
-        draft.leave_out(&found, "long samples lose their end, never their beginning");
+        draft.leave_out(&found, "long samples are cut at their end, never at their beginning");
     }
     read_training_arguments(fields, draft, &defaults);
     put_compute_dtype(draft, fields.take("bnb_4bit_compute_dtype"));
@@ -112,7 +112,7 @@ pub const TRL_KEYS: [&str; 14] = [
 
 /// ModelConfig, LoraConfig and BitsAndBytesConfig: the weights and the adapter.
 fn put_model_config(fields: &Fields<'_>, draft: &mut Draft) {
-    // TRL's arguments and PEFT's have other names for a rank, and other defaults.
+    // TRL's arguments and PEFT's name the rank differently and have different defaults.
     let is_peft = fields.has_any(&["r", "target_modules"]);
     let is_model_config = fields.has_any(&["use_peft", "lora_r", "model_name_or_path"]);
     put_dtype(draft, fields.take_any(&["dtype", "torch_dtype"]));
@@ -139,7 +139,7 @@ fn put_model_config(fields: &Fields<'_>, draft: &mut Draft) {
         ));
     }
     let peft = fields.take("use_peft");
-    let words = AdapterWords {
+    let settings = AdapterSettings {
         rank: fields.take_any(&["lora_r", "lora_rank", "r"]),
         default_rank: if is_peft { 8 } else { 16 },
         alpha: fields.take("lora_alpha"),
@@ -156,21 +156,21 @@ fn put_model_config(fields: &Fields<'_>, draft: &mut Draft) {
         bias: fields.take("bias"),
         init: fields.take("init_lora_weights"),
         tool: if is_peft { "PEFT" } else { TRL },
-        ..AdapterWords::default()
+        ..AdapterSettings::default()
     };
     let on = peft.as_ref().and_then(|found| found.boolean());
-    let words_of_adapter = [&words.rank, &words.alpha, &words.targets];
-    let given = words_of_adapter.into_iter().flatten().next().cloned();
+    let main_settings = [&settings.rank, &settings.alpha, &settings.targets];
+    let given = main_settings.into_iter().flatten().next().cloned();
     let quantized = four.or(eight);
     match (peft, on) {
-        (Some(found), Some(true)) => put_adapter(draft, words, &[&found]),
+        (Some(found), Some(true)) => put_adapter(draft, settings, &[&found]),
         (Some(found), _) => {
             put_full(draft, &[&found], quantized.as_ref());
-            leave_adapter_words(draft, &words, &found);
+            leave_adapter_settings(draft, &settings, &found);
         }
         (None, _) => match given {
             Some(given) => {
-                put_adapter(draft, words, &[&given]);
+                put_adapter(draft, settings, &[&given]);
                 // Without `use_peft`, TRL trains the weights even if a rank is set.
                 if !is_peft {
                     draft.assume("a rank is set without `use_peft`; assuming an adapter");
@@ -201,16 +201,23 @@ pub fn refuse_quantized(quantized: Option<&Found<'_>>) {
     }
 }
 
-fn leave_adapter_words(draft: &mut Draft, words: &AdapterWords<'_>, switch: &Found<'_>) {
+fn leave_adapter_settings(draft: &mut Draft, settings: &AdapterSettings<'_>, switch: &Found<'_>) {
     let why = format!("`{}` (line {}) turns adapters off", switch.key, switch.line);
-    let all =
-        [&words.rank, &words.alpha, &words.dropout, &words.targets, &words.saved, &words.dora, &words.rslora];
+    let all = [
+        &settings.rank,
+        &settings.alpha,
+        &settings.dropout,
+        &settings.targets,
+        &settings.saved,
+        &settings.dora,
+        &settings.rslora,
+    ];
     for found in all.into_iter().flatten() {
         draft.leave_out(found, why.clone());
     }
 }
 
-/// How TRL's arguments choose a part of a data set; of its mixtures, `id` and `config` are those of older files.
+/// The arguments of TRL that choose a part of a data set.
 const PARTS: PartNames = PartNames {
     config: &["dataset_config", "dataset_config_name"],
     split: "dataset_train_split",
@@ -219,7 +226,7 @@ const PARTS: PartNames = PartNames {
 const MIXTURE_PARTS: PartNames =
     PartNames { config: &["config", "name"], split: "split", revision: "revision" };
 
-/// ScriptArguments and SFTConfig: rows, and which of their tokens carry a loss.
+/// ScriptArguments and SFTConfig: the rows, and which of their tokens carry a loss.
 pub fn put_dataset(fields: &Fields<'_>, draft: &mut Draft) {
     let eval_names = ["eval_dataset_name", "validation_file", "test_file"];
     if let Some(found) =
@@ -240,9 +247,7 @@ pub fn put_dataset(fields: &Fields<'_>, draft: &mut Draft) {
     }
     if let Some(mixture) = fields.take_group("dataset_mixture") {
         put_mixture(&mixture, draft);
-        if let Some(found) = mixture.take("seed") {
-            draft.leave_out(&found, "one seed controls every random choice (`train.seed`)");
-        }
+        draft.leave_out_if_set(mixture.take("seed"), "one seed controls every random choice (`train.seed`)");
         put_split(draft, mixture.take_any(&["test_split_size", "test_size"]));
         draft.leave_rest(&mixture);
     }
@@ -256,7 +261,10 @@ pub fn put_dataset(fields: &Fields<'_>, draft: &mut Draft) {
     if let Some(found) = fields.take("dataset_text_field") {
         match found.text().as_deref() {
             Some("text") | None => {}
-            Some(_) => draft.leave_out(&found, "the column of plain text must be called `text`; rename it"),
+            Some(_) => draft.leave_out(
+                &found,
+                "plain text is read from the column `text`; `data.columns = { text = \"...\" }` names another",
+            ),
         }
     }
     if let Some(found) = fields.take("chat_template_path")
@@ -267,12 +275,10 @@ pub fn put_dataset(fields: &Fields<'_>, draft: &mut Draft) {
             false => draft.leave_out(&found, "`data.template` takes a .jinja file or a built-in name"),
         }
     }
-    if let Some(found) = fields.take("shuffle_dataset") {
-        draft.leave_out(
-            &found,
-            "samples are reshuffled in each epoch, as the trainer's sampler does (`data.shuffle`)",
-        );
-    }
+    draft.leave_out_if_set(
+        fields.take("shuffle_dataset"),
+        "samples are reshuffled in each epoch, as the trainer's sampler does (`data.shuffle`)",
+    );
     let assistant = fields.take_on("assistant_only_loss");
     let completion = fields.take("completion_only_loss").and_then(|found| Some((found.boolean()?, found)));
     match (assistant, completion) {
@@ -289,10 +295,12 @@ pub fn put_dataset(fields: &Fields<'_>, draft: &mut Draft) {
 /// Whether the trainer evaluates.
 fn is_evaluated(fields: &Fields<'_>) -> bool {
     let strategies = ["eval_strategy", "evaluation_strategy"].iter().filter_map(|name| fields.get(name));
-    strategies.into_iter().any(|way| matches!(way, Content::Text(way) if way == "steps" || way == "epoch"))
+    strategies
+        .into_iter()
+        .any(|strategy| matches!(strategy, Content::Text(word) if word == "steps" || word == "epoch"))
 }
 
-/// TRL evaluates the split `test` of the data set it trains on.
+/// TRL evaluates the split `test` of the data set that it trains on.
 fn put_test_split(fields: &Fields<'_>, draft: &mut Draft, rows: NamedRows, from: &Found<'_>) {
     if !super::datasets::is_hub_name(draft, &rows.name) {
         return;
@@ -313,7 +321,7 @@ fn put_mixture(fields: &Fields<'_>, draft: &mut Draft) {
             Content::Text(name) => rows.push(NamedRows::of(name)),
             Content::Map(_) => {
                 let Some(group) = whole.group() else { continue };
-                // Files of old mixtures have the name in `name`, those of TRL a config.
+                // Older files have the data set's name in `name`; in TRL's, `name` is the config.
                 let name = ["path", "id"].iter().find_map(|key| group.take(key));
                 let Some(name) = name.or_else(|| group.take("name")).and_then(|name| name.text()) else {
                     continue;
@@ -346,23 +354,16 @@ pub fn read_training_arguments(fields: &Fields<'_>, draft: &mut Draft, defaults:
     }
     let micro = fields.take_any(&["per_device_train_batch_size", "per_gpu_train_batch_size"]);
     let accumulation = fields.take("gradient_accumulation_steps");
-    let size = StepSize {
-        micro: micro.as_ref(),
-        default_micro: 8,
-        accumulation: accumulation.as_ref(),
-        world: None,
-        tool,
-    };
+    let size =
+        StepSize { micro: micro.as_ref(), default_micro: 8, accumulation: accumulation.as_ref(), tool };
     put_batch(draft, &size);
     put_length(draft, fields.take("max_steps"), fields.take("num_train_epochs"), (3.0, tool));
-    match fields.take("learning_rate") {
-        Some(found) => put_number(draft, "train.lr", Some(found)),
-        None => draft.put_default("train.lr", Value::Float(defaults.lr), tool),
-    }
+    put_number_or(draft, "train.lr", fields.take("learning_rate"), Value::Float(defaults.lr), tool);
     let counts = put_schedule(draft, fields.take("lr_scheduler_type"), Schedule::Linear, tool);
-    if let Some(found) = fields.take("lr_scheduler_kwargs").filter(Found::is_on) {
-        draft.leave_out(&found, "schedules have no settings other than `train.warmup`");
-    }
+    draft.leave_out_if_set(
+        fields.take("lr_scheduler_kwargs").filter(Found::is_on),
+        "schedules have no settings other than `train.warmup`",
+    );
     put_warmup(draft, fields.take("warmup_steps"), fields.take("warmup_ratio"), counts, (0.0, tool));
     put_optimizer(draft, fields.take("optim"));
     put_number(draft, "train.weight_decay", fields.take("weight_decay"));
@@ -371,16 +372,10 @@ pub fn read_training_arguments(fields: &Fields<'_>, draft: &mut Draft, defaults:
     put_number(draft, "train.clip", fields.take("max_grad_norm"));
     let (seed, data_seed) = (fields.take("seed"), fields.take("data_seed"));
     put_number(draft, "train.seed", seed);
-    if let Some(found) = data_seed {
-        draft.leave_out(&found, "one seed controls every random choice (`train.seed`)");
-    }
+    draft.leave_out_if_set(data_seed, "one seed controls every random choice (`train.seed`)");
     put_number(draft, "train.log_every", fields.take("logging_steps").filter(is_whole));
     put_saving(fields, draft, Saving { tool, save_default: true, eval_needs_strategy: true });
-    if let Some(found) = fields.take_any(&["output_dir"])
-        && let Some(folder) = found.text()
-    {
-        draft.put("output.dir", Value::Text(folder), &[&found]);
-    }
+    put_text(draft, "output.dir", fields.take("output_dir"));
     if let Some(found) = fields.take("deepspeed").filter(Found::is_on) {
         follow_deepspeed(draft, &found);
     }
@@ -421,12 +416,10 @@ pub fn put_saving(fields: &Fields<'_>, draft: &mut Draft, saving: Saving) {
         Some(found) => put_number(draft, "train.keep", Some(found)),
         None => draft.assume(format!("3 checkpoints are kept; {tool} would keep all of them (`train.keep`)")),
     }
-    if let Some(found) = fields.take_on("load_best_model_at_end") {
-        draft.leave_out(
-            &found,
-            "the best evaluated state is kept; with `train.early_stop` it becomes the adapter",
-        );
-    }
+    draft.leave_out_if_set(
+        fields.take_on("load_best_model_at_end"),
+        "the best evaluated state is kept; with `train.early_stop` it becomes the adapter",
+    );
     put_number(draft, "train.early_stop", fields.take("early_stopping_patience"));
 }
 
@@ -440,10 +433,8 @@ fn put_every(
     let word = strategy.as_ref().map(|found| match found.content {
         // YAML reads `no` as a boolean.
         Content::Boolean(false) => "no".to_owned(),
-        content => match content {
-            Content::Text(text) => text.clone(),
-            other => other.describe(),
-        },
+        Content::Text(text) => text.clone(),
+        other => other.describe(),
     });
     match (word.as_deref(), strategy, steps) {
         (Some("no"), Some(strategy), steps) => {

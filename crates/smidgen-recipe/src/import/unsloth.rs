@@ -2,14 +2,14 @@
 //!
 //! `from_pretrained` sets the weights and `get_peft_model` the adapter; the rest are Hugging Face's TrainingArguments.
 //! Defaults are Unsloth's: 4-bit weights, rank 16, alpha 16, every linear layer, 2048 tokens.
-//! Left out: vision models, reinforcement learning, and what Unsloth saves after training.
+//! Not supported: vision models, reinforcement learning, and what Unsloth saves after training.
 
-use super::adapters::{AdapterWords, put_adapter};
+use super::adapters::{AdapterSettings, put_adapter};
 use super::draft::Draft;
 use super::fields::{Fields, Found};
 use super::trainer::{TrainerDefaults, put_dataset, put_full, read_training_arguments};
 use super::vocabulary::{
-    Quantization, put_compute_dtype, put_model, put_number, put_packed, put_quantization, word,
+    Quantization, put_compute_dtype, put_model, put_number, put_number_or, put_packed, put_quantization, word,
 };
 use crate::value::Value;
 
@@ -36,10 +36,8 @@ pub fn read_unsloth(fields: &Fields<'_>, draft: &mut Draft) {
     {
         super::datasets::put_files(draft, "data.train", &names, &found);
     }
-    match fields.take_any(&["max_seq_length", "max_length"]) {
-        Some(found) => put_number(draft, "data.max_tokens", Some(found)),
-        None => draft.put_default("data.max_tokens", Value::Integer(2048), UNSLOTH),
-    }
+    let length = fields.take_any(&["max_seq_length", "max_length"]);
+    put_number_or(draft, "data.max_tokens", length, Value::Integer(2048), UNSLOTH);
     read_training_arguments(fields, draft, &TrainerDefaults { tool: UNSLOTH, lr: 2e-4 });
     put_compute_dtype(draft, fields.take_any(&["dtype", "torch_dtype"]));
     put_packed(draft, fields.take_on("packing"));
@@ -51,15 +49,16 @@ pub fn read_unsloth(fields: &Fields<'_>, draft: &mut Draft) {
         }
     }
     for name in ["finetune_vision_layers", "fast_inference", "max_lora_rank", "use_exact_model_name"] {
-        if let Some(found) = fields.take(name).filter(|found| found.is_on()) {
-            draft.leave_out(&found, "text models are trained, and nothing is generated during training");
-        }
+        draft.leave_out_if_set(
+            fields.take(name).filter(|found| found.is_on()),
+            "text models are trained, and nothing is generated during training",
+        );
     }
 }
 
 fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
     let model = fields.take_any(&["model_name", "model_name_or_path", "model"]);
-    // Unsloth names checkpoints that it has quantized already by their ending.
+    // The names of checkpoints that Unsloth has already quantized end in `bnb-4bit`.
     let is_quantized = model
         .as_ref()
         .and_then(|found| found.text())
@@ -82,13 +81,13 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
             put_quantization(draft, quantization);
         }
     }
-    let words = AdapterWords {
+    let settings = AdapterSettings {
         rank: fields.take_any(&["r", "lora_r"]),
         default_rank: 16,
         alpha: fields.take("lora_alpha"),
         default_alpha: Some(16.0),
         dropout: fields.take("lora_dropout"),
-        targets: targets(fields),
+        targets: fields.take("target_modules").filter(Found::is_on),
         all_linear: &["all-linear"],
         saved: fields.take("modules_to_save"),
         all_by_default: true,
@@ -98,24 +97,19 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
         bias: fields.take("bias"),
         init: fields.take("init_lora_weights"),
         tool: UNSLOTH,
-        ..AdapterWords::default()
+        ..AdapterSettings::default()
     };
     match full {
         Some(found) => put_full(draft, &[&found], eight.as_ref()),
         None => {
-            let from = words.rank.clone();
-            put_adapter(draft, words, &from.iter().collect::<Vec<_>>());
+            let from = settings.rank.clone();
+            put_adapter(draft, settings, &from.iter().collect::<Vec<_>>());
             leave_parts(fields, draft);
         }
     }
 }
 
-/// The embedding and the LM head are not adapted, so they are left for a note.
-fn targets<'a>(fields: &Fields<'a>) -> Option<Found<'a>> {
-    fields.take("target_modules").filter(|found| found.is_on())
-}
-
-/// Switches for a part of the linear layers.
+/// Notes switches that exclude a part of the linear layers.
 fn leave_parts(fields: &Fields<'_>, draft: &mut Draft) {
     for name in ["finetune_language_layers", "finetune_attention_modules", "finetune_mlp_modules"] {
         if let Some(found) = fields.take(name)

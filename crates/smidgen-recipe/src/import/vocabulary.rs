@@ -1,8 +1,8 @@
 //! Settings that several tools share: models, files, precisions, optimizers, schedules, lengths.
 //!
-//! Most of them are Hugging Face's, which the other trainers build on. Each function takes what a file says about one
-//! subject, under whatever names, and writes the lines of the recipe for it, or notes why there are none.
-//! Left out: the names that a tool has for a setting, and its defaults.
+//! Most of them are Hugging Face's, which the other trainers build on. Each function takes the settings of a file for
+//! one subject and writes the lines of the recipe for it, or notes why there are none.
+//! The caller knows how its tool names these settings, and its defaults.
 
 use super::document::Content;
 use super::draft::{Draft, Source};
@@ -87,8 +87,10 @@ pub fn put_quantization(draft: &mut Draft, quantization: Quantization<'_, '_>) {
             let base = if double { "nf4" } else { "nf4-single" };
             let code = code.and_then(|found| Some((found.text()?, found)));
             if let Some((code, found)) = code.filter(|(code, _)| code != "nf4") {
-                let why =
-                    format!("`{code}` can be read but not written; `{base}` is used, so results will differ");
+                let why = format!(
+                    "`{code}` checkpoints can be loaded, but weights are not quantized to it; `{base}` is used, so \
+                     results will differ"
+                );
                 draft.leave_out(&found, why);
             }
             draft.put("model.base", word(base), &[four]);
@@ -151,8 +153,7 @@ pub fn put_schedule(
     default: Schedule,
     tool: &'static str,
 ) -> bool {
-    let found = found.filter(|found| !found.is_auto());
-    let Some(found) = found else {
+    let Some(found) = found.filter(|found| !found.is_auto()) else {
         draft.put_default("train.schedule", word(default.word()), tool);
         return true;
     };
@@ -260,23 +261,19 @@ pub struct StepSize<'f, 'a> {
     pub micro: Option<&'f Found<'a>>,
     pub default_micro: u64,
     pub accumulation: Option<&'f Found<'a>>,
-    /// Number of devices, if the file says it.
-    pub world: Option<&'f Found<'a>>,
     pub tool: &'static str,
 }
 
-/// For files that do not say on how many devices they run.
+/// For files that do not say how many devices they run on.
 pub const ONE_DEVICE: &str =
     "the number of devices is not set; assuming 1, so that `train.batch` is micro-batch x accumulation";
 
-/// `train.batch`: micro-batch x accumulation x devices.
+/// `train.batch`: micro-batch x accumulation on one device.
 pub fn put_batch(draft: &mut Draft, size: &StepSize<'_, '_>) {
     let count = |found: Option<&Found<'_>>| found.filter(|found| !found.is_auto())?.count();
-    let (micro, accumulation, world) = (count(size.micro), count(size.accumulation), count(size.world));
-    let from: Vec<&Found<'_>> = [(micro, size.micro), (accumulation, size.accumulation), (world, size.world)]
-        .into_iter()
-        .filter_map(|(value, found)| value.and(found))
-        .collect();
+    let (micro, accumulation) = (count(size.micro), count(size.accumulation));
+    let from: Vec<&Found<'_>> =
+        micro.and(size.micro).into_iter().chain(accumulation.and(size.accumulation)).collect();
     if micro.is_none() {
         draft.assume(format!(
             "no micro-batch size is set; assuming {} sample{} per device, the default of {}",
@@ -285,22 +282,16 @@ pub fn put_batch(draft: &mut Draft, size: &StepSize<'_, '_>) {
             size.tool
         ));
     }
-    let factors = [micro.unwrap_or(size.default_micro), accumulation.unwrap_or(1), world.unwrap_or(1)];
-    let batch = factors.iter().try_fold(1u64, |product, factor| product.checked_mul(*factor));
-    let batch = Value::Integer(batch.map_or(i128::MAX, i128::from));
+    let (micro, accumulation) = (micro.unwrap_or(size.default_micro), accumulation.unwrap_or(1));
+    let batch = Value::Integer(micro.checked_mul(accumulation).map_or(i128::MAX, i128::from));
     match from.is_empty() {
         true => draft.put_default("train.batch", batch, size.tool),
-        false => {
-            let product = factors.map(|factor| factor.to_string()).join(" x ");
-            draft.put_with("train.batch", batch, &from, &product);
-        }
+        false => draft.put_with("train.batch", batch, &from, &format!("{micro} x {accumulation} x 1")),
     }
-    if world.is_none() {
-        draft.assume(ONE_DEVICE);
-    }
+    draft.assume(ONE_DEVICE);
 }
 
-/// `train.batch_tokens` where samples are packed into rows of the longest length: the rows of a step, in tokens.
+/// `train.batch_tokens`, if samples are packed into rows of the maximum length: the tokens of all rows of a step.
 pub fn put_packed(draft: &mut Draft, packing: Option<Found<'_>>) {
     let Some(packing) = packing else { return };
     let number = |key: &str| draft.line(key).and_then(|line| line.toml.parse::<u64>().ok());
@@ -311,7 +302,7 @@ pub fn put_packed(draft: &mut Draft, packing: Option<Found<'_>>) {
     put_derived(draft, "train.batch_tokens", tokens, &packing, &remark);
 }
 
-/// A key that follows from `train.batch` and a setting; the line names the settings of both.
+/// A key whose value is computed from `train.batch` and a setting; the line names the settings of both.
 pub fn put_derived(draft: &mut Draft, key: &'static str, value: Value, from: &Found<'_>, remark: &str) {
     let batch = draft.line("train.batch").map(|line| line.source.clone());
     draft.put_with(key, value, &[from], remark);
@@ -321,7 +312,7 @@ pub fn put_derived(draft: &mut Draft, key: &'static str, value: Value, from: &Fo
     }
 }
 
-/// A number that may be written as a float but means a whole one.
+/// Writes a whole number without a decimal point, and any other number as it is.
 pub fn put_whole(draft: &mut Draft, key: &'static str, value: f64, from: &[&Found<'_>]) {
     let value = match value.fract() == 0.0 && value.abs() < 1e15 {
         true => Value::Integer(value as i128),
@@ -335,6 +326,39 @@ pub fn put_number(draft: &mut Draft, key: &'static str, found: Option<Found<'_>>
     let Some(found) = found.filter(|found| !found.is_auto()) else { return };
     if let Some(number) = found.number() {
         put_whole(draft, key, number, &[&found]);
+    }
+}
+
+/// The same, or the tool's default if the file does not have the setting.
+pub fn put_number_or(
+    draft: &mut Draft,
+    key: &'static str,
+    found: Option<Found<'_>>,
+    default: Value,
+    tool: &'static str,
+) {
+    match found {
+        Some(_) => put_number(draft, key, found),
+        None => draft.put_default(key, default, tool),
+    }
+}
+
+/// A text, such as a path.
+pub fn put_text(draft: &mut Draft, key: &'static str, found: Option<Found<'_>>) {
+    if let Some(found) = found
+        && let Some(text) = found.text()
+    {
+        draft.put(key, Value::Text(text), &[&found]);
+    }
+}
+
+/// `train.betas` from a list of two numbers.
+pub fn put_beta_list(draft: &mut Draft, found: Option<Found<'_>>) {
+    if let Some(found) = found
+        && let Some([first, second]) = found.items()
+    {
+        let part = |content| Some(found.inside(found.key.clone(), found.line, content));
+        put_betas(draft, part(&first.content), part(&second.content));
     }
 }
 
@@ -373,7 +397,7 @@ pub fn put_layers(draft: &mut Draft, found: Option<Found<'_>>) {
     }
 }
 
-/// `data.template` from the name of a template that is built in here too.
+/// `data.template` from the name of a template that smidgen has too.
 pub fn put_template(draft: &mut Draft, found: Option<Found<'_>>) {
     let Some(found) = found else { return };
     let Some(name) = found.text() else { return };
@@ -395,7 +419,10 @@ pub fn put_template(draft: &mut Draft, found: Option<Found<'_>>) {
     draft.put("data.template", word(ours), &[&found]);
 }
 
-/// A word as a value.
 pub fn word(text: &str) -> Value {
     Value::Text(text.to_owned())
+}
+
+pub fn word_list<T: AsRef<str>>(words: &[T]) -> Value {
+    Value::List(words.iter().map(|text| word(text.as_ref())).collect())
 }

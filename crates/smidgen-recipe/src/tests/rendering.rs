@@ -1,6 +1,6 @@
-//! From the typed recipe back to text, and from there to the same recipe.
+//! Tests of rendering: the text of a recipe reads back to the same recipe.
 //!
-//! The round trip runs through another folder and another working directory: a job must not depend on either.
+//! It is read back in another folder and another working directory: a job must not depend on either.
 
 use std::path::{Path, PathBuf};
 

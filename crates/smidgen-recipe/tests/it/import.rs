@@ -1,7 +1,7 @@
 //! Configurations of other tools: each in `fixtures/import` becomes the recipe next to it.
 //! Errors name the line; a damaged file never panics and never takes much memory.
 //! `UPDATE_EXPECT=1 cargo test -p smidgen-recipe --test it` rewrites the expected recipes.
-//! Left out: the notes as the program prints them, and that the recipes plan (`smidgen/tests/it/importing.rs`).
+//! The notes as the program prints them, and that the recipes plan, are tested in `smidgen/tests/it/importing.rs`.
 
 use crate::mutation::{cases, mutated, mutation, peak_bytes_of};
 use expect_test::expect_file;
@@ -31,7 +31,7 @@ static CONFIGURATIONS: LazyLock<Vec<(String, String)>> = LazyLock::new(|| {
     named.collect()
 });
 
-/// Only the files of the folder are found from there.
+/// Only the files of the fixtures' folder are found.
 fn nowhere() -> Places {
     Places { working_directory: "/nowhere".into(), file_folder: folder(), recipe_folder: "/nowhere".into() }
 }
@@ -87,7 +87,7 @@ fn every_line_says_where_it_comes_from() {
 }
 
 #[test]
-fn json_holds_what_is_said() {
+fn json_has_the_recipe_and_the_notes() {
     let (name, text) =
         CONFIGURATIONS.iter().find(|(name, _)| name == "deepspeed-zero3-offload.json").unwrap();
     let json = render_json(&imported(text, &[]).unwrap(), name);
@@ -116,7 +116,7 @@ fn overrides_win_and_replace_their_rivals() {
 }
 
 #[test]
-fn a_line_that_would_do_nothing_is_a_comment() {
+fn a_line_without_an_effect_is_a_comment() {
     let file =
         "model_name_or_path: a/b\nuse_peft: true\neval_strategy: steps\neval_steps: 20\noutput_dir: x\n";
     let recipe = recipe_of(file, &[]);
@@ -126,7 +126,7 @@ fn a_line_that_would_do_nothing_is_a_comment() {
 }
 
 #[test]
-fn the_batch_is_what_a_step_takes_in() {
+fn the_batch_counts_all_samples_of_a_step() {
     let batch = |text: &str| {
         let recipe = recipe_of(text, &[]);
         recipe.lines().find(|line| line.starts_with("batch")).unwrap().to_owned()
@@ -198,7 +198,7 @@ fn nested_dictionaries_are_flat_ones() {
     assert!(said.contains("line 3: `peft_config.seed` and `training_args.seed` (line 2) differ"), "{said}");
 }
 
-/// Where each configuration with the keys and values of a real one comes from.
+/// The README names the source of each configuration that was taken from a real one.
 #[test]
 fn twenty_configurations_name_their_source() {
     let readme = fs::read_to_string(folder().join("README.md")).unwrap();
@@ -218,7 +218,7 @@ fn dora_with_rslora_has_its_scale_in_alpha() {
     assert!(recipe.contains("kind = \"dora\"") && recipe.contains("alpha = 32  #"), "{recipe}");
 }
 
-/// Data sets of the hub are named as the recipe names them: config, split and revision are parts of the name.
+/// Data sets on the hub get their names in a recipe: config, split and revision become parts of the name.
 #[test]
 fn data_sets_of_the_hub_keep_their_names() {
     let lines = |text: &str, overrides: &[&str]| -> Vec<String> {
@@ -273,7 +273,7 @@ fn data_sets_of_the_hub_keep_their_names() {
     assert!(why("datasets.0.split").contains("`data.limit`"), "{left:?}");
 }
 
-/// What a file calls its things ends no comment and begins no key.
+/// A name in the file cannot end a comment of the recipe or begin a key.
 #[test]
 fn names_stay_inside_their_comment() {
     let text = "base_model: a/b\nadapter: lora\ndatasets:\n  - path: \"x\\n[train]\\nsteps = 1\"\n    type: alpaca\n";
@@ -384,9 +384,9 @@ fn contradictions_have_their_lines() {
     assert!(both.starts_with("2 mistakes\n  line 3: ") && both.contains("\n  line 4: "), "{both}");
 }
 
-/// Settings that a tool takes one of: what it takes counts here, and the other one is named.
+/// Of two settings for the same thing, the one that the tool uses is imported, and the other one is noted.
 #[test]
-fn of_two_that_say_the_same_the_one_that_wins_counts() {
+fn the_setting_that_the_tool_uses_is_imported() {
     let left = |text: &str| -> Vec<String> {
         imported(text, &[])
             .unwrap()
@@ -429,7 +429,7 @@ fn damaged_files_never_panic() {
             (recipe, notes, render_json(&imported, name).to_string(), imported.missing)
         }));
         assert!(peak_bytes <= (4 << 20) + 400 * bytes.len(), "{peak_bytes} for {} bytes", bytes.len());
-        // What is made of it is a recipe, but for keys that are open.
+        // The result is a valid recipe once the missing keys are given.
         if let Ok((recipe, _, _, missing)) = result {
             let given: Vec<String> = missing.iter().map(|missing| format!("{}=x", missing.key)).collect();
             let source = RecipeSource { file: name.clone(), folder: "/nowhere".into(), text: recipe.clone() };

@@ -88,14 +88,14 @@ fn tokens_and_labels_outside_the_vocabulary() {
     );
     refused(
         &format!("{sound}\n{{\"input_ids\":[1,2,3],\"labels\":[1,2,-99]}}\n"),
-        &["data.jsonl` line 3: `labels[2]` is -99, neither -100 nor in the model's vocabulary", "by -100"],
+        &["data.jsonl` line 3: `labels[2]` is -99, neither -100 nor in the model's vocabulary", "with -100"],
     );
     refused("{\"input_ids\":[1,2,3],\"labels\":[1,2,5000]}\n", &["line 1: `labels[2]` is 5000"]);
 }
 
 #[test]
 fn rows_of_another_shape() {
-    refused("{\"text\":\"hello\"}\n", &["line 1 looks like text, but is to be read as tokens", "hint: "]);
+    refused("{\"text\":\"hello\"}\n", &["line 1 looks like text, but is read as tokens", "hint: "]);
     refused("{\"input_ids\":[1,2,3],\"labels\":[1,2]}\n", &["`input_ids` has 3 entries, `labels` has 2"]);
     refused("{\"input_ids\":[1,2,3],\"labels\":\"x\"}\n", &["line 1: `labels` is "]);
     refused("{\"input_ids\":[1,2\n", &["line 1, column ", "broken JSON"]);

@@ -52,7 +52,7 @@ fn columns_of_other_names_train_the_same() {
     assert!(job.contains("columns = { prompt = \"title\", completion = \"body\" }\n"), "{job}");
 
     let words = [
-        "`data.columns`: no row has the column `titel`, there is `id`, `title`, `body`",
+        "`data.columns`: no row has the column `titel`, found `id`, `title`, `body`",
         "hint: did you mean `prompt = \"title\"`?",
     ];
     let wrong = ["data.train=other.jsonl", "data.format=auto", "data.columns={prompt=titel,completion=body}"];
@@ -68,7 +68,7 @@ fn a_list_without_brackets_has_a_hint() {
     let words = [
         "no file matches `",
         "data.jsonl,other.jsonl`",
-        "hint: several files are a list: `[data.jsonl,other.jsonl]`",
+        "hint: write several files as a list: `[data.jsonl,other.jsonl]`",
     ];
     scratch.train_refused(1, &["data.train=data.jsonl,other.jsonl"], &words);
     // A name with a comma is a name.
@@ -307,7 +307,7 @@ fn damaged_bytes_and_open_quotes_are_bad_rows() {
         "4 of 5 rows are bad\n",
         "1 row: is not UTF-8 (line 3)",
         "1 row: a quote that opens in this row is never closed (line 4)",
-        "2 rows: is lost: it comes after a quote that is never closed, of line N (lines 5, 6)",
+        "2 rows: is lost: it comes after a quote that opens in line N and is never closed (lines 5, 6)",
     ];
     scratch.train_refused(1, &table, &words);
     let shown = preview(&scratch, &[&table[..], &["data.on_bad_row=skip"]].concat());

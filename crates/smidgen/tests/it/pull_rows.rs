@@ -136,7 +136,11 @@ fn what_a_data_set_does_not_have_is_said_with_what_it_has() {
         ("hf:org/rows/en", 1, ["`hf:org/rows` has no config `en`: it has `default`", "hint: choose one"]),
         ("hf:org/rows@v9", 1, ["`hf:org/rows` has no revision `v9`", "hint: a revision is"]),
         ("hf:org/other", 1, ["no public data set `hf:org/other` found at `", "hint: check the name"]),
-        ("hf:org/rows:", 2, ["`data.train` must be a file", "hint: a data set of the hub is `hf:org/name`"]),
+        (
+            "hf:org/rows:",
+            2,
+            ["`data.train` must be a file", "hint: a data set on the hub is written `hf:org/name`"],
+        ),
     ] {
         check_refused(&run(&pulling, name, &[]), code, &words);
     }

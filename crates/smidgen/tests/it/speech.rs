@@ -390,7 +390,7 @@ fn rows_that_cannot_be_heard_are_refused_by_name() {
     refused(&[json!({"input_ids": [1, 2, 3], "audio": 5})], &["line 1", "`audio` must be a path"]);
     // A clip above the limit drops its row.
     let dropped = scratch.train("dropped", &["data.max_audio_seconds=0.5", "train.steps=1"]);
-    assert!(dropped.stderr.contains("2 dropped because of too long audio"), "{}", dropped.stderr);
+    assert!(dropped.stderr.contains("2 dropped because their audio is too long"), "{}", dropped.stderr);
     scratch.train_refused(1, &[ENCODER, "data.train=words.jsonl"], &["words.jsonl"]);
     scratch.write("words.jsonl", format!("{}\n", json!({"input_ids": [1, 2, 3, 4]})));
     scratch.train_refused(
@@ -400,7 +400,7 @@ fn rows_that_cannot_be_heard_are_refused_by_name() {
     );
     let deaf = Scratch::new();
     deaf.write("data.jsonl", format!("{}\n", json!({"input_ids": [1, 2, 3], "audio": "a.wav"})));
-    deaf.train_refused(1, &[], &["line 1", "the model does not hear"]);
+    deaf.train_refused(1, &[], &["line 1", "the model's config has no audio encoder"]);
 }
 
 fn write_tokenizer(scratch: &Scratch) {

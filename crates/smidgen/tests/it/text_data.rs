@@ -304,7 +304,7 @@ fn mistakes_that_people_make_get_warnings() {
     warned(
         &("{\"text\":\"one two three\"}\n".repeat(9) + "{\"text\":\"one two three a b c a b c\"}\n"),
         &["data.max_tokens=5", "data.overflow=truncate"],
-        "10 % of the samples are truncated, and do not end as they should: raise `data.max_tokens`",
+        "10 % of the samples are truncated, so the model does not see their end: raise `data.max_tokens`",
     );
 }
 
