@@ -1,4 +1,4 @@
-//! What attention computes, and its tiles: their sizes, which scores are visible, and their workspace.
+//! The options of attention, and its tiles: their sizes, which scores are visible, and their workspace.
 //!
 //! A tile is the scores of some queries and some keys of one head and segment. Tiles that the causal
 //! diagonal crosses are cut into pieces of 16 rows, each with only the keys that it may see.
@@ -17,7 +17,7 @@ use smidgen_ir::workspace_cpu::{attention_floats, attention_thread_floats, bf16_
 pub use smidgen_ir::workspace_cpu::{KEY_BLOCK, QUERY_BLOCK};
 use std::ops::Range;
 
-/// What attention computes. Segment s is the tokens `segments[s]..segments[s + 1]`; the first boundary
+/// The shape and the variant of attention. Segment s is the tokens `segments[s]..segments[s + 1]`; the first boundary
 /// is 0, the last one T, and equal neighbours are an empty segment.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionOptions<'a> {
@@ -188,7 +188,7 @@ impl AttentionScratch {
     }
 }
 
-/// Vectors of a row that are computed together; KEY_BLOCK is a multiple of this many vectors of any width.
+/// Vectors of a row that are computed together; KEY_BLOCK is a multiple of this many vectors of every width.
 pub const TOGETHER: usize = 4;
 
 /// 0, 1, 2, … as floats, to compare lanes with the bounds of a row.

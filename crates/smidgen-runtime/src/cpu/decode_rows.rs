@@ -1,6 +1,6 @@
 //! Decodes whole rows of a stored matrix to f32, for the few operations that need them.
 //!
-//! The decoder is the one that matmuls use (`decode_span.rs`); this file only spreads the rows over threads.
+//! It uses the decoder of the matmuls (`decode_span.rs`) and divides the rows over threads.
 
 use super::isa::{Isa, Lanes, on_each_isa};
 use super::pool::run_tasks;

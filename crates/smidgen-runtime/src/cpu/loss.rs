@@ -10,7 +10,7 @@
 //! Left out: means over tokens; the caller chooses the scale.
 
 use super::chunk::{CHUNK_ELEMENTS, for_each_chunk, for_each_row_chunk};
-use super::footprint::assert_apart;
+use super::footprint::assert_disjoint;
 use super::simd::{
     Isa, LANES, Lanes, exp, exp_lanes, for_each_block, kernel, max_lanes, sum_lanes, tanh, tanh_lanes,
 };
@@ -30,11 +30,11 @@ pub fn softmax_loss(
 ) {
     let (rows, vocabulary) = (logits.rows(), logits.columns());
     assert_eq!((labels.len(), nll.len()), (rows, rows));
-    assert_apart("softmax_loss", logits, [labels.into(), nll.into()]);
-    assert_apart("softmax_loss", nll, [labels.into()]);
+    assert_disjoint("softmax_loss", logits, [labels.into(), nll.into()]);
+    assert_disjoint("softmax_loss", nll, [labels.into()]);
     let isa = Isa::current();
     for_each_row_chunk(rows, vocabulary, |chunk| {
-        for row in chunk.start..chunk.start + chunk.len {
+        for row in chunk.range() {
             let label = labels.get(row);
             let loss = match usize::try_from(label) {
                 Ok(label) if label < vocabulary => loss_row(isa, logits.row(row), label, softcap, grad_scale),
@@ -109,7 +109,7 @@ kernel! {
     }
 }
 
-/// The largest logit after the cap, which is monotonic.
+/// The largest logit after the softcap. The softcap is monotonic, so it is applied only to the largest.
 #[inline(always)]
 pub(super) fn largest_of(logits: Dst<f32>, softcap: Option<f32>) -> f32 {
     let mut largest = [f32::NEG_INFINITY; LANES];
@@ -123,7 +123,7 @@ pub(super) fn largest_of(logits: Dst<f32>, softcap: Option<f32>) -> f32 {
     capped(max_lanes(largest), softcap)
 }
 
-/// The sum of exp(z - largest); leaves z in place of the logits when `keep_capped`.
+/// The sum of exp(z - largest). With `keep_capped`, the logits are replaced by z.
 #[inline(always)]
 pub(super) fn sum_below(logits: Dst<f32>, largest: f32, softcap: Option<f32>, keep_capped: bool) -> f64 {
     let mut sum = 0.0_f64;
@@ -147,8 +147,7 @@ fn segment_sum(logits: Dst<f32>, largest: f32, softcap: Option<f32>, keep_capped
         }
         let powers = exp_below(z, largest);
         for lane in 0..LANES {
-            let counts = lane < block.count;
-            sums[lane] += if counts { powers[lane] } else { 0.0 };
+            sums[lane] += if lane < block.count { powers[lane] } else { 0.0 };
         }
     });
     sum_lanes(sums)
@@ -208,7 +207,7 @@ mod tests {
         softcap: Option<f32>,
         grad_scale: Option<f32>,
     ) -> (Vec<f32>, Vec<f32>) {
-        on_every_machine(|| {
+        on_every_isa(|| {
             let mut logits = logits.to_vec();
             let mut nll = vec![f32::NAN; labels.len()];
             let columns = logits.len() / labels.len();
@@ -275,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn large_logits_do_not_overflow_and_nan_shows() {
+    fn large_logits_do_not_overflow_and_nan_is_kept() {
         let (gradient, nll) = run(&[1e30, -1e30, 0.0], &[0], None, Some(1.0));
         assert_eq!((nll[0], gradient), (0.0, vec![0.0, 0.0, 0.0]));
         let (_, nll) = run(&[500.0, 400.0], &[1], None, None);

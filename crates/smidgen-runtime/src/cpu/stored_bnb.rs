@@ -3,7 +3,7 @@
 //! A block of 64 codes shares a scale, so the sixteen values are scaled once per block and looked up.
 //! Blocks run over the flattened tensor: if rows are not a multiple of 64, a span contains parts of blocks
 //! and may begin at a low nibble.
-//! Left out: the meaning of the codes, which `quant` defines.
+//! Left out: the values of the codes, which `quant` defines.
 
 use super::isa::Lanes;
 use super::stored::Stored;

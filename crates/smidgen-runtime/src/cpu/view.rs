@@ -42,7 +42,7 @@ pub struct DstRows {
     stride: usize,
 }
 
-/// Weights in the element type they are stored in, read as f32.
+/// Weights in their stored element type, read as f32.
 #[derive(Clone, Copy, Debug)]
 pub struct Stored {
     pointer: *const u8,
@@ -144,7 +144,7 @@ impl<T: Copy> Dst<T> {
         self.len == 0
     }
 
-    /// Where the view begins, for kernels that take addresses.
+    /// The start of the view, for kernels that take addresses.
     pub fn address(self) -> *mut T {
         self.pointer
     }
@@ -278,7 +278,7 @@ impl DstRows {
 impl Stored {
     /// # Safety
     /// `pointer` is valid for reads of `len * element.bytes()` initialised bytes for as long as this
-    /// view or a copy of it is used, and nothing writes them meanwhile. It need not be aligned.
+    /// view or a copy of it is used, and nothing writes them during that time. It need not be aligned.
     pub const unsafe fn new(pointer: *const u8, element: Element, len: usize) -> Self {
         Stored { pointer, element, len }
     }
@@ -381,7 +381,7 @@ fn check_block(block: Block, len: usize) {
     assert!(block.count <= LANES && block.count <= len && block.start <= len - block.count);
 }
 
-/// Short blocks have functions of their own that are never inlined: otherwise LLVM merges both branches into
+/// Short blocks have separate functions that are never inlined: otherwise LLVM merges both branches into
 /// one `memcpy` of unknown length, which is a call per block.
 ///
 /// # Safety

@@ -1,8 +1,8 @@
 //! The LM head in pieces gives the losses and gradients of the whole head, except for the order of sums.
 //!
-//! Whole decoders over several updates with a head on disk in two pieces, in many, and word by word; tied to the
-//! embedding or not, with capped logits, in several chunks of rows, with and without memory to prefetch. A head that is
-//! trained or has an adapter is not cut into pieces.
+//! Whole decoders run several updates with a head on disk in two pieces, in many, and in one per token of the
+//! vocabulary; tied to the embedding or not, with softcapped logits, in several chunks of rows, with and without memory
+//! to prefetch. A head that is trained or has an adapter is not cut into pieces.
 
 use crate::decoder::{Choice, LAYERS, Trained, gemma2, llama};
 use crate::offload_changes_nothing::{by_policy, everywhere, nothing_yet, outcome};
@@ -10,9 +10,9 @@ use crate::tiles_change_rounding::difference;
 use smidgen_compile::DecoderSpec;
 use smidgen_ir::{DType, Entry, LayerSet, Lifetime, Op, Plan, Policy};
 
-/// The error of a loss from the order of sums over 23 words,
+/// The error of a loss from the order of sums over a vocabulary of 23.
 const LOSS_TOLERANCE: f64 = 1e-6;
-/// and of trained leaves after three updates, which divide gradients by their size.
+/// The error of trained leaves after three updates, which divide gradients by their size.
 const TOLERANCE: f64 = 1e-4;
 
 fn count(plan: &Plan, entry: Entry, is_it: impl Fn(&Op) -> bool) -> usize {
@@ -50,11 +50,11 @@ fn pieces_of_any_size_agree() {
                     );
                 }
                 let got = outcome(&subject);
-                assert!(got != want, "{name}: nothing rounds otherwise");
-                let apart = |got: f64, want: f64| (got - want).abs() / want.abs();
-                assert!(apart(got.0[0], want.0[0]) <= LOSS_TOLERANCE, "{name}: {} {}", got.0[0], want.0[0]);
+                assert!(got != want, "{name}: nothing is rounded differently");
+                let error = |got: f64, want: f64| (got - want).abs() / want.abs();
+                assert!(error(got.0[0], want.0[0]) <= LOSS_TOLERANCE, "{name}: {} {}", got.0[0], want.0[0]);
                 for (got, want) in got.0.iter().zip(&want.0) {
-                    assert!(apart(*got, *want) <= TOLERANCE, "{name}: loss {got}, not {want}");
+                    assert!(error(*got, *want) <= TOLERANCE, "{name}: loss {got}, not {want}");
                 }
                 for (got, want) in got.1.iter().zip(&want.1).filter(|(got, _)| got.len() % 4 == 0) {
                     let error = difference(got, want);
@@ -66,7 +66,7 @@ fn pieces_of_any_size_agree() {
 }
 
 #[test]
-fn a_head_that_is_trained_or_adapted_comes_whole() {
+fn a_trained_or_adapted_head_is_not_cut() {
     const HEAD_TOO: &[&str] = &["q_proj", "lm_head"];
     let stored = DecoderSpec { stored: DType::F32, ..llama() };
     let choices = [
@@ -82,19 +82,19 @@ fn a_head_that_is_trained_or_adapted_comes_whole() {
     }
 }
 
-/// The most pieces on the device at the same time.
-fn most_together(plan: &Plan) -> usize {
+/// The maximum number of pieces that are on the device at the same time.
+fn max_resident_pieces(plan: &Plan) -> usize {
     let steps = &plan.entry(Entry::MicroStep).steps;
     let pieces = steps.iter().filter(|step| step.op == Op::Fetch).filter_map(|step| {
         let is_piece = plan.value(step.inputs[0]).name.starts_with("lm_head.weight[");
         plan.value(step.outputs[0]).buffer.filter(|_| is_piece)
     });
-    let lives: Vec<Lifetime> = pieces.map(|buffer| plan.buffer(buffer).lifetime).collect();
-    let alive = |step: usize| lives.iter().filter(|life| life.covers(Entry::MicroStep, step)).count();
-    (0..steps.len()).map(alive).max().unwrap()
+    let lifetimes: Vec<Lifetime> = pieces.map(|buffer| plan.buffer(buffer).lifetime).collect();
+    let live = |step: usize| lifetimes.iter().filter(|life| life.covers(Entry::MicroStep, step)).count();
+    (0..steps.len()).map(live).max().unwrap()
 }
 
-/// The last piece is still on the device when gradients begin, and the window limits how many are there together.
+/// The last piece is still on the device when gradients begin, and the prefetch window limits the pieces on the device.
 #[test]
 fn the_device_holds_a_piece_or_two() {
     let wide = DecoderSpec { vocabulary: 512, ..llama() };
@@ -105,12 +105,12 @@ fn the_device_holds_a_piece_or_two() {
         by_policy(&choice, &policy).roomy_plan(1)
     };
     let whole = plan(0, 0);
-    for (window_bytes, together) in [(0, 1), (2 * piece_bytes, 2), (3 * piece_bytes, 3)] {
+    for (window_bytes, resident) in [(0, 1), (2 * piece_bytes, 2), (3 * piece_bytes, 3)] {
         let plan = plan(8, window_bytes);
         assert_eq!(count(&plan, Entry::MicroStep, |op| *op == Op::Fetch), 2 * 8 - 1);
         assert_eq!(count(&plan, Entry::Eval, |op| *op == Op::Fetch), 8);
-        assert_eq!(most_together(&plan), together);
-        assert!(plan.transient_bytes + (8 - 1 - together) * piece_bytes <= whole.transient_bytes);
+        assert_eq!(max_resident_pieces(&plan), resident);
+        assert!(plan.transient_bytes + (8 - 1 - resident) * piece_bytes <= whole.transient_bytes);
         assert_eq!(plan.disk.bytes(), whole.disk.bytes());
     }
 }

@@ -1,8 +1,8 @@
-//! The f32 matmul against a naive one in f64: odd shapes, strides, formats, sums of terms, inits and
-//! instruction sets; and the same bytes for any number of threads.
+//! Tests the f32 matmul against a naive one in f64: odd shapes, strides, formats, sums of terms, inits and
+//! instruction sets. Also tests that any number of threads gives the same bytes.
 //!
-//! Operands are small multiples of 1/16, which every element format holds exactly, so one tolerance
-//! serves all formats.
+//! Operands are small multiples of 1/16, which every element format represents exactly, so one tolerance
+//! suits all formats.
 //! Left out: speed.
 
 use smidgen_ir::workspace_cpu::matmul_floats;
@@ -100,7 +100,7 @@ fn check(sum: Sum<'_>) -> Vec<u32> {
             false => (depth, columns),
         };
         let stride = stored_columns + PAD;
-        // The last row has no padding after it: reading past a row would leave the buffer.
+        // The last row has no padding after it, so reading past it would leave the buffer.
         let stored_len = stored_rows * stride - if stored_rows > 0 { PAD } else { 0 };
         let right: Vec<f32> = (0..stored_len).map(|x| value(seed + 40, x)).collect();
         for i in 0..rows {
