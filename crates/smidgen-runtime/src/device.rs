@@ -343,7 +343,7 @@ pub const READ_SLOTS: usize = 4;
 /// Most bytes of one asynchronous read.
 pub const SLOT_BYTES: usize = 64;
 
-/// Measured memory of a device with memory of its own.
+/// Measured memory of a device with separate memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
     /// Used by this process, the device's context included.

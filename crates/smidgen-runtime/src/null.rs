@@ -17,6 +17,7 @@ pub struct Null {
     host: Shadow,
     disk: Shadow,
     pending: Vec<PendingTransfer>,
+    /// Number of steps run so far, for messages.
     steps: usize,
 }
 
@@ -26,8 +27,6 @@ struct Shadow {
     reserved_bytes: usize,
     /// Intact values: start → end.
     intact: BTreeMap<usize, usize>,
-    /// End of the highest byte that any access touched.
-    touched_bytes: usize,
 }
 
 /// A transfer or collective that no computing step has awaited yet, and the device bytes that it reads or writes.
@@ -41,15 +40,13 @@ struct PendingTransfer {
 }
 
 impl Shadow {
-    fn touch(&mut self, what: &str, start: usize, end: usize) -> Result<(), DeviceError> {
+    fn check_reserved(&self, what: &str, end: usize) -> Result<(), DeviceError> {
         if end > self.reserved_bytes {
             let reserved = self.reserved_bytes;
             return Err(DeviceError::Violation(format!(
                 "{what} ends at byte {end}, but only {reserved} bytes are reserved"
             )));
         }
-        self.touched_bytes = self.touched_bytes.max(end);
-        debug_assert!(start <= end);
         Ok(())
     }
 
@@ -94,15 +91,6 @@ impl Shadow {
 }
 
 impl Null {
-    /// End of the highest device byte touched: the peak of the run.
-    pub fn touched_bytes(&self) -> usize {
-        self.device.touched_bytes
-    }
-
-    pub fn steps(&self) -> usize {
-        self.steps
-    }
-
     fn shadow(&mut self, space: Space) -> &mut Shadow {
         match space {
             Space::Device => &mut self.device,
@@ -125,7 +113,7 @@ impl Null {
             return Err(DeviceError::Violation(format!("{what} needs {bytes} bytes of {}", operand.bytes)));
         }
         let (start, end) = (operand.offset, operand.offset + operand.span_at(extent));
-        self.shadow(operand.space).touch(&what, start, end)?;
+        self.shadow(operand.space).check_reserved(&what, end)?;
         let writes = kind != "input";
         let conflicts = |transfer: &&PendingTransfer| {
             let meets = transfer.bytes.start < end && start < transfer.bytes.end;
@@ -175,7 +163,7 @@ impl Null {
             }
         }
         if let Some((offset, bytes)) = step.workspace {
-            self.device.touch(&format!("workspace of `{}`", step.op.name()), offset, offset + bytes)?;
+            self.device.check_reserved(&format!("workspace of `{}`", step.op.name()), offset + bytes)?;
             // A workspace overwrites its bytes, and must not overlap an operand or a pending transfer.
             self.device.destroy(offset, offset + bytes);
             let operands = step.inputs.iter().chain(&step.updates).chain(&step.outputs).enumerate();

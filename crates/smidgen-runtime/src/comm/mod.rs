@@ -39,7 +39,7 @@ impl Span {
     }
 }
 
-// SAFETY: a span is an address and a length; whoever passes it to a collective promises that the memory is valid.
+// SAFETY: a span is only an address and a length; the caller of a collective promises that the memory is valid.
 unsafe impl Send for Span {}
 
 /// The type of the numbers that a sum adds.

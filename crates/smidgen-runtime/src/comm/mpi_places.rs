@@ -142,9 +142,9 @@ fn parent_program() -> Option<PathBuf> {
 /// The `lib` folder next to the program's `bin` folder; if that has no MPI library, the one next to the program's link
 /// target.
 fn library_folder(program: &Path) -> Option<PathBuf> {
-    let beside = |program: &Path| Some(program.parent()?.parent()?.join("lib"));
-    let here = beside(program).filter(|folder| folder.join(LIBRARY).exists());
-    here.or_else(|| beside(&program.canonicalize().ok()?))
+    let lib = |program: &Path| Some(program.parent()?.parent()?.join("lib"));
+    let direct = lib(program).filter(|folder| folder.join(LIBRARY).exists());
+    direct.or_else(|| lib(&program.canonicalize().ok()?))
 }
 
 /// Describes an installed MPI without the standard ABI, if there is one.

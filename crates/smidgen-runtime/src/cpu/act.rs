@@ -144,7 +144,7 @@ mod tests {
             for columns in COLUMNS {
                 let len = 61 * columns;
                 let (gate, up) = (gates(len), numbers(2, len));
-                // `place`: which of gate and up holds the output; 2 is a buffer of its own.
+                // `place`: which of gate and up holds the output; 2 is a separate buffer.
                 let run = |place: usize| {
                     on_every_isa(|| {
                         let mut buffers = [gate.clone(), up.clone(), vec![f32::NAN; len]];

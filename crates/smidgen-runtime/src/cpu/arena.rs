@@ -86,13 +86,13 @@ impl Arena {
             "a copy of {bytes} bytes from {from} to {to} overlaps"
         );
         let (from, to) = (self.pointer(from, bytes), self.pointer(to, bytes));
-        // SAFETY: both ranges lie inside the block, which `&mut self` has to itself, and they do not overlap.
+        // SAFETY: both ranges are inside the block, to which `&mut self` has exclusive access, and they do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
     }
 
     pub fn bytes_mut(&mut self, offset: usize, bytes: usize) -> &mut [u8] {
         let pointer = self.pointer(offset, bytes);
-        // SAFETY: the range lies inside the block, is initialised since `touch`, and `&mut self` excludes
+        // SAFETY: the range is inside the block, is initialised since `touch`, and `&mut self` excludes
         // every other user.
         unsafe { std::slice::from_raw_parts_mut(pointer, bytes) }
     }

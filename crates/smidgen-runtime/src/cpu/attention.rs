@@ -17,7 +17,7 @@ use super::packing::{Transpose, transpose_with};
 use super::pool::run_tasks;
 use std::ops::Range;
 
-/// A matrix (T, heads · D) of f32 that is read, rows `row_stride` floats apart.
+/// A matrix (T, heads · D) of f32 that is read; `row_stride` floats from one row to the next.
 #[derive(Clone, Copy, Debug)]
 pub struct Tokens {
     pub pointer: *const f32,
@@ -99,7 +99,7 @@ impl Tokens {
         head_dim: usize,
         target: *mut f32,
     ) -> Tokens {
-        // SAFETY: the caller's promises are those of the two functions.
+        // SAFETY: the caller makes the promises of both functions.
         unsafe {
             if !self.row_stride.is_multiple_of(1024) {
                 return Tokens {

@@ -223,8 +223,8 @@ pub fn keys_of_piece(first_query: usize, row: usize, key: usize, keys: usize) ->
     end.saturating_sub(key).min(keys)
 }
 
-/// Cuts a tile on the diagonal into pieces that skip most of its masked half; on the bf16 unit a tile is one piece,
-/// masked half included.
+/// Cuts a tile on the diagonal into pieces that skip most of its masked half. On the bf16 unit a tile is one piece that
+/// includes the masked half.
 pub fn row_pieces(
     unit: Option<Bf16Unit>,
     first_query: usize,

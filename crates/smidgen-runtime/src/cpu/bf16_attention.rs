@@ -33,7 +33,7 @@ pub unsafe fn bf16_tile_matmul(
         rows.div_ceil(TILE).max(columns.div_ceil(TILE)) * strip_elements <= tile_elements,
         "a tile of {rows} x {columns} x {depth} is larger than its workspace"
     );
-    // SAFETY: the caller's promises; every tile lies in the workspace.
+    // SAFETY: the caller's promises; every tile is in the workspace.
     unsafe {
         let (lefts, rights) = (workspace, workspace.add(tile_elements));
         let left = Left { pointer: run.pointer, row_stride: run.row_stride, depth_stride: run.depth_stride };

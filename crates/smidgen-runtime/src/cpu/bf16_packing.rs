@@ -121,7 +121,7 @@ unsafe fn pack_transposed_planes<const P: usize>(piece: &RightPiece) {
         } else {
             for (row, decoded) in decoded[..used].iter_mut().enumerate() {
                 let target = decoded.as_mut_ptr();
-                // SAFETY: the row exists and the span lies in it.
+                // SAFETY: the row exists and the span is in it.
                 unsafe {
                     piece.stored.decode_span::<Avx512Lanes>(
                         first_row + row,
@@ -180,7 +180,7 @@ unsafe fn pack_decoded<const P: usize>(piece: &RightPiece) {
     for first in (0..piece.depth.next_multiple_of(TILE_DEPTH)).step_by(2) {
         for (step, row) in decoded.iter_mut().enumerate() {
             if first + step < piece.depth {
-                // SAFETY: the stored row exists and the span lies in it.
+                // SAFETY: the stored row exists and the span is in it.
                 unsafe {
                     piece.stored.decode_span::<Avx512Lanes>(
                         piece.first_depth + first + step,
@@ -300,8 +300,8 @@ unsafe fn pack_bf16_as_stored(piece: &RightPiece) {
                 let second = _mm512_maskz_loadu_epi16(second_mask, source.wrapping_add(stride).cast());
                 _mm512_storeu_si512(target.cast(), _mm512_permutex2var_epi16(row, low, second));
                 if piece.columns - column > TILE {
-                    let beside = target.add(piece.strip_elements).cast();
-                    _mm512_storeu_si512(beside, _mm512_permutex2var_epi16(row, high, second));
+                    let next_strip = target.add(piece.strip_elements).cast();
+                    _mm512_storeu_si512(next_strip, _mm512_permutex2var_epi16(row, high, second));
                 }
             }
         }

@@ -40,7 +40,7 @@ impl Bf16Unit {
     /// Whether this machine has the unit and the operating system allows its use.
     pub fn is_supported(self) -> bool {
         static AMX: OnceLock<bool> = OnceLock::new();
-        // Packing into tiles needs AVX-512, whichever unit multiplies them.
+        // Packing into tiles needs AVX-512 for either unit.
         super::isa::Isa::Avx512.is_supported()
             && match self {
                 Bf16Unit::Amx => *AMX.get_or_init(platform::request_amx),
@@ -476,7 +476,7 @@ mod platform {
             if square.accumulate {
                 for (row, sums) in sums.iter_mut().enumerate() {
                     for (column, sum) in sums.iter_mut().enumerate() {
-                        // SAFETY: C has 32 rows of so many columns.
+                        // SAFETY: C has 32 rows of this many columns.
                         *sum = unsafe {
                             _mm512_loadu_ps(
                                 square.output.add((first + row) * square.output_stride + column * TILE),
@@ -489,12 +489,12 @@ mod platform {
                 let left = strip.wrapping_add(tile * TILE_ELEMENTS);
                 for pair in 0..TILE {
                     let at = tile * TILE_ELEMENTS + pair * TILE_DEPTH;
-                    // SAFETY: the pair lies in the tiles.
+                    // SAFETY: the pair is in the tiles.
                     let columns: [__m512i; COLUMNS] = std::array::from_fn(|column| unsafe {
                         _mm512_loadu_si512(square.right[column].add(at).cast())
                     });
                     for (row, sums) in sums.iter_mut().enumerate() {
-                        // SAFETY: the pair lies in the tile of this row.
+                        // SAFETY: the pair is in the tile of this row.
                         let factor =
                             unsafe { left.add(row * TILE_DEPTH + 2 * pair).cast::<i32>().read_unaligned() };
                         for (sum, column) in sums.iter_mut().zip(columns) {
@@ -506,7 +506,7 @@ mod platform {
             }
             for (row, sums) in sums.iter().enumerate() {
                 for (column, sum) in sums.iter().enumerate() {
-                    // SAFETY: C has 32 rows of so many columns.
+                    // SAFETY: C has 32 rows of this many columns.
                     unsafe {
                         let target = square.output.add((first + row) * square.output_stride + column * TILE);
                         _mm512_storeu_ps(target, *sum);

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_row_is_the_same_whatever_its_stride() {
+    fn the_stride_of_a_single_row_is_ignored() {
         assert_eq!(rows(1000, 1, 8, 8), rows(1000, 1, 8, 16));
         assert_ne!(rows(1000, 2, 8, 8), rows(1000, 2, 8, 16));
     }

@@ -247,7 +247,7 @@ mod tests {
         dsigma: Vec<f32>,
     }
 
-    /// `place`: which of zz and dy holds dz; 2 is a buffer of its own.
+    /// `place`: which of zz and dy holds dz; 2 is a separate buffer.
     fn gradients(zz: &[f32], dy: &[f32], columns: usize, sigma: f32, start: f32, place: usize) -> Gradients {
         let (dz, (dcoefficients, dsigma)) = on_every_isa(|| {
             let mut buffers = [zz.to_vec(), dy.to_vec(), vec![f32::NAN; zz.len()]];
@@ -274,7 +274,7 @@ mod tests {
         for columns in COLUMNS {
             for sigma in SIGMAS {
                 let (base, zz) = (numbers(1, 61 * columns), numbers(2, 61 * columns));
-                // `place`: which of base and zz holds the output; 2 is a buffer of its own.
+                // `place`: which of base and zz holds the output; 2 is a separate buffer.
                 let run = |place: usize| {
                     on_every_isa(|| {
                         let mut buffers = [base.clone(), zz.clone(), vec![f32::NAN; zz.len()]];

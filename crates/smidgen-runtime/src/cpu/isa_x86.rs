@@ -174,8 +174,9 @@ impl Lanes for Avx512Lanes {
             for (row, lanes) in rows.iter_mut().enumerate() {
                 *lanes = _mm512_loadu_ps(source.add(row * source_stride));
             }
-            for (column, lanes) in transpose_16x16(rows).into_iter().enumerate() {
-                let scaled = _mm512_mul_ps(lanes, scale.0);
+            let columns = transpose_16x16(rows);
+            for (column, lanes) in columns.iter().enumerate() {
+                let scaled = _mm512_mul_ps(*lanes, scale.0);
                 _mm512_storeu_ps(target.add(column * target_stride), scaled);
             }
         }

@@ -328,7 +328,7 @@ mod tests {
             let (x, dy, addend) = (numbers(3, len), numbers(4, len), numbers(6, len));
             let (bytes, _) = stored_bytes(Element::Bf16, &numbers(5, columns));
             let weight = NormWeight { weight: stored(Element::Bf16, &bytes), plus_one: false };
-            // `place`: which of x, dy, addend holds the output; 3 is a buffer of its own.
+            // `place`: which of x, dy, addend holds the output; 3 is a separate buffer.
             let run = |place: usize, with_addend: bool| {
                 on_every_isa(|| {
                     let mut buffers = [x.clone(), dy.clone(), addend.clone(), vec![f32::NAN; len]];

@@ -172,7 +172,7 @@ unsafe fn pack_transposed_with<V: Lanes>(piece: &RightPiece) {
 unsafe fn pack_as_stored_with<V: Lanes>(piece: &RightPiece) {
     let mut decoded = [0.0f32; PACK_COLUMNS];
     for k in 0..piece.depth {
-        // SAFETY: the span lies in the stored row; panel rows are as wide as the copied vectors.
+        // SAFETY: the span is in the stored row; panel rows are as wide as the copied vectors.
         unsafe {
             piece.stored.decode_span::<V>(
                 piece.first_depth + k,
@@ -212,7 +212,7 @@ pub struct Transpose {
 pub unsafe fn transpose_with<V: Lanes>(transpose: &Transpose) {
     let Transpose { source, source_stride, rows, columns, target, target_stride, scale } = *transpose;
     let (whole_rows, whole_columns) = (rows / V::WIDTH * V::WIDTH, columns / V::WIDTH * V::WIDTH);
-    // SAFETY: every square and every single element lies inside (rows, columns).
+    // SAFETY: every square and every single element is inside (rows, columns).
     unsafe {
         for column in (0..whole_columns).step_by(V::WIDTH) {
             for row in (0..whole_rows).step_by(V::WIDTH) {

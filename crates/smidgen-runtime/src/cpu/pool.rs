@@ -43,9 +43,8 @@ impl Pool {
         self.helpers.len() + 1
     }
 
-    /// Runs `work` on this thread, with its [`run_tasks`] divided over the pool. The helpers serve one section at a
-    /// time: a section that another thread or a task of this pool starts meanwhile runs only on the thread that starts
-    /// it.
+    /// Runs `work` on this thread, with its [`run_tasks`] divided over the pool. The helpers work on one section at a
+    /// time. A section that another thread or a task starts during that time runs only on the thread that starts it.
     pub fn enter<R>(&self, work: impl FnOnce() -> R) -> R {
         let before = CURRENT.replace(Current { shared: Arc::as_ptr(&self.shared), threads: self.threads() });
         let _restore = Restore(before);

@@ -26,7 +26,7 @@ pub unsafe fn decode_gguf<V: Lanes>(
     let (elements, bytes) = (block.elements(), block.bytes());
     debug_assert!(stored.columns.is_multiple_of(elements) && first.is_multiple_of(SPAN_STEP));
     debug_assert!(count.is_multiple_of(elements.min(SPAN_STEP)));
-    // SAFETY: rows are whole blocks; pieces of 32 or 64 elements lie in one block and in the span.
+    // SAFETY: rows are whole blocks; pieces of 32 or 64 elements are in one block and in the span.
     unsafe {
         let row = stored.pointer.add(row * (stored.columns / elements) * bytes);
         match block {
@@ -63,7 +63,7 @@ pub unsafe fn decode_gguf<V: Lanes>(
 
 #[inline(always)]
 unsafe fn decode_q4_0<V: Lanes>(source: *const u8, target: *mut f32) {
-    // SAFETY: the caller's promise; 16 bytes of nibbles lie behind the scale.
+    // SAFETY: the caller's promise; 16 bytes of nibbles follow the scale.
     unsafe {
         let scale = V::splat_f16(source);
         let middle = V::splat(8.0);
@@ -78,7 +78,7 @@ unsafe fn decode_q4_0<V: Lanes>(source: *const u8, target: *mut f32) {
 
 #[inline(always)]
 unsafe fn decode_q4_1<V: Lanes>(source: *const u8, target: *mut f32) {
-    // SAFETY: the caller's promise; 16 bytes of nibbles lie behind scale and minimum.
+    // SAFETY: the caller's promise; 16 bytes of nibbles follow scale and minimum.
     unsafe {
         let (scale, minimum) = V::splat_f16_pair(source);
         for at in (0..16).step_by(V::WIDTH) {
@@ -106,7 +106,7 @@ unsafe fn five_bits<V: Lanes>(nibbles: *const u8, fifths: u32, at: usize) -> [V;
 
 #[inline(always)]
 unsafe fn decode_q5_0<V: Lanes>(source: *const u8, target: *mut f32) {
-    // SAFETY: the caller's promise; fifth bits and nibbles lie behind the scale.
+    // SAFETY: the caller's promise; fifth bits and nibbles follow the scale.
     unsafe {
         let scale = V::splat_f16(source);
         let middle = V::splat(16.0);
@@ -121,7 +121,7 @@ unsafe fn decode_q5_0<V: Lanes>(source: *const u8, target: *mut f32) {
 
 #[inline(always)]
 unsafe fn decode_q5_1<V: Lanes>(source: *const u8, target: *mut f32) {
-    // SAFETY: the caller's promise; fifth bits and nibbles lie behind scale and minimum.
+    // SAFETY: the caller's promise; fifth bits and nibbles follow scale and minimum.
     unsafe {
         let (scale, minimum) = V::splat_f16_pair(source);
         let fifths = source.add(4).cast::<u32>().read_unaligned();
@@ -135,7 +135,7 @@ unsafe fn decode_q5_1<V: Lanes>(source: *const u8, target: *mut f32) {
 
 #[inline(always)]
 unsafe fn decode_q8_0<V: Lanes>(source: *const u8, target: *mut f32) {
-    // SAFETY: the caller's promise; 32 codes lie behind the scale.
+    // SAFETY: the caller's promise; 32 codes follow the scale.
     unsafe {
         let scale = V::splat_f16(source);
         for at in (0..32).step_by(V::WIDTH) {

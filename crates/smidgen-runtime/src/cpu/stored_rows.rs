@@ -37,7 +37,7 @@ pub unsafe fn decode_int8<V: Lanes>(
     target: *mut f32,
 ) {
     let whole = count / V::WIDTH * V::WIDTH;
-    // SAFETY: codes and scales lie in the tensor; every vector is inside the span.
+    // SAFETY: codes and scales are in the tensor; every vector is inside the span.
     unsafe {
         let scale = scale_of(stored, row) * ONE_127TH;
         let source = stored.pointer.add(row * stored.columns + first);
@@ -90,7 +90,7 @@ pub unsafe fn decode_fp8_blocks<V: Lanes>(
     while done < count {
         let column = first + done;
         let run = (FP8_BLOCK - column % FP8_BLOCK).min(count - done);
-        // SAFETY: the run lies in one block and inside the span.
+        // SAFETY: the run is in one block and inside the span.
         unsafe {
             decode_fp8_run::<V>(
                 stored.pointer.add(row * stored.columns + column),

@@ -57,7 +57,7 @@ fn every_span_decodes_as_the_reference_does() {
                         let ends = (first + SPAN_STEP..columns).step_by(SPAN_STEP).chain([columns]);
                         for count in ends.map(|end| end - first) {
                             let mut got = vec![UNTOUCHED; count + 1];
-                            // SAFETY: the span lies in the tensor, which `bytes` holds.
+                            // SAFETY: the span is in the tensor, which `bytes` holds.
                             unsafe { decode(isa, &slice, row, first, count, got.as_mut_ptr()) };
                             assert_eq!(got.pop(), Some(UNTOUCHED), "{storage}, {isa:?}: wrote too far");
                             let start = (first_row + row) * columns + first;

@@ -1,7 +1,7 @@
-//! An AdamW step on memory outside the arena: parameters and optimizer state that a GPU run keeps in host memory, updated
-//! by the CPU.
+//! An AdamW step on memory outside the arena: parameters and optimizer state that a GPU run keeps in host memory and
+//! updates on the CPU.
 //!
-//! The kernels are those of the CPU device. They round as the GPU kernels do, so an update gives the same bytes on either.
+//! It uses the kernels of the CPU device. They round as the GPU kernels do, so both give the same bytes.
 
 use super::optimizer::{self, AdamwHyper};
 use super::optimizer8::{self, Moment8};

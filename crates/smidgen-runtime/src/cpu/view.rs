@@ -121,7 +121,7 @@ impl Src<f32> {
     #[inline(always)]
     pub fn lanes_or(self, block: Block, fill: f32) -> Lanes {
         check_block(block, self.len);
-        // SAFETY: the block lies inside the view.
+        // SAFETY: the block is inside the view.
         unsafe { load(self.pointer.add(block.start).cast(), block.count, fill) }
     }
 }
@@ -194,10 +194,10 @@ impl Dst<f32> {
         check_block(block, self.len);
         let start = self.pointer.wrapping_add(block.start);
         if block.count == LANES {
-            // SAFETY: the block lies inside the view.
+            // SAFETY: the block is inside the view.
             unsafe { start.cast::<Lanes>().write_unaligned(lanes) };
         } else {
-            // SAFETY: the block lies inside the view and is shorter than `LANES`.
+            // SAFETY: the block is inside the view and is shorter than `LANES`.
             unsafe { store_short(start, block.count, &lanes) };
         }
     }
@@ -296,7 +296,7 @@ impl Stored {
     /// One element as f32. Slow; kernels use `lanes`.
     pub fn get(self, index: usize) -> f32 {
         let one = self.part(index, 1);
-        // SAFETY: the part lies inside the view, which is valid for reads.
+        // SAFETY: the part is inside the view, which is valid for reads.
         unsafe {
             match self.element {
                 Element::F32 => one.pointer.cast::<f32>().read_unaligned(),
@@ -324,7 +324,7 @@ impl Stored {
         assert!(self.element == E::ELEMENT);
         check_block(block, self.len);
         let start = self.pointer.wrapping_add(block.start * size_of::<E::Bits>());
-        // SAFETY: the block lies inside the view, which holds elements of this size.
+        // SAFETY: the block is inside the view, which holds elements of this size.
         let bits = unsafe { load(start, block.count, E::ZERO) };
         let mut lanes = [0.0; LANES];
         for lane in 0..LANES {
@@ -411,7 +411,7 @@ unsafe fn load_short<T: Copy>(from: *const u8, count: usize, fill: T) -> [T; LAN
 }
 
 /// # Safety
-/// `to` is writable for `count <= LANES` floats and lies outside `lanes`.
+/// `to` is writable for `count <= LANES` floats and is outside `lanes`.
 #[cold]
 #[inline(never)]
 unsafe fn store_short(to: *mut f32, count: usize, lanes: &Lanes) {

@@ -3,7 +3,7 @@
 //! Segments are shorter and longer than a tile of queries and a tile of keys.
 
 use crate::check::same_bytes_everywhere;
-use crate::decoder_cache::cached_logits_are_those_of_the_whole;
+use crate::decoder_cache::cached_logits_equal_those_of_whole_sequences;
 use crate::draft::Draft;
 use crate::examples::{Example, Proof, gradient};
 use crate::numbers::{Content, decode_reals};
@@ -30,7 +30,7 @@ pub fn examples() -> Vec<Example> {
         attention(&[QUERY_BLOCK + 3, KEY_BLOCK + 11], [2, 1, 8], Some(KEY_BLOCK + 1), Some(0.5)),
         Example {
             covers: &["cache_rows", "cached_attention"],
-            proof: Proof::Values(cached_logits_are_those_of_the_whole),
+            proof: Proof::Values(cached_logits_equal_those_of_whole_sequences),
         },
         rope(3, 16, false),
         rope(2, 12, true),

@@ -213,11 +213,7 @@ fn compare_convolution(conv: StridedConv, channels: usize) {
         let input = |frame: isize, bin: isize, channel: usize| -> f64 {
             let inside = (0..valid_frames as isize).contains(&frame) && (0..in_bins as isize).contains(&bin);
             let at = ((first_row * in_frames) as isize + frame) * in_bins as isize + bin;
-            if inside {
-                f64::from(x[at as usize * input_channels + channel % input_channels])
-            } else {
-                0.0
-            }
+            if inside { f64::from(x[at as usize * input_channels + channel % input_channels]) } else { 0.0 }
         };
         for frame in 0..valid_frames.div_ceil(2) {
             for (bin, channel) in (0..bins).flat_map(|bin| (0..channels).map(move |channel| (bin, channel))) {

@@ -144,7 +144,7 @@ pub fn gemma2() -> DecoderSpec {
     }
 }
 
-/// Gemma 2 without softcaps, with norms of queries and keys, and another rotary embedding in layers with a sliding window.
+/// Gemma 2 without softcaps, with norms of queries and keys, and another rotary embedding in sliding-window layers.
 pub fn gemma3() -> DecoderSpec {
     let full = RopeSpec { scaling: RopeScaling::Linear { factor: 4.0 }, ..RopeSpec::plain(1e3, 8) };
     DecoderSpec {

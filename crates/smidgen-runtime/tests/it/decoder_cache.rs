@@ -213,7 +213,7 @@ fn offloaded_weights_generate_the_same() {
 }
 
 /// The example of the two cache operations, which run with the right logits as a result.
-pub fn cached_logits_are_those_of_the_whole() -> BTreeSet<&'static str> {
+pub fn cached_logits_equal_those_of_whole_sequences() -> BTreeSet<&'static str> {
     let mut ran = BTreeSet::new();
     for choice in choices() {
         let subject = choice.subject_with(LayerSet::none());

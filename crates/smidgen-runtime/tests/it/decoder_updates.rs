@@ -121,7 +121,11 @@ fn an_update_regularizes_once() {
         let factor = (1.0 - optimizer().adamw.beta1) * report[2];
         for (index, (got, want)) in moments.iter().zip(&expected).enumerate() {
             let error = (f64::from(*got) - factor * want).abs();
-            assert!(error < 1e-6 * factor * squares.sqrt(), "moment {index}: got {got}, want {}", factor * want);
+            assert!(
+                error < 1e-6 * factor * squares.sqrt(),
+                "moment {index}: got {got}, want {}",
+                factor * want
+            );
         }
     }
 }

@@ -5,7 +5,7 @@
 //! to prefetch. A head that is trained or has an adapter is not cut into pieces.
 
 use crate::decoder::{Choice, LAYERS, Trained, gemma2, llama};
-use crate::offload_changes_nothing::{by_policy, everywhere, nothing_yet, outcome};
+use crate::offload_changes_nothing::{by_policy, nothing_offloaded, offload_everything, outcome};
 use crate::tiles_change_rounding::difference;
 use smidgen_compile::DecoderSpec;
 use smidgen_ir::{DType, Entry, LayerSet, Lifetime, Op, Plan, Policy};
@@ -30,12 +30,12 @@ fn pieces_of_any_size_agree() {
     for choice in choices {
         for layers in [LayerSet::none(), LayerSet::first(LAYERS)] {
             let recomputed = |policy: Policy| Policy { recompute: layers.clone(), ..policy };
-            let want = outcome(&by_policy(&choice, &recomputed(nothing_yet())));
+            let want = outcome(&by_policy(&choice, &recomputed(nothing_offloaded())));
             for (head_pieces, offloads) in [
-                (2, Policy { tables_offloaded: true, ..nothing_yet() }),
-                (3, everywhere(0)),
-                (8, everywhere(4000)),
-                (23, everywhere(usize::MAX)),
+                (2, Policy { tables_offloaded: true, ..nothing_offloaded() }),
+                (3, offload_everything(0)),
+                (8, offload_everything(4000)),
+                (23, offload_everything(usize::MAX)),
             ] {
                 let subject = by_policy(&choice, &recomputed(Policy { head_pieces, ..offloads }));
                 let name = format!("{}: {layers:?} in {head_pieces} pieces", choice.name);
@@ -74,8 +74,8 @@ fn a_trained_or_adapted_head_is_not_cut() {
         Choice { name: "trained", trained: Trained::Everything, spec: stored, ..Choice::lora() },
     ];
     for choice in choices {
-        let whole = everywhere(4000);
-        let pieces = Policy { head_pieces: 4, ..everywhere(4000) };
+        let whole = offload_everything(4000);
+        let pieces = Policy { head_pieces: 4, ..offload_everything(4000) };
         let [whole, pieces] = [whole, pieces].map(|policy| by_policy(&choice, &policy));
         assert_eq!(count(&pieces.roomy_plan(2), Entry::MicroStep, |op| matches!(op, Op::HeadSums(_))), 0);
         assert!(outcome(&whole) == outcome(&pieces), "{}", choice.name);
@@ -101,7 +101,7 @@ fn the_device_holds_a_piece_or_two() {
     let choice = Choice { spec: wide, ..Choice::lora() };
     let piece_bytes = 64 * 20 * 2;
     let plan = |head_pieces: usize, window_bytes: usize| {
-        let policy = Policy { tables_offloaded: true, head_pieces, window_bytes, ..nothing_yet() };
+        let policy = Policy { tables_offloaded: true, head_pieces, window_bytes, ..nothing_offloaded() };
         by_policy(&choice, &policy).roomy_plan(1)
     };
     let whole = plan(0, 0);

@@ -5,6 +5,7 @@
 //! suits all formats.
 //! Left out: speed.
 
+use crate::numbers::{Content, bits, encode};
 use smidgen_ir::workspace_cpu::matmul_floats;
 use smidgen_ir::{DType, Storage};
 use smidgen_runtime::cpu::isa::Isa;
@@ -48,18 +49,6 @@ fn value(seed: usize, index: usize) -> f32 {
         .wrapping_add((seed as u64).wrapping_mul(0xD1B5_4A32_D192_ED03));
     let bits = (mixed ^ (mixed >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 40;
     (bits % 33) as f32 / 16.0 - 1.0
-}
-
-fn encode(values: &[f32], element: DType) -> Vec<u8> {
-    values
-        .iter()
-        .flat_map(|&x| match element {
-            DType::F32 => x.to_le_bytes().to_vec(),
-            DType::Bf16 => half::bf16::from_f32(x).to_le_bytes().to_vec(),
-            DType::F16 => half::f16::from_f32(x).to_le_bytes().to_vec(),
-            other => panic!("no weights are {other}"),
-        })
-        .collect()
 }
 
 /// Runs the sum, compares every element with the naive result and returns all bytes of the buffer of C.
@@ -118,7 +107,8 @@ fn check(sum: Sum<'_>) -> Vec<u32> {
             }
         }
         weight += (depth as f64).sqrt() * f64::from(shape.scale.abs());
-        rights.push((encode(&right, shape.element), stored_rows, stored_columns, stride));
+        let right = encode(&Content::Reals(right), Storage::Plain(shape.element));
+        rights.push((right, stored_rows, stored_columns, stride));
         lefts.push((left, left_row, left_depth));
     }
     let terms: Vec<Term> = sum
@@ -165,7 +155,7 @@ fn check(sum: Sum<'_>) -> Vec<u32> {
     for (index, got) in c.iter().enumerate() {
         assert!(is_element[index] || *got == UNTOUCHED, "wrote outside C at {index} in {sum:?}");
     }
-    c.iter().map(|x| x.to_bits()).collect()
+    bits(&c)
 }
 
 fn supported() -> impl Iterator<Item = Isa> {
