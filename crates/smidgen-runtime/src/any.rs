@@ -1,4 +1,4 @@
-//! One of the devices, chosen at run time.
+//! A device that is chosen at run time: the CPU or a GPU.
 //!
 //! `Device` has generic methods, so it cannot be a trait object; this enum forwards every call instead.
 

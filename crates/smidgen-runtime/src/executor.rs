@@ -3,7 +3,7 @@
 //! Steps are bound to addresses once, when the plan is loaded; running one allocates nothing. In breadth-first order a
 //! value that one lap leaves for a later one holds the rows of all micro-batches; the offset of a micro-batch's rows is
 //! set before its steps run.
-//! Left out: what the values mean. Weights, batches and adapters are the caller's.
+//! Left out: the meaning of values. Weights, batches and adapters are the caller's concern.
 
 use crate::device::{BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand, Reservation};
 use smidgen_ir::{DType, Dim, Entry, Extent, Lap, LeafKind, Plan, ValueId, ValueRole};

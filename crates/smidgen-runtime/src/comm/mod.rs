@@ -60,7 +60,7 @@ impl Number {
 
 /// Collectives between ranks. MPI has finished when a call returns; NCCL has enqueued the work on its stream.
 pub trait Comm: Send + std::fmt::Debug {
-    /// Such as `MPI (MPICH 5.0.2)` or `NCCL 2.28.9`.
+    /// The library and its version, such as `MPI (MPICH 5.0.2)` or `NCCL 2.28.9`.
     fn name(&self) -> String;
     fn rank(&self) -> usize;
     fn size(&self) -> usize;

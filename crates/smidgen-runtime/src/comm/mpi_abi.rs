@@ -2,7 +2,7 @@
 //!
 //! In every implementation the library with this ABI is called `libmpi_abi.so.1`, and its handles have the values below.
 //! Functions that end in `_c` take 64-bit counts, so no call has to be split.
-//! Left out: everything that is not called.
+//! Left out: functions that this program does not call.
 
 use super::CommError;
 use super::functions::functions;
@@ -62,7 +62,7 @@ impl Abi {
         Ok(abi)
     }
 
-    /// Such as `MPICH 5.0.2`.
+    /// The implementation and its version, such as `MPICH 5.0.2`.
     pub fn version(&self) -> String {
         let mut text = vec![0; MAX_LIBRARY_VERSION_STRING];
         let mut length = 0;

@@ -226,14 +226,12 @@ impl Comm for Nccl {
         expect_numbers(span, Number::F32);
         expect_parts(span, parts, self.size);
         assert!(parts.iter().all(|part| part.start.is_multiple_of(4)), "the parts {parts:?} cut a number");
-        // SAFETY: a part is inside the span.
-        let at = |part: &Range<usize>| unsafe { span.pointer.add(part.start) };
         if let Some(bytes) = Nccl::even(parts) {
             // SAFETY: the caller's memory; NCCL's in-place result is this rank's part of the span.
             let code = unsafe {
                 (self.abi.reduce_scatter)(
                     span.pointer.cast(),
-                    at(&parts[self.rank]).cast(),
+                    span.part(&parts[self.rank]).pointer.cast(),
                     bytes / 4,
                     abi::FLOAT32,
                     abi::SUM,
@@ -245,7 +243,7 @@ impl Comm for Nccl {
         }
         self.group(|| {
             for (root, part) in parts.iter().enumerate().filter(|(_, part)| !part.is_empty()) {
-                let here: *mut c_void = at(part).cast();
+                let here: *mut c_void = span.part(part).pointer.cast();
                 // SAFETY: the caller's memory, in place.
                 let code = unsafe {
                     (self.abi.reduce)(
@@ -267,13 +265,11 @@ impl Comm for Nccl {
 
     unsafe fn all_gather(&mut self, span: Span, parts: &[Range<usize>]) -> Result<(), CommError> {
         expect_parts(span, parts, self.size);
-        // SAFETY: a part is inside the span.
-        let at = |part: &Range<usize>| unsafe { span.pointer.add(part.start) };
         if let Some(bytes) = Nccl::even(parts) {
             // SAFETY: the caller's memory; NCCL's in-place input is this rank's part of the span.
             let code = unsafe {
                 (self.abi.all_gather)(
-                    at(&parts[self.rank]).cast(),
+                    span.part(&parts[self.rank]).pointer.cast(),
                     span.pointer.cast(),
                     bytes,
                     abi::UINT8,
@@ -286,7 +282,7 @@ impl Comm for Nccl {
         self.group(|| {
             for (root, part) in parts.iter().enumerate().filter(|(_, part)| !part.is_empty()) {
                 // SAFETY: the caller's memory.
-                unsafe { self.broadcast_part(Span { pointer: at(part), bytes: part.len() }, root)? };
+                unsafe { self.broadcast_part(span.part(part), root)? };
             }
             Ok(())
         })

@@ -3,7 +3,7 @@
 //! `cudarc` binds NCCL too, but opens it by names that do not include `libnccl.so.2`, the only one in NVIDIA's pip
 //! packages. So the library is found and opened here: on the loader's path, in the usual folders, in pip's folders.
 //! Values and signatures are those of NCCL 2; they have not changed since 2.4.
-//! Left out: everything that is not called.
+//! Left out: functions that this program does not call.
 
 use super::CommError;
 use super::functions::functions;
@@ -63,7 +63,7 @@ impl Abi {
         OPENED.get_or_init(open).as_ref().map_err(Clone::clone)
     }
 
-    /// Such as `2.28.9`.
+    /// The version, such as `2.28.9`.
     pub fn version(&self) -> String {
         let mut version = 0;
         // SAFETY: `version` is writable.

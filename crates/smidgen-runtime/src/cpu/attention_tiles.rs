@@ -2,7 +2,7 @@
 //!
 //! A tile is the scores of some queries and some keys of one head and segment. Tiles that the causal
 //! diagonal crosses are cut into pieces of 16 rows, each with only the keys that it may see.
-//! Sizes and cuts follow from the shape alone. Left out: what is computed on tiles (`attention.rs`,
+//! Sizes and cuts follow from the shape alone. Left out: the computation on tiles (`attention.rs`,
 //! `attention_gradient.rs`).
 
 use super::arena::aligned_floats;

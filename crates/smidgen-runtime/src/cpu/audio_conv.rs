@@ -7,7 +7,7 @@
 
 use super::chunk::for_each_chunk;
 use super::footprint::{assert_disjoint, assert_disjoint_or_same};
-use super::view::{Dst, DstRows, Src, SrcRows, Stored};
+use super::view::{Dst, DstRows, Src, SrcRows, StoredVector};
 use smidgen_ir::{MARK_COLUMNS, StridedConv};
 
 /// Mel frames of an audio row.
@@ -41,7 +41,7 @@ impl Marks<'_> {
 }
 
 /// y[t] = bias + Σ w[j] x[t - K + 1 + j] for each channel, from the first row of the chunk on.
-pub fn causal_conv(x: SrcRows, marks: Marks<'_>, weight: Stored, bias: Stored, y: DstRows) {
+pub fn causal_conv(x: SrcRows, marks: Marks<'_>, weight: StoredVector, bias: StoredVector, y: DstRows) {
     let channels = x.columns();
     let taps = weight.len() / channels;
     assert_eq!((weight.len(), bias.len()), (taps * channels, channels));
@@ -61,7 +61,7 @@ pub fn causal_conv(x: SrcRows, marks: Marks<'_>, weight: Stored, bias: Stored, y
 }
 
 /// dx of [`causal_conv`]: dx[t] = Σ w[j] dy[t + K - 1 - j], up to the last row of the chunk.
-pub fn causal_conv_grad(dy: SrcRows, marks: Marks<'_>, weight: Stored, dx: DstRows) {
+pub fn causal_conv_grad(dy: SrcRows, marks: Marks<'_>, weight: StoredVector, dx: DstRows) {
     let channels = dy.columns();
     let taps = weight.len() / channels;
     assert_eq!(weight.len(), taps * channels);
@@ -95,9 +95,9 @@ pub fn strided_conv(
     conv: StridedConv,
     x: Src<f32>,
     marks: Marks<'_>,
-    weight: Stored, // (C, 9)
-    bias: Stored,   // (C)
-    y: Dst<f32>,    // (A, frames, bins, C)
+    weight: StoredVector, // (C, 9)
+    bias: StoredVector,   // (C)
+    y: Dst<f32>,          // (A, frames, bins, C)
 ) {
     let StridedConv { frames, bins, depthwise } = conv;
     let channels = bias.len();

@@ -48,6 +48,11 @@ pub fn for_each_row_chunk(rows: usize, columns: usize, work: impl Fn(Chunk) + Sy
     for_each_chunk(rows, rows_per_chunk(columns), work);
 }
 
+/// Runs `work` on every row.
+pub fn for_each_row(rows: usize, columns: usize, work: impl Fn(usize) + Sync) {
+    for_each_row_chunk(rows, columns, |chunk| chunk.range().for_each(&work));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -14,7 +14,7 @@ use super::audio_conv::Marks;
 use super::chunk::for_each_chunk;
 use super::footprint::assert_disjoint;
 use super::simd::{Isa, LANES, for_each_block, kernel, sum_lanes};
-use super::view::{Dst, DstRows, Src, SrcRows, Stored};
+use super::view::{Dst, DstRows, Src, SrcRows, StoredVector};
 use smidgen_ir::AttentionShape;
 
 /// The inputs of the scores.
@@ -24,7 +24,7 @@ pub struct Scores<'a> {
     pub q: SrcRows, // (A, H·D)
     pub k: SrcRows, // (A, H·D)
     pub marks: Marks<'a>,
-    pub bias: Stored, // (2·M, H)
+    pub bias: StoredVector, // (2·M, H)
 }
 
 /// Rows of one task.

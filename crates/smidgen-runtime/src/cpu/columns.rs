@@ -11,7 +11,7 @@
 //! Left out: the matrix W + s B A, and a guard against a row of zeros. Its norm is 0, and the division gives infinity
 //! or NaN, as in PEFT.
 
-use super::chunk::{CHUNK_COLUMNS, Chunk, for_each_chunk, for_each_row_chunk};
+use super::chunk::{CHUNK_COLUMNS, Chunk, for_each_chunk, for_each_row, for_each_row_chunk};
 use super::footprint::{assert_disjoint, assert_disjoint_or_same};
 use super::simd::{Isa, LANES, for_each_block, kernel, sum_wide_lanes};
 use super::view::{Dst, DstRows, Src, SrcRows};
@@ -66,10 +66,8 @@ pub fn row_norms(
     assert_eq!(norms.len(), block.rows());
     assert_disjoint("row_norms", norms, [block.into()]);
     let isa = Isa::current();
-    for_each_row_chunk(block.rows(), block.columns(), |chunk| {
-        for row in chunk.range() {
-            norms.set(row, squares(isa, block.row(row)).sqrt() as f32);
-        }
+    for_each_row(block.rows(), block.columns(), |row| {
+        norms.set(row, squares(isa, block.row(row)).sqrt() as f32);
     });
 }
 

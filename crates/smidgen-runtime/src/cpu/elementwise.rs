@@ -4,7 +4,7 @@
 //! number and the channel (see `counter`), so the backward pass is the same call on the gradient.
 //! Left out: anything with weights.
 
-use super::chunk::{CHUNK_COLUMNS, CHUNK_ELEMENTS, Chunk, for_each_chunk, for_each_row_chunk};
+use super::chunk::{CHUNK_COLUMNS, CHUNK_ELEMENTS, Chunk, for_each_chunk, for_each_row, for_each_row_chunk};
 use super::counter::{channel_bits, row_key};
 use super::footprint::{assert_disjoint, assert_disjoint_or_same};
 use super::simd::{Isa, LANES, for_each_block, kernel};
@@ -50,10 +50,8 @@ pub fn gather_rows(
 ) {
     assert_eq!((y.rows(), y.columns()), (rows.len(), x.columns()));
     assert_disjoint("gather_rows", y, [x.into(), rows.into()]);
-    for_each_row_chunk(y.rows(), y.columns(), |chunk| {
-        for row in chunk.range() {
-            y.row(row).copy_from(x.row(row_index(rows, row)));
-        }
+    for_each_row(y.rows(), y.columns(), |row| {
+        y.row(row).copy_from(x.row(row_index(rows, row)));
     });
 }
 
@@ -70,18 +68,14 @@ pub fn place_rows(
         assert_eq!((audio.rows(), audio.columns()), (rows.len(), x.columns()));
         assert_disjoint("place_rows", y, [audio.into()]);
     }
-    for_each_row_chunk(y.rows(), y.columns(), |chunk| {
-        for row in chunk.range() {
-            y.row(row).copy_from(x.row(row));
-        }
+    for_each_row(y.rows(), y.columns(), |row| {
+        y.row(row).copy_from(x.row(row));
     });
-    for_each_row_chunk(rows.len(), y.columns(), |chunk| {
-        for row in chunk.range() {
-            let Ok(target) = usize::try_from(rows.get(row)) else { continue };
-            match audio {
-                Some(audio) => y.row(target).copy_from(audio.row(row)),
-                None => y.row(target).fill_zero(),
-            }
+    for_each_row(rows.len(), y.columns(), |row| {
+        let Ok(target) = usize::try_from(rows.get(row)) else { return };
+        match audio {
+            Some(audio) => y.row(target).copy_from(audio.row(row)),
+            None => y.row(target).fill_zero(),
         }
     });
 }
@@ -94,13 +88,9 @@ pub fn take_rows(
 ) {
     assert_eq!((y.rows(), y.columns()), (rows.len(), x.columns()));
     assert_disjoint("take_rows", y, [x.into(), rows.into()]);
-    for_each_row_chunk(y.rows(), y.columns(), |chunk| {
-        for row in chunk.range() {
-            match usize::try_from(rows.get(row)) {
-                Ok(source) => y.row(row).copy_from(x.row(source)),
-                Err(_) => y.row(row).fill_zero(),
-            }
-        }
+    for_each_row(y.rows(), y.columns(), |row| match usize::try_from(rows.get(row)) {
+        Ok(source) => y.row(row).copy_from(x.row(source)),
+        Err(_) => y.row(row).fill_zero(),
     });
 }
 
@@ -149,16 +139,12 @@ pub fn dropout(
     assert_disjoint_or_same("dropout", y, [x.into()]);
     assert_disjoint("dropout", y, [keys.into()]);
     let isa = Isa::current();
-    for_each_row_chunk(x.rows(), x.columns(), |chunk| {
-        for row in chunk.range() {
-            match (p == 0.0, rest) {
-                (true, false) => y.row(row).copy_from(x.row(row)),
-                (true, true) => y.row(row).fill_zero(),
-                (false, _) => {
-                    let key = row_key(keys.get(row), tensor);
-                    drop_row(isa, x.row(row), key, p, rest, y.row(row));
-                }
-            }
+    for_each_row(x.rows(), x.columns(), |row| match (p == 0.0, rest) {
+        (true, false) => y.row(row).copy_from(x.row(row)),
+        (true, true) => y.row(row).fill_zero(),
+        (false, _) => {
+            let key = row_key(keys.get(row), tensor);
+            drop_row(isa, x.row(row), key, p, rest, y.row(row));
         }
     });
 }

@@ -9,14 +9,14 @@
 //! and with M and S of all pieces dl = (exp(z - M) / S - onehot(label)) * scale * (1 - (z / c)²), as in `loss.rs`.
 //! An ignored row has the sums 0, 1 and 0. If no piece contains the label, the loss is NaN.
 
-use super::chunk::for_each_row_chunk;
+use super::chunk::for_each_row;
 use super::footprint::assert_disjoint;
 use super::kernel::OutputView;
-use super::loss::{IGNORED_LABEL, cap_lanes, cap_slope, capped, exp_below, largest_of, sum_below};
+use super::loss::{IGNORED_LABEL, capped, largest_of, sum_below, write_gradient};
 use super::matmul_terms::{Init, Left, Output, Term};
 use super::run::Run;
 use super::run_loss::LossChunk;
-use super::simd::{Isa, LANES, exp, for_each_block, kernel};
+use super::simd::{Isa, exp, kernel};
 use super::view::{Dst, DstRows, Src};
 use smidgen_ir::{HeadPiece, workspace_cpu};
 
@@ -141,20 +141,18 @@ fn add_to_sums(
     let (rows, words) = (logits.rows(), logits.columns());
     assert_disjoint("head_sums", sums, [labels.into(), logits.into()]);
     let isa = Isa::current();
-    for_each_row_chunk(rows, words, |chunk| {
-        for row in chunk.range() {
-            let label = labels.get(row);
-            let after = if label == IGNORED_LABEL {
-                RowSums::IGNORED
-            } else {
-                let before = before.map_or(RowSums::EMPTY, |before| RowSums::read(before, row));
-                let logits = logits.row(row);
-                let labelled = column_of(label, piece, words).map(|column| logits.src().get(column));
-                let labelled = labelled.map(|logit| capped(logit, piece.softcap));
-                before.plus(piece_sums(isa, logits, piece.softcap), labelled)
-            };
-            after.write(sums, row);
-        }
+    for_each_row(rows, words, |row| {
+        let label = labels.get(row);
+        let after = if label == IGNORED_LABEL {
+            RowSums::IGNORED
+        } else {
+            let before = before.map_or(RowSums::EMPTY, |before| RowSums::read(before, row));
+            let logits = logits.row(row);
+            let labelled = column_of(label, piece, words).map(|column| logits.src().get(column));
+            let labelled = labelled.map(|logit| capped(logit, piece.softcap));
+            before.plus(piece_sums(isa, logits, piece.softcap), labelled)
+        };
+        after.write(sums, row);
     });
 }
 
@@ -168,15 +166,13 @@ fn logits_to_gradients(
     let (rows, words) = (logits.rows(), logits.columns());
     assert_disjoint("head_grad", logits, [labels.into(), sums.into()]);
     let isa = Isa::current();
-    for_each_row_chunk(rows, words, |chunk| {
-        for row in chunk.range() {
-            let (label, sums) = (labels.get(row), RowSums::read(sums, row));
-            if label == IGNORED_LABEL {
-                logits.row(row).fill_zero();
-            } else {
-                let column = column_of(label, piece, words);
-                gradient_row(isa, logits.row(row), column, piece.softcap, sums, scale);
-            }
+    for_each_row(rows, words, |row| {
+        let (label, sums) = (labels.get(row), RowSums::read(sums, row));
+        if label == IGNORED_LABEL {
+            logits.row(row).fill_zero();
+        } else {
+            let column = column_of(label, piece, words);
+            gradient_row(isa, logits.row(row), column, piece.softcap, sums, scale);
         }
     });
 }
@@ -196,28 +192,8 @@ kernel! {
         sums: RowSums,
         scale: f32,
     ) {
-        let (largest, inverse_sum) = (reference(sums.largest), (1.0 / f64::from(sums.sum)) as f32);
-        for_each_block!(block in logits.len() => {
-            let mut z = logits.lanes(block);
-            if let Some(cap) = softcap {
-                z = cap_lanes(z, cap);
-            }
-            let mut out = exp_below(z, largest);
-            for value in &mut out {
-                *value = *value * inverse_sum * scale;
-            }
-            if let Some(cap) = softcap {
-                for lane in 0..LANES {
-                    out[lane] *= cap_slope(z[lane], cap);
-                }
-            }
-            logits.set_lanes(block, out);
-        });
-        if let Some(label) = label {
-            let probability = exp(sums.labelled - largest) * inverse_sum;
-            let slope = softcap.map_or(1.0, |cap| cap_slope(sums.labelled, cap));
-            logits.set(label, (probability - 1.0) * scale * slope);
-        }
+        let softmax = (reference(sums.largest), (1.0 / f64::from(sums.sum)) as f32);
+        write_gradient(logits, false, label, sums.labelled, softmax, softcap, scale);
     }
 }
 

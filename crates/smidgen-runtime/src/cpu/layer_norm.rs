@@ -11,10 +11,10 @@
 use super::chunk::{Chunk, for_each_row_chunk};
 use super::footprint::{assert_disjoint, assert_disjoint_or_same};
 use super::simd::{Isa, LANES, for_each_block, kernel, sum_lanes};
-use super::view::{DstRows, Src, SrcRows, Stored};
+use super::view::{DstRows, Src, SrcRows, StoredVector};
 
 /// y = (x - mean) / deviation * weight + bias, row by row. `y` may be `x`.
-pub fn layer_norm(x: SrcRows, weight: Stored, bias: Stored, eps: f32, y: DstRows) {
+pub fn layer_norm(x: SrcRows, weight: StoredVector, bias: StoredVector, eps: f32, y: DstRows) {
     let shape = (x.rows(), x.columns());
     assert_eq!((y.rows(), y.columns()), shape);
     assert_eq!((weight.len(), bias.len()), (shape.1, shape.1));
@@ -25,7 +25,7 @@ pub fn layer_norm(x: SrcRows, weight: Stored, bias: Stored, eps: f32, y: DstRows
 }
 
 /// dx of [`layer_norm`]. `dx` may be `x` or `dy`.
-pub fn layer_norm_grad(x: SrcRows, weight: Stored, eps: f32, dy: SrcRows, dx: DstRows) {
+pub fn layer_norm_grad(x: SrcRows, weight: StoredVector, eps: f32, dy: SrcRows, dx: DstRows) {
     let shape = (x.rows(), x.columns());
     assert_eq!((dy.rows(), dy.columns()), shape);
     assert_eq!((dx.rows(), dx.columns()), shape);
@@ -60,7 +60,7 @@ fn statistics(x: Src<f32>, eps: f32) -> (f32, f32) {
 }
 
 kernel! {
-    fn normalise_rows(x: SrcRows, weight: Stored, bias: Stored, eps: f32, y: DstRows, chunk: Chunk) {
+    fn normalise_rows(x: SrcRows, weight: StoredVector, bias: StoredVector, eps: f32, y: DstRows, chunk: Chunk) {
         for row in chunk.range() {
             let (x, y) = (x.row(row), y.row(row));
             let (mean, inverse) = statistics(x, eps);
@@ -78,7 +78,7 @@ kernel! {
 }
 
 kernel! {
-    fn gradient_rows(x: SrcRows, weight: Stored, eps: f32, dy: SrcRows, dx: DstRows, chunk: Chunk) {
+    fn gradient_rows(x: SrcRows, weight: StoredVector, eps: f32, dy: SrcRows, dx: DstRows, chunk: Chunk) {
         for row in chunk.range() {
             let (x, dy, dx) = (x.row(row), dy.row(row), dx.row(row));
             let (mean, inverse) = statistics(x, eps);

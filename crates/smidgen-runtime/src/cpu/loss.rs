@@ -9,7 +9,7 @@
 //! The largest logit is subtracted before `exp`; sums are f32 within a segment of columns, f64 across segments.
 //! Left out: means over tokens; the caller chooses the scale.
 
-use super::chunk::{CHUNK_ELEMENTS, for_each_chunk, for_each_row_chunk};
+use super::chunk::{CHUNK_ELEMENTS, for_each_chunk, for_each_row};
 use super::footprint::assert_disjoint;
 use super::simd::{
     Isa, LANES, Lanes, exp, exp_lanes, for_each_block, kernel, max_lanes, sum_lanes, tanh, tanh_lanes,
@@ -33,24 +33,22 @@ pub fn softmax_loss(
     assert_disjoint("softmax_loss", logits, [labels.into(), nll.into()]);
     assert_disjoint("softmax_loss", nll, [labels.into()]);
     let isa = Isa::current();
-    for_each_row_chunk(rows, vocabulary, |chunk| {
-        for row in chunk.range() {
-            let label = labels.get(row);
-            let loss = match usize::try_from(label) {
-                Ok(label) if label < vocabulary => loss_row(isa, logits.row(row), label, softcap, grad_scale),
-                _ => {
-                    assert_eq!(
-                        label, IGNORED_LABEL,
-                        "`softmax_loss`: label of row {row} is outside a vocabulary of {vocabulary}"
-                    );
-                    if grad_scale.is_some() {
-                        logits.row(row).fill_zero();
-                    }
-                    0.0
+    for_each_row(rows, vocabulary, |row| {
+        let label = labels.get(row);
+        let loss = match usize::try_from(label) {
+            Ok(label) if label < vocabulary => loss_row(isa, logits.row(row), label, softcap, grad_scale),
+            _ => {
+                assert_eq!(
+                    label, IGNORED_LABEL,
+                    "`softmax_loss`: label of row {row} is outside a vocabulary of {vocabulary}"
+                );
+                if grad_scale.is_some() {
+                    logits.row(row).fill_zero();
                 }
-            };
-            nll.set(row, loss);
-        }
+                0.0
+            }
+        };
+        nll.set(row, loss);
     });
 }
 
@@ -88,24 +86,43 @@ kernel! {
 
         if let Some(scale) = grad_scale {
             let inverse_sum = (1.0 / sum) as f32;
-            for_each_block!(block in logits.len() => {
-                let z = logits.lanes(block);
-                let mut out = exp_below(z, largest);
-                for value in &mut out {
-                    *value = *value * inverse_sum * scale;
-                }
-                if let Some(cap) = softcap {
-                    for lane in 0..LANES {
-                        out[lane] *= cap_slope(z[lane], cap);
-                    }
-                }
-                logits.set_lanes(block, out);
-            });
-            let probability = exp(labelled - largest) * inverse_sum;
-            let slope = softcap.map_or(1.0, |cap| cap_slope(labelled, cap));
-            logits.set(label, (probability - 1.0) * scale * slope);
+            write_gradient(logits, true, Some(label), labelled, (largest, inverse_sum), softcap, scale);
         }
         (f64::from(largest) + sum.ln() - f64::from(labelled)) as f32
+    }
+}
+
+/// Replaces a row of logits by its gradient. With `is_capped`, the softcap has already been applied to the logits.
+#[inline(always)]
+pub(super) fn write_gradient(
+    logits: Dst<f32>,
+    is_capped: bool,
+    label: Option<usize>,
+    labelled: f32,
+    (largest, inverse_sum): (f32, f32),
+    softcap: Option<f32>,
+    scale: f32,
+) {
+    for_each_block!(block in logits.len() => {
+        let mut z = logits.lanes(block);
+        if let Some(cap) = softcap.filter(|_| !is_capped) {
+            z = cap_lanes(z, cap);
+        }
+        let mut out = exp_below(z, largest);
+        for value in &mut out {
+            *value = *value * inverse_sum * scale;
+        }
+        if let Some(cap) = softcap {
+            for lane in 0..LANES {
+                out[lane] *= cap_slope(z[lane], cap);
+            }
+        }
+        logits.set_lanes(block, out);
+    });
+    if let Some(label) = label {
+        let probability = exp(labelled - largest) * inverse_sum;
+        let slope = softcap.map_or(1.0, |cap| cap_slope(labelled, cap));
+        logits.set(label, (probability - 1.0) * scale * slope);
     }
 }
 
@@ -154,7 +171,7 @@ fn segment_sum(logits: Dst<f32>, largest: f32, softcap: Option<f32>, keep_capped
 }
 
 #[inline(always)]
-pub(super) fn exp_below(mut z: Lanes, largest: f32) -> Lanes {
+fn exp_below(mut z: Lanes, largest: f32) -> Lanes {
     for value in &mut z {
         *value -= largest;
     }
@@ -162,7 +179,7 @@ pub(super) fn exp_below(mut z: Lanes, largest: f32) -> Lanes {
 }
 
 #[inline(always)]
-pub(super) fn cap_lanes(mut lanes: Lanes, cap: f32) -> Lanes {
+fn cap_lanes(mut lanes: Lanes, cap: f32) -> Lanes {
     let inverse = 1.0 / cap;
     for value in &mut lanes {
         *value *= inverse;
@@ -180,7 +197,7 @@ pub(super) fn capped(logit: f32, softcap: Option<f32>) -> f32 {
 }
 
 #[inline(always)]
-pub(super) fn cap_slope(z: f32, cap: f32) -> f32 {
+fn cap_slope(z: f32, cap: f32) -> f32 {
     let t = z * (1.0 / cap);
     (1.0 - t) * (1.0 + t)
 }

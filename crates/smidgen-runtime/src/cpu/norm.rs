@@ -9,16 +9,16 @@
 //!
 //! r is recomputed from x, never stored. Left out: layer normalisation with a mean.
 
-use super::chunk::{CHUNK_COLUMNS, Chunk, for_each_chunk, for_each_row_chunk};
+use super::chunk::{CHUNK_COLUMNS, Chunk, for_each_chunk, for_each_row, for_each_row_chunk};
 use super::convert::{Element, StoredBf16, StoredElement, StoredF16, StoredF32};
 use super::footprint::{assert_disjoint, assert_disjoint_or_same};
 use super::simd::{Block, Isa, LANES, Lanes, for_each_block, kernel, sum_lanes};
-use super::view::{Dst, DstRows, Src, SrcRows, Stored};
+use super::view::{Dst, DstRows, Src, SrcRows, StoredVector};
 
 /// A stored weight. In some model families the stored w means a weight of 1 + w.
 #[derive(Clone, Copy, Debug)]
 pub struct NormWeight {
-    pub weight: Stored, // (C)
+    pub weight: StoredVector, // (C)
     pub plus_one: bool,
 }
 
@@ -55,16 +55,14 @@ pub fn rms_norm_grad(
         assert_disjoint_or_same("rms_norm_grad", dx, [addend.into()]);
     }
     let isa = Isa::current();
-    for_each_row_chunk(rows, columns, |chunk| {
-        for row in chunk.range() {
-            let row = GradientRow {
-                x: x.row(row),
-                dy: dy.row(row),
-                addend: addend.map(|addend| addend.row(row)),
-                dx: dx.row(row),
-            };
-            gradient_row(isa, row, weight, eps);
-        }
+    for_each_row(rows, columns, |row| {
+        let row = GradientRow {
+            x: x.row(row),
+            dy: dy.row(row),
+            addend: addend.map(|addend| addend.row(row)),
+            dx: dx.row(row),
+        };
+        gradient_row(isa, row, weight, eps);
     });
 }
 
@@ -407,7 +405,7 @@ mod tests {
         let mut values = numbers(1, 8);
         let view = dst(&mut values);
         // SAFETY: the weight is the same live memory, and is not read: the call must refuse it.
-        let weight = unsafe { Stored::new(values.as_ptr().cast(), Element::F32, 8) };
+        let weight = unsafe { StoredVector::new(values.as_ptr().cast(), Element::F32, 8) };
         let weight = NormWeight { weight, plus_one: false };
         rms_norm(view.src().rows(8), weight, EPS, view.rows(8));
     }

@@ -3,9 +3,9 @@
 //!
 //! Left out: activations with a gate (`act.rs`).
 
-use super::chunk::{CHUNK_ELEMENTS, for_each_chunk, for_each_row_chunk};
+use super::chunk::{CHUNK_ELEMENTS, for_each_chunk, for_each_row};
 use super::footprint::{assert_disjoint, assert_disjoint_or_same};
-use super::view::{Dst, DstRows, Src, SrcRows, Stored};
+use super::view::{Dst, DstRows, Src, SrcRows, StoredVector};
 use smidgen_ir::PlainActivation;
 
 /// y = act(x). `y` may be `x`.
@@ -30,18 +30,16 @@ pub fn scale(scale: f32, x: Src<f32>, y: Dst<f32>) {
 }
 
 /// y = x + bias. `y` may be `x`.
-pub fn add_bias(x: SrcRows, bias: Stored, y: DstRows) {
+pub fn add_bias(x: SrcRows, bias: StoredVector, y: DstRows) {
     let shape = (x.rows(), x.columns());
     assert_eq!((y.rows(), y.columns()), shape);
     assert_eq!(bias.len(), shape.1);
     assert_disjoint_or_same("add_bias", y, [x.into()]);
     assert_disjoint("add_bias", y, [bias.into()]);
-    for_each_row_chunk(shape.0, shape.1, |chunk| {
-        for row in chunk.range() {
-            let (x, y) = (x.row(row), y.row(row));
-            for channel in 0..shape.1 {
-                y.set(channel, x.get(channel) + bias.get(channel));
-            }
+    for_each_row(shape.0, shape.1, |row| {
+        let (x, y) = (x.row(row), y.row(row));
+        for channel in 0..shape.1 {
+            y.set(channel, x.get(channel) + bias.get(channel));
         }
     });
 }

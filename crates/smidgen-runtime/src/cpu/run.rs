@@ -18,8 +18,9 @@ use super::row_matmul::{FEW_ROWS, row_matmul};
 use super::spill::Spill;
 #[cfg(target_arch = "x86_64")]
 use super::split_matmul::{MIN_COLUMNS, split_matmul};
-use super::view::{Dst, DstRows, Src, SrcRows, Stored};
-use super::{Units, act, audio_conv, elementwise, embed, norm, plain_act, stored};
+use super::stored::Stored;
+use super::view::{Dst, DstRows, Src, SrcRows, StoredVector};
+use super::{Units, act, audio_conv, elementwise, embed, norm, plain_act};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::storage::row_scales;
 use smidgen_ir::workspace_cpu::aligned_floats;
@@ -133,7 +134,7 @@ pub fn run_step(
 }
 
 /// Writes scale·number, rounded to the type of `to`.
-fn round_each<T: Copy>(from: Stored, scale: f32, to: Dst<T>, round: impl Fn(f32) -> T) {
+fn round_each<T: Copy>(from: StoredVector, scale: f32, to: Dst<T>, round: impl Fn(f32) -> T) {
     for index in 0..from.len() {
         to.set(index, round(scale * from.get(index)));
     }
@@ -228,7 +229,7 @@ impl Run<'_> {
                 assert!(id < vocabulary, "id {id} is outside a vocabulary of {vocabulary}");
                 spill.file().read(table.offset + id * row_bytes, bytes)?;
             }
-            let rows = stored::Stored::dense(words.as_ptr().cast(), table.storage, count, table.columns);
+            let rows = Stored::dense(words.as_ptr().cast(), table.storage, count, table.columns);
             // SAFETY: `rows_of_buffer` has `count` elements, and y has rows `first..first + count`.
             let (ids, y) = unsafe {
                 let target = Dst::new(y.row(first).address(), count * y.columns());
@@ -249,20 +250,20 @@ impl Run<'_> {
     }
 
     /// A plain weight, as stored.
-    pub(super) fn stored(&self, operand: &Operand) -> Stored {
+    pub(super) fn stored(&self, operand: &Operand) -> StoredVector {
         // SAFETY: as for `elements`.
         unsafe {
             let pointer: *const u8 = self.address(operand);
-            Stored::new(pointer, Self::element(operand), operand.elements_at(self.extent))
+            StoredVector::new(pointer, Self::element(operand), operand.elements_at(self.extent))
         }
     }
 
     /// A matrix as the right operand of a matmul, or as a table of rows.
-    pub(super) fn matrix(&self, operand: &Operand) -> stored::Stored {
+    pub(super) fn matrix(&self, operand: &Operand) -> Stored {
         let (pointer, rows) = (self.address(operand), self.rows_of(operand));
         match operand.part {
-            None => stored::Stored::dense(pointer, operand.storage, rows, operand.columns),
-            Some(part) => stored::Stored::dense(pointer, operand.storage, part.total_rows, operand.columns)
+            None => Stored::dense(pointer, operand.storage, rows, operand.columns),
+            Some(part) => Stored::dense(pointer, operand.storage, part.total_rows, operand.columns)
                 .row_slice(part.first_row, rows),
         }
     }
@@ -453,9 +454,9 @@ impl Run<'_> {
         let (first, second, view) = if keep_order { (left, right, plain) } else { (right, left, transposed) };
         let term = Term {
             left: Left { pointer: first.pointer, row_stride: 1, depth_stride: first.stride },
-            right: stored::Stored {
+            right: Stored {
                 row_stride: second.stride,
-                ..stored::Stored::dense_f32(second.pointer, rows, second.columns)
+                ..Stored::dense_f32(second.pointer, rows, second.columns)
             },
             right_transposed: false,
             scale,

@@ -7,7 +7,7 @@ use super::convert::{Element, f32_to_bf16, f32_to_f16};
 use super::counter::uniform;
 use super::pool::Pool;
 use super::simd::{Isa, with_isa};
-use super::view::{Dst, Src, Stored};
+use super::view::{Dst, Src, StoredVector};
 use smidgen_ir::quant;
 use smidgen_ir::storage::row_scales;
 use smidgen_ir::{Block, Code4, DType, Storage};
@@ -62,9 +62,9 @@ pub fn stored_bytes(element: Element, values: &[f32]) -> (Vec<u8>, Vec<f32>) {
 }
 
 /// Tests keep `bytes` alive while the view is in use.
-pub fn stored(element: Element, bytes: &[u8]) -> Stored {
+pub fn stored(element: Element, bytes: &[u8]) -> StoredVector {
     // SAFETY: see above; the length is in whole elements.
-    unsafe { Stored::new(bytes.as_ptr(), element, bytes.len() / element.bytes()) }
+    unsafe { StoredVector::new(bytes.as_ptr(), element, bytes.len() / element.bytes()) }
 }
 
 /// Every weight storage whose blocks divide rows of `columns` elements.

@@ -1,4 +1,4 @@
-//! Raw views into the arena: what an operation reads and writes.
+//! Raw views into the arena: the inputs and outputs of operations.
 //!
 //! Two views may cover the same memory (an operation in place), so neither `&` nor `&mut` over the
 //! elements ever exists; every access goes through these types and is checked against their length.
@@ -42,9 +42,9 @@ pub struct DstRows {
     stride: usize,
 }
 
-/// Weights in their stored element type, read as f32.
+/// Weights of a plain storage, flattened and read as f32. Matrices in any storage are `stored::Stored`.
 #[derive(Clone, Copy, Debug)]
-pub struct Stored {
+pub struct StoredVector {
     pointer: *const u8,
     element: Element,
     len: usize,
@@ -68,9 +68,9 @@ unsafe impl Send for DstRows {}
 // SAFETY: as for `Dst`.
 unsafe impl Sync for DstRows {}
 // SAFETY: as for `Src`.
-unsafe impl Send for Stored {}
+unsafe impl Send for StoredVector {}
 // SAFETY: as for `Src`.
-unsafe impl Sync for Stored {}
+unsafe impl Sync for StoredVector {}
 
 impl<T: Copy> Src<T> {
     /// # Safety
@@ -275,12 +275,12 @@ impl DstRows {
     }
 }
 
-impl Stored {
+impl StoredVector {
     /// # Safety
     /// `pointer` is valid for reads of `len * element.bytes()` initialised bytes for as long as this
     /// view or a copy of it is used, and nothing writes them during that time. It need not be aligned.
     pub const unsafe fn new(pointer: *const u8, element: Element, len: usize) -> Self {
-        Stored { pointer, element, len }
+        StoredVector { pointer, element, len }
     }
 
     #[inline(always)]
@@ -309,7 +309,7 @@ impl Stored {
     #[inline(always)]
     pub fn part(self, start: usize, len: usize) -> Self {
         assert!(start <= self.len && len <= self.len - start);
-        Stored { pointer: self.pointer.wrapping_add(start * self.element.bytes()), len, ..self }
+        StoredVector { pointer: self.pointer.wrapping_add(start * self.element.bytes()), len, ..self }
     }
 
     #[inline(always)]
@@ -364,8 +364,8 @@ impl From<DstRows> for Footprint {
     }
 }
 
-impl From<Stored> for Footprint {
-    fn from(view: Stored) -> Footprint {
+impl From<StoredVector> for Footprint {
+    fn from(view: StoredVector) -> Footprint {
         let bytes = view.len * view.element.bytes();
         Footprint::flat(view.pointer.addr(), bytes)
     }
@@ -432,7 +432,7 @@ mod tests {
         let mut shifted = vec![0_u8];
         shifted.extend(&halves);
         // SAFETY: `shifted` outlives the view and holds three f16 after its first byte.
-        let stored = unsafe { Stored::new(shifted.as_ptr().add(1), Element::F16, 3) };
+        let stored = unsafe { StoredVector::new(shifted.as_ptr().add(1), Element::F16, 3) };
         let lanes = stored.lanes::<StoredF16>(Block { start: 0, count: 3 });
         assert_eq!(&lanes[..4], &[1.0, -2.5, 0.15625, 0.0]);
         let lanes = stored.part(1, 2).lanes::<StoredF16>(Block { start: 1, count: 1 });
