@@ -1,4 +1,4 @@
-//! One of the devices, chosen at run time.
+//! A device that is chosen at run time: the CPU or a GPU.
 //!
 //! `Device` has generic methods, so it cannot be a trait object; this enum forwards every call instead.
 
@@ -13,6 +13,15 @@ use smidgen_ir::Extent;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+
+macro_rules! forward {
+    ($any:expr, $device:ident => $call:expr) => {
+        match $any {
+            AnyDevice::Cpu($device) => $call,
+            AnyDevice::Cuda($device) => $call,
+        }
+    };
+}
 
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "a process has one device")]
@@ -30,15 +39,12 @@ impl AnyDevice {
         }
     }
 
-    /// Sets how long an exchange with other ranks is waited for.
+    /// Sets the time limit for an exchange with other ranks.
     pub fn limit_exchanges(&mut self, limit: Duration) {
-        match self {
-            AnyDevice::Cpu(cpu) => cpu.limit_exchanges(limit),
-            AnyDevice::Cuda(cuda) => cuda.limit_exchanges(limit),
-        }
+        forward!(self, device => device.limit_exchanges(limit))
     }
 
-    /// Why compiled kernels could not be cached, and what helps; a CPU compiles none.
+    /// Why compiled kernels could not be cached, and the remedy; `None` on a CPU, which compiles none.
     pub fn cache_failure(&self) -> Option<String> {
         match self {
             AnyDevice::Cpu(_) => None,
@@ -46,12 +52,9 @@ impl AnyDevice {
         }
     }
 
-    /// How far this rank has come with its exchanges, if it has any.
+    /// Counts the exchanges of this rank; `None` if it has no other ranks.
     pub fn exchange_progress(&self) -> Option<Arc<Progress>> {
-        match self {
-            AnyDevice::Cpu(cpu) => cpu.exchange_progress(),
-            AnyDevice::Cuda(cuda) => cuda.exchange_progress(),
-        }
+        forward!(self, device => device.exchange_progress())
     }
 
     /// Turns CUDA graphs off; no effect on a CPU.
@@ -61,15 +64,6 @@ impl AnyDevice {
             AnyDevice::Cuda(cuda) => AnyDevice::Cuda(Box::new(cuda.without_graphs())),
         }
     }
-}
-
-macro_rules! forward {
-    ($any:expr, $device:ident => $call:expr) => {
-        match $any {
-            AnyDevice::Cpu($device) => $call,
-            AnyDevice::Cuda($device) => $call,
-        }
-    };
 }
 
 impl Device for AnyDevice {

@@ -62,7 +62,7 @@ pub enum DeviceError {
     OldDriver { driver: (i32, i32), compiler: (i32, i32), what: String },
     #[error("the micro-batch {actual:?} is larger than the plan's {planned:?}")]
     Extent { actual: Extent, planned: Extent },
-    #[error("{device} runs on its own, and `{op}` needs other ranks")]
+    #[error("`{op}` needs other ranks, but {device} runs as a single rank")]
     Alone { device: &'static str, op: &'static str },
     #[error(transparent)]
     Comm(#[from] CommError),
@@ -76,7 +76,7 @@ pub struct Reservation {
     pub device: usize,
     pub host: usize,
     pub disk: usize,
-    /// Of `host`, the first bytes, which ranks of a machine share if they can.
+    /// How many of the `host` bytes, from the first, the ranks of a machine share if they can.
     pub shared_host: usize,
 }
 
@@ -114,10 +114,10 @@ pub struct Operand {
     pub storage: Storage,
     /// Elements from one row to the next; more than `columns` if the rows have gaps.
     pub stride: usize,
-    /// For some rows of a matrix that stores codes and scales apart: which rows of the whole matrix.
-    /// `offset` and `bytes` are then those of the whole.
+    /// Set for a slice of a matrix that stores codes and scales separately: which rows of the whole matrix it is.
+    /// `offset` and `bytes` then describe the whole matrix.
     pub part: Option<RowPart>,
-    /// For a value that is divided over ranks: how. `bytes` are then those of the own part.
+    /// How the value is divided over ranks, if it is. `bytes` then counts only this rank's part.
     pub shard: Option<Shard>,
 }
 
@@ -164,7 +164,7 @@ impl Operand {
         }
         let (whole, shard) = (&plan.value(slice.of).ty, plan.value(slice.of).role.shard());
         if storage.has_contiguous_rows() {
-            // The rows that a rank stores of a divided value are all that its buffer holds.
+            // The buffer of a divided value holds only this rank's rows.
             let first_row = slice.first_row - shard.map_or(0, |shard| shard.own_rows(whole).start);
             return Operand { offset: buffer.offset + storage.bytes(first_row, columns), ..place };
         }
@@ -207,7 +207,7 @@ impl Operand {
         self.storage.bytes(rows, self.columns)
     }
 
-    /// The bytes of each rank, if the value is or were divided so.
+    /// The byte range of each rank when the value is divided as `shard` says.
     pub fn parts(&self, shard: Shard) -> Vec<Range<usize>> {
         shard.bytes(&self.ty())
     }
@@ -241,14 +241,15 @@ pub struct BoundStep {
 }
 
 impl BoundStep {
-    /// Whether this step may run at the same time as one before it: neither writes what the other touches.
+    /// Whether this step may run at the same time as an earlier one: neither writes bytes that the other reads or
+    /// writes.
     pub fn is_independent_of(&self, before: &BoundStep) -> bool {
         let written = |step: &BoundStep| [&step.outputs[..], &step.updates].concat();
         let touched = |step: &BoundStep| [written(step), step.inputs.clone()].concat();
-        let are_apart = |some: &[Operand], others: &[Operand]| {
+        let are_disjoint = |some: &[Operand], others: &[Operand]| {
             some.iter().all(|one| others.iter().all(|other| !one.overlaps(other, &self.planned)))
         };
-        are_apart(&written(self), &touched(before)) && are_apart(&written(before), &touched(self))
+        are_disjoint(&written(self), &touched(before)) && are_disjoint(&written(before), &touched(self))
     }
 
     pub fn of(plan: &Plan, entry: Entry, index: usize) -> BoundStep {
@@ -268,26 +269,14 @@ impl BoundStep {
             workspace,
         }
     }
-}
 
-/// A copy between the device and the host or disk.
-#[derive(Clone, Copy, Debug)]
-pub struct Transfer<'a> {
-    pub on_device: &'a Operand,
-    /// In host memory or on disk.
-    pub offloaded: &'a Operand,
-    /// Whether the copy goes to the device.
-    pub to_device: bool,
-}
-
-impl BoundStep {
-    /// Whether the step has nothing to do at an extent: its tile of tokens is empty.
+    /// Whether the step has nothing to do at an extent, because its tile of tokens is empty.
     pub fn is_idle(&self, extent: &Extent) -> bool {
         let operands = || self.inputs.iter().chain(&self.outputs).chain(&self.updates);
         operands().any(|operand| matches!(operand.rows, Dim::Tile { .. }) && operand.rows_at(extent) == 0)
     }
 
-    /// Whether the step sums over ranks what a whole optimizer step adds up.
+    /// Whether the step sums over ranks what the micro-batches of an optimizer step have accumulated.
     pub fn is_sum(&self) -> bool {
         matches!(self.op, Op::AllReduce(_))
     }
@@ -310,6 +299,15 @@ impl BoundStep {
     }
 }
 
+/// A copy between the device and the host or disk.
+#[derive(Clone, Copy, Debug)]
+pub struct Transfer<'a> {
+    pub on_device: &'a Operand,
+    /// In host memory or on disk.
+    pub offloaded: &'a Operand,
+    pub to_device: bool,
+}
+
 /// A source of bytes. The device calls it with `(offset in the value, buffer to fill)`, in order.
 pub type Fill<'a, E> = &'a mut dyn FnMut(usize, &mut [u8]) -> Result<(), E>;
 
@@ -318,7 +316,7 @@ pub type Fill<'a, E> = &'a mut dyn FnMut(usize, &mut [u8]) -> Result<(), E>;
 pub struct Destination {
     pub at: Address,
     pub bytes: usize,
-    /// Bytes of a row, and from one row to the next, where rows have gaps.
+    /// If rows have gaps: the bytes of a row, and the bytes from the start of one row to the next.
     pub rows: Option<(usize, usize)>,
     /// Whether the source must be called once, for the whole value.
     pub in_one_piece: bool,
@@ -332,7 +330,6 @@ impl Destination {
     }
 }
 
-/// A fill fails in its source or on the device.
 #[derive(Debug, Error)]
 pub enum FillError<E> {
     #[error(transparent)]
@@ -346,7 +343,7 @@ pub const READ_SLOTS: usize = 4;
 /// Most bytes of one asynchronous read.
 pub const SLOT_BYTES: usize = 64;
 
-/// Measured memory of a device that has its own.
+/// Measured memory of a device with separate memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
     /// Used by this process, the device's context included.
@@ -356,7 +353,7 @@ pub struct DeviceMemory {
     pub free_bytes: u64,
     /// Pinned host memory.
     pub pinned_bytes: u64,
-    /// Of that, what the kernel counts as memory of this process.
+    /// The part of `pinned_bytes` that the operating system counts as memory of this process.
     pub mapped_bytes: u64,
 }
 
@@ -366,10 +363,10 @@ pub trait Device {
     /// Reserves all memory of a plan; device memory is touched and zeroed. Called before anything else.
     fn reserve(&mut self, spaces: &Reservation) -> Result<(), DeviceError>;
 
-    /// Has the first bytes of the next reservation's host memory be what ranks of this machine share.
+    /// Uses memory that the ranks of this machine share for the first bytes of the next reservation's host memory.
     fn share_host(&mut self, _shared: SharedHost) {}
 
-    /// Whether this process fills an address, rather than another one that shares it.
+    /// Whether this process fills the memory at an address; false if another process that shares it does.
     fn fills(&self, _at: Address) -> bool {
         true
     }
@@ -377,8 +374,8 @@ pub trait Device {
     /// Returns an error if this device cannot run a step at the planned extent. Called before any step runs.
     fn check(&self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError>;
 
-    /// Called once, after `reserve` and before anything is written: the device may time alternatives and compile
-    /// what it needs to run each step at its planned extent.
+    /// Called once, after `reserve` and before anything is written. The device may time alternatives and compile what
+    /// it needs to run each step at its planned extent.
     fn prepare(&mut self, _steps: &[(Extent, &[BoundStep])]) -> Result<(), DeviceError> {
         Ok(())
     }
@@ -423,7 +420,7 @@ pub trait Device {
         None
     }
 
-    /// Percent of the last second in which the device computed, for any process; `None` if the system does not say.
+    /// Percentage of the last second in which the device was busy, for any process; `None` if unknown.
     fn busy_percent(&mut self) -> Option<u32> {
         None
     }
@@ -433,21 +430,21 @@ pub trait Device {
     where
         Self: Sized;
 
-    /// Runs one step. If it is a transfer, later calls see it finished.
+    /// Runs one step. If it is a transfer, it has finished before any later call.
     fn run(&mut self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError>;
 
-    /// Runs some steps of an entry point of which others follow: their transfers may still be under way afterwards.
+    /// Runs some steps of an entry point, with more to follow. Their transfers may still be pending afterwards.
     fn run_part(&mut self, steps: &[BoundStep], extent: &Extent) -> Result<(), DeviceError> {
         self.run_all(steps, extent, true)
     }
 
-    /// After the last part of an entry point: the transfers of all its steps have finished for whatever is called next.
+    /// Called after the last `run_part` of an entry point. All its transfers have finished before any later call.
     fn finish_parts(&mut self, _steps: &[BoundStep]) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    /// Runs all steps of an entry point in order, sums over ranks only if `sums`. A device may overlap steps that do
-    /// not touch each other's memory; all their transfers have finished for whatever is called next.
+    /// Runs all steps of an entry point in order; without `sums` it skips sums over ranks. A device may overlap steps
+    /// that do not touch each other's memory. All transfers have finished before any later call.
     fn run_all(&mut self, steps: &[BoundStep], extent: &Extent, sums: bool) -> Result<(), DeviceError> {
         let is_run = |step: &&BoundStep| sums || !step.is_sum();
         steps.iter().filter(is_run).try_for_each(|step| self.run(step, extent))

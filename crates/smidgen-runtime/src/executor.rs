@@ -1,8 +1,9 @@
 //! The executor: loads a plan on a device, runs the steps of its entry points, reads and writes its values.
 //!
-//! Steps are bound to addresses once, when the plan is loaded; running one allocates nothing. In breadth-first order the
-//! rows of each micro-batch have a place of their own in what laps carry, which is set before its turn.
-//! It leaves out what the values mean: weights, batches and adapters are the caller's.
+//! Steps are bound to addresses once, when the plan is loaded; running one allocates nothing. In breadth-first order a
+//! value that one lap leaves for a later one holds the rows of all micro-batches; the offset of a micro-batch's rows is
+//! set before its steps run.
+//! Left out: the meaning of values. Weights, batches and adapters are the caller's concern.
 
 use crate::device::{BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand, Reservation};
 use smidgen_ir::{DType, Dim, Entry, Extent, Lap, LeafKind, Plan, ValueId, ValueRole};
@@ -13,16 +14,16 @@ pub struct Executor<D> {
     plan: Plan,
     device: D,
     entries: Vec<(Entry, Vec<BoundStep>)>,
-    /// Of `micro_step`, where the rows of a micro-batch have to be set.
+    /// The operands of `micro_step` whose offset depends on the micro-batch.
     carried: Vec<CarriedOperand>,
 }
 
-/// The operand of a step that is what laps carry: an input, or else an update.
+/// An operand of a transfer step that holds rows of all micro-batches: its first input or its first update.
 #[derive(Clone, Copy, Debug)]
 struct CarriedOperand {
     step: usize,
     is_input: bool,
-    /// Of the first micro-batch.
+    /// The offset of the first micro-batch's rows.
     offset: usize,
     rows: Dim,
     row_bytes: usize,
@@ -58,7 +59,6 @@ impl<D: Device> Executor<D> {
         &self.device
     }
 
-    /// Returns the device, for another plan.
     pub fn into_device(self) -> D {
         self.device
     }
@@ -73,14 +73,13 @@ impl<D: Device> Executor<D> {
         self.run_summing(entry, extent, true)
     }
 
-    /// The same; without `sums` gradients stay those of this rank, because more micro-batches of the step follow.
+    /// Like `run`. Without `sums`, gradients are not summed over ranks, because more micro-batches of the step follow.
     pub fn run_summing(&mut self, entry: Entry, extent: &Extent, sums: bool) -> Result<(), DeviceError> {
         let planned = self.plan.extent_of(entry);
         if !planned.contains(extent) {
             return Err(DeviceError::Extent { actual: *extent, planned });
         }
-        let found = self.entries.iter().find(|(own, _)| *own == entry);
-        self.device.run_all(found.map(|(_, steps)| steps.as_slice()).unwrap_or_default(), extent, sums)
+        self.device.run_all(steps_of(&self.entries, entry), extent, sums)
     }
 
     /// Whether `micro_step` is run by [`Executor::run_laps`].
@@ -88,7 +87,8 @@ impl<D: Device> Executor<D> {
         !self.plan.entry(Entry::MicroStep).laps.is_empty()
     }
 
-    /// Runs `micro_step` in breadth-first order for all micro-batches of a step. `feed` writes the inputs of a micro-batch.
+    /// Runs `micro_step` in breadth-first order for all micro-batches of a step. `feed` writes the inputs of a
+    /// micro-batch.
     pub fn run_laps<E: From<DeviceError>>(
         &mut self,
         extents: &[Extent],
@@ -96,11 +96,16 @@ impl<D: Device> Executor<D> {
     ) -> Result<(), E> {
         self.visit_laps(extents, |executor, turn| match turn {
             Turn::Feed(number) => feed(executor, number),
-            Turn::Run(steps, extent) => Ok(executor.run_part(steps, &extent)?),
+            Turn::Run(steps, _) if steps.is_empty() => Ok(()),
+            Turn::Run(steps, extent) => {
+                let steps = &steps_of(&executor.entries, Entry::MicroStep)[steps];
+                Ok(executor.device.run_part(steps, &extent)?)
+            }
         })
     }
 
-    /// The turns of a step in breadth-first order, for whoever runs the steps. Places of carried rows are set between them.
+    /// Calls `visit` with each turn of a step in breadth-first order, and sets the offsets of carried operands between
+    /// the turns.
     pub fn visit_laps<E: From<DeviceError>>(
         &mut self,
         extents: &[Extent],
@@ -126,17 +131,10 @@ impl<D: Device> Executor<D> {
             visit(self, Turn::Run(each.end..end, planned))?;
             done = end;
         }
-        let steps = self.entries.iter().find(|(entry, _)| *entry == Entry::MicroStep);
-        Ok(self.device.finish_parts(steps.map(|(_, steps)| steps.as_slice()).unwrap_or_default())?)
+        Ok(self.device.finish_parts(steps_of(&self.entries, Entry::MicroStep))?)
     }
 
-    fn run_part(&mut self, steps: Range<usize>, extent: &Extent) -> Result<(), DeviceError> {
-        let found = self.entries.iter().find(|(entry, _)| *entry == Entry::MicroStep);
-        let own = found.map(|(_, own)| &own[steps]).unwrap_or_default();
-        if own.is_empty() { Ok(()) } else { self.device.run_part(own, extent) }
-    }
-
-    /// Has the steps of a lap work on the rows that follow those of the micro-batches before.
+    /// Points the carried operands of steps `each` at the rows behind those of the earlier micro-batches.
     fn place_carried(&mut self, each: &Range<usize>, before: &Extent) {
         let Some((_, steps)) = self.entries.iter_mut().find(|(entry, _)| *entry == Entry::MicroStep) else {
             return;
@@ -153,12 +151,10 @@ impl<D: Device> Executor<D> {
         if !self.plan.extent.contains(extent) {
             return Err(DeviceError::Extent { actual: *extent, planned: self.plan.extent });
         }
-        let steps = self.entries.iter().find(|(own, _)| *own == entry).map(|(_, steps)| steps);
-        let step = steps.and_then(|steps| steps.get(index)).expect("the plan has this step");
-        self.device.run(step, extent)
+        self.device.run(&steps_of(&self.entries, entry)[index], extent)
     }
 
-    /// Writes the first bytes of a value; fewer than all for a micro-batch smaller than planned.
+    /// Writes the first bytes of a value; not all of them if the micro-batch is smaller than planned.
     pub fn write(&mut self, value: ValueId, from: &[u8]) {
         self.write_at(value, 0, from);
     }
@@ -193,7 +189,7 @@ impl<D: Device> Executor<D> {
         self.device.finish_read(slot, place.offset, into)
     }
 
-    /// Whether this process fills a value, rather than another rank that shares its memory.
+    /// Whether this process fills a value; false if another rank that shares its memory does.
     pub fn fills(&self, value: ValueId) -> bool {
         self.device.fills(Operand::of(&self.plan, value).address())
     }
@@ -221,13 +217,18 @@ impl<D: Device> Executor<D> {
     }
 }
 
-/// What comes next in breadth-first order.
+/// The next thing to do in breadth-first order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// The inputs of a micro-batch, which the next steps read.
+    /// Write the inputs of this micro-batch.
     Feed(usize),
-    /// Steps of `micro_step`, at an extent.
+    /// Run these steps of `micro_step` at this extent.
     Run(Range<usize>, Extent),
+}
+
+/// The steps of an entry point; none if the plan does not have it.
+fn steps_of(entries: &[(Entry, Vec<BoundStep>)], entry: Entry) -> &[BoundStep] {
+    entries.iter().find(|(own, _)| *own == entry).map_or(&[], |(_, steps)| steps)
 }
 
 fn carried_operands(plan: &Plan) -> Vec<CarriedOperand> {

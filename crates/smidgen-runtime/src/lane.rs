@@ -1,8 +1,8 @@
-//! A lane: one thread that runs the collectives of a plan in order, while others compute.
+//! A lane: one thread that runs the collectives of a plan in order, while other threads compute.
 //!
-//! A collective is begun with the memory that it works on and waited for by number. All ranks begin the same ones in the
-//! same order, so one lane per rank never waits for itself. After a failure nothing more is run: every later wait returns
-//! it, because the ranks no longer agree on what has been exchanged.
+//! A collective is begun with the memory that it works on and waited for by its number. All ranks begin the same
+//! collectives in the same order, so one thread per rank cannot deadlock. After a failure no collective runs any more and
+//! every wait returns that failure, because the ranks no longer agree on what has been exchanged.
 
 use crate::comm::{Comm, CommError, Number, Progress as Counts, Span};
 use crate::device::{BoundStep, Operand};
@@ -13,16 +13,16 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// What a lane does.
+/// A collective of a plan with its memory.
 #[derive(Debug)]
 pub enum Exchange {
     /// Each span becomes its sum over ranks.
     Sum(Vec<(Span, Number)>),
-    /// Each whole is summed over ranks; what lands in the own part is added to `part`.
+    /// Each `whole` is summed over ranks, and this rank's part of the sum is added to `part`.
     Scatter(Vec<Scattered>),
-    /// Each span gets the parts of the others.
+    /// Each span holds this rank's part and receives the parts of the other ranks.
     Complete(Vec<(Span, Vec<Range<usize>>)>),
-    /// The parts of all ranks, the own one among them, become the whole.
+    /// This rank's part is copied into the whole, which then receives the parts of the other ranks.
     Gather { own: Span, whole: Span, parts: Vec<Range<usize>> },
 }
 
@@ -33,7 +33,7 @@ pub struct Scattered {
     pub part: Span,
 }
 
-/// The exchange of a step; `span` says where an operand is.
+/// The exchange of a step; `span` returns the memory of an operand.
 pub fn bind_exchange(step: &BoundStep, span: impl Fn(&Operand) -> Span) -> Exchange {
     let updates = || step.updates.iter();
     match (&step.op, &step.inputs[..]) {
@@ -54,7 +54,7 @@ pub fn bind_exchange(step: &BoundStep, span: impl Fn(&Operand) -> Span) -> Excha
             let whole = &step.outputs[0];
             Exchange::Gather { own: span(own), whole: span(whole), parts: whole.parts(*shard) }
         }
-        (other, _) => unreachable!("`{}` is no exchange", other.name()),
+        (other, _) => unreachable!("`{}` is not a collective", other.name()),
     }
 }
 
@@ -66,21 +66,21 @@ fn number(value: &Operand) -> Number {
 }
 
 /// # Safety
-/// Both are valid, equally long, and do not overlap.
+/// Both spans are valid, equally long, and do not overlap.
 unsafe fn copy(from: Span, to: Span) {
     assert_eq!(from.bytes, to.bytes);
     // SAFETY: as the caller promises.
     unsafe { std::ptr::copy_nonoverlapping(from.pointer, to.pointer, from.bytes) };
 }
 
-/// Adds f32.
+/// Adds the f32 of `from` to those of `to`.
 ///
 /// # Safety
 /// As for `copy`.
 unsafe fn add(from: Span, to: Span) {
     assert_eq!(from.bytes, to.bytes);
     let floats = from.bytes / size_of::<f32>();
-    // SAFETY: as the caller promises; plans align values to more than a float.
+    // SAFETY: as the caller promises; plans align every value to at least an f32.
     let (from, to) = unsafe {
         let from = std::slice::from_raw_parts(from.pointer.cast::<f32>(), floats);
         (from, std::slice::from_raw_parts_mut(to.pointer.cast::<f32>(), floats))
@@ -98,7 +98,7 @@ pub struct Lane {
     counts: Arc<Counts>,
 }
 
-/// How long an exchange is waited for where nobody says otherwise.
+/// The default time limit for an exchange.
 const LIMIT: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Default)]
@@ -108,7 +108,6 @@ struct Progress {
 }
 
 impl Lane {
-    /// A lane for memory of this process.
     pub fn start(comm: Box<dyn Comm>) -> Lane {
         let (jobs, inbox) = channel();
         let progress = Arc::new((Mutex::new(Progress::default()), Condvar::new()));
@@ -119,12 +118,12 @@ impl Lane {
         Lane { jobs: Some(jobs), progress, thread: thread.ok(), begun: 0, limit: LIMIT, counts }
     }
 
-    /// How far this rank has come.
+    /// Counts the exchanges of this rank.
     pub fn counts(&self) -> Arc<Counts> {
         Arc::clone(&self.counts)
     }
 
-    /// Sets how long an exchange is waited for.
+    /// Sets the time limit for an exchange.
     pub fn set_limit(&mut self, limit: Duration) {
         self.limit = limit;
     }
@@ -132,7 +131,7 @@ impl Lane {
     /// Begins an exchange and returns its number.
     ///
     /// # Safety
-    /// All spans are valid, and nothing touches them, until the exchange was waited for.
+    /// All spans stay valid, and nothing else touches them, until `wait` has returned for this exchange.
     pub unsafe fn begin(&mut self, exchange: Exchange) -> u64 {
         self.begun += 1;
         let sent = self.jobs.as_ref().map(|jobs| jobs.send((self.begun, exchange)));
@@ -143,7 +142,7 @@ impl Lane {
         self.begun
     }
 
-    /// Returns once the exchange of this number is over.
+    /// Returns when the exchange with this number has finished.
     pub fn wait(&self, number: u64) -> Result<(), CommError> {
         let is_pending = |progress: &mut Progress| progress.done < number && progress.failed.is_none();
         let waited = self.progress.1.wait_timeout_while(lock(&self.progress.0), self.limit, is_pending);
@@ -162,7 +161,8 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        // Without a sender the thread ends after its last exchange; one that waits for a dead rank is not waited for.
+        // Without a sender the thread ends after its last exchange. It is joined only if nothing is pending, because a
+        // pending exchange may wait for a dead rank.
         self.jobs = None;
         if lock(&self.progress.0).done == self.begun
             && let Some(thread) = self.thread.take()
@@ -194,7 +194,7 @@ fn run_all(
 
 fn run(comm: &mut dyn Comm, exchange: Exchange) -> Result<(), CommError> {
     let own = comm.rank();
-    // SAFETY: the caller of `begin` promised that the memory is valid and its own until it waited.
+    // SAFETY: the caller of `begin` promised that the memory is valid and that nothing else touches it.
     unsafe {
         match exchange {
             Exchange::Sum(spans) => comm.all_reduce(&spans),
@@ -222,7 +222,7 @@ fn lock(progress: &Mutex<Progress>) -> MutexGuard<'_, Progress> {
 mod tests {
     use super::*;
 
-    /// A rank that is never answered.
+    /// A communicator whose sums never return and whose gathers fail.
     #[derive(Debug)]
     struct Unanswered;
 
@@ -270,7 +270,7 @@ mod tests {
         let number = unsafe { lane.begin(Exchange::Sum(vec![])) };
         let error = lane.wait(number).unwrap_err().to_string();
         assert!(error.contains("did not take part"), "{error}");
-        assert_eq!(lane.counts().counts(), (1, 0), "reached, and not over");
+        assert_eq!(lane.counts().counts(), (1, 0), "reached but not finished");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Runs a plan: the device trait, the executor that walks a plan's steps, and the devices.
 //!
-//! The runtime obeys. Once a plan is loaded it does not plan, reorder, allocate or fall back: the plan
+//! The runtime decides nothing. Once a plan is loaded it does not plan, reorder, allocate or fall back: the plan
 //! holds every buffer that a step touches, its workspace included.
 
 pub mod any;

@@ -1,11 +1,11 @@
 //! A device that computes nothing and checks every memory access of a run.
 //!
-//! It records for each reservation which bytes hold a value that was written and not overwritten since. A step
-//! that reads other bytes, or leaves the reservation, is a violation; so is a step that touches the bytes of a
+//! For each memory space it records which bytes hold a value that was written and not overwritten since. A step
+//! that reads other bytes or goes beyond the reservation is a violation; so is a step that touches the bytes of a
 //! pending transfer that it did not await. Tests run plans on it to check in practice what `verify` proves.
 
 use crate::device::{
-    Address, BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand, Reservation, Transfer,
+    Address, BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand, Reservation,
 };
 use smidgen_ir::{DType, Dim, Extent, Op, Space};
 use std::collections::BTreeMap;
@@ -17,6 +17,7 @@ pub struct Null {
     host: Shadow,
     disk: Shadow,
     pending: Vec<PendingTransfer>,
+    /// Number of steps run so far, for messages.
     steps: usize,
 }
 
@@ -26,30 +27,26 @@ struct Shadow {
     reserved_bytes: usize,
     /// Intact values: start → end.
     intact: BTreeMap<usize, usize>,
-    /// End of the highest byte that any access touched.
-    touched_bytes: usize,
 }
 
-/// A transfer that no step that computes has awaited yet, and the bytes of the device that it reads or writes.
+/// A transfer or collective that no computing step has awaited yet, and the device bytes that it reads or writes.
 #[derive(Debug)]
 struct PendingTransfer {
     step: usize,
-    /// The transfers that were over when it began.
+    /// The transfers that it waited for.
     awaits: Vec<usize>,
     bytes: Range<usize>,
     writes: bool,
 }
 
 impl Shadow {
-    fn touch(&mut self, what: &str, start: usize, end: usize) -> Result<(), DeviceError> {
+    fn check_reserved(&self, what: &str, end: usize) -> Result<(), DeviceError> {
         if end > self.reserved_bytes {
             let reserved = self.reserved_bytes;
             return Err(DeviceError::Violation(format!(
                 "{what} ends at byte {end}, but only {reserved} bytes are reserved"
             )));
         }
-        self.touched_bytes = self.touched_bytes.max(end);
-        debug_assert!(start <= end);
         Ok(())
     }
 
@@ -61,24 +58,19 @@ impl Shadow {
         }
     }
 
-    /// Marks every value that overlaps `start..end` as overwritten.
-    fn destroy(&mut self, start: usize, end: usize) {
-        let overlapped: Vec<usize> = self
-            .intact
-            .range(..end)
-            .rev()
-            .take_while(|(_, other_end)| **other_end > start)
-            .map(|(other, _)| *other)
-            .collect();
-        for other in overlapped {
-            self.intact.remove(&other);
+    /// Removes and returns the values that overlap `start..end`.
+    fn destroy(&mut self, start: usize, end: usize) -> Vec<(usize, usize)> {
+        let overlapped: Vec<(usize, usize)> =
+            self.intact.range(..end).rev().take_while(|(_, e)| **e > start).map(|(s, e)| (*s, *e)).collect();
+        for (first, _) in &overlapped {
+            self.intact.remove(first);
         }
+        overlapped
     }
 
     /// Bytes `start..end` now hold a part of a value. The bytes around them stay intact.
     fn set_part(&mut self, start: usize, end: usize) {
-        let overlapped: Vec<(usize, usize)> =
-            self.intact.range(..end).rev().take_while(|(_, e)| **e > start).map(|(s, e)| (*s, *e)).collect();
+        let overlapped = self.destroy(start, end);
         self.set(start, end);
         for (first, last) in overlapped {
             self.intact.extend([(first, start), (end, last)].into_iter().filter(|(s, e)| s < e));
@@ -99,15 +91,6 @@ impl Shadow {
 }
 
 impl Null {
-    /// End of the highest device byte touched: the peak of the run.
-    pub fn touched_bytes(&self) -> usize {
-        self.device.touched_bytes
-    }
-
-    pub fn steps(&self) -> usize {
-        self.steps
-    }
-
     fn shadow(&mut self, space: Space) -> &mut Shadow {
         match space {
             Space::Device => &mut self.device,
@@ -116,6 +99,7 @@ impl Null {
         }
     }
 
+    /// Checks an access to an operand, and returns its first byte and its end.
     fn operand(
         &mut self,
         step: &BoundStep,
@@ -129,7 +113,7 @@ impl Null {
             return Err(DeviceError::Violation(format!("{what} needs {bytes} bytes of {}", operand.bytes)));
         }
         let (start, end) = (operand.offset, operand.offset + operand.span_at(extent));
-        self.shadow(operand.space).touch(&what, start, end)?;
+        self.shadow(operand.space).check_reserved(&what, end)?;
         let writes = kind != "input";
         let conflicts = |transfer: &&PendingTransfer| {
             let meets = transfer.bytes.start < end && start < transfer.bytes.end;
@@ -146,12 +130,12 @@ impl Null {
         }
     }
 
-    /// Ends transfers, and those that they had to wait for.
+    /// Removes pending transfers, and with each the transfers that it waited for.
     fn finish(&mut self, transfers: &[usize]) {
-        let mut over = transfers.to_vec();
-        while let Some(step) = over.pop() {
-            let ended = self.pending.extract_if(.., |transfer| transfer.step == step);
-            over.extend(ended.flat_map(|transfer| transfer.awaits));
+        let mut finished = transfers.to_vec();
+        while let Some(step) = finished.pop() {
+            let removed = self.pending.extract_if(.., |transfer| transfer.step == step);
+            finished.extend(removed.flat_map(|transfer| transfer.awaits));
         }
     }
 
@@ -166,7 +150,7 @@ impl Null {
         for (kind, operands) in [("input", &step.inputs), ("update", &step.updates)] {
             for (index, operand) in operands.iter().enumerate() {
                 let (start, end) = self.operand(step, kind, operand, extent)?;
-                // What is cleared or overwritten need not hold anything.
+                // An operand that is cleared or overwritten need not hold a value.
                 if step.op == Op::Zero || (step.op == Op::Stow && kind == "update") {
                     self.shadow(operand.space).set_part(start, end);
                 } else if !self.shadow(operand.space).holds(start, end) {
@@ -179,7 +163,7 @@ impl Null {
             }
         }
         if let Some((offset, bytes)) = step.workspace {
-            self.device.touch(&format!("workspace of `{}`", step.op.name()), offset, offset + bytes)?;
+            self.device.check_reserved(&format!("workspace of `{}`", step.op.name()), offset + bytes)?;
             // A workspace overwrites its bytes, and must not overlap an operand or a pending transfer.
             self.device.destroy(offset, offset + bytes);
             let operands = step.inputs.iter().chain(&step.updates).chain(&step.outputs).enumerate();
@@ -199,7 +183,7 @@ impl Null {
         for operand in &step.outputs {
             let (start, end) = self.operand(step, "output", operand, extent)?;
             match operand.rows {
-                // The gap after its last row belongs to the tile too.
+                // The gap after the last row belongs to the tile too.
                 Dim::Tile { .. } => {
                     let row_bytes = operand.stride * operand.storage.plain().map_or(0, DType::bytes);
                     let end = start + operand.rows_at(extent) * row_bytes;
@@ -210,24 +194,18 @@ impl Null {
                 }
             }
         }
+        let mut moved = Vec::new();
         if step.op.is_collective() {
-            let read = step.inputs.iter().map(|operand| (operand, false));
-            let written = step.outputs.iter().chain(&step.updates).map(|operand| (operand, true));
-            for (operand, writes) in read.chain(written) {
-                let bytes = operand.offset..operand.offset + operand.span_at(extent);
-                self.pending.push(PendingTransfer {
-                    step: step.index,
-                    awaits: step.awaits.clone(),
-                    bytes,
-                    writes,
-                });
-            }
+            moved.extend(step.inputs.iter().map(|operand| (operand, false)));
+            moved.extend(step.outputs.iter().chain(&step.updates).map(|operand| (operand, true)));
         }
-        if let Some(Transfer { on_device, to_device, .. }) = step.transfer() {
-            let bytes = on_device.offset..on_device.offset + on_device.span_at(extent);
-            let awaits = step.awaits.clone();
-            self.pending.push(PendingTransfer { step: step.index, awaits, bytes, writes: to_device });
-        }
+        moved.extend(step.transfer().map(|transfer| (transfer.on_device, transfer.to_device)));
+        self.pending.extend(moved.into_iter().map(|(operand, writes)| PendingTransfer {
+            step: step.index,
+            awaits: step.awaits.clone(),
+            bytes: operand.offset..operand.offset + operand.span_at(extent),
+            writes,
+        }));
         Ok(())
     }
 }

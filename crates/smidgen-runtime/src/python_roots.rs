@@ -1,7 +1,7 @@
-//! Where pip installs: the folders above `bin` and `lib` of every Python environment that can be found.
+//! Where pip installs packages: the folders above `bin` and `lib` of every Python environment that can be found.
 //!
-//! NVIDIA's libraries, NCCL and MPI all come as pip packages, so whoever looks for a library looks here last. The
-//! active environment comes first, then each `python3` on PATH, the user's own folder, and the system's.
+//! NVIDIA's libraries, NCCL and MPI all come as pip packages, so every search for a library ends here. The active
+//! environment comes first, then each `python3` on PATH, the user's folder, and the system's.
 //! Left out: asking Python itself, which takes longer than the rest of the start.
 
 use std::ffi::OsStr;
@@ -36,7 +36,7 @@ pub fn nvidia_folders() -> Vec<PathBuf> {
     packages.iter().flat_map(|package| entries(package)).map(|package| package.join("lib")).collect()
 }
 
-/// What a folder contains, in order; nothing if it cannot be read.
+/// The paths in a folder, sorted; none if it cannot be read.
 pub fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> {
     let mut paths: Vec<PathBuf> = std::fs::read_dir(folder)
         .into_iter()
@@ -47,7 +47,7 @@ pub fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> {
     paths.into_iter()
 }
 
-/// Whether the name of a file starts like this.
+/// Whether the file name of a path starts with `with`.
 pub fn begins(path: &Path, with: &str) -> bool {
     path.file_name().and_then(OsStr::to_str).is_some_and(|name| name.starts_with(with))
 }
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_system_is_always_looked_at_and_nothing_twice() {
+    fn roots_are_distinct_and_include_the_system() {
         let roots = python_roots();
         assert!(roots.contains(&PathBuf::from("/usr")));
         let distinct: std::collections::HashSet<&PathBuf> = roots.iter().collect();

@@ -1,9 +1,9 @@
-//! Host memory that several processes of a machine share: frozen weights that ranks offload exist once.
+//! Host memory that several processes of a machine share, so that offloaded frozen weights exist once per machine.
 //!
-//! One process makes it and tells the others its address, a file of `/proc`; they open it, and from then on nobody needs
-//! the one that made it. It has no name in any folder, so nothing is left behind however the processes end, and the size
-//! of `/dev/shm` does not limit it.
-//! Left out: who is on which machine, and who fills it (the program), and pinning it (`cuda/pinned.rs`).
+//! One process creates it and sends the others its address, a path in `/proc`. Once they have opened it, they do not
+//! depend on the creator. It has no name in any folder, so nothing is left behind however the processes end, and the
+//! size of `/dev/shm` does not limit it.
+//! Left out: who is on which machine and who fills it (the program), and pinning it (`cuda/pinned.rs`).
 
 use std::ffi::c_int;
 use std::fs::File;
@@ -20,8 +20,8 @@ pub struct SharedHost {
 }
 
 impl SharedHost {
-    /// Makes memory for others to open, and takes all of it at once. The machine must have as much: the kernel ends
-    /// processes before it refuses.
+    /// Creates memory for other processes to open, and allocates all of it now. The caller checks that the machine has
+    /// enough: the kernel kills processes before it refuses.
     pub fn create(bytes: usize) -> io::Result<SharedHost> {
         // SAFETY: a constant name; the result is checked.
         let descriptor = unsafe { libc::memfd_create(c"smidgen".as_ptr(), libc::MFD_CLOEXEC) };
@@ -39,12 +39,12 @@ impl SharedHost {
         }
     }
 
-    /// Where other processes of the machine open it, while this one has it.
+    /// The path under which other processes of the machine can open it, while this value exists.
     pub fn address(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
     }
 
-    /// Opens what another process has made.
+    /// Opens memory that another process has created.
     pub fn open(address: &str, bytes: usize) -> io::Result<SharedHost> {
         let file = File::options().read(true).write(true).open(address)?;
         let found = file.metadata()?.len();
@@ -81,12 +81,12 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn what_one_writes_another_reads() {
+    fn one_value_reads_what_another_wrote() {
         let made = SharedHost::create(3 << 16).unwrap();
         made.write_at(1 << 16, b"weights").unwrap();
         let opened = SharedHost::open(&made.address(), 3 << 16).unwrap();
         assert!(made.is_filler() && !opened.is_filler());
-        // It outlives the one that made it.
+        // The memory outlives the value that created it.
         drop(made);
         let mut bytes = [0; 7];
         opened.read_at(1 << 16, &mut bytes).unwrap();

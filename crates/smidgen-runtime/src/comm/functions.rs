@@ -1,7 +1,7 @@
 //! The table of functions of a library that is opened at run time: one line per function, one macro for NCCL and MPI.
 //!
-//! `functions!` makes a struct `Abi` with a field per function, and `Abi::resolve`, which finds all of them or names the
-//! first that is missing. The library stays open as long as the table exists.
+//! `functions!` makes a struct `Abi` with a field per function, and `Abi::resolve`, which finds all of them or returns an
+//! error with the name of the first that is missing. The library stays open as long as the table exists.
 
 /// Makes `Abi` from lines of name, symbol, arguments and result.
 macro_rules! functions {

@@ -2,9 +2,8 @@
 //!
 //! A rank is one process with one device. All ranks call the same collectives in the same order, on memory that the plan
 //! reserved. Both libraries are opened at run time, so neither is needed to build, and a run on one rank touches neither.
-//! A communicator has no timeout of its own. `progress.rs` counts exchanges, so that the program's heartbeat (`ranks/`)
-//! finds a rank that keeps the others waiting; NCCL's work is watched by a thread that can abort it
-//! (`cuda/nccl_watch.rs`).
+//! A communicator has no timeout. `progress.rs` counts exchanges, so that the program's heartbeat (`ranks/`) finds a rank
+//! that keeps the others waiting; a thread watches NCCL's work and can abort it (`cuda/nccl_watch.rs`).
 //! Left out: overlap (the caller's threads and streams), and finding out who the ranks are (the program's launcher).
 
 mod functions;
@@ -32,20 +31,18 @@ pub struct Span {
 }
 
 impl Span {
-    /// Some of its bytes.
-    ///
     /// # Panics
-    /// When they are not inside.
+    /// If `bytes` are not inside the span.
     pub fn part(self, bytes: &Range<usize>) -> Span {
         assert!(bytes.start <= bytes.end && bytes.end <= self.bytes, "{bytes:?} of {} bytes", self.bytes);
         Span { pointer: self.pointer.wrapping_add(bytes.start), bytes: bytes.len() }
     }
 }
 
-// SAFETY: a span is an address and a length; whoever passes it to a collective promises that the memory is valid.
+// SAFETY: a span is only an address and a length; the caller of a collective promises that the memory is valid.
 unsafe impl Send for Span {}
 
-/// What a sum adds.
+/// The type of the numbers that a sum adds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Number {
     F32,
@@ -61,35 +58,35 @@ impl Number {
     }
 }
 
-/// What the ranks do together. MPI has finished when a call returns; NCCL has put the work on its stream.
+/// Collectives between ranks. MPI has finished when a call returns; NCCL has enqueued the work on its stream.
 pub trait Comm: Send + std::fmt::Debug {
-    /// Such as `MPI (MPICH 5.0.2)` or `NCCL 2.28.9`.
+    /// The library and its version, such as `MPI (MPICH 5.0.2)` or `NCCL 2.28.9`.
     fn name(&self) -> String;
     fn rank(&self) -> usize;
     fn size(&self) -> usize;
 
-    /// Sums over ranks, in place. Every rank gets the same bytes, and the same number of ranks gives the same bytes
-    /// again.
+    /// Sums over ranks, in place. Every rank gets the same bytes, and a repetition with the same number of ranks gives
+    /// the same bytes again.
     ///
     /// # Safety
-    /// Every span is valid memory, of the host for MPI and of the device for NCCL, aligned to its number, that nothing else touches until the
-    /// sum is done.
+    /// Every span is valid memory (of the host for MPI, of the device for NCCL), aligned to its number, and nothing else
+    /// touches it until the sum is done.
     unsafe fn all_reduce(&mut self, spans: &[(Span, Number)]) -> Result<(), CommError>;
 
-    /// `parts[r]` (bytes of the span) belongs to rank r: afterwards the own part holds the sum of f32 over ranks, and
-    /// the rest is undefined. Parts are ascending and cover the span; they may be uneven, and empty.
+    /// Sums f32 over ranks. `parts[r]` (bytes of the span) belongs to rank r: afterwards this rank's part holds the
+    /// sum, and the rest is undefined. Parts are ascending and cover the span; they may be uneven, and empty.
     ///
     /// # Safety
     /// As for `all_reduce`.
     unsafe fn reduce_scatter(&mut self, span: Span, parts: &[Range<usize>]) -> Result<(), CommError>;
 
-    /// The own part is in place; the parts of the others are filled in.
+    /// Fills in the parts of the other ranks. This rank's part is already in place.
     ///
     /// # Safety
     /// As for `all_reduce`; bytes need no alignment.
     unsafe fn all_gather(&mut self, span: Span, parts: &[Range<usize>]) -> Result<(), CommError>;
 
-    /// Every rank gets the bytes of `root`.
+    /// Copies the bytes of rank `root` to every rank.
     ///
     /// # Safety
     /// As for `all_gather`.
@@ -99,14 +96,13 @@ pub trait Comm: Send + std::fmt::Debug {
     fn barrier(&mut self) -> Result<(), CommError>;
 }
 
-/// Why ranks cannot work together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CommError {
     #[error("{what} not found (`{file}`)")]
     Missing { what: &'static str, file: &'static str, remedy: &'static str },
     #[error("`{}` cannot be opened: {why}", path.display())]
     Open { path: PathBuf, why: String },
-    #[error("`{}` has no `{symbol}`", path.display())]
+    #[error("`{}` has no function `{symbol}`", path.display())]
     Symbol { path: PathBuf, symbol: String },
     #[error("{found} does not have the standard MPI ABI (`libmpi_abi.so.1`)")]
     Abi { found: String },
@@ -114,7 +110,7 @@ pub enum CommError {
     AbiVersion { path: PathBuf, major: i32, minor: i32 },
     #[error("{name} does not support calls from several threads (MPI_THREAD_SERIALIZED)")]
     Threads { name: String },
-    #[error("MPI can be started once per process")]
+    #[error("MPI can be started only once per process")]
     Again,
     #[error("{name} says this is rank {rank} of {size}, but the launcher says {of_launcher}")]
     World { name: String, rank: usize, size: usize, of_launcher: String },
@@ -123,12 +119,11 @@ pub enum CommError {
 }
 
 impl CommError {
-    /// What the user can do about it.
     pub fn remedy(&self) -> Option<&'static str> {
         match self {
             CommError::Missing { remedy, .. } => Some(remedy),
             CommError::Abi { .. } | CommError::AbiVersion { .. } => {
-                Some("`pip install mpich` gives an MPI with the standard ABI, and its `mpiexec`")
+                Some("`pip install mpich` installs an MPI with the standard ABI, and its `mpiexec`")
             }
             CommError::Symbol { .. } => Some("a newer version of the library may have it"),
             CommError::World { .. } => Some(
@@ -143,14 +138,14 @@ impl CommError {
     }
 }
 
-/// Ends the process without waiting for anything: no destructor and no exit handler runs. For a rank that lost another
-/// one while a thread of it waits inside a collective, which an orderly exit might wait for.
+/// Ends the process without running destructors or exit handlers. For a rank that lost another one while one of its
+/// threads waits inside a collective; an orderly exit might wait for that thread.
 pub fn quit(code: u8) -> ! {
     // SAFETY: ends the process.
     unsafe { libc::_exit(i32::from(code)) }
 }
 
-/// Panics unless the parts are ascending, cover the span, and are as many as ranks.
+/// Panics unless there is one part per rank and the parts are ascending and cover the span.
 fn expect_parts(span: Span, parts: &[Range<usize>], size: usize) {
     assert_eq!(parts.len(), size, "a collective needs one part per rank");
     let mut end = 0;

@@ -1,10 +1,10 @@
 //! Collectives by MPI, over host memory.
 //!
-//! Sums are ours: MPI moves the bytes, and numbers are added here in the order of the ranks. The standard only advises
-//! that `MPI_Allreduce` repeats, and implementations choose its order by message size, placement on nodes and arrival;
-//! this way every MPI gives the same bytes for the same number of ranks. It costs no more traffic: each rank receives
-//! the others' copies of its part, adds them, and the parts are gathered.
-//! Calls come from one thread at a time, not always the same. Errors return, with MPI's text.
+//! MPI only moves bytes; this file adds the numbers, in the order of the ranks. The standard only advises that
+//! `MPI_Allreduce` is reproducible, and implementations choose the order of additions by message size, placement on
+//! nodes and arrival. Adding here gives the same bytes with every MPI, for the same number of ranks. It costs no more
+//! traffic: each rank receives the others' copies of its part and adds them, and the parts are gathered.
+//! Calls come from one thread at a time, not always the same one. Errors are returned with MPI's text.
 //! Left out: non-blocking calls, sub-communicators, device memory.
 
 use super::mpi_abi::{self as abi, Abi, Aint, Count};
@@ -13,13 +13,13 @@ use std::ffi::c_int;
 use std::ops::{AddAssign, Range};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Host memory that every rank keeps to receive what it adds.
+/// Host memory of every rank for the numbers that it receives and adds.
 pub const SCRATCH_BYTES: usize = 4 << 20;
 
-/// Spans up to this size are gathered whole and added by everyone: one call instead of two.
+/// Spans that together have at most this size are gathered whole and added by every rank: one call instead of two.
 const SMALL_BYTES: usize = 16 << 10;
 
-/// Bytes of two slots of a sum that stay in the cache while they are added.
+/// Bytes that are added at a time, so that the block of the sum stays in the cache.
 const BLOCK_BYTES: usize = 16 << 10;
 
 static STARTED: AtomicBool = AtomicBool::new(false);
@@ -34,24 +34,24 @@ pub struct Mpi {
     rank: usize,
     size: usize,
     scratch: Box<[u64]>,
-    /// A call failed: other ranks may wait for this one, or never come.
+    /// Whether a call failed. Other ranks may then wait for this one, or may be lost.
     pub(super) failed: bool,
 }
 
-/// Forgoes the orderly end of MPI, which waits for all ranks. For a process that ends early or has lost a rank; may be
-/// called from any thread.
+/// Skips `MPI_Finalize`, which waits for all ranks, at the end of this process. For a process that ends early or has lost
+/// a rank; may be called from any thread.
 pub fn abandon() {
     ABANDONED.store(true, Ordering::SeqCst);
 }
 
 impl Mpi {
-    /// Opens the library, without starting anything: the name of what is found.
+    /// Opens the library without starting MPI, and returns its version and path.
     pub fn look() -> Result<String, CommError> {
         let abi = mpi_places::open_library()?;
         Ok(format!("MPI ({}), `{}`", abi.version(), abi.path.display()))
     }
 
-    /// Starts MPI, once per process, and compares its ranks with what the launcher said in variables.
+    /// Starts MPI, once per process, and compares its ranks with the launcher's environment variables.
     pub fn start(rank: usize, size: usize) -> Result<Mpi, CommError> {
         let world = Mpi::start_alone()?;
         if (world.rank, world.size) != (rank, size) {
@@ -66,7 +66,7 @@ impl Mpi {
         Ok(world)
     }
 
-    /// Starts MPI with whatever ranks it has.
+    /// Starts MPI with any number of ranks.
     pub fn start_alone() -> Result<Mpi, CommError> {
         let abi = mpi_places::open_library()?;
         let name = abi.version();
@@ -76,7 +76,7 @@ impl Mpi {
         let abi: &'static Abi = Box::leak(Box::new(abi));
         let check = |code, call| checked(abi, code, call);
         let mut provided = 0;
-        // SAFETY: MPI is started once; it takes no arguments of the program.
+        // SAFETY: MPI is started once, without program arguments.
         let code = unsafe {
             (abi.init_thread)(
                 std::ptr::null_mut(),
@@ -89,27 +89,26 @@ impl Mpi {
         if provided < abi::THREAD_SERIALIZED {
             return Err(CommError::Threads { name });
         }
-        // Errors that belong to no communicator belong to the process itself.
+        // Errors that belong to no communicator are reported on `COMM_SELF`.
         for comm in [abi::COMM_WORLD, abi::COMM_SELF] {
             // SAFETY: MPI is started, and the handles are predefined.
             let code = unsafe { (abi.comm_set_errhandler)(comm, abi::ERRORS_RETURN) };
             check(code, "MPI_Comm_set_errhandler")?;
         }
         let (mut rank, mut size) = (0, 0);
-        // SAFETY: MPI is started; a place for a number.
+        // SAFETY: MPI is started, and `rank` is writable.
         check(unsafe { (abi.comm_rank)(abi::COMM_WORLD, &mut rank) }, "MPI_Comm_rank")?;
-        // SAFETY: MPI is started; a place for a number.
+        // SAFETY: MPI is started, and `size` is writable.
         check(unsafe { (abi.comm_size)(abi::COMM_WORLD, &mut size) }, "MPI_Comm_size")?;
         let scratch = vec![0; SCRATCH_BYTES / 8].into_boxed_slice();
         Ok(Mpi { abi, name, rank: rank as usize, size: size as usize, scratch, failed: false })
     }
 
-    /// Every rank gets the bytes of `root`; those that others pass are dropped.
-    pub fn broadcast_bytes(&mut self, bytes: Vec<u8>, root: usize) -> Result<Vec<u8>, CommError> {
+    /// Every rank gets the bytes of `root`; the bytes that other ranks pass are dropped.
+    pub fn broadcast_bytes(&mut self, mut bytes: Vec<u8>, root: usize) -> Result<Vec<u8>, CommError> {
         let mut length = (bytes.len() as u64).to_ne_bytes();
         // SAFETY: memory of this function.
         unsafe { self.broadcast(span_of(&mut length), root)? };
-        let mut bytes = bytes;
         bytes.resize(u64::from_ne_bytes(length) as usize, 0);
         // SAFETY: memory of this function, as long on every rank.
         unsafe { self.broadcast(span_of(&mut bytes), root)? };
@@ -122,25 +121,25 @@ impl Mpi {
         checked
     }
 
-    /// Bytes of a slot of the scratch memory, which has one for each rank.
+    /// The scratch memory has one slot for each rank.
     fn slot_bytes(&self) -> usize {
         SCRATCH_BYTES / self.size / 64 * 64
     }
 
-    /// Sums small spans: gathers all of them, and adds on every rank.
+    /// Sums small spans: gathers all of them, and adds them on every rank.
     ///
     /// # Safety
-    /// As for `all_reduce`; together, each rounded up to 8 bytes, they fit into a slot.
+    /// As for `all_reduce`. The padded bytes of all spans together fit into a slot.
     unsafe fn reduce_small(&mut self, spans: &[(Span, Number)]) -> Result<(), CommError> {
-        let bytes: usize = spans.iter().map(|(span, _)| room(*span)).sum();
+        let bytes: usize = spans.iter().map(|(span, _)| padded_bytes(*span)).sum();
         let scratch: *mut u8 = self.scratch.as_mut_ptr().cast();
         let mut at = self.rank * bytes;
         for (span, _) in spans {
-            // SAFETY: the caller's memory, and the own slot.
+            // SAFETY: the caller's memory, and this rank's slot.
             unsafe { scratch.add(at).copy_from_nonoverlapping(span.pointer, span.bytes) };
-            at += room(*span);
+            at += padded_bytes(*span);
         }
-        // SAFETY: a slot for each rank, the own one filled.
+        // SAFETY: the scratch memory has a slot for each rank, and this rank's slot is filled.
         let code = unsafe {
             (self.abi.allgather)(
                 abi::IN_PLACE,
@@ -155,12 +154,12 @@ impl Mpi {
         self.check(code, "MPI_Allgather_c")?;
         let mut at = 0;
         for &(span, number) in spans {
-            // SAFETY: the same place in every slot holds the numbers of this span.
+            // SAFETY: the same offset in every slot holds the numbers of this span.
             unsafe {
                 add_slots(scratch.add(at), bytes, self.size, span.bytes, number);
                 span.pointer.copy_from_nonoverlapping(scratch.add(at), span.bytes);
             }
-            at += room(span);
+            at += padded_bytes(span);
         }
         Ok(())
     }
@@ -168,7 +167,7 @@ impl Mpi {
     /// Every rank receives the others' copies of its part, in rounds of one slot, and adds them.
     ///
     /// # Safety
-    /// As for `reduce_scatter`, of numbers of the given kind.
+    /// As for `reduce_scatter`, with `number` instead of f32.
     unsafe fn reduce_parts(
         &mut self,
         span: Span,
@@ -191,22 +190,22 @@ impl Mpi {
                 send.set(other, theirs.start, theirs.len());
                 receive.set(other, other * slot, own.len());
             }
-            // SAFETY: pieces are inside the span and slots inside the scratch memory, which is apart from it.
+            // SAFETY: pieces are inside the span, slots are inside the scratch memory, and the two do not overlap.
             let code = unsafe {
                 (self.abi.alltoallv)(
                     span.pointer.cast(),
                     send.counts.as_ptr(),
-                    send.places.as_ptr(),
+                    send.offsets.as_ptr(),
                     abi::BYTE,
                     scratch.cast(),
                     receive.counts.as_ptr(),
-                    receive.places.as_ptr(),
+                    receive.offsets.as_ptr(),
                     abi::BYTE,
                     abi::COMM_WORLD,
                 )
             };
             self.check(code, "MPI_Alltoallv_c")?;
-            // SAFETY: the own piece, its slot, and as many numbers in every other slot.
+            // SAFETY: this rank's piece, its slot, and as many numbers in every other slot.
             unsafe {
                 let here = span.pointer.add(own.start);
                 scratch.add(rank * slot).copy_from_nonoverlapping(here, own.len());
@@ -241,10 +240,10 @@ impl Comm for Mpi {
         let small_bytes = SMALL_BYTES.min(self.slot_bytes());
         let mut rest = spans;
         while let Some(&(first, number)) = rest.first() {
-            // As many of the next spans as are small together.
+            // As many of the next spans as fit into `small_bytes` together.
             let mut bytes = 0;
             let fits = rest.iter().take_while(|(span, _)| {
-                bytes += room(*span);
+                bytes += padded_bytes(*span);
                 bytes <= small_bytes
             });
             let count = fits.count();
@@ -285,7 +284,7 @@ impl Comm for Mpi {
         for (rank, part) in parts.iter().enumerate() {
             lists.set(rank, part.start, part.len());
         }
-        // SAFETY: the parts are inside the span, and the own one is in place.
+        // SAFETY: the parts are inside the span, and this rank's part is in place.
         let code = unsafe {
             (self.abi.allgatherv)(
                 abi::IN_PLACE,
@@ -293,7 +292,7 @@ impl Comm for Mpi {
                 abi::BYTE,
                 span.pointer.cast(),
                 lists.counts.as_ptr(),
-                lists.places.as_ptr(),
+                lists.offsets.as_ptr(),
                 abi::BYTE,
                 abi::COMM_WORLD,
             )
@@ -323,30 +322,30 @@ impl Comm for Mpi {
 }
 
 impl Drop for Mpi {
-    /// Ends MPI, which waits for all ranks: not after a failure, when one of them may never come.
+    /// Finalizes MPI, which waits for all ranks. Skipped after a failure, because a lost rank never arrives.
     fn drop(&mut self) {
         if self.failed || ABANDONED.load(Ordering::SeqCst) || std::thread::panicking() {
             return;
         }
-        // SAFETY: MPI is started and used by nobody else. A failure cannot be helped any more.
+        // SAFETY: MPI is started, and nothing else uses it. Its result is ignored: there is nothing left to do.
         unsafe { (self.abi.finalize)() };
     }
 }
 
-/// Counts and places, in bytes, of a call that has one of each per rank.
+/// Byte counts and byte offsets per rank, for calls such as `MPI_Allgatherv`.
 struct Lists {
     counts: Vec<Count>,
-    places: Vec<Aint>,
+    offsets: Vec<Aint>,
 }
 
 impl Lists {
     fn new(size: usize) -> Lists {
-        Lists { counts: vec![0; size], places: vec![0; size] }
+        Lists { counts: vec![0; size], offsets: vec![0; size] }
     }
 
-    fn set(&mut self, rank: usize, place: usize, count: usize) {
+    fn set(&mut self, rank: usize, offset: usize, count: usize) {
         self.counts[rank] = count as Count;
-        self.places[rank] = place as Aint;
+        self.offsets[rank] = offset as Aint;
     }
 }
 
@@ -361,12 +360,12 @@ fn span_of(bytes: &mut [u8]) -> Span {
     Span { pointer: bytes.as_mut_ptr(), bytes: bytes.len() }
 }
 
-/// Bytes that a span takes in a slot, where every span starts at a multiple of 8.
-fn room(span: Span) -> usize {
+/// The bytes of a span in a slot, where every span starts at a multiple of 8.
+fn padded_bytes(span: Span) -> usize {
     span.bytes.next_multiple_of(8)
 }
 
-/// As many whole numbers for each rank as for any other, or one more.
+/// Splits `bytes` into one range per rank. Each range holds whole numbers; their counts differ by at most one.
 fn even_parts(bytes: usize, number_bytes: usize, size: usize) -> Vec<Range<usize>> {
     let numbers = bytes / number_bytes;
     let start = |rank: usize| (numbers / size * rank + rank.min(numbers % size)) * number_bytes;
@@ -376,7 +375,7 @@ fn even_parts(bytes: usize, number_bytes: usize, size: usize) -> Vec<Range<usize
 /// Adds the numbers of all slots to those of the first, in the order of the slots.
 ///
 /// # Safety
-/// `first` and the same place in every later slot, `stride` bytes further each, hold `bytes` of aligned numbers.
+/// `first` holds `bytes` of aligned numbers, and so does every later slot, each `stride` bytes behind the one before.
 unsafe fn add_slots(first: *mut u8, stride: usize, slots: usize, bytes: usize, number: Number) {
     match number {
         // SAFETY: the caller's promise.
@@ -419,7 +418,7 @@ mod tests {
 
     #[test]
     fn slots_are_added_in_order() {
-        // In another order the one is lost in rounding: 1 + 1e8 - 1e8 is 0 in f32, and 1e8 - 1e8 + 1 is 1.
+        // The order shows in the rounding: 1 + 1e8 - 1e8 is 0 in f32, and 1e8 - 1e8 + 1 is 1.
         for (values, sum) in [([1.0f32, 1e8, -1e8], 0.0), ([1e8, -1e8, 1.0], 1.0)] {
             let count = BLOCK_BYTES / 4 + 3;
             let mut slots: Vec<f32> = values.iter().flat_map(|value| vec![*value; count]).collect();

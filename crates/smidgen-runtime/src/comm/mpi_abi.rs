@@ -1,8 +1,8 @@
 //! The standard ABI of MPI 5.0: handles, constants, and the functions that are used.
 //!
-//! A library that has this ABI is called `libmpi_abi.so.1`, whoever made it, and its handles have the values below.
-//! Functions that end in `_c` take 64-bit counts, so nothing has to be split.
-//! Left out: everything that is not called.
+//! In every implementation the library with this ABI is called `libmpi_abi.so.1`, and its handles have the values below.
+//! Functions that end in `_c` take 64-bit counts, so no call has to be split.
+//! Left out: functions that this program does not call.
 
 use super::CommError;
 use super::functions::functions;
@@ -48,13 +48,13 @@ functions! {
 impl Abi {
     /// Opens a library by its path, or by its name on the loader's path.
     pub fn open(path: &Path) -> Result<Abi, CommError> {
-        // SAFETY: what runs when an MPI library is opened does not depend on anything here.
+        // SAFETY: the initializers of an MPI library need nothing from this process.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
         let library =
             library.map_err(|error| CommError::Open { path: path.to_owned(), why: error.to_string() })?;
         let abi = Abi::resolve(library, path)?;
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: two places for numbers; may be called before MPI is initialized.
+        // SAFETY: both numbers are writable; the call is allowed before MPI is initialized.
         let status = unsafe { (abi.abi_get_version)(&mut major, &mut minor) };
         if status != SUCCESS || major != 1 {
             return Err(CommError::AbiVersion { path: path.to_owned(), major, minor });
@@ -62,11 +62,11 @@ impl Abi {
         Ok(abi)
     }
 
-    /// Such as `MPICH 5.0.2`.
+    /// The implementation and its version, such as `MPICH 5.0.2`.
     pub fn version(&self) -> String {
         let mut text = vec![0; MAX_LIBRARY_VERSION_STRING];
         let mut length = 0;
-        // SAFETY: as much room as the standard asks for; may be called before MPI is initialized.
+        // SAFETY: the buffer has the size that the standard requires; the call is allowed before MPI is initialized.
         unsafe { (self.get_library_version)(text.as_mut_ptr().cast(), &mut length) };
         short_version(&text_of(&text, length))
     }
@@ -75,7 +75,7 @@ impl Abi {
     pub fn describe(&self, code: c_int) -> String {
         let mut text = vec![0; MAX_ERROR_STRING];
         let mut length = 0;
-        // SAFETY: as much room as the standard asks for.
+        // SAFETY: the buffer has the size that the standard requires.
         let status = unsafe { (self.error_string)(code, text.as_mut_ptr().cast(), &mut length) };
         match status {
             SUCCESS => text_of(&text, length),
@@ -90,7 +90,7 @@ impl std::fmt::Debug for Abi {
     }
 }
 
-/// Text of the given length, in one line.
+/// The first `length` bytes as one line of text.
 fn text_of(bytes: &[u8], length: c_int) -> String {
     let length = usize::try_from(length).unwrap_or(0).min(bytes.len());
     let text = String::from_utf8_lossy(&bytes[..length]);
@@ -98,7 +98,7 @@ fn text_of(bytes: &[u8], length: c_int) -> String {
     lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")
 }
 
-/// The name and the version of what `MPI_Get_library_version` says, which can be a page.
+/// The name and version from the text of `MPI_Get_library_version`, which can be a page long.
 fn short_version(text: &str) -> String {
     let first = text.split("; ").next().unwrap_or_default();
     match first.strip_prefix("MPICH Version:") {

@@ -1,9 +1,9 @@
 //! Finds MPI: the library with the standard ABI, and the `mpiexec` that starts its ranks.
 //!
-//! A library must speak to the launcher that started the process, so the one next to that launcher comes first, then
-//! those that `SMIDGEN_MPIEXEC`, the loader's path, PATH and pip's folders give. An MPI without the standard ABI is
+//! The library must match the launcher that started the process, so the one next to that launcher is tried first, then
+//! those found through `SMIDGEN_MPIEXEC`, the loader's path, PATH and pip's folders. An MPI without the standard ABI is
 //! recognized, so that the error can name it.
-//! Left out: modules and compiler wrappers; whoever loads a module has its `mpiexec` on PATH.
+//! Left out: environment modules and compiler wrappers; a loaded module puts its `mpiexec` on PATH.
 
 use super::CommError;
 use super::mpi_abi::Abi;
@@ -17,10 +17,10 @@ const LIBRARY: &str = "libmpi_abi.so.1";
 /// Names an `mpiexec` to use, and the MPI library next to it.
 pub const MPIEXEC_VARIABLE: &str = "SMIDGEN_MPIEXEC";
 
-const REMEDY: &str = "`pip install mpich` gives it, and its `mpiexec`; \
+const REMEDY: &str = "`pip install mpich` installs it and its `mpiexec`; \
                       `SMIDGEN_MPIEXEC=/path/to/mpiexec` names one outside PATH";
 
-/// Who made an `mpiexec`.
+/// The MPI implementation that an `mpiexec` belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Maker {
     Mpich,
@@ -34,7 +34,7 @@ pub enum Maker {
 pub struct Mpiexec {
     pub path: PathBuf,
     pub maker: Maker,
-    /// The line in which it states its version.
+    /// The line of its output that states the version.
     pub version: String,
 }
 
@@ -43,22 +43,20 @@ pub fn find_mpiexec() -> Result<Mpiexec, CommError> {
     match std::env::var_os(MPIEXEC_VARIABLE) {
         Some(path) if !path.is_empty() => {
             let path = PathBuf::from(path);
-            let why = format!("{MPIEXEC_VARIABLE} does not name a program that runs");
+            let why = format!("{MPIEXEC_VARIABLE} does not name a program that can be run");
             choose([ask(&path).ok_or(CommError::Open { path, why })?].into_iter())
         }
         _ => choose(mpiexecs().iter().filter_map(|path| ask(path))),
     }
 }
 
-/// Opens the MPI library.
 pub(super) fn open_library() -> Result<Abi, CommError> {
     let mut folders = Vec::new();
     folders.extend(parent_program().and_then(|program| library_folder(&program)));
     if let Some(path) = std::env::var_os(MPIEXEC_VARIABLE) {
         folders.extend(library_folder(Path::new(&path)));
     }
-    let beside_launcher = folders.iter().map(|folder| folder.join(LIBRARY)).find(|path| path.exists());
-    if let Some(path) = beside_launcher {
+    if let Some(path) = find_file(&folders, LIBRARY) {
         return Abi::open(&path);
     }
     match Abi::open(Path::new(LIBRARY)) {
@@ -67,13 +65,17 @@ pub(super) fn open_library() -> Result<Abi, CommError> {
     }
     folders.extend(mpiexecs().iter().filter_map(|path| library_folder(path)));
     folders.extend(python_roots().iter().map(|root| root.join("lib")));
-    if let Some(path) = folders.iter().map(|folder| folder.join(LIBRARY)).find(|path| path.exists()) {
+    if let Some(path) = find_file(&folders, LIBRARY) {
         return Abi::open(&path);
     }
     Err(match without_standard_abi(&folders) {
         Some(found) => CommError::Abi { found },
         None => CommError::Missing { what: "MPI", file: LIBRARY, remedy: REMEDY },
     })
+}
+
+fn find_file(folders: &[PathBuf], file: &str) -> Option<PathBuf> {
+    folders.iter().map(|folder| folder.join(file)).find(|path| path.exists())
 }
 
 fn choose(found: impl Iterator<Item = Mpiexec>) -> Result<Mpiexec, CommError> {
@@ -107,7 +109,7 @@ fn mpiexecs() -> Vec<PathBuf> {
     found
 }
 
-/// Asks a launcher for its version.
+/// Runs a launcher to learn its version; `None` if it cannot be run.
 fn ask(path: &Path) -> Option<Mpiexec> {
     let output =
         Command::new(path).arg("--version").stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
@@ -125,11 +127,11 @@ fn read_version(text: &str) -> (Maker, String) {
         let version = line("Version:").unwrap_or_default();
         (Maker::Mpich, format!("Hydra {}", version.trim_start_matches("Version:").trim()))
     } else {
-        (Maker::Unknown, text.lines().next().unwrap_or("it does not state a version").trim().to_owned())
+        (Maker::Unknown, text.lines().next().unwrap_or("unknown version").trim().to_owned())
     }
 }
 
-/// The program that started this one: under `mpiexec` that is a part of the same MPI.
+/// The program that started this process, if it is part of an MPI, as it is under `mpiexec`.
 fn parent_program() -> Option<PathBuf> {
     let parent = std::os::unix::process::parent_id();
     let program = std::fs::read_link(format!("/proc/{parent}/exe")).ok()?;
@@ -137,23 +139,24 @@ fn parent_program() -> Option<PathBuf> {
     is_mpi.then_some(program)
 }
 
-/// `lib` next to the `bin` that a program is in, also if it is a link to another place.
+/// The `lib` folder next to the program's `bin` folder; if that has no MPI library, the one next to the program's link
+/// target.
 fn library_folder(program: &Path) -> Option<PathBuf> {
-    let beside = |program: &Path| Some(program.parent()?.parent()?.join("lib"));
-    let here = beside(program).filter(|folder| folder.join(LIBRARY).exists());
-    here.or_else(|| beside(&program.canonicalize().ok()?))
+    let lib = |program: &Path| Some(program.parent()?.parent()?.join("lib"));
+    let direct = lib(program).filter(|folder| folder.join(LIBRARY).exists());
+    direct.or_else(|| lib(&program.canonicalize().ok()?))
 }
 
-/// Names an MPI that cannot be used, if there is one.
+/// Describes an installed MPI without the standard ABI, if there is one.
 fn without_standard_abi(folders: &[PathBuf]) -> Option<String> {
     const OTHERS: [(&str, &str); 2] =
         [("libmpi.so.40", "Open MPI"), ("libmpi.so.12", "this version of MPICH or Intel MPI")];
     for (file, name) in OTHERS {
-        if let Some(path) = folders.iter().map(|folder| folder.join(file)).find(|path| path.exists()) {
+        if let Some(path) = find_file(folders, file) {
             return Some(format!("{name} (`{}`)", path.display()));
         }
     }
-    // SAFETY: what runs when an MPI library is opened does not depend on anything here.
+    // SAFETY: the initializers of an MPI library need nothing from this process.
     let opens = |file: &str| unsafe { Library::open(Some(file), RTLD_LAZY | RTLD_LOCAL) }.is_ok();
     let (file, name) = OTHERS.into_iter().find(|(file, _)| opens(file))?;
     Some(format!("{name} (`{file}`)"))

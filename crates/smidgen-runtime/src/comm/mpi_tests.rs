@@ -1,14 +1,14 @@
 //! Runs the collectives of MPI with 1, 2, 3 and 4 real ranks.
 //!
-//! The test starts this test program again under `mpiexec`, with one test of it that does nothing otherwise. Without an
-//! `mpiexec` the test says that it skipped; with `SMIDGEN_REQUIRE_MPI=1` that is a failure.
+//! The test runs this test program again under `mpiexec`, with a filter for one test that otherwise does nothing. Without
+//! an `mpiexec` the test says that it skipped; with `SMIDGEN_REQUIRE_MPI=1` that is a failure.
 
 use super::mpi_places::{MPIEXEC_VARIABLE, find_mpiexec};
 use super::{Comm, CommError, Mpi, Number, Span};
 use std::ops::Range;
 use std::process::Command;
 
-/// Set for the ranks that the test starts: how many there should be.
+/// Set for the ranks that the test starts: their expected number.
 const RANKS_VARIABLE: &str = "SMIDGEN_TEST_RANKS";
 
 #[test]
@@ -16,7 +16,7 @@ fn collectives_agree_with_plain_sums_on_real_ranks() {
     let mpiexec = match find_mpiexec() {
         Ok(mpiexec) => mpiexec,
         Err(error) if std::env::var_os("SMIDGEN_REQUIRE_MPI").is_some_and(|value| value == "1") => {
-            panic!("{error}, and SMIDGEN_REQUIRE_MPI=1 demands it")
+            panic!("{error}, but SMIDGEN_REQUIRE_MPI=1 is set")
         }
         Err(error) => return println!("skipped: collectives over MPI ({error})"),
     };
@@ -36,7 +36,7 @@ fn collectives_agree_with_plain_sums_on_real_ranks() {
     }
 }
 
-/// One rank of the test above, which starts it; alone it does nothing.
+/// Runs as one rank of the test above; does nothing otherwise.
 #[test]
 fn as_one_of_the_ranks() {
     let Ok(ranks) = std::env::var(RANKS_VARIABLE) else { return };
@@ -45,7 +45,7 @@ fn as_one_of_the_ranks() {
     assert!(world.name().starts_with("MPI ("), "{}", world.name());
     assert!(matches!(Mpi::start_alone(), Err(CommError::Again)));
 
-    // From nothing to more than a round of the scratch memory; each length also on another thread.
+    // From empty spans to more than one round of the scratch memory; each length also on another thread.
     for length in [0, 1, 3, 1000, 4099, 1_100_003] {
         all_reduce(&mut world, length);
         world = std::thread::spawn(move || {
@@ -60,11 +60,11 @@ fn as_one_of_the_ranks() {
     many_spans(&mut world);
     world.barrier().unwrap();
     let root = world.size() - 1;
-    let news = world.broadcast_bytes(format!("from rank {}", world.rank()).into_bytes(), root).unwrap();
-    assert_eq!(news, format!("from rank {root}").into_bytes());
+    let received = world.broadcast_bytes(format!("from rank {}", world.rank()).into_bytes(), root).unwrap();
+    assert_eq!(received, format!("from rank {root}").into_bytes());
     println!("rank {} of {}: all collectives agree", world.rank(), world.size());
-    // An error returns, with MPI's own text, and would keep the world from an orderly end. Intel MPI 2021.19 ends the
-    // process instead, with the same text.
+    // An error is returned with MPI's text and sets `failed`, which would skip `MPI_Finalize`. Intel MPI 2021.19 ends
+    // the process instead, with the same text.
     if world.name().contains("MPICH") {
         // SAFETY: memory of this function.
         let wrong = unsafe { world.broadcast(span(&mut [0.0f32]), 999) }.unwrap_err();
@@ -73,7 +73,7 @@ fn as_one_of_the_ranks() {
     }
 }
 
-/// A number of a rank that rounds when it is added.
+/// A number that differs between ranks and is rounded when it is added.
 fn value(rank: usize, at: usize) -> f64 {
     let hash = (rank as u64 * 1_000_003 + at as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     ((hash >> 40) as f64 - 8e6) * 1.000_000_1_f64.powi(at as i32 % 7) / 3.0

@@ -3,8 +3,8 @@
 //! Every call puts work on the stream and returns, so it can be recorded in a CUDA graph; only `barrier` and `wait` wait
 //! for the stream. For one number of ranks on one topology NCCL adds in the same order each time, and every rank gets
 //! the same bytes. Uneven parts are one group of reductions or broadcasts, one per part.
-//! A peer that is lost shows as an asynchronous error, which [`Nccl::check_async`] polls, or as a stream that never ends:
-//! then another thread ends the communicator ([`Handles`]), and the stream with it.
+//! A lost peer shows as an asynchronous error, which [`Nccl::check_async`] polls, or as a stream that never finishes. In
+//! the second case another thread aborts the communicator ([`Handles`]), which ends the work on the stream.
 //! Left out: several GPUs in one process, sub-communicators, non-blocking start.
 
 use super::nccl_abi::{self as abi, Abi, Handle, Stream, UniqueId};
@@ -16,10 +16,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;
 
-/// How often a wait looks for errors of other ranks.
+/// How often a wait polls for errors of other ranks.
 const POLL: Duration = Duration::from_micros(100);
 
-/// The GPUs of all ranks.
+/// A communicator over the GPUs of all ranks.
 #[derive(Debug)]
 pub struct Nccl {
     abi: &'static Abi,
@@ -27,11 +27,11 @@ pub struct Nccl {
     stream: Stream,
     rank: usize,
     size: usize,
-    /// 4 bytes on the GPU that barriers add; what they hold does not matter.
+    /// 4 bytes on the GPU that barriers sum; their value does not matter.
     token: sys::CUdeviceptr,
 }
 
-/// The communicator, for a thread that watches it. NCCL lets another thread ask for errors and abort.
+/// The communicator, for a thread that watches it. NCCL allows another thread to poll for errors and to abort.
 #[derive(Clone, Debug)]
 pub struct Handles {
     abi: &'static Abi,
@@ -48,14 +48,14 @@ impl Handles {
         self.handle.swap(std::ptr::null_mut(), Ordering::SeqCst)
     }
 
-    /// Whether something failed since, on this rank or on another.
+    /// Returns an error if a collective failed, on this rank or another, or if the communicator was aborted.
     pub fn check_async(&self) -> Result<(), CommError> {
         let (handle, mut state) = (self.get(), abi::SUCCESS);
         if handle.is_null() {
             let what = "the communicator was aborted".to_owned();
             return Err(CommError::Call { engine: "NCCL", call: "a collective", what });
         }
-        // SAFETY: the communicator exists; a place for a code.
+        // SAFETY: the communicator exists, and `state` is writable.
         let code = unsafe { (self.abi.comm_get_async_error)(handle, &mut state) };
         check(self.abi, code, handle, "ncclCommGetAsyncError")?;
         match state {
@@ -64,7 +64,7 @@ impl Handles {
         }
     }
 
-    /// Ends the communicator without waiting for other ranks; work on the stream is given up.
+    /// Ends the communicator without waiting for other ranks; unfinished work on the stream is dropped.
     pub fn abort(&self) -> Result<(), CommError> {
         let handle = self.take();
         if handle.is_null() {
@@ -80,22 +80,22 @@ impl Handles {
 unsafe impl Send for Nccl {}
 
 impl Nccl {
-    /// The name and the place of NCCL, if it is found.
+    /// The version and path of NCCL, if it is found.
     pub fn look() -> Result<String, CommError> {
         let abi = Abi::get()?;
         Ok(format!("NCCL {}, `{}`", abi.version(), abi.path.display()))
     }
 
-    /// A new name for a communicator. Rank 0 makes it and tells the others.
+    /// Creates the id of a new communicator. Rank 0 calls this and sends the id to the other ranks.
     pub fn unique_id() -> Result<[u8; 128], CommError> {
         let abi = Abi::get()?;
         let mut id = UniqueId([0; 128]);
-        // SAFETY: a place for an id.
+        // SAFETY: `id` is writable.
         check(abi, unsafe { (abi.get_unique_id)(&mut id) }, std::ptr::null_mut(), "ncclGetUniqueId")?;
         Ok(id.0)
     }
 
-    /// Joins the communicator; returns when all ranks have. The context of this rank's GPU is current.
+    /// Joins the communicator; returns when all ranks have joined. The context of this rank's GPU is current.
     ///
     /// # Safety
     /// `stream` is a stream (`CUstream`) of the current context, and outlives this value.
@@ -107,7 +107,7 @@ impl Nccl {
     ) -> Result<Nccl, CommError> {
         let abi = Abi::get()?;
         let mut handle = std::ptr::null_mut();
-        // SAFETY: a place for a handle; an id that rank 0 made.
+        // SAFETY: `handle` is writable, and rank 0 made the id.
         let code = unsafe { (abi.comm_init_rank)(&mut handle, size as c_int, UniqueId(id), rank as c_int) };
         check(abi, code, std::ptr::null_mut(), "ncclCommInitRank")?;
         let handles = Handles { abi, handle: Arc::new(AtomicPtr::new(handle)) };
@@ -117,17 +117,16 @@ impl Nccl {
         Ok(nccl)
     }
 
-    /// Whether something failed since, on this rank or on another.
+    /// See [`Handles::check_async`].
     pub fn check_async(&self) -> Result<(), CommError> {
         self.handles.check_async()
     }
 
-    /// For a thread that watches.
     pub fn handles(&self) -> Handles {
         self.handles.clone()
     }
 
-    /// Waits until the stream has done everything, or until something failed.
+    /// Waits until all work on the stream is done or something has failed.
     pub fn wait(&self) -> Result<(), CommError> {
         loop {
             // SAFETY: the stream exists.
@@ -141,16 +140,11 @@ impl Nccl {
         }
     }
 
-    /// Ends the communicator without waiting for other ranks; work on the stream is given up.
-    pub fn abort(self) -> Result<(), CommError> {
-        self.handles.abort()
-    }
-
     fn check(&self, code: c_int, call: &'static str) -> Result<(), CommError> {
         check(self.abi, code, self.handles.get(), call)
     }
 
-    /// Runs several calls as one. The group is closed in any case.
+    /// Runs several calls as one NCCL group. The group is ended even if a call fails.
     fn group(&self, calls: impl FnOnce() -> Result<(), CommError>) -> Result<(), CommError> {
         // SAFETY: groups may be started at any time.
         self.check(unsafe { (self.abi.group_start)() }, "ncclGroupStart")?;
@@ -160,10 +154,29 @@ impl Nccl {
         called.and(ended)
     }
 
-    /// The length that all parts have, if it is one.
+    /// The length of each part, if all have the same length and it is not zero.
     fn even(parts: &[Range<usize>]) -> Option<usize> {
         let length = parts.first()?.len();
         (length > 0 && parts.iter().all(|part| part.len() == length)).then_some(length)
+    }
+
+    /// # Safety
+    /// As for `broadcast`.
+    unsafe fn broadcast_part(&self, span: Span, root: usize) -> Result<(), CommError> {
+        let here: *mut c_void = span.pointer.cast();
+        // SAFETY: the caller's memory, in place.
+        let code = unsafe {
+            (self.abi.broadcast)(
+                here,
+                here,
+                span.bytes,
+                abi::UINT8,
+                root as c_int,
+                self.handles.get(),
+                self.stream,
+            )
+        };
+        self.check(code, "ncclBroadcast")
     }
 }
 
@@ -213,14 +226,12 @@ impl Comm for Nccl {
         expect_numbers(span, Number::F32);
         expect_parts(span, parts, self.size);
         assert!(parts.iter().all(|part| part.start.is_multiple_of(4)), "the parts {parts:?} cut a number");
-        // SAFETY: a part is inside the span.
-        let at = |part: &Range<usize>| unsafe { span.pointer.add(part.start) };
         if let Some(bytes) = Nccl::even(parts) {
-            // SAFETY: the caller's memory; the own part of the span is where NCCL wants the result in place.
+            // SAFETY: the caller's memory; NCCL's in-place result is this rank's part of the span.
             let code = unsafe {
                 (self.abi.reduce_scatter)(
                     span.pointer.cast(),
-                    at(&parts[self.rank]).cast(),
+                    span.part(&parts[self.rank]).pointer.cast(),
                     bytes / 4,
                     abi::FLOAT32,
                     abi::SUM,
@@ -232,7 +243,7 @@ impl Comm for Nccl {
         }
         self.group(|| {
             for (root, part) in parts.iter().enumerate().filter(|(_, part)| !part.is_empty()) {
-                let here: *mut c_void = at(part).cast();
+                let here: *mut c_void = span.part(part).pointer.cast();
                 // SAFETY: the caller's memory, in place.
                 let code = unsafe {
                     (self.abi.reduce)(
@@ -254,13 +265,11 @@ impl Comm for Nccl {
 
     unsafe fn all_gather(&mut self, span: Span, parts: &[Range<usize>]) -> Result<(), CommError> {
         expect_parts(span, parts, self.size);
-        // SAFETY: a part is inside the span.
-        let at = |part: &Range<usize>| unsafe { span.pointer.add(part.start) };
         if let Some(bytes) = Nccl::even(parts) {
-            // SAFETY: the caller's memory; the own part of the span is where NCCL wants it in place.
+            // SAFETY: the caller's memory; NCCL's in-place input is this rank's part of the span.
             let code = unsafe {
                 (self.abi.all_gather)(
-                    at(&parts[self.rank]).cast(),
+                    span.part(&parts[self.rank]).pointer.cast(),
                     span.pointer.cast(),
                     bytes,
                     abi::UINT8,
@@ -273,7 +282,7 @@ impl Comm for Nccl {
         self.group(|| {
             for (root, part) in parts.iter().enumerate().filter(|(_, part)| !part.is_empty()) {
                 // SAFETY: the caller's memory.
-                unsafe { self.broadcast_part(Span { pointer: at(part), bytes: part.len() }, root)? };
+                unsafe { self.broadcast_part(span.part(part), root)? };
             }
             Ok(())
         })
@@ -287,48 +296,27 @@ impl Comm for Nccl {
         unsafe { self.broadcast_part(span, root) }
     }
 
-    /// Also waits until everything on the stream is done. Not while a graph is recorded.
+    /// Also waits until all work on the stream is done. Must not be called while a graph is recorded.
     fn barrier(&mut self) -> Result<(), CommError> {
         let token = Span { pointer: self.token as *mut u8, bytes: 4 };
-        // SAFETY: four bytes of the GPU that only barriers touch.
+        // SAFETY: four bytes on the GPU that only barriers touch.
         unsafe { self.all_reduce(&[(token, Number::F32)])? };
         self.wait()
     }
 }
 
-impl Nccl {
-    /// # Safety
-    /// As for `broadcast`.
-    unsafe fn broadcast_part(&self, span: Span, root: usize) -> Result<(), CommError> {
-        let here: *mut c_void = span.pointer.cast();
-        // SAFETY: the caller's memory, in place.
-        let code = unsafe {
-            (self.abi.broadcast)(
-                here,
-                here,
-                span.bytes,
-                abi::UINT8,
-                root as c_int,
-                self.handles.get(),
-                self.stream,
-            )
-        };
-        self.check(code, "ncclBroadcast")
-    }
-}
-
 impl Drop for Nccl {
     fn drop(&mut self) {
-        // A communicator that failed, or whose rank panics, would wait for others in an orderly end.
+        // After a failure or a panic, `ncclCommDestroy` could wait for other ranks forever.
         let is_sound = !std::thread::panicking() && self.check_async().is_ok();
         let handle = self.handles.take();
         if !handle.is_null() {
             let end = if is_sound { self.abi.comm_destroy } else { self.abi.comm_abort };
-            // SAFETY: the communicator exists, and is not used again. A failure cannot be helped any more.
+            // SAFETY: the communicator exists, and is not used again. The result is ignored: there is nothing left to do.
             unsafe { end(handle) };
         }
         if self.token != 0 {
-            // SAFETY: reserved by `new`; what was on the stream is done or given up.
+            // SAFETY: reserved by `new`; the work on the stream is done or dropped.
             let _ = unsafe { result::free_sync(self.token) };
         }
     }

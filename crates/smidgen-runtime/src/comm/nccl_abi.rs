@@ -1,9 +1,9 @@
 //! The functions of NCCL that are used, and where its library is found.
 //!
 //! `cudarc` binds NCCL too, but opens it by names that do not include `libnccl.so.2`, the only one in NVIDIA's pip
-//! packages. So the library is found and opened here: on the loader's path, in the usual folders, in pip's.
-//! Values and signatures are those of NCCL 2, which have been the same since 2.4.
-//! Left out: everything that is not called.
+//! packages. So the library is found and opened here: on the loader's path, in the usual folders, in pip's folders.
+//! Values and signatures are those of NCCL 2; they have not changed since 2.4.
+//! Left out: functions that this program does not call.
 
 use super::CommError;
 use super::functions::functions;
@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 
 const LIBRARY: &str = "libnccl.so.2";
 const REMEDY: &str =
-    "`pip install nvidia-nccl-cu13` (or `-cu12`, as the driver has it), or install NCCL's package";
+    "`pip install nvidia-nccl-cu13` (or `-cu12` for a CUDA 12 driver), or install NCCL's package";
 
 pub const SUCCESS: c_int = 0;
 pub const IN_PROGRESS: c_int = 7;
@@ -26,7 +26,7 @@ pub const SUM: c_int = 0;
 
 /// A communicator.
 pub type Handle = *mut c_void;
-/// A CUDA stream, as the driver's API has it.
+/// A CUDA stream (`CUstream`).
 pub type Stream = *mut c_void;
 
 /// Passed by value, as C does.
@@ -63,22 +63,22 @@ impl Abi {
         OPENED.get_or_init(open).as_ref().map_err(Clone::clone)
     }
 
-    /// Such as `2.28.9`.
+    /// The version, such as `2.28.9`.
     pub fn version(&self) -> String {
         let mut version = 0;
-        // SAFETY: a place for a number.
+        // SAFETY: `version` is writable.
         let code = unsafe { (self.get_version)(&mut version) };
         if code == SUCCESS { version_text(version) } else { "of unknown version".to_owned() }
     }
 
-    /// The text of an error, with the last one of a communicator, or of the process.
+    /// The text of an error code, with the last error of the communicator, or of the process if there is none.
     pub fn describe(&self, code: c_int, handle: Handle) -> String {
         // SAFETY: both return constant or empty text that lives as long as the library, for any code and for a
         // communicator that exists or none.
         let (text, last) = unsafe { ((self.get_error_string)(code), (self.get_last_error)(handle)) };
         let read = |text: *const c_char| match text.is_null() {
             true => String::new(),
-            // SAFETY: not null, and text of C.
+            // SAFETY: not null, and a C string.
             false => unsafe { std::ffi::CStr::from_ptr(text) }.to_string_lossy().trim().to_owned(),
         };
         match (read(text), read(last)) {
@@ -100,10 +100,10 @@ fn open() -> Result<Abi, CommError> {
     let files = folders.map(|folder| folder.join(LIBRARY)).filter(|path| path.exists());
     let mut why = None;
     for path in std::iter::once(PathBuf::from(LIBRARY)).chain(files) {
-        // SAFETY: what runs when NCCL is opened does not depend on anything here.
+        // SAFETY: the initializers of NCCL need nothing from this process.
         match unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) } {
             Ok(library) => return Abi::resolve(library, &path),
-            // A file that is there and does not open says more than a name that is not found.
+            // A file that exists but cannot be opened explains more than a name that was not found.
             Err(error) if path.is_absolute() => {
                 why = why.or(Some(CommError::Open { path, why: error.to_string() }));
             }
@@ -115,8 +115,8 @@ fn open() -> Result<Abi, CommError> {
 
 /// Versions are 1000 * major + 100 * minor + patch up to 2.8, and 10000 * major + 100 * minor + patch since.
 fn version_text(version: c_int) -> String {
-    let major = if version < 10_000 { version / 1000 } else { version / 10_000 };
-    format!("{major}.{}.{}", version % if version < 10_000 { 1000 } else { 10_000 } / 100, version % 100)
+    let base = if version < 10_000 { 1000 } else { 10_000 };
+    format!("{}.{}.{}", version / base, version % base / 100, version % 100)
 }
 
 #[cfg(test)]

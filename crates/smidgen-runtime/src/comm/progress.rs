@@ -1,7 +1,7 @@
-//! How far a rank has come with its exchanges, for whoever watches it.
+//! Counts the exchanges of a rank, for the heartbeat that watches it.
 //!
-//! All ranks begin the same exchanges in the same order. A rank that has reached fewer of them than another keeps the
-//! others waiting, whatever it does; that is how a rank is found that answers and makes no progress.
+//! All ranks begin the same exchanges in the same order, so a rank that has reached fewer of them than another keeps the
+//! others waiting. This finds a rank that still answers heartbeats but makes no progress.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,17 +13,17 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// The rank is ready for its next exchange.
+    /// Counts an exchange that this rank has reached.
     pub fn reach(&self) {
         self.reached.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The exchange is over.
+    /// Counts an exchange that has finished.
     pub fn finish(&self) {
         self.done.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Exchanges that the rank has reached, and those that are over.
+    /// The number of exchanges that this rank has reached, and of those that have finished.
     pub fn counts(&self) -> (u64, u64) {
         (self.reached.load(Ordering::Relaxed), self.done.load(Ordering::Relaxed))
     }

@@ -7,7 +7,7 @@
 //! Left out: the erf form of GELU.
 
 use super::chunk::{Chunk, for_each_row_chunk};
-use super::footprint::{assert_apart, assert_apart_or_same};
+use super::footprint::{assert_disjoint, assert_disjoint_or_same};
 use super::simd::{Isa, LANES, Lanes, for_each_block, kernel, sigmoid_lanes};
 use super::view::{DstRows, SrcRows};
 use smidgen_ir::Activation;
@@ -17,14 +17,14 @@ pub fn gated_act(kind: Activation, gate: SrcRows, up: SrcRows, y: DstRows) {
     let shape = (gate.rows(), gate.columns());
     assert_eq!((up.rows(), up.columns()), shape);
     assert_eq!((y.rows(), y.columns()), shape);
-    assert_apart_or_same("gated_act", y, [gate.into(), up.into()]);
+    assert_disjoint_or_same("gated_act", y, [gate.into(), up.into()]);
     let isa = Isa::current();
     for_each_row_chunk(shape.0, shape.1, |chunk| {
         activate_rows(isa, kind, gate, up, y, chunk);
     });
 }
 
-/// dgate = dy * up * act'(gate) and dup = dy * act(gate). Each output may be any one of the inputs.
+/// dgate = dy * up * act'(gate) and dup = dy * act(gate). Each output may overwrite any one input.
 pub fn gated_act_grad(
     kind: Activation,
     gate: SrcRows,
@@ -39,9 +39,9 @@ pub fn gated_act_grad(
     }
     for output in [dgate, dup] {
         assert_eq!((output.rows(), output.columns()), shape);
-        assert_apart_or_same("gated_act_grad", output, [gate.into(), up.into(), dy.into()]);
+        assert_disjoint_or_same("gated_act_grad", output, [gate.into(), up.into(), dy.into()]);
     }
-    assert_apart("gated_act_grad", dgate, [dup.into()]);
+    assert_disjoint("gated_act_grad", dgate, [dup.into()]);
     let isa = Isa::current();
     for_each_row_chunk(shape.0, shape.1, |chunk| {
         gradient_rows(isa, kind, [gate, up, dy], [dgate, dup], chunk);
@@ -72,7 +72,7 @@ fn gate_sigmoid(kind: Activation, x: Lanes) -> (Lanes, Lanes) {
 
 kernel! {
     fn activate_rows(kind: Activation, gate: SrcRows, up: SrcRows, y: DstRows, chunk: Chunk) {
-        for row in chunk.start..chunk.start + chunk.len {
+        for row in chunk.range() {
             let (gate, up, y) = (gate.row(row), up.row(row), y.row(row));
             for_each_block!(block in gate.len() => {
                 let (x, up) = (gate.lanes(block), up.lanes(block));
@@ -94,7 +94,7 @@ kernel! {
         outputs: [DstRows; 2],
         chunk: Chunk,
     ) {
-        for row in chunk.start..chunk.start + chunk.len {
+        for row in chunk.range() {
             let [gate, up, dy] = inputs.map(|input| input.row(row));
             let [dgate, dup] = outputs.map(|output| output.row(row));
             for_each_block!(block in gate.len() => {
@@ -133,7 +133,7 @@ mod tests {
         }
     }
 
-    /// Wide enough to reach both tails.
+    /// A range wide enough to reach both tails.
     fn gates(len: usize) -> Vec<f32> {
         numbers(1, len).iter().map(|value| value * 5.0).collect()
     }
@@ -144,9 +144,9 @@ mod tests {
             for columns in COLUMNS {
                 let len = 61 * columns;
                 let (gate, up) = (gates(len), numbers(2, len));
-                // `place`: which of gate and up holds the output; 2 is a buffer of its own.
+                // `place`: which of gate and up holds the output; 2 is a separate buffer.
                 let run = |place: usize| {
-                    on_every_machine(|| {
+                    on_every_isa(|| {
                         let mut buffers = [gate.clone(), up.clone(), vec![f32::NAN; len]];
                         let views = buffers.each_mut().map(|buffer| dst(buffer).rows(columns));
                         gated_act(kind, views[0].src(), views[1].src(), views[place]);
@@ -172,7 +172,7 @@ mod tests {
         for kind in KINDS {
             let len = 3 * 33;
             let (gate, up, dy) = (gates(len), numbers(2, len), numbers(3, len));
-            let (dgate, dup) = on_every_machine(|| {
+            let (dgate, dup) = on_every_isa(|| {
                 let (mut dgate, mut dup) = (vec![f32::NAN; len], vec![f32::NAN; len]);
                 gated_act_grad(
                     kind,
@@ -202,7 +202,7 @@ mod tests {
                 let len = 61 * columns;
                 let inputs = [gates(len), numbers(2, len), numbers(3, len)];
                 let run = |gate_place: usize, up_place: usize| {
-                    on_every_machine(|| {
+                    on_every_isa(|| {
                         let spare = vec![f32::NAN; len];
                         let [gate, up, dy] = inputs.clone();
                         let mut buffers = [gate, up, dy, spare.clone(), spare];
@@ -218,9 +218,9 @@ mod tests {
                         (buffers[gate_place].clone(), buffers[up_place].clone())
                     })
                 };
-                let apart = run(3, 4);
+                let out_of_place = run(3, 4);
                 for (gate_place, up_place) in [(0, 1), (0, 2), (2, 1), (3, 2), (2, 4), (1, 0)] {
-                    assert_same_bits("in place", &run(gate_place, up_place), &apart);
+                    assert_same_bits("in place", &run(gate_place, up_place), &out_of_place);
                 }
             }
         }
@@ -239,7 +239,7 @@ mod tests {
             both.chunks(2 * inner).flat_map(|row| row[start..start + inner].to_vec()).collect()
         };
         for kind in KINDS {
-            let strided = on_every_machine(|| {
+            let strided = on_every_isa(|| {
                 let mut both = both.clone();
                 let (gate, up) = halves(dst(&mut both));
                 let dy = src(&dy).rows(inner);

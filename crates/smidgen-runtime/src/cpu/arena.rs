@@ -1,6 +1,6 @@
 //! The reservation of the CPU device: one block of RAM, page-aligned, touched before use.
 //!
-//! Large pages are requested where the system has them: matmuls read more memory than the TLB covers with small pages.
+//! Large pages are requested if the system has them: matmuls read more memory than the TLB covers with small pages.
 
 use super::heap;
 use super::pool::run_tasks;
@@ -28,8 +28,8 @@ impl Arena {
         Arena { memory: None }
     }
 
-    /// `None` when the system refuses. Heap that tokenizing and planning have freed is returned to the system first:
-    /// the plan does not count it a second time, next to the arena.
+    /// `None` if the system refuses. First returns the heap memory that tokenizing and planning have freed to the system,
+    /// because the plan does not count it in addition to the arena.
     pub fn reserve(bytes: usize) -> Option<Arena> {
         heap::return_free_pages();
         if bytes == 0 {
@@ -48,7 +48,7 @@ impl Arena {
         Some(Arena { memory: Some((pointer, layout)) })
     }
 
-    /// Writes zeros everywhere, on all threads, so that every page is resident.
+    /// Writes zeros everywhere, using all threads, so that every page is resident.
     pub fn touch(&self) {
         let bytes = self.len();
         let touch = |piece| {
@@ -79,27 +79,27 @@ impl Arena {
         }
     }
 
-    /// Copies bytes from one range to another, which do not overlap.
+    /// Copies bytes between two ranges that do not overlap.
     pub fn copy(&mut self, from: usize, to: usize, bytes: usize) {
         assert!(
             from + bytes <= to || to + bytes <= from,
             "a copy of {bytes} bytes from {from} to {to} overlaps"
         );
         let (from, to) = (self.pointer(from, bytes), self.pointer(to, bytes));
-        // SAFETY: both ranges lie inside the block, which `&mut self` has to itself, and they do not overlap.
+        // SAFETY: both ranges are inside the block, to which `&mut self` has exclusive access, and they do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
     }
 
     pub fn bytes_mut(&mut self, offset: usize, bytes: usize) -> &mut [u8] {
         let pointer = self.pointer(offset, bytes);
-        // SAFETY: the range lies inside the block, is initialised since `touch`, and `&mut self` excludes
+        // SAFETY: the range is inside the block, is initialised since `touch`, and `&mut self` excludes
         // every other user.
         unsafe { std::slice::from_raw_parts_mut(pointer, bytes) }
     }
 }
 
-/// The workspace from its first whole cache line on: vectors that straddle cache lines are slow.
-/// Skips fewer than [`LINE_FLOATS`] floats.
+/// The workspace from its first cache line boundary on, because vectors that straddle cache lines are slow. Skips fewer
+/// than [`LINE_FLOATS`] floats.
 pub fn aligned_floats(workspace: &mut [f32]) -> &mut [f32] {
     let skipped = workspace.as_ptr().align_offset(4 * LINE_FLOATS);
     &mut workspace[skipped..]

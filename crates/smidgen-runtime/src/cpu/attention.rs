@@ -3,7 +3,7 @@
 //! Tokens are rows, heads are adjacent in a row, and several query heads may share a key head.
 //! A task owns some queries of one key head and walks over blocks of keys with a running maximum and
 //! sum, so no (T, T) matrix exists; the backward pass needs only o and the log of the sum, `lse`.
-//! Blocks follow from the shape alone: the bytes do not depend on the number of threads.
+//! Blocks follow from the shape alone, so the result does not depend on the number of threads.
 //! Left out: the gradient (`attention_gradient.rs`), masks other than causal and window, dropout.
 
 pub use super::attention_tiles::AttentionOptions;
@@ -17,7 +17,7 @@ use super::packing::{Transpose, transpose_with};
 use super::pool::run_tasks;
 use std::ops::Range;
 
-/// A matrix (T, heads · D) of f32 that is read, rows `row_stride` floats apart.
+/// A matrix (T, heads · D) of f32 that is read; `row_stride` floats from one row to the next.
 #[derive(Clone, Copy, Debug)]
 pub struct Tokens {
     pub pointer: *const f32,
@@ -90,9 +90,7 @@ impl Tokens {
         // SAFETY: the caller names a token and a head of the matrix.
         unsafe { self.pointer.add(token * self.row_stride + head * head_dim) }
     }
-}
 
-impl Tokens {
     /// The channels of one head of some tokens: in place or, if rows are a multiple of 4 KiB apart, as a dense copy.
     unsafe fn dense_head(
         self,
@@ -101,7 +99,7 @@ impl Tokens {
         head_dim: usize,
         target: *mut f32,
     ) -> Tokens {
-        // SAFETY: the caller's promises are those of the two functions.
+        // SAFETY: the caller makes the promises of both functions.
         unsafe {
             if !self.row_stride.is_multiple_of(1024) {
                 return Tokens {
@@ -114,7 +112,7 @@ impl Tokens {
         Tokens { pointer: target, row_stride: head_dim }
     }
 
-    /// [`Self::copy_head`] for keys or values, whose rows may come from a table.
+    /// [`Self::copy_head`] for keys or values, whose rows may be given by a table.
     unsafe fn copy_keys(
         self,
         keys: Range<usize>,
@@ -299,9 +297,9 @@ pub(super) unsafe fn attend(
             let head = kv_head * group + member;
             let state = scratch.state.add(2 * member * QUERY_BLOCK);
             for (index, row) in rows.clone().enumerate() {
-                let (most, sum) = (*state.add(index), *state.add(QUERY_BLOCK + index));
+                let (max, sum) = (*state.add(index), *state.add(QUERY_BLOCK + index));
                 if !buffers.lse.is_null() {
-                    *buffers.lse.add(row * options.heads + head) = most + sum.ln();
+                    *buffers.lse.add(row * options.heads + head) = max + sum.ln();
                 }
                 let o = buffers.o.of_head(row, head, head_dim);
                 scale_row(isa, o, head_dim, 1.0 / sum);
@@ -368,11 +366,11 @@ unsafe fn exponentiate_with<V: Lanes>(tile: &ScoreTile<'_>) {
             let keys = keys_of_piece(tile.queries.start, row, tile.key, tile.keys);
             let steps = keys.div_ceil(TOGETHER * V::WIDTH);
             let hidden = V::splat(f32::NEG_INFINITY);
-            let mut most = [hidden; TOGETHER];
+            let mut max = [hidden; TOGETHER];
             let is_plain =
                 low == 0.0 && high as usize == steps * TOGETHER * V::WIDTH && options.softcap.is_none();
             for step in 0..steps {
-                for (index, most) in most.iter_mut().enumerate() {
+                for (index, max) in max.iter_mut().enumerate() {
                     let at = (step * TOGETHER + index) * V::WIDTH;
                     let mut score = V::load(scores.add(at));
                     if !is_plain {
@@ -384,18 +382,18 @@ unsafe fn exponentiate_with<V: Lanes>(tile: &ScoreTile<'_>) {
                         score = columns.select_less(V::splat(low), hidden, score);
                         score.store(scores.add(at));
                     }
-                    *most = most.max(score);
+                    *max = max.max(score);
                 }
             }
-            let (most_seen, sum_seen) = (tile.state.add(row), tile.state.add(QUERY_BLOCK + row));
-            let (old_most, old_sum) = match tile.is_first {
+            let (max_seen, sum_seen) = (tile.state.add(row), tile.state.add(QUERY_BLOCK + row));
+            let (old_max, old_sum) = match tile.is_first {
                 true => (f32::NEG_INFINITY, 0.0),
-                false => (*most_seen, *sum_seen),
+                false => (*max_seen, *sum_seen),
             };
-            let most = most[0].max(most[1]).max(most[2].max(most[3])).largest();
-            let new_most = old_most.max(most);
+            let max = max[0].max(max[1]).max(max[2].max(max[3])).largest();
+            let new_max = old_max.max(max);
             // While a row has seen no key at all, its maximum is -∞, and -∞ - -∞ would be NaN.
-            let base = if new_most == f32::NEG_INFINITY { 0.0 } else { new_most };
+            let base = if new_max == f32::NEG_INFINITY { 0.0 } else { new_max };
             let mut sum = [V::splat(0.0); TOGETHER];
             for step in 0..steps {
                 let at = scores.add(step * TOGETHER * V::WIDTH);
@@ -411,8 +409,8 @@ unsafe fn exponentiate_with<V: Lanes>(tile: &ScoreTile<'_>) {
             }
             clear_hidden(options.unit, scores, steps * TOGETHER * V::WIDTH, tile.keys);
             let sum = sum[0].add(sum[1]).add(sum[2].add(sum[3])).sum();
-            let factor = if old_most == new_most { 1.0 } else { (old_most - base).exp() };
-            *most_seen = new_most;
+            let factor = if old_max == new_max { 1.0 } else { (old_max - base).exp() };
+            *max_seen = new_max;
             *sum_seen = old_sum * factor + sum;
             if factor != 1.0 && !tile.is_first {
                 let o = tile.output.pointer.add(row * tile.output.row_stride);

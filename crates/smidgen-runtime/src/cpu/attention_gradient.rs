@@ -5,7 +5,7 @@
 //! (D is the sum over keys of p ∘ dp, which the derivative of softmax subtracts.) A softcap replaces s by
 //! c·t with t = tanh(s / c), so ds is multiplied by 1 - t²; masked p are 0, hence so are their ds.
 //! A task owns one segment and one key head with its query heads: it alone writes those rows of dq, dk
-//! and dv, in a fixed order of tiles, so the bytes do not depend on the number of threads.
+//! and dv, in a fixed order of tiles, so the result does not depend on the number of threads.
 //! Left out: splitting one segment and key head over several threads.
 
 use super::attention::{AttentionOptions, Tokens, TokensMut, transpose};
@@ -159,7 +159,7 @@ unsafe fn tile_gradient(isa: Isa, tile: &GradientTile<'_>) {
         let q = copy_of(buffers.q, scratch.queries); // (queries, D)
         let o_gradient = copy_of(buffers.o_gradient, scratch.output_gradients); // (queries, D)
         let pieces = || row_pieces(unit, tile.queries.start, rows, tile.key, keys);
-        // (queries, keys) from channels
+        // s and dp: (queries, keys), sums over channels.
         for (left, right, target) in [
             (q, scratch.keys_transposed, scratch.scores),
             (o_gradient, scratch.values_transposed, scratch.score_gradients),
@@ -181,7 +181,7 @@ unsafe fn tile_gradient(isa: Isa, tile: &GradientTile<'_>) {
             }
         }
         differentiate_scores(isa, tile);
-        // (keys, channels) from queries
+        // dv and dk: (keys, channels), sums over queries.
         let key_step = match is_on_diagonal(tile.queries.start, tile.key, keys) && unit.is_none() {
             true => PIECE,
             false => keys,
@@ -216,7 +216,7 @@ unsafe fn tile_gradient(isa: Isa, tile: &GradientTile<'_>) {
                 );
             }
         }
-        // (queries, channels) from keys
+        // dq: (queries, channels), sums over keys.
         let output = buffers.q_gradient.output(tile.queries.start, tile.head, head_dim);
         for piece in pieces() {
             let left = scratch.score_gradients.add(piece.first * KEY_BLOCK);
@@ -272,9 +272,9 @@ unsafe fn differentiate_scores_with<V: Lanes>(tile: &GradientTile<'_>) {
                 for (index, (power, slope)) in powers.iter_mut().zip(&mut slopes).enumerate() {
                     let mut score = V::load(scores.add(at + index * V::WIDTH));
                     if let Some(cap) = options.softcap {
-                        let bent = capped_tanh(score, cap);
-                        score = bent.mul(V::splat(cap));
-                        *slope = zero.sub(bent).mul(bent).mul_add(*slope, *slope);
+                        let t = capped_tanh(score, cap);
+                        score = t.mul(V::splat(cap));
+                        *slope = zero.sub(t).mul(t).mul_add(*slope, *slope);
                     }
                     *power = score.sub(lse);
                 }
@@ -282,16 +282,16 @@ unsafe fn differentiate_scores_with<V: Lanes>(tile: &GradientTile<'_>) {
                 for (index, (power, slope)) in powers.iter().zip(&slopes).enumerate() {
                     let at = at + index * V::WIDTH;
                     let columns = V::load(COLUMN_NUMBERS.as_ptr().add(at));
-                    let seen = columns.select_less(V::splat(high), *power, zero);
-                    let seen = columns.select_less(V::splat(low), zero, seen);
-                    seen.store(scores.add(at));
+                    let probability = columns.select_less(V::splat(high), *power, zero);
+                    let probability = columns.select_less(V::splat(low), zero, probability);
+                    probability.store(scores.add(at));
                     let gradient = V::load(gradients.add(at)).sub(shift);
-                    seen.mul(gradient).mul(*slope).store(gradients.add(at));
+                    probability.mul(gradient).mul(*slope).store(gradients.add(at));
                 }
             }
-            let made = keys.div_ceil(TOGETHER * V::WIDTH) * TOGETHER * V::WIDTH;
-            clear_hidden(options.unit, scores, made, tile.keys);
-            clear_hidden(options.unit, gradients, made, tile.keys);
+            let computed = keys.div_ceil(TOGETHER * V::WIDTH) * TOGETHER * V::WIDTH;
+            clear_hidden(options.unit, scores, computed, tile.keys);
+            clear_hidden(options.unit, gradients, computed, tile.keys);
         }
     }
 }

@@ -1,8 +1,8 @@
-//! What attention computes, and its tiles: their sizes, which scores are visible, and their workspace.
+//! The options of attention, and its tiles: their sizes, which scores are visible, and their workspace.
 //!
 //! A tile is the scores of some queries and some keys of one head and segment. Tiles that the causal
 //! diagonal crosses are cut into pieces of 16 rows, each with only the keys that it may see.
-//! Sizes and cuts follow from the shape alone. Left out: what is computed on tiles (`attention.rs`,
+//! Sizes and cuts follow from the shape alone. Left out: the computation on tiles (`attention.rs`,
 //! `attention_gradient.rs`).
 
 use super::arena::aligned_floats;
@@ -17,7 +17,7 @@ use smidgen_ir::workspace_cpu::{attention_floats, attention_thread_floats, bf16_
 pub use smidgen_ir::workspace_cpu::{KEY_BLOCK, QUERY_BLOCK};
 use std::ops::Range;
 
-/// What attention computes. Segment s is the tokens `segments[s]..segments[s + 1]`; the first boundary
+/// The shape and the variant of attention. Segment s is the tokens `segments[s]..segments[s + 1]`; the first boundary
 /// is 0, the last one T, and equal neighbours are an empty segment.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionOptions<'a> {
@@ -188,7 +188,7 @@ impl AttentionScratch {
     }
 }
 
-/// Vectors of a row that are computed together; KEY_BLOCK is a multiple of this many vectors of any width.
+/// Vectors of a row that are computed together; KEY_BLOCK is a multiple of this many vectors of every width.
 pub const TOGETHER: usize = 4;
 
 /// 0, 1, 2, … as floats, to compare lanes with the bounds of a row.
@@ -223,8 +223,8 @@ pub fn keys_of_piece(first_query: usize, row: usize, key: usize, keys: usize) ->
     end.saturating_sub(key).min(keys)
 }
 
-/// Cuts a tile on the diagonal into pieces that skip most of its masked half; on the bf16 unit a tile is one piece,
-/// masked half included.
+/// Cuts a tile on the diagonal into pieces that skip most of its masked half. On the bf16 unit a tile is one piece that
+/// includes the masked half.
 pub fn row_pieces(
     unit: Option<Bf16Unit>,
     first_query: usize,

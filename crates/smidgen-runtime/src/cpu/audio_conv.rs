@@ -1,19 +1,19 @@
 //! Convolutions over audio rows: causal ones within a chunk, and strided ones over the mel frames of a clip.
 //!
 //! A strided convolution halves frames and bins. An audio row holds `frames` frames of its output; the frame before its
-//! first one belongs to the row before, if that is of the same clip. Frames behind the end of a clip count as zero, as do
-//! bins outside the spectrum.
+//! first one is in the row before, if that row belongs to the same clip. Frames behind the end of a clip and bins outside
+//! the spectrum count as zero.
 //! Left out: gradients of the weights, which are never trained, and pointwise convolutions, which are linears.
 
 use super::chunk::for_each_chunk;
-use super::footprint::{assert_apart, assert_apart_or_same};
-use super::view::{Dst, DstRows, Src, SrcRows, Stored};
+use super::footprint::{assert_disjoint, assert_disjoint_or_same};
+use super::view::{Dst, DstRows, Src, SrcRows, StoredVector};
 use smidgen_ir::{MARK_COLUMNS, StridedConv};
 
 /// Mel frames of an audio row.
 const FRAMES: usize = 8;
 
-/// The marks of all audio rows.
+/// The marks of all audio rows: mel frames of the row, first row and end of its chunk, first row of its clip.
 #[derive(Clone, Copy)]
 pub struct Marks<'a>(pub &'a [i32]); // (A, 4)
 
@@ -40,8 +40,8 @@ impl Marks<'_> {
     }
 }
 
-/// y[t] = bias + Σ w[j] x[t - K + 1 + j], each channel by itself, from the first row of the chunk on.
-pub fn causal_conv(x: SrcRows, marks: Marks<'_>, weight: Stored, bias: Stored, y: DstRows) {
+/// y[t] = bias + Σ w[j] x[t - K + 1 + j] for each channel, from the first row of the chunk on.
+pub fn causal_conv(x: SrcRows, marks: Marks<'_>, weight: StoredVector, bias: StoredVector, y: DstRows) {
     let channels = x.columns();
     let taps = weight.len() / channels;
     assert_eq!((weight.len(), bias.len()), (taps * channels, channels));
@@ -61,7 +61,7 @@ pub fn causal_conv(x: SrcRows, marks: Marks<'_>, weight: Stored, bias: Stored, y
 }
 
 /// dx of [`causal_conv`]: dx[t] = Σ w[j] dy[t + K - 1 - j], up to the last row of the chunk.
-pub fn causal_conv_grad(dy: SrcRows, marks: Marks<'_>, weight: Stored, dx: DstRows) {
+pub fn causal_conv_grad(dy: SrcRows, marks: Marks<'_>, weight: StoredVector, dx: DstRows) {
     let channels = dy.columns();
     let taps = weight.len() / channels;
     assert_eq!(weight.len(), taps * channels);
@@ -83,8 +83,8 @@ pub fn causal_conv_grad(dy: SrcRows, marks: Marks<'_>, weight: Stored, dx: DstRo
 fn over_rows(name: &str, x: SrcRows, marks: Marks<'_>, y: DstRows, work: impl Fn(usize) + Sync) {
     assert_eq!((x.rows(), x.columns()), (y.rows(), y.columns()));
     assert_eq!(marks.rows(), x.rows());
-    assert_apart(name, y, [x.into()]);
-    for_each_chunk(x.rows(), 8, |chunk| (chunk.start..chunk.start + chunk.len).for_each(&work));
+    assert_disjoint(name, y, [x.into()]);
+    for_each_chunk(x.rows(), 8, |chunk| chunk.range().for_each(&work));
 }
 
 /// Channels whose weights are decoded at the same time.
@@ -95,9 +95,9 @@ pub fn strided_conv(
     conv: StridedConv,
     x: Src<f32>,
     marks: Marks<'_>,
-    weight: Stored, // (C, 9)
-    bias: Stored,   // (C)
-    y: Dst<f32>,    // (A, frames, bins, C)
+    weight: StoredVector, // (C, 9)
+    bias: StoredVector,   // (C)
+    y: Dst<f32>,          // (A, frames, bins, C)
 ) {
     let StridedConv { frames, bins, depthwise } = conv;
     let channels = bias.len();
@@ -105,7 +105,7 @@ pub fn strided_conv(
     let (x_row, y_row) = (4 * frames * bins * input_channels, frames * bins * channels);
     assert_eq!(weight.len(), 9 * channels);
     assert_eq!((x.len(), y.len()), (marks.rows() * x_row, marks.rows() * y_row));
-    assert_apart("strided_conv", y, [x.into(), weight.into(), bias.into()]);
+    assert_disjoint("strided_conv", y, [x.into(), weight.into(), bias.into()]);
     for_each_chunk(marks.rows(), 1, |chunk| {
         let row = chunk.start;
         let y = y.part(row * y_row, y_row);
@@ -123,7 +123,7 @@ pub fn strided_conv(
                 for bin in 0..bins {
                     let mut sums = biases;
                     for (tap, weights) in taps.iter().enumerate() {
-                        // The frame and the bin in front of the first are one step outside.
+                        // Counted from one before the first, as `start` expects.
                         let (at, across) = (2 * frame + tap / 3, 2 * bin + tap % 3);
                         let Some(start) = place.start(at, across) else { continue };
                         match depthwise {
@@ -162,7 +162,7 @@ struct InputRows<'a> {
 }
 
 impl InputRows<'_> {
-    /// Where a frame and a bin begin, both counted from one before the first; `None` where the input is zero.
+    /// The offset of a frame and bin in `x`, both counted from one before the first; `None` where the input is zero.
     fn start(&self, frame: usize, bin: usize) -> Option<usize> {
         let bin = bin.checked_sub(1).filter(|bin| *bin < self.bins)?;
         let (row, frame) = match frame.checked_sub(1) {
@@ -170,20 +170,20 @@ impl InputRows<'_> {
             None if self.row > self.marks.first_of_clip(self.row) => (self.row - 1, self.frames - 1),
             None => return None,
         };
-        let sounding = (self.marks.frames(row) * self.frames).div_ceil(FRAMES);
+        let valid_frames = (self.marks.frames(row) * self.frames).div_ceil(FRAMES);
         debug_assert!(self.x.len() >= (row + 1) * self.frames * self.bins * self.channels);
-        (frame < sounding).then_some(((row * self.frames + frame) * self.bins + bin) * self.channels)
+        (frame < valid_frames).then_some(((row * self.frames + frame) * self.bins + bin) * self.channels)
     }
 }
 
-/// y[a] = the places of row a side by side, channel by channel.
+/// y[a] = the `places` rows of `x` that belong to audio row a, interleaved channel by channel.
 pub fn join_places(
     x: SrcRows, // (places·A, C)
     places: usize,
     y: DstRows, // (A, C·places)
 ) {
     assert_eq!((x.rows(), places * x.columns()), (places * y.rows(), y.columns()));
-    assert_apart("join_places", y, [x.into()]);
+    assert_disjoint("join_places", y, [x.into()]);
     for_each_chunk(y.rows(), 1, |chunk| {
         let out = y.row(chunk.start);
         for place in 0..places {
@@ -199,9 +199,9 @@ pub fn join_places(
 pub fn mask_rows(x: SrcRows, marks: Marks<'_>, y: DstRows) {
     assert_eq!((x.rows(), x.columns()), (y.rows(), y.columns()));
     assert_eq!(marks.rows(), x.rows());
-    assert_apart_or_same("mask_rows", y, [x.into()]);
+    assert_disjoint_or_same("mask_rows", y, [x.into()]);
     for_each_chunk(y.rows(), 64, |chunk| {
-        for row in chunk.start..chunk.start + chunk.len {
+        for row in chunk.range() {
             match marks.frames(row) {
                 0 => y.row(row).fill_zero(),
                 _ => y.row(row).copy_from(x.row(row)),

@@ -1,8 +1,8 @@
 //! The matmuls of attention tiles on the bf16 unit: one thread packs both operands and multiplies them.
 //!
-//! A drop-in for `tile_matmul` of `kernel.rs`, with operands rounded to bf16 and sums in f32. The rest of attention
-//! stays f32. A tile on the diagonal is not cut into pieces here: multiplying the masked half is faster than packing
-//! the right operand twice.
+//! It has the interface of `tile_matmul` of `kernel.rs`, with operands rounded to bf16 and sums in f32. The rest of
+//! attention stays f32. A tile on the diagonal is not cut into pieces here: multiplying the masked half is faster than
+//! packing the right operand twice.
 //! Left out: attention itself (`attention.rs`, `attention_gradient.rs`).
 
 use super::bf16_matmul::{SquareOfC, write_square};
@@ -33,7 +33,7 @@ pub unsafe fn bf16_tile_matmul(
         rows.div_ceil(TILE).max(columns.div_ceil(TILE)) * strip_elements <= tile_elements,
         "a tile of {rows} x {columns} x {depth} is larger than its workspace"
     );
-    // SAFETY: the caller's promises; every tile lies in the workspace.
+    // SAFETY: the caller's promises; every tile is in the workspace.
     unsafe {
         let (lefts, rights) = (workspace, workspace.add(tile_elements));
         let left = Left { pointer: run.pointer, row_stride: run.row_stride, depth_stride: run.depth_stride };
@@ -67,7 +67,7 @@ pub unsafe fn bf16_tile_matmul(
                 for row in (0..rows).step_by(SQUARE) {
                     let strip = row / TILE;
                     let left = lefts.add(strip * strip_elements).cast_const();
-                    // If there is no second strip, the last one serves again: its rows are not written to C.
+                    // Without a second strip the last one is used twice; the extra rows are not written to C.
                     let next_left = lefts.add((strip + 1).min(last_strip) * strip_elements).cast_const();
                     let square = SquareOfC {
                         view: matmul.output.at(row, column),

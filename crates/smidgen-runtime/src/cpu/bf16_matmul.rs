@@ -1,10 +1,10 @@
 //! The bf16 matmul on AMX or AVX-512: operands rounded to bf16, sums in f32.
 //!
-//! The same sum as in `matmul.rs`, for processors that multiply bf16, in squares of 32 × 32. Blocks of both operands
+//! It computes the sum of `matmul.rs` in squares of 32 × 32, on processors that multiply bf16. Blocks of both operands
 //! are packed into tiles in the caller's workspace; a task then multiplies some columns of the right block with
 //! all rows of the left block, which stays in the L2 cache.
 //! Blocks and tasks follow from the shape alone, each element of C belongs to one task, which sums in the order of
-//! the terms, and chunks of depth follow from the depth alone. So the bytes depend on neither the number of
+//! the terms, and chunks of depth follow from the depth alone. So an element depends on neither the number of
 //! threads nor the other rows.
 //! Left out: packing into tiles (`bf16_packing.rs`) and the instructions that multiply them (`bf16_unit.rs`).
 
@@ -19,14 +19,14 @@ use super::pool::run_tasks;
 use smidgen_ir::workspace_cpu::{BF16_DEPTH, BF16_LEFT, BF16_RIGHT, bf16_matmul_floats};
 use std::ops::Range;
 
-/// Tasks that a large enough block is cut into.
+/// The number of tasks that a large block is cut into.
 const TASKS_WANTED: usize = 8;
-/// Fewest rows of a task when a block is cut along rows.
-const FEWEST_ROWS: usize = 64;
+/// Minimum rows of a task when a block is cut along rows.
+const MIN_ROWS: usize = 64;
 /// Rows and depth of a left operand that one task packs.
 const LEFT_ROWS: usize = SQUARE;
 const LEFT_DEPTH: usize = 512;
-/// Depth that one task packs of a right operand with contiguous columns.
+/// The depth of a right operand with contiguous columns that one task packs.
 const RIGHT_DEPTH: usize = 64;
 const _: () = assert!(LEFT_DEPTH.is_multiple_of(TILE_DEPTH) && RIGHT_DEPTH.is_multiple_of(TILE_DEPTH));
 
@@ -47,8 +47,8 @@ pub unsafe fn bf16_matmul(unit: Bf16Unit, terms: &[Term], init: Init, output: Ou
     let capacity = depth.div_ceil(chunks).next_multiple_of(PACK_DEPTH).max(PACK_DEPTH);
     let cut = DepthCut { capacity, step: PACK_DEPTH, padding: TILE_DEPTH };
     let row_block = even_block(output.rows, BF16_LEFT / capacity / SQUARE * SQUARE, SQUARE);
-    let most_columns = BF16_RIGHT / capacity / PACK_COLUMNS * PACK_COLUMNS;
-    let column_block = even_block(output.columns, most_columns, PACK_COLUMNS);
+    let max_columns = BF16_RIGHT / capacity / PACK_COLUMNS * PACK_COLUMNS;
+    let column_block = even_block(output.columns, max_columns, PACK_COLUMNS);
     for first_row in (0..output.rows).step_by(row_block) {
         cut.for_each(terms, |chunk, is_first| {
             for first_column in (0..output.columns).step_by(column_block) {
@@ -64,8 +64,8 @@ pub unsafe fn bf16_matmul(unit: Bf16Unit, terms: &[Term], init: Init, output: Ou
                     output,
                     scratch,
                 };
-                // SAFETY: the caller's promises; the blocks run one after the other, and the first block of a
-                // row of blocks packs the left operand for all of them.
+                // SAFETY: the caller's promises; the blocks run one after the other, and the first block in a
+                // row of blocks packs the left operand for the whole row.
                 unsafe {
                     pack_block(&block, first_column == 0);
                     multiply_block(&block);
@@ -154,7 +154,7 @@ unsafe fn pack_block(block: &Block<'_>, with_left: bool) {
     });
 }
 
-/// Packs LEFT_ROWS rows of a left operand, LEFT_DEPTH deep, from depth `inside` of the piece on.
+/// Packs LEFT_ROWS rows and LEFT_DEPTH depth of a left operand, from depth `inside` of the piece on.
 unsafe fn pack_rows(block: &Block<'_>, piece: &Piece, row: usize, inside: usize) {
     let strip_elements = block.strip_elements();
     let tile = (piece.chunk_depth + inside) / TILE_DEPTH;
@@ -200,7 +200,7 @@ unsafe fn pack_columns(block: &Block<'_>, piece: &Piece, columns: Range<usize>, 
 
 unsafe fn multiply_block(block: &Block<'_>) {
     let groups = block.columns.div_ceil(SQUARE);
-    let parts = (TASKS_WANTED / groups).clamp(1, block.rows.div_ceil(FEWEST_ROWS));
+    let parts = (TASKS_WANTED / groups).clamp(1, block.rows.div_ceil(MIN_ROWS));
     let part_rows = even_block(block.rows, block.rows.div_ceil(parts), SQUARE);
     let parts = block.rows.div_ceil(part_rows);
     run_tasks(groups * parts, |task| {
@@ -224,22 +224,19 @@ unsafe fn multiply_part(block: &Block<'_>, rows: Range<usize>, column: usize) {
         for row in rows.clone().step_by(SQUARE) {
             let strip = row / TILE;
             let left = block.scratch.lefts.add(strip * strip_elements).cast_const();
-            // If there is no second strip, the last one serves again: its rows are not written to C.
+            // Without a second strip the last one is used twice; the extra rows are not written to C.
             let next_left =
                 block.scratch.lefts.add((strip + 1).min(last_strip) * strip_elements).cast_const();
             let c = SquareOfC {
                 view: block.output.view.at(block.first_row + row, block.first_column + column),
                 rows: SQUARE.min(rows.end - row),
                 columns,
-                write: match block.write {
-                    TileWrite::Bias(bias) => TileWrite::Bias(bias.add(block.first_column + column)),
-                    other => other,
-                },
+                write: block.write.from_column(block.first_column + column),
             };
             write_square(c, |output, output_stride, accumulate| {
                 let (left, right) = ([left, next_left], [right, next_right]);
                 let depth_tiles = block.chunk.depth / TILE_DEPTH;
-                // Sums that start from C read it at once, so then the next square of rows is prefetched instead.
+                // Sums that start from C read it immediately, so the square below is prefetched instead.
                 let ahead = if accumulate { SQUARE * output_stride } else { 0 };
                 let prefetch = output.wrapping_add(ahead).cast_const();
                 let square = TileSquare {
@@ -267,11 +264,11 @@ pub(super) struct SquareOfC {
     pub write: TileWrite,
 }
 
-/// Computes a square, straight into C if it is whole, else into a local buffer that is then copied. `multiply` gets
+/// Computes a square, directly into C if it is whole, else into a local buffer that is then copied. `multiply` gets
 /// the target, its row stride, and whether to add to its present value.
 ///
 /// # Safety
-/// The square is inside C, and no other thread writes it meanwhile; a bias has a float for each of its columns.
+/// The square is inside C, and no other thread writes it during the call; a bias has a float for each of its columns.
 #[inline(always)]
 pub(super) unsafe fn write_square(square: SquareOfC, multiply: impl FnOnce(*mut f32, usize, bool)) {
     let SquareOfC { view: output, rows, columns, write } = square;
@@ -282,7 +279,7 @@ pub(super) unsafe fn write_square(square: SquareOfC, multiply: impl FnOnce(*mut 
         TileWrite::Bias(_) | TileWrite::Overwrite | TileWrite::Add => {}
     }
     let mut local = LocalSquare([0.0; SQUARE * SQUARE]);
-    // Sums start from the value of C here too, so that a row has the same bytes at an edge and inside.
+    // Sums start from the value of C here too, so that a row has the same bits at an edge and inside.
     for row in 0..rows {
         for column in 0..columns {
             // SAFETY: the element is inside C, and the bias has a float for each column.
@@ -314,7 +311,7 @@ pub(super) unsafe fn write_square(square: SquareOfC, multiply: impl FnOnce(*mut 
     }
 }
 
-/// Aligned to cache lines: a row of a square is two of them.
+/// Aligned to cache lines; a row of a square has two.
 #[repr(align(64))]
 struct LocalSquare([f32; SQUARE * SQUARE]);
 

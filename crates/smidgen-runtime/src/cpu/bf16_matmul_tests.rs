@@ -1,5 +1,6 @@
-//! The bf16 matmul on every unit of this machine, against sums in f64 over rounded operands.
-//! On a machine without a unit for bf16 nothing is tested here.
+//! Tests of the bf16 matmul on every unit of this machine, against sums in f64 over rounded operands.
+//!
+//! On a machine without a unit for bf16 they test nothing.
 
 use super::super::matmul_testing::{Operands, Start, Sum, check_not_finite};
 use super::super::testing::{assert_same_bits, storages_with};
@@ -14,7 +15,7 @@ fn supported() -> Vec<Bf16Unit> {
 
 fn run(unit: Bf16Unit, threads: usize, sum: Sum<'_>) -> Vec<f32> {
     sum.run(threads, bf16_matmul_floats(), |terms, init, output, workspace| {
-        // SAFETY: the unit is supported, operands have the shapes of their terms, and C is apart from them.
+        // SAFETY: the unit is supported, operands have the shapes of their terms, and C overlaps none of them.
         unsafe { bf16_matmul(unit, terms, init, output, workspace) }
     })
 }

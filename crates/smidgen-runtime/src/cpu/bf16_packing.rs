@@ -2,13 +2,14 @@
 //!
 //! A strip is 16 rows of the left operand, or 16 columns of the right one, over some depth: one tile of 1 KiB
 //! per 32 of depth, padded with zeros. A left tile keeps the pairs of a row together (16 rows × 16 pairs),
-//! a right tile the columns of a pair (16 pairs × 16 columns): one is the transpose of the other in words of
-//! 32 bits, so a single transposition serves operands of either layout.
+//! a right tile the columns of a pair (16 pairs × 16 columns). Each is the transpose of the other in words of
+//! 32 bits, so one transposition handles operands of either layout.
 //! Like the units that multiply the tiles, rounding treats subnormal numbers as zero.
 //! Left out: machines without AVX-512, which have no unit for the tiles.
 
 use super::bf16_unit::{TILE, TILE_DEPTH, TILE_ELEMENTS};
-use super::isa::Avx512Lanes;
+use super::isa::{Avx512Lanes, prefetch};
+use super::isa_x86::transpose_16x16;
 use super::matmul_terms::Left;
 use super::stored::{SPAN_STEP, Stored};
 use smidgen_ir::{DType, Storage};
@@ -23,7 +24,7 @@ pub const PACK_DEPTH: usize = 128;
 #[derive(Clone, Copy)]
 pub struct RightPiece {
     pub stored: Stored,
-    /// The right operand is the transpose of what is stored.
+    /// Whether the right operand is the transpose of the stored matrix.
     pub transposed: bool,
     pub scale: f32,
     /// Columns of the right operand, at most [`PACK_COLUMNS`].
@@ -104,7 +105,7 @@ unsafe fn pack_transposed(piece: &RightPiece) {
     }
 }
 
-/// The same for several planes: numbers are transposed before they are split, instead of each plane after it.
+/// Like `pack_transposed`, for several planes: numbers are transposed once, before they are split into planes.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn pack_transposed_planes<const P: usize>(piece: &RightPiece) {
     let scale = _mm512_set1_ps(piece.scale);
@@ -120,7 +121,7 @@ unsafe fn pack_transposed_planes<const P: usize>(piece: &RightPiece) {
         } else {
             for (row, decoded) in decoded[..used].iter_mut().enumerate() {
                 let target = decoded.as_mut_ptr();
-                // SAFETY: the row exists and the span lies in it.
+                // SAFETY: the row exists and the span is in it.
                 unsafe {
                     piece.stored.decode_span::<Avx512Lanes>(
                         first_row + row,
@@ -179,7 +180,7 @@ unsafe fn pack_decoded<const P: usize>(piece: &RightPiece) {
     for first in (0..piece.depth.next_multiple_of(TILE_DEPTH)).step_by(2) {
         for (step, row) in decoded.iter_mut().enumerate() {
             if first + step < piece.depth {
-                // SAFETY: the stored row exists and the span lies in it.
+                // SAFETY: the stored row exists and the span is in it.
                 unsafe {
                     piece.stored.decode_span::<Avx512Lanes>(
                         piece.first_depth + first + step,
@@ -197,7 +198,7 @@ unsafe fn pack_decoded<const P: usize>(piece: &RightPiece) {
     }
 }
 
-/// Where the pair of depths `first` and `first + 1` begins in a strip of P planes.
+/// The element of a strip of P planes at which the pair of depths `first` and `first + 1` begins.
 const fn place_of_pair<const P: usize>(first: usize) -> usize {
     first / TILE_DEPTH * P * TILE_ELEMENTS + first % TILE_DEPTH / 2 * TILE_DEPTH
 }
@@ -207,7 +208,7 @@ pub fn is_bf16(stored: &Stored, scale: f32) -> bool {
     stored.storage == Storage::Plain(DType::Bf16) && scale == 1.0
 }
 
-/// Where the stored rows of the piece begin, in elements of `T`.
+/// The address of the first stored element of the piece.
 fn stored_start<T>(piece: &RightPiece) -> *const T {
     let first_row = piece.stored.first_row + piece.first_depth;
     let start = piece.stored.pointer.cast::<T>().wrapping_add(first_row * piece.stored.row_stride);
@@ -299,8 +300,8 @@ unsafe fn pack_bf16_as_stored(piece: &RightPiece) {
                 let second = _mm512_maskz_loadu_epi16(second_mask, source.wrapping_add(stride).cast());
                 _mm512_storeu_si512(target.cast(), _mm512_permutex2var_epi16(row, low, second));
                 if piece.columns - column > TILE {
-                    let beside = target.add(piece.strip_elements).cast();
-                    _mm512_storeu_si512(beside, _mm512_permutex2var_epi16(row, high, second));
+                    let next_strip = target.add(piece.strip_elements).cast();
+                    _mm512_storeu_si512(next_strip, _mm512_permutex2var_epi16(row, high, second));
                 }
             }
         }
@@ -308,20 +309,22 @@ unsafe fn pack_bf16_as_stored(piece: &RightPiece) {
     clear_rest::<1>(piece);
 }
 
-/// Permutations of the halves of two registers, the second counted from 32: pairs of columns 0 to 15,
-static PAIRS_LOW: [u16; 32] = pairs_from(0);
-/// and of columns 16 to 31.
-static PAIRS_HIGH: [u16; 32] = pairs_from(16);
+/// Permutations that pair the halves of two registers (the second counts from 32), for columns 0 to 15 and 16 to 31.
+static PAIRS_LOW: [u16; 32] = alternating(0, 32);
+static PAIRS_HIGH: [u16; 32] = alternating(16, 48);
+/// Pairs the halves of the low and the high part of one register.
+static INTERLEAVED: [u16; 32] = alternating(0, 16);
 
-const fn pairs_from(first: u16) -> [u16; 32] {
-    let mut places = [0; 32];
+/// `first`, `second`, `first + 1`, `second + 1`, …
+const fn alternating(first: u16, second: u16) -> [u16; 32] {
+    let mut indices = [0; 32];
     let mut column = 0;
     while column < 16 {
-        places[2 * column] = first + column as u16;
-        places[2 * column + 1] = 32 + first + column as u16;
+        indices[2 * column] = first + column as u16;
+        indices[2 * column + 1] = second + column as u16;
         column += 1;
     }
-    places
+    indices
 }
 
 #[inline]
@@ -336,12 +339,6 @@ const PREFETCH_ROWS: usize = 24;
 
 /// Depth of a left operand to prefetch.
 const PREFETCH_DEPTH: usize = 4 * TILE_DEPTH;
-
-#[inline(always)]
-fn prefetch<T>(address: *const T) {
-    // SAFETY: a prefetch is a hint, never an access; SSE is part of the target.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
-}
 
 /// A piece of a left operand (rows, depth) to pack into strips.
 #[derive(Clone, Copy)]
@@ -372,7 +369,7 @@ pub unsafe fn pack_left<const P: usize>(piece: &LeftPiece) {
     }
 }
 
-/// For rows that are contiguous along depth: tile by tile, so that the written tile stays in the L1 cache.
+/// Packs rows that are contiguous along depth, tile by tile, so that the written tile stays in the L1 cache.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn pack_rows<const P: usize>(piece: &LeftPiece) {
     for first_row in (0..piece.rows).step_by(TILE) {
@@ -413,8 +410,8 @@ unsafe fn pack_rows<const P: usize>(piece: &LeftPiece) {
     }
 }
 
-/// For rows that are contiguous across rows, or scattered. All rows of one depth come before the next depth,
-/// because they are neighbours in memory.
+/// Packs a left operand whose neighbours in memory are in the same column, or scattered. All rows of one depth come
+/// before the next depth.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 unsafe fn pack_columns<const P: usize>(piece: &LeftPiece) {
     let Left { pointer, row_stride, depth_stride } = piece.left;
@@ -493,7 +490,7 @@ fn split_in_order<const P: usize>(numbers: [__m512; 2]) -> [__m512i; P] {
     })
 }
 
-/// The same, but word i of a plane holds number i in its low half and number 16 + i in its high half.
+/// Like `split_in_order`, but word i of a plane holds number i in its low half and number 16 + i in its high half.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 fn split_in_pairs<const P: usize>(numbers: [__m512; 2]) -> [__m512i; P] {
@@ -506,7 +503,7 @@ fn split_in_pairs<const P: usize>(numbers: [__m512; 2]) -> [__m512i; P] {
 }
 
 /// Rounds the remainder of the numbers to bf16, P times. `arrange` orders a plane and widens it again.
-/// Differences are exact, and three planes hold the 24 bits of any number that is not tiny.
+/// Differences are exact, and three planes hold the 24 bits of every number that is not tiny.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 fn split<const P: usize>(
@@ -520,7 +517,7 @@ fn split<const P: usize>(
             true => rest.map(|numbers| bounded(numbers)),
             false => rest,
         };
-        // SAFETY: both types are 512 bits of anything.
+        // SAFETY: both types are 512 bits and accept any value.
         let halves = unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first)) };
         let (words, widened) = arrange(halves);
         *plane = words;
@@ -541,18 +538,6 @@ fn bounded(numbers: __m512) -> __m512 {
     _mm512_range_ps::<LESSER_MAGNITUDE_WITH_FIRST_SIGN>(numbers, largest)
 }
 
-/// Alternates the halves of the low and the high part of a register.
-static INTERLEAVED: [u16; 32] = {
-    let mut places = [0; 32];
-    let mut column = 0;
-    while column < 16 {
-        places[2 * column] = column as u16;
-        places[2 * column + 1] = 16 + column as u16;
-        column += 1;
-    }
-    places
-};
-
 /// Writes the transpose of 16 × 16 words.
 ///
 /// # Safety
@@ -569,34 +554,6 @@ unsafe fn store_transposed(rows: &[__m512i; TILE], target: *mut u16) {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 fn transposed(rows: &[__m512i; TILE]) -> [__m512i; TILE] {
-    // Four rounds: pairs of rows, quads of rows within 128-bit lanes, then the lanes twice.
-    let mut a = *rows;
-    let mut b = a;
-    for pair in 0..8 {
-        b[2 * pair] = _mm512_unpacklo_epi32(a[2 * pair], a[2 * pair + 1]);
-        b[2 * pair + 1] = _mm512_unpackhi_epi32(a[2 * pair], a[2 * pair + 1]);
-    }
-    for quad in 0..4 {
-        let base = 4 * quad;
-        a[base] = _mm512_unpacklo_epi64(b[base], b[base + 2]);
-        a[base + 1] = _mm512_unpackhi_epi64(b[base], b[base + 2]);
-        a[base + 2] = _mm512_unpacklo_epi64(b[base + 1], b[base + 3]);
-        a[base + 3] = _mm512_unpackhi_epi64(b[base + 1], b[base + 3]);
-    }
-    // a[4 q + c] holds, in its 128-bit lane l, rows 4q..4q+4 of column 4l + c.
-    for column in 0..4 {
-        let (first, second) = (a[column], a[4 + column]);
-        b[column] = _mm512_shuffle_i32x4::<0x88>(first, second);
-        b[4 + column] = _mm512_shuffle_i32x4::<0xdd>(first, second);
-        let (third, fourth) = (a[8 + column], a[12 + column]);
-        b[8 + column] = _mm512_shuffle_i32x4::<0x88>(third, fourth);
-        b[12 + column] = _mm512_shuffle_i32x4::<0xdd>(third, fourth);
-    }
-    for column in 0..4 {
-        a[column] = _mm512_shuffle_i32x4::<0x88>(b[column], b[8 + column]);
-        a[8 + column] = _mm512_shuffle_i32x4::<0xdd>(b[column], b[8 + column]);
-        a[4 + column] = _mm512_shuffle_i32x4::<0x88>(b[4 + column], b[12 + column]);
-        a[12 + column] = _mm512_shuffle_i32x4::<0xdd>(b[4 + column], b[12 + column]);
-    }
-    a
+    // SAFETY: both vector types are 512 bits and accept any value; the features of this function include AVX-512.
+    unsafe { std::mem::transmute(transpose_16x16(std::mem::transmute(*rows))) }
 }

@@ -2,9 +2,9 @@
 //!
 //! Both work on the same tiles in memory (`bf16_packing.rs`): a left tile is 16 rows of 16 pairs, a right
 //! tile 16 pairs of 16 columns, a pair being two neighbours along depth. Sums are f32.
-//! The units sum in different orders, so a run stays on one of them.
-//! AMX is written as assembly because its intrinsics are not stable. The operating system has to grant its
-//! registers once; the permission then holds for all threads of the process.
+//! The units sum in different orders, so a run uses only one of them.
+//! AMX is written as assembly because its intrinsics are not stable. The operating system has to grant access to
+//! its registers once; the permission then holds for all threads of the process.
 //! AMX also multiplies f32, split into planes of bf16; AVX-512 would gain nothing from that.
 //! Left out: cutting a matmul into tiles (`bf16_matmul.rs`, `split_matmul.rs`).
 
@@ -16,7 +16,7 @@ pub const TILE: usize = 16;
 pub const TILE_DEPTH: usize = 32;
 /// Elements of a tile; 1 KiB of bf16.
 pub const TILE_ELEMENTS: usize = TILE * TILE_DEPTH;
-/// Most rows and columns of C that one call computes: two tiles each way.
+/// Maximum rows and columns of C that one call computes: two tiles in each direction.
 pub const SQUARE: usize = 2 * TILE;
 
 /// A unit that multiplies bf16.
@@ -37,10 +37,10 @@ impl Bf16Unit {
         Bf16Unit::ALL.into_iter().find(|unit| unit.is_supported())
     }
 
-    /// Whether this machine has it and the operating system allows it.
+    /// Whether this machine has the unit and the operating system allows its use.
     pub fn is_supported(self) -> bool {
         static AMX: OnceLock<bool> = OnceLock::new();
-        // Packing into tiles needs AVX-512, whichever unit multiplies them.
+        // Packing into tiles needs AVX-512 for either unit.
         super::isa::Isa::Avx512.is_supported()
             && match self {
                 Bf16Unit::Amx => *AMX.get_or_init(platform::request_amx),
@@ -56,7 +56,7 @@ impl Bf16Unit {
     }
 }
 
-/// What computes f32 matmuls.
+/// The unit that computes f32 matmuls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum F32Unit {
     /// Fused multiply-adds on the widest vectors of the machine.
@@ -66,7 +66,7 @@ pub enum F32Unit {
 }
 
 impl F32Unit {
-    /// The best of this machine.
+    /// The best unit of this machine.
     pub fn detect() -> F32Unit {
         match Bf16Unit::Amx.is_supported() {
             true => F32Unit::Amx,
@@ -75,12 +75,12 @@ impl F32Unit {
     }
 }
 
-/// How many bf16 numbers add up to an element of each operand. The tiles of all planes are adjacent in a strip.
+/// How many bf16 numbers add up to one element of each operand. The tiles of all planes are adjacent in a strip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Planes {
     /// One: elements are rounded to bf16.
     One,
-    /// Three, which add up to an f32. Of the nine products of planes, three are too small to count.
+    /// Three, which add up to an f32. Of the nine products of planes, three are too small to matter.
     Three,
     /// Three on the left, one on the right: the right operand is stored as bf16.
     ThreeByOne,
@@ -111,7 +111,7 @@ pub struct TileSquare {
     /// Tiles of the first 16 columns, and of the next 16; the second is null if there are only 16 columns.
     pub right: [*const u16; 2],
     pub depth_tiles: usize,
-    /// Sums start from the value of C.
+    /// Whether sums start from the value of C.
     pub accumulate: bool,
     /// C, row-major.
     pub output: *mut f32,
@@ -142,8 +142,7 @@ pub unsafe fn with_unit<R>(unit: Bf16Unit, work: impl FnOnce() -> R) -> R {
 /// Computes a square of C: 32 rows, and 32 columns, or 16 without a second right tile.
 ///
 /// # Safety
-/// Called inside [`with_unit`] of the same unit; the tiles are readable, and C is writable for 32 rows of that many
-/// columns.
+/// Called inside [`with_unit`] of the same unit; the tiles are readable, and C is writable for these rows and columns.
 pub unsafe fn multiply_square(unit: Bf16Unit, square: &TileSquare) {
     // SAFETY: the caller's promises are passed on.
     unsafe {
@@ -176,7 +175,7 @@ mod platform {
             return false;
         }
         let features = __cpuid_count(7, 0).edx;
-        // SAFETY: the call changes nothing but the permission.
+        // SAFETY: the system call only changes the permission.
         features & AMX_BF16 != 0
             && features & AMX_TILE != 0
             && unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) } == 0
@@ -272,7 +271,7 @@ mod platform {
         };
     }
 
-    /// The same without a second right tile: 32 rows of 16 columns.
+    /// Like `amx_square`, without a second right tile: 32 rows of 16 columns.
     macro_rules! amx_column {
         ($square:expr, $left_tiles:expr, $right_tiles:expr, $($step:literal)*) => {
             asm!(
@@ -477,7 +476,7 @@ mod platform {
             if square.accumulate {
                 for (row, sums) in sums.iter_mut().enumerate() {
                     for (column, sum) in sums.iter_mut().enumerate() {
-                        // SAFETY: C has 32 rows of so many columns.
+                        // SAFETY: C has 32 rows of this many columns.
                         *sum = unsafe {
                             _mm512_loadu_ps(
                                 square.output.add((first + row) * square.output_stride + column * TILE),
@@ -490,12 +489,12 @@ mod platform {
                 let left = strip.wrapping_add(tile * TILE_ELEMENTS);
                 for pair in 0..TILE {
                     let at = tile * TILE_ELEMENTS + pair * TILE_DEPTH;
-                    // SAFETY: the pair lies in the tiles.
+                    // SAFETY: the pair is in the tiles.
                     let columns: [__m512i; COLUMNS] = std::array::from_fn(|column| unsafe {
                         _mm512_loadu_si512(square.right[column].add(at).cast())
                     });
                     for (row, sums) in sums.iter_mut().enumerate() {
-                        // SAFETY: the pair lies in the tile of this row.
+                        // SAFETY: the pair is in the tile of this row.
                         let factor =
                             unsafe { left.add(row * TILE_DEPTH + 2 * pair).cast::<i32>().read_unaligned() };
                         for (sum, column) in sums.iter_mut().zip(columns) {
@@ -507,7 +506,7 @@ mod platform {
             }
             for (row, sums) in sums.iter().enumerate() {
                 for (column, sum) in sums.iter().enumerate() {
-                    // SAFETY: C has 32 rows of so many columns.
+                    // SAFETY: C has 32 rows of this many columns.
                     unsafe {
                         let target = square.output.add((first + row) * square.output_stride + column * TILE);
                         _mm512_storeu_ps(target, *sum);
@@ -519,7 +518,7 @@ mod platform {
 
     #[inline(always)]
     fn as_bf16(register: __m512i) -> __m512bh {
-        // SAFETY: both types are 512 bits of anything.
+        // SAFETY: both types are 512 bits and accept any value.
         unsafe { std::mem::transmute(register) }
     }
 }

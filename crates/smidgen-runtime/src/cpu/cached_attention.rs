@@ -4,7 +4,7 @@
 //! anywhere and sequences may share rows. Tokens of one slot at consecutive positions are processed together, cut at
 //! the ends of position blocks; keys are read in the blocks of `attention.rs`, by the same code. The result of a
 //! query therefore depends only on its own sequence: not on the number of threads, nor on other sequences in the
-//! batch, nor on whether its keys were added one by one. It has the bytes of whole-sequence attention.
+//! batch, nor on whether its keys were added one by one. It equals whole-sequence attention bit for bit.
 //! Left out: several tasks for one query and key head, which would help long sequences on many threads.
 
 use super::attention::{AttentionBuffers, AttentionOptions, Queries, attend};

@@ -1,12 +1,13 @@
 //! Cuts row operations into chunks for the current thread pool.
 //!
-//! The cut follows the shape alone and each chunk is computed the same way on any thread, so the number of
+//! Chunks depend only on the shape, and each chunk is computed the same way on any thread, so the number of
 //! threads never changes a result. Nothing here allocates.
 //! Left out: matmuls, which have their own tiling.
 
 use super::pool::run_tasks;
+use std::ops::Range;
 
-/// Elements of a chunk: 64 KiB of f32, which takes far longer than starting a task.
+/// Elements of a chunk: 64 KiB of f32, whose computation takes far longer than starting a task.
 pub const CHUNK_ELEMENTS: usize = 16_384;
 
 /// Columns of a chunk when rows must be summed in order: four cache lines of f32.
@@ -20,12 +21,19 @@ pub struct Chunk {
     pub len: usize,
 }
 
-/// Whole rows of about `CHUNK_ELEMENTS` elements.
+impl Chunk {
+    #[inline(always)]
+    pub fn range(self) -> Range<usize> {
+        self.start..self.start + self.len
+    }
+}
+
+/// The number of whole rows with about `CHUNK_ELEMENTS` elements, at least one.
 pub fn rows_per_chunk(columns: usize) -> usize {
     (CHUNK_ELEMENTS / columns.max(1)).max(1)
 }
 
-/// Runs `work` on every chunk of `0..total`; each but the last is `chunk_len` long.
+/// Runs `work` on every chunk of `0..total`; all but the last are `chunk_len` long.
 pub fn for_each_chunk(total: usize, chunk_len: usize, work: impl Fn(Chunk) + Sync) {
     let chunk = |index: usize| {
         let start = index * chunk_len;
@@ -40,6 +48,11 @@ pub fn for_each_row_chunk(rows: usize, columns: usize, work: impl Fn(Chunk) + Sy
     for_each_chunk(rows, rows_per_chunk(columns), work);
 }
 
+/// Runs `work` on every row.
+pub fn for_each_row(rows: usize, columns: usize, work: impl Fn(usize) + Sync) {
+    for_each_row_chunk(rows, columns, |chunk| chunk.range().for_each(&work));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -52,7 +65,7 @@ mod tests {
             for_each_chunk(total, chunk_len, |chunk| {
                 assert_eq!(chunk.start, chunk.index * chunk_len);
                 let mut seen = seen.lock().expect("no panic while held");
-                for index in chunk.start..chunk.start + chunk.len {
+                for index in chunk.range() {
                     seen[index] += 1;
                 }
             });

@@ -1,8 +1,8 @@
 //! Attention to all rows of a chunk, with a learned bias per head and distance, and its gradient.
 //!
-//! A query's softmax is formed as its keys come, with the largest score so far, so no row of scores is stored. Backward
-//! forms the scores again: for the queries' gradient once per query, for the others once per key. With p the
-//! probabilities, D = do·o and s the scale,
+//! A query's softmax is computed over its keys one by one, with a running maximum, so no row of scores is stored.
+//! Backward recomputes the scores: once per query for the gradient of the queries, once per key for the other two. With
+//! p the probabilities, D = do·o and s the scale,
 //!
 //! ```text
 //! ds = p (do·v - D)      dq = s Σ ds k      dk = s Σ ds q      dv = Σ p do
@@ -12,19 +12,19 @@
 
 use super::audio_conv::Marks;
 use super::chunk::for_each_chunk;
-use super::footprint::assert_apart;
+use super::footprint::assert_disjoint;
 use super::simd::{Isa, LANES, for_each_block, kernel, sum_lanes};
-use super::view::{Dst, DstRows, Src, SrcRows, Stored};
+use super::view::{Dst, DstRows, Src, SrcRows, StoredVector};
 use smidgen_ir::AttentionShape;
 
-/// What the scores are made of.
+/// The inputs of the scores.
 #[derive(Clone, Copy)]
 pub struct Scores<'a> {
     pub shape: AttentionShape,
     pub q: SrcRows, // (A, H·D)
     pub k: SrcRows, // (A, H·D)
     pub marks: Marks<'a>,
-    pub bias: Stored, // (2·M, H)
+    pub bias: StoredVector, // (2·M, H)
 }
 
 /// Rows of one task.
@@ -40,8 +40,8 @@ impl Scores<'_> {
     #[inline(always)]
     fn score(&self, query: usize, key: usize, head: usize) -> f32 {
         let heads = self.shape.heads;
-        let most = (self.bias.len() / heads / 2) as isize;
-        let distance = (key as isize - query as isize).clamp(-most, most - 1) + most;
+        let max_distance = (self.bias.len() / heads / 2) as isize;
+        let distance = (key as isize - query as isize).clamp(-max_distance, max_distance - 1) + max_distance;
         let product = dot(self.part(self.q, query, head), self.part(self.k, key, head));
         product * self.shape.scale + self.bias.get(distance as usize * heads + head)
     }
@@ -62,11 +62,11 @@ pub fn chunk_attention(scores: Scores<'_>, v: SrcRows, o: DstRows, lse: DstRows)
     assert_eq!((v.rows(), v.columns()), (scores.q.rows(), scores.q.columns()));
     assert_eq!((o.rows(), o.columns()), (v.rows(), v.columns()));
     assert_eq!((lse.rows(), lse.columns()), (v.rows(), scores.shape.heads));
-    assert_apart("chunk_attention", o, [scores.q.into(), scores.k.into(), v.into()]);
-    assert_apart("chunk_attention", lse, [scores.q.into(), scores.k.into(), v.into(), o.into()]);
+    assert_disjoint("chunk_attention", o, [scores.q.into(), scores.k.into(), v.into()]);
+    assert_disjoint("chunk_attention", lse, [scores.q.into(), scores.k.into(), v.into(), o.into()]);
     let isa = Isa::current();
     for_each_chunk(o.rows(), ROWS, |chunk| {
-        for row in chunk.start..chunk.start + chunk.len {
+        for row in chunk.range() {
             for head in 0..scores.shape.heads {
                 attend(isa, scores, v, row, head, o, lse);
             }
@@ -74,7 +74,7 @@ pub fn chunk_attention(scores: Scores<'_>, v: SrcRows, o: DstRows, lse: DstRows)
     });
 }
 
-/// What the gradients are made of, besides the scores.
+/// The inputs of the backward pass besides those of the scores.
 #[derive(Clone, Copy)]
 pub struct Upstream {
     pub v: SrcRows,
@@ -93,12 +93,12 @@ pub fn chunk_attention_grad(scores: Scores<'_>, upstream: Upstream, outputs: [Ds
     for (index, output) in outputs.iter().enumerate() {
         assert_eq!((output.rows(), output.columns()), (v.rows(), v.columns()));
         let inputs = [scores.q.into(), scores.k.into(), v.into(), o.into(), o_gradient.into(), lse.into()];
-        assert_apart("chunk_attention_grad", *output, inputs);
-        assert_apart("chunk_attention_grad", *output, [outputs[(index + 1) % 3].into()]);
+        assert_disjoint("chunk_attention_grad", *output, inputs);
+        assert_disjoint("chunk_attention_grad", *output, [outputs[(index + 1) % 3].into()]);
     }
     let isa = Isa::current();
     for_each_chunk(v.rows(), ROWS, |chunk| {
-        for row in chunk.start..chunk.start + chunk.len {
+        for row in chunk.range() {
             for head in 0..scores.shape.heads {
                 query_gradient(isa, scores, upstream, row, head, outputs[0]);
                 key_gradient(isa, scores, upstream, row, head, outputs[1], outputs[2]);
@@ -140,10 +140,10 @@ kernel! {
         for key in scores.marks.chunk(row) {
             let score = scores.score(row, key, head);
             let new = if score > largest || score.is_nan() { score } else { largest };
-            let (keep, share) = ((largest - new).exp(), (score - new).exp());
+            let (keep, weight) = ((largest - new).exp(), (score - new).exp());
             largest = new;
-            sum = sum * keep + share;
-            accumulate(out, keep, share, scores.part(v, key, head));
+            sum = sum * keep + weight;
+            accumulate(out, keep, weight, scores.part(v, key, head));
         }
         accumulate(out, 0.0, 1.0 / sum, out.src());
         lse.row(row).set(head, largest + sum.ln());
@@ -159,8 +159,8 @@ kernel! {
         let delta = dot(gradient, scores.part(upstream.o, row, head));
         let lse = upstream.lse.row(row).get(head);
         for key in scores.marks.chunk(row) {
-            let share = (scores.score(row, key, head) - lse).exp();
-            let slope = share * (dot(gradient, scores.part(upstream.v, key, head)) - delta);
+            let probability = (scores.score(row, key, head) - lse).exp();
+            let slope = probability * (dot(gradient, scores.part(upstream.v, key, head)) - delta);
             accumulate(out, 1.0, scores.shape.scale * slope, scores.part(scores.k, key, head));
         }
     }
@@ -183,10 +183,10 @@ kernel! {
         for row in scores.marks.chunk(key) {
             let gradient = scores.part(upstream.o_gradient, row, head);
             let delta = dot(gradient, scores.part(upstream.o, row, head));
-            let share = (scores.score(row, key, head) - upstream.lse.row(row).get(head)).exp();
-            let slope = share * (dot(gradient, value) - delta);
+            let probability = (scores.score(row, key, head) - upstream.lse.row(row).get(head)).exp();
+            let slope = probability * (dot(gradient, value) - delta);
             accumulate(dk, 1.0, scores.shape.scale * slope, scores.part(scores.q, row, head));
-            accumulate(dv, 1.0, share, gradient);
+            accumulate(dv, 1.0, probability, gradient);
         }
     }
 }

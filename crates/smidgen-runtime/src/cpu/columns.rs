@@ -1,18 +1,18 @@
 //! DoRA's gain per output channel, and the row norms that it divides by.
 //!
 //! DoRA writes the adapted weight as W' = m (W + s B A) / |W + s B A|, with one magnitude m and one norm per
-//! output channel. So with z = x (W + s B A)ᵀ the output is a scaling of columns. The backward pass treats the
+//! output channel. So with z = x (W + s B A)ᵀ, the output is z with scaled columns. The backward pass treats the
 //! norm as a constant, as PEFT does:
 //!
 //! ```text
 //! y = z (m / norm) + bias        dz = dy (m / norm)        dm = sum over rows of dy z / norm
 //! ```
 //!
-//! Left out: the matrix W + s B A, and any guard against a row of zeros: its norm is 0, and the division
-//! gives infinity or NaN, as in PEFT.
+//! Left out: the matrix W + s B A, and a guard against a row of zeros. Its norm is 0, and the division gives infinity
+//! or NaN, as in PEFT.
 
-use super::chunk::{CHUNK_COLUMNS, Chunk, for_each_chunk, for_each_row_chunk};
-use super::footprint::{assert_apart, assert_apart_or_same};
+use super::chunk::{CHUNK_COLUMNS, Chunk, for_each_chunk, for_each_row, for_each_row_chunk};
+use super::footprint::{assert_disjoint, assert_disjoint_or_same};
 use super::simd::{Isa, LANES, for_each_block, kernel, sum_wide_lanes};
 use super::view::{Dst, DstRows, Src, SrcRows};
 
@@ -27,11 +27,11 @@ pub fn scale_columns(
     let (rows, columns) = (z.rows(), z.columns());
     assert_eq!((y.rows(), y.columns()), (rows, columns));
     assert_eq!((magnitude.len(), norm.len()), (columns, columns));
-    assert_apart_or_same("scale_columns", y, [z.into()]);
-    assert_apart("scale_columns", y, [magnitude.into(), norm.into()]);
+    assert_disjoint_or_same("scale_columns", y, [z.into()]);
+    assert_disjoint("scale_columns", y, [magnitude.into(), norm.into()]);
     if let Some(bias) = bias {
         assert_eq!(bias.len(), columns);
-        assert_apart("scale_columns", y, [bias.into()]);
+        assert_disjoint("scale_columns", y, [bias.into()]);
     }
     let isa = Isa::current();
     for_each_row_chunk(rows, columns, |chunk| {
@@ -49,7 +49,7 @@ pub fn magnitude_grad(
     let columns = dy.columns();
     assert_eq!((z.rows(), z.columns()), (dy.rows(), columns));
     assert_eq!((norm.len(), dmagnitude.len()), (columns, columns));
-    assert_apart("magnitude_grad", dmagnitude, [dy.into(), z.into(), norm.into()]);
+    assert_disjoint("magnitude_grad", dmagnitude, [dy.into(), z.into(), norm.into()]);
     let isa = Isa::current();
     for_each_chunk(columns, CHUNK_COLUMNS, |chunk| {
         let Chunk { start, len, .. } = chunk;
@@ -64,12 +64,10 @@ pub fn row_norms(
     norms: Dst<f32>, // (rows)
 ) {
     assert_eq!(norms.len(), block.rows());
-    assert_apart("row_norms", norms, [block.into()]);
+    assert_disjoint("row_norms", norms, [block.into()]);
     let isa = Isa::current();
-    for_each_row_chunk(block.rows(), block.columns(), |chunk| {
-        for row in chunk.start..chunk.start + chunk.len {
-            norms.set(row, row_squares(isa, block.row(row)).sqrt() as f32);
-        }
+    for_each_row(block.rows(), block.columns(), |row| {
+        norms.set(row, squares(isa, block.row(row)).sqrt() as f32);
     });
 }
 
@@ -82,7 +80,7 @@ kernel! {
         y: DstRows,
         chunk: Chunk,
     ) {
-        for row in chunk.start..chunk.start + chunk.len {
+        for row in chunk.range() {
             let (z, y) = (z.row(row), y.row(row));
             for_each_block!(block in z.len() => {
                 let (z, magnitude) = (z.lanes(block), magnitude.lanes(block));
@@ -140,12 +138,13 @@ kernel! {
 }
 
 kernel! {
-    fn row_squares(row: Src<f32>) -> f64 {
+    /// The sum of x², in f64.
+    pub(super) fn squares(x: Src<f32>) -> f64 {
         let mut sums = [0.0_f64; LANES];
-        for_each_block!(block in row.len() => {
-            let row = row.lanes(block);
+        for_each_block!(block in x.len() => {
+            let x = x.lanes(block);
             for lane in 0..LANES {
-                let wide = f64::from(row[lane]);
+                let wide = f64::from(x[lane]);
                 sums[lane] += wide * wide;
             }
         });
@@ -158,7 +157,6 @@ mod tests {
     use super::super::testing::*;
     use super::*;
 
-    /// Norms are positive; magnitudes are near them in training, but need not be.
     fn norms(columns: usize) -> Vec<f32> {
         numbers(5, columns).iter().map(|value| value.abs() + 0.25).collect()
     }
@@ -173,7 +171,7 @@ mod tests {
     }
 
     fn scaled(z: &[f32], magnitude: &[f32], norm: &[f32], bias: Option<&[f32]>, in_place: bool) -> Vec<f32> {
-        on_every_machine(|| {
+        on_every_isa(|| {
             let mut y = if in_place { z.to_vec() } else { vec![f32::NAN; z.len()] };
             let view = dst(&mut y);
             let input = if in_place { view.src() } else { src(z) };
@@ -189,7 +187,7 @@ mod tests {
     }
 
     fn magnitude_gradient(dy: &[f32], z: &[f32], norm: &[f32], start: f32) -> Vec<f32> {
-        on_every_machine(|| {
+        on_every_isa(|| {
             let mut dmagnitude = vec![start; norm.len()];
             let (dy, z) = (src(dy).rows(norm.len()), src(z).rows(norm.len()));
             magnitude_grad(dy, z, src(norm), dst(&mut dmagnitude));
@@ -233,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn the_magnitude_gradient_adds_many_rows_to_what_is_there() {
+    fn the_magnitude_gradient_adds_many_rows_to_the_present_value() {
         for columns in COLUMNS {
             let rows = 3 * ROWS_PER_SUM + 17;
             let (z, dy) = (numbers(1, rows * columns), numbers(4, rows * columns));
@@ -253,7 +251,7 @@ mod tests {
         for columns in [1, 7, 16, 33, 576, 20_000] {
             let rows = if columns > 1000 { 3 } else { 61 };
             let block = numbers(1, rows * columns);
-            let got = on_every_machine(|| {
+            let got = on_every_isa(|| {
                 let mut norms = vec![f32::NAN; rows];
                 row_norms(src(&block).rows(columns), dst(&mut norms));
                 norms
@@ -265,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_of_zeros_shows() {
+    fn a_row_of_zeros_gives_nan() {
         let mut norms = [f32::NAN; 2];
         row_norms(src(&[0.0, -0.0, 3.0, 4.0]).rows(2), dst(&mut norms));
         assert_eq!(norms, [0.0, 5.0]);

@@ -1,7 +1,7 @@
 //! Element types of stored weights and the conversions between them, rounding to nearest even.
 //!
 //! The scalar conversions have no branch, so that loops over them vectorise.
-//! A NaN stays a NaN and quiet; overflow to f16 becomes an infinity, as in IEEE 754.
+//! A NaN becomes a quiet NaN; overflow to f16 becomes an infinity, as in IEEE 754.
 //! Left out: quantised block formats.
 
 use super::simd::{Isa, kernel};
@@ -80,15 +80,11 @@ pub fn convert_slice(from: Element, src: &[u8], to: Element, dst: &mut [u8]) {
         src.len(),
         dst.len()
     );
-    if from == to {
-        dst.copy_from_slice(src);
-        return;
-    }
-    convert_chunk(Isa::current(), from, src, to, dst);
+    convert(Isa::current(), from, src, to, dst);
 }
 
 kernel! {
-    fn convert_chunk(from: Element, src: &[u8], to: Element, dst: &mut [u8]) {
+    fn convert(from: Element, src: &[u8], to: Element, dst: &mut [u8]) {
         match (from, to) {
             (Element::F32, Element::Bf16) => narrow::<false>(src, dst),
             (Element::F32, Element::F16) => narrow::<true>(src, dst),
@@ -96,7 +92,9 @@ kernel! {
             (Element::F16, Element::F32) => widen::<true>(src, dst),
             (Element::Bf16, Element::F16) => recode::<true>(src, dst),
             (Element::F16, Element::Bf16) => recode::<false>(src, dst),
-            _ => dst.copy_from_slice(src),
+            (Element::F32, Element::F32)
+            | (Element::Bf16, Element::Bf16)
+            | (Element::F16, Element::F16) => dst.copy_from_slice(src),
         }
     }
 }
@@ -182,7 +180,7 @@ pub fn f32_to_f16(value: f32) -> u16 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::on_every_machine;
+    use super::super::testing::on_every_isa;
     use super::*;
     use half::{bf16, f16};
 
@@ -197,7 +195,7 @@ mod tests {
         }
     }
 
-    /// Every sign and exponent, with mantissas on, next to and between the rounding boundaries.
+    /// Every sign and exponent, with mantissas at, next to and between the rounding boundaries.
     fn telling_floats() -> impl Iterator<Item = f32> {
         (0..512_u32).flat_map(|sign_and_exponent| {
             let edges = (0..24).flat_map(|shift| {
@@ -253,7 +251,7 @@ mod tests {
                     false => encode(to, decode(from, bytes)),
                 })
                 .collect();
-            let got = on_every_machine(|| {
+            let got = on_every_isa(|| {
                 let mut dst = vec![0; values.len() * to.bytes()];
                 convert_slice(from, &src, to, &mut dst);
                 dst

@@ -1,4 +1,4 @@
-//! Random numbers as pure functions of where they are used: there is no state to save and no order to keep.
+//! Random numbers as pure functions of where they are used, so there is no state to save and no order to keep.
 //! The backward pass, or a resumed run, recomputes a dropout mask from the same keys.
 //!
 //! 64-bit mixing is the finalizer of SplitMix64 (Steele, Lea, Flood 2014, with Stafford's constants);
@@ -6,7 +6,7 @@
 //! Checkpoints rely on these values: they must never change, and a test pins them.
 //! Left out: cryptographic strength.
 
-/// The key of one token: the same for every thread, batch layout and machine.
+/// The key of one token. It does not depend on the thread, the batch layout or the machine.
 pub fn token_key(seed: u64, step: u64, sample: u64, position: u64) -> u64 {
     let key = absorb(0, seed);
     let key = absorb(key, step);
@@ -24,7 +24,7 @@ pub fn row_key(token_key: u64, tensor: u32) -> u64 {
     absorb(token_key, u64::from(tensor))
 }
 
-/// 32 random bits for one channel of a row; 32-bit arithmetic only, which every level vectorises.
+/// 32 random bits for one channel of a row. Uses only 32-bit arithmetic, which vectorises on every instruction set.
 #[inline(always)]
 pub fn channel_bits(row_key: u64, channel: u32) -> u32 {
     let low = row_key as u32;

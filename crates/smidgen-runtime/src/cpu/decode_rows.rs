@@ -1,6 +1,6 @@
 //! Decodes whole rows of a stored matrix to f32, for the few operations that need them.
 //!
-//! The decoder is the one that matmuls use (`decode_span.rs`); this file only spreads the rows over threads.
+//! It uses the decoder of the matmuls (`decode_span.rs`) and divides the rows over threads.
 
 use super::isa::{Isa, Lanes, on_each_isa};
 use super::pool::run_tasks;
@@ -10,7 +10,7 @@ use super::view::Dst;
 /// Rows per task.
 const TASK_ROWS: usize = 16;
 
-/// Decodes rows `first..` of `matrix`, as many as fit into `target`.
+/// Decodes the rows of `matrix` from `first` on that fit into `target`.
 ///
 /// # Safety
 /// The matrix is readable and the machine supports `isa`.
@@ -21,7 +21,7 @@ pub unsafe fn decode_rows(isa: Isa, matrix: Stored, first: usize, target: Dst<f3
     run_tasks(rows.div_ceil(TASK_ROWS), |task| {
         for row in task * TASK_ROWS..rows.min((task + 1) * TASK_ROWS) {
             let target = target.part(row * matrix.columns, matrix.columns).address();
-            // SAFETY: the row lies in the readable matrix, and each task writes rows of its own.
+            // SAFETY: the row is in the readable matrix, and each task writes rows of its own.
             unsafe { decode_row(isa, &Row { matrix, row: first + row, target }) };
         }
     });
@@ -37,7 +37,7 @@ on_each_isa! {
     /// Decodes one row.
     ///
     /// # Safety
-    /// The machine supports `isa`, the row lies in the readable matrix, the target holds a row.
+    /// The machine supports `isa`, the row is in the readable matrix, the target holds a row.
     unsafe fn decode_row(row: &Row) = decode_row_with;
 }
 

@@ -1,6 +1,6 @@
 //! Decodes a span of a row of a stored matrix to f32: the one place that knows every storage format.
 //!
-//! Everything else of the CPU device sees f32, and a new format is a new arm here; the arms are in `stored_rows.rs`,
+//! The rest of the CPU device sees only f32. A new format is a new arm here; the decoders are in `stored_rows.rs`,
 //! `stored_bnb.rs` and `stored_gguf.rs`. Every instruction set gives the same bits as the plain decoders of `quant`.
 //! Left out: writing formats other than f32.
 

@@ -1,9 +1,9 @@
-//! One to four rows times a panel of columns, straight from GGUF blocks: nothing is packed.
+//! Multiplies one to four rows by a panel of columns, directly from GGUF blocks, without packing.
 //!
-//! A step of generation reads every weight once, so a copy of decoded weights costs more than the matmul itself. The sums of
-//! a panel stay in registers while a block is decoded (`gguf_columns.rs`) and are kept between the terms of a matmul, in
-//! the order of `matmul.rs`: the bytes are the same.
-//! Other storages are packed a slice at a time, small enough for the nearest cache.
+//! A step of generation reads every weight once, so a copy of decoded weights costs more than the matmul itself. The
+//! sums of a panel stay in registers while a block is decoded (`gguf_columns.rs`) and are kept between the terms of a
+//! matmul. They are added in the order of `matmul.rs`, so the results have the same bits.
+//! Other storages are packed in slices that fit into the L1 cache.
 //! Left out: threads and chunks of depth (`row_matmul.rs`).
 
 use super::gguf_columns::{Columns, Sink, Unpack, VECTORS, decode_columns, with_format};
@@ -12,13 +12,13 @@ use super::kernel::{LeftRun, OutputView, PANEL_COLUMNS, TileWrite};
 use super::stored::Stored;
 use smidgen_ir::Block;
 
-/// Most rows whose sums fit into registers next to the weights.
+/// Maximum number of rows whose sums fit into registers next to the weights.
 pub const DIRECT_ROWS: usize = 4;
 
 /// The sums of a panel, by row.
 pub type Sums = [f32; DIRECT_ROWS * PANEL_COLUMNS];
 
-/// Some rows times the columns of a panel, over a piece of depth.
+/// A matmul of some rows with the columns of a panel, over a piece of depth.
 #[derive(Clone, Copy)]
 pub struct DirectBlocks {
     pub block: Block,
@@ -30,15 +30,15 @@ pub struct DirectBlocks {
     pub rows: usize,
     /// Contiguous along depth.
     pub left: LeftRun,
-    /// The first column of the panel that this thread computes next, to prefetch it.
+    /// The first column of this thread's next panel, for prefetching.
     pub next_column: Option<usize>,
 }
 
 /// Adds the products to the sums.
 ///
 /// # Safety
-/// The machine supports `isa`; the left rows and the stored matrix are readable for the shape, and the depth is one
-/// of [`Columns`].
+/// The machine supports `isa`; the left rows and the stored matrix are readable for the shape; the depth meets the
+/// conditions of [`Columns`].
 pub unsafe fn multiply_blocks(isa: Isa, blocks: &DirectBlocks, sums: &mut Sums) {
     // SAFETY: the caller's promises are passed on.
     unsafe { with_format!(blocks.block, Format => multiply_format::<Format>(isa, blocks, sums)) }
@@ -126,7 +126,7 @@ impl<V: Lanes, const ROWS: usize> Sink<V> for RowSums<V, ROWS> {
     }
 }
 
-/// Some rows times a packed panel.
+/// A matmul of some rows with a packed panel.
 #[derive(Clone, Copy)]
 pub struct DirectPanel {
     pub panel: *const f32,

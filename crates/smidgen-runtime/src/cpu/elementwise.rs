@@ -4,16 +4,16 @@
 //! number and the channel (see `counter`), so the backward pass is the same call on the gradient.
 //! Left out: anything with weights.
 
-use super::chunk::{CHUNK_COLUMNS, CHUNK_ELEMENTS, Chunk, for_each_chunk, for_each_row_chunk};
+use super::chunk::{CHUNK_COLUMNS, CHUNK_ELEMENTS, Chunk, for_each_chunk, for_each_row, for_each_row_chunk};
 use super::counter::{channel_bits, row_key};
-use super::footprint::{assert_apart, assert_apart_or_same};
+use super::footprint::{assert_disjoint, assert_disjoint_or_same};
 use super::simd::{Isa, LANES, for_each_block, kernel};
 use super::view::{Dst, DstRows, Src, SrcRows};
 
 /// y = a + b. `y` may be `a` or `b`.
 pub fn add(a: Src<f32>, b: Src<f32>, y: Dst<f32>) {
     assert_eq!((a.len(), b.len()), (y.len(), y.len()));
-    assert_apart_or_same("add", y, [a.into(), b.into()]);
+    assert_disjoint_or_same("add", y, [a.into(), b.into()]);
     let isa = Isa::current();
     for_each_chunk(y.len(), CHUNK_ELEMENTS, |chunk| {
         let Chunk { start, len, .. } = chunk;
@@ -34,7 +34,7 @@ pub fn bias_grad(
     db: Dst<f32>, // (N)
 ) {
     assert_eq!(db.len(), dy.columns());
-    assert_apart("bias_grad", db, [dy.into()]);
+    assert_disjoint("bias_grad", db, [dy.into()]);
     let isa = Isa::current();
     for_each_chunk(dy.columns(), CHUNK_COLUMNS, |chunk| {
         let Chunk { start, len, .. } = chunk;
@@ -49,15 +49,13 @@ pub fn gather_rows(
     y: DstRows,     // (R, C)
 ) {
     assert_eq!((y.rows(), y.columns()), (rows.len(), x.columns()));
-    assert_apart("gather_rows", y, [x.into(), rows.into()]);
-    for_each_row_chunk(y.rows(), y.columns(), |chunk| {
-        for row in chunk.start..chunk.start + chunk.len {
-            y.row(row).copy_from(x.row(row_index(rows, row)));
-        }
+    assert_disjoint("gather_rows", y, [x.into(), rows.into()]);
+    for_each_row(y.rows(), y.columns(), |row| {
+        y.row(row).copy_from(x.row(row_index(rows, row)));
     });
 }
 
-/// y = x, in which row rows[a] is row a of `audio`, or zero where there is none; a negative row is none. `y` may be `x`.
+/// y = x, with row a of `audio` (zeros without `audio`) in row rows[a]; negative rows are skipped. `y` may be `x`.
 pub fn place_rows(
     x: SrcRows,             // (T, C)
     rows: Src<i32>,         // (A)
@@ -65,42 +63,34 @@ pub fn place_rows(
     y: DstRows,             // (T, C)
 ) {
     assert_eq!((y.rows(), y.columns()), (x.rows(), x.columns()));
-    assert_apart_or_same("place_rows", y, [x.into()]);
+    assert_disjoint_or_same("place_rows", y, [x.into()]);
     if let Some(audio) = audio {
         assert_eq!((audio.rows(), audio.columns()), (rows.len(), x.columns()));
-        assert_apart("place_rows", y, [audio.into()]);
+        assert_disjoint("place_rows", y, [audio.into()]);
     }
-    for_each_row_chunk(y.rows(), y.columns(), |chunk| {
-        for row in chunk.start..chunk.start + chunk.len {
-            y.row(row).copy_from(x.row(row));
-        }
+    for_each_row(y.rows(), y.columns(), |row| {
+        y.row(row).copy_from(x.row(row));
     });
-    for_each_row_chunk(rows.len(), y.columns(), |chunk| {
-        for row in chunk.start..chunk.start + chunk.len {
-            let Ok(target) = usize::try_from(rows.get(row)) else { continue };
-            match audio {
-                Some(audio) => y.row(target).copy_from(audio.row(row)),
-                None => y.row(target).fill_zero(),
-            }
+    for_each_row(rows.len(), y.columns(), |row| {
+        let Ok(target) = usize::try_from(rows.get(row)) else { return };
+        match audio {
+            Some(audio) => y.row(target).copy_from(audio.row(row)),
+            None => y.row(target).fill_zero(),
         }
     });
 }
 
-/// y[a] = x[rows[a]], zero where that is negative.
+/// y[a] = x[rows[a]], or zero where rows[a] is negative.
 pub fn take_rows(
     x: SrcRows,     // (T, C)
     rows: Src<i32>, // (A)
     y: DstRows,     // (A, C)
 ) {
     assert_eq!((y.rows(), y.columns()), (rows.len(), x.columns()));
-    assert_apart("take_rows", y, [x.into(), rows.into()]);
-    for_each_row_chunk(y.rows(), y.columns(), |chunk| {
-        for row in chunk.start..chunk.start + chunk.len {
-            match usize::try_from(rows.get(row)) {
-                Ok(source) => y.row(row).copy_from(x.row(source)),
-                Err(_) => y.row(row).fill_zero(),
-            }
-        }
+    assert_disjoint("take_rows", y, [x.into(), rows.into()]);
+    for_each_row(y.rows(), y.columns(), |row| match usize::try_from(rows.get(row)) {
+        Ok(source) => y.row(row).copy_from(x.row(source)),
+        Err(_) => y.row(row).fill_zero(),
     });
 }
 
@@ -111,7 +101,7 @@ pub fn scatter_rows(
     dx: DstRows,    // (T, C)
 ) {
     assert_eq!((dy.rows(), dy.columns()), (rows.len(), dx.columns()));
-    assert_apart("scatter_rows", dx, [dy.into(), rows.into()]);
+    assert_disjoint("scatter_rows", dx, [dy.into(), rows.into()]);
     for row in 0..rows.len() {
         let here = row_index(rows, row);
         assert!(
@@ -122,7 +112,7 @@ pub fn scatter_rows(
     }
     for_each_row_chunk(dx.rows(), dx.columns(), |chunk| {
         let mut next = first_not_below(rows, chunk.start);
-        for row in chunk.start..chunk.start + chunk.len {
+        for row in chunk.range() {
             if next < rows.len() && row_index(rows, next) == row {
                 dx.row(row).copy_from(dy.row(next));
                 next += 1;
@@ -133,7 +123,7 @@ pub fn scatter_rows(
     });
 }
 
-/// y = x / (1 - p) for kept elements, 0 for dropped ones; a copy if p is 0. With `rest`, y = x minus that.
+/// y = x / (1 - p) for kept elements, 0 for dropped ones; a copy if p is 0. With `rest`, y is x minus that.
 /// `y` may be `x`. An element is dropped with probability p, rounded down to a multiple of 2^-32.
 pub fn dropout(
     x: SrcRows,     // (T, C)
@@ -146,19 +136,15 @@ pub fn dropout(
     assert!((0.0..1.0).contains(&p), "`dropout`: probability {p} is not in [0, 1)");
     assert_eq!((y.rows(), y.columns()), (x.rows(), x.columns()));
     assert_eq!(keys.len(), x.rows());
-    assert_apart_or_same("dropout", y, [x.into()]);
-    assert_apart("dropout", y, [keys.into()]);
+    assert_disjoint_or_same("dropout", y, [x.into()]);
+    assert_disjoint("dropout", y, [keys.into()]);
     let isa = Isa::current();
-    for_each_row_chunk(x.rows(), x.columns(), |chunk| {
-        for row in chunk.start..chunk.start + chunk.len {
-            match (p == 0.0, rest) {
-                (true, false) => y.row(row).copy_from(x.row(row)),
-                (true, true) => y.row(row).fill_zero(),
-                (false, _) => {
-                    let key = row_key(keys.get(row), tensor);
-                    drop_row(isa, x.row(row), key, p, rest, y.row(row));
-                }
-            }
+    for_each_row(x.rows(), x.columns(), |row| match (p == 0.0, rest) {
+        (true, false) => y.row(row).copy_from(x.row(row)),
+        (true, true) => y.row(row).fill_zero(),
+        (false, _) => {
+            let key = row_key(keys.get(row), tensor);
+            drop_row(isa, x.row(row), key, p, rest, y.row(row));
         }
     });
 }
@@ -194,7 +180,7 @@ kernel! {
     }
 }
 
-/// Rows that are summed before the sum is added to the total, which bounds the accumulated rounding error.
+/// Rows whose sum is added to the total at once. Summing in two levels bounds the rounding error.
 const ROWS_PER_SUM: usize = 128;
 
 kernel! {
@@ -257,7 +243,7 @@ mod tests {
         for len in [1, 7, 16, 33, 3 * CHUNK_ELEMENTS + 5] {
             let (a, b) = (numbers(1, len), numbers(2, len));
             let run = |place: usize| {
-                on_every_machine(|| {
+                on_every_isa(|| {
                     let mut buffers = [a.clone(), b.clone(), vec![f32::NAN; len]];
                     let views = buffers.each_mut().map(|buffer| dst(buffer));
                     add(views[0].src(), views[1].src(), views[place]);
@@ -285,7 +271,7 @@ mod tests {
         for columns in COLUMNS {
             let rows = 3 * ROWS_PER_SUM + 17;
             let dy = numbers(1, rows * columns);
-            let got = on_every_machine(|| {
+            let got = on_every_isa(|| {
                 let mut db = vec![0.25; columns];
                 bias_grad(src(&dy).rows(columns), dst(&mut db));
                 db
@@ -313,7 +299,7 @@ mod tests {
             let tokens = 61;
             let x = numbers(1, tokens * columns);
             for rows in [vec![], vec![0], vec![60], vec![0, 1, 5, 27, 28, 29, 56, 60]] {
-                let (gathered, scattered) = on_every_machine(|| {
+                let (gathered, scattered) = on_every_isa(|| {
                     let mut y = vec![f32::NAN; rows.len() * columns];
                     let y_view = dst(&mut y).rows(columns);
                     gather_rows(src(&x).rows(columns), src(&rows), y_view);
@@ -347,7 +333,7 @@ mod tests {
 
     fn run_dropout(x: &[f32], keys: &[u64], tensor: u32, p: f32, rest: bool, in_place: bool) -> Vec<f32> {
         let columns = x.len() / keys.len();
-        on_every_machine(|| {
+        on_every_isa(|| {
             let mut y = if in_place { x.to_vec() } else { vec![f32::NAN; x.len()] };
             let view = dst(&mut y);
             let input = if in_place { view.src() } else { src(x) };

@@ -1,11 +1,11 @@
 //! Token embedding: rows of a stored table, scaled, and the gradient of that table.
 //!
-//! Several tokens may have the same row, so tasks of the gradient split channels and each takes the tokens in
+//! Several tokens may use the same row, so tasks of the gradient split channels and each goes through the tokens in
 //! order: no two threads write the same element, and the order of additions is fixed.
 //! Left out: checks of user data; an id outside the table panics here.
 
 use super::chunk::{CHUNK_COLUMNS, Chunk, for_each_chunk, for_each_row_chunk};
-use super::footprint::assert_apart;
+use super::footprint::assert_disjoint;
 use super::isa::{self, on_each_isa};
 use super::simd::{Isa, LANES, for_each_block, kernel};
 use super::stored::Stored;
@@ -20,10 +20,10 @@ pub fn embed(
 ) {
     assert_eq!(table.columns, y.columns(), "`embed`: columns of the table");
     check_shapes("embed", ids, table.rows * table.columns, y.rows(), y.columns());
-    assert_apart("embed", y, [ids.into(), table.into()]);
+    assert_disjoint("embed", y, [ids.into(), table.into()]);
     let isa = Isa::current();
     for_each_row_chunk(y.rows(), y.columns(), |chunk| {
-        // SAFETY: an `Isa` exists only where the CPU has it; ids name rows of the table, which is as
+        // SAFETY: an `Isa` exists only if the CPU supports it; ids are rows of the table, which is as
         // wide as y and readable while the step runs.
         unsafe { embed_rows(isa.level(), ids, table, scale, y, chunk) };
     });
@@ -37,7 +37,7 @@ pub fn embed_grad(
     dtable: Dst<f32>, // (V, C)
 ) {
     check_shapes("embed_grad", ids, dtable.len(), dy.rows(), dy.columns());
-    assert_apart("embed_grad", dtable, [ids.into(), dy.into()]);
+    assert_disjoint("embed_grad", dtable, [ids.into(), dy.into()]);
     let isa = Isa::current();
     for_each_chunk(dy.columns(), CHUNK_COLUMNS, |chunk| {
         add_columns(isa, ids, dy, scale, dtable, chunk);
@@ -71,7 +71,7 @@ on_each_isa! {
 unsafe fn embed_rows_with<V: isa::Lanes>(ids: Src<i32>, table: Stored, scale: f32, y: DstRows, chunk: Chunk) {
     let columns = y.columns();
     let whole = columns / V::WIDTH * V::WIDTH;
-    for token in chunk.start..chunk.start + chunk.len {
+    for token in chunk.range() {
         let target = y.row(token).address();
         // SAFETY: the caller's promises; a row of y has as many floats as one of the table.
         unsafe {
@@ -131,7 +131,7 @@ mod tests {
             quant::decode(storage, VOCABULARY, columns, &bytes, 0, &mut table);
             let ids = ids(61);
             for scale in [1.0, SCALE] {
-                let y = on_every_machine(|| {
+                let y = on_every_isa(|| {
                     let mut y = vec![f32::NAN; 61 * columns];
                     let table = Stored::dense(bytes.as_ptr(), storage, VOCABULARY, columns);
                     embed(src(&ids), table, scale, dst(&mut y).rows(columns));
@@ -148,11 +148,11 @@ mod tests {
     }
 
     #[test]
-    fn gradient_adds_repeated_tokens_to_what_is_there() {
+    fn gradient_adds_repeated_tokens_to_the_present_value() {
         for columns in COLUMNS {
             let ids = ids(61);
             let dy = numbers(2, 61 * columns);
-            let got = on_every_machine(|| {
+            let got = on_every_isa(|| {
                 let mut dtable = vec![0.5; VOCABULARY * columns];
                 embed_grad(src(&ids), src(&dy).rows(columns), SCALE, dst(&mut dtable));
                 dtable

@@ -1,7 +1,7 @@
 //! Which bytes a view covers, and whether an operation's output overlaps its inputs.
 //!
-//! Operations work in place where their documentation says so, and then on exactly the same view; any
-//! other overlap would let one thread read what another writes, so it is a panic on entry.
+//! Operations work in place only where their documentation says so, and then on exactly the same view. With any
+//! other overlap one thread could read what another writes, so operations panic on entry.
 //! Left out: the views themselves; only addresses are compared here.
 
 /// The bytes that a view covers.
@@ -50,7 +50,7 @@ impl Footprint {
 }
 
 /// Panics if `output` overlaps one of `others`.
-pub(crate) fn assert_apart<const N: usize>(
+pub(crate) fn assert_disjoint<const N: usize>(
     operation: &str,
     output: impl Into<Footprint>,
     others: [Footprint; N],
@@ -62,7 +62,7 @@ pub(crate) fn assert_apart<const N: usize>(
 }
 
 /// Panics if `output` overlaps one of `inputs` without being exactly the same view.
-pub(crate) fn assert_apart_or_same<const N: usize>(
+pub(crate) fn assert_disjoint_or_same<const N: usize>(
     operation: &str,
     output: impl Into<Footprint>,
     inputs: [Footprint; N],
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_row_is_the_same_whatever_its_stride() {
+    fn the_stride_of_a_single_row_is_ignored() {
         assert_eq!(rows(1000, 1, 8, 8), rows(1000, 1, 8, 16));
         assert_ne!(rows(1000, 2, 8, 8), rows(1000, 2, 8, 16));
     }
@@ -112,6 +112,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "without being the same view")]
     fn a_shifted_output_is_refused() {
-        assert_apart_or_same("test", rows(1000, 2, 8, 8), [rows(1004, 2, 8, 8)]);
+        assert_disjoint_or_same("test", rows(1000, 2, 8, 8), [rows(1004, 2, 8, 8)]);
     }
 }

@@ -12,7 +12,7 @@
 //! Left out: the factor `scale` in the gradient of zz, which the caller's next matmuls apply.
 
 use super::chunk::{Chunk, for_each_chunk, for_each_row_chunk};
-use super::footprint::{assert_apart, assert_apart_or_same};
+use super::footprint::{assert_disjoint, assert_disjoint_or_same};
 use super::simd::{Isa, LANES, Lanes, for_each_block, kernel, sin_cos_pi_lanes, sum_wide_lanes, tanh_lanes};
 use super::view::{Dst, DstRows, Src, SrcRows};
 use smidgen_ir::workspace_cpu::fourier_partials;
@@ -39,8 +39,8 @@ pub fn fourier(
     let shape = (zz.rows(), zz.columns());
     assert_eq!((base.rows(), base.columns()), shape);
     assert_eq!((y.rows(), y.columns()), shape);
-    assert_apart_or_same("fourier", y, [base.into(), zz.into()]);
-    assert_apart("fourier", y, [module.coefficients.into(), module.sigma.into()]);
+    assert_disjoint_or_same("fourier", y, [base.into(), zz.into()]);
+    assert_disjoint("fourier", y, [module.coefficients.into(), module.sigma.into()]);
     let terms = Terms::of(module);
     let isa = Isa::current();
     for_each_row_chunk(shape.0, shape.1, |chunk| {
@@ -68,14 +68,14 @@ pub fn fourier_grad(
     }
     let sums = sums.part(0, fourier_partials(rows, columns));
     let FourierModule { coefficients, sigma, .. } = module;
-    assert_apart_or_same("fourier_grad", dz, [zz.into(), dy.into()]);
-    assert_apart("fourier_grad", dz, [coefficients.into(), sigma.into()]);
+    assert_disjoint_or_same("fourier_grad", dz, [zz.into(), dy.into()]);
+    assert_disjoint("fourier_grad", dz, [coefficients.into(), sigma.into()]);
     let read = [zz.into(), dy.into(), dz.into(), coefficients.into(), sigma.into()];
-    assert_apart("fourier_grad", sums, read);
-    assert_apart("fourier_grad", dcoefficients, read);
-    assert_apart("fourier_grad", dsigma, read);
-    assert_apart("fourier_grad", sums, [dcoefficients.into(), dsigma.into()]);
-    assert_apart("fourier_grad", dcoefficients, [dsigma.into()]);
+    assert_disjoint("fourier_grad", sums, read);
+    assert_disjoint("fourier_grad", dcoefficients, read);
+    assert_disjoint("fourier_grad", dsigma, read);
+    assert_disjoint("fourier_grad", sums, [dcoefficients.into(), dsigma.into()]);
+    assert_disjoint("fourier_grad", dcoefficients, [dsigma.into()]);
 
     let terms = Terms::of(module);
     let isa = Isa::current();
@@ -93,11 +93,11 @@ pub fn fourier_grad(
         }
     }
     for (index, total) in totals[..4].iter().enumerate() {
-        let there = f64::from(dcoefficients.src().get(index));
-        dcoefficients.set(index, (there + total) as f32);
+        let before = f64::from(dcoefficients.src().get(index));
+        dcoefficients.set(index, (before + total) as f32);
     }
-    let there = f64::from(dsigma.src().get(0));
-    dsigma.set(0, (there - sign(sigma.get(0)) * totals[4]) as f32);
+    let before = f64::from(dsigma.src().get(0));
+    dsigma.set(0, (before - sign(sigma.get(0)) * totals[4]) as f32);
 }
 
 /// The regulariser weight * sum (a - neutral)²: adds its gradient, times the scale of `dcoefficients`, and returns
@@ -110,14 +110,14 @@ pub fn fourier_reg(
 ) -> f64 {
     assert_eq!(coefficients.columns(), 4);
     assert_eq!((dcoefficients.rows(), dcoefficients.columns()), (coefficients.rows(), 4));
-    assert_apart("fourier_reg", dcoefficients, [coefficients.into()]);
+    assert_disjoint("fourier_reg", dcoefficients, [coefficients.into()]);
     let mut sum = 0.0;
     for module in 0..coefficients.rows() {
         let (a, da) = (coefficients.row(module), dcoefficients.row(module));
         for (index, neutral) in NEUTRAL_COEFFICIENTS.into_iter().enumerate() {
-            let away = f64::from(a.get(index)) - f64::from(neutral);
-            sum += away * away;
-            da.set(index, (f64::from(da.src().get(index)) + scale * (2.0 * weight * away)) as f32);
+            let difference = f64::from(a.get(index)) - f64::from(neutral);
+            sum += difference * difference;
+            da.set(index, (f64::from(da.src().get(index)) + scale * (2.0 * weight * difference)) as f32);
         }
     }
     weight * sum
@@ -126,7 +126,7 @@ pub fn fourier_reg(
 /// Sums of the backward pass: dy, dy u, dy n, dy c, dz z / s.
 const SUMS: usize = 5;
 
-/// Keeps the divisor from zero; added in f32, as the reference implementation does.
+/// Keeps the divisor away from zero; added in f32, as in the reference implementation.
 const SIGMA_FLOOR: f32 = 1e-6;
 
 /// The derivative of the absolute value, 0 at 0 as in PyTorch.
@@ -168,7 +168,7 @@ fn times(mut lanes: Lanes, factor: f32) -> Lanes {
 kernel! {
     fn activate_rows(base: SrcRows, zz: SrcRows, terms: Terms, y: DstRows, chunk: Chunk) {
         let [a0, a1, a2, a3] = terms.coefficients;
-        for row in chunk.start..chunk.start + chunk.len {
+        for row in chunk.range() {
             let (base, zz, y) = (base.row(row), zz.row(row), y.row(row));
             for_each_block!(block in zz.len() => {
                 let base = base.lanes(block);
@@ -188,7 +188,7 @@ kernel! {
     fn gradient_rows(zz: SrcRows, dy: SrcRows, terms: Terms, dz: DstRows, chunk: Chunk) -> [f64; SUMS] {
         let [_, a1, a2, a3] = terms.coefficients;
         let mut sums = [[0.0_f64; LANES]; SUMS];
-        for row in chunk.start..chunk.start + chunk.len {
+        for row in chunk.range() {
             let (zz, dy, dz) = (zz.row(row), dy.row(row), dz.row(row));
             for_each_block!(block in zz.len() => {
                 let dy = dy.lanes(block);
@@ -247,9 +247,9 @@ mod tests {
         dsigma: Vec<f32>,
     }
 
-    /// `place`: which of zz and dy holds dz; 2 is a buffer of its own.
+    /// `place`: which of zz and dy holds dz; 2 is a separate buffer.
     fn gradients(zz: &[f32], dy: &[f32], columns: usize, sigma: f32, start: f32, place: usize) -> Gradients {
-        let (dz, (dcoefficients, dsigma)) = on_every_machine(|| {
+        let (dz, (dcoefficients, dsigma)) = on_every_isa(|| {
             let mut buffers = [zz.to_vec(), dy.to_vec(), vec![f32::NAN; zz.len()]];
             let views = buffers.each_mut().map(|buffer| dst(buffer).rows(columns));
             let mut sums = vec![f64::NAN; fourier_partials(zz.len() / columns, columns)];
@@ -274,9 +274,9 @@ mod tests {
         for columns in COLUMNS {
             for sigma in SIGMAS {
                 let (base, zz) = (numbers(1, 61 * columns), numbers(2, 61 * columns));
-                // `place`: which of base and zz holds the output; 2 is a buffer of its own.
+                // `place`: which of base and zz holds the output; 2 is a separate buffer.
                 let run = |place: usize| {
-                    on_every_machine(|| {
+                    on_every_isa(|| {
                         let mut buffers = [base.clone(), zz.clone(), vec![f32::NAN; zz.len()]];
                         let views = buffers.each_mut().map(|buffer| dst(buffer).rows(columns));
                         let sigma = [sigma];
@@ -329,14 +329,14 @@ mod tests {
                 let Gradients { dz, dcoefficients, dsigma } = gradients(&zz, &dy, columns, 0.6, 0.5, place);
                 (dz, (dcoefficients, dsigma))
             };
-            let apart = run(2);
-            assert_same_bits("in zz", &run(0), &apart);
-            assert_same_bits("in dy", &run(1), &apart);
+            let out_of_place = run(2);
+            assert_same_bits("in zz", &run(0), &out_of_place);
+            assert_same_bits("in dy", &run(1), &out_of_place);
         }
     }
 
     #[test]
-    fn sums_over_many_groups_add_to_what_is_there() {
+    fn sums_over_many_groups_add_to_the_present_value() {
         let (rows, columns) = (517, 576);
         assert!(fourier_partials(rows, columns) > 10 * SUMS);
         let (zz, dy) = (numbers(2, rows * columns), numbers(3, rows * columns));
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn saturation_is_flat_a_sigma_of_zero_is_finite_and_nan_shows() {
+    fn saturation_is_flat_a_sigma_of_zero_is_finite_and_nan_is_kept() {
         let got = gradients(&[1e30, -1e30, 40.0, -40.0], &[1.0; 4], 4, 1.0, 0.0, 2);
         assert_eq!((got.dz, got.dsigma), (vec![0.0; 4], vec![0.0]));
         let zz = [1e-7_f32, -3e-7, 0.0, 1.0];
@@ -408,8 +408,8 @@ mod tests {
         let mut dcoefficients = vec![0.25; 12];
         let got = fourier_reg(src(&coefficients).rows(4), weight, 1.0, dst(&mut dcoefficients).rows(4));
         let loss = |a: &[f64]| -> f64 {
-            let away = |(index, a): (usize, &f64)| if index % 4 == 1 { a - 1.0 } else { *a };
-            weight * a.iter().enumerate().map(away).map(|away| away * away).sum::<f64>()
+            let difference = |(index, a): (usize, &f64)| if index % 4 == 1 { a - 1.0 } else { *a };
+            weight * a.iter().enumerate().map(difference).map(|value| value * value).sum::<f64>()
         };
         let a = widened(&coefficients);
         assert!((got - loss(&a)).abs() < 1e-15, "{got:e}");

@@ -1,12 +1,12 @@
 //! Decodes GGUF blocks of neighbouring rows element by element: each vector holds one element of several rows.
 //!
-//! A transposed right operand of a matmul is needed in this order. The codes are transposed as bytes, which takes a
-//! quarter of the shuffles that transposing floats takes, and are then widened and scaled, with the bits of `stored_gguf.rs`.
-//! Vectors go to a [`Sink`] as they are decoded: it stores them in a panel, or multiplies them at once.
-//! Rows come as whole vectors; the columns of a matmul that do not fill one are packed the other way (`packing.rs`).
-//! Layouts are ggml's; `quant/blocks.rs` has the same ones element by element.
+//! A transposed right operand of a matmul is needed in this order. The codes are transposed as bytes, with a quarter of
+//! the shuffles of transposing floats, and are then widened and scaled. The results have the bits of `stored_gguf.rs`.
+//! Each decoded vector goes to a [`Sink`], which stores it in a panel or multiplies it immediately.
+//! Rows come as whole vectors; columns of a matmul that do not fill a vector are packed in another way (`packing.rs`).
+//! Layouts are those of ggml; `quant/blocks.rs` decodes the same ones element by element.
 
-use super::isa::Lanes;
+use super::isa::{Lanes, prefetch};
 use super::stored::{SPAN_STEP, Stored};
 use smidgen_ir::Block;
 use smidgen_ir::workspace_cpu::DEPTH_BLOCK;
@@ -14,13 +14,13 @@ use smidgen_ir::workspace_cpu::DEPTH_BLOCK;
 /// Vectors of rows that are decoded together.
 pub const VECTORS: usize = 3;
 /// Lanes of the widest vector.
-const MOST_LANES: usize = 16;
-/// Most elements of a row that are unpacked at once.
-const MOST_ELEMENTS: usize = SPAN_STEP;
-/// Elements with one scale, at least.
+const MAX_LANES: usize = 16;
+/// Maximum elements of a row that are unpacked at once.
+const MAX_ELEMENTS: usize = SPAN_STEP;
+/// Minimum elements with one scale.
 const RUN: usize = 16;
-/// Most pieces of 32 elements in the depth of [`Columns`].
-const MOST_PIECES: usize = DEPTH_BLOCK / 32;
+/// Maximum pieces of 32 elements in the depth of [`Columns`].
+const MAX_PIECES: usize = DEPTH_BLOCK / 32;
 const LINE_BYTES: usize = 64;
 
 /// Part of a matrix of GGUF blocks: elements `first..first + depth` of some rows.
@@ -34,13 +34,13 @@ pub struct Columns {
     pub first: usize,
     /// A multiple of [`SPAN_STEP`], or up to the end of the row; at most [`DEPTH_BLOCK`].
     pub depth: usize,
-    /// The first of as many rows that will be decoded next, to prefetch them; the matrix may end before.
+    /// The first of the equally many rows that will be decoded next, for prefetching; the matrix may end before the last.
     pub next_row: Option<usize>,
 }
 
-/// Takes decoded weights.
+/// Receives decoded weights.
 pub trait Sink<V> {
-    /// The weights at `element` from the first one of [`Columns`] on, by row.
+    /// Receives the weights of all rows at `element`, which counts from the first element of [`Columns`].
     ///
     /// # Safety
     /// The machine supports the instruction set of `V`; `element` is below the depth of the columns.
@@ -86,8 +86,8 @@ pub unsafe fn decode_columns<V: Lanes, B: Unpack>(columns: &Columns, sink: &mut 
         for (index, vector) in vectors.iter_mut().enumerate() {
             *vector = start.add((index * V::WIDTH).min(rows - V::WIDTH) * row_bytes);
         }
-        // Scales are collected before they are used: a vector that is loaded right after its words were stored waits.
-        let mut words = [[[0u32; MOST_LANES]; VECTORS]; MOST_PIECES];
+        // All scales are collected first: loading a vector right after storing its words would stall.
+        let mut words = [[[0u32; MAX_LANES]; VECTORS]; MAX_PIECES];
         for (index, words) in words.iter_mut().enumerate().take(depth / B::ELEMENTS) {
             let at = (first + index * B::ELEMENTS) / elements * bytes + B::HALVES_AT;
             for (words, vector) in words.iter_mut().zip(&vectors) {
@@ -127,11 +127,11 @@ pub unsafe fn decode_columns<V: Lanes, B: Unpack>(columns: &Columns, sink: &mut 
     }
 }
 
-/// The rows that will be decoded next: one stretch of memory, prefetched in step with what is decoded now.
+/// The rows that will be decoded next: contiguous memory, prefetched at the pace of the decoding.
 #[derive(Clone, Copy)]
 struct Next {
     start: *const u8,
-    /// For each piece of a row.
+    /// Bytes to prefetch for each piece of a row that is decoded.
     bytes: usize,
 }
 
@@ -144,7 +144,7 @@ impl Next {
         Next { start, bytes: rows * row_bytes * piece_elements / stored.columns }
     }
 
-    /// Prefetches the share of one piece of a row.
+    /// Prefetches the bytes that belong to one piece.
     #[inline(always)]
     fn prefetch(self, piece: usize) {
         let start = self.start.wrapping_add(piece * self.bytes);
@@ -154,36 +154,25 @@ impl Next {
     }
 }
 
-#[inline(always)]
-fn prefetch(address: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch is a hint, never an access; SSE is part of the target.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
-}
-
-/// Elements of one vector of rows: signed codes by element and row, and for each run a scale and what is added.
+/// Elements of one vector of rows: signed codes by element and row, and for each run a scale and a minimum to add.
 #[derive(Clone, Copy)]
 pub struct Piece<V> {
-    codes: [u8; MOST_ELEMENTS * MOST_LANES],
-    scales: [V; MOST_ELEMENTS / RUN],
-    minimums: [V; MOST_ELEMENTS / RUN],
+    codes: [u8; MAX_ELEMENTS * MAX_LANES],
+    scales: [V; MAX_ELEMENTS / RUN],
+    minimums: [V; MAX_ELEMENTS / RUN],
 }
 
 impl<V: Lanes> Piece<V> {
     #[inline(always)]
     unsafe fn empty() -> Piece<V> {
         // SAFETY: the caller promises the instruction set.
-        let zeros = unsafe { [V::splat(0.0); MOST_ELEMENTS / RUN] };
-        Piece { codes: [0; MOST_ELEMENTS * MOST_LANES], scales: zeros, minimums: zeros }
+        let zeros = unsafe { [V::splat(0.0); MAX_ELEMENTS / RUN] };
+        Piece { codes: [0; MAX_ELEMENTS * MAX_LANES], scales: zeros, minimums: zeros }
     }
 
     #[inline(always)]
     fn set_scale(&mut self, scale: V) {
-        self.scales = [scale; MOST_ELEMENTS / RUN];
+        self.scales = [scale; MAX_ELEMENTS / RUN];
     }
 }
 
@@ -202,7 +191,7 @@ pub trait Unpack {
     /// Elements that are unpacked at once: a block of 32, or a quarter of a block of 256.
     const ELEMENTS: usize;
     const HAS_MINIMUM: bool;
-    /// Where a block has two f16, of which at least one is a scale.
+    /// The byte of a block at which it has two f16, at least one of them a scale.
     const HALVES_AT: usize = 0;
 
     /// Unpacks one block, or one `quarter` of it, of each row. `halves` are the two f16 of each block.
@@ -213,11 +202,11 @@ pub trait Unpack {
 }
 
 /// Sixteen bytes of each row, transposed.
-type Bytes = [u8; RUN * MOST_LANES];
+type Bytes = [u8; RUN * MAX_LANES];
 
 #[inline(always)]
 unsafe fn bytes_at<V: Lanes>(rows: BlockRows, offset: usize) -> Bytes {
-    let mut bytes = [0; RUN * MOST_LANES];
+    let mut bytes = [0; RUN * MAX_LANES];
     // SAFETY: the caller promises sixteen readable bytes; the target holds them for the widest vector.
     unsafe { V::transpose_bytes(rows.first.add(offset), rows.stride, bytes.as_mut_ptr()) };
     bytes
@@ -234,7 +223,7 @@ fn split_nibbles<V: Lanes>(bytes: &Bytes, low: usize, high: usize, codes: &mut [
     }
 }
 
-/// Adds a bit above four to the codes of element `element` on; the bits are numbered `shift` in their bytes.
+/// Adds a fifth bit to the codes from `element` on: bit number `shift` of each byte.
 #[inline(always)]
 fn add_fifths<V: Lanes>(bytes: &[u8], shift: usize, element: usize, codes: &mut [u8]) {
     let codes = &mut codes[element * V::WIDTH..][..bytes.len()];
@@ -369,7 +358,7 @@ unsafe fn set_six_bit_scales<V: Lanes>(
         let header = bytes_at::<V>(rows, 0);
         for half in 0..2 {
             let index = 2 * quarter + half;
-            let (mut scales, mut minimums) = ([0u8; MOST_LANES], [0u8; MOST_LANES]);
+            let (mut scales, mut minimums) = ([0u8; MAX_LANES], [0u8; MAX_LANES]);
             for lane in 0..V::WIDTH {
                 let byte = |at: usize| header[(4 + at) * V::WIDTH + lane];
                 (scales[lane], minimums[lane]) = if quarter < 2 {

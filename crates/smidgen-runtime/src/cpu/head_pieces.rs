@@ -9,19 +9,19 @@
 //! and with M and S of all pieces dl = (exp(z - M) / S - onehot(label)) * scale * (1 - (z / c)²), as in `loss.rs`.
 //! An ignored row has the sums 0, 1 and 0. If no piece contains the label, the loss is NaN.
 
-use super::chunk::for_each_row_chunk;
-use super::footprint::assert_apart;
+use super::chunk::for_each_row;
+use super::footprint::assert_disjoint;
 use super::kernel::OutputView;
-use super::loss::{IGNORED_LABEL, cap_lanes, cap_slope, capped, exp_below, largest_of, sum_below};
+use super::loss::{IGNORED_LABEL, capped, largest_of, sum_below, write_gradient};
 use super::matmul_terms::{Init, Left, Output, Term};
 use super::run::Run;
 use super::run_loss::LossChunk;
-use super::simd::{Isa, LANES, exp, for_each_block, kernel};
+use super::simd::{Isa, exp, kernel};
 use super::view::{Dst, DstRows, Src};
 use smidgen_ir::{HeadPiece, workspace_cpu};
 
 impl Run<'_> {
-    /// Adds this piece to the sums of the pieces before it.
+    /// Adds this piece to the sums of the earlier pieces.
     pub(super) fn head_sums(&self, piece: &HeadPiece) {
         let before = piece.continues.then(|| self.floats(self.input(3)));
         let (labels, sums) = (self.i32s(2), self.floats_mut(self.output(0))); // (S), (S, 3)
@@ -48,7 +48,7 @@ impl Run<'_> {
         total.set(0, total.src().get(0) + sum * weight);
     }
 
-    /// Recomputes the logits, replaces them by their gradient, and adds dl·W to the dx of the pieces before.
+    /// Recomputes the logits, replaces them by their gradient, and adds dl·W to the dx of the earlier pieces.
     pub(super) fn head_grad(&self, piece: &HeadPiece) {
         let (labels, sums) = (self.i32s(2), self.floats(self.input(4)));
         let scale = self.elements::<f64>(self.input(3)).src().get(0) as f32;
@@ -87,7 +87,7 @@ impl Run<'_> {
     }
 }
 
-/// The largest logit, the sum of exp(logit - largest) and the label's logit, of some pieces.
+/// The largest logit, the sum of exp(logit - largest) and the label's logit of a row, over some pieces.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct RowSums {
     largest: f32,
@@ -96,7 +96,7 @@ struct RowSums {
 }
 
 impl RowSums {
-    const NOTHING: RowSums = RowSums { largest: f32::NEG_INFINITY, sum: 0.0, labelled: f32::NAN };
+    const EMPTY: RowSums = RowSums { largest: f32::NEG_INFINITY, sum: 0.0, labelled: f32::NAN };
     const IGNORED: RowSums = RowSums { largest: 0.0, sum: 1.0, labelled: 0.0 };
 
     fn read(sums: Src<f32>, row: usize) -> RowSums {
@@ -111,8 +111,8 @@ impl RowSums {
 
     fn plus(self, (largest, sum): (f32, f64), labelled: Option<f32>) -> RowSums {
         let both = self.largest.max(largest);
-        let share = |largest: f32| f64::from(exp(largest - reference(both)));
-        let sum = f64::from(self.sum) * share(self.largest) + sum * share(largest);
+        let factor = |largest: f32| f64::from(exp(largest - reference(both)));
+        let sum = f64::from(self.sum) * factor(self.largest) + sum * factor(largest);
         RowSums { largest: both, sum: sum as f32, labelled: labelled.unwrap_or(self.labelled) }
     }
 
@@ -139,22 +139,20 @@ fn add_to_sums(
     sums: Dst<f32>,           // (rows, 3)
 ) {
     let (rows, words) = (logits.rows(), logits.columns());
-    assert_apart("head_sums", sums, [labels.into(), logits.into()]);
+    assert_disjoint("head_sums", sums, [labels.into(), logits.into()]);
     let isa = Isa::current();
-    for_each_row_chunk(rows, words, |chunk| {
-        for row in chunk.start..chunk.start + chunk.len {
-            let label = labels.get(row);
-            let after = if label == IGNORED_LABEL {
-                RowSums::IGNORED
-            } else {
-                let before = before.map_or(RowSums::NOTHING, |before| RowSums::read(before, row));
-                let logits = logits.row(row);
-                let labelled = column_of(label, piece, words).map(|column| logits.src().get(column));
-                let labelled = labelled.map(|logit| capped(logit, piece.softcap));
-                before.plus(piece_sums(isa, logits, piece.softcap), labelled)
-            };
-            after.write(sums, row);
-        }
+    for_each_row(rows, words, |row| {
+        let label = labels.get(row);
+        let after = if label == IGNORED_LABEL {
+            RowSums::IGNORED
+        } else {
+            let before = before.map_or(RowSums::EMPTY, |before| RowSums::read(before, row));
+            let logits = logits.row(row);
+            let labelled = column_of(label, piece, words).map(|column| logits.src().get(column));
+            let labelled = labelled.map(|logit| capped(logit, piece.softcap));
+            before.plus(piece_sums(isa, logits, piece.softcap), labelled)
+        };
+        after.write(sums, row);
     });
 }
 
@@ -166,17 +164,15 @@ fn logits_to_gradients(
     scale: f32,
 ) {
     let (rows, words) = (logits.rows(), logits.columns());
-    assert_apart("head_grad", logits, [labels.into(), sums.into()]);
+    assert_disjoint("head_grad", logits, [labels.into(), sums.into()]);
     let isa = Isa::current();
-    for_each_row_chunk(rows, words, |chunk| {
-        for row in chunk.start..chunk.start + chunk.len {
-            let (label, sums) = (labels.get(row), RowSums::read(sums, row));
-            if label == IGNORED_LABEL {
-                logits.row(row).fill_zero();
-            } else {
-                let column = column_of(label, piece, words);
-                gradient_row(isa, logits.row(row), column, piece.softcap, sums, scale);
-            }
+    for_each_row(rows, words, |row| {
+        let (label, sums) = (labels.get(row), RowSums::read(sums, row));
+        if label == IGNORED_LABEL {
+            logits.row(row).fill_zero();
+        } else {
+            let column = column_of(label, piece, words);
+            gradient_row(isa, logits.row(row), column, piece.softcap, sums, scale);
         }
     });
 }
@@ -196,28 +192,8 @@ kernel! {
         sums: RowSums,
         scale: f32,
     ) {
-        let (largest, inverse_sum) = (reference(sums.largest), (1.0 / f64::from(sums.sum)) as f32);
-        for_each_block!(block in logits.len() => {
-            let mut z = logits.lanes(block);
-            if let Some(cap) = softcap {
-                z = cap_lanes(z, cap);
-            }
-            let mut out = exp_below(z, largest);
-            for value in &mut out {
-                *value = *value * inverse_sum * scale;
-            }
-            if let Some(cap) = softcap {
-                for lane in 0..LANES {
-                    out[lane] *= cap_slope(z[lane], cap);
-                }
-            }
-            logits.set_lanes(block, out);
-        });
-        if let Some(label) = label {
-            let probability = exp(sums.labelled - largest) * inverse_sum;
-            let slope = softcap.map_or(1.0, |cap| cap_slope(sums.labelled, cap));
-            logits.set(label, (probability - 1.0) * scale * slope);
-        }
+        let softmax = (reference(sums.largest), (1.0 / f64::from(sums.sum)) as f32);
+        write_gradient(logits, false, label, sums.labelled, softmax, softcap, scale);
     }
 }
 
@@ -239,7 +215,7 @@ mod tests {
         softcap: Option<f32>,
         scale: f32,
     ) -> (Vec<f32>, Vec<f32>) {
-        on_every_machine(|| {
+        on_every_isa(|| {
             let columns = logits.len() / labels.len();
             let mut sums = vec![f32::NAN; 3 * labels.len()];
             let mut gradients = logits.to_vec();
@@ -285,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_of_nothing_and_far_apart_pieces_stay_numbers() {
+    fn empty_and_distant_pieces_stay_finite() {
         let hidden = [f32::NEG_INFINITY, f32::NEG_INFINITY, -300.0, -301.0];
         let (losses, gradients) = in_pieces(&hidden, &[2], &[0, 2], None, 1.0);
         let p = 1.0 / (1.0 + (-1.0_f64).exp());
@@ -296,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_shows_and_so_does_a_label_that_no_piece_has() {
+    fn nan_logits_and_labels_outside_all_pieces_give_nan() {
         let (losses, _) = in_pieces(&[1.0, f32::NAN, 0.0], &[0], &[0, 1], None, 1.0);
         assert!(losses[0].is_nan());
         for label in [3, -1] {

@@ -1,12 +1,12 @@
-//! Freed memory goes back to the system: plans count the arena and what is in use, not what an allocator keeps.
+//! Returns freed heap memory to the system: plans count the arena and memory in use, not what the allocator keeps.
 //!
-//! Left alone, the GNU allocator raises its thresholds to the largest block that was freed: then every thread that
-//! tokenized may keep 64 MiB that nobody uses while the arena is reserved next to it. Two calls prevent that, one when the
-//! program starts and one before the arena is reserved. They change what the process takes, not how it is measured.
-//! Left out: other allocators, which are left as they are.
+//! By default the GNU allocator raises its thresholds to the size of the largest freed block. Each thread that tokenized
+//! may then keep 64 MiB of unused memory in addition to the arena. Two calls prevent that: one at the start of the
+//! program, and one before the arena is reserved. They change the memory of the process, not how it is measured.
+//! Left out: other allocators, whose settings are not changed.
 
-/// For the start of a program: blocks from 128 KiB on are mapped one by one, and no thread keeps more than that free at
-/// the end of its heap. These are the values that the allocator itself begins with; setting them keeps them.
+/// Called at the start of a program: blocks of 128 KiB or more are mapped one by one, and no thread keeps more than that
+/// free at the end of its heap. These are the allocator's initial values; setting them stops it from raising them.
 pub fn return_freed_blocks() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: both only decide when memory is taken from the system and returned.

@@ -2,7 +2,7 @@
 //!
 //! A loop is written once over [`Lanes`] and compiled three times: for AVX-512, for AVX2 with FMA, and for
 //! the baseline of the target; `on_each_isa!` generates the three and chooses at run time.
-//! Different instruction sets may differ in the last bits; one set always gives the same bytes.
+//! Results of different instruction sets may differ in the last bits; one set always gives the same bits.
 //! Left out: AMX, and vector types for NEON (the portable one compiles well there).
 
 pub use super::isa_lanes::{Lanes, exp, exp_of_each, tanh};
@@ -27,11 +27,7 @@ impl Isa {
 
     /// The best instruction set of this machine.
     pub fn detect() -> Isa {
-        match (Isa::Avx512.is_supported(), Isa::Avx2.is_supported()) {
-            (true, _) => Isa::Avx512,
-            (false, true) => Isa::Avx2,
-            (false, false) => Isa::Portable,
-        }
+        Isa::ALL.into_iter().find(|isa| isa.is_supported()).unwrap_or(Isa::Portable)
     }
 
     /// Floats of one vector.
@@ -69,10 +65,22 @@ impl Isa {
     }
 }
 
+/// Prefetches the cache line of an address into all cache levels.
+#[inline(always)]
+pub fn prefetch<T>(address: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch is a hint, never an access; SSE is part of the target.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
 /// Compiles a loop that is generic over [`Lanes`] once per instruction set, behind a function whose first
 /// parameter is the [`Isa`]. The function is unsafe: the machine must support that set, and the caller must
 /// meet the conditions of the loop. The loop may have constant parameters in `<>`, or one type parameter in `[]`.
-/// Each function that this makes is compiled as one: keep it small, since the compiler's time grows faster than its size.
+/// Keep the loop small: it is inlined into one function per set, and compile time grows faster than its size.
 macro_rules! on_each_isa {
     ($(#[$attribute:meta])* $visibility:vis unsafe fn $name:ident
         $(<$(const $constant:ident: $of:ty),+>)? $([$parameter:ident: $bound:path])?

@@ -1,6 +1,6 @@
 //! Tests of the vector `exp` and `tanh`, and of their extremes, on every instruction set of the machine.
 //!
-//! A file of its own because `on_each_isa!` names its types relative to a sibling of `isa.rs`.
+//! They are in a separate file because `on_each_isa!` only works in a sibling of `isa.rs`.
 //! Left out: the other methods of the lane types, which the tests of matmuls and attention exercise.
 
 use super::isa::{Isa, Lanes, exp, on_each_isa, tanh};

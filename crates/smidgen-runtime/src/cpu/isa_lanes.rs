@@ -60,12 +60,12 @@ pub trait Lanes: Copy {
     unsafe fn shift_right(words: Self::Words, count: u32) -> Self::Words;
     /// The values, each times `scale`.
     unsafe fn table(values: &[f32; 16], scale: f32) -> Self::Table;
-    /// The entries that the low four bits of the words name.
+    /// The table entries whose indices are the low four bits of the words.
     unsafe fn look_up(table: Self::Table, words: Self::Words) -> Self;
-    /// The f16 in the low half of each of `WIDTH` words at `source`, and those in the high halves.
+    /// The f16 in the low halves of `WIDTH` words at `source`, and those in the high halves.
     unsafe fn from_f16_pairs(source: *const u32) -> (Self, Self);
-    /// Writes the first sixteen bytes of each of `WIDTH` rows, transposed: byte i of row r, which is at `r * stride + i` of
-    /// the source, goes to `i * WIDTH + r` of the target.
+    /// Writes the first sixteen bytes of each of `WIDTH` rows, transposed: byte i of row r, at `r * stride + i` of the
+    /// source, goes to `i * WIDTH + r` of the target.
     unsafe fn transpose_bytes(source: *const u8, stride: usize, target: *mut u8);
     /// Writes `scale` times the transpose of the `WIDTH`×`WIDTH` square at `source` to `target`.
     unsafe fn transpose_square(
@@ -77,8 +77,8 @@ pub trait Lanes: Copy {
     );
 }
 
-/// e to the power of each lane, within 1.2e-7 relative; infinite above 88.73, and 0 below -87.33, where
-/// the result would be subnormal: computing those takes a hundred cycles, and all masked scores are among them.
+/// e to the power of each lane, within 1.2e-7 relative; infinite above 88.73, and 0 below -87.33, where the result
+/// would be subnormal: computing with subnormals takes a hundred cycles, and all masked scores are in that range.
 ///
 /// # Safety
 /// The machine supports the instruction set of `V`.

@@ -1,6 +1,6 @@
 //! [`Lanes`] in plain Rust: four floats, which every 64-bit target keeps in one register.
 //!
-//! It is the only path off x86-64 and the reference for the other two in tests.
+//! It is the only implementation outside x86-64 and the reference for the other two in tests.
 //! Left out: explicit NEON; the compiler vectorises these loops.
 
 use super::isa_lanes::Lanes;
@@ -14,7 +14,7 @@ fn each(make: impl Fn(usize) -> f32) -> PortableLanes {
     PortableLanes([make(0), make(1), make(2), make(3)])
 }
 
-/// Without a fused instruction the library call would be a hundred times slower than two roundings.
+/// Fused only if there is an instruction for it; otherwise `mul_add` would be a library call, a hundred times slower.
 #[inline(always)]
 fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
     if cfg!(any(target_arch = "aarch64", target_feature = "fma")) { a.mul_add(b, c) } else { a * b + c }

@@ -1,15 +1,15 @@
 //! [`Lanes`] over the intrinsics of AVX-512 and of AVX2 with FMA and F16C.
 //!
-//! Most methods are one or two instructions; the trait says what they mean and what they require of the caller:
+//! Most methods are one or two instructions. The trait documents what they do and what they require of the caller:
 //! the machine has the instruction set, and pointers are valid for the lanes that are read or written.
 //! Every `unsafe` block here relies on that. No alignment is assumed.
-//! Left out: anything that only one of the two sets could do.
+//! Left out: operations that only one of the two sets has.
 
 use super::isa_lanes::Lanes;
 use std::arch::x86_64::*;
 
-/// Methods that return the value of one expression of intrinsics.
-macro_rules! one_instruction {
+/// Methods that return one expression of intrinsics as a vector.
+macro_rules! vector_expression {
     ($(fn $name:ident($($argument:ident: $kind:ty),*) = $value:expr;)*) => {$(
         #[inline(always)]
         unsafe fn $name($($argument: $kind),*) -> Self {
@@ -19,8 +19,8 @@ macro_rules! one_instruction {
     )*};
 }
 
-/// The same for words and tables, which are bare registers.
-macro_rules! on_registers {
+/// Methods that return one expression of intrinsics as it is.
+macro_rules! plain_expression {
     ($(fn $name:ident($($argument:ident: $kind:ty),*) -> $result:ty = $value:expr;)*) => {$(
         #[inline(always)]
         unsafe fn $name($($argument: $kind),*) -> $result {
@@ -46,7 +46,7 @@ impl Lanes for Avx512Lanes {
     type Words = __m512i;
     type Table = __m512;
 
-    one_instruction! {
+    vector_expression! {
         fn splat(value: f32) = _mm512_set1_ps(value);
         fn load(source: *const f32) = _mm512_loadu_ps(source);
         fn load_first(source: *const f32, count: usize) = _mm512_maskz_loadu_ps(first_lanes_mask(count), source);
@@ -63,9 +63,14 @@ impl Lanes for Avx512Lanes {
         fn from_words(words: __m512i) = _mm512_cvtepi32_ps(words);
         fn from_bits(words: __m512i) = _mm512_castsi512_ps(words);
         fn look_up(table: __m512, words: __m512i) = _mm512_permutexvar_ps(words, table);
+        fn load_f16(source: *const u16) = _mm512_cvtph_ps(_mm256_loadu_si256(source.cast()));
+        fn load_bf16(source: *const u16) =
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(source.cast()))));
+        fn select_less(self: Self, limit: Self, yes: Self, no: Self) =
+            _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, limit.0), no.0, yes.0);
     }
 
-    on_registers! {
+    plain_expression! {
         fn widen_u8(source: *const u8) -> __m512i = _mm512_cvtepu8_epi32(_mm_loadu_si128(source.cast()));
         fn widen_i8(source: *const u8) -> __m512i = _mm512_cvtepi8_epi32(_mm_loadu_si128(source.cast()));
         fn bits_from_each_lane(bits: u32) -> __m512i = {
@@ -80,6 +85,11 @@ impl Lanes for Avx512Lanes {
             _mm512_srl_epi32(words, _mm_cvtsi32_si128(count as i32));
         fn table(values: &[f32; 16], scale: f32) -> __m512 =
             _mm512_mul_ps(_mm512_loadu_ps(values.as_ptr()), _mm512_set1_ps(scale));
+        fn store(self: Self, target: *mut f32) -> () = _mm512_storeu_ps(target, self.0);
+        fn store_first(self: Self, target: *mut f32, count: usize) -> () =
+            _mm512_mask_storeu_ps(target, first_lanes_mask(count), self.0);
+        fn sum(self: Self) -> f32 = _mm512_reduce_add_ps(self.0);
+        fn largest(self: Self) -> f32 = _mm512_reduce_max_ps(self.0);
     }
 
     #[inline(always)]
@@ -100,30 +110,6 @@ impl Lanes for Avx512Lanes {
     }
 
     #[inline(always)]
-    unsafe fn load_bf16(source: *const u16) -> Self {
-        // SAFETY: the caller keeps the promises of `Lanes`.
-        unsafe {
-            let halves = _mm256_loadu_si256(source.cast());
-            let words = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves));
-            Self(_mm512_castsi512_ps(words))
-        }
-    }
-    #[inline(always)]
-    unsafe fn load_f16(source: *const u16) -> Self {
-        // SAFETY: the caller keeps the promises of `Lanes`.
-        unsafe { Self(_mm512_cvtph_ps(_mm256_loadu_si256(source.cast()))) }
-    }
-    #[inline(always)]
-    unsafe fn store(self, target: *mut f32) {
-        // SAFETY: the caller keeps the promises of `Lanes`.
-        unsafe { _mm512_storeu_ps(target, self.0) }
-    }
-    #[inline(always)]
-    unsafe fn store_first(self, target: *mut f32, count: usize) {
-        // SAFETY: the caller keeps the promises of `Lanes`.
-        unsafe { _mm512_mask_storeu_ps(target, first_lanes_mask(count), self.0) }
-    }
-    #[inline(always)]
     unsafe fn copysign(self, sign: Self) -> Self {
         // SAFETY: the caller keeps the promises of `Lanes`.
         unsafe {
@@ -131,24 +117,6 @@ impl Lanes for Avx512Lanes {
             let signs = _mm512_and_ps(sign_bit, sign.0);
             Self(_mm512_or_ps(_mm512_andnot_ps(sign_bit, self.0), signs))
         }
-    }
-    #[inline(always)]
-    unsafe fn select_less(self, limit: Self, yes: Self, no: Self) -> Self {
-        // SAFETY: the caller keeps the promises of `Lanes`.
-        unsafe {
-            let less = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, limit.0);
-            Self(_mm512_mask_blend_ps(less, no.0, yes.0))
-        }
-    }
-    #[inline(always)]
-    unsafe fn sum(self) -> f32 {
-        // SAFETY: the caller keeps the promises of `Lanes`.
-        unsafe { _mm512_reduce_add_ps(self.0) }
-    }
-    #[inline(always)]
-    unsafe fn largest(self) -> f32 {
-        // SAFETY: the caller keeps the promises of `Lanes`.
-        unsafe { _mm512_reduce_max_ps(self.0) }
     }
     #[inline(always)]
     unsafe fn from_f16_pairs(source: *const u32) -> (Self, Self) {
@@ -202,45 +170,58 @@ impl Lanes for Avx512Lanes {
     ) {
         // SAFETY: the caller keeps the promises of `Lanes`.
         unsafe {
-            // Four rounds: pairs of rows, quads of rows within 128-bit lanes, then the lanes twice.
-            let mut a = [_mm512_setzero_ps(); 16];
-            let mut b = a;
-            for (row, lanes) in a.iter_mut().enumerate() {
+            let mut rows = [_mm512_setzero_ps(); 16];
+            for (row, lanes) in rows.iter_mut().enumerate() {
                 *lanes = _mm512_loadu_ps(source.add(row * source_stride));
             }
-            for pair in 0..8 {
-                b[2 * pair] = _mm512_unpacklo_ps(a[2 * pair], a[2 * pair + 1]);
-                b[2 * pair + 1] = _mm512_unpackhi_ps(a[2 * pair], a[2 * pair + 1]);
-            }
-            for quad in 0..4 {
-                let base = 4 * quad;
-                let (low, high) = (_mm512_castps_pd(b[base]), _mm512_castps_pd(b[base + 2]));
-                a[base] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
-                a[base + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
-                let (low, high) = (_mm512_castps_pd(b[base + 1]), _mm512_castps_pd(b[base + 3]));
-                a[base + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
-                a[base + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
-            }
-            // a[4 q + c] holds, in its 128-bit lane l, rows 4q..4q+4 of column 4l + c.
-            for column in 0..4 {
-                let (first, second) = (a[column], a[4 + column]);
-                b[column] = _mm512_shuffle_f32x4::<0x88>(first, second);
-                b[4 + column] = _mm512_shuffle_f32x4::<0xdd>(first, second);
-                let (third, fourth) = (a[8 + column], a[12 + column]);
-                b[8 + column] = _mm512_shuffle_f32x4::<0x88>(third, fourth);
-                b[12 + column] = _mm512_shuffle_f32x4::<0xdd>(third, fourth);
-            }
-            for column in 0..4 {
-                a[column] = _mm512_shuffle_f32x4::<0x88>(b[column], b[8 + column]);
-                a[8 + column] = _mm512_shuffle_f32x4::<0xdd>(b[column], b[8 + column]);
-                a[4 + column] = _mm512_shuffle_f32x4::<0x88>(b[4 + column], b[12 + column]);
-                a[12 + column] = _mm512_shuffle_f32x4::<0xdd>(b[4 + column], b[12 + column]);
-            }
-            for (column, lanes) in a.iter().enumerate() {
+            let columns = transpose_16x16(rows);
+            for (column, lanes) in columns.iter().enumerate() {
                 let scaled = _mm512_mul_ps(*lanes, scale.0);
                 _mm512_storeu_ps(target.add(column * target_stride), scaled);
             }
         }
+    }
+}
+
+/// The transpose of 16 rows of 16 lanes.
+///
+/// # Safety
+/// The machine has AVX-512.
+#[inline(always)]
+pub unsafe fn transpose_16x16(mut a: [__m512; 16]) -> [__m512; 16] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        // Four rounds: pairs of rows, quads of rows within 128-bit lanes, then the lanes twice.
+        let mut b = a;
+        for pair in 0..8 {
+            b[2 * pair] = _mm512_unpacklo_ps(a[2 * pair], a[2 * pair + 1]);
+            b[2 * pair + 1] = _mm512_unpackhi_ps(a[2 * pair], a[2 * pair + 1]);
+        }
+        for quad in 0..4 {
+            let base = 4 * quad;
+            let (low, high) = (_mm512_castps_pd(b[base]), _mm512_castps_pd(b[base + 2]));
+            a[base] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+            a[base + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+            let (low, high) = (_mm512_castps_pd(b[base + 1]), _mm512_castps_pd(b[base + 3]));
+            a[base + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+            a[base + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+        }
+        // a[4 q + c] holds, in its 128-bit lane l, rows 4q..4q+4 of column 4l + c.
+        for column in 0..4 {
+            let (first, second) = (a[column], a[4 + column]);
+            b[column] = _mm512_shuffle_f32x4::<0x88>(first, second);
+            b[4 + column] = _mm512_shuffle_f32x4::<0xdd>(first, second);
+            let (third, fourth) = (a[8 + column], a[12 + column]);
+            b[8 + column] = _mm512_shuffle_f32x4::<0x88>(third, fourth);
+            b[12 + column] = _mm512_shuffle_f32x4::<0xdd>(third, fourth);
+        }
+        for column in 0..4 {
+            a[column] = _mm512_shuffle_f32x4::<0x88>(b[column], b[8 + column]);
+            a[8 + column] = _mm512_shuffle_f32x4::<0xdd>(b[column], b[8 + column]);
+            a[4 + column] = _mm512_shuffle_f32x4::<0x88>(b[4 + column], b[12 + column]);
+            a[12 + column] = _mm512_shuffle_f32x4::<0xdd>(b[4 + column], b[12 + column]);
+        }
+        a
     }
 }
 
@@ -268,7 +249,7 @@ impl Lanes for Avx2Lanes {
     type Words = __m256i;
     type Table = [__m256; 2];
 
-    one_instruction! {
+    vector_expression! {
         fn splat(value: f32) = _mm256_set1_ps(value);
         fn load(source: *const f32) = _mm256_loadu_ps(source);
         fn load_first(source: *const f32, count: usize) = _mm256_maskload_ps(source, Self::first_lanes(count));
@@ -283,9 +264,16 @@ impl Lanes for Avx2Lanes {
         fn splat_f16(source: *const u8) = _mm256_cvtph_ps(_mm_set1_epi16(source.cast::<i16>().read_unaligned()));
         fn from_words(words: __m256i) = _mm256_cvtepi32_ps(words);
         fn from_bits(words: __m256i) = _mm256_castsi256_ps(words);
+        fn load_f16(source: *const u16) = _mm256_cvtph_ps(_mm_loadu_si128(source.cast()));
+        fn load_bf16(source: *const u16) =
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(source.cast()))));
+        fn select_less(self: Self, limit: Self, yes: Self, no: Self) =
+            _mm256_blendv_ps(no.0, yes.0, _mm256_cmp_ps::<_CMP_LT_OQ>(self.0, limit.0));
+        fn copysign(self: Self, sign: Self) =
+            _mm256_or_ps(self.abs().0, _mm256_and_ps(_mm256_set1_ps(-0.0), sign.0));
     }
 
-    on_registers! {
+    plain_expression! {
         fn widen_u8(source: *const u8) -> __m256i = _mm256_cvtepu8_epi32(_mm_loadl_epi64(source.cast()));
         fn widen_i8(source: *const u8) -> __m256i = _mm256_cvtepi8_epi32(_mm_loadl_epi64(source.cast()));
         fn bits_from_each_lane(bits: u32) -> __m256i =
@@ -301,6 +289,9 @@ impl Lanes for Avx2Lanes {
             let (low, high) = (_mm256_loadu_ps(values.as_ptr()), _mm256_loadu_ps(values.as_ptr().add(8)));
             [_mm256_mul_ps(low, scale), _mm256_mul_ps(high, scale)]
         };
+        fn store(self: Self, target: *mut f32) -> () = _mm256_storeu_ps(target, self.0);
+        fn store_first(self: Self, target: *mut f32, count: usize) -> () =
+            _mm256_maskstore_ps(target, Self::first_lanes(count), self.0);
     }
 
     #[inline(always)]
@@ -331,46 +322,6 @@ impl Lanes for Avx2Lanes {
         }
     }
 
-    #[inline(always)]
-    unsafe fn load_bf16(source: *const u16) -> Self {
-        // SAFETY: the caller keeps the promises of `Lanes`.
-        unsafe {
-            let halves = _mm_loadu_si128(source.cast());
-            let words = _mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves));
-            Self(_mm256_castsi256_ps(words))
-        }
-    }
-    #[inline(always)]
-    unsafe fn load_f16(source: *const u16) -> Self {
-        // SAFETY: the caller keeps the promises of `Lanes`.
-        unsafe { Self(_mm256_cvtph_ps(_mm_loadu_si128(source.cast()))) }
-    }
-    #[inline(always)]
-    unsafe fn store(self, target: *mut f32) {
-        // SAFETY: the caller keeps the promises of `Lanes`.
-        unsafe { _mm256_storeu_ps(target, self.0) }
-    }
-    #[inline(always)]
-    unsafe fn store_first(self, target: *mut f32, count: usize) {
-        // SAFETY: the caller keeps the promises of `Lanes`.
-        unsafe { _mm256_maskstore_ps(target, Self::first_lanes(count), self.0) }
-    }
-    #[inline(always)]
-    unsafe fn copysign(self, sign: Self) -> Self {
-        // SAFETY: the caller keeps the promises of `Lanes`.
-        unsafe {
-            let signs = _mm256_and_ps(_mm256_set1_ps(-0.0), sign.0);
-            Self(_mm256_or_ps(self.abs().0, signs))
-        }
-    }
-    #[inline(always)]
-    unsafe fn select_less(self, limit: Self, yes: Self, no: Self) -> Self {
-        // SAFETY: the caller keeps the promises of `Lanes`.
-        unsafe {
-            let less = _mm256_cmp_ps::<_CMP_LT_OQ>(self.0, limit.0);
-            Self(_mm256_blendv_ps(no.0, yes.0, less))
-        }
-    }
     #[inline(always)]
     unsafe fn scale_by_power(self, exponent: Self) -> Self {
         // SAFETY: the caller keeps the promises of `Lanes`.
@@ -407,7 +358,7 @@ impl Lanes for Avx2Lanes {
         unsafe {
             let words = _mm256_loadu_si256(source.cast());
             let low = _mm256_and_si256(words, _mm256_set1_epi32(0xffff));
-            // Lane by lane the low halves, then the high ones; the lanes are put in order.
+            // Each 128-bit lane gets its low halves, then its high halves; the permutation puts them in order.
             let halves = _mm256_packus_epi32(low, _mm256_srli_epi32::<16>(words));
             let halves = _mm256_permute4x64_epi64::<0b11_01_10_00>(halves);
             let (low, high) = (_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves));
@@ -418,7 +369,7 @@ impl Lanes for Avx2Lanes {
     unsafe fn transpose_bytes(source: *const u8, stride: usize, target: *mut u8) {
         // SAFETY: the caller keeps the promises of `Lanes`.
         unsafe {
-            // As for AVX-512, with two lanes.
+            // As for AVX-512, with two 128-bit lanes.
             let mut quarters = [_mm256_setzero_si256(); 4];
             for (q, quarter) in quarters.iter_mut().enumerate() {
                 let row = source.add(q * stride);

@@ -3,13 +3,13 @@
 //! The left operand is not packed: its elements are broadcast from memory, with any two strides.
 //! The right operand is read as rows of whole vectors, from a packed panel or a plain row-major matrix.
 //! A matmul may have several left operands, one after the other along K ([`LeftRun`]), so a sum of
-//! matmuls passes over C once. Each element of C is summed in the order of K, whatever the tiling.
+//! matmuls passes over C once. Each element of C is summed in the order of K with any tiling.
 //! Left out: threads, packing and cache blocking (`matmul.rs`, `packing.rs`).
 
-use super::isa::{Isa, Lanes, on_each_isa};
+use super::isa::{Isa, Lanes, on_each_isa, prefetch};
 use std::mem::MaybeUninit;
 
-/// Most columns that one tile covers; panels of packed right operands have this width.
+/// Maximum columns of a tile; panels of packed right operands have this width.
 pub const PANEL_COLUMNS: usize = 48;
 
 /// Rows of one tile; [`LeftRun::octet_stride`] counts in these.
@@ -73,7 +73,7 @@ impl OutputView {
     }
 }
 
-/// What happens to the old value of C.
+/// How a result is combined with the old value of C.
 #[derive(Clone, Copy, Debug)]
 pub enum TileWrite {
     /// C = L·R.
@@ -82,6 +82,17 @@ pub enum TileWrite {
     Add,
     /// C = bias + L·R, with one bias per column.
     Bias(*const f32),
+}
+
+impl TileWrite {
+    /// The same write for columns from `column` on.
+    #[inline(always)]
+    pub fn from_column(self, column: usize) -> TileWrite {
+        match self {
+            TileWrite::Bias(bias) => TileWrite::Bias(bias.wrapping_add(column)),
+            TileWrite::Overwrite | TileWrite::Add => self,
+        }
+    }
 }
 
 /// A single-threaded matmul: C (rows, columns) from the `runs`, one after the other along depth, and the
@@ -96,15 +107,14 @@ pub struct TileMatmul<'a> {
     pub write: TileWrite,
 }
 
-/// Vectors of columns that one tile covers at most: as many accumulators as fit into registers together with the vectors
-/// of a right row and one broadcast, which is 8×3 of 32 with AVX-512, 4×3 of 16 with AVX2, 4×2 of 16 with SSE2 or 32
-/// with NEON.
-const fn most_vectors(width: usize) -> usize {
+/// Maximum vectors of columns in a tile. The accumulators must fit into registers together with the vectors of a right
+/// row and one broadcast: 8×3 of 32 registers with AVX-512, 4×3 of 16 with AVX2, 4×2 of 16 with SSE2 or of 32 with NEON.
+const fn max_vectors(width: usize) -> usize {
     if width >= 8 { 3 } else { 2 }
 }
 
-/// Computes the matmul on the calling thread. Walks over groups of vectors of columns, of even width, and for each over
-/// all rows: the columns of the right operand that belong to one group stay in the L1 cache.
+/// Computes the matmul on the calling thread. Walks over groups of vectors of columns, of nearly equal width, and for
+/// each over all rows, so that a group's columns of the right operand stay in the L1 cache.
 ///
 /// # Safety
 /// The machine supports `isa`; the operands are readable and C is writable for the given shape and
@@ -114,7 +124,7 @@ pub unsafe fn tile_matmul(isa: Isa, matmul: &TileMatmul<'_>) {
     let mut vectors_left = matmul.columns.div_ceil(width);
     let mut column = 0;
     while vectors_left > 0 {
-        let vectors = vectors_left.div_ceil(vectors_left.div_ceil(most_vectors(width)));
+        let vectors = vectors_left.div_ceil(vectors_left.div_ceil(max_vectors(width)));
         let last_lanes = width.min(matmul.columns - column - (vectors - 1) * width);
         let partial = last_lanes < width && !matmul.right.padded;
         let strip = Strip { column, last_lanes };
@@ -153,8 +163,8 @@ unsafe fn strip_of_rows_with<V: Lanes, const NV: usize, const PARTIAL: bool>(
     matmul: &TileMatmul<'_>,
     strip: Strip,
 ) {
-    // No code is made for what cannot happen.
-    if const { NV > most_vectors(V::WIDTH) } {
+    // Combinations that do not occur compile to a panic.
+    if const { NV > max_vectors(V::WIDTH) } {
         unreachable!("{NV} vectors of {}", V::WIDTH);
     }
     // SAFETY: every tile is inside the rows of C.
@@ -191,10 +201,7 @@ unsafe fn tile_anywhere<V: Lanes, const ROWS: usize, const NV: usize, const PART
     // are read were written.
     unsafe {
         let output = matmul.output.at(row, strip.column);
-        let write = match matmul.write {
-            TileWrite::Bias(bias) => TileWrite::Bias(bias.add(strip.column)),
-            other => other,
-        };
+        let write = matmul.write.from_column(strip.column);
         let is_direct = output.column_stride == 1;
         let mut local = MaybeUninit::<[f32; TILE_ROWS * PANEL_COLUMNS]>::uninit();
         let local = local.as_mut_ptr().cast::<f32>();
@@ -318,15 +325,4 @@ unsafe fn write_row<V: Lanes, const NV: usize>(
                 .store_first(target.add(last), last_lanes),
         }
     }
-}
-
-#[inline(always)]
-fn prefetch(address: *const f32) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch is a hint, never an access; SSE is part of the target.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
 }

@@ -9,29 +9,29 @@
 //! m and r are recomputed from x, never stored. Left out: gradients of the weight and the bias, which are never trained.
 
 use super::chunk::{Chunk, for_each_row_chunk};
-use super::footprint::{assert_apart, assert_apart_or_same};
+use super::footprint::{assert_disjoint, assert_disjoint_or_same};
 use super::simd::{Isa, LANES, for_each_block, kernel, sum_lanes};
-use super::view::{DstRows, Src, SrcRows, Stored};
+use super::view::{DstRows, Src, SrcRows, StoredVector};
 
 /// y = (x - mean) / deviation * weight + bias, row by row. `y` may be `x`.
-pub fn layer_norm(x: SrcRows, weight: Stored, bias: Stored, eps: f32, y: DstRows) {
+pub fn layer_norm(x: SrcRows, weight: StoredVector, bias: StoredVector, eps: f32, y: DstRows) {
     let shape = (x.rows(), x.columns());
     assert_eq!((y.rows(), y.columns()), shape);
     assert_eq!((weight.len(), bias.len()), (shape.1, shape.1));
-    assert_apart_or_same("layer_norm", y, [x.into()]);
-    assert_apart("layer_norm", y, [weight.into(), bias.into()]);
+    assert_disjoint_or_same("layer_norm", y, [x.into()]);
+    assert_disjoint("layer_norm", y, [weight.into(), bias.into()]);
     let isa = Isa::current();
     for_each_row_chunk(shape.0, shape.1, |chunk| normalise_rows(isa, x, weight, bias, eps, y, chunk));
 }
 
 /// dx of [`layer_norm`]. `dx` may be `x` or `dy`.
-pub fn layer_norm_grad(x: SrcRows, weight: Stored, eps: f32, dy: SrcRows, dx: DstRows) {
+pub fn layer_norm_grad(x: SrcRows, weight: StoredVector, eps: f32, dy: SrcRows, dx: DstRows) {
     let shape = (x.rows(), x.columns());
     assert_eq!((dy.rows(), dy.columns()), shape);
     assert_eq!((dx.rows(), dx.columns()), shape);
     assert_eq!(weight.len(), shape.1);
-    assert_apart_or_same("layer_norm_grad", dx, [x.into(), dy.into()]);
-    assert_apart("layer_norm_grad", dx, [weight.into()]);
+    assert_disjoint_or_same("layer_norm_grad", dx, [x.into(), dy.into()]);
+    assert_disjoint("layer_norm_grad", dx, [weight.into()]);
     let isa = Isa::current();
     for_each_row_chunk(shape.0, shape.1, |chunk| gradient_rows(isa, x, weight, eps, dy, dx, chunk));
 }
@@ -60,8 +60,8 @@ fn statistics(x: Src<f32>, eps: f32) -> (f32, f32) {
 }
 
 kernel! {
-    fn normalise_rows(x: SrcRows, weight: Stored, bias: Stored, eps: f32, y: DstRows, chunk: Chunk) {
-        for row in chunk.start..chunk.start + chunk.len {
+    fn normalise_rows(x: SrcRows, weight: StoredVector, bias: StoredVector, eps: f32, y: DstRows, chunk: Chunk) {
+        for row in chunk.range() {
             let (x, y) = (x.row(row), y.row(row));
             let (mean, inverse) = statistics(x, eps);
             for_each_block!(block in x.len() => {
@@ -78,8 +78,8 @@ kernel! {
 }
 
 kernel! {
-    fn gradient_rows(x: SrcRows, weight: Stored, eps: f32, dy: SrcRows, dx: DstRows, chunk: Chunk) {
-        for row in chunk.start..chunk.start + chunk.len {
+    fn gradient_rows(x: SrcRows, weight: StoredVector, eps: f32, dy: SrcRows, dx: DstRows, chunk: Chunk) {
+        for row in chunk.range() {
             let (x, dy, dx) = (x.row(row), dy.row(row), dx.row(row));
             let (mean, inverse) = statistics(x, eps);
             let (mut sums, mut products) = ([0.0; LANES], [0.0; LANES]);

@@ -9,8 +9,8 @@
 //! The largest logit is subtracted before `exp`; sums are f32 within a segment of columns, f64 across segments.
 //! Left out: means over tokens; the caller chooses the scale.
 
-use super::chunk::{CHUNK_ELEMENTS, for_each_chunk, for_each_row_chunk};
-use super::footprint::assert_apart;
+use super::chunk::{CHUNK_ELEMENTS, for_each_chunk, for_each_row};
+use super::footprint::assert_disjoint;
 use super::simd::{
     Isa, LANES, Lanes, exp, exp_lanes, for_each_block, kernel, max_lanes, sum_lanes, tanh, tanh_lanes,
 };
@@ -30,27 +30,25 @@ pub fn softmax_loss(
 ) {
     let (rows, vocabulary) = (logits.rows(), logits.columns());
     assert_eq!((labels.len(), nll.len()), (rows, rows));
-    assert_apart("softmax_loss", logits, [labels.into(), nll.into()]);
-    assert_apart("softmax_loss", nll, [labels.into()]);
+    assert_disjoint("softmax_loss", logits, [labels.into(), nll.into()]);
+    assert_disjoint("softmax_loss", nll, [labels.into()]);
     let isa = Isa::current();
-    for_each_row_chunk(rows, vocabulary, |chunk| {
-        for row in chunk.start..chunk.start + chunk.len {
-            let label = labels.get(row);
-            let loss = match usize::try_from(label) {
-                Ok(label) if label < vocabulary => loss_row(isa, logits.row(row), label, softcap, grad_scale),
-                _ => {
-                    assert_eq!(
-                        label, IGNORED_LABEL,
-                        "`softmax_loss`: label of row {row} is outside a vocabulary of {vocabulary}"
-                    );
-                    if grad_scale.is_some() {
-                        logits.row(row).fill_zero();
-                    }
-                    0.0
+    for_each_row(rows, vocabulary, |row| {
+        let label = labels.get(row);
+        let loss = match usize::try_from(label) {
+            Ok(label) if label < vocabulary => loss_row(isa, logits.row(row), label, softcap, grad_scale),
+            _ => {
+                assert_eq!(
+                    label, IGNORED_LABEL,
+                    "`softmax_loss`: label of row {row} is outside a vocabulary of {vocabulary}"
+                );
+                if grad_scale.is_some() {
+                    logits.row(row).fill_zero();
                 }
-            };
-            nll.set(row, loss);
-        }
+                0.0
+            }
+        };
+        nll.set(row, loss);
     });
 }
 
@@ -88,28 +86,47 @@ kernel! {
 
         if let Some(scale) = grad_scale {
             let inverse_sum = (1.0 / sum) as f32;
-            for_each_block!(block in logits.len() => {
-                let z = logits.lanes(block);
-                let mut out = exp_below(z, largest);
-                for value in &mut out {
-                    *value = *value * inverse_sum * scale;
-                }
-                if let Some(cap) = softcap {
-                    for lane in 0..LANES {
-                        out[lane] *= cap_slope(z[lane], cap);
-                    }
-                }
-                logits.set_lanes(block, out);
-            });
-            let probability = exp(labelled - largest) * inverse_sum;
-            let slope = softcap.map_or(1.0, |cap| cap_slope(labelled, cap));
-            logits.set(label, (probability - 1.0) * scale * slope);
+            write_gradient(logits, true, Some(label), labelled, (largest, inverse_sum), softcap, scale);
         }
         (f64::from(largest) + sum.ln() - f64::from(labelled)) as f32
     }
 }
 
-/// The largest logit after the cap, which is monotonic.
+/// Replaces a row of logits by its gradient. With `is_capped`, the softcap has already been applied to the logits.
+#[inline(always)]
+pub(super) fn write_gradient(
+    logits: Dst<f32>,
+    is_capped: bool,
+    label: Option<usize>,
+    labelled: f32,
+    (largest, inverse_sum): (f32, f32),
+    softcap: Option<f32>,
+    scale: f32,
+) {
+    for_each_block!(block in logits.len() => {
+        let mut z = logits.lanes(block);
+        if let Some(cap) = softcap.filter(|_| !is_capped) {
+            z = cap_lanes(z, cap);
+        }
+        let mut out = exp_below(z, largest);
+        for value in &mut out {
+            *value = *value * inverse_sum * scale;
+        }
+        if let Some(cap) = softcap {
+            for lane in 0..LANES {
+                out[lane] *= cap_slope(z[lane], cap);
+            }
+        }
+        logits.set_lanes(block, out);
+    });
+    if let Some(label) = label {
+        let probability = exp(labelled - largest) * inverse_sum;
+        let slope = softcap.map_or(1.0, |cap| cap_slope(labelled, cap));
+        logits.set(label, (probability - 1.0) * scale * slope);
+    }
+}
+
+/// The largest logit after the softcap. The softcap is monotonic, so it is applied only to the largest.
 #[inline(always)]
 pub(super) fn largest_of(logits: Dst<f32>, softcap: Option<f32>) -> f32 {
     let mut largest = [f32::NEG_INFINITY; LANES];
@@ -123,7 +140,7 @@ pub(super) fn largest_of(logits: Dst<f32>, softcap: Option<f32>) -> f32 {
     capped(max_lanes(largest), softcap)
 }
 
-/// The sum of exp(z - largest); leaves z in place of the logits when `keep_capped`.
+/// The sum of exp(z - largest). With `keep_capped`, the logits are replaced by z.
 #[inline(always)]
 pub(super) fn sum_below(logits: Dst<f32>, largest: f32, softcap: Option<f32>, keep_capped: bool) -> f64 {
     let mut sum = 0.0_f64;
@@ -147,15 +164,14 @@ fn segment_sum(logits: Dst<f32>, largest: f32, softcap: Option<f32>, keep_capped
         }
         let powers = exp_below(z, largest);
         for lane in 0..LANES {
-            let counts = lane < block.count;
-            sums[lane] += if counts { powers[lane] } else { 0.0 };
+            sums[lane] += if lane < block.count { powers[lane] } else { 0.0 };
         }
     });
     sum_lanes(sums)
 }
 
 #[inline(always)]
-pub(super) fn exp_below(mut z: Lanes, largest: f32) -> Lanes {
+fn exp_below(mut z: Lanes, largest: f32) -> Lanes {
     for value in &mut z {
         *value -= largest;
     }
@@ -163,7 +179,7 @@ pub(super) fn exp_below(mut z: Lanes, largest: f32) -> Lanes {
 }
 
 #[inline(always)]
-pub(super) fn cap_lanes(mut lanes: Lanes, cap: f32) -> Lanes {
+fn cap_lanes(mut lanes: Lanes, cap: f32) -> Lanes {
     let inverse = 1.0 / cap;
     for value in &mut lanes {
         *value *= inverse;
@@ -181,7 +197,7 @@ pub(super) fn capped(logit: f32, softcap: Option<f32>) -> f32 {
 }
 
 #[inline(always)]
-pub(super) fn cap_slope(z: f32, cap: f32) -> f32 {
+fn cap_slope(z: f32, cap: f32) -> f32 {
     let t = z * (1.0 / cap);
     (1.0 - t) * (1.0 + t)
 }
@@ -208,7 +224,7 @@ mod tests {
         softcap: Option<f32>,
         grad_scale: Option<f32>,
     ) -> (Vec<f32>, Vec<f32>) {
-        on_every_machine(|| {
+        on_every_isa(|| {
             let mut logits = logits.to_vec();
             let mut nll = vec![f32::NAN; labels.len()];
             let columns = logits.len() / labels.len();
@@ -275,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn large_logits_do_not_overflow_and_nan_shows() {
+    fn large_logits_do_not_overflow_and_nan_is_kept() {
         let (gradient, nll) = run(&[1e30, -1e30, 0.0], &[0], None, Some(1.0));
         assert_eq!((nll[0], gradient), (0.0, vec![0.0, 0.0, 0.0]));
         let (_, nll) = run(&[500.0, 400.0], &[1], None, None);

@@ -3,14 +3,14 @@
 //! L is f32 with any strides. R is a stored matrix in its own format, as is or transposed; blocks of it are
 //! decoded and packed into the caller's workspace, and nothing is allocated.
 //! Blocks and tasks follow from the shape alone, and each element of C belongs to one task, which sums
-//! in the order of the terms: the bytes do not depend on the number of threads.
+//! in the order of the terms, so the result does not depend on the number of threads.
 //! Left out: the innermost loops (`kernel.rs`) and packing (`packing.rs`).
 
 use super::arena::aligned_floats;
 use super::isa::Isa;
 use super::kernel::{LeftRun, OutputView, PANEL_COLUMNS, RightRows, TileMatmul, TileWrite, tile_matmul};
 use super::matmul_terms::{
-    Chunk, DepthCut, Init, MOST_PIECES, Output, Piece, Term, check_operands, even_block,
+    Chunk, DepthCut, Init, MAX_PIECES, Output, Piece, Term, check_operands, even_block,
 };
 use super::packing::{PACK_COLUMNS, PACK_DEPTH, RightPiece, copy_left, pack_right, panel_width};
 use super::pool::{current_thread, current_threads, run_tasks};
@@ -19,14 +19,14 @@ use smidgen_ir::workspace_cpu::{COLUMN_BLOCK, DEPTH_BLOCK, ROW_BLOCK, matmul_flo
 
 const _: () = assert!(COLUMN_BLOCK.is_multiple_of(PACK_COLUMNS) && DEPTH_BLOCK.is_multiple_of(PACK_DEPTH));
 const _: () = assert!(PACK_COLUMNS.is_multiple_of(SPAN_STEP) && PACK_DEPTH.is_multiple_of(SPAN_STEP));
-/// Tasks that a large enough block is cut into.
+/// The number of tasks that a large block is cut into.
 const TASKS_WANTED: usize = 16;
 /// Rows of one task when a block is computed transposed: two panels.
 const TRANSPOSED_ROWS: usize = 2 * PANEL_COLUMNS;
-/// From this many panels per task on, copying a left operand with a slow layout pays.
+/// Minimum panels per task for which copying a left operand with a slow layout pays off.
 const COPY_FROM_PANELS: usize = 3;
 
-/// How [`matmul`] and `row_matmul` cut depth; both must cut alike, because it decides the order of sums.
+/// How [`matmul`] and `row_matmul` cut depth. They share the cut because it decides the order of sums.
 pub(super) fn depth_cut(terms: &[Term]) -> DepthCut {
     let depth: usize = terms.iter().map(Term::depth).sum();
     let capacity = even_block(depth.max(1), DEPTH_BLOCK, SPAN_STEP);
@@ -144,8 +144,8 @@ unsafe fn multiply_block(block: &Block<'_>) {
     }
     let panels = block.columns.div_ceil(PANEL_COLUMNS);
     // Cut along rows first: tasks that share rows read, and may copy, the same left operand.
-    let row_most = (block.output.rows / TASKS_WANTED).clamp(ROW_BLOCK / 2, ROW_BLOCK);
-    let row_block = even_block(block.output.rows, row_most, 8);
+    let max_rows = (block.output.rows / TASKS_WANTED).clamp(ROW_BLOCK / 2, ROW_BLOCK);
+    let row_block = even_block(block.output.rows, max_rows, 8);
     let row_tasks = block.output.rows.div_ceil(row_block);
     let groups_wanted = (TASKS_WANTED / row_tasks).clamp(1, panels.div_ceil(2));
     let panels_each = panels.div_ceil(groups_wanted);
@@ -161,8 +161,8 @@ unsafe fn multiply_block(block: &Block<'_>) {
 }
 
 /// Whether to compute Cᵀ = Rᵀ · Lᵀ instead: C is narrower than a panel, and M is the contiguous dimension of L.
-/// Then the vectors of the kernel run along M, straight over L, and N need not fill them. The gradients of LoRA
-/// factors have this shape. Not with a bias, which the kernel reads along its vectors.
+/// Then the vectors of the kernel run along M and read L directly, and N need not fill them. The gradients of LoRA
+/// factors have this shape. A bias prevents it, because the kernel reads the bias along its vectors.
 fn is_better_transposed(block: &Block<'_>) -> bool {
     let pieces = block.chunk.pieces();
     block.columns < PANEL_COLUMNS
@@ -211,7 +211,7 @@ unsafe fn multiply_part_transposed(block: &Block<'_>, first_row: usize, rows: us
 
 unsafe fn multiply_part(block: &Block<'_>, first_row: usize, rows: usize, panels: std::ops::Range<usize>) {
     let chunk = block.chunk;
-    let mut runs = [LeftRun::strided(std::ptr::null(), 0, 0, 0); MOST_PIECES];
+    let mut runs = [LeftRun::strided(std::ptr::null(), 0, 0, 0); MAX_PIECES];
     // SAFETY: a left block holds ROW_BLOCK × DEPTH_BLOCK floats and belongs to this thread, which runs
     // one task at a time; `pack_block` has written the panels; rows and columns are inside C and the
     // left operands.
@@ -230,10 +230,6 @@ unsafe fn multiply_part(block: &Block<'_>, first_row: usize, rows: usize, panels
         for panel in panels {
             let first = panel * PANEL_COLUMNS;
             let columns = PANEL_COLUMNS.min(block.columns - first);
-            let write = match block.write {
-                TileWrite::Bias(bias) => TileWrite::Bias(bias.add(first)),
-                other => other,
-            };
             tile_matmul(
                 block.isa,
                 &TileMatmul {
@@ -246,7 +242,7 @@ unsafe fn multiply_part(block: &Block<'_>, first_row: usize, rows: usize, panels
                         padded: true,
                     },
                     output: block.output.view.at(first_row, block.first_column + first),
-                    write,
+                    write: block.write.from_column(first),
                 },
             );
         }

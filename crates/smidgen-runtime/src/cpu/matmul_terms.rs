@@ -2,9 +2,9 @@
 //!
 //! Every CPU matmul is a sum, C (M, N) = init + Σ scale · L (M, K) · R (K, N), computed in one pass over C.
 //! A LoRA layer is such a sum (x·Wᵀ + s·h·Bᵀ), and so is the gradient of an input that feeds several layers.
-//! A chunk is a block of depth that may span several terms, so that short terms do not cost a pass of their own.
-//! Left out: blocks of rows and columns, which each kernel chooses for itself (`matmul.rs`, `bf16_matmul.rs`,
-//! `split_matmul.rs`, `row_matmul.rs`).
+//! A chunk is a block of depth that may span several terms, so that short terms need no separate pass.
+//! Left out: blocks of rows and columns, which each matmul chooses (`matmul.rs`, `bf16_matmul.rs`, `split_matmul.rs`,
+//! `row_matmul.rs`).
 
 use super::kernel::{OutputView, TileWrite};
 use super::stored::Stored;
@@ -33,8 +33,8 @@ pub struct Term {
 }
 
 impl Term {
-    /// A term of no depth, to initialize arrays with.
-    pub const NOTHING: Term = Term {
+    /// A term without depth, to initialize arrays.
+    pub const EMPTY: Term = Term {
         left: Left { pointer: std::ptr::null(), row_stride: 0, depth_stride: 0 },
         right: Stored {
             pointer: std::ptr::null(),
@@ -65,14 +65,14 @@ impl Term {
     }
 }
 
-/// What C holds before the first term.
+/// The value of C before the first term is added.
 #[derive(Clone, Copy, Debug)]
 pub enum Init {
     /// Zeros.
     Overwrite,
     /// Its present value.
     Accumulate,
-    /// In every row, these N floats.
+    /// These N floats in every row.
     Bias(*const f32),
 }
 
@@ -82,7 +82,7 @@ impl Init {
         match (is_first, self) {
             (false, _) | (true, Init::Accumulate) => TileWrite::Add,
             (true, Init::Overwrite) => TileWrite::Overwrite,
-            (true, Init::Bias(bias)) => TileWrite::Bias(bias.wrapping_add(first_column)),
+            (true, Init::Bias(bias)) => TileWrite::Bias(bias).from_column(first_column),
         }
     }
 }
@@ -95,7 +95,7 @@ pub struct Output {
     pub columns: usize,
 }
 
-/// Panics unless the workspace and the shapes of the terms suit a matmul.
+/// Panics if the workspace is too small or a term has other columns than C.
 pub(super) fn check_operands(terms: &[Term], output: &Output, workspace: &[f32], needed_floats: usize) {
     let given = workspace.len();
     assert!(given >= needed_floats, "a matmul needs {needed_floats} floats of workspace, got {given}");
@@ -104,13 +104,14 @@ pub(super) fn check_operands(terms: &[Term], output: &Output, workspace: &[f32],
     }
 }
 
-/// The size of equal blocks of `total`: as few blocks as `most` allows, rounded up to `step` (which divides `most`).
-pub(super) fn even_block(total: usize, most: usize, step: usize) -> usize {
-    total.div_ceil(total.div_ceil(most)).next_multiple_of(step)
+/// The size of equal blocks of `total`: as few blocks of at most `max` as possible, rounded up to `step`, which divides
+/// `max`.
+pub(super) fn even_block(total: usize, max: usize, step: usize) -> usize {
+    total.div_ceil(total.div_ceil(max)).next_multiple_of(step)
 }
 
-/// Most pieces in one chunk.
-pub(super) const MOST_PIECES: usize = 16;
+/// Maximum pieces in one chunk.
+pub(super) const MAX_PIECES: usize = 16;
 
 /// A range of depth inside one term.
 #[derive(Clone, Copy, Default)]
@@ -124,7 +125,7 @@ pub(super) struct Piece {
 
 /// A block of depth: pieces of one or more terms.
 pub(super) struct Chunk {
-    pieces: [Piece; MOST_PIECES],
+    pieces: [Piece; MAX_PIECES],
     count: usize,
     /// Padded depth of all pieces.
     pub depth: usize,
@@ -139,23 +140,23 @@ impl Chunk {
 /// How depth is cut into chunks.
 #[derive(Clone, Copy)]
 pub(super) struct DepthCut {
-    /// Most padded depth of a chunk.
+    /// Maximum padded depth of a chunk.
     pub capacity: usize,
-    /// Inside a term, pieces begin at multiples of this: spans of block formats have to.
+    /// Inside a term, pieces begin at multiples of this, as spans of block formats must.
     pub step: usize,
     /// Pieces are padded to multiples of this.
     pub padding: usize,
 }
 
 impl DepthCut {
-    /// Calls `body(chunk, is_first)` for each chunk in order, and once with an empty chunk if there is no depth at
-    /// all: a sum without terms still has to write its init.
+    /// Calls `body(chunk, is_first)` for each chunk in order. Without any depth it calls `body` once with an empty
+    /// chunk, because a sum without terms still has to write its init.
     pub fn for_each(&self, terms: &[Term], mut body: impl FnMut(&Chunk, bool)) {
         let (mut term, mut first) = (0, 0);
         let mut is_first = true;
         loop {
-            let mut chunk = Chunk { pieces: [Piece::default(); MOST_PIECES], count: 0, depth: 0 };
-            while term < terms.len() && chunk.count < MOST_PIECES {
+            let mut chunk = Chunk { pieces: [Piece::default(); MAX_PIECES], count: 0, depth: 0 };
+            while term < terms.len() && chunk.count < MAX_PIECES {
                 let left = terms[term].depth() - first;
                 let room = self.capacity - chunk.depth;
                 let depth = if left <= room { left } else { room / self.step * self.step };

@@ -1,5 +1,6 @@
-//! What the tests of the bf16 and the split matmul share: operands of random numbers, a reference in f64, and a
+//! Shared code of the tests of the bf16 and the split matmul: operands of random numbers, a reference in f64, and a
 //! harness that runs a matmul on a thread pool.
+//!
 //! Compiled for tests only.
 
 use super::kernel::OutputView;
@@ -38,7 +39,7 @@ impl Operands {
         Operands { left, left_transposed, bytes, right, storage, right_transposed, depth, scale }
     }
 
-    /// The given f32 elements; the right operand is transposed.
+    /// Operands of the given f32 elements; the right one is transposed.
     pub fn of(left: Vec<f32>, right: Vec<f32>, depth: usize) -> Operands {
         let bytes = right.iter().flat_map(|number| number.to_le_bytes()).collect();
         let (left_transposed, right_transposed, scale) = (false, true, 1.0);

@@ -1,8 +1,8 @@
 //! The CPU device: one reservation of RAM, one thread pool, f32 activations with matmuls in f32 or bf16.
 //!
-//! It is the device for machines without a GPU and the reference for every other device. Work is cut by
-//! shape alone, so 1, 2 and 16 threads give the same bytes. Every page of the arena is touched when it is
-//! reserved: from then on the system cannot run out of a page that the plan counted on.
+//! It is the device for machines without a GPU and the reference for every other device. Work is divided by
+//! shape alone, so any number of threads gives the same bytes. Every page of the arena is touched when it is
+//! reserved, so the system cannot run out of memory for the plan later.
 //! `run.rs` maps operations to the kernels in the files named after them.
 
 mod act;
@@ -96,7 +96,7 @@ use std::time::Duration;
 
 const NAME: &str = "cpu";
 
-/// The instructions that compute matmuls, detected when the device is made.
+/// The instructions that compute matmuls, detected when the device is created.
 #[derive(Clone, Copy, Debug)]
 struct Units {
     f32: F32Unit,
@@ -120,7 +120,7 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// A device with `threads` threads; the plan's workspaces must be sized for as many.
+    /// A device with `threads` threads; the plan's workspaces must be sized for the same number.
     pub fn new(threads: usize) -> io::Result<Cpu> {
         Ok(Cpu {
             pool: Pool::new(threads)?,
@@ -139,7 +139,7 @@ impl Cpu {
         Cpu { spill_folder: Some(folder), ..self }
     }
 
-    /// Uses another unit for f32 matmuls than the fastest, to reproduce the bytes of a run that used it.
+    /// Uses this unit for f32 matmuls instead of the fastest one, to reproduce the bytes of a run that used it.
     /// Panics if this machine does not have the unit.
     pub fn with_f32_unit(self, f32: F32Unit) -> Cpu {
         assert!(f32 == F32Unit::Vectors || f32 == F32Unit::detect(), "this machine has no {f32:?}");
@@ -151,14 +151,14 @@ impl Cpu {
         Cpu { lane: Some(Lane::start(comm)), ..self }
     }
 
-    /// Sets how long an exchange with other ranks is waited for.
+    /// Sets the time limit for an exchange with other ranks.
     pub fn limit_exchanges(&mut self, limit: Duration) {
         if let Some(lane) = &mut self.lane {
             lane.set_limit(limit);
         }
     }
 
-    /// How far this rank has come with its exchanges.
+    /// Counts the exchanges of this rank; `None` without a communicator.
     pub fn exchange_progress(&self) -> Option<Arc<Progress>> {
         self.lane.as_ref().map(Lane::counts)
     }
@@ -192,7 +192,7 @@ impl Device for Cpu {
 
     fn check(&self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
         if let Op::Fetch | Op::Stow | Op::Stowed = step.op {
-            // Transfers copy bytes, whatever their storage.
+            // Transfers copy bytes of any storage.
             return Ok(());
         }
         if step.op.is_collective() {
@@ -206,14 +206,17 @@ impl Device for Cpu {
             check_storage(&step.op, operand, matches!(step.op, Op::RoundFp8 { .. }))?;
         }
         for operand in &step.updates {
-            check_updated_storage(&step.op, operand)?;
+            // 8-bit optimizer state is the only updated storage that is not plain numbers.
+            if !matches!((&step.op, operand.storage), (Op::AdamW8(_), Storage::Dynamic8 { .. })) {
+                check_storage(&step.op, operand, false)?;
+            }
         }
-        let multiplies = match step.precision {
+        let is_supported = match step.precision {
             Precision::F32 => true,
             Precision::Bf16 => self.units.bf16.is_some(),
             Precision::F16 | Precision::Fp8 => false,
         };
-        if !multiplies {
+        if !is_supported {
             return Err(DeviceError::Precision { device: NAME, precision: step.precision });
         }
         let needed = step.workspace_bytes(DeviceKind::Cpu, self.threads(), extent);
@@ -225,9 +228,9 @@ impl Device for Cpu {
     }
 
     fn prepare(&mut self, steps: &[(Extent, &[BoundStep])]) -> Result<(), DeviceError> {
-        let most = steps.iter().map(|(_, steps)| steps.len()).max().unwrap_or(0);
+        let max_steps = steps.iter().map(|(_, steps)| steps.len()).max().unwrap_or(0);
         let is_used = self.spill.is_some() || self.lane.is_some();
-        self.transfers = vec![0; if is_used { most } else { 0 }];
+        self.transfers = vec![0; if is_used { max_steps } else { 0 }];
         Ok(())
     }
 
@@ -255,8 +258,8 @@ impl Device for Cpu {
         assert!(to.rows.is_none(), "CPU plans have no gaps between rows");
         match &self.spill {
             Some(spill) if to.at.space != Space::Device => {
-                let most = if to.in_one_piece { to.bytes } else { spill::PIECE_BYTES };
-                spill.file().fill(to.at.offset, to.bytes, most, fill)
+                let piece_bytes = if to.in_one_piece { to.bytes } else { spill::PIECE_BYTES };
+                spill.file().fill(to.at.offset, to.bytes, piece_bytes, fill)
             }
             _ => fill(0, self.arena.bytes_mut(to.at.offset, to.bytes)).map_err(FillError::Source),
         }
@@ -280,11 +283,11 @@ impl Device for Cpu {
     }
 }
 
-/// Transfers have even numbers and exchanges odd ones where both are kept: in `transfers`, by step.
+/// In `Cpu::transfers`, the lowest bit marks an exchange; the other bits are the number of the transfer or exchange.
 const EXCHANGE: u64 = 1;
 
 impl Cpu {
-    /// Runs steps in order; their transfers may still be under way afterwards.
+    /// Runs steps in order; their transfers may still be pending afterwards.
     fn begin_all(&mut self, steps: &[BoundStep], extent: &Extent, sums: bool) -> Result<(), DeviceError> {
         self.failed.take().map_or(Ok(()), Err)?;
         for step in steps.iter().filter(|step| sums || !step.is_sum()) {
@@ -303,7 +306,7 @@ impl Cpu {
                     self.arena.copy(from.offset, to.offset, bytes);
                 }
                 (Some(spill), Some(Transfer { on_device, offloaded, to_device })) => {
-                    // One thread does the transfers in order, so a transfer never has to await an earlier one.
+                    // One thread runs the transfers in order, so a transfer need not wait for an earlier one.
                     let direction = if to_device { Direction::In } else { Direction::Out };
                     let bytes = on_device.bytes_at(extent);
                     let pointer = self.arena.pointer(on_device.offset, bytes);
@@ -332,7 +335,7 @@ impl Cpu {
         self.spill.as_ref().map_or(Ok(()), Spill::wait_for_all)
     }
 
-    /// Waits for the transfers and exchanges that a step awaits. A copy inside the arena is over at once.
+    /// Waits for the transfers and exchanges that a step awaits. Copies inside the arena have already finished.
     fn wait_for(&self, step: &BoundStep) -> Result<(), DeviceError> {
         for awaited in &step.awaits {
             let Some(&number) = self.transfers.get(*awaited) else { continue };
@@ -356,14 +359,6 @@ impl Cpu {
         // end of the entry point.
         self.transfers[step.index] = unsafe { lane.begin(exchange) } << 1 | EXCHANGE;
     }
-}
-
-/// Of the values that operations update, only 8-bit optimizer state is not stored as plain numbers.
-fn check_updated_storage(op: &Op, operand: &Operand) -> Result<(), DeviceError> {
-    if let (Op::AdamW8(_), Storage::Dynamic8 { .. }) = (op, operand.storage) {
-        return Ok(());
-    }
-    check_storage(op, operand, false)
 }
 
 fn check_storage(op: &Op, operand: &Operand, may_be_coded: bool) -> Result<(), DeviceError> {

@@ -9,16 +9,16 @@
 //!
 //! r is recomputed from x, never stored. Left out: layer normalisation with a mean.
 
-use super::chunk::{CHUNK_COLUMNS, Chunk, for_each_chunk, for_each_row_chunk};
+use super::chunk::{CHUNK_COLUMNS, Chunk, for_each_chunk, for_each_row, for_each_row_chunk};
 use super::convert::{Element, StoredBf16, StoredElement, StoredF16, StoredF32};
-use super::footprint::{assert_apart, assert_apart_or_same};
+use super::footprint::{assert_disjoint, assert_disjoint_or_same};
 use super::simd::{Block, Isa, LANES, Lanes, for_each_block, kernel, sum_lanes};
-use super::view::{Dst, DstRows, Src, SrcRows, Stored};
+use super::view::{Dst, DstRows, Src, SrcRows, StoredVector};
 
-/// A stored weight; in some model families the stored w stands for 1 + w.
+/// A stored weight. In some model families the stored w means a weight of 1 + w.
 #[derive(Clone, Copy, Debug)]
 pub struct NormWeight {
-    pub weight: Stored, // (C)
+    pub weight: StoredVector, // (C)
     pub plus_one: bool,
 }
 
@@ -27,8 +27,8 @@ pub fn rms_norm(x: SrcRows, weight: NormWeight, eps: f32, y: DstRows) {
     let (rows, columns) = (x.rows(), x.columns());
     assert_eq!((y.rows(), y.columns()), (rows, columns));
     assert_eq!(weight.weight.len(), columns);
-    assert_apart_or_same("rms_norm", y, [x.into()]);
-    assert_apart("rms_norm", y, [weight.weight.into()]);
+    assert_disjoint_or_same("rms_norm", y, [x.into()]);
+    assert_disjoint("rms_norm", y, [weight.weight.into()]);
     let isa = Isa::current();
     for_each_row_chunk(rows, columns, |chunk| {
         normalise_rows(isa, x, weight, eps, y, chunk);
@@ -48,23 +48,21 @@ pub fn rms_norm_grad(
     assert_eq!((dy.rows(), dy.columns()), (rows, columns));
     assert_eq!((dx.rows(), dx.columns()), (rows, columns));
     assert_eq!(weight.weight.len(), columns);
-    assert_apart_or_same("rms_norm_grad", dx, [x.into(), dy.into()]);
-    assert_apart("rms_norm_grad", dx, [weight.weight.into()]);
+    assert_disjoint_or_same("rms_norm_grad", dx, [x.into(), dy.into()]);
+    assert_disjoint("rms_norm_grad", dx, [weight.weight.into()]);
     if let Some(addend) = addend {
         assert_eq!((addend.rows(), addend.columns()), (rows, columns));
-        assert_apart_or_same("rms_norm_grad", dx, [addend.into()]);
+        assert_disjoint_or_same("rms_norm_grad", dx, [addend.into()]);
     }
     let isa = Isa::current();
-    for_each_row_chunk(rows, columns, |chunk| {
-        for row in chunk.start..chunk.start + chunk.len {
-            let row = GradientRow {
-                x: x.row(row),
-                dy: dy.row(row),
-                addend: addend.map(|addend| addend.row(row)),
-                dx: dx.row(row),
-            };
-            gradient_row(isa, row, weight, eps);
-        }
+    for_each_row(rows, columns, |row| {
+        let row = GradientRow {
+            x: x.row(row),
+            dy: dy.row(row),
+            addend: addend.map(|addend| addend.row(row)),
+            dx: dx.row(row),
+        };
+        gradient_row(isa, row, weight, eps);
     });
 }
 
@@ -84,8 +82,8 @@ pub fn rms_norm_weight_grad(
         return;
     }
     let partials = scratch.part(0, rms_norm_weight_grad_scratch_len(rows, columns)).rows(columns); // (partials, C)
-    assert_apart("rms_norm_weight_grad", dw, [x.into(), dy.into()]);
-    assert_apart("rms_norm_weight_grad", partials, [x.into(), dy.into(), dw.into()]);
+    assert_disjoint("rms_norm_weight_grad", dw, [x.into(), dy.into()]);
+    assert_disjoint("rms_norm_weight_grad", partials, [x.into(), dy.into(), dw.into()]);
     let isa = Isa::current();
     for_each_chunk(rows, rows_per_partial(rows), |chunk| {
         weight_partial(isa, x, eps, dy, chunk, partials.row(chunk.index));
@@ -140,7 +138,7 @@ kernel! {
 
 #[inline(always)]
 fn normalise<E: StoredElement>(x: SrcRows, weight: NormWeight, eps: f32, y: DstRows, chunk: Chunk) {
-    for row in chunk.start..chunk.start + chunk.len {
+    for row in chunk.range() {
         let (x, y) = (x.row(row), y.row(row));
         let r = inverse_rms(x, eps);
         for_each_block!(block in x.len() => {
@@ -210,7 +208,7 @@ fn gradient<E: StoredElement>(row: GradientRow, weight: NormWeight, eps: f32) {
 kernel! {
     fn weight_partial(x: SrcRows, eps: f32, dy: SrcRows, chunk: Chunk, partial: Dst<f32>) {
         partial.fill_zero();
-        for row in chunk.start..chunk.start + chunk.len {
+        for row in chunk.range() {
             let (x, dy) = (x.row(row), dy.row(row));
             let r = inverse_rms(x, eps);
             for_each_block!(block in x.len() => {
@@ -276,14 +274,14 @@ mod tests {
                 let x = numbers(1, 61 * columns);
                 let (bytes, w) = stored_bytes(element, &numbers(2, columns));
                 let weight = NormWeight { weight: stored(element, &bytes), plus_one };
-                let y = on_every_machine(|| {
+                let y = on_every_isa(|| {
                     let mut y = vec![f32::NAN; x.len()];
                     rms_norm(src(&x).rows(columns), weight, EPS, dst(&mut y).rows(columns));
                     y
                 });
                 let want = reference(&widened(&x), &widened(&w), plus_one);
                 assert_close("y", &y, &want, 0.1, 1e-6);
-                let in_place = on_every_machine(|| {
+                let in_place = on_every_isa(|| {
                     let mut y = x.clone();
                     let view = dst(&mut y).rows(columns);
                     rms_norm(view.src(), weight, EPS, view);
@@ -302,7 +300,7 @@ mod tests {
                 let (x, dy) = (numbers(3, rows * columns), numbers(4, rows * columns));
                 let (bytes, w) = stored_bytes(element, &numbers(5, columns));
                 let weight = NormWeight { weight: stored(element, &bytes), plus_one };
-                let got = on_every_machine(|| {
+                let got = on_every_isa(|| {
                     let mut dx = vec![f32::NAN; x.len()];
                     rms_norm_grad(
                         src(&x).rows(columns),
@@ -328,9 +326,9 @@ mod tests {
             let (x, dy, addend) = (numbers(3, len), numbers(4, len), numbers(6, len));
             let (bytes, _) = stored_bytes(Element::Bf16, &numbers(5, columns));
             let weight = NormWeight { weight: stored(Element::Bf16, &bytes), plus_one: false };
-            // `place`: which of x, dy, addend holds the output; 3 is a buffer of its own.
+            // `place`: which of x, dy, addend holds the output; 3 is a separate buffer.
             let run = |place: usize, with_addend: bool| {
-                on_every_machine(|| {
+                on_every_isa(|| {
                     let mut buffers = [x.clone(), dy.clone(), addend.clone(), vec![f32::NAN; len]];
                     let views = buffers.each_mut().map(|buffer| dst(buffer).rows(columns));
                     let added = with_addend.then_some(views[2].src());
@@ -352,7 +350,7 @@ mod tests {
     }
 
     fn weight_gradient(x: &[f32], dy: &[f32], columns: usize, start: f32) -> Vec<f32> {
-        on_every_machine(|| {
+        on_every_isa(|| {
             let mut dw = vec![start; columns];
             let len = rms_norm_weight_grad_scratch_len(x.len() / columns, columns);
             let mut scratch = vec![f32::NAN; len];
@@ -379,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn weight_gradient_over_many_groups_adds_to_what_is_there() {
+    fn weight_gradient_over_many_groups_adds_to_the_present_value() {
         let columns = 65;
         let rows = 64 * 32 + 5;
         let (x, dy) = (numbers(7, rows * columns), numbers(8, rows * columns));
@@ -407,7 +405,7 @@ mod tests {
         let mut values = numbers(1, 8);
         let view = dst(&mut values);
         // SAFETY: the weight is the same live memory, and is not read: the call must refuse it.
-        let weight = unsafe { Stored::new(values.as_ptr().cast(), Element::F32, 8) };
+        let weight = unsafe { StoredVector::new(values.as_ptr().cast(), Element::F32, 8) };
         let weight = NormWeight { weight, plus_one: false };
         rms_norm(view.src().rows(8), weight, EPS, view.rows(8));
     }

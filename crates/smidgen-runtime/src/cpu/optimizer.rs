@@ -5,7 +5,8 @@
 //! Left out: schedules and the clipping rule; the caller passes the learning rate and the coefficient.
 
 use super::chunk::{CHUNK_ELEMENTS, Chunk, for_each_chunk};
-use super::footprint::assert_apart;
+use super::columns::squares;
+use super::footprint::assert_disjoint;
 use super::simd::{Isa, LANES, for_each_block, kernel};
 use super::view::{Dst, Src};
 use smidgen_ir::{ACTIVITY_COLUMNS, AdamW};
@@ -23,9 +24,9 @@ pub struct AdamwHyper {
 }
 
 impl AdamwHyper {
-    /// From the report and the settings of a step, with the factor of gradients; `None` if the report is not finite.
+    /// Reads the settings of a step and the clip coefficient; `None` if `report` says that the step is not finite.
     pub fn read(settings: &AdamW, report: Src<f64>, hyper: Src<f64>) -> Option<(AdamwHyper, f32)> {
-        let own = AdamwHyper {
+        let values = AdamwHyper {
             lr: hyper.get(0),
             beta1: settings.beta1,
             beta2: settings.beta2,
@@ -34,11 +35,11 @@ impl AdamwHyper {
             step: hyper.get(1) as u64,
         };
         let is_finite = report.get(3) == 1.0;
-        is_finite.then(|| (own, report.get(2) as f32))
+        is_finite.then(|| (values, report.get(2) as f32))
     }
 }
 
-/// `base` to a whole power by squaring: the same operations on every device.
+/// `base` to a whole power by squaring, with the same operations on every device.
 pub fn whole_power(mut base: f64, mut exponent: u64) -> f64 {
     let mut result = 1.0;
     while exponent != 0 {
@@ -54,10 +55,10 @@ pub fn whole_power(mut base: f64, mut exponent: u64) -> f64 {
 /// The sum of x², in f64. `scratch` has at least `sum_of_squares_scratch_len` elements.
 pub fn sum_of_squares(x: Src<f32>, scratch: Dst<f64>) -> f64 {
     let partials = scratch.part(0, sum_of_squares_scratch_len(x.len()));
-    assert_apart("sum_of_squares", partials, [x.into()]);
+    assert_disjoint("sum_of_squares", partials, [x.into()]);
     let isa = Isa::current();
     for_each_chunk(x.len(), CHUNK_ELEMENTS, |chunk| {
-        partials.set(chunk.index, chunk_squares(isa, x.part(chunk.start, chunk.len)));
+        partials.set(chunk.index, squares(isa, x.part(chunk.start, chunk.len)));
     });
     let mut sum = 0.0;
     for index in 0..partials.len() {
@@ -71,8 +72,8 @@ pub fn sum_of_squares_scratch_len(len: usize) -> usize {
     len.div_ceil(CHUNK_ELEMENTS)
 }
 
-/// One AdamW step on parameters `p` with gradient `g * clip_coefficient` and moments `m` and `v`; `activity` is that of
-/// the tensor.
+/// One AdamW step on parameters `p` with gradient `g * clip_coefficient` and moments `m` and `v`; also updates the
+/// tensor's `activity`.
 pub fn adamw(
     p: Dst<f32>,
     g: Src<f32>,
@@ -85,15 +86,15 @@ pub fn adamw(
     let len = p.len();
     assert_eq!((g.len(), m.len(), v.len()), (len, len, len));
     assert!(hyper.step > 0, "`adamw`: steps count from 1");
-    assert_apart("adamw", p, [g.into(), m.into(), v.into()]);
-    assert_apart("adamw", m, [g.into(), v.into()]);
-    assert_apart("adamw", v, [g.into()]);
+    assert_disjoint("adamw", p, [g.into(), m.into(), v.into()]);
+    assert_disjoint("adamw", m, [g.into(), v.into()]);
+    assert_disjoint("adamw", v, [g.into()]);
     let scalars = AdamwScalars::new(hyper, clip_coefficient);
     let isa = Isa::current();
-    let tops = Tops::of(activity);
+    let shared = SharedActivity::of(activity);
     for_each_chunk(len, CHUNK_ELEMENTS, |chunk| {
         let Chunk { start, len, .. } = chunk;
-        tops.raise(adamw_chunk(
+        shared.raise(adamw_chunk(
             isa,
             p.part(start, len),
             g.part(start, len),
@@ -102,17 +103,17 @@ pub fn adamw(
             scalars,
         ));
     });
-    tops.store(activity);
+    shared.store(activity);
 }
 
-/// The activity of a tensor while chunks of it are updated. The bits of numbers from 0 up are ordered as the numbers
-/// are, and a maximum does not depend on the order of chunks.
-pub struct Tops([AtomicU32; ACTIVITY_COLUMNS]);
+/// The activity of a tensor while several threads update chunks of it: maxima, as the bits of f32 that are not negative,
+/// which have the order of the numbers. A maximum does not depend on the order of chunks.
+pub struct SharedActivity([AtomicU32; ACTIVITY_COLUMNS]);
 
-impl Tops {
-    pub fn of(activity: Dst<f32>) -> Tops {
+impl SharedActivity {
+    pub fn of(activity: Dst<f32>) -> SharedActivity {
         assert_eq!(activity.len(), ACTIVITY_COLUMNS);
-        Tops(std::array::from_fn(|column| AtomicU32::new(activity.src().get(column).to_bits())))
+        SharedActivity(std::array::from_fn(|column| AtomicU32::new(activity.src().get(column).to_bits())))
     }
 
     pub fn raise(&self, found: [f32; ACTIVITY_COLUMNS]) {
@@ -128,13 +129,13 @@ impl Tops {
     }
 }
 
-/// The larger of two magnitudes, the first where the second is NaN.
+/// The larger of two magnitudes; `top` if `magnitude` is NaN.
 #[inline(always)]
 pub fn larger(top: f32, magnitude: f32) -> f32 {
     if magnitude > top { magnitude } else { top }
 }
 
-/// The activity of a chunk from that of its lanes.
+/// The activity of a chunk from the maxima of its lanes.
 #[inline(always)]
 pub fn activity_of(
     gradients: [f32; LANES],
@@ -175,27 +176,6 @@ impl AdamwScalars {
             eps: hyper.eps as f32,
             minus_step_size: -(hyper.lr / bias_correction1) as f32,
         }
-    }
-}
-
-kernel! {
-    fn chunk_squares(x: Src<f32>) -> f64 {
-        let mut sums = [0.0_f64; LANES];
-        for_each_block!(block in x.len() => {
-            let x = x.lanes(block);
-            for lane in 0..LANES {
-                let wide = f64::from(x[lane]);
-                sums[lane] += wide * wide;
-            }
-        });
-        let mut width = LANES / 2;
-        while width > 0 {
-            for lane in 0..width {
-                sums[lane] += sums[lane + width];
-            }
-            width /= 2;
-        }
-        sums[0]
     }
 }
 
@@ -247,7 +227,7 @@ mod tests {
     fn sum_of_squares_matches_the_reference() {
         for len in [0, 1, 7, 16, 33, 576, 3 * CHUNK_ELEMENTS + 5] {
             let x = numbers(1, len);
-            let got = on_every_machine(|| {
+            let got = on_every_isa(|| {
                 let mut scratch = vec![f64::NAN; sum_of_squares_scratch_len(len)];
                 sum_of_squares(src(&x), dst(&mut scratch))
             });
@@ -271,7 +251,7 @@ mod tests {
     fn adamw_matches_the_reference_over_steps() {
         for len in [1, 7, 16, 33, 576, CHUNK_ELEMENTS + 3] {
             let (start, clip) = (numbers(1, len), 0.625_f32);
-            let got = on_every_machine(|| {
+            let got = on_every_isa(|| {
                 let (mut p, mut m, mut v) = (start.clone(), vec![0.0; len], vec![0.0; len]);
                 let mut activity = [0.0; ACTIVITY_COLUMNS];
                 for step in 1..=5 {
@@ -300,9 +280,9 @@ mod tests {
         }
     }
 
-    /// Three steps recorded from PyTorch 2.15 (`torch.optim.AdamW(foreach=False)`, gradients times 0.8),
-    /// which may fuse a multiply and an add: so four units in the last place are allowed, the most where
-    /// a moment's terms cancel.
+    /// Three steps recorded from PyTorch 2.15 (`torch.optim.AdamW(foreach=False)`, gradients times 0.8), which may
+    /// fuse a multiply and an add. So four units in the last place are allowed; the difference is largest where a
+    /// moment's terms cancel.
     #[test]
     fn adamw_matches_recorded_pytorch() {
         let mut p = [0.5_f32, -1.25, 3.0, 1e-3, 0.0, -0.75, 2.5, -1e-2];

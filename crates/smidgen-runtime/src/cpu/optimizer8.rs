@@ -1,16 +1,16 @@
 //! AdamW with 8-bit moments, block by block, as in the CUDA kernel of bitsandbytes.
 //!
 //! A block of 256 elements is decoded, the new moments are computed in f32, the parameters are updated with these
-//! unrounded moments, and then the moments are encoded with the block's new largest magnitudes. Weight decay comes
-//! after the step, as in that kernel (the library's CPU path and `optimizer.rs` apply it before). β1, β2 and 1 - β are
-//! f32, as there; the other scalars are computed in f64 and rounded once.
+//! unrounded moments, and then the moments are encoded with the block's new largest magnitudes. As in that kernel,
+//! weight decay comes after the step (the library's CPU path and `optimizer.rs` apply it before), and β1, β2 and 1 - β
+//! are f32; the other scalars are computed in f64 and rounded once.
 //! Differences: divisions, roots and powers are correctly rounded, multiplies and adds are never fused, a block of
-//! zeros gets code 0, and a second moment beyond f32 is clamped to its largest number instead of infinity, which would
+//! zeros gets code 0, and a second moment beyond the range of f32 is clamped to the largest f32, because infinity would
 //! decode to NaN.
 
 use super::chunk::{CHUNK_ELEMENTS, Chunk, for_each_chunk};
-use super::footprint::assert_apart;
-use super::optimizer::{AdamwHyper, Tops, activity_of, larger, largest_of, whole_power};
+use super::footprint::assert_disjoint;
+use super::optimizer::{AdamwHyper, SharedActivity, activity_of, larger, largest_of, whole_power};
 use super::simd::{Isa, LANES, for_each_block, kernel};
 use super::view::{Dst, Src};
 use smidgen_ir::ACTIVITY_COLUMNS;
@@ -26,7 +26,7 @@ pub struct Moment8 {
 }
 
 impl Moment8 {
-    /// The moment of this many elements that begins at an address: the magnitudes, then the codes.
+    /// The moment of `elements` elements at an address: the magnitudes, then the codes.
     ///
     /// # Safety
     /// The address is aligned for f32, and all of the moment is valid for as long as the view is used.
@@ -40,10 +40,20 @@ impl Moment8 {
             }
         }
     }
+
+    /// Elements `start..start + len`: whole blocks, except at the end of the moment.
+    #[inline(always)]
+    fn part(self, start: usize, len: usize) -> Moment8 {
+        let blocks = len.div_ceil(DYNAMIC8_BLOCK);
+        Moment8 {
+            largest: self.largest.part(start / DYNAMIC8_BLOCK, blocks),
+            codes: self.codes.part(start, len),
+        }
+    }
 }
 
 /// One AdamW step on parameters `p` with gradient `g * clip_coefficient`, first moment `m` (codes of the signed
-/// map) and second moment `v` (codes of the unsigned one); `activity` is that of the tensor.
+/// map) and second moment `v` (codes of the unsigned one); also updates the tensor's `activity`.
 pub fn adamw8(
     p: Dst<f32>,
     g: Src<f32>,
@@ -59,16 +69,16 @@ pub fn adamw8(
     assert_eq!((m.largest.len(), v.largest.len()), (blocks, blocks));
     assert!(hyper.step > 0, "`adamw8`: steps count from 1");
     let moments = [m.codes.into(), v.codes.into(), m.largest.into(), v.largest.into(), g.into()];
-    assert_apart("adamw8", p, moments);
-    assert_apart("adamw8", m.codes, [g.into(), v.codes.into(), m.largest.into(), v.largest.into()]);
-    assert_apart("adamw8", v.codes, [g.into(), m.largest.into(), v.largest.into()]);
-    assert_apart("adamw8", m.largest, [g.into(), v.largest.into()]);
-    assert_apart("adamw8", v.largest, [g.into()]);
+    assert_disjoint("adamw8", p, moments);
+    assert_disjoint("adamw8", m.codes, [g.into(), v.codes.into(), m.largest.into(), v.largest.into()]);
+    assert_disjoint("adamw8", v.codes, [g.into(), m.largest.into(), v.largest.into()]);
+    assert_disjoint("adamw8", m.largest, [g.into(), v.largest.into()]);
+    assert_disjoint("adamw8", v.largest, [g.into()]);
     let scalars = Adamw8Scalars::new(hyper, clip_coefficient);
     let isa = Isa::current();
-    let tops = Tops::of(activity);
+    let shared = SharedActivity::of(activity);
     for_each_chunk(len, CHUNK_ELEMENTS, |Chunk { start, len, .. }| {
-        tops.raise(adamw8_chunk(
+        shared.raise(adamw8_chunk(
             isa,
             p.part(start, len),
             g.part(start, len),
@@ -77,19 +87,7 @@ pub fn adamw8(
             scalars,
         ));
     });
-    tops.store(activity);
-}
-
-impl Moment8 {
-    /// Elements `start..start + len`, whole blocks but for the end of the moment.
-    #[inline(always)]
-    fn part(self, start: usize, len: usize) -> Moment8 {
-        let blocks = len.div_ceil(DYNAMIC8_BLOCK);
-        Moment8 {
-            largest: self.largest.part(start / DYNAMIC8_BLOCK, blocks),
-            codes: self.codes.part(start, len),
-        }
-    }
+    shared.store(activity);
 }
 
 #[derive(Clone, Copy)]
@@ -260,9 +258,9 @@ mod tests {
     }
 
     #[test]
-    fn every_machine_gives_the_same_bytes() {
+    fn every_isa_gives_the_same_bytes() {
         for len in [1, 17, 256, 257, 5000, CHUNK_ELEMENTS + 300] {
-            on_every_machine(|| {
+            on_every_isa(|| {
                 let mut state = State::new(numbers(1, len));
                 for step in 1..=3 {
                     state.step(&numbers(10 + step, len), AdamwHyper { step, ..HYPER }, 0.625);
@@ -296,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_of_zeros_stay_zeros_and_wake_up() {
+    fn blocks_of_zeros_stay_zero_until_they_get_a_gradient() {
         let mut state = State::new(vec![1.0; 512]);
         let mut g = vec![0.0; 512];
         g[300] = 2.0;

@@ -24,7 +24,7 @@ pub const STRIP: usize = 16;
 #[derive(Clone, Copy)]
 pub struct RightPiece {
     pub stored: Stored,
-    /// The right operand is the transpose of what is stored.
+    /// Whether the right operand is the transpose of the stored matrix.
     pub transposed: bool,
     pub scale: f32,
     /// Columns of the right operand, at most [`PACK_COLUMNS`].
@@ -74,7 +74,7 @@ on_each_isa! {
     unsafe fn pack_as_stored(piece: &RightPiece) = pack_as_stored_with;
 }
 
-/// Where the first row of the piece begins in the panel of `column`, and the width of the panel's rows.
+/// The address of the piece's first row in the panel of `column`, and the width of the panel's rows.
 #[inline(always)]
 unsafe fn panel_of(piece: &RightPiece, column: usize) -> (*mut f32, usize) {
     let first = column / PANEL_COLUMNS * PANEL_COLUMNS;
@@ -84,7 +84,7 @@ unsafe fn panel_of(piece: &RightPiece, column: usize) -> (*mut f32, usize) {
     (start, width)
 }
 
-/// The transpose of GGUF blocks, which are transposed before they are decoded; columns are a multiple of `STRIP`.
+/// Packs the transpose of GGUF blocks, which are transposed before they are decoded; columns are a multiple of `STRIP`.
 #[inline(always)]
 unsafe fn pack_blocks_with<V: Lanes, B: Unpack>(piece: &RightPiece) {
     for panel in (0..piece.columns).step_by(PANEL_COLUMNS) {
@@ -172,7 +172,7 @@ unsafe fn pack_transposed_with<V: Lanes>(piece: &RightPiece) {
 unsafe fn pack_as_stored_with<V: Lanes>(piece: &RightPiece) {
     let mut decoded = [0.0f32; PACK_COLUMNS];
     for k in 0..piece.depth {
-        // SAFETY: the span lies in the stored row; panel rows are as wide as the copied vectors.
+        // SAFETY: the span is in the stored row; panel rows are as wide as the copied vectors.
         unsafe {
             piece.stored.decode_span::<V>(
                 piece.first_depth + k,
@@ -212,7 +212,7 @@ pub struct Transpose {
 pub unsafe fn transpose_with<V: Lanes>(transpose: &Transpose) {
     let Transpose { source, source_stride, rows, columns, target, target_stride, scale } = *transpose;
     let (whole_rows, whole_columns) = (rows / V::WIDTH * V::WIDTH, columns / V::WIDTH * V::WIDTH);
-    // SAFETY: every square and every single element lies inside (rows, columns).
+    // SAFETY: every square and every single element is inside (rows, columns).
     unsafe {
         for column in (0..whole_columns).step_by(V::WIDTH) {
             for row in (0..whole_rows).step_by(V::WIDTH) {
@@ -235,8 +235,8 @@ pub unsafe fn transpose_with<V: Lanes>(transpose: &Transpose) {
 }
 
 /// Copies the first `rows` rows of a left operand to `target` and returns a view of the copy. A run that is
-/// contiguous along depth keeps its rows; any other becomes tiles of 8 rows that are contiguous along rows.
-/// Either takes `rows` rounded up to 8, times depth, floats.
+/// contiguous along depth keeps its rows; any other becomes tiles of 8 rows that are contiguous across rows.
+/// The copy has `rows` rounded up to 8, times depth, floats.
 ///
 /// # Safety
 /// The rows are readable and the target is writable.

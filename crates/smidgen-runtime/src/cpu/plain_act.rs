@@ -1,11 +1,11 @@
-//! Operations on each element of one activation: ReLU, SiLU, GELU by the error function and their gradients; a factor;
-//! a bias.
+//! Element-wise operations on one activation: ReLU, SiLU and GELU (erf form) with their gradients, scaling, and adding a
+//! bias.
 //!
 //! Left out: activations with a gate (`act.rs`).
 
-use super::chunk::{CHUNK_ELEMENTS, for_each_chunk, for_each_row_chunk};
-use super::footprint::{assert_apart, assert_apart_or_same};
-use super::view::{Dst, DstRows, Src, SrcRows, Stored};
+use super::chunk::{CHUNK_ELEMENTS, for_each_chunk, for_each_row};
+use super::footprint::{assert_disjoint, assert_disjoint_or_same};
+use super::view::{Dst, DstRows, Src, SrcRows, StoredVector};
 use smidgen_ir::PlainActivation;
 
 /// y = act(x). `y` may be `x`.
@@ -16,9 +16,9 @@ pub fn act(kind: PlainActivation, x: Src<f32>, y: Dst<f32>) {
 /// dx = dy * act'(x). `dx` may be `x` or `dy`.
 pub fn act_grad(kind: PlainActivation, x: Src<f32>, dy: Src<f32>, dx: Dst<f32>) {
     assert_eq!((x.len(), dy.len()), (dx.len(), dx.len()));
-    assert_apart_or_same("act_grad", dx, [x.into(), dy.into()]);
+    assert_disjoint_or_same("act_grad", dx, [x.into(), dy.into()]);
     for_each_chunk(x.len(), CHUNK_ELEMENTS, |chunk| {
-        for index in chunk.start..chunk.start + chunk.len {
+        for index in chunk.range() {
             dx.set(index, dy.get(index) * value_and_slope(kind, x.get(index)).1);
         }
     });
@@ -30,27 +30,25 @@ pub fn scale(scale: f32, x: Src<f32>, y: Dst<f32>) {
 }
 
 /// y = x + bias. `y` may be `x`.
-pub fn add_bias(x: SrcRows, bias: Stored, y: DstRows) {
+pub fn add_bias(x: SrcRows, bias: StoredVector, y: DstRows) {
     let shape = (x.rows(), x.columns());
     assert_eq!((y.rows(), y.columns()), shape);
     assert_eq!(bias.len(), shape.1);
-    assert_apart_or_same("add_bias", y, [x.into()]);
-    assert_apart("add_bias", y, [bias.into()]);
-    for_each_row_chunk(shape.0, shape.1, |chunk| {
-        for row in chunk.start..chunk.start + chunk.len {
-            let (x, y) = (x.row(row), y.row(row));
-            for channel in 0..shape.1 {
-                y.set(channel, x.get(channel) + bias.get(channel));
-            }
+    assert_disjoint_or_same("add_bias", y, [x.into()]);
+    assert_disjoint("add_bias", y, [bias.into()]);
+    for_each_row(shape.0, shape.1, |row| {
+        let (x, y) = (x.row(row), y.row(row));
+        for channel in 0..shape.1 {
+            y.set(channel, x.get(channel) + bias.get(channel));
         }
     });
 }
 
 fn map(x: Src<f32>, y: Dst<f32>, function: impl Fn(f32) -> f32 + Sync) {
     assert_eq!(x.len(), y.len());
-    assert_apart_or_same("act", y, [x.into()]);
+    assert_disjoint_or_same("act", y, [x.into()]);
     for_each_chunk(x.len(), CHUNK_ELEMENTS, |chunk| {
-        for index in chunk.start..chunk.start + chunk.len {
+        for index in chunk.range() {
             y.set(index, function(x.get(index)));
         }
     });
@@ -60,7 +58,7 @@ fn value_and_slope(kind: PlainActivation, x: f32) -> (f32, f32) {
     match kind {
         PlainActivation::Relu => match x > 0.0 {
             true => (x, 1.0),
-            // Comparisons with NaN are false: it must not become 0.
+            // A comparison with NaN is false, and NaN must not become 0.
             false => (if x.is_nan() { x } else { 0.0 }, 0.0),
         },
         PlainActivation::Silu => {
@@ -69,14 +67,14 @@ fn value_and_slope(kind: PlainActivation, x: f32) -> (f32, f32) {
         }
         PlainActivation::Gelu => {
             let wide = f64::from(x);
-            let share = 0.5 * (1.0 + error_function(wide * std::f64::consts::FRAC_1_SQRT_2));
+            let cdf = 0.5 * (1.0 + error_function(wide * std::f64::consts::FRAC_1_SQRT_2));
             let density = (-0.5 * wide * wide).exp() / (2.0 * std::f64::consts::PI).sqrt();
-            ((wide * share) as f32, (share + wide * density) as f32)
+            ((wide * cdf) as f32, (cdf + wide * density) as f32)
         }
     }
 }
 
-/// erf(x) = 2/sqrt(pi) · exp(-x²) · Σ 2ⁿ x²ⁿ⁺¹ / (1·3·…·(2n+1)), whose terms are all of one sign.
+/// erf(x) = 2/sqrt(pi) · exp(-x²) · Σ 2ⁿ x²ⁿ⁺¹ / (1·3·…·(2n+1)), whose terms all have the same sign.
 fn error_function(x: f64) -> f64 {
     // Beyond this the result rounds to ±1.
     if x.abs() > 6.0 || x.is_nan() {
@@ -115,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_number_stays_so() {
+    fn nan_is_kept() {
         for kind in [PlainActivation::Relu, PlainActivation::Silu, PlainActivation::Gelu] {
             assert!(value_and_slope(kind, f32::NAN).0.is_nan(), "{kind:?}");
         }

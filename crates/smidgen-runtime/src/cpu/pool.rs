@@ -3,8 +3,8 @@
 //! A step of a plan is a handful of parallel sections of a few microseconds to a few milliseconds each.
 //! Waking a sleeping thread takes longer than the shortest of them, so helpers spin for about a
 //! millisecond before they sleep, and a section never waits for a helper that has not joined it.
-//! Which thread runs a task must not change the result; callers cut work by shape alone. A thread runs one task
-//! at a time, so a task may use the part of a workspace that belongs to its thread's number.
+//! The thread that runs a task must not change the result, so callers divide work by shape alone. A thread runs one
+//! task at a time, so a task may use the part of a workspace that belongs to its thread's number.
 //! Left out: nested parallelism (a task that starts tasks runs them itself), and any queue.
 
 use std::cell::Cell;
@@ -43,8 +43,8 @@ impl Pool {
         self.helpers.len() + 1
     }
 
-    /// Runs `work` on this thread, with its [`run_tasks`] spread over the pool. The helpers serve one section at a time:
-    /// a section that another thread or a task of this pool starts meanwhile runs on its own thread alone.
+    /// Runs `work` on this thread, with its [`run_tasks`] divided over the pool. The helpers work on one section at a
+    /// time. A section that another thread or a task starts during that time runs only on the thread that starts it.
     pub fn enter<R>(&self, work: impl FnOnce() -> R) -> R {
         let before = CURRENT.replace(Current { shared: Arc::as_ptr(&self.shared), threads: self.threads() });
         let _restore = Restore(before);
@@ -122,7 +122,7 @@ struct Shared {
     sleepers: AtomicUsize,
     sleep: Mutex<()>,
     wake_up: Condvar,
-    /// Whether a section is being run.
+    /// Whether a section is running.
     busy: AtomicBool,
 }
 

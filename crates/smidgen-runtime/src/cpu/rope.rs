@@ -1,13 +1,13 @@
 //! Rotary position embedding: a table of cosines and sines, and the rotation that uses it.
 //!
 //! The convention is "rotate half": of a head's first `rotary_dim` channels, channel i of the first
-//! half pairs with channel i of the second; the channels after them pass unchanged.
+//! half pairs with channel i of the second; the remaining channels are unchanged.
 //! The gradient of a rotation is the rotation by the opposite angle, so there is no second function.
 //! LongRoPE has two lists of frequencies; the length of a token's segment selects one.
 //! Left out: how `inv_freq` and the scale follow from a model's settings.
 
 use super::chunk::{Chunk, for_each_row_chunk};
-use super::footprint::{assert_apart, assert_apart_or_same};
+use super::footprint::{assert_disjoint, assert_disjoint_or_same};
 use super::simd::{Block, Isa, LANES, for_each_block, kernel};
 use super::view::{DstRows, Src, SrcRows};
 
@@ -20,7 +20,7 @@ pub struct RopeShape {
 }
 
 /// Row t of `table` becomes scale * cos(a), then scale * sin(a), with a = positions[t] * inv_freq rounded
-/// to f32 as PyTorch does; the cosine and sine of that angle are taken in f64.
+/// to f32 as in PyTorch; the cosine and sine of that angle are computed in f64.
 pub fn rope_table(
     positions: Src<i32>, // (T)
     inv_freq: &[f32],    // (half)
@@ -38,7 +38,7 @@ pub struct LongRope<'a> {
     pub original: usize,
 }
 
-/// How long the sequence of each token is.
+/// The length of each token's sequence.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Lengths<'a> {
     /// Segment s is the tokens `segments[s]..segments[s + 1]`; the first boundary is 0, the last one T.
@@ -71,7 +71,7 @@ impl Lengths<'_> {
     }
 }
 
-/// `rope_table` with the list that the length of each token's sequence selects.
+/// Like `rope_table`; the length of each token's sequence selects the list of frequencies.
 pub fn rope_table_by_length(
     positions: Src<i32>, // (T)
     lengths: Lengths<'_>,
@@ -94,10 +94,10 @@ fn fill_table<'a>(
     table: DstRows,
 ) {
     assert_eq!((table.rows(), table.columns()), (positions.len(), 2 * half));
-    assert_apart("rope_table", table, [positions.into()]);
-    // Sixteen times smaller chunks: an element here costs as much as sixteen elsewhere.
+    assert_disjoint("rope_table", table, [positions.into()]);
+    // Chunks have a sixteenth of the usual elements, because an element costs about sixteen times as much here.
     for_each_row_chunk(table.rows(), table.columns() * 16, |chunk| {
-        for token in chunk.start..chunk.start + chunk.len {
+        for token in chunk.range() {
             let row = table.row(token);
             let position = positions.get(token) as f32;
             for (index, frequency) in frequencies_of_token(token).iter().enumerate() {
@@ -122,8 +122,8 @@ pub fn rope(
     assert_eq!(x.columns(), columns);
     assert_eq!((y.rows(), y.columns()), (x.rows(), columns));
     assert_eq!((table.rows(), table.columns()), (x.rows(), shape.rotary_dim));
-    assert_apart_or_same("rope", y, [x.into()]);
-    assert_apart("rope", y, [table.into()]);
+    assert_disjoint_or_same("rope", y, [x.into()]);
+    assert_disjoint("rope", y, [table.into()]);
     let isa = Isa::current();
     for_each_row_chunk(x.rows(), columns, |chunk| {
         rotate_rows(isa, x, table, shape, inverse, y, chunk);
@@ -142,7 +142,7 @@ kernel! {
         let RopeShape { heads, head_dim, rotary_dim } = shape;
         let half = rotary_dim / 2;
         let direction = if inverse { -1.0 } else { 1.0 };
-        for token in chunk.start..chunk.start + chunk.len {
+        for token in chunk.range() {
             let (x, table, y) = (x.row(token), table.row(token), y.row(token));
             for head in 0..heads {
                 let x = x.part(head * head_dim, head_dim);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     fn table(tokens: usize, half: usize, scale: f32) -> Vec<f32> {
-        on_every_machine(|| {
+        on_every_isa(|| {
             let mut table = vec![f32::NAN; tokens * 2 * half];
             // SAFETY: the vector has this shape and is used only through the view.
             let view = unsafe { DstRows::new(table.as_mut_ptr(), tokens, 2 * half, 2 * half) };
@@ -230,7 +230,7 @@ mod tests {
     fn rotate(x: &[f32], table: &[f32], shape: RopeShape, inverse: bool, in_place: bool) -> Vec<f32> {
         let columns = shape.heads * shape.head_dim;
         let tokens = x.len() / columns;
-        on_every_machine(|| {
+        on_every_isa(|| {
             // SAFETY: the vector has this shape and is not written.
             let table = unsafe { SrcRows::new(table.as_ptr(), tokens, shape.rotary_dim, shape.rotary_dim) };
             let mut y = if in_place { x.to_vec() } else { vec![f32::NAN; x.len()] };
@@ -262,7 +262,7 @@ mod tests {
         let short = frequencies(half);
         let long: Vec<f32> = short.iter().map(|frequency| frequency / 3.0).collect();
         let filled = |fill: &(dyn Fn(DstRows) + Sync)| {
-            on_every_machine(|| {
+            on_every_isa(|| {
                 let mut table = vec![f32::NAN; positions.len() * 2 * half];
                 fill(dst(&mut table).rows(2 * half));
                 table
@@ -277,7 +277,7 @@ mod tests {
                 .flat_map(|bounds| vec![bounds[1] - bounds[0]; (bounds[1] - bounds[0]) as usize])
                 .collect();
             let table = by(Lengths::OfSegments(&segments));
-            assert_same_bits("each token's own", &by(Lengths::OfTokens(&of_tokens)), &table);
+            assert_same_bits("length per token", &by(Lengths::OfTokens(&of_tokens)), &table);
             table
         };
         let all_short = filled(&|table| rope_table(src(&positions), &short, 1.19, table));

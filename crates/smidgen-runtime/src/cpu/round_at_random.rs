@@ -1,19 +1,19 @@
-//! f32 to bf16, up or down at random: a step that is too small for bf16 moves a weight now and then, as often as it takes
-//! to move it as far on average.
+//! Stochastic rounding of f32 to bf16: a number is rounded up or down at random, so that updates which are too small for
+//! bf16 are kept on average.
 //!
-//! The random bits of an element follow from seed, optimizer step, tensor, row and column (`counter.rs`), so they are the
-//! same whatever piece or thread it is in, and after a resume.
+//! The random bits of an element follow from seed, optimizer step, tensor, row and column (`counter.rs`). So they do not
+//! depend on threads or on the division into pieces, and are the same after a resume.
 
 use super::chunk::{CHUNK_ELEMENTS, Chunk, for_each_chunk};
 use super::counter::{channel_bits, token_key};
-use super::footprint::assert_apart;
+use super::footprint::assert_disjoint;
 use super::view::{Dst, Src};
 use smidgen_ir::RandomPlace;
 
 /// Rounds rows of `columns` floats. `step` counts from 1.
 pub fn round_at_random(from: Src<f32>, columns: usize, to: Dst<u16>, place: &RandomPlace, step: u64) {
     assert_eq!(from.len(), to.len());
-    assert_apart("round_at_random", to, [from.into()]);
+    assert_disjoint("round_at_random", to, [from.into()]);
     for_each_chunk(from.len(), CHUNK_ELEMENTS, |Chunk { start, len, .. }| {
         let mut at = start;
         while at < start + len {
@@ -29,15 +29,16 @@ pub fn round_at_random(from: Src<f32>, columns: usize, to: Dst<u16>, place: &Ran
     });
 }
 
-/// The next bf16 away from zero with a chance that is the part of the way to it, decided by the upper half of `bits`.
+/// Rounds away from zero with a probability equal to the fraction of the way to the next bf16, else towards zero. The
+/// upper half of `bits` decides.
 pub fn round_up_with(number: f32, bits: u32) -> u16 {
     const NOT_FINITE: u32 = 0x7F80_0000;
-    let own = number.to_bits();
-    if own & NOT_FINITE == NOT_FINITE {
-        // A NaN keeps a bit that says so.
-        return (own >> 16) as u16 | u16::from(number.is_nan());
+    let number_bits = number.to_bits();
+    if number_bits & NOT_FINITE == NOT_FINITE {
+        // A NaN must keep a mantissa bit, or it would become an infinity.
+        return (number_bits >> 16) as u16 | u16::from(number.is_nan());
     }
-    (own.wrapping_add(bits >> 16) >> 16) as u16
+    (number_bits.wrapping_add(bits >> 16) >> 16) as u16
 }
 
 #[cfg(test)]
@@ -55,7 +56,7 @@ mod tests {
     const PLACE: RandomPlace = RandomPlace { seed: 42, tensor: 3, first_row: 0 };
 
     #[test]
-    fn what_bf16_has_stays_as_it_is() {
+    fn bf16_numbers_stay_unchanged() {
         let numbers: Vec<f32> =
             [0.0, -0.0, 1.0, -2.5, 1e-40, f32::INFINITY].map(|number| bf16::from_f32(number).to_f32()).into();
         let expected: Vec<u16> = numbers.iter().map(|number| bf16::from_f32(*number).to_bits()).collect();
@@ -66,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_lost_on_average() {
+    fn the_mean_is_kept() {
         // A quarter of the way from 1 to the next bf16.
         let number = 1.0 + 0.25 / 128.0;
         let numbers = vec![number; 1 << 16];

@@ -1,10 +1,10 @@
-//! The f32 matmul for few rows, as in generation: one token at a time, bound by how fast weights are decoded.
+//! The f32 matmul for few rows, as in generation with one token at a time, which is bound by the decoding of weights.
 //!
 //! `matmul.rs` packs a block of the right operand on all threads, waits, multiplies, and waits again: with one row
 //! on the left, waiting and moving the packed block through the caches take most of the time. Here each task computes
-//! one panel of columns, in a single parallel section: up to four rows straight from the stored blocks
-//! (`direct_matmul.rs`), more of them from a packed panel of its own.
-//! Chunks of depth and the order of each sum are those of `matmul.rs`: both give the same bytes.
+//! one panel of columns, in a single parallel section: up to four rows directly from the stored blocks
+//! (`direct_matmul.rs`), more rows from a panel that the task packs.
+//! Chunks of depth and the order of each sum are those of `matmul.rs`, so both give the same bits.
 //! Left out: right operands that are not transposed, which generation does not have.
 
 use super::arena::aligned_floats;
@@ -14,13 +14,13 @@ use super::direct_matmul::{
 use super::isa::Isa;
 use super::kernel::{LeftRun, PANEL_COLUMNS, RightRows, TileMatmul, TileWrite, tile_matmul};
 use super::matmul::depth_cut;
-use super::matmul_terms::{Chunk, Init, MOST_PIECES, Output, Piece, Term, check_operands};
+use super::matmul_terms::{Chunk, Init, MAX_PIECES, Output, Piece, Term, check_operands};
 use super::packing::{PACK_DEPTH, RightPiece, STRIP, pack_right, panel_width};
 use super::pool::{current_thread, current_threads, run_tasks};
 use smidgen_ir::Storage;
 use smidgen_ir::workspace_cpu::{COLUMN_BLOCK, DEPTH_BLOCK, ROW_BLOCK, matmul_floats};
 
-/// Most rows for which this is faster than `matmul`.
+/// Maximum number of rows for which this is faster than `matmul`.
 pub const FEW_ROWS: usize = 16;
 
 const _: () = assert!(PANEL_COLUMNS <= ROW_BLOCK && PANEL_COLUMNS <= COLUMN_BLOCK);
@@ -38,8 +38,8 @@ pub unsafe fn row_matmul(isa: Isa, terms: &[Term], init: Init, output: Output, w
     let (_, panels) = aligned_floats(workspace).split_at_mut(DEPTH_BLOCK * COLUMN_BLOCK);
     let work = Work { isa, terms, init, output, panels: panels.as_mut_ptr() };
     let panels = output.columns.div_ceil(PANEL_COLUMNS);
-    let panels_each = (panels / TASKS_WANTED).clamp(1, MOST_PANELS);
-    // Tasks are taken in turn, so this is where a thread will probably continue; it is a hint for prefetching.
+    let panels_each = (panels / TASKS_WANTED).clamp(1, MAX_PANELS);
+    // Threads take tasks in turn, so a thread probably continues this many panels later; a hint for prefetching.
     let stride = current_threads() * panels_each;
     run_tasks(panels.div_ceil(panels_each), |task| {
         let first = task * panels_each;
@@ -52,10 +52,10 @@ pub unsafe fn row_matmul(isa: Isa, terms: &[Term], init: Init, output: Output, w
     });
 }
 
-/// Tasks that a wide enough matrix is cut into, at least, ...
+/// Minimum number of tasks that a wide matrix is cut into.
 const TASKS_WANTED: usize = 16;
-/// ... and most panels of one.
-const MOST_PANELS: usize = 8;
+/// Maximum panels of a task.
+const MAX_PANELS: usize = 8;
 
 struct Work<'a> {
     isa: Isa,
@@ -84,7 +84,7 @@ impl Work<'_> {
         });
     }
 
-    /// For rows whose sums are kept in registers while the weights pass by.
+    /// For few rows, whose sums stay in registers while weights are decoded.
     unsafe fn multiply_directly(
         &self,
         chunk: &Chunk,
@@ -170,7 +170,7 @@ impl Work<'_> {
     }
 
     unsafe fn multiply_chunk(&self, chunk: &Chunk, first_column: usize, columns: usize, write: TileWrite) {
-        let mut runs = [LeftRun::strided(std::ptr::null(), 0, 0, 0); MOST_PIECES];
+        let mut runs = [LeftRun::strided(std::ptr::null(), 0, 0, 0); MAX_PIECES];
         // SAFETY: the panel belongs to this thread; pieces are inside their terms, columns inside C.
         unsafe {
             let panel = self.panels.add(current_thread() * ROW_BLOCK * DEPTH_BLOCK);

@@ -17,9 +17,10 @@ use super::round_fp8::round_fp8;
 use super::row_matmul::{FEW_ROWS, row_matmul};
 use super::spill::Spill;
 #[cfg(target_arch = "x86_64")]
-use super::split_matmul::{FEWEST_COLUMNS, split_matmul};
-use super::view::{Dst, DstRows, Src, SrcRows, Stored};
-use super::{Units, act, elementwise, embed, norm, stored};
+use super::split_matmul::{MIN_COLUMNS, split_matmul};
+use super::stored::Stored;
+use super::view::{Dst, DstRows, Src, SrcRows, StoredVector};
+use super::{Units, act, audio_conv, elementwise, embed, norm, plain_act};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::storage::row_scales;
 use smidgen_ir::workspace_cpu::aligned_floats;
@@ -67,18 +68,20 @@ pub fn run_step(
         Op::CacheRows => run.cache_rows(),
         Op::CachedAttention(shape) => run.cached_attention(shape),
         Op::PlaceRows { clear } => run.place_rows(*clear),
-        Op::TakeRows => run.take_rows(),
+        Op::TakeRows => elementwise::take_rows(run.input_rows(0), run.i32s(1), run.output_rows(0)),
         Op::LayerNorm { eps } => run.layer_norm(*eps),
         Op::LayerNormGrad { eps } => run.layer_norm_grad(*eps),
-        Op::Scale { scale } => run.scale(*scale),
-        Op::AddBias => run.add_bias(),
-        Op::Act(kind) => run.act(*kind),
+        Op::Scale { scale } => {
+            plain_act::scale(*scale, run.floats(run.input(0)), run.floats_mut(run.output(0)));
+        }
+        Op::AddBias => plain_act::add_bias(run.input_rows(0), run.stored(run.input(1)), run.output_rows(0)),
+        Op::Act(kind) => plain_act::act(*kind, run.floats(run.input(0)), run.floats_mut(run.output(0))),
         Op::ActGrad(kind) => run.act_grad(*kind),
         Op::CausalConv { backward } => run.causal_conv(*backward),
         Op::ChunkAttention(shape) => run.chunk_attention(shape),
         Op::ChunkAttentionGrad(shape) => run.chunk_attention_grad(shape),
         Op::StridedConv(conv) => run.strided_conv(*conv),
-        Op::JoinPlaces { places } => run.join_places(*places),
+        Op::JoinPlaces { places } => audio_conv::join_places(run.input_rows(0), *places, run.output_rows(0)),
         Op::MaskRows { .. } => run.mask_rows(),
         Op::ScatterRows => elementwise::scatter_rows(run.input_rows(0), run.i32s(1), run.output_rows(0)),
         Op::RmsNormGrad { norm, addend } => {
@@ -123,7 +126,7 @@ pub fn run_step(
         | Op::AllReduce(_)
         | Op::ReduceScatter(_)
         | Op::AllGather(_) => {
-            unreachable!("the device itself starts transfers")
+            unreachable!("the device itself runs transfers and collectives")
         }
         Op::Stowed => {}
     }
@@ -131,7 +134,7 @@ pub fn run_step(
 }
 
 /// Writes scale·number, rounded to the type of `to`.
-fn each<T: Copy>(from: Stored, scale: f32, to: Dst<T>, round: impl Fn(f32) -> T) {
+fn round_each<T: Copy>(from: StoredVector, scale: f32, to: Dst<T>, round: impl Fn(f32) -> T) {
     for index in 0..from.len() {
         to.set(index, round(scale * from.get(index)));
     }
@@ -212,27 +215,27 @@ impl Run<'_> {
         const ROWS_BYTES: usize = 32 << 10;
         let (ids, table, y) = (self.i32s(0), self.input(1), self.output_rows(0));
         let (vocabulary, row_bytes) = (self.rows_of(table), table.storage.bytes(1, table.columns));
-        let most = (ROWS_BYTES / row_bytes).max(1);
-        let places: Vec<i32> = (0..most as i32).collect();
+        let max_rows = (ROWS_BYTES / row_bytes).max(1);
+        let rows_of_buffer: Vec<i32> = (0..max_rows as i32).collect();
         // A buffer of u64, so that its rows are aligned.
-        let mut words = vec![0u64; (most * row_bytes).div_ceil(8)];
-        for first in (0..ids.len()).step_by(most) {
-            let count = most.min(ids.len() - first);
+        let mut words = vec![0u64; (max_rows * row_bytes).div_ceil(8)];
+        for first in (0..ids.len()).step_by(max_rows) {
+            let count = max_rows.min(ids.len() - first);
             // SAFETY: the buffer has at least this many bytes, and bytes have no alignment.
             let bytes =
-                unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), most * row_bytes) };
+                unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), max_rows * row_bytes) };
             for (row, bytes) in bytes.chunks_exact_mut(row_bytes).take(count).enumerate() {
                 let id = ids.get(first + row) as usize;
                 assert!(id < vocabulary, "id {id} is outside a vocabulary of {vocabulary}");
                 spill.file().read(table.offset + id * row_bytes, bytes)?;
             }
-            let rows = stored::Stored::dense(words.as_ptr().cast(), table.storage, count, table.columns);
-            // SAFETY: `places` has `count` elements, and y has rows `first..first + count`.
-            let (places, y) = unsafe {
+            let rows = Stored::dense(words.as_ptr().cast(), table.storage, count, table.columns);
+            // SAFETY: `rows_of_buffer` has `count` elements, and y has rows `first..first + count`.
+            let (ids, y) = unsafe {
                 let target = Dst::new(y.row(first).address(), count * y.columns());
-                (Src::new(places.as_ptr(), count), target.rows(y.columns()))
+                (Src::new(rows_of_buffer.as_ptr(), count), target.rows(y.columns()))
             };
-            embed::embed(places, rows, scale, y);
+            embed::embed(ids, rows, scale, y);
         }
         Ok(())
     }
@@ -247,20 +250,20 @@ impl Run<'_> {
     }
 
     /// A plain weight, as stored.
-    pub(super) fn stored(&self, operand: &Operand) -> Stored {
+    pub(super) fn stored(&self, operand: &Operand) -> StoredVector {
         // SAFETY: as for `elements`.
         unsafe {
             let pointer: *const u8 = self.address(operand);
-            Stored::new(pointer, Self::element(operand), operand.elements_at(self.extent))
+            StoredVector::new(pointer, Self::element(operand), operand.elements_at(self.extent))
         }
     }
 
     /// A matrix as the right operand of a matmul, or as a table of rows.
-    pub(super) fn matrix(&self, operand: &Operand) -> stored::Stored {
+    pub(super) fn matrix(&self, operand: &Operand) -> Stored {
         let (pointer, rows) = (self.address(operand), self.rows_of(operand));
         match operand.part {
-            None => stored::Stored::dense(pointer, operand.storage, rows, operand.columns),
-            Some(part) => stored::Stored::dense(pointer, operand.storage, part.total_rows, operand.columns)
+            None => Stored::dense(pointer, operand.storage, rows, operand.columns),
+            Some(part) => Stored::dense(pointer, operand.storage, part.total_rows, operand.columns)
                 .row_slice(part.first_row, rows),
         }
     }
@@ -296,7 +299,7 @@ impl Run<'_> {
         let first = 4 * floats;
         assert!(first <= bytes, "a workspace of {bytes} bytes, of which {first} are in use");
         // SAFETY: the plan gives this range to this step alone, and each step makes one such slice at a
-        // time, after the part that it uses itself.
+        // time, behind the floats that are in use.
         unsafe {
             std::slice::from_raw_parts_mut(
                 self.arena.pointer(offset + first, bytes - first).cast(),
@@ -305,16 +308,16 @@ impl Run<'_> {
         }
     }
 
-    pub(super) fn matmul(&self, terms: &[Term], init: Init, output: Output, floats_taken: usize) {
+    pub(super) fn matmul(&self, terms: &[Term], init: Init, output: Output, used_floats: usize) {
         match self.step.precision {
             Precision::F32 => {
                 #[cfg(target_arch = "x86_64")]
-                if self.units.f32 == F32Unit::Amx && output.columns >= FEWEST_COLUMNS {
+                if self.units.f32 == F32Unit::Amx && output.columns >= MIN_COLUMNS {
                     // SAFETY: operands are views of planned memory, the output overlaps none of them, and AMX was
                     // detected.
-                    return unsafe { split_matmul(terms, init, output, self.workspace_from(floats_taken)) };
+                    return unsafe { split_matmul(terms, init, output, self.workspace_from(used_floats)) };
                 }
-                self.f32_matmul(terms, init, output, floats_taken)
+                self.f32_matmul(terms, init, output, used_floats)
             }
             Precision::F16 | Precision::Fp8 => unreachable!("`check` refuses {}", self.step.precision.name()),
             Precision::Bf16 => {
@@ -323,7 +326,7 @@ impl Run<'_> {
                 // SAFETY: operands are views of planned memory, the output overlaps none of them, and the
                 // unit is one that was detected.
                 unsafe {
-                    bf16_matmul(unit, terms, init, output, self.workspace_from(floats_taken))
+                    bf16_matmul(unit, terms, init, output, self.workspace_from(used_floats))
                 }
                 #[cfg(not(target_arch = "x86_64"))]
                 unreachable!("{} was not detected", unit.name());
@@ -331,12 +334,12 @@ impl Run<'_> {
         }
     }
 
-    /// A matmul on f32 vectors, whatever the plan's precision.
-    pub(super) fn f32_matmul(&self, terms: &[Term], init: Init, output: Output, floats_taken: usize) {
+    /// A matmul on f32 vectors, at any precision of the plan.
+    pub(super) fn f32_matmul(&self, terms: &[Term], init: Init, output: Output, used_floats: usize) {
         // SAFETY: operands are views of planned memory, the output overlaps none of them, and the
         // instruction set is the one detected.
         unsafe {
-            let (isa, workspace) = (Isa::detect(), self.workspace_from(floats_taken));
+            let (isa, workspace) = (Isa::detect(), self.workspace_from(used_floats));
             if output.rows <= FEW_ROWS && terms.iter().all(|term| term.right_transposed) {
                 row_matmul(isa, terms, init, output, workspace);
             } else {
@@ -347,16 +350,32 @@ impl Run<'_> {
 
     /// y = x·Wᵀ + bias + scale·h·Bᵀ as one matmul over both terms.
     fn linear(&self, bias: bool, lora: Option<f32>) {
-        let mut terms = [Term::NOTHING; 2];
-        let mut count = 1;
-        terms[0] = self.transposed_term(self.input(0), self.input(1), 1.0);
-        if let Some(scale) = lora {
-            let first = 2 + usize::from(bias);
-            terms[1] = self.transposed_term(self.input(first), self.input(first + 1), scale);
-            count = 2;
+        let weight = self.transposed_term(self.input(0), self.input(1), 1.0);
+        let first = 2 + usize::from(bias);
+        let adapter = lora.map(|scale| self.transposed_term(self.input(first), self.input(first + 1), scale));
+        let (init, used) = match bias {
+            true => {
+                let row = self.decoded_vector(self.input(2));
+                (Init::Bias(row.address()), aligned_floats(row.len()))
+            }
+            false => (Init::Overwrite, 0),
+        };
+        self.adapted_matmul(weight, adapter, init, self.matmul_output(self.output(0)), used);
+    }
+
+    /// A matmul of one term, plus the term of an adapter if there is one.
+    pub(super) fn adapted_matmul(
+        &self,
+        term: Term,
+        adapter: Option<Term>,
+        init: Init,
+        output: Output,
+        used_floats: usize,
+    ) {
+        match adapter {
+            None => self.matmul(&[term], init, output, used_floats),
+            Some(adapter) => self.matmul(&[term, adapter], init, output, used_floats),
         }
-        let (init, taken) = if bias { self.bias_row(self.input(2)) } else { (Init::Overwrite, 0) };
-        self.matmul(&terms[..count], init, self.matmul_output(self.output(0)), taken);
     }
 
     pub(super) fn transposed_term(&self, left: &Operand, right: &Operand, scale: f32) -> Term {
@@ -365,12 +384,6 @@ impl Run<'_> {
 
     pub(super) fn plain_term(&self, left: &Operand, right: &Operand, scale: f32) -> Term {
         Term { left: self.left(left), right: self.matrix(right), right_transposed: false, scale }
-    }
-
-    /// The bias as f32 at the start of the workspace, and how many floats of it are then in use.
-    fn bias_row(&self, operand: &Operand) -> (Init, usize) {
-        let row = self.decoded_vector(operand);
-        (Init::Bias(row.address()), aligned_floats(row.len()))
     }
 
     /// A vector as f32, decoded to the start of the workspace.
@@ -393,8 +406,8 @@ impl Run<'_> {
 
     /// dx = Σ scale·d·matrix.
     fn linear_grad(&self, scales: &[f32]) {
-        let mut terms = [Term::NOTHING; MOST_TERMS];
-        assert!(scales.len() <= MOST_TERMS, "{} terms in one matmul", scales.len());
+        let mut terms = [Term::EMPTY; MAX_TERMS];
+        assert!(scales.len() <= MAX_TERMS, "{} terms in one matmul", scales.len());
         for (index, scale) in scales.iter().enumerate() {
             terms[index] = self.plain_term(self.input(2 * index), self.input(2 * index + 1), *scale);
         }
@@ -419,8 +432,8 @@ impl Run<'_> {
         Factor { pointer: self.row_address(operand, row), columns: operand.columns, stride: operand.columns }
     }
 
-    /// Adds scale·leftᵀ·right over `rows` rows to `gradient`. In gradients of LoRA factors one side has only R columns:
-    /// in f32 that side is packed; in bf16, where both are packed, the wide side is packed without transposing it.
+    /// Adds scale·leftᵀ·right over `rows` rows to `gradient`. In gradients of LoRA factors one side has only R columns.
+    /// In f32 that side is packed; in bf16, where both sides are packed, the wide side is packed without transposing it.
     pub(super) fn accumulate_outer(
         &self,
         left: Factor,
@@ -428,28 +441,28 @@ impl Run<'_> {
         rows: usize,
         scale: f32,
         gradient: &Operand,
-        floats_taken: usize,
+        used_floats: usize,
     ) {
         let (n, k) = (left.columns, right.columns);
         let pointer: *mut f32 = self.address(gradient);
-        let as_is = OutputView { pointer, row_stride: k, column_stride: 1 };
+        let plain = OutputView { pointer, row_stride: k, column_stride: 1 };
         let transposed = OutputView { pointer, row_stride: 1, column_stride: k };
-        let keep = match self.step.precision {
+        let keep_order = match self.step.precision {
             Precision::F32 => k <= n,
             Precision::Bf16 | Precision::F16 | Precision::Fp8 => n <= k,
         };
-        let (first, second, view) = if keep { (left, right, as_is) } else { (right, left, transposed) };
+        let (first, second, view) = if keep_order { (left, right, plain) } else { (right, left, transposed) };
         let term = Term {
             left: Left { pointer: first.pointer, row_stride: 1, depth_stride: first.stride },
-            right: stored::Stored {
+            right: Stored {
                 row_stride: second.stride,
-                ..stored::Stored::dense_f32(second.pointer, rows, second.columns)
+                ..Stored::dense_f32(second.pointer, rows, second.columns)
             },
             right_transposed: false,
             scale,
         };
         let output = Output { view, rows: first.columns, columns: second.columns };
-        self.matmul(&[term], Init::Accumulate, output, floats_taken);
+        self.matmul(&[term], Init::Accumulate, output, used_floats);
     }
 
     /// A matrix times `scale`, rounded to another type.
@@ -457,9 +470,9 @@ impl Run<'_> {
         let to = self.step.outputs.first().unwrap_or_else(|| self.update(0));
         let from = self.stored(self.input(0));
         match Self::element(to) {
-            Element::F32 => each(from, scale, self.elements(to), |number| number),
-            Element::Bf16 => each(from, scale, self.elements(to), f32_to_bf16),
-            Element::F16 => each(from, scale, self.elements(to), f32_to_f16),
+            Element::F32 => round_each(from, scale, self.elements(to), |number| number),
+            Element::Bf16 => round_each(from, scale, self.elements(to), f32_to_bf16),
+            Element::F16 => round_each(from, scale, self.elements(to), f32_to_f16),
         }
     }
 
@@ -497,5 +510,5 @@ pub(super) struct Factor {
     pub stride: usize,
 }
 
-/// Most terms of one matmul: more than q, k, v, gate and up with their adapters.
-const MOST_TERMS: usize = 16;
+/// Maximum terms of one matmul: more than q, k, v, gate and up with their adapters.
+const MAX_TERMS: usize = 16;

@@ -1,7 +1,7 @@
 //! The steps of DoRA and LS-LoRA on the CPU: turns operands into views and calls matmuls and row kernels.
 //!
-//! The matrix of DoRA's row norms is as large as a weight, LS-LoRA's argument as large as an activation; only some
-//! rows of either exist at a time, in the step's workspace or in the buffer of the result.
+//! The matrix of DoRA's row norms is as large as a weight, and LS-LoRA's argument is as large as an activation. Only
+//! some rows of either exist at a time, in the step's workspace or in the buffer of the result.
 
 use super::decode_rows::decode_rows;
 use super::fourier::FourierModule;
@@ -36,7 +36,7 @@ impl Run<'_> {
         let (weight, b, norms) = (self.input(0), self.input(2), self.floats_mut(self.update(0)));
         let (n, k) = (self.rows_of(weight), weight.columns);
         let block = workspace_cpu::norm_block_rows(n, k);
-        let taken = workspace_cpu::aligned_floats(block * k);
+        let used = workspace_cpu::aligned_floats(block * k);
         for first in (0..n).step_by(block) {
             let rows = block.min(n - first);
             let sum = self.workspace_floats().part(0, rows * k);
@@ -45,7 +45,7 @@ impl Run<'_> {
             let mut term = self.plain_term(b, self.input(1), scale);
             term.left.pointer = self.row_address(b, first);
             let view = OutputView { pointer: sum.address(), row_stride: k, column_stride: 1 };
-            self.f32_matmul(&[term], Init::Accumulate, Output { view, rows, columns: k }, taken);
+            self.f32_matmul(&[term], Init::Accumulate, Output { view, rows, columns: k }, used);
             columns::row_norms(sum.src().rows(k), norms.part(first, rows));
         }
     }
@@ -55,33 +55,33 @@ impl Run<'_> {
         let (base, y) = (self.floats(self.input(0)), self.floats_mut(self.output(0)));
         let (all, n) = (self.rows_of(self.input(0)), self.input(0).columns);
         let block = FOURIER_ROWS.min(all).max(1);
-        let taken = workspace_cpu::aligned_floats(block * n);
+        let used = workspace_cpu::aligned_floats(block * n);
         let module = self.fourier_module(3, scale);
         for first in (0..all).step_by(block) {
             let rows = block.min(all - first);
             let z = self.workspace_floats().part(0, rows * n);
-            self.fourier_argument(1, first, rows, z, taken);
+            self.fourier_argument(1, first, rows, z, used);
             let (base, y) = (base.part(first * n, rows * n), y.part(first * n, rows * n));
             fourier::fourier(base.rows(n), z.src().rows(n), module, y.rows(n));
         }
     }
 
     /// h·Bᵀ of rows `first..first + rows`, where h is input `input` and B the next input.
-    fn fourier_argument(&self, input: usize, first: usize, rows: usize, z: Dst<f32>, taken: usize) {
+    fn fourier_argument(&self, input: usize, first: usize, rows: usize, z: Dst<f32>, used: usize) {
         let (h, b) = (self.input(input), self.input(input + 1));
         let mut term = self.transposed_term(h, b, 1.0);
         term.left.pointer = self.row_address(h, first);
         let columns = self.rows_of(b);
         let view = OutputView { pointer: z.address(), row_stride: columns, column_stride: 1 };
-        self.matmul(&[term], Init::Overwrite, Output { view, rows, columns }, taken);
+        self.matmul(&[term], Init::Overwrite, Output { view, rows, columns }, used);
     }
 
     /// The argument is computed in the buffer of its gradient.
     pub(super) fn fourier_grad(&self, scale: f32) {
         let dz = self.output_rows(0);
         let partials = workspace_cpu::fourier_partials(dz.rows(), dz.columns());
-        let taken = workspace_cpu::aligned_floats(2 * partials);
-        self.fourier_argument(0, 0, dz.rows(), self.floats_mut(self.output(0)), taken);
+        let used = workspace_cpu::aligned_floats(2 * partials);
+        self.fourier_argument(0, 0, dz.rows(), self.floats_mut(self.output(0)), used);
         let sums = self.workspace_doubles(partials);
         let module = self.fourier_module(2, scale);
         let (dcoefficients, dsigma) = (self.floats_mut(self.update(0)), self.floats_mut(self.update(1)));

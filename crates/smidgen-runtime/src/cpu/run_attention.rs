@@ -1,7 +1,7 @@
 //! Rotary positions and attention on the CPU: turns operands into views, and segment boundaries and cache rows into
 //! slices.
 //!
-//! Left out: what is computed (`rope.rs`, `attention.rs`, `attention_gradient.rs`, `cached_attention.rs`).
+//! Left out: the computation (`rope.rs`, `attention.rs`, `attention_gradient.rs`, `cached_attention.rs`).
 
 use super::attention::{AttentionBuffers, AttentionOptions, Tokens, TokensMut, attention};
 use super::attention_gradient::{AttentionGradientBuffers, attention_gradient};
@@ -75,7 +75,7 @@ impl Run<'_> {
         }
     }
 
-    /// An integer input, such as segment boundaries; nothing writes it while a step runs.
+    /// An integer input, such as segment boundaries.
     pub(super) fn integers(&self, input: usize) -> &[i32] {
         let operand = self.input(input);
         // SAFETY: the range is inside the arena, and nothing writes it during the step.

@@ -1,6 +1,6 @@
-//! The operations of audio on the CPU: turns operands into views.
+//! The steps of audio models on the CPU: turns operands into views.
 //!
-//! Left out: what is computed (`layer_norm.rs`, `plain_act.rs`, `audio_conv.rs`, `chunk_attention.rs`, `elementwise.rs`).
+//! Left out: the computation (`layer_norm.rs`, `plain_act.rs`, `audio_conv.rs`, `chunk_attention.rs`, `elementwise.rs`).
 
 use super::audio_conv::{self, Marks};
 use super::chunk_attention::{Scores, Upstream, chunk_attention, chunk_attention_grad};
@@ -14,10 +14,6 @@ impl Run<'_> {
         elementwise::place_rows(self.input_rows(0), self.i32s(1), audio, self.output_rows(0));
     }
 
-    pub(super) fn take_rows(&self) {
-        elementwise::take_rows(self.input_rows(0), self.i32s(1), self.output_rows(0));
-    }
-
     pub(super) fn layer_norm(&self, eps: f32) {
         let (weight, bias) = (self.stored(self.input(1)), self.stored(self.input(2)));
         layer_norm::layer_norm(self.input_rows(0), weight, bias, eps, self.output_rows(0));
@@ -26,18 +22,6 @@ impl Run<'_> {
     pub(super) fn layer_norm_grad(&self, eps: f32) {
         let (x, weight, dy) = (self.input_rows(0), self.stored(self.input(1)), self.input_rows(2));
         layer_norm::layer_norm_grad(x, weight, eps, dy, self.output_rows(0));
-    }
-
-    pub(super) fn scale(&self, scale: f32) {
-        plain_act::scale(scale, self.floats(self.input(0)), self.floats_mut(self.output(0)));
-    }
-
-    pub(super) fn add_bias(&self) {
-        plain_act::add_bias(self.input_rows(0), self.stored(self.input(1)), self.output_rows(0));
-    }
-
-    pub(super) fn act(&self, kind: PlainActivation) {
-        plain_act::act(kind, self.floats(self.input(0)), self.floats_mut(self.output(0)));
     }
 
     pub(super) fn act_grad(&self, kind: PlainActivation) {
@@ -64,10 +48,6 @@ impl Run<'_> {
         let (x, y) = (self.floats(self.input(0)), self.floats_mut(self.output(0)));
         let (weight, bias) = (self.stored(self.input(2)), self.stored(self.input(3)));
         audio_conv::strided_conv(conv, x, self.marks(1), weight, bias, y);
-    }
-
-    pub(super) fn join_places(&self, places: usize) {
-        audio_conv::join_places(self.input_rows(0), places, self.output_rows(0));
     }
 
     pub(super) fn mask_rows(&self) {

@@ -1,4 +1,4 @@
-//! The head of the model on the CPU: logits, the loss over chunks of them, and its gradients.
+//! The LM head on the CPU: logits, the loss in chunks of rows, and its gradients.
 //!
 //! A chunk of logits is computed in the workspace and replaced by its gradient there, from which the gradients of the
 //! hidden state and of an adapter on the head are computed.
@@ -19,7 +19,7 @@ impl Run<'_> {
         let total = self.elements::<f64>(self.update(0));
         let stride = workspace_cpu::logit_stride(vocabulary);
         let logit_floats = head.chunk * stride;
-        let taken = logit_floats + workspace_cpu::aligned_floats(head.chunk);
+        let used = logit_floats + workspace_cpu::aligned_floats(head.chunk);
         let scratch = self.workspace_floats();
         let mut sum = 0.0;
         for first in (0..rows).step_by(head.chunk) {
@@ -27,7 +27,7 @@ impl Run<'_> {
             let logits = scratch.part(0, count * stride);
             let nll = scratch.part(logit_floats, count);
             let chunk = LossChunk { first, count, logits: logits.address(), stride };
-            self.logits(head.lora, &chunk, taken);
+            self.logits(head.lora, &chunk, used);
             let grad_scale = head.gradient.then_some(weight as f32);
             loss::softmax_loss(
                 logits.rows(stride).column_part(0, vocabulary),
@@ -42,48 +42,38 @@ impl Run<'_> {
                 (0..count).for_each(|row| losses.set(first + row, nll.src().get(row)));
             }
             if head.gradient {
-                self.loss_gradients(head, &chunk, taken);
+                self.loss_gradients(head, &chunk, used);
             }
         }
         total.set(0, total.src().get(0) + sum * weight);
     }
 
-    /// Logits of all rows; the head has the words from `first_word` on.
+    /// Logits of all rows for the tokens of the vocabulary from `first_word` on.
     pub(super) fn all_logits(&self, lora: Option<f32>, softcap: Option<f32>, first_word: usize) {
-        let mut terms = [Term::NOTHING; 2];
-        let mut count = 1;
-        terms[0] = self.transposed_term(self.input(0), self.input(1), 1.0);
-        if let Some(scale) = lora {
-            terms[1] = self.transposed_term(self.input(2), self.input(3), scale);
-            count = 2;
-        }
+        let head = self.transposed_term(self.input(0), self.input(1), 1.0);
+        let adapter = lora.map(|scale| self.transposed_term(self.input(2), self.input(3), scale));
         let words = self.rows_of(self.input(1));
         let logits = self.floats_mut(self.update(0)).rows(self.update(0).columns);
         let logits = logits.column_part(first_word, words);
         let whole = self.matmul_output(self.update(0));
         let view = OutputView { pointer: whole.view.pointer.wrapping_add(first_word), ..whole.view };
-        self.matmul(&terms[..count], Init::Overwrite, Output { view, columns: words, ..whole }, 0);
+        self.adapted_matmul(head, adapter, Init::Overwrite, Output { view, columns: words, ..whole }, 0);
         if let Some(cap) = softcap {
             (0..logits.rows()).for_each(|row| loss::cap_logits(logits.row(row), cap));
         }
     }
 
     /// The logits of a chunk of rows: x times the head, plus h times B of an adapter.
-    pub(super) fn logits(&self, lora: Option<f32>, chunk: &LossChunk, taken: usize) {
+    pub(super) fn logits(&self, lora: Option<f32>, chunk: &LossChunk, used: usize) {
         let vocabulary = self.rows_of(self.input(1));
-        let mut terms = [Term::NOTHING; 2];
-        let mut count = 1;
-        terms[0] = self.chunk_term(0, 1, chunk, 1.0);
-        if let Some(scale) = lora {
-            terms[1] = self.chunk_term(4, 5, chunk, scale);
-            count = 2;
-        }
+        let head = self.chunk_term(0, 1, chunk, 1.0);
+        let adapter = lora.map(|scale| self.chunk_term(4, 5, chunk, scale));
         let view = OutputView { pointer: chunk.logits, row_stride: chunk.stride, column_stride: 1 };
         let output = Output { view, rows: chunk.count, columns: vocabulary };
-        self.matmul(&terms[..count], Init::Overwrite, output, taken);
+        self.adapted_matmul(head, adapter, Init::Overwrite, output, used);
     }
 
-    /// The rows of a chunk of an input, times a transposed matrix.
+    /// A chunk of rows of an input, times a transposed matrix.
     fn chunk_term(&self, input: usize, matrix: usize, chunk: &LossChunk, scale: f32) -> Term {
         let operand = self.input(input);
         let left = Left {
@@ -94,8 +84,8 @@ impl Run<'_> {
         Term { left, right: self.matrix(self.input(matrix)), right_transposed: true, scale }
     }
 
-    /// From the gradients dz of the logits: dx = dz·W, and for an adapter dh = s·dz·B and dB += s·dzᵀ·h.
-    fn loss_gradients(&self, head: &LossHead, chunk: &LossChunk, taken: usize) {
+    /// Computes dx = dz·W from the gradients dz of the logits, and for an adapter dh = s·dz·B and dB += s·dzᵀ·h.
+    fn loss_gradients(&self, head: &LossHead, chunk: &LossChunk, used: usize) {
         let vocabulary = self.rows_of(self.input(1));
         let gradient = Left { pointer: chunk.logits, row_stride: chunk.stride, depth_stride: 1 };
         let into = |index: usize, matrix: usize, scale: f32| {
@@ -109,14 +99,14 @@ impl Run<'_> {
                 right_transposed: false,
                 scale,
             };
-            self.matmul(&[term], Init::Overwrite, output, taken);
+            self.matmul(&[term], Init::Overwrite, output, used);
         };
         into(0, 1, 1.0);
         let mut update = 1;
         let mut outer = |input: usize, scale: f32| {
             let logits = Factor { pointer: chunk.logits, columns: vocabulary, stride: chunk.stride };
             let factor = self.factor(self.input(input), chunk.first);
-            self.accumulate_outer(logits, factor, chunk.count, scale, self.update(update), taken);
+            self.accumulate_outer(logits, factor, chunk.count, scale, self.update(update), used);
             update += 1;
         };
         if let Some(scale) = head.lora {

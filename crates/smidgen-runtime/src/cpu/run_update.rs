@@ -22,14 +22,14 @@ impl Run<'_> {
     pub(super) fn grad_norm(&self, clip: f32, has_squares: bool) {
         let scale = self.loss_scale(self.input(1));
         let loss = self.elements::<f64>(self.input(0)).src().get(0) / scale;
-        let (gradients, more) =
+        let (gradients, squares) =
             self.step.inputs[2..].split_at(self.step.inputs.len() - 2 - usize::from(has_squares));
-        let more = more.iter().map(|squares| {
+        let earlier_squares = squares.iter().map(|squares| {
             let squares = self.elements::<f64>(squares).src();
             (0..squares.len()).map(|index| squares.get(index)).sum::<f64>()
         });
-        let more: f64 = more.sum();
-        let norm = (self.sum_of_squares(gradients) + more).sqrt() / scale;
+        let earlier_squares: f64 = earlier_squares.sum();
+        let norm = (self.sum_of_squares(gradients) + earlier_squares).sqrt() / scale;
         let factor = if clip > 0.0 { (f64::from(clip) / (norm + 1e-6)).min(1.0) } else { 1.0 } / scale;
         let finite = norm.is_finite() && loss.is_finite();
         let report = self.elements::<f64>(self.update(0));

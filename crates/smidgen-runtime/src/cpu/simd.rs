@@ -1,8 +1,8 @@
 //! Instruction sets and the vector helpers that the row operations are written with.
 //!
-//! A body works on arrays of `LANES` floats; `kernel!` compiles it once per instruction set and picks
-//! one at run time. Bodies multiply and add in two roundings on every level, never fused: that keeps
-//! the bytes equal across levels, and these operations are bound by memory, not by arithmetic.
+//! A body works on arrays of `LANES` floats; `kernel!` compiles it once per instruction set (level) and picks
+//! one at run time. Bodies multiply and add with two roundings on every level, never fused: so results are
+//! equal on all levels, and these operations are bound by memory, not by arithmetic.
 //! Helpers are `#[inline(always)]` functions and not closures, because a body that is not inlined
 //! into the `#[target_feature]` function loses the features.
 //! Left out: explicit intrinsics, and tiles for matmuls.
@@ -14,7 +14,7 @@ use std::cell::Cell;
 pub const LANES: usize = 16;
 pub type Lanes = [f32; LANES];
 
-/// An instruction set that this machine has: `new` returns no `Isa` that the CPU lacks.
+/// An instruction set that this machine supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Isa(Level);
 
@@ -23,17 +23,17 @@ thread_local! {
 }
 
 impl Isa {
-    /// `None` when the CPU lacks the level.
+    /// `None` if the CPU does not support the level.
     pub fn new(level: Level) -> Option<Isa> {
         level.is_supported().then_some(Isa(level))
     }
 
-    /// The level in force on this thread: the one given to `with_isa`, else the best the CPU has.
+    /// The level of this thread: the one given to `with_isa`, else the best that the CPU supports.
     pub fn current() -> Isa {
         FORCED.with(Cell::get).unwrap_or_else(|| Isa(Level::detect()))
     }
 
-    /// Every level this machine can run, lowest first.
+    /// Every level that this machine supports, lowest first.
     pub fn available() -> impl Iterator<Item = Isa> {
         Level::ALL.into_iter().rev().filter_map(Isa::new)
     }
@@ -43,8 +43,8 @@ impl Isa {
     }
 }
 
-/// Runs `work` with the level forced for operations entered on this thread. An operation reads its
-/// level once, on entry, and hands it to its chunks; so the chunks on other threads follow.
+/// Runs `work` with a fixed level for operations that are called on this thread. An operation reads its level once, on
+/// entry, and passes it to its chunks on all threads.
 pub fn with_isa<R>(isa: Isa, work: impl FnOnce() -> R) -> R {
     struct Restore(Option<Isa>);
     impl Drop for Restore {
@@ -58,9 +58,9 @@ pub fn with_isa<R>(isa: Isa, work: impl FnOnce() -> R) -> R {
 
 /// Defines a function whose body is compiled once per level; the caller passes an `Isa` first.
 macro_rules! kernel {
-    ($(#[$meta:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block) => {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block) => {
         $(#[$meta])*
-        fn $name(isa: $crate::cpu::simd::Isa, $($arg: $type),*) $(-> $result)? {
+        $vis fn $name(isa: $crate::cpu::simd::Isa, $($arg: $type),*) $(-> $result)? {
             #[inline(always)]
             fn body($($arg: $type),*) $(-> $result)? $body
 
@@ -77,7 +77,7 @@ macro_rules! kernel {
             }
 
             match isa.level() {
-                // SAFETY: an `Isa` of this level exists only where the CPU has all its features.
+                // SAFETY: an `Isa` of this level exists only if the CPU has all its features.
                 #[cfg(target_arch = "x86_64")]
                 $crate::cpu::simd::Level::Avx512 => unsafe { avx512($($arg),*) },
                 // SAFETY: as above.
@@ -141,7 +141,7 @@ pub(crate) fn hidden(number: usize) -> usize {
     std::hint::black_box(number)
 }
 
-/// Adds the lanes as a tree; the fixed order determines the bytes of the result.
+/// Adds the lanes as a tree, in a fixed order.
 #[inline(always)]
 pub fn sum_lanes(lanes: Lanes) -> f32 {
     sum_tree(&lanes)
@@ -223,8 +223,8 @@ pub fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// Near zero an odd polynomial (degree 4 minimax in x², error 4.2e-9), elsewhere 1 - 2 / (e^2|x| + 1);
-/// the seam is where the second form stops losing digits.
+/// Near zero an odd polynomial (degree 4 minimax in x², error 4.2e-9), elsewhere 1 - 2 / (e^2|x| + 1), from where
+/// the second form no longer loses digits.
 #[inline(always)]
 pub fn tanh(x: f32) -> f32 {
     let magnitude = x.abs();

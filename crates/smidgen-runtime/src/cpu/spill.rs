@@ -1,8 +1,8 @@
-//! The offload file: tensors that the plan keeps on disk, read and written by a thread of its own.
+//! The offload file: tensors that the plan keeps on disk, read and written by a separate thread.
 //!
-//! Transfers run in the order in which they began, so one counter says how far they are. The file is unlinked as
-//! soon as it is open: nothing is left behind when the process dies. Bytes that were read or written are dropped from
-//! the page cache, which would otherwise keep in memory what the plan offloaded.
+//! Transfers run in the order in which they began, so counting the finished ones is enough. The file is unlinked as soon
+//! as it is open, so nothing is left behind when the process dies. Bytes that were read or written are dropped from the
+//! page cache, which would otherwise keep the offloaded tensors in memory.
 
 use crate::device::{DeviceError, Fill, FillError};
 use std::fs::{File, OpenOptions};
@@ -53,18 +53,18 @@ impl SpillFile {
         Ok(())
     }
 
-    /// Fills `bytes` bytes from a source, in pieces of at most `most`.
+    /// Fills `bytes` bytes from a source, in pieces of at most `max_bytes`.
     pub fn fill<E>(
         &self,
         offset: usize,
         bytes: usize,
-        most: usize,
+        max_bytes: usize,
         fill: Fill<'_, E>,
     ) -> Result<(), FillError<E>> {
-        let most = bytes.min(most).max(1);
-        let mut piece = vec![0u8; most];
-        for first in (0..bytes).step_by(most) {
-            let piece = &mut piece[..most.min(bytes - first)];
+        let piece_bytes = bytes.min(max_bytes).max(1);
+        let mut piece = vec![0u8; piece_bytes];
+        for first in (0..bytes).step_by(piece_bytes) {
+            let piece = &mut piece[..piece_bytes.min(bytes - first)];
             fill(first, piece).map_err(FillError::Source)?;
             self.write(offset + first, piece).map_err(FillError::Device)?;
         }
@@ -93,7 +93,7 @@ struct State {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// From the file.
+    /// From the file to memory.
     In,
     Out,
 }
@@ -148,7 +148,7 @@ impl Spill {
         self.begun
     }
 
-    /// Waits until transfer `number`, and so every earlier one, is done.
+    /// Waits until transfer `number` and every earlier one are done.
     pub fn wait(&self, number: u64) -> Result<(), DeviceError> {
         let mut state = lock(&self.state.0);
         while state.done < number && state.failed.is_none() {
@@ -186,9 +186,9 @@ fn transfer_all(file: &File, state: &(Mutex<State>, Condvar), inbox: &Receiver<J
             Direction::Out => file.write_all_at(memory, offset).map_err(|error| ("cannot write", error)),
         };
         drop_from_cache(file, offset, memory.len(), direction);
-        let mut state_now = lock(&state.0);
-        state_now.done += 1;
-        state_now.failed = state_now.failed.take().or(result.err());
+        let mut now = lock(&state.0);
+        now.done += 1;
+        now.failed = now.failed.take().or(result.err());
         state.1.notify_all();
     }
 }
@@ -203,9 +203,9 @@ fn allocate(file: &File, bytes: usize) -> io::Result<()> {
     #[cfg(target_os = "linux")]
     {
         use std::os::fd::AsRawFd;
-        // SAFETY: a call on a descriptor that is open.
+        // SAFETY: the descriptor is open.
         let code = unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, bytes as libc::off_t) };
-        // Some file systems cannot reserve; there a full disk is found on the first write.
+        // Some file systems cannot reserve space; there a full disk is found at the first write.
         if code != 0 && code != libc::EOPNOTSUPP && code != libc::EINVAL {
             return Err(io::Error::from_raw_os_error(code));
         }
@@ -213,14 +213,13 @@ fn allocate(file: &File, bytes: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Hints that the page cache may drop these bytes. Writeback of written bytes is started; they can be dropped once
-/// it is done.
+/// Hints that the page cache may drop these bytes. Starts the writeback of written bytes, which can be dropped after it.
 fn drop_from_cache(file: &File, offset: u64, bytes: usize, direction: Direction) {
     #[cfg(target_os = "linux")]
     {
         use std::os::fd::AsRawFd;
         let (descriptor, offset, bytes) = (file.as_raw_fd(), offset as libc::off64_t, bytes as libc::off64_t);
-        // SAFETY: hints on a descriptor that is open.
+        // SAFETY: the descriptor is open, and the calls are only hints.
         unsafe {
             if direction == Direction::Out {
                 libc::sync_file_range(descriptor, offset, bytes, libc::SYNC_FILE_RANGE_WRITE);
@@ -243,12 +242,12 @@ mod tests {
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "the file has no name");
         let mut first: Vec<u8> = (0..100_000).map(|byte| byte as u8).collect();
         let (mut second, mut back) = (vec![7u8; 5000], vec![0u8; 100_000]);
-        // SAFETY: the vectors stay where they are until everything is waited for.
+        // SAFETY: the vectors are not touched until all transfers are waited for.
         unsafe {
             spill.begin(Direction::Out, 300, first.as_mut_ptr(), first.len());
-            let over = spill.begin(Direction::Out, 1000, second.as_mut_ptr(), second.len());
+            let number = spill.begin(Direction::Out, 1000, second.as_mut_ptr(), second.len());
             spill.begin(Direction::In, 300, back.as_mut_ptr(), back.len());
-            spill.wait(over).unwrap();
+            spill.wait(number).unwrap();
             spill.wait_for_all().unwrap();
         }
         first[700..5700].fill(7);

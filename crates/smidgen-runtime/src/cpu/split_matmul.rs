@@ -3,10 +3,10 @@
 //! An f32 number is the sum of three bf16 numbers: itself rounded, the remainder rounded, and the rest. Of the nine
 //! products of two such sums, the six largest are added up in f32; the other three are below 2⁻²⁴ of the result, which
 //! f32 rounds off anyway. AMX has sixteen times the rate of f32 vectors, so six bf16 matmuls are still faster than one
-//! in f32. A right operand that is stored as bf16 needs one plane, and three matmuls.
-//! All threads pack a block of the left operand, which stays in the L2 cache; a task packs some columns of the right
-//! operand for itself and multiplies them with all rows of the block. Sums continue from one chunk of depth to the
-//! next, so the bytes depend on neither blocks, nor threads, nor the other rows.
+//! in f32. A right operand that is stored as bf16 needs one plane and three matmuls.
+//! All threads pack a block of the left operand, which stays in the L2 cache; each task packs some columns of the right
+//! operand and multiplies them with all rows of the block. Sums continue from one chunk of depth to the next, so the
+//! result depends on neither blocks, nor threads, nor the other rows.
 //! Left out: numbers below 2⁻¹⁰⁹, whose smaller planes are subnormal and treated as zero.
 
 use super::arena::aligned_floats;
@@ -17,21 +17,21 @@ use super::bf16_unit::{
 };
 use super::kernel::TileWrite;
 use super::matmul_terms::{
-    Chunk, DepthCut, Init, MOST_PIECES, Output, Piece, Term, check_operands, even_block,
+    Chunk, DepthCut, Init, MAX_PIECES, Output, Piece, Term, check_operands, even_block,
 };
 use super::pool::{current_thread, current_threads, run_tasks};
 use super::stored::SPAN_STEP;
 use smidgen_ir::workspace_cpu::{SPLIT_COLUMNS, SPLIT_DEPTH, SPLIT_PLANES, SPLIT_ROWS, matmul_floats};
 use std::ops::Range;
 
-/// Fewest columns of C for which this is faster than `matmul`. The number of rows has no say: it must not change
-/// the bytes of a row.
-pub const FEWEST_COLUMNS: usize = 64;
+/// Minimum columns of C for which this is faster than `matmul`. The choice does not depend on the number of rows, so
+/// that other rows do not change the bits of a row.
+pub const MIN_COLUMNS: usize = 64;
 
-/// Tasks that a large enough block is cut into.
+/// The number of tasks that a large block is cut into.
 const TASKS_WANTED: usize = 8;
-/// Fewest rows of a task when a block is cut along rows.
-const FEWEST_ROWS: usize = 64;
+/// Minimum rows of a task when a block is cut along rows.
+const MIN_ROWS: usize = 64;
 /// Rows of a left operand that one task packs.
 const LEFT_ROWS: usize = SQUARE;
 /// bf16 numbers in the packed left block, and in the packed columns of one thread.
@@ -54,8 +54,8 @@ pub unsafe fn split_matmul(terms: &[Term], init: Init, output: Output, workspace
     let depth: usize = terms.iter().map(|term| term.depth().next_multiple_of(TILE_DEPTH)).sum();
     let capacity = even_block(depth.max(1), SPLIT_DEPTH, SPAN_STEP);
     let cut = DepthCut { capacity, step: SPAN_STEP, padding: TILE_DEPTH };
-    let most_rows = SPLIT_DEPTH * SPLIT_ROWS / capacity / SQUARE * SQUARE;
-    let row_block = even_block(output.rows, most_rows, SQUARE);
+    let max_rows = SPLIT_DEPTH * SPLIT_ROWS / capacity / SQUARE * SQUARE;
+    let row_block = even_block(output.rows, max_rows, SQUARE);
     for first_row in (0..output.rows).step_by(row_block) {
         cut.for_each(terms, |chunk, is_first| {
             let block = Block {
@@ -80,7 +80,7 @@ pub unsafe fn split_matmul(terms: &[Term], init: Init, output: Output, workspace
 /// How the planes of a chunk are packed into strips of 16 rows or columns.
 struct Strips {
     /// Right tiles of a strip before each piece.
-    first_right: [usize; MOST_PIECES],
+    first_right: [usize; MAX_PIECES],
     /// Elements of a strip of rows, and of a strip of columns.
     left_elements: usize,
     right_elements: usize,
@@ -88,7 +88,7 @@ struct Strips {
 
 impl Strips {
     fn of(terms: &[Term], chunk: &Chunk) -> Strips {
-        let mut first_right = [0; MOST_PIECES];
+        let mut first_right = [0; MAX_PIECES];
         let mut right_tiles = 0;
         for (first, piece) in first_right.iter_mut().zip(chunk.pieces()) {
             *first = right_tiles;
@@ -168,7 +168,7 @@ unsafe fn pack_block(block: &Block<'_>) {
 
 unsafe fn multiply_block(block: &Block<'_>) {
     let groups = block.output.columns.div_ceil(SPLIT_COLUMNS);
-    let parts = (TASKS_WANTED / groups).clamp(1, block.rows.div_ceil(FEWEST_ROWS));
+    let parts = (TASKS_WANTED / groups).clamp(1, block.rows.div_ceil(MIN_ROWS));
     let part_rows = even_block(block.rows, block.rows.div_ceil(parts), SQUARE);
     let parts = block.rows.div_ceil(part_rows);
     run_tasks(groups * parts, |task| {
@@ -229,17 +229,14 @@ unsafe fn multiply_part(block: &Block<'_>, rows: Range<usize>, column: usize, ri
         for row in rows.clone().step_by(SQUARE) {
             let strip = row / TILE;
             let left = block.scratch.lefts.add(strip * strips.left_elements).cast_const();
-            // If there is no second strip, the last one serves again: its rows are not written to C.
+            // Without a second strip the last one is used twice; the extra rows are not written to C.
             let next_left =
                 block.scratch.lefts.add((strip + 1).min(last_strip) * strips.left_elements).cast_const();
             let c = SquareOfC {
                 view: block.output.view.at(block.first_row + row, column),
                 rows: SQUARE.min(rows.end - row),
                 columns,
-                write: match block.write {
-                    TileWrite::Bias(bias) => TileWrite::Bias(bias.add(column)),
-                    other => other,
-                },
+                write: block.write.from_column(column),
             };
             write_square(c, |output, output_stride, accumulate| {
                 let mut square = TileSquare {

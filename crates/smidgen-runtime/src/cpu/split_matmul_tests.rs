@@ -1,5 +1,6 @@
-//! The split matmul against sums in f64, and its errors against those of the f32 matmul on the same operands.
-//! On a machine without AMX nothing is tested here.
+//! Tests of the split matmul against sums in f64, and of its errors against those of the f32 matmul.
+//!
+//! On a machine without AMX they test nothing.
 
 use super::super::bf16_unit::Bf16Unit;
 use super::super::counter::uniform;
@@ -15,7 +16,7 @@ const BF16: Storage = Storage::Plain(DType::Bf16);
 
 fn run_split(threads: usize, sum: Sum<'_>) -> Vec<f32> {
     sum.run(threads, matmul_floats(threads), |terms, init, output, workspace| {
-        // SAFETY: AMX is there, operands have the shapes of their terms, and C is apart from them.
+        // SAFETY: the machine has AMX, operands have the shapes of their terms, and C overlaps none of them.
         unsafe { split_matmul(terms, init, output, workspace) }
     })
 }
@@ -44,8 +45,8 @@ fn check(shape: (usize, usize), terms: &[Operands], start: Start, transposed_out
             squares = [0, 1].map(|which| squares[which] + errors[which] * errors[which]);
         },
     );
-    // Short sums err by less than a rounding either way. Where one product outweighs the others, vectors round it
-    // once, but here it is a sum itself and is rounded several times.
+    // Errors of short sums are below one rounding with both. Where one product outweighs the others, vectors round it
+    // once, but here it is itself a sum and is rounded several times.
     let [split, vectors] = squares.map(|sum| (sum / (shape.0 * shape.1) as f64).sqrt());
     assert!(split <= 2.0 * vectors.max(2e-8), "{shape:?}: errors of {split:e}, with vectors {vectors:e}");
 }

@@ -1,4 +1,4 @@
-//! A matrix in its storage format: where it is in memory, and which rows of a tensor it has.
+//! A matrix in its storage format: its address, and the rows of a tensor that it covers.
 //!
 //! `decode_span.rs` decodes it. Spans of a row begin at multiples of 64 elements, so that a span never begins
 //! inside a block of 64 elements or fewer.
@@ -6,7 +6,7 @@
 use super::footprint::Footprint;
 use smidgen_ir::Storage;
 
-/// Where spans of a row may begin.
+/// Spans of a row begin at multiples of this.
 pub const SPAN_STEP: usize = 64;
 
 /// A view of `rows` × `columns` elements: the rows from `first_row` on of a tensor that has

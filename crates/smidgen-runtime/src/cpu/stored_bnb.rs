@@ -3,7 +3,7 @@
 //! A block of 64 codes shares a scale, so the sixteen values are scaled once per block and looked up.
 //! Blocks run over the flattened tensor: if rows are not a multiple of 64, a span contains parts of blocks
 //! and may begin at a low nibble.
-//! Left out: the meaning of the codes, which `quant` defines.
+//! Left out: the values of the codes, which `quant` defines.
 
 use super::isa::Lanes;
 use super::stored::Stored;
@@ -33,7 +33,7 @@ pub unsafe fn decode_bnb4<V: Lanes>(
         let element = first + done;
         let in_block = BNB4_BLOCK - element % BNB4_BLOCK;
         let run = in_block.min(count - done);
-        // SAFETY: the run lies in one block of the tensor and inside the span.
+        // SAFETY: the run is in one block of the tensor and inside the span.
         unsafe {
             let scale = block_scale(stored.pointer, &parts, double, element / BNB4_BLOCK);
             decode_run::<V>(stored.pointer, values, scale, element, run, target.add(done));
@@ -46,7 +46,7 @@ pub unsafe fn decode_bnb4<V: Lanes>(
 /// `tensor` is readable, and `parts` are its parts.
 #[inline(always)]
 unsafe fn block_scale(tensor: *const u8, parts: &Bnb4Parts, double: bool, block: usize) -> f32 {
-    // SAFETY: the scales of every block lie in the tensor.
+    // SAFETY: the scales of every block are in the tensor.
     unsafe {
         let scales = tensor.add(parts.scales);
         if !double {

@@ -3,7 +3,7 @@
 //! Blocks of 32 are decoded whole, blocks of 256 in quarters of 64: spans begin at multiples of 64.
 //! The product of a scale and a code is exact in f32 except for q6_k, and adding a minimum is then the only
 //! rounding, so fused and separate arithmetic give the same bits.
-//! Layouts are ggml's; `quant/blocks.rs` has the same ones element by element.
+//! Layouts are those of ggml; `quant/blocks.rs` decodes the same ones element by element.
 
 use super::isa::Lanes;
 use super::stored::{SPAN_STEP, Stored};
@@ -26,7 +26,7 @@ pub unsafe fn decode_gguf<V: Lanes>(
     let (elements, bytes) = (block.elements(), block.bytes());
     debug_assert!(stored.columns.is_multiple_of(elements) && first.is_multiple_of(SPAN_STEP));
     debug_assert!(count.is_multiple_of(elements.min(SPAN_STEP)));
-    // SAFETY: rows are whole blocks; pieces of 32 or 64 elements lie in one block and in the span.
+    // SAFETY: rows are whole blocks; pieces of 32 or 64 elements are in one block and in the span.
     unsafe {
         let row = stored.pointer.add(row * (stored.columns / elements) * bytes);
         match block {
@@ -48,8 +48,8 @@ pub unsafe fn decode_gguf<V: Lanes>(
                     let source = row.add((first + at) / 256 * bytes);
                     let (quarter, target) = ((first + at) % 256 / SPAN_STEP, target.add(at));
                     match block {
-                        Block::Q4K => decode_q4_k::<V>(source, quarter, target),
-                        Block::Q5K => decode_q5_k::<V>(source, quarter, target),
+                        Block::Q4K => decode_q4_k_or_q5_k::<V, false>(source, quarter, target),
+                        Block::Q5K => decode_q4_k_or_q5_k::<V, true>(source, quarter, target),
                         _ => decode_q6_k::<V>(source, quarter, target),
                     }
                 }
@@ -63,7 +63,7 @@ pub unsafe fn decode_gguf<V: Lanes>(
 
 #[inline(always)]
 unsafe fn decode_q4_0<V: Lanes>(source: *const u8, target: *mut f32) {
-    // SAFETY: the caller's promise; 16 bytes of nibbles lie behind the scale.
+    // SAFETY: the caller's promise; 16 bytes of nibbles follow the scale.
     unsafe {
         let scale = V::splat_f16(source);
         let middle = V::splat(8.0);
@@ -78,7 +78,7 @@ unsafe fn decode_q4_0<V: Lanes>(source: *const u8, target: *mut f32) {
 
 #[inline(always)]
 unsafe fn decode_q4_1<V: Lanes>(source: *const u8, target: *mut f32) {
-    // SAFETY: the caller's promise; 16 bytes of nibbles lie behind scale and minimum.
+    // SAFETY: the caller's promise; 16 bytes of nibbles follow scale and minimum.
     unsafe {
         let (scale, minimum) = V::splat_f16_pair(source);
         for at in (0..16).step_by(V::WIDTH) {
@@ -90,7 +90,7 @@ unsafe fn decode_q4_1<V: Lanes>(source: *const u8, target: *mut f32) {
     }
 }
 
-/// Codes of five bits: nibbles at `nibbles`, fifth bits in `fifths` from the first element up.
+/// Codes of five bits: nibbles at `nibbles`, fifth bits in `fifths`, lowest bit first.
 #[inline(always)]
 unsafe fn five_bits<V: Lanes>(nibbles: *const u8, fifths: u32, at: usize) -> [V; 2] {
     // SAFETY: the caller's promise; 16 bytes of nibbles.
@@ -106,7 +106,7 @@ unsafe fn five_bits<V: Lanes>(nibbles: *const u8, fifths: u32, at: usize) -> [V;
 
 #[inline(always)]
 unsafe fn decode_q5_0<V: Lanes>(source: *const u8, target: *mut f32) {
-    // SAFETY: the caller's promise; fifth bits and nibbles lie behind the scale.
+    // SAFETY: the caller's promise; fifth bits and nibbles follow the scale.
     unsafe {
         let scale = V::splat_f16(source);
         let middle = V::splat(16.0);
@@ -121,7 +121,7 @@ unsafe fn decode_q5_0<V: Lanes>(source: *const u8, target: *mut f32) {
 
 #[inline(always)]
 unsafe fn decode_q5_1<V: Lanes>(source: *const u8, target: *mut f32) {
-    // SAFETY: the caller's promise; fifth bits and nibbles lie behind scale and minimum.
+    // SAFETY: the caller's promise; fifth bits and nibbles follow scale and minimum.
     unsafe {
         let (scale, minimum) = V::splat_f16_pair(source);
         let fifths = source.add(4).cast::<u32>().read_unaligned();
@@ -135,7 +135,7 @@ unsafe fn decode_q5_1<V: Lanes>(source: *const u8, target: *mut f32) {
 
 #[inline(always)]
 unsafe fn decode_q8_0<V: Lanes>(source: *const u8, target: *mut f32) {
-    // SAFETY: the caller's promise; 32 codes lie behind the scale.
+    // SAFETY: the caller's promise; 32 codes follow the scale.
     unsafe {
         let scale = V::splat_f16(source);
         for at in (0..32).step_by(V::WIDTH) {
@@ -161,11 +161,16 @@ unsafe fn six_bit_scales(scales: *const u8, index: usize) -> (f32, f32) {
 }
 
 #[inline(always)]
-unsafe fn decode_q4_k<V: Lanes>(source: *const u8, quarter: usize, target: *mut f32) {
-    // SAFETY: the caller's promise; a quarter has 32 bytes of nibbles and two sub-blocks.
+unsafe fn decode_q4_k_or_q5_k<V: Lanes, const IS_Q5: bool>(
+    source: *const u8,
+    quarter: usize,
+    target: *mut f32,
+) {
+    // SAFETY: the caller's promise; a quarter has 32 bytes of nibbles and two sub-blocks. In q5_k, 32 bytes in front of
+    // the nibbles hold the fifth bits, one bit for each sub-block.
     unsafe {
         let (scale, minimum) = V::splat_f16_pair(source);
-        let nibbles = source.add(16 + 32 * quarter);
+        let nibbles = source.add(if IS_Q5 { 48 } else { 16 } + 32 * quarter);
         let (low_scale, low_minimum) = six_bit_scales(source.add(4), 2 * quarter);
         let (high_scale, high_minimum) = six_bit_scales(source.add(4), 2 * quarter + 1);
         let (low_scale, low_minimum) = (scale.mul(V::splat(low_scale)), minimum.mul(V::splat(low_minimum)));
@@ -173,29 +178,12 @@ unsafe fn decode_q4_k<V: Lanes>(source: *const u8, quarter: usize, target: *mut 
             (scale.mul(V::splat(high_scale)), minimum.mul(V::splat(high_minimum)));
         for at in (0..32).step_by(V::WIDTH) {
             let bytes = V::widen_u8(nibbles.add(at));
-            let (low, high) = (V::and(bytes, 15), V::shift_right(bytes, 4));
-            V::from_words(low).mul(low_scale).sub(low_minimum).store(target.add(at));
-            V::from_words(high).mul(high_scale).sub(high_minimum).store(target.add(32 + at));
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn decode_q5_k<V: Lanes>(source: *const u8, quarter: usize, target: *mut f32) {
-    // SAFETY: as for q4_k; 32 bytes hold the fifth bits, a bit for each sub-block.
-    unsafe {
-        let (scale, minimum) = V::splat_f16_pair(source);
-        let nibbles = source.add(48 + 32 * quarter);
-        let (low_scale, low_minimum) = six_bit_scales(source.add(4), 2 * quarter);
-        let (high_scale, high_minimum) = six_bit_scales(source.add(4), 2 * quarter + 1);
-        let (low_scale, low_minimum) = (scale.mul(V::splat(low_scale)), minimum.mul(V::splat(low_minimum)));
-        let (high_scale, high_minimum) =
-            (scale.mul(V::splat(high_scale)), minimum.mul(V::splat(high_minimum)));
-        for at in (0..32).step_by(V::WIDTH) {
-            let bytes = V::widen_u8(nibbles.add(at));
-            let fifths = V::shift_right(V::widen_u8(source.add(16 + at)), 2 * quarter as u32);
-            let low = V::or(V::and(bytes, 15), V::and(V::shift_left(fifths, 4), 16));
-            let high = V::or(V::shift_right(bytes, 4), V::and(V::shift_left(fifths, 3), 16));
+            let (mut low, mut high) = (V::and(bytes, 15), V::shift_right(bytes, 4));
+            if IS_Q5 {
+                let fifths = V::shift_right(V::widen_u8(source.add(16 + at)), 2 * quarter as u32);
+                low = V::or(low, V::and(V::shift_left(fifths, 4), 16));
+                high = V::or(high, V::and(V::shift_left(fifths, 3), 16));
+            }
             V::from_words(low).mul(low_scale).sub(low_minimum).store(target.add(at));
             V::from_words(high).mul(high_scale).sub(high_minimum).store(target.add(32 + at));
         }

@@ -1,8 +1,8 @@
-//! Decodes spans of storages of one byte per element: int8 of bitsandbytes with a scale per row, and floats of eight bits
-//! with a scale per row or per square.
+//! Decodes spans of storages with one byte per element: bitsandbytes int8 with a scale per row, and fp8 with a scale per
+//! row or per square block.
 //!
-//! The bits are those of the plain decoders of `quant`, which define what the bytes mean.
-//! Left out: products with such floats in their own precision, which only GPUs have.
+//! The results have the bits of the plain decoders of `quant`, which define the formats.
+//! Left out: matmuls in fp8, which only GPUs have.
 
 use super::isa::Lanes;
 use super::stored::Stored;
@@ -10,7 +10,7 @@ use smidgen_ir::quant::fp8::{EXPONENT_SHIFT, decode_byte};
 use smidgen_ir::quant::int8::ONE_127TH;
 use smidgen_ir::storage::{FP8_BLOCK, row_scales};
 
-/// One of the f32 behind all codes.
+/// Scale number `index` of the tensor; the scales follow the codes.
 ///
 /// # Safety
 /// The tensor is readable and has that many scales.
@@ -37,7 +37,7 @@ pub unsafe fn decode_int8<V: Lanes>(
     target: *mut f32,
 ) {
     let whole = count / V::WIDTH * V::WIDTH;
-    // SAFETY: codes and scales lie in the tensor; every vector is inside the span.
+    // SAFETY: codes and scales are in the tensor; every vector is inside the span.
     unsafe {
         let scale = scale_of(stored, row) * ONE_127TH;
         let source = stored.pointer.add(row * stored.columns + first);
@@ -50,7 +50,7 @@ pub unsafe fn decode_int8<V: Lanes>(
     }
 }
 
-/// The same for floats of eight bits.
+/// Like [`decode_int8`], for fp8 with a scale per row.
 ///
 /// # Safety
 /// As [`decode_int8`].
@@ -73,7 +73,7 @@ pub unsafe fn decode_fp8<V: Lanes>(
     }
 }
 
-/// The same with a scale for each square.
+/// Like [`decode_int8`], for fp8 with a scale per square block.
 ///
 /// # Safety
 /// As [`decode_int8`].
@@ -85,16 +85,16 @@ pub unsafe fn decode_fp8_blocks<V: Lanes>(
     count: usize,
     target: *mut f32,
 ) {
-    let squares = row / FP8_BLOCK * stored.columns.div_ceil(FP8_BLOCK);
+    let first_block = row / FP8_BLOCK * stored.columns.div_ceil(FP8_BLOCK);
     let mut done = 0;
     while done < count {
         let column = first + done;
         let run = (FP8_BLOCK - column % FP8_BLOCK).min(count - done);
-        // SAFETY: the run lies in one square and inside the span.
+        // SAFETY: the run is in one block and inside the span.
         unsafe {
             decode_fp8_run::<V>(
                 stored.pointer.add(row * stored.columns + column),
-                scale_of(stored, squares + column / FP8_BLOCK),
+                scale_of(stored, first_block + column / FP8_BLOCK),
                 run,
                 target.add(done),
             );

@@ -1,5 +1,5 @@
-//! Every storage on every instruction set: spans against the plain decoders of `quant`, products against
-//! products over what they decode, bit for bit.
+//! Tests of every storage on every instruction set, bit for bit: spans against the plain decoders of `quant`, and matmuls
+//! against matmuls over decoded weights.
 
 use super::isa::{Isa, Lanes, on_each_isa};
 use super::kernel::OutputView;
@@ -29,7 +29,7 @@ fn supported() -> impl Iterator<Item = Isa> {
     Isa::ALL.into_iter().filter(|isa| isa.is_supported())
 }
 
-/// The tensor's bytes behind one byte, so that nothing is aligned, and its elements.
+/// The bytes of a tensor behind one extra byte, so that nothing is aligned, and its elements.
 fn tensor(storage: Storage, rows: usize, columns: usize) -> (Vec<u8>, Vec<f32>) {
     let bytes = sane_bytes(storage, rows, columns);
     let mut elements = vec![0.0; rows * columns];
@@ -57,7 +57,7 @@ fn every_span_decodes_as_the_reference_does() {
                         let ends = (first + SPAN_STEP..columns).step_by(SPAN_STEP).chain([columns]);
                         for count in ends.map(|end| end - first) {
                             let mut got = vec![UNTOUCHED; count + 1];
-                            // SAFETY: the span lies in the tensor, which `bytes` holds.
+                            // SAFETY: the span is in the tensor, which `bytes` holds.
                             unsafe { decode(isa, &slice, row, first, count, got.as_mut_ptr()) };
                             assert_eq!(got.pop(), Some(UNTOUCHED), "{storage}, {isa:?}: wrote too far");
                             let start = (first_row + row) * columns + first;
@@ -73,7 +73,6 @@ fn every_span_decodes_as_the_reference_does() {
     }
 }
 
-/// The functions that multiply.
 type Multiply = unsafe fn(Isa, &[Term], Init, Output, &mut [f32]);
 
 /// left (M, K) times the view (K, N), or its transpose (N, K).
@@ -98,15 +97,15 @@ fn multiply_rows(
     let view = OutputView { pointer: c.as_mut_ptr(), row_stride: n, column_stride: 1 };
     let output = Output { view, rows: m, columns: n };
     Pool::new(2).unwrap().enter(|| {
-        // SAFETY: the buffers have the shapes of the product, and C overlaps nothing.
+        // SAFETY: the buffers have the shapes of the matmul, and C overlaps nothing.
         unsafe { function(isa, &[term], Init::Overwrite, output, &mut workspace) }
     });
     c
 }
 
 #[test]
-fn products_are_those_over_the_decoded_weights() {
-    // Deeper and wider than one block of the product, and rows that share blocks of 64.
+fn matmuls_equal_those_over_decoded_weights() {
+    // Deeper and wider than one block of the matmul, and rows that share blocks of 64.
     for (rows, columns) in [(9, 50), (210, 768), (700, 224)] {
         for storage in storages_with(columns) {
             let (bytes, elements) = tensor(storage, rows, columns);
@@ -124,9 +123,9 @@ fn products_are_those_over_the_decoded_weights() {
     }
 }
 
-/// Generation multiplies few rows, straight from blocks where the storage has them.
+/// Generation multiplies few rows, directly from blocks where the storage has them.
 #[test]
-fn products_of_few_rows_are_those_over_the_decoded_weights() {
+fn matmuls_of_few_rows_equal_those_over_decoded_weights() {
     // Panels that are full, that end inside a vector and that are narrower than one; deeper than one chunk.
     for (rows, columns) in [(5, 96), (49, 768), (110, 224), (64, 1536)] {
         for storage in storages_with(columns) {

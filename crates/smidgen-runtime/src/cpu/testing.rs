@@ -1,12 +1,13 @@
-//! What the tests of the row operations share: random numbers, views over vectors, and a harness that runs a
-//! body on every instruction set and several thread counts.
+//! Shared code of the tests of the row operations: random numbers, views over vectors, and a harness that runs a
+//! body on every instruction set with several thread counts.
+//!
 //! Compiled for tests only. Left out: reference implementations; each operation has its own.
 
 use super::convert::{Element, f32_to_bf16, f32_to_f16};
 use super::counter::uniform;
 use super::pool::Pool;
 use super::simd::{Isa, with_isa};
-use super::view::{Dst, Src, Stored};
+use super::view::{Dst, Src, StoredVector};
 use smidgen_ir::quant;
 use smidgen_ir::storage::row_scales;
 use smidgen_ir::{Block, Code4, DType, Storage};
@@ -61,9 +62,9 @@ pub fn stored_bytes(element: Element, values: &[f32]) -> (Vec<u8>, Vec<f32>) {
 }
 
 /// Tests keep `bytes` alive while the view is in use.
-pub fn stored(element: Element, bytes: &[u8]) -> Stored {
+pub fn stored(element: Element, bytes: &[u8]) -> StoredVector {
     // SAFETY: see above; the length is in whole elements.
-    unsafe { Stored::new(bytes.as_ptr(), element, bytes.len() / element.bytes()) }
+    unsafe { StoredVector::new(bytes.as_ptr(), element, bytes.len() / element.bytes()) }
 }
 
 /// Every weight storage whose blocks divide rows of `columns` elements.
@@ -109,7 +110,7 @@ pub fn sane_bytes(storage: Storage, rows: usize, columns: usize) -> Vec<u8> {
     bytes
 }
 
-/// A result down to its last bit, so that -0 differs from 0 and a NaN equals itself.
+/// The bits of a result, so that -0 differs from 0 and a NaN equals itself.
 pub trait Bits {
     fn bits(&self) -> Vec<u64>;
 }
@@ -140,7 +141,7 @@ impl<A: Bits, B: Bits> Bits for (A, B) {
 
 /// Runs `work` on every instruction set with 1, 2 and 4 threads, asserts that all results are the same bytes, and
 /// returns one of them.
-pub fn on_every_machine<R: Bits + Send>(work: impl Fn() -> R + Sync) -> R {
+pub fn on_every_isa<R: Bits + Send>(work: impl Fn() -> R + Sync) -> R {
     let pools = [1, 2, 4].map(|threads| Pool::new(threads).expect("threads can be started"));
     let mut agreed: Option<R> = None;
     for pool in &pools {
@@ -156,7 +157,7 @@ pub fn on_every_machine<R: Bits + Send>(work: impl Fn() -> R + Sync) -> R {
             }
         }
     }
-    agreed.expect("there is a pool and a level")
+    agreed.expect("there is a pool and an instruction set")
 }
 
 /// Each value within `tolerance` of the expected one, relative to the larger of it and `scale`.

@@ -1,6 +1,7 @@
-//! An AdamW step on memory outside of an arena: what a GPU has in host memory, updated by processors.
+//! An AdamW step on memory outside the arena: parameters and optimizer state that a GPU run keeps in host memory and
+//! updates on the CPU.
 //!
-//! The kernels are those of the CPU device, and round as those of a GPU do: the bytes are the same wherever an update runs.
+//! It uses the kernels of the CPU device. They round as the GPU kernels do, so both give the same bytes.
 
 use super::optimizer::{self, AdamwHyper};
 use super::optimizer8::{self, Moment8};
@@ -9,7 +10,7 @@ use super::view::{Dst, Src};
 use smidgen_ir::AdamW;
 use std::time::Instant;
 
-/// The addresses of one step. Report and settings are f64, the rest f32, or moments in 8 bits.
+/// The addresses of one step. Report and settings are f64; the rest is f32, except moments in 8 bits.
 #[derive(Clone, Copy, Debug)]
 pub struct UpdateAt {
     pub settings: AdamW,
@@ -23,15 +24,15 @@ pub struct UpdateAt {
     pub activity: *mut f32,
 }
 
-// SAFETY: addresses; `run` says what has to hold when they are used.
+// SAFETY: only addresses; `run` states the conditions for using them.
 unsafe impl Send for UpdateAt {}
 
 impl UpdateAt {
     /// # Safety
     /// All addresses are aligned and valid for their elements, no two tensors overlap, and nothing else touches them
-    /// meanwhile.
+    /// during the call.
     pub unsafe fn run(&self, pool: &Pool) {
-        // SAFETY: what the caller promises.
+        // SAFETY: the caller's promise.
         unsafe {
             let (report, hyper) = (Src::new(self.report, 4), Src::new(self.hyper, 3));
             let Some((hyper, factor)) = AdamwHyper::read(&self.settings, report, hyper) else { return };
@@ -49,7 +50,7 @@ impl UpdateAt {
     }
 }
 
-/// Bytes a second that this many threads read and write in f32 updates.
+/// Measures the bytes per second that `threads` threads read and write in f32 updates.
 pub fn measure_update_rate(threads: usize) -> std::io::Result<f64> {
     const ELEMENTS: usize = 16 << 20;
     const ROUNDS: usize = 4;
@@ -70,7 +71,7 @@ pub fn measure_update_rate(threads: usize) -> std::io::Result<f64> {
         moments: [m.cast(), v.cast()],
         activity: activity.as_mut_ptr(),
     };
-    // SAFETY: vectors and arrays of these sizes, used by nothing else.
+    // SAFETY: vectors and arrays of these sizes, which nothing else uses.
     let run = || unsafe { update.run(&pool) };
     run();
     let begin = Instant::now();

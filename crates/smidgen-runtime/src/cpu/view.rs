@@ -1,4 +1,4 @@
-//! Raw views into the arena: what an operation reads and writes.
+//! Raw views into the arena: the inputs and outputs of operations.
 //!
 //! Two views may cover the same memory (an operation in place), so neither `&` nor `&mut` over the
 //! elements ever exists; every access goes through these types and is checked against their length.
@@ -42,9 +42,9 @@ pub struct DstRows {
     stride: usize,
 }
 
-/// Weights in the element type they are stored in, read as f32.
+/// Weights of a plain storage, flattened and read as f32. Matrices in any storage are `stored::Stored`.
 #[derive(Clone, Copy, Debug)]
-pub struct Stored {
+pub struct StoredVector {
     pointer: *const u8,
     element: Element,
     len: usize,
@@ -68,9 +68,9 @@ unsafe impl Send for DstRows {}
 // SAFETY: as for `Dst`.
 unsafe impl Sync for DstRows {}
 // SAFETY: as for `Src`.
-unsafe impl Send for Stored {}
+unsafe impl Send for StoredVector {}
 // SAFETY: as for `Src`.
-unsafe impl Sync for Stored {}
+unsafe impl Sync for StoredVector {}
 
 impl<T: Copy> Src<T> {
     /// # Safety
@@ -121,7 +121,7 @@ impl Src<f32> {
     #[inline(always)]
     pub fn lanes_or(self, block: Block, fill: f32) -> Lanes {
         check_block(block, self.len);
-        // SAFETY: the block lies inside the view.
+        // SAFETY: the block is inside the view.
         unsafe { load(self.pointer.add(block.start).cast(), block.count, fill) }
     }
 }
@@ -144,7 +144,7 @@ impl<T: Copy> Dst<T> {
         self.len == 0
     }
 
-    /// Where the view begins, for kernels that take addresses.
+    /// The start of the view, for kernels that take addresses.
     pub fn address(self) -> *mut T {
         self.pointer
     }
@@ -194,10 +194,10 @@ impl Dst<f32> {
         check_block(block, self.len);
         let start = self.pointer.wrapping_add(block.start);
         if block.count == LANES {
-            // SAFETY: the block lies inside the view.
+            // SAFETY: the block is inside the view.
             unsafe { start.cast::<Lanes>().write_unaligned(lanes) };
         } else {
-            // SAFETY: the block lies inside the view and is shorter than `LANES`.
+            // SAFETY: the block is inside the view and is shorter than `LANES`.
             unsafe { store_short(start, block.count, &lanes) };
         }
     }
@@ -275,12 +275,12 @@ impl DstRows {
     }
 }
 
-impl Stored {
+impl StoredVector {
     /// # Safety
     /// `pointer` is valid for reads of `len * element.bytes()` initialised bytes for as long as this
-    /// view or a copy of it is used, and nothing writes them meanwhile. It need not be aligned.
+    /// view or a copy of it is used, and nothing writes them during that time. It need not be aligned.
     pub const unsafe fn new(pointer: *const u8, element: Element, len: usize) -> Self {
-        Stored { pointer, element, len }
+        StoredVector { pointer, element, len }
     }
 
     #[inline(always)]
@@ -296,7 +296,7 @@ impl Stored {
     /// One element as f32. Slow; kernels use `lanes`.
     pub fn get(self, index: usize) -> f32 {
         let one = self.part(index, 1);
-        // SAFETY: the part lies inside the view, which is valid for reads.
+        // SAFETY: the part is inside the view, which is valid for reads.
         unsafe {
             match self.element {
                 Element::F32 => one.pointer.cast::<f32>().read_unaligned(),
@@ -309,7 +309,7 @@ impl Stored {
     #[inline(always)]
     pub fn part(self, start: usize, len: usize) -> Self {
         assert!(start <= self.len && len <= self.len - start);
-        Stored { pointer: self.pointer.wrapping_add(start * self.element.bytes()), len, ..self }
+        StoredVector { pointer: self.pointer.wrapping_add(start * self.element.bytes()), len, ..self }
     }
 
     #[inline(always)]
@@ -324,7 +324,7 @@ impl Stored {
         assert!(self.element == E::ELEMENT);
         check_block(block, self.len);
         let start = self.pointer.wrapping_add(block.start * size_of::<E::Bits>());
-        // SAFETY: the block lies inside the view, which holds elements of this size.
+        // SAFETY: the block is inside the view, which holds elements of this size.
         let bits = unsafe { load(start, block.count, E::ZERO) };
         let mut lanes = [0.0; LANES];
         for lane in 0..LANES {
@@ -364,8 +364,8 @@ impl From<DstRows> for Footprint {
     }
 }
 
-impl From<Stored> for Footprint {
-    fn from(view: Stored) -> Footprint {
+impl From<StoredVector> for Footprint {
+    fn from(view: StoredVector) -> Footprint {
         let bytes = view.len * view.element.bytes();
         Footprint::flat(view.pointer.addr(), bytes)
     }
@@ -381,7 +381,7 @@ fn check_block(block: Block, len: usize) {
     assert!(block.count <= LANES && block.count <= len && block.start <= len - block.count);
 }
 
-/// Short blocks have functions of their own that are never inlined: otherwise LLVM merges both branches into
+/// Short blocks have separate functions that are never inlined: otherwise LLVM merges both branches into
 /// one `memcpy` of unknown length, which is a call per block.
 ///
 /// # Safety
@@ -411,7 +411,7 @@ unsafe fn load_short<T: Copy>(from: *const u8, count: usize, fill: T) -> [T; LAN
 }
 
 /// # Safety
-/// `to` is writable for `count <= LANES` floats and lies outside `lanes`.
+/// `to` is writable for `count <= LANES` floats and is outside `lanes`.
 #[cold]
 #[inline(never)]
 unsafe fn store_short(to: *mut f32, count: usize, lanes: &Lanes) {
@@ -432,7 +432,7 @@ mod tests {
         let mut shifted = vec![0_u8];
         shifted.extend(&halves);
         // SAFETY: `shifted` outlives the view and holds three f16 after its first byte.
-        let stored = unsafe { Stored::new(shifted.as_ptr().add(1), Element::F16, 3) };
+        let stored = unsafe { StoredVector::new(shifted.as_ptr().add(1), Element::F16, 3) };
         let lanes = stored.lanes::<StoredF16>(Block { start: 0, count: 3 });
         assert_eq!(&lanes[..4], &[1.0, -2.5, 0.15625, 0.0]);
         let lanes = stored.part(1, 2).lanes::<StoredF16>(Block { start: 1, count: 1 });

@@ -1,4 +1,4 @@
-//! What DoRA and LS-LoRA add to a linear: column gains, a trained function, and row norms.
+//! Examples of the operations that DoRA and LS-LoRA add to a linear: column gains, a trained function, and row norms.
 //!
 //! Row norms have no gradient; they are compared with f64.
 
@@ -21,14 +21,14 @@ pub fn examples() -> Vec<Example> {
         fourier(-1.5, 3, [11, 37]),
         fourier(1.1, 1, [1, 16]),
         fourier(-0.8, 2, [FOURIER_ROWS + 9, 7]),
-        fourier_of_its_own_base(),
-        Example { covers: &["row_norms"], proof: Proof::Values(row_norms_are_those_of_f64) },
-        Example { covers: &["round"], proof: Proof::Values(rounded_leaves_are_what_storing_makes_of_them) },
+        two_fourier_modules_on_one_input(),
+        Example { covers: &["row_norms"], proof: Proof::Values(row_norms_match_f64) },
+        Example { covers: &["round"], proof: Proof::Values(rounding_matches_storing) },
     ]
 }
 
 /// scale·weight, rounded to the stored type.
-fn rounded_leaves_are_what_storing_makes_of_them() -> BTreeSet<&'static str> {
+fn rounding_matches_storing() -> BTreeSet<&'static str> {
     const SCALE: f32 = 0.3;
     let values = random_reals(5, 7 * 13);
     let extent = Extent { tokens: 1, rows: 1, segments: 1, audio: 0 };
@@ -53,7 +53,7 @@ fn rounded_leaves_are_what_storing_makes_of_them() -> BTreeSet<&'static str> {
     BTreeSet::from(["round"])
 }
 
-/// z, the magnitude and the bias have gradients, the norm has none.
+/// z, the magnitude and the bias have gradients; the norm has none.
 fn scale_columns(bias: Option<DType>, [tokens, n]: [usize; 2]) -> Example {
     let mut draft = Draft::new(&[tokens], 1);
     let z = draft.tokens("z", n);
@@ -87,8 +87,8 @@ fn fourier(sigma: f32, rank: usize, [tokens, n]: [usize; 2]) -> Example {
     gradient(&["fourier", "fourier_grad", "weight_grad", "linear_grad"], draft.gradient_of(&name, y))
 }
 
-/// Base and h from one x, and two rows of one leaf of coefficients, as for two modules on one input.
-fn fourier_of_its_own_base() -> Example {
+/// Base and h come from one x, and the coefficients are two rows of one leaf, as for two modules on one input.
+fn two_fourier_modules_on_one_input() -> Example {
     let mut draft = Draft::new(&[6, 4], 1);
     let x = draft.tokens("x", 13);
     let coefficients = draft.matrix_of("coefficients", [2, 4], DType::F32, &[COEFFICIENTS; 2].concat());
@@ -101,8 +101,8 @@ fn fourier_of_its_own_base() -> Example {
         let base = draft.op(plain.clone(), &[y, weight], &["base"])[0];
         let h = draft.op(plain.clone(), &[y, a], &["h"])[0];
         let b = draft.matrix(&format!("b {module}"), 13, 3, DType::F32);
-        let own = [coefficients, sigma].map(|leaf| draft.rows_of(leaf, module, 1));
-        y = draft.op(Op::Fourier { scale: 0.3 }, &[base, h, b, own[0], own[1]], &["y"])[0];
+        let [coefficients, sigma] = [coefficients, sigma].map(|leaf| draft.rows_of(leaf, module, 1));
+        y = draft.op(Op::Fourier { scale: 0.3 }, &[base, h, b, coefficients, sigma], &["y"])[0];
     }
     let mut example = gradient(&["fourier", "fourier_grad"], draft.gradient_of("fourier twice", y));
     // A bf16 step of 0.05 through two modules shows curvature.
@@ -114,8 +114,8 @@ fn fourier_of_its_own_base() -> Example {
 
 const SCALE: f32 = 0.8;
 
-/// A few rows, and more than one block of rows with a remainder.
-fn row_norms_are_those_of_f64() -> BTreeSet<&'static str> {
+/// Covers a few rows, and more than one block of rows with a remainder.
+fn row_norms_match_f64() -> BTreeSet<&'static str> {
     let mut several_blocks = 0;
     for dtype in [DType::F32, DType::Bf16, DType::F16] {
         for (n, k, rank) in [(5, 9, 2), (70, 33, 16), (150, 4100, 3)] {
@@ -123,7 +123,7 @@ fn row_norms_are_those_of_f64() -> BTreeSet<&'static str> {
             several_blocks += usize::from(norm_block_rows(n, k) < n);
         }
     }
-    assert_eq!(several_blocks, 3, "one size of each storage is cut into blocks");
+    assert_eq!(several_blocks, 3, "one size of each storage has several blocks");
     BTreeSet::from(["row_norms"])
 }
 

@@ -1,8 +1,8 @@
-//! Attention and its gradient against f64: an analytic reference for many shapes, and finite differences
-//! of the reference's forward pass for a small one; and the same bytes for any number of threads. On a machine with a
-//! bf16 unit, bf16 matmuls are compared within the error that their rounding allows.
+//! Tests attention and its gradient against f64: an analytic reference for many shapes, and finite differences of the
+//! reference's forward pass for a small shape. Also tests that any number of threads gives the same bytes. On a machine
+//! with a bf16 unit, bf16 matmuls are compared within the error that their rounding allows.
 //!
-//! Buffers have rows wider than their heads, filled with a mark that must survive.
+//! Buffers have rows wider than their heads, filled with a mark that must not be overwritten.
 //! Left out: speed.
 
 use smidgen_ir::workspace_cpu::{attention_floats, bf16_attention_thread_floats};
@@ -197,16 +197,16 @@ fn reference(case: &Case<'_>, q: &[f64], k: &[f64], v: &[f64], o_gradient: &[f64
                             slopes.push(1.0);
                         }
                         Some(cap) => {
-                            let bent = (raw / f64::from(cap)).tanh();
-                            scores.push(f64::from(cap) * bent);
-                            slopes.push(1.0 - bent * bent);
+                            let t = (raw / f64::from(cap)).tanh();
+                            scores.push(f64::from(cap) * t);
+                            slopes.push(1.0 - t * t);
                         }
                     }
                 }
-                let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                let sum: f64 = scores.iter().map(|s| (s - most).exp()).sum();
-                out.lse[i * case.heads + head] = most + sum.ln();
-                let p: Vec<f64> = scores.iter().map(|s| (s - most).exp() / sum).collect();
+                let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+                out.lse[i * case.heads + head] = max + sum.ln();
+                let p: Vec<f64> = scores.iter().map(|s| (s - max).exp() / sum).collect();
                 let mut dp = vec![0.0; keys.len()];
                 for (at, &j) in keys.iter().enumerate() {
                     for c in 0..d {
@@ -229,7 +229,8 @@ fn reference(case: &Case<'_>, q: &[f64], k: &[f64], v: &[f64], o_gradient: &[f64
     out
 }
 
-/// The error of two roundings to 8 bits in each of a few matmuls, relative to the largest; the worst measured is 8.6e-3.
+/// The error of two roundings to 8 bits in each of a few matmuls, relative to the largest value; the largest measured
+/// error is 8.6e-3.
 const BF16_TOLERANCE: f64 = 1.5e-2;
 
 fn units() -> impl Iterator<Item = Bf16Unit> {
@@ -237,18 +238,18 @@ fn units() -> impl Iterator<Item = Bf16Unit> {
 }
 
 fn assert_near(name: &str, got: &[f64], want: &[f64], case: &Case<'_>, unit: Bf16Unit) {
-    let largest = want.iter().fold(1.0f64, |most, x| most.max(x.abs()));
+    let largest = want.iter().fold(1.0f64, |max, x| max.max(x.abs()));
     let worst = got.iter().zip(want).map(|(got, want)| (got - want).abs()).fold(0.0, f64::max);
-    // Not `worst <= ...`: a NaN has to fail.
+    // `worst` ignores NaN, so the values are also checked to be finite.
     assert!(
         got.iter().all(|x| x.is_finite()) && worst <= BF16_TOLERANCE * largest,
-        "{name} is {:.1e} of the largest away, {unit:?} in {case:?}",
+        "{name} differs by {:.1e} of the largest value, {unit:?} in {case:?}",
         worst / largest
     );
 }
 
 fn assert_close(name: &str, got: &[f64], want: &[f64], case: &Case<'_>, isa: Isa) {
-    let largest = want.iter().fold(1.0f64, |most, x| most.max(x.abs()));
+    let largest = want.iter().fold(1.0f64, |max, x| max.max(x.abs()));
     for (index, (got, want)) in got.iter().zip(want).enumerate() {
         assert!(
             (got - want).abs() <= 4e-6 * largest,
@@ -296,7 +297,7 @@ fn every_head_size() {
 }
 
 #[test]
-fn segments_that_fit_no_block() {
+fn segments_of_any_length() {
     for segments in
         [&[0, 0, 1, 1, 2, 99, 99, 163, 260, 260][..], &[0, 64, 160, 256], &[0, 333], &[0, 1], &[0, 0], &[0]]
     {
@@ -340,13 +341,12 @@ fn gradients_are_finite_differences_of_the_reference() {
     let gradients = [&got.q_gradient, &got.k_gradient, &got.v_gradient].map(Matrix::dense);
     for which in 0..3 {
         for index in 0..start[which].len() {
-            let mut values = [-1e-5, 1e-5].map(|step| {
+            let [above, below] = [1e-5, -1e-5].map(|step| {
                 let mut moved = start.clone();
                 moved[which][index] += step;
                 loss(&moved[0], &moved[1], &moved[2])
             });
-            values.reverse();
-            let slope = (values[0] - values[1]) / 2e-5;
+            let slope = (above - below) / 2e-5;
             let gradient = gradients[which][index];
             assert!(
                 (slope - gradient).abs() < 1e-5,

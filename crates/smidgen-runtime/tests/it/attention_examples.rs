@@ -1,9 +1,9 @@
-//! Attention and rotary embeddings, on packed segments with grouped heads.
+//! Examples of attention and rotary embeddings, on packed segments with grouped heads.
 //!
 //! Segments are shorter and longer than a tile of queries and a tile of keys.
 
 use crate::check::same_bytes_everywhere;
-use crate::decoder_cache::cached_logits_are_those_of_the_whole;
+use crate::decoder_cache::cached_logits_equal_those_of_whole_sequences;
 use crate::draft::Draft;
 use crate::examples::{Example, Proof, gradient};
 use crate::numbers::{Content, decode_reals};
@@ -30,13 +30,13 @@ pub fn examples() -> Vec<Example> {
         attention(&[QUERY_BLOCK + 3, KEY_BLOCK + 11], [2, 1, 8], Some(KEY_BLOCK + 1), Some(0.5)),
         Example {
             covers: &["cache_rows", "cached_attention"],
-            proof: Proof::Values(cached_logits_are_those_of_the_whole),
+            proof: Proof::Values(cached_logits_equal_those_of_whole_sequences),
         },
         rope(3, 16, false),
         rope(2, 12, true),
         rope_of_long_and_short_samples(),
         Example { covers: &["rope_table"], proof: Proof::Values(rope_table_holds_cosines_and_sines) },
-        Example { covers: &["rope_table"], proof: Proof::Values(longrope_goes_by_the_length_of_a_sample) },
+        Example { covers: &["rope_table"], proof: Proof::Values(longrope_depends_on_the_sample_length) },
     ]
 }
 
@@ -44,7 +44,7 @@ fn attention(segments: &[usize], sizes: [usize; 3], window: Option<usize>, softc
     gradient(&["attention", "attention_grad"], attention_subject(segments, sizes, window, softcap))
 }
 
-/// Heads, key heads and channels of a head. Scores are about 1/3 here, so a cap of 0.5 changes them.
+/// Sizes are heads, key heads and channels of a head. Scores are about 1/3 here, so a softcap of 0.5 changes them.
 pub fn attention_subject(
     segments: &[usize],
     [heads, kv_heads, head_dim]: [usize; 3],
@@ -73,7 +73,7 @@ fn rope(heads: usize, head_dim: usize, inverse: bool) -> Example {
     gradient(&["rope"], draft.gradient_of(&format!("rope of {heads} heads of {head_dim}"), y))
 }
 
-/// With scaled cosines and sines, the gradient is rotated back with the same table.
+/// Cosines and sines are scaled, and the gradient is rotated back with the same table.
 fn rope_of_long_and_short_samples() -> Example {
     let mut draft = Draft::new(&[4, 9, 1], 1);
     let positions = draft.ids("positions", Dim::Tokens, 2000);
@@ -140,8 +140,8 @@ fn rope_table_holds_cosines_and_sines() -> BTreeSet<&'static str> {
     BTreeSet::from(["rope_table"])
 }
 
-/// Samples of 5, 6 and 1 tokens in one micro-batch: up to 5 is short.
-fn longrope_goes_by_the_length_of_a_sample() -> BTreeSet<&'static str> {
+/// Samples of 5, 6 and 1 tokens in one micro-batch; up to 5 tokens count as short.
+fn longrope_depends_on_the_sample_length() -> BTreeSet<&'static str> {
     let spec = longrope(5);
     let RopeScaling::LongRope { short, long, .. } = &spec.scaling else {
         unreachable!("longrope is longrope")

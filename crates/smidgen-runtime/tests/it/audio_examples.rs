@@ -1,4 +1,4 @@
-//! Operations of audio: rows placed among tokens, the layers of an encoder, and the convolutions in front of it.
+//! Examples of audio operations: rows placed among tokens, the layers of an encoder, and the convolutions in front of it.
 //!
 //! Audio rows come from a trained linear on a square input, so that every element's gradient reaches a weight. Clips and
 //! chunks have several lengths; the convolutions are compared with sums in f64 over whole spectrograms.
@@ -14,7 +14,7 @@ use smidgen_ir::{
 };
 use std::collections::BTreeSet;
 
-/// Rows of chunks, two of which are one clip.
+/// Rows of three chunks; the first two belong to one clip.
 const CHUNKS: [usize; 3] = [7, 4, 1];
 
 pub fn examples() -> Vec<Example> {
@@ -30,7 +30,7 @@ pub fn examples() -> Vec<Example> {
     examples.extend([DType::F32, DType::Bf16].map(layer_norm));
     examples.extend([PlainActivation::Silu, PlainActivation::Gelu, PlainActivation::Relu].map(act));
     for (covers, compare) in [
-        (&["strided_conv"] as &'static [_], convolutions_are_those_of_the_whole_clip as fn() -> _),
+        (&["strided_conv"] as &'static [_], convolutions_match_whole_clips as fn() -> _),
         (&["join_places"], places_are_joined_channel_by_channel),
         (&["mask_rows"], rows_without_frames_are_zero),
     ] {
@@ -39,7 +39,7 @@ pub fn examples() -> Vec<Example> {
     examples
 }
 
-/// Of audio rows in chunks and clips.
+/// The marks of audio rows in chunks; each chunk has a number of rows and may begin a clip.
 fn marks(chunks: &[(usize, bool)], frames: impl Fn(usize) -> i32) -> Vec<i32> {
     let (mut marks, mut clip) = (Vec::new(), 0);
     for &(rows, begins_clip) in chunks {
@@ -59,7 +59,7 @@ fn draft() -> (Draft, ValueId) {
     (draft, marks)
 }
 
-/// Checks the gradient of audio rows through where they are placed; one of them goes nowhere.
+/// Checks the gradient of audio rows that are placed among tokens; one of them is placed nowhere.
 fn check(mut draft: Draft, name: &str, covers: &'static [&'static str], rows: ValueId) -> Example {
     let columns = draft.columns(rows);
     let x = draft.tokens("x", columns);
@@ -98,7 +98,7 @@ fn layer_norm(dtype: DType) -> Example {
     check(draft, &format!("layer norm {dtype}"), &["layer_norm", "layer_norm_grad"], y)
 }
 
-/// ReLU is far from its kink, where there is no derivative.
+/// Inputs of ReLU are far from zero, where it has no derivative.
 fn act(kind: PlainActivation) -> Example {
     let (mut draft, _) = draft();
     let mut x = draft.audio("audio", 19);
@@ -121,18 +121,18 @@ fn causal_conv(taps: usize, dtype: DType) -> Example {
 }
 
 /// Chunks are longer and shorter than the largest distance of the bias.
-fn attention(heads: usize, head_dim: usize, most: usize, dtype: DType) -> Example {
+fn attention(heads: usize, head_dim: usize, max_distance: usize, dtype: DType) -> Example {
     let (mut draft, marks) = draft();
     let [q, k, v] = ["q", "k", "v"].map(|name| draft.audio(name, heads * head_dim));
-    let bias = draft.frozen_matrix("bias", 2 * most, heads, dtype);
+    let bias = draft.frozen_matrix("bias", 2 * max_distance, heads, dtype);
     let scale = (head_dim as f32).powf(-0.5);
     let shape = AttentionShape { heads, kv_heads: heads, head_dim, scale, window: None, softcap: None };
     let y = draft.op(Op::ChunkAttention(shape), &[q, k, v, marks, bias], &["o", "lse"])[0];
     let covers = &["chunk_attention", "chunk_attention_grad"];
-    check(draft, &format!("chunk attention of {heads} heads, {most} distances"), covers, y)
+    check(draft, &format!("chunk attention of {heads} heads, {max_distance} distances"), covers, y)
 }
 
-/// The same over chunks of several tiles of a GPU's kernels, for comparing devices.
+/// Attention over chunks of several tiles of the GPU kernels, to compare devices.
 pub fn long_attention(heads: usize, head_dim: usize) -> Subject {
     let chunks = [70, 130, 3, 64];
     let rows: usize = chunks.iter().sum();
@@ -177,9 +177,9 @@ fn marked(marks: Vec<i32>) -> (Type, Content) {
     (ty, Content::Integers(marks))
 }
 
-/// A first convolution and a depthwise one, on clips of 21 and 8 frames: the second sees as many frames as the first
-/// leaves of each clip, and zeros beyond them.
-fn convolutions_are_those_of_the_whole_clip() -> BTreeSet<&'static str> {
+/// A first convolution and depthwise ones, on clips of 21 and 8 frames. A later convolution sees the output frames of the
+/// one before for each clip, and zeros beyond them.
+fn convolutions_match_whole_clips() -> BTreeSet<&'static str> {
     for (frames, depthwise) in [(4, false), (2, true), (1, true)] {
         compare_convolution(StridedConv { frames, bins: 3, depthwise }, 17);
     }
@@ -209,17 +209,13 @@ fn compare_convolution(conv: StridedConv, channels: usize) {
     assert_eq!(got.len(), audio * frames * bins * channels);
     let mut first_row = 0;
     for mel_frames in clips {
-        let sounding = mel_frames.div_ceil(8 / in_frames);
+        let valid_frames = mel_frames.div_ceil(8 / in_frames);
         let input = |frame: isize, bin: isize, channel: usize| -> f64 {
-            let inside = (0..sounding as isize).contains(&frame) && (0..in_bins as isize).contains(&bin);
-            let place = ((first_row * in_frames) as isize + frame) * in_bins as isize + bin;
-            if inside {
-                f64::from(x[place as usize * input_channels + channel % input_channels])
-            } else {
-                0.0
-            }
+            let inside = (0..valid_frames as isize).contains(&frame) && (0..in_bins as isize).contains(&bin);
+            let at = ((first_row * in_frames) as isize + frame) * in_bins as isize + bin;
+            if inside { f64::from(x[at as usize * input_channels + channel % input_channels]) } else { 0.0 }
         };
-        for frame in 0..sounding.div_ceil(2) {
+        for frame in 0..valid_frames.div_ceil(2) {
             for (bin, channel) in (0..bins).flat_map(|bin| (0..channels).map(move |channel| (bin, channel))) {
                 let mut want = f64::from(bias[channel]);
                 for tap in 0..9 {

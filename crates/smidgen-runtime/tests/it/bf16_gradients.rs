@@ -1,9 +1,9 @@
-//! A whole decoder with bf16 matmuls against the same decoder in f32: loss, gradients, threads, recompute.
+//! Tests a whole decoder with bf16 matmuls against the same decoder in f32: loss, gradients, threads, recompute.
 //!
-//! Rounding changes an operand by 1.1e-3 on average, and so a product of two by 1.6e-3; a gradient of two layers passes
+//! Rounding changes an operand by 1.1e-3 on average, and so a product of two by 1.6e-3. A gradient of two layers passes
 //! through some fifteen matmuls, so an error of about 6e-3 is expected if nothing amplifies it. These models have narrow
-//! sums, short windows and caps, which amplify it two to five times.
-//! Left out: machines without a bf16 unit, where nothing is tested here.
+//! sums, short windows and softcaps, which amplify it two to five times.
+//! Left out: machines without a bf16 unit, where these tests are skipped.
 
 use crate::decoder::{Choice, gemma2, phi3};
 use crate::numbers::{decode_doubles, decode_reals};
@@ -47,26 +47,26 @@ fn choices() -> Vec<(Choice, f64)> {
 }
 
 #[test]
-fn gradients_in_bf16_are_those_in_f32_within_its_rounding() {
+fn gradients_in_bf16_match_f32_within_rounding() {
     if Bf16Unit::detect().is_none() {
         eprintln!("skipped: this machine has no unit for bf16");
         return;
     }
-    for (choice, too_far) in choices() {
+    for (choice, max_distance) in choices() {
         let subject = choice.subject_with(LayerSet::none());
         let exact = outcome(&subject, Precision::F32, 2);
         let rounded = outcome(&subject, Precision::Bf16, 2);
         let distance = relative_distance(&rounded, &exact);
         eprintln!("`{}`: {distance:.2e} of the gradient", choice.name);
         // A distance of 0 would mean that nothing was rounded.
-        assert!(distance > 1e-4 && distance < too_far, "`{}` is {distance:.2e} away", choice.name);
+        assert!(distance > 1e-4 && distance < max_distance, "`{}` is {distance:.2e} away", choice.name);
         let [got, want] = [&rounded, &exact].map(|outcome| decode_doubles(&outcome.result)[0]);
         assert!((got - want).abs() < 1e-2 * want, "`{}`: a loss of {got}, not {want}", choice.name);
     }
 }
 
 #[test]
-fn threads_and_recompute_do_not_show_in_bf16() {
+fn threads_and_recompute_change_nothing_in_bf16() {
     if Bf16Unit::detect().is_none() {
         eprintln!("skipped: this machine has no unit for bf16");
         return;
@@ -78,5 +78,5 @@ fn threads_and_recompute_do_not_show_in_bf16() {
         assert_eq!(outcome(&subject, Precision::Bf16, threads), first, "{threads} threads");
     }
     let again = choice.subject_with(LayerSet::from_iter([0, 1]));
-    assert_eq!(outcome(&again, Precision::Bf16, 2), first, "every layer computed twice");
+    assert_eq!(outcome(&again, Precision::Bf16, 2), first, "every layer recomputed");
 }

@@ -1,6 +1,6 @@
-//! Plans that are broken on purpose: both `verify` and the `Null` device must find it.
+//! Plans that are broken on purpose: both `verify` and the `Null` device must find the fault.
 //!
-//! `verify` compares offsets and lifetimes; `Null` tracks bytes at run time. Tests say if only one of them can find a fault.
+//! `verify` compares offsets and lifetimes; `Null` tracks bytes at run time. Tests say which faults only one can find.
 
 use crate::decoder::Choice;
 use crate::subject::Subject;
@@ -27,8 +27,8 @@ fn steps_of(plan: &Plan, entry: Entry, buffer: usize) -> Option<(usize, usize)> 
     }
 }
 
-/// Pairs of buffers of which one is written before the last read of the other, moved so that they overlap partly.
-/// `Null` cannot tell two values at exactly the same bytes apart, so only `verify` finds a full overlap.
+/// Moves one of two buffers, where one is written before the last read of the other, so that they partly overlap.
+/// `Null` cannot distinguish two values at exactly the same bytes, so only `verify` finds a full overlap.
 #[test]
 fn overlapping_live_buffers_are_found() {
     let subject = subject();

@@ -1,4 +1,4 @@
-//! What every subject must satisfy, whatever it computes.
+//! Checks that every subject must pass.
 //!
 //! Its gradients agree with finite differences, accumulate, are the same bytes with 1, 2 and 4 threads and in
 //! a plan for larger micro-batches, and its plan runs on the `Null` device without a violation.
@@ -9,7 +9,7 @@ use crate::subject::{Outcome, Subject};
 use smidgen_ir::Entry;
 use std::collections::BTreeSet;
 
-/// Checks everything and returns the names of the operations that ran.
+/// Runs all checks and returns the names of the operations that ran.
 pub fn check_subject(subject: &Subject, tolerance: f64) -> BTreeSet<&'static str> {
     let plan = subject.roomy_plan(1);
     if let Err(violation) = subject.run_on_null(plan.clone()) {
@@ -33,7 +33,7 @@ pub fn check_subject(subject: &Subject, tolerance: f64) -> BTreeSet<&'static str
     subject.graph.entries.iter().flat_map(|(_, nodes)| nodes).map(|node| node.op.name()).collect()
 }
 
-/// Runs the subject under several thread counts and extents; all agree.
+/// Runs the subject with several thread counts and extents, and checks that all give the same bytes.
 pub fn same_bytes_everywhere(subject: &Subject) -> Outcome {
     let outcome = subject.run_once(&mut subject.load(subject.roomy_plan(1), 1));
     for (what, plan, threads) in [
@@ -57,7 +57,7 @@ fn gradients_accumulate(subject: &Subject, outcome: &Outcome) {
         let name = &subject.graph.value(leaf).name;
         let once = decode_reals(&outcome.gradients[name]);
         let twice = decode_reals(&subject.read_bytes(&mut executor, gradient));
-        let largest = once.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+        let largest = once.iter().fold(0.0f32, |max, value| max.max(value.abs()));
         for (index, (once, twice)) in once.iter().zip(&twice).enumerate() {
             let error = (twice - 2.0 * once).abs() / largest;
             assert!(error < 1e-5, "{}: `{name}`[{index}] is {once:e}, and {twice:e} after two", subject.name);

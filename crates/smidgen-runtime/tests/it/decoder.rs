@@ -1,7 +1,6 @@
 //! A whole decoder as a subject: two layers, grouped heads, small odd sizes.
 //!
-//! The stages are those of `compile`, written out here so that a test can hand any keep set to
-//! recompute.
+//! The stages are those of `compile`, repeated here so that a test can pass any keep set to recompute.
 
 use crate::numbers::{Content, random_integers, random_keys, random_reals, stored};
 use crate::subject::{Scalar, Subject, optimizer, plain_request, plain_spec};
@@ -21,12 +20,12 @@ use smidgen_ir::{
 };
 use std::collections::BTreeSet;
 
-/// What a test chooses of the decoder.
+/// The parts of the decoder that a test chooses.
 #[derive(Clone, Debug)]
 pub struct Choice {
     pub name: &'static str,
     pub spec: DecoderSpec,
-    /// Ends of the paths that carry an adapter.
+    /// Linears whose paths end with one of these have an adapter.
     pub adapted: &'static [&'static str],
     pub rank: usize,
     pub form: AdapterForm,
@@ -38,9 +37,9 @@ pub struct Choice {
     pub clips: bool,
     pub device: DeviceKind,
     pub precision: Precision,
-    /// What of the base is trained as well.
+    /// The base weights that are trained as well.
     pub trained: Trained,
-    /// Below 2 the head is one piece.
+    /// Number of pieces of the LM head; below 2 it is whole.
     pub head_pieces: usize,
 }
 
@@ -58,9 +57,9 @@ pub const ALL_FUSED: &[&str] = &["qkv_proj", "o_proj", "gate_up_proj", "down_pro
 
 /// Three segments, one of a single token.
 const SEGMENTS: [usize; 3] = [7, 1, 5];
-/// Audio rows are for models that hear.
+/// Audio rows are for models with an audio encoder.
 pub const EXTENT: Extent = Extent { tokens: 13, rows: 8, segments: 3, audio: 6 };
-/// Clips of four rows, the last of which only fills a chunk, and of two rows.
+/// A clip of four rows, the last of which only fills a chunk, and a clip of two rows.
 const AUDIO_TARGETS: [i32; 6] = [1, 2, 3, -1, 9, 10];
 pub const LOSS_CHUNK: usize = 3;
 /// Elements of a bf16 matrix that an update widens at a time: a few rows.
@@ -111,7 +110,7 @@ pub fn phi3() -> DecoderSpec {
     }
 }
 
-/// A decoder that hears: an audio encoder of two blocks in front of it.
+/// A decoder with an audio encoder of two blocks in front of it.
 pub fn phi4() -> DecoderSpec {
     let audio = AudioSpec {
         hidden: 16,
@@ -128,8 +127,8 @@ pub fn phi4() -> DecoderSpec {
     DecoderSpec { audio: Some(audio), ..phi3() }
 }
 
-/// Sandwich norms of 1 + weight, capped scores and logits, a sliding window in every other layer. The caps are about
-/// as large as the values that they cap.
+/// Sandwich norms of 1 + weight, softcaps on scores and logits, a sliding window in every other layer. The softcaps are
+/// about as large as the values that they cap.
 pub fn gemma2() -> DecoderSpec {
     DecoderSpec {
         norm: Norm { eps: 1e-5, plus_one: true },
@@ -145,7 +144,7 @@ pub fn gemma2() -> DecoderSpec {
     }
 }
 
-/// Gemma 2 without caps, with normed queries and keys, and another rotary embedding in layers with a sliding window.
+/// Gemma 2 without softcaps, with norms of queries and keys, and another rotary embedding in sliding-window layers.
 pub fn gemma3() -> DecoderSpec {
     let full = RopeSpec { scaling: RopeScaling::Linear { factor: 4.0 }, ..RopeSpec::plain(1e3, 8) };
     DecoderSpec {
@@ -181,7 +180,7 @@ impl Choice {
         }
     }
 
-    /// Fused linears with biases, which no Phi model has, but which DoRA must split too.
+    /// Fused linears with biases. No Phi model has these biases, but DoRA must split them too.
     pub fn fused() -> Choice {
         let spec = DecoderSpec { qkv_bias: true, output_bias: true, mlp_bias: true, ..phi3() };
         Choice { name: "fused", spec, adapted: ALL_FUSED, ..Choice::lora() }
@@ -246,7 +245,7 @@ impl Choice {
         graph
     }
 
-    /// The decoder under a keep set that is chosen when the graph is known.
+    /// The decoder with a keep set that is chosen from the graph.
     pub fn subject(&self, keep: impl Fn(&Graph) -> KeepSet) -> Subject {
         let mut graph = self.differentiated();
         let keep = keep(&graph);
@@ -268,12 +267,12 @@ impl Choice {
         Subject { name: self.name.into(), graph, extent: EXTENT, contents, scalar }
     }
 
-    /// Nothing but the base is trained.
+    /// Only the base is trained.
     pub fn full() -> Choice {
         Choice { name: "full", adapted: &[], trained: Trained::Everything, ..Choice::lora() }
     }
 
-    /// The decoder as `compile` would keep its activations.
+    /// The decoder with the keep set that `compile` would choose.
     pub fn subject_with(&self, layers: LayerSet) -> Subject {
         let policy = Policy::resident(layers, LOSS_CHUNK);
         self.subject(|graph| recompute::keep_set(graph, &policy))
@@ -285,8 +284,8 @@ pub fn leaf_named(graph: &Graph, name: &str) -> ValueId {
     ValueId(found.unwrap_or_else(|| panic!("no leaf `{name}`")) as u32)
 }
 
-/// Contents at which every part of the model matters: norms and magnitudes near 1, activations of size 1, sigmas of
-/// both signs.
+/// Contents with which every part of the model affects the loss: norms and magnitudes near 1, activations of size 1,
+/// sigmas of both signs.
 fn contents(graph: &Graph, norms_add_one: bool) -> Vec<(ValueId, Content)> {
     let mut contents = Vec::new();
     for (index, value) in graph.values.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Generation with cached keys and values: the logits are those of whole sequences, to the last bit.
+//! Generation with cached keys and values gives the logits of whole sequences, to the last bit.
 //!
 //! Three sequences are fed in pieces, several per run, through slots whose rows are scattered over the caches.
 //! A training plan that can generate is tested too: other entry points may run between two generations.
@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 
 /// Lengths of the sequences, which are the segments of the whole micro-batch.
 const LENGTHS: [usize; 3] = [7, 1, 5];
-/// Slots of the sequences, of four.
+/// Slots of the sequences.
 const SLOTS: [usize; 3] = [2, 0, 3];
 const SHAPE: DecodeShape = DecodeShape { slots: 8, positions: 8, cache_rows: 17, new_tokens: 8 };
 /// Runs of `decode`: pieces of sequences as (sequence, first position, tokens).
@@ -38,7 +38,7 @@ pub fn choices() -> Vec<Choice> {
     ]
 }
 
-fn content<'a>(subject: &'a Subject, name: &str) -> &'a Content {
+pub fn content<'a>(subject: &'a Subject, name: &str) -> &'a Content {
     let found = subject.contents.iter().find(|(leaf, _)| subject.graph.value(*leaf).name == name);
     &found.unwrap_or_else(|| panic!("no content of `{name}`")).1
 }
@@ -75,7 +75,7 @@ fn write_leaves<D: Device>(executor: &mut Executor<D>, subject: &Subject) {
     }
 }
 
-/// Also in a storage that is quantized.
+/// Encodes a weight, also in quantized storages.
 fn encode_weight(content: &Content, ty: &Type) -> Vec<u8> {
     match (content, ty.storage) {
         (Content::Reals(values), storage) if storage.plain().is_none() => {
@@ -102,7 +102,7 @@ fn whole_logits(choice: &Choice, subject: &Subject) -> Vec<f32> {
     decode_reals(&bytes)
 }
 
-/// Rows of the caches by slot and position: no two positions share a row, and none is adjacent to the one before.
+/// Rows of the caches by slot and position: no two positions share a row, and consecutive positions are not adjacent.
 fn table() -> Vec<i32> {
     let mut table = vec![0; SHAPE.slots * SHAPE.positions];
     let mut next = 0;
@@ -126,7 +126,7 @@ pub fn begin_generation<D: Device>(executor: &mut Executor<D>) {
     }
 }
 
-/// One run; returns the logits of its tokens.
+/// Runs some pieces and returns the logits of their tokens.
 pub fn run_pieces<D: Device>(
     executor: &mut Executor<D>,
     ids: &[i32],
@@ -160,7 +160,7 @@ pub fn run_pieces<D: Device>(
     decode_reals(&bytes)
 }
 
-/// Every run, compared with the rows of the whole sequences.
+/// Compares the logits of every run with those of the whole sequences.
 fn compare_runs(choice: &Choice, subject: &Subject, executor: &mut Executor<Cpu>, whole: &[f32]) {
     let (ids, vocabulary) = (integers(subject, input::IDS), choice.spec.vocabulary);
     begin_generation(executor);
@@ -188,13 +188,13 @@ pub fn generation_request(choice: &Choice, threads: usize) -> Request {
 
 /// Weights offloaded to disk, also with the head in pieces, give the logits of resident weights.
 #[test]
-fn weights_that_come_and_go_generate_the_same() {
+fn offloaded_weights_generate_the_same() {
     for choice in choices() {
         let subject = choice.subject_with(LayerSet::none());
         let whole = whole_logits(&choice, &subject);
         let request = generation_request(&choice, 2);
-        for (layers_here, head_pieces) in [(0, 0), (2, 0), (0, 3)] {
-            let all = offload_all_weights(Policy::default(), &request, layers_here);
+        for (resident_layers, head_pieces) in [(0, 0), (2, 0), (0, 3)] {
+            let all = offload_all_weights(Policy::default(), &request, resident_layers);
             let plan = compile_decode(&request, &Policy { head_pieces, ..all });
             let count = |is_it: fn(&Op) -> bool| {
                 plan.entry(Entry::Decode).steps.iter().filter(|step| is_it(&step.op)).count()
@@ -212,8 +212,8 @@ fn weights_that_come_and_go_generate_the_same() {
     }
 }
 
-/// The example of the two cache operations: they run, and the logits are right.
-pub fn cached_logits_are_those_of_the_whole() -> BTreeSet<&'static str> {
+/// The example of the two cache operations, which run with the right logits as a result.
+pub fn cached_logits_equal_those_of_whole_sequences() -> BTreeSet<&'static str> {
     let mut ran = BTreeSet::new();
     for choice in choices() {
         let subject = choice.subject_with(LayerSet::none());
@@ -230,7 +230,7 @@ pub fn cached_logits_are_those_of_the_whole() -> BTreeSet<&'static str> {
 }
 
 #[test]
-fn generation_reads_nothing_that_nobody_wrote() {
+fn generation_reads_only_written_bytes() {
     for choice in choices() {
         let subject = choice.subject_with(LayerSet::none());
         let mut executor = Executor::load(generation_plan(&choice, 1), Null::default()).unwrap();
@@ -242,7 +242,7 @@ fn generation_reads_nothing_that_nobody_wrote() {
     }
 }
 
-/// Between two generations other entry points may reuse the memory of the caches, and during one nothing may.
+/// Other entry points may reuse the memory of the caches between two generations, but not during one.
 #[test]
 fn a_training_plan_generates_too() {
     for choice in choices() {

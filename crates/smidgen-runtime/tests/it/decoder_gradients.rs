@@ -51,7 +51,7 @@ fn adapters_on_two_linears_and_the_head() {
     assert_eq!(check(&choice).len(), 2 * 5);
 }
 
-/// Rows of the head have dropout keys of their own.
+/// Rows of the head have separate dropout keys.
 #[test]
 fn adapters_with_dropout_on_the_head_too() {
     let adapted = &["gate_proj", "lm_head"];
@@ -86,7 +86,7 @@ fn every_tensor_of_a_model_with_normed_heads_and_a_window() {
     assert!(trained.iter().any(|name| name.ends_with("q_norm.weight")), "{trained:?}");
 }
 
-/// Trained tensors are f32 whatever the checkpoint stores; frozen ones keep their storage.
+/// Trained tensors are f32, also if the checkpoint stores another type; frozen ones keep their storage.
 #[test]
 fn every_tensor_of_the_last_layer() {
     let choice = Choice { name: "last layer", trained: Trained::LastLayer, ..Choice::full() };
@@ -111,7 +111,7 @@ fn every_tensor_of_a_model_with_a_tied_head() {
     assert_eq!(check(&choice).len(), choice.request().spec.tensors().len());
 }
 
-/// Without dropout, evaluation and training see the same loss to the last bit.
+/// Without dropout, evaluation and training compute the same loss to the last bit.
 #[test]
 fn evaluation_is_the_loss_of_training() {
     let subject = Choice::lora().subject_with(LayerSet::none());
@@ -124,7 +124,7 @@ fn evaluation_is_the_loss_of_training() {
     assert_eq!(trained.to_bits(), evaluated.to_bits());
 }
 
-/// Parts of fused linears, whose gradients add to one leaf; half of each head is rotated, one of the samples with the
+/// Parts of fused linears, whose gradients add to one leaf. Half of each head is rotated, in one of the samples with the
 /// long frequencies.
 #[test]
 fn every_tensor_of_a_model_like_phi_3() {
@@ -146,9 +146,9 @@ fn adapters_of_a_model_like_phi_3_with_dropout() {
     assert_eq!(check(&choice).len(), 2 * LAYERS * ALL_FUSED.len());
 }
 
-/// Audio encoder, projector and decoder, one block and one layer of which are recomputed.
+/// Audio encoder, projector and decoder; one block and one layer are recomputed.
 #[test]
-fn adapters_of_a_model_that_hears() {
+fn adapters_of_a_model_with_audio() {
     let choice = Choice { spec: in_f32(phi4()), ..Choice::hearing() };
     let trained = check(&choice);
     assert_eq!(trained.len(), 2 * (2 * 8 + 2 + LAYERS * ALL_FUSED.len()));
@@ -156,7 +156,7 @@ fn adapters_of_a_model_that_hears() {
     check(&Choice { name: "hearing, dropout", dropout: 0.1, ..choice });
 }
 
-/// Four norms of 1 + weight per layer, caps, a scaled and tied embedding.
+/// Four norms of 1 + weight per layer, softcaps, a scaled and tied embedding.
 #[test]
 fn every_tensor_of_a_model_like_gemma_2() {
     let choice = Choice {
@@ -194,7 +194,7 @@ fn dora(name: &'static str, choice: Choice) -> Choice {
     Choice { name, form: AdapterForm::Dora, ..choice }
 }
 
-/// A, B and the magnitude of every linear. Row norms are not recomputed while leaves are moved, because they have no
+/// A, B and the magnitude of every linear. Row norms are not recomputed when leaves change, because they have no
 /// gradient.
 #[test]
 fn dora_on_linears_with_biases() {
@@ -219,7 +219,7 @@ fn dora_on_fused_linears() {
 }
 
 #[test]
-fn dora_beside_every_tensor_of_the_model() {
+fn dora_with_every_tensor_of_the_model() {
     let everything = Choice { spec: in_f32(llama()), trained: Trained::Everything, ..Choice::lora() };
     let choice = dora("dora, everything", everything);
     assert_eq!(check(&choice).len(), choice.request().spec.tensors().len() + 3 * LAYERS * ALL_LINEARS.len());
@@ -258,7 +258,7 @@ fn ls_lora_on_fused_linears() {
     }
 }
 
-/// Trained biases are f32, whatever the model is stored as.
+/// Trained biases are f32, also if the model is stored as bf16.
 #[test]
 fn trained_biases() {
     let adapted = &["v_proj", "down_proj"];
@@ -270,7 +270,7 @@ fn trained_biases() {
     }
 }
 
-/// A fused bias is trained part by part, also after DoRA's gain.
+/// A fused bias is trained in parts, also after DoRA's gain.
 #[test]
 fn trained_biases_of_fused_linears() {
     for form in [AdapterForm::Lora, AdapterForm::Dora, AdapterForm::Fourier { reg: 0.3 }] {

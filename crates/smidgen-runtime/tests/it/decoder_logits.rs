@@ -1,21 +1,17 @@
-//! Plans for logits: the logits are those from which the loss is computed.
+//! Plans for logits give the logits from which the loss is computed.
 //!
 //! A decoder is compiled twice, for training and for logits, and given the same leaves by name.
 
-use crate::decoder::{Choice, EXTENT, gemma2, gemma3};
-use crate::numbers::{Content, decode_reals, encode};
+use crate::decoder::{Choice, EXTENT};
+use crate::decoder_cache::{choices, content, integers};
+use crate::numbers::{decode_reals, encode};
 use crate::subject::Subject;
 use smidgen_compile::names::{input, state};
-use smidgen_compile::{AdapterForm, Request, TrainedBiases, compile_logits};
+use smidgen_compile::{Request, compile_logits};
 use smidgen_ir::{Entry, Extent, LayerSet, LeafKind, ValueId};
 use smidgen_runtime::{Cpu, Executor, Null};
 
-fn content<'a>(subject: &'a Subject, name: &str) -> &'a Content {
-    let found = subject.contents.iter().find(|(leaf, _)| subject.graph.value(*leaf).name == name);
-    &found.unwrap_or_else(|| panic!("no content of `{name}`")).1
-}
-
-/// Logits (S, V) of the plan for logits, from the contents of a training subject.
+/// Logits (S, V) of the plan for logits, with the contents of a training subject.
 fn logits(choice: &Choice, subject: &Subject, threads: usize) -> Vec<f32> {
     let Extent { tokens, rows, segments, .. } = EXTENT;
     let extent = Extent { tokens: tokens + 2, rows: rows + 1, segments: segments + 1, audio: 0 };
@@ -36,9 +32,9 @@ fn logits(choice: &Choice, subject: &Subject, threads: usize) -> Vec<f32> {
         null.write(id, &bytes);
     }
     for entry in [Entry::Refresh, Entry::Logits] {
-        let silent = Extent { audio: 0, ..EXTENT };
-        null.run(entry, &silent).unwrap();
-        executor.run(entry, &silent).unwrap();
+        let extent = Extent { audio: 0, ..EXTENT };
+        null.run(entry, &extent).unwrap();
+        executor.run(entry, &extent).unwrap();
     }
     let id = plan.leaf_named(state::LOGITS).unwrap();
     let mut bytes = vec![0; 4 * EXTENT.rows * choice.spec.vocabulary];
@@ -57,24 +53,12 @@ fn loss_of(logits: &[f32], labels: &[i32]) -> f64 {
 }
 
 #[test]
-fn logits_are_what_the_loss_is_made_of() {
-    let head: &[&str] = &["v_proj", "up_proj", "lm_head"];
-    let choices = [
-        Choice { name: "lora", adapted: head, ..Choice::lora() },
-        Choice { name: "like gemma 2", spec: gemma2(), adapted: head, ..Choice::lora() },
-        Choice { name: "like gemma 3", spec: gemma3(), ..Choice::lora() },
-        Choice { name: "fused", biases: TrainedBiases::All, ..Choice::fused() },
-        Choice { name: "dora, fused", form: AdapterForm::Dora, ..Choice::fused() },
-        Choice { name: "ls-lora", form: AdapterForm::Fourier { reg: 0.1 }, ..Choice::lora() },
-    ];
-    for choice in choices {
+fn logits_give_the_loss() {
+    for choice in choices() {
         let subject = choice.subject_with(LayerSet::none());
         let expected = subject.evaluate(&mut subject.load(subject.roomy_plan(1), 1));
-        let Content::Integers(labels) = content(&subject, input::LABELS) else {
-            panic!("labels are integers")
-        };
         let one = logits(&choice, &subject, 1);
-        let got = loss_of(&one, labels);
+        let got = loss_of(&one, integers(&subject, input::LABELS));
         assert!((got - expected).abs() < 2e-6 * expected, "{}: {got} or {expected}", choice.name);
         let two = logits(&choice, &subject, 2);
         assert!(one.iter().zip(&two).all(|(one, two)| one.to_bits() == two.to_bits()), "{}", choice.name);

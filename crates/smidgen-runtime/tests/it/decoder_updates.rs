@@ -1,6 +1,6 @@
-//! `refresh` and LS-LoRA's `update` of whole decoders.
+//! Tests `refresh` and LS-LoRA's `update` with whole decoders.
 //!
-//! Gradients are in `decoder_gradients`, the optimizer by itself in `update_examples`.
+//! Gradients are tested in `decoder_gradients`, the optimizer alone in `update_examples`.
 
 use crate::decoder::{Choice, leaf_named};
 use crate::numbers::{decode_doubles, decode_reals, random_reals};
@@ -15,7 +15,7 @@ fn reals(subject: &Subject, executor: &mut Executor<Cpu>, name: &str) -> Vec<f32
     decode_reals(&subject.read_bytes(executor, leaf_named(&subject.graph, name)))
 }
 
-/// Row norms of weight + scale·B·A, in f64, from the present leaves.
+/// Row norms of weight + scale·B·A, in f64, from the current leaves.
 fn expected_norms(subject: &Subject, executor: &mut Executor<Cpu>, path: &str, scale: f32) -> Vec<f64> {
     let weight = subject.reals_of(leaf_named(&subject.graph, &format!("{path}.weight")));
     let a = reals(subject, executor, &format!("{path}.lora_A.weight")); // (R, K)
@@ -63,7 +63,7 @@ fn refresh_follows_the_adapters() {
     }
 }
 
-/// The regularizer counts once per step, however many micro-batches it has: in the averaged and clipped gradient, and
+/// With any number of micro-batches, the regularizer counts once per step: in the averaged and clipped gradient, and
 /// in its reported value.
 #[test]
 fn an_update_regularizes_once() {
@@ -81,9 +81,9 @@ fn an_update_regularizes_once() {
         let mut executor = subject.load(subject.roomy_plan(2), 2);
         let coefficients = leaf_named(&subject.graph, FOURIER_COEFFICIENTS);
         let point = subject.reals_of(coefficients);
-        let away = |index: usize| f64::from(point[index]) - if index % 4 == 1 { 1.0 } else { 0.0 };
+        let difference = |index: usize| f64::from(point[index]) - if index % 4 == 1 { 1.0 } else { 0.0 };
         let value =
-            REG * (0..4 * modules).map(|index| away(index).powi(2)).sum::<f64>() / (4 * modules) as f64;
+            REG * (0..4 * modules).map(|index| difference(index).powi(2)).sum::<f64>() / (4 * modules) as f64;
         for _ in 0..2 {
             executor.run(Entry::MicroStep, &subject.extent).unwrap();
         }
@@ -96,7 +96,7 @@ fn an_update_regularizes_once() {
                 .collect();
             if leaf == coefficients {
                 for (index, slope) in all.iter_mut().enumerate() {
-                    *slope += 2.0 * REG * away(index) / (4 * modules) as f64;
+                    *slope += 2.0 * REG * difference(index) / (4 * modules) as f64;
                 }
                 expected = all.clone();
             }
@@ -108,7 +108,7 @@ fn an_update_regularizes_once() {
         executor.run(Entry::Update, &subject.extent).unwrap();
 
         let report = double(&mut executor, leaf_named(&subject.graph, state::REPORT));
-        assert_eq!(report[0], loss, "the loss is that of the samples");
+        assert_eq!(report[0], loss, "the loss excludes the regularizer");
         assert!(
             (report[1] - squares.sqrt()).abs() < 1e-6 * squares.sqrt(),
             "{} or {}",
@@ -118,10 +118,14 @@ fn an_update_regularizes_once() {
         let reg_loss = double(&mut executor, leaf_named(&subject.graph, state::REG_LOSS))[0];
         assert!((reg_loss - value).abs() < 1e-9 * value, "got {reg_loss}, want {value}");
         let moments = reals(&subject, &mut executor, &format!("m {FOURIER_COEFFICIENTS}"));
-        let keep = (1.0 - optimizer().adamw.beta1) * report[2];
+        let factor = (1.0 - optimizer().adamw.beta1) * report[2];
         for (index, (got, want)) in moments.iter().zip(&expected).enumerate() {
-            let error = (f64::from(*got) - keep * want).abs();
-            assert!(error < 1e-6 * keep * squares.sqrt(), "moment {index}: got {got}, want {}", keep * want);
+            let error = (f64::from(*got) - factor * want).abs();
+            assert!(
+                error < 1e-6 * factor * squares.sqrt(),
+                "moment {index}: got {got}, want {}",
+                factor * want
+            );
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Small graphs around one operation, written down in a few lines.
+//! Small graphs around one operation, in a few lines of test code.
 //!
-//! Every floating-point operand is a trained leaf, or rows looked up from one: the gradient of such a table is
-//! the gradient of the activation. The loss that autodiff starts from is removed again and its gradient becomes
-//! an input, so that a test can use any dy.
+//! Every floating-point operand is a trained leaf, or rows looked up from one, so the gradient of that table is the
+//! gradient of the activation. The loss that autodiff starts from is removed again and its gradient becomes an input,
+//! so that a test can use any dy.
 
 use crate::numbers::{Content, random_integers, random_keys, random_reals, stored};
 use crate::subject::{Scalar, Subject};
@@ -49,7 +49,7 @@ impl Draft {
         draft
     }
 
-    /// With rows of audio; every token has a loss.
+    /// A draft with audio rows; every token has a loss.
     pub fn with_audio(segments: &[usize], audio: usize) -> Draft {
         let mut draft = Draft::new(segments, 1);
         draft.extent.audio = audio;
@@ -70,7 +70,7 @@ impl Draft {
         self.input("marks", shape, DType::I32, Content::Integers(marks))
     }
 
-    /// An activation (A, columns) whose gradient is checked: each of its elements has a share in a trained matrix.
+    /// An activation (A, columns) whose gradient is checked: each of its elements depends on a trained matrix.
     pub fn audio(&mut self, name: &str, columns: usize) -> ValueId {
         let width = self.extent.audio;
         let reals = random_reals(self.next_seed(), width * width);
@@ -156,10 +156,10 @@ impl Draft {
     fn reals(&mut self, name: &str, shape: Shape, dtype: DType) -> ValueId {
         let ty = Type::new(shape, Storage::Plain(dtype));
         let reals = random_reals(self.next_seed(), ty.elements(&self.extent));
-        self.given(name, ty.shape, dtype, &reals)
+        self.leaf_of(name, ty.shape, dtype, &reals)
     }
 
-    fn given(&mut self, name: &str, shape: Shape, dtype: DType, values: &[f32]) -> ValueId {
+    fn leaf_of(&mut self, name: &str, shape: Shape, dtype: DType, values: &[f32]) -> ValueId {
         let ty = Type::new(shape, Storage::Plain(dtype));
         let reals = values.iter().map(|value| stored(ty.storage, *value)).collect();
         let id = self.graph.add_leaf(name, ty, LeafKind::Weight);
@@ -167,23 +167,23 @@ impl Draft {
         id
     }
 
-    /// A matrix of numbers that the test gives, trained.
+    /// A trained matrix of the given numbers.
     pub fn matrix_of(&mut self, name: &str, [n, k]: [usize; 2], dtype: DType, values: &[f32]) -> ValueId {
-        let id = self.given(name, Shape::matrix(n, k), dtype, values);
+        let id = self.leaf_of(name, Shape::matrix(n, k), dtype, values);
         leaves::train_leaf(&mut self.graph, id);
         id
     }
 
-    /// A vector of numbers that the test gives, trained.
+    /// A trained vector of the given numbers.
     pub fn vector_of(&mut self, name: &str, dtype: DType, values: &[f32]) -> ValueId {
-        let id = self.given(name, Shape::vector(values.len()), dtype, values);
+        let id = self.leaf_of(name, Shape::vector(values.len()), dtype, values);
         leaves::train_leaf(&mut self.graph, id);
         id
     }
 
-    /// A vector of numbers that the test gives, not trained.
+    /// A vector of the given numbers that is not trained.
     pub fn frozen_vector_of(&mut self, name: &str, values: &[f32]) -> ValueId {
-        self.given(name, Shape::vector(values.len()), DType::F32, values)
+        self.leaf_of(name, Shape::vector(values.len()), DType::F32, values)
     }
 
     /// Rows of a leaf; their gradient is part of the leaf's.
@@ -232,7 +232,7 @@ impl Draft {
     /// Differentiates Σ y·dy for a random dy.
     pub fn gradient_of(mut self, name: &str, y: ValueId) -> Subject {
         let last = &self.nodes[self.nodes.len() - 1];
-        assert!(last.outputs.contains(&y), "y is read after `eval`, so nothing may run behind it");
+        assert!(last.outputs.contains(&y), "y is read after `eval`, so it must be computed last");
         let (eval, y_of_eval) = self.copy_for_eval(Some(y));
         let columns = self.graph.value(y).ty.shape.at(&self.extent).1;
         let gathered = match self.graph.value(y).ty.shape.0[0] {
@@ -286,7 +286,7 @@ impl Draft {
         graph
     }
 
-    /// The same nodes over temporaries of their own and without gradients, and where `y` is among them.
+    /// Copies the nodes with new temporaries and without gradients. Also returns the copy of `y`.
     fn copy_for_eval(&mut self, y: Option<ValueId>) -> (Vec<Node>, ValueId) {
         let mut copies: HashMap<ValueId, ValueId> = HashMap::new();
         let mut eval = Vec::new();

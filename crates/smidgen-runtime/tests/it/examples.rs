@@ -29,7 +29,6 @@ pub fn gradient(covers: &'static [&'static str], subject: Subject) -> Example {
     Example { covers, proof: Proof::Gradient(subject, 2e-3) }
 }
 
-/// Every example there is.
 pub fn all() -> Vec<Example> {
     let families = [
         row_examples::examples(),
@@ -52,7 +51,7 @@ fn prove(examples: Vec<Example>) {
             Proof::Values(compare) => compare(),
         };
         for name in example.covers {
-            assert!(ran.contains(name), "an example says that it covers `{name}` and does not run it");
+            assert!(ran.contains(name), "an example claims to cover `{name}` but does not run it");
         }
     }
 }
@@ -65,7 +64,7 @@ fn every_operation_has_an_example() {
     let missing: Vec<&&str> = known.difference(&covered).collect();
     assert!(missing.is_empty(), "no example for {missing:?}");
     let unknown: Vec<&&str> = covered.difference(&known).collect();
-    assert!(unknown.is_empty(), "examples for {unknown:?}, which are no operations");
+    assert!(unknown.is_empty(), "examples for {unknown:?}, which are not operations");
 }
 
 #[test]
@@ -74,7 +73,7 @@ fn operations_on_rows() {
 }
 
 #[test]
-fn operations_around_matrix_products() {
+fn operations_with_matmuls() {
     prove(linear_examples::examples());
 }
 

@@ -1,16 +1,16 @@
-//! A gradient against central differences of the function itself.
+//! Checks a gradient against central differences of the function.
 //!
-//! The function runs in f32 as in training, so rounding and the curvature over a step are both errors. A short step
-//! shows rounding and a long one curvature, so the best of several counts: a wrong gradient is wrong over all of them.
-//! The function is evaluated at two points that the storage can hold, so that rounding never swallows a step.
+//! The function runs in f32 as in training, so rounding and the curvature over a step are both errors. Rounding dominates
+//! short steps and curvature dominates long ones, so the best of several steps counts: a wrong gradient is wrong for all
+//! of them. The function is evaluated at two points that the storage can represent, so a step is never lost in rounding.
 
 use crate::numbers::{random_reals, stored};
 use smidgen_ir::{DType, Storage};
 
-/// Single elements that are moved; a whole-vector direction covers the others.
+/// Number of elements that are moved one by one; random directions cover the others.
 const ELEMENTS: usize = 16;
 const DIRECTIONS: u64 = 2;
-/// Lengths of steps that are tried, as multiples of the usual one.
+/// Step lengths to try, as multiples of the usual one.
 const STEP_FACTORS: [f32; 4] = [1.0, 0.3, 3.0, 0.1];
 
 /// Checks `gradient` at `point` against `function`, with errors relative to the gradient's own scale.
@@ -22,7 +22,7 @@ pub fn check_gradient(
     tolerance: f64,
     mut function: impl FnMut(&[f32]) -> f64,
 ) {
-    assert_eq!(point.len(), gradient.len(), "{name}: one derivative an element");
+    assert_eq!(point.len(), gradient.len(), "{name}: one derivative per element");
     assert!(gradient.iter().all(|value| value.is_finite()), "{name}: {gradient:?}");
     let squares: f64 = gradient.iter().map(|value| f64::from(*value).powi(2)).sum();
     let typical = (squares / gradient.len() as f64).sqrt();
@@ -40,14 +40,14 @@ pub fn check_gradient(
 }
 
 #[derive(Clone, Copy, Debug)]
-#[expect(dead_code, reason = "both changes are for the message")]
+#[expect(dead_code, reason = "both changes are only shown in messages")]
 struct Compared {
     error: f64,
     function_changes_by: f64,
     gradient_says: f64,
 }
 
-/// One step; `None` if the storage cannot hold it.
+/// Compares over one step; `None` if the storage cannot represent it.
 fn compare_over(
     point: &[f32],
     storage: Storage,
@@ -77,7 +77,7 @@ fn compare_over(
     Some(Compared { error, function_changes_by: actual, gradient_says: predicted })
 }
 
-/// Some elements one by one, and all of them at once in random directions.
+/// Steps of some single elements, and of all elements in random directions.
 fn steps(len: usize, storage: Storage) -> Vec<(String, Vec<f32>)> {
     let single = match storage {
         Storage::Plain(DType::F32) => 1e-2,
@@ -91,7 +91,7 @@ fn steps(len: usize, storage: Storage) -> Vec<(String, Vec<f32>)> {
     let mut steps = Vec::new();
     let stride = len.div_ceil(ELEMENTS);
     for element in (0..len).step_by(stride) {
-        // Not always the same column of a matrix.
+        // Varies the column of a matrix.
         let element = (element + element / stride % stride).min(len - 1);
         let mut step = vec![0.0; len];
         step[element] = single;

@@ -1,4 +1,4 @@
-//! Matmuls: linears with and without bias and adapter, and several linears on one input.
+//! Examples of matmuls: linears with and without bias and adapter, and several linears on one input.
 //!
 //! Sizes are odd, and some cross a block of depth or columns.
 
@@ -42,7 +42,7 @@ pub fn examples() -> Vec<Example> {
     for storage in QUANTIZED {
         examples.push(linear_with_quantized_weight(storage));
     }
-    examples.push(Example { covers: &["round_fp8"], proof: Proof::Values(rows_round_as_weights_do) });
+    examples.push(Example { covers: &["round_fp8"], proof: Proof::Values(fp8_rounding_matches_weights) });
     examples.push(linear_over_gathered_rows());
     examples.push(three_on_one_input());
     for dtype in [DType::F32, DType::Bf16, DType::F16] {
@@ -51,8 +51,9 @@ pub fn examples() -> Vec<Example> {
     examples
 }
 
-/// Activations in fp8 have the bytes of a weight that is stored so, also with the scales of a weight's rows as factors.
-fn rows_round_as_weights_do() -> BTreeSet<&'static str> {
+/// Activations rounded to fp8 have the bytes of a weight stored as fp8, also with the scales of a weight's rows as
+/// factors.
+fn fp8_rounding_matches_weights() -> BTreeSet<&'static str> {
     let (tokens, n, k) = (150, 21, 5);
     let values = random_reals(7, tokens * n);
     let stored = quant::encode(Storage::Fp8Rows, 2 * n, k, &random_reals(8, 2 * n * k)).unwrap();
@@ -135,7 +136,7 @@ fn three_on_one_input() -> Example {
         let y = draft.op(Op::Linear { bias: false, lora: Some(0.5) }, &[x, weight, h, b], &[name])[0];
         sum = Some(match sum {
             None => y,
-            Some(so_far) => draft.op(Op::Add, &[so_far, y], &["sum"])[0],
+            Some(sum) => draft.op(Op::Add, &[sum, y], &["sum"])[0],
         });
     }
     let subject = draft.gradient_of("three linears on one input", sum.unwrap());
@@ -155,7 +156,7 @@ const RANK: usize = 3;
 const PARTS: [(&str, usize, usize); 3] = [("q", 0, 24), ("k", 24, 8), ("v", 32, 8)];
 const ALL_ROWS: usize = 40;
 
-/// Attention over q, k and v of one x, as three parts of one linear or as three linears of the same numbers.
+/// Attention over q, k and v of one x, as three parts of one linear or as three linears with the same numbers.
 fn queries_keys_and_values(dtype: DType, fused: bool) -> Subject {
     let mut draft = Draft::new(&[4, 6], 1);
     let (x, h) = (draft.tokens("x", INNER), draft.tokens("h", RANK));

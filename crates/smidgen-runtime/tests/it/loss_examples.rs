@@ -1,6 +1,6 @@
-//! The fused loss: its own gradients to rows, head, and an adapter on the head.
+//! Examples of the fused loss: its gradients of rows, head, and an adapter on the head.
 //!
-//! Logits are compared with f64. Chunks divide the rows evenly, leave a remainder, or hold all of them, which must not
+//! Logits are compared with f64. Chunks divide the rows evenly, leave a remainder, or hold all rows; none of this may
 //! change the gradients.
 
 use crate::check::same_bytes_everywhere;
@@ -23,13 +23,13 @@ pub fn examples() -> Vec<Example> {
             }
         }
     }
-    // Logits are about 1 here: a cap of 1.3 changes most of them.
+    // Logits are about 1 here, so a softcap of 1.3 changes most of them.
     for (chunk, dtype, rank, train_head) in
         [(4, DType::F32, 0, true), (5, DType::Bf16, 3, false), (100, DType::F16, 3, true)]
     {
         examples.push(loss(chunk, dtype, rank, train_head, Some(1.3)));
     }
-    // 29 words in pieces of 15, 8 and 1.
+    // A vocabulary of 29 in pieces of 15, 8 and 1.
     for (pieces, chunk, dtype, softcap) in [
         (2, 4, DType::F32, None),
         (4, 5, DType::Bf16, Some(1.3)),
@@ -38,7 +38,7 @@ pub fn examples() -> Vec<Example> {
     ] {
         examples.push(loss_in_pieces(pieces, chunk, dtype, softcap));
     }
-    examples.push(Example { covers: &["logits"], proof: Proof::Values(logits_are_those_of_f64) });
+    examples.push(Example { covers: &["logits"], proof: Proof::Values(logits_match_f64) });
     examples
 }
 
@@ -63,7 +63,7 @@ fn loss(chunk: usize, dtype: DType, rank: usize, train_head: bool, softcap: Opti
     gradient(&["lm_head_loss"], draft.gradient_of_loss(&name))
 }
 
-/// The same without an adapter, over a head in pieces.
+/// Like `loss`, without an adapter, over a head in pieces.
 fn loss_in_pieces(pieces: usize, chunk: usize, dtype: DType, softcap: Option<f32>) -> Example {
     let mut draft = Draft::new(&[9, 10], 2);
     let (x, table) = (draft.rows("x", 15), draft.frozen_matrix("head", 29, 15, dtype));
@@ -78,8 +78,8 @@ fn loss_in_pieces(pieces: usize, chunk: usize, dtype: DType, softcap: Option<f32
 
 const SCALE: f32 = 0.6;
 
-/// Every storage of the head, with and without an adapter and a cap, whole and in pieces.
-fn logits_are_those_of_f64() -> BTreeSet<&'static str> {
+/// Every storage of the head, with and without an adapter and a softcap, whole and in pieces.
+fn logits_match_f64() -> BTreeSet<&'static str> {
     for dtype in [DType::F32, DType::Bf16, DType::F16] {
         for rank in [0, 3] {
             for (softcap, pieces) in [(None, 1), (Some(1.3), 1), (None, 5), (Some(1.3), 3)] {
@@ -132,7 +132,7 @@ fn logits(dtype: DType, rank: usize, softcap: Option<f32>, pieces: usize) {
 
     let row_of = |values: &[f64], row: usize, width: usize| values[row * width..][..width].to_vec();
     let dot = |a: Vec<f64>, b: Vec<f64>| a.iter().zip(&b).map(|(a, b)| a * b).sum::<f64>();
-    let mut bent = 0.0f64;
+    let mut cap_effect = 0.0f64;
     for row in 0..rows {
         for token in 0..vocabulary {
             let mut want = dot(row_of(&x_values, row, channels), row_of(&head_values, token, channels));
@@ -144,10 +144,10 @@ fn logits(dtype: DType, rank: usize, softcap: Option<f32>, pieces: usize) {
             if let Some(cap) = softcap.map(f64::from) {
                 want = cap * (want / cap).tanh();
             }
-            bent = bent.max((want - plain).abs());
+            cap_effect = cap_effect.max((want - plain).abs());
             let got = got[row * vocabulary + token];
             assert!((f64::from(got) - want).abs() < 2e-6, "{name} [{row}, {token}]: {got}, want {want}");
         }
     }
-    assert_eq!(softcap.is_some(), bent > 0.5, "{name}: the cap bends by {bent}");
+    assert_eq!(softcap.is_some(), cap_effect > 0.5, "{name}: the softcap changes logits by {cap_effect}");
 }

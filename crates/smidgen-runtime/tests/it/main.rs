@@ -1,7 +1,7 @@
-//! Integration tests of the runtime: what every operation computes, seen from outside, through plans.
+//! Integration tests of the runtime: the results of every operation, tested from outside, through plans.
 //!
-//! `examples` is the list of operations; the files next to it hold one family each. Around them: whole
-//! decoders, what memory policies may not change, and plans that were broken on purpose.
+//! `examples` is the list of operations; the files next to it have one family each. Others test whole decoders,
+//! results that memory policies may not change, and plans that are broken on purpose.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

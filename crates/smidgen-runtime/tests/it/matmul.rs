@@ -1,10 +1,11 @@
-//! The f32 matmul against a naive one in f64: odd shapes, strides, formats, sums of terms, inits and
-//! instruction sets; and the same bytes for any number of threads.
+//! Tests the f32 matmul against a naive one in f64: odd shapes, strides, formats, sums of terms, inits and
+//! instruction sets. Also tests that any number of threads gives the same bytes.
 //!
-//! Operands are small multiples of 1/16, which every element format holds exactly, so one tolerance
-//! serves all formats.
+//! Operands are small multiples of 1/16, which every element format represents exactly, so one tolerance
+//! suits all formats.
 //! Left out: speed.
 
+use crate::numbers::{Content, bits, encode};
 use smidgen_ir::workspace_cpu::matmul_floats;
 use smidgen_ir::{DType, Storage};
 use smidgen_runtime::cpu::isa::Isa;
@@ -50,18 +51,6 @@ fn value(seed: usize, index: usize) -> f32 {
     (bits % 33) as f32 / 16.0 - 1.0
 }
 
-fn encode(values: &[f32], element: DType) -> Vec<u8> {
-    values
-        .iter()
-        .flat_map(|&x| match element {
-            DType::F32 => x.to_le_bytes().to_vec(),
-            DType::Bf16 => half::bf16::from_f32(x).to_le_bytes().to_vec(),
-            DType::F16 => half::f16::from_f32(x).to_le_bytes().to_vec(),
-            other => panic!("no weights are {other}"),
-        })
-        .collect()
-}
-
 /// Runs the sum, compares every element with the naive result and returns all bytes of the buffer of C.
 fn check(sum: Sum<'_>) -> Vec<u32> {
     let Sum { rows, columns, .. } = sum;
@@ -100,7 +89,7 @@ fn check(sum: Sum<'_>) -> Vec<u32> {
             false => (depth, columns),
         };
         let stride = stored_columns + PAD;
-        // The last row has no padding after it: reading past a row would leave the buffer.
+        // The last row has no padding after it, so reading past it would leave the buffer.
         let stored_len = stored_rows * stride - if stored_rows > 0 { PAD } else { 0 };
         let right: Vec<f32> = (0..stored_len).map(|x| value(seed + 40, x)).collect();
         for i in 0..rows {
@@ -118,7 +107,8 @@ fn check(sum: Sum<'_>) -> Vec<u32> {
             }
         }
         weight += (depth as f64).sqrt() * f64::from(shape.scale.abs());
-        rights.push((encode(&right, shape.element), stored_rows, stored_columns, stride));
+        let right = encode(&Content::Reals(right), Storage::Plain(shape.element));
+        rights.push((right, stored_rows, stored_columns, stride));
         lefts.push((left, left_row, left_depth));
     }
     let terms: Vec<Term> = sum
@@ -165,7 +155,7 @@ fn check(sum: Sum<'_>) -> Vec<u32> {
     for (index, got) in c.iter().enumerate() {
         assert!(is_element[index] || *got == UNTOUCHED, "wrote outside C at {index} in {sum:?}");
     }
-    c.iter().map(|x| x.to_bits()).collect()
+    bits(&c)
 }
 
 fn supported() -> impl Iterator<Item = Isa> {

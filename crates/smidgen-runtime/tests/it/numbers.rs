@@ -1,4 +1,4 @@
-//! Random numbers for tests, the same for the same seed, and how a storage rounds them.
+//! Random numbers for tests, which depend only on the seed; how a storage rounds them; and comparisons with records.
 //!
 //! Quantized leaves are written as bytes: they are frozen, so no test changes them.
 
@@ -6,7 +6,7 @@ use smidgen_ir::{DType, Storage};
 use smidgen_runtime::counter::uniform;
 use smidgen_runtime::cpu::convert::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
-/// What the host writes into a leaf.
+/// The content of a leaf that the host writes.
 #[derive(Clone, Debug)]
 pub enum Content {
     Reals(Vec<f32>),
@@ -30,7 +30,7 @@ pub fn random_keys(seed: u64, len: usize) -> Vec<u64> {
     (0..len as u64).map(|index| smidgen_runtime::counter::token_key(seed, 1, 0, index)).collect()
 }
 
-/// The nearest number that the storage can hold.
+/// The nearest number that the storage can represent.
 pub fn stored(storage: Storage, value: f32) -> f32 {
     match storage {
         Storage::Plain(DType::F32) => value,
@@ -40,7 +40,7 @@ pub fn stored(storage: Storage, value: f32) -> f32 {
     }
 }
 
-/// The bytes of a content as a leaf of that storage holds them.
+/// The bytes of a content in a leaf of that storage.
 pub fn encode(content: &Content, storage: Storage) -> Vec<u8> {
     match (content, storage) {
         (Content::Reals(values), Storage::Plain(DType::F32)) => {
@@ -72,4 +72,18 @@ pub fn decode_reals(bytes: &[u8]) -> Vec<f32> {
 
 pub fn decode_doubles(bytes: &[u8]) -> Vec<f64> {
     bytes.chunks_exact(8).map(|bytes| f64::from_le_bytes(bytes.try_into().unwrap())).collect()
+}
+
+pub fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// Panics with the number of differences and the first of them.
+pub fn assert_equal<T: PartialEq + std::fmt::Debug>(name: &str, got: &[T], want: &[T]) {
+    assert_eq!(got.len(), want.len(), "{name}");
+    let different: Vec<usize> = (0..got.len()).filter(|index| got[*index] != want[*index]).collect();
+    if let Some(&first) = different.first() {
+        let (got, want) = (&got[first], &want[first]);
+        panic!("{name}: {} differ, first [{first}]: got {got:?}, want {want:?}", different.len());
+    }
 }

@@ -1,6 +1,6 @@
 //! Offloading gives the same losses, gradients, moments and adapters, bit for bit.
 //!
-//! Whole decoders over several updates, with weights, tables, activations and moments offloaded to disk, alone and
+//! Whole decoders run several updates with weights, tables, activations and moments offloaded to disk, alone and
 //! together, with and without recompute, with windows that allow no, some or full prefetch. `Null` checks that no step
 //! touches the bytes of a pending transfer.
 
@@ -29,14 +29,14 @@ pub fn examples() -> Vec<Example> {
 fn everything_offloaded() -> BTreeSet<&'static str> {
     let choice = Choice::lora();
     let resident = outcome(&choice.subject_with(LayerSet::none()));
-    let subject = by_policy(&choice, &everywhere(usize::MAX));
+    let subject = by_policy(&choice, &offload_everything(usize::MAX));
     assert!(outcome(&subject) == resident);
     let nodes = subject.graph.entries.iter().flat_map(|(_, nodes)| nodes);
     nodes.map(|node| node.op.name()).collect()
 }
 
-/// Everything that can be offloaded is.
-pub fn everywhere(window_bytes: usize) -> Policy {
+/// Offloads everything that can be offloaded to disk.
+pub fn offload_everything(window_bytes: usize) -> Policy {
     Policy {
         offloaded_weights: LayerSet::all(LAYERS),
         tables_offloaded: true,
@@ -44,12 +44,12 @@ pub fn everywhere(window_bytes: usize) -> Policy {
         optimizer_state: Space::Disk,
         gradients: Space::Disk,
         window_bytes,
-        ..nothing_yet()
+        ..nothing_offloaded()
     }
 }
 
-/// Offloads to disk, and nothing yet.
-pub fn nothing_yet() -> Policy {
+/// Offloads nothing; what a test adds to it is offloaded to disk.
+pub fn nothing_offloaded() -> Policy {
     let resident = Policy::resident(LayerSet::none(), LOSS_CHUNK);
     Policy { weights: Space::Disk, activations: Space::Disk, ..resident }
 }
@@ -89,7 +89,7 @@ pub fn by_policy(choice: &Choice, policy: &Policy) -> Subject {
     subject
 }
 
-/// Few enough that matrices of the tests are updated in several pieces.
+/// Small enough that matrices of the tests are updated in several pieces.
 const PIECE_ELEMENTS: usize = 100;
 
 /// Two micro-batches of different tokens.
@@ -112,7 +112,7 @@ fn run_micro_steps<D: Device>(subject: &Subject, executor: &mut Executor<D>) {
     }
 }
 
-/// Losses of three updates of two micro-batches each, and every leaf that they leave.
+/// Losses of three updates of two micro-batches each, and every leaf afterwards.
 pub type Outcome = (Vec<f64>, Vec<Vec<u8>>);
 
 pub fn outcome(subject: &Subject) -> Outcome {
@@ -170,7 +170,7 @@ fn every_part_and_all_together_agree_to_the_last_bit() {
     for choice in choices {
         for layers in [LayerSet::none(), LayerSet::first(1), LayerSet::first(LAYERS)] {
             let want = outcome(&choice.subject_with(layers.clone()));
-            // No lap carries audio rows.
+            // Laps do not support audio rows.
             let has_laps = !choice.request().computes_audio();
             for part in policies().iter().filter(|policy| has_laps || policy.order == Order::Depth) {
                 let policy = Policy { recompute: layers.clone(), ..part.clone() };
@@ -181,7 +181,7 @@ fn every_part_and_all_together_agree_to_the_last_bit() {
     }
 }
 
-/// Laps of two layers, and of three, over three layers: one lap is not full, or there is only one.
+/// Laps of two and of three layers over three layers, so that one lap is not full, or there is only one.
 #[test]
 fn laps_of_several_layers_agree_to_the_last_bit() {
     let lora = of_three_layers(Choice::lora());
@@ -193,14 +193,17 @@ fn laps_of_several_layers_agree_to_the_last_bit() {
         Choice { name: "full, last layer", trained: Trained::LastLayer, ..full },
     ];
     let all = LayerSet::all(3);
-    let away =
-        || Policy { offloaded_weights: all.clone(), offloaded_activations: all.clone(), ..everywhere(0) };
+    let offloaded = || Policy {
+        offloaded_weights: all.clone(),
+        offloaded_activations: all.clone(),
+        ..offload_everything(0)
+    };
     let parts = [
-        nothing_yet(),
-        Policy { offloaded_activations: LayerSet::from_iter([0, 1]), ..nothing_yet() },
-        Policy { offloaded_weights: all.clone(), window_bytes: usize::MAX, ..nothing_yet() },
-        away(),
-        Policy { window_bytes: usize::MAX, ..away() },
+        nothing_offloaded(),
+        Policy { offloaded_activations: LayerSet::from_iter([0, 1]), ..nothing_offloaded() },
+        Policy { offloaded_weights: all.clone(), window_bytes: usize::MAX, ..nothing_offloaded() },
+        offloaded(),
+        Policy { window_bytes: usize::MAX, ..offloaded() },
     ];
     for choice in choices {
         for recompute in [LayerSet::none(), LayerSet::first(1), LayerSet::from_iter([1, 2]), all.clone()] {
@@ -212,12 +215,13 @@ fn laps_of_several_layers_agree_to_the_last_bit() {
                     assert!(outcome(&by_policy(&choice, &policy)) == want, "{}: {policy:?}", choice.name);
                 }
             }
-            // Where the stretches between two attentions begin changes which sums tiles divide.
+            // The start of a stretch between two attentions decides which sums are divided into tiles.
             let tiled =
                 |policy: Policy| Policy { recompute: recompute.clone(), tile_tokens: Some(4), ..policy };
-            let [deep, broad] = [tiled(away()), breadth_first(tiled(Policy { layers_per_lap: 2, ..away() }))]
+            let laps = Policy { layers_per_lap: 2, ..offloaded() };
+            let [depth, breadth] = [tiled(offloaded()), breadth_first(tiled(laps))]
                 .map(|policy| outcome(&by_policy(&choice, &policy)).0[0]);
-            assert!(deep == broad, "{}: {deep} and {broad} in tiles", choice.name);
+            assert!(depth == breadth, "{}: {depth} and {breadth} in tiles", choice.name);
         }
     }
 }
@@ -227,13 +231,13 @@ fn of_three_layers(choice: Choice) -> Choice {
     Choice { spec: DecoderSpec { layers: 3, attention, ..choice.spec.clone() }, ..choice }
 }
 
-/// Of a lap of two recomputed layers the input of the first is carried. That of the second follows from it, which takes the
-/// last matmul of the first layer and nothing else: what its backward pass needs is kept for it.
+/// A lap of two recomputed layers carries only the input of the first layer. The input of the second is recomputed, which
+/// takes only the last matmul of the first layer, because the values for its backward pass are kept.
 #[test]
 fn a_lap_of_two_layers_carries_one_input() {
     let counts = |choice: &Choice, layers_per_lap: usize| {
         let all = LayerSet::all(3);
-        let part = Policy { offloaded_activations: all.clone(), recompute: all, ..nothing_yet() };
+        let part = Policy { offloaded_activations: all.clone(), recompute: all, ..nothing_offloaded() };
         let subject = by_policy(choice, &breadth_first(Policy { layers_per_lap, ..part }));
         let is_carried = |leaf: &Leaf| matches!(leaf.kind, LeafKind::Carried(_));
         let values = subject.graph.values.iter().filter(|value| value.space == Space::Disk);
@@ -245,11 +249,11 @@ fn a_lap_of_two_layers_carries_one_input() {
     };
     let choice = of_three_layers(Choice { adapted: &[], ..Choice::full() });
     let (one, two) = (counts(&choice, 1), counts(&choice, 2));
-    // Embedding, layers and head, there and back; head and loss are one lap.
+    // Embedding, layers and head, forward and backward; head and loss are one lap.
     assert_eq!((one.0, two.0), (9, 7));
     assert_eq!((one.1, two.1), (3, 2));
     assert_eq!(two.2, one.2 + 1);
-    // Nothing is computed backward below the last layer, so layers below are not recomputed for its input.
+    // There is no backward pass below the last layer, so the layers below are not recomputed for its input.
     let last = Choice { trained: Trained::LastLayer, ..choice };
     assert_eq!(counts(&last, 3).2, counts(&last, 1).2);
 }
@@ -258,51 +262,59 @@ fn a_lap_of_two_layers_carries_one_input() {
 pub fn policies() -> Vec<Policy> {
     let all = || LayerSet::all(LAYERS);
     vec![
-        Policy { offloaded_weights: LayerSet::from_iter([1]), ..nothing_yet() },
-        Policy { offloaded_weights: all(), window_bytes: 3000, ..nothing_yet() },
-        Policy { tables_offloaded: true, ..nothing_yet() },
-        Policy { embedding_offloaded: true, ..nothing_yet() },
-        Policy { offloaded_activations: all(), ..nothing_yet() },
-        Policy { optimizer_state: Space::Disk, window_bytes: 1000, ..nothing_yet() },
-        Policy { optimizer_state: Space::Disk, offloaded_moments: LayerSet::from_iter([1]), ..nothing_yet() },
-        Policy { gradients: Space::Disk, window_bytes: 1000, ..nothing_yet() },
-        Policy { gradients: Space::Disk, offloaded_gradients: LayerSet::from_iter([0]), ..nothing_yet() },
-        everywhere(0),
-        everywhere(4000),
-        everywhere(usize::MAX),
-        breadth_first(nothing_yet()),
-        breadth_first(Policy { offloaded_activations: LayerSet::from_iter([0]), ..nothing_yet() }),
-        breadth_first(Policy { offloaded_weights: all(), window_bytes: 3000, ..nothing_yet() }),
-        breadth_first(Policy { gradients: Space::Disk, ..nothing_yet() }),
-        breadth_first(everywhere(0)),
-        breadth_first(everywhere(usize::MAX)),
-        breadth_first(Policy { layers_per_lap: 2, ..everywhere(0) }),
+        Policy { offloaded_weights: LayerSet::from_iter([1]), ..nothing_offloaded() },
+        Policy { offloaded_weights: all(), window_bytes: 3000, ..nothing_offloaded() },
+        Policy { tables_offloaded: true, ..nothing_offloaded() },
+        Policy { embedding_offloaded: true, ..nothing_offloaded() },
+        Policy { offloaded_activations: all(), ..nothing_offloaded() },
+        Policy { optimizer_state: Space::Disk, window_bytes: 1000, ..nothing_offloaded() },
+        Policy {
+            optimizer_state: Space::Disk,
+            offloaded_moments: LayerSet::from_iter([1]),
+            ..nothing_offloaded()
+        },
+        Policy { gradients: Space::Disk, window_bytes: 1000, ..nothing_offloaded() },
+        Policy {
+            gradients: Space::Disk,
+            offloaded_gradients: LayerSet::from_iter([0]),
+            ..nothing_offloaded()
+        },
+        offload_everything(0),
+        offload_everything(4000),
+        offload_everything(usize::MAX),
+        breadth_first(nothing_offloaded()),
+        breadth_first(Policy { offloaded_activations: LayerSet::from_iter([0]), ..nothing_offloaded() }),
+        breadth_first(Policy { offloaded_weights: all(), window_bytes: 3000, ..nothing_offloaded() }),
+        breadth_first(Policy { gradients: Space::Disk, ..nothing_offloaded() }),
+        breadth_first(offload_everything(0)),
+        breadth_first(offload_everything(usize::MAX)),
+        breadth_first(Policy { layers_per_lap: 2, ..offload_everything(0) }),
     ]
 }
 
 /// An offloaded value uses device memory only while it is needed, and prefetch stays within its window.
 #[test]
-fn the_device_holds_less_and_the_disk_the_rest() {
+fn offloaded_values_take_less_device_memory() {
     let choice = Choice::lora();
     let resident = choice.subject_with(LayerSet::first(LAYERS)).roomy_plan(2);
     let sizes = [0, 4000, usize::MAX].map(|window_bytes| {
-        let policy = Policy { recompute: LayerSet::first(LAYERS), ..everywhere(window_bytes) };
+        let policy = Policy { recompute: LayerSet::first(LAYERS), ..offload_everything(window_bytes) };
         let plan = by_policy(&choice, &policy).roomy_plan(2);
         assert!(plan.disk.persistent_bytes > 0 && plan.disk.transient_bytes > 0);
         assert!(plan.persistent_bytes < resident.persistent_bytes);
         let fetches = plan.entry(Entry::MicroStep).steps.iter().filter(|step| step.op == Op::Fetch);
-        assert!(fetches.count() > 2 * LAYERS, "a layer's weights come for each turn");
+        assert!(fetches.count() > 2 * LAYERS, "a layer's weights are fetched for forward and for backward");
         plan.reserved_bytes()
     });
     assert!(sizes[0] < resident.reserved_bytes(), "{sizes:?} against {}", resident.reserved_bytes());
     assert!(sizes[0] <= sizes[1] && sizes[1] <= sizes[2], "{sizes:?}");
 }
 
-/// Without clipping a gradient ends with its lap: nothing of it is stored.
+/// Without clipping a gradient is used within its lap and not stored.
 #[test]
 fn gradients_that_are_not_clipped_are_not_kept() {
-    let policy = Policy { recompute: LayerSet::first(LAYERS), ..breadth_first(everywhere(0)) };
-    let [clipped, free] = [true, false].map(|clips| {
+    let policy = Policy { recompute: LayerSet::first(LAYERS), ..breadth_first(offload_everything(0)) };
+    let [clipped, not_clipped] = [true, false].map(|clips| {
         let subject = by_policy(&Choice { clips, ..Choice::full() }, &policy);
         let is_stored = |value: &PlannedValue| {
             value.buffer.is_some()
@@ -311,6 +323,6 @@ fn gradients_that_are_not_clipped_are_not_kept() {
         let plan = subject.roomy_plan(2);
         (plan.values.iter().filter(|value| is_stored(value)).count(), plan.disk.persistent_bytes)
     });
-    assert!(clipped.0 > 0 && free.0 == 0, "{clipped:?}, {free:?}");
-    assert!(free.1 < clipped.1);
+    assert!(clipped.0 > 0 && not_clipped.0 == 0, "{clipped:?}, {not_clipped:?}");
+    assert!(not_clipped.1 < clipped.1);
 }

@@ -1,9 +1,9 @@
 //! AdamW with 8-bit moments against recorded steps: bitsandbytes' CUDA kernel bit for bit, its CPU path closely.
 //!
-//! `fixtures/optimizer8/README.md` says what is recorded and how. Steps run through the executor, on leaves that the
-//! compiler creates.
+//! `fixtures/optimizer8/README.md` describes the record. Steps run through the executor, on leaves that the compiler
+//! creates.
 
-use crate::numbers::{Content, decode_reals};
+use crate::numbers::{Content, assert_equal, bits, decode_doubles, decode_reals};
 use crate::subject::{Scalar, Subject, plain_request};
 use safetensors::SafeTensors;
 use smidgen_compile::Request;
@@ -32,7 +32,7 @@ fn floats_of(file: &SafeTensors<'_>, name: &str) -> Vec<f32> {
     decode_reals(&bytes_of(file, name))
 }
 
-/// Parameters and moments, each moment as its blocks' largest magnitudes and its codes.
+/// Parameters and moments; a moment is the largest magnitudes of its blocks and its codes.
 #[derive(Clone, Debug, PartialEq)]
 struct State {
     parameters: Vec<f32>,
@@ -65,10 +65,7 @@ struct Steps {
 
 impl Steps {
     fn of(file: &SafeTensors<'_>, case: &str, threads: usize) -> Steps {
-        let settings: Vec<f64> = bytes_of(file, &format!("{case}.settings"))
-            .chunks_exact(8)
-            .map(|eight| f64::from_le_bytes(eight.try_into().unwrap()))
-            .collect();
+        let settings = decode_doubles(&bytes_of(file, &format!("{case}.settings")));
         let &[learning_rate, beta1, beta2, eps, weight_decay] = &settings[..] else { panic!("{settings:?}") };
         let start = State::at_start(file, case);
         let mut graph = Graph::default();
@@ -133,22 +130,8 @@ impl Steps {
     }
 }
 
-fn bits(values: &[f32]) -> Vec<u32> {
-    values.iter().map(|value| value.to_bits()).collect()
-}
-
-/// Equal, or where they are not.
-fn assert_equal<T: PartialEq + std::fmt::Debug>(name: &str, got: &[T], want: &[T]) {
-    assert_eq!(got.len(), want.len(), "{name}");
-    let different: Vec<usize> = (0..got.len()).filter(|index| got[*index] != want[*index]).collect();
-    if let Some(&first) = different.first() {
-        let (got, want) = (&got[first], &want[first]);
-        panic!("{name}: {} differ, first [{first}]: got {got:?}, want {want:?}", different.len());
-    }
-}
-
 #[test]
-fn the_dynamic_maps_are_those_of_bitsandbytes() {
+fn the_dynamic_maps_match_bitsandbytes() {
     let file = read_fixture();
     let file = SafeTensors::deserialize(&file).unwrap();
     assert_equal("signed", &bits(&SIGNED_MAP), &bits(&floats_of(&file, "map.signed")));
@@ -157,7 +140,7 @@ fn the_dynamic_maps_are_those_of_bitsandbytes() {
 
 /// Parameters, codes and scales of every step, on one thread and on several.
 #[test]
-fn steps_in_8_bits_are_those_of_the_kernel_of_bitsandbytes() {
+fn steps_in_8_bits_match_the_kernel_of_bitsandbytes() {
     let file = read_fixture();
     let file = SafeTensors::deserialize(&file).unwrap();
     for case in ["plain", "short", "extremes"] {
@@ -181,8 +164,8 @@ fn steps_in_8_bits_are_those_of_the_kernel_of_bitsandbytes() {
     }
 }
 
-/// One step from each recorded state. The library looks codes up on a grid whose points are 2/65535 apart: a code
-/// may be the neighbour of the nearest, or decode to a number less than a point away.
+/// One step from each recorded state. The library looks codes up on a grid with a spacing of 2/65535, so a code may be
+/// the neighbour of the nearest, or decode to a number less than one grid step away.
 #[test]
 fn a_step_in_8_bits_is_close_to_that_of_the_library() {
     let file = read_fixture();

@@ -1,7 +1,8 @@
 //! The quantized storages against recorded outputs of bitsandbytes, torch and gguf, bit for bit.
 //!
-//! `fixtures/quant/README.md` says what is recorded and how.
+//! `fixtures/quant/README.md` describes the records.
 
+use crate::numbers::{assert_equal, bits, decode_reals};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use smidgen_ir::quant::{self, cascade_sum, dynamic_map};
@@ -16,21 +17,7 @@ fn read_fixture(name: &str) -> Vec<u8> {
 }
 
 fn floats(tensor: &TensorView<'_>) -> Vec<f32> {
-    tensor.data().chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect()
-}
-
-fn bits(values: &[f32]) -> Vec<u32> {
-    values.iter().map(|value| value.to_bits()).collect()
-}
-
-/// Equal, or where they are not.
-fn assert_equal<T: PartialEq + std::fmt::Debug>(name: &str, got: &[T], want: &[T]) {
-    assert_eq!(got.len(), want.len(), "{name}");
-    let different: Vec<usize> = (0..got.len()).filter(|index| got[*index] != want[*index]).collect();
-    if let Some(&first) = different.first() {
-        let (got, want) = (&got[first], &want[first]);
-        panic!("{name}: {} differ, first [{first}]: got {got:?}, want {want:?}", different.len());
-    }
+    decode_reals(tensor.data())
 }
 
 fn decoded(storage: Storage, rows: usize, columns: usize, bytes: &[u8]) -> Vec<u32> {
@@ -51,7 +38,7 @@ fn formula(count: usize) -> Vec<f32> {
 }
 
 #[test]
-fn four_bits_as_bitsandbytes() {
+fn four_bits_match_bitsandbytes() {
     let file = read_fixture("bitsandbytes.safetensors");
     let file = SafeTensors::deserialize(&file).unwrap();
     let cases: Vec<&str> = file.names().iter().filter_map(|name| name.strip_suffix(".nf4.codes")).collect();
@@ -95,7 +82,7 @@ fn four_bits_as_bitsandbytes() {
 }
 
 #[test]
-fn int8_as_bitsandbytes() {
+fn int8_matches_bitsandbytes() {
     let file = read_fixture("bitsandbytes.safetensors");
     let file = SafeTensors::deserialize(&file).unwrap();
     let recorded = |part: &str| file.tensor(&format!("int8.{part}")).unwrap();
@@ -108,7 +95,7 @@ fn int8_as_bitsandbytes() {
 }
 
 #[test]
-fn the_dynamic_map_is_that_of_bitsandbytes() {
+fn the_dynamic_map_matches_bitsandbytes() {
     let file = read_fixture("bitsandbytes.safetensors");
     let file = SafeTensors::deserialize(&file).unwrap();
     let want = floats(&file.tensor("map").unwrap());
@@ -132,7 +119,7 @@ fn means_are_summed_in_the_order_of_torch() {
 }
 
 #[test]
-fn blocks_as_gguf() {
+fn blocks_match_gguf() {
     let file = read_fixture("gguf.safetensors");
     let file = SafeTensors::deserialize(&file).unwrap();
     for block in Block::ALL {
@@ -145,7 +132,7 @@ fn blocks_as_gguf() {
 }
 
 #[test]
-fn q8_0_is_encoded_as_gguf_does() {
+fn q8_0_encoding_matches_gguf() {
     let file = read_fixture("gguf.safetensors");
     let file = SafeTensors::deserialize(&file).unwrap();
     let values = file.tensor("q8_0.values").unwrap();

@@ -1,8 +1,8 @@
-//! Ranks compute what one process computes: decoders trained by one, two, three and four of them.
+//! Ranks compute the same as one process: decoders are trained by one, two, three and four ranks.
 //!
-//! Here ranks are threads of one process that exchange bytes through shared memory, so that these tests need no MPI;
-//! `comm/` tests the engines, and the tests of the program run real ranks. With one equal sample on each of two ranks the
-//! sum is exact, so results are the same to the bit; with different ones they agree within rounding.
+//! Here ranks are threads of one process that exchange bytes through shared memory, so these tests need no MPI; `comm/`
+//! tests MPI and NCCL, and the tests of the program run real ranks. With one equal sample on each of two ranks the sum
+//! is exact, so results are equal to the bit; with different samples they agree within rounding.
 
 use crate::decoder::{ALL_FUSED, Choice, LAYERS, LOSS_CHUNK, Trained, leaf_named, phi3, wide};
 use crate::examples::{Example, Proof};
@@ -24,7 +24,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::{Arc, Barrier, Mutex};
 
-/// What the threads share.
+/// Memory that the threads share.
 #[derive(Debug)]
 struct Board {
     slots: Vec<Mutex<Vec<u8>>>,
@@ -44,7 +44,7 @@ fn team(size: usize) -> Vec<Box<dyn Comm>> {
 }
 
 impl Threads {
-    /// Every rank's bytes, in the order of ranks.
+    /// Returns the bytes of every rank, in the order of ranks.
     fn exchange(&self, own: &[u8]) -> Vec<Vec<u8>> {
         *self.board.slots[self.rank].lock().unwrap() = own.to_vec();
         self.board.turn.wait();
@@ -138,7 +138,7 @@ pub fn examples() -> Vec<Example> {
 
 fn everything_divided() -> BTreeSet<&'static str> {
     let mut names = BTreeSet::new();
-    // Only what is trained whole is large enough here for its gradients to be divided.
+    // In these small models, gradients of adapters are too small to be divided.
     for choice in [Choice::lora(), Choice::full()] {
         let alone = outcome_alone(&choice, 2, true);
         for sharding in Sharding::ALL {
@@ -152,7 +152,7 @@ fn everything_divided() -> BTreeSet<&'static str> {
 }
 
 /// Losses and norms agree within rounding.
-fn expect_close(alone: &Left, together: &Left, what: &str) {
+fn expect_close(alone: &Outcome, together: &Outcome, what: &str) {
     for (one, other) in alone.reports.iter().zip(&together.reports) {
         assert!((one - other).abs() / one.abs() < 1e-6, "{what}: {one} and {other}");
     }
@@ -172,7 +172,7 @@ fn policy(sharding: Sharding) -> Policy {
     }
 }
 
-/// The decoder as each rank compiles it.
+/// The subject of each rank.
 fn divided(choice: &Choice, ranks: usize, sharding: Sharding) -> Vec<Subject> {
     let policy = policy(sharding);
     let of_rank = |index: usize| {
@@ -191,9 +191,9 @@ fn divided(choice: &Choice, ranks: usize, sharding: Sharding) -> Vec<Subject> {
     (0..ranks).map(of_rank).collect()
 }
 
-/// What training leaves: losses and gradient norms, and everything that is trained with its moments.
+/// The result of training: losses and gradient norms, and every trained leaf with its moments.
 #[derive(Debug, PartialEq)]
-struct Left {
+struct Outcome {
     reports: Vec<f64>,
     leaves: Vec<(String, Vec<u8>)>,
 }
@@ -201,7 +201,7 @@ struct Left {
 const UPDATES: usize = 3;
 
 /// One process does the work of all ranks, a micro-batch for each.
-fn outcome_alone(choice: &Choice, ranks: usize, own_samples: bool) -> Left {
+fn outcome_alone(choice: &Choice, ranks: usize, own_samples: bool) -> Outcome {
     let rounds = if own_samples { 2 } else { 1 };
     let subject = choice.subject_with(LayerSet::first(1));
     let mut executor = Executor::load(subject.roomy_plan(1), Cpu::new(1).unwrap()).unwrap();
@@ -216,24 +216,24 @@ fn outcome_alone(choice: &Choice, ranks: usize, own_samples: bool) -> Left {
     }
     let leaves = kept(&subject.graph);
     let leaves = leaves.into_iter().map(|(id, name)| (name, subject.read_bytes(&mut executor, id))).collect();
-    Left { reports, leaves }
+    Outcome { reports, leaves }
 }
 
-/// Every rank has one micro-batch in each step, or two of its own samples.
-fn outcome(subjects: &[Subject], own_samples: bool) -> Left {
+/// Every rank has one micro-batch in each step, or two with its own samples.
+fn outcome(subjects: &[Subject], own_samples: bool) -> Outcome {
     let comms = team(subjects.len());
-    let lefts: Vec<Left> = std::thread::scope(|scope| {
+    let mut outcomes: Vec<Outcome> = std::thread::scope(|scope| {
         let run = |(subject, comm): (&'_ Subject, Box<dyn Comm>)| run_rank(subject, comm, own_samples);
         let ranks: Vec<_> = subjects.iter().zip(comms).map(|pair| scope.spawn(move || run(pair))).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     });
-    for other in &lefts[1..] {
-        assert!(*other == lefts[0], "every rank has the same bytes");
+    for other in &outcomes[1..] {
+        assert!(*other == outcomes[0], "every rank has the same bytes");
     }
-    lefts.into_iter().next().unwrap()
+    outcomes.swap_remove(0)
 }
 
-fn run_rank(subject: &Subject, comm: Box<dyn Comm>, own_samples: bool) -> Left {
+fn run_rank(subject: &Subject, comm: Box<dyn Comm>, own_samples: bool) -> Outcome {
     let rank = comm.rank();
     let plan = subject.roomy_plan(1);
     subject.run_on_null(plan.clone()).unwrap();
@@ -248,7 +248,7 @@ fn run_rank(subject: &Subject, comm: Box<dyn Comm>, own_samples: bool) -> Left {
         executor.run(Entry::MicroStep, &subject.extent).unwrap();
         end_step(subject, &mut executor, &mut reports);
     }
-    Left { reports, leaves: collect(subject, &mut executor) }
+    Outcome { reports, leaves: collect(subject, &mut executor) }
 }
 
 fn end_step(subject: &Subject, executor: &mut Executor<Cpu>, reports: &mut Vec<f64>) {
@@ -259,7 +259,7 @@ fn end_step(subject: &Subject, executor: &mut Executor<Cpu>, reports: &mut Vec<f
     reports.extend(&decode_doubles(&subject.read_bytes(executor, report))[..2]);
 }
 
-/// Other tokens for other ranks.
+/// Writes tokens that depend on the rank.
 fn write_samples(subject: &Subject, executor: &mut Executor<Cpu>, rank: usize) {
     let ids = leaf_named(&subject.graph, input::IDS);
     let mut bytes = subject.content_bytes(ids);
@@ -279,7 +279,7 @@ fn kept(graph: &Graph) -> Vec<(ValueId, String)> {
     leaves.map(|(index, value)| (ValueId(index as u32), value.name.clone())).collect()
 }
 
-/// What is trained and its moments, gathered where they are divided.
+/// Every trained leaf and its moments; divided ones are gathered.
 fn collect(subject: &Subject, executor: &mut Executor<Cpu>) -> Vec<(String, Vec<u8>)> {
     let mut leaves = Vec::new();
     for (id, name) in kept(&subject.graph) {
@@ -297,7 +297,7 @@ fn collect(subject: &Subject, executor: &mut Executor<Cpu>) -> Vec<(String, Vec<
     leaves
 }
 
-/// The bytes of a whole tensor from those of its parts, one after the other: in 8-bit moments all scales come first.
+/// The bytes of a whole tensor from the bytes of its parts in order. In a whole 8-bit moment, all scales come first.
 fn in_order(graph: &Graph, id: ValueId, shard: Shard, parts: &[u8]) -> Vec<u8> {
     assert_eq!(shard.cut, Cut::Rows);
     let ty = &graph.value(id).ty;
@@ -328,7 +328,7 @@ fn wide_full() -> Choice {
     Choice { name: "wide", spec: wide(), ..Choice::full() }
 }
 
-/// Weights in bf16 are rounded at random after an update: a gradient that differs by rounding may show.
+/// Weights in bf16 are rounded stochastically after an update, which may amplify a gradient that differs by rounding.
 fn in_bf16() -> Vec<Choice> {
     let bf16 = |name, moments| Choice {
         name,
@@ -342,11 +342,11 @@ fn in_bf16() -> Vec<Choice> {
 
 #[test]
 fn two_ranks_with_equal_samples_agree_with_one_to_the_last_bit() {
-    // The gradient of an embedding adds token by token, so there the order of a sum shows.
+    // The gradient of an embedding is added token by token, so there the order of a sum matters.
     let all = choices().into_iter().chain(in_bf16());
     for choice in all.filter(|choice| !matches!(choice.trained, Trained::Everything)) {
         let alone = outcome_alone(&choice, 2, false);
-        // The norm of gradients that are divided adds up in the order of the ranks.
+        // The norm of divided gradients is summed in the order of the ranks, which changes its rounding.
         let count = if matches!(choice.trained, Trained::Nothing) { 4 } else { 2 };
         for sharding in &Sharding::ALL[..count] {
             assert!(outcome(&divided(&choice, 2, *sharding), false) == alone, "{} {sharding:?}", choice.name);
@@ -378,7 +378,7 @@ fn ranks_with_their_own_samples_agree_with_one_within_rounding() {
     }
 }
 
-/// What ranks divide, they do not have.
+/// A rank stores only its part of divided leaves.
 #[test]
 fn a_rank_stores_its_part() {
     let stored = |choice: Choice, sharding: Sharding, kind: LeafKind| {
@@ -386,10 +386,10 @@ fn a_rank_stores_its_part() {
         let plan = subject.plan(roomy(subject.extent), 1);
         plan.leaves(kind).map(|(_, value)| value.role.stored_bytes(&value.ty, &plan.extent)).sum::<usize>()
     };
-    // Norms stay whole, and what is trained ends at multiples of a block: much of what is so small belongs to one rank.
-    let is_less = |choice: fn() -> Choice, sharding: Sharding, kind: LeafKind, most: usize| {
+    // Norms stay whole, and parts of trained leaves end at multiples of a block, so small leaves belong to one rank.
+    let is_less = |choice: fn() -> Choice, sharding: Sharding, kind: LeafKind, percent: usize| {
         let (whole, part) = (stored(choice(), Sharding::None, kind), stored(choice(), sharding, kind));
-        assert!(100 * part < whole * most, "{part} of {whole} {kind:?}");
+        assert!(100 * part < whole * percent, "{part} of {whole} {kind:?}");
     };
     is_less(Choice::lora, Sharding::Weights, LeafKind::Weight, 60);
     is_less(Choice::full, Sharding::Moments, LeafKind::Moment, 50);
@@ -403,8 +403,8 @@ fn a_rank_stores_its_part() {
     }
 }
 
-/// Where weights are divided, nothing that is trained is gathered after an update but vectors, and a layer is gathered
-/// once for its forward and once for its backward pass.
+/// With divided weights, only vectors are gathered after an update, and a layer is gathered once for its forward and
+/// once for its backward pass.
 #[test]
 fn trained_weights_are_gathered_where_they_are_used() {
     let subject = &divided(&wide_full(), 2, Sharding::Weights)[0];
@@ -424,7 +424,7 @@ fn trained_weights_are_gathered_where_they_are_used() {
     assert_eq!(count("model.embed_tokens.weight"), 1, "{names:?}");
 }
 
-/// The sum of a layer's gradients starts while earlier layers are worked on, and only the update waits for it.
+/// The sum of a layer's gradients starts while backward continues in earlier layers, and only the update waits for it.
 #[test]
 fn sums_begin_before_backward_ends() {
     let subject = &divided(&Choice::full(), 2, Sharding::None)[0];

@@ -1,6 +1,6 @@
-//! Recompute under any keep set gives the same gradients and the same loss, bit for bit.
+//! Recompute with any keep set gives the same gradients and the same loss, bit for bit.
 //!
-//! Random subsets of all forward values, not only those that a policy would choose.
+//! Keep sets are random subsets of all forward values, not only those that a policy would choose.
 
 use crate::decoder::{Choice, gemma2, gemma3};
 use crate::numbers::random_reals;
@@ -18,7 +18,7 @@ fn outcome(subject: &Subject) -> Outcome {
     subject.run_once(&mut subject.load(subject.roomy_plan(1), 1))
 }
 
-/// Each forward value with probability `share`; outputs of a node that also updates a leaf must be kept.
+/// Keeps each forward value with probability `share`; outputs of a node that also updates a leaf must be kept.
 fn random_keep_set(graph: &Graph, seed: u64, share: f32) -> KeepSet {
     let forward = graph.nodes(Entry::MicroStep).iter().filter(|node| node.phase == Phase::Forward);
     let chances = random_reals(seed, graph.values.len());
@@ -37,7 +37,7 @@ fn recomputed_nodes(subject: &Subject) -> usize {
     subject.graph.nodes(Entry::MicroStep).iter().filter(|node| node.phase == Phase::Recompute).count()
 }
 
-/// Every dialect and every form of adapter, with dropout, so that every value that a keep set can drop occurs.
+/// Every model family and every form of adapter, with dropout, so that every value that a keep set can drop occurs.
 fn all_choices() -> Vec<Choice> {
     let lora = choice();
     let fused = Choice { name: "fused", dropout: 0.25, ..Choice::fused() };

@@ -1,4 +1,4 @@
-//! Operations that work on rows: embedding, norm, dropout, gated activations, add, gather.
+//! Examples of operations on rows: embedding, norm, dropout, gated activations, add, gather.
 //!
 //! Sizes are odd, so that no vector or block is full; weights are in every plain storage.
 
@@ -21,8 +21,8 @@ pub fn examples() -> Vec<Example> {
         norm_of_each_head(false),
         norm_of_each_head(true),
         norm_over_many_rows(),
-        norm_beside_a_residual(false),
-        norm_beside_a_residual(true),
+        norm_next_to_a_residual(false),
+        norm_next_to_a_residual(true),
         dropout(false),
         dropout(true),
         gated_act(Activation::Silu),
@@ -79,14 +79,14 @@ fn norm_over_many_rows() -> Example {
     gradient(NORM, draft.gradient_of("norm over many rows", y))
 }
 
-/// x + norm(x): the residual's gradient is the addend of the norm's.
-fn norm_beside_a_residual(plus_one: bool) -> Example {
+/// x + norm(x): the gradient of the residual is the addend of the norm's gradient.
+fn norm_next_to_a_residual(plus_one: bool) -> Example {
     let mut draft = Draft::new(&[13], 1);
     let x = draft.tokens("x", 21);
     let weight = draft.vector("weight", 21, DType::F32);
     let n = draft.op(Op::RmsNorm(Norm { eps: 1e-5, plus_one }), &[x, weight], &["n"])[0];
     let y = draft.op(Op::Add, &[x, n], &["y"])[0];
-    let subject = draft.gradient_of(&format!("norm beside a residual plus_one={plus_one}"), y);
+    let subject = draft.gradient_of(&format!("norm next to a residual plus_one={plus_one}"), y);
     let with_addend = |op: &Op| matches!(op, Op::RmsNormGrad { addend: true, .. });
     assert!(subject.graph.entries[0].1.iter().any(|node| with_addend(&node.op)));
     gradient(NORM, subject)
@@ -124,7 +124,7 @@ fn add_and_double() -> Example {
     gradient(&["add"], draft.gradient_of("add and double", y))
 }
 
-/// Every third token: the others get no gradient.
+/// Gathers every third token; the others get no gradient.
 fn gather() -> Example {
     let mut draft = Draft::new(&[8, 9], 3);
     let x = draft.tokens("x", 11);

@@ -1,8 +1,8 @@
-//! The matmul for few rows gives the bytes of the general one: the same sums, in the same order.
+//! The matmul for few rows gives the same bits as the general one, because sums have the same order.
 //!
 //! With these numbers, another order of summation changes the last bits.
 
-use crate::numbers::random_reals;
+use crate::numbers::{Content, bits, encode, random_reals};
 use smidgen_ir::workspace_cpu::matmul_floats;
 use smidgen_ir::{DType, Storage};
 use smidgen_runtime::cpu::isa::Isa;
@@ -31,22 +31,15 @@ const CASES: [Case; 6] = [
     Case { rows: 1, columns: 400, depths: [641, 1300], element: DType::F32 },
 ];
 
-fn encode(values: &[f32], element: DType) -> Vec<u8> {
-    let bytes = values.iter().flat_map(|&x| match element {
-        DType::Bf16 => half::bf16::from_f32(x).to_le_bytes().to_vec(),
-        DType::F16 => half::f16::from_f32(x).to_le_bytes().to_vec(),
-        _ => x.to_le_bytes().to_vec(),
-    });
-    bytes.collect()
-}
-
 fn run(case: Case, start: usize, isa: Isa, threads: usize, few: bool) -> Vec<u32> {
     let Case { rows, columns, depths, element } = case;
-    let reals = |seed: u64, count: usize| random_reals(seed, count);
-    let lefts = depths.map(|depth| reals(1 + depth as u64, rows * depth));
-    let rights = depths.map(|depth| encode(&reals(2 + depth as u64, columns * depth), element));
-    let bias = reals(3, columns);
-    let mut c = reals(4, rows * columns);
+    let lefts = depths.map(|depth| random_reals(1 + depth as u64, rows * depth));
+    let rights = depths.map(|depth| {
+        let reals = Content::Reals(random_reals(2 + depth as u64, columns * depth));
+        encode(&reals, Storage::Plain(element))
+    });
+    let bias = random_reals(3, columns);
+    let mut c = random_reals(4, rows * columns);
     let terms: Vec<Term> = (0..2)
         .map(|term| Term {
             left: Left { pointer: lefts[term].as_ptr(), row_stride: depths[term], depth_stride: 1 },
@@ -58,23 +51,17 @@ fn run(case: Case, start: usize, isa: Isa, threads: usize, few: bool) -> Vec<u32
     let view = OutputView { pointer: c.as_mut_ptr(), row_stride: columns, column_stride: 1 };
     let output = Output { view, rows, columns };
     let init = [Init::Overwrite, Init::Accumulate, Init::Bias(bias.as_ptr())][start];
-    // Behind a pointer that may cross threads.
-    struct Work<'a>(&'a [Term], Init);
-    // SAFETY: the bias is only read.
-    unsafe impl Sync for Work<'_> {}
-    let work = Work(&terms, init);
     let mut workspace = vec![f32::NAN; matmul_floats(threads)];
     Pool::new(threads).unwrap().enter(|| {
-        let work = &work;
         // SAFETY: the operands live here and have these shapes, and the machine supports the instruction set.
         unsafe {
             match few {
-                true => row_matmul(isa, work.0, work.1, output, &mut workspace),
-                false => matmul(isa, work.0, work.1, output, &mut workspace),
+                true => row_matmul(isa, &terms, init, output, &mut workspace),
+                false => matmul(isa, &terms, init, output, &mut workspace),
             }
         }
     });
-    c.iter().map(|value| value.to_bits()).collect()
+    bits(&c)
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! A graph with its contents, ready to be planned, run and differentiated.
 //!
-//! A subject holds what a check needs: which leaves are trained, what the host writes, and the scalar that is
-//! differentiated.
+//! A subject has everything that a check needs: the trained leaves, the contents that the host writes, and the scalar
+//! that is differentiated.
 
 use crate::numbers::{Content, decode_doubles, decode_reals, encode};
 use smidgen_compile::model::spec::LayerAttention;
@@ -36,7 +36,7 @@ pub struct Subject {
 /// The results of a run of `micro_step` and `eval`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// Bytes by the leaf whose gradient they are.
+    /// The bytes of each gradient, by the name of its leaf.
     pub gradients: HashMap<String, Vec<u8>>,
     pub result: Vec<u8>,
 }
@@ -47,7 +47,7 @@ impl Subject {
         plan_graph(&self.graph, planned, threads)
     }
 
-    /// A plan for larger micro-batches than are run: kernels must use run-time sizes, not planned ones.
+    /// A plan for larger micro-batches than are run, because kernels must use run-time sizes, not planned ones.
     pub fn roomy_plan(&self, threads: usize) -> Plan {
         self.plan(roomy(self.extent), threads)
     }
@@ -86,7 +86,7 @@ impl Subject {
         Outcome { gradients, result }
     }
 
-    /// The scalar for the present leaves.
+    /// The scalar for the current leaves.
     pub fn evaluate(&self, executor: &mut Executor<Cpu>) -> f64 {
         match &self.scalar {
             Scalar::Dot { y, dy } => {
@@ -108,10 +108,10 @@ impl Subject {
         executor.write(leaf, &encode(&Content::Reals(values.to_vec()), storage));
     }
 
-    /// Contents as given, all gradients, moments and state zero, and then what `refresh` derives from them.
+    /// Writes the contents and zeros to all gradients, moments and state, and then runs `refresh`.
     pub fn write_contents<D: Device>(&self, executor: &mut Executor<D>) {
         for (index, value) in self.graph.values.iter().enumerate() {
-            // A copy of an offloaded weight is rounded where that arrives.
+            // A rounded copy of an offloaded weight has no buffer; it is rounded after each fetch.
             if executor.plan().value(ValueId(index as u32)).buffer.is_none() {
                 continue;
             }
@@ -137,7 +137,7 @@ impl Subject {
         bytes
     }
 
-    /// What the host writes into a leaf.
+    /// The bytes that the host writes into a leaf.
     pub fn content_bytes(&self, leaf: ValueId) -> Vec<u8> {
         let (_, content) = self.contents.iter().find(|(id, _)| *id == leaf).unwrap();
         encode(content, self.graph.value(leaf).ty.storage)
@@ -149,7 +149,7 @@ impl Subject {
         executor
     }
 
-    /// Every entry point on the device that checks accesses, `micro_step` and `update` twice.
+    /// Runs every entry point on the device that checks accesses, `micro_step` and `update` more than once.
     pub fn run_on_null(&self, plan: Plan) -> Result<(), String> {
         let mut executor = Executor::load(plan, Null::default()).map_err(|error| error.to_string())?;
         self.write_contents(&mut executor);
@@ -165,26 +165,26 @@ impl Subject {
     }
 }
 
-/// A larger extent than is run.
+/// A larger extent than the given one.
 pub fn roomy(Extent { tokens, rows, segments, audio }: Extent) -> Extent {
     let audio = if audio > 0 { audio + 2 } else { 0 };
     Extent { tokens: tokens + 3, rows: rows + 2, segments: segments + 1, audio }
 }
 
-/// Lays a graph out as `compile` does after its passes.
+/// Makes a plan of a graph as `compile` does after its passes.
 pub fn plan_graph(graph: &Graph, planned: Extent, threads: usize) -> Plan {
     let request = Request { extent: planned, threads, ..plain_request() };
     plan_with(graph, &request)
 }
 
-/// The same for any device.
+/// Like `plan_graph`, for any request.
 pub fn plan_with(graph: &Graph, request: &Request) -> Plan {
     let shared = reuse_in_place::find(graph);
     let layout = join_operands::find(graph, request);
     arena::plan_memory(schedule::plan_lifetimes(graph.clone(), &shared, &layout, request))
 }
 
-/// A request without a model, for stages that ask for sizes and settings alone.
+/// A request without a model, for stages that need only sizes and settings.
 pub fn plain_request() -> Request {
     Request {
         title: "test".into(),
@@ -214,7 +214,7 @@ pub fn optimizer() -> Optimizer {
     Optimizer { adamw, moments: Moments::F32, master: Master::F32, clip: 1.0 }
 }
 
-/// One small layer without the extras of any dialect.
+/// One small layer without the extras of any model family.
 pub fn plain_spec() -> DecoderSpec {
     DecoderSpec {
         model_type: "llama".into(),

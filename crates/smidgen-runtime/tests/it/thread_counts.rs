@@ -1,7 +1,7 @@
-//! Thread counts on sizes that are really cut into tasks: still the same bytes.
+//! Any thread count gives the same bytes, also at sizes that are cut into many tasks.
 //!
-//! The examples of single operations are small enough that one task may do; here each operation with a
-//! reduction has many. Only bytes are compared, the gradients themselves are checked on the small sizes.
+//! The examples of single operations are so small that one task may be enough; here each operation with a
+//! reduction has many. Only bytes are compared; the gradients are checked at the small sizes.
 
 use crate::check::same_bytes_everywhere;
 use crate::draft::Draft;
@@ -10,7 +10,7 @@ use smidgen_ir::workspace_cpu::fourier_partials;
 use smidgen_ir::{AttentionShape, DType, Dim, LossHead, Norm, Op};
 
 #[test]
-fn products_and_norms() {
+fn matmuls_and_norms() {
     let mut draft = Draft::new(&[301], 1);
     let x = draft.tokens("x", 700);
     let norm = draft.vector("norm", 700, DType::F32);
@@ -21,7 +21,7 @@ fn products_and_norms() {
     let h = draft.op(Op::Linear { bias: false, lora: None }, &[n, a], &["h"])[0];
     let b = draft.matrix("b", 801, 16, DType::F32);
     let y = draft.op(Op::Linear { bias: true, lora: Some(0.5) }, &[n, weight, bias, h, b], &["y"])[0];
-    same_bytes_everywhere(&draft.gradient_of("products and norms", y));
+    same_bytes_everywhere(&draft.gradient_of("matmuls and norms", y));
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn gains_of_many_columns() {
     same_bytes_everywhere(&draft.gradient_of("gains of many columns", y));
 }
 
-/// More rows than are formed at once, and many groups of partial sums.
+/// More rows than are computed at once, and many groups of partial sums.
 #[test]
 fn a_trained_function_of_many_rows() {
     let mut draft = Draft::new(&[301], 1);

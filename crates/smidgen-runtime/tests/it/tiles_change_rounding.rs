@@ -1,15 +1,15 @@
-//! Token tiles: the losses of a step stay bit for bit what they are, and gradients differ by the order of their sums.
+//! Token tiles do not change the losses of a step by a bit, and change gradients only by the order of their sums.
 //!
-//! Whole decoders over several updates, cut into tiles that divide the tokens and that do not, planned for more tokens
-//! than there are, so that tiles are short or empty; with recomputed layers, and with everything offloaded.
+//! Whole decoders run several updates in tiles that divide the tokens and in tiles that do not. Plans are for more tokens
+//! than there are, so tiles are short or empty; some have recomputed layers, some offload everything.
 
 use crate::decoder::{ALL_FUSED, Choice, LAYERS, LOSS_CHUNK, gemma2, phi3};
 use crate::numbers::decode_reals;
-use crate::offload_changes_nothing::{by_policy, everywhere, nothing_yet, outcome};
+use crate::offload_changes_nothing::{by_policy, nothing_offloaded, offload_everything, outcome};
 use smidgen_compile::AdapterForm;
 use smidgen_ir::{Entry, LayerSet, Op, Policy};
 
-/// Differences that the order of sums of a few dozen terms explains, after three updates.
+/// The largest difference after three updates that is due to the order of sums of a few dozen terms.
 const TOLERANCE: f64 = 1e-4;
 
 fn choices() -> [Choice; 7] {
@@ -31,11 +31,11 @@ fn tiles_of_any_size_agree() {
             let whole = Policy::resident(layers.clone(), LOSS_CHUNK);
             let want = outcome(&by_policy(&choice, &whole));
             for (tile, offloads) in [
-                (1, nothing_yet()),
-                (4, nothing_yet()),
-                (5, everywhere(4000)),
-                (12, everywhere(usize::MAX)),
-                (13, nothing_yet()),
+                (1, nothing_offloaded()),
+                (4, nothing_offloaded()),
+                (5, offload_everything(4000)),
+                (12, offload_everything(usize::MAX)),
+                (13, nothing_offloaded()),
             ] {
                 let policy = Policy { tile_tokens: Some(tile), recompute: layers.clone(), ..offloads };
                 let got = outcome(&by_policy(&choice, &policy));
@@ -53,20 +53,20 @@ fn tiles_of_any_size_agree() {
     }
 }
 
-/// ‖got - want‖ / ‖want‖, of bytes read as f32; those that are equal as they are have no difference.
+/// ‖got - want‖ / ‖want‖ of bytes read as f32; 0 for equal bytes.
 pub fn difference(got: &[u8], want: &[u8]) -> f64 {
     if got == want {
         return 0.0;
     }
     let [got, want] = [got, want].map(decode_reals);
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
-    let apart = norm(&mut got.iter().zip(&want).map(|(got, want)| f64::from(*got) - f64::from(*want)));
-    apart / norm(&mut want.iter().map(|value| f64::from(*value)))
+    let distance = norm(&mut got.iter().zip(&want).map(|(got, want)| f64::from(*got) - f64::from(*want)));
+    distance / norm(&mut want.iter().map(|value| f64::from(*value)))
 }
 
-/// Feed-forward blocks hold a tile at a time: the plan is smaller, and every block runs once for each tile.
+/// Feed-forward blocks process one tile at a time: the plan is smaller, and every block runs once for each tile.
 #[test]
-fn what_is_wide_exists_for_one_tile() {
+fn wide_activations_exist_for_one_tile() {
     let choice = Choice::lora();
     let whole = Policy::resident(LayerSet::first(LAYERS), LOSS_CHUNK);
     let plans = [None, Some(4)]

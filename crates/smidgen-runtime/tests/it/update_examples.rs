@@ -1,6 +1,6 @@
-//! The optimizer step: norm, clipping, AdamW and zeroing, against f64 references over several steps.
+//! Examples of the optimizer step: norm, clipping, AdamW and zeroing, against f64 references over several steps.
 //!
-//! Also what must not happen: a gradient or a loss that is not finite changes no parameter and no moment.
+//! They also show that a gradient or a loss that is not finite changes no parameter and no moment.
 
 use crate::examples::{Example, Proof};
 use crate::finite_difference::check_gradient;
@@ -20,7 +20,8 @@ use smidgen_runtime::cpu::update_at::UpdateAt;
 use smidgen_runtime::{Cpu, Executor};
 use std::collections::BTreeSet;
 
-/// One leaf below a vector, one that is cut into chunks with a rest; only that one is large enough for 8 bits.
+/// The first leaf is smaller than a vector. The last is cut into chunks with a remainder and is large enough for 8 bits;
+/// the others are not.
 const LEAVES: [(usize, usize); 3] = [(1, 3), (7, 13), (129, 131)];
 const SETTINGS: AdamW = AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };
 const EXTENT: Extent = Extent { tokens: 1, rows: 1, segments: 1, audio: 0 };
@@ -37,14 +38,14 @@ pub fn examples() -> Vec<Example> {
         Example { covers: covers_8_bit, proof: Proof::Values(in_8_bits_without_clipping) },
         Example { covers: covers_8_bit, proof: Proof::Values(in_8_bits_with_active_clipping) },
         Example { covers: covers_8_bit, proof: Proof::Values(what_is_not_finite_changes_nothing_in_8_bits) },
-        Example { covers: covers_8_bit, proof: Proof::Values(activity_is_that_of_each_tensor) },
+        Example { covers: covers_8_bit, proof: Proof::Values(activity_is_tracked_per_tensor) },
         Example { covers: &["adamw_on_host"], proof: Proof::Values(on_the_host) },
         Example { covers: &["adamw", "widen", "round_at_random"], proof: Proof::Values(in_bf16) },
         Example { covers: &["fourier_reg"], proof: Proof::Values(regularizer_of_coefficients) },
     ]
 }
 
-/// Processors that work on host memory leave the bytes that a device leaves.
+/// Updates of host memory give the same bytes as updates on a device.
 fn on_the_host() -> BTreeSet<&'static str> {
     for moments in [Moments::F32, Moments::Bits8] {
         let update = Update::new(moments, 0.5);
@@ -62,7 +63,7 @@ fn on_the_host() -> BTreeSet<&'static str> {
                 let address = |host: &mut Vec<Vec<u8>>, index: usize| host[index].as_mut_ptr();
                 let moment = LEAVES.len() + 2 * leaf;
                 let in_8_bits = moments.storage("parameter", gradient.len()) != [Storage::F32; 2];
-                let own = UpdateAt {
+                let on_host = UpdateAt {
                     settings: SETTINGS,
                     elements: gradient.len(),
                     in_8_bits,
@@ -74,7 +75,7 @@ fn on_the_host() -> BTreeSet<&'static str> {
                     activity: activity.as_mut_ptr(),
                 };
                 // SAFETY: vectors of these sizes, which nothing else uses; allocators align them for f32.
-                unsafe { own.run(&pool) };
+                unsafe { on_host.run(&pool) };
                 assert!(activity[0] > 0.0 && activity[2] == 1.0, "{activity:?}");
             }
             assert!(*host == update.memory(&mut executor, &kinds), "{moments:?}: step {step} differs");
@@ -83,7 +84,7 @@ fn on_the_host() -> BTreeSet<&'static str> {
     ["adamw_on_host"].into()
 }
 
-/// Matrices in bf16 end on a bf16 next to what f32 would have, and on average there.
+/// Matrices in bf16 become a bf16 next to the f32 result, and equal it on average.
 fn in_bf16() -> BTreeSet<&'static str> {
     let master = Master::Bf16 { seed: 9 };
     let update = Update::with_master(Moments::F32, master, 0.0);
@@ -189,7 +190,7 @@ impl Update {
         self.scaled_step(executor, loss, step, gradients, 1.0)
     }
 
-    /// The same where loss and gradients carry a scale.
+    /// Like `step`, with a scaled loss and scaled gradients.
     fn scaled_step(
         &self,
         executor: &mut Executor<Cpu>,
@@ -207,7 +208,7 @@ impl Update {
         decode_doubles(&self.subject.read_bytes(executor, self.report))
     }
 
-    /// Everything that an update may change, but the loss and the report.
+    /// The bytes of all leaves of these kinds.
     fn memory(&self, executor: &mut Executor<Cpu>, kinds: &[LeafKind]) -> Vec<Vec<u8>> {
         let values = self.subject.graph.values.iter().enumerate();
         values
@@ -250,7 +251,7 @@ fn several_steps(moments: Moments, clip: f32, expected_factor: fn(f64) -> bool) 
         let factor = if clip > 0.0 { (f64::from(clip) / (norm + 1e-6)).min(1.0) } else { 1.0 };
         assert!(expected_factor(factor), "the example clips by {factor}");
         for (reference, gradient) in parameters.iter_mut().zip(&gradients) {
-            reference.see(gradient, factor);
+            reference.track_activity(gradient, factor);
             reference.step(gradient, factor, step);
         }
         let states = executors.each_mut().map(|executor| {
@@ -270,9 +271,9 @@ fn several_steps(moments: Moments, clip: f32, expected_factor: fn(f64) -> bool) 
     for (reference, got) in parameters.iter().zip(&got) {
         let in_8_bits = moments.storage("parameter", reference.start.len()) != [Storage::F32; 2];
         let error = reference.largest_error(&decode_reals(got));
-        // f32 keeps parameters near 1 to 6e-8 a step; a code is within 5 % of most moments.
+        // f32 rounds parameters near 1 by 6e-8 per step; a code is within 5 % of most moments.
         assert!(error < if in_8_bits { 2e-3 } else { 1e-6 }, "{moments:?}: off by {error}");
-        assert!(!in_8_bits || error > 1e-5, "{moments:?}: off by {error} only");
+        assert!(!in_8_bits || error > 1e-5, "{moments:?}: off by only {error}");
     }
     for executor in &mut executors {
         let activity = update.activity(executor);
@@ -286,8 +287,8 @@ fn several_steps(moments: Moments, clip: f32, expected_factor: fn(f64) -> bool) 
     update.operations()
 }
 
-/// A tensor without a gradient does not move, and one of zeros has no decay to move it.
-fn activity_is_that_of_each_tensor() -> BTreeSet<&'static str> {
+/// A tensor of zeros without a gradient does not change, because weight decay keeps zeros.
+fn activity_is_tracked_per_tensor() -> BTreeSet<&'static str> {
     for moments in [Moments::F32, Moments::Bits8] {
         let update = Update::new(moments, 0.0);
         let mut executor = update.load(2);
@@ -322,8 +323,8 @@ impl Reference {
         Reference { largest_gradient: 0.0, largest_parameter: 0.0, parameter, start, first, second }
     }
 
-    /// Before a step.
-    fn see(&mut self, gradient: &[f32], factor: f64) {
+    /// Called before a step.
+    fn track_activity(&mut self, gradient: &[f32], factor: f64) {
         let clipped = gradient.iter().map(|value| f64::from(*value).abs() * factor);
         self.largest_gradient = clipped.fold(self.largest_gradient, f64::max);
         let parameters = self.parameter.iter().map(|value| value.abs());
@@ -346,14 +347,14 @@ impl Reference {
 
     fn largest_error(&self, got: &[f32]) -> f64 {
         let moved = self.parameter.iter().zip(&self.start).map(|(now, before)| (now - before).abs());
-        assert!(moved.fold(0.0, f64::max) > 1e-2, "the reference hardly moved");
+        assert!(moved.fold(0.0, f64::max) > 1e-2, "the reference hardly changed");
         assert!(got.iter().all(|value| value.is_finite()), "a parameter is not finite");
         let errors = got.iter().zip(&self.parameter).map(|(got, want)| (f64::from(*got) - want).abs());
         errors.fold(0.0, f64::max)
     }
 }
 
-/// A power of two in loss and gradients comes off without a trace, clipped or not.
+/// A power of two in loss and gradients changes no bit of the result, clipped or not.
 fn a_scaled_loss_changes_nothing() -> BTreeSet<&'static str> {
     const SCALE: f32 = 4096.0;
     for (moments, clip) in [(Moments::F32, 0.0), (Moments::F32, 0.5), (Moments::Bits8, 0.5)] {
@@ -408,7 +409,7 @@ fn what_is_not_finite(moments: Moments) -> BTreeSet<&'static str> {
     update.operations()
 }
 
-/// The value is replaced and the gradient is added to what is there.
+/// The value is replaced, and the gradient is added to the present one.
 fn regularizer_of_coefficients() -> BTreeSet<&'static str> {
     const MODULES: usize = 5;
     const WEIGHT: f64 = 0.15;
@@ -454,7 +455,7 @@ fn regularizer_of_coefficients() -> BTreeSet<&'static str> {
             assert_eq!(twice, added.iter().map(|once| 2.0 * once).collect::<Vec<_>>());
         }
     }
-    // The gradients that it adds to carry the scale of the loss; its own value does not.
+    // Its gradient has the scale of the loss; its value does not.
     executor.write(hyper, &[1e-3, 1.0, 8.0f64].map(f64::to_le_bytes).concat());
     subject.write_reals(&mut executor, gradient, &vec![0.0; added.len()]);
     executor.run(Entry::Update, &EXTENT).unwrap();

@@ -1,6 +1,6 @@
-//! The planner's workspace sizes are what the device checks: enough for every step, not one byte too many.
+//! The planner's workspace sizes are exactly those that the device requires.
 //!
-//! Planner and kernels read the same functions; this holds that they are asked for the same shapes.
+//! Planner and device call the same functions; these tests check that they call them with the same shapes.
 
 use crate::decoder::Choice;
 use proptest::prelude::*;
@@ -48,7 +48,7 @@ fn operand(ty: &Type, extent: &Extent) -> Operand {
     }
 }
 
-/// The planned size passes the device's check, one byte less does not.
+/// Checks that the device accepts the planned size and refuses one byte less.
 fn check_exact(cpu: &Cpu, op: Op, inputs: &[Type], updates: &[Type], extent: &Extent) {
     let target = Target { device: DeviceKind::Cpu, precision: Precision::F32, threads: cpu.threads() };
     let planned = workspace_bytes(&op, &inputs.iter().collect::<Vec<_>>(), extent, target);
@@ -164,7 +164,7 @@ proptest! {
     }
 }
 
-/// Steps of a whole plan whose workspace is one byte short, one after the other.
+/// Every step of a whole plan is refused if its workspace is one byte short.
 #[test]
 fn a_plan_with_a_short_workspace_is_refused_at_load() {
     for form in [AdapterForm::Lora, AdapterForm::Dora, AdapterForm::Fourier { reg: 0.1 }] {
@@ -196,7 +196,7 @@ fn short_workspaces_are_refused(choice: &Choice) {
     assert!(with_workspace > 50, "only {with_workspace} steps have a workspace");
 }
 
-/// A plan for two threads is refused by a device with four, before anything runs.
+/// A device with four threads refuses a plan for two before any step runs.
 #[test]
 fn a_plan_for_fewer_threads_is_refused() {
     let plan: Plan = Choice::lora().subject_with(LayerSet::none()).roomy_plan(2);
@@ -211,9 +211,9 @@ fn refusal(op: Op, inputs: &[Type]) -> Option<String> {
     Cpu::new(1).unwrap().check(&step, &extent).err().map(|error| error.to_string())
 }
 
-/// Where an operation decodes its weights, any storage will do; elsewhere it is refused by name.
+/// An operation that decodes its weights accepts any storage; other operations refuse quantized storages by name.
 #[test]
-fn quantized_weights_are_taken_where_they_are_decoded() {
+fn quantized_weights_are_accepted_where_they_are_decoded() {
     let linear = |bias| Op::Linear { bias, lora: None };
     let x = |columns| Type::f32(Shape::of(Dim::Tokens, columns));
     let nf4 = Storage::Bnb4 { code: Code4::Nf4, double: true };
