@@ -1,7 +1,7 @@
 //! The CUDA driver: one GPU, its context and streams, and events.
 //!
-//! All driver calls except launches, graphs and matmuls are here, each with its error as text. The process uses one GPU
-//! with one compute stream, and further streams for transfers.
+//! Most driver calls are here, with their errors as text; launches, graphs and pinned memory are in their own files. The
+//! process uses one GPU with one compute stream, and further streams for transfers.
 
 use super::nvml;
 use crate::device::DeviceError;
@@ -101,8 +101,8 @@ impl Gpu {
     }
 }
 
-/// Initializes the driver, if that was not done before. Returns the bytes that it took on a GPU, which are not in the
-/// context: 3.25 MiB on an H200. They are 0 where NVML is missing.
+/// Initializes the driver, if that was not done before. Returns the GPU memory that this took, which is not part of the
+/// context: 3.25 MiB on an H200. Returns 0 if NVML is missing.
 pub fn init() -> Result<u64, DeviceError> {
     static TAKEN_BYTES: OnceLock<u64> = OnceLock::new();
     let before = if TAKEN_BYTES.get().is_none() { nvml::free_bytes_of_all() } else { None };
@@ -110,7 +110,7 @@ pub fn init() -> Result<u64, DeviceError> {
     Ok(*TAKEN_BYTES.get_or_init(|| {
         let both = before.zip(nvml::free_bytes_of_all());
         let taken = both.into_iter().flat_map(|(before, after)| before.into_iter().zip(after));
-        // It takes about the same on every GPU.
+        // The driver takes about the same on every GPU.
         taken.map(|(before, after)| before.saturating_sub(after)).max().unwrap_or(0)
     }))
 }
@@ -139,11 +139,11 @@ impl Stream {
 
 type HostWork = Box<dyn FnOnce() + Send>;
 
-/// Enqueues a host callback: the driver calls `work` on a thread of its own, in stream order. `work` must not call the
+/// Enqueues a host callback: the driver calls `work` on one of its threads, in stream order. `work` must not call the
 /// driver.
 pub fn call_in_order(stream: &Stream, work: impl FnOnce() + Send + 'static) -> Result<(), DeviceError> {
     unsafe extern "C" fn call(work: *mut std::ffi::c_void) {
-        // SAFETY: made from such a box below, and called once.
+        // SAFETY: the pointer comes from the box below, and the callback runs once.
         let work = unsafe { Box::from_raw(work.cast::<HostWork>()) };
         work();
     }
@@ -248,7 +248,7 @@ pub unsafe fn copy_to_host(gpu: &Gpu, to: *mut u8, from: u64, bytes: usize) -> R
     check(unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, gpu.stream) }, "cuMemcpyDtoHAsync")
 }
 
-/// Rows to copy; `from` and `to` are an address and the bytes from one row to the next.
+/// Rows to copy. `from` and `to` are an address and the bytes from one row to the next.
 #[derive(Clone, Copy, Debug)]
 pub struct RowCopy {
     pub from: (u64, usize),
