@@ -373,7 +373,6 @@ fn score_args(shape: &AttentionShape) -> [Arg; 4] {
     ]
 }
 
-
 fn first_operands<const N: usize>(operands: &[Operand]) -> [&Operand; N] {
     std::array::from_fn(|index| &operands[index])
 }

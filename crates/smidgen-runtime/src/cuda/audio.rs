@@ -65,4 +65,3 @@ pub fn take_rows(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError>
     ];
     stage.launch("take_rows", grid, THREADS, 0, &args)
 }
-

@@ -153,7 +153,6 @@ fn grid(stage: &Stage<'_>, q: &Operand, shape: &AttentionShape) -> Option<[u32; 
     (blocks > 0).then_some([blocks as u32, 1, 1])
 }
 
-
 fn score_args(
     stage: &Stage<'_>,
     shape: &AttentionShape,

@@ -50,19 +50,9 @@ impl Gpu {
     /// Opens a GPU. The driver's library must have been found.
     pub fn open(ordinal: usize) -> Result<Gpu, DeviceError> {
         init()?;
-        let count = named(result::device::get_count(), "cuDeviceGetCount")?;
-        if ordinal as i64 >= i64::from(count) {
-            return Err(DeviceError::NoSuchGpu { ordinal, count: count as usize });
-        }
-        let device = named(result::device::get(ordinal as i32), "cuDeviceGet")?;
-        let attribute = |which| {
-            // SAFETY: the device exists.
-            named(unsafe { result::device::get_attribute(device, which) }, "cuDeviceGetAttribute")
-        };
-        use sys::CUdevice_attribute as Attribute;
-        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-        let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
+        let (device, capability) = find(ordinal)?;
+        let multiprocessors = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let multiprocessors = attribute(device, multiprocessors)? as usize;
         // SAFETY: the device exists; its primary context stays retained as long as the process lives.
         let context = named(unsafe { result::primary_ctx::retain(device) }, "cuDevicePrimaryCtxRetain")?;
         // SAFETY: the context was just retained.
@@ -70,7 +60,7 @@ impl Gpu {
         let stream =
             named(result::stream::create(result::stream::StreamKind::NonBlocking), "cuStreamCreate")?;
         let name = named(result::device::get_name(device), "cuDeviceGetName")?;
-        Ok(Gpu { name, capability: (major as u32, minor as u32), multiprocessors, stream, device })
+        Ok(Gpu { name, capability, multiprocessors, stream, device })
     }
 
     /// Free bytes according to NVML.
@@ -99,6 +89,24 @@ impl Gpu {
         // SAFETY: the stream belongs to this GPU.
         named(unsafe { result::stream::synchronize(self.stream) }, "cuStreamSynchronize")
     }
+}
+
+/// A GPU's handle and compute capability. The driver must be initialized.
+pub fn find(ordinal: usize) -> Result<(sys::CUdevice, (u32, u32)), DeviceError> {
+    let count = named(result::device::get_count(), "cuDeviceGetCount")?;
+    if ordinal as i64 >= i64::from(count) {
+        return Err(DeviceError::NoSuchGpu { ordinal, count: count as usize });
+    }
+    let device = named(result::device::get(ordinal as i32), "cuDeviceGet")?;
+    use sys::CUdevice_attribute as Attribute;
+    let major = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    let minor = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+    Ok((device, (major as u32, minor as u32)))
+}
+
+fn attribute(device: sys::CUdevice, which: sys::CUdevice_attribute) -> Result<i32, DeviceError> {
+    // SAFETY: the device exists.
+    named(unsafe { result::device::get_attribute(device, which) }, "cuDeviceGetAttribute")
 }
 
 /// Initializes the driver, if that was not done before. Returns the GPU memory that this took, which is not part of the
@@ -176,13 +184,15 @@ unsafe impl Send for Event {}
 impl Event {
     /// An event for ordering only.
     pub fn new() -> Result<Event, DeviceError> {
-        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
-        Ok(Event { handle: named(result::event::create(flags), "cuEventCreate")? })
+        Event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 
     /// An event that also records the time.
     pub fn timed() -> Result<Event, DeviceError> {
-        let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
+        Event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
+    }
+
+    fn create(flags: sys::CUevent_flags) -> Result<Event, DeviceError> {
         Ok(Event { handle: named(result::event::create(flags), "cuEventCreate")? })
     }
 

@@ -86,8 +86,7 @@ pub fn compute_logits(
         let right = head.block(stage, first_word, words)?;
         stage.cublas.run(stage.gpu, &of_rows(x, right))?;
         if let Some((h, b, scale)) = adapter {
-            let matmul =
-                Matmul { addend: Some(output), alpha: scale, ..of_rows(h, b.at(first_word, 0)) };
+            let matmul = Matmul { addend: Some(output), alpha: scale, ..of_rows(h, b.at(first_word, 0)) };
             stage.cublas.run(stage.gpu, &matmul)?;
         }
     }
@@ -149,18 +148,15 @@ fn chunk_gradients(
     let mut addend = None;
     for (first_word, words) in head_weight.blocks() {
         let matrices = [dlogits.at(0, first_word), head_weight.block(stage, first_word, words)?, dx];
-        let matmul =
-            Matmul { addend, ..Matmul::of_tokens(matrices, tokens, x.columns, words, scratch) };
+        let matmul = Matmul { addend, ..Matmul::of_tokens(matrices, tokens, x.columns, words, scratch) };
         stage.cublas.run(stage.gpu, &matmul)?;
         addend = Some(dx);
     }
     if let Some((h, b, scale)) = adapter {
         let matrices = [dlogits, b, rows_of(&step.outputs[1])];
         let vocabulary = head_weight.rows;
-        let matmul = Matmul {
-            alpha: scale,
-            ..Matmul::of_tokens(matrices, tokens, h.columns, vocabulary, scratch)
-        };
+        let matmul =
+            Matmul { alpha: scale, ..Matmul::of_tokens(matrices, tokens, h.columns, vocabulary, scratch) };
         stage.cublas.run(stage.gpu, &matmul)?;
         outer_sum(stage, dlogits, rows_of(h), tokens, scale, &step.updates[1], scratch)?;
     }

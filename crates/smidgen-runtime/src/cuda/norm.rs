@@ -197,7 +197,6 @@ pub fn rms_norm_weight_grad(stage: &Stage<'_>, step: &BoundStep, eps: f32) -> Re
     add_partial_rows(stage, workspace, partials, columns, stage.pointer(dweight))
 }
 
-
 /// Adds the rows of `partials` (count, columns) to `target` (columns), in order.
 pub(super) fn add_partial_rows(
     stage: &Stage<'_>,

@@ -264,11 +264,7 @@ pub fn round(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> 
 /// Converts a weight from bf16 to f32.
 pub fn widen(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
     let elements = dense_elements(stage, &step.outputs[0]);
-    let args = [
-        stage.address(&step.inputs[0]),
-        stage.address(&step.outputs[0]),
-        Arg::Wide(elements as u64),
-    ];
+    let args = [stage.address(&step.inputs[0]), stage.address(&step.outputs[0]), Arg::Wide(elements as u64)];
     let blocks = elements.div_ceil(8 * THREADS as usize) as u32;
     stage.launch("widen", [blocks, 1, 1], THREADS, 0, &args)
 }

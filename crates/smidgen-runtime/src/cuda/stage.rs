@@ -3,10 +3,10 @@
 //! A launcher turns a bound step into kernel launches. It sees device addresses and actual row counts, never host
 //! memory, and it never waits for the GPU. The stream runs the launches in order.
 
+use super::cublas::CublasLt;
 use super::driver::{self, Gpu};
 use super::early::{early_start, starts_early};
 use super::generation::Generation;
-use super::cublas::CublasLt;
 use super::matmul::{Element, Matrix, Tokens};
 use super::modules::Kernels;
 use crate::device::{BoundStep, DeviceError, Operand};

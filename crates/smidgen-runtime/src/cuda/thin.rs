@@ -323,11 +323,7 @@ struct Sums {
 }
 
 /// Adds up partial sums: `sums` into a gradient, and the parts of a matmul into its output.
-fn total(
-    stage: &Stage<'_>,
-    sums: Option<Sums>,
-    matmul: Option<(Parts, Matrix)>,
-) -> Result<(), DeviceError> {
+fn total(stage: &Stage<'_>, sums: Option<Sums>, matmul: Option<(Parts, Matrix)>) -> Result<(), DeviceError> {
     let nothing = Matrix { pointer: 0, stride: 0, element: Element::F32 };
     let sums = sums.unwrap_or(Sums { parts: Parts::NONE, gradient: nothing, scale: 0.0 });
     let (matmul_parts, output) = matmul.unwrap_or((Parts::NONE, nothing));
