@@ -1,9 +1,10 @@
-// D (M, N) = alpha · L (M, K) · Rᵀ (N, K) + C + bias, where L and R are floats of eight bits (e4m3) with a scale for each
-// row: the matmul in fp8 of GPUs whose cuBLASLt has none with such scales (compute capability 8.9).
+// D (M, N) = alpha · L (M, K) · Rᵀ (N, K) + C + bias, where L and R are 8-bit floats (e4m3) with a scale for each row.
+// For GPUs whose cuBLASLt has no fp8 matmul with such scales (compute capability 8.9).
 //
-// A block of eight warps has a tile of 128 by 128 of D, a warp 64 by 32 of it. Tiles of 64 bytes of depth are copied
-// asynchronously, two ahead. The four pieces of 16 bytes of a row are exchanged by its number, so that eight rows of a
-// piece are in different banks. Rows and columns beyond the matrices are zeros, and are not written. K is a multiple of 16.
+// A block of eight warps computes a tile of 128 by 128 of D, and each warp 64 by 32 of it. Tiles of depth 64 are copied
+// asynchronously, two tiles ahead. The four 16-byte pieces of a row are permuted by the row number, so that the same piece
+// of eight rows is in different banks. Rows and columns beyond the matrices are filled with zeros, and their results are
+// not written. K is a multiple of 16.
 // A fragment of m16n8k32 has the layout of `matrix_unit.cuh` with two bytes for each 16-bit element there.
 
 #define TILE 128
@@ -11,7 +12,7 @@
 #define STAGES 3
 #define STAGE_BYTES (2 * TILE * DEPTH)
 
-struct Fp8Product {
+struct Fp8Matmul {
     const u8 *left;
     const float *left_scales;
     const u8 *right;
@@ -36,7 +37,7 @@ __device__ __forceinline__ void multiply_add_fp8(float (&c)[4], const u32 (&a)[4
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Where piece `piece` of a row is in a stage; the rows of R follow those of L.
+// The offset of a 16-byte piece of a row in a stage. The rows of R follow those of L.
 __device__ __forceinline__ u32 piece_place(int row, int piece) {
     return row * DEPTH + ((piece ^ row / 2 % 4) * 16);
 }
@@ -99,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(256) multiply_fp8(Fp8Product produc
     for (int step = 0; step < steps; ++step) {
         copy_async_wait<STAGES - 2>();
         __syncthreads();
-        // Beyond the last step only zeros are copied, which keeps the count of pending groups.
+        // Beyond the last step only zeros are copied, so that the number of pending groups is always the same.
         const int next = step + STAGES - 1;
         copy_stage(base + next % STAGES * STAGE_BYTES, product, first_row, first_column, next * DEPTH);
         const u32 stage = base + step % STAGES * STAGE_BYTES;
