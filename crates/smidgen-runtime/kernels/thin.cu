@@ -2,7 +2,8 @@
 // read once and the rest is small, so the time is that of reading the wide matrix.
 //   sums over tokens     D (N, R) or (R, N) += scale · wideᵀ·thin
 //   matmuls              h (T, R) = wide · A, with A stored as (R, N) or as (N, R)
-//   both at once         the gradients of an adapter: from y = … + scale · h·Bᵀ come dB += scale · dyᵀ·h and dh = dy·B
+//   both at once         the gradients of an adapter y = … + h·(scale·B)ᵀ: dB += scale · dyᵀ·h, and dh = dy·(scale·B),
+//                        where the 16-bit copy of B that the kernel reads is already multiplied by scale
 // A block processes a range of tokens and a range of columns. Partial sums go to the workspace, and `thin_total` adds
 // them in a fixed order, so that results are deterministic. Ranges depend on planned sizes. A shorter micro-batch omits
 // the last ranges, and only sums that were written are added.
