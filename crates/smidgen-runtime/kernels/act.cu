@@ -1,6 +1,6 @@
 // Gated activations, act(gate) * up, and their gradients.
 //
-// Forward: y = a(x) u, where x is the gate and u is up. Both activations have the form a(x) = x s with s = sigmoid(z(x)):
+// Forward: y = a(x) u, where x is the gate and u is up. Both activations have the form a(x) = x s, s = sigmoid(z(x)):
 //     SiLU            z = x
 //     GELU, tanh form z = 2 sqrt(2/pi) (x + 0.044715 x^3), because (1 + tanh v) / 2 = sigmoid(2v)
 // With s' = s (1 - s) z', the product rule gives a' = s + x s (1 - s) z'. So:

@@ -1,12 +1,12 @@
 // Causal attention over packed segments, forward: o = softmax(scale · q·kᵀ) · v for each head, and lse, the
 // natural logarithm of each row's sum of exponentials.
 //
-// A block of 4 warps owns a tile of queries of one head and loops over tiles of keys from the diagonal backwards, with a
-// running maximum and sum (online softmax). Each warp has its own 16 or 32 queries, as many as registers allow, so that a
-// fragment of keys or values is used by several matrix instructions. The next keys and values are copied while the
-// current ones are multiplied, with one barrier per tile. Sums are rescaled to a new maximum only if it makes the
-// exponentials more than 2^8 times larger; until then they cannot overflow. At T = 8192 with 28 heads of 128, the work is
-// 0.48 TFLOP and the operands are 134 MB, so the kernel is bound by compute.
+// A block of 4 warps owns a tile of queries of one head and loops over tiles of keys from the diagonal backwards, with
+// a running maximum and sum (online softmax). Each warp has its own 16 or 32 queries, as many as registers allow, so
+// that a fragment of keys or values is used by several matrix instructions. The next keys and values are copied while
+// the current ones are multiplied, with one barrier per tile. Sums are rescaled to a new maximum only if it makes the
+// exponentials more than 2^8 times larger; until then they cannot overflow. At T = 8192 with 28 heads of 128, the work
+// is 0.48 TFLOP and the operands are 134 MB, so the kernel is bound by compute.
 // Left out: dropout, other masks, and the KV cache.
 
 // Before Ampere a block may use 64 KiB of shared memory, so large heads process fewer keys at a time.

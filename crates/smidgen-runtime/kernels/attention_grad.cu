@@ -12,13 +12,13 @@
 // Some blocks own a tile of keys and loop over all queries that see it, for all query heads that share the key head or
 // for a part of these heads. dk and dv stay in registers, and if heads are split into parts, a last kernel adds the
 // parts. Other blocks own a tile of queries and loop over keys for dq. Scores and dp are computed twice (7 matmuls
-// instead of 5), but no atomics are needed: the workspace is two floats per query and head, and the parts. Both kinds of
-// blocks are in one grid, those with the most work first, so that short blocks fill the gaps at the end.
+// instead of 5), but no atomics are needed: the workspace is two floats per query and head, and the parts. Both kinds
+// of blocks are in one grid, those with the most work first, so that short blocks fill the gaps at the end.
 // Left out: splitting one tile of keys over several ranges of queries.
 
-// The number of tiles that a listed tile is cut into. Before Ampere a block may use 64 KiB of shared memory, and only half
-// of a tile of large heads fits. Tiles of heads of more than 128 channels do not fit at all there, so these heads use the
-// plain kernel.
+// The number of tiles that a listed tile is cut into. Before Ampere a block may use 64 KiB of shared memory, and only
+// half of a tile of large heads fits. Tiles of heads of more than 128 channels do not fit at all there, so these heads
+// use the plain kernel.
 #if CAPABILITY < 80 && HEAD > 64 && HEAD <= 128
 #define TILE_CUT 2
 #else
@@ -100,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 struct GradOperands {
     const act *q, *k, *v, *dout;
-    // dk and dv are those of part 0. Each further part begins `part_elements` after the previous one.
+    // `dk` and `dv` point to part 0. Each further part begins `part_elements` after the previous one.
     act *dq, *dk, *dv;
     i64 q_stride, k_stride, v_stride, dout_stride, dq_stride, dk_stride, dv_stride;
     // (H, T)
@@ -132,9 +132,9 @@ struct GradOperands {
 #define STATISTICS_AT (EXCHANGE_AT + 8 * EXCHANGE_BYTES)
 #define STATISTICS_BYTES (QUERY_STEP * 4)
 
-// Replaces the scores by p, and `gradient` (dp) by ds. `power`, `delta` and `distance` (query minus key) are functions of
-// the place of an element. With a softcap, (dp - delta) (1 - t²) + delta takes the place of dp, so that the last step is
-// the same with and without it.
+// Replaces the scores by p, and `gradient` (dp) by ds. `power`, `delta` and `distance` (query minus key) are functions
+// of the place of an element. With a softcap, (dp - delta) (1 - t²) + delta takes the place of dp, so that the last
+// step is the same with and without it.
 template <int M, int N, typename Power, typename Delta, typename Distance>
 __device__ __forceinline__ void differentiate(float (&score)[M][N][4], float (&gradient)[M][N][4], bool whole,
                                               const Scores &scores, Power power, Delta delta, Distance distance) {
@@ -313,8 +313,8 @@ __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const S
 #define QUERY_BYTES (QUERIES * ROW_BYTES)
 #define STEP_BYTES (KEY_STEP * ROW_BYTES)
 
-// dq of one tile of queries of one head, with the loop of the forward pass. Shared memory: queries, do, and two stages of
-// keys and values.
+// dq of one tile of queries of one head, with the loop of the forward pass. Shared memory: queries, do, and two stages
+// of keys and values.
 __device__ __forceinline__ void gradients_of_queries(const GradOperands &x, const Scores &scores, Tile tile, int head) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const u32 queries = shared_base(), outputs = queries + QUERY_BYTES, ring = outputs + QUERY_BYTES;

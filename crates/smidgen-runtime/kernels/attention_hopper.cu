@@ -1,11 +1,11 @@
-// Causal attention over packed segments, forward, for Hopper: computes the same as `attention.cu`, with warpgroup matrix
-// instructions.
+// Causal attention over packed segments, forward, for Hopper: computes the same as `attention.cu`, with warpgroup
+// matrix instructions.
 //
 // An item is 128 queries of one head. Each consumer warpgroup has 64 of them and loops over tiles of 128 keys from the
-// diagonal backwards. The scores of the next tile are started before the weights of the current tile are multiplied with
-// their values, and the two warpgroups take turns, so that one multiplies while the other computes exponentials. Sums are
-// rescaled as rarely as in `attention.cu`. The kernel is bound by the matmuls: 64 · 128 · 16 multiply-adds take 64 cycles,
-// and the exponentials of a tile take half the time of its matmuls.
+// diagonal backwards. The scores of the next tile are started before the weights of the current tile are multiplied
+// with their values, and the two warpgroups take turns, so that one multiplies while the other computes exponentials.
+// Sums are rescaled as rarely as in `attention.cu`. The kernel is bound by the matmuls: 64 · 128 · 16 multiply-adds
+// take 64 cycles, and the exponentials of a tile take half the time of its matmuls.
 
 #if defined(NO_TURNS)
 #define TAKE_TURN
@@ -124,8 +124,8 @@ __device__ __forceinline__ void multiply_items(const ForwardOperands &x, u32 bas
                 multiply_columns(output, weights[part], further(values, part * 2048));
             wgmma_commit();
         };
-        // Replaces the scores by weights in f32. Computes the factors by which earlier sums are rescaled, and returns whether
-        // any of them is not 1.
+        // Replaces the scores by weights in f32. Computes the factors by which earlier sums are rescaled, and returns
+        // whether any of them is not 1.
         float factor[2];
         auto weigh = [&]() {
             bool grown = false;

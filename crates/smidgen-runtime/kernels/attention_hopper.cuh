@@ -1,12 +1,12 @@
-// Shared by the attention kernels for Hopper: tiles that matrix instructions read from shared memory, and the division of
-// work among a block's three warpgroups.
+// Shared by the attention kernels for Hopper: tiles that matrix instructions read from shared memory, and the division
+// of work among a block's three warpgroups.
 //
-// The kernels are persistent: one block per multiprocessor processes one work item (a tile of one head) after the other,
-// the longest first. The result of an item does not depend on the block. Warpgroup 0 fetches items and copies tiles
-// (the producer). The two others multiply (the consumers), each with 64 rows of the resident tile. Streamed tiles go
-// through a ring of slots: the barrier `full` signals that a slot has been copied, `empty` that both consumers are done
-// with it. The resident tile has two such barriers too, and the item is passed along with it. The item counter is the
-// second number of a list of tiles (`attention_tiles.cuh`), which is reset before each launch.
+// The kernels are persistent: one block per multiprocessor processes one work item (a tile of one head) after the
+// other, the longest first. The result of an item does not depend on the block. Warpgroup 0 fetches items and copies
+// tiles (the producer). The two others multiply (the consumers), each with 64 rows of the resident tile. Streamed tiles
+// go through a ring of slots: the barrier `full` signals that a slot has been copied, `empty` that both consumers are
+// done with it. The resident tile has two such barriers too, and the item is passed along with it. The item counter is
+// the second number of a list of tiles (`attention_tiles.cuh`), which is reset before each launch.
 // A tile of `rows` rows is stored as consecutive panels of 64 columns; see `warpgroup_unit.cuh`. A head of fewer than
 // HEAD channels is padded with zeros there.
 // Left out: windows and softcaps, which use the kernels for all GPUs.
@@ -70,8 +70,8 @@ __device__ __forceinline__ Item get_item(u32 from) {
                 Tile{(int)tile[0], (int)tile[1], (int)tile[2], (int)tile[3]}};
 }
 
-// Shares thread 0's item with all copying threads, through `place`. The caller has waited until the resident tile is free,
-// so both consumers have finished the item before the last, which used the same place.
+// Shares thread 0's item with all copying threads, through `place`. The caller has waited until the resident tile is
+// free, so both consumers have finished the item before the last, which used the same place.
 __device__ __forceinline__ void share_item(Item &item, u32 place) {
     if (threadIdx.x == 0) {
         const u32 words[4] = {(u32)item.kind, (u32)item.head, (u32)item.part, 0};
@@ -144,8 +144,8 @@ struct Copies {
         pending = 0;
     }
 
-    // Waits for free space. If it has to wait, it first finishes all pending copies: consumers may need them before they
-    // free any space.
+    // Waits for free space. If it has to wait, it first finishes all pending copies: consumers may need them before
+    // they free any space.
     __device__ __forceinline__ void await(u32 barrier, u32 parity) {
         if (!__all_sync(EVERY_LANE, barrier_has_passed(barrier, parity))) {
             finish();
@@ -154,8 +154,8 @@ struct Copies {
     }
 };
 
-// Starts to copy ROWS rows of a head of `head_dim` channels. Rows from `rows` on are filled with zeros. `from` is the first
-// element of the head in the first row.
+// Starts to copy ROWS rows of a head of `head_dim` channels. Rows from `rows` on are filled with zeros. `from` is the
+// first element of the head in the first row.
 template <int ROWS>
 __device__ __forceinline__ void copy_rows(u32 tile, const act *from, i64 stride, int rows, int head_dim) {
     const int row = threadIdx.x / ROW_COPIERS, chunk = threadIdx.x % ROW_COPIERS;

@@ -2,13 +2,14 @@
 // derivation, with warpgroup matrix instructions. The preparation and the sum of parts are kernels of
 // `attention_grad.cu`.
 //
-// Both kinds of items have two resident tiles of 128 rows and stream pairs of tiles of 64 rows. In an item of keys, k and
-// v are resident, q and do of the part's heads are streamed, and scores are computed with one key per row, so that p and
-// ds are left operands of dv = pᵀ·do and dk = dsᵀ·q without a transposition. In an item of queries, q and do are resident
-// (in registers, if heads have 128 channels), k and v are streamed, and dq = ds·k. p and ds never go through shared
-// memory. The next scores are started while a warpgroup's last matmuls are pending, and one warpgroup multiplies while
-// the other computes exponentials. Registers limit how much can be pending: dk, dv, scores and dp use 192 of them.
-// Items of keys come first, and within each kind the longest come first. The key list has tiles of ITEM_ROWS keys.
+// Both kinds of items have two resident tiles of 128 rows and stream pairs of tiles of 64 rows. In an item of keys, k
+// and v are resident, q and do of the part's heads are streamed, and scores are computed with one key per row, so that
+// p and ds are left operands of dv = pᵀ·do and dk = dsᵀ·q without a transposition. In an item of queries, q and do are
+// resident (in registers, if heads have 128 channels), k and v are streamed, and dq = ds·k. p and ds never go through
+// shared memory. The next scores are started while a warpgroup's last matmuls are pending, and one warpgroup multiplies
+// while the other computes exponentials. Registers limit how much can be pending: dk, dv, scores and dp use 192 of
+// them. Items of keys come first, and within each kind the longest come first. The key list has tiles of ITEM_ROWS
+// keys.
 
 #define STEP 64
 #define PAIR_BYTES (2 * TILE_BYTES(STEP))
@@ -30,13 +31,13 @@
 
 #define OF_QUERIES 0
 #define OF_KEYS 1
-// Whether the left operands of an item are in registers. Not for heads of 64: with them, dq was wrong from the second tile
-// of keys on (`benches/attention_check.py`), for a reason that was not found.
+// Whether the left operands of an item are in registers. Not for heads of 64: with them, dq was wrong from the second
+// tile of keys on (`benches/attention_check.py`), for a reason that was not found.
 #define LEFT_IN_REGISTERS(kind) ((kind) == OF_QUERIES && HEAD == 128)
 
 struct GradOperands {
     const act *q, *k, *v, *dout;
-    // dk and dv are those of part 0. Each further part begins `part_elements` after the previous one.
+    // `dk` and `dv` point to part 0. Each further part begins `part_elements` after the previous one.
     act *dq, *dk, *dv;
     i64 q_stride, k_stride, v_stride, dout_stride, dq_stride, dk_stride, dv_stride;
     // (H, T)
@@ -139,8 +140,8 @@ __device__ __forceinline__ void multiply_item(const GradOperands &x, u32 base, u
         steps *= uniform(x.part_head(item.part + 1) - x.part_head(item.part));
     // Query minus key of the lane's first element, if the streamed tile began at row 0.
     const int apart = KIND == OF_KEYS ? 2 * t - (warp_row + g) : warp_row + g - 2 * t;
-    // For items of keys, the first query that sees a key of this warpgroup. For items of queries, the first query of this
-    // warpgroup. If the warpgroup has no rows, every streamed tile is skipped.
+    // For items of keys, the first query that sees a key of this warpgroup. For items of queries, the first query of
+    // this warpgroup. If the warpgroup has no rows, every streamed tile is skipped.
     const int bound = first >= uniform(item.tile.last - item.tile.first) ? (KIND == OF_KEYS ? 1 << 30 : -(1 << 30)) : first;
     const float to_power = x.scale * LOG2_E;
 
@@ -182,8 +183,8 @@ __device__ __forceinline__ void multiply_item(const GradOperands &x, u32 base, u
     int held = -1;
 
     TAKE_TURN;
-    // There is always at least one step. A `while` loop would have a path without any matmul, and the compiler would then
-    // treat pending matmuls as done.
+    // There is always at least one step. A `while` loop would have a path without any matmul, and the compiler would
+    // then treat pending matmuls as done.
 #pragma unroll 1
     do {
         const int these = passing;

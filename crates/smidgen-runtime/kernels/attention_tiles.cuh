@@ -3,9 +3,9 @@
 //
 // A tile is some tokens of one segment. Segment boundaries are on the device, so a grid has as many blocks as there
 // can be tiles, and one block writes the list of actual tiles, those with the most work first.
-// A tile in shared memory consists of rows of HEAD 16-bit elements (HEAD: the head size, padded with zeros). The 16-byte
-// chunks of a row are swizzled so that the same chunk of 8 neighbouring rows is in 8 different groups of banks. So matrix
-// loads and 16-byte copies have no bank conflicts, without padding.
+// A tile in shared memory consists of rows of HEAD 16-bit elements (HEAD: the head size, padded with zeros). The
+// 16-byte chunks of a row are swizzled so that the same chunk of 8 neighbouring rows is in 8 different groups of banks.
+// So matrix loads and 16-byte copies have no bank conflicts, without padding.
 // Kernels on tiles need rows aligned to 16 bytes and head sizes that are multiples of 8. For other shapes, and for f32,
 // each kernel has a plain form in which a warp processes one row after the other.
 // Left out: the kernels (`attention.cu`, `attention_grad.cu`). HEAD is defined before this text.
@@ -213,8 +213,8 @@ __device__ __forceinline__ void load_tile(u32 tile, const act *source, i64 strid
 #endif
 }
 
-// One warp writes `rows` rows of a tile from `first_row` on to global memory, `count` chunks of each from `chunk` on. `to`
-// is the first element of the head in the first row.
+// One warp writes `rows` rows of a tile from `first_row` on to global memory, `count` chunks of each from `chunk` on.
+// `to` is the first element of the head in the first row.
 __device__ __forceinline__ void store_rows(act *to, i64 stride, u32 tile, int first_row, int rows, int chunk,
                                            int count, int head_dim) {
 #pragma unroll 1
@@ -236,8 +236,8 @@ __device__ __forceinline__ void put_fragment(u32 tile, int row, int chunk, const
     shared_store_4(tile + place_in_tile(row + g + 8, chunk) + t * 4, pack_two<act>(c[2] * lower, c[3] * lower));
 }
 
-// The offsets at which this lane reads a fragment of a tile. The rows passed to the loads below must be multiples of 8, so
-// that the swizzle of a lane is always the same.
+// The offsets at which this lane reads a fragment of a tile. The rows passed to the loads below must be multiples of 8,
+// so that the swizzle of a lane is always the same.
 struct LanePlaces {
     // For A, and for B with rows as the summed dimension: row lane % 16, chunk lane / 16.
     u32 by_16, by_16_swizzle;

@@ -1,9 +1,9 @@
 // Convolutions over audio rows: causal convolutions within a chunk, strided convolutions over the mel frames of a clip,
 // and kernels that rearrange and mask their rows.
 //
-// Marks (A, 4) hold for each audio row its number of mel frames, the begin and the end of its chunk, and the begin of its
-// clip. Weights are a row of taps per channel, in their stored type. Neighbouring threads have neighbouring channels.
-// Left out: gradients of the weights, which are never trained, and pointwise convolutions, which are linears.
+// Marks (A, 4) hold for each audio row its number of mel frames, the begin and the end of its chunk, and the begin of
+// its clip. Weights are a row of taps per channel, in their stored type. Neighbouring threads have neighbouring
+// channels. Left out: gradients of the weights, which are never trained, and pointwise convolutions, which are linears.
 
 #define MARK_COLUMNS 4
 // Mel frames of an audio row.
@@ -29,8 +29,8 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // A 3 x 3 convolution with a stride of 2 over frames and bins. x is (A, 2 · frames, 2 · bins, channels or 1) and y is
-// (A, frames, bins, channels), both dense. The frame before the first one of a row is the last frame of the previous row,
-// if that belongs to the same clip. Frames after the end of a clip and bins outside the spectrum count as zero.
+// (A, frames, bins, channels), both dense. The frame before the first one of a row is the last frame of the previous
+// row, if that belongs to the same clip. Frames after the end of a clip and bins outside the spectrum count as zero.
 // Grid: rows, frames, ceil(channels / 256). A thread keeps the taps of its channel for all bins.
 extern "C" __global__ void __launch_bounds__(256)
     strided_conv(const act *x, const i32 *marks, const void *weight, int weight_dtype, const void *bias,

@@ -1,13 +1,13 @@
 // Attention of new tokens over cached keys and values, and writes to the cache.
 //
-// A sequence has a slot. `table` (L, P) holds the cache row of each position of each slot, so the rows of a sequence may
-// be anywhere, and sequences may share rows.
+// A sequence has a slot. `table` (L, P) holds the cache row of each position of each slot, so the rows of a sequence
+// may be anywhere, and sequences may share rows.
 // Positions are processed in pieces of 256. Within a piece, teams of `lanes` lanes (each lane with eight channels) take
 // turns, four positions at a time, each team with a running maximum and sum. The results of the teams are combined in
 // order, and then those of the pieces. A block per query and head processes all pieces. If there are few queries, there
-// is a block for each piece instead, and `join_pieces` combines the pieces. Both give the same bits, and the result of a
-// query depends only on its own sequence. A position, slot or row out of range traps, so nothing is read out of bounds.
-// Left out: sharing keys between the heads of a group.
+// is a block for each piece instead, and `join_pieces` combines the pieces. Both give the same bits, and the result of
+// a query depends only on its own sequence. A position, slot or row out of range traps, so nothing is read out of
+// bounds. Left out: sharing keys between the heads of a group.
 
 // Row `table[slot, position]` of `keys` and `values` := row `token` of k and v. One block per token.
 extern "C" __global__ void __launch_bounds__(256)
@@ -74,8 +74,8 @@ struct CachedAttention {
     float scale, softcap;
 };
 
-// The unfinished softmax over some positions: the largest score, the sum of the weights exp(score - largest), and the sum
-// of weight times value for one channel.
+// The unfinished softmax over some positions: the largest score, the sum of the weights exp(score - largest), and the
+// sum of weight times value for one channel.
 struct Partial {
     float largest = -infinity(), sum = 0.0f, total = 0.0f;
 
@@ -94,7 +94,8 @@ template <bool ALIGNED>
 __device__ __forceinline__ Partial attend_to_piece(const CachedAttention &a, const act *keys, const act *values,
                                                    const int *table, const float (&query)[8], int count, int begin,
                                                    int end) {
-    // For each thread, the sums of weight * value of its eight channels; for each team, its largest score and sum of weights.
+    // For each thread, the sums of weight * value of its eight channels; for each team, its largest score and sum of
+    // weights.
     __shared__ float weighted[256 * 8];
     __shared__ float largest_of_team[32], sum_of_team[32];
     int teams = blockDim.x / a.lanes, team = threadIdx.x / a.lanes;

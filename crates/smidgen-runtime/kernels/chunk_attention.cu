@@ -186,8 +186,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // The initial maximum: below any score, and finite, so that differences are not NaN.
 #define NOTHING_SEEN -1e30f
 
-// Shared memory, in this order: the block's own tile or two tiles, two stages of two tiles each, two stages of biases by
-// distance, two stages of lse and delta.
+// Shared memory, in this order: the block's own tile or two tiles, two stages of two tiles each, two stages of biases
+// by distance, two stages of lse and delta.
 #define STAGES_AT(own_tiles) ((own_tiles) * TILE_BYTES)
 #define BIASES_AT(own_tiles) (STAGES_AT(own_tiles) + 4 * TILE_BYTES)
 #define BIASES_BYTES (2 * TILE * 4)
@@ -220,7 +220,8 @@ __device__ __forceinline__ ChunkTile chunk_tile(const ChunkScores &scores) {
     return tile;
 }
 
-// Writes the biases of all distances between two tiles, times log2(e): element i is for distance `nearest` + i - TILE + 1.
+// Writes the biases of all distances between two tiles, times log2(e): element i is for distance `nearest` + i - TILE +
+// 1.
 __device__ __forceinline__ void store_biases(u32 to, const ChunkScores &scores, int nearest, int head) {
     const int i = threadIdx.x;
     if (i < 2 * TILE)

@@ -1,7 +1,7 @@
 // DoRA. z = x (W + s B A)^T is scaled by a gain per output channel n, and the gain is trained through its magnitude m:
 //     norm[n] = |row n of W + s B A|          y[t, n] = z[t, n] m[n] / norm[n] + bias[n]
-// As in the paper, no gradient flows through the norm, so dz[t, n] = dy[t, n] m[n] / norm[n] (the same kernel as forward,
-// without a bias) and
+// As in the paper, no gradient flows through the norm, so dz[t, n] = dy[t, n] m[n] / norm[n] (the same kernel as
+// forward, without a bias) and
 //     dm[n] = sum over t of dy[t, n] z[t, n] / norm[n]
 // The gain is read once for eight columns and several rows, so about two bf16 are moved per element.
 // Sums over rows are partial sums of 128 rows in f32, which are then added in order in f64.
@@ -140,8 +140,8 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
 
 #define NORM_ROWS 8
 
-// norms[row] = |weight[row] + scale * b[row] * a|, for rows decoded to f32 without spare columns. The shared memory holds
-// a tile of b, (R, NORM_ROWS). The weight is read once; with a separate matmul it would be read twice.
+// norms[row] = |weight[row] + scale * b[row] * a|, for rows decoded to f32 without spare columns. The shared memory
+// holds a tile of b, (R, NORM_ROWS). The weight is read once; with a separate matmul it would be read twice.
 extern "C" __global__ void __launch_bounds__(COLUMN_THREADS)
     row_norms(const float *weight, const float *a, const float *b, float scale, i32 rank, i32 rows, i32 columns,
               i32 eight, float *norms) {

@@ -48,7 +48,8 @@ struct Int8Rows {
     }
 };
 
-// One 8-bit float (e4m3) per element, followed by the scales: one per row or, if `SQUARES`, one per square of 128 by 128.
+// One 8-bit float (e4m3) per element, followed by the scales: one per row or, if `SQUARES`, one per square of 128 by
+// 128.
 template <bool SQUARES> struct Fp8 {
     struct Raw {
         uint2 codes;
@@ -60,8 +61,8 @@ template <bool SQUARES> struct Fp8 {
     __device__ Fp8(const Source &source)
         : codes(source.bytes), scales(source.bytes + source.rows * source.columns), columns(source.columns) {}
 
-    // Exponent and mantissa are moved to their places in an f32. The exponent bias differs by 120, so the number is then
-    // multiplied by 2^120.
+    // Exponent and mantissa are moved to their places in an f32. The exponent bias differs by 120, so the number is
+    // then multiplied by 2^120.
     static __device__ float number(u32 code) {
         const u32 bits = (code & 0x80u) << 24 | (code & 0x7fu) << 20;
         return __fmul_rn(__uint_as_float(bits), __uint_as_float((127u + 120u) << 23));
@@ -96,8 +97,8 @@ __device__ const float code4_values[2][16] = {
      -0.6666667f, -1.0f, -0.33333334f, -0.5f, -0.16666667f, -0.25f},
 };
 
-// Two codes per byte of the flattened tensor, the first in the high nibble, and one scale per 64 codes. A scale is an f32
-// or, if `NESTED`, a byte that is decoded with one f32 per 256 scales.
+// Two codes per byte of the flattened tensor, the first in the high nibble, and one scale per 64 codes. A scale is an
+// f32 or, if `NESTED`, a byte that is decoded with one f32 per 256 scales.
 template <bool NESTED> struct Bnb4 {
     struct Raw {
         u32 codes;

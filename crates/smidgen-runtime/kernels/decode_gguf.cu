@@ -1,6 +1,6 @@
 // The GGUF formats for `decode.cuh`. Layouts are ggml's, as in `quant/blocks.rs`. A row is a whole number of blocks, so
-// eight elements never cross a block. Scale times code is exact in f32 except for q6_k, so adding the minimum is the only
-// rounding.
+// eight elements never cross a block. Scale times code is exact in f32 except for q6_k, so adding the minimum is the
+// only rounding.
 
 __device__ __forceinline__ float half_bits(u32 bits) { return to_float(f16{(u16)bits}); }
 

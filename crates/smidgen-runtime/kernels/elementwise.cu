@@ -1,11 +1,11 @@
 // Add, gather, scatter, dropout, and column sums in two steps.
 //
-// Matrices are cut into spans of eight elements (`_eight`), or of one if rows are not aligned (`_one`). Spans are numbered
-// along the rows; `spans_of_row` and `spans` are their counts. A thread handles two spans and loads both before it writes,
-// so `add` and `dropout` may overwrite an input. Dropout stores no mask: whether an element is kept is a pure function of
-// its token's key, the tensor's number and the channel, exactly as on the CPU. So backward runs the same kernel on dy.
-// Column sums first write partial sums of some rows, in a grid that depends only on the sizes. `add_partial_rows` then
-// adds them in order.
+// Matrices are cut into spans of eight elements (`_eight`), or of one if rows are not aligned (`_one`). Spans are
+// numbered along the rows; `spans_of_row` and `spans` are their counts. A thread handles two spans and loads both
+// before it writes, so `add` and `dropout` may overwrite an input. Dropout stores no mask: whether an element is kept
+// is a pure function of its token's key, the tensor's number and the channel, exactly as on the CPU. So backward runs
+// the same kernel on dy. Column sums first write partial sums of some rows, in a grid that depends only on the sizes.
+// `add_partial_rows` then adds them in order.
 
 // Copies bits, without a conversion.
 template <int N> __device__ __forceinline__ void copy_span(const act *from, act *to) {

@@ -1,15 +1,15 @@
-// Linear layers of up to eight rows: y (T, N) = x (T, K)·Wᵀ, plus a bias, a residual and scale·h·Bᵀ of an adapter, with W
-// as it is stored. One launch can have several linears that do not depend on each other, such as q, k and v.
+// Linear layers of up to eight rows: y (T, N) = x (T, K)·Wᵀ, plus a bias, a residual and scale·h·Bᵀ of an adapter, with
+// W as it is stored. One launch can have several linears that do not depend on each other, such as q, k and v.
 //
-// Generation multiplies one row per sequence, so the time is that of reading the weights. Each weight is read once, as it
-// is stored, by the formats of `decode.cuh`: 7B in bf16 is 15.2 GB, 3.2 ms at 4.8 TB/s.
-// Up to two rows, and f32: a team of `split` warps has two rows of W. Lanes process groups of eight elements in turn, and
-// issue all loads of a round before they use the first; x comes from the cache. The first round is loaded before the
-// previous kernel has ended, which is allowed because `decode` never writes a weight. Small matrices have teams of more
-// warps, so that all multiprocessors have work.
-// More rows of 16-bit activations use tensor cores. Each row of x is a column of the instruction's B, and 32 rows of W are
-// two A. A lane loads groups of eight elements as above. This permutes the summed dimension, but in the same way for W
-// and x, so the sum is the same. The order of every sum depends only on the shape.
+// Generation multiplies one row per sequence, so reading the weights takes nearly all of the time. Each weight is read
+// once, as it is stored, by the formats of `decode.cuh`: 7B in bf16 is 15.2 GB, 3.2 ms at 4.8 TB/s.
+// Up to two rows, and f32: a team of `split` warps has two rows of W. Lanes process groups of eight elements in turn,
+// and issue all loads of a round before they use the first; x comes from the cache. The first round is loaded before
+// the previous kernel has ended, which is allowed because `decode` never writes a weight. Small matrices have teams of
+// more warps, so that all multiprocessors have work.
+// More rows of 16-bit activations use tensor cores. Each row of x is a column of the instruction's B, and 32 rows of W
+// are two A. A lane loads groups of eight elements as above. This permutes the summed dimension, but in the same way
+// for W and x, so the sum is the same. The order of every sum depends only on the shape.
 // Left out: rows that are not multiples of eight elements or not aligned, and GGUF.
 
 #define FEW_THREADS 256
@@ -185,9 +185,9 @@ template <> struct InFlight<Plain<act>> {
     static const int ROUNDS = 2;
 };
 
-// Up to eight rows by tensor cores. A block has 32 rows of W. Its warps process 64 columns in turn, or 128 columns if W is
-// stored as codes, which are shorter; both are whole cache lines. With g and t of `matrix_unit.cuh`, of each 32 columns a
-// lane has eight, of the rows g, g + 8, g + 16 and g + 24 of W and of row g of x.
+// Up to eight rows by tensor cores. A block has 32 rows of W. Its warps process 64 columns in turn, or 128 columns if W
+// is stored as codes, which are shorter; both are whole cache lines. With g and t of `matrix_unit.cuh`, of each 32
+// columns a lane has eight, of the rows g, g + 8, g + 16 and g + 24 of W and of row g of x.
 template <typename Format> __device__ __forceinline__ void tiled_rows(const FewLinears &all) {
     const int IN_FLIGHT = InFlight<Format>::ROUNDS;
     start_next();

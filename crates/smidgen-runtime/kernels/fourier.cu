@@ -11,8 +11,8 @@
 // for f32) and uses them at once. So forward and backward read one element and write one for each of N T, like an
 // addition. Columns are assigned so that each thread owns eight neighbours; with `ALIGNED`, they are read and written
 // together.
-// The five sums are f32 within a thread and f64 across threads. Each block writes its own sums, and a second kernel adds
-// them in order. `matrix_unit.cuh` comes before this text.
+// The five sums are f32 within a thread and f64 across threads. Each block writes its own sums, and a second kernel
+// adds them in order. `matrix_unit.cuh` comes before this text.
 
 #define FOURIER_THREADS 256
 #define FOURIER_SLAB_ROWS 256
@@ -91,8 +91,8 @@ __device__ __forceinline__ u32 pair_of_b(const LowRank &low_rank, i32 column, i3
     return (k < low_rank.rank ? (u32)b[0].bits : 0) | (k + 1 < low_rank.rank ? (u32)b[1].bits << 16 : 0);
 }
 
-// Copies the block's rows of B (columns of z) to shared memory in the layout of the matrix instruction: for each 16 of R,
-// for each warp and each of its four tiles of eight columns, every lane has one word for k and one for k + 8. Column
+// Copies the block's rows of B (columns of z) to shared memory in the layout of the matrix instruction: for each 16 of
+// R, for each warp and each of its four tiles of eight columns, every lane has one word for k and one for k + 8. Column
 // 2q + e of tile j is column 8q + 2j + e of the warp's 32, so that lane q gets the results of eight neighbours.
 __device__ __forceinline__ void load_b(const LowRank &low_rank, i32 first_column, float *tile) {
     uint2 *fragments = (uint2 *)tile;

@@ -31,8 +31,9 @@ extern "C" __global__ void __launch_bounds__(512)
 
 #define SIDE 64 // side of the square of bytes that a block transposes
 
-// to[k][n] = from[n][k], and a scale of one for each k, because the scales of n are multiplied into the other operand. Rows
-// and columns are multiples of 16. A block of 256 threads transposes a square of 64 by 64 bytes, a thread 4 by 4 bytes.
+// to[k][n] = from[n][k], and a scale of one for each k, because the scales of n are multiplied into the other operand.
+// Rows and columns are multiples of 16. A block of 256 threads transposes a square of 64 by 64 bytes, a thread 4 by 4
+// bytes.
 extern "C" __global__ void __launch_bounds__(256)
     transpose_fp8(u8 *to, float *ones, const u8 *from, int rows, int columns) {
     __shared__ u32 tile[SIDE][SIDE / 4 + 1]; // indexed by column of the source; a word is four rows

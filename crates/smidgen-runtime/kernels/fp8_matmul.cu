@@ -2,9 +2,9 @@
 // For GPUs whose cuBLASLt has no fp8 matmul with such scales (compute capability 8.9).
 //
 // A block of eight warps computes a tile of 128 by 128 of D, and each warp 64 by 32 of it. Tiles of depth 64 are copied
-// asynchronously, two tiles ahead. The four 16-byte pieces of a row are permuted by the row number, so that the same piece
-// of eight rows is in different banks. Rows and columns beyond the matrices are filled with zeros, and their results are
-// not written. K is a multiple of 16.
+// asynchronously, two tiles ahead. The four 16-byte pieces of a row are permuted by the row number, so that the same
+// piece of eight rows is in different banks. Rows and columns beyond the matrices are filled with zeros, and their
+// results are not written. K is a multiple of 16.
 // A fragment of m16n8k32 has the layout of `matrix_unit.cuh` with two bytes for each 16-bit element there.
 
 #define TILE 128

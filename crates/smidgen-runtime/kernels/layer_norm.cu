@@ -6,9 +6,9 @@
 //                 = r (δ_ij - 1/C - n_i n_j / C)
 // so summing g_i dn_i / dx_j over i gives  dx = r (g - mean(g) - n mean(g n)).
 // m and r are recomputed from x, never stored. In the `_two` kernels, threads keep two spans of eight channels in
-// registers between the passes. The `_any` kernels, for rows that are wide or not aligned, read the row again, element by
-// element. Outputs may be inputs: all reads of an element precede its write. The order of sums depends only on the sizes.
-// Left out: gradients of weight and bias, which are not trained here.
+// registers between the passes. The `_any` kernels, for rows that are wide or not aligned, read the row again, element
+// by element. Outputs may be inputs: all reads of an element precede its write. The order of sums depends only on the
+// sizes. Left out: gradients of weight and bias, which are not trained here.
 
 struct Statistics {
     float mean, inverse;

@@ -4,10 +4,10 @@
 //     d nll / dz = softmax(z) - onehot(label)        dz / dl = 1 - tanh(l / c)^2 = 1 - (z / c)^2, or 1 without a cap
 //     dl = weight * (softmax(z) - onehot(label)) * dz / dl
 // One block per row. The first pass finds the largest logit and the sum together: a thread that finds a larger logit
-// rescales its sum. The second pass, the only one that writes, goes backwards, so that the logits read last are still in
-// the cache. The kernel moves 2 to 3 bf16 per logit: 8192 rows of 152064 are 5.0 to 7.5 GB, 1.2 to 1.8 ms at 4.2 TB/s.
-// Sums are f32 within a thread and f64 across threads. Further below, two kernels do the same for the words of one piece
-// of the head.
+// rescales its sum. The second pass, the only one that writes, goes backwards, so that the logits read last are still
+// in the cache. The kernel moves 2 to 3 bf16 per logit: 8192 rows of 152064 are 5.0 to 7.5 GB, 1.2 to 1.8 ms at 4.2
+// TB/s. Sums are f32 within a thread and f64 across threads. Further below, two kernels do the same for the words of
+// one piece of the head.
 
 #define LOSS_THREADS 512
 #define LOSS_IN_FLIGHT 4
@@ -142,8 +142,8 @@ __device__ __forceinline__ void clear_row(act *row, i32 vocabulary, i32 groups) 
         row[column] = to_act(0.0f);
 }
 
-// Without `gradient` the logits stay unchanged. `weight` is one f64. A label that is neither ignored nor in the vocabulary
-// gives a NaN loss.
+// Without `gradient` the logits stay unchanged. `weight` is one f64. A label that is neither ignored nor in the
+// vocabulary gives a NaN loss.
 template <typename Cap>
 __device__ __forceinline__ void loss_of_row(act *row, i32 vocabulary, i32 eight, i32 label, const double *weight,
                                             float *row_loss, const Cap &cap, i32 gradient) {

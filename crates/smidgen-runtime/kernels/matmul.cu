@@ -27,8 +27,8 @@ extern "C" __global__ void fill_with_noise(u32 *words, u64 count) {
         u32 x = (u32)(i ^ (i >> 32)) * 0x9e3779b1u;
         x = (x ^ (x >> 15)) * 0x85ebca77u;
         x ^= x >> 13;
-        // A random sign and mantissa, and an exponent for values just below 1, in both halves of the word: this works for
-        // bf16 and for f32.
+        // A random sign and mantissa, and an exponent for values just below 1, in both halves of the word: this works
+        // for bf16 and for f32.
         words[i] = (x & 0x807f807fu) | 0x3e003e00u;
     }
 }

@@ -1,7 +1,8 @@
 // The matrix instruction of Ampere and newer (m16n8k16 of bf16 or f16 with f32 sums), its loads from shared
 // memory, asynchronous copies from global to shared memory, and barriers, each as one line of PTX.
 // Turing has an instruction of half the depth, for f16 only, and no asynchronous copies: there a copy is done when the
-// call returns. Volta has neither this instruction nor these loads: its lanes exchange their elements and multiply in f32.
+// call returns. Volta has neither this instruction nor these loads: its lanes exchange their elements and multiply in
+// f32.
 //
 // A fragment is a small matrix distributed over the 32 lanes of a warp. With g = lane / 4 and t = lane % 4:
 //   A (16, 16): a0 = (g, 2t..), a1 = (g + 8, 2t..), a2 = (g, 2t + 8..), a3 = (g + 8, 2t + 8..), two elements each
@@ -25,8 +26,8 @@ __device__ __forceinline__ u32 shared_base() {
 }
 
 #if CAPABILITY < 75
-// Row g of A is in the four lanes with this g. Columns 2t and 2t + 1 of B are in the lanes whose g is 2t and 2t + 1. Not
-// inlined, because kernels unroll hundreds of these calls.
+// Row g of A is in the four lanes with this g. Columns 2t and 2t + 1 of B are in the lanes whose g is 2t and 2t + 1.
+// Not inlined, because kernels unroll hundreds of these calls.
 __device__ __noinline__ float4 multiply_add_in_f32(float4 c, uint4 a, uint2 b) {
     const int lane = threadIdx.x % WARP, row = lane / 4 * 4, column = lane % 4 * 8;
     float left[4][2], right[2][2];

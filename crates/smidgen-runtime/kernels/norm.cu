@@ -1,8 +1,8 @@
 // Root-mean-square norms over groups of D of a row's C channels, and their gradients.
 //
 // Forward:   r = 1 / sqrt(mean(x²) + eps)     y = x r w
-// Backward:  dw = Σ dy x r over all groups. Let g = dy w be the gradient of x r. x_j changes y_i directly and through r,
-//            with dr/dx_j = -r³ x_j / D, so
+// Backward:  dw = Σ dy x r over all groups. Let g = dy w be the gradient of x r. x_j changes y_j directly, and every y_i
+//            through r, with dr/dx_j = -r³ x_j / D, so
 //            dx_j = r g_j - (Σ_i g_i x_i) r³ x_j / D,  that is  dx = r (g - x r² mean(g x))
 // r is recomputed from x, never stored. The launcher chooses one of four forms: `_heads` uses 1 to 32 lanes for a group
 // of at most 256 channels; `_two` and `_four` use a block whose threads keep 2 or 4 times eight channels in registers

@@ -8,8 +8,8 @@
 #define UPDATE_THREADS 256
 #define SQUARES_CHUNK 16384
 
-// An adapter has hundreds of small tensors, and a launch costs as much as updating many of them. So a launch gets a table
-// of tensors, and each block searches it for its tensor.
+// An adapter has hundreds of small tensors, and a launch costs as much as updating many of them. So a launch gets a
+// table of tensors, and each block searches it for its tensor.
 #define TABLE_TENSORS 56
 
 struct UpdateTensor {
@@ -65,7 +65,8 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
         partials[blockIdx.x] = sum;
 }
 
-// squares[tensor] = the sum of the partials of a tensor, which are passed in place of its gradient. One block per tensor.
+// squares[tensor] = the sum of the partials of a tensor, which are passed in place of its gradient. One block per
+// tensor.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     add_partials(const __grid_constant__ UpdateTable table, double *squares) {
     const UpdateTensor &tensor = table.tensors[blockIdx.x];
@@ -78,8 +79,8 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
         squares[blockIdx.x] = sum;
 }
 
-// `sum` plus the squares of all tensors, which the first thread of the only block adds one after the other. So the result
-// does not depend on the rank or step that computed the squares.
+// `sum` plus the squares of all tensors, which the first thread of the only block adds one after the other. So the
+// result does not depend on the rank or step that computed the squares.
 __device__ __forceinline__ double add_in_order(double sum, const double *squares, i32 count) {
     __shared__ double some[UPDATE_THREADS];
     for (i32 first = 0; first < count; first += UPDATE_THREADS) {
@@ -167,8 +168,8 @@ __device__ __forceinline__ AdamwScalars adamw_scalars(const double *report, cons
     return scalars;
 }
 
-// Statistics of an update over the elements of a thread: the largest gradient after clipping, the largest parameter, and
-// whether any parameter changed.
+// Statistics of an update over the elements of a thread: the largest gradient after clipping, the largest parameter,
+// and whether any parameter changed.
 struct Activity {
     float gradient, parameter;
     bool moved;
@@ -180,8 +181,8 @@ struct Activity {
     }
 
     // Every lane of a warp must call this. The bits of non-negative floats are ordered like the floats, so an integer
-    // maximum works, and a maximum does not depend on the order. Most warps find a larger value already stored and skip the
-    // atomic operation.
+    // maximum works, and a maximum does not depend on the order. Most warps find a larger value already stored and skip
+    // the atomic operation.
     __device__ __forceinline__ void store(float *tensor) const {
         const float tops[3] = {warp_max(gradient), warp_max(parameter), __any_sync(EVERY_LANE, moved) ? 1.0f : 0.0f};
         if (threadIdx.x % WARP != 0)
@@ -481,8 +482,8 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS) widen(const u16 *fr
         to[at] = __uint_as_float((u32)from[at] << 16);
 }
 
-// Stochastic rounding to bf16: a number is rounded away from zero with a probability equal to the fraction that truncation
-// would drop, and towards zero otherwise.
+// Stochastic rounding to bf16: a number is rounded away from zero with a probability equal to the fraction that
+// truncation would drop, and towards zero otherwise.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     round_at_random(const float *from, const double *hyper, u16 *to, u64 elements, i32 columns, u64 seed,
                     u64 tensor, u64 first_row) {

@@ -2,8 +2,8 @@
 //
 // Matrices are cut into spans of eight elements (`_eight`), or of one if rows are not aligned (`_one`), numbered along
 // the rows. A thread loads its span before it writes, so an output may be an input. Traffic in elements: 2, gradient 3.
-// SiLU is x s with s = sigmoid(x); its derivative is s + x s (1 - s). GELU is x F(x) with the cumulative distribution F of
-// the standard normal distribution; its derivative is F(x) + x f(x) with the density f.
+// SiLU is x s with s = sigmoid(x); its derivative is s + x s (1 - s). GELU is x F(x) with the cumulative distribution F
+// of the standard normal distribution; its derivative is F(x) + x f(x) with the density f.
 
 #define PLAIN_RELU 0
 #define PLAIN_SILU 1

@@ -5,8 +5,8 @@
 // The unit of fast access is eight elements: 16 bytes of bf16 and f16, 32 bytes of f32.
 // Left out: matrix instructions and asynchronous copies (`matrix_unit.cuh`).
 
-// The compute capability whose instructions are used, times ten. It may be set below that of the target, to run the code
-// of an older GPU.
+// The compute capability whose instructions are used, times ten. It may be set below that of the target, to run the
+// code of an older GPU.
 #if !defined(CAPABILITY)
 #define CAPABILITY (__CUDA_ARCH__ / 10)
 #endif
@@ -50,9 +50,9 @@ template <typename T> __device__ __forceinline__ T ceil_div(T a, T b) { return (
 
 // ── kernels that start early ─────────────────────────────────────────────────────────────────────
 // A kernel listed in `early.rs` may start while the previous kernel of the stream still runs. Until `await_previous`
-// returns, it may read only memory that no kernel writes; afterwards all earlier kernels have ended. `start_next` allows
-// the next kernel to start as soon as every block of this kernel has called it. In normal launches and on older GPUs, both
-// do nothing.
+// returns, it may read only memory that no kernel writes; afterwards all earlier kernels have ended. `start_next`
+// allows the next kernel to start as soon as every block of this kernel has called it. In normal launches and on older
+// GPUs, both do nothing.
 
 __device__ __forceinline__ void await_previous() {
 #if CAPABILITY >= 90

@@ -1,8 +1,9 @@
 // Rotary position embedding: a table of cosines and sines, and the rotation that uses it.
 //
-// "Rotate half": of a head's first `dim` channels, channel i of the first half (a) pairs with channel i of the second (b):
+// "Rotate half": of a head's first `dim` channels, channel i of the first half (a) pairs with channel i of the second
+// half (b). The channels after them stay unchanged.
 //     a' = a cos - b sin        b' = b cos + a sin
-// The channels after them stay unchanged. A rotation is orthogonal, so the gradient is the rotation by the opposite angle.
+// A rotation is orthogonal, so the gradient is the rotation by the opposite angle.
 // Angles are position times frequency in f32, as in PyTorch. Cosine and sine are computed in f64, as on the CPU.
 // A thread rotates eight pairs (one, if heads are not aligned) of up to four heads by the same angles, and loads all
 // of them before it writes, so `y` may be `x`. Traffic in elements: 2, and the table once for each four heads.
@@ -23,10 +24,10 @@ __device__ __forceinline__ int segment_length(const int *boundaries, int count, 
     return boundaries[low] - boundaries[low - 1];
 }
 
-// Writes scale * cos(a) and scale * sin(a), with a = position * frequency, to the columns `first_pair` to `first_pair + 7`
-// of both halves of table (T, 2 * half). A sequence of more than `original` tokens uses the long frequencies (l0 to l7).
-// `lengths` holds segment boundaries, or the length of each token's sequence. Frequencies are kernel arguments, eight at a
-// time, so that no copy to the device is needed. A thread computes one of the eight for one token.
+// Writes scale * cos(a) and scale * sin(a), with a = position * frequency, to the columns `first_pair` to `first_pair +
+// 7` of both halves of table (T, 2 * half). A sequence of more than `original` tokens uses the long frequencies (l0 to
+// l7). `lengths` holds segment boundaries, or the length of each token's sequence. Frequencies are kernel arguments,
+// eight at a time, so that no copy to the device is needed. A thread computes one of the eight for one token.
 extern "C" __global__ void __launch_bounds__(256)
     rope_table_columns(const int *positions, const int *lengths, int lengths_kind, int lengths_count, int original,
                        float scale, float *table, i64 table_stride, int half, int first_pair, int tokens, float s0,

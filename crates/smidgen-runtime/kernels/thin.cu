@@ -1,5 +1,5 @@
 // The matmuls of an adapter. One matrix is wide (T, N), and the others have only R rows or columns. The wide matrix is
-// read once and the rest is small, so the time is that of reading the wide matrix.
+// read once and the rest is small, so reading the wide matrix takes nearly all of the time.
 //   sums over tokens     D (N, R) or (R, N) += scale · wideᵀ·thin
 //   matmuls              h (T, R) = wide · A, with A stored as (R, N) or as (N, R)
 //   both at once         the gradients of an adapter y = … + h·(scale·B)ᵀ: dB += scale · dyᵀ·h, and dh = dy·(scale·B),
@@ -15,7 +15,8 @@
 
 #if !defined(ACT_F32)
 
-// The number of tiles in the pipeline. Without asynchronous copies two are enough, and a block may use less shared memory.
+// The number of tiles in the pipeline. Without asynchronous copies two are enough, and a block may use less shared
+// memory.
 constexpr int stages_of(int rank) { return CAPABILITY < 80 ? 2 : rank == 16 ? 4 : 3; }
 
 // Columns that a warp sums over tokens.
@@ -57,8 +58,8 @@ __device__ __forceinline__ void copy_tile(u32 tile, const act *from, i64 stride,
 
 // ── sums over tokens, and the gradients of an adapter ────────────────────────────────────────────
 
-// The destination of sums: those of range i begin at i · range_stride. With `adds` there is a single range, and its sums
-// are added to the gradient directly.
+// The destination of sums: those of range i begin at i · range_stride. With `adds` there is a single range, and its
+// sums are added to the gradient directly.
 struct SumPlaces {
     float *sums;
     i64 range_stride, row_stride;
@@ -437,8 +438,8 @@ __device__ __forceinline__ float4 total_of(const Parts &parts, u32 four, bool ex
     return sum;
 }
 
-// gradient += scale · the total of the sums, and output = the total of the matmul parts, rounded. The first `sum_blocks`
-// blocks handle the gradient, the others the output; each block handles 64 groups of four elements.
+// gradient += scale · the total of the sums, and output = the total of the matmul parts, rounded. The first
+// `sum_blocks` blocks handle the gradient, the others the output; each block handles 64 groups of four elements.
 extern "C" __global__ void __launch_bounds__(TOTAL_THREADS, 4)
     thin_total(const float *sums, int ranges, i64 range_stride, int rows, int width, float *gradient,
                i64 gradient_stride, float scale, int sum_blocks, const float *matmul_parts, int matmul_ranges,

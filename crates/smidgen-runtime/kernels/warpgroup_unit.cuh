@@ -1,16 +1,16 @@
 // Warpgroup matrix instructions (wgmma) of Hopper (sm_90a), mbarriers, and fences, each as one line of PTX.
 //
-// A warpgroup is 4 warps. In a matmul of 64 rows, warp w has the 16 rows from 16 w on, of the result and of a left operand
-// in registers, as fragments of `matrix_unit.cuh`. Operands in shared memory are passed as descriptors of tiles with rows
-// of 128 bytes. The 16-byte chunks of a row are swizzled (address bits 4 to 6 are xored with bits 7 to 9), so a tile has
-// to begin at a multiple of 1024.
+// A warpgroup is 4 warps. In a matmul of 64 rows, warp w has the 16 rows from 16 w on, of the result and of a left
+// operand in registers, as fragments of `matrix_unit.cuh`. Operands in shared memory are passed as descriptors of tiles
+// with rows of 128 bytes. The 16-byte chunks of a row are swizzled (address bits 4 to 6 are xored with bits 7 to 9), so
+// a tile has to begin at a multiple of 1024.
 // The instructions are asynchronous: the registers of the result and of a left operand must not be touched between
 // `wgmma_fence` and the wait for their group, and `settle` keeps the compiler from doing so.
 // Left out: the copy engine (TMA); tiles are copied with `copy_async_16`.
 
 // ── mbarriers ────────────────────────────────────────────────────────────────────────────────────
-// A barrier (8 bytes) completes a phase after `count` arrivals. A wait passes the parity of the phase that it waits for.
-// For a new barrier, the phase with parity 1 counts as complete.
+// A barrier (8 bytes) completes a phase after `count` arrivals. A wait passes the parity of the phase that it waits
+// for. For a new barrier, the phase with parity 1 counts as complete.
 
 __device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");

@@ -260,8 +260,8 @@ impl Head {
         (self.row_bytes() * (self.tiles.queries + 4 * keys)) as u32
     }
 
-    /// The number of tiles that the gradient kernel cuts each listed tile into. Those of heads over 128 channels cannot be
-    /// cut further.
+    /// The number of tiles that the gradient kernel cuts each listed tile into. Tiles of heads over 128 channels cannot
+    /// be cut further.
     fn tile_cut(&self, generation: Generation) -> usize {
         if self.is_cramped(generation) && self.tiles.padded_head <= 128 { 2 } else { 1 }
     }

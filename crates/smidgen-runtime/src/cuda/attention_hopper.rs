@@ -15,7 +15,8 @@ pub const FILES: [KernelFile; 4] =
 
 /// The files that an attention shape may use.
 pub fn files(shape: &AttentionShape) -> Vec<KernelFile> {
-    // With an extent of no tokens, no window hides anything.
+    // The planned extent is not known here. An empty extent makes every window large enough, so no file is missing
+    // later.
     let head = HopperHead::by_shape(shape, &Extent::default());
     head.map_or_else(Vec::new, |head| vec![head.forward_file, head.gradient_file])
 }

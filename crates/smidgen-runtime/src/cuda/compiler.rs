@@ -55,7 +55,8 @@ impl Compiler {
         Some(if is_old { OLD_GPU_REMEDY } else { NEW_GPU_REMEDY })
     }
 
-    /// The target for a GPU of capability `own` that runs the kernels of capability `wanted`, which is the same or lower.
+    /// The target for a GPU of capability `own` that runs the kernels of capability `wanted`, which is the same or
+    /// lower.
     pub fn target(&self, name: &str, own: Capability, wanted: Capability) -> Result<Target, DeviceError> {
         let text = |(major, minor): Capability| format!("{major}{minor}");
         let name = || name.to_owned();

@@ -115,8 +115,8 @@ impl CublasLt {
         format!("{}\n{}", self.owner, lines.collect::<String>())
     }
 
-    /// Uses algorithms that [`CublasLt::chosen`] returned earlier. Returns false, and uses none, if they are for another GPU
-    /// or library version.
+    /// Uses algorithms that [`CublasLt::chosen`] returned earlier. Returns false, and uses none, if they are for
+    /// another GPU or library version.
     pub fn adopt(&self, chosen: &str) -> bool {
         let (owner, lines) = chosen.split_once('\n').unwrap_or((chosen, ""));
         let is_ours = owner == self.owner;

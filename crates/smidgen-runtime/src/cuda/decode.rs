@@ -1,7 +1,7 @@
 //! Decodes rows of stored matrices to the matmul type, or to f32; rows of a table may be selected by ids.
 //!
-//! There is one kernel per format. The source may be some rows of a tensor whose scales follow all of its codes, and the
-//! target has a row stride. Unaligned data is decoded element by element.
+//! There is one kernel per format. The source may be some rows of a tensor whose scales follow all of its codes, and
+//! the target has a row stride. Unaligned data is decoded element by element.
 //! Kernels: `kernels/decode.cu` and `kernels/decode_gguf.cu`, which share `kernels/decode.cuh`. The formats of
 //! `decode.cu` are in `kernels/decode_formats.cuh`.
 

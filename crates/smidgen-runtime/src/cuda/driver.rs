@@ -1,7 +1,7 @@
 //! The CUDA driver: one GPU, its context and streams, and events.
 //!
-//! Most driver calls are here, with their errors as text; launches, graphs and pinned memory are in their own files. The
-//! process uses one GPU with one compute stream, and further streams for transfers.
+//! Most driver calls are here, with their errors as text; launches, graphs and pinned memory are in their own files.
+//! The process uses one GPU with one compute stream, and further streams for transfers.
 
 use super::nvml;
 use crate::device::DeviceError;

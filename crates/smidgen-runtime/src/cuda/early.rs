@@ -1,7 +1,7 @@
 //! Kernels of generation that start before the previous kernel has ended (programmatic dependent launch).
 //!
-//! A decode step is hundreds of kernels of a few microseconds each, and between two of them a GPU is nearly idle for one
-//! or two microseconds. These kernels call `await_previous` (`prelude.cuh`) before they read or write anything that
+//! A decode step is hundreds of kernels of a few microseconds each, and between two of them a GPU is nearly idle for
+//! one or two microseconds. These kernels call `await_previous` (`prelude.cuh`) before they read or write anything that
 //! another kernel touches, so the results are the same. All other kernels start after everything before them has ended.
 //! Not used in plans with transfers, where a weight may arrive between two kernels.
 

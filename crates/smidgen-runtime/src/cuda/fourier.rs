@@ -34,7 +34,7 @@ pub fn check(step: &BoundStep, generation: Generation, activations: DType) -> Re
     let h = &step.inputs[usize::from(is_forward)];
     let most = most_rank(generation, activations);
     if h.columns > most {
-        let what = format!("a rank of {} of LS-LoRA: this GPU supports up to {most}", h.columns);
+        let what = format!("LS-LoRA has rank {}, and this GPU supports up to {most}", h.columns);
         return Err(DeviceError::Call { device: NAME, call: step.op.name(), what });
     }
     Ok(())
@@ -122,7 +122,8 @@ fn launch(
     stage.launch_structure(kernel, [across as u32, down as u32, 1], THREADS, shared_bytes, &fourier, &[])
 }
 
-/// Inputs base (rows, N), h (rows, R), b (N, R), coefficients (1, 4), sigma (1, 1); output (rows, N), which may be base.
+/// Inputs base (rows, N), h (rows, R), b (N, R), coefficients (1, 4), sigma (1, 1); output (rows, N), which may be
+/// base.
 pub fn fourier(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(), DeviceError> {
     let [base, h, b, coefficients, sigma] = &step.inputs[..] else {
         unreachable!("the shape rule asks for five")
@@ -158,7 +159,8 @@ pub fn fourier_grad(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(
     stage.launch("fourier_grad_total", [FOURIER_SUMS as u32, 1, 1], THREADS, 0, &args)
 }
 
-/// Shared memory for the part of B that a block needs. With 16-bit activations the rank is rounded up to a multiple of 16.
+/// Shared memory for the part of B that a block needs. With 16-bit activations the rank is rounded up to a multiple of
+/// 16.
 fn shared_bytes(activations: DType, rank: usize) -> u32 {
     let columns = fourier_block_columns(activations);
     let bytes = match activations {

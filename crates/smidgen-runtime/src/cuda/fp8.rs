@@ -1,10 +1,10 @@
 //! Linear layers whose weights are stored in fp8 and multiplied in fp8, and their gradients.
 //!
-//! Activations are rounded per token: by a step of its own, by the kernel that computes them, or, in generation, into the
-//! workspace before a matmul. dx = dy·W sums over the rows of W, so the scales of these rows are multiplied into dy
+//! Activations are rounded per token: by a step of its own, by the kernel that computes them, or, in generation, into
+//! the workspace before a matmul. dx = dy·W sums over the rows of W, so the scales of these rows are multiplied into dy
 //! before it is rounded, and the codes of W are transposed into the workspace, because a transposed copy of all weights
-//! would double their memory. Adapters are separate matmuls in the type of activations, and the fp8 matmul adds to their
-//! result. On Hopper the matmul is cuBLASLt's, before Hopper it is `kernels/fp8_matmul.cu`.
+//! would double their memory. Adapters are separate matmuls in the type of activations, and the fp8 matmul adds to
+//! their result. On Hopper the matmul is cuBLASLt's, before Hopper it is `kernels/fp8_matmul.cu`.
 //! Kernels: `kernels/fp8.cuh`, `kernels/fp8.cu` and `kernels/fp8_matmul.cu`.
 
 use super::matmul::{Element, Fp8, Matmul, Matrix};
@@ -114,8 +114,8 @@ impl Roundings {
         roundings
     }
 
-    /// The addresses for a kernel that rounds its outputs itself, which makes the rounding steps count as done. `None` if
-    /// there are no rounding steps.
+    /// The addresses for a kernel that rounds its outputs itself, which makes the rounding steps count as done. `None`
+    /// if there are no rounding steps.
     pub fn take(&self) -> Option<[RoundedRows; 2]> {
         let exist = self.to.iter().any(Option::is_some);
         self.is_done.set(exist);
@@ -168,8 +168,8 @@ fn launch_rounding(stage: &Stage<'_>, x: &Operand, to: RoundedRows) -> Result<()
     stage.launch_with("round_rows_fp8", rows as u32, threads as u32, &to, &args)
 }
 
-/// Activations in fp8: as an earlier step rounded them, or rounded here into the workspace, after column j is multiplied by
-/// the j-th of `factors`.
+/// Activations in fp8: as an earlier step rounded them, or rounded here into the workspace, after column j is
+/// multiplied by the j-th of `factors`.
 fn rounded(
     stage: &Stage<'_>,
     scratch: &mut Scratch,
@@ -208,8 +208,8 @@ struct Factors {
     left: Rounded,
     right: Rounded,
     alpha: f32,
-    /// Whether the tensor cores may sum with fewer bits. As usual in fp8, forward passes do, and gradients are summed in
-    /// f32.
+    /// Whether the tensor cores may sum with fewer bits. As usual in fp8, forward passes do, and gradients are summed
+    /// in f32.
     fast_sums: bool,
 }
 

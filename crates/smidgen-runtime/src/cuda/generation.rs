@@ -1,8 +1,8 @@
 //! GPU generations, as far as kernels and arithmetic differ between them.
 //!
-//! Kernels exist for compute capability 7.0 and newer. GPUs before Ampere have no bf16 and no asynchronous copies, and a
-//! block may use less shared memory. Volta lacks the matrix instruction of our kernels: cuBLASLt does its matmuls, and
-//! attention multiplies in f32. `modules.rs` decides whether the Hopper-only kernels are used.
+//! Kernels exist for compute capability 7.0 and newer. GPUs before Ampere have no bf16 and no asynchronous copies, and
+//! a block may use less shared memory. Volta lacks the matrix instruction of our kernels: cuBLASLt does its matmuls,
+//! and attention multiplies in f32. `modules.rs` decides whether the Hopper-only kernels are used.
 
 use smidgen_ir::Precision;
 

@@ -4,8 +4,8 @@
 //! Stretches of steps are captured at the planned extent before the first step runs. A micro-batch of another extent
 //! launches the same kernels with other arguments: its launches are captured while the GPU still works on the previous
 //! micro-batch, and the graph is updated in place. If its kernels differ, they are launched one by one.
-//! In `decode`, a step with one token per sequence is captured. Prompts are launched one by one: their kernels are long.
-//! The GPU gets the same launches in the same order either way, so graphs do not change the results.
+//! In `decode`, a step with one token per sequence is captured. Prompts are launched one by one: their kernels are
+//! long. The GPU gets the same launches in the same order either way, so graphs do not change the results.
 //! Plans with transfers are not captured: they are bound by memory, not by launches. Exchanges between ranks, and steps
 //! that wait for one, are launched between two graphs.
 

@@ -1,7 +1,7 @@
 //! The LM head: logits of a chunk of rows, the loss on them, and their gradients.
 //!
-//! The logits of a chunk are computed in the workspace and replaced by their gradient, which is multiplied with the head
-//! again for dx.
+//! The logits of a chunk are computed in the workspace and replaced by their gradient, which is multiplied with the
+//! head again for dx.
 //! A head that is not stored in the matmul type is decoded in blocks of the vocabulary, with one matmul per block.
 
 use super::decode::decode_rows;

@@ -1,8 +1,8 @@
 //! The LM head in pieces of the vocabulary, for plans that do not hold the whole head on the device.
 //!
 //! Each piece is used twice: for the softmax sums over the vocabulary, and for the gradients. Each time the logits of a
-//! chunk of rows are computed in the workspace. dx is summed over the pieces in f32 and rounded once, by the last piece:
-//! rounding to 8 bits of mantissa after each piece would add an error to every gradient of the model.
+//! chunk of rows are computed in the workspace. dx is summed over the pieces in f32 and rounded once, by the last
+//! piece: rounding to 8 bits of mantissa after each piece would add an error to every gradient of the model.
 
 use super::head::{Head, compute_logits};
 use super::loss::{PieceChunk, loss_of_sums, round_rows};

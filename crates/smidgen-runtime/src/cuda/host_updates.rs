@@ -1,8 +1,9 @@
 //! Updates on the host: the CPU runs AdamW on tensors in pinned memory while the GPU continues.
 //!
 //! An update is a host callback on a stream of its own, after the gradient norm of its step. It may still run when the
-//! next entry point begins: everything there that touches its memory (a transfer, a kernel that reads pinned memory, the
-//! host) waits for its event. So the next forward pass waits for the update of a layer only when it reaches that layer.
+//! next entry point begins: everything there that touches its memory (a transfer, a kernel that reads pinned memory,
+//! the host) waits for its event. So the next forward pass waits for the update of a layer only when it reaches that
+//! layer.
 
 use super::driver::{self, Event, Gpu, Stream};
 use crate::cpu::pool::Pool;

@@ -47,7 +47,7 @@ impl KernelCache {
         let folder = self.folder.display();
         Some(format!(
             "compiled kernels cannot be saved in `{folder}` ({error}): every run compiles them again; \
-             `SMIDGEN_CACHE` names another folder"
+             set `SMIDGEN_CACHE` to a folder that can be written"
         ))
     }
 }

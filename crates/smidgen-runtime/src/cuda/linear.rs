@@ -195,8 +195,8 @@ fn copy_rows_of_a(stage: &Stage<'_>, a: &Operand, to: Matrix, spare: usize) -> R
     copy_rows(stage, stage.matrix(a), to, rank, a.columns, a.columns)
 }
 
-/// For each term, the index of the low-rank term that can be part of its matmul: A is below the weight, and dh is copied
-/// to spare columns of dy.
+/// For each term, the index of the low-rank term that can be part of its matmul: A is below the weight, and dh is
+/// copied to spare columns of dy.
 fn pair_terms(stage: &Stage<'_>, terms: &[(&Operand, &Operand, f32)]) -> Vec<Option<usize>> {
     let mut partners = vec![None; terms.len()];
     for (thin, &(dh, a, scale)) in terms.iter().enumerate() {

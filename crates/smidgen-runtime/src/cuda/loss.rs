@@ -138,7 +138,8 @@ impl PieceChunk {
     }
 }
 
-/// loss (one f64) += weight (one f64) · the sum of the row losses, which are written to `row_losses` (f32) unless it is 0.
+/// loss (one f64) += weight (one f64) · the sum of the row losses, which are written to `row_losses` (f32) unless it is
+/// 0.
 pub fn loss_of_sums(
     stage: &Stage<'_>,
     sums: u64,

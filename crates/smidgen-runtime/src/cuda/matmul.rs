@@ -1,4 +1,5 @@
-//! A matmul: D (M, N) = alpha · L (M, K) · R (K, N) + C, all row-major, with the element types and sizes of its matrices.
+//! A matmul: D (M, N) = alpha · L (M, K) · R (K, N) + C, all row-major, with the element types and sizes of its
+//! matrices.
 //!
 //! Launchers describe a matmul with these types; `cublas.rs` runs it.
 

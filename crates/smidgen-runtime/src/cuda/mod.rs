@@ -320,8 +320,8 @@ impl Cuda {
         self.gpu.wait()
     }
 
-    /// Waits until no transfer or update uses pinned memory. The compute stream itself waits for every transfer at the end
-    /// of an entry point.
+    /// Waits until no transfer or update uses pinned memory. The compute stream itself waits for every transfer at the
+    /// end of an entry point.
     fn wait_for_host_memory(&self) -> Result<(), DeviceError> {
         self.gpu.wait()?;
         self.transfers.wait_for_updates()
@@ -354,8 +354,8 @@ impl Cuda {
     }
 }
 
-/// The steps at the start of `steps` that may be combined into one launch. They end before the first step that has to wait
-/// for a transfer. A second step of another operation may wait too: the caller waits for the transfers of both.
+/// The steps at the start of `steps` that may be combined into one launch. They end before the first step that has to
+/// wait for a transfer. A second step of another operation may wait too: the caller waits for the transfers of both.
 fn launched_together(steps: &[BoundStep]) -> &[BoundStep] {
     let waits = |index: usize| {
         let (step, before) = (&steps[index], &steps[index - 1]);

@@ -118,8 +118,8 @@ const SHARED_BYTES_OF_ALL: u32 = 48 << 10;
 unsafe impl Send for Kernels {}
 
 impl Kernels {
-    /// Loads no kernels yet; [`Kernels::require`] does. They are compiled for `capability`, which is the GPU's own or a lower
-    /// one.
+    /// Loads no kernels yet; [`Kernels::require`] does. They are compiled for `capability`, which is the GPU's own or a
+    /// lower one.
     pub fn new(
         gpu: &Gpu,
         capability: Capability,
@@ -136,8 +136,8 @@ impl Kernels {
         Ok(Kernels { functions: HashMap::new(), options, hopper_options, generation, cache })
     }
 
-    /// Loads the files that are not loaded yet, from the cache or compiled in parallel. Hopper-only files are ignored on
-    /// other GPUs.
+    /// Loads the files that are not loaded yet, from the cache or compiled in parallel. Hopper-only files are ignored
+    /// on other GPUs.
     pub fn require(&mut self, files: &[KernelFile], hopper_files: &[KernelFile]) -> Result<(), DeviceError> {
         let general = files.iter().map(|file| (*file, self.options.clone()));
         let hopper = self.hopper_options.iter();

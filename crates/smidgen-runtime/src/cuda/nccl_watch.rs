@@ -1,9 +1,9 @@
 //! A thread that watches NCCL's exchanges, because the host never waits for one and would not notice that one hangs.
 //!
 //! Two events enclose each exchange on NCCL's stream: the first happens when this rank is ready for the exchange, the
-//! second when it is over. The thread aborts the communicator if an exchange does not end within a limit after this rank
-//! was ready, or if NCCL reports an error. NCCL's kernels then return, the stream continues, and the failure is reported
-//! before any result is read.
+//! second when it is over. The thread aborts the communicator if an exchange does not end within a limit after this
+//! rank was ready, or if NCCL reports an error. NCCL's kernels then return, the stream continues, and the failure is
+//! reported before any result is read.
 
 use super::driver::{self, Event};
 use crate::comm::nccl::Handles;
@@ -169,7 +169,7 @@ impl Shared {
             }
             if reached.elapsed() > state.limit {
                 let what = format!(
-                    "it did not end within {} s, on this rank or on another; `NCCL_DEBUG=WARN` has NCCL say more",
+                    "it did not end within {} s on this rank or another; set `NCCL_DEBUG=WARN` for details from NCCL",
                     state.limit.as_secs()
                 );
                 return Err(CommError::Call { engine: "NCCL", call: "a collective", what });

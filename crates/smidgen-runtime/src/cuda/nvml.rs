@@ -147,7 +147,8 @@ unsafe fn symbol<F>(handle: *mut c_void, name: &CStr) -> Option<F> {
 impl Nvml {
     /// Opens and initializes the library.
     fn open() -> Option<Nvml> {
-        // SAFETY: the functions have the types of NVML's header, the library stays open, and `init` may be called first.
+        // SAFETY: the functions have the types of NVML's header, the library stays open, and `init` may be called
+        // first.
         unsafe {
             let library = libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_NOW);
             if library.is_null() {

@@ -118,7 +118,7 @@ pub fn weight_matrix(
     Ok(Matrix { pointer, stride, element })
 }
 
-/// What a matmul adds to left·right: a matrix, and a bias (by address) in every row.
+/// The terms that a matmul adds to left·right: a matrix, and a bias (by address) in every row.
 #[derive(Clone, Copy, Debug)]
 pub struct Addends {
     pub matrix: Option<Matrix>,

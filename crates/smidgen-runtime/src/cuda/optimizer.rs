@@ -70,8 +70,9 @@ struct Table<T> {
     tensors: [T; TABLE_TENSORS],
 }
 
-/// Launches a kernel over all tensors, at most [`TABLE_TENSORS`] per launch. Each tensor comes with its number of blocks;
-/// `place` stores the tensor's first block in its entry, and `args` gets the number of blocks of earlier launches.
+/// Launches a kernel over all tensors, at most [`TABLE_TENSORS`] per launch. Each tensor comes with its number of
+/// blocks; `place` stores the tensor's first block in its entry, and `args` gets the number of blocks of earlier
+/// launches.
 fn launch_tables<T: Copy + Default>(
     stage: &Stage<'_>,
     kernel: &'static str,
@@ -141,8 +142,8 @@ pub fn grad_norm(
     stage.launch("grad_norm_report", [1, 1, 1], THREADS, 0, &args)
 }
 
-/// Computes the sum of the squares of each gradient in the workspace, and returns the address of these sums. A gradient is
-/// summed chunk by chunk, and then over its chunks, so its sum does not depend on the other gradients.
+/// Computes the sum of the squares of each gradient in the workspace, and returns the address of these sums. A gradient
+/// is summed chunk by chunk, and then over its chunks, so its sum does not depend on the other gradients.
 fn sum_squares(stage: &Stage<'_>, gradients: &[Operand]) -> Result<u64, DeviceError> {
     let chunks = |gradient: &Operand| squares_chunks(dense_elements(stage, gradient));
     let count: usize = gradients.iter().map(chunks).sum();
@@ -168,8 +169,8 @@ fn sum_squares(stage: &Stage<'_>, gradients: &[Operand]) -> Result<u64, DeviceEr
     Ok(squares)
 }
 
-/// Each step has as inputs gradient, report (4), hyper (3), and as updates parameter, first and second moment, activity.
-/// All steps have the same report and hyper.
+/// Each step has as inputs gradient, report (4), hyper (3), and as updates parameter, first and second moment,
+/// activity. All steps have the same report and hyper.
 pub fn adamw(stage: &Stage<'_>, steps: &[BoundStep], settings: &AdamW) -> Result<(), DeviceError> {
     let blocks = |elements: usize| elements.div_ceil(4 * THREADS as usize);
     update(stage, steps, settings, "adamw", blocks, |moment| moment.storage == Storage::F32)

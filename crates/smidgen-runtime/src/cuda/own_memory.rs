@@ -1,8 +1,8 @@
 //! Estimates how much memory of a shared GPU this process uses.
 //!
-//! The driver reports free memory, but not which process uses the rest. When free memory changes, this code asks NVML how
-//! much this process uses, and counts only that change. If NVML does not know this process, as in containers with their
-//! own process ids, every change counts as this process's.
+//! The driver reports free memory, but not which process uses the rest. When free memory changes, NVML is asked how
+//! much this process uses, and only the change of that number is counted. If NVML does not know this process, as in
+//! containers with their own process ids, every change is counted.
 
 /// The last readings.
 #[derive(Debug, Default)]

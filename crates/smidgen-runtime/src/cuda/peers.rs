@@ -1,9 +1,9 @@
 //! Exchanges with other ranks: NCCL on a stream of its own, or a host communicator through pinned memory.
 //!
-//! NCCL's work starts when everything launched before it is done and overlaps what is launched after it, like a transfer.
-//! Without NCCL the host waits for the GPU, copies piece by piece, and exchanges the pieces: correct, and slow.
-//! Before a reduce-scatter, each rank adds its part of the earlier sum to the values, so that the sum over ranks is the
-//! new part.
+//! NCCL's work starts when everything launched before it is done and overlaps what is launched after it, like a
+//! transfer. Without NCCL the host waits for the GPU, copies piece by piece, and exchanges the pieces: correct, and
+//! slow. Before a reduce-scatter, each rank adds its part of the earlier sum to the values, so that the sum over ranks
+//! is the new part.
 
 use super::driver::{self, Event, Gpu, Stream};
 use super::nccl_watch::NcclWatch;

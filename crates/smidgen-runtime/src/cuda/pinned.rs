@@ -1,8 +1,8 @@
 //! Pinned host memory, which the GPU reads and writes directly.
 //!
-//! Usually the driver allocates it. If ranks of a machine share its first bytes, one range of addresses is reserved: the
-//! first part maps the shared memory, the rest is private, and both are registered with the driver. Offsets mean the same
-//! in both cases.
+//! Usually the driver allocates it. If ranks of a machine share its first bytes, one range of addresses is reserved:
+//! the first part maps the shared memory, the rest is private, and both are registered with the driver. Offsets mean
+//! the same in both cases.
 
 use super::driver::{NAME, check, named};
 use crate::device::DeviceError;
@@ -55,7 +55,7 @@ impl Pinned {
             let code = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut address, place, 0) };
             check(code, "cuMemHostGetDevicePointer")?;
             if address != place as u64 {
-                let what = "the GPU has another address for memory that ranks share".to_owned();
+                let what = "the GPU maps the shared memory at another address than the host".to_owned();
                 return Err(DeviceError::Call { device: NAME, call: "cuMemHostGetDevicePointer", what });
             }
         }
@@ -78,7 +78,8 @@ impl Pinned {
     /// A range of the memory. No copy from or to it may be pending.
     pub fn slice_mut(&mut self, first: usize, bytes: usize) -> &mut [u8] {
         assert!(first + bytes <= self.bytes, "{first}+{bytes} of {} pinned bytes", self.bytes);
-        // SAFETY: in bounds, initialized by the driver or the operating system, and borrowed as long as the slice lives.
+        // SAFETY: in bounds, initialized by the driver or the operating system, and borrowed as long as the slice
+        // lives.
         unsafe { std::slice::from_raw_parts_mut(self.pointer.add(first), bytes) }
     }
 }

@@ -41,7 +41,8 @@ pub fn files_of_every_plan() -> Vec<KernelFile> {
     ]
 }
 
-/// The additional files that an operation needs. Attention has files per head size, and most models have no audio encoder.
+/// The additional files that an operation needs. Attention has files per head size, and most models have no audio
+/// encoder.
 pub fn files_of(op: &Op) -> Vec<KernelFile> {
     if let Op::ChunkAttention(shape) | Op::ChunkAttentionGrad(shape) = op {
         return vec![chunk_attention::file(shape)];
@@ -183,9 +184,9 @@ fn count_joined(steps: &[BoundStep]) -> usize {
 }
 
 /// Launches the first step, together with those after it that can share its launch, and returns how many steps were
-/// launched. These can share a launch: the same operation on several tensors; a matmul and the in-place sum after it; the
-/// gradients of B and of h; a step and the rounding of its outputs; and, in generation, linears or rotations that are
-/// short on their own.
+/// launched. These can share a launch: the same operation on several tensors; a matmul and the in-place sum after it;
+/// the gradients of B and of h; a step and the rounding of its outputs; and, in generation, linears or rotations that
+/// are short on their own.
 pub fn run_first(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<usize, DeviceError> {
     if let [matmul, sum, ..] = steps
         && let Op::Linear { bias, lora } = matmul.op

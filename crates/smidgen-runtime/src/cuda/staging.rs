@@ -1,8 +1,8 @@
 //! Pinned staging buffers between host and GPU: a ring for small writes, a double buffer for weights.
 //!
-//! A write copies the caller's bytes into the ring and returns. The GPU fetches them in stream order, and the host waits
-//! only when the ring wraps around to bytes that the GPU has not fetched yet. Weights are read into one half of the
-//! double buffer while the GPU copies from the other half.
+//! A write copies the caller's bytes into the ring and returns. The GPU fetches them in stream order, and the host
+//! waits only when the ring wraps around to bytes that the GPU has not fetched yet. Weights are read into one half of
+//! the double buffer while the GPU copies from the other half.
 
 use super::driver::{self, Event, Gpu};
 use super::pinned::Pinned;

@@ -1,11 +1,11 @@
 //! The low-rank matmuls of an adapter, with kernels of their own: h = x·Aᵀ, sums over tokens, and dB and dh from one
 //! read of dy.
 //!
-//! One operand is wide and the others have few columns, so the time is that of reading the wide one. A block handles
-//! some tokens and some columns. Partial sums go to the workspace of the step's matmuls, and a second launch adds them
-//! in order. The ranges of tokens and columns depend on planned sizes, so a shorter micro-batch only leaves out ranges.
-//! Left to cuBLASLt: f32, ranks over 32 or not multiples of 8, rows that are not aligned to 16 bytes, GPUs without the
-//! matrix instruction (Volta).
+//! One operand is wide and the others have few columns, so reading the wide one takes nearly all of the time. A block
+//! handles some tokens and some columns. Partial sums go to the workspace of the step's matmuls, and a second launch
+//! adds them in order. The ranges of tokens and columns depend on planned sizes, so a shorter micro-batch only leaves
+//! out ranges. Left to cuBLASLt: f32, ranks over 32 or not multiples of 8, rows that are not aligned to 16 bytes, GPUs
+//! without the matrix instruction (Volta).
 //! Kernels: `kernels/thin.cu`.
 
 use super::generation::Generation;
@@ -86,8 +86,8 @@ pub fn thin_matmul_fits(stage: &Stage<'_>, x: &Operand, a: &Operand, h: &Operand
         && fits(stage.element(), h.columns, x.columns, &[x, a, h].map(|operand| stage.matrix(operand)))
 }
 
-/// Whether the GPU has these kernels. Volta has no matrix instruction, and emulating it would take longer than reading the
-/// wide matrix.
+/// Whether the GPU has these kernels. Volta has no matrix instruction, and emulating it would take longer than reading
+/// the wide matrix.
 fn has_kernels(stage: &Stage<'_>) -> bool {
     stage.generation() > Generation::Volta
 }

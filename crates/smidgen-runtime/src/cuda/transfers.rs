@@ -1,8 +1,8 @@
 //! Tensors offloaded to pinned host memory, and the two streams that copy them in parallel with compute.
 //!
 //! A transfer starts when everything launched before it is done, and overlaps what is launched after it. A step that
-//! awaits it makes the compute stream wait, never the host. The GPU can read pinned memory directly, so a table of which
-//! only a few rows are needed is read in place. Tensors on disk pass through a pinned buffer (`disk.rs`).
+//! awaits it makes the compute stream wait, never the host. The GPU can read pinned memory directly, so a table of
+//! which only a few rows are needed is read in place. Tensors on disk pass through a pinned buffer (`disk.rs`).
 
 use super::disk::{DeviceRows, Disk};
 use super::driver::{self, Event, Gpu, Stream};
@@ -137,8 +137,8 @@ impl Transfers {
         self.updates.as_ref().map_or(Ok(()), HostUpdates::wait)
     }
 
-    /// Makes the compute stream wait for the transfers that a step awaits, and for host updates of the pinned memory that
-    /// the step uses.
+    /// Makes the compute stream wait for the transfers that a step awaits, and for host updates of the pinned memory
+    /// that the step uses.
     pub fn hold_for(&self, gpu: &Gpu, step: &BoundStep) -> Result<(), DeviceError> {
         self.updates.as_ref().map_or(Ok(()), |updates| updates.hold(step, gpu.stream))?;
         self.events(&step.awaits).iter().try_for_each(|event| event.hold(gpu.stream))

@@ -1,8 +1,8 @@
 //! The CUDA device against the CPU: the same examples, and whole decoders over several updates.
 //!
-//! The tests need a GPU: `cargo test -- --ignored cuda` runs them. In f32 the devices differ by the order of sums. 16-bit
-//! activations are rounded each time they are stored, and the tolerances allow for it: rounding to 8 bits of mantissa is
-//! an error of 4e-3, to 11 bits 5e-4, and gradients are rounded a dozen times.
+//! The tests need a GPU: `cargo test -- --ignored cuda` runs them. In f32 the devices differ by the order of sums.
+//! 16-bit activations are rounded each time they are stored, and the tolerances allow for it: rounding to 8 bits of
+//! mantissa is an error of 4e-3, to 11 bits 5e-4, and gradients are rounded a dozen times.
 //! An error is that of a whole tensor, ‖got - want‖ / ‖want‖.
 
 use crate::decoder::{
@@ -272,7 +272,8 @@ pub fn decoders_agree(mut device: Cuda, precision: Precision) {
                 };
             for ((name, got), (_, want)) in got.1.iter().zip(&want.1) {
                 let error = error(got, want);
-                // Apart from the rotation, a bias of keys shifts all scores of a query equally, so its gradient nearly cancels.
+                // Apart from the rotation, a bias of keys shifts all scores of a query equally, so its gradient nearly
+                // cancels.
                 let is_of_keys = name.ends_with("k_proj.bias") || name.ends_with("qkv_proj.bias");
                 let most = if is_of_keys { 10.0 * most } else { most };
                 if error.is_nan() || error > most {
@@ -331,8 +332,8 @@ fn cuda_gives_the_same_bytes_whether_launches_are_recorded() {
             let (got, launches, back) = train_raggedly(&choice, recording);
             recording = back;
             assert_eq!(none, 0);
-            // There is one graph before and one after the head, for each of ten micro-batches. Eight of these have no audio:
-            // without the audio kernels the launches do not fit the captured graph.
+            // There is one graph before and one after the head, for each of ten micro-batches. Eight of these have no
+            // audio: without the audio kernels the launches do not fit the captured graph.
             let fewest = if choice.spec.audio.is_some() { 10 } else { 20 };
             if got != want || launches < fewest {
                 wrong.push(format!("{}: same bytes {}, {launches} graphs", choice.name, got == want));
@@ -342,9 +343,9 @@ fn cuda_gives_the_same_bytes_whether_launches_are_recorded() {
     }
 }
 
-/// Offloading and the order of the layers change no byte. That includes fp8, where rounded gradients are scaled by fetched
-/// weights. LoRA with offloaded bf16 weights is skipped: next to a resident weight, adapter and weight are one matmul, but
-/// with a fetched weight they are two matmuls, each rounded.
+/// Offloading and the order of the layers change no byte. That includes fp8, where rounded gradients are scaled by
+/// fetched weights. LoRA with offloaded bf16 weights is skipped: next to a resident weight, adapter and weight are one
+/// matmul, but with a fetched weight they are two matmuls, each rounded.
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_gives_the_same_bytes_wherever_things_are() {
@@ -402,8 +403,8 @@ fn cuda_gives_the_same_bytes_wherever_things_are() {
     assert!(wrong.is_empty(), "{} findings:\n  {}", wrong.len(), wrong.join("\n  "));
 }
 
-/// The host enqueues steps with their inputs and reports without waiting, and device memory does not grow after the first
-/// step.
+/// The host enqueues steps with their inputs and reports without waiting, and device memory does not grow after the
+/// first step.
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_enqueues_steps_without_waiting_or_growing() {

@@ -90,7 +90,8 @@ fn cuda_encodes_clips_as_the_cpu_does() {
     }
 }
 
-/// Heads as large as a tile, heads padded to a tile, a head size that is not a multiple of 8, and one larger than a tile.
+/// Heads as large as a tile, heads padded to a tile, a head size that is not a multiple of 8, and one larger than a
+/// tile.
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_attends_to_chunks_of_several_tiles() {

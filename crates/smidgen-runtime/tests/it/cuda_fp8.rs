@@ -184,8 +184,8 @@ fn feed_forward([tokens, hidden, wide]: [usize; 3]) -> Subject {
     draft.gradient_of("feed-forward in fp8", down)
 }
 
-/// Values give the same bytes whether they are rounded before every matmul, by steps of their own, or in the kernels that
-/// compute them. The sizes cover every form of the norm and gate kernels, including those that cannot round.
+/// Values give the same bytes whether they are rounded before every matmul, by steps of their own, or in the kernels
+/// that compute them. The sizes cover every form of the norm and gate kernels, including those that cannot round.
 #[test]
 #[ignore = "needs a GPU"]
 fn where_values_are_rounded_changes_no_bit() {

@@ -1,9 +1,9 @@
 //! Every kernel compiles for every GPU architecture that it is meant for; no GPU is needed.
 //!
-//! The tests need only NVRTC: `cargo test -- --ignored kernels_compile` runs them, and `scripts/test_kernels.sh` installs
-//! NVRTC first. Optimization takes most of the time and rejects no source, so only the kernels for capability 9.0 are
-//! optimized. For capability 8.9, PTX that was already assembled for 8.0 is not assembled again: PTX that is valid for a
-//! GPU is valid for later ones, and most of it is the same.
+//! The tests need only NVRTC: `cargo test -- --ignored kernels_compile` runs them, and `scripts/test_kernels.sh`
+//! installs NVRTC first. Optimization takes most of the time and rejects no source, so only the kernels for capability
+//! 9.0 are optimized. For capability 8.9, PTX that was already assembled for 8.0 is not assembled again: PTX that is
+//! valid for a GPU is valid for later ones, and most of it is the same.
 
 use cudarc::nvrtc;
 use smidgen_ir::DType;
@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 const ALL: &[DType] = &[DType::F32, DType::Bf16, DType::F16];
 
-/// Compute capabilities with their types of activations; GPUs before 8.0 have no bf16. The slowest jobs come first, so that
-/// all cores end at about the same time.
+/// Compute capabilities with their types of activations; GPUs before 8.0 have no bf16. The slowest jobs come first, so
+/// that all cores end at about the same time.
 const ARCHITECTURES: [(u32, &[DType]); 5] =
     [(OPTIMISED, ALL), (120, ALL), (75, &[DType::F32, DType::F16]), (80, ALL), (89, ALL)];
 /// The capability for which kernels are compiled with optimization, as in a run.

@@ -65,8 +65,8 @@ fn cuda_of_volta_trains_decoders_as_the_cpu_does_in_f16() {
     decoders_of(Precision::F16, VOLTA);
 }
 
-/// Every padded head size, smaller sizes, a window and a softcap, over segments of several tiles and of less than one tile.
-/// With `None` the same shapes use the kernels of the GPU's own capability.
+/// Every padded head size, smaller sizes, a window and a softcap, over segments of several tiles and of less than one
+/// tile. With `None` the same shapes use the kernels of the GPU's own capability.
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_of_older_gpus_attends_over_several_tiles() {

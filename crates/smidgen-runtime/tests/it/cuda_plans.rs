@@ -144,7 +144,8 @@ fn a_gpu_would_accept_every_step_of_a_training_that_generates_too() {
     }
 }
 
-/// `refresh` rounds trained matrices to the matmul type, unless it is f32; rows of a tied embedding are looked up in f32.
+/// `refresh` rounds trained matrices to the matmul type, unless it is f32; rows of a tied embedding are looked up in
+/// f32.
 fn rounds_every_matrix(name: &str, request: &Request, plan: &Plan) {
     let steps = &plan.entry(Entry::Refresh).steps;
     let rounds = steps.iter().filter(|step| matches!(step.op, Op::Round { .. })).count();
@@ -199,8 +200,9 @@ fn generation_writes_no_weight() {
     }
 }
 
-/// The linears of one input (q, k and v) follow each other directly, with every h of their adapters computed before them,
-/// so that a GPU can launch them together. Linears with adapters are launched alone if they use the memory of h again.
+/// The linears of one input (q, k and v) follow each other directly, with every h of their adapters computed before
+/// them, so that a GPU can launch them together. Linears with adapters are launched alone if they use the memory of h
+/// again.
 #[test]
 fn projections_of_generation_do_not_depend_on_each_other() {
     let mut together = 0;
