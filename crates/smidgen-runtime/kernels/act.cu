@@ -1,15 +1,19 @@
 // Gated activations, act(gate) * up, and their gradients.
 //
-// Both activations are x s with a sigmoid s: for SiLU s = sigmoid(x); for the tanh form of GELU
-// s = (1 + tanh u) / 2 = sigmoid(2u). So the slope is s + x s (1 - s) z', where z is the argument of the sigmoid.
+// Forward: y = a(x) u, where x is the gate and u is up. Both activations have the form a(x) = x s, s = sigmoid(z(x)):
+//     SiLU            z = x
+//     GELU, tanh form z = 2 sqrt(2/pi) (x + 0.044715 x^3), because (1 + tanh v) / 2 = sigmoid(2v)
+// With s' = s (1 - s) z', the product rule gives a' = s + x s (1 - s) z'. So:
+//     dup = dy a(x)          dgate = dy u a'(x)
 // `kind` is 0 for SiLU, 1 for GELU.
 // A thread handles two spans of eight channels (or two single channels, if rows are not aligned) and loads everything
 // before it writes, so an output may be any one of the inputs. Traffic in elements: forward 3, gradient 5, gradient
-// with the value 6. `_round` forms have a block for each row and round what they write to fp8 as well; the bits are those
-// of rounding it later.
+// with the value 6. The `_round` kernels use one block per row and also round what they write to fp8; the bits are the
+// same as those of a separate rounding kernel.
 
 #define ACT_SILU 0
 
+// s and z'.
 struct Gate {
     float sigmoid, slope_of_argument;
 };
@@ -24,7 +28,7 @@ __device__ __forceinline__ Gate gate_of(int kind, float x) {
     return Gate{sigmoid(twice_slope * (x + cubic * (square * x))), twice_slope * (1.0f + 3.0f * cubic * square)};
 }
 
-// Span `index` of the matrix.
+// The position of span `index` in the matrix.
 struct Place {
     i64 row;
     int column;
@@ -77,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(256)
     activate<1>(kind, gate, gate_stride, up, up_stride, y, y_stride, spans_of_row, spans);
 }
 
-// The gradients of both factors, and the activation itself.
+// dgate, dup and a(x) of one element.
 struct GateSlopes {
     float gate, up, activated;
 };
@@ -89,7 +93,7 @@ __device__ __forceinline__ GateSlopes slopes_of(int kind, float x, float other, 
     return GateSlopes{slope * other * derivative, slope * activated, activated};
 }
 
-// `value` is null, or receives act(gate) * up, the forward result, for a backward pass that recomputes it.
+// If `value` is not null, it receives the forward result act(gate) * up, for a backward pass that recomputes it.
 template <int N>
 __device__ __forceinline__ void activate_slopes(int kind, const act *gate, i64 gate_stride, const act *up,
                                                 i64 up_stride, const act *dy, i64 dy_stride, act *dgate,
@@ -145,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // ── with rounding to fp8 ─────────────────────────────────────────────────────────────────────────
-// Rows have at most HELD spans for each thread.
+// A thread keeps its part of a row, at most HELD spans, in registers.
 
 extern "C" __global__ void __launch_bounds__(512, 2)
     gated_act_round(RoundedRows to, int kind, const act *gate, i64 gate_stride, const act *up, i64 up_stride, act *y,
@@ -174,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(512, 2)
 }
 
 struct RoundedGate {
-    RoundedRows gate, up; // codes are null for what is not rounded
+    RoundedRows gate, up; // `codes` is null if the gradient is not rounded
 };
 
 extern "C" __global__ void __launch_bounds__(512, 2)

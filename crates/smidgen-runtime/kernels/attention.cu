@@ -1,15 +1,15 @@
 // Causal attention over packed segments, forward: o = softmax(scale · q·kᵀ) · v for each head, and lse, the
 // natural logarithm of each row's sum of exponentials.
 //
-// A block of 4 warps owns a tile of queries of one head and walks over tiles of keys from the diagonal back, with a
-// running maximum and sum. Each warp has 16 or 32 queries of its own, so a fragment of keys or values serves as many
-// matrix instructions as registers allow. The next keys and values are copied while the current ones are multiplied,
-// with one barrier per tile. Sums are rescaled only when a row's maximum has grown by more than 2^8, which cannot
-// overflow. At T = 8192 with 28 heads of 128, the work is 0.48 TFLOP and the operands are 134 MB, so it is bound by
-// compute.
-// Left out: dropout, other masks, and tables of cached keys.
+// A block of 4 warps owns a tile of queries of one head and loops over tiles of keys from the diagonal backwards, with
+// a running maximum and sum (online softmax). Each warp has its own 16 or 32 queries, as many as registers allow, so
+// that a fragment of keys or values is used by several matrix instructions. The next keys and values are copied while
+// the current ones are multiplied, with one barrier per tile. Sums are rescaled to a new maximum only if it makes the
+// exponentials more than 2^8 times larger; until then they cannot overflow. At T = 8192 with 28 heads of 128, the work
+// is 0.48 TFLOP and the operands are 134 MB, so the kernel is bound by compute.
+// Left out: dropout, other masks, and the KV cache.
 
-// Before Ampere a block may use 64 KiB of shared memory: larger heads take fewer keys at a time.
+// Before Ampere a block may use 64 KiB of shared memory, so large heads process fewer keys at a time.
 #define FEWER_KEYS (CAPABILITY < 80 && HEAD > 64 ? 2 : 1)
 #if HEAD <= 128
 #define WARP_QUERIES 32
@@ -32,12 +32,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) FOR_HEAD(attention_tiles_)
 #define KEY_FRAGMENTS (KEYS / 8)
 #define QUERY_BYTES (QUERIES * ROW_BYTES)
 #define KEY_BYTES (KEYS * ROW_BYTES)
-// An initial maximum below any score, and finite, so that differences are not NaN.
+// The initial maximum: below any score, and finite, so that differences are not NaN.
 #define NOTHING_SEEN -1e30f
 // The power of two by which a row's maximum may grow before its sums are rescaled.
 #define SLACK 8.0f
 
-// Grid: tiles times heads. Dynamic shared memory: queries, then keys and values twice, QUERY_BYTES + 4 · KEY_BYTES.
+// Grid: tiles times heads. Dynamic shared memory: queries, then two stages of keys and values, in all
+// QUERY_BYTES + 4 · KEY_BYTES.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     FOR_HEAD(attention_)(const act *q, i64 q_stride, const act *k, i64 k_stride, const act *v, i64 v_stride, act *o,
                          i64 o_stride, float *lse, const int4 *list, int heads, int kv_heads, int head_dim,
@@ -69,12 +70,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                        tile.last - tile.first, place);
     load_keys(0, tile.end - key);
 
-    // Turns scores into exponents of two.
+    // The factor that turns scores into exponents of two: exp(x) = 2^(x log2(e)).
     const float to_power = cap > 0.0f ? LOG2_E : scale * LOG2_E;
     const float slack = SLACK / to_power;
     const int warp_query = tile.first + warp * WARP_QUERIES;
     float output[ROW_FRAGMENTS][HEAD / 8][4] = {}; // (queries, channels)
-    // For the rows g and g + 8 of each fragment; a lane sums over its own columns.
+    // Running maximum and sum of the rows g and g + 8 of each fragment. A lane sums over its own columns only.
     float most[ROW_FRAGMENTS][2], sum[ROW_FRAGMENTS][2];
 #pragma unroll
     for (int m = 0; m < ROW_FRAGMENTS; ++m) {
@@ -88,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         __syncthreads();
         if (step + 1 < key_tiles)
             load_keys((step + 1) % 2, KEYS);
-        // All these keys are after the warp's queries.
+        // All keys of this tile come after the warp's queries.
         if (key > warp_query + WARP_QUERIES - 1)
             continue;
         const u32 keys = ring + step % 2 * 2 * KEY_BYTES, values = keys + KEY_BYTES;
@@ -111,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             for (int m = 0; m < ROW_FRAGMENTS; ++m)
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    // Columns up to `last` and after `last - window` are visible.
+                    // Columns after `last - window` and up to `last` are visible.
                     const int last = warp_query + m * 16 + i / 2 * 8 + g - key - 2 * t - i % 2;
 #pragma unroll
                     for (int n = 0; n < KEY_FRAGMENTS; ++n)
@@ -141,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                 float factor[2];
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
-                    // Decided per row, so that a row's result does not depend on its neighbours.
+                    // Decided per row, so that the result of a row does not depend on other rows.
                     const float next = larger[m][r] > most[m][r] + slack ? larger[m][r] : most[m][r];
                     factor[r] = power_of_two((most[m][r] - next) * to_power);
                     most[m][r] = next;
@@ -173,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         }
     }
 
-    // The warp's queries are no longer needed: their shared memory stages the result.
+    // The warp's queries are no longer needed, so their shared memory is used to write the result.
     const int rows = min(WARP_QUERIES, tile.last - warp_query);
     __syncwarp();
 #pragma unroll
@@ -201,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 
 #endif
 
-// Without tiles: a warp processes one query after the other.
+// The plain form, without tiles: each warp processes one query at a time.
 __device__ __forceinline__ void plain_attention(const act *q, i64 q_stride, const act *k, i64 k_stride, const act *v, i64 v_stride, act *o,
                                                 i64 o_stride, float *lse, const int4 *list, int heads, int kv_heads, int head_dim,
                                                 int window, float scale, float cap) {

@@ -1,17 +1,24 @@
-// Causal attention over packed segments, backward: from do to dq, dk and dv, in a fixed order of sums.
+// Causal attention over packed segments, backward: computes dq, dk and dv from do. Sums have a fixed order.
 //
-// With s = scale · q·kᵀ, p = exp(s - lse) and delta = Σ do ∘ o over a head's channels:
-//     dv = pᵀ·do     dp = do·vᵀ     ds = p ∘ (dp - delta)     dq = scale · ds·k     dk = scale · dsᵀ·q
-// A softcap replaces s by c·t with t = tanh(s / c), so ds is multiplied by 1 - t².
-// Some blocks own a tile of keys and walk over all queries that see it, for all heads that share it or for a part of
-// these heads: dk and dv stay in registers, and if heads are split into parts, a last kernel adds the parts. Other
-// blocks own a tile of queries and walk over keys for dq. Scores are computed twice (7 matmuls instead of 5), but
-// there are no atomics: the workspace is two floats per query and head, and the parts. Both kinds of blocks are in one
-// grid, long ones first, so that short ones fill the gaps.
+// Forward, per head:  s = scale · q·kᵀ     p = softmax(s) = exp(s - lse)     o = p·v
+// lse is stored by the forward pass, so p is recomputed without another pass over the keys.
+//     o = p·v           gives   dv = pᵀ·do   and   dp = do·vᵀ
+//     p = softmax(s)    gives   ds = p ∘ (dp - Σ p ∘ dp), with the sum over the keys of a query
+//     s = scale · q·kᵀ  gives   dq = scale · ds·k   and   dk = scale · dsᵀ·q
+// The sum is known in advance: Σ_j p_j dp_j = Σ_j p_j (do · v_j) = do · o, a sum of do ∘ o over the channels of a head.
+// It is called delta, so ds = p ∘ (dp - delta).
+// With a softcap c, the scores are c·t with t = tanh(s / c). d(c·t)/ds = 1 - t², so ds is multiplied by 1 - t².
+//
+// Some blocks own a tile of keys and loop over all queries that see it, for all query heads that share the key head or
+// for a part of these heads. dk and dv stay in registers, and if heads are split into parts, a last kernel adds the
+// parts. Other blocks own a tile of queries and loop over keys for dq. Scores and dp are computed twice (7 matmuls
+// instead of 5), but no atomics are needed: the workspace is two floats per query and head, and the parts. Both kinds
+// of blocks are in one grid, those with the most work first, so that short blocks fill the gaps at the end.
 // Left out: splitting one tile of keys over several ranges of queries.
 
-// Tiles that a listed tile is processed as: before Ampere a block may use 64 KiB of shared memory, in which only half of
-// a tile of large heads fits. Heads of more than 128 channels fit in no form, and use the plain kernel there.
+// The number of tiles that a listed tile is cut into. Before Ampere a block may use 64 KiB of shared memory, and only
+// half of a tile of large heads fits. Tiles of heads of more than 128 channels do not fit at all there, so these heads
+// use the plain kernel.
 #if CAPABILITY < 80 && HEAD > 64 && HEAD <= 128
 #define TILE_CUT 2
 #else
@@ -37,8 +44,8 @@
 #define SUM_ROUNDS 4
 #define BLOCK_SUMS (SUM_ROUNDS * THREADS / SUM_LANES)
 
-// Blocks 0 and 1 list the tiles (those of keys have `key_rows` keys); the others compute delta, and lse in powers of
-// two, for each head and query (H, T). Reads o and do once. Grid: 2 + T · H / BLOCK_SUMS.
+// Block 0 lists the tiles of queries, and block 1 the tiles of `key_rows` keys. The other blocks compute delta and
+// lse · log2(e) (`powers`) for each head and query (H, T). They read o and do once. Grid: 2 + T · H / BLOCK_SUMS.
 extern "C" __global__ void __launch_bounds__(THREADS)
     FOR_HEAD(attention_grad_prepare_)(const act *o, i64 o_stride, const act *dout, i64 dout_stride, const float *lse,
                                       const i32 *boundaries, int segments, int tokens, int heads, int head_dim,
@@ -93,17 +100,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 struct GradOperands {
     const act *q, *k, *v, *dout;
-    // dk and dv of the first part; those of the next parts are each `part_elements` further on.
+    // `dk` and `dv` point to part 0. Each further part begins `part_elements` after the previous one.
     act *dq, *dk, *dv;
     i64 q_stride, k_stride, v_stride, dout_stride, dq_stride, dk_stride, dv_stride;
     // (H, T)
     const float *powers, *deltas;
     int tokens, heads, kv_heads;
-    // Parts that the heads of a key head are split into, at most one per head.
+    // The number of parts that the query heads of a key head are split into, at most one per head.
     int parts;
     i64 part_elements;
 
-    // First head of a part, counted inside its key head.
+    // First query head of a part, counted from the first one of its key head.
     __device__ __forceinline__ int part_head(int part) const { return part * (heads / kv_heads) / parts; }
 };
 
@@ -125,7 +132,9 @@ struct GradOperands {
 #define STATISTICS_AT (EXCHANGE_AT + 8 * EXCHANGE_BYTES)
 #define STATISTICS_BYTES (QUERY_STEP * 4)
 
-// Replaces scores by p, and dp by ds. `power`, `delta` and `distance` (query minus key) are functions of an element.
+// Replaces the scores by p, and `gradient` (dp) by ds. `power`, `delta` and `distance` (query minus key) are functions
+// of the place of an element. With a softcap, (dp - delta) (1 - t²) + delta takes the place of dp, so that the last
+// step is the same with and without it.
 template <int M, int N, typename Power, typename Delta, typename Distance>
 __device__ __forceinline__ void differentiate(float (&score)[M][N][4], float (&gradient)[M][N][4], bool whole,
                                               const Scores &scores, Power power, Delta delta, Distance distance) {
@@ -165,9 +174,9 @@ __device__ __forceinline__ void differentiate(float (&score)[M][N][4], float (&g
             }
 }
 
-// dk and dv of one tile of keys for a part of the heads of one key head. Warps 2i and 2i + 1 have the same WARP_KEYS
-// keys: each computes the scores of half of the queries, passes them to the other, and keeps half of the channels of
-// dk and dv.
+// dk and dv of one tile of keys for a part of the query heads of one key head. Warps 2i and 2i + 1 have the same
+// WARP_KEYS keys. Each computes p and ds of half of the queries, passes them to the other warp, and accumulates half of
+// the channels of dk and dv.
 __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const Scores &scores, Tile tile, int kv_head,
                                                   int part) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
@@ -205,7 +214,7 @@ __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const S
         const int stage = step % 2;
         const u32 queries = base + QUERIES_AT + stage * QUERY_STEP * ROW_BYTES;
         const u32 statistics = base + STATISTICS_AT + stage * 2 * STATISTICS_BYTES + half * HALF_QUERIES * 4;
-        // These queries have arrived, and no warp still reads the previous do and queries.
+        // Now these queries have arrived, and no warp still reads the previous queries and do.
         copy_async_wait<0>();
         __syncthreads();
         load_tile<QUERY_STEP>(outputs, copy_source(x.dout, x.dout_stride, query, head * scores.head_dim, place),
@@ -242,7 +251,7 @@ __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const S
             [&](int, int n, int i) { return i % 2 ? delta[n].y : delta[n].x; },
             [&](int m, int n, int i) { return apart + n * 8 + i % 2 - m * 16 - i / 2 * 8; });
 
-        // Fragments are exchanged unchanged: a lane's registers go to the same lane of the other warp.
+        // Fragments are exchanged as they are: the registers of a lane go to the same lane of the other warp.
         const u32 mine = base + EXCHANGE_AT + warp * 2 * EXCHANGE_BYTES + lane * 16;
         const u32 theirs = base + EXCHANGE_AT + (warp ^ 1) * 2 * EXCHANGE_BYTES + lane * 16;
         u32 p[HALF_STEPS][KEY_ROWS][4], ds[HALF_STEPS][KEY_ROWS][4];
@@ -278,7 +287,7 @@ __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const S
         }
     }
 
-    // Keys and values are no longer needed: their shared memory stages the result.
+    // Keys and values are no longer needed, so their shared memory is used to write the result.
     copy_async_wait<0>();
     __syncthreads();
     const int first_row = pair * WARP_KEYS, rows = min(WARP_KEYS, tile.last - tile.first - first_row);
@@ -304,8 +313,8 @@ __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const S
 #define QUERY_BYTES (QUERIES * ROW_BYTES)
 #define STEP_BYTES (KEY_STEP * ROW_BYTES)
 
-// dq of one tile of queries of one head, with the loop of the forward pass. Shared memory: queries, do, keys and values
-// twice.
+// dq of one tile of queries of one head, with the loop of the forward pass. Shared memory: queries, do, and two stages
+// of keys and values.
 __device__ __forceinline__ void gradients_of_queries(const GradOperands &x, const Scores &scores, Tile tile, int head) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const u32 queries = shared_base(), outputs = queries + QUERY_BYTES, ring = outputs + QUERY_BYTES;
@@ -352,7 +361,7 @@ __device__ __forceinline__ void gradients_of_queries(const GradOperands &x, cons
         __syncthreads();
         if (step + 1 < key_tiles)
             load_keys((step + 1) % 2, KEY_STEP);
-        // All these keys are after the warp's queries.
+        // All keys of this tile come after the warp's queries.
         if (key > warp_query + WARP_QUERIES - 1)
             continue;
         const u32 keys = ring + step % 2 * 2 * STEP_BYTES, values = keys + STEP_BYTES;
@@ -387,7 +396,7 @@ __device__ __forceinline__ void gradients_of_queries(const GradOperands &x, cons
 
 #endif
 
-// Without tiles: a warp processes one key, or one query, after the other.
+// The plain form, without tiles: each warp processes one key, or one query, at a time.
 
 // p and ds of one query and one key.
 __device__ __forceinline__ float2 one_score(const float (&q)[OWN], const float (&k)[OWN], const float (&v)[OWN],
@@ -446,8 +455,8 @@ __device__ __forceinline__ void plain_gradients_of_queries(const GradOperands &x
     }
 }
 
-// Grid: `key_blocks` (possible tiles of keys times key heads and parts), then possible tiles of queries times heads; each
-// is TILE_CUT times as many for the kernel on tiles.
+// Grid: first `key_blocks` blocks (possible tiles of keys times key heads times parts), then possible tiles of queries
+// times heads. The kernel on tiles has TILE_CUT times as many of both.
 #define GRAD_PARAMETERS                                                                                               \
     const act *q, i64 q_stride, const act *k, i64 k_stride, const act *v, i64 v_stride, const act *dout,              \
         i64 dout_stride, act *dq, i64 dq_stride, act *dk, i64 dk_stride, act *dv, i64 dv_stride,                      \

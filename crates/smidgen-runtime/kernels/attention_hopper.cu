@@ -1,11 +1,11 @@
-// Causal attention over packed segments, forward, for Hopper: what `attention.cu` computes, with warpgroup matrix
-// instructions.
+// Causal attention over packed segments, forward, for Hopper: computes the same as `attention.cu`, with warpgroup
+// matrix instructions.
 //
-// An item is 128 queries of one head; each consumer warpgroup has 64 of them and walks over tiles of 128 keys from the
-// diagonal back. The next scores are started before the last weights are multiplied with their values, and the two
-// warpgroups take turns, so that one multiplies while the other computes exponentials. Sums are rescaled only when a
-// row's maximum has grown by more than 2^8. Bound by the matmuls: 64 · 128 · 16 multiply-adds take 64 cycles, the
-// exponentials of a tile half the time of its matmuls.
+// An item is 128 queries of one head. Each consumer warpgroup has 64 of them and loops over tiles of 128 keys from the
+// diagonal backwards. The scores of the next tile are started before the weights of the current tile are multiplied
+// with their values, and the two warpgroups take turns, so that one multiplies while the other computes exponentials.
+// Sums are rescaled as rarely as in `attention.cu`. The kernel is bound by the matmuls: 64 · 128 · 16 multiply-adds
+// take 64 cycles, and the exponentials of a tile take half the time of its matmuls.
 
 #if defined(NO_TURNS)
 #define TAKE_TURN
@@ -19,7 +19,7 @@
 #define RING_AT TILE_BYTES(ITEM_ROWS)
 #define STAGING_AT (RING_AT + SLOTS * TILE_BYTES(KEYS))
 #define CONTROL_AT (STAGING_AT + TILE_BYTES(ITEM_ROWS))
-// An initial maximum below any score, and finite, so that differences are not NaN.
+// The initial maximum: below any score, and finite, so that differences are not NaN.
 #define NOTHING_SEEN -1e30f
 // The power of two by which a row's maximum may grow before its sums are rescaled.
 #define SLACK 8.0f
@@ -34,7 +34,7 @@ struct ForwardOperands {
     float scale;
 };
 
-// Tiles of keys of an item; the last is on the diagonal.
+// The number of tiles of keys of an item. The last one is on the diagonal.
 __device__ __forceinline__ int key_tiles_of(const Tile &tile) { return (tile.last - tile.begin + KEYS - 1) / KEYS; }
 
 __device__ __forceinline__ void copy_items(const ForwardOperands &x, u32 base) {
@@ -103,7 +103,7 @@ __device__ __forceinline__ void multiply_items(const ForwardOperands &x, u32 bas
         const int steps = uniform(key_tiles_of(tile));
         float output[HEAD / 2], score[KEYS / 2]; // (queries, channels), (queries, keys)
         u32 weights[KEYS / 16][4];
-        // For the rows g and g + 8; a lane sums over its own columns.
+        // Running maximum and sum of the rows g and g + 8. A lane sums over its own columns only.
         float most[2] = {NOTHING_SEEN, NOTHING_SEEN}, sum[2] = {0.0f, 0.0f};
 #pragma unroll
         for (int i = 0; i < HEAD / 2; ++i)
@@ -124,7 +124,8 @@ __device__ __forceinline__ void multiply_items(const ForwardOperands &x, u32 bas
                 multiply_columns(output, weights[part], further(values, part * 2048));
             wgmma_commit();
         };
-        // Replaces scores by weights in f32; computes the factors of the sums so far, and whether any is not 1.
+        // Replaces the scores by weights in f32. Computes the factors by which earlier sums are rescaled, and returns
+        // whether any of them is not 1.
         float factor[2];
         auto weigh = [&]() {
             bool grown = false;
@@ -159,7 +160,7 @@ __device__ __forceinline__ void multiply_items(const ForwardOperands &x, u32 bas
                 round_left(weights[part], score, part);
         };
 
-        // The tile on the diagonal, where later keys are masked.
+        // The tile on the diagonal comes first: there, keys after the query are masked.
         barrier_wait(control + SLOT_FULL(ring.slot), ring.pass);
         wgmma_fence();
         begin_scores(ring.slot);
@@ -180,7 +181,7 @@ __device__ __forceinline__ void multiply_items(const ForwardOperands &x, u32 bas
         ring.advance();
         barrier_wait(control + SLOT_FULL(ring.slot), ring.pass);
 
-        // The values of the last step are at `ring`, and have arrived.
+        // Here the values of the previous step are in slot `ring`, and have arrived.
 #pragma unroll 1
         for (int step = 1; step < steps; ++step) {
             const u32 values = ring.slot;
@@ -199,7 +200,7 @@ __device__ __forceinline__ void multiply_items(const ForwardOperands &x, u32 bas
             if (step == steps - 1)
                 warp_arrive(control + RESIDENT_EMPTY);
             const bool grown = weigh();
-            // The loop of this wait keeps the exponentials before the next wait.
+            // Keeps the compiler from moving the exponentials behind the next wait.
             settle(score);
             barrier_wait(control + SLOT_FULL(ring.slot), ring.pass);
             wgmma_wait<0>();
@@ -237,7 +238,7 @@ __device__ __forceinline__ void multiply_items(const ForwardOperands &x, u32 bas
         write_result(x.o + query * x.o_stride + item.head * x.head_dim, x.o_stride, rows, x.head_dim, base + STAGING_AT,
                      output, share[0], share[1]);
     }
-    // Takes the last turn, so that the barrier ends balanced.
+    // Takes the last turn, so that every arrival at the barrier is matched.
 #if !defined(NO_TURNS)
     if (group == 0)
         barrier_of(FIRST_TURN, 256);

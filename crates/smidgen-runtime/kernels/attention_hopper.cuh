@@ -1,14 +1,14 @@
-// What the attention kernels for Hopper share: tiles that matrix instructions read from shared memory, and the division
+// Shared by the attention kernels for Hopper: tiles that matrix instructions read from shared memory, and the division
 // of work among a block's three warpgroups.
 //
-// The kernel is persistent: one block per multiprocessor takes one work item (a tile of one head) after the other, the
-// longest first; the result of an item does not depend on the block. Warpgroup 0 fetches items and copies tiles
-// (producer); the two others multiply (consumers), each with 64 rows of the resident tile. Streamed tiles go through a
-// ring of slots: the barrier `full` says that a slot has been copied, `empty` that both consumers are done with it. The
-// resident tile has two such barriers too, and the item arrives with it. The item counter is the second number of a
-// list of tiles (`attention_tiles.cuh`), which is reset before each launch.
-// A tile of `rows` rows is consecutive panels of 64 columns; see `warpgroup_unit.cuh`. A head of fewer than HEAD
-// channels is padded with zeros there.
+// The kernels are persistent: one block per multiprocessor processes one work item (a tile of one head) after the
+// other, the longest first. The result of an item does not depend on the block. Warpgroup 0 fetches items and copies
+// tiles (the producer). The two others multiply (the consumers), each with 64 rows of the resident tile. Streamed tiles
+// go through a ring of slots: the barrier `full` signals that a slot has been copied, `empty` that both consumers are
+// done with it. The resident tile has two such barriers too, and the item is passed along with it. The item counter is
+// the second number of a list of tiles (`attention_tiles.cuh`), which is reset before each launch.
+// A tile of `rows` rows is stored as consecutive panels of 64 columns; see `warpgroup_unit.cuh`. A head of fewer than
+// HEAD channels is padded with zeros there.
 // Left out: windows and softcaps, which use the kernels for all GPUs.
 
 #define BLOCK_THREADS 384
@@ -21,21 +21,21 @@
 // Byte offset of the 16 elements of step `step` of the summed dimension, for a `rows_descriptor`.
 #define STEP_AT(rows, step) ((step) / 4 * PANEL_BYTES(rows) + (step) % 4 * 32)
 
-// Ids for `barrier_of`: among the copying warps, and the turns of the two consumers.
+// Ids for `barrier_of`: one barrier among the copying warps, and one for the turn of each consumer.
 #define COPYING_BARRIER 1
 #define FIRST_TURN 2
 
-// One thread of each of the three warpgroups together have 504 registers, 168 each at first.
+// Registers per thread. A thread of each of the three warpgroups together have 504, at first 168 each.
 #define COPYING_REGISTERS 40
 #define MULTIPLYING_REGISTERS 232
 
-// Barriers, from BARRIERS_AT of a kernel on.
+// Byte offsets of the barriers, from CONTROL_AT of a kernel on.
 #define RESIDENT_FULL 0
 #define RESIDENT_EMPTY 8
 #define SLOT_FULL(slot) (16 + (slot) * 8)
 #define SLOT_EMPTY(slot) (16 + (SLOTS + (slot)) * 8)
 #define BARRIERS_BYTES (16 + 2 * SLOTS * 8)
-// Two items, alternating, after the barriers.
+// After the barriers there is room for two items, which are used in turn.
 #define ITEM_AT BARRIERS_BYTES
 #define ITEM_BYTES 32
 #define CONTROL_BYTES (BARRIERS_BYTES + 2 * ITEM_BYTES)
@@ -44,7 +44,7 @@ __device__ __forceinline__ u32 place_in_panels(int rows, int row, int chunk) {
     return chunk / 8 * PANEL_BYTES(rows) + row * 128 + ((chunk ^ row) % 8) * 16;
 }
 
-// A slot of the ring, and the parity of the current pass.
+// The current slot of the ring, and the parity of the current pass over the ring.
 struct Ring {
     u32 slot = 0, pass = 0;
 
@@ -70,8 +70,8 @@ __device__ __forceinline__ Item get_item(u32 from) {
                 Tile{(int)tile[0], (int)tile[1], (int)tile[2], (int)tile[3]}};
 }
 
-// Shares thread 0's item with all copying threads, through `place`. The resident tile is free, so both consumers have
-// finished the item before the last, which used the same place.
+// Shares thread 0's item with all copying threads, through `place`. The caller has waited until the resident tile is
+// free, so both consumers have finished the item before the last, which used the same place.
 __device__ __forceinline__ void share_item(Item &item, u32 place) {
     if (threadIdx.x == 0) {
         const u32 words[4] = {(u32)item.kind, (u32)item.head, (u32)item.part, 0};
@@ -108,22 +108,22 @@ __device__ __forceinline__ void warp_arrive(u32 barrier) {
 #define ROW_COPIERS (HEAD / 8)
 #define ROWS_AT_ONCE (128 / ROW_COPIERS)
 
-// Pending copies, oldest first, as the barriers to arrive at when they are done; at most two.
+// At most two pending copies, oldest first. Each is represented by the barrier to arrive at when it is done.
 struct Copies {
     u32 first, second;
     int pending = 0;
 
-    __device__ __forceinline__ static void tell(u32 barrier) {
+    __device__ __forceinline__ static void arrive(u32 barrier) {
         fence_stores_before_wgmma();
         warp_arrive(barrier);
     }
 
-    // Copies since the last commit will arrive at `barrier`.
+    // The copies since the last commit will arrive at `barrier` when they are done.
     __device__ __forceinline__ void commit(u32 barrier) {
         copy_async_commit();
         if (pending == 2) {
             copy_async_wait<2>();
-            tell(first);
+            arrive(first);
             first = second;
             second = barrier;
         } else if (pending == 1) {
@@ -138,13 +138,14 @@ struct Copies {
     __device__ __forceinline__ void finish() {
         copy_async_wait<0>();
         if (pending > 0)
-            tell(first);
+            arrive(first);
         if (pending > 1)
-            tell(second);
+            arrive(second);
         pending = 0;
     }
 
-    // Waits for free space. Meanwhile finished copies still arrive at their barriers, which avoids a deadlock.
+    // Waits for free space. If it has to wait, it first finishes all pending copies: consumers may need them before
+    // they free any space.
     __device__ __forceinline__ void await(u32 barrier, u32 parity) {
         if (!__all_sync(EVERY_LANE, barrier_has_passed(barrier, parity))) {
             finish();
@@ -153,8 +154,8 @@ struct Copies {
     }
 };
 
-// Starts to copy ROWS rows of a head of `head_dim` channels; rows from `rows` on become zero. `from` is the first
-// element of the head in the first row.
+// Starts to copy ROWS rows of a head of `head_dim` channels. Rows from `rows` on are filled with zeros. `from` is the
+// first element of the head in the first row.
 template <int ROWS>
 __device__ __forceinline__ void copy_rows(u32 tile, const act *from, i64 stride, int rows, int head_dim) {
     const int row = threadIdx.x / ROW_COPIERS, chunk = threadIdx.x % ROW_COPIERS;

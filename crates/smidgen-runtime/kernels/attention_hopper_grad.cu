@@ -1,13 +1,15 @@
-// Causal attention over packed segments, backward, for Hopper: what `attention_grad.cu` computes, with warpgroup matrix
-// instructions. The preparation and the sum of parts are those of `attention_grad.cu`.
+// Causal attention over packed segments, backward, for Hopper: computes the same as `attention_grad.cu`, which has the
+// derivation, with warpgroup matrix instructions. The preparation and the sum of parts are kernels of
+// `attention_grad.cu`.
 //
-// Both kinds of items have two resident tiles of 128 rows and stream pairs of tiles of 64 rows. Items of keys: k and v
-// are resident, q and do of the part's heads are streamed, and scores are computed with one key per row, so that p and
-// ds are left operands of dv = pᵀ·do and dk = dsᵀ·q without a transposition. Items of queries: q and do are resident
-// (in registers, if heads have 128 channels), k and v are streamed, and dq = ds·k. p and ds never go through shared
-// memory. The next scores are started while a warpgroup's last matmuls are pending, and one warpgroup multiplies while
-// the other computes exponentials. Registers limit how much can be pending: dk, dv, scores and dp take 192 of them.
-// Items of keys come first, the longest of each kind first. The key list has tiles of ITEM_ROWS keys.
+// Both kinds of items have two resident tiles of 128 rows and stream pairs of tiles of 64 rows. In an item of keys, k
+// and v are resident, q and do of the part's heads are streamed, and scores are computed with one key per row, so that
+// p and ds are left operands of dv = pᵀ·do and dk = dsᵀ·q without a transposition. In an item of queries, q and do are
+// resident (in registers, if heads have 128 channels), k and v are streamed, and dq = ds·k. p and ds never go through
+// shared memory. The next scores are started while a warpgroup's last matmuls are pending, and one warpgroup multiplies
+// while the other computes exponentials. Registers limit how much can be pending: dk, dv, scores and dp use 192 of
+// them. Items of keys come first, and within each kind the longest come first. The key list has tiles of ITEM_ROWS
+// keys.
 
 #define STEP 64
 #define PAIR_BYTES (2 * TILE_BYTES(STEP))
@@ -29,13 +31,13 @@
 
 #define OF_QUERIES 0
 #define OF_KEYS 1
-// Whether the left operands of an item are in registers. With heads of 64, dq was then wrong from the second tile of keys
-// on (`benches/attention_check.py`), for a reason that was not found.
+// Whether the left operands of an item are in registers. Not for heads of 64: with them, dq was wrong from the second
+// tile of keys on (`benches/attention_check.py`), for a reason that was not found.
 #define LEFT_IN_REGISTERS(kind) ((kind) == OF_QUERIES && HEAD == 128)
 
 struct GradOperands {
     const act *q, *k, *v, *dout;
-    // dk and dv of the first part; those of the next parts are each `part_elements` further on.
+    // `dk` and `dv` point to part 0. Each further part begins `part_elements` after the previous one.
     act *dq, *dk, *dv;
     i64 q_stride, k_stride, v_stride, dout_stride, dq_stride, dk_stride, dv_stride;
     // (H, T)
@@ -46,7 +48,7 @@ struct GradOperands {
     i64 part_elements;
     float scale;
 
-    // First head of a part, counted inside its key head.
+    // First query head of a part, counted from the first one of its key head.
     __device__ __forceinline__ int part_head(int part) const { return part * (heads / kv_heads) / parts; }
 };
 
@@ -88,7 +90,7 @@ __device__ __forceinline__ void copy_items(const GradOperands &x, u32 base) {
         const int kv_column = (of_keys ? item.head : item.head / group) * x.head_dim;
         int head = of_keys ? item.head * group + x.part_head(item.part) : item.head;
         const int heads = of_keys ? x.part_head(item.part + 1) - x.part_head(item.part) : 1;
-        // The resident pair, and the streamed pair.
+        // The resident pair of matrices (`stays`), and the streamed pair (`passes`).
         const act *stays[2] = {of_keys ? x.k : x.q, of_keys ? x.v : x.dout};
         const i64 stay_strides[2] = {of_keys ? x.k_stride : x.q_stride, of_keys ? x.v_stride : x.dout_stride};
         const act *passes[2] = {of_keys ? x.q : x.k, of_keys ? x.dout : x.v};
@@ -122,28 +124,28 @@ __device__ __forceinline__ void copy_items(const GradOperands &x, u32 base) {
     }
 }
 
-// One item of a kind, by one warpgroup. Rows and tokens are counted from the first of the item's tile.
+// Processes one item with one warpgroup. Rows and tokens are counted from the first token of the item's tile.
 template <int KIND>
 __device__ __forceinline__ void multiply_item(const GradOperands &x, u32 base, u32 item_at, Ring &ring) {
     const u32 control = base + CONTROL_AT;
     const int group = uniform(threadIdx.x / 128 - 1), warp = threadIdx.x / WARP % 4, lane = threadIdx.x % WARP;
     const int g = lane / 4, t = lane % 4, first = group * 64, warp_row = first + warp * 16;
     const Item item = get_item(item_at);
-    // First and last streamed row; an item of keys streams them once for each head of the part.
+    // Begin and end of the streamed rows. An item of keys streams them once for each head of the part.
     const int begin = uniform(KIND == OF_KEYS ? 0 : item.tile.begin - item.tile.first);
     const int end = uniform((KIND == OF_KEYS ? item.tile.end : item.tile.last) - item.tile.first);
     int steps = tiles_of(end - begin);
     int passing = KIND == OF_KEYS ? 0 : begin + (steps - 1) * STEP;
     if (KIND == OF_KEYS)
         steps *= uniform(x.part_head(item.part + 1) - x.part_head(item.part));
-    // Query minus key of the lane's first element, without the start of the streamed tile.
+    // Query minus key of the lane's first element, if the streamed tile began at row 0.
     const int apart = KIND == OF_KEYS ? 2 * t - (warp_row + g) : warp_row + g - 2 * t;
-    // For items of keys the first, for items of queries the last streamed row that is visible with a row of this
-    // warpgroup.
+    // For items of keys, the first query that sees a key of this warpgroup. For items of queries, the first query of
+    // this warpgroup. If the warpgroup has no rows, every streamed tile is skipped.
     const int bound = first >= uniform(item.tile.last - item.tile.first) ? (KIND == OF_KEYS ? 1 << 30 : -(1 << 30)) : first;
     const float to_power = x.scale * LOG2_E;
 
-    // Items of queries: the resident rows, and the statistics of the rows g and g + 8.
+    // Items of queries keep in registers the resident rows, and lse and delta of the rows g and g + 8.
     u32 left[LEFT_IN_REGISTERS(KIND) ? 2 * HEAD_STEPS : 1][4];
     float power[2], delta[2];
     if constexpr (LEFT_IN_REGISTERS(KIND)) {
@@ -181,7 +183,8 @@ __device__ __forceinline__ void multiply_item(const GradOperands &x, u32 base, u
     int held = -1;
 
     TAKE_TURN;
-    // There is always at least one step: with a path around the loop, the compiler would treat pending matmuls as done.
+    // There is always at least one step. A `while` loop would have a path without any matmul, and the compiler would
+    // then treat pending matmuls as done.
 #pragma unroll 1
     do {
         const int these = passing;
@@ -192,7 +195,7 @@ __device__ __forceinline__ void multiply_item(const GradOperands &x, u32 base, u
         const u32 slot = ring.slot;
         barrier_wait(control + SLOT_FULL(slot), ring.pass);
         ring.advance();
-        // The tile is masked as a whole, or has no rows.
+        // The whole tile is masked, or the warpgroup has no rows.
         if (KIND == OF_KEYS ? these + STEP <= bound : these >= bound + 64) {
             warp_arrive(control + SLOT_EMPTY(slot));
             PASS_TURN;
@@ -295,7 +298,7 @@ __device__ __forceinline__ void multiply_item(const GradOperands &x, u32 base, u
     if (held >= 0)
         warp_arrive(control + SLOT_EMPTY(held));
 
-    // Reloaded, so that it takes no registers in the loop.
+    // Reloaded here, so that it uses no registers in the loop.
     const Item done = get_item(opaque(item_at));
     const i64 token = done.tile.first + warp_row;
     const int rows = done.tile.last - (int)token;
@@ -338,7 +341,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
         if (threadIdx.x >= 256)
             barrier_arrive_named(FIRST_TURN, 256);
 #endif
-        // All items of keys come before those of queries; two loops need fewer registers than one.
+        // All items of keys come before those of queries. Two loops need fewer registers than one.
         auto next_kind = [&]() {
             barrier_wait(base + CONTROL_AT + RESIDENT_FULL, round % 2);
             return uniform(get_item(base + CONTROL_AT + ITEM_AT + round % 2 * ITEM_BYTES).kind);

@@ -1,14 +1,14 @@
-// What the forward and backward kernels of attention share: the list of tiles that blocks process, tiles in shared
-// memory, and the causal mask.
+// Shared by the forward and backward kernels of attention: the list of tiles that blocks process, and tiles in shared
+// memory.
 //
 // A tile is some tokens of one segment. Segment boundaries are on the device, so a grid has as many blocks as there
-// can be tiles, and one block writes the list of actual tiles, the longest work first.
-// A tile in shared memory is rows of HEAD 16-bit elements (HEAD: the head size, padded with zeros), in chunks of
-// 16 bytes that are swizzled within a row so that the same chunk of 8 neighbouring rows is in 8 different groups of
-// banks: matrix loads and 16-byte copies have no bank conflicts without padding.
-// Kernels on tiles need rows aligned to 16 bytes and head sizes that are multiples of 8; for others, and for f32,
+// can be tiles, and one block writes the list of actual tiles, those with the most work first.
+// A tile in shared memory consists of rows of HEAD 16-bit elements (HEAD: the head size, padded with zeros). The
+// 16-byte chunks of a row are swizzled so that the same chunk of 8 neighbouring rows is in 8 different groups of banks.
+// So matrix loads and 16-byte copies have no bank conflicts, without padding.
+// Kernels on tiles need rows aligned to 16 bytes and head sizes that are multiples of 8. For other shapes, and for f32,
 // each kernel has a plain form in which a warp processes one row after the other.
-// Left out: the matmuls (`attention.cu`, `attention_grad.cu`). HEAD is defined before this text.
+// Left out: the kernels (`attention.cu`, `attention_grad.cu`). HEAD is defined before this text.
 
 #define THREADS 128
 #define LOG2_E 1.4426950408889634f
@@ -23,14 +23,14 @@
 struct Scores {
     // Head size, at most HEAD.
     int head_dim;
-    // Number of keys that a query sees, itself included; 2^30 is all.
+    // The number of keys that a query sees, including its own; 2^30 if there is no window.
     int window;
     float scale;
-    // Scores s become cap · tanh(s / cap), unless it is 0.
+    // A score s becomes cap · tanh(s / cap), unless `cap` is 0.
     float cap;
 };
 
-// A tile of a segment: tokens `first` to `last` - 1 of `begin` to `end` - 1.
+// A tile: tokens `first` to `last` - 1 of the segment of tokens `begin` to `end` - 1.
 struct Tile {
     int begin, end, first, last;
 };
@@ -40,9 +40,9 @@ struct Tile {
 
 #define BUCKETS 1024
 
-// One block writes the list of tiles of `rows` tokens. The work of a query tile grows with its position in the
-// segment, that of a key tile (`of_keys`) shrinks: tiles are sorted into buckets of equal work, the longest first. The
-// order inside a bucket varies from run to run; it moves work between blocks and changes no result.
+// One block writes the list of tiles of `rows` tokens. The work of a tile of queries grows with its position in the
+// segment, the work of a tile of keys (`of_keys`) shrinks. Tiles are sorted into buckets of about equal work, the most
+// work first. The order inside a bucket varies from run to run, which changes the block of a tile but no result.
 __device__ __noinline__ void list_tiles(const i32 *boundaries, int segments, int tokens, int rows, int of_keys,
                                         int4 *list) {
     __shared__ int place[BUCKETS];
@@ -54,7 +54,7 @@ __device__ __noinline__ void list_tiles(const i32 *boundaries, int segments, int
         ++shift;
     for (int bucket = thread; bucket < BUCKETS; bucket += THREADS)
         place[bucket] = 0;
-    // The first round counts, the second places.
+    // The first round counts the tiles of each bucket, the second writes them.
     for (int round = 0; round < 2; ++round) {
         for (int first = 0; first < segments; first += THREADS) {
             __syncthreads();
@@ -113,7 +113,7 @@ __device__ __forceinline__ bool read_tile(const int4 *list, int index, Tile &til
     return true;
 }
 
-// A part of a listed tile, which is processed as PARTS tiles of ROWS tokens.
+// Reads a part of a listed tile, which is cut into PARTS tiles of ROWS tokens.
 template <int PARTS, int ROWS> __device__ __forceinline__ bool read_part(const int4 *list, int index, Tile &tile) {
     if (!read_tile(list, index / PARTS, tile))
         return false;
@@ -158,11 +158,11 @@ __device__ __forceinline__ float dot(const float (&a)[OWN], const float (&b)[OWN
 // ── tiles in shared memory ───────────────────────────────────────────────────────────────────────
 
 #define CHUNKS (HEAD / 8)
-// The number of chunks that are swizzled among themselves.
+// The number of neighbouring chunks that the swizzle permutes.
 #define SWIZZLED (CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2)
 #define ROW_BYTES (HEAD * 2)
 
-// What a row's chunk offsets are xored with, in bytes.
+// The number that the chunk offsets of a row, in bytes, are xored with.
 __device__ __forceinline__ u32 row_swizzle(int row) { return (row / (8 / SWIZZLED)) % SWIZZLED * 16; }
 
 __device__ __forceinline__ u32 place_in_tile(int row, int chunk) {
@@ -173,7 +173,7 @@ __device__ __forceinline__ u32 place_in_tile(int row, int chunk) {
 #define ROW_LANES (HEAD <= 64 ? 8 : HEAD <= 128 ? 16 : 32)
 #define COPIED_ROWS (THREADS / ROW_LANES)
 
-// The chunk that this thread copies of every COPIED_ROWS-th row of a tile.
+// The first row and the chunk that this thread copies; it copies the same chunk of every COPIED_ROWS-th row.
 struct CopyPlace {
     int row, chunk;
     bool in_tile, in_head;
@@ -189,7 +189,7 @@ __device__ __forceinline__ const act *copy_source(const act *from, i64 stride, i
     return from + (token + place.row) * stride + (column + place.chunk * 8);
 }
 
-// Starts to copy a tile of ROWS rows; rows from `rows` on and columns beyond the head become zero.
+// Starts to copy a tile of ROWS rows. Rows from `rows` on and columns beyond the head are filled with zeros.
 template <int ROWS>
 __device__ __forceinline__ void load_tile(u32 tile, const act *source, i64 stride, int rows, CopyPlace place) {
     static_assert(ROWS % COPIED_ROWS == 0, "whole passes");
@@ -213,8 +213,8 @@ __device__ __forceinline__ void load_tile(u32 tile, const act *source, i64 strid
 #endif
 }
 
-// One warp writes `count` chunks from `chunk` on of rows 0 to `rows` - 1 of a tile to global memory. `to` is the first
-// element of the head in the first row.
+// One warp writes `rows` rows of a tile from `first_row` on to global memory, `count` chunks of each from `chunk` on.
+// `to` is the first element of the head in the first row.
 __device__ __forceinline__ void store_rows(act *to, i64 stride, u32 tile, int first_row, int rows, int chunk,
                                            int count, int head_dim) {
 #pragma unroll 1
@@ -236,8 +236,8 @@ __device__ __forceinline__ void put_fragment(u32 tile, int row, int chunk, const
     shared_store_4(tile + place_in_tile(row + g + 8, chunk) + t * 4, pack_two<act>(c[2] * lower, c[3] * lower));
 }
 
-// Where this lane reads in a tile for a fragment. The rows passed to the loads below must be multiples of 8, so that
-// the swizzle of a lane is always the same.
+// The offsets at which this lane reads a fragment of a tile. The rows passed to the loads below must be multiples of 8,
+// so that the swizzle of a lane is always the same.
 struct LanePlaces {
     // For A, and for B with rows as the summed dimension: row lane % 16, chunk lane / 16.
     u32 by_16, by_16_swizzle;

@@ -1,9 +1,9 @@
-// Kernels that exchange rows between audio and the residual stream.
+// Kernels that copy rows between the audio encoder and the residual stream.
 //
-// One element per thread, numbered along the rows. `rows[a]` is the token of audio row a; a negative one is none, and no
-// token is named twice.
+// Each thread handles one element; elements are numbered along the rows. `rows[a]` is the token of audio row a, or
+// negative if it has none. No token appears twice.
 
-// y = x; traffic 2 elements. Not launched where both are the same memory.
+// y = x; traffic 2 elements. Not launched if both are the same memory.
 extern "C" __global__ void __launch_bounds__(256)
     copy_strided(const act *x, i64 x_stride, act *y, i64 y_stride, int columns, i64 elements) {
     i64 index = (i64)blockIdx.x * blockDim.x + threadIdx.x;
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(256)
         store_span<1, act>(to, zeros);
 }
 
-// y[a] = x[rows[a]], zero where that is negative; traffic 2 elements.
+// y[a] = x[rows[a]], or zero if rows[a] is negative; traffic 2 elements.
 extern "C" __global__ void __launch_bounds__(256)
     take_rows(const act *x, i64 x_stride, int x_rows, const int *rows, act *y, i64 y_stride, int columns,
               i64 elements) {

@@ -1,16 +1,16 @@
-// Convolutions over audio rows: causal ones within a chunk, strided ones over the mel frames of a clip, and the rows that
-// both work on.
+// Convolutions over audio rows: causal convolutions within a chunk, strided convolutions over the mel frames of a clip,
+// and kernels that rearrange and mask their rows.
 //
-// Marks (A, 4) say for each audio row how many mel frames it has, where its chunk begins and ends, and where its clip
-// begins. Weights are a row of taps per channel, in their stored type; neighbouring threads have neighbouring channels.
-// Left out: gradients of the weights, which are never trained, and pointwise convolutions, which are linears.
+// Marks (A, 4) hold for each audio row its number of mel frames, the begin and the end of its chunk, and the begin of
+// its clip. Weights are a row of taps per channel, in their stored type. Neighbouring threads have neighbouring
+// channels. Left out: gradients of the weights, which are never trained, and pointwise convolutions, which are linears.
 
 #define MARK_COLUMNS 4
 // Mel frames of an audio row.
 #define FRAMES_OF_ROW 8
 
-// Forward: y[t] = bias + Σ w[j] x[t - K + 1 + j], from the first row of the chunk on. Backward, without a bias:
-// dx[t] = Σ w[j] dy[t + K - 1 - j], up to the last row of the chunk. Grid: rows, ceil(columns / 256).
+// Forward: y[t] = bias + Σ_j w[j] x[t - K + 1 + j]. Backward: x[t] is read by the outputs t to t + K - 1, so
+// dx[t] = Σ_j w[j] dy[t + K - 1 - j]. Both sums only include rows of the chunk. Grid: rows, ceil(columns / 256).
 extern "C" __global__ void __launch_bounds__(256)
     causal_conv(const act *x, i64 x_stride, const i32 *marks, const void *weight, int weight_dtype, const void *bias,
                 int bias_dtype, act *y, i64 y_stride, int columns, int taps, int backward) {
@@ -29,9 +29,9 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // A 3 x 3 convolution with a stride of 2 over frames and bins. x is (A, 2 · frames, 2 · bins, channels or 1) and y is
-// (A, frames, bins, channels), both dense. The frame before the first one of a row belongs to the row before, if that is
-// of the same clip. Frames behind the end of a clip count as zero, as do bins outside the spectrum.
-// Grid: rows, frames, ceil(channels / 256); a thread keeps the taps of its channel for all bins.
+// (A, frames, bins, channels), both dense. The frame before the first one of a row is the last frame of the previous
+// row, if that belongs to the same clip. Frames after the end of a clip and bins outside the spectrum count as zero.
+// Grid: rows, frames, ceil(channels / 256). A thread keeps the taps of its channel for all bins.
 extern "C" __global__ void __launch_bounds__(256)
     strided_conv(const act *x, const i32 *marks, const void *weight, int weight_dtype, const void *bias,
                  int bias_dtype, act *y, int frames, int bins, int channels, int depthwise) {
@@ -84,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(256)
     y[row * y_stride + column] = x[(row * places + (column - channel * places)) * x_stride + channel];
 }
 
-// y = x, and zero in rows without frames. y may be x.
+// y = x, with zeros in rows without frames. y may be x.
 template <typename T>
 __device__ __forceinline__ void mask(const act *x, i64 x_stride, const i32 *marks, T *y, i64 y_stride, int columns,
                                      i64 elements) {
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(256)
     mask<act>(x, x_stride, marks, y, y_stride, columns, elements);
 }
 
-// For the host, in f32.
+// The same in f32, for the host.
 extern "C" __global__ void __launch_bounds__(256)
     mask_rows_stored(const act *x, i64 x_stride, const i32 *marks, float *y, i64 y_stride, int columns,
                      i64 elements) {

@@ -1,12 +1,13 @@
 // Attention of new tokens over cached keys and values, and writes to the cache.
 //
-// A sequence has a slot; `table` (L, P) holds the cache row of each of its positions, so the rows of a sequence may be
-// anywhere and sequences may share rows. Positions are taken in pieces of 256: teams of `lanes` lanes, each lane with
-// eight channels, take turns over a piece, four positions at a time, each with a running maximum and sum; the results
-// of the teams, and then those of the pieces, are combined in order. One block per query and head takes all pieces, or,
-// where queries are few, one of them, and `join_pieces` combines them. Both give the same bits: the result of a query
-// depends only on its own sequence. A position, slot or row out of range traps, so that nothing is read out of bounds.
-// Left out: sharing keys between the heads of a group.
+// A sequence has a slot. `table` (L, P) holds the cache row of each position of each slot, so the rows of a sequence
+// may be anywhere, and sequences may share rows.
+// Positions are processed in pieces of 256. Within a piece, teams of `lanes` lanes (each lane with eight channels) take
+// turns, four positions at a time, each team with a running maximum and sum. The results of the teams are combined in
+// order, and then those of the pieces. A block per query and head processes all pieces. If there are few queries, there
+// is a block for each piece instead, and `join_pieces` combines the pieces. Both give the same bits, and the result of
+// a query depends only on its own sequence. A position, slot or row out of range traps, so nothing is read out of
+// bounds. Left out: sharing keys between the heads of a group.
 
 // Row `table[slot, position]` of `keys` and `values` := row `token` of k and v. One block per token.
 extern "C" __global__ void __launch_bounds__(256)
@@ -39,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// The eight channels of a lane; those beyond the head are zero.
+// Reads the eight channels of a lane. Channels beyond the head are zero.
 template <bool ALIGNED> __device__ __forceinline__ void read_channels(const act *from, int count, float (&x)[8]) {
     if constexpr (ALIGNED) {
         if (count > 0)
@@ -52,7 +53,7 @@ template <bool ALIGNED> __device__ __forceinline__ void read_channels(const act 
 }
 
 #define POSITIONS_AT_ONCE 4
-// As in `workspace_cuda.rs`.
+// Must match `workspace_cuda.rs`.
 #define PIECE 256
 
 struct CachedAttention {
@@ -66,17 +67,19 @@ struct CachedAttention {
     const int *slots, *positions;
     act *o;
     i64 o_stride;
-    float *pieces; // of every query, head and piece: head_dim sums, the largest score and the sum of weights
+    float *pieces; // for every query, head and piece: head_dim sums, the largest score and the sum of weights
     int slots_of_table, positions_of_slot, cache_rows;
     int group, head_dim, lanes;
-    int window; // or 0
+    int window; // 0 if there is none
     float scale, softcap;
 };
 
-// The softmax of some positions: the largest score, the sum of exp(score - largest), and that times a channel of values.
+// The unfinished softmax over some positions: the largest score, the sum of the weights exp(score - largest), and the
+// sum of weight times value for one channel.
 struct Partial {
     float largest = -infinity(), sum = 0.0f, total = 0.0f;
 
+    // Adds other positions: both sums are rescaled to the common largest score.
     __device__ __forceinline__ void add(const Partial &next) {
         float highest = fmaxf(largest, next.largest);
         float factor = expf(largest - highest), of_next = expf(next.largest - highest);
@@ -91,12 +94,13 @@ template <bool ALIGNED>
 __device__ __forceinline__ Partial attend_to_piece(const CachedAttention &a, const act *keys, const act *values,
                                                    const int *table, const float (&query)[8], int count, int begin,
                                                    int end) {
-    // Sums over positions of exp(score - largest) * value, eight floats per thread, and their scale.
+    // For each thread, the sums of weight * value of its eight channels; for each team, its largest score and sum of
+    // weights.
     __shared__ float weighted[256 * 8];
     __shared__ float largest_of_team[32], sum_of_team[32];
     int teams = blockDim.x / a.lanes, team = threadIdx.x / a.lanes;
     float largest = -infinity(), sum = 0.0f, total[8] = {};
-    // The bounds are the same in the whole block: every lane takes part in the sums over lanes.
+    // The bounds are the same in the whole block, because every lane has to take part in the sums over lanes.
     for (int base = begin; base < end; base += POSITIONS_AT_ONCE * teams) {
         float value[POSITIONS_AT_ONCE][8] = {}, score[POSITIONS_AT_ONCE];
 #pragma unroll
@@ -125,7 +129,7 @@ __device__ __forceinline__ Partial attend_to_piece(const CachedAttention &a, con
             score[i] = base + i * teams + team < end ? scaled : -infinity();
             higher = fmaxf(higher, score[i]);
         }
-        // A team that has seen no position yet has nothing to scale.
+        // Skipped by a team that has had no position yet: it would compute infinity minus infinity.
         if (higher > -infinity()) {
             float factor = expf(largest - higher);
             sum *= factor;
@@ -160,7 +164,7 @@ __device__ __forceinline__ Partial attend_to_piece(const CachedAttention &a, con
             all.total += factor * weighted[8 * a.lanes * other + threadIdx.x];
             all.sum += factor * sum_of_team[other];
         }
-    // The next piece overwrites what was read here.
+    // The next piece overwrites the shared memory that was read here.
     __syncthreads();
     return all;
 }
@@ -170,7 +174,7 @@ __device__ __forceinline__ float *piece_of(const CachedAttention &a, int query, 
     return a.pieces + (((i64)query * heads + head) * pieces + piece) * (a.head_dim + 2);
 }
 
-// Positions that a query attends to; a window of 0 means no window.
+// The positions that a query attends to.
 __device__ __forceinline__ void range_of(const CachedAttention &a, int query, int &begin, int &end) {
     int slot = a.slots[query], position = a.positions[query];
     if ((u32)slot >= (u32)a.slots_of_table || (u32)position >= (u32)a.positions_of_slot)
@@ -179,7 +183,7 @@ __device__ __forceinline__ void range_of(const CachedAttention &a, int query, in
     end = position + 1;
 }
 
-// Grid: queries, heads, and 1 or, if `PIECES`, all pieces.
+// Grid: queries, heads, and 1. With PIECES the third size is the number of pieces, and each block processes one.
 template <bool ALIGNED, bool PIECES> __device__ __forceinline__ void attend(const CachedAttention &a) {
     start_next();
     await_previous();
@@ -214,7 +218,7 @@ template <bool ALIGNED, bool PIECES> __device__ __forceinline__ void attend(cons
     }
 }
 
-// Grid: queries, heads. A thread has one channel.
+// Combines the pieces of each query. Grid: queries, heads. A thread has one channel.
 extern "C" __global__ void __launch_bounds__(256) join_pieces(CachedAttention a, int pieces) {
     start_next();
     await_previous();

@@ -1,25 +1,26 @@
 // Attention to all rows of a chunk, with a learned bias per head and distance: forward and backward.
 //
-// With s = scale · q·kᵀ + bias[key - query], p = exp(s - lse) and delta = Σ do ∘ o over a head's channels:
-//     o = softmax(s)·v     dv = pᵀ·do     ds = p ∘ (do·vᵀ - delta)     dq = scale · ds·k     dk = scale · dsᵀ·q
-// A block has a tile of rows of one head, which may belong to several chunks, and walks over the rows of all of them;
-// what belongs to another chunk is masked. Chunks are short (500 rows), so tiles need no list. Backward computes the
-// scores twice, once for dq and once for dk and dv, and uses no atomics: sums have a fixed order.
-// Tiles need 16-bit rows aligned to 16 bytes and heads of at most 64 channels, in multiples of 8; for others each kernel
-// has a plain form in which a warp processes one row after the other.
+// Forward, per head:  s = scale · q·kᵀ + bias[key - query]     p = softmax(s) = exp(s - lse)     o = p·v
+// Backward:           dv = pᵀ·do     dp = do·vᵀ     ds = p ∘ (dp - delta)     dq = scale · ds·k     dk = scale · dsᵀ·q
+// where delta = Σ do ∘ o over the channels of a head; `attention_grad.cu` has the derivation.
+// A block has a tile of rows of one head, which may belong to several chunks, and loops over the rows of all these
+// chunks. Pairs of rows from different chunks are masked. Chunks are short (500 rows), so tiles need no list. Backward
+// computes the scores twice, once for dq and once for dk and dv, and uses no atomics: sums have a fixed order.
+// Tiles need 16-bit rows aligned to 16 bytes and heads of at most 64 channels, in multiples of 8. For other shapes each
+// kernel has a plain form in which a warp processes one row after the other.
 // Left out: the gradient of the bias, which is never trained. HEAD is defined before this text.
 
 #define MARK_COLUMNS 4
 // Rows of a tile, of queries and of keys.
 #define TILE 64
 
-// What scores are made of, and which rows see each other.
+// Scale and bias of the scores, and the chunks.
 struct ChunkScores {
     const i32 *marks;
     int rows;
     const void *bias;
     int dtype;
-    // The largest distance with a bias of its own.
+    // Larger distances use the bias of this one.
     int most;
     int heads, head_dim;
     float scale;
@@ -29,7 +30,7 @@ struct ChunkScores {
         return stored_float(bias, dtype, (i64)index * heads + head);
     }
 
-    // The rows of a row's chunk; none for a row that does not exist.
+    // Begin and end of the chunk of a row; empty if the row does not exist.
     __device__ __forceinline__ int2 chunk_of(int row) const {
         if (row >= rows)
             return make_int2(0, 0);
@@ -55,7 +56,7 @@ struct ChunkOperands {
 struct Upstream {
     const act *dout;
     i64 dout_stride;
-    // (A, H) both.
+    // Both (A, H).
     const float *lse, *deltas;
 };
 
@@ -158,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     key_slopes_plainly(OPERANDS, SCORES, UPSTREAM, dk, dk_stride, dv, dv_stride);
 }
 
-// delta of each row and head (A, H); a warp has one. Grid: ceil(items / warps of a block).
+// delta of each row and head (A, H). A warp computes one. Grid: ceil(items / warps of a block).
 extern "C" __global__ void __launch_bounds__(THREADS)
     FOR_HEAD(chunk_attention_deltas_)(const act *o, i64 o_stride, const act *dout, i64 dout_stride, int items,
                                       int heads, int head_dim, float *deltas) {
@@ -182,11 +183,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #define TILE_BYTES (TILE * ROW_BYTES)
 #define FRAGMENTS (TILE / 8)
 #define CHANNELS (HEAD / 8)
-// A maximum below any score, and finite, so that differences are not NaN.
+// The initial maximum: below any score, and finite, so that differences are not NaN.
 #define NOTHING_SEEN -1e30f
 
-// Shared memory: the block's own tile, or two of them, then two stages of two tiles each, then two stages of biases by
-// distance, then two stages of lse and delta.
+// Shared memory, in this order: the block's own tile or two tiles, two stages of two tiles each, two stages of biases
+// by distance, two stages of lse and delta.
 #define STAGES_AT(own_tiles) ((own_tiles) * TILE_BYTES)
 #define BIASES_AT(own_tiles) (STAGES_AT(own_tiles) + 4 * TILE_BYTES)
 #define BIASES_BYTES (2 * TILE * 4)
@@ -203,7 +204,7 @@ __device__ __forceinline__ void shared_store_float(u32 to, float x) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
 }
 
-// A tile of rows of one head, and the rows that it sees or is seen by.
+// A tile of rows of one head, and the begin and end of the rows of all its chunks.
 struct ChunkTile {
     int head, first, rows, begin, end, steps;
 };
@@ -219,7 +220,8 @@ __device__ __forceinline__ ChunkTile chunk_tile(const ChunkScores &scores) {
     return tile;
 }
 
-// Writes the biases of all distances between two tiles, in powers of two: that of distance `nearest` + i - TILE + 1 at i.
+// Writes the biases of all distances between two tiles, times log2(e): element i is for distance `nearest` + i - TILE +
+// 1.
 __device__ __forceinline__ void store_biases(u32 to, const ChunkScores &scores, int nearest, int head) {
     const int i = threadIdx.x;
     if (i < 2 * TILE)
@@ -311,7 +313,7 @@ __device__ __forceinline__ void attend(const ChunkOperands &x, const ChunkScores
         }
     }
 
-    // The warp's queries are no longer needed: their shared memory stages the result.
+    // The warp's queries are no longer needed, so their shared memory is used to write the result.
     const int rows = min(16, tile.rows - warp_row);
     float share[2];
     __syncwarp();
@@ -412,7 +414,7 @@ __device__ __forceinline__ void query_slopes(const ChunkOperands &x, const Chunk
                    scores.head_dim);
 }
 
-// dk and dv of a tile of keys. Whether a key is seen by a query is whether the query is in the key's chunk.
+// dk and dv of a tile of keys. A query sees a key if it is in the key's chunk.
 __device__ __forceinline__ void key_slopes(const ChunkOperands &x, const ChunkScores &scores, const Upstream &up,
                                            act *dk, i64 dk_stride, act *dv, i64 dv_stride) {
     const ChunkTile tile = chunk_tile(scores);
@@ -431,7 +433,7 @@ __device__ __forceinline__ void key_slopes(const ChunkOperands &x, const ChunkSc
                         tile.end - query, place);
         copy_async_commit();
         store_biases(biases + step % 2 * BIASES_BYTES, scores, tile.first - query, tile.head);
-        // Threads of the first half have lse, the others delta.
+        // The first half of the threads copies lse, the second half delta.
         const int row = threadIdx.x % TILE;
         if (threadIdx.x < 2 * TILE) {
             const bool is_delta = threadIdx.x >= TILE;
@@ -502,26 +504,26 @@ __device__ __forceinline__ void key_slopes(const ChunkOperands &x, const ChunkSc
 }
 
 #else
-// In f32 there are no tiles.
+// f32 has no kernels on tiles.
 #define attend attend_plainly
 #define query_slopes query_slopes_plainly
 #define key_slopes key_slopes_plainly
 #endif
 
-// Dynamic shared memory: up to the statistics, with one own tile.
+// Dynamic shared memory: with one own tile, and without the statistics.
 extern "C" __global__ void __launch_bounds__(THREADS)
     FOR_HEAD(chunk_attention_)(OPERAND_PARAMETERS, act *o, i64 o_stride, float *lse, SCORE_PARAMETERS) {
     attend(OPERANDS, SCORES, o, o_stride, lse);
 }
 
-// With two own tiles.
+// Dynamic shared memory: with two own tiles, and without the statistics.
 extern "C" __global__ void __launch_bounds__(THREADS)
     FOR_HEAD(chunk_attention_dq_)(OPERAND_PARAMETERS, UPSTREAM_PARAMETERS, act *dq, i64 dq_stride,
                                   SCORE_PARAMETERS) {
     query_slopes(OPERANDS, SCORES, UPSTREAM, dq, dq_stride);
 }
 
-// With two own tiles and the statistics.
+// Dynamic shared memory: with two own tiles and the statistics.
 extern "C" __global__ void __launch_bounds__(THREADS)
     FOR_HEAD(chunk_attention_dkv_)(OPERAND_PARAMETERS, UPSTREAM_PARAMETERS, act *dk, i64 dk_stride, act *dv,
                                    i64 dv_stride, SCORE_PARAMETERS) {

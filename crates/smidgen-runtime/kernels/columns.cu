@@ -1,16 +1,19 @@
-// DoRA's gain per output channel, the gradient of its magnitudes, and the row norms that it divides by:
-//     y = z (m / norm) + bias        dm = sum over rows of dy z / norm        norm = |W + s B A| per row
-// The gain is read once for eight columns and several rows: 2 bf16 are moved per element.
-// Sums over rows use partial sums of 128 rows, added in order; f32 within them, f64 across.
-// Row norms read rows that `decode.cu` has decoded to f32 and add s B A in registers, so that the sum is never stored:
-// each block has eight rows and reads A (R, K) from the cache. Left out: a guard against a row of zeros, as on the CPU.
+// DoRA. z = x (W + s B A)^T is scaled by a gain per output channel n, and the gain is trained through its magnitude m:
+//     norm[n] = |row n of W + s B A|          y[t, n] = z[t, n] m[n] / norm[n] + bias[n]
+// As in the paper, no gradient flows through the norm, so dz[t, n] = dy[t, n] m[n] / norm[n] (the same kernel as
+// forward, without a bias) and
+//     dm[n] = sum over t of dy[t, n] z[t, n] / norm[n]
+// The gain is read once for eight columns and several rows, so about two bf16 are moved per element.
+// Sums over rows are partial sums of 128 rows in f32, which are then added in order in f64.
+// Row norms read rows that `decode.cu` has decoded to f32 and add s B A in registers, so that the sum is never stored.
+// Each block has eight rows and reads A (R, K) from the cache. Left out: a guard against a row of zeros, as on the CPU.
 
 #define COLUMN_THREADS 256
 #define COLUMN_ROWS 4
 
 // ── the gain ──────────────────────────────────────────────────────────────────────────────────────
 
-// `lanes` threads, a divisor of the block, handle eight columns each; the other threads of the block handle other rows.
+// `lanes` threads (a divisor of the block's threads) handle eight columns each. The other threads handle other rows.
 extern "C" __global__ void __launch_bounds__(COLUMN_THREADS)
     scale_columns(const act *z, i64 z_stride, const float *magnitude, const float *norm, const void *bias,
                   i32 bias_dtype, act *y, i64 y_stride, i32 rows, i32 columns, i32 lanes, i32 eight) {
@@ -137,8 +140,8 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
 
 #define NORM_ROWS 8
 
-// norms[row] = |weight[row] + scale * b[row] * a| of rows decoded to f32, without spare columns. The shared memory
-// is a tile of b, (R, NORM_ROWS). A separate matmul would read the weight twice; here it is read once.
+// norms[row] = |weight[row] + scale * b[row] * a|, for rows decoded to f32 without spare columns. The shared memory
+// holds a tile of b, (R, NORM_ROWS). The weight is read once; with a separate matmul it would be read twice.
 extern "C" __global__ void __launch_bounds__(COLUMN_THREADS)
     row_norms(const float *weight, const float *a, const float *b, float scale, i32 rank, i32 rows, i32 columns,
               i32 eight, float *norms) {

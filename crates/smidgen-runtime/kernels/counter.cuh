@@ -1,4 +1,4 @@
-// Random numbers as functions of where they are used, as in `counter.rs`; checkpoints rely on these values.
+// Random numbers as functions of where they are used. Must match `counter.rs`: resumed runs rely on these values.
 
 // SplitMix64's finalizer and lowbias32.
 __device__ __forceinline__ u64 mix_64(u64 x) {
@@ -13,7 +13,7 @@ __device__ __forceinline__ u32 mix_32(u32 x) {
     return x ^ (x >> 16);
 }
 
-// A key with another number in it.
+// Combines a key with another number.
 __device__ __forceinline__ u64 absorb(u64 key, u64 value) {
     const u64 golden = 0x9E3779B97F4A7C15ull;
     return mix_64(mix_64(value + golden) ^ (key + golden));

@@ -1,4 +1,4 @@
-// Decodes rows of the formats that are not GGUF.
+// Kernels that decode rows of every format that is not GGUF.
 
 DECODE_KERNEL(f32, Plain<float>)
 DECODE_KERNEL(bf16, Plain<bf16>)

@@ -1,5 +1,5 @@
-// The formats of `decode.cuh` that are not GGUF: plain elements, int8 and fp8 with their scales, and the 4-bit codes
-// of bitsandbytes. This text is prepended to the kernel files that read them.
+// The formats for `decode.cuh` that are not GGUF: plain elements, int8 and fp8 with their scales, and the 4-bit codes
+// of bitsandbytes. This text is prepended to the kernel files that read these formats.
 
 __device__ __forceinline__ float unaligned_float(const u8 *at) {
     if (((u64)at & 3) == 0)
@@ -48,8 +48,8 @@ struct Int8Rows {
     }
 };
 
-// One float of eight bits (e4m3) per element, followed by the scale of each row or, if `SQUARES`, of each square of 128
-// by 128.
+// One 8-bit float (e4m3) per element, followed by the scales: one per row or, if `SQUARES`, one per square of 128 by
+// 128.
 template <bool SQUARES> struct Fp8 {
     struct Raw {
         uint2 codes;
@@ -61,7 +61,8 @@ template <bool SQUARES> struct Fp8 {
     __device__ Fp8(const Source &source)
         : codes(source.bytes), scales(source.bytes + source.rows * source.columns), columns(source.columns) {}
 
-    // The bits of exponent and mantissa, moved to their places in an f32, are too small by 2^120.
+    // Exponent and mantissa are moved to their places in an f32. The exponent bias differs by 120, so the number is
+    // then multiplied by 2^120.
     static __device__ float number(u32 code) {
         const u32 bits = (code & 0x80u) << 24 | (code & 0x7fu) << 20;
         return __fmul_rn(__uint_as_float(bits), __uint_as_float((127u + 120u) << 23));
@@ -96,12 +97,12 @@ __device__ const float code4_values[2][16] = {
      -0.6666667f, -1.0f, -0.33333334f, -0.5f, -0.16666667f, -0.25f},
 };
 
-// Two codes per byte, the first in the high nibble, over the flattened tensor; one scale per 64 codes, which is an f32
-// or, if `NESTED`, a byte with one f32 per 256 scales.
+// Two codes per byte of the flattened tensor, the first in the high nibble, and one scale per 64 codes. A scale is an
+// f32 or, if `NESTED`, a byte that is decoded with one f32 per 256 scales.
 template <bool NESTED> struct Bnb4 {
     struct Raw {
         u32 codes;
-        float scale; // of the block, or of its group
+        float scale; // the scale of the block, or of its group of 256 blocks if `NESTED`
         u32 byte;
     };
     const u8 *codes, *scales, *groups;
@@ -109,7 +110,7 @@ template <bool NESTED> struct Bnb4 {
     i64 columns;
     float offset;
 
-    // All threads of the block must call this: the sixteen values are in shared memory, in sixteen banks.
+    // All threads of the block must call this, because it copies the sixteen values to shared memory.
     __device__ Bnb4(const Source &source) : codes(source.bytes), columns(source.columns), offset(0.0f) {
         __shared__ float shared_values[16];
         if (threadIdx.x < 16)

@@ -1,6 +1,6 @@
-// The GGUF formats of `decode.cuh`. Layouts are ggml's, as in `quant/blocks.rs`: a row is a whole number of blocks, so
-// eight elements never cross a block. The product of a scale and a code is exact in f32 except for q6_k, and adding a
-// minimum is then the only rounding.
+// The GGUF formats for `decode.cuh`. Layouts are ggml's, as in `quant/blocks.rs`. A row is a whole number of blocks, so
+// eight elements never cross a block. Scale times code is exact in f32 except for q6_k, so adding the minimum is the
+// only rounding.
 
 __device__ __forceinline__ float half_bits(u32 bits) { return to_float(f16{(u16)bits}); }
 
@@ -27,7 +27,7 @@ template <i32 ELEMENTS, i32 BYTES> struct Blocks {
     }
 };
 
-// One element, for targets that are not aligned; rows of these formats always are.
+// Decodes one element, for targets that are not aligned.
 template <typename Format> __device__ __forceinline__ float one_of_eight(const Format &format, i64 row, i32 column) {
     float y[8], chosen = 0.0f;
     format.expand(format.read(row, column & ~7), y);
@@ -37,13 +37,13 @@ template <typename Format> __device__ __forceinline__ float one_of_eight(const F
     return chosen;
 }
 
-// Low nibbles are the first half of a block of 32, high nibbles the second.
+// Low nibbles are the first half of a block of 32 elements, high nibbles the second half.
 __device__ __forceinline__ uint2 nibbles_of(uint2 bytes, bool high) {
     const int shift = high ? 4 : 0;
     return make_uint2(bytes.x >> shift & 0x0f0f0f0fu, bytes.y >> shift & 0x0f0f0f0fu);
 }
 
-// Bits 0..8 of `fifths` become bit 4 of eight bytes.
+// Adds the fifth bits of eight codes: bit i of `fifths` becomes bit 4 of byte i.
 __device__ __forceinline__ uint2 with_fifths(uint2 nibbles, u32 fifths) {
     const u32 low = ((fifths & 15) * 0x00204081u & 0x01010101u) << 4;
     const u32 high = ((fifths >> 4 & 15) * 0x00204081u & 0x01010101u) << 4;
@@ -53,7 +53,7 @@ __device__ __forceinline__ uint2 with_fifths(uint2 nibbles, u32 fifths) {
 __device__ __forceinline__ void scale_and_add(float (&y)[8], float scale, float addend) {
 #pragma unroll
     for (int at = 0; at < 8; ++at)
-        y[at] = fmaf(y[at], scale, addend); // the product is exact, so fusing changes nothing
+        y[at] = fmaf(y[at], scale, addend); // y · scale is exact, so fusing changes nothing
 }
 
 struct Q4_0 : Blocks<32, 18> {
@@ -160,7 +160,7 @@ struct Q8_0 : Blocks<32, 34> {
     __device__ float one(i64 row, i32 column) const { return one_of_eight(*this, row, column); }
 };
 
-// Scale and minimum of sub-block `index` of a q4_k or q5_k block whose first 16 bytes are `head`.
+// Scale and minimum of sub-block `index` of a q4_k or q5_k block, whose first 16 bytes are `head`.
 __device__ __forceinline__ void six_bit_scales(uint4 head, int index, float &scale, float &minimum) {
     const int shift = 8 * (index % 4);
     const u32 first = head.y >> shift & 255, second = head.z >> shift & 255, third = head.w >> shift & 255;

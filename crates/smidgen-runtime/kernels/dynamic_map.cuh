@@ -1,6 +1,7 @@
-// The 8-bit dynamic maps of bitsandbytes, computed at compile time in the same way as in `quant/dynamic_map.rs`:
-// for e = 0..=6 the midpoints of equal steps on [0.1, 1] times 10^(e - 6), with both signs and 0 and 1, or
-// twice as many without signs. This text is prepended to the kernel files that need it; it has no kernel.
+// The 8-bit dynamic maps of bitsandbytes, computed at compile time in the same way as in `quant/dynamic_map.rs`. For
+// each e = 0..=6, [0.1, 1] is divided into equal steps, and their midpoints times 10^(e - 6) are values of the map,
+// with both signs; 0 and 1 are values too. The unsigned map has twice as many steps. This text is prepended to the
+// kernel files that need it; it has no kernel.
 
 struct DynamicMap {
     float at[256];

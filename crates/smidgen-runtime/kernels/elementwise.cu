@@ -1,10 +1,11 @@
-// Kernels that move, add or drop elements: add, gather, scatter, dropout, and column sums in two steps.
+// Add, gather, scatter, dropout, and column sums in two steps.
 //
-// Matrices are cut into spans of eight elements (`_eight`), or of one if rows are not aligned (`_one`), numbered along
-// the rows; `spans_of_row` and `spans` count them. A thread handles two spans and loads both before it writes, so `add`
-// and `dropout` may overwrite an input. Dropout stores no mask: whether an element is kept is a pure function of its
-// token's key, the tensor's number and the channel, exactly as on the CPU.
-// Column sums: partial rows in a grid that depends only on the sizes, then `add_partial_rows` in order.
+// Matrices are cut into spans of eight elements (`_eight`), or of one if rows are not aligned (`_one`). Spans are
+// numbered along the rows; `spans_of_row` and `spans` are their counts. A thread handles two spans and loads both
+// before it writes, so `add` and `dropout` may overwrite an input. Dropout stores no mask: whether an element is kept
+// is a pure function of its token's key, the tensor's number and the channel, exactly as on the CPU. So backward runs
+// the same kernel on dy. Column sums first write partial sums of some rows, in a grid that depends only on the sizes.
+// `add_partial_rows` then adds them in order.
 
 // Copies bits, without a conversion.
 template <int N> __device__ __forceinline__ void copy_span(const act *from, act *to) {
@@ -82,8 +83,8 @@ extern "C" __global__ void __launch_bounds__(256)
     gather_spans<1>(x, x_stride, x_rows, rows, y, y_stride, spans_of_row, spans);
 }
 
-// dx[rows[r]] = dy[r], every other row zero; `rows` ascends strictly. A warp finds its row among them and writes it
-// once: traffic `dx_rows` + `count` rows.
+// The gradient of gather: dx[rows[r]] = dy[r], and every other row of dx is zero. `rows` is strictly ascending. A warp
+// searches `rows` for its row of dx and writes it once. Traffic: `dx_rows` + `count` rows.
 template <int N>
 __device__ __forceinline__ void scatter_spans(const act *dy, i64 dy_stride, const int *rows, int count, act *dx,
                                               i64 dx_stride, int dx_rows, int columns) {
@@ -124,8 +125,8 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // ── dropout ──────────────────────────────────────────────────────────────────────────────────────
 
-// Elements whose bits are below `threshold` become 0, the others x * scale; with `rest`, x minus that. Traffic 2
-// elements, and about 20 integer instructions for each.
+// y = dropout(x): elements whose random bits are below `threshold` become 0, the others x * scale. With `rest`,
+// y = x - dropout(x). Traffic 2 elements, and about 20 integer instructions for each.
 template <int N>
 __device__ __forceinline__ void drop_spans(const act *x, i64 x_stride, const u64 *keys, u32 tensor, u32 threshold,
                                            float scale, int rest, act *y, i64 y_stride, u32 spans_of_row,
@@ -174,8 +175,9 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // ── column sums ──────────────────────────────────────────────────────────────────────────────────
 
-// Row blockIdx.y of `partials` (P, columns) := sums over the rows of dy from blockIdx.y * rows_per_partial on. A warp
-// reads 256 columns of a row; the block's warps take turns over rows, and their sums are added in order.
+// Row blockIdx.y of `partials` (P, columns) = the sums over `rows_per_partial` rows of dy, from
+// blockIdx.y * rows_per_partial on. A warp reads 256 columns of a row. The block's warps take turns over the rows, and
+// their sums are added in order.
 template <bool ALIGNED>
 __device__ __forceinline__ void sum_rows(const act *dy, i64 dy_stride, int rows, int columns, int rows_per_partial,
                                          float *partials) {

@@ -1,7 +1,7 @@
 // The gradient of an embedding table: dtable[ids[t]] += dy[t] * scale, t ascending, with the same bits as the CPU in
 // f32. A block has one token and some columns. The block of the first token with an id adds all tokens with that id,
-// in order; every other block finds an earlier token and exits. So no row is added to by two blocks.
-// Rereading the ids for each token is T * T * 4 bytes from the cache, which is small against the table.
+// in order. Every other block finds an earlier token with its id and exits, so no two blocks add to the same row.
+// Reading the ids again for each token is T * T * 4 bytes from the cache, which is small compared to the table.
 // Left out: the forward pass, which is `decode.cu` with ids.
 
 #define EMBED_THREADS 256

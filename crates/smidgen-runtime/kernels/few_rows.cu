@@ -1,14 +1,15 @@
-// Up to eight rows of x times stored matrices: y (T, N) = x (T, K)·Wᵀ, plus a bias, a residual and h·Bᵀ of an adapter.
-// One launch can have several products that do not depend on each other, such as q, k and v.
+// Linear layers of up to eight rows: y (T, N) = x (T, K)·Wᵀ, plus a bias, a residual and scale·h·Bᵀ of an adapter, with
+// W as it is stored. One launch can have several linears that do not depend on each other, such as q, k and v.
 //
-// Generation multiplies one row per sequence, so the time is that of reading the weights. Each is read once, as it is
-// stored, by the formats of `decode.cuh`: 7B in bf16 is 15.2 GB, 3.2 ms at 4.8 TB/s.
-// A team of `split` warps has two rows of W. Lanes take eight elements in turn, with all loads of a round in flight
-// before the first is used; x comes from the cache. The first round is loaded before the previous kernel has ended:
-// `decode` never writes a weight. Teams of small matrices have more warps, so that all multiprocessors have work.
-// More than two rows of 16-bit activations are a column each of the matrix unit's B, and 32 rows of W are two of its A:
-// lanes take eight elements as above, and the unit sums over them in whatever order they are in, which is the same for W
-// and x. Every sum has an order that follows from the shape.
+// Generation multiplies one row per sequence, so reading the weights takes nearly all of the time. Each weight is read
+// once, as it is stored, by the formats of `decode.cuh`: 7B in bf16 is 15.2 GB, 3.2 ms at 4.8 TB/s.
+// Up to two rows, and f32: a team of `split` warps has two rows of W. Lanes process groups of eight elements in turn,
+// and issue all loads of a round before they use the first; x comes from the cache. The first round is loaded before
+// the previous kernel has ended, which is allowed because `decode` never writes a weight. Small matrices have teams of
+// more warps, so that all multiprocessors have work.
+// More rows of 16-bit activations use tensor cores. Each row of x is a column of the instruction's B, and 32 rows of W
+// are two A. A lane loads groups of eight elements as above. This permutes the summed dimension, but in the same way
+// for W and x, so the sum is the same. The order of every sum depends only on the shape.
 // Left out: rows that are not multiples of eight elements or not aligned, and GGUF.
 
 #define FEW_THREADS 256
@@ -17,14 +18,14 @@
 #define FEW_IN_FLIGHT 4
 #define TILED_OUTPUTS 4 // rows of W of a lane, eight apart
 
-#define FEW_PRODUCTS 3
+#define FEW_LINEARS 3
 
 struct FewRows {
     Source source;
-    i64 first_row;   // of the matrix in its tensor
+    i64 first_row;   // the first row of W in its tensor
     i32 outputs;     // N
     i32 rows;        // T
-    i32 first_block; // of the grid
+    i32 first_block; // the first block of the grid that works on this linear
     const act *x;
     i64 x_stride;
     act *y;
@@ -41,12 +42,12 @@ struct FewRows {
     i32 split; // warps of a team
 };
 
-struct FewProducts {
-    FewRows products[FEW_PRODUCTS];
+struct FewLinears {
+    FewRows linears[FEW_LINEARS];
     i32 count;
 };
 
-// What a lane needs of its rows of W for one round.
+// The part of its rows of W that a lane loads for one round.
 template <typename Format, int IN_FLIGHT, int OUTPUTS> struct FewWeights {
     typename Format::Raw raw[IN_FLIGHT][OUTPUTS];
 
@@ -62,12 +63,12 @@ template <typename Format, int IN_FLIGHT, int OUTPUTS> struct FewWeights {
     }
 };
 
-// The product that this block works on.
-__device__ __forceinline__ const FewRows &product_of_block(const FewProducts &all) {
-    int product = 0;
-    while (product + 1 < all.count && (i32)blockIdx.x >= all.products[product + 1].first_block)
-        ++product;
-    return all.products[product];
+// The linear that this block works on.
+__device__ __forceinline__ const FewRows &linear_of_block(const FewLinears &all) {
+    int linear = 0;
+    while (linear + 1 < all.count && (i32)blockIdx.x >= all.linears[linear + 1].first_block)
+        ++linear;
+    return all.linears[linear];
 }
 
 // Adds bias and residual, and writes an element of y.
@@ -79,9 +80,9 @@ __device__ __forceinline__ void finish(const FewRows &few, i32 row, i32 output, 
     few.y[row * few.y_stride + output] = to_act(sum);
 }
 
-template <typename Format, int ROWS> __device__ __forceinline__ void few_rows(const FewProducts &all) {
+template <typename Format, int ROWS> __device__ __forceinline__ void few_rows(const FewLinears &all) {
     start_next();
-    const FewRows few = product_of_block(all);
+    const FewRows few = linear_of_block(all);
     const Source source = few.source;
     const Format format(source);
     const i32 block = (i32)blockIdx.x - few.first_block;
@@ -89,7 +90,7 @@ template <typename Format, int ROWS> __device__ __forceinline__ void few_rows(co
     const int teams = FEW_WARPS / few.split, team = warp / few.split, part = warp % few.split;
     const i32 first_output = (block * teams + team) * FEW_OUTPUTS;
     float sums[FEW_OUTPUTS][ROWS] = {};
-    // Rows beyond the last one repeat it, and are not written.
+    // Rows of W beyond the last one repeat the last one, and their results are not written.
     i32 outputs[FEW_OUTPUTS];
     i64 rows_of_w[FEW_OUTPUTS];
 #pragma unroll
@@ -163,7 +164,7 @@ template <typename Format, int ROWS> __device__ __forceinline__ void few_rows(co
 
 #if defined(ACT_F32)
 
-template <typename Format> __device__ __forceinline__ void tiled_rows(const FewProducts &all) { few_rows<Format, 8>(all); }
+template <typename Format> __device__ __forceinline__ void tiled_rows(const FewLinears &all) { few_rows<Format, 8>(all); }
 
 #else
 
@@ -184,18 +185,18 @@ template <> struct InFlight<Plain<act>> {
     static const int ROUNDS = 2;
 };
 
-// Up to eight rows by the matrix unit. A block has 32 rows of W, and its warps take 64 columns in turn, or 128 of codes,
-// which are shorter: whole cache lines. With g and t of `matrix_unit.cuh`, a lane has eight of each 32 columns of rows g,
-// g + 8, g + 16 and g + 24 of W and of row g of x.
-template <typename Format> __device__ __forceinline__ void tiled_rows(const FewProducts &all) {
+// Up to eight rows by tensor cores. A block has 32 rows of W. Its warps process 64 columns in turn, or 128 columns if W
+// is stored as codes, which are shorter; both are whole cache lines. With g and t of `matrix_unit.cuh`, of each 32
+// columns a lane has eight, of the rows g, g + 8, g + 16 and g + 24 of W and of row g of x.
+template <typename Format> __device__ __forceinline__ void tiled_rows(const FewLinears &all) {
     const int IN_FLIGHT = InFlight<Format>::ROUNDS;
     start_next();
-    const FewRows few = product_of_block(all);
+    const FewRows few = linear_of_block(all);
     const Source source = few.source;
     const Format format(source);
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
     const i32 first_output = ((i32)blockIdx.x - few.first_block) * 8 * TILED_OUTPUTS;
-    // Rows beyond the last one repeat it, and are not written.
+    // Rows of W beyond the last one repeat the last one, and their results are not written.
     i64 rows_of_w[TILED_OUTPUTS];
 #pragma unroll
     for (int o = 0; o < TILED_OUTPUTS; ++o)
@@ -214,7 +215,7 @@ template <typename Format> __device__ __forceinline__ void tiled_rows(const FewP
             if (base + i * WARP >= source.columns)
                 break;
             const i32 column = base + i * WARP + 8 * t;
-            // What is beyond the matrix is multiplied by zeros.
+            // Columns and rows beyond the matrices are multiplied by zeros.
             const bool here = column < source.columns && g < few.rows;
             const uint4 right = here ? read_eight<act>(x + column).words : make_uint4(0, 0, 0, 0);
 #pragma unroll
@@ -253,7 +254,7 @@ template <typename Format> __device__ __forceinline__ void tiled_rows(const FewP
 
 #define FEW_KERNEL(NAME, ROWS, ...)                                                                                   \
     extern "C" __global__ void __launch_bounds__(FEW_THREADS)                                                          \
-        few_rows_##NAME##_##ROWS(const __grid_constant__ FewProducts all) {                                            \
+        few_rows_##NAME##_##ROWS(const __grid_constant__ FewLinears all) {                                            \
         few_rows<__VA_ARGS__, ROWS>(all);                                                                              \
     }
 
@@ -261,7 +262,7 @@ template <typename Format> __device__ __forceinline__ void tiled_rows(const FewP
     FEW_KERNEL(NAME, 1, __VA_ARGS__)                                                                                   \
     FEW_KERNEL(NAME, 2, __VA_ARGS__)                                                                                   \
     extern "C" __global__ void __launch_bounds__(FEW_THREADS)                                                          \
-        few_rows_##NAME##_8(const __grid_constant__ FewProducts all) {                                                 \
+        few_rows_##NAME##_8(const __grid_constant__ FewLinears all) {                                                 \
         tiled_rows<__VA_ARGS__>(all);                                                                                  \
     }
 

@@ -1,5 +1,5 @@
-// Rounds activations to fp8 (`fp8.cuh`), and transposes weights that are stored so: matmuls in fp8 want the summed
-// dimension of both operands to be contiguous. Traffic: two bytes read and one written per activation, and one of each per
+// Rounds activations to fp8 (`fp8.cuh`), and transposes fp8 weights: fp8 matmuls need the summed dimension of both
+// operands to be contiguous. Traffic: two bytes read and one written per activation, one byte read and one written per
 // weight.
 
 // One block per row.
@@ -13,7 +13,7 @@ extern "C" __global__ void __launch_bounds__(512)
         if (span_column(k) < columns)
             held[k] = read_eight<act>(x + span_column(k));
     float largest = largest_held(held, columns, to.factors), value[8];
-    // Wide rows are read twice.
+    // The part of a wide row that does not fit in registers is read twice.
     const int step = 8 * blockDim.x;
     for (int first = span_column(HELD); first < columns; first += step) {
         load_eight<act>(x + first, value);
@@ -29,13 +29,14 @@ extern "C" __global__ void __launch_bounds__(512)
     }
 }
 
-#define SIDE 64 // of a square of bytes
+#define SIDE 64 // side of the square of bytes that a block transposes
 
-// to[k][n] = from[n][k], and a scale of one for each k: the scales of n go into the other operand. Rows and columns are
-// multiples of 16. A block of 256 threads turns a square of 64 by 64 bytes: a thread has four by four of them.
+// to[k][n] = from[n][k], and a scale of one for each k, because the scales of n are multiplied into the other operand.
+// Rows and columns are multiples of 16. A block of 256 threads transposes a square of 64 by 64 bytes, a thread 4 by 4
+// bytes.
 extern "C" __global__ void __launch_bounds__(256)
     transpose_fp8(u8 *to, float *ones, const u8 *from, int rows, int columns) {
-    __shared__ u32 tile[SIDE][SIDE / 4 + 1]; // by column of the source; a word is four rows
+    __shared__ u32 tile[SIDE][SIDE / 4 + 1]; // indexed by column of the source; a word is four rows
     const int first_row = blockIdx.y * SIDE, first_column = blockIdx.x * SIDE;
     const int across = threadIdx.x % 16, down = threadIdx.x / 16;
     if (blockIdx.y == 0 && threadIdx.x < SIDE && first_column + (int)threadIdx.x < columns)

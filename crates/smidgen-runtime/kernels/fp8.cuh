@@ -1,14 +1,14 @@
-// Rounds rows of activations to floats of eight bits (e4m3) with a scale for each row, in a kernel of their own or in the
-// one that makes them: a thread keeps what it has of a row in registers, spans of eight elements `blockDim.x` apart.
+// Rounds rows of activations to 8-bit floats (e4m3) with a scale for each row, in a kernel of its own or in the kernel
+// that computes them. A thread keeps its part of a row in registers: spans of eight elements, `blockDim.x` spans apart.
 // The scale of a row is its largest magnitude divided by 448, the largest number of the format. Rounding is that of
-// `quant/fp8.rs`, except that what is not finite stays so.
+// `quant/fp8.rs`, except that infinities and NaN stay infinities or NaN.
 
-#define HELD 5 // spans that a thread keeps of a row whose width has no limit
+#define HELD 5 // spans of a row that a thread keeps in registers
 #define LARGEST_E4M3 448.0f
 #define SMALLEST_SCALE 1.17549435e-38f
 
-// Where rounded rows go: codes without gaps between rows, and a scale for each row. With `factors`, column j is multiplied
-// by factors[j] first. Columns are a multiple of 16.
+// The destination of rounded rows: codes without gaps between rows, and a scale for each row. If `factors` is not null,
+// column j is multiplied by factors[j] first. Columns are a multiple of 16.
 struct RoundedRows {
     u8 *codes;
     float *scales;
@@ -22,7 +22,7 @@ __device__ __forceinline__ u32 e4m3_pair(float low, float high) {
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
     return pair;
 #else
-    // Without the instruction there is no unit that multiplies such numbers either: the device refuses the plan.
+    // Never called: GPUs without this instruction cannot multiply fp8 either, and the device refuses the plan.
     return 0;
 #endif
 }
@@ -54,7 +54,7 @@ __device__ __forceinline__ void write_codes(u8 *to, const float (&x)[8], float f
     *(uint2 *)to = make_uint2(words[0], words[1]);
 }
 
-// The first column of span `index` that this thread has.
+// The first column of this thread's span `index`.
 __device__ __forceinline__ int span_column(int index) { return 8 * (threadIdx.x + index * blockDim.x); }
 
 template <int V>
@@ -70,7 +70,7 @@ __device__ __forceinline__ float largest_held(const Eight<act> (&held)[V], int c
     return largest;
 }
 
-// Writes the scale of this block's row, and returns what its elements are multiplied by. All threads must call.
+// Writes the scale of this block's row, and returns the factor for its elements. All threads of the block must call.
 __device__ __forceinline__ float write_scale(float *scales, float largest_of_thread) {
     const float scale = block_max(largest_of_thread) * (1.0f / LARGEST_E4M3);
     if (threadIdx.x == 0)
@@ -91,7 +91,7 @@ __device__ __forceinline__ void write_held(u8 *codes, const Eight<act> (&held)[V
         }
 }
 
-// Rounds the row of this block, all of which its threads hold.
+// Rounds the row of this block, which its threads hold in registers.
 template <int V>
 __device__ __forceinline__ void round_held(const RoundedRows &to, const Eight<act> (&held)[V], int columns) {
     const float factor = write_scale(to.scales, largest_held(held, columns, to.factors));

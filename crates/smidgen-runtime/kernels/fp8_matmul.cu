@@ -1,9 +1,10 @@
-// D (M, N) = alpha · L (M, K) · Rᵀ (N, K) + C + bias, where L and R are floats of eight bits (e4m3) with a scale for each
-// row: the matmul in fp8 of GPUs whose cuBLASLt has none with such scales (compute capability 8.9).
+// D (M, N) = alpha · L (M, K) · Rᵀ (N, K) + C + bias, where L and R are 8-bit floats (e4m3) with a scale for each row.
+// For GPUs whose cuBLASLt has no fp8 matmul with such scales (compute capability 8.9).
 //
-// A block of eight warps has a tile of 128 by 128 of D, a warp 64 by 32 of it. Tiles of 64 bytes of depth are copied
-// asynchronously, two ahead. The four pieces of 16 bytes of a row are exchanged by its number, so that eight rows of a
-// piece are in different banks. Rows and columns beyond the matrices are zeros, and are not written. K is a multiple of 16.
+// A block of eight warps computes a tile of 128 by 128 of D, and each warp 64 by 32 of it. Tiles of depth 64 are copied
+// asynchronously, two tiles ahead. The four 16-byte pieces of a row are permuted by the row number, so that the same
+// piece of eight rows is in different banks. Rows and columns beyond the matrices are filled with zeros, and their
+// results are not written. K is a multiple of 16.
 // A fragment of m16n8k32 has the layout of `matrix_unit.cuh` with two bytes for each 16-bit element there.
 
 #define TILE 128
@@ -11,7 +12,7 @@
 #define STAGES 3
 #define STAGE_BYTES (2 * TILE * DEPTH)
 
-struct Fp8Product {
+struct Fp8Matmul {
     const u8 *left;
     const float *left_scales;
     const u8 *right;
@@ -36,12 +37,12 @@ __device__ __forceinline__ void multiply_add_fp8(float (&c)[4], const u32 (&a)[4
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Where piece `piece` of a row is in a stage; the rows of R follow those of L.
+// The offset of a 16-byte piece of a row in a stage. The rows of R follow those of L.
 __device__ __forceinline__ u32 piece_place(int row, int piece) {
     return row * DEPTH + ((piece ^ row / 2 % 4) * 16);
 }
 
-__device__ __forceinline__ void copy_stage(u32 stage, const Fp8Product &product, i32 first_row, i32 first_column,
+__device__ __forceinline__ void copy_stage(u32 stage, const Fp8Matmul &matmul, i32 first_row, i32 first_column,
                                            i32 depth) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -49,9 +50,9 @@ __device__ __forceinline__ void copy_stage(u32 stage, const Fp8Product &product,
         const int at = threadIdx.x + i * 256, row = at / 4, piece = at % 4;
         const i32 own = is_left ? first_row + row : first_column + row - TILE;
         const i32 column = depth + piece * 16;
-        const bool exists = own < (is_left ? product.rows : product.columns) && column < product.depth;
-        const u8 *matrix = is_left ? product.left : product.right;
-        copy_async_16(stage + piece_place(row, piece), matrix + (exists ? (i64)own * product.depth + column : 0),
+        const bool exists = own < (is_left ? matmul.rows : matmul.columns) && column < matmul.depth;
+        const u8 *matrix = is_left ? matmul.left : matmul.right;
+        copy_async_16(stage + piece_place(row, piece), matrix + (exists ? (i64)own * matmul.depth + column : 0),
                       exists);
     }
     copy_async_commit();
@@ -65,43 +66,43 @@ __device__ __forceinline__ void store_pair(act *to, float low, float high) {
 #endif
 }
 
-__device__ __forceinline__ void write_row(const Fp8Product &product, i32 row, i32 column, float low, float high) {
-    if (row >= product.rows || column >= product.columns)
+__device__ __forceinline__ void write_row(const Fp8Matmul &matmul, i32 row, i32 column, float low, float high) {
+    if (row >= matmul.rows || column >= matmul.columns)
         return;
-    const float scale = product.alpha * product.left_scales[row];
-    low *= scale * product.right_scales[column];
-    high *= scale * product.right_scales[column + 1];
-    if (product.addend) {
-        const act *addend = product.addend + row * product.addend_stride + column;
+    const float scale = matmul.alpha * matmul.left_scales[row];
+    low *= scale * matmul.right_scales[column];
+    high *= scale * matmul.right_scales[column + 1];
+    if (matmul.addend) {
+        const act *addend = matmul.addend + row * matmul.addend_stride + column;
         low += to_float(addend[0]);
         high += to_float(addend[1]);
     }
-    if (product.bias) {
-        low += to_float(product.bias[column]);
-        high += to_float(product.bias[column + 1]);
+    if (matmul.bias) {
+        low += to_float(matmul.bias[column]);
+        high += to_float(matmul.bias[column + 1]);
     }
-    store_pair(product.to + row * product.to_stride + column, low, high);
+    store_pair(matmul.to + row * matmul.to_stride + column, low, high);
 }
 
 #endif
 
-extern "C" __global__ void __launch_bounds__(256) multiply_fp8(Fp8Product product) {
+extern "C" __global__ void __launch_bounds__(256) multiply_fp8(Fp8Matmul matmul) {
 #if CAPABILITY >= 89
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const i32 first_row = blockIdx.y * TILE, first_column = blockIdx.x * TILE;
     const int warp_row = warp / 4 * 64, warp_column = warp % 4 * 32;
     const u32 base = shared_base();
     float sums[4][4][4] = {};
-    const int steps = ceil_div(product.depth, DEPTH);
+    const int steps = ceil_div(matmul.depth, DEPTH);
 #pragma unroll
     for (int step = 0; step < STAGES - 1; ++step)
-        copy_stage(base + step * STAGE_BYTES, product, first_row, first_column, step * DEPTH);
+        copy_stage(base + step * STAGE_BYTES, matmul, first_row, first_column, step * DEPTH);
     for (int step = 0; step < steps; ++step) {
         copy_async_wait<STAGES - 2>();
         __syncthreads();
-        // Beyond the last step only zeros are copied, which keeps the count of pending groups.
+        // Beyond the last step only zeros are copied, so that the number of pending groups is always the same.
         const int next = step + STAGES - 1;
-        copy_stage(base + next % STAGES * STAGE_BYTES, product, first_row, first_column, next * DEPTH);
+        copy_stage(base + next % STAGES * STAGE_BYTES, matmul, first_row, first_column, next * DEPTH);
         const u32 stage = base + step % STAGES * STAGE_BYTES;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -127,8 +128,8 @@ extern "C" __global__ void __launch_bounds__(256) multiply_fp8(Fp8Product produc
         for (int j = 0; j < 4; ++j) {
             const i32 row = first_row + warp_row + i * 16 + lane / 4;
             const i32 column = first_column + warp_column + j * 8 + lane % 4 * 2;
-            write_row(product, row, column, sums[i][j][0], sums[i][j][1]);
-            write_row(product, row + 8, column, sums[i][j][2], sums[i][j][3]);
+            write_row(matmul, row, column, sums[i][j][0], sums[i][j][1]);
+            write_row(matmul, row + 8, column, sums[i][j][2], sums[i][j][3]);
         }
 #endif
 }

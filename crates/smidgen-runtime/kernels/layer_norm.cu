@@ -1,11 +1,14 @@
-// Layer norms with a mean, and their gradients, a block for each row.
+// Layer norms (with a mean) and their gradients, with one block per row.
 //
-// With m = mean(x), r = 1 / sqrt(mean((x - m)²) + eps), n = (x - m) r and g = dy w:
-//     y = n w + b     dx = r (g - mean(g) - n mean(g n))
-// m and r are recomputed from x, never stored. In the forms `_two` the threads keep two spans of eight channels in
-// registers between the passes; the forms `_any` read the row again, element by element, if it is wide or not aligned.
-// Outputs may be inputs: all reads of an element precede its write. The order of sums depends only on the sizes.
-// Left out: gradients of weight and bias, which are not trained here.
+// Forward, for a row of C channels:  m = mean(x)   r = 1 / sqrt(mean((x - m)²) + eps)   n = (x - m) r   y = n w + b
+// Backward: let g = dy w be the gradient of n. x_j changes n_i directly, through m and through r:
+//     dn_i / dx_j = r (δ_ij - 1/C) + (x_i - m) dr/dx_j,   dr/dx_j = -r³ (x_j - m) / C = -r² n_j / C
+//                 = r (δ_ij - 1/C - n_i n_j / C)
+// so summing g_i dn_i / dx_j over i gives  dx = r (g - mean(g) - n mean(g n)).
+// m and r are recomputed from x, never stored. In the `_two` kernels, threads keep two spans of eight channels in
+// registers between the passes. The `_any` kernels, for rows that are wide or not aligned, read the row again, element
+// by element. Outputs may be inputs: all reads of an element precede its write. The order of sums depends only on the
+// sizes. Left out: gradients of weight and bias, which are not trained here.
 
 struct Statistics {
     float mean, inverse;

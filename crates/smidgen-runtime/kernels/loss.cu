@@ -1,10 +1,12 @@
-// Cross entropy over the vocabulary; the logits are replaced by their gradient. Per row, where z are the logits (after
-// the soft cap z = c tanh(l / c), if there is one) and scale is the weight of the batch:
-//     nll = ln(sum exp z) - z[label]        dl = (softmax(z) - onehot(label)) * scale * (1 - (z / c)^2)
+// Cross entropy over the vocabulary; the logits are replaced by their gradient. For a row of logits l:
+//     z = l, or z = c tanh(l / c) with a softcap c
+//     nll = ln(sum exp z) - z[label]         loss += weight * nll
+//     d nll / dz = softmax(z) - onehot(label)        dz / dl = 1 - tanh(l / c)^2 = 1 - (z / c)^2, or 1 without a cap
+//     dl = weight * (softmax(z) - onehot(label)) * dz / dl
 // One block per row. The first pass finds the largest logit and the sum together: a thread that finds a larger logit
-// rescales its sum. The second pass goes backwards, so that the logits read last are still in the cache, and is the
-// only one that writes. It moves 2 to 3 bf16 per logit: 8192 rows of 152064 are 5.0 to 7.5 GB, 1.2 to 1.8 ms at
-// 4.2 TB/s. Sums are f32 within a thread, f64 across threads. Further below, two kernels do the same for the words of
+// rescales its sum. The second pass, the only one that writes, goes backwards, so that the logits read last are still
+// in the cache. The kernel moves 2 to 3 bf16 per logit: 8192 rows of 152064 are 5.0 to 7.5 GB, 1.2 to 1.8 ms at 4.2
+// TB/s. Sums are f32 within a thread and f64 across threads. Further below, two kernels do the same for the words of
 // one piece of the head.
 
 #define LOSS_THREADS 512
@@ -30,7 +32,7 @@ struct SoftCap {
         return __fmul_rn(tanhf(__fmul_rn(logit, inverse)), cap);
     }
 
-    // The slope at the capped logit.
+    // dz / dl, from the capped logit z.
     __device__ __forceinline__ float slope(float z) const {
         const float t = __fmul_rn(z, inverse);
         return (1.0f - t) * (1.0f + t);
@@ -140,7 +142,7 @@ __device__ __forceinline__ void clear_row(act *row, i32 vocabulary, i32 groups) 
         row[column] = to_act(0.0f);
 }
 
-// Without `gradient` the logits are unchanged. `weight` is one f64. A label that is neither ignored nor in the
+// Without `gradient` the logits stay unchanged. `weight` is one f64. A label that is neither ignored nor in the
 // vocabulary gives a NaN loss.
 template <typename Cap>
 __device__ __forceinline__ void loss_of_row(act *row, i32 vocabulary, i32 eight, i32 label, const double *weight,
@@ -156,7 +158,7 @@ __device__ __forceinline__ void loss_of_row(act *row, i32 vocabulary, i32 eight,
 
     const RunningSum running = sum_of_row(row, vocabulary, groups, cap);
 
-    // The logit of the label is read before the barriers of the sums, and so before any thread writes.
+    // The logit of the label is read before the barriers in `block_max`, so before any thread writes.
     const bool known = (u32)label < (u32)vocabulary;
     const float labelled = known ? cap.of(to_float(row[label])) : __int_as_float(0x7fc00000);
     const float largest = reference(block_max(running.largest));
@@ -198,8 +200,9 @@ extern "C" __global__ void __launch_bounds__(LOSS_THREADS)
         *loss += sum * *weight;
 }
 
-// For a head in pieces: rows have the logits of `words` words, and `sums` has three f32 per row over all pieces so far:
-// the largest logit, the sum of exp(logit - largest), and the logit of the label, NaN until a piece contains it.
+// ── a head in pieces ─────────────────────────────────────────────────────────────────────────────
+// Rows have the logits of `words` words of the vocabulary. `sums` has three f32 per row over all pieces so far: the
+// largest logit, the sum of exp(logit - largest), and the logit of the label, which is NaN until a piece contains it.
 
 struct HeadRow {
     act *row;
@@ -212,7 +215,7 @@ struct HeadRow {
     __device__ __forceinline__ bool has_label() const { return label >= 0 && (u32)column < (u32)words; }
 };
 
-// `before` is 0 for the first piece, and may be `sums`: only this block uses the sums of its row.
+// `before` is null for the first piece. It may be the same as `sums`, because only this block uses the sums of its row.
 template <typename Cap>
 __device__ __forceinline__ void sums_of_row(const HeadRow &head, const float *before, float *sums, const Cap &cap) {
     float *own = sums + (i64)blockIdx.x * 3;
@@ -229,7 +232,7 @@ __device__ __forceinline__ void sums_of_row(const HeadRow &head, const float *be
     if (head.has_label())
         labelled = cap.of(to_float(head.row[head.column]));
     const RunningSum running = sum_of_row(head.row, head.words, head.groups, cap);
-    // After these barriers, all threads have read the sums before.
+    // After the barriers in `block_max`, all threads have read the earlier sums.
     const float largest = fmaxf(largest_before, block_max(running.largest));
     const float from = reference(largest);
     double sum = block_sum((double)(running.sum * power_of_e(running.largest - from)));
@@ -246,7 +249,7 @@ __device__ __forceinline__ void head_gradients_of_row(const HeadRow &head, const
         return;
     }
     const float *own = sums + (i64)blockIdx.x * 3;
-    // No column matches the label of another piece.
+    // If the label is in another piece, no column matches it.
     const i32 column = head.has_label() ? head.column : -1;
     const RowSoftmax softmax = {reference(own[0]), (float)(1.0 / (double)own[1]), (float)*weight, column};
     gradients_of_row(head.row, head.words, head.groups, softmax, cap);
@@ -321,7 +324,7 @@ extern "C" __global__ void __launch_bounds__(LOSS_THREADS)
     finish_logits<act>(from, from_stride, to, to_stride, columns, cap);
 }
 
-// Also in place.
+// `from` may be `to`.
 extern "C" __global__ void __launch_bounds__(LOSS_THREADS)
     logits_of_f32(const float *from, i64 from_stride, float *to, i64 to_stride, i32 columns, float cap) {
     finish_logits<float>(from, from_stride, to, to_stride, columns, cap);

@@ -1,4 +1,4 @@
-// Helpers of matmuls: rows copied to another stride, a bias in every row, and random numbers to time matmuls on.
+// Kernels around matmuls: copying rows to another stride, writing a bias to every row, and random numbers for timing.
 
 // Copies (rows, columns) to another stride and zeros the columns from `columns` to `padded`. The ranges do not overlap.
 extern "C" __global__ void copy_rows(const act *from, i64 from_stride, act *to, i64 to_stride, int rows, int columns,
@@ -20,14 +20,15 @@ extern "C" __global__ void broadcast_row(const void *stored, int dtype, act *to,
         to[row * stride + column] = value;
 }
 
-// Numbers between -1 and 1 that are plausible activations in all three types: zeros would multiply faster than the
-// data of a run.
+// Random numbers between -1 and 1, which look like activations in all three types. Matmuls are timed on them, because
+// zeros would multiply faster than the data of a run.
 extern "C" __global__ void fill_with_noise(u32 *words, u64 count) {
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (u64)gridDim.x * blockDim.x) {
         u32 x = (u32)(i ^ (i >> 32)) * 0x9e3779b1u;
         x = (x ^ (x >> 15)) * 0x85ebca77u;
         x ^= x >> 13;
-        // Random sign and mantissa, and an exponent just below 1 in both halves, for bf16 and f32 alike.
+        // A random sign and mantissa, and an exponent for values just below 1, in both halves of the word: this works
+        // for bf16 and for f32.
         words[i] = (x & 0x807f807fu) | 0x3e003e00u;
     }
 }

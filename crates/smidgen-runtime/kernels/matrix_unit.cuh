@@ -1,7 +1,8 @@
 // The matrix instruction of Ampere and newer (m16n8k16 of bf16 or f16 with f32 sums), its loads from shared
 // memory, asynchronous copies from global to shared memory, and barriers, each as one line of PTX.
-// Turing has an instruction of half the depth, for f16 alone, and no asynchronous copies: there a copy is done when the
-// call returns. Volta has no such instruction and no such loads: lanes exchange their elements and multiply in f32.
+// Turing has an instruction of half the depth, for f16 only, and no asynchronous copies: there a copy is done when the
+// call returns. Volta has neither this instruction nor these loads: its lanes exchange their elements and multiply in
+// f32.
 //
 // A fragment is a small matrix distributed over the 32 lanes of a warp. With g = lane / 4 and t = lane % 4:
 //   A (16, 16): a0 = (g, 2t..), a1 = (g + 8, 2t..), a2 = (g, 2t + 8..), a3 = (g + 8, 2t + 8..), two elements each
@@ -25,8 +26,8 @@ __device__ __forceinline__ u32 shared_base() {
 }
 
 #if CAPABILITY < 75
-// Row g of A is in the four lanes with this g, columns 2t and 2t + 1 of B are in the lanes with those g. A call, because
-// kernels unroll hundreds of these.
+// Row g of A is in the four lanes with this g. Columns 2t and 2t + 1 of B are in the lanes whose g is 2t and 2t + 1.
+// Not inlined, because kernels unroll hundreds of these calls.
 __device__ __noinline__ float4 multiply_add_in_f32(float4 c, uint4 a, uint2 b) {
     const int lane = threadIdx.x % WARP, row = lane / 4 * 4, column = lane % 4 * 8;
     float left[4][2], right[2][2];
@@ -85,8 +86,8 @@ __device__ __forceinline__ u32 shared_load_4(u32 from) {
     return x;
 }
 
-// Loads four matrices (8, 8) of 16 bits. Lane i passes the address of row i % 8 of matrix i / 8, and gets the elements
-// (g, 2t..) of each matrix.
+// Loads four (8, 8) matrices of 16-bit elements. Lane i passes the address of row i % 8 of matrix i / 8, and gets the
+// elements (g, 2t..) of each matrix.
 __device__ __forceinline__ void load_matrices(u32 (&m)[4], u32 address) {
 #if CAPABILITY >= 75
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -131,7 +132,7 @@ __device__ __forceinline__ void shared_store_16(u32 to, const u32 (&x)[4]) {
 }
 
 #if CAPABILITY >= 80
-// Copies 16 bytes, or zeros unless `exists`.
+// Copies 16 bytes if `exists`, else writes zeros.
 __device__ __forceinline__ void copy_async_16(u32 to, const void *from, bool exists) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0)
                  : "memory");
@@ -152,8 +153,8 @@ template <int PENDING> __device__ __forceinline__ void copy_async_wait() {
 // Loads that a thread has pending while it copies.
 #define COPIES_AT_ONCE 8
 
-// COUNT copies of 16 bytes by one thread. `place_of(i, to, from)` says where copy i goes and where it comes from, and
-// returns whether there is such a copy. Where `from` stays null, zeros are written.
+// COUNT copies of 16 bytes by one thread. `place_of(i, to, from)` sets the destination and the source of copy i, and
+// returns whether there is such a copy. If it leaves `from` null, zeros are written.
 template <int COUNT, typename PlaceOf> __device__ __forceinline__ void copy_all_16(PlaceOf place_of) {
 #pragma unroll
     for (int first = 0; first < COUNT; first += COPIES_AT_ONCE) {
@@ -202,7 +203,7 @@ __device__ __forceinline__ float2 shared_load_floats(u32 from) {
     return x;
 }
 
-// 2^x, 0 at -infinity; error of two units in the last place.
+// 2^x, and 0 at -infinity. The error is at most two units in the last place.
 __device__ __forceinline__ float power_of_two(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -1,15 +1,19 @@
-// Root-mean-square norms over each D of a row's C channels, and their gradients.
+// Root-mean-square norms over groups of D of a row's C channels, and their gradients.
 //
-// With r = 1 / sqrt(mean(x²) + eps) and g = dy w:  y = x r w,  dx = r (g - x r² mean(g x)),  dw = Σ dy x r.
+// Forward:   r = 1 / sqrt(mean(x²) + eps)     y = x r w
+// Backward:  dw = Σ dy x r over all groups. Let g = dy w be the gradient of x r. x_j changes y_j directly, and every y_i
+//            through r, with dr/dx_j = -r³ x_j / D, so
+//            dx_j = r g_j - (Σ_i g_i x_i) r³ x_j / D,  that is  dx = r (g - x r² mean(g x))
 // r is recomputed from x, never stored. The launcher chooses one of four forms: `_heads` uses 1 to 32 lanes for a group
 // of at most 256 channels; `_two` and `_four` use a block whose threads keep 2 or 4 times eight channels in registers
 // between the two passes; `_any` reads the group twice, element by element, if it is wide or not aligned. Traffic in
 // elements: forward 2, gradient 3 or, with an addend, 4.
-// `_round_` forms also round what they write to fp8, for rows of one group; the bits are those of rounding it later.
+// The `_round_` forms, for rows of one group, also round what they write to fp8; the bits are the same as those of a
+// separate rounding kernel.
 // Outputs may be inputs: all reads of a group precede its writes, or the same thread reads and writes an element.
 // The order of sums depends only on the sizes.
 
-// Where group `index` of the matrix begins. The groups of a row are adjacent.
+// The offset of group `index` in the matrix. The groups of a row are adjacent.
 __device__ __forceinline__ i64 group_offset(u32 index, int groups, int columns, i64 stride) {
     u32 row = index / (u32)groups;
     return (i64)row * stride + (i64)(index - row * (u32)groups) * columns;
@@ -159,6 +163,7 @@ extern "C" __global__ void __launch_bounds__(1024)
 // ── gradient with respect to x ───────────────────────────────────────────────────────────────────
 // `addend` may be null.
 
+// dx, where `pull` is r² mean(g x).
 __device__ __forceinline__ void norm_slope(const float (&x)[8], const float (&dy)[8], const float (&w)[8], float r,
                                            float pull, float (&dx)[8]) {
 #pragma unroll
@@ -219,7 +224,7 @@ __device__ __forceinline__ void slope_in_registers(const RoundedRows &to, const 
             unpack<act>(held_x[k], value);
             unpack<act>(held_dy[k], slope);
             unpack<act>(held_addend[k], more);
-            // Reloaded: it is in the L1 cache, and registers limit the number of resident blocks.
+            // Loaded again: it is in the L1 cache, and registers limit the number of resident blocks.
             weight_eight(weight, dtype, shift, first, w);
             norm_slope(value, slope, w, r, pull, out);
 #pragma unroll
@@ -318,8 +323,8 @@ extern "C" __global__ void __launch_bounds__(1024)
 }
 
 // ── gradient with respect to the weight ──────────────────────────────────────────────────────────
-// Block p sums its `groups_per_partial` groups, of `all_groups`, into row p of `partials` (P, D);
-// `add_partial_rows` then adds these rows to the gradient. Traffic: 2 elements, and the partial sums.
+// Block p sums `groups_per_partial` of the `all_groups` groups into row p of `partials` (P, D). `add_partial_rows` then
+// adds these rows to the gradient. Traffic: 2 elements, and the partial sums.
 
 // The next group is loaded while the current one is reduced.
 template <int V>
@@ -391,7 +396,7 @@ extern "C" __global__ void __launch_bounds__(512)
                            groups_per_partial);
 }
 
-// Teams of `lanes` lanes take turns over the block's groups; their sums are added in the order of the teams.
+// Teams of `lanes` lanes take turns over the block's groups. The sums are added in the order of the teams.
 extern "C" __global__ void __launch_bounds__(256)
     rms_norm_weight_partials_heads(const act *x, i64 x_stride, const act *dy, i64 dy_stride, float eps,
                                    float *partials, int columns, int groups, u32 all_groups,
@@ -403,7 +408,7 @@ extern "C" __global__ void __launch_bounds__(256)
     u32 begin = blockIdx.x * groups_per_partial;
     u32 end = min(begin + groups_per_partial, all_groups);
     float sum[8] = {};
-    // The bound is the same for all teams of a warp: every lane takes part in the reduction.
+    // The bound is the same for all teams, because every lane of a warp has to take part in the reduction.
 #pragma unroll 2
     for (u32 base = begin; base < end; base += teams) {
         u32 group = base + team;

@@ -1,15 +1,15 @@
-// The optimizer step: the norm over all gradients, AdamW with f32 or 8-bit moments, and the regulariser of LS-LoRA's
+// The optimizer step: the norm over all gradients, AdamW with f32 or 8-bit moments, and the regularizer of LS-LoRA's
 // coefficients. All f32 arithmetic is that of the CPU, operation by operation and never fused, so moments, codes and
-// parameters have the same bits; sums are f64, in order within a thread and then as a tree, on every GPU.
+// parameters have the same bits. Sums are f64, in order within a thread and then as a tree, on every GPU.
 // Loss, report (loss, norm, clip factor, 1 if finite) and hyper (learning rate, step, loss scale) are f64 in device
-// memory: the host decides nothing between gradients and update. AdamW moves 28 bytes per parameter, with 8-bit
-// moments 14.
+// memory, so that the host need not wait between gradients and update. AdamW moves 28 bytes per parameter, or 14 with
+// 8-bit moments.
 
 #define UPDATE_THREADS 256
 #define SQUARES_CHUNK 16384
 
-// An adapter has hundreds of small tensors, and a launch costs as much as updating many of them: so a launch gets a
-// table of tensors, and each block finds its tensor in it.
+// An adapter has hundreds of small tensors, and a launch costs as much as updating many of them. So a launch gets a
+// table of tensors, and each block searches it for its tensor.
 #define TABLE_TENSORS 56
 
 struct UpdateTensor {
@@ -65,7 +65,8 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
         partials[blockIdx.x] = sum;
 }
 
-// squares[tensor] = the sum of the partials of a tensor, which are where its gradient would be. One block a tensor.
+// squares[tensor] = the sum of the partials of a tensor, which are passed in place of its gradient. One block per
+// tensor.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     add_partials(const __grid_constant__ UpdateTable table, double *squares) {
     const UpdateTensor &tensor = table.tensors[blockIdx.x];
@@ -78,8 +79,8 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
         squares[blockIdx.x] = sum;
 }
 
-// `sum` and the squares of tensors, added one after the other by the first thread of the one block: the result does not
-// depend on where the squares were formed.
+// `sum` plus the squares of all tensors, which the first thread of the only block adds one after the other. So the
+// result does not depend on the rank or step that computed the squares.
 __device__ __forceinline__ double add_in_order(double sum, const double *squares, i32 count) {
     __shared__ double some[UPDATE_THREADS];
     for (i32 first = 0; first < count; first += UPDATE_THREADS) {
@@ -102,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
         *to = sum;
 }
 
-// One block. `more` are squares of other gradients. A `clip` of 0 does not clip.
+// One block. `more` are squares that other steps computed. A `clip` of 0 means no clipping.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     grad_norm_report(const double *loss, const double *hyper, const double *squares, i32 count,
                      const double *more, i32 more_count, float clip, double *report) {
@@ -148,7 +149,7 @@ struct AdamwScalars {
     i32 finite;
 };
 
-// As on the CPU: f64, rounded once.
+// Computed as on the CPU: in f64, and rounded once.
 __device__ __forceinline__ AdamwScalars adamw_scalars(const double *report, const double *hyper, double beta1,
                                                       double beta2, double eps, double weight_decay) {
     const double rate = hyper[0];
@@ -167,8 +168,8 @@ __device__ __forceinline__ AdamwScalars adamw_scalars(const double *report, cons
     return scalars;
 }
 
-// What an update did to the elements of a thread: the largest gradient after clipping and the largest parameter, and
-// whether an element moved.
+// Statistics of an update over the elements of a thread: the largest gradient after clipping, the largest parameter,
+// and whether any parameter changed.
 struct Activity {
     float gradient, parameter;
     bool moved;
@@ -179,8 +180,9 @@ struct Activity {
         moved |= !(after == before);
     }
 
-    // By every lane of a warp. Bits of numbers from 0 up are ordered as the numbers, and a maximum does not depend on the
-    // order; most warps find a larger one there already.
+    // Every lane of a warp must call this. The bits of non-negative floats are ordered like the floats, so an integer
+    // maximum works, and a maximum does not depend on the order. Most warps find a larger value already stored and skip
+    // the atomic operation.
     __device__ __forceinline__ void store(float *tensor) const {
         const float tops[3] = {warp_max(gradient), warp_max(parameter), __any_sync(EVERY_LANE, moved) ? 1.0f : 0.0f};
         if (threadIdx.x % WARP != 0)
@@ -248,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
 
 __device__ const DynamicMap unsigned_map = dynamic_map(false);
 
-// β and 1 - β in f32, the others in f64 and rounded once.
+// As bitsandbytes does: β and 1 - β in f32, the others in f64 and rounded once.
 __device__ __forceinline__ AdamwScalars adamw8_scalars(const double *report, const double *hyper, double beta1,
                                                        double beta2, double eps, double weight_decay) {
     const double rate = hyper[0];
@@ -269,7 +271,8 @@ __device__ __forceinline__ AdamwScalars adamw8_scalars(const double *report, con
     return scalars;
 }
 
-// A number has code c if it is above the limits before c and not above limit c; on a midpoint the even code wins.
+// A number has code c if it is above all limits before c and not above limit c. The limit is the midpoint between two
+// values; a number on a midpoint gets the even code.
 __device__ __forceinline__ float code_limit(const float *map, int code) {
     const float midpoint = __fmul_rn(__fadd_rn(map[code], map[code + 1]), 0.5f);
     if (code % 2 == 0)
@@ -280,7 +283,7 @@ __device__ __forceinline__ float code_limit(const float *map, int code) {
     return __uint_as_float(bits >> 31 ? bits + 1 : bits - 1);
 }
 
-// How many of 255 ascending limits are below `number`; limit 255 is never reached.
+// The number of limits, of 255 in ascending order, that are below `number`. Limit 255 is never read.
 __device__ __forceinline__ u32 nearest_code(const float *limits, float number) {
     u32 code = 0;
 #pragma unroll
@@ -328,7 +331,7 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     const i32 count = (i32)max((i64)0, min((i64)8, elements - begin));
     const bool whole = aligned && count == 8;
 
-    // Padded with zeros, which change neither largest magnitude.
+    // Padded with zeros, which do not change the largest magnitudes.
     float g[8] = {}, p[8] = {};
     u32 m_codes[2] = {}, v_codes[2] = {};
     if (whole) {
@@ -479,7 +482,8 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS) widen(const u16 *fr
         to[at] = __uint_as_float((u32)from[at] << 16);
 }
 
-// from in bf16, up or down at random: to the next bf16 away from zero with a chance that is the part of the way to it.
+// Stochastic rounding to bf16: a number is rounded away from zero with a probability equal to the fraction that
+// truncation would drop, and towards zero otherwise.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     round_at_random(const float *from, const double *hyper, u16 *to, u64 elements, i32 columns, u64 seed,
                     u64 tensor, u64 first_row) {
@@ -500,7 +504,8 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
 
 // ── LS-LoRA's coefficients ────────────────────────────────────────────────────────────────────────
 
-// One block: adds weight * sum (a - neutral)^2 to the loss, and its gradient to the gradient.
+// One block. loss = weight * sum (a - neutral)^2, where the neutral coefficients are (0, 1, 0, 0), and
+// da += loss scale * 2 * weight * (a - neutral).
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     fourier_reg(const float *coefficients, i32 modules, double weight, const double *hyper, double *loss,
                 float *dcoefficients) {

@@ -1,10 +1,9 @@
-// Operations on each element of one activation: ReLU, SiLU, GELU by the error function, their gradients, a factor, and a
-// bias.
+// Elementwise operations on one matrix: ReLU, SiLU, GELU by the error function, their gradients, a factor, and a bias.
 //
 // Matrices are cut into spans of eight elements (`_eight`), or of one if rows are not aligned (`_one`), numbered along
 // the rows. A thread loads its span before it writes, so an output may be an input. Traffic in elements: 2, gradient 3.
-// With s = sigmoid(x) the slope of SiLU is s + x s (1 - s); with F and f the distribution and the density of the normal
-// law, GELU is x F(x) and its slope is F(x) + x f(x).
+// SiLU is x s with s = sigmoid(x); its derivative is s + x s (1 - s). GELU is x F(x) with the cumulative distribution F
+// of the standard normal distribution; its derivative is F(x) + x f(x) with the density f.
 
 #define PLAIN_RELU 0
 #define PLAIN_SILU 1
@@ -30,7 +29,7 @@ __device__ __forceinline__ ValueAndSlope value_and_slope(int kind, float factor,
     return ValueAndSlope{factor * x, factor};
 }
 
-// `factor` is for the kind that is a factor.
+// `factor` is used only by PLAIN_SCALE.
 template <int N>
 __device__ __forceinline__ void activate(int kind, float factor, const act *x, i64 x_stride, act *y, i64 y_stride,
                                          u32 spans_of_row, u32 spans) {

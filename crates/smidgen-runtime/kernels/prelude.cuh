@@ -5,7 +5,8 @@
 // The unit of fast access is eight elements: 16 bytes of bf16 and f16, 32 bytes of f32.
 // Left out: matrix instructions and asynchronous copies (`matrix_unit.cuh`).
 
-// The compute capability whose instructions are used, times ten. One below the target's runs the code of an older GPU.
+// The compute capability whose instructions are used, times ten. It may be set below that of the target, to run the
+// code of an older GPU.
 #if !defined(CAPABILITY)
 #define CAPABILITY (__CUDA_ARCH__ / 10)
 #endif
@@ -48,9 +49,10 @@ __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000);
 template <typename T> __device__ __forceinline__ T ceil_div(T a, T b) { return (a + b - 1) / b; }
 
 // ── kernels that start early ─────────────────────────────────────────────────────────────────────
-// A kernel of `early.rs` may start while the one before it in the stream still runs. Until `await_previous` returns it
-// may read only what no kernel writes; afterwards all earlier kernels have ended. `start_next` allows the next kernel
-// to start as soon as every block of this one has come that far. Launched as usual, or on older GPUs, both do nothing.
+// A kernel listed in `early.rs` may start while the previous kernel of the stream still runs. Until `await_previous`
+// returns, it may read only memory that no kernel writes; afterwards all earlier kernels have ended. `start_next`
+// allows the next kernel to start as soon as every block of this kernel has called it. In normal launches and on older
+// GPUs, both do nothing.
 
 __device__ __forceinline__ void await_previous() {
 #if CAPABILITY >= 90
@@ -76,7 +78,7 @@ __device__ __forceinline__ float to_float(f16 x) {
     return y;
 }
 
-// Rounds to nearest even; overflow to f16 is infinite.
+// Rounds to nearest even. Numbers too large for f16 become infinite.
 template <typename T> __device__ __forceinline__ T from_float(float x);
 
 template <> __device__ __forceinline__ float from_float<float>(float x) { return x; }
@@ -86,7 +88,7 @@ template <> __device__ __forceinline__ bf16 from_float<bf16>(float x) {
 #if CAPABILITY >= 80
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
 #else
-    // The same bits; every NaN becomes the one of the instruction.
+    // The same bits as the instruction, which turns every NaN into 0x7fff.
     const u32 bits = __float_as_uint(x);
     const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
     y.bits = is_nan ? (u16)0x7fff : (u16)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
@@ -216,7 +218,7 @@ template <int N, typename T> __device__ __forceinline__ void store_span(T *to, c
         to[0] = from_float<T>(x[0]);
 }
 
-// Where span `index` of a matrix is, counted along the rows.
+// The position of span `index` of a matrix. Spans are counted along the rows.
 template <int N> struct SpanPlace {
     i64 row;
     int column;

@@ -1,15 +1,17 @@
 // Rotary position embedding: a table of cosines and sines, and the rotation that uses it.
 //
-// "Rotate half": of a head's first `dim` channels, channel i of the first half pairs with channel i of the second;
-// the channels after them pass unchanged. The gradient of a rotation is the rotation by the opposite angle.
-// Angles are f32 products as in PyTorch; their cosine and sine are computed in f64, as on the CPU.
+// "Rotate half": of a head's first `dim` channels, channel i of the first half (a) pairs with channel i of the second
+// half (b). The channels after them stay unchanged.
+//     a' = a cos - b sin        b' = b cos + a sin
+// A rotation is orthogonal, so the gradient is the rotation by the opposite angle.
+// Angles are position times frequency in f32, as in PyTorch. Cosine and sine are computed in f64, as on the CPU.
 // A thread rotates eight pairs (one, if heads are not aligned) of up to four heads by the same angles, and loads all
 // of them before it writes, so `y` may be `x`. Traffic in elements: 2, and the table once for each four heads.
 
 #define LENGTHS_OF_NOTHING 0
 #define LENGTHS_OF_SEGMENTS 1
 
-// Length of the sequence of a token; the last of the ascending `boundaries` is beyond every token.
+// The length of the segment of a token. `boundaries` are ascending, and the last one is larger than every token.
 __device__ __forceinline__ int segment_length(const int *boundaries, int count, int token) {
     int low = 0, high = count;
     while (low < high) {
@@ -22,10 +24,10 @@ __device__ __forceinline__ int segment_length(const int *boundaries, int count, 
     return boundaries[low] - boundaries[low - 1];
 }
 
-// Columns `first_pair` to `first_pair + 7` of both halves of table (T, 2 * half) := scale * cos(a) and scale * sin(a),
-// a = position * frequency. A sequence of more than `original` tokens uses the `long` frequencies; `lengths` holds
-// segment boundaries, or the length of each token's sequence. Frequencies are kernel arguments, eight at a time, so
-// that no copy to the device is needed. A thread computes one of the eight for one token.
+// Writes scale * cos(a) and scale * sin(a), with a = position * frequency, to the columns `first_pair` to `first_pair +
+// 7` of both halves of table (T, 2 * half). A sequence of more than `original` tokens uses the long frequencies (l0 to
+// l7). `lengths` holds segment boundaries, or the length of each token's sequence. Frequencies are kernel arguments,
+// eight at a time, so that no copy to the device is needed. A thread computes one of the eight for one token.
 extern "C" __global__ void __launch_bounds__(256)
     rope_table_columns(const int *positions, const int *lengths, int lengths_kind, int lengths_count, int original,
                        float scale, float *table, i64 table_stride, int half, int first_pair, int tokens, float s0,
@@ -57,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(256)
 
 #define HEADS_AT_ONCE 4
 
-struct Turned {
+struct RotatedMatrix {
     const act *x;
     i64 x_stride;
     act *y;
@@ -66,9 +68,9 @@ struct Turned {
     u32 units;
 };
 
-// One matrix or two, by `blockIdx.y`.
-struct Turn {
-    Turned matrices[2];
+// One matrix or two, which are selected by `blockIdx.y`.
+struct Rotation {
+    RotatedMatrix matrices[2];
     const float *table;
     i64 table_stride;
     float direction;
@@ -76,11 +78,12 @@ struct Turn {
     u32 units_of_head;
 };
 
-// Unit `u` of a token's four heads: spans of pairs first, then spans of unrotated channels.
-template <int N> __device__ __forceinline__ void turn(const Turn &all) {
+// A thread handles one unit of up to four heads of a token. The units are spans of pairs, and then spans of unrotated
+// channels.
+template <int N> __device__ __forceinline__ void rotate(const Rotation &all) {
     start_next();
     await_previous();
-    const Turned &own = all.matrices[blockIdx.y];
+    const RotatedMatrix &own = all.matrices[blockIdx.y];
     const float *table = all.table;
     const i64 table_stride = all.table_stride;
     const int heads = own.heads, head_dim = all.head_dim, half = all.half;
@@ -99,9 +102,9 @@ template <int N> __device__ __forceinline__ void turn(const Turn &all) {
     if (channel >= half) {
         channel += half;
         for (int head = 0; head < count; ++head) {
-            float passing[N];
-            load_span<N, act>(x + head * head_dim + channel, passing);
-            store_span<N, act>(y + head * head_dim + channel, passing);
+            float unrotated[N];
+            load_span<N, act>(x + head * head_dim + channel, unrotated);
+            store_span<N, act>(y + head * head_dim + channel, unrotated);
         }
         return;
     }
@@ -120,15 +123,15 @@ template <int N> __device__ __forceinline__ void turn(const Turn &all) {
             float out_a[N], out_b[N];
 #pragma unroll
             for (int i = 0; i < N; ++i) {
-                float turned = sine[i] * all.direction;
-                out_a[i] = a[head][i] * cosine[i] - b[head][i] * turned;
-                out_b[i] = b[head][i] * cosine[i] + a[head][i] * turned;
+                float signed_sine = sine[i] * all.direction;
+                out_a[i] = a[head][i] * cosine[i] - b[head][i] * signed_sine;
+                out_b[i] = b[head][i] * cosine[i] + a[head][i] * signed_sine;
             }
             store_span<N, act>(y + head * head_dim + channel, out_a);
             store_span<N, act>(y + head * head_dim + half + channel, out_b);
         }
 }
 
-extern "C" __global__ void __launch_bounds__(256) rope_eight(const __grid_constant__ Turn all) { turn<8>(all); }
+extern "C" __global__ void __launch_bounds__(256) rope_eight(const __grid_constant__ Rotation all) { rotate<8>(all); }
 
-extern "C" __global__ void __launch_bounds__(256) rope_one(const __grid_constant__ Turn all) { turn<1>(all); }
+extern "C" __global__ void __launch_bounds__(256) rope_one(const __grid_constant__ Rotation all) { rotate<1>(all); }

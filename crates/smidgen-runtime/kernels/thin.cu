@@ -1,11 +1,12 @@
-// The matmuls of an adapter, in which one matrix is wide (T, N) and everything else has only R columns: the wide one
-// is read once and the rest is small, so the time is that of reading it.
+// The matmuls of an adapter. One matrix is wide (T, N), and the others have only R rows or columns. The wide matrix is
+// read once and the rest is small, so reading the wide matrix takes nearly all of the time.
 //   sums over tokens     D (N, R) or (R, N) += scale · wideᵀ·thin
-//   matmuls              h (T, R) = wide · A, with A as (R, N) or as (N, R)
-//   both at once         the gradients of an adapter, dB += scale · dyᵀ·h and dh = dy·B
+//   matmuls              h (T, R) = wide · A, with A stored as (R, N) or as (N, R)
+//   both at once         the gradients of an adapter y = … + h·(scale·B)ᵀ: dB += scale · dyᵀ·h, and dh = dy·(scale·B),
+//                        where the 16-bit copy of B that the kernel reads is already multiplied by scale
 // A block processes a range of tokens and a range of columns. Partial sums go to the workspace, and `thin_total` adds
-// them in a fixed order, so that results are deterministic. Ranges follow from planned sizes; a shorter micro-batch
-// omits the last ranges, so only sums that were written are added.
+// them in a fixed order, so that results are deterministic. Ranges depend on planned sizes. A shorter micro-batch omits
+// the last ranges, and only sums that were written are added.
 //
 // Tiles of 16 KiB of the wide matrix go through a pipeline in shared memory, in chunks of 16 bytes that are swizzled
 // as in `attention_tiles.cuh`. Rows are aligned to 16 bytes, columns and ranks are multiples of 8 (R at most 64), and
@@ -14,7 +15,8 @@
 
 #if !defined(ACT_F32)
 
-// Tiles in the pipeline. Without asynchronous copies two are enough, and a block may use less shared memory.
+// The number of tiles in the pipeline. Without asynchronous copies two are enough, and a block may use less shared
+// memory.
 constexpr int stages_of(int rank) { return CAPABILITY < 80 ? 2 : rank == 16 ? 4 : 3; }
 
 // Columns that a warp sums over tokens.
@@ -31,7 +33,7 @@ template <int COLUMNS> __device__ __forceinline__ u32 place_of(int row, int chun
     return row * (COLUMNS * 2) + ((chunk ^ (row / (8 / SWIZZLED) % SWIZZLED)) * 16);
 }
 
-// Starts to copy a tile whose first element is at `from`; elements beyond `rows` and `columns` become zero.
+// Starts to copy a tile whose first element is at `from`. Elements beyond `rows` and `columns` are filled with zeros.
 template <int ROWS, int COLUMNS, int THREADS>
 __device__ __forceinline__ void copy_tile(u32 tile, const act *from, i64 stride, int rows, int columns) {
     constexpr int CHUNKS = COLUMNS / 8, ALL = ROWS * CHUNKS;
@@ -56,12 +58,12 @@ __device__ __forceinline__ void copy_tile(u32 tile, const act *from, i64 stride,
 
 // ── sums over tokens, and the gradients of an adapter ────────────────────────────────────────────
 
-// Where sums go: those of range i begin at i · range_stride. With `adds` there is one range, and its sums are added to
-// the gradient.
+// The destination of sums: those of range i begin at i · range_stride. With `adds` there is a single range, and its
+// sums are added to the gradient directly.
 struct SumPlaces {
     float *sums;
     i64 range_stride, row_stride;
-    // (R, N) and not (N, R).
+    // Whether the sums are (R, N) rather than (N, R).
     int across;
     int adds;
     float scale;
@@ -88,7 +90,7 @@ template <int WARPS, int RANK> struct TokenTiles {
     static constexpr int TOKENS = TILE_ELEMENTS / COLUMNS;
     static constexpr int STAGES = stages_of(RANK);
     static constexpr u32 STAGE_BYTES = TILE_BYTES + TOKENS * RANK * 2;
-    // Fragments of the matmul for a tile of tokens, and the bytes of one warp's part.
+    // The result fragments of a tile of tokens, and the bytes of one warp's part of them.
     static constexpr int FRAGMENTS = TOKENS / 16 * (RANK / 8);
     static constexpr u32 PART_BYTES = FRAGMENTS * 512;
     // A double buffer for the parts of all warps: one is filled while the other is summed.
@@ -117,9 +119,10 @@ __device__ __forceinline__ void add_parts(u32 parts, float *matmul_parts, int to
     }
 }
 
-// A block processes the columns blockIdx.x and the tokens blockIdx.y. A warp sums its 64 columns over all of these
+// A block processes column range blockIdx.x and token range blockIdx.y. A warp sums its 64 columns over all of these
 // tokens in registers. With MATMUL it also computes wide · right over its 64 columns, with `right` (columns, rank) in
-// registers; the warps' parts are added through shared memory, one tile later, and go to (blocks, rows, rank).
+// registers. The parts of the warps are added through shared memory, one tile later, and written to `matmul_parts`
+// (blocks, rows, rank).
 template <int WARPS, int RANK, bool MATMUL>
 __device__ __forceinline__ void sum_tokens(const act *wide, i64 wide_stride, const act *thin, i64 thin_stride,
                                            const act *right, i64 right_stride, int rows, int columns, int rank,
@@ -156,7 +159,7 @@ __device__ __forceinline__ void sum_tokens(const act *wide, i64 wide_stride, con
             copy(tile);
         copy_async_commit();
     }
-    // The warp's columns of `right` as right operands: each sums over 16 columns, N times 8 ranks.
+    // The warp's columns of `right` as right operands, each for 16 summed columns and N times 8 ranks.
     u32 b[MATMUL ? BLOCKS_OF_16 : 1][MATMUL ? N : 1][2];
     if (MATMUL) {
         copy_async_wait<STAGES - 1>();
@@ -177,7 +180,7 @@ __device__ __forceinline__ void sum_tokens(const act *wide, i64 wide_stride, con
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
         copy_async_wait<STAGES - 2>();
-        // This tile has arrived for all threads, and all are done with the previous one.
+        // Now this tile has arrived for all threads, and all threads are done with the previous tile.
         __syncthreads();
         if (tile + STAGES - 1 < tiles)
             copy(tile + STAGES - 1);
@@ -189,7 +192,7 @@ __device__ __forceinline__ void sum_tokens(const act *wide, i64 wide_stride, con
         const u32 part = exchange + (tile % 2 * WARPS + warp) * Tiles::PART_BYTES + lane * 16;
 #pragma unroll
         for (int m = 0; m < TOKENS / 16; ++m) {
-            // Thin rows as right operands, which sum over 16 tokens.
+            // The thin rows as right operands, each for 16 summed tokens.
             u32 h[N][2];
 #pragma unroll
             for (int n = 0; n < N; n += 2) {
@@ -203,7 +206,7 @@ __device__ __forceinline__ void sum_tokens(const act *wide, i64 wide_stride, con
             for (int j = 0; j < BLOCKS_OF_16; ++j) {
                 const int chunk = warp * (WARP_COLUMNS / 8) + j * 2;
                 u32 a[4];
-                // 16 columns as rows of the left operand.
+                // 16 columns, which are the rows of the left operand.
                 load_matrices_transposed(
                     a, stage + place_of<COLUMNS>(m * 16 + lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2));
 #pragma unroll
@@ -399,7 +402,7 @@ struct Parts {
     int rows, width;
 };
 
-// Each quarter of a block takes every fourth part, so that many loads are pending; then the quarters are added.
+// Each quarter of a block adds every fourth part, so that many loads are pending. Then the quarters are added.
 #define TOTAL_THREADS 256
 #define TOTAL_FOURS (TOTAL_THREADS / 4)
 // Loads that a thread starts at a time.
@@ -435,8 +438,8 @@ __device__ __forceinline__ float4 total_of(const Parts &parts, u32 four, bool ex
     return sum;
 }
 
-// gradient += scale · the total of sums; output = the total of matmul parts, rounded. The first `sum_blocks` blocks, of
-// 64 groups of four elements, handle the gradient, the others the output.
+// gradient += scale · the total of the sums, and output = the total of the matmul parts, rounded. The first
+// `sum_blocks` blocks handle the gradient, the others the output; each block handles 64 groups of four elements.
 extern "C" __global__ void __launch_bounds__(TOTAL_THREADS, 4)
     thin_total(const float *sums, int ranges, i64 range_stride, int rows, int width, float *gradient,
                i64 gradient_stride, float scale, int sum_blocks, const float *matmul_parts, int matmul_ranges,

@@ -1,16 +1,16 @@
 // Warpgroup matrix instructions (wgmma) of Hopper (sm_90a), mbarriers, and fences, each as one line of PTX.
 //
-// A warpgroup is 4 warps. In a matmul of 64 rows, warp w has rows 16 w.. of the result, and of a left operand in
-// registers, in the fragments of `matrix_unit.cuh`. Operands in shared memory are passed as descriptors of tiles with
-// rows of 128 bytes, whose 16-byte chunks are swizzled by the row (address bits 4 to 6 are xored with bits 7 to 9), so
-// that a tile begins at a multiple of 1024.
+// A warpgroup is 4 warps. In a matmul of 64 rows, warp w has the 16 rows from 16 w on, of the result and of a left
+// operand in registers, as fragments of `matrix_unit.cuh`. Operands in shared memory are passed as descriptors of tiles
+// with rows of 128 bytes. The 16-byte chunks of a row are swizzled (address bits 4 to 6 are xored with bits 7 to 9), so
+// a tile has to begin at a multiple of 1024.
 // The instructions are asynchronous: the registers of the result and of a left operand must not be touched between
 // `wgmma_fence` and the wait for their group, and `settle` keeps the compiler from doing so.
 // Left out: the copy engine (TMA); tiles are copied with `copy_async_16`.
 
 // ── mbarriers ────────────────────────────────────────────────────────────────────────────────────
-// A barrier of 8 bytes completes a phase after `count` arrivals. A wait names the parity of the phase it waits for;
-// parity 1 of a new barrier counts as complete.
+// A barrier (8 bytes) completes a phase after `count` arrivals. A wait passes the parity of the phase that it waits
+// for. For a new barrier, the phase with parity 1 counts as complete.
 
 __device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
@@ -32,7 +32,7 @@ __device__ __forceinline__ bool barrier_passed(u32 barrier, u32 parity) {
     return passed;
 }
 
-// The same, but never blocks.
+// Like `barrier_passed`, but never blocks.
 __device__ __forceinline__ bool barrier_has_passed(u32 barrier, u32 parity) {
     u32 passed;
     asm volatile("{\n.reg .pred passed;\n"
@@ -44,7 +44,7 @@ __device__ __forceinline__ bool barrier_has_passed(u32 barrier, u32 parity) {
     return passed;
 }
 
-// With SPIN_LIMIT, for debugging, a wait gives up after a while, and the results are wrong.
+// With SPIN_LIMIT, for debugging only, a wait gives up after a while, and the results are then wrong.
 __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
 #if defined(SPIN_LIMIT)
     for (int spins = SPIN_LIMIT; spins > 0 && !barrier_has_passed(barrier, parity); --spins)
@@ -102,11 +102,11 @@ template <int N> __device__ __forceinline__ void settle(u32 (&a)[N][4]) {
 // The functions return the lower half of a descriptor; the upper half is constant: 8 rows are 1024 bytes, and chunks
 // are swizzled. Adding n bytes to the address adds n / 16 to the descriptor.
 
-// For a tile whose summed dimension is along the rows of 128 bytes. The next 16 elements are 32 bytes further on.
+// For a tile whose summed dimension runs along its rows of 128 bytes. The next 16 elements are 32 bytes further on.
 __device__ __forceinline__ u32 rows_descriptor(u32 address) { return (address >> 4 & 0x3fff) | 1 << 16; }
 
-// For a tile whose summed dimension is the rows: 64 columns are 128 bytes, the next 64 begin `panel_bytes` further on.
-// The next 16 rows are 2048 bytes further on.
+// For a tile whose summed dimension runs across its rows. A row has 64 columns in 128 bytes; the next 64 columns begin
+// `panel_bytes` further on. The next 16 rows are 2048 bytes further on.
 __device__ __forceinline__ u32 columns_descriptor(u32 address, u32 panel_bytes) {
     return (address >> 4 & 0x3fff) | panel_bytes >> 4 << 16;
 }
@@ -116,7 +116,7 @@ __device__ __forceinline__ u32 further(u32 descriptor, u32 bytes) { return descr
 // Tells the compiler that a value is the same in every lane, so that it can use uniform registers.
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(EVERY_LANE, x, 0); }
 
-// The registers of a result as text, and as operands of an `asm` statement.
+// The registers of a result as text for an `asm` statement, and as its operands.
 #define REGISTERS_32                                                                                                   \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                           \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"

@@ -1,8 +1,8 @@
-//! Launches of the gated activations and their gradients.
+//! Launches the gated activations and their gradients.
 //!
 //! Gate and up may be column halves of one matrix: every operand has its own row stride. The gradient kernel can also
-//! recompute the value of the activation, for a backward pass that needs it and did not keep it. Both can round what they
-//! write to fp8.
+//! recompute the value of the activation, for a backward pass that needs it and did not keep it; no launch here does.
+//! Both kernels can round what they write to fp8.
 
 use super::fp8::{self, RoundedRows, Roundings};
 use super::modules::KernelFile;
@@ -31,7 +31,7 @@ fn kind_arg(kind: Activation) -> Arg {
     })
 }
 
-/// y = act(gate)·up, and y rounded to fp8 if a block can hold a row.
+/// y = act(gate)·up. The kernel also rounds y to fp8 if rounding steps follow and a block can hold a row.
 pub fn gated_act(
     stage: &Stage<'_>,
     step: &BoundStep,
@@ -55,26 +55,26 @@ pub fn gated_act(
     stage.launch(spans.form("gated_act_eight", "gated_act_one"), grid, THREADS, 0, &args)
 }
 
-/// Threads of a block that holds a row.
+/// Threads of a block that keeps a row in registers; `None` if it cannot.
 fn held_threads(spans: &Spans, shape: &Operand) -> Option<u32> {
     fp8::threads_of_held_row(shape.columns).filter(|_| spans.aligned)
 }
 
-/// What is rounded of the gradients of a gate; the structure of `act.cu`.
+/// The destinations of the rounded gradients. Must match the struct in `act.cu`.
 #[repr(C)]
 struct RoundedGate {
     gate: RoundedRows,
     up: RoundedRows,
 }
 
-/// dgate and dup, and both or one of them rounded to fp8 as for [`gated_act`].
+/// Computes dgate and dup. Both or one of them are rounded to fp8 as in [`gated_act`].
 pub fn gated_act_grad(
     stage: &Stage<'_>,
     step: &BoundStep,
     kind: Activation,
     roundings: &Roundings,
 ) -> Result<(), DeviceError> {
-    // No recomputed activation is asked for.
+    // The activation is not recomputed.
     let value = Place::NONE;
     let [gate, up, dy] = [0, 1, 2].map(|index| Place::of(stage, &step.inputs[index]));
     let [dgate, dup] = [0, 1].map(|index| Place::of(stage, &step.outputs[index]));

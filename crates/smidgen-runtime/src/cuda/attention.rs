@@ -1,13 +1,15 @@
 //! Launches causal attention over packed segments, forward and backward.
 //!
-//! Segment boundaries are on the device, so a small kernel first lists the tiles, and the grids are as large as the
-//! number of tiles can be. Kernels are compiled for four padded head sizes, two files for each.
+//! The host does not know the segment boundaries, which are on the device. So a small kernel first lists the tiles, and
+//! the grids have room for the largest possible number of tiles. Kernels are compiled for four padded head sizes, two
+//! files for each.
 //! Rows that are not aligned to 16 bytes and head sizes that are not multiples of 8 use plain kernels, which are
 //! correct and slow. Left out: attention over cached keys (`cached_attention.rs`).
 
 use super::attention_hopper::{self, HopperHead};
 use super::generation::Generation;
 use super::modules::KernelFile;
+use super::spans::addresses_and_strides;
 use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::workspace_cuda::{
@@ -37,7 +39,7 @@ pub fn files(shape: &AttentionShape) -> Vec<KernelFile> {
     vec![head.forward_file, head.gradient_file]
 }
 
-/// o and lse.
+/// Computes o and lse.
 pub fn attention(stage: &Stage<'_>, step: &BoundStep, shape: &AttentionShape) -> Result<(), DeviceError> {
     let [q, k, v, boundaries] = first_operands(&step.inputs);
     let [o, lse] = first_operands(&step.outputs);
@@ -51,13 +53,10 @@ pub fn attention(stage: &Stage<'_>, step: &BoundStep, shape: &AttentionShape) ->
         [1, 1, 1],
         THREADS,
         0,
-        &[pointer(stage, boundaries), Arg::Int(work.segments), Arg::Int(work.tokens), Arg::Pointer(list)],
+        &[stage.address(boundaries), Arg::Int(work.segments), Arg::Int(work.tokens), Arg::Pointer(list)],
     )?;
-    let mut args = Vec::with_capacity(16);
-    for operand in [q, k, v, o] {
-        args.extend([pointer(stage, operand), Arg::Long(operand.stride as i64)]);
-    }
-    args.extend([pointer(stage, lse), Arg::Pointer(list)]);
+    let mut args = addresses_and_strides(stage, &[q, k, v, o]);
+    args.extend([stage.address(lse), Arg::Pointer(list)]);
     args.extend([Arg::Int(shape.heads as i32), Arg::Int(shape.kv_heads as i32)]);
     let blocks = work.tile_bound(work.head.tiles.queries) * shape.heads;
     let in_tiles = work.in_tiles(stage, &[q, k, v, o]);
@@ -75,7 +74,7 @@ pub fn attention(stage: &Stage<'_>, step: &BoundStep, shape: &AttentionShape) ->
     stage.launch(kernel, [blocks as u32, 1, 1], THREADS, shared_bytes, &args)
 }
 
-/// dq, dk and dv.
+/// Computes dq, dk and dv.
 pub fn attention_grad(
     stage: &Stage<'_>,
     step: &BoundStep,
@@ -102,12 +101,12 @@ pub fn attention_grad(
         THREADS,
         0,
         &[
-            pointer(stage, o),
+            stage.address(o),
             Arg::Long(o.stride as i64),
-            pointer(stage, o_gradient),
+            stage.address(o_gradient),
             Arg::Long(o_gradient.stride as i64),
-            pointer(stage, lse),
-            pointer(stage, boundaries),
+            stage.address(lse),
+            stage.address(boundaries),
             Arg::Int(work.segments),
             Arg::Int(work.tokens),
             Arg::Int(shape.heads as i32),
@@ -120,22 +119,15 @@ pub fn attention_grad(
             Arg::Pointer(deltas),
         ],
     )?;
-    let parts = if in_tiles { attention_parts(stage.planned().tokens, shape) } else { 1 };
+    let parts = if in_tiles { attention_parts(stage.planned.tokens, shape) } else { 1 };
     let key_columns = shape.kv_heads * shape.head_dim;
     let half = work.tokens as usize * key_columns;
     let cut = if in_tiles { work.head.tile_cut(generation) } else { 1 };
     let key_blocks = work.tile_bound(key_rows) * cut * shape.kv_heads * parts;
     let query_blocks = work.tile_bound(work.head.tiles.queries) * cut * shape.heads;
-    let mut args = Vec::with_capacity(28);
-    for operand in [q, k, v, o_gradient, dq] {
-        args.extend([pointer(stage, operand), Arg::Long(operand.stride as i64)]);
-    }
+    let mut args = addresses_and_strides(stage, &[q, k, v, o_gradient, dq]);
     match parts {
-        1 => {
-            for operand in [dk, dv] {
-                args.extend([pointer(stage, operand), Arg::Long(operand.stride as i64)]);
-            }
-        }
+        1 => args.extend(addresses_and_strides(stage, &[dk, dv])),
         _ => {
             for at in [parts_at, parts_at + 2 * half as u64] {
                 args.extend([Arg::Pointer(at), Arg::Long(key_columns as i64)]);
@@ -172,9 +164,7 @@ pub fn attention_grad(
     let blocks = (2 * half / 8).div_ceil(THREADS as usize);
     let mut args = vec![Arg::Pointer(parts_at), Arg::Int(parts as i32), Arg::Int(work.tokens)];
     args.push(Arg::Int(key_columns as i32));
-    for operand in [dk, dv] {
-        args.extend([pointer(stage, operand), Arg::Long(operand.stride as i64)]);
-    }
+    args.extend(addresses_and_strides(stage, &[dk, dv]));
     stage.launch(work.head.sum, [blocks as u32, 1, 1], THREADS, 0, &args)
 }
 
@@ -263,28 +253,29 @@ impl Head {
         self.tiles.padded_head > 64 && generation < Generation::Ampere
     }
 
-    /// Queries, and two stages of keys and values.
+    /// Shared memory for the queries and two pipeline stages of keys and values.
     fn forward_shared_bytes(&self, generation: Generation) -> u32 {
         let keys = if self.tiles.padded_head <= 128 { 64 } else { 32 };
         let keys = if self.is_cramped(generation) { keys / 2 } else { keys };
         (self.row_bytes() * (self.tiles.queries + 4 * keys)) as u32
     }
 
-    /// Tiles that the kernel for gradients processes a listed tile as. Heads over 128 channels cannot be cut further.
+    /// The number of tiles that the gradient kernel cuts each listed tile into. Tiles of heads over 128 channels cannot
+    /// be cut further.
     fn tile_cut(&self, generation: Generation) -> usize {
         if self.is_cramped(generation) && self.tiles.padded_head <= 128 { 2 } else { 1 }
     }
 
-    /// The larger of what the two kinds of blocks need.
+    /// Shared memory of the gradient kernel: the larger requirement of its two kinds of blocks.
     fn gradient_shared_bytes(&self, generation: Generation) -> u32 {
         let AttentionTiles { padded_head, queries, keys } = self.tiles;
         let cut = self.tile_cut(generation);
         let (queries, keys) = (queries / cut, keys / cut);
-        // A block of keys: keys, values, two stages of queries and do, p and ds that pairs of warps exchange, and two
-        // stages of two floats per query. It reads as many queries as keys at a time.
+        // A block of keys has keys, values, two stages of queries, do, p and ds that pairs of warps exchange, and two
+        // stages of two floats per query. It reads as many queries at a time as it has keys.
         let exchanged = 2 * keys * keys * 2;
         let of_keys = self.row_bytes() * 5 * keys + exchanged + 4 * 4 * keys;
-        // A block of queries: queries, do, and two stages of keys and values.
+        // A block of queries has queries, do, and two stages of keys and values.
         let key_step = match padded_head {
             64 => 64,
             96 | 128 => 32,
@@ -305,7 +296,7 @@ impl Head {
     }
 }
 
-/// What both directions need.
+/// The sizes that forward and backward use.
 struct Work<'a> {
     shape: &'a AttentionShape,
     head: &'static Head,
@@ -313,14 +304,14 @@ struct Work<'a> {
     segments: i32,
 }
 
-/// The parts of the step's workspace. The forward pass has only the list of queries.
+/// Addresses in the step's workspace. The forward pass has only the list of tiles of queries.
 struct Scratch {
     query_list: u64,
     key_list: u64,
-    /// lse and delta of each query and head.
+    /// lse (in powers of two) and delta of each query and head.
     powers: u64,
     deltas: u64,
-    /// Parts of the gradients of k and v.
+    /// Partial gradients of k and v.
     parts: u64,
 }
 
@@ -335,16 +326,16 @@ impl<'a> Work<'a> {
         }
     }
 
+    /// The largest possible number of tiles of `rows` tokens.
     fn tile_bound(&self, rows: usize) -> usize {
         attention_tile_bound(self.tokens as usize, self.segments as usize, rows)
     }
 
-    /// The layout follows from planned sizes.
+    /// Divides the workspace by planned sizes, so that the layout is the same for every micro-batch.
     fn scratch(&self, stage: &Stage<'_>, gradient: bool) -> Scratch {
-        let Extent { tokens, segments, .. } = *stage.planned();
-        let (query_list, bytes) = stage.workspace();
-        let needed = attention_workspace_bytes(tokens, segments, self.shape, gradient);
-        assert!(bytes >= needed, "attention needs {needed} bytes of workspace, got {bytes}");
+        let Extent { tokens, segments, .. } = *stage.planned;
+        let query_list =
+            stage.workspace_of(attention_workspace_bytes(tokens, segments, self.shape, gradient));
         let tiles = self.head.tiles;
         let key_list = query_list + attention_list_bytes(tokens, segments, tiles.queries) as u64;
         let powers = key_list + attention_list_bytes(tokens, segments, tiles.keys) as u64;
@@ -355,7 +346,7 @@ impl<'a> Work<'a> {
 
     /// Whether rows of heads can be read 16 bytes at a time.
     fn is_aligned(&self, stage: &Stage<'_>, operands: &[&Operand]) -> bool {
-        let element_bytes = stage.activations().bytes();
+        let element_bytes = stage.activations.bytes();
         self.shape.head_dim.is_multiple_of(8)
             && operands.iter().all(|operand| {
                 stage.pointer(operand).is_multiple_of(16)
@@ -363,14 +354,15 @@ impl<'a> Work<'a> {
             })
     }
 
+    /// Whether the kernels on tiles can process the operands.
     fn in_tiles(&self, stage: &Stage<'_>, operands: &[&Operand]) -> bool {
-        stage.activations() != DType::F32 && self.is_aligned(stage, operands)
+        stage.activations != DType::F32 && self.is_aligned(stage, operands)
     }
 }
 
-/// The last four arguments of every kernel for all GPUs: head size, window, scale and cap.
+/// The last four arguments of every kernel except those of Hopper: head size, window, scale and cap.
 fn score_args(shape: &AttentionShape) -> [Arg; 4] {
-    /// No window: larger than any segment, and small enough that sums with positions do not overflow.
+    /// Stands for no window: larger than any segment, and small enough that sums with positions do not overflow.
     const ALL_KEYS: usize = 1 << 30;
     let window = shape.window.map_or(ALL_KEYS, |window| window.min(ALL_KEYS));
     [
@@ -379,10 +371,6 @@ fn score_args(shape: &AttentionShape) -> [Arg; 4] {
         Arg::Float(shape.scale),
         Arg::Float(shape.softcap.unwrap_or(0.0)),
     ]
-}
-
-fn pointer(stage: &Stage<'_>, operand: &Operand) -> Arg {
-    Arg::Pointer(stage.pointer(operand))
 }
 
 fn first_operands<const N: usize>(operands: &[Operand]) -> [&Operand; N] {

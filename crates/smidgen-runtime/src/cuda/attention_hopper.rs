@@ -2,21 +2,22 @@
 //!
 //! Warpgroup matrix instructions (wgmma) exist only on compute capability 9.0, and code that uses them is compiled for
 //! `sm_90a`. These kernels support head sizes up to 128 without window and softcap, padded to 64 or 128. `attention.rs`
-//! launches them in place of its own, with the same lists of tiles, preparation and partial sums. The choice follows
-//! from the plan and the GPU alone.
+//! launches them in place of its own, with the same lists of tiles, preparation and partial sums. The choice depends
+//! only on the plan and the GPU.
 
 use super::modules::KernelFile;
 use super::stage::Stage;
 use smidgen_ir::{AttentionShape, Extent};
 
-/// Forward and backward.
+/// A forward and a backward file per padded head size.
 pub const FILES: [KernelFile; 4] =
     [HEADS[0].forward_file, HEADS[0].gradient_file, HEADS[1].forward_file, HEADS[1].gradient_file];
 
 /// The files that an attention shape may use.
 pub fn files(shape: &AttentionShape) -> Vec<KernelFile> {
-    let all_seen = Extent::default();
-    let head = HopperHead::by_shape(shape, &all_seen);
+    // The planned extent is not known here. An empty extent makes every window large enough, so no file is missing
+    // later.
+    let head = HopperHead::by_shape(shape, &Extent::default());
     head.map_or_else(Vec::new, |head| vec![head.forward_file, head.gradient_file])
 }
 
@@ -82,7 +83,7 @@ const CONTROL_BYTES: usize = 16 + 2 * 8 * SLOTS + 2 * 32;
 impl HopperHead {
     /// The kernels for an attention shape with rows aligned to 16 bytes, if this GPU has them.
     pub fn of(stage: &Stage<'_>, shape: &AttentionShape) -> Option<&'static HopperHead> {
-        if stage.has_hopper_kernels() { HopperHead::by_shape(shape, stage.planned()) } else { None }
+        if stage.has_hopper_kernels() { HopperHead::by_shape(shape, stage.planned) } else { None }
     }
 
     fn by_shape(shape: &AttentionShape, planned: &Extent) -> Option<&'static HopperHead> {
@@ -99,12 +100,13 @@ impl HopperHead {
         2 * self.padded
     }
 
-    /// Queries, a ring buffer of keys and values, and a buffer for the result.
+    /// Shared memory for queries, a ring buffer of keys and values, and a buffer for the result.
     pub const fn forward_shared_bytes(&self) -> u32 {
         (self.row_bytes() * ITEM_ROWS * (2 + SLOTS) + CONTROL_BYTES) as u32
     }
 
-    /// Two resident tiles, a ring buffer of pairs of 64 rows with two floats for each, and a buffer for the result.
+    /// Shared memory for two resident tiles, a ring buffer of pairs of tiles of 64 rows with two floats per row, and a
+    /// buffer for the result.
     pub const fn gradient_shared_bytes(&self) -> u32 {
         (self.row_bytes() * ITEM_ROWS * (3 + SLOTS) + SLOTS * 2 * 64 * 4 + CONTROL_BYTES) as u32
     }
@@ -126,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_that_hide_something_and_caps_and_other_heads_are_left_to_the_others() {
+    fn windows_that_hide_something_and_caps_and_large_heads_use_the_kernels_for_all_gpus() {
         let planned = Extent { tokens: 2048, ..Extent::default() };
         let has = |shape: AttentionShape| HopperHead::by_shape(&shape, &planned).is_some();
         assert!(has(SHAPE) && !has(AttentionShape { head_dim: 256, ..SHAPE }));

@@ -1,9 +1,9 @@
-//! Launches the kernels that exchange rows between audio and the residual stream.
+//! Launches the kernels that copy rows between the audio encoder and the residual stream.
 //!
 //! Left out: the layers of an audio encoder (`audio_conv.rs`, `chunk_attention.rs`, `layer_norm.rs`, `plain_act.rs`).
 
 use super::modules::KernelFile;
-use super::spans::{Place, THREADS, count, int};
+use super::spans::{Place, THREADS, grid_over, int};
 use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError};
 
@@ -13,20 +13,20 @@ pub const FILE: KernelFile = KernelFile {
     kernels: &["copy_strided", "place_rows", "take_rows"],
 };
 
-/// y = x, in which row rows[a] is row a of the audio, or zero.
+/// y = x, except that row rows[a] is row a of the audio, or zero if `clear`.
 pub fn place_rows(stage: &Stage<'_>, step: &BoundStep, clear: bool) -> Result<(), DeviceError> {
     let (x, rows, y) = (&step.inputs[0], &step.inputs[1], &step.outputs[0]);
     let (from, to) = (Place::of(stage, x), Place::of(stage, y));
     let (tokens, columns) = (stage.rows(y), y.columns);
     if stage.pointer(x) != stage.pointer(y)
-        && let Some(grid) = grid(tokens * columns)
+        && let Some(grid) = grid_over(tokens * columns)
     {
         let elements = Arg::Long((tokens * columns) as i64);
         let args = [from.pointer, from.stride, to.pointer, to.stride, int(columns), elements];
         stage.launch("copy_strided", grid, THREADS, 0, &args)?;
     }
     let elements = stage.rows(rows) * columns;
-    let Some(grid) = grid(elements) else { return Ok(()) };
+    let Some(grid) = grid_over(elements) else { return Ok(()) };
     let (audio, stride) = match clear {
         true => (Arg::Pointer(0), Arg::Long(0)),
         false => {
@@ -37,7 +37,7 @@ pub fn place_rows(stage: &Stage<'_>, step: &BoundStep, clear: bool) -> Result<()
     let args = [
         audio,
         stride,
-        Arg::Pointer(stage.pointer(rows)),
+        stage.address(rows),
         to.pointer,
         to.stride,
         int(tokens),
@@ -47,26 +47,21 @@ pub fn place_rows(stage: &Stage<'_>, step: &BoundStep, clear: bool) -> Result<()
     stage.launch("place_rows", grid, THREADS, 0, &args)
 }
 
-/// y[a] = x[rows[a]], zero where that is negative.
+/// y[a] = x[rows[a]], or zero if rows[a] is negative.
 pub fn take_rows(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
     let (x, rows, y) = (&step.inputs[0], &step.inputs[1], &step.outputs[0]);
     let (from, to) = (Place::of(stage, x), Place::of(stage, y));
     let elements = stage.rows(y) * y.columns;
-    let Some(grid) = grid(elements) else { return Ok(()) };
+    let Some(grid) = grid_over(elements) else { return Ok(()) };
     let args = [
         from.pointer,
         from.stride,
         int(stage.rows(x)),
-        Arg::Pointer(stage.pointer(rows)),
+        stage.address(rows),
         to.pointer,
         to.stride,
         int(y.columns),
         Arg::Long(elements as i64),
     ];
     stage.launch("take_rows", grid, THREADS, 0, &args)
-}
-
-/// A thread for each element; `None` where there are none.
-fn grid(elements: usize) -> Option<[u32; 3]> {
-    (elements > 0).then(|| [count(elements.div_ceil(THREADS as usize)), 1, 1])
 }

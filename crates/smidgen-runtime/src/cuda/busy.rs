@@ -1,6 +1,6 @@
-//! How busy a GPU is, read at most once a second, so that short steps do not pay for it.
+//! The load of a GPU, read at most once per second, so that reading it does not slow down short steps.
 //!
-//! The driver averages over up to a second: a shorter interval would show the same value again.
+//! The driver averages over up to a second, so a shorter interval would return the same value again.
 
 use std::time::{Duration, Instant};
 

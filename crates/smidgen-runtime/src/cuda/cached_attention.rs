@@ -1,12 +1,12 @@
 //! Launches attention for generation: writes to the KV cache, and attention over it.
 //!
-//! One block per query and head, or several where queries are few. The caches have the type of activations.
+//! A query and head get one block, or several if there are few queries. The caches have the type of activations.
 //! Left out: head sizes above 256.
 
 use super::modules::KernelFile;
 use super::spans::{Place, SPAN, THREADS, count, int};
 use super::stage::{Arg, Stage};
-use crate::device::{BoundStep, DeviceError, Operand};
+use crate::device::{BoundStep, DeviceError};
 use smidgen_ir::AttentionShape;
 use smidgen_ir::workspace_cuda::{CACHE_PIECE, MOST_SHARED_QUERIES, cached_attention_bytes};
 
@@ -26,13 +26,6 @@ pub const FILE: KernelFile = KernelFile {
 /// The largest head size that a warp can hold.
 pub const MOST_HEAD_DIM: usize = 32 * SPAN;
 
-/// The arguments from input `first` on: table of cache rows with its sizes, slots, positions.
-fn places(stage: &Stage<'_>, step: &BoundStep, first: usize) -> [Arg; 5] {
-    let [table, slots, positions] = [0, 1, 2].map(|index| &step.inputs[first + index]);
-    let pointer = |operand: &Operand| Arg::Pointer(stage.pointer(operand));
-    [pointer(table), int(stage.rows(table)), int(table.columns), pointer(slots), pointer(positions)]
-}
-
 /// Writes the keys and values of new tokens to their cache rows.
 pub fn cache_rows(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
     let tokens = stage.rows(&step.inputs[0]);
@@ -41,16 +34,18 @@ pub fn cache_rows(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError
     }
     let [k, v] = [0, 1].map(|index| Place::of(stage, &step.inputs[index]));
     let [keys, values] = [0, 1].map(|index| Place::of(stage, &step.updates[index]));
+    let [table, slots, positions] = [2, 3, 4].map(|index| &step.inputs[index]);
     let (rows, columns) = (stage.rows(&step.updates[0]), step.updates[0].columns);
     let aligned = columns.is_multiple_of(SPAN) && [k, v, keys, values].iter().all(|place| place.aligned);
     let mut args = vec![k.pointer, k.stride, v.pointer, v.stride];
-    args.extend(places(stage, step, 2));
+    args.extend([stage.address(table), int(stage.rows(table)), int(table.columns)]);
+    args.extend([slots, positions].map(|operand| stage.address(operand)));
     args.extend([keys.pointer, keys.stride, values.pointer, values.stride]);
     args.extend([int(rows), int(columns), Arg::Int(i32::from(aligned))]);
     stage.launch("cache_rows", [count(tokens), 1, 1], THREADS, 0, &args)
 }
 
-/// The structure of `cached_attention.cu`.
+/// Must match the struct in `cached_attention.cu`.
 #[repr(C)]
 struct CachedAttention {
     q: u64,
@@ -92,7 +87,7 @@ pub fn cached_attention(
     assert!(head_dim <= MOST_HEAD_DIM, "a head size of {head_dim}: kernels support up to {MOST_HEAD_DIM}");
     let aligned = head_dim.is_multiple_of(SPAN)
         && [q, keys, values].iter().all(|operand| Place::of(stage, operand).aligned);
-    // A query of a long sequence is shared by several blocks where queries are too few to keep the GPU busy.
+    // If there are too few queries to keep the GPU busy, several blocks share a query of a long sequence.
     let pieces = table.columns.div_ceil(CACHE_PIECE);
     let is_shared = tokens <= MOST_SHARED_QUERIES && pieces > 1;
     let (workspace, bytes) = stage.workspace();
@@ -114,7 +109,7 @@ pub fn cached_attention(
         cache_rows: stage.rows(keys) as i32,
         group: (shape.heads / shape.kv_heads) as i32,
         head_dim: head_dim as i32,
-        // At least 8, which bounds the teams of a block.
+        // At least 8, so that a block has at most 32 teams.
         lanes: head_dim.div_ceil(SPAN).next_power_of_two().max(8) as i32,
         window: shape.window.unwrap_or(0) as i32,
         scale: shape.scale,

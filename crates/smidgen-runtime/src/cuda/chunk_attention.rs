@@ -1,10 +1,10 @@
-//! Launches of attention to all rows of a chunk, and of its gradient.
+//! Launches attention to all rows of a chunk, and its gradient.
 //!
-//! Backward first computes one sum per row and head in the workspace, then dq, then dk and dv. Kernels on tiles are for
-//! 16-bit rows and heads of up to 64 channels; plain ones serve all others.
+//! Backward first computes one sum per row and head in the workspace, then dq, then dk and dv. The kernels on tiles
+//! support 16-bit rows and heads of up to 64 channels; all other shapes use plain kernels.
 
 use super::modules::KernelFile;
-use super::spans::{int, stored_dtype};
+use super::spans::{addresses_and_strides, int, stored_dtype};
 use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::workspace_cuda::attention_floats_bytes;
@@ -27,7 +27,7 @@ macro_rules! file {
     };
 }
 
-/// Heads of up to 64 channels, and larger ones.
+/// The files for heads of up to 64 channels and for larger ones.
 pub const FILES: [KernelFile; 2] = [
     file!(
         64,
@@ -54,10 +54,10 @@ pub const FILES: [KernelFile; 2] = [
 
 /// Largest head with kernels on tiles.
 const HEAD_OF_TILES: usize = 64;
-/// Rows of a tile; `chunk_attention.cu` has the same number.
+/// Rows of a tile. Must match `chunk_attention.cu`.
 const TILE: usize = 64;
 const THREADS: u32 = 128;
-/// A tile in shared memory, and what belongs to two stages of it: biases by distance, and lse with delta.
+/// Shared memory of one tile, and of two pipeline stages of biases by distance, and of lse with delta.
 const TILE_BYTES: u32 = (TILE * 2 * HEAD_OF_TILES) as u32;
 const BIASES_BYTES: u32 = (2 * 2 * TILE * 4) as u32;
 const STATISTICS_BYTES: u32 = BIASES_BYTES;
@@ -67,7 +67,7 @@ pub fn file(shape: &AttentionShape) -> KernelFile {
     FILES[usize::from(shape.head_dim > HEAD_OF_TILES)]
 }
 
-/// o and lse.
+/// Computes o and lse.
 pub fn chunk_attention(
     stage: &Stage<'_>,
     step: &BoundStep,
@@ -76,8 +76,8 @@ pub fn chunk_attention(
     let [q, k, v, marks, bias] = [0, 1, 2, 3, 4].map(|index| &step.inputs[index]);
     let (o, lse) = (&step.outputs[0], &step.outputs[1]);
     let Some(grid) = grid(stage, q, shape) else { return Ok(()) };
-    let mut args = places(stage, &[q, k, v, o]);
-    args.push(Arg::Pointer(stage.pointer(lse)));
+    let mut args = addresses_and_strides(stage, &[q, k, v, o]);
+    args.push(stage.address(lse));
     args.extend(score_args(stage, shape, q, marks, bias));
     let (kernel, shared_bytes) = match form(stage, shape, &[q, k, v, o]) {
         Form::Tiles => ("chunk_attention_64", 5 * TILE_BYTES + BIASES_BYTES),
@@ -87,7 +87,7 @@ pub fn chunk_attention(
     stage.launch(kernel, grid, THREADS, shared_bytes, &args)
 }
 
-/// dq, dk and dv.
+/// Computes dq, dk and dv.
 pub fn chunk_attention_grad(
     stage: &Stage<'_>,
     step: &BoundStep,
@@ -97,12 +97,10 @@ pub fn chunk_attention_grad(
         [0, 1, 2, 3, 4, 5, 6, 7].map(|index| &step.inputs[index]);
     let [dq, dk, dv] = [0, 1, 2].map(|index| &step.outputs[index]);
     let Some(grid) = grid(stage, q, shape) else { return Ok(()) };
-    let (deltas, bytes) = stage.workspace();
-    let needed = attention_floats_bytes(stage.rows(q), shape);
-    assert!(bytes >= needed, "chunk attention needs {needed} bytes of workspace, got {bytes}");
+    let deltas = stage.workspace_of(attention_floats_bytes(stage.rows(q), shape));
     let form = form(stage, shape, &[q, k, v, o_gradient, dq, dk, dv]);
     let items = stage.rows(q) * shape.heads;
-    let mut args = places(stage, &[o, o_gradient]);
+    let mut args = addresses_and_strides(stage, &[o, o_gradient]);
     args.extend([int(items), int(shape.heads), int(shape.head_dim), Arg::Pointer(deltas)]);
     let kernel = match form {
         Form::Tiles | Form::Plain64 => "chunk_attention_deltas_64",
@@ -110,10 +108,10 @@ pub fn chunk_attention_grad(
     };
     let warps = THREADS as usize / 32;
     stage.launch(kernel, [items.div_ceil(warps) as u32, 1, 1], THREADS, 0, &args)?;
-    let slopes = |kernel, shared_bytes, outputs: &[&Operand]| {
-        let mut args = places(stage, &[q, k, v, o_gradient]);
-        args.extend([Arg::Pointer(stage.pointer(lse)), Arg::Pointer(deltas)]);
-        args.extend(places(stage, outputs));
+    let launch_grad = |kernel, shared_bytes, outputs: &[&Operand]| {
+        let mut args = addresses_and_strides(stage, &[q, k, v, o_gradient]);
+        args.extend([stage.address(lse), Arg::Pointer(deltas)]);
+        args.extend(addresses_and_strides(stage, outputs));
         args.extend(score_args(stage, shape, q, marks, bias));
         stage.launch(kernel, grid, THREADS, shared_bytes, &args)
     };
@@ -124,8 +122,8 @@ pub fn chunk_attention_grad(
         Form::Plain64 => [("chunk_attention_dq_plain_64", 0), ("chunk_attention_dkv_plain_64", 0)],
         Form::Plain256 => [("chunk_attention_dq_plain_256", 0), ("chunk_attention_dkv_plain_256", 0)],
     };
-    slopes(dq_kernel, dq_bytes, &[dq])?;
-    slopes(dkv_kernel, dkv_bytes, &[dk, dv])
+    launch_grad(dq_kernel, dq_bytes, &[dq])?;
+    launch_grad(dkv_kernel, dkv_bytes, &[dk, dv])
 }
 
 #[derive(Clone, Copy)]
@@ -136,29 +134,23 @@ enum Form {
 }
 
 fn form(stage: &Stage<'_>, shape: &AttentionShape, operands: &[&Operand]) -> Form {
-    let element_bytes = stage.activations().bytes();
+    let element_bytes = stage.activations.bytes();
     let is_aligned = operands.iter().all(|operand| {
         stage.pointer(operand).is_multiple_of(16) && (operand.stride * element_bytes).is_multiple_of(16)
     });
     match shape.head_dim <= HEAD_OF_TILES {
         false => Form::Plain256,
-        true if stage.activations() != DType::F32 && shape.head_dim.is_multiple_of(8) && is_aligned => {
+        true if stage.activations != DType::F32 && shape.head_dim.is_multiple_of(8) && is_aligned => {
             Form::Tiles
         }
         true => Form::Plain64,
     }
 }
 
-/// A block for each tile of rows and head; `None` without rows.
+/// One block for each tile of rows and each head; `None` without rows.
 fn grid(stage: &Stage<'_>, q: &Operand, shape: &AttentionShape) -> Option<[u32; 3]> {
     let blocks = stage.rows(q).div_ceil(TILE) * shape.heads;
     (blocks > 0).then_some([blocks as u32, 1, 1])
-}
-
-/// Address and stride of each.
-fn places(stage: &Stage<'_>, operands: &[&Operand]) -> Vec<Arg> {
-    let place = |operand: &&Operand| [Arg::Pointer(stage.pointer(operand)), Arg::Long(operand.stride as i64)];
-    operands.iter().flat_map(place).collect()
 }
 
 fn score_args(
@@ -169,9 +161,9 @@ fn score_args(
     bias: &Operand,
 ) -> [Arg; 8] {
     [
-        Arg::Pointer(stage.pointer(marks)),
+        stage.address(marks),
         int(stage.rows(q)),
-        Arg::Pointer(stage.pointer(bias)),
+        stage.address(bias),
         stored_dtype(bias),
         int(stage.rows(bias) / 2),
         int(shape.heads),

@@ -1,7 +1,7 @@
-//! DoRA: a gain per output channel, the gradient of its magnitudes, and the row norms that it divides by.
+//! DoRA: the gain of each output channel, the gradient of the magnitudes, and the row norms that the gain divides by.
 //!
-//! Row norms decode some rows of the weight to f32 in the workspace; the kernel adds B·A in registers, so the sum is
-//! never stored. Kernels: `kernels/columns.cu`.
+//! For row norms, some rows of the weight at a time are decoded to f32 in the workspace. The kernel adds B·A in
+//! registers, so the sum is never stored. Kernels: `kernels/columns.cu`.
 
 use super::decode::{self, RowChoice, Target, is_aligned};
 use super::modules::KernelFile;
@@ -28,15 +28,15 @@ pub fn scale_columns(stage: &Stage<'_>, step: &BoundStep, bias: bool) -> Result<
     let (z_pointer, y_pointer) = (stage.pointer(z), stage.pointer(y));
     let eight =
         columns.is_multiple_of(8) && is_aligned(z_pointer, z.stride) && is_aligned(y_pointer, y.stride);
-    // In a narrow matrix a block handles several rows at once.
+    // If the matrix is narrow, a block handles several rows at once.
     let groups = columns.div_ceil(8);
     let lanes = groups.next_power_of_two().clamp(32, THREADS as usize);
     let rows_of_a_block = THREADS as usize / lanes * SCALED_ROWS;
     let args = [
         Arg::Pointer(z_pointer),
         Arg::Long(z.stride as i64),
-        Arg::Pointer(stage.pointer(&step.inputs[1])),
-        Arg::Pointer(stage.pointer(&step.inputs[2])),
+        stage.address(&step.inputs[1]),
+        stage.address(&step.inputs[2]),
         Arg::Pointer(bias.map_or(0, |bias| stage.pointer(bias))),
         bias.map_or(Arg::Int(0), stored_dtype),
         Arg::Pointer(y_pointer),
@@ -60,7 +60,7 @@ pub fn magnitude_grad(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceE
     let (dy_pointer, z_pointer) = (stage.pointer(dy), stage.pointer(z));
     let eight =
         columns.is_multiple_of(8) && is_aligned(dy_pointer, dy.stride) && is_aligned(z_pointer, z.stride);
-    let partials = workspace_of(stage, magnitude_partials_bytes(rows, columns));
+    let partials = stage.workspace_of(magnitude_partials_bytes(rows, columns));
     let groups = rows.div_ceil(SUM_ROWS);
     let args = [
         Arg::Pointer(dy_pointer),
@@ -78,8 +78,8 @@ pub fn magnitude_grad(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceE
         Arg::Pointer(partials),
         Arg::Int(groups as i32),
         Arg::Int(columns as i32),
-        Arg::Pointer(stage.pointer(&step.inputs[2])),
-        Arg::Pointer(stage.pointer(&step.updates[0])),
+        stage.address(&step.inputs[2]),
+        stage.address(&step.updates[0]),
     ];
     let grid = [columns.div_ceil(SUM_THREADS as usize) as u32, 1, 1];
     stage.launch("magnitude_grad_total", grid, SUM_THREADS, 0, &args)
@@ -96,7 +96,7 @@ pub fn row_norms(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(), 
         return Ok(());
     }
     let block = norm_block_rows(n, k);
-    let decoded = workspace_of(stage, block * k * 4);
+    let decoded = stage.workspace_of(block * k * 4);
     let a_pointer = stage.pointer(a);
     let eight = k.is_multiple_of(8) && is_aligned(a_pointer, k);
     for first in (0..n).step_by(block) {
@@ -120,14 +120,7 @@ pub fn row_norms(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(), 
     Ok(())
 }
 
-/// The step's workspace, which must hold `needed` bytes.
-fn workspace_of(stage: &Stage<'_>, needed: usize) -> u64 {
-    let (pointer, bytes) = stage.workspace();
-    assert!(needed <= bytes, "a workspace of {bytes} bytes, {needed} are needed");
-    pointer
-}
-
-/// As in `columns.cu`.
+/// These must match `columns.cu`.
 const THREADS: u32 = 256;
 const SCALED_ROWS: usize = 4;
 const SUM_THREADS: u32 = 64;

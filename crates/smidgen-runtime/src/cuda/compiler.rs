@@ -1,9 +1,9 @@
 //! NVRTC: its version, the GPUs that it compiles for, and the target of a GPU's kernels.
 //!
-//! NVRTC 13 begins with Turing (7.5), so Volta needs NVRTC 12; a GPU newer than NVRTC needs a newer one. Both are errors
-//! with a remedy, before anything is compiled.
-//! The kernels of a lower capability run on any newer GPU as PTX. Where NVRTC has no target that low, its lowest one is
-//! used with `-DCAPABILITY`: the instructions are still those of the lower capability.
+//! NVRTC 13 supports Turing (7.5) and newer, so Volta needs NVRTC 12. A GPU newer than NVRTC needs a newer NVRTC. Both
+//! are errors with a remedy, reported before anything is compiled.
+//! The kernels of a lower capability run on any newer GPU as PTX. If NVRTC has no target that low, its lowest target is
+//! used with `-DCAPABILITY`, and the kernels still use only the instructions of the lower capability.
 
 use super::driver::NAME;
 use super::generation::{Capability, LEAST};
@@ -15,11 +15,11 @@ use cudarc::nvrtc;
 pub struct Compiler {
     /// Such as (13, 0).
     pub version: (i32, i32),
-    /// What it compiles for, in ascending order.
+    /// The compute capabilities that it compiles for, in ascending order.
     pub capabilities: Vec<Capability>,
 }
 
-/// What kernels are compiled for.
+/// The architecture that kernels are compiled for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     /// NVRTC's name, such as `sm_90`, or `compute_75` for PTX.
@@ -29,7 +29,7 @@ pub struct Target {
 }
 
 impl Compiler {
-    /// Asks NVRTC, whose library must have been found.
+    /// Queries NVRTC, whose library must have been found.
     pub fn look() -> Result<Compiler, DeviceError> {
         let version = compiler_version()?;
         let mut count = 0;
@@ -46,7 +46,7 @@ impl Compiler {
         Ok(Compiler { version, capabilities })
     }
 
-    /// What a GPU needs instead, if this NVRTC does not compile for it.
+    /// The remedy for a GPU that this NVRTC does not compile for; `None` if it does.
     pub fn remedy(&self, capability: Capability) -> Option<&'static str> {
         if self.capabilities.contains(&capability) {
             return None;
@@ -55,7 +55,8 @@ impl Compiler {
         Some(if is_old { OLD_GPU_REMEDY } else { NEW_GPU_REMEDY })
     }
 
-    /// The target of a GPU's kernels, or of those of a lower capability.
+    /// The target for a GPU of capability `own` that runs the kernels of capability `wanted`, which is the same or
+    /// lower.
     pub fn target(&self, name: &str, own: Capability, wanted: Capability) -> Result<Target, DeviceError> {
         let text = |(major, minor): Capability| format!("{major}{minor}");
         let name = || name.to_owned();
@@ -90,7 +91,7 @@ fn failed(call: &'static str, error: &nvrtc::result::NvrtcError) -> DeviceError 
     DeviceError::Call { device: NAME, call, what: format!("{error:?}") }
 }
 
-/// For GPUs that CUDA 13 has left behind, and for those that are newer than NVRTC.
+/// For GPUs that CUDA 13 no longer supports, and for GPUs that are newer than NVRTC.
 const OLD_GPU_REMEDY: &str = "install the libraries of CUDA 12 in place of those of CUDA 13: \
     `pip install nvidia-cuda-nvrtc-cu12 nvidia-cublas-cu12`";
 const NEW_GPU_REMEDY: &str =
@@ -112,17 +113,17 @@ mod tests {
         compiler.target("NVIDIA Example", own, wanted).map_err(|error| error.to_string())
     }
 
-    fn made(architecture: &str, definition: Option<&str>) -> Result<Target, String> {
+    fn expected(architecture: &str, definition: Option<&str>) -> Result<Target, String> {
         Ok(Target { architecture: architecture.to_owned(), definition: definition.map(str::to_owned) })
     }
 
     #[test]
-    fn a_gpu_gets_machine_code_and_an_older_one_on_it_ptx() {
-        assert_eq!(target(&of_13(), (9, 0), (9, 0)), made("sm_90", None));
-        assert_eq!(target(&of_12(), (7, 0), (7, 0)), made("sm_70", None));
-        assert_eq!(target(&of_13(), (9, 0), (7, 5)), made("compute_75", None));
-        assert_eq!(target(&of_12(), (9, 0), (7, 0)), made("compute_70", None));
-        assert_eq!(target(&of_13(), (9, 0), (7, 0)), made("compute_75", Some("-DCAPABILITY=70")));
+    fn own_kernels_are_machine_code_and_those_of_older_gpus_are_ptx() {
+        assert_eq!(target(&of_13(), (9, 0), (9, 0)), expected("sm_90", None));
+        assert_eq!(target(&of_12(), (7, 0), (7, 0)), expected("sm_70", None));
+        assert_eq!(target(&of_13(), (9, 0), (7, 5)), expected("compute_75", None));
+        assert_eq!(target(&of_12(), (9, 0), (7, 0)), expected("compute_70", None));
+        assert_eq!(target(&of_13(), (9, 0), (7, 0)), expected("compute_75", Some("-DCAPABILITY=70")));
     }
 
     #[test]
@@ -134,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_older_gpu_can_be_taken_for_this_one() {
+    fn only_kernels_of_older_gpus_can_be_run_instead() {
         for wanted in [(10, 0), (6, 1), (9, 1)] {
             let refused = target(&of_13(), (9, 0), wanted).unwrap_err();
             assert!(refused.contains("7.0 to 9.0"), "{refused}");

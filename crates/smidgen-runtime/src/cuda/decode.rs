@@ -1,9 +1,9 @@
 //! Decodes rows of stored matrices to the matmul type, or to f32; rows of a table may be selected by ids.
 //!
-//! One kernel per format: the source may be a slice of a tensor that stores its scales apart, and the target has a
-//! stride. Unaligned data is decoded element by element.
-//! Kernels: `kernels/decode.cu` and `kernels/decode_gguf.cu`, which share `kernels/decode.cuh`; the formats of the first are
-//! in `kernels/decode_formats.cuh`.
+//! There is one kernel per format. The source may be some rows of a tensor whose scales follow all of its codes, and
+//! the target has a row stride. Unaligned data is decoded element by element.
+//! Kernels: `kernels/decode.cu` and `kernels/decode_gguf.cu`, which share `kernels/decode.cuh`. The formats of
+//! `decode.cu` are in `kernels/decode_formats.cuh`.
 
 use super::modules::KernelFile;
 use super::stage::{Arg, Stage};
@@ -46,20 +46,20 @@ pub const GGUF_FILE: KernelFile = KernelFile {
     ],
 };
 
-/// Where decoded rows go.
+/// The destination of decoded rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Target {
     pub pointer: u64,
     /// Elements from one row to the next.
     pub stride: usize,
-    /// f32, whatever the type of activations.
+    /// Whether the target is f32 rather than the type of activations.
     pub wide: bool,
 }
 
-/// Which rows of a matrix.
+/// Selects rows of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RowChoice {
-    /// Consecutive rows.
+    /// Consecutive rows from this one on.
     From(usize),
     /// The rows with the i32 numbers at this device address.
     ByIds(u64),
@@ -91,8 +91,7 @@ pub fn decode(
     if rows == 0 || columns == 0 {
         return Ok(());
     }
-    let (mut first_row, total_rows) =
-        matrix.part.map_or((0, of_view), |part| (part.first_row, part.total_rows));
+    let (mut first_row, total_rows) = stage.rows_in_tensor(matrix);
     let ids = match choice {
         RowChoice::ByIds(ids) => ids,
         RowChoice::From(first) => {
@@ -102,15 +101,12 @@ pub fn decode(
         }
     };
     let bytes = stage.pointer(matrix);
-    let code = match matrix.storage {
-        Storage::Bnb4 { code: Code4::Fp4, .. } => 1,
-        _ => 0,
-    };
+    let code = i32::from(matches!(matrix.storage, Storage::Bnb4 { code: Code4::Fp4, .. }));
     let groups = rows * columns.div_ceil(8);
     assert!(groups < 1 << 31, "{rows} rows of {columns} are too many for one launch");
     let aligned = columns.is_multiple_of(8)
         && is_aligned(target.pointer, target.stride)
-        && comes_by_eights(matrix, bytes, total_rows);
+        && reads_by_eights(matrix, bytes, total_rows);
     let args = [
         Arg::Pointer(target.pointer),
         Arg::Long(target.stride as i64),
@@ -136,12 +132,12 @@ pub fn is_aligned(pointer: u64, stride: usize) -> bool {
     pointer.is_multiple_of(16) && stride.is_multiple_of(8)
 }
 
-/// Threads per block, and groups of eight elements that a block decodes, as in `decode.cuh`.
+/// Threads per block, and groups of eight elements that a block decodes. Both must match `decode.cuh`.
 const THREADS: u32 = 256;
 const GROUPS_OF_A_BLOCK: usize = 256 * 4 * 2;
 
-/// Whether the codes and scales of groups of eight elements are aligned.
-pub fn comes_by_eights(matrix: &Operand, bytes: u64, total_rows: usize) -> bool {
+/// Whether codes and scales are aligned, so that eight elements can be read at a time.
+pub fn reads_by_eights(matrix: &Operand, bytes: u64, total_rows: usize) -> bool {
     match matrix.storage {
         Storage::Plain(_) => is_aligned(bytes, matrix.stride),
         Storage::Int8Rows | Storage::Fp8Rows | Storage::Fp8Blocks => bytes.is_multiple_of(8),

@@ -2,10 +2,10 @@
 //!
 //! The host enqueues steps far ahead of the GPU, so it must wait for neither the GPU nor the disk. For each piece of a
 //! tensor it enqueues two things: a host callback that reads or writes the piece in the file, and the copy between the
-//! buffer and the device. The order of the stream is the only synchronization: a piece enters the buffer when the one
-//! before has left it.
+//! buffer and the device. The stream order is the only synchronization: a piece enters the buffer when the previous one
+//! has left it.
 //!
-//! A thread of our own that made the copies would deadlock: a launch into a full queue holds a lock of the driver that
+//! A separate thread that makes the copies would deadlock: a launch into a full queue holds a lock of the driver that
 //! the thread's calls need, while the queue waits for the thread. A host callback makes no driver call.
 
 use super::driver::{self, RowCopy, Stream};
@@ -24,7 +24,7 @@ pub struct Disk {
     stream: Stream,
 }
 
-/// Rows on the device: from the start of one to the next are `stride_bytes`.
+/// Rows on the device, which begin `stride_bytes` apart.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceRows {
     pub address: u64,
@@ -42,23 +42,24 @@ struct Reader {
     failed: Mutex<Option<DeviceError>>,
 }
 
-// SAFETY: only the work of one stream touches the slot, in order.
+// SAFETY: only the callbacks and copies of one stream touch the slot, one after the other.
 unsafe impl Sync for Reader {}
 
 impl Reader {
     fn read(&self, offset: usize, bytes: usize) {
-        // SAFETY: in bounds, and the stream runs nothing else meanwhile.
+        // SAFETY: in bounds, and the stream runs nothing else during this callback.
         let slot = unsafe { std::slice::from_raw_parts_mut(self.slot.pointer().cast_mut(), bytes) };
-        self.note(self.file.read(offset, slot));
+        self.keep_error(self.file.read(offset, slot));
     }
 
     fn write(&self, offset: usize, bytes: usize) {
         // SAFETY: as above.
         let slot = unsafe { std::slice::from_raw_parts(self.slot.pointer(), bytes) };
-        self.note(self.file.write(offset, slot));
+        self.keep_error(self.file.write(offset, slot));
     }
 
-    fn note(&self, done: Result<(), DeviceError>) {
+    /// Keeps the first error.
+    fn keep_error(&self, done: Result<(), DeviceError>) {
         if let Err(error) = done {
             let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
             failed.get_or_insert(error);
@@ -92,7 +93,7 @@ impl Disk {
         let most = (SLOT_BYTES / row_bytes).max(1);
         for first in (0..count).step_by(most) {
             let here = most.min(count - first);
-            // A row that is larger than the buffer is one of a tensor without gaps, in pieces.
+            // Only a tensor without gaps has a row larger than the buffer. It is copied in pieces.
             for within in (0..row_bytes).step_by(SLOT_BYTES) {
                 let piece_bytes = SLOT_BYTES.min(row_bytes - within);
                 let at = offset + first * row_bytes + within;
@@ -115,7 +116,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Takes the failure, if there is one.
+    /// Returns the first error, and forgets it.
     pub fn failure(&self) -> Option<DeviceError> {
         self.reader.failed.lock().unwrap_or_else(PoisonError::into_inner).take()
     }

@@ -1,7 +1,7 @@
 //! The CUDA driver: one GPU, its context and streams, and events.
 //!
-//! All driver calls except launches, graphs and matmuls are here, each with its error as text. The process uses one GPU
-//! with one compute stream, and further streams for transfers.
+//! Most driver calls are here, with their errors as text; launches, graphs and pinned memory are in their own files.
+//! The process uses one GPU with one compute stream, and further streams for transfers.
 
 use super::nvml;
 use crate::device::DeviceError;
@@ -50,19 +50,9 @@ impl Gpu {
     /// Opens a GPU. The driver's library must have been found.
     pub fn open(ordinal: usize) -> Result<Gpu, DeviceError> {
         init()?;
-        let count = named(result::device::get_count(), "cuDeviceGetCount")?;
-        if ordinal as i64 >= i64::from(count) {
-            return Err(DeviceError::NoSuchGpu { ordinal, count: count as usize });
-        }
-        let device = named(result::device::get(ordinal as i32), "cuDeviceGet")?;
-        let attribute = |which| {
-            // SAFETY: the device exists.
-            named(unsafe { result::device::get_attribute(device, which) }, "cuDeviceGetAttribute")
-        };
-        use sys::CUdevice_attribute as Attribute;
-        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-        let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
+        let (device, capability) = find(ordinal)?;
+        let multiprocessors = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let multiprocessors = attribute(device, multiprocessors)? as usize;
         // SAFETY: the device exists; its primary context stays retained as long as the process lives.
         let context = named(unsafe { result::primary_ctx::retain(device) }, "cuDevicePrimaryCtxRetain")?;
         // SAFETY: the context was just retained.
@@ -70,7 +60,7 @@ impl Gpu {
         let stream =
             named(result::stream::create(result::stream::StreamKind::NonBlocking), "cuStreamCreate")?;
         let name = named(result::device::get_name(device), "cuDeviceGetName")?;
-        Ok(Gpu { name, capability: (major as u32, minor as u32), multiprocessors, stream, device })
+        Ok(Gpu { name, capability, multiprocessors, stream, device })
     }
 
     /// Free bytes according to NVML.
@@ -101,8 +91,26 @@ impl Gpu {
     }
 }
 
-/// Initializes the driver, if that was not done before. Returns the bytes that it took on a GPU, which are not in the
-/// context: 3.25 MiB on an H200. They are 0 where NVML is missing.
+/// A GPU's handle and compute capability. The driver must be initialized.
+pub fn find(ordinal: usize) -> Result<(sys::CUdevice, (u32, u32)), DeviceError> {
+    let count = named(result::device::get_count(), "cuDeviceGetCount")?;
+    if ordinal as i64 >= i64::from(count) {
+        return Err(DeviceError::NoSuchGpu { ordinal, count: count as usize });
+    }
+    let device = named(result::device::get(ordinal as i32), "cuDeviceGet")?;
+    use sys::CUdevice_attribute as Attribute;
+    let major = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    let minor = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+    Ok((device, (major as u32, minor as u32)))
+}
+
+fn attribute(device: sys::CUdevice, which: sys::CUdevice_attribute) -> Result<i32, DeviceError> {
+    // SAFETY: the device exists.
+    named(unsafe { result::device::get_attribute(device, which) }, "cuDeviceGetAttribute")
+}
+
+/// Initializes the driver, if that was not done before. Returns the GPU memory that this took, which is not part of the
+/// context: 3.25 MiB on an H200. Returns 0 if NVML is missing.
 pub fn init() -> Result<u64, DeviceError> {
     static TAKEN_BYTES: OnceLock<u64> = OnceLock::new();
     let before = if TAKEN_BYTES.get().is_none() { nvml::free_bytes_of_all() } else { None };
@@ -110,7 +118,7 @@ pub fn init() -> Result<u64, DeviceError> {
     Ok(*TAKEN_BYTES.get_or_init(|| {
         let both = before.zip(nvml::free_bytes_of_all());
         let taken = both.into_iter().flat_map(|(before, after)| before.into_iter().zip(after));
-        // It takes about the same on every GPU.
+        // The driver takes about the same on every GPU.
         taken.map(|(before, after)| before.saturating_sub(after)).max().unwrap_or(0)
     }))
 }
@@ -139,11 +147,11 @@ impl Stream {
 
 type HostWork = Box<dyn FnOnce() + Send>;
 
-/// Enqueues a host callback: the driver calls `work` on a thread of its own, in stream order. `work` must not call the
+/// Enqueues a host callback: the driver calls `work` on one of its threads, in stream order. `work` must not call the
 /// driver.
 pub fn call_in_order(stream: &Stream, work: impl FnOnce() + Send + 'static) -> Result<(), DeviceError> {
     unsafe extern "C" fn call(work: *mut std::ffi::c_void) {
-        // SAFETY: made from such a box below, and called once.
+        // SAFETY: the pointer comes from the box below, and the callback runs once.
         let work = unsafe { Box::from_raw(work.cast::<HostWork>()) };
         work();
     }
@@ -176,13 +184,15 @@ unsafe impl Send for Event {}
 impl Event {
     /// An event for ordering only.
     pub fn new() -> Result<Event, DeviceError> {
-        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
-        Ok(Event { handle: named(result::event::create(flags), "cuEventCreate")? })
+        Event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 
     /// An event that also records the time.
     pub fn timed() -> Result<Event, DeviceError> {
-        let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
+        Event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
+    }
+
+    fn create(flags: sys::CUevent_flags) -> Result<Event, DeviceError> {
         Ok(Event { handle: named(result::event::create(flags), "cuEventCreate")? })
     }
 
@@ -248,7 +258,7 @@ pub unsafe fn copy_to_host(gpu: &Gpu, to: *mut u8, from: u64, bytes: usize) -> R
     check(unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, gpu.stream) }, "cuMemcpyDtoHAsync")
 }
 
-/// Rows to copy; `from` and `to` are an address and the bytes from one row to the next.
+/// Rows to copy. `from` and `to` are an address and the bytes from one row to the next.
 #[derive(Clone, Copy, Debug)]
 pub struct RowCopy {
     pub from: (u64, usize),

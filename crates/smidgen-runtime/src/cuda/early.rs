@@ -1,18 +1,18 @@
-//! Kernels of generation that start before the kernel in front of them has ended (programmatic dependent launch).
+//! Kernels of generation that start before the previous kernel has ended (programmatic dependent launch).
 //!
-//! A decode step is hundreds of kernels of a few microseconds each, and between two of them a GPU has little to do for
-//! one or two more. These kernels call `await_previous` (`prelude.cuh`) before they read or write anything that another
-//! kernel touches, so the results are the same. All others start as usual: after everything in front of them.
-//! Only where nothing but kernels is in the stream: with transfers, a weight may arrive between two of them.
+//! A decode step is hundreds of kernels of a few microseconds each, and between two of them a GPU is nearly idle for
+//! one or two microseconds. These kernels call `await_previous` (`prelude.cuh`) before they read or write anything that
+//! another kernel touches, so the results are the same. All other kernels start after everything before them has ended.
+//! Not used in plans with transfers, where a weight may arrive between two kernels.
 
 use super::generation::Capability;
 use cudarc::driver::sys;
 
-/// The first compute capability and driver that can do it, in graphs too.
+/// The lowest compute capability and driver version that support it, also in graphs.
 const LEAST_CAPABILITY: Capability = (9, 0);
 const LEAST_DRIVER: i32 = 12_040;
 
-/// What the names of these kernels begin with.
+/// The prefixes of the names of these kernels.
 const EARLY: [&str; 8] = [
     "cache_rows",
     "cached_attention_",
@@ -29,7 +29,7 @@ pub fn is_possible(capability: Capability, driver: i32) -> bool {
     capability >= LEAST_CAPABILITY && driver >= LEAST_DRIVER
 }
 
-/// Whether a kernel waits by itself for those in front of it.
+/// Whether a kernel calls `await_previous`, so that it may start early.
 pub fn starts_early(kernel: &str) -> bool {
     EARLY.iter().any(|name| kernel.starts_with(name))
 }

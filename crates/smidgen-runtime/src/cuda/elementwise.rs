@@ -1,9 +1,9 @@
-//! Launches the kernels that move, add, drop or round elements, and column sums.
+//! Launches the kernels that add elements, gather and scatter rows, apply dropout, and sum columns.
 //!
 //! Dropout drops exactly the elements that the CPU drops: threshold and scale are computed in the same way.
 
 use super::modules::KernelFile;
-use super::norm::{add_partial_rows, partial_rows};
+use super::norm::add_partial_rows;
 use super::spans::{Place, SPAN, Spans, THREADS, count, int};
 use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError};
@@ -52,7 +52,7 @@ pub fn gather_rows(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceErro
         from.pointer,
         from.stride,
         int(stage.rows(x)),
-        Arg::Pointer(stage.pointer(rows)),
+        stage.address(rows),
         to.pointer,
         to.stride,
         spans.spans_of_row,
@@ -61,7 +61,7 @@ pub fn gather_rows(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceErro
     stage.launch(spans.form("gather_rows_eight", "gather_rows_one"), grid, THREADS, 0, &args)
 }
 
-/// dx[rows[r]] = d[r], and zero in all other rows.
+/// dx[rows[r]] = d[r], and all other rows of dx are zero.
 pub fn scatter_rows(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
     let (d, rows, dx) = (&step.inputs[0], &step.inputs[1], &step.outputs[0]);
     let (from, to) = (Place::of(stage, d), Place::of(stage, dx));
@@ -72,7 +72,7 @@ pub fn scatter_rows(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceErr
     let args = [
         from.pointer,
         from.stride,
-        Arg::Pointer(stage.pointer(rows)),
+        stage.address(rows),
         int(stage.rows(rows)),
         to.pointer,
         to.stride,
@@ -84,7 +84,7 @@ pub fn scatter_rows(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceErr
     stage.launch(kernel, [count(stage.rows(dx).div_ceil(rows_of_block)), 1, 1], THREADS, 0, &args)
 }
 
-/// Drops elements with probability `p`; with `rest`, computes x minus that.
+/// y = dropout(x) with probability `p`, or x - dropout(x) if `rest`.
 pub fn dropout(
     stage: &Stage<'_>,
     step: &BoundStep,
@@ -102,7 +102,7 @@ pub fn dropout(
     let args = [
         from.pointer,
         from.stride,
-        Arg::Pointer(stage.pointer(keys)),
+        stage.address(keys),
         Arg::Word(stream),
         Arg::Word(threshold),
         Arg::Float(scale),
@@ -124,7 +124,7 @@ pub fn bias_grad(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError>
     }
     let per_partial = rows_per_partial(rows, BIAS_ROWS_PER_PARTIAL);
     let partials = rows.div_ceil(per_partial);
-    let workspace = partial_rows(stage, partials, columns);
+    let workspace = Arg::Pointer(stage.workspace_of(4 * partials * columns));
     let place = Place::of(stage, dy);
     let args = [place.pointer, place.stride, int(rows), int(columns), int(per_partial), workspace];
     let aligned = place.aligned && columns.is_multiple_of(SPAN);

@@ -1,7 +1,7 @@
 //! Token embedding: rows of a stored table by their ids, times a scale, and the gradient of that table.
 //!
-//! The forward pass is the matrix decoder with ids in place of row numbers; only the rows that are needed are read.
-//! Kernel of the gradient: `kernels/embed.cu`.
+//! The forward pass decodes the rows with these ids (`decode.rs`) and reads no others. The kernel of the gradient is
+//! `kernels/embed.cu`.
 
 use super::decode::{self, RowChoice, Target};
 use super::modules::KernelFile;
@@ -28,19 +28,19 @@ pub fn embed_grad(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(),
         return Ok(());
     }
     let args = [
-        Arg::Pointer(stage.pointer(ids)),
+        stage.address(ids),
         Arg::Int(tokens as i32),
-        Arg::Pointer(stage.pointer(dy)),
+        stage.address(dy),
         Arg::Long(dy.stride as i64),
         Arg::Int(columns as i32),
         Arg::Float(scale),
-        Arg::Pointer(stage.pointer(dtable)),
+        stage.address(dtable),
         Arg::Int(stage.rows(dtable) as i32),
     ];
     let grid = [tokens as u32, columns.div_ceil(COLUMNS_OF_A_BLOCK) as u32, 1];
     stage.launch("embed_grad", grid, THREADS, 0, &args)
 }
 
-/// As in `embed.cu`.
+/// These must match `embed.cu`.
 const THREADS: u32 = 256;
 const COLUMNS_OF_A_BLOCK: usize = 256 * 4;

@@ -2,7 +2,7 @@
 //!
 //! Free memory comes from NVML, which needs no context; without NVML it is unknown until the device is opened.
 
-use super::driver::{check, init, named};
+use super::driver::{check, find, init, named};
 use super::generation::{Generation, supports};
 use super::libraries;
 use super::nvml;
@@ -25,7 +25,7 @@ pub struct GpuFacts {
 }
 
 impl GpuFacts {
-    /// Whether kernels and matmuls run there: Volta or newer.
+    /// Whether kernels and matmuls run on this GPU: Volta or newer.
     pub fn can_train(&self) -> bool {
         Generation::of(self.capability).is_some()
     }
@@ -40,24 +40,13 @@ impl GpuFacts {
 pub fn look(ordinal: usize) -> Result<GpuFacts, DeviceError> {
     libraries::require()?;
     init()?;
-    let count = named(result::device::get_count(), "cuDeviceGetCount")?;
-    if ordinal as i64 >= i64::from(count) {
-        return Err(DeviceError::NoSuchGpu { ordinal, count: count as usize });
-    }
-    let device = named(result::device::get(ordinal as i32), "cuDeviceGet")?;
-    use sys::CUdevice_attribute as Attribute;
-    let attribute = |which| {
-        // SAFETY: the device exists.
-        named(unsafe { result::device::get_attribute(device, which) }, "cuDeviceGetAttribute")
-    };
-    let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u32;
-    let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32;
+    let (device, capability) = find(ordinal)?;
     // SAFETY: the device exists.
     let total = named(unsafe { result::device::total_mem(device) }, "cuDeviceTotalMem")?;
     Ok(GpuFacts {
         ordinal,
         name: named(result::device::get_name(device), "cuDeviceGetName")?,
-        capability: (major, minor),
+        capability,
         total_bytes: total as u64,
         free_bytes: nvml::free_bytes(device),
         driver_version: driver_version()?,

@@ -1,12 +1,12 @@
 //! Linear layers of a decode step: up to eight rows times weights that are read once, as they are stored.
 //!
-//! One launch does what the matmul, the decoding of its weight, the bias, the adapter and the residual are otherwise, and
-//! that for up to three products that do not depend on each other. A product has the same bits alone and with others.
-//! Only `decode` uses it: a training step computes with the algorithms of its planned shape, whatever its rows.
+//! One launch replaces the decoding of the weight, the matmul, the bias, the adapter and the residual, for up to three
+//! linears that do not depend on each other. A linear gives the same bits alone and together with others.
+//! Only `decode` uses it: a training step always uses the algorithms of its planned shape, whatever its number of rows.
 //! Left to cuBLASLt: more rows, GGUF, weights in another plain type than activations, rows not aligned to 16 bytes.
 //! Kernels: `kernels/few_rows.cu`.
 
-use super::decode::{comes_by_eights, is_aligned};
+use super::decode::{is_aligned, reads_by_eights};
 use super::matmul::Matrix;
 use super::modules::KernelFile;
 use super::stage::Stage;
@@ -46,29 +46,29 @@ pub const FILE: KernelFile = KernelFile {
 
 /// Most rows of one launch.
 const MOST_ROWS: usize = 8;
-/// Threads and warps of a block, and outputs of a team of warps, as in `few_rows.cu`.
+/// Threads and warps of a block, and outputs of a team of warps. All must match `few_rows.cu`.
 const THREADS: u32 = 256;
 const WARPS: usize = 8;
 const OUTPUTS: usize = 2;
-/// Outputs of a block where the matrix unit multiplies, for more rows than this.
-const TILED_OUTPUTS: usize = 32;
+/// With more rows than this, tensor cores multiply, and a block has `TILED_OUTPUTS` outputs.
 const MOST_ROWS_WITHOUT_TILES: usize = 2;
+const TILED_OUTPUTS: usize = 32;
 /// Blocks that keep every multiprocessor of a large GPU busy. A constant, so that sums do not depend on the GPU.
 const BLOCKS_WANTED: usize = 512;
 
-/// Most products of one launch: q, k and v.
-pub const MOST_PRODUCTS: usize = 3;
+/// Most linears of one launch: q, k and v.
+pub const MOST_LINEARS: usize = 3;
 
-/// y = x·Wᵀ, plus addends.
+/// A linear layer: y = x·Wᵀ plus addends.
 #[derive(Clone, Copy, Debug)]
-pub struct Product<'a> {
+pub struct Linear<'a> {
     pub x: &'a Operand,
     pub weight: &'a Operand,
     pub addends: Addends<'a>,
     pub y: Matrix,
 }
 
-/// What is added to x·Wᵀ.
+/// The terms that are added to x·Wᵀ.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Addends<'a> {
     pub bias: Option<&'a Operand>,
@@ -77,15 +77,15 @@ pub struct Addends<'a> {
     pub adapter: Option<(&'a Operand, &'a Operand, f32)>,
 }
 
-/// Whether [`few_rows`] supports a product.
-pub fn fits(stage: &Stage<'_>, product: &Product<'_>) -> bool {
-    let Product { x, weight, addends, .. } = *product;
-    let act = |operand: &Operand| operand.storage == Storage::Plain(stage.activations());
+/// Whether [`few_rows`] supports a linear.
+pub fn fits(stage: &Stage<'_>, linear: &Linear<'_>) -> bool {
+    let Linear { x, weight, addends, .. } = *linear;
+    let act = |operand: &Operand| operand.storage == Storage::Plain(stage.activations);
     let of_adapter = addends.adapter.map(|(h, b, _)| [h, b]).into_iter().flatten();
     let mut plain = [Some(x), addends.bias, addends.residual].into_iter().flatten().chain(of_adapter);
-    let total_rows = weight.part.map_or(stage.rows(weight), |part| part.total_rows);
+    let (_, total_rows) = stage.rows_in_tensor(weight);
     let is_known = match weight.storage {
-        Storage::Plain(dtype) => dtype == stage.activations(),
+        Storage::Plain(dtype) => dtype == stage.activations,
         Storage::Int8Rows | Storage::Fp8Rows | Storage::Fp8Blocks | Storage::Bnb4 { .. } => true,
         Storage::Gguf(_) | Storage::Dynamic8 { .. } => false,
     };
@@ -94,11 +94,12 @@ pub fn fits(stage: &Stage<'_>, product: &Product<'_>) -> bool {
         && x.columns.is_multiple_of(8)
         && is_aligned(stage.pointer(x), x.stride)
         && is_known
-        && comes_by_eights(weight, stage.pointer(weight), total_rows)
+        && reads_by_eights(weight, stage.pointer(weight), total_rows)
         && plain.all(act)
 }
 
-/// The structures of `few_rows.cu`.
+// These structures must match those in `decode.cuh` and `few_rows.cu`.
+
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Source {
@@ -135,28 +136,28 @@ struct FewRows {
 
 #[repr(C)]
 #[derive(Default)]
-struct FewProducts {
-    products: [FewRows; MOST_PRODUCTS],
+struct FewLinears {
+    linears: [FewRows; MOST_LINEARS],
     count: i32,
 }
 
-/// Warps that share two outputs: as many as it takes to have enough blocks.
+/// Warps that share two outputs: the fewest that give enough blocks.
 fn split_of(outputs: usize) -> usize {
     let blocks = |split: usize| outputs.div_ceil(WARPS / split * OUTPUTS);
     [1, 2, 4].into_iter().find(|split| blocks(*split) >= BLOCKS_WANTED).unwrap_or(WARPS)
 }
 
-/// y (T, N) = x (T, K)·Wᵀ + bias + scale·h·Bᵀ + residual of each product. They have the same rows and the same storage.
-pub fn few_rows(stage: &Stage<'_>, products: &[Product<'_>]) -> Result<(), DeviceError> {
-    let (rows, storage) = (stage.rows(products[0].x), products[0].weight.storage);
-    let mut all = FewProducts { count: products.len() as i32, ..FewProducts::default() };
-    let is_tiled = rows > MOST_ROWS_WITHOUT_TILES && stage.activations() != DType::F32;
+/// y (T, N) = x (T, K)·Wᵀ + bias + scale·h·Bᵀ + residual for each linear. All have the same rows and the same storage.
+pub fn few_rows(stage: &Stage<'_>, linears: &[Linear<'_>]) -> Result<(), DeviceError> {
+    let (rows, storage) = (stage.rows(linears[0].x), linears[0].weight.storage);
+    let mut all = FewLinears { count: linears.len() as i32, ..FewLinears::default() };
+    let is_tiled = rows > MOST_ROWS_WITHOUT_TILES && stage.activations != DType::F32;
     let mut blocks = 0;
-    for (place, product) in all.products.iter_mut().zip(products) {
-        debug_assert!(stage.rows(product.x) == rows && product.weight.storage == storage);
-        let outputs = stage.rows(product.weight);
+    for (entry, linear) in all.linears.iter_mut().zip(linears) {
+        debug_assert!(stage.rows(linear.x) == rows && linear.weight.storage == storage);
+        let outputs = stage.rows(linear.weight);
         let split = split_of(outputs);
-        *place = FewRows { first_block: blocks as i32, ..structure_of(stage, product, split) };
+        *entry = FewRows { first_block: blocks as i32, ..structure_of(stage, linear, split) };
         blocks += outputs.div_ceil(if is_tiled { TILED_OUTPUTS } else { WARPS / split * OUTPUTS });
     }
     if rows == 0 || blocks == 0 {
@@ -165,13 +166,12 @@ pub fn few_rows(stage: &Stage<'_>, products: &[Product<'_>]) -> Result<(), Devic
     stage.launch_with(kernel_of(storage, rows), blocks as u32, THREADS, &all, &[])
 }
 
-fn structure_of(stage: &Stage<'_>, product: &Product<'_>, split: usize) -> FewRows {
-    let Product { x, weight, addends, y } = product;
-    let outputs = stage.rows(weight);
+fn structure_of(stage: &Stage<'_>, linear: &Linear<'_>, split: usize) -> FewRows {
+    let Linear { x, weight, addends, y } = linear;
     let pointer = |operand: Option<&Operand>| operand.map_or(0, |operand| stage.pointer(operand));
     let stride = |operand: Option<&Operand>| operand.map_or(0, |operand| operand.stride as i64);
     let (h, b) = addends.adapter.map(|(h, b, _)| (h, b)).unzip();
-    let (first_row, total_rows) = weight.part.map_or((0, outputs), |part| (part.first_row, part.total_rows));
+    let (first_row, total_rows) = stage.rows_in_tensor(weight);
     let source = Source {
         bytes: stage.pointer(weight),
         rows: total_rows as i64,
@@ -182,7 +182,7 @@ fn structure_of(stage: &Stage<'_>, product: &Product<'_>, split: usize) -> FewRo
     FewRows {
         source,
         first_row: first_row as i64,
-        outputs: outputs as i32,
+        outputs: stage.rows(weight) as i32,
         rows: stage.rows(x) as i32,
         first_block: 0,
         x: stage.pointer(x),

@@ -1,7 +1,7 @@
 //! LS-LoRA: base + φ(scale·h·Bᵀ) and its gradients; the kernels compute the low-rank matmul themselves.
 //!
-//! A block handles 256 rows and some columns, and computes its part of the matmul in registers. Its partial sums for
-//! the gradients of the module's parameters go to the workspace, and a second launch adds them in order.
+//! A block handles 256 rows and some columns, and computes its part of the matmul in registers. It writes partial sums
+//! for the gradients of the module's parameters to the workspace, and a second launch adds them in order.
 //! Kernels: `kernels/fourier.cu`.
 
 use super::decode::is_aligned;
@@ -34,13 +34,13 @@ pub fn check(step: &BoundStep, generation: Generation, activations: DType) -> Re
     let h = &step.inputs[usize::from(is_forward)];
     let most = most_rank(generation, activations);
     if h.columns > most {
-        let what = format!("a rank of {} of LS-LoRA: this GPU supports up to {most}", h.columns);
+        let what = format!("LS-LoRA has rank {}, and this GPU supports up to {most}", h.columns);
         return Err(DeviceError::Call { device: NAME, call: step.op.name(), what });
     }
     Ok(())
 }
 
-/// What a block uses in addition, for the module and its sums.
+/// Shared memory of a block for the module's parameters and the sums.
 const OTHER_SHARED_BYTES: u32 = 512;
 
 fn most_rank(generation: Generation, activations: DType) -> usize {
@@ -48,7 +48,7 @@ fn most_rank(generation: Generation, activations: DType) -> usize {
     (1..).take_while(|rank| shared_bytes(activations, *rank) <= most).last().unwrap_or(0)
 }
 
-/// The structures of `fourier.cu`.
+/// Must match the struct in `fourier.cu`.
 #[repr(C)]
 struct LowRank {
     h: u64,
@@ -60,10 +60,10 @@ struct LowRank {
     columns: i32,
 }
 
-/// Forward: `from` is base and `to` is y. Backward: dy and dz.
+/// Must match the struct in `fourier.cu`. Forward: `from` is base and `to` is y. Backward: `from` is dy and `to` is dz.
 #[repr(C)]
 struct Fourier {
-    product: LowRank,
+    low_rank: LowRank,
     coefficients: u64,
     sigma: u64,
     scale: f32,
@@ -71,14 +71,14 @@ struct Fourier {
     from_stride: i64,
     to: u64,
     to_stride: i64,
-    /// Backward alone.
+    /// Used by the backward kernels only.
     partials: u64,
 }
 
 /// h, b, coefficients and sigma of a module.
 type ModuleOperands<'a> = [&'a Operand; 4];
 
-/// Launches the kernel of two that the operands allow, `_eight` or `_one`.
+/// Launches the first of two kernels if the operands are aligned, or else the second.
 fn launch(
     stage: &Stage<'_>,
     kernels: [&'static str; 2],
@@ -88,11 +88,11 @@ fn launch(
     partials: u64,
 ) -> Result<(), DeviceError> {
     for matrix in [h, b] {
-        let expected = Storage::Plain(stage.activations());
+        let expected = Storage::Plain(stage.activations);
         assert_eq!(matrix.storage, expected, "type of h and b");
     }
     let (rows, columns, rank) = (stage.rows(from), from.columns, h.columns);
-    let product = LowRank {
+    let low_rank = LowRank {
         h: stage.pointer(h),
         h_stride: h.stride as i64,
         b: stage.pointer(b),
@@ -102,7 +102,7 @@ fn launch(
         columns: columns as i32,
     };
     let fourier = Fourier {
-        product,
+        low_rank,
         coefficients: stage.pointer(coefficients),
         sigma: stage.pointer(sigma),
         scale,
@@ -112,17 +112,18 @@ fn launch(
         to_stride: to.stride as i64,
         partials,
     };
-    // Two 16-bit numbers of h in one read.
-    let pairs = fourier.product.h.is_multiple_of(4) && h.stride.is_multiple_of(2) && rank.is_multiple_of(2);
+    // Whether two 16-bit elements of h can be read at once.
+    let pairs = fourier.low_rank.h.is_multiple_of(4) && h.stride.is_multiple_of(2) && rank.is_multiple_of(2);
     let spans = columns.is_multiple_of(8)
         && [from, to].iter().all(|operand| is_aligned(stage.pointer(operand), operand.stride));
     let kernel = kernels[usize::from(!(pairs && spans))];
-    let (across, down) = fourier_blocks(rows, columns, stage.activations());
-    let shared_bytes = shared_bytes(stage.activations(), rank);
+    let (across, down) = fourier_blocks(rows, columns, stage.activations);
+    let shared_bytes = shared_bytes(stage.activations, rank);
     stage.launch_structure(kernel, [across as u32, down as u32, 1], THREADS, shared_bytes, &fourier, &[])
 }
 
-/// Inputs base (rows, N), h (rows, R), b (N, R), coefficients (1, 4), sigma (1, 1); output (rows, N), which may be base.
+/// Inputs base (rows, N), h (rows, R), b (N, R), coefficients (1, 4), sigma (1, 1); output (rows, N), which may be
+/// base.
 pub fn fourier(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(), DeviceError> {
     let [base, h, b, coefficients, sigma] = &step.inputs[..] else {
         unreachable!("the shape rule asks for five")
@@ -144,23 +145,22 @@ pub fn fourier_grad(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(
     if rows == 0 || columns == 0 {
         return Ok(());
     }
-    let (across, down) = fourier_blocks(rows, columns, stage.activations());
-    let (partials, bytes) = stage.workspace();
-    let needed = across * down * FOURIER_SUMS * 8;
-    assert!(needed <= bytes, "a workspace of {bytes} bytes, {needed} are needed");
+    let (across, down) = fourier_blocks(rows, columns, stage.activations);
+    let partials = stage.workspace_of(across * down * FOURIER_SUMS * 8);
     let (module, kernels) = ([h, b, coefficients, sigma], ["fourier_grad_eight", "fourier_grad_one"]);
     launch(stage, kernels, module, scale, [dy, &step.outputs[0]], partials)?;
     let args = [
         Arg::Pointer(partials),
         Arg::Long((across * down) as i64),
-        Arg::Pointer(stage.pointer(sigma)),
-        Arg::Pointer(stage.pointer(&step.updates[0])),
-        Arg::Pointer(stage.pointer(&step.updates[1])),
+        stage.address(sigma),
+        stage.address(&step.updates[0]),
+        stage.address(&step.updates[1]),
     ];
     stage.launch("fourier_grad_total", [FOURIER_SUMS as u32, 1, 1], THREADS, 0, &args)
 }
 
-/// The columns of B that a block needs; with 16-bit activations R is rounded up to a multiple of 16.
+/// Shared memory for the part of B that a block needs. With 16-bit activations the rank is rounded up to a multiple of
+/// 16.
 fn shared_bytes(activations: DType, rank: usize) -> u32 {
     let columns = fourier_block_columns(activations);
     let bytes = match activations {
@@ -170,7 +170,7 @@ fn shared_bytes(activations: DType, rank: usize) -> u32 {
     bytes as u32
 }
 
-/// As in `fourier.cu`.
+/// Must match `fourier.cu`.
 const THREADS: u32 = 256;
 
 #[cfg(test)]

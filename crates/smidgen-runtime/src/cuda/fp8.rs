@@ -1,16 +1,16 @@
 //! Linear layers whose weights are stored in fp8 and multiplied in fp8, and their gradients.
 //!
-//! Activations are rounded per token: by a step of its own, by the kernel of the step that makes them, or, in generation,
-//! into the workspace in front of a matmul. dx = dy·W sums over the rows of W, so the scales of these rows are multiplied
-//! into dy before it is rounded, and the codes of W are transposed into the workspace: a second copy of the weights would
-//! cost as much memory as the first. Adapters are matmuls of their own in the type of activations; their result is what
-//! the fp8 matmul adds to. cuBLASLt multiplies on Hopper, and a kernel of our own before it.
+//! Activations are rounded per token: by a step of its own, by the kernel that computes them, or, in generation, into
+//! the workspace before a matmul. dx = dy·W sums over the rows of W, so the scales of these rows are multiplied into dy
+//! before it is rounded, and the codes of W are transposed into the workspace, because a transposed copy of all weights
+//! would double their memory. Adapters are separate matmuls in the type of activations, and the fp8 matmul adds to
+//! their result. On Hopper the matmul is cuBLASLt's, before Hopper it is `kernels/fp8_matmul.cu`.
 //! Kernels: `kernels/fp8.cuh`, `kernels/fp8.cu` and `kernels/fp8_matmul.cu`.
 
-use super::matmul::{Element, Fp8, Matmul, Matrix, Sizes};
+use super::matmul::{Element, Fp8, Matmul, Matrix};
 use super::modules::KernelFile;
 use super::operands::{AdapterRoom, Addends, Scratch, add_adapter, weight_matrix};
-use super::spans::SPAN;
+use super::spans::{SPAN, int, long};
 use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::storage::row_scales;
@@ -33,13 +33,13 @@ pub const MATMUL_FILE: KernelFile = KernelFile {
     kernels: &["multiply_fp8"],
 };
 
-/// Side of a tile of `fp8_matmul.cu`, and its shared memory.
+/// Side of a tile of the output, and the shared memory of a block. Both must match `fp8_matmul.cu`.
 const TILE: usize = 128;
 const TILE_SHARED_BYTES: u32 = 3 * 2 * 128 * 64;
 
-/// The structure of `fp8_matmul.cu`.
+/// Must match the struct in `fp8_matmul.cu`.
 #[repr(C)]
-struct Fp8Product {
+struct Fp8Matmul {
     left: u64,
     left_scales: u64,
     right: u64,
@@ -55,10 +55,11 @@ struct Fp8Product {
     alpha: f32,
 }
 
-/// Threads of a block that rounds a row, at most, and spans that each keeps of it, as in `fp8.cuh`.
+/// Most threads of a block that rounds a row, and the spans of the row that each thread keeps in registers. Both must
+/// match `fp8.cuh`.
 const MOST_THREADS: usize = 512;
 const HELD: usize = 5;
-/// Side of the square of bytes that a block transposes, as in `fp8.cu`.
+/// Side of the square of bytes that a block transposes. Must match `fp8.cu`.
 const SIDE: usize = 64;
 
 /// A matrix of e4m3 codes without gaps between its rows, and a scale for each row.
@@ -68,7 +69,7 @@ struct Rounded {
     scales: u64,
 }
 
-/// Where a kernel writes what it rounds, or nowhere; the structure of `fp8.cuh`.
+/// Addresses that a kernel writes rounded rows to; all are 0 if it rounds nothing. Must match the struct in `fp8.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RoundedRows {
@@ -78,7 +79,7 @@ pub struct RoundedRows {
 }
 
 impl RoundedRows {
-    /// What a rounding step writes.
+    /// The addresses that a rounding step writes to.
     fn of(stage: &Stage<'_>, step: &BoundStep) -> RoundedRows {
         let to = stored(stage, &step.outputs[0]);
         let factors = step.inputs.get(1).map_or(0, |weight| stored(stage, weight).scales);
@@ -86,17 +87,18 @@ impl RoundedRows {
     }
 }
 
-/// The steps behind another that round its outputs, one for each output at most.
+/// The steps right after another one that round its outputs, at most one for each output.
 #[derive(Debug, Default)]
 pub struct Roundings {
-    /// By output.
+    /// One for each output.
     to: [Option<RoundedRows>; 2],
+    /// Whether the kernel that computes the outputs also rounds them.
     is_done: Cell<bool>,
 }
 
 impl Roundings {
-    /// Those behind the first of `steps`.
-    pub fn behind(stage: &Stage<'_>, steps: &[BoundStep]) -> Roundings {
+    /// Finds the rounding steps right after the first of `steps`.
+    pub fn after_first(stage: &Stage<'_>, steps: &[BoundStep]) -> Roundings {
         let mut roundings = Roundings::default();
         let Some((maker, rest)) = steps.split_first().filter(|(maker, _)| maker.op.can_round()) else {
             return roundings;
@@ -112,20 +114,21 @@ impl Roundings {
         roundings
     }
 
-    /// What a kernel that can round writes; from then on these steps count as done. `None` if there are none.
+    /// The addresses for a kernel that rounds its outputs itself, which makes the rounding steps count as done. `None`
+    /// if there are no rounding steps.
     pub fn take(&self) -> Option<[RoundedRows; 2]> {
         let exist = self.to.iter().any(Option::is_some);
         self.is_done.set(exist);
         exist.then(|| self.to.map(Option::unwrap_or_default))
     }
 
-    /// How many steps were taken.
+    /// The number of rounding steps that are done.
     pub fn count_done(&self) -> usize {
         if self.is_done.get() { self.to.iter().flatten().count() } else { 0 }
     }
 }
 
-/// Threads of a block that holds a whole row, if one can.
+/// Threads of a block that keeps a whole row in registers; `None` if the row is too wide.
 pub fn threads_of_held_row(columns: usize) -> Option<u32> {
     let threads = columns.div_ceil(SPAN * HELD).next_multiple_of(32);
     (threads <= MOST_THREADS).then_some(threads as u32)
@@ -135,15 +138,14 @@ fn codes(pointer: u64, stride: usize) -> Matrix {
     Matrix { pointer, stride, element: Element::E4m3 }
 }
 
-/// Whether a matmul with this weight is formed in fp8.
+/// Whether the matmul with this weight is computed in fp8.
 pub fn is_fp8(stage: &Stage<'_>, weight: &Operand) -> bool {
     multiplies_in_fp8(stage.step.precision, weight.storage, stage.rows(weight), weight.columns)
 }
 
-/// A weight as stored, or an activation that was rounded.
+/// The codes and scales of an operand stored in fp8: a weight, or a rounded activation.
 fn stored(stage: &Stage<'_>, matrix: &Operand) -> Rounded {
-    let (first, total) =
-        matrix.part.map_or((0, stage.rows(matrix)), |part| (part.first_row, part.total_rows));
+    let (first, total) = stage.rows_in_tensor(matrix);
     let start = stage.pointer(matrix);
     Rounded {
         codes: codes(start + (first * matrix.columns) as u64, matrix.columns),
@@ -162,12 +164,12 @@ fn launch_rounding(stage: &Stage<'_>, x: &Operand, to: RoundedRows) -> Result<()
         return Ok(());
     }
     let threads = (x.columns / SPAN).next_multiple_of(32).min(MOST_THREADS);
-    let args = [Arg::Pointer(stage.pointer(x)), Arg::Long(x.stride as i64), Arg::Int(x.columns as i32)];
+    let args = [stage.address(x), long(x.stride), int(x.columns)];
     stage.launch_with("round_rows_fp8", rows as u32, threads as u32, &to, &args)
 }
 
-/// Activations as they are multiplied: rounded before, or here into the workspace, with column j multiplied by the j-th of
-/// `factors` first.
+/// Activations in fp8: as an earlier step rounded them, or rounded here into the workspace, after column j is
+/// multiplied by the j-th of `factors`.
 fn rounded(
     stage: &Stage<'_>,
     scratch: &mut Scratch,
@@ -187,60 +189,55 @@ fn rounded(
 /// The codes of a weight (N, K) as (K, N), with scales of one.
 fn transposed(stage: &Stage<'_>, scratch: &mut Scratch, weight: &Operand) -> Result<Rounded, DeviceError> {
     let (rows, columns) = (stage.rows(weight), weight.columns);
-    let turned =
+    let transposed =
         Rounded { codes: codes(scratch.take(rows * columns), rows), scales: scratch.take(4 * columns) };
     let args = [
-        Arg::Pointer(turned.codes.pointer),
-        Arg::Pointer(turned.scales),
+        Arg::Pointer(transposed.codes.pointer),
+        Arg::Pointer(transposed.scales),
         Arg::Pointer(stored(stage, weight).codes.pointer),
-        Arg::Int(rows as i32),
-        Arg::Int(columns as i32),
+        int(rows),
+        int(columns),
     ];
     let grid = [columns.div_ceil(SIDE) as u32, rows.div_ceil(SIDE) as u32, 1];
     stage.launch("transpose_fp8", grid, 256, 0, &args)?;
-    Ok(turned)
+    Ok(transposed)
 }
 
 /// alpha · left (M, K) · rightᵀ (N, K).
-struct Product {
+struct Factors {
     left: Rounded,
     right: Rounded,
     alpha: f32,
-    /// As usual in fp8: in forward passes the tensor cores keep their sums in fewer bits, gradients are summed in f32.
+    /// Whether the tensor cores may sum with fewer bits. As usual in fp8, forward passes do, and gradients are summed
+    /// in f32.
     fast_sums: bool,
 }
 
-/// Writes a product and its addends to `output`.
+/// output = alpha · left · rightᵀ + addends.
 fn multiply(
     stage: &Stage<'_>,
-    Product { left, right, alpha, fast_sums }: Product,
+    Factors { left, right, alpha, fast_sums }: Factors,
     output: &Operand,
     addends: Addends,
     scratch: u64,
 ) -> Result<(), DeviceError> {
     if !stage.has_hopper_kernels() {
-        return multiply_ourselves(stage, (left, right, alpha), output, addends);
+        return multiply_by_own_kernel(stage, (left, right, alpha), output, addends);
     }
-    let whole = |rows: usize| Sizes { rows, columns: output.columns, depth: left.codes.stride };
+    let matrices = [left.codes, right.codes, stage.matrix(output)];
     let matmul = Matmul {
-        left: left.codes,
-        left_transposed: false,
-        right: right.codes,
         right_transposed: true,
-        output: stage.matrix(output),
         addend: addends.matrix,
         bias: addends.bias,
         fp8: Some(Fp8 { left_scales: left.scales, right_scales: right.scales, fast_sums }),
         alpha,
-        sizes: whole(stage.rows(output)),
-        planned: whole(output.rows_at(stage.planned())),
-        scratch,
+        ..Matmul::of_tokens(matrices, stage.tokens(output), output.columns, left.codes.stride, scratch)
     };
     stage.cublas.run(stage.gpu, &matmul)
 }
 
-/// The same by the kernel of `fp8_matmul.cu`.
-fn multiply_ourselves(
+/// [`multiply`] by the kernel of `fp8_matmul.cu`.
+fn multiply_by_own_kernel(
     stage: &Stage<'_>,
     (left, right, alpha): (Rounded, Rounded, f32),
     output: &Operand,
@@ -250,7 +247,7 @@ fn multiply_ourselves(
     if rows == 0 {
         return Ok(());
     }
-    let product = Fp8Product {
+    let matmul = Fp8Matmul {
         left: left.codes.pointer,
         left_scales: left.scales,
         right: right.codes.pointer,
@@ -266,7 +263,7 @@ fn multiply_ourselves(
         alpha,
     };
     let grid = [output.columns.div_ceil(TILE) as u32, rows.div_ceil(TILE) as u32, 1];
-    stage.launch_structure("multiply_fp8", grid, 256, TILE_SHARED_BYTES, &product, &[])
+    stage.launch_structure("multiply_fp8", grid, 256, TILE_SHARED_BYTES, &matmul, &[])
 }
 
 /// y = x·Wᵀ + bias + scale·h·Bᵀ, and `residual` if there is one.
@@ -286,13 +283,8 @@ pub fn linear(
         add_adapter(stage, (h, b, scale), addends.matrix, y, scratch)?;
         addends.matrix = Some(stage.matrix(y));
     }
-    multiply(
-        stage,
-        Product { left: x, right: stored(stage, weight), alpha: 1.0, fast_sums: true },
-        y,
-        addends,
-        scratch,
-    )
+    let factors = Factors { left: x, right: stored(stage, weight), alpha: 1.0, fast_sums: true };
+    multiply(stage, factors, y, addends, scratch)
 }
 
 /// dx = scale·d·W + `addend`, one term of the gradient of x.
@@ -306,6 +298,6 @@ pub fn linear_grad_term(
     let d = rounded(stage, &mut scratch, d, Some(stored(stage, weight).scales))?;
     let weight = transposed(stage, &mut scratch, weight)?;
     let addends = Addends { matrix: addend, bias: None };
-    let product = Product { left: d, right: weight, alpha: scale, fast_sums: false };
-    multiply(stage, product, output, addends, scratch.take(MATMUL_BYTES))
+    let factors = Factors { left: d, right: weight, alpha: scale, fast_sums: false };
+    multiply(stage, factors, output, addends, scratch.take(MATMUL_BYTES))
 }

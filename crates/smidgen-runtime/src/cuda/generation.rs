@@ -1,15 +1,15 @@
 //! GPU generations, as far as kernels and arithmetic differ between them.
 //!
-//! Kernels exist for compute capability 7.0 and newer. Before Ampere there is no bf16 and there are no asynchronous
-//! copies, and a block may use less shared memory. Volta lacks the matrix instruction of our kernels: its matmuls are
-//! cuBLASLt's, and attention multiplies in f32. Hopper's own kernels are chosen in `modules.rs`.
+//! Kernels exist for compute capability 7.0 and newer. GPUs before Ampere have no bf16 and no asynchronous copies, and
+//! a block may use less shared memory. Volta lacks the matrix instruction of our kernels: cuBLASLt does its matmuls,
+//! and attention multiplies in f32. `modules.rs` decides whether the Hopper-only kernels are used.
 
 use smidgen_ir::Precision;
 
 /// Such as (9, 0).
 pub type Capability = (u32, u32);
 
-/// The lowest compute capability that there are kernels for, and the lowest with bf16.
+/// The lowest compute capability with kernels, and the lowest with bf16.
 pub const LEAST: Capability = (7, 0);
 pub const LEAST_WITH_BF16: Capability = (8, 0);
 
@@ -34,7 +34,7 @@ impl Generation {
         }
     }
 
-    /// Shared memory that every GPU of the generation allows a block.
+    /// Shared memory that a block may use on every GPU of the generation.
     pub const fn most_shared_bytes(self) -> u32 {
         match self {
             Generation::Volta | Generation::Turing => 64 << 10,
@@ -42,7 +42,7 @@ impl Generation {
         }
     }
 
-    /// Whether kernels copy to shared memory while they compute.
+    /// Whether kernels can copy to shared memory while they compute.
     pub const fn copies_asynchronously(self) -> bool {
         matches!(self, Generation::Ampere)
     }

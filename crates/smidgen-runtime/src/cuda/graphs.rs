@@ -1,13 +1,13 @@
 //! CUDA graphs: one training step of a small model is thousands of short kernels, and launching each takes longer than
 //! running it.
 //!
-//! A stretch of steps is captured at the planned extent before the first one runs. A micro-batch of another extent
-//! launches the same kernels with other arguments: it is captured while the GPU still works on the one before, and the
-//! graph is updated in place. If its kernels differ, it is launched one by one.
-//! Of `decode`, one token per sequence is captured; prompts are launched one by one, and their kernels are long.
-//! The GPU gets the same launches in the same order either way, so the results do not depend on it.
+//! Stretches of steps are captured at the planned extent before the first step runs. A micro-batch of another extent
+//! launches the same kernels with other arguments: its launches are captured while the GPU still works on the previous
+//! micro-batch, and the graph is updated in place. If its kernels differ, they are launched one by one.
+//! In `decode`, a step with one token per sequence is captured. Prompts are launched one by one: their kernels are
+//! long. The GPU gets the same launches in the same order either way, so graphs do not change the results.
 //! Plans with transfers are not captured: they are bound by memory, not by launches. Exchanges between ranks, and steps
-//! that wait for one, stand between two graphs.
+//! that wait for one, are launched between two graphs.
 
 use super::driver::{self, Gpu};
 use crate::device::{BoundStep, DeviceError};
@@ -35,11 +35,12 @@ struct Stretch {
     graph: Executable,
     /// The extent of the captured launches.
     extent: Extent,
+    /// Failed updates in a row.
     misfits: usize,
 }
 
-/// The stretches to capture: all steps except exchanges between ranks, those that wait for one, and those of the head,
-/// whose number of launches depends on the rows.
+/// The stretches to capture: all steps except exchanges between ranks, steps that wait for one, and steps of the loss,
+/// whose number of launches depends on the number of rows.
 fn stretches(steps: &[BoundStep]) -> Vec<Range<usize>> {
     if steps.iter().any(|step| step.transfer().is_some()) {
         return vec![];
@@ -187,7 +188,7 @@ impl Executable {
         let made = unsafe { sys::cuGraphInstantiateWithFlags(&mut handle, recording.graph, 0) };
         driver::check(made, "cuGraphInstantiate").ok()?;
         let graph = Executable { handle };
-        // Uploaded now so that its memory is allocated before the run. SAFETY: the graph was just made.
+        // Uploaded now, so that its memory is allocated before the run. SAFETY: the graph was just made.
         let uploaded = unsafe { sys::cuGraphUpload(graph.handle, gpu.stream) };
         driver::check(uploaded, "cuGraphUpload").ok()?;
         Some(graph)

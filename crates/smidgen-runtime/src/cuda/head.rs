@@ -1,15 +1,16 @@
 //! The LM head: logits of a chunk of rows, the loss on them, and their gradients.
 //!
-//! A chunk of logits is computed in the workspace, replaced by its gradient, and multiplied with the head again.
+//! The logits of a chunk are computed in the workspace and replaced by their gradient, which is multiplied with the
+//! head again for dx.
 //! A head that is not stored in the matmul type is decoded in blocks of the vocabulary, with one matmul per block.
 
 use super::decode::decode_rows;
 use super::few_rows;
 use super::linear::outer_sum;
 use super::loss::{LossChunk, finish_logits, softmax_loss_chunk, sum_losses};
-use super::matmul::{Matmul, Matrix, Sizes};
+use super::matmul::{Matmul, Matrix, Tokens};
 use super::operands::{AdapterRoom, Scratch, weight_matrix};
-use super::stage::{Stage, Tokens};
+use super::stage::Stage;
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::workspace_cuda::{HEAD_ROWS, MATMUL_BYTES, logit_stride};
 use smidgen_ir::{LossHead, Storage};
@@ -17,7 +18,7 @@ use smidgen_ir::{LossHead, Storage};
 /// The weight of the head: as stored, or decoded in blocks of rows.
 pub struct Head<'a> {
     operand: &'a Operand,
-    /// Where rows are decoded to, unless the weight is used as stored.
+    /// Address of the decoded rows; `None` if the weight is used as stored.
     decoded: Option<u64>,
     pub rows: usize,
 }
@@ -25,9 +26,9 @@ pub struct Head<'a> {
 impl<'a> Head<'a> {
     pub fn of(stage: &Stage<'_>, scratch: &mut Scratch, operand: &'a Operand) -> Head<'a> {
         let rows = stage.rows(operand);
-        let stored = operand.storage == Storage::Plain(stage.activations());
+        let stored = operand.storage == Storage::Plain(stage.activations);
         let decoded = (!stored)
-            .then(|| scratch.take(rows.min(HEAD_ROWS) * operand.columns * stage.activations().bytes()));
+            .then(|| scratch.take(rows.min(HEAD_ROWS) * operand.columns * stage.activations.bytes()));
         Head { operand, decoded, rows }
     }
 
@@ -37,6 +38,7 @@ impl<'a> Head<'a> {
         (0..rows).step_by(step).map(move |first| (first, step.min(rows - first)))
     }
 
+    /// A block as a matrix, which is valid until the next block is decoded.
     pub fn block(&self, stage: &Stage<'_>, first: usize, rows: usize) -> Result<Matrix, DeviceError> {
         let Some(pointer) = self.decoded else { return Ok(stage.matrix(self.operand)) };
         decode_rows(stage, self.operand, first, rows, pointer, self.operand.columns)?;
@@ -60,7 +62,7 @@ fn adapter<'a>(
 }
 
 /// logits = rows `first..` of x times the head, plus the adapter.
-pub fn form_logits(
+pub fn compute_logits(
     stage: &Stage<'_>,
     head: &Head<'_>,
     x: &Operand,
@@ -70,34 +72,21 @@ pub fn form_logits(
     scratch: u64,
 ) -> Result<(), DeviceError> {
     for (first_word, words) in head.blocks() {
-        let right = head.block(stage, first_word, words)?;
-        let whole = |rows: usize, depth: usize| Sizes { rows, columns: words, depth };
         let output = logits.at(0, first_word);
-        let matmul = Matmul {
-            left: stage.matrix(x).at(first, 0),
-            left_transposed: false,
-            right,
+        let of_rows = |left: &Operand, right: Matrix| Matmul {
             right_transposed: true,
-            output,
-            addend: None,
-            bias: None,
-            fp8: None,
-            alpha: 1.0,
-            sizes: whole(tokens.rows, x.columns),
-            planned: whole(tokens.planned, x.columns),
-            scratch,
+            ..Matmul::of_tokens(
+                [stage.matrix(left).at(first, 0), right, output],
+                tokens,
+                words,
+                left.columns,
+                scratch,
+            )
         };
-        stage.cublas.run(stage.gpu, &matmul)?;
+        let right = head.block(stage, first_word, words)?;
+        stage.cublas.run(stage.gpu, &of_rows(x, right))?;
         if let Some((h, b, scale)) = adapter {
-            let matmul = Matmul {
-                left: stage.matrix(h).at(first, 0),
-                right: b.at(first_word, 0),
-                addend: Some(output),
-                alpha: scale,
-                sizes: whole(tokens.rows, h.columns),
-                planned: whole(tokens.planned, h.columns),
-                ..matmul
-            };
+            let matmul = Matmul { addend: Some(output), alpha: scale, ..of_rows(h, b.at(first_word, 0)) };
             stage.cublas.run(stage.gpu, &matmul)?;
         }
     }
@@ -122,7 +111,7 @@ pub fn lm_head_loss(stage: &Stage<'_>, step: &BoundStep, head: &LossHead) -> Res
     let scratch = scratch.take(MATMUL_BYTES);
     for first in (0..rows).step_by(head.chunk) {
         let tokens = Tokens { rows: head.chunk.min(rows - first), planned: head.chunk };
-        form_logits(stage, &head_weight, x, adapter, (first, tokens), logits, scratch)?;
+        compute_logits(stage, &head_weight, x, adapter, (first, tokens), logits, scratch)?;
         let chunk = LossChunk {
             logits: logits.pointer,
             stride,
@@ -154,56 +143,31 @@ fn chunk_gradients(
     scratch: u64,
 ) -> Result<(), DeviceError> {
     let x = &step.inputs[0];
-    let into = |operand: &Operand| stage.matrix(operand).at(first, 0);
+    let rows_of = |operand: &Operand| stage.matrix(operand).at(first, 0);
+    let dx = rows_of(&step.outputs[0]);
     let mut addend = None;
     for (first_word, words) in head_weight.blocks() {
-        let output = into(&step.outputs[0]);
-        let whole = |rows: usize| Sizes { rows, columns: x.columns, depth: words };
-        let matmul = Matmul {
-            left: dlogits.at(0, first_word),
-            left_transposed: false,
-            right: head_weight.block(stage, first_word, words)?,
-            right_transposed: false,
-            output,
-            addend,
-            bias: None,
-            fp8: None,
-            alpha: 1.0,
-            sizes: whole(tokens.rows),
-            planned: whole(tokens.planned),
-            scratch,
-        };
+        let matrices = [dlogits.at(0, first_word), head_weight.block(stage, first_word, words)?, dx];
+        let matmul = Matmul { addend, ..Matmul::of_tokens(matrices, tokens, x.columns, words, scratch) };
         stage.cublas.run(stage.gpu, &matmul)?;
-        addend = Some(output);
+        addend = Some(dx);
     }
-    let vocabulary = head_weight.rows;
     if let Some((h, b, scale)) = adapter {
-        let whole = |rows: usize| Sizes { rows, columns: h.columns, depth: vocabulary };
-        let matmul = Matmul {
-            left: dlogits,
-            left_transposed: false,
-            right: b,
-            right_transposed: false,
-            output: into(&step.outputs[1]),
-            addend: None,
-            bias: None,
-            fp8: None,
-            alpha: scale,
-            sizes: whole(tokens.rows),
-            planned: whole(tokens.planned),
-            scratch,
-        };
+        let matrices = [dlogits, b, rows_of(&step.outputs[1])];
+        let vocabulary = head_weight.rows;
+        let matmul =
+            Matmul { alpha: scale, ..Matmul::of_tokens(matrices, tokens, h.columns, vocabulary, scratch) };
         stage.cublas.run(stage.gpu, &matmul)?;
-        outer_sum(stage, dlogits, into(h), tokens, scale, &step.updates[1], scratch)?;
+        outer_sum(stage, dlogits, rows_of(h), tokens, scale, &step.updates[1], scratch)?;
     }
     if head.train_head {
         let gradient = step.updates.last().expect("a trained head has a gradient");
-        outer_sum(stage, dlogits, into(x), tokens, 1.0, gradient, scratch)?;
+        outer_sum(stage, dlogits, rows_of(x), tokens, 1.0, gradient, scratch)?;
     }
     Ok(())
 }
 
-/// The logits of all rows, in f32 for the host: columns from `first_word` on, as many as the head has rows.
+/// The logits of all rows, in f32 for the host. The head's first row is word `first_word` of the vocabulary.
 pub fn all_logits(
     stage: &Stage<'_>,
     step: &BoundStep,
@@ -222,13 +186,13 @@ pub fn all_logits(
         adapter: lora.map(|scale| (&step.inputs[2], &step.inputs[3], scale)),
         ..few_rows::Addends::default()
     };
-    let product = few_rows::Product { x, weight: &step.inputs[1], addends, y: logits };
-    if few_rows::fits(stage, &product) {
-        few_rows::few_rows(stage, &[product])?;
+    let linear = few_rows::Linear { x, weight: &step.inputs[1], addends, y: logits };
+    if few_rows::fits(stage, &linear) {
+        few_rows::few_rows(stage, &[linear])?;
     } else {
         let adapter = adapter(stage, &mut scratch, step, 2, lora)?;
         let scratch = scratch.take(MATMUL_BYTES);
-        form_logits(stage, &head, x, adapter, (0, tokens), logits, scratch)?;
+        compute_logits(stage, &head, x, adapter, (0, tokens), logits, scratch)?;
     }
     let target = &step.updates[0];
     finish_logits(stage, logits, stage.matrix(target).at(0, first_word), tokens.rows, words, softcap)

@@ -1,14 +1,14 @@
 //! The LM head in pieces of the vocabulary, for plans that do not hold the whole head on the device.
 //!
-//! Each piece is used twice: for the softmax sums over the vocabulary, and for the gradients, each time with the logits
-//! of a chunk of rows in the workspace. dx is summed over the pieces in f32 and rounded once, by the last piece: a
-//! rounding to 8 bits of mantissa per piece would show in every gradient of the model.
+//! Each piece is used twice: for the softmax sums over the vocabulary, and for the gradients. Each time the logits of a
+//! chunk of rows are computed in the workspace. dx is summed over the pieces in f32 and rounded once, by the last
+//! piece: rounding to 8 bits of mantissa after each piece would add an error to every gradient of the model.
 
-use super::head::{Head, form_logits};
+use super::head::{Head, compute_logits};
 use super::loss::{PieceChunk, loss_of_sums, round_rows};
-use super::matmul::{Element, Matmul, Matrix, Sizes};
+use super::matmul::{Element, Matmul, Matrix, Tokens};
 use super::operands::Scratch;
-use super::stage::{Stage, Tokens};
+use super::stage::Stage;
 use crate::device::{BoundStep, DeviceError};
 use smidgen_ir::HeadPiece;
 use smidgen_ir::workspace_cuda::{MATMUL_BYTES, logit_stride};
@@ -16,7 +16,7 @@ use smidgen_ir::workspace_cuda::{MATMUL_BYTES, logit_stride};
 /// Three f32 sums per row.
 const SUMS_BYTES: u64 = 12;
 
-/// Adds this piece to the sums of the pieces before it.
+/// Adds the softmax sums of this piece to those of the previous pieces.
 pub fn head_sums(stage: &Stage<'_>, step: &BoundStep, piece: &HeadPiece) -> Result<(), DeviceError> {
     let before = if piece.continues { stage.pointer(&step.inputs[3]) } else { 0 };
     let sums = stage.pointer(&step.outputs[0]);
@@ -34,7 +34,7 @@ pub fn head_loss(stage: &Stage<'_>, step: &BoundStep, row_losses: bool) -> Resul
     loss_of_sums(stage, stage.pointer(sums), stage.rows(sums), weight, loss, losses)
 }
 
-/// Recomputes the logits, replaces them by their gradient, and adds dlogits·W to the dx of the pieces before.
+/// Recomputes the logits, replaces them by their gradient, and adds dlogits·W to the dx of the previous pieces.
 pub fn head_grad(
     stage: &Stage<'_>,
     step: &BoundStep,
@@ -56,22 +56,12 @@ pub fn head_grad(
             false => dx,
         };
         let mut addend = before.map(|before| before.at(first, 0));
+        let tokens = Tokens { rows: chunk.rows, planned: parts.planned };
         for (first_word, words) in parts.head.blocks() {
-            let whole = |rows: usize| Sizes { rows, columns, depth: words };
-            let matmul = Matmul {
-                left: parts.logits.at(0, first_word),
-                left_transposed: false,
-                right: parts.head.block(stage, first_word, words)?,
-                right_transposed: false,
-                output: summed,
-                addend,
-                bias: None,
-                fp8: None,
-                alpha: 1.0,
-                sizes: whole(chunk.rows),
-                planned: whole(parts.planned),
-                scratch: parts.scratch,
-            };
+            let right = parts.head.block(stage, first_word, words)?;
+            let matrices = [parts.logits.at(0, first_word), right, summed];
+            let matmul =
+                Matmul { addend, ..Matmul::of_tokens(matrices, tokens, columns, words, parts.scratch) };
             stage.cublas.run(stage.gpu, &matmul)?;
             addend = Some(summed);
         }
@@ -84,9 +74,9 @@ struct PieceScratch<'a> {
     head: Head<'a>,
     /// (chunk, N) of activations.
     logits: Matrix,
-    /// For dx in f32.
+    /// Address of dx in f32.
     summed: u64,
-    /// The workspace of matmuls.
+    /// Address of the workspace of matmuls.
     scratch: u64,
     /// Rows of the largest chunk.
     planned: usize,
@@ -107,12 +97,12 @@ fn for_each_chunk_of_logits(
     let stride = logit_stride(words);
     let logits = Matrix { pointer: scratch.take(piece.chunk * stride * element.bytes()), stride, element };
     let (summed, scratch) = (scratch.take(summed_bytes), scratch.take(MATMUL_BYTES));
-    let planned = piece.chunk.min(x.rows_at(stage.planned()));
+    let planned = piece.chunk.min(x.rows_at(stage.planned));
     let parts = PieceScratch { head, logits, summed, scratch, planned };
     let rows = stage.rows(x);
     for first in (0..rows).step_by(piece.chunk) {
         let tokens = Tokens { rows: piece.chunk.min(rows - first), planned };
-        form_logits(stage, &parts.head, x, None, (first, tokens), logits, scratch)?;
+        compute_logits(stage, &parts.head, x, None, (first, tokens), logits, scratch)?;
         let chunk = PieceChunk {
             logits: logits.pointer,
             stride,

@@ -1,8 +1,9 @@
-//! Updates on the host: AdamW by processors on what a plan has in pinned memory, while the GPU works on.
+//! Updates on the host: the CPU runs AdamW on tensors in pinned memory while the GPU continues.
 //!
-//! An update is a host callback on a stream of its own, behind the norm of its step. It may still run when the next entry
-//! point begins: whatever touches its memory there, a transfer, a kernel that reads pinned memory or the host, waits for
-//! its event. So the update of a layer ends in time for the layer's turn in the next forward pass, and not before.
+//! An update is a host callback on a stream of its own, after the gradient norm of its step. It may still run when the
+//! next entry point begins: everything there that touches its memory (a transfer, a kernel that reads pinned memory,
+//! the host) waits for its event. So the next forward pass waits for the update of a layer only when it reaches that
+//! layer.
 
 use super::driver::{self, Event, Gpu, Stream};
 use crate::cpu::pool::Pool;
@@ -18,20 +19,21 @@ pub struct HostUpdates {
     pool: Arc<Pool>,
     stream: Stream,
     updates: Vec<Update>,
-    /// The updates that a step has to wait for.
+    /// For each step, the updates that it has to wait for, as indices of `updates`.
     waits: HashMap<(Entry, usize), Vec<usize>>,
 }
 
 #[derive(Debug)]
 struct Update {
+    /// Entry point and index of its step.
     place: (Entry, usize),
-    /// What it reads and writes, in bytes of pinned memory.
+    /// The byte ranges of pinned memory that it reads and writes.
     touched: Vec<Range<usize>>,
     finished: Event,
 }
 
 impl HostUpdates {
-    /// For the updates among all steps of a plan; `None` where there are none.
+    /// Prepares the host updates among all steps of a plan; `None` if there are none.
     pub fn prepare<'a>(
         steps: impl Iterator<Item = &'a BoundStep> + Clone,
         threads: usize,
@@ -47,14 +49,14 @@ impl HostUpdates {
         let mut waits: HashMap<(Entry, usize), Vec<usize>> = HashMap::new();
         for step in steps.filter(|step| !is_update(step)) {
             for own in on_host(step).map(range) {
-                let meets = |update: &Update| {
+                let overlaps = |update: &Update| {
                     update.touched.iter().any(|other| other.start < own.end && own.start < other.end)
                 };
-                let met = updates.iter().enumerate().filter(|(_, update)| meets(update));
-                waits.entry((step.entry, step.index)).or_default().extend(met.map(|(index, _)| index));
+                let found = updates.iter().enumerate().filter(|(_, update)| overlaps(update));
+                waits.entry((step.entry, step.index)).or_default().extend(found.map(|(index, _)| index));
             }
         }
-        waits.retain(|_, met| !met.is_empty());
+        waits.retain(|_, updates| !updates.is_empty());
         let pool = Pool::new(threads).map_err(|error| DeviceError::Call {
             device: driver::NAME,
             call: "threads for updates",
@@ -63,8 +65,8 @@ impl HostUpdates {
         Ok(Some(HostUpdates { pool: Arc::new(pool), stream: Stream::new()?, updates, waits }))
     }
 
-    /// Starts the update of a step behind everything launched so far and the transfers that it awaits. `host` is the address
-    /// of the pinned memory.
+    /// Enqueues the update of a step, after everything launched so far and the transfers that it awaits. `host` is the
+    /// address of the pinned memory.
     pub fn begin(
         &self,
         gpu: &Gpu,
@@ -90,16 +92,17 @@ impl HostUpdates {
             activity: address(&step.updates[3]).cast(),
         };
         let pool = Arc::clone(&self.pool);
-        // SAFETY: the plan reserves these ranges for the operands, and whoever touches them waits for the event below.
+        // SAFETY: the plan reserves these ranges for the operands, and everything that touches them waits for the event
+        // below.
         driver::call_in_order(&self.stream, move || unsafe { update.run(&pool) })?;
         let own = self.updates.iter().find(|update| update.place == (step.entry, step.index));
         own.expect("`prepare` has seen every update").finished.record_in(self.stream.handle)
     }
 
-    /// Has a stream wait for the updates of what a step touches.
+    /// Makes a stream wait for the updates of the memory that a step touches.
     pub fn hold(&self, step: &BoundStep, stream: cudarc::driver::sys::CUstream) -> Result<(), DeviceError> {
-        let met = self.waits.get(&(step.entry, step.index)).into_iter().flatten();
-        met.into_iter().try_for_each(|update| self.updates[*update].finished.hold(stream))
+        let mut updates = self.waits.get(&(step.entry, step.index)).into_iter().flatten();
+        updates.try_for_each(|update| self.updates[*update].finished.hold(stream))
     }
 
     /// Waits until all updates are done.
@@ -110,7 +113,7 @@ impl HostUpdates {
 
 impl Drop for HostUpdates {
     fn drop(&mut self) {
-        // Callbacks use the pool, whose threads must not be joined from one.
+        // The last callback must not be the one that drops the pool: a callback must not join the pool's threads.
         let _ = self.stream.wait();
     }
 }

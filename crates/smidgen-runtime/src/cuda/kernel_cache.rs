@@ -1,8 +1,8 @@
 //! The folder of compiled kernels: one file for each kernel file, target, compiler and driver.
 //!
-//! A cache only saves time. A file that is damaged counts as missing and is replaced, one of another driver has another
-//! name, and a folder that cannot be written is reported once by whoever opened it; runs then compile each time.
-//! Files end with a hash of their content. The file of matmul algorithms (`matmul.rs`) is in the same folder.
+//! The cache only saves time. A damaged file counts as missing and is replaced. Another driver has other file names. A
+//! folder that cannot be written is reported once, and every run then compiles its kernels.
+//! Files end with a hash of their content. The file of matmul algorithms (`cublas.rs`) is in the same folder.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -14,7 +14,7 @@ const HASH_BYTES: usize = 8;
 #[derive(Debug)]
 pub struct KernelCache {
     folder: PathBuf,
-    /// Why a file could not be written, once that has happened.
+    /// The error of the first write that failed.
     failed: OnceLock<String>,
 }
 
@@ -23,7 +23,7 @@ impl KernelCache {
         KernelCache { folder: folder.to_path_buf(), failed: OnceLock::new() }
     }
 
-    /// The code in a file, if it is as it was written.
+    /// The code in a file; `None` if the file is missing or damaged.
     pub fn read(&self, name: &str) -> Option<Vec<u8>> {
         let mut bytes = std::fs::read(self.folder.join(name)).ok()?;
         let (code, stored) = bytes.split_at_checked(bytes.len().checked_sub(HASH_BYTES)?)?;
@@ -41,13 +41,13 @@ impl KernelCache {
         }
     }
 
-    /// Why kernels will be compiled again in the next run, and what helps.
+    /// The reason why the next run has to compile the kernels again, and a remedy.
     pub fn failure(&self) -> Option<String> {
         let error = self.failed.get()?;
         let folder = self.folder.display();
         Some(format!(
             "compiled kernels cannot be saved in `{folder}` ({error}): every run compiles them again; \
-             `SMIDGEN_CACHE` names another folder"
+             set `SMIDGEN_CACHE` to a folder that can be written"
         ))
     }
 }
@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(cache.read("act.cubin"), Some(code));
     }
 
-    /// A file in the folder's place refuses everyone, root included.
+    /// A file with the folder's name makes writing fail even for root.
     #[test]
     fn a_folder_that_cannot_be_written_is_reported_with_a_remedy() {
         let folder = tempfile::tempdir().unwrap();
@@ -116,7 +116,7 @@ mod tests {
         assert_eq!(cache.read("act.cubin"), None);
     }
 
-    /// `/dev/full` is a disk without space.
+    /// `/dev/full` acts like a full disk.
     #[test]
     #[cfg(target_os = "linux")]
     fn a_full_disk_is_reported_and_leaves_no_half_file() {

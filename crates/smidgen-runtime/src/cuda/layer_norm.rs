@@ -1,6 +1,6 @@
-//! Launches of layer norms with a mean, and their gradients: a block for each row.
+//! Launches layer norms (with a mean) and their gradients, with one block per row.
 //!
-//! Rows that are aligned and of up to 8192 channels stay in registers between the passes; the others are read again.
+//! A block keeps an aligned row of up to 8192 channels in registers between the passes. Other rows are read again.
 
 use super::modules::KernelFile;
 use super::spans::{Place, SPAN, count, int, stored_dtype};
@@ -38,7 +38,7 @@ pub fn layer_norm(stage: &Stage<'_>, step: &BoundStep, eps: f32) -> Result<(), D
     stage.launch(kernel, [count(stage.rows(shape)), 1, 1], threads, 0, &args)
 }
 
-/// dx.
+/// Computes dx.
 pub fn layer_norm_grad(stage: &Stage<'_>, step: &BoundStep, eps: f32) -> Result<(), DeviceError> {
     let (weight, shape) = (&step.inputs[1], &step.outputs[0]);
     let [x, dy] = [0, 2].map(|index| Place::of(stage, &step.inputs[index]));
@@ -63,7 +63,7 @@ pub fn layer_norm_grad(stage: &Stage<'_>, step: &BoundStep, eps: f32) -> Result<
     stage.launch(kernel, [count(stage.rows(shape)), 1, 1], threads, 0, &args)
 }
 
-/// The kernel and its threads, which are whole warps.
+/// Selects the kernel and its number of threads, which is a whole number of warps.
 fn form([two, any]: [&'static str; 2], columns: usize, places: &[Place]) -> (&'static str, u32) {
     const MOST_THREADS: usize = 512;
     let threads = columns.div_ceil(2 * SPAN).next_multiple_of(32);

@@ -1,15 +1,15 @@
 //! Finds the CUDA libraries: the driver, cuBLASLt and NVRTC.
 //!
-//! The program must also start on machines without them, so nothing is linked. The loader's own path comes first, then
-//! the toolkit that `CUDA_HOME` or `CUDA_PATH` names, the usual folder, and the folders of NVIDIA's pip packages. A
-//! library outside the loader's path is opened by its full path; later lookups by its short name then find it.
+//! The program must also start on machines without them, so nothing is linked. The search order is the loader's path,
+//! the toolkit in `CUDA_HOME` or `CUDA_PATH`, `/usr/local/cuda`, and the folders of NVIDIA's pip packages. A library
+//! outside the loader's path is opened by its full path; later lookups by its short name then find it.
 
 use crate::device::DeviceError;
 use crate::python_roots::{begins, entries, nvidia_folders};
 use std::ffi::{CString, OsStr};
 use std::path::{Path, PathBuf};
 
-/// A library, and where it was found.
+/// A library that is needed, and where it was found.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Library {
     pub what: &'static str,
@@ -22,7 +22,7 @@ pub struct Library {
 
 const DRIVER: (&str, &str, &str) = ("driver", "libcuda.so", "install the NVIDIA driver");
 const NEEDED: [(&str, &str, &str); 3] = [
-    // NVRTC opens this one itself, by its short name.
+    // NVRTC opens this library itself, by its short name.
     ("NVRTC's built-ins", "libnvrtc-builtins.so", "pip install nvidia-cuda-nvrtc"),
     ("NVRTC", "libnvrtc.so", "pip install nvidia-cuda-nvrtc, or install the CUDA toolkit"),
     ("cuBLASLt", "libcublasLt.so", "pip install nvidia-cublas, or install the CUDA toolkit"),
@@ -64,10 +64,10 @@ fn open_by_name(file: &str, versions: &[&str]) -> Option<PathBuf> {
 
 fn open_in(folders: &[PathBuf], file: &str) -> Option<PathBuf> {
     let files = folders.iter().flat_map(|folder| entries(folder));
-    let mut fitting: Vec<PathBuf> = files.filter(|path| begins(path, file)).collect();
-    // The newest major version in the first folder that has any.
-    fitting.sort_by_key(|path| std::cmp::Reverse(major_version(path, file)));
-    fitting.into_iter().find(|path| open(path))
+    let mut matching: Vec<PathBuf> = files.filter(|path| begins(path, file)).collect();
+    // The newest major version comes first; within a version, the order of the folders stays.
+    matching.sort_by_key(|path| std::cmp::Reverse(major_version(path, file)));
+    matching.into_iter().find(|path| open(path))
 }
 
 fn major_version(path: &Path, file: &str) -> u32 {

@@ -3,15 +3,15 @@
 //! A weight that is not stored in the matmul type is decoded into the workspace first. If the operands of an adapter
 //! are adjacent to those of its linear, both are one matmul, `[x | h]·[W | B]ᵀ` and `[dy | dh]·[W ; A]`: h and dh are
 //! copied into spare columns of x and dy, and B and A are stored next to the weight or copied next to the decoded
-//! weight. Otherwise the adapter is a second matmul, added to the first. Products in fp8 are formed by `fp8.rs`.
+//! weight. Otherwise the adapter is a second matmul, added to the first. fp8 matmuls are launched by `fp8.rs`.
 
 use super::few_rows;
 use super::fp8;
-use super::matmul::{Matmul, Matrix, Sizes};
+use super::matmul::{Matmul, Matrix, Sizes, Tokens};
 use super::operands::{
     AdapterRoom, Addends, Scratch, add_adapter, bias_fits_epilogue, copy_rows, is_matmul_type, weight_matrix,
 };
-use super::stage::{Stage, Tokens};
+use super::stage::Stage;
 use super::thin;
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::Op;
@@ -25,11 +25,11 @@ pub fn linear(
     lora: Option<f32>,
     residual: Option<&Operand>,
 ) -> Result<(), DeviceError> {
-    let product = product_of(stage, step, bias, lora, residual);
-    if few_rows::fits(stage, &product) {
-        return few_rows::few_rows(stage, &[product]);
+    let linear = few_rows_linear(stage, step, bias, lora, residual);
+    if few_rows::fits(stage, &linear) {
+        return few_rows::few_rows(stage, &[linear]);
     }
-    let few_rows::Product { x, weight, addends: few_rows::Addends { bias, adapter, .. }, .. } = product;
+    let few_rows::Linear { x, weight, addends: few_rows::Addends { bias, adapter, .. }, .. } = linear;
     let y = &step.outputs[0];
     let is_alone = bias.is_none() && adapter.is_none() && residual.is_none();
     if is_alone && thin::thin_matmul_fits(stage, x, weight, y) {
@@ -53,9 +53,7 @@ pub fn linear(
     let b_apart =
         adapter.map(|(_, b, _)| weight_matrix(stage, &mut scratch, b, AdapterRoom::None)).transpose()?;
     let scratch = scratch.take(MATMUL_BYTES);
-    let left = stage.matrix(x);
-    let whole = |rows: usize, depth: usize| Sizes { rows, columns: y.columns, depth };
-    let (rows, planned) = (stage.rows(y), y.rows_at(stage.planned()));
+    let (left, tokens) = (stage.matrix(x), stage.tokens(y));
     let mut depth = x.columns;
     let mut apart = adapter;
     if let Some((h, b, scale)) = adapter
@@ -69,42 +67,34 @@ pub fn linear(
             copy_rows(stage, stage.matrix(b), spare_of_w, y.columns, rank, spare)?;
         }
         if is_adjacent || !stored {
-            copy_rows(stage, stage.matrix(h), left.at(0, x.columns), rows, rank, spare)?;
+            copy_rows(stage, stage.matrix(h), left.at(0, x.columns), tokens.rows, rank, spare)?;
             (depth, apart) = (x.columns + spare, None);
         }
     }
     let output = stage.matrix(y);
     let matmul = Matmul {
-        left,
-        left_transposed: false,
-        right: w,
         right_transposed: true,
-        output,
         addend: addends.matrix,
         bias: addends.bias,
-        fp8: None,
-        alpha: 1.0,
-        sizes: whole(rows, depth),
-        planned: whole(planned, depth),
-        scratch,
+        ..Matmul::of_tokens([left, w, output], tokens, y.columns, depth, scratch)
     };
     stage.cublas.run(stage.gpu, &matmul)?;
     let (Some((h, _, scale)), Some(b)) = (apart, b_apart) else { return Ok(()) };
     add_adapter(stage, (h, b, scale), Some(output), y, scratch)
 }
 
-/// A linear as a product and its addends.
-fn product_of<'a>(
+/// The operands of a linear layer, in the form that `few_rows.rs` expects.
+fn few_rows_linear<'a>(
     stage: &Stage<'_>,
     step: &'a BoundStep,
     bias: bool,
     lora: Option<f32>,
     residual: Option<&'a Operand>,
-) -> few_rows::Product<'a> {
+) -> few_rows::Linear<'a> {
     let first = 2 + usize::from(bias);
     let adapter = lora.map(|scale| (&step.inputs[first], &step.inputs[first + 1], scale));
     let addends = few_rows::Addends { bias: bias.then(|| &step.inputs[2]), residual, adapter };
-    few_rows::Product {
+    few_rows::Linear {
         x: &step.inputs[0],
         weight: &step.inputs[1],
         addends,
@@ -112,27 +102,27 @@ fn product_of<'a>(
     }
 }
 
-/// The first steps, if they are linears of few rows of the same input that can be one launch, such as q, k and v.
-pub fn few_together<'a>(stage: &Stage<'_>, steps: &'a [BoundStep]) -> Vec<few_rows::Product<'a>> {
-    let mut products: Vec<few_rows::Product<'a>> = Vec::new();
-    for (index, step) in steps.iter().take(few_rows::MOST_PRODUCTS).enumerate() {
+/// The linears at the start of `steps` that can share one launch, such as q, k and v: few rows of the same input.
+pub fn linears_of_one_launch<'a>(stage: &Stage<'_>, steps: &'a [BoundStep]) -> Vec<few_rows::Linear<'a>> {
+    let mut linears: Vec<few_rows::Linear<'a>> = Vec::new();
+    for (index, step) in steps.iter().take(few_rows::MOST_LINEARS).enumerate() {
         let Op::Linear { bias, lora } = step.op else { break };
-        let product = product_of(stage, step, bias, lora, None);
-        let joins = |first: &few_rows::Product<'_>| {
-            first.x == product.x && first.weight.storage == product.weight.storage
+        let linear = few_rows_linear(stage, step, bias, lora, None);
+        let joins = |first: &few_rows::Linear<'_>| {
+            first.x == linear.x && first.weight.storage == linear.weight.storage
         };
-        let is_apart = steps[..index].iter().all(|before| step.is_independent_of(before));
-        if !(few_rows::fits(stage, &product) && is_apart && products.first().is_none_or(joins)) {
+        let is_independent = steps[..index].iter().all(|before| step.is_independent_of(before));
+        if !(few_rows::fits(stage, &linear) && is_independent && linears.first().is_none_or(joins)) {
             break;
         }
-        products.push(product);
+        linears.push(linear);
     }
-    products
+    linears
 }
 
-/// The other summand of `sum`, if `sum` adds to the output of the linear before it in place: then both are one matmul.
-/// An output anywhere else might overlap an input of the linear. The planner always makes such a sum in place if
-/// nothing else reads the linear's output (the order in `Op::in_place`), so this follows from the graph, and a
+/// The other summand of `sum`, if `sum` adds in place to the output of the linear before it: then one matmul does both.
+/// With any other output the matmul might overwrite its own input. The planner always makes such a sum in place if
+/// nothing else reads the linear's output (see the order in `Op::in_place`). So this depends only on the graph, and a
 /// recomputed layer gives the same bits.
 pub fn residual_of<'a>(
     stage: &Stage<'_>,
@@ -158,8 +148,7 @@ pub fn linear_grad(stage: &Stage<'_>, step: &BoundStep, scales: &[f32]) -> Resul
         .collect();
     let partners = pair_terms(stage, &terms);
     let output = &step.outputs[0];
-    let (rows, planned) = (stage.rows(output), output.rows_at(stage.planned()));
-    let target = stage.matrix(output);
+    let (tokens, target) = (stage.tokens(output), stage.matrix(output));
     let mut addend = None;
     for (index, &(d, weight, scale)) in terms.iter().enumerate() {
         if partners.contains(&Some(index)) {
@@ -181,27 +170,16 @@ pub fn linear_grad(stage: &Stage<'_>, step: &BoundStep, scales: &[f32]) -> Resul
             if !stored {
                 copy_rows_of_a(stage, a, right.at(d.columns, 0), spare)?;
             }
-            copy_rows(stage, stage.matrix(dh), stage.matrix(d).at(0, d.columns), rows, rank, spare)?;
+            copy_rows(stage, stage.matrix(dh), stage.matrix(d).at(0, d.columns), tokens.rows, rank, spare)?;
             depth += spare;
         }
-        let whole = |rows: usize| Sizes { rows, columns: output.columns, depth };
-        stage.cublas.run(
-            stage.gpu,
-            &Matmul {
-                left: stage.matrix(d),
-                left_transposed: false,
-                right,
-                right_transposed: false,
-                output: target,
-                addend,
-                bias: None,
-                fp8: None,
-                alpha: scale,
-                sizes: whole(rows),
-                planned: whole(planned),
-                scratch: scratch.take(MATMUL_BYTES),
-            },
-        )?;
+        let (matrices, scratch) = ([stage.matrix(d), right, target], scratch.take(MATMUL_BYTES));
+        let matmul = Matmul {
+            addend,
+            alpha: scale,
+            ..Matmul::of_tokens(matrices, tokens, output.columns, depth, scratch)
+        };
+        stage.cublas.run(stage.gpu, &matmul)?;
         addend = Some(target);
     }
     Ok(())
@@ -217,7 +195,8 @@ fn copy_rows_of_a(stage: &Stage<'_>, a: &Operand, to: Matrix, spare: usize) -> R
     copy_rows(stage, stage.matrix(a), to, rank, a.columns, a.columns)
 }
 
-/// For each term, the low-rank term that can be part of its matmul: A below the weight, dh in spare columns of dy.
+/// For each term, the index of the low-rank term that can be part of its matmul: A is below the weight, and dh is
+/// copied to spare columns of dy.
 fn pair_terms(stage: &Stage<'_>, terms: &[(&Operand, &Operand, f32)]) -> Vec<Option<usize>> {
     let mut partners = vec![None; terms.len()];
     for (thin, &(dh, a, scale)) in terms.iter().enumerate() {

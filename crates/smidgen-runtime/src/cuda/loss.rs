@@ -1,7 +1,8 @@
 //! The loss of a chunk of logits, which are replaced by their gradient, and the sum of the row losses.
 //!
-//! The caller computes the logits, calls [`softmax_loss_chunk`] for each chunk, multiplies the gradients, and sums the
-//! losses of all rows once, at the end. If the head is in pieces, a [`PieceChunk`] has the logits of one piece.
+//! The caller computes the logits, calls [`softmax_loss_chunk`] for each chunk, multiplies the gradients with the head,
+//! and sums the losses of all rows once, at the end. If the head is in pieces, a [`PieceChunk`] has the logits of one
+//! piece.
 //! Left out: the matmuls (`head.rs`, `head_pieces.rs`). Kernels: `kernels/loss.cu`.
 
 use super::decode::is_aligned;
@@ -105,7 +106,7 @@ pub struct PieceChunk {
 }
 
 impl PieceChunk {
-    /// Launches `names[0]`, or with a softcap `names[1]`, whose last argument is the cap.
+    /// Launches `names[0]`, or `names[1]` if there is a softcap, which is then the last argument.
     fn launch(&self, stage: &Stage<'_>, names: [&'static str; 2], more: &[Arg]) -> Result<(), DeviceError> {
         if self.rows == 0 {
             return Ok(());
@@ -130,14 +131,15 @@ impl PieceChunk {
         self.launch(stage, ["head_sums", "head_sums_capped"], &more)
     }
 
-    /// Replaces the logits by weight (one f64) · their gradient; `sums` are those of the whole vocabulary.
+    /// Replaces the logits by weight (one f64) · their gradient; `sums` cover the whole vocabulary.
     pub fn to_gradients(&self, stage: &Stage<'_>, weight: u64, sums: u64) -> Result<(), DeviceError> {
         let more = [Arg::Pointer(weight), Arg::Pointer(sums)];
         self.launch(stage, ["head_grad", "head_grad_capped"], &more)
     }
 }
 
-/// loss (one f64) += weight (one f64) · the sum of the row losses, which are written to `row_losses` (f32) unless it is 0.
+/// loss (one f64) += weight (one f64) · the sum of the row losses, which are written to `row_losses` (f32) unless it is
+/// 0.
 pub fn loss_of_sums(
     stage: &Stage<'_>,
     sums: u64,
@@ -206,5 +208,5 @@ pub fn finish_logits(
     stage.launch(kernel, [vocabulary.div_ceil(THREADS as usize) as u32, rows as u32, 1], THREADS, 0, &args)
 }
 
-/// As in `loss.cu`.
+/// Must match `loss.cu`.
 const THREADS: u32 = 512;

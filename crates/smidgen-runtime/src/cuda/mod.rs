@@ -1,7 +1,7 @@
 //! The CUDA device: one reservation on one GPU, kernels compiled for it, matmuls by cuBLASLt.
 //!
-//! Everything runs on one stream in the order of the plan; inside a step the host never waits. Inputs go through
-//! pinned memory; results are copied back when they are read. All memory is allocated before the first step: the
+//! Everything runs on one stream in the order of the plan, and the host never waits inside a step. Inputs go through
+//! pinned memory, and results are copied back when they are read. All memory is allocated before the first step: the
 //! context with its kernels, pinned memory, the arena, and CUDA graphs of the launches (`graphs.rs`).
 //! `run.rs` maps operations to the launchers in the files named after them; kernels are in `kernels/`.
 
@@ -15,6 +15,7 @@ pub mod cached_attention;
 mod chunk_attention;
 pub mod columns;
 pub mod compiler;
+pub mod cublas;
 pub mod decode;
 mod disk;
 pub mod driver;
@@ -64,13 +65,13 @@ use crate::lane::bind_exchange;
 use crate::shared_host::SharedHost;
 pub use attention_hopper::FILES as HOPPER_KERNEL_FILES;
 use busy::Busy;
+use cublas::CublasLt;
 use cudarc::driver::{result, sys};
 pub use disk::SLOT_BYTES as DISK_SLOT_BYTES;
 use driver::{Gpu, NAME};
 pub use facts::{GpuFacts, look};
 use generation::{Capability, Generation, supports};
 use graphs::Graphs;
-use matmul::CublasLt;
 use modules::Kernels;
 use own_memory::OwnMemory;
 use peers::Peers;
@@ -92,7 +93,7 @@ pub struct CudaOptions {
     pub precision: Precision,
     /// The folder for compiled kernels and matmul algorithms.
     pub cache: Option<PathBuf>,
-    /// Runs the kernels of a GPU with this compute capability, such as (7, 5); `None` is the GPU's own.
+    /// Runs the kernels of a GPU with this compute capability, such as (7, 5). `None` means the GPU's own.
     pub capability: Option<Capability>,
 }
 
@@ -118,10 +119,10 @@ pub struct Cuda {
     free_before: Option<u64>,
     own_memory: OwnMemory,
     busy: Busy,
-    /// Opened by the first question; the inner `None` says that NVML is missing.
+    /// Opened when it is first needed; the inner `None` means that NVML is missing.
     nvml: OnceCell<Option<nvml::Session>>,
     peak_bytes: u64,
-    /// A failure inside a call that returns no `Result`.
+    /// The first failure inside a call that returns no `Result`.
     failed: Option<DeviceError>,
 }
 
@@ -139,7 +140,7 @@ impl Cuda {
         };
         let activations = DeviceKind::Cuda.activations(options.precision);
         let mut kernels = Kernels::new(&gpu, capability, generation, activations, options.cache.as_deref())?;
-        let mut files = run::files_of_all();
+        let mut files = run::files_of_every_plan();
         let has_thin = activations != DType::F32 && generation > Generation::Volta;
         files.extend(has_thin.then_some(thin::FILE));
         kernels.require(&files, &[])?;
@@ -174,28 +175,28 @@ impl Cuda {
         self.context_bytes
     }
 
-    /// Why compiled kernels could not be cached, and what helps.
+    /// The reason why compiled kernels could not be cached, and a remedy.
     pub fn cache_failure(&self) -> Option<String> {
         self.kernels.cache_failure()
     }
 
-    /// How often the host has waited for the GPU.
+    /// The number of times that the host has waited for the GPU.
     pub fn waits(&self) -> u64 {
         self.staging.waits()
     }
 
-    /// CUDA graph launches of the loaded plan.
+    /// The number of CUDA graph launches of the loaded plan.
     pub fn graph_launches(&self) -> u64 {
         self.graphs.launches()
     }
 
-    /// Pinned host memory.
+    /// Bytes of pinned host memory.
     pub fn pinned_bytes(&self) -> usize {
         let peers = self.peers.borrow();
         self.staging.bytes() + self.transfers.bytes() + peers.as_ref().map_or(0, Peers::pinned_bytes)
     }
 
-    /// Exchanges with other ranks from now on.
+    /// Connects the device to other ranks.
     pub fn with_peers(mut self, peers: Peers) -> Cuda {
         *self.peers.get_mut() = Some(peers);
         self
@@ -208,7 +209,7 @@ impl Cuda {
         }
     }
 
-    /// How far this rank has come with its exchanges.
+    /// Counts the exchanges that this rank has reached and finished.
     pub fn exchange_progress(&self) -> Option<Arc<Progress>> {
         self.peers.borrow().as_ref().map(Peers::progress)
     }
@@ -254,7 +255,7 @@ impl Cuda {
         unsafe { peers.begin(&self.gpu, &exchange, &awaited, self.transfers.event(step.index), &accumulate) }
     }
 
-    /// Launches steps in order. Whoever calls it waits for their transfers.
+    /// Launches steps in order. The caller has to wait for their transfers with [`Cuda::settle`].
     fn launch_all(&self, steps: &[BoundStep], extent: &Extent, sums: bool) -> Result<(), DeviceError> {
         let mut rest = steps;
         while let Some(first) = rest.first() {
@@ -284,16 +285,16 @@ impl Cuda {
         Ok(())
     }
 
-    /// Has what is called next wait for all transfers of some steps.
+    /// Makes later launches wait for all transfers of some steps.
     fn settle(&self, steps: &[BoundStep], sums: bool) -> Result<(), DeviceError> {
         self.transfers.settle(&self.gpu, steps.iter().filter(|step| sums || !step.is_sum()))
     }
 
-    fn fallible<T: Default>(&mut self, result: Result<T, DeviceError>) -> T {
-        result.unwrap_or_else(|error| {
+    /// Keeps the error of a call that returns no `Result`; the next check reports it.
+    fn keep_error(&mut self, result: Result<(), DeviceError>) {
+        if let Err(error) = result {
             self.failed.get_or_insert(error);
-            T::default()
-        })
+        }
     }
 
     fn check_health(&mut self) -> Result<(), DeviceError> {
@@ -307,7 +308,7 @@ impl Cuda {
         self
     }
 
-    /// Turns CUDA graphs off, for comparison. They change only the speed.
+    /// Turns CUDA graphs off, for comparison. Graphs change only the speed.
     pub fn without_graphs(mut self) -> Cuda {
         self.records_launches = false;
         self
@@ -319,8 +320,8 @@ impl Cuda {
         self.gpu.wait()
     }
 
-    /// Waits until nothing is under way in pinned memory. The compute stream waits for every transfer at the end of an
-    /// entry point.
+    /// Waits until no transfer or update uses pinned memory. The compute stream itself waits for every transfer at the
+    /// end of an entry point.
     fn wait_for_host_memory(&self) -> Result<(), DeviceError> {
         self.gpu.wait()?;
         self.transfers.wait_for_updates()
@@ -339,10 +340,22 @@ impl Cuda {
         let code = unsafe { sys::cuMemsetD8Async(self.arena.0, 0, self.arena.1, self.gpu.stream) };
         driver::check(code, "cuMemsetD8Async")
     }
+
+    /// Frees the reservation and the graphs that use it.
+    fn release(&mut self) -> Result<(), DeviceError> {
+        self.graphs = Graphs::default();
+        let (pointer, _) = std::mem::take(&mut self.arena);
+        if pointer == 0 {
+            return Ok(());
+        }
+        self.gpu.wait()?;
+        // SAFETY: allocated in `reserve`, freed once, and no work that uses it is pending.
+        driver::named(unsafe { result::free_sync(pointer) }, "cuMemFree")
+    }
 }
 
-/// The steps among which the first may be launched as one with those that follow it: two different ones, or more of the
-/// same up to one that waits for a transfer of its own.
+/// The steps at the start of `steps` that may be combined into one launch. They end before the first step that has to
+/// wait for a transfer. A second step of another operation may wait too: the caller waits for the transfers of both.
 fn launched_together(steps: &[BoundStep]) -> &[BoundStep] {
     let waits = |index: usize| {
         let (step, before) = (&steps[index], &steps[index - 1]);
@@ -433,18 +446,18 @@ impl Device for Cuda {
     fn write(&mut self, at: Address, from: &[u8]) {
         if at.space == Space::Disk {
             let written = self.gpu.wait().and_then(|()| self.transfers.disk().file().write(at.offset, from));
-            return self.fallible(written);
+            return self.keep_error(written);
         }
         if at.space == Space::Host {
             let waited = self.wait_for_host_memory();
-            self.fallible(waited);
+            self.keep_error(waited);
             self.transfers.slice_mut(at.offset, from.len()).copy_from_slice(from);
             return;
         }
         assert!(at.offset + from.len() <= self.arena.1, "a write outside the reservation");
         let to = self.arena.0 + at.offset as u64;
         let result = self.staging.write(&self.gpu, to, from);
-        self.fallible(result);
+        self.keep_error(result);
     }
 
     fn read(&mut self, at: Address, into: &mut [u8]) -> Result<(), DeviceError> {
@@ -470,7 +483,7 @@ impl Device for Cuda {
     fn finish_read(&mut self, slot: usize, _offset: usize, into: &mut [u8]) -> Result<(), DeviceError> {
         self.check_health()?;
         self.staging.finish_read(slot, into)?;
-        // An exchange that was given up leaves something else.
+        // If an exchange was aborted in the meantime, the bytes are wrong.
         self.check_health()
     }
 
@@ -525,19 +538,6 @@ impl Device for Cuda {
         self.graphs = graphs;
         ran?;
         self.settle(steps, sums)
-    }
-}
-
-impl Cuda {
-    fn release(&mut self) -> Result<(), DeviceError> {
-        self.graphs = Graphs::default();
-        let (pointer, _) = std::mem::take(&mut self.arena);
-        if pointer == 0 {
-            return Ok(());
-        }
-        self.gpu.wait()?;
-        // SAFETY: allocated in `reserve`, freed once, and no work that uses it is pending.
-        driver::named(unsafe { result::free_sync(pointer) }, "cuMemFree")
     }
 }
 

@@ -1,9 +1,9 @@
 //! Kernels: compiled for this GPU when a run needs them, and cached on disk.
 //!
-//! NVRTC compiles each file in a fraction of a second; the machine code is cached under a hash of source, options,
-//! compiler version and driver version (`kernel_cache.rs`). Nothing but NVRTC has to be installed, and no header:
+//! NVRTC compiles each file in a fraction of a second. The machine code is cached under a hash of source, options,
+//! compiler version and driver version (`kernel_cache.rs`). Only NVRTC has to be installed, and no header files:
 //! `prelude.cuh` is prepended to each file.
-//! The kernels of an older GPU also run on a newer one, for tests: NVRTC then makes PTX, which the driver compiles.
+//! For tests, the kernels of an older GPU also run on a newer one: NVRTC then makes PTX, which the driver compiles.
 
 use super::compiler::{Compiler, compiler_version};
 use super::driver::{Gpu, check};
@@ -29,7 +29,7 @@ pub struct KernelFile {
     pub kernels: &'static [&'static str],
 }
 
-/// The architecture of the Hopper-only kernels; its code runs on no later GPU.
+/// The architecture of the Hopper-only kernels, whose code does not run on later GPUs.
 pub const HOPPER: &str = "sm_90a";
 
 /// The compiler options of a file. An example of `architecture` is `sm_90`; `compute_75` makes PTX.
@@ -47,7 +47,7 @@ pub fn options(architecture: &str, activations: DType) -> Vec<String> {
     ]
 }
 
-/// Compiles a file to machine code, or to PTX that ends with a zero.
+/// Compiles a file to machine code, or to PTX that ends with a zero byte.
 pub fn compile(file: &KernelFile, options: &[String]) -> Result<Vec<u8>, DeviceError> {
     let refused = |what: String| DeviceError::Compile { file: file.name, what };
     let source = CString::new(format!("{PRELUDE}\n#line 1 \"{}\"\n{}", file.name, file.source))
@@ -107,18 +107,18 @@ pub struct Kernels {
 #[derive(Debug)]
 struct Function {
     handle: sys::CUfunction,
-    /// The limit of dynamic shared memory that was set for it, if it needs more than the default.
+    /// The current limit of its dynamic shared memory.
     shared_bytes: Cell<u32>,
 }
 
-/// Dynamic shared memory that a kernel may use without raising its limit.
+/// Dynamic shared memory that every kernel may use without raising its limit.
 const SHARED_BYTES_OF_ALL: u32 = 48 << 10;
 
 // SAFETY: handles of one context; see `Gpu`.
 unsafe impl Send for Kernels {}
 
 impl Kernels {
-    /// Holds no kernels yet; [`Kernels::require`] loads them. They are those of `capability`, which is the GPU's own or a
+    /// Loads no kernels yet; [`Kernels::require`] does. They are compiled for `capability`, which is the GPU's own or a
     /// lower one.
     pub fn new(
         gpu: &Gpu,
@@ -136,15 +136,13 @@ impl Kernels {
         Ok(Kernels { functions: HashMap::new(), options, hopper_options, generation, cache })
     }
 
-    /// Loads the files that are not loaded yet: from the cache, or compiled, all at the same time. Hopper-only files are
-    /// left out on other GPUs.
+    /// Loads the files that are not loaded yet, from the cache or compiled in parallel. Hopper-only files are ignored
+    /// on other GPUs.
     pub fn require(&mut self, files: &[KernelFile], hopper_files: &[KernelFile]) -> Result<(), DeviceError> {
-        let general = files.iter().map(|file| (*file, &self.options));
-        let hopper = self
-            .hopper_options
-            .iter()
-            .flat_map(|options| hopper_files.iter().map(move |file| (*file, options)));
-        let mut missing: Vec<(KernelFile, &Vec<String>)> = Vec::new();
+        let general = files.iter().map(|file| (*file, self.options.clone()));
+        let hopper = self.hopper_options.iter();
+        let hopper = hopper.flat_map(|options| hopper_files.iter().map(|file| (*file, options.clone())));
+        let mut missing: Vec<(KernelFile, Vec<String>)> = Vec::new();
         for (file, options) in general.chain(hopper) {
             let is_loaded = file.kernels.iter().all(|kernel| self.functions.contains_key(kernel));
             if !is_loaded && missing.iter().all(|(other, _)| other.name != file.name) {
@@ -158,12 +156,10 @@ impl Kernels {
             let begun: Vec<_> = begun.collect();
             begun.into_iter().map(|thread| thread.join().expect("compiling does not panic")).collect()
         });
-        let files: Vec<(KernelFile, Vec<String>)> =
-            missing.into_iter().map(|(file, options)| (file, options.clone())).collect();
-        for ((file, options), code) in files.into_iter().zip(codes) {
+        for ((file, options), code) in missing.into_iter().zip(codes) {
             let code = code?;
             match self.load(&file, &code.bytes) {
-                // What another driver or another program has left under this name.
+                // The cached file does not fit this driver, or is not what its name says.
                 Err(_) if code.is_cached => {
                     let bytes = compile(&file, &options)?;
                     self.load(&file, &bytes)?;
@@ -177,7 +173,7 @@ impl Kernels {
         Ok(())
     }
 
-    /// Why compiled kernels could not be cached, and what helps.
+    /// The reason why compiled kernels could not be cached, and a remedy.
     pub fn cache_failure(&self) -> Option<String> {
         self.cache.as_ref().and_then(KernelCache::failure)
     }
@@ -193,7 +189,7 @@ impl Kernels {
 
     fn load(&mut self, file: &KernelFile, code: &[u8]) -> Result<(), DeviceError> {
         let mut module = std::ptr::null_mut();
-        // SAFETY: the image is machine code for this GPU or PTX that ends with a zero, and the driver copies it.
+        // SAFETY: the image is machine code for this GPU or PTX that ends with a zero byte, and the driver copies it.
         let status = unsafe { sys::cuModuleLoadData(&mut module, code.as_ptr().cast()) };
         if let Err(error) = check(status, "cuModuleLoadData") {
             return Err(explain_load(error, compiler_version()?, driver_version()?));
@@ -251,7 +247,7 @@ fn cached_code(
     Ok(Code { bytes, is_cached: false })
 }
 
-/// A driver may be too old for what a newer compiler makes.
+/// Turns a failed load into an error that names the cause, if the compiler is newer than the driver.
 fn explain_load(error: DeviceError, compiler: (i32, i32), driver: i32) -> DeviceError {
     let (major, minor) = (driver / 1000, driver % 1000 / 10);
     match error {
@@ -266,7 +262,7 @@ fn cache_name_here(file: &KernelFile, options: &[String]) -> Result<String, Devi
     Ok(cache_name(file, options, compiler_version()?, driver_version()?))
 }
 
-/// The name of a file of code, which differs in all that the code depends on.
+/// The name of a file in the cache. It includes a hash of everything that the code depends on.
 fn cache_name(file: &KernelFile, options: &[String], compiler: (i32, i32), driver: i32) -> String {
     let versions = format!("{compiler:?} {driver}");
     let parts = [PRELUDE, file.source, &options.join(" "), &versions];
@@ -279,7 +275,7 @@ mod tests {
     use crate::cuda::driver::NAME;
 
     #[test]
-    fn code_is_cached_by_all_that_it_depends_on() {
+    fn names_in_the_cache_depend_on_all_that_the_code_depends_on() {
         let file = KernelFile { name: "act.cu", source: "a", kernels: &[] };
         let options = options("sm_90", DType::Bf16);
         let name = cache_name(&file, &options, (12, 8), 12080);

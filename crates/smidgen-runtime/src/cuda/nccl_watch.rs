@@ -1,9 +1,9 @@
-//! A thread that watches NCCL's work: the host never waits for an exchange itself, so nobody else would notice.
+//! A thread that watches NCCL's exchanges, because the host never waits for one and would not notice that one hangs.
 //!
-//! Two events stand around each exchange on NCCL's stream: the first has happened when this rank is ready for it, the
-//! second when it is over. An exchange that this rank has reached and that does not end within a limit, or an error that
-//! NCCL reports in the meantime, ends the communicator. Its kernels return then, whoever waits for the stream goes on,
-//! and the failure is found before anything is read.
+//! Two events enclose each exchange on NCCL's stream: the first happens when this rank is ready for the exchange, the
+//! second when it is over. The thread aborts the communicator if an exchange does not end within a limit after this
+//! rank was ready, or if NCCL reports an error. NCCL's kernels then return, the stream continues, and the failure is
+//! reported before any result is read.
 
 use super::driver::{self, Event};
 use crate::comm::nccl::Handles;
@@ -15,10 +15,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often the thread looks.
+/// The interval at which the thread queries the events.
 const POLL: Duration = Duration::from_millis(100);
 
-/// How long an exchange may take where nobody says otherwise.
+/// The default limit of an exchange.
 const LIMIT: Duration = Duration::from_secs(600);
 
 #[derive(Debug)]
@@ -37,10 +37,11 @@ struct Shared {
 
 #[derive(Debug)]
 struct State {
-    /// In the order of the stream.
+    /// The exchanges on the stream that are not over, in order.
     pending: VecDeque<Pending>,
+    /// Events to use again.
     spare: Vec<[Event; 2]>,
-    /// Of the exchange that is being put on the stream.
+    /// The events of the exchange that is being enqueued.
     begun: Option<[Event; 2]>,
     limit: Duration,
     failed: Option<CommError>,
@@ -49,9 +50,9 @@ struct State {
 
 #[derive(Debug)]
 struct Pending {
-    /// Before and behind the exchange.
+    /// The events before and after the exchange.
     events: [Event; 2],
-    /// When this rank was seen to be ready for it.
+    /// When the thread noticed that this rank is ready for the exchange.
     reached: Option<Instant>,
 }
 
@@ -81,7 +82,7 @@ impl NcclWatch {
         Ok(NcclWatch { shared, thread: Some(thread) })
     }
 
-    /// Records the start of an exchange; what is put on the stream next is the exchange.
+    /// Records the event before an exchange, which the caller enqueues next.
     pub fn begin(&self, stream: sys::CUstream) -> Result<(), DeviceError> {
         let spare = self.shared.lock().spare.pop();
         let events = spare.map_or_else(|| Ok::<_, DeviceError>([Event::new()?, Event::new()?]), Ok)?;
@@ -90,7 +91,7 @@ impl NcclWatch {
         Ok(())
     }
 
-    /// Records its end.
+    /// Records the event after the exchange.
     pub fn end(&self, stream: sys::CUstream) -> Result<(), DeviceError> {
         let mut state = self.shared.lock();
         let events = state.begun.take().expect("an exchange was begun");
@@ -107,7 +108,7 @@ impl NcclWatch {
         Arc::clone(&self.shared.progress)
     }
 
-    /// Why the communicator was ended.
+    /// Why the communicator was aborted.
     pub fn failure(&self) -> Option<CommError> {
         self.shared.lock().failed.clone()
     }
@@ -139,11 +140,11 @@ impl Shared {
         let _ = unsafe { result::ctx::set_current(context.0) };
         let mut state = self.lock();
         while !state.is_over && state.failed.is_none() {
-            let looked = self.look(&mut state).and_then(|()| self.handles.check_async());
-            if let Err(error) = looked {
+            let polled = self.poll(&mut state).and_then(|()| self.handles.check_async());
+            if let Err(error) = polled {
                 state.failed = Some(error);
                 drop(state);
-                // What it says does not matter any more; it may take a while.
+                // This may take a while. Its own error would not help: the first one is reported.
                 let _ = self.handles.abort();
                 return;
             }
@@ -152,8 +153,8 @@ impl Shared {
         }
     }
 
-    /// Counts what was reached and what is over.
-    fn look(&self, state: &mut State) -> Result<(), CommError> {
+    /// Counts the exchanges that this rank has reached and those that are over.
+    fn poll(&self, state: &mut State) -> Result<(), CommError> {
         while let Some(first) = state.pending.front_mut() {
             if first.reached.is_none() && happened(&first.events[0])? {
                 first.reached = Some(Instant::now());
@@ -168,7 +169,7 @@ impl Shared {
             }
             if reached.elapsed() > state.limit {
                 let what = format!(
-                    "it did not end within {} s, on this rank or on another; `NCCL_DEBUG=WARN` has NCCL say more",
+                    "it did not end within {} s on this rank or another; set `NCCL_DEBUG=WARN` for details from NCCL",
                     state.limit.as_secs()
                 );
                 return Err(CommError::Call { engine: "NCCL", call: "a collective", what });

@@ -1,8 +1,8 @@
 //! Launches the norms and their gradients.
 //!
-//! A norm runs over groups of D channels; a row has one or several groups. Some lanes of a warp handle a small group,
-//! a block keeps a larger one in registers, and a block reads the largest ones twice. The choice follows from sizes
-//! and alignment alone.
+//! A norm runs over groups of D channels; a row has one or several groups. A small group is handled by some lanes of a
+//! warp, a larger one by a block that keeps it in registers, and the largest by a block that reads it twice. The choice
+//! depends only on sizes and alignment.
 
 use super::fp8::Roundings;
 use super::modules::KernelFile;
@@ -59,7 +59,7 @@ impl Form {
         }
     }
 
-    /// Selects one of four equivalent kernels, given in the order of the variants.
+    /// Selects the kernel of this form; `names` are in the order of the variants.
     fn kernel(self, names: [&'static str; 4]) -> &'static str {
         match self {
             Form::Heads { .. } => names[0],
@@ -69,7 +69,7 @@ impl Form {
         }
     }
 
-    /// Of two kernels the one that rounds rows as well, if a block has a row.
+    /// The kernel that also rounds rows to fp8, if a block handles a whole row.
     fn rounding(self, groups: &Groups, [two, four]: [&'static str; 2]) -> Option<&'static str> {
         match self {
             Form::Two { .. } if groups.of_row == 1 => Some(two),
@@ -85,7 +85,7 @@ impl Form {
         }
     }
 
-    /// Blocks for all groups, if a team of lanes handles `of_team` groups and a block one.
+    /// Blocks for all groups: a team of lanes handles `of_team` groups; in the other forms a block handles one.
     fn blocks(self, groups: u32, of_team: u32) -> u32 {
         match self {
             Form::Heads { lanes } => groups.div_ceil(TEAM_THREADS / lanes * of_team),
@@ -108,7 +108,7 @@ impl Groups {
     }
 }
 
-/// y = x / rms(x) · weight, and y rounded to fp8 if a block holds a row.
+/// y = x / rms(x) · weight. The kernel also rounds y to fp8 if rounding steps follow and a block holds a row.
 pub fn rms_norm(
     stage: &Stage<'_>,
     step: &BoundStep,
@@ -135,7 +135,7 @@ pub fn rms_norm(
     stage.launch(kernel, [form.blocks(groups.all, 2), 1, 1], form.threads(), 0, &args)
 }
 
-/// dx = the gradient through the norm, plus an addend if there is one, and dx rounded to fp8 as for [`rms_norm`].
+/// dx = the gradient through the norm, plus an addend if there is one. dx is rounded to fp8 as in [`rms_norm`].
 pub fn rms_norm_grad(
     stage: &Stage<'_>,
     step: &BoundStep,
@@ -181,7 +181,7 @@ pub fn rms_norm_weight_grad(stage: &Stage<'_>, step: &BoundStep, eps: f32) -> Re
     let form = Form::of(columns, x.aligned && dy.aligned);
     let per_partial = rows_per_partial(groups.all as usize, NORM_GROUPS_PER_PARTIAL);
     let partials = (groups.all as usize).div_ceil(per_partial);
-    let workspace = partial_rows(stage, partials, columns);
+    let workspace = Arg::Pointer(stage.workspace_of(4 * partials * columns));
     let mut args = vec![x.pointer, x.stride, dy.pointer, dy.stride, Arg::Float(eps), workspace];
     args.extend([int(columns), int(groups.of_row), Arg::Word(groups.all), word(per_partial)]);
     if let Form::Heads { lanes } = form {
@@ -195,14 +195,6 @@ pub fn rms_norm_weight_grad(stage: &Stage<'_>, step: &BoundStep, eps: f32) -> Re
     ]);
     stage.launch(kernel, [count(partials), 1, 1], form.threads(), 0, &args)?;
     add_partial_rows(stage, workspace, partials, columns, stage.pointer(dweight))
-}
-
-/// The start of the workspace, which must hold `partials` rows of partial sums.
-pub(super) fn partial_rows(stage: &Stage<'_>, partials: usize, columns: usize) -> Arg {
-    let (pointer, bytes) = stage.workspace();
-    let needed = 4 * partials * columns;
-    assert!(needed <= bytes, "{needed} bytes of partial sums in a workspace of {bytes}");
-    Arg::Pointer(pointer)
 }
 
 /// Adds the rows of `partials` (count, columns) to `target` (columns), in order.

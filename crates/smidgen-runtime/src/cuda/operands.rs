@@ -1,10 +1,10 @@
-//! What the matmuls of layers are made of: weights in the matmul type, biases, residuals, adapters, scratch memory.
+//! The operands of the matmuls of layers: weights in the matmul type, biases, residuals, adapters, scratch memory.
 //!
 //! A weight that is not stored in the matmul type is decoded into the workspace, with room for its adapter.
-//! Which of these a linear layer uses is decided in `linear.rs` and `fp8.rs`. Kernels: `kernels/matmul.cu`.
+//! `linear.rs` and `fp8.rs` decide which of these a linear layer uses. Kernels: `kernels/matmul.cu`.
 
 use super::decode::decode_rows;
-use super::matmul::{Matmul, Matrix, Sizes};
+use super::matmul::{Matmul, Matrix};
 use super::modules::KernelFile;
 use super::spans::stored_dtype;
 use super::stage::{Arg, Stage};
@@ -18,7 +18,7 @@ pub const FILE: KernelFile = KernelFile {
     kernels: &["copy_rows", "broadcast_row", "fill_with_noise"],
 };
 
-/// Allocates parts of the step's workspace from its start. The last part is the workspace of the matmuls.
+/// Hands out parts of the step's workspace from its start. The last part is the workspace of the matmuls.
 #[derive(Debug)]
 pub struct Scratch {
     next: u64,
@@ -71,9 +71,9 @@ fn broadcast_row(stage: &Stage<'_>, bias: &Operand, output: &Operand) -> Result<
         return Ok(());
     }
     let args = [
-        Arg::Pointer(stage.pointer(bias)),
+        stage.address(bias),
         stored_dtype(bias),
-        Arg::Pointer(stage.pointer(output)),
+        stage.address(output),
         Arg::Long(output.stride as i64),
         Arg::Int(rows as i32),
         Arg::Int(output.columns as i32),
@@ -84,7 +84,7 @@ fn broadcast_row(stage: &Stage<'_>, bias: &Operand, output: &Operand) -> Result<
 
 /// Whether an operand is stored in the type of matmuls.
 pub fn is_matmul_type(stage: &Stage<'_>, operand: &Operand) -> bool {
-    operand.storage == Storage::Plain(stage.activations())
+    operand.storage == Storage::Plain(stage.activations)
 }
 
 /// Where a decoded weight has room for its adapter.
@@ -118,7 +118,7 @@ pub fn weight_matrix(
     Ok(Matrix { pointer, stride, element })
 }
 
-/// What a matmul adds to its product: a matrix, and the address of a bias for every row.
+/// The terms that a matmul adds to left·right: a matrix, and a bias (by address) in every row.
 #[derive(Clone, Copy, Debug)]
 pub struct Addends {
     pub matrix: Option<Matrix>,
@@ -126,7 +126,7 @@ pub struct Addends {
 }
 
 impl Addends {
-    /// Those of a linear layer. A bias that cuBLASLt cannot add is written to every row of `y` first.
+    /// The addends of a linear layer. A bias that cuBLASLt cannot add is written to every row of `y` first.
     pub fn of(
         stage: &Stage<'_>,
         bias: Option<&Operand>,
@@ -155,20 +155,12 @@ pub fn add_adapter(
     y: &Operand,
     scratch: u64,
 ) -> Result<(), DeviceError> {
-    let whole = |rows: usize| Sizes { rows, columns: y.columns, depth: h.columns };
+    let matrices = [stage.matrix(h), b, stage.matrix(y)];
     let matmul = Matmul {
-        left: stage.matrix(h),
-        left_transposed: false,
-        right: b,
         right_transposed: true,
-        output: stage.matrix(y),
         addend,
-        bias: None,
-        fp8: None,
         alpha: scale,
-        sizes: whole(stage.rows(y)),
-        planned: whole(y.rows_at(stage.planned())),
-        scratch,
+        ..Matmul::of_tokens(matrices, stage.tokens(y), y.columns, h.columns, scratch)
     };
     stage.cublas.run(stage.gpu, &matmul)
 }

@@ -1,5 +1,5 @@
 //! The optimizer step: gradient norm, AdamW with f32 or 8-bit moments, zeroing of gradients, rounding of adapters, and
-//! the regulariser of LS-LoRA's coefficients.
+//! the regularizer of LS-LoRA's coefficients.
 //!
 //! Consecutive steps with the same operation on different tensors share a launch, up to 56 of them. Loss, report and
 //! hyper are f64 in device memory, and the kernels read them there, so that the host does not wait between gradients
@@ -35,7 +35,7 @@ pub const FILE: KernelFile = KernelFile {
     ],
 };
 
-/// Tensors per launch; this and the structures are as in `optimizer.cu`.
+/// Tensors per launch. This and the structures must match `optimizer.cu`.
 const TABLE_TENSORS: usize = 56;
 
 #[repr(C)]
@@ -70,8 +70,9 @@ struct Table<T> {
     tensors: [T; TABLE_TENSORS],
 }
 
-/// Launches a kernel over all tensors, at most [`TABLE_TENSORS`] per launch. `blocks` gives the blocks of a tensor, and
-/// a callback stores the tensor's first block in its entry.
+/// Launches a kernel over all tensors, at most [`TABLE_TENSORS`] per launch. Each tensor comes with its number of
+/// blocks; `place` stores the tensor's first block in its entry, and `args` gets the number of blocks of earlier
+/// launches.
 fn launch_tables<T: Copy + Default>(
     stage: &Stage<'_>,
     kernel: &'static str,
@@ -111,15 +112,15 @@ pub fn accumulate(stage: &Stage<'_>, to: u64, from: u64, floats: usize) -> Resul
     stage.launch("accumulate", [blocks, 1, 1], THREADS, 0, &args)
 }
 
-/// Inputs parts of gradients …; updates squares (1).
+/// Inputs: parts of gradients; updates squares (1).
 pub fn squared_norm(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
     let squares = sum_squares(stage, &step.inputs)?;
     let count = step.inputs.len() as i32;
-    let args = [Arg::Pointer(squares), Arg::Int(count), Arg::Pointer(stage.pointer(&step.updates[0]))];
+    let args = [Arg::Pointer(squares), Arg::Int(count), stage.address(&step.updates[0])];
     stage.launch("add_squares", [1, 1, 1], THREADS, 0, &args)
 }
 
-/// Inputs loss (1), hyper (3), gradients …, squares (M) of others if there are any; updates report (4).
+/// Inputs: loss (1), hyper (3), gradients, and squares (M) of other gradients if there are any; updates report (4).
 pub fn grad_norm(
     stage: &Stage<'_>,
     step: &BoundStep,
@@ -129,24 +130,24 @@ pub fn grad_norm(
     let (gradients, more) = step.inputs[2..].split_at(step.inputs.len() - 2 - usize::from(has_squares));
     let squares = sum_squares(stage, gradients)?;
     let args = [
-        Arg::Pointer(stage.pointer(&step.inputs[0])),
-        Arg::Pointer(stage.pointer(&step.inputs[1])),
+        stage.address(&step.inputs[0]),
+        stage.address(&step.inputs[1]),
         Arg::Pointer(squares),
         Arg::Int(gradients.len() as i32),
         Arg::Pointer(more.first().map_or(0, |squares| stage.pointer(squares))),
         Arg::Int(more.first().map_or(0, |squares| stage.rows(squares)) as i32),
         Arg::Float(clip),
-        Arg::Pointer(stage.pointer(&step.updates[0])),
+        stage.address(&step.updates[0]),
     ];
     stage.launch("grad_norm_report", [1, 1, 1], THREADS, 0, &args)
 }
 
-/// The sum of the squares of each gradient, in the workspace: those of its chunks are added up apart from the others.
+/// Computes the sum of the squares of each gradient in the workspace, and returns the address of these sums. A gradient
+/// is summed chunk by chunk, and then over its chunks, so its sum does not depend on the other gradients.
 fn sum_squares(stage: &Stage<'_>, gradients: &[Operand]) -> Result<u64, DeviceError> {
-    let (partials, bytes) = stage.workspace();
     let chunks = |gradient: &Operand| squares_chunks(dense_elements(stage, gradient));
     let count: usize = gradients.iter().map(chunks).sum();
-    assert!(8 * (count + gradients.len()) <= bytes, "a workspace of {bytes} bytes for {count} sums");
+    let partials = stage.workspace_of(8 * (count + gradients.len()));
     let tensors = gradients.iter().map(|operand| {
         let (gradient, elements) = (stage.pointer(operand), dense_elements(stage, operand));
         let aligned = is_aligned(&[gradient]);
@@ -168,14 +169,14 @@ fn sum_squares(stage: &Stage<'_>, gradients: &[Operand]) -> Result<u64, DeviceEr
     Ok(squares)
 }
 
-/// Inputs of each step: gradient, report (4), hyper (3); updates: parameter, first and second moment, activity. All
-/// steps have the same report and hyper.
+/// Each step has as inputs gradient, report (4), hyper (3), and as updates parameter, first and second moment,
+/// activity. All steps have the same report and hyper.
 pub fn adamw(stage: &Stage<'_>, steps: &[BoundStep], settings: &AdamW) -> Result<(), DeviceError> {
     let blocks = |elements: usize| elements.div_ceil(4 * THREADS as usize);
     update(stage, steps, settings, "adamw", blocks, |moment| moment.storage == Storage::F32)
 }
 
-/// The same with both moments in [`Storage::Dynamic8`].
+/// Like [`adamw`], with both moments in [`Storage::Dynamic8`].
 pub fn adamw8(stage: &Stage<'_>, steps: &[BoundStep], settings: &AdamW) -> Result<(), DeviceError> {
     let blocks_of_8_warps = |elements: usize| elements.div_ceil(DYNAMIC8_BLOCK).div_ceil(8);
     let fits = |moment: &Operand| matches!(moment.storage, Storage::Dynamic8 { .. });
@@ -198,14 +199,13 @@ fn update(
         let [parameters, first, second, activity] =
             [0, 1, 2, 3].map(|index| stage.pointer(&step.updates[index]));
         let aligned = is_aligned(&[gradient, parameters, first, second]);
-        let elements_signed = elements as i64;
         let tensor = UpdateTensor {
             parameters,
             gradient,
             first,
             second,
             activity,
-            elements: elements_signed,
+            elements: elements as i64,
             first_block: 0,
             aligned,
         };
@@ -219,7 +219,7 @@ fn update(
     launch_tables(stage, kernel, tensors, |tensor, block| tensor.first_block = block, args)
 }
 
-/// The update of each step := 0.
+/// Sets the update of each step to 0.
 pub fn zero(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> {
     let tensors = steps.iter().map(|step| {
         let value = &step.updates[0];
@@ -235,18 +235,18 @@ pub fn zero(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> {
     launch_tables(stage, "zero_tensors", tensors, |tensor, block| tensor.first_block = block, |_| vec![])
 }
 
-/// The update or output of each step := scale·input, in the type of activations.
+/// Sets the update or output of each step to scale·input, in the type of activations.
 pub fn round(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> {
     let tensors = steps.iter().map(|step| {
         let Op::Round { scale, .. } = step.op else { unreachable!("the caller passes `Round` steps only") };
         let weight = &step.inputs[0];
         let rounded = step.outputs.first().unwrap_or_else(|| &step.updates[0]);
-        assert_eq!(rounded.storage, Storage::Plain(stage.activations()), "type of a rounded copy");
+        assert_eq!(rounded.storage, Storage::Plain(stage.activations), "type of a rounded copy");
         let (from, to) = (stage.pointer(weight), stage.pointer(rounded));
         let elements = dense_elements(stage, weight);
         let eight = is_aligned(&[from, to]) == 1
             && weight.columns.is_multiple_of(8)
-            && (rounded.stride * stage.activations().bytes()).is_multiple_of(16);
+            && (rounded.stride * stage.activations.bytes()).is_multiple_of(16);
         let tensor = RoundedTensor {
             from,
             to,
@@ -262,26 +262,22 @@ pub fn round(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> 
     launch_tables(stage, "round_tensors", tensors, |tensor, block| tensor.first_block = block, |_| vec![])
 }
 
-/// Input weight in bf16 → output in f32.
+/// Converts a weight from bf16 to f32.
 pub fn widen(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
     let elements = dense_elements(stage, &step.outputs[0]);
-    let args = [
-        Arg::Pointer(stage.pointer(&step.inputs[0])),
-        Arg::Pointer(stage.pointer(&step.outputs[0])),
-        Arg::Wide(elements as u64),
-    ];
+    let args = [stage.address(&step.inputs[0]), stage.address(&step.outputs[0]), Arg::Wide(elements as u64)];
     let blocks = elements.div_ceil(8 * THREADS as usize) as u32;
     stage.launch("widen", [blocks, 1, 1], THREADS, 0, &args)
 }
 
-/// Inputs wide in f32, hyper (3); updates weight in bf16.
+/// Rounds the first input (f32) stochastically to the updated weight (bf16). The second input is hyper (3).
 pub fn round_at_random(stage: &Stage<'_>, step: &BoundStep, place: &RandomPlace) -> Result<(), DeviceError> {
     let wide = &step.inputs[0];
     let elements = dense_elements(stage, wide);
     let args = [
-        Arg::Pointer(stage.pointer(wide)),
-        Arg::Pointer(stage.pointer(&step.inputs[1])),
-        Arg::Pointer(stage.pointer(&step.updates[0])),
+        stage.address(wide),
+        stage.address(&step.inputs[1]),
+        stage.address(&step.updates[0]),
         Arg::Wide(elements as u64),
         Arg::Int(wide.columns as i32),
         Arg::Wide(place.seed),
@@ -292,16 +288,16 @@ pub fn round_at_random(stage: &Stage<'_>, step: &BoundStep, place: &RandomPlace)
     stage.launch("round_at_random", [blocks, 1, 1], THREADS, 0, &args)
 }
 
-/// Input coefficients (M, 4); updates loss (1), dcoefficients (M, 4).
+/// Inputs: coefficients (M, 4), hyper (3); updates loss (1), dcoefficients (M, 4).
 pub fn fourier_reg(stage: &Stage<'_>, step: &BoundStep, weight: f64) -> Result<(), DeviceError> {
     let coefficients = &step.inputs[0];
     let args = [
-        Arg::Pointer(stage.pointer(coefficients)),
+        stage.address(coefficients),
         Arg::Int((dense_elements(stage, coefficients) / 4) as i32),
         Arg::Double(weight),
-        Arg::Pointer(stage.pointer(&step.inputs[1])),
-        Arg::Pointer(stage.pointer(&step.updates[0])),
-        Arg::Pointer(stage.pointer(&step.updates[1])),
+        stage.address(&step.inputs[1]),
+        stage.address(&step.updates[0]),
+        stage.address(&step.updates[1]),
     ];
     stage.launch("fourier_reg", [1, 1, 1], THREADS, 0, &args)
 }
@@ -312,5 +308,5 @@ fn dense_elements(stage: &Stage<'_>, operand: &Operand) -> usize {
     stage.rows(operand) * operand.columns
 }
 
-/// As in `optimizer.cu`.
+/// Must match `optimizer.cu`.
 const THREADS: u32 = 256;

@@ -1,22 +1,22 @@
-//! How much memory of a shared GPU this process uses.
+//! Estimates how much memory of a shared GPU this process uses.
 //!
-//! The driver reports free memory, but not who uses the rest. When it changes, NVML is asked how much this process
-//! uses: the change is ours only if that changed too. If NVML does not know this process, as in containers with their
-//! own process ids, every change counts as ours.
+//! The driver reports free memory, but not which process uses the rest. When free memory changes, NVML is asked how
+//! much this process uses, and only the change of that number is counted. If NVML does not know this process, as in
+//! containers with their own process ids, every change is counted.
 
 /// The last readings.
 #[derive(Debug, Default)]
 pub struct OwnMemory {
-    /// Bytes that all processes together have taken since the device was opened.
+    /// Bytes by which the use of all processes together has grown since the device was opened.
     taken: u64,
     /// Bytes of this process according to NVML.
     held: Option<u64>,
-    /// Our part of `taken`.
+    /// This process's part of `taken`.
     own: u64,
 }
 
 impl OwnMemory {
-    /// Our part of `taken`, the bytes of all processes; `held` is called only if it has changed.
+    /// This process's part of `taken`. `held` asks NVML, and is called only if `taken` has changed.
     pub fn of(&mut self, taken: u64, held: impl FnOnce() -> Option<u64>) -> u64 {
         if taken == self.taken {
             return self.own;
@@ -51,6 +51,6 @@ mod tests {
     fn without_nvml_every_change_is_ours() {
         let mut own = OwnMemory::default();
         assert_eq!((own.of(500, || None), own.of(700, || None), own.of(600, || None)), (500, 700, 600));
-        assert_eq!(own.of(800, || Some(1)), 800, "one reading says nothing about a change");
+        assert_eq!(own.of(800, || Some(1)), 800, "one reading shows no change");
     }
 }

@@ -1,8 +1,9 @@
 //! Exchanges with other ranks: NCCL on a stream of its own, or a host communicator through pinned memory.
 //!
-//! NCCL's work starts when everything launched before it is done and overlaps what is launched after it, like a transfer.
-//! Where there is no NCCL, the host waits for the GPU, copies piece by piece, and exchanges: correct, and slow.
-//! What is scattered is first added to the part that a rank has, so that its sum over ranks is the new part.
+//! NCCL's work starts when everything launched before it is done and overlaps what is launched after it, like a
+//! transfer. Without NCCL the host waits for the GPU, copies piece by piece, and exchanges the pieces: correct, and
+//! slow. Before a reduce-scatter, each rank adds its part of the earlier sum to the values, so that the sum over ranks
+//! is the new part.
 
 use super::driver::{self, Event, Gpu, Stream};
 use super::nccl_watch::NcclWatch;
@@ -20,33 +21,33 @@ pub const STAGED_BYTES: usize = 32 << 20;
 
 #[derive(Debug)]
 pub enum Peers {
-    // NCCL is dropped after who watches it, and before its stream.
+    // The fields are dropped in this order: the watch, NCCL, its stream.
     Nccl { watch: NcclWatch, comm: Nccl, stream: Stream, ready: Event },
     Staged { comm: Box<dyn Comm>, memory: Pinned, progress: Arc<Progress> },
 }
 
-/// Adds f32 on the compute stream: addresses to and from, and how many.
+/// Adds f32 values on the compute stream. The arguments are the target address, the source address and the count.
 pub type Accumulate<'a> = &'a dyn Fn(u64, u64, usize) -> Result<(), DeviceError>;
 
 impl Peers {
-    /// Joins NCCL's communicator of this name; returns when all ranks have.
+    /// Joins the NCCL communicator with this id; returns when all ranks have joined.
     pub fn nccl(id: [u8; 128], rank: usize, size: usize) -> Result<Peers, DeviceError> {
         let (stream, ready) = (Stream::new()?, Event::new()?);
         // SAFETY: a stream of the current context, which is dropped after the communicator.
         let mut comm = unsafe { Nccl::new(id, rank, size, stream.handle.cast())? };
-        // The first collective makes NCCL take its memory, which is measured then.
+        // The first collective makes NCCL allocate its memory, so that it is included when memory is measured.
         comm.barrier()?;
         stream.wait()?;
         let watch = NcclWatch::start(comm.handles())?;
         Ok(Peers::Nccl { watch, comm, stream, ready })
     }
 
-    /// Passes everything through the host.
+    /// Exchanges everything through host memory.
     pub fn staged(comm: Box<dyn Comm>) -> Result<Peers, DeviceError> {
         Ok(Peers::Staged { comm, memory: Pinned::new(STAGED_BYTES)?, progress: Arc::default() })
     }
 
-    /// Sets how long an exchange through NCCL may take. One through the host ends with its process.
+    /// Sets how long an exchange through NCCL may take. An exchange through the host has no limit.
     pub fn set_limit(&self, limit: Duration) {
         if let Peers::Nccl { watch, .. } = self {
             watch.set_limit(limit);
@@ -67,7 +68,7 @@ impl Peers {
         }
     }
 
-    /// A failure of NCCL that no call has returned.
+    /// A failure of NCCL that no call has returned yet.
     pub fn failure(&self) -> Option<DeviceError> {
         match self {
             Peers::Nccl { watch, comm, .. } => {
@@ -119,7 +120,7 @@ impl Peers {
                 awaited.iter().try_for_each(|event| event.hold(gpu.stream))?;
                 gpu.wait()?;
                 let mut staged = Staged { comm: comm.as_mut(), memory };
-                // What the host copies next does not wait for the stream.
+                // The next copies through the host do not wait for the stream, so these must be done.
                 let mut copy = |from: Span, to: Span| copy_in(gpu.stream, from, to).and_then(|()| gpu.wait());
                 progress.reach();
                 // SAFETY: as the caller promises; the GPU is idle.
@@ -182,15 +183,16 @@ struct Staged<'a> {
 }
 
 impl Staged<'_> {
-    /// The host's copy of some device memory.
-    fn fetch(&mut self, from: Span) -> Result<Span, CommError> {
-        let host = self.memory.slice_mut(0, from.bytes);
+    /// Copies device memory to the pinned memory from `first` on, and returns this copy.
+    fn fetch(&mut self, from: Span, first: usize) -> Result<Span, CommError> {
+        let host = self.memory.slice_mut(first, from.bytes);
         // SAFETY: the lengths are equal, and the GPU is idle.
         unsafe { result::memcpy_dtoh_sync(host, from.pointer as u64) }
             .map_err(|error| failed("cuMemcpyDtoH", &error))?;
         Ok(Span { pointer: host.as_mut_ptr(), bytes: from.bytes })
     }
 
+    /// Copies a range of the pinned memory to the device.
     fn stow(&mut self, bytes: Range<usize>, to: Span) -> Result<(), CommError> {
         let host = &*self.memory.slice_mut(bytes.start, bytes.len());
         // SAFETY: the lengths are equal, and the GPU is idle.
@@ -209,7 +211,7 @@ fn pieces(span: Span) -> impl Iterator<Item = Span> {
     firsts.map(move |first| span.part(&(first..span.bytes.min(first + STAGED_BYTES))))
 }
 
-/// The part of each rank, piece by piece: equally many pieces for all, some of them empty.
+/// Cuts the part of each rank into pieces. Every part gets the same number of pieces, some of them empty.
 fn pieces_of_parts(parts: &[Range<usize>]) -> Vec<Vec<Range<usize>>> {
     let most = STAGED_BYTES / parts.len() / 256 * 256;
     let longest = parts.iter().map(Range::len).max().unwrap_or(0);
@@ -239,7 +241,7 @@ impl Comm for Staged<'_> {
     unsafe fn all_reduce(&mut self, spans: &[(Span, Number)]) -> Result<(), CommError> {
         for (span, number) in spans {
             for piece in pieces(*span) {
-                let host = self.fetch(piece)?;
+                let host = self.fetch(piece, 0)?;
                 // SAFETY: pinned memory of this communicator.
                 unsafe { self.comm.all_reduce(&[(host, *number)])? };
                 self.stow(0..piece.bytes, piece)?;
@@ -249,7 +251,7 @@ impl Comm for Staged<'_> {
     }
 
     unsafe fn reduce_scatter(&mut self, span: Span, _parts: &[Range<usize>]) -> Result<(), CommError> {
-        // The sum of everything is more than is needed, and equal.
+        // Every rank gets the sum of all parts, which includes its own part.
         // SAFETY: as the caller promises.
         unsafe { self.all_reduce(&[(span, Number::F32)]) }
     }
@@ -266,11 +268,8 @@ impl Comm for Staged<'_> {
                     first..ends
                 })
                 .collect();
-            let host = self.memory.slice_mut(staged[own].start, staged[own].len());
-            if !host.is_empty() {
-                // SAFETY: the lengths are equal, and the GPU is idle.
-                unsafe { result::memcpy_dtoh_sync(host, span.part(&ranges[own]).pointer as u64) }
-                    .map_err(|error| failed("cuMemcpyDtoH", &error))?;
+            if !ranges[own].is_empty() {
+                self.fetch(span.part(&ranges[own]), staged[own].start)?;
             }
             let whole = Span { pointer: self.memory.slice_mut(0, ends).as_mut_ptr(), bytes: ends };
             // SAFETY: pinned memory of this communicator.
@@ -286,7 +285,7 @@ impl Comm for Staged<'_> {
 
     unsafe fn broadcast(&mut self, span: Span, root: usize) -> Result<(), CommError> {
         for piece in pieces(span) {
-            let host = self.fetch(piece)?;
+            let host = self.fetch(piece, 0)?;
             // SAFETY: pinned memory of this communicator.
             unsafe { self.comm.broadcast(host, root)? };
             self.stow(0..piece.bytes, piece)?;

@@ -1,8 +1,8 @@
 //! Pinned host memory, which the GPU reads and writes directly.
 //!
-//! The driver allocates it; or, where ranks of a machine share its first bytes, it is one range of addresses of which the
-//! first part maps what they share and the rest is this process's own, and both are registered with the driver. An offset
-//! means the same in either.
+//! Usually the driver allocates it. If ranks of a machine share its first bytes, one range of addresses is reserved:
+//! the first part maps the shared memory, the rest is private, and both are registered with the driver. Offsets mean
+//! the same in both cases.
 
 use super::driver::{NAME, check, named};
 use crate::device::DeviceError;
@@ -16,11 +16,11 @@ pub struct Pinned {
     bytes: usize,
     /// Whether the driver allocated it.
     is_allocated: bool,
-    /// What was mapped here and is registered.
+    /// The start of each part that was mapped here and is registered.
     registered: Vec<*mut c_void>,
 }
 
-// SAFETY: memory of this process; what others share with it they only read once it is filled.
+// SAFETY: memory of this process; other ranks only read the shared part, and only once it is filled.
 unsafe impl Send for Pinned {}
 
 impl Pinned {
@@ -30,13 +30,13 @@ impl Pinned {
         Ok(Pinned { pointer: pointer.cast(), bytes, is_allocated: true, registered: vec![] })
     }
 
-    /// Memory whose first bytes are shared.
+    /// Pinned memory whose first bytes are shared.
     pub fn over(shared: &SharedHost, bytes: usize) -> Result<Pinned, DeviceError> {
         assert!(shared.bytes() <= bytes, "{} shared of {bytes} pinned bytes", shared.bytes());
-        let (reach, writes) = (libc::PROT_NONE, libc::PROT_READ | libc::PROT_WRITE);
+        let (no_access, read_write) = (libc::PROT_NONE, libc::PROT_READ | libc::PROT_WRITE);
         let own = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        let start = map(std::ptr::null_mut(), bytes, reach, own | libc::MAP_NORESERVE, -1)?;
-        // From here on `drop` unmaps all of it.
+        let start = map(std::ptr::null_mut(), bytes, no_access, own | libc::MAP_NORESERVE, -1)?;
+        // From here on `drop` unmaps the whole range.
         let mut pinned = Pinned { pointer: start.cast(), bytes, is_allocated: false, registered: vec![] };
         let parts = [
             (0, shared.bytes(), libc::MAP_SHARED, shared.descriptor()),
@@ -45,7 +45,7 @@ impl Pinned {
         for (first, length, kind, file) in parts.into_iter().filter(|(_, length, ..)| *length > 0) {
             // SAFETY: inside the range that was reserved above.
             let place = unsafe { pinned.pointer.add(first) }.cast();
-            map(place, length, writes, kind | libc::MAP_FIXED, file)?;
+            map(place, length, read_write, kind | libc::MAP_FIXED, file)?;
             let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
             // SAFETY: memory that was mapped just now and stays mapped until it is unregistered, in `drop`.
             check(unsafe { sys::cuMemHostRegister_v2(place, length, flags) }, "cuMemHostRegister")?;
@@ -55,7 +55,7 @@ impl Pinned {
             let code = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut address, place, 0) };
             check(code, "cuMemHostGetDevicePointer")?;
             if address != place as u64 {
-                let what = "the GPU has another address for memory that ranks share".to_owned();
+                let what = "the GPU maps the shared memory at another address than the host".to_owned();
                 return Err(DeviceError::Call { device: NAME, call: "cuMemHostGetDevicePointer", what });
             }
         }
@@ -66,7 +66,7 @@ impl Pinned {
         self.bytes
     }
 
-    /// Bytes that the kernel counts as this process's, because they were mapped here.
+    /// Bytes that the operating system counts as memory of this process, because they were mapped here.
     pub fn mapped_bytes(&self) -> usize {
         if self.is_allocated { 0 } else { self.bytes }
     }
@@ -75,10 +75,11 @@ impl Pinned {
         self.pointer
     }
 
-    /// A range of the memory; no copy from or to it may be pending.
+    /// A range of the memory. No copy from or to it may be pending.
     pub fn slice_mut(&mut self, first: usize, bytes: usize) -> &mut [u8] {
         assert!(first + bytes <= self.bytes, "{first}+{bytes} of {} pinned bytes", self.bytes);
-        // SAFETY: in bounds, initialized by the driver or the kernel, and borrowed as long as the slice lives.
+        // SAFETY: in bounds, initialized by the driver or the operating system, and borrowed as long as the slice
+        // lives.
         unsafe { std::slice::from_raw_parts_mut(self.pointer.add(first), bytes) }
     }
 }
@@ -90,7 +91,7 @@ fn map(
     kind: c_int,
     file: c_int,
 ) -> Result<*mut c_void, DeviceError> {
-    // SAFETY: new addresses, or with a place part of a range that the caller reserved.
+    // SAFETY: the kernel chooses new addresses, or `place` is part of a range that the caller reserved.
     let pointer = unsafe { libc::mmap(place, bytes, access, kind, file, 0) };
     if pointer == libc::MAP_FAILED {
         let what = std::io::Error::last_os_error().to_string();

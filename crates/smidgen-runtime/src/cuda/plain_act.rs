@@ -1,4 +1,4 @@
-//! Launches of the operations on each element of one activation: ReLU, SiLU, GELU and their gradients, a factor, a bias.
+//! Launches elementwise operations on one matrix: ReLU, SiLU, GELU and their gradients, a factor, a bias.
 //!
 //! Left out: activations with a gate (`act.rs`).
 

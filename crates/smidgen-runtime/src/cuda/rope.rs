@@ -1,7 +1,7 @@
 //! Launches the rotary embedding: its table, and the rotation.
 //!
-//! The frequencies come from the same function as on the CPU, so both devices agree to the last bit; they are passed
-//! as kernel arguments, eight at a time.
+//! The frequencies come from the same function as on the CPU, so both devices have the same bits. They are passed as
+//! kernel arguments, eight at a time.
 
 use super::modules::KernelFile;
 use super::spans::{Place, SPAN, THREADS, count, int, long};
@@ -42,13 +42,13 @@ pub fn rope_table(stage: &Stage<'_>, step: &BoundStep, spec: &RopeSpec) -> Resul
     let pairs = short.chunks(PAIRS_AT_ONCE).zip(long_list.chunks(PAIRS_AT_ONCE)).enumerate();
     for (index, (of_short, of_long)) in pairs {
         let mut args = vec![
-            Arg::Pointer(stage.pointer(positions)),
+            stage.address(positions),
             Arg::Pointer(lengths),
             Arg::Int(kind),
             int(lengths_count),
             int(original),
             Arg::Float(spec.attention_scale),
-            Arg::Pointer(stage.pointer(table)),
+            stage.address(table),
             long(table.stride),
             int(short.len()),
             int(PAIRS_AT_ONCE * index),
@@ -64,10 +64,10 @@ pub fn rope_table(stage: &Stage<'_>, step: &BoundStep, spec: &RopeSpec) -> Resul
     Ok(())
 }
 
-/// The structures of `rope.cu`.
+/// Must match the struct in `rope.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Turned {
+struct RotatedMatrix {
     x: u64,
     x_stride: i64,
     y: u64,
@@ -76,9 +76,10 @@ struct Turned {
     units: u32,
 }
 
+/// Must match the struct in `rope.cu`.
 #[repr(C)]
-struct Turn {
-    matrices: [Turned; 2],
+struct Rotation {
+    matrices: [RotatedMatrix; 2],
     table: u64,
     table_stride: i64,
     direction: f32,
@@ -87,13 +88,13 @@ struct Turn {
     units_of_head: u32,
 }
 
-/// The heads of a rotation, and whether it is the inverse one.
+/// The number of heads of a rotation, and whether the rotation is inverse.
 fn attributes(step: &BoundStep) -> (usize, bool) {
     let Op::Rope { heads, inverse } = step.op else { unreachable!("a rotation, not `{}`", step.op.name()) };
     (heads, inverse)
 }
 
-/// Whether two rotations, such as those of q and k, can be one launch: both by the same angles, in generation.
+/// Whether two rotations, such as those of q and k, can share a launch: in generation, if both are by the same angles.
 pub fn are_one_launch(stage: &Stage<'_>, first: &BoundStep, second: &BoundStep) -> bool {
     let of = |step: &BoundStep| {
         let (heads, inverse) = attributes(step);
@@ -113,10 +114,10 @@ pub fn rope(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> {
     let aligned = spans && operands.all(|operand| Place::of(stage, operand).aligned);
     // A span is rotated together with its partner; channels from `dim` on are copied.
     let units_of_head = (half + head_dim - dim) / if aligned { SPAN } else { 1 };
-    let mut matrices = [Turned::default(); 2];
+    let mut matrices = [RotatedMatrix::default(); 2];
     for (matrix, step) in matrices.iter_mut().zip(steps) {
         let (x, y, heads) = (&step.inputs[0], &step.outputs[0], attributes(step).0);
-        *matrix = Turned {
+        *matrix = RotatedMatrix {
             x: stage.pointer(x),
             x_stride: x.stride as i64,
             y: stage.pointer(y),
@@ -129,7 +130,7 @@ pub fn rope(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> {
     if most_units == 0 {
         return Ok(());
     }
-    let turn = Turn {
+    let rotation = Rotation {
         matrices,
         table: stage.pointer(table),
         table_stride: table.stride as i64,
@@ -140,5 +141,5 @@ pub fn rope(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> {
     };
     let kernel = if aligned { "rope_eight" } else { "rope_one" };
     let grid = [most_units.div_ceil(THREADS), steps.len() as u32, 1];
-    stage.launch_structure(kernel, grid, THREADS, 0, &turn, &[])
+    stage.launch_structure(kernel, grid, THREADS, 0, &rotation, &[])
 }

@@ -1,6 +1,6 @@
-//! One step on a GPU: each operation calls its launcher.
+//! Runs steps on a GPU: a table from operations to launchers, and the rules for launching several steps at once.
 //!
-//! A step that a launcher cannot run is refused here, before any step has run.
+//! `check` refuses a step that a launcher cannot run, before any step has run.
 
 use super::driver::NAME;
 use super::fp8::Roundings;
@@ -19,11 +19,11 @@ pub fn files() -> Vec<KernelFile> {
     let of_audio = [audio::FILE, audio_conv::FILE, layer_norm::FILE, plain_act::FILE];
     let of_attention = attention::FILES.into_iter().chain(chunk_attention::FILES);
     let others = [few_rows::FILE, fp8::FILE, fp8::MATMUL_FILE, thin::FILE];
-    files_of_all().into_iter().chain(of_attention).chain(others).chain(of_audio).collect()
+    files_of_every_plan().into_iter().chain(of_attention).chain(others).chain(of_audio).collect()
 }
 
 /// The files of kernels that every plan loads.
-pub fn files_of_all() -> Vec<KernelFile> {
+pub fn files_of_every_plan() -> Vec<KernelFile> {
     vec![
         act::FILE,
         cached_attention::FILE,
@@ -41,7 +41,8 @@ pub fn files_of_all() -> Vec<KernelFile> {
     ]
 }
 
-/// The files that an operation needs in addition: those of attention are for one head size, and most models do not hear.
+/// The additional files that an operation needs. Attention has files per head size, and most models have no audio
+/// encoder.
 pub fn files_of(op: &Op) -> Vec<KernelFile> {
     if let Op::ChunkAttention(shape) | Op::ChunkAttentionGrad(shape) = op {
         return vec![chunk_attention::file(shape)];
@@ -64,7 +65,7 @@ pub fn files_of(op: &Op) -> Vec<KernelFile> {
     attention_of(op).map_or_else(Vec::new, attention::files)
 }
 
-/// The files that can compute an operation on Hopper GPUs.
+/// The files with Hopper-only kernels for an operation.
 pub fn hopper_files_of(op: &Op) -> Vec<KernelFile> {
     attention_of(op).map_or_else(Vec::new, attention_hopper::files)
 }
@@ -73,7 +74,7 @@ fn attention_of(op: &Op) -> Option<&AttentionShape> {
     if let Op::Attention(shape) | Op::AttentionGrad(shape) = op { Some(shape) } else { None }
 }
 
-/// Refuses a step with too little scratch, heads that are too large, or a weight whose rows are not whole blocks.
+/// Refuses a step with too little workspace, heads that are too large, or a weight whose rows are not whole blocks.
 pub fn check(step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
     let needed = step.workspace_bytes(DeviceKind::Cuda, 0, extent);
     let given = step.workspace.map_or(0, |(_, bytes)| bytes);
@@ -102,8 +103,8 @@ pub fn check(step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
     Ok(())
 }
 
-/// Launches steps that are the same operation on different tensors; several only where the op table allows it. Some
-/// kernels also round what they make.
+/// Launches `steps`, which are the same operation on different tensors: one step, or several of an operation whose
+/// launcher accepts several. Some kernels also round their outputs to fp8.
 fn run_joined(stage: &Stage<'_>, steps: &[BoundStep], roundings: &Roundings) -> Result<(), DeviceError> {
     let step = &steps[0];
     match &step.op {
@@ -182,9 +183,10 @@ fn count_joined(steps: &[BoundStep]) -> usize {
     1 + steps[1..].iter().take_while(|step| step.op.joins(&first.op)).count()
 }
 
-/// Launches the first steps as one and returns how many they were: the same operation on several tensors, a matmul and
-/// the sum that follows it in place, the gradients of B and of h, a step and the rounding of what it makes, or, in
-/// generation, steps that are too short alone.
+/// Launches the first step, together with those after it that can share its launch, and returns how many steps were
+/// launched. These can share a launch: the same operation on several tensors; a matmul and the in-place sum after it;
+/// the gradients of B and of h; a step and the rounding of its outputs; and, in generation, linears or rotations that
+/// are short on their own.
 pub fn run_first(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<usize, DeviceError> {
     if let [matmul, sum, ..] = steps
         && let Op::Linear { bias, lora } = matmul.op
@@ -193,9 +195,9 @@ pub fn run_first(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<usize, Device
         return linear::linear(stage, matmul, bias, lora, Some(residual)).map(|()| 2);
     }
     if stage.step.entry == Entry::Decode {
-        let products = linear::few_together(stage, steps);
-        if products.len() > 1 {
-            return few_rows::few_rows(stage, &products).map(|()| products.len());
+        let linears = linear::linears_of_one_launch(stage, steps);
+        if linears.len() > 1 {
+            return few_rows::few_rows(stage, &linears).map(|()| linears.len());
         }
     }
     if let [first, second, ..] = steps
@@ -211,7 +213,7 @@ pub fn run_first(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<usize, Device
         let (dy, h, b) = (&outer.inputs[0], &outer.inputs[1], &inner.inputs[1]);
         return thin::adapter_grad(stage, dy, h, b, &inner.outputs[0], &outer.updates[0], scale).map(|()| 2);
     }
-    let (count, roundings) = (count_joined(steps), Roundings::behind(stage, steps));
+    let (count, roundings) = (count_joined(steps), Roundings::after_first(stage, steps));
     run_joined(stage, &steps[..count], &roundings)?;
     Ok(count + roundings.count_done())
 }

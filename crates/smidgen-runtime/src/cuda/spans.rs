@@ -1,7 +1,7 @@
 //! Matrices as kernel arguments: an address, a row stride, and whether 16-byte accesses are allowed.
 //!
-//! Elementwise kernels come in pairs, `_eight` for spans of eight aligned elements and `_one` for single ones; the
-//! choice follows from addresses, strides and columns alone. Both give the same results.
+//! Elementwise kernels come in pairs: `_eight` processes spans of eight aligned elements, `_one` single elements. The
+//! choice depends only on addresses, strides and columns, and both give the same results.
 
 use super::stage::{Arg, Stage};
 use crate::device::Operand;
@@ -12,12 +12,22 @@ pub const THREADS: u32 = 256;
 /// Elements of an aligned span.
 pub const SPAN: usize = 8;
 
+/// A grid with one thread for each of `items`; `None` without items.
+pub fn grid_over(items: usize) -> Option<[u32; 3]> {
+    (items > 0).then(|| [count(items.div_ceil(THREADS as usize)), 1, 1])
+}
+
+/// Address and stride of each operand.
+pub fn addresses_and_strides(stage: &Stage<'_>, operands: &[&Operand]) -> Vec<Arg> {
+    operands.iter().flat_map(|operand| [stage.address(operand), long(operand.stride)]).collect()
+}
+
 /// Address and stride of a matrix.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     pub pointer: Arg,
     pub stride: Arg,
-    /// Rows begin at multiples of 16 bytes.
+    /// Whether every row begins at a multiple of 16 bytes.
     pub aligned: bool,
 }
 
@@ -26,7 +36,7 @@ impl Place {
         Place::at(stage.pointer(operand), operand.stride)
     }
 
-    /// A vector: only its start has to be aligned.
+    /// The place of a vector, of which only the start has to be aligned.
     pub fn of_vector(stage: &Stage<'_>, operand: &Operand) -> Place {
         Place::at(stage.pointer(operand), 0)
     }
@@ -81,7 +91,7 @@ pub fn stored_dtype(operand: &Operand) -> Arg {
     })
 }
 
-/// Kernels count in 32 bits; a plan with larger sizes does not fit any GPU.
+/// Converts a size to 32 bits, as kernels count. A plan with larger sizes does not fit any GPU.
 pub fn count(number: usize) -> u32 {
     u32::try_from(number).unwrap_or_else(|_| panic!("{number} does not fit a 32-bit kernel argument"))
 }

@@ -1,12 +1,13 @@
-//! What a launcher gets: one step with the addresses of its operands, and calls that launch kernels.
+//! The context of a launcher: one step with the addresses of its operands, and the calls that launch kernels.
 //!
-//! A launcher turns a bound step into kernel launches. It sees device addresses and actual rows, never host memory,
-//! and nothing here waits for the GPU. The stream runs the launches in order.
+//! A launcher turns a bound step into kernel launches. It sees device addresses and actual row counts, never host
+//! memory, and it never waits for the GPU. The stream runs the launches in order.
 
+use super::cublas::CublasLt;
 use super::driver::{self, Gpu};
 use super::early::{early_start, starts_early};
 use super::generation::Generation;
-use super::matmul::{CublasLt, Element, Matrix};
+use super::matmul::{Element, Matrix, Tokens};
 use super::modules::Kernels;
 use crate::device::{BoundStep, DeviceError, Operand};
 use cudarc::driver::sys;
@@ -40,15 +41,8 @@ pub struct Stage<'a> {
     pub(super) planned: &'a Extent,
     /// The element type of activations.
     pub(super) activations: DType,
-    /// Whether kernels of `early.rs` may start before the ones in front of them have ended.
+    /// Whether the kernels listed in `early.rs` may start before the previous kernel has ended.
     pub(super) may_start_early: bool,
-}
-
-/// Rows of a micro-batch, and the most that are planned.
-#[derive(Clone, Copy, Debug)]
-pub struct Tokens {
-    pub rows: usize,
-    pub planned: usize,
 }
 
 impl Stage<'_> {
@@ -60,6 +54,11 @@ impl Stage<'_> {
             Space::Disk => unreachable!("a tensor on disk is fetched before it is used"),
         };
         start + operand.offset as u64
+    }
+
+    /// The address of an operand as a kernel argument.
+    pub fn address(&self, operand: &Operand) -> Arg {
+        Arg::Pointer(self.pointer(operand))
     }
 
     /// A plain operand as a matrix.
@@ -78,13 +77,25 @@ impl Stage<'_> {
         operand.rows_at(self.extent)
     }
 
+    /// The first row of an operand in the tensor that it is a part of, and the rows of that tensor.
+    pub fn rows_in_tensor(&self, operand: &Operand) -> (usize, usize) {
+        operand.part.map_or((0, self.rows(operand)), |part| (part.first_row, part.total_rows))
+    }
+
     /// Device address and bytes of the step's workspace.
     pub fn workspace(&self) -> (u64, usize) {
         let (offset, bytes) = self.step.workspace.unwrap_or((0, 0));
         (self.arena + offset as u64, bytes)
     }
 
-    /// Multiprocessors of the GPU. May change grids, never results.
+    /// Device address of the step's workspace, which must have `needed` bytes.
+    pub fn workspace_of(&self, needed: usize) -> u64 {
+        let (pointer, bytes) = self.workspace();
+        assert!(needed <= bytes, "`{}` needs {needed} bytes of workspace, got {bytes}", self.step.op.name());
+        pointer
+    }
+
+    /// Multiprocessors of the GPU. They may change grids, never results.
     pub fn multiprocessors(&self) -> usize {
         self.gpu.multiprocessors
     }
@@ -99,15 +110,7 @@ impl Stage<'_> {
         self.kernels.has_hopper()
     }
 
-    pub fn planned(&self) -> &Extent {
-        self.planned
-    }
-
-    pub fn activations(&self) -> DType {
-        self.activations
-    }
-
-    /// The same in terms of matmuls.
+    /// The element type of activations, as the matmuls name it.
     pub fn element(&self) -> Element {
         Element::of(self.activations)
     }
@@ -124,7 +127,7 @@ impl Stage<'_> {
         self.launch_places(kernel, grid, block, shared_bytes, None, args)
     }
 
-    /// The same with a structure as the first argument, in the layout that the kernel declares.
+    /// Like [`Stage::launch`], with a structure as the first argument, in the layout that the kernel declares.
     pub fn launch_with<T>(
         &self,
         kernel: &'static str,
@@ -136,7 +139,7 @@ impl Stage<'_> {
         self.launch_structure(kernel, [blocks, 1, 1], block, 0, structure, args)
     }
 
-    /// The same on any grid, with shared memory.
+    /// Like [`Stage::launch_with`], on any grid and with dynamic shared memory.
     pub fn launch_structure<T>(
         &self,
         kernel: &'static str,

@@ -1,8 +1,8 @@
 //! Pinned staging buffers between host and GPU: a ring for small writes, a double buffer for weights.
 //!
-//! A write copies the caller's bytes into the ring and returns; the GPU fetches them in stream order, and the host
-//! waits only when the ring wraps around to bytes that are not fetched yet. Weights are filled into one half of the
-//! double buffer while the other half is copied.
+//! A write copies the caller's bytes into the ring and returns. The GPU fetches them in stream order, and the host
+//! waits only when the ring wraps around to bytes that the GPU has not fetched yet. Weights are read into one half of
+//! the double buffer while the GPU copies from the other half.
 
 use super::driver::{self, Event, Gpu};
 use super::pinned::Pinned;
@@ -22,7 +22,7 @@ pub struct Staging {
     /// The part of the ring that is being written, and how many bytes of it are used.
     part: usize,
     filled: usize,
-    /// Buffers of pending small reads.
+    /// Buffers of pending small reads, and an event for each.
     slots: Pinned,
     arrivals: Vec<Event>,
     /// How often the host waited for the GPU.
@@ -53,7 +53,7 @@ impl Staging {
         2 * HALF_BYTES + self.ring.bytes() + self.slots.bytes()
     }
 
-    /// Enqueues a copy of a few bytes to the host, behind everything launched so far.
+    /// Enqueues a copy of a few bytes to the host, after everything launched so far.
     pub fn begin_read(&mut self, gpu: &Gpu, slot: usize, from: u64, bytes: usize) -> Result<(), DeviceError> {
         assert!(bytes <= SLOT_BYTES, "an asynchronous read of {bytes} bytes, at most {SLOT_BYTES}");
         let place = self.slots.slice_mut(slot * SLOT_BYTES, bytes).as_mut_ptr();
@@ -62,14 +62,14 @@ impl Staging {
         self.arrivals[slot].record(gpu)
     }
 
-    /// Waits for such a copy, but not for what was launched after it.
+    /// Waits for a copy that [`Staging::begin_read`] enqueued, but not for anything launched after it.
     pub fn finish_read(&mut self, slot: usize, into: &mut [u8]) -> Result<(), DeviceError> {
         self.arrivals[slot].wait()?;
         into.copy_from_slice(self.slots.slice_mut(slot * SLOT_BYTES, into.len()));
         Ok(())
     }
 
-    /// Writes in stream order; the caller may reuse its buffer at once.
+    /// Writes in stream order; the caller may reuse its buffer when this returns.
     pub fn write(&mut self, gpu: &Gpu, to: u64, from: &[u8]) -> Result<(), DeviceError> {
         let mut done = 0;
         while done < from.len() {
@@ -121,7 +121,7 @@ impl Staging {
         Ok(())
     }
 
-    /// Fills a value piece by piece, or from a temporary buffer if the source delivers it in one piece.
+    /// Fills a value piece by piece, or through a temporary buffer if the source can only deliver it in one piece.
     pub fn fill<E>(
         &mut self,
         gpu: &Gpu,

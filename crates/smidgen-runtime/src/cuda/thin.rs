@@ -1,18 +1,18 @@
 //! The low-rank matmuls of an adapter, with kernels of their own: h = x·Aᵀ, sums over tokens, and dB and dh from one
 //! read of dy.
 //!
-//! One operand is wide and the others have few columns, so the time is that of reading the wide one. A block handles
-//! some tokens and some columns; partial sums go to the workspace of the step's matmuls, and a second launch adds them
-//! in order. The cut follows from planned sizes, so a shorter micro-batch leaves out ranges and changes nothing else.
-//! Left to cuBLASLt: f32, ranks over 32 or not multiples of 8, rows that are not aligned to 16 bytes, GPUs without the
-//! matrix instruction (Volta).
+//! One operand is wide and the others have few columns, so reading the wide one takes nearly all of the time. A block
+//! handles some tokens and some columns. Partial sums go to the workspace of the step's matmuls, and a second launch
+//! adds them in order. The ranges of tokens and columns depend on planned sizes, so a shorter micro-batch only leaves
+//! out ranges. Left to cuBLASLt: f32, ranks over 32 or not multiples of 8, rows that are not aligned to 16 bytes, GPUs
+//! without the matrix instruction (Volta).
 //! Kernels: `kernels/thin.cu`.
 
 use super::generation::Generation;
-use super::matmul::{Element, Matrix};
+use super::matmul::{Element, Matrix, Tokens};
 use super::modules::KernelFile;
 use super::spans::{int, long};
-use super::stage::{Arg, Stage, Tokens};
+use super::stage::{Arg, Stage};
 use crate::device::{DeviceError, Operand};
 use smidgen_ir::workspace_cuda::{
     AdapterGradCut, MATMUL_BYTES, MOST_THIN_RANK, OUTER_SUM_COLUMNS, ThinMatmulCut, adapter_grad_bytes,
@@ -20,7 +20,7 @@ use smidgen_ir::workspace_cuda::{
 };
 use smidgen_ir::{DType, Storage};
 
-/// For 16-bit activations only: in f32 the file has no kernel.
+/// For 16-bit activations only; in f32 the file has no kernels.
 pub const FILE: KernelFile = KernelFile {
     name: "thin.cu",
     source: concat!(include_str!("../../kernels/matrix_unit.cuh"), include_str!("../../kernels/thin.cu")),
@@ -44,26 +44,29 @@ pub const FILE: KernelFile = KernelFile {
 
 /// Whether the kernels support a wide matrix of `columns` columns and thin ones of `rank`: the matrices have the type
 /// of activations, gradients f32, and all rows are aligned to 16 bytes.
-pub fn fits(activations: Element, rank: usize, columns: usize, matrices: &[Matrix]) -> bool {
+fn fits(activations: Element, rank: usize, columns: usize, matrices: &[Matrix]) -> bool {
     let whole = |number: usize| number > 0 && number.is_multiple_of(8);
-    let lies = |matrix: &Matrix| {
+    let is_supported = |matrix: &Matrix| {
         let known = matrix.element == activations || matrix.element == Element::F32;
         known
             && matrix.pointer.is_multiple_of(16)
             && (matrix.stride * matrix.element.bytes()).is_multiple_of(16)
     };
     let sixteen_bits = matches!(activations, Element::Bf16 | Element::F16);
-    sixteen_bits && rank <= MOST_THIN_RANK && whole(rank) && whole(columns) && matrices.iter().all(lies)
+    sixteen_bits
+        && rank <= MOST_THIN_RANK
+        && whole(rank)
+        && whole(columns)
+        && matrices.iter().all(is_supported)
 }
 
 /// Whether [`adapter_grad`] supports these operands: dy, h, b and dh, and db.
 pub fn adapter_grad_fits(stage: &Stage<'_>, acts: [&Operand; 4], db: &Operand) -> bool {
-    let [dy, h, _, _] = acts;
+    let [dy, h, b, dh] = acts;
     has_kernels(stage)
         && are_activations(stage, &acts)
         && db.storage == Storage::Plain(DType::F32)
-        && fits(stage.element(), h.columns, dy.columns, &acts.map(|act| stage.matrix(act)))
-        && fits(stage.element(), h.columns, dy.columns, &[stage.matrix(db)])
+        && fits(stage.element(), h.columns, dy.columns, &[dy, h, b, dh, db].map(|it| stage.matrix(it)))
 }
 
 /// Whether [`outer_sum`] supports these operands.
@@ -83,13 +86,14 @@ pub fn thin_matmul_fits(stage: &Stage<'_>, x: &Operand, a: &Operand, h: &Operand
         && fits(stage.element(), h.columns, x.columns, &[x, a, h].map(|operand| stage.matrix(operand)))
 }
 
-/// Whether the file is loaded: lanes that exchange operands would take longer than reading them.
+/// Whether the GPU has these kernels. Volta has no matrix instruction, and emulating it would take longer than reading
+/// the wide matrix.
 fn has_kernels(stage: &Stage<'_>) -> bool {
     stage.generation() > Generation::Volta
 }
 
 fn are_activations(stage: &Stage<'_>, operands: &[&Operand]) -> bool {
-    operands.iter().all(|operand| operand.storage == Storage::Plain(stage.activations()))
+    operands.iter().all(|operand| operand.storage == Storage::Plain(stage.activations))
 }
 
 /// dh (T, R) = dy (T, N)·b (N, R), and db (N, R) += scale·dyᵀ·h (T, R).
@@ -113,13 +117,8 @@ pub fn adapter_grad(
     let cut = AdapterGradCut::of(tokens.planned, columns, rank)
         .filter(|cut| shared_bytes(cut) <= generation.most_shared_bytes());
     let Some(cut) = cut else {
-        matmul(
-            stage,
-            Factors { wide, thin: right, form: Form::OfColumns, columns, rank },
-            tokens,
-            output,
-            scratch,
-        )?;
+        let factors = Factors { wide, thin: right, form: Form::OfColumns, columns, rank };
+        matmul(stage, factors, tokens, output, scratch)?;
         return outer_sum(stage, wide, thin, tokens, scale, db, scratch);
     };
     let needed = adapter_grad_bytes(tokens.planned, columns, rank);
@@ -135,10 +134,7 @@ pub fn adapter_grad(
     for first in (0..tokens.rows).step_by(cut.launch_tokens) {
         let rows = cut.launch_tokens.min(tokens.rows - first);
         let places = SumPlaces::of(gradient, sums, scale, cut.ranges(), columns * rank, rank);
-        let mut args = Vec::with_capacity(16);
-        for place in [wide.at(first, 0), thin.at(first, 0), right] {
-            args.extend([Arg::Pointer(place.pointer), long(place.stride)]);
-        }
+        let mut args = matrix_args(&[wide.at(first, 0), thin.at(first, 0), right]);
         args.extend([rows, columns, rank, cut.range_tokens].map(int));
         args.push(Arg::Pointer(scratch));
         args.extend(places.args);
@@ -150,13 +146,13 @@ pub fn adapter_grad(
             gradient,
             scale,
         });
-        let products = Parts { first: scratch, count: across, rows, width: rank };
-        total(stage, sums, Some((products, output.at(first, 0))))?;
+        let matmul_parts = Parts { first: scratch, count: across, rows, width: rank };
+        total(stage, sums, Some((matmul_parts, output.at(first, 0))))?;
     }
     Ok(())
 }
 
-/// gradient (P, Q) += scale·left (T, P)ᵀ·right (T, Q), one of them thin.
+/// gradient (P, Q) += scale·left (T, P)ᵀ·right (T, Q), where one of left and right is thin.
 pub fn outer_sum(
     stage: &Stage<'_>,
     left: Matrix,
@@ -179,10 +175,7 @@ pub fn outer_sum(
     let target = stage.matrix(gradient);
     let planned_ranges = tokens.planned.div_ceil(range_tokens);
     let places = SumPlaces::of(target, scratch, scale, planned_ranges, columns * rank, width);
-    let mut args = Vec::with_capacity(14);
-    for place in [wide, thin] {
-        args.extend([Arg::Pointer(place.pointer), long(place.stride)]);
-    }
+    let mut args = matrix_args(&[wide, thin]);
     args.extend([tokens.rows, columns, rank, range_tokens].map(int));
     let [sums, range_stride, row_stride, adds, factor] = places.args;
     args.extend([sums, range_stride, row_stride, Arg::Int(i32::from(across)), adds, factor]);
@@ -254,10 +247,7 @@ fn matmul(
         (Form::OfColumns, _) => "thin_matmul_of_columns_64",
     };
     let ranges = cut.ranges(columns);
-    let mut args = Vec::with_capacity(11);
-    for place in [wide, thin] {
-        args.extend([Arg::Pointer(place.pointer), long(place.stride)]);
-    }
+    let mut args = matrix_args(&[wide, thin]);
     args.extend([tokens.rows, columns, rank, cut.range_columns].map(int));
     let parts = if ranges > 1 { scratch } else { 0 };
     args.extend([Arg::Pointer(parts), Arg::Pointer(output.pointer), long(output.stride)]);
@@ -266,16 +256,20 @@ fn matmul(
     if ranges == 1 {
         return Ok(());
     }
-    total(
-        stage,
-        None,
-        Some((Parts { first: scratch, count: ranges, rows: tokens.rows, width: rank }, output)),
-    )
+    let parts = Parts { first: scratch, count: ranges, rows: tokens.rows, width: rank };
+    total(stage, None, Some((parts, output)))
 }
 
-/// Where sums over tokens go: to partial sums, or, if there is a single range, to the gradient.
+/// Address and stride of each matrix.
+fn matrix_args(matrices: &[Matrix]) -> Vec<Arg> {
+    matrices.iter().flat_map(|matrix| [Arg::Pointer(matrix.pointer), long(matrix.stride)]).collect()
+}
+
+/// The destination of sums over tokens: the gradient if there is a single range of tokens, or else partial sums.
 struct SumPlaces {
+    /// Whether the destination is partial sums.
     partial: bool,
+    /// Address, elements from one range to the next, row stride, whether to add, and the factor.
     args: [Arg; 5],
 }
 
@@ -321,27 +315,24 @@ impl Parts {
     }
 }
 
+/// Partial sums over tokens that are added to a gradient, times a factor.
 struct Sums {
     parts: Parts,
     gradient: Matrix,
     scale: f32,
 }
 
-/// Adds partial sums to a gradient, and those of a matmul to its output.
-fn total(
-    stage: &Stage<'_>,
-    sums: Option<Sums>,
-    products: Option<(Parts, Matrix)>,
-) -> Result<(), DeviceError> {
+/// Adds up partial sums: `sums` into a gradient, and the parts of a matmul into its output.
+fn total(stage: &Stage<'_>, sums: Option<Sums>, matmul: Option<(Parts, Matrix)>) -> Result<(), DeviceError> {
     let nothing = Matrix { pointer: 0, stride: 0, element: Element::F32 };
     let sums = sums.unwrap_or(Sums { parts: Parts::NONE, gradient: nothing, scale: 0.0 });
-    let (products, output) = products.unwrap_or((Parts::NONE, nothing));
+    let (matmul_parts, output) = matmul.unwrap_or((Parts::NONE, nothing));
     let mut args = sums.parts.args().to_vec();
     args.extend([Arg::Pointer(sums.gradient.pointer), long(sums.gradient.stride), Arg::Float(sums.scale)]);
     args.push(int(sums.parts.blocks()));
-    args.extend(products.args());
+    args.extend(matmul_parts.args());
     args.extend([Arg::Pointer(output.pointer), long(output.stride)]);
-    let blocks = sums.parts.blocks() + products.blocks();
+    let blocks = sums.parts.blocks() + matmul_parts.blocks();
     stage.launch("thin_total", [blocks as u32, 1, 1], 256, 0, &args)
 }
 
@@ -352,10 +343,10 @@ fn matmul_scratch(stage: &Stage<'_>) -> u64 {
     pointer + (bytes - MATMUL_BYTES) as u64
 }
 
-/// A tile of the wide matrix.
+/// Bytes of a tile of the wide matrix. Must match `thin.cu`.
 const TILE_BYTES: usize = 16 << 10;
 
-/// Pipeline stages, as in `thin.cu`.
+/// The number of pipeline stages. Must match `thin.cu`.
 const fn stages(padded: usize, generation: Generation) -> usize {
     match (generation.copies_asynchronously(), padded) {
         (false, _) => 2,
@@ -364,7 +355,7 @@ const fn stages(padded: usize, generation: Generation) -> usize {
     }
 }
 
-/// A double buffer in which warps exchange dh, and tiles of dy and h.
+/// Shared memory for a double buffer in which warps exchange dh, and for the tiles of dy and h.
 const fn adapter_grad_shared_bytes(block_columns: usize, padded: usize, generation: Generation) -> u32 {
     let (warps, tokens) = (block_columns / 64, TILE_BYTES / 2 / block_columns);
     let exchange = 2 * warps * tokens * padded * 4;
@@ -386,26 +377,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_kernels_support() {
+    fn ranks_and_alignments_that_kernels_support() {
         let at = |pointer: u64, stride: usize, element: Element| Matrix { pointer, stride, element };
         let act = at(4096, 3600, Element::Bf16);
-        let takes = |rank, columns, matrix: Matrix| fits(Element::Bf16, rank, columns, &[act, matrix]);
+        let supports = |rank, columns, matrix: Matrix| fits(Element::Bf16, rank, columns, &[act, matrix]);
         assert!(
-            takes(16, 3584, act)
-                && takes(8, 8, at(16, 8, Element::F32))
-                && takes(32, 64, at(16, 4, Element::F32))
-                && !takes(64, 64, act)
+            supports(16, 3584, act)
+                && supports(8, 8, at(16, 8, Element::F32))
+                && supports(32, 64, at(16, 4, Element::F32))
+                && !supports(64, 64, act)
         );
-        assert!(!takes(72, 3584, act) && !takes(12, 3584, act) && !takes(0, 3584, act));
-        assert!(!takes(16, 3580, act));
-        assert!(!takes(16, 3584, at(8, 3584, Element::Bf16)), "rows aligned to 8 bytes only");
-        assert!(!takes(16, 3584, at(16, 3588, Element::Bf16)), "odd rows aligned to 8 bytes only");
-        assert!(!takes(16, 3584, at(16, 18, Element::F32)));
-        assert!(!takes(16, 3584, at(16, 3584, Element::F16)));
+        assert!(!supports(72, 3584, act) && !supports(12, 3584, act) && !supports(0, 3584, act));
+        assert!(!supports(16, 3580, act));
+        assert!(!supports(16, 3584, at(8, 3584, Element::Bf16)), "rows aligned to 8 bytes only");
+        assert!(!supports(16, 3584, at(16, 3588, Element::Bf16)), "odd rows aligned to 8 bytes only");
+        assert!(!supports(16, 3584, at(16, 18, Element::F32)));
+        assert!(!supports(16, 3584, at(16, 3584, Element::F16)));
         assert!(!fits(Element::F32, 16, 3584, &[]));
     }
 
-    /// `thin.cu` uses the same sizes. Before Ampere the gradients of an adapter of rank 32 take two kernels instead.
+    /// `thin.cu` uses the same sizes. Before Ampere the gradients of an adapter of rank 32 use two kernels instead.
     #[test]
     fn tiles_fit_shared_memory() {
         for generation in [Generation::Turing, Generation::Ampere] {

@@ -10,7 +10,7 @@ use cudarc::driver::result;
 /// Bytes per second to the GPU, and from it, with copies of `bytes` bytes.
 pub fn transfer_rates(gpu: &Gpu, bytes: usize) -> Result<(f64, f64), DeviceError> {
     let mut pinned = Pinned::new(bytes)?;
-    // Touched, so that no page fault is timed.
+    // Written once, so that no page faults are timed.
     pinned.slice_mut(0, bytes).fill(1);
     // SAFETY: the memory is freed once, below.
     let device = unsafe { result::malloc_sync(bytes) };

@@ -1,8 +1,8 @@
 //! Tensors offloaded to pinned host memory, and the two streams that copy them in parallel with compute.
 //!
-//! A transfer starts when everything launched before it is done and overlaps what is launched after it; a step that
+//! A transfer starts when everything launched before it is done, and overlaps what is launched after it. A step that
 //! awaits it makes the compute stream wait, never the host. The GPU can read pinned memory directly, so a table of
-//! which few rows are needed is read in place. Tensors on disk pass through a pinned buffer (`disk.rs`).
+//! which only a few rows are needed is read in place. Tensors on disk pass through a pinned buffer (`disk.rs`).
 
 use super::disk::{DeviceRows, Disk};
 use super::driver::{self, Event, Gpu, Stream};
@@ -15,10 +15,10 @@ use std::path::PathBuf;
 
 #[derive(Debug)]
 pub struct Transfers {
-    // Dropped before the memory that they work on.
+    // Dropped before the memory that the updates use.
     updates: Option<HostUpdates>,
     memory: Option<Pinned>,
-    /// What the first bytes of the next reservation are, where ranks share them.
+    /// The shared memory for the first bytes of the next reservation, if ranks share them.
     shared: Option<SharedHost>,
     disk: Option<Disk>,
     /// The folder of the offload file.
@@ -35,21 +35,17 @@ pub struct Transfers {
 
 impl Transfers {
     pub fn new() -> Result<Transfers, DeviceError> {
-        let (to_device, to_host) = (Stream::new()?, Stream::new()?);
-        let (memory, shared, disk, folder) = (None, None, None, None);
-        let (launched, finished, updates) = (Event::new()?, Vec::new(), None);
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Transfers {
-            memory,
-            shared,
-            disk,
-            folder,
-            to_device,
-            to_host,
-            launched,
-            finished,
-            updates,
-            threads,
+            updates: None,
+            memory: None,
+            shared: None,
+            disk: None,
+            folder: None,
+            to_device: Stream::new()?,
+            to_host: Stream::new()?,
+            launched: Event::new()?,
+            finished: Vec::new(),
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
         })
     }
 
@@ -57,7 +53,7 @@ impl Transfers {
         self.folder = Some(folder);
     }
 
-    /// Has the first bytes of a reservation be what ranks share.
+    /// Uses memory that ranks share for the first bytes of the next reservation.
     pub fn share(&mut self, shared: SharedHost) {
         self.shared = Some(shared);
     }
@@ -76,7 +72,7 @@ impl Transfers {
             let no_folder = DeviceError::Space { device: driver::NAME, space: Space::Disk };
             self.disk = Some(Disk::open(self.folder.as_ref().ok_or(no_folder)?, disk_bytes)?);
         }
-        // Without ranks that share, all of it is this process's own.
+        // Without shared memory of this size, all of the pinned memory is private.
         self.shared = self.shared.take().filter(|shared| shared.bytes() == shared_host);
         let reserve =
             || self.shared.as_ref().map_or_else(|| Pinned::new(bytes), |shared| Pinned::over(shared, bytes));
@@ -112,7 +108,7 @@ impl Transfers {
         self.disk.as_ref().expect("the plan offloads to disk")
     }
 
-    /// A failure in a host callback, which no call has returned.
+    /// A failure in a host callback that no call has returned yet.
     pub fn failure(&self) -> Option<DeviceError> {
         self.disk.as_ref().and_then(Disk::failure)
     }
@@ -121,7 +117,7 @@ impl Transfers {
         self.memory.as_ref().map_or(0, Pinned::bytes) + self.disk.as_ref().map_or(0, Disk::pinned_bytes)
     }
 
-    /// Bytes that the kernel counts as this process's.
+    /// Bytes of pinned memory that the operating system counts as memory of this process.
     pub fn mapped_bytes(&self) -> usize {
         self.memory.as_ref().map_or(0, Pinned::mapped_bytes)
     }
@@ -141,18 +137,11 @@ impl Transfers {
         self.updates.as_ref().map_or(Ok(()), HostUpdates::wait)
     }
 
-    /// Makes the compute stream wait for the transfers that a step awaits, and for updates on the host of what it reads
-    /// there.
+    /// Makes the compute stream wait for the transfers that a step awaits, and for host updates of the pinned memory
+    /// that the step uses.
     pub fn hold_for(&self, gpu: &Gpu, step: &BoundStep) -> Result<(), DeviceError> {
         self.updates.as_ref().map_or(Ok(()), |updates| updates.hold(step, gpu.stream))?;
-        self.wait_for(gpu, &step.awaits)
-    }
-
-    fn wait_for(&self, gpu: &Gpu, awaits: &[usize]) -> Result<(), DeviceError> {
-        awaits
-            .iter()
-            .filter_map(|transfer| self.finished[*transfer].as_ref())
-            .try_for_each(|event| event.hold(gpu.stream))
+        self.events(&step.awaits).iter().try_for_each(|event| event.hold(gpu.stream))
     }
 
     /// The event at the end of a step's transfer.
@@ -160,16 +149,16 @@ impl Transfers {
         self.finished[step].as_ref().expect("`prepare` has seen every transfer")
     }
 
-    /// Those of the transfers that a step awaits.
+    /// The events at the end of the transfers that a step awaits.
     pub fn events(&self, awaits: &[usize]) -> Vec<&Event> {
         awaits.iter().filter_map(|transfer| self.finished[*transfer].as_ref()).collect()
     }
 
     /// Enqueues the transfer of a step, or its update on the host. `arena` is the address of the device's reservation.
     pub fn begin(&self, gpu: &Gpu, arena: u64, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
+        let awaited = self.events(&step.awaits);
         if let Op::AdamWOnHost(_) = step.op {
             let updates = self.updates.as_ref().expect("`prepare` has seen every update");
-            let awaited = self.events(&step.awaits);
             return updates.begin(gpu, (&self.launched, &awaited), self.address(), step, extent);
         }
         let Transfer { on_device, offloaded, to_device } =
@@ -183,13 +172,12 @@ impl Transfers {
         let finished = self.event(step.index);
         self.launched.record(gpu)?;
         self.launched.hold(stream.handle)?;
-        let awaited = step.awaits.iter().filter_map(|transfer| self.finished[*transfer].as_ref());
-        awaited.into_iter().try_for_each(|other| other.hold(stream.handle))?;
+        awaited.iter().try_for_each(|event| event.hold(stream.handle))?;
         self.updates.as_ref().map_or(Ok(()), |updates| updates.hold(step, stream.handle))?;
         if offloaded.space == Space::Disk {
             self.disk().copy(offloaded.offset, &device_rows(on_device, arena, extent), to_device)?;
         } else {
-            // What laps carry may be on the device.
+            // The values that laps carry may be stored on the device.
             let base = if offloaded.space == Space::Device { arena } else { self.address() };
             let copy = row_copy(on_device, arena, offloaded, base, to_device, extent);
             // SAFETY: both ranges are reserved, and `verify` has shown that no step touches them before one that
@@ -199,7 +187,7 @@ impl Transfers {
         finished.record_in(stream.handle)
     }
 
-    /// Makes the compute stream wait for all transfers of some steps. Updates on the host go on.
+    /// Makes the compute stream wait for all transfers of some steps, but not for updates on the host.
     pub fn settle<'a>(
         &self,
         gpu: &Gpu,
@@ -207,11 +195,13 @@ impl Transfers {
     ) -> Result<(), DeviceError> {
         let is_update = |step: &BoundStep| matches!(step.op, Op::AdamWOnHost(_));
         let mut transfers = steps.filter(|step| step.op.is_transfer() && !is_update(step));
-        transfers.try_for_each(|step| self.wait_for(gpu, &[step.index]))
+        transfers.try_for_each(|step| {
+            self.finished[step.index].as_ref().map_or(Ok(()), |event| event.hold(gpu.stream))
+        })
     }
 }
 
-/// A copy between the device and pinned memory, or inside the device. What is not on the device has no gaps.
+/// A copy between a tensor on the device and its offloaded copy, whose rows have no gaps.
 fn row_copy(
     on_device: &Operand,
     arena: u64,
@@ -227,7 +217,7 @@ fn row_copy(
     driver::RowCopy { from, to, row_bytes, rows: count }
 }
 
-/// One row of all bytes, or, if the device's rows have gaps, row by row.
+/// The rows of a tensor on the device: a single row with all bytes if there are no gaps.
 fn device_rows(on_device: &Operand, arena: u64, extent: &Extent) -> DeviceRows {
     let address = arena + on_device.offset as u64;
     let bytes = on_device.bytes_at(extent);

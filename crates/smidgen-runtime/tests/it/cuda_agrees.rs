@@ -1,9 +1,9 @@
 //! The CUDA device against the CPU: the same examples, and whole decoders over several updates.
 //!
-//! They need a GPU: `cargo test -- --ignored cuda` runs them. In f32 the two differ by the order of sums; 16-bit
-//! activations are rounded each time they are stored, which the tolerances allow for: a rounding to 8 bits of mantissa
-//! is 4e-3, to 11 bits 5e-4, and gradients pass through a dozen of them.
-//! Errors are those of a whole tensor, ‖got - want‖ / ‖want‖.
+//! The tests need a GPU: `cargo test -- --ignored cuda` runs them. In f32 the devices differ by the order of sums.
+//! 16-bit activations are rounded each time they are stored, and the tolerances allow for it: rounding to 8 bits of
+//! mantissa is an error of 4e-3, to 11 bits 5e-4, and gradients are rounded a dozen times.
+//! An error is that of a whole tensor, ‖got - want‖ / ‖want‖.
 
 use crate::decoder::{
     ALL_FUSED, Choice, EXTENT, LAYERS, Trained, gemma2, gemma3, leaf_named, llama, phi3, without_biases,
@@ -35,7 +35,7 @@ pub fn tolerance(precision: Precision) -> f64 {
     }
 }
 
-/// One test at a time: others would change the measured memory.
+/// Lets one test run at a time: others would change the measured memory.
 pub fn alone() -> MutexGuard<'static, ()> {
     static GPU: Mutex<()> = Mutex::new(());
     GPU.lock().unwrap_or_else(PoisonError::into_inner)
@@ -45,13 +45,13 @@ pub fn open(precision: Precision) -> Cuda {
     open_as(precision, None)
 }
 
-/// With the kernels of an older GPU, if a capability is given.
+/// Opens the device with the kernels of an older GPU, if a capability is given.
 pub fn open_as(precision: Precision, capability: Option<Capability>) -> Cuda {
     let cache = Some(std::env::temp_dir().join("smidgen-test-kernels"));
     Cuda::open(&CudaOptions { ordinal: 0, precision, cache, capability }).unwrap()
 }
 
-/// The graph with its activations in another type: embeddings, everything computed from them, and row inputs.
+/// The graph with another type of activations: embeddings, everything computed from them, and row inputs.
 pub fn in_numbers(graph: &Graph, element: DType) -> Graph {
     let mut graph = graph.clone();
     for value in &mut graph.values {
@@ -176,7 +176,7 @@ fn cuda_agrees_on_every_example_in_f16() {
 fn choices() -> Vec<Choice> {
     let with = |name, choice: Choice| Choice { name, ..choice };
     let of = |name, spec| Choice { name, spec, ..Choice::lora() };
-    // Rows aligned to 16 bytes, for which adapters are adjacent to their weights and have kernels of their own.
+    // With rows aligned to 16 bytes, adapters are adjacent to their weights and use their own kernels.
     let aligned = |spec| DecoderSpec { hidden: 32, intermediate: 48, ..spec };
     let wide =
         |name, rank, choice: Choice| Choice { name, rank, spec: aligned(choice.spec.clone()), ..choice };
@@ -249,7 +249,7 @@ pub fn decoders_agree(mut device: Cuda, precision: Precision) {
             let want = train(&cpu, &mut executor);
             let gpu_choice = Choice { device: DeviceKind::Cuda, precision, ..choice.clone() };
             let mut gpu = gpu_choice.subject_with(layers);
-            // Leaves that only one device has would shift the ids of all others.
+            // Compared by name: leaves that only one device has shift the ids of the others.
             for (leaf, content) in &mut gpu.contents {
                 let name = &gpu.graph.value(*leaf).name;
                 let same = cpu.contents.iter().find(|(id, _)| cpu.graph.value(*id).name == *name);
@@ -272,7 +272,8 @@ pub fn decoders_agree(mut device: Cuda, precision: Precision) {
                 };
             for ((name, got), (_, want)) in got.1.iter().zip(&want.1) {
                 let error = error(got, want);
-                // Apart from the rotation, a bias of keys shifts all scores of a query equally, so its gradient nearly cancels.
+                // Apart from the rotation, a bias of keys shifts all scores of a query equally, so its gradient nearly
+                // cancels.
                 let is_of_keys = name.ends_with("k_proj.bias") || name.ends_with("qkv_proj.bias");
                 let most = if is_of_keys { 10.0 * most } else { most };
                 if error.is_nan() || error > most {
@@ -281,7 +282,7 @@ pub fn decoders_agree(mut device: Cuda, precision: Precision) {
             }
             let before = kept.get_or_insert_with(|| got.clone());
             if *before != got {
-                wrong.push(format!("{}: layers computed again give other bytes", choice.name));
+                wrong.push(format!("{}: recomputed layers give other bytes", choice.name));
             }
             if train(&gpu, &mut executor) != got {
                 wrong.push(format!("{}: a second run gives other bytes", choice.name));
@@ -294,7 +295,7 @@ pub fn decoders_agree(mut device: Cuda, precision: Precision) {
 
 /// Trains on micro-batches of several sizes, and returns the number of graph launches.
 fn train_raggedly(choice: &Choice, device: Cuda) -> (Vec<(String, Vec<u8>)>, u64, Cuda) {
-    // Whole segments of the micro-batch, and the supervised rows among them.
+    // Parts of the micro-batch that contain whole segments, with their supervised rows.
     let parts = [
         EXTENT,
         Extent { tokens: 8, rows: 5, segments: 2, audio: 0 },
@@ -326,13 +327,13 @@ fn cuda_gives_the_same_bytes_whether_launches_are_recorded() {
             let choice = Choice { device: DeviceKind::Cuda, precision, ..choice };
             let (want, none, back) = train_raggedly(&choice, single);
             single = back;
-            // Otherwise each device would time matmul algorithms itself.
+            // Otherwise each device would time the matmul algorithms and might choose others.
             assert!(recording.adopt_algorithms(&single.chosen_algorithms().unwrap()));
             let (got, launches, back) = train_raggedly(&choice, recording);
             recording = back;
             assert_eq!(none, 0);
-            // One graph before and one after the head, for each of ten micro-batches. Eight of them have no sound, and what
-            // is left out of a graph makes it another one.
+            // There is one graph before and one after the head, for each of ten micro-batches. Eight of these have no
+            // audio: without the audio kernels the launches do not fit the captured graph.
             let fewest = if choice.spec.audio.is_some() { 10 } else { 20 };
             if got != want || launches < fewest {
                 wrong.push(format!("{}: same bytes {}, {launches} graphs", choice.name, got == want));
@@ -342,9 +343,9 @@ fn cuda_gives_the_same_bytes_whether_launches_are_recorded() {
     }
 }
 
-/// Where things are and in which order the layers are passed changes no byte, in fp8 either, where what is rounded is
-/// scaled by fetched weights. An adapter is adjacent to a bf16 weight that stays on the device, and the sums of both are
-/// formed at once; with a fetched weight they are rounded apart.
+/// Offloading and the order of the layers change no byte. That includes fp8, where rounded gradients are scaled by
+/// fetched weights. LoRA with offloaded bf16 weights is skipped: next to a resident weight, adapter and weight are one
+/// matmul, but with a fetched weight they are two matmuls, each rounded.
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_gives_the_same_bytes_wherever_things_are() {
@@ -364,7 +365,7 @@ fn cuda_gives_the_same_bytes_wherever_things_are() {
     let mut wrong = Vec::new();
     for choice in choices {
         let mut device = open(choice.precision).with_spill_folder(folder.path().into());
-        let joins = !choice.adapted.is_empty() && choice.precision != Precision::Fp8;
+        let is_one_matmul = !choice.adapted.is_empty() && choice.precision != Precision::Fp8;
         let layers = LayerSet::first(LAYERS);
         let run = |subject: &Subject, device: Cuda| {
             let request = Request { extent: roomy(EXTENT), ..choice.request() };
@@ -375,19 +376,19 @@ fn cuda_gives_the_same_bytes_wherever_things_are() {
         device = back;
         for policy in policies() {
             let fetches_weights = !policy.offloaded_weights.is_empty() || policy.tables_offloaded;
-            if fetches_weights && joins {
+            if fetches_weights && is_one_matmul {
                 continue;
             }
             let places =
                 [(Space::Host, Space::Device), (Space::Host, Space::Host), (Space::Disk, Space::Device)];
             for (space, updates) in places {
-                let away = |own: Space| if own == Space::Device { own } else { space };
+                let offloaded_to = |own: Space| if own == Space::Device { own } else { space };
                 let policy = Policy {
                     recompute: layers.clone(),
-                    weights: away(policy.weights),
-                    activations: away(policy.activations),
-                    optimizer_state: away(policy.optimizer_state),
-                    gradients: away(policy.gradients),
+                    weights: offloaded_to(policy.weights),
+                    activations: offloaded_to(policy.activations),
+                    optimizer_state: offloaded_to(policy.optimizer_state),
+                    gradients: offloaded_to(policy.gradients),
                     updates,
                     ..policy.clone()
                 };
@@ -402,11 +403,11 @@ fn cuda_gives_the_same_bytes_wherever_things_are() {
     assert!(wrong.is_empty(), "{} findings:\n  {}", wrong.len(), wrong.join("\n  "));
 }
 
-/// The host enqueues steps, inputs and reports included, without waiting, and device memory does not grow after the
+/// The host enqueues steps with their inputs and reports without waiting, and device memory does not grow after the
 /// first step.
 #[test]
 #[ignore = "needs a GPU"]
-fn cuda_lines_up_steps_without_waiting_or_growing() {
+fn cuda_enqueues_steps_without_waiting_or_growing() {
     let _alone = alone();
     let choice = Choice { device: DeviceKind::Cuda, precision: Precision::Bf16, ..Choice::lora() };
     let subject = choice.subject_with(LayerSet::first(1));
@@ -414,7 +415,7 @@ fn cuda_lines_up_steps_without_waiting_or_growing() {
     let mut executor = Executor::load(plan_with(&subject.graph, &request), open(Precision::Bf16)).unwrap();
     subject.write_contents(&mut executor);
     let report = leaf_named(&subject.graph, state::REPORT);
-    let lined_up = |executor: &mut Executor<Cuda>, steps: usize| {
+    let enqueue = |executor: &mut Executor<Cuda>, steps: usize| {
         let before = executor.device().waits();
         for _ in 0..steps {
             subject.write_contents(executor);
@@ -427,8 +428,8 @@ fn cuda_lines_up_steps_without_waiting_or_growing() {
         executor.device_mut().wait().unwrap();
         (waited, executor.device_mut().memory().unwrap().bytes)
     };
-    let (_, first_bytes) = lined_up(&mut executor, 1);
-    let (waited, bytes) = lined_up(&mut executor, 20);
+    let (_, first_bytes) = enqueue(&mut executor, 1);
+    let (waited, bytes) = enqueue(&mut executor, 20);
     assert_eq!((waited, bytes), (0, first_bytes));
 }
 

@@ -1,6 +1,6 @@
-//! The audio encoder on a GPU against the CPU: the program that encodes clips, and attention over several tiles.
+//! The audio encoder on a GPU against the CPU: encoding clips, and attention over several tiles.
 //!
-//! They need a GPU, and the tolerances are those of `cuda_agrees`; training with an encoder is a choice there.
+//! Most tests need a GPU. The tolerances are those of `cuda_agrees.rs`, which also trains with an encoder.
 
 use crate::audio_examples::long_attention;
 use crate::cuda_agrees::{alone, compare, error, gpu_plan, in_numbers, open, reals, tolerance};
@@ -16,7 +16,7 @@ use smidgen_runtime::{Cpu, Device, Executor};
 
 const PRECISIONS: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::F16];
 
-/// Frames of the clips: a short one, one of several tiles whose last row is not full, and one of two chunks.
+/// Mel frames of the clips: a short clip, one of several tiles whose last row is not full, and one of two chunks.
 const CLIPS: [usize; 3] = [9, 8 * 150 - 3, 8 * 503];
 
 fn request(device: DeviceKind, precision: Precision, audio: AudioInput) -> Request {
@@ -27,7 +27,7 @@ fn request(device: DeviceKind, precision: Precision, audio: AudioInput) -> Reque
     Request { spec, audio, extent, device, precision, adapters: vec![], ..Choice::lora().request() }
 }
 
-/// The rows of every clip.
+/// The encoded rows of all clips.
 fn encode_clips<D: Device>(plan: Plan, device: D) -> (Vec<f64>, D) {
     let leaf = |plan: &Plan, name: &str| plan.leaf_named(name).unwrap();
     let mut executor = Executor::load(plan.clone(), device).unwrap();
@@ -90,7 +90,8 @@ fn cuda_encodes_clips_as_the_cpu_does() {
     }
 }
 
-/// Heads on tiles, heads that are padded to a tile, heads that no tile is for, and heads that are too large for one.
+/// Heads as large as a tile, heads padded to a tile, a head size that is not a multiple of 8, and one larger than a
+/// tile.
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_attends_to_chunks_of_several_tiles() {
@@ -106,24 +107,16 @@ fn cuda_attends_to_chunks_of_several_tiles() {
             let mut executor = Executor::load(gpu_plan(&graph, subject.extent, precision), device).unwrap();
             let got = on_gpu.run_once(&mut executor);
             let wrong = compare(&subject, &graph, &got, &want, tolerance(precision));
-            assert!(
-                wrong.is_empty(),
-                "in {}: {}",
-                precision.name(),
-                wrong.join(
-                    "
-  "
-                )
-            );
+            assert!(wrong.is_empty(), "in {}: {}", precision.name(), wrong.join("\n  "));
             assert!(on_gpu.run_once(&mut executor) == got, "a second run gives other bytes");
             device = executor.into_device();
         }
     }
 }
 
-/// A GPU accepts every step of encoding, with exactly the scratch that is planned.
+/// A GPU accepts every step of encoding, with exactly the planned workspace.
 #[test]
-fn a_gpu_would_take_every_step_of_encoding() {
+fn a_gpu_would_accept_every_step_of_encoding() {
     for audio in [AudioInput::Subsampled, AudioInput::Embeddings] {
         for precision in PRECISIONS {
             let request = request(DeviceKind::Cuda, precision, audio);

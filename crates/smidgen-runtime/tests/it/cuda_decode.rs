@@ -1,6 +1,8 @@
-//! Generation on a GPU: its logits are those of the CPU within rounding, in the storages that `few_rows.cu` reads and in
-//! one that is left to cuBLASLt, recorded launches change no byte, and long sequences are attended to in pieces.
-//! It needs a GPU: `cargo test -- --ignored cuda` runs it.
+//! Generation on a GPU against the CPU.
+//!
+//! Logits agree within rounding, for the storages that `few_rows.cu` reads and for one that cuBLASLt multiplies. CUDA
+//! graphs change no byte. Attention over long sequences, in pieces, agrees too.
+//! The tests need a GPU: `cargo test -- --ignored cuda` runs them.
 
 use crate::cuda_agrees::{alone, error, open, reals, tolerance};
 use crate::decoder::{Choice, wide, without_biases};
@@ -17,7 +19,7 @@ use smidgen_runtime::{Cpu, Device, Executor};
 
 const HEAD: &[&str] = &["q_proj", "o_proj", "up_proj", "down_proj", "lm_head"];
 
-/// Biases, adapters and residuals on rows of whole spans; one without any; one whose rows are left to cuBLASLt.
+/// One with biases, adapters and residuals, one without any of these, and one whose rows are left to cuBLASLt.
 fn choices() -> Vec<Choice> {
     let spec = DecoderSpec { vocabulary: 515, ..wide() };
     vec![
@@ -47,7 +49,7 @@ fn request(choice: &Choice, storage: Option<Storage>) -> Request {
     Request { storage, ..generation_request(choice, 2) }
 }
 
-/// The logits of several runs, of three sequences in pieces and token by token.
+/// The logits of several runs: three sequences in pieces, and one token by token.
 fn generate<D: Device>(subject: &Subject, request: &Request, device: D) -> (Vec<f64>, Executor<D>) {
     let mut executor = Executor::load(compile_decode(request, &Policy::default()), device).unwrap();
     write_model(&mut executor, subject);
@@ -80,7 +82,7 @@ fn cuda_generates_as_the_cpu_does() {
                 if error.is_nan() || error > tolerance(precision) {
                     wrong.push(format!("{name}: logits differ by {error:.2e}"));
                 }
-                // Otherwise each device would time matmul algorithms itself.
+                // Otherwise each device would time the matmul algorithms and might choose others.
                 assert!(recorded.adopt_algorithms(&plain.chosen_algorithms().unwrap()));
                 let (again, executor) = generate(&subject, &on_gpu, recorded);
                 recorded = executor.into_device();
@@ -96,9 +98,9 @@ fn cuda_generates_as_the_cpu_does() {
     assert!(wrong.is_empty(), "{} findings:\n  {}", wrong.len(), wrong.join("\n  "));
 }
 
-/// Positions that a sequence may have: three pieces of a shared query, the last one not whole.
+/// The most positions of a sequence: three pieces of cached positions, of which the last is not full.
 const POSITIONS: usize = 700;
-/// Queries at both ends of a piece and between them, more than are shared.
+/// Positions of queries at both ends of a piece and inside: more queries than several blocks share.
 const QUERIES: [usize; 10] = [0, 1, 255, 256, 257, 511, 512, 600, 690, 699];
 
 /// Attention over two sequences whose rows alternate in the caches; returns the bytes of the queries' results.
@@ -124,11 +126,11 @@ fn attend<D: Device>(device: D, request: &Request, shape: AttentionShape, querie
     let plan = plan_with(&graph, &Request { extent, ..request.clone() });
     let mut executor = Executor::load(plan, device).unwrap();
     let reals = |seed, count| Content::Reals(random_reals(seed, count));
-    // A query is that of its position, whichever others are asked.
-    let of_all = random_reals(1, POSITIONS * q_columns);
-    let asked =
-        queries.iter().flat_map(|at| &of_all[at * q_columns..(at + 1) * q_columns]).copied().collect();
-    executor.write(q, &encode(&Content::Reals(asked), element));
+    // The values of a query depend only on its position, not on the other queries.
+    let all_queries = random_reals(1, POSITIONS * q_columns);
+    let values =
+        queries.iter().flat_map(|at| &all_queries[at * q_columns..(at + 1) * q_columns]).copied().collect();
+    executor.write(q, &encode(&Content::Reals(values), element));
     executor.write(caches[0], &encode(&reals(2, 2 * POSITIONS * kv_columns), element));
     executor.write(caches[1], &encode(&reals(3, 2 * POSITIONS * kv_columns), element));
     let mut numbers = |leaf, numbers: Vec<usize>| {
@@ -144,7 +146,7 @@ fn attend<D: Device>(device: D, request: &Request, shape: AttentionShape, querie
     (bytes, executor.into_device())
 }
 
-/// Few queries are shared by several blocks each, many are not, and a query has the same bits either way.
+/// If there are few queries, several blocks share each of them. A query gives the same bits either way.
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_attends_to_long_sequences_as_the_cpu_does() {

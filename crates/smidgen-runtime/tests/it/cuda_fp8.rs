@@ -1,7 +1,7 @@
-//! Products in fp8 on a GPU, against sums over numbers that are rounded here by the rules of the format.
+//! fp8 matmuls on a GPU, against sums over numbers that this test rounds by the rules of the format.
 //!
-//! What is left between the two is the rounding of results to bf16. Numbers that are not rounded differ by several
-//! percent, so a product that was formed in bf16 would be noticed.
+//! The two differ only by the rounding of results to bf16. Without rounding to fp8 the results would differ by several
+//! percent, so the tests would notice a matmul in bf16.
 
 use crate::cuda_agrees::{alone, error, gpu_plan, in_numbers, open, open_as, reals};
 use crate::draft::Draft;
@@ -16,7 +16,7 @@ use smidgen_runtime::{Cuda, Executor};
 const BF16: Storage = Storage::Plain(DType::Bf16);
 const SCALE: f32 = 1.5;
 
-/// (rows, columns), row by row.
+/// A matrix (rows, columns), row by row.
 #[derive(Clone)]
 struct Numbers {
     columns: usize,
@@ -39,7 +39,7 @@ impl Numbers {
         Numbers { values: rounded.collect(), ..self.clone() }
     }
 
-    /// With column j multiplied by the j-th factor.
+    /// The matrix with column j multiplied by the j-th factor.
     fn with_columns_times(&self, factors: &[f32]) -> Numbers {
         let values = self.values.iter().zip(factors.iter().cycle()).map(|(value, factor)| value * factor);
         Numbers { values: values.collect(), ..self.clone() }
@@ -62,7 +62,7 @@ impl Numbers {
     }
 }
 
-/// One linear with its adapter, and the numbers that it is made of.
+/// One linear with its adapter, and the values of its operands.
 struct Case {
     subject: Subject,
     x: Numbers,
@@ -70,7 +70,7 @@ struct Case {
     b: Numbers,
     bias: Vec<f32>,
     dy: Numbers,
-    /// The numbers of the weight before their scales, (N, K), and the scales.
+    /// The weight (N, K) without its scales, and the scales.
     codes: Numbers,
     scales: Vec<f32>,
 }
@@ -109,36 +109,36 @@ fn case([tokens, n, k]: [usize; 3]) -> Case {
 }
 
 impl Case {
-    /// y, with x as it is multiplied.
+    /// y, for x in the precision of the matmul.
     fn y(&self, x: &Numbers) -> Vec<f64> {
         let n = self.scales.len();
-        let products = x.times_transposed(&self.codes);
+        let matmul = x.times_transposed(&self.codes);
         let adapter = self.h.in_bf16().times_transposed(&self.b.in_bf16());
         let at = |index: usize| {
             let column = index % n;
             let bias = f64::from(stored(BF16, self.bias[column]));
-            products[index] * f64::from(self.scales[column]) + f64::from(SCALE) * adapter[index] + bias
+            matmul[index] * f64::from(self.scales[column]) + f64::from(SCALE) * adapter[index] + bias
         };
-        (0..products.len()).map(at).collect()
+        (0..matmul.len()).map(at).collect()
     }
 
-    /// The gradient of x, with dy times the scales of the weight as it is multiplied.
+    /// The gradient of x, for dy times the weight's scales in the precision of the matmul.
     fn dx(&self, scaled_dy: &Numbers) -> Vec<f64> {
         scaled_dy.times_transposed(&self.codes.transposed())
     }
 }
 
-/// By cuBLASLt, and by the kernel for GPUs of capability 8.9.
+/// Tests cuBLASLt, and the kernel for GPUs of capability 8.9.
 #[test]
 #[ignore = "needs a GPU"]
 fn products_in_fp8_are_those_of_rounded_numbers() {
     let _alone = alone();
     for capability in [None, Some((8, 9))] {
-        products_agree(open_as(Precision::Fp8, capability));
+        matmuls_agree(open_as(Precision::Fp8, capability));
     }
 }
 
-fn products_agree(mut device: Cuda) {
+fn matmuls_agree(mut device: Cuda) {
     for sizes in [[37, 48, 96], [1, 16, 16], [130, 256, 4112], [9, 528, 144]] {
         let case = case(sizes);
         let graph = in_numbers(&case.subject.graph, DType::Bf16);
@@ -154,15 +154,17 @@ fn products_agree(mut device: Cuda) {
         for (name, got, rounded, plain) in
             [("y", y, case.y(&x.in_fp8()), case.y(&x)), ("dx", dx, case.dx(&dy.in_fp8()), case.dx(&dy))]
         {
-            let (is, would_be) = (error(&got, &rounded), error(&got, &plain));
-            println!("{sizes:?} {name}: {is:.1e} from rounded numbers, {would_be:.1e} from plain ones");
-            assert!(is < 4e-3, "{sizes:?}: {name} differs by {is:.2e}");
-            assert!(sizes[2] == 16 || would_be > 2.0 * is, "{sizes:?}: {name} was not rounded");
+            let (to_rounded, to_plain) = (error(&got, &rounded), error(&got, &plain));
+            println!(
+                "{sizes:?} {name}: differs by {to_rounded:.1e} from fp8, {to_plain:.1e} from bf16 operands"
+            );
+            assert!(to_rounded < 4e-3, "{sizes:?}: {name} differs by {to_rounded:.2e}");
+            assert!(sizes[2] == 16 || to_plain > 2.0 * to_rounded, "{sizes:?}: {name} was not rounded");
         }
     }
 }
 
-/// A block of a decoder around its feed-forward part: o, norm, gate and up, down, each in fp8.
+/// The feed-forward part of a decoder layer: o, norm, gate and up, down, all in fp8.
 fn feed_forward([tokens, hidden, wide]: [usize; 3]) -> Subject {
     let mut draft = Draft::new(&[tokens], 1);
     let x = draft.tokens("x", 64);
@@ -182,8 +184,8 @@ fn feed_forward([tokens, hidden, wide]: [usize; 3]) -> Subject {
     draft.gradient_of("feed-forward in fp8", down)
 }
 
-/// Rounded in front of every matmul, by steps of their own, or in the kernels that make a value: the same bytes. Rows of
-/// norms and gates have every form of kernel, those that cannot round among them.
+/// Values give the same bytes whether they are rounded before every matmul, by steps of their own, or in the kernels
+/// that compute them. The sizes cover every form of the norm and gate kernels, including those that cannot round.
 #[test]
 #[ignore = "needs a GPU"]
 fn where_values_are_rounded_changes_no_bit() {
@@ -197,7 +199,7 @@ fn where_values_are_rounded_changes_no_bit() {
         let request = Request { device: cuda, precision, extent: roomy(extent), ..plain_request() };
         let mut rounding = graph.clone();
         round_fp8::apply(&mut rounding, &request);
-        // Something between a value and its rounding, so that they are launched one by one.
+        // Moves each rounding away from the step that computes its value, so that the two are launched separately.
         let mut apart = rounding.clone();
         for (_, nodes) in &mut apart.entries {
             let (roundings, mut rest): (Vec<Node>, Vec<Node>) =
@@ -217,11 +219,11 @@ fn where_values_are_rounded_changes_no_bit() {
         }
         assert!(reals(&outcomes[0].result, BF16).iter().all(|value| value.is_finite()), "{sizes:?}");
         assert_eq!(outcomes[1], outcomes[0], "{sizes:?}: rounded by steps of their own");
-        assert_eq!(outcomes[2], outcomes[0], "{sizes:?}: rounded where they are made");
+        assert_eq!(outcomes[2], outcomes[0], "{sizes:?}: rounded by the kernels that compute them");
     }
 }
 
-/// Weights whose sides are not multiples of 16 are decoded, and their products formed in bf16.
+/// Weights whose sides are not multiples of 16 are decoded and multiplied in bf16.
 #[test]
 #[ignore = "needs a GPU"]
 fn other_sizes_are_multiplied_in_bf16() {
@@ -232,15 +234,15 @@ fn other_sizes_are_multiplied_in_bf16() {
     let plan = gpu_plan(&graph, subject.extent, Precision::Fp8);
     let mut executor = Executor::load(plan, open(Precision::Fp8)).unwrap();
     let got = subject.run_once(&mut executor);
-    let is = error(&reals(&got.result, BF16), &case.y(&case.x.in_bf16()));
-    assert!(is < 6e-3, "y differs by {is:.2e}");
+    let error = error(&reals(&got.result, BF16), &case.y(&case.x.in_bf16()));
+    assert!(error < 6e-3, "y differs by {error:.2e}");
 }
 
-/// The rounding of this file is close to the numbers themselves, so that the tests above compare what they mean to.
+/// The rounding of this file has the error of e4m3, so the tests above compare with the right numbers.
 #[test]
 fn rounding_keeps_three_bits() {
     let numbers = Numbers { columns: 96, values: random_reals(5, 4 * 96) };
     let wide = |numbers: &Numbers| numbers.values.iter().map(|value| f64::from(*value)).collect::<Vec<f64>>();
-    let is = error(&wide(&numbers.in_fp8()), &wide(&numbers));
-    assert!((1e-2..4e-2).contains(&is), "{is:.2e}");
+    let error = error(&wide(&numbers.in_fp8()), &wide(&numbers));
+    assert!((1e-2..4e-2).contains(&error), "{error:.2e}");
 }

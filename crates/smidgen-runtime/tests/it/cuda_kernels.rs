@@ -1,8 +1,9 @@
 //! Every kernel compiles for every GPU architecture that it is meant for; no GPU is needed.
 //!
-//! It needs only NVRTC: `cargo test -- --ignored kernels_compile` runs it, and `scripts/test_kernels.sh` installs NVRTC
-//! first. Optimisation takes most of the time and refuses no source, so it is left out but for GPUs 9.0. A PTX text is
-//! assembled once: text that is valid for a GPU is valid for later ones, and GPUs 8.0 and 8.9 share most of it.
+//! The tests need only NVRTC: `cargo test -- --ignored kernels_compile` runs them, and `scripts/test_kernels.sh`
+//! installs NVRTC first. Optimization takes most of the time and rejects no source, so only the kernels for capability
+//! 9.0 are optimized. For capability 8.9, PTX that was already assembled for 8.0 is not assembled again: PTX that is
+//! valid for a GPU is valid for later ones, and most of it is the same.
 
 use cudarc::nvrtc;
 use smidgen_ir::DType;
@@ -16,11 +17,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 const ALL: &[DType] = &[DType::F32, DType::Bf16, DType::F16];
 
-/// With the types of activations; GPUs before 8.0 have no bf16. What takes longest comes first, so that all cores end
-/// at about the same time.
+/// Compute capabilities with their types of activations; GPUs before 8.0 have no bf16. The slowest jobs come first, so
+/// that all cores end at about the same time.
 const ARCHITECTURES: [(u32, &[DType]); 5] =
     [(OPTIMISED, ALL), (120, ALL), (75, &[DType::F32, DType::F16]), (80, ALL), (89, ALL)];
-/// The GPUs for which kernels are compiled as a run compiles them.
+/// The capability for which kernels are compiled with optimization, as in a run.
 const OPTIMISED: u32 = 90;
 const UNOPTIMISED: &str = "--Ofast-compile=max";
 
@@ -30,7 +31,7 @@ fn find_compiler() {
     assert!(compiler.found.is_some(), "NVRTC is missing: {}", compiler.remedy);
 }
 
-/// A kernel is found by its name alone.
+/// Kernels are looked up by name.
 #[test]
 fn no_two_kernels_have_the_same_name() {
     let mut names = BTreeMap::new();
@@ -42,7 +43,7 @@ fn no_two_kernels_have_the_same_name() {
     }
 }
 
-/// What NVRTC makes of a file.
+/// The output of NVRTC for a file.
 struct Compiled {
     ptx: String,
     /// Zero for a virtual architecture.
@@ -76,7 +77,7 @@ fn compile(file: &KernelFile, options: &[String]) -> Result<Compiled, String> {
     }
 }
 
-/// Texts of PTX, without the line that names the target, that became machine code.
+/// The PTX texts that were assembled to machine code, without comments and the line that names the target.
 #[derive(Default)]
 struct Assembled(Mutex<HashSet<String>>);
 
@@ -86,7 +87,7 @@ impl Assembled {
         ptx.lines().filter(is_code).collect::<Vec<&str>>().join("\n")
     }
 
-    /// Compiles to PTX, and further unless the same text became machine code for an older GPU.
+    /// Compiles to PTX, and to machine code unless the same PTX was already assembled for an older GPU.
     fn compile(&self, file: &KernelFile, capability: u32, activations: DType) -> Result<Compiled, String> {
         let options = |target: &str| {
             let mut options = modules::options(&format!("{target}_{capability}"), activations);
@@ -108,7 +109,7 @@ impl Assembled {
     }
 }
 
-/// A kernel that starts early and does not wait would read what is not written yet.
+/// A kernel that starts early has to wait, or it would read values that are not written yet.
 fn check_waits(file: &KernelFile, ptx: &str) -> Result<(), String> {
     for body in ptx.split(".entry ").skip(1) {
         let name = &body[..body.find('(').unwrap()];
@@ -166,7 +167,7 @@ fn kernels_compile_for_every_architecture() {
 fn kernels_compile_for_volta_and_for_hopper_alone() {
     find_compiler();
     let mut jobs = Vec::new();
-    // Volta, by an NVRTC that has no such target any more.
+    // Volta, with an NVRTC that no longer has it as a target.
     for activations in [DType::F32, DType::F16] {
         let mut options = modules::options("compute_75", activations);
         options.extend(["-DCAPABILITY=70", UNOPTIMISED].map(str::to_owned));

@@ -1,8 +1,8 @@
-//! The kernels of GPUs before Ampere, on the GPU that is here: Turing (7.5) and Volta (7.0).
+//! The kernels of Turing (7.5) and Volta (7.0), run on the newer GPU of this machine.
 //!
-//! They need a GPU: `cargo test -- --ignored cuda_of` runs them. The tests are those of `cuda_agrees`, in f16 and f32,
-//! and attention over several tiles, whose sizes differ from those of later GPUs. The speed of an older GPU is not
-//! measured this way, and its cuBLASLt is that of the GPU that is here.
+//! The tests need a GPU: `cargo test -- --ignored cuda_of` runs them. They are the tests of `cuda_agrees.rs` in f16 and
+//! f32, and attention over several tiles, whose sizes differ from those of later GPUs. They do not measure the speed of
+//! an older GPU, and cuBLASLt uses the algorithms of this machine's GPU.
 
 use crate::attention_examples::attention_subject;
 use crate::audio_examples::long_attention;
@@ -65,8 +65,8 @@ fn cuda_of_volta_trains_decoders_as_the_cpu_does_in_f16() {
     decoders_of(Precision::F16, VOLTA);
 }
 
-/// Every padded head size, sizes below it, a window and a cap, over segments of several tiles and of part of one. With
-/// the GPU's own capability the same shapes run on the usual tiles.
+/// Every padded head size, smaller sizes, a window and a softcap, over segments of several tiles and of less than one
+/// tile. With `None` the same shapes use the kernels of the GPU's own capability.
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_of_older_gpus_attends_over_several_tiles() {
@@ -122,10 +122,10 @@ fn cuda_of_older_gpus_refuses_bf16_and_capabilities_without_kernels() {
     assert!(matches!(refused, Err(DeviceError::AsCapability { .. })), "{refused:?}");
 }
 
-/// The files of two kernels are exchanged, each whole in itself: the first does not contain what it is opened for.
+/// One cached file has the content of another, so its hash is right but its kernels are missing. The other is cut off.
 #[test]
 #[ignore = "needs a GPU"]
-fn cuda_compiles_again_what_a_cache_holds_wrongly() {
+fn cuda_recompiles_wrong_files_of_the_cache() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let open = || {

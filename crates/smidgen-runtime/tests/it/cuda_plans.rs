@@ -1,7 +1,7 @@
 //! Plans for a GPU, checked without one: the device accepts every step of evaluation, generation and training.
 //!
-//! Model families, adapter forms, storages and an adapter on the head; the checks are those of the device before a run.
-//! On a machine with a GPU, `cuda_agrees` compares the results with the CPU.
+//! The plans cover model families, adapter forms, storages and an adapter on the head. The checks are those that the
+//! device makes before a run. On a machine with a GPU, `cuda_agrees.rs` compares the results with the CPU.
 
 use crate::decoder::{ALL_FUSED, ALL_LINEARS, Choice, EXTENT, LAYERS, Trained, gemma2, llama, phi3, phi4};
 use smidgen_compile::adapter::LoraModule;
@@ -25,7 +25,7 @@ const SHAPE: DecodeShape = DecodeShape { slots: 3, positions: 40, cache_rows: 70
 const BF16: Storage = Storage::Plain(DType::Bf16);
 const NF4: Storage = Storage::Bnb4 { code: Code4::Nf4, double: true };
 
-/// A multiple of the block size of every storage.
+/// Sizes that are multiples of the block size of every storage.
 fn wide(spec: DecoderSpec) -> DecoderSpec {
     let audio = spec.audio.map(|audio| AudioSpec { decoder_hidden: 256, ..audio });
     DecoderSpec { hidden: 256, intermediate: 512, heads: 8, kv_heads: 4, head_dim: 32, audio, ..spec }
@@ -103,7 +103,7 @@ pub fn check(name: &str, plan: &Plan) {
 }
 
 #[test]
-fn a_gpu_would_take_every_step_of_an_evaluation() {
+fn a_gpu_would_accept_every_step_of_an_evaluation() {
     for (name, request) in requests() {
         let plan = compile_eval(&request, &Policy::resident(LayerSet::none(), 3));
         check(&name, &plan);
@@ -114,12 +114,12 @@ fn a_gpu_would_take_every_step_of_an_evaluation() {
 }
 
 #[test]
-fn a_gpu_would_take_every_step_of_a_generation() {
+fn a_gpu_would_accept_every_step_of_a_generation() {
     for (name, request) in requests() {
         let request = Request { decode: Some(SHAPE), extent: SHAPE.extent(), ..request };
         let plan = compile_decode(&request, &Policy::default());
         check(&name, &plan);
-        // The host reads logits as f32 in every precision; the caches have the type that attention reads.
+        // The host reads logits as f32 in every precision. The caches have the type of activations.
         let logits = plan.value(plan.leaf_named(state::DECODED_LOGITS).unwrap());
         assert_eq!((logits.ty.storage, logits.stride), (Storage::F32, None), "{name}");
         for cache in (0..LAYERS).flat_map(cache_names) {
@@ -131,7 +131,7 @@ fn a_gpu_would_take_every_step_of_a_generation() {
 }
 
 #[test]
-fn a_gpu_would_take_every_step_of_a_training_that_generates_too() {
+fn a_gpu_would_accept_every_step_of_a_training_that_generates_too() {
     for (name, request) in requests() {
         let request = Request { dropout: 0.1, decode: Some(SHAPE), ..request };
         let policy = Policy::resident(LayerSet::first(1), 3);
@@ -144,7 +144,8 @@ fn a_gpu_would_take_every_step_of_a_training_that_generates_too() {
     }
 }
 
-/// `refresh` rounds trained matrices to the matmul type, unless it is f32; rows of a tied embedding are looked up in f32.
+/// `refresh` rounds trained matrices to the matmul type, unless it is f32; rows of a tied embedding are looked up in
+/// f32.
 fn rounds_every_matrix(name: &str, request: &Request, plan: &Plan) {
     let steps = &plan.entry(Entry::Refresh).steps;
     let rounds = steps.iter().filter(|step| matches!(step.op, Op::Round { .. })).count();
@@ -185,7 +186,7 @@ fn decode_plans() -> impl Iterator<Item = (String, Plan)> {
     })
 }
 
-/// Kernels fetch their first weights before the ones in front of them have ended.
+/// Kernels that start early read their first weights before the previous kernels have ended, so no step may write one.
 #[test]
 fn generation_writes_no_weight() {
     for (name, plan) in decode_plans() {
@@ -199,8 +200,9 @@ fn generation_writes_no_weight() {
     }
 }
 
-/// Linears of one input follow each other, with every h in front of the first product that adds one, so that a GPU can
-/// launch them together. Products with an h are launched alone where the memory of one h is used again.
+/// The linears of one input (q, k and v) follow each other directly, with every h of their adapters computed before
+/// them, so that a GPU can launch them together. Linears with adapters are launched alone if they use the memory of h
+/// again.
 #[test]
 fn projections_of_generation_do_not_depend_on_each_other() {
     let mut together = 0;

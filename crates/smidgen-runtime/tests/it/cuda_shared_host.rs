@@ -1,6 +1,6 @@
-//! Pinned memory that ranks share, on a GPU: what one rank filled, another one computes with.
+//! Pinned memory that ranks share, on a GPU: a rank computes with the weights that another rank has written.
 //!
-//! Both ranks are this process, one after the other: the second writes no frozen weight, and must find them.
+//! Both ranks are this process, one after the other. The second one writes no frozen weights, and must find them.
 
 use crate::decoder::{Choice, LAYERS, LOSS_CHUNK};
 use crate::subject::{Outcome, Subject, plain_request, plan_with, roomy};
@@ -64,7 +64,7 @@ fn the_plan_of_shared_memory_is_sound() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn cuda_computes_with_what_another_rank_filled() {
+fn cuda_computes_with_weights_that_another_rank_wrote() {
     let subject = offloaded();
     let (own, bytes) = outcome(&subject, None);
     let shared = SharedHost::create(bytes as usize).unwrap();
@@ -75,7 +75,7 @@ fn cuda_computes_with_what_another_rank_filled() {
     second.contents.retain(|(leaf, _)| graph.value(*leaf).space != Space::Host);
     assert!(second.contents.len() + 7 * LAYERS <= subject.contents.len());
     let (found, _) = outcome(&second, Some(opened));
-    for (what, other) in [("the one who fills", filled), ("the other", found)] {
+    for (what, other) in [("the rank that writes", filled), ("the other rank", found)] {
         assert_eq!(own.result, other.result, "{what}");
         for (name, gradient) in &own.gradients {
             assert_eq!(gradient, &other.gradients[name], "{what}: `{name}`");

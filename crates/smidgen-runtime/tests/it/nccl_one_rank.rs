@@ -1,7 +1,7 @@
 //! NCCL with one rank on a GPU: every collective keeps the bytes.
 //!
-//! This tests that the library is found, that its functions are called correctly, and that work ends. Sums over several
-//! ranks are tested by the tests of MPI, which implements the same trait.
+//! This shows that the library is found, that its functions are called correctly, and that its work ends. Sums over
+//! several ranks are tested with MPI, which implements the same trait.
 
 use cudarc::driver::result;
 use smidgen_runtime::comm::{Comm, Nccl, Number, Span};
@@ -48,10 +48,10 @@ fn one_rank_keeps_its_bytes() {
     nccl.handles().abort().unwrap();
 }
 
-/// An exchange that does not end is aborted after the time limit, and waiting for it returns.
+/// An exchange that does not end is aborted after the limit.
 #[test]
 #[ignore = "needs a GPU"]
-fn an_exchange_that_does_not_end_is_given_up() {
+fn an_exchange_that_does_not_end_is_aborted() {
     libraries::require().unwrap();
     let gpu = Gpu::open(0).unwrap();
     let mut peers = Peers::nccl(Nccl::unique_id().unwrap(), 0, 1).unwrap();
@@ -66,7 +66,7 @@ fn an_exchange_that_does_not_end_is_given_up() {
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(peers.progress().counts(), (1, 1));
     assert!(peers.failure().is_none());
-    // A sleeping host function on the stream stands for a peer that does not answer.
+    // For the stream, a callback that sleeps looks like a peer that does not answer.
     if let Peers::Nccl { watch, stream, .. } = &peers {
         watch.begin(stream.handle).unwrap();
         call_in_order(stream, || std::thread::sleep(Duration::from_secs(2))).unwrap();
