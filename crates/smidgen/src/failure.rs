@@ -6,6 +6,7 @@
 //! Left out: colour and line width (`console/`).
 
 use smidgen_formats::finite::NotFinite;
+use smidgen_hub::{HubError, HubErrorKind};
 use smidgen_recipe::{NoModelPath, ReadRecipeError, RecipeErrors};
 use smidgen_runtime::DeviceError;
 use smidgen_runtime::comm::CommError;
@@ -265,6 +266,20 @@ impl From<CommError> for Failure {
     fn from(error: CommError) -> Failure {
         let remedy = error.remedy();
         Failure::new(kind_of_comm_error(&error), error).hint_if_some(remedy)
+    }
+}
+
+impl From<HubError> for Failure {
+    fn from(error: HubError) -> Failure {
+        let kind = match error.kind {
+            HubErrorKind::Name => FailureKind::Recipe,
+            HubErrorKind::Network => FailureKind::Network,
+            HubErrorKind::Model => FailureKind::Model,
+            HubErrorKind::Data => FailureKind::Data,
+            HubErrorKind::Disk => FailureKind::Disk,
+        };
+        let HubError { message, hints, cause, .. } = error;
+        Failure { kind, message, hints, cause: cause.into() }
     }
 }
 

@@ -49,7 +49,6 @@ mod eval;
 mod export;
 mod failure;
 mod generate;
-mod hub;
 mod library;
 mod merge;
 mod plan;

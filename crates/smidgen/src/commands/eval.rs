@@ -8,6 +8,7 @@
 use super::original::{made_model, open_adapter};
 use super::recipe_args::read_recipe;
 use crate::console::colour::{NOTE, WARNING};
+use crate::console::downloads::hub_access;
 use crate::console::progress::say;
 use crate::console::stdout::{print, print_text};
 use crate::eval::evaluator::{EvalPlan, Evaluator, Means, Subject, plan_evaluation};
@@ -17,7 +18,6 @@ use crate::eval::transcription::Transcripts;
 use crate::failure::Failure;
 use crate::generate::session::{Opening, TokenSession};
 use crate::generate::stop::stop_ids;
-use crate::hub::{Access, Want};
 use crate::plan::arithmetic::Arithmetic;
 use crate::plan::audio::audio_rows;
 use crate::plan::budget::{JobBudget, job_budget};
@@ -45,6 +45,7 @@ use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_formats::tokenizer::Tokenizer;
 use smidgen_formats::whole_file::write_whole;
+use smidgen_hub::{Access, Want};
 use smidgen_recipe::{BaseFormat, EvalTask, Init, ModelPath, Recipe};
 use smidgen_runtime::{AnyDevice, Device};
 use std::path::{Path, PathBuf};
@@ -109,7 +110,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         }
         (recipe.model.path, recipe.model.base) = (ModelPath::folder(made), BaseFormat::AsStored);
     }
-    let mut model = open_model(&recipe.model.path, Want::Weights, &Access::from_environment(quiet))?;
+    let mut model = open_model(&recipe.model.path, Want::Weights, &hub_access(quiet))?;
     if recipe.adapter.init == Init::BuiltinSpeech {
         model.leave_out_speech();
     }
@@ -266,7 +267,7 @@ impl Evaluated<'_> {
     }
 
     fn access(&self) -> Access {
-        Access::from_environment(self.quiet)
+        hub_access(self.quiet)
     }
 
     fn about(&self, beams: usize) -> Result<Map<String, Json>, Failure> {

@@ -5,10 +5,10 @@
 //! measured when the device is opened.
 
 use crate::failure::Failure;
-use crate::hub::environment;
 use crate::plan::arithmetic::{Arithmetic, Processor};
 use smidgen_compile::cards::{self, CONTEXT_BYTES};
 use smidgen_compile::{DeviceProfile, Overhead};
+use smidgen_hub::own_cache;
 use smidgen_ir::DeviceKind;
 use smidgen_recipe::{Compute, DeviceChoice};
 use smidgen_runtime::cuda::generation::{Capability, LEAST_WITH_BF16};
@@ -180,11 +180,11 @@ impl Place {
                     Arithmetic::F32(unit) => cpu.with_f32_unit(unit),
                     Arithmetic::Bf16(_) | Arithmetic::Cuda(_) => cpu,
                 };
-                let folder = environment::own_cache().unwrap_or_else(|_| std::env::temp_dir());
+                let folder = own_cache().unwrap_or_else(|_| std::env::temp_dir());
                 Ok(AnyDevice::Cpu(cpu.with_spill_folder(folder)))
             }
             Place::Cuda { ordinal, .. } => {
-                let cache = environment::own_cache().ok().map(|folder| folder.join("cuda"));
+                let cache = own_cache().ok().map(|folder| folder.join("cuda"));
                 let (precision, capability) = (arithmetic.precision(), self.capability());
                 let options = CudaOptions { ordinal: *ordinal, precision, cache, capability };
                 Ok(AnyDevice::Cuda(Box::new(Cuda::open(&options)?)))

@@ -4,7 +4,6 @@
 //! config, the adapter, the data. Weights are opened but not read.
 
 use crate::failure::Failure;
-use crate::hub::{Access, Want};
 use crate::plan::arithmetic::Arithmetic;
 use crate::plan::audio::{audio_input, continue_speech};
 use crate::plan::budget::{JobBudget, budget_within, job_budget, refuse_above_machine};
@@ -28,6 +27,7 @@ use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases};
 use smidgen_data::tokens::TokenSet;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::ModulePattern;
+use smidgen_hub::{Access, Want};
 use smidgen_ir::{AdamW, DeviceKind, Extent, Rank, Workload};
 use smidgen_recipe::{
     AdapterKind, Batch, Bias, Compute, EvalTask, Init, Memory, Optimizer, Recipe, RecipePath,
@@ -76,6 +76,16 @@ pub enum Purpose {
     Train,
 }
 
+/// Which device profiles a plan may use if the recipe names none.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profiles {
+    /// The plan follows from the recipe and the device alone.
+    BuiltIn,
+    /// Also one that `smidgen doctor` measured on this machine.
+    Measured,
+}
+
 impl Job {
     /// Reads and checks what the recipe names. The model is on this machine already: nothing is downloaded.
     ///
@@ -84,7 +94,9 @@ impl Job {
     /// that do not fit each other.
     pub fn prepare(recipe: Recipe, purpose: Purpose) -> Result<Job, Failure> {
         check_values(&recipe, purpose)?;
-        Job::prepare_with(recipe, purpose, &Access::cache_only())
+        let access = Access::cache_only();
+        let model = open_for(&recipe, purpose, &access)?;
+        Job::prepare_data(recipe, model, None, purpose, &access, Profiles::BuiltIn, World::ALONE, None)
     }
 
     /// The same with rows in memory, which stand in for `data.train` and `data.eval`.
@@ -98,8 +110,9 @@ impl Job {
         };
         (recipe.data.train, recipe.data.eval) = (name(&rows.train), name(&rows.eval));
         check_values(&recipe, purpose)?;
-        let model = open_for(&recipe, purpose, &Access::cache_only())?;
-        Job::prepare_data(recipe, model, Some(rows), purpose, &Access::cache_only(), World::ALONE, None)
+        let access = Access::cache_only();
+        let model = open_for(&recipe, purpose, &access)?;
+        Job::prepare_data(recipe, model, Some(rows), purpose, &access, Profiles::BuiltIn, World::ALONE, None)
     }
 
     /// With a model that is fetched where `access` allows it; a plan takes no weights.
@@ -117,7 +130,7 @@ impl Job {
         access: &Access,
     ) -> Result<Job, Failure> {
         let model = open_for(&recipe, purpose, access)?;
-        Job::prepare_data(recipe, model, None, purpose, access, world, None)
+        Job::prepare_data(recipe, model, None, purpose, access, Profiles::Measured, world, None)
     }
 
     /// A plan for ranks that may not exist, with the link between their machines if it is not the profile's.
@@ -129,18 +142,15 @@ impl Job {
         access: &Access,
     ) -> Result<Job, Failure> {
         let model = open_for(&recipe, Purpose::Plan, access)?;
-        Job::prepare_data(recipe, model, None, Purpose::Plan, access, world, network)
+        let purpose = Purpose::Plan;
+        Job::prepare_data(recipe, model, None, purpose, access, Profiles::Measured, world, network)
     }
 
-    /// With a model that is open already, or that exists only as its config.
+    /// A plan for a model that is open already, or that exists only as its config.
     #[doc(hidden)]
-    pub fn prepare_model(
-        recipe: Recipe,
-        model: Model,
-        purpose: Purpose,
-        access: &Access,
-    ) -> Result<Job, Failure> {
-        Job::prepare_data(recipe, model, None, purpose, access, World::ALONE, None)
+    pub fn prepare_model(recipe: Recipe, model: Model, profiles: Profiles) -> Result<Job, Failure> {
+        let access = Access::cache_only();
+        Job::prepare_data(recipe, model, None, Purpose::Plan, &access, profiles, World::ALONE, None)
     }
 
     fn prepare_data(
@@ -149,6 +159,7 @@ impl Job {
         rows: Option<&MemoryRows>,
         purpose: Purpose,
         access: &Access,
+        profiles: Profiles,
         world: World,
         network: Option<Link>,
     ) -> Result<Job, Failure> {
@@ -175,7 +186,7 @@ impl Job {
         let mut profile = match named {
             Some(named) => named,
             None => {
-                let measured = access.measured_profiles;
+                let measured = profiles == Profiles::Measured;
                 profiles::of_place_within(&place, request.threads, measured, recipe.memory.budget)
             }
         };

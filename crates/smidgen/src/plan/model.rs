@@ -4,18 +4,18 @@
 //! Left out: fetching (`hub/`) and loading (`session/weights.rs`).
 
 use crate::failure::Failure;
-use crate::hub::{self, Access, Located, Want};
 use smidgen_compile::error::ModelError;
 use smidgen_compile::model::audio::{AudioSpec, OTHER_SENSES};
 use smidgen_compile::{DecoderSpec, Request, model as decoder_model};
 use smidgen_formats::element::Element;
 use smidgen_formats::model::Model;
+use smidgen_hub::{Access, Located, Want};
 use smidgen_ir::{Code4, DType, Extent, Shape, Storage};
 use smidgen_recipe::{BaseFormat, ModelPath};
 use std::collections::{HashMap, HashSet};
 
 pub fn open_model(path: &ModelPath, want: Want, access: &Access) -> Result<Model, Failure> {
-    match hub::locate(path, want, access)? {
+    match smidgen_hub::locate(path, want, access)? {
         Located::Folder(folder) => Model::open_folder(&folder).map_err(Failure::model),
         Located::GgufFile(file) => Model::open_gguf(&file).map_err(Failure::model),
     }

@@ -9,13 +9,13 @@ use super::sets::{
     EvalSets, MemoryRows, ReadData, read_eval_sets, read_training_set, split_choices, split_set,
 };
 use crate::failure::Failure;
-use crate::hub::{Access, Fetch};
 use smidgen_compile::Request;
 use smidgen_data::batch::{BatchOptions, BatchPlan, BatchSize, RunLength};
 use smidgen_data::prepare::{Origin, Prepared};
 use smidgen_data::tokens::TokenSet;
 use smidgen_formats::model::Model;
 use smidgen_formats::tokenizer::prompt_file::PromptFile;
+use smidgen_hub::{Access, Fetch};
 use smidgen_recipe::{Batch, EvalTask, Length, Recipe};
 
 /// Rows to train on, or what a plan assumes without them.

@@ -3,13 +3,12 @@
 //! The two crates do not know each other.
 
 use crate::failure::Failure;
-use crate::hub::Access;
-use crate::hub::hf_dataset::{self, Use};
 use smidgen_compile::Request;
 use smidgen_data::clip_row::AudioOptions;
 use smidgen_data::source::find_files;
 use smidgen_data::template::TemplateChoice;
 use smidgen_data::tokens::TokenLimits;
+use smidgen_hub::{Access, Use, locate_dataset};
 use smidgen_recipe::{
     AudioOverflow, ColumnRole, Data, DataFormat, DatasetName, MixSource, Recipe, RecipePath, Template,
 };
@@ -61,8 +60,8 @@ pub fn data_files(paths: &[RecipePath], key: &str, access: &Access) -> Result<Ve
         match text.strip_prefix("hf:").and_then(DatasetName::parse) {
             None => patterns.push(text.into_owned()),
             Some(name) => {
-                let found = hf_dataset::locate(&name, purpose, access);
-                let files = found.map_err(|failure| failure.context(format!("`{key}`")))?;
+                let found = locate_dataset(&name, purpose, access);
+                let files = found.map_err(|error| Failure::from(error).context(format!("`{key}`")))?;
                 patterns.extend(files.iter().map(|file| file.to_string_lossy().into_owned()));
             }
         }

@@ -9,8 +9,6 @@ use super::keys::{
 use super::question::{AskedRows, HeldOut, Questions, are_plain_questions, read_asked, read_questions};
 use crate::console::progress::RowProgress;
 use crate::failure::Failure;
-use crate::hub::Access;
-use crate::hub::environment::own_cache;
 use serde_json::Value as Json;
 use smidgen_compile::Request;
 use smidgen_data::format::FormatError;
@@ -20,6 +18,7 @@ use smidgen_data::token_row::TokensError;
 use smidgen_data::token_split::SplitError;
 use smidgen_formats::model::Model;
 use smidgen_formats::tokenizer::{Tokenizer, TokenizerError};
+use smidgen_hub::{Access, own_cache};
 use smidgen_recipe::{Data, EvalTask, Recipe};
 use std::path::PathBuf;
 
@@ -250,7 +249,7 @@ fn read_set(
         threads: request.threads,
         audio: audio.as_ref(),
     };
-    let progress = RowProgress::new(access.quiet);
+    let progress = RowProgress::new(access.is_quiet());
     prepare_set(&parts, model, options, &mut |rows| progress.add(rows)).map_err(|error| {
         let absent = matches!(&error, PrepareError::Tokenizer(TokenizerError::NoTokenizerJson { .. }));
         let hint = error.hint();

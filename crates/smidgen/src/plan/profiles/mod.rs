@@ -8,11 +8,11 @@
 pub mod saved;
 
 use crate::failure::Failure;
-use crate::hub::environment;
 use crate::plan::devices::Place;
 use crate::plan::host;
 use serde_json::{Value, json};
 use smidgen_compile::{DeviceProfile, cards};
+use smidgen_hub::own_cache;
 use smidgen_ir::DeviceKind;
 use smidgen_recipe::{Budget, DeviceChoice, Memory, ProfileChoice};
 use smidgen_runtime::cpu::bf16_unit::F32Unit;
@@ -202,7 +202,7 @@ pub fn cache_file(name: &str) -> Result<PathBuf, Failure> {
     let letters = name.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { ' ' });
     let words: String = letters.collect::<String>().to_lowercase();
     let slug: Vec<&str> = words.split_whitespace().collect();
-    Ok(environment::own_cache()?.join("profiles").join(format!("{}.json", slug.join("-"))))
+    Ok(own_cache()?.join("profiles").join(format!("{}.json", slug.join("-"))))
 }
 
 #[cfg(test)]
