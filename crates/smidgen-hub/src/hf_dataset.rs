@@ -77,7 +77,7 @@ fn look_up(cache: &RepoCache, name: &DatasetName, purpose: Use, revision: &str) 
     let snapshot = cache.snapshot(&commit);
     let known: Vec<KnownFile> = match std::fs::read(list_file(name, &commit)?) {
         Ok(bytes) => serde_json::from_slice(&bytes).ok()?,
-        // Another program downloaded the snapshot, so there is no list.
+        // Another program downloaded the snapshot and left no list of files.
         Err(_) => files_below(&snapshot),
     };
     let names: Vec<&str> = known.iter().map(|file| file.name.as_str()).collect();
