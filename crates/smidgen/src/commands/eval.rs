@@ -20,11 +20,11 @@ use crate::generate::session::{Opening, TokenSession};
 use crate::generate::stop::stop_ids;
 use crate::plan::arithmetic::Arithmetic;
 use crate::plan::audio::audio_rows;
-use crate::plan::budget::{JobBudget, job_budget};
+use crate::plan::budget::{JobBudget, budget_on};
 use crate::plan::devices::Place;
 use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes, plan_generation};
 use crate::plan::host;
-use crate::plan::job::{check_compute, refuse_unsupported};
+use crate::plan::job::check_compute;
 use crate::plan::model::{build_storage, open_model};
 use crate::plan::product::Product;
 use crate::report::eval_table::render_eval_table;
@@ -92,7 +92,6 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         return Err(Failure::command("`--beams` must be at least 1"));
     }
     let (mut recipe, run_folder) = read_target(args)?;
-    refuse_unsupported(&recipe, false)?;
     if recipe.data.eval.is_empty() && recipe.data.split == 0.0 {
         return Err(Failure::recipe("nothing to evaluate: `data.eval` names no file")
             .hint("set it in the recipe or on the command line: `data.eval=test.json`"));
@@ -124,7 +123,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     };
     let mut place = Place::find(recipe.memory.device, true)?;
     check_compute(recipe.model.compute, &place)?;
-    let budget = job_budget(&recipe, &place)?;
+    let budget = budget_on(&place, recipe.memory.budget)?;
     let arithmetic = place.arithmetic(recipe.model.compute);
     let arithmetic = match recipe.eval.task {
         EvalTask::Loss | EvalTask::Choice => arithmetic,

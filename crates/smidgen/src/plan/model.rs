@@ -1,7 +1,7 @@
-//! The model of a job: opened, checked against its config, and how each of its tensors is stored in memory.
+//! The model of a job: opens it, checks it against its config, and decides how each tensor is stored in memory.
 //!
 //! Weights are opened but not read. A checkpoint that contradicts its config is refused here, with every difference.
-//! Left out: fetching (`hub/`) and loading (`session/weights.rs`).
+//! Left out: downloading (`smidgen-hub`) and loading (`session/weights.rs`).
 
 use crate::failure::Failure;
 use smidgen_compile::error::ModelError;
@@ -27,19 +27,19 @@ pub fn read_decoder(model: &Model) -> Result<DecoderSpec, Failure> {
         .map_err(|error| refused_model(error, model).context(format!("`{}`", model.config_path().display())))
 }
 
-/// GGUF has no place for an audio encoder.
+/// Refuses an export of a model with an audio encoder, for which GGUF files have no place.
 pub fn refuse_audio(spec: &DecoderSpec) -> Result<(), Failure> {
     match spec.audio {
         None => Ok(()),
         Some(_) => Err(Failure::model(format!(
-            "a {} model hears, and GGUF files have no audio encoder",
+            "a {} model has an audio encoder, and GGUF files have no place for it",
             spec.model_type
         ))
         .hint("use the adapter with transformers and PEFT")),
     }
 }
 
-/// The error with what to use instead, for kinds of checkpoints that people try.
+/// The error for a config that is not supported, with a hint for kinds of checkpoints that people often try.
 fn refused_model(error: ModelError, model: &Model) -> Failure {
     let hint = match &error {
         ModelError::Unsupported { key, .. } if key == "quantization_config.quant_method" => Some(
@@ -54,7 +54,7 @@ fn refused_model(error: ModelError, model: &Model) -> Failure {
     Failure::model(error).hint_if_some(hint)
 }
 
-/// Whether a config has one of the keys by which mixtures of experts say how many there are.
+/// Whether a config has one of the keys that count the experts of a mixture.
 fn has_experts(config: &serde_json::Value) -> bool {
     let counts =
         ["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok"];
@@ -64,7 +64,7 @@ fn has_experts(config: &serde_json::Value) -> bool {
         .any(|key| config.get(key).or_else(|| inner.get(key)).is_some_and(serde_json::Value::is_number))
 }
 
-/// The checkpoint holds exactly the tensors that the config describes, in their shapes.
+/// Refuses a checkpoint that has not exactly the tensors that the config describes, in their shapes.
 pub fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
     if !model.has_weights() {
         return Ok(());
@@ -104,7 +104,7 @@ pub fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
             Some(_) => {}
         }
     }
-    // What sees, and what hears together with images, stays on disk.
+    // Tensors for images, and for audio together with images, are never loaded.
     let is_unread = |name: &str| {
         let is_of_adapter = [".base_layer.", ".lora_A.", ".lora_B."].iter().any(|part| name.contains(part));
         spec.audio.is_some() && (name.starts_with(OTHER_SENSES) || is_of_adapter)
@@ -132,7 +132,7 @@ pub fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
     })
 }
 
-/// Whether operations can read a tensor as stored: matrices in any storage, vectors as plain numbers.
+/// Whether operations can read a tensor as stored: matrices in any storage format, vectors only as plain numbers.
 fn is_trainable_on(shape: &Shape, storage: Option<Storage>) -> bool {
     storage.is_some_and(|storage| shape.0.len() == 2 || storage.plain().is_some())
 }
@@ -189,7 +189,7 @@ pub fn build_storage(base: BaseFormat, spec: &DecoderSpec, model: &Model) -> Has
     storage.chain(audio).collect()
 }
 
-/// The storage format of linear layers without weights to look at: from the config.
+/// The storage format of linear layers according to the config, for a model without weights.
 fn assumed_storage(spec: &DecoderSpec, model: &Model) -> Storage {
     let quantization = &model.config()["quantization_config"];
     if !model.has_weights() && quantization["quant_method"] == "fp8" {
@@ -202,7 +202,7 @@ fn assumed_storage(spec: &DecoderSpec, model: &Model) -> Storage {
     Storage::Bnb4 { code, double: quantization["bnb_4bit_use_double_quant"] == true }
 }
 
-/// The storage of a tensor of the base in the model that full training writes; `None` where there are no weights to look at.
+/// The storage format of a base tensor in the model that full training writes; `None` if the model has no weights.
 pub fn written_storage(model: &Model, name: &str) -> Option<Storage> {
     model.weight(name).map(|weight| match weight.written_element() {
         Element::Bf16 => Storage::Plain(DType::Bf16),
@@ -211,7 +211,7 @@ pub fn written_storage(model: &Model, name: &str) -> Option<Storage> {
     })
 }
 
-/// Bytes of the tensors of that model.
+/// Bytes of the tensors of the model that full training writes.
 pub fn model_bytes(request: &Request, model: &Model) -> u64 {
     let tensors = request.spec.tensors().into_iter().map(|tensor| {
         let (rows, columns) = tensor.shape.at(&Extent::default());

@@ -1,6 +1,7 @@
 //! The rows of a job: training samples, evaluation samples, and batches.
 //!
 //! A plan can be made without data; it then assumes that every sample has `data.max_tokens` tokens.
+//! Left out: how rows become token sets (`sets.rs`).
 
 use super::choice::ChoiceSet;
 use super::keys::training_sources;
@@ -37,7 +38,7 @@ pub struct Rows {
     pub batches: BatchPlan,
     /// The sources of training rows: at least one.
     pub sources: Vec<Source>,
-    /// How prompts are written, if the rows say.
+    /// How to write prompts for the trained model, if the format of the rows shows it.
     pub prompt: Option<PromptFile>,
     pub warnings: Vec<String>,
 }
@@ -47,14 +48,15 @@ pub struct Rows {
 pub struct Source {
     /// As the recipe names it.
     pub name: String,
-    /// The detected format, and why.
+    /// The detected format, and the reason.
     pub origin: Origin,
     pub samples: usize,
-    /// Samples in an epoch: of several sources, a share by weight.
+    /// Samples per epoch. With several sources, weights decide the share of each.
     pub epoch_samples: usize,
 }
 
-/// `may_be_absent`: missing files are not an error; the plan then assumes the longest samples.
+/// `held` are rows in memory instead of files. `may_be_absent`: missing files are not an error, and the plan then assumes
+/// the longest samples.
 pub fn read_data(
     recipe: &Recipe,
     held: Option<&MemoryRows>,
@@ -70,7 +72,7 @@ pub fn read_data(
     let access = &Access { fetch, ..*access };
     let sources = training_sources(&recipe.data);
     if sources.is_empty() && held.is_none() && may_be_absent {
-        return Ok(Data::Assumed { reason: "none is looked at".into() });
+        return Ok(Data::Assumed { reason: "no rows are read".into() });
     }
     let (held_train, held_eval) = match held {
         Some(held) => (Some(&held.train[..]), Some(&held.eval[..]).filter(|rows| !rows.is_empty())),
@@ -137,4 +139,4 @@ pub fn read_data(
     Ok(Data::Rows(Box::new(Rows { train, eval, choices, batches, sources, prompt, warnings })))
 }
 
-const HELD_CHOICES: &str = "`eval.task = choice` reads its rows from files, and these are in memory";
+const HELD_CHOICES: &str = "`eval.task = choice` reads its rows from files, and these rows are in memory";

@@ -1,6 +1,6 @@
 //! Translates the recipe's data keys into the types of `smidgen-data`: files, limits, templates.
 //!
-//! The two crates do not know each other.
+//! `smidgen-recipe` and `smidgen-data` do not depend on each other, so the translation is here.
 
 use crate::failure::Failure;
 use smidgen_compile::Request;
@@ -22,9 +22,9 @@ pub fn template_choice(template: &Template) -> TemplateChoice {
     }
 }
 
-/// Where training rows come from: `data.train` and the sources of `data.mix`.
+/// A source of training rows: `data.train`, or an entry of `data.mix`.
 pub struct TrainingSource<'a> {
-    /// The key, for messages.
+    /// The recipe key that names it, for messages.
     pub key: &'static str,
     pub paths: &'a [RecipePath],
     pub weight: f64,
@@ -72,7 +72,7 @@ pub fn data_files(paths: &[RecipePath], key: &str, access: &Access) -> Result<Ve
     })
 }
 
-/// How clips are read, where the model hears.
+/// How clips are read; `None` for a model without an audio encoder.
 pub fn audio_options(recipe: &Recipe, request: &Request, cache: Option<&Path>) -> Option<AudioOptions> {
     let data = &recipe.data;
     request.spec.audio.as_ref().map(|audio| AudioOptions {

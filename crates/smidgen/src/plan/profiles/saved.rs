@@ -1,7 +1,7 @@
 //! A device profile as a JSON file: `smidgen doctor` writes it, and later plans read it.
 //!
-//! The file names its device and the version that measured it; a plan for this machine uses it only if both match, a
-//! recipe may name any. Every number is checked: rates are above zero, times at least zero.
+//! The file names its device and the version that measured it. A plan for this machine uses it only if both match; a
+//! recipe may name any file. Every number is checked: rates are above zero, times at least zero.
 
 use serde_json::{Map, Value, json};
 use smidgen_compile::{DeviceProfile, Link, Overhead, Rates, links};
@@ -25,12 +25,12 @@ pub enum ProfileError {
     Other { path: PathBuf, name: String, version: String },
 }
 
-/// Any profile that was saved.
+/// Reads any profile.
 pub fn read(path: &Path) -> Result<DeviceProfile, ProfileError> {
     read_value(path).and_then(|value| parse(&value).map_err(|wrong| wrong.in_file(path)))
 }
 
-/// The profile of a device, measured by this version.
+/// Reads the profile of this device, if this version measured it.
 pub fn read_of(path: &Path, name: &str) -> Result<DeviceProfile, ProfileError> {
     let value = read_value(path)?;
     let profile = parse(&value).map_err(|wrong| wrong.in_file(path))?;
@@ -108,7 +108,7 @@ fn read_value(path: &Path) -> Result<Value, ProfileError> {
     serde_json::from_slice(&bytes).map_err(|source| ProfileError::Json { path: path.to_path_buf(), source })
 }
 
-/// A field that is not what it should be.
+/// A field that is missing or has a wrong value.
 #[derive(Debug, PartialEq, Eq)]
 struct Wrong {
     field: String,
@@ -189,7 +189,9 @@ fn parse_rates(within: &'static str, value: &Value) -> Result<Rates, Wrong> {
     })
 }
 
+/// The fields of a JSON object.
 struct Fields<'a> {
+    /// Prefix of names in messages.
     within: &'static str,
     map: &'a Map<String, Value>,
 }
@@ -234,7 +236,7 @@ mod tests {
     use smidgen_compile::cards;
 
     #[test]
-    fn a_profile_comes_back_as_it_was_written() {
+    fn a_written_profile_reads_back() {
         let folder = tempfile::tempdir().unwrap();
         for (index, profile) in
             [DeviceProfile::cpu(2), cards::find("h200").unwrap().profile()].into_iter().enumerate()
@@ -249,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_another_profile() {
+    fn a_profile_of_another_version_is_not_used() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("p.json");
         let mut value = render(&DeviceProfile::cpu(2));
@@ -261,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_is_needed_and_checked() {
+    fn every_field_is_required_and_checked() {
         let sound = render(&DeviceProfile::cpu(2));
         assert!(parse(&sound).is_ok());
         let broken = |pointer: &str, with: Value| {
