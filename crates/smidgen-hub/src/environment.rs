@@ -64,7 +64,8 @@ pub fn certificate_file() -> Option<(&'static str, PathBuf)> {
     names.into_iter().find_map(|name| Some((name, path(name)?)))
 }
 
-/// The folder for everything that smidgen keeps between runs: models from PyPI, tokenized data, compiled kernels, profiles.
+/// The folder for everything that smidgen keeps between runs: models from PyPI, tokenized data, compiled kernels,
+/// profiles.
 pub fn own_cache() -> Result<PathBuf, HubError> {
     match path("SMIDGEN_CACHE") {
         Some(cache) => Ok(cache),

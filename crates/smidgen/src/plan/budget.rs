@@ -24,8 +24,8 @@ pub struct JobBudget {
 }
 
 impl JobBudget {
-    /// Limits an automatic budget to the memory of the card that the recipe names in `memory.profile`, so that the run gets
-    /// the plan that `smidgen plan` printed.
+    /// Limits an automatic budget to the memory of the card that the recipe names in `memory.profile`, so that the run
+    /// gets the plan that `smidgen plan` printed.
     pub fn within(self, written: Budget, profile: &ChosenProfile) -> JobBudget {
         let has = profile.device.memory_bytes.filter(|_| profile.is_named() && written == Budget::Auto);
         match has {

@@ -50,8 +50,8 @@ const VERSION_1: Files = Files {
     reclaimable: "total_inactive_file",
 };
 
-/// The mount, the files and the path of the group in a line of `/proc/self/cgroup` (`ID:CONTROLLERS:PATH`), if it limits
-/// memory.
+/// The mount, the files and the path of the group in a line of `/proc/self/cgroup` (`ID:CONTROLLERS:PATH`), if it
+/// limits memory.
 fn place_of<'a>(line: &'a str, mounted: &Path) -> Option<(PathBuf, Files, &'a str)> {
     let mut parts = line.splitn(3, ':');
     let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);

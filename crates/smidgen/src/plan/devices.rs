@@ -1,8 +1,8 @@
 //! The device of a run: found before planning, and opened after it.
 //!
-//! `auto` is the first GPU that can train, else the CPU, unless `memory.profile` chooses the kind. A plan can be made for
-//! a GPU that this machine does not have, but a run cannot use it. The memory of the driver's context is assumed at first
-//! and measured when the device is opened.
+//! `auto` is the first GPU that can train, else the CPU, unless `memory.profile` chooses the kind. A plan can be made
+//! for a GPU that this machine does not have, but a run cannot use it. The memory of the driver's context is assumed at
+//! first and measured when the device is opened.
 
 use crate::failure::Failure;
 use crate::plan::arithmetic::{Arithmetic, Processor};
@@ -170,8 +170,8 @@ impl Place {
         Ok(device)
     }
 
-    /// Opens the device with its context and kernels; the arena is reserved later. Tensors on disk go to the cache folder,
-    /// unless the caller sets another one.
+    /// Opens the device with its context and kernels; the arena is reserved later. Tensors on disk go to the cache
+    /// folder, unless the caller sets another one.
     pub fn open(&self, threads: usize, arithmetic: Arithmetic) -> Result<AnyDevice, Failure> {
         match self {
             Place::Cpu => {

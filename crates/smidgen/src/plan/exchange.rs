@@ -1,8 +1,8 @@
 //! The bytes that ranks exchange per step, and how much they slow the run down.
 //!
-//! Ranks form a ring: every link carries the same bytes, so the slowest link sets the speed. Bytes are those that one rank
-//! receives; it sends as many. Efficiency compares with ranks that exchange nothing and have equal shares of the batch.
-//! Left out: exchanges of evaluations and checkpoints, which are not part of every step.
+//! Ranks form a ring: every link carries the same bytes, so the slowest link sets the speed. Bytes are those that one
+//! rank receives; it sends as many. Efficiency compares with ranks that exchange nothing and have equal shares of the
+//! batch. Left out: exchanges of evaluations and checkpoints, which are not part of every step.
 
 use crate::plan::demand::DemandShape;
 use crate::plan::world::World;

@@ -1,8 +1,8 @@
 //! The planned memory of every phase of a run: on the device, in pinned memory, on the host and on disk.
 //!
-//! A run reserves all of its memory when it loads and frees it when it ends, so the phases in between differ only in disk
-//! space; saving copies tensor by tensor through a small buffer. Merging, exporting and generating are separate commands;
-//! generation is planned for a prompt and answer as long as the longest sample.
+//! A run reserves all of its memory when it loads and frees it when it ends, so the phases in between differ only in
+//! disk space; saving copies tensor by tensor through a small buffer. Merging, exporting and generating are separate
+//! commands; generation is planned for a prompt and answer as long as the longest sample.
 //! On a CPU, RAM is the device. Left out: host memory of a GPU driver.
 
 use crate::plan::audio::{clip_stores, encoded_bytes, longest_clip_rows, longest_rows, plan_encoding};

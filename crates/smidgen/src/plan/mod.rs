@@ -1,9 +1,9 @@
 //! Recipe to job to plan: what will run, the memory of every phase of the run, and what would make it fit.
 //!
 //! `job.rs` reads and checks everything that a run needs; `terms.rs` collects the conditions that a plan must meet;
-//! `planning.rs` calls the solver; `life.rs` adds loading, saving, merging and export; `advice.rs` finds changes that would
-//! make a run fit. The other files compute one input of these each, such as the budget or the memory of this machine.
-//! Left out: executing a plan (`session/`), and showing it to the user (`report/`).
+//! `planning.rs` calls the solver; `life.rs` adds loading, saving, merging and export; `advice.rs` finds changes that
+//! would make a run fit. The other files compute one input of these each, such as the budget or the memory of this
+//! machine. Left out: executing a plan (`session/`), and showing it to the user (`report/`).
 
 pub mod advice;
 pub mod arithmetic;

@@ -67,7 +67,8 @@ impl Planned {
         self.profile.has_rates().then_some(Speed { step_ms, tokens_per_s })
     }
 
-    /// Counts trained parameters and all their bytes: values, copies in the type of matmuls, gradients and optimizer state.
+    /// Counts trained parameters and all their bytes: values, copies in the type of matmuls, gradients and optimizer
+    /// state.
     pub fn trained(&self) -> Trained {
         let plan = &self.solution.plan;
         let elements = |(_, value): (_, &PlannedValue)| value.ty.elements(&Extent::default());

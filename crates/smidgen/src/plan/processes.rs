@@ -1,7 +1,7 @@
 //! Processes on this machine: which use the most memory, and which have a device file open.
 //!
-//! Read from Linux's `/proc`; on other systems no process is found. Inside a container only its own processes are visible,
-//! and the kernel may hide the open files of other users.
+//! Read from Linux's `/proc`; on other systems no process is found. Inside a container only its own processes are
+//! visible, and the kernel may hide the open files of other users.
 
 use std::fs::{read_dir, read_link, read_to_string};
 use std::path::{Path, PathBuf};

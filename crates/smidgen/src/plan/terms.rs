@@ -64,8 +64,8 @@ impl Terms {
         solve(&self.question(request, demands))
     }
 
-    /// Alternative terms that move more and more state to disk, in the order in which the planner tries them when pinned
-    /// memory runs short. State that a step touches once goes first; what the recipe pins stays where it is.
+    /// Alternative terms that move more and more state to disk, in the order in which the planner tries them when
+    /// pinned memory runs short. State that a step touches once goes first; what the recipe pins stays where it is.
     pub fn with_more_on_disk(&self, job: &Job, error: &SolveError) -> Vec<Terms> {
         let fits_the_device = error.leanest.peak_bytes <= self.budget.device_bytes;
         if job.request.device == DeviceKind::Cpu || !fits_the_device {

@@ -49,8 +49,8 @@ impl World {
         })
     }
 
-    /// The world that `smidgen plan` is asked to plan for. Each rank has a GPU of its own if the plan is for a GPU, unless
-    /// the recipe pins a GPU of this machine (`memory.device`), which all ranks then share.
+    /// The world that `smidgen plan` is asked to plan for. Each rank has a GPU of its own if the plan is for a GPU,
+    /// unless the recipe pins a GPU of this machine (`memory.device`), which all ranks then share.
     ///
     /// # Errors
     /// As [`World::planned`]; a batch smaller than the ranks; a profile that does not exist.

@@ -1,8 +1,8 @@
 //! The threads behind a link: they read messages, send heartbeats, and notice a rank that is lost.
 //!
-//! Every rank but 0 has one connection, to rank 0, which has one to each. A reader thread per connection stores incoming
-//! messages; one heartbeat thread sends a beat each second and checks when each peer was last heard. None of them depends
-//! on the main thread, which may compute or wait inside a collective for any time.
+//! Every rank but 0 has one connection, to rank 0, which has one to each. A reader thread per connection stores
+//! incoming messages; one heartbeat thread sends a beat each second and checks when each peer was last heard. None of
+//! them depends on the main thread, which may compute or wait inside a collective for any time.
 //! Only the first loss is reported. Rank 0 passes it on, and the heartbeat thread of every rank calls the handler once.
 //! Beats have the number of tensor exchanges that a rank has reached, so that rank 0 finds one that makes no progress
 //! (`standstill.rs`). Left out: what the handler does.

@@ -1,8 +1,8 @@
 //! Joins the ranks of a run: finds the others, chooses the device of this rank, and connects it to theirs.
 //!
-//! CPU ranks exchange tensors over MPI, GPU ranks over NCCL if it is installed, else over MPI through pinned memory. If MPI
-//! runs, it sends the address of rank 0 to the others; otherwise the launcher gives it. If a rank is lost this process
-//! exits, because nothing else would wake a thread that waits inside a collective.
+//! CPU ranks exchange tensors over MPI, GPU ranks over NCCL if it is installed, else over MPI through pinned memory. If
+//! MPI runs, it sends the address of rank 0 to the others; otherwise the launcher gives it. If a rank is lost this
+//! process exits, because nothing else would wake a thread that waits inside a collective.
 
 use super::follow::{Following, follow_launcher};
 use super::heartbeat::{OnLoss, Times};
@@ -120,8 +120,8 @@ impl Joined {
         match result {
             Ok(value) => link.close().map(|()| value),
             Err(failure) => {
-                // An exchange fails most often because another rank is lost. If so, the handler reports that instead and
-                // exits.
+                // An exchange fails most often because another rank is lost. If so, the handler reports that instead
+                // and exits.
                 if failure.kind == FailureKind::Ranks {
                     link.failure_within(Times::default().silence + Times::default().farewell);
                 }

@@ -1,9 +1,9 @@
 //! Reads which rank this process is from the environment variables that launchers set.
 //!
-//! Known launchers are `--ranks` of this program, torchrun, Open MPI, MPICH and Intel MPI (PMI), MVAPICH and Slurm's srun.
-//! The innermost launcher counts: our own, then torchrun, then MPI, then Slurm, whose allocation alone starts nothing.
-//! Incomplete or contradicting variables are errors, because a rank that believes to be alone would train the wrong thing
-//! silently. A single rank does not count as a launch.
+//! Known launchers are `--ranks` of this program, torchrun, Open MPI, MPICH and Intel MPI (PMI), MVAPICH and Slurm's
+//! srun. The innermost launcher counts: our own, then torchrun, then MPI, then Slurm, whose allocation alone starts
+//! nothing. Incomplete or contradicting variables are errors, because a rank that believes to be alone would train the
+//! wrong thing silently. A single rank does not count as a launch.
 //! Left out: connecting to the others. The environment is passed as a function, so that tests can pass their own.
 
 use super::node_list::{expand_nodes, tasks_on_node};
@@ -346,8 +346,8 @@ fn read_port(lookup: Lookup) -> Result<Option<u16>, Failure> {
     }
 }
 
-/// A port that follows from the job's name, so that jobs on one machine use different ones. It is below the ports that the
-/// system assigns.
+/// A port that follows from the job's name, so that jobs on one machine use different ones. It is below the ports that
+/// the system assigns.
 fn port_of(job: &str) -> u16 {
     if job.is_empty() {
         return DEFAULT_PORT;
@@ -453,7 +453,7 @@ mod tests {
                 format!("RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 MASTER_ADDR=n01 MASTER_PORT=1234 {SRUN}"),
                 "Torchrun 3/4 1/2 n01:1234".into(),
             ),
-            // The same under Open MPI.
+            // A script under Open MPI that exports torchrun's names.
             (
                 format!("{TORCH} OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4"),
                 "OpenMpi 3/4 1/2 a:29500".into(),
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn one_rank_is_no_launch() {
+    fn a_single_rank_is_not_a_launch() {
         for variables in [
             "RANK=0 WORLD_SIZE=1",
             "WORLD_SIZE=1",
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn an_allocation_of_slurm_is_no_launch() {
+    fn an_allocation_of_slurm_is_not_a_launch() {
         for variables in [
             // `salloc`.
             "SLURM_JOB_ID=7 SLURM_NTASKS=4 SLURM_JOB_NODELIST=n[1-4]",
@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_set_names_what_is_missing() {
+    fn missing_variables_are_named() {
         let cases = [
             ("RANK=1", "`RANK` is set and `WORLD_SIZE` is not"),
             ("WORLD_SIZE=2", "`WORLD_SIZE` is set and `RANK` is not"),

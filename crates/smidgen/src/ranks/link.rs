@@ -1,10 +1,10 @@
 //! The control link between ranks: small messages over TCP, a star around rank 0.
 //!
-//! It opens before anything large is loaded, compares what the ranks were started with, carries small results, and notices
-//! within ten seconds if a rank is lost. All ranks make the same calls in the same order, from their main threads. A call
-//! that waits for a lost rank returns the same failure that the handler gets.
-//! A rank that has finished sends a message, so the others do not take it for dead. A link that is dropped without closing
-//! tells the others that this rank failed.
+//! It opens before anything large is loaded, compares what the ranks were started with, carries small results, and
+//! notices within ten seconds if a rank is lost. All ranks make the same calls in the same order, from their main
+//! threads. A call that waits for a lost rank returns the same failure that the handler gets.
+//! A rank that has finished sends a message, so the others do not take it for dead. A link that is dropped without
+//! closing tells the others that this rank failed.
 //! Left out: tensors (`smidgen_runtime::comm`).
 
 use super::heartbeat::{OnLoss, Shared, Times};
@@ -115,7 +115,8 @@ impl Link {
         self.shared.failure()
     }
 
-    /// Waits for a loss. For a rank whose collective failed, because the reason is most often that another rank is lost.
+    /// Waits for a loss. For a rank whose collective failed, because the reason is most often that another rank is
+    /// lost.
     pub fn failure_within(&self, time: Duration) -> Option<Failure> {
         self.shared.failure_within(time)
     }
@@ -246,8 +247,8 @@ impl Drop for Link {
     }
 }
 
-/// A line for each value that is not the same on all ranks. The most frequent value counts as right; of several, the one of
-/// the lowest rank.
+/// A line for each value that is not the same on all ranks. The most frequent value counts as right; of several, the
+/// one of the lowest rank.
 fn differences(facts_of: &[Vec<(String, String)>]) -> Vec<String> {
     let mut names: Vec<&str> = Vec::new();
     for (name, _) in facts_of.iter().flatten() {

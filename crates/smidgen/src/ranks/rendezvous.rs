@@ -1,8 +1,8 @@
 //! How ranks find each other: rank 0 listens, the others connect, and everyone waits until all are connected.
 //!
-//! Ranks may start minutes apart, so the others keep trying, and show that they wait after a while. The first message has
-//! the version, the job, the rank and the number of ranks; rank 0 refuses one that does not match, with a reason. Rank 0
-//! ignores programs that are not ranks; another program at the address of rank 0 is an error.
+//! Ranks may start minutes apart, so the others keep trying, and show that they wait after a while. The first message
+//! has the version, the job, the rank and the number of ranks; rank 0 refuses one that does not match, with a reason.
+//! Rank 0 ignores programs that are not ranks; another program at the address of rank 0 is an error.
 //! Left out: the address of rank 0, which comes from `launch` or MPI.
 
 use super::heartbeat::Times;
@@ -51,8 +51,8 @@ impl Listener {
     pub fn bind(master: &Master) -> Result<Listener, Failure> {
         let Master { host, port, named_by } = master;
         let place = format!("{host}:{port}");
-        // At all addresses, because the host name may resolve to another address here than on the other machines. A loopback
-        // address is only for ranks of this machine.
+        // At all addresses, because the host name may resolve to another address here than on the other machines. A
+        // loopback address is only for ranks of this machine.
         let is_local = host == "localhost" || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
         let socket = match is_local {
             true => TcpListener::bind((host.as_str(), *port)),
@@ -71,7 +71,8 @@ impl Listener {
         Ok(Listener { socket, place, named_by: Some(named_by), job: None })
     }
 
-    /// Listens at a free port. Returns also the address for [`super::link::Link::connect`], which includes the job's name.
+    /// Listens at a free port. Returns also the address for [`super::link::Link::connect`], which includes the job's
+    /// name.
     pub fn anywhere() -> Result<(Listener, String), Failure> {
         let listen = || {
             let socket = bind_everywhere(0)?;

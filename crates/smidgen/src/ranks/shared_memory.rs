@@ -1,7 +1,7 @@
 //! Pinned memory that the ranks of a machine share: the first of them creates it, the others open it.
 //!
-//! Frozen weights that are offloaded to host RAM are the same on every rank, so a machine holds one copy. Ranks with the
-//! same boot id are on one machine. Either all ranks get the memory, or all get the same error.
+//! Frozen weights that are offloaded to host RAM are the same on every rank, so a machine holds one copy. Ranks with
+//! the same boot id are on one machine. Either all ranks get the memory, or all get the same error.
 
 use super::team::Team;
 use crate::failure::Failure;
@@ -45,7 +45,8 @@ fn share_on(team: &mut Team, machine: &str, bytes: usize, free: Option<u64>) -> 
     }
 }
 
-/// Checks free memory first, because the kernel kills a process instead of refusing memory that the machine does not have.
+/// Checks free memory first, because the kernel kills a process instead of refusing memory that the machine does not
+/// have.
 fn create(bytes: usize, free: Option<u64>) -> Result<SharedHost, String> {
     match free.filter(|free| *free < bytes as u64) {
         Some(free) => Err(format!("only {} is free", format_bytes(free))),

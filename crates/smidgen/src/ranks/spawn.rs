@@ -242,8 +242,8 @@ fn start(mut command: Command, rank: Option<usize>) -> std::io::Result<Started> 
     Ok(Started { rank, child, stdout, stderr, ended: None })
 }
 
-/// Waits for all of them, and returns the exit code of the first that failed. After a failure the others are killed if they
-/// do not end within `grace`.
+/// Waits for all of them, and returns the exit code of the first that failed. After a failure the others are killed if
+/// they do not end within `grace`.
 fn wait_for(mut ranks: Vec<Started>, grace: Duration, signals: &Receiver<()>) -> u8 {
     let mut first: Option<u8> = None;
     let mut deadline: Option<Instant> = None;

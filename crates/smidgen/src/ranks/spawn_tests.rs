@@ -109,7 +109,8 @@ fn mpiexec_starts_ranks_or_the_error_names_a_remedy() {
             let script = r#"exec 3<>/dev/tcp/${SMIDGEN_LAUNCHER/://}; printf "\\x$PMI_RANK\0\0\0" >&3
                 sleep 1; [ $PMI_RANK = 0 ] || kill -9 $$; sleep 30"#;
             let spawn = Spawn { program: PathBuf::from("bash"), ..spawn(script, 2, GRACE) };
-            // `mpiexec` kills the others within milliseconds, so on a busy machine connections may close in another order.
+            // `mpiexec` kills the others within milliseconds, so on a busy machine connections may close in another
+            // order.
             let messages = (0..3).map(|_| spawn.run_mpiexec(&channel().1).unwrap_err().message);
             let messages: Vec<String> = messages.collect();
             assert!(messages.iter().all(|message| message.contains("died")), "{messages:?}");

@@ -29,8 +29,8 @@ impl Standstill {
         Standstill { limit, behind: Vec::new(), stalled: None }
     }
 
-    /// Updates the counts, which are in the order of ranks. Returns the rank that has kept the others waiting for too long,
-    /// if there is one.
+    /// Updates the counts, which are in the order of ranks. Returns the rank that has kept the others waiting for too
+    /// long, if there is one.
     pub fn look(&mut self, counts: &[Counts], now: Instant) -> Option<(usize, Loss)> {
         let most = counts.iter().map(|counts| counts.reached).max()?;
         self.behind.resize(counts.len(), None);

@@ -1,7 +1,7 @@
 //! Small values that ranks exchange while they train: step times, stop requests, sums of scores.
 //!
-//! They are sent over the control link. All ranks call the same functions in the same order and get the same results, so
-//! all ranks reach the same decisions without extra messages.
+//! They are sent over the control link. All ranks call the same functions in the same order and get the same results,
+//! so all ranks reach the same decisions without extra messages.
 //! Left out: tensors (`smidgen_runtime::comm`).
 
 use super::link::Link;

@@ -1,7 +1,7 @@
 //! The messages of the link between ranks, as bytes.
 //!
-//! A message has 4 bytes that mark it as ours, a byte for its kind, the length of the rest, and the rest. Other programs
-//! are recognized by the first 4 bytes. Numbers are little-endian.
+//! A message has 4 bytes that mark it as ours, a byte for its kind, the length of the rest, and the rest. Other
+//! programs are recognized by the first 4 bytes. Numbers are little-endian.
 //! Left out: encryption and secrets; like NCCL and MPI, the link belongs on a cluster's own network.
 
 use std::io::{self, Read, Write};

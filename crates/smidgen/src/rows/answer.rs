@@ -1,7 +1,7 @@
 //! Finds answers in texts with the pattern of `eval.answer`.
 //!
-//! The pattern is a case-sensitive regular expression; its first match is the answer. Without a pattern the answer is the
-//! whole expected output, or the field `answer` of the row.
+//! The pattern is a case-sensitive regular expression; its first match is the answer. Without a pattern the answer is
+//! the whole expected output, or the field `answer` of the row.
 //! Left out: answers with the same meaning in other words.
 
 use crate::failure::Failure;

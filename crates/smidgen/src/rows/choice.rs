@@ -1,9 +1,9 @@
 //! Multiple choice by likelihood: each choice is appended to the question, and the most likely one is the answer.
 //!
 //! The choices are those of the row (`choices`), or else all answers that occur in the file, each put in place of the
-//! expected answer in the row's output. Tokens are split as in lm-evaluation-harness: spaces at the end of the context belong to
-//! the continuation, and the continuation's tokens are those of the whole text after as many tokens as the context has
-//! alone. Sequences that are too long lose their beginning.
+//! expected answer in the row's output. Tokens are split as in lm-evaluation-harness: spaces at the end of the context
+//! belong to the continuation, and the continuation's tokens are those of the whole text after as many tokens as the
+//! context has alone. Sequences that are too long lose their beginning.
 //! The sequences are an ordinary token set, so their memory is planned like that of any evaluation.
 
 use super::answer::{answer_in, answer_pattern, distinct};

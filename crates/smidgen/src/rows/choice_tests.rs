@@ -1,7 +1,7 @@
 //! Choices: how rows give them, how they are tokenized, and scores against those of lm-evaluation-harness.
 //!
-//! `fixtures/eval` was recorded by the harness with a tiny model and two tokenizers. Every log-likelihood must be equal to
-//! the recorded one, however the samples are packed.
+//! `fixtures/eval` was recorded by the harness with a tiny model and two tokenizers. Every log-likelihood must be equal
+//! to the recorded one, however the samples are packed.
 
 use super::*;
 use crate::eval::evaluator::{Evaluator, Means, Subject, plan_evaluation};

@@ -55,8 +55,8 @@ pub struct Source {
     pub epoch_samples: usize,
 }
 
-/// `held` are rows in memory instead of files. `may_be_absent`: missing files are not an error, and the plan then assumes
-/// the longest samples.
+/// `held` are rows in memory instead of files. `may_be_absent`: missing files are not an error, and the plan then
+/// assumes the longest samples.
 pub fn read_data(
     recipe: &Recipe,
     held: Option<&MemoryRows>,

@@ -1,8 +1,8 @@
 //! Rows as questions: the prompt of each row, and its expected answer.
 //!
-//! The prompt of a row of a known format is that of training: the template rendered up to the answer. A row with a plain
-//! `question` and `choices` (as data sets on the hub have) is handled as in lm-evaluation-harness: the question, a space and
-//! the choice. Left out: scoring the answers.
+//! The prompt of a row of a known format is that of training: the template rendered up to the answer. A row with a
+//! plain `question` and `choices` (as data sets on the hub have) is handled as in lm-evaluation-harness: the question,
+//! a space and the choice. Left out: scoring the answers.
 
 use crate::failure::Failure;
 use crate::rows::keys::template_choice;

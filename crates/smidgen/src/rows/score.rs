@@ -1,8 +1,8 @@
 //! Scores of rows: the most likely choice, the accuracy, and its standard error.
 //!
 //! As in lm-evaluation-harness, the first of equally likely choices is picked, and the standard error of a mean is the
-//! sample's standard deviation over √n. `acc_norm` divides a log-likelihood by the characters of the choice, `acc_bytes` by its
-//! bytes in UTF-8.
+//! sample's standard deviation over √n. `acc_norm` divides a log-likelihood by the characters of the choice,
+//! `acc_bytes` by its bytes in UTF-8.
 
 /// A mean over rows.
 #[derive(Clone, Copy, Debug, PartialEq)]

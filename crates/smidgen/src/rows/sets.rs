@@ -1,4 +1,5 @@
-//! The rows of a recipe as token sets: samples for training and for an evaluation loss, and sequences for multiple choice.
+//! The rows of a recipe as token sets: samples for training and for an evaluation loss, and sequences for multiple
+//! choice.
 //!
 //! Plain questions with choices have no training format, so their evaluation loss is that of the right choices.
 //! Left out: batches (`data.rs`).

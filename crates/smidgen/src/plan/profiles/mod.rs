@@ -147,8 +147,8 @@ pub fn place(memory: &Memory, named: Option<&ChosenProfile>, must_run: bool) -> 
     }
 }
 
-/// The profile for a recipe that names none. For a GPU that is not on this machine and a stated budget, it is that of the
-/// built-in card whose memory is nearest to the budget; otherwise as [`of_place`].
+/// The profile for a recipe that names none. For a GPU that is not on this machine and a stated budget, it is that of
+/// the built-in card whose memory is nearest to the budget; otherwise as [`of_place`].
 pub fn of_place_within(place: &Place, threads: usize, measured: bool, budget: Budget) -> ChosenProfile {
     match (place, budget) {
         (Place::Cuda { facts: None, .. }, Budget::Bytes(bytes)) => {
@@ -161,8 +161,8 @@ pub fn of_place_within(place: &Place, threads: usize, measured: bool, budget: Bu
     }
 }
 
-/// The profile measured on this machine if `measured` allows it, or else the most similar built-in one. Without `measured`
-/// the result does not depend on this machine's CPU.
+/// The profile measured on this machine if `measured` allows it, or else the most similar built-in one. Without
+/// `measured` the result does not depend on this machine's CPU.
 pub fn of_place(place: &Place, threads: usize, measured: bool) -> ChosenProfile {
     let found = measured.then(|| device_name(place, threads).and_then(|name| cached(&name))).flatten();
     if let Some(device) = found {
