@@ -50,6 +50,7 @@ mod export;
 mod failure;
 mod generate;
 mod library;
+mod machine;
 mod merge;
 mod plan;
 mod ranks;
@@ -82,9 +83,9 @@ pub mod internal {
     pub use crate::console::progress::Progress;
     pub use crate::console::wrap::fold;
     pub use crate::generate::stream::TextStream;
+    pub use crate::machine::host::read_ram;
     pub use crate::merge::original::OriginalModel;
     pub use crate::merge::{MergeOptions, merge};
-    pub use crate::plan::host::read_ram;
     pub use crate::plan::job::{Job, Purpose};
     pub use crate::plan::planning::{Planned, plan_job};
     pub use crate::report::choices::describe_changes;

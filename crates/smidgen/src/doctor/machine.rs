@@ -6,10 +6,10 @@
 use super::{Check, Verdict};
 use crate::doctor::measure::{Effort, measure};
 use crate::failure::FailureKind;
+use crate::machine::host::{self, LockedLimit};
+use crate::machine::processes::{self, Resident};
 use crate::plan::devices::Place;
 use crate::plan::disk;
-use crate::plan::host::{self, LockedLimit};
-use crate::plan::processes::{self, Resident};
 use crate::plan::profiles::{self, Origin, saved};
 use serde_json::{Value, json};
 use smidgen_compile::DeviceProfile;

@@ -1,12 +1,12 @@
 //! How much memory a run may be planned for: the stated budget, or free memory minus a reserve for other processes.
 //!
 //! A run with a budget above the memory of the machine is refused.
-//! Left out: how free memory is read (`host.rs`, `cgroup.rs`) and when it is read again (`train/adapt.rs`).
+//! Left out: how free memory is read (`machine/`) and when it is read again (`train/adapt.rs`).
 
 use crate::failure::Failure;
+use crate::machine::host;
+use crate::machine::host::HostRam;
 use crate::plan::devices::Place;
-use crate::plan::host;
-use crate::plan::host::HostRam;
 use crate::plan::profiles::ChosenProfile;
 use smidgen_ir::DeviceKind;
 use smidgen_ir::bytes::format_bytes;

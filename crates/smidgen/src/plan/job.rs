@@ -5,11 +5,11 @@
 //! Left out: planning the job (`planning.rs`).
 
 use crate::failure::Failure;
+use crate::machine::host;
 use crate::plan::arithmetic::Arithmetic;
 use crate::plan::audio::{audio_input, continue_speech};
 use crate::plan::budget::{JobBudget, budget_on, budget_within, refuse_above_machine};
 use crate::plan::devices::Place;
-use crate::plan::host;
 use crate::plan::model::{build_storage, check_weights, open_model, read_decoder};
 use crate::plan::profiles::{self, ChosenProfile};
 use crate::plan::trained_choice::{

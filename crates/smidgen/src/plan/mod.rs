@@ -2,26 +2,23 @@
 //!
 //! `job.rs` reads and checks everything that a run needs; `terms.rs` collects the conditions that a plan must meet;
 //! `planning.rs` calls the solver; `life.rs` adds loading, saving, merging and export; `advice.rs` finds changes that
-//! would make a run fit. The other files compute one input of these each, such as the budget or the memory of this
-//! machine. Left out: executing a plan (`session/`), and showing it to the user (`report/`).
+//! would make a run fit. The other files compute one input of these each, such as the budget or the device profile.
+//! Left out: executing a plan (`session/`), and showing it to the user (`report/`).
 
 pub mod advice;
 pub mod arithmetic;
 pub mod audio;
 pub mod budget;
-pub mod cgroup;
 pub mod context;
 pub mod demand;
 pub mod devices;
 pub mod disk;
 pub mod exchange;
 pub mod generation;
-pub mod host;
 pub mod job;
 pub mod life;
 pub mod model;
 pub mod planning;
-pub mod processes;
 pub mod product;
 pub mod profiles;
 pub mod terms;

@@ -4,10 +4,10 @@
 //! Left out: the micro-batches that the solver may choose from (`demand.rs`).
 
 use crate::failure::Failure;
+use crate::machine::host;
 use crate::plan::context::context;
 use crate::plan::devices::Place;
 use crate::plan::disk;
-use crate::plan::host;
 use crate::plan::job::{self, Job};
 use crate::plan::profiles;
 use smidgen_compile::choices::{Refusal, refuse};

@@ -5,7 +5,7 @@
 
 use super::team::Team;
 use crate::failure::Failure;
-use crate::plan::host::free_memory_bytes;
+use crate::machine::host::free_memory_bytes;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_runtime::SharedHost;
 

@@ -8,8 +8,8 @@
 pub mod saved;
 
 use crate::failure::Failure;
+use crate::machine::host;
 use crate::plan::devices::Place;
-use crate::plan::host;
 use serde_json::{Value, json};
 use smidgen_compile::{DeviceProfile, cards};
 use smidgen_hub::own_cache;

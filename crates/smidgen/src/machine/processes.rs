@@ -73,7 +73,7 @@ fn having_open_below(root: &Path, file: &Path, own: u32) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::cgroup::test_trees::write_tree;
+    use crate::machine::cgroup::test_trees::write_tree;
 
     #[test]
     fn the_largest_come_first() {

@@ -4,7 +4,7 @@
 //! no automatic budget, and the recipe has to set one.
 
 use crate::failure::Failure;
-use crate::plan::cgroup;
+use crate::machine::cgroup;
 use std::fs::read_to_string;
 use std::path::Path;
 
@@ -129,7 +129,7 @@ fn meminfo_bytes(text: &str, key: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::cgroup::test_trees::write_tree;
+    use crate::machine::cgroup::test_trees::write_tree;
 
     const MEMINFO: &str = "MemTotal:       8192 kB\nMemFree:  1 kB\nMemAvailable:   2048 kB\n";
 
