@@ -24,6 +24,11 @@ pub struct JobBudget {
 }
 
 impl JobBudget {
+    /// A stated budget.
+    pub fn of_bytes(bytes: u64) -> JobBudget {
+        JobBudget { bytes, stated: true, cut_to_free: None, reserve_bytes: 0 }
+    }
+
     /// Limits an automatic budget to the memory of the card that the recipe names in `memory.profile`, so that the run
     /// gets the plan that `smidgen plan` printed.
     pub fn within(self, written: Budget, profile: &ChosenProfile) -> JobBudget {
@@ -77,28 +82,25 @@ pub fn free_budget(device: DeviceKind, free_bytes: u64) -> JobBudget {
 pub fn budget_within(recipe: &Recipe, device: DeviceKind, reachable_bytes: u64) -> JobBudget {
     let free = free_budget(device, reachable_bytes);
     match recipe.memory.budget {
-        Budget::Bytes(bytes) => {
-            JobBudget { bytes: bytes.min(free.bytes), stated: true, cut_to_free: None, reserve_bytes: 0 }
-        }
+        Budget::Bytes(bytes) => JobBudget::of_bytes(bytes.min(free.bytes)),
         Budget::Auto => free,
     }
 }
 
 /// The budget in bytes on a device.
 pub fn budget_on(place: &Place, budget: Budget) -> Result<JobBudget, Failure> {
-    let is_gpu = place.kind() == DeviceKind::Cuda;
-    match budget {
-        Budget::Bytes(bytes) => {
-            let cut_to_free = place.free_bytes().filter(|free| *free < bytes);
-            Ok(JobBudget { bytes: cut_to_free.unwrap_or(bytes), stated: true, cut_to_free, reserve_bytes: 0 })
+    match (budget, place.kind(), place.free_bytes()) {
+        (Budget::Bytes(bytes), _, free) => {
+            let cut_to_free = free.filter(|free| *free < bytes);
+            Ok(JobBudget { cut_to_free, ..JobBudget::of_bytes(cut_to_free.unwrap_or(bytes)) })
         }
-        Budget::Auto if is_gpu && place.free_bytes().is_none() => {
+        (Budget::Auto, kind, Some(free)) => Ok(free_budget(kind, free)),
+        (Budget::Auto, DeviceKind::Cuda, None) => {
             Err(Failure::memory("cannot read the free memory of the GPU")
                 .hint("set a budget: `memory.budget = \"24GiB\"`"))
         }
-        Budget::Auto if let Some(free) = place.free_bytes() => Ok(free_budget(place.kind(), free)),
-        Budget::Auto => match host::free_memory_bytes() {
-            Some(free) => Ok(free_budget(place.kind(), free)),
+        (Budget::Auto, DeviceKind::Cpu, None) => match host::free_memory_bytes() {
+            Some(free) => Ok(free_budget(DeviceKind::Cpu, free)),
             None => Err(Failure::memory("cannot read free memory on this machine")
                 .hint("set a budget: `memory.budget = \"8GiB\"`")),
         },

@@ -138,7 +138,7 @@ impl Place {
         }
     }
 
-    /// What a run takes there outside the arena.
+    /// Memory of the device outside the arena.
     pub fn overhead(&self) -> Overhead {
         match self {
             Place::Cpu => Overhead::CPU,

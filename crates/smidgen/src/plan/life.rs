@@ -148,7 +148,6 @@ fn total_steps(job: &Job) -> u64 {
 /// Memory for one answer, which with its prompt is as long as the longest sample.
 fn generation(job: &Job) -> Option<Spaces> {
     let context = job.recipe.data.max_tokens.min(job.request.spec.max_positions);
-    let within = |bytes| JobBudget { bytes, stated: true, cut_to_free: None, reserve_bytes: 0 };
     let sizes = |budget| Sizes {
         slots: 1,
         context: Some(context),
@@ -158,7 +157,7 @@ fn generation(job: &Job) -> Option<Spaces> {
         hears: false,
     };
     let request = made_request(job);
-    let plan = |bytes| plan_generation(&request, &job.model, &job.place, &sizes(within(bytes)));
+    let plan = |bytes| plan_generation(&request, &job.model, &job.place, &sizes(JobBudget::of_bytes(bytes)));
     let plan = plan(job.budget.bytes).or_else(|_| plan(u64::MAX)).ok()?;
     let (pinned, disk) = (pinned_bytes(&plan.plan), plan.plan.disk.bytes() as u64);
     Some(Spaces { device: plan.peak_bytes, pinned, host: 0, disk })

@@ -71,38 +71,32 @@ pub fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
     }
     let mut problems: Vec<String> = Vec::new();
     let mut known: HashSet<String> = HashSet::from(["lm_head.weight".to_string()]);
-    for tensor in spec.tensors() {
+    let decoder = spec.tensors().into_iter().map(|tensor| (tensor, false));
+    let audio = spec.audio.iter().flat_map(AudioSpec::tensors).map(|tensor| (tensor, true));
+    for (tensor, is_audio) in decoder.chain(audio) {
         let expected = constant_dims(&tensor.shape);
-        match model.weight(&tensor.name) {
-            None => problems.push(format!("`{}` is missing", tensor.name)),
-            Some(found) if found.shape() != expected => {
-                problems.push(format!(
-                    "`{}` is {:?}, the config says {expected:?}",
-                    tensor.name,
-                    found.shape()
-                ));
+        let name = tensor.name;
+        match model.weight(&name) {
+            None => problems.push(format!("`{name}` is missing")),
+            Some(found) => {
+                let (shape, storage) = (found.shape(), found.storage());
+                // Matrices of the audio encoder may be convolutions in the file, and are not quantized.
+                let (has_shape, is_readable) = match is_audio {
+                    true => {
+                        let elements = |dims: &[usize]| dims.iter().product::<usize>();
+                        let is_plain = storage.is_some_and(|storage| storage.plain().is_some());
+                        (elements(shape) == elements(&expected), is_plain)
+                    }
+                    false => (shape == expected, is_trainable_on(&tensor.shape, storage)),
+                };
+                if !has_shape {
+                    problems.push(format!("`{name}` is {shape:?}, the config says {expected:?}"));
+                } else if !is_readable {
+                    problems.push(format!("`{name}` is stored as {}", found.element_name()));
+                }
             }
-            Some(found) if !is_trainable_on(&tensor.shape, found.storage()) => {
-                problems.push(format!("`{}` is stored as {}", tensor.name, found.element_name()));
-            }
-            Some(_) => {}
         }
-        known.insert(tensor.name);
-    }
-    for tensor in spec.audio.iter().flat_map(AudioSpec::tensors) {
-        let elements = |dims: &[usize]| dims.iter().product::<usize>();
-        match model.weight(&tensor.name) {
-            None => problems.push(format!("`{}` is missing", tensor.name)),
-            Some(found) if elements(found.shape()) != elements(&constant_dims(&tensor.shape)) => {
-                let expected = constant_dims(&tensor.shape);
-                let (name, shape) = (&tensor.name, found.shape());
-                problems.push(format!("`{name}` is {shape:?}, the config says {expected:?}"));
-            }
-            Some(found) if found.storage().and_then(|storage| storage.plain()).is_none() => {
-                problems.push(format!("`{}` is stored as {}", tensor.name, found.element_name()));
-            }
-            Some(_) => {}
-        }
+        known.insert(name);
     }
     // Tensors for images, and for audio together with images, are never loaded.
     let is_unread = |name: &str| {
@@ -149,44 +143,29 @@ pub fn build_storage(base: BaseFormat, spec: &DecoderSpec, model: &Model) -> Has
         .filter(|linear| linear.layer.is_some())
         .map(|linear| format!("{}.weight", linear.path))
         .collect();
+    // `None` keeps a tensor as stored. Only linears of the decoder are quantized: an audio encoder is small.
+    let (of_linears, of_others) = match base {
+        BaseFormat::AsStored => (None, None),
+        BaseFormat::F32 => (Some(Storage::F32), Some(Storage::F32)),
+        BaseFormat::Bf16 => (Some(Storage::Plain(DType::Bf16)), Some(Storage::Plain(DType::Bf16))),
+        BaseFormat::F16 => (Some(Storage::Plain(DType::F16)), Some(Storage::Plain(DType::F16))),
+        BaseFormat::Fp8 => (Some(Storage::Fp8Rows), None),
+        BaseFormat::Int8 => (Some(Storage::Int8Rows), None),
+        BaseFormat::Nf4 => (Some(Storage::Bnb4 { code: Code4::Nf4, double: true }), None),
+        BaseFormat::Nf4Single => (Some(Storage::Bnb4 { code: Code4::Nf4, double: false }), None),
+    };
     let assumed = assumed_storage(spec, model);
-    let storage = spec.tensors().into_iter().map(|tensor| {
-        let is_linear = linears.contains(&tensor.name);
-        let stored = match model.weight(&tensor.name).and_then(|weight| weight.storage()) {
-            Some(storage) => storage,
-            None if is_linear => assumed,
-            None => Storage::Plain(spec.stored),
+    let tensors = spec.tensors().into_iter().chain(spec.audio.iter().flat_map(AudioSpec::tensors));
+    let storage = tensors.map(|tensor| {
+        let (wanted, assumed) = match linears.contains(&tensor.name) {
+            true => (of_linears, assumed),
+            false => (of_others, Storage::Plain(spec.stored)),
         };
-        let nf4 = |double| Storage::Bnb4 { code: Code4::Nf4, double };
-        let storage = match base {
-            BaseFormat::AsStored => stored,
-            BaseFormat::F32 => Storage::F32,
-            BaseFormat::Bf16 => Storage::Plain(DType::Bf16),
-            BaseFormat::F16 => Storage::Plain(DType::F16),
-            BaseFormat::Fp8 if is_linear => Storage::Fp8Rows,
-            BaseFormat::Int8 if is_linear => Storage::Int8Rows,
-            BaseFormat::Nf4 if is_linear => nf4(true),
-            BaseFormat::Nf4Single if is_linear => nf4(false),
-            BaseFormat::Fp8 | BaseFormat::Int8 | BaseFormat::Nf4 | BaseFormat::Nf4Single => stored,
-        };
+        let stored = || model.weight(&tensor.name).and_then(|weight| weight.storage());
+        let storage = wanted.or_else(stored).unwrap_or(assumed);
         (tensor.name, storage)
     });
-    let audio = spec.audio.iter().flat_map(AudioSpec::tensors).map(|tensor| {
-        let stored = model.weight(&tensor.name).and_then(|weight| weight.storage());
-        let storage = match base {
-            BaseFormat::F32 => Storage::F32,
-            BaseFormat::Bf16 => Storage::Plain(DType::Bf16),
-            BaseFormat::F16 => Storage::Plain(DType::F16),
-            // An audio encoder is small compared with its decoder and is not quantized.
-            BaseFormat::AsStored
-            | BaseFormat::Fp8
-            | BaseFormat::Int8
-            | BaseFormat::Nf4
-            | BaseFormat::Nf4Single => stored.unwrap_or(Storage::Plain(spec.stored)),
-        };
-        (tensor.name, storage)
-    });
-    storage.chain(audio).collect()
+    storage.collect()
 }
 
 /// The storage format of linear layers according to the config, for a model without weights.

@@ -74,7 +74,7 @@ impl World {
         self.rank.is_only()
     }
 
-    /// Whether this rank writes the run folder and speaks.
+    /// Whether this is rank 0, which writes the run folder and prints.
     pub fn is_first(&self) -> bool {
         self.rank.index == 0
     }

@@ -34,7 +34,7 @@ const INTERRUPTED: u8 = 130;
 const KEPT_BYTES: usize = 64 << 10;
 
 /// Variables that an outer launcher may have set and that would contradict those of `mpiexec`.
-const OTHERS: [&str; 9] = [
+const OUTER_VARIABLES: [&str; 9] = [
     RANK_VARIABLE,
     RANKS_VARIABLE,
     LOCAL_RANK_VARIABLE,
@@ -128,7 +128,7 @@ impl Spawn {
         // On this machine. In an allocation of Slurm it would otherwise use the nodes of the allocation.
         command.args(["-launcher", "fork", "-hosts", "localhost", "-n", &self.count.to_string()]);
         command.arg(&self.program).args(&self.arguments);
-        for name in OTHERS {
+        for name in OUTER_VARIABLES {
             command.env_remove(name);
         }
         // The ranks load the MPI library that belongs to this `mpiexec`.
