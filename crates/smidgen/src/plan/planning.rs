@@ -219,7 +219,7 @@ fn host_note(job: &Job, terms: &Terms, solution: &Solution) -> Option<String> {
             "assumes a machine with {needed} of free host memory; `memory.host_budget` sets a limit for offloaded tensors"
         ),
         limit => format!(
-            "takes {needed} of host memory, offloaded tensors within their limit of {}",
+            "needs {needed} of host memory; offloaded tensors keep within their limit of {}",
             format_bytes(limit)
         ),
     })

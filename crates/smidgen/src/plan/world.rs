@@ -115,9 +115,9 @@ impl World {
         let ranks = self.rank.of;
         match recipe.train.batch {
             Batch::Samples(samples) if samples < ranks => Err(Failure::recipe(format!(
-                "`train.batch = {samples}` is the batch of all ranks together, and there are {ranks}"
+                "`train.batch = {samples}` is the batch of all ranks together, and there are {ranks} ranks"
             ))
-            .hint(format!("`train.batch = {ranks}` gives every rank a sample; or start fewer ranks"))),
+            .hint(format!("`train.batch = {ranks}` gives every rank a sample; otherwise start fewer ranks"))),
             Batch::Samples(_) | Batch::Tokens(_) => Ok(()),
         }
     }

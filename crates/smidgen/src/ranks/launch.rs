@@ -117,7 +117,7 @@ struct Names {
     local_rank_remedy: &'static str,
 }
 
-const MPI_REMEDY: &str = "set `LOCAL_RANK` and `LOCAL_WORLD_SIZE` for each rank: its place on its machine, counted \
+const MPI_REMEDY: &str = "set `LOCAL_RANK` and `LOCAL_WORLD_SIZE` for each rank: its number on its machine, counted \
                           from 0, and the number of ranks there";
 
 const OWN: Names = Names {
@@ -210,7 +210,7 @@ fn read_rank(lookup: Lookup) -> Result<Option<(Names, usize, usize)>, Failure> {
     match lookup("PMIX_RANK") {
         None => Ok(None),
         Some(rank) => Err(Failure::command(format!(
-            "`PMIX_RANK` says that this is rank {rank}, and no variable says of how many"
+            "`PMIX_RANK` says that this is rank {rank}, but no variable has the number of ranks"
         ))
         .hint("start the ranks with `--ranks`, `mpiexec`, `torchrun --no-python` or `srun`")),
     }
@@ -231,14 +231,14 @@ fn read_pair(lookup: Lookup, names: &Names) -> Result<Option<(usize, usize)>, Fa
         (rank, _) => {
             let (is, is_not) =
                 if rank.is_some() { (names.rank, names.size) } else { (names.size, names.rank) };
-            Err(half(is, is_not, names.launcher))
+            Err(only_one_set(is, is_not, names.launcher))
         }
     }
 }
 
 /// The error for a launcher that set only one of two variables.
-fn half(is: &str, is_not: &str, launcher: Launcher) -> Failure {
-    Failure::command(format!("`{is}` is set and `{is_not}` is not: half of what {} sets", launcher.name()))
+fn only_one_set(is: &str, is_not: &str, launcher: Launcher) -> Failure {
+    Failure::command(format!("`{is}` is set and `{is_not}` is not, but {} sets both", launcher.name()))
         .hint(format!("set `{is_not}` too, or unset `{is}` to train with one rank"))
 }
 
@@ -306,7 +306,7 @@ fn read_master(
 ) -> Result<Option<Master>, Failure> {
     if launcher == Launcher::Own {
         let Some(master) = lookup(MASTER_VARIABLE) else {
-            return Err(half(RANK_VARIABLE, MASTER_VARIABLE, launcher));
+            return Err(only_one_set(RANK_VARIABLE, MASTER_VARIABLE, launcher));
         };
         let parts = master.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
         let Some((host, port)) = parts.filter(|(host, port)| !host.is_empty() && *port != 0) else {
@@ -322,7 +322,7 @@ fn read_master(
             _ => None,
         };
         if let Some(missing) = missing {
-            return Err(half("RANK", missing, launcher));
+            return Err(only_one_set("RANK", missing, launcher));
         }
     }
     let port = port.unwrap_or_else(|| port_of(job));
@@ -515,7 +515,7 @@ mod tests {
             ),
             ("SLURM_STEP_ID=0 SLURM_PROCID=0", "`SLURM_PROCID` is set and `SLURM_NTASKS` is not"),
             ("SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=2", "`SLURM_LOCALID` is not set"),
-            ("PMIX_RANK=2", "no variable says of how many"),
+            ("PMIX_RANK=2", "no variable has the number of ranks"),
         ];
         for (variables, message) in cases {
             let failure = read(variables).expect_err(variables);

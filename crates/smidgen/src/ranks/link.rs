@@ -182,7 +182,7 @@ impl Link {
         match differences.split_first() {
             None => Ok(()),
             Some((first, others)) => {
-                let failure = Failure::ranks(format!("the ranks were not started alike: {first}"));
+                let failure = Failure::ranks(format!("the ranks were started differently: {first}"));
                 let failure = others.iter().fold(failure, Failure::detail);
                 Err(failure.hint("every rank needs the same program, the same arguments and the same files"))
             }

@@ -174,7 +174,7 @@ fn admit(
 ) -> Result<(), Failure> {
     while let Ok(Arrival { mut stream, from, hello }) = arrivals.try_recv() {
         let Some(Message::Hello { version, job, rank, size }) = hello else {
-            say(&format!("something at {} connected that is not a rank; ignored", from.ip()));
+            say(&format!("ignored a connection from {} that is not a rank", from.ip()));
             continue;
         };
         if job != member.job {
@@ -240,7 +240,7 @@ pub(super) fn connect(
                 }
                 // Of several addresses only one needs to be rank 0's.
                 Err(Attempt::Stranger) if !places.contains(',') => {
-                    return Err(Failure::ranks(format!("what listens at {place}{} is not rank 0", name()))
+                    return Err(Failure::ranks(format!("the program at {place}{} is not rank 0", name()))
                         .hint("another program has that port: choose another one for all ranks"));
                 }
                 Err(Attempt::Stranger) => last = "another program has that port".into(),
@@ -250,7 +250,7 @@ pub(super) fn connect(
                         name()
                     ))
                     .hint_if_some(named_by.map(|names| {
-                        format!("{names} must name the machine of rank 0, as this one knows it")
+                        format!("{names} must name the machine of rank 0 so that this machine finds it")
                     })));
                 }
                 Err(Attempt::NoName(error)) | Err(Attempt::Failed(error)) => last = error,
