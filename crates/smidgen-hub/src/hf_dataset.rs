@@ -23,23 +23,27 @@ const DEFAULT_CONFIG: &str = "default";
 
 /// Which split is taken if the name has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Use {
+pub enum DatasetUse {
     Train,
     Eval,
 }
 
-impl Use {
+impl DatasetUse {
     /// The first that exists is taken.
     fn splits(self) -> &'static [&'static str] {
         match self {
-            Use::Train => &["train"],
-            Use::Eval => &["validation", "test"],
+            DatasetUse::Train => &["train"],
+            DatasetUse::Eval => &["validation", "test"],
         }
     }
 }
 
 /// Finds the files of a data set, in order, and downloads missing ones if `access` allows it.
-pub fn locate_dataset(name: &DatasetName, purpose: Use, access: &Access) -> Result<Vec<PathBuf>, HubError> {
+pub fn locate_dataset(
+    name: &DatasetName,
+    purpose: DatasetUse,
+    access: &Access,
+) -> Result<Vec<PathBuf>, HubError> {
     let cache = RepoCache::of(RepoKind::Dataset, &name.repo)?;
     let cached = revisions(name).into_iter().find_map(|revision| look_up(&cache, name, purpose, revision));
     match (access.fetch, cached) {
@@ -47,7 +51,7 @@ pub fn locate_dataset(name: &DatasetName, purpose: Use, access: &Access) -> Resu
         (Fetch::Never { because }, None) => {
             let command = match (purpose, &name.split) {
                 // Without a split in the name, `pull` takes the one to train on.
-                (Use::Eval, None) => "`smidgen preview` with the same recipe".to_owned(),
+                (DatasetUse::Eval, None) => "`smidgen preview` with the same recipe".to_owned(),
                 _ => format!("`smidgen pull --data {name}`"),
             };
             let what = format!("`{name}` is not in the cache `{}`", cache.root().display());
@@ -74,7 +78,12 @@ struct KnownFile {
 }
 
 /// The files of a split if all of them are in the cache.
-fn look_up(cache: &RepoCache, name: &DatasetName, purpose: Use, revision: &str) -> Option<Vec<PathBuf>> {
+fn look_up(
+    cache: &RepoCache,
+    name: &DatasetName,
+    purpose: DatasetUse,
+    revision: &str,
+) -> Option<Vec<PathBuf>> {
     let commit = cache.commit_of(revision)?;
     let snapshot = cache.snapshot(&commit);
     let known: Vec<KnownFile> = match std::fs::read(list_file(name, &commit)?) {
@@ -131,7 +140,7 @@ fn are_all(files: &[String]) -> bool {
 fn fetch(
     cache: &RepoCache,
     name: &DatasetName,
-    purpose: Use,
+    purpose: DatasetUse,
     access: &Access,
 ) -> Result<Vec<PathBuf>, HubError> {
     let client = HubClient::from_environment()?;
@@ -183,7 +192,7 @@ fn keep_list(name: &DatasetName, commit: &str, files: &[RemoteFile]) {
 }
 
 /// The files of the split that a name means, sorted.
-fn choose(name: &DatasetName, purpose: Use, files: &[&str]) -> Result<Vec<String>, HubError> {
+fn choose(name: &DatasetName, purpose: DatasetUse, files: &[&str]) -> Result<Vec<String>, HubError> {
     let mut configs: BTreeMap<&str, BTreeMap<String, Vec<&str>>> = BTreeMap::new();
     for file in files {
         if let Some((config, split)) = part_of(file) {
@@ -263,7 +272,7 @@ fn part_of(file: &str) -> Option<(&str, String)> {
 mod tests {
     use super::*;
 
-    fn chosen(name: &str, purpose: Use, files: &[&str]) -> Result<Vec<String>, String> {
+    fn chosen(name: &str, purpose: DatasetUse, files: &[&str]) -> Result<Vec<String>, String> {
         choose(&DatasetName::parse(name).unwrap(), purpose, files)
             .map_err(|error| format!("{error}\n{}", error.hints.join("\n")))
     }
@@ -288,23 +297,23 @@ mod tests {
     #[test]
     fn a_name_chooses_a_config_and_a_split() {
         let one = ["default/test/0000.parquet", "default/train/0000.parquet", "default/train/0001.parquet"];
-        assert_eq!(chosen("o/d", Use::Train, &one).unwrap(), one[1..]);
-        assert_eq!(chosen("o/d", Use::Eval, &one).unwrap(), one[..1]);
-        assert_eq!(chosen("o/d:train", Use::Eval, &one).unwrap(), one[1..]);
+        assert_eq!(chosen("o/d", DatasetUse::Train, &one).unwrap(), one[1..]);
+        assert_eq!(chosen("o/d", DatasetUse::Eval, &one).unwrap(), one[..1]);
+        assert_eq!(chosen("o/d:train", DatasetUse::Eval, &one).unwrap(), one[1..]);
         let several = ["en/train/0000.parquet", "de/train/0000.parquet", "de/dev/0000.parquet"];
-        assert_eq!(chosen("o/d/en", Use::Eval, &several).unwrap(), several[..1]);
-        let said = chosen("o/d", Use::Train, &several).unwrap_err();
+        assert_eq!(chosen("o/d/en", DatasetUse::Eval, &several).unwrap(), several[..1]);
+        let said = chosen("o/d", DatasetUse::Train, &several).unwrap_err();
         assert!(said.contains("has several configs: `de`, `en`") && said.contains("`hf:o/d/de`"), "{said}");
-        let said = chosen("o/d/fr", Use::Train, &several).unwrap_err();
+        let said = chosen("o/d/fr", DatasetUse::Train, &several).unwrap_err();
         assert!(said.contains("has no config `fr`: it has `de`, `en`"), "{said}");
-        let said = chosen("o/d/de:test", Use::Train, &several).unwrap_err();
+        let said = chosen("o/d/de:test", DatasetUse::Train, &several).unwrap_err();
         assert!(said.contains("has no split `test`: it has `dev`, `train`"), "{said}");
-        let said = chosen("o/d/de", Use::Eval, &several).unwrap_err();
+        let said = chosen("o/d/de", DatasetUse::Eval, &several).unwrap_err();
         assert!(said.contains("has several splits: `dev`, `train`"), "{said}");
         let part = ["default/partial-train/0000.parquet", "default/test/0000.parquet"];
-        let said = chosen("o/d:train", Use::Train, &part).unwrap_err();
+        let said = chosen("o/d:train", DatasetUse::Train, &part).unwrap_err();
         assert!(said.contains("the hub has only a part of `train`"), "{said}");
-        assert!(chosen("o/d", Use::Train, &["a.csv"]).unwrap_err().contains("no Parquet files"));
+        assert!(chosen("o/d", DatasetUse::Train, &["a.csv"]).unwrap_err().contains("no Parquet files"));
     }
 
     #[test]

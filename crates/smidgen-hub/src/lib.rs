@@ -23,7 +23,7 @@ mod wheel;
 
 pub use environment::own_cache;
 pub use error::{HubError, HubErrorKind};
-pub use hf_dataset::{Use, locate_dataset};
+pub use hf_dataset::{DatasetUse, locate_dataset};
 pub use progress::{Progress, StartProgress};
 
 use smidgen_recipe::{HfName, MODEL_PATH_FORMS, ModelPath, PypiName};

@@ -10,7 +10,7 @@ use crate::console::progress::say;
 use crate::console::stdout::print;
 use crate::failure::Failure;
 use serde_json::json;
-use smidgen_hub::{Access, Fetch, Use, Want, locate, locate_dataset};
+use smidgen_hub::{Access, DatasetUse, Fetch, Want, locate, locate_dataset};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_recipe::{DATASET_FORMS, DatasetName, MODEL_PATH_FORMS, parse_model_path};
 use std::path::{Path, PathBuf};
@@ -88,7 +88,7 @@ fn pull_data(name: &str, access: &Access) -> Result<Pulled, Failure> {
         Failure::command(format!("`{name}` is not the name of a data set"))
             .hint(format!("a data set is {DATASET_FORMS}"))
     })?;
-    let found = locate_dataset(&dataset, Use::Train, access)?;
+    let found = locate_dataset(&dataset, DatasetUse::Train, access)?;
     let path = common_folder(&found);
     let sized = found.iter().map(|file| {
         let bytes = file.metadata().map_err(|error| Failure::file("read", file, error))?.len();

@@ -386,34 +386,33 @@ impl Read for PeerReader<'_> {
 
 fn describe(rank: usize, loss: &Loss, state: &State, times: Times) -> Failure {
     let during = if state.place.is_empty() { String::new() } else { format!(" during {}", state.place) };
-    let message = match loss {
-        Loss::Died => format!("rank {rank} died{during} (its connection closed)"),
-        Loss::Silent => {
-            format!("rank {rank} does not answer{during} (nothing came for {} s)", times.silence.as_secs())
-        }
-        Loss::Behind(seconds) => format!(
-            "rank {rank} makes no progress{during} (it answers, and the others have waited for it for {seconds} s)"
+    let (message, hint) = match loss {
+        Loss::Died => (
+            format!("rank {rank} died{during} (its connection closed)"),
+            Some(format!(
+                "the output of rank {rank} may say why; `dmesg` shows a process that ran out of memory"
+            )),
         ),
-        Loss::Stalled(seconds) => {
-            format!("an exchange that all ranks have reached does not end{during} (after {seconds} s)")
-        }
-        Loss::Aborted(reason) => format!("rank {rank} failed{during}: {reason}"),
-    };
-    let hint = match loss {
-        Loss::Aborted(_) => None,
-        Loss::Died => Some(format!(
-            "the output of rank {rank} may say why; `dmesg` shows a process that ran out of memory"
-        )),
-        Loss::Silent => {
-            Some(format!("the process of rank {rank} is stopped, or its machine or network is down"))
-        }
-        Loss::Behind(_) => Some(format!(
-            "a GPU or a file system of rank {rank} hangs: `nvidia-smi` and `dmesg` on its machine may say why"
-        )),
-        Loss::Stalled(_) => Some(
-            "the network between the machines or NCCL hangs: `NCCL_DEBUG=WARN` makes NCCL print why"
-                .to_owned(),
+        Loss::Silent => (
+            format!("rank {rank} does not answer{during} (nothing came for {} s)", times.silence.as_secs()),
+            Some(format!("the process of rank {rank} is stopped, or its machine or network is down")),
         ),
+        Loss::Behind(seconds) => (
+            format!(
+                "rank {rank} makes no progress{during} (it answers, and the others have waited for it for {seconds} s)"
+            ),
+            Some(format!(
+                "a GPU or a file system of rank {rank} hangs: `nvidia-smi` and `dmesg` on its machine may say why"
+            )),
+        ),
+        Loss::Stalled(seconds) => (
+            format!("an exchange that all ranks have reached does not end{during} (after {seconds} s)"),
+            Some(
+                "the network between the machines or NCCL hangs: `NCCL_DEBUG=WARN` makes NCCL print why"
+                    .into(),
+            ),
+        ),
+        Loss::Aborted(reason) => (format!("rank {rank} failed{during}: {reason}"), None),
     };
     Failure::ranks(message).hint_if_some(hint).hint_if_some(state.remedy.as_ref())
 }

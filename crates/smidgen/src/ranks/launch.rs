@@ -88,12 +88,12 @@ pub fn read_launch(lookup: Lookup) -> Result<Option<Launch>, Failure> {
     if size == 1 {
         return Ok(None);
     }
-    let local_rank = read_local(lookup, &names.local_ranks, names.local_rank_remedy)?;
+    let local_rank = read_local(lookup, names.local_ranks, names.local_rank_remedy)?;
     let local_size = match tasks_here(lookup, names.launcher)? {
         Some(tasks) => tasks,
         // `--ranks` starts ranks of one machine.
         None if names.launcher == Launcher::Own => read_number(lookup, LOCAL_RANKS_VARIABLE)?.unwrap_or(size),
-        None => read_local(lookup, &names.local_sizes, names.local_rank_remedy)?,
+        None => read_local(lookup, names.local_sizes, names.local_rank_remedy)?,
     };
     if local_rank >= local_size || local_size > size {
         return Err(Failure::command(format!(
@@ -112,8 +112,8 @@ struct Names {
     rank: &'static str,
     size: &'static str,
     /// The first that is set counts.
-    local_ranks: [&'static str; 3],
-    local_sizes: [&'static str; 2],
+    local_ranks: &'static [&'static str],
+    local_sizes: &'static [&'static str],
     local_rank_remedy: &'static str,
 }
 
@@ -124,8 +124,8 @@ const OWN: Names = Names {
     launcher: Launcher::Own,
     rank: RANK_VARIABLE,
     size: RANKS_VARIABLE,
-    local_ranks: [LOCAL_RANK_VARIABLE, "", ""],
-    local_sizes: ["", ""],
+    local_ranks: &[LOCAL_RANK_VARIABLE],
+    local_sizes: &[],
     local_rank_remedy: "`--ranks` sets all of them; unset those that are left over",
 };
 
@@ -133,8 +133,8 @@ const TORCHRUN: Names = Names {
     launcher: Launcher::Torchrun,
     rank: "RANK",
     size: "WORLD_SIZE",
-    local_ranks: ["LOCAL_RANK", "SLURM_LOCALID", ""],
-    local_sizes: ["LOCAL_WORLD_SIZE", ""],
+    local_ranks: &["LOCAL_RANK", "SLURM_LOCALID"],
+    local_sizes: &["LOCAL_WORLD_SIZE"],
     local_rank_remedy: MPI_REMEDY,
 };
 
@@ -143,24 +143,24 @@ const MPI: [Names; 3] = [
         launcher: Launcher::OpenMpi,
         rank: "OMPI_COMM_WORLD_RANK",
         size: "OMPI_COMM_WORLD_SIZE",
-        local_ranks: ["OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK", ""],
-        local_sizes: ["OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE"],
+        local_ranks: &["OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK"],
+        local_sizes: &["OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE"],
         local_rank_remedy: MPI_REMEDY,
     },
     Names {
         launcher: Launcher::Mvapich,
         rank: "MV2_COMM_WORLD_RANK",
         size: "MV2_COMM_WORLD_SIZE",
-        local_ranks: ["MV2_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK", ""],
-        local_sizes: ["MV2_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE"],
+        local_ranks: &["MV2_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK"],
+        local_sizes: &["MV2_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE"],
         local_rank_remedy: MPI_REMEDY,
     },
     Names {
         launcher: Launcher::Pmi,
         rank: "PMI_RANK",
         size: "PMI_SIZE",
-        local_ranks: ["MPI_LOCALRANKID", "SLURM_LOCALID", "LOCAL_RANK"],
-        local_sizes: ["MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE"],
+        local_ranks: &["MPI_LOCALRANKID", "SLURM_LOCALID", "LOCAL_RANK"],
+        local_sizes: &["MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE"],
         local_rank_remedy: MPI_REMEDY,
     },
 ];
@@ -169,8 +169,8 @@ const SLURM: Names = Names {
     launcher: Launcher::Slurm,
     rank: "SLURM_PROCID",
     size: "SLURM_NTASKS",
-    local_ranks: ["SLURM_LOCALID", "", ""],
-    local_sizes: ["SLURM_NTASKS_PER_NODE", ""],
+    local_ranks: &["SLURM_LOCALID"],
+    local_sizes: &["SLURM_NTASKS_PER_NODE"],
     local_rank_remedy: "start the ranks with `srun`, which sets it",
 };
 
@@ -252,17 +252,11 @@ fn read_slurm(lookup: Lookup) -> Result<Option<(usize, usize)>, Failure> {
     if step.is_none_or(|step| step as u64 >= SPECIAL_STEPS) || lookup("SLURM_PROCID").is_none() {
         return Ok(None);
     }
-    let size = match read_number(lookup, "SLURM_STEP_NUM_TASKS")? {
-        None => return read_pair(lookup, &SLURM),
-        Some(size) => size,
+    let size = match lookup("SLURM_STEP_NUM_TASKS") {
+        Some(_) => "SLURM_STEP_NUM_TASKS",
+        None => SLURM.size,
     };
-    let rank = read_number(lookup, "SLURM_PROCID")?.unwrap_or(0);
-    match rank < size {
-        true => Ok(Some((rank, size))),
-        false => Err(Failure::command(format!(
-            "`SLURM_PROCID={rank}` is not a rank of `SLURM_STEP_NUM_TASKS={size}`: ranks count from 0"
-        ))),
-    }
+    read_pair(lookup, &Names { size, ..SLURM })
 }
 
 /// The number of ranks on this node according to Slurm, unless the launcher itself sets it.
@@ -283,7 +277,7 @@ fn tasks_here(lookup: Lookup, launcher: Launcher) -> Result<Option<usize>, Failu
 }
 
 fn read_local(lookup: Lookup, names: &[&'static str], remedy: &str) -> Result<usize, Failure> {
-    for name in names.iter().filter(|name| !name.is_empty()) {
+    for name in names {
         if let Some(number) = read_number(lookup, name)? {
             return Ok(number);
         }

@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use smidgen_runtime::comm::mpi_places::{MPIEXEC_VARIABLE, find_mpiexec};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -159,15 +159,11 @@ pub fn without_ranks(arguments: impl Iterator<Item = OsString>) -> Vec<OsString>
         }
         if argument == "--ranks" {
             arguments.next();
-        } else if !begins(&argument, "--ranks=") {
+        } else if !argument.as_encoded_bytes().starts_with(b"--ranks=") {
             kept.push(argument);
         }
     }
     kept
-}
-
-fn begins(argument: &OsStr, with: &str) -> bool {
-    argument.as_encoded_bytes().starts_with(with.as_bytes())
 }
 
 /// A child process, and the threads that read its output.

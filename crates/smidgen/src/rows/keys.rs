@@ -8,7 +8,7 @@ use smidgen_data::clip_row::AudioOptions;
 use smidgen_data::source::find_files;
 use smidgen_data::template::TemplateChoice;
 use smidgen_data::tokens::TokenLimits;
-use smidgen_hub::{Access, Use, locate_dataset};
+use smidgen_hub::{Access, DatasetUse, locate_dataset};
 use smidgen_recipe::{
     AudioOverflow, ColumnRole, Data, DataFormat, DatasetName, MixSource, Recipe, RecipePath, Template,
 };
@@ -53,7 +53,7 @@ pub fn training_sources(data: &Data) -> Vec<TrainingSource<'_>> {
 
 /// The files that a key names; those of data sets on the hub are downloaded if `access` allows it.
 pub fn data_files(paths: &[RecipePath], key: &str, access: &Access) -> Result<Vec<PathBuf>, Failure> {
-    let purpose = if key == "data.eval" { Use::Eval } else { Use::Train };
+    let purpose = if key == "data.eval" { DatasetUse::Eval } else { DatasetUse::Train };
     let mut patterns = Vec::new();
     for path in paths {
         let text = path.resolved.to_string_lossy();

@@ -3,7 +3,7 @@
 //! The file names its device and the version that measured it. A plan for this machine uses it only if both match; a
 //! recipe may name any file. Every number is checked: rates are above zero, times at least zero.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use smidgen_compile::{DeviceProfile, Link, Overhead, Rates, links};
 use smidgen_formats::json_file::{JsonFileError, MAX_CONFIG_BYTES, read_bytes};
 use smidgen_formats::whole_file::{WriteFileError, write_whole};
@@ -122,8 +122,7 @@ impl Wrong {
 }
 
 fn parse(value: &Value) -> Result<DeviceProfile, Wrong> {
-    let none = Map::new();
-    let fields = Fields { within: "", map: value.as_object().unwrap_or(&none) };
+    let fields = Fields { within: "", value };
     let kinds = [DeviceKind::Cpu, DeviceKind::Cuda];
     let device = kinds.into_iter().find(|kind| value["device"] == kind.name());
     Ok(DeviceProfile {
@@ -148,8 +147,7 @@ fn parse(value: &Value) -> Result<DeviceProfile, Wrong> {
 }
 
 fn parse_overhead(value: &Value) -> Result<Overhead, Wrong> {
-    let none = Map::new();
-    let fields = Fields { within: "overhead.", map: value.as_object().unwrap_or(&none) };
+    let fields = Fields { within: "overhead.", value };
     let bytes = |name| fields.bytes(name)?.ok_or_else(|| fields.wrong(name, "a number of bytes"));
     Ok(Overhead {
         fixed_bytes: bytes("fixed_bytes")?,
@@ -166,17 +164,15 @@ fn parse_link(field: &'static str, value: &Value) -> Result<Link, Wrong> {
     if let Some(name) = value.as_str() {
         return links::find(name).map(|link| link.link()).ok_or_else(wrong);
     }
-    let fields = Fields { within: "", map: value.as_object().ok_or_else(wrong)? };
-    let link = Link {
+    let fields = Fields { within: "", value };
+    Ok(Link {
         bytes_per_s: fields.rate("bytes_per_s").map_err(|_| wrong())?,
         latency_s: fields.time("latency_s").map_err(|_| wrong())?,
-    };
-    Ok(link)
+    })
 }
 
 fn parse_rates(within: &'static str, value: &Value) -> Result<Rates, Wrong> {
-    let none = Map::new();
-    let fields = Fields { within, map: value.as_object().unwrap_or(&none) };
+    let fields = Fields { within, value };
     Ok(Rates {
         product_flops_per_s: fields.rate("product_flops_per_s")?,
         bf16_product_flops_per_s: fields.rate("bf16_product_flops_per_s")?,
@@ -189,11 +185,11 @@ fn parse_rates(within: &'static str, value: &Value) -> Result<Rates, Wrong> {
     })
 }
 
-/// The fields of a JSON object.
+/// The fields of a JSON object; another value has none.
 struct Fields<'a> {
     /// Prefix of names in messages.
     within: &'static str,
-    map: &'a Map<String, Value>,
+    value: &'a Value,
 }
 
 impl Fields<'_> {
@@ -202,7 +198,7 @@ impl Fields<'_> {
     }
 
     fn number(&self, field: &str) -> Option<f64> {
-        self.map.get(field)?.as_f64().filter(|number| number.is_finite())
+        self.value.get(field)?.as_f64().filter(|number| number.is_finite())
     }
 
     fn rate(&self, field: &str) -> Result<f64, Wrong> {
@@ -216,7 +212,7 @@ impl Fields<'_> {
     }
 
     fn bytes(&self, field: &str) -> Result<Option<u64>, Wrong> {
-        match self.map.get(field) {
+        match self.value.get(field) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => {
                 value.as_u64().map(Some).ok_or_else(|| self.wrong(field, "a whole number of bytes, or null"))
@@ -225,7 +221,7 @@ impl Fields<'_> {
     }
 
     fn text(&self, field: &str) -> Result<String, Wrong> {
-        let text = self.map.get(field).and_then(Value::as_str);
+        let text = self.value.get(field).and_then(Value::as_str);
         text.map(str::to_owned).ok_or_else(|| self.wrong(field, "a string"))
     }
 }
