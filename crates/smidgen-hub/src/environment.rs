@@ -19,11 +19,10 @@ pub fn offline_variable() -> Option<&'static str> {
         let value = text(name).unwrap_or_default().to_ascii_uppercase();
         ["1", "ON", "YES", "TRUE"].contains(&value.as_str())
     };
-    let said = [
-        ("HF_HUB_OFFLINE", "`HF_HUB_OFFLINE` is set"),
-        ("TRANSFORMERS_OFFLINE", "`TRANSFORMERS_OFFLINE` is set"),
-    ];
-    said.into_iter().find(|(name, _)| is_set(name)).map(|(_, reason)| reason)
+    if is_set("HF_HUB_OFFLINE") {
+        return Some("`HF_HUB_OFFLINE` is set");
+    }
+    is_set("TRANSFORMERS_OFFLINE").then_some("`TRANSFORMERS_OFFLINE` is set")
 }
 
 /// The cache of `huggingface_hub`: the folder that holds `models--org--name`.

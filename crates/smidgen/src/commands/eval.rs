@@ -306,8 +306,7 @@ impl Evaluated<'_> {
     fn by_likelihood(&self, mut device: AnyDevice) -> Result<Results, Failure> {
         let (recipe, model, limit) = (self.recipe, self.model, self.recipe.eval.limit);
         let mut subjects = self.subjects()?;
-        let sets =
-            read_eval_sets(recipe, None, recipe.eval.task, model, &subjects[0].request, &self.access())?;
+        let sets = read_eval_sets(recipe, None, model, &subjects[0].request, &self.access())?;
         let EvalSets { loss, choices } = &sets;
         let of_loss = loss.iter().flat_map(|loss| &loss.warnings);
         let of_choices = choices.iter().flat_map(|choices| &choices.warnings);
@@ -409,7 +408,7 @@ impl Evaluated<'_> {
     fn by_transcription(&self, mut device: AnyDevice) -> Result<Results, Failure> {
         let (recipe, model) = (self.recipe, self.model);
         let request = self.request(None)?;
-        let sets = read_eval_sets(recipe, None, recipe.eval.task, model, &request, &self.access())?;
+        let sets = read_eval_sets(recipe, None, model, &request, &self.access())?;
         let loss = sets.loss.expect("there is something to evaluate");
         loss.warnings.iter().for_each(|warning| self.say(&format!("{WARNING} `data.eval`: {warning}")));
         let tokenizer = read_tokenizer(model).map_err(Failure::model)?;

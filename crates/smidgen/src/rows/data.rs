@@ -83,20 +83,19 @@ pub fn read_data(
         Err(ReadData::Absent(reason)) if may_be_absent => {
             return Ok(Data::Assumed { reason: reason.message });
         }
-        Err(error) => return Err(error.failure()),
+        Err(error) => return Err(error.into()),
     };
     let is_split = recipe.data.split > 0.0 && recipe.data.eval.is_empty() && held_eval.is_none();
     let (train, evaluated) = match is_split {
         true => {
             let (train, loss) = split_set(recipe, train)?;
-            let task = recipe.eval.task;
-            if task == EvalTask::Choice && held.is_some() {
+            if recipe.eval.task == EvalTask::Choice && held.is_some() {
                 return Err(Failure::recipe(HELD_CHOICES).hint("set `data.train`, or `eval.task = \"loss\"`"));
             }
-            let choices = split_choices(recipe, &loss, task, model, request, access)?;
+            let choices = split_choices(recipe, &loss, model, request, access)?;
             (train, EvalSets { loss: Some(loss), choices })
         }
-        false => (train, read_eval_sets(recipe, held_eval, recipe.eval.task, model, request, access)?),
+        false => (train, read_eval_sets(recipe, held_eval, model, request, access)?),
     };
     let eval = evaluated.loss;
     let mut warnings = Vec::new();

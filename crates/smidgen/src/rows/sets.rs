@@ -52,7 +52,6 @@ pub struct EvalSets {
 pub fn read_eval_sets(
     recipe: &Recipe,
     held: Option<&[Json]>,
-    task: EvalTask,
     model: &Model,
     request: &Request,
     access: &Access,
@@ -62,14 +61,14 @@ pub fn read_eval_sets(
         if recipe.data.split == 0.0 {
             return Ok(EvalSets::default());
         }
-        let train = read_training_set(recipe, None, model, request, access).map_err(ReadData::failure)?;
+        let train = read_training_set(recipe, None, model, request, access)?;
         let (_, loss) = split_set(recipe, train)?;
-        let choices = split_choices(recipe, &loss, task, model, request, access)?;
+        let choices = split_choices(recipe, &loss, model, request, access)?;
         return Ok(EvalSets { loss: Some(loss), choices });
     }
     let mut sets = EvalSets::default();
     let mut has_loss = true;
-    if task == EvalTask::Choice {
+    if recipe.eval.task == EvalTask::Choice {
         if held.is_some() {
             return Err(Failure::recipe("`eval.task = choice` reads its rows from files: set `data.eval`"));
         }
@@ -83,8 +82,7 @@ pub fn read_eval_sets(
         let Data { format, columns, .. } = &recipe.data;
         let (key, weight) = ("data.eval", 1.0);
         let source = TrainingSource { key, paths, weight, format: *format, columns };
-        let prepared = read_set(recipe, &[source], held, 0, model, request, access);
-        sets.loss = Some(prepared.map_err(ReadData::failure)?);
+        sets.loss = Some(read_set(recipe, &[source], held, 0, model, request, access)?);
     }
     Ok(sets)
 }
@@ -113,12 +111,11 @@ fn choices_of(
 pub fn split_choices(
     recipe: &Recipe,
     loss: &Prepared,
-    task: EvalTask,
     model: &Model,
     request: &Request,
     access: &Access,
 ) -> Result<Option<ChoiceSet>, Failure> {
-    if task != EvalTask::Choice {
+    if recipe.eval.task != EvalTask::Choice {
         return Ok(None);
     }
     let tokenizer = tokenizer_of(model)?;
@@ -139,7 +136,7 @@ pub fn read_eval_questions(
         let files = data_files(&data.eval, "data.eval", access)?;
         return read_questions(&files, data, eval.limit, tokenizer);
     }
-    let train = read_training_set(recipe, None, model, request, access).map_err(ReadData::failure)?;
+    let train = read_training_set(recipe, None, model, request, access)?;
     let (_, loss) = split_set(recipe, train)?;
     split_questions(recipe, &loss, tokenizer, access).map(|(questions, _)| questions)
 }
@@ -203,9 +200,9 @@ pub enum ReadData {
     Wrong(Failure),
 }
 
-impl ReadData {
-    pub fn failure(self) -> Failure {
-        match self {
+impl From<ReadData> for Failure {
+    fn from(error: ReadData) -> Failure {
+        match error {
             ReadData::Absent(failure) | ReadData::Wrong(failure) => failure,
         }
     }
