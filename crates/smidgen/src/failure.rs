@@ -1,11 +1,11 @@
-//! How a command fails: what went wrong, the error that caused it, hints, and the exit code.
+//! The error type of the library and of every command: what went wrong, its cause, hints, and the exit code.
 //!
-//! [`FailureKind`] says what went wrong, so that decisions are made by type and never by the text of a message. The exit
-//! code follows from it: 2 if the recipe or the command is wrong, 130 if interrupted with the state saved, 1 for
-//! everything else, also for a run that does not fit.
-//! Left out: colour and line width (`console/`).
+//! Callers decide by [`FailureKind`], never by the text of a message. The exit code follows from it: 2 if the recipe or
+//! the command is wrong, 130 if interrupted with the state saved, 1 for everything else, also for a run that does not
+//! fit. Left out: colour and line width (`console/`).
 
 use smidgen_formats::finite::NotFinite;
+use smidgen_hub::{HubError, HubErrorKind};
 use smidgen_recipe::{NoModelPath, ReadRecipeError, RecipeErrors};
 use smidgen_runtime::DeviceError;
 use smidgen_runtime::comm::CommError;
@@ -30,22 +30,22 @@ pub enum FailureKind {
     Model,
     /// A GPU, its driver or its libraries; threads of the CPU device.
     Device,
-    /// A file or folder cannot be read or written, is in the way, or the disk is full.
+    /// A file or folder cannot be read or written, exists already, or the disk is full.
     Disk,
     /// The run does not fit its budget, or uses more memory than planned.
     Memory,
-    /// A download, or a port.
+    /// A download failed, or a port cannot be used.
     Network,
-    /// Training itself: a loss that is not finite, an adapter that gets no gradient.
+    /// Training itself, such as a loss that is not finite or an adapter that gets no gradient.
     Training,
-    /// Another rank was lost, or differs from this one; ranks that cannot reach each other.
+    /// Another rank was lost or differs from this one, or ranks cannot reach each other.
     Ranks,
     /// Stopped by a signal, with the state saved.
     Interrupted,
 }
 
 impl FailureKind {
-    /// The exit code of a command that fails like this.
+    /// The exit code of a command that fails with an error of this kind.
     pub fn exit_code(self) -> u8 {
         match self {
             FailureKind::Recipe | FailureKind::Command => 2,
@@ -62,14 +62,14 @@ impl FailureKind {
     }
 }
 
-/// Why something was not done: what went wrong, in words, with hints and the error behind it.
+/// An error with a message for the user, hints and the underlying cause.
 ///
 /// `to_string` gives what the command line prints: `error:`, the message, and a `hint:` line each.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// What went wrong, to decide by.
+    /// What went wrong, for code.
     pub kind: FailureKind,
-    /// What went wrong, to read.
+    /// What went wrong, for people.
     pub message: String,
     /// What the user can do about it.
     pub hints: Vec<String>,
@@ -77,7 +77,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// From an error or from a message.
+    /// From an error, whose text becomes the message, or from a message.
     pub fn new(kind: FailureKind, cause: impl Into<BoxedError>) -> Failure {
         let cause: BoxedError = cause.into();
         Failure { kind, message: cause.to_string(), hints: Vec::new(), cause: cause.into() }
@@ -132,8 +132,8 @@ impl Failure {
         Failure::disk(error).context(format!("cannot {verb} `{}`", path.display()))
     }
 
-    /// From an error while data of a device was written to a file: the device may have failed instead of the disk, or
-    /// the numbers may not be finite.
+    /// From an error while tensors of a device were written to a file. The cause may be the disk, the device, or
+    /// numbers that are not finite.
     pub fn writing(error: impl Error + Send + Sync + 'static) -> Failure {
         let first: &(dyn Error + 'static) = &error;
         let chain = std::iter::successors(Some(first), |&error| error.source());
@@ -151,7 +151,7 @@ impl Failure {
         }
     }
 
-    /// Another message for the same cause, if the text of the error does not serve.
+    /// Replaces the message and keeps the cause.
     pub fn reworded(mut self, message: impl fmt::Display) -> Failure {
         self.message = message.to_string();
         self
@@ -174,7 +174,7 @@ impl Failure {
         self
     }
 
-    /// For a caller with better hints.
+    /// Removes the hints, for a caller with better ones.
     pub fn without_hints(mut self) -> Failure {
         self.hints.clear();
         self
@@ -187,12 +187,12 @@ impl Failure {
         }
     }
 
-    /// The error that caused it, if it has this type.
+    /// The underlying error, if it has this type.
     pub fn cause<E: Error + 'static>(&self) -> Option<&E> {
         self.cause.downcast_ref()
     }
 
-    /// The exit code of a command that fails with it.
+    /// The exit code of a command that fails with this error.
     pub fn exit_code(&self) -> u8 {
         self.kind.exit_code()
     }
@@ -268,6 +268,20 @@ impl From<CommError> for Failure {
     }
 }
 
+impl From<HubError> for Failure {
+    fn from(error: HubError) -> Failure {
+        let kind = match error.kind {
+            HubErrorKind::Name => FailureKind::Recipe,
+            HubErrorKind::Network => FailureKind::Network,
+            HubErrorKind::Model => FailureKind::Model,
+            HubErrorKind::Data => FailureKind::Data,
+            HubErrorKind::Disk => FailureKind::Disk,
+        };
+        let HubError { message, hints, cause, .. } = error;
+        Failure { kind, message, hints, cause: cause.into() }
+    }
+}
+
 impl From<ReadRecipeError> for Failure {
     fn from(error: ReadRecipeError) -> Failure {
         Failure::recipe(error)
@@ -301,7 +315,7 @@ mod tests {
     use smidgen_formats::whole_file::write_whole;
 
     #[test]
-    fn the_exit_code_follows_from_what_went_wrong() {
+    fn the_exit_code_follows_from_the_kind() {
         assert_eq!(Failure::recipe("x").exit_code(), 2);
         assert_eq!(Failure::command("x").exit_code(), 2);
         assert_eq!(Failure::memory("x").exit_code(), 1);
@@ -309,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_behind_a_failure_stays_inside() {
+    fn the_cause_is_kept() {
         let full = io::Error::from(io::ErrorKind::StorageFull);
         let failure = Failure::file("write", Path::new("a/b"), full);
         assert_eq!(failure.kind, FailureKind::Disk);
@@ -321,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_fails_while_a_file_is_written_is_not_the_disk() {
+    fn a_device_error_while_writing_a_file_is_not_a_disk_error() {
         let folder = tempfile::tempdir().unwrap();
         let write = |error: fn() -> io::Error| {
             Failure::writing(write_whole(&folder.path().join("a"), |_| Err(error())).unwrap_err())

@@ -15,9 +15,8 @@ use crate::bench::timing::{Batch, Bench, Times, time_steps};
 use crate::console::stdout::print;
 use crate::failure::Failure;
 use crate::generate::session::Opening;
-use crate::hub::Access;
 use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes, plan_generation};
-use crate::plan::job::{Job, Purpose, check_compute};
+use crate::plan::job::{Job, Profiles, check_compute};
 use crate::plan::planning::{Planned, plan_job};
 use crate::report::choices::LayerCounts;
 use clap::builder::RangedU64ValueParser;
@@ -166,8 +165,7 @@ fn build_recipe(args: &Args) -> Result<Recipe, Failure> {
 fn measure(args: &Args, model: Model) -> Result<(), Failure> {
     let recipe = build_recipe(args)?;
     // Predicted like any run.
-    let access = Access { measured_profiles: true, ..Access::cache_only() };
-    let mut job = Job::prepare_model(recipe, model, Purpose::Plan, &access)?;
+    let mut job = Job::prepare_model(recipe, model, Profiles::Measured)?;
     if let Some(capability) = args.as_capability {
         job.place.set_capability(capability).map_err(|failure| failure.context("`--as-capability`"))?;
         check_compute(job.recipe.model.compute, &job.place)?;
@@ -214,8 +212,7 @@ fn measure(args: &Args, model: Model) -> Result<(), Failure> {
 
 /// Measures generation without an adapter.
 fn measure_decoding(args: &Args, model: Model) -> Result<(), Failure> {
-    let access = Access { measured_profiles: true, ..Access::cache_only() };
-    let mut job = Job::prepare_model(build_recipe(args)?, model, Purpose::Plan, &access)?;
+    let mut job = Job::prepare_model(build_recipe(args)?, model, Profiles::Measured)?;
     let begin = Instant::now();
     let arithmetic = job.arithmetic.token_by_token();
     let device = job.place.open_and_measure(job.request.threads, arithmetic)?;

@@ -4,6 +4,7 @@
 //! saved, and later plans use it; no other command measures.
 
 use super::recipe_args::working_directory;
+use crate::console::downloads::hub_access;
 use crate::console::progress;
 use crate::console::stdout::{print, print_text};
 use crate::doctor::load::Reach;
@@ -11,9 +12,8 @@ use crate::doctor::machine::{self, Measuring};
 use crate::doctor::measure::Effort;
 use crate::doctor::{self, Check, all_reduce, environment, ranks, run};
 use crate::failure::Failure;
-use crate::hub::Access;
+use crate::machine::host;
 use crate::plan::devices::Place;
-use crate::plan::host;
 use crate::plan::profiles::{self, saved};
 use crate::ranks::launch::{Launch, launch_of_this_process};
 use crate::ranks::spawn::{Engine, Spawn};
@@ -104,7 +104,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         Some(Ok(recipe)) => {
             checks.push(Check::pass("recipe", "valid"));
             let reach = if args.whole { Reach::Whole } else { Reach::AsLarge };
-            checks.extend(run::check(recipe, &Access::from_environment(quiet), reach));
+            checks.extend(run::check(recipe, &hub_access(quiet), reach));
         }
     }
     finish(args, &checks, measured.as_ref())

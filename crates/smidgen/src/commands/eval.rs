@@ -8,6 +8,7 @@
 use super::original::{made_model, open_adapter};
 use super::recipe_args::read_recipe;
 use crate::console::colour::{NOTE, WARNING};
+use crate::console::downloads::hub_access;
 use crate::console::progress::say;
 use crate::console::stdout::{print, print_text};
 use crate::eval::evaluator::{EvalPlan, Evaluator, Means, Subject, plan_evaluation};
@@ -17,14 +18,13 @@ use crate::eval::transcription::Transcripts;
 use crate::failure::Failure;
 use crate::generate::session::{Opening, TokenSession};
 use crate::generate::stop::stop_ids;
-use crate::hub::{Access, Want};
+use crate::machine::host;
 use crate::plan::arithmetic::Arithmetic;
 use crate::plan::audio::audio_rows;
-use crate::plan::budget::{JobBudget, job_budget};
+use crate::plan::budget::{JobBudget, budget_on};
 use crate::plan::devices::Place;
 use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes, plan_generation};
-use crate::plan::host;
-use crate::plan::job::{check_compute, refuse_unsupported};
+use crate::plan::job::check_compute;
 use crate::plan::model::{build_storage, open_model};
 use crate::plan::product::Product;
 use crate::report::eval_table::render_eval_table;
@@ -45,6 +45,7 @@ use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_formats::tokenizer::Tokenizer;
 use smidgen_formats::whole_file::write_whole;
+use smidgen_hub::{Access, Want};
 use smidgen_recipe::{BaseFormat, EvalTask, Init, ModelPath, Recipe};
 use smidgen_runtime::{AnyDevice, Device};
 use std::path::{Path, PathBuf};
@@ -91,7 +92,6 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         return Err(Failure::command("`--beams` must be at least 1"));
     }
     let (mut recipe, run_folder) = read_target(args)?;
-    refuse_unsupported(&recipe, false)?;
     if recipe.data.eval.is_empty() && recipe.data.split == 0.0 {
         return Err(Failure::recipe("nothing to evaluate: `data.eval` names no file")
             .hint("set it in the recipe or on the command line: `data.eval=test.json`"));
@@ -109,7 +109,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         }
         (recipe.model.path, recipe.model.base) = (ModelPath::folder(made), BaseFormat::AsStored);
     }
-    let mut model = open_model(&recipe.model.path, Want::Weights, &Access::from_environment(quiet))?;
+    let mut model = open_model(&recipe.model.path, Want::Weights, &hub_access(quiet))?;
     if recipe.adapter.init == Init::BuiltinSpeech {
         model.leave_out_speech();
     }
@@ -123,7 +123,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     };
     let mut place = Place::find(recipe.memory.device, true)?;
     check_compute(recipe.model.compute, &place)?;
-    let budget = job_budget(&recipe, &place)?;
+    let budget = budget_on(&place, recipe.memory.budget)?;
     let arithmetic = place.arithmetic(recipe.model.compute);
     let arithmetic = match recipe.eval.task {
         EvalTask::Loss | EvalTask::Choice => arithmetic,
@@ -266,7 +266,7 @@ impl Evaluated<'_> {
     }
 
     fn access(&self) -> Access {
-        Access::from_environment(self.quiet)
+        hub_access(self.quiet)
     }
 
     fn about(&self, beams: usize) -> Result<Map<String, Json>, Failure> {
@@ -306,8 +306,7 @@ impl Evaluated<'_> {
     fn by_likelihood(&self, mut device: AnyDevice) -> Result<Results, Failure> {
         let (recipe, model, limit) = (self.recipe, self.model, self.recipe.eval.limit);
         let mut subjects = self.subjects()?;
-        let sets =
-            read_eval_sets(recipe, None, recipe.eval.task, model, &subjects[0].request, &self.access())?;
+        let sets = read_eval_sets(recipe, None, model, &subjects[0].request, &self.access())?;
         let EvalSets { loss, choices } = &sets;
         let of_loss = loss.iter().flat_map(|loss| &loss.warnings);
         let of_choices = choices.iter().flat_map(|choices| &choices.warnings);
@@ -409,7 +408,7 @@ impl Evaluated<'_> {
     fn by_transcription(&self, mut device: AnyDevice) -> Result<Results, Failure> {
         let (recipe, model) = (self.recipe, self.model);
         let request = self.request(None)?;
-        let sets = read_eval_sets(recipe, None, recipe.eval.task, model, &request, &self.access())?;
+        let sets = read_eval_sets(recipe, None, model, &request, &self.access())?;
         let loss = sets.loss.expect("there is something to evaluate");
         loss.warnings.iter().for_each(|warning| self.say(&format!("{WARNING} `data.eval`: {warning}")));
         let tokenizer = read_tokenizer(model).map_err(Failure::model)?;

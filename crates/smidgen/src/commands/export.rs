@@ -4,11 +4,11 @@
 //! an adapter can be exported too.
 
 use super::original::{Original, made_model, open_adapter, open_named, open_original};
+use crate::console::downloads::hub_access;
 use crate::console::stdout::print;
 use crate::export::lora_file::{ExportedLora, export_lora};
 use crate::export::model_file::{ExportOptions, ExportedModel, MatrixType, export_model};
 use crate::failure::Failure;
-use crate::hub::{Access, Want};
 use crate::merge::Tally;
 use crate::merge::original::OriginalModel;
 use crate::plan::context::process_bytes;
@@ -16,6 +16,7 @@ use crate::train::metrics::read_rss;
 use clap::ValueEnum;
 use serde_json::{Map, Value, json};
 use smidgen_formats::peft::AdapterFile;
+use smidgen_hub::{Access, Want};
 use smidgen_ir::bytes::format_bytes;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -50,7 +51,7 @@ enum Type {
 }
 
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
-    let access = Access::from_environment(quiet);
+    let access = hub_access(quiet);
     if !args.merged {
         let adapter = open_adapter(&args.adapter).map_err(|failure| match made_model(&args.adapter) {
             Some(_) => failure.hint("`--merged` writes that model as a GGUF file"),

@@ -7,19 +7,20 @@
 use super::recipe_args::{RecipeArgs, read_recipe};
 use crate::bench::shapes::{SHAPES, Shape};
 use crate::console::colour::{bad, good};
+use crate::console::downloads::hub_access;
 use crate::console::stdout::{print, print_text};
 use crate::failure::Failure;
-use crate::hub::Access;
 use crate::plan::advice::{largest, with_rank};
 use crate::plan::budget::free_budget;
 use crate::plan::demand::DemandShape;
-use crate::plan::job::{Job, Purpose};
+use crate::plan::job::{Job, Profiles, Purpose};
 use crate::plan::planning::plan_job;
 use crate::plan::terms::Terms;
 use crate::plan::world::World;
 use serde_json::{Value, json};
 use smidgen_compile::cards::{CARDS, Card};
 use smidgen_compile::{Budget, Demand, Request, Solution};
+use smidgen_hub::Access;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{DeviceKind, Extent};
 use smidgen_recipe::{Budget as RecipeBudget, DeviceChoice, ModelPath, ProfileChoice, Recipe};
@@ -47,7 +48,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let mut overrides = args.recipe.overrides.clone();
     overrides.extend(args.budget.iter().map(|budget| format!("memory.budget={budget}")));
     let (_, recipe) = read_recipe(&args.recipe.recipe, &overrides)?;
-    let access = Access::from_environment(quiet);
+    let access = hub_access(quiet);
     let job = Job::prepare_with(assumed(&recipe), Purpose::Plan, &access)?;
     let answers = answer(&job, &recipe, &access)?;
     match args.json {
@@ -84,7 +85,7 @@ fn answer(job: &Job, recipe: &Recipe, access: &Access) -> Result<Value, Failure>
     let samples = largest(MOST_SAMPLES, |count| terms.can_fit(&job.request, &at_once(count))).unwrap_or(0);
     let mut models = Vec::new();
     for shape in &SHAPES {
-        models.push(fit_shape(shape, recipe, access)?);
+        models.push(fit_shape(shape, recipe)?);
     }
     models.sort_by_key(|model| model["parameters"].as_u64());
     let largest_model = models.iter().rev().find(|model| model["fits"] == json!(true));
@@ -201,10 +202,10 @@ fn ranks_needed(recipe: &Recipe, access: &Access) -> Result<Value, Failure> {
 }
 
 /// A model of a known shape under the recipe.
-fn fit_shape(shape: &Shape, recipe: &Recipe, access: &Access) -> Result<Value, Failure> {
+fn fit_shape(shape: &Shape, recipe: &Recipe) -> Result<Value, Failure> {
     let mut recipe = assumed(recipe);
     recipe.model.path = ModelPath::folder(Path::new(shape.name));
-    let planned = Job::prepare_model(recipe, shape.model(), Purpose::Plan, access)
+    let planned = Job::prepare_model(recipe, shape.model(), Profiles::Measured)
         .and_then(|job| Ok((plan_job(&job)?, job)));
     let name = shape.name;
     Ok(match planned {

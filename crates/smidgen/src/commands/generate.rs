@@ -10,6 +10,7 @@ use super::chat::{Talk, render_timing, run_chat};
 use super::original::{made_model, open_adapter, open_named};
 use super::recipe_args::read_recipe;
 use crate::console::colour::NOTE;
+use crate::console::downloads::hub_access;
 use crate::console::progress::say;
 use crate::console::stdout::print;
 use crate::failure::Failure;
@@ -17,7 +18,6 @@ use crate::generate::beam::BeamSettings;
 use crate::generate::sampler::Sampling;
 use crate::generate::session::{Generated, Settings, Timing, TokenSession};
 use crate::generate::stop::stop_ids;
-use crate::hub::{Access, Want};
 use crate::library::generate::{
     SessionOptions, Setting, encode_prompt, open_template, open_tokenizer, stream_answer,
 };
@@ -34,6 +34,7 @@ use smidgen_formats::json_file::read_bytes;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_formats::tokenizer::Tokenizer;
+use smidgen_hub::{Access, Want};
 use smidgen_ir::bytes::{format_bytes, parse_bytes};
 use smidgen_recipe::{BaseFormat, Budget, ClosedWord, Compute, DeviceChoice, Init};
 use smidgen_runtime::AnyDevice;
@@ -133,7 +134,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
             "`--audio` needs a prompt: a conversation in the terminal has no sound",
         ));
     }
-    let subject = open_subject(args, &Access::from_environment(quiet))?;
+    let subject = open_subject(args, &hub_access(quiet))?;
     let tokenizer = open_tokenizer(&subject.model, subject.adapter.as_ref())?;
     let choice = prompt_choice(args);
     let template = open_template(&choice, &subject.model, subject.adapter.as_ref(), &tokenizer)?;

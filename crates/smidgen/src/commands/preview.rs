@@ -6,9 +6,9 @@
 
 use super::recipe_args::RecipeArgs;
 use crate::console::colour;
+use crate::console::downloads::hub_access;
 use crate::console::stdout::print;
 use crate::failure::Failure;
-use crate::hub::Access;
 use crate::plan::job::{Job, Purpose};
 use crate::plan::planning::{Planned, plan_job};
 use crate::report::preview_text::{Part, ShownSample, render_preview, seconds_of_frames};
@@ -32,7 +32,7 @@ pub struct Args {
 
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let (_, recipe) = args.recipe.read()?;
-    let job = &Job::prepare_with(recipe, Purpose::Preview, &Access::from_environment(quiet))?;
+    let job = &Job::prepare_with(recipe, Purpose::Preview, &hub_access(quiet))?;
     let Data::Rows(rows) = &job.data else { unreachable!("`preview` reads the data of a job") };
     // Rows of tokens can come with a model that has no tokenizer; then the ids are shown.
     let tokenizer = read_tokenizer(&job.model).ok();

@@ -5,12 +5,12 @@
 //! `--json` prints the path, the files and their bytes to stdout; everything else goes to stderr.
 
 use super::recipe_args::working_directory;
+use crate::console::downloads::hub_access;
 use crate::console::progress::say;
 use crate::console::stdout::print;
 use crate::failure::Failure;
-use crate::hub::hf_dataset::{self, Use};
-use crate::hub::{Access, Fetch, Want, locate};
 use serde_json::json;
+use smidgen_hub::{Access, DatasetUse, Fetch, Want, locate, locate_dataset};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_recipe::{DATASET_FORMS, DatasetName, MODEL_PATH_FORMS, parse_model_path};
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
-    let mut access = Access::from_environment(quiet);
+    let mut access = hub_access(quiet);
     access.fetch = match access.fetch {
         _ if args.offline => Fetch::Never { because: "`--offline` is given" },
         Fetch::Never { because } if args.update => {
@@ -88,7 +88,7 @@ fn pull_data(name: &str, access: &Access) -> Result<Pulled, Failure> {
         Failure::command(format!("`{name}` is not the name of a data set"))
             .hint(format!("a data set is {DATASET_FORMS}"))
     })?;
-    let found = hf_dataset::locate(&dataset, Use::Train, access)?;
+    let found = locate_dataset(&dataset, DatasetUse::Train, access)?;
     let path = common_folder(&found);
     let sized = found.iter().map(|file| {
         let bytes = file.metadata().map_err(|error| Failure::file("read", file, error))?.len();

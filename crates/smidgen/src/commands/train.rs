@@ -6,9 +6,9 @@ use super::plan::print_warnings;
 use super::recipe_args::{RecipeArgs, read_recipe, working_directory};
 use super::report;
 use crate::console::colour::WARNING;
+use crate::console::downloads::hub_access;
 use crate::console::progress;
 use crate::failure::{Failure, FailureKind};
-use crate::hub::Access;
 use crate::library::train::{report_run, tidy_finished};
 use crate::plan::job::{Job, Purpose};
 use crate::plan::product::Product;
@@ -171,7 +171,7 @@ fn run_rank(
         facts.extend(keys.iter().map(|(name, value)| (name.as_str(), value.clone())));
         joined.team.link().agree(&facts)?;
     }
-    let mut job = Job::prepare_in(world, recipe, Purpose::Train, &Access::from_environment(quiet))?;
+    let mut job = Job::prepare_in(world, recipe, Purpose::Train, &hub_access(quiet))?;
     if Product::of(&job.recipe) == Product::Model {
         dir.refuse_foreign_model(job.model.path())?;
     }

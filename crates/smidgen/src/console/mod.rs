@@ -4,6 +4,7 @@
 
 pub mod colour;
 pub mod columns;
+pub mod downloads;
 pub mod progress;
 pub mod saving;
 pub mod stdout;

@@ -6,14 +6,14 @@
 use super::{Check, Verdict};
 use crate::doctor::measure::{Effort, measure};
 use crate::failure::FailureKind;
-use crate::hub::environment;
+use crate::machine::host::{self, LockedLimit};
+use crate::machine::processes::{self, Resident};
 use crate::plan::devices::Place;
 use crate::plan::disk;
-use crate::plan::host::{self, LockedLimit};
-use crate::plan::processes::{self, Resident};
 use crate::plan::profiles::{self, Origin, saved};
 use serde_json::{Value, json};
 use smidgen_compile::DeviceProfile;
+use smidgen_hub::own_cache;
 use smidgen_ir::DeviceKind;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_recipe::DeviceChoice;
@@ -398,7 +398,7 @@ fn rate(bytes_per_s: f64) -> String {
 pub fn cache() -> Check {
     const NAME: &str = "cache";
     let remedy = "set `SMIDGEN_CACHE` to a writable folder";
-    let folder = match environment::own_cache() {
+    let folder = match own_cache() {
         Ok(folder) => folder,
         Err(failure) => return Check::warn(NAME, failure.message, remedy),
     };

@@ -11,9 +11,8 @@
 use super::disk_rates;
 use crate::bench::timing::{Batch, Bench};
 use crate::failure::Failure;
-use crate::hub::Access;
 use crate::plan::devices::Place;
-use crate::plan::job::{Job, Purpose};
+use crate::plan::job::{Job, Profiles};
 use crate::plan::planning::plan_job;
 use crate::plan::profiles::device_name;
 use serde_json::{Value, json};
@@ -281,7 +280,7 @@ fn build_job(trial: &Trial, sizes: &Sizes, samples: usize, tokens: usize) -> Res
     recipe.set("memory.micro_tokens", &most, Path::new("")).map_err(Failure::recipe)?;
     recipe.output.dir = RecipePath::at(&std::env::temp_dir());
     let model = Model::from_config(NAME, (sizes.config)(sizes.layers));
-    Job::prepare_model(recipe, model, Purpose::Plan, &Access::cache_only())
+    Job::prepare_model(recipe, model, Profiles::BuiltIn)
 }
 
 /// The median time of one run on a busy device; the first half of `seconds` is warm-up.

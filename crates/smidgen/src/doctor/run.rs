@@ -6,15 +6,15 @@ use super::Check;
 use super::load::{self, Reach};
 use crate::console::progress;
 use crate::failure::FailureKind;
-use crate::hub::{Access, Want};
+use crate::machine::host;
 use crate::plan::context::pinned_bytes;
 use crate::plan::disk::{self, Footprint};
-use crate::plan::host;
 use crate::plan::job::{Job, Purpose};
 use crate::plan::model::open_model;
 use crate::plan::planning::{Planned, plan_job};
 use crate::rows::data::Data;
 use serde_json::json;
+use smidgen_hub::{Access, Want};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_recipe::{Length, Recipe};
 
@@ -51,7 +51,7 @@ pub fn check(recipe: &Recipe, access: &Access, reach: Reach) -> Vec<Check> {
     };
     lines.push(data_line(&job));
     if job.model.has_weights() {
-        if !access.quiet {
+        if !access.is_quiet() {
             progress::say("reading the weights of the model");
         }
         lines.push(load::check(&job, reach));

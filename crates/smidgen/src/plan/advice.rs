@@ -1,7 +1,7 @@
-//! What would fit where nothing does: the smallest change of each kind, each computed by planning it.
+//! Changes that would make a run fit: for each kind the smallest one, found by planning it.
 //!
-//! Choices that were pinned come first, since letting them go changes no result; then what does change results, and
-//! says so. The same searches answer `smidgen fit`.
+//! Removing pins comes first, because it changes no result. Changes of results come after, and say so. The same
+//! searches answer `smidgen fit`.
 
 use crate::plan::demand::DemandShape;
 use crate::plan::job::Job;
@@ -16,7 +16,7 @@ use smidgen_ir::{Choice, Extent, Pins, Storage};
 use smidgen_recipe::{BaseFormat, Layers};
 use std::collections::HashMap;
 
-/// The smallest changes that would fit, each planned with the rest of the recipe as it is.
+/// One line per change that would fit alone, with the memory that the run would need.
 pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
     let mut advice = Vec::new();
     let mut offer = |change: &str, consequence: &str, peak_bytes: Option<u64>| {
@@ -26,7 +26,7 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
     let search = Search::of(terms, leanest);
     let demands = DemandShape::of(job, None).map(|shape| shape.demands).unwrap_or_default();
     for (key, free) in unpinned(&terms.pins) {
-        // The leanest policy is by the pins.
+        // Not by `search`: its terms may pin everything to the leanest policy, which followed from the pins.
         let terms = Terms { pins: free, ..terms.clone() };
         let peak_bytes = terms.solve(&job.request, &demands).ok().map(|solution| solution.peak_bytes);
         offer(&format!("`{key} = \"auto\"`"), "", peak_bytes);
@@ -108,7 +108,7 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
     advice
 }
 
-/// The job's request if it trained this many of the last layers; `None` if that selects no weight.
+/// The job's request if it trained only this many of the last layers; `None` if that selects no weight.
 fn with_last_layers(job: &Job, count: usize) -> Option<Request> {
     let mut recipe = job.recipe.clone();
     recipe.adapter.layers = Layers::Last(count);
@@ -119,13 +119,13 @@ fn with_last_layers(job: &Job, count: usize) -> Option<Request> {
     Some(Request { storage, trained, ..job.request.clone() })
 }
 
-/// Steps of a plan from which on a search takes so long that only the leanest policy is asked about.
+/// Plans with more steps take long to search, so only the leanest policy is tried.
 const STEPS_OF_LARGE: usize = 6_000;
 
-/// How it is found out whether something would fit: by the solver, or for large models by one policy.
+/// Decides whether a change would fit: with the solver, or for large models with one policy.
 struct Search {
-    /// Every choice is pinned where the model is large: the leanest policy of what did not fit is almost the leanest of
-    /// what is similar.
+    /// For a large model every choice is pinned to the leanest policy of the request that did not fit. It is almost the
+    /// leanest for a similar request too.
     terms: Terms,
     is_large: bool,
 }
@@ -146,7 +146,7 @@ impl Search {
         Box::new(move |demand| peak_bytes(demand).is_some())
     }
 
-    /// What would be needed, where that fits.
+    /// The memory that the request would need; `None` if it does not fit.
     fn peak_bytes(&self, request: &Request, demands: &[Demand]) -> Option<u64> {
         match self.is_large {
             false => Some(self.terms.solve(request, demands).ok()?.peak_bytes),
@@ -155,7 +155,7 @@ impl Search {
     }
 }
 
-/// The keys that pin a choice to more memory, and the pins without each.
+/// The keys that pin a choice to the device, each with the pins that remain without it.
 fn unpinned(pins: &Pins) -> Vec<(&'static str, Pins)> {
     let keys = [
         ("memory.recompute", Choice::Recompute),
@@ -180,9 +180,9 @@ pub fn with_rank(request: &Request, rank: usize) -> Request {
     request
 }
 
-/// The largest number from 1 to `most` that fits, if any does; what fits at one fits at all below.
+/// The largest number from 1 to `most` that fits, if any does. If a number fits, all smaller ones must fit too.
 pub fn largest(most: usize, fits: impl Fn(usize) -> bool) -> Option<usize> {
-    // Often none does, and one look tells.
+    // Often none does, and one try shows it.
     if most == 0 || !fits(1) {
         return None;
     }

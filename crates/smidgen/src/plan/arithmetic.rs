@@ -1,14 +1,14 @@
-//! In which numbers the products of a run are formed, and what forms them.
+//! The precision of a run's matmuls, and the unit of the processor that computes them.
 //!
-//! `model.compute` is a wish: bf16 takes instructions that not every processor has, and without them the run
-//! computes in f32. Units form their sums in different orders, in bf16 and in f32, so a checkpoint keeps the name of
-//! what computed it, and a run that continues elsewhere can say that its results are equal within rounding only.
+//! `model.compute` is a preference: bf16 needs instructions that not every processor has, and without them the run
+//! computes in f32. Units sum in different orders, so a checkpoint keeps the name of the unit that computed it, and a
+//! run that continues on another unit can say that its results are equal within rounding only.
 
 use smidgen_ir::{DeviceKind, Precision};
 use smidgen_recipe::Compute;
 use smidgen_runtime::cpu::bf16_unit::{Bf16Unit, F32Unit};
 
-/// What a run computes on, as far as it decides the numbers.
+/// The properties of a processor that decide the precision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Processor {
     Cpu,
@@ -27,19 +27,18 @@ impl Processor {
     }
 }
 
-/// What multiplies.
+/// What computes the matmuls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arithmetic {
     F32(F32Unit),
     /// Operands rounded to bf16, sums in f32.
     Bf16(Bf16Unit),
-    /// On a GPU, whose activations have the precision of its matmuls.
+    /// On a GPU, where activations have the precision of the matmuls.
     Cuda(Precision),
 }
 
 impl Arithmetic {
-    /// What a wish comes to on this machine: bf16 where it is wanted or left open and there is a unit for it; f16 where
-    /// it is left open on a GPU without.
+    /// Resolves `model.compute`. `auto` is bf16 if the processor has it, otherwise f16 on a GPU and f32 on a CPU.
     pub fn of(compute: Compute, processor: Processor) -> Arithmetic {
         if let Processor::Gpu { has_bf16 } = processor {
             return Arithmetic::Cuda(match compute {
@@ -58,8 +57,8 @@ impl Arithmetic {
         }
     }
 
-    /// What continues a checkpoint that `name` computed, if the wish leaves it open: f32 stays f32, by the same unit
-    /// where it is here.
+    /// Resolves `model.compute` for a run that continues a checkpoint of the arithmetic `name`: with `auto`, f32 stays
+    /// f32, on the same unit if this machine has it.
     pub fn continuing(compute: Compute, processor: Processor, name: &str) -> Arithmetic {
         let of_f32 = [F32Unit::Vectors, F32Unit::detect()].map(Arithmetic::F32);
         match (compute, processor) {
@@ -70,7 +69,7 @@ impl Arithmetic {
         }
     }
 
-    /// The same for one token after the other: splitting weights for a single row would take longer than it saves.
+    /// For generating token by token: splitting weights for AMX would take longer than it saves with a single row.
     pub fn token_by_token(self) -> Arithmetic {
         match self {
             Arithmetic::F32(_) => Arithmetic::F32(F32Unit::Vectors),
@@ -86,7 +85,7 @@ impl Arithmetic {
         }
     }
 
-    /// For people and for checkpoints.
+    /// As messages and checkpoints have it.
     pub fn name(self) -> String {
         match self {
             Arithmetic::F32(F32Unit::Vectors) => "f32".to_owned(),
@@ -104,7 +103,7 @@ mod tests {
     const CPU: Processor = Processor::Cpu;
 
     #[test]
-    fn a_wish_is_kept_where_it_can_be() {
+    fn bf16_is_used_where_the_processor_has_it() {
         let f32 = Arithmetic::F32(F32Unit::detect());
         assert_eq!(Arithmetic::of(Compute::F32, CPU), f32);
         let best = Bf16Unit::detect().map_or(f32, Arithmetic::Bf16);
@@ -113,14 +112,14 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_without_bf16_computes_in_f16_unless_told_otherwise() {
+    fn a_gpu_without_bf16_computes_in_f16_by_default() {
         let of = |compute, has_bf16| Arithmetic::of(compute, Processor::Gpu { has_bf16 }).precision();
         assert_eq!((of(Compute::Auto, true), of(Compute::Auto, false)), (Precision::Bf16, Precision::F16));
         assert_eq!((of(Compute::F32, false), of(Compute::F16, true)), (Precision::F32, Precision::F16));
     }
 
     #[test]
-    fn what_was_f32_stays_f32_unless_bf16_is_asked_for() {
+    fn a_continued_f32_run_stays_f32_unless_bf16_is_requested() {
         for compute in [Compute::Auto, Compute::F32] {
             assert_eq!(Arithmetic::continuing(compute, CPU, "f32"), Arithmetic::F32(F32Unit::Vectors));
             let by_amx = Arithmetic::continuing(compute, CPU, "f32 (AMX)");
@@ -134,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_those_that_checkpoints_hold() {
+    fn the_names_in_checkpoints_do_not_change() {
         let f32 = [F32Unit::Vectors, F32Unit::Amx].map(|unit| Arithmetic::F32(unit).name());
         assert_eq!(f32, ["f32", "f32 (AMX)"]);
         let bf16 = [Bf16Unit::Amx, Bf16Unit::Avx512].map(|unit| Arithmetic::Bf16(unit).name());

@@ -1,8 +1,8 @@
-//! What a job does with sound: which part of the audio encoder is in its program, and how long clips are without data.
+//! Audio in a job: which part of the audio encoder is in the plan, and how long clips are if there is no data.
 //!
-//! Where nothing that hears is trained, embeddings are made once, before training, and the encoder is not in memory while
-//! training. Where only the projector is trained, the program starts from what the encoder leaves; otherwise from what the
-//! strided convolutions leave, which no adapter changes.
+//! If no part of the encoder or projector is trained, clips become embeddings once, before training, and the encoder is
+//! not in memory while training. If only the projector is trained, the plan starts from the encoder's output; otherwise
+//! from the output of the strided convolutions, which no adapter changes.
 //! Clips are encoded on the device of the run: on a GPU in the run's precision, on a CPU in f32.
 
 use crate::failure::Failure;
@@ -19,7 +19,7 @@ use smidgen_ir::{DeviceKind, Extent, Plan, Policy, Precision, Rank};
 use smidgen_recipe::{AdapterKind, Recipe};
 use std::sync::Arc;
 
-/// What the rows of sound are when they reach the program.
+/// The stage of the encoder from which the plan starts.
 pub fn audio_input(request: &Request, data: &Data) -> Result<AudioInput, Failure> {
     let has_sound = match data {
         Data::Rows(rows) => {
@@ -31,14 +31,14 @@ pub fn audio_input(request: &Request, data: &Data) -> Result<AudioInput, Failure
     match (has_sound, audio_rows([request])) {
         (true, rows) => Ok(rows),
         (false, AudioInput::Encoded | AudioInput::Subsampled) => Err(Failure::data(
-            "a part of what hears is trained, and no row has `audio`: it would get no gradient",
+            "a part of the audio encoder or projector is trained, and no row has `audio`: it would get no gradient",
         )
         .hint("leave encoder and projector out of `adapter.targets` and `adapter.train`, or train on rows with `audio`")),
         (false, AudioInput::None | AudioInput::Embeddings) => Ok(AudioInput::None),
     }
 }
 
-/// The rows that all of these can start from: those in front of the first part that hears and is trained in any of them.
+/// The latest stage from which all of these requests can start: the input of the first trained part of the encoder.
 pub fn audio_rows<'a>(requests: impl IntoIterator<Item = &'a Request>) -> AudioInput {
     let paths = |request: &'a Request| {
         request
@@ -47,22 +47,22 @@ pub fn audio_rows<'a>(requests: impl IntoIterator<Item = &'a Request>) -> AudioI
             .map(|module| module.path.as_str())
             .chain(request.trained.iter().map(String::as_str))
     };
-    let of_audio = requests.into_iter().flat_map(paths).filter(|path| path.starts_with(AUDIO));
-    of_audio.fold(AudioInput::Embeddings, |rows, path| match (is_of_projector(path), rows) {
+    let trained = requests.into_iter().flat_map(paths).filter(|path| path.starts_with(AUDIO));
+    trained.fold(AudioInput::Embeddings, |rows, path| match (is_of_projector(path), rows) {
         (true, AudioInput::None | AudioInput::Embeddings) => AudioInput::Encoded,
         (true, rows) => rows,
         (false, _) => AudioInput::Subsampled,
     })
 }
 
-/// Trains the adapter inside a published checkpoint further: it is no longer a part of the base, and its rank and alpha
-/// are those of the checkpoint.
+/// Continues to train the adapter inside a published checkpoint: it is removed from the base, and the recipe gets its
+/// rank and alpha.
 pub fn continue_speech(recipe: &mut Recipe, model: &mut Model) -> Result<(), Failure> {
     let default_rank = Recipe::new(recipe.model.path.clone()).adapter.rank;
     let adapter = &mut recipe.adapter;
     if !model.leave_out_speech() {
         return Err(Failure::recipe(
-            "`adapter.init = builtin:speech` needs a model with an adapter for speech inside",
+            "`adapter.init = builtin:speech` needs a model that contains an adapter for speech",
         )
         .hint("`hf:microsoft/Phi-4-multimodal-instruct` has one"));
     }
@@ -79,12 +79,12 @@ pub fn continue_speech(recipe: &mut Recipe, model: &mut Model) -> Result<(), Fai
     Ok(())
 }
 
-/// Audio rows of the longest clip that the recipe allows.
+/// Audio rows of a clip of this length.
 pub fn longest_rows(max_seconds: f64) -> usize {
     filled_rows(rows_of_frames(frame_count((max_seconds * SAMPLE_RATE as f64) as usize)))
 }
 
-/// The clips of a job, each once: the two halves of a set that was split share theirs.
+/// The clips of a job, without repetition: the two parts of a split set share theirs.
 pub fn clip_stores(data: &Data) -> Vec<&Arc<ClipStore>> {
     let Data::Rows(rows) = data else { return Vec::new() };
     let mut stores: Vec<&Arc<ClipStore>> = Vec::new();
@@ -112,10 +112,10 @@ pub fn plan_encoding(request: &Request, rows: usize) -> Plan {
     compile_for(Purpose::Encoding, &encoding_request(request, rows), &Policy::default())
 }
 
-/// What encodes clips: the parts that hear of a request, with what is trained of them.
+/// The request for encoding clips, with the adapters and trained tensors of the encoder if the clips become embeddings.
 pub fn encoding_request(request: &Request, rows: usize) -> Request {
     let extent = Extent { audio: rows, ..Extent::default() };
-    // Rows that training starts from are made by what is not trained.
+    // Training starts from the output of parts that are not trained.
     let is_part = |path: &str| request.audio == AudioInput::Embeddings && path.starts_with(AUDIO);
     Request {
         adapters: request.adapters.iter().filter(|module| is_part(&module.path)).cloned().collect(),

@@ -1,12 +1,12 @@
-//! How much memory a run may be planned for: what is free without what is left to others, and never more than the
-//! machine has.
+//! How much memory a run may be planned for: the stated budget, or free memory minus a reserve for other processes.
 //!
-//! Left out: how free memory is read (`host.rs`, `cgroup.rs`) and when it is looked at again (`train/adapt.rs`).
+//! A run with a budget above the memory of the machine is refused.
+//! Left out: how free memory is read (`machine/`) and when it is read again (`train/adapt.rs`).
 
 use crate::failure::Failure;
+use crate::machine::host;
+use crate::machine::host::HostRam;
 use crate::plan::devices::Place;
-use crate::plan::host;
-use crate::plan::host::HostRam;
 use crate::plan::profiles::ChosenProfile;
 use smidgen_ir::DeviceKind;
 use smidgen_ir::bytes::format_bytes;
@@ -15,17 +15,22 @@ use smidgen_recipe::{Budget, Recipe};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobBudget {
     pub bytes: u64,
-    /// From `memory.budget`, rather than from what is free.
+    /// Whether `memory.budget` states it; otherwise it follows from free memory.
     pub stated: bool,
-    /// What a GPU has free, where that is less than the budget that was stated.
+    /// Free memory of the GPU if that is less than the stated budget.
     pub cut_to_free: Option<u64>,
-    /// What is left to others of what is free.
+    /// Free memory that is left to other processes.
     pub reserve_bytes: u64,
 }
 
 impl JobBudget {
-    /// What is free on this GPU, or what the one that the recipe plans for would have: so a run takes the plan that
-    /// was printed.
+    /// A stated budget.
+    pub fn of_bytes(bytes: u64) -> JobBudget {
+        JobBudget { bytes, stated: true, cut_to_free: None, reserve_bytes: 0 }
+    }
+
+    /// Limits an automatic budget to the memory of the card that the recipe names in `memory.profile`, so that the run
+    /// gets the plan that `smidgen plan` printed.
     pub fn within(self, written: Budget, profile: &ChosenProfile) -> JobBudget {
         let has = profile.device.memory_bytes.filter(|_| profile.is_named() && written == Budget::Auto);
         match has {
@@ -36,12 +41,12 @@ impl JobBudget {
         }
     }
 
-    /// What is free, divided among the ranks on a device; a stated budget is that of each.
+    /// Divides an automatic budget among the ranks on a device. A stated budget is per rank.
     pub fn shared_by(self, ranks: usize) -> JobBudget {
         if self.stated { self } else { JobBudget { bytes: self.bytes / ranks as u64, ..self } }
     }
 
-    /// What is said of a budget that is not simply the stated one.
+    /// A note for the user if the budget is not simply the stated one.
     pub fn note(&self) -> Option<String> {
         if self.reserve_bytes > 0 {
             let reserve = format_bytes(self.reserve_bytes);
@@ -52,9 +57,9 @@ impl JobBudget {
     }
 }
 
-/// On a GPU: for a display, or another program that wakes up.
+/// Kept free on a GPU, for a display or another program.
 const GPU_RESERVE_BYTES: u64 = 256 << 20;
-/// In RAM: a share of the free memory for other processes, and its maximum.
+/// Kept free in RAM: one part in this many of free memory, up to a maximum.
 const RAM_RESERVE_SHARE: u64 = 32;
 const MOST_RAM_RESERVE_BYTES: u64 = 512 << 20;
 
@@ -67,49 +72,42 @@ pub fn reserve_bytes(device: DeviceKind, free_bytes: u64) -> u64 {
     reserve.min(free_bytes)
 }
 
-/// The budget of a run that takes what is free.
+/// The automatic budget with this much free memory.
 pub fn free_budget(device: DeviceKind, free_bytes: u64) -> JobBudget {
     let reserve_bytes = reserve_bytes(device, free_bytes);
     JobBudget { bytes: free_bytes - reserve_bytes, stated: false, cut_to_free: None, reserve_bytes }
 }
 
-/// The budget of a run that finds this much memory when it replans: a stated budget is never exceeded.
+/// The budget of a run that replans with this much memory in reach. A stated budget is never exceeded.
 pub fn budget_within(recipe: &Recipe, device: DeviceKind, reachable_bytes: u64) -> JobBudget {
     let free = free_budget(device, reachable_bytes);
     match recipe.memory.budget {
-        Budget::Bytes(bytes) => {
-            JobBudget { bytes: bytes.min(free.bytes), stated: true, cut_to_free: None, reserve_bytes: 0 }
-        }
+        Budget::Bytes(bytes) => JobBudget::of_bytes(bytes.min(free.bytes)),
         Budget::Auto => free,
     }
 }
 
-pub fn job_budget(recipe: &Recipe, place: &Place) -> Result<JobBudget, Failure> {
-    budget_on(place, recipe.memory.budget)
-}
-
-/// What a budget comes to on a device.
+/// The budget in bytes on a device.
 pub fn budget_on(place: &Place, budget: Budget) -> Result<JobBudget, Failure> {
-    let is_gpu = place.kind() == DeviceKind::Cuda;
-    match budget {
-        Budget::Bytes(bytes) => {
-            let cut_to_free = place.free_bytes().filter(|free| *free < bytes);
-            Ok(JobBudget { bytes: cut_to_free.unwrap_or(bytes), stated: true, cut_to_free, reserve_bytes: 0 })
+    match (budget, place.kind(), place.free_bytes()) {
+        (Budget::Bytes(bytes), _, free) => {
+            let cut_to_free = free.filter(|free| *free < bytes);
+            Ok(JobBudget { cut_to_free, ..JobBudget::of_bytes(cut_to_free.unwrap_or(bytes)) })
         }
-        Budget::Auto if is_gpu && place.free_bytes().is_none() => {
+        (Budget::Auto, kind, Some(free)) => Ok(free_budget(kind, free)),
+        (Budget::Auto, DeviceKind::Cuda, None) => {
             Err(Failure::memory("cannot read the free memory of the GPU")
                 .hint("set a budget: `memory.budget = \"24GiB\"`"))
         }
-        Budget::Auto if let Some(free) = place.free_bytes() => Ok(free_budget(place.kind(), free)),
-        Budget::Auto => match host::free_memory_bytes() {
-            Some(free) => Ok(free_budget(place.kind(), free)),
+        (Budget::Auto, DeviceKind::Cpu, None) => match host::free_memory_bytes() {
+            Some(free) => Ok(free_budget(DeviceKind::Cpu, free)),
             None => Err(Failure::memory("cannot read free memory on this machine")
                 .hint("set a budget: `memory.budget = \"8GiB\"`")),
         },
     }
 }
 
-/// A run cannot be promised memory that is not there at all; what is only taken by others may become free.
+/// Refuses a budget above the total memory of the machine. Memory that other processes use now may become free.
 pub fn refuse_above_machine(recipe: &Recipe, place: &Place, ram: &HostRam) -> Result<(), Failure> {
     let (total, owner) = match place {
         Place::Cpu if ram.is_limited => (ram.total_bytes, "this container may use"),
@@ -118,10 +116,10 @@ pub fn refuse_above_machine(recipe: &Recipe, place: &Place, ram: &HostRam) -> Re
         Place::Elsewhere { memory_bytes, .. } => (*memory_bytes, "that GPU has"),
     };
     let ram_owner = if ram.is_limited { "this container may use" } else { "this machine has" };
-    let of_host = (place.kind() == DeviceKind::Cuda).then_some(ram.total_bytes).flatten();
+    let host_total = (place.kind() == DeviceKind::Cuda).then_some(ram.total_bytes).flatten();
     let budgets = [
         ("memory.budget", recipe.memory.budget, total, owner),
-        ("memory.host_budget", recipe.memory.host_budget, of_host, ram_owner),
+        ("memory.host_budget", recipe.memory.host_budget, host_total, ram_owner),
     ];
     for (key, budget, total, owner) in budgets {
         let (Budget::Bytes(bytes), Some(total)) = (budget, total) else { continue };
@@ -155,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_is_left_to_others() {
+    fn a_share_is_kept_free() {
         let budget = |device, free: u64| {
             let JobBudget { bytes, reserve_bytes, stated, .. } = free_budget(device, free << 20);
             assert!(!stated && bytes + reserve_bytes == free << 20);

@@ -1,6 +1,7 @@
-//! Memory outside the arena: of the process or the driver, of data in RAM, and of pinned memory.
+//! Memory outside the arena: the process or the driver, data in RAM, and pinned memory.
 //!
-//! What a process takes in general is the device profile's `Overhead`; here it meets one job.
+//! The device profile's `Overhead` has what every process needs; this file adds what depends on the job.
+//! Left out: measuring it in a run (`train/free_memory.rs`).
 
 use crate::plan::devices::Place;
 use crate::plan::job::{Job, Purpose};
@@ -21,18 +22,18 @@ pub fn pinned_bytes(plan: &Plan) -> u64 {
     plan.host.bytes() as u64 + if is_slot_used { DISK_SLOT_BYTES as u64 } else { 0 }
 }
 
-/// What the process takes outside the arena, without data.
+/// RAM of the process outside the arena, without data.
 pub fn process_bytes(threads: usize) -> u64 {
     let Overhead { fixed_bytes, thread_bytes, margin_bytes, .. } = Overhead::CPU;
     fixed_bytes + thread_bytes * threads as u64 + margin_bytes
 }
 
-/// What is taken of the device outside the arena while training.
+/// Memory of the device outside the arena while training.
 pub fn context(job: &Job) -> Context {
     match job.request.device {
         DeviceKind::Cuda => {
             let mut context = gpu_context(&job.place);
-            // What NCCL takes is measured where it runs.
+            // In a run the memory of NCCL is measured.
             if !job.world.is_alone() && job.purpose != Purpose::Train {
                 context.overhead.fixed_bytes += ASSUMED_NCCL_BYTES;
             }
@@ -42,14 +43,14 @@ pub fn context(job: &Job) -> Context {
     }
 }
 
-/// What a plan counts for NCCL's buffers where it cannot measure them.
+/// Assumed for NCCL's buffers where they cannot be measured.
 const ASSUMED_NCCL_BYTES: u64 = 512 << 20;
 
 pub fn gpu_context(place: &Place) -> Context {
     Context { device: DeviceKind::Cuda, overhead: place.overhead(), ..Context::default() }
 }
 
-/// What the process takes outside the arena while training.
+/// RAM of the process outside the arena while training.
 pub fn process_context(job: &Job) -> Context {
     let data_bytes = match &job.data {
         Data::Rows(rows) => {
@@ -62,15 +63,14 @@ pub fn process_context(job: &Job) -> Context {
     job_context(&job.request, &job.model, data_bytes as u64)
 }
 
-/// What MPI takes of a process: its library, buffers for each rank, and our scratch for sums.
+/// RAM of a process for MPI: its library, buffers for each rank, and our scratch for sums.
 fn exchange_bytes(rank: Rank) -> u64 {
     const MPI_BYTES: u64 = 16 << 20;
     const PEER_BYTES: u64 = 2 << 20;
     if rank.is_only() { 0 } else { MPI_BYTES + PEER_BYTES * rank.of as u64 }
 }
 
-/// What the process takes outside the arena with this much data in RAM; the buffers of loading and saving weights count
-/// as data.
+/// RAM of the process outside the arena with this much data. The buffers for loading and saving weights count as data.
 pub fn job_context(request: &Request, model: &Model, data_bytes: u64) -> Context {
     let (mut scratch, mut at_once) = (0, 0);
     for tensor in &request.spec.tensors() {

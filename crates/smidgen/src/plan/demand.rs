@@ -1,7 +1,8 @@
-//! The sizes of micro-batch that a job can have, and the largest micro-batch of each.
+//! The micro-batch sizes that the solver may choose from, and for each of them the largest micro-batch of the run.
 //!
 //! The plan is made for the largest micro-batch that the run will meet, found by packing every step beforehand.
 //! Without data, every sample is assumed to have `data.max_tokens` tokens, all but the first of them supervised.
+//! Left out: choosing one of the sizes, which the solver does.
 
 use crate::failure::Failure;
 use crate::plan::audio::longest_rows;
@@ -16,13 +17,13 @@ use smidgen_data::tokens::TokenSet;
 use smidgen_ir::{Extent, Policy};
 use smidgen_recipe::Batch;
 
-/// Packs samples into micro-batches by a policy.
+/// Packs samples into micro-batches of the policy's size.
 pub fn pack(packing: &mut Packing, policy: &Policy, set: &TokenSet, samples: &[u32]) -> Result<(), Failure> {
     let lengths = samples.iter().map(|sample| set.length(*sample as usize));
     packing.pack(lengths, policy.micro_tokens).map_err(Failure::data)
 }
 
-/// The samples of the largest micro-batch of a run by a policy.
+/// The samples of the run's largest micro-batch, of the policy's size.
 pub fn largest_samples(
     batches: &BatchPlan,
     set: &TokenSet,
@@ -32,23 +33,24 @@ pub fn largest_samples(
     micro_batch::largest_samples(batches, set, policy.micro_tokens, ranks).map_err(Failure::data)
 }
 
-/// The sizes of micro-batch to choose from, largest first.
+/// What training needs from a plan.
 pub struct DemandShape {
+    /// One for each micro-batch size, largest first.
     pub demands: Vec<Demand>,
-    /// Tokens of a rank's average optimizer step.
+    /// Tokens per average optimizer step of one rank.
     pub step_tokens: f64,
-    /// The same of all ranks together.
+    /// Tokens per average optimizer step of all ranks together.
     pub all_tokens: f64,
 }
 
 impl DemandShape {
-    /// A policy overrides the recipe's own choice of `micro_tokens`.
+    /// With the micro-batch size of a policy, or else of the recipe.
     pub fn of(job: &Job, policy: Option<&Policy>) -> Result<DemandShape, Failure> {
         let pinned = policy.map(|policy| policy.micro_tokens);
         DemandShape::with(job, pinned.or(job.recipe.memory.pins.micro_tokens))
     }
 
-    /// As if the recipe left `micro_tokens` to the solver.
+    /// With every micro-batch size, also if the recipe pins one.
     pub fn unpinned(job: &Job) -> Result<DemandShape, Failure> {
         DemandShape::with(job, None)
     }
@@ -96,7 +98,7 @@ impl DemandShape {
             Batch::Tokens(tokens) => (tokens / max_tokens).max(1),
         };
         let all_tokens = (samples * max_tokens) as f64;
-        // The rank that has the most.
+        // For the rank with the most samples.
         let samples = samples.div_ceil(job.request.rank.of);
         let step_tokens = samples * max_tokens;
         let clip_rows = match job.request.audio {
@@ -127,6 +129,7 @@ impl DemandShape {
     }
 }
 
+/// Micro-batch sizes in tokens: parts of a step that hold the longest sample.
 fn micro_token_choices(
     pinned: Option<usize>,
     step_tokens: usize,

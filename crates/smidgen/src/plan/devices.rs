@@ -1,21 +1,21 @@
-//! The device of a run: found before anything is planned, opened once the plan is made.
+//! The device of a run: found before planning, and opened after it.
 //!
-//! `auto` is the first GPU that can train, else the CPU, unless `memory.profile` chooses the kind. A plan can be made for
-//! a GPU that this machine does not have; a run cannot. The memory of the driver's context is assumed at first and
-//! measured when the device is opened.
+//! `auto` is the first GPU that can train, else the CPU, unless `memory.profile` chooses the kind. A plan can be made
+//! for a GPU that this machine does not have, but a run cannot use it. The memory of the driver's context is assumed at
+//! first and measured when the device is opened.
 
 use crate::failure::Failure;
-use crate::hub::environment;
 use crate::plan::arithmetic::{Arithmetic, Processor};
 use smidgen_compile::cards::{self, CONTEXT_BYTES};
 use smidgen_compile::{DeviceProfile, Overhead};
+use smidgen_hub::own_cache;
 use smidgen_ir::DeviceKind;
 use smidgen_recipe::{Compute, DeviceChoice};
 use smidgen_runtime::cuda::generation::{Capability, LEAST_WITH_BF16};
 use smidgen_runtime::cuda::{self, CudaOptions, GpuFacts};
 use smidgen_runtime::{AnyDevice, Cpu, Cuda, DeviceError};
 
-/// Where a run will be.
+/// The device that a job is planned for.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Place {
     Cpu,
@@ -23,10 +23,10 @@ pub enum Place {
         ordinal: usize,
         /// Properties of the GPU, if this machine has it.
         facts: Option<GpuFacts>,
-        /// What the driver's context takes there, once it was measured: when the device was opened, or by `doctor`.
+        /// Memory of the driver's context, once it was measured: by opening the device, or by `smidgen doctor`.
         context_bytes: Option<u64>,
     },
-    /// A GPU of another machine, which is planned for and known by its profile alone.
+    /// A GPU of another machine, of which only the profile is known. It can be planned for.
     Elsewhere {
         name: String,
         memory_bytes: Option<u64>,
@@ -84,7 +84,7 @@ impl Place {
         }
     }
 
-    /// What computes there; an unknown GPU is assumed to have bf16.
+    /// An unknown GPU is assumed to have bf16.
     fn processor(&self) -> Processor {
         match self.kind() {
             DeviceKind::Cpu => Processor::Cpu,
@@ -95,17 +95,17 @@ impl Place {
         }
     }
 
-    /// What the recipe's wish comes to there.
+    /// Resolves the recipe's `model.compute`.
     pub fn arithmetic(&self, compute: Compute) -> Arithmetic {
         Arithmetic::of(compute, self.processor())
     }
 
-    /// What continues a checkpoint that `name` computed.
+    /// Resolves `model.compute` for a run that continues a checkpoint of the arithmetic `name`.
     pub fn continuing_arithmetic(&self, compute: Compute, name: &str) -> Arithmetic {
         Arithmetic::continuing(compute, self.processor(), name)
     }
 
-    /// Treats the GPU as one of a lower compute capability, to try the kernels of older GPUs.
+    /// Treats the GPU as one of a lower compute capability, to test the kernels of older GPUs.
     pub fn set_capability(&mut self, capability: Capability) -> Result<(), Failure> {
         match self {
             Place::Cuda { facts: Some(facts), .. } => {
@@ -119,7 +119,7 @@ impl Place {
         }
     }
 
-    /// The device for people.
+    /// The name of the device, for messages.
     pub fn describe(&self) -> String {
         match self {
             Place::Cpu => "cpu".to_owned(),
@@ -129,7 +129,7 @@ impl Place {
         }
     }
 
-    /// Free memory of the GPU; a GPU of another machine is assumed to be free.
+    /// Free memory of the GPU; all memory of a GPU of another machine counts as free.
     pub fn free_bytes(&self) -> Option<u64> {
         match self {
             Place::Cpu => None,
@@ -138,7 +138,7 @@ impl Place {
         }
     }
 
-    /// What a run takes there outside the arena.
+    /// Memory of the device outside the arena.
     pub fn overhead(&self) -> Overhead {
         match self {
             Place::Cpu => Overhead::CPU,
@@ -147,21 +147,21 @@ impl Place {
         }
     }
 
-    /// Takes over what `doctor` measured, until the device is opened.
+    /// Assumes the memory of the driver's context that the profile has, until the device is opened.
     pub fn assume(&mut self, profile: &DeviceProfile) {
         if let Place::Cuda { context_bytes, .. } = self {
             context_bytes.get_or_insert(profile.overhead.fixed_bytes);
         }
     }
 
-    /// Counts what a library took on the device after it was opened.
+    /// Adds memory that a library reserved on the device after it was opened.
     pub fn add_to_context(&mut self, bytes: u64) {
         if let Place::Cuda { context_bytes: Some(context), .. } = self {
             *context += bytes;
         }
     }
 
-    /// Opens the device and remembers what its context takes.
+    /// Opens the device and keeps the measured memory of its context.
     pub fn open_and_measure(&mut self, threads: usize, arithmetic: Arithmetic) -> Result<AnyDevice, Failure> {
         let device = self.open(threads, arithmetic)?;
         if let (Place::Cuda { context_bytes, .. }, AnyDevice::Cuda(cuda)) = (self, &device) {
@@ -170,7 +170,7 @@ impl Place {
         Ok(device)
     }
 
-    /// Opens the device with its context and kernels; the arena is reserved with the plan. Tensors on disk are in the cache
+    /// Opens the device with its context and kernels; the arena is reserved later. Tensors on disk go to the cache
     /// folder, unless the caller sets another one.
     pub fn open(&self, threads: usize, arithmetic: Arithmetic) -> Result<AnyDevice, Failure> {
         match self {
@@ -180,11 +180,11 @@ impl Place {
                     Arithmetic::F32(unit) => cpu.with_f32_unit(unit),
                     Arithmetic::Bf16(_) | Arithmetic::Cuda(_) => cpu,
                 };
-                let folder = environment::own_cache().unwrap_or_else(|_| std::env::temp_dir());
+                let folder = own_cache().unwrap_or_else(|_| std::env::temp_dir());
                 Ok(AnyDevice::Cpu(cpu.with_spill_folder(folder)))
             }
             Place::Cuda { ordinal, .. } => {
-                let cache = environment::own_cache().ok().map(|folder| folder.join("cuda"));
+                let cache = own_cache().ok().map(|folder| folder.join("cuda"));
                 let (precision, capability) = (arithmetic.precision(), self.capability());
                 let options = CudaOptions { ordinal: *ordinal, precision, cache, capability };
                 Ok(AnyDevice::Cuda(Box::new(Cuda::open(&options)?)))
@@ -196,7 +196,7 @@ impl Place {
     }
 }
 
-/// One test at a time on a GPU: others would show in the memory that is measured.
+/// Lets only one test at a time use a GPU: another one would change the memory that is measured.
 #[cfg(test)]
 pub fn alone() -> std::sync::MutexGuard<'static, ()> {
     static GPU: std::sync::Mutex<()> = std::sync::Mutex::new(());

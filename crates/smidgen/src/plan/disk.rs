@@ -14,12 +14,12 @@ use smidgen_recipe::Train;
 use std::path::Path;
 
 /// Bound on headers, configs and the job of a checkpoint with a thousand adapted linear layers.
-const BESIDE_BYTES: u64 = 1 << 20;
-/// A row of `trainer_state.json`, and how many of them there are at most.
+const SMALL_FILES_BYTES: u64 = 1 << 20;
+/// Bytes of a row of `trainer_state.json`, and its maximum of rows.
 const HISTORY_ROW_BYTES: u64 = 200;
 const HISTORY_ROWS: u64 = 1500;
 
-/// What a run writes to disk.
+/// Bytes that a run writes to disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {
     pub checkpoint_bytes: u64,
@@ -35,17 +35,17 @@ impl Footprint {
         let bytes_of = |kind: LeafKind| -> u64 {
             plan.leaves(kind).map(|(_, value)| value.ty.bytes(&plan.extent) as u64).sum()
         };
-        let beside = BESIDE_BYTES + HISTORY_ROW_BYTES * total_steps.min(HISTORY_ROWS);
+        let small_files = SMALL_FILES_BYTES + HISTORY_ROW_BYTES * total_steps.min(HISTORY_ROWS);
         let product = Product::of(&job.recipe);
         let tokenizer_bytes = tokenizer_bytes(&job.model, job.request.spec.vocabulary);
-        let trained_bytes = bytes_of(LeafKind::Adapter) + beside;
+        let trained_bytes = bytes_of(LeafKind::Adapter) + small_files;
         Footprint {
             checkpoint_bytes: trained_bytes + bytes_of(LeafKind::Moment),
             product,
             product_bytes: tokenizer_bytes
                 + match product {
                     Product::Adapter => trained_bytes,
-                    Product::Model => model_bytes(&job.request, &job.model) + beside,
+                    Product::Model => model_bytes(&job.request, &job.model) + small_files,
                 },
             checkpoints: checkpoints_at_once(&job.recipe.train, total_steps),
         }
@@ -58,7 +58,7 @@ impl Footprint {
 
 fn checkpoints_at_once(train: &Train, total_steps: u64) -> u64 {
     let regular = total_steps.checked_div(train.save_every).unwrap_or(0);
-    // Every evaluation may be the best so far, whose checkpoint is kept in addition to `keep`.
+    // Any evaluation may be the best so far, and its checkpoint is kept in addition to `keep`.
     let evaluations = total_steps.div_ceil(train.eval_every.max(1));
     let (best, one_more) = if train.eval_every > 0 { (evaluations, 1) } else { (0, 0) };
     let kept = (train.keep as u64).max(1) + one_more;
@@ -159,7 +159,7 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             smidgen_recipe::read_recipe(&path, &[]).unwrap().train
         };
-        // Never saved; saved once; one more than is kept; the newest, the best and the next.
+        // Never saved; saved once; one more than is kept; the newest, the best and the one being written.
         assert_eq!(checkpoints_at_once(&train(0, 3, 0, 0), 100), 0);
         assert_eq!(checkpoints_at_once(&train(100, 3, 0, 0), 100), 1);
         assert_eq!(checkpoints_at_once(&train(1, 3, 0, 0), 100), 4);
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn free_space_is_that_of_the_nearest_folder_that_is_there() {
+    fn free_space_is_that_of_the_nearest_existing_folder() {
         let folder = tempfile::tempdir().unwrap();
         let there = free_bytes(folder.path());
         assert!(there.is_none_or(|bytes| bytes > 0));

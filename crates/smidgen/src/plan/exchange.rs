@@ -1,9 +1,8 @@
-//! What the ranks of a plan send each other per step, and what that costs.
+//! The bytes that ranks exchange per step, and how much they slow the run down.
 //!
-//! Ranks form a ring: every link of it carries the same bytes, and the slowest link sets the pace. Bytes are those that
-//! one rank receives, which is what it sends too. Efficiency compares with ranks that exchange nothing and have equal
-//! shares of the batch.
-//! Left out: exchanges of evaluations and checkpoints, which are not part of every step.
+//! Ranks form a ring: every link carries the same bytes, so the slowest link sets the speed. Bytes are those that one
+//! rank receives; it sends as many. Efficiency compares with ranks that exchange nothing and have equal shares of the
+//! batch. Left out: exchanges of evaluations and checkpoints, which are not part of every step.
 
 use crate::plan::demand::DemandShape;
 use crate::plan::world::World;
@@ -17,18 +16,18 @@ use smidgen_ir::{Entry, Op, Plan};
 pub struct Exchange {
     /// Sums of gradients, and of the loss.
     pub gradient_bytes: f64,
-    /// Layers of weights that are divided, gathered for every micro-batch.
+    /// Layers of weights that are sharded over ranks, gathered for every micro-batch.
     pub weight_bytes: f64,
-    /// Trained weights that other ranks have updated, where moments are divided and weights are not.
+    /// Trained weights that other ranks have updated, if optimizer state is sharded and weights are not.
     pub update_bytes: f64,
     /// The slowest link of the ring.
     pub link: Link,
-    /// Speed of all ranks, divided by that of as many ranks that exchange nothing.
+    /// Speed of all ranks, divided by the speed of as many ranks that exchange nothing.
     pub efficiency: f64,
 }
 
 impl Exchange {
-    /// `None` for a rank that is alone.
+    /// `None` for a single rank.
     pub fn of(world: World, shape: &DemandShape, solution: &Solution, profile: &Profile) -> Option<Exchange> {
         if world.is_alone() {
             return None;
@@ -46,7 +45,7 @@ impl Exchange {
             for step in &plan.entry(entry).steps {
                 let bytes = step.cost.bytes;
                 if matches!(step.op, Op::AllReduce(_)) {
-                    // Runs with the last micro-batch alone.
+                    // Runs only after the last micro-batch.
                     exchange.gradient_bytes += bytes;
                 } else if matches!(step.op, Op::ReduceScatter(_)) {
                     exchange.gradient_bytes += times * bytes;
@@ -59,9 +58,9 @@ impl Exchange {
                 }
             }
         }
-        let silent_ms = silent_ms(plan, profile, micro_steps);
+        let alone_ms = step_ms_without_exchange(plan, profile, micro_steps);
         let balance = shape.all_tokens / (world.rank.of as f64 * shape.step_tokens);
-        exchange.efficiency = balance * silent_ms / solution.step_ms;
+        exchange.efficiency = balance * alone_ms / solution.step_ms;
         Some(exchange)
     }
 
@@ -69,7 +68,7 @@ impl Exchange {
         self.gradient_bytes + self.weight_bytes + self.update_bytes
     }
 
-    /// The name of the slowest link, where it is one that has a name.
+    /// The name of the slowest link, if it is in the table of links.
     pub fn link_name(&self) -> Option<&'static str> {
         LINKS.iter().find(|named| named.link() == self.link).map(|named| named.name)
     }
@@ -88,8 +87,8 @@ impl Exchange {
     }
 }
 
-/// Milliseconds of a step of the same plan without its exchanges.
-fn silent_ms(plan: &Plan, profile: &Profile, micro_steps: f64) -> f64 {
+/// Milliseconds per step of the same plan without its exchanges.
+fn step_ms_without_exchange(plan: &Plan, profile: &Profile, micro_steps: f64) -> f64 {
     let mut silent = plan.clone();
     for step in silent.entries.iter_mut().flat_map(|entry| &mut entry.steps) {
         if matches!(step.op, Op::AllReduce(_) | Op::ReduceScatter(_) | Op::AllGather(_)) {

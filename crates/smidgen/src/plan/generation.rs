@@ -1,8 +1,8 @@
-//! The memory of a generation, before anything is loaded: the plan, the process and the budget.
+//! Plans the memory of a generation before anything is loaded: the arena, the process and the budget.
 //!
-//! If the user does not set the context, it is chosen here: as long as the model and the budget allow. A context that
-//! does not fit is refused, and the hint names one that does.
-//! Left out: the rows of the caches in fewer bits.
+//! If the user sets no context, the longest one that the model and the budget allow is chosen, up to a limit. A context
+//! that does not fit is refused, and the hint names one that does.
+//! Left out: KV caches in fewer bits.
 
 use crate::failure::Failure;
 use crate::plan::budget::JobBudget;
@@ -15,29 +15,29 @@ use smidgen_formats::model::Model;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{Category, Choice, DeviceKind, LeafKind, Pins, Plan};
 
-/// Sizes of a generation as they are asked for.
+/// The requested sizes of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
-    /// Sequences at the same time.
+    /// Sequences that are generated at the same time.
     pub slots: usize,
-    /// Tokens of a sequence, prompt and answer together. `None` is as many as fit, up to `LONGEST_BY_ITSELF`.
+    /// Tokens per sequence, prompt and answer together. `None` is as many as fit, up to `MOST_AUTO_CONTEXT`.
     pub context: Option<usize>,
     /// Tokens of all sequences together; `None` is `slots` times the context.
     pub cache_tokens: Option<usize>,
-    /// Tokens that are read at the same time.
+    /// Tokens of prompts that are read at the same time.
     pub new_tokens: usize,
-    /// Whether prompts have sound.
+    /// Whether prompts have audio.
     pub hears: bool,
     pub budget: JobBudget,
 }
 
-/// A context that nobody asked for is at most this long: a model's own may be a hundred times more.
-pub const LONGEST_BY_ITSELF: usize = 4096;
-/// Tokens of a prompt that are read at the same time where nothing else is said.
+/// The longest context that is chosen automatically; the model's own may be a hundred times longer.
+const MOST_AUTO_CONTEXT: usize = 4096;
+/// The default of [`Sizes::new_tokens`].
 pub const DEFAULT_NEW_TOKENS: usize = 256;
-/// The shortest context that is offered.
+/// The shortest context that is suggested.
 pub const SHORTEST: usize = 16;
-/// A tokenizer's memory, measured: each token of the vocabulary with its merges.
+/// Memory of a tokenizer per token of its vocabulary, merges included. Measured.
 pub const TOKENIZER_TOKEN_BYTES: u64 = 320;
 /// Memory of templates, arguments and the terminal.
 const CHAT_BYTES: u64 = 1 << 20;
@@ -47,19 +47,19 @@ const CHAT_BYTES: u64 = 1 << 20;
 pub struct GenerationPlan {
     pub plan: Plan,
     pub shape: DecodeShape,
-    /// The device for people.
+    /// Name of the device, for messages.
     pub device: String,
-    /// What the process or the driver takes outside the arena, its margin included.
+    /// Memory of the process or the driver outside the arena, `margin_bytes` included.
     pub context_bytes: u64,
     pub margin_bytes: u64,
     pub peak_bytes: u64,
     pub budget_bytes: u64,
-    /// The budget was stated, and is not what is free.
+    /// The budget was stated; otherwise it follows from free memory.
     pub stated: bool,
 }
 
-/// Plans the generation, or says what would fit. `request` is made for the place, and taken without a `decode` of its
-/// own.
+/// Plans the generation, or refuses with what would fit. `request` is for the same device as `place`; its `decode` is
+/// ignored.
 pub fn plan_generation(
     request: &Request,
     model: &Model,
@@ -69,13 +69,13 @@ pub fn plan_generation(
     let longest = request.spec.max_positions;
     if let Some(context) = sizes.context.filter(|context| *context > longest) {
         return Err(Failure::recipe(format!(
-            "a context of {context} tokens is asked for, and the model was made for {longest}"
+            "a context of {context} tokens is more than the model's maximum of {longest}"
         )));
     }
     let attempt = |context: usize, pins: &Pins| Attempt::new(request, model, place, sizes, context, pins);
-    let wanted = sizes.context.unwrap_or(longest.min(LONGEST_BY_ITSELF));
+    let wanted = sizes.context.unwrap_or(longest.min(MOST_AUTO_CONTEXT));
     let (open, resident) = (Pins::default(), Pins::default().without(Choice::Weights));
-    // Weights that are offloaded are fetched for every token: an open context rather becomes shorter.
+    // Offloaded weights are fetched for every token, so an automatic context is shortened first.
     for pins in if sizes.context.is_none() { vec![&resident, &open] } else { vec![&open] } {
         let first = attempt(wanted, pins);
         if let Ok(solution) = first.solve() {
@@ -99,12 +99,12 @@ pub fn plan_generation(
     Err(refusal(&planned(wanted), sizes, fitting, &planned(SHORTEST.min(wanted))))
 }
 
-/// A generation with a context of one length.
+/// A generation with one length of context.
 struct Attempt {
     request: Request,
     shape: DecodeShape,
     terms: Terms,
-    /// The device for people.
+    /// Name of the device, for messages.
     device: String,
 }
 
@@ -127,7 +127,7 @@ impl Attempt {
         let mut request = Request { decode: Some(shape), audio, ..request.clone() };
         request.extent = request.decode_extent().unwrap_or_default();
         let context = match request.device {
-            DeviceKind::Cpu => job_context(&request, model, beside_bytes(&request, &shape)),
+            DeviceKind::Cpu => job_context(&request, model, heap_bytes(&request, &shape)),
             DeviceKind::Cuda => gpu_context(place),
         };
         let terms = Terms::of_use(Purpose::Generation, &request, place, context, sizes.budget.bytes);
@@ -135,7 +135,7 @@ impl Attempt {
         Attempt { request, shape, terms, device: place.describe() }
     }
 
-    /// One run of as many tokens as may be new.
+    /// One pass over as many tokens as are read at the same time.
     fn demand(&self) -> Demand {
         let extent = self.request.extent;
         Demand { micro_tokens: extent.tokens, extent, step: extent, micro_steps: 1.0 }
@@ -158,7 +158,7 @@ impl Attempt {
     }
 }
 
-/// The largest multiple of 8 below `wanted` that fits.
+/// The largest multiple of 8 below `wanted` that fits, at least `SHORTEST`.
 fn longest_that_fits(wanted: usize, fits: impl Fn(usize) -> bool) -> Option<usize> {
     if SHORTEST >= wanted || !fits(SHORTEST) {
         return None;
@@ -203,7 +203,7 @@ fn refusal(
     }
 }
 
-/// What the sampler keeps for each token of the vocabulary: its id and its logit.
+/// The sampler keeps an id and a logit for each token of the vocabulary.
 const CANDIDATE_BYTES: usize = 8;
 
 /// Bytes of the cached keys and values.
@@ -212,12 +212,13 @@ pub fn cache_bytes(plan: &Plan) -> usize {
     buffers.map(|id| plan.buffer(id).bytes).sum()
 }
 
-/// Heap of a decoder: the tables of its slots and a row of logits.
+/// RAM of a decoder: the tables of its slots and a row of logits.
 fn decoder_heap_bytes(shape: &DecodeShape, vocabulary: usize) -> usize {
     4 * shape.slots * shape.positions + 8 * shape.slots + 8 * shape.cache_rows + 8 * vocabulary
 }
 
-fn beside_bytes(request: &Request, shape: &DecodeShape) -> u64 {
+/// RAM of the process for generation besides its arena.
+fn heap_bytes(request: &Request, shape: &DecodeShape) -> u64 {
     let vocabulary = request.spec.vocabulary;
     let sampling = (vocabulary * CANDIDATE_BYTES) as u64;
     let sequences = 4 * (shape.slots * shape.positions) as u64;
@@ -234,7 +235,7 @@ impl GenerationPlan {
         rows.iter().filter(|(category, _)| *category == wanted).map(|(_, bytes)| *bytes as u64).sum()
     }
 
-    /// The rows of the table: names and bytes that add up to the peak.
+    /// Names and bytes that add up to the peak.
     pub fn rows(&self) -> Vec<(&'static str, u64)> {
         let cache = cache_bytes(&self.plan) as u64;
         vec![

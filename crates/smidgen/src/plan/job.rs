@@ -1,15 +1,15 @@
-//! Recipe to job: everything that a run needs, read and checked before any memory is taken.
+//! Recipe to job: everything that a run needs, read and checked before any memory is reserved.
 //!
-//! The order is the order in which mistakes are cheapest to mend: what this version cannot do, the model's
-//! config, the adapter, the data. Weights are opened but not read.
+//! Checks that take the least time come first: what this version cannot do, the model's config, the adapter, the data.
+//! Weights are opened but not read.
+//! Left out: planning the job (`planning.rs`).
 
 use crate::failure::Failure;
-use crate::hub::{Access, Want};
+use crate::machine::host;
 use crate::plan::arithmetic::Arithmetic;
 use crate::plan::audio::{audio_input, continue_speech};
-use crate::plan::budget::{JobBudget, budget_within, job_budget, refuse_above_machine};
+use crate::plan::budget::{JobBudget, budget_on, budget_within, refuse_above_machine};
 use crate::plan::devices::Place;
-use crate::plan::host;
 use crate::plan::model::{build_storage, check_weights, open_model, read_decoder};
 use crate::plan::profiles::{self, ChosenProfile};
 use crate::plan::trained_choice::{
@@ -28,6 +28,7 @@ use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases};
 use smidgen_data::tokens::TokenSet;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::ModulePattern;
+use smidgen_hub::{Access, Want};
 use smidgen_ir::{AdamW, DeviceKind, Extent, Rank, Workload};
 use smidgen_recipe::{
     AdapterKind, Batch, Bias, Compute, EvalTask, Init, Memory, Optimizer, Recipe, RecipePath,
@@ -44,14 +45,14 @@ pub struct Job {
     pub recipe: Recipe,
     #[doc(hidden)]
     pub model: Model,
-    /// The math; its extent is set when the job is planned.
+    /// The math of the run. Its extent is set by planning.
     #[doc(hidden)]
     pub request: Request,
     #[doc(hidden)]
     pub arithmetic: Arithmetic,
     #[doc(hidden)]
     pub place: Place,
-    /// Whose rates the plan is made with.
+    /// The device whose rates the solver uses.
     #[doc(hidden)]
     pub profile: ChosenProfile,
     #[doc(hidden)]
@@ -60,34 +61,46 @@ pub struct Job {
     pub budget: JobBudget,
     #[doc(hidden)]
     pub purpose: Purpose,
-    /// The ranks that it is for.
+    /// The ranks that train.
     #[doc(hidden)]
     pub world: World,
 }
 
-/// What a job is for, which says what has to be there.
+/// What a job is prepared for, which decides what must exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Planning needs only the model's config: without rows, every sample is assumed to have `data.max_tokens` tokens.
     Plan,
-    /// A preview needs rows too, and no weights.
+    /// A preview also needs rows, but no weights.
     Preview,
-    /// Training needs everything.
+    /// Training needs weights and rows.
     Train,
 }
 
+/// Which device profiles a plan may use if the recipe names none.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profiles {
+    /// The plan follows from the recipe and the device alone.
+    BuiltIn,
+    /// Also one that `smidgen doctor` measured on this machine.
+    Measured,
+}
+
 impl Job {
-    /// Reads and checks what the recipe names. The model is on this machine already: nothing is downloaded.
+    /// Reads and checks what the recipe names. Nothing is downloaded: the model must be on this machine.
     ///
     /// # Errors
     /// Every mistake of the recipe at once; a model, data or an adapter that cannot be read; a model and an adapter
     /// that do not fit each other.
     pub fn prepare(recipe: Recipe, purpose: Purpose) -> Result<Job, Failure> {
         check_values(&recipe, purpose)?;
-        Job::prepare_with(recipe, purpose, &Access::cache_only())
+        let access = Access::cache_only();
+        let model = open_for(&recipe, purpose, &access)?;
+        Job::prepare_data(recipe, model, None, purpose, &access, Profiles::BuiltIn, World::ALONE, None)
     }
 
-    /// The same with rows in memory, which stand in for `data.train` and `data.eval`.
+    /// Like [`Job::prepare`], with rows in memory instead of `data.train` and `data.eval`.
     ///
     /// # Errors
     /// As [`Job::prepare`]; a row that is in no known format is named by its number, counted from 1.
@@ -98,17 +111,19 @@ impl Job {
         };
         (recipe.data.train, recipe.data.eval) = (name(&rows.train), name(&rows.eval));
         check_values(&recipe, purpose)?;
-        let model = open_for(&recipe, purpose, &Access::cache_only())?;
-        Job::prepare_data(recipe, model, Some(rows), purpose, &Access::cache_only(), World::ALONE, None)
+        let access = Access::cache_only();
+        let model = open_for(&recipe, purpose, &access)?;
+        Job::prepare_data(recipe, model, Some(rows), purpose, &access, Profiles::BuiltIn, World::ALONE, None)
     }
 
-    /// With a model that is fetched where `access` allows it; a plan takes no weights.
+    /// Like [`Job::prepare`], for a recipe that was checked when it was read. Missing files are downloaded if `access`
+    /// allows it.
     #[doc(hidden)]
     pub fn prepare_with(recipe: Recipe, purpose: Purpose, access: &Access) -> Result<Job, Failure> {
         Job::prepare_in(World::ALONE, recipe, purpose, access)
     }
 
-    /// The same for one of several ranks.
+    /// [`Job::prepare_with`] for one of several ranks.
     #[doc(hidden)]
     pub fn prepare_in(
         world: World,
@@ -117,10 +132,10 @@ impl Job {
         access: &Access,
     ) -> Result<Job, Failure> {
         let model = open_for(&recipe, purpose, access)?;
-        Job::prepare_data(recipe, model, None, purpose, access, world, None)
+        Job::prepare_data(recipe, model, None, purpose, access, Profiles::Measured, world, None)
     }
 
-    /// A plan for ranks that may not exist, with the link between their machines if it is not the profile's.
+    /// A job to plan for ranks that may not exist. `network` replaces the profile's link between machines.
     #[doc(hidden)]
     pub fn prepare_over(
         world: World,
@@ -129,18 +144,15 @@ impl Job {
         access: &Access,
     ) -> Result<Job, Failure> {
         let model = open_for(&recipe, Purpose::Plan, access)?;
-        Job::prepare_data(recipe, model, None, Purpose::Plan, access, world, network)
+        let purpose = Purpose::Plan;
+        Job::prepare_data(recipe, model, None, purpose, access, Profiles::Measured, world, network)
     }
 
-    /// With a model that is open already, or that exists only as its config.
+    /// A job to plan for a model that is already open, or that is only a config.
     #[doc(hidden)]
-    pub fn prepare_model(
-        recipe: Recipe,
-        model: Model,
-        purpose: Purpose,
-        access: &Access,
-    ) -> Result<Job, Failure> {
-        Job::prepare_data(recipe, model, None, purpose, access, World::ALONE, None)
+    pub fn prepare_model(recipe: Recipe, model: Model, profiles: Profiles) -> Result<Job, Failure> {
+        let access = Access::cache_only();
+        Job::prepare_data(recipe, model, None, Purpose::Plan, &access, profiles, World::ALONE, None)
     }
 
     fn prepare_data(
@@ -149,6 +161,7 @@ impl Job {
         rows: Option<&MemoryRows>,
         purpose: Purpose,
         access: &Access,
+        profiles: Profiles,
         world: World,
         network: Option<Link>,
     ) -> Result<Job, Failure> {
@@ -175,14 +188,14 @@ impl Job {
         let mut profile = match named {
             Some(named) => named,
             None => {
-                let measured = access.measured_profiles;
+                let measured = profiles == Profiles::Measured;
                 profiles::of_place_within(&place, request.threads, measured, recipe.memory.budget)
             }
         };
         profile.device.network = network.unwrap_or(profile.device.network);
         profile.device = profile.device.on_machines(world.machines);
         place.assume(&profile.device);
-        let budget = job_budget(&recipe, &place)?.shared_by(world.on_device);
+        let budget = budget_on(&place, recipe.memory.budget)?.shared_by(world.on_device);
         let budget = budget.within(recipe.memory.budget, &profile);
         if purpose == Purpose::Train {
             refuse_above_machine(&recipe, &place, &host::read_ram())?;
@@ -197,7 +210,7 @@ impl Job {
     }
 }
 
-/// Values that were set in code are held to the rules of a recipe file. A plan needs no data and no output.
+/// Checks values that were set in code by the rules of a recipe file. Only training needs data and an output folder.
 fn check_values(recipe: &Recipe, purpose: Purpose) -> Result<(), Failure> {
     let mut errors = match recipe.check() {
         Ok(()) => return Ok(()),
@@ -209,7 +222,7 @@ fn check_values(recipe: &Recipe, purpose: Purpose) -> Result<(), Failure> {
 }
 
 fn open_for(recipe: &Recipe, purpose: Purpose, access: &Access) -> Result<Model, Failure> {
-    refuse_unsupported(recipe, true)?;
+    refuse_unsupported(recipe)?;
     let want = match purpose {
         Purpose::Plan | Purpose::Preview => Want::Config,
         Purpose::Train => Want::Weights,
@@ -224,7 +237,7 @@ impl Job {
         budget.shared_by(self.world.on_device).within(self.recipe.memory.budget, &self.profile)
     }
 
-    /// Computes otherwise than the recipe alone would have it.
+    /// Replaces the arithmetic that the recipe chose.
     pub fn set_arithmetic(&mut self, arithmetic: Arithmetic) {
         self.arithmetic = arithmetic;
         self.request.precision = arithmetic.precision();
@@ -239,26 +252,15 @@ fn workload(set: &TokenSet) -> Workload {
     Workload { keys_per_query: pairs / tokens, supervised: stats.supervised_tokens as f64 / tokens }
 }
 
-/// Everything in the recipe that this version cannot do, named at once; what is evaluated alone may do more.
-pub fn refuse_unsupported(recipe: &Recipe, is_trained: bool) -> Result<(), Failure> {
-    let mut refused: Vec<(&str, String, &str)> = Vec::new();
-    let mut refuse = |key: &'static str, got: &dyn std::fmt::Display, supported: &'static str| {
-        refused.push((key, got.to_string(), supported));
-    };
-    match (recipe.eval.task, is_trained) {
-        (EvalTask::Loss | EvalTask::Choice, _) | (EvalTask::Generate | EvalTask::Wer, false) => {}
-        (task @ (EvalTask::Generate | EvalTask::Wer), true) => {
-            refuse("eval.task", &task, "loss, choice; `smidgen eval` generates after training")
-        }
+/// Refuses evaluation tasks that only `smidgen eval` supports.
+fn refuse_unsupported(recipe: &Recipe) -> Result<(), Failure> {
+    match recipe.eval.task {
+        EvalTask::Loss | EvalTask::Choice => Ok(()),
+        task @ (EvalTask::Generate | EvalTask::Wer) => Err(Failure::recipe(format!(
+            "this version cannot run the recipe\n  \
+             `eval.task = {task}` is not supported (supported: loss, choice; `smidgen eval` generates after training)"
+        ))),
     }
-    if refused.is_empty() {
-        return Ok(());
-    }
-    let lines = refused
-        .iter()
-        .map(|(key, got, supported)| format!("  `{key} = {got}` is not supported (supported: {supported})"));
-    let lines: Vec<String> = lines.collect();
-    Err(Failure::recipe(format!("this version cannot run the recipe\n{}", lines.join("\n"))))
 }
 
 fn build_request(
@@ -342,7 +344,7 @@ fn title(recipe: &Recipe, arithmetic: Arithmetic) -> String {
     format!("{name} · {kind} · {} · {batch}", arithmetic.name())
 }
 
-/// The linears that carry an adapter, each with the rank and scale of the first pattern that matches.
+/// The adapted linears, each with the rank and scale of the first pattern that matches.
 fn build_adapters(recipe: &Recipe, spec: &DecoderSpec) -> Result<Vec<LoraModule>, Failure> {
     let adapter = &recipe.adapter;
     let (targets, layers) = choices(recipe);
@@ -371,7 +373,7 @@ fn build_adapters(recipe: &Recipe, spec: &DecoderSpec) -> Result<Vec<LoraModule>
     Ok(modules.collect())
 }
 
-/// Patterns in order; one that matches no adapted linear is a mistake, not a pattern.
+/// Compiles patterns in their order. A pattern that matches no adapted linear is an error.
 fn compile_patterns<T: Copy>(
     key: &str,
     patterns: &[(String, T)],
@@ -394,7 +396,7 @@ fn first_match<T: Copy>(patterns: &[(ModulePattern, T)], path: &str) -> Option<T
     patterns.iter().find(|(pattern, _)| pattern.matches(path)).map(|(_, value)| *value)
 }
 
-/// No processor of ours multiplies f16.
+/// Refuses a `model.compute` that the device does not support. A CPU without bf16 is not refused: it computes in f32.
 pub fn check_compute(compute: Compute, place: &Place) -> Result<(), Failure> {
     match (compute, place) {
         (Compute::F16, Place::Cpu) => Err(Failure::recipe(
@@ -413,7 +415,7 @@ pub fn check_compute(compute: Compute, place: &Place) -> Result<(), Failure> {
     }
 }
 
-/// Whether a device multiplies in bf16, or why it does not. A CPU without the instructions computes in f32 instead.
+/// `Err` says why the device does not multiply in bf16.
 pub fn check_bf16(place: &Place) -> Result<(), String> {
     match place.capability() {
         Some(capability) if capability < LEAST_WITH_BF16 => {
@@ -424,7 +426,7 @@ pub fn check_bf16(place: &Place) -> Result<(), String> {
     }
 }
 
-/// Whether a device multiplies in fp8, or why it does not.
+/// `Err` says why the device does not multiply in fp8.
 pub fn check_fp8(place: &Place) -> Result<(), String> {
     match (place.kind(), place.capability()) {
         (DeviceKind::Cpu, _) => Err("a CPU does not multiply in fp8".to_owned()),

@@ -1,8 +1,8 @@
 //! The planned memory of every phase of a run: on the device, in pinned memory, on the host and on disk.
 //!
-//! A run reserves all of its memory when it loads and frees it when it ends, so no phase in between takes more; saving
-//! copies tensor by tensor through a small buffer. Merging, exporting and generating are separate commands; generation
-//! is planned for an answer as long as a sample.
+//! A run reserves all of its memory when it loads and frees it when it ends, so the phases in between differ only in
+//! disk space; saving copies tensor by tensor through a small buffer. Merging, exporting and generating are separate
+//! commands; generation is planned for a prompt and answer as long as the longest sample.
 //! On a CPU, RAM is the device. Left out: host memory of a GPU driver.
 
 use crate::plan::audio::{clip_stores, encoded_bytes, longest_clip_rows, longest_rows, plan_encoding};
@@ -19,15 +19,15 @@ use smidgen_compile::{AdapterForm, Request, Solution};
 use smidgen_ir::{DType, DeviceKind, Extent, Storage};
 use smidgen_recipe::Length;
 
-/// Bytes of each kind of memory.
 /// Bytes of a model that a merge worker or an export holds at a time.
 pub const FILE_BLOCK_BYTES: usize = 16 << 20;
 /// Threads of a merge.
 pub const MERGE_WORKERS: usize = 2;
 
+/// Bytes of each kind of memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Spaces {
-    /// RAM where the device is the CPU.
+    /// RAM if the device is the CPU.
     pub device: u64,
     pub pinned: u64,
     pub host: u64,
@@ -35,7 +35,7 @@ pub struct Spaces {
 }
 
 impl Spaces {
-    /// The most of each.
+    /// The larger of each kind.
     pub fn max(self, other: Spaces) -> Spaces {
         Spaces {
             device: self.device.max(other.device),
@@ -56,16 +56,16 @@ pub struct LifePhase {
     pub needs: Spaces,
 }
 
-/// Names of the phases that `train` itself goes through; the others are commands that may follow.
+/// The phases of `smidgen train` itself; the others are commands that may follow.
 pub const OF_TRAINING: [&str; 6] = ["encode", "load", "train", "eval", "save", "resume"];
 
-/// What must fit for the run itself: the most of each over its phases.
+/// What the run itself needs: the most of each kind of memory over its phases.
 pub fn must_fit(life: &[LifePhase]) -> Spaces {
     let own = life.iter().filter(|phase| OF_TRAINING.contains(&phase.name));
     own.fold(Spaces::default(), |most, phase| most.max(phase.needs))
 }
 
-/// Every phase that is known for the recipe, in the order in which they come.
+/// The phases of the recipe's run and of the commands that may follow, in order.
 pub fn plan_life(job: &Job, solution: &Solution) -> Vec<LifePhase> {
     let (plan, device) = (&solution.plan, job.request.device);
     let footprint = Footprint::of(plan, job, total_steps(job));
@@ -78,8 +78,8 @@ pub fn plan_life(job: &Job, solution: &Solution) -> Vec<LifePhase> {
         },
         disk: plan.disk.bytes() as u64,
     };
-    let kept = footprint.total_bytes() - footprint.product_bytes;
-    let beside = |bytes: u64| Spaces { disk: reserved.disk + bytes, ..reserved };
+    let checkpoints = footprint.total_bytes() - footprint.product_bytes;
+    let with_files = |bytes: u64| Spaces { disk: reserved.disk + bytes, ..reserved };
     let mut life = Vec::new();
     let mut add = |name, needs| life.push(LifePhase { name, needs });
     let in_ram = |bytes: u64, disk: u64| match device {
@@ -93,7 +93,7 @@ pub fn plan_life(job: &Job, solution: &Solution) -> Vec<LifePhase> {
                 let longest = stores.iter().map(|store| longest_clip_rows(store)).max().unwrap_or(0);
                 (longest, stores.iter().map(|store| encoded_bytes(store, &job.request)).sum())
             }
-            // How many clips there are is unknown.
+            // The number of clips is unknown.
             Data::Assumed { .. } => (longest_rows(job.recipe.data.max_audio_seconds), 0),
         };
         let encoding = plan_encoding(&job.request, rows);
@@ -108,18 +108,18 @@ pub fn plan_life(job: &Job, solution: &Solution) -> Vec<LifePhase> {
         add("encode", needs);
     }
     add("load", reserved);
-    add("train", beside(kept));
+    add("train", with_files(checkpoints));
     if job.recipe.train.eval_every > 0 {
-        add("eval", beside(kept));
+        add("eval", with_files(checkpoints));
     }
-    add("save", beside(footprint.total_bytes()));
+    add("save", with_files(footprint.total_bytes()));
     if footprint.checkpoints > 0 {
-        add("resume", beside(kept));
+        add("resume", with_files(checkpoints));
     }
     let tensors = TensorSizes::of(job);
     let factors = factor_bytes(&job.request);
     let blocks = (MERGE_WORKERS * FILE_BLOCK_BYTES) as u64;
-    // A model has nothing to be merged.
+    // Full training writes a model, which has no adapter to merge.
     if Product::of(&job.recipe) == Product::Adapter {
         let merge = process_bytes(MERGE_WORKERS) + blocks + factors + tensors.held_bytes;
         add("merge", in_ram(merge, tensors.merged_bytes));
@@ -138,17 +138,16 @@ fn total_steps(job: &Job) -> u64 {
     match (&job.data, job.recipe.train.length) {
         (Data::Rows(rows), _) => rows.batches.total_steps(),
         (Data::Assumed { .. }, Length::Steps(steps)) => steps,
-        // Unknown without data: as if every checkpoint that is kept were there.
+        // Unknown without data: enough steps for every checkpoint that is kept.
         (Data::Assumed { .. }, Length::Epochs(_)) => {
             (job.recipe.train.keep as u64 + 1) * job.recipe.train.save_every
         }
     }
 }
 
-/// One answer, prompt included, as long as the longest sample may be.
+/// Memory for one answer, which with its prompt is as long as the longest sample.
 fn generation(job: &Job) -> Option<Spaces> {
     let context = job.recipe.data.max_tokens.min(job.request.spec.max_positions);
-    let within = |bytes| JobBudget { bytes, stated: true, cut_to_free: None, reserve_bytes: 0 };
     let sizes = |budget| Sizes {
         slots: 1,
         context: Some(context),
@@ -158,13 +157,13 @@ fn generation(job: &Job) -> Option<Spaces> {
         hears: false,
     };
     let request = made_request(job);
-    let plan = |bytes| plan_generation(&request, &job.model, &job.place, &sizes(within(bytes)));
+    let plan = |bytes| plan_generation(&request, &job.model, &job.place, &sizes(JobBudget::of_bytes(bytes)));
     let plan = plan(job.budget.bytes).or_else(|_| plan(u64::MAX)).ok()?;
     let (pinned, disk) = (pinned_bytes(&plan.plan), plan.plan.disk.bytes() as u64);
     Some(Spaces { device: plan.peak_bytes, pinned, host: 0, disk })
 }
 
-/// What the run makes, to be run: with its adapter, or as the model that it writes.
+/// The request for generating with what the run makes: the base with its adapter, or the model that it writes.
 fn made_request(job: &Job) -> Request {
     let mut request = job.request.clone();
     if Product::of(&job.recipe) == Product::Model {
@@ -179,16 +178,18 @@ fn made_request(job: &Job) -> Request {
     request
 }
 
+/// Sizes of the model's tensors in a merge and an export.
 struct TensorSizes {
-    /// The most of one tensor that stays in memory while its rows are read.
+    /// Bytes of the largest tensor that has to stay in memory as a whole while its rows are read.
     held_bytes: u64,
-    /// All of them, as a merge and an export write them.
+    /// Bytes of all tensors as a merge writes them.
     merged_bytes: u64,
+    /// Bytes of all tensors as an export writes them.
     exported_bytes: u64,
 }
 
 impl TensorSizes {
-    /// The files are read in their stored format, whatever the format in memory during training.
+    /// The files are read in their stored format, which may differ from the format in memory during training.
     fn of(job: &Job) -> TensorSizes {
         let tensors = job.request.spec.tensors();
         let mut sizes = TensorSizes { held_bytes: 0, merged_bytes: 0, exported_bytes: 0 };
@@ -209,7 +210,7 @@ impl TensorSizes {
     }
 }
 
-/// A and B of the largest modules, in f32, with their magnitudes.
+/// Bytes of A and B of the largest modules in f32, with DoRA's magnitudes.
 fn factor_bytes(request: &Request) -> u64 {
     let linears = request.spec.linears();
     let sizes = request.adapters.iter().filter_map(|module| {
@@ -217,10 +218,7 @@ fn factor_bytes(request: &Request) -> u64 {
         let magnitudes = usize::from(request.form == AdapterForm::Dora);
         Some((module.rank * linear.k, (module.rank + magnitudes) * linear.n))
     });
-    let (mut a, mut b) = (0, 0);
-    for (of_a, of_b) in sizes {
-        (a, b) = (a.max(of_a), b.max(of_b));
-    }
+    let (a, b) = sizes.fold((0, 0), |(a, b), (of_a, of_b)| (a.max(of_a), b.max(of_b)));
     4 * (a + b) as u64
 }
 

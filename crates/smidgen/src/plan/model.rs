@@ -1,21 +1,21 @@
-//! The model of a job: opened, checked against its config, and how each of its tensors is stored in memory.
+//! The model of a job: opens it, checks it against its config, and decides how each tensor is stored in memory.
 //!
 //! Weights are opened but not read. A checkpoint that contradicts its config is refused here, with every difference.
-//! Left out: fetching (`hub/`) and loading (`session/weights.rs`).
+//! Left out: downloading (`smidgen-hub`) and loading (`session/weights.rs`).
 
 use crate::failure::Failure;
-use crate::hub::{self, Access, Located, Want};
 use smidgen_compile::error::ModelError;
 use smidgen_compile::model::audio::{AudioSpec, OTHER_SENSES};
 use smidgen_compile::{DecoderSpec, Request, model as decoder_model};
 use smidgen_formats::element::Element;
 use smidgen_formats::model::Model;
+use smidgen_hub::{Access, Located, Want};
 use smidgen_ir::{Code4, DType, Extent, Shape, Storage};
 use smidgen_recipe::{BaseFormat, ModelPath};
 use std::collections::{HashMap, HashSet};
 
 pub fn open_model(path: &ModelPath, want: Want, access: &Access) -> Result<Model, Failure> {
-    match hub::locate(path, want, access)? {
+    match smidgen_hub::locate(path, want, access)? {
         Located::Folder(folder) => Model::open_folder(&folder).map_err(Failure::model),
         Located::GgufFile(file) => Model::open_gguf(&file).map_err(Failure::model),
     }
@@ -27,19 +27,19 @@ pub fn read_decoder(model: &Model) -> Result<DecoderSpec, Failure> {
         .map_err(|error| refused_model(error, model).context(format!("`{}`", model.config_path().display())))
 }
 
-/// GGUF has no place for an audio encoder.
+/// Refuses an export of a model with an audio encoder, for which GGUF files have no place.
 pub fn refuse_audio(spec: &DecoderSpec) -> Result<(), Failure> {
     match spec.audio {
         None => Ok(()),
         Some(_) => Err(Failure::model(format!(
-            "a {} model hears, and GGUF files have no audio encoder",
+            "a {} model has an audio encoder, and GGUF files have no place for it",
             spec.model_type
         ))
         .hint("use the adapter with transformers and PEFT")),
     }
 }
 
-/// The error with what to use instead, for kinds of checkpoints that people try.
+/// The error for a config that is not supported, with a hint for kinds of checkpoints that people often try.
 fn refused_model(error: ModelError, model: &Model) -> Failure {
     let hint = match &error {
         ModelError::Unsupported { key, .. } if key == "quantization_config.quant_method" => Some(
@@ -54,7 +54,7 @@ fn refused_model(error: ModelError, model: &Model) -> Failure {
     Failure::model(error).hint_if_some(hint)
 }
 
-/// Whether a config has one of the keys by which mixtures of experts say how many there are.
+/// Whether a config has one of the keys that count the experts of a mixture.
 fn has_experts(config: &serde_json::Value) -> bool {
     let counts =
         ["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok"];
@@ -64,47 +64,41 @@ fn has_experts(config: &serde_json::Value) -> bool {
         .any(|key| config.get(key).or_else(|| inner.get(key)).is_some_and(serde_json::Value::is_number))
 }
 
-/// The checkpoint holds exactly the tensors that the config describes, in their shapes.
+/// Refuses a checkpoint that has not exactly the tensors that the config describes, in their shapes.
 pub fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
     if !model.has_weights() {
         return Ok(());
     }
     let mut problems: Vec<String> = Vec::new();
     let mut known: HashSet<String> = HashSet::from(["lm_head.weight".to_string()]);
-    for tensor in spec.tensors() {
+    let decoder = spec.tensors().into_iter().map(|tensor| (tensor, false));
+    let audio = spec.audio.iter().flat_map(AudioSpec::tensors).map(|tensor| (tensor, true));
+    for (tensor, is_audio) in decoder.chain(audio) {
         let expected = constant_dims(&tensor.shape);
-        match model.weight(&tensor.name) {
-            None => problems.push(format!("`{}` is missing", tensor.name)),
-            Some(found) if found.shape() != expected => {
-                problems.push(format!(
-                    "`{}` is {:?}, the config says {expected:?}",
-                    tensor.name,
-                    found.shape()
-                ));
+        let name = tensor.name;
+        match model.weight(&name) {
+            None => problems.push(format!("`{name}` is missing")),
+            Some(found) => {
+                let (shape, storage) = (found.shape(), found.storage());
+                // Matrices of the audio encoder may be convolutions in the file, and are not quantized.
+                let (has_shape, is_readable) = match is_audio {
+                    true => {
+                        let elements = |dims: &[usize]| dims.iter().product::<usize>();
+                        let is_plain = storage.is_some_and(|storage| storage.plain().is_some());
+                        (elements(shape) == elements(&expected), is_plain)
+                    }
+                    false => (shape == expected, is_trainable_on(&tensor.shape, storage)),
+                };
+                if !has_shape {
+                    problems.push(format!("`{name}` is {shape:?}, the config says {expected:?}"));
+                } else if !is_readable {
+                    problems.push(format!("`{name}` is stored as {}", found.element_name()));
+                }
             }
-            Some(found) if !is_trainable_on(&tensor.shape, found.storage()) => {
-                problems.push(format!("`{}` is stored as {}", tensor.name, found.element_name()));
-            }
-            Some(_) => {}
         }
-        known.insert(tensor.name);
+        known.insert(name);
     }
-    for tensor in spec.audio.iter().flat_map(AudioSpec::tensors) {
-        let elements = |dims: &[usize]| dims.iter().product::<usize>();
-        match model.weight(&tensor.name) {
-            None => problems.push(format!("`{}` is missing", tensor.name)),
-            Some(found) if elements(found.shape()) != elements(&constant_dims(&tensor.shape)) => {
-                let expected = constant_dims(&tensor.shape);
-                let (name, shape) = (&tensor.name, found.shape());
-                problems.push(format!("`{name}` is {shape:?}, the config says {expected:?}"));
-            }
-            Some(found) if found.storage().and_then(|storage| storage.plain()).is_none() => {
-                problems.push(format!("`{}` is stored as {}", tensor.name, found.element_name()));
-            }
-            Some(_) => {}
-        }
-    }
-    // What sees, and what hears together with images, stays on disk.
+    // Tensors for images, and for audio together with images, are never loaded.
     let is_unread = |name: &str| {
         let is_of_adapter = [".base_layer.", ".lora_A.", ".lora_B."].iter().any(|part| name.contains(part));
         spec.audio.is_some() && (name.starts_with(OTHER_SENSES) || is_of_adapter)
@@ -132,7 +126,7 @@ pub fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
     })
 }
 
-/// Whether operations can read a tensor as stored: matrices in any storage, vectors as plain numbers.
+/// Whether operations can read a tensor as stored: matrices in any storage format, vectors only as plain numbers.
 fn is_trainable_on(shape: &Shape, storage: Option<Storage>) -> bool {
     storage.is_some_and(|storage| shape.0.len() == 2 || storage.plain().is_some())
 }
@@ -149,47 +143,32 @@ pub fn build_storage(base: BaseFormat, spec: &DecoderSpec, model: &Model) -> Has
         .filter(|linear| linear.layer.is_some())
         .map(|linear| format!("{}.weight", linear.path))
         .collect();
+    // `None` keeps a tensor as stored. Only linears of the decoder are quantized: an audio encoder is small.
+    let (of_linears, of_others) = match base {
+        BaseFormat::AsStored => (None, None),
+        BaseFormat::F32 => (Some(Storage::F32), Some(Storage::F32)),
+        BaseFormat::Bf16 => (Some(Storage::Plain(DType::Bf16)), Some(Storage::Plain(DType::Bf16))),
+        BaseFormat::F16 => (Some(Storage::Plain(DType::F16)), Some(Storage::Plain(DType::F16))),
+        BaseFormat::Fp8 => (Some(Storage::Fp8Rows), None),
+        BaseFormat::Int8 => (Some(Storage::Int8Rows), None),
+        BaseFormat::Nf4 => (Some(Storage::Bnb4 { code: Code4::Nf4, double: true }), None),
+        BaseFormat::Nf4Single => (Some(Storage::Bnb4 { code: Code4::Nf4, double: false }), None),
+    };
     let assumed = assumed_storage(spec, model);
-    let storage = spec.tensors().into_iter().map(|tensor| {
-        let is_linear = linears.contains(&tensor.name);
-        let stored = match model.weight(&tensor.name).and_then(|weight| weight.storage()) {
-            Some(storage) => storage,
-            None if is_linear => assumed,
-            None => Storage::Plain(spec.stored),
+    let tensors = spec.tensors().into_iter().chain(spec.audio.iter().flat_map(AudioSpec::tensors));
+    let storage = tensors.map(|tensor| {
+        let (wanted, assumed) = match linears.contains(&tensor.name) {
+            true => (of_linears, assumed),
+            false => (of_others, Storage::Plain(spec.stored)),
         };
-        let nf4 = |double| Storage::Bnb4 { code: Code4::Nf4, double };
-        let storage = match base {
-            BaseFormat::AsStored => stored,
-            BaseFormat::F32 => Storage::F32,
-            BaseFormat::Bf16 => Storage::Plain(DType::Bf16),
-            BaseFormat::F16 => Storage::Plain(DType::F16),
-            BaseFormat::Fp8 if is_linear => Storage::Fp8Rows,
-            BaseFormat::Int8 if is_linear => Storage::Int8Rows,
-            BaseFormat::Nf4 if is_linear => nf4(true),
-            BaseFormat::Nf4Single if is_linear => nf4(false),
-            BaseFormat::Fp8 | BaseFormat::Int8 | BaseFormat::Nf4 | BaseFormat::Nf4Single => stored,
-        };
+        let stored = || model.weight(&tensor.name).and_then(|weight| weight.storage());
+        let storage = wanted.or_else(stored).unwrap_or(assumed);
         (tensor.name, storage)
     });
-    let audio = spec.audio.iter().flat_map(AudioSpec::tensors).map(|tensor| {
-        let stored = model.weight(&tensor.name).and_then(|weight| weight.storage());
-        let storage = match base {
-            BaseFormat::F32 => Storage::F32,
-            BaseFormat::Bf16 => Storage::Plain(DType::Bf16),
-            BaseFormat::F16 => Storage::Plain(DType::F16),
-            // An audio encoder is small compared with its decoder and is not quantized.
-            BaseFormat::AsStored
-            | BaseFormat::Fp8
-            | BaseFormat::Int8
-            | BaseFormat::Nf4
-            | BaseFormat::Nf4Single => stored.unwrap_or(Storage::Plain(spec.stored)),
-        };
-        (tensor.name, storage)
-    });
-    storage.chain(audio).collect()
+    storage.collect()
 }
 
-/// The storage format of linear layers without weights to look at: from the config.
+/// The storage format of linear layers according to the config, for a model without weights.
 fn assumed_storage(spec: &DecoderSpec, model: &Model) -> Storage {
     let quantization = &model.config()["quantization_config"];
     if !model.has_weights() && quantization["quant_method"] == "fp8" {
@@ -202,7 +181,7 @@ fn assumed_storage(spec: &DecoderSpec, model: &Model) -> Storage {
     Storage::Bnb4 { code, double: quantization["bnb_4bit_use_double_quant"] == true }
 }
 
-/// The storage of a tensor of the base in the model that full training writes; `None` where there are no weights to look at.
+/// The storage format of a base tensor in the model that full training writes; `None` if the model has no weights.
 pub fn written_storage(model: &Model, name: &str) -> Option<Storage> {
     model.weight(name).map(|weight| match weight.written_element() {
         Element::Bf16 => Storage::Plain(DType::Bf16),
@@ -211,7 +190,7 @@ pub fn written_storage(model: &Model, name: &str) -> Option<Storage> {
     })
 }
 
-/// Bytes of the tensors of that model.
+/// Bytes of the tensors of the model that full training writes.
 pub fn model_bytes(request: &Request, model: &Model) -> u64 {
     let tensors = request.spec.tensors().into_iter().map(|tensor| {
         let (rows, columns) = tensor.shape.at(&Extent::default());

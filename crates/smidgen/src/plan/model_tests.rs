@@ -1,4 +1,4 @@
-//! How weights will lie for each `model.base` on each kind of model, and checkpoints that do not fit their config.
+//! The storage format of weights for each `model.base` and kind of model, and checkpoints that contradict their config.
 
 use super::*;
 use crate::four_bit::{Part, file_of, part, parts_of_file};
@@ -34,7 +34,7 @@ fn storage(path: &Path, base: BaseFormat) -> HashMap<String, Storage> {
     build_storage(base, &spec, &model)
 }
 
-/// The tensors of the first layer and of no layer, one a line; one column a base.
+/// A table with a line per tensor of the first layer or of no layer, and a column per `model.base`.
 fn check(place: &str, expected: Expect) {
     let (_, spec) = open(&fixture(place));
     let by_base = BASES.map(|base| storage(&fixture(place), base));
@@ -117,7 +117,7 @@ fn a_gguf_model_of_several_block_formats() {
     );
 }
 
-/// Norms are f32, whatever the file has: the one that it added is taken off.
+/// Norms are f32 whatever their type in the file, because the 1 that the file adds to them is subtracted.
 #[test]
 fn a_gguf_model_whose_norms_are_shifted() {
     check(
@@ -140,9 +140,9 @@ fn a_gguf_model_whose_norms_are_shifted() {
     );
 }
 
-/// The linears of the layers and nothing else: no head, embedding, norm or bias.
+/// No head, embedding, norm or bias is quantized.
 #[test]
-fn quantizing_at_load_takes_the_linears_of_the_layers() {
+fn only_linears_of_layers_are_quantized_at_load() {
     for place in [
         "llama-gqa-tied/model",
         "llama-bias-linear/model",
@@ -173,7 +173,7 @@ fn quantizing_at_load_takes_the_linears_of_the_layers() {
     }
 }
 
-/// A folder of one file, `config.json`.
+/// A folder that has only `config.json`.
 fn config_alone(config: &Value) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
@@ -185,7 +185,7 @@ fn config_of(place: &str) -> Value {
 }
 
 #[test]
-fn a_config_alone_says_how_a_4_bit_model_lies() {
+fn a_config_alone_gives_the_storage_of_a_4_bit_model() {
     for place in ["llama-bnb-nf4/model", "llama-bnb-fp4/model", "qwen2-nf4/model"] {
         let alone = config_alone(&config_of(place));
         for base in BASES {
@@ -195,7 +195,7 @@ fn a_config_alone_says_how_a_4_bit_model_lies() {
 }
 
 #[test]
-fn what_a_config_does_not_say_is_the_default_of_the_library() {
+fn a_missing_key_means_the_default_of_bitsandbytes() {
     let linear = "model.layers.0.mlp.up_proj.weight";
     let stored = |quantization: Option<Value>| {
         let mut config = config_of("llama-bnb-nf4/model");
@@ -213,7 +213,7 @@ fn what_a_config_does_not_say_is_the_default_of_the_library() {
 
 const Q: &str = "model.layers.0.self_attn.q_proj.weight";
 
-/// The check of a fixture whose tensors were changed.
+/// Checks a fixture after editing its tensors.
 fn checked(place: &str, edit: impl FnOnce(&mut Vec<Part>)) -> Result<(), Failure> {
     let mut parts = parts_of_file(&std::fs::read(fixture(place).join("model.safetensors")).unwrap());
     edit(&mut parts);
@@ -239,7 +239,7 @@ fn the_fixtures_fit_their_configs() {
 }
 
 #[test]
-fn parts_without_a_state_are_tensors_that_no_config_describes() {
+fn quantization_parts_without_a_state_are_unknown_tensors() {
     let failure = checked("llama-gqa-tied/model", |parts| {
         parts.push(part(format!("{Q}.absmax"), "U8", &[3], vec![0; 3]));
     })
@@ -285,7 +285,7 @@ fn a_4_bit_matrix_of_another_shape_contradicts_the_config() {
 }
 
 #[test]
-fn elements_that_nothing_trains_on_are_named() {
+fn unsupported_element_types_are_named() {
     let failure = checked("llama-gqa-tied/model", |parts| {
         for part in parts.iter_mut().filter(|part| part.name == Q) {
             part.dtype = "U32";
@@ -302,7 +302,7 @@ fn elements_that_nothing_trains_on_are_named() {
 
 /// Kernels decode matrices; norms and biases are read as plain numbers.
 #[test]
-fn matrices_may_lie_in_any_storage_and_vectors_in_plain_ones() {
+fn matrices_may_have_any_storage_and_vectors_only_a_plain_one() {
     let (matrix, vector) = (Shape::matrix(4, 32), Shape::vector(32));
     for storage in
         [Storage::Gguf(Block::Q8_0), Storage::Int8Rows, Storage::Bnb4 { code: Code4::Fp4, double: true }]

@@ -1,7 +1,7 @@
-//! Job to plan: the solver's answer with notes, advice and the memory of the run's whole life.
+//! Job to plan: the solver's answer with notes, advice and the memory of every phase of the run.
 //!
-//! `demand.rs` says which micro-batches the data allows, `terms.rs` under which budget and pins the solver works.
-//! Left out: how advice is found where nothing fits (`advice.rs`).
+//! `demand.rs` has the micro-batches that the data allows, `terms.rs` the budget and pins that the solver must keep.
+//! Left out: how advice is found if nothing fits (`advice.rs`).
 
 use crate::failure::Failure;
 use crate::plan::advice::advise;
@@ -14,7 +14,7 @@ use crate::plan::life::{LifePhase, OF_TRAINING, plan_life};
 use crate::plan::model::written_storage;
 use crate::plan::product::Product;
 use crate::plan::profiles::ChosenProfile;
-use crate::plan::terms::{Terms, pins};
+use crate::plan::terms::Terms;
 use crate::plan::world::World;
 use crate::rows::data::Data;
 use smidgen_compile::request::Master;
@@ -24,31 +24,31 @@ use smidgen_ir::{DeviceKind, Extent, LeafKind, Pins, PlannedValue, Policy, Shard
 use smidgen_recipe::Compute;
 use std::collections::BTreeSet;
 
-/// A job and the plan it will run by.
+/// The plan of a job, and what to tell the user about it.
 #[derive(Debug)]
 pub struct Planned {
     pub solution: Solution,
     pub budget_bytes: u64,
-    /// What offloaded tensors of all ranks of a machine may take in pinned memory or on disk.
+    /// Limit on offloaded tensors of all ranks of a machine, in pinned memory or on disk.
     pub offload_budget_bytes: u64,
-    /// Host memory of a machine that a plan for a GPU counts on: pinned memory and the processes of its ranks.
+    /// Host memory that a plan for a GPU needs on a machine: pinned memory and the processes of its ranks.
     pub host_bytes: Option<u64>,
-    /// Tokens of an average optimizer step, of all ranks together.
+    /// Tokens per average optimizer step of all ranks together.
     pub step_tokens: f64,
     pub fits: bool,
-    /// The base weights are trained, not adapters.
+    /// Base weights are trained; otherwise only adapters.
     pub trains_base: bool,
     /// What would make it fit.
     pub advice: Vec<String>,
     /// What to know about the plan.
     pub notes: Vec<String>,
-    /// Whose rates the predicted time is by.
+    /// The device whose rates predict the time.
     pub profile: ChosenProfile,
-    /// What each phase of the run's life takes.
+    /// Memory of each phase of the run.
     pub life: Vec<LifePhase>,
-    /// The ranks that it is for; everything else is of one of them.
+    /// The ranks of the run; `solution` is the plan of each of them.
     pub world: World,
-    /// What they send each other; `None` for one that is alone.
+    /// What ranks send each other; `None` for a single rank.
     pub exchange: Option<Exchange>,
 }
 
@@ -60,21 +60,21 @@ pub struct Speed {
 }
 
 impl Planned {
-    /// The predicted speed, where the rates of the device are known.
+    /// `None` if the rates of the device are unknown.
     pub fn speed(&self) -> Option<Speed> {
         let step_ms = self.solution.step_ms;
         let tokens_per_s = self.step_tokens / (step_ms / 1e3);
         self.profile.has_rates().then_some(Speed { step_ms, tokens_per_s })
     }
 
-    /// Parameters that are trained, and the bytes in any memory that each takes: its value, a copy in the type of matmuls,
-    /// its gradient and its optimizer state.
+    /// Counts trained parameters and all their bytes: values, copies in the type of matmuls, gradients and optimizer
+    /// state.
     pub fn trained(&self) -> Trained {
         let plan = &self.solution.plan;
         let elements = |(_, value): (_, &PlannedValue)| value.ty.elements(&Extent::default());
         let parameters = plan.leaves(LeafKind::Gradient).map(elements).sum::<usize>();
         let kinds = [LeafKind::Adapter, LeafKind::Derived, LeafKind::Gradient, LeafKind::Moment];
-        // A copy that is made where its weight is fetched has no memory of its own.
+        // A copy that is made when its weight is fetched has no memory of its own.
         let leaves =
             kinds.into_iter().flat_map(|kind| plan.leaves(kind)).filter(|(_, value)| value.buffer.is_some());
         let bytes = leaves.map(|(_, value)| value.ty.bytes(&Extent::default())).sum::<usize>();
@@ -82,7 +82,7 @@ impl Planned {
     }
 }
 
-/// What is trained, and its bytes in any memory.
+/// Trained parameters, and their bytes in all memory spaces together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trained {
     pub parameters: u64,
@@ -95,31 +95,13 @@ impl Trained {
     }
 }
 
-/// Plans the job; `Ok` with `fits == false` where even the leanest plan is too large.
+/// Plans the job; `Ok` with `fits == false` if even the leanest plan is too large.
 pub fn plan_job(job: &Job) -> Result<Planned, Failure> {
-    let pins = pins(job)?;
-    plan_with(job, &DemandShape::of(job, None)?, pins)
-}
-
-/// Plans the job by the choices of an earlier plan, if they still fit.
-pub fn plan_job_as_before(job: &Job, policy: &Policy) -> Result<Option<Planned>, Failure> {
-    let terms = Terms::with(job, Pins::from(policy.clone()));
-    let shape = DemandShape::of(job, Some(policy))?;
-    let solution = terms.solve(&job.request, &shape.demands).ok();
-    Ok(solution.map(|solution| Planned::of(job, &shape, &terms, solution, true, vec![])))
-}
-
-/// Milliseconds of a step if memory were no question.
-pub fn unlimited_step_ms(job: &Job) -> Result<f64, Failure> {
-    let terms = Terms { budget: Budget::device(u64::MAX), ..Terms::of(job)? };
-    let solution = terms.solve(&job.request, &DemandShape::of(job, None)?.demands);
-    Ok(solution.map_or_else(|error| error.leanest.step_ms, |solution| solution.step_ms))
-}
-
-fn plan_with(job: &Job, shape: &DemandShape, pins: Pins) -> Result<Planned, Failure> {
-    let mut terms = Terms::with(job, pins);
+    let mut terms = Terms::of(job)?;
+    let shape = DemandShape::of(job, None)?;
     let mut result = terms.solve(&job.request, &shape.demands);
-    let alternatives = result.as_ref().err().map(|error| terms.on_disk(job, error)).unwrap_or_default();
+    let alternatives =
+        result.as_ref().err().map(|error| terms.with_more_on_disk(job, error)).unwrap_or_default();
     for on_disk in alternatives {
         if let Ok(mut other) = on_disk.solve(&job.request, &shape.demands) {
             let (asked, own) = (&terms.pins, &on_disk.pins);
@@ -130,12 +112,27 @@ fn plan_with(job: &Job, shape: &DemandShape, pins: Pins) -> Result<Planned, Fail
         }
     }
     Ok(match result {
-        Ok(solution) => Planned::of(job, shape, &terms, solution, true, vec![]),
+        Ok(solution) => Planned::of(job, &shape, &terms, solution, true, vec![]),
         Err(SolveError { leanest, .. }) => {
             let advice = advise(job, &terms, &leanest);
-            Planned::of(job, shape, &terms, *leanest, false, advice)
+            Planned::of(job, &shape, &terms, *leanest, false, advice)
         }
     })
+}
+
+/// Plans the job with the choices of an earlier plan; `None` if they no longer fit.
+pub fn plan_job_as_before(job: &Job, policy: &Policy) -> Result<Option<Planned>, Failure> {
+    let terms = Terms::with(job, Pins::from(policy.clone()));
+    let shape = DemandShape::of(job, Some(policy))?;
+    let solution = terms.solve(&job.request, &shape.demands).ok();
+    Ok(solution.map(|solution| Planned::of(job, &shape, &terms, solution, true, vec![])))
+}
+
+/// Milliseconds per step with unlimited memory.
+pub fn unlimited_step_ms(job: &Job) -> Result<f64, Failure> {
+    let terms = Terms { budget: Budget::device(u64::MAX), ..Terms::of(job)? };
+    let solution = terms.solve(&job.request, &DemandShape::of(job, None)?.demands);
+    Ok(solution.map_or_else(|error| error.leanest.step_ms, |solution| solution.step_ms))
 }
 
 impl Planned {
@@ -148,33 +145,29 @@ impl Planned {
         advice: Vec<String>,
     ) -> Planned {
         let mut notes = notes(job, shape, terms, &solution, fits);
-        let Budget { device_bytes: budget_bytes, offload_bytes: offload_budget_bytes, .. } = terms.budget;
-        let step_tokens = shape.all_tokens;
-        let exchange = Exchange::of(job.world, shape, &solution, &terms.profile);
+        let budget_bytes = terms.budget.device_bytes;
         let life = plan_life(job, &solution);
         notes.extend(later_needs(&life, budget_bytes).filter(|_| fits));
-        let profile = job.profile.clone();
         let is_gpu = job.request.device == DeviceKind::Cuda;
-        let host_bytes = is_gpu.then(|| host_bytes(job, &solution));
         Planned {
-            solution,
             budget_bytes,
-            offload_budget_bytes,
-            host_bytes,
-            step_tokens,
+            offload_budget_bytes: terms.budget.offload_bytes,
+            host_bytes: is_gpu.then(|| host_bytes(job, &solution)),
+            step_tokens: shape.all_tokens,
             fits,
             trains_base: !job.request.trained.is_empty(),
             advice,
             notes,
-            profile,
+            profile: job.profile.clone(),
             life,
             world: job.world,
-            exchange,
+            exchange: Exchange::of(job.world, shape, &solution, &terms.profile),
+            solution,
         }
     }
 }
 
-/// What a command that follows would take, where that is more than the run may.
+/// A note if a command after training, such as `smidgen merge`, would need more than the budget.
 fn later_needs(life: &[LifePhase], budget_bytes: u64) -> Option<String> {
     let later = life.iter().filter(|phase| !OF_TRAINING.contains(&phase.name));
     let most = later.max_by_key(|phase| phase.needs.device)?;
@@ -194,22 +187,22 @@ fn notes(job: &Job, shape: &DemandShape, terms: &Terms, solution: &Solution, fit
         }
     };
     if job.recipe.model.compute == Compute::Bf16 && matches!(job.arithmetic, Arithmetic::F32(_)) {
-        notes.push("this processor does not multiply bf16: computing in f32".to_owned());
+        notes.push("this processor has no bf16 instructions: computing in f32".to_owned());
     }
     notes.extend(trained_note(job));
     notes.extend(pin_notes(job));
     notes.extend(job.budget.note());
-    let is_pinned = is_pinned_away(&job.recipe.memory.pins, Choice::OptimizerState);
+    let is_pinned = is_pinned_off_device(&job.recipe.memory.pins, Choice::OptimizerState);
     if is_pinned && solution.policy.divides(Sharding::Moments) {
         notes
             .push("optimizer state is divided over ranks: `memory.optimizer_state` has no effect".to_owned());
     }
     notes.extend(host_note(job, terms, solution));
-    notes.extend(roomier(job, shape, terms, solution).filter(|_| fits));
+    notes.extend(gain_of_more_memory(job, shape, terms, solution).filter(|_| fits));
     notes
 }
 
-/// The host memory that a plan for a GPU counts on.
+/// The host memory that a plan for a GPU needs.
 fn host_note(job: &Job, terms: &Terms, solution: &Solution) -> Option<String> {
     if job.request.device == DeviceKind::Cpu {
         return None;
@@ -226,24 +219,24 @@ fn host_note(job: &Job, terms: &Terms, solution: &Solution) -> Option<String> {
             "assumes a machine with {needed} of free host memory; `memory.host_budget` sets a limit for offloaded tensors"
         ),
         limit => format!(
-            "takes {needed} of host memory, offloaded tensors within their limit of {}",
+            "needs {needed} of host memory; offloaded tensors keep within their limit of {}",
             format_bytes(limit)
         ),
     })
 }
 
-/// Pinned memory and what the process takes, of all ranks of a machine.
-pub fn host_bytes(job: &Job, solution: &Solution) -> u64 {
+/// Pinned memory and memory of the processes, of all ranks of a machine.
+fn host_bytes(job: &Job, solution: &Solution) -> u64 {
     let shared = solution.plan.host.shared_bytes as u64;
     let own = pinned_bytes(&solution.plan) - shared + process_context(job).bytes_for(&solution.plan);
     shared + job.world.local.of as u64 * own
 }
 
-fn is_pinned_away(pins: &Pins, choice: Choice) -> bool {
+fn is_pinned_off_device(pins: &Pins, choice: Choice) -> bool {
     pins.space_of(choice).is_some_and(|space| space != Space::Device)
 }
 
-/// Pins that mean something else here than they say.
+/// Pins that have another effect on this device than they say, or none.
 fn pin_notes(job: &Job) -> Vec<String> {
     let pins = &job.recipe.memory.pins;
     let keys = [
@@ -261,39 +254,34 @@ fn pin_notes(job: &Job) -> Vec<String> {
             )
         })
         .collect();
-    if job.request.trained.is_empty() && is_pinned_away(pins, Choice::Gradients) {
+    if job.request.trained.is_empty() && is_pinned_off_device(pins, Choice::Gradients) {
         notes
             .push("adapters keep their gradients on the device: `memory.gradients` has no effect".to_owned());
     }
     notes
 }
 
-/// What becomes of trained weights that the base does not have in f32.
+/// The types of trained base weights, if the checkpoint does not store them as f32.
 fn trained_note(job: &Job) -> Option<String> {
     if Product::of(&job.recipe) == Product::Adapter {
         return None;
     }
-    let trained = &job.request.trained;
-    let stored = trained.iter().filter_map(|name| job.model.weight(name)?.storage());
-    let names: BTreeSet<String> =
-        stored.filter(|storage| *storage != Storage::F32).map(|storage| storage.to_string()).collect();
-    let first = trained.iter().find_map(|name| {
-        let storage = job.model.weight(name)?.storage()?;
-        (storage != Storage::F32).then(|| written_storage(&job.model, name)).flatten()
-    });
-    let names: Vec<String> = names.into_iter().collect();
-    let written = first?;
+    let stored =
+        job.request.trained.iter().filter_map(|name| Some((name, job.model.weight(name)?.storage()?)));
+    let not_f32: Vec<(&String, Storage)> = stored.filter(|(_, storage)| *storage != Storage::F32).collect();
+    let written = not_f32.iter().find_map(|(name, _)| written_storage(&job.model, name))?;
     if job.request.optimizer.master != Master::F32 {
         return Some("trained matrices are bf16 and rounded at random after each update".to_owned());
     }
+    let names: BTreeSet<String> = not_f32.iter().map(|(_, storage)| storage.to_string()).collect();
     Some(format!(
         "trained weights, {} in the base, are f32 while they are trained and rounded to {written} in the model",
-        names.join(" and ")
+        Vec::from_iter(names).join(" and ")
     ))
 }
 
-/// What more memory would buy: the smallest plan that keeps everything on the device and is faster.
-fn roomier(job: &Job, shape: &DemandShape, terms: &Terms, solution: &Solution) -> Option<String> {
+/// How much more memory would keep everything on the device, if that is faster.
+fn gain_of_more_memory(job: &Job, shape: &DemandShape, terms: &Terms, solution: &Solution) -> Option<String> {
     const LEAST_GAIN: f64 = 1.005;
     if solution.prices.is_empty() {
         return None;
@@ -329,7 +317,7 @@ impl Planned {
                     DeviceKind::Cuda => "of pinned memory",
                 };
                 format!(
-                    "plans that fit the budget of {} need up to {} {place}, and there are {}",
+                    "plans that fit the budget of {} need up to {} {place}, the limit is {}",
                     format_bytes(self.budget_bytes),
                     format_bytes(self.solution.offloaded_bytes(self.world.local.of)),
                     format_bytes(self.offload_budget_bytes)

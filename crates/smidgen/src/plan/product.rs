@@ -1,10 +1,9 @@
-//! What a run makes: an adapter, or with full training a whole model.
+//! The product of a run: an adapter, or with full training a whole model.
 //!
-//! Names of folders and files, and the words for it; what is inside is written by `train/`.
+//! Names of its folder and files, and the words for it in messages. Left out: writing it (`train/`).
 
 use smidgen_recipe::{AdapterKind, Recipe};
 
-/// What a run makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Product {
     Adapter,
@@ -21,7 +20,7 @@ impl Product {
         }
     }
 
-    /// Its folder in that of the run, which is also the word for it.
+    /// Its folder inside the run's folder, which is also its name in messages.
     pub fn folder(self) -> &'static str {
         match self {
             Product::Adapter => "adapter",
@@ -29,7 +28,7 @@ impl Product {
         }
     }
 
-    /// The word with its article.
+    /// The name with its article.
     pub fn one(self) -> &'static str {
         match self {
             Product::Adapter => "an adapter",
@@ -37,7 +36,7 @@ impl Product {
         }
     }
 
-    /// The file without which it is none.
+    /// The file that every product of this kind has.
     pub fn config(self) -> &'static str {
         match self {
             Product::Adapter => "adapter_config.json",

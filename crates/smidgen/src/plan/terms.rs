@@ -1,12 +1,13 @@
-//! What a plan is made under: pinned choices, memory outside the arena, the budget, and the device's rates.
+//! The conditions that a plan must meet: pinned choices, memory outside the arena, the budget, and the device's rates.
 //!
-//! The recipe's `[memory]` keys become pins of the solver here.
+//! The recipe's `[memory]` section becomes pins of the solver here, and pins that the model cannot have are refused.
+//! Left out: the micro-batches that the solver may choose from (`demand.rs`).
 
 use crate::failure::Failure;
+use crate::machine::host;
 use crate::plan::context::context;
 use crate::plan::devices::Place;
 use crate::plan::disk;
-use crate::plan::host;
 use crate::plan::job::{self, Job};
 use crate::plan::profiles;
 use smidgen_compile::choices::{Refusal, refuse};
@@ -17,28 +18,31 @@ use smidgen_compile::{
 };
 use smidgen_ir::{DeviceKind, Pins, Space};
 
-/// What a plan is made under.
+/// The conditions of one question to the solver.
 #[derive(Clone, Debug)]
 pub struct Terms {
     pub purpose: Purpose,
     pub pins: Pins,
+    /// Memory outside the arena.
     pub context: Context,
     pub budget: Budget,
+    /// The rates of the device in the precision of the run.
     pub profile: Profile,
 }
 
 impl Terms {
-    /// Those of the recipe.
+    /// Training with the pins of the recipe's `[memory]` section.
     pub fn of(job: &Job) -> Result<Terms, Failure> {
         Ok(Terms::with(job, pins(job)?))
     }
 
+    /// Training with other pins than the recipe's.
     pub fn with(job: &Job, pins: Pins) -> Terms {
         let profile = job.profile.device.at(job.request.precision);
         Terms { purpose: Purpose::Training, pins, context: context(job), budget: budget(job), profile }
     }
 
-    /// Those of a model that is run and not trained: nothing is pinned.
+    /// Evaluating or generating, with nothing pinned.
     pub fn of_use(
         purpose: Purpose,
         request: &Request,
@@ -60,23 +64,23 @@ impl Terms {
         solve(&self.question(request, demands))
     }
 
-    /// The same with more and more on disk, where pinned memory is what was short and the recipe leaves it open: first
-    /// what is touched once in a step.
-    pub fn on_disk(&self, job: &Job, error: &SolveError) -> Vec<Terms> {
-        let is_short_of_host = error.leanest.peak_bytes <= self.budget.device_bytes;
-        if job.request.device == DeviceKind::Cpu || !is_short_of_host {
+    /// Alternative terms that move more and more state to disk, in the order in which the planner tries them when
+    /// pinned memory runs short. State that a step touches once goes first; what the recipe pins stays where it is.
+    pub fn with_more_on_disk(&self, job: &Job, error: &SolveError) -> Vec<Terms> {
+        let fits_the_device = error.leanest.peak_bytes <= self.budget.device_bytes;
+        if job.request.device == DeviceKind::Cpu || !fits_the_device {
             return vec![];
         }
-        let of_trained = [Choice::OptimizerState, Choice::Gradients];
-        let of_trained = of_trained.into_iter().filter(|_| !job.request.trained.is_empty());
-        let (mut all, mut so_far) = (Vec::new(), self.pins.clone());
-        for choice in of_trained.chain([Choice::Weights]) {
-            if let Some(pins) = so_far.with_space_of(choice, Space::Disk) {
-                so_far = pins;
-                all.push(Terms { pins: so_far.clone(), ..self.clone() });
+        let trains_base = !job.request.trained.is_empty();
+        let of_training = [Choice::OptimizerState, Choice::Gradients].into_iter().filter(|_| trains_base);
+        let (mut alternatives, mut pins) = (Vec::new(), self.pins.clone());
+        for choice in of_training.chain([Choice::Weights]) {
+            if let Some(more) = pins.with_space_of(choice, Space::Disk) {
+                pins = more;
+                alternatives.push(Terms { pins: pins.clone(), ..self.clone() });
             }
         }
-        all
+        alternatives
     }
 
     pub fn can_fit(&self, request: &Request, demand: &Demand) -> bool {
@@ -88,7 +92,7 @@ impl Terms {
 fn budget(job: &Job) -> Budget {
     let offload = match (job.request.device, job.recipe.memory.host_budget) {
         (DeviceKind::Cuda, smidgen_recipe::Budget::Bytes(bytes)) => Some(bytes),
-        // A plan may be for another machine.
+        // The plan may be for another machine, so this one's memory does not limit it.
         _ if job.purpose != job::Purpose::Train => None,
         (DeviceKind::Cpu, _) => disk::free_bytes(&job.recipe.output.dir.resolved),
         (DeviceKind::Cuda, smidgen_recipe::Budget::Auto) => host::free_memory_bytes(),
@@ -100,8 +104,9 @@ fn budget(job: &Job) -> Budget {
     }
 }
 
-/// The choices that the recipe pins, if the model has the layers that they name.
-pub fn pins(job: &Job) -> Result<Pins, Failure> {
+/// The choices that the recipe pins, with layers counted as the solver counts them. Refuses pins that the model cannot
+/// have.
+fn pins(job: &Job) -> Result<Pins, Failure> {
     let (mut pins, layers) = (job.recipe.memory.pins.clone(), job.request.spec.layers);
     if let Some(list) = pins.recompute_list() {
         if let Some(&layer) = list.iter().find(|layer| **layer >= layers) {
@@ -110,21 +115,25 @@ pub fn pins(job: &Job) -> Result<Pins, Failure> {
         // A list names layers of the decoder, which follow those of an audio encoder.
         list.iter_mut().for_each(|layer| *layer += job.request.encoder_layers());
     }
-    refuse(&pins, &job.request).map_or(Ok(pins), |refusal| Err(describe(refusal)))
+    match refuse(&pins, &job.request) {
+        Some(refusal) => Err(describe(refusal)),
+        None => Ok(pins),
+    }
 }
 
+/// The error for pins that exclude each other, or that the model cannot have.
 fn describe(refusal: Refusal) -> Failure {
     let (what, hint) = match refusal {
         Refusal::BreadthFirstOnRanks => (
-            "`memory.order = \"breadth\"` is for one rank: several sum gradients as a micro-batch passes the layers",
+            "`memory.order = \"breadth\"` is for one rank: several ranks sum the gradients of each layer while a micro-batch passes it",
             "write `auto` or `depth`",
         ),
         Refusal::BreadthFirstWithTiedHead => (
-            "`memory.order = \"breadth\"` would sum the gradient of the embedding, which is the LM head too, in another order",
+            "`memory.order = \"breadth\"` would sum the gradient of the embedding, which is also the LM head, in another order",
             "write `auto` or `depth`, or train only the layers (`adapter.targets` with their names)",
         ),
         Refusal::BreadthFirstWithAudio => (
-            "`memory.order = \"breadth\"` is for decoders, and a part of what hears is trained",
+            "`memory.order = \"breadth\"` is for decoders, and a part of the audio encoder or projector is trained",
             "write `auto` or `depth`, or leave encoder and projector out of `adapter.targets` and `adapter.train`",
         ),
         Refusal::LapsInDepthFirstOrder => (

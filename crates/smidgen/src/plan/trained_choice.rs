@@ -1,6 +1,6 @@
 //! Which tensors of the base are trained, with `adapter.kind = "full"` or next to an adapter, and their storage format.
 //!
-//! Targets and layers choose them in the same way as adapted linear layers.
+//! `adapter.targets` and `adapter.layers` choose them as they choose adapted linear layers.
 //! Left out: the graph (`smidgen_compile`) and the files (`train/trained_weights.rs`).
 
 use crate::failure::Failure;
@@ -22,7 +22,7 @@ pub fn chosen_tensors(recipe: &Recipe, spec: &DecoderSpec) -> Result<BTreeSet<St
     Ok(trained)
 }
 
-/// Tensors that are trained in addition to an adapter on these modules.
+/// Base tensors that `adapter.train` names, which are trained in addition to an adapter on these modules.
 pub fn tensors_next_to(
     recipe: &Recipe,
     spec: &DecoderSpec,
@@ -35,19 +35,19 @@ pub fn tensors_next_to(
     let targets = adapter::Targets::Names(parts.clone());
     let trained = adapter::trained_tensors(spec, &targets, &adapter::Layers::All)
         .map_err(|error| Failure::recipe(error).context("`adapter.train`"))?;
-    let is_of =
+    let is_trained =
         |module: &LoraModule| trained.iter().any(|name| name.starts_with(&format!("{}.", module.path)));
-    match adapters.iter().find(|module| is_of(module)) {
+    match adapters.iter().find(|module| is_trained(module)) {
         None => Ok(trained),
         Some(module) => Err(Failure::recipe(format!(
-            "`{}` would be trained itself by `adapter.train` and adapted by `adapter.targets`",
+            "`{}` is both trained by `adapter.train` and adapted by `adapter.targets`",
             module.path
         ))
         .hint("leave it out of one of them")),
     }
 }
 
-/// Trained tensors are stored as `train.master` says, whatever their type in the checkpoint.
+/// Sets the storage of trained tensors to that of `train.master`, whatever their type in the checkpoint.
 pub fn store_trained(
     storage: &mut HashMap<String, Storage>,
     spec: &DecoderSpec,
@@ -60,7 +60,7 @@ pub fn store_trained(
     storage.extend(tensors.map(|tensor| (tensor.name, master.storage(tensor.shape.0.len()))));
 }
 
-/// How trained weights are kept, with the seed of what is random about it.
+/// The type in which trained weights are kept; bf16 has the seed of its random rounding.
 pub fn master_of(recipe: &Recipe) -> Master {
     match recipe.train.master {
         recipe::Master::F32 => Master::F32,
@@ -68,7 +68,7 @@ pub fn master_of(recipe: &Recipe) -> Master {
     }
 }
 
-/// What of the base is trained, in a few words.
+/// The trained part of the base in a few words, for titles.
 pub fn chosen_words(recipe: &Recipe) -> String {
     let layers = match &recipe.adapter.layers {
         Layers::All => "all layers".to_owned(),
@@ -83,7 +83,7 @@ pub fn chosen_words(recipe: &Recipe) -> String {
     }
 }
 
-/// The recipe's targets and layers as the compiler has them.
+/// The recipe's targets and layers as types of the compiler.
 pub fn choices(recipe: &Recipe) -> (adapter::Targets, adapter::Layers) {
     let targets = match &recipe.adapter.targets {
         Targets::AllLinear => adapter::Targets::AllLinear,

@@ -1,7 +1,8 @@
-//! The ranks that a job is planned for, and what of a machine each of them has.
+//! The ranks that a job is planned for, and each rank's share of its machine: device, cores and memory.
 //!
-//! A process that trains alone is a world of one. Whether the ranks exist is not a question here: `smidgen plan` plans for
-//! machines that nobody has, and a run says which rank it is.
+//! A process that trains alone is a world of one rank. The ranks need not exist: `smidgen plan` plans for any number of
+//! machines. A run fills in which rank it is.
+//! Left out: starting ranks and connecting them (`ranks/`).
 
 use crate::failure::Failure;
 use crate::plan::profiles;
@@ -12,12 +13,12 @@ use smidgen_runtime::cuda;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct World {
     pub rank: Rank,
-    /// Among the ranks of its machine.
+    /// The rank among those of its machine.
     pub local: Rank,
     /// Ranks that share the memory of this rank's device.
     pub on_device: usize,
     pub machines: usize,
-    /// The device of this rank, where the recipe leaves it open.
+    /// The device of this rank, if the recipe does not choose one.
     pub device: Option<DeviceChoice>,
 }
 
@@ -25,10 +26,10 @@ impl World {
     pub const ALONE: World =
         World { rank: Rank::ONLY, local: Rank::ONLY, on_device: 1, machines: 1, device: None };
 
-    /// The first of this many ranks on this many machines, each with its own GPU where `has_gpu`.
+    /// The first of `ranks` ranks on `machines` machines, each rank with its own GPU if `has_gpu`.
     ///
     /// # Errors
-    /// No rank, or ranks that cannot be spread evenly.
+    /// No rank, or a number of ranks that cannot be spread evenly.
     pub fn planned(ranks: usize, machines: usize, has_gpu: bool) -> Result<World, Failure> {
         if ranks == 0 || machines == 0 {
             return Err(Failure::command("a run has at least one rank, on at least one machine"));
@@ -48,8 +49,8 @@ impl World {
         })
     }
 
-    /// What `smidgen plan` plans for: as many ranks as asked for, with a GPU each if the plan is for a GPU. Ranks share the
-    /// GPU that a recipe pins, unless the recipe names a card that need not be here.
+    /// The world that `smidgen plan` is asked to plan for. Each rank has a GPU of its own if the plan is for a GPU,
+    /// unless the recipe pins a GPU of this machine (`memory.device`), which all ranks then share.
     ///
     /// # Errors
     /// As [`World::planned`]; a batch smaller than the ranks; a profile that does not exist.
@@ -62,7 +63,7 @@ impl World {
         Ok(world)
     }
 
-    /// For people, such as "8 ranks on 2 machines".
+    /// Such as "8 ranks on 2 machines".
     pub fn describe(&self) -> String {
         let machines =
             if self.machines == 1 { "1 machine".into() } else { format!("{} machines", self.machines) };
@@ -73,12 +74,12 @@ impl World {
         self.rank.is_only()
     }
 
-    /// Whether this rank writes the run folder and speaks.
+    /// Whether this is rank 0, which writes the run folder and prints.
     pub fn is_first(&self) -> bool {
         self.rank.index == 0
     }
 
-    /// Gives this rank its GPU and its cores, unless the recipe pins them.
+    /// Gives this rank its device, unless the recipe pins one.
     ///
     /// # Errors
     /// More ranks than GPUs, unless `memory.device` says that they share one; a batch smaller than the ranks.
@@ -102,21 +103,21 @@ impl World {
                 self.device = Some(DeviceChoice::Cpu);
                 self.on_device = self.local.of;
             }
-            // A device that is pinned is that of every rank of the machine.
+            // All ranks of the machine share a pinned device.
             DeviceChoice::Cpu | DeviceChoice::Cuda(_) => self.on_device = self.local.of,
         }
         Ok(())
     }
 
     /// # Errors
-    /// A batch with fewer samples than ranks: some would never have anything to do.
+    /// A batch with fewer samples than ranks: some ranks would have no sample.
     pub fn check_batch(&self, recipe: &Recipe) -> Result<(), Failure> {
         let ranks = self.rank.of;
         match recipe.train.batch {
             Batch::Samples(samples) if samples < ranks => Err(Failure::recipe(format!(
-                "`train.batch = {samples}` is the batch of all ranks together, and there are {ranks}"
+                "`train.batch = {samples}` is the batch of all ranks together, and there are {ranks} ranks"
             ))
-            .hint(format!("`train.batch = {ranks}` gives every rank a sample; or start fewer ranks"))),
+            .hint(format!("`train.batch = {ranks}` gives every rank a sample; otherwise start fewer ranks"))),
             Batch::Samples(_) | Batch::Tokens(_) => Ok(()),
         }
     }

@@ -1,8 +1,8 @@
 //! A connection between `--ranks` and the ranks that it started: each notices the end of the other.
 //!
-//! A rank whose launcher is gone ends too. And `mpiexec` kills all ranks at once if one of them dies, before they can say
-//! which it was; the launcher knows, because the connection of that rank closed first, without a farewell.
-//! Left out: everything else. Ranks speak to each other over the link.
+//! A rank exits if its launcher is gone. If a rank dies, `mpiexec` kills all others before they can report which one it
+//! was; the launcher knows, because the connection of that rank closed first, without a farewell.
+//! Left out: communication between ranks (`link.rs`).
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Where the launcher listens.
+/// The variable with the address at which the launcher listens.
 pub const LAUNCHER_VARIABLE: &str = "SMIDGEN_LAUNCHER";
 
 const FAREWELL: u8 = 1;
@@ -19,7 +19,7 @@ const FAREWELL: u8 = 1;
 /// The launcher's side.
 #[derive(Debug)]
 pub(super) struct Watch {
-    /// For [`LAUNCHER_VARIABLE`].
+    /// The value of [`LAUNCHER_VARIABLE`].
     pub address: String,
     died: Arc<Mutex<Option<usize>>>,
 }
@@ -34,14 +34,14 @@ impl Watch {
         thread::Builder::new().name("ranks".into()).spawn(move || {
             while let Ok((stream, _)) = listener.accept() {
                 let died = Arc::clone(&watching);
-                // Without a thread the connection closes, and the rank ends as if the launcher had.
+                // If no thread can be started the connection closes, and the rank exits as if the launcher had ended.
                 let _ = thread::Builder::new().name("rank".into()).spawn(move || watch(stream, &died));
             }
         })?;
         Ok(Watch { address, died })
     }
 
-    /// The first rank that ended without a farewell, waiting a moment for the news.
+    /// The first rank that ended without a farewell. Waits half a second for one.
     pub fn first_that_died(&self) -> Option<usize> {
         let start = Instant::now();
         loop {
@@ -60,14 +60,14 @@ fn watch(mut stream: TcpStream, died: &Mutex<Option<usize>>) {
         return;
     }
     let mut last = [0];
-    let has_ended_well = matches!(stream.read(&mut last), Ok(1)) && last[0] == FAREWELL;
-    if !has_ended_well {
+    let said_farewell = matches!(stream.read(&mut last), Ok(1)) && last[0] == FAREWELL;
+    if !said_farewell {
         let rank = u32::from_le_bytes(rank) as usize;
         died.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(rank);
     }
 }
 
-/// A rank's side. Dropping it says farewell: this rank ends in order, or with an error that it has printed.
+/// A rank's side. Dropping it sends a farewell: this rank ends normally, or with an error that it has printed.
 #[derive(Debug)]
 pub struct Following {
     stream: TcpStream,
@@ -85,11 +85,11 @@ fn follow(address: &str, rank: usize, on_end: impl FnOnce() + Send + 'static) ->
     stream.write_all(&(rank as u32).to_le_bytes())?;
     let mut reader = stream.try_clone()?;
     let is_over = Arc::new(AtomicBool::new(false));
-    let ended_here = Arc::clone(&is_over);
+    let this_rank_ended = Arc::clone(&is_over);
     thread::Builder::new().name("launcher".into()).spawn(move || {
-        // The launcher never sends anything: this returns when one of the two ends.
+        // The launcher never sends anything, so this returns when one of the two ends.
         let _ = reader.read(&mut [0]);
-        if !ended_here.load(Ordering::SeqCst) {
+        if !this_rank_ended.load(Ordering::SeqCst) {
             on_end();
         }
     })?;

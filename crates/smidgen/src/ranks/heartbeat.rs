@@ -1,10 +1,10 @@
-//! The threads behind a link: they read what other ranks send, beat, and notice a rank that is lost.
+//! The threads behind a link: they read messages, send heartbeats, and notice a rank that is lost.
 //!
-//! Every rank but 0 has one connection, to rank 0, which has one to each. A reader thread per connection files what
-//! comes; one heartbeat thread sends a beat each second and looks at when each peer was heard last. None of them depends
-//! on the main thread, which may compute or wait inside a collective for as long as it likes.
-//! The first loss counts. Rank 0 tells the others, and the heartbeat thread of every rank calls the handler once.
-//! Beats say how many exchanges of tensors a rank has reached, by which rank 0 finds one that makes no progress
+//! Every rank but 0 has one connection, to rank 0, which has one to each. A reader thread per connection stores
+//! incoming messages; one heartbeat thread sends a beat each second and checks when each peer was last heard. None of
+//! them depends on the main thread, which may compute or wait inside a collective for any time.
+//! Only the first loss is reported. Rank 0 passes it on, and the heartbeat thread of every rank calls the handler once.
+//! Beats have the number of tensor exchanges that a rank has reached, so that rank 0 finds one that makes no progress
 //! (`standstill.rs`). Left out: what the handler does.
 
 use super::standstill::{Counts, Standstill};
@@ -21,20 +21,20 @@ use std::time::{Duration, Instant};
 /// Called when a rank is lost.
 pub type OnLoss = Box<dyn FnOnce(Failure) + Send>;
 
-/// How long things may take.
+/// Time limits and intervals.
 #[derive(Clone, Copy, Debug)]
 pub struct Times {
-    /// Until all ranks are there: they may start minutes apart.
+    /// For all ranks to connect: they may start minutes apart.
     pub opening: Duration,
-    /// Before a wait is mentioned.
+    /// A wait of this long is shown to the user.
     pub patience: Duration,
-    /// Between two beats.
+    /// Between two beats of a rank.
     pub beat: Duration,
     /// A rank that is silent for this long is lost.
     pub silence: Duration,
-    /// For a lost rank's news to reach everyone before the handler is called.
+    /// For the message about a lost rank to reach everyone before the handler is called.
     pub farewell: Duration,
-    /// For the others to end, after rank 0 has finished.
+    /// For the other ranks to end after rank 0 has finished.
     pub closing: Duration,
 }
 
@@ -59,12 +59,13 @@ pub(super) struct Peer {
     writer: Mutex<TcpStream>,
 }
 
-/// What a peer sent for a call, and whether it is still there.
+/// What was received from a peer.
 #[derive(Debug)]
 struct Inbox {
+    /// Call, its number and the peer's bytes for it.
     data: VecDeque<(Call, u64, Vec<u8>)>,
-    heard: Instant,
-    /// It said that it has finished.
+    last_heard: Instant,
+    /// It sent that it has finished.
     has_closed: bool,
     /// Its connection has ended.
     is_gone: bool,
@@ -76,12 +77,12 @@ struct State {
     inboxes: Vec<Inbox>,
     lost: Option<(usize, Loss)>,
     failure: Option<Failure>,
-    /// This rank has closed or aborted: what others do does not matter any more.
+    /// This rank has closed or aborted, so that losses no longer matter.
     is_over: bool,
     /// What this rank is doing, for messages.
     place: String,
     remedy: Option<String>,
-    /// How far this rank has come with its exchanges.
+    /// Counts the tensor exchanges of this rank.
     progress: Option<Arc<Progress>>,
     standstill: Option<Standstill>,
 }
@@ -114,14 +115,14 @@ impl Shared {
         for (rank, stream) in connections {
             stream.set_nodelay(true)?;
             stream.set_read_timeout(None)?;
-            // A peer that takes nothing for this long is silent.
+            // A peer that accepts no bytes for this long counts as silent.
             stream.set_write_timeout(Some(times.silence))?;
             peers.push(Peer { rank, writer: Mutex::new(stream.try_clone()?), stream });
         }
-        let heard = Instant::now();
+        let last_heard = Instant::now();
         let inbox = |_| Inbox {
             data: VecDeque::new(),
-            heard,
+            last_heard,
             has_closed: false,
             is_gone: false,
             counts: Counts::default(),
@@ -138,7 +139,7 @@ impl Shared {
         Ok(shared)
     }
 
-    /// Sends to a peer; one that cannot take it is lost.
+    /// Sends to a peer, which is lost if that fails.
     pub fn send(&self, peer: usize, message: &Message) -> Result<(), Failure> {
         if let Some(failure) = self.failure() {
             return Err(failure);
@@ -155,13 +156,13 @@ impl Shared {
         Err(self.lose(self.peers[peer].rank, loss))
     }
 
-    /// Waits for what a peer sends for a call.
+    /// Waits for a peer's bytes for a call.
     pub fn receive(&self, peer: usize, call: Call, number: u64) -> Result<Vec<u8>, Failure> {
         let mut state = lock(&self.state);
         loop {
             let inbox = &mut state.inboxes[peer];
             let rank = self.peers[peer].rank;
-            // What came before a loss counts: the call was complete.
+            // Data that came before a loss is valid: the call was complete.
             if let Some((theirs, count, bytes)) = inbox.data.pop_front() {
                 if (theirs, count) == (call, number) {
                     return Ok(bytes);
@@ -182,7 +183,7 @@ impl Shared {
         }
     }
 
-    /// Notes that a rank is lost, unless another was before it. The failure that counts.
+    /// Records that a rank is lost, unless another one was lost before. Returns the failure of the first.
     pub fn lose(&self, rank: usize, loss: Loss) -> Failure {
         let mut state = lock(&self.state);
         if let Some(failure) = &state.failure {
@@ -215,13 +216,13 @@ impl Shared {
         lock(&self.state).remedy = Some(remedy);
     }
 
-    /// Watches the exchanges of all ranks: one that keeps the others waiting for longer than the limit is lost.
+    /// From now on, a rank that keeps the others waiting in tensor exchanges for longer than the limit is lost.
     pub fn watch(&self, progress: Arc<Progress>, limit: Duration) {
         let mut state = lock(&self.state);
         (state.progress, state.standstill) = (Some(progress), Some(Standstill::new(limit)));
     }
 
-    /// The rank that makes no progress, where all of them are heard.
+    /// The rank that makes no progress, if all ranks are still connected. Only rank 0 looks for one.
     fn find_standstill(&self, now: Instant) -> Option<(usize, Loss)> {
         if self.rank != 0 {
             return None;
@@ -236,7 +237,7 @@ impl Shared {
         Some((if at == 0 { 0 } else { self.peers[at - 1].rank }, loss))
     }
 
-    /// Nothing that peers do from here on is a loss. Returns whether it was so before.
+    /// From now on, nothing that peers do is a loss. Returns whether this was called before.
     pub fn end(&self) -> bool {
         let mut state = lock(&self.state);
         self.changed.notify_all();
@@ -248,7 +249,7 @@ impl Shared {
         self.wait(time, |state| state.inboxes.iter().all(|inbox| inbox.is_gone));
     }
 
-    /// Waits until every peer has said that it has finished, or one is lost: those that have not.
+    /// Waits until every peer has finished, or a rank is lost. Returns the ranks that have not finished.
     pub fn wait_until_closed(&self, time: Duration) -> Vec<usize> {
         self.wait(time, |state| {
             state.failure.is_some() || state.inboxes.iter().all(|inbox| inbox.has_closed)
@@ -258,15 +259,15 @@ impl Shared {
         open.map(|(peer, _)| peer.rank).collect()
     }
 
-    /// Closes the connections, which ends the readers.
+    /// Closes the connections, which ends the reader threads.
     pub fn disconnect(&self) {
         for peer in &self.peers {
             let _ = peer.stream.shutdown(Shutdown::Both);
         }
     }
 
-    /// Sends to every peer that is still there, as far as that works, but not to one that takes nothing any more.
-    pub fn tell(&self, message: &Message, except: Option<usize>) {
+    /// Sends to every peer that is still connected except one, and ignores errors.
+    pub fn send_to_all(&self, message: &Message, except: Option<usize>) {
         for (at, peer) in self.peers.iter().enumerate() {
             if Some(peer.rank) != except && !lock(&self.state).inboxes[at].is_gone {
                 let _ = message.write(&mut *lock(&peer.writer));
@@ -274,7 +275,7 @@ impl Shared {
         }
     }
 
-    /// Ends the sending half: the peer sees the end after the last message.
+    /// Closes the sending direction: peers see the end after the last message.
     pub fn finish_sending(&self) {
         for peer in &self.peers {
             let _ = peer.stream.shutdown(Shutdown::Write);
@@ -287,12 +288,12 @@ impl Shared {
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// The reader of one connection.
+    /// The thread that reads one connection.
     fn read_from(&self, at: usize) {
         let peer = &self.peers[at];
-        let mut heard = Heard { shared: self, at };
+        let mut reader = PeerReader { shared: self, at };
         let loss = loop {
-            match Message::read(&mut heard, MOST_BYTES) {
+            match Message::read(&mut reader, MOST_BYTES) {
                 Ok(Message::Data { call, number, bytes }) => {
                     lock(&self.state).inboxes[at].data.push_back((call, number, bytes));
                     self.changed.notify_all();
@@ -310,13 +311,13 @@ impl Shared {
             Some((rank, loss)) => drop(self.lose(rank, loss)),
             None => lock(&self.state).inboxes[at].has_closed = true,
         }
-        // The other side waits for this before it leaves: what it sent has been read.
+        // The other side waits for this before it exits: it shows that everything was read.
         let _ = peer.stream.shutdown(Shutdown::Both);
         lock(&self.state).inboxes[at].is_gone = true;
         self.changed.notify_all();
     }
 
-    /// The heartbeat.
+    /// The heartbeat thread.
     fn beat(&self, on_loss: OnLoss) {
         let tick = self.times.beat / 4;
         let (mut awake, mut beaten) = (Instant::now(), Instant::now());
@@ -329,7 +330,7 @@ impl Shared {
             if let Some((failure, (rank, loss))) = lost {
                 if self.rank == 0 {
                     let except = (loss == Loss::Silent).then_some(rank);
-                    self.tell(&Message::Lost { rank: rank as u32, loss }, except);
+                    self.send_to_all(&Message::Lost { rank: rank as u32, loss }, except);
                     self.finish_sending();
                     self.wait_until_gone(self.times.farewell);
                 }
@@ -340,17 +341,17 @@ impl Shared {
             }
             let now = Instant::now();
             if now - awake > self.times.silence / 2 {
-                // This process was stopped, or its machine slept: what it did not hear meanwhile says nothing.
-                lock(&self.state).inboxes.iter_mut().for_each(|inbox| inbox.heard = now);
+                // This process was stopped, or its machine slept, so it could not hear the others.
+                lock(&self.state).inboxes.iter_mut().for_each(|inbox| inbox.last_heard = now);
             }
             awake = now;
             if now - beaten >= self.times.beat {
                 beaten = now;
                 let Counts { reached, done } = lock(&self.state).own_counts();
                 for peer in &self.peers {
-                    // If it is locked, something longer is being sent, which is as good as a beat.
+                    // If it is locked, another message is being sent, which serves as a beat.
                     if let Ok(mut writer) = peer.writer.try_lock() {
-                        // The reader notices a closed connection.
+                        // The reader thread notices a closed connection.
                         let _ = Message::Beat { reached, done }.write(&mut *writer);
                     }
                 }
@@ -358,7 +359,7 @@ impl Shared {
             let silent = lock(&self.state).inboxes.iter().position(|inbox| {
                 !inbox.has_closed
                     && !inbox.is_gone
-                    && now.saturating_duration_since(inbox.heard) > self.times.silence
+                    && now.saturating_duration_since(inbox.last_heard) > self.times.silence
             });
             if let Some(at) = silent {
                 self.lose(self.peers[at].rank, Loss::Silent);
@@ -369,55 +370,54 @@ impl Shared {
     }
 }
 
-/// A connection that notes when something came.
-struct Heard<'a> {
+/// Reads a connection and records when bytes arrive.
+struct PeerReader<'a> {
     shared: &'a Shared,
     at: usize,
 }
 
-impl Read for Heard<'_> {
+impl Read for PeerReader<'_> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         let count = (&self.shared.peers[self.at].stream).read(bytes)?;
-        lock(&self.shared.state).inboxes[self.at].heard = Instant::now();
+        lock(&self.shared.state).inboxes[self.at].last_heard = Instant::now();
         Ok(count)
     }
 }
 
 fn describe(rank: usize, loss: &Loss, state: &State, times: Times) -> Failure {
     let during = if state.place.is_empty() { String::new() } else { format!(" during {}", state.place) };
-    let message = match loss {
-        Loss::Died => format!("rank {rank} died{during} (its connection closed)"),
-        Loss::Silent => {
-            format!("rank {rank} does not answer{during} (nothing came for {} s)", times.silence.as_secs())
-        }
-        Loss::Behind(seconds) => format!(
-            "rank {rank} makes no progress{during} (it answers, and the others have waited for it for {seconds} s)"
+    let (message, hint) = match loss {
+        Loss::Died => (
+            format!("rank {rank} died{during} (its connection closed)"),
+            Some(format!(
+                "the output of rank {rank} may say why; `dmesg` shows a process that ran out of memory"
+            )),
         ),
-        Loss::Stalled(seconds) => {
-            format!("an exchange that all ranks have reached does not end{during} (after {seconds} s)")
-        }
-        Loss::Aborted(reason) => format!("rank {rank} failed{during}: {reason}"),
-    };
-    let look = match loss {
-        Loss::Aborted(_) => None,
-        Loss::Died => Some(format!(
-            "the output of rank {rank} may say why; `dmesg` shows a process that ran out of memory"
-        )),
-        Loss::Silent => {
-            Some(format!("the process of rank {rank} is stopped, or its machine or network is down"))
-        }
-        Loss::Behind(_) => Some(format!(
-            "a GPU or a file system of rank {rank} hangs: `nvidia-smi` and `dmesg` on its machine may say why"
-        )),
-        Loss::Stalled(_) => Some(
-            "the network between the machines, or NCCL, is at fault: `NCCL_DEBUG=WARN` has NCCL say more"
-                .to_owned(),
+        Loss::Silent => (
+            format!("rank {rank} does not answer{during} (nothing came for {} s)", times.silence.as_secs()),
+            Some(format!("the process of rank {rank} is stopped, or its machine or network is down")),
         ),
+        Loss::Behind(seconds) => (
+            format!(
+                "rank {rank} makes no progress{during} (it answers, and the others have waited for it for {seconds} s)"
+            ),
+            Some(format!(
+                "a GPU or a file system of rank {rank} hangs: `nvidia-smi` and `dmesg` on its machine may say why"
+            )),
+        ),
+        Loss::Stalled(seconds) => (
+            format!("an exchange that all ranks have reached does not end{during} (after {seconds} s)"),
+            Some(
+                "the network between the machines or NCCL hangs: `NCCL_DEBUG=WARN` makes NCCL print why"
+                    .into(),
+            ),
+        ),
+        Loss::Aborted(reason) => (format!("rank {rank} failed{during}: {reason}"), None),
     };
-    Failure::ranks(message).hint_if_some(look).hint_if_some(state.remedy.as_ref())
+    Failure::ranks(message).hint_if_some(hint).hint_if_some(state.remedy.as_ref())
 }
 
-/// A panic elsewhere does not matter: the state is whole between two statements.
+/// Ignores that another thread panicked: it cannot have left the state half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,14 +1,14 @@
-//! Joining a run: from what a launcher said to a link, a world and an engine.
+//! Joins the ranks of a run: finds the others, chooses the device of this rank, and connects it to theirs.
 //!
-//! CPU ranks exchange tensors by MPI, GPU ranks by NCCL where there is one, else by MPI through pinned memory. Where MPI
-//! is started, the address of rank 0 travels by it; else the launcher says it. A rank that is lost ends this process:
-//! nothing else would wake a thread that waits inside a collective.
+//! CPU ranks exchange tensors over MPI, GPU ranks over NCCL if it is installed, else over MPI through pinned memory. If
+//! MPI runs, it sends the address of rank 0 to the others; otherwise the launcher gives it. If a rank is lost this
+//! process exits, because nothing else would wake a thread that waits inside a collective.
 
 use super::follow::{Following, follow_launcher};
 use super::heartbeat::{OnLoss, Times};
 use super::launch::{Launch, Launcher};
 use super::link::Link;
-use super::rendezvous::Member;
+use super::rendezvous::{Listener, Member};
 use super::spawn::Engine;
 use super::team::Team;
 use crate::console::progress::say_failure;
@@ -20,24 +20,24 @@ use smidgen_runtime::comm::{self, Comm, CommError, Mpi, Nccl};
 use smidgen_runtime::cuda::peers::Peers;
 use smidgen_runtime::{AnyDevice, cuda};
 
-/// A rank that has found the others.
+/// A rank that is connected to the others.
 #[derive(Debug)]
 pub struct Joined {
     pub world: World,
     pub team: Team,
-    wires: Wires,
-    /// Says farewell to the launcher when it is dropped.
+    collectives: Collectives,
+    /// Sends a farewell to the launcher when it is dropped.
     _following: Option<Following>,
 }
 
-/// How tensors will travel.
+/// What exchanges tensors.
 #[derive(Debug)]
-enum Wires {
+enum Collectives {
     Mpi(Option<Mpi>),
     Nccl([u8; 128]),
 }
 
-/// What ranks of this recipe exchange by: GPU ranks have NCCL, unless they share a GPU, which NCCL refuses.
+/// The engine for the ranks of this recipe: NCCL for GPU ranks, unless they share a GPU, which NCCL refuses.
 pub fn engine_of(recipe: &Recipe) -> Engine {
     let has_gpu = matches!(cuda::look(0), Ok(facts) if facts.can_train());
     match recipe.memory.device {
@@ -47,10 +47,10 @@ pub fn engine_of(recipe: &Recipe) -> Engine {
 }
 
 impl Joined {
-    /// Finds the other ranks, and gives this one its device.
+    /// Connects to the other ranks, and gives this one its device.
     ///
     /// # Errors
-    /// No engine, a rank that cannot be reached, or one that was started with something else.
+    /// No engine, a rank that cannot be reached, or one that was started with different arguments.
     pub fn open(launch: &Launch, recipe: &Recipe) -> Result<Joined, Failure> {
         let mut world = world_of(launch);
         let engine = engine_of(recipe);
@@ -68,14 +68,14 @@ impl Joined {
             launch.launcher,
             Launcher::Pmi | Launcher::OpenMpi | Launcher::Mvapich | Launcher::Slurm
         );
-        let (link, wires) = match engine {
+        let (link, collectives) = match engine {
             Engine::Mpi if !starts_mpi => return Err(not_started_by_mpi(launch)),
             Engine::Mpi => {
                 let mut mpi = Mpi::start(launch.rank, launch.size).map_err(Failure::from)?;
-                (open_by_mpi(launch, &mut mpi, on_loss)?, Wires::Mpi(Some(mpi)))
+                (open_by_mpi(launch, &mut mpi, on_loss)?, Collectives::Mpi(Some(mpi)))
             }
             Engine::Nccl => {
-                // Where nobody names the machine of rank 0, MPI can tell.
+                // If no variable names the machine of rank 0, MPI sends its address.
                 let mut link = match launch.master.is_none() && starts_mpi {
                     true => {
                         let mut mpi = Mpi::start(launch.rank, launch.size).map_err(Failure::from)?;
@@ -89,38 +89,39 @@ impl Joined {
                     vec![]
                 };
                 let id = link.broadcast(id)?.try_into();
-                let id = id.map_err(|_| Failure::ranks("rank 0 sent something else than the id of NCCL"))?;
-                (link, Wires::Nccl(id))
+                let id = id.map_err(|_| Failure::ranks("rank 0 sent something other than the id of NCCL"))?;
+                (link, Collectives::Nccl(id))
             }
         };
         link.set_place("the start");
-        Ok(Joined { world, team: Team::over(link), wires, _following: following })
+        Ok(Joined { world, team: Team::over(link), collectives, _following: following })
     }
 
     /// Gives a device its communicator.
     pub fn connect(&mut self, device: AnyDevice) -> Result<AnyDevice, Failure> {
         let rank = self.world.rank;
-        match (device, &mut self.wires) {
-            (AnyDevice::Cpu(cpu), Wires::Mpi(mpi)) => Ok(AnyDevice::Cpu(cpu.with_comm(take(mpi)?))),
-            (AnyDevice::Cuda(cuda), Wires::Mpi(mpi)) => {
+        match (device, &mut self.collectives) {
+            (AnyDevice::Cpu(cpu), Collectives::Mpi(mpi)) => Ok(AnyDevice::Cpu(cpu.with_comm(take(mpi)?))),
+            (AnyDevice::Cuda(cuda), Collectives::Mpi(mpi)) => {
                 let peers = Peers::staged(take(mpi)?)?;
                 Ok(AnyDevice::Cuda(Box::new(cuda.with_peers(peers))))
             }
-            (AnyDevice::Cuda(cuda), Wires::Nccl(id)) => {
+            (AnyDevice::Cuda(cuda), Collectives::Nccl(id)) => {
                 let peers = Peers::nccl(*id, rank.index, rank.of)?;
                 Ok(AnyDevice::Cuda(Box::new(cuda.with_peers(peers))))
             }
-            (AnyDevice::Cpu(_), Wires::Nccl(_)) => Err(Failure::ranks("CPU ranks need MPI")),
+            (AnyDevice::Cpu(_), Collectives::Nccl(_)) => Err(Failure::ranks("CPU ranks need MPI")),
         }
     }
 
-    /// Leaves in order, or tells the others why not.
+    /// Ends the link after a success, or tells the others why this rank failed.
     pub fn leave<T>(self, result: Result<T, Failure>) -> Result<T, Failure> {
         let link = self.team.into_link();
         match result {
             Ok(value) => link.close().map(|()| value),
             Err(failure) => {
-                // An exchange fails most often because another rank is lost: that is said instead, and ends this process.
+                // An exchange fails most often because another rank is lost. If so, the handler reports that instead
+                // and exits.
                 if failure.kind == FailureKind::Ranks {
                     link.failure_within(Times::default().silence + Times::default().farewell);
                 }
@@ -147,11 +148,11 @@ fn world_of(launch: &Launch) -> World {
     }
 }
 
-/// The link where MPI runs: it carries the address of rank 0.
+/// Opens the link with MPI, which sends the address of rank 0 to the others.
 fn open_by_mpi(launch: &Launch, mpi: &mut Mpi, on_loss: OnLoss) -> Result<Link, Failure> {
     let member = Member { rank: launch.rank, size: launch.size, job: launch.job.clone() };
     if launch.rank == 0 {
-        let (listener, address) = Link::listen()?;
+        let (listener, address) = Listener::anywhere()?;
         mpi.broadcast_bytes(address.into_bytes(), 0).map_err(Failure::from)?;
         return Link::serve(listener, &member, Times::default(), on_loss);
     }
@@ -162,6 +163,6 @@ fn open_by_mpi(launch: &Launch, mpi: &mut Mpi, on_loss: OnLoss) -> Result<Link, 
 
 fn not_started_by_mpi(launch: &Launch) -> Failure {
     let launcher = launch.launcher.name();
-    Failure::ranks(format!("ranks without NCCL exchange by MPI, and {launcher} did not start one"))
+    Failure::ranks(format!("ranks without NCCL communicate over MPI, and {launcher} did not start MPI"))
         .hint("`smidgen train RECIPE --ranks 2` starts them, or `mpiexec -n 2 smidgen train RECIPE`")
 }

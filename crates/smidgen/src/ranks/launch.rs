@@ -1,10 +1,10 @@
-//! Which rank this process is, as launchers say it: in environment variables.
+//! Reads which rank this process is from the environment variables that launchers set.
 //!
-//! Recognized are `--ranks` of this program, torchrun, Open MPI, MPICH and Intel MPI (PMI), MVAPICH and Slurm's srun.
-//! The innermost launcher counts: our own, then torchrun, then MPI, then Slurm, whose allocation alone starts nothing.
-//! Half a set of variables and sets that disagree are errors, because a rank that takes itself for a whole run would
-//! train the wrong thing without a word. One rank is no launch.
-//! Left out: opening anything. The environment comes as a function, so that tests can pass one.
+//! Known launchers are `--ranks` of this program, torchrun, Open MPI, MPICH and Intel MPI (PMI), MVAPICH and Slurm's
+//! srun. The innermost launcher counts: our own, then torchrun, then MPI, then Slurm, whose allocation alone starts
+//! nothing. Incomplete or contradicting variables are errors, because a rank that believes to be alone would train the
+//! wrong thing silently. A single rank does not count as a launch.
+//! Left out: connecting to the others. The environment is passed as a function, so that tests can pass their own.
 
 use super::node_list::{expand_nodes, tasks_on_node};
 use crate::failure::Failure;
@@ -16,13 +16,13 @@ pub const LOCAL_RANKS_VARIABLE: &str = "SMIDGEN_LOCAL_RANKS";
 pub const MASTER_VARIABLE: &str = "SMIDGEN_MASTER";
 pub const JOB_VARIABLE: &str = "SMIDGEN_JOB";
 
-/// The port of rank 0 where nothing says one and the job has no number.
+/// The port of rank 0 if no variable has one and the job has no name.
 const DEFAULT_PORT: u16 = 29_517;
 
-/// Slurm's numbers of steps from here on are not of srun: the batch script, an interactive shell.
+/// Slurm's step numbers from here on are not started by srun, but are batch scripts and interactive shells.
 const SPECIAL_STEPS: u64 = 4_294_967_280;
 
-/// Who started the ranks.
+/// The program that started the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
     /// `--ranks` of this program.
@@ -48,12 +48,12 @@ impl Launcher {
     }
 }
 
-/// Where rank 0 listens.
+/// The address at which rank 0 listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Master {
     pub host: String,
     pub port: u16,
-    /// What the user can change if the place is wrong.
+    /// The variables that the user can change if the address is wrong.
     pub named_by: &'static str,
 }
 
@@ -66,13 +66,13 @@ pub struct Launch {
     pub local_rank: usize,
     pub local_size: usize,
     pub launcher: Launcher,
-    /// `None` on several machines without a variable that says it: MPI can, or the user must.
+    /// `None` on several machines if no variable has it. MPI can find it; otherwise the user must set it.
     pub master: Option<Master>,
-    /// Tells this job from others, where the launcher has a name for it. Empty where not.
+    /// The launcher's name for the job, which differs between jobs. Empty if it has none.
     pub job: String,
 }
 
-/// Variables by their names.
+/// Looks up an environment variable by name.
 type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// Reads the variables of this process.
@@ -80,7 +80,7 @@ pub fn launch_of_this_process() -> Result<Option<Launch>, Failure> {
     read_launch(&|name| std::env::var(name).ok())
 }
 
-/// `None` if this process is no rank, or the only one.
+/// `None` if no launcher started this process, or it is the only rank.
 pub fn read_launch(lookup: Lookup) -> Result<Option<Launch>, Failure> {
     let lookup =
         &|name: &str| lookup(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
@@ -88,12 +88,12 @@ pub fn read_launch(lookup: Lookup) -> Result<Option<Launch>, Failure> {
     if size == 1 {
         return Ok(None);
     }
-    let local_rank = read_local(lookup, &names.local_ranks, names.local_rank_remedy)?;
+    let local_rank = read_local(lookup, names.local_ranks, names.local_rank_remedy)?;
     let local_size = match tasks_here(lookup, names.launcher)? {
         Some(tasks) => tasks,
         // `--ranks` starts ranks of one machine.
         None if names.launcher == Launcher::Own => read_number(lookup, LOCAL_RANKS_VARIABLE)?.unwrap_or(size),
-        None => read_local(lookup, &names.local_sizes, names.local_rank_remedy)?,
+        None => read_local(lookup, names.local_sizes, names.local_rank_remedy)?,
     };
     if local_rank >= local_size || local_size > size {
         return Err(Failure::command(format!(
@@ -106,26 +106,26 @@ pub fn read_launch(lookup: Lookup) -> Result<Option<Launch>, Failure> {
     Ok(Some(Launch { rank, size, local_rank, local_size, launcher: names.launcher, master, job }))
 }
 
-/// The names that a launcher gives to what it says.
+/// The variables that a launcher sets.
 struct Names {
     launcher: Launcher,
     rank: &'static str,
     size: &'static str,
     /// The first that is set counts.
-    local_ranks: [&'static str; 3],
-    local_sizes: [&'static str; 2],
+    local_ranks: &'static [&'static str],
+    local_sizes: &'static [&'static str],
     local_rank_remedy: &'static str,
 }
 
-const MPI_REMEDY: &str = "set `LOCAL_RANK` and `LOCAL_WORLD_SIZE` for each rank: its place on its machine, counted \
+const MPI_REMEDY: &str = "set `LOCAL_RANK` and `LOCAL_WORLD_SIZE` for each rank: its number on its machine, counted \
                           from 0, and the number of ranks there";
 
 const OWN: Names = Names {
     launcher: Launcher::Own,
     rank: RANK_VARIABLE,
     size: RANKS_VARIABLE,
-    local_ranks: [LOCAL_RANK_VARIABLE, "", ""],
-    local_sizes: ["", ""],
+    local_ranks: &[LOCAL_RANK_VARIABLE],
+    local_sizes: &[],
     local_rank_remedy: "`--ranks` sets all of them; unset those that are left over",
 };
 
@@ -133,8 +133,8 @@ const TORCHRUN: Names = Names {
     launcher: Launcher::Torchrun,
     rank: "RANK",
     size: "WORLD_SIZE",
-    local_ranks: ["LOCAL_RANK", "SLURM_LOCALID", ""],
-    local_sizes: ["LOCAL_WORLD_SIZE", ""],
+    local_ranks: &["LOCAL_RANK", "SLURM_LOCALID"],
+    local_sizes: &["LOCAL_WORLD_SIZE"],
     local_rank_remedy: MPI_REMEDY,
 };
 
@@ -143,24 +143,24 @@ const MPI: [Names; 3] = [
         launcher: Launcher::OpenMpi,
         rank: "OMPI_COMM_WORLD_RANK",
         size: "OMPI_COMM_WORLD_SIZE",
-        local_ranks: ["OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK", ""],
-        local_sizes: ["OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE"],
+        local_ranks: &["OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK"],
+        local_sizes: &["OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE"],
         local_rank_remedy: MPI_REMEDY,
     },
     Names {
         launcher: Launcher::Mvapich,
         rank: "MV2_COMM_WORLD_RANK",
         size: "MV2_COMM_WORLD_SIZE",
-        local_ranks: ["MV2_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK", ""],
-        local_sizes: ["MV2_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE"],
+        local_ranks: &["MV2_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK"],
+        local_sizes: &["MV2_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE"],
         local_rank_remedy: MPI_REMEDY,
     },
     Names {
         launcher: Launcher::Pmi,
         rank: "PMI_RANK",
         size: "PMI_SIZE",
-        local_ranks: ["MPI_LOCALRANKID", "SLURM_LOCALID", "LOCAL_RANK"],
-        local_sizes: ["MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE"],
+        local_ranks: &["MPI_LOCALRANKID", "SLURM_LOCALID", "LOCAL_RANK"],
+        local_sizes: &["MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE"],
         local_rank_remedy: MPI_REMEDY,
     },
 ];
@@ -169,18 +169,18 @@ const SLURM: Names = Names {
     launcher: Launcher::Slurm,
     rank: "SLURM_PROCID",
     size: "SLURM_NTASKS",
-    local_ranks: ["SLURM_LOCALID", "", ""],
-    local_sizes: ["SLURM_NTASKS_PER_NODE", ""],
+    local_ranks: &["SLURM_LOCALID"],
+    local_sizes: &["SLURM_NTASKS_PER_NODE"],
     local_rank_remedy: "start the ranks with `srun`, which sets it",
 };
 
-/// The launcher that counts, with the rank and how many there are.
+/// The launcher that counts, the rank, and the number of ranks.
 fn read_rank(lookup: Lookup) -> Result<Option<(Names, usize, usize)>, Failure> {
     if let Some((rank, size)) = read_pair(lookup, &OWN)? {
         return Ok(Some((OWN, rank, size)));
     }
     let torchrun = read_pair(lookup, &TORCHRUN)?;
-    // Torchrun's agent sets it for what it starts, so it is inside whatever else there is.
+    // Torchrun's agent sets it only for its own processes, so torchrun is the innermost launcher.
     if let Some((rank, size)) = torchrun.filter(|_| lookup("TORCHELASTIC_RUN_ID").is_some()) {
         return Ok(Some((TORCHRUN, rank, size)));
     }
@@ -210,7 +210,7 @@ fn read_rank(lookup: Lookup) -> Result<Option<(Names, usize, usize)>, Failure> {
     match lookup("PMIX_RANK") {
         None => Ok(None),
         Some(rank) => Err(Failure::command(format!(
-            "`PMIX_RANK` says that this is rank {rank}, and no variable says of how many"
+            "`PMIX_RANK` says that this is rank {rank}, but no variable has the number of ranks"
         ))
         .hint("start the ranks with `--ranks`, `mpiexec`, `torchrun --no-python` or `srun`")),
     }
@@ -221,7 +221,7 @@ fn read_pair(lookup: Lookup, names: &Names) -> Result<Option<(usize, usize)>, Fa
     let (rank, size) = (read_number(lookup, names.rank)?, read_number(lookup, names.size)?);
     match (rank, size) {
         (None, None) => Ok(None),
-        // One rank needs no number.
+        // A single rank needs no rank variable.
         (None, Some(1)) => Ok(Some((0, 1))),
         (Some(rank), Some(size)) if rank < size => Ok(Some((rank, size))),
         (Some(rank), Some(size)) => Err(Failure::command(format!(
@@ -231,17 +231,19 @@ fn read_pair(lookup: Lookup, names: &Names) -> Result<Option<(usize, usize)>, Fa
         (rank, _) => {
             let (is, is_not) =
                 if rank.is_some() { (names.rank, names.size) } else { (names.size, names.rank) };
-            Err(half(is, is_not, names.launcher))
+            Err(only_one_set(is, is_not, names.launcher))
         }
     }
 }
 
-fn half(is: &str, is_not: &str, launcher: Launcher) -> Failure {
-    Failure::command(format!("`{is}` is set and `{is_not}` is not: half of what {} sets", launcher.name()))
+/// The error for a launcher that set only one of two variables.
+fn only_one_set(is: &str, is_not: &str, launcher: Launcher) -> Failure {
+    Failure::command(format!("`{is}` is set and `{is_not}` is not, but {} sets both", launcher.name()))
         .hint(format!("set `{is_not}` too, or unset `{is}` to train with one rank"))
 }
 
-/// A step of srun. An allocation, a batch script and an interactive shell have some of its variables, and are no ranks.
+/// Rank and number of ranks in a step of srun. An allocation, a batch script and an interactive shell also have some of
+/// its variables, but are not ranks.
 fn read_slurm(lookup: Lookup) -> Result<Option<(usize, usize)>, Failure> {
     let step = match lookup("SLURM_STEP_ID") {
         Some(_) => read_number(lookup, "SLURM_STEP_ID")?,
@@ -250,24 +252,18 @@ fn read_slurm(lookup: Lookup) -> Result<Option<(usize, usize)>, Failure> {
     if step.is_none_or(|step| step as u64 >= SPECIAL_STEPS) || lookup("SLURM_PROCID").is_none() {
         return Ok(None);
     }
-    let size = match read_number(lookup, "SLURM_STEP_NUM_TASKS")? {
-        None => return read_pair(lookup, &SLURM),
-        Some(size) => size,
+    let size = match lookup("SLURM_STEP_NUM_TASKS") {
+        Some(_) => "SLURM_STEP_NUM_TASKS",
+        None => SLURM.size,
     };
-    let rank = read_number(lookup, "SLURM_PROCID")?.unwrap_or(0);
-    match rank < size {
-        true => Ok(Some((rank, size))),
-        false => Err(Failure::command(format!(
-            "`SLURM_PROCID={rank}` is not a rank of `SLURM_STEP_NUM_TASKS={size}`: ranks count from 0"
-        ))),
-    }
+    read_pair(lookup, &Names { size, ..SLURM })
 }
 
-/// Tasks of this node, where Slurm says them and no launcher inside it counts.
+/// The number of ranks on this node according to Slurm, unless the launcher itself sets it.
 fn tasks_here(lookup: Lookup, launcher: Launcher) -> Result<Option<usize>, Failure> {
     let is_slurm = match launcher {
         Launcher::Slurm => true,
-        // Srun with PMI, or a script that exports torchrun's names.
+        // Srun with PMI, or a script that exports torchrun's variables.
         Launcher::Pmi => lookup("MPI_LOCALNRANKS").is_none() && lookup("LOCAL_WORLD_SIZE").is_none(),
         Launcher::Torchrun => lookup("LOCAL_WORLD_SIZE").is_none(),
         Launcher::Own | Launcher::OpenMpi | Launcher::Mvapich => false,
@@ -281,7 +277,7 @@ fn tasks_here(lookup: Lookup, launcher: Launcher) -> Result<Option<usize>, Failu
 }
 
 fn read_local(lookup: Lookup, names: &[&'static str], remedy: &str) -> Result<usize, Failure> {
-    for name in names.iter().filter(|name| !name.is_empty()) {
+    for name in names {
         if let Some(number) = read_number(lookup, name)? {
             return Ok(number);
         }
@@ -295,7 +291,7 @@ fn read_number(lookup: Lookup, name: &str) -> Result<Option<usize>, Failure> {
     number.map(Some)
 }
 
-/// Where rank 0 listens: as said, else the first host of Slurm, else this machine if all ranks are on it.
+/// The address of rank 0: that of the variables, else this machine if all ranks are on it, else Slurm's first host.
 fn read_master(
     lookup: Lookup,
     launcher: Launcher,
@@ -304,7 +300,7 @@ fn read_master(
 ) -> Result<Option<Master>, Failure> {
     if launcher == Launcher::Own {
         let Some(master) = lookup(MASTER_VARIABLE) else {
-            return Err(half(RANK_VARIABLE, MASTER_VARIABLE, launcher));
+            return Err(only_one_set(RANK_VARIABLE, MASTER_VARIABLE, launcher));
         };
         let parts = master.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
         let Some((host, port)) = parts.filter(|(host, port)| !host.is_empty() && *port != 0) else {
@@ -320,7 +316,7 @@ fn read_master(
             _ => None,
         };
         if let Some(missing) = missing {
-            return Err(half("RANK", missing, launcher));
+            return Err(only_one_set("RANK", missing, launcher));
         }
     }
     let port = port.unwrap_or_else(|| port_of(job));
@@ -335,7 +331,7 @@ fn read_master(
 
 fn read_port(lookup: Lookup) -> Result<Option<u16>, Failure> {
     let Some(port) = read_number(lookup, "MASTER_PORT")? else { return Ok(None) };
-    // Torchrun's agent listens at the port itself and tells its ranks so; the next one is ours, for every rank.
+    // If torchrun's agent listens at the port itself, it says so in this variable; the ranks then use the next port.
     let is_taken = lookup("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
     match u16::try_from(port + usize::from(is_taken)) {
         Ok(port) if port > 0 => Ok(Some(port)),
@@ -344,7 +340,8 @@ fn read_port(lookup: Lookup) -> Result<Option<u16>, Failure> {
     }
 }
 
-/// Jobs that share a machine should not meet: a port by the name of the job, below those that the system hands out.
+/// A port that follows from the job's name, so that jobs on one machine use different ones. It is below the ports that
+/// the system assigns.
 fn port_of(job: &str) -> u16 {
     if job.is_empty() {
         return DEFAULT_PORT;
@@ -357,20 +354,19 @@ fn port_of(job: &str) -> u16 {
 
 fn job_of(lookup: Lookup, launcher: Launcher) -> String {
     let of = |name: &str| lookup(name).unwrap_or_default();
-    let slurm = || match lookup("SLURM_JOB_ID") {
-        // Steps of one job can run at the same time.
-        Some(job) => format!(
-            "slurm {job}.{}",
-            lookup("SLURM_STEP_ID").or_else(|| lookup("SLURM_STEPID")).unwrap_or_default()
-        ),
-        None => String::new(),
-    };
     match launcher {
         Launcher::Own => of(JOB_VARIABLE),
         Launcher::Torchrun => of("TORCHELASTIC_RUN_ID"),
         Launcher::OpenMpi => of("PMIX_NAMESPACE"),
         Launcher::Mvapich | Launcher::Pmi => String::new(),
-        Launcher::Slurm => slurm(),
+        Launcher::Slurm => match lookup("SLURM_JOB_ID") {
+            // Steps of one job can run at the same time.
+            Some(job) => format!(
+                "slurm {job}.{}",
+                lookup("SLURM_STEP_ID").or_else(|| lookup("SLURM_STEPID")).unwrap_or_default()
+            ),
+            None => String::new(),
+        },
     }
 }
 
@@ -451,7 +447,7 @@ mod tests {
                 format!("RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 MASTER_ADDR=n01 MASTER_PORT=1234 {SRUN}"),
                 "Torchrun 3/4 1/2 n01:1234".into(),
             ),
-            // The same under Open MPI.
+            // A script under Open MPI that exports torchrun's names.
             (
                 format!("{TORCH} OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4"),
                 "OpenMpi 3/4 1/2 a:29500".into(),
@@ -463,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn one_rank_is_no_launch() {
+    fn a_single_rank_is_not_a_launch() {
         for variables in [
             "RANK=0 WORLD_SIZE=1",
             "WORLD_SIZE=1",
@@ -476,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn an_allocation_of_slurm_is_no_launch() {
+    fn an_allocation_of_slurm_is_not_a_launch() {
         for variables in [
             // `salloc`.
             "SLURM_JOB_ID=7 SLURM_NTASKS=4 SLURM_JOB_NODELIST=n[1-4]",
@@ -492,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_set_names_what_is_missing() {
+    fn missing_variables_are_named() {
         let cases = [
             ("RANK=1", "`RANK` is set and `WORLD_SIZE` is not"),
             ("WORLD_SIZE=2", "`WORLD_SIZE` is set and `RANK` is not"),
@@ -513,7 +509,7 @@ mod tests {
             ),
             ("SLURM_STEP_ID=0 SLURM_PROCID=0", "`SLURM_PROCID` is set and `SLURM_NTASKS` is not"),
             ("SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=2", "`SLURM_LOCALID` is not set"),
-            ("PMIX_RANK=2", "no variable says of how many"),
+            ("PMIX_RANK=2", "no variable has the number of ranks"),
         ];
         for (variables, message) in cases {
             let failure = read(variables).expect_err(variables);

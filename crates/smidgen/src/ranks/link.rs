@@ -1,10 +1,10 @@
 //! The control link between ranks: small messages over TCP, a star around rank 0.
 //!
-//! It opens before anything heavy starts, compares what the ranks were started with, carries small results, and notices
-//! within ten seconds if a rank is lost. All ranks make the same calls in the same order, from their main threads; a
-//! call that waits for a lost rank returns the failure that the handler gets too.
-//! An orderly end is a message, so a rank that has finished is not taken for a dead one. A link that is dropped without
-//! it tells the others that this rank failed.
+//! It opens before anything large is loaded, compares what the ranks were started with, carries small results, and
+//! notices within ten seconds if a rank is lost. All ranks make the same calls in the same order, from their main
+//! threads. A call that waits for a lost rank returns the same failure that the handler gets.
+//! A rank that has finished sends a message, so the others do not take it for dead. A link that is dropped without
+//! closing tells the others that this rank failed.
 //! Left out: tensors (`smidgen_runtime::comm`).
 
 use super::heartbeat::{OnLoss, Shared, Times};
@@ -25,7 +25,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Opens the link where the launcher said that rank 0 is. Returns when all ranks are there.
+    /// Opens the link at the address that the launcher gave. Returns when all ranks are connected.
     pub fn open(launch: &Launch, times: Times, on_loss: OnLoss) -> Result<Link, Failure> {
         let Some(master) = &launch.master else {
             return Err(Failure::command("the ranks are on several machines, and `MASTER_ADDR` is not set").hint(
@@ -45,13 +45,7 @@ impl Link {
         }
     }
 
-    /// For rank 0 where MPI carries the address: a place to listen, and the text that the others connect to. It names
-    /// the job too.
-    pub fn listen() -> Result<(Listener, String), Failure> {
-        Listener::anywhere()
-    }
-
-    /// Rank 0: waits for the others.
+    /// Rank 0: waits for the others to connect.
     pub fn serve(
         listener: Listener,
         member: &Member,
@@ -62,7 +56,7 @@ impl Link {
         Link::start(member, connections, times, on_loss)
     }
 
-    /// Other ranks: connects to the text that [`Link::listen`] gave to rank 0.
+    /// Other ranks: connects to the address that [`Listener::anywhere`] returned to rank 0.
     pub fn connect(address: &str, member: &Member, times: Times, on_loss: OnLoss) -> Result<Link, Failure> {
         let Some((job, places)) = address.split_once('@') else {
             return Err(Failure::ranks(format!("`{address}` is not an address of rank 0")));
@@ -101,32 +95,33 @@ impl Link {
         self.size
     }
 
-    /// Says what this rank is doing, such as `step 12`, for messages about a lost rank.
+    /// Sets what this rank is doing, such as `step 12`, for messages about a lost rank.
     pub fn set_place(&self, place: impl Into<String>) {
         self.shared.set_place(place.into());
     }
 
-    /// Says what to do if a rank is lost, such as ``continue with `smidgen resume runs/x` ``.
+    /// Sets the hint for a lost rank, such as ``continue with `smidgen resume runs/x` ``.
     pub fn set_remedy(&self, remedy: impl Into<String>) {
         self.shared.set_remedy(remedy.into());
     }
 
-    /// Watches the exchanges of tensors: a rank that keeps the others waiting for longer than the limit is lost.
+    /// From now on, a rank that keeps the others waiting in tensor exchanges for longer than the limit is lost.
     pub fn watch(&self, progress: Arc<Progress>, limit: Duration) {
         self.shared.watch(progress, limit);
     }
 
-    /// The loss that was noticed, if any.
+    /// The first loss of a rank, if there was one.
     pub fn failure(&self) -> Option<Failure> {
         self.shared.failure()
     }
 
-    /// Waits for a loss to be noticed. For a rank whose collective failed: the reason is most often another rank.
+    /// Waits for a loss. For a rank whose collective failed, because the reason is most often that another rank is
+    /// lost.
     pub fn failure_within(&self, time: Duration) -> Option<Failure> {
         self.shared.failure_within(time)
     }
 
-    /// Every rank gets what every rank gave, in the order of ranks.
+    /// Gives every rank the bytes of all ranks, in the order of ranks.
     pub fn gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
         self.calls += 1;
         let data = |bytes: Vec<u8>| Message::Data { call: Call::Gather, number: self.calls, bytes };
@@ -149,7 +144,7 @@ impl Link {
             .ok_or_else(|| Failure::ranks("rank 0 sent something that is not a list of all ranks"))
     }
 
-    /// Every rank gets what rank 0 gave; what others pass is dropped.
+    /// Gives every rank the bytes of rank 0; those of other ranks are ignored.
     pub fn broadcast(&mut self, bytes: Vec<u8>) -> Result<Vec<u8>, Failure> {
         self.calls += 1;
         if self.rank() != 0 {
@@ -159,7 +154,7 @@ impl Link {
         for peer in 0..self.size - 1 {
             self.shared.send(peer, &message)?;
         }
-        let Message::Data { bytes, .. } = message else { unreachable!("made above") };
+        let Message::Data { bytes, .. } = message else { unreachable!("it was created as `Data` above") };
         Ok(bytes)
     }
 
@@ -168,7 +163,7 @@ impl Link {
         self.gather(&[]).map(drop)
     }
 
-    /// Compares what must be the same on all ranks: pairs of a name and a value. Every rank gets the same error.
+    /// Compares values that must be the same on all ranks, each with a name. Every rank gets the same error.
     pub fn agree(&mut self, facts: &[(&str, String)]) -> Result<(), Failure> {
         let own: Vec<Vec<u8>> = facts
             .iter()
@@ -187,19 +182,19 @@ impl Link {
         match differences.split_first() {
             None => Ok(()),
             Some((first, others)) => {
-                let failure = Failure::ranks(format!("the ranks were not started alike: {first}"));
+                let failure = Failure::ranks(format!("the ranks were started differently: {first}"));
                 let failure = others.iter().fold(failure, Failure::detail);
                 Err(failure.hint("every rank needs the same program, the same arguments and the same files"))
             }
         }
     }
 
-    /// Tells all ranks that this one fails, and why. Their handlers are called, not the one of this rank.
+    /// Tells all ranks that this one fails, and why. Their handlers are called, but not the handler of this rank.
     pub fn abort(self, reason: &str) {
         self.leave(reason);
     }
 
-    /// Ends in order. Rank 0 waits for the others; they may leave before it.
+    /// Ends the link normally. Rank 0 waits for the others, which may leave before it.
     pub fn close(self) -> Result<(), Failure> {
         if let Some(failure) = self.shared.failure() {
             return Err(failure);
@@ -217,7 +212,7 @@ impl Link {
             self.shared.end();
         } else {
             self.shared.end();
-            self.shared.tell(&Message::Close, None);
+            self.shared.send_to_all(&Message::Close, None);
             self.shared.finish_sending();
             self.shared.wait_until_gone(self.shared.times.farewell);
         }
@@ -225,7 +220,7 @@ impl Link {
         Ok(())
     }
 
-    /// As if the process died: no message, and the connections close.
+    /// Closes the connections without a message, like a process that dies.
     #[cfg(test)]
     pub(super) fn sever(&self) {
         self.shared.end();
@@ -238,7 +233,7 @@ impl Link {
             return;
         }
         let loss = Loss::Aborted(reason.to_owned());
-        self.shared.tell(&Message::Lost { rank: self.rank() as u32, loss }, None);
+        self.shared.send_to_all(&Message::Lost { rank: self.rank() as u32, loss }, None);
         self.shared.finish_sending();
         self.shared.wait_until_gone(self.shared.times.farewell);
         self.shared.disconnect();
@@ -246,13 +241,14 @@ impl Link {
 }
 
 impl Drop for Link {
-    /// Without `close` or `abort` this rank ends early.
+    /// A link that is dropped without `close` or `abort` belongs to a rank that failed.
     fn drop(&mut self) {
         self.leave(if std::thread::panicking() { "it panicked" } else { "it ended early" });
     }
 }
 
-/// A line for each fact that is not the same everywhere. What most ranks have is taken for right, in doubt rank 0.
+/// A line for each value that is not the same on all ranks. The most frequent value counts as right; of several, the
+/// one of the lowest rank.
 fn differences(facts_of: &[Vec<(String, String)>]) -> Vec<String> {
     let mut names: Vec<&str> = Vec::new();
     for (name, _) in facts_of.iter().flatten() {
@@ -267,7 +263,6 @@ fn differences(facts_of: &[Vec<(String, String)>]) -> Vec<String> {
         };
         let values: Vec<String> = facts_of.iter().map(value).collect();
         let count = |value: &String| values.iter().filter(|other| *other == value).count();
-        // The first of the most frequent, so rank 0's in doubt.
         let most = values.iter().map(count).max().unwrap_or(0);
         let Some(usual) = values.iter().find(|value| count(value) == most) else { continue };
         let mut others: Vec<&String> = Vec::new();
@@ -297,12 +292,12 @@ mod tests {
     }
 
     #[test]
-    fn who_differs_in_what() {
+    fn differing_ranks_and_values_are_named() {
         let alike: &[(&str, &str)] = &[("recipe", "a"), ("data", "d")];
         assert_eq!(differences(&facts(&[alike, alike, alike])), Vec::<String>::new());
         let other: &[(&str, &str)] = &[("recipe", "b"), ("data", "d")];
         assert_eq!(differences(&facts(&[alike, other])), ["rank 1 differs in the recipe: `b`, not `a`"]);
-        // Most ranks are right, even against rank 0.
+        // The majority counts, even against rank 0.
         assert_eq!(
             differences(&facts(&[alike, other, other])),
             ["rank 0 differs in the recipe: `a`, not `b`"]

@@ -1,6 +1,6 @@
 //! Links between threads of one process, over real sockets: every rank is a thread.
 //!
-//! Times are shorter than in a run, and nothing is asserted about them but that a loss is noticed within ten seconds.
+//! Time limits are shorter than in a run. The only time that is asserted is that a loss is noticed within ten seconds.
 
 use super::heartbeat::{OnLoss, Times};
 use super::launch::{Launch, Launcher, Master};
@@ -49,7 +49,7 @@ fn launch(rank: usize, size: usize, port: u16) -> Launch {
     }
 }
 
-/// A handler, and where its calls arrive.
+/// A handler, and the receiver of its failures.
 fn handler() -> (OnLoss, Receiver<Failure>) {
     let (sender, losses) = channel();
     (Box::new(move |failure| drop(sender.send(failure))), losses)
@@ -63,13 +63,13 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// Runs a function as every rank, each with its link and the losses that its handler gets.
+/// Runs a function once per rank, each with its link and the losses that its handler gets.
 pub fn as_ranks<T: Send + 'static>(
     size: usize,
     run: impl Fn(Link, Receiver<Failure>) -> T + Clone + Send + 'static,
 ) -> Vec<T> {
     let port = free_port();
-    // Rank 0 last: the others wait for it.
+    // Rank 0 starts last: the others wait for it.
     let mut threads: Vec<_> = (0..size)
         .rev()
         .map(|rank| {
@@ -91,12 +91,12 @@ fn small_results_reach_every_rank() {
         let all = link.gather(&own).unwrap();
         link.barrier().unwrap();
         let news = link.broadcast(own).unwrap();
-        // Larger than what a socket holds.
+        // Larger than the buffer of a socket.
         let large = link.gather(&vec![link.rank() as u8; 1 << 20]).unwrap();
         assert!(large.iter().enumerate().all(|(rank, part)| *part == vec![rank as u8; 1 << 20]));
         assert_eq!(link.failure().map(|failure| failure.message), None);
         link.close().unwrap();
-        // Whoever has finished is not taken for dead.
+        // A rank that has finished is not reported as lost.
         assert!(losses.recv_timeout(times().silence * 2).is_err());
         (all, news)
     });
@@ -121,7 +121,7 @@ fn ranks_that_differ_are_named_on_every_rank() {
     }
 }
 
-/// Rank 2 of 3 does something; the others wait for it and must both learn what became of it.
+/// Rank 2 of 3 calls `of` while the others wait for it. Both must get the expected failure.
 fn the_others_learn(of: fn(Link), expected: &'static str) {
     let results = as_ranks(3, move |mut link, losses| {
         link.set_place("step 7");
@@ -137,7 +137,7 @@ fn the_others_learn(of: fn(Link), expected: &'static str) {
         assert_eq!(link.failure().unwrap().message, handled.message);
         assert!(link.barrier().is_err());
         drop(link);
-        // Once.
+        // It is called only once.
         assert!(losses.recv_timeout(Duration::from_millis(300)).is_err());
         Some(handled)
     });
@@ -163,7 +163,7 @@ fn a_rank_that_ends_before_the_others_is_named() {
     the_others_learn(|link| link.close().unwrap(), "rank 2 failed during step 7: it ended before the others");
 }
 
-/// What every rank learns if each has come this far with its exchanges, and stays there.
+/// The failures of the ranks if each has reached this many exchanges and makes no more progress.
 fn learned_at_a_standstill(reached: [usize; 3], done: [usize; 3]) -> Vec<Failure> {
     as_ranks(3, move |mut link, losses| {
         let (rank, progress) = (link.rank(), Arc::new(Progress::default()));
@@ -173,13 +173,13 @@ fn learned_at_a_standstill(reached: [usize; 3], done: [usize; 3]) -> Vec<Failure
         link.watch(Arc::clone(&progress), Duration::from_millis(700));
         (0..reached[rank]).for_each(|_| progress.reach());
         (0..done[rank]).for_each(|_| progress.finish());
-        // The heart of every rank beats, and no main thread does anything.
+        // Every rank sends beats, and no main thread does anything.
         losses.recv_timeout(LIMIT).expect("the handler is called")
     })
 }
 
 #[test]
-fn a_rank_that_answers_and_makes_no_progress_is_named() {
+fn a_rank_that_makes_no_progress_is_named() {
     for late in 0..3 {
         let mut reached = [4; 3];
         reached[late] = 3;
@@ -229,7 +229,7 @@ fn with_a_raw_rank(act: impl FnOnce(TcpStream) -> Option<TcpStream> + Send + 'st
 }
 
 #[test]
-fn a_closed_connection_is_a_dead_rank() {
+fn a_closed_connection_means_a_dead_rank() {
     let (zero, one) = with_a_raw_rank(|_| None);
     assert_eq!(zero.message, "rank 2 died (its connection closed)");
     assert_eq!(one.message, zero.message);
@@ -237,7 +237,7 @@ fn a_closed_connection_is_a_dead_rank() {
 
 #[test]
 fn a_silent_rank_does_not_answer() {
-    // Its connection stays open, as with a process that is stopped or a machine that vanished.
+    // Its connection stays open, as for a stopped process or a machine without power.
     let (zero, one) = with_a_raw_rank(Some);
     assert!(zero.message.starts_with("rank 2 does not answer"), "{zero}");
     assert_eq!(one.message, zero.message);
@@ -247,7 +247,6 @@ fn a_silent_rank_does_not_answer() {
 fn others_notice_the_death_of_rank_0() {
     let results = as_ranks(3, |link, losses| {
         if link.rank() == 0 {
-            // As a process that dies: no message, the connections close.
             link.sever();
             std::mem::forget(link);
             return None;
@@ -261,7 +260,7 @@ fn others_notice_the_death_of_rank_0() {
 /// Set for the process that [`as_a_process`] runs in: the port of rank 0.
 const PORT_VARIABLE: &str = "SMIDGEN_TEST_PORT";
 
-/// Rank 1 of the test below, which starts it; alone it does nothing.
+/// Rank 1 of the test below, which starts this test as a process. Otherwise it does nothing.
 #[test]
 fn as_a_process() {
     let Ok(port) = std::env::var(PORT_VARIABLE) else { return };
@@ -305,16 +304,16 @@ fn strangers_are_ignored_by_rank_0() {
         }
     };
     web.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-    // It gets nothing but the end.
+    // Its connection is closed without a message.
     assert_eq!(web.read(&mut [0; 10]).unwrap_or(0), 0);
-    // Nor does one that says nothing hold up the ranks.
+    // A connection that sends nothing does not delay the ranks.
     let _silent = TcpStream::connect(("127.0.0.1", port)).unwrap();
     Link::open(&launch(1, 2, port), times(), ignore()).unwrap().close().unwrap();
     zero.join().unwrap().unwrap().unwrap();
 }
 
 #[test]
-fn what_is_not_rank_0_is_an_error_that_names_the_variable() {
+fn another_program_at_the_address_of_rank_0_is_an_error_that_names_the_variable() {
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = server.local_addr().unwrap().port();
     thread::spawn(move || {
@@ -327,19 +326,19 @@ fn what_is_not_rank_0_is_an_error_that_names_the_variable() {
 }
 
 #[test]
-fn a_port_in_use_is_said() {
+fn a_port_in_use_is_an_error() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     let failure = Link::open(&launch(0, 2, port), times(), ignore()).unwrap_err();
     assert_eq!(failure.message, format!("port {port} (MASTER_PORT) is in use on this machine"));
-    // Also where it listens at all addresses.
+    // Also when it listens at all addresses.
     let everywhere = Master { host: "some.host".into(), port, named_by: "MASTER_PORT" };
     let failure = Listener::bind(&everywhere).unwrap_err();
     assert!(failure.message.contains("is in use"), "{failure}");
 }
 
 #[test]
-fn a_wrong_host_is_said() {
+fn a_wrong_host_is_an_error() {
     let mut wrong = launch(1, 2, 1);
     wrong.master = Some(Master { host: "no-such-host.invalid".into(), port: 1, named_by: "MASTER_ADDR" });
     let times = Times { opening: Duration::from_millis(300), ..times() };
@@ -353,14 +352,14 @@ fn a_wrong_host_is_said() {
 }
 
 #[test]
-fn ranks_that_do_not_come_are_named() {
+fn ranks_that_do_not_connect_are_named() {
     let port = free_port();
     let times = Times { opening: Duration::from_secs(2), ..times() };
     let one = thread::spawn(move || Link::open(&launch(1, 4, port), times, ignore()).unwrap_err());
     let zero = Link::open(&launch(0, 4, port), times, ignore()).unwrap_err();
-    assert!(zero.message.contains("ranks 2, 3 did not come within 2 seconds"), "{zero}");
+    assert!(zero.message.contains("ranks 2, 3 did not connect within 2 seconds"), "{zero}");
     let one = one.join().unwrap();
-    assert!(one.message.contains("ranks 2, 3 did not come"), "{one}");
+    assert!(one.message.contains("ranks 2, 3 did not connect"), "{one}");
     let alone = Link::open(&launch(1, 2, free_port()), times, ignore()).unwrap_err();
     assert!(alone.message.starts_with("rank 0 does not answer at 127.0.0.1:"), "{alone}");
 }
@@ -374,7 +373,7 @@ fn ranks_of_another_number_or_version_are_refused() {
     assert_eq!(zero.join().unwrap().message, words);
     assert_eq!(one.message, format!("rank 0 refused rank 1: {words}"));
 
-    let (listener, address) = Link::listen().unwrap();
+    let (listener, address) = Listener::anywhere().unwrap();
     let zero = thread::spawn(move || Link::serve(listener, &member(0, 2), times(), ignore()).unwrap_err());
     let (job, places) = address.split_once('@').unwrap();
     let mut stream = TcpStream::connect(places.split(',').next().unwrap()).unwrap();
@@ -398,8 +397,8 @@ fn another_job_is_refused_and_does_not_disturb() {
 }
 
 #[test]
-fn the_address_can_travel_by_other_means() {
-    let (listener, address) = Link::listen().unwrap();
+fn the_address_can_be_passed_by_other_means() {
+    let (listener, address) = Listener::anywhere().unwrap();
     let one = thread::spawn(move || {
         let mut link = Link::connect(&address, &member(1, 2), times(), ignore()).unwrap();
         let all = link.gather(b"1").unwrap();

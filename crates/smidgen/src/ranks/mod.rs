@@ -1,8 +1,8 @@
 //! Ranks: several processes, one per device, that train together.
 //!
 //! `launch` reads from the environment which rank this process is, `spawn` starts the ranks of one machine, and `link`
-//! is the control connection between them: rendezvous, agreement, small results, heartbeat and abort. Tensors never
-//! travel over the link; they go through the collectives of `smidgen-runtime`.
+//! is the control connection between them: rendezvous, agreement, small results, heartbeat and abort.
+//! Left out: tensors, which are sent by the collectives of `smidgen-runtime`.
 
 pub mod follow;
 pub mod heartbeat;

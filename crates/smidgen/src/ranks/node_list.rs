@@ -1,12 +1,12 @@
 //! Slurm's short forms: `node[01-03,7],gpu5` for hosts and `4(x2),3` for tasks per node.
 //!
-//! Slurm has commands that expand them, but a rank must not depend on finding those.
+//! Slurm has commands that expand them, but they may not be installed where a rank runs.
 //! Left out: steps inside a range, which Slurm does not write.
 
-/// More hosts than any machine has: a list that claims more is not read.
+/// More hosts than any cluster has. Longer lists are refused.
 const MOST: usize = 1 << 16;
 
-/// The hosts of a list, in its order; `None` if it is not such a list.
+/// The hosts of a list, in order; `None` if the list is malformed.
 pub fn expand_nodes(list: &str) -> Option<Vec<String>> {
     let mut hosts = Vec::new();
     for name in split_outside_brackets(list)? {
@@ -29,11 +29,11 @@ pub fn expand_nodes(list: &str) -> Option<Vec<String>> {
             return None;
         }
     }
-    let is_sound = !hosts.is_empty() && hosts.iter().all(|host| !host.is_empty() && !host.contains(']'));
-    is_sound.then_some(hosts)
+    let is_valid = !hosts.is_empty() && hosts.iter().all(|host| !host.is_empty() && !host.contains(']'));
+    is_valid.then_some(hosts)
 }
 
-/// How many tasks a node has: `4(x2),3` is 4, 4, 3.
+/// The number of tasks of a node: `4(x2),3` means 4, 4 and 3.
 pub fn tasks_on_node(list: &str, node: usize) -> Option<usize> {
     let mut seen = 0usize;
     for entry in list.split(',') {
@@ -67,7 +67,7 @@ fn split_outside_brackets(list: &str) -> Option<Vec<&str>> {
     (!is_inside).then_some(parts)
 }
 
-/// `01-03,7` is 01, 02, 03, 7: leading zeros are kept.
+/// Expands `01-03,7` to 01, 02, 03 and 7; leading zeros are kept.
 fn expand_ranges(ranges: &str) -> Option<Vec<String>> {
     let mut numbers = Vec::new();
     for range in ranges.split(',') {
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn node_lists_expand_as_slurm_writes_them() {
+    fn node_lists_are_expanded() {
         let cases: [(&str, &[&str]); 6] = [
             ("node[01-03,7],gpu5", &["node01", "node02", "node03", "node7", "gpu5"]),
             ("host", &["host"]),
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_is_refused() {
+    fn malformed_lists_are_refused() {
         for list in ["", "n[", "n[1-2", "n[2-1]", "n[a]", "n[[1]]", "n]", "a,,b", "n[0-99999999]"] {
             assert_eq!(expand_nodes(list), None, "{list}");
         }
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_per_node() {
+    fn tasks_per_node_are_read() {
         let of = |list| (0..4).map(|node| tasks_on_node(list, node)).collect::<Vec<_>>();
         assert_eq!(of("4(x2),3"), [Some(4), Some(4), Some(3), None]);
         assert_eq!(of("8"), [Some(8), None, None, None]);

@@ -1,9 +1,9 @@
-//! How ranks find each other: rank 0 listens, the others connect, and everyone waits until all are there.
+//! How ranks find each other: rank 0 listens, the others connect, and everyone waits until all are connected.
 //!
-//! Ranks may start minutes apart, so the others try again and again, and say so after a while. The first message says
-//! the version, the job, the rank and the number of ranks; rank 0 refuses what does not fit, with a reason. Whoever
-//! speaks another language is ignored at rank 0, and an error where rank 0 should be.
-//! Left out: where rank 0 is (`launch` or MPI says it).
+//! Ranks may start minutes apart, so the others keep trying, and show that they wait after a while. The first message
+//! has the version, the job, the rank and the number of ranks; rank 0 refuses one that does not match, with a reason.
+//! Rank 0 ignores programs that are not ranks; another program at the address of rank 0 is an error.
+//! Left out: the address of rank 0, which comes from `launch` or MPI.
 
 use super::heartbeat::Times;
 use super::launch::Master;
@@ -16,10 +16,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// A first message is short.
+/// The first message is not longer than this.
 const HELLO_BYTES: usize = 4096;
 
-/// How long a name that is not found is asked for again: services start late, but a wrong name stays wrong.
+/// How long the lookup of an unknown host is repeated: a name service may start late, but a wrong name stays wrong.
 const NAME_TIME: Duration = Duration::from_secs(10);
 
 /// Between two attempts to connect.
@@ -27,32 +27,32 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Who this process is among the ranks.
+/// The identity of a rank.
 #[derive(Clone, Debug)]
 pub struct Member {
     pub rank: usize,
     pub size: usize,
-    /// The same for all ranks of a job.
+    /// Equal for all ranks of a job.
     pub job: String,
 }
 
-/// Rank 0's place, listening.
+/// Rank 0, listening.
 #[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
     place: String,
     named_by: Option<&'static str>,
-    /// Made up where the launcher has none.
+    /// A new name for the job, if the launcher has none.
     job: Option<String>,
 }
 
 impl Listener {
-    /// Listens where the launcher said.
+    /// Listens at the address from the launcher.
     pub fn bind(master: &Master) -> Result<Listener, Failure> {
         let Master { host, port, named_by } = master;
         let place = format!("{host}:{port}");
-        // Everywhere, because a name may stand for another of this machine's addresses than the others see; but what is
-        // only for this machine is only heard there.
+        // At all addresses, because the host name may resolve to another address here than on the other machines. A
+        // loopback address is only for ranks of this machine.
         let is_local = host == "localhost" || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
         let socket = match is_local {
             true => TcpListener::bind((host.as_str(), *port)),
@@ -71,7 +71,8 @@ impl Listener {
         Ok(Listener { socket, place, named_by: Some(named_by), job: None })
     }
 
-    /// Listens at any port, and says where: for the other ranks, by way of MPI.
+    /// Listens at a free port. Returns also the address for [`super::link::Link::connect`], which includes the job's
+    /// name.
     pub fn anywhere() -> Result<(Listener, String), Failure> {
         let listen = || {
             let socket = bind_everywhere(0)?;
@@ -88,7 +89,7 @@ impl Listener {
         Ok((Listener { socket, place, named_by: None, job: Some(job) }, address))
     }
 
-    /// Waits for all other ranks: their connections, in order.
+    /// Waits for all other ranks. Returns their connections in the order of ranks.
     pub(super) fn accept(self, member: &Member, times: Times) -> Result<Vec<(usize, TcpStream)>, Failure> {
         let member =
             &Member { job: self.job.clone().unwrap_or_else(|| member.job.clone()), ..member.clone() };
@@ -96,19 +97,19 @@ impl Listener {
             Failure::ranks(error).context(format!("rank 0 cannot listen at {}", self.place))
         };
         self.socket.set_nonblocking(true).map_err(failed)?;
-        let (start, mut said, mut waved) = (Instant::now(), false, Instant::now());
+        let (start, mut said, mut last_message) = (Instant::now(), false, Instant::now());
         let (sender, arrivals) = channel();
         let mut present: Vec<Option<TcpStream>> = (0..member.size).map(|_| None).collect();
         loop {
-            self.greet_strangers(&sender, times);
+            self.accept_connections(&sender, times);
             if let Err(failure) = admit(&arrivals, member, &mut present) {
                 refuse_all(&mut present, &failure.message);
                 return Err(failure);
             }
             let missing: Vec<usize> = (1..member.size).filter(|rank| present[*rank].is_none()).collect();
             if missing.is_empty() {
-                // One that died meanwhile is waited for again.
-                wave(&mut present, &Message::Welcome);
+                // If one has died meanwhile, the wait continues.
+                send_to_present(&mut present, &Message::Welcome);
                 if present.iter().skip(1).all(Option::is_some) {
                     return Ok((0..)
                         .zip(present)
@@ -119,7 +120,7 @@ impl Listener {
             }
             if start.elapsed() > times.opening {
                 let words =
-                    format!("{} did not come within {}", ranks_text(&missing), time_text(times.opening));
+                    format!("{} did not connect within {}", ranks_text(&missing), time_text(times.opening));
                 refuse_all(&mut present, &words);
                 return Err(Failure::ranks(words)
                     .context(format!("rank 0 waits at {}", self.place))
@@ -130,16 +131,16 @@ impl Listener {
                 said = true;
                 say(&format!("waiting for {} of {} at {}", ranks_text(&missing), member.size, self.place));
             }
-            if waved.elapsed() > times.beat {
-                waved = Instant::now();
-                wave(&mut present, &Message::Waiting);
+            if last_message.elapsed() > times.beat {
+                last_message = Instant::now();
+                send_to_present(&mut present, &Message::Waiting);
             }
             thread::sleep(Duration::from_millis(10));
         }
     }
 
-    /// Takes new connections; a thread each hears who they are, so that a silent one holds up nobody.
-    fn greet_strangers(&self, sender: &Sender<Arrival>, times: Times) {
+    /// Accepts new connections. Each has a thread that reads its first message, so that a silent one delays nobody.
+    fn accept_connections(&self, sender: &Sender<Arrival>, times: Times) {
         while let Ok((stream, from)) = self.socket.accept() {
             let sender = sender.clone();
             let greet = move || {
@@ -152,20 +153,20 @@ impl Listener {
                     .and_then(|()| Message::read(&mut stream, HELLO_BYTES));
                 let _ = sender.send(Arrival { stream, from, hello: hello.ok() });
             };
-            // Without a thread the connection closes, and the other side tries again.
+            // If no thread can be started the connection closes, and the other side tries again.
             let _ = thread::Builder::new().name("greeting".into()).spawn(greet);
         }
     }
 }
 
-/// A connection that was heard.
+/// A new connection, with its first message if it was one of ours.
 struct Arrival {
     stream: TcpStream,
     from: SocketAddr,
     hello: Option<Message>,
 }
 
-/// Lets in the ranks that have arrived; one that says something impossible is an error for all.
+/// Admits the ranks that have connected. A rank of this job that does not match is an error for all.
 fn admit(
     arrivals: &Receiver<Arrival>,
     member: &Member,
@@ -173,7 +174,7 @@ fn admit(
 ) -> Result<(), Failure> {
     while let Ok(Arrival { mut stream, from, hello }) = arrivals.try_recv() {
         let Some(Message::Hello { version, job, rank, size }) = hello else {
-            say(&format!("something at {} connected that is not a rank; ignored", from.ip()));
+            say(&format!("ignored a connection from {} that is not a rank", from.ip()));
             continue;
         };
         if job != member.job {
@@ -205,8 +206,8 @@ fn admit(
     Ok(())
 }
 
-/// Sends to everyone present; those that are gone are not present any more.
-fn wave(present: &mut [Option<TcpStream>], message: &Message) {
+/// Sends to all connected ranks, and removes those whose connection has ended.
+fn send_to_present(present: &mut [Option<TcpStream>], message: &Message) {
     for place in present {
         let is_gone = place.as_mut().is_some_and(|stream| message.write(stream).is_err());
         if is_gone {
@@ -216,10 +217,10 @@ fn wave(present: &mut [Option<TcpStream>], message: &Message) {
 }
 
 fn refuse_all(present: &mut [Option<TcpStream>], why: &str) {
-    wave(present, &Message::Refused(why.to_owned()));
+    send_to_present(present, &Message::Refused(why.to_owned()));
 }
 
-/// Connects to rank 0, which is at one of these places, and waits until all ranks are there.
+/// Connects to rank 0 at one of these addresses, and waits until all ranks are connected.
 pub(super) fn connect(
     places: &str,
     named_by: Option<&'static str>,
@@ -237,9 +238,9 @@ pub(super) fn connect(
                 Err(Attempt::Refused(why)) => {
                     return Err(Failure::ranks(format!("rank 0 refused rank {}: {why}", member.rank)));
                 }
-                // Of several places only one needs to be right.
+                // Of several addresses only one needs to be rank 0's.
                 Err(Attempt::Stranger) if !places.contains(',') => {
-                    return Err(Failure::ranks(format!("what listens at {place}{} is not rank 0", name()))
+                    return Err(Failure::ranks(format!("the program at {place}{} is not rank 0", name()))
                         .hint("another program has that port: choose another one for all ranks"));
                 }
                 Err(Attempt::Stranger) => last = "another program has that port".into(),
@@ -249,7 +250,7 @@ pub(super) fn connect(
                         name()
                     ))
                     .hint_if_some(named_by.map(|names| {
-                        format!("{names} must name the machine of rank 0, as this one knows it")
+                        format!("{names} must name the machine of rank 0 so that this machine finds it")
                     })));
                 }
                 Err(Attempt::NoName(error)) | Err(Attempt::Failed(error)) => last = error,
@@ -271,10 +272,12 @@ pub(super) fn connect(
     }
 }
 
-/// Why an attempt to connect did not work.
+/// Why an attempt to connect failed.
 enum Attempt {
+    /// The host name is not found.
     NoName(String),
     Failed(String),
+    /// Another program listens there.
     Stranger,
     Refused(String),
 }
@@ -291,7 +294,7 @@ fn attempt(place: &str, member: &Member, times: Times) -> Result<TcpStream, Atte
     Err(last)
 }
 
-/// Says who this is, and waits for the others.
+/// Sends the identity of this rank, and waits for the others.
 fn join(mut stream: TcpStream, member: &Member, times: Times) -> Result<TcpStream, Attempt> {
     let failed = |error: io::Error| Attempt::Failed(error.to_string());
     stream.set_read_timeout(Some(times.silence)).map_err(failed)?;
@@ -324,13 +327,13 @@ fn join(mut stream: TcpStream, member: &Member, times: Times) -> Result<TcpStrea
     }
 }
 
-/// A name for a job that no other has at the same time.
+/// A name for a job that no other job has.
 pub(super) fn new_job() -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     format!("{:x}-{:x}", std::process::id(), now.as_nanos())
 }
 
-/// At all addresses of this machine, of both kinds where it has both.
+/// Binds to all addresses of this machine, IPv6 and IPv4 if it has both.
 fn bind_everywhere(port: u16) -> io::Result<TcpListener> {
     match TcpListener::bind(("::", port)) {
         Err(error) if error.kind() != io::ErrorKind::AddrInUse => TcpListener::bind(("0.0.0.0", port)),
@@ -338,7 +341,7 @@ fn bind_everywhere(port: u16) -> io::Result<TcpListener> {
     }
 }
 
-/// Addresses at which others may reach this machine; its own loop comes first, for ranks on the same one.
+/// Addresses at which others may reach this machine. Loopback comes first, for ranks on this machine.
 fn local_addresses() -> Vec<IpAddr> {
     let mut addresses = vec![IpAddr::V4(Ipv4Addr::LOCALHOST)];
     let table = std::fs::read_to_string("/proc/net/fib_trie").unwrap_or_default();
@@ -346,7 +349,7 @@ fn local_addresses() -> Vec<IpAddr> {
     addresses
 }
 
-/// The kernel's table has a line with an address, and below it one that says `host LOCAL` if it is the machine's own.
+/// The addresses of this machine in the kernel's table: lines with an address, followed by one with `host LOCAL`.
 fn addresses_of_table(table: &str) -> Vec<IpAddr> {
     let mut found: Vec<IpAddr> = Vec::new();
     let mut above: Option<Ipv4Addr> = None;

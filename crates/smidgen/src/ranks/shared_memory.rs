@@ -1,18 +1,18 @@
-//! Pinned memory that the ranks of a machine share: the first of them makes it, the others open it.
+//! Pinned memory that the ranks of a machine share: the first of them creates it, the others open it.
 //!
-//! Frozen weights that are offloaded to host RAM are the same on every rank, so a machine has them once. Ranks with the
-//! same boot id are on one machine. All ranks get the memory, or all of them the same error.
+//! Frozen weights that are offloaded to host RAM are the same on every rank, so a machine holds one copy. Ranks with
+//! the same boot id are on one machine. Either all ranks get the memory, or all get the same error.
 
 use super::team::Team;
 use crate::failure::Failure;
-use crate::plan::host::free_memory_bytes;
+use crate::machine::host::free_memory_bytes;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_runtime::SharedHost;
 
-/// Memory of this many bytes, shared by the ranks of this machine. The first of them fills it.
+/// Shares this many bytes between the ranks of this machine. The first of them fills the memory.
 ///
 /// # Errors
-/// A machine without as much memory, or ranks that do not see each other's processes.
+/// Too little free memory, or ranks in different containers, which do not see each other's memory.
 pub fn share_host(team: &mut Team, bytes: usize) -> Result<SharedHost, Failure> {
     share_on(team, &machine(), bytes, free_memory_bytes())
 }
@@ -21,13 +21,13 @@ fn share_on(team: &mut Team, machine: &str, bytes: usize, free: Option<u64>) -> 
     let machines: Vec<String> = team.exchange(&machine.to_owned())?;
     let own = team.link().rank();
     let first = machines.iter().position(|other| other == machine).unwrap_or(own);
-    let made = (first == own).then(|| make(bytes, free));
+    let made = (first == own).then(|| create(bytes, free));
     let address = made.as_ref().and_then(|made| made.as_ref().ok()).map(SharedHost::address);
     let addresses: Vec<Option<String>> = team.exchange(&address)?;
     let shared = match (made, &addresses[first]) {
         (Some(made), _) => made,
         (None, Some(address)) => SharedHost::open(address, bytes).map_err(|error| error.to_string()),
-        (None, None) => Err(format!("rank {first} could not make it")),
+        (None, None) => Err(format!("rank {first} could not create it")),
     };
     let failures: Vec<Option<String>> = team.exchange(&shared.as_ref().err().cloned())?;
     let failed = failures.into_iter().enumerate().find_map(|(rank, why)| Some((rank, why?)));
@@ -45,15 +45,16 @@ fn share_on(team: &mut Team, machine: &str, bytes: usize, free: Option<u64>) -> 
     }
 }
 
-/// The kernel would rather end a process than refuse more memory than there is.
-fn make(bytes: usize, free: Option<u64>) -> Result<SharedHost, String> {
+/// Checks free memory first, because the kernel kills a process instead of refusing memory that the machine does not
+/// have.
+fn create(bytes: usize, free: Option<u64>) -> Result<SharedHost, String> {
     match free.filter(|free| *free < bytes as u64) {
         Some(free) => Err(format!("only {} is free", format_bytes(free))),
         None => SharedHost::create(bytes).map_err(|error| error.to_string()),
     }
 }
 
-/// What tells machines apart.
+/// An id of this machine.
 fn machine() -> String {
     let files = ["/proc/sys/kernel/random/boot_id", "/proc/sys/kernel/hostname"];
     files.iter().find_map(|file| std::fs::read_to_string(file).ok()).unwrap_or_default()
@@ -87,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_cannot_be_had_is_refused_by_all() {
+    fn too_little_free_memory_is_an_error_on_all_ranks() {
         let messages = as_ranks(2, |link, _| {
             let mut team = Team::over(link);
             let failure = share_on(&mut team, "here", 2 << 16, Some(1 << 16)).unwrap_err();
@@ -99,6 +100,6 @@ mod tests {
                 "rank 0 cannot share 128.00 KiB of pinned memory with its machine: only 64.00 KiB is free";
             assert_eq!(message, expected);
         }
-        assert!(make(1 << 16, Some(1 << 16)).is_ok());
+        assert!(create(1 << 16, Some(1 << 16)).is_ok());
     }
 }

@@ -1,11 +1,11 @@
 //! `--ranks N`: starts the ranks of one machine.
 //!
 //! GPU ranks are copies of this program with the same arguments and our own variables; CPU ranks are started by
-//! `mpiexec`, because they need its MPI. This process then only waits. Rank 0 has the terminal; what the others write to
-//! stderr gets their number, and their stdout is shown only if they fail.
-//! Every child is in a process group of its own, so that Ctrl-C reaches it once, through this process. `follow` connects
-//! this process and the ranks, so that each notices the end of the other.
-//! Left out: other machines, which need a launcher that is there already.
+//! `mpiexec`, because they need its MPI. This process then only waits. Rank 0 has the terminal; lines of other ranks on
+//! stderr are shown with their number, and their stdout is shown only if they fail.
+//! Every child has its own process group, so that Ctrl-C reaches it once, through this process. `follow` connects this
+//! process and the ranks, so that each notices the end of the other.
+//! Left out: other machines, which need a launcher such as `mpiexec`, torchrun or srun.
 
 use super::follow::{LAUNCHER_VARIABLE, Watch};
 use super::launch::{
@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use smidgen_runtime::comm::mpi_places::{MPIEXEC_VARIABLE, find_mpiexec};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -27,14 +27,14 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Interrupted, with the state saved. The others are saving too.
+/// The exit code of a rank that was interrupted and has saved its state. The other ranks are saving, too.
 const INTERRUPTED: u8 = 130;
 
-/// How much of a rank's stdout is kept, from its end.
+/// Bytes of a rank's stdout that are kept, from its end.
 const KEPT_BYTES: usize = 64 << 10;
 
-/// What a launcher outside may have set, and what would contradict the ranks of `mpiexec`.
-const OTHERS: [&str; 9] = [
+/// Variables that an outer launcher may have set and that would contradict those of `mpiexec`.
+const OUTER_VARIABLES: [&str; 9] = [
     RANK_VARIABLE,
     RANKS_VARIABLE,
     LOCAL_RANK_VARIABLE,
@@ -46,7 +46,7 @@ const OTHERS: [&str; 9] = [
     "LOCAL_WORLD_SIZE",
 ];
 
-/// What connects the ranks.
+/// What exchanges tensors between the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
     /// GPU ranks.
@@ -55,21 +55,21 @@ pub enum Engine {
     Mpi,
 }
 
-/// Ranks to start.
+/// The ranks to start.
 #[derive(Clone, Debug)]
 pub struct Spawn {
     pub program: PathBuf,
     pub arguments: Vec<OsString>,
     pub count: usize,
-    /// How long the others have to end by themselves after one has failed.
+    /// After a rank has failed, the others are killed when they have not ended within this time.
     pub grace: Duration,
 }
 
 impl Spawn {
-    /// This program with its arguments, without `--ranks`.
+    /// Ranks that run this program with its arguments, without `--ranks`.
     pub fn this_program(count: usize) -> Result<Spawn, Failure> {
         if count == 0 {
-            return Err(Failure::command("`--ranks 0`: there is at least one rank"));
+            return Err(Failure::command("`--ranks 0`: a run has at least one rank"));
         }
         let program = std::env::current_exe()
             .map_err(|error| Failure::ranks(error).context("cannot find this program"))?;
@@ -77,10 +77,10 @@ impl Spawn {
         Ok(Spawn { program, arguments, count, grace: Duration::from_secs(12) })
     }
 
-    /// Starts the ranks and waits for them: the exit code of the first that failed, or 0.
+    /// Starts the ranks and waits for them. Returns the exit code of the first that failed, or 0.
     pub fn run(&self, engine: Engine) -> Result<u8, Failure> {
         let (sender, signals) = channel();
-        // Without a handler a signal ends this process, and the ranks follow it.
+        // Without a handler a signal ends this process, and the ranks then exit by themselves.
         let _ = ctrlc::set_handler(move || {
             let _ = sender.send(());
         });
@@ -125,19 +125,19 @@ impl Spawn {
         })?;
         let watch = start_watch()?;
         let mut command = Command::new(&mpiexec.path);
-        // Here, also inside an allocation of Slurm, whose nodes it would use otherwise.
+        // On this machine. In an allocation of Slurm it would otherwise use the nodes of the allocation.
         command.args(["-launcher", "fork", "-hosts", "localhost", "-n", &self.count.to_string()]);
         command.arg(&self.program).args(&self.arguments);
-        for name in OTHERS {
+        for name in OUTER_VARIABLES {
             command.env_remove(name);
         }
-        // Ranks take the library that belongs to it.
+        // The ranks load the MPI library that belongs to this `mpiexec`.
         command.env(MPIEXEC_VARIABLE, &mpiexec.path).env(LAUNCHER_VARIABLE, &watch.address);
         let started = start(command, None);
         let started = started
             .map_err(|error| Failure::ranks(error).context(format!("`{}`", mpiexec.path.display())))?;
         let code = wait_for(vec![started], self.grace, signals);
-        // It kills all ranks if one of them dies, before they can say which.
+        // If a rank dies, `mpiexec` kills the others before they can report which one it was.
         match watch.first_that_died().filter(|_| !matches!(code, 0 | INTERRUPTED)) {
             Some(rank) => Err(Failure::ranks(format!("rank {rank} died, and `mpiexec` ended the others"))
                 .hint("`dmesg` shows a process that ran out of memory")
@@ -147,7 +147,7 @@ impl Spawn {
     }
 }
 
-/// The arguments without `--ranks N` and `--ranks=N`. What follows `--` is left alone.
+/// The arguments without `--ranks N` and `--ranks=N`. Arguments after `--` are kept.
 pub fn without_ranks(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut kept = Vec::new();
     let mut arguments = arguments;
@@ -159,21 +159,17 @@ pub fn without_ranks(arguments: impl Iterator<Item = OsString>) -> Vec<OsString>
         }
         if argument == "--ranks" {
             arguments.next();
-        } else if !begins(&argument, "--ranks=") {
+        } else if !argument.as_encoded_bytes().starts_with(b"--ranks=") {
             kept.push(argument);
         }
     }
     kept
 }
 
-fn begins(argument: &OsStr, with: &str) -> bool {
-    argument.as_encoded_bytes().starts_with(with.as_bytes())
-}
-
-/// A child, and the threads that read what it writes.
+/// A child process, and the threads that read its output.
 #[derive(Debug)]
 struct Started {
-    /// `None` is `mpiexec`, for all ranks.
+    /// `None` for `mpiexec`, which stands for all ranks.
     rank: Option<usize>,
     child: Child,
     stdout: Option<JoinHandle<Vec<u8>>>,
@@ -186,7 +182,7 @@ impl Started {
         if self.ended.is_none()
             && let Ok(id) = i32::try_from(self.child.id())
         {
-            // Ranks treat it as Ctrl-C, and `mpiexec` passes it on without a word.
+            // Ranks treat it like Ctrl-C, and `mpiexec` passes it on silently.
             let _ = kill(Pid::from_raw(id), Signal::SIGTERM);
         }
     }
@@ -196,7 +192,7 @@ impl Started {
         let _ = self.child.wait();
     }
 
-    /// Whether it has ended since the last look.
+    /// Whether it has ended since the last call.
     fn has_just_ended(&mut self) -> bool {
         if self.ended.is_none() {
             self.ended = self.child.try_wait().ok().flatten();
@@ -209,7 +205,7 @@ impl Started {
         self.ended.map_or(0, code_of)
     }
 
-    /// Shows what was not shown yet.
+    /// Waits until all its lines on stderr are shown, and shows its stdout if it failed.
     fn finish(self) {
         let code = self.code();
         let name = self.rank.map_or("mpiexec".to_owned(), |rank| format!("rank {rank}"));
@@ -242,7 +238,8 @@ fn start(mut command: Command, rank: Option<usize>) -> std::io::Result<Started> 
     Ok(Started { rank, child, stdout, stderr, ended: None })
 }
 
-/// Waits for all of them. After a failure the rest have some time, and are killed then.
+/// Waits for all of them, and returns the exit code of the first that failed. After a failure the others are killed if
+/// they do not end within `grace`.
 fn wait_for(mut ranks: Vec<Started>, grace: Duration, signals: &Receiver<()>) -> u8 {
     let mut first: Option<u8> = None;
     let mut deadline: Option<Instant> = None;
@@ -251,7 +248,7 @@ fn wait_for(mut ranks: Vec<Started>, grace: Duration, signals: &Receiver<()>) ->
             ranks.iter().for_each(Started::signal);
         }
         let ended: Vec<usize> = (0..ranks.len()).filter(|rank| ranks[*rank].has_just_ended()).collect();
-        // Of those that ended at once, one that was killed did not end because of another.
+        // Of several that ended together, one that was killed by a signal did not end because of another.
         let killed =
             ended.iter().find(|rank| ranks[**rank].ended.is_some_and(|status| status.signal().is_some()));
         let failed = killed.or_else(|| ended.iter().find(|rank| ranks[**rank].code() != 0));
@@ -264,7 +261,7 @@ fn wait_for(mut ranks: Vec<Started>, grace: Duration, signals: &Receiver<()>) ->
                 say(&format!("rank {rank} was ended by signal {signal}"));
             }
         }
-        // After Ctrl-C the ranks save their state, which may take longer.
+        // There is no time limit after Ctrl-C, because saving the state may take longer.
         let has_failed = ended.iter().any(|rank| !matches!(ranks[*rank].code(), 0 | INTERRUPTED));
         if has_failed && deadline.is_none() {
             deadline = Some(Instant::now() + grace);
@@ -287,13 +284,13 @@ fn wait_for(mut ranks: Vec<Started>, grace: Duration, signals: &Receiver<()>) ->
     first.unwrap_or(0)
 }
 
-/// As shells count: 128 and the signal.
+/// The exit code; for a signal 128 plus its number, as in shells.
 fn code_of(status: ExitStatus) -> u8 {
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
     u8::try_from(code).unwrap_or(1)
 }
 
-/// The end of what a child writes.
+/// Reads to the end, and returns the last part.
 fn read_end(mut from: impl Read) -> Vec<u8> {
     let mut kept = Vec::new();
     let mut bytes = [0; 4096];
@@ -310,7 +307,7 @@ fn start_watch() -> Result<Watch, Failure> {
     Watch::start().map_err(|error| Failure::ranks(error).context("cannot watch the ranks"))
 }
 
-/// A port that nothing uses at the moment.
+/// A port that no program uses at the moment.
 fn free_port() -> Result<u16, Failure> {
     let listener = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
     listener.map(|address| address.port()).map_err(|error| Failure::ranks(error).context("no free port"))

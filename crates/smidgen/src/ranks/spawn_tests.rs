@@ -1,4 +1,4 @@
-//! Ranks that are shell scripts: who gets which variables, and what happens if one of them fails.
+//! Ranks that are shell scripts: which variables each gets, and what happens if one of them fails.
 
 use super::spawn::{Spawn, without_ranks};
 use std::ffi::OsString;
@@ -46,7 +46,7 @@ fn the_first_failure_is_the_exit_code() {
 }
 
 #[test]
-fn those_that_do_not_end_after_a_failure_are_killed() {
+fn ranks_that_do_not_end_after_a_failure_are_killed() {
     let start = Instant::now();
     let script = "case $SMIDGEN_RANK in 1) exit 3;; *) exec sleep 100;; esac";
     assert_eq!(run(script, 2, Duration::from_millis(300)), 3);
@@ -54,7 +54,7 @@ fn those_that_do_not_end_after_a_failure_are_killed() {
 }
 
 #[test]
-fn ranks_that_save_after_an_interruption_have_their_time() {
+fn ranks_that_save_after_an_interruption_are_not_killed() {
     let script = "[ $SMIDGEN_RANK = 1 ] || sleep 1; exit 130";
     assert_eq!(run(script, 2, Duration::ZERO), 130);
 }
@@ -89,13 +89,13 @@ fn the_option_itself_is_not_passed_on() {
 }
 
 #[test]
-fn no_ranks_are_a_mistake() {
+fn zero_ranks_are_refused() {
     let failure = Spawn::this_program(0).unwrap_err();
     assert_eq!(failure.exit_code(), 2);
 }
 
 #[test]
-fn mpiexec_starts_ranks_or_says_how_to_get_one() {
+fn mpiexec_starts_ranks_or_the_error_names_a_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let script = format!("echo $PMI_SIZE $RANK > {}/$PMI_RANK", folder.path().display());
     match spawn(&script, 2, GRACE).run_mpiexec(&channel().1) {
@@ -105,11 +105,12 @@ fn mpiexec_starts_ranks_or_says_how_to_get_one() {
                 assert_eq!(fs::read_to_string(folder.path().join(rank)).unwrap(), "2\n");
             }
             assert_eq!(spawn("exit 5", 2, GRACE).run_mpiexec(&channel().1).unwrap(), 5);
-            // As a rank does it: the connection to the launcher is open while the rank lives.
+            // Like a rank, it keeps the connection to the launcher open while it runs.
             let script = r#"exec 3<>/dev/tcp/${SMIDGEN_LAUNCHER/://}; printf "\\x$PMI_RANK\0\0\0" >&3
                 sleep 1; [ $PMI_RANK = 0 ] || kill -9 $$; sleep 30"#;
             let spawn = Spawn { program: PathBuf::from("bash"), ..spawn(script, 2, GRACE) };
-            // `mpiexec` kills the others within milliseconds, so on a busy machine the news may come in another order.
+            // `mpiexec` kills the others within milliseconds, so on a busy machine connections may close in another
+            // order.
             let messages = (0..3).map(|_| spawn.run_mpiexec(&channel().1).unwrap_err().message);
             let messages: Vec<String> = messages.collect();
             assert!(messages.iter().all(|message| message.contains("died")), "{messages:?}");

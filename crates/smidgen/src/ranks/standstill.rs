@@ -1,25 +1,26 @@
-//! Ranks that answer and make no progress: found by what the beats of all ranks count.
+//! Finds ranks that still send beats but make no progress.
 //!
-//! Exchanges of tensors are numbered alike on every rank. Whoever has reached fewer of them than another, for longer than
-//! a limit, keeps the others waiting: a hung GPU or file system, or a thread that waits for ever. Where all have reached
-//! the same exchange and none gets through, the exchange itself hangs.
-//! Rank 0 hears every rank, and so decides.
+//! Every rank counts its tensor exchanges and sends the count with its beats. A rank that stays behind the others for
+//! longer than a limit keeps them waiting: a hung GPU or file system, or a deadlocked thread. If all ranks have reached
+//! the same exchange and none completes it, the exchange itself hangs.
+//! Rank 0 receives the beats of all ranks, so it decides.
 
 use super::wire::Loss;
 use std::time::{Duration, Instant};
 
-/// What the beats of one rank say.
+/// The tensor exchanges of one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub reached: u64,
     pub done: u64,
 }
 
-/// Since when each rank keeps the others waiting.
 #[derive(Debug)]
 pub struct Standstill {
     limit: Duration,
+    /// For each rank that is behind: the exchange that it has reached, and since when it is behind.
     behind: Vec<Option<(u64, Instant)>>,
+    /// The exchange that all ranks have reached and none has completed, and since when.
     stalled: Option<(u64, Instant)>,
 }
 
@@ -28,7 +29,8 @@ impl Standstill {
         Standstill { limit, behind: Vec::new(), stalled: None }
     }
 
-    /// The rank that has kept the others waiting for too long, if one has. Counts are in the order of ranks.
+    /// Updates the counts, which are in the order of ranks. Returns the rank that has kept the others waiting for too
+    /// long, if there is one.
     pub fn look(&mut self, counts: &[Counts], now: Instant) -> Option<(usize, Loss)> {
         let most = counts.iter().map(|counts| counts.reached).max()?;
         self.behind.resize(counts.len(), None);
@@ -69,7 +71,7 @@ mod tests {
         all.iter().map(|(reached, done)| Counts { reached: *reached, done: *done }).collect()
     }
 
-    /// What is found if ranks report these counts, one list per second.
+    /// The second and the result of the first loss, if ranks report these counts each second.
     fn found(seconds: impl Iterator<Item = Vec<(u64, u64)>>) -> Option<(u64, (usize, Loss))> {
         let (start, mut standstill) = (Instant::now(), Standstill::new(LIMIT));
         seconds.zip(0..).find_map(|(all, second)| {
@@ -89,17 +91,17 @@ mod tests {
         // Each exchange is reached nine seconds late.
         let late = (0..100).map(|second| vec![(second / 9 + 1, second / 9), (second / 9, second / 9)]);
         assert_eq!(found(late), None);
-        // Nobody exchanges anything for a minute, and then one comes first.
+        // No rank exchanges anything for a minute, and then one is first.
         let pause = (0..69).map(|second| if second < 60 { vec![(3, 3); 2] } else { vec![(4, 3), (3, 3)] });
         assert_eq!(found(pause), None);
     }
 
     #[test]
-    fn an_exchange_that_all_have_reached_and_none_leaves_is_found() {
+    fn an_exchange_that_no_rank_completes_is_found() {
         let stalled = (0..60).map(|_| vec![(5, 4), (5, 4)]);
         assert_eq!(found(stalled), Some((11, (0, Loss::Stalled(11)))));
         let moving = (0..60).map(|second| vec![(second, second - second % 2); 2]);
         assert_eq!(found(moving), None);
-        assert_eq!(found((0..60).map(|_| vec![(5, 5), (5, 5)])), None, "they compute");
+        assert_eq!(found((0..60).map(|_| vec![(5, 5), (5, 5)])), None, "all ranks compute");
     }
 }

@@ -1,8 +1,8 @@
-//! A rank among its team: what training asks of the others beside its tensors.
+//! Small values that ranks exchange while they train: step times, stop requests, sums of scores.
 //!
-//! Small numbers travel over the control link: after each step the time of the slowest and whether anybody wants to stop,
-//! sums of scores, the rows that each rank has seen. All ranks call the same functions in the same order and get the same
-//! answers, so they decide alike without being told.
+//! They are sent over the control link. All ranks call the same functions in the same order and get the same results,
+//! so all ranks reach the same decisions without extra messages.
+//! Left out: tensors (`smidgen_runtime::comm`).
 
 use super::link::Link;
 use crate::failure::Failure;
@@ -14,26 +14,26 @@ pub struct Team {
     link: Link,
 }
 
-/// What a rank has to say after a step.
+/// What a rank reports after a step.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct OwnStep {
     pub step: u64,
     pub seconds: f64,
-    /// Whether this rank was asked to stop.
+    /// This rank was asked to stop.
     pub is_stopping: bool,
-    /// Its memory, if that is above the plan.
+    /// Bytes in use on its device, if they are above the plan.
     pub exceeded_bytes: Option<u64>,
     pub device_bytes: Option<u64>,
 }
 
-/// What all ranks together have to say.
+/// The reports of all ranks after a step, combined.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Together {
     pub slowest_s: f64,
     pub is_stopping: bool,
-    /// The most by which a rank is above its plan.
+    /// The most bytes in use on a rank that is above its plan.
     pub exceeded_bytes: Option<u64>,
-    /// Memory of each rank, in their order.
+    /// Device memory of each rank, in the order of ranks.
     pub rank_bytes: Vec<u64>,
 }
 
@@ -61,7 +61,7 @@ impl Team {
         self.link
     }
 
-    /// Compares a step with those of the others.
+    /// Exchanges reports after a step.
     pub fn end_step(&mut self, own: &OwnStep) -> Result<Together, Failure> {
         self.link.set_place(format!("step {}", own.step));
         let all: Vec<OwnStep> = self.exchange(own)?;
@@ -85,7 +85,7 @@ impl Team {
         Ok(())
     }
 
-    /// The largest of each number over all ranks.
+    /// Replaces each number by the largest over all ranks.
     pub fn largest(&mut self, numbers: &mut [f32]) -> Result<(), Failure> {
         for of_rank in self.exchange(&numbers.to_vec())? {
             numbers
@@ -96,24 +96,24 @@ impl Team {
         Ok(())
     }
 
-    /// The smallest of each number over all ranks, and whose it is.
+    /// The smallest number over all ranks, and the first rank that has it.
     pub fn smallest(&mut self, number: u64) -> Result<(u64, usize), Failure> {
         let all: Vec<u64> = self.exchange(&number)?;
         let smallest = all.iter().enumerate().min_by_key(|(rank, number)| (**number, *rank));
         Ok(smallest.map_or((number, 0), |(rank, number)| (*number, rank)))
     }
 
-    /// What rank 0 says; the others' own is dropped.
+    /// The value of rank 0; those of other ranks are ignored.
     pub fn of_first<T: Serialize + for<'a> Deserialize<'a>>(&mut self, own: &T) -> Result<T, Failure> {
         let text = serde_json::to_vec(own).map_err(Failure::ranks)?;
         serde_json::from_slice(&self.link.broadcast(text)?).map_err(Failure::ranks)
     }
 
-    /// Of a failure that all ranks have noticed, the message of the first that knows more.
+    /// For a failure that all ranks have noticed: the message of the first rank that knows the cause, if one does.
     pub fn most_telling(&mut self, own: Failure, knows_more: bool) -> Result<Failure, Failure> {
         let all: Vec<(bool, String)> = self.exchange(&(knows_more, own.message.clone()))?;
-        let telling = all.into_iter().enumerate().find(|(_, (knows_more, _))| *knows_more);
-        Ok(match telling {
+        let informed = all.into_iter().enumerate().find(|(_, (knows_more, _))| *knows_more);
+        Ok(match informed {
             Some((rank, (_, message))) if rank != self.link.rank() => {
                 Failure::training(message).context(format!("rank {rank}"))
             }
@@ -121,7 +121,7 @@ impl Team {
         })
     }
 
-    /// What every rank says, in the order of ranks.
+    /// The values of all ranks, in the order of ranks.
     pub(super) fn exchange<T: Serialize + for<'a> Deserialize<'a>>(
         &mut self,
         own: &T,

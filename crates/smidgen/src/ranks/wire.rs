@@ -1,17 +1,17 @@
-//! What ranks say to each other over the link, as bytes.
+//! The messages of the link between ranks, as bytes.
 //!
-//! A message is 4 bytes that mark it as ours, one byte of kind, the length of the rest, and the rest. Whoever speaks
-//! something else is recognized by the first 4 bytes. Numbers are little-endian.
-//! Left out: encryption and secrets; the link belongs on a cluster's own network, as NCCL and MPI do.
+//! A message has 4 bytes that mark it as ours, a byte for its kind, the length of the rest, and the rest. Other
+//! programs are recognized by the first 4 bytes. Numbers are little-endian.
+//! Left out: encryption and secrets; like NCCL and MPI, the link belongs on a cluster's own network.
 
 use std::io::{self, Read, Write};
 
 const MARK: [u8; 4] = *b"smdg";
 
-/// Results of all ranks together are a few MiB at most.
+/// Longer messages are refused. Results of all ranks together have a few MiB at most.
 pub const MOST_BYTES: usize = 64 << 20;
 
-/// One of the calls that all ranks make together.
+/// The kind of a call that all ranks make together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     Gather,
@@ -23,37 +23,37 @@ pub enum Call {
 pub enum Loss {
     /// Its connection closed.
     Died,
-    /// Nothing came from it.
+    /// Nothing was received from it.
     Silent,
-    /// It answers, and the others have waited for it for this many seconds.
+    /// It sends beats, but the others have waited for it for this many seconds.
     Behind(u64),
-    /// It waits for an exchange that all ranks have reached, for this many seconds.
+    /// An exchange that all ranks have reached has not completed for this many seconds.
     Stalled(u64),
-    /// It said why it ends.
+    /// It sent the reason for which it ends.
     Aborted(String),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// The first one, of every rank but 0.
+    /// The first message of every rank but 0.
     Hello {
         version: String,
         job: String,
         rank: u32,
         size: u32,
     },
-    /// Some ranks are not there yet.
+    /// Some ranks are not connected yet.
     Waiting,
-    /// All ranks are there.
+    /// All ranks are connected.
     Welcome,
-    /// You cannot join, and why.
+    /// The receiver cannot join, with the reason.
     Refused(String),
-    /// Every second, with how many exchanges of tensors the sender has reached, and how many are over.
+    /// Sent every second, with the number of tensor exchanges that the sender has reached and completed.
     Beat {
         reached: u64,
         done: u64,
     },
-    /// The nth call, so that ranks that are not in step are noticed.
+    /// Bytes for a call. Calls are numbered, so that ranks that are not in step are noticed.
     Data {
         call: Call,
         number: u64,
@@ -67,18 +67,18 @@ pub enum Message {
     Close,
 }
 
-/// Why no message could be read.
+/// Why a message could not be read.
 #[derive(Debug)]
 pub enum ReadError {
-    /// Between two messages.
+    /// The connection closed between two messages.
     Closed,
-    /// Not one of our programs, or a version that speaks otherwise.
+    /// Another program, or a version with other messages.
     Stranger,
     Io(io::Error),
 }
 
 impl ReadError {
-    /// Nothing came in the time of the socket.
+    /// Nothing was received within the time limit of the socket.
     pub fn is_timeout(&self) -> bool {
         matches!(self, ReadError::Io(error)
             if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut))
@@ -94,7 +94,7 @@ impl Message {
         head.extend(MARK);
         head.push(kind);
         head.extend(length.to_le_bytes());
-        // Small messages leave in one packet.
+        // Small messages are sent in one packet.
         if rest.len() <= 1 << 16 {
             head.extend(rest);
             to.write_all(&head)
@@ -104,7 +104,7 @@ impl Message {
         }
     }
 
-    /// Reads one message; a longer one is not ours.
+    /// Reads one message of at most this many bytes.
     pub fn read(from: &mut impl Read, most_bytes: usize) -> Result<Message, ReadError> {
         let mut head = [0; 9];
         let mut filled = 0;
@@ -116,7 +116,7 @@ impl Message {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(ReadError::Io(error)),
             }
-            // A stranger may send less than nine bytes and wait for an answer.
+            // Another program may send fewer than nine bytes and wait for an answer.
             let seen = filled.min(MARK.len());
             if head[..seen] != MARK[..seen] {
                 return Err(ReadError::Stranger);
@@ -221,7 +221,7 @@ impl Message {
     }
 }
 
-/// Several byte strings as one.
+/// Several byte strings as one, with their lengths.
 pub fn join(parts: &[Vec<u8>]) -> Vec<u8> {
     let mut joined = Vec::with_capacity(parts.iter().map(|part| 4 + part.len()).sum());
     for part in parts {
@@ -231,7 +231,7 @@ pub fn join(parts: &[Vec<u8>]) -> Vec<u8> {
     joined
 }
 
-/// What [`join`] joined; `None` if it is something else.
+/// The inverse of [`join`]; `None` for other bytes.
 pub fn split(joined: &[u8]) -> Option<Vec<Vec<u8>>> {
     let mut rest = Reader(joined);
     let mut parts = Vec::new();

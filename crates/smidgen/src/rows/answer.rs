@@ -1,14 +1,14 @@
 //! Finds answers in texts with the pattern of `eval.answer`.
 //!
-//! The pattern is a case-sensitive regular expression; its first match is the answer. Without a pattern the answer is the
-//! whole expected output, or the field `answer` of the row.
+//! The pattern is a case-sensitive regular expression; its first match is the answer. Without a pattern the answer is
+//! the whole expected output, or the field `answer` of the row.
 //! Left out: answers with the same meaning in other words.
 
 use crate::failure::Failure;
 use regex::Regex;
 use std::ops::Range;
 
-/// With more different answers than this, a question is not multiple choice.
+/// Rows with more different answers than this are not multiple choice.
 pub const MOST_ANSWERS: usize = 64;
 
 /// The pattern of `eval.answer`, if there is one.
@@ -50,7 +50,7 @@ pub fn answer_in(pattern: Option<&Regex>, output: &str) -> Option<Range<usize>> 
     }
 }
 
-/// The different answers, sorted; an error if there are too few or too many.
+/// The different answers, sorted. Refuses a single answer and more than `MOST_ANSWERS`.
 pub fn distinct(answers: impl IntoIterator<Item = String>) -> Result<Vec<String>, Failure> {
     let mut answers: Vec<String> = answers.into_iter().collect();
     let rows = answers.len();
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_choice_is_said() {
+    fn too_few_or_too_many_answers_are_refused() {
         let error = distinct(["x".to_string(), "x".to_string()]).unwrap_err();
         assert_eq!(
             error.message,
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_patterns_are_told() {
+    fn invalid_patterns_are_refused() {
         assert_eq!(
             answer_pattern("answer[1-").unwrap_err().message,
             "`eval.answer` is not a regular expression: `answer[1-`: unclosed character class"

@@ -1,9 +1,9 @@
 //! Multiple choice by likelihood: each choice is appended to the question, and the most likely one is the answer.
 //!
-//! The choices are those of the row (`choices`), or all answers that occur in the file: then each replaces the expected
-//! answer in the row's output. Tokens are split as in lm-evaluation-harness: spaces at the end of the context belong to
-//! the continuation, and the continuation is what the tokens of the whole text have beyond the number of tokens of the
-//! context. Sequences that are too long lose their beginning.
+//! The choices are those of the row (`choices`), or else all answers that occur in the file, each put in place of the
+//! expected answer in the row's output. Tokens are split as in lm-evaluation-harness: spaces at the end of the context
+//! belong to the continuation, and the continuation's tokens are those of the whole text after as many tokens as the
+//! context has alone. Sequences that are too long lose their beginning.
 //! The sequences are an ordinary token set, so their memory is planned like that of any evaluation.
 
 use super::answer::{answer_in, answer_pattern, distinct};
@@ -24,7 +24,7 @@ pub struct ChoiceRow {
     pub place: String,
     /// The `id` of the row, if it has one.
     pub id: Option<Json>,
-    /// Without the delimiter between prompt and choice.
+    /// The choices, without the delimiter between prompt and choice.
     pub texts: Vec<String>,
     pub first_sample: usize,
     pub gold: usize,
@@ -39,13 +39,13 @@ pub struct ChoiceSet {
     pub warnings: Vec<String>,
 }
 
-/// The scores from the log-likelihoods of all samples.
+/// The scores of a model on a choice set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChoiceScores {
     pub acc: Mean,
     pub acc_norm: Mean,
     pub acc_bytes: Mean,
-    /// By row.
+    /// The choices of the model, one entry per row.
     pub picked: Vec<Picked>,
     /// Summed negative log-likelihood of the right choices, and their tokens.
     pub gold_nll: f64,
@@ -107,7 +107,7 @@ impl ChoiceSet {
         self.set.heap_bytes() + rows.sum::<usize>()
     }
 
-    /// `log_likelihoods` are those of all samples.
+    /// `log_likelihoods` has one entry per sample.
     pub fn score(&self, log_likelihoods: &[f64]) -> ChoiceScores {
         assert_eq!(log_likelihoods.len(), self.set.len());
         let picked: Vec<Picked> = self
@@ -179,14 +179,14 @@ fn strings(list: &[Json]) -> Option<Vec<String>> {
     list.iter().map(|text| text.as_str().map(str::to_owned)).collect()
 }
 
-/// A, B, C ...
+/// The default label of a choice: A, B, C and so on.
 fn letter(place: usize) -> String {
     char::from_u32('A' as u32 + place as u32).map(String::from).unwrap_or_default()
 }
 
 const GOLD_NAMES: [&str; 4] = ["answerKey", "answer", "label", "gold"];
 
-/// The right choice: its index from 0, its label, or its text.
+/// The index of the right choice, which the row gives as an index from 0, a label or a text.
 fn gold_of(fields: &Map<String, Json>, texts: &[String], labels: &[String]) -> Result<usize, String> {
     let Some((name, value)) = GOLD_NAMES.iter().find_map(|name| Some((*name, fields.get(*name)?))) else {
         return Err("the row has `choices`, but none of `answerKey`, `answer`, `label` and `gold`".into());
@@ -211,7 +211,7 @@ fn gold_of(fields: &Map<String, Json>, texts: &[String], labels: &[String]) -> R
     })
 }
 
-/// All answers of the file, each in place of the row's own.
+/// The choices of each row: its output with every answer of the file in place of its own.
 fn found_choices(questions: &[Question], answer: &str) -> Result<Vec<Choices>, Failure> {
     let pattern = answer_pattern(answer)?;
     let mut places = Vec::with_capacity(questions.len());
@@ -229,8 +229,8 @@ fn found_choices(questions: &[Question], answer: &str) -> Result<Vec<Choices>, F
     let answers = distinct(places.iter().map(|(expected, range)| expected[range.clone()].to_owned()))?;
     let choices = questions.iter().zip(&places).map(|(question, (expected, range))| {
         // With a pattern, the field `answer` names the right answer.
-        let said = question.fields.get("answer").and_then(Json::as_str).filter(|_| pattern.is_some());
-        let right = said.unwrap_or(&expected[range.clone()]);
+        let named = question.fields.get("answer").and_then(Json::as_str).filter(|_| pattern.is_some());
+        let right = named.unwrap_or(&expected[range.clone()]);
         let gold = answers.iter().position(|answer| answer == right).ok_or_else(|| {
             Failure::data(format!(
                 "{}: `answer` is `{}`: not one of the answers {}",
@@ -264,9 +264,10 @@ pub fn shortened(text: &str) -> String {
     }
 }
 
-/// Tokens of question and choice, and how many of them belong to the choice.
 struct Scored {
+    /// Tokens of question and choice.
     whole: usize,
+    /// Tokens of the choice.
     tokens: usize,
 }
 
@@ -311,7 +312,7 @@ fn encode_pair(
     Ok((whole.into_iter().map(i64::from).collect(), scored))
 }
 
-/// The last `most` tokens, or the number of scored tokens if they leave no room for another.
+/// The last `most` tokens; `Err` has the number of scored tokens if they leave no room for another one.
 fn cut_left((mut ids, scored): (Vec<i64>, Scored), most: usize) -> Result<(Vec<i64>, Scored), usize> {
     if scored.tokens >= most {
         return Err(scored.tokens);

@@ -1,7 +1,7 @@
-//! Choices: what rows say, how they are cut into tokens, and the harness's own scores.
+//! Choices: how rows give them, how they are tokenized, and scores against those of lm-evaluation-harness.
 //!
-//! `fixtures/eval` was recorded by lm-evaluation-harness with a tiny model and two tokenizers; every log-likelihood has
-//! to be its, whatever the way the samples are packed.
+//! `fixtures/eval` was recorded by the harness with a tiny model and two tokenizers. Every log-likelihood must be equal
+//! to the recorded one, however the samples are packed.
 
 use super::*;
 use crate::eval::evaluator::{Evaluator, Means, Subject, plan_evaluation};
@@ -88,7 +88,7 @@ fn scores_are_those_of_the_harness() {
         let device =
             Place::Cpu.open(subjects[0].request.threads, Arithmetic::F32(F32Unit::detect())).unwrap();
         let (peak_bytes, found, mut device) = run(means, device);
-        // In less memory logits come in several pieces, and samples in other company.
+        // With less memory, logits are computed in several pieces, and samples are packed with others.
         let (mut budget_bytes, mut plans) = (peak_bytes, 0);
         while plan_evaluation(
             &subjects,
@@ -124,7 +124,7 @@ fn scores_are_those_of_the_harness() {
 }
 
 #[test]
-fn a_row_says_which_choice_is_right_in_its_own_way() {
+fn the_right_choice_is_an_index_a_label_or_a_text() {
     let row = |name: &str, gold: Json| {
         let mut row = json!({"question": "the fox", "choices": ["a dog", "nothing", "1"]});
         row[name] = gold;
@@ -135,7 +135,7 @@ fn a_row_says_which_choice_is_right_in_its_own_way() {
         row("answerKey", json!("B")),
         row("label", json!("nothing")),
         row("gold", json!("0")),
-        // A text before a place: `1` is the third choice.
+        // A text counts before an index: `1` is the third choice.
         row("answer", json!("1")),
     ]);
     let set = build_of(&rows, "", 100).unwrap();
@@ -166,7 +166,7 @@ fn answers_of_outputs_become_choices() {
 }
 
 #[test]
-fn rows_that_are_no_choice_are_told() {
+fn rows_without_valid_choices_are_refused() {
     let choices = |value: Json| json!([{"question": "q", "choices": value, "answer": 0}]);
     let either = "ROWS row 1: `choices` is neither a list of texts nor lists of `text` and `label`";
     assert_eq!(said(&choices(json!([1, 2])), ""), either);
@@ -211,7 +211,7 @@ fn rows_that_are_no_choice_are_told() {
 }
 
 #[test]
-fn outputs_without_answers_are_told() {
+fn outputs_without_answers_are_refused() {
     let rows = json!([{"prompt": "a", "completion": "answer1"}, {"prompt": "b", "completion": "no idea"}]);
     assert_eq!(
         said(&rows, "answer[1-5]"),
@@ -236,9 +236,9 @@ fn outputs_without_answers_are_told() {
     );
 }
 
-/// Neither the weights nor a GPU are needed to know what an evaluation will take there.
+/// The plan needs neither the weights nor the GPU.
 #[test]
-fn an_evaluation_is_planned_for_a_gpu_that_is_not_here() {
+fn an_evaluation_is_planned_for_a_gpu_of_another_machine() {
     let model = Model::open_folder(&fixtures().join("eval/model")).unwrap();
     let files = [fixtures().join("eval/questions.json")];
     let tokenizer = tokenizer("byte_level");
@@ -253,7 +253,7 @@ fn an_evaluation_is_planned_for_a_gpu_that_is_not_here() {
     let plan = plan_evaluation(&subjects, &model, &[(&set.set, 0)], means).unwrap().remove(0);
     assert_eq!((plan.plan.device, plan.plan.precision), (DeviceKind::Cuda, Precision::Bf16));
     assert_eq!(verify::plan(&plan.plan), Vec::<String>::new());
-    // The samples are in the host's memory, which is not what the budget is for.
+    // The samples are in host memory, which the budget does not limit.
     assert!((measured..measured + (16 << 20)).contains(&plan.context_bytes), "{}", plan.context_bytes);
     assert_eq!(plan.peak_bytes, plan.plan.reserved_bytes() as u64 + plan.context_bytes);
     let table = crate::report::evaluation_table::render_evaluation_table(&plan, means);
@@ -264,8 +264,8 @@ fn an_evaluation_is_planned_for_a_gpu_that_is_not_here() {
     assert!(refused.message.contains("the budget is 300.00 MiB"), "{}", refused.message);
 }
 
-/// Scores in f32 and in bf16 on one GPU, beside the harness's own. Of this model's tokens one in a hundred is off by
-/// more than 0.08 in PyTorch's bf16 too.
+/// Scores in f32 and in bf16 on a GPU against the harness's. In PyTorch's bf16, too, one in a hundred of this model's
+/// tokens is off by more than 0.08.
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_scores_as_the_harness_does() {

@@ -1,6 +1,7 @@
 //! The rows of a job: training samples, evaluation samples, and batches.
 //!
 //! A plan can be made without data; it then assumes that every sample has `data.max_tokens` tokens.
+//! Left out: how rows become token sets (`sets.rs`).
 
 use super::choice::ChoiceSet;
 use super::keys::training_sources;
@@ -9,13 +10,13 @@ use super::sets::{
     EvalSets, MemoryRows, ReadData, read_eval_sets, read_training_set, split_choices, split_set,
 };
 use crate::failure::Failure;
-use crate::hub::{Access, Fetch};
 use smidgen_compile::Request;
 use smidgen_data::batch::{BatchOptions, BatchPlan, BatchSize, RunLength};
 use smidgen_data::prepare::{Origin, Prepared};
 use smidgen_data::tokens::TokenSet;
 use smidgen_formats::model::Model;
 use smidgen_formats::tokenizer::prompt_file::PromptFile;
+use smidgen_hub::{Access, Fetch};
 use smidgen_recipe::{Batch, EvalTask, Length, Recipe};
 
 /// Rows to train on, or what a plan assumes without them.
@@ -37,7 +38,7 @@ pub struct Rows {
     pub batches: BatchPlan,
     /// The sources of training rows: at least one.
     pub sources: Vec<Source>,
-    /// How prompts are written, if the rows say.
+    /// How to write prompts for the trained model, if the format of the rows shows it.
     pub prompt: Option<PromptFile>,
     pub warnings: Vec<String>,
 }
@@ -47,14 +48,15 @@ pub struct Rows {
 pub struct Source {
     /// As the recipe names it.
     pub name: String,
-    /// The detected format, and why.
+    /// The detected format, and the reason.
     pub origin: Origin,
     pub samples: usize,
-    /// Samples in an epoch: of several sources, a share by weight.
+    /// Samples per epoch. With several sources, weights decide the share of each.
     pub epoch_samples: usize,
 }
 
-/// `may_be_absent`: missing files are not an error; the plan then assumes the longest samples.
+/// `held` are rows in memory instead of files. `may_be_absent`: missing files are not an error, and the plan then
+/// assumes the longest samples.
 pub fn read_data(
     recipe: &Recipe,
     held: Option<&MemoryRows>,
@@ -70,7 +72,7 @@ pub fn read_data(
     let access = &Access { fetch, ..*access };
     let sources = training_sources(&recipe.data);
     if sources.is_empty() && held.is_none() && may_be_absent {
-        return Ok(Data::Assumed { reason: "none is looked at".into() });
+        return Ok(Data::Assumed { reason: "no rows are read".into() });
     }
     let (held_train, held_eval) = match held {
         Some(held) => (Some(&held.train[..]), Some(&held.eval[..]).filter(|rows| !rows.is_empty())),
@@ -81,20 +83,19 @@ pub fn read_data(
         Err(ReadData::Absent(reason)) if may_be_absent => {
             return Ok(Data::Assumed { reason: reason.message });
         }
-        Err(error) => return Err(error.failure()),
+        Err(error) => return Err(error.into()),
     };
     let is_split = recipe.data.split > 0.0 && recipe.data.eval.is_empty() && held_eval.is_none();
     let (train, evaluated) = match is_split {
         true => {
             let (train, loss) = split_set(recipe, train)?;
-            let task = recipe.eval.task;
-            if task == EvalTask::Choice && held.is_some() {
+            if recipe.eval.task == EvalTask::Choice && held.is_some() {
                 return Err(Failure::recipe(HELD_CHOICES).hint("set `data.train`, or `eval.task = \"loss\"`"));
             }
-            let choices = split_choices(recipe, &loss, task, model, request, access)?;
+            let choices = split_choices(recipe, &loss, model, request, access)?;
             (train, EvalSets { loss: Some(loss), choices })
         }
-        false => (train, read_eval_sets(recipe, held_eval, recipe.eval.task, model, request, access)?),
+        false => (train, read_eval_sets(recipe, held_eval, model, request, access)?),
     };
     let eval = evaluated.loss;
     let mut warnings = Vec::new();
@@ -137,4 +138,4 @@ pub fn read_data(
     Ok(Data::Rows(Box::new(Rows { train, eval, choices, batches, sources, prompt, warnings })))
 }
 
-const HELD_CHOICES: &str = "`eval.task = choice` reads its rows from files, and these are in memory";
+const HELD_CHOICES: &str = "`eval.task = choice` reads its rows from files, and these rows are in memory";

@@ -1,15 +1,14 @@
 //! Translates the recipe's data keys into the types of `smidgen-data`: files, limits, templates.
 //!
-//! The two crates do not know each other.
+//! `smidgen-recipe` and `smidgen-data` do not depend on each other, so the translation is here.
 
 use crate::failure::Failure;
-use crate::hub::Access;
-use crate::hub::hf_dataset::{self, Use};
 use smidgen_compile::Request;
 use smidgen_data::clip_row::AudioOptions;
 use smidgen_data::source::find_files;
 use smidgen_data::template::TemplateChoice;
 use smidgen_data::tokens::TokenLimits;
+use smidgen_hub::{Access, DatasetUse, locate_dataset};
 use smidgen_recipe::{
     AudioOverflow, ColumnRole, Data, DataFormat, DatasetName, MixSource, Recipe, RecipePath, Template,
 };
@@ -23,9 +22,9 @@ pub fn template_choice(template: &Template) -> TemplateChoice {
     }
 }
 
-/// Where training rows come from: `data.train` and the sources of `data.mix`.
+/// A source of training rows: `data.train`, or an entry of `data.mix`.
 pub struct TrainingSource<'a> {
-    /// The key, for messages.
+    /// The recipe key that names it, for messages.
     pub key: &'static str,
     pub paths: &'a [RecipePath],
     pub weight: f64,
@@ -54,15 +53,15 @@ pub fn training_sources(data: &Data) -> Vec<TrainingSource<'_>> {
 
 /// The files that a key names; those of data sets on the hub are downloaded if `access` allows it.
 pub fn data_files(paths: &[RecipePath], key: &str, access: &Access) -> Result<Vec<PathBuf>, Failure> {
-    let purpose = if key == "data.eval" { Use::Eval } else { Use::Train };
+    let purpose = if key == "data.eval" { DatasetUse::Eval } else { DatasetUse::Train };
     let mut patterns = Vec::new();
     for path in paths {
         let text = path.resolved.to_string_lossy();
         match text.strip_prefix("hf:").and_then(DatasetName::parse) {
             None => patterns.push(text.into_owned()),
             Some(name) => {
-                let found = hf_dataset::locate(&name, purpose, access);
-                let files = found.map_err(|failure| failure.context(format!("`{key}`")))?;
+                let found = locate_dataset(&name, purpose, access);
+                let files = found.map_err(|error| Failure::from(error).context(format!("`{key}`")))?;
                 patterns.extend(files.iter().map(|file| file.to_string_lossy().into_owned()));
             }
         }
@@ -73,7 +72,7 @@ pub fn data_files(paths: &[RecipePath], key: &str, access: &Access) -> Result<Ve
     })
 }
 
-/// How clips are read, where the model hears.
+/// How clips are read; `None` for a model without an audio encoder.
 pub fn audio_options(recipe: &Recipe, request: &Request, cache: Option<&Path>) -> Option<AudioOptions> {
     let data = &recipe.data;
     request.spec.audio.as_ref().map(|audio| AudioOptions {

@@ -1,7 +1,7 @@
 //! The rows that a recipe names, as token sets: samples to train on, samples to evaluate, questions with choices.
 //!
-//! Rows become questions in `question.rs`; multiple choice is scored by likelihood as lm-evaluation-harness does it
-//! (`choice.rs`, `score.rs`); `answer.rs` finds answers in texts.
+//! `data.rs` reads everything that a job needs, with `sets.rs`. Rows become questions in `question.rs`; multiple choice
+//! is scored by likelihood as in lm-evaluation-harness (`choice.rs`, `score.rs`); `answer.rs` finds answers in texts.
 //! Left out: reading and tokenizing files (`smidgen-data`).
 
 pub mod answer;

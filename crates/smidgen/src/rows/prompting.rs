@@ -1,6 +1,6 @@
-//! How a model is prompted: as the rows that it was trained on were.
+//! The prompt template of a trained model: the one that its training rows had.
 //!
-//! A run writes it into the folder of its adapter or model (`prompt.json`), and whatever generates reads it there.
+//! A run writes it into the folder of its adapter or model (`prompt.json`), where generation reads it.
 //! Rows of text and of tokens do not show where a prompt ends, so their runs write nothing.
 
 use super::keys::template_choice;
@@ -14,7 +14,7 @@ use smidgen_formats::tokenizer::prompt_file::{PROMPT_FILE, PromptFile};
 use smidgen_recipe::Recipe;
 use std::path::Path;
 
-/// How the rows of a run are prompted, if they say.
+/// The prompt template of training rows, if their format shows it.
 pub fn prompt_of_rows(recipe: &Recipe, origin: &Origin) -> Result<Option<PromptFile>, Failure> {
     let name = match (origin.format, &origin.template) {
         (RowFormat::Text | RowFormat::Tokens, _) => return Ok(None),
@@ -31,16 +31,16 @@ pub fn prompt_of_rows(recipe: &Recipe, origin: &Origin) -> Result<Option<PromptF
     Ok(Some(PromptFile::Chat { template }))
 }
 
-/// The template that the user of `smidgen generate` asks for.
+/// The template that the user of `smidgen generate` chose.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PromptChoice {
-    /// As it was trained, else the model's own template, else none.
+    /// The template of training, else the model's own, else none.
     Auto,
-    /// None.
+    /// No template.
     Raw,
-    /// The model's own.
+    /// The model's own template.
     Model,
-    /// A built-in one or a file.
+    /// A built-in template or a file.
     Template(TemplateChoice),
 }
 

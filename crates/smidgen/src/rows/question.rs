@@ -1,8 +1,8 @@
 //! Rows as questions: the prompt of each row, and its expected answer.
 //!
-//! The prompt of a row of a known format is what training would show: the template rendered up to the answer. A row with
-//! a plain `question` and `choices` (as on the hub) is handled as in lm-evaluation-harness: the question, a space and the
-//! choice. Left out: scoring the answers.
+//! The prompt of a row of a known format is that of training: the template rendered up to the answer. A row with a
+//! plain `question` and `choices` (as data sets on the hub have) is handled as in lm-evaluation-harness: the question,
+//! a space and the choice. Left out: scoring the answers.
 
 use crate::failure::Failure;
 use crate::rows::keys::template_choice;
@@ -22,12 +22,12 @@ use smidgen_recipe::DataFormat;
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 
-/// One row to answer.
+/// A row to answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Question {
-    /// Where the row is, for messages.
+    /// File and row, for messages.
     pub place: String,
-    /// The file, and the number of the row in it.
+    /// Index of the file; `number` counts the rows in it.
     pub file: usize,
     pub unit: RowUnit,
     pub number: u64,
@@ -42,27 +42,26 @@ pub struct Question {
     pub fields: Map<String, Json>,
 }
 
-/// The questions of some files.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Questions {
     pub rows: Vec<Question>,
-    /// Whether the rows have a format for which a loss can be computed.
+    /// The format of the rows, if it is one for which a loss can be computed.
     pub format: Option<RowFormat>,
     pub template: Option<String>,
-    /// What was skipped, one line per file.
+    /// Rows that were skipped, one line per file.
     pub warnings: Vec<String>,
 }
 
 const QUESTION_NAMES: [&str; 3] = ["question", "question_stem", "query"];
-/// Fields that make a row one of a known format.
+/// Fields that only rows of a training format have.
 const FORMAT_FIELDS: [&str; 7] =
     ["instruction", "prompt", "messages", "conversations", "conversation", "text", "input_ids"];
 
-/// Whether the first sound row is a plain question with choices, which no format describes.
+/// Whether the first valid row is a plain question with choices, which is not a training format.
 pub fn are_plain_questions(files: &[PathBuf]) -> Result<bool, Failure> {
     for file in files {
         let first = read_rows(file, |_, row| {
-            // Bad rows are reported, or skipped, when all are read.
+            // Bad rows are reported or skipped when all rows are read.
             let Ok(row) = row else { return Ok(()) };
             let Json::Object(fields) = row else { return Err(Halt::Plain(false)) };
             let has = |name: &&str| fields.contains_key(*name);
@@ -73,25 +72,25 @@ pub fn are_plain_questions(files: &[PathBuf]) -> Result<bool, Failure> {
             Ok(()) => {}
             Err(Halt::Plain(plain)) => return Ok(plain),
             Err(Halt::Failed(failure)) => return Err(failure),
-            Err(Halt::Enough) => unreachable!("the first row ends it"),
+            Err(Halt::Enough) => unreachable!("reading ends at the first row"),
         }
     }
     Ok(false)
 }
 
-/// Rows of a known format, of which some are asked.
+/// Rows of a training format, of which some become questions.
 #[derive(Clone, Copy)]
 pub struct AskedRows<'a> {
-    /// The key that names them, for messages.
+    /// The recipe key that names them, for messages.
     pub key: &'static str,
     pub files: &'a [PathBuf],
     pub format: DataFormat,
     pub columns: &'a Columns,
-    /// Without it all are asked.
+    /// `None` takes all rows.
     pub only: Option<&'a HeldOut>,
 }
 
-/// Which rows `data.split` holds out, by file and number.
+/// The rows that `data.split` holds out, by file and number.
 #[derive(Debug, Default)]
 pub struct HeldOut(HashMap<PathBuf, HashSet<u64>>);
 
@@ -113,7 +112,7 @@ impl HeldOut {
     }
 }
 
-/// Reads up to `limit` questions (0: all) from files that may hold plain questions.
+/// Reads up to `limit` questions (0: all) from files of plain questions or of a training format.
 pub fn read_questions(
     files: &[PathBuf],
     data: &smidgen_recipe::Data,
@@ -147,7 +146,7 @@ pub fn read_questions(
     }
 }
 
-/// Reads up to `limit` questions (0: all) from sources of known formats. The numbers of files go on from source to source.
+/// Reads up to `limit` questions (0: all) from sources of training formats. Files are numbered across sources.
 pub fn read_asked(
     sources: &[AskedRows<'_>],
     data: &smidgen_recipe::Data,
@@ -182,8 +181,10 @@ pub fn read_asked(
                 Err(error) => return bad.note(place, error.into()).map_err(Halt::from),
             };
             if has_audio(&row.fields) {
-                let what = format!("{place} has `audio`, and questions are asked without sound");
-                return Err(Halt::Failed(Failure::data(what).hint("`eval.task = \"loss\"` hears")));
+                let what = format!("{place} has `audio`, and questions are text only");
+                return Err(Halt::Failed(
+                    Failure::data(what).hint("`eval.task = \"loss\"` evaluates rows with audio"),
+                ));
             }
             let asked = ask(&row.example, template.as_ref()).map_err(|error| {
                 let hint = error.hint();
@@ -206,7 +207,7 @@ pub fn read_asked(
             Ok(()) => false,
             Err(Halt::Enough) => true,
             Err(Halt::Failed(failure)) => return Err(failure),
-            Err(Halt::Plain(_)) => unreachable!("only the first row is asked that"),
+            Err(Halt::Plain(_)) => unreachable!("only `are_plain_questions` returns it"),
         };
         all.warnings.extend(bad.finish(data.on_bad_row).map_err(prepare_failure)?);
         all.format = all.format.or(Some(format));
@@ -251,6 +252,7 @@ fn plain_question(place: RowPlace<'_>, file: usize, row: Json) -> Result<Questio
     }
 }
 
+/// The fields of a [`Question`] that come from its example.
 struct Asked {
     prompt: String,
     add_special: bool,
@@ -318,7 +320,9 @@ fn ask(example: &Example, template: Option<&DataTemplate>) -> Result<Asked, Enco
 
 /// Why reading ended early.
 enum Halt {
+    /// `limit` is reached.
     Enough,
+    /// Whether the first row is a plain question.
     Plain(bool),
     Failed(Failure),
 }

@@ -1,8 +1,8 @@
 //! Scores of rows: the most likely choice, the accuracy, and its standard error.
 //!
-//! As in lm-evaluation-harness, the first of equal choices counts, and the standard error of a mean is the sample's
-//! standard deviation over √n. `acc_norm` divides a log-likelihood by the characters of the choice, `acc_bytes` by its
-//! bytes in UTF-8.
+//! As in lm-evaluation-harness, the first of equally likely choices is picked, and the standard error of a mean is the
+//! sample's standard deviation over √n. `acc_norm` divides a log-likelihood by the characters of the choice,
+//! `acc_bytes` by its bytes in UTF-8.
 
 /// A mean over rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,7 +27,7 @@ pub fn mean_of(right: &[bool]) -> Mean {
     Mean { value, stderr, rows }
 }
 
-/// The index of the largest number, the first of equals.
+/// The index of the largest number, the first if several are equal.
 pub fn first_largest(numbers: impl IntoIterator<Item = f64>) -> usize {
     let mut best = (0, f64::NEG_INFINITY);
     for (place, number) in numbers.into_iter().enumerate() {
@@ -46,7 +46,6 @@ pub struct Picked {
     pub by_bytes: usize,
 }
 
-/// Picks among choices by their texts and log-likelihoods.
 pub fn pick<T: AsRef<str>>(texts: &[T], log_likelihoods: &[f64]) -> Picked {
     assert_eq!(texts.len(), log_likelihoods.len());
     let each = || texts.iter().map(AsRef::as_ref).zip(log_likelihoods);
@@ -75,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn means_by_hand() {
+    fn means_and_their_errors_are_those_computed_by_hand() {
         // Three of four: mean 3/4, squares 3·(1/16) + 9/16 = 12/16, variance 1/4, deviation 1/2, over √4.
         let mean = mean_of(&[true, false, true, true]);
         assert_eq!(mean, Mean { value: 0.75, stderr: Some(0.25), rows: 4 });
@@ -84,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_change_the_pick() {
+    fn the_length_of_a_choice_changes_the_pick() {
         // -6 / 2 = -3 loses to -8 / 4 = -2; in bytes `éé` has 4 and -6 / 4 = -1.5 wins over -8 / 4.
         let picked = pick(&["éé", "long"], &[-6.0, -8.0]);
         assert_eq!(picked, Picked { by_likelihood: 0, by_characters: 1, by_bytes: 0 });

@@ -1,6 +1,8 @@
-//! The evaluation rows of a recipe as token sets: samples for a loss, and sequences to compare for a choice.
+//! The rows of a recipe as token sets: samples for training and for an evaluation loss, and sequences for multiple
+//! choice.
 //!
-//! Rows that are plain questions with choices have no format, so their only loss is that of the right choices.
+//! Plain questions with choices have no training format, so their evaluation loss is that of the right choices.
+//! Left out: batches (`data.rs`).
 
 use super::choice::ChoiceSet;
 use super::keys::{
@@ -9,8 +11,6 @@ use super::keys::{
 use super::question::{AskedRows, HeldOut, Questions, are_plain_questions, read_asked, read_questions};
 use crate::console::progress::RowProgress;
 use crate::failure::Failure;
-use crate::hub::Access;
-use crate::hub::environment::own_cache;
 use serde_json::Value as Json;
 use smidgen_compile::Request;
 use smidgen_data::format::FormatError;
@@ -20,38 +20,38 @@ use smidgen_data::token_row::TokensError;
 use smidgen_data::token_split::SplitError;
 use smidgen_formats::model::Model;
 use smidgen_formats::tokenizer::{Tokenizer, TokenizerError};
+use smidgen_hub::{Access, own_cache};
 use smidgen_recipe::{Data, EvalTask, Recipe};
 use std::path::PathBuf;
 
-/// Rows that the caller holds instead of files: objects as a line of a `.jsonl` file has them.
+/// Rows in memory instead of files. Each is a JSON object like a line of a `.jsonl` file.
 ///
-/// A row is in one of the formats that `data.format` names, which is detected automatically: `prompt` and `completion`,
+/// A row has one of the formats of `data.format`, which is detected automatically: `prompt` and `completion`,
 /// `messages`, `instruction` and `output`, `text`, or `input_ids` and `labels`.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryRows {
-    /// Trained on.
+    /// Rows to train on.
     pub train: Vec<Json>,
-    /// Evaluated during training, each `train.eval_every` steps; may be empty.
+    /// Rows to evaluate every `train.eval_every` steps; may be empty.
     pub eval: Vec<Json>,
 }
 
 impl MemoryRows {
-    /// What messages and `job.toml` say in place of a file.
+    /// Stands for the file in messages and in `job.toml`.
     pub const NAME: &str = "rows-in-memory";
 }
 
-/// Both are `None` without `data.eval` and `data.split`.
+/// The sets to evaluate; both are `None` without `data.eval` and `data.split`.
 #[derive(Debug, Default)]
 pub struct EvalSets {
     pub loss: Option<Prepared>,
     pub choices: Option<ChoiceSet>,
 }
 
-/// `held` are rows in memory instead of those that the recipe names.
+/// Reads the evaluation sets of a recipe. `held` are rows in memory instead of those that the recipe names.
 pub fn read_eval_sets(
     recipe: &Recipe,
     held: Option<&[Json]>,
-    task: EvalTask,
     model: &Model,
     request: &Request,
     access: &Access,
@@ -61,20 +61,19 @@ pub fn read_eval_sets(
         if recipe.data.split == 0.0 {
             return Ok(EvalSets::default());
         }
-        let train = read_training_set(recipe, None, model, request, access).map_err(ReadData::failure)?;
+        let train = read_training_set(recipe, None, model, request, access)?;
         let (_, loss) = split_set(recipe, train)?;
-        let choices = split_choices(recipe, &loss, task, model, request, access)?;
+        let choices = split_choices(recipe, &loss, model, request, access)?;
         return Ok(EvalSets { loss: Some(loss), choices });
     }
     let mut sets = EvalSets::default();
     let mut has_loss = true;
-    if task == EvalTask::Choice {
+    if recipe.eval.task == EvalTask::Choice {
         if held.is_some() {
             return Err(Failure::recipe("`eval.task = choice` reads its rows from files: set `data.eval`"));
         }
         let files = data_files(paths, "data.eval", access)?;
         has_loss = !are_plain_questions(&files)?;
-        // The tokenizer is freed before any weight is loaded.
         let tokenizer = tokenizer_of(model)?;
         let questions = read_questions(&files, &recipe.data, recipe.eval.limit, &tokenizer)?;
         sets.choices = Some(choices_of(recipe, questions, &files, &tokenizer, request)?);
@@ -83,8 +82,7 @@ pub fn read_eval_sets(
         let Data { format, columns, .. } = &recipe.data;
         let (key, weight) = ("data.eval", 1.0);
         let source = TrainingSource { key, paths, weight, format: *format, columns };
-        let prepared = read_set(recipe, &[source], held, 0, model, request, access);
-        sets.loss = Some(prepared.map_err(ReadData::failure)?);
+        sets.loss = Some(read_set(recipe, &[source], held, 0, model, request, access)?);
     }
     Ok(sets)
 }
@@ -109,16 +107,15 @@ fn choices_of(
     Ok(choices)
 }
 
-/// The choices of the rows that `data.split` holds out: those that `loss` was made of.
+/// The choices of the rows that `data.split` holds out. `loss` is the set of the same rows.
 pub fn split_choices(
     recipe: &Recipe,
     loss: &Prepared,
-    task: EvalTask,
     model: &Model,
     request: &Request,
     access: &Access,
 ) -> Result<Option<ChoiceSet>, Failure> {
-    if task != EvalTask::Choice {
+    if recipe.eval.task != EvalTask::Choice {
         return Ok(None);
     }
     let tokenizer = tokenizer_of(model)?;
@@ -126,7 +123,7 @@ pub fn split_choices(
     choices_of(recipe, questions, &files, &tokenizer, request).map(Some)
 }
 
-/// The rows that are evaluated, as questions: those of `data.eval`, or those that `data.split` holds out.
+/// The rows to evaluate as questions: those of `data.eval`, or those that `data.split` holds out.
 pub fn read_eval_questions(
     recipe: &Recipe,
     tokenizer: &Tokenizer,
@@ -139,13 +136,13 @@ pub fn read_eval_questions(
         let files = data_files(&data.eval, "data.eval", access)?;
         return read_questions(&files, data, eval.limit, tokenizer);
     }
-    let train = read_training_set(recipe, None, model, request, access).map_err(ReadData::failure)?;
+    let train = read_training_set(recipe, None, model, request, access)?;
     let (_, loss) = split_set(recipe, train)?;
     split_questions(recipe, &loss, tokenizer, access).map(|(questions, _)| questions)
 }
 
-/// The questions with the files that they are from. Choices are fields of rows, which a set of tokens no longer has, so
-/// the rows are read again.
+/// The questions that `data.split` holds out, with their files. Choices are fields of rows, which a token set no longer
+/// has, so the rows are read again.
 fn split_questions(
     recipe: &Recipe,
     loss: &Prepared,
@@ -182,7 +179,7 @@ pub fn read_training_set(
     read_set(recipe, &sources, held, recipe.data.limit as u64, model, request, access)
 }
 
-/// What to train on and what to evaluate, by `data.split`.
+/// Splits a set by `data.split` into a training and an evaluation set.
 pub fn split_set(recipe: &Recipe, whole: Prepared) -> Result<(Prepared, Prepared), Failure> {
     let Prepared { set, origins, warnings } = whole;
     let (train, eval) = set.split(recipe.data.split, recipe.train.seed).map_err(|error| match error {
@@ -195,6 +192,7 @@ pub fn split_set(recipe: &Recipe, whole: Prepared) -> Result<(Prepared, Prepared
     Ok((Prepared { set: train, origins, warnings }, eval))
 }
 
+/// Why rows could not be read.
 #[derive(Debug)]
 pub enum ReadData {
     /// A file, or the tokenizer for its text, is missing.
@@ -202,15 +200,15 @@ pub enum ReadData {
     Wrong(Failure),
 }
 
-impl ReadData {
-    pub fn failure(self) -> Failure {
-        match self {
+impl From<ReadData> for Failure {
+    fn from(error: ReadData) -> Failure {
+        match error {
             ReadData::Absent(failure) | ReadData::Wrong(failure) => failure,
         }
     }
 }
 
-/// `held` are rows in memory in place of the files of the first source.
+/// Tokenizes the rows of some sources. `held` are rows in memory in place of the files of the first source.
 fn read_set(
     recipe: &Recipe,
     sources: &[TrainingSource<'_>],
@@ -250,7 +248,7 @@ fn read_set(
         threads: request.threads,
         audio: audio.as_ref(),
     };
-    let progress = RowProgress::new(access.quiet);
+    let progress = RowProgress::new(access.is_quiet());
     prepare_set(&parts, model, options, &mut |rows| progress.add(rows)).map_err(|error| {
         let absent = matches!(&error, PrepareError::Tokenizer(TokenizerError::NoTokenizerJson { .. }));
         let hint = error.hint();

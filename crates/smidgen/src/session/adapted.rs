@@ -5,7 +5,7 @@
 //! Left out: LS-LoRA's regularization and whatever else only training needs.
 
 use crate::failure::Failure;
-use crate::plan::host;
+use crate::machine::host;
 use crate::plan::model::{build_storage, check_weights, read_decoder};
 use crate::session::adapters::{UNTIED_HEAD, read_adapter};
 use crate::session::logits::LogitsRun;

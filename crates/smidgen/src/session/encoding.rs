@@ -5,7 +5,6 @@
 //! loaded for this alone: the next plan that the device loads frees its memory first.
 
 use crate::failure::Failure;
-use crate::hub::environment::own_cache;
 use crate::plan::audio::{clip_stores, encoded_bytes, encoding_request, longest_clip_rows, plan_encoding};
 use crate::plan::job::Job;
 use crate::session::adapters::read_part;
@@ -22,6 +21,7 @@ use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_formats::weight::Weight;
 use smidgen_formats::whole_file::write_whole;
+use smidgen_hub::own_cache;
 use smidgen_ir::audio_rows::{FRAMES_OF_ROW, filled_rows, marks_of_clip, rows_of_frames};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{DType, Entry, Extent, ValueId};

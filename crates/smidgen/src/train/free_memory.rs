@@ -3,7 +3,7 @@
 //! It is a trait, so that tests can change free memory.
 
 use super::metrics::read_rss;
-use crate::plan::host;
+use crate::machine::host;
 use smidgen_runtime::device::DeviceMemory;
 use std::fmt::Debug;
 

@@ -5,7 +5,7 @@
 //! Kernel counters are read, never reset: `/usr/bin/time -v` shows what the run really took.
 
 use super::metrics::read_rss;
-use crate::plan::host;
+use crate::machine::host;
 use smidgen_runtime::Device;
 use smidgen_runtime::device::DeviceMemory;
 use std::time::Instant;

@@ -379,7 +379,7 @@ fn mistakes_about_ranks_are_named() {
         );
         assert!(!scratch.exists("run"), "a run that is refused leaves nothing");
     };
-    refused(&["--ranks", "0"], &[], 2, "there is at least one rank");
+    refused(&["--ranks", "0"], &[], 2, "a run has at least one rank");
     refused(&["--ranks", "9"], &[], 2, "`train.batch = 4` is the batch of all ranks together");
     refused(&[], &[("RANK", "1"), ("WORLD_SIZE", "2")], 2, "`LOCAL_RANK` is not set");
     refused(&[], &[("WORLD_SIZE", "2")], 2, "RANK");

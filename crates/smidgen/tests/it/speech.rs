@@ -170,7 +170,11 @@ fn memory_changes_nothing_that_is_heard() {
     scratch.train("deep", &["memory.order=depth", "memory.micro_tokens=32"]);
     scratch.train("broad", &["memory.order=breadth", "memory.micro_tokens=32"]);
     assert_eq!(scratch.adapter("deep"), scratch.adapter("broad"));
-    scratch.train_refused(2, &[ENCODER, "memory.order=breadth"], &["a part of what hears is trained"]);
+    scratch.train_refused(
+        2,
+        &[ENCODER, "memory.order=breadth"],
+        &["a part of the audio encoder or projector is trained"],
+    );
     scratch.train("dropped", &[ENCODER, "adapter.dropout=0.1"]);
     assert!(scratch.losses("dropped").iter().all(|loss| loss.is_finite()));
 }
@@ -396,7 +400,7 @@ fn rows_that_cannot_be_heard_are_refused_by_name() {
     scratch.train_refused(
         1,
         &[ENCODER, "data.train=words.jsonl"],
-        &["a part of what hears", "no row has `audio`"],
+        &["a part of the audio encoder or projector", "no row has `audio`"],
     );
     let deaf = Scratch::new();
     deaf.write("data.jsonl", format!("{}\n", json!({"input_ids": [1, 2, 3], "audio": "a.wav"})));

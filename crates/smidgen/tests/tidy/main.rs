@@ -22,13 +22,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use toml::de::DeTable;
 
-const CRATES: [&str; 7] = [
+const CRATES: [&str; 8] = [
     "smidgen-ir",
     "smidgen-compile",
     "smidgen-runtime",
     "smidgen-recipe",
     "smidgen-formats",
     "smidgen-data",
+    "smidgen-hub",
     "smidgen",
 ];
 const FOLDERS: [&str; 8] = [".ci", "benches", "crates", "docs", "fixtures", "recipes", "results", "scripts"];
@@ -142,12 +143,14 @@ fn crates_depend_only_on_what_they_may() {
                 "dependencies",
             ) => &["smidgen-ir"],
             ("smidgen-data", "dependencies") => &["smidgen-formats", "smidgen-ir"],
+            ("smidgen-hub", "dependencies") => &["smidgen-formats", "smidgen-ir", "smidgen-recipe"],
             // Plans to run and configs to compile in tests; the libraries themselves must not be able to make a plan.
             ("smidgen-runtime" | "smidgen-formats", "dev-dependencies") => &["smidgen-compile"],
             ("smidgen", "dependencies") => &[
                 "smidgen-compile",
                 "smidgen-data",
                 "smidgen-formats",
+                "smidgen-hub",
                 "smidgen-ir",
                 "smidgen-recipe",
                 "smidgen-runtime",
@@ -177,6 +180,24 @@ fn crates_depend_only_on_what_they_may() {
     let mut known = CRATES.map(String::from);
     known.sort_unstable();
     assert_eq!(folders, known, "a new crate needs a `must be unable to` of its own");
+}
+
+#[test]
+fn only_the_hub_may_download() {
+    // The HTTP client. The live page of `smidgen` is served by `hyper`, whose client is not compiled in.
+    let uses_ureq =
+        |name: &&str| read(&format!("crates/{name}/Cargo.toml")).lines().any(|line| line.starts_with("ureq"));
+    let users: Vec<&str> = CRATES.into_iter().filter(uses_ureq).collect();
+    assert_eq!(users, ["smidgen-hub"]);
+    let pip = Regex::new("\"pip3?\"").unwrap();
+    let is_elsewhere = |path: &str| {
+        !is_test_source(path) && !path.starts_with("crates/smidgen-hub/") && path.contains("/src/")
+    };
+    let callers = sources().into_iter().filter(|(path, text)| is_elsewhere(path) && pip.is_match(text));
+    expect_none("only `smidgen-hub` runs pip", &callers.map(|(path, _)| path).collect::<Vec<_>>());
+    let workspace = read("Cargo.toml");
+    let hyper = workspace.lines().find(|line| line.starts_with("hyper = ")).expect("`hyper` is used");
+    assert!(!hyper.contains("client"), "`hyper` only serves: {hyper}");
 }
 
 #[test]

@@ -8,18 +8,18 @@
 pub mod saved;
 
 use crate::failure::Failure;
-use crate::hub::environment;
+use crate::machine::host;
 use crate::plan::devices::Place;
-use crate::plan::host;
 use serde_json::{Value, json};
 use smidgen_compile::{DeviceProfile, cards};
+use smidgen_hub::own_cache;
 use smidgen_ir::DeviceKind;
 use smidgen_recipe::{Budget, DeviceChoice, Memory, ProfileChoice};
 use smidgen_runtime::cpu::bf16_unit::F32Unit;
 use smidgen_runtime::cuda::generation::LEAST_WITH_BF16;
 use std::path::PathBuf;
 
-/// A profile, and where it is from.
+/// A profile and its origin.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChosenProfile {
     pub device: DeviceProfile,
@@ -28,20 +28,20 @@ pub struct ChosenProfile {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// On this machine, by `smidgen doctor`.
+    /// Measured on this machine by `smidgen doctor`.
     Measured,
-    /// Built in, and the most similar to this machine.
+    /// The built-in profile most similar to this machine.
     Nearest,
-    /// Built in, and named by the recipe.
+    /// A built-in profile that the recipe names.
     Named,
     /// A file that the recipe names.
     File(PathBuf),
-    /// Of a built-in card with as much memory, because nothing is known of the GPU: its rates predict no time.
+    /// The profile of a built-in card with similar memory, because the GPU is unknown. Its rates predict no time.
     Assumed,
 }
 
 impl ChosenProfile {
-    /// Whether the recipe names it.
+    /// Whether the recipe names the profile.
     pub fn is_named(&self) -> bool {
         match self.origin {
             Origin::Named | Origin::File(_) => true,
@@ -49,12 +49,11 @@ impl ChosenProfile {
         }
     }
 
-    /// Whether times can be predicted by its rates.
+    /// Whether its rates can predict times.
     pub fn has_rates(&self) -> bool {
         self.origin != Origin::Assumed
     }
 
-    /// For people.
     pub fn describe(&self) -> String {
         let name = &self.device.name;
         match &self.origin {
@@ -116,7 +115,8 @@ fn built_in(name: &str, threads: usize) -> Result<DeviceProfile, Failure> {
     })
 }
 
-/// The device that is planned for or run on, which is of the kind of the profile that the recipe names.
+/// The device of a job: of the kind of the profile that the recipe names, if it names one. `must_run`: the device must
+/// exist on this machine.
 pub fn place(memory: &Memory, named: Option<&ChosenProfile>, must_run: bool) -> Result<Place, Failure> {
     let Some(profile) = named.map(|named| &named.device) else {
         return Place::find(memory.device, must_run);
@@ -147,9 +147,8 @@ pub fn place(memory: &Memory, named: Option<&ChosenProfile>, must_run: bool) -> 
     }
 }
 
-/// The profile of a device without one in the recipe: measured on this machine, or the most similar built-in one.
-/// Without `measured` the result does not depend on this machine's CPU. Of a GPU that is not found nothing is known: the
-/// plan makes its choices as for the built-in card whose memory is nearest to the budget.
+/// The profile for a recipe that names none. For a GPU that is not on this machine and a stated budget, it is that of
+/// the built-in card whose memory is nearest to the budget; otherwise as [`of_place`].
 pub fn of_place_within(place: &Place, threads: usize, measured: bool, budget: Budget) -> ChosenProfile {
     match (place, budget) {
         (Place::Cuda { facts: None, .. }, Budget::Bytes(bytes)) => {
@@ -162,7 +161,8 @@ pub fn of_place_within(place: &Place, threads: usize, measured: bool, budget: Bu
     }
 }
 
-/// The same where no budget is stated.
+/// The profile measured on this machine if `measured` allows it, or else the most similar built-in one. Without
+/// `measured` the result does not depend on this machine's CPU.
 pub fn of_place(place: &Place, threads: usize, measured: bool) -> ChosenProfile {
     let found = measured.then(|| device_name(place, threads).and_then(|name| cached(&name))).flatten();
     if let Some(device) = found {
@@ -182,7 +182,7 @@ pub fn of_place(place: &Place, threads: usize, measured: bool) -> ChosenProfile 
     ChosenProfile { device, origin: Origin::Nearest }
 }
 
-/// The name of a measured profile: the rates of a CPU depend on the number of threads.
+/// The name under which the profile of a device is saved. It has the number of threads of a CPU, on which rates depend.
 pub fn device_name(place: &Place, threads: usize) -> Option<String> {
     match place {
         Place::Cpu => Some(format!("{}, {threads} threads", host::processor_name())),
@@ -191,18 +191,18 @@ pub fn device_name(place: &Place, threads: usize) -> Option<String> {
     }
 }
 
-/// What was measured of a device by this version of the program.
+/// The saved profile of a device, if this version of smidgen measured it.
 fn cached(name: &str) -> Option<DeviceProfile> {
     let path = cache_file(name).ok()?;
     saved::read_of(&path, name).ok()
 }
 
-/// Where the profile of a device is kept.
+/// Where the profile of a device is saved.
 pub fn cache_file(name: &str) -> Result<PathBuf, Failure> {
     let letters = name.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { ' ' });
     let words: String = letters.collect::<String>().to_lowercase();
     let slug: Vec<&str> = words.split_whitespace().collect();
-    Ok(environment::own_cache()?.join("profiles").join(format!("{}.json", slug.join("-"))))
+    Ok(own_cache()?.join("profiles").join(format!("{}.json", slug.join("-"))))
 }
 
 #[cfg(test)]
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_is_planned_for_where_it_is_not() {
+    fn a_named_card_is_planned_for_on_any_machine() {
         let card = chosen("rtx-4090");
         for device in [DeviceChoice::Auto, DeviceChoice::Cuda(1)] {
             let place = place(&memory(device), Some(&card), false).unwrap();
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_processor_is_planned_for_beside_a_gpu() {
+    fn a_named_cpu_profile_chooses_the_cpu() {
         let cpu = chosen("cpu");
         assert_eq!(cpu.device, DeviceProfile::cpu(3));
         assert_eq!(chosen("cpu-amx").device, DeviceProfile::cpu_amx(3));
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_is_answered_with_the_nearest() {
+    fn the_nearest_name_is_suggested_for_an_unknown_one() {
         let refused = |name: &str| named(&with_profile(name)).unwrap_err().to_string();
         let said = refused("RTX 4090");
         assert!(said.contains("`memory.profile = RTX 4090`: unknown profile"), "{said}");
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_measured_is_taken_for_what_is_most_like_it() {
+    fn the_most_similar_built_in_profile_is_the_fallback() {
         let chosen = of_place(&Place::Cpu, 3, false);
         assert_eq!((chosen.device, chosen.origin), (DeviceProfile::cpu(3), Origin::Nearest));
         let unknown = Place::Cuda { ordinal: 0, facts: None, context_bytes: None };

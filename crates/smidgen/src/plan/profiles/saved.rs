@@ -1,9 +1,9 @@
 //! A device profile as a JSON file: `smidgen doctor` writes it, and later plans read it.
 //!
-//! The file names its device and the version that measured it; a plan for this machine uses it only if both match, a
-//! recipe may name any. Every number is checked: rates are above zero, times at least zero.
+//! The file names its device and the version that measured it. A plan for this machine uses it only if both match; a
+//! recipe may name any file. Every number is checked: rates are above zero, times at least zero.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use smidgen_compile::{DeviceProfile, Link, Overhead, Rates, links};
 use smidgen_formats::json_file::{JsonFileError, MAX_CONFIG_BYTES, read_bytes};
 use smidgen_formats::whole_file::{WriteFileError, write_whole};
@@ -25,12 +25,12 @@ pub enum ProfileError {
     Other { path: PathBuf, name: String, version: String },
 }
 
-/// Any profile that was saved.
+/// Reads any profile.
 pub fn read(path: &Path) -> Result<DeviceProfile, ProfileError> {
     read_value(path).and_then(|value| parse(&value).map_err(|wrong| wrong.in_file(path)))
 }
 
-/// The profile of a device, measured by this version.
+/// Reads the profile of this device, if this version measured it.
 pub fn read_of(path: &Path, name: &str) -> Result<DeviceProfile, ProfileError> {
     let value = read_value(path)?;
     let profile = parse(&value).map_err(|wrong| wrong.in_file(path))?;
@@ -108,7 +108,7 @@ fn read_value(path: &Path) -> Result<Value, ProfileError> {
     serde_json::from_slice(&bytes).map_err(|source| ProfileError::Json { path: path.to_path_buf(), source })
 }
 
-/// A field that is not what it should be.
+/// A field that is missing or has a wrong value.
 #[derive(Debug, PartialEq, Eq)]
 struct Wrong {
     field: String,
@@ -122,8 +122,7 @@ impl Wrong {
 }
 
 fn parse(value: &Value) -> Result<DeviceProfile, Wrong> {
-    let none = Map::new();
-    let fields = Fields { within: "", map: value.as_object().unwrap_or(&none) };
+    let fields = Fields { within: "", value };
     let kinds = [DeviceKind::Cpu, DeviceKind::Cuda];
     let device = kinds.into_iter().find(|kind| value["device"] == kind.name());
     Ok(DeviceProfile {
@@ -148,8 +147,7 @@ fn parse(value: &Value) -> Result<DeviceProfile, Wrong> {
 }
 
 fn parse_overhead(value: &Value) -> Result<Overhead, Wrong> {
-    let none = Map::new();
-    let fields = Fields { within: "overhead.", map: value.as_object().unwrap_or(&none) };
+    let fields = Fields { within: "overhead.", value };
     let bytes = |name| fields.bytes(name)?.ok_or_else(|| fields.wrong(name, "a number of bytes"));
     Ok(Overhead {
         fixed_bytes: bytes("fixed_bytes")?,
@@ -166,17 +164,15 @@ fn parse_link(field: &'static str, value: &Value) -> Result<Link, Wrong> {
     if let Some(name) = value.as_str() {
         return links::find(name).map(|link| link.link()).ok_or_else(wrong);
     }
-    let fields = Fields { within: "", map: value.as_object().ok_or_else(wrong)? };
-    let link = Link {
+    let fields = Fields { within: "", value };
+    Ok(Link {
         bytes_per_s: fields.rate("bytes_per_s").map_err(|_| wrong())?,
         latency_s: fields.time("latency_s").map_err(|_| wrong())?,
-    };
-    Ok(link)
+    })
 }
 
 fn parse_rates(within: &'static str, value: &Value) -> Result<Rates, Wrong> {
-    let none = Map::new();
-    let fields = Fields { within, map: value.as_object().unwrap_or(&none) };
+    let fields = Fields { within, value };
     Ok(Rates {
         product_flops_per_s: fields.rate("product_flops_per_s")?,
         bf16_product_flops_per_s: fields.rate("bf16_product_flops_per_s")?,
@@ -189,9 +185,11 @@ fn parse_rates(within: &'static str, value: &Value) -> Result<Rates, Wrong> {
     })
 }
 
+/// The fields of a JSON object; another value has none.
 struct Fields<'a> {
+    /// Prefix of names in messages.
     within: &'static str,
-    map: &'a Map<String, Value>,
+    value: &'a Value,
 }
 
 impl Fields<'_> {
@@ -200,7 +198,7 @@ impl Fields<'_> {
     }
 
     fn number(&self, field: &str) -> Option<f64> {
-        self.map.get(field)?.as_f64().filter(|number| number.is_finite())
+        self.value.get(field)?.as_f64().filter(|number| number.is_finite())
     }
 
     fn rate(&self, field: &str) -> Result<f64, Wrong> {
@@ -214,7 +212,7 @@ impl Fields<'_> {
     }
 
     fn bytes(&self, field: &str) -> Result<Option<u64>, Wrong> {
-        match self.map.get(field) {
+        match self.value.get(field) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => {
                 value.as_u64().map(Some).ok_or_else(|| self.wrong(field, "a whole number of bytes, or null"))
@@ -223,7 +221,7 @@ impl Fields<'_> {
     }
 
     fn text(&self, field: &str) -> Result<String, Wrong> {
-        let text = self.map.get(field).and_then(Value::as_str);
+        let text = self.value.get(field).and_then(Value::as_str);
         text.map(str::to_owned).ok_or_else(|| self.wrong(field, "a string"))
     }
 }
@@ -234,7 +232,7 @@ mod tests {
     use smidgen_compile::cards;
 
     #[test]
-    fn a_profile_comes_back_as_it_was_written() {
+    fn a_written_profile_reads_back() {
         let folder = tempfile::tempdir().unwrap();
         for (index, profile) in
             [DeviceProfile::cpu(2), cards::find("h200").unwrap().profile()].into_iter().enumerate()
@@ -249,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_another_profile() {
+    fn a_profile_of_another_version_is_not_used() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("p.json");
         let mut value = render(&DeviceProfile::cpu(2));
@@ -261,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_is_needed_and_checked() {
+    fn every_field_is_required_and_checked() {
         let sound = render(&DeviceProfile::cpu(2));
         assert!(parse(&sound).is_ok());
         let broken = |pointer: &str, with: Value| {

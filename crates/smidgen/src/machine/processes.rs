@@ -1,12 +1,12 @@
-//! Programs on this machine: who holds memory, and who has a file of a device open.
+//! Processes on this machine: which use the most memory, and which have a device file open.
 //!
-//! Read from `/proc`, where Linux has it; elsewhere nobody is known. Inside a container its own programs are seen, and
-//! of another user's what the kernel shows.
+//! Read from Linux's `/proc`; on other systems no process is found. Inside a container only its own processes are
+//! visible, and the kernel may hide the open files of other users.
 
 use std::fs::{read_dir, read_link, read_to_string};
 use std::path::{Path, PathBuf};
 
-/// A program and the memory that it has.
+/// A process and its resident memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resident {
     pub process: u32,
@@ -14,17 +14,16 @@ pub struct Resident {
     pub bytes: u64,
 }
 
-/// Those with the most memory, this one left out.
+/// The processes with the most resident memory, without this one.
 pub fn largest(count: usize) -> Vec<Resident> {
     largest_below(Path::new("/"), count, std::process::id())
 }
 
-/// Those that have a file open, this one left out.
+/// The processes that have a file open, without this one.
 pub fn having_open(file: &Path) -> Vec<u32> {
     having_open_below(Path::new("/"), file, std::process::id())
 }
 
-/// What a program calls itself.
 pub fn name_of(process: u32) -> Option<String> {
     let name = read_to_string(format!("/proc/{process}/comm")).ok()?;
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
@@ -50,7 +49,7 @@ fn largest_below(root: &Path, count: usize, own: u32) -> Vec<Resident> {
     found
 }
 
-/// Of a `status` file; threads of the kernel have no memory of their own.
+/// Name and resident bytes in a `status` file; `None` for threads of the kernel, which have no memory of their own.
 fn name_and_memory(status: &str) -> Option<(String, u64)> {
     let value = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
     let kibibytes: u64 = value("VmRSS:")?.strip_suffix("kB")?.trim().parse().ok()?;
@@ -74,7 +73,7 @@ fn having_open_below(root: &Path, file: &Path, own: u32) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::cgroup::test_trees::write_tree;
+    use crate::machine::cgroup::test_trees::write_tree;
 
     #[test]
     fn the_largest_come_first() {
@@ -87,7 +86,7 @@ mod tests {
             ("proc/7/status", &*large),
             ("proc/8/status", &*large),
             ("proc/99/status", &*own),
-            // A thread of the kernel, one that just ended, and what is no process.
+            // A kernel thread, a process that just ended, and a folder that is not a process.
             ("proc/2/status", "Name:\tkthreadd\n"),
             ("proc/3/comm", "gone\n"),
             ("proc/self/status", &*large),
@@ -118,9 +117,9 @@ mod tests {
         assert_eq!(having_open_below(root.path(), Path::new("/dev/nvidia7"), 9), [] as [u32; 0]);
     }
 
-    /// A program that is surely there: this one, seen as if by another.
+    /// This process certainly exists, so it must be found when no process is left out.
     #[test]
-    fn this_program_is_seen_where_there_is_a_proc() {
+    fn this_process_is_found() {
         let own = std::process::id();
         let seen = largest_below(Path::new("/"), usize::MAX, 0).into_iter().find(|it| it.process == own);
         assert_eq!(seen.is_some(), Path::new("/proc/self/status").exists());

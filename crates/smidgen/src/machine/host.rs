@@ -4,30 +4,29 @@
 //! no automatic budget, and the recipe has to set one.
 
 use crate::failure::Failure;
-use crate::plan::cgroup;
+use crate::machine::cgroup;
 use std::fs::read_to_string;
 use std::path::Path;
 
-/// Threads per core that a recipe may ask for, and the cores of the smallest machine that this counts for.
+/// The most threads per core that a recipe may request. Machines with fewer cores than this count as having this many.
 const MOST_THREADS_PER_CORE: usize = 16;
 
-/// RAM as a process on this machine, in its container, may use it.
+/// RAM that a process on this machine, in its container, may use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostRam {
-    /// Bytes that can be taken without swapping.
+    /// Bytes that can be allocated without swapping.
     pub free_bytes: Option<u64>,
     /// Total bytes that this process could use.
     pub total_bytes: Option<u64>,
-    /// Whether a container allows less than the machine has.
+    /// A container allows less than the machine has.
     pub is_limited: bool,
 }
 
-/// As it is now.
 pub fn read_ram() -> HostRam {
     read_ram_below(Path::new("/"))
 }
 
-/// Bytes that can be taken without swapping; the lesser of the kernel's and the container's answer.
+/// Bytes that can be allocated without swapping: the lower of what the kernel and the container report.
 pub fn free_memory_bytes() -> Option<u64> {
     read_ram().free_bytes
 }
@@ -36,8 +35,8 @@ pub fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, |count| count.get())
 }
 
-/// The number of threads that is asked for, 0 for all processors. Far more threads than processors only wait for each
-/// other, and each takes memory.
+/// The requested number of threads; 0 is one per core. Far more threads than cores only wait for each other and use
+/// memory, so they are refused.
 pub fn threads(asked: usize) -> Result<usize, Failure> {
     let cores = processors();
     let most = MOST_THREADS_PER_CORE * cores.max(MOST_THREADS_PER_CORE);
@@ -52,7 +51,7 @@ pub fn threads(asked: usize) -> Result<usize, Failure> {
     }
 }
 
-/// What a process may lock in memory.
+/// How many bytes a process may lock in memory.
 pub fn locked_memory_limit() -> Option<LockedLimit> {
     limits_locked(&read_to_string("/proc/self/limits").ok()?)
 }
@@ -71,7 +70,7 @@ fn limits_locked(text: &str) -> Option<LockedLimit> {
     })
 }
 
-/// What the processor calls itself, or its architecture.
+/// The name of the processor, or its architecture if that is unknown.
 pub fn processor_name() -> String {
     let text = read_to_string("/proc/cpuinfo").unwrap_or_default();
     cpuinfo_name(&text).unwrap_or(std::env::consts::ARCH).to_owned()
@@ -82,7 +81,7 @@ fn cpuinfo_name(text: &str) -> Option<&str> {
     Some(line.split_once(':')?.1.trim()).filter(|name| !name.is_empty())
 }
 
-/// The number of NVIDIA's driver as its kernel module tells it, such as 570.86.15.
+/// The version of NVIDIA's driver, such as 570.86.15, as its kernel module reports it.
 pub fn nvidia_release() -> Option<String> {
     release_of(&read_to_string("/proc/driver/nvidia/version").ok()?).map(str::to_owned)
 }
@@ -96,12 +95,12 @@ fn release_of(text: &str) -> Option<&str> {
     line.split_whitespace().find(is_release)
 }
 
-/// Whether this is Linux below Windows.
+/// Whether this is the Windows Subsystem for Linux.
 pub fn is_wsl() -> bool {
     read_to_string("/proc/sys/kernel/osrelease").is_ok_and(|text| text.to_lowercase().contains("microsoft"))
 }
 
-/// By the files below a root folder.
+/// [`read_ram`] with another root folder than `/`, for tests.
 fn read_ram_below(root: &Path) -> HostRam {
     let meminfo = read_to_string(root.join("proc/meminfo")).unwrap_or_default();
     let container = cgroup::read_allowance(root);
@@ -130,12 +129,12 @@ fn meminfo_bytes(text: &str, key: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::cgroup::test_trees::write_tree;
+    use crate::machine::cgroup::test_trees::write_tree;
 
     const MEMINFO: &str = "MemTotal:       8192 kB\nMemFree:  1 kB\nMemAvailable:   2048 kB\n";
 
     #[test]
-    fn threads_have_a_bound() {
+    fn too_many_threads_are_refused() {
         let cores = processors();
         assert_eq!(threads(0).unwrap(), cores);
         assert_eq!(threads(256).unwrap(), 256);
@@ -145,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_the_kernel_writes() {
+    fn files_of_the_kernel_are_parsed() {
         assert_eq!(meminfo_bytes(MEMINFO, "MemAvailable:"), Some(2 << 20));
         assert_eq!(meminfo_bytes(MEMINFO, "SwapFree:"), None);
         let text = "processor\t: 0\nmodel name\t: Some(R) Processor: 7\nmodel name\t: Another\n";
@@ -165,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_counts_where_it_leaves_less() {
+    fn the_lower_limit_of_machine_and_container_counts() {
         let ram = |limit: &str| {
             let root = tempfile::tempdir().unwrap();
             let files = [
@@ -184,7 +183,7 @@ mod tests {
         };
         assert_eq!(ram("max\n"), host(2, 8, false));
         assert_eq!(ram("2097152\n"), host(1, 2, true));
-        // The container has room, the machine has not.
+        // The container has more free than the machine.
         assert_eq!(ram("6291456\n"), host(2, 6, true));
         assert_eq!(ram("99999999999\n"), host(2, 8, false));
         let nowhere = tempfile::tempdir().unwrap();
@@ -192,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_has_memory_where_it_can_be_told() {
+    fn the_memory_of_this_machine_is_read() {
         let ram = read_ram();
         assert_eq!(ram.total_bytes.is_some(), Path::new("/proc/meminfo").exists());
         assert!(ram.free_bytes.is_none_or(|free| Some(free) <= ram.total_bytes && free > 0));

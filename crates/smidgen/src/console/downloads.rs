@@ -2,63 +2,74 @@
 //!
 //! It goes to stderr. Bytes of an earlier attempt count as done, so that the bar of a resumed download starts there.
 
-use crate::console::progress::{for_stderr, say};
+use super::colour::WARNING;
+use super::progress::{for_stderr, say};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use smidgen_hub::Access;
 use smidgen_ir::bytes::format_bytes;
 use std::io::IsTerminal;
 
-pub struct Meter {
-    bar: Option<ProgressBar>,
-    quiet: bool,
+/// Missing files are downloaded unless the environment forbids it, and downloads are shown unless quiet.
+pub fn hub_access(quiet: bool) -> Access {
+    Access::from_environment((!quiet).then_some(|total_bytes| Box::new(Download::begin(total_bytes)) as _))
 }
 
-impl Meter {
-    pub fn new(total_bytes: u64, quiet: bool) -> Meter {
-        let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
+struct Download {
+    /// `None` where there is no terminal to draw it on.
+    bar: Option<ProgressBar>,
+}
+
+impl Download {
+    fn begin(total_bytes: u64) -> Download {
+        let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(Some(total_bytes), ProgressDrawTarget::stderr());
             let template =
                 "{bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta} {wide_msg}";
             bar.set_style(ProgressStyle::with_template(template).expect("the template is valid"));
             bar
         });
-        Meter { bar, quiet }
+        Download { bar }
+    }
+}
+
+impl smidgen_hub::Progress for Download {
+    fn say(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(for_stderr(line)),
+            None => say(line),
+        }
     }
 
-    pub fn begin(&self, name: &str) {
+    fn warn(&self, line: &str) {
+        self.say(&format!("{WARNING} {line}"));
+    }
+
+    fn begin_file(&self, name: &str) {
         if let Some(bar) = &self.bar {
             bar.set_message(name.to_owned());
         }
     }
 
-    pub fn advance(&self, bytes: u64) {
+    fn advance(&self, bytes: u64) {
         if let Some(bar) = &self.bar {
             bar.inc(bytes);
         }
     }
 
-    /// Bytes that have to be downloaded again.
-    pub fn go_back(&self, bytes: u64) {
+    fn go_back(&self, bytes: u64) {
         if let Some(bar) = &self.bar {
             bar.set_position(bar.position().saturating_sub(bytes));
         }
     }
 
-    pub fn end(&self, name: &str, bytes: u64) {
+    fn end_file(&self, name: &str, bytes: u64) {
         if self.bar.is_none() {
-            self.say(&format!("  {name}  {}", format_bytes(bytes)));
-        }
-    }
-
-    pub fn say(&self, line: &str) {
-        match &self.bar {
-            Some(bar) => bar.println(for_stderr(line)),
-            None if !self.quiet => say(line),
-            None => {}
+            say(&format!("  {name}  {}", format_bytes(bytes)));
         }
     }
 }
 
-impl Drop for Meter {
+impl Drop for Download {
     fn drop(&mut self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

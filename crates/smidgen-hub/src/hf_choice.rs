@@ -1,13 +1,13 @@
 //! Which files of a repository make up its model.
 //!
-//! Config, tokenizer and chat template, and weights in safetensors: the single file, or the shards of the index. Pickled
-//! weights, weights of other frameworks, second copies (`consolidated.*`) and subfolders are not downloaded. If a
-//! repository has no such model, the error lists its files.
+//! Config, tokenizer and chat template, and weights in safetensors: the single file, or the shards of the index.
+//! Pickled weights, weights of other frameworks, second copies (`consolidated.*`) and subfolders are not downloaded. If
+//! a repository has no such model, the error lists its files.
 
-use super::hf_cache::{INDEX_FILE, SINGLE_FILE};
-use super::hf_client::RemoteFile;
-use super::name_some;
-use crate::failure::Failure;
+use crate::error::HubError;
+use crate::hf_cache::{INDEX_FILE, SINGLE_FILE};
+use crate::hf_client::RemoteFile;
+use crate::list_names;
 use smidgen_recipe::HfName;
 
 /// The files of a model.
@@ -25,14 +25,14 @@ pub enum Weights<'a> {
     Sharded(&'a RemoteFile),
 }
 
-pub fn choose_files<'a>(name: &HfName, files: &'a [RemoteFile]) -> Result<Choice<'a>, Failure> {
+pub fn choose_files<'a>(name: &HfName, files: &'a [RemoteFile]) -> Result<Choice<'a>, HubError> {
     let find = |wanted: &str| files.iter().find(|file| file.name == wanted);
     let weights = find(SINGLE_FILE).map(Weights::Single).or_else(|| find(INDEX_FILE).map(Weights::Sharded));
     match (find("config.json"), weights) {
         (Some(_), Some(weights)) => {
             Ok(Choice { small: files.iter().filter(|file| is_small(&file.name)).collect(), weights })
         }
-        (config, _) => Err(refuse(name, files, config.is_some())),
+        (config, _) => Err(no_model(name, files, config.is_some())),
     }
 }
 
@@ -41,16 +41,17 @@ pub fn choose_gguf<'a>(
     name: &HfName,
     wanted: &str,
     files: &'a [RemoteFile],
-) -> Result<&'a RemoteFile, Failure> {
+) -> Result<&'a RemoteFile, HubError> {
     files.iter().find(|file| file.name == wanted).ok_or_else(|| {
-        let failure = Failure::model(format!("`hf:{}` has no file `{wanted}`", name.repo));
+        let error = HubError::model(format!("`hf:{}` has no file `{wanted}`", name.repo));
         match gguf_files(files).as_slice() {
-            [] => failure,
-            names => failure.hint(format!("it has {}", name_some(names))),
+            [] => error,
+            names => error.hint(format!("it has {}", list_names(names))),
         }
     })
 }
 
+/// Whether a file is needed besides the weights.
 fn is_small(name: &str) -> bool {
     let tokenizer = name.starts_with("tokenizer") && (name.ends_with(".json") || name.ends_with(".model"));
     tokenizer
@@ -90,25 +91,26 @@ fn gguf_files(files: &[RemoteFile]) -> Vec<String> {
     names.filter(|name| name.to_ascii_lowercase().ends_with(".gguf")).cloned().collect()
 }
 
-fn refuse(name: &HfName, files: &[RemoteFile], has_config: bool) -> Failure {
+/// The error for a repository without a model: what it has instead.
+fn no_model(name: &HfName, files: &[RemoteFile], has_config: bool) -> HubError {
     let repo = format!("`hf:{}`", name.repo);
     let gguf = gguf_files(files);
     if let Some(first) = gguf.first() {
         let example = HfName { file: Some(first.clone()), ..name.clone() };
-        return Failure::model(format!("{repo} has only .gguf files: {}", name_some(&gguf)))
+        return HubError::model(format!("{repo} has only .gguf files: {}", list_names(&gguf)))
             .hint(format!("choose one of them, such as `{example}`"));
     }
     let has = |wanted: &str| files.iter().any(|file| file.name == wanted);
     if !has_config && has("adapter_config.json") {
-        return Failure::model(format!("{repo} is an adapter, not a model: it has no `config.json`"))
+        return HubError::model(format!("{repo} is an adapter, not a model: it has no `config.json`"))
             .hint("set `model.path` to the base model, and `adapter.init` to an adapter to start from");
     }
     if !has_config {
         let mut names: Vec<String> = files.iter().map(|file| file.name.clone()).collect();
         names.sort();
         return match names.is_empty() {
-            true => Failure::model(format!("{repo} has no files")),
-            false => Failure::model(format!("{repo} has no `config.json`; it has {}", name_some(&names))),
+            true => HubError::model(format!("{repo} has no files")),
+            false => HubError::model(format!("{repo} has no `config.json`; it has {}", list_names(&names))),
         };
     }
     let other = files.iter().find(|file| {
@@ -116,12 +118,12 @@ fn refuse(name: &HfName, files: &[RemoteFile], has_config: bool) -> Failure {
         endings.iter().any(|ending| file.name.ends_with(ending))
     });
     match other {
-        Some(file) => Failure::model(format!(
+        Some(file) => HubError::model(format!(
             "{repo} has its weights as `{}`, but neither `{SINGLE_FILE}` nor `{INDEX_FILE}`",
             file.name
         ))
         .hint("look for a revision or a copy of the model with safetensors weights"),
-        None => Failure::model(format!("{repo} has no weights: neither `{SINGLE_FILE}` nor `{INDEX_FILE}`")),
+        None => HubError::model(format!("{repo} has no weights: neither `{SINGLE_FILE}` nor `{INDEX_FILE}`")),
     }
 }
 
@@ -138,11 +140,12 @@ mod tests {
 
     fn refused(names: &[&str]) -> String {
         let name = HfName::parse("o/n@v2").unwrap();
-        choose_files(&name, &files(names)).unwrap_err().to_string()
+        let error = choose_files(&name, &files(names)).unwrap_err();
+        format!("{error}\n{}", error.hints.join("\n"))
     }
 
     #[test]
-    fn only_what_a_model_needs() {
+    fn only_needed_files_are_chosen() {
         let name = HfName::parse("o/n").unwrap();
         let all = files(&[
             ".gitattributes",
@@ -166,10 +169,10 @@ mod tests {
     }
 
     #[test]
-    fn repositories_that_hold_something_else() {
+    fn repositories_without_a_model_are_refused() {
         let said = refused(&["README.md", "m-Q4_0.gguf", "m-Q8_0.gguf", "config.json"]);
         assert!(said.contains("has only .gguf files: `m-Q4_0.gguf`, `m-Q8_0.gguf`"), "{said}");
-        assert!(said.contains("hint: choose one of them, such as `hf:o/n@v2:m-Q4_0.gguf`"), "{said}");
+        assert!(said.contains("choose one of them, such as `hf:o/n@v2:m-Q4_0.gguf`"), "{said}");
         let said = refused(&["adapter_config.json", "adapter_model.safetensors"]);
         assert!(said.contains("is an adapter, not a model"), "{said}");
         let said = refused(&["config.json", "pytorch_model.bin"]);

