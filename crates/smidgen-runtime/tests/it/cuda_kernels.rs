@@ -109,16 +109,37 @@ impl Assembled {
     }
 }
 
-/// A kernel that starts early has to wait, or it would read values that are not written yet.
+/// A kernel that starts early has to wait, or it would read values that are not written yet. Code that is not optimised
+/// calls the function that waits.
 fn check_waits(file: &KernelFile, ptx: &str) -> Result<(), String> {
+    let functions: Vec<(&str, &str)> = ptx.split(".func ").skip(1).filter_map(function_of).collect();
+    let mut waiting = vec!["griddepcontrol.wait"];
+    let waits = |waiting: &[&str], body: &str| waiting.iter().any(|name| body.contains(name));
+    while let Some((name, _)) =
+        functions.iter().find(|(name, body)| !waiting.contains(name) && waits(&waiting, body))
+    {
+        waiting.push(name);
+    }
     for body in ptx.split(".entry ").skip(1) {
+        let body = body.split(".func ").next().unwrap();
         let name = &body[..body.find('(').unwrap()];
-        let waits = body.contains("griddepcontrol.wait");
-        if starts_early(name) && !waits {
+        if starts_early(name) && !waits(&waiting, body) {
             return Err(format!("`{name}` of {} starts early and does not wait", file.name));
         }
     }
     Ok(())
+}
+
+/// The name and the body of a function of a PTX text that follows the word `.func`; `None` for a declaration.
+fn function_of(text: &str) -> Option<(&str, &str)> {
+    let text = text.split(".entry ").next()?;
+    let (head, body) = text.split_once('{')?;
+    let head = match head.trim_start().strip_prefix('(') {
+        Some(result) => result.split_once(')')?.1,
+        None => head,
+    };
+    let name = head.split('(').next()?.trim();
+    (!head.contains(';')).then_some((name, body))
 }
 
 /// Runs the jobs on all cores and collects what went wrong.

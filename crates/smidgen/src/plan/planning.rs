@@ -97,6 +97,18 @@ impl Trained {
 
 /// Plans the job; `Ok` with `fits == false` if even the leanest plan is too large.
 pub fn plan_job(job: &Job) -> Result<Planned, Failure> {
+    plan_or_advise(job, advise)
+}
+
+/// Plans the job, and does not search for changes that would make it fit: the search takes longer than the plan.
+pub fn plan_without_advice(job: &Job) -> Result<Planned, Failure> {
+    plan_or_advise(job, |_, _, _| vec![])
+}
+
+fn plan_or_advise(
+    job: &Job,
+    advise: impl Fn(&Job, &Terms, &Solution) -> Vec<String>,
+) -> Result<Planned, Failure> {
     let mut terms = Terms::of(job)?;
     let shape = DemandShape::of(job, None)?;
     let mut result = terms.solve(&job.request, &shape.demands);
