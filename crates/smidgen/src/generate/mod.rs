@@ -1,4 +1,4 @@
-//! Generation: a model, perhaps with an adapter, that continues token sequences.
+//! Generation: a model, with or without an adapter, continues token sequences.
 //!
 //! `session.rs` is the interface: it plans, loads and generates. Below it, `decoder.rs` feeds tokens to a plan's entry
 //! point `decode`, and `slots.rs` manages the rows of the KV cache; `sampler.rs` and `beam.rs` choose tokens, `stop.rs`

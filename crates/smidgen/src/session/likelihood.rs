@@ -1,6 +1,6 @@
-//! Log-likelihoods of samples, from the entry point `eval` of a plan with the losses of rows.
+//! Log-likelihoods of samples, computed by the entry point `eval` of a plan with row losses.
 //!
-//! Samples are packed as in any evaluation; the losses of a sample's rows are added in f64.
+//! Samples are packed as in any evaluation. The losses of a sample's rows are summed in f64.
 
 use crate::failure::Failure;
 use crate::session::feed::Feed;
@@ -10,8 +10,8 @@ use smidgen_data::tokens::TokenSet;
 use smidgen_ir::{Entry, Rank};
 use smidgen_runtime::{Device, Executor};
 
-/// Σ log p of the supervised tokens of each sample, up to `limit` of them (0: all). A rank has a part of the batches, and
-/// 0 for the samples of others.
+/// Σ log p of the supervised tokens of each of the first `limit` samples (0: all). A rank computes its part of the batches
+/// and has 0 for all other samples.
 pub fn log_likelihoods<D: Device>(
     executor: &mut Executor<D>,
     feed: &Feed,
@@ -30,7 +30,7 @@ pub fn log_likelihoods<D: Device>(
             return Ok(());
         }
         micro_batch.fill(set, range.clone()).map_err(Failure::disk)?;
-        // No dropout: the step does not matter.
+        // Without dropout the step has no effect.
         feed.write_micro_batch(executor, micro_batch, 0)?;
         executor.run(Entry::Eval, &micro_batch.extent())?;
         let rows_of = |sample: usize| std::iter::repeat_n(sample, set.supervised(sample) as usize);
@@ -44,7 +44,7 @@ pub fn log_likelihoods<D: Device>(
     Ok(sums)
 }
 
-/// The first sample whose log-likelihood is not finite.
+/// Fails if a log-likelihood is not finite, and names the first such sample.
 pub fn check_finite(set: &TokenSet, log_likelihoods: &[f64], when: &str) -> Result<(), Failure> {
     match log_likelihoods.iter().position(|sum| !sum.is_finite()) {
         None => Ok(()),
@@ -68,7 +68,6 @@ mod tests {
     use smidgen_runtime::Cpu;
     use std::path::Path;
 
-    /// However many rows there are, each loss comes once and in order.
     #[test]
     fn losses_of_many_rows_are_read_in_order() {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");

@@ -1,4 +1,4 @@
-//! Settings that are allowed but rarely intended: each gets a warning before step 0.
+//! Warnings before step 0 about settings that are allowed but rarely intended.
 //!
 //! The rules are a table of conditions and messages. Values that can never be intended (a learning rate of 0, an `alpha`
 //! of 0) are refused when the recipe is read. Left out: warnings about the data itself.
@@ -6,9 +6,9 @@
 use super::lr::warmup_steps;
 use crate::plan::job::Job;
 use crate::rows::data::Rows;
-use smidgen_recipe::{Batch, Warmup};
+use smidgen_recipe::Batch;
 
-/// What the rules look at.
+/// The settings and sizes that the rules test.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Facts {
     pub lr: f64,
@@ -20,7 +20,7 @@ pub struct Facts {
     pub total_steps: u64,
     pub epochs: u64,
     pub samples: usize,
-    /// In samples, if the recipe gives it so.
+    /// `train.batch`; `None` if the batch is given in tokens.
     pub batch: Option<usize>,
 }
 
@@ -28,16 +28,12 @@ impl Facts {
     pub fn of(job: &Job, rows: &Rows) -> Facts {
         let train = &job.recipe.train;
         let total_steps = rows.batches.total_steps();
-        let warmup = match train.warmup {
-            Warmup::Steps(steps) => steps as f64,
-            Warmup::Fraction(fraction) => fraction,
-        };
         Facts {
             lr: train.lr,
             is_full: job.request.adapters.is_empty(),
             weight_decay: train.weight_decay,
             dropout: job.recipe.adapter.dropout,
-            warmup_steps: warmup_steps(warmup, total_steps),
+            warmup_steps: warmup_steps(train.warmup, total_steps),
             total_steps,
             epochs: rows.batches.epochs(),
             samples: rows.train.len(),
@@ -147,7 +143,7 @@ mod tests {
     };
 
     #[test]
-    fn usual_settings_are_silent_up_to_the_bounds() {
+    fn usual_settings_give_no_warning() {
         assert_eq!(cautions(&USUAL), [""; 0]);
         let bounds = Facts {
             lr: 1e-2,
@@ -163,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn each_rule_speaks_for_itself_with_its_numbers() {
+    fn each_rule_names_its_numbers() {
         for (facts, words) in [
             (Facts { lr: 0.2, ..USUAL }, "`train.lr = 0.2` is high"),
             (Facts { lr: 1e-7, ..USUAL }, "`train.lr = 0.0000001` is low"),
@@ -181,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn several_speak_together() {
+    fn several_rules_can_apply() {
         let facts = Facts { lr: 0.2, dropout: 0.9, epochs: 99, ..USUAL };
         assert_eq!(cautions(&facts).len(), 3);
     }

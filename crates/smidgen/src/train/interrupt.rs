@@ -9,7 +9,7 @@ use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What shells report for a program that Ctrl-C ended.
+/// The exit code that shells report for a program ended by Ctrl-C.
 const ENDED_BY_SIGNAL: i32 = 130;
 
 #[derive(Clone, Debug, Default)]
@@ -34,12 +34,12 @@ impl Interrupt {
         interrupt
     }
 
-    /// Never interrupted.
+    /// Handles no signals.
     pub fn never() -> Interrupt {
         Interrupt::default()
     }
 
-    /// Asks the run to end after the step at hand.
+    /// Asks the run to end after the current step.
     pub fn request(&self) {
         self.0.store(true, Ordering::SeqCst);
     }
