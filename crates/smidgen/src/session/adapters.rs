@@ -23,7 +23,6 @@ use smidgen_formats::tensor_ref::TensorRef;
 use smidgen_formats::weight::Weight;
 use smidgen_ir::{Entry, Plan, ValueId};
 use smidgen_recipe::{AdapterKind, Bias, HfName, Init, ModelPath};
-use smidgen_runtime::device::FillError;
 use smidgen_runtime::{Device, Executor, counter};
 use std::collections::{BTreeSet, HashSet};
 use std::io::{self, Write};
@@ -179,13 +178,11 @@ fn fill_floats<D: Device>(
     id: ValueId,
     number: impl Fn(usize) -> f32,
 ) -> Result<(), Failure> {
-    let result: Result<(), FillError<std::convert::Infallible>> = executor.fill(id, &mut |offset, piece| {
+    weights::fill_with(executor, id, |offset, piece| {
         for (i, bytes) in piece.chunks_exact_mut(4).enumerate() {
             bytes.copy_from_slice(&number(offset / 4 + i).to_le_bytes());
         }
-        Ok(())
-    });
-    Ok(result?)
+    })
 }
 
 fn copy_leaf<D: Device>(executor: &mut Executor<D>, from: ValueId, to: ValueId) -> Result<(), Failure> {
@@ -286,17 +283,9 @@ pub fn save_adapter<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &P
         copy_out(executor, place.leaf, place.offset..place.offset + place.bytes, &mut out)
     })
     .map_err(Failure::writing)?;
-    verify_adapter(executor, &places, folder)
-}
-
-fn verify_adapter<D: Device>(
-    executor: &mut Executor<D>,
-    places: &[AdapterPlace],
-    folder: &Path,
-) -> Result<(), Failure> {
     let file = AdapterFile::open(folder).map_err(Failure::model)?;
     let context = format!("the adapter saved in `{}` does not read back", folder.display());
-    for place in places {
+    for place in &places {
         let (key, bytes) = (&place.tensor.key, place.offset..place.offset + place.bytes);
         check_saved(file.tensor(key), &key.to_string(), &context, |out| {
             copy_out(executor, place.leaf, bytes, out)

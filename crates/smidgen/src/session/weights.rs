@@ -16,6 +16,7 @@ use smidgen_ir::{DType, LeafKind, Plan, Space, Storage, ValueId};
 use smidgen_runtime::device::FillError;
 use smidgen_runtime::{Device, DeviceError, Executor};
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::sync::Arc;
@@ -198,18 +199,24 @@ pub fn read_floats<D: Device>(
 
 /// Sets all leaves of a kind to zero.
 pub fn clear<D: Device>(executor: &mut Executor<D>, kind: LeafKind) -> Result<(), Failure> {
-    let names = leaf_names(executor.plan(), kind);
+    let plan = executor.plan();
     // A gradient that lives only within one lap has no persistent memory.
-    let stored: Vec<ValueId> =
-        names.into_iter().map(|(id, _)| id).filter(|id| executor.plan().bytes_of(*id).is_some()).collect();
-    for id in stored {
-        let result: Result<(), FillError<std::convert::Infallible>> = executor.fill(id, &mut |_, piece| {
-            piece.fill(0);
-            Ok(())
-        });
-        result?;
-    }
-    Ok(())
+    let stored = plan.leaves(kind).map(|(id, _)| id).filter(|id| plan.bytes_of(*id).is_some());
+    let stored: Vec<ValueId> = stored.collect();
+    stored.into_iter().try_for_each(|id| fill_with(executor, id, |_, piece| piece.fill(0)))
+}
+
+/// Fills a leaf piece by piece. `write` gets the offset of a piece in the leaf.
+pub fn fill_with<D: Device>(
+    executor: &mut Executor<D>,
+    id: ValueId,
+    mut write: impl FnMut(usize, &mut [u8]),
+) -> Result<(), Failure> {
+    let fill = &mut |offset: usize, piece: &mut [u8]| {
+        write(offset, piece);
+        Ok::<(), Infallible>(())
+    };
+    executor.fill(id, fill).map_err(Failure::from)
 }
 
 #[cfg(test)]
