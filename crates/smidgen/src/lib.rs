@@ -1,7 +1,7 @@
 //! Fine-tuning of large language models in a smidgen of memory.
 //!
-//! A [`Recipe`] says what to train. A [`Job`] is made from it: it has read and checked everything that a run needs. A job
-//! can be planned, which predicts memory and speed without a device or weights, and trained:
+//! A [`Recipe`] says what to train. A [`Job`] is made from it: it has read and checked everything that a run needs. A
+//! job can be planned, which predicts memory and speed without a device or weights, and trained:
 //!
 //! ```no_run
 //! use smidgen::{Budget, Failure, Job, ModelPath, Purpose, Recipe, plan};
@@ -32,8 +32,8 @@
 //! # }
 //! ```
 //!
-//! [`Session::open`] loads a model with an [`Adapter`], and [`generate`] answers prompts. Every error is a [`Failure`],
-//! whose kind says what went wrong. The three programs in `examples/` are complete.
+//! [`Session::open`] loads a model with an [`Adapter`], and [`generate`] answers prompts. Every error is a
+//! [`Failure`], whose kind says what went wrong. The three programs in `examples/` are complete.
 //!
 //! The public items are those listed here. The crate's modules are private. The hidden `internal` module is for the
 //! `smidgen` program and the project's own tests, and changes without notice. It re-exports single items instead of

@@ -1,7 +1,7 @@
 //! Plans and loads models for evaluation, with the entry point `eval` only.
 //!
-//! Base and adapter are evaluated one after the other by plans of the same sizes, so that only the adapter differs. Both
-//! are planned before either is loaded, so an evaluation that does not fit is refused before a weight is read.
+//! Base and adapter are evaluated one after the other by plans of the same sizes, so that only the adapter differs.
+//! Both are planned before either is loaded, so an evaluation that does not fit is refused before a weight is read.
 //! Left out: generation, which has another plan (`generate/session.rs`).
 
 use crate::failure::Failure;
@@ -148,8 +148,8 @@ pub struct Evaluator {
 }
 
 impl Evaluator {
-    /// Loads a subject onto a device that was opened with the request's threads and precision. The device's previous content
-    /// is discarded.
+    /// Loads a subject onto a device that was opened with the request's threads and precision. The device's previous
+    /// content is discarded.
     pub fn load(
         subject: &Subject<'_>,
         model: &Model,

@@ -1,7 +1,8 @@
 //! Accuracy of generated answers: the model continues each question, and the answer is searched in its text.
 //!
-//! The protocol is that of LLM-Adapters' commonsense evaluation: the prompt comes from the template, decoding is greedy or
-//! a beam search, and the text is stripped. The answer is the first match of the pattern; no match counts as wrong.
+//! The protocol is that of LLM-Adapters' commonsense evaluation: the prompt comes from the template, decoding is
+//! greedy or a beam search, and the text is stripped. The answer is the first match of the pattern; no match counts
+//! as wrong.
 //! Without `eval.answer` the pattern matches any of the answers in the rows.
 //! Left out: sampling, and a second model as judge.
 

@@ -1,7 +1,7 @@
 //! The results of an evaluation as JSON: metrics of each model, and a record of each row.
 //!
-//! The records allow comparisons row by row. They have the row's place in the data, the summed log-likelihoods, and the
-//! predicted and the right choice.
+//! The records allow comparisons row by row. They have the row's place in the data, the summed log-likelihoods, and
+//! the predicted and the right choice.
 
 use super::generation::{AnswerKey, GenerationScores};
 use super::transcription::WordScores;

@@ -1,14 +1,16 @@
 //! Word error rate: the model continues the prompt of each sample, and its text is compared with the reference.
 //!
-//! The reference is the last run of supervised tokens of a sample, and the prompt is everything before it, so all training
-//! rows with a prompt can be transcribed. Words are compared without case and without punctuation, except apostrophes. The
-//! rate is the substitutions, deletions and insertions of all rows divided by the words of all references.
+//! The reference is the last run of supervised tokens of a sample, and the prompt is everything before it, so all
+//! training rows with a prompt can be transcribed. Words are compared without case and without punctuation, except
+//! apostrophes. The rate is the substitutions, deletions and insertions of all rows divided by the words of all
+//! references.
 //! Left out: numbers written as words, and other normalizations of a language.
 
 use crate::failure::Failure;
 use crate::generate::decoder::Sound;
 use crate::generate::sampler::Sampling;
 use crate::generate::session::{Settings, TokenSession};
+use crate::session::likelihood::evaluated_samples;
 use serde_json::{Value as Json, json};
 use smidgen_data::clips::EncodedClips;
 use smidgen_data::tokens::{NOT_SUPERVISED, TokenSet};
@@ -34,7 +36,7 @@ pub struct TranscriptRow {
 impl Transcripts {
     /// Takes the first `limit` samples (0: all).
     pub fn of(set: &TokenSet, limit: usize, tokenizer: &Tokenizer) -> Result<Transcripts, Failure> {
-        let count = if limit == 0 { set.len() } else { limit.min(set.len()) };
+        let count = evaluated_samples(set, limit);
         let (mut rows, mut longest) = (Vec::with_capacity(count), 0);
         for index in 0..count {
             let sample = set.sample(index).map_err(Failure::data)?;

@@ -1,8 +1,9 @@
 //! Beam search, as transformers does it with `num_beams` and no sampling.
 //!
-//! Each step considers the best 2·B continuations of all beams. Those among the first B that end with a stop token become
-//! finished texts with the score Σ log p / length^penalty; the best B others continue. A search ends when there are B
-//! finished texts and no live beam can beat the worst of them (`early_stopping = False`), or when the context is full.
+//! Each step considers the best 2·B continuations of all beams. Those among the first B that end with a stop token
+//! become finished texts with the score Σ log p / length^penalty; the best B others continue. A search ends when
+//! there are B finished texts and no live beam can beat the worst of them (`early_stopping = False`), or when the
+//! context is full.
 //! The length in a score counts the tokens of the answer and the stop token.
 //! Beams share the cache rows of their common prefix, so switching parents copies no keys and values.
 //! Left out: groups of beams, sampling beams, and penalties.

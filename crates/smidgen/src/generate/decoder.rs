@@ -1,7 +1,8 @@
 //! Feeds tokens to a plan's entry point `decode` and reads logits; used by every kind of generation.
 //!
-//! It works on any executor whose plan has that entry point, also on one that trains. New tokens of several sequences are
-//! computed in one run, up to the plan's limit, so prompts are processed in large chunks and sequences advance together.
+//! It works on any executor whose plan has that entry point, also on one that trains. New tokens of several sequences
+//! are computed in one run, up to the plan's limit, so prompts are processed in large chunks and sequences advance
+//! together.
 //! The logits of a sequence do not depend on the other sequences of the batch.
 //! LongRoPE rotates all tokens of a sequence with one of two lists of frequencies, chosen by its length, as in
 //! transformers. A sequence that grows over the limit, or is truncated below it, is recomputed from the beginning.
@@ -123,8 +124,8 @@ impl Decoder {
         &self.sequences[slot]
     }
 
-    /// Clears all sequences. Required if another entry point has run since the last generation, because it overwrites the
-    /// cache.
+    /// Clears all sequences. Required if another entry point has run since the last generation, because it overwrites
+    /// the cache.
     pub fn reset(&mut self) {
         for slot in 0..self.slots.count() {
             self.truncate(slot, 0);
@@ -151,8 +152,8 @@ impl Decoder {
         self.write_table(executor, to, 0);
     }
 
-    /// Appends tokens to sequences. Calls `on_logits` with the logits after the last new token of each and its index in
-    /// `new`. A slot must not occur twice, and there must be free rows and positions.
+    /// Appends tokens to sequences. Calls `on_logits` with the logits after the last new token of each and its index
+    /// in `new`. A slot must not occur twice, and there must be free rows and positions.
     pub fn feed<D: Device>(
         &mut self,
         executor: &mut Executor<D>,

@@ -1,8 +1,8 @@
 //! Chooses the next token from its logits: greedy, or by sampling.
 //!
-//! The order is that of transformers: repetition penalty, temperature, top-k, top-p, with the same edge cases (candidates
-//! equal to the k-th largest stay; the candidate that reaches top-p stays). A random number is a function of the seed and
-//! the position in the text, so a text does not depend on threads or on other texts in the batch.
+//! The order is that of transformers: repetition penalty, temperature, top-k, top-p, with the same edge cases
+//! (candidates equal to the k-th largest stay; the candidate that reaches top-p stays). A random number is a function
+//! of the seed and the position in the text, so a text does not depend on threads or on other texts in the batch.
 //! Ties go to the lowest id. Left out: min-p, typical sampling, penalties by count, and constraints.
 
 use smidgen_runtime::counter;
@@ -48,7 +48,8 @@ impl Sampler {
         Sampler { sampling, candidates: Vec::new() }
     }
 
-    /// The next token after the sequence `so_far`; `place` is its number (from 0) in the answer. `None` if all logits are NaN.
+    /// The next token after the sequence `so_far`; `place` is its number (from 0) in the answer. `None` if all logits
+    /// are NaN.
     /// The logits are modified.
     pub fn choose(&mut self, logits: &mut [f32], so_far: &[u32], place: usize) -> Option<u32> {
         if self.sampling.repetition_penalty != 1.0 {

@@ -1,8 +1,8 @@
 //! A model loaded for generation, used by `smidgen generate` and by evaluations.
 //!
 //! Opening plans first and then loads, so a generation that does not fit is refused before a weight is read.
-//! A batch keeps the slots full: when a text ends, the next prompt takes its slot. The result of a prompt does not depend
-//! on the other prompts.
+//! A batch keeps the slots full: when a text ends, the next prompt takes its slot. The result of a prompt does not
+//! depend on the other prompts.
 //! Left out: templates and text; a session works with token ids.
 
 use super::decoder::{Decoder, NewTokens, Sound};
@@ -103,8 +103,8 @@ pub struct TokenSession {
 }
 
 impl TokenSession {
-    /// Plans a model and loads it onto an open device, whose previous content is discarded. Calls `on_plan` with the plan
-    /// before loading.
+    /// Plans a model and loads it onto an open device, whose previous content is discarded. Calls `on_plan` with the
+    /// plan before loading.
     pub fn open(
         opening: &Opening<'_>,
         device: AnyDevice,
@@ -188,8 +188,9 @@ impl TokenSession {
 
     /// Continues every prompt, as many at the same time as slots and cache rows allow.
     ///
-    /// The cache is cleared first. A prompt starts when there are rows for it and its longest possible answer, so no text is
-    /// stopped by a lack of rows. `begin` is called with the slot and the number of a prompt before it starts.
+    /// The cache is cleared first. A prompt starts when there are rows for it and its longest possible answer, so no
+    /// text is stopped by a lack of rows. `begin` is called with the slot and the number of a prompt before it
+    /// starts.
     fn continue_prompts(
         &mut self,
         prompts: &[Vec<u32>],
@@ -261,8 +262,8 @@ impl TokenSession {
         Ok(done.into_iter().map(|generated| generated.expect("every prompt was started and ended")).collect())
     }
 
-    /// Continues one sequence. Tokens that the last call left in the cache are not recomputed, so a conversation is cheap to
-    /// continue. `on_token` gets each token and returns whether to go on.
+    /// Continues one sequence. Tokens that the last call left in the cache are not recomputed, so a conversation is
+    /// cheap to continue. `on_token` gets each token and returns whether to go on.
     pub fn continue_sequence(
         &mut self,
         ids: &[u32],

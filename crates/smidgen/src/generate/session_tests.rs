@@ -234,8 +234,8 @@ fn a_refusal_offers_the_longest_context_that_fits() {
     assert!(opening(Some(1 << 20), 1 << 40).unwrap_err().message.contains("was made for"));
 }
 
-/// In f32 a GPU differs only in the order of sums, so greedy texts are the same. All models run on one device, one after
-/// the other.
+/// In f32 a GPU differs only in the order of sums, so greedy texts are the same. All models run on one device, one
+/// after the other.
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_generates_as_the_cpu_does() {

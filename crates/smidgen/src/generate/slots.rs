@@ -1,7 +1,7 @@
 //! The row table of the KV cache: which rows hold which positions of which sequence.
 //!
-//! A row belongs to one position of one slot, or of several slots whose sequences share a prefix. It is free when the last
-//! of them releases it. A shared row is never written. Results do not depend on which row a position gets.
+//! A row belongs to one position of one slot, or of several slots whose sequences share a prefix. It is free when the
+//! last of them releases it. A shared row is never written. Results do not depend on which row a position gets.
 //! Left out: the device's copy of the table (`decoder.rs`).
 
 use std::ops::Range;

@@ -1,8 +1,8 @@
 //! Turns tokens into text while they are generated: a piece is returned when no later token can change it.
 //!
 //! A token may be part of a character, and some tokenizers decode a token differently at the beginning of a text than
-//! inside it. So a token is decoded together with the tokens of the piece before it, and text that ends in the replacement
-//! character is held back. All pieces together are the text of all tokens.
+//! inside it. So a token is decoded together with the tokens of the piece before it, and text that ends in the
+//! replacement character is held back. All pieces together are the text of all tokens.
 //! Left out: special tokens, which have no text.
 
 use smidgen_formats::tokenizer::{Tokenizer, TokenizerError};

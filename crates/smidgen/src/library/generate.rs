@@ -1,7 +1,7 @@
 //! Answers prompts with a model that is opened once, with its tokenizer and optionally an adapter.
 //!
-//! [`Session`] holds a plan, weights and a KV cache on a device. [`generate`] formats a prompt like those that the model was
-//! trained on, and streams the answer. `smidgen generate` is built from the same pieces.
+//! [`Session`] holds a plan, weights and a KV cache on a device. [`generate`] formats a prompt like those that the
+//! model was trained on, and streams the answer. `smidgen generate` is built from the same pieces.
 //! Left out: conversations of several turns, beams, and serving.
 
 use crate::failure::Failure;
@@ -72,7 +72,8 @@ pub struct SessionOptions {
     pub compute: Compute,
     /// CPU threads; 0 = one per processor.
     pub threads: usize,
-    /// Tokens of prompt and answer together. `None` is what the model supports, up to 4096, or less if the budget is small.
+    /// Tokens of prompt and answer together. `None` is what the model supports, up to 4096, or less if the budget is
+    /// small.
     pub context: Option<usize>,
 }
 
@@ -99,12 +100,12 @@ pub struct Session {
 }
 
 impl Session {
-    /// Plans the memory of a generation, then loads the model and the adapter. Nothing is downloaded: the model must be on
-    /// this machine.
+    /// Plans the memory of a generation, then loads the model and the adapter. Nothing is downloaded: the model must
+    /// be on this machine.
     ///
     /// # Errors
-    /// The model or its tokenizer cannot be read; the adapter is for another model; the context does not fit the budget (no
-    /// weight is read then).
+    /// The model or its tokenizer cannot be read; the adapter is for another model; the context does not fit the
+    /// budget (no weight is read then).
     pub fn open(
         model: &ModelPath,
         adapter: Option<&Adapter>,
@@ -165,8 +166,9 @@ pub struct Answer {
     pub stopped_by: StoppedBy,
 }
 
-/// Answers a prompt. The prompt is formatted like those that the adapter or model was trained on; if that is not known, it
-/// is a user's message in the model's chat template, if it has one. Calls `on_text` with each piece of the answer.
+/// Answers a prompt. The prompt is formatted like those that the adapter or model was trained on; if that is not
+/// known, it is a user's message in the model's chat template, if it has one. Calls `on_text` with each piece of the
+/// answer.
 ///
 /// # Errors
 /// The prompt is longer than the session's context; there is a system message but no chat template; logits are NaN.
@@ -257,7 +259,8 @@ impl Setting {
     }
 }
 
-/// The tokenizer of the adapter if it has one, because the adapter was trained with its chat template; else the model's.
+/// The tokenizer of the adapter if it has one, because the adapter was trained with its chat template; else the
+/// model's.
 pub fn open_tokenizer(model: &Model, adapter: Option<&AdapterFile>) -> Result<Tokenizer, Failure> {
     let own = adapter.map(AdapterFile::path).filter(|folder| folder.join("tokenizer.json").is_file());
     match (own, model) {

@@ -1,7 +1,7 @@
 //! The predicted memory and speed of a run, as plain data.
 //!
-//! [`plan`] runs the same solver as `smidgen plan` and copies its answer into [`Plan`], which holds no reference to the
-//! job. Left out: buffers and steps, which only a run needs.
+//! [`plan`] runs the same solver as `smidgen plan` and copies its answer into [`Plan`], which holds no reference to
+//! the job. Left out: buffers and steps, which only a run needs.
 
 use crate::console::colour::plain;
 use crate::failure::Failure;
@@ -21,8 +21,8 @@ pub struct Plan {
     pub budget_bytes: u64,
     /// The memory that it will use.
     pub peak_bytes: u64,
-    /// The memory in use at the peak by category: `base_weights`, `adapters`, `gradients`, `optimizer`, `activations`, `workspace` and
-    /// `context`, which is memory of the driver or the process itself.
+    /// The memory in use at the peak by category: `base_weights`, `adapters`, `gradients`, `optimizer`,
+    /// `activations`, `workspace` and `context`, which is memory of the driver or the process itself.
     pub rows: Vec<(String, u64)>,
     /// Predicted time of an optimizer step; `None` for an unknown GPU.
     pub step_ms: Option<f64>,
@@ -42,8 +42,8 @@ pub struct Plan {
 /// [`train`](crate::train()) makes the same plan.
 ///
 /// # Errors
-/// Choices in the recipe's `[memory]` section that exclude each other. A run that does not fit is not an error: its plan
-/// has `fits == false`.
+/// Choices in the recipe's `[memory]` section that exclude each other. A run that does not fit is not an error: its
+/// plan has `fits == false`.
 pub fn plan(job: &Job) -> Result<Plan, Failure> {
     let planned = plan_job(job)?;
     let solution = &planned.solution;

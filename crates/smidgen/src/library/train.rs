@@ -1,8 +1,8 @@
 //! Runs a job: plans, trains, saves and reports it, with a callback after each step.
 //!
-//! [`train`] writes the same run folder as `smidgen train`, and either can resume the other's run. It installs no signal
-//! handler, and on the CPU it does not check the memory of the process against the plan: both are up to the program that
-//! calls it.
+//! [`train`] writes the same run folder as `smidgen train`, and either can resume the other's run. It installs no
+//! signal handler, and on the CPU it does not check the memory of the process against the plan: both are up to the
+//! program that calls it.
 
 use crate::console::colour::{WARNING, plain};
 use crate::failure::Failure;
@@ -87,8 +87,8 @@ pub struct Run {
 /// The adapter is a PEFT folder, which [`Adapter::open`](crate::Adapter::open) and PEFT can read.
 ///
 /// # Errors
-/// The run does not fit its budget (nothing is written then); the output folder holds another run; a loss is not finite;
-/// a device or a disk fails.
+/// The run does not fit its budget (nothing is written then); the output folder holds another run; a loss is not
+/// finite; a device or a disk fails.
 pub fn train(mut job: Job, options: TrainOptions<'_>) -> Result<Run, Failure> {
     let TrainOptions { resume, accept_changes, on_step, on_message } = options;
     let say = |line: &str| on_message.iter().for_each(|on_message| on_message(&plain(line)));

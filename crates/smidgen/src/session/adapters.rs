@@ -1,6 +1,7 @@
 //! Adapters between disk and device: initial values, and reading and writing PEFT folders.
 //!
-//! An adapter tensor on disk is a leaf of the plan, or a row of one: LS-LoRA's coefficients of all modules are one leaf.
+//! An adapter tensor on disk is a leaf of the plan, or a row of one: LS-LoRA's coefficients of all modules are one
+//! leaf.
 //! A written adapter is read back and compared, so the saved adapter is the trained one.
 //! Left out: full training, which has no adapter (`train/trained_state.rs`).
 
@@ -51,8 +52,8 @@ impl AdapterPlace {
     }
 }
 
-/// Every trained tensor: the adapter's, module by module, then trained biases, then other base tensors. A tied embedding
-/// appears under the names of both embedding and head, because PEFT does not tie modules that it trains.
+/// Every trained tensor: the adapter's, module by module, then trained biases, then other base tensors. A tied
+/// embedding appears under the names of both embedding and head, because PEFT does not tie modules that it trains.
 pub fn adapter_places(plan: &Plan, request: &Request) -> Vec<AdapterPlace> {
     let mut places = Vec::new();
     for (index, module) in request.adapters.iter().enumerate() {
@@ -136,8 +137,8 @@ fn read_speech<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(), F
     Ok(())
 }
 
-/// Initial values: A is uniform in ±1/√in and B is zero; DoRA's magnitudes are the norms of the weight's rows; LS-LoRA's
-/// functions are the identity; biases are those of the base.
+/// Initial values: A is uniform in ±1/√in and B is zero; DoRA's magnitudes are the norms of the weight's rows;
+/// LS-LoRA's functions are the identity; biases are those of the base.
 fn init_adapters<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(), Failure> {
     let request = &job.request;
     for (index, module) in request.adapters.iter().enumerate() {
@@ -385,8 +386,8 @@ fn base_name(path: &ModelPath) -> (String, Option<String>) {
     }
 }
 
-/// Module names if they identify the adapted linear layers exactly, because every reader of the format supports those;
-/// full paths if only some layers are adapted.
+/// Module names if they identify the adapted linear layers exactly, because every reader of the format supports
+/// those; full paths if only some layers are adapted.
 fn target_modules(modules: &[LoraModule], spec: &DecoderSpec) -> Vec<String> {
     if spec.audio.is_some() {
         return target_endings(modules, spec);
@@ -400,8 +401,8 @@ fn target_modules(modules: &[LoraModule], spec: &DecoderSpec) -> Vec<String> {
     modules.iter().map(|module| module.path.clone()).collect::<BTreeSet<String>>().into_iter().collect()
 }
 
-/// For each adapted linear layer, the shortest path ending that matches only adapted ones. In a model with audio, `o_proj`
-/// ends paths of the decoder and of the audio encoder, and the vision encoder may use the same names.
+/// For each adapted linear layer, the shortest path ending that matches only adapted ones. In a model with audio,
+/// `o_proj` ends paths of the decoder and of the audio encoder, and the vision encoder may use the same names.
 fn target_endings(modules: &[LoraModule], spec: &DecoderSpec) -> Vec<String> {
     let adapted: HashSet<&str> = modules.iter().map(|module| module.path.as_str()).collect();
     let mut paths: Vec<String> = spec.all_linears().into_iter().map(|linear| linear.path).collect();

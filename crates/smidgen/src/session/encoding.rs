@@ -1,8 +1,8 @@
 //! Encodes audio clips to rows once, before training, on the run's device, and caches the rows on disk.
 //!
-//! The cache file is named by a hash of the clips, of the encoder's weights, and of the kind of rows, so a later run with
-//! the same rows reads them. It is written completely or not at all, and checked when it is opened. The encoder is loaded
-//! only for this: the next plan that the device loads frees its memory.
+//! The cache file is named by a hash of the clips, of the encoder's weights, and of the kind of rows, so a later run
+//! with the same rows reads them. It is written completely or not at all, and checked when it is opened. The encoder
+//! is loaded only for this: the next plan that the device loads frees its memory.
 
 use crate::failure::Failure;
 use crate::hub::environment::own_cache;
@@ -108,8 +108,8 @@ fn encode_hashed(
     Ok((encoded, device))
 }
 
-/// Encodes audio files with the encoder of a model and its adapter. Returns the embeddings of each, (rows, C), and the
-/// device.
+/// Encodes audio files with the encoder of a model and its adapter. Returns the embeddings of each, (rows, C), and
+/// the device.
 pub fn encode_files(
     request: &Request,
     (model, adapter): (&Model, Option<&AdapterFile>),

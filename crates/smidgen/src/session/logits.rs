@@ -1,7 +1,7 @@
 //! The logits of a sequence, with or without an adapter, on the CPU.
 //!
-//! They are computed by a plan, as in training, but nothing is trained. A merge uses them to report its rounding error, and
-//! tests compare them with other implementations.
+//! They are computed by a plan, as in training, but nothing is trained. A merge uses them to report its rounding
+//! error, and tests compare them with other implementations.
 //! Left out: a KV cache. Every call computes the whole sequence.
 
 use crate::failure::Failure;

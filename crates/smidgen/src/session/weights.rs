@@ -1,7 +1,7 @@
 //! Loads base weights from disk into reserved memory, and copies values out of it.
 //!
-//! A weight is read directly into its place if the plan keeps its stored format; otherwise it is converted or quantized a
-//! few rows at a time. No weight is ever in memory twice.
+//! A weight is read directly into its place if the plan keeps its stored format; otherwise it is converted or
+//! quantized a few rows at a time. No weight is ever in memory twice.
 
 use crate::failure::Failure;
 use smidgen_formats::at_once::at_once;

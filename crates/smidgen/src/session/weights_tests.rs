@@ -103,8 +103,8 @@ fn a_4_bit_tensor_is_decoded_and_encoded_again() {
     }
 }
 
-/// 16384 / columns rows, rounded up to whole blocks: gcd(50, 64) = 2 needs a multiple of 32 rows, gcd(100, 64) = 4 one of
-/// 16, an odd number of columns one of 64.
+/// 16384 / columns rows, rounded up to whole blocks: gcd(50, 64) = 2 needs a multiple of 32 rows, gcd(100, 64) = 4
+/// one of 16, an odd number of columns one of 64.
 #[test]
 fn rows_at_a_time_are_whole_blocks() {
     let of_blocks = [1, 50, 64, 100, 18_944, 18_945].map(|columns| rows_at_a_time(columns, 64));

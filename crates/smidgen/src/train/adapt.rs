@@ -1,8 +1,9 @@
 //! Decides whether a run replans when free memory changes, and which plan it uses then.
 //!
-//! Smaller micro-batches with all other choices unchanged are tried first. The solver's plan replaces them only if it is
-//! faster by more than the error of predictions, and so does a larger plan when memory is free again. Neither changes
-//! results beyond rounding: the batch is the same, only its sums are split differently.
+//! If memory is short, smaller micro-batches with all other choices unchanged are tried first. The solver's plan is
+//! used instead if it is faster by more than the error of predictions. If memory is free again, a larger plan is used
+//! only if it is faster by as much. Results change only by rounding: the batch is the same, only its sums are split
+//! differently.
 
 use super::free_memory::FreeMemory;
 use crate::failure::Failure;
@@ -15,8 +16,8 @@ use std::iter::successors;
 
 /// A plan is preferred if it is predicted to be faster by this factor.
 const WORTHWHILE: f64 = 1.05;
-/// A run looks for a faster plan if free memory has grown by more than a tenth of the budget, and by more than eight times
-/// the measuring error.
+/// A run looks for a faster plan if free memory has grown by at least a tenth of the budget and eight times the
+/// measuring error.
 const GROWTH_SHARE: u64 = 10;
 const GROWTH_OVER_NOISE: u64 = 8;
 

@@ -1,7 +1,8 @@
 //! Prepares a run: the state it starts from, its arithmetic, its device and its plan.
 //!
-//! A new run starts at step 0 and is planned freely. A resumed run keeps the arithmetic and the plan of its checkpoint
-//! if this machine can run them, because only then is the result bit-identical; otherwise it prints a note.
+//! A new run starts at step 0 and is planned freely. A resumed run keeps the arithmetic and the plan of its
+//! checkpoint if this machine can run them, because only then is the result bit-identical; otherwise it prints a
+//! note.
 //! Left out: training itself (`course.rs`).
 
 use super::cautions::{Facts, cautions};

@@ -1,7 +1,8 @@
 //! The start of an optimizer step: which samples this rank computes, and their micro-batches.
 //!
-//! The samples of a step are divided over ranks by their tokens, and packed into micro-batches. The loss is divided once,
-//! by the supervised tokens of the whole step over all ranks. The last micro-batch also sums the gradients over ranks.
+//! The samples of a step are divided over ranks by their tokens, and packed into micro-batches. The loss is divided
+//! once, by the supervised tokens of the whole step over all ranks. The last micro-batch also sums the gradients over
+//! ranks.
 
 use super::trainer::{PendingStep, Trainer};
 use crate::failure::Failure;

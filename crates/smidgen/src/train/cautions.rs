@@ -1,7 +1,7 @@
 //! Warnings before step 0 about settings that are allowed but rarely intended.
 //!
-//! The rules are a table of conditions and messages. Values that can never be intended (a learning rate of 0, an `alpha`
-//! of 0) are refused when the recipe is read. Left out: warnings about the data itself.
+//! The rules are a table of conditions and messages. Values that can never be intended (a learning rate of 0, an
+//! `alpha` of 0) are refused when the recipe is read. Left out: warnings about the data itself.
 
 use super::lr::warmup_steps;
 use crate::plan::job::Job;

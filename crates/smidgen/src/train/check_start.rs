@@ -12,8 +12,8 @@ use smidgen_formats::peft::{AdapterFile, AdapterTensor, check_agreement};
 use smidgen_ir::Plan;
 use smidgen_recipe::Init;
 
-/// Refuses a job whose adapter could not be saved, and an initial adapter that does not fit the job. Returns a note if the
-/// initial adapter was trained with another scale.
+/// Refuses a job whose adapter could not be saved, and an initial adapter that does not fit the job. Returns a note
+/// if the initial adapter was trained with another scale.
 pub fn check_start(plan: &Plan, job: &Job, start: &Start) -> Result<Option<String>, Failure> {
     if Product::of(&job.recipe) == Product::Model {
         if let Start::Checkpoint { folder, .. } = start {

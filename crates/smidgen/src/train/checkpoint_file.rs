@@ -1,7 +1,8 @@
-//! Tensor files of a checkpoint: their tensors are checked when they are opened, and gathered from all ranks when written.
+//! Tensor files of a checkpoint: their tensors are checked when they are opened, and gathered from all ranks when
+//! written.
 //!
-//! Tensors that ranks divide are gathered one at a time. Every rank takes part, in the same order; the first one reads the
-//! whole tensor and writes it. The next tensor overwrites it in memory.
+//! Tensors that ranks divide are gathered one at a time. Every rank takes part, in the same order; the first one
+//! reads the whole tensor and writes it. The next tensor overwrites it in memory.
 
 use crate::failure::Failure;
 use smidgen_formats::safetensors::SafetensorsFile;

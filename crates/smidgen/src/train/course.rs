@@ -1,8 +1,9 @@
 //! The course of a run: reserve, load, train, save; repeated with another plan when free memory changes.
 //!
 //! Free memory is read again just before it is reserved, because other processes may have taken some since planning.
-//! A plan that no longer fits, or whose reservation fails, is replaced by a smaller one; the run is refused only if none
-//! fits. With `memory.adapt` a run also checks free memory at each checkpoint, and continues from it with a better plan.
+//! A plan that no longer fits, or whose reservation fails, is replaced by a smaller one; the run is refused only if
+//! none fits. With `memory.adapt` a run also checks free memory at each checkpoint, and continues from it with a
+//! better plan.
 //! Every change is printed, and no training is lost: a run that changes its plan resumes from its own checkpoint.
 
 use super::adapt::{Watch, lacks, may_grow, plan_larger, plan_smaller};
@@ -50,8 +51,8 @@ pub struct Course<'a> {
     pub is_monitored: bool,
     pub say: &'a dyn Fn(&str),
     pub on_step: OnStep<'a>,
-    /// Whether the process does nothing but this run. Then the run handles signals, and on the CPU it checks the memory of
-    /// the process against the plan. A program that calls the library does both itself.
+    /// Whether the process does nothing but this run. Then the run handles signals, and on the CPU it checks the
+    /// memory of the process against the plan. A program that calls the library does both itself.
     pub owns_process: bool,
     /// Renders `plan.txt` and `plan.json`.
     pub render_plan: &'a dyn Fn(&Job, &Planned) -> PlanTexts,
@@ -227,7 +228,8 @@ impl Course<'_> {
         }
     }
 
-    /// Makes the ranks of a machine share the frozen weights that they offload to host memory. Returns whether they do.
+    /// Makes the ranks of a machine share the frozen weights that they offload to host memory. Returns whether they
+    /// do.
     fn share_host<D: Device>(
         &mut self,
         job: &Job,

@@ -1,4 +1,5 @@
-//! The dry step: the largest micro-batch of the run is computed once before the first step, and its results discarded.
+//! The dry step: the largest micro-batch of the run is computed once before the first step, and its results
+//! discarded.
 //!
 //! A run that would later run out of memory, or exceed its plan, fails before anything is trained.
 //! Results do not change: gradients and accumulators are cleared afterwards.

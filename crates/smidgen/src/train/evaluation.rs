@@ -1,7 +1,7 @@
 //! Evaluations during a run: the loss of held-out rows, and the accuracy on their choices.
 //!
-//! They run between two steps through the plan's `eval` entry. They reuse the memory of the steps and change nothing that
-//! a step reads. Left out: generated answers, which `smidgen eval` scores after training.
+//! They run between two steps through the plan's `eval` entry. They reuse the memory of the steps and change nothing
+//! that a step reads. Left out: generated answers, which `smidgen eval` scores after training.
 
 use super::journal::Journal;
 use super::metrics::EvalRow;
@@ -12,7 +12,7 @@ use super::trainer::Trainer;
 use crate::console::progress::Progress;
 use crate::failure::Failure;
 use crate::rows::choice::{ChoiceScores, ChoiceSet};
-use crate::session::likelihood::{check_finite, log_likelihoods};
+use crate::session::likelihood::{check_finite, evaluated_samples, log_likelihoods, run_eval_batches};
 use smidgen_data::batch::BatchPlan;
 use smidgen_data::eval_batch::for_each_eval_batch;
 use smidgen_data::tokens::TokenSet;
@@ -47,8 +47,8 @@ impl<D: Device> Trainer<'_, D> {
         Ok(is_new_best)
     }
 
-    /// The loss of the evaluation samples, and the accuracy on their choices. If all rows are choices, the loss is that of
-    /// the right choices.
+    /// The loss of the evaluation samples, and the accuracy on their choices. If all rows are choices, the loss is
+    /// that of the right choices.
     fn evaluate(&mut self, step: u64, epoch: f64) -> Result<EvalRow, Failure> {
         let rows = self.rows();
         let started = Instant::now();
@@ -103,36 +103,23 @@ impl<D: Device> Trainer<'_, D> {
 
     /// The loss is the summed negative log-likelihood divided by the supervised tokens.
     fn evaluate_loss(&mut self, set: &TokenSet, row: &mut EvalRow) -> Result<(), Failure> {
-        let micro_tokens = self.executor.plan().extent.tokens;
+        let (limit, part) = (self.job.recipe.eval.limit, self.eval_part());
         self.feed.clear_eval_loss(&mut self.executor);
-        self.feed.write_loss_weight(&mut self.executor, 1.0);
-        let (mut samples, mut tokens, mut supervised) = (0, 0, 0);
-        let (part, mut index) = (self.eval_part(), 0);
-        for_each_eval_batch(set, self.job.recipe.eval.limit, micro_tokens, |range| {
-            index += 1;
-            if index % part.of != part.index {
-                return Ok(());
-            }
-            self.micro_batch.fill(set, range.clone()).map_err(Failure::disk)?;
-            self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, row.step)?;
-            let extent = self.micro_batch.extent();
-            samples += u64::from(range.end - range.start);
-            tokens += extent.tokens as u64;
-            supervised += extent.rows as u64;
-            self.executor.run(Entry::Eval, &extent).map_err(Failure::from)
-        })?;
-        let mut sum = self.feed.read_eval_loss(&mut self.executor)?;
+        let (executor, micro_batch) = (&mut self.executor, &mut self.micro_batch);
+        run_eval_batches(executor, &self.feed, micro_batch, set, limit, part, |_, _, _| Ok(()))?;
+        let mut sum = [self.feed.read_eval_loss(&mut self.executor)?];
         if let Some(team) = self.team.as_mut().filter(|_| !part.is_only()) {
-            let mut numbers = [sum, samples as f64, tokens as f64, supervised as f64];
-            team.sum(&mut numbers)?;
-            sum = numbers[0];
-            [samples, tokens, supervised] = [1, 2, 3].map(|index| numbers[index] as u64);
+            team.sum(&mut sum)?;
         }
-        if !sum.is_finite() {
-            return Err(self.eval_not_finite(set, row.step, sum));
+        if !sum[0].is_finite() {
+            return Err(self.eval_not_finite(set, row.step, sum[0]));
         }
-        row.eval_loss = sum / supervised as f64;
-        (row.eval_samples, row.eval_tokens, row.eval_supervised_tokens) = (samples, tokens, supervised);
+        let samples = evaluated_samples(set, limit);
+        let extent = set.extent(0..samples as u32);
+        row.eval_loss = sum[0] / extent.rows as f64;
+        row.eval_samples = samples as u64;
+        row.eval_tokens = extent.tokens as u64;
+        row.eval_supervised_tokens = extent.rows as u64;
         Ok(())
     }
 

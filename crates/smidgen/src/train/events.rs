@@ -1,7 +1,8 @@
 //! TensorBoard's event file: the curves of a run, for `tensorboard --logdir`.
 //!
-//! A file is a sequence of records: length, masked CRC-32C of the length, data, masked CRC-32C of the data. The data is
-//! a protocol buffer `Event`; only the fields of scalars are written. The tags are those of Hugging Face's trainer:
+//! A file is a sequence of records: length, masked CRC-32C of the length, data, masked CRC-32C of the data. The data
+//! is a protocol buffer `Event`; only the fields of scalars are written. The tags are those of Hugging Face's
+//! trainer:
 //! `eval_x` becomes `eval/x`, everything else `train/x`.
 //! A resumed run cuts its file after the last record of its checkpoint and appends to it. A file that is missing, or
 //! that ends before that record, is rebuilt from `metrics.jsonl`, whose rows have the same numbers without times.
@@ -16,7 +17,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const PREFIX: &str = "events.out.tfevents.";
 /// The content of the first record of every file.
 const FILE_VERSION: &str = "brain.Event:2";
-/// Longer records were not written here.
+/// Records written here are never longer.
 const MAX_RECORD_BYTES: u64 = 1 << 20;
 
 #[derive(Debug)]
@@ -30,8 +31,8 @@ impl EventWriter {
     /// Continues after `step`. A missing file is rebuilt from the rows of `metrics`, which is already cut there.
     pub fn resume(folder: &Path, metrics: &Path, step: u64) -> Result<EventWriter, Failure> {
         if let Some(path) = find_file(folder)? {
-            let cut = cut_after(&path, step).map_err(|error| Failure::file("cut", &path, error))?;
-            if cut.has_version && cut.last_step.unwrap_or(0) == step {
+            let last_step = cut_after(&path, step).map_err(|error| Failure::file("cut", &path, error))?;
+            if last_step == Some(step) {
                 return EventWriter::append(path);
             }
             std::fs::remove_file(&path).map_err(|error| Failure::file("remove", &path, error))?;
@@ -166,25 +167,18 @@ const CRC_TABLE: [u32; 256] = {
     table
 };
 
-/// The rest of a file after a cut.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Cut {
-    /// The first record holds the version.
-    has_version: bool,
-    last_step: Option<u64>,
-}
-
 /// Truncates a file after the records up to `step`, or before a torn or damaged record if that comes first.
 ///
-/// Truncation is one operation, so the file is valid if the process is killed before or after it.
-fn cut_after(path: &Path, step: u64) -> std::io::Result<Cut> {
+/// Truncation is one operation, so the file is valid if the process is killed before or after it. Returns the last step
+/// (0 if there is none), or `None` if the file does not begin with the version.
+fn cut_after(path: &Path, step: u64) -> std::io::Result<Option<u64>> {
     let mut reader = BufReader::with_capacity(16 << 10, File::open(path)?);
     let mut data = Vec::new();
-    let (mut cut, mut end) = (Cut::default(), 0);
+    let (mut last_step, mut end) = (None, 0);
     while read_record(&mut reader, &mut data)?.is_some() {
         match step_of(&data) {
-            None if end == 0 => cut.has_version = true,
-            Some(own) if end > 0 && own <= step => cut.last_step = Some(own),
+            None if end == 0 => last_step = Some(0),
+            Some(own) if end > 0 && own <= step => last_step = Some(own),
             _ => break,
         }
         end += 16 + data.len() as u64;
@@ -192,7 +186,7 @@ fn cut_after(path: &Path, step: u64) -> std::io::Result<Cut> {
     let file = OpenOptions::new().write(true).open(path)?;
     file.set_len(end)?;
     file.sync_all()?;
-    Ok(cut)
+    Ok(last_step)
 }
 
 /// The data of the next record, or `None` at the end and at an incomplete record.

@@ -1,7 +1,7 @@
 //! The end of an optimizer step: its update, its report, and its row of metrics.
 //!
-//! A step that overflowed in f16 is repeated with a smaller loss scale. A step that is not finite changed nothing: it is
-//! replayed to find the cause, and the run fails.
+//! A step that overflowed in f16 is repeated with a smaller loss scale. A step that is not finite changed nothing: it
+//! is replayed to find the cause, and the run fails.
 
 use super::interrupt::Interrupt;
 use super::loss_scale::LossScale;

@@ -1,4 +1,6 @@
-//! The memory that a run could reserve now: a trait, so that tests can simulate other processes.
+//! The memory that a run could reserve now.
+//!
+//! It is a trait, so that tests can simulate processes that reserve and free memory.
 
 use super::metrics::read_rss;
 use crate::plan::host;
@@ -6,8 +8,8 @@ use smidgen_runtime::device::DeviceMemory;
 use std::fmt::Debug;
 
 pub trait FreeMemory: Debug {
-    /// Bytes that this process holds or could reserve on its device; `None` if unknown. `device` is the memory of a device
-    /// that has its own, of which the run holds `held_bytes`.
+    /// Bytes that this process holds or could reserve on its device; `None` if unknown. `device` is the memory of a
+    /// device that has its own, of which the run holds `held_bytes`.
     fn reachable_bytes(&mut self, device: Option<DeviceMemory>, held_bytes: u64) -> Option<u64>;
 
     /// The measuring error: smaller differences are ignored.

@@ -1,8 +1,8 @@
 //! `run.json`: the parts of a run, at which step each began and how it ended.
 //!
 //! A part is what one process did with one plan. A resumed run has several, and so has a run that changed its plan
-//! because free memory changed; a killed part has no end. The file adds to `metrics.jsonl` the total number of steps, and
-//! which rows were measured in the same process, so that only those are compared for leaks.
+//! because free memory changed; a killed part has no end. The file adds to `metrics.jsonl` the total number of steps,
+//! and which rows were measured in the same process, so that only those are compared for leaks.
 //! Whether a part is running is not in the file, because it would be wrong after `kill -9`. Instead the writer of
 //! `metrics.jsonl` holds a lock that the kernel releases (`metrics.rs`).
 

@@ -1,8 +1,8 @@
 //! Ctrl-C and SIGTERM: the first finishes the step and saves its state, the second quits at once.
 //!
-//! The handler is installed only while steps run: before that there is nothing to save, and a signal ends the program as
-//! usual. A run that ignores hangups (`nohup`) keeps the default handling of all signals, because the handler cannot
-//! distinguish them; a killed run still resumes bit for bit.
+//! The handler is installed only while steps run: before that there is nothing to save, and a signal ends the program
+//! as usual. A run that ignores hangups (`nohup`) keeps the default handling of all signals, because the handler
+//! cannot distinguish them; a killed run still resumes bit for bit.
 
 use crate::console::progress::say;
 use std::process;

@@ -1,4 +1,5 @@
-//! The log of a run in every format: `metrics.jsonl`, TensorBoard's event file, and the history for `trainer_state.json`.
+//! The log of a run in every format: `metrics.jsonl`, TensorBoard's event file, and the history for
+//! `trainer_state.json`.
 //!
 //! All get the same rows at the same time. They are on disk before a checkpoint counts as written, and are cut to the
 //! checkpoint when a run is resumed, so none of them has gaps or duplicates.

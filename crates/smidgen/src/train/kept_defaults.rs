@@ -1,7 +1,7 @@
 //! Defaults that changed after a run was started: the run keeps its old ones.
 //!
-//! A recipe that does not give a key means the default of the program that started the run, so a newer default is not a
-//! change of the recipe. Keys that the recipe gives, now or when the run was started, are compared in `resume.rs`.
+//! A recipe that does not give a key means the default of the program that started the run, so a newer default is not
+//! a change of the recipe. Keys that the recipe gives, now or when the run was started, are compared in `resume.rs`.
 //! Left out: runs that are resumed by their folder; their `job.toml` has all values.
 
 use super::resume::JOB_FILE;

@@ -1,13 +1,13 @@
-//! The check that a run trains what it should: soon after the start, every trained tensor must have had a gradient and
-//! must have changed.
+//! The check that a run trains what it should: soon after the start, every trained tensor must have had a gradient
+//! and must have changed.
 //!
-//! `B` has a gradient at the first update, `A` and LS-LoRA's scales only after other tensors have changed. Three updates
-//! with a rate above zero are enough for all. The update kernels record activity (`names::state::ACTIVITY`), so the check
-//! costs one small read. A run that is resumed after its third update is not checked again.
+//! `B` has a gradient at the first update, `A` and LS-LoRA's scales only after other tensors have changed. Three
+//! updates with a rate above zero are enough for all. The update kernels record activity (`names::state::ACTIVITY`),
+//! so the check costs one small read. A run that is resumed after its third update is not checked again.
 //! A zero gradient that the data or the settings explain is only a warning: with one token to attend to, queries and
-//! keys get no gradient, and a dropout near 1 may drop everything. A tensor with a gradient counts as stuck only if the
-//! rate was large enough to change an f32 of its size: AdamW's first steps are about as large as the rate if the gradient
-//! is well above `eps`.
+//! keys get no gradient, and a dropout near 1 may drop everything. A tensor with a gradient counts as stuck only if
+//! the rate was large enough to change an f32 of its size: AdamW's first steps are about as large as the rate if the
+//! gradient is well above `eps`.
 
 use crate::failure::Failure;
 use crate::plan::job::Job;

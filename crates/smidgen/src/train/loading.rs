@@ -1,4 +1,6 @@
 //! Loads a trainer: base weights, then the state that training starts from.
+//!
+//! That state is the initial adapter, or the trained tensors and the optimizer state of a checkpoint.
 
 use super::loss_scale::LossScale;
 use super::made_of::MadeOf;

@@ -1,8 +1,8 @@
 //! The log of a run in the form of Hugging Face's trainer, thinned so that it stays small however long the run is.
 //!
 //! Up to a thousand steps, every step is kept; beyond that every second step, then every fourth, and so on, as
-//! `logging_steps` says. Evaluations are thinned in the same way. What is kept depends only on the rows, so a resumed run
-//! has the same log as one that was never stopped. Totals are over all rows.
+//! `logging_steps` says. Evaluations are thinned in the same way. What is kept depends only on the rows, so a resumed
+//! run has the same log as one that was never stopped. Totals are over all rows.
 //! Left out: the file itself (`trainer_state.rs`). Every row is in `metrics.jsonl`.
 
 use serde_json::{Map, Value, json};

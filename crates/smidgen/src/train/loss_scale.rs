@@ -1,7 +1,7 @@
 //! The loss scale, for gradients that pass through f16: if it is too small they vanish, if too large they overflow.
 //!
-//! It is a power of two, so `Op::GradNorm` divides by it exactly. A step that overflows changes nothing and is repeated
-//! with half the scale; after many steps without overflow the scale doubles, as in PyTorch's `GradScaler`.
+//! It is a power of two, so `Op::GradNorm` divides by it exactly. A step that overflows changes nothing and is
+//! repeated with half the scale; after many steps without overflow the scale doubles, as in PyTorch's `GradScaler`.
 //! Checkpoints store it, because it decides which small gradients vanish.
 
 use serde::{Deserialize, Serialize};

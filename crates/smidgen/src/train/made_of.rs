@@ -1,8 +1,8 @@
 //! Fingerprints of what a run is made of (data, weights, config, tokenizer, template, program), compared on resume.
 //!
-//! Contents are compared, not names and times. A checkpoint holds a hash of the tokenized samples, of the stored bytes of
-//! each weight (computed while they are loaded) and of each tokenizer file. It holds the whole config, so that an error
-//! can name the key that changed.
+//! Contents are compared, not names and times. A checkpoint holds a hash of the tokenized samples, of the stored
+//! bytes of each weight (computed while they are loaded) and of each tokenizer file. It holds the whole config, so
+//! that an error can name the key that changed.
 //! Left out: the recipe, whose keys are compared one by one (`resume.rs`).
 
 use crate::console::colour::WARNING;
@@ -40,7 +40,8 @@ pub struct MadeOf {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     template: Option<String>,
     weights: WeightHashes,
-    /// Hashes of the audio encoder, if the data has sound. They are needed before the weights are loaded, to encode clips.
+    /// Hashes of the audio encoder, if the data has sound. They are needed before the weights are loaded, to encode
+    /// clips.
     #[serde(default, skip_serializing_if = "WeightHashes::is_empty")]
     encoder: WeightHashes,
     /// Changes that were accepted with `--accept-changes`.
@@ -143,8 +144,8 @@ impl MadeOf {
         data.chain(config).chain(tokenizer).chain(template).chain(encoder).collect()
     }
 
-    /// Takes the hashes of the loaded weights and compares them with those of the checkpoint. A weight that only one of the
-    /// two has is trained in the other, so its values come from the checkpoint.
+    /// Takes the hashes of the loaded weights and compares them with those of the checkpoint. A weight that only one
+    /// of the two has is trained in the other, so its values come from the checkpoint.
     pub fn see_weights(&mut self, hashes: WeightHashes, model: &Model) -> Option<Change> {
         let change = changed_weights(&self.weights, &hashes, Some(model));
         self.weights = hashes;

@@ -1,7 +1,7 @@
 //! Training: the loop, checkpoints and resume, the learning rate, the metrics and the run folder.
 //!
-//! `course.rs` runs a job with one plan after another, `trainer.rs` is the loop over steps. The loop decides nothing about
-//! memory: it feeds the plan's entry points and reads their report.
+//! `course.rs` runs a job with one plan after another, `trainer.rs` is the loop over steps. The loop decides nothing
+//! about memory: it feeds the plan's entry points and reads their report.
 //! Left out: evaluations other than the loss and the accuracy on choices.
 
 pub mod adapt;

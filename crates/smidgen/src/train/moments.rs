@@ -1,7 +1,7 @@
 //! The optimizer state of a checkpoint: `optimizer.safetensors`, the same whether ranks divide it or not.
 //!
-//! Each rank reads only its own part. To write, all ranks gather one tensor after the other, in the order of the file: the
-//! first rank writes, the others only take part. Only one piece is in memory at a time.
+//! Each rank reads only its own part. To write, all ranks gather one tensor after the other, in the order of the
+//! file: the first rank writes, the others only take part. Only one piece is in memory at a time.
 
 use super::checkpoint_file::{self, Gathered, find_tensors, in_file_order};
 use crate::failure::Failure;

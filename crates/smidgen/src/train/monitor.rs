@@ -1,7 +1,7 @@
 //! Measures memory and load of the process, the device and the machine, after every step and at the end of a phase.
 //!
-//! Every metrics row has the time that measuring took, so a run shows what its monitor costs. It is time of the thread
-//! that queues the work: a GPU keeps computing meanwhile.
+//! Every metrics row has the time that measuring took, so a run shows what its monitor costs. It is time of the
+//! thread that queues the work: a GPU keeps computing meanwhile.
 //! Kernel counters are read, never reset, so `/usr/bin/time -v` still shows the real peak of the run.
 
 use super::metrics::read_rss;

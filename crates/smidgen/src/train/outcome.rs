@@ -1,4 +1,6 @@
-//! How a run ended: plain data that the trainer returns and commands print.
+//! How a run ended.
+//!
+//! Plain data that the trainer returns and commands print.
 
 use super::standing::Standing;
 

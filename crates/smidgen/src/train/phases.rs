@@ -1,8 +1,9 @@
 //! `phases.json`: the memory of each phase of a run, planned and measured.
 //!
 //! The monitor measures after every step and at the end of a phase; a phase keeps the highest values. A short spike
-//! between two measurements is missed here, but the kernel counts it: `host_peak_bytes` in the metrics is its peak for the
-//! whole process. No kernel counter is reset. The memory of a GPU is reserved once, so nothing is missed there.
+//! between two measurements is missed here, but the kernel counts it: `host_peak_bytes` in the metrics is its peak
+//! for the whole process. No kernel counter is reset. The memory of a GPU is reserved once, so nothing is missed
+//! there.
 
 use super::monitor::Measurement;
 use crate::plan::life::LifePhase;

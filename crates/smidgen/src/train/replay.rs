@@ -1,5 +1,5 @@
-//! Replays a step that was not finite, one operation at a time. Finds the operation that wrote the first NaN or infinity,
-//! the sample, and whether a weight was not finite itself.
+//! Replays a step that was not finite, one operation at a time. Finds the operation that wrote the first NaN or
+//! infinity, the sample, and whether a weight was not finite itself.
 //!
 //! The update of such a step changed nothing and cleared the gradients, so the replay computes the same values.
 //! Nothing is written to disk. Quantized weights are not checked: the operation that reads them writes the NaN.

@@ -11,8 +11,8 @@ use smidgen_runtime::Device;
 use smidgen_runtime::executor::Turn;
 
 impl<D: Device> Trainer<'_, D> {
-    /// Finds the first operation of a step that wrote a NaN or infinity. The step itself changed only its report, which the
-    /// replay does not read, and where updates are early, finite tensors by finite gradients.
+    /// Finds the first operation of a step that wrote a NaN or infinity. The step itself changed only its report,
+    /// which the replay does not read, and where updates are early, finite tensors by finite gradients.
     pub(super) fn replay(&mut self, samples: &[u32], step: u64) -> Result<Option<Culprit>, Failure> {
         clear(&mut self.executor, LeafKind::Gradient)?;
         clear(&mut self.executor, LeafKind::State)?;

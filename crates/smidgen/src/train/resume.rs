@@ -1,8 +1,8 @@
 //! Exact resume: what a checkpoint holds, and which checkpoint a run continues from.
 //!
 //! A checkpoint holds the adapter in PEFT's format, or the trained base tensors; the optimizer state; the number of
-//! updates done; the best evaluation; its job, and the memory choices of its plan. Everything else (data order, dropout,
-//! learning rate) is a pure function of the recipe and the step, so it is not stored.
+//! updates done; the best evaluation; its job, and the memory choices of its plan. Everything else (data order,
+//! dropout, learning rate) is a pure function of the recipe and the step, so it is not stored.
 
 use super::history::PartEnd;
 use super::loss_scale::LossScale;
@@ -98,8 +98,8 @@ fn f32_name() -> String {
     Arithmetic::F32(F32Unit::Vectors).name()
 }
 
-/// 0.11 writes version 3, which adds `made_of`. Version 2 (0.10) has the whole policy, version 1 (0.9) parts of it; both
-/// are still read.
+/// 0.11 writes version 3, which adds `made_of`. Version 2 (0.10) has the whole policy, version 1 (0.9) parts of it;
+/// both are still read.
 const STATE_VERSION: u32 = 3;
 /// The hashes of a model with a thousand tensors take about 100 KiB.
 const MAX_STATE_BYTES: u64 = 16 << 20;

@@ -1,7 +1,7 @@
 //! The run folder: which files a run writes, and whether a folder already holds a run.
 //!
-//! Nothing is overwritten: without `--resume` a folder that holds a run is refused. A checkpoint, the final adapter and
-//! the final model are written under a temporary name and renamed, so they are complete or absent.
+//! Nothing is overwritten: without `--resume` a folder that holds a run is refused. A checkpoint, the final adapter
+//! and the final model are written under a temporary name and renamed, so they are complete or absent.
 
 use crate::failure::Failure;
 use crate::plan::product::Product;
@@ -99,8 +99,8 @@ impl RunDir {
         entries.map(|entry| entry.path()).filter(|path| !path.ends_with(LOCK_FILE))
     }
 
-    /// Hides the old result of a run that continues, so that nobody mistakes it for the new one. Writing the new result
-    /// removes it.
+    /// Hides the old result of a run that continues, so that nobody mistakes it for the new one. Writing the new
+    /// result removes it.
     pub fn set_aside(&self, product: Product) -> Result<(), Failure> {
         if !self.is_written {
             return Ok(());
@@ -212,7 +212,8 @@ impl RunDir {
         Ok(())
     }
 
-    /// Removes the oldest checkpoints until `keep` are left, not counting the best evaluated one. The newest always stays.
+    /// Removes the oldest checkpoints until `keep` are left, not counting the best evaluated one. The newest always
+    /// stays.
     /// A checkpoint is renamed before it is deleted, so nobody sees a partial one.
     pub fn prune_checkpoints(&self, keep: usize, best: Option<u64>) -> Result<(), Failure> {
         if !self.is_written {
@@ -236,8 +237,8 @@ fn remove_folder(path: &Path) -> std::io::Result<()> {
     if path.exists() { fs::remove_dir_all(path) } else { Ok(()) }
 }
 
-/// Whether a run uses this name for something that it has not finished writing or removing. A hidden old result is not
-/// included: it stays until the new one exists.
+/// Whether a run uses this name for something that it has not finished writing or removing. A hidden old result is
+/// not included: it stays until the new one exists.
 fn is_leftover(name: &str) -> bool {
     let files = [
         "recipe.toml.",

@@ -1,8 +1,8 @@
 //! One owner per run folder: an exclusive lock from before the data is read until the run ends.
 //!
-//! The operating system holds the lock, on the file `.lock` in the folder, so a killed process releases it. Dropping the
-//! lock removes the file, and the folders that were created for it if nothing was written: a run that is refused leaves
-//! nothing behind. Commands that only read (`report`, `dash`, `eval`) take no lock.
+//! The operating system holds the lock, on the file `.lock` in the folder, so a killed process releases it. Dropping
+//! the lock removes the file, and the folders that were created for it if nothing was written: a run that is refused
+//! leaves nothing behind. Commands that only read (`report`, `dash`, `eval`) take no lock.
 
 use super::run_dir::{LOCK_FILE, RunDir};
 use crate::failure::Failure;

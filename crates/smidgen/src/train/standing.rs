@@ -1,8 +1,8 @@
 //! The best evaluation so far, the best that was saved, and when early stopping applies.
 //!
-//! Only a lower loss is better. Checkpoints store the standing, so a resumed run stops at the same step as one that was
-//! never interrupted. Every new best is saved at once and kept in addition to `keep`. With `train.early_stop` the final
-//! adapter is the best evaluated one; without it, the adapter of the last step, as in other trainers.
+//! Only a lower loss is better. Checkpoints store the standing, so a resumed run stops at the same step as one that
+//! was never interrupted. Every new best is saved at once and kept in addition to `keep`. With `train.early_stop` the
+//! final adapter is the best evaluated one; without it, the adapter of the last step, as in other trainers.
 
 use serde::{Deserialize, Serialize};
 

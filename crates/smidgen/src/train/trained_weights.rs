@@ -1,9 +1,9 @@
 //! Trained base weights between disk and device: initial values, checkpoints, and the final model.
 //!
-//! On the device and in a checkpoint they are f32, or with `train.master` their matrices are bf16. The final model has
-//! every tensor in the type of the base (f16 if the base was quantized, as in a merge): trained tensors are rounded once,
-//! the others are copied. Tensors pass through a small buffer one after the other; trained tensors are read back and
-//! compared. Where ranks divide a tensor, all ranks gather it twice: to be written and to be compared.
+//! On the device and in a checkpoint they are f32, or with `train.master` their matrices are bf16. The final model
+//! has every tensor in the type of the base (f16 if the base was quantized, as in a merge): trained tensors are
+//! rounded once, the others are copied. Tensors pass through a small buffer one after the other; trained tensors are
+//! read back and compared. Where ranks divide a tensor, all ranks gather it twice: to be written and to be compared.
 //! Left out: files other than the weights (`merge/sidecar.rs`).
 
 use super::checkpoint_file::{self, Gathered, find_tensors, in_file_order};

@@ -1,5 +1,5 @@
-//! A final model that is too large for one file: each tensor is in one of several files, and an index says in which, as
-//! our loader and the transformers library read it.
+//! A final model that is too large for one file: each tensor is in one of several files, and an index says in which,
+//! as our loader and the transformers library read it.
 
 use super::*;
 use crate::plan::job::Purpose;

@@ -1,10 +1,12 @@
 //! The training loop.
 //!
-//! One optimizer step is `micro_step` for each micro-batch, then `update` and `refresh`. The loss is divided once, by the
-//! supervised tokens of the whole step, so the split into micro-batches changes only rounding.
-//! Nothing large is allocated between the first and the last step: buffers have the plan's largest size and are reused.
+//! One optimizer step is `micro_step` for each micro-batch, then `update` and `refresh`. The loss is divided once, by
+//! the supervised tokens of the whole step, so the split into micro-batches changes only rounding.
+//! Nothing large is allocated between the first and the last step: buffers have the plan's largest size and are
+//! reused.
 //! A run ends after its last step, when evaluations stop improving (`standing.rs`), or when it is asked to stop.
-//! The other methods of the trainer are in `loading.rs`, `begin_step.rs`, `finish_step.rs`, `evaluation.rs` and `saving.rs`.
+//! The other methods of the trainer are in `loading.rs`, `begin_step.rs`, `finish_step.rs`, `evaluation.rs` and
+//! `saving.rs`.
 
 use super::adapt::Watch;
 use super::interrupt::Interrupt;
@@ -118,7 +120,8 @@ impl<'a, D: Device> Trainer<'a, D> {
         self.run_watched(batches, first, journal, progress, interrupt, on_step).map(|(outcome, _)| outcome)
     }
 
-    /// Like `run`, but calls `on_step` after each step, and returns the device if the run continues with another plan.
+    /// Like `run`, but calls `on_step` after each step, and returns the device if the run continues with another
+    /// plan.
     pub fn run_watched(
         mut self,
         batches: &mut BatchPlan,
@@ -173,7 +176,8 @@ impl<'a, D: Device> Trainer<'a, D> {
             self.begin_update(&begun)?;
             self.pending = Some(begun);
 
-            // Evaluating, saving and stopping need the report of this step; otherwise it is read during the next step.
+            // Evaluating, saving and stopping need the report of this step; otherwise it is read during the next
+            // step.
             let done = step + 1;
             let is_last = done == total;
             let evaluates = settings.eval_every > 0 && (done.is_multiple_of(settings.eval_every) || is_last);
@@ -219,8 +223,8 @@ impl<'a, D: Device> Trainer<'a, D> {
         }
     }
 
-    /// Whether the report of every step is read before the next step begins: a step that overflowed must be repeated first,
-    /// the liveness check reads the device anyway, and a CPU has nothing to overlap.
+    /// Whether the report of every step is read before the next step begins: a step that overflowed must be repeated
+    /// first, the liveness check reads the device anyway, and a CPU has nothing to overlap.
     fn must_wait(&self) -> bool {
         self.loss_scale.is_some()
             || self.liveness.as_ref().is_some_and(Liveness::ends_next)

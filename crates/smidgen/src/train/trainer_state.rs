@@ -1,7 +1,7 @@
 //! `trainer_state.json` next to every saved adapter, in the format of Hugging Face's trainer.
 //!
-//! Keys are sorted, with two spaces of indent. The history is thinned (`log_history.rs`), so the file stays small however
-//! long a run is.
+//! Keys are sorted, with two spaces of indent. The history is thinned (`log_history.rs`), so the file stays small
+//! however long a run is.
 //! Left out: fields without a meaning here (`total_flos` is 0), and `eval_steps_per_second`, because evaluation
 //! batches differ in size.
 
