@@ -1,5 +1,4 @@
-//! Tensor files of a checkpoint: their tensors are checked when they are opened, and gathered from all ranks when
-//! written.
+//! Tensor files of a checkpoint: checked when they are read, gathered from all ranks when they are written.
 //!
 //! Tensors that ranks divide are gathered one at a time. Every rank takes part, in the same order; the first one
 //! reads the whole tensor and writes it. The next tensor overwrites it in memory.

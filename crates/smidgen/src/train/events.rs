@@ -1,8 +1,7 @@
 //! TensorBoard's event file: the curves of a run, for `tensorboard --logdir`.
 //!
 //! A file is a sequence of records: length, masked CRC-32C of the length, data, masked CRC-32C of the data. The data
-//! is a protocol buffer `Event`; only the fields of scalars are written. The tags are those of Hugging Face's
-//! trainer:
+//! is a protocol buffer `Event`; only the fields of scalars are written. Tags are as in Hugging Face's trainer:
 //! `eval_x` becomes `eval/x`, everything else `train/x`.
 //! A resumed run cuts its file after the last record of its checkpoint and appends to it. A file that is missing, or
 //! that ends before that record, is rebuilt from `metrics.jsonl`, whose rows have the same numbers without times.

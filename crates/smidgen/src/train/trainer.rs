@@ -2,11 +2,9 @@
 //!
 //! One optimizer step is `micro_step` for each micro-batch, then `update` and `refresh`. The loss is divided once, by
 //! the supervised tokens of the whole step, so the split into micro-batches changes only rounding.
-//! Nothing large is allocated between the first and the last step: buffers have the plan's largest size and are
-//! reused.
+//! Nothing large is allocated between the first and the last step: buffers are sized by the plan and reused.
 //! A run ends after its last step, when evaluations stop improving (`standing.rs`), or when it is asked to stop.
-//! The other methods of the trainer are in `loading.rs`, `begin_step.rs`, `finish_step.rs`, `evaluation.rs` and
-//! `saving.rs`.
+//! Other methods of the trainer: `loading.rs`, `begin_step.rs`, `finish_step.rs`, `evaluation.rs`, `saving.rs`.
 
 use super::adapt::Watch;
 use super::interrupt::Interrupt;
