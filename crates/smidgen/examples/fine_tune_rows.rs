@@ -1,7 +1,7 @@
-//! Fine-tunes a model on rows that the program holds, and looks at the loss after each step.
+//! Fine-tunes a model on rows in memory, and reads the loss after each step.
 //!
 //! `cargo run --release --example fine_tune_rows -- MODEL OUTPUT`
-//! The adapter that it writes is a PEFT folder; `load_and_generate` talks to it.
+//! It writes a PEFT adapter, which `load_and_generate` can load.
 
 use serde_json::json;
 use smidgen::{
@@ -19,14 +19,14 @@ fn main() -> Result<(), Failure> {
     };
     let run = fine_tune_rows(model, Path::new(output), Budget::Auto, |row| {
         println!("step {:>3}  loss {:.4}  {:.0} tokens/s", row.step, row.loss, row.tokens_per_s);
-        // A loss this small has learned the rows by heart.
+        // At this loss the model has memorized the rows.
         if row.loss < 0.01 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;
     println!("{} of {} steps, {:?}: {}", run.steps, run.total_steps, run.ending, run.product.display());
     Ok(())
 }
 
-/// 30 steps of LoRA on 24 made-up additions.
+/// Trains LoRA for 30 steps on 24 generated additions.
 pub fn fine_tune_rows(
     model: &str,
     output: &Path,

@@ -1,4 +1,4 @@
-//! Loads a model with an adapter and answers a prompt, printing the text as it comes.
+//! Loads a model with an adapter, answers a prompt and streams the text.
 //!
 //! `cargo run --release --example load_and_generate -- MODEL ADAPTER "a prompt"`
 //! The adapter is a PEFT folder or the folder of a run.
@@ -26,7 +26,7 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// At most 32 tokens, drawn with a fixed seed: the same call gives the same answer.
+/// Generates up to 32 tokens with a fixed seed, so the same call gives the same answer.
 pub fn load_and_generate(
     model: &str,
     adapter: &Path,

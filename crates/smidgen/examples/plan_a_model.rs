@@ -1,7 +1,7 @@
-//! Plans a fine-tuning on a card that need not be here: no GPU, no weights, only the model's `config.json`.
+//! Plans fine-tuning on a card that this machine need not have: no GPU, no weights, only the model's `config.json`.
 //!
 //! `cargo run --example plan_a_model -- hf:Qwen/Qwen2.5-7B-Instruct h200 6GiB`
-//! `smidgen pull` fetches a model first; a folder with a `config.json` or a `.gguf` file serves as well.
+//! `smidgen pull` downloads the model first. A folder with a `config.json`, or a `.gguf` file, works too.
 
 use smidgen::{Failure, Job, Plan, ProfileChoice, Purpose, Recipe, plan};
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! Fine-tuning of large language models in a smidgen of memory.
 //!
-//! A [`Recipe`] says what to train. It becomes a [`Job`], which has read and checked everything that a run needs. A job
-//! can be planned, which predicts memory and speed without a device or weights, and trained:
+//! A [`Recipe`] says what to train. A [`Job`] is made from it: it has read and checked everything that a run needs. A
+//! job can be planned, which predicts memory and speed without a device or weights, and trained:
 //!
 //! ```no_run
 //! use smidgen::{Budget, Failure, Job, ModelPath, Purpose, Recipe, plan};
@@ -32,12 +32,12 @@
 //! # }
 //! ```
 //!
-//! [`Session::open`] loads a model with an [`Adapter`], and [`generate`] answers prompts. Whatever fails is a
+//! [`Session::open`] loads a model with an [`Adapter`], and [`generate`] answers prompts. Every error is a
 //! [`Failure`], whose kind says what went wrong. The three programs in `examples/` are complete.
 //!
-//! The public items are those listed here. The crate's modules are private; the `internal` module, hidden from these
-//! pages, is what the `smidgen` program and the project's own tests use, and changes without notice. It is one list
-//! rather than public modules so that the compiler still reports code that nobody calls.
+//! The public items are those listed here. The crate's modules are private. The hidden `internal` module is for the
+//! `smidgen` program and the project's own tests, and changes without notice. It re-exports single items instead of
+//! making modules public, so that the compiler still reports unused code.
 
 #![forbid(unsafe_code)]
 
@@ -75,7 +75,7 @@ pub use smidgen_recipe::{
 pub use train::metrics::MetricsRow;
 pub use train::outcome::Ending;
 
-/// What the program and the project's own tests use: not part of the interface.
+/// For the program and the project's own tests; not part of the interface.
 #[doc(hidden)]
 pub mod internal {
     pub use crate::commands::{command, run};

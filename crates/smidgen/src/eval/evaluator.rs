@@ -1,8 +1,8 @@
-//! A model loaded to be evaluated: a plan with the entry point `eval` alone, and what it takes.
+//! Plans and loads models for evaluation, with the entry point `eval` only.
 //!
-//! Base and adapter are evaluated one after the other by plans of the same sizes, so that only the adapter differs. Both
-//! are planned before either is loaded: what does not fit is refused before a weight is read.
-//! Left out: generation, which has a plan of its own.
+//! Base and adapter are evaluated one after the other by plans of the same sizes, so that only the adapter differs.
+//! Both are planned before either is loaded, so an evaluation that does not fit is refused before a weight is read.
+//! Left out: generation, which has another plan (`generate/session.rs`).
 
 use crate::failure::Failure;
 use crate::plan::context::{gpu_context, job_context};
@@ -11,8 +11,7 @@ use crate::plan::terms::Terms;
 use crate::session::adapters::read_adapter;
 use crate::session::feed::Feed;
 use crate::session::likelihood::log_likelihoods;
-use crate::session::weights::clear;
-use crate::session::weights::load_weights;
+use crate::session::weights::{clear, load_weights};
 use smidgen_compile::{Demand, Purpose, Request, Solution, SolveError};
 use smidgen_data::eval_batch::{count_eval_batches, eval_extent, largest_extent};
 use smidgen_data::micro_batch::MicroBatch;
@@ -23,8 +22,8 @@ use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{DeviceKind, Entry, Extent, LeafKind, Pins, Plan, Rank};
 use smidgen_runtime::{AnyDevice, Executor};
 
-/// The largest micro-batch by default: more tokens at a time are hardly faster.
-const MOST_TOKENS: usize = 2048;
+/// The sizes of micro-batch that are tried. More tokens at a time are hardly faster.
+const SIZES: [usize; 5] = [2048, 1024, 512, 256, 128];
 
 /// A model to evaluate.
 #[derive(Debug)]
@@ -33,18 +32,18 @@ pub struct Subject<'a> {
     pub adapter: Option<&'a AdapterFile>,
 }
 
-/// The device, the budget, and the memory that the samples take.
+/// The device and the memory of an evaluation.
 #[derive(Clone, Copy, Debug)]
 pub struct Means<'a> {
     pub place: &'a Place,
     pub budget_bytes: u64,
-    /// The budget was stated, and is not what is free.
+    /// Whether the user stated the budget; otherwise it is the free memory.
     pub stated: bool,
-    /// Of the samples.
+    /// Host memory of the samples.
     pub data_bytes: usize,
 }
 
-/// A plan of one subject.
+/// The plan of one subject.
 #[derive(Debug)]
 pub struct EvalPlan {
     pub plan: Plan,
@@ -52,7 +51,7 @@ pub struct EvalPlan {
     pub peak_bytes: u64,
 }
 
-/// Plans for all subjects, in their order, by one policy: the fastest of one subject that all have room for.
+/// Plans for all subjects, in their order, with one policy: the fastest of any subject that fits them all.
 pub fn plan_evaluation(
     subjects: &[Subject<'_>],
     model: &Model,
@@ -61,11 +60,12 @@ pub fn plan_evaluation(
 ) -> Result<Vec<EvalPlan>, Failure> {
     let longest = sets.iter().map(|(set, _)| set.longest()).max().expect("there is something to evaluate");
     let demands = demands(sets, longest);
-    let posed: Vec<Posed> = subjects.iter().map(|subject| Posed::new(subject, model, means)).collect();
+    let questions: Vec<(Request, Terms)> =
+        subjects.iter().map(|subject| question(subject, model, means)).collect();
     let mut needed: Vec<Solution> = Vec::new();
-    // What has an adapter needs more, and is last.
-    for first in posed.iter().rev() {
-        let solution = match first.terms.solve(&first.request, &demands) {
+    // The last subject is the one with an adapter, which needs more memory.
+    for (request, terms) in questions.iter().rev() {
+        let solution = match terms.solve(request, &demands) {
             Ok(solution) => solution,
             Err(error) => {
                 needed.push(*error.leanest);
@@ -74,11 +74,11 @@ pub fn plan_evaluation(
         };
         let demand = [solution.demand];
         let pins = Pins::from(solution.policy);
-        let others = posed.iter().map(|posed| {
-            let terms = Terms { pins: pins.clone(), ..posed.terms.clone() };
-            terms.solve(&posed.request, &demand)
+        let same = questions.iter().map(|(request, terms)| {
+            let terms = Terms { pins: pins.clone(), ..terms.clone() };
+            terms.solve(request, &demand)
         });
-        match others.collect::<Result<Vec<Solution>, SolveError>>() {
+        match same.collect::<Result<Vec<Solution>, SolveError>>() {
             Ok(solutions) => return Ok(solutions.into_iter().map(EvalPlan::of).collect()),
             Err(error) => needed.push(*error.leanest),
         }
@@ -87,15 +87,15 @@ pub fn plan_evaluation(
     Err(refusal(&EvalPlan::of(largest), means, longest))
 }
 
-/// Sizes of micro-batch to choose from, largest first.
+/// The micro-batches that the solver may choose from, largest first.
 fn demands(sets: &[(&TokenSet, usize)], longest: usize) -> Vec<Demand> {
-    let sizes = [MOST_TOKENS, 1024, 512, 256, 128].into_iter().filter(|tokens| *tokens > longest);
+    let sizes = SIZES.into_iter().filter(|tokens| *tokens > longest);
     let mut demands: Vec<Demand> = Vec::new();
     for micro_tokens in sizes.chain([longest]) {
         let extents = sets.iter().map(|(set, limit)| eval_extent(set, *limit, micro_tokens));
         let extent = extents.fold(Extent::default(), largest_extent);
         let micro_steps = sets.iter().map(|(set, limit)| count_eval_batches(set, *limit, micro_tokens)).sum();
-        // More room than there are tokens changes nothing.
+        // A larger limit than all samples need changes nothing.
         if demands.last().is_some_and(|before| before.extent == extent) {
             demands.pop();
         }
@@ -104,22 +104,15 @@ fn demands(sets: &[(&TokenSet, usize)], longest: usize) -> Vec<Demand> {
     demands
 }
 
-/// A subject as the solver is asked about it.
-struct Posed {
-    request: Request,
-    terms: Terms,
-}
-
-impl Posed {
-    fn new(subject: &Subject<'_>, model: &Model, means: Means<'_>) -> Posed {
-        let request = Request { row_losses: true, ..subject.request.clone() };
-        let context = match request.device {
-            DeviceKind::Cpu => job_context(&request, model, means.data_bytes as u64),
-            DeviceKind::Cuda => gpu_context(means.place),
-        };
-        let terms = Terms::of_use(Purpose::Evaluation, &request, means.place, context, means.budget_bytes);
-        Posed { request, terms }
-    }
+/// The question to the solver about a subject.
+fn question(subject: &Subject<'_>, model: &Model, means: Means<'_>) -> (Request, Terms) {
+    let request = Request { row_losses: true, ..subject.request.clone() };
+    let context = match request.device {
+        DeviceKind::Cpu => job_context(&request, model, means.data_bytes as u64),
+        DeviceKind::Cuda => gpu_context(means.place),
+    };
+    let terms = Terms::of_use(Purpose::Evaluation, &request, means.place, context, means.budget_bytes);
+    (request, terms)
 }
 
 impl EvalPlan {
@@ -141,7 +134,7 @@ fn refusal(plan: &EvalPlan, means: Means<'_>, longest: usize) -> Failure {
         largest.join(", ")
     ))
     .hint(format!(
-        "`memory.budget = \"{}MiB\"` is the least that fits; a `data.max_tokens` below {longest} needs less",
+        "set `memory.budget = \"{}MiB\"` or more, or a `data.max_tokens` below {longest}",
         plan.peak_bytes.div_ceil(1 << 20)
     ))
 }
@@ -155,7 +148,8 @@ pub struct Evaluator {
 }
 
 impl Evaluator {
-    /// On a device that was opened by the request's threads and precision; whatever it held before is gone.
+    /// Loads a subject onto a device that was opened with the request's threads and precision. The device's previous
+    /// content is discarded.
     pub fn load(
         subject: &Subject<'_>,
         model: &Model,
@@ -174,12 +168,12 @@ impl Evaluator {
         Ok(Evaluator { executor, feed, micro_batch: MicroBatch::with_capacity(extent) })
     }
 
-    /// Gives the device back, for the next subject.
+    /// Returns the device for the next subject.
     pub fn into_device(self) -> AnyDevice {
         self.executor.into_device()
     }
 
-    /// Σ log p of each sample, up to `limit` of them (0: all).
+    /// Σ log p of each of the first `limit` samples (0: all).
     pub fn log_likelihoods(&mut self, set: &TokenSet, limit: usize) -> Result<Vec<f64>, Failure> {
         log_likelihoods(&mut self.executor, &self.feed, &mut self.micro_batch, set, limit, Rank::ONLY)
     }

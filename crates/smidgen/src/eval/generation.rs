@@ -1,8 +1,9 @@
 //! Accuracy of generated answers: the model continues each question, and the answer is searched in its text.
 //!
-//! The protocol is that of LLM-Adapters' commonsense evaluation: the prompt from the template, greedy decoding (or beam
-//! search), stripped text; the answer is the first match of the pattern, and no match is wrong. Without `eval.answer` the
-//! pattern matches any of the answers in the rows.
+//! The protocol is that of LLM-Adapters' commonsense evaluation: the prompt comes from the template, decoding is
+//! greedy or a beam search, and the text is stripped. The answer is the first match of the pattern; no match counts
+//! as wrong.
+//! Without `eval.answer` the pattern matches any of the answers in the rows.
 //! Left out: sampling, and a second model as judge.
 
 use crate::failure::Failure;
@@ -21,7 +22,7 @@ use std::collections::BTreeSet;
 /// Maximum tokens of an answer.
 pub const NEW_TOKENS: usize = 32;
 
-/// Questions with their right answers, and the pattern of answers.
+/// Questions with their right answers, and the pattern that finds an answer in a text.
 #[derive(Clone, Debug)]
 pub struct AnswerKey {
     pub pattern: Regex,
@@ -36,9 +37,9 @@ pub struct KeyRow {
     pub gold: String,
 }
 
-/// The output of a model for one row.
+/// The answer of a model to one row.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Said {
+pub struct ModelAnswer {
     pub text: String,
     pub answer: Option<String>,
     pub right: bool,
@@ -49,7 +50,7 @@ pub struct GenerationScores {
     pub acc: Mean,
     /// Rows in which no answer was found.
     pub unanswered: usize,
-    pub rows: Vec<Said>,
+    pub rows: Vec<ModelAnswer>,
 }
 
 impl AnswerKey {
@@ -57,9 +58,8 @@ impl AnswerKey {
         let stated = answer_pattern(answer)?;
         let mut golds = Vec::with_capacity(questions.rows.len());
         for question in &questions.rows {
-            let said = question.fields.get("answer").and_then(Json::as_str);
-            let gold = match said {
-                Some(said) => said.to_owned(),
+            let gold = match question.fields.get("answer").and_then(Json::as_str) {
+                Some(gold) => gold.to_owned(),
                 None => {
                     let expected = expected_of(question)?;
                     let range = answer_in(stated.as_ref(), expected).ok_or_else(|| {
@@ -99,17 +99,17 @@ impl AnswerKey {
         self.rows.iter().map(|row| row.prompt.len()).max().unwrap_or(0)
     }
 
-    /// Scores the texts of all rows.
+    /// Scores the model's texts, one per row.
     pub fn score(&self, texts: Vec<String>) -> GenerationScores {
         assert_eq!(texts.len(), self.rows.len());
-        let rows: Vec<Said> = texts
+        let rows: Vec<ModelAnswer> = texts
             .into_iter()
             .zip(&self.rows)
             .map(|(text, row)| {
                 let text = text.trim().to_owned();
                 let answer = self.pattern.find(&text).map(|found| found.as_str().to_owned());
                 let right = answer.as_ref() == Some(&row.gold);
-                Said { text, answer, right }
+                ModelAnswer { text, answer, right }
             })
             .collect();
         let right: Vec<bool> = rows.iter().map(|row| row.right).collect();
@@ -118,7 +118,7 @@ impl AnswerKey {
     }
 }
 
-/// The model's continuation of every prompt.
+/// Continues the prompt of every row.
 pub fn generate_answers(
     session: &mut TokenSession,
     key: &AnswerKey,
@@ -131,8 +131,8 @@ pub fn generate_answers(
         let each = key.rows.iter().map(|row| Ok(session.search_beams(&row.prompt, &settings)?.ids));
         return each.collect();
     }
-    let sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, repetition_penalty: 1.0, seed: 0 };
-    let settings = Settings { sampling, max_new: NEW_TOKENS, stop_ids: stop_ids.clone() };
+    let settings =
+        Settings { sampling: Sampling::default(), max_new: NEW_TOKENS, stop_ids: stop_ids.clone() };
     let prompts: Vec<Vec<u32>> = key.rows.iter().map(|row| row.prompt.clone()).collect();
     let generated = session.generate_batch(&prompts, &settings, |_, _| {})?;
     Ok(generated.into_iter().map(|generated| generated.ids).collect())
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_hit_counts_and_none_is_wrong() {
+    fn the_first_match_counts_and_no_match_is_wrong() {
         let key = key("answer[1-5]", &["answer3", "answer1", "answer2", "answer4"]);
         let texts =
             [" the correct answer is answer3 or answer1\n", "answer3, answer1", "I cannot say", "Answer4"];

@@ -1,7 +1,7 @@
-//! The results of an evaluation as JSON: metrics of each model and a record of each row.
+//! The results of an evaluation as JSON: metrics of each model, and a record of each row.
 //!
-//! The records allow comparisons row by row: the place of the row, the summed log-likelihoods, the picked and the right
-//! choice.
+//! The records allow comparisons row by row. They have the row's place in the data, the summed log-likelihoods, and
+//! the predicted and the right choice.
 
 use super::generation::{AnswerKey, GenerationScores};
 use super::transcription::WordScores;
@@ -10,7 +10,6 @@ use crate::rows::score::{Flips, Mean, count_flips};
 use serde_json::{Map, Value as Json, json};
 use smidgen_data::tokens::TokenSet;
 
-/// A number with a name.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Metric {
     pub name: &'static str,
@@ -22,32 +21,32 @@ pub struct Metric {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Measured {
     pub metrics: Vec<Metric>,
-    /// By row, if rows can be right or wrong.
+    /// Whether each row was answered correctly; empty if the task has no right answers.
     pub right: Vec<bool>,
-    /// By row.
+    /// One record per row.
     pub records: Vec<Json>,
 }
 
-/// Everything about one evaluation.
+/// The results of an evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Results {
-    /// Task, model and data.
+    /// The task, the model and the data.
     pub about: Map<String, Json>,
-    /// The questions, by row.
+    /// One question per row.
     pub questions: Vec<Json>,
     pub base: Measured,
     pub adapter: Option<Measured>,
 }
 
 impl Measured {
-    /// Loss and perplexity of samples.
+    /// Adds loss and perplexity.
     pub fn add_loss(&mut self, nll: f64, tokens: u64) {
         let loss = nll / tokens as f64;
         self.metrics.push(Metric { name: "loss", value: loss, stderr: None });
         self.metrics.push(Metric { name: "perplexity", value: loss.exp(), stderr: None });
     }
 
-    /// Records of samples that only have a loss.
+    /// Adds the records of a task that has only a loss.
     pub fn add_loss_records(&mut self, log_likelihoods: &[f64]) {
         self.records = log_likelihoods.iter().map(|sum| json!({"log_likelihood": sum})).collect();
     }
@@ -71,9 +70,9 @@ impl Measured {
         self.add_mean("acc", scores.acc);
         let share = scores.unanswered as f64 / scores.rows.len() as f64;
         self.metrics.push(Metric { name: "unanswered", value: share, stderr: None });
-        for said in &scores.rows {
-            self.right.push(said.right);
-            self.records.push(json!({"text": said.text, "prediction": said.answer, "right": said.right}));
+        for row in &scores.rows {
+            self.right.push(row.right);
+            self.records.push(json!({"text": row.text, "prediction": row.answer, "right": row.right}));
         }
     }
 
@@ -101,7 +100,7 @@ impl Measured {
     }
 }
 
-/// The samples of a loss, by row.
+/// The rows of a loss evaluation.
 pub fn questions_of_loss(set: &TokenSet, rows: usize) -> Vec<Json> {
     let row =
         |sample: usize| json!({"place": set.place(sample).to_string(), "tokens": set.supervised(sample)});
@@ -123,13 +122,13 @@ pub fn questions_of_key(key: &AnswerKey) -> Vec<Json> {
 }
 
 impl Results {
-    /// Rows that the adapter changed, if rows can be right or wrong.
+    /// Rows that only the adapter or only the base answered correctly; `None` without right answers.
     pub fn flips(&self) -> Option<Flips> {
         let adapter = self.adapter.as_ref()?;
         (!adapter.right.is_empty()).then(|| count_flips(&self.base.right, &adapter.right))
     }
 
-    /// The content of the file.
+    /// The content of the results file.
     pub fn render_json(&self) -> Json {
         let mut all = self.about.clone();
         all.insert("rows".into(), json!(self.questions.len()));

@@ -1,14 +1,16 @@
 //! Word error rate: the model continues the prompt of each sample, and its text is compared with the reference.
 //!
-//! A sample's prompt is what comes before its last run of supervised tokens, and that run is the reference, so every row
-//! that can be trained on can be transcribed. Words are compared without case and without punctuation other than
-//! apostrophes. The rate is the substitutions, deletions and insertions of all rows over the words of all references.
+//! The reference is the last run of supervised tokens of a sample, and the prompt is everything before it, so all
+//! training rows with a prompt can be transcribed. Words are compared without case and without punctuation, except
+//! apostrophes. The rate is the substitutions, deletions and insertions of all rows divided by the words of all
+//! references.
 //! Left out: numbers written as words, and other normalizations of a language.
 
 use crate::failure::Failure;
 use crate::generate::decoder::Sound;
 use crate::generate::sampler::Sampling;
 use crate::generate::session::{Settings, TokenSession};
+use crate::session::likelihood::evaluated_samples;
 use serde_json::{Value as Json, json};
 use smidgen_data::clips::EncodedClips;
 use smidgen_data::tokens::{NOT_SUPERVISED, TokenSet};
@@ -32,30 +34,31 @@ pub struct TranscriptRow {
 }
 
 impl Transcripts {
-    /// Of the first `limit` samples; 0 is all.
+    /// Takes the first `limit` samples (0: all).
     pub fn of(set: &TokenSet, limit: usize, tokenizer: &Tokenizer) -> Result<Transcripts, Failure> {
-        let count = if limit == 0 { set.len() } else { limit.min(set.len()) };
+        let count = evaluated_samples(set, limit);
         let (mut rows, mut longest) = (Vec::with_capacity(count), 0);
         for index in 0..count {
             let sample = set.sample(index).map_err(Failure::data)?;
             let is_supervised = |label: &i32| *label != NOT_SUPERVISED;
             let end = sample.labels.iter().rposition(is_supervised).map_or(0, |last| last + 1);
             let before = sample.labels[..end].iter().rposition(|label| !is_supervised(label));
-            let (place, Some(before)) = (set.place(index).to_string(), before) else {
-                let place = set.place(index);
-                return Err(Failure::data(format!("{place} has no prompt: all of it is supervised"))
+            let place = set.place(index).to_string();
+            let Some(before) = before else {
+                return Err(Failure::data(format!("{place} has no prompt: all its tokens are supervised"))
                     .hint("rows of `text` have no transcript; write them as `prompt` and `completion`"));
             };
             let prompt = sample.ids[..=before].iter().map(|id| *id as u32).collect();
-            let spoken: Vec<u32> = sample.labels[before + 1..end].iter().map(|label| *label as u32).collect();
-            longest = longest.max(spoken.len());
-            let reference = tokenizer.decode(&spoken, true).map_err(Failure::model)?;
+            let reference_ids: Vec<u32> =
+                sample.labels[before + 1..end].iter().map(|label| *label as u32).collect();
+            longest = longest.max(reference_ids.len());
+            let reference = tokenizer.decode(&reference_ids, true).map_err(Failure::model)?;
             if words_of(&reference).is_empty() {
                 return Err(Failure::data(format!("{place} has no words to compare with")));
             }
             rows.push(TranscriptRow { place, sample: index, prompt, reference });
         }
-        // Room for a transcript that is too long, which counts as insertions.
+        // A transcript may be longer than its reference; the excess counts as insertions.
         Ok(Transcripts { rows, new_tokens: 2 * longest + 8 })
     }
 
@@ -63,7 +66,7 @@ impl Transcripts {
         self.rows.iter().map(|row| row.prompt.len()).max().unwrap_or(0)
     }
 
-    /// The model's text for every row, greedily. `encoded` has the embeddings of the samples' clips.
+    /// The model's text for every row, decoded greedily. `encoded` has the embeddings of the samples' clips.
     pub fn transcribe(
         &self,
         session: &mut TokenSession,
@@ -71,8 +74,8 @@ impl Transcripts {
         encoded: Option<&EncodedClips>,
         (tokenizer, stop_ids): (&Tokenizer, &BTreeSet<u32>),
     ) -> Result<Vec<String>, Failure> {
-        let sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, repetition_penalty: 1.0, seed: 0 };
-        let settings = Settings { sampling, max_new: self.new_tokens, stop_ids: stop_ids.clone() };
+        let settings =
+            Settings { sampling: Sampling::default(), max_new: self.new_tokens, stop_ids: stop_ids.clone() };
         let prompts: Vec<Vec<u32>> = self.rows.iter().map(|row| row.prompt.clone()).collect();
         let generated = session.transcribe_batch(&prompts, &settings, |prompt| {
             let (Some(clips), Some(encoded)) = (set.clips(), encoded) else { return Ok(None) };
@@ -95,7 +98,7 @@ impl Transcripts {
         scores
     }
 
-    /// What was asked, by row.
+    /// One question per row, for the results file.
     pub fn questions(&self) -> Vec<Json> {
         let row = |row: &TranscriptRow| json!({"place": row.place, "prompt_tokens": row.prompt.len(), "reference": row.reference});
         self.rows.iter().map(row).collect()
@@ -119,7 +122,7 @@ fn read_sound(set: &TokenSet, token: u32, sample: usize, encoded: &EncodedClips)
 #[derive(Debug, PartialEq, Eq)]
 pub struct WordScores {
     pub errors: usize,
-    /// Of the references.
+    /// Words of all references.
     pub words: usize,
     pub rows: Vec<(String, usize)>,
 }
@@ -137,7 +140,7 @@ fn words_of(text: &str) -> Vec<String> {
     text.split_whitespace().map(word).filter(|word| !word.is_empty()).collect()
 }
 
-/// Fewest substitutions, deletions and insertions that turn one list of words into the other.
+/// The edit distance of two lists of words: substitutions, deletions and insertions.
 fn word_errors(reference: &[String], heard: &[String]) -> usize {
     let mut row: Vec<usize> = (0..=heard.len()).collect();
     for (index, word) in reference.iter().enumerate() {

@@ -1,36 +1,27 @@
 //! Beam search, as transformers does it with `num_beams` and no sampling.
 //!
-//! In each step the best 2·B continuations of all beams are considered: those among the first B that end a text become
-//! finished texts with the score Σ log p / length^penalty, and the best B others continue. A search ends when there are B
-//! finished texts and no live beam can beat the worst of them (`early_stopping = False`), or when the context is full.
+//! Each step considers the best 2·B continuations of all beams. Those among the first B that end with a stop token
+//! become finished texts with the score Σ log p / length^penalty; the best B others continue. A search ends when
+//! there are B finished texts and no live beam can beat the worst of them (`early_stopping = False`), or when the
+//! context is full.
 //! The length in a score counts the tokens of the answer and the stop token.
 //! Beams share the cache rows of their common prefix, so switching parents copies no keys and values.
 //! Left out: groups of beams, sampling beams, and penalties.
 
-use super::decoder::{Decoder, NewTokens};
+use super::decoder::NewTokens;
 use super::session::{Generated, TokenSession, check_prompt};
 use super::stop::StoppedBy;
 use crate::failure::Failure;
-use smidgen_runtime::{Device, Executor};
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 #[derive(Clone, Debug)]
 pub struct BeamSettings {
-    /// At least 1.
     pub beams: usize,
     /// Maximum tokens of an answer.
     pub max_new: usize,
     pub length_penalty: f64,
     pub stop_ids: BTreeSet<u32>,
-}
-
-impl TokenSession {
-    /// The best continuation of a prompt; needs as many slots as beams.
-    pub fn search_beams(&mut self, prompt: &[u32], settings: &BeamSettings) -> Result<Generated, Failure> {
-        let (executor, decoder) = self.parts();
-        search_beams(executor, decoder, prompt, settings)
-    }
 }
 
 /// An unfinished text.
@@ -58,94 +49,91 @@ struct Offer {
     score: f64,
 }
 
-/// Searches in the first slots of the decoder; their sequences are cleared.
-pub fn search_beams<D: Device>(
-    executor: &mut Executor<D>,
-    decoder: &mut Decoder,
-    prompt: &[u32],
-    settings: &BeamSettings,
-) -> Result<Generated, Failure> {
-    let count = settings.beams.max(1);
-    let shape = decoder.shape();
-    check_prompt(0, prompt, shape)?;
-    if count > shape.slots {
-        return Err(Failure::recipe(format!(
-            "{count} beams need as many slots, {} are planned",
-            shape.slots
-        )));
-    }
-    decoder.reset();
-    // Rows for the prompt and, in the worst case, a separate answer for each beam.
-    let room = (shape.cache_rows - prompt.len()) / count;
-    let room = room.min(shape.positions - prompt.len()) + 1;
-    let mut offers = Vec::new();
-    let first = [NewTokens { slot: 0, ids: prompt }];
-    let fed = decoder.feed(executor, &first, |_, logits| offer(logits, 0, 0.0, 2 * count, &mut offers));
-    fed?;
-    let mut beams = vec![Beam { slot: 0, answer: Vec::new(), score: 0.0 }];
-    let mut finished: Vec<Finished> = Vec::new();
-    for place in 1.. {
-        offers.sort_by(best_first);
-        offers.truncate(2 * count);
-        if offers.is_empty() {
-            return Err(Failure::model("the logits are NaN: the weights or the adapter are broken"));
+impl TokenSession {
+    /// The best continuation of a prompt. Needs as many slots as beams, and clears all sequences.
+    pub fn search_beams(&mut self, prompt: &[u32], settings: &BeamSettings) -> Result<Generated, Failure> {
+        let (executor, decoder) = self.parts();
+        let count = settings.beams.max(1);
+        let shape = decoder.shape();
+        check_prompt(0, prompt, shape)?;
+        if count > shape.slots {
+            return Err(Failure::recipe(format!(
+                "{count} beams need {count} slots, the plan has {}",
+                shape.slots
+            )));
         }
-        let mut next: Vec<Beam> = Vec::with_capacity(count);
-        for (rank, offered) in offers.iter().enumerate() {
-            let mut answer = beams[offered.beam].answer.clone();
-            if settings.stop_ids.contains(&offered.id) {
-                if rank < count {
-                    let score = offered.score / (place as f64).powf(settings.length_penalty);
-                    let stopped_by = StoppedBy::Token(offered.id);
-                    keep_best(&mut finished, Finished { answer, score, stopped_by }, count);
-                }
-                continue;
+        decoder.reset();
+        // Rows for the prompt and, in the worst case, a separate answer for each beam.
+        let room = (shape.cache_rows - prompt.len()) / count;
+        let room = room.min(shape.positions - prompt.len()) + 1;
+        let mut offers = Vec::new();
+        let first = [NewTokens { slot: 0, ids: prompt }];
+        decoder.feed(executor, &first, |_, logits| offer(logits, 0, 0.0, 2 * count, &mut offers))?;
+        let mut beams = vec![Beam { slot: 0, answer: Vec::new(), score: 0.0 }];
+        let mut finished: Vec<Finished> = Vec::new();
+        for place in 1.. {
+            offers.sort_by(best_first);
+            offers.truncate(2 * count);
+            if offers.is_empty() {
+                return Err(Failure::model("the logits are NaN: the weights or the adapter are broken"));
             }
-            answer.push(offered.id);
-            next.push(Beam { slot: beams[offered.beam].slot, answer, score: offered.score });
-            if next.len() == count {
+            let mut next: Vec<Beam> = Vec::with_capacity(count);
+            for (rank, offered) in offers.iter().enumerate() {
+                let mut answer = beams[offered.beam].answer.clone();
+                if settings.stop_ids.contains(&offered.id) {
+                    if rank < count {
+                        let score = offered.score / (place as f64).powf(settings.length_penalty);
+                        let stopped_by = StoppedBy::Token(offered.id);
+                        keep_best(&mut finished, Finished { answer, score, stopped_by }, count);
+                    }
+                    continue;
+                }
+                answer.push(offered.id);
+                next.push(Beam { slot: beams[offered.beam].slot, answer, score: offered.score });
+                if next.len() == count {
+                    break;
+                }
+            }
+            let ended = [(settings.max_new, StoppedBy::MaxTokens), (room, StoppedBy::Context)]
+                .into_iter()
+                .find(|(limit, _)| place >= *limit);
+            if is_done(&finished, &next, place, count, settings.length_penalty) {
                 break;
             }
-        }
-        let ended = [(settings.max_new, StoppedBy::MaxTokens), (room, StoppedBy::Context)]
-            .into_iter()
-            .find(|(limit, _)| place >= *limit);
-        if is_done(&finished, &next, place, count, settings.length_penalty) {
-            break;
-        }
-        if let Some((_, stopped_by)) = ended {
-            for Beam { answer, score, .. } in next {
-                let score = score / (place as f64).powf(settings.length_penalty);
-                keep_best(&mut finished, Finished { answer, score, stopped_by }, count);
+            if let Some((_, stopped_by)) = ended {
+                for Beam { answer, score, .. } in next {
+                    let score = score / (place as f64).powf(settings.length_penalty);
+                    keep_best(&mut finished, Finished { answer, score, stopped_by }, count);
+                }
+                break;
             }
-            break;
+            let parents: Vec<usize> = next.iter().map(|beam| beam.slot).collect();
+            for (beam, slot) in next.iter_mut().zip(slots_of_children(&parents, count)) {
+                decoder.share(executor, beam.slot, slot);
+                beam.slot = slot;
+            }
+            beams = next;
+            offers.clear();
+            let last: Vec<[u32; 1]> = beams.iter().map(|beam| [beam.answer[place - 1]]).collect();
+            let fed: Vec<NewTokens<'_>> =
+                beams.iter().zip(&last).map(|(beam, id)| NewTokens { slot: beam.slot, ids: id }).collect();
+            decoder.feed(executor, &fed, |beam, logits| {
+                offer(logits, beam, beams[beam].score, 2 * count, &mut offers);
+            })?;
         }
-        let parents: Vec<usize> = next.iter().map(|beam| beam.slot).collect();
-        for (beam, slot) in next.iter_mut().zip(slots_of_children(&parents, count)) {
-            decoder.share(executor, beam.slot, slot);
-            beam.slot = slot;
-        }
-        beams = next;
-        offers.clear();
-        let last: Vec<[u32; 1]> = beams.iter().map(|beam| [beam.answer[place - 1]]).collect();
-        let fed: Vec<NewTokens<'_>> =
-            beams.iter().zip(&last).map(|(beam, id)| NewTokens { slot: beam.slot, ids: id }).collect();
-        let result = decoder.feed(executor, &fed, |beam, logits| {
-            offer(logits, beam, beams[beam].score, 2 * count, &mut offers);
-        });
-        result?;
+        let best =
+            finished.into_iter().reduce(|best, next| if next.score > best.score { next } else { best });
+        let Finished { answer, stopped_by, .. } = best.expect("a search ends with a finished text");
+        Ok(Generated { ids: answer, stopped_by })
     }
-    let best = finished.into_iter().reduce(|best, next| if next.score > best.score { next } else { best });
-    let Finished { answer, stopped_by, .. } = best.expect("a search ends with a finished text");
-    Ok(Generated { ids: answer, stopped_by })
 }
 
 /// The slots of new beams, from the slots of their parents: the first child keeps its parent's slot, and the others
 /// take the slots of beams without children.
 fn slots_of_children(parents: &[usize], count: usize) -> Vec<usize> {
     let mut free = (0..count).filter(|slot| !parents.contains(slot));
-    let mut stayed = BTreeSet::new();
-    let slot = |parent: &usize| match stayed.insert(*parent) {
+    let mut kept = BTreeSet::new();
+    let slot = |parent: &usize| match kept.insert(*parent) {
         true => *parent,
         false => free.next().expect("no more beams than slots"),
     };
@@ -169,7 +157,7 @@ fn keep_best(finished: &mut Vec<Finished>, text: Finished, count: usize) {
     }
 }
 
-/// The best `count` tokens of a beam, with the resulting scores.
+/// Adds the best `count` continuations of a beam.
 fn offer(logits: &[f32], beam: usize, score: f64, count: usize, offers: &mut Vec<Offer>) {
     let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let total: f64 = logits.iter().map(|logit| (f64::from(*logit) - largest).exp()).sum();
@@ -187,7 +175,7 @@ fn offer(logits: &[f32], beam: usize, score: f64, count: usize, offers: &mut Vec
     offers.extend(best);
 }
 
-/// By descending score; of equal ones the earlier beam, then the lower id.
+/// Sorts by descending score, then by beam, then by token id.
 fn best_first(a: &Offer, b: &Offer) -> Ordering {
     b.score.total_cmp(&a.score).then(a.beam.cmp(&b.beam)).then(a.id.cmp(&b.id))
 }

@@ -1,10 +1,11 @@
 //! Feeds tokens to a plan's entry point `decode` and reads logits; used by every kind of generation.
 //!
-//! It works on any executor whose plan has that entry point, also on one that trains. New tokens of several sequences go
-//! into one run, up to the plan's limit, so prompts are processed in large chunks and sequences advance together. The
-//! logits of a sequence do not depend on the other sequences of the batch.
+//! It works on any executor whose plan has that entry point, also on one that trains. New tokens of several sequences
+//! are computed in one run, up to the plan's limit, so prompts are processed in large chunks and sequences advance
+//! together.
+//! The logits of a sequence do not depend on the other sequences of the batch.
 //! LongRoPE rotates all tokens of a sequence with one of two lists of frequencies, chosen by its length, as in
-//! transformers: a sequence that grows over the limit, or is truncated below it, is computed again from the beginning.
+//! transformers. A sequence that grows over the limit, or is truncated below it, is recomputed from the beginning.
 //! Left out: choosing tokens (`sampler.rs`, `beam.rs`).
 
 use super::slots::Slots;
@@ -18,7 +19,7 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug)]
 pub struct NewTokens<'a> {
     pub slot: usize,
-    /// At least one.
+    /// At least one token.
     pub ids: &'a [u32],
 }
 
@@ -27,15 +28,15 @@ pub struct Decoder {
     leaves: Leaves,
     shape: DecodeShape,
     vocabulary: usize,
-    /// The longest sequence that LongRoPE's short list is for.
+    /// The longest sequence for which LongRoPE uses its short list.
     short_until: Option<usize>,
     /// Whether the cached keys of a slot were rotated with the long list.
     is_long: Vec<bool>,
     slots: Slots,
     sequences: Vec<Vec<u32>>,
-    /// By slot.
+    /// The audio of each slot's prompt.
     sounds: Vec<Option<Arc<Sound>>>,
-    /// One row of logits, as bytes and as numbers.
+    /// Buffers for one row of logits.
     bytes: Vec<u8>,
     logits: Vec<f32>,
 }
@@ -43,9 +44,9 @@ pub struct Decoder {
 /// The embeddings of the clips of a prompt, in the order of its audio tokens.
 #[derive(Debug)]
 pub struct Sound {
-    /// The token whose embeddings they replace.
+    /// The audio token whose embeddings are replaced.
     pub token: u32,
-    /// Rows in the type of activations.
+    /// The embeddings, in the type of activations.
     pub rows: Vec<u8>,
     pub row_bytes: usize,
 }
@@ -59,7 +60,7 @@ struct Leaves {
     rows: ValueId,
     table: ValueId,
     logits: ValueId,
-    /// Audio rows and the tokens that they replace; only in a plan that hears.
+    /// Audio rows and the positions of the tokens that they replace; only in a plan with audio.
     audio: Option<[ValueId; 2]>,
 }
 
@@ -74,7 +75,7 @@ struct Place {
 }
 
 impl Decoder {
-    /// For a plan that was compiled with `decode: Some(shape)`.
+    /// `plan` was compiled with `decode: Some(shape)`.
     pub fn of(plan: &Plan, spec: &DecoderSpec, shape: DecodeShape) -> Decoder {
         let leaf = |name: &str| plan.leaf_named(name).unwrap_or_else(|| panic!("the plan has no `{name}`"));
         let short_until = spec.ropes.iter().find_map(|rope| Some(rope.long_frequencies()?.1));
@@ -104,9 +105,9 @@ impl Decoder {
         }
     }
 
-    /// The sound of the next prompt of a slot.
+    /// Sets the audio of a slot's next prompt.
     pub fn set_sound(&mut self, slot: usize, sound: Option<Arc<Sound>>) {
-        assert!(self.leaves.audio.is_some() || sound.is_none(), "the plan hears nothing");
+        assert!(self.leaves.audio.is_some() || sound.is_none(), "the plan has no audio");
         self.sounds[slot] = sound;
     }
 
@@ -123,7 +124,8 @@ impl Decoder {
         &self.sequences[slot]
     }
 
-    /// Clears all sequences; needed before a generation if another entry point has run since the last one.
+    /// Clears all sequences. Required if another entry point has run since the last generation, because it overwrites
+    /// the cache.
     pub fn reset(&mut self) {
         for slot in 0..self.slots.count() {
             self.truncate(slot, 0);
@@ -136,7 +138,7 @@ impl Decoder {
         self.sequences[slot].truncate(length);
     }
 
-    /// Gives slot `to` the sequence of `from`; only row numbers are copied.
+    /// Gives slot `to` the sequence of `from`. Only row numbers are copied.
     pub fn share<D: Device>(&mut self, executor: &mut Executor<D>, from: usize, to: usize) {
         if from == to {
             return;
@@ -144,22 +146,14 @@ impl Decoder {
         self.slots.share(from, to);
         self.is_long[to] = self.is_long[from];
         self.sounds[to] = self.sounds[from].clone();
-        let (sequence, rest) = match from < to {
-            true => {
-                let (before, after) = self.sequences.split_at_mut(to);
-                (&before[from], &mut after[0])
-            }
-            false => {
-                let (before, after) = self.sequences.split_at_mut(from);
-                (&after[0], &mut before[to])
-            }
-        };
-        rest.clone_from(sequence);
+        let mut sequence = std::mem::take(&mut self.sequences[to]);
+        sequence.clone_from(&self.sequences[from]);
+        self.sequences[to] = sequence;
         self.write_table(executor, to, 0);
     }
 
-    /// Appends tokens to sequences, and passes on the logits after the last new token of each, by its index in `new`.
-    /// A slot must not occur twice, and there must be room ([`Slots::free_rows`], the slot's positions).
+    /// Appends tokens to sequences. Calls `on_logits` with the logits after the last new token of each and its index
+    /// in `new`. A slot must not occur twice, and there must be free rows and positions.
     pub fn feed<D: Device>(
         &mut self,
         executor: &mut Executor<D>,
@@ -167,10 +161,10 @@ impl Decoder {
         mut on_logits: impl FnMut(usize, &mut [f32]),
     ) -> Result<(), DeviceError> {
         let mut tokens: Vec<Place> = Vec::with_capacity(self.shape.new_tokens);
-        // Rows of the run whose logits are needed, and the sequence of each.
+        // Tokens of the run whose logits are needed, and the index in `new` of each.
         let mut asked: Vec<(i32, usize)> = Vec::new();
         for (index, new) in new.iter().enumerate() {
-            assert!(!new.ids.is_empty(), "slot {} is fed nothing", new.slot);
+            assert!(!new.ids.is_empty(), "slot {} gets no tokens", new.slot);
             let first = self.append(executor, new);
             let length = self.sequences[new.slot].len();
             for position in first..length {
@@ -187,7 +181,7 @@ impl Decoder {
         self.run(executor, &mut tokens, &mut asked, &mut on_logits)
     }
 
-    /// Assigns rows to new tokens. Returns the first position that has to be computed.
+    /// Assigns cache rows to new tokens. Returns the first position that has to be computed.
     fn append<D: Device>(&mut self, executor: &mut Executor<D>, new: &NewTokens<'_>) -> usize {
         let slot = new.slot;
         self.sequences[slot].extend(new.ids);
@@ -208,16 +202,16 @@ impl Decoder {
         executor.write_at(self.leaves.table, 4 * (slot * self.shape.positions + first), &bytes);
     }
 
-    /// The tokens of a run that sound replaces, each with its audio row.
-    fn heard(&self, tokens: &[Place]) -> Vec<(usize, usize)> {
-        let heard = tokens.iter().enumerate().filter_map(|(index, place)| {
+    /// The tokens of a run that audio replaces, each with its row.
+    fn audio_tokens(&self, tokens: &[Place]) -> Vec<(usize, usize)> {
+        let replaced = tokens.iter().enumerate().filter_map(|(index, place)| {
             let Sound { token, rows, row_bytes } = self.sounds[place.slot].as_deref()?;
             let before = &self.sequences[place.slot][..place.position];
             let row = before.iter().filter(|id| *id == token).count();
-            // A model that writes the audio token itself means no sound.
+            // The model may write the audio token itself, beyond the rows of the prompt's audio.
             (place.id == *token && (row + 1) * row_bytes <= rows.len()).then_some((index, row))
         });
-        heard.collect()
+        replaced.collect()
     }
 
     fn run<D: Device>(
@@ -242,17 +236,18 @@ impl Decoder {
             write(lengths, &mut tokens.iter().map(|token| token.length as i32));
         }
         write(leaves.rows, &mut asked.iter().map(|(row, _)| *row));
-        let heard = self.heard(tokens);
+        let replaced = self.audio_tokens(tokens);
         if let Some([rows, targets]) = leaves.audio {
-            write(targets, &mut heard.iter().map(|(token, _)| *token as i32));
-            for (place, (token, row)) in heard.iter().enumerate() {
-                let sound =
-                    self.sounds[tokens[*token].slot].as_ref().expect("only what has a sound is heard");
+            write(targets, &mut replaced.iter().map(|(token, _)| *token as i32));
+            for (place, (token, row)) in replaced.iter().enumerate() {
+                let sound = self.sounds[tokens[*token].slot]
+                    .as_ref()
+                    .expect("only tokens of a slot with audio are replaced");
                 let bytes = &sound.rows[row * sound.row_bytes..(row + 1) * sound.row_bytes];
                 executor.write_at(rows, place * sound.row_bytes, bytes);
             }
         }
-        let (rows, audio) = (asked.len(), heard.len());
+        let (rows, audio) = (asked.len(), replaced.len());
         let extent = Extent { tokens: tokens.len(), rows, segments: 0, audio };
         executor.run(Entry::Decode, &extent)?;
         for (row, (_, index)) in asked.iter().enumerate() {

@@ -1,9 +1,8 @@
 //! Chooses the next token from its logits: greedy, or by sampling.
 //!
-//! The order is that of transformers: repetition penalty, temperature, top-k, top-p, with its edge cases (candidates
-//! equal to the k-th largest stay; the candidate that reaches top-p stays). A random number is a function of the seed and
-//! the position in the text, so a text does not depend on threads or on other texts in the batch: the same prompt with
-//! the same seed gives the same text.
+//! The order is that of transformers: repetition penalty, temperature, top-k, top-p, with the same edge cases
+//! (candidates equal to the k-th largest stay; the candidate that reaches top-p stays). A random number is a function
+//! of the seed and the position in the text, so a text does not depend on threads or on other texts in the batch.
 //! Ties go to the lowest id. Left out: min-p, typical sampling, penalties by count, and constraints.
 
 use smidgen_runtime::counter;
@@ -11,7 +10,7 @@ use smidgen_runtime::counter;
 /// How tokens are chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// 0 is greedy: of the other settings only the penalty applies.
+    /// 0 is greedy: then only the repetition penalty applies.
     pub temperature: f64,
     /// Only this many of the most likely tokens; 0 = all.
     pub top_k: usize,
@@ -19,11 +18,11 @@ pub struct Sampling {
     pub top_p: f64,
     /// Logits of tokens that already occurred are divided by this, or multiplied if negative; 1 = no penalty.
     pub repetition_penalty: f64,
-    /// Draws depend on it and on the place in the text.
+    /// Random numbers depend on the seed and the position in the text.
     pub seed: u64,
 }
 
-/// The most likely token, always.
+/// Greedy: the most likely token.
 impl Default for Sampling {
     fn default() -> Sampling {
         Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, repetition_penalty: 1.0, seed: 0 }
@@ -49,8 +48,9 @@ impl Sampler {
         Sampler { sampling, candidates: Vec::new() }
     }
 
-    /// The next token, number `place` (from 0) of those generated, after the sequence `so_far`. `None` if all logits are
-    /// NaN. The logits are modified.
+    /// The next token after the sequence `so_far`; `place` is its number (from 0) in the answer. `None` if all logits
+    /// are NaN.
+    /// The logits are modified.
     pub fn choose(&mut self, logits: &mut [f32], so_far: &[u32], place: usize) -> Option<u32> {
         if self.sampling.repetition_penalty != 1.0 {
             penalize(logits, so_far, self.sampling.repetition_penalty as f32);
@@ -74,7 +74,7 @@ impl Sampler {
         self.candidates.last().map(|candidate| candidate.id)
     }
 
-    /// The candidates after temperature, top-k and top-p, by id.
+    /// Sets the candidates: temperature, top-k and top-p, sorted by id.
     fn filter(&mut self, logits: &[f32]) {
         let Sampling { temperature, top_k, top_p, .. } = self.sampling;
         let temperature = temperature as f32;
@@ -105,9 +105,9 @@ impl Sampler {
     }
 }
 
-/// The token with the largest logit, the lowest id of equal ones; `None` if no logit is above -∞.
+/// The token with the largest logit; the lowest id of equal ones; `None` if no logit is above -∞.
 pub fn most_likely(logits: &[f32]) -> Option<u32> {
-    // The larger of two in each lane, which compiles to vector instructions; nothing is larger than a NaN.
+    // Sixteen lanes compile to vector instructions. A comparison with NaN is false, so NaN is ignored.
     let larger = |most: f32, logit: f32| if logit > most { logit } else { most };
     let mut lanes = [f32::NEG_INFINITY; 16];
     let (chunks, rest) = logits.as_chunks::<16>();
@@ -135,7 +135,7 @@ fn by_falling_logit(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
     b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
 }
 
-/// Separates the random numbers of generation from those of dropout, which use a step number here.
+/// Separates the random numbers of generation from those of dropout, which have the step number in this place.
 const STREAM: u64 = u64::MAX;
 
 /// In [0, 1), a multiple of 2^-53.

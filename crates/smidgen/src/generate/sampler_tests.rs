@@ -1,4 +1,4 @@
-//! Sampling against what transformers leaves of the same logits, and what its draws depend on.
+//! Sampling gives the same candidates as transformers, and its draws depend only on seed and position.
 //!
 //! `fixtures/sampling/cases.json` is recorded by the script next to it.
 
@@ -15,7 +15,7 @@ fn floats(case: &Json, key: &str) -> Vec<f64> {
 }
 
 #[test]
-fn what_is_left_and_how_likely_it_is_are_those_of_transformers() {
+fn candidates_and_probabilities_are_those_of_transformers() {
     for (number, case) in cases().iter().enumerate() {
         let mut logits: Vec<f32> = floats(case, "logits").iter().map(|logit| *logit as f32).collect();
         let seen: Vec<u32> = floats(case, "seen").iter().map(|id| *id as u32).collect();
@@ -50,7 +50,7 @@ fn equal_logits_go_to_the_lowest_id() {
 }
 
 #[test]
-fn nothing_is_chosen_where_there_are_no_numbers() {
+fn nothing_is_chosen_without_finite_logits() {
     for temperature in [0.0, 1.0] {
         let mut sampler = Sampler::new(Sampling { temperature, ..Sampling::default() });
         assert_eq!(sampler.choose(&mut [f32::NAN, f32::NAN], &[], 0), None);
@@ -58,7 +58,7 @@ fn nothing_is_chosen_where_there_are_no_numbers() {
     }
 }
 
-/// Shares of ten thousand draws are within four standard errors of the probabilities.
+/// The frequencies of ten thousand draws are within four standard errors of the probabilities.
 #[test]
 fn draws_follow_the_probabilities() {
     let logits = [0.0f32, 1.0, 2.0, -1.0];
@@ -76,7 +76,7 @@ fn draws_follow_the_probabilities() {
     }
 }
 
-/// Texts rely on these draws: the same seed must give the same text with every version.
+/// The same seed must give the same text with every version.
 #[test]
 fn draws_are_pinned() {
     let draw = |seed: u64, place: usize| {

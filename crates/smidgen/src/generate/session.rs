@@ -1,8 +1,8 @@
 //! A model loaded for generation, used by `smidgen generate` and by evaluations.
 //!
 //! Opening plans first and then loads, so a generation that does not fit is refused before a weight is read.
-//! [`generate_batch`] keeps the slots full: when a text ends, the next prompt takes its slot. The result of a prompt does
-//! not depend on the others. It works on any executor, so a training run can generate with its own.
+//! A batch keeps the slots full: when a text ends, the next prompt takes its slot. The result of a prompt does not
+//! depend on the other prompts.
 //! Left out: templates and text; a session works with token ids.
 
 use super::decoder::{Decoder, NewTokens, Sound};
@@ -29,7 +29,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What to open.
+/// The model to open, and where.
 #[derive(Clone, Copy, Debug)]
 pub struct Opening<'a> {
     pub model: &'a Model,
@@ -38,13 +38,12 @@ pub struct Opening<'a> {
     pub base: BaseFormat,
     pub place: &'a Place,
     pub arithmetic: Arithmetic,
-    /// At least one.
+    /// CPU threads, at least one.
     pub threads: usize,
     pub sizes: Sizes,
 }
 
 impl Opening<'_> {
-    /// What computes it.
     pub fn request(&self) -> Result<Request, Failure> {
         let request = build_adapted_request(self.model, self.adapter)?;
         Ok(Request {
@@ -70,7 +69,7 @@ pub struct Settings {
 /// The continuation of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Generated {
-    /// Without the stop token.
+    /// The new tokens, without the stop token.
     pub ids: Vec<u32>,
     pub stopped_by: StoppedBy,
 }
@@ -78,10 +77,10 @@ pub struct Generated {
 /// The times of a generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Timing {
-    /// Tokens of prompts, processed in chunks, and the seconds that took.
+    /// Tokens of prompts, which are processed in chunks.
     pub prompt_tokens: usize,
     pub prompt_ms: f64,
-    /// Tokens that were generated one by one.
+    /// Tokens that were generated, one by one.
     pub answer_tokens: usize,
     pub answer_ms: f64,
 }
@@ -104,12 +103,12 @@ pub struct TokenSession {
 }
 
 impl TokenSession {
-    /// Plans and loads a model onto an open device; its previous content is discarded. `look` gets the plan before
-    /// loading.
+    /// Plans a model and loads it onto an open device, whose previous content is discarded. Calls `on_plan` with the
+    /// plan before loading.
     pub fn open(
         opening: &Opening<'_>,
         device: AnyDevice,
-        look: impl FnOnce(&GenerationPlan) -> Result<(), Failure>,
+        on_plan: impl FnOnce(&GenerationPlan) -> Result<(), Failure>,
     ) -> Result<TokenSession, Failure> {
         let request = opening.request()?;
         let planned = plan_generation(&request, opening.model, opening.place, &opening.sizes)?;
@@ -117,7 +116,7 @@ impl TokenSession {
             let place = opening.model.path().display();
             return Err(Failure::model(format!("`{place}` has a config but no weights")));
         }
-        look(&planned)?;
+        on_plan(&planned)?;
         let GenerationPlan { plan, shape, peak_bytes, .. } = planned;
         let extent = plan.extent;
         let decoder = Decoder::of(&plan, &request.spec, shape);
@@ -130,7 +129,7 @@ impl TokenSession {
         Ok(TokenSession { executor, decoder, planned_bytes: peak_bytes })
     }
 
-    /// The embeddings (rows, C) that replace an audio token of the prompts that follow, in every slot.
+    /// Sets the embeddings (rows, C) that replace the audio token in the prompts that follow.
     pub fn set_sound(&mut self, token: u32, embeddings: &[f32]) {
         let plan = self.executor.plan();
         let ty = &plan.value(leaf(plan, input::AUDIO_ROWS)).ty;
@@ -146,7 +145,7 @@ impl TokenSession {
         self.planned_bytes
     }
 
-    /// Peak memory so far, if it is known: of the GPU, or of the process.
+    /// Peak memory so far, if known: of the GPU, or of the process.
     pub fn measured_bytes(&mut self) -> Option<u64> {
         match self.executor.device_mut() {
             AnyDevice::Cpu(_) => read_rss().map(|memory| memory.peak_bytes),
@@ -163,18 +162,17 @@ impl TokenSession {
         self.decoder.shape()
     }
 
-    /// Continues every prompt; `on_token` gets each token with the number of its prompt.
+    /// Continues every prompt. Calls `on_token` with the number of the prompt and each token.
     pub fn generate_batch(
         &mut self,
         prompts: &[Vec<u32>],
         settings: &Settings,
         on_token: impl FnMut(usize, u32),
     ) -> Result<Vec<Generated>, Failure> {
-        let unchanged = |_: &mut Decoder, _: usize, _: usize| Ok(());
-        generate_batch(&mut self.executor, &mut self.decoder, prompts, settings, unchanged, on_token)
+        self.continue_prompts(prompts, settings, |_, _, _| Ok(()), on_token)
     }
 
-    /// The same for prompts that have sounds of their own.
+    /// Continues prompts that each have their own audio.
     pub fn transcribe_batch(
         &mut self,
         prompts: &[Vec<u32>],
@@ -185,11 +183,87 @@ impl TokenSession {
             decoder.set_sound(slot, sound_of(prompt)?.map(Arc::new));
             Ok(())
         };
-        generate_batch(&mut self.executor, &mut self.decoder, prompts, settings, begin, |_, _| {})
+        self.continue_prompts(prompts, settings, begin, |_, _| {})
     }
 
-    /// Continues one sequence; the part that the last call left in the first slot is not computed again, so a conversation
-    /// continues from its cache. `on_token` gets each token and returns whether to continue.
+    /// Continues every prompt, as many at the same time as slots and cache rows allow.
+    ///
+    /// The cache is cleared first. A prompt starts when there are rows for it and its longest possible answer, so no
+    /// text is stopped by a lack of rows. `begin` is called with the slot and the number of a prompt before it
+    /// starts.
+    fn continue_prompts(
+        &mut self,
+        prompts: &[Vec<u32>],
+        settings: &Settings,
+        mut begin: impl FnMut(&mut Decoder, usize, usize) -> Result<(), Failure>,
+        mut on_token: impl FnMut(usize, u32),
+    ) -> Result<Vec<Generated>, Failure> {
+        let (executor, decoder) = (&mut self.executor, &mut self.decoder);
+        decoder.reset();
+        let shape = decoder.shape();
+        for (index, prompt) in prompts.iter().enumerate() {
+            check_prompt(index, prompt, shape)?;
+        }
+        let needed =
+            |prompt: &Vec<u32>| (prompt.len() + settings.max_new).min(shape.positions).min(shape.cache_rows);
+        let mut sampler = Sampler::new(settings.sampling);
+        let mut done: Vec<Option<Generated>> = prompts.iter().map(|_| None).collect();
+        // The sequence in each slot.
+        let mut live: Vec<Option<Live>> = (0..shape.slots).map(|_| None).collect();
+        let mut reserved = 0;
+        let mut next = 0;
+        loop {
+            for (number, slot) in live.iter_mut().enumerate().filter(|(_, slot)| slot.is_none()) {
+                let Some(prompt) = prompts.get(next) else { break };
+                if settings.max_new == 0 {
+                    done[next] = Some(Generated { ids: vec![], stopped_by: StoppedBy::MaxTokens });
+                    next += 1;
+                    continue;
+                }
+                if reserved + needed(prompt) > shape.cache_rows {
+                    break;
+                }
+                reserved += needed(prompt);
+                begin(decoder, number, next)?;
+                *slot = Some(Live::of(next, prompt));
+                next += 1;
+            }
+            let slots: Vec<usize> = (0..shape.slots).filter(|slot| live[*slot].is_some()).collect();
+            if slots.is_empty() && next == prompts.len() {
+                break;
+            }
+            let fed: Vec<NewTokens<'_>> = slots
+                .iter()
+                .map(|&slot| {
+                    let sequence = &live[slot].as_ref().expect("only live slots").sequence;
+                    NewTokens { slot, ids: &sequence[decoder.sequence(slot).len()..] }
+                })
+                .collect();
+            let mut chosen: Vec<Option<u32>> = vec![None; slots.len()];
+            decoder.feed(executor, &fed, |index, logits| {
+                let sequence = live[slots[index]].as_ref().expect("only live slots");
+                chosen[index] = sequence.choose(&mut sampler, logits);
+            })?;
+            for (slot, chosen) in slots.into_iter().zip(chosen) {
+                let sequence = live[slot].as_mut().expect("only live slots");
+                let chosen = chosen.ok_or_else(|| sequence.nan_logits())?;
+                let stopped = sequence.push(chosen, settings, shape.positions.min(shape.cache_rows));
+                if !matches!(stopped, Some(StoppedBy::Token(_))) {
+                    on_token(sequence.prompt, chosen);
+                }
+                if let Some(stopped_by) = stopped {
+                    let Live { prompt, generated, .. } = live[slot].take().expect("only live slots");
+                    reserved -= needed(&prompts[prompt]);
+                    decoder.truncate(slot, 0);
+                    done[prompt] = Some(Generated { ids: generated, stopped_by });
+                }
+            }
+        }
+        Ok(done.into_iter().map(|generated| generated.expect("every prompt was started and ended")).collect())
+    }
+
+    /// Continues one sequence. Tokens that the last call left in the cache are not recomputed, so a conversation is
+    /// cheap to continue. `on_token` gets each token and returns whether to go on.
     pub fn continue_sequence(
         &mut self,
         ids: &[u32],
@@ -202,7 +276,7 @@ impl TokenSession {
             decoder.truncate(slot, 0);
         }
         let known = decoder.sequence(0).iter().zip(ids).take_while(|(a, b)| a == b).count();
-        // The last token is always computed, because its logits are needed.
+        // The last token is always recomputed, because its logits are needed.
         let known = known.min(ids.len() - 1);
         decoder.truncate(0, known);
         let mut sampler = Sampler::new(settings.sampling);
@@ -213,8 +287,7 @@ impl TokenSession {
             let started = Instant::now();
             let mut chosen = None;
             let piece = [NewTokens { slot: 0, ids: &new }];
-            let fed = decoder.feed(executor, &piece, |_, logits| chosen = live.choose(&mut sampler, logits));
-            fed?;
+            decoder.feed(executor, &piece, |_, logits| chosen = live.choose(&mut sampler, logits))?;
             let elapsed_ms = started.elapsed().as_secs_f64() * 1e3;
             match live.generated.is_empty() {
                 true => timing.prompt_ms = elapsed_ms,
@@ -223,7 +296,7 @@ impl TokenSession {
                     timing.answer_tokens += 1;
                 }
             }
-            let chosen = chosen.ok_or_else(|| live.no_number())?;
+            let chosen = chosen.ok_or_else(|| live.nan_logits())?;
             let mut stopped = live.push(chosen, settings, decoder.shape().positions);
             if !matches!(stopped, Some(StoppedBy::Token(_))) && !on_token(chosen) {
                 stopped = stopped.or(Some(StoppedBy::Caller));
@@ -262,7 +335,7 @@ impl Live {
         sampler.choose(logits, &self.sequence, self.generated.len())
     }
 
-    /// Adds a token; returns whether it was the last one.
+    /// Adds a token; returns why the text ends, if it does.
     fn push(&mut self, id: u32, settings: &Settings, positions: usize) -> Option<StoppedBy> {
         if settings.stop_ids.contains(&id) {
             return Some(StoppedBy::Token(id));
@@ -276,7 +349,7 @@ impl Live {
         (self.sequence.len() > positions).then_some(StoppedBy::Context)
     }
 
-    fn no_number(&self) -> Failure {
+    fn nan_logits(&self) -> Failure {
         Failure::model(format!(
             "the logits after token {} of prompt {} are NaN: the weights or the adapter are broken",
             self.sequence.len(),
@@ -295,82 +368,6 @@ pub(super) fn check_prompt(index: usize, ids: &[u32], shape: DecodeShape) -> Res
         }
         _ => Ok(()),
     }
-}
-
-/// Continues every prompt, as many at the same time as there are slots and rows.
-///
-/// The cache is cleared first. A prompt starts when there are rows for it and for its longest answer, so none is ever
-/// stopped by a lack of rows. `begin` is called with the slot and the number of a prompt before it starts.
-pub fn generate_batch<D: Device>(
-    executor: &mut Executor<D>,
-    decoder: &mut Decoder,
-    prompts: &[Vec<u32>],
-    settings: &Settings,
-    mut begin: impl FnMut(&mut Decoder, usize, usize) -> Result<(), Failure>,
-    mut on_token: impl FnMut(usize, u32),
-) -> Result<Vec<Generated>, Failure> {
-    decoder.reset();
-    let shape = decoder.shape();
-    for (index, prompt) in prompts.iter().enumerate() {
-        check_prompt(index, prompt, shape)?;
-    }
-    let needed =
-        |prompt: &Vec<u32>| (prompt.len() + settings.max_new).min(shape.positions).min(shape.cache_rows);
-    let mut sampler = Sampler::new(settings.sampling);
-    let mut done: Vec<Option<Generated>> = prompts.iter().map(|_| None).collect();
-    // By slot.
-    let mut live: Vec<Option<Live>> = (0..shape.slots).map(|_| None).collect();
-    let mut reserved = 0;
-    let mut next = 0;
-    loop {
-        for (number, slot) in live.iter_mut().enumerate().filter(|(_, slot)| slot.is_none()) {
-            let Some(prompt) = prompts.get(next) else { break };
-            if settings.max_new == 0 {
-                done[next] = Some(Generated { ids: vec![], stopped_by: StoppedBy::MaxTokens });
-                next += 1;
-                continue;
-            }
-            if reserved + needed(prompt) > shape.cache_rows {
-                break;
-            }
-            reserved += needed(prompt);
-            begin(decoder, number, next)?;
-            *slot = Some(Live::of(next, prompt));
-            next += 1;
-        }
-        let slots: Vec<usize> = (0..shape.slots).filter(|slot| live[*slot].is_some()).collect();
-        if slots.is_empty() && next == prompts.len() {
-            break;
-        }
-        let fed: Vec<NewTokens<'_>> = slots
-            .iter()
-            .map(|&slot| {
-                let sequence = &live[slot].as_ref().expect("only live slots").sequence;
-                NewTokens { slot, ids: &sequence[decoder.sequence(slot).len()..] }
-            })
-            .collect();
-        let mut chosen: Vec<Option<u32>> = vec![None; slots.len()];
-        let result = decoder.feed(executor, &fed, |index, logits| {
-            let sequence = live[slots[index]].as_ref().expect("only live slots");
-            chosen[index] = sequence.choose(&mut sampler, logits);
-        });
-        result?;
-        for (slot, chosen) in slots.into_iter().zip(chosen) {
-            let sequence = live[slot].as_mut().expect("only live slots");
-            let chosen = chosen.ok_or_else(|| sequence.no_number())?;
-            let stopped = sequence.push(chosen, settings, shape.positions.min(shape.cache_rows));
-            if !matches!(stopped, Some(StoppedBy::Token(_))) {
-                on_token(sequence.prompt, chosen);
-            }
-            if let Some(stopped_by) = stopped {
-                let Live { prompt, generated, .. } = live[slot].take().expect("only live slots");
-                reserved -= needed(&prompts[prompt]);
-                decoder.truncate(slot, 0);
-                done[prompt] = Some(Generated { ids: generated, stopped_by });
-            }
-        }
-    }
-    Ok(done.into_iter().map(|generated| generated.expect("every prompt was taken")).collect())
 }
 
 #[cfg(test)]

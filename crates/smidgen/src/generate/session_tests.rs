@@ -1,7 +1,7 @@
-//! Generation against recomputation of whole sequences, for every family, storage and adapter of the fixtures.
+//! Generation compared with recomputation of whole sequences, for every family, storage and adapter of the fixtures.
 //!
-//! The texts of tiny random models are noise, so nothing but the same logits gives the same text.
-//! Beam searches are those of transformers, recorded by `fixtures/beams/generate.py`.
+//! The texts of tiny random models are noise, so only equal logits give equal texts.
+//! Beam searches are compared with those of transformers, recorded by `fixtures/beams/generate.py`.
 
 use super::*;
 use crate::bench::shapes::Shape;
@@ -108,7 +108,7 @@ fn texts_are_those_of_recomputed_sequences() {
         let vocabulary = crate::plan::model::read_decoder(&model).unwrap().vocabulary as u32;
         let prompts = prompts(vocabulary);
         let want = by_recomputation(&model, adapter.as_ref(), &prompts);
-        // Two slots for four prompts, and rows for not quite two of the longest.
+        // Two slots for four prompts, and too few rows for two of the longest.
         let mut session = open(&model, adapter.as_ref(), sizes(2, Some(50)), 1);
         let mut streamed = vec![Vec::new(); prompts.len()];
         let settings = settings(Sampling::default(), 9);
@@ -121,7 +121,7 @@ fn texts_are_those_of_recomputed_sequences() {
 }
 
 #[test]
-fn a_text_depends_on_neither_threads_nor_company() {
+fn a_text_depends_on_neither_threads_nor_other_prompts() {
     let model = open_model("llama-gqa-tied");
     let prompts = prompts(64);
     let sampling = Sampling { temperature: 1.5, top_k: 40, top_p: 0.95, seed: 11, ..Sampling::default() };
@@ -146,7 +146,7 @@ fn a_text_ends_where_it_should() {
     let all =
         session.generate_batch(std::slice::from_ref(&prompt), &settings(Sampling::default(), 100), |_, _| {});
     let all = all.unwrap().remove(0);
-    // Forty positions, and the token that the last of them gives.
+    // The tokens at forty positions, and the one that follows them.
     assert_eq!((all.ids.len(), all.stopped_by), (36, StoppedBy::Context));
     let last = all.ids[4];
     let first_of_it = all.ids.iter().position(|id| *id == last).unwrap();
@@ -157,9 +157,9 @@ fn a_text_ends_where_it_should() {
     assert_eq!(long.message, "prompt 0 has 41 tokens, the context holds 40");
 }
 
-/// A conversation reads what is new alone, and answers as if it had read everything.
+/// A conversation computes only its new tokens, and gives the same answer as computing all.
 #[test]
-fn a_conversation_goes_on_from_the_cache() {
+fn a_conversation_continues_from_the_cache() {
     let model = open_model("phi3-longrope");
     let settings = settings(Sampling::default(), 6);
     let mut session = open(&model, None, sizes(1, None), 1);
@@ -168,7 +168,7 @@ fn a_conversation_goes_on_from_the_cache() {
         let (got, timing) = session.continue_sequence(&ids, &settings, |_| true).unwrap();
         let mut fresh = open(&model, None, sizes(1, None), 1);
         assert_eq!(fresh.continue_sequence(&ids, &settings, |_| true).unwrap().0, got, "turn {turn}");
-        // The last token of an answer has not been read when it ends.
+        // The last token of an answer has not been computed when the answer ends.
         assert_eq!(timing.prompt_tokens, if turn == 0 { 4 } else { 3 }, "turn {turn}");
         ids.extend(&got.ids);
         ids.extend([1, 2]);
@@ -205,7 +205,7 @@ fn beam_searches_are_those_of_transformers() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_with_what_would() {
+fn a_refusal_offers_the_longest_context_that_fits() {
     let model = open_model("llama-gqa-tied");
     let opening = |context: Option<usize>, budget_bytes: u64| {
         let sizes = Sizes { context, budget: stated(budget_bytes), ..sizes(1, None) };
@@ -216,7 +216,7 @@ fn what_does_not_fit_is_refused_with_what_would() {
         .map(|session| (session.planned_bytes(), session.shape().positions))
     };
     let (mut whole, longest) = opening(None, 1 << 30).unwrap();
-    // Weights go to disk before the context is cut.
+    // The solver moves weights to disk before it shortens the context.
     let refused = loop {
         match opening(Some(longest), whole - 1) {
             Ok((less, _)) => whole = less,
@@ -234,8 +234,8 @@ fn what_does_not_fit_is_refused_with_what_would() {
     assert!(opening(Some(1 << 20), 1 << 40).unwrap_err().message.contains("was made for"));
 }
 
-/// In f32 a GPU sums in another order and nothing else: greedy texts are the same, one model after the other on one
-/// device.
+/// In f32 a GPU differs only in the order of sums, so greedy texts are the same. All models run on one device, one
+/// after the other.
 #[test]
 #[ignore = "needs a GPU"]
 fn cuda_generates_as_the_cpu_does() {
@@ -256,7 +256,7 @@ fn cuda_generates_as_the_cpu_does() {
         let got = session.generate_batch(&prompts, &settings(Sampling::default(), 9), |_, _| {}).unwrap();
         let texts: Vec<Vec<u32>> = got.into_iter().map(|generated| generated.ids).collect();
         assert_eq!(texts, want, "{name}");
-        // What one model took is given back before the next takes anything.
+        // The memory of one model is freed before the next one reserves any.
         largest_bytes = session.planned_bytes().max(largest_bytes);
         let measured_bytes = session.measured_bytes().unwrap();
         assert!(measured_bytes <= largest_bytes, "{name}: {measured_bytes} of {largest_bytes}");
@@ -264,7 +264,7 @@ fn cuda_generates_as_the_cpu_does() {
     }
 }
 
-/// Where not all weights have room, as many are fetched as must be, not all of them.
+/// If not all weights fit, only as many as necessary are offloaded.
 #[test]
 fn a_generation_offloads_what_it_must() {
     let place = Place::Cuda { ordinal: 0, facts: None, context_bytes: Some(300 << 20) };
@@ -288,9 +288,9 @@ fn a_generation_offloads_what_it_must() {
     assert!(0 < some && some < more && more < 28, "{some} and {more} of 28 layers");
 }
 
-/// Neither a GPU nor a weight is needed to know what a generation will take there.
+/// Planning a generation for a GPU needs neither the GPU nor weights.
 #[test]
-fn a_generation_is_planned_for_a_gpu_that_is_not_here() {
+fn a_generation_is_planned_without_the_gpu() {
     let measured = 300 << 20;
     let place = Place::Cuda { ordinal: 1, facts: None, context_bytes: Some(measured) };
     let arithmetic = place.arithmetic(Compute::Auto);
@@ -312,7 +312,7 @@ fn a_generation_is_planned_for_a_gpu_that_is_not_here() {
         let table = crate::report::generation_table::render_generation_table(&planned);
         assert!(table.lines().next().unwrap().ends_with(" · cuda:1 (not found on this machine)"), "{table}");
         assert!(table.contains("driver "), "{table}");
-        // In half the bytes of an element, keys and values take half of what they take on the CPU.
+        // Keys and values take half as much memory as on the CPU, because an element has half the bytes.
         let cpu = Request { device: DeviceKind::Cpu, precision: Precision::F32, ..request.clone() };
         let cpu = plan_generation(&cpu, &model, &Place::Cpu, &opening.sizes).unwrap();
         let caches = |plan: &smidgen_ir::Plan| {

@@ -1,7 +1,7 @@
 //! The row table of the KV cache: which rows hold which positions of which sequence.
 //!
-//! A row belongs to one position of one slot, or of several slots whose sequences share a prefix; it is free when the
-//! last of them releases it. A shared row is never written. Which row a position gets does not change results.
+//! A row belongs to one position of one slot, or of several slots whose sequences share a prefix. It is free when the
+//! last of them releases it. A shared row is never written. Results do not depend on which row a position gets.
 //! Left out: the device's copy of the table (`decoder.rs`).
 
 use std::ops::Range;
@@ -12,7 +12,7 @@ pub struct Slots {
     /// The row of each position of each slot; entries beyond a slot's length are undefined.
     table: Vec<i32>, // (L, P)
     lengths: Vec<usize>,
-    /// Slots that hold each row.
+    /// The number of slots that hold each row.
     holders: Vec<u32>, // (N)
     /// Free rows; the last one is used next.
     free: Vec<i32>,
@@ -37,7 +37,6 @@ impl Slots {
         self.lengths[slot]
     }
 
-    /// Rows of some positions of a slot.
     pub fn rows(&self, slot: usize, positions: Range<usize>) -> &[i32] {
         assert!(positions.end <= self.lengths[slot], "slot {slot} has {} positions", self.lengths[slot]);
         let first = slot * self.positions;
@@ -81,7 +80,7 @@ impl Slots {
             return;
         }
         let length = self.lengths[from];
-        // Acquired before the others are released: the two may already share rows.
+        // The new rows are acquired before the old ones are released, because the slots may already share rows.
         for position in 0..length {
             self.holders[self.table[from * self.positions + position] as usize] += 1;
         }
@@ -97,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_come_back_when_the_last_holder_lets_go() {
+    fn rows_are_free_when_the_last_holder_releases_them() {
         let mut slots = Slots::new(3, 4, 6);
         assert_eq!(slots.extend(0, 3), 0..3);
         slots.share(0, 1);
@@ -107,7 +106,7 @@ mod tests {
         slots.extend(0, 1);
         assert_ne!(slots.rows(0, 3..4), slots.rows(1, 3..4).to_vec());
         slots.truncate(0, 1);
-        // Two rows of the common beginning are still held by slot 1; only the fourth is free.
+        // Two rows of the common prefix are still held by slot 1; only the fourth is free.
         assert_eq!((slots.length(0), slots.free.len()), (1, 2));
         slots.truncate(1, 0);
         assert_eq!(slots.free.len(), 5);
@@ -115,9 +114,9 @@ mod tests {
         assert_eq!(slots.free.len(), 6);
     }
 
-    /// Beams are often their own parents, and children of one parent.
+    /// In a beam search a beam is often its own parent, and several have the same parent.
     #[test]
-    fn sharing_with_those_who_share_already_loses_nothing() {
+    fn sharing_again_loses_no_rows() {
         let mut slots = Slots::new(2, 8, 8);
         slots.extend(0, 5);
         slots.share(0, 1);
@@ -132,7 +131,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "5 positions in a slot of 4")]
-    fn a_slot_has_an_end() {
+    fn a_slot_has_a_limit() {
         Slots::new(1, 4, 9).extend(0, 5);
     }
 }

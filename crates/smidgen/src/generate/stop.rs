@@ -2,7 +2,7 @@
 //!
 //! A model has an end-of-text token in its tokenizer, often others in `generation_config.json` or `config.json`, and
 //! one that its chat template writes after an answer. A text ends with any of them.
-//! The last one is found by rendering an answer and looking at what follows it.
+//! The template's token is found by rendering an answer and reading the token after it.
 
 use crate::failure::Failure;
 use serde_json::{Value as Json, json};
@@ -54,15 +54,15 @@ pub fn stop_ids(
             ids.extend(ids_in(config.get("eos_token_id")));
         }
     }
-    let own = tokenizer.chat_template().and_then(Result::ok);
-    ids.extend(own.and_then(|own| end_of_turn(tokenizer, &own)));
+    let of_model = tokenizer.chat_template().and_then(Result::ok);
+    ids.extend(of_model.and_then(|chat| end_of_turn(tokenizer, &chat)));
     if let Some(TemplateKind::Chat(chat)) = template {
         ids.extend(end_of_turn(tokenizer, chat));
     }
     Ok(ids)
 }
 
-/// A number, or a list of them.
+/// The ids in a config value: a number or a list.
 fn ids_in(value: Option<&Json>) -> Vec<u32> {
     let one = |value: &Json| value.as_u64().and_then(|id| u32::try_from(id).ok());
     match value {
@@ -80,8 +80,8 @@ fn end_of_turn(tokenizer: &Tokenizer, template: &ChatTemplate) -> Option<u32> {
         {"role": "assistant", "content": ANSWER},
     ]);
     let text = template.render(&ChatInput::new(&messages, SystemTime::UNIX_EPOCH)).ok()?.text;
-    let (_, behind) = text.rsplit_once(ANSWER)?;
-    let first = *tokenizer.encode(behind.trim_start(), false).ok()?.first()?;
+    let (_, rest) = text.rsplit_once(ANSWER)?;
+    let first = *tokenizer.encode(rest.trim_start(), false).ok()?.first()?;
     let is_special = tokenizer.decode(&[first], true).ok()?.is_empty();
     is_special.then_some(first)
 }

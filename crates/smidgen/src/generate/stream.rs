@@ -1,25 +1,25 @@
 //! Turns tokens into text while they are generated: a piece is returned when no later token can change it.
 //!
 //! A token may be part of a character, and some tokenizers decode a token differently at the beginning of a text than
-//! inside it. So a token is decoded together with those of the piece before it, and text that ends in the replacement
-//! character is held back. All pieces together are the text of all tokens.
-//! Left out: special tokens, which are not text.
+//! inside it. So a token is decoded together with the tokens of the piece before it, and text that ends in the
+//! replacement character is held back. All pieces together are the text of all tokens.
+//! Left out: special tokens, which have no text.
 
 use smidgen_formats::tokenizer::{Tokenizer, TokenizerError};
 
 #[derive(Clone, Debug, Default)]
 pub struct TextStream {
     ids: Vec<u32>,
-    /// Tokens from here on are decoded together, ...
+    /// Tokens from here on are decoded together.
     context: usize,
-    /// ... and those from here on have not been returned.
+    /// The text of the tokens from here on has not been returned.
     pending: usize,
 }
 
 const BROKEN: char = '\u{fffd}';
 
 impl TextStream {
-    /// The text that the token completes, possibly empty.
+    /// Adds a token; returns the text that it completes, which may be empty.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, TokenizerError> {
         self.ids.push(id);
         let (known, text) = self.decode(tokenizer)?;

@@ -1,7 +1,7 @@
-//! A model that answers prompts: opened once with its tokenizer and perhaps an adapter, then asked as often as wanted.
+//! Answers prompts with a model that is opened once, with its tokenizer and optionally an adapter.
 //!
-//! [`Session`] holds a plan, weights and a KV cache on a device; [`generate`] writes a prompt as the model was trained
-//! with and hands the answer out as it comes. `smidgen generate` is made of the same pieces.
+//! [`Session`] holds a plan, weights and a KV cache on a device. [`generate`] formats a prompt like those that the
+//! model was trained on, and streams the answer. `smidgen generate` is built from the same pieces.
 //! Left out: conversations of several turns, beams, and serving.
 
 use crate::failure::Failure;
@@ -39,41 +39,41 @@ pub struct Adapter {
 }
 
 impl Adapter {
-    /// Opens an adapter's folder, or the adapter in the folder of a run.
+    /// Opens the folder of an adapter, or the adapter in the folder of a run.
     ///
     /// # Errors
-    /// No adapter there, or one that this version does not support.
+    /// There is no adapter, or this version does not support it.
     pub fn open(path: impl AsRef<Path>) -> Result<Adapter, Failure> {
         let file = AdapterFile::open_adapter_or_run(path.as_ref()).map_err(Failure::model)?;
         Ok(Adapter { file })
     }
 
-    /// Its folder.
+    /// The folder of the adapter.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
 
-    /// Its rank, where no `rank_pattern` says otherwise.
+    /// The rank of all modules that no `rank_pattern` matches.
     pub fn rank(&self) -> usize {
         self.file.config().r
     }
 }
 
-/// Where and how a [`Session`] computes. The default is the first GPU or the CPU, and the memory that is free.
+/// Where and how a [`Session`] computes. The default is the first GPU or else the CPU, with all its free memory.
 #[derive(Clone, Debug)]
 pub struct SessionOptions {
     /// The device.
     pub device: DeviceChoice,
-    /// The memory that may be taken on it.
+    /// The memory that may be used on the device.
     pub budget: Budget,
     /// How base weights are stored in memory.
     pub base: BaseFormat,
-    /// What matmuls compute in.
+    /// The precision of matmuls.
     pub compute: Compute,
-    /// Threads; 0 = one per processor.
+    /// CPU threads; 0 = one per processor.
     pub threads: usize,
-    /// Tokens of prompt and answer together; `None` is what the model supports, at most 4096, and less where the
-    /// budget is small.
+    /// Tokens of prompt and answer together. `None` is what the model supports, up to 4096, or less if the budget is
+    /// small.
     pub context: Option<usize>,
 }
 
@@ -90,7 +90,7 @@ impl Default for SessionOptions {
     }
 }
 
-/// A model loaded on a device to generate, perhaps with an adapter.
+/// A model loaded on a device for generation, with or without an adapter.
 #[derive(Debug)]
 pub struct Session {
     tokens: TokenSession,
@@ -100,12 +100,12 @@ pub struct Session {
 }
 
 impl Session {
-    /// Plans the memory of a generation, then loads the model and the adapter. The model is on this machine already:
-    /// nothing is downloaded.
+    /// Plans the memory of a generation, then loads the model and the adapter. Nothing is downloaded: the model must
+    /// be on this machine.
     ///
     /// # Errors
-    /// A model or a tokenizer that cannot be read; an adapter for another model; a context that does not fit the
-    /// budget, before a weight is read.
+    /// The model or its tokenizer cannot be read; the adapter is for another model; the context does not fit the
+    /// budget (no weight is read then).
     pub fn open(
         model: &ModelPath,
         adapter: Option<&Adapter>,
@@ -124,12 +124,12 @@ impl Session {
         Ok(Session { tokens, tokenizer, template, stop_ids })
     }
 
-    /// Memory that the session holds on its device, as planned.
+    /// The planned memory of the session on its device.
     pub fn planned_bytes(&self) -> u64 {
         self.tokens.planned_bytes()
     }
 
-    /// Tokens that a prompt and its answer may have together.
+    /// The maximum tokens of a prompt and its answer together.
     pub fn context(&self) -> usize {
         self.tokens.shape().positions
     }
@@ -144,7 +144,7 @@ pub struct GenerateOptions {
     pub max_new_tokens: usize,
     /// A system message in front of the prompt.
     pub system: Option<String>,
-    /// Use the prompt as it is, without a template.
+    /// Uses the prompt without a template.
     pub raw: bool,
 }
 
@@ -154,25 +154,24 @@ impl Default for GenerateOptions {
     }
 }
 
-/// What [`generate`] returns.
+/// The answer of [`generate`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Answer {
-    /// The text, without the token that ended it.
+    /// The text, without the stop token.
     pub text: String,
-    /// Its tokens.
+    /// The tokens of the text.
     pub token_ids: Vec<u32>,
-    /// Why it ended.
+    /// Why the text ended.
     pub stopped_by: StoppedBy,
 }
 
-/// Answers a prompt, written as those were that the adapter or model was trained on; where that is not known, as a
-/// user's message in the model's chat template, if it has one. Calls `on_text` with each piece of the answer as it
-/// comes.
+/// Answers a prompt. The prompt is formatted like those that the adapter or model was trained on; if that is not
+/// known, it is a user's message in the model's chat template, if it has one. Calls `on_text` with each piece of the
+/// answer.
 ///
 /// # Errors
-/// A prompt that is longer than the session's context; a model without a template where a system message is given;
-/// logits that are NaN.
+/// The prompt is longer than the session's context; there is a system message but no chat template; logits are NaN.
 pub fn generate(
     session: &mut Session,
     prompt: &str,
@@ -191,7 +190,7 @@ pub fn generate(
     Ok(Answer { text, token_ids: generated.ids, stopped_by: generated.stopped_by })
 }
 
-/// A device that was found, and the budget and arithmetic on it.
+/// A device with the budget and the arithmetic of a generation.
 pub struct Setting {
     place: Place,
     arithmetic: Arithmetic,
@@ -235,12 +234,11 @@ impl Setting {
         Sizes { slots, context, cache_tokens: None, new_tokens, budget: self.budget, hears: false }
     }
 
-    /// Opens the device: before planning, because a plan includes the memory of the driver's context.
+    /// Opens the device. This comes before planning, because a plan includes the memory of the driver's context.
     pub fn open_device(&mut self, options: &SessionOptions) -> Result<AnyDevice, Failure> {
         self.place.open_and_measure(host::threads(options.threads)?, self.arithmetic)
     }
 
-    /// What to open on the device.
     pub fn opening<'a>(
         &'a self,
         model: &'a Model,
@@ -261,7 +259,8 @@ impl Setting {
     }
 }
 
-/// The adapter's own tokenizer if it has one: it was trained with that chat template.
+/// The tokenizer of the adapter if it has one, because the adapter was trained with its chat template; else the
+/// model's.
 pub fn open_tokenizer(model: &Model, adapter: Option<&AdapterFile>) -> Result<Tokenizer, Failure> {
     let own = adapter.map(AdapterFile::path).filter(|folder| folder.join("tokenizer.json").is_file());
     match (own, model) {
@@ -274,18 +273,18 @@ pub fn open_tokenizer(model: &Model, adapter: Option<&AdapterFile>) -> Result<To
     }
 }
 
-/// The template of prompts: that of the adapter, of the model, or none.
+/// The template of prompts: the adapter's, the model's, or none.
 pub fn open_template(
     choice: &PromptChoice,
     model: &Model,
     adapter: Option<&AdapterFile>,
     tokenizer: &Tokenizer,
 ) -> Result<Option<TemplateKind>, Failure> {
-    let of_model = match model {
+    let model_folder = match model {
         Model::Folder { folder, .. } => Some(folder.path()),
         Model::Gguf { .. } => None,
     };
-    prompt_template(choice, tokenizer, adapter.map(AdapterFile::path).into_iter().chain(of_model))
+    prompt_template(choice, tokenizer, adapter.map(AdapterFile::path).into_iter().chain(model_folder))
 }
 
 /// The ids of one prompt, formatted by the template if there is one.
@@ -298,7 +297,7 @@ pub fn encode_prompt(
     let chat = match template {
         Some(TemplateKind::Chat(chat)) => chat,
         None | Some(TemplateKind::Text(_)) if system.is_some() => {
-            return Err(Failure::command("`--system` needs a chat template, and prompts have none here")
+            return Err(Failure::command("`--system` needs a chat template, but the prompts have none")
                 .hint("`--template` names one; `--template model` is the model's own"));
         }
         Some(TemplateKind::Text(text)) => {
@@ -315,7 +314,7 @@ pub fn encode_prompt(
     tokenizer.encode(&text, false).map_err(Failure::model)
 }
 
-/// Generates behind a sequence and hands the text out as it comes; a failure of `on_text` stops it.
+/// Continues a sequence and calls `on_text` with each piece of the text. A failure of `on_text` stops the generation.
 pub fn stream_answer(
     session: &mut TokenSession,
     tokenizer: &Tokenizer,

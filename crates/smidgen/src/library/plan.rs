@@ -1,7 +1,7 @@
-//! A plan as plain data: what a run would take and how fast it would be, predicted without starting it.
+//! The predicted memory and speed of a run, as plain data.
 //!
-//! [`plan`] asks the same solver as `smidgen plan` and copies its answer into [`Plan`], which holds no reference to the
-//! job. Left out: buffers and steps, which only a run needs.
+//! [`plan`] runs the same solver as `smidgen plan` and copies its answer into [`Plan`], which holds no reference to
+//! the job. Left out: buffers and steps, which only a run needs.
 
 use crate::console::colour::plain;
 use crate::failure::Failure;
@@ -9,7 +9,7 @@ use crate::plan::job::Job;
 use crate::plan::planning::plan_job;
 use crate::report::{plan_json, plan_table};
 
-/// What a run would take, from [`plan`].
+/// The predicted memory and speed of a run, from [`plan`].
 ///
 /// The rows add up to `peak_bytes`. `to_string` gives the table that `smidgen plan` prints.
 #[derive(Clone, Debug)]
@@ -17,33 +17,33 @@ use crate::report::{plan_json, plan_table};
 pub struct Plan {
     /// Whether the run fits its budget. If not, this is the smallest plan, and `advice` says what would fit.
     pub fits: bool,
-    /// The memory that the run may take on its device.
+    /// The memory that the run may use on its device.
     pub budget_bytes: u64,
-    /// The memory that it will take.
+    /// The memory that it will use.
     pub peak_bytes: u64,
-    /// What is held at the peak: `base_weights`, `adapters`, `gradients`, `optimizer`, `activations`, `workspace` and
-    /// `context`, which is the driver's or the process's own.
+    /// The memory in use at the peak by category: `base_weights`, `adapters`, `gradients`, `optimizer`,
+    /// `activations`, `workspace` and `context`, which is memory of the driver or the process itself.
     pub rows: Vec<(String, u64)>,
-    /// Predicted time of an optimizer step; `None` for a GPU of which nothing is known.
+    /// Predicted time of an optimizer step; `None` for an unknown GPU.
     pub step_ms: Option<f64>,
-    /// Predicted speed.
+    /// Predicted speed of training.
     pub tokens_per_s: Option<f64>,
     /// The smallest changes that would make the run fit.
     pub advice: Vec<String>,
-    /// What to know about the plan.
+    /// Remarks about the plan.
     pub notes: Vec<String>,
-    /// All of it, with the solver's choices and the phases after training: the content of `plan.json`.
+    /// The whole plan, with the solver's choices and the phases after training: the content of `plan.json`.
     pub json: serde_json::Value,
     table: String,
 }
 
 /// Plans a job: no weight is read and nothing is reserved.
 ///
-/// Show the result, or call [`train`](crate::train()), which makes the same plan.
+/// [`train`](crate::train()) makes the same plan.
 ///
 /// # Errors
-/// Choices in the recipe's `[memory]` section that exclude each other. A run that does not fit is not an error here:
-/// its plan has `fits == false`.
+/// Choices in the recipe's `[memory]` section that exclude each other. A run that does not fit is not an error: its
+/// plan has `fits == false`.
 pub fn plan(job: &Job) -> Result<Plan, Failure> {
     let planned = plan_job(job)?;
     let solution = &planned.solution;

@@ -1,7 +1,8 @@
-//! A run from a job: planned, trained, saved and reported, with a callback after each step.
+//! Runs a job: plans, trains, saves and reports it, with a callback after each step.
 //!
-//! [`train`] writes the same run folder as `smidgen train`, from which either can resume. It installs no signal handler,
-//! and on the CPU it does not hold the memory of the process to the plan: both belong to the program that calls it.
+//! [`train`] writes the same run folder as `smidgen train`, and either can resume the other's run. It installs no
+//! signal handler, and on the CPU it does not check the memory of the process against the plan: both are up to the
+//! program that calls it.
 
 use crate::console::colour::{WARNING, plain};
 use crate::failure::Failure;
@@ -24,7 +25,7 @@ use smidgen_recipe::{Recipe, render_job};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-/// How [`train`] goes about a job. The default starts a new run and calls nobody.
+/// Options of [`train`]. The default starts a new run, without callbacks.
 #[derive(Default)]
 pub struct TrainOptions<'a> {
     resume: bool,
@@ -42,12 +43,12 @@ impl<'a> TrainOptions<'a> {
         TrainOptions { resume: true, ..self }
     }
 
-    /// Continues also where data or model have changed since the checkpoint; checkpoints and the report then say so.
+    /// Continues even if data or model changed since the checkpoint. Checkpoints and the report record the changes.
     pub fn accept_changes(self) -> TrainOptions<'a> {
         TrainOptions { accept_changes: true, ..self }
     }
 
-    /// Calls `on_step` after each optimizer step. `ControlFlow::Break(())` stops the run, with its state saved in a
+    /// Calls `on_step` after each optimizer step. `ControlFlow::Break(())` stops the run and saves its state in a
     /// checkpoint; a GPU may finish one more step first.
     pub fn on_step(self, on_step: impl FnMut(&MetricsRow) -> ControlFlow<()> + 'a) -> TrainOptions<'a> {
         TrainOptions { on_step: Some(Box::new(on_step)), ..self }
@@ -59,15 +60,15 @@ impl<'a> TrainOptions<'a> {
     }
 }
 
-/// What [`train`] did.
+/// The result of [`train`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Run {
     /// The run folder: plan, metrics, checkpoints, report.
     pub folder: PathBuf,
-    /// The trained adapter in it, or with `adapter.kind = "full"` the model; written only once the run is done.
+    /// The folder of the trained adapter, or with `adapter.kind = "full"` of the model. Written when the run is done.
     pub product: PathBuf,
-    /// Optimizer steps done, those before a resume included.
+    /// Optimizer steps done, including those before a resume.
     pub steps: u64,
     /// Optimizer steps of the whole run.
     pub total_steps: u64,
@@ -75,7 +76,7 @@ pub struct Run {
     pub first_loss: f64,
     /// Loss of the last step of this call.
     pub last_loss: f64,
-    /// Peak of the plan that the run went by.
+    /// Peak of the plan that the run used last.
     pub planned_bytes: u64,
     /// Why it ended.
     pub ending: Ending,
@@ -83,11 +84,11 @@ pub struct Run {
 
 /// Plans, trains and saves a job, into the `output.dir` of its recipe.
 ///
-/// The adapter is a PEFT folder: [`Adapter::open`](crate::Adapter::open) reads it back, and so does PyTorch.
+/// The adapter is a PEFT folder, which [`Adapter::open`](crate::Adapter::open) and PEFT can read.
 ///
 /// # Errors
-/// A run that does not fit its budget, before anything is written; an output folder that holds another run; a loss that
-/// is not finite; a device or a disk that fails.
+/// The run does not fit its budget (nothing is written then); the output folder holds another run; a loss is not
+/// finite; a device or a disk fails.
 pub fn train(mut job: Job, options: TrainOptions<'_>) -> Result<Run, Failure> {
     let TrainOptions { resume, accept_changes, on_step, on_message } = options;
     let say = |line: &str| on_message.iter().for_each(|on_message| on_message(&plain(line)));
@@ -151,7 +152,7 @@ pub fn train(mut job: Job, options: TrainOptions<'_>) -> Result<Run, Failure> {
 /// Records how the run ended, writes its report and prints a summary. A failure here is only printed, because the
 /// trained weights are already saved.
 pub fn report_run(dir: &RunDir, went: &Result<Went, Failure>, say: &dyn Fn(&str)) {
-    // A run that was refused has no metrics to report.
+    // A run that was refused has nothing to report.
     if !dir.file(history::FILE_NAME).exists() {
         return;
     }
@@ -166,7 +167,7 @@ pub fn report_run(dir: &RunDir, went: &Result<Went, Failure>, say: &dyn Fn(&str)
     }
 }
 
-/// Ends a run that was killed after everything was trained and saved: its record and its report.
+/// Completes the record and the report of a run that was killed after everything was trained and saved.
 pub fn tidy_finished(dir: &RunDir, recipe: &Recipe, say: &dyn Fn(&str)) -> Result<(), Failure> {
     dir.sweep()?;
     dir.forget_aside(Product::of(recipe))?;

@@ -1,8 +1,8 @@
-//! A base model with an adapter folder on it, without a recipe: the request that computes it, and its logits.
+//! A base model with an adapter folder, without a recipe: the request that computes them, and their logits.
 //!
-//! The adapter's tensors show which modules are adapted; its config has the scales and the kind. The base keeps its
-//! stored format, so that the logits are those of training on it.
-//! Left out: LS-LoRA's regularization and whatever else only training needs.
+//! The adapter's tensors tell which modules are adapted; its config has the scales and the kind. The base keeps its
+//! stored format, so the logits equal those during training.
+//! Left out: LS-LoRA's regularization and everything else that only training needs.
 
 use crate::failure::Failure;
 use crate::machine::host;
@@ -21,7 +21,7 @@ use smidgen_ir::{AdamW, DeviceKind, Extent, Precision, Rank, Workload};
 use smidgen_recipe::BaseFormat;
 use std::collections::BTreeSet;
 
-/// The request that computes `model` in its stored format, with `adapter` if there is one.
+/// The request that computes `model` in its stored format, with the adapter if there is one.
 pub fn build_adapted_request(model: &Model, adapter: Option<&AdapterFile>) -> Result<Request, Failure> {
     let spec = read_decoder(model)?;
     check_weights(&spec, model)?;
@@ -107,7 +107,7 @@ fn adapted_modules(spec: &DecoderSpec, adapter: &AdapterFile) -> Result<Vec<Lora
     Ok(modules.into_iter().map(|(_, module)| module).collect())
 }
 
-/// Names of the tensors of the base that were trained in addition to the adapter.
+/// Names of the base tensors that were trained together with the adapter.
 fn saved_tensors(spec: &DecoderSpec, adapter: &AdapterFile) -> Result<BTreeSet<String>, Failure> {
     let read = read_modules(adapter).map_err(Failure::model)?;
     let projector = spec.audio.iter().flat_map(|audio| audio.projector_tensors());
@@ -117,7 +117,7 @@ fn saved_tensors(spec: &DecoderSpec, adapter: &AdapterFile) -> Result<BTreeSet<S
     if names.contains(EMBEDDING) && spec.tied_head {
         names.remove(UNTIED_HEAD);
     }
-    // Biases of whole modules; others belong to `bias`.
+    // Biases of modules that were trained as a whole; all other biases come from the `bias` setting.
     let modules = adapter.config().modules_to_save.iter().flatten();
     let is_saved = |path: &str| modules.clone().any(|module| path.ends_with(module.as_str()));
     let biases = read.biases.into_iter().filter(|(path, _)| is_saved(path));
@@ -125,7 +125,7 @@ fn saved_tensors(spec: &DecoderSpec, adapter: &AdapterFile) -> Result<BTreeSet<S
     match names.iter().find(|name| !known.contains(*name)) {
         None => Ok(names),
         Some(name) => Err(Failure::model(format!(
-            "the adapter in `{}` holds `{name}`, which is not a tensor of a {} model that can be trained",
+            "the adapter in `{}` contains `{name}`, which is not a trainable tensor of a {} model",
             adapter.path().display(),
             spec.model_type
         ))),

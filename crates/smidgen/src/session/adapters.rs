@@ -1,7 +1,8 @@
-//! Adapters between disk and device: initial values, and PEFT folders in both directions.
+//! Adapters between disk and device: initial values, and reading and writing PEFT folders.
 //!
-//! A tensor of an adapter on disk is a leaf of the plan, or a row of one: LS-LoRA's coefficients of all modules are
-//! one leaf. A written adapter is read back and compared, so that the saved adapter is the trained one.
+//! An adapter tensor on disk is a leaf of the plan, or a row of one: LS-LoRA's coefficients of all modules are one
+//! leaf.
+//! A written adapter is read back and compared, so the saved adapter is the trained one.
 //! Left out: full training, which has no adapter (`train/trained_state.rs`).
 
 use super::weights::{self, PIECE_BYTES, copy_out, leaf};
@@ -23,27 +24,26 @@ use smidgen_formats::tensor_ref::TensorRef;
 use smidgen_formats::weight::Weight;
 use smidgen_ir::{Entry, Plan, ValueId};
 use smidgen_recipe::{AdapterKind, Bias, HfName, Init, ModelPath};
-use smidgen_runtime::device::FillError;
 use smidgen_runtime::{Device, Executor, counter};
 use std::collections::{BTreeSet, HashSet};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// The head as an adapter names it where the model ties it to the embedding.
+/// The name of the head in an adapter, also if the model ties the head to the embedding.
 pub const UNTIED_HEAD: &str = "lm_head.weight";
 
 /// A trained tensor and its place on the device.
 #[derive(Clone, Debug)]
 pub struct AdapterPlace {
     pub leaf: ValueId,
-    /// Offset in the leaf.
+    /// Byte offset in the leaf.
     pub offset: usize,
     pub bytes: usize,
     pub tensor: AdapterTensor,
 }
 
 impl AdapterPlace {
-    /// Its key in the adapter, or the name of a tensor of the base.
+    /// The key in the adapter, or the name of the base tensor.
     pub fn name(&self) -> String {
         match &self.tensor.key {
             AdapterKey::BaseTensor(name) => name.clone(),
@@ -52,8 +52,8 @@ impl AdapterPlace {
     }
 }
 
-/// Every trained tensor: the adapter's, module by module, then trained biases, then other tensors of the base. An embedding
-/// that is the head too is there under both names: PEFT would not tie what it trains.
+/// Every trained tensor: the adapter's, module by module, then trained biases, then other base tensors. A tied
+/// embedding appears under the names of both embedding and head, because PEFT does not tie modules that it trains.
 pub fn adapter_places(plan: &Plan, request: &Request) -> Vec<AdapterPlace> {
     let mut places = Vec::new();
     for (index, module) in request.adapters.iter().enumerate() {
@@ -88,8 +88,8 @@ pub fn adapter_places(plan: &Plan, request: &Request) -> Vec<AdapterPlace> {
             places.push(whole(plan, &name, key));
         }
     }
-    let of_base = request.trained.iter().filter(|name| !trained.contains(*name));
-    places.extend(of_base.map(|name| whole(plan, name, AdapterKey::of_base(name))));
+    let others = request.trained.iter().filter(|name| !trained.contains(*name));
+    places.extend(others.map(|name| whole(plan, name, AdapterKey::of_base(name))));
     if request.trains_tied_head() {
         places.push(whole(plan, request.spec.head_tensor(), AdapterKey::of_base(UNTIED_HEAD)));
     }
@@ -104,7 +104,7 @@ fn whole(plan: &Plan, name: &str, key: AdapterKey) -> AdapterPlace {
     AdapterPlace { leaf: id, offset: 0, bytes: ty.bytes(&plan.extent), tensor }
 }
 
-/// Fills every adapter tensor: from the adapter that the recipe names, or with fresh values.
+/// Fills every adapter tensor from the adapter that the recipe names, or with initial values.
 pub fn start_adapters<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(), Failure> {
     match &job.recipe.adapter.init {
         Init::Adapter(path) => return read_adapter(executor, &job.request, &path.resolved),
@@ -115,13 +115,13 @@ pub fn start_adapters<D: Device>(executor: &mut Executor<D>, job: &Job) -> Resul
     request.trained.iter().try_for_each(|name| weights::load_weight(executor, model, name, request.threads))
 }
 
-/// The adapter for speech inside the checkpoint, on every module that is adapted.
+/// Fills the adapter of every adapted module from the speech adapter inside the base model.
 fn read_speech<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(), Failure> {
     let mut scratch = vec![0u8; PIECE_BYTES];
     for module in &job.request.adapters {
         let factors = job.model.speech_factors(&module.path).ok_or_else(|| {
             let place = job.model.path().display();
-            Failure::model(format!("`{place}` has no adapter for speech on `{}`", module.path))
+            Failure::model(format!("`{place}` has no speech adapter for `{}`", module.path))
                 .hint("leave the module out of `adapter.targets`")
         })?;
         for (tensor, name) in factors.iter().zip([module.a_name(), module.b_name()]) {
@@ -137,8 +137,8 @@ fn read_speech<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(), F
     Ok(())
 }
 
-/// A is uniform in ±1/√in and B is zero; DoRA's magnitudes are the norms of the weight's rows; LS-LoRA's functions are
-/// the identity; biases are those of the base.
+/// Initial values: A is uniform in ±1/√in and B is zero; DoRA's magnitudes are the norms of the weight's rows;
+/// LS-LoRA's functions are the identity; biases are those of the base.
 fn init_adapters<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(), Failure> {
     let request = &job.request;
     for (index, module) in request.adapters.iter().enumerate() {
@@ -164,9 +164,9 @@ fn init_adapters<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(),
         }
         AdapterForm::Fourier { .. } => {
             let (coefficients, sigma) = (FOURIER_COEFFICIENTS, FOURIER_SIGMA);
-            let straight = |element: usize| if element % 4 == 1 { 1.0 } else { 0.0 };
+            let identity = |element: usize| if element % 4 == 1 { 1.0 } else { 0.0 };
             let id = leaf(executor.plan(), coefficients);
-            fill_floats(executor, id, straight)?;
+            fill_floats(executor, id, identity)?;
             let (id, width) = (leaf(executor.plan(), sigma), job.recipe.adapter.sigma as f32);
             fill_floats(executor, id, |_| width)?;
         }
@@ -179,13 +179,11 @@ fn fill_floats<D: Device>(
     id: ValueId,
     number: impl Fn(usize) -> f32,
 ) -> Result<(), Failure> {
-    let result: Result<(), FillError<std::convert::Infallible>> = executor.fill(id, &mut |offset, piece| {
+    weights::fill_with(executor, id, |offset, piece| {
         for (i, bytes) in piece.chunks_exact_mut(4).enumerate() {
             bytes.copy_from_slice(&number(offset / 4 + i).to_le_bytes());
         }
-        Ok(())
-    });
-    Ok(result?)
+    })
 }
 
 fn copy_leaf<D: Device>(executor: &mut Executor<D>, from: ValueId, to: ValueId) -> Result<(), Failure> {
@@ -199,7 +197,7 @@ fn copy_leaf<D: Device>(executor: &mut Executor<D>, from: ValueId, to: ValueId) 
     Ok(())
 }
 
-/// Reads a PEFT adapter whose tensors are exactly those of the job.
+/// Reads a PEFT adapter that has exactly the tensors of the request.
 pub fn read_adapter<D: Device>(
     executor: &mut Executor<D>,
     request: &Request,
@@ -214,7 +212,7 @@ pub fn read_adapter<D: Device>(
     fill_places(executor, &places, &found)
 }
 
-/// Reads the tensors of an adapter that a plan with only some of its modules has.
+/// Reads only those tensors of an adapter that the request has.
 pub fn read_part<D: Device>(
     executor: &mut Executor<D>,
     request: &Request,
@@ -239,8 +237,10 @@ pub fn refuse_untied(file: &AdapterFile) -> Result<(), Failure> {
         return Ok(());
     }
     let place = file.path().display();
-    Err(Failure::model(format!("embedding and head of the adapter in `{place}` differ, the model ties them"))
-        .hint("untie the model first: `tie_word_embeddings = false` and a `lm_head.weight` of its own"))
+    Err(Failure::model(format!(
+        "embedding and head of the adapter in `{place}` differ, but the model ties them"
+    ))
+    .hint("untie the model first: `tie_word_embeddings = false` and a separate `lm_head.weight`"))
 }
 
 fn fill_places<D: Device>(
@@ -250,7 +250,7 @@ fn fill_places<D: Device>(
 ) -> Result<(), Failure> {
     let (mut piece, mut scratch) = (vec![0u8; PIECE_BYTES], vec![0u8; PIECE_BYTES]);
     for (place, tensor) in places.iter().zip(found) {
-        // No step reads it: an adapter of the audio encoder where sound is encoded elsewhere.
+        // No step reads this leaf: it adapts the audio encoder, which is not part of this plan.
         if executor.plan().value(place.leaf).buffer.is_none() {
             continue;
         }
@@ -270,7 +270,6 @@ pub fn find_tensors(places: &[AdapterPlace], file: &AdapterFile) -> Result<Vec<T
         .iter()
         .map(|place| ExpectedTensor { key: place.tensor.key.clone(), shape: place.tensor.shape.clone() })
         .collect();
-    // The mismatch error has its own hints.
     match_adapter(&expected, file).map_err(Failure::model)
 }
 
@@ -285,46 +284,40 @@ pub fn save_adapter<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &P
         copy_out(executor, place.leaf, place.offset..place.offset + place.bytes, &mut out)
     })
     .map_err(Failure::writing)?;
-    verify_adapter(executor, &places, folder)
-}
-
-fn verify_adapter<D: Device>(
-    executor: &mut Executor<D>,
-    places: &[AdapterPlace],
-    folder: &Path,
-) -> Result<(), Failure> {
     let file = AdapterFile::open(folder).map_err(Failure::model)?;
-    for place in places {
-        let key = &place.tensor.key;
-        let unread = format!("the adapter saved in `{}` does not read back", folder.display());
-        let differs = |what: &str| Failure::model(format!("`{key}` {what}")).context(&unread);
-        let stored = file.tensor(key).ok_or_else(|| differs("is missing"))?;
-        let mut comparison = Comparison::with(&stored);
-        copy_out(executor, place.leaf, place.offset..place.offset + place.bytes, &mut comparison)
-            .map_err(|error| Failure::writing(error).context(format!("{unread}: `{key}`")))?;
-        if !comparison.is_same() {
-            return Err(differs("has other values"));
-        }
+    let context = format!("the adapter saved in `{}` does not read back", folder.display());
+    for place in &places {
+        let (key, bytes) = (&place.tensor.key, place.offset..place.offset + place.bytes);
+        check_saved(file.tensor(key), &key.to_string(), &context, |out| {
+            copy_out(executor, place.leaf, bytes, out)
+        })?;
     }
     Ok(())
 }
 
+/// Fails unless a tensor that was just saved has exactly the bytes that `write` writes.
+pub fn check_saved(
+    stored: Option<TensorRef>,
+    name: &str,
+    context: &str,
+    write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<(), Failure> {
+    let differs = |what: &str| Failure::model(format!("`{name}` {what}")).context(context);
+    let stored = stored.ok_or_else(|| differs("is missing"))?;
+    let mut comparison = Comparison { stored: &stored, offset: 0, same: true };
+    write(&mut comparison)
+        .map_err(|error| Failure::writing(error).context(format!("{context}: `{name}`")))?;
+    match comparison.same && comparison.offset == stored.bytes() {
+        true => Ok(()),
+        false => Err(differs("has different values")),
+    }
+}
+
 /// A writer that compares its input with a stored tensor.
-pub struct Comparison<'a> {
+struct Comparison<'a> {
     stored: &'a TensorRef,
     offset: u64,
     same: bool,
-}
-
-impl Comparison<'_> {
-    pub fn with(stored: &TensorRef) -> Comparison<'_> {
-        Comparison { stored, offset: 0, same: true }
-    }
-
-    /// Whether the input was exactly the stored tensor.
-    pub fn is_same(&self) -> bool {
-        self.same && self.offset == self.stored.bytes()
-    }
 }
 
 impl Write for Comparison<'_> {
@@ -370,7 +363,7 @@ pub fn adapter_config(job: &Job) -> AdapterConfig {
     config
 }
 
-/// Paths of the modules that are trained themselves.
+/// Paths of the base modules that are trained as a whole.
 fn modules_to_save(request: &Request) -> Vec<String> {
     let untied = request.trains_tied_head().then(|| UNTIED_HEAD.to_string());
     let names = request.trained.iter().cloned().chain(untied);
@@ -393,8 +386,8 @@ fn base_name(path: &ModelPath) -> (String, Option<String>) {
     }
 }
 
-/// Module names if they identify the adapted linear layers exactly, because every reader of the format supports them;
-/// full paths if only some layers are adapted.
+/// Module names if they identify the adapted linear layers exactly, because every reader of the format supports
+/// those; full paths if only some layers are adapted.
 fn target_modules(modules: &[LoraModule], spec: &DecoderSpec) -> Vec<String> {
     if spec.audio.is_some() {
         return target_endings(modules, spec);
@@ -408,14 +401,14 @@ fn target_modules(modules: &[LoraModule], spec: &DecoderSpec) -> Vec<String> {
     modules.iter().map(|module| module.path.clone()).collect::<BTreeSet<String>>().into_iter().collect()
 }
 
-/// The shortest endings that match no linear but adapted ones: `o_proj` is the end of paths in the decoder and in the
-/// audio encoder, and names of either may be those of what sees.
+/// For each adapted linear layer, the shortest path ending that matches only adapted ones. In a model with audio,
+/// `o_proj` ends paths of the decoder and of the audio encoder, and the vision encoder may use the same names.
 fn target_endings(modules: &[LoraModule], spec: &DecoderSpec) -> Vec<String> {
     let adapted: HashSet<&str> = modules.iter().map(|module| module.path.as_str()).collect();
     let mut paths: Vec<String> = spec.all_linears().into_iter().map(|linear| linear.path).collect();
-    // The linears of what sees, and of the projector for sound together with images.
-    let senses = ["image_embed.img_processor.layers.0.self_attn", "image_embed.img_processor.head.attention"];
-    let others = senses.iter().flat_map(|module| {
+    // The linear layers of the vision encoder, which is not part of the spec.
+    let vision = ["image_embed.img_processor.layers.0.self_attn", "image_embed.img_processor.head.attention"];
+    let others = vision.iter().flat_map(|module| {
         ["q_proj", "k_proj", "v_proj", "out_proj"].map(|name| format!("{OTHER_SENSES}{module}.{name}"))
     });
     paths.extend(others);

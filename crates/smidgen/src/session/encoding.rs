@@ -1,14 +1,14 @@
-//! Sound to audio rows, once and before training: encoded clip by clip on the run's device, and kept in the cache.
+//! Encodes audio clips to rows once, before training, on the run's device, and caches the rows on disk.
 //!
-//! The file of a set is named by the hash of its sounds, of the weights that encode them, and of what the rows are: a run
-//! that needs the same rows reads them. It is written whole or not at all, and checked when it is opened. The encoder is
-//! loaded for this alone: the next plan that the device loads frees its memory first.
+//! The cache file is named by a hash of the clips, of the encoder's weights, and of the kind of rows, so a later run
+//! with the same rows reads them. It is written completely or not at all, and checked when it is opened. The encoder
+//! is loaded only for this: the next plan that the device loads frees its memory.
 
 use crate::failure::Failure;
 use crate::plan::audio::{clip_stores, encoded_bytes, encoding_request, longest_clip_rows, plan_encoding};
 use crate::plan::job::Job;
 use crate::session::adapters::read_part;
-use crate::session::weights::{WeightHashes, leaf, load_weights};
+use crate::session::weights::{WeightHashes, leaf, load_weights, read_floats, stored};
 use smidgen_compile::Request;
 use smidgen_compile::model::audio::{AUDIO, AudioInput, AudioSpec, GLOBAL_INVERSE_DEVIATION, GLOBAL_MEAN};
 use smidgen_compile::names::{input, state};
@@ -31,11 +31,12 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
+/// The first bytes of a cache file.
 const MAGIC: &[u8; 16] = b"smidgen audio  1";
 /// The checksum at the end, in hexadecimal.
 const TRAILER_BYTES: u64 = 64;
 
-/// Hashes of all that hears, where a job has sound.
+/// Hashes of the audio encoder's weights, if the job has audio.
 pub fn hash_encoder(job: &Job) -> Result<WeightHashes, Failure> {
     match job.request.audio_spec() {
         Some(_) => read_hashes(&job.request, &job.model),
@@ -49,7 +50,7 @@ fn read_hashes(request: &Request, model: &Model) -> Result<WeightHashes, Failure
     tensors.map(|tensor| hash(tensor.name)).collect()
 }
 
-/// Encodes the clips of a job's rows, or finds them in the cache; `hashes` are those of [`hash_encoder`].
+/// Encodes the clips of a job's rows, or finds them in the cache. `hashes` come from [`hash_encoder`].
 pub fn encode_job(
     job: &Job,
     hashes: &WeightHashes,
@@ -63,8 +64,8 @@ pub fn encode_job(
     })
 }
 
-/// Encodes clips to what `request.audio` says, or finds them in the cache; also returns the device. Embeddings are those of
-/// the model with its adapter.
+/// Encodes clips to the rows that `request.audio` asks for, or finds them in the cache; also returns the device.
+/// Embeddings are computed by the model with its adapter.
 pub fn encode_clips(
     store: &ClipStore,
     request: &Request,
@@ -86,12 +87,12 @@ fn encode_hashed(
 ) -> Result<(EncodedClips, AnyDevice), Failure> {
     let folder = own_cache().map_or_else(|_| std::env::temp_dir(), |cache| cache.join("audio"));
     std::fs::create_dir_all(&folder).map_err(Failure::disk)?;
-    let audio = request.audio_spec().expect("there are clips, so there is sound");
+    let audio = request.audio_spec().expect("there are clips, so the request has audio");
     let (width, dtype) = (audio.width(request.audio), request.activations());
     let path = folder.join(format!("{}.rows", key(store, request, (hashes, adapter), dtype)?));
     let bytes = encoded_bytes(store, request);
     let row_bytes = width * dtype.bytes();
-    if !is_whole(&path, bytes) {
+    if !is_intact(&path, bytes) {
         let mut encoder = Encoder::load(request, (model, adapter), longest_clip_rows(store), device)?;
         let needed = format_bytes(encoder.executor.plan().reserved_bytes() as u64);
         say(&format!(
@@ -107,7 +108,8 @@ fn encode_hashed(
     Ok((encoded, device))
 }
 
-/// The embeddings of sound files, each (rows, C), by the encoder of a model with an adapter; and the device.
+/// Encodes audio files with the encoder of a model and its adapter. Returns the embeddings of each, (rows, C), and
+/// the device.
 pub fn encode_files(
     request: &Request,
     (model, adapter): (&Model, Option<&AdapterFile>),
@@ -134,7 +136,7 @@ pub fn encode_files(
     Ok((embeddings?, encoder.executor.into_device()))
 }
 
-/// What determines the rows.
+/// A hash of everything that determines the rows.
 fn key(
     store: &ClipStore,
     request: &Request,
@@ -151,7 +153,7 @@ fn key(
     for (name, hash) in hashes {
         hasher.update(format!("{name} {} {hash}\n", request.storage_of(name)).as_bytes());
     }
-    // The scale is a part of an adapter's meaning.
+    // The scale of an adapter changes the rows too.
     let encoding = encoding_request(request, 0);
     for module in &encoding.adapters {
         hasher.update(format!("{} {}\n", module.path, module.scale).as_bytes());
@@ -166,20 +168,16 @@ fn key(
     Ok(hasher.finish_hex())
 }
 
-fn stored(model: &Model, name: &str) -> Weight {
-    model.weight(name).expect("the job has checked that no weight is missing")
-}
-
-/// Whether a file has all rows, and those that were written.
-fn is_whole(path: &Path, bytes: u64) -> bool {
+/// Whether a cache file has the expected size and the checksum of its content.
+fn is_intact(path: &Path, bytes: u64) -> bool {
     let check = || -> io::Result<bool> {
         let mut file = File::open(path)?;
-        let all = MAGIC.len() as u64 + bytes;
-        if file.metadata()?.len() != all + TRAILER_BYTES {
+        let content_bytes = MAGIC.len() as u64 + bytes;
+        if file.metadata()?.len() != content_bytes + TRAILER_BYTES {
             return Ok(false);
         }
         let mut hasher = Hasher::sha256();
-        io::copy(&mut (&mut file).take(all), &mut hasher)?;
+        io::copy(&mut (&mut file).take(content_bytes), &mut hasher)?;
         let mut trailer = Vec::new();
         file.read_to_end(&mut trailer)?;
         Ok(hasher.finish_hex().as_bytes() == trailer)
@@ -216,7 +214,7 @@ fn write_rows(path: &Path, store: &ClipStore, encoder: &mut Encoder, dtype: DTyp
     }
 }
 
-/// The bytes of numbers in the type of activations.
+/// The bytes of numbers in a type of activations.
 pub fn encode_numbers(numbers: &[f32], dtype: DType) -> Vec<u8> {
     match dtype {
         DType::Bf16 => numbers.iter().flat_map(|number| f32_to_bf16(*number).to_le_bytes()).collect(),
@@ -230,7 +228,7 @@ pub fn encode_numbers(numbers: &[f32], dtype: DType) -> Vec<u8> {
 /// A loaded encoder.
 struct Encoder {
     executor: Executor<AnyDevice>,
-    /// Of each mel bin.
+    /// Mean and inverse deviation of each mel bin.
     mean: Vec<f32>,
     inverse_deviation: Vec<f32>,
     result: ValueId,
@@ -259,7 +257,7 @@ impl Encoder {
         Ok(Encoder { executor, mean: mean?, inverse_deviation: inverse_deviation?, result, width })
     }
 
-    /// The rows of a clip's features (frames, 80), without those that fill its last chunk. Changes the features.
+    /// Encodes a clip's features (frames, 80), without the rows that pad its last chunk. Changes the features.
     fn encode(&mut self, features: &mut Vec<f32>) -> Result<Vec<f32>, Failure> {
         for frame in features.chunks_exact_mut(MEL_BINS) {
             for (bin, number) in frame.iter_mut().enumerate() {
@@ -277,9 +275,7 @@ impl Encoder {
         let numbers = marks_of_clip(0, frames).flatten();
         self.executor.write(marks, &numbers.flat_map(i32::to_le_bytes).collect::<Vec<u8>>());
         self.executor.run(Entry::Encode, &Extent { audio, ..Extent::default() })?;
-        let mut bytes = vec![0; 4 * rows * self.width];
-        self.executor.read(self.result, &mut bytes)?;
-        Ok(bytes.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four)).collect())
+        Ok(read_floats(&mut self.executor, self.result, rows * self.width)?)
     }
 }
 

@@ -1,7 +1,6 @@
 //! Passes data between the loop and the device: inputs in, the report of a step out.
 //!
-//! Elements go through a small buffer in little-endian order; nothing is allocated after the first
-//! micro-batch.
+//! Elements are copied through a small buffer in little-endian order. Nothing is allocated.
 
 use crate::failure::Failure;
 use smidgen_compile::names::{input, state};
@@ -9,7 +8,7 @@ use smidgen_data::micro_batch::MicroBatch;
 use smidgen_ir::{Plan, ValueId};
 use smidgen_runtime::{Device, DeviceError, Executor, counter};
 
-/// Slots for pending reads.
+/// The slots of the two reads that run in the background.
 const REPORT_SLOT: usize = 0;
 const REG_LOSS_SLOT: usize = 1;
 
@@ -24,7 +23,7 @@ pub struct Feed {
     dropout_keys: Option<ValueId>,
     dropout_row_keys: Option<ValueId>,
     dropout_audio_keys: Option<ValueId>,
-    /// Only in a plan with sound.
+    /// Only in a plan with audio.
     audio_rows: Option<ValueId>,
     audio_targets: Option<ValueId>,
     /// Only in a plan with an audio encoder.
@@ -43,11 +42,11 @@ pub struct Feed {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
     pub loss: f64,
-    /// The loss of the regularizer, which is not part of `loss`.
+    /// The regularizer's loss, which is not part of `loss`.
     pub reg_loss: Option<f64>,
-    /// Before clipping.
+    /// The gradient norm before clipping.
     pub grad_norm: f64,
-    /// Whether loss and norm are finite; if not, nothing was changed.
+    /// Whether loss and norm are finite. If not, the update changed nothing.
     pub finite: bool,
 }
 
@@ -76,7 +75,7 @@ impl Feed {
         }
     }
 
-    /// The packed arrays of a micro-batch, and the keys of its dropout at `step` (from 0).
+    /// Writes the packed arrays of a micro-batch, and its dropout keys at `step` (from 0).
     pub fn write_micro_batch<D: Device>(
         &self,
         executor: &mut Executor<D>,
@@ -106,7 +105,7 @@ impl Feed {
         self.write_audio(executor, batch, step)
     }
 
-    /// The sound of a micro-batch, read from where its clips were encoded to.
+    /// Writes the audio rows of a micro-batch, from the cache of encoded clips.
     fn write_audio<D: Device>(
         &self,
         executor: &mut Executor<D>,
@@ -147,13 +146,13 @@ impl Feed {
         executor.write(self.loss_weight, &weight.to_le_bytes());
     }
 
-    /// Sets learning rate, number (from 1) and loss scale of the next update.
+    /// Sets the learning rate, the number (from 1) and the loss scale of the next update.
     pub fn write_hyper<D: Device>(&self, executor: &mut Executor<D>, lr: f64, update: u64, loss_scale: f64) {
         let hyper = self.hyper.expect("only a plan that trains has updates");
         write_elements(executor, hyper, [lr, update as f64, loss_scale].map(f64::to_le_bytes).into_iter());
     }
 
-    /// Starts to copy the report of the last update to the host, without waiting.
+    /// Starts to copy the report of the last update to the host.
     pub fn begin_report<D: Device>(&self, executor: &mut Executor<D>) -> Result<(), DeviceError> {
         let report = self.report.expect("only a plan that trains has a report");
         executor.begin_read(REPORT_SLOT, report, 32)?;
@@ -165,18 +164,14 @@ impl Feed {
         let report = self.report.expect("only a plan that trains has a report");
         let mut bytes = [0u8; 32];
         executor.finish_read(REPORT_SLOT, report, &mut bytes)?;
-        let numbers = bytes.as_chunks::<8>().0.iter().map(|eight| f64::from_le_bytes(*eight));
-        let [loss, grad_norm, _, finite] = numbers.collect::<Vec<f64>>()[..] else {
-            unreachable!("four numbers")
-        };
-        let mut bytes = [0u8; 8];
-        let reg_loss = match self.reg_loss {
-            None => None,
-            Some(id) => {
-                executor.finish_read(REG_LOSS_SLOT, id, &mut bytes)?;
-                Some(f64::from_le_bytes(bytes))
-            }
-        };
+        let [loss, grad_norm, _, finite] = [0, 8, 16, 24]
+            .map(|first| f64::from_le_bytes(bytes[first..first + 8].try_into().expect("eight bytes")));
+        let mut reg_loss = None;
+        if let Some(id) = self.reg_loss {
+            let mut bytes = [0u8; 8];
+            executor.finish_read(REG_LOSS_SLOT, id, &mut bytes)?;
+            reg_loss = Some(f64::from_le_bytes(bytes));
+        }
         Ok(StepReport { loss, reg_loss, grad_norm, finite: finite == 1.0 })
     }
 
@@ -192,11 +187,13 @@ impl Feed {
 
     /// Summed NLL since the last clear, times the loss weight.
     pub fn read_eval_loss<D: Device>(&self, executor: &mut Executor<D>) -> Result<f64, DeviceError> {
-        read_f64(executor, self.eval_loss, 0)
+        let mut bytes = [0u8; 8];
+        executor.read_at(self.eval_loss, 0, &mut bytes)?;
+        Ok(f64::from_le_bytes(bytes))
     }
 
     /// Calls `take` with the negative log-likelihood of each of the first `rows` supervised rows of the last `eval`.
-    /// Many are read at once, because every read waits for the GPU.
+    /// Reads many at a time, because every read waits for the GPU.
     pub fn read_row_losses<D: Device>(
         &self,
         executor: &mut Executor<D>,
@@ -214,12 +211,12 @@ impl Feed {
     }
 }
 
-/// The dropout keys of audio rows: those of the sample, at places that no token has.
+/// The dropout keys of audio rows: keys of the sample, at positions that no token has.
 fn audio_keys(seed: u64, step: u64, batch: &MicroBatch) -> impl Iterator<Item = [u8; 8]> {
     const BEHIND_ALL_TOKENS: u64 = 1 << 32;
     batch.clips.iter().enumerate().flat_map(move |(index, &(_, first))| {
         let end = batch.clips.get(index + 1).map_or(batch.audio_targets.len(), |next| next.1 as usize);
-        // A clip replaces at least one token, which says whose it is.
+        // The first token that a clip replaces tells its sample.
         let target = batch.audio_targets[first as usize] as usize;
         let (sample, position) = (batch.sample_of_token[target], batch.positions[target] as u64);
         (0..(end - first as usize) as u64).map(move |row| {
@@ -227,12 +224,6 @@ fn audio_keys(seed: u64, step: u64, batch: &MicroBatch) -> impl Iterator<Item = 
             counter::token_key(seed, step, u64::from(sample), place).to_le_bytes()
         })
     })
-}
-
-fn read_f64<D: Device>(executor: &mut Executor<D>, id: ValueId, index: usize) -> Result<f64, DeviceError> {
-    let mut bytes = [0u8; 8];
-    executor.read_at(id, 8 * index, &mut bytes)?;
-    Ok(f64::from_le_bytes(bytes))
 }
 
 fn write_elements<D: Device, const N: usize>(

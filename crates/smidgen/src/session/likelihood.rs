@@ -1,6 +1,6 @@
-//! Log-likelihoods of samples, from the entry point `eval` of a plan with the losses of rows.
+//! Log-likelihoods of samples, computed by the entry point `eval` of a plan with row losses.
 //!
-//! Samples are packed as in any evaluation; the losses of a sample's rows are added in f64.
+//! Samples are packed as in any evaluation. The losses of a sample's rows are summed in f64.
 
 use crate::failure::Failure;
 use crate::session::feed::Feed;
@@ -9,9 +9,10 @@ use smidgen_data::micro_batch::MicroBatch;
 use smidgen_data::tokens::TokenSet;
 use smidgen_ir::{Entry, Rank};
 use smidgen_runtime::{Device, Executor};
+use std::ops::Range;
 
-/// Σ log p of the supervised tokens of each sample, up to `limit` of them (0: all). A rank has a part of the batches, and
-/// 0 for the samples of others.
+/// Σ log p of the supervised tokens of each of the first `limit` samples (0: all). A rank computes its part of the
+/// batches and has 0 for all other samples.
 pub fn log_likelihoods<D: Device>(
     executor: &mut Executor<D>,
     feed: &Feed,
@@ -20,9 +21,31 @@ pub fn log_likelihoods<D: Device>(
     limit: usize,
     part: Rank,
 ) -> Result<Vec<f64>, Failure> {
+    let mut sums = vec![0.0; evaluated_samples(set, limit)];
+    run_eval_batches(executor, feed, micro_batch, set, limit, part, |executor, micro_batch, range| {
+        let rows_of = |sample: usize| std::iter::repeat_n(sample, set.supervised(sample) as usize);
+        let mut samples = range.flat_map(|sample| rows_of(sample as usize));
+        feed.read_row_losses(executor, micro_batch.rows.len(), |loss| {
+            sums[samples.next().expect("every supervised row belongs to a sample")] -= f64::from(loss);
+        })?;
+        assert_eq!(samples.next(), None, "every sample has its rows");
+        Ok(())
+    })?;
+    Ok(sums)
+}
+
+/// Runs `eval` on this rank's part of the evaluation batches. Calls `after` with the samples of each batch.
+pub fn run_eval_batches<D: Device>(
+    executor: &mut Executor<D>,
+    feed: &Feed,
+    micro_batch: &mut MicroBatch,
+    set: &TokenSet,
+    limit: usize,
+    part: Rank,
+    mut after: impl FnMut(&mut Executor<D>, &MicroBatch, Range<u32>) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     let micro_tokens = executor.plan().extent.tokens;
     feed.write_loss_weight(executor, 1.0);
-    let mut sums = vec![0.0; if limit == 0 { set.len() } else { limit.min(set.len()) }];
     let mut index = 0;
     for_each_eval_batch(set, limit, micro_tokens, |range| {
         index += 1;
@@ -30,21 +53,19 @@ pub fn log_likelihoods<D: Device>(
             return Ok(());
         }
         micro_batch.fill(set, range.clone()).map_err(Failure::disk)?;
-        // No dropout: the step does not matter.
+        // Without dropout the step has no effect.
         feed.write_micro_batch(executor, micro_batch, 0)?;
         executor.run(Entry::Eval, &micro_batch.extent())?;
-        let rows_of = |sample: usize| std::iter::repeat_n(sample, set.supervised(sample) as usize);
-        let mut samples = range.flat_map(|sample| rows_of(sample as usize));
-        feed.read_row_losses(executor, micro_batch.rows.len(), |loss| {
-            sums[samples.next().expect("every supervised row belongs to a sample")] -= f64::from(loss);
-        })?;
-        assert_eq!(samples.next(), None, "every sample has its rows");
-        Ok::<(), Failure>(())
-    })?;
-    Ok(sums)
+        after(executor, micro_batch, range)
+    })
 }
 
-/// The first sample whose log-likelihood is not finite.
+/// How many samples are evaluated with a limit (0: all).
+pub fn evaluated_samples(set: &TokenSet, limit: usize) -> usize {
+    if limit == 0 { set.len() } else { limit.min(set.len()) }
+}
+
+/// Fails if a log-likelihood is not finite, and names the first such sample.
 pub fn check_finite(set: &TokenSet, log_likelihoods: &[f64], when: &str) -> Result<(), Failure> {
     match log_likelihoods.iter().position(|sum| !sum.is_finite()) {
         None => Ok(()),
@@ -68,7 +89,6 @@ mod tests {
     use smidgen_runtime::Cpu;
     use std::path::Path;
 
-    /// However many rows there are, each loss comes once and in order.
     #[test]
     fn losses_of_many_rows_are_read_in_order() {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");

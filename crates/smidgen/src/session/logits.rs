@@ -1,11 +1,11 @@
 //! The logits of a sequence, with or without an adapter, on the CPU.
 //!
-//! They are computed by a plan, as in training, with nothing trained. A merge uses them to report its rounding, and tests
-//! compare them with other implementations.
-//! Left out: a KV cache; every call computes the whole sequence.
+//! They are computed by a plan, as in training, but nothing is trained. A merge uses them to report its rounding
+//! error, and tests compare them with other implementations.
+//! Left out: a KV cache. Every call computes the whole sequence.
 
 use crate::failure::Failure;
-use crate::session::weights::{leaf, load_weights};
+use crate::session::weights::{leaf, load_weights, read_floats};
 use smidgen_compile::names::{input, state};
 use smidgen_compile::{Request, compile_logits};
 use smidgen_formats::model::Model;
@@ -33,7 +33,7 @@ impl LogitsRun {
         &mut self.executor
     }
 
-    /// Runs `refresh`; called after the adapters were filled.
+    /// Call this after filling the adapters.
     pub fn refresh(&mut self) -> Result<(), Failure> {
         let extent = self.executor.plan().extent;
         self.executor.run(Entry::Refresh, &extent).map_err(Failure::from)
@@ -55,9 +55,7 @@ impl LogitsRun {
             self.executor.write(place, &bytes);
         }
         self.executor.run(Entry::Logits, &extent)?;
-        let mut bytes = vec![0; 4 * rows.len() * self.vocabulary];
         let place = leaf(self.executor.plan(), state::LOGITS);
-        self.executor.read(place, &mut bytes)?;
-        Ok(bytes.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four)).collect())
+        Ok(read_floats(&mut self.executor, place, rows.len() * self.vocabulary)?)
     }
 }

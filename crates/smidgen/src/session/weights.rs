@@ -1,7 +1,7 @@
-//! Loads base weights from disk into the reserved memory, and writes values from it.
+//! Loads base weights from disk into reserved memory, and copies values out of it.
 //!
-//! Weights are read straight into their place if the plan keeps their stored format; otherwise they are converted or
-//! quantized a few rows at a time. No weight is ever held twice.
+//! A weight is read directly into its place if the plan keeps its stored format; otherwise it is converted or
+//! quantized a few rows at a time. No weight is ever in memory twice.
 
 use crate::failure::Failure;
 use smidgen_formats::at_once::at_once;
@@ -14,23 +14,23 @@ use smidgen_formats::tensor_ref::TensorRef;
 use smidgen_formats::weight::{Weight, WeightError, WeightRows};
 use smidgen_ir::{DType, LeafKind, Plan, Space, Storage, ValueId};
 use smidgen_runtime::device::FillError;
-use smidgen_runtime::{Device, Executor};
+use smidgen_runtime::{Device, DeviceError, Executor};
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes that pass through host memory at a time; too few to count as a large allocation.
+/// Bytes that are copied through host memory at a time: too few to count as a large allocation.
 pub const PIECE_BYTES: usize = COPY_BYTES;
 
-/// Bytes that are worth a thread of their own.
+/// A read is split over threads only if each gets at least this many bytes.
 const THREAD_BYTES: usize = 1 << 20;
 
-/// Hashes of the stored bytes of weights, by their names.
+/// Hashes of the stored bytes of weights, by name.
 pub type WeightHashes = BTreeMap<String, String>;
 
-/// Fills every base weight that is not trained from the checkpoint, with this many threads; not those that another rank
-/// fills.
+/// Fills every frozen base weight from the model's files, except those that another rank fills.
 pub fn load_weights<D: Device>(
     executor: &mut Executor<D>,
     model: &Model,
@@ -41,7 +41,7 @@ pub fn load_weights<D: Device>(
     own.iter().try_for_each(|(_, name)| load_weight(executor, model, name, threads))
 }
 
-/// The same for a run whose checkpoints state what it is made of: bytes are hashed as they are read.
+/// Fills every frozen base weight and returns the hashes of their stored bytes.
 pub fn load_hashed_weights<D: Device>(
     executor: &mut Executor<D>,
     model: &Model,
@@ -51,7 +51,7 @@ pub fn load_hashed_weights<D: Device>(
     for (_, name) in leaf_names(executor.plan(), LeafKind::Weight) {
         let (weight, hash) = (stored(model, &name), Arc::new(ContentHash::default()));
         fill_weight(executor, &name, weight.clone().hashed(&hash), threads)?;
-        // The few bytes of a tensor that is not read straight through are read again.
+        // A tensor that is not read from beginning to end is small, and is read again.
         let hash = hash.finish(weight.file_bytes()).map_or_else(|| weight.read_hash(), Ok);
         hashes.insert(name, hash.map_err(Failure::model)?);
     }
@@ -68,7 +68,8 @@ pub fn load_weight<D: Device>(
     fill_weight(executor, name, stored(model, name), threads)
 }
 
-fn stored(model: &Model, name: &str) -> Weight {
+/// A weight of a model whose weights have been checked.
+pub fn stored(model: &Model, name: &str) -> Weight {
     model.weight(name).expect("the job has checked that no weight is missing")
 }
 
@@ -107,7 +108,7 @@ fn fill_weight<D: Device>(
             if bytes.len() == whole_bytes {
                 return encode_weight(&weight, storage, bytes, threads);
             }
-            // A scale may belong to all of a tensor, so a part is cut out of the whole.
+            // A scale may cover the whole tensor, so all of it is encoded and this rank's part is copied.
             let mut whole = vec![0u8; whole_bytes];
             encode_weight(&weight, storage, &mut whole, threads)?;
             bytes.copy_from_slice(&whole[own.clone()]);
@@ -122,7 +123,7 @@ fn own_bytes(plan: &Plan, id: ValueId) -> Range<usize> {
     value.role.shard().map_or(0..value.ty.bytes(&plan.extent), |shard| shard.own_bytes(&value.ty))
 }
 
-/// Reads a part of a stored weight with several requests at the same time.
+/// Reads a part of a stored weight on several threads.
 fn read_stored(weight: &Weight, offset: usize, piece: &mut [u8], threads: usize) -> Result<(), WeightError> {
     let part_bytes = piece.len().div_ceil(threads.max(1)).max(THREAD_BYTES);
     let parts = piece.chunks_mut(part_bytes).enumerate();
@@ -185,20 +186,37 @@ pub fn leaf(plan: &Plan, name: &str) -> ValueId {
     plan.leaf_named(name).unwrap_or_else(|| panic!("the plan has no leaf `{name}`"))
 }
 
+/// Reads the first `count` numbers of a leaf that is stored as f32.
+pub fn read_floats<D: Device>(
+    executor: &mut Executor<D>,
+    id: ValueId,
+    count: usize,
+) -> Result<Vec<f32>, DeviceError> {
+    let mut bytes = vec![0; 4 * count];
+    executor.read(id, &mut bytes)?;
+    Ok(bytes.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four)).collect())
+}
+
 /// Sets all leaves of a kind to zero.
 pub fn clear<D: Device>(executor: &mut Executor<D>, kind: LeafKind) -> Result<(), Failure> {
-    let names = leaf_names(executor.plan(), kind);
-    // A gradient that ends with its lap has no memory of its own.
-    let stored: Vec<ValueId> =
-        names.into_iter().map(|(id, _)| id).filter(|id| executor.plan().bytes_of(*id).is_some()).collect();
-    for id in stored {
-        let result: Result<(), FillError<std::convert::Infallible>> = executor.fill(id, &mut |_, piece| {
-            piece.fill(0);
-            Ok(())
-        });
-        result?;
-    }
-    Ok(())
+    let plan = executor.plan();
+    // A gradient that lives only within one lap has no persistent memory.
+    let stored = plan.leaves(kind).map(|(id, _)| id).filter(|id| plan.bytes_of(*id).is_some());
+    let stored: Vec<ValueId> = stored.collect();
+    stored.into_iter().try_for_each(|id| fill_with(executor, id, |_, piece| piece.fill(0)))
+}
+
+/// Fills a leaf piece by piece. `write` gets the offset of a piece in the leaf.
+pub fn fill_with<D: Device>(
+    executor: &mut Executor<D>,
+    id: ValueId,
+    mut write: impl FnMut(usize, &mut [u8]),
+) -> Result<(), Failure> {
+    let fill = &mut |offset: usize, piece: &mut [u8]| {
+        write(offset, piece);
+        Ok::<(), Infallible>(())
+    };
+    executor.fill(id, fill).map_err(Failure::from)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Quantizing at load gives what quantizing the whole tensor gives, whatever the pieces and the source.
+//! Quantizing piece by piece at load gives the same bytes as quantizing the whole tensor, for every source.
 
 use super::*;
 use crate::four_bit::{Part, file_of, floats, part, parts_of};
@@ -54,7 +54,7 @@ fn check_encoding(name: &str, weight: &Weight) {
 }
 
 #[test]
-fn every_matrix_of_every_kind_of_model_is_encoded_as_a_whole_would_be() {
+fn every_matrix_of_every_kind_of_model_is_encoded_as_a_whole() {
     for place in [
         "qwen2-nf4/model",
         "llama-f16-some-layers/model",
@@ -72,9 +72,9 @@ fn every_matrix_of_every_kind_of_model_is_encoded_as_a_whole_would_be() {
     }
 }
 
-/// Several pieces, the last of them short; blocks that run over the ends of rows.
+/// There are several pieces, the last one short, and blocks that span rows.
 #[test]
-fn pieces_do_not_show() {
+fn pieces_change_no_byte() {
     let folder = tempfile::tempdir().unwrap();
     let shapes = [(40_001, 1), (1_001, 50), (700, 64), (401, 100), (3, 18_944), (130, 257)];
     let parts: Vec<Part> = shapes
@@ -95,7 +95,7 @@ fn pieces_do_not_show() {
 }
 
 #[test]
-fn a_tensor_in_4_bits_is_encoded_again_from_its_numbers() {
+fn a_4_bit_tensor_is_decoded_and_encoded_again() {
     for (code, double) in [(Code4::Nf4, true), (Code4::Fp4, false)] {
         let folder = tempfile::tempdir().unwrap();
         let model = model_of(folder.path(), &parts_of("x", code, double, 1_001, 50));
@@ -103,8 +103,8 @@ fn a_tensor_in_4_bits_is_encoded_again_from_its_numbers() {
     }
 }
 
-/// (16384 / columns) rows, up to where they are whole blocks: gcd(50, 64) = 2 asks for a multiple of 32 rows,
-/// gcd(100, 64) = 4 for one of 16, an odd number of columns for one of 64.
+/// 16384 / columns rows, rounded up to whole blocks: gcd(50, 64) = 2 needs a multiple of 32 rows, gcd(100, 64) = 4
+/// one of 16, an odd number of columns one of 64.
 #[test]
 fn rows_at_a_time_are_whole_blocks() {
     let of_blocks = [1, 50, 64, 100, 18_944, 18_945].map(|columns| rows_at_a_time(columns, 64));
@@ -121,7 +121,7 @@ fn rows_at_a_time_are_whole_blocks() {
 }
 
 #[test]
-fn what_nothing_encodes_is_an_error() {
+fn an_unsupported_encoding_is_an_error() {
     let model = fixture("gguf-llama/model.gguf");
     let weight = model.weight("model.layers.0.mlp.up_proj.weight").unwrap();
     let storage = Storage::Gguf(smidgen_ir::Block::Q4K);

@@ -1,8 +1,9 @@
 //! Decides whether a run replans when free memory changes, and which plan it uses then.
 //!
-//! Smaller micro-batches are tried first with all other choices unchanged; the solver's plan is used if it is faster by
-//! more than the error of predictions. A run returns to a larger plan only if that is faster by as much. Neither changes
-//! results beyond rounding: the batch is the same, only its sums are split differently.
+//! If memory is short, smaller micro-batches with all other choices unchanged are tried first. The solver's plan is
+//! used instead if it is faster by more than the error of predictions. If memory is free again, a larger plan is used
+//! only if it is faster by as much. Results change only by rounding: the batch is the same, only its sums are split
+//! differently.
 
 use super::free_memory::FreeMemory;
 use crate::failure::Failure;
@@ -13,28 +14,29 @@ use smidgen_ir::{Choice, Policy};
 use smidgen_runtime::device::DeviceMemory;
 use std::iter::successors;
 
-/// A plan must be predicted faster by this to be preferred.
+/// A plan is preferred if it is predicted to be faster by this factor.
 const WORTHWHILE: f64 = 1.05;
-/// Free memory must have grown by this share, and by this many times the noise, before a run looks for a faster plan.
+/// A run looks for a faster plan if free memory has grown by at least a tenth of the budget and eight times the
+/// measuring error.
 const GROWTH_SHARE: u64 = 10;
 const GROWTH_OVER_NOISE: u64 = 8;
 
-/// What a run checks for at its checkpoints.
+/// The check of free memory that a run makes at its checkpoints.
 #[derive(Debug)]
 pub struct Watch<'a> {
     pub free_memory: &'a mut dyn FreeMemory,
     pub job: &'a Job,
     /// Peak of the plan, memory outside the arena included.
     pub peak_bytes: u64,
-    /// What the plan was made for.
+    /// The budget that the plan was made for.
     pub budget_bytes: u64,
     /// Whether more memory would make the run faster.
     pub may_grow: bool,
 }
 
 impl Watch<'_> {
-    /// The memory available now, if it calls for another plan.
-    pub fn look(&mut self, device: Option<DeviceMemory>) -> Option<u64> {
+    /// Returns the memory available now if it calls for another plan.
+    pub fn check(&mut self, device: Option<DeviceMemory>) -> Option<u64> {
         let reachable = self.free_memory.reachable_bytes(device, self.peak_bytes)?;
         let noise = self.free_memory.noise_bytes();
         let is_short = lacks(self.peak_bytes, reachable, noise);
@@ -45,18 +47,18 @@ impl Watch<'_> {
     }
 }
 
-/// Whether a plan no longer fits into the available memory, by more than the measuring error.
+/// Whether a plan exceeds the available memory by more than the measuring error.
 pub fn lacks(peak_bytes: u64, reachable_bytes: u64, noise_bytes: u64) -> bool {
     let tolerance = noise_bytes + if noise_bytes > 0 { peak_bytes / 100 } else { 0 };
     reachable_bytes + tolerance < peak_bytes
 }
 
-/// Whether unlimited memory would make the run enough faster.
+/// Whether unlimited memory would make the run faster by more than the error of predictions.
 pub fn may_grow(job: &Job, planned: &Planned) -> Result<bool, Failure> {
     Ok(planned.solution.step_ms >= WORTHWHILE * unlimited_step_ms(job)?)
 }
 
-/// A plan for the new budget, if the plan before no longer fits.
+/// Plans for a new budget that the plan before does not fit.
 pub fn plan_smaller(job: &Job, before: &Policy) -> Result<Planned, Failure> {
     let halved = halved_micro_batches(job, before)?;
     let solved = plan_job(job)?;
@@ -71,7 +73,7 @@ fn is_close(one: &Planned, other: &Planned) -> bool {
     one.solution.step_ms <= WORTHWHILE * other.solution.step_ms
 }
 
-/// The plan with all choices unchanged and its micro-batches halved until it fits.
+/// Halves the micro-batches until the plan fits, with all other choices unchanged.
 fn halved_micro_batches(job: &Job, before: &Policy) -> Result<Option<Planned>, Failure> {
     let Data::Rows(rows) = &job.data else { return Ok(None) };
     if job.recipe.memory.pins.says(Choice::MicroBatch) {
@@ -87,7 +89,7 @@ fn halved_micro_batches(job: &Job, before: &Policy) -> Result<Option<Planned>, F
     Ok(None)
 }
 
-/// A plan for a larger budget: the plan before, unless another one is faster by enough.
+/// Plans for a larger budget: the plan before, unless another one is faster by more than the error of predictions.
 pub fn plan_larger(job: &Job, before: &Policy) -> Result<Planned, Failure> {
     let Some(kept) = plan_job_as_before(job, before)? else {
         return plan_smaller(job, before);
@@ -101,9 +103,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_measuring_is_worth_is_no_lack() {
+    fn differences_within_the_measuring_error_are_ignored() {
         let lacks = |reachable: u64, noise: u64| lacks(1000 << 20, reachable << 20, noise << 20);
-        // 8 MiB and a hundredth.
+        // The tolerance is 8 MiB and 1 %.
         assert!(!lacks(1000, 8) && !lacks(982, 8) && lacks(981, 8) && lacks(0, 8) && !lacks(2000, 8));
         assert!(!lacks(1000, 0) && lacks(999, 0));
     }

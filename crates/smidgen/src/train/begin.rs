@@ -1,7 +1,8 @@
-//! The beginning of a run: the state it starts from, the arithmetic it computes in, and its plan.
+//! Prepares a run: the state it starts from, its arithmetic, its device and its plan.
 //!
-//! A new run starts at step 0 and is planned freely. A resumed run keeps the arithmetic and the plan of its checkpoint
-//! if this machine can run them, because only then is the result the same to the bit; otherwise it prints a note.
+//! A new run starts at step 0 and is planned freely. A resumed run keeps the arithmetic and the plan of its
+//! checkpoint if this machine can run them, because only then is the result bit-identical; otherwise it prints a
+//! note.
 //! Left out: training itself (`course.rs`).
 
 use super::cautions::{Facts, cautions};
@@ -36,7 +37,7 @@ pub struct Ready {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begin {
     New,
-    /// From the last checkpoint of its folder, or from step 0 where there is none.
+    /// From the last checkpoint of its folder, or from step 0 if there is none.
     Resume {
         accept_changes: bool,
     },
@@ -56,7 +57,14 @@ pub fn prepare_run(
             for note in resume::check_job(dir, &job.recipe)? {
                 say(&format!("{WARNING} {note}"));
             }
-            if of_first(&mut joined, is_finished(job, dir))? {
+            let mut is_finished = match &job.data {
+                Data::Rows(rows) => resume::is_finished(dir, &job.recipe, rows.batches.total_steps()),
+                Data::Assumed { .. } => false,
+            };
+            if let Some(joined) = &mut joined {
+                is_finished = joined.team.of_first(&is_finished)?;
+            }
+            if is_finished {
                 return Ok(None);
             }
             (find_start(dir, say)?, accept_changes)
@@ -107,12 +115,7 @@ pub fn prepare_run(
     Ok(Some(Ready { start, planned, device, made_of }))
 }
 
-/// What rank 0 says, where there are several.
-fn of_first(joined: &mut Option<&mut Joined>, own: bool) -> Result<bool, Failure> {
-    joined.as_mut().map_or(Ok(own), |joined| joined.team.of_first(&own))
-}
-
-/// One plan for all ranks: made by the first of them, for the smallest budget of any.
+/// One plan for all ranks: rank 0 makes it, for the smallest budget of all ranks.
 fn plan_together(
     job: &mut Job,
     start: &Start,
@@ -122,12 +125,12 @@ fn plan_together(
     let (smallest, rank) = team.smallest(job.budget.bytes)?;
     if smallest < job.budget.bytes {
         let [own, least] = [job.budget.bytes, smallest].map(format_bytes);
-        say(&format!("{NOTE} planned for rank {rank}, which has {least}; this one has {own}"));
+        say(&format!("{NOTE} planned for the budget of rank {rank}, {least}; this rank has {own}"));
     }
     job.budget.bytes = smallest;
     let is_first = job.world.is_first();
     let own = is_first.then(|| plan_run(job, start, say)).transpose()?;
-    // A plan that does not fit is refused by everyone, by the words of the first.
+    // If the plan does not fit, every rank refuses, and rank 0 says why.
     let policy = own.as_ref().filter(|planned| planned.fits).map(|planned| planned.solution.policy.clone());
     let policy: Option<Policy> = team.of_first(&policy)?;
     let planned = match (own, policy) {
@@ -137,22 +140,22 @@ fn plan_together(
             .ok_or_else(|| Failure::memory("the plan of rank 0 does not fit this rank"))?,
         (None, None) => return Err(Failure::memory("no plan fits: see rank 0")),
     };
-    // Ranks that exchange different things would wait for each other for ever.
+    // Ranks whose plans exchange different tensors would wait for each other forever.
     team.link().agree(&[("exchanges of the plan", exchanges(&planned.solution.plan))])?;
     Ok(planned)
 }
 
-/// The heartbeat, which knows who is late, comes first.
+/// Added to the device's limit, so that the heartbeat fails first: it knows which rank is late.
 const GRACE: Duration = Duration::from_secs(20);
 
-/// How long a rank waits for the others: many steps, and in any case as long as the first rank may take to save.
+/// How long a rank waits for the others: many steps, and at least as long as rank 0 may take to save.
 fn exchange_limit(planned: &Planned) -> Duration {
     const STEPS: f64 = 50.0;
     const LEAST: Duration = Duration::from_secs(600);
     LEAST.max(Duration::from_secs_f64(STEPS * planned.solution.step_ms.clamp(0.0, 1e9) / 1e3))
 }
 
-/// Which exchanges a plan makes, in order.
+/// The number of a plan's exchanges between ranks, and a hash of them in order.
 fn exchanges(plan: &Plan) -> String {
     let mut hasher = Hasher::sha256();
     let mut count = 0;
@@ -160,7 +163,7 @@ fn exchanges(plan: &Plan) -> String {
         plan.entries.iter().flat_map(|entry| entry.steps.iter().map(|step| (entry.entry, step)))
     {
         if step.op.is_collective() {
-            // Rows of a tensor are other ones on each rank.
+            // Each rank has its own rows of a divided tensor, so the whole tensor is named.
             let whole = |id: &ValueId| plan.value(plan.value(*id).role.whole(*id)).name.as_str();
             let operands = step.inputs.iter().chain(&step.updates).map(whole);
             hasher.update(
@@ -172,7 +175,7 @@ fn exchanges(plan: &Plan) -> String {
     format!("{count}, {}", hasher.finish_hex())
 }
 
-/// What the run is made of now. A checkpoint that was made of something else is refused, unless that is accepted.
+/// Reads what the run is made of. A checkpoint of other data or another model is refused, unless that is accepted.
 fn compare_contents(
     job: &Job,
     dir: &RunDir,
@@ -184,7 +187,7 @@ fn compare_contents(
     let Start::Checkpoint { step, made_of: before, .. } = start else { return Ok(made_of) };
     let Some(before) = before else {
         say(&format!(
-            "{WARNING} the checkpoint is of smidgen 0.10 or earlier: whether data and model are the same cannot be compared"
+            "{WARNING} smidgen 0.10 or earlier wrote the checkpoint: cannot check whether data and model are the same"
         ));
         return Ok(made_of);
     };
@@ -198,11 +201,6 @@ fn compare_contents(
     let changes = accept_or_refuse(made_of.changes_since(before, Some(&job.model)), dir.path(), accepts)?;
     made_of.accept(*step, changes, say);
     Ok(made_of)
-}
-
-fn is_finished(job: &Job, dir: &RunDir) -> bool {
-    let Data::Rows(rows) = &job.data else { return false };
-    resume::is_finished(dir, &job.recipe, rows.batches.total_steps())
 }
 
 fn find_start(dir: &RunDir, say: &dyn Fn(&str)) -> Result<Start, Failure> {
@@ -233,7 +231,7 @@ fn keep_arithmetic(job: &mut Job, start: &Start, say: &dyn Fn(&str)) {
     }
 }
 
-/// A resumed run keeps the plan of its checkpoint while it fits; then the result is the same to the bit.
+/// A resumed run keeps the plan of its checkpoint if it fits, so that the result is bit-identical.
 fn plan_run(job: &Job, start: &Start, say: &dyn Fn(&str)) -> Result<Planned, Failure> {
     let Start::Checkpoint { policy, folder, .. } = start else { return plan_job(job) };
     if resume::memory_changed(folder, &job.recipe) {

@@ -1,14 +1,14 @@
-//! Settings that are allowed but rarely intended: each gets a warning before step 0.
+//! Warnings before step 0 about settings that are allowed but rarely intended.
 //!
-//! The rules are a table of conditions and messages. Values that can never be intended (a learning rate of 0, an `alpha`
-//! of 0) are refused when the recipe is read. Left out: warnings about the data itself.
+//! The rules are a table of conditions and messages. Values that can never be intended (a learning rate of 0, an
+//! `alpha` of 0) are refused when the recipe is read. Left out: warnings about the data itself.
 
 use super::lr::warmup_steps;
 use crate::plan::job::Job;
 use crate::rows::data::Rows;
-use smidgen_recipe::{Batch, Warmup};
+use smidgen_recipe::Batch;
 
-/// What the rules look at.
+/// The settings and sizes that the rules test.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Facts {
     pub lr: f64,
@@ -20,7 +20,7 @@ pub struct Facts {
     pub total_steps: u64,
     pub epochs: u64,
     pub samples: usize,
-    /// In samples, if the recipe gives it so.
+    /// `train.batch`; `None` if the batch is given in tokens.
     pub batch: Option<usize>,
 }
 
@@ -28,16 +28,12 @@ impl Facts {
     pub fn of(job: &Job, rows: &Rows) -> Facts {
         let train = &job.recipe.train;
         let total_steps = rows.batches.total_steps();
-        let warmup = match train.warmup {
-            Warmup::Steps(steps) => steps as f64,
-            Warmup::Fraction(fraction) => fraction,
-        };
         Facts {
             lr: train.lr,
             is_full: job.request.adapters.is_empty(),
             weight_decay: train.weight_decay,
             dropout: job.recipe.adapter.dropout,
-            warmup_steps: warmup_steps(warmup, total_steps),
+            warmup_steps: warmup_steps(train.warmup, total_steps),
             total_steps,
             epochs: rows.batches.epochs(),
             samples: rows.train.len(),
@@ -49,85 +45,55 @@ impl Facts {
     }
 }
 
-struct Rule {
-    applies: fn(&Facts) -> bool,
-    words: fn(&Facts) -> String,
-}
-
-const RULES: [Rule; 8] = [
-    Rule {
-        applies: |facts| facts.is_full && facts.lr > 1e-4,
-        words: |facts| {
-            format!(
-                "`train.lr = {}` is high for full training: 5e-6 to 5e-5 is usual, and more may destroy what the model knows",
-                facts.lr
-            )
-        },
-    },
-    Rule {
-        applies: |facts| !facts.is_full && facts.lr > 1e-2,
-        words: |facts| {
-            format!(
-                "`train.lr = {}` is high for an adapter: 1e-4 to 1e-3 is usual; expect loss spikes or NaN",
-                facts.lr
-            )
-        },
-    },
-    Rule {
-        applies: |facts| !facts.is_full && facts.lr < 1e-6,
-        words: |facts| {
-            format!(
-                "`train.lr = {}` is low for an adapter: 1e-4 to 1e-3 is usual, and little will be learned",
-                facts.lr
-            )
-        },
-    },
-    Rule {
-        applies: |facts| facts.warmup_steps >= facts.total_steps,
-        words: |facts| {
-            format!(
-                "`train.warmup` takes {} steps of a run of {}: the learning rate never reaches `train.lr`",
-                facts.warmup_steps, facts.total_steps
-            )
-        },
-    },
-    Rule {
-        applies: |facts| facts.weight_decay > 1.0,
-        words: |facts| format!("`train.weight_decay = {}` is high: 0 to 0.1 is usual", facts.weight_decay),
-    },
-    Rule {
-        applies: |facts| facts.batch.is_some_and(|batch| batch > facts.samples),
-        words: |facts| {
-            let batch = facts.batch.unwrap_or_default();
-            format!(
-                "`train.batch = {batch}` is more than the {} samples of the data: each step takes all of them",
-                facts.samples
-            )
-        },
-    },
-    Rule {
-        applies: |facts| facts.epochs > 50,
-        words: |facts| {
-            format!(
-                "{} steps go over the {} samples {} times: a few epochs are usual, more overfits",
-                facts.total_steps, facts.samples, facts.epochs
-            )
-        },
-    },
-    Rule {
-        applies: |facts| facts.dropout > 0.5,
-        words: |facts| {
-            format!(
-                "`adapter.dropout = {}` drops most of the adapter's input: 0 to 0.1 is usual",
-                facts.dropout
-            )
-        },
-    },
-];
-
 /// One line each, without `warning:`.
 pub fn cautions(facts: &Facts) -> Vec<String> {
-    RULES.iter().filter(|rule| (rule.applies)(facts)).map(|rule| (rule.words)(facts)).collect()
+    let Facts { lr, is_full, weight_decay, dropout, warmup_steps, total_steps, epochs, samples, batch } =
+        *facts;
+    let batch = batch.unwrap_or(0);
+    let rules = [
+        (
+            is_full && lr > 1e-4,
+            format!(
+                "`train.lr = {lr}` is high for full training: 5e-6 to 5e-5 is usual, and more may destroy what the model knows"
+            ),
+        ),
+        (
+            !is_full && lr > 1e-2,
+            format!(
+                "`train.lr = {lr}` is high for an adapter: 1e-4 to 1e-3 is usual; expect loss spikes or NaN"
+            ),
+        ),
+        (
+            !is_full && lr < 1e-6,
+            format!(
+                "`train.lr = {lr}` is low for an adapter: 1e-4 to 1e-3 is usual, and little will be learned"
+            ),
+        ),
+        (
+            warmup_steps >= total_steps,
+            format!(
+                "`train.warmup` takes {warmup_steps} steps of a run of {total_steps}: the learning rate never reaches `train.lr`"
+            ),
+        ),
+        (weight_decay > 1.0, format!("`train.weight_decay = {weight_decay}` is high: 0 to 0.1 is usual")),
+        (
+            batch > samples,
+            format!(
+                "`train.batch = {batch}` is more than the {samples} samples of the data: each step takes all of them"
+            ),
+        ),
+        (
+            epochs > 50,
+            format!(
+                "{total_steps} steps go over the {samples} samples {epochs} times: a few epochs are usual, more overfits"
+            ),
+        ),
+        (
+            dropout > 0.5,
+            format!("`adapter.dropout = {dropout}` drops most of the adapter's input: 0 to 0.1 is usual"),
+        ),
+    ];
+    rules.into_iter().filter(|(applies, _)| *applies).map(|(_, words)| words).collect()
 }
 
 #[cfg(test)]
@@ -147,7 +113,7 @@ mod tests {
     };
 
     #[test]
-    fn usual_settings_are_silent_up_to_the_bounds() {
+    fn usual_settings_give_no_warning() {
         assert_eq!(cautions(&USUAL), [""; 0]);
         let bounds = Facts {
             lr: 1e-2,
@@ -163,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn each_rule_speaks_for_itself_with_its_numbers() {
+    fn each_rule_names_its_numbers() {
         for (facts, words) in [
             (Facts { lr: 0.2, ..USUAL }, "`train.lr = 0.2` is high"),
             (Facts { lr: 1e-7, ..USUAL }, "`train.lr = 0.0000001` is low"),
@@ -181,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn several_speak_together() {
+    fn several_rules_can_apply() {
         let facts = Facts { lr: 0.2, dropout: 0.9, epochs: 99, ..USUAL };
         assert_eq!(cautions(&facts).len(), 3);
     }

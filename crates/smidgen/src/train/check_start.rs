@@ -1,6 +1,6 @@
-//! Whether a run can start: its adapter can be saved, and the adapter or checkpoint that it starts from fits.
+//! Checks that a run can start: its adapter can be saved, and the adapter or checkpoint that it starts from fits.
 //!
-//! Only headers are read, so that a run is refused before anything is written.
+//! Only headers are read, so a run is refused before anything is written.
 
 use super::resume::Start;
 use super::trained_weights;
@@ -12,8 +12,8 @@ use smidgen_formats::peft::{AdapterFile, AdapterTensor, check_agreement};
 use smidgen_ir::Plan;
 use smidgen_recipe::Init;
 
-/// Refuses a job whose adapter could not be saved, and an initial adapter that does not fit the job. Reads
-/// headers only, so it can run before anything is written. Returns a note about an adapter that means something else here.
+/// Refuses a job whose adapter could not be saved, and an initial adapter that does not fit the job. Returns a note
+/// if the initial adapter was trained with another scale.
 pub fn check_start(plan: &Plan, job: &Job, start: &Start) -> Result<Option<String>, Failure> {
     if Product::of(&job.recipe) == Product::Model {
         if let Start::Checkpoint { folder, .. } = start {
@@ -42,24 +42,25 @@ pub fn check_start(plan: &Plan, job: &Job, start: &Start) -> Result<Option<Strin
         .hint(format!("start from an adapter of kind `{expected}`, or with `adapter.init = \"default\"`")));
     }
     find_tensors(&places, &file)?;
-    other_scale(job, &file)
+    compare_scales(job, &file)
 }
 
-/// The tensors of an adapter mean B·A times its scale; with another scale they mean something else.
-fn other_scale(job: &Job, file: &AdapterFile) -> Result<Option<String>, Failure> {
+/// An adapter adds B·A times its scale, so with another scale the same tensors add something else.
+fn compare_scales(job: &Job, file: &AdapterFile) -> Result<Option<String>, Failure> {
     let scales = file.config().module_scales().map_err(Failure::model)?;
     let other = job.request.adapters.iter().find(|module| {
-        let (was, is) = (scales.scaling_for(&module.path), f64::from(module.scale));
-        (was - is).abs() > 1e-6 * was.abs().max(is.abs())
+        let (theirs, ours) = (scales.scaling_for(&module.path), f64::from(module.scale));
+        (theirs - ours).abs() > 1e-6 * theirs.abs().max(ours.abs())
     });
     Ok(other.map(|module| {
-        let (was, is) = (scales.scaling_for(&module.path), module.scale);
         format!(
-            "what the adapter in `{}` adds is scaled by {is} here, by {was} where it was trained: `adapter.alpha` is {}, its \
-             own is {}",
+            "the adapter in `{}` was trained with a scale of {} (its `alpha` is {}), this run uses a scale of {} (`adapter.alpha` \
+             is {})",
             file.path().display(),
-            job.recipe.adapter.alpha,
-            scales.alpha_for(&module.path)
+            scales.scaling_for(&module.path),
+            scales.alpha_for(&module.path),
+            module.scale,
+            job.recipe.adapter.alpha
         )
     }))
 }

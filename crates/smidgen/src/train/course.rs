@@ -1,8 +1,9 @@
-//! The course of a run: reserve, load, train, save; and again with another plan when free memory changed.
+//! The course of a run: reserve, load, train, save; repeated with another plan when free memory changes.
 //!
 //! Free memory is read again just before it is reserved, because other processes may have taken some since planning.
-//! A plan that no longer fits, or whose reservation fails, is replaced by a smaller one; the run is refused only if none
-//! fits. With `memory.adapt` a run also checks at each checkpoint and continues from it with the better plan.
+//! A plan that no longer fits, or whose reservation fails, is replaced by a smaller one; the run is refused only if
+//! none fits. With `memory.adapt` a run also checks free memory at each checkpoint, and continues from it with a
+//! better plan.
 //! Every change is printed, and no training is lost: a run that changes its plan resumes from its own checkpoint.
 
 use super::adapt::{Watch, lacks, may_grow, plan_larger, plan_smaller};
@@ -11,7 +12,7 @@ use super::history;
 use super::interrupt::Interrupt;
 use super::journal::Journal;
 use super::made_of::{MadeOf, accept_or_refuse};
-use super::monitor::{self, Looked};
+use super::monitor::{self, Measurement};
 use super::outcome::{Ending, Went};
 use super::phases::{Phase, PhaseMeter, folder_bytes};
 use super::resume::{self, Start};
@@ -36,13 +37,13 @@ use smidgen_recipe::{Budget, render_job};
 use smidgen_runtime::device::Reservation;
 use smidgen_runtime::{Device, DeviceError, Executor};
 
-/// Plans that are tried before the run fails.
+/// How many plans are tried before the run fails.
 const MOST_ATTEMPTS: usize = 12;
 
-/// What a run needs besides its job and its plan.
+/// Everything a run needs besides its job and its plan.
 pub struct Course<'a> {
     pub dir: RunDir,
-    /// The recipe as it was written.
+    /// The text of the recipe file.
     pub recipe_text: &'a str,
     pub free_memory: &'a mut dyn FreeMemory,
     pub quiet: bool,
@@ -50,36 +51,29 @@ pub struct Course<'a> {
     pub is_monitored: bool,
     pub say: &'a dyn Fn(&str),
     pub on_step: OnStep<'a>,
-    /// Whether the process is there for this run alone: then signals are handled here, and on the CPU the memory of the
-    /// process is held to the plan. A program that calls the library has both for itself.
+    /// Whether the process does nothing but this run. Then the run handles signals, and on the CPU it checks the
+    /// memory of the process against the plan. A program that calls the library does both itself.
     pub owns_process: bool,
-    /// Renders `plan.txt` and `plan.json`; given by the caller, because training renders nothing.
+    /// Renders `plan.txt` and `plan.json`.
     pub render_plan: &'a dyn Fn(&Job, &Planned) -> PlanTexts,
-    /// What differs between two policies of a model with this many layers, in words.
+    /// Describes the differences between two policies of a model with this many layers.
     pub describe_changes: &'a dyn Fn(&Policy, &Policy, usize) -> String,
-    /// What the run is made of; its weights are compared when they are loaded.
+    /// Hashes of the data and the model; those of the weights are compared when they are loaded.
     pub made_of: MadeOf,
-    /// Whether a run whose weights changed continues.
+    /// Whether to continue even if the weights changed.
     pub accept_changes: bool,
     /// The other ranks, if there are any.
     pub team: Option<&'a mut Team>,
 }
 
-/// A plan in words and as JSON.
+/// A plan as a table and as JSON.
 #[derive(Clone, Debug)]
 pub struct PlanTexts {
     pub table: String,
     pub json: String,
 }
 
-/// Memory after a step.
-#[derive(Clone, Copy)]
-struct Moved {
-    step: u64,
-    reachable_bytes: u64,
-}
-
-/// The part of a plan that is still needed when its steps are on the device.
+/// The part of a plan that is still needed once its steps are on the device.
 #[derive(Clone, Debug)]
 struct Chosen {
     policy: Policy,
@@ -103,7 +97,7 @@ impl Chosen {
 }
 
 impl Course<'_> {
-    /// Runs a job with its plan, from a start to the end.
+    /// Runs a job from `start` to its end.
     pub fn run<D: Device>(
         mut self,
         job: &mut Job,
@@ -127,19 +121,21 @@ impl Course<'_> {
                 self.dir.checkpoints().len() as u64,
                 &Footprint::of(&planned.solution.plan, job, total_steps),
             )?;
-            let grows = job.recipe.memory.adapt && job.world.is_alone() && may_grow(job, &planned)?;
-            // Everything that can be refused is refused above: from here on the folder is written.
-            let is_new = self.dir.is_unwritten();
+            // Several ranks keep the plan that they share.
+            let adapts = job.recipe.memory.adapt && job.world.is_alone();
+            let grows = adapts && may_grow(job, &planned)?;
+            // A run is refused above if it cannot succeed. From here on the folder is written.
+            let is_new = self.dir.is_empty();
             self.dir.make()?;
             if plans == 1 {
                 self.dir.sweep()?;
             }
             let phase = if start.is_checkpoint() { Phase::Resume } else { Phase::Load };
-            let looked = monitor::look(&mut device);
-            meter.enter(phase, &looked);
+            let measured = monitor::measure(&mut device);
+            meter.enter(phase, &measured);
             if plans == 1
                 && self.owns_process
-                && let Some(bytes) = above_plan(&looked, planned.solution.peak_bytes)
+                && let Some(bytes) = above_plan(&measured, planned.solution.peak_bytes)
             {
                 (self.say)(&format!(
                     "{WARNING} preparing the data took {}, more than the planned {}: tokenizing long rows takes up to 250 bytes per byte of text",
@@ -152,27 +148,27 @@ impl Course<'_> {
             {
                 (self.say)(&format!("{WARNING} {obstacle}: results stay equal within rounding"));
             }
-            // Nothing was trained: a run that cannot start leaves no files behind.
+            // A run that cannot start leaves no files behind.
             let dir = self.dir.clone();
-            let leave_nothing = |_: &Failure| {
+            let remove_files = |_: &Failure| {
                 if is_new {
                     dir.clear()
                 }
             };
-            let shares = self.share_host(job, &planned, &mut device).inspect_err(leave_nothing)?;
-            let (executor, chosen) = self.reserve(job, planned, device).inspect_err(leave_nothing)?;
+            let shares = self.share_host(job, &planned, &mut device).inspect_err(remove_files)?;
+            let (executor, chosen) = self.reserve(job, planned, device).inspect_err(remove_files)?;
             let first = start.updates_done();
-            // Moved, not copied: an epoch of a large data set is large, and the plan counts it once.
+            // Moved, not copied: the order of a large data set is large, and the plan counts it once.
             let mut batches = std::mem::take(&mut rows_of(job).batches);
             let policy = chosen.policy.clone();
-            // Nobody reads what another rank still fills.
+            // No rank reads shared weights before all are loaded.
             let are_loaded = || match self.team.as_deref_mut().filter(|_| shares) {
                 Some(team) => team.link().barrier(),
                 None => Ok(()),
             };
             let mut trainer = Trainer::fill(job, executor, self.dir.clone(), policy, &start, are_loaded)
-                .inspect_err(leave_nothing)?;
-            // Before anything of the run is changed.
+                .inspect_err(remove_files)?;
+            // Checked before any file of the run changes.
             self.compare_weights(&mut trainer, job, first)?;
             if plans == 1 {
                 self.dir.set_aside(Product::of(&job.recipe))?;
@@ -186,16 +182,14 @@ impl Course<'_> {
             };
             let accepted = self.made_of.accepted_after(first);
             history::begin_part(&self.dir, total_steps, first, chosen.peak_bytes, accepted)?;
-            let mut trainer = trainer.with_meter(&mut meter).with_monitor(self.is_monitored);
             if self.owns_process || job.request.device == DeviceKind::Cuda {
                 trainer = trainer.with_planned_peak(chosen.peak_bytes);
             }
-            if let Some(team) = self.team.as_deref_mut() {
-                trainer = trainer.with_team(team);
-            }
-            // Ranks keep the plan that they share.
-            if job.recipe.memory.adapt && job.world.is_alone() {
-                trainer = trainer.with_watch(Watch {
+            trainer.meter = Some(&mut meter);
+            trainer.is_monitored = self.is_monitored;
+            trainer.team = self.team.as_deref_mut();
+            if adapts {
+                trainer.watch = Some(Watch {
                     free_memory: &mut *self.free_memory,
                     job,
                     peak_bytes: chosen.peak_bytes,
@@ -211,8 +205,8 @@ impl Course<'_> {
                 false => Interrupt::never(),
             });
             let result = trainer.run_watched(&mut batches, first, journal, bar, interrupt, self.on_step);
-            // Only samples taken while the trainer held the arena count for its last phase.
-            meter.enter(Phase::Prepare, &Looked::default());
+            // The memory measured from here on does not belong to the trainer's last phase.
+            meter.enter(Phase::Prepare, &Measurement::default());
             self.write_phases(&meter, &chosen);
             let (mut outcome, returned) = result.inspect_err(|_| bar.finish())?;
             if first_loss.is_nan() {
@@ -223,19 +217,19 @@ impl Course<'_> {
                 bar.finish();
                 return Ok(Went { outcome, total_steps, planned_bytes: chosen.peak_bytes, plans });
             };
-            history::end_for_another_plan(&self.dir, outcome.steps)?;
+            history::end_plan(&self.dir, outcome.steps)?;
             device = returned;
-            // Freed before the next plan is made: this plan does not include the memory of planning.
+            // Freed before the next plan is made: the memory of planning is not counted in this plan.
             device.reserve(&Reservation::default())?;
             rows_of(job).batches = batches;
             start = resume::find_start(&self.dir)?;
-            let moved = Moved { step: outcome.steps, reachable_bytes };
-            planned = self.plan_for(job, &chosen, moved, &|line| bar.say(line))?;
+            planned = self.replan(job, &chosen, outcome.steps, reachable_bytes, bar)?;
             plans += 1;
         }
     }
 
-    /// Has the ranks of a machine share the frozen weights that they offload to host memory. Returns whether they do.
+    /// Makes the ranks of a machine share the frozen weights that they offload to host memory. Returns whether they
+    /// do.
     fn share_host<D: Device>(
         &mut self,
         job: &Job,
@@ -252,21 +246,22 @@ impl Course<'_> {
         }
     }
 
-    /// Refuses weights that are not those of the checkpoint, unless that is accepted.
+    /// Refuses weights that differ from those of the checkpoint, unless changes are accepted.
     fn compare_weights<D: Device>(
         &mut self,
         trainer: &mut Trainer<'_, D>,
         job: &Job,
         first: u64,
     ) -> Result<(), Failure> {
-        let change = self.made_of.see_weights(trainer.take_weight_hashes(), &job.model);
+        let hashes = std::mem::take(&mut trainer.weight_hashes);
+        let change = self.made_of.see_weights(hashes, &job.model);
         let changes = accept_or_refuse(change.into_iter().collect(), self.dir.path(), self.accept_changes)?;
         self.made_of.accept(first, changes, self.say);
-        trainer.set_made_of(self.made_of.clone());
+        trainer.made_of = self.made_of.clone();
         Ok(())
     }
 
-    /// The plan, or a smaller one if other programs took memory since it was made.
+    /// Returns the plan, or a smaller one if other programs took memory since it was made.
     fn settle<D: Device>(
         &mut self,
         job: &mut Job,
@@ -303,7 +298,7 @@ impl Course<'_> {
         loop {
             self.write_run_files(job, &planned)?;
             let chosen = Chosen::of(&planned);
-            // Moved, not copied: a plan takes memory too, and it is counted once.
+            // Moved, not copied: a plan takes memory too, which is counted once.
             let (error, returned) = match Executor::try_load(planned.solution.plan, device) {
                 Ok(executor) => {
                     if let Some(products) = executor.device().chosen_algorithms() {
@@ -329,12 +324,12 @@ impl Course<'_> {
         }
     }
 
-    /// What changes with another plan, in words.
+    /// Describes what changes with another plan.
     fn describe_change(&self, job: &Job, before: &Chosen, planned: &Planned) -> String {
         let now = &planned.solution;
         let changes = (self.describe_changes)(&before.policy, &now.policy, job.request.layers());
-        let [is, was] = [now.peak_bytes, before.peak_bytes].map(format_bytes);
-        format!("now {changes}, {is} instead of {was}")
+        let [new, old] = [now.peak_bytes, before.peak_bytes].map(format_bytes);
+        format!("now {changes}, {new} instead of {old}")
     }
 
     fn shrink(&self, job: &Job, before: &Chosen) -> Result<Planned, Failure> {
@@ -344,15 +339,15 @@ impl Course<'_> {
         Ok(planned)
     }
 
-    /// A plan for the memory available now, which may be the same plan.
-    fn plan_for(
+    /// Plans for the memory available now; the result may be the same plan.
+    fn replan(
         &self,
         job: &mut Job,
         before: &Chosen,
-        moved: Moved,
-        say: &dyn Fn(&str),
+        step: u64,
+        reachable_bytes: u64,
+        progress: &Progress,
     ) -> Result<Planned, Failure> {
-        let Moved { step, reachable_bytes } = moved;
         job.budget = job.budget_for(reachable_bytes);
         let planned = match lacks(before.peak_bytes, reachable_bytes, self.free_memory.noise_bytes()) {
             true => plan_smaller(job, &before.policy)?,
@@ -361,25 +356,22 @@ impl Course<'_> {
         if Chosen::of(&planned).policy == before.policy {
             return Ok(planned);
         }
-        say(&format!(
+        progress.say(&format!(
             "after step {step}: {} of memory is available: {}; results equal within rounding",
             format_bytes(reachable_bytes),
             self.describe_change(job, before, &planned)
         ));
-        let (now, kept) = (self.dir.file("plan.json"), format!("plan-until-{step}.json"));
-        std::fs::copy(&now, self.dir.file(&kept)).map_err(|error| Failure::file("copy", &now, error))?;
+        let (current, kept) = (self.dir.file("plan.json"), self.dir.file(&format!("plan-until-{step}.json")));
+        std::fs::copy(&current, kept).map_err(|error| Failure::file("copy", &current, error))?;
         Ok(planned)
     }
 
-    /// Adds to a device's failure how much memory or disk there is.
+    /// Adds the available memory or disk space to a failure of the device.
     fn with_numbers(&self, job: &Job, chosen: &Chosen, error: DeviceError) -> Failure {
         match error {
-            DeviceError::File { .. } => with_room(
-                Failure::from(error),
-                self.dir.path(),
-                "what the plan puts on disk",
-                chosen.disk_bytes,
-            ),
+            DeviceError::File { .. } => {
+                with_room(Failure::from(error), self.dir.path(), "the offload file", chosen.disk_bytes)
+            }
             DeviceError::Pinned { bytes, .. } => {
                 let free = host::free_memory_bytes().map_or("unknown".into(), format_bytes);
                 let budget = match job.recipe.memory.host_budget {
@@ -417,10 +409,10 @@ impl Course<'_> {
     }
 }
 
-/// The peak of the process so far, if the device is the CPU and the peak is above the plan's.
-fn above_plan(looked: &Looked, planned_bytes: u64) -> Option<u64> {
-    let is_cpu = looked.own_device_bytes().is_none();
-    looked.rss_peak_bytes.filter(|bytes| is_cpu && *bytes > planned_bytes)
+/// The peak memory of the process so far, if the device is the CPU and it is above the plan's.
+fn above_plan(measured: &Measurement, planned_bytes: u64) -> Option<u64> {
+    let is_cpu = measured.own_device_bytes().is_none();
+    measured.rss_peak_bytes.filter(|bytes| is_cpu && *bytes > planned_bytes)
 }
 
 fn rows_of(job: &mut Job) -> &mut Rows {

@@ -1,44 +1,37 @@
-//! The dry step: before the first step, the largest micro-batch of the run is run once and its results are discarded.
+//! The dry step: the largest micro-batch of the run is computed once before the first step, and its results
+//! discarded.
 //!
-//! A step that would run out of memory later, or exceed the plan, fails before anything is trained.
-//! Results do not change: gradients and accumulators are set back to zero and nothing is counted.
-//! Skipped where the first micro-batch is already the largest.
+//! A run that would later run out of memory, or exceed its plan, fails before anything is trained.
+//! Results do not change: gradients and accumulators are cleared afterwards.
+//! It is skipped if the first micro-batch of the first step is the largest anyway.
 
 use super::metrics::read_rss;
 use super::trainer::Trainer;
 use crate::failure::Failure;
-use crate::plan::demand::{largest_samples, pack};
+use crate::plan::demand::largest_samples;
 use crate::session::weights::clear;
 use smidgen_data::batch::BatchPlan;
-use smidgen_data::micro_batch::{Packing, token_and_row_count};
-use smidgen_data::tokens::TokenSet;
+use smidgen_data::micro_batch::token_and_row_count;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{Entry, LeafKind};
 use smidgen_runtime::Device;
 
 impl<D: Device> Trainer<'_, D> {
-    /// Returns whether it was run.
-    pub(super) fn run_dry_step(
-        &mut self,
-        batches: &mut BatchPlan,
-        train: &TokenSet,
-        first: u64,
-    ) -> Result<bool, Failure> {
-        let ranks = self.job.request.rank.of;
+    pub(super) fn run_dry_step(&mut self, batches: &mut BatchPlan, first: u64) -> Result<(), Failure> {
+        let (train, ranks) = (&self.rows().train, self.job.request.rank.of);
         let largest = largest_samples(batches, train, &self.policy, ranks)?;
-        let step = batches.step_samples(first).samples;
-        let mut packing = Packing::default();
-        pack(&mut packing, &self.policy, train, step)?;
-        let begins = packing.micro_batches().next().unwrap_or_default();
-        let begins = begins.iter().map(|position| step[*position as usize]);
-        // All ranks run it or none.
-        let is_first =
-            token_and_row_count(train, begins) >= token_and_row_count(train, largest.iter().copied());
-        if is_first && ranks == 1 {
-            return Ok(false);
+        // Several ranks always run it: all of them or none have to.
+        if ranks == 1 {
+            let samples = batches.step_samples(first).samples;
+            self.pack(samples)?;
+            let begins = self.packing.micro_batches().next().unwrap_or_default();
+            let begins = begins.iter().map(|position| samples[*position as usize]);
+            if token_and_row_count(train, begins) >= token_and_row_count(train, largest.iter().copied()) {
+                return Ok(());
+            }
         }
         self.micro_batch.fill(train, largest).map_err(Failure::disk)?;
-        // A loss that is not finite updates nothing, where updates are a part of the micro-step.
+        // Where the micro-step contains updates, a loss that is not finite keeps them from changing anything.
         self.feed.write_loss_weight(&mut self.executor, f64::NAN);
         self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, first)?;
         let extent = self.micro_batch.extent();
@@ -50,8 +43,7 @@ impl<D: Device> Trainer<'_, D> {
         self.feed.read_report(&mut self.executor)?;
         clear(&mut self.executor, LeafKind::Gradient)?;
         clear(&mut self.executor, LeafKind::State)?;
-        self.refuse_above_plan()?;
-        Ok(true)
+        self.refuse_above_plan()
     }
 
     fn refuse_above_plan(&mut self) -> Result<(), Failure> {

@@ -1,14 +1,19 @@
-//! Evaluations during a run: the loss of held-out rows, and the accuracy of their choices.
+//! Evaluations during a run: the loss of held-out rows, and the accuracy on their choices.
 //!
-//! They run between two steps through the plan's `eval` entry, reuse the memory of the steps and change nothing that a
-//! step reads. Left out: generated answers, which `smidgen eval` scores after training.
+//! They run between two steps through the plan's `eval` entry. They reuse the memory of the steps and change nothing
+//! that a step reads. Left out: generated answers, which `smidgen eval` scores after training.
 
+use super::journal::Journal;
 use super::metrics::EvalRow;
+use super::phases::Phase;
 use super::replay::find_culprit;
+use super::standing::Evaluated;
 use super::trainer::Trainer;
+use crate::console::progress::Progress;
 use crate::failure::Failure;
-use crate::rows::data::Rows;
-use crate::session::likelihood::{check_finite, log_likelihoods};
+use crate::rows::choice::{ChoiceScores, ChoiceSet};
+use crate::session::likelihood::{check_finite, evaluated_samples, log_likelihoods, run_eval_batches};
+use smidgen_data::batch::BatchPlan;
 use smidgen_data::eval_batch::for_each_eval_batch;
 use smidgen_data::tokens::TokenSet;
 use smidgen_ir::{Entry, Rank, Sharding};
@@ -17,96 +22,105 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 impl<D: Device> Trainer<'_, D> {
-    /// The loss of the evaluation samples, and the accuracy of their choices. For rows that are only choices, the loss is
+    /// Evaluates after a step, writes and prints the result. Returns whether it is the best so far.
+    pub(super) fn evaluate_and_log(
+        &mut self,
+        batches: &BatchPlan,
+        step: u64,
+        journal: &mut Journal,
+        progress: &Progress,
+    ) -> Result<bool, Failure> {
+        self.enter(Phase::Eval);
+        let row = self.evaluate(step, batches.epochs_after(step))?;
+        self.enter(Phase::Train);
+        journal.write_row(&row)?;
+        let is_new_best = self.standing.record(Evaluated { step, eval_loss: row.eval_loss });
+        let best = if is_new_best { ", the best so far" } else { "" };
+        let scores: String = row
+            .scores
+            .iter()
+            .filter(|(name, _)| !name.ends_with("_stderr"))
+            .map(|(name, value)| format!("  {name} {value:.4}"))
+            .collect();
+        let (total, loss) = (batches.total_steps(), row.eval_loss);
+        progress.say(&format!("step {step}/{total}  eval_loss {loss:.4}{best}{scores}"));
+        Ok(is_new_best)
+    }
+
+    /// The loss of the evaluation samples, and the accuracy on their choices. If all rows are choices, the loss is
     /// that of the right choices.
-    pub(super) fn evaluate(&mut self, rows: &Rows, step: u64, epoch: f64) -> Result<EvalRow, Failure> {
+    fn evaluate(&mut self, step: u64, epoch: f64) -> Result<EvalRow, Failure> {
+        let rows = self.rows();
         let started = Instant::now();
-        let loss = rows.eval.as_ref().map(|set| self.evaluate_loss(set, step, epoch)).transpose()?;
-        let scored = match &rows.choices {
-            None => None,
-            Some(choices) => {
-                let set = &choices.set;
-                let part = self.eval_part();
-                let mut found =
-                    log_likelihoods(&mut self.executor, &self.feed, &mut self.micro_batch, set, 0, part)?;
-                if let Some(team) = self.team.as_mut().filter(|_| !part.is_only()) {
-                    // Every sample is another rank's; all others have nothing for it.
-                    team.sum(&mut found)?;
-                }
-                check_finite(set, &found, &format!("the evaluation after step {step}"))?;
-                Some((choices, choices.score(&found)))
+        let mut row = EvalRow {
+            step,
+            epoch,
+            eval_loss: f64::NAN,
+            eval_samples: 0,
+            eval_tokens: 0,
+            eval_supervised_tokens: 0,
+            eval_ms: 0.0,
+            scores: BTreeMap::new(),
+        };
+        if let Some(set) = &rows.eval {
+            self.evaluate_loss(set, &mut row)?;
+        }
+        if let Some(choices) = &rows.choices {
+            let scores = self.score_choices(choices, step)?;
+            if rows.eval.is_none() {
+                row.eval_loss = scores.gold_nll / scores.gold_tokens as f64;
+                row.eval_samples = choices.rows.len() as u64;
+                row.eval_tokens = choices.set.stats().tokens;
+                row.eval_supervised_tokens = scores.gold_tokens;
             }
-        };
-        let mut row = match (loss, &scored) {
-            (Some(row), _) => row,
-            (None, Some((choices, scores))) => EvalRow {
-                step,
-                epoch,
-                eval_loss: scores.gold_nll / scores.gold_tokens as f64,
-                eval_samples: choices.rows.len() as u64,
-                eval_tokens: choices.set.stats().tokens,
-                eval_supervised_tokens: scores.gold_tokens,
-                eval_ms: 0.0,
-                scores: BTreeMap::new(),
-            },
-            (None, None) => unreachable!("the recipe refuses `eval_every` without `data.eval`"),
-        };
-        if let Some((_, scores)) = scored {
             let means = [("acc", scores.acc), ("acc_norm", scores.acc_norm), ("acc_bytes", scores.acc_bytes)];
             for (name, mean) in means {
                 row.scores.insert(format!("eval_{name}"), mean.value);
                 row.scores.extend(mean.stderr.map(|stderr| (format!("eval_{name}_stderr"), stderr)));
             }
         }
+        let has_rows = rows.eval.is_some() || rows.choices.is_some();
+        assert!(has_rows, "the recipe refuses `eval_every` without `data.eval`");
         row.eval_ms = started.elapsed().as_secs_f64() * 1e3;
         Ok(row)
     }
 
-    /// The part of the evaluation batches that this rank has. Where weights are gathered for each, all ranks run all.
+    fn score_choices(&mut self, choices: &ChoiceSet, step: u64) -> Result<ChoiceScores, Failure> {
+        let (set, part) = (&choices.set, self.eval_part());
+        let mut found = log_likelihoods(&mut self.executor, &self.feed, &mut self.micro_batch, set, 0, part)?;
+        if let Some(team) = self.team.as_mut().filter(|_| !part.is_only()) {
+            // Each sample was scored by one rank; the others have 0 for it.
+            team.sum(&mut found)?;
+        }
+        check_finite(set, &found, &format!("the evaluation after step {step}"))?;
+        Ok(choices.score(&found))
+    }
+
+    /// Which evaluation batches this rank runs. Where weights are gathered for each batch, all ranks run all of them.
     fn eval_part(&self) -> Rank {
         if self.policy.divides(Sharding::Weights) { Rank::ONLY } else { self.job.request.rank }
     }
 
-    /// Summed NLL ÷ supervised tokens.
-    fn evaluate_loss(&mut self, set: &TokenSet, step: u64, epoch: f64) -> Result<EvalRow, Failure> {
-        let micro_tokens = self.executor.plan().extent.tokens;
+    /// The loss is the summed negative log-likelihood divided by the supervised tokens.
+    fn evaluate_loss(&mut self, set: &TokenSet, row: &mut EvalRow) -> Result<(), Failure> {
+        let (limit, part) = (self.job.recipe.eval.limit, self.eval_part());
         self.feed.clear_eval_loss(&mut self.executor);
-        self.feed.write_loss_weight(&mut self.executor, 1.0);
-        let (mut samples, mut tokens, mut supervised) = (0, 0, 0);
-        let (part, mut index) = (self.eval_part(), 0);
-        for_each_eval_batch(set, self.job.recipe.eval.limit, micro_tokens, |range| {
-            index += 1;
-            if index % part.of != part.index {
-                return Ok(());
-            }
-            self.micro_batch.fill(set, range.clone()).map_err(Failure::disk)?;
-            self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step)?;
-            let extent = self.micro_batch.extent();
-            samples += u64::from(range.end - range.start);
-            tokens += extent.tokens as u64;
-            supervised += extent.rows as u64;
-            self.executor.run(Entry::Eval, &extent).map_err(Failure::from)
-        })?;
-        let mut sum = self.feed.read_eval_loss(&mut self.executor)?;
+        let (executor, micro_batch) = (&mut self.executor, &mut self.micro_batch);
+        run_eval_batches(executor, &self.feed, micro_batch, set, limit, part, |_, _, _| Ok(()))?;
+        let mut sum = [self.feed.read_eval_loss(&mut self.executor)?];
         if let Some(team) = self.team.as_mut().filter(|_| !part.is_only()) {
-            let mut numbers = [sum, samples as f64, tokens as f64, supervised as f64];
-            team.sum(&mut numbers)?;
-            sum = numbers[0];
-            [samples, tokens, supervised] = [1, 2, 3].map(|index| numbers[index] as u64);
+            team.sum(&mut sum)?;
         }
-        if !sum.is_finite() {
-            return Err(self.eval_not_finite(set, step, sum));
+        if !sum[0].is_finite() {
+            return Err(self.eval_not_finite(set, row.step, sum[0]));
         }
-        Ok(EvalRow {
-            step,
-            epoch,
-            eval_loss: sum / supervised as f64,
-            eval_samples: samples,
-            eval_tokens: tokens,
-            eval_supervised_tokens: supervised,
-            eval_ms: 0.0,
-            scores: BTreeMap::new(),
-        })
+        let samples = evaluated_samples(set, limit);
+        let extent = set.extent(0..samples as u32);
+        row.eval_loss = sum[0] / extent.rows as f64;
+        row.eval_samples = samples as u64;
+        row.eval_tokens = extent.tokens as u64;
+        row.eval_supervised_tokens = extent.rows as u64;
+        Ok(())
     }
 
     fn eval_not_finite(&mut self, set: &TokenSet, step: u64, sum: f64) -> Failure {

@@ -1,10 +1,10 @@
 //! TensorBoard's event file: the curves of a run, for `tensorboard --logdir`.
 //!
-//! A file is a sequence of records: length, masked CRC-32C of the length, data, masked CRC-32C of the data. The data is
-//! a protocol buffer `Event`; only the fields of scalars are written. The tags are those of Hugging Face's trainer:
+//! A file is a sequence of records: length, masked CRC-32C of the length, data, masked CRC-32C of the data. The data
+//! is a protocol buffer `Event`; only the fields of scalars are written. Tags are as in Hugging Face's trainer:
 //! `eval_x` becomes `eval/x`, everything else `train/x`.
-//! A resumed run cuts its file after the last record of its checkpoint and appends to it; a file that is missing or
-//! ends before that is rebuilt from `metrics.jsonl`, whose rows hold the same numbers without times.
+//! A resumed run cuts its file after the last record of its checkpoint and appends to it. A file that is missing, or
+//! that ends before that record, is rebuilt from `metrics.jsonl`, whose rows have the same numbers without times.
 
 use crate::failure::Failure;
 use serde_json::{Map, Value};
@@ -16,7 +16,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const PREFIX: &str = "events.out.tfevents.";
 /// The content of the first record of every file.
 const FILE_VERSION: &str = "brain.Event:2";
-/// This writer makes no longer records.
+/// Records written here are never longer.
 const MAX_RECORD_BYTES: u64 = 1 << 20;
 
 #[derive(Debug)]
@@ -27,11 +27,11 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// Continues after `step`; a missing file is rebuilt from the rows of `metrics`, which has been cut there.
+    /// Continues after `step`. A missing file is rebuilt from the rows of `metrics`, which is already cut there.
     pub fn resume(folder: &Path, metrics: &Path, step: u64) -> Result<EventWriter, Failure> {
         if let Some(path) = find_file(folder)? {
-            let cut = cut_after(&path, step).map_err(|error| Failure::file("cut", &path, error))?;
-            if cut.begins_well && cut.last_step.unwrap_or(0) == step {
+            let last_step = cut_after(&path, step).map_err(|error| Failure::file("cut", &path, error))?;
+            if last_step == Some(step) {
                 return EventWriter::append(path);
             }
             std::fs::remove_file(&path).map_err(|error| Failure::file("remove", &path, error))?;
@@ -61,7 +61,7 @@ impl EventWriter {
     }
 }
 
-/// Tags and values of the numbers of a row that get a curve.
+/// The tag and value of each number of a row that TensorBoard plots.
 fn scalars(row: &Map<String, Value>) -> impl Iterator<Item = (String, f32)> + '_ {
     let is_eval = row.contains_key("eval_loss");
     row.iter().filter_map(move |(name, value)| {
@@ -166,25 +166,18 @@ const CRC_TABLE: [u32; 256] = {
     table
 };
 
-/// What is left of a file after a cut.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Cut {
-    /// The first record holds the version.
-    begins_well: bool,
-    last_step: Option<u64>,
-}
-
-/// Truncates a file after the records up to `step`; it also ends before a torn or damaged record.
+/// Truncates a file after the records up to `step`, or before a torn or damaged record if that comes first.
 ///
-/// Truncation is one operation: a file is valid if the process is killed before or after it.
-fn cut_after(path: &Path, step: u64) -> std::io::Result<Cut> {
+/// Truncation is one operation, so the file is valid if the process is killed before or after it. Returns the last step
+/// (0 if there is none), or `None` if the file does not begin with the version.
+fn cut_after(path: &Path, step: u64) -> std::io::Result<Option<u64>> {
     let mut reader = BufReader::with_capacity(16 << 10, File::open(path)?);
     let mut data = Vec::new();
-    let (mut cut, mut end) = (Cut::default(), 0);
+    let (mut last_step, mut end) = (None, 0);
     while read_record(&mut reader, &mut data)?.is_some() {
         match step_of(&data) {
-            None if end == 0 => cut.begins_well = true,
-            Some(own) if end > 0 && own <= step => cut.last_step = Some(own),
+            None if end == 0 => last_step = Some(0),
+            Some(own) if end > 0 && own <= step => last_step = Some(own),
             _ => break,
         }
         end += 16 + data.len() as u64;
@@ -192,7 +185,7 @@ fn cut_after(path: &Path, step: u64) -> std::io::Result<Cut> {
     let file = OpenOptions::new().write(true).open(path)?;
     file.set_len(end)?;
     file.sync_all()?;
-    Ok(cut)
+    Ok(last_step)
 }
 
 /// The data of the next record, or `None` at the end and at an incomplete record.
@@ -220,7 +213,7 @@ fn read_whole(reader: &mut impl Read, into: &mut [u8]) -> std::io::Result<bool> 
     }
 }
 
-/// The step of an event written here, which begins with a time and a step.
+/// The step of an event. Events written here begin with a time and a step.
 fn step_of(event: &[u8]) -> Option<u64> {
     let [0x10, rest @ ..] = event.get(9..)? else { return None };
     let mut step = 0;
@@ -247,7 +240,7 @@ fn new_name() -> String {
     format!("{PREFIX}{}.{host}.{}.0", now_s() as u64, std::process::id())
 }
 
-/// Writes a new file of all rows, completely or not at all.
+/// Writes a new file with all rows, completely or not at all.
 fn write_from_metrics(path: &Path, metrics: &Path) -> Result<(), Failure> {
     let wall_s = now_s();
     smidgen_formats::whole_file::write_whole(path, |out| {
@@ -297,7 +290,7 @@ mod tests {
         assert_eq!(crc32c(b""), 0);
     }
 
-    /// Field by field by hand: key, then value, as protocol buffers have them.
+    /// The expected bytes are written by hand, field by field: key, then value, as in protocol buffers.
     #[test]
     fn an_event_is_the_protocol_buffer_of_its_row() {
         let mut out = Vec::new();
@@ -311,7 +304,7 @@ mod tests {
         event.extend(1.5f32.to_le_bytes());
         assert_eq!(out[..8], (event.len() as u64).to_le_bytes());
         assert_eq!(out[12..out.len() - 4], event);
-        // The mask undone by its own definition: rotated left by 15 after the constant is taken off.
+        // Undoes the mask: subtract the constant, then rotate left by 15.
         let unmask = |bytes: &[u8]| {
             u32::from_le_bytes(bytes.try_into().unwrap()).wrapping_sub(0xa282_ead8).rotate_left(15)
         };
@@ -320,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn tags_are_those_that_people_know() {
+    fn tags_are_those_of_hugging_faces_trainer() {
         let tags = |text: &str| scalars(&row(text)).map(|(tag, _)| tag).collect::<Vec<_>>();
         let step = "{\"step\":1,\"epoch\":0.1,\"loss\":1,\"reg_loss\":1,\"grad_norm\":1,\"lr\":1,\"tokens\":5,\"tokens_per_s\":1,\"device_bytes\":null}";
         let expected = [
@@ -356,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn resume_cuts_and_goes_on_in_the_same_file() {
+    fn resume_cuts_and_continues_the_same_file() {
         let folder = tempfile::tempdir().unwrap();
         let (folder, metrics) = (folder.path(), folder.path().join("metrics.jsonl"));
         let file = written(folder);
@@ -376,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_missing_or_damaged_comes_from_the_metrics() {
+    fn a_missing_or_damaged_file_is_rebuilt_from_the_metrics() {
         let folder = tempfile::tempdir().unwrap();
         let (folder, metrics) = (folder.path(), folder.path().join("metrics.jsonl"));
         std::fs::write(&metrics, format!("{}\n{}\n", step_row(1), step_row(2))).unwrap();

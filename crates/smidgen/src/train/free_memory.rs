@@ -1,6 +1,6 @@
 //! The memory that a run could reserve now.
 //!
-//! It is a trait, so that tests can change free memory.
+//! It is a trait, so that tests can simulate processes that reserve and free memory.
 
 use super::metrics::read_rss;
 use crate::machine::host;
@@ -8,17 +8,17 @@ use smidgen_runtime::device::DeviceMemory;
 use std::fmt::Debug;
 
 pub trait FreeMemory: Debug {
-    /// Bytes of the budgeted memory that this process holds or could reserve; `None` if that is unknown.
-    /// `device` is the free memory reported by a device that has its own; the run holds `held_bytes` of it.
+    /// Bytes that this process holds or could reserve on its device; `None` if unknown. `device` is the memory of a
+    /// device that has its own, of which the run holds `held_bytes`.
     fn reachable_bytes(&mut self, device: Option<DeviceMemory>, held_bytes: u64) -> Option<u64>;
 
-    /// The measuring error: smaller differences do not count.
+    /// The measuring error: smaller differences are ignored.
     fn noise_bytes(&self) -> u64 {
         8 << 20
     }
 }
 
-/// The machine that the run is on, with the limits of its container.
+/// The free memory of this machine, within the limits of its container.
 #[derive(Debug)]
 pub struct Machine;
 
@@ -37,10 +37,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_held_can_be_had() {
+    fn held_memory_counts_as_reachable() {
         let device =
             DeviceMemory { bytes: 900, peak_bytes: 900, free_bytes: 100, pinned_bytes: 0, mapped_bytes: 0 };
-        // Other programs may have taken memory since the device was opened, so its total is not ours alone.
+        // Other programs may have taken memory since the device was opened, so its total is no measure.
         assert_eq!(Machine.reachable_bytes(Some(device), 300), Some(400));
         let reachable = Machine.reachable_bytes(None, 0);
         assert!(reachable.is_none_or(|bytes| bytes > 0));

@@ -1,9 +1,9 @@
-//! `run.json`: the parts of a run, where each began and how it ended.
+//! `run.json`: the parts of a run, at which step each began and how it ended.
 //!
 //! A part is what one process did with one plan. A resumed run has several, and so has a run that changed its plan
-//! because free memory changed; a killed part has no end. The file has what `metrics.jsonl` cannot have: the total
-//! number of steps, and which rows were measured in the same process, so that only those are compared for leaks.
-//! Whether a part is running is not in the file, because it would be wrong after `kill -9`: the writer of
+//! because free memory changed; a killed part has no end. The file adds to `metrics.jsonl` the total number of steps,
+//! and which rows were measured in the same process, so that only those are compared for leaks.
+//! Whether a part is running is not in the file, because it would be wrong after `kill -9`. Instead the writer of
 //! `metrics.jsonl` holds a lock that the kernel releases (`metrics.rs`).
 
 use super::outcome::{Ending, Went};
@@ -27,18 +27,18 @@ pub struct History {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Part {
     pub began_unix_s: u64,
-    /// Only the process that began a part ends it: a killed part has no end.
+    /// Only the process that began a part may end it.
     pub process_id: u32,
-    /// Updates done before it.
+    /// Updates done before this part.
     pub first_step: u64,
-    /// From its plan.
+    /// Peak of its plan.
     pub planned_bytes: u64,
-    /// `None` while it runs, and if it was killed.
+    /// `None` while the part runs, and if it was killed.
     pub ended: Option<PartEnd>,
-    /// What it is made of otherwise than the part before, by `--accept-changes`.
+    /// Changes of data or model since the part before, accepted by `--accept-changes`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub accepted: Vec<String>,
-    /// Updates done when it ended.
+    /// Updates done when the part ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_step: Option<u64>,
     /// The error, if it failed.
@@ -75,7 +75,7 @@ impl History {
     }
 }
 
-/// A part begins. A new run starts a new history; a resumed one continues it.
+/// Adds a part. A new run starts a new history; a resumed one continues it.
 pub fn begin_part(
     dir: &RunDir,
     total_steps: u64,
@@ -100,12 +100,12 @@ pub fn begin_part(
     write(dir, &history)
 }
 
-/// The last part ends because the run changes its plan.
-pub fn end_for_another_plan(dir: &RunDir, step: u64) -> Result<(), Failure> {
+/// Ends the last part because the run continues with another plan.
+pub fn end_plan(dir: &RunDir, step: u64) -> Result<(), Failure> {
     end_part(dir, PartEnd::PlanChanged, Some(step), None)
 }
 
-/// The last part of this process ended; does nothing if none began.
+/// Ends the last part of this process, if one began.
 pub fn end_run(dir: &RunDir, went: &Result<Went, Failure>) -> Result<(), Failure> {
     match went {
         Ok(went) => {
@@ -122,7 +122,7 @@ pub fn end_run(dir: &RunDir, went: &Result<Went, Failure>) -> Result<(), Failure
     }
 }
 
-/// Everything was done and saved, but the process was killed before it could say so. Returns whether that was so.
+/// Ends the last part of a run that was killed after everything was saved. Returns whether there was one to end.
 pub fn end_killed(dir: &RunDir, ended: PartEnd, last_step: u64) -> Result<bool, Failure> {
     let Ok(Some(mut history)) = History::read(dir.path()) else { return Ok(false) };
     let Some(part) = history.parts.last_mut().filter(|part| part.ended.is_none()) else { return Ok(false) };
@@ -157,16 +157,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let dir = RunDir::at(folder.path()).unwrap();
         assert_eq!(History::read(folder.path()).unwrap(), None);
-        end_for_another_plan(&dir, 3).unwrap();
+        end_plan(&dir, 3).unwrap();
         assert!(!folder.path().join(FILE_NAME).exists());
         // Killed; resumed and replanned on the way; failed.
         begin_part(&dir, 90, 0, 5, vec![]).unwrap();
         begin_part(&dir, 90, 10, 5, vec![]).unwrap();
-        end_for_another_plan(&dir, 20).unwrap();
+        end_plan(&dir, 20).unwrap();
         begin_part(&dir, 100, 20, 4, vec![]).unwrap();
         end_run(&dir, &Err(Failure::training("step 31 is not finite"))).unwrap();
-        // Nothing began since.
-        end_for_another_plan(&dir, 99).unwrap();
+        // No part has begun since.
+        end_plan(&dir, 99).unwrap();
         let history = History::read(folder.path()).unwrap().unwrap();
         assert_eq!((history.total_steps, history.resumes()), (100, 1));
         let ends: Vec<_> =
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_read_is_begun_anew() {
+    fn an_unreadable_file_is_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let dir = RunDir::at(folder.path()).unwrap();
         dir.write_text(FILE_NAME, "{").unwrap();

@@ -1,15 +1,15 @@
 //! Ctrl-C and SIGTERM: the first finishes the step and saves its state, the second quits at once.
 //!
-//! The handler is installed only while steps run: before that there is nothing to save, and a signal ends the program as
-//! usual. A run that ignores hangups (`nohup`) keeps the default handling of all signals, because the handler cannot
-//! distinguish them; a killed run still resumes bit for bit.
+//! The handler is installed only while steps run: before that there is nothing to save, and a signal ends the program
+//! as usual. A run that ignores hangups (`nohup`) keeps the default handling of all signals, because the handler
+//! cannot distinguish them; a killed run still resumes bit for bit.
 
 use crate::console::progress::say;
 use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What shells report for a program that Ctrl-C ended.
+/// The exit code that shells report for a program ended by Ctrl-C.
 const ENDED_BY_SIGNAL: i32 = 130;
 
 #[derive(Clone, Debug, Default)]
@@ -34,12 +34,12 @@ impl Interrupt {
         interrupt
     }
 
-    /// Never interrupted.
+    /// Handles no signals.
     pub fn never() -> Interrupt {
         Interrupt::default()
     }
 
-    /// Asks the run to end after the step at hand.
+    /// Asks the run to end after the current step.
     pub fn request(&self) {
         self.0.store(true, Ordering::SeqCst);
     }

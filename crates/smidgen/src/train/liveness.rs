@@ -1,30 +1,31 @@
-//! The guard against a run that trains nothing: soon after the start every trained tensor must have had a gradient
-//! and must have moved.
+//! The check that a run trains what it should: soon after the start, every trained tensor must have had a gradient
+//! and must have changed.
 //!
-//! `B` has a gradient at the first update, `A` and LS-LoRA's scales after others have moved: three updates with a
-//! rate above zero are enough for all. The kernels of the update note what they see (`names::state::ACTIVITY`), so that
-//! a check costs one small read. A resumed run that is past its third update is not checked again.
-//! Where the data or the settings explain a zero gradient, it is a warning: with one token to attend to,
-//! queries and keys get no gradient, and a dropout near 1 may drop everything. A tensor with a gradient counts
-//! as stuck only if the rate was large enough to change an f32 of its size: AdamW's first steps have the size of
-//! the rate if the gradient is well above `eps`.
+//! `B` has a gradient at the first update, `A` and LS-LoRA's scales only after other tensors have changed. Three
+//! updates with a rate above zero are enough for all. The update kernels record activity (`names::state::ACTIVITY`),
+//! so the check costs one small read. A run that is resumed after its third update is not checked again.
+//! A zero gradient that the data or the settings explain is only a warning: with one token to attend to, queries and
+//! keys get no gradient, and a dropout near 1 may drop everything. A tensor with a gradient counts as stuck only if
+//! the rate was large enough to change an f32 of its size: AdamW's first steps are about as large as the rate if the
+//! gradient is well above `eps`.
 
 use crate::failure::Failure;
 use crate::plan::job::Job;
 use crate::ranks::team::Team;
-use crate::session::weights::leaf;
+use crate::session::weights::{leaf, read_floats};
 use smidgen_compile::names::state;
+use smidgen_data::micro_batch::MicroBatch;
 use smidgen_ir::{ACTIVITY_COLUMNS, LeafKind, Precision};
 use smidgen_runtime::{Device, Executor};
 
-/// Updates with a rate above zero after which everything must have moved.
-pub const UPDATES: u64 = 3;
+/// Updates with a rate above zero after which every tensor must have changed.
+const UPDATES: u64 = 3;
 
-/// Above this dropout may leave a tensor without a gradient for three updates.
+/// A dropout above this may leave a tensor without a gradient for three updates.
 const HIGH_DROPOUT: f64 = 0.9;
 /// How far above `eps` a gradient must be for AdamW's step to be about the rate.
 const CLEARLY_ABOVE_EPS: f64 = 100.0;
-/// A change below this part of a number may be lost in an f32.
+/// A change below this fraction of a number may be lost in an f32.
 const SURE_TO_CHANGE: f64 = 1e-6;
 
 #[derive(Debug)]
@@ -33,7 +34,7 @@ pub struct Liveness {
     largest_lr: f64,
     eps: f64,
     dropout: f64,
-    /// A row with a loss had more than one token to attend to.
+    /// Some supervised token had another token to attend to.
     attends: bool,
     /// Gradients pass through f16, in which small ones vanish.
     in_f16: bool,
@@ -41,21 +42,21 @@ pub struct Liveness {
     is_full: bool,
 }
 
-/// What the guard found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Findings {
+struct Findings {
     /// Names of tensors whose gradient was zero throughout.
     without_gradient: Vec<String>,
     /// Names of tensors that have a gradient and did not change.
     stuck: Vec<String>,
-    /// The same, if the learning rate was too small to be sure.
+    /// Names of tensors that did not change, but the learning rate was too small to expect it.
     too_slow: Vec<String>,
 }
 
 impl Liveness {
-    /// Before the first update.
-    pub fn begin(job: &Job) -> Liveness {
-        Liveness {
+    /// `None` if the updates before a resume already cover the check; `lrs_before` are their learning rates.
+    pub fn begin(job: &Job, lrs_before: impl Iterator<Item = f64>) -> Option<Liveness> {
+        let updates_before = lrs_before.filter(|lr| *lr > 0.0).take(UPDATES as usize).count() as u64;
+        (updates_before < UPDATES).then(|| Liveness {
             updates: 0,
             largest_lr: 0.0,
             eps: job.recipe.train.eps,
@@ -63,12 +64,12 @@ impl Liveness {
             attends: false,
             in_f16: job.request.precision == Precision::F16,
             is_full: job.request.adapters.is_empty(),
-        }
+        })
     }
 
-    /// A micro-batch that is part of the next update: the largest position that carries a loss.
-    pub fn see_positions(&mut self, positions: impl Iterator<Item = i32>) {
-        self.attends |= positions.into_iter().any(|position| position > 0);
+    /// Notes whether the supervised tokens of a micro-batch of the next update have tokens to attend to.
+    pub fn see_micro_batch(&mut self, batch: &MicroBatch) {
+        self.attends |= batch.rows.iter().any(|row| batch.positions[*row as usize] > 0);
     }
 
     /// Whether the next update with a rate above zero is the last one to check.
@@ -76,7 +77,7 @@ impl Liveness {
         self.updates + 1 >= UPDATES
     }
 
-    /// After an update; returns whether it was the last one to check.
+    /// Counts an update; returns whether it was the last one to check.
     pub fn see_update(&mut self, lr: f64) -> bool {
         if lr > 0.0 {
             self.updates += 1;
@@ -85,7 +86,7 @@ impl Liveness {
         self.updates >= UPDATES
     }
 
-    /// The verdict: warnings, or an error that names the tensors.
+    /// Reads the recorded activity. Returns warnings, or an error that names the tensors that are not trained.
     pub fn end<D: Device>(
         mut self,
         executor: &mut Executor<D>,
@@ -95,28 +96,24 @@ impl Liveness {
         let names: Vec<String> =
             plan.leaves(LeafKind::Adapter).map(|(_, value)| value.name.clone()).collect();
         let activity = leaf(plan, state::ACTIVITY);
-        let mut bytes = vec![0; 4 * ACTIVITY_COLUMNS * names.len()];
-        executor.read(activity, &mut bytes)?;
-        let decoded = |bytes: &[u8]| -> Vec<f32> {
-            bytes.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four)).collect()
-        };
-        let mut numbers = decoded(&bytes);
+        let count = ACTIVITY_COLUMNS * names.len();
+        let mut numbers = read_floats(executor, activity, count)?;
         if let Some(on_host) = executor.plan().leaf_named(state::HOST_ACTIVITY) {
-            executor.read(on_host, &mut bytes)?;
-            numbers.iter_mut().zip(decoded(&bytes)).for_each(|(number, other)| *number = number.max(other));
+            let others = read_floats(executor, on_host, count)?;
+            numbers.iter_mut().zip(others).for_each(|(number, other)| *number = number.max(other));
         }
         if let Some(team) = team {
-            // A rank may have updated only some rows, and seen only short samples.
+            // A rank may update only some rows of a tensor, and see only short samples.
             numbers.push(f32::from(u8::from(self.attends)));
             team.largest(&mut numbers)?;
             self.attends = numbers.pop() == Some(1.0);
         }
         let mut findings = Findings::default();
         for (name, row) in names.into_iter().zip(numbers.as_chunks::<ACTIVITY_COLUMNS>().0) {
-            let [gradient, parameter, moved] = row.map(f64::from);
+            let [gradient, parameter, change] = row.map(f64::from);
             let sure =
                 self.largest_lr > SURE_TO_CHANGE * parameter && gradient > CLEARLY_ABOVE_EPS * self.eps;
-            match (gradient == 0.0, moved == 0.0) {
+            match (gradient == 0.0, change == 0.0) {
                 (true, _) => findings.without_gradient.push(name),
                 (false, false) => {}
                 (false, true) if sure => findings.stuck.push(name),
@@ -140,15 +137,15 @@ impl Liveness {
         let excused = |key: &String| {
             self.dropout > HIGH_DROPOUT || is_tiny(key) || (!self.attends && is_query_or_key(key))
         };
-        let (right, wrong): (Vec<String>, Vec<String>) =
+        let (expected, wrong): (Vec<String>, Vec<String>) =
             findings.without_gradient.iter().cloned().partition(excused);
-        if !right.is_empty() {
+        if !expected.is_empty() {
             let why = match self.attends {
                 _ if self.in_f16 => "they may be too small for f16; bf16 and f32 have the range",
                 true => "this may be chance at this dropout",
                 false => "no supervised token has another token to attend to",
             };
-            warnings.push(format!("no gradient in {UPDATES} updates for {}: {why}", listed(&right)));
+            warnings.push(format!("no gradient in {UPDATES} updates for {}: {why}", listed(&expected)));
         }
         let failure = match (wrong.is_empty(), findings.stuck.is_empty()) {
             (true, true) => return Ok(warnings),
@@ -175,7 +172,7 @@ impl Liveness {
     }
 }
 
-/// The first few names and the number of the others.
+/// The first three names, and the number of the others.
 fn listed(keys: &[String]) -> String {
     let names: Vec<String> = keys.iter().take(3).map(|key| format!("`{key}`")).collect();
     match keys.len() {
@@ -202,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_of_zero_is_no_update() {
+    fn a_rate_of_zero_does_not_count_as_an_update() {
         let mut liveness = Liveness { updates: 0, largest_lr: 0.0, ..liveness(0.0, true) };
         let rates = [0.0, 1e-4, 0.0, 2e-4, 1e-4];
         let seen = rates.map(|lr| (liveness.ends_next(), liveness.see_update(lr)));
@@ -211,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_had_no_gradient_is_named() {
+    fn tensors_without_a_gradient_are_named() {
         let findings = Findings {
             without_gradient: keys(&["a.q_proj", "b.o_proj", "c.o_proj", "d.o_proj", "e.o_proj"]),
             ..Findings::default()
@@ -225,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn where_a_zero_is_right_it_is_a_warning() {
+    fn an_explained_zero_gradient_is_a_warning() {
         let findings = Findings { without_gradient: keys(&["a.q_proj", "b.k_proj"]), ..Findings::default() };
         let said = liveness(0.0, false).judge(&findings).unwrap();
         assert_eq!(
@@ -239,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_small_for_f16_is_a_warning_for_a_alone() {
+    fn underflow_in_f16_is_a_warning_only_for_lora_a() {
         let findings = |names| Findings { without_gradient: keys(names), ..Findings::default() };
         let half = Liveness { in_f16: true, ..liveness(0.0, true) };
         let said = half.judge(&findings(&["q_proj.lora_A.weight"])).unwrap();

@@ -1,9 +1,9 @@
-//! The log of a run as Hugging Face's trainer keeps it, thinned so that it stays small however long the run is.
+//! The log of a run in the form of Hugging Face's trainer, thinned so that it stays small however long the run is.
 //!
-//! Up to a thousand steps every step is kept. Beyond that every second one is, then every fourth, and so on, and
-//! `logging_steps` says which; evaluations are thinned in the same way. What is kept follows from the rows alone, so a
-//! resumed run keeps what a run that was never stopped keeps. Totals are over all rows.
-//! Left out: the file itself (`trainer_state.rs`); every row is in `metrics.jsonl`.
+//! Up to a thousand steps, every step is kept; beyond that every second step, then every fourth, and so on, as
+//! `logging_steps` says. Evaluations are thinned in the same way. What is kept depends only on the rows, so a resumed
+//! run has the same log as one that was never stopped. Totals are over all rows.
+//! Left out: the file itself (`trainer_state.rs`). Every row is in `metrics.jsonl`.
 
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -16,14 +16,14 @@ const MOST_EVALUATIONS: usize = 250;
 
 type Row = Map<String, Value>;
 
-/// Rows that were kept, and sums over all rows.
+/// The kept rows, and sums over all rows.
 #[derive(Debug)]
 pub struct LogHistory {
     steps: Thinned<StepLog>,
     evaluations: Thinned<EvalLog>,
-    /// Evaluations so far.
+    /// The number of evaluations so far.
     evaluated: u64,
-    /// The newest step, which is always shown.
+    /// The newest step, which is always part of the log.
     newest: Option<StepLog>,
     pub totals: Totals,
 }
@@ -54,7 +54,7 @@ struct EvalLog {
     fields: BTreeMap<String, Value>,
 }
 
-/// Items whose numbers are multiples of a stride, which doubles when there are too many of them.
+/// Keeps the items whose number is a multiple of a stride. The stride doubles when there are too many.
 #[derive(Debug)]
 struct Thinned<T> {
     stride: u64,
@@ -93,7 +93,7 @@ impl Default for LogHistory {
 }
 
 impl LogHistory {
-    /// The rows of `metrics.jsonl` up to a step. A file that does not exist has none.
+    /// Reads the rows of `metrics.jsonl` up to a step. A missing file has no rows.
     pub fn read(metrics: &Path, step: u64) -> io::Result<LogHistory> {
         let mut history = LogHistory::default();
         let file = match File::open(metrics) {
@@ -111,7 +111,7 @@ impl LogHistory {
         Ok(history)
     }
 
-    /// Takes in a row of `metrics.jsonl`: a step, or an evaluation.
+    /// Adds a row of `metrics.jsonl`: a step or an evaluation.
     pub fn add(&mut self, row: &Row) {
         let number = |name: &str| row.get(name).and_then(Value::as_f64);
         let step = row.get("step").and_then(Value::as_u64).unwrap_or(0);
@@ -139,12 +139,12 @@ impl LogHistory {
         totals.epoch = number("epoch").unwrap_or(0.0);
     }
 
-    /// Every how many steps a step is kept.
+    /// Every this many steps, a step is kept.
     pub fn logging_steps(&self) -> u64 {
         self.steps.stride
     }
 
-    /// The kept rows by steps, an evaluation behind its step.
+    /// The kept rows in order of steps; an evaluation comes after its step.
     pub fn entries(&self) -> impl Iterator<Item = BTreeMap<String, Value>> {
         let newest = self.newest.filter(|newest| !newest.step.is_multiple_of(self.steps.stride));
         let steps = self.steps.kept.iter().map(|(_, log)| *log).chain(newest);
@@ -189,7 +189,6 @@ fn eval_fields(row: &Row) -> BTreeMap<String, Value> {
     log
 }
 
-/// NaN becomes `null`.
 pub fn rounded(number: f64, decimals: i32) -> f64 {
     let scale = 10f64.powi(decimals);
     (number * scale).round() / scale
@@ -249,7 +248,7 @@ mod tests {
 
     /// A resumed run reads what an uninterrupted one has in memory.
     #[test]
-    fn rows_that_are_read_give_the_same_log() {
+    fn rows_read_from_the_file_give_the_same_log() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         assert_eq!(LogHistory::read(&path, 9).unwrap().entries().count(), 0);

@@ -1,6 +1,6 @@
-//! The loss scale where gradients pass through f16: too small and they vanish, too large and they overflow.
+//! The loss scale, for gradients that pass through f16: if it is too small they vanish, if too large they overflow.
 //!
-//! A power of two, so dividing by it is exact (`Op::GradNorm` does that). A step that overflows changes nothing and is
+//! It is a power of two, so `Op::GradNorm` divides by it exactly. A step that overflows changes nothing and is
 //! repeated with half the scale; after many steps without overflow the scale doubles, as in PyTorch's `GradScaler`.
 //! Checkpoints store it, because it decides which small gradients vanish.
 
@@ -14,7 +14,8 @@ pub struct LossScale {
     steps: u32,
 }
 
-/// The initial and the largest scale: too large costs a few repeated steps, too small loses gradients unnoticed.
+/// The initial and the largest scale. Starting too large costs a few repeated steps; too small would lose gradients
+/// unnoticed.
 const MOST: f64 = 16_777_216.0;
 /// Steps without an overflow after which the scale doubles.
 const DOUBLES_AFTER: u32 = 2000;
@@ -34,14 +35,14 @@ impl LossScale {
 
     /// Halves the scale after an overflow; `false` if it cannot get smaller.
     pub fn shrink(&mut self) -> bool {
-        let can = self.scale > 1.0;
-        if can {
+        let can_shrink = self.scale > 1.0;
+        if can_shrink {
             *self = LossScale { scale: self.scale / 2.0, steps: 0 };
         }
-        can
+        can_shrink
     }
 
-    /// After a step that did not overflow.
+    /// Counts a step that did not overflow.
     pub fn see_finite(&mut self) {
         self.steps += 1;
         if self.steps == DOUBLES_AFTER {

@@ -1,8 +1,8 @@
-//! What a run is made of: its data, weights, config, tokenizer and template, and the program, compared on resume.
+//! Fingerprints of what a run is made of (data, weights, config, tokenizer, template, program), compared on resume.
 //!
-//! Contents are compared, not names and times. A checkpoint holds a hash of each part: of the tokenized samples, of the
-//! stored bytes of each weight (hashed as they are loaded) and of each tokenizer file; the config is held as it is, so
-//! that a difference can be named by its key.
+//! Contents are compared, not names and times. A checkpoint holds a hash of the tokenized samples, of the stored
+//! bytes of each weight (computed while they are loaded) and of each tokenizer file. It holds the whole config, so
+//! that an error can name the key that changed.
 //! Left out: the recipe, whose keys are compared one by one (`resume.rs`).
 
 use crate::console::colour::WARNING;
@@ -31,25 +31,25 @@ pub const PROGRAM: &str = env!("CARGO_PKG_VERSION");
 pub struct MadeOf {
     /// The version of the program that wrote the checkpoint.
     pub program: String,
-    /// By the key of the recipe.
+    /// The samples of each data key of the recipe.
     data: BTreeMap<String, Samples>,
     config: Map<String, Value>,
-    /// SHA-256 by the names of files.
+    /// SHA-256 of each file, by its name.
     tokenizer: BTreeMap<String, String>,
     /// SHA-256 of the file that `data.template` names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     template: Option<String>,
-    /// By the names of tensors.
     weights: WeightHashes,
-    /// Of all that hears, where there is sound: clips are encoded by it before the weights are loaded.
+    /// Hashes of the audio encoder, if the data has sound. They are needed before the weights are loaded, to encode
+    /// clips.
     #[serde(default, skip_serializing_if = "WeightHashes::is_empty")]
     encoder: WeightHashes,
-    /// What was changed on the way and continued with by `--accept-changes`.
+    /// Changes that were accepted with `--accept-changes`.
     #[serde(default)]
     pub accepted: Vec<Accepted>,
 }
 
-/// A token set in short.
+/// The size and the hash of a token set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Samples {
     samples: u64,
@@ -57,22 +57,22 @@ struct Samples {
     hash: String,
 }
 
-/// Changes with which a run continued.
+/// Changes accepted after a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Accepted {
     pub after_step: u64,
     pub changes: Vec<String>,
 }
 
-/// A part of a run that is not what it was.
+/// A difference from the checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     kind: FailureKind,
-    pub words: String,
+    words: String,
 }
 
 impl MadeOf {
-    /// What ranks have to agree on, but for the weights, which are hashed while they are read.
+    /// Facts that all ranks must agree on. The weights are left out, because their hashes are not known yet.
     pub fn facts(&self) -> Vec<(&'static str, String)> {
         let text = |value: &dyn Fn() -> serde_json::Result<Value>| {
             let text = value().map(|value| value.to_string()).unwrap_or_default();
@@ -90,12 +90,11 @@ impl MadeOf {
         ]
     }
 
-    /// Hashes of all that hears.
     pub fn encoder(&self) -> &WeightHashes {
         &self.encoder
     }
 
-    /// Of a job whose weights are not loaded yet.
+    /// Reads everything except the weights, which are not loaded yet.
     pub fn read(job: &Job) -> Result<MadeOf, Failure> {
         let mut made_of = MadeOf { program: PROGRAM.into(), ..MadeOf::default() };
         if let Data::Rows(rows) = &job.data {
@@ -120,11 +119,11 @@ impl MadeOf {
         Ok(made_of)
     }
 
-    /// What differs from an earlier state, apart from weights.
+    /// All differences from an earlier state, except those of the weights.
     pub fn changes_since(&self, before: &MadeOf, model: Option<&Model>) -> Vec<Change> {
         let data = changed(&before.data, &self.data).into_iter().map(|(key, was, is)| Change {
             kind: FailureKind::Data,
-            words: format!("`{key}` has other samples: {} were {}", words(is), words(was)),
+            words: format!("`{key}` has different samples: {}, before {}", words(is), words(was)),
         });
         let config: [BTreeMap<&String, &Value>; 2] = [before, self].map(|it| it.config.iter().collect());
         let config = changed(&config[0], &config[1]).into_iter().map(|(key, was, is)| {
@@ -135,18 +134,18 @@ impl MadeOf {
             let how = match (was, is) {
                 (None, _) => "is new",
                 (_, None) => "is gone",
-                _ => "has other contents",
+                _ => "changed",
             };
             model_change(format!("the {part} file `{name}` {how}"))
         });
         let template = (before.template != self.template)
-            .then(|| model_change("the file of `data.template` has other contents".into()));
+            .then(|| model_change("the file of `data.template` changed".into()));
         let encoder = changed_weights(&before.encoder, &self.encoder, model);
         data.chain(config).chain(tokenizer).chain(template).chain(encoder).collect()
     }
 
-    /// Takes the hashes of the loaded weights; returns what differs from those of a checkpoint. A weight that only one of
-    /// them has is trained there, and its values are the checkpoint's.
+    /// Takes the hashes of the loaded weights and compares them with those of the checkpoint. A weight that only one
+    /// of the two has is trained in the other, so its values come from the checkpoint.
     pub fn see_weights(&mut self, hashes: WeightHashes, model: &Model) -> Option<Change> {
         let change = changed_weights(&self.weights, &hashes, Some(model));
         self.weights = hashes;
@@ -165,20 +164,20 @@ impl MadeOf {
         }
     }
 
-    /// What the part of the run that begins after a step was made of otherwise than the one before.
+    /// The changes that were accepted when the run resumed after this step.
     pub fn accepted_after(&self, step: u64) -> Vec<String> {
-        let here = self.accepted.iter().filter(|accepted| accepted.after_step == step);
-        here.flat_map(|accepted| accepted.changes.clone()).collect()
+        let accepted = self.accepted.iter().filter(|accepted| accepted.after_step == step);
+        accepted.flat_map(|accepted| accepted.changes.clone()).collect()
     }
 
-    /// Continues what a checkpoint was made of; its weights are compared once they are loaded.
+    /// Takes over the checkpoint's weight hashes and accepted changes. The weights are compared once they are loaded.
     pub fn continue_from(&mut self, before: &MadeOf) {
         self.weights = before.weights.clone();
         self.accepted = before.accepted.clone();
     }
 }
 
-/// The error of a run that was changed, or the changes as words where they are accepted.
+/// Describes the changes if they are accepted, and refuses the run otherwise.
 pub fn accept_or_refuse(changes: Vec<Change>, folder: &Path, accepts: bool) -> Result<Vec<String>, Failure> {
     let Some(first) = changes.first() else { return Ok(vec![]) };
     let kind = first.kind;
@@ -187,13 +186,13 @@ pub fn accept_or_refuse(changes: Vec<Change>, folder: &Path, accepts: bool) -> R
         return Ok(words);
     }
     let message =
-        format!("the run in `{}` was made of something else\n  {}", folder.display(), words.join("\n  "));
+        format!("the data or model of the run in `{}` changed\n  {}", folder.display(), words.join("\n  "));
     Err(Failure::new(kind, message).hint(
         "restore what was changed, or continue with `--accept-changes`: the checkpoints and the report then say so",
     ))
 }
 
-/// Weights that both have, with other values.
+/// Weights that are in both and have other values.
 fn changed_weights(before: &WeightHashes, now: &WeightHashes, model: Option<&Model>) -> Option<Change> {
     let differs = |(name, hash): &(&String, &String)| before.get(*name).is_some_and(|was| was != *hash);
     let changed: Vec<&String> = now.iter().filter(differs).map(|(name, _)| name).collect();
@@ -203,16 +202,16 @@ fn changed_weights(before: &WeightHashes, now: &WeightHashes, model: Option<&Mod
     let place = place.map_or(String::new(), |place| format!(" in `{place}`"));
     let more = match changed.len() {
         1 => String::new(),
-        count => format!(", and so have {} more of {} weights", count - 1, now.len()),
+        count => format!(" ({count} of {} weights differ)", now.len()),
     };
-    Some(model_change(format!("`{first}`{place} has other values{more}")))
+    Some(model_change(format!("`{first}`{place} has different values{more}")))
 }
 
 fn model_change(words: String) -> Change {
     Change { kind: FailureKind::Model, words }
 }
 
-/// The entries that differ, with both values.
+/// The entries that differ, with the old and the new value.
 fn changed<'a, K: Ord, V: PartialEq>(
     before: &'a BTreeMap<K, V>,
     now: &'a BTreeMap<K, V>,
@@ -224,7 +223,7 @@ fn changed<'a, K: Ord, V: PartialEq>(
 
 fn words(value: Option<impl std::fmt::Display>) -> String {
     const MOST: usize = 80;
-    let Some(value) = value else { return "nothing".into() };
+    let Some(value) = value else { return "not set".into() };
     let text = value.to_string();
     match text.char_indices().nth(MOST) {
         Some((end, _)) => format!("{}...", &text[..end]),
@@ -234,7 +233,7 @@ fn words(value: Option<impl std::fmt::Display>) -> String {
 
 impl std::fmt::Display for Samples {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} samples of {} tokens", self.samples, self.tokens)
+        write!(f, "{} with {} tokens", self.samples, self.tokens)
     }
 }
 
@@ -272,7 +271,7 @@ fn is_template(name: &str) -> bool {
     name.starts_with("chat_template") || name.ends_with(".jinja")
 }
 
-/// Hashes of the files that a model's tokenizer is made of; of a GGUF file that is everything before the weights.
+/// Hashes of the files of a model's tokenizer. In a GGUF file, that is everything before the weights.
 fn hash_tokenizer(model: &Model) -> Result<BTreeMap<String, String>, Failure> {
     let folder = match model {
         Model::Folder { folder, .. } => folder.path(),
@@ -341,7 +340,7 @@ mod tests {
                         .insert("data.train".into(), Samples { samples: 9, tokens: 200, hash: "b".into() }),
                 )
             },
-            &["`data.train` has other samples: 9 samples of 200 tokens were 10 samples of 211 tokens"],
+            &["`data.train` has different samples: 9 with 200 tokens, before 10 with 211 tokens"],
         );
         check(
             &|now| drop(now.config.insert("rope_theta".into(), json!(5e5))),
@@ -349,7 +348,7 @@ mod tests {
         );
         check(
             &|now| drop(now.config.remove("hidden_size")),
-            &["the config's `hidden_size` was 48, is nothing"],
+            &["the config's `hidden_size` was 48, is not set"],
         );
         check(
             &|now| {
@@ -359,12 +358,12 @@ mod tests {
             &[
                 "the template file `chat_template.jinja` is new",
                 "the tokenizer file `tokenizer.json` is gone",
-                "the file of `data.template` has other contents",
+                "the file of `data.template` changed",
             ],
         );
         check(
             &|now| drop(now.tokenizer.insert("tokenizer.json".into(), "u".into())),
-            &["the tokenizer file `tokenizer.json` has other contents"],
+            &["the tokenizer file `tokenizer.json` changed"],
         );
     }
 
@@ -376,22 +375,22 @@ mod tests {
         };
         let mut run = made_of(|_| {});
         assert_eq!(run.see_weights(hashes(&[("a", "1"), ("b", "2"), ("c", "3")]), &model), None);
-        // One that is trained now is not compared.
+        // A weight that is trained now is not compared.
         assert_eq!(run.see_weights(hashes(&[("a", "1"), ("b", "2"), ("d", "3")]), &model), None);
         let change = run.see_weights(hashes(&[("a", "1"), ("b", "9")]), &model).unwrap();
-        assert_eq!(change.words, "`b` has other values");
+        assert_eq!(change.words, "`b` has different values");
         let change = run.see_weights(hashes(&[("a", "5"), ("b", "5")]), &model).unwrap();
-        assert_eq!(change.words, "`a` has other values, and so have 1 more of 2 weights");
+        assert_eq!(change.words, "`a` has different values (2 of 2 weights differ)");
     }
 
     #[test]
-    fn what_is_accepted_is_said_and_the_rest_is_refused() {
+    fn changes_are_refused_unless_accepted() {
         let folder = Path::new("run");
         assert_eq!(accept_or_refuse(vec![], folder, false).unwrap(), [""; 0]);
         let change = || vec![model_change("the tokenizer file `x` is gone".into())];
         assert_eq!(accept_or_refuse(change(), folder, true).unwrap(), ["the tokenizer file `x` is gone"]);
         let refused = accept_or_refuse(change(), folder, false).unwrap_err();
-        assert!(refused.to_string().contains("made of something else\n  the tokenizer file `x` is gone"));
+        assert!(refused.to_string().contains("the run in `run` changed\n  the tokenizer file `x` is gone"));
         assert_eq!(refused.exit_code(), 1);
     }
 }

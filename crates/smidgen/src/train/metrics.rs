@@ -17,45 +17,43 @@ use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
 use smidgen_formats::whole_file::{folder_of, sync_folder};
 
-/// One optimizer step, as a line of `metrics.jsonl` has it. Sizes that a system does not report are `None`.
+/// One optimizer step: a line of `metrics.jsonl`. Sizes that the system does not report are `None`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MetricsRow {
     /// Updates done, this one included: the first row has 1.
     pub step: u64,
     /// Passes over the data so far.
     pub epoch: f64,
-    /// Processes that train together; tokens are those of all, the time is that of the slowest.
+    /// Processes that train together. Tokens are summed over them, the time is that of the slowest.
     pub ranks: u64,
     /// The task's loss: summed over the step, divided by its supervised tokens.
     pub loss: f64,
     /// The regularizer of `ls-lora`, not part of `loss`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reg_loss: Option<f64>,
-    /// Before clipping.
+    /// The gradient norm before clipping.
     pub grad_norm: f64,
-    /// Used by this update.
+    /// The learning rate of this update.
     pub lr: f64,
-    /// Tokens of the step.
     pub tokens: u64,
-    /// Those of them that have a loss.
+    /// Tokens that have a loss.
     pub supervised_tokens: u64,
-    /// Time of the step, evaluations and checkpoints aside.
+    /// Time of the step, without evaluations and checkpoints.
     pub step_ms: f64,
-    /// Speed of the step.
     pub tokens_per_s: f64,
-    /// Times that the step overflowed in f16 and was repeated with a smaller loss scale.
+    /// How often the step overflowed in f16 and was repeated with a smaller loss scale.
     #[serde(skip_serializing_if = "is_zero")]
     pub overflows: u64,
-    /// Measured memory in use on the device; on the CPU that of the process.
+    /// Measured memory in use on the device; on the CPU, memory of the process.
     pub device_bytes: Option<u64>,
-    /// `device_bytes` of every rank, where there are several.
+    /// `device_bytes` of every rank, if there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rank_bytes: Vec<u64>,
-    /// Memory that is free on the device.
+    /// Free memory on the device.
     pub device_free_bytes: Option<u64>,
-    /// The most that was in use on the device so far.
+    /// Peak memory in use on the device so far.
     pub device_peak_bytes: Option<u64>,
-    /// Percent of the last second in which the GPU computed, for any process.
+    /// Percent of the last second in which the GPU was busy, for any process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_util: Option<u32>,
     /// Live bytes of the arena at the step's peak, from the plan.
@@ -64,14 +62,14 @@ pub struct MetricsRow {
     pub pinned_bytes: u64,
     /// Resident memory of the process.
     pub host_rss_bytes: Option<u64>,
-    /// The most that was resident so far.
+    /// Peak resident memory so far.
     pub host_peak_bytes: Option<u64>,
     /// Time spent measuring memory; it counts towards the next step.
     pub monitor_ms: f64,
 }
 
 impl MetricsRow {
-    /// What a terminal shows of it.
+    /// The part that a terminal shows.
     pub(super) fn news(&self) -> StepNews {
         let MetricsRow { step, loss, lr, tokens_per_s, device_bytes, pinned_bytes, .. } = *self;
         StepNews { step, loss, lr, tokens_per_s, device_bytes, pinned_bytes }
@@ -82,10 +80,10 @@ fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 
-/// One evaluation. Names in `scores` are written after the other fields, sorted.
+/// One evaluation. The scores are written after the other fields, sorted by name.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EvalRow {
-    /// Updates done before it.
+    /// Updates done before the evaluation.
     pub step: u64,
     pub epoch: f64,
     /// Summed negative log-likelihood divided by `eval_supervised_tokens`.
@@ -107,23 +105,15 @@ pub struct MetricsWriter {
 }
 
 impl MetricsWriter {
-    /// Continues a file after `step`: later rows and a torn last line are cut first. A missing file is started.
-    pub fn resume(path: &Path, step: u64) -> Result<(Self, Cut), Failure> {
-        let cut = cut_after(path, step)?;
+    /// Continues a file after `step`: later rows and a torn last line are cut first. A missing file is created.
+    pub fn resume(path: &Path, step: u64) -> Result<MetricsWriter, Failure> {
+        cut_after(path, step)?;
         let file = OpenOptions::new()
             .append(true)
             .create(true)
             .open(path)
             .map_err(|error| Failure::file("open", path, error))?;
-        Ok((Self::over(path, file), cut))
-    }
-
-    pub fn write_step(&mut self, row: &MetricsRow) -> Result<(), Failure> {
-        self.write_line(row)
-    }
-
-    pub fn write_eval(&mut self, row: &EvalRow) -> Result<(), Failure> {
-        self.write_line(row)
+        Ok(MetricsWriter::over(path, file))
     }
 
     /// Flushes rows to disk, so that they survive a power failure; called before a checkpoint counts as written.
@@ -134,14 +124,14 @@ impl MetricsWriter {
     }
 
     /// The lock shows that the run is active ([`is_being_written`]). On file systems without locks it has no effect.
-    fn over(path: &Path, file: File) -> Self {
-        // Whoever looks at the run holds it for an instant.
+    fn over(path: &Path, file: File) -> MetricsWriter {
+        // A process that checks whether the run is active holds the lock for an instant.
         let is_held = |_: &u32| matches!(file.try_lock(), Err(TryLockError::WouldBlock));
         (0..100).take_while(is_held).for_each(|_| std::thread::sleep(Duration::from_millis(1)));
         MetricsWriter { path: path.to_path_buf(), file, line: Vec::with_capacity(1024) }
     }
 
-    fn write_line(&mut self, row: &impl Serialize) -> Result<(), Failure> {
+    pub fn write_row(&mut self, row: &impl Serialize) -> Result<(), Failure> {
         self.line.clear();
         serde_json::to_writer(&mut self.line, row).map_err(|error| {
             Failure::disk(error).context(format!("cannot write a row of `{}`", self.path.display()))
@@ -157,31 +147,17 @@ pub fn is_being_written(path: &Path) -> bool {
     matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock))
 }
 
-/// What `cut_after` did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cut {
-    pub kept_rows: u64,
-    /// Rows after the step.
-    pub cut_rows: u64,
-    pub torn_line: bool,
-    /// Step of the last row that was kept.
-    pub last_step: Option<u64>,
-}
-
 /// Drops rows after `step` (0 drops all) and a torn last line. A file that needs no cut is not touched.
 ///
 /// Every line but the last was written whole, so a line that is not a row is an error.
-pub fn cut_after(path: &Path, step: u64) -> Result<Cut, Failure> {
+fn cut_after(path: &Path, step: u64) -> Result<(), Failure> {
     let file = match File::open(path) {
         Ok(file) => file,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Cut::default()),
-        Err(error) => {
-            return Err(Failure::file("read", path, error));
-        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(Failure::file("read", path, error)),
     };
-    let cut = copy_rows(path, file, step, &mut std::io::sink())?;
-    if cut.cut_rows == 0 && !cut.torn_line {
-        return Ok(cut);
+    if copy_rows(path, file, step, &mut std::io::sink())? {
+        return Ok(());
     }
     let temporary = temporary_beside(path);
     let write = || -> Result<(), Failure> {
@@ -194,9 +170,7 @@ pub fn cut_after(path: &Path, step: u64) -> Result<Cut, Failure> {
         // The rename itself is durable once its folder is.
         sync_folder(folder_of(path)).map_err(Failure::disk)
     };
-    write()
-        .map_err(|failure| failure.context(format!("cannot cut `{}` after step {step}", path.display())))?;
-    Ok(cut)
+    write().map_err(|failure| failure.context(format!("cannot cut `{}` after step {step}", path.display())))
 }
 
 fn temporary_beside(path: &Path) -> PathBuf {
@@ -210,39 +184,33 @@ struct StepOfRow {
     step: u64,
 }
 
-/// Copies the rows up to `step` unchanged.
-fn copy_rows(path: &Path, file: File, step: u64, out: &mut impl Write) -> Result<Cut, Failure> {
+/// Copies the rows up to `step` unchanged. Returns whether that was the whole file.
+fn copy_rows(path: &Path, file: File, step: u64, out: &mut impl Write) -> Result<bool, Failure> {
     let mut reader = BufReader::with_capacity(16 * 1024, file);
-    let mut cut = Cut::default();
+    let mut is_whole = true;
     let mut line = Vec::new();
-    let mut number = 0u64;
-    loop {
+    for number in 1.. {
         line.clear();
         let read = reader.read_until(b'\n', &mut line).map_err(|error| Failure::file("read", path, error))?;
         if read == 0 {
-            return Ok(cut);
+            break;
         }
-        number += 1;
         if line.last() != Some(&b'\n') {
-            cut.torn_line = true;
-            return Ok(cut);
+            return Ok(false);
         }
         match serde_json::from_slice::<StepOfRow>(&line) {
-            Ok(row) if row.step <= step => {
-                out.write_all(&line).map_err(Failure::disk)?;
-                cut.kept_rows += 1;
-                cut.last_step = Some(row.step);
-            }
-            Ok(_) => cut.cut_rows += 1,
+            Ok(row) if row.step <= step => out.write_all(&line).map_err(Failure::disk)?,
+            Ok(_) => is_whole = false,
             Err(error) => {
                 return Err(Failure::disk(error)
                     .context(format!("`{}` line {number} is not a metrics row", path.display())));
             }
         }
     }
+    Ok(is_whole)
 }
 
-/// The step of the last whole row of a file, if there is one.
+/// The step of the last complete row of a file, if there is one.
 pub fn last_step(path: &Path) -> Option<u64> {
     let reader = BufReader::new(File::open(path).ok()?);
     let rows = reader.split(b'\n').map_while(Result::ok);
@@ -377,19 +345,18 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_appended_and_a_file_goes_on() {
+    fn rows_are_appended_and_a_file_is_continued() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        let (mut writer, _) = MetricsWriter::resume(&path, 0).unwrap();
-        writer.write_step(&row(1)).unwrap();
-        writer.write_eval(&eval_row(1)).unwrap();
-        writer.write_step(&row(2)).unwrap();
+        let mut writer = MetricsWriter::resume(&path, 0).unwrap();
+        writer.write_row(&row(1)).unwrap();
+        writer.write_row(&eval_row(1)).unwrap();
+        writer.write_row(&row(2)).unwrap();
         writer.sync().unwrap();
         assert_eq!(steps_in(&path), [1, 1, 2]);
         drop(writer);
-        let (mut writer, cut) = MetricsWriter::resume(&path, 2).unwrap();
-        assert_eq!(cut, Cut { kept_rows: 3, cut_rows: 0, torn_line: false, last_step: Some(2) });
-        writer.write_step(&row(3)).unwrap();
+        let mut writer = MetricsWriter::resume(&path, 2).unwrap();
+        writer.write_row(&row(3)).unwrap();
         assert_eq!(steps_in(&path), [1, 1, 2, 3]);
     }
 
@@ -398,11 +365,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         assert!(!is_being_written(&path));
-        let (writer, _) = MetricsWriter::resume(&path, 0).unwrap();
+        let writer = MetricsWriter::resume(&path, 0).unwrap();
         assert!(is_being_written(&path));
         drop(writer);
         assert!(!is_being_written(&path));
-        // Two who look at the same time do not take each other for a writer.
+        // Two readers at the same time do not mistake each other for a writer.
         let other = File::open(&path).unwrap();
         other.try_lock_shared().unwrap();
         assert!(!is_being_written(&path));
@@ -412,10 +379,10 @@ mod tests {
     fn resume_cuts_later_rows_and_a_torn_line() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        let (mut writer, _) = MetricsWriter::resume(&path, 0).unwrap();
+        let mut writer = MetricsWriter::resume(&path, 0).unwrap();
         for step in 1..=5 {
-            writer.write_step(&row(step)).unwrap();
-            writer.write_eval(&eval_row(step)).unwrap();
+            writer.write_row(&row(step)).unwrap();
+            writer.write_row(&eval_row(step)).unwrap();
         }
         let whole = std::fs::read(&path).unwrap();
         let kept: Vec<u8> = whole.split_inclusive(|&byte| byte == b'\n').take(6).flatten().copied().collect();
@@ -423,14 +390,11 @@ mod tests {
         let torn = (kept.len()..whole.len()).step_by(41);
         for end in torn.chain([whole.len()]) {
             std::fs::write(&path, &whole[..end]).unwrap();
-            let (_, cut) = MetricsWriter::resume(&path, 3).unwrap();
+            MetricsWriter::resume(&path, 3).unwrap();
             assert_eq!(std::fs::read(&path).unwrap(), kept);
-            assert_eq!((cut.kept_rows, cut.last_step), (6, Some(3)));
-            assert_eq!(cut.torn_line, whole[end - 1] != b'\n');
         }
         assert!(!temporary_beside(&path).exists());
-        let (_, cut) = MetricsWriter::resume(&path, 0).unwrap();
-        assert_eq!((cut.kept_rows, cut.cut_rows, cut.last_step), (0, 6, None));
+        MetricsWriter::resume(&path, 0).unwrap();
         assert!(steps_in(&path).is_empty());
     }
 
@@ -441,14 +405,14 @@ mod tests {
         std::fs::write(&path, "{\"step\":1}\n").unwrap();
         // A rename onto the file would need this name, which a folder now holds.
         std::fs::create_dir(temporary_beside(&path)).unwrap();
-        assert_eq!(cut_after(&path, 1).unwrap().kept_rows, 1);
+        cut_after(&path, 1).unwrap();
         assert!(cut_after(&path, 0).is_err());
         assert_eq!(steps_in(&path), [1]);
-        assert_eq!(cut_after(&folder.path().join("gone"), 1).unwrap(), Cut::default());
+        cut_after(&folder.path().join("gone"), 1).unwrap();
     }
 
     #[test]
-    fn a_line_that_is_no_row_is_named() {
+    fn a_line_that_is_not_a_row_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         let text = "{\"step\":1}\n{\"loss\":2}\n{\"step\":3}\n";

@@ -1,16 +1,17 @@
-//! How a run ended, and the choices it ran with.
+//! How a run ended.
 //!
-//! Plain data that the trainer returns, checkpoints hold and commands turn into words.
+//! Plain data that the trainer returns and commands print.
 
 use super::standing::Standing;
 
-/// What a run reports when it ends.
+/// The result of one plan's part of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outcome {
-    /// Updates done, those before a resume included.
+    /// Updates done, including those before a resume.
     pub steps: u64,
-    /// Of the first and the last step of this part of the run; NaN if there was none.
+    /// Loss of the first step of this part of the run; NaN if there was none.
     pub first_loss: f64,
+    /// Loss of its last step; NaN if there was none.
     pub last_loss: f64,
     pub standing: Standing,
     pub ending: Ending,
@@ -25,7 +26,7 @@ pub enum Ending {
     StoppedEarly,
     /// A signal or a callback stopped it; the state is in the checkpoint of the last step.
     Interrupted,
-    /// It took more memory than its plan; the state is in the checkpoint of the last step.
+    /// It used more memory than its plan; the state is in the checkpoint of the last step.
     Exceeded {
         /// Memory measured on the device.
         bytes: u64,
@@ -35,13 +36,13 @@ pub enum Ending {
     MemoryMoved { reachable_bytes: u64 },
 }
 
-/// How a run went, over all of its plans.
+/// The result of a run, over all of its plans.
 #[derive(Clone, Debug)]
 pub struct Went {
     pub outcome: Outcome,
     pub total_steps: u64,
-    /// Of the last plan.
+    /// Peak of the last plan.
     pub planned_bytes: u64,
-    /// Number of plans that the run used.
+    /// How many plans the run used.
     pub plans: usize,
 }

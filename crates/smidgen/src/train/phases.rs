@@ -1,10 +1,11 @@
 //! `phases.json`: the memory of each phase of a run, planned and measured.
 //!
-//! A phase has the highest of its samples: the monitor samples after every step and at the end of a phase. A short
-//! spike between two samples is missed here, but the kernel counts it: `host_peak_bytes` in the metrics is its peak for
-//! the whole process. No kernel counter is reset. The memory of a GPU is reserved once, so a sample misses nothing.
+//! The monitor measures after every step and at the end of a phase; a phase keeps the highest values. A short spike
+//! between two measurements is missed here, but the kernel counts it: `host_peak_bytes` in the metrics is its peak
+//! for the whole process. No kernel counter is reset. The memory of a GPU is reserved once, so nothing is missed
+//! there.
 
-use super::monitor::Looked;
+use super::monitor::Measurement;
 use crate::plan::life::LifePhase;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -12,10 +13,10 @@ use std::path::Path;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// Everything before memory is reserved: data, the plan.
+    /// Before memory is reserved: data and plan.
     Prepare,
     Load,
-    /// Load, from a checkpoint.
+    /// Loading from a checkpoint.
     Resume,
     Train,
     Eval,
@@ -35,10 +36,10 @@ impl Phase {
     }
 }
 
-/// The highest samples of a phase.
+/// The highest measurements of a phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Taken {
-    /// RAM of the process.
+pub struct Peak {
+    /// Resident memory of the process.
     pub resident_bytes: Option<u64>,
     /// Memory of a device that has its own.
     pub device_bytes: Option<u64>,
@@ -47,46 +48,41 @@ pub struct Taken {
 
 #[derive(Debug)]
 pub struct PhaseMeter {
-    now: Phase,
-    taken: BTreeMap<Phase, Taken>,
+    current: Phase,
+    peaks: BTreeMap<Phase, Peak>,
 }
 
 impl PhaseMeter {
-    /// Begins with the preparation.
+    /// Begins with the phase `Prepare`.
     pub fn begin() -> PhaseMeter {
-        PhaseMeter { now: Phase::Prepare, taken: BTreeMap::new() }
+        PhaseMeter { current: Phase::Prepare, peaks: BTreeMap::new() }
     }
 
-    /// Counts a sample for the present phase.
-    pub fn sample(&mut self, looked: &Looked) {
-        let taken = self.taken.entry(self.now).or_default();
-        taken.resident_bytes = taken.resident_bytes.max(looked.rss_bytes);
-        taken.device_bytes = taken.device_bytes.max(looked.own_device_bytes());
-        taken.pinned_bytes = taken.pinned_bytes.max(looked.pinned_bytes());
+    /// Adds a measurement to the current phase.
+    pub fn sample(&mut self, measured: &Measurement) {
+        let peak = self.peaks.entry(self.current).or_default();
+        peak.resident_bytes = peak.resident_bytes.max(measured.rss_bytes);
+        peak.device_bytes = peak.device_bytes.max(measured.own_device_bytes());
+        peak.pinned_bytes = peak.pinned_bytes.max(measured.pinned_bytes());
     }
 
-    /// Ends the present phase with a last sample, and begins another.
-    pub fn enter(&mut self, phase: Phase, looked: &Looked) {
-        self.sample(looked);
-        self.now = phase;
+    /// Ends the current phase with a last measurement, and begins another.
+    pub fn enter(&mut self, phase: Phase, measured: &Measurement) {
+        self.sample(measured);
+        self.current = phase;
     }
 
-    pub fn taken(&self, phase: Phase) -> Option<Taken> {
-        self.taken.get(&phase).copied()
-    }
-
-    /// Each phase that the run went through, planned and measured; `disk_bytes` is what the run has on disk.
+    /// The planned and measured memory of each phase so far; `disk_bytes` is the size of the run's files.
     pub fn render_json(&self, life: &[LifePhase], disk_bytes: u64) -> Value {
         let mut phases = Map::new();
-        for (phase, taken) in &self.taken {
+        for (phase, peak) in &self.peaks {
             // On a CPU the device's memory is the memory of the process.
-            let (device, host) = match taken.device_bytes {
-                Some(bytes) => (Some(bytes), taken.resident_bytes),
-                None => (taken.resident_bytes, Some(0)),
+            let (device, host) = match peak.device_bytes {
+                Some(bytes) => (Some(bytes), peak.resident_bytes),
+                None => (peak.resident_bytes, Some(0)),
             };
             let disk = if *phase == Phase::Save { disk_bytes } else { 0 };
-            let measured =
-                json!({"device": device, "pinned": taken.pinned_bytes, "host": host, "disk": disk});
+            let measured = json!({"device": device, "pinned": peak.pinned_bytes, "host": host, "disk": disk});
             let planned = life.iter().find(|planned| planned.name == phase.name());
             let planned = planned.map(|planned| planned.needs.render_json());
             phases.insert(phase.name().into(), json!({"planned": planned, "measured": measured}));
@@ -112,12 +108,12 @@ mod tests {
     use crate::plan::life::Spaces;
     use smidgen_runtime::device::DeviceMemory;
 
-    fn process(rss: u64) -> Looked {
-        Looked { rss_bytes: Some(rss), rss_peak_bytes: Some(1000), ..Looked::default() }
+    fn process(rss: u64) -> Measurement {
+        Measurement { rss_bytes: Some(rss), rss_peak_bytes: Some(1000), ..Measurement::default() }
     }
 
     #[test]
-    fn a_phase_has_the_highest_of_its_samples() {
+    fn a_phase_keeps_its_highest_measurements() {
         let mut meter = PhaseMeter::begin();
         meter.enter(Phase::Load, &process(50));
         meter.enter(Phase::Train, &process(80));
@@ -126,9 +122,9 @@ mod tests {
         meter.enter(Phase::Train, &process(65));
         meter.enter(Phase::Save, &process(30));
         meter.enter(Phase::Prepare, &process(40));
-        let taken = |phase| meter.taken(phase).and_then(|taken| taken.resident_bytes);
+        let peak = |phase| meter.peaks.get(&phase).and_then(|peak| peak.resident_bytes);
         assert_eq!(
-            [Phase::Prepare, Phase::Load, Phase::Train, Phase::Save, Phase::Eval].map(taken),
+            [Phase::Prepare, Phase::Load, Phase::Train, Phase::Save, Phase::Eval].map(peak),
             [Some(50), Some(80), Some(90), Some(65), None]
         );
         let life = [LifePhase { name: "save", needs: Spaces { device: 75, disk: 9, ..Spaces::default() } }];
@@ -148,7 +144,7 @@ mod tests {
         let mut meter = PhaseMeter::begin();
         let memory =
             DeviceMemory { bytes: 700, peak_bytes: 700, free_bytes: 1, pinned_bytes: 40, mapped_bytes: 0 };
-        meter.sample(&Looked { device: Some(memory), ..process(90) });
+        meter.sample(&Measurement { device: Some(memory), ..process(90) });
         let measured = &meter.render_json(&[], 0)["prepare"]["measured"];
         assert_eq!(*measured, json!({"device": 700, "pinned": 40, "host": 90, "disk": 0}));
     }

@@ -1,8 +1,8 @@
-//! Replays a step that was not finite, one operation at a time, to find the operation that wrote the first NaN or
-//! infinity, the sample, and a weight that was already not finite.
+//! Replays a step that was not finite, one operation at a time. Finds the operation that wrote the first NaN or
+//! infinity, the sample, and whether a weight was not finite itself.
 //!
-//! The update of such a step changed nothing and set the gradients back to zero, so the replay computes the same.
-//! Nothing is written to disk. Quantized weights are not checked: the operation that reads them shows the NaN.
+//! The update of such a step changed nothing and cleared the gradients, so the replay computes the same values.
+//! Nothing is written to disk. Quantized weights are not checked: the operation that reads them writes the NaN.
 
 use crate::failure::Failure;
 use smidgen_data::micro_batch::MicroBatch;
@@ -14,7 +14,7 @@ use std::ops::Range;
 /// The first number that is not finite.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Culprit {
-    /// The operation that wrote it, by its place in the model.
+    /// The operation that wrote it, named by its place in the model.
     operation: String,
     value: String,
     what: &'static str,
@@ -25,7 +25,7 @@ pub struct Culprit {
 }
 
 impl Culprit {
-    /// As a sentence, with the sample's place in the data.
+    /// Describes the culprit, with the sample's place in the data.
     pub fn describe(&self, set: &TokenSet) -> String {
         let Culprit { operation, value, what, sample, weight } = self;
         let sample = sample.map_or(String::new(), |sample| format!(", at {}", set.place(sample as usize)));
@@ -34,7 +34,7 @@ impl Culprit {
         format!("the first {what} is in `{value}`, written by `{operation}`{sample}{weight}")
     }
 
-    /// Whether the cause is the model or the adapter on disk.
+    /// Whether the model or the adapter on disk is the cause.
     pub fn is_weight(&self) -> bool {
         self.weight.is_some()
     }
@@ -52,7 +52,7 @@ pub fn find_culprit<D: Device>(
     find_among(executor, entry, steps, &extent, batch)
 }
 
-/// The same among some steps of an entry point.
+/// Like `find_culprit`, for some steps of an entry point.
 pub fn find_among<D: Device>(
     executor: &mut Executor<D>,
     entry: Entry,
@@ -62,7 +62,7 @@ pub fn find_among<D: Device>(
 ) -> Result<Option<Culprit>, Failure> {
     for index in steps {
         let step = executor.plan().entry(entry).steps[index].clone();
-        // A sum over ranks would hide which of them it was.
+        // A sum over ranks would hide on which rank the number first appeared.
         if let Op::AllReduce(_) = step.op {
             continue;
         }
@@ -96,9 +96,8 @@ fn broken_weight<D: Device>(executor: &mut Executor<D>, step: &Step) -> Option<S
         };
         let ValueRole::Leaf(leaf) = &plan.value(leaf).role else { return false };
         let extent = plan.extent;
-        // Of what is divided over ranks only a part is here; the operation that gathers it shows a NaN.
-        let is_here = leaf.shard.is_none();
-        is_here
+        // This rank has only a part of a divided leaf; the operation that gathers it shows a NaN.
+        leaf.shard.is_none()
             && matches!(leaf.kind, LeafKind::Weight | LeafKind::Adapter | LeafKind::Derived)
             && first_not_finite(executor, *id, &extent).is_ok_and(|found| found.is_some())
     });
@@ -165,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn masks_tell_numbers_from_what_is_not_finite() {
+    fn masks_recognize_nan_and_infinity() {
         let is_finite = |dtype: DType, bits: u64| {
             let (_, exponent, _) = float_masks(dtype).unwrap();
             bits & exponent != exponent

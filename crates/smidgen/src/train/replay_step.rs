@@ -1,69 +1,62 @@
-//! A step that was not finite, run again one operation at a time: which of them wrote the first NaN or infinity.
+//! Replays a step that was not finite, in depth-first or breadth-first order.
 //!
-//! In depth-first and breadth-first order; `replay.rs` looks at the operations.
+//! `replay.rs` runs the operations one by one.
 
 use super::replay::{Culprit, find_among, find_culprit};
 use super::trainer::Trainer;
 use crate::failure::Failure;
 use crate::session::weights::clear;
-use smidgen_data::tokens::TokenSet;
 use smidgen_ir::{Entry, Extent, LeafKind};
 use smidgen_runtime::Device;
 use smidgen_runtime::executor::Turn;
 
 impl<D: Device> Trainer<'_, D> {
-    /// Finds the first operation of a step that wrote a NaN or infinity. The step changed only its report, which the replay
-    /// does not read, or, where updates are early, finite tensors by finite gradients.
-    pub(super) fn replay(
-        &mut self,
-        train: &TokenSet,
-        samples: &[u32],
-        step: u64,
-    ) -> Result<Option<Culprit>, Failure> {
+    /// Finds the first operation of a step that wrote a NaN or infinity. The step itself changed only its report,
+    /// which the replay does not read, and where updates are early, finite tensors by finite gradients.
+    pub(super) fn replay(&mut self, samples: &[u32], step: u64) -> Result<Option<Culprit>, Failure> {
         clear(&mut self.executor, LeafKind::Gradient)?;
         clear(&mut self.executor, LeafKind::State)?;
         // Another step may have been packed since.
-        self.pack(train, samples)?;
-        let packing = std::mem::take(&mut self.packing);
-        if self.executor.has_laps() {
-            let micro_batches: Vec<&[u32]> = packing.micro_batches().collect();
-            let culprit = self.replay_laps(train, samples, &micro_batches, step)?;
-            return match culprit {
-                Some(culprit) => Ok(Some(culprit)),
-                None => find_culprit(&mut self.executor, Entry::Update, None),
-            };
+        self.pack(samples)?;
+        let chosen =
+            |positions: &[u32]| positions.iter().map(|position| samples[*position as usize]).collect();
+        let micro_batches: Vec<Vec<u32>> = self.packing.micro_batches().map(chosen).collect();
+        let culprit = match self.executor.has_laps() {
+            true => self.replay_laps(&micro_batches, step)?,
+            false => self.replay_in_order(&micro_batches, step)?,
+        };
+        match culprit {
+            Some(culprit) => Ok(Some(culprit)),
+            // Every gradient is finite, so it is their norm.
+            None => find_culprit(&mut self.executor, Entry::Update, None),
         }
-        for positions in packing.micro_batches() {
-            let chosen = positions.iter().map(|position| samples[*position as usize]);
-            self.micro_batch.fill(train, chosen).map_err(Failure::disk)?;
+    }
+
+    fn replay_in_order(&mut self, micro_batches: &[Vec<u32>], step: u64) -> Result<Option<Culprit>, Failure> {
+        let train = &self.rows().train;
+        for samples in micro_batches {
+            self.micro_batch.fill(train, samples.iter().copied()).map_err(Failure::disk)?;
             self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step)?;
             let culprit = find_culprit(&mut self.executor, Entry::MicroStep, Some(&self.micro_batch))?;
             if culprit.is_some() {
                 return Ok(culprit);
             }
         }
-        // Every gradient is finite: then it is their norm.
-        find_culprit(&mut self.executor, Entry::Update, None)
+        Ok(None)
     }
 
-    /// The same for the micro-batches of a step in breadth-first order.
-    fn replay_laps(
-        &mut self,
-        train: &TokenSet,
-        samples: &[u32],
-        micro_batches: &[&[u32]],
-        step: u64,
-    ) -> Result<Option<Culprit>, Failure> {
+    fn replay_laps(&mut self, micro_batches: &[Vec<u32>], step: u64) -> Result<Option<Culprit>, Failure> {
+        let train = &self.rows().train;
         let Trainer { executor, micro_batch, feed, .. } = self;
-        let chosen = |number: usize| micro_batches[number].iter().map(|position| samples[*position as usize]);
         let extents: Vec<Extent> =
-            (0..micro_batches.len()).map(|number| train.extent(chosen(number))).collect();
+            micro_batches.iter().map(|samples| train.extent(samples.iter().copied())).collect();
         let mut culprit = None;
         executor.visit_laps(&extents, |executor, turn| {
             match turn {
                 _ if culprit.is_some() => {}
                 Turn::Feed(number) => {
-                    micro_batch.fill(train, chosen(number)).map_err(Failure::disk)?;
+                    let samples = micro_batches[number].iter().copied();
+                    micro_batch.fill(train, samples).map_err(Failure::disk)?;
                     feed.write_micro_batch(executor, micro_batch, step)?;
                 }
                 Turn::Run(steps, extent) => {

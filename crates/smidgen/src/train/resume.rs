@@ -1,8 +1,8 @@
 //! Exact resume: what a checkpoint holds, and which checkpoint a run continues from.
 //!
-//! A checkpoint has the adapter in PEFT's format, or the trained base tensors in f32; the optimizer state; the number of
-//! updates done; the best evaluation; its job, and the memory choices of its plan. Everything else (data order, dropout,
-//! learning rate) is a pure function of the recipe and the step, so it is not stored.
+//! A checkpoint holds the adapter in PEFT's format, or the trained base tensors; the optimizer state; the number of
+//! updates done; the best evaluation; its job, and the memory choices of its plan. Everything else (data order,
+//! dropout, learning rate) is a pure function of the recipe and the step, so it is not stored.
 
 use super::history::PartEnd;
 use super::loss_scale::LossScale;
@@ -27,12 +27,12 @@ use smidgen_runtime::{Device, Executor};
 use std::path::{Path, PathBuf};
 
 const STATE_FILE: &str = "smidgen_state.json";
-/// The job that wrote the checkpoint: the job in the run folder may be a later one with other memory settings.
+/// The job that wrote the checkpoint. The job in the run folder may be a later one with other memory settings.
 pub const JOB_FILE: &str = "job.toml";
-/// The matmul algorithms of the device, if they were chosen by timing.
+/// The device's matmul algorithms, if they were chosen by timing.
 pub const PRODUCTS_FILE: &str = "products.txt";
 
-/// Where a run begins.
+/// The state that a run begins from.
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "a run has one start")]
 pub enum Start {
@@ -43,11 +43,11 @@ pub enum Start {
         policy: Policy,
         standing: Standing,
         loss_scale: Option<LossScale>,
-        /// What computed it.
+        /// The arithmetic that computed it.
         compute: String,
         /// The best evaluated step, if its checkpoint was removed since.
         lost_best: Option<u64>,
-        /// `None` where the checkpoint does not say, before version 3.
+        /// `None` before version 3.
         made_of: Option<MadeOf>,
     },
 }
@@ -70,13 +70,6 @@ impl Start {
             Start::Checkpoint { loss_scale, .. } => *loss_scale,
         }
     }
-
-    pub fn standing(&self) -> Standing {
-        match self {
-            Start::Beginning => Standing::default(),
-            Start::Checkpoint { standing, .. } => *standing,
-        }
-    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -85,18 +78,18 @@ struct State {
     step: u64,
     #[serde(flatten)]
     policy: Policy,
-    /// What version 1 offloaded; the policy says it since.
+    /// What version 1 offloaded; later versions have it in the policy.
     #[serde(default, skip_serializing)]
     away: Option<OffloadV1>,
     #[serde(default)]
     standing: Standing,
-    /// What computed it; `f32` where a checkpoint does not say.
+    /// The arithmetic that computed it; `f32` in checkpoints without this field.
     #[serde(default = "f32_name")]
     compute: String,
-    /// There where gradients pass through f16.
+    /// Only where gradients pass through f16.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     loss_scale: Option<LossScale>,
-    /// There since version 3.
+    /// Since version 3.
     #[serde(default)]
     made_of: Option<MadeOf>,
 }
@@ -105,13 +98,13 @@ fn f32_name() -> String {
     Arithmetic::F32(F32Unit::Vectors).name()
 }
 
-/// 0.11 writes version 3, which says what the run is made of. Version 2 of 0.10 has the whole policy, and version 1 of
-/// 0.9 had parts of it; both are still read.
+/// 0.11 writes version 3, which adds `made_of`. Version 2 (0.10) has the whole policy, version 1 (0.9) parts of it;
+/// both are still read.
 const STATE_VERSION: u32 = 3;
-/// A model of a thousand tensors has a hundred KiB of hashes.
+/// The hashes of a model with a thousand tensors take about 100 KiB.
 const MAX_STATE_BYTES: u64 = 16 << 20;
 
-/// The newest checkpoint of a run folder, or its beginning.
+/// The newest checkpoint of a run folder; `Beginning` if it has none.
 pub fn find_start(dir: &RunDir) -> Result<Start, Failure> {
     let Some(step) = dir.checkpoints().pop() else { return Ok(Start::Beginning) };
     let folder = dir.checkpoint(step);
@@ -182,7 +175,7 @@ pub fn write_state<D: Device>(
     Ok(())
 }
 
-/// Takes part while another rank writes a checkpoint.
+/// Takes part in gathering tensors while another rank writes a checkpoint.
 pub fn help_write_state<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(), Failure> {
     trained_state::help_save_trained(executor, job)?;
     moments::help_write(executor)
@@ -201,16 +194,16 @@ pub fn adopt_products<D: Device>(device: &mut D, folder: &Path) -> Option<String
         .then(|| format!("the matmul algorithms of this run were chosen on {owner}"))
 }
 
-/// Reads the trained tensors and the moments of a checkpoint.
+/// Reads the trained tensors and the optimizer state of a checkpoint.
 pub fn read_state<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &Path) -> Result<(), Failure> {
     trained_state::read_saved(executor, job, folder)?;
     moments::read(executor, folder)
 }
 
-/// Refuses changes that would change results, and returns notes about the others.
+/// Refuses changes of the recipe that would change results, and returns notes about some of the others.
 pub fn check_job(dir: &RunDir, recipe: &Recipe) -> Result<Vec<String>, Failure> {
     let notes = compare_jobs(dir.path(), recipe)?;
-    // A checkpoint of another run may have been put in place of one of this run.
+    // Someone may have copied a checkpoint of another run into this folder.
     if let Some(step) = dir.checkpoints().last() {
         compare_jobs(&dir.checkpoint(*step), recipe)?;
     }
@@ -227,7 +220,7 @@ fn compare_jobs(folder: &Path, recipe: &Recipe) -> Result<Vec<String>, Failure> 
     let (mut notes, mut refused) = (Vec::new(), Vec::new());
     for difference in differences(&old, recipe) {
         match verdict(&difference, &old, recipe) {
-            Verdict::Free => {}
+            Verdict::Allowed => {}
             Verdict::Note(note) => notes.push(note),
             Verdict::Refused => refused.push(difference),
         }
@@ -245,7 +238,7 @@ fn compare_jobs(folder: &Path, recipe: &Recipe) -> Result<Vec<String>, Failure> 
 }
 
 enum Verdict {
-    Free,
+    Allowed,
     Note(String),
     Refused,
 }
@@ -253,9 +246,9 @@ enum Verdict {
 fn verdict(difference: &KeyDifference, old: &Recipe, new: &Recipe) -> Verdict {
     match difference.key.as_str() {
         "train.log_every" | "train.save_every" | "train.eval_every" | "train.keep" | "output.dir" => {
-            Verdict::Free
+            Verdict::Allowed
         }
-        key if key.starts_with("memory.") || key.starts_with("expect.") => Verdict::Free,
+        key if key.starts_with("memory.") || key.starts_with("expect.") => Verdict::Allowed,
         "train.steps" | "train.epochs" => match (old.train.length, new.train.length) {
             (Length::Steps(before), Length::Steps(now)) if now > before => Verdict::Note(grown(difference)),
             (Length::Epochs(before), Length::Epochs(now)) if now > before => Verdict::Note(grown(difference)),
@@ -266,7 +259,7 @@ fn verdict(difference: &KeyDifference, old: &Recipe, new: &Recipe) -> Verdict {
 }
 
 fn grown(difference: &KeyDifference) -> String {
-    let [before, now] = [&difference.old, &difference.new].map(|value| value.as_deref().unwrap_or("nothing"));
+    let [before, now] = [&difference.old, &difference.new].map(|value| value.as_deref().unwrap_or("not set"));
     format!(
         "`{}` grew from {before} to {now}: the learning rate follows the longer schedule from here on",
         difference.key
@@ -277,8 +270,8 @@ fn render_difference(difference: &KeyDifference) -> String {
     let KeyDifference { key, old, new } = difference;
     let is_length = key == "train.steps" || key == "train.epochs";
     let rule = if is_length && old.is_some() && new.is_some() { ": a run can only grow" } else { "" };
-    let words = |value: &Option<String>| value.clone().unwrap_or_else(|| "nothing".into());
-    format!("`{key}` was {}, is {}{rule}", words(old), words(new))
+    let [old, new] = [old, new].map(|value| value.as_deref().unwrap_or("not set"));
+    format!("`{key}` was {old}, is {new}{rule}")
 }
 
 /// Whether the memory section differs from that of a checkpoint.
@@ -286,19 +279,19 @@ pub fn memory_changed(checkpoint: &Path, recipe: &Recipe) -> bool {
     read_recipe(&checkpoint.join(JOB_FILE), &[]).is_ok_and(|old| old.memory != recipe.memory)
 }
 
-/// Whether the result exists, and the run has done all its steps or stopped early.
+/// Whether the run has done all its steps or stopped early, and its result is saved.
 pub fn is_finished(dir: &RunDir, recipe: &Recipe, total_steps: u64) -> bool {
     let product = Product::of(recipe);
-    let made = dir.file(product.folder());
-    made.join(product.config()).exists()
+    let result = dir.file(product.folder());
+    result.join(product.config()).exists()
         && (last_step(&dir.file("metrics.jsonl")) == Some(total_steps)
-            || (recipe.train.early_stop > 0 && was_stopped_early(&made)))
+            || (recipe.train.early_stop > 0 && was_stopped_early(&result)))
 }
 
 /// How a finished run ended, and after which step.
 pub fn how_it_ended(dir: &RunDir, recipe: &Recipe) -> (PartEnd, u64) {
-    let made = dir.file(Product::of(recipe).folder());
-    let is_early = recipe.train.early_stop > 0 && was_stopped_early(&made);
+    let result = dir.file(Product::of(recipe).folder());
+    let is_early = recipe.train.early_stop > 0 && was_stopped_early(&result);
     let ended = if is_early { PartEnd::StoppedEarly } else { PartEnd::Done };
     (ended, last_step(&dir.file("metrics.jsonl")).unwrap_or(0))
 }

@@ -1,7 +1,7 @@
 //! The run folder: which files a run writes, and whether a folder already holds a run.
 //!
-//! Nothing is overwritten: without `--resume` a folder that holds a run is refused. A checkpoint, the final adapter and
-//! the final model are written under a temporary name and renamed, so they are complete or absent.
+//! Nothing is overwritten: without `--resume` a folder that holds a run is refused. A checkpoint, the final adapter
+//! and the final model are written under a temporary name and renamed, so they are complete or absent.
 
 use crate::failure::Failure;
 use crate::plan::product::Product;
@@ -12,23 +12,22 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug)]
 pub struct RunDir {
     path: PathBuf,
-    /// Of several ranks, one writes; the others read, and whatever they would write is skipped.
+    /// Of several ranks only one writes. On the others, all writing methods do nothing.
     is_written: bool,
 }
 
-/// The file by which a run owns its folder.
+/// The file whose lock gives a run its folder.
 pub const LOCK_FILE: &str = ".lock";
 
-/// Files and folders of a run; any of them marks a run folder.
+/// A folder with any of these files or folders holds a run.
 const TRACES: [&str; 5] = ["job.toml", "metrics.jsonl", "plan.json", "recipe.toml", "adapter"];
 
-/// The folder of the checkpoint after a step.
 pub fn checkpoint_name(step: u64) -> String {
     format!("checkpoint-{step}")
 }
 
 impl RunDir {
-    /// The folder of a run, which need not exist yet. Nothing is written.
+    /// The folder need not exist yet. Nothing is written.
     pub fn at(path: &Path) -> Result<RunDir, Failure> {
         if path.exists() && !path.is_dir() {
             return Err(Failure::disk(format!("`{}` is a file, not a folder", path.display()))
@@ -37,7 +36,7 @@ impl RunDir {
         Ok(RunDir { path: path.to_path_buf(), is_written: true })
     }
 
-    /// The same for a process that leaves the writing to another one.
+    /// The folder for a rank that does not write: all writing methods do nothing.
     pub fn only_read(self) -> RunDir {
         RunDir { is_written: false, ..self }
     }
@@ -79,12 +78,12 @@ impl RunDir {
         })
     }
 
-    /// Whether the folder holds nothing yet, its lock aside.
-    pub fn is_unwritten(&self) -> bool {
+    /// Whether the folder contains nothing but its lock.
+    pub fn is_empty(&self) -> bool {
         self.entries().next().is_none()
     }
 
-    /// Removes everything in the folder but its lock, and the folder where nothing is left.
+    /// Removes everything in the folder except its lock, then the folder if it is empty.
     pub fn clear(&self) {
         if !self.is_written {
             return;
@@ -100,35 +99,30 @@ impl RunDir {
         entries.map(|entry| entry.path()).filter(|path| !path.ends_with(LOCK_FILE))
     }
 
-    /// Hides the old result of a run that continues, so that it is not mistaken for the new one.
-    /// Writing the new result removes it.
+    /// Hides the old result of a run that continues, so that nobody mistakes it for the new one. Writing the new
+    /// result removes it.
     pub fn set_aside(&self, product: Product) -> Result<(), Failure> {
         if !self.is_written {
             return Ok(());
         }
-        let (made, old) = (self.file(product.folder()), self.file(&format!(".{}.old", product.folder())));
+        let (result, old) = (self.file(product.folder()), self.hidden(product.folder()));
         let hide = || {
-            if !made.exists() {
+            if !result.exists() {
                 return Ok(());
             }
-            if old.exists() {
-                fs::remove_dir_all(&old)?;
-            }
-            fs::rename(&made, &old)
+            remove_folder(&old)?;
+            fs::rename(&result, &old)
         };
-        hide().map_err(|error: std::io::Error| Failure::file("rename", &made, error))
+        hide().map_err(|error: std::io::Error| Failure::file("rename", &result, error))
     }
 
-    /// Removes a hidden result whose successor exists.
+    /// Removes the hidden old result once the new one exists.
     pub fn forget_aside(&self, product: Product) -> Result<(), Failure> {
         if !self.is_written {
             return Ok(());
         }
-        let old = self.file(&format!(".{}.old", product.folder()));
-        match old.exists() {
-            true => fs::remove_dir_all(&old).map_err(|error| Failure::file("remove", &old, error)),
-            false => Ok(()),
-        }
+        let old = self.hidden(product.folder());
+        remove_folder(&old).map_err(|error| Failure::file("remove", &old, error))
     }
 
     fn holds_run(&self) -> bool {
@@ -164,9 +158,14 @@ impl RunDir {
         self.file(&checkpoint_name(step))
     }
 
-    /// Where a folder of that name is while it is filled.
+    /// The temporary path of a folder while it is written.
     pub fn unfinished(&self, name: &str) -> PathBuf {
         self.file(&format!(".{name}.tmp"))
+    }
+
+    /// The path of an old folder until it is removed.
+    fn hidden(&self, name: &str) -> PathBuf {
+        self.file(&format!(".{name}.old"))
     }
 
     /// Fills a folder under a temporary name and renames it to `name`, so that it is complete or absent.
@@ -179,18 +178,13 @@ impl RunDir {
         if !self.is_written {
             return Ok(());
         }
-        let (target, temporary, old) =
-            (self.file(name), self.unfinished(name), self.file(&format!(".{name}.old")));
+        let (target, temporary, old) = (self.file(name), self.unfinished(name), self.hidden(name));
         let failed = |error: std::io::Error| Failure::file("write", &target, error);
-        for leftover in [&temporary, &old] {
-            if leftover.exists() {
-                fs::remove_dir_all(leftover).map_err(failed)?;
-            }
-        }
+        remove_folder(&temporary).and_then(|()| remove_folder(&old)).map_err(failed)?;
         fs::create_dir(&temporary).map_err(failed)?;
         let filled = fill(&temporary).and_then(|()| sync_folder(&temporary).map_err(Failure::disk));
         if let Err(failure) = filled {
-            // The first failure is reported, not one of the clean-up.
+            // Reports the first failure, not one of the clean-up.
             let _ = fs::remove_dir_all(&temporary);
             return Err(failure);
         }
@@ -199,13 +193,10 @@ impl RunDir {
         }
         fs::rename(&temporary, &target).map_err(failed)?;
         sync_folder(&self.path).map_err(Failure::disk)?;
-        if old.exists() {
-            fs::remove_dir_all(&old).map_err(failed)?;
-        }
-        Ok(())
+        remove_folder(&old).map_err(failed)
     }
 
-    /// Removes the partial files and folders that a killed run left.
+    /// Removes partial files and folders that a killed run left.
     pub fn sweep(&self) -> Result<(), Failure> {
         if !self.is_written {
             return Ok(());
@@ -221,8 +212,9 @@ impl RunDir {
         Ok(())
     }
 
-    /// Removes the oldest checkpoints until `keep` are left in addition to the best evaluated one, but never the newest.
-    /// A checkpoint is renamed before it is deleted, so that a partial one is never seen.
+    /// Removes the oldest checkpoints until `keep` are left, not counting the best evaluated one. The newest always
+    /// stays.
+    /// A checkpoint is renamed before it is deleted, so nobody sees a partial one.
     pub fn prune_checkpoints(&self, keep: usize, best: Option<u64>) -> Result<(), Failure> {
         if !self.is_written {
             return Ok(());
@@ -230,9 +222,7 @@ impl RunDir {
         for step in removable(&self.checkpoints(), keep, best) {
             let (path, hidden) = (self.checkpoint(step), self.file(".checkpoint.old"));
             let remove = || {
-                if hidden.exists() {
-                    fs::remove_dir_all(&hidden)?;
-                }
+                remove_folder(&hidden)?;
                 fs::rename(&path, &hidden)?;
                 fs::remove_dir_all(&hidden)
             };
@@ -242,8 +232,13 @@ impl RunDir {
     }
 }
 
-/// Names under which a run writes before it renames, and hides before it removes. A hidden result is
-/// not among them: it is removed when its successor exists.
+/// Removes a folder if it exists.
+fn remove_folder(path: &Path) -> std::io::Result<()> {
+    if path.exists() { fs::remove_dir_all(path) } else { Ok(()) }
+}
+
+/// Whether a run uses this name for something that it has not finished writing or removing. A hidden old result is
+/// not included: it stays until the new one exists.
 fn is_leftover(name: &str) -> bool {
     let files = [
         "recipe.toml.",
@@ -263,7 +258,7 @@ fn is_leftover(name: &str) -> bool {
     name == "metrics.jsonl.tmp" || ((is_folder || is_file) && ends)
 }
 
-/// Which of the ascending steps are removed; the best does not count.
+/// The checkpoints to remove. `steps` are ascending; the best is not counted.
 fn removable(steps: &[u64], keep: usize, best: Option<u64>) -> Vec<u64> {
     let others: Vec<u64> = steps.iter().copied().filter(|step| Some(*step) != best).collect();
     let excess = others.len().saturating_sub(keep.max(1));
@@ -288,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_run_left_is_swept() {
+    fn leftovers_of_a_killed_run_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         for name in [
             ".checkpoint-4.tmp",

@@ -1,8 +1,8 @@
 //! One owner per run folder: an exclusive lock from before the data is read until the run ends.
 //!
-//! The lock is the operating system's, on the file `.lock` in the folder, so that a killed process holds nothing. The
-//! file is removed when the lock is dropped, and so are the folders that were created for it if nothing was written: a
-//! run that is refused leaves nothing behind. Reading commands (`report`, `dash`, `eval`) take no lock.
+//! The operating system holds the lock, on the file `.lock` in the folder, so a killed process releases it. Dropping
+//! the lock removes the file, and the folders that were created for it if nothing was written: a run that is refused
+//! leaves nothing behind. Commands that only read (`report`, `dash`, `eval`) take no lock.
 
 use super::run_dir::{LOCK_FILE, RunDir};
 use crate::failure::Failure;
@@ -14,25 +14,25 @@ use std::path::{Path, PathBuf};
 pub struct RunLock {
     path: PathBuf,
     /// Folders that did not exist before, innermost first.
-    made: Vec<PathBuf>,
-    /// Open for as long as the lock is held.
+    created: Vec<PathBuf>,
+    /// Keeps the lock while it is open.
     _file: File,
 }
 
 impl RunLock {
-    /// Takes the lock, and creates the folder for it. Where another process has it, that is an error.
+    /// Takes the lock, and creates the folder for it. Fails if another process has the lock.
     pub fn take(dir: &RunDir) -> Result<RunLock, Failure> {
-        let made = dir.path().ancestors().take_while(|folder| !folder.exists());
-        let made: Vec<PathBuf> = made.map(Path::to_path_buf).collect();
+        let missing = dir.path().ancestors().take_while(|folder| !folder.exists());
+        let created: Vec<PathBuf> = missing.map(Path::to_path_buf).collect();
         dir.make()?;
         let path = dir.file(LOCK_FILE);
         loop {
             let open = File::options().create(true).append(true).open(&path);
             let file = open.map_err(|error| Failure::file("open", &path, error))?;
             match file.try_lock() {
-                // Its last owner may have removed the file since it was opened here.
+                // The last owner may have removed the file after it was opened here.
                 Ok(()) if !is_at(&file, &path) => continue,
-                Ok(()) => return Ok(RunLock { path, made, _file: file }),
+                Ok(()) => return Ok(RunLock { path, created, _file: file }),
                 Err(TryLockError::WouldBlock) => {
                     return Err(Failure::disk(format!(
                         "another process is training in `{}`",
@@ -46,7 +46,7 @@ impl RunLock {
     }
 }
 
-/// Whether the open file is the one that has the name.
+/// Whether the open file is the one at this path.
 fn is_at(file: &File, path: &Path) -> bool {
     let is_same = || {
         use std::os::unix::fs::MetadataExt;
@@ -58,10 +58,10 @@ fn is_at(file: &File, path: &Path) -> bool {
 
 impl Drop for RunLock {
     fn drop(&mut self) {
-        // Removed while it is still held, so that nobody else's file is.
+        // Removed while the lock is still held, so that it cannot be another owner's file.
         let _ = fs::remove_file(&self.path);
         // Only empty folders can be removed.
-        let _ = self.made.iter().try_for_each(fs::remove_dir);
+        let _ = self.created.iter().try_for_each(fs::remove_dir);
     }
 }
 
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_has_one_owner_and_is_left_as_it_was() {
+    fn a_folder_has_one_owner_and_is_cleaned_up() {
         let scratch = tempfile::tempdir().unwrap();
         let dir = RunDir::at(&scratch.path().join("runs/run")).unwrap();
         let lock = RunLock::take(&dir).unwrap();

@@ -1,8 +1,8 @@
 //! The best evaluation so far, the best that was saved, and when early stopping applies.
 //!
-//! Only a lower loss is better. Checkpoints hold the standing, so that a resumed run stops at the same step as one that
+//! Only a lower loss is better. Checkpoints store the standing, so a resumed run stops at the same step as one that
 //! was never interrupted. Every new best is saved at once and kept in addition to `keep`. With `train.early_stop` the
-//! final adapter is the best evaluated one; without it that of the last step, as in other trainers.
+//! final adapter is the best evaluated one; without it, the adapter of the last step, as in other trainers.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,10 +16,10 @@ pub struct Evaluated {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Standing {
     pub best: Option<Evaluated>,
-    /// The lowest whose step has a checkpoint, which `keep` never removes.
+    /// The best one that has a checkpoint, which `keep` never removes.
     pub best_saved: Option<Evaluated>,
     pub latest: Option<Evaluated>,
-    /// Evaluations after the best.
+    /// Evaluations since the best.
     pub since_best: u64,
 }
 
@@ -35,7 +35,7 @@ impl Standing {
         improved
     }
 
-    /// Called before the checkpoint of a step is written, so that the checkpoint includes itself.
+    /// Called before a checkpoint is written, so that the checkpoint's own standing includes it.
     pub fn note_saved(&mut self, step: u64) {
         if let Some(latest) = self.latest.filter(|latest| latest.step == step)
             && is_lower(latest, self.best_saved)
@@ -44,7 +44,7 @@ impl Standing {
         }
     }
 
-    /// The checkpoint of the best evaluation is gone, so it no longer counts as the best.
+    /// Called when the checkpoint of the best evaluation was removed: it no longer counts as the best.
     pub fn forget_saved(&mut self) {
         if self.best == self.best_saved {
             self.best = None;
@@ -52,7 +52,7 @@ impl Standing {
         self.best_saved = None;
     }
 
-    /// Whether `early_stop` evaluations brought no improvement; 0 never stops.
+    /// Whether the last `early_stop` evaluations brought no improvement; 0 never stops.
     pub fn is_over(&self, early_stop: u64) -> bool {
         early_stop > 0 && self.since_best >= early_stop
     }
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_best_is_sought_anew() {
+    fn tracking_restarts_without_the_best_checkpoint() {
         let mut standing = Standing::default();
         standing.record(at(1, 1.0));
         standing.note_saved(1);
@@ -106,13 +106,13 @@ mod tests {
         standing.forget_saved();
         assert_eq!((standing.best, standing.best_saved, standing.since_best), (None, None, 1));
         assert!(standing.record(at(3, 1.9)));
-        // One that was never saved stays known.
+        // A best without a checkpoint is not forgotten.
         standing.forget_saved();
         assert_eq!(standing.best, Some(at(3, 1.9)));
     }
 
     #[test]
-    fn it_comes_back_from_a_checkpoint_to_the_bit() {
+    fn a_checkpoint_restores_it_bit_for_bit() {
         let mut standing = Standing::default();
         standing.record(at(7, 0.1 + 0.2));
         standing.note_saved(7);

@@ -1,6 +1,6 @@
-//! What is trained, between device and disk: an adapter with what is trained next to it, or with full training a model.
+//! Trained tensors between device and disk: those of an adapter, or with full training those of the base model.
 //!
-//! Which of the two follows from the recipe; everything above works with either.
+//! The recipe decides which of the two; the code that calls these functions works with either.
 
 use super::trained_weights::{help_write_trained, read_trained, start_trained, write_trained};
 use crate::failure::Failure;
@@ -34,7 +34,7 @@ pub fn save_trained<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &P
     }
 }
 
-/// Takes part while another rank writes them.
+/// Takes part in gathering while another rank writes them.
 pub fn help_save_trained<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(), Failure> {
     match job.request.trained.is_empty() {
         true => Ok(()),

@@ -1,12 +1,12 @@
-//! Trained weights of the base between disk and device: their start, checkpoints, and the model that a run ends with.
+//! Trained base weights between disk and device: initial values, checkpoints, and the final model.
 //!
-//! On the device and in a checkpoint they are f32, or matrices in bf16 if `train.master` says so. The final model has every tensor in the type of the base (f16 if that
-//! was quantized, as in a merge): trained tensors are rounded once, the others are copied. Tensors pass through a small
-//! buffer one after the other, and trained tensors are read back and compared. Where ranks divide them, all ranks gather
-//! each tensor as often as the first one writes and compares it.
-//! Left out: the files other than the weights (`merge/sidecar.rs`).
+//! On the device and in a checkpoint they are f32, or with `train.master` their matrices are bf16. The final model
+//! has every tensor in the type of the base (f16 if the base was quantized, as in a merge): trained tensors are
+//! rounded once, the others are copied. Tensors pass through a small buffer one after the other; trained tensors are
+//! read back and compared. Where ranks divide a tensor, all ranks gather it twice: to be written and to be compared.
+//! Left out: files other than the weights (`merge/sidecar.rs`).
 
-use super::gathered::{self, Gathered, in_file_order};
+use super::checkpoint_file::{self, Gathered, find_tensors, in_file_order};
 use crate::failure::Failure;
 use crate::merge::fit::{Action, OutputTensor};
 use crate::merge::fold::round_into;
@@ -14,7 +14,7 @@ use crate::merge::original::{OriginalModel, widen_into};
 use crate::merge::shards::{INDEX_FILE, SHARD_BYTES, render_index, shard_name, split};
 use crate::merge::sidecar::write_sidecars;
 use crate::plan::job::Job;
-use crate::session::adapters::Comparison;
+use crate::session::adapters::check_saved;
 use crate::session::weights::{self, leaf, load_weight};
 use smidgen_compile::Request;
 use smidgen_formats::element::Element;
@@ -33,13 +33,13 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The trained tensors of a checkpoint, as they are trained, under their own names.
+/// The trained tensors of a checkpoint, in the type in which they are trained.
 pub const TRAINED_FILE: &str = "trained.safetensors";
 
-/// Elements of a trained tensor that pass through host memory at a time: enough that waiting for the device costs little.
+/// Elements of a trained tensor that are copied at a time: enough that waiting for the device costs little.
 const PIECE: usize = 64 << 10;
 
-/// Fills every trained weight from the checkpoint of the base.
+/// Fills every trained weight from the base model.
 pub fn start_trained<D: Device>(
     executor: &mut Executor<D>,
     request: &Request,
@@ -48,7 +48,7 @@ pub fn start_trained<D: Device>(
     request.trained.iter().try_for_each(|name| load_weight(executor, model, name, request.threads))
 }
 
-/// Writes the trained tensors as they are, then reads them back and compares every byte.
+/// Writes the trained tensors, then reads them back and compares every byte.
 pub fn write_trained<D: Device>(
     executor: &mut Executor<D>,
     request: &Request,
@@ -57,7 +57,7 @@ pub fn write_trained<D: Device>(
     write_file(executor, &trained_outputs(executor.plan(), request), &folder.join(TRAINED_FILE))
 }
 
-/// Takes part while another rank writes the trained tensors.
+/// Takes part in gathering while another rank writes the trained tensors.
 pub fn help_write_trained<D: Device>(executor: &mut Executor<D>, request: &Request) -> Result<(), Failure> {
     help_write_file(executor, &trained_outputs(executor.plan(), request))
 }
@@ -80,29 +80,16 @@ pub fn read_trained<D: Device>(
 ) -> Result<(), Failure> {
     let mut scratch = vec![0u8; weights::PIECE_BYTES];
     let tensors = find_trained(executor.plan(), request, folder)?;
-    tensors.iter().try_for_each(|(id, tensor)| weights::fill_from_file(executor, *id, tensor, &mut scratch))
+    request.trained.iter().zip(&tensors).try_for_each(|(name, tensor)| {
+        let id = leaf(executor.plan(), name);
+        weights::fill_from_file(executor, id, tensor, &mut scratch)
+    })
 }
 
-fn find_trained(plan: &Plan, request: &Request, folder: &Path) -> Result<Vec<(ValueId, TensorRef)>, Failure> {
-    let path = folder.join(TRAINED_FILE);
-    let file = Arc::new(SafetensorsFile::open(&path).map_err(Failure::model)?);
-    let tensors = request.trained.iter().map(|name| {
-        let output = Output::trained(plan, name.clone(), trained_element(plan, name));
-        let broken = |what: String| {
-            Failure::model(format!("`{}`: tensor `{name}` {what}", path.display()))
-                .hint("remove that checkpoint folder to continue from the one before")
-        };
-        let position = file.position(name).ok_or_else(|| broken("is missing".into()))?;
-        let tensor = TensorRef::new(&file, position);
-        let found = (tensor.element(), tensor.shape());
-        if found != (output.spec.element, output.spec.shape.as_slice()) {
-            let (element, shape) = found;
-            let TensorSpec { element: own, shape: own_shape, .. } = output.spec;
-            return Err(broken(format!("is {element} {shape:?}, expected {own} {own_shape:?}")));
-        }
-        Ok((leaf(plan, name), tensor))
-    });
-    tensors.collect()
+fn find_trained(plan: &Plan, request: &Request, folder: &Path) -> Result<Vec<TensorRef>, Failure> {
+    let specs: Vec<TensorSpec> =
+        trained_outputs(plan, request).into_iter().map(|output| output.spec).collect();
+    find_tensors(&folder.join(TRAINED_FILE), &specs)
 }
 
 /// The type in which a tensor is trained.
@@ -113,7 +100,7 @@ fn trained_element(plan: &Plan, name: &str) -> Element {
 fn element_of(plan: &Plan, id: ValueId) -> Element {
     let dtype = plan.value(id).ty.storage.plain();
     let all = [Element::F32, Element::Bf16, Element::F16];
-    all.into_iter().find(|element| element.dtype() == dtype).expect("what is trained is plain numbers")
+    all.into_iter().find(|element| element.dtype() == dtype).expect("trained tensors are plain numbers")
 }
 
 /// A tensor to be written.
@@ -123,9 +110,9 @@ struct Output {
 }
 
 enum Source {
-    /// From the device, rounded to the type that is written; gathered first where ranks divide it.
+    /// From the device, rounded to the written type; gathered first if ranks divide it.
     Trained(ValueId, Option<Gathered>),
-    /// From the base.
+    /// From the base model.
     Frozen(Weight),
 }
 
@@ -162,7 +149,7 @@ impl Output {
                 gathered.run(executor)?;
                 write_rounded(executor, gathered.whole, *element, finite)
             }
-            // Tensors of the base that are not changed are what they are.
+            // Copied without a check for NaN: the base has the same values.
             Source::Frozen(weight @ Weight::Plain(_)) => copy_stored(weight, self.bytes(), out),
             Source::Frozen(weight) => write_decoded(weight, *element, finite),
         }
@@ -174,13 +161,13 @@ pub fn write_model<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &Pa
     write_shards(executor, job, folder, SHARD_BYTES)
 }
 
-/// Takes part while another rank writes the whole model.
+/// Takes part in gathering while another rank writes the whole model.
 pub fn help_write_model<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(), Failure> {
     let (outputs, shards) = model_outputs(executor.plan(), job, SHARD_BYTES);
     shards.into_iter().try_for_each(|range| help_write_file(executor, &outputs[range]))
 }
 
-/// Every tensor of the model, and those of each file.
+/// Every tensor of the model, and the range of tensors of each file.
 fn model_outputs(plan: &Plan, job: &Job, shard_bytes: u64) -> (Vec<Output>, Vec<Range<usize>>) {
     let outputs: Vec<Output> = (job.request.spec.tensors().into_iter())
         .map(|tensor| {
@@ -234,29 +221,20 @@ fn write_file<D: Device>(executor: &mut Executor<D>, outputs: &[Output], path: &
     write_safetensors(path, &pytorch_metadata(), &specs, |index, out| outputs[index].write(executor, out))
         .map_err(Failure::writing)?;
     let file = Arc::new(SafetensorsFile::open(path).map_err(Failure::model)?);
-    for output in outputs.iter().filter(|output| matches!(output.source, Source::Trained(..))) {
+    let context = format!("`{}` does not read back", path.display());
+    outputs.iter().filter(|output| matches!(output.source, Source::Trained(..))).try_for_each(|output| {
         let name = &output.spec.name;
-        let unread = format!("`{}` does not read back", path.display());
-        let differs = |what: &str| Failure::model(format!("`{name}` {what}")).context(&unread);
-        let position = file.position(name).ok_or_else(|| differs("is missing"))?;
-        let stored = TensorRef::new(&file, position);
-        let mut comparison = Comparison::with(&stored);
-        output
-            .write(executor, &mut comparison)
-            .map_err(|error| Failure::writing(error).context(format!("{unread}: `{name}`")))?;
-        if !comparison.is_same() {
-            return Err(differs("has other values"));
-        }
-    }
-    Ok(())
+        let stored = file.position(name).map(|position| TensorRef::new(&file, position));
+        check_saved(stored, name, &context, |out| output.write(executor, out))
+    })
 }
 
-/// Takes part in [`write_file`]: tensors are gathered to be written, in the order of the file, and to be compared.
+/// Takes part in [`write_file`]: tensors are gathered to be written, in the order of the file, then to be compared.
 fn help_write_file<D: Device>(executor: &mut Executor<D>, outputs: &[Output]) -> Result<(), Failure> {
     let specs: Vec<TensorSpec> = outputs.iter().map(|output| output.spec.clone()).collect();
     let order = in_file_order(&specs)?;
-    gathered::help(executor, order.into_iter().map(|index| outputs[index].gathered()))?;
-    gathered::help(executor, outputs.iter().map(Output::gathered))
+    checkpoint_file::help(executor, order.into_iter().map(|index| outputs[index].gathered()))?;
+    checkpoint_file::help(executor, outputs.iter().map(Output::gathered))
 }
 
 fn write_rounded<D: Device>(
@@ -296,7 +274,7 @@ fn copy_stored(weight: &Weight, bytes: u64, out: &mut dyn Write) -> io::Result<(
     Ok(())
 }
 
-/// Whether rows are quantized in the file, or stored in another order.
+/// Writes a weight that the base has quantized or in another row order.
 fn write_decoded(weight: &Weight, element: Element, out: &mut dyn Write) -> io::Result<()> {
     let (rows, columns) = weight.rows_and_columns();
     let step = (PIECE_ELEMENTS / columns.max(1)).max(1);

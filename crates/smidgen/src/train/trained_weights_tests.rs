@@ -1,5 +1,5 @@
-//! The model that a run writes when it is too large for one file: every tensor in one of them, and an index that says
-//! which, as our loader and the transformers library read it.
+//! A final model that is too large for one file: each tensor is in one of several files, and an index says in which,
+//! as our loader and the transformers library read it.
 
 use super::*;
 use crate::plan::job::Purpose;
@@ -11,7 +11,7 @@ use smidgen_recipe::{RecipeSource, parse_recipe};
 use smidgen_runtime::AnyDevice;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A fixture whose last layer is trained, loaded and not stepped: what is written is what was read.
+/// A fixture whose last layer is trained, loaded but not stepped, so that the written values equal the read ones.
 fn loaded(case: &str) -> (Job, Executor<AnyDevice>) {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(case);
     let text = "[model]\npath = \"model\"\ncompute = \"f32\"\n[adapter]\nkind = \"full\"\nlayers = \"last:1\"\n\
@@ -59,7 +59,7 @@ fn a_model_above_the_limit_is_shards_with_an_index() {
     }
     assert_eq!(index["metadata"]["total_size"], bytes);
 
-    // The same tensors in the same types, trained or copied, by the loader that any run reads a model with.
+    // Our loader reads the same tensors in the same types, trained or copied.
     let model = Model::open_folder(folder.path()).unwrap();
     for name in &names {
         let (base, written) = (job.model.weight(name).unwrap(), model.weight(name).unwrap());
@@ -68,9 +68,9 @@ fn a_model_above_the_limit_is_shards_with_an_index() {
     }
 }
 
-/// What is trained is planned for in f32, the rest as the base has it: loading and the ladder of choices count by that.
+/// Trained tensors are planned in f32, the others as the base stores them. Loading and the solver rely on it.
 #[test]
-fn what_is_trained_is_counted_in_f32() {
+fn trained_tensors_are_counted_in_f32() {
     let (job, _) = loaded("llama-bias-linear");
     assert!(!job.request.trained.is_empty());
     for tensor in job.request.spec.tensors() {
@@ -93,7 +93,7 @@ fn a_model_up_to_the_limit_is_one_file() {
     let names: Vec<_> =
         std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names, ["model.safetensors"]);
-    // A byte less, and it is two.
+    // With a limit one byte lower, there are two files.
     let folder = tempfile::tempdir().unwrap();
     write_shards(&mut executor, &job, folder.path(), whole - 1).unwrap();
     assert!(folder.path().join(shard_name(1, 2)).exists());

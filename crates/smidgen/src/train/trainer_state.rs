@@ -1,9 +1,9 @@
 //! `trainer_state.json` next to every saved adapter, in the format of Hugging Face's trainer.
 //!
-//! Keys are sorted, with two spaces of indent. The history is the thinned one of `log_history.rs`, so that the file stays
-//! small however long a run is.
-//! Left out: what has no meaning here (`total_flos` is 0) and `eval_steps_per_second`, because evaluations are not
-//! cut into steps of one size.
+//! Keys are sorted, with two spaces of indent. The history is thinned (`log_history.rs`), so the file stays small
+//! however long a run is.
+//! Left out: fields without a meaning here (`total_flos` is 0), and `eval_steps_per_second`, because evaluation
+//! batches differ in size.
 
 use super::log_history::{LogHistory, Totals, rounded};
 use super::standing::Standing;
@@ -11,6 +11,7 @@ use crate::failure::Failure;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 use smidgen_formats::whole_file::write_whole;
+use smidgen_recipe::{Batch, Train};
 use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
@@ -21,23 +22,20 @@ pub const FILE_NAME: &str = "trainer_state.json";
 #[derive(Clone, Debug)]
 pub struct Moment<'a> {
     pub step: u64,
-    /// Epochs done.
+    /// Epochs finished.
     pub epoch: f64,
     pub total_steps: u64,
-    /// Of the whole run, rounded up.
+    /// Epochs of the whole run, rounded up.
     pub epochs: u64,
     pub samples: usize,
-    pub batch: Option<usize>,
-    pub eval_every: u64,
-    pub save_every: u64,
-    pub early_stop: u64,
+    pub settings: &'a Train,
     pub standing: Standing,
-    /// No further step will follow.
+    /// Whether no step follows.
     pub is_end: bool,
     pub run_folder: &'a Path,
 }
 
-/// Writes the state into a folder; `history` is that of all steps so far.
+/// Writes the state into a folder; `history` covers all steps so far.
 pub fn write_trainer_state(folder: &Path, moment: &Moment<'_>, history: &LogHistory) -> Result<(), Failure> {
     let state = State {
         best_global_step: moment.standing.best.map(|best| best.step),
@@ -47,7 +45,7 @@ pub fn write_trainer_state(folder: &Path, moment: &Moment<'_>, history: &LogHist
             .best_saved
             .map(|best| moment.run_folder.join(format!("checkpoint-{}", best.step))),
         epoch: moment.epoch,
-        eval_steps: moment.eval_every,
+        eval_steps: moment.settings.eval_every,
         global_step: moment.step,
         is_hyper_param_search: false,
         is_local_process_zero: true,
@@ -57,10 +55,13 @@ pub fn write_trainer_state(folder: &Path, moment: &Moment<'_>, history: &LogHist
         max_steps: moment.total_steps,
         num_input_tokens_seen: history.totals.tokens,
         num_train_epochs: moment.epochs,
-        save_steps: moment.save_every,
+        save_steps: moment.settings.save_every,
         stateful_callbacks: callbacks(moment),
         total_flos: 0,
-        train_batch_size: moment.batch,
+        train_batch_size: match moment.settings.batch {
+            Batch::Samples(samples) => Some(samples),
+            Batch::Tokens(_) => None,
+        },
         trial_name: None,
         trial_params: None,
     };
@@ -71,7 +72,7 @@ pub fn write_trainer_state(folder: &Path, moment: &Moment<'_>, history: &LogHist
     .map_err(Failure::disk)
 }
 
-/// Whether the state in a folder is that of a run that early stopping ended.
+/// Whether the state in a folder is of a run that early stopping ended.
 pub fn was_stopped_early(folder: &Path) -> bool {
     #[derive(Deserialize)]
     struct Ended {
@@ -124,7 +125,7 @@ fn callbacks(moment: &Moment<'_>) -> Value {
         },
         "attributes": {},
     });
-    match moment.early_stop {
+    match moment.settings.early_stop {
         0 => json!({ "TrainerControl": control }),
         patience => json!({
             "EarlyStoppingCallback": {
@@ -136,7 +137,7 @@ fn callbacks(moment: &Moment<'_>) -> Value {
     }
 }
 
-/// The history, and at the end of a run a row that sums up.
+/// The history, and at the end of a run a row with totals.
 struct Logs<'a> {
     history: &'a LogHistory,
     moment: &'a Moment<'a>,
@@ -174,7 +175,12 @@ mod tests {
 {"step":3,"epoch":1.5,"loss":9.0,"grad_norm":9.0,"lr":9.0,"tokens":9,"supervised_tokens":9,"step_ms":9.0}
 "#;
 
-    fn moment(folder: &Path) -> Moment<'_> {
+    fn settings(early_stop: u64) -> Train {
+        let defaults = smidgen_recipe::Recipe::new("base".parse().unwrap()).train;
+        Train { batch: Batch::Samples(5), eval_every: 2, save_every: 2, early_stop, ..defaults }
+    }
+
+    fn moment<'a>(folder: &'a Path, settings: &'a Train) -> Moment<'a> {
         let mut standing = Standing::default();
         standing.record(Evaluated { step: 2, eval_loss: 1.25 });
         standing.note_saved(2);
@@ -184,10 +190,7 @@ mod tests {
             total_steps: 8,
             epochs: 4,
             samples: 10,
-            batch: Some(5),
-            eval_every: 2,
-            save_every: 2,
-            early_stop: 0,
+            settings,
             standing,
             is_end: false,
             run_folder: folder,
@@ -203,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_has_the_shape_that_people_know() {
+    fn the_file_has_the_format_of_hugging_faces_trainer() {
         let expected = expect_test::expect![[r#"
             {
               "best_global_step": 2,
@@ -263,13 +266,14 @@ mod tests {
               "trial_params": null
             }
         "#]];
-        expected.assert_eq(&written(&moment(Path::new("run")), METRICS));
+        expected.assert_eq(&written(&moment(Path::new("run"), &settings(0)), METRICS));
     }
 
-    /// Rows after the step are those of a run that went on; the last row sums up.
+    /// Rows after the step are ignored; the last row has the totals.
     #[test]
     fn the_end_of_a_run_has_its_totals() {
-        let text = written(&Moment { is_end: true, ..moment(Path::new("run")) }, METRICS);
+        let settings = settings(0);
+        let text = written(&Moment { is_end: true, ..moment(Path::new("run"), &settings) }, METRICS);
         let state: Value = serde_json::from_str(&text).unwrap();
         let expected = json!({
             "epoch": 1.0, "step": 2, "total_flos": 0, "train_loss": 2.0, "train_runtime": 2.0,
@@ -279,10 +283,11 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_was_stopped_early_says_so() {
+    fn early_stopping_is_recognized() {
         let check = |early_stop, is_end, total_steps, expected| {
             let folder = tempfile::tempdir().unwrap();
-            let moment = Moment { early_stop, is_end, total_steps, ..moment(folder.path()) };
+            let settings = settings(early_stop);
+            let moment = Moment { is_end, total_steps, ..moment(folder.path(), &settings) };
             write_trainer_state(folder.path(), &moment, &LogHistory::default()).unwrap();
             assert_eq!(was_stopped_early(folder.path()), expected, "{early_stop} {is_end} {total_steps}");
         };

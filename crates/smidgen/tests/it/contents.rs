@@ -53,14 +53,18 @@ fn refused_after_loading(scratch: &Scratch, overrides: &[&str], words: &[&str]) 
 
 #[test]
 fn what_changed_is_refused_by_its_name() {
-    let hint =
-        ["the run in `", "was made of something else", "hint: restore what was changed", "--accept-changes"];
+    let hint = [
+        "the data or model of the run in `",
+        "` changed",
+        "hint: restore what was changed",
+        "--accept-changes",
+    ];
     let check = |change: &dyn Fn(&Scratch), words: &[&str]| {
         let scratch = killed();
         change(&scratch);
         scratch.train_refused(1, &QUIET, &[words, &hint].concat());
     };
-    check(&change_data, &["`data.train` has other samples: 9 samples of "]);
+    check(&change_data, &["`data.train` has different samples: 9 with "]);
     // One token of one sample.
     let one_token = |scratch: &Scratch| {
         let text = scratch.text("data.jsonl");
@@ -69,11 +73,11 @@ fn what_changed_is_refused_by_its_name() {
         row["input_ids"][1] = json!((row["input_ids"][1].as_u64().unwrap() + 1) % 211);
         scratch.write("data.jsonl", format!("{row}\n{rest}"));
     };
-    check(&one_token, &["`data.train` has other samples: 10 samples of "]);
+    check(&one_token, &["`data.train` has different samples: 10 with "]);
     check(&change_config, &["the config's `rms_norm_eps` was 1e-6, is 0.0001"]);
     check(
         &|scratch| scratch.write("model/tokenizer_config.json", "{\"add_bos_token\": true}"),
-        &["the tokenizer file `tokenizer_config.json` has other contents"],
+        &["the tokenizer file `tokenizer_config.json` changed"],
     );
     check(
         &|scratch| scratch.write("model/chat_template.jinja", "{{ messages }}"),
@@ -82,10 +86,10 @@ fn what_changed_is_refused_by_its_name() {
     let norm = "model.layers.1.input_layernorm.weight";
     let scratch = killed();
     scale_weights(&scratch, norm);
-    let words = [&format!("`{norm}` in `")[..], "model.safetensors` has other values\n"];
+    let words = [&format!("`{norm}` in `")[..], "model.safetensors` has different values\n"];
     refused_after_loading(&scratch, &[], &[&words, &hint[..]].concat());
     scale_weights(&scratch, "model.norm.weight");
-    let words = [&format!("`{norm}` in `")[..], "has other values, and so have 1 more of "];
+    let words = [&format!("`{norm}` in `")[..], "has different values (2 of "];
     refused_after_loading(&scratch, &[], &words);
 }
 
@@ -111,7 +115,7 @@ fn weights_are_compared_however_they_are_stored() {
                 scratch.write(path, bytes);
             }
         }
-        refused_after_loading(&scratch, &common, &["has other values"]);
+        refused_after_loading(&scratch, &common, &["has different values"]);
     }
 }
 
@@ -122,7 +126,7 @@ fn accepted_changes_are_recorded() {
     scale_weights(&scratch, "model.norm.weight");
     let more = [&RESUME[..], &["--accept-changes", "train.steps=8"]].concat();
     let ended = scratch.train("run", &more);
-    let changes = ["`data.train` has other samples", "`model.norm.weight` in `"];
+    let changes = ["`data.train` has different samples", "`model.norm.weight` in `"];
     for change in changes {
         assert!(ended.stderr.contains(&format!("warning: accepted: {change}")), "{}", ended.stderr);
     }
@@ -137,7 +141,7 @@ fn accepted_changes_are_recorded() {
     assert!(starts(&scratch.json("run/run.json")["parts"][1]["accepted"]));
     let report: Value = serde_json::from_str(&scratch.run(&["report", "run", "--json"]).stdout).unwrap();
     assert!(starts(&report["accepted_changes"]));
-    assert!(scratch.text("run/report.html").contains("`data.train` has other samples"));
+    assert!(scratch.text("run/report.html").contains("`data.train` has different samples"));
     // What was accepted is what the run is made of from there on.
     std::fs::remove_dir_all(scratch.path("run/adapter")).unwrap();
     scratch.train("run", &[&RESUME[..], &["train.steps=9"]].concat());
@@ -166,8 +170,7 @@ fn checkpoints_of_other_versions_resume_with_a_warning_or_not_at_all() {
         state.as_object_mut().unwrap().remove("made_of");
     });
     let ended = scratch.train("run", &RESUME);
-    let warning =
-        "warning: the checkpoint is of smidgen 0.10 or earlier: whether data and model are the same cannot";
+    let warning = "warning: smidgen 0.10 or earlier wrote the checkpoint: cannot check whether data and model are the same";
     assert!(ended.stderr.contains(warning), "{}", ended.stderr);
 
     let scratch = killed();

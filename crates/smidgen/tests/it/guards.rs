@@ -264,7 +264,7 @@ fn a_disk_without_room_for_what_the_plan_puts_there_is_found_before_the_first_st
     let ended = run_with_limit(&scratch, blocks, &[&["train", "recipe.toml"][..], &away].concat());
     assert_eq!(ended.code, Some(1), "{}", ended.stderr);
     let words = regex::Regex::new(
-        r"error: not enough disk space for the offload file .*\n  what the plan puts on disk needs \d+\.\d\d .iB, the disk of `.*run` has \d+\.\d\d .iB free",
+        r"error: not enough disk space for the offload file .*\n  the offload file needs \d+\.\d\d .iB, the disk of `.*run` has \d+\.\d\d .iB free",
     );
     assert!(words.unwrap().is_match(&ended.stderr), "{}", ended.stderr);
     assert!(!scratch.exists("run"));
@@ -365,9 +365,9 @@ fn an_initial_adapter_of_another_scale_is_noted() {
     let same = scratch.train("same", &start);
     assert!(!same.stderr.contains("note:"), "{}", same.stderr);
     let other = scratch.train("other", &[&start[..], &["adapter.alpha=32"]].concat());
-    let words = "first/adapter` adds is scaled by 8 here, by 2 where it was trained: `adapter.alpha` is 32, its own is 8";
+    let words = "first/adapter` was trained with a scale of 2 (its `alpha` is 8), this run uses a scale of 8 (`adapter.alpha` is 32)";
     assert!(
-        other.stderr.contains("note: what the adapter in `") && other.stderr.contains(words),
+        other.stderr.contains("note: the adapter in `") && other.stderr.contains(words),
         "{}",
         other.stderr
     );

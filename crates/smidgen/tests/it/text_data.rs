@@ -194,7 +194,7 @@ fn a_prompt_is_asked_as_it_was_trained() {
     scratch.refused(
         2,
         &["generate", "plain", "--prompt", "a", "--system", "b"],
-        &["`--system` needs a chat template, and prompts have none here", "hint: `--template` names one"],
+        &["`--system` needs a chat template, but the prompts have none", "hint: `--template` names one"],
     );
     let messages = json!({"prompt": [{"role": "user", "content": "what"}],
         "completion": [{"role": "assistant", "content": "one"}]});
