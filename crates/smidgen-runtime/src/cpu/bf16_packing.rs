@@ -555,5 +555,8 @@ unsafe fn store_transposed(rows: &[__m512i; TILE], target: *mut u16) {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")]
 fn transposed(rows: &[__m512i; TILE]) -> [__m512i; TILE] {
     // SAFETY: both vector types are 512 bits and accept any value; the features of this function include AVX-512.
-    unsafe { std::mem::transmute(transpose_16x16(std::mem::transmute(*rows))) }
+    unsafe {
+        let rows = std::mem::transmute::<[__m512i; TILE], [__m512; TILE]>(*rows);
+        std::mem::transmute::<[__m512; TILE], [__m512i; TILE]>(transpose_16x16(rows))
+    }
 }
