@@ -48,7 +48,7 @@ pub enum Why {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Price {
     pub choice: Choice,
-    /// On the device; negative where the choice needs more.
+    /// On the device; negative if the choice needs more memory.
     pub saved_bytes: i64,
     /// Predicted, per step.
     pub cost_ms: f64,

@@ -263,7 +263,7 @@ op_table! {
 
     // ── audio, backward ────────────────────────────────────────────────────────────────────────
 
-    /// x (T, C), rows (A) → (A, C): row `rows[a]` of x, or zero where that is negative
+    /// x (T, C), rows (A) → (A, C): row `rows[a]` of x, or zeros if `rows[a]` is negative
     TakeRows => {
         name: "take_rows",
     }

@@ -181,9 +181,9 @@ pub struct Step {
     pub cost: Cost,
 }
 
-/// For each transfer, the first step from which on it is complete for every later step: a computation that waits for it,
-/// or for another transfer that has waited for it. `steps.len()` if there is none. If only a transfer waits for another
-/// one, that does not count: computations do not wait for transfers.
+/// For each transfer, the first computation that waits for it, directly or through another transfer that has waited for it;
+/// `steps.len()` if there is none. From that step on the transfer is complete for every step. Before it, the transfer is
+/// complete only for the transfers that have waited for it.
 pub fn ends_of_transfers<'a>(steps: impl Iterator<Item = (&'a Op, &'a [usize])>) -> Vec<usize> {
     let steps: Vec<(&Op, &[usize])> = steps.collect();
     let mut ends = vec![steps.len(); steps.len()];

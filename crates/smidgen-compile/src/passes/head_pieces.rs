@@ -71,8 +71,8 @@ fn can_be_cut(graph: &Graph, node: &Node) -> bool {
     };
     // A trained head is not cut in any entry point, also not in those that do not train it.
     let is_frozen = |head: &Value| head.leaf().is_some_and(|leaf| leaf.gradient.is_none());
-    let head = graph.value(node.inputs[1]);
-    is_plain && is_frozen(head) && head.ty.storage.has_contiguous_rows()
+    let head = || graph.value(node.inputs[1]);
+    is_plain && is_frozen(head()) && head().ty.storage.has_contiguous_rows()
 }
 
 /// Rows of the head, and the token id of the first row.
