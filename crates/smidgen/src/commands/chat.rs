@@ -29,18 +29,17 @@ pub struct Talk<'a> {
 }
 
 pub fn run_chat(session: &mut TokenSession, settings: &Settings, talk: &Talk<'_>) -> Result<(), Failure> {
-    match talk.template {
-        _ if talk.quiet => {}
-        None => say("no chat template is used: every line is continued as plain text"),
-        Some(TemplateKind::Text(_)) => {
-            say("the prompt is one for instructions: every line is answered on its own")
-        }
-        Some(TemplateKind::Chat(_)) => {}
-    }
     if !talk.quiet {
+        match talk.template {
+            None => say("no chat template is used: every line is continued as plain text"),
+            Some(TemplateKind::Text(_)) => {
+                say("this is an instruction prompt without turns: every line is answered on its own")
+            }
+            Some(TemplateKind::Chat(_)) => {}
+        }
         say("`/reset` clears the conversation, `/exit` quits");
     }
-    let mut messages = beginning(talk);
+    let mut messages = first_messages(talk);
     let mut lines = std::io::stdin().lock().lines();
     loop {
         let _ = write!(std::io::stderr(), "> ");
@@ -54,7 +53,7 @@ pub fn run_chat(session: &mut TokenSession, settings: &Settings, talk: &Talk<'_>
             "/exit" => return Ok(()),
             "/reset" => {
                 session.reset();
-                messages = beginning(talk);
+                messages = first_messages(talk);
                 continue;
             }
             _ => {}
@@ -88,7 +87,7 @@ pub fn run_chat(session: &mut TokenSession, settings: &Settings, talk: &Talk<'_>
     }
 }
 
-fn beginning(talk: &Talk<'_>) -> Vec<Json> {
+fn first_messages(talk: &Talk<'_>) -> Vec<Json> {
     talk.system.map(|text| json!({"role": "system", "content": text})).into_iter().collect()
 }
 
@@ -111,7 +110,7 @@ fn answer(
     Ok(text)
 }
 
-/// Why an answer stopped, and the speeds.
+/// The number of tokens, why generation stopped, and the speeds.
 pub fn render_timing(generated: &Generated, timing: &Timing) -> String {
     let count = generated.ids.len();
     let stopped = match generated.stopped_by {

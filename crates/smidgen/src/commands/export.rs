@@ -3,7 +3,7 @@
 //! Without `--merged` the file holds only the adapter, for `llama-cli --lora`; with it the whole model. A model without
 //! an adapter can be exported too.
 
-use super::original::{Original, made_model, open_adapter, open_named, open_original};
+use super::original::{Original, open_adapter, open_named, open_original, trained_model};
 use crate::console::stdout::print;
 use crate::export::lora_file::{ExportedLora, export_lora};
 use crate::export::model_file::{ExportOptions, ExportedModel, MatrixType, export_model};
@@ -52,7 +52,7 @@ enum Type {
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let access = Access::from_environment(quiet);
     if !args.merged {
-        let adapter = open_adapter(&args.adapter).map_err(|failure| match made_model(&args.adapter) {
+        let adapter = open_adapter(&args.adapter).map_err(|failure| match trained_model(&args.adapter) {
             Some(_) => failure.hint("`--merged` writes that model as a GGUF file"),
             None => failure,
         })?;
@@ -83,7 +83,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     })
 }
 
-/// An adapter and its base, or a model alone.
+/// Opens an adapter and its base, or a model without an adapter.
 fn open_model(args: &Args, access: &Access) -> Result<(Option<AdapterFile>, Original), Failure> {
     let has = |name: &str| args.adapter.join(name).exists();
     let is_adapter = has("adapter_config.json") || has("adapter");
@@ -92,7 +92,7 @@ fn open_model(args: &Args, access: &Access) -> Result<(Option<AdapterFile>, Orig
         let original = open_original(&adapter, args.base.as_deref(), Want::Weights, access)?;
         return Ok((Some(adapter), original));
     }
-    let model = made_model(&args.adapter).unwrap_or_else(|| args.adapter.clone());
+    let model = trained_model(&args.adapter).unwrap_or_else(|| args.adapter.clone());
     let name = model.to_string_lossy().into_owned();
     if args.base.is_some() {
         return Err(Failure::command(format!("`--base` needs an adapter: `{name}` is a model")));
@@ -101,7 +101,7 @@ fn open_model(args: &Args, access: &Access) -> Result<(Option<AdapterFile>, Orig
     Ok((None, Original { name, model }))
 }
 
-/// The model's name in the file: the last part of a path or name, without its extension.
+/// The last part of a path or name, without the extension `.gguf`: the model's name in the file.
 fn last_part(name: &str) -> &str {
     let name = name.trim_end_matches('/');
     let last = name.rsplit(['/', ':']).next().unwrap_or(name);

@@ -68,7 +68,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     // Measured before the logits are compared, because that loads both models.
     let measured_bytes = read_rss().map(|memory| memory.peak_bytes);
     let mut report = Report {
-        name,
+        base_name: name,
         merged,
         measured_bytes,
         difference: None,
@@ -97,10 +97,9 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
 }
 
 struct Report<'a> {
-    /// The name of the base.
-    name: String,
+    base_name: String,
     merged: Merged,
-    /// Peak memory of the process.
+    /// Peak memory of the process after the merge.
     measured_bytes: Option<u64>,
     difference: Option<LogitsDifference>,
     args: &'a Args,
@@ -113,7 +112,7 @@ impl Report<'_> {
         let merged = &self.merged;
         let mut text = String::new();
         let mut line = |content: String| writeln!(text, "{content}").expect("writing to a string");
-        line(format!("merged {} into `{}`", merged.kind, self.name));
+        line(format!("merged {} into `{}`", merged.kind, self.base_name));
         line(format!("  base: {}", self.storages_text()));
         let mut tally = |what: &str, tally: &Tally, note: String| {
             if tally.tensors > 0 {
@@ -129,7 +128,7 @@ impl Report<'_> {
         let trained = match (merged.biases, merged.saved) {
             (0, 0) => String::new(),
             (biases, 0) => format!("{biases} of them trained biases"),
-            (biases, saved) => format!("{} of them trained themselves", biases + saved),
+            (biases, saved) => format!("{} of them trained in full", biases + saved),
         };
         tally("converted", &merged.converted, trained);
         tally("copied", &merged.copied, "byte for byte".to_string());
@@ -184,7 +183,7 @@ impl Report<'_> {
         });
         json!({
             "adapter": self.adapter.path(),
-            "base": self.name,
+            "base": self.base_name,
             "base_storages": self.original.storages(),
             "base_quantized": self.original.is_quantized(),
             "output": self.args.output,
