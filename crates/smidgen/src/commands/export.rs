@@ -16,8 +16,6 @@ use crate::train::metrics::read_rss;
 use clap::ValueEnum;
 use serde_json::{Map, Value, json};
 use smidgen_formats::peft::AdapterFile;
-use smidgen_ir::bytes::format_bytes;
-use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
@@ -114,18 +112,15 @@ fn render_lora(args: &Args, name: &str, exported: &ExportedLora) -> String {
         0 => String::new(),
         count => format!(", scale folded into B for {count} of them"),
     };
-    format!(
-        "exported {} for `{name}` ({})\n  adapter   {:>6} modules   rank {}, alpha {}{rescaled}\n  written   {:>6} \
-         tensors {:>12}   f32 in `{}`\n",
+    let text = format!(
+        "exported {} for `{name}` ({})\n  adapter   {:>6} modules   rank {}, alpha {}{rescaled}\n",
         exported.kind,
         exported.architecture.name(),
         exported.modules,
         ranks.join(", "),
-        exported.alpha,
-        exported.tensors,
-        format_bytes(exported.bytes),
-        args.output.display()
-    )
+        exported.alpha
+    );
+    text + &exported.written.render_line("written", &format!("f32 in `{}`", args.output.display()))
 }
 
 fn lora_json(args: &Args, name: &str, exported: &ExportedLora) -> Value {
@@ -139,45 +134,33 @@ fn lora_json(args: &Args, name: &str, exported: &ExportedLora) -> Value {
         "ranks": exported.ranks,
         "alpha": exported.alpha,
         "rescaled": exported.rescaled,
-        "written": {"tensors": exported.tensors, "bytes": exported.bytes},
+        "written": exported.written.render_json(),
     })
 }
 
 fn render_model(args: &Args, name: &str, exported: &ExportedModel) -> String {
-    let mut text = String::new();
-    let mut line = |content: String| writeln!(text, "{content}").expect("writing to a string");
-    let architecture = exported.architecture.name();
-    line(match exported.kind {
-        Some(kind) => {
-            format!("exported `{name}` ({architecture}) with {kind} folded into {} tensors", exported.folded)
-        }
-        None => format!("exported `{name}` ({architecture})"),
-    });
-    let mut tally = |what: &str, Tally { tensors, bytes }: &Tally, note: String| {
-        let bytes = format_bytes(*bytes);
-        line(format!("  {what:<10}{tensors:>6} tensors {bytes:>12}   {note}").trim_end().to_string());
-    };
-    for (storage, counted) in &exported.tensors {
-        tally(storage, counted, String::new());
+    let mut text = format!("exported `{name}` ({})", exported.architecture.name());
+    if let Some(kind) = exported.kind {
+        text += &format!(" with {kind} folded into {} tensors", exported.folded);
     }
-    tally("written", &total(exported), format!("`{}`", args.output.display()));
+    text.push('\n');
+    for (storage, tally) in &exported.tensors {
+        text += &tally.render_line(storage, "");
+    }
+    text += &total(exported).render_line("written", &format!("`{}`", args.output.display()));
     for note in &exported.notes {
-        line(format!("note: {note}"));
+        text += &format!("note: {note}\n");
     }
     text
 }
 
 fn total(exported: &ExportedModel) -> Tally {
-    exported.tensors.values().fold(Tally::default(), |sum, tally| Tally {
-        tensors: sum.tensors + tally.tensors,
-        bytes: sum.bytes + tally.bytes,
-    })
+    Tally::sum(exported.tensors.values().copied())
 }
 
 fn model_json(args: &Args, name: &str, exported: &ExportedModel) -> Value {
-    let tally = |tally: &Tally| json!({"tensors": tally.tensors, "bytes": tally.bytes});
     let types: Map<String, Value> =
-        exported.tensors.iter().map(|(storage, counted)| (storage.clone(), tally(counted))).collect();
+        exported.tensors.iter().map(|(storage, tally)| (storage.clone(), tally.render_json())).collect();
     json!({
         "adapter": exported.kind.map(|_| Path::new(&args.adapter)),
         "base": name,
@@ -186,7 +169,7 @@ fn model_json(args: &Args, name: &str, exported: &ExportedModel) -> Value {
         "kind": exported.kind.map(|kind| kind.name()),
         "folded": exported.folded,
         "types": types,
-        "written": tally(&total(exported)),
+        "written": total(exported).render_json(),
         "planned_bytes": process_bytes(1) + exported.memory_bytes,
         "measured_bytes": read_rss().map(|memory| memory.peak_bytes),
         "notes": exported.notes,

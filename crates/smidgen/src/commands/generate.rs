@@ -6,7 +6,7 @@
 //! By default decoding is greedy for a prompt, so that it can be repeated, and samples in a conversation.
 //! Left out: a server, and speculative decoding.
 
-use super::chat::{Talk, render_timing, run_chat};
+use super::chat::{ChatOptions, render_timing, run_chat};
 use super::original::{open_adapter, open_named, trained_model};
 use super::recipe_args::read_recipe;
 use crate::console::colour::NOTE;
@@ -156,8 +156,8 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
             let mut session = open_session(args, quiet, &subject, opened, args.context, DEFAULT_NEW_TOKENS)?;
             let now = SystemTime::now();
             let (tokenizer, template) = (&tokenizer, template.as_ref());
-            let talk = Talk { tokenizer, template, system: args.system.as_deref(), quiet, now };
-            run_chat(&mut session, &settings, &talk)
+            let options = ChatOptions { tokenizer, template, system: args.system.as_deref(), quiet, now };
+            run_chat(&mut session, &settings, &options)
         }
     }
 }

@@ -18,8 +18,6 @@ use serde_json::{Value, json};
 use smidgen_formats::element::Element;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_formats::weight::DECODED;
-use smidgen_ir::bytes::format_bytes;
-use std::fmt::Write;
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
@@ -110,39 +108,33 @@ struct Report<'a> {
 impl Report<'_> {
     fn text(&self) -> String {
         let merged = &self.merged;
-        let mut text = String::new();
-        let mut line = |content: String| writeln!(text, "{content}").expect("writing to a string");
-        line(format!("merged {} into `{}`", merged.kind, self.base_name));
-        line(format!("  base: {}", self.storages_text()));
-        let mut tally = |what: &str, tally: &Tally, note: String| {
-            if tally.tensors > 0 {
-                let bytes = format_bytes(tally.bytes);
-                line(
-                    format!("  {what:<10}{:>6} tensors {bytes:>12}   {note}", tally.tensors)
-                        .trim_end()
-                        .to_string(),
-                );
-            }
-        };
-        tally("folded", &merged.folded, format!("{}, rounded once", self.formula()));
+        let mut text =
+            format!("merged {} into `{}`\n  base: {}\n", merged.kind, self.base_name, self.storages_text());
         let trained = match (merged.biases, merged.saved) {
             (0, 0) => String::new(),
             (biases, 0) => format!("{biases} of them trained biases"),
             (biases, saved) => format!("{} of them trained in full", biases + saved),
         };
-        tally("converted", &merged.converted, trained);
-        tally("copied", &merged.copied, "byte for byte".to_string());
         let shards =
             if merged.shards == 1 { "one file".to_string() } else { format!("{} shards", merged.shards) };
-        tally("written", &self.total(), format!("{shards} in `{}`", self.args.output.display()));
+        for (name, tally, note) in [
+            ("folded", merged.folded, format!("{}, rounded once", self.formula())),
+            ("converted", merged.converted, trained),
+            ("copied", merged.copied, "byte for byte".to_string()),
+            ("written", self.total(), format!("{shards} in `{}`", self.args.output.display())),
+        ] {
+            if tally.tensors > 0 {
+                text += &tally.render_line(name, &note);
+            }
+        }
         if let Some(LogitsDifference { max, mean, relative, tokens }) = self.difference {
-            line(format!(
+            text += &format!(
                 "  logits of base + adapter and of the merged model, {tokens} tokens: largest difference \
-                 {max:.2e}, mean {mean:.2e}, relative {relative:.2e}"
-            ));
+                 {max:.2e}, mean {mean:.2e}, relative {relative:.2e}\n"
+            );
         }
         for note in &merged.notes {
-            line(format!("note: {note}"));
+            text += &format!("note: {note}\n");
         }
         text
     }
@@ -168,16 +160,11 @@ impl Report<'_> {
     }
 
     fn total(&self) -> Tally {
-        let all = [self.merged.folded, self.merged.converted, self.merged.copied];
-        Tally {
-            tensors: all.iter().map(|tally| tally.tensors).sum(),
-            bytes: all.iter().map(|tally| tally.bytes).sum(),
-        }
+        Tally::sum([self.merged.folded, self.merged.converted, self.merged.copied])
     }
 
     fn json(&self) -> Value {
         let merged = &self.merged;
-        let tally = |tally: Tally| json!({"tensors": tally.tensors, "bytes": tally.bytes});
         let difference = self.difference.map(|LogitsDifference { max, mean, relative, tokens }| {
             json!({"max": max, "mean": mean, "relative": relative, "tokens": tokens})
         });
@@ -192,10 +179,10 @@ impl Report<'_> {
             "biases": merged.biases,
             "trained": merged.saved,
             "shards": merged.shards,
-            "folded": tally(merged.folded),
-            "converted": tally(merged.converted),
-            "copied": tally(merged.copied),
-            "written": tally(self.total()),
+            "folded": merged.folded.render_json(),
+            "converted": merged.converted.render_json(),
+            "copied": merged.copied.render_json(),
+            "written": self.total().render_json(),
             "memory_bytes": merged.memory_bytes,
             "planned_bytes": process_bytes(MERGE_WORKERS) + merged.memory_bytes,
             "measured_bytes": self.measured_bytes,

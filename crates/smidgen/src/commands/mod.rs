@@ -1,6 +1,6 @@
 //! The command line: one file per command; this file lists and dispatches them and sets the exit code.
 //!
-//! A command's file holds its arguments and prints its output; other folders do the work. Data goes to stdout, messages
+//! A command's file has its arguments and prints its output; other folders do the work. Data goes to stdout, messages
 //! to stderr. Exit codes follow from the kind of a failure (`failure.rs`).
 
 pub mod bench;

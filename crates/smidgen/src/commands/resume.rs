@@ -30,8 +30,9 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let run = &args.run;
     if !run.is_dir() {
         let what = if run.exists() { "is not a folder" } else { "does not exist" };
-        return Err(Failure::command(format!("`{}` {what}", run.display()))
-            .hint("`smidgen resume` takes the folder of a run; with its recipe it is `smidgen train RECIPE --resume`"));
+        return Err(Failure::command(format!("`{}` {what}", run.display())).hint(
+            "`smidgen resume` needs the folder of a run; with a recipe, use `smidgen train RECIPE --resume`",
+        ));
     }
     let args = train::Args {
         recipe: RecipeArgs { recipe: run.clone(), overrides: args.overrides.clone() },

@@ -77,7 +77,7 @@ fn read_run_recipe(folder: &Path, overrides: &[String]) -> Result<(String, Recip
     let job = folder.join(JOB_FILE);
     if !job.exists() {
         return Err(Failure::command(format!(
-            "`{}` does not hold a run: it has no `{JOB_FILE}`",
+            "`{}` is not the folder of a run: it has no `{JOB_FILE}`",
             folder.display()
         ))
         .hint(

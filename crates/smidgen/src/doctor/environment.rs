@@ -99,14 +99,14 @@ fn environment_line(
         found.warn(
             name,
             format!("`{name}` changes how much host memory the process uses, which the plan does not know"),
-            "unset it if a run takes more host memory than its plan",
+            "unset it if a run uses more host memory than its plan",
         );
     }
     if let Some(count) = set("WORLD_SIZE").filter(|count| count.parse::<u64>().is_ok_and(|count| count > 1)) {
         found.warn(
             "WORLD_SIZE",
             format!("`WORLD_SIZE={count}`: `smidgen train` would start as one of {count} ranks and wait for the others"),
-            "unset `WORLD_SIZE` and `RANK` to train alone",
+            "unset `WORLD_SIZE` and `RANK` to train with one process",
         );
     }
     let unused: Vec<(&str, &str)> = NO_EFFECT

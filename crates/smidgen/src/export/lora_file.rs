@@ -7,6 +7,7 @@
 
 use super::{architecture_of, prepare_output, refuse_ls_lora};
 use crate::failure::Failure;
+use crate::merge::Tally;
 use crate::merge::finite::refuse_not_finite;
 use crate::merge::original::read_f32;
 use crate::plan::model::{read_decoder, refuse_audio};
@@ -37,8 +38,7 @@ pub struct ExportedLora {
     pub alpha: f32,
     /// Number of modules whose B was multiplied, because their alpha is another one.
     pub rescaled: usize,
-    pub tensors: usize,
-    pub bytes: u64,
+    pub written: Tally,
 }
 
 /// Writes the adapter as a LoRA file for `model`, of which only the config is read.
@@ -92,8 +92,10 @@ pub fn export_lora(adapter: &AdapterFile, model: &Model, output: &Path) -> Resul
         ranks,
         alpha,
         rescaled: modules.iter().filter(|module| b_factor(module, alpha) != 1.0).count(),
-        tensors: specs.len(),
-        bytes: modules.iter().map(|module| 4 * (module.a.elements() + module.b.elements())).sum(),
+        written: Tally {
+            tensors: specs.len(),
+            bytes: modules.iter().map(|module| 4 * (module.a.elements() + module.b.elements())).sum(),
+        },
     })
 }
 

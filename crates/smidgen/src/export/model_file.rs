@@ -340,7 +340,7 @@ fn refuse_overflow(tensor: &PlacedTensor, values: &[f32]) -> Result<(), Failure>
             "`{name}` has the value {value}, which is too large for {}",
             tensor.storage.to_string().to_uppercase()
         ))
-        .hint("`--type f32` can hold it"),
+        .hint("use `--type f32`"),
         false => Failure::model(format!("`{name}` has the value {value}, which cannot be exported"))
             .hint("the adapter's alpha or weights are too large, or the base is damaged"),
     })

@@ -44,7 +44,7 @@ pub fn check_finite(tensor: &str, element: Element, first: u64, bytes: &[u8]) ->
 pub fn refused_result(error: NotFinite, element: Element) -> Failure {
     let failure = Failure::model(error).context("the result cannot be written");
     match element {
-        Element::F16 => failure.hint("the largest f16 is 65504: `--dtype f32` and `--dtype bf16` hold more"),
+        Element::F16 => failure.hint("the largest f16 is 65504: use `--dtype f32` or `--dtype bf16`"),
         _ => failure.hint("the adapter's alpha or weights are too large, or the base is damaged"),
     }
 }

@@ -25,9 +25,11 @@ use crate::plan::life::FILE_BLOCK_BYTES;
 use crate::session::adapters::{UNTIED_HEAD, refuse_untied};
 use fit::fit_adapter;
 use original::OriginalModel;
+use serde_json::{Value, json};
 use smidgen_formats::element::Element;
 use smidgen_formats::peft::{AdapterFile, StoredKind, read_modules};
 use smidgen_formats::tokenizer::prompt_file::PromptFile;
+use smidgen_ir::bytes::format_bytes;
 use std::path::Path;
 use write::{OutputFolder, Workspace, write_shards};
 
@@ -73,7 +75,26 @@ pub struct Tally {
     pub bytes: u64,
 }
 
-/// Writes the merged model into `output`; after a failure there is no `output`.
+impl Tally {
+    pub fn sum(tallies: impl IntoIterator<Item = Tally>) -> Tally {
+        tallies.into_iter().fold(Tally::default(), |sum, tally| Tally {
+            tensors: sum.tensors + tally.tensors,
+            bytes: sum.bytes + tally.bytes,
+        })
+    }
+
+    /// A line of a report.
+    pub fn render_line(self, name: &str, note: &str) -> String {
+        let (tensors, bytes) = (self.tensors, format_bytes(self.bytes));
+        format!("  {name:<10}{tensors:>6} tensors {bytes:>12}   {note}").trim_end().to_owned() + "\n"
+    }
+
+    pub fn render_json(self) -> Value {
+        json!({"tensors": self.tensors, "bytes": self.bytes})
+    }
+}
+
+/// Writes the merged model into `output`; a failure leaves no `output`.
 pub fn merge(
     adapter: &AdapterFile,
     original: &OriginalModel,
@@ -108,10 +129,7 @@ pub fn merge(
     folder.commit()?;
     let tally = |is_counted: fn(&fit::Action) -> bool| {
         let counted = outputs.iter().filter(|output| is_counted(&output.action));
-        counted.fold(Tally::default(), |sum, output| Tally {
-            tensors: sum.tensors + 1,
-            bytes: sum.bytes + output.bytes(),
-        })
+        Tally::sum(counted.map(|output| Tally { tensors: 1, bytes: output.bytes() }))
     };
     Ok(Merged {
         kind,

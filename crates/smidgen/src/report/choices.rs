@@ -109,6 +109,11 @@ impl LayerCounts {
     }
 }
 
+/// Whether the weights of a layer are offloaded, and prefetched for each use.
+pub fn is_prefetched(policy: &Policy, layer: usize) -> bool {
+    policy.offloaded_weights.contains(layer)
+}
+
 /// What happens to a layer's activations until backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActivationChoice {
@@ -201,12 +206,12 @@ fn render_reason(solution: &Solution, reason: &Reason) -> String {
             format!("gradients: {}{place}", some_layers(&policy.offloaded_gradients, layers))
         }
         Choice::Order if updates_early(&solution.plan) => {
-            "order: breadth-first, all micro-batches of a step pass a layer before the next; without gradient clipping \
+            "order: breadth-first, all micro-batches of a step pass each layer before the next one; without gradient clipping \
              each layer is updated right after its backward pass"
                 .to_owned()
         }
         Choice::Order => {
-            "order: breadth-first, all micro-batches of a step pass a layer before the next".to_owned()
+            "order: breadth-first, all micro-batches of a step pass each layer before the next one".to_owned()
         }
         Choice::Laps => {
             let count = policy.layers_per_lap;

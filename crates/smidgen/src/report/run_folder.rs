@@ -157,7 +157,7 @@ pub fn read_run(folder: &Path) -> Result<RunRecord, Failure> {
     }
     // Read before the rows: a run that ends in between is shown as running.
     let is_running = is_being_written(&metrics);
-    let Metrics { rows, evaluations, has_torn_line, rank_bytes } = read_metrics(&metrics)?;
+    let measured = read_metrics(&metrics)?;
     let history = History::read(folder).map_err(Failure::disk)?;
     let phases = match has(PHASES) {
         true => read_json_file(&folder.join(PHASES), MAX_JSON_BYTES).map_err(Failure::disk)?,
@@ -166,25 +166,7 @@ pub fn read_run(folder: &Path) -> Result<RunRecord, Failure> {
     let job = std::fs::read_to_string(folder.join(JOB)).ok();
     // An absolute path, because a page may be opened on another machine.
     let folder = Some(std::path::absolute(folder).unwrap_or(folder.to_path_buf()));
-    Ok(RunRecord {
-        folder,
-        plan,
-        rows,
-        evaluations,
-        history,
-        phases,
-        job,
-        is_running,
-        has_torn_line,
-        rank_bytes,
-    })
-}
-
-struct Metrics {
-    rows: Vec<StepRow>,
-    evaluations: Vec<EvaluationRow>,
-    has_torn_line: bool,
-    rank_bytes: Vec<u64>,
+    Ok(RunRecord { folder, plan, history, phases, job, is_running, ..measured })
 }
 
 /// The fields of step rows and evaluation rows; a number that was not finite is `null`.
@@ -215,11 +197,11 @@ struct AnyRow {
     eval_ms: Option<f64>,
 }
 
-fn read_metrics(path: &Path) -> Result<Metrics, Failure> {
+/// A record with only the contents of `metrics.jsonl`.
+fn read_metrics(path: &Path) -> Result<RunRecord, Failure> {
     let unreadable = |error| Failure::file("read", path, error);
     let mut reader = BufReader::new(File::open(path).map_err(unreadable)?);
-    let mut metrics =
-        Metrics { rows: Vec::new(), evaluations: Vec::new(), has_torn_line: false, rank_bytes: Vec::new() };
+    let mut metrics = RunRecord::default();
     let (mut line, mut number) = (Vec::new(), 0);
     loop {
         line.clear();

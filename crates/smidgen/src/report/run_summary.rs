@@ -258,24 +258,13 @@ fn stability(run: &RunRecord) -> StabilitySummary {
 
 impl RunSummary {
     pub fn render_json(&self) -> Value {
-        let RunSummary {
-            title,
-            status,
-            steps,
-            total_steps,
-            left_s,
-            memory,
-            speed,
-            loss,
-            stability,
-            accepted,
-        } = self;
+        let RunSummary { memory, speed, loss, stability, .. } = self;
         json!({
-            "title": title,
-            "state": status,
-            "steps": steps,
-            "total_steps": total_steps,
-            "eta_s": left_s,
+            "title": self.title,
+            "state": self.status,
+            "steps": self.steps,
+            "total_steps": self.total_steps,
+            "eta_s": self.left_s,
             "memory": {
                 "peak_bytes": memory.peak_bytes,
                 "planned_bytes": memory.planned_bytes,
@@ -317,7 +306,7 @@ impl RunSummary {
                 "loss_rose": stability.risen_loss.is_some(),
                 "failure": stability.failure,
             },
-            "accepted_changes": accepted,
+            "accepted_changes": self.accepted,
         })
     }
 

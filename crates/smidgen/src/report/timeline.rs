@@ -205,19 +205,17 @@ fn contents(plan: &Plan, entry: Entry, step: usize, context_bytes: u64, trains_b
             name => name,
         };
         match (buffer.lifetime, name) {
-            (Lifetime::Steps { .. }, Some(name)) => named.push(Content {
-                name: name.to_string(),
-                category: buffer.category.name().to_string(),
-                bytes: buffer.bytes as u64,
-                count: 1,
-            }),
+            (Lifetime::Steps { .. }, Some(name)) => {
+                named.push(line(name.to_string(), buffer.category, buffer.bytes as u64, 1));
+            }
             _ => {
                 let group = groups.entry(buffer.category).or_default();
                 *group = (group.0 + buffer.bytes, group.1 + 1);
             }
         }
     }
-    named.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+    let by_size = |a: &Content, b: &Content| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name));
+    named.sort_by(by_size);
     let small = named.split_off(NAMED.min(named.len()));
     for category in Category::ALL {
         let rest: Vec<&Content> = small.iter().filter(|it| it.category == category.name()).collect();
@@ -243,7 +241,7 @@ fn contents(plan: &Plan, entry: Entry, step: usize, context_bytes: u64, trains_b
     });
     named.push(line("alignment".into(), Category::Workspace, (live - used) as u64, 0));
     named.retain(|it| it.bytes > 0);
-    named.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+    named.sort_by(by_size);
     named
 }
 

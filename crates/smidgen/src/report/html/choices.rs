@@ -4,7 +4,7 @@
 //! `report/choices.rs` makes the sentences, as for the plan table.
 
 use super::escape::{escape, marked};
-use crate::report::choices::{ActivationChoice, LayerCounts};
+use crate::report::choices::{ActivationChoice, LayerCounts, is_prefetched};
 use crate::report::numbers::short;
 use crate::report::plan_facts::{PlanFacts, PriceFacts};
 use smidgen_ir::bytes::format_bytes;
@@ -46,7 +46,7 @@ fn render_layers(plan: &PlanFacts) -> String {
     }
     let (mut cells, mut table) = (String::new(), String::new());
     let layers: Vec<(usize, ActivationChoice, bool)> = (0..plan.layers)
-        .map(|layer| (layer, ActivationChoice::of(policy, layer), policy.offloaded_weights.contains(layer)))
+        .map(|layer| (layer, ActivationChoice::of(policy, layer), is_prefetched(policy, layer)))
         .collect();
     for (layer, choice, is_prefetched) in &layers {
         let (class, streamed) = (choice.class(), if *is_prefetched { " streamed" } else { "" });
