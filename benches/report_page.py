@@ -177,7 +177,7 @@ def look(browser, page, width, scheme, peak, shots, hover):
                                " return [b.left + b.width * 0.3, b.top + b.height / 2]; })()")
         browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
         readout = browser.evaluate("document.querySelector('#timeline .readout').textContent")
-        if " alive" not in readout:
+        if " in use" not in readout:
             problems.append(f"the cursor says {readout!r}")
     for event in browser.events:
         params = event.get("params", {})

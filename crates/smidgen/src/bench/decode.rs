@@ -1,10 +1,10 @@
 //! Times generation: sequences of a given length get one more token per step.
 //!
-//! A step is what `generate` does: write the new tokens, run `decode`, read the logits, choose the most likely token.
-//! The weights are synthetic, so the text is noise, and there is no adapter.
+//! A step does what `generate` does: write the new tokens, run `decode`, read the logits, choose the most likely token.
+//! The weights are synthetic, so the tokens are meaningless, and there is no adapter.
 //! The profile runs one step operation by operation and waits after each, so its sum is more than the time of a step.
 
-use super::timing::{Times, fill_synthetic};
+use super::timing::{Times, fill_synthetic, sum_by_name};
 use crate::failure::Failure;
 use crate::generate::decoder::{Decoder, NewTokens};
 use crate::generate::sampler::most_likely;
@@ -12,22 +12,22 @@ use smidgen_compile::names::state;
 use smidgen_compile::{DecodeShape, DecoderSpec};
 use smidgen_ir::{Entry, Extent, LeafKind, Op, Plan, ValueId};
 use smidgen_runtime::{Device, Executor, counter};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Instant;
 
-/// What is measured.
+/// The sizes of the measured generation.
 #[derive(Clone, Copy, Debug)]
 pub struct Decoding {
-    /// Sequences that get a token in the same step.
+    /// Number of sequences; each gets one token per step.
     pub sequences: usize,
-    /// Tokens of each before the first step.
+    /// Prompt tokens of each sequence.
     pub tokens: usize,
     pub warm_up: usize,
     pub steps: usize,
 }
 
 impl Decoding {
-    /// Tokens of a sequence at the end.
+    /// Tokens of a sequence after the last step.
     pub fn context(&self) -> usize {
         self.tokens + self.warm_up + self.steps
     }
@@ -58,7 +58,7 @@ impl<D: Device> DecodeBench<D> {
         Ok(DecodeBench { executor, decoder, decoding, vocabulary: spec.vocabulary })
     }
 
-    /// Feeds the prompts and times the steps behind them. Returns the prompt's tokens per second as well.
+    /// Feeds the prompts and times the steps after them. Also returns the tokens per second of the prompts.
     pub fn time(&mut self, begin: Instant) -> Result<(Times, f64), Failure> {
         let Decoding { sequences, tokens, warm_up, steps } = self.decoding;
         let mut times = Times { load_s: begin.elapsed().as_secs_f64(), ..Times::default() };
@@ -66,7 +66,7 @@ impl<D: Device> DecodeBench<D> {
         let mut new: Vec<Vec<u32>> = (0..sequences)
             .map(|sequence| (0..tokens).map(|token| id(sequence * tokens + token)).collect())
             .collect();
-        // The first prompt includes what happens once.
+        // The first pass includes one-time work, so it is not timed.
         self.step(&new)?;
         self.decoder.reset();
         let started = Instant::now();
@@ -90,41 +90,38 @@ impl<D: Device> DecodeBench<D> {
         let fed: Vec<NewTokens<'_>> =
             new.iter().enumerate().map(|(slot, ids)| NewTokens { slot, ids }).collect();
         let mut chosen = vec![Vec::new(); new.len()];
-        let feed = self.decoder.feed(&mut self.executor, &fed, |index, logits| {
+        self.decoder.feed(&mut self.executor, &fed, |index, logits| {
             chosen[index].push(most_likely(logits).unwrap_or_default());
-        });
-        feed?;
+        })?;
         Ok(chosen)
     }
 
-    /// Time of each operation of one step, waiting after each: (operation, milliseconds, how often).
+    /// Times each operation of one step, waiting after each: (operation, milliseconds, count).
     pub fn profile(&mut self) -> Result<Vec<(String, f64, usize)>, Failure> {
         let sequences = self.decoding.sequences;
         let extent = Extent { tokens: sequences, rows: sequences, segments: 0, audio: 0 };
-        let mut sums: BTreeMap<String, (f64, usize)> = BTreeMap::new();
+        let mut times = Vec::new();
         for index in 0..self.executor.plan().entry(Entry::Decode).steps.len() {
             let name = self.executor.plan().entry(Entry::Decode).steps[index].op.name().to_lowercase();
             self.wait()?;
             let started = Instant::now();
             self.executor.run_step(Entry::Decode, index, &extent)?;
             self.wait()?;
-            let sum = sums.entry(name).or_default();
-            *sum = (sum.0 + started.elapsed().as_secs_f64() * 1e3, sum.1 + 1);
+            times.push((name, started.elapsed().as_secs_f64() * 1e3));
         }
-        let mut rows: Vec<_> = sums.into_iter().map(|(name, (ms, count))| (name, ms, count)).collect();
-        rows.sort_by(|a, b| b.1.total_cmp(&a.1));
-        Ok(rows)
+        Ok(sum_by_name(times))
     }
 
-    /// A result is read when everything in front of it is done.
+    /// Waits for the device, by reading a result.
     fn wait(&mut self) -> Result<(), Failure> {
-        let logits = self.executor.plan().leaf_named(state::DECODED_LOGITS).expect("a plan that decodes");
+        let logits =
+            self.executor.plan().leaf_named(state::DECODED_LOGITS).expect("a plan for generation has logits");
         self.executor.read(logits, &mut [0; 4])?;
         Ok(())
     }
 }
 
-/// Bytes of weights that a step reads as a whole: all of them except the table of embeddings.
+/// Bytes of weights that a step reads: all except the embedding table, of which it only reads some rows.
 pub fn bytes_per_step(plan: &Plan) -> usize {
     let steps = plan.entry(Entry::Decode).steps.iter();
     let read: BTreeSet<ValueId> = steps

@@ -1,7 +1,8 @@
 //! Measures speed and memory of a run on synthetic weights and tokens of a named shape.
 //!
-//! A benchmark follows the steps of a run: recipe, job, plan, executor. Only weights and tokens are synthetic, so nothing
-//! has to be downloaded. Its figures are printed with two references: the FLOPs per token, and the plan's prediction.
+//! A benchmark follows the stages of a run: recipe, job, plan, executor. Only weights and tokens are synthetic, so
+//! nothing has to be downloaded. Two references are printed with the figures: the FLOPs per second, and the plan's
+//! prediction.
 
 pub mod decode;
 pub mod shapes;

@@ -1,6 +1,6 @@
-//! Shapes of published models, known by name.
+//! Shapes of published models by name, without weights.
 //!
-//! The same files are used by the tests of the recipes. There are no weights.
+//! The tests of the recipes use the same files.
 
 use smidgen_formats::model::Model;
 
@@ -48,7 +48,7 @@ impl Shape {
         SHAPES.iter().find(|shape| shape.name == name)
     }
 
-    /// The model with its config and no weights.
+    /// A model with this config and without weights.
     pub fn model(&self) -> Model {
         Model::from_config(self.name, serde_json::from_str(self.config).expect("shapes are JSON"))
     }

@@ -1,7 +1,8 @@
 //! Synthetic weights of realistic size, in any storage format.
 //!
-//! One megabyte of random numbers is repeated, which takes no time to generate and is as fast to multiply as real
-//! weights. Codes of quantized formats are random; scales are chosen so that decoded numbers are about 0.02.
+//! One megabyte of random numbers is repeated: it is generated in no time, and matmuls take as long as with real
+//! weights.
+//! Codes of quantized formats are random; scales are chosen so that decoded numbers are about 0.02.
 
 use smidgen_ir::quant;
 use smidgen_ir::storage::{bnb4_parts, row_scales};
@@ -9,7 +10,7 @@ use smidgen_ir::{DType, Storage};
 use smidgen_runtime::counter::uniform;
 use smidgen_runtime::cpu::convert::{f32_to_bf16, f32_to_f16};
 
-/// Bytes that repeat: a multiple of every block and element.
+/// Length of the repeated bytes: a multiple of the size of every block and element.
 pub const PERIOD: usize = 1 << 20;
 /// Typical size of a weight.
 const SIZE: f32 = 0.02;
@@ -20,7 +21,7 @@ pub struct Synthetic {
     storage: Storage,
     rows: usize,
     columns: usize,
-    /// Repeated endlessly.
+    /// The bytes that are repeated.
     period: Vec<u8>,
 }
 
@@ -29,7 +30,7 @@ impl Synthetic {
         Synthetic { storage, rows, columns, period: period(storage) }
     }
 
-    /// The bytes at `offset` of the tensor.
+    /// Fills `piece` with the bytes at `offset` of the tensor.
     pub fn fill(&self, offset: usize, piece: &mut [u8]) {
         let mut done = 0;
         while done < piece.len() {
@@ -83,7 +84,7 @@ fn period(storage: Storage) -> Vec<u8> {
         }
         // Formats without an encoder: zeros decode to zeros.
         Storage::Gguf(block) => vec![0; 1024 * block.bytes()],
-        // All but the two patterns that are not numbers.
+        // Without the two bit patterns of NaN.
         Storage::Fp8Rows | Storage::Fp8Blocks => {
             let byte = |index: usize| (127.0 * uniform(7, index as u64)) as u8 | (index as u8) << 7;
             (0..PERIOD).map(byte).collect()

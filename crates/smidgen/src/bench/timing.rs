@@ -1,8 +1,9 @@
-//! Times a plan: it is loaded, filled with synthetic numbers, and its steps are measured.
+//! Times a plan: loads it, fills it with synthetic numbers, and measures its steps.
 //!
-//! A step is what the trainer does: write the inputs, run the micro-batches, update, refresh, read the report. The
+//! A step does what the trainer does: write the inputs, run the micro-batches, update, refresh, read the report. The
 //! profile runs one step operation by operation and waits after each, so its sum is more than the time of a step.
 
+use super::synthetic::Synthetic;
 use crate::failure::Failure;
 use crate::session::feed::Feed;
 use crate::session::weights::clear;
@@ -14,14 +15,12 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::time::Instant;
 
-use super::synthetic::Synthetic;
-
 /// A batch of samples of equal length, split into micro-batches.
 #[derive(Clone, Copy, Debug)]
 pub struct Batch {
     pub samples: usize,
     pub tokens: usize,
-    /// Samples of one micro-batch.
+    /// Samples per micro-batch.
     pub together: usize,
 }
 
@@ -30,23 +29,22 @@ impl Batch {
         self.samples * self.tokens
     }
 
-    /// Of this many samples. The last token of a sample has none to predict.
+    /// The extent of this many samples. The last token of a sample predicts nothing.
     fn extent(&self, samples: usize) -> Extent {
         let tokens = samples * self.tokens;
         Extent { tokens, rows: tokens - samples, segments: samples, audio: 0 }
     }
 }
 
-/// What was measured.
 #[derive(Clone, Debug, Default)]
 pub struct Times {
     pub load_s: f64,
     /// From the beginning of loading to the end of the first step.
     pub first_step_s: f64,
-    /// Each timed step.
+    /// The time of each step after the warm-up.
     pub step_ms: Vec<f64>,
     pub losses: Vec<f64>,
-    /// Milliseconds of one step by phase and operation, if asked for.
+    /// Time of one step by phase and operation: (name, milliseconds, count); empty if not requested.
     pub profile: Vec<(String, f64, usize)>,
 }
 
@@ -105,7 +103,7 @@ impl<D: Device> Bench<D> {
         Ok(report.loss)
     }
 
-    /// The same in breadth-first order; `sizes` are the samples of each micro-batch.
+    /// Runs the micro-batches of a step in breadth-first order; `sizes` are the samples of each micro-batch.
     fn run_laps(&mut self, sizes: Vec<usize>) -> Result<(), Failure> {
         let Bench { executor, batch, vocabulary, .. } = self;
         let extents: Vec<Extent> = sizes.iter().map(|samples| batch.extent(*samples)).collect();
@@ -119,9 +117,10 @@ impl<D: Device> Bench<D> {
         write_inputs(&mut self.executor, self.batch, self.vocabulary, samples);
         self.batch.extent(samples)
     }
-    /// Time of each operation of one step, waiting after each: (phase and operation, milliseconds, how often).
+
+    /// Times each operation of one step, waiting after each: (phase and operation, milliseconds, count).
     pub fn profile(&mut self) -> Result<Vec<(String, f64, usize)>, Failure> {
-        let mut sums: BTreeMap<String, (f64, usize)> = BTreeMap::new();
+        let mut times = Vec::new();
         let extent = self.begin_micro_step();
         let planned = self.executor.plan().extent;
         for (entry, extent) in
@@ -130,15 +129,10 @@ impl<D: Device> Bench<D> {
             let seconds = self.time_each(entry, &extent, 1)?;
             for (step, seconds) in self.executor.plan().entry(entry).steps.iter().zip(seconds) {
                 let name = format!("{:?} {}", step.phase, step.op.name()).to_lowercase();
-                let sum = sums.entry(name).or_default();
-                sum.0 += seconds * 1e3;
-                sum.1 += 1;
+                times.push((name, seconds * 1e3));
             }
         }
-        let mut rows: Vec<(String, f64, usize)> =
-            sums.into_iter().map(|(name, (ms, count))| (name, ms, count)).collect();
-        rows.sort_by(|a, b| b.1.total_cmp(&a.1));
-        Ok(rows)
+        Ok(sum_by_name(times))
     }
 
     /// Writes the inputs of a micro-batch.
@@ -147,7 +141,7 @@ impl<D: Device> Bench<D> {
         self.write_inputs(self.batch.together.min(self.batch.samples))
     }
 
-    /// Seconds of a whole entry point.
+    /// Times a whole entry point, in seconds.
     pub fn time_entry(&mut self, entry: Entry, extent: &Extent) -> Result<f64, Failure> {
         self.wait()?;
         let begin = Instant::now();
@@ -156,8 +150,8 @@ impl<D: Device> Bench<D> {
         Ok(begin.elapsed().as_secs_f64())
     }
 
-    /// Seconds of each step of an entry point, waiting after each. `repeats` runs share one wait, because a wait takes long
-    /// compared with the shortest kernels of a GPU.
+    /// Times each step of an entry point, in seconds, waiting after each. `repeats` runs share one wait, because a wait
+    /// takes long compared with the shortest kernels of a GPU.
     pub fn time_each(&mut self, entry: Entry, extent: &Extent, repeats: usize) -> Result<Vec<f64>, Failure> {
         self.wait()?;
         let mut times = Vec::new();
@@ -176,6 +170,18 @@ impl<D: Device> Bench<D> {
         self.feed.read_report(&mut self.executor)?;
         Ok(())
     }
+}
+
+/// Sums times with the same name: (name, sum, count), largest sum first.
+pub(super) fn sum_by_name(times: Vec<(String, f64)>) -> Vec<(String, f64, usize)> {
+    let mut sums: BTreeMap<String, (f64, usize)> = BTreeMap::new();
+    for (name, ms) in times {
+        let sum = sums.entry(name).or_default();
+        *sum = (sum.0 + ms, sum.1 + 1);
+    }
+    let mut rows: Vec<_> = sums.into_iter().map(|(name, (ms, count))| (name, ms, count)).collect();
+    rows.sort_by(|a, b| b.1.total_cmp(&a.1));
+    rows
 }
 
 fn write_inputs<D: Device>(executor: &mut Executor<D>, batch: Batch, vocabulary: usize, samples: usize) {

@@ -1,16 +1,15 @@
-//! `smidgen bench`: tokens per second and memory of a run of a named shape, without downloading anything.
+//! `smidgen bench`: tokens per second and memory for a model of a named shape, without downloading anything.
 //!
 //! Figures are medians over the steps after the warm-up. FLOPs are counted as 4 per token and parameter of a linear
 //! layer, the LM head included (forward and the gradient of the input; a frozen weight has no gradient), and 12 per
 //! visible score and channel of attention; recomputed work does not count.
-//! Memory excludes the driver's context: it is the difference to the memory before the device was opened, less the
-//! context in the plan. `--write-model` writes a checkpoint of random weights instead.
+//! Memory is the drop in free memory since before the device was opened, without the driver's context as planned.
+//! `--write-model` writes a checkpoint of random weights instead.
 
 use super::recipe_args::working_directory;
 use crate::bench::decode::{DecodeBench, Decoding, bytes_per_step};
 use crate::bench::shapes::{self, Shape};
-use crate::bench::synthetic;
-use crate::bench::synthetic::Synthetic;
+use crate::bench::synthetic::{self, Synthetic};
 use crate::bench::timing::{Batch, Bench, Times, time_steps};
 use crate::console::stdout::print;
 use crate::failure::Failure;
@@ -49,12 +48,13 @@ pub struct Args {
     /// `--compute fp8`]
     #[arg(long)]
     base: Option<String>,
-    /// lora, dora or ls-lora
+    /// Kind of adapter: lora, dora or ls-lora
     #[arg(long, default_value = "lora")]
     adapter: String,
+    /// Rank of the adapter
     #[arg(long, default_value_t = 16, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     rank: usize,
-    /// adamw or adamw-8bit
+    /// Optimizer: adamw or adamw-8bit
     #[arg(long, default_value = "adamw")]
     optimizer: String,
     /// Samples per step
@@ -66,42 +66,48 @@ pub struct Args {
     /// Samples per micro-batch [default: all of them, if they fit]
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     together: Option<usize>,
+    /// Memory budget, such as 8GiB; auto is what is free
     #[arg(long, default_value = "auto")]
     budget: String,
+    /// Device: auto, cpu or cuda:N
     #[arg(long, default_value = "auto")]
     device: String,
-    /// auto, f32, bf16, f16, fp8
+    /// Compute precision: auto, f32, bf16, f16, fp8
     #[arg(long, default_value = "auto")]
     compute: String,
+    /// Steps to measure
     #[arg(long, default_value_t = 10, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     steps: usize,
+    /// Steps before the measurement
     #[arg(long, default_value_t = 3)]
     warm_up: usize,
-    /// Measure generation instead of training: `--batch` sequences of `--tokens` tokens, then `--steps` more tokens each
+    /// Measure generation instead of training: `--batch` sequences of `--tokens` tokens, then `--steps` more tokens
+    /// each
     #[arg(long, conflicts_with_all = ["launch_singly", "sum_through_nccl", "together"])]
     decode: bool,
     /// Also print the time of each operation
     #[arg(long)]
     profile: bool,
-    /// On a GPU, launch kernels one by one instead of as CUDA graphs: the same results, to compare speeds
+    /// On a GPU, launch kernels one by one instead of as CUDA graphs: same results, to compare speed
     #[arg(long)]
     launch_singly: bool,
-    /// On a GPU, run the kernels of a GPU with this compute capability, from 7.0 up to its own: the paths of an older GPU,
-    /// not its speed
+    /// On a GPU, run the kernels for this compute capability, from 7.0 up to the GPU's own: tests the code paths of an
+    /// older GPU, not its speed
     #[arg(long, value_name = "MAJOR.MINOR", value_parser = parse_capability)]
     as_capability: Option<Capability>,
-    /// On a GPU, plan for two ranks and sum gradients through NCCL with this one: the same results, to see what it costs
+    /// On a GPU, plan for two ranks and sum gradients through NCCL with a single rank: same results, to measure the
+    /// overhead
     #[arg(long)]
     sum_through_nccl: bool,
     /// Print the measurements as JSON
     #[arg(long)]
     json: bool,
-    /// Write a checkpoint of random weights into this folder, and measure nothing
+    /// Write a checkpoint of random weights into this folder instead of measuring
     #[arg(long, value_name = "DIR")]
     write_model: Option<PathBuf>,
 }
 
-/// Such as `7.5`.
+/// Parses a compute capability such as `7.5`.
 fn parse_capability(text: &str) -> Result<Capability, String> {
     let parts =
         text.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
@@ -117,7 +123,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// The config of a known shape or of a folder.
+/// Reads the config of a known shape or of a folder.
 fn read_config(model: &str) -> Result<Value, Failure> {
     if let Some(shape) = Shape::find(model) {
         return Ok(shape.model().config().clone());
@@ -164,7 +170,7 @@ fn build_recipe(args: &Args) -> Result<Recipe, Failure> {
 
 fn measure(args: &Args, model: Model) -> Result<(), Failure> {
     let recipe = build_recipe(args)?;
-    // Predicted like any run.
+    // The prediction uses measured profiles, as in a run.
     let mut job = Job::prepare_model(recipe, model, Profiles::Measured)?;
     if let Some(capability) = args.as_capability {
         job.place.set_capability(capability).map_err(|failure| failure.context("`--as-capability`"))?;
@@ -172,7 +178,7 @@ fn measure(args: &Args, model: Model) -> Result<(), Failure> {
         job.set_arithmetic(job.place.arithmetic(job.recipe.model.compute));
     }
     if args.sum_through_nccl {
-        // Half of the batch of two ranks is the batch of this one.
+        // Each of two ranks takes half of the batch, so this one measures `--batch` samples.
         job.request.rank = Rank { index: 0, of: 2 };
         job.recipe.train.batch = recipe::Batch::Samples(2 * args.batch);
     }
@@ -197,13 +203,13 @@ fn measure(args: &Args, model: Model) -> Result<(), Failure> {
         times.profile = bench.profile()?;
     }
     let context_bytes = planned.solution.context_bytes;
-    let taken = before.zip(after).map(|(before, after)| before.saturating_sub(after));
-    let taken = taken.map(|taken| taken.saturating_sub(context_bytes));
+    let used_bytes =
+        before.zip(after).map(|(before, after)| before.saturating_sub(after).saturating_sub(context_bytes));
     let context = match bench.executor.device() {
         AnyDevice::Cuda(_) => Some(context_bytes),
         AnyDevice::Cpu(_) => None,
     };
-    let figures = figures(args, &job, &planned, batch, &times, taken, context, opened_s);
+    let figures = figures(args, &job, &planned, batch, &times, used_bytes, context, opened_s);
     print(&match args.json {
         true => format!("{figures}\n"),
         false => render(&figures),
@@ -280,7 +286,7 @@ fn render_decoding(figures: &Value) -> String {
     text + &render_profile(figures)
 }
 
-/// A communicator that has only this rank.
+/// Gives the device a communicator of which this process is the only rank.
 fn with_nccl_of_one(device: AnyDevice) -> Result<AnyDevice, Failure> {
     match device {
         AnyDevice::Cuda(cuda) => {
@@ -315,8 +321,8 @@ fn figures(
     planned: &Planned,
     batch: Batch,
     times: &Times,
-    taken: Option<u64>,
-    context: Option<u64>,
+    used_bytes: Option<u64>,
+    context_bytes: Option<u64>,
     opened_s: f64,
 ) -> Value {
     let (solution, spec) = (&planned.solution, &job.request.spec);
@@ -343,8 +349,8 @@ fn figures(
         "predicted_by": planned.profile.describe(),
         "planned_bytes": reserved,
         "planned_gib": reserved as f64 / f64::from(1 << 30),
-        "measured_bytes": taken,
-        "context_bytes": context,
+        "measured_bytes": used_bytes,
+        "context_bytes": context_bytes,
         "open_s": opened_s,
         "load_s": times.load_s,
         "first_step_s": times.first_step_s,
@@ -404,28 +410,18 @@ fn write_model(config: &Value, folder: &Path) -> Result<(), Failure> {
     std::fs::create_dir_all(folder)
         .and_then(|()| std::fs::write(&path, format!("{config:#}\n")))
         .map_err(|error| Failure::file("write", &path, error))?;
-    let tensors: Vec<(String, (usize, usize), Vec<usize>)> = spec
-        .tensors()
-        .into_iter()
-        .map(|tensor| {
-            let sizes = tensor.shape.0.iter().map(|dim| dim.at(&Extent::default())).collect();
-            (tensor.name, tensor.shape.at(&Extent::default()), sizes)
-        })
-        .collect();
-    let specs: Vec<TensorSpec> = tensors
-        .iter()
-        .map(|(name, _, sizes)| TensorSpec {
-            name: name.clone(),
-            element: Element::Bf16,
-            shape: sizes.clone(),
-        })
-        .collect();
+    let tensors = spec.tensors().into_iter().map(|tensor| {
+        let shape = tensor.shape.0.iter().map(|dim| dim.at(&Extent::default())).collect();
+        let spec = TensorSpec { name: tensor.name, element: Element::Bf16, shape };
+        (spec, tensor.shape.at(&Extent::default()))
+    });
+    let (specs, sizes): (Vec<TensorSpec>, Vec<(usize, usize)>) = tensors.unzip();
     let path = folder.join("model.safetensors");
     write_safetensors(&path, &pytorch_metadata(), &specs, |index, out| {
-        let (_, (rows, columns), _) = &tensors[index];
+        let (rows, columns) = sizes[index];
         let storage = Storage::Plain(DType::Bf16);
-        let source = Synthetic::of(storage, *rows, *columns);
-        let total = storage.bytes(*rows, *columns);
+        let source = Synthetic::of(storage, rows, columns);
+        let total = storage.bytes(rows, columns);
         let mut piece = vec![0u8; synthetic::PERIOD.min(total)];
         for first in (0..total).step_by(piece.len().max(1)) {
             let bytes = piece.len().min(total - first);

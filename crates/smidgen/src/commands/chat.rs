@@ -19,7 +19,7 @@ use std::time::SystemTime;
 
 /// The settings of a conversation.
 #[derive(Clone, Copy, Debug)]
-pub struct Talk<'a> {
+pub struct ChatOptions<'a> {
     pub tokenizer: &'a Tokenizer,
     /// Without a template, messages are concatenated.
     pub template: Option<&'a TemplateKind>,
@@ -28,19 +28,22 @@ pub struct Talk<'a> {
     pub now: SystemTime,
 }
 
-pub fn run_chat(session: &mut TokenSession, settings: &Settings, talk: &Talk<'_>) -> Result<(), Failure> {
-    match talk.template {
-        _ if talk.quiet => {}
-        None => say("no chat template is used: every line is continued as plain text"),
-        Some(TemplateKind::Text(_)) => {
-            say("the prompt is one for instructions: every line is answered on its own")
+pub fn run_chat(
+    session: &mut TokenSession,
+    settings: &Settings,
+    options: &ChatOptions<'_>,
+) -> Result<(), Failure> {
+    if !options.quiet {
+        match options.template {
+            None => say("no chat template is used: every line is continued as plain text"),
+            Some(TemplateKind::Text(_)) => {
+                say("this is an instruction prompt without turns: every line is answered on its own")
+            }
+            Some(TemplateKind::Chat(_)) => {}
         }
-        Some(TemplateKind::Chat(_)) => {}
-    }
-    if !talk.quiet {
         say("`/reset` clears the conversation, `/exit` quits");
     }
-    let mut messages = beginning(talk);
+    let mut messages = first_messages(options);
     let mut lines = std::io::stdin().lock().lines();
     loop {
         let _ = write!(std::io::stderr(), "> ");
@@ -54,24 +57,24 @@ pub fn run_chat(session: &mut TokenSession, settings: &Settings, talk: &Talk<'_>
             "/exit" => return Ok(()),
             "/reset" => {
                 session.reset();
-                messages = beginning(talk);
+                messages = first_messages(options);
                 continue;
             }
             _ => {}
         }
         messages.push(json!({"role": "user", "content": line}));
-        let ids = match talk.template {
+        let ids = match options.template {
             Some(TemplateKind::Chat(template)) => {
                 let all = Json::Array(messages.clone());
-                let input = ChatInput { add_generation_prompt: true, ..ChatInput::new(&all, talk.now) };
+                let input = ChatInput { add_generation_prompt: true, ..ChatInput::new(&all, options.now) };
                 let text = template.render(&input).map_err(Failure::model)?.text;
-                talk.tokenizer.encode(&text, false)
+                options.tokenizer.encode(&text, false)
             }
             Some(TemplateKind::Text(prompt)) => {
                 session.reset();
-                talk.tokenizer.encode(&prompt.render(&line, None), true)
+                options.tokenizer.encode(&prompt.render(&line, None), true)
             }
-            None => talk.tokenizer.encode(&line, true),
+            None => options.tokenizer.encode(&line, true),
         }
         .map_err(Failure::model)?;
         let room = session.shape().positions;
@@ -83,35 +86,35 @@ pub fn run_chat(session: &mut TokenSession, settings: &Settings, talk: &Talk<'_>
             ));
             continue;
         }
-        let answer = answer(session, settings, talk, &ids)?;
+        let answer = answer(session, settings, options, &ids)?;
         messages.push(json!({"role": "assistant", "content": answer}));
     }
 }
 
-fn beginning(talk: &Talk<'_>) -> Vec<Json> {
-    talk.system.map(|text| json!({"role": "system", "content": text})).into_iter().collect()
+fn first_messages(options: &ChatOptions<'_>) -> Vec<Json> {
+    options.system.map(|text| json!({"role": "system", "content": text})).into_iter().collect()
 }
 
 /// Prints the answer while it is generated, and returns its text.
 fn answer(
     session: &mut TokenSession,
     settings: &Settings,
-    talk: &Talk<'_>,
+    options: &ChatOptions<'_>,
     ids: &[u32],
 ) -> Result<String, Failure> {
-    let (generated, timing, text) = stream_answer(session, talk.tokenizer, ids, settings, |piece| {
+    let (generated, timing, text) = stream_answer(session, options.tokenizer, ids, settings, |piece| {
         print(piece)?;
         let _ = std::io::stdout().flush();
         Ok(())
     })?;
     print("\n")?;
-    if !talk.quiet && !matches!(generated.stopped_by, StoppedBy::Token(_)) {
+    if !options.quiet && !matches!(generated.stopped_by, StoppedBy::Token(_)) {
         say(&render_timing(&generated, &timing));
     }
     Ok(text)
 }
 
-/// Why an answer stopped, and the speeds.
+/// The number of tokens, why generation stopped, and the speeds.
 pub fn render_timing(generated: &Generated, timing: &Timing) -> String {
     let count = generated.ids.len();
     let stopped = match generated.stopped_by {

@@ -1,7 +1,7 @@
-//! `smidgen completions`: a script with which a shell completes the commands and their options.
+//! `smidgen completions`: a shell's completion script for the commands and their options.
 //!
-//! It is generated from the definitions of the command line, so it is always up to date.
-//! Left out: where to install the script, which differs between shells.
+//! Generated from the definitions of the command line.
+//! Left out: installing the script, which differs between shells.
 
 use crate::console::stdout::print;
 use crate::failure::Failure;
@@ -16,5 +16,5 @@ pub struct Args {
 pub fn run(args: &Args, mut command: clap::Command) -> Result<(), Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "smidgen", &mut script);
-    print(&String::from_utf8(script).expect("shells read text"))
+    print(&String::from_utf8(script).expect("completion scripts are UTF-8"))
 }

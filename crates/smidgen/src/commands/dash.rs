@@ -1,9 +1,9 @@
 //! `smidgen dash`: a live dashboard of a run, served on localhost.
 //!
 //! The server listens on the loopback address and has three paths: the page, its content, and the current metrics. The
-//! page polls the metrics every two seconds and reloads its content when they have changed. It is read-only, and it
+//! page polls the metrics every two seconds and reloads its content when they have changed. The server is read-only and
 //! runs until it is interrupted.
-//! Every client has its own task and a limit on time, so slow ones and many at once do not keep others waiting.
+//! Every client has its own task and a time limit, so a slow client does not block the others.
 
 use crate::console::progress;
 use crate::failure::Failure;
@@ -37,19 +37,19 @@ pub struct Args {
     port: u16,
 }
 
-/// No browser sends a longer request.
+/// Browsers send shorter requests.
 const MAX_REQUEST_BYTES: usize = 16 << 10;
 /// The head of a request has to arrive within this time.
 const REQUEST_WITHIN: Duration = Duration::from_secs(5);
-/// And the whole answer has to be read within this one.
+/// The client has to read the whole answer within this time.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
-/// Further clients wait until one of these is done.
+/// Clients that are served at the same time; more have to wait.
 const MOST_CLIENTS: usize = 256;
 /// Threads that read the run folder and render pages.
 const MOST_READERS: usize = 4;
 
 pub fn run(args: &Args) -> Result<(), Failure> {
-    // A wrong folder is reported here, before a browser asks.
+    // Reports a wrong folder at once, not when a browser asks.
     read_run(&args.run)?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, args.port)).map_err(|error| {
         Failure::network(error)
@@ -75,9 +75,9 @@ async fn serve(listener: TcpListener, folder: Arc<Path>) -> std::io::Result<()> 
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let free = Arc::new(Semaphore::new(MOST_CLIENTS));
     loop {
-        let place = Arc::clone(&free).acquire_owned().await;
+        let permit = Arc::clone(&free).acquire_owned().await;
         let Ok((stream, _)) = listener.accept().await else {
-            // Too many open files, or a client that left at once.
+            // Too many open files, or a client that disconnected.
             sleep(Duration::from_millis(50)).await;
             continue;
         };
@@ -85,12 +85,12 @@ async fn serve(listener: TcpListener, folder: Arc<Path>) -> std::io::Result<()> 
         tokio::spawn(async move {
             // A browser that closed the connection is not a failure.
             let _ = answered.await;
-            drop(place);
+            drop(permit);
         });
     }
 }
 
-/// One request of a client; the connection is closed after it.
+/// Answers one request and closes the connection.
 async fn answer(stream: TcpStream, folder: Arc<Path>) -> Result<(), hyper::Error> {
     let service =
         service_fn(move |request: Request<Incoming>| {
@@ -115,7 +115,7 @@ fn respond(request: &Request<Incoming>, folder: &Path) -> Response<Full<Bytes>> 
     if request.method() != Method::GET {
         return plain(StatusCode::METHOD_NOT_ALLOWED, "only GET");
     }
-    // DNS rebinding: a foreign page whose host name resolves to this address gets nothing.
+    // Against DNS rebinding: a foreign host name that resolves to this address is refused.
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
     if !host.is_some_and(is_this_machine) {
         return plain(StatusCode::FORBIDDEN, "only localhost is served");
@@ -133,7 +133,7 @@ fn respond(request: &Request<Incoming>, folder: &Path) -> Response<Full<Bytes>> 
             let summary = summarize(&record);
             let mut value = summary.render_json();
             let evaluations = record.evaluations.len();
-            value["stamp"] = json!(format!("{} {} {evaluations}", summary.standing, summary.steps));
+            value["stamp"] = json!(format!("{} {} {evaluations}", summary.status, summary.steps));
             page(StatusCode::OK, "application/json", value.to_string())
         }
         "/content" => page(StatusCode::OK, "text/html", render_content(&record)),

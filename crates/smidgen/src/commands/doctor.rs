@@ -1,9 +1,10 @@
 //! `smidgen doctor`: checks before a run, and the measurement of the machine.
 //!
-//! Without a recipe it shows the devices and their speed; with one also whether it can run here. The measurement is
-//! saved, and later plans use it; no other command measures.
+//! Without a recipe it shows the devices and their speed; with a recipe also whether it can run on this machine. The
+//! measurement is saved, and later plans use it; no other command measures.
 
 use super::recipe_args::working_directory;
+use super::train::run_ranks;
 use crate::console::downloads::hub_access;
 use crate::console::progress;
 use crate::console::stdout::{print, print_text};
@@ -22,7 +23,6 @@ use serde_json::{Value, json};
 use smidgen_compile::DeviceProfile;
 use smidgen_ir::DeviceKind;
 use smidgen_recipe::{DeviceChoice, Recipe, parse_recipe, read_recipe_source};
-use smidgen_runtime::comm;
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
@@ -38,13 +38,14 @@ pub struct Args {
     /// Do not measure; show the saved measurement
     #[arg(long)]
     no_measure: bool,
-    /// Measure quickly and less exactly, for slow machines
+    /// Measure faster but less exactly, for slow machines
     #[arg(long, conflicts_with = "no_measure")]
     brief: bool,
     /// Read all weights of the recipe's model, however large
     #[arg(long)]
     whole: bool,
-    /// Only say what several ranks would use (NCCL, MPI, `mpiexec`, GPUs), and with N above 1 how fast N CPU ranks sum
+    /// Only check what runs with several ranks need (NCCL, MPI, `mpiexec`, GPUs); with N above 1, also time the
+    /// all-reduce of N CPU ranks
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "1", conflicts_with_all = ["recipe", "no_measure", "brief", "whole"])]
     ranks: Option<usize>,
     /// Print the checks as JSON
@@ -53,7 +54,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
-    // Without `--ranks`, half a launch is a warning of the environment.
+    // Without `--ranks`, incomplete launcher variables are only a warning, in the check of the environment.
     let launch = match (launch_of_this_process(), args.ranks) {
         (Err(_), None) => None,
         (launch, _) => launch?,
@@ -61,7 +62,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     match (launch, args.ranks) {
         (Some(launch), _) => return measure_ranks(args, &launch),
         (None, Some(1)) => return finish(args, &ranks::check(), None),
-        (None, Some(count)) => return start_ranks(count),
+        (None, Some(count)) => return run_ranks(Spawn::this_program(count)?, Engine::Mpi),
         (None, None) => {}
     }
     let here = working_directory()?;
@@ -71,10 +72,10 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     });
     let known = recipe.as_ref().and_then(|recipe| recipe.as_ref().ok());
     let device = device(args, known)?;
-    // Too many are reported by the checks of the recipe.
+    // The checks of the recipe report a number that is too large.
     let threads = host::threads(known.map_or(0, |recipe| recipe.memory.threads));
     let threads = threads.unwrap_or_else(|_| host::processors());
-    // The nearest folder that exists: doctor creates none.
+    // The nearest existing folder, because `doctor` creates none.
     let output = known.map_or(here.clone(), |recipe| recipe.output.dir.resolved.clone());
     let folder = output.ancestors().find(|folder| folder.is_dir()).map_or(here, PathBuf::from);
 
@@ -85,14 +86,14 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     checks.extend([machine::disk_room(&folder), machine::cache()]);
     let measuring = match (args.no_measure, args.brief) {
         (true, _) => Measuring::Never,
-        (false, true) => Measuring::Now(Effort::Little),
-        (false, false) => Measuring::Now(Effort::Usual),
+        (false, true) => Measuring::Now(Effort::Brief),
+        (false, false) => Measuring::Now(Effort::Full),
     };
     if measuring != Measuring::Never && !quiet {
-        progress::say("measuring for half a minute; other programs on this machine disturb it");
+        progress::say("measuring for half a minute; other programs on this machine distort the result");
     }
     let mut measured = None;
-    // If the GPU was not found, its own check has already failed.
+    // If the GPU was not found, the check of the GPU has already failed.
     if let Ok(mut place) = Place::look(device) {
         let (check, found) = machine::profile(&mut place, threads, measuring, &folder);
         checks.push(check);
@@ -103,22 +104,14 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         Some(Err(failure)) => checks.push(Check::of_failure("recipe", failure)),
         Some(Ok(recipe)) => {
             checks.push(Check::pass("recipe", "valid"));
-            let reach = if args.whole { Reach::Whole } else { Reach::AsLarge };
+            let reach = if args.whole { Reach::Whole } else { Reach::BySize };
             checks.extend(run::check(recipe, &hub_access(quiet), reach));
         }
     }
     finish(args, &checks, measured.as_ref())
 }
 
-fn start_ranks(count: usize) -> Result<(), Failure> {
-    match Spawn::this_program(count)?.run(Engine::Mpi)? {
-        0 => Ok(()),
-        // They have said why.
-        code => comm::quit(code),
-    }
-}
-
-/// What a rank does; the first one speaks.
+/// Measures the all-reduce on every rank; only the first rank prints.
 fn measure_ranks(args: &Args, launch: &Launch) -> Result<(), Failure> {
     let measured = all_reduce::measure(launch.rank, launch.size)?;
     if launch.rank > 0 {
@@ -138,7 +131,7 @@ fn finish(args: &Args, checks: &[Check], measured: Option<&(PathBuf, DeviceProfi
     ending
 }
 
-/// The device to check: the one asked for, or the recipe's. A profile of a GPU asks for one too.
+/// The device to check: from `--device`, or from the recipe. A recipe with the profile of a GPU means a GPU.
 fn device(args: &Args, recipe: Option<&Recipe>) -> Result<DeviceChoice, Failure> {
     if let Some(text) = &args.device {
         return DeviceChoice::parse(text).ok_or_else(|| {

@@ -1,11 +1,10 @@
 //! `smidgen eval RECIPE|RUN`: the evaluation rows of a recipe, scored by the base model and by the trained one.
 //!
 //! The two models run one after the other, with plans of the same sizes. Their scores go to stdout, the budget table of
-//! `--plan` to stderr, and the record of every row to a file: `eval.json` in the folder of a run, which holds the last
-//! results of each task, or the file of `--out`.
-//! Left out: tasks that need more than the rows.
+//! `--plan` to stderr, and the record of every row to a file: the file of `--out`, or `eval.json` in the folder of a
+//! run, which holds the last results of each task.
 
-use super::original::{made_model, open_adapter};
+use super::original::{open_adapter, trained_model};
 use super::recipe_args::read_recipe;
 use crate::console::colour::{NOTE, WARNING};
 use crate::console::downloads::hub_access;
@@ -27,9 +26,9 @@ use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes, plan_ge
 use crate::plan::job::check_compute;
 use crate::plan::model::{build_storage, open_model};
 use crate::plan::product::Product;
-use crate::report::eval_table::render_eval_table;
 use crate::report::evaluation_table::render_evaluation_table;
 use crate::report::generation_table::render_generation_table;
+use crate::report::score_table::render_score_table;
 use crate::rows::choice::ChoiceSet;
 use crate::rows::keys::{data_files, training_sources};
 use crate::rows::sets::{EvalSets, read_eval_questions, read_eval_sets};
@@ -70,7 +69,7 @@ pub struct Args {
     /// Maximum rows (0 = all) [default: the recipe's `eval.limit`]
     #[arg(long, value_name = "ROWS")]
     limit: Option<usize>,
-    /// Number of beams of a generation (1 = greedy)
+    /// Number of beams for `--task generate` (1 = greedy)
     #[arg(long, default_value_t = 1)]
     beams: usize,
     /// Print the budget table before the evaluation
@@ -79,7 +78,7 @@ pub struct Args {
     /// Print JSON with the record of each row, instead of the table
     #[arg(long)]
     json: bool,
-    /// File for the same JSON [default: `eval.json` in the folder of the run, under the name of the task]
+    /// File for that JSON [default: `eval.json` in the folder of the run, under the name of the task]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
@@ -102,7 +101,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
             recipe.eval.task
         )));
     }
-    let made = trained_model(args, &recipe, run_folder.as_deref());
+    let made = evaluated_model(args, &recipe, run_folder.as_deref());
     if let Some(made) = &made {
         if !quiet {
             say(&format!("the run trained the base weights: evaluating `{}`", made.display()));
@@ -134,7 +133,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let device = place.open_and_measure(threads, arithmetic)?;
     let (recipe, model, adapter, place) = (&recipe, &model, adapter.as_ref(), &place);
     let shows_plan = args.plan && !quiet;
-    let run = Evaluated { recipe, model, adapter, place, arithmetic, threads, budget, shows_plan, quiet };
+    let run = Evaluation { recipe, model, adapter, place, arithmetic, threads, budget, shows_plan, quiet };
     budget.note().into_iter().for_each(|note| run.say(&format!("{NOTE} {note}")));
     let mut results = match recipe.eval.task {
         EvalTask::Loss | EvalTask::Choice => run.by_likelihood(device)?,
@@ -158,7 +157,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     }
     match args.json {
         true => print(&text)?,
-        false => print_text(&render_eval_table(&results))?,
+        false => print_text(&render_score_table(&results))?,
     }
     if let Some((out, _)) = out.filter(|_| !quiet) {
         say(&format!("results of each row are in `{}`", out.display()));
@@ -166,8 +165,8 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The results of this task together with those of other tasks that the file has. A file from before 0.11 holds one
-/// result, which says its task.
+/// Adds the results of this task to those of other tasks in the file. A file from before 0.11 holds a single result,
+/// which names its task.
 fn with_earlier_tasks(path: &Path, task: &str, result: Json) -> Json {
     let earlier = std::fs::read_to_string(path).ok().and_then(|text| serde_json::from_str(&text).ok());
     let mut tasks = match earlier {
@@ -195,10 +194,10 @@ fn read_target(args: &Args) -> Result<(Recipe, Option<PathBuf>), Failure> {
     Ok((recipe, is_run.then(|| args.target.clone())))
 }
 
-/// The model of a run that trained the base weights, unless another subject is asked for.
-fn trained_model(args: &Args, recipe: &Recipe, run_folder: Option<&Path>) -> Option<PathBuf> {
-    let is_asked_for = !args.base && args.adapter.is_none() && Product::of(recipe) == Product::Model;
-    made_model(run_folder.unwrap_or(&recipe.output.dir.resolved)).filter(|_| is_asked_for)
+/// The model that a run made by training the base weights; `None` if `--base` or `--adapter` selects something else.
+fn evaluated_model(args: &Args, recipe: &Recipe, run_folder: Option<&Path>) -> Option<PathBuf> {
+    let is_wanted = !args.base && args.adapter.is_none() && Product::of(recipe) == Product::Model;
+    trained_model(run_folder.unwrap_or(&recipe.output.dir.resolved)).filter(|_| is_wanted)
 }
 
 fn find_adapter(
@@ -225,8 +224,8 @@ fn find_adapter(
     Ok(None)
 }
 
-/// What is evaluated.
-struct Evaluated<'a> {
+/// The inputs of an evaluation.
+struct Evaluation<'a> {
     recipe: &'a Recipe,
     model: &'a Model,
     adapter: Option<&'a AdapterFile>,
@@ -238,7 +237,7 @@ struct Evaluated<'a> {
     quiet: bool,
 }
 
-impl Evaluated<'_> {
+impl Evaluation<'_> {
     fn say(&self, line: &str) {
         if !self.quiet {
             say(line);
@@ -256,7 +255,7 @@ impl Evaluated<'_> {
         })
     }
 
-    /// The base and, if there is one, the adapter.
+    /// The base, and the base with the adapter if there is one.
     fn subjects(&self) -> Result<Vec<Subject<'_>>, Failure> {
         let mut subjects = vec![Subject { request: self.request(None)?, adapter: None }];
         if let Some(adapter) = self.adapter {
@@ -342,12 +341,12 @@ impl Evaluated<'_> {
         let questions = match (choices, loss) {
             (Some(choices), _) => questions_of_choices(choices),
             (None, Some(loss)) => questions_of_loss(&loss.set, measured[0].records.len()),
-            (None, None) => unreachable!("there is something to evaluate"),
+            (None, None) => unreachable!("a set to evaluate was read"),
         };
         Ok(collect(questions, measured, memory(planned_bytes, &mut device)))
     }
 
-    /// Passes the device from subject to subject, so that only one model is loaded at a time.
+    /// Takes the device and returns it, so that only one model is loaded at a time.
     fn measure(
         &self,
         subject: &Subject<'_>,
@@ -356,13 +355,13 @@ impl Evaluated<'_> {
         device: AnyDevice,
     ) -> Result<(Measured, AnyDevice), Failure> {
         let name = if subject.adapter.is_some() { "adapter" } else { "base" };
-        let when = format!("the evaluation of the {name}");
+        let what = format!("the evaluation of the {name}");
         self.say(&format!("evaluating the {name}"));
         let mut evaluator = Evaluator::load(subject, self.model, plan, device)?;
         let mut measured = Measured::default();
         if let Some(loss) = &sets.loss {
             let found = evaluator.log_likelihoods(&loss.set, self.recipe.eval.limit)?;
-            check_finite(&loss.set, &found, &when)?;
+            check_finite(&loss.set, &found, &what)?;
             let tokens = (0..found.len()).map(|sample| u64::from(loss.set.supervised(sample))).sum();
             measured.add_loss(-found.iter().sum::<f64>(), tokens);
             if sets.choices.is_none() {
@@ -371,7 +370,7 @@ impl Evaluated<'_> {
         }
         if let Some(choices) = &sets.choices {
             let found = evaluator.log_likelihoods(&choices.set, 0)?;
-            check_finite(&choices.set, &found, &when)?;
+            check_finite(&choices.set, &found, &what)?;
             let scores = choices.score(&found);
             if sets.loss.is_none() {
                 measured.add_loss(scores.gold_nll, scores.gold_tokens);
@@ -389,9 +388,13 @@ impl Evaluated<'_> {
         let key = AnswerKey::build(&questions, &recipe.eval.answer, &tokenizer)?;
         questions.warnings.iter().for_each(|warning| self.say(&format!("{WARNING} `data.eval`: {warning}")));
         drop(questions);
-        let asked =
-            Asked { rows: key.rows.len(), longest: key.longest_prompt(), new: NEW_TOKENS, hears: false };
-        let sizes = self.generation_sizes(asked, beams)?;
+        let prompts = Prompts {
+            rows: key.rows.len(),
+            longest_prompt: key.longest_prompt(),
+            new_tokens: NEW_TOKENS,
+            has_audio: false,
+        };
+        let sizes = self.generation_sizes(prompts, beams)?;
         let (mut measured, mut planned_bytes) = (Vec::new(), None);
         for adapter in [None].into_iter().chain(self.adapter.map(Some)) {
             let opening = self.opening(adapter, sizes);
@@ -404,22 +407,22 @@ impl Evaluated<'_> {
         Ok(collect(questions_of_key(&key), measured, memory(planned_bytes, &mut device)))
     }
 
-    /// Word error rates. The clips are encoded by the model that transcribes them, with its adapter.
+    /// Word error rates. Each subject encodes the clips itself, the second one with its adapter.
     fn by_transcription(&self, mut device: AnyDevice) -> Result<Results, Failure> {
         let (recipe, model) = (self.recipe, self.model);
         let request = self.request(None)?;
         let sets = read_eval_sets(recipe, None, model, &request, &self.access())?;
-        let loss = sets.loss.expect("there is something to evaluate");
+        let loss = sets.loss.expect("a set to evaluate was read");
         loss.warnings.iter().for_each(|warning| self.say(&format!("{WARNING} `data.eval`: {warning}")));
         let tokenizer = read_tokenizer(model).map_err(Failure::model)?;
         let transcripts = Transcripts::of(&loss.set, recipe.eval.limit, &tokenizer)?;
-        let asked = Asked {
+        let prompts = Prompts {
             rows: transcripts.rows.len(),
-            longest: transcripts.longest_prompt(),
-            new: transcripts.new_tokens,
-            hears: loss.set.clips().is_some(),
+            longest_prompt: transcripts.longest_prompt(),
+            new_tokens: transcripts.new_tokens,
+            has_audio: loss.set.clips().is_some(),
         };
-        let sizes = self.generation_sizes(asked, 1)?;
+        let sizes = self.generation_sizes(prompts, 1)?;
         let stop_ids = stop_ids(model, &tokenizer, None)?;
         let (mut measured, mut planned_bytes) = (Vec::new(), None);
         for adapter in [None].into_iter().chain(self.adapter.map(Some)) {
@@ -444,13 +447,13 @@ impl Evaluated<'_> {
         Ok(collect(transcripts.questions(), measured, memory(planned_bytes, &mut device)))
     }
 
-    /// Sizes that fit for both models. A job that does not fit is refused before any weight is read.
-    fn generation_sizes(&self, asked: Asked, beams: usize) -> Result<Sizes, Failure> {
+    /// The largest sizes that fit for both models. An evaluation that does not fit is refused before any weight is
+    /// read.
+    fn generation_sizes(&self, prompts: Prompts, beams: usize) -> Result<Sizes, Failure> {
         let requests: Vec<Request> = self.subjects()?.into_iter().map(|subject| subject.request).collect();
-        let longest = requests[0].spec.max_positions;
-        let context = (asked.longest + asked.new).min(longest);
+        let context = (prompts.longest_prompt + prompts.new_tokens).min(requests[0].spec.max_positions);
         let mut refused = None;
-        let several = [MOST_SLOTS, 4, 2, 1].map(|slots| slots.min(asked.rows));
+        let several = [MOST_SLOTS, 4, 2, 1].map(|slots| slots.min(prompts.rows));
         for slots in if beams > 1 { vec![beams] } else { several.to_vec() } {
             let sizes = Sizes {
                 slots,
@@ -458,7 +461,7 @@ impl Evaluated<'_> {
                 cache_tokens: None,
                 new_tokens: DEFAULT_NEW_TOKENS,
                 budget: self.budget,
-                hears: asked.hears,
+                hears: prompts.has_audio,
             };
             let plan = |request| plan_generation(request, self.model, self.place, &sizes);
             let plans = requests.iter().map(plan);
@@ -473,13 +476,13 @@ impl Evaluated<'_> {
                 Err(failure) => refused = Some(failure),
             }
         }
-        // The hints about a context are for `smidgen generate`.
+        // The failure's own hints name options of `smidgen generate`.
         let failure = refused.expect("there is a size to try");
         Err(failure.without_hints().hint("raise `memory.budget`, or evaluate shorter rows"))
     }
 
     fn opening<'a>(&'a self, adapter: Option<&'a AdapterFile>, sizes: Sizes) -> Opening<'a> {
-        let Evaluated { model, place, arithmetic, threads, .. } = *self;
+        let Evaluation { model, place, arithmetic, threads, .. } = *self;
         Opening { model, adapter, base: self.recipe.model.storage(), place, arithmetic, threads, sizes }
     }
 
@@ -504,14 +507,14 @@ impl Evaluated<'_> {
     }
 }
 
-/// What is generated.
+/// The prompts and answers of an evaluation that generates.
 #[derive(Clone, Copy)]
-struct Asked {
+struct Prompts {
     rows: usize,
-    /// Tokens of the longest prompt, and of an answer at most.
-    longest: usize,
-    new: usize,
-    hears: bool,
+    longest_prompt: usize,
+    /// Maximum tokens of an answer.
+    new_tokens: usize,
+    has_audio: bool,
 }
 
 /// The planned memory of the larger of the two models, and the measured peak.

@@ -3,7 +3,7 @@
 //! Without `--merged` the file holds only the adapter, for `llama-cli --lora`; with it the whole model. A model without
 //! an adapter can be exported too.
 
-use super::original::{Original, made_model, open_adapter, open_named, open_original};
+use super::original::{Original, open_adapter, open_named, open_original, trained_model};
 use crate::console::downloads::hub_access;
 use crate::console::stdout::print;
 use crate::export::lora_file::{ExportedLora, export_lora};
@@ -17,8 +17,6 @@ use clap::ValueEnum;
 use serde_json::{Map, Value, json};
 use smidgen_formats::peft::AdapterFile;
 use smidgen_hub::{Access, Want};
-use smidgen_ir::bytes::format_bytes;
-use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
@@ -53,7 +51,7 @@ enum Type {
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let access = hub_access(quiet);
     if !args.merged {
-        let adapter = open_adapter(&args.adapter).map_err(|failure| match made_model(&args.adapter) {
+        let adapter = open_adapter(&args.adapter).map_err(|failure| match trained_model(&args.adapter) {
             Some(_) => failure.hint("`--merged` writes that model as a GGUF file"),
             None => failure,
         })?;
@@ -84,7 +82,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     })
 }
 
-/// An adapter and its base, or a model alone.
+/// Opens an adapter and its base, or a model without an adapter.
 fn open_model(args: &Args, access: &Access) -> Result<(Option<AdapterFile>, Original), Failure> {
     let has = |name: &str| args.adapter.join(name).exists();
     let is_adapter = has("adapter_config.json") || has("adapter");
@@ -93,7 +91,7 @@ fn open_model(args: &Args, access: &Access) -> Result<(Option<AdapterFile>, Orig
         let original = open_original(&adapter, args.base.as_deref(), Want::Weights, access)?;
         return Ok((Some(adapter), original));
     }
-    let model = made_model(&args.adapter).unwrap_or_else(|| args.adapter.clone());
+    let model = trained_model(&args.adapter).unwrap_or_else(|| args.adapter.clone());
     let name = model.to_string_lossy().into_owned();
     if args.base.is_some() {
         return Err(Failure::command(format!("`--base` needs an adapter: `{name}` is a model")));
@@ -102,7 +100,7 @@ fn open_model(args: &Args, access: &Access) -> Result<(Option<AdapterFile>, Orig
     Ok((None, Original { name, model }))
 }
 
-/// The model's name in the file: the last part of a path or name, without its extension.
+/// The last part of a path or name, without the extension `.gguf`: the model's name in the file.
 fn last_part(name: &str) -> &str {
     let name = name.trim_end_matches('/');
     let last = name.rsplit(['/', ':']).next().unwrap_or(name);
@@ -115,18 +113,15 @@ fn render_lora(args: &Args, name: &str, exported: &ExportedLora) -> String {
         0 => String::new(),
         count => format!(", scale folded into B for {count} of them"),
     };
-    format!(
-        "exported {} for `{name}` ({})\n  adapter   {:>6} modules   rank {}, alpha {}{rescaled}\n  written   {:>6} \
-         tensors {:>12}   f32 in `{}`\n",
+    let text = format!(
+        "exported {} for `{name}` ({})\n  adapter   {:>6} modules   rank {}, alpha {}{rescaled}\n",
         exported.kind,
         exported.architecture.name(),
         exported.modules,
         ranks.join(", "),
-        exported.alpha,
-        exported.tensors,
-        format_bytes(exported.bytes),
-        args.output.display()
-    )
+        exported.alpha
+    );
+    text + &exported.written.render_line("written", &format!("f32 in `{}`", args.output.display()))
 }
 
 fn lora_json(args: &Args, name: &str, exported: &ExportedLora) -> Value {
@@ -140,45 +135,33 @@ fn lora_json(args: &Args, name: &str, exported: &ExportedLora) -> Value {
         "ranks": exported.ranks,
         "alpha": exported.alpha,
         "rescaled": exported.rescaled,
-        "written": {"tensors": exported.tensors, "bytes": exported.bytes},
+        "written": exported.written.render_json(),
     })
 }
 
 fn render_model(args: &Args, name: &str, exported: &ExportedModel) -> String {
-    let mut text = String::new();
-    let mut line = |content: String| writeln!(text, "{content}").expect("writing to a string");
-    let architecture = exported.architecture.name();
-    line(match exported.kind {
-        Some(kind) => {
-            format!("exported `{name}` ({architecture}) with {kind} folded into {} tensors", exported.folded)
-        }
-        None => format!("exported `{name}` ({architecture})"),
-    });
-    let mut tally = |what: &str, Tally { tensors, bytes }: &Tally, note: String| {
-        let bytes = format_bytes(*bytes);
-        line(format!("  {what:<10}{tensors:>6} tensors {bytes:>12}   {note}").trim_end().to_string());
-    };
-    for (storage, counted) in &exported.tensors {
-        tally(storage, counted, String::new());
+    let mut text = format!("exported `{name}` ({})", exported.architecture.name());
+    if let Some(kind) = exported.kind {
+        text += &format!(" with {kind} folded into {} tensors", exported.folded);
     }
-    tally("written", &total(exported), format!("`{}`", args.output.display()));
+    text.push('\n');
+    for (storage, tally) in &exported.tensors {
+        text += &tally.render_line(storage, "");
+    }
+    text += &total(exported).render_line("written", &format!("`{}`", args.output.display()));
     for note in &exported.notes {
-        line(format!("note: {note}"));
+        text += &format!("note: {note}\n");
     }
     text
 }
 
 fn total(exported: &ExportedModel) -> Tally {
-    exported.tensors.values().fold(Tally::default(), |sum, tally| Tally {
-        tensors: sum.tensors + tally.tensors,
-        bytes: sum.bytes + tally.bytes,
-    })
+    Tally::sum(exported.tensors.values().copied())
 }
 
 fn model_json(args: &Args, name: &str, exported: &ExportedModel) -> Value {
-    let tally = |tally: &Tally| json!({"tensors": tally.tensors, "bytes": tally.bytes});
     let types: Map<String, Value> =
-        exported.tensors.iter().map(|(storage, counted)| (storage.clone(), tally(counted))).collect();
+        exported.tensors.iter().map(|(storage, tally)| (storage.clone(), tally.render_json())).collect();
     json!({
         "adapter": exported.kind.map(|_| Path::new(&args.adapter)),
         "base": name,
@@ -187,7 +170,7 @@ fn model_json(args: &Args, name: &str, exported: &ExportedModel) -> Value {
         "kind": exported.kind.map(|kind| kind.name()),
         "folded": exported.folded,
         "types": types,
-        "written": tally(&total(exported)),
+        "written": total(exported).render_json(),
         "planned_bytes": process_bytes(1) + exported.memory_bytes,
         "measured_bytes": read_rss().map(|memory| memory.peak_bytes),
         "notes": exported.notes,

@@ -1,7 +1,8 @@
-//! `smidgen fit`: what a recipe needs, the smallest card or the fewest ranks that hold it, and the most that fits a budget.
+//! `smidgen fit`: the smallest budget, GPU and number of ranks for a recipe, and the largest values that fit a budget.
 //!
-//! Length, rank and micro-batch are for the recipe's own model; the known shapes are tried with the recipe's adapter,
-//! storage and length. Every answer is a plan: it fits, and the next larger value does not.
+//! The longest sample, highest rank and largest micro-batch are for the recipe's own model; known shapes are tried with
+//! the recipe's adapter, storage and length. Every answer is checked by a plan: it fits, and the next larger value does
+//! not.
 //! Left out: the data; every sample is assumed to have `max_tokens` tokens.
 
 use super::recipe_args::{RecipeArgs, read_recipe};
@@ -14,7 +15,7 @@ use crate::plan::advice::{largest, with_rank};
 use crate::plan::budget::free_budget;
 use crate::plan::demand::DemandShape;
 use crate::plan::job::{Job, Profiles, Purpose};
-use crate::plan::planning::plan_job;
+use crate::plan::planning::plan_without_advice;
 use crate::plan::terms::Terms;
 use crate::plan::world::World;
 use serde_json::{Value, json};
@@ -41,7 +42,7 @@ pub struct Args {
     json: bool,
 }
 
-/// Granularity of the longest sample.
+/// The longest sample is a multiple of this.
 const TOKEN_STEP: usize = 64;
 
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
@@ -49,7 +50,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     overrides.extend(args.budget.iter().map(|budget| format!("memory.budget={budget}")));
     let (_, recipe) = read_recipe(&args.recipe.recipe, &overrides)?;
     let access = hub_access(quiet);
-    let job = Job::prepare_with(assumed(&recipe), Purpose::Plan, &access)?;
+    let job = Job::prepare_with(without_data(&recipe), Purpose::Plan, &access)?;
     let answers = answer(&job, &recipe, &access)?;
     match args.json {
         true => print(&format!("{answers:#}\n")),
@@ -57,8 +58,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     }
 }
 
-/// The recipe without its data.
-fn assumed(recipe: &Recipe) -> Recipe {
+fn without_data(recipe: &Recipe) -> Recipe {
     let mut recipe = recipe.clone();
     recipe.data.train.clear();
     recipe.data.eval.clear();
@@ -70,10 +70,10 @@ fn assumed(recipe: &Recipe) -> Recipe {
 }
 
 fn answer(job: &Job, recipe: &Recipe, access: &Access) -> Result<Value, Failure> {
-    let planned = plan_job(job)?;
+    let planned = plan_without_advice(job)?;
     let terms = Terms::of(job)?;
     let demands = DemandShape::of(job, None)?.demands;
-    let one = |solution: Result<Solution, _>| solution.ok().map_or(0, |solution| solution.peak_bytes);
+    let peak_bytes = |solution: Result<Solution, _>| solution.map_or(0, |solution| solution.peak_bytes);
     let context = job.request.spec.max_positions;
     let fits = |steps: usize| terms.can_fit(&job.request, &samples_at_once(1, TOKEN_STEP * steps));
     let max_tokens = largest(context / TOKEN_STEP, fits).map_or(0, |steps| steps * TOKEN_STEP);
@@ -103,71 +103,71 @@ fn answer(job: &Job, recipe: &Recipe, access: &Access) -> Result<Value, Failure>
         "ranks": ranks_needed(recipe, access)?,
         "batch": {
             "most_at_once": samples,
-            "peak_bytes": one(terms.solve(&job.request, &[at_once(samples.max(1))])),
+            "peak_bytes": peak_bytes(terms.solve(&job.request, &[at_once(samples.max(1))])),
         },
         "max_tokens": {
             "most": max_tokens,
-            "peak_bytes": one(terms.solve(&job.request, &[samples_at_once(1, max_tokens.max(1))])),
+            "peak_bytes": peak_bytes(terms.solve(&job.request, &[samples_at_once(1, max_tokens.max(1))])),
             "model_has": context,
         },
         "rank": has_rank.then(|| json!({
             "most": rank,
             "model_has": most,
-            "peak_bytes": one(terms.solve(&with_rank(&job.request, rank.max(1)), std::slice::from_ref(smallest))),
+            "peak_bytes": peak_bytes(terms.solve(&with_rank(&job.request, rank.max(1)), std::slice::from_ref(smallest))),
         })),
         "largest_model": largest_model.map(|model| model["name"].clone()),
         "models": models,
     }))
 }
 
-/// Samples of a micro-batch up to which a search goes.
+/// The search for the largest micro-batch ends at this many samples.
 const MOST_SAMPLES: usize = 4096;
 
-/// A micro-batch of whole samples that are as long as they may be.
+/// A micro-batch of this many samples, each of the maximum length.
 fn samples_at_once(samples: usize, max_tokens: usize) -> Demand {
     let tokens = samples * max_tokens;
     let extent = Extent { tokens, rows: tokens - samples, segments: samples, audio: 0 };
     Demand { micro_tokens: tokens, extent, step: extent, micro_steps: 1.0 }
 }
 
-/// The smallest budget that the work fits.
+/// The smallest budget that one of the demands fits in.
 fn least_bytes(terms: &Terms, request: &Request, demands: &[Demand]) -> u64 {
     let budget = Budget { device_bytes: 1, ..terms.budget };
     let solved = Terms { budget, ..terms.clone() }.solve(request, demands);
     solved.map_or_else(|error| error.leanest.peak_bytes, |solution| solution.peak_bytes)
 }
 
-/// The built-in GPU with the least memory that holds the recipe, and how fast it would be; null where none does.
+/// The built-in GPU with the least memory that the recipe fits on, with its predicted speed; null if there is none.
 fn smallest_card(recipe: &Recipe, access: &Access) -> Value {
     let with_profile = |name: &str| {
-        let mut recipe = assumed(recipe);
+        let mut recipe = without_data(recipe);
         recipe.memory.profile = ProfileChoice::Named(name.to_owned());
         (recipe.memory.device, recipe.memory.budget) = (DeviceChoice::Auto, RecipeBudget::Auto);
         Job::prepare_with(recipe, Purpose::Plan, access)
     };
     let mut all: Vec<&Card> = CARDS.iter().collect();
-    // Of cards with about the same memory the slower one is the smaller.
+    // Among cards with the same memory (in whole GiB), slower ones come first.
     all.sort_by(|one, other| {
         let size = |card: &Card| (card.memory_bytes() >> 30, card.half_tflops);
         size(one).partial_cmp(&size(other)).unwrap_or(Ordering::Equal)
     });
-    let needs = |job: Job| {
+    let least_of = |job: Job| {
         let demands = DemandShape::of(&job, None)?.demands;
         Ok::<u64, Failure>(least_bytes(&Terms::of(&job)?, &job.request, &demands))
     };
-    // What a run needs depends on its precision alone, and that on whether a card has bf16.
-    let needs_of = |has_bf16: bool| {
+    // The memory that a run needs depends on its precision, and the precision only on whether the card has bf16.
+    let least_with = |has_bf16: bool| {
         let card = CARDS.iter().find(|card| has_bf16 == (card.capability >= LEAST_WITH_BF16))?;
-        with_profile(card.name).and_then(needs).ok()
+        with_profile(card.name).and_then(least_of).ok()
     };
-    let (older, newer) = (needs_of(false), needs_of(true));
+    let (older, newer) = (least_with(false), least_with(true));
     let needs = |card: &Card| if card.capability < LEAST_WITH_BF16 { older } else { newer };
     let has_room = |card: &&Card| {
         needs(card).is_some_and(|bytes| free_budget(DeviceKind::Cuda, card.memory_bytes()).bytes >= bytes)
     };
     let Some(card) = all.into_iter().find(has_room) else { return Value::Null };
     let needs_bytes = needs(card);
-    let planned = with_profile(card.name).and_then(|job| plan_job(&job));
+    let planned = with_profile(card.name).and_then(|job| plan_without_advice(&job));
     planned.map_or(Value::Null, |planned| {
         json!({
             "name": card.name,
@@ -179,16 +179,16 @@ fn smallest_card(recipe: &Recipe, access: &Access) -> Value {
     })
 }
 
-/// Numbers of ranks that are tried, those of usual machines.
+/// The numbers of ranks to try.
 const RANKS: [usize; 4] = [1, 2, 4, 8];
 
-/// How many devices of this kind the recipe needs, each with the budget, and what they divide among themselves. Null
-/// where eight are too few, or more than the samples of a step.
+/// The number of ranks that the recipe needs if each has the budget, and what they shard. Null if eight are too few, or
+/// if a step has fewer samples than ranks.
 fn ranks_needed(recipe: &Recipe, access: &Access) -> Result<Value, Failure> {
     for count in RANKS {
-        let recipe = assumed(recipe);
+        let recipe = without_data(recipe);
         let Ok(world) = World::asked_for(count, 1, &recipe) else { break };
-        let planned = plan_job(&Job::prepare_in(world, recipe, Purpose::Plan, access)?)?;
+        let planned = plan_without_advice(&Job::prepare_in(world, recipe, Purpose::Plan, access)?)?;
         if planned.fits {
             return Ok(json!({
                 "needed": count,
@@ -201,12 +201,12 @@ fn ranks_needed(recipe: &Recipe, access: &Access) -> Result<Value, Failure> {
     Ok(Value::Null)
 }
 
-/// A model of a known shape under the recipe.
+/// Plans the recipe with a model of a known shape.
 fn fit_shape(shape: &Shape, recipe: &Recipe) -> Result<Value, Failure> {
-    let mut recipe = assumed(recipe);
+    let mut recipe = without_data(recipe);
     recipe.model.path = ModelPath::folder(Path::new(shape.name));
     let planned = Job::prepare_model(recipe, shape.model(), Profiles::Measured)
-        .and_then(|job| Ok((plan_job(&job)?, job)));
+        .and_then(|job| Ok((plan_without_advice(&job)?, job)));
     let name = shape.name;
     Ok(match planned {
         Ok((planned, job)) => json!({
@@ -216,7 +216,7 @@ fn fit_shape(shape: &Shape, recipe: &Recipe) -> Result<Value, Failure> {
             "peak_bytes": planned.solution.peak_bytes,
             "tokens_per_s": planned.speed().map(|speed| speed.tokens_per_s),
         }),
-        // Its linear layers may have other names than the recipe's targets.
+        // The recipe's targets may not be names of its linear layers.
         Err(failure) => json!({ "name": name, "parameters": 0, "fits": false, "error": failure.message }),
     })
 }
@@ -243,13 +243,13 @@ fn render(answers: &Value) -> String {
     let needed = match (ranks["needed"].as_u64(), ranks["shard"].as_str()) {
         (None, _) => "no number up to 8".to_owned(),
         (Some(count), None | Some("none")) => count.to_string(),
-        (Some(count), Some(divided)) => format!("{count} ({divided})"),
+        (Some(count), Some(shard)) => format!("{count} ({shard})"),
     };
     if recipe["fits"] != json!(true) {
         row("ranks with this budget each", needed, &ranks["peak_bytes"]);
     }
     let batch = &answers["batch"];
-    row("most samples at once", batch["most_at_once"].to_string(), &batch["peak_bytes"]);
+    row("largest micro-batch, in samples", batch["most_at_once"].to_string(), &batch["peak_bytes"]);
     let longest = &answers["max_tokens"];
     let most = match longest["most"].as_u64() == longest["model_has"].as_u64() {
         true => format!("{} (all)", longest["most"]),

@@ -1,13 +1,13 @@
 //! `smidgen generate MODEL|RUN|RECIPE`: text from a prompt, or a conversation in the terminal.
 //!
-//! The text goes to stdout while it is generated, everything else to stderr. A prompt is written
-//! as those were that the adapter was trained on; where that is not known, it is a user's message in the model's chat
-//! template, or unchanged if the model has none. `--template` and `--raw` say otherwise.
-//! Decoding is greedy by default for a prompt, so that it can be repeated; a conversation samples.
+//! The text goes to stdout while it is generated, everything else to stderr. A prompt has the format that the adapter
+//! was trained on. If that is unknown, it is a user's message in the model's chat template, or unchanged if the model
+//! has no template. `--template` and `--raw` override this.
+//! By default decoding is greedy for a prompt, so that it can be repeated, and samples in a conversation.
 //! Left out: a server, and speculative decoding.
 
-use super::chat::{Talk, render_timing, run_chat};
-use super::original::{made_model, open_adapter, open_named};
+use super::chat::{ChatOptions, render_timing, run_chat};
+use super::original::{open_adapter, open_named, trained_model};
 use super::recipe_args::read_recipe;
 use crate::console::colour::NOTE;
 use crate::console::downloads::hub_access;
@@ -59,35 +59,35 @@ pub struct Args {
     /// A file with the prompt; `-` is stdin, which is also the default if stdin is not a terminal
     #[arg(long, value_name = "FILE")]
     prompt_file: Option<PathBuf>,
-    /// A sound file that the prompt is about; `<|audio_1|>` in the prompt is the place of the first
+    /// An audio file for the prompt (may be repeated); `<|audio_1|>` in the prompt marks where the first one goes
     #[arg(long, value_name = "FILE")]
     audio: Vec<PathBuf>,
     /// System message of the conversation
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Use the prompt as it is, without a template
+    /// Use the prompt unchanged, without a template
     #[arg(long, conflicts_with = "system")]
     raw: bool,
-    /// Chat template of the prompt: `model` for the model's own, a built-in one, or a .jinja file [default: as
-    /// trained, else the model's own]
+    /// Chat template: `model` for the model's own, the name of a built-in one, or a .jinja file [default: the one used
+    /// in training, else the model's own]
     #[arg(long, value_name = "TEMPLATE", conflicts_with = "raw")]
     template: Option<String>,
-    /// Maximum tokens to generate [default: 512]
-    #[arg(long, value_name = "TOKENS", default_value_t = 512, hide_default_value = true)]
+    /// Maximum tokens to generate
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
     max_new: usize,
     /// Sampling temperature; 0 is greedy [default: 0 for a prompt, 0.7 in a conversation]
     #[arg(long)]
     temperature: Option<f64>,
-    /// Sample from the K most likely tokens (0 = all)
+    /// Sample only from this many most likely tokens (0 = all)
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     top_k: usize,
-    /// Sample from the most likely tokens whose probabilities sum to this
+    /// Sample only from the most likely tokens whose probabilities sum to this
     #[arg(long, value_name = "SHARE", default_value_t = 1.0)]
     top_p: f64,
     /// Penalty on the logits of tokens that already occurred (1 = none)
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
     repetition_penalty: f64,
-    /// Seed of sampling: the same seed gives the same text
+    /// Sampling seed: the same seed gives the same text
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Use beam search with this number of beams
@@ -99,10 +99,11 @@ pub struct Args {
     /// Memory budget, such as 2GiB [default: the recipe's, or what is free]
     #[arg(long, value_name = "BYTES")]
     budget: Option<String>,
-    /// auto, cpu or cuda:N [default: the recipe's, or auto: the first GPU, else the CPU]
+    /// Device: auto, cpu or cuda:N [default: the recipe's, or auto: the first GPU, else the CPU]
     #[arg(long)]
     device: Option<String>,
-    /// Compute precision: auto, f32, bf16, f16 or fp8 [default: the recipe's, or auto: bf16 on a GPU (f16 before Ampere), else f32]
+    /// Compute precision: auto, f32, bf16, f16 or fp8 [default: the recipe's, or auto: bf16 on a GPU (f16 before
+    /// Ampere), else f32]
     #[arg(long)]
     compute: Option<String>,
     /// CPU threads (0 = one per core)
@@ -131,7 +132,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     }
     if prompt.is_none() && !args.audio.is_empty() {
         return Err(Failure::command(
-            "`--audio` needs a prompt: a conversation in the terminal has no sound",
+            "`--audio` needs a prompt: a conversation in the terminal takes no audio",
         ));
     }
     let subject = open_subject(args, &hub_access(quiet))?;
@@ -139,9 +140,8 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let choice = prompt_choice(args);
     let template = open_template(&choice, &subject.model, subject.adapter.as_ref(), &tokenizer)?;
     let stop_ids = stop_ids(&subject.model, &tokenizer, template.as_ref())?;
-    let drawn = args.temperature.unwrap_or(if prompt.is_some() { 0.0 } else { 0.7 });
     let sampling = Sampling {
-        temperature: drawn,
+        temperature: args.temperature.unwrap_or(if prompt.is_some() { 0.0 } else { 0.7 }),
         top_k: args.top_k,
         top_p: args.top_p,
         repetition_penalty: args.repetition_penalty,
@@ -157,8 +157,8 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
             let mut session = open_session(args, quiet, &subject, opened, args.context, DEFAULT_NEW_TOKENS)?;
             let now = SystemTime::now();
             let (tokenizer, template) = (&tokenizer, template.as_ref());
-            let talk = Talk { tokenizer, template, system: args.system.as_deref(), quiet, now };
-            run_chat(&mut session, &settings, &talk)
+            let options = ChatOptions { tokenizer, template, system: args.system.as_deref(), quiet, now };
+            run_chat(&mut session, &settings, &options)
         }
     }
 }
@@ -217,14 +217,13 @@ fn read_prompt(args: &Args) -> Result<Option<String>, Failure> {
 }
 
 fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
-    let Wishes { budget, device, compute } = read_wishes(args)?;
+    let DeviceOptions { budget, device, compute } = read_device_options(args)?;
     let target = Path::new(&args.target);
     let job = target.join("job.toml");
     let is_recipe = target.is_file() && target.extension().is_some_and(|extension| extension == "toml");
-    let given = |path: &Path| open_adapter(path);
     if !is_recipe && !job.is_file() {
         let model = open_named(&args.target, Want::Weights, access)?;
-        let adapter = args.adapter.as_deref().map(given).transpose()?;
+        let adapter = args.adapter.as_deref().map(open_adapter).transpose()?;
         let options = SessionOptions {
             budget: budget.unwrap_or(Budget::Auto),
             device: device.unwrap_or(DeviceChoice::Auto),
@@ -237,15 +236,15 @@ fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
     let (_, recipe) = read_recipe(if is_recipe { target } else { &job }, &[])?;
     let trained = if is_recipe { recipe.output.dir.resolved.clone() } else { target.to_path_buf() };
     let product = Product::of(&recipe);
-    let made = made_model(&trained).filter(|_| product == Product::Model && args.adapter.is_none());
+    let made = trained_model(&trained).filter(|_| product == Product::Model && args.adapter.is_none());
     let mut model = match &made {
         Some(made) => Model::open_folder(made).map_err(Failure::model)?,
         None => open_model(&recipe.model.path, Want::Weights, access)?,
     };
     let adapter = match &args.adapter {
-        Some(path) => Some(given(path)?),
+        Some(path) => Some(open_adapter(path)?),
         None if made.is_some() => None,
-        None if trained.join("adapter").is_dir() => Some(given(&trained)?),
+        None if trained.join("adapter").is_dir() => Some(open_adapter(&trained)?),
         None if is_recipe => {
             let product = product.folder();
             say(&format!("there is no {product} in `{}` yet: using the base model", trained.display()));
@@ -263,7 +262,7 @@ fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
             ));
         }
     };
-    // An adapter that was trained further takes the place of the one inside the checkpoint.
+    // An adapter that continued the one inside the checkpoint replaces it.
     if recipe.adapter.init == Init::BuiltinSpeech && adapter.is_some() {
         model.leave_out_speech();
     }
@@ -278,14 +277,14 @@ fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
     Ok(Subject { model, adapter, options })
 }
 
-/// Settings from the arguments, for a model without a recipe.
-struct Wishes {
+/// The options that override `memory.budget`, `memory.device` and `model.compute` of a recipe.
+struct DeviceOptions {
     budget: Option<Budget>,
     device: Option<DeviceChoice>,
     compute: Option<Compute>,
 }
 
-fn read_wishes(args: &Args) -> Result<Wishes, Failure> {
+fn read_device_options(args: &Args) -> Result<DeviceOptions, Failure> {
     let device = |text: &String| {
         DeviceChoice::parse(text).ok_or_else(|| {
             Failure::command(format!("`--device {text}` is not a device"))
@@ -295,10 +294,10 @@ fn read_wishes(args: &Args) -> Result<Wishes, Failure> {
     let compute = |text: &String| {
         Compute::from_word(text).ok_or_else(|| {
             Failure::command(format!("`--compute {text}` is not a precision"))
-                .hint("write `auto`, `f32`, `bf16` or `f16`")
+                .hint("write `auto`, `f32`, `bf16`, `f16` or `fp8`")
         })
     };
-    Ok(Wishes {
+    Ok(DeviceOptions {
         budget: args.budget.as_deref().map(read_budget).transpose()?.map(Budget::Bytes),
         device: args.device.as_ref().map(device).transpose()?,
         compute: args.compute.as_ref().map(compute).transpose()?,
@@ -340,22 +339,23 @@ fn open_session(
     })
 }
 
-/// The sound of a prompt.
-struct PromptSound {
-    /// With an audio token for every embedding.
+/// A prompt with encoded audio clips.
+struct AudioPrompt {
+    /// The text with one audio token per embedding.
     prompt: String,
+    /// The id of the audio token.
     token: u32,
     tokens: usize,
     embeddings: Vec<f32>,
 }
 
-fn encode_sound(
+fn encode_audio(
     args: &Args,
     subject: &Subject,
     (setting, device): (Setting, AnyDevice),
     tokenizer: &Tokenizer,
     prompt: &str,
-) -> Result<(Option<PromptSound>, (Setting, AnyDevice)), Failure> {
+) -> Result<(Option<AudioPrompt>, (Setting, AnyDevice)), Failure> {
     if args.audio.is_empty() {
         return Ok((None, (setting, device)));
     }
@@ -364,12 +364,14 @@ fn encode_sound(
     let request = setting.opening(model, subject.adapter.as_ref(), &subject.options, sizes)?.request()?;
     let Some(audio) = request.spec.audio.as_ref() else {
         let place = model.path().display();
-        return Err(Failure::command(format!("`{place}` does not hear: its config has no audio encoder"))
+        return Err(Failure::command(format!("`{place}` takes no audio: its config has no audio encoder"))
             .hint("`--audio` needs a model such as `hf:microsoft/Phi-4-multimodal-instruct`"));
     };
     let token = audio.token;
     let Some(text) = tokenizer.token(token) else {
-        return Err(Failure::model(format!("the tokenizer has no token {token}, which stands for sound")));
+        return Err(Failure::model(format!(
+            "the tokenizer has no token {token}, the audio token of the model"
+        )));
     };
     let width = audio.decoder_hidden;
     let (clips, device) = encode_files(&request, (model, subject.adapter.as_ref()), &args.audio, device)?;
@@ -384,7 +386,7 @@ fn encode_sound(
     })?;
     let tokens = tokens.iter().sum();
     let embeddings = order.into_iter().flat_map(|clip| clips[clip].iter().copied()).collect();
-    Ok((Some(PromptSound { prompt, token, tokens, embeddings }), (setting, device)))
+    Ok((Some(AudioPrompt { prompt, token, tokens, embeddings }), (setting, device)))
 }
 
 fn run_prompt(
@@ -396,20 +398,20 @@ fn run_prompt(
     prompt: &str,
 ) -> Result<(), Failure> {
     let opened = open_device(quiet, subject)?;
-    let (sound, opened) = encode_sound(args, subject, opened, tokenizer, prompt)?;
-    let prompt = sound.as_ref().map_or(prompt, |sound| &sound.prompt);
+    let (audio, opened) = encode_audio(args, subject, opened, tokenizer, prompt)?;
+    let prompt = audio.as_ref().map_or(prompt, |audio| &audio.prompt);
     let ids = encode_prompt(tokenizer, template, args.system.as_deref(), prompt)?;
-    if let Some(PromptSound { token, tokens, .. }) = sound
+    if let Some(AudioPrompt { token, tokens, .. }) = audio
         && ids.iter().filter(|id| **id == token).count() != tokens
     {
         return Err(Failure::model("the tokenizer or the template changes the audio tokens of the prompt"));
     }
-    // Exactly what prompt and answer can need: nothing more is reserved.
+    // Reserves exactly what prompt and answer can need.
     let longest = read_decoder(&subject.model)?.max_positions;
     let context = args.context.unwrap_or_else(|| (ids.len() + args.max_new).min(longest.max(ids.len())));
     let new_tokens = DEFAULT_NEW_TOKENS.min(ids.len().max(1));
     let mut session = open_session(args, quiet, subject, opened, Some(context), new_tokens)?;
-    if let Some(PromptSound { token, embeddings, .. }) = &sound {
+    if let Some(AudioPrompt { token, embeddings, .. }) = &audio {
         session.set_sound(*token, embeddings);
     }
     let show = |piece: &str| if args.json { Ok(()) } else { print(piece) };

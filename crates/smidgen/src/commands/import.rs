@@ -1,7 +1,7 @@
-//! `smidgen import`: another tool's configuration as a recipe.
+//! `smidgen import`: converts another tool's configuration into a recipe.
 //!
-//! The recipe goes to stdout or into a file, notes about it to stderr; nothing is overwritten.
-//! A complete recipe is parsed before it is written, so the output is always a valid recipe.
+//! The recipe goes to stdout or into a file, notes about it to stderr; no file is overwritten.
+//! The recipe is parsed before it is written, so it is valid except for missing keys, which the notes list.
 
 use super::recipe_args::working_directory;
 use crate::console::progress;
@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A JSON or YAML of DeepSpeed, accelerate, Transformers, TRL, Axolotl, LLaMA-Factory, torchtune, Unsloth or
-    /// mlx-lm, or an adapter_config.json
+    /// A JSON or YAML configuration of DeepSpeed, accelerate, Transformers, TRL, Axolotl, LLaMA-Factory, torchtune,
+    /// Unsloth or mlx-lm, or an adapter_config.json
     file: PathBuf,
     /// Keys of the recipe to add or override, as `section.key=value`
     #[arg(value_name = "KEY=VALUE")]
@@ -78,7 +78,7 @@ fn read_text(path: &Path) -> Result<String, Failure> {
     // One byte more than the limit, so that a longer file is noticed.
     let most = smidgen_recipe::import::document::MOST_BYTES as u64 + 1;
     let mut bytes = Vec::new();
-    // Asked before opening: opening a pipe would wait for a writer.
+    // Checked before opening, because opening a pipe would wait for a writer.
     if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
         return Err(unreadable(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is not a file")));
     }
@@ -92,7 +92,7 @@ fn failure(file: &str, error: ImportError) -> Failure {
         ImportError::Override(_) => Failure::command(error),
         ImportError::Unrecognized(_) => Failure::command(error)
             .context(format!("`{file}`"))
-            .hint(format!("`--from` says which: {}", Tool::ALL.map(Tool::word).join(", "))),
+            .hint(format!("name the tool with `--from`: {}", Tool::ALL.map(Tool::word).join(", "))),
         ImportError::Document(_) if file.ends_with(".toml") => Failure::command(error)
             .context(format!("`{file}`"))
             .hint("a .toml file may be a recipe already: `smidgen plan` reads it"),
@@ -104,7 +104,7 @@ fn failure(file: &str, error: ImportError) -> Failure {
     }
 }
 
-/// Parses the recipe, with stand-ins for missing keys: settings can still contradict each other.
+/// Parses the recipe to find settings that contradict each other; missing keys get stand-ins.
 fn check(imported: &Imported, recipe: &str, folder: PathBuf, here: &Path) -> Result<(), Failure> {
     let stand_ins = imported.missing.iter().map(|missing| format!("{}=stand-in", missing.key));
     let source = RecipeSource { file: "the recipe".to_owned(), folder, text: recipe.to_owned() };

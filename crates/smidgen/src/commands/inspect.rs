@@ -1,10 +1,10 @@
 //! `smidgen inspect`: the contents of the folder of an adapter, a run or a model, or of a GGUF file.
 //!
-//! For an adapter: its kind and sizes, and how far each module moves the base. For a model: its architecture,
-//! and its tensors by type. Nothing is written.
+//! For an adapter: its kind and sizes, and the norm of each module's update. For a model: its architecture, and its
+//! tensors by type. Nothing is written.
 //! Left out: the history of a run (`smidgen report`).
 
-use super::original::made_model;
+use super::original::trained_model;
 use crate::console::stdout::print;
 use crate::failure::Failure;
 use crate::merge::original::OriginalModel;
@@ -19,7 +19,7 @@ use std::path::PathBuf;
 pub struct Args {
     /// The folder of an adapter, a run or a model, or a .gguf file
     path: PathBuf,
-    /// The folder of the base model, to compare DoRA's magnitudes with
+    /// The folder of the base model, to compare DoRA magnitudes with
     #[arg(long, value_name = "MODEL")]
     base: Option<PathBuf>,
     /// Print JSON
@@ -31,7 +31,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let has = |name: &str| args.path.join(name).exists();
     let is_gguf = args.path.is_file() && args.path.extension().is_some_and(|extension| extension == "gguf");
     let is_model = has("config.json") && !has("adapter_config.json");
-    let made = made_model(&args.path);
+    let made = trained_model(&args.path);
     if is_model || is_gguf || made.is_some() {
         let model = Model::open(made.as_deref().unwrap_or(&args.path)).map_err(Failure::model)?;
         return print(&match args.json {

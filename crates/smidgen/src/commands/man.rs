@@ -1,6 +1,6 @@
 //! `smidgen man`: manual pages, one for the program and one for each command.
 //!
-//! They are generated from the definitions of the command line, so they are always up to date.
+//! Generated from the definitions of the command line.
 
 use crate::failure::Failure;
 use std::path::PathBuf;

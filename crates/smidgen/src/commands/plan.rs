@@ -33,17 +33,17 @@ pub struct Args {
     /// Print every buffer and every step
     #[arg(long)]
     text: bool,
-    /// Compare with another plan: a recipe, a `plan.json`, the folder of a run, or `section.key=value` to change in this
-    /// recipe (may be repeated)
+    /// Compare with another plan: a recipe, a `plan.json`, the folder of a run, or `section.key=value` to change in
+    /// this recipe (may be repeated)
     #[arg(long, value_name = "OTHER", conflicts_with = "text")]
     against: Vec<String>,
-    /// Plan for one of this many ranks
+    /// Number of ranks; the plan is for one of them
     #[arg(long, value_name = "N", default_value_t = 1)]
     ranks: usize,
-    /// Machines that the ranks are spread over
+    /// Number of machines that the ranks are spread over
     #[arg(long, value_name = "M", default_value_t = 1)]
     nodes: usize,
-    /// The link between machines, such as ethernet-100g [default: the profile's]
+    /// Network between machines, such as ethernet-100g [default: the profile's]
     #[arg(long, value_name = "NAME")]
     network: Option<String>,
     /// Also write the plan as an HTML page
@@ -56,7 +56,7 @@ impl Args {
         let network = self.network.as_deref().map(find_link).transpose()?;
         if network.is_some() && self.nodes < 2 {
             return Err(Failure::command(
-                "`--network` is the link between machines, and the plan is for one",
+                "`--network` is the link between machines, but the plan is for one machine",
             )
             .hint("`--nodes 2` plans for two machines"));
         }
@@ -80,7 +80,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     }
     let planned = plan_job(&job)?;
     let facts = |json: &Value| -> PlanFacts {
-        serde_json::from_value(json.clone()).expect("a page reads what plans are written as")
+        serde_json::from_value(json.clone()).expect("plan JSON has the fields of `PlanFacts`")
     };
     if let Some(path) = &args.html {
         let facts = facts(&plan_json::render_json(&planned));
@@ -89,8 +89,8 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let other = if args.against.is_empty() { None } else { Some(read_other(args, quiet)?) };
     if args.json {
         let mut json = plan_json::render_json(&planned);
-        if let Some((other, its_facts)) = other {
-            json["differences"] = render_differences(&facts(&json), &its_facts);
+        if let Some((other, other_facts)) = other {
+            json["differences"] = render_differences(&facts(&json), &other_facts);
             json["against"] = other;
         }
         print(&plan_json::render_text(&json))?;
@@ -104,7 +104,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     if planned.fits { Ok(()) } else { Err(planned.refusal()) }
 }
 
-/// The plan to compare with, as JSON and as facts.
+/// The plan to compare with: its JSON, and the same parsed.
 fn read_other(args: &Args, quiet: bool) -> Result<(Value, PlanFacts), Failure> {
     let is_change = |other: &String| other.contains('=') && !Path::new(other).exists();
     let json = match &args.against[..] {
@@ -137,9 +137,9 @@ fn plan_of(args: &Args, recipe: Recipe, quiet: bool) -> Result<Value, Failure> {
 }
 
 fn read_plan(file: &Path) -> Result<Value, Failure> {
-    let place = |failure: Failure| failure.context(format!("cannot read the plan `{}`", file.display()));
-    let text = std::fs::read_to_string(file).map_err(|error| place(Failure::disk(error)))?;
-    serde_json::from_str(&text).map_err(|error| place(Failure::disk(error)))
+    let unreadable = |failure: Failure| failure.context(format!("cannot read the plan `{}`", file.display()));
+    let text = std::fs::read_to_string(file).map_err(|error| unreadable(Failure::disk(error)))?;
+    serde_json::from_str(&text).map_err(|error| unreadable(Failure::disk(error)))
 }
 
 /// Prints the warnings about the rows of a job.

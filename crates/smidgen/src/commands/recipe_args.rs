@@ -21,7 +21,8 @@ impl RecipeArgs {
     }
 }
 
-/// A recipe as written, and with its overrides and defaults. Paths in overrides start at the working directory.
+/// Reads a recipe: its source, and the recipe with overrides and defaults. Paths in overrides start at the working
+/// directory.
 pub fn read_recipe(path: &Path, overrides: &[String]) -> Result<(RecipeSource, Recipe), Failure> {
     let source = read_recipe_source(path).map_err(Failure::recipe)?;
     let recipe = parse_recipe(&source, overrides, &working_directory()?).map_err(Failure::recipe)?;

@@ -1,7 +1,7 @@
 //! `smidgen report`: a run in a few lines and as an HTML page, or several runs side by side.
 //!
-//! The page of a run goes into its folder, that of several runs into the working directory, or either to `--out`;
-//! `--json` without `--out` writes no file. A run that has not ended is reported up to its last step.
+//! The page of one run is written into its folder, the page of several runs into the working directory, unless `--out`
+//! names a file; `--json` without `--out` writes no file. A run that has not ended is reported up to its last step.
 
 use crate::console::stdout::{print, print_text};
 use crate::failure::Failure;
@@ -18,7 +18,7 @@ pub struct Args {
     /// The folder of a run; with several runs the report compares them
     #[arg(required = true, value_name = "RUN")]
     runs: Vec<PathBuf>,
-    /// Print the report as JSON; the page is then written only with `--out`
+    /// Print the report as JSON; then the page is written only with `--out`
     #[arg(long)]
     json: bool,
     /// File for the page [default: `report.html` in the run folder; for several runs `compare.html` in the working
@@ -34,7 +34,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// The file for the page, if there is to be one.
+/// The file for the page, or `None` if no page is to be written.
 fn page_path(args: &Args, default: impl FnOnce() -> PathBuf) -> Option<PathBuf> {
     args.out.clone().or_else(|| (!args.json).then(default))
 }

@@ -1,7 +1,8 @@
-//! `smidgen resume`: continues a run, and needs nothing but its folder.
+//! `smidgen resume`: continues a run, given only its folder.
 //!
-//! The recipe is the one that the run was started with, as resolved in `job.toml`; everything else is `train --resume`.
+//! The recipe is read from the run's `job.toml`; the rest is `train --resume`.
 
+use super::recipe_args::RecipeArgs;
 use super::train;
 use crate::failure::Failure;
 use std::path::PathBuf;
@@ -10,13 +11,14 @@ use std::path::PathBuf;
 pub struct Args {
     /// The folder of a run
     run: PathBuf,
-    /// Keys of the recipe to override, as `section.key=value`: memory, how often to save, more steps
+    /// Keys of the recipe to override, as `section.key=value`: memory, logging and saving intervals, more steps
     #[arg(value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Continue although data, weights, config, tokenizer or template have changed
+    /// Continue even if data, weights, config, tokenizer or template have changed
     #[arg(long)]
     accept_changes: bool,
-    /// Start this many ranks on this machine: as many as before continue exactly, others within rounding
+    /// Start this many ranks on this machine; the same number as before gives identical results, another one differs by
+    /// rounding
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,
     /// Print the report as JSON when the run ends, as `report --json` does
@@ -25,12 +27,20 @@ pub struct Args {
 }
 
 pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
-    let Args { run, overrides, accept_changes, ranks, json } = args;
+    let run = &args.run;
     if !run.is_dir() {
         let what = if run.exists() { "is not a folder" } else { "does not exist" };
-        return Err(Failure::command(format!("`{}` {what}", run.display()))
-            .hint("`smidgen resume` takes the folder of a run; with its recipe it is `smidgen train RECIPE --resume`"));
+        return Err(Failure::command(format!("`{}` {what}", run.display())).hint(
+            "`smidgen resume` needs the folder of a run; with a recipe, use `smidgen train RECIPE --resume`",
+        ));
     }
-    let args = train::Args::of_run(run.clone(), overrides.clone(), *accept_changes, *ranks, *json);
+    let args = train::Args {
+        recipe: RecipeArgs { recipe: run.clone(), overrides: args.overrides.clone() },
+        resume: true,
+        accept_changes: args.accept_changes,
+        ranks: args.ranks,
+        json: args.json,
+        unmonitored: false,
+    };
     train::run(&args, quiet)
 }

@@ -1,6 +1,6 @@
 //! `smidgen train`: plan, check, train and save, with one line per step and a report at the end.
 //!
-//! What a run does is in `train/`; here are its arguments, what is printed and how the command ends.
+//! The run itself is in `train/`; this file has the arguments, the printed lines and the exit status.
 
 use super::plan::print_warnings;
 use super::recipe_args::{RecipeArgs, read_recipe, working_directory};
@@ -15,7 +15,7 @@ use crate::plan::product::Product;
 use crate::plan::world::World;
 use crate::ranks::join::{Joined, engine_of};
 use crate::ranks::launch::launch_of_this_process;
-use crate::ranks::spawn::Spawn;
+use crate::ranks::spawn::{Engine, Spawn};
 use crate::report::adapter_summary::fourier_rows;
 use crate::report::choices::describe_changes;
 use crate::report::fourier_table::render_fourier_table;
@@ -36,43 +36,31 @@ use smidgen_ir::bytes::format_bytes;
 use smidgen_recipe::{AdapterKind, Recipe, RecipePath, render_job};
 use smidgen_runtime::comm;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    recipe: RecipeArgs,
+    pub recipe: RecipeArgs,
     /// Continue the run in the output folder; RECIPE may then be the folder of the run
     #[arg(long)]
-    resume: bool,
-    /// Continue although data, weights, config, tokenizer or template have changed
+    pub resume: bool,
+    /// Continue even if data, weights, config, tokenizer or template have changed
     #[arg(long, requires = "resume")]
-    accept_changes: bool,
-    /// Start this many ranks on this machine: one per GPU, or CPU ranks by `mpiexec`
+    pub accept_changes: bool,
+    /// Start this many ranks on this machine: one per GPU, or CPU ranks with `mpiexec`
     #[arg(long, value_name = "N")]
-    ranks: Option<usize>,
+    pub ranks: Option<usize>,
     /// Print the report as JSON when the run ends, as `report --json` does
     #[arg(long)]
-    json: bool,
-    /// Do not sample memory after every step: to measure what sampling costs
+    pub json: bool,
+    /// Do not sample memory after every step, to measure what sampling costs
     #[arg(long, hide = true)]
-    unmonitored: bool,
+    pub unmonitored: bool,
 }
 
 impl Args {
-    /// Those of `smidgen resume`.
-    pub fn of_run(
-        run: PathBuf,
-        overrides: Vec<String>,
-        accept_changes: bool,
-        ranks: Option<usize>,
-        json: bool,
-    ) -> Args {
-        let recipe = RecipeArgs { recipe: run, overrides };
-        Args { recipe, resume: true, accept_changes, ranks, json, unmonitored: false }
-    }
-
-    /// The recipe as written and as resolved: of a file, or with `--resume` of a run folder.
+    /// Reads the recipe from a file, or with `--resume` from a run folder: its text as written, and resolved.
     fn read(&self) -> Result<(String, Recipe), Failure> {
         let path = &self.recipe.recipe;
         match (path.is_dir(), self.resume) {
@@ -84,12 +72,12 @@ impl Args {
     }
 }
 
-/// The recipe of a run that is there, which stays in its folder wherever that was moved to.
+/// Reads the recipe of an existing run. The output folder is where the run is now, even if it was moved.
 fn read_run_recipe(folder: &Path, overrides: &[String]) -> Result<(String, Recipe), Failure> {
     let job = folder.join(JOB_FILE);
     if !job.exists() {
         return Err(Failure::command(format!(
-            "`{}` does not hold a run: it has no `{JOB_FILE}`",
+            "`{}` is not the folder of a run: it has no `{JOB_FILE}`",
             folder.display()
         ))
         .hint(
@@ -123,13 +111,17 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     joined.leave(result)
 }
 
-/// Starts the ranks of this machine and waits for them.
 fn start_ranks(count: usize, recipe: &Recipe) -> Result<(), Failure> {
     let spawn = Spawn::this_program(count)?;
     World::planned(count, 1, true)?.check_batch(recipe)?;
-    match spawn.run(engine_of(recipe))? {
+    run_ranks(spawn, engine_of(recipe))
+}
+
+/// Starts the ranks of this machine, waits for them, and exits with their exit code if they failed.
+pub fn run_ranks(spawn: Spawn, engine: Engine) -> Result<(), Failure> {
+    match spawn.run(engine)? {
         0 => Ok(()),
-        // They have said why.
+        // The ranks have already printed their errors.
         code => comm::quit(code),
     }
 }
@@ -228,7 +220,7 @@ fn run_rank(
     Ok(())
 }
 
-/// Every key of a job by itself, so that ranks that disagree can say in what.
+/// The keys of a resolved recipe with their values, so that an error can name the key in which ranks differ.
 fn recipe_facts(job: &str) -> Vec<(String, String)> {
     job.lines()
         .filter_map(|line| line.split_once(" = "))
@@ -236,9 +228,9 @@ fn recipe_facts(job: &str) -> Vec<(String, String)> {
         .collect()
 }
 
-/// The last lines of a completed run: how evaluations went, then which state was saved.
+/// The last lines of a completed run: whether it stopped early, then its losses and what was saved where.
 fn render_outcome(outcome: &Outcome, recipe: &Recipe, total: u64) -> Vec<String> {
-    let (standing, early_stop) = (&outcome.standing, recipe.train.early_stop);
+    let standing = &outcome.standing;
     let mut lines = Vec::new();
     if outcome.ending == Ending::StoppedEarly {
         let evaluations = standing.since_best;
@@ -250,13 +242,13 @@ fn render_outcome(outcome: &Outcome, recipe: &Recipe, total: u64) -> Vec<String>
             format!("{total} steps")
         }
     };
-    // A run that was stopped after its last step only has to write its result.
+    // There is no loss if a resumed run had no step left and only wrote its result.
     let losses = match outcome.last_loss.is_nan() {
         false => format!(", loss {:.4} to {:.4}", outcome.first_loss, outcome.last_loss),
         true => String::new(),
     };
     let state = match standing.best_saved {
-        Some(best) if early_stop > 0 => format!(" of step {}", best.step),
+        Some(best) if recipe.train.early_stop > 0 => format!(" of step {}", best.step),
         _ => String::new(),
     };
     let product = Product::of(recipe).folder();
@@ -278,7 +270,7 @@ fn interrupted(args: &Args, outcome: &Outcome, total: u64) -> Failure {
     .hint(format!("continue with `{resume}`"))
 }
 
-/// The run takes more memory than planned: that is a bug in the plan, and is reported as one.
+/// The run uses more memory than planned, which is a bug of the planner unless another process uses the GPU.
 fn exceeded(args: &Args, outcome: &Outcome, bytes: u64, planned_bytes: u64, is_gpu: bool) -> Failure {
     let (steps, resume) = (outcome.steps, resume_command(args));
     Failure::memory(format!(
@@ -288,12 +280,12 @@ fn exceeded(args: &Args, outcome: &Outcome, bytes: u64, planned_bytes: u64, is_g
     ))
     .hint(match is_gpu {
         // The driver does not say which process uses the memory.
-        true => format!("another process uses the GPU, or smidgen's plan is wrong: `{resume}` plans again with what is free then"),
+        true => format!("another process uses the GPU, or smidgen's plan is wrong: `{resume}` makes a new plan for the memory that is free then"),
         false => format!("smidgen's plan is wrong, please report it; `{resume} memory.budget=...` continues with a larger budget"),
     })
 }
 
-/// A device or a disk failed during training: the hint names the last saved state.
+/// Adds a hint with the last saved state if a device or a disk failed during training.
 fn lost_device(failure: Failure, output: &Path, args: &Args) -> Failure {
     let is_lost = matches!(failure.kind, FailureKind::Device | FailureKind::Disk);
     let saved = RunDir::at(output).ok().and_then(|dir| dir.checkpoints().last().copied());
@@ -317,7 +309,7 @@ fn resume_command(args: &Args) -> String {
     }
 }
 
-/// Quoted for a shell where that is necessary.
+/// Quotes a word for the shell if necessary.
 fn quoted(word: &str) -> String {
     let is_plain = |it: char| it.is_ascii_alphanumeric() || "-_./:=,@%+".contains(it);
     match !word.is_empty() && word.chars().all(is_plain) {

@@ -1,7 +1,6 @@
-//! Colour, put on words where a text is made, and taken off again where a stream or a file shows none.
+//! Terminal colours: added to words when a text is made, and removed for pipes and files.
 //!
-//! Only the word that says how things stand is coloured. `NO_COLOR` turns colour off and `CLICOLOR_FORCE` on, as
-//! elsewhere; a pipe gets none.
+//! Only words such as `error:` and `fits` are coloured. `NO_COLOR` turns colour off, `CLICOLOR_FORCE` turns it on.
 
 use anstream::adapter::strip_str;
 use anstream::{AutoStream, ColorChoice};
@@ -25,16 +24,16 @@ pub fn bad(words: &str) -> String {
     format!("\x1b[1;31m{words}\x1b[0m")
 }
 
-/// Sequences that this program writes itself.
+/// The colour sequences that this program writes.
 const OWN: [&str; 6] = ["\x1b[1;31m", "\x1b[33m", "\x1b[36m", "\x1b[32m", "\x1b[1m", "\x1b[0m"];
 
-/// The text with control characters shown as escapes: names in files and answers of servers could otherwise move the
-/// cursor, change the title or hide text. Line breaks, tabs and this program's own colours stay.
-pub fn shown(text: &str) -> Cow<'_, str> {
+/// Escapes control characters: names in files and answers of servers could otherwise move the cursor, change the title
+/// or hide text. Line breaks, tabs and this program's own colours are kept.
+pub fn escape_controls(text: &str) -> Cow<'_, str> {
     if !text.contains(is_hidden) {
         return Cow::Borrowed(text);
     }
-    let mut shown = String::with_capacity(text.len());
+    let mut escaped = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(next) = rest.chars().next() {
         let length = match OWN.iter().find(|own| rest.starts_with(**own)) {
@@ -42,12 +41,12 @@ pub fn shown(text: &str) -> Cow<'_, str> {
             None => next.len_utf8(),
         };
         match is_hidden(next) && length == next.len_utf8() {
-            true => shown.extend(next.escape_unicode()),
-            false => shown.push_str(&rest[..length]),
+            true => escaped.extend(next.escape_unicode()),
+            false => escaped.push_str(&rest[..length]),
         }
         rest = &rest[length..];
     }
-    Cow::Owned(shown)
+    Cow::Owned(escaped)
 }
 
 /// Control characters, and those that reverse the direction of the text around them.
@@ -56,16 +55,17 @@ fn is_hidden(c: char) -> bool {
         || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// The text without colour.
+/// Removes colour.
 pub fn plain(text: &str) -> String {
     strip_str(text).to_string()
 }
 
-/// The text as a stream shows it.
+/// Removes colour if the stream does not show it.
 pub fn for_stream(text: &str, stream: &impl anstream::stream::RawStream) -> String {
     if is_shown(stream) { text.to_owned() } else { plain(text) }
 }
 
+/// Whether the stream shows colour.
 pub fn is_shown(stream: &impl anstream::stream::RawStream) -> bool {
     AutoStream::choice(stream) != ColorChoice::Never
 }
@@ -75,13 +75,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn control_characters_of_others_are_shown() {
-        assert_eq!(shown("plain\n\ttext"), "plain\n\ttext");
+    fn control_characters_are_escaped() {
+        assert_eq!(escape_controls("plain\n\ttext"), "plain\n\ttext");
         let own = format!("{ERROR} {}", good("fits"));
-        assert_eq!(shown(&own), own);
-        assert_eq!(shown("a\x1b]0;title\x07b"), "a\\u{1b}]0;title\\u{7}b");
-        assert_eq!(shown("a\x1b[2Jb\r\u{9b}31m"), "a\\u{1b}[2Jb\\u{d}\\u{9b}31m");
-        assert_eq!(shown("\u{202e}cod.exe"), "\\u{202e}cod.exe");
-        assert_eq!(shown(&format!("{WARNING} \x1b[31mx")), format!("{WARNING} \\u{{1b}}[31mx"));
+        assert_eq!(escape_controls(&own), own);
+        assert_eq!(escape_controls("a\x1b]0;title\x07b"), "a\\u{1b}]0;title\\u{7}b");
+        assert_eq!(escape_controls("a\x1b[2Jb\r\u{9b}31m"), "a\\u{1b}[2Jb\\u{d}\\u{9b}31m");
+        assert_eq!(escape_controls("\u{202e}cod.exe"), "\\u{202e}cod.exe");
+        assert_eq!(escape_controls(&format!("{WARNING} \x1b[31mx")), format!("{WARNING} \\u{{1b}}[31mx"));
     }
 }

@@ -11,15 +11,15 @@ pub enum Side {
     Right,
 }
 
-/// Lines of a table, indented by two spaces, each with its newline. Every row has a cell per heading.
+/// The lines of a table, indented by two spaces. Every row has one cell per heading.
 pub fn render_columns(headings: &[(&str, Side)], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
         cells.max().unwrap_or(0).max(headings[column].0.chars().count())
     };
     let widths: Vec<usize> = (0..headings.len()).map(width).collect();
-    let loose = 2 + widths.iter().sum::<usize>() + 2 * (widths.len() - 1);
-    let gap = if loose > LINE { " " } else { "  " };
+    let wide = 2 + widths.iter().sum::<usize>() + 2 * (widths.len() - 1);
+    let gap = if wide > LINE { " " } else { "  " };
     let line = |cells: Vec<&str>| {
         let padded = cells.iter().enumerate().map(|(column, cell)| match headings[column].1 {
             Side::Left => format!("{cell:<width$}", width = widths[column]),
@@ -33,12 +33,12 @@ pub fn render_columns(headings: &[(&str, Side)], rows: &[Vec<String>]) -> String
     text
 }
 
-/// A line `  name         words`; words that do not fit continue below in the same column.
-pub fn render_field(name: &str, words: &str) -> String {
+/// A line `  name         value`; a long value continues below in the same column.
+pub fn render_field(name: &str, value: &str) -> String {
     const INDENT: usize = 15;
     let mut text = format!("  {name:<12} ");
     let mut column = INDENT;
-    for (number, word) in words.split(' ').enumerate() {
+    for (number, word) in value.split(' ').enumerate() {
         let length = word.chars().count();
         if number > 0 && column + 1 + length > LINE {
             text.push('\n');
@@ -74,14 +74,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_stand_under_each_other() {
+    fn numbers_are_right_aligned() {
         let rows = [vec!["q".to_string(), "1".to_string()], vec!["down".to_string(), "20".to_string()]];
         let text = render_columns(&[("name", Side::Left), ("‖A‖", Side::Right)], &rows);
         assert_eq!(text, "  name  ‖A‖\n  q       1\n  down   20\n");
     }
 
     #[test]
-    fn long_fields_go_on_below() {
+    fn long_fields_continue_below() {
         let words = ["module"; 12].join(" ");
         let text = render_field("modules", &words);
         assert_eq!(

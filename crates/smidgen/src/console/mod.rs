@@ -1,6 +1,6 @@
-//! Everything printed: lines, tables, colours and progress bars.
+//! Terminal output: lines, tables, colours and progress bars.
 //!
-//! Data goes to stdout, messages to stderr. Nothing here knows the meaning of a text, only how it looks on a terminal.
+//! Data goes to stdout, messages to stderr. Code here does not know what a text means, only how to print it.
 
 pub mod colour;
 pub mod columns;

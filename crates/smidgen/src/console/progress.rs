@@ -16,26 +16,26 @@ pub fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{}", for_stderr(line));
 }
 
-/// A failure to stderr: the message, and a line for each hint.
+/// Prints a failure to stderr: the message, and a line for each hint.
 pub fn say_failure(failure: &Failure) {
     let hints: String = failure.hints.iter().map(|hint| format!("\n{HINT} {hint}")).collect();
     let gap = if hints.is_empty() { "" } else { "\n" };
     say(&format!("{ERROR} {}{gap}{hints}", failure.message));
 }
 
-/// As wide as the terminal, and in its colours.
+/// Wraps a line to the width of the terminal, and removes colour if stderr does not show it.
 pub fn for_stderr(line: &str) -> String {
-    colour::for_stream(&fold(&colour::shown(line), columns()), &std::io::stderr())
+    colour::for_stream(&fold(&colour::escape_controls(line), columns()), &std::io::stderr())
 }
 
-/// A finished step, as a line shows it.
+/// The numbers of a finished step that are printed.
 #[derive(Clone, Copy, Debug)]
 pub struct StepNews {
     pub step: u64,
     pub loss: f64,
     pub lr: f64,
     pub tokens_per_s: f64,
-    /// `None` where memory is not measured.
+    /// `None` if memory is not measured.
     pub device_bytes: Option<u64>,
     /// Host memory of offloaded tensors.
     pub pinned_bytes: u64,
@@ -47,7 +47,7 @@ pub struct Progress {
     quiet: bool,
     log_every: u64,
     total: u64,
-    /// Steps that were done before, by an earlier process.
+    /// Steps that earlier processes completed.
     done: u64,
     begun: Instant,
     planned_bytes: Cell<u64>,
@@ -66,7 +66,7 @@ impl Progress {
         Progress { bar, quiet, log_every, total, done, begun: Instant::now(), planned_bytes }
     }
 
-    /// The planned peak, which measured memory is shown against.
+    /// Sets the planned peak, which is shown next to measured memory.
     pub fn plan_memory(&self, peak_bytes: u64) {
         self.planned_bytes.set(peak_bytes);
     }
@@ -81,9 +81,9 @@ impl Progress {
         let elapsed_s = self.begun.elapsed().as_secs_f64();
         let left_s = seconds_left(step.saturating_sub(self.done), self.total.saturating_sub(step), elapsed_s);
         let place = format!("step {step}/{}  ", self.total);
-        // The bar and a space instead of the word.
+        // On a terminal, the bar is five columns wider than the word `step`.
         let head = place.len() + if self.bar.is_some() { 5 } else { 0 };
-        let message = render_news(news, self.planned_bytes.get(), left_s, columns().saturating_sub(head));
+        let message = render_step(news, self.planned_bytes.get(), left_s, columns().saturating_sub(head));
         match &self.bar {
             Some(bar) => {
                 bar.set_position(step);
@@ -101,7 +101,7 @@ impl Progress {
         }
     }
 
-    /// The bar, where there is a terminal to draw it on.
+    /// The bar, if stderr is a terminal.
     pub(super) fn bar(&self) -> Option<ProgressBar> {
         self.bar.clone()
     }
@@ -113,21 +113,20 @@ impl Progress {
     }
 }
 
-/// The time that the remaining steps will take, if they take as long as those of this process on average; evaluations
-/// and checkpoints are counted with the steps between them.
+/// The predicted time of the remaining steps: the average of this process so far, evaluations and checkpoints included.
 fn seconds_left(steps: u64, left: u64, elapsed_s: f64) -> Option<f64> {
     (steps > 0 && left > 0).then(|| elapsed_s / steps as f64 * left as f64)
 }
 
-/// What a step's line says; where that is wider than `width`, the least important fields are left out.
-fn render_news(news: &StepNews, planned_bytes: u64, left_s: Option<f64>, width: usize) -> String {
+/// The text of a step's line. If it is wider than `width`, the least important fields are left out.
+fn render_step(news: &StepNews, planned_bytes: u64, left_s: Option<f64>, width: usize) -> String {
     let StepNews { loss, lr, tokens_per_s, device_bytes, pinned_bytes, .. } = *news;
     let memory = device_bytes.map(|bytes| match planned_bytes {
         0 => format!("mem {}", format_bytes(bytes)),
-        planned => format!("mem {}", format_of(bytes, planned)),
+        planned => format!("mem {}", format_used(bytes, planned)),
     });
     let host = (pinned_bytes > 0).then(|| format!("host {}", format_bytes(pinned_bytes)));
-    // In the order of a line, each with its importance.
+    // Fields in the order of the line, each with its importance.
     let fields = [
         (5, Some(format!("loss {loss:.4}"))),
         (0, Some(format!("lr {lr:.2e}"))),
@@ -143,8 +142,8 @@ fn render_news(news: &StepNews, planned_bytes: u64, left_s: Option<f64>, width: 
     (0..=5).map(shown).find(|line| line.len() <= width).unwrap_or_default()
 }
 
-/// Bytes in use of those planned, in one unit: `22.15/22.42 GiB`.
-fn format_of(used: u64, planned: u64) -> String {
+/// Used and planned bytes in one unit: `22.15/22.42 GiB`.
+fn format_used(used: u64, planned: u64) -> String {
     let planned_text = format_bytes(planned);
     let unit = planned_text.rsplit(' ').next().unwrap_or_default();
     let shift = ["B", "KiB", "MiB", "GiB", "TiB"].iter().position(|name| *name == unit).unwrap_or(0);
@@ -152,7 +151,7 @@ fn format_of(used: u64, planned: u64) -> String {
     format!("{used:.2}/{planned_text}")
 }
 
-/// The two largest units of a time that are not zero, without a space: `2m05s`.
+/// A time in its two largest units, without a space: `2m05s`.
 fn short_time(seconds: f64) -> String {
     let whole = seconds.max(0.0).round() as u64;
     match (whole / 86_400, whole / 3600 % 24, whole / 60 % 60, whole % 60) {
@@ -177,7 +176,7 @@ impl RowProgress {
         }))
     }
 
-    /// Drawing starts with the first rows: a cached set has none.
+    /// The bar appears with the first rows, because a cached set has none to tokenize.
     pub fn add(&self, rows: u64) {
         if let Some(bar) = &self.0 {
             if bar.position() == 0 {
@@ -212,21 +211,21 @@ mod tests {
     }
 
     #[test]
-    fn a_step_tells_loss_speed_memory_and_time_left() {
+    fn a_step_shows_loss_speed_memory_and_time_left() {
         let planned = 24_073_291_694;
-        let line = render_news(&news(), planned, Some(725.0), 66);
+        let line = render_step(&news(), planned, Some(725.0), 66);
         assert_eq!(line, "loss 1.2346 lr 1.00e-4 12345 tok/s mem 22.15/22.42 GiB eta 12m05s");
         let offloaded = StepNews { pinned_bytes: 17 << 30, ..news() };
-        let line = render_news(&offloaded, planned, Some(725.0), 200);
+        let line = render_step(&offloaded, planned, Some(725.0), 200);
         assert!(line.contains(" mem 22.15/22.42 GiB host 17.00 GiB eta "), "{line}");
         let unmeasured = StepNews { device_bytes: None, ..news() };
-        assert_eq!(render_news(&unmeasured, planned, None, 64), "loss 1.2346 lr 1.00e-4 12345 tok/s");
-        assert!(render_news(&news(), 0, None, 64).ends_with(" mem 22.15 GiB"));
+        assert_eq!(render_step(&unmeasured, planned, None, 64), "loss 1.2346 lr 1.00e-4 12345 tok/s");
+        assert!(render_step(&news(), 0, None, 64).ends_with(" mem 22.15 GiB"));
     }
 
     #[test]
     fn a_narrow_terminal_loses_the_least_important_first() {
-        let narrow = |width| render_news(&news(), 24_073_291_694, Some(725.0), width);
+        let narrow = |width| render_step(&news(), 24_073_291_694, Some(725.0), width);
         assert_eq!(narrow(60), "loss 1.2346 12345 tok/s mem 22.15/22.42 GiB eta 12m05s");
         assert_eq!(narrow(45), "loss 1.2346 mem 22.15/22.42 GiB eta 12m05s");
         assert_eq!(
@@ -236,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn time_left_is_that_of_the_steps_so_far() {
+    fn time_left_assumes_the_average_step() {
         assert_eq!(seconds_left(10, 30, 20.0), Some(60.0));
         assert_eq!((seconds_left(0, 30, 20.0), seconds_left(40, 0, 20.0)), (None, None));
         let times = [0.4, 59.6, 3599.0, 7260.0, 200_000.0].map(short_time);

@@ -1,7 +1,7 @@
-//! How far a large checkpoint or model has come while it is written.
+//! Progress of saving a large checkpoint or model.
 //!
-//! The size of the folder that is being written says it, so nothing has to count on the way. On a terminal it stands in the
-//! bar; elsewhere one line says that something large is saved. Small ones are written in no time and say nothing.
+//! It is measured by the size of the folder, so the code that writes does not report progress. On a terminal it is
+//! shown in the progress bar; elsewhere one line says that something large is being saved. Small ones show nothing.
 
 use super::progress::Progress;
 use indicatif::ProgressBar;
@@ -11,7 +11,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Below this, nothing is said.
+/// Nothing is shown for less than this.
 const LARGE_BYTES: u64 = 1 << 30;
 const EVERY: Duration = Duration::from_millis(500);
 
@@ -22,7 +22,7 @@ pub struct Saving {
 }
 
 impl Saving {
-    /// `what` has about `bytes` and is written into `folder`.
+    /// Begins to show progress; `what` has about `bytes` and is written into `folder`.
     pub fn begin(progress: &Progress, what: &str, folder: PathBuf, bytes: u64) -> Saving {
         if bytes < LARGE_BYTES {
             return Saving { watcher: None };
@@ -38,7 +38,7 @@ impl Saving {
                 show(&bar, &what, &folder, bytes);
             }
         };
-        // Without a thread it is saved all the same.
+        // Without the thread, only the display is missing.
         let thread = std::thread::Builder::new().name("smidgen-saving".to_owned()).spawn(watch).ok();
         Saving { watcher: thread.map(|thread| (stop, thread)) }
     }
@@ -49,7 +49,7 @@ fn show(bar: &ProgressBar, what: &str, folder: &Path, bytes: u64) {
     bar.set_message(format!("{what}: {percent} %"));
 }
 
-/// The bytes of the files of a folder, without those of folders in it.
+/// Bytes of the files in a folder, without its subfolders.
 fn folder_bytes(folder: &Path) -> u64 {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     entries
@@ -63,7 +63,7 @@ impl Drop for Saving {
     fn drop(&mut self) {
         if let Some((stop, thread)) = self.watcher.take() {
             drop(stop);
-            // It only draws.
+            // A panic there only concerns the display.
             let _ = thread.join();
         }
     }

@@ -1,22 +1,22 @@
-//! Lines that fit a terminal: what is longer goes on below itself, between words.
+//! Wraps lines to the width of the terminal, between words.
 //!
-//! Part of a table goes on below its column, anything else two spaces further in. What stands in backticks stays
-//! together where it is short, so that keys, values and commands can be copied; a word that is longer than a line, such
-//! as a path, stays whole: it is data.
-//! Left out: hyphens.
+//! A row of a table continues below its last column, any other line two spaces further in. Short text in backticks is
+//! not broken, so that keys, values and commands can be copied. Words longer than a line, such as paths, are not
+//! broken.
+//! Left out: hyphenation.
 
 use super::colour::plain;
 use super::columns::LINE;
 use textwrap::core::{Word, display_width};
 use textwrap::{Options, WordSeparator, WordSplitter, WrapAlgorithm};
 
-/// How wide lines may be: `COLUMNS` where it is set, as shells do it, else 80.
+/// Maximum width of a line: the environment variable `COLUMNS`, else 80.
 pub fn columns() -> usize {
     let set = std::env::var("COLUMNS").ok().and_then(|text| text.trim().parse().ok());
     set.filter(|columns| *columns >= LINE / 2).unwrap_or(LINE)
 }
 
-/// The text with every line that is wider than `width` broken between words.
+/// Breaks lines that are wider than `width`.
 pub fn fold(text: &str, width: usize) -> String {
     let fold = |line: &str| match display_width(line) <= width {
         true => line.to_owned(),
@@ -38,7 +38,7 @@ fn fold_line(line: &str, width: usize) -> String {
     textwrap::fill(&line[start..], options)
 }
 
-/// Where a line goes on: below its last column, or a little further in than it begins.
+/// The indentation of continuation lines: that of the last column, or two more than the line's own.
 fn hanging(line: &str, start: usize, width: usize) -> usize {
     let head: String = line.chars().take(width / 2).collect();
     match head.get(start..).and_then(|inside| inside.rfind("  ")) {
@@ -47,20 +47,20 @@ fn hanging(line: &str, start: usize, width: usize) -> usize {
     }
 }
 
-/// What spaces separate, but for those inside a short pair of backticks.
+/// Splits a line at spaces, except at those inside a short pair of backticks.
 fn words(line: &str) -> Box<dyn Iterator<Item = Word<'_>> + '_> {
     let (mut words, mut start, mut in_word) = (Vec::new(), 0, true);
-    // Where the present pair ends, and up to where its spaces do not separate.
-    let (mut closed, mut whole) = (0, 0);
+    // The end of the current pair of backticks, and the end of the text that is not split.
+    let (mut pair_end, mut unsplit_end) = (0, 0);
     for (place, sign) in line.char_indices() {
         if sign == '`'
-            && place >= closed
+            && place >= pair_end
             && let Some(length) = line[place + 1..].find('`')
         {
-            closed = place + length + 2;
-            whole = if length <= LINE / 2 { closed } else { 0 };
+            pair_end = place + length + 2;
+            unsplit_end = if length <= LINE / 2 { pair_end } else { 0 };
         }
-        let is_gap = sign == ' ' && place >= whole;
+        let is_gap = sign == ' ' && place >= unsplit_end;
         if !is_gap && !in_word {
             words.push(Word::from(&line[start..place]));
             start = place;
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_go_on_below_their_column() {
+    fn table_rows_continue_below_their_column() {
         let line = "  peak    5 MiB   fits, a lot to spare (at: somewhere in a layer)";
         assert_eq!(
             fold(line, 40),
@@ -101,15 +101,15 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_in_backticks_stays_together() {
+    fn short_text_in_backticks_is_not_broken() {
         let text = format!("{} `train.lr = 1e-4` end", "x".repeat(70));
         assert_eq!(fold(&text, 80), format!("{}\n  `train.lr = 1e-4` end", "x".repeat(70)));
         let long = "y".repeat(100);
         assert_eq!(fold(&format!("a {long} b"), 80), format!("a\n  {long}\n  b"));
-        // A long pair is no longer one word, and the pairs behind it still are.
+        // Long text in backticks is broken; shorter pairs after it are not.
         let text = format!("`{} z` is `a b c`, `d e f`", "y ".repeat(30));
         assert_eq!(fold(&text, 70), format!("`{} z` is\n  `a b c`, `d e f`", "y ".repeat(30)));
-        // One mark without its partner is a sign like any other.
+        // A single backtick has no effect.
         let odd = format!("it`s {}", ["word"; 20].join(" "));
         assert!(fold(&odd, 80).lines().all(|line| line.chars().count() <= 80));
     }

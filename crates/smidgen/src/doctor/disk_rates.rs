@@ -20,11 +20,11 @@ pub struct DiskRates {
 const PIECE_BYTES: usize = 4 << 20;
 const LONGEST: Duration = Duration::from_millis(1500);
 
-/// Measures the disk of an existing folder with at most `bytes` bytes.
+/// Measures the disk of an existing folder with at most `most_bytes` bytes.
 pub fn measure(folder: &Path, most_bytes: usize) -> Result<DiskRates, Failure> {
     let path = folder.join(format!(".smidgen-{}.disk", std::process::id()));
     let measured = measure_with(&path, most_bytes);
-    // Already unlinked on success.
+    // Only after a failure: on success the file is already removed.
     let _ = std::fs::remove_file(&path);
     measured.map_err(|error| {
         Failure::disk(error).context(format!("cannot measure the disk of `{}`", folder.display()))
@@ -34,7 +34,7 @@ pub fn measure(folder: &Path, most_bytes: usize) -> Result<DiskRates, Failure> {
 fn measure_with(path: &Path, most_bytes: usize) -> io::Result<DiskRates> {
     let mut file = File::options().read(true).write(true).create_new(true).open(path)?;
     std::fs::remove_file(path)?;
-    // Not a constant byte: a file system may compress that.
+    // Not a constant byte, because a file system may compress it.
     let mut piece: Vec<u8> = (0..PIECE_BYTES as u64).map(|index| ((index * index) >> 7) as u8).collect();
     let busy_before = busy_seconds();
     let begin = Instant::now();
@@ -65,7 +65,7 @@ fn measure_with(path: &Path, most_bytes: usize) -> io::Result<DiskRates> {
 #[cfg(target_os = "linux")]
 fn drop_from_cache(file: &File) {
     use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
-    // This is only a hint to the kernel: a file system that ignores it shows the speed of memory.
+    // The kernel may ignore this; then the speed of the page cache is measured.
     let _ = posix_fadvise(file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
 }
 

@@ -1,8 +1,8 @@
-//! Environment variables that people set for other trainers: which of them matter here, and which have no effect.
+//! Environment variables that people set for other trainers: which of them affect smidgen, and which do not.
 //!
-//! Variables of PyTorch's allocator and of other thread pools are the usual leftovers: they change nothing, because the
-//! plan is the allocation and `memory.threads` sets the threads. What hides a GPU, loads another library or slows every
-//! kernel launch is a warning with a remedy.
+//! Variables of PyTorch's allocator and of other thread pools are often left over. They have no effect, because the
+//! plan allocates all memory and `memory.threads` sets the threads. A variable that hides a GPU, loads another library
+//! or slows every kernel launch is a warning with a remedy.
 //! Left out: the variables that this program reads itself, such as `HF_HOME` and `SMIDGEN_CACHE`.
 
 use super::Check;
@@ -11,7 +11,7 @@ use std::path::Path;
 
 const NAME: &str = "environment";
 
-/// Variables without effect here, and what takes their place.
+/// Variables without effect on smidgen, and what it uses instead.
 const NO_EFFECT: &[(&[&str], &str)] = &[
     (
         &[
@@ -20,7 +20,7 @@ const NO_EFFECT: &[(&[&str], &str)] = &[
             "PYTORCH_HIP_ALLOC_CONF",
             "PYTORCH_NO_CUDA_MEMORY_CACHING",
         ],
-        "the plan is the allocation",
+        "the plan allocates all memory",
     ),
     (
         &[
@@ -40,7 +40,7 @@ const NO_EFFECT: &[(&[&str], &str)] = &[
     (&["TRANSFORMERS_CACHE", "HF_DATASETS_CACHE"], "`HF_HOME` is read"),
     (
         &["WANDB_PROJECT", "WANDB_API_KEY", "WANDB_MODE", "MLFLOW_TRACKING_URI"],
-        "a run writes to its folder alone",
+        "a run writes only to its own folder",
     ),
     (
         &[
@@ -49,11 +49,11 @@ const NO_EFFECT: &[(&[&str], &str)] = &[
             "ACCELERATE_MIXED_PRECISION",
             "DS_SKIP_CUDA_CHECK",
         ],
-        "the recipe says it",
+        "the recipe sets this",
     ),
 ];
 
-/// Variables of the allocator of the C library: they change what the process takes outside its plan.
+/// Variables of the C library's allocator: they change the memory that the process uses outside its plan.
 const HEAP: &[&str] = &[
     "MALLOC_ARENA_MAX",
     "MALLOC_TRIM_THRESHOLD_",
@@ -64,16 +64,16 @@ const HEAP: &[&str] = &[
     "LD_PRELOAD",
 ];
 
-/// The variables of this process.
+/// Checks the variables of this process.
 pub fn check(wants_gpu: bool) -> Check {
     let read = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     environment_line(&read, &|folder| Path::new(folder).is_dir(), wants_gpu)
 }
 
-/// What is set and what it means, by name.
 struct Found {
     findings: Vec<String>,
     remedies: Vec<String>,
+    /// Names of the variables that affect smidgen.
     matters: Vec<&'static str>,
 }
 
@@ -93,20 +93,20 @@ fn environment_line(
 ) -> Check {
     let set = |name: &str| read(name).filter(|value| !value.is_empty());
     let mut found = Found { findings: Vec::new(), remedies: Vec::new(), matters: Vec::new() };
-    look_at_gpus(read, wants_gpu, &mut found);
-    look_at_folders(&set, is_folder, &mut found);
+    check_gpu_variables(read, wants_gpu, &mut found);
+    check_folder_variables(&set, is_folder, &mut found);
     for name in HEAP.iter().filter(|name| set(name).is_some()) {
         found.warn(
             name,
-            format!("`{name}` changes how the process takes host memory, which the plan states without it"),
-            "unset it if a run takes more host memory than its plan",
+            format!("`{name}` changes how much host memory the process uses, which the plan does not know"),
+            "unset it if a run uses more host memory than its plan",
         );
     }
     if let Some(count) = set("WORLD_SIZE").filter(|count| count.parse::<u64>().is_ok_and(|count| count > 1)) {
         found.warn(
             "WORLD_SIZE",
-            format!("`WORLD_SIZE={count}`: `smidgen train` would take this process for one of {count} ranks and wait for the others"),
-            "unset `WORLD_SIZE` and `RANK` to train alone",
+            format!("`WORLD_SIZE={count}`: `smidgen train` would start as one of {count} ranks and wait for the others"),
+            "unset `WORLD_SIZE` and `RANK` to train with one process",
         );
     }
     let unused: Vec<(&str, &str)> = NO_EFFECT
@@ -116,14 +116,16 @@ fn environment_line(
         .collect();
     for why in unused.iter().map(|(_, why)| *why).collect::<std::collections::BTreeSet<_>>() {
         let names = unused.iter().filter(|(_, of)| *of == why).map(|(name, _)| format!("`{name}`"));
-        found.findings.push(format!("no effect here: {} ({why})", names.collect::<Vec<_>>().join(", ")));
+        found
+            .findings
+            .push(format!("no effect on smidgen: {} ({why})", names.collect::<Vec<_>>().join(", ")));
     }
     let facts = json!({
         "matters": found.matters,
         "no_effect": unused.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
     });
     let finding = match found.findings.is_empty() {
-        true => "nothing is set that matters here".to_owned(),
+        true => "no variable is set that affects smidgen".to_owned(),
         false => found.findings.join("\n"),
     };
     let verdict =
@@ -132,7 +134,7 @@ fn environment_line(
 }
 
 /// Variables of the driver and of NVIDIA's containers.
-fn look_at_gpus(read: &dyn Fn(&str) -> Option<String>, wants_gpu: bool, found: &mut Found) {
+fn check_gpu_variables(read: &dyn Fn(&str) -> Option<String>, wants_gpu: bool, found: &mut Found) {
     for name in ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"] {
         let Some(value) = read(name) else { continue };
         let is_container = name.starts_with("NVIDIA");
@@ -166,8 +168,8 @@ fn look_at_gpus(read: &dyn Fn(&str) -> Option<String>, wants_gpu: bool, found: &
     }
 }
 
-/// Folders that libraries are looked for in.
-fn look_at_folders(
+/// Variables with folders in which libraries are searched.
+fn check_folder_variables(
     set: &dyn Fn(&str) -> Option<String>,
     is_folder: &dyn Fn(&str) -> bool,
     found: &mut Found,
@@ -185,7 +187,7 @@ fn look_at_folders(
     if let Some(stubs) = path.split(':').find(|folder| folder.trim_end_matches('/').ends_with("/stubs")) {
         found.warn(
             "LD_LIBRARY_PATH",
-            format!("`LD_LIBRARY_PATH` holds `{stubs}`: a stub is loaded instead of the driver"),
+            format!("`LD_LIBRARY_PATH` contains `{stubs}`: a stub is loaded instead of the driver"),
             "remove that folder from `LD_LIBRARY_PATH`",
         );
     }
@@ -205,14 +207,14 @@ mod tests {
 
     #[test]
     fn leftovers_of_other_trainers_are_named_and_pass() {
-        assert_eq!(line(&[], false).finding, "nothing is set that matters here");
+        assert_eq!(line(&[], false).finding, "no variable is set that affects smidgen");
         let leftovers = [("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"), ("OMP_NUM_THREADS", "8")];
         let check = line(&[&leftovers[..], &[("CUDA_HOME", "/usr/local/cuda")]].concat(), false);
         assert_eq!(check.verdict, Verdict::Pass, "{check:?}");
         assert_eq!(
             check.finding,
-            "no effect here: `OMP_NUM_THREADS` (`memory.threads` sets the threads)\n\
-             no effect here: `PYTORCH_CUDA_ALLOC_CONF` (the plan is the allocation)"
+            "no effect on smidgen: `OMP_NUM_THREADS` (`memory.threads` sets the threads)\n\
+             no effect on smidgen: `PYTORCH_CUDA_ALLOC_CONF` (the plan allocates all memory)"
         );
         assert_eq!(check.facts["no_effect"], json!(["PYTORCH_CUDA_ALLOC_CONF", "OMP_NUM_THREADS"]));
         let chosen = line(&[("CUDA_VISIBLE_DEVICES", "2,3")], true);
@@ -230,8 +232,8 @@ mod tests {
             ("NVIDIA_TF32_OVERRIDE", "0", "changes the arithmetic"),
             ("CUDA_HOME", "/nowhere/cuda", "`/nowhere/cuda`, which is not a folder"),
             ("LD_LIBRARY_PATH", "/a:/usr/local/cuda/lib64/stubs/:/b", "a stub is loaded"),
-            ("MALLOC_ARENA_MAX", "2", "takes host memory"),
-            ("LD_PRELOAD", "libjemalloc.so.2", "takes host memory"),
+            ("MALLOC_ARENA_MAX", "2", "host memory the process uses"),
+            ("LD_PRELOAD", "libjemalloc.so.2", "host memory the process uses"),
             ("WORLD_SIZE", "4", "one of 4 ranks"),
         ] {
             let check = line(&[(name, value)], true);

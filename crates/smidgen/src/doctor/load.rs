@@ -1,9 +1,9 @@
 //! A test load: reads and converts the weights of a recipe's model as a run would, and checks their numbers.
 //!
-//! A small model is read completely; for a large one the beginning and the end of every tensor are read, unless all is
-//! asked for. It takes the memory of a few rows, or of one weight if it is quantized. It finds what headers cannot show:
-//! a disk that cannot be read, numbers that are not finite, matrices of zeros from an incomplete download.
-//! Left out: the device; nothing is loaded onto it.
+//! A small model is read completely; of a large one only the beginning and the end of every tensor, unless `--whole` is
+//! given. This needs memory for a few rows, or for one weight if it is quantized. It finds problems that headers do not
+//! show: read errors of the disk, numbers that are not finite, matrices of zeros from an incomplete download.
+//! Left out: loading onto the device.
 
 use super::Check;
 use crate::failure::Failure;
@@ -18,14 +18,14 @@ use std::time::Instant;
 
 pub const REMEDY: &str = "download the model again: `smidgen pull` checks every file";
 
-/// Models up to this size are read completely; of larger ones this much is read.
+/// Models up to this size are read completely; of larger ones about this many bytes are read.
 const USUAL_BYTES: u64 = 1 << 30;
 
-/// How much is read.
+/// How much of the model is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// All of it, or the ends of each tensor, depending on its size.
-    AsLarge,
+    /// A small model completely, of a large one the ends of each tensor.
+    BySize,
     Whole,
 }
 
@@ -33,17 +33,17 @@ pub enum Reach {
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Loaded {
     tensors: usize,
-    /// Bytes in the files.
+    /// Bytes read, as stored.
     read_bytes: u64,
     model_bytes: u64,
     seconds: f64,
-    /// Tensors of layers in which all numbers that were read are zero.
+    /// Matrices of layers of which all numbers that were read are zero.
     zeros: Vec<String>,
 }
 
 pub fn check(job: &Job, reach: Reach) -> Check {
     let usual = match reach {
-        Reach::AsLarge => USUAL_BYTES,
+        Reach::BySize => USUAL_BYTES,
         Reach::Whole => u64::MAX,
     };
     load_line(load(job, usual))
@@ -62,18 +62,19 @@ fn load(job: &Job, usual_bytes: u64) -> Result<Loaded, Failure> {
     let begun = Instant::now();
     for tensor in &tensors {
         let weight = weight_of(&tensor.name);
-        let seen = look_at(&weight, job.request.storage_of(&tensor.name), share_bytes, job.request.threads)
-            .map_err(|error| Failure::model(error).context(format!("tensor `{}`", tensor.name)))?;
-        loaded.read_bytes += seen.read_bytes;
-        if let Some((row, number)) = seen.not_finite {
+        let reading =
+            read_weight(&weight, job.request.storage_of(&tensor.name), share_bytes, job.request.threads)
+                .map_err(|error| Failure::model(error).context(format!("tensor `{}`", tensor.name)))?;
+        loaded.read_bytes += reading.read_bytes;
+        if let Some((row, number)) = reading.not_finite {
             return Err(Failure::model(format!(
                 "tensor `{}` in `{}` has {number} in row {row}",
                 tensor.name,
                 weight.file_path().display()
             )));
         }
-        // Norms, biases and rows of unused words may be zero.
-        if seen.is_zero && tensor.layer.is_some() && weight.shape().len() > 1 {
+        // Norms, biases and embeddings of unused tokens may be zero.
+        if reading.is_zero && tensor.layer.is_some() && weight.shape().len() > 1 {
             loaded.zeros.push(tensor.name.clone());
         }
     }
@@ -87,17 +88,17 @@ fn stored_bytes(weight: &Weight) -> u64 {
     weight.storage().unwrap_or(Storage::F32).bytes(rows, columns) as u64
 }
 
-/// The findings of one weight.
+/// What was read of one weight.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Seen {
+struct WeightReading {
     read_bytes: u64,
     /// The first row with a number that is not finite, and the number.
     not_finite: Option<(usize, f32)>,
     is_zero: bool,
 }
 
-impl Seen {
-    fn look(&mut self, first_row: usize, columns: usize, numbers: &[f32]) {
+impl WeightReading {
+    fn add(&mut self, first_row: usize, columns: usize, numbers: &[f32]) {
         self.is_zero &= numbers.iter().all(|number| *number == 0.0);
         if self.not_finite.is_none()
             && let Some(place) = numbers.iter().position(|number| !number.is_finite())
@@ -107,16 +108,16 @@ impl Seen {
     }
 }
 
-/// Reads a weight, or its ends if it is larger than `share_bytes`, and quantizes what a run would quantize.
-fn look_at(
+/// Reads a weight, or its ends if it is larger than `share_bytes`, and quantizes it if a run would.
+fn read_weight(
     weight: &Weight,
     storage: Storage,
     share_bytes: u64,
     threads: usize,
-) -> Result<Seen, EncodeWeightError> {
+) -> Result<WeightReading, EncodeWeightError> {
     let (rows, columns) = weight.rows_and_columns();
     let bytes = stored_bytes(weight);
-    let mut seen = Seen { read_bytes: 0, not_finite: None, is_zero: true };
+    let mut reading = WeightReading { read_bytes: 0, not_finite: None, is_zero: true };
     let is_encoded = weight.storage() != Some(storage) && storage.plain().is_none();
     if is_encoded && bytes <= share_bytes {
         encode_weight(weight, storage, &mut vec![0; storage.bytes(rows, columns)], threads)?;
@@ -129,11 +130,11 @@ fn look_at(
             let count = step.min(range.end - first);
             let numbers = &mut numbers[..count * columns];
             source.read(first, count, numbers)?;
-            seen.look(first, columns, numbers);
+            reading.add(first, columns, numbers);
         }
-        seen.read_bytes += bytes * range.len() as u64 / rows.max(1) as u64;
+        reading.read_bytes += bytes * range.len() as u64 / rows.max(1) as u64;
     }
-    Ok(seen)
+    Ok(reading)
 }
 
 /// The rows to read: all, or the first and the last ones.
@@ -203,19 +204,19 @@ mod tests {
             for name in model.weight_names() {
                 let weight = model.weight(name).unwrap();
                 let storage = weight.storage().unwrap();
-                let seen = look_at(&weight, storage, u64::MAX, 2).unwrap();
+                let reading = read_weight(&weight, storage, u64::MAX, 2).unwrap();
                 assert_eq!(
-                    (seen.read_bytes, seen.not_finite),
+                    (reading.read_bytes, reading.not_finite),
                     (stored_bytes(&weight), None),
                     "{path} {name}"
                 );
                 // As a run would quantize it.
                 if storage.plain().is_some() && weight.shape().len() == 2 {
-                    let encoded = look_at(&weight, Storage::Int8Rows, u64::MAX, 2).unwrap();
-                    assert_eq!(encoded, seen, "{path} {name}");
+                    let encoded = read_weight(&weight, Storage::Int8Rows, u64::MAX, 2).unwrap();
+                    assert_eq!(encoded, reading, "{path} {name}");
                 }
-                let ends = look_at(&weight, storage, 1, 2).unwrap();
-                assert!(ends.read_bytes <= seen.read_bytes && ends.read_bytes > 0, "{path} {name}");
+                let ends = read_weight(&weight, storage, 1, 2).unwrap();
+                assert!(ends.read_bytes <= reading.read_bytes && ends.read_bytes > 0, "{path} {name}");
             }
         }
     }
@@ -231,12 +232,12 @@ mod tests {
 
     #[test]
     fn numbers_that_are_not_finite_are_found_by_their_row() {
-        let mut seen = Seen { read_bytes: 0, not_finite: None, is_zero: true };
-        seen.look(0, 2, &[0.0, -0.0]);
-        assert!(seen.is_zero);
-        seen.look(1, 2, &[0.0, 1.0, 2.0, f32::INFINITY]);
-        seen.look(3, 2, &[f32::NAN, 0.0]);
-        assert_eq!((seen.not_finite, seen.is_zero), (Some((2, f32::INFINITY)), false));
+        let mut reading = WeightReading { read_bytes: 0, not_finite: None, is_zero: true };
+        reading.add(0, 2, &[0.0, -0.0]);
+        assert!(reading.is_zero);
+        reading.add(1, 2, &[0.0, 1.0, 2.0, f32::INFINITY]);
+        reading.add(3, 2, &[f32::NAN, 0.0]);
+        assert_eq!((reading.not_finite, reading.is_zero), (Some((2, f32::INFINITY)), false));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Checks of the machine: CPU, memory, GPU, libraries, disk, and the device profile that plans use.
 //!
-//! Each check has two functions, one that reads the machine and one that turns the readings into a line, so that tests
-//! can describe any machine.
+//! Each check has two functions: one reads the machine, one turns the readings into a line, so that tests can describe
+//! any machine.
 
 use super::{Check, Verdict};
 use crate::doctor::measure::{Effort, measure};
@@ -70,10 +70,10 @@ fn memory_line(free: Option<u64>, total: Option<u64>, largest: &[Resident]) -> C
     };
     let of = total.map_or(String::new(), |total| format!(" of {}", format_bytes(total)));
     // Processes below 2 % of the memory are not listed.
-    let matters = |it: &&Resident| it.bytes >= total.unwrap_or(free) / 50;
+    let is_listed = |it: &&Resident| it.bytes >= total.unwrap_or(free) / 50;
     let held: Vec<String> = largest
         .iter()
-        .filter(matters)
+        .filter(is_listed)
         .map(|it| format!("process {} ({}) {}", it.process, it.name, format_bytes(it.bytes)))
         .collect();
     let by = if held.is_empty() { String::new() } else { format!(", most used by {}", held.join(", ")) };
@@ -99,10 +99,10 @@ pub fn container() -> Check {
 }
 
 /// Readings of a GPU and its libraries.
-struct Seen {
-    looked: Result<GpuFacts, String>,
-    found: Vec<Library>,
-    /// NVRTC, if it was found.
+struct GpuReadings {
+    gpu: Result<GpuFacts, String>,
+    libraries: Vec<Library>,
+    /// NVRTC, if all libraries were found.
     compiler: Option<Compiler>,
     /// Version of the driver, such as 570.86.15.
     release: Option<String>,
@@ -114,24 +114,24 @@ struct Seen {
 /// Checks of the limit on pinned memory, the GPU, its memory and its libraries.
 pub fn gpu(choice: DeviceChoice) -> Vec<Check> {
     let ordinal = if let DeviceChoice::Cuda(ordinal) = choice { ordinal } else { 0 };
-    let found = libraries::find();
-    let is_whole = found.iter().all(|library| library.found.is_some());
+    let libraries = libraries::find();
+    let is_whole = libraries.iter().all(|library| library.found.is_some());
     let compiler = if is_whole { Compiler::look().ok() } else { None };
-    let looked = cuda::look(ordinal).map_err(|error| error.to_string());
-    let held = if looked.is_ok() { gpu_holders(ordinal) } else { vec![] };
+    let gpu = cuda::look(ordinal).map_err(|error| error.to_string());
+    let held = if gpu.is_ok() { gpu_holders(ordinal) } else { vec![] };
     let (locked, release, is_wsl) = (host::locked_memory_limit(), host::nvidia_release(), host::is_wsl());
-    let seen = Seen { looked, found, compiler, release, held, locked, is_wsl };
-    gpu_lines(&seen, matches!(choice, DeviceChoice::Cuda(_)))
+    let readings = GpuReadings { gpu, libraries, compiler, release, held, locked, is_wsl };
+    gpu_lines(&readings, matches!(choice, DeviceChoice::Cuda(_)))
 }
 
-fn gpu_lines(seen: &Seen, is_wanted: bool) -> Vec<Check> {
-    let mut lines = vec![locked_memory_line(seen), gpu_line(seen, is_wanted)];
-    lines.push(libraries_line(&seen.found, is_wanted));
-    lines.extend(seen.looked.as_ref().ok().map(|facts| gpu_memory_line(facts, &seen.held)));
+fn gpu_lines(readings: &GpuReadings, is_wanted: bool) -> Vec<Check> {
+    let mut lines = vec![locked_memory_line(readings), gpu_line(readings, is_wanted)];
+    lines.push(libraries_line(&readings.libraries, is_wanted));
+    lines.extend(readings.gpu.as_ref().ok().map(|facts| gpu_memory_line(facts, &readings.held)));
     lines
 }
 
-/// Processes that use memory of a GPU: from NVML, or else those that have its device file open.
+/// Processes that use memory of a GPU: from NVML, or else all processes that have its device file open.
 fn gpu_holders(ordinal: usize) -> Vec<Holder> {
     let known = holders(ordinal).unwrap_or_default();
     if !known.is_empty() {
@@ -141,18 +141,18 @@ fn gpu_holders(ordinal: usize) -> Vec<Holder> {
     open.into_iter().map(|process| Holder { process, bytes: None }).collect()
 }
 
-/// The driver pins memory, so the shell's limit does not apply to it; it is shown for information. In WSL the driver has
-/// its own limit.
-fn locked_memory_line(seen: &Seen) -> Check {
+/// The shell's limit is shown for information only: the driver pins memory, and the limit does not apply to it. In WSL
+/// the driver has its own limit.
+fn locked_memory_line(readings: &GpuReadings) -> Check {
     const NAME: &str = "locked memory";
-    let finding = match seen.locked {
+    let finding = match readings.locked {
         Some(LockedLimit::Unlimited) => "no limit".to_owned(),
         Some(LockedLimit::Bytes(bytes)) => {
             format!("{} per process; memory pinned by the GPU driver does not count", format_bytes(bytes))
         }
         None => "cannot read the limit on this machine".to_owned(),
     };
-    match seen.is_wsl && seen.looked.is_ok() {
+    match readings.is_wsl && readings.gpu.is_ok() {
         true => Check::warn(
             NAME,
             "WSL limits how much memory the GPU driver can pin",
@@ -162,14 +162,14 @@ fn locked_memory_line(seen: &Seen) -> Check {
     }
 }
 
-fn gpu_line(seen: &Seen, is_wanted: bool) -> Check {
+fn gpu_line(readings: &GpuReadings, is_wanted: bool) -> Check {
     const NAME: &str = "gpu";
-    let has_driver = seen.found.first().is_some_and(|driver| driver.found.is_some());
-    match &seen.looked {
+    let has_driver = readings.libraries.first().is_some_and(|driver| driver.found.is_some());
+    match &readings.gpu {
         Ok(facts) => {
             let (major, minor) = facts.capability;
             let driver = facts.driver_version;
-            let release = seen.release.as_ref().map_or(String::new(), |release| format!("{release} "));
+            let release = readings.release.as_ref().map_or(String::new(), |release| format!("{release} "));
             let finding = format!(
                 "{}, compute capability {major}.{minor}, driver {release}for CUDA {}.{}",
                 facts.name,
@@ -178,7 +178,9 @@ fn gpu_line(seen: &Seen, is_wanted: bool) -> Check {
             );
             let numbers = if facts.has_bf16() { "bf16" } else { "f16 (bf16 needs 8.0)" };
             match facts.can_train() {
-                true => compiler_line(NAME, facts, seen.compiler.as_ref(), format!("{finding}, {numbers}")),
+                true => {
+                    compiler_line(NAME, facts, readings.compiler.as_ref(), format!("{finding}, {numbers}"))
+                }
                 false => Check::warn(
                     NAME,
                     format!("{finding}: training needs 7.0"),
@@ -195,7 +197,7 @@ fn gpu_line(seen: &Seen, is_wanted: bool) -> Check {
     }
 }
 
-/// NVRTC must know the GPU, and the driver must load what NVRTC makes.
+/// NVRTC must support the GPU, and the driver must be able to load its output.
 fn compiler_line(
     name: &'static str,
     facts: &GpuFacts,
@@ -230,21 +232,21 @@ fn libraries_line(found: &[Library], is_wanted: bool) -> Check {
     const NAME: &str = "libraries";
     let missing: Vec<&Library> = found.iter().filter(|library| library.found.is_none()).collect();
     let has_driver = found.first().is_some_and(|driver| driver.found.is_some());
-    let there: Vec<String> = found
+    let loaded: Vec<String> = found
         .iter()
         .filter_map(|library| Some(format!("{} ({})", library.what, library.found.as_ref()?.display())))
         .collect();
-    let there = if there.is_empty() { "none of NVIDIA's".to_owned() } else { there.join(", ") };
+    let loaded = if loaded.is_empty() { "no NVIDIA libraries".to_owned() } else { loaded.join(", ") };
     if missing.is_empty() {
-        return Check::pass(NAME, there);
+        return Check::pass(NAME, loaded);
     }
     if !has_driver && !is_wanted {
-        return Check::pass(NAME, format!("{there}; the CPU needs none"));
+        return Check::pass(NAME, format!("{loaded}; the CPU needs none"));
     }
     let names: Vec<&str> = missing.iter().map(|library| library.what).collect();
     let remedies = missing.iter().map(|library| library.remedy.to_owned()).collect();
     let verdict = if is_wanted { Verdict::Fail } else { Verdict::Warn };
-    let finding = format!("{there}; missing: {}", names.join(", "));
+    let finding = format!("{loaded}; missing: {}", names.join(", "));
     Check { remedies, ..Check::new(NAME, verdict, finding) }
 }
 
@@ -305,15 +307,16 @@ fn disk_line(folder: &Path, free: Option<u64>) -> Check {
     .with(json!({ "free_bytes": free }))
 }
 
-/// How the profile of the machine is obtained.
+/// Where the profile of the machine comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measuring {
+    /// A new measurement.
     Now(Effort),
     /// The saved measurement.
     Never,
 }
 
-/// The device profile that plans use; measured and saved if asked for.
+/// The device profile that plans use. `Measuring::Now` measures it and saves it.
 pub fn profile(
     place: &mut Place,
     threads: usize,
@@ -321,10 +324,10 @@ pub fn profile(
     folder: &Path,
 ) -> (Check, Option<(PathBuf, DeviceProfile)>) {
     const NAME: &str = "profile";
-    let kept = profiles::device_name(place, threads)
+    let path = profiles::device_name(place, threads)
         .ok_or_else(|| "no device to measure".to_owned())
         .and_then(|name| profiles::cache_file(&name).map_err(|failure| failure.message));
-    let path = match kept {
+    let path = match path {
         Ok(path) => path,
         Err(reason) => {
             let remedy = format!("plans use {}", profiles::of_place(place, threads, false).describe());
@@ -361,7 +364,7 @@ pub fn profile(
 
 fn figures(profile: &DeviceProfile) -> String {
     let (bf16, f32) = (profile.half.bf16_product_flops_per_s, profile.f32.product_flops_per_s);
-    let elsewhere = match profile.device {
+    let offload = match profile.device {
         DeviceKind::Cpu => "disk",
         DeviceKind::Cuda => "pinned memory",
     };
@@ -370,7 +373,7 @@ fn figures(profile: &DeviceProfile) -> String {
         DeviceKind::Cuda => format!(", context {}", format_bytes(profile.overhead.fixed_bytes)),
     };
     format!(
-        "{} bf16, {} f32, memory {}, {elsewhere} {} in and {} out, {:.1} us per operation{context}",
+        "{} bf16, {} f32, memory {}, {offload} {} in and {} out, {:.1} us per operation{context}",
         flops(bf16),
         flops(f32),
         rate(profile.half.bytes_per_s),
@@ -404,7 +407,7 @@ pub fn cache() -> Check {
     };
     let place = folder.display();
     let probe = folder.join(format!(".doctor-{}", std::process::id()));
-    // A full disk may still take an empty file.
+    // Not an empty file, which even a full disk accepts.
     let written = std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(&probe, [0; 64 << 10]));
     let _ = std::fs::remove_file(&probe);
     match written {

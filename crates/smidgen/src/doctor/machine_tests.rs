@@ -1,4 +1,4 @@
-//! Lines about machines that are not here: without a GPU, without a driver, with half an install, with little left.
+//! The checks of other machines: without a GPU, without a driver, with missing libraries, with little memory.
 
 use super::*;
 use crate::console::colour::plain;
@@ -22,11 +22,11 @@ fn library(what: &'static str, is_there: bool) -> Library {
     Library { what, file: "lib.so", found, remedy: "install it" }
 }
 
-fn seen(looked: Result<GpuFacts, &str>, libraries: [bool; 3]) -> Seen {
+fn readings(gpu: Result<GpuFacts, &str>, libraries: [bool; 3]) -> GpuReadings {
     let names = ["driver", "NVRTC", "cuBLASLt"];
-    Seen {
-        looked: looked.map_err(str::to_owned),
-        found: names.into_iter().zip(libraries).map(|(what, is_there)| library(what, is_there)).collect(),
+    GpuReadings {
+        gpu: gpu.map_err(str::to_owned),
+        libraries: names.into_iter().zip(libraries).map(|(what, is_there)| library(what, is_there)).collect(),
         compiler: None,
         release: None,
         held: vec![],
@@ -36,13 +36,13 @@ fn seen(looked: Result<GpuFacts, &str>, libraries: [bool; 3]) -> Seen {
 }
 
 /// The lines of a machine as they are printed.
-fn check(seen: &Seen, is_wanted: bool, expected: Expect) {
-    expected.assert_eq(&plain(&fold(&render_table(&gpu_lines(seen, is_wanted)), 80)));
+fn check(readings: &GpuReadings, is_wanted: bool, expected: Expect) {
+    expected.assert_eq(&plain(&fold(&render_table(&gpu_lines(readings, is_wanted)), 80)));
 }
 
 #[test]
 fn no_gpu_and_no_driver_is_a_processor() {
-    let nothing = seen(Err("the driver (libcuda.so) was not found"), [false; 3]);
+    let nothing = readings(Err("the driver (libcuda.so) was not found"), [false; 3]);
     check(
         &nothing,
         false,
@@ -50,11 +50,11 @@ fn no_gpu_and_no_driver_is_a_processor() {
               pass  locked memory  8.00 MiB per process; memory pinned by the GPU driver
                                    does not count
               pass  gpu            none: runs use the CPU
-              pass  libraries      none of NVIDIA's; the CPU needs none
+              pass  libraries      no NVIDIA libraries; the CPU needs none
             3 checks: 3 passed, 0 warnings, 0 failed
         "#]],
     );
-    // Asked for by name, it has to be there.
+    // A GPU that was asked for is required.
     check(
         &nothing,
         true,
@@ -63,7 +63,7 @@ fn no_gpu_and_no_driver_is_a_processor() {
                                    does not count
               fail  gpu            the driver (libcuda.so) was not found
                                    remedy: `memory.device = "cpu"` trains without a GPU
-              fail  libraries      none of NVIDIA's; missing: driver, NVRTC, cuBLASLt
+              fail  libraries      no NVIDIA libraries; missing: driver, NVRTC, cuBLASLt
                                    remedy: install it
                                    remedy: install it
                                    remedy: install it
@@ -75,7 +75,7 @@ fn no_gpu_and_no_driver_is_a_processor() {
 #[test]
 fn half_an_install_names_the_other_half() {
     check(
-        &seen(Err("NVRTC (libnvrtc.so) was not found"), [true, false, true]),
+        &readings(Err("NVRTC (libnvrtc.so) was not found"), [true, false, true]),
         false,
         expect![[r#"
               pass  locked memory  8.00 MiB per process; memory pinned by the GPU driver
@@ -89,7 +89,7 @@ fn half_an_install_names_the_other_half() {
     );
     // Every library, and a driver that finds no device.
     check(
-        &seen(Err("`cuInit` failed: CUDA_ERROR_NO_DEVICE"), [true; 3]),
+        &readings(Err("`cuInit` failed: CUDA_ERROR_NO_DEVICE"), [true; 3]),
         false,
         expect![[r#"
               pass  locked memory  8.00 MiB per process; memory pinned by the GPU driver
@@ -104,7 +104,7 @@ fn half_an_install_names_the_other_half() {
 
 #[test]
 fn a_gpu_says_what_it_is_and_who_holds_it() {
-    let mut whole = seen(Ok(facts((8, 9), 24)), [true; 3]);
+    let mut whole = readings(Ok(facts((8, 9), 24)), [true; 3]);
     (whole.release, whole.locked) = (Some("570.86.15".into()), Some(LockedLimit::Unlimited));
     check(
         &whole,
@@ -118,7 +118,7 @@ fn a_gpu_says_what_it_is_and_who_holds_it() {
             4 checks: 4 passed, 0 warnings, 0 failed
         "#]],
     );
-    let mut busy = seen(Ok(facts((6, 1), 20)), [true; 3]);
+    let mut busy = readings(Ok(facts((6, 1), 20)), [true; 3]);
     busy.held =
         vec![Holder { process: u32::MAX, bytes: Some(4 << 30) }, Holder { process: u32::MAX, bytes: None }];
     busy.is_wsl = true;
@@ -146,10 +146,10 @@ fn a_gpu_says_what_it_is_and_who_holds_it() {
 #[test]
 fn a_gpu_says_what_it_computes_in_and_whether_nvrtc_knows_it() {
     let of = |capability, compiler: Option<(i32, &[(u32, u32)])>| {
-        let mut seen = seen(Ok(facts(capability, 24)), [true; 3]);
-        seen.compiler =
+        let mut readings = readings(Ok(facts(capability, 24)), [true; 3]);
+        readings.compiler =
             compiler.map(|(major, known)| Compiler { version: (major, 0), capabilities: known.to_vec() });
-        let line = gpu_line(&seen, true);
+        let line = gpu_line(&readings, true);
         let end = line.finding.split_once("13.1, ").unwrap().1.to_owned();
         (line.verdict, end, line.remedies.join(" "))
     };

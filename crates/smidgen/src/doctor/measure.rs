@@ -2,10 +2,11 @@
 //!
 //! The rate of a kind of work is its amount divided by its time, at the sizes of real training. Matmuls are timed with
 //! many tokens and with few, because the difference is the cost of packing their matrices, and with a bf16 and a
-//! quantized base, because the difference is the cost of decoding. Finally all rates are scaled so that their sum is the
-//! time of the whole entry point: operations in a row take another time than operations that are waited for one by one.
-//! On a GPU the least time of an operation comes from a tiny decoder, whose time is mostly launches. A device slows down
-//! after some seconds of work, so the whole entry point is timed after a warm-up.
+//! quantized base, because the difference is the cost of decoding. Finally all rates are scaled so that the predicted
+//! times add up to the measured time of the whole entry point, because operations that run back to back take a
+//! different time than operations that are waited for one by one.
+//! On a GPU the fixed time of an operation comes from a tiny decoder, whose time is mostly kernel launches. A device
+//! slows down after some seconds of work, so the whole entry point is timed after a warm-up.
 //! Left out: where the results are saved (`plan/profiles/saved.rs`).
 
 use super::disk_rates;
@@ -28,16 +29,16 @@ use smidgen_runtime::cpu::update_at::measure_update_rate;
 use smidgen_runtime::cuda::transfer_rates::transfer_rates;
 use std::path::Path;
 
-/// How much work the measurement takes.
+/// How thoroughly to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// Sizes that are usual in training.
-    Usual,
-    /// The least that is meaningful, for slow machines.
-    Little,
+    /// The usual sizes of training.
+    Full,
+    /// The smallest meaningful sizes, for slow machines.
+    Brief,
 }
 
-/// Measures the device of a place; runs would put offloaded tensors into `folder`.
+/// Measures a device, and the disk of `folder`, which is where runs would store offloaded tensors.
 pub fn measure(
     place: &mut Place,
     threads: usize,
@@ -61,8 +62,8 @@ fn measure_cpu(
     let usual = DeviceProfile::cpu(threads);
     // Enough layers that activations leave the CPU's caches before they are read, as in a real run.
     let (layers, large, small, passes, sustained_s) = match effort {
-        Effort::Usual => (8, (2, 256), (1, 64), 4, 3.0),
-        Effort::Little => (1, (2, 32), (1, 16), 2, 0.0),
+        Effort::Full => (8, (2, 256), (1, 64), 4, 3.0),
+        Effort::Brief => (1, (2, 32), (1, 16), 2, 0.0),
     };
     let sizes = Sizes { config: cpu_shape, layers, large, small, repeats: 1, passes, sustained_s };
     let rates = |compute| {
@@ -86,7 +87,7 @@ fn measure_cpu(
 }
 
 fn disk_bytes(effort: Effort) -> usize {
-    if effort == Effort::Usual { 256 << 20 } else { 8 << 20 }
+    if effort == Effort::Full { 256 << 20 } else { 8 << 20 }
 }
 
 fn measure_cuda(
@@ -111,11 +112,11 @@ fn measure_cuda(
         AnyDevice::Cuda(cuda) => transfer_rates(cuda.gpu(), TRANSFER_BYTES)?,
         AnyDevice::Cpu(_) => unreachable!("a GPU was opened"),
     };
-    // Attention reaches its full rate only in long samples, and only there it takes much of the time.
+    // Attention reaches its full rate only in long samples, and only there does it take much of the time.
     let (large, small) = match (effort, is_roomy) {
-        (Effort::Usual, true) => ((1, 8192), (1, 1024)),
-        (Effort::Usual, false) => ((1, 2048), (1, 512)),
-        (Effort::Little, _) => ((1, 512), (1, 256)),
+        (Effort::Full, true) => ((1, 8192), (1, 1024)),
+        (Effort::Full, false) => ((1, 2048), (1, 512)),
+        (Effort::Brief, _) => ((1, 512), (1, 256)),
     };
     let sizes =
         Sizes { config: cuda_shape, layers: 2, large, small, repeats: 8, passes: 3, sustained_s: 2.0 };
@@ -123,7 +124,7 @@ fn measure_cuda(
     let rates = |compute, base, sizes: &Sizes| -> Result<Rates, Failure> {
         let trial = Trial { device, compute, base, threads };
         let rates = measure_rates(&trial, sizes)?;
-        Ok(with_steps_in_a_row(&rates, &run(&trial, &tiny, tiny.large, 0.0)?))
+        Ok(with_back_to_back_steps(&rates, &run(&trial, &tiny, tiny.large, 0.0)?))
     };
     let half = rates(half.0, half.1, &sizes)?;
     let f32 = rates(Compute::F32, BaseFormat::F32, &Sizes { large: (1, 1024), small: (1, 256), ..sizes })?;
@@ -161,13 +162,13 @@ fn cuda_shape(layers: usize) -> Value {
     })
 }
 
-/// What is run and how often.
+/// The sizes of the measured decoder and the number of repetitions.
 #[derive(Clone, Copy)]
 struct Sizes {
-    /// The config for a number of layers.
+    /// Makes a config with this number of layers.
     config: fn(usize) -> Value,
     layers: usize,
-    /// Samples, and tokens of each.
+    /// Samples and tokens per sample of the larger and the smaller batch.
     large: (usize, usize),
     small: (usize, usize),
     repeats: usize,
@@ -191,12 +192,12 @@ fn measure_rates(trial: &Trial, sizes: &Sizes) -> Result<Rates, Failure> {
         let large = run(&trial, sizes, sizes.large, sizes.sustained_s)?;
         Ok(BySize { large, small: run(&trial, sizes, sizes.small, 0.0)? })
     };
-    let lays_out = trial.device == DeviceChoice::Cpu;
+    let packs = trial.device == DeviceChoice::Cpu;
     let (plain, coded) = (of_base(trial.base)?, of_base(BaseFormat::Nf4)?);
-    Ok(fit(&plain, &coded, lays_out))
+    Ok(fit(&plain, &coded, packs))
 }
 
-/// A step and how long it took.
+/// A step with its measured time.
 #[derive(Clone, Debug)]
 struct Timed {
     op: Op,
@@ -212,13 +213,13 @@ struct Times {
     whole_s: f64,
 }
 
-/// With many tokens and with few.
+/// The times with many tokens and with few.
 struct BySize {
     large: Times,
     small: Times,
 }
 
-/// Plans the decoder for a size and times it.
+/// Plans the decoder for a batch size and times it.
 fn run(
     trial: &Trial,
     sizes: &Sizes,
@@ -242,7 +243,7 @@ fn run(
             .map(|step| Timed { op: step.op.clone(), cost: step.cost, seconds: f64::INFINITY })
             .collect::<Vec<Timed>>()
     });
-    // The shortest of several times is what the device can do; the rest is disturbance by other processes.
+    // The shortest of several times counts; longer ones were disturbed by other processes.
     let mut whole_s = f64::INFINITY;
     for _ in 0..sizes.passes {
         whole_s = whole_s.min(bench.time_entry(Entry::MicroStep, &extent)?);
@@ -261,7 +262,7 @@ fn run(
     Ok(Times { micro_step, update, whole_s })
 }
 
-/// The job of a run with this decoder, with everything on the device.
+/// The job that trains this decoder without recompute and offloading.
 fn build_job(trial: &Trial, sizes: &Sizes, samples: usize, tokens: usize) -> Result<Job, Failure> {
     let Trial { device, compute, base, threads } = *trial;
     const NAME: &str = "measured";
@@ -283,7 +284,7 @@ fn build_job(trial: &Trial, sizes: &Sizes, samples: usize, tokens: usize) -> Res
     Job::prepare_model(recipe, model, Profiles::BuiltIn)
 }
 
-/// The median time of one run on a busy device; the first half of `seconds` is warm-up.
+/// The median time of a run on a warm device: runs for `seconds`, of which the first half is warm-up.
 fn sustained(seconds: f64, mut run: impl FnMut() -> Result<f64, Failure>) -> Result<f64, Failure> {
     let (mut spent_s, mut times_s) = (0.0, Vec::new());
     while spent_s < seconds || times_s.is_empty() {
@@ -297,8 +298,9 @@ fn sustained(seconds: f64, mut run: impl FnMut() -> Result<f64, Failure>) -> Res
     Ok(times_s[times_s.len() / 2])
 }
 
-/// Rates with which the predicted times of all operations match the measured ones.
-fn fit(plain: &BySize, coded: &BySize, lays_out: bool) -> Rates {
+/// Fits rates so that the predicted times of all operations match the measured ones. `packs`: the device packs matrices
+/// before it multiplies them.
+fn fit(plain: &BySize, coded: &BySize, packs: bool) -> Rates {
     const TRAFFIC_BYTES: f64 = (1 << 20) as f64;
     let BySize { large, small } = plain;
     let of = |times: &Times, bound_by: BoundBy| -> Vec<Timed> {
@@ -307,12 +309,12 @@ fn fit(plain: &BySize, coded: &BySize, lays_out: bool) -> Rates {
     let traffic: Vec<Timed> =
         of(large, BoundBy::Memory).into_iter().filter(|step| step.cost.bytes >= TRAFFIC_BYTES).collect();
     let traffic = if traffic.is_empty() { of(large, BoundBy::Memory) } else { traffic };
-    // The shortest operation does almost nothing, so its time is the fixed cost.
+    // The shortest operation does almost no work, so its time is the fixed cost of an operation.
     let step_s = small.update.iter().map(|step| step.seconds).fold(f64::INFINITY, f64::min).clamp(1e-7, 1e-3);
     let bytes_per_s = rate(&traffic, |cost| cost.bytes, step_s);
-    let ProductTimes { flop_s, bf16_flop_s, plain_operand_s, coded_operand_s } = match lays_out {
-        true => products_laid_out(plain, coded, step_s),
-        false => products_as_they_lie(plain, coded, step_s),
+    let MatmulTimes { flop_s, bf16_flop_s, plain_operand_s, coded_operand_s } = match packs {
+        true => packed_matmuls(plain, coded, step_s),
+        false => unpacked_matmuls(plain, coded, step_s),
     };
     let rates = Rates {
         product_flops_per_s: 1.0 / flop_s,
@@ -325,24 +327,24 @@ fn fit(plain: &BySize, coded: &BySize, lays_out: bool) -> Rates {
         coded_operand_s,
     };
     let profile = Profile { rates, ..Profile::cpu(1, Precision::F32) };
-    let wholes = if lays_out { vec![large, &coded.large] } else { vec![large] };
+    let wholes = if packs { vec![large, &coded.large] } else { vec![large] };
     let steps = wholes.iter().flat_map(|times| &times.micro_step);
     let predicted_s: f64 = steps.map(|step| profile.seconds(&step.op, step.cost)).sum();
     let whole_s: f64 = wholes.iter().map(|times| times.whole_s).sum();
-    // A larger correction is a disturbance, not a property of the device.
+    // A larger correction would come from a disturbance, not from the device.
     slower(&rates, (whole_s / predicted_s).clamp(0.7, 1.4))
 }
 
 /// Seconds of matmuls per FLOP and per element of a matrix.
-struct ProductTimes {
+struct MatmulTimes {
     flop_s: f64,
     bf16_flop_s: f64,
     plain_operand_s: f64,
     coded_operand_s: f64,
 }
 
-/// On a device that packs matrices before it multiplies: with few tokens, packing is the excess over the FLOPs.
-fn products_laid_out(plain: &BySize, coded: &BySize, step_s: f64) -> ProductTimes {
+/// For a device that packs matrices before it multiplies them: with few tokens, packing is the excess over the FLOPs.
+fn packed_matmuls(plain: &BySize, coded: &BySize, step_s: f64) -> MatmulTimes {
     let of_code = |times: &Times| {
         let (seconds, cost) = products(times, step_s, |cost| cost.coded_operands > 0.0);
         (seconds, cost.flops, cost.coded_operands)
@@ -355,19 +357,20 @@ fn products_laid_out(plain: &BySize, coded: &BySize, step_s: f64) -> ProductTime
         ((seconds - others_s).max(0.1 * seconds), cost.bf16_flops, cost.plain_operands)
     };
     let (bf16_flop_s, plain_operand_s) = two_rates(of_bf16(&plain.large), of_bf16(&plain.small));
-    ProductTimes { flop_s, bf16_flop_s, plain_operand_s, coded_operand_s }
+    MatmulTimes { flop_s, bf16_flop_s, plain_operand_s, coded_operand_s }
 }
 
-/// On a device that does not pack matrices: only decoding costs extra, and the same decoder with a bf16 base shows it.
-fn products_as_they_lie(plain: &BySize, coded: &BySize, step_s: f64) -> ProductTimes {
+/// For a device that does not pack matrices: only decoding costs extra, which is the difference between a quantized and
+/// a bf16 base.
+fn unpacked_matmuls(plain: &BySize, coded: &BySize, step_s: f64) -> MatmulTimes {
     let [(large_s, of_large), (small_s, _), (coded_s, of_coded)] =
         [&plain.large, &plain.small, &coded.small].map(|times| products(times, step_s, |_| true));
     let flop_s = large_s / of_large.flops;
     let coded_operand_s = ((coded_s - small_s) / of_coded.coded_operands.max(1.0)).max(0.0);
-    ProductTimes { flop_s, bf16_flop_s: flop_s, plain_operand_s: 0.0, coded_operand_s }
+    MatmulTimes { flop_s, bf16_flop_s: flop_s, plain_operand_s: 0.0, coded_operand_s }
 }
 
-/// Seconds of the chosen matmuls without their fixed cost, and their work.
+/// Seconds of the matmuls for which `is_counted` holds, without their fixed cost, and the sum of their costs.
 fn products(times: &Times, step_s: f64, is_counted: fn(&Cost) -> bool) -> (f64, Cost) {
     let of_products = times.micro_step.iter().filter(|step| step.op.bound_by() == BoundBy::Matmul);
     let steps: Vec<&Timed> = of_products.filter(|step| is_counted(&step.cost)).collect();
@@ -375,8 +378,8 @@ fn products(times: &Times, step_s: f64, is_counted: fn(&Cost) -> bool) -> (f64, 
     (seconds, steps.iter().map(|step| step.cost).sum())
 }
 
-/// The rates with the fixed cost of an operation in a row, from a decoder whose operations do little else.
-fn with_steps_in_a_row(rates: &Rates, tiny: &Times) -> Rates {
+/// The rates with the fixed cost of operations that run back to back, from a decoder whose operations do little work.
+fn with_back_to_back_steps(rates: &Rates, tiny: &Times) -> Rates {
     let work = Profile { rates: Rates { step_s: 0.0, ..*rates }, ..Profile::cpu(1, Precision::F32) };
     let work_s: f64 = tiny.micro_step.iter().map(|step| work.seconds(&step.op, step.cost)).sum();
     let step_s = (tiny.whole_s - work_s) / tiny.micro_step.len().max(1) as f64;
@@ -392,7 +395,8 @@ fn rate(steps: &[Timed], done: impl Fn(&Cost) -> f64, step_s: f64) -> f64 {
     steps.iter().map(|step| done(&step.cost)).sum::<f64>() / seconds.max(0.1 * longest).max(1e-12)
 }
 
-/// Solves two equations for the seconds per unit of two kinds of work.
+/// Solves `t = a·x + b·y` for the seconds per unit `a` and `b` of two kinds of work, given two measurements `(t, x,
+/// y)`.
 fn two_rates(one: (f64, f64, f64), other: (f64, f64, f64)) -> (f64, f64) {
     let ((t1, a1, b1), (t2, a2, b2)) = (one, other);
     let a = (t1 * b2 - t2 * b1) / (a1 * b2 - a2 * b1);
@@ -401,6 +405,7 @@ fn two_rates(one: (f64, f64, f64), other: (f64, f64, f64)) -> (f64, f64) {
     if a.is_finite() && b.is_finite() && a > 0.0 && b >= 0.0 { (a, b) } else { (t1 / a1, 0.0) }
 }
 
+/// Rates at which everything takes `by` times as long.
 fn slower(rates: &Rates, by: f64) -> Rates {
     Rates {
         product_flops_per_s: rates.product_flops_per_s / by,
@@ -429,7 +434,7 @@ mod tests {
         coded_operand_s: 0.9e-9,
     };
 
-    /// Steps that take what a device of these rates would.
+    /// Steps with the times that these rates predict.
     fn times(rates: &Rates, tokens: f64, is_coded: bool, whole: f64) -> Times {
         let profile = Profile { rates: *rates, ..Profile::cpu(1, Precision::F32) };
         let matrix = 576.0 * 1536.0;
@@ -484,7 +489,7 @@ mod tests {
         }
     }
 
-    /// Times with many tokens and with few; the whole entry point takes this factor more than its operations.
+    /// Times with many tokens and with few; the whole entry point takes `whole` times the sum of its operations.
     fn by_size(rates: &Rates, is_coded: bool, whole: f64) -> BySize {
         BySize { large: times(rates, 1024.0, is_coded, whole), small: times(rates, 64.0, is_coded, 1.0) }
     }
@@ -493,12 +498,12 @@ mod tests {
     fn rates_are_found_again() {
         let of = |is_coded, whole| by_size(&RATES, is_coded, whole);
         check(fit(&of(false, 1.0), &of(true, 1.0), true), RATES);
-        // The whole takes a tenth longer than its steps: so does everything in a run.
+        // If the whole takes a tenth longer than the sum of its steps, all rates are a tenth lower.
         check(fit(&of(false, 1.1), &of(true, 1.1), true), slower(&RATES, 1.1));
     }
 
     #[test]
-    fn a_device_that_reads_matrices_as_they_lie_pays_for_codes_alone() {
+    fn a_device_that_does_not_pack_matrices_only_pays_for_decoding() {
         let product_flops_per_s = RATES.bf16_product_flops_per_s;
         let gpu = Rates { product_flops_per_s, plain_operand_s: 0.0, coded_operand_s: 1e-9, ..RATES };
         check(fit(&by_size(&gpu, false, 1.0), &by_size(&gpu, true, 1.0), false), gpu);
@@ -506,23 +511,23 @@ mod tests {
 
     #[test]
     fn a_device_is_timed_once_it_is_warm() {
-        // Slower and slower, and disturbed once at the end.
+        // The device gets slower, and the last run is disturbed.
         let mut runs = [0.5, 0.5, 0.6, 0.7, 0.6, 9.0].into_iter();
         let usual_s = sustained(3.0, || Ok(runs.next().unwrap())).unwrap();
         assert_eq!((usual_s, runs.next()), (0.7, None));
-        // A single run that takes longer than all the time is all there is.
+        // If the first run takes longer than the given time, it is the only one.
         let mut runs = [5.0, 6.0].into_iter();
         assert_eq!(sustained(3.0, || Ok(runs.next().unwrap())).unwrap(), 6.0);
     }
 
     #[test]
-    fn steps_in_a_row_may_take_less_than_each_by_itself() {
-        let in_a_row = Rates { step_s: 2e-6, ..RATES };
-        let tiny = times(&in_a_row, 64.0, false, 1.0);
-        check(with_steps_in_a_row(&RATES, &tiny), in_a_row);
-        // A disturbance makes them take no more.
+    fn back_to_back_steps_may_take_less_than_single_ones() {
+        let back_to_back = Rates { step_s: 2e-6, ..RATES };
+        let tiny = times(&back_to_back, 64.0, false, 1.0);
+        check(with_back_to_back_steps(&RATES, &tiny), back_to_back);
+        // Never more than single steps, even if disturbed.
         let disturbed = Times { whole_s: 10.0 * tiny.whole_s, ..tiny };
-        check(with_steps_in_a_row(&RATES, &disturbed), RATES);
+        check(with_back_to_back_steps(&RATES, &disturbed), RATES);
     }
 
     #[test]

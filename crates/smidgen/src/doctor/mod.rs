@@ -1,7 +1,7 @@
-//! The checklist before a run: each check passes, warns or fails, and says what to do if it does not pass.
+//! The checklist before a run: each check passes, warns or fails, and names a remedy if it does not pass.
 //!
-//! Checks of the machine come first, then those of a recipe. A warning may slow down or stop some runs; a failure stops
-//! this recipe, or any run on the device. The checks change nothing.
+//! Checks of the machine come first, then those of a recipe. A warning means that some runs may be slow or stop; a
+//! failure means that this recipe, or any run on the device, cannot start. The checks change nothing.
 
 pub mod all_reduce;
 pub mod disk_rates;
@@ -32,7 +32,6 @@ impl Verdict {
     }
 }
 
-/// One check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
     pub name: &'static str,
@@ -42,7 +41,7 @@ pub struct Check {
     pub remedies: Vec<String>,
     /// The kind of the failure, if it fails.
     pub kind: FailureKind,
-    /// The numbers of the finding, for programs; null if it has none.
+    /// The numbers of the finding, for the JSON; null if it has none.
     pub facts: Value,
 }
 
@@ -64,7 +63,7 @@ impl Check {
         Check { kind, remedies: vec![remedy.into()], ..Check::new(name, Verdict::Fail, finding) }
     }
 
-    /// A failure of a command as a failed check.
+    /// Turns a failure into a failed check.
     pub fn of_failure(name: &'static str, failure: &Failure) -> Check {
         let remedies = match failure.hints.as_slice() {
             [] => vec!["fix what the message names, then run `smidgen doctor` again".to_owned()],
@@ -83,7 +82,7 @@ impl Check {
     }
 }
 
-/// How the command ends: a failure if any check failed.
+/// The result of the command: a failure if any check failed.
 pub fn ending(checks: &[Check]) -> Result<(), Failure> {
     let failed: Vec<&Check> = checks.iter().filter(|check| check.verdict == Verdict::Fail).collect();
     let Some(first) = failed.first() else { return Ok(()) };
@@ -97,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_list_ends_badly_where_a_line_fails() {
+    fn a_failed_check_fails_the_command() {
         let fine = Check::pass("memory", "enough");
         let odd = Check::warn("disk", "little", "make room");
         assert!(ending(&[fine.clone(), odd.clone()]).is_ok());

@@ -1,8 +1,8 @@
-//! What several ranks would use on this machine: NCCL, MPI, a launcher, GPUs.
+//! Checks what runs with several ranks need on this machine: NCCL, MPI, a launcher, GPUs.
 //!
-//! Nothing is started. What is missing is a warning, because a run of one rank needs none of it; the remedy says how to
-//! install it.
-//! Left out: bandwidth between ranks (`all_reduce.rs`), and which GPUs reach each other's memory.
+//! Nothing is started. A missing part is a warning, because a run with one rank needs none of them; the remedy says how
+//! to install it.
+//! Left out: bandwidth between ranks (`all_reduce.rs`), and which GPUs can access each other's memory.
 
 use super::Check;
 use crate::failure::Failure;
@@ -19,9 +19,9 @@ pub fn check() -> Vec<Check> {
     let gpus = (0..MOST_GPUS).take_while(|ordinal| cuda::look(*ordinal).is_ok()).count();
     let nccl = Nccl::look();
     let between = match (gpus, &nccl) {
-        (0, _) => "no GPU: ranks are CPU ranks, by MPI".to_owned(),
-        (count, Ok(_)) => format!("up to {count} GPU ranks, by NCCL"),
-        (count, Err(_)) => format!("up to {count} GPU ranks, by MPI through pinned memory"),
+        (0, _) => "no GPU: CPU ranks over MPI".to_owned(),
+        (count, Ok(_)) => format!("up to {count} GPU ranks over NCCL"),
+        (count, Err(_)) => format!("up to {count} GPU ranks over MPI through pinned memory"),
     };
     vec![
         found("nccl", nccl),

@@ -1,6 +1,7 @@
-//! Checks of a recipe: can its model be read, does its data exist, does it fit?
+//! Checks of a recipe: whether its model can be read, its data exists and the run fits.
 //!
-//! They follow `smidgen plan`, one check for each thing that can go wrong; then the weights are read as in a run.
+//! They do what `smidgen plan` does, with one check for each thing that can go wrong, and read the weights as a run
+//! would.
 
 use super::Check;
 use super::load::{self, Reach};
@@ -82,7 +83,7 @@ fn data_line(job: &Job) -> Check {
         Data::Assumed { reason } => Check::warn(
             "data",
             reason.clone(),
-            "training needs it; without it, plans assume that every sample has `data.max_tokens` tokens",
+            "training needs the data; without it, plans assume that every sample has `data.max_tokens` tokens",
         ),
     }
 }
@@ -93,7 +94,7 @@ fn plan_line(job: &Job, planned: &Planned) -> Check {
     }
     let solution = &planned.solution;
     let tokens_per_s = planned.speed().map(|speed| speed.tokens_per_s);
-    let speed = tokens_per_s.map_or("no speed is known".to_owned(), |rate| format!("{rate:.0} tokens/s"));
+    let speed = tokens_per_s.map_or("speed unknown".to_owned(), |rate| format!("{rate:.0} tokens/s"));
     Check::pass(
         "plan",
         format!(
@@ -111,7 +112,7 @@ fn plan_line(job: &Job, planned: &Planned) -> Check {
     }))
 }
 
-/// Host memory that the GPU accesses directly; it cannot be swapped out.
+/// Whether the host memory that the plan pins is free; pinned memory cannot be swapped out.
 fn pinned_line(pinned: u64, free: Option<u64>) -> Check {
     const NAME: &str = "pinned memory";
     let finding = format!("the plan pins {}", format_bytes(pinned));
@@ -136,7 +137,7 @@ fn room_line(job: &Job, planned: &Planned) -> Check {
     let steps = match (&job.data, job.recipe.train.length) {
         (Data::Rows(rows), _) => rows.batches.total_steps(),
         (Data::Assumed { .. }, Length::Steps(steps)) => steps,
-        // Without data the number of steps is unknown: count as many checkpoints as are kept.
+        // Without data the number of steps is unknown: enough steps for all checkpoints that are kept.
         (Data::Assumed { .. }, Length::Epochs(_)) => {
             job.recipe.train.save_every.saturating_mul(1 + job.recipe.train.keep as u64)
         }

@@ -1,5 +1,5 @@
-//! Exports of the committed fixtures, read back: a whole model is the merged one under other names, and an adapter's
-//! tensors are PEFT's in the order and scale that llama.cpp takes them in.
+//! Exports of the committed fixtures, read back: a whole model has the tensors of the merged one under other names, and
+//! an adapter has PEFT's tensors in the order and scale that llama.cpp expects.
 
 use super::lora_file::export_lora;
 use super::model_file::{ExportOptions, ExportedModel, MatrixType, export_model};
@@ -21,7 +21,7 @@ fn fixture(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(case)
 }
 
-/// A fixture with its base and adapter; a folder gets a tokenizer, which the fixtures have none of.
+/// A fixture with its base and adapter; a folder gets a tokenizer, because the fixtures have none.
 struct Case {
     folder: tempfile::TempDir,
     base: PathBuf,
@@ -47,7 +47,7 @@ impl Case {
 
     fn try_export(&self, matrices: MatrixType) -> Result<(ExportedModel, Model), Failure> {
         let output = self.folder.path().join(format!("{matrices:?}.gguf"));
-        // Blocks of a few rows, so that seams are crossed.
+        // Blocks have a few rows, so that a tensor has several.
         let options = ExportOptions { matrices, block_bytes: 2048 };
         let exported = export_model(&self.original(), Some(&self.adapter), "made", &output, options)?;
         Ok((exported, Model::open_gguf(&output).unwrap()))
@@ -129,7 +129,7 @@ fn a_model_in_f32_has_the_merged_tensors_and_computes_the_same() {
         let spec = read_decoder(&merged).unwrap();
         for tensor in spec.tensors() {
             let (found, expected) = (model.weight_values(&tensor.name), merged.weight_values(&tensor.name));
-            // 1 is added to the norms of Gemma, and taken off again.
+            // The export adds 1 to the norms of Gemma, and reading subtracts it.
             let of_gemma = name.contains("gemma") && tensor.name.ends_with("norm.weight");
             let tolerance = if of_gemma { 2.4e-7 } else { 0.0 };
             for (found, expected) in found.iter().zip(&expected) {
@@ -226,7 +226,7 @@ fn an_adapters_tensors_are_in_the_files_order_and_scale() {
     }
 }
 
-/// The names of separate and of fused linears, written out.
+/// The GGUF names of separate and of fused linears.
 fn gguf_name(path: &str) -> String {
     let (layer, module) = path.strip_prefix("model.layers.").unwrap().split_once('.').unwrap();
     let name = match module {
@@ -252,7 +252,7 @@ fn read_tensor(file: &GgufFile, name: &str, dims: &[usize]) -> Vec<f32> {
 }
 
 #[test]
-fn what_a_file_cannot_say_is_refused_and_leaves_nothing() {
+fn a_model_that_gguf_cannot_express_is_refused_and_leaves_nothing() {
     let refused = |case: Case, words: &[&str]| {
         let failure = case.try_export(MatrixType::F16).map(|_| ()).unwrap_err().to_string();
         words.iter().for_each(|word| assert!(failure.contains(word), "{word}: {failure}"));

@@ -1,12 +1,13 @@
 //! A LoRA adapter as the GGUF file that llama.cpp loads on top of its base: `--lora FILE`.
 //!
-//! `NAME.lora_a` (R, in) and `NAME.lora_b` (out, R) are F32, where NAME is the base's tensor; rows of B are in the order
-//! of the base's rows. llama.cpp multiplies B·A by alpha / R with one alpha for the file, so the most common alpha is
-//! written, and a module with another scale has it folded into its B.
+//! `NAME.lora_a` (R, in) and `NAME.lora_b` (out, R) are F32, where NAME is the base's tensor; rows of B are in the
+//! order of the base's rows. llama.cpp multiplies B·A by alpha / R with one alpha for the whole file, so the most
+//! common alpha is written, and B of a module with another scale is multiplied by the difference.
 //! Left out: DoRA and trained biases, which the format does not support, and LS-LoRA.
 
 use super::{architecture_of, prepare_output, refuse_ls_lora};
 use crate::failure::Failure;
+use crate::merge::Tally;
 use crate::merge::finite::refuse_not_finite;
 use crate::merge::original::read_f32;
 use crate::plan::model::{read_decoder, refuse_audio};
@@ -27,22 +28,20 @@ use std::path::Path;
 /// Maximum number of modules that an error names.
 const NAMED_AT_MOST: usize = 8;
 
-/// What was written, for a report.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExportedLora {
     pub architecture: Architecture,
     pub kind: StoredKind,
     pub modules: usize,
     pub ranks: Vec<usize>,
-    /// As written.
+    /// The alpha in the file.
     pub alpha: f32,
-    /// Modules whose scale is folded into B.
+    /// Number of modules whose B was multiplied, because their alpha is another one.
     pub rescaled: usize,
-    pub tensors: usize,
-    pub bytes: u64,
+    pub written: Tally,
 }
 
-/// Writes the adapter as a LoRA file for `model`; only its config is read.
+/// Writes the adapter as a LoRA file for `model`, of which only the config is read.
 pub fn export_lora(adapter: &AdapterFile, model: &Model, output: &Path) -> Result<ExportedLora, Failure> {
     let modules = plain_modules(adapter)?;
     let spec = read_decoder(model)?;
@@ -75,7 +74,7 @@ pub fn export_lora(adapter: &AdapterFile, model: &Model, output: &Path) -> Resul
         match position % 2 {
             0 => write_a(module, out),
             _ => {
-                // A large factor may take B beyond what f32 holds.
+                // A large factor may overflow f32.
                 let mut out = FiniteWriter::new(out, module.b.name(), Element::F32);
                 write_b(module, place.rows, b_factor(module, alpha), &mut out)
             }
@@ -93,12 +92,14 @@ pub fn export_lora(adapter: &AdapterFile, model: &Model, output: &Path) -> Resul
         ranks,
         alpha,
         rescaled: modules.iter().filter(|module| b_factor(module, alpha) != 1.0).count(),
-        tensors: specs.len(),
-        bytes: modules.iter().map(|module| 4 * (module.a.elements() + module.b.elements())).sum(),
+        written: Tally {
+            tensors: specs.len(),
+            bytes: modules.iter().map(|module| 4 * (module.a.elements() + module.b.elements())).sum(),
+        },
     })
 }
 
-/// The modules of a plain LoRA adapter.
+/// Reads the modules of an adapter, and refuses what the format does not support.
 fn plain_modules(adapter: &AdapterFile) -> Result<Vec<AdapterModule>, Failure> {
     let (place, kind) = (adapter.path().display(), adapter.config().kind());
     let instead = "`smidgen export --merged` writes the whole model with the adapter merged, `smidgen merge` writes it \
@@ -128,7 +129,7 @@ fn plain_modules(adapter: &AdapterFile) -> Result<Vec<AdapterModule>, Failure> {
     }
 }
 
-/// A module in the file: the base's tensor, and the order of its rows.
+/// The position of a module in the file: the name of the base's tensor, and the order of its rows.
 struct Place {
     name: String,
     rows: RowOrder,
@@ -187,15 +188,15 @@ fn alpha_of(module: &AdapterModule) -> f32 {
     (module.scale * module.rank as f64) as f32
 }
 
-/// Never zero, because llama.cpp interprets that as no scale.
+/// The most common alpha other than zero, because llama.cpp takes zero as "no scale".
 fn most_common_alpha(modules: &[AdapterModule]) -> f32 {
     let alphas: Vec<f32> = modules.iter().map(alpha_of).filter(|alpha| *alpha != 0.0).collect();
     let count = |alpha: &f32| alphas.iter().filter(|other| *other == alpha).count();
-    // The first of several that are equally common.
+    // `max_by_key` returns the last of several that are equally common, so this returns the first.
     alphas.iter().rev().copied().max_by_key(count).unwrap_or(1.0)
 }
 
-/// The factor of B with which alpha / R gives the module's scale.
+/// The factor for B so that alpha / R gives the module's scale.
 fn b_factor(module: &AdapterModule, alpha: f32) -> f64 {
     match alpha_of(module) == alpha {
         true => 1.0,

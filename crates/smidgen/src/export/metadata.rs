@@ -1,8 +1,7 @@
-//! GGUF metadata from a decoder's description: the keys that llama.cpp's converter writes, and the rotary factors, which
-//! are tensors.
+//! GGUF metadata of a model: the keys that llama.cpp's converter writes, and the rotary factors, which are tensors.
 //!
-//! GGUF has defaults instead of keys for some properties, and cannot express others. A decoder that it would describe
-//! wrongly is refused, because llama.cpp would silently compute another model.
+//! GGUF has defaults instead of keys for some properties, and cannot express others. A model that it would describe
+//! wrongly is refused, because llama.cpp would silently compute something else.
 //! Left out: the tokenizer.
 
 use smidgen_compile::DecoderSpec;
@@ -15,33 +14,33 @@ use smidgen_ir::{RopeScaling, RopeSpec};
 #[derive(Clone, Debug, Default)]
 pub struct Description {
     pub metadata: Metadata,
-    /// Small tensors of F32 that belong to the description.
+    /// Small tensors of F32 that the description needs.
     pub tensors: Vec<(&'static str, Vec<f32>)>,
     /// Notes about differences in llama.cpp.
     pub notes: Vec<String>,
 }
 
-/// Describes a decoder, or returns what GGUF cannot express.
+/// Describes a model, or returns what GGUF cannot express.
 pub fn describe(spec: &DecoderSpec, architecture: Architecture, name: &str) -> Result<Description, String> {
-    let mut made = Making { spec, architecture, description: Description::default() };
-    made.text("general.architecture", architecture.name());
-    made.text("general.type", "model");
-    made.text("general.name", name);
-    made.sizes();
-    made.rope()?;
-    made.windows()?;
-    made.caps()?;
-    made.refuse_other_scale()?;
-    Ok(made.description)
+    let mut describer = Describer { spec, architecture, description: Description::default() };
+    describer.text("general.architecture", architecture.name());
+    describer.text("general.type", "model");
+    describer.text("general.name", name);
+    describer.sizes();
+    describer.rope()?;
+    describer.windows()?;
+    describer.caps()?;
+    describer.refuse_other_scale()?;
+    Ok(describer.description)
 }
 
-struct Making<'a> {
+struct Describer<'a> {
     spec: &'a DecoderSpec,
     architecture: Architecture,
     description: Description,
 }
 
-impl Making<'_> {
+impl Describer<'_> {
     fn text(&mut self, key: &str, text: &str) {
         self.description.metadata.set(key, Value::String(text.to_string()));
     }
@@ -81,7 +80,7 @@ impl Making<'_> {
         self.float("attention.layer_norm_rms_epsilon", spec.norm.eps);
     }
 
-    /// The rotary embedding of layers with full attention; for Gemma 3 also that of sliding layers.
+    /// The rotary embedding of layers with full attention, and for Gemma 3 that of sliding-window layers.
     fn rope(&mut self) -> Result<(), String> {
         let rope = &self.spec.ropes[0];
         self.float("rope.freq_base", rope.theta);
@@ -151,7 +150,7 @@ impl Making<'_> {
         Ok(())
     }
 
-    /// Every n-th layer has full attention, by default every second of Gemma 2 and every sixth of Gemma 3.
+    /// Every n-th layer has full attention; the default is every second layer for Gemma 2 and every sixth for Gemma 3.
     fn period(&mut self, windows: &[Option<usize>]) -> Result<(), String> {
         let is_period = |period: &usize| {
             let is_full = |layer: usize| (layer + 1).is_multiple_of(*period);
@@ -184,7 +183,8 @@ impl Making<'_> {
         Ok(())
     }
 
-    /// Scores are divided by the root of the head size; in the largest Gemma models by the root of hidden size over heads.
+    /// llama.cpp divides scores by the root of the head size, and in the largest Gemma models by the root of hidden
+    /// size over heads.
     fn refuse_other_scale(&self) -> Result<(), String> {
         let spec = self.spec;
         let largest_layers = match self.architecture {
@@ -202,7 +202,7 @@ impl Making<'_> {
     }
 }
 
-/// The divisor of each plain frequency.
+/// Plain frequencies divided by scaled ones.
 fn divisors(rope: &RopeSpec) -> Vec<f32> {
     let plain = RopeSpec::plain(rope.theta, rope.dim).inverse_frequencies();
     plain.iter().zip(rope.inverse_frequencies()).map(|(plain, scaled)| plain / scaled).collect()

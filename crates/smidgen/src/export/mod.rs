@@ -1,9 +1,9 @@
-//! Models and adapters for llama.cpp: GGUF files made from Hugging Face folders or from other GGUF files.
+//! Exports models and adapters for llama.cpp: GGUF files from Hugging Face folders or from other GGUF files.
 //!
 //! An adapter becomes a LoRA file that llama.cpp loads next to the base (`lora_file`), or is merged into the base and
 //! written as a whole model (`model_file`, with `metadata` if the base is not a GGUF file).
-//! Rows pass through in blocks, as in a merge, and a file is complete or absent.
-//! Left out: types below 8 bits, for which llama.cpp has a quantizer, and LS-LoRA, which is not a weight.
+//! Rows are processed in blocks, as in a merge. A failed export leaves no file.
+//! Left out: types below 8 bits, for which llama.cpp has a quantizer, and LS-LoRA, which no weight can represent.
 
 pub mod lora_file;
 pub mod metadata;
@@ -13,6 +13,7 @@ pub mod model_file;
 mod export_tests;
 
 use crate::failure::Failure;
+use crate::merge::write::OutputFolder;
 use smidgen_compile::DecoderSpec;
 use smidgen_formats::gguf::architecture::Architecture;
 use smidgen_formats::model::Model;
@@ -51,10 +52,7 @@ fn refuse_ls_lora(adapter: &AdapterFile) -> Failure {
 
 /// Creates the folder of an output file; an existing file is refused.
 fn prepare_output(output: &Path) -> Result<(), Failure> {
-    if output.symlink_metadata().is_ok() {
-        return Err(Failure::disk(format!("`{}` already exists", output.display()))
-            .hint("choose another `--output`, or remove it"));
-    }
+    OutputFolder::refuse_existing(output)?;
     sweep_leftovers(output);
     let folder = folder_of(output);
     std::fs::create_dir_all(folder).map_err(|error| Failure::file("create", folder, error))

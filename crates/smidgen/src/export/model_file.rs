@@ -1,9 +1,9 @@
 //! A whole model as a GGUF file: the base, with an adapter merged if there is one.
 //!
-//! Rows are read as f32 in blocks, merged, put in the order of the file, and encoded once. Vectors stay F32; matrices get
-//! the requested type, or F16 if their rows are not a multiple of 32.
+//! Rows are read as f32 in blocks, merged, put in the order of the file, and encoded once. Vectors are F32; matrices
+//! have the requested type, or F16 if the length of their rows is not a multiple of 32.
 //! Metadata comes from the base's GGUF file, or from its config and tokenizer.
-//! It takes the memory of one block in f32, and one module's A, B and magnitude, as in a merge.
+//! This needs the memory of one block in f32 and of one module's A, B and magnitude, as in a merge.
 
 use super::metadata::{Description, describe};
 use super::{architecture_of, prepare_output, refuse_ls_lora};
@@ -15,8 +15,7 @@ use crate::merge::fold::Factors;
 use crate::merge::original::{OriginalModel, OriginalRows, OriginalTensor, read_f32};
 use crate::plan::generation::TOKENIZER_TOKEN_BYTES;
 use crate::plan::life::FILE_BLOCK_BYTES;
-use crate::plan::model::check_weights;
-use crate::plan::model::{read_decoder, refuse_audio};
+use crate::plan::model::{check_weights, read_decoder, refuse_audio};
 use smidgen_compile::DecoderSpec;
 use smidgen_formats::gguf::GgufFile;
 use smidgen_formats::gguf::architecture::Architecture;
@@ -51,7 +50,7 @@ impl MatrixType {
         }
     }
 
-    /// The number of `general.file_type`.
+    /// The value of `general.file_type`.
     fn file_type(self) -> u32 {
         match self {
             MatrixType::F32 => 0,
@@ -64,7 +63,7 @@ impl MatrixType {
 #[derive(Clone, Copy, Debug)]
 pub struct ExportOptions {
     pub matrices: MatrixType,
-    /// Of rows in f32.
+    /// Size of the block of rows in f32.
     pub block_bytes: usize,
 }
 
@@ -74,15 +73,14 @@ impl ExportOptions {
     }
 }
 
-/// What was written, for a report.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExportedModel {
     pub architecture: Architecture,
     pub kind: Option<StoredKind>,
-    /// By the name of the type.
+    /// Tensors by the name of their type.
     pub tensors: BTreeMap<String, Tally>,
     pub folded: usize,
-    /// Bytes of the block, one module's factors, a quantized tensor, and the tokenizer.
+    /// Memory of the block, one module's factors, a quantized tensor, and the tokenizer.
     pub memory_bytes: u64,
     pub notes: Vec<String>,
 }
@@ -124,7 +122,7 @@ pub fn export_model(
     let mut specs: Vec<GgufTensorSpec> = (described.tensors.iter())
         .map(|(name, values)| spec_of(name, vec![values.len()], Storage::F32))
         .collect();
-    let small = specs.len();
+    let described_tensors = specs.len();
     specs.extend(
         tensors
             .iter()
@@ -133,7 +131,7 @@ pub fn export_model(
     let mut factors = Factors::with_room_for(&read.modules);
     let mut buffers =
         Buffers { block_elements: options.block_bytes / size_of::<f32>(), ..Buffers::default() };
-    write_gguf(output, &metadata, &specs, |position, out| match position.checked_sub(small) {
+    write_gguf(output, &metadata, &specs, |position, out| match position.checked_sub(described_tensors) {
         None => {
             let (_, values) = &described.tensors[position];
             out.write_all(&values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>())
@@ -147,7 +145,7 @@ pub fn export_model(
     let held = buffers.held.capacity() + options.block_bytes;
     let tokenizer = TOKENIZER_TOKEN_BYTES * spec.vocabulary as u64;
     let mut notes = described.notes;
-    notes.extend(said_of_types(&tensors, options.matrices));
+    notes.extend(note_on_types(&tensors, options.matrices));
     Ok(ExportedModel {
         architecture,
         kind,
@@ -176,6 +174,7 @@ struct PlacedTensor {
     name: String,
     storage: Storage,
     rows: RowOrder,
+    /// Added to all values: 1 for the norms of Gemma.
     added: f32,
     output: OutputTensor,
 }
@@ -217,7 +216,7 @@ fn block_of(matrices: MatrixType) -> usize {
     }
 }
 
-/// Metadata from the base's GGUF file, or from its folder.
+/// Metadata from the base's GGUF file, or from its config and tokenizer.
 fn describe_model(
     model: &Model,
     spec: &DecoderSpec,
@@ -242,7 +241,7 @@ fn describe_model(
 }
 
 fn copy_description(file: &GgufFile) -> Result<Description, Failure> {
-    // Opened again, because the model does not keep its metadata.
+    // Opened again, because `Model` does not keep the metadata.
     let file = GgufFile::open(file.path()).map_err(Failure::model)?;
     let mut metadata = Metadata::default();
     // Keys about the quantization of the base do not apply to this file.
@@ -312,7 +311,7 @@ fn write_tensor(
     Ok(())
 }
 
-/// Whole heads, if rows are reordered within heads.
+/// Rows of a block; whole heads if rows are reordered within heads.
 fn rows_at_a_time(block_elements: usize, width: usize, order: RowOrder) -> usize {
     let unit = match order {
         RowOrder::AsStored => 1,
@@ -321,11 +320,11 @@ fn rows_at_a_time(block_elements: usize, width: usize, order: RowOrder) -> usize
     (block_elements / width.max(1) / unit).max(1) * unit
 }
 
-/// Refuses numbers that are not finite, or would not be in the type of the tensor.
+/// Refuses numbers that are not finite, or would not be finite in the type of the tensor.
 fn refuse_overflow(tensor: &PlacedTensor, values: &[f32]) -> Result<(), Failure> {
-    /// Half a unit above the largest F16: larger numbers round to infinity.
+    /// Halfway above the largest F16: this and larger numbers round to infinity.
     const BEYOND_F16: f32 = 65_520.0;
-    // The scale of a block of Q8_0 is an F16: the largest of 127 steps.
+    // The scale of a block of Q8_0 is an F16: its largest value divided by 127.
     const BEYOND_Q8_0: f32 = 127.0 * BEYOND_F16;
     let beyond = match tensor.storage {
         Storage::Plain(DType::F16) => BEYOND_F16,
@@ -341,13 +340,13 @@ fn refuse_overflow(tensor: &PlacedTensor, values: &[f32]) -> Result<(), Failure>
             "`{name}` has the value {value}, which is too large for {}",
             tensor.storage.to_string().to_uppercase()
         ))
-        .hint("`--type f32` can hold it"),
+        .hint("use `--type f32`"),
         false => Failure::model(format!("`{name}` has the value {value}, which cannot be exported"))
             .hint("the adapter's alpha or weights are too large, or the base is damaged"),
     })
 }
 
-fn said_of_types(tensors: &[PlacedTensor], matrices: MatrixType) -> Option<String> {
+fn note_on_types(tensors: &[PlacedTensor], matrices: MatrixType) -> Option<String> {
     let is_other = |tensor: &&PlacedTensor| {
         tensor.output.original.shape().len() == 2 && tensor.storage != matrices.storage()
     };

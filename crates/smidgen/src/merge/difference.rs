@@ -16,15 +16,16 @@ use std::path::Path;
 const TOKENS: usize = 64;
 const SEED: u64 = 64;
 
-/// The difference of all logits after all tokens.
+/// The differences of all logits at all tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogitsDifference {
-    /// The largest.
+    /// The largest absolute difference.
     pub max: f64,
+    /// The mean absolute difference.
     pub mean: f64,
     /// The norm of the difference divided by the norm of the logits.
     pub relative: f64,
-    /// Of the sequence.
+    /// Tokens of the compared sequence.
     pub tokens: usize,
 }
 

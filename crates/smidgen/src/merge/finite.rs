@@ -1,7 +1,7 @@
-//! Only finite numbers are merged and exported.
+//! Refuses numbers that are not finite in merges and exports.
 //!
-//! An adapter is looked through before anything is written, so that the error names its tensor; results are checked as
-//! they are rounded, because a product of finite numbers may overflow.
+//! An adapter is checked before anything is written, so that the error names its tensor. Results are checked after
+//! rounding, because a product of finite numbers may overflow.
 
 use crate::failure::Failure;
 use smidgen_formats::element::Element;
@@ -28,7 +28,7 @@ pub fn refuse_not_finite(adapter: &AdapterFile) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether elements of a tensor, from `first` on, are finite.
+/// Checks elements of a tensor; `first` is the index of the first one.
 pub fn check_finite(tensor: &str, element: Element, first: u64, bytes: &[u8]) -> Result<(), NotFinite> {
     match first_not_finite(element, bytes) {
         None => Ok(()),
@@ -40,11 +40,11 @@ pub fn check_finite(tensor: &str, element: Element, first: u64, bytes: &[u8]) ->
     }
 }
 
-/// What is said of a result that is not finite.
+/// The error for a result that is not finite.
 pub fn refused_result(error: NotFinite, element: Element) -> Failure {
     let failure = Failure::model(error).context("the result cannot be written");
     match element {
-        Element::F16 => failure.hint("the largest f16 is 65504: `--dtype f32` and `--dtype bf16` hold more"),
+        Element::F16 => failure.hint("the largest f16 is 65504: use `--dtype f32` or `--dtype bf16`"),
         _ => failure.hint("the adapter's alpha or weights are too large, or the base is damaged"),
     }
 }

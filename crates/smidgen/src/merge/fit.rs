@@ -1,8 +1,9 @@
-//! Decides what happens to each tensor of the base: merged with a module, replaced by a trained one, converted, or copied.
-//! In Phi-4-multimodal as published an adapter is merged into what the LoRA inside is added to; one that continues that LoRA
-//! takes its place.
+//! Decides what happens to each tensor of the base: merged with a module, replaced by a trained one, converted, or
+//! copied.
+//! The published Phi-4-multimodal has a LoRA inside its checkpoint. An adapter is merged into the weight that this LoRA
+//! is added to; an adapter that continues this LoRA replaces it.
 //! An adapter of another model is refused here, before anything is written, with every tensor that does not fit.
-//! Left out: where a tensor goes (`shards`) and its numbers (`fold`).
+//! Left out: the file of a tensor (`shards`) and its numbers (`fold`).
 
 use std::collections::BTreeMap;
 
@@ -21,9 +22,9 @@ const NAMED_AT_MOST: usize = 8;
 #[derive(Clone, Debug)]
 pub enum Action {
     Fold(Box<AdapterModule>),
-    /// With a tensor of the adapter.
+    /// Replaced by a tensor of the adapter.
     Replace(TensorRef),
-    /// Into another element type, or from a quantized format.
+    /// Converted to another element type, or decoded from a quantized format.
     Convert,
     Copy,
 }
@@ -31,7 +32,7 @@ pub enum Action {
 #[derive(Clone, Debug)]
 pub struct OutputTensor {
     pub original: OriginalTensor,
-    /// As written.
+    /// The element type in the output.
     pub element: Element,
     pub action: Action,
 }
@@ -39,7 +40,7 @@ pub struct OutputTensor {
 impl OutputTensor {
     pub fn bytes(&self) -> u64 {
         let bytes = self.element.tensor_bytes(self.original.shape());
-        bytes.expect("a small multiple of a size that a file has")
+        bytes.expect("at most a small multiple of the size of an existing file")
     }
 }
 
@@ -64,7 +65,7 @@ pub fn fit_adapter(
         }
         if module.magnitude.is_some() && original.has_speech(&module.path) {
             problems.push(format!(
-                "`{}` has magnitudes, and a LoRA inside the base: their product is no sum with that LoRA",
+                "`{}` has magnitudes and a LoRA inside the base: magnitudes scale that LoRA too, so they cannot be merged into the weight alone",
                 module.path
             ));
             continue;
@@ -85,7 +86,7 @@ pub fn fit_adapter(
     }
     let is_saved = |wanted: &str| read.saved.iter().any(|(name, _)| name == wanted);
     for (name, tensor) in &read.saved {
-        // The head of a model that ties it: `merge` has compared it with the embedding.
+        // The untied head of a model with a tied head; `merge` has compared it with the embedding.
         if name == UNTIED_HEAD && original.tensor(name).is_none() && is_saved(EMBEDDING) {
             continue;
         }

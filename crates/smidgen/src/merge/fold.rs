@@ -1,7 +1,7 @@
 //! The arithmetic of a merge, on blocks of rows in f32.
 //! LoRA: W + s·B·A. DoRA: (m/n)·(W + s·B·A), where n is the norm of each row of the sum.
-//! The inner loop adds four rows of A at a time into a tile of a row that stays in the L1 cache; it uses slices of equal
-//! length, which the compiler vectorizes.
+//! The inner loop adds four rows of A at a time to a tile of a row, which stays in the L1 cache. It uses slices of
+//! equal length, which the compiler vectorizes.
 //! Left out: reading and writing.
 
 use smidgen_runtime::cpu::convert::{f32_to_bf16, f32_to_f16};
@@ -14,7 +14,7 @@ use smidgen_formats::peft::AdapterModule;
 /// Columns of a tile.
 const TILE: usize = 1024;
 
-/// One module's tensors in f32; their memory is reused for the next module.
+/// One module's tensors in f32; the memory is reused for the next module.
 #[derive(Default)]
 pub struct Factors {
     rank: usize,
@@ -24,21 +24,20 @@ pub struct Factors {
     a: Vec<f32>,
     /// (out, R)
     b: Vec<f32>,
-    /// (out), or empty without DoRA.
+    /// (out); empty without DoRA.
     magnitude: Vec<f32>,
 }
 
 impl Factors {
-    /// Allocates for the largest of these modules, so that loading allocates nothing.
+    /// Reserves memory for the largest of these modules, so that loading allocates nothing.
     pub fn with_room_for(modules: &[AdapterModule]) -> Factors {
-        let most = |elements: fn(&AdapterModule) -> usize| {
-            let largest = modules.iter().map(elements).max();
-            Vec::with_capacity(largest.unwrap_or(0))
+        let reserve = |elements: fn(&AdapterModule) -> usize| {
+            Vec::with_capacity(modules.iter().map(elements).max().unwrap_or(0))
         };
         Factors {
-            a: most(|module| module.rank * module.columns()),
-            b: most(|module| module.rank * module.rows()),
-            magnitude: most(|module| if module.magnitude.is_some() { module.rows() } else { 0 }),
+            a: reserve(|module| module.rank * module.columns()),
+            b: reserve(|module| module.rank * module.rows()),
+            magnitude: reserve(|module| if module.magnitude.is_some() { module.rows() } else { 0 }),
             ..Factors::default()
         }
     }
@@ -117,7 +116,7 @@ fn scale_to(row: &mut [f32], magnitude: f32) {
 
 /// The norm of a row, summed in f64.
 pub fn row_norm(row: &[f32]) -> f64 {
-    // Eight independent sums, because additions in one chain wait for each other.
+    // Eight independent sums, because each addition of a single sum would wait for the one before.
     let (eights, rest) = row.as_chunks::<8>();
     let mut sums = [0f64; 8];
     for eight in eights {

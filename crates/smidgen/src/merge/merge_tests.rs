@@ -1,5 +1,5 @@
-//! Merges of a tiny made-up model, compared with the formula in f64, in whole folders.
-//! Blocks of a few rows and shards of a few hundred bytes, so that every seam is crossed.
+//! Merges of a tiny made-up model, compared with the formula in f64.
+//! Blocks have a few rows and shards a few hundred bytes, so that tensors cross the boundaries of both.
 
 use super::original::OriginalModel;
 use super::*;
@@ -25,7 +25,7 @@ fn f32_bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// Two linears with biases, one in BF16 and one in F32, and tensors that no adapter touches.
+/// Two linears with biases, one in BF16 and one in F32, and tensors that no adapter changes.
 fn write_model(folder: &Path) {
     fs::create_dir_all(folder).unwrap();
     fs::write(folder.join("config.json"), r#"{"model_type": "made-up", "torch_dtype": "bfloat16"}"#).unwrap();
@@ -91,7 +91,7 @@ fn read_raw(model: &ModelFolder, name: &str) -> Vec<u8> {
     bytes
 }
 
-/// W + s·B·A in f64, with rows of the given lengths where there are some.
+/// W + s·B·A in f64; with magnitudes, rows are scaled to these norms.
 fn formula(weight: &[f32], seed: usize, scale: f64, magnitude: Option<&[f32]>) -> Vec<f64> {
     let (a, b) = (values(seed, RANK * COLUMNS), values(seed + 1, ROWS * RANK));
     let mut sum: Vec<f64> = weight.iter().map(|w| f64::from(*w)).collect();
@@ -186,7 +186,7 @@ fn lora_adds_the_product_and_copies_the_rest() {
 }
 
 #[test]
-fn rslora_and_dora_go_by_their_own_rules() {
+fn rslora_and_dora_follow_their_formulas() {
     let magnitude = |seed| -> Vec<f32> { values(seed, ROWS).iter().map(|v| v + 1.5).collect() };
     for use_rslora in [false, true] {
         let config = AdapterConfig { use_rslora, use_dora: true, ..config() };
@@ -209,7 +209,7 @@ fn rslora_and_dora_go_by_their_own_rules() {
 }
 
 #[test]
-fn trained_biases_take_the_place_of_the_bases() {
+fn trained_biases_replace_those_of_the_base() {
     let mut tensors = pair("layers.0.q", 10).to_vec();
     tensors.push((AdapterKey::BaseLayerBias("layers.0.q".to_string()), vec![ROWS], values(50, ROWS)));
     tensors.push((AdapterKey::ModuleBias("layers.0.k".to_string()), vec![ROWS], values(60, ROWS)));
@@ -257,7 +257,7 @@ fn another_type_is_rounded_once_from_f32() {
 }
 
 #[test]
-fn what_does_not_fit_is_told_and_leaves_nothing() {
+fn an_adapter_that_does_not_fit_is_refused_and_leaves_nothing() {
     let refused = |config: &AdapterConfig, tensors: &[(AdapterKey, Vec<usize>, Vec<f32>)], words: &[&str]| {
         let made = Made::new(config, tensors);
         let failure = made.try_merge("out", SMALL).unwrap_err().to_string();
@@ -296,7 +296,7 @@ fn a_base_that_breaks_off_leaves_no_output() {
     let made = Made::new(&config(), &both());
     let adapter = AdapterFile::open(&made.at("adapter")).unwrap();
     let original = OriginalModel::open(&made.at("model")).unwrap();
-    // The header has been read: what follows is gone only when the rows are.
+    // The header is already read, so the missing rows are noticed only when they are read.
     let weights = fs::OpenOptions::new().write(true).open(made.at("model/model.safetensors")).unwrap();
     let bytes = weights.metadata().unwrap().len();
     weights.set_len(bytes - 100).unwrap();

@@ -1,9 +1,9 @@
 //! Merges an adapter into its base model, file to file: no device, no plan, little memory.
 //!
-//! Base and adapter are matched (`fit`), every output tensor gets its place in a shard (`shards`), and rows pass through
-//! in blocks (`fold`, `write`), computed in f32 and rounded once.
-//! It takes the memory of two blocks of `block_bytes` and one module's A, B and magnitude in f32, for any model size; a
-//! 4-bit tensor of bitsandbytes adds its stored bytes. Quantized tensors are decoded and not quantized again.
+//! Tensors of base and adapter are matched (`fit`), every output tensor is assigned to a shard (`shards`), and rows are
+//! processed in blocks (`fold`, `write`), computed in f32 and rounded once.
+//! For any model size this needs the memory of two blocks of `block_bytes` and of one module's A, B and magnitude in
+//! f32; a 4-bit tensor of bitsandbytes adds its stored bytes. Quantized tensors are decoded and not quantized again.
 //! Left out: LS-LoRA, which is not linear and so cannot become a weight.
 
 pub mod difference;
@@ -25,15 +25,17 @@ use crate::plan::life::FILE_BLOCK_BYTES;
 use crate::session::adapters::{UNTIED_HEAD, refuse_untied};
 use fit::fit_adapter;
 use original::OriginalModel;
+use serde_json::{Value, json};
 use smidgen_formats::element::Element;
 use smidgen_formats::peft::{AdapterFile, StoredKind, read_modules};
 use smidgen_formats::tokenizer::prompt_file::PromptFile;
+use smidgen_ir::bytes::format_bytes;
 use std::path::Path;
 use write::{OutputFolder, Workspace, write_shards};
 
 #[derive(Clone, Copy, Debug)]
 pub struct MergeOptions {
-    /// `None` keeps the type of each tensor; a quantized one becomes F16.
+    /// Element type of the output; `None` keeps the type of each tensor, and a quantized one becomes F16.
     pub element: Option<Element>,
     /// Maximum size of a shard, unless one tensor is larger.
     pub max_shard_bytes: u64,
@@ -53,13 +55,13 @@ pub struct Merged {
     pub kind: StoredKind,
     pub modules: usize,
     pub biases: usize,
-    /// Other tensors of the base that were trained themselves.
+    /// Tensors of the base, other than biases, that were trained in full.
     pub saved: usize,
     pub shards: usize,
     pub folded: Tally,
-    /// Written in another type, or with what was trained.
+    /// Written in another type, or replaced by a trained tensor.
     pub converted: Tally,
-    /// Byte for byte.
+    /// Copied byte for byte.
     pub copied: Tally,
     /// Memory of the workspace.
     pub memory_bytes: u64,
@@ -73,7 +75,26 @@ pub struct Tally {
     pub bytes: u64,
 }
 
-/// Writes the merged model into `output`, which is complete or absent.
+impl Tally {
+    pub fn sum(tallies: impl IntoIterator<Item = Tally>) -> Tally {
+        tallies.into_iter().fold(Tally::default(), |sum, tally| Tally {
+            tensors: sum.tensors + tally.tensors,
+            bytes: sum.bytes + tally.bytes,
+        })
+    }
+
+    /// A line of a report.
+    pub fn render_line(self, name: &str, note: &str) -> String {
+        let (tensors, bytes) = (self.tensors, format_bytes(self.bytes));
+        format!("  {name:<10}{tensors:>6} tensors {bytes:>12}   {note}").trim_end().to_owned() + "\n"
+    }
+
+    pub fn render_json(self) -> Value {
+        json!({"tensors": self.tensors, "bytes": self.bytes})
+    }
+}
+
+/// Writes the merged model into `output`; a failure leaves no `output`.
 pub fn merge(
     adapter: &AdapterFile,
     original: &OriginalModel,
@@ -96,7 +117,8 @@ pub fn merge(
         refuse_untied(adapter)?;
     }
     let outputs = fit_adapter(adapter, &read, original, options.element)?;
-    let shards = shards::split_shards(&outputs, options.max_shard_bytes);
+    let sizes: Vec<u64> = outputs.iter().map(fit::OutputTensor::bytes).collect();
+    let shards = shards::split(&sizes, options.max_shard_bytes);
     let mut workspace = Workspace::new(&read.modules, &outputs, options.block_bytes);
     let folder = OutputFolder::create(output)?;
     write_shards(folder.path(), &outputs, &shards, &mut workspace)?;
@@ -107,10 +129,7 @@ pub fn merge(
     folder.commit()?;
     let tally = |is_counted: fn(&fit::Action) -> bool| {
         let counted = outputs.iter().filter(|output| is_counted(&output.action));
-        counted.fold(Tally::default(), |sum, output| Tally {
-            tensors: sum.tensors + 1,
-            bytes: sum.bytes + output.bytes(),
-        })
+        Tally::sum(counted.map(|output| Tally { tensors: 1, bytes: output.bytes() }))
     };
     Ok(Merged {
         kind,

@@ -1,8 +1,8 @@
 //! The base model of a merge: a list of its tensors, and one way to read their rows as f32.
-//! Only this file knows how tensors are stored (plain numbers, 4-bit codes with scales, GGUF blocks); the others read
+//! Only this file knows how tensors are stored (plain numbers, 4-bit codes with scales, GGUF blocks); other files read
 //! rows as f32, or copy bytes.
-//! Rows are decoded a few at a time. The stored bytes of a 4-bit tensor of bitsandbytes stay in memory meanwhile, because
-//! all rows share its nested scales.
+//! Rows are decoded a few at a time. The stored bytes of a 4-bit tensor of bitsandbytes stay in memory until all rows
+//! are decoded, because the rows share its nested scales.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -19,7 +19,7 @@ use smidgen_formats::tensor_ref::TensorRef;
 use smidgen_formats::weight::{DECODED, Weight, WeightRows};
 use smidgen_ir::{DType, Storage};
 
-/// Bytes that are read from a file at a time: plain numbers on the stack, blocks on the heap, or one row of them.
+/// Bytes that are decoded at a time (at least one row of a GGUF tensor).
 const PIECE_BYTES: usize = 32 << 10;
 
 pub struct OriginalModel {
@@ -28,7 +28,6 @@ pub struct OriginalModel {
     by_name: BTreeMap<String, usize>,
 }
 
-/// One tensor; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct OriginalTensor {
     name: String,
@@ -36,7 +35,7 @@ pub struct OriginalTensor {
 }
 
 impl OriginalModel {
-    /// A folder, or a GGUF file.
+    /// Opens a folder or a GGUF file.
     pub fn open(path: &Path) -> Result<OriginalModel, Failure> {
         OriginalModel::new(Model::open(path).map_err(Failure::model)?)
     }
@@ -46,7 +45,7 @@ impl OriginalModel {
             let place = model.path().display();
             return Err(Failure::model(format!("the model folder `{place}` has no weights")));
         }
-        // In the order of the files, so that tensors that were in one shard stay together.
+        // In the order of the files, so that tensors of one shard stay together.
         let names: Vec<String> = match &model {
             Model::Folder { folder, .. } => (folder.files().iter())
                 .flat_map(|file| file.tensors())
@@ -73,7 +72,7 @@ impl OriginalModel {
         &self.model
     }
 
-    /// In the order of the files.
+    /// All tensors, in the order of the files.
     pub fn tensors(&self) -> &[OriginalTensor] {
         &self.tensors
     }
@@ -82,7 +81,7 @@ impl OriginalModel {
         self.by_name.get(name).map(|&position| &self.tensors[position])
     }
 
-    /// The name in the files of a tensor by its name in transformers' layout.
+    /// Translates a tensor's name in the layout of transformers to its name in the files.
     pub fn file_name(&self, name: &str) -> String {
         match &self.model {
             Model::Folder { folder, phi4mm: Some(_), .. } => phi4mm::file_name(folder, name),
@@ -90,12 +89,13 @@ impl OriginalModel {
         }
     }
 
-    /// Whether an adapter inside the checkpoint is what was trained further.
+    /// Whether the model was opened without the speech adapter inside its checkpoint, because the run continued that
+    /// one.
     pub fn leaves_out_speech(&self) -> bool {
         matches!(&self.model, Model::Folder { phi4mm: Some(phi4mm), .. } if !phi4mm.is_merged)
     }
 
-    /// Whether there is an adapter inside the checkpoint that is a part of this module's weight.
+    /// Whether the adapter inside the checkpoint adds to this module's weight.
     pub fn has_speech(&self, module: &str) -> bool {
         self.model.speech_factors(module).is_some()
     }
@@ -142,7 +142,7 @@ impl OriginalTensor {
         }
     }
 
-    /// Whether rows of it can be read as f32.
+    /// Whether its rows can be read as f32.
     pub fn is_real(&self) -> bool {
         match &self.weight {
             Weight::Plain(tensor) => can_read_as(tensor.element(), Element::F32),
@@ -155,12 +155,12 @@ impl OriginalTensor {
         matches!(&self.weight, Weight::Plain(tensor) if tensor.element() == element)
     }
 
-    /// The first extent; one for a scalar.
+    /// The first dimension; 1 for a scalar.
     pub fn rows(&self) -> usize {
         self.shape().first().copied().unwrap_or(1)
     }
 
-    /// The elements of a row: all extents but the first.
+    /// The elements of a row: the product of all dimensions but the first.
     pub fn row_elements(&self) -> usize {
         self.shape().iter().skip(1).product()
     }
@@ -175,7 +175,7 @@ impl OriginalTensor {
         }
     }
 
-    /// Bytes as they are stored, for a copy.
+    /// Reads stored bytes.
     pub fn read_bytes(&self, byte_offset: u64, destination: &mut [u8]) -> Result<(), Failure> {
         self.weight.read_stored(byte_offset, destination).map_err(Failure::model)
     }
@@ -188,7 +188,7 @@ pub struct OriginalRows<'a> {
 }
 
 impl<'a> OriginalRows<'a> {
-    /// `held` gets the tensor's [`OriginalTensor::held_bytes`].
+    /// Reads the tensor's [`OriginalTensor::held_bytes`] into `held`.
     pub fn open(tensor: &'a OriginalTensor, held: &'a mut Vec<u8>) -> Result<OriginalRows<'a>, Failure> {
         held.clear();
         held.resize(tensor.held_bytes(), 0);
@@ -198,7 +198,7 @@ impl<'a> OriginalRows<'a> {
         Ok(OriginalRows { tensor, held })
     }
 
-    /// Fills `destination` with `rows` rows from `first_row` on.
+    /// Reads `rows` rows, starting at `first_row`.
     pub fn read(&self, first_row: usize, rows: usize, destination: &mut [f32]) -> Result<(), Failure> {
         let width = self.tensor.row_elements();
         assert_eq!(destination.len(), rows * width, "rows of `{}`", self.tensor.name());
@@ -223,7 +223,7 @@ impl<'a> OriginalRows<'a> {
     }
 }
 
-/// Fills `destination` with elements of a tensor of F32, BF16 or F16.
+/// Reads elements of a tensor of F32, BF16 or F16, starting at `first_element`.
 pub fn read_f32(tensor: &TensorRef, first_element: u64, destination: &mut [f32]) -> Result<(), Failure> {
     let element = tensor.element();
     let mut piece = [0u8; PIECE_BYTES];
@@ -237,13 +237,13 @@ pub fn read_f32(tensor: &TensorRef, first_element: u64, destination: &mut [f32])
     Ok(())
 }
 
-/// Numbers of F32, BF16 or F16 as f32; other types are refused before.
+/// Converts F32, BF16 or F16 to f32; callers have refused other types.
 pub fn widen_into(bytes: &[u8], element: Element, values: &mut [f32]) {
     match element {
         Element::F32 => widen(bytes, values, f32::from_le_bytes),
         Element::Bf16 => widen(bytes, values, |two| bf16_to_f32(u16::from_le_bytes(two))),
         Element::F16 => widen(bytes, values, |two| f16_to_f32(u16::from_le_bytes(two))),
-        other => unreachable!("a tensor of type {other} is not refused before"),
+        other => unreachable!("a tensor of type {other} has to be refused before"),
     }
 }
 

@@ -1,5 +1,5 @@
-//! Merges into quantized bases, from the committed fixtures: every tensor is the decoded one plus the product, rounded
-//! once, and the folder that comes out is a plain model that computes the same.
+//! Merges into quantized bases, from the committed fixtures: every tensor is the decoded one plus s·B·A, rounded once,
+//! and the output folder is a plain model with the same logits.
 
 use super::difference::compare_logits;
 use super::original::OriginalModel;
@@ -134,7 +134,7 @@ fn logits_differ_by_rounding_alone() {
         let (wide, narrow) = (compare("f32"), compare("f16"));
         assert!(wide.relative < 1e-4 && wide.mean <= wide.max, "{name}: {wide:?}");
         assert!(narrow.relative > wide.relative && narrow.relative < 5e-2, "{name}: {narrow:?}");
-        // The adapter takes part, or the comparison would say nothing.
+        // The adapter changes the logits; otherwise the comparison would test nothing.
         let ids: Vec<u32> = (3..40).collect();
         let with = logits_of(case.original.model(), Some(&case.adapter), &ids).unwrap();
         assert_ne!(with, logits_of(case.original.model(), None, &ids).unwrap(), "{name}");

@@ -1,13 +1,12 @@
-//! Assigns tensors to files, and writes the index.
+//! Assigns tensors to files, and renders the index.
 //! Names and index are those of the transformers library: one `model.safetensors`, or numbered shards in order.
-//! Left out: spreading tensors evenly; a shard is filled before the next begins.
+//! Left out: spreading tensors evenly; a shard is filled before the next one begins.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use serde_json::{Value, json};
 
-use super::fit::OutputTensor;
 use smidgen_formats::peft::python_json::render_python_json;
 
 /// Maximum bytes of the tensors of a file; a larger model has several files.
@@ -15,13 +14,7 @@ pub const SHARD_BYTES: u64 = 5_000_000_000;
 
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
 
-/// Ranges of outputs, at most `max_bytes` of tensors each; a larger tensor is alone.
-pub fn split_shards(outputs: &[OutputTensor], max_bytes: u64) -> Vec<Range<usize>> {
-    let sizes: Vec<u64> = outputs.iter().map(OutputTensor::bytes).collect();
-    split(&sizes, max_bytes)
-}
-
-/// The same for a list of sizes.
+/// Splits tensors of these sizes into ranges of at most `max_bytes`; a larger tensor is alone.
 pub fn split(sizes: &[u64], max_bytes: u64) -> Vec<Range<usize>> {
     let mut shards = Vec::new();
     let (mut begin, mut filled) = (0, 0u64);

@@ -1,8 +1,8 @@
 //! The files of a model folder other than its weights: config, generation settings, tokenizer, chat template.
-//! They are copied unchanged, except `config.json` if the output has another element type or the base was quantized: it
-//! then names the new type and no quantization. For a GGUF file, config and tokenizer are written in the format of
+//! They are copied unchanged, except `config.json` if the output has another element type or the base was quantized:
+//! then it names the new type and no quantization. For a GGUF file, config and tokenizer are written in the format of
 //! Hugging Face.
-//! Left out: pickled weights, other formats of the weights, images and model cards.
+//! Not copied: pickled weights, other formats of the weights, images and model cards.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ use smidgen_formats::model::Model;
 use smidgen_formats::tokenizer::copy::{copy_tokenizer, is_tokenizer_file};
 use smidgen_formats::whole_file::write_whole;
 
-/// A folder of further templates.
+/// A folder with more chat templates.
 const TEMPLATES: &str = "additional_chat_templates";
 
 /// Writes config, tokenizer and the other files; returns notes for the user.
@@ -48,7 +48,7 @@ pub fn write_sidecars(
     Ok(notes)
 }
 
-/// The element type of most bytes.
+/// The element type with the most bytes.
 fn most_common(outputs: &[OutputTensor]) -> Element {
     let candidates = [Element::F32, Element::Bf16, Element::F16];
     let bytes = |element: &Element| -> u64 {
@@ -93,8 +93,8 @@ fn unwritten(path: &Path, error: std::io::Error) -> Failure {
     Failure::file("write", path, error)
 }
 
-/// The config with the element type of the weights: `dtype` since transformers 5, `torch_dtype` before, in the settings
-/// of the model and of its text part.
+/// The config with the element type of the weights, for the model and for its text part. The key is `dtype` since
+/// transformers 5, and `torch_dtype` before.
 fn with_element(config: &Value, element: Element) -> Value {
     let word = match element {
         Element::F32 => "float32",
@@ -114,7 +114,7 @@ fn with_element(config: &Value, element: Element) -> Value {
     };
     let in_text = config.get_mut("text_config").is_some_and(set);
     if !set(&mut config) && !in_text {
-        // The newer name if the rest of the file uses newer names.
+        // `rope_parameters` is a key of transformers 5.
         let key = if config.get("rope_parameters").is_some() { "dtype" } else { "torch_dtype" };
         config[key] = json!(word);
     }
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_config_names_the_type_where_it_did() {
+    fn the_config_names_the_type_under_the_same_key() {
         let check = |config: Value, expected: Value| {
             assert_eq!(with_element(&config, Element::F16), expected);
         };

@@ -1,8 +1,8 @@
 //! Writes the merged tensors: two workers take blocks of rows in turn and write each at its offset in the file.
-//! One worker reads, merges, rounds and writes a block, so that reading, arithmetic and writing overlap without a queue,
-//! and the bytes do not depend on which worker takes which block.
+//! A worker reads, merges, rounds and writes a whole block, so that reading, arithmetic and writing of the two overlap
+//! without a queue, and the bytes do not depend on which worker takes which block.
 //! All memory is reserved before the first tensor; the output folder has a temporary name until everything is on disk.
-//! Left out: what is written (`fit`), and where (`shards`).
+//! Left out: what happens to each tensor (`fit`), and the file for it (`shards`).
 
 use std::fs::{self, File};
 use std::ops::Range;
@@ -16,16 +16,15 @@ use super::fold::{Factors, round_into};
 use super::original::{OriginalRows, read_f32};
 use super::shards::{INDEX_FILE, render_index, shard_name};
 use crate::failure::Failure;
+use crate::plan::life::MERGE_WORKERS;
 use smidgen_formats::peft::AdapterModule;
 use smidgen_formats::safetensors::write::{TensorSpec, lay_out_file, pytorch_metadata};
 use smidgen_formats::whole_file::{folder_of, sweep_leftovers, sync_folder, write_whole};
 
-use crate::plan::life::MERGE_WORKERS;
-
 /// The memory of a merge.
 pub struct Workspace {
     factors: Factors,
-    /// The stored bytes of a tensor whose rows cannot be decoded one by one.
+    /// The stored bytes of a tensor, if its rows cannot be decoded separately.
     held: Vec<u8>,
     workers: Vec<Worker>,
 }
@@ -33,7 +32,7 @@ pub struct Workspace {
 struct Worker {
     /// Rows in f32.
     values: Vec<f32>,
-    /// Rows as written, or bytes of a copy.
+    /// Rows as written, or bytes to copy.
     bytes: Vec<u8>,
 }
 
@@ -57,7 +56,7 @@ impl Workspace {
     }
 }
 
-/// Writes every shard, and the index if there is more than one.
+/// Writes the shards, and the index if there is more than one.
 pub fn write_shards(
     folder: &Path,
     outputs: &[OutputTensor],
@@ -96,7 +95,7 @@ fn write_shard(path: &Path, outputs: &[OutputTensor], workspace: &mut Workspace)
     file.sync_all().map_err(failed)
 }
 
-/// The place of a tensor in its file.
+/// The position of a tensor in its file.
 struct Target<'a> {
     file: &'a File,
     path: &'a Path,
@@ -124,7 +123,7 @@ fn write_tensor(output: &OutputTensor, target: &Target, workspace: &mut Workspac
             write_rounded(values, &mut worker.bytes, output, target, range.start)
         }),
         Action::Copy => in_blocks(workers, output.bytes(), 1, |worker, range| {
-            // Counted in bytes; a worker holds four per value.
+            // The range counts bytes; the buffer has four bytes per value of the block.
             let bytes = &mut worker.bytes[..(range.end - range.start) as usize];
             output.original.read_bytes(range.start, bytes)?;
             target.write(range.start, bytes)
@@ -140,7 +139,7 @@ fn write_rows(
     fold: impl Fn(usize, &mut [f32]) + Sync,
 ) -> Result<(), Failure> {
     let (original, width) = (&output.original, output.original.row_elements());
-    // A row that is larger than the block gets the memory that it needs.
+    // A single row may be larger than the block.
     for worker in workers.iter_mut().filter(|worker| worker.values.len() < width) {
         worker.values.resize(width, 0.0);
         worker.bytes.resize(width * size_of::<f32>(), 0);
@@ -170,8 +169,9 @@ fn write_rounded(
     target.write(first_element * element.size_bytes() as u64, bytes)
 }
 
-/// Hands ranges of `count` items to the workers; a range has as many items of `width` values as fit into a worker's
-/// memory. The first failure ends the work.
+/// Splits `count` items of `width` values into blocks that fit a worker's memory, and runs `work` on them with all
+/// workers.
+/// The first failure ends the work.
 fn in_blocks(
     workers: &mut [Worker],
     count: u64,
@@ -209,7 +209,7 @@ fn in_blocks(
     })
 }
 
-/// A folder that gets its name when it is complete; dropping it earlier removes it.
+/// A folder with a temporary name until `commit` renames it; dropping it before removes it.
 pub struct OutputFolder {
     target: PathBuf,
     temporary: PathBuf,

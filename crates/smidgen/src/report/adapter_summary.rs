@@ -1,7 +1,7 @@
-//! The contents of an adapter: its sizes, and how far each module moves the base.
-//! The norm of s·B·A comes from two R by R matrices: |BA|² is the sum of (Bᵀ B) ∘ (A Aᵀ), so B·A, which has the size of a
-//! base weight, is never computed. Sums are in f64; one module's A and B are in memory at a time.
-//! A DoRA magnitude has a meaning only relative to its base, so it is compared if a base is given.
+//! The contents of an adapter: its sizes, and the norm of each module's update.
+//! The norm of s·B·A comes from two R by R matrices: |BA|² is the sum of (Bᵀ B) ∘ (A Aᵀ), so B·A, which has the size of
+//! a base weight, is never computed. Sums are in f64; one module's A and B are in memory at a time.
+//! A DoRA magnitude only has a meaning relative to the base, so it is compared with the base if one is given.
 //! Left out: text and columns (`adapter_table`).
 
 use super::fourier_table::FourierRow;
@@ -24,13 +24,12 @@ pub struct AdapterSummary {
     pub original: Option<String>,
     pub bias: Bias,
     pub parameters: u64,
-    /// Of all tensors.
+    /// Bytes of all tensors.
     pub bytes: u64,
     /// Element types and how many tensors have them.
     pub elements: BTreeMap<&'static str, usize>,
-    /// By layer.
     pub modules: Vec<ModuleSummary>,
-    /// Trained biases, of modules with and without an adapter.
+    /// Number of trained biases, of modules with and without an adapter.
     pub biases: usize,
 }
 
@@ -40,12 +39,12 @@ pub struct ModuleSummary {
     pub rank: usize,
     pub alpha: f64,
     pub scale: f64,
-    /// Of the base weight.
+    /// The shape of the base weight.
     pub shape: [usize; 2],
     pub parameters: u64,
     pub a_norm: f64,
     pub b_norm: f64,
-    /// Of s·B·A.
+    /// The norm of s·B·A.
     pub product_norm: f64,
     pub magnitude: Option<Magnitude>,
     pub fourier: Option<FourierRow>,
@@ -101,7 +100,7 @@ fn summarize_module(
         Some(magnitude) => Some(summarize_magnitude(module, &read_all(magnitude)?, original)?),
     };
     let fourier = fourier_row(module)?;
-    let own = [Some(&module.a), Some(&module.b), module.magnitude.as_ref(), module.bias.as_ref()];
+    let tensors = [Some(&module.a), Some(&module.b), module.magnitude.as_ref(), module.bias.as_ref()];
     let fourier_parameters = if module.fourier.is_some() { 5 } else { 0 };
     Ok(ModuleSummary {
         path: module.path.clone(),
@@ -109,7 +108,7 @@ fn summarize_module(
         alpha: module.alpha,
         scale: module.scale,
         shape: [module.rows(), module.columns()],
-        parameters: own.into_iter().flatten().map(TensorRef::elements).sum::<u64>() + fourier_parameters,
+        parameters: tensors.into_iter().flatten().map(TensorRef::elements).sum::<u64>() + fourier_parameters,
         a_norm: trace(&a_gram),
         b_norm: trace(&b_gram),
         // Rounding may give a tiny negative sum for a product of zero.
@@ -119,7 +118,7 @@ fn summarize_module(
     })
 }
 
-/// The functions of an LS-LoRA adapter, module by module.
+/// The Fourier coefficients of an LS-LoRA adapter, by module.
 pub fn fourier_rows(adapter: &AdapterFile) -> Result<Vec<FourierRow>, Failure> {
     let read = read_modules(adapter).map_err(Failure::model)?;
     read.modules.iter().filter_map(|module| fourier_row(module).transpose()).collect()
@@ -146,7 +145,7 @@ fn summarize_magnitude(
         .ok_or_else(|| {
             let place = original.path().display();
             let shape = [module.rows(), module.columns()];
-            Failure::model(format!("the base model `{place}` has no `{name}` of {shape:?} numbers"))
+            Failure::model(format!("the base model `{place}` has no `{name}` of shape {shape:?}"))
         })?;
     let columns = module.columns();
     let rows_at_a_time = (BLOCK_BYTES / size_of::<f32>() / columns).clamp(1, module.rows());
@@ -205,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_products_length_needs_no_product() {
+    fn the_norm_of_the_product_comes_from_gram_matrices() {
         // A is (2, 3), B is (2, 2): BA = [[1, 2, 3], [2, 7, 6]], whose squares sum to 103.
         let (a, b) = ([1.0, 2.0, 3.0, 0.0, 3.0, 0.0], [1.0, 0.0, 2.0, 1.0]);
         let (a_gram, b_gram) = (gram_of_rows(&a, 2), gram_of_columns(&b, 2));

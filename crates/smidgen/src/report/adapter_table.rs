@@ -3,7 +3,7 @@
 //! Left out: the numbers themselves (`adapter_summary`).
 
 use super::adapter_summary::{AdapterSummary, Magnitude, ModuleSummary};
-use super::fourier_table::{FourierRow, fourier_json, render_fourier_table};
+use super::fourier_table::{FourierRow, fourier_json, last_name, render_fourier_table};
 use crate::console::columns::{Side, render_columns, render_field, short};
 use serde_json::{Map, Value, json};
 use smidgen_formats::peft::{Bias, split_layer};
@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 pub fn render_adapter(summary: &AdapterSummary) -> String {
     let modules = &summary.modules;
     let mut text = format!("{} adapter in `{}`\n", summary.kind, summary.path.display());
-    let mut field = |name: &str, words: &str| text.push_str(&render_field(name, words));
+    let mut field = |name: &str, value: &str| text.push_str(&render_field(name, value));
     field("base", summary.original.as_deref().unwrap_or("not named"));
     field("rank", &range(modules.iter().map(|module| module.rank as f64)));
     field("alpha", &range(modules.iter().map(|module| module.alpha)));
@@ -132,10 +132,6 @@ fn last_names_tell_apart(modules: &[ModuleSummary]) -> bool {
     let names: BTreeSet<(Option<usize>, &str)> =
         modules.iter().map(|module| (split_layer(&module.path).0, last_name(&module.path))).collect();
     names.len() == modules.len()
-}
-
-fn last_name(path: &str) -> &str {
-    path.rsplit('.').next().unwrap_or(path)
 }
 
 fn percent(fraction: f64) -> String {

@@ -1,18 +1,18 @@
-//! The solver's choices in words: what was chosen, why, and what it saves and costs.
+//! The solver's choices as sentences: what was chosen, why, and what it saves and costs.
 //!
-//! The solver answers in data (`Reason`, `Price`); these are the only sentences about it, and the table, `plan.json` and
-//! the page all show them.
+//! The solver returns data (`Reason`, `Price`); all sentences about it are made here, for the table, `plan.json` and
+//! the page.
 
 use smidgen_compile::{Choice, Price, Reason, Solution, Why};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{Entry, LayerSet, Phase, Plan, Policy, Sharding, Space};
 
-/// One line per choice: its name, a colon, and what was chosen.
+/// One line per choice, such as `recompute: 21 of 28 layers`.
 pub fn render_reasons(solution: &Solution) -> Vec<String> {
     solution.reasons.iter().map(|reason| render_reason(solution, reason)).collect()
 }
 
-/// What a choice saves on the device, and adds to each step or takes from it.
+/// The device memory that a choice saves, and the time that it adds to a step.
 pub fn render_price(price: &Price) -> String {
     let size = format_bytes(price.saved_bytes.unsigned_abs());
     let verb = if price.saved_bytes >= 0 { "saves" } else { "needs another" };
@@ -24,7 +24,7 @@ pub fn render_price(price: &Price) -> String {
     format!("{} {verb} {size} and {time}", describe(price.choice))
 }
 
-/// A choice as something that is done.
+/// A choice as the subject of a sentence.
 pub fn describe(choice: Choice) -> &'static str {
     match choice {
         Choice::Recompute => "recomputing activations",
@@ -38,28 +38,28 @@ pub fn describe(choice: Choice) -> &'static str {
         Choice::OptimizerState => "offloading optimizer state",
         Choice::Gradients => "offloading gradients",
         Choice::Order => "breadth-first order",
-        Choice::Laps => "working on several layers at a time",
-        Choice::Updates => "updates on the host",
-        Choice::Sharding => "dividing over ranks",
+        Choice::Laps => "running several layers per lap",
+        Choice::Updates => "updating on the host",
+        Choice::Sharding => "sharding over ranks",
     }
 }
 
-/// What differs between two policies of a model with this many layers.
+/// The differences between two policies of a model with this many layers.
 pub fn describe_changes(before: &Policy, now: &Policy, layers: usize) -> String {
     let mut changes = Vec::new();
     if now.micro_tokens != before.micro_tokens {
         let (is, was) = (now.micro_tokens, before.micro_tokens);
         changes.push(format!("micro-batches of {is} tokens (were {was})"));
     }
-    let mut count = |what: &str, is: usize, was: usize| {
+    let mut compare = |what: &str, is: usize, was: usize| {
         if is != was {
             changes.push(format!("{what} of {is} of {layers} layers (were {was})"));
         }
     };
     let [is, was] = [now, before].map(LayerCounts::of);
-    count("recompute", is.recomputed, was.recomputed);
-    count("offloaded activations", is.activations_away, was.activations_away);
-    count("offloaded weights", is.weights_away, was.weights_away);
+    compare("recompute", is.recomputed, was.recomputed);
+    compare("offloaded activations", is.activations_offloaded, was.activations_offloaded);
+    compare("offloaded weights", is.weights_offloaded, was.weights_offloaded);
     if now.optimizer_state != before.optimizer_state {
         changes.push(format!("optimizer state {}", describe_place(now.optimizer_state)));
     }
@@ -74,7 +74,7 @@ pub fn describe_changes(before: &Policy, now: &Policy, layers: usize) -> String 
         changes.push(format!("{is} layers at a time (were {was})"));
     }
     if now.sharding != before.sharding {
-        changes.push(format!("divided over ranks: {}", describe_sharding(now.sharding)));
+        changes.push(format!("sharded over ranks: {}", describe_sharding(now.sharding)));
     }
     if now.tile_tokens != before.tile_tokens {
         changes.push(match now.tile_tokens {
@@ -84,54 +84,54 @@ pub fn describe_changes(before: &Policy, now: &Policy, layers: usize) -> String 
     }
     if now.head_pieces != before.head_pieces {
         changes.push(match now.head_pieces {
-            0 | 1 => "the head as a whole".into(),
+            0 | 1 => "the LM head in one piece".into(),
             pieces => format!("the LM head in {pieces} pieces"),
         });
     }
     if changes.is_empty() { "the same choices".into() } else { changes.join(", ") }
 }
 
-/// How many layers a policy treats in which way.
+/// How many layers a policy recomputes and offloads.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerCounts {
     pub recomputed: usize,
-    pub weights_away: usize,
-    pub activations_away: usize,
+    pub weights_offloaded: usize,
+    pub activations_offloaded: usize,
 }
 
 impl LayerCounts {
     pub fn of(policy: &Policy) -> LayerCounts {
         LayerCounts {
             recomputed: policy.recompute.len(),
-            weights_away: policy.offloaded_weights.len(),
-            activations_away: policy.offloaded_activations.len(),
+            weights_offloaded: policy.offloaded_weights.len(),
+            activations_offloaded: policy.offloaded_activations.len(),
         }
     }
 }
 
-/// Whether the weights of a layer are fetched when they are needed.
+/// Whether the weights of a layer are offloaded, and prefetched for each use.
 pub fn is_prefetched(policy: &Policy, layer: usize) -> bool {
     policy.offloaded_weights.contains(layer)
 }
 
-/// How a layer's activations are held until backward.
+/// What happens to a layer's activations until backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum ActivationChoice {
     Kept,
     Recomputed,
     Offloaded,
     Both,
 }
 
-impl Fate {
-    pub const ALL: [Fate; 4] = [Fate::Kept, Fate::Recomputed, Fate::Offloaded, Fate::Both];
+impl ActivationChoice {
+    pub const ALL: [Self; 4] = [Self::Kept, Self::Recomputed, Self::Offloaded, Self::Both];
 
-    pub fn of(policy: &Policy, layer: usize) -> Fate {
+    pub fn of(policy: &Policy, layer: usize) -> Self {
         match (policy.recompute.contains(layer), policy.offloaded_activations.contains(layer)) {
-            (false, false) => Fate::Kept,
-            (true, false) => Fate::Recomputed,
-            (false, true) => Fate::Offloaded,
-            (true, true) => Fate::Both,
+            (false, false) => Self::Kept,
+            (true, false) => Self::Recomputed,
+            (false, true) => Self::Offloaded,
+            (true, true) => Self::Both,
         }
     }
 }
@@ -139,18 +139,18 @@ impl Fate {
 fn describe_sharding(sharding: Sharding) -> &'static str {
     match sharding {
         Sharding::None => "nothing",
-        Sharding::Moments => "the moments",
-        Sharding::Gradients => "moments and gradients",
-        Sharding::Weights => "weights, gradients and moments",
+        Sharding::Moments => "optimizer state",
+        Sharding::Gradients => "optimizer state and gradients",
+        Sharding::Weights => "optimizer state, gradients and weights",
     }
 }
 
-/// `21 of 28 layers ` where not all of them are meant.
+/// `21 of 28 layers `; empty if the list of layers is empty, which means all of them.
 fn some_layers(offloaded: &LayerSet, layers: usize) -> String {
     if offloaded.is_empty() { String::new() } else { format!("{} of {layers} layers ", offloaded.len()) }
 }
 
-/// Layers of the model that a plan is for.
+/// Number of layers of the plan's model.
 pub fn layer_count(plan: &Plan) -> usize {
     let steps = plan.entries.iter().flat_map(|entry| &entry.steps);
     steps.filter_map(|step| step.layer).max().map_or(0, |last| last + 1)
@@ -172,7 +172,7 @@ fn render_reason(solution: &Solution, reason: &Reason) -> String {
         }
         Choice::Weights => {
             let place = match policy.sharding {
-                Sharding::Weights => "divided over ranks",
+                Sharding::Weights => "sharded over ranks",
                 _ => describe_place(policy.weights),
             };
             match (policy.offloaded_weights.len(), policy.tables_offloaded) {
@@ -194,7 +194,7 @@ fn render_reason(solution: &Solution, reason: &Reason) -> String {
         }
         Choice::Activations => format!(
             "activations: {} offloaded until backward, {}",
-            of_layers(LayerCounts::of(policy).activations_away),
+            of_layers(LayerCounts::of(policy).activations_offloaded),
             describe_place(policy.activations)
         ),
         Choice::OptimizerState => {
@@ -206,30 +206,30 @@ fn render_reason(solution: &Solution, reason: &Reason) -> String {
             format!("gradients: {}{place}", some_layers(&policy.offloaded_gradients, layers))
         }
         Choice::Order if updates_early(&solution.plan) => {
-            "order: breadth-first, all micro-batches of a step pass a layer before the next; nothing is clipped, so a \
-             layer is updated right behind its backward pass"
+            "order: breadth-first, all micro-batches of a step pass each layer before the next one; without gradient clipping \
+             each layer is updated right after its backward pass"
                 .to_owned()
         }
         Choice::Order => {
-            "order: breadth-first, all micro-batches of a step pass a layer before the next".to_owned()
+            "order: breadth-first, all micro-batches of a step pass each layer before the next one".to_owned()
         }
         Choice::Laps => {
             let count = policy.layers_per_lap;
-            format!("laps: {count} layers at a time, and only the first one's input is kept for backward")
+            format!("laps: {count} layers at a time, keeping only the input of the first for backward")
         }
         Choice::Updates if updates_early(&solution.plan) => {
-            "updates: by the processors, where the state is, while the GPU works on".to_owned()
+            "updates: on the CPU, where the optimizer state is, while the GPU continues".to_owned()
         }
         Choice::Updates => {
-            "updates: by the processors, where the state is, while the next forward pass runs".to_owned()
+            "updates: on the CPU, where the optimizer state is, during the next forward pass".to_owned()
         }
-        Choice::Sharding => format!("ranks: each keeps its part of {}", describe_sharding(policy.sharding)),
+        Choice::Sharding => format!("sharding: each rank keeps its part of {}", describe_sharding(policy.sharding)),
     };
     match reason.why {
         Why::Pinned => format!("{what} (pinned)"),
         Why::HostIsShort => format!("{what}, because host memory is short"),
         Why::Fits => format!("{what}, all activations fit"),
-        Why::HeadHasAdapter => format!("{what}: it has an adapter"),
+        Why::HeadHasAdapter => format!("{what}, because it has an adapter"),
         Why::NeedsLeast { .. } if reason.choice == Choice::Recompute => {
             format!("{what}, which needs the least memory")
         }
@@ -257,7 +257,7 @@ fn describe_place(space: Space) -> &'static str {
     }
 }
 
-/// Whether `micro_step` updates what it completes.
+/// Whether `micro_step` contains the updates of tensors whose gradients it completes.
 fn updates_early(plan: &Plan) -> bool {
     plan.entry(Entry::MicroStep).steps.iter().any(|step| step.phase == Phase::Update)
 }

@@ -1,7 +1,7 @@
 //! Every command and option in Markdown, generated from the definitions of the command line.
 //!
-//! `docs/commands.md` is this text, and a test keeps it so.
-//! Left out: what `--help` and `--version` do.
+//! `docs/commands.md` is this text; a test compares them.
+//! Left out: `--help` and `--version`.
 
 use clap::{Arg, Command};
 use std::fmt::Write;
@@ -9,9 +9,8 @@ use std::fmt::Write;
 /// The reference of all commands, in the order of `--help`.
 pub fn render_command_reference(command: &Command) -> String {
     let mut text = String::new();
-    let everywhere: Vec<&Arg> = command.get_arguments().filter(|arg| arg.is_global_set()).collect();
-    for option in &everywhere {
-        writeln!(text, "{} is an option of every command: {}.", spelled(option), sentence(option))
+    for option in command.get_arguments().filter(|arg| arg.is_global_set()) {
+        writeln!(text, "{} is an option of every command: {}.", syntax(option), sentence(option))
             .expect("a string can be written to");
     }
     for command in command.get_subcommands().filter(|command| command.get_name() != "help") {
@@ -22,7 +21,7 @@ pub fn render_command_reference(command: &Command) -> String {
         text.push_str("| | |\n|---|---|\n");
         let own = command.get_arguments().filter(|arg| !arg.is_global_set() && arg.get_id() != "help");
         for arg in own.filter(|arg| !arg.is_hide_set()) {
-            writeln!(text, "| {} | {} |", spelled(arg), meaning(arg)).expect("a string can be written to");
+            writeln!(text, "| {} | {} |", syntax(arg), meaning(arg)).expect("a string can be written to");
         }
     }
     text
@@ -41,7 +40,7 @@ fn value_name(arg: &Arg) -> Option<String> {
     takes.then(|| named.unwrap_or_else(|| arg.get_id().as_str().to_uppercase()))
 }
 
-fn spelled(arg: &Arg) -> String {
+fn syntax(arg: &Arg) -> String {
     let value = value_name(arg);
     match (arg.get_long(), value) {
         (Some(long), Some(value)) => format!("`--{long} {value}`"),

@@ -1,7 +1,7 @@
 //! Several runs side by side: their figures, and the keys of their jobs that differ.
 //!
-//! A job is read line by line, as `job.toml` is written: a job of another version compares too. `output.dir` differs
-//! between any two runs and is left out.
+//! `job.toml` is compared line by line, so that jobs of different versions can be compared. `output.dir` always differs
+//! and is left out.
 
 use super::numbers::{duration, grouped, short};
 use super::run_folder::{RunRecord, read_run};
@@ -22,13 +22,13 @@ pub struct Comparison {
 
 #[derive(Clone, Debug)]
 pub struct Compared {
-    /// As much of the path as tells the runs apart.
+    /// The path without the folders that all runs share.
     pub name: String,
     pub record: RunRecord,
     pub summary: RunSummary,
 }
 
-/// A key of the recipe and its value in each run, as TOML; `None` where a run has no such key.
+/// A key of the recipe and its value in each run, as TOML; `None` if the run does not have the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     pub key: String,
@@ -40,7 +40,7 @@ pub struct Difference {
 pub struct Fact {
     pub name: &'static str,
     pub values: Vec<String>,
-    /// The run with the best value, where one is better than the others.
+    /// The index of the run with the best value; `None` if no value is better than the others.
     pub best: Option<usize>,
 }
 
@@ -84,7 +84,7 @@ pub fn compare(runs: Vec<(String, RunRecord)>) -> Comparison {
     Comparison { runs, differences, same_keys }
 }
 
-/// The ends of paths that tell them apart.
+/// The paths without the folders that all of them share.
 fn names(paths: &[PathBuf]) -> Vec<String> {
     let parents = || paths.iter().filter_map(|path| path.parent());
     let mut shared = parents().next().unwrap_or(Path::new("")).to_path_buf();
@@ -93,7 +93,7 @@ fn names(paths: &[PathBuf]) -> Vec<String> {
     paths.iter().map(name).collect()
 }
 
-/// Keys and values of a `job.toml`; a section that is repeated is numbered.
+/// Keys and values of a `job.toml`; repeated sections are numbered.
 fn read_keys(job: &str) -> Vec<(String, String)> {
     let (mut keys, mut section, mut repeated): (Vec<(String, String)>, String, usize) = Default::default();
     for line in job.lines() {
@@ -117,18 +117,17 @@ enum Better {
 }
 
 impl Comparison {
-    /// The figures of all runs, one after the other; figures that no run has are left out.
+    /// The figures of all runs; figures that no run has are left out.
     pub fn facts(&self) -> Vec<Fact> {
         use Better::{Higher, Lower, Neither};
         let bytes = |bytes: f64| format_bytes(bytes as u64);
-        let number = |value: f64| short(value);
         let facts = [
-            self.fact("loss, first", Neither, |run| run.loss.first, number),
-            self.fact("loss, last", Lower, |run| run.loss.last, number),
-            self.fact("eval loss, best", Lower, |run| run.loss.best_eval.map(|(_, loss)| loss), number),
-            self.fact("eval loss, last", Lower, |run| run.loss.last_eval, number),
-            self.fact("tokens/s", Higher, |run| run.speed.tokens_per_s, number),
-            self.fact("ms per step", Neither, |run| run.speed.step_ms, number),
+            self.fact("loss, first", Neither, |run| run.loss.first, short),
+            self.fact("loss, last", Lower, |run| run.loss.last, short),
+            self.fact("eval loss, best", Lower, |run| run.loss.best_eval.map(|(_, loss)| loss), short),
+            self.fact("eval loss, last", Lower, |run| run.loss.last_eval, short),
+            self.fact("tokens/s", Higher, |run| run.speed.tokens_per_s, short),
+            self.fact("ms per step", Neither, |run| run.speed.step_ms, short),
             self.fact("time in steps", Neither, |run| Some(run.speed.seconds), duration),
             self.fact("tokens", Neither, |run| Some(run.speed.tokens as f64), |count| grouped(count as i64)),
             self.fact("peak memory", Lower, |run| run.memory.peak_bytes.map(|it| it as f64), bytes),
@@ -171,15 +170,15 @@ impl Comparison {
         (!known.is_empty()).then_some(Fact { name, values, best })
     }
 
-    /// For a terminal: how each run stands, a table, and what differed.
+    /// For a terminal: the status of each run, a table of figures, and the keys that differ.
     pub fn render_text(&self) -> String {
         /// Runs per table, so that a table fits 80 columns.
-        const ABREAST: usize = 3;
+        const RUNS_PER_TABLE: usize = 3;
         let mut text: String =
-            self.runs.iter().map(|run| format!("{}: {}\n", run.name, run.summary.standing)).collect();
+            self.runs.iter().map(|run| format!("{}: {}\n", run.name, run.summary.status)).collect();
         let facts = self.facts();
-        for first in (0..self.runs.len()).step_by(ABREAST) {
-            let shown = first..(first + ABREAST).min(self.runs.len());
+        for first in (0..self.runs.len()).step_by(RUNS_PER_TABLE) {
+            let shown = first..(first + RUNS_PER_TABLE).min(self.runs.len());
             let mut headings = vec![("", Side::Left)];
             headings.extend(self.runs[shown.clone()].iter().map(|run| (run.name.as_str(), Side::Right)));
             let row = |fact: &Fact| {

@@ -1,6 +1,6 @@
-//! The checks as a table: verdict, name and finding, and below it what to do.
+//! The checks of `smidgen doctor` as a table: verdict, name and finding, with remedies below.
 //!
-//! Left out: measuring anything, which `doctor/` does.
+//! Left out: the checks themselves (`doctor/`).
 
 use crate::console::colour::{REMEDY, bad, caution, good};
 use crate::doctor::{Check, Verdict};

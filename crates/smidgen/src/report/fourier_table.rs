@@ -1,6 +1,6 @@
-//! The coefficients that LS-LoRA learned, module by module, and how far they are from a plain LoRA's.
+//! The coefficients that LS-LoRA learned, by module, and their distance from the start.
 //! With u = tanh(z/sigma) a module adds a0 + a1·u + a2·sin(πu) + a3·cos(πu); it starts at (0, 1, 0, 0).
-//! It is made from numbers, not files, so that a run can print it at its end and `inspect` at any time.
+//! `train` prints this table at the end of a run, and `inspect` at any time.
 //! Left out: A and B.
 
 use crate::console::columns::{Side, render_columns};
@@ -106,7 +106,8 @@ fn render_summary(rows: &[FourierRow]) -> String {
     format!("  {above} of {} modules above {NOTICEABLE} in non-linearity, |a2|+|a3|{strongest}\n", rows.len())
 }
 
-fn last_name(name: &str) -> &str {
+/// The last part of a module path, such as `q_proj`.
+pub fn last_name(name: &str) -> &str {
     name.rsplit('.').next().unwrap_or(name)
 }
 

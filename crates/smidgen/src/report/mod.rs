@@ -1,7 +1,7 @@
 //! Reports: plans as tables and JSON, runs as a summary and an HTML page, the contents of adapters and models.
 //!
-//! The reports of a plan are computed from its buffer table, so they state what the run will reserve. The reports of a
-//! run are made from its folder (`run_folder.rs`), during the run and afterwards.
+//! Reports of a plan are computed from its buffer table, so they state what the run will reserve. Reports of a run are
+//! made from its folder (`run_folder.rs`), during the run and afterwards.
 
 pub mod adapter_summary;
 pub mod adapter_table;
@@ -9,7 +9,6 @@ pub mod choices;
 pub mod command_reference;
 pub mod compare;
 pub mod doctor_table;
-pub mod eval_table;
 pub mod evaluation_table;
 pub mod fourier_table;
 pub mod generation_table;
@@ -25,5 +24,6 @@ pub mod plan_texts;
 pub mod preview_text;
 pub mod run_folder;
 pub mod run_summary;
+pub mod score_table;
 pub mod series;
 pub mod timeline;

@@ -10,7 +10,7 @@ use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::grouped_digits::Grouped;
 use std::collections::BTreeMap;
 
-/// Keys of `config.json` and the words for them.
+/// Keys of `config.json` and their labels.
 const SIZES: [(&str, &str); 8] = [
     ("num_hidden_layers", "layers"),
     ("hidden_size", "hidden"),
@@ -31,11 +31,11 @@ struct Stored {
 
 pub fn render_model(model: &Model) -> String {
     let mut text = format!("model in `{}`\n", model.path().display());
-    let mut field = |name: &str, words: &str| text.push_str(&render_field(name, words));
+    let mut field = |name: &str, value: &str| text.push_str(&render_field(name, value));
     field("architecture", &architecture(model.config()).unwrap_or("not named".to_string()));
-    for (key, word) in SIZES {
+    for (key, label) in SIZES {
         if let Some(size) = setting(model.config(), key).and_then(Value::as_u64) {
-            field(word, &Grouped(size).to_string());
+            field(label, &Grouped(size).to_string());
         }
     }
     if let Some(method) = setting(model.config(), "quantization_config").and_then(|it| it.get("quant_method"))

@@ -1,11 +1,12 @@
 //! Numbers formatted for people, and round ticks for an axis.
 //!
-//! Bytes have binary units; thousands are grouped. Ticks are 1, 2 or 5 times a power of ten, in the unit of the largest
-//! value.
+//! Bytes have binary units; thousands are grouped. Ticks are multiples of 1, 2 or 5 times a power of ten, in the unit
+//! of the largest value.
 
 use smidgen_ir::bytes::format_bytes;
+use smidgen_ir::grouped_digits::Grouped;
 
-/// What the numbers of a chart are.
+/// The unit of a chart's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     Plain,
@@ -58,18 +59,10 @@ fn trimmed(text: String) -> String {
 }
 
 pub fn grouped(value: i64) -> String {
-    let digits = value.unsigned_abs().to_string();
-    let mut text = String::from(if value < 0 { "-" } else { "" });
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
+    format!("{}{}", if value < 0 { "-" } else { "" }, Grouped(value.unsigned_abs()))
 }
 
-/// Hours, minutes and seconds, the two largest that are not zero.
+/// A time in its two largest units of hours, minutes and seconds.
 pub fn duration(seconds: f64) -> String {
     let whole = seconds.max(0.0).round() as u64;
     match (whole / 3600, whole / 60 % 60, whole % 60) {
@@ -80,7 +73,7 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
-/// The range of an axis, and the position of a number on it.
+/// The range of an axis, and its ticks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Axis {
     pub low: f64,
@@ -91,7 +84,7 @@ pub struct Axis {
 }
 
 impl Axis {
-    /// From zero to a little more than `high`; ticks in one unit.
+    /// From zero to `high`.
     pub fn from_zero(high: f64, unit: Unit) -> Axis {
         let high = if high.is_finite() && high > 0.0 { high } else { 1.0 };
         Axis { low: 0.0, high, is_log: false, ticks: ticks(0.0, high, unit) }
@@ -129,7 +122,7 @@ impl Axis {
             all.filter(|value| (low..=high).contains(value)).collect::<Vec<f64>>()
         };
         let round: &[f64] = if high / low < 1000.0 { &[1.0, 2.0, 5.0] } else { &[1.0] };
-        // A range that is too narrow for these has ticks like any other.
+        // A range that is too narrow for these ticks has linear ones.
         let ticks = match within(round) {
             values if values.len() > 2 => values.into_iter().map(|value| (value, short(value))).collect(),
             _ => ticks(low, high, Unit::Plain),
@@ -137,7 +130,7 @@ impl Axis {
         Some(Axis { low, high, is_log: true, ticks })
     }
 
-    /// From 0 at the low end to 1 at the high one.
+    /// The position of a value: 0 at the low end, 1 at the high end.
     pub fn place(&self, value: f64) -> f64 {
         let part = match self.is_log {
             true => (value.max(self.low) / self.low).ln() / (self.high / self.low).ln(),
@@ -159,11 +152,11 @@ fn ticks(low: f64, high: f64, unit: Unit) -> Vec<(f64, String)> {
     let last = (high / scale / step).floor() as i64;
     let decimals = (-step.log10().floor()).clamp(0.0, 12.0) as usize;
     let is_wide = (high / scale).abs() >= 1e6 || (high / scale).abs() < 1e-3;
-    let label = |value: f64| match () {
-        () if value == 0.0 => "0".to_string(),
-        () if is_wide => format!("{value:.1e}").replace(".0e", "e"),
-        () if step >= 1.0 => grouped(value.round() as i64),
-        () => format!("{value:.decimals$}"),
+    let label = |value: f64| match value {
+        0.0 => "0".to_string(),
+        _ if is_wide => format!("{value:.1e}").replace(".0e", "e"),
+        _ if step >= 1.0 => grouped(value.round() as i64),
+        _ => format!("{value:.decimals$}"),
     };
     let with_unit = |index: i64| match (suffix, index as f64 * step) {
         ("", value) | (_, value @ 0.0) => label(value),

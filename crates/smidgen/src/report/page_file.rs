@@ -1,6 +1,6 @@
-//! Pages as files: that of a run or a plan, that of a run that has ended, and that of several runs.
+//! Writes pages to files: the page of a run or a plan, and the page of several runs.
 //!
-//! Left out: what is on the page (`html/`), and what is said about it.
+//! Left out: the content of the pages (`html/`).
 
 use super::compare::Comparison;
 use super::html::{render_comparison, render_page};
@@ -12,7 +12,7 @@ use std::path::Path;
 
 pub const FILE_NAME: &str = "report.html";
 
-/// The page of several runs, in the working directory.
+/// The file for the page of several runs, in the working directory.
 pub const COMPARISON_NAME: &str = "compare.html";
 
 pub fn write_page(path: &Path, record: &RunRecord) -> Result<(), Failure> {

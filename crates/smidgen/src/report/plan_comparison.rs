@@ -1,7 +1,7 @@
 //! Two plans side by side: memory by category, speed and choices, with the differences.
 //!
-//! Both are read from their JSON, so a plan that was just made compares with one that a run wrote, also by an earlier
-//! version: what that one did not write is left empty.
+//! Both are read from their JSON, so a new plan can be compared with one in a run folder, even of an earlier version;
+//! fields that a version did not write are left empty.
 
 use super::choices::{LayerCounts, describe_changes};
 use super::plan_facts::PlanFacts;
@@ -10,7 +10,7 @@ use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::grouped_digits::Grouped;
 use std::fmt::Write;
 
-/// How a figure is written.
+/// The unit of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unit {
     Bytes,
@@ -23,7 +23,7 @@ enum Unit {
 #[derive(Clone, Debug)]
 struct Figure {
     key: String,
-    words: String,
+    label: String,
     unit: Unit,
     this: Option<f64>,
     other: Option<f64>,
@@ -32,9 +32,9 @@ struct Figure {
 /// Every figure in both plans, then the choices that differ.
 pub fn render_comparison(this: &PlanFacts, other: &PlanFacts) -> String {
     let mut text = format!("this:  {}\nother: {}\n\n", this.title, other.title);
-    let mut line = |words: &str, columns: [String; 3]| {
+    let mut line = |label: &str, columns: [String; 3]| {
         let [this, other, difference] = columns;
-        writeln!(text, "{}", format!("  {words:<26}{this:>14}{other:>14}{difference:>14}").trim_end())
+        writeln!(text, "{}", format!("  {label:<26}{this:>14}{other:>14}{difference:>14}").trim_end())
             .expect("writing to a string");
     };
     line("", ["this", "other", "this - other"].map(str::to_owned));
@@ -44,7 +44,7 @@ pub fn render_comparison(this: &PlanFacts, other: &PlanFacts) -> String {
             let sign = if difference < 0.0 { "-" } else { "+" };
             format!("{sign}{}", figure.unit.render(difference.abs()))
         });
-        line(&figure.words, [value(figure.this), value(figure.other), difference]);
+        line(&figure.label, [value(figure.this), value(figure.other), difference]);
     }
     let verdict = |plan: &PlanFacts| if plan.fits { "fits" } else { "does not fit" };
     line("budget", [verdict(this).to_owned(), verdict(other).to_owned(), String::new()]);
@@ -52,7 +52,7 @@ pub fn render_comparison(this: &PlanFacts, other: &PlanFacts) -> String {
     text + &format!("\n  this plan has {changes}\n")
 }
 
-/// The figures and choices that differ, by their names in a plan's JSON: both values, and how much more this one has.
+/// The figures and choices that differ, by their names in a plan's JSON: both values and the difference.
 pub fn render_differences(this: &PlanFacts, other: &PlanFacts) -> Value {
     let mut all: Map<String, Value> = Map::new();
     for figure in figures(this, other).into_iter().filter(|figure| figure.this != figure.other) {
@@ -81,7 +81,7 @@ impl Unit {
 }
 
 impl Figure {
-    /// How much more this plan has, where that is anything.
+    /// This minus other; `None` if they are equal or one is unknown.
     fn difference(&self) -> Option<f64> {
         let difference = self.this? - self.other?;
         (difference != 0.0).then_some(difference)
@@ -90,41 +90,36 @@ impl Figure {
 
 fn figures(this: &PlanFacts, other: &PlanFacts) -> Vec<Figure> {
     let mut all = Vec::new();
-    let mut add = |key: &str, words: &str, unit: Unit, value: &dyn Fn(&PlanFacts) -> Option<f64>| {
-        let (key, words) = (key.to_owned(), words.to_owned());
-        all.push(Figure { key, words, unit, this: value(this), other: value(other) });
+    let mut add = |key: &str, label: &str, unit: Unit, value: &dyn Fn(&PlanFacts) -> Option<f64>| {
+        let (key, label) = (key.to_owned(), label.to_owned());
+        all.push(Figure { key, label, unit, this: value(this), other: value(other) });
     };
     for row in ROWS {
-        add(&format!("rows.{row}"), this.words(row), Unit::Bytes, &|plan| {
+        add(&format!("rows.{row}"), this.label(row), Unit::Bytes, &|plan| {
             plan.rows.get(row).map(|bytes| *bytes as f64)
         });
     }
     add("peak_bytes", "peak", Unit::Bytes, &|plan| Some(plan.peak_bytes as f64));
     add("budget_bytes", "budget", Unit::Bytes, &|plan| Some(plan.budget_bytes as f64));
-    for (space, words) in [("pinned", "pinned memory"), ("disk", "disk")] {
-        add(&format!("spaces.{space}"), words, Unit::Bytes, &|plan| {
+    for (space, label) in [("pinned", "pinned memory"), ("disk", "disk")] {
+        add(&format!("spaces.{space}"), label, Unit::Bytes, &|plan| {
             plan.spaces.get(space).map(|bytes| *bytes as f64)
         });
     }
-    let layers = |key, words, count: fn(&PlanFacts) -> usize| (key, words, count);
-    let counts = [
-        layers("extent.tokens", "tokens of a micro-batch", |plan| plan.extent.tokens),
-        layers("recompute", "layers recomputed", |plan| LayerCounts::of(&plan.policy.chosen).recomputed),
-        layers("weights_away", "layers with weights off", |plan| {
-            LayerCounts::of(&plan.policy.chosen).weights_away
-        }),
-        layers("activations_away", "layers with acts off", |plan| {
-            LayerCounts::of(&plan.policy.chosen).activations_away
-        }),
+    add("extent.tokens", "tokens of a micro-batch", Unit::Count, &|plan| Some(plan.extent.tokens as f64));
+    let layers: [(&str, &str, fn(LayerCounts) -> usize); 3] = [
+        ("recompute", "layers recomputed", |counts| counts.recomputed),
+        ("weights_away", "layers, weights offloaded", |counts| counts.weights_offloaded),
+        ("activations_away", "layers, acts offloaded", |counts| counts.activations_offloaded),
     ];
-    for (key, words, count) in counts {
-        add(key, words, Unit::Count, &|plan| Some(count(plan) as f64));
+    for (key, label, count) in layers {
+        add(key, label, Unit::Count, &|plan| Some(count(LayerCounts::of(&plan.policy.chosen)) as f64));
     }
     add("micro_steps", "micro-batches per step", Unit::Decimal, &|plan| Some(plan.micro_steps));
     let parameters = |plan: &PlanFacts| plan.trained_parameters.map(|count| count as f64);
     add("trained_parameters", "trained parameters", Unit::Count, &parameters);
     let each = |plan: &PlanFacts| plan.bytes_per_trained_parameter;
-    add("bytes_per_trained_parameter", "bytes per trained one", Unit::Decimal, &each);
+    add("bytes_per_trained_parameter", "bytes per trained param", Unit::Decimal, &each);
     add("step_ms", "ms per step, predicted", Unit::Decimal, &|plan| plan.step_ms);
     add("tokens_per_s", "tokens/s, predicted", Unit::Count, &|plan| plan.tokens_per_s);
     all

@@ -1,6 +1,6 @@
 //! The fields of `plan.json` that the page shows.
 //!
-//! A new plan is read from the same JSON as one in a run folder, so that both give the same page. Fields that an earlier
+//! A new plan goes through the same JSON as one in a run folder, so both give the same page. Fields that an earlier
 //! version did not write are empty, and the page omits them.
 
 use super::timeline::Timeline;
@@ -14,7 +14,7 @@ pub struct PlanFacts {
     pub title: String,
     #[serde(default)]
     pub layers: usize,
-    /// The base weights are trained, not adapters.
+    /// Whether the base weights are trained instead of adapters.
     #[serde(default)]
     pub trains_base: bool,
     pub fits: bool,
@@ -35,7 +35,7 @@ pub struct PlanFacts {
     #[serde(default)]
     pub micro_steps: f64,
     pub extent: ExtentFacts,
-    /// `None` for a GPU of which nothing is known.
+    /// `None` for a GPU without a profile.
     pub step_ms: Option<f64>,
     pub tokens_per_s: Option<f64>,
     pub arena: ArenaFacts,
@@ -54,7 +54,7 @@ pub struct PlanFacts {
 
 impl PlanFacts {
     /// The label of a row of the plan.
-    pub fn words<'a>(&self, row: &'a str) -> &'a str {
+    pub fn label<'a>(&self, row: &'a str) -> &'a str {
         match row {
             "base_weights" => "base weights",
             "adapters" if self.trains_base => "trained weights",

@@ -1,6 +1,6 @@
 //! A plan as JSON: the fields of the contract, for `plan --json` and the run folder's `plan.json`.
 //!
-//! Every size is in bytes, and the rows add up to `peak_bytes`. `timeline` holds the data of the page's charts
+//! Every size is in bytes, and the rows add up to `peak_bytes`. `timeline` holds the data of the page's memory chart
 //! (`timeline.rs`), a few hundred numbers per column, so that a page can be made without planning again.
 //! Left out: buffers and steps (`plan --text`).
 
@@ -13,7 +13,6 @@ use serde_json::{Map, Value, json};
 use smidgen_compile::Solution;
 use smidgen_ir::Entry;
 
-/// One object; every size in bytes. Rows add up to `peak_bytes`.
 pub fn render_json(planned: &Planned) -> Value {
     let (solution, plan) = (&planned.solution, &planned.solution.plan);
     let peak = plan.peak();
@@ -82,7 +81,7 @@ pub fn render_json(planned: &Planned) -> Value {
     })
 }
 
-/// The memory choices, what computes, and why each choice was made.
+/// The memory choices, the device that computes, and the reasons and prices of the choices.
 fn render_policy(solution: &Solution) -> Value {
     let mut policy = serde_json::to_value(&solution.policy).expect("a policy has plain fields");
     policy["device"] = json!(solution.plan.device.name());

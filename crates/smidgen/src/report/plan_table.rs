@@ -1,7 +1,7 @@
 //! The budget table of a plan: memory by category, the peak, and the solver's choices.
 //!
 //! Rows are the bytes in use at the peak; the last lines are the choices and their reasons.
-//! The verdict is coloured; whoever writes a file takes that off.
+//! The verdict is coloured; code that writes the table to a file removes the colour.
 
 use super::choices::{LayerCounts, render_price, render_reasons};
 use crate::console::colour::{NOTE, bad, good};
@@ -16,7 +16,6 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// The table, the peak and its contents, the choices and their reasons.
 pub fn render_table(job: &Job, planned: &Planned) -> String {
     let (solution, plan) = (&planned.solution, &planned.solution.plan);
     let peak = plan.peak();
@@ -24,24 +23,20 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
     let budget = if job.budget.stated { "budget" } else { "free" };
     let (free, device) = (format_bytes(planned.budget_bytes), job.place.describe());
     let title = format!("{} · {budget} {free} · {device}", plan.title);
-    let mut line = |content: String| writeln!(text, "{}", content.trim_end()).expect("writing to a string");
-    line(title);
+    writeln!(text, "{title}").expect("writing to a string");
     if !planned.world.is_alone() {
-        line(format!("  per rank, {}", planned.world.describe()));
+        writeln!(text, "  per rank, {}", planned.world.describe()).expect("writing to a string");
     }
     for (category, bytes) in &peak.rows {
         let name = match category {
             Category::Adapters if job.request.adapters.is_empty() => "trained weights".to_owned(),
             _ => category.name().replace('_', " "),
         };
-        line(format!("  {name:<16}{:>12}   {}", format_bytes(*bytes as u64), note(*category, planned, job)));
+        text += &render_row(&name, *bytes as u64, &note(*category, planned, job));
     }
-    line(format!(
-        "  {:<16}{:>12}   {}",
-        "context",
-        format_bytes(planned.solution.context_bytes),
-        context_note(plan.device, planned.solution.context_bytes, job.place.overhead().margin_bytes)
-    ));
+    let margin_bytes = job.place.overhead().margin_bytes;
+    let note = context_note(plan.device, solution.context_bytes, margin_bytes);
+    text += &render_row("context", solution.context_bytes, &note);
     let spare = planned.budget_bytes as i128 - solution.peak_bytes as i128;
     let verdict = if planned.fits {
         format!("{}, {} to spare", good("fits"), format_bytes(spare as u64))
@@ -52,8 +47,8 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
         format!("{}, {} too much", bad("does not fit"), format_bytes((-spare) as u64))
     };
     let place = plan.place(peak.entry, peak.step);
-    line(format!("  {:<16}{:>12}   {verdict} (at: {place})", "peak", format_bytes(solution.peak_bytes)));
-    text.push_str(&offload_lines(plan));
+    text += &render_row("peak", solution.peak_bytes, &format!("{verdict} (at: {place})"));
+    text += &offload_lines(plan);
     let mut line = |content: String| writeln!(text, "{}", content.trim_end()).expect("writing to a string");
     line(String::new());
     let largest: Vec<String> = peak
@@ -82,7 +77,7 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
             format!("  predicted: {step_ms:.0} ms per step, {tokens_per_s:.0} tokens/s{all} ({by})")
         }
         None => format!(
-            "  predicted: no speed ({by}); `memory.profile = \"rtx-4090\"` predicts that of a card by its name"
+            "  predicted: no speed ({by}); set `memory.profile` to a card's name, such as `\"rtx-4090\"`"
         ),
     });
     if let Some(exchange) = &planned.exchange {
@@ -94,7 +89,13 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
     text
 }
 
-/// The parts of the row `context`: the known part, and a margin for what a run may use beyond it.
+/// A row of a budget table.
+pub fn render_row(name: &str, bytes: u64, note: &str) -> String {
+    let row = format!("  {name:<16}{:>12}   {note}", format_bytes(bytes));
+    format!("{}\n", row.trim_end())
+}
+
+/// The parts of the row `context`: a known part, and a margin for memory that a run may use beyond it.
 pub fn context_note(device: DeviceKind, context_bytes: u64, margin_bytes: u64) -> String {
     let known = format_bytes(context_bytes - margin_bytes);
     let margin = format_bytes(margin_bytes);
@@ -104,7 +105,7 @@ pub fn context_note(device: DeviceKind, context_bytes: u64, margin_bytes: u64) -
     }
 }
 
-/// Bytes over each link per step by kind, and what exchanging costs.
+/// Bytes over each link per step by kind, and the efficiency.
 fn exchange_lines(exchange: &Exchange, planned: &Planned) -> Vec<String> {
     let bytes = |bytes: f64| format_bytes(bytes.round() as u64);
     let kinds = [
@@ -120,13 +121,13 @@ fn exchange_lines(exchange: &Exchange, planned: &Planned) -> Vec<String> {
     let rate = exchange.link.bytes_per_s / 1e9;
     let link = exchange.link_name().unwrap_or("the slowest link");
     let mut lines = vec![format!(
-        "  over each link per step: {} ({}), by {link} at {rate:.1} GB/s",
+        "  over each link per step: {} ({}), {link} at {rate:.1} GB/s",
         bytes(exchange.bytes()),
         parts.join(", ")
     )];
     if planned.speed().is_some() {
         lines.push(format!(
-            "  efficiency: {:.1} % of {} ranks that exchange nothing and have equal shares",
+            "  efficiency: {:.1} % of the speed of {} ranks with equal shares and no communication",
             100.0 * exchange.efficiency,
             planned.world.rank.of
         ));
@@ -134,15 +135,14 @@ fn exchange_lines(exchange: &Exchange, planned: &Planned) -> Vec<String> {
     lines
 }
 
-/// Pinned memory and disk of a plan, one line each.
+/// Pinned memory and disk space of a plan, one line each; nothing if they are not used.
 pub fn offload_lines(plan: &Plan) -> String {
-    let line = |(what, size): (&str, SpaceSize)| {
-        let bytes = format_bytes(size.bytes() as u64);
+    let line = |(name, size): (&str, SpaceSize)| {
         let shared = match size.shared_bytes {
             0 => String::new(),
             shared => format!(", {} shared by the ranks of a machine", format_bytes(shared as u64)),
         };
-        format!("  {what:<16}{bytes:>12}   for offloaded tensors{shared}\n")
+        render_row(name, size.bytes() as u64, &format!("for offloaded tensors{shared}"))
     };
     let places = [("pinned memory", plan.host), ("disk", plan.disk)];
     places.into_iter().filter(|(_, size)| size.bytes() > 0).map(line).collect()
@@ -166,7 +166,7 @@ fn note(category: Category, planned: &Planned, job: &Job) -> String {
     }
 }
 
-/// The storages of the base weights, most bytes first.
+/// The storage formats of the frozen base weights, most bytes first.
 fn storages(job: &Job) -> String {
     let mut bytes: BTreeMap<String, usize> = BTreeMap::new();
     let tensors = job.request.spec.tensors().into_iter();

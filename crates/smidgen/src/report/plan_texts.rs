@@ -1,6 +1,6 @@
 //! A plan as text for the run folder: the table of `plan.txt` and the JSON of `plan.json`.
 //!
-//! Training writes these files without knowing how they are rendered.
+//! Training gets this function as a parameter, because `train/` does not depend on `report/`.
 
 use super::{plan_json, plan_table};
 use crate::plan::job::Job;

@@ -1,6 +1,6 @@
 //! The preview as text: samples with their supervised parts marked, lengths, batches.
 //!
-//! Marks are colour on a terminal and `⟦ ⟧` elsewhere; every line but those of the samples fits 80 columns.
+//! Supervised parts are coloured on a terminal and in `⟦ ⟧` elsewhere; lines fit the terminal, except those of samples.
 //! Left out: which samples are shown (`commands/preview.rs`).
 
 use crate::console::wrap::{columns, fold};
@@ -33,7 +33,7 @@ pub struct ShownSample {
     pub place: String,
     pub sample: Sample,
     pub parts: Vec<Part>,
-    /// Seconds and tokens of its clips.
+    /// Seconds and tokens of each audio clip.
     pub clips: Vec<(f64, usize)>,
 }
 
@@ -56,7 +56,7 @@ pub fn render_preview(
             line(&fold(&format!("source     {name}: {all} samples, {share} per epoch"), columns()));
         }
         line(&fold(&format!("format     {}", origin.reason), columns()));
-        line(&fold(&format!("prompted   {}", prompted(origin)), columns()));
+        line(&fold(&format!("prompted   {}", prompt_format(origin)), columns()));
         line(&format!("loss on    {}{auto}", origin.format.loss_on(wanted)));
     }
     line(&format!("rows       {}, {} kept", stats.rows, stats.rows.kept));
@@ -123,8 +123,8 @@ pub fn seconds_of_frames(frames: usize) -> f64 {
     (frames.saturating_sub(1) * HOP_SAMPLES + FRAME_SAMPLES) as f64 / SAMPLE_RATE as f64
 }
 
-/// How prompts are written, which is how they are asked later.
-fn prompted(origin: &Origin) -> String {
+/// The format of prompts in training, which `generate` and `eval` use too.
+fn prompt_format(origin: &Origin) -> String {
     match &origin.template {
         None => "without a template".to_owned(),
         Some(name) if text_prompt(name).is_some() => format!("with the prompt `{name}`"),

@@ -1,8 +1,8 @@
 //! A run folder, read for a report: the plan, the rows of `metrics.jsonl`, the parts of the run, its phases and job.
 //!
 //! `plan.json` and `metrics.jsonl` are required; a report omits the others if they are missing. A last line without a
-//! newline is still being written, or was left by a killed run, and is skipped. Any other line that is not a row is an
-//! error with its line number. Nothing is written or locked, so a running run can be read.
+//! newline is skipped: it is still being written, or a killed run left it. Any other line that is not a row is an error
+//! with its line number. Nothing is written or locked, so a running run can be read.
 
 use super::plan_facts::PlanFacts;
 use crate::failure::Failure;
@@ -20,10 +20,10 @@ const PLAN: &str = "plan.json";
 const METRICS: &str = "metrics.jsonl";
 const PHASES: &str = "phases.json";
 const JOB: &str = "job.toml";
-/// Plans and phases have about ten KiB.
+/// Usual files have about ten KiB.
 const MAX_JSON_BYTES: u64 = 16_000_000;
 
-/// A run, or a plan without a run, which has no rows and no folder.
+/// A run, or a plan without a run (then without rows and folder).
 #[derive(Clone, Debug, Default)]
 pub struct RunRecord {
     pub folder: Option<PathBuf>,
@@ -37,7 +37,7 @@ pub struct RunRecord {
     pub is_running: bool,
     /// Whether the last line of the metrics is incomplete.
     pub has_torn_line: bool,
-    /// The most memory that each rank was measured with; empty for a run without ranks.
+    /// The peak memory of each rank, as measured; empty for a run without ranks.
     pub rank_bytes: Vec<u64>,
 }
 
@@ -57,7 +57,7 @@ pub struct StepRow {
     pub device_peak_bytes: Option<u64>,
     pub pinned_bytes: u64,
     pub host_rss_bytes: Option<u64>,
-    /// Percent of time in which the GPU computed.
+    /// GPU utilization in percent.
     pub gpu_util: Option<u32>,
     /// Time spent measuring memory.
     pub monitor_ms: f64,
@@ -90,7 +90,7 @@ pub enum State {
     Planned,
     Running,
     Ended(PartEnd),
-    /// Its process ended without recording an end.
+    /// The process ended without recording why.
     Killed,
     /// Written by an earlier version, which did not record parts.
     Unknown,
@@ -105,7 +105,7 @@ impl RunRecord {
         self.rows.last().map_or(0, |row| row.step)
     }
 
-    /// Total steps of the run, or the steps done if the total is unknown.
+    /// Total steps of the run, or the completed steps if the total is unknown.
     pub fn total_steps(&self) -> u64 {
         self.history.as_ref().map_or(0, |history| history.total_steps).max(self.steps_done())
     }
@@ -121,7 +121,7 @@ impl RunRecord {
         }
     }
 
-    /// Rows that were measured in the same process with the same plan, part by part.
+    /// The rows of each part; a part is one process with one plan.
     pub fn parts(&self) -> Vec<&[StepRow]> {
         // A resumed run starts at a checkpoint: the rows that an earlier part wrote after it are gone.
         let begins = self.history.iter().flat_map(|history| &history.parts).map(|part| part.first_step);
@@ -130,7 +130,6 @@ impl RunRecord {
     }
 }
 
-/// Reads the folder of a run.
 pub fn read_run(folder: &Path) -> Result<RunRecord, Failure> {
     let has = |name: &str| folder.join(name).is_file();
     if !folder.is_dir() {
@@ -158,7 +157,7 @@ pub fn read_run(folder: &Path) -> Result<RunRecord, Failure> {
     }
     // Read before the rows: a run that ends in between is shown as running.
     let is_running = is_being_written(&metrics);
-    let Metrics { rows, evaluations, has_torn_line, rank_bytes } = read_metrics(&metrics)?;
+    let measured = read_metrics(&metrics)?;
     let history = History::read(folder).map_err(Failure::disk)?;
     let phases = match has(PHASES) {
         true => read_json_file(&folder.join(PHASES), MAX_JSON_BYTES).map_err(Failure::disk)?,
@@ -167,28 +166,10 @@ pub fn read_run(folder: &Path) -> Result<RunRecord, Failure> {
     let job = std::fs::read_to_string(folder.join(JOB)).ok();
     // An absolute path, because a page may be opened on another machine.
     let folder = Some(std::path::absolute(folder).unwrap_or(folder.to_path_buf()));
-    Ok(RunRecord {
-        folder,
-        plan,
-        rows,
-        evaluations,
-        history,
-        phases,
-        job,
-        is_running,
-        has_torn_line,
-        rank_bytes,
-    })
+    Ok(RunRecord { folder, plan, history, phases, job, is_running, ..measured })
 }
 
-struct Metrics {
-    rows: Vec<StepRow>,
-    evaluations: Vec<EvaluationRow>,
-    has_torn_line: bool,
-    rank_bytes: Vec<u64>,
-}
-
-/// Fields of either kind of row; a number that was not finite is `null`.
+/// The fields of step rows and evaluation rows; a number that was not finite is `null`.
 #[derive(Deserialize)]
 struct AnyRow {
     step: u64,
@@ -216,11 +197,11 @@ struct AnyRow {
     eval_ms: Option<f64>,
 }
 
-fn read_metrics(path: &Path) -> Result<Metrics, Failure> {
+/// A record with only the contents of `metrics.jsonl`.
+fn read_metrics(path: &Path) -> Result<RunRecord, Failure> {
     let unreadable = |error| Failure::file("read", path, error);
     let mut reader = BufReader::new(File::open(path).map_err(unreadable)?);
-    let mut metrics =
-        Metrics { rows: Vec::new(), evaluations: Vec::new(), has_torn_line: false, rank_bytes: Vec::new() };
+    let mut metrics = RunRecord::default();
     let (mut line, mut number) = (Vec::new(), 0);
     loop {
         line.clear();
@@ -232,12 +213,12 @@ fn read_metrics(path: &Path) -> Result<Metrics, Failure> {
             metrics.has_torn_line = true;
             return Ok(metrics);
         }
-        let no_row = |failure: Failure| {
+        let bad_row = |failure: Failure| {
             failure
                 .context(format!("`{}` line {number} is not a metrics row", path.display()))
                 .hint("remove or repair the line; `smidgen train ... --resume` would refuse it too")
         };
-        let row: AnyRow = serde_json::from_slice(&line).map_err(|error| no_row(Failure::disk(error)))?;
+        let row: AnyRow = serde_json::from_slice(&line).map_err(|error| bad_row(Failure::disk(error)))?;
         // A run may have been resumed with another number of ranks.
         if metrics.rank_bytes.len() < row.rank_bytes.len() {
             metrics.rank_bytes.resize(row.rank_bytes.len(), 0);
@@ -249,7 +230,7 @@ fn read_metrics(path: &Path) -> Result<Metrics, Failure> {
         match (row.step_ms, row.eval_ms) {
             (Some(_), _) if row.step <= last => {
                 let message = format!("step {} comes after step {last}", row.step);
-                return Err(no_row(Failure::disk(message)));
+                return Err(bad_row(Failure::disk(message)));
             }
             (Some(step_ms), _) => metrics.rows.push(StepRow {
                 step: row.step,
@@ -272,7 +253,7 @@ fn read_metrics(path: &Path) -> Result<Metrics, Failure> {
                 let eval_loss = row.eval_loss.unwrap_or(f64::NAN);
                 metrics.evaluations.push(EvaluationRow { step: row.step, eval_loss, eval_ms });
             }
-            (None, None) => return Err(no_row(Failure::disk("it has neither `step_ms` nor `eval_ms`"))),
+            (None, None) => return Err(bad_row(Failure::disk("it has neither `step_ms` nor `eval_ms`"))),
         }
     }
 }

@@ -1,9 +1,10 @@
 //! A run in short: its peak memory, leaks, speed, loss and stability.
 //!
 //! The same numbers are in the last lines of `train`, in `report --json` and on the page. Memory is that of the device;
-//! on a CPU that is the process. Drift is the peak of the second half of a part minus the peak of the first half; parts
-//! are separate processes and are not compared. A process touches some pages late, when code runs for the first time, so
-//! a small drift does not count as a leak. A GPU's memory is exact.
+//! on a CPU it is the memory of the process. Drift is the peak of the second half of a part minus the peak of the first
+//! half.
+//! Parts are separate processes, so they are not compared with each other. A process touches some pages late, when code
+//! runs for the first time, so on a CPU a small drift does not count as a leak. A GPU's memory is exact.
 
 use super::run_folder::{RunRecord, State, StepRow};
 use super::series::median;
@@ -15,32 +16,32 @@ use smidgen_ir::bytes::format_bytes;
 pub struct RunSummary {
     pub title: String,
     /// The state of the run as text.
-    pub standing: String,
+    pub status: String,
     pub steps: u64,
     pub total_steps: u64,
-    /// Predicted time until the end of a run that goes on.
+    /// Predicted time until the end, if the run is still running.
     pub left_s: Option<f64>,
     pub memory: MemorySummary,
     pub speed: SpeedSummary,
     pub loss: LossSummary,
     pub stability: StabilitySummary,
-    /// What changed between its parts, by `--accept-changes`.
+    /// Changes between its parts that `--accept-changes` allowed.
     pub accepted: Vec<String>,
 }
 
-/// `None` where nothing was measured.
+/// Fields are `None` if they were not measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MemorySummary {
     pub planned_bytes: u64,
     pub budget_bytes: u64,
     pub peak_bytes: Option<u64>,
     pub mean_bytes: Option<u64>,
-    pub growth_bytes: Option<u64>,
+    pub drift_bytes: Option<u64>,
     /// Drift up to this is not a leak.
     pub noise_bytes: u64,
     /// Lowest ÷ highest memory use over the steps.
     pub steadiness: Option<f64>,
-    /// Peak of the live bytes ÷ reserved bytes of the arena.
+    /// Peak of the planned bytes in use ÷ reserved bytes.
     pub arena_efficiency: f64,
     pub least_free_bytes: Option<u64>,
     pub pinned_bytes: u64,
@@ -56,9 +57,9 @@ pub struct SpeedSummary {
     pub tokens: u64,
     /// Time in steps, without evaluations and checkpoints.
     pub seconds: f64,
-    /// The share of it spent measuring memory.
+    /// The fraction of that time spent measuring memory.
     pub monitor_part: f64,
-    /// Mean percent of time in which the GPU computed.
+    /// Mean GPU utilization in percent.
     pub gpu_util: Option<f64>,
 }
 
@@ -72,34 +73,33 @@ pub struct LossSummary {
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StabilitySummary {
-    /// Steps whose loss or gradient was not finite: none reaches a weight.
+    /// Steps with a loss or gradient that was not finite; such a step updates no weight.
     pub not_finite: usize,
     /// Steps that overflowed in f16 and were repeated.
     pub overflowed: usize,
     pub resumes: usize,
-    /// Times that the plan changed because free memory changed.
+    /// How often the plan changed because free memory changed.
     pub plan_changes: usize,
-    /// Steps whose gradient was far above the usual.
+    /// Steps with a gradient norm above [`SPIKE`] times the median.
     pub spikes: usize,
-    /// The worst of them, and how many times the usual gradient it had.
+    /// The step with the largest of them, and how many times the median it was.
     pub worst_spike: Option<(u64, f64)>,
-    /// The usual loss of the first and of the last quarter, where it rose much.
+    /// The median loss of the first and of the last quarter, if it rose by more than [`RISE`].
     pub risen_loss: Option<(f64, f64)>,
     pub failure: Option<String>,
 }
 
-/// Pages that a process touches late: about 20 KiB were measured in a run that writes and removes checkpoints.
+/// Drift of a process that is not a leak. About 20 KiB was measured in a run that writes and removes checkpoints.
 const PAGES_BYTES: u64 = 256 << 10;
 
 impl MemorySummary {
-    /// Whether memory leaked; `None` with too few steps to tell.
-    pub fn has_grown(&self) -> Option<bool> {
-        self.growth_bytes.map(|bytes| bytes > self.noise_bytes)
+    /// Whether memory leaked; `None` if there are too few steps to tell.
+    pub fn has_leaked(&self) -> Option<bool> {
+        self.drift_bytes.map(|bytes| bytes > self.noise_bytes)
     }
 
-    /// For people.
-    pub fn render_growth(&self) -> String {
-        match (self.has_grown(), self.growth_bytes.unwrap_or(0)) {
+    pub fn render_leak(&self) -> String {
+        match (self.has_leaked(), self.drift_bytes.unwrap_or(0)) {
             (None, _) => "too few steps to detect a leak".into(),
             (Some(false), 0) => "no leak".into(),
             (Some(false), bytes) => format!("no leak ({} drift)", format_bytes(bytes)),
@@ -111,7 +111,7 @@ impl MemorySummary {
 pub fn summarize(run: &RunRecord) -> RunSummary {
     RunSummary {
         title: run.plan.title.clone(),
-        standing: standing(run),
+        status: status(run),
         steps: run.steps_done(),
         total_steps: run.total_steps(),
         left_s: left_s(run),
@@ -125,7 +125,7 @@ pub fn summarize(run: &RunRecord) -> RunSummary {
     }
 }
 
-fn standing(run: &RunRecord) -> String {
+fn status(run: &RunRecord) -> String {
     let (done, total) = (run.steps_done(), run.total_steps());
     match run.state() {
         State::Planned => "planned only".into(),
@@ -135,13 +135,16 @@ fn standing(run: &RunRecord) -> String {
         State::Ended(PartEnd::Done) => format!("done, {total} steps"),
         State::Ended(PartEnd::StoppedEarly) => format!("stopped early after step {done} of {total}"),
         State::Ended(PartEnd::Interrupted) => format!("interrupted after step {done} of {total}"),
-        State::Ended(PartEnd::AbovePlan) => format!("stopped above its plan after step {done} of {total}"),
+        State::Ended(PartEnd::AbovePlan) => {
+            format!("stopped after step {done} of {total}: used more memory than planned")
+        }
         State::Ended(PartEnd::PlanChanged) => format!("replanned after step {done} of {total}"),
         State::Ended(PartEnd::Failed) => format!("failed after step {done} of {total}"),
     }
 }
 
-/// The remaining steps, as long as the recent ones, and evaluations as often as until now; saving is not counted.
+/// Assumes that the remaining steps take as long as the recent ones, with evaluations as often as so far; saving is not
+/// counted.
 fn left_s(run: &RunRecord) -> Option<f64> {
     const RECENT: usize = 100;
     let left = (run.total_steps() - run.steps_done()) as f64;
@@ -165,7 +168,7 @@ fn memory(run: &RunRecord) -> MemorySummary {
         budget_bytes: run.plan.budget_bytes,
         peak_bytes: peaks.max(),
         mean_bytes: (count > 0).then(|| (sum / u128::from(count.max(1))) as u64),
-        growth_bytes: run.parts().into_iter().filter_map(growth_bytes).max(),
+        drift_bytes: run.parts().into_iter().filter_map(drift_bytes).max(),
         noise_bytes: if run.plan.policy.device == "cpu" { PAGES_BYTES } else { 0 },
         steadiness: least.zip(most).map(|(least, most)| least as f64 / most.max(1) as f64),
         arena_efficiency: arena.peak_live_bytes as f64 / arena.reserved_bytes.max(1) as f64,
@@ -175,8 +178,8 @@ fn memory(run: &RunRecord) -> MemorySummary {
     }
 }
 
-/// Peak of the second half of a part minus the peak of the first; `None` where there are too few steps.
-fn growth_bytes(part: &[StepRow]) -> Option<u64> {
+/// Peak of the second half of a part minus the peak of the first half; `None` if there are too few steps.
+fn drift_bytes(part: &[StepRow]) -> Option<u64> {
     const FEWEST: usize = 8;
     let (first, second) = part.split_at_checked(part.len() / 2).filter(|_| part.len() >= FEWEST)?;
     let most = |rows: &[StepRow]| rows.iter().filter_map(|row| row.device_bytes).max();
@@ -213,24 +216,24 @@ fn loss(run: &RunRecord) -> LossSummary {
 
 /// A gradient this many times the median is a spike.
 const SPIKE: f64 = 10.0;
-/// A run whose loss ends this many times as high as it began has diverged.
+/// A run has diverged if its last losses are this many times its first ones.
 const RISE: f64 = 1.5;
 
-/// Gradients far above the usual: how many, and the worst with its step.
+/// The number of gradient spikes, and the largest with its step.
 fn spikes(rows: &[StepRow]) -> (usize, Option<(u64, f64)>) {
-    let usual = median(rows.iter().map(|row| row.grad_norm)).filter(|usual| *usual > 0.0);
-    let Some(usual) = usual else { return (0, None) };
-    let times = rows.iter().map(|row| (row.step, row.grad_norm / usual));
+    let median = median(rows.iter().map(|row| row.grad_norm)).filter(|median| *median > 0.0);
+    let Some(median) = median else { return (0, None) };
+    let times = rows.iter().map(|row| (row.step, row.grad_norm / median));
     let high: Vec<(u64, f64)> = times.filter(|(_, times)| times.is_finite() && *times > SPIKE).collect();
     (high.len(), high.iter().copied().max_by(|one, other| one.1.total_cmp(&other.1)))
 }
 
-/// The median loss of the first and the last quarter, where there are enough steps and it rose much.
+/// The median loss of the first and the last quarter, if there are enough steps and it rose by more than [`RISE`].
 fn risen_loss(rows: &[StepRow]) -> Option<(f64, f64)> {
     const FEWEST: usize = 8;
     let quarter = rows.len() / 4;
-    let usual = |rows: &[StepRow]| median(rows.iter().map(|row| row.loss));
-    let (first, last) = (usual(&rows[..quarter])?, usual(&rows[rows.len() - quarter..])?);
+    let median_loss = |rows: &[StepRow]| median(rows.iter().map(|row| row.loss));
+    let (first, last) = (median_loss(&rows[..quarter])?, median_loss(&rows[rows.len() - quarter..])?);
     (rows.len() >= FEWEST && last > RISE * first).then_some((first, last))
 }
 
@@ -255,31 +258,20 @@ fn stability(run: &RunRecord) -> StabilitySummary {
 
 impl RunSummary {
     pub fn render_json(&self) -> Value {
-        let RunSummary {
-            title,
-            standing,
-            steps,
-            total_steps,
-            left_s,
-            memory,
-            speed,
-            loss,
-            stability,
-            accepted,
-        } = self;
+        let RunSummary { memory, speed, loss, stability, .. } = self;
         json!({
-            "title": title,
-            "state": standing,
-            "steps": steps,
-            "total_steps": total_steps,
-            "eta_s": left_s,
+            "title": self.title,
+            "state": self.status,
+            "steps": self.steps,
+            "total_steps": self.total_steps,
+            "eta_s": self.left_s,
             "memory": {
                 "peak_bytes": memory.peak_bytes,
                 "planned_bytes": memory.planned_bytes,
                 "budget_bytes": memory.budget_bytes,
                 "mean_bytes": memory.mean_bytes,
-                "growth_bytes": memory.growth_bytes,
-                "grew": memory.has_grown(),
+                "growth_bytes": memory.drift_bytes,
+                "grew": memory.has_leaked(),
                 "peak_live_of_reserved": memory.arena_efficiency,
                 "least_of_most_used": memory.steadiness,
                 "least_free_bytes": memory.least_free_bytes,
@@ -314,7 +306,7 @@ impl RunSummary {
                 "loss_rose": stability.risen_loss.is_some(),
                 "failure": stability.failure,
             },
-            "accepted_changes": accepted,
+            "accepted_changes": self.accepted,
         })
     }
 
@@ -326,13 +318,12 @@ impl RunSummary {
         };
         let (peak, planned) = (format_bytes(peak), format_bytes(memory.planned_bytes));
         let mean = memory.mean_bytes.map_or(String::new(), |bytes| format!(", mean {}", format_bytes(bytes)));
-        let growth = memory.render_growth();
-        vec![format!("memory: peak {peak}, planned {planned}{mean}, {growth}")]
+        vec![format!("memory: peak {peak}, planned {planned}{mean}, {}", memory.render_leak())]
     }
 
     /// The run as text: one line each for memory, speed, loss and stability.
     pub fn render_lines(&self) -> Vec<String> {
-        let mut lines = vec![format!("{}: {}", self.title, self.standing)];
+        let mut lines = vec![format!("{}: {}", self.title, self.status)];
         if self.steps == 0 {
             return lines;
         }
@@ -440,38 +431,38 @@ mod tests {
     }
 
     #[test]
-    fn growth_is_looked_for_within_a_process() {
+    fn drift_is_measured_within_a_process() {
         let rising: Vec<u64> = (0..20).map(|step| (step + 1) << 20).collect();
         let memory = summarize(&run("cuda", &[0], &rising)).memory;
-        assert_eq!((memory.growth_bytes, memory.has_grown()), (Some(10 << 20), Some(true)));
+        assert_eq!((memory.drift_bytes, memory.has_leaked()), (Some(10 << 20), Some(true)));
         assert_eq!((memory.peak_bytes, memory.steadiness), (Some((20 << 20) + 1), Some(0.05)));
         // A microsecond in every two milliseconds.
         assert!((summarize(&run("cuda", &[0], &rising)).speed.monitor_part - 5e-4).abs() < 1e-12);
-        // Resumed after step 10, with more from the beginning; the part before it lost rows to the checkpoint.
+        // Resumed after step 10, and the second process uses more memory from its start.
         let two: Vec<u64> = (0..20).map(|step| if step < 10 { 5 << 20 } else { 9 << 20 }).collect();
         let memory = summarize(&run("cuda", &[0, 10], &two)).memory;
-        assert_eq!((memory.growth_bytes, memory.has_grown()), (Some(0), Some(false)));
-        assert_eq!(summarize(&run("cuda", &[0], &two)).memory.growth_bytes, Some(4 << 20));
-        assert_eq!(summarize(&run("cuda", &[0], &two[..7])).memory.has_grown(), None);
+        assert_eq!((memory.drift_bytes, memory.has_leaked()), (Some(0), Some(false)));
+        assert_eq!(summarize(&run("cuda", &[0], &two)).memory.drift_bytes, Some(4 << 20));
+        assert_eq!(summarize(&run("cuda", &[0], &two[..7])).memory.has_leaked(), None);
     }
 
     #[test]
     fn a_process_takes_pages_late_and_a_gpu_does_not() {
         let late: Vec<u64> = (0..20).map(|step| (9 << 20) + if step < 15 { 0 } else { 20 << 10 }).collect();
-        assert_eq!(summarize(&run("cpu", &[0], &late)).memory.has_grown(), Some(false));
-        assert_eq!(summarize(&run("cuda", &[0], &late)).memory.has_grown(), Some(true));
-        let words = summarize(&run("cpu", &[0], &late)).memory.render_growth();
+        assert_eq!(summarize(&run("cpu", &[0], &late)).memory.has_leaked(), Some(false));
+        assert_eq!(summarize(&run("cuda", &[0], &late)).memory.has_leaked(), Some(true));
+        let words = summarize(&run("cpu", &[0], &late)).memory.render_leak();
         assert_eq!(words, "no leak (20.00 KiB drift)");
     }
 
     #[test]
-    fn how_it_stands_is_said() {
+    fn the_status_is_a_sentence() {
         let mut record = run("cpu", &[0, 10], &[1; 20]);
-        assert_eq!(summarize(&record).standing, "killed or crashed after step 20 of 40");
+        assert_eq!(summarize(&record).status, "killed or crashed after step 20 of 40");
         let stability = summarize(&record).stability;
         assert_eq!(stability.render(), "every step finite, 1 repeated after an overflow, resumed once");
         record.is_running = true;
-        assert_eq!(summarize(&record).standing, "running, step 20 of 40");
+        assert_eq!(summarize(&record).status, "running, step 20 of 40");
         record.rows[3].loss = f64::NAN;
         assert!(!summarize(&record).stability.is_stable());
         let lines = summarize(&record).render_lines();
@@ -520,10 +511,10 @@ mod tests {
         (record.rows[7].grad_norm, record.rows[12].grad_norm, record.rows[3].grad_norm) = (11.0, 40.0, 9.0);
         let stability = summarize(&record).stability;
         assert_eq!((stability.spikes, stability.worst_spike), (2, Some((13, 40.0))));
-        assert!(stability.is_stable(), "a spike that clipping takes is no fault");
+        assert!(stability.is_stable(), "a spike alone is not instability");
         let words = "2 gradient spikes, the worst 40 times the median at step 13";
         assert!(stability.render().contains(words), "{}", stability.render());
-        // One high step at the end is noise, a quarter of them is not.
+        // A single high loss at the end does not count, a quarter of the steps does.
         record.rows[19].loss = 9.0;
         assert!(summarize(&record).stability.is_stable());
         record.rows[15..].iter_mut().for_each(|row| row.loss = 1.6);

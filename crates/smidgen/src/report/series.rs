@@ -1,22 +1,22 @@
-//! Reduces a series over steps to what can be drawn: extremes are kept, and an average shows the trend.
+//! Reduces a series over steps to few points for a chart: extremes are kept, and a moving average shows the trend.
 //!
-//! A run of ten thousand steps has more points than a screen has columns. Each interval keeps its lowest and its highest
-//! value, in their order, so that no spike is lost; a value that is not finite leaves a gap.
+//! A run of ten thousand steps has more points than a screen has columns. Each interval of steps keeps its lowest and
+//! its highest value in their order, so no spike is lost; an interval without a finite value leaves a gap.
 
 /// A point: step and value.
 pub type Point = (f64, f64);
 
-/// At most two points for each of `stretches` intervals, and the first and the last point.
-pub fn keep_extremes(points: &[Point], stretches: usize) -> Vec<Point> {
-    if points.len() <= 2 * stretches + 2 {
+/// At most two points for each of `intervals` intervals, and the first and the last point.
+pub fn keep_extremes(points: &[Point], intervals: usize) -> Vec<Point> {
+    if points.len() <= 2 * intervals + 2 {
         return points.to_vec();
     }
     let (first, last) = (points[0], points[points.len() - 1]);
     let inner = &points[1..points.len() - 1];
     let mut kept = vec![first];
-    for stretch in 0..stretches {
-        let at = |part: usize| part * inner.len() / stretches;
-        let part = &inner[at(stretch)..at(stretch + 1)];
+    for interval in 0..intervals {
+        let start = |interval: usize| interval * inner.len() / intervals;
+        let part = &inner[start(interval)..start(interval + 1)];
         let finite = || part.iter().enumerate().filter(|(_, point)| point.1.is_finite());
         let low = finite().min_by(|a, b| a.1.1.total_cmp(&b.1.1));
         let high = finite().max_by(|a, b| a.1.1.total_cmp(&b.1.1));
@@ -31,9 +31,9 @@ pub fn keep_extremes(points: &[Point], stretches: usize) -> Vec<Point> {
     kept
 }
 
-/// At most twice as many points as there are `stretches`, each the mean of an interval: what a browser smooths.
-pub fn keep_means(points: &[Point], stretches: usize) -> Vec<Point> {
-    let count = 2 * stretches + 2;
+/// As many points as `keep_extremes` gives, each the mean of an interval; the page's script smooths these.
+pub fn keep_means(points: &[Point], intervals: usize) -> Vec<Point> {
+    let count = 2 * intervals + 2;
     if points.len() <= count {
         return points.to_vec();
     }
@@ -44,24 +44,24 @@ pub fn keep_means(points: &[Point], stretches: usize) -> Vec<Point> {
         });
         if length > 0.0 { (steps / length, sum / length) } else { (part[0].0, f64::NAN) }
     };
-    let at = |part: usize| part * points.len() / count;
-    (0..count).map(|stretch| mean_of(&points[at(stretch)..at(stretch + 1)])).collect()
+    let start = |interval: usize| interval * points.len() / count;
+    (0..count).map(|interval| mean_of(&points[start(interval)..start(interval + 1)])).collect()
 }
 
-/// Spans that a reader can choose between, in steps.
+/// The smoothing spans that the page offers, in steps.
 const SPANS: [u64; 12] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000];
 
-/// The spans that make sense for this many steps.
+/// The smoothing spans for a run of this many steps: at most half of it.
 pub fn spans(steps: u64) -> impl Iterator<Item = u64> {
     SPANS.into_iter().filter(move |span| *span == 1 || 2 * span <= steps)
 }
 
-/// The span with which a series is drawn first: a twenty-fifth of the run.
+/// The default smoothing span: at most a twenty-fifth of the run.
 pub fn usual_span(steps: u64) -> u64 {
     SPANS.into_iter().filter(|span| 25 * span <= steps.max(125)).max().unwrap_or(1)
 }
 
-/// The exponential moving average over `span` steps (weight 2 / (span + 1) per step), corrected for its start.
+/// The exponential moving average over `span` steps (weight 2 / (span + 1) per step), with bias correction.
 pub fn smooth(points: &[Point], span: u64) -> Vec<Point> {
     let decay = (span as f64 - 1.0) / (span as f64 + 1.0);
     let (mut sum, mut weight, mut last) = (0.0, 0.0, None);
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(smooth(&points, 1), points);
     }
 
-    /// The average of interval means, which is what a browser has of a long run, is that of all points.
+    /// The page's script smooths interval means; the result is close to smoothing all points.
     #[test]
     fn intervals_smooth_as_all_points_do() {
         let points: Vec<Point> = (0..10_000).map(|step| (step as f64, (step as f64 / 900.0).cos())).collect();

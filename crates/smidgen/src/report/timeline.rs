@@ -1,28 +1,28 @@
 //! The memory of one step over time: live bytes by category, from the plan's buffers.
 //!
-//! It shows one micro-batch, then the update, and another entry point if the peak is there. Times are predicted. The
-//! thousands of steps of a plan are divided into intervals, each shown at its highest instant, so that the maximum is
-//! exact. The context is at the bottom; alignment counts as workspace, as in the budget table, but unused gaps do not.
-//! It also lists the contents of the peak, largest first, in lines that add up to it.
+//! It covers one micro-batch, then the update, and another entry point if the peak is in that one. Times are predicted.
+//! The thousands of steps of a plan are divided into intervals; each interval shows the step with the most memory, so
+//! that the peak is exact. The context is at the bottom. Alignment counts as workspace, as in the budget table, but
+//! unused gaps do not. The contents of the peak are listed too, largest first; they add up to the peak.
 
 use serde::{Deserialize, Serialize};
 use smidgen_compile::Profile;
 use smidgen_ir::{Category, Entry, Lifetime, Phase, Plan, Space};
 use std::collections::BTreeMap;
 
-/// Number of intervals, plus a few where an entry point ends.
-const STRETCHES: usize = 200;
-/// Buffers that are named at the peak; the rest of a category is one line.
+/// Number of intervals; there are a few more because each entry point begins a new one.
+const INTERVALS: usize = 200;
+/// Number of buffers that are listed by name at the peak; the others are one line per category.
 const NAMED: usize = 12;
 
-/// The names of the rows of a point, bottom to top.
+/// The categories of a chart, bottom to top.
 pub const ROWS: [&str; 7] =
     ["context", "base_weights", "adapters", "gradients", "optimizer", "activations", "workspace"];
 
 /// Columns of equal length, one number per interval.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Timeline {
-    /// Steps of the program.
+    /// Number of plan steps.
     pub steps: usize,
     /// The interval of the peak.
     pub peak: usize,
@@ -31,21 +31,21 @@ pub struct Timeline {
     pub end_ms: f64,
     /// `forward`, `backward`, `update`, `refresh` or `eval`.
     pub part: Vec<String>,
-    /// Place in the model of the highest instant.
+    /// Place in the model of the step with the most memory.
     pub place: Vec<String>,
-    /// Live bytes at that instant, by the names of [`ROWS`].
+    /// Live bytes at that step, by the names of [`ROWS`].
     pub bytes: BTreeMap<String, Vec<u64>>,
     /// The live buffers at the peak.
     pub contents: Vec<Content>,
 }
 
-/// A buffer at the peak, or several together.
+/// A buffer at the peak, or several in one line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Content {
     pub name: String,
     pub category: String,
     pub bytes: u64,
-    /// Buffers of this line.
+    /// Number of buffers in this line.
     pub count: usize,
 }
 
@@ -54,12 +54,12 @@ impl Timeline {
         self.begin_ms.len()
     }
 
-    /// Live bytes in an interval, all rows together.
-    pub fn total_bytes(&self, stretch: usize) -> u64 {
-        self.bytes.values().filter_map(|column| column.get(stretch)).sum()
+    /// Live bytes in an interval, summed over all rows.
+    pub fn total_bytes(&self, interval: usize) -> u64 {
+        self.bytes.values().filter_map(|column| column.get(interval)).sum()
     }
 
-    /// Whether all columns have the same length: the file may have been edited.
+    /// Whether all columns have the same length; they may not if the file was edited.
     pub fn is_whole(&self) -> bool {
         let length = self.len();
         let columns = ROWS.iter().all(|row| self.bytes.get(*row).is_some_and(|bytes| bytes.len() == length));
@@ -67,7 +67,6 @@ impl Timeline {
     }
 }
 
-/// The timeline of a plan.
 pub fn draw_timeline(plan: &Plan, context_bytes: u64, profile: &Profile, trains_base: bool) -> Timeline {
     let peak = plan.peak();
     let mut entries = vec![Entry::MicroStep, Entry::Update];
@@ -77,7 +76,7 @@ pub fn draw_timeline(plan: &Plan, context_bytes: u64, profile: &Profile, trains_
     entries.retain(|entry| plan.entries.iter().any(|own| own.entry == *entry));
     let moments = moments(plan, &entries, profile);
     let end_ms = moments.last().map_or(0.0, |last| last.end_ms);
-    let lasting = lasting_bytes(plan);
+    let persistent = persistent_bytes(plan);
     let mut timeline = Timeline {
         steps: moments.len(),
         end_ms: rounded(end_ms),
@@ -85,22 +84,23 @@ pub fn draw_timeline(plan: &Plan, context_bytes: u64, profile: &Profile, trains_
         contents: contents(plan, peak.entry, peak.step, context_bytes, trains_base),
         ..Timeline::default()
     };
-    let stretch_of = |moment: &Moment| (moment.entry, (moment.begin_ms / end_ms * STRETCHES as f64) as usize);
-    for stretch in moments.chunk_by(|one, next| stretch_of(one) == stretch_of(next)) {
+    let interval_of =
+        |moment: &Moment| (moment.entry, (moment.begin_ms / end_ms * INTERVALS as f64) as usize);
+    for interval in moments.chunk_by(|one, next| interval_of(one) == interval_of(next)) {
         // The first of equal peaks, as in the plan.
         let highest =
-            stretch.iter().fold(&stretch[0], |best, it| if it.live > best.live { it } else { best });
-        if stretch.iter().any(|it| (it.entry, it.step) == (peak.entry, peak.step)) {
+            interval.iter().fold(&interval[0], |best, it| if it.live > best.live { it } else { best });
+        if interval.iter().any(|it| (it.entry, it.step) == (peak.entry, peak.step)) {
             timeline.peak = timeline.len();
         }
-        timeline.begin_ms.push(rounded(stretch[0].begin_ms));
+        timeline.begin_ms.push(rounded(interval[0].begin_ms));
         timeline.part.push(part_of(plan, highest).to_string());
         timeline.place.push(plan.place(highest.entry, highest.step));
         for row in ROWS {
             let category = Category::ALL.into_iter().find(|category| category.name() == row);
             let bytes = match category {
                 None => context_bytes,
-                Some(category) => (lasting[category as usize] + highest.sums[category as usize]) as u64,
+                Some(category) => (persistent[category as usize] + highest.sums[category as usize]) as u64,
             };
             timeline.bytes.entry(row.to_string()).or_default().push(bytes);
         }
@@ -108,19 +108,19 @@ pub fn draw_timeline(plan: &Plan, context_bytes: u64, profile: &Profile, trains_
     timeline
 }
 
-/// Microseconds are exact enough, and short.
+/// Rounds to microseconds, to keep the JSON short.
 fn rounded(ms: f64) -> f64 {
     (ms * 1e3).round() / 1e3
 }
 
-/// A step of the program.
+/// A plan step with its predicted time and its memory.
 #[derive(Clone, Debug)]
 struct Moment {
     entry: Entry,
     step: usize,
     begin_ms: f64,
     end_ms: f64,
-    /// Of transient buffers.
+    /// Bytes of transient buffers by category.
     sums: [usize; Category::ALL.len()],
     live: usize,
 }
@@ -160,11 +160,11 @@ fn transient_changes(plan: &Plan, entry: Entry) -> Vec<[isize; Category::ALL.len
     changes
 }
 
-/// Bytes that stay on the device for the whole run.
-fn lasting_bytes(plan: &Plan) -> [usize; Category::ALL.len()] {
+/// Bytes by category that stay on the device for the whole run.
+fn persistent_bytes(plan: &Plan) -> [usize; Category::ALL.len()] {
     let mut sums = [0; Category::ALL.len()];
-    let here = plan.buffers.iter().filter(|buffer| buffer.space == Space::Device);
-    for buffer in here.filter(|buffer| buffer.lifetime == Lifetime::Run) {
+    let on_device = plan.buffers.iter().filter(|buffer| buffer.space == Space::Device);
+    for buffer in on_device.filter(|buffer| buffer.lifetime == Lifetime::Run) {
         sums[buffer.category as usize] += buffer.bytes;
     }
     let used: usize = sums.iter().sum();
@@ -172,7 +172,7 @@ fn lasting_bytes(plan: &Plan) -> [usize; Category::ALL.len()] {
     sums
 }
 
-/// Prefetches for backward run during forward, so forward ends with its last own step.
+/// Prefetches for backward run during forward, so forward ends with the last step of phase `Forward`.
 fn part_of(plan: &Plan, moment: &Moment) -> &'static str {
     let last_forward =
         |entry: Entry| plan.entry(entry).steps.iter().rposition(|it| it.phase == Phase::Forward);
@@ -183,7 +183,7 @@ fn part_of(plan: &Plan, moment: &Moment) -> &'static str {
     }
 }
 
-/// The live buffers at a step: activations and scratch by name, persistent ones by category.
+/// The live buffers at a step: transient ones by name, persistent ones by category.
 fn contents(plan: &Plan, entry: Entry, step: usize, context_bytes: u64, trains_base: bool) -> Vec<Content> {
     let mut names: Vec<Option<&str>> = vec![None; plan.buffers.len()];
     for value in &plan.values {
@@ -205,26 +205,24 @@ fn contents(plan: &Plan, entry: Entry, step: usize, context_bytes: u64, trains_b
             name => name,
         };
         match (buffer.lifetime, name) {
-            (Lifetime::Steps { .. }, Some(name)) => named.push(Content {
-                name: name.to_string(),
-                category: buffer.category.name().to_string(),
-                bytes: buffer.bytes as u64,
-                count: 1,
-            }),
+            (Lifetime::Steps { .. }, Some(name)) => {
+                named.push(line(name.to_string(), buffer.category, buffer.bytes as u64, 1));
+            }
             _ => {
                 let group = groups.entry(buffer.category).or_default();
                 *group = (group.0 + buffer.bytes, group.1 + 1);
             }
         }
     }
-    named.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+    let by_size = |a: &Content, b: &Content| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name));
+    named.sort_by(by_size);
     let small = named.split_off(NAMED.min(named.len()));
     for category in Category::ALL {
         let rest: Vec<&Content> = small.iter().filter(|it| it.category == category.name()).collect();
         if !rest.is_empty() {
             let bytes = rest.iter().map(|it| it.bytes).sum();
             named.push(line(
-                format!("smaller {}", words(category, trains_base)),
+                format!("smaller {}", label(category, trains_base)),
                 category,
                 bytes,
                 rest.len(),
@@ -232,7 +230,7 @@ fn contents(plan: &Plan, entry: Entry, step: usize, context_bytes: u64, trains_b
         }
     }
     for (category, (bytes, count)) in groups {
-        named.push(line(format!("all {}", words(category, trains_base)), category, bytes as u64, count));
+        named.push(line(format!("all {}", label(category, trains_base)), category, bytes as u64, count));
     }
     let live = plan.persistent_bytes + plan.live_bytes(entry).get(step).copied().unwrap_or(0);
     named.push(Content {
@@ -243,7 +241,7 @@ fn contents(plan: &Plan, entry: Entry, step: usize, context_bytes: u64, trains_b
     });
     named.push(line("alignment".into(), Category::Workspace, (live - used) as u64, 0));
     named.retain(|it| it.bytes > 0);
-    named.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+    named.sort_by(by_size);
     named
 }
 
@@ -251,7 +249,7 @@ fn line(name: String, category: Category, bytes: u64, count: usize) -> Content {
     Content { name, category: category.name().to_string(), bytes, count }
 }
 
-fn words(category: Category, trains_base: bool) -> &'static str {
+fn label(category: Category, trains_base: bool) -> &'static str {
     match category {
         Category::BaseWeights => "base weights",
         Category::Adapters if trains_base => "trained weights",

@@ -30,10 +30,9 @@ fn help_lists_the_commands() {
                            a budget
               preview      Show samples as the model sees them, with supervised tokens
                            marked
-              train        Plan, check, train and save
+              train        Plan, check that it fits, train, and save the result
               resume       Continue a run from its last checkpoint
-              report       Summarize a run, or compare several: a few lines, and an HTML
-                           page
+              report       Summarize a run, or compare several, as text and as an HTML page
               dash         Serve a live dashboard on localhost
               eval         Score the base model and the trained one on rows with known
                            answers
@@ -46,7 +45,8 @@ fn help_lists_the_commands() {
               import       Convert another tool's configuration into a recipe
               completions  Write a completion script for a shell
               man          Write manual pages into a folder
-              doctor       Check this machine and a recipe, and measure the device for plans
+              doctor       Check this machine and a recipe, and measure the device for the
+                           planner
               help         Print this message or the help of the given subcommand(s)
 
             Options:
@@ -61,7 +61,7 @@ fn help_lists_the_commands() {
         &scratch,
         &ended.stdout,
         expect![[r#"
-            Plan, check, train and save
+            Plan, check that it fits, train, and save the result
 
             Usage: smidgen train [OPTIONS] <RECIPE> [KEY=VALUE]...
 
@@ -73,10 +73,10 @@ fn help_lists_the_commands() {
                   --quiet           Print only errors
                   --resume          Continue the run in the output folder; RECIPE may then
                                     be the folder of the run
-                  --accept-changes  Continue although data, weights, config, tokenizer or
+                  --accept-changes  Continue even if data, weights, config, tokenizer or
                                     template have changed
                   --ranks <N>       Start this many ranks on this machine: one per GPU, or
-                                    CPU ranks by `mpiexec`
+                                    CPU ranks with `mpiexec`
                   --json            Print the report as JSON when the run ends, as `report
                                     --json` does
               -h, --help            Print help

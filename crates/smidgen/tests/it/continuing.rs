@@ -46,14 +46,14 @@ fn a_run_needs_nothing_but_its_folder() {
 fn what_is_not_a_run_is_refused() {
     let scratch = killed();
     scratch.write("empty/notes.txt", "x");
-    let folder = "hint: `smidgen resume` takes the folder of a run";
+    let folder = "hint: `smidgen resume` needs the folder of a run";
     scratch.refused(2, &["resume", "absent"], &["`absent` does not exist", folder]);
     scratch.refused(2, &["resume", "elsewhere.toml"], &["`elsewhere.toml` is not a folder", folder]);
     for command in [&["resume", "empty"][..], &["train", "empty", "--resume"]] {
         scratch.refused(
             2,
             command,
-            &["`empty` does not hold a run: it has no `job.toml`", "train RECIPE --resume"],
+            &["`empty` is not the folder of a run: it has no `job.toml`", "train RECIPE --resume"],
         );
     }
     scratch.refused(2, &["train", "run"], &["`run` is a folder, not a recipe", "hint: `--resume` continues"]);

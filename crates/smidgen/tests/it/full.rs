@@ -194,7 +194,11 @@ fn early_updates_show_in_nothing_that_is_written() {
     let early = [&pinned[..], &away].concat();
     let ended = scratch.train("early", &early);
     let said: Vec<&str> = ended.stderr.split_whitespace().collect();
-    assert!(said.join(" ").contains("a layer is updated right behind its backward pass"), "{}", ended.stderr);
+    assert!(
+        said.join(" ").contains("each layer is updated right after its backward pass"),
+        "{}",
+        ended.stderr
+    );
     assert!(weights("early") == weights("depth"));
     assert_eq!(scratch.losses("early"), scratch.losses("depth"));
     let norms = |output: &str| -> Vec<f64> {

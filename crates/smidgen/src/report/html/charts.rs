@@ -1,8 +1,8 @@
 //! The frame of a chart: a picture that stretches to the width of the page, and labels of a fixed size.
 //!
-//! The SVG has no text and no fixed aspect ratio: it is drawn in a square of 1000 by 1000 and stretched, with lines that
-//! keep their width. Ticks, marks and labels are HTML elements over it, placed in percent. So the same page reads well
-//! on a phone and on a wide screen.
+//! The SVG has no text and no fixed aspect ratio: it is drawn in a square of 1000 by 1000 and stretched, with lines
+//! that keep their width. Ticks, marks and labels are HTML elements over it, positioned in percent, so the same page
+//! works on a phone and on a wide screen.
 
 use super::escape::{escape, render_data};
 use crate::report::numbers::{Axis, Unit};
@@ -10,7 +10,7 @@ use crate::report::series::{Point, spans, usual_span};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// Side of the square in which pictures are drawn.
+/// Side of the square in which charts are drawn.
 const SIDE: f64 = 1000.0;
 
 /// The style of a line.
@@ -37,13 +37,13 @@ impl Look {
 
 #[derive(Clone, Debug, Default)]
 pub struct Line {
-    /// For the legend, the cursor and the table; a line without a name is only drawn.
+    /// A line without a name is drawn, but not in the legend, the cursor or the table.
     pub name: String,
     pub look: Look,
-    /// The number of its run in a comparison, where every run has a colour.
+    /// The index of its run in a comparison, which selects the colour.
     pub run: Option<usize>,
     pub points: Vec<Point>,
-    /// The points that `points` is an average of, if the reader can choose another one.
+    /// If `points` is an average: what the page's script averages when the reader changes the smoothing.
     pub averaged: Vec<Point>,
 }
 
@@ -59,20 +59,49 @@ pub struct Chart {
     /// Unique in the page.
     pub id: &'static str,
     pub title: &'static str,
-    /// A sentence for the caption and for screen readers.
+    /// Also read by screen readers.
     pub caption: String,
     /// What x is: `step`, or a unit of time.
     pub x_name: &'static str,
     pub x: Axis,
     pub y: Axis,
-    /// The y axis that a reader can choose instead.
+    /// A logarithmic y axis that the reader can switch to.
     pub log: Option<Axis>,
     pub unit: Unit,
     pub lines: Vec<Line>,
     pub levels: Vec<Level>,
 }
 
-/// The switches above charts, for a run of this many steps; the script shows them.
+impl Chart {
+    /// A chart over steps, with plain numbers, no second axis and no levels.
+    pub fn over_steps(
+        id: &'static str,
+        title: &'static str,
+        caption: String,
+        x: Axis,
+        y: Axis,
+        lines: Vec<Line>,
+    ) -> Chart {
+        Chart {
+            id,
+            title,
+            caption,
+            x_name: "step",
+            x,
+            y,
+            log: None,
+            unit: Unit::Plain,
+            lines,
+            levels: vec![],
+        }
+    }
+
+    fn named(&self) -> impl Iterator<Item = &Line> {
+        self.lines.iter().filter(|line| !line.name.is_empty())
+    }
+}
+
+/// The switches for axis and smoothing, for a run of this many steps; hidden until the script runs.
 pub fn render_controls(steps: u64) -> String {
     let spans: Vec<u64> = spans(steps).collect();
     let usual = spans.iter().position(|span| *span == usual_span(steps)).unwrap_or(0);
@@ -86,14 +115,8 @@ pub fn render_controls(steps: u64) -> String {
     )
 }
 
-/// Rows of the table behind a chart.
+/// Rows of the table below a chart.
 const TABLE_ROWS: usize = 24;
-
-impl Chart {
-    fn named(&self) -> impl Iterator<Item = &Line> {
-        self.lines.iter().filter(|line| !line.name.is_empty())
-    }
-}
 
 pub fn render_chart(chart: &Chart) -> String {
     let Chart { x, y, unit, .. } = chart;
@@ -148,7 +171,7 @@ fn line_data(line: &Line) -> Value {
     data
 }
 
-/// The classes of a run's colour, after a space; colours beyond the last begin again, with dashes.
+/// The CSS classes of a run's colour, after a space; from the ninth run on, colours repeat with dashed lines.
 pub fn colour_class(run: usize) -> String {
     const COLOURS: usize = 8;
     let again = if run < COLOURS { "" } else { " again" };
@@ -170,7 +193,7 @@ pub struct Figure<'a> {
 }
 
 impl Figure<'_> {
-    /// `table` is HTML; `data` is for the cursor.
+    /// `table` is HTML; `data` is for the page's script.
     pub fn render(&self, table: &str, data: &Value) -> String {
         let Figure { id, picture, over, class, legend, .. } = self;
         let (title, caption) = (escape(self.title), escape(self.caption));
@@ -199,7 +222,7 @@ pub fn render_ticks(x: &Axis, y: &Axis) -> String {
     for (value, label) in &y.ticks {
         let place = percent(y.place(*value));
         write!(text, "<span class=\"tick y\" style=\"bottom:{place}\">{}</span>", escape(label))
-            .expect("writing");
+            .expect("writing to a string");
     }
     for ((value, label), is_crowded) in x.ticks.iter().zip(crowded_ticks(x)) {
         let part = x.place(*value);
@@ -207,15 +230,15 @@ pub fn render_ticks(x: &Axis, y: &Axis) -> String {
         let crowded = if is_crowded { " crowded" } else { "" };
         let place = percent(part);
         write!(text, "<span class=\"tick x{end}{crowded}\" style=\"left:{place}\">{}</span>", escape(label))
-            .expect("writing");
+            .expect("writing to a string");
     }
     text
 }
 
-/// A label beyond this part of the axis ends at its tick instead of being centred on it.
+/// A label beyond this fraction of the axis ends at its tick instead of being centred on it.
 const LAST_PART: f64 = 0.94;
 
-/// Labels of the x axis that would touch the next one on a phone, where they are hidden; the last one stays.
+/// Labels of the x axis that would touch the next one on a phone, which hides them; the last one is always shown.
 fn crowded_ticks(x: &Axis) -> Vec<bool> {
     // In pixels: the narrowest plot of `page.css`, a character, and the gap between labels.
     const PLOT: f64 = 300.0;
@@ -257,7 +280,7 @@ fn render_legend(chart: &Chart) -> String {
     format!("<ul class=\"legend\">{items}</ul>")
 }
 
-/// Some values of each line, evenly over the steps.
+/// A table of some values of each line, at evenly spaced steps.
 fn render_table(chart: &Chart) -> String {
     let mut steps: Vec<f64> =
         chart.named().flat_map(|line| line.points.iter().map(|point| point.0)).collect();
@@ -280,7 +303,8 @@ fn render_table(chart: &Chart) -> String {
     )
 }
 
-/// The value of a series at a step: at or before it for lines, exactly there for points; none after its end.
+/// The value of a series at a step: the last one up to it for lines, the exact one for dots; empty after the series
+/// ends.
 fn cell(line: &Line, step: f64, unit: Unit) -> String {
     let end = line.points.partition_point(|point| point.0 <= step);
     let before = end.checked_sub(1).map(|index| line.points[index]);
@@ -326,7 +350,7 @@ pub fn percent(part: f64) -> String {
     format!("{:.2}%", 100.0 * part)
 }
 
-/// Six digits: more than the cursor shows.
+/// Rounds to six significant digits, which is more than the cursor shows.
 fn digits(value: f64) -> f64 {
     match value == 0.0 || !value.is_finite() {
         true => 0.0,
@@ -342,7 +366,7 @@ fn digits(value: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Ten thousand steps: on a telephone `8,000` would touch `10,000`, which stands left of its tick.
+    /// Ten thousand steps: on a phone `8,000` would touch `10,000`, which is left of its tick.
     #[test]
     fn labels_that_would_touch_are_left_out_where_it_is_narrow() {
         let x = Axis::from_zero(10_000.0, Unit::Plain);
@@ -352,7 +376,7 @@ mod tests {
         let text = render_ticks(&x, &Axis::from_zero(1.0, Unit::Plain));
         assert!(text.contains("<span class=\"tick x crowded\" style=\"left:80.00%\">8,000</span>"), "{text}");
         assert!(text.contains("<span class=\"tick x end\" style=\"left:100.00%\">10,000</span>"), "{text}");
-        // Labels far enough apart stay, wherever the last one stands.
+        // Labels that are far enough apart are all shown.
         let few = Axis::from_zero(60.0, Unit::Plain);
         assert!(crowded_ticks(&few).iter().all(|is_crowded| !is_crowded), "{:?}", few.ticks);
     }

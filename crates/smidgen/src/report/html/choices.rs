@@ -1,31 +1,31 @@
-//! The solver's choices layer by layer, the reasons, and what each choice saves and costs.
+//! The solver's choices by layer, the reasons, and what each choice saves and costs.
 //!
 //! A layer's activations are kept until backward, recomputed or offloaded; its weights are on the device or prefetched.
-//! The sentences are those of the table (`report/choices.rs`).
+//! `report/choices.rs` makes the sentences, as for the plan table.
 
 use super::escape::{escape, marked};
-use crate::report::choices::{Fate, LayerCounts, is_prefetched};
+use crate::report::choices::{ActivationChoice, LayerCounts, is_prefetched};
 use crate::report::numbers::short;
 use crate::report::plan_facts::{PlanFacts, PriceFacts};
 use smidgen_ir::bytes::format_bytes;
 use std::fmt::Write;
 
-impl Fate {
+impl ActivationChoice {
     fn class(self) -> &'static str {
         match self {
-            Fate::Kept => "kept",
-            Fate::Recomputed => "recomputed",
-            Fate::Offloaded => "offloaded",
-            Fate::Both => "both",
+            Self::Kept => "kept",
+            Self::Recomputed => "recomputed",
+            Self::Offloaded => "offloaded",
+            Self::Both => "both",
         }
     }
 
-    fn words(self) -> &'static str {
+    fn label(self) -> &'static str {
         match self {
-            Fate::Kept => "activations kept",
-            Fate::Recomputed => "activations recomputed",
-            Fate::Offloaded => "activations offloaded",
-            Fate::Both => "activations recomputed from offloaded ones",
+            Self::Kept => "activations kept",
+            Self::Recomputed => "activations recomputed",
+            Self::Offloaded => "activations offloaded",
+            Self::Both => "activations recomputed from offloaded inputs",
         }
     }
 }
@@ -45,34 +45,35 @@ fn render_layers(plan: &PlanFacts) -> String {
         return String::new();
     }
     let (mut cells, mut table) = (String::new(), String::new());
-    let layers: Vec<(usize, Fate, bool)> = (0..plan.layers)
-        .map(|layer| (layer, Fate::of(policy, layer), is_prefetched(policy, layer)))
+    let layers: Vec<(usize, ActivationChoice, bool)> = (0..plan.layers)
+        .map(|layer| (layer, ActivationChoice::of(policy, layer), is_prefetched(policy, layer)))
         .collect();
-    for (layer, fate, is_streamed) in &layers {
-        let (class, streamed) = (fate.class(), if *is_streamed { " streamed" } else { "" });
-        let words = describe(*fate, *is_streamed);
-        write!(cells, "<li class=\"{class}{streamed}\" title=\"layer {layer}: {words}\">{layer}</li>")
-            .expect("writing");
+    for (layer, choice, is_prefetched) in &layers {
+        let (class, streamed) = (choice.class(), if *is_prefetched { " streamed" } else { "" });
+        let label = describe(*choice, *is_prefetched);
+        write!(cells, "<li class=\"{class}{streamed}\" title=\"layer {layer}: {label}\">{layer}</li>")
+            .expect("writing to a string");
     }
     for run in layers.chunk_by(|one, next| (one.1, one.2) == (next.1, next.2)) {
         let (first, last) = (run[0].0, run[run.len() - 1].0);
         let range = if first == last { format!("{first}") } else { format!("{first} to {last}") };
-        let words = describe(run[0].1, run[0].2);
-        write!(table, "<tr><th scope=\"row\">{range}</th><td>{words}</td></tr>")
+        let label = describe(run[0].1, run[0].2);
+        write!(table, "<tr><th scope=\"row\">{range}</th><td>{label}</td></tr>")
             .expect("writing to a string");
     }
-    let count = |fate: Fate| layers.iter().filter(|layer| layer.1 == fate).count();
-    let mut legend: String = Fate::ALL
+    let count = |choice: ActivationChoice| layers.iter().filter(|layer| layer.1 == choice).count();
+    let mut legend: String = ActivationChoice::ALL
         .into_iter()
-        .filter(|fate| count(*fate) > 0)
-        .map(|fate| {
-            format!("<li class=\"{}\">{} <small>× {}</small></li>", fate.class(), fate.words(), count(fate))
+        .map(|choice| (choice, count(choice)))
+        .filter(|(_, count)| *count > 0)
+        .map(|(choice, count)| {
+            format!("<li class=\"{}\">{} <small>× {count}</small></li>", choice.class(), choice.label())
         })
         .collect();
-    let streamed = LayerCounts::of(policy).weights_away;
-    if streamed > 0 {
-        write!(legend, "<li class=\"streamed\">weights prefetched <small>× {streamed}</small></li>")
-            .expect("writing");
+    let prefetched = LayerCounts::of(policy).weights_offloaded;
+    if prefetched > 0 {
+        write!(legend, "<li class=\"streamed\">weights prefetched <small>× {prefetched}</small></li>")
+            .expect("writing to a string");
     }
     format!(
         "<h3>Layer by layer</h3><ul class=\"legend\">{legend}</ul><ol class=\"layers\" aria-hidden=\"true\">{cells}</ol>\
@@ -82,9 +83,9 @@ fn render_layers(plan: &PlanFacts) -> String {
     )
 }
 
-fn describe(fate: Fate, is_streamed: bool) -> String {
-    let weights = if is_streamed { "weights prefetched" } else { "weights on the device" };
-    format!("{}, {weights}", fate.words())
+fn describe(choice: ActivationChoice, is_prefetched: bool) -> String {
+    let weights = if is_prefetched { "weights prefetched" } else { "weights on the device" };
+    format!("{}, {weights}", choice.label())
 }
 
 fn render_reasons(plan: &PlanFacts) -> String {
@@ -104,20 +105,20 @@ fn render_reasons(plan: &PlanFacts) -> String {
 fn render_prices(plan: &PlanFacts) -> String {
     let rows: String = plan.policy.prices.iter().map(render_price).collect();
     match rows.is_empty() {
-        true => "<div><h3>What it costs</h3><p class=\"note\">Nothing: everything is kept on the device, and nothing is \
+        true => "<div><h3>What it costs</h3><p class=\"note\">Nothing: everything is on the device, and nothing is \
                  recomputed.</p></div>"
             .into(),
         false => format!(
             "<div><h3>What it costs</h3><table><thead><tr><th scope=\"col\">choice</th><th scope=\"col\">memory</th>\
              <th scope=\"col\">time per step</th></tr></thead><tbody>{rows}</tbody></table>\
-             <p class=\"note\">Each choice is compared with the same plan without it, as predicted.</p></div>"
+             <p class=\"note\">Predicted, compared with the same plan without the choice.</p></div>"
         ),
     }
 }
 
 fn render_price(price: &PriceFacts) -> String {
     let size = format_bytes(price.saved_bytes.unsigned_abs());
-    let saved = if price.saved_bytes >= 0 { format!("saves {size}") } else { format!("takes {size}") };
+    let saved = if price.saved_bytes >= 0 { format!("saves {size}") } else { format!("needs {size}") };
     let choice = escape(&price.choice);
     format!(
         "<tr><th scope=\"row\">{choice}</th><td>{saved}</td><td>+{} ms</td></tr>",

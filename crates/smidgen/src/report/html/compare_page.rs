@@ -1,12 +1,12 @@
-//! Several runs on one page: their curves over each other, their figures side by side, and what differed.
+//! Several runs on one page: curves in the same charts, figures side by side, and the keys that differ.
 //!
-//! Every run has its colour, which its name carries everywhere. The loss is shown over steps and over time, because
-//! runs with other batches or other speeds compare otherwise by each of them.
+//! A run has the same colour everywhere. The loss is shown over steps and over time, because runs with different batch
+//! sizes or speeds rank differently by each.
 
 use super::charts::{Chart, Line, Look, colour_class, render_chart, render_controls};
 use super::escape::escape;
 use super::page::render_frame;
-use super::run_charts::{STRETCHES, points, trend, values};
+use super::run_charts::{INTERVALS, points, trend, values};
 use crate::report::compare::{Compared, Comparison, Difference, Fact};
 use crate::report::numbers::{Axis, Unit};
 use crate::report::run_folder::RunRecord;
@@ -26,8 +26,8 @@ pub fn render_comparison(compared: &Comparison) -> String {
     let drawn: String = losses.iter().flatten().map(render_chart).collect();
     section("loss", "Loss", format!("{}<div class=\"charts\">{drawn}</div>", render_controls(steps.max(1))));
     section("figures", "Side by side", render_facts(compared));
-    section("differences", "What differed", render_differences(compared));
-    let rest = [speed(compared, steps), memory(compared, steps), load(compared, steps)];
+    section("differences", "Differences", render_differences(compared));
+    let rest = [speed(compared, steps), memory(compared, steps), utilization(compared, steps)];
     let drawn: String = rest.iter().flatten().map(render_chart).collect();
     section("course", "Speed and memory", format!("<div class=\"charts\">{drawn}</div>"));
     render_frame(&format!("{count} runs · smidgen report"), &text, "")
@@ -40,7 +40,7 @@ fn render_header(compared: &Comparison) -> String {
             colour_class(colour),
             escape(&run.name),
             escape(&run.summary.title),
-            escape(&run.summary.standing)
+            escape(&run.summary.status)
         )
     };
     let runs: String = compared.runs.iter().enumerate().map(run).collect();
@@ -92,7 +92,7 @@ fn render_differences(compared: &Comparison) -> String {
     )
 }
 
-/// For each run its average as a named line, over every value.
+/// For each run its moving average as a named line, in front of a faint line of all values.
 fn overlaid(compared: &Comparison, steps: u64, series: impl Fn(&RunRecord) -> Vec<Point>) -> Vec<Line> {
     let all: Vec<(usize, &str, Vec<Point>)> = compared
         .runs
@@ -102,7 +102,7 @@ fn overlaid(compared: &Comparison, steps: u64, series: impl Fn(&RunRecord) -> Ve
         .filter(|(_, _, points)| points.iter().any(|point| point.1.is_finite()))
         .collect();
     let faint = |(run, _, all): &(usize, &str, Vec<Point>)| {
-        let (look, points) = (Look::Faint, keep_extremes(all, STRETCHES));
+        let (look, points) = (Look::Faint, keep_extremes(all, INTERVALS));
         Line { look, run: Some(*run), points, ..Line::default() }
     };
     let main =
@@ -110,6 +110,7 @@ fn overlaid(compared: &Comparison, steps: u64, series: impl Fn(&RunRecord) -> Ve
     all.iter().map(faint).chain(all.iter().map(main)).collect()
 }
 
+/// A chart over steps; `None` if no run has a line.
 fn chart(
     id: &'static str,
     title: &'static str,
@@ -118,9 +119,7 @@ fn chart(
     y: Axis,
     lines: Vec<Line>,
 ) -> Option<Chart> {
-    let caption = caption.to_owned();
-    let (x_name, log, unit, levels) = ("step", None, Unit::Plain, vec![]);
-    (!lines.is_empty()).then_some(Chart { id, title, caption, x_name, x, y, log, unit, lines, levels })
+    (!lines.is_empty()).then(|| Chart::over_steps(id, title, caption.to_owned(), x, y, lines))
 }
 
 fn steps_axis(steps: u64) -> Axis {
@@ -152,10 +151,10 @@ fn evaluation(compared: &Comparison, steps: u64) -> Option<Chart> {
     Some(Chart { log, ..chart("chart-eval", "Evaluation loss", caption, steps_axis(steps), y, lines)? })
 }
 
-/// A unit of time that suits the longest run.
+/// The unit of time for the longest run.
 struct Clock {
     unit: &'static str,
-    words: &'static str,
+    name: &'static str,
     unit_s: f64,
     longest: f64,
 }
@@ -163,18 +162,18 @@ struct Clock {
 impl Clock {
     fn of(runs: &[Compared]) -> Clock {
         let longest_s = runs.iter().map(|run| run.summary.speed.seconds).fold(0.0, f64::max);
-        let (unit, words, unit_s) = match longest_s {
+        let (unit, name, unit_s) = match longest_s {
             ..120.0 => ("s", "seconds", 1.0),
             120.0..7200.0 => ("min", "minutes", 60.0),
             _ => ("h", "hours", 3600.0),
         };
-        Clock { unit, words, unit_s, longest: longest_s / unit_s }
+        Clock { unit, name, unit_s, longest: longest_s / unit_s }
     }
 }
 
 fn loss_over_time(compared: &Comparison, steps: u64) -> Option<Chart> {
     let clock = Clock::of(&compared.runs);
-    // An average over steps, drawn over time.
+    // The average is over steps; then steps are replaced by times.
     let mut lines = overlaid(compared, steps, |run| points(run, |row| row.loss));
     for line in &mut lines {
         let rows = &compared.runs[line.run.unwrap_or(0)].record.rows;
@@ -195,7 +194,7 @@ fn loss_over_time(compared: &Comparison, steps: u64) -> Option<Chart> {
     }
     let (x, y) = (Axis::from_zero(clock.longest, Unit::Plain), Axis::around(values(&lines)));
     let log = Axis::log_around(values(&lines));
-    let caption = format!("in {} spent in steps, without evaluations and checkpoints", clock.words);
+    let caption = format!("in {} spent in steps, without evaluations and checkpoints", clock.name);
     let chart = chart("chart-loss-time", "Loss over time", &caption, x, y, lines)?;
     Some(Chart { x_name: clock.unit, log, ..chart })
 }
@@ -210,10 +209,10 @@ fn memory(compared: &Comparison, steps: u64) -> Option<Chart> {
     let measured =
         |run: &RunRecord| points(run, |row| row.device_bytes.map_or(f64::NAN, |bytes| bytes as f64));
     let mut lines = overlaid(compared, steps, measured);
-    // Memory is not noisy: its values are the line.
+    // Memory is not noisy, so the values are drawn instead of their average.
     lines.retain(|line| !line.name.is_empty());
     for line in &mut lines {
-        line.points = keep_extremes(&measured(&compared.runs[line.run.unwrap_or(0)].record), STRETCHES);
+        line.points = keep_extremes(&measured(&compared.runs[line.run.unwrap_or(0)].record), INTERVALS);
         line.averaged.clear();
     }
     let y = Axis::from_zero(1.12 * most(&lines), Unit::Bytes);
@@ -221,10 +220,10 @@ fn memory(compared: &Comparison, steps: u64) -> Option<Chart> {
     Some(Chart { unit: Unit::Bytes, ..chart })
 }
 
-fn load(compared: &Comparison, steps: u64) -> Option<Chart> {
+fn utilization(compared: &Comparison, steps: u64) -> Option<Chart> {
     let lines = overlaid(compared, steps, |run| points(run, |row| row.gpu_util.map_or(f64::NAN, f64::from)));
     let (x, y) = (steps_axis(steps), Axis::from_zero(105.0, Unit::Percent));
-    let caption = "time in which a kernel ran, over the last second";
+    let caption = "share of time in which a kernel ran, over the last second";
     Some(Chart { unit: Unit::Percent, ..chart("chart-load", "GPU utilization", caption, x, y, lines)? })
 }
 

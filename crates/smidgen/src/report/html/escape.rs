@@ -1,10 +1,10 @@
 //! Escapes text for HTML and JSON for a script element, so that no content of a file is interpreted as markup.
 //!
-//! Names of models and tensors, messages and jobs come from others. All text of a page passes through here.
+//! Names of models and tensors, messages and recipes are not trusted. All text of a page passes through here.
 
 use serde_json::Value;
 
-/// Text for content and for attributes in double quotes.
+/// Escapes text for content and for attributes in double quotes.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for sign in text.chars() {
@@ -14,7 +14,7 @@ pub fn escape(text: &str) -> String {
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
             '\'' => escaped.push_str("&#39;"),
-            // Control characters are dropped: a browser would not show them.
+            // Control characters are replaced; HTML does not allow most of them.
             '\u{0}'..='\u{8}' | '\u{b}' | '\u{c}' | '\u{e}'..='\u{1f}' | '\u{7f}' => escaped.push('\u{fffd}'),
             sign => escaped.push(sign),
         }
@@ -30,14 +30,14 @@ pub fn marked(text: &str) -> String {
     for pair in rest.chunks(2) {
         match pair {
             [name, after] => marked += &format!("<code>{}</code>{}", escape(name), escape(after)),
-            // A backtick without a partner is printed as it is.
+            // A backtick without a partner stays as it is.
             alone => alone.iter().for_each(|text| marked += &format!("`{}", escape(text))),
         }
     }
     marked
 }
 
-/// Data for the page's script; it cannot end its script element.
+/// Data for the page's script; `<` is escaped, so that the data cannot end the script element.
 pub fn render_data(value: &Value) -> String {
     let text = value.to_string().replace('<', "\\u003c").replace('\u{2028}', "\\u2028");
     format!("<script type=\"application/json\" class=\"points\">{text}</script>")

@@ -1,6 +1,6 @@
-//! The cards of a page: loss, speed, peak memory, leaks and stability.
+//! The summary cards of a page: loss, speed, peak memory, leaks and stability.
 //!
-//! For a plan without a run: predicted memory and speed.
+//! A plan without a run has cards for predicted memory and speed.
 
 use super::charts::percent;
 use super::escape::{escape, marked};
@@ -11,19 +11,21 @@ use crate::report::run_summary::{self, RunSummary};
 use crate::train::trainer::measurable_peak;
 use smidgen_ir::bytes::format_bytes;
 
-/// Whether an answer is a good one.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// The colour of a card.
+#[derive(Clone, Copy, Default)]
 enum Tone {
     Good,
     Bad,
+    #[default]
     Plain,
 }
 
+#[derive(Default)]
 struct Card {
     question: &'static str,
     answer: String,
     more: String,
-    /// HTML below.
+    /// HTML between the answer and `more`.
     below: String,
     tone: Tone,
 }
@@ -34,14 +36,14 @@ pub fn render_headline(run: &RunRecord, summary: &RunSummary) -> String {
             loss(summary),
             speed(summary),
             peak(summary),
-            holders(&run.plan),
+            largest_rows(&run.plan),
             chosen(&run.plan),
-            growth(summary),
+            leak(summary),
             stable(summary),
         ],
         false => vec![
             planned_peak(run),
-            holders(&run.plan),
+            largest_rows(&run.plan),
             chosen(&run.plan),
             planned_speed(run),
             planned_batch(run),
@@ -66,10 +68,10 @@ fn render_card(card: &Card) -> String {
     )
 }
 
-/// Measured and planned, as parts of the budget.
+/// A bar with measured and planned memory as fractions of the budget.
 fn bar(measured: u64, planned: u64, budget: u64) -> String {
-    let whole = budget.max(planned).max(measured).max(1) as f64;
-    let part = |bytes: u64| percent(bytes as f64 / whole);
+    let width = budget.max(planned).max(measured).max(1) as f64;
+    let part = |bytes: u64| percent(bytes as f64 / width);
     format!(
         "<div class=\"gauge\" aria-hidden=\"true\"><b style=\"width:{}\"></b><i style=\"left:{}\"></i></div>",
         part(measured),
@@ -83,12 +85,12 @@ fn peak(summary: &RunSummary) -> Card {
     let Some(peak) = memory.peak_bytes else {
         let more = "not measured on this system".into();
         let answer = format!("{} planned", format_bytes(planned));
-        return Card { question: "Peak memory", answer, more, below: String::new(), tone: Tone::Plain };
+        return Card { question: "Peak memory", answer, more, ..Card::default() };
     };
     let more = format!("measured; planned {}, budget {}", format_bytes(planned), format_bytes(budget));
     let tone = match peak {
         _ if peak <= planned => Tone::Good,
-        // Within the measuring error.
+        // Within the measurement error.
         _ if peak <= measurable_peak(planned) => Tone::Plain,
         _ => Tone::Bad,
     };
@@ -102,14 +104,14 @@ fn peak(summary: &RunSummary) -> Card {
 }
 
 /// The largest categories at the peak, and where the peak is.
-fn holders(plan: &PlanFacts) -> Card {
+fn largest_rows(plan: &PlanFacts) -> Card {
     let mut rows: Vec<(&str, u64)> = plan.rows.iter().map(|(row, bytes)| (row.as_str(), *bytes)).collect();
     rows.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     let part = |bytes: u64| 100.0 * bytes as f64 / plan.peak_bytes.max(1) as f64;
     let name = |row: &str| match (row, plan.policy.device.as_str()) {
         ("context", "cpu") => "the program itself".to_owned(),
         ("context", _) => "the driver".to_owned(),
-        (row, _) => plan.words(row).to_owned(),
+        (row, _) => plan.label(row).to_owned(),
     };
     let answer = match rows.first() {
         Some((row, bytes)) => format!("{}, {:.0} %", name(row), part(*bytes)),
@@ -125,10 +127,10 @@ fn holders(plan: &PlanFacts) -> Card {
     let then = if next.is_empty() { String::new() } else { format!("then {}; ", next.join(", ")) };
     let place = if plan.peak_at.is_empty() { "unknown" } else { &plan.peak_at };
     let more = format!("{then}the peak is at: {place}");
-    Card { question: "What used it at the peak?", answer, more, below: String::new(), tone: Tone::Plain }
+    Card { question: "What uses the memory at the peak?", answer, more, ..Card::default() }
 }
 
-/// What the solver gave up to fit, in a line; the section below has the rest.
+/// The choices that save memory, in one line; a section below has the details.
 fn chosen(plan: &PlanFacts) -> Card {
     const QUESTION: &str = "Which plan, and why?";
     let budget = format_bytes(plan.budget_bytes);
@@ -136,35 +138,35 @@ fn chosen(plan: &PlanFacts) -> Card {
     let Some(largest) = prices.iter().max_by_key(|price| price.saved_bytes) else {
         let more = format!("everything fits {budget}: nothing is offloaded or recomputed");
         let answer = "everything is kept".into();
-        return Card { question: QUESTION, answer, more, below: String::new(), tone: Tone::Plain };
+        return Card { question: QUESTION, answer, more, ..Card::default() };
     };
     let names: Vec<&str> = prices.iter().map(|price| price.choice.as_str()).collect();
     let fits = if plan.fits { "the fastest plan found that fits" } else { "the smallest plan found, for" };
     let more = format!(
-        "{fits} {budget}; most is saved by {}: {} for {} ms per step",
+        "{fits} {budget}; {} saves the most: {} for {} ms per step",
         largest.choice,
         format_bytes(largest.saved_bytes.max(0) as u64),
         short(largest.cost_ms.max(0.0))
     );
-    Card { question: QUESTION, answer: names.join(", "), more, below: String::new(), tone: Tone::Plain }
+    Card { question: QUESTION, answer: names.join(", "), more, ..Card::default() }
 }
 
-fn growth(summary: &RunSummary) -> Card {
+fn leak(summary: &RunSummary) -> Card {
     let memory = &summary.memory;
-    let grown = memory.growth_bytes.unwrap_or(0);
-    let (answer, tone) = match memory.has_grown() {
+    let drift = memory.drift_bytes.unwrap_or(0);
+    let (answer, tone) = match memory.has_leaked() {
         None => ("too few steps to tell".to_string(), Tone::Plain),
         Some(false) => ("no".to_string(), Tone::Good),
-        Some(true) => (format!("by {}", format_bytes(grown)), Tone::Bad),
+        Some(true) => (format!("yes, {}", format_bytes(drift)), Tone::Bad),
     };
-    let pages = match memory.has_grown() {
-        Some(false) if grown > 0 => format!("{} drift; ", format_bytes(grown)),
+    let noise = match memory.has_leaked() {
+        Some(false) if drift > 0 => format!("{} drift; ", format_bytes(drift)),
         _ => String::new(),
     };
     let mean = memory.mean_bytes.map_or(String::new(), |bytes| format!("mean {}, ", format_bytes(bytes)));
     let arena = run_summary::percent(memory.arena_efficiency);
-    let more = format!("{pages}{mean}{arena} of the arena in use at its peak");
-    Card { question: "Did memory leak?", answer, more, below: String::new(), tone }
+    let more = format!("{noise}{mean}{arena} of the reserved memory in use at the peak");
+    Card { question: "Did memory leak?", answer, more, tone, ..Card::default() }
 }
 
 fn speed(summary: &RunSummary) -> Card {
@@ -182,7 +184,7 @@ fn speed(summary: &RunSummary) -> Card {
         grouped(speed.tokens as i64),
         duration(speed.seconds)
     );
-    Card { question: "Speed", answer, more, below: String::new(), tone: Tone::Plain }
+    Card { question: "Speed", answer, more, ..Card::default() }
 }
 
 fn loss(summary: &RunSummary) -> Card {
@@ -198,7 +200,7 @@ fn loss(summary: &RunSummary) -> Card {
         }
         _ => "never evaluated".into(),
     };
-    Card { question: "Loss", answer, more, below: String::new(), tone: Tone::Plain }
+    Card { question: "Loss", answer, more, ..Card::default() }
 }
 
 fn stable(summary: &RunSummary) -> Card {
@@ -211,7 +213,7 @@ fn stable(summary: &RunSummary) -> Card {
         Some(message) => format!("{}: {message}", stability.render()),
         None => stability.render(),
     };
-    Card { question: "Was it stable?", answer, more, below: String::new(), tone }
+    Card { question: "Was it stable?", answer, more, tone, ..Card::default() }
 }
 
 fn planned_peak(run: &RunRecord) -> Card {
@@ -233,20 +235,21 @@ fn planned_speed(run: &RunRecord) -> Card {
         _ => format!("the profile `{}`", plan.profile.name),
     };
     let (answer, more) = match (plan.tokens_per_s, plan.step_ms) {
-        (Some(tokens_per_s), Some(step_ms)) => {
-            (format!("{} tok/s", short(tokens_per_s)), format!("{} ms per step, by {by}", short(step_ms)))
-        }
-        _ => ("unknown".into(), "nothing is known of this GPU: set `memory.profile`".into()),
+        (Some(tokens_per_s), Some(step_ms)) => (
+            format!("{} tok/s", short(tokens_per_s)),
+            format!("{} ms per step, according to {by}", short(step_ms)),
+        ),
+        _ => ("unknown".into(), "no profile for this GPU: set `memory.profile`".into()),
     };
-    Card { question: "Speed, predicted", answer, more, below: String::new(), tone: Tone::Plain }
+    Card { question: "Speed, predicted", answer, more, ..Card::default() }
 }
 
 fn planned_batch(run: &RunRecord) -> Card {
     let plan = &run.plan;
     let answer = format!("{} tokens", grouped(plan.extent.tokens as i64));
     let more = match plan.micro_steps {
-        count if count > 1.05 => format!("a step is cut into about {}", short(count)),
-        _ => "a step is one micro-batch".into(),
+        count if count > 1.05 => format!("about {} micro-batches per step", short(count)),
+        _ => "one micro-batch per step".into(),
     };
-    Card { question: "Largest micro-batch", answer, more, below: String::new(), tone: Tone::Plain }
+    Card { question: "Largest micro-batch", answer, more, ..Card::default() }
 }

@@ -1,4 +1,4 @@
-// Asks the server how the run stands, and for the content where something is new.
+// Polls the server for the state of the run, and reloads the content when it has changed.
 "use strict";
 (() => {
   const title = document.title;
@@ -6,7 +6,7 @@
   const refresh = async () => {
     try {
       const summary = await (await fetch("/metrics", { cache: "no-store" })).json();
-      // A slider that is being moved stays until it is let go.
+      // Does not reload while a slider is being moved.
       if (summary.stamp !== stamp && !document.querySelector(".controls:active")) {
         const content = await (await fetch("/content", { cache: "no-store" })).text();
         const open = [...document.querySelectorAll("details[open]")].map((it) => it.id);

@@ -1,7 +1,7 @@
-//! The memory of one step as stacked areas with its peak marked, and the contents of the peak.
+//! The memory of one step as stacked areas with the peak marked, and the contents of the peak.
 //!
-//! Everything here comes from the plan; measurements are elsewhere on the page. The dashed line is the reserved memory,
-//! which is the planned peak; the gap between it and the areas is unused space.
+//! All numbers come from the plan; measurements are in other sections. The dashed line is the planned peak, which is
+//! reserved; the gap between it and the areas is unused.
 //! If persistent data is much larger than the rest, a second chart shows only transient memory.
 
 use super::charts::{Figure, at, grid, percent, render_ticks};
@@ -13,18 +13,16 @@ use serde_json::json;
 use smidgen_ir::bytes::format_bytes;
 use std::fmt::Write;
 
-/// Room above the peak for its label.
+/// Height of a chart relative to the peak: leaves room for the label.
 const HEADROOM: f64 = 1.3;
-/// Rows of the table behind the picture.
+/// Rows of the table below the chart.
 const TABLE_ROWS: usize = 24;
 
 pub fn render_memory(plan: &PlanFacts) -> String {
     let timeline = &plan.timeline;
     let drawn = match timeline.is_whole() {
         true => render_pictures(plan, timeline),
-        false => {
-            "<p class=\"lead\">This plan was made by an earlier version, which has no timeline.</p>".into()
-        }
+        false => "<p class=\"lead\">This plan was made by an earlier version and has no timeline.</p>".into(),
     };
     format!("{drawn}<div class=\"pair\">{}{}</div>", render_rows(plan), render_contents(plan))
 }
@@ -38,13 +36,13 @@ fn render_pictures(plan: &PlanFacts, timeline: &Timeline) -> String {
         _ => "one micro-batch, then the update".to_string(),
     };
     let caption = format!(
-        "{batches}, as planned. {} in use at the peak of {peak}; {} of the arena is unused.",
+        "{batches}, as planned. {} in use at the peak of {peak}; {} of the reserved memory is unused.",
         format_bytes(live),
         format_bytes(unused)
     );
     let columns: Vec<(&str, Vec<u64>)> =
         ROWS.iter().map(|row| (*row, timeline.bytes[*row].clone())).collect();
-    let lasting: u64 = columns.iter().map(|(_, column)| column.iter().min().copied().unwrap_or(0)).sum();
+    let persistent: u64 = columns.iter().map(|(_, column)| column.iter().min().copied().unwrap_or(0)).sum();
     let whole = Picture {
         plan,
         id: "timeline",
@@ -55,7 +53,7 @@ fn render_pictures(plan: &PlanFacts, timeline: &Timeline) -> String {
         label: Some((format!("peak {peak}"), timeline.place[timeline.peak].clone())),
     };
     let mut text = whole.render(timeline);
-    if lasting as f64 > 0.6 * live as f64 {
+    if persistent as f64 > 0.6 * live as f64 {
         let moving: Vec<(&str, Vec<u64>)> = columns
             .iter()
             .map(|(row, column)| {
@@ -63,10 +61,10 @@ fn render_pictures(plan: &PlanFacts, timeline: &Timeline) -> String {
                 (*row, column.iter().map(|bytes| bytes - least).collect())
             })
             .collect();
-        let high = live - lasting;
+        let high = live - persistent;
         let caption = format!(
-            "without the {} that stay allocated: at most {}",
-            format_bytes(lasting),
+            "without {} of persistent memory: at most {}",
+            format_bytes(persistent),
             format_bytes(high)
         );
         let (id, title) = ("timeline-moving", "Transient memory");
@@ -115,7 +113,7 @@ impl Picture<'_> {
         let rows: Vec<_> = self
             .columns
             .iter()
-            .map(|(row, column)| json!({"name": self.plan.words(row), "bytes": column}))
+            .map(|(row, column)| json!({"name": self.plan.label(row), "bytes": column}))
             .collect();
         let data = json!({
             "kind": "stretches", "high": timeline.end_ms, "begin": timeline.begin_ms, "place": timeline.place,
@@ -138,7 +136,7 @@ impl Picture<'_> {
         let shown = self.columns.iter().filter(|(_, column)| column.iter().any(|bytes| *bytes > 0));
         let items: String = shown
             .rev()
-            .map(|(row, _)| format!("<li class=\"{row}\">{}</li>", self.plan.words(row)))
+            .map(|(row, _)| format!("<li class=\"{row}\">{}</li>", self.plan.label(row)))
             .collect();
         format!("<ul class=\"legend\">{items}</ul>")
     }
@@ -147,7 +145,7 @@ impl Picture<'_> {
         let headings: String = self
             .columns
             .iter()
-            .map(|(row, _)| format!("<th scope=\"col\">{}</th>", self.plan.words(row)))
+            .map(|(row, _)| format!("<th scope=\"col\">{}</th>", self.plan.label(row)))
             .collect();
         let count = timeline.len();
         let mut chosen: Vec<usize> = match count {
@@ -160,16 +158,16 @@ impl Picture<'_> {
         chosen.sort_unstable();
         chosen.dedup();
         let mut rows = String::new();
-        for stretch in chosen {
+        for interval in chosen {
             let cells: String = self
                 .columns
                 .iter()
-                .map(|(_, column)| format!("<td>{}</td>", format_bytes(column[stretch])))
+                .map(|(_, column)| format!("<td>{}</td>", format_bytes(column[interval])))
                 .collect();
-            let (place, begin) = (escape(&timeline.place[stretch]), short(timeline.begin_ms[stretch]));
-            let mark = if stretch == timeline.peak { " class=\"peak\"" } else { "" };
+            let (place, begin) = (escape(&timeline.place[interval]), short(timeline.begin_ms[interval]));
+            let mark = if interval == timeline.peak { " class=\"peak\"" } else { "" };
             write!(rows, "<tr{mark}><th scope=\"row\">{begin} ms</th><td>{place}</td>{cells}</tr>")
-                .expect("writing");
+                .expect("writing to a string");
         }
         format!(
             "<table><thead><tr><th scope=\"col\">at</th><th scope=\"col\">where</th>{headings}</tr></thead>\
@@ -178,31 +176,31 @@ impl Picture<'_> {
     }
 }
 
-fn end_ms(timeline: &Timeline, stretch: usize) -> f64 {
-    timeline.begin_ms.get(stretch + 1).copied().unwrap_or(timeline.end_ms)
+fn end_ms(timeline: &Timeline, interval: usize) -> f64 {
+    timeline.begin_ms.get(interval + 1).copied().unwrap_or(timeline.end_ms)
 }
 
-/// Steps along the top from left to right, and along the bottom back.
+/// The outline of an area: the upper edge from left to right, then the lower edge back.
 fn area_path(timeline: &Timeline, below: &[u64], above: &[u64], (x, y): (&Axis, &Axis)) -> String {
     let height = |bytes: u64| at(1.0 - y.place(bytes as f64));
     let mut path = format!("M0 {}", height(below[0]));
     let mut last = String::new();
-    for (stretch, bytes) in above.iter().enumerate() {
+    for (interval, bytes) in above.iter().enumerate() {
         let now = height(*bytes);
         if now != last {
             write!(path, "V{now}").expect("writing to a string");
             last = now;
         }
-        write!(path, "H{}", at(x.place(end_ms(timeline, stretch)))).expect("writing to a string");
+        write!(path, "H{}", at(x.place(end_ms(timeline, interval)))).expect("writing to a string");
     }
     last.clear();
-    for (stretch, bytes) in below.iter().enumerate().rev() {
+    for (interval, bytes) in below.iter().enumerate().rev() {
         let now = height(*bytes);
         if now != last {
             write!(path, "V{now}").expect("writing to a string");
             last = now;
         }
-        write!(path, "H{}", at(x.place(timeline.begin_ms[stretch]))).expect("writing to a string");
+        write!(path, "H{}", at(x.place(timeline.begin_ms[interval]))).expect("writing to a string");
     }
     path.push('Z');
     path
@@ -219,7 +217,7 @@ fn render_peak(
     let part = x.place(middle);
     let (left, live) = (percent(part), percent(y.place(timeline.total_bytes(timeline.peak) as f64)));
     let line = percent(y.place(reserved));
-    // The label goes to the side that has room.
+    // The label is on the side with more room.
     let (side, from) = match part < 0.5 {
         true => ("left", percent(part.min(0.45))),
         false => ("right", percent((1.0 - part).min(0.45))),
@@ -263,7 +261,7 @@ fn render_rows(plan: &PlanFacts) -> String {
             rows,
             "<tr><th scope=\"row\"><i class=\"{row}\"></i>{}</th><td>{size}</td>\
              <td class=\"bar\"><b class=\"{row}\" style=\"width:{width}\"></b></td><td>{:.1} %</td></tr>",
-            plan.words(row),
+            plan.label(row),
             100.0 * part
         )
         .expect("writing to a string");
@@ -272,10 +270,10 @@ fn render_rows(plan: &PlanFacts) -> String {
     format!(
         "<div><h3>By category, at the peak</h3><table class=\"rows\"><tbody>{rows}</tbody><tfoot><tr><th scope=\"row\">peak</th>\
          <td>{peak}</td><td></td><td></td></tr></tfoot></table>\
-         <p class=\"note\">Workspace counts inputs, scratch, alignment and unused space; context is {}.</p></div>",
+         <p class=\"note\">Workspace includes inputs, scratch, alignment and unused space; context is the memory of {}.</p></div>",
         match plan.policy.device.as_str() {
             "cpu" => "the process: program, stacks and data",
-            _ => "the driver's",
+            _ => "the GPU driver",
         }
     )
 }
@@ -294,7 +292,7 @@ fn render_contents(plan: &PlanFacts) -> String {
         write!(
             rows,
             "<tr><th scope=\"row\"><i class=\"{category}\" title=\"{}\"></i>{name}{count}</th><td>{size}</td></tr>",
-            plan.words(category)
+            plan.label(category)
         )
         .expect("writing to a string");
     }

@@ -1,9 +1,9 @@
-//! A run, a plan without a run, or several runs as one self-contained HTML file: no network, no font, no library.
+//! A run, a plan without a run, or several runs as one self-contained HTML file: no network, fonts or libraries.
 //!
 //! Charts are SVG that stretches to any width, with HTML labels over it. The script only adds a cursor that shows
 //! values, and switches for the axis and the smoothing; every chart also has a table, for readers without scripts or
 //! with a screen reader.
-//! Everything that comes from a file passes through `escape.rs`.
+//! All text from files passes through `escape.rs`.
 
 mod charts;
 mod choices;

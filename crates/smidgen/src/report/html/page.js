@@ -1,4 +1,4 @@
-// A cursor that reads values off the charts, and switches for their axis and their smoothing. The page is whole without it.
+// A cursor that shows the values of the charts, and switches for axis and smoothing. The page works without it.
 "use strict";
 (() => {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -10,7 +10,7 @@
   const plain = (value) => Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en-US") : String(+value.toPrecision(4));
   const render = { bytes, plain, ms: (value) => plain(value) + " ms", percent: (value) => Math.round(value) + " %" };
 
-  // What the reader chose; it outlives the content of a live page.
+  // The reader's choices; they are kept when a live page reloads its content.
   const chosen = { log: false, span: null };
 
   // The index of the last entry that is not after the wanted one.
@@ -28,7 +28,7 @@
     let nearest = null;
     for (const line of data.lines) {
       const points = line.shown.filter((point) => point[1] !== null);
-      // A run that ended before says nothing here.
+      // A run that ended earlier has no value here.
       if (!line.name || !points.length || wanted - points[points.length - 1][0] > 0.01 * span) continue;
       let index = before(points.length, (i) => points[i][0], wanted);
       if (index + 1 < points.length && points[index + 1][0] - wanted < wanted - points[index][0]) index += 1;
@@ -41,12 +41,12 @@
     return { part: span ? (nearest - x.low) / span : 0, text: place + "\n" + words.join("\n") };
   };
 
-  const readStretches = (data, part) => {
+  const readIntervals = (data, part) => {
     const index = before(data.begin.length, (i) => data.begin[i], part * data.high);
     const rows = data.rows.filter((row) => row.bytes[index] > 0);
     const sum = rows.reduce((total, row) => total + row.bytes[index], 0);
     const lines = rows.reverse().map((row) => row.name + "  " + bytes(row.bytes[index]));
-    return { part, text: data.place[index] + "\n" + bytes(sum) + " alive\n" + lines.join("\n") };
+    return { part, text: data.place[index] + "\n" + bytes(sum) + " in use\n" + lines.join("\n") };
   };
 
   const partOf = (axis, value) => {
@@ -56,7 +56,7 @@
     return Math.min(1, Math.max(0, part));
   };
 
-  // The exponential moving average over a span of steps, as `series.rs` has it.
+  // The exponential moving average over a span of steps, as in `series.rs`.
   const smooth = (points, span) => {
     const decay = (span - 1) / (span + 1);
     let sum = 0, weight = 0, last = null;
@@ -109,7 +109,7 @@
     const [cursor, readout] = [plot.querySelector(".cursor"), plot.querySelector(".readout")];
     const isLines = data.kind === "lines";
     if (isLines) data.lines.forEach((line) => { line.shown = line.points; });
-    const read = isLines ? readLines : readStretches;
+    const read = isLines ? readLines : readIntervals;
     plot.addEventListener("pointermove", (event) => {
       const box = plot.getBoundingClientRect();
       const found = read(data, Math.min(1, Math.max(0, (event.clientX - box.left) / box.width)));

@@ -1,7 +1,7 @@
-//! The page: its frame, its sections in order, and the tables that need no chart.
+//! The page: the HTML frame, the sections in order, and tables without a chart.
 //!
-//! The page is one file with its styles and its script; a content security policy forbids it to load anything else. The
-//! same content is used for `report.html`, `plan --html` and the live page, which reloads it during a run.
+//! The page is one file with styles and script; its content security policy forbids loading anything else. The same
+//! content is used for `report.html`, `plan --html` and the live page, which reloads it during a run.
 
 use super::charts::percent;
 use super::choices::render_choices;
@@ -20,7 +20,7 @@ const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 const LIVE_SCRIPT: &str = include_str!("live.js");
 
-/// A self-contained page.
+/// A self-contained page of a run or a plan.
 pub fn render_page(run: &RunRecord) -> String {
     render_frame(&title(run), &render_content(run), "")
 }
@@ -30,7 +30,7 @@ pub fn render_live_page(run: &RunRecord) -> String {
     render_frame(&title(run), &render_content(run), &format!("<script>{LIVE_SCRIPT}</script>"))
 }
 
-/// A whole file; `content` and `live` are HTML.
+/// A complete HTML file; `content` and `live` are HTML.
 pub fn render_frame(title: &str, content: &str, live: &str) -> String {
     let connect = if live.is_empty() { "" } else { "; connect-src 'self'" };
     format!(
@@ -66,7 +66,7 @@ pub fn render_content(run: &RunRecord) -> String {
     if let Some(loss) = render_loss(run, &summary) {
         section("loss", "Loss", loss);
     }
-    section("answers", "In short", render_headline(run, &summary));
+    section("answers", "Summary", render_headline(run, &summary));
     if !run.rows.is_empty() {
         section("course", "Training curves", render_run_charts(run, &summary));
     }
@@ -100,14 +100,14 @@ fn render_header(run: &RunRecord, summary: &RunSummary) -> String {
         }
     };
     let mut facts =
-        vec![format!("<span class=\"state {class}\" id=\"state\">{}</span>", escape(&summary.standing))];
+        vec![format!("<span class=\"state {class}\" id=\"state\">{}</span>", escape(&summary.status))];
     let policy = &run.plan.policy;
     facts.push(match policy.device.as_str() {
         "cpu" => format!("CPU, {} threads", policy.threads),
         device => escape(device),
     });
     if let Some(part) = run.history.as_ref().and_then(|history| history.parts.first()) {
-        facts.push(format!("begun {}", utc(part.began_unix_s)));
+        facts.push(format!("started {}", utc(part.began_unix_s)));
     }
     let mut notes = render_progress(run, summary);
     if run.folder.is_some() && run.rows.is_empty() {
@@ -125,7 +125,7 @@ fn render_header(run: &RunRecord, summary: &RunSummary) -> String {
     )
 }
 
-/// How far a run is that has not reached its end, and when it will.
+/// The progress of an unfinished run, and the time left.
 fn render_progress(run: &RunRecord, summary: &RunSummary) -> String {
     let (done, total) = (summary.steps, summary.total_steps);
     let is_ended =
@@ -173,12 +173,12 @@ fn render_phases(run: &RunRecord) -> String {
         write!(rows, "<tr><th scope=\"row\">{name}</th>").expect("writing to a string");
         for space in &shown {
             let planned = planned_of(name).and_then(|spaces| spaces.get(*space).copied());
-            let taken = measured.and_then(|spaces| spaces.get(*space).copied().flatten());
-            let above = matches!((planned, taken), (Some(planned), Some(taken)) if taken > planned);
+            let used = measured.and_then(|spaces| spaces.get(*space).copied().flatten());
+            let above = matches!((planned, used), (Some(planned), Some(used)) if used > planned);
             let class = if above { " class=\"above\"" } else { "" };
             write!(rows, "<td>{}</td>", size(planned)).expect("writing to a string");
             if is_run {
-                write!(rows, "<td{class}>{}</td>", size(taken)).expect("writing to a string");
+                write!(rows, "<td{class}>{}</td>", size(used)).expect("writing to a string");
             }
         }
         rows.push_str("</tr>");
@@ -194,13 +194,13 @@ fn render_phases(run: &RunRecord) -> String {
     };
     format!(
         "<p class=\"lead\">Peak memory of each phase. \
-         Merging, exporting and generating are commands that may follow.</p>\
+         The phases merge, export and generate are separate commands after training.</p>\
          <div class=\"scroll\"><table><thead><tr><td></td>{spaces}</tr><tr><th scope=\"col\">phase</th>{kinds}</tr></thead>\
          <tbody>{rows}</tbody></table></div>"
     )
 }
 
-/// The most that each rank was measured with, and the plan, which is that of every rank.
+/// The measured peak of each rank, next to the plan, which is the same for all ranks.
 fn render_ranks(run: &RunRecord) -> String {
     let planned = run.plan.peak_bytes;
     let mut rows = String::new();
@@ -224,7 +224,7 @@ fn render_parts(parts: &[crate::train::history::Part]) -> String {
             Some(PartEnd::Done) => "done",
             Some(PartEnd::StoppedEarly) => "stopped early",
             Some(PartEnd::Interrupted) => "interrupted",
-            Some(PartEnd::AbovePlan) => "above its plan",
+            Some(PartEnd::AbovePlan) => "stopped: used more memory than planned",
             Some(PartEnd::PlanChanged) => "continued with another plan",
             Some(PartEnd::Failed) => "failed",
         };
@@ -243,14 +243,14 @@ fn render_parts(parts: &[crate::train::history::Part]) -> String {
         .expect("writing to a string");
     }
     format!(
-        "<div class=\"scroll\"><table class=\"words\"><thead><tr><th scope=\"col\">begun</th>\
+        "<div class=\"scroll\"><table class=\"words\"><thead><tr><th scope=\"col\">started</th>\
          <th scope=\"col\">after step</th>\
          <th scope=\"col\">to step</th><th scope=\"col\">planned</th><th scope=\"col\">how it ended</th></tr></thead>\
          <tbody>{rows}</tbody></table></div>"
     )
 }
 
-/// A moment as a date; days to months by the calendar that begins in March.
+/// A time as text. Years are counted from March, so that the leap day is the last day of a year.
 fn utc(unix_s: u64) -> String {
     let (days, seconds) = (unix_s / 86_400, unix_s % 86_400);
     let shifted = days + 719_468;

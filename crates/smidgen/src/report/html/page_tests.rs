@@ -1,6 +1,6 @@
-//! Pages of made-up runs: the right numbers in them, nothing from outside, and no run that cannot be drawn.
+//! Pages of made-up runs: they contain the right numbers, load nothing, and every kind of run can be drawn.
 //!
-//! What a browser makes of a page is looked at by `benches/report_page.py`.
+//! `benches/report_page.py` checks pages in a browser.
 
 use super::{render_comparison, render_content, render_live_page, render_page};
 use crate::report::compare::compare;
@@ -111,10 +111,10 @@ fn the_peak_is_labelled_with_its_number_and_place() {
     }
     assert!(page.contains("layers.0.mlp.up"));
     assert!(page.contains("done, 60 steps"));
-    assert!(page.contains("begun 2023-11-14 22:13 UTC"));
+    assert!(page.contains("started 2023-11-14 22:13 UTC"));
 }
 
-/// The questions of whoever opens the page, answered before any chart.
+/// The cards answer the main questions.
 #[test]
 fn every_question_has_its_answer_at_the_top() {
     let card = |page: &str, question: &str| {
@@ -122,7 +122,7 @@ fn every_question_has_its_answer_at_the_top() {
         page[begin..].split("</div>").next().unwrap().to_owned()
     };
     let page = render_page(&run(60));
-    let held = card(&page, "What used it at the peak?");
+    let held = card(&page, "What uses the memory at the peak?");
     assert!(held.contains("base weights, 57 %") && held.contains("backward of layers.2"), "{held}");
     let chosen = card(&page, "Which plan, and why?");
     let mut free = run(60);
@@ -144,7 +144,7 @@ fn every_question_has_its_answer_at_the_top() {
     assert!(unstable.contains(">no<") && unstable.contains("the loss rose"), "{unstable}");
 }
 
-/// Marks stand where their numbers are: the peak in the middle of its stretch, the plan at its height.
+/// Marks are at the position of their numbers: the peak in the middle of its interval, the plan at its height.
 #[test]
 fn marks_stand_where_their_numbers_are() {
     let page = render_page(&run(60));
@@ -165,7 +165,7 @@ fn a_peak_above_the_plan_is_a_bad_answer() {
         page[..place].rsplit_once("<div class=\"").unwrap().1.trim_end_matches("\">").to_owned()
     };
     assert_eq!(peak(7_000_000_000), "card good");
-    // Within what measuring is worth, and beyond it.
+    // Within the measurement error, and above it.
     assert_eq!([7_000_000_001, 7_200_000_000].map(peak), ["card", "card bad"]);
 }
 
@@ -177,7 +177,7 @@ fn the_loss_is_the_first_chart() {
     let place = |words: &str| page.find(words).unwrap_or_else(|| panic!("{words}"));
     assert!(place("class=\"controls\" hidden") < first && first < place("<h3>Peak memory</h3>"));
     assert!(place("<h3>Loss</h3>") < place("<h3>Speed</h3>"));
-    // What the switches need: a second axis, and the values that the average is of.
+    // The switches need a second axis and the averaged values.
     let data = |id: &str| -> serde_json::Value {
         let chart = &page[place(&format!("id=\"{id}\""))..];
         let text = chart.split_once("class=\"points\">").unwrap().1.split_once("</script>").unwrap().0;

@@ -1,19 +1,19 @@
 //! The scores of base and adapter side by side: one metric per line, and how many rows the adapter changed.
 //!
-//! Left out: single rows, which are in the JSON.
+//! Left out: the results of single rows, which are in the JSON.
 
 use crate::console::columns::{Side, render_columns};
 use crate::eval::results::{Metric, Results};
 
-pub fn render_eval_table(results: &Results) -> String {
+pub fn render_score_table(results: &Results) -> String {
     let mut headings = vec![("", Side::Left), ("base", Side::Right)];
     if results.adapter.is_some() {
         headings.extend([("adapter", Side::Right), ("difference", Side::Right)]);
     }
-    let lines = results.base.metrics.iter().enumerate().map(|(place, base)| {
+    let lines = results.base.metrics.iter().enumerate().map(|(index, base)| {
         let mut cells = vec![base.name.replace('_', " "), cell(base)];
         if let Some(adapter) = &results.adapter {
-            let adapter = &adapter.metrics[place];
+            let adapter = &adapter.metrics[index];
             cells.extend([cell(adapter), format!("{:+.4}", adapter.value - base.value)]);
         }
         cells
@@ -61,7 +61,7 @@ mod tests {
             adapter: Some(measured(1.5, 1.0, &[true, true])),
         };
         assert_eq!(
-            render_eval_table(&results),
+            render_score_table(&results),
             "                   base          adapter  difference\n\
              \x20 loss           2.0000           1.5000     -0.5000\n\
              \x20 acc   0.5000 ± 0.2500  1.0000 ± 0.2500     +0.5000\n\
@@ -71,6 +71,6 @@ mod tests {
         assert_eq!(json["samples"][1], json!({"gold": 1, "base": 2, "adapter": 2}));
         assert_eq!((&json["to_right"], &json["adapter"]["acc_stderr"]), (&json!(1), &json!(0.25)));
         results.adapter = None;
-        assert!(render_eval_table(&results).ends_with("± 0.2500\n  2 rows\n"));
+        assert!(render_score_table(&results).ends_with("± 0.2500\n  2 rows\n"));
     }
 }
