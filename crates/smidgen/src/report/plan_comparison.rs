@@ -107,14 +107,12 @@ fn figures(this: &PlanFacts, other: &PlanFacts) -> Vec<Figure> {
         });
     }
     add("extent.tokens", "tokens of a micro-batch", Unit::Count, &|plan| Some(plan.extent.tokens as f64));
-    let layers: [(&str, &str, fn(LayerCounts) -> usize); 3] = [
-        ("recompute", "layers recomputed", |counts| counts.recomputed),
-        ("weights_away", "layers, weights offloaded", |counts| counts.weights_offloaded),
-        ("activations_away", "layers, acts offloaded", |counts| counts.activations_offloaded),
-    ];
-    for (key, label, count) in layers {
+    let mut add_layers = |key: &str, label, count: fn(LayerCounts) -> usize| {
         add(key, label, Unit::Count, &|plan| Some(count(LayerCounts::of(&plan.policy.chosen)) as f64));
-    }
+    };
+    add_layers("recompute", "layers recomputed", |counts| counts.recomputed);
+    add_layers("weights_away", "layers, weights offloaded", |counts| counts.weights_offloaded);
+    add_layers("activations_away", "layers, acts offloaded", |counts| counts.activations_offloaded);
     add("micro_steps", "micro-batches per step", Unit::Decimal, &|plan| Some(plan.micro_steps));
     let parameters = |plan: &PlanFacts| plan.trained_parameters.map(|count| count as f64);
     add("trained_parameters", "trained parameters", Unit::Count, &parameters);
