@@ -28,8 +28,8 @@ pub fn plan_memory_unchecked(schedule: Schedule) -> Plan {
 
 fn pack_space(plan: &mut Plan, space: Space) -> SpaceSize {
     let mut size = SpaceSize::default();
-    let is_of_ranks = plan.is_of_ranks;
-    let is_shared = |buffer: &Buffer| is_of_ranks && buffer.is_shareable();
+    let has_ranks = plan.has_ranks;
+    let is_shared = |buffer: &Buffer| has_ranks && buffer.is_shareable();
     // Buffers that ranks share come first.
     for shared in [true, false] {
         let in_space = plan.buffers.iter_mut().filter(|buffer| buffer.space == space);

@@ -167,7 +167,7 @@ impl<'a> Attempt<'a> {
                 let region = match (entry.entry, step.phase, step.layer) {
                     (Entry::MicroStep, Phase::Forward, Some(_)) => 0,
                     (Entry::MicroStep, _, Some(layer)) => 1 + 4 * layer / self.freedom.layers,
-                    (Entry::MicroStep, _, None) if step.op.is_of_loss() => HEAD_REGION,
+                    (Entry::MicroStep, _, None) if step.op.is_loss() => HEAD_REGION,
                     (Entry::MicroStep, _, None) => 6,
                     (Entry::Update, ..) => 7,
                     _ => OTHER_REGION,

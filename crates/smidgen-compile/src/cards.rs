@@ -152,10 +152,10 @@ impl Card {
     pub fn profile(&self) -> DeviceProfile {
         let bytes_per_s = MEMORY_SHARE * 1e9 * self.memory_gb_per_s;
         let rates = |product: f64, attention: f64| Rates {
-            product_flops_per_s: product,
-            bf16_product_flops_per_s: product,
+            matmul_flops_per_s: product,
+            bf16_matmul_flops_per_s: product,
             // Matmuls with thin results are bound by memory anyway.
-            outer_flops_per_s: product,
+            weight_gradient_flops_per_s: product,
             attention_flops_per_s: attention,
             bytes_per_s,
             step_s: STEP_S,
@@ -176,7 +176,7 @@ impl Card {
             stow_bytes_per_s: bus_bytes_per_s,
             disk_bytes_per_s: DISK_BYTES_PER_S,
             update_bytes_per_s: self.update_bytes_per_s(),
-            travel_s_per_byte: 0.0,
+            transfer_s_per_byte: 0.0,
             peers: self.peers().link(),
             network: ETHERNET_100G.link(),
         }
@@ -242,8 +242,8 @@ mod tests {
     fn the_h200_is_what_was_measured_on_one() {
         let profile = find("h200").unwrap().profile();
         let near = |value: f64, measured: f64| (value / measured - 1.0).abs() < 0.01;
-        assert!(near(profile.half.product_flops_per_s, 690e12));
-        assert!(near(profile.f32.product_flops_per_s, 45e12));
+        assert!(near(profile.half.matmul_flops_per_s, 690e12));
+        assert!(near(profile.f32.matmul_flops_per_s, 45e12));
         assert!(near(profile.half.bytes_per_s, 3.6e12));
         assert!(near(profile.fetch_bytes_per_s, 50e9));
     }

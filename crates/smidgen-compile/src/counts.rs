@@ -33,7 +33,7 @@ pub const COUNTS: [Count; 2] = [
     Count {
         of: |point| &mut point.recomputed,
         copy: |to, from| to.recomputed = from.recomputed,
-        is_open: |pins| !pins.says(Choice::Recompute),
+        is_open: |pins| !pins.sets(Choice::Recompute),
     },
     Count {
         of: |point| &mut point.weights,

@@ -16,7 +16,7 @@ pub fn ladders(
     is_offload_limited: bool,
     bytes: impl Fn(&Point) -> u64,
 ) -> Vec<Ladder> {
-    let most_recomputed = match freedom.pins.says(Choice::Recompute) {
+    let most_recomputed = match freedom.pins.sets(Choice::Recompute) {
         false => leanest_count(freedom, loss_chunk, bytes),
         true => 0,
     };

@@ -18,11 +18,11 @@ const FP8_GAIN: f64 = 1.8;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
     /// Matmuls of activations with weights, the head included.
-    pub product_flops_per_s: f64,
+    pub matmul_flops_per_s: f64,
     /// Matmuls with weights stored in bf16. They are faster if a bf16 unit computes f32 matmuls.
-    pub bf16_product_flops_per_s: f64,
+    pub bf16_matmul_flops_per_s: f64,
     /// Gradients of adapters: matmuls with a thin result that sum over all tokens.
-    pub outer_flops_per_s: f64,
+    pub weight_gradient_flops_per_s: f64,
     pub attention_flops_per_s: f64,
     /// Operations that are bound by memory.
     pub bytes_per_s: f64,
@@ -55,7 +55,7 @@ pub struct DeviceProfile {
     /// Host memory traffic of processors that update weights there.
     pub update_bytes_per_s: f64,
     /// Time that computation loses per byte transferred at the same time, because the transfer uses the processor too.
-    pub travel_s_per_byte: f64,
+    pub transfer_s_per_byte: f64,
     /// Between ranks of one machine.
     pub peers: Link,
     /// Between machines.
@@ -68,9 +68,9 @@ impl DeviceProfile {
     pub fn cpu(threads: usize) -> DeviceProfile {
         let threads = threads.max(1) as f64;
         let rates = |product: f64, outer: f64, attention: f64, operand_s: f64| Rates {
-            product_flops_per_s: threads * product,
-            bf16_product_flops_per_s: threads * product,
-            outer_flops_per_s: threads * outer,
+            matmul_flops_per_s: threads * product,
+            bf16_matmul_flops_per_s: threads * product,
+            weight_gradient_flops_per_s: threads * outer,
             attention_flops_per_s: threads * attention,
             bytes_per_s: 14e9 * threads.min(4.0),
             step_s: 1e-6,
@@ -88,7 +88,7 @@ impl DeviceProfile {
             stow_bytes_per_s: 0.8e9,
             disk_bytes_per_s: 1.5e9,
             update_bytes_per_s: 14e9 * threads.min(4.0),
-            travel_s_per_byte: 0.6e-9 / threads,
+            transfer_s_per_byte: 0.6e-9 / threads,
             peers: SHARED_MEMORY.link(),
             network: ETHERNET_100G.link(),
         }
@@ -99,7 +99,7 @@ impl DeviceProfile {
         let vectors = DeviceProfile::cpu(threads);
         let all = threads.max(1) as f64;
         let f32 =
-            Rates { product_flops_per_s: all * 145e9, bf16_product_flops_per_s: all * 200e9, ..vectors.f32 };
+            Rates { matmul_flops_per_s: all * 145e9, bf16_matmul_flops_per_s: all * 200e9, ..vectors.f32 };
         DeviceProfile { name: "cpu-amx".into(), f32, ..vectors }
     }
 
@@ -115,7 +115,7 @@ impl DeviceProfile {
             stow_bytes_per_s: self.stow_bytes_per_s,
             disk_bytes_per_s: self.disk_bytes_per_s,
             update_bytes_per_s: self.update_bytes_per_s,
-            travel_s_per_byte: self.travel_s_per_byte,
+            transfer_s_per_byte: self.transfer_s_per_byte,
             link: self.peers,
         }
     }
@@ -137,7 +137,7 @@ pub struct Profile {
     pub stow_bytes_per_s: f64,
     pub disk_bytes_per_s: f64,
     pub update_bytes_per_s: f64,
-    pub travel_s_per_byte: f64,
+    pub transfer_s_per_byte: f64,
     /// Between ranks.
     pub link: Link,
 }
@@ -167,13 +167,13 @@ impl Profile {
     pub fn seconds(&self, op: &Op, cost: Cost) -> f64 {
         let rates = &self.rates;
         let flops_per_s = match op.bound_by() {
-            BoundBy::OuterProduct => rates.outer_flops_per_s,
+            BoundBy::OuterProduct => rates.weight_gradient_flops_per_s,
             BoundBy::Attention => rates.attention_flops_per_s,
-            BoundBy::Matmul | BoundBy::Memory => rates.product_flops_per_s,
+            BoundBy::Matmul | BoundBy::Memory => rates.matmul_flops_per_s,
         };
         let flops_s = (cost.flops - cost.bf16_flops - cost.fp8_flops * (1.0 - 1.0 / self.fp8_gain))
             / flops_per_s
-            + cost.bf16_flops / rates.bf16_product_flops_per_s;
+            + cost.bf16_flops / rates.bf16_matmul_flops_per_s;
         let operands_s =
             cost.plain_operands * rates.plain_operand_s + cost.coded_operands * rates.coded_operand_s;
         rates.step_s + operands_s + flops_s.max(cost.bytes / rates.bytes_per_s)
@@ -243,7 +243,7 @@ impl Profile {
                 if sums || !matches!(step.op, Op::AllReduce(_)) {
                     between = between.max(awaited) + self.exchange_seconds(rank, step.cost.bytes);
                     complete[index] = between;
-                    now += step.cost.bytes * self.travel_s_per_byte;
+                    now += step.cost.bytes * self.transfer_s_per_byte;
                 }
             } else if let Op::AdamWOnHost(_) = step.op {
                 // `waiting_for_updates` counts its time.
@@ -251,7 +251,7 @@ impl Profile {
                 let lane = if step.op == Op::Fetch { &mut inward } else { &mut outward };
                 *lane = lane.max(awaited) + times * step.cost.bytes / self.transfer_rate(plan, step);
                 complete[index] = *lane;
-                now += times * step.cost.bytes * self.travel_s_per_byte;
+                now += times * step.cost.bytes * self.transfer_s_per_byte;
             } else if step.op == Op::Stowed {
                 now = awaited;
             } else {
@@ -274,9 +274,9 @@ mod tests {
     #[test]
     fn a_step_takes_the_longer_of_arithmetic_and_traffic_and_its_operands() {
         let rates = Rates {
-            product_flops_per_s: 100.0,
-            bf16_product_flops_per_s: 300.0,
-            outer_flops_per_s: 10.0,
+            matmul_flops_per_s: 100.0,
+            bf16_matmul_flops_per_s: 300.0,
+            weight_gradient_flops_per_s: 10.0,
             attention_flops_per_s: 50.0,
             bytes_per_s: 20.0,
             step_s: 0.5,
@@ -301,6 +301,6 @@ mod tests {
         assert_eq!(device.at(Precision::F32).rates, device.f32);
         assert_eq!(device.at(Precision::Bf16).rates, device.half);
         assert_eq!(device.at(Precision::F16).rates, device.half);
-        assert!(device.half.product_flops_per_s > device.f32.product_flops_per_s);
+        assert!(device.half.matmul_flops_per_s > device.f32.matmul_flops_per_s);
     }
 }

@@ -30,7 +30,7 @@ impl Schedule {
     /// Bytes in a space other than the device. Activations count as if they were never freed, because all of them are
     /// there when the backward pass starts.
     pub fn size_in(&self, space: Space) -> SpaceSize {
-        let is_shared = |buffer: &Buffer| self.plan.is_of_ranks && buffer.is_shareable();
+        let is_shared = |buffer: &Buffer| self.plan.has_ranks && buffer.is_shareable();
         let persistent_bytes = self.sum_bytes(space, |_| true);
         SpaceSize { persistent_bytes, transient_bytes: 0, shared_bytes: self.sum_bytes(space, is_shared) }
     }
@@ -65,7 +65,7 @@ pub fn plan_lifetimes(
         encoder_layers: request.encoder_layers(),
         persistent_bytes: 0,
         transient_bytes: 0,
-        is_of_ranks: !request.rank.is_only(),
+        has_ranks: !request.rank.is_only(),
         host: SpaceSize::default(),
         disk: SpaceSize::default(),
         values: Vec::new(),

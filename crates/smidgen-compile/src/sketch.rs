@@ -476,7 +476,7 @@ impl Sketch<'_> {
         let stowed: f64 = kinds.iter().map(|kind| self.sized.kinds[*kind].stowed_bytes).sum();
         let head_bytes = if point.tables { fixed.head_bytes } else { 0.0 };
         let moved = 2.0 * (stowed + point.weights as f64 * fixed.layer_bytes) + head_bytes;
-        lanes.now + moved * profile.travel_s_per_byte
+        lanes.now + moved * profile.transfer_s_per_byte
     }
 }
 

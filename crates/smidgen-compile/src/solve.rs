@@ -373,7 +373,7 @@ fn reasons(attempt: &Attempt, policy: &Policy, peak_bytes: u64) -> Vec<Reason> {
                 Why::HeadHasAdapter
             }
             (Choice::Recompute | Choice::MicroBatch | Choice::LossChunk, _) | (_, true)
-                if pins.fix(choice) =>
+                if pins.is_pinned(choice) =>
             {
                 Why::Pinned
             }

@@ -84,7 +84,7 @@ impl BadRows {
     }
 
     /// The error to report if `error` ended the reading: with the bad rows before it, unless it explains them.
-    pub fn or_before(self, error: PrepareError, on_bad_row: OnBadRow) -> PrepareError {
+    pub fn error_with_bad_rows(self, error: PrepareError, on_bad_row: OnBadRow) -> PrepareError {
         let explains = matches!(error, PrepareError::Format(FormatError::NoColumn { .. }));
         if on_bad_row != OnBadRow::Error || self.bad == 0 || explains {
             return error;

@@ -210,7 +210,7 @@ fn fill(
     };
     let (template, mut warnings) = match filled {
         Ok(filled) => filled,
-        Err(error) => return Err(bad.or_before(error, options.on_bad_row)),
+        Err(error) => return Err(bad.error_with_bad_rows(error, options.on_bad_row)),
     };
     warnings.extend(bad.finish(options.on_bad_row)?);
     Ok(Filled { template, warnings, is_empty: builder.stats().rows.kept == before.kept })

@@ -76,7 +76,7 @@ const MAX_TEMPLATE_BYTES: u64 = 1_000_000;
 const MOMENT_S: u64 = 1_721_952_000;
 
 /// The time that every data set is rendered with.
-pub fn data_moment() -> SystemTime {
+pub fn template_time() -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(MOMENT_S)
 }
 
@@ -209,7 +209,7 @@ pub struct DataTemplate {
     pub name: String,
     pub kind: TemplateKind,
     /// Whether it is the model's own rather than the user's choice.
-    pub is_the_models: bool,
+    pub is_models_own: bool,
 }
 
 /// The source of a template, which identifies it. No tokenizer is needed.
@@ -246,15 +246,15 @@ pub fn choose_template(
     tokenizer: &Tokenizer,
 ) -> Result<Option<DataTemplate>, TemplateError> {
     let unsound = |origin: String| |error| TemplateError::Unsound { origin, error };
-    let chat = |name: String, source: &str, is_the_models| {
+    let chat = |name: String, source: &str, is_models_own| {
         let template = ChatTemplate::new(source, tokenizer.special_texts()).map_err(unsound(name.clone()))?;
-        Ok(Some(DataTemplate { name, kind: TemplateKind::Chat(Box::new(template)), is_the_models }))
+        Ok(Some(DataTemplate { name, kind: TemplateKind::Chat(Box::new(template)), is_models_own }))
     };
     let text = |name: &str, prompt| {
         Ok(Some(DataTemplate {
             name: name.to_owned(),
             kind: TemplateKind::Text(prompt),
-            is_the_models: false,
+            is_models_own: false,
         }))
     };
     let source = template_source(wanted)?;
@@ -317,16 +317,16 @@ mod tests {
         ]);
         for BuiltIn { name, .. } in CHAT_TEMPLATES {
             let template = choose_template(&named(name), RowFormat::Chat, &tokenizer).unwrap().unwrap();
-            assert_eq!((template.name.as_str(), template.is_the_models), (name, false));
+            assert_eq!((template.name.as_str(), template.is_models_own), (name, false));
             let TemplateKind::Chat(chat) = template.kind else { panic!("{name} is a chat template") };
-            let rendered = chat.render(&ChatInput::new(&messages, data_moment())).unwrap();
+            let rendered = chat.render(&ChatInput::new(&messages, template_time())).unwrap();
             let first = &rendered.text[rendered.generated[0].clone()];
             assert!(
                 first.trim_start().starts_with('b') && first.trim_end().ends_with('>'),
                 "{name}: {first}"
             );
             let prompt = json!([{"role": "user", "content": "a"}]);
-            let input = ChatInput { add_generation_prompt: true, ..ChatInput::new(&prompt, data_moment()) };
+            let input = ChatInput { add_generation_prompt: true, ..ChatInput::new(&prompt, template_time()) };
             let prompt = chat.render(&input).unwrap().text;
             assert!(rendered.text.starts_with(prompt.trim_end()), "{name}: {prompt}");
         }

@@ -401,7 +401,7 @@ mod tests {
             |error: PrepareError| error.to_string().replace(&format!("{}/", folder.path().display()), "");
         let notes = match notes {
             Ok(notes) => bad.finish(OnBadRow::Error).map(|_| notes).map_err(shown)?,
-            Err(error) => return Err(shown(bad.or_before(error, OnBadRow::Error))),
+            Err(error) => return Err(shown(bad.error_with_bad_rows(error, OnBadRow::Error))),
         };
         let set = builder.finish().unwrap();
         assert_eq!(rows, set.stats().rows.read);

@@ -13,7 +13,7 @@ use serde_json::Value as Json;
 use crate::chat_row::tool_name;
 use crate::encode_error::EncodeError;
 use crate::example::Conversation;
-use crate::template::data_moment;
+use crate::template::template_time;
 use smidgen_formats::tokenizer::chat_template::{ChatInput, ChatTemplate, ChatTemplateError, Rendered};
 
 /// Every answer is rendered with everything before it, so the work grows with the square.
@@ -81,7 +81,7 @@ impl Turns<'_> {
             tools: self.conversation.tools.as_ref(),
             more: Some(&self.conversation.more),
             add_generation_prompt,
-            ..ChatInput::new(&messages, data_moment())
+            ..ChatInput::new(&messages, template_time())
         })
     }
 

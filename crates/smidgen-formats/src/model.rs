@@ -54,7 +54,7 @@ impl Model {
 
     /// Stops merging the speech adapter in a Phi-4-multimodal checkpoint into its weights. Returns whether
     /// the model is such a checkpoint.
-    pub fn leave_out_speech(&mut self) -> bool {
+    pub fn stop_merging_speech(&mut self) -> bool {
         match self {
             Model::Folder { phi4mm: Some(phi4mm), .. } => {
                 phi4mm.is_merged = false;

@@ -170,7 +170,7 @@ macro_rules! op_table {
             }
 
             /// Whether the operation belongs to the loss, which works on chunks of rows.
-            pub fn is_of_loss(&self) -> bool {
+            pub fn is_loss(&self) -> bool {
                 match self {
                     $( Op::$variant $( ($attributes) )? $( { $( $field ),+ } )? => column!($( $loss )?, false), )+
                 }

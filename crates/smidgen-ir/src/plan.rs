@@ -289,7 +289,7 @@ pub struct Plan {
     pub persistent_bytes: usize,
     pub transient_bytes: usize,
     /// Whether this is the plan of one of several ranks.
-    pub is_of_ranks: bool,
+    pub has_ranks: bool,
     /// Host memory for offloaded values.
     pub host: SpaceSize,
     /// Disk space for offloaded values.

@@ -87,7 +87,7 @@ macro_rules! memory_choices {
             }
 
             /// Whether any field of a choice is fixed.
-            pub fn says(&self, choice: Choice) -> bool {
+            pub fn sets(&self, choice: Choice) -> bool {
                 [$($((Choice::$choice, self.$name.is_some()),)?)+].contains(&(choice, true))
             }
 
@@ -97,7 +97,7 @@ macro_rules! memory_choices {
             }
 
             /// These pins with one choice left to the solver.
-            pub fn opened(&self, choice: Choice) -> Pins {
+            pub fn without_pin(&self, choice: Choice) -> Pins {
                 let mut pins = self.clone();
                 $($(if choice == Choice::$choice { pins.$name = None; })?)+
                 pins
@@ -293,10 +293,10 @@ impl Policy {
 
 impl Pins {
     /// Whether a choice is fixed, by its own fields or by those of another choice.
-    pub fn fix(&self, choice: Choice) -> bool {
+    pub fn is_pinned(&self, choice: Choice) -> bool {
         let is_of_tables = choice == Choice::Embedding
             && (self.tables_offloaded.is_some() || self.weights == Some(Space::Device));
-        is_of_tables || self.says(choice)
+        is_of_tables || self.sets(choice)
     }
 
     /// The memory space that is fixed for the tensors of a choice.
@@ -327,7 +327,7 @@ impl Pins {
     pub fn keep_on_device(&self, choice: Choice) -> bool {
         let is_part =
             choice == Choice::Weights && matches!(self.offloaded_weights, Some(LayerRule::Share(_)));
-        let is_recompute = choice == Choice::Recompute && self.says(choice);
+        let is_recompute = choice == Choice::Recompute && self.sets(choice);
         is_part || is_recompute || self.space_of(choice) == Some(Space::Device)
     }
 

@@ -63,7 +63,7 @@ pub enum DeviceError {
     #[error("the micro-batch {actual:?} is larger than the plan's {planned:?}")]
     Extent { actual: Extent, planned: Extent },
     #[error("`{op}` needs other ranks, but {device} runs as a single rank")]
-    Alone { device: &'static str, op: &'static str },
+    NoOtherRanks { device: &'static str, op: &'static str },
     #[error(transparent)]
     Comm(#[from] CommError),
     #[error("{0}")]

@@ -70,11 +70,11 @@ impl<D: Device> Executor<D> {
 
     /// Runs one entry point for a micro-batch of the given extent.
     pub fn run(&mut self, entry: Entry, extent: &Extent) -> Result<(), DeviceError> {
-        self.run_summing(entry, extent, true)
+        self.run_with_sums(entry, extent, true)
     }
 
     /// Like `run`. Without `sums`, gradients are not summed over ranks, because more micro-batches of the step follow.
-    pub fn run_summing(&mut self, entry: Entry, extent: &Extent, sums: bool) -> Result<(), DeviceError> {
+    pub fn run_with_sums(&mut self, entry: Entry, extent: &Extent, sums: bool) -> Result<(), DeviceError> {
         let planned = self.plan.extent_of(entry);
         if !planned.contains(extent) {
             return Err(DeviceError::Extent { actual: *extent, planned });

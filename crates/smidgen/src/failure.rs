@@ -236,7 +236,7 @@ fn kind_of_device_error(error: &DeviceError) -> FailureKind {
         | DeviceError::Compiler { .. }
         | DeviceError::OldDriver { .. }
         | DeviceError::Extent { .. }
-        | DeviceError::Alone { .. }
+        | DeviceError::NoOtherRanks { .. }
         | DeviceError::Violation(_) => FailureKind::Device,
         DeviceError::Comm(error) => kind_of_comm_error(error),
     }

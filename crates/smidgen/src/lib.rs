@@ -102,8 +102,8 @@ pub mod internal {
     pub use crate::train::interrupt::Interrupt;
     pub use crate::train::journal::Journal;
     pub use crate::train::made_of::MadeOf;
-    pub use crate::train::outcome::{Ending, Went};
-    pub use crate::train::resume::{Start, adopt_products, find_start};
+    pub use crate::train::outcome::{Ending, RunResult};
+    pub use crate::train::resume::{Start, find_start, use_stored_algorithms};
     pub use crate::train::run_dir::RunDir;
     pub use crate::train::trained_state;
     pub use crate::train::trainer::Trainer;

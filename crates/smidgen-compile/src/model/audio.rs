@@ -12,7 +12,7 @@ pub use smidgen_ir::audio_rows::FRAMES_OF_ROW as FRAMES;
 /// Prefix of the names of audio tensors.
 pub const AUDIO: &str = "model.embed_tokens_extend.audio_embed";
 /// Prefix of the names of all tensors outside the decoder, audio and vision.
-pub const OTHER_SENSES: &str = "model.embed_tokens_extend.";
+pub const OUTSIDE_DECODER: &str = "model.embed_tokens_extend.";
 pub const GLOBAL_MEAN: &str = "model.embed_tokens_extend.audio_embed.encoder.encoder_embedding.global_mean";
 pub const GLOBAL_INVERSE_DEVIATION: &str =
     "model.embed_tokens_extend.audio_embed.encoder.encoder_embedding.global_invstd";

@@ -66,9 +66,9 @@ fn profile(gflops: f64, memory_gb_s: f64, link_gb_s: f64, step_us: f64) -> Profi
         fp8_gain: 1.0,
         link: DeviceProfile::cpu(1).peers,
         rates: Rates {
-            product_flops_per_s: flops_per_s,
-            bf16_product_flops_per_s: flops_per_s,
-            outer_flops_per_s: 0.6 * flops_per_s,
+            matmul_flops_per_s: flops_per_s,
+            bf16_matmul_flops_per_s: flops_per_s,
+            weight_gradient_flops_per_s: 0.6 * flops_per_s,
             attention_flops_per_s: 0.6 * flops_per_s,
             bytes_per_s: memory_gb_s * 1e9,
             step_s: step_us * 1e-6,
@@ -79,7 +79,7 @@ fn profile(gflops: f64, memory_gb_s: f64, link_gb_s: f64, step_us: f64) -> Profi
         stow_bytes_per_s: 0.6 * link_gb_s * 1e9,
         disk_bytes_per_s: link_gb_s * 1e9,
         update_bytes_per_s: link_gb_s * 1e9,
-        travel_s_per_byte: 1e-12,
+        transfer_s_per_byte: 1e-12,
     }
 }
 

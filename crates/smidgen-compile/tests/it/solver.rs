@@ -290,9 +290,9 @@ fn equal_steps_are_launched_together() {
     assert!(changes + 10 < steps.len(), "an update is mostly the same for many tensors");
     let free = f64::INFINITY;
     let rates = Rates {
-        product_flops_per_s: free,
-        bf16_product_flops_per_s: free,
-        outer_flops_per_s: free,
+        matmul_flops_per_s: free,
+        bf16_matmul_flops_per_s: free,
+        weight_gradient_flops_per_s: free,
         attention_flops_per_s: free,
         bytes_per_s: free,
         step_s: 1.0,

@@ -46,7 +46,7 @@ pub fn abandon() {
 
 impl Mpi {
     /// Opens the library without starting MPI, and returns its version and path.
-    pub fn look() -> Result<String, CommError> {
+    pub fn describe_library() -> Result<String, CommError> {
         let abi = mpi_places::open_library()?;
         Ok(format!("MPI ({}), `{}`", abi.version(), abi.path.display()))
     }

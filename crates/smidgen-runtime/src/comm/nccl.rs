@@ -81,7 +81,7 @@ unsafe impl Send for Nccl {}
 
 impl Nccl {
     /// The version and path of NCCL, if it is found.
-    pub fn look() -> Result<String, CommError> {
+    pub fn describe_library() -> Result<String, CommError> {
         let abi = Abi::get()?;
         Ok(format!("NCCL {}, `{}`", abi.version(), abi.path.display()))
     }

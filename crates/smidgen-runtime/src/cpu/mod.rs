@@ -196,7 +196,7 @@ impl Device for Cpu {
             return Ok(());
         }
         if step.op.is_collective() {
-            let alone = DeviceError::Alone { device: NAME, op: step.op.name() };
+            let alone = DeviceError::NoOtherRanks { device: NAME, op: step.op.name() };
             return self.lane.as_ref().map_or(Err(alone), |_| Ok(()));
         }
         for (index, operand) in step.inputs.iter().enumerate() {

@@ -30,7 +30,7 @@ pub struct Target {
 
 impl Compiler {
     /// Queries NVRTC, whose library must have been found.
-    pub fn look() -> Result<Compiler, DeviceError> {
+    pub fn query() -> Result<Compiler, DeviceError> {
         let version = compiler_version()?;
         let mut count = 0;
         // SAFETY: the pointer is valid for the call.

@@ -37,7 +37,7 @@ impl GpuFacts {
 }
 
 /// Queries a GPU without using any of its memory.
-pub fn look(ordinal: usize) -> Result<GpuFacts, DeviceError> {
+pub fn query(ordinal: usize) -> Result<GpuFacts, DeviceError> {
     libraries::require()?;
     init()?;
     let (device, capability) = find(ordinal)?;

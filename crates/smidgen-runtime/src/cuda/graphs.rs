@@ -45,8 +45,7 @@ fn stretches(steps: &[BoundStep]) -> Vec<Range<usize>> {
     if steps.iter().any(|step| step.transfer().is_some()) {
         return vec![];
     }
-    let is_cut =
-        |step: &BoundStep| step.op.is_of_loss() || step.op.is_collective() || !step.awaits.is_empty();
+    let is_cut = |step: &BoundStep| step.op.is_loss() || step.op.is_collective() || !step.awaits.is_empty();
     let mut first = 0;
     let parts = steps.split_inclusive(is_cut).map(|part| {
         let ends_there = part.last().is_some_and(is_cut);

@@ -69,7 +69,7 @@ use cublas::CublasLt;
 use cudarc::driver::{result, sys};
 pub use disk::SLOT_BYTES as DISK_SLOT_BYTES;
 use driver::{Gpu, NAME};
-pub use facts::{GpuFacts, look};
+pub use facts::{GpuFacts, query};
 use generation::{Capability, Generation, supports};
 use graphs::Graphs;
 use modules::Kernels;
@@ -130,7 +130,7 @@ impl Cuda {
     /// Finds the libraries, opens the GPU and compiles the kernels.
     pub fn open(options: &CudaOptions) -> Result<Cuda, DeviceError> {
         let init_bytes = driver::init()?;
-        let before = look(options.ordinal)?.free_bytes.map(|bytes| bytes + init_bytes);
+        let before = query(options.ordinal)?.free_bytes.map(|bytes| bytes + init_bytes);
         let gpu = Gpu::open(options.ordinal)?;
         let capability = options.capability.unwrap_or(gpu.capability);
         let generation = Generation::of(capability).filter(|_| supports(capability, options.precision));
@@ -392,7 +392,7 @@ impl Device for Cuda {
 
     fn check(&self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
         if step.op.is_collective() && self.peers.borrow().is_none() {
-            return Err(DeviceError::Alone { device: NAME, op: step.op.name() });
+            return Err(DeviceError::NoOtherRanks { device: NAME, op: step.op.name() });
         }
         if step.precision != self.precision {
             return Err(DeviceError::Precision { device: NAME, precision: step.precision });

@@ -127,7 +127,7 @@ impl Kernels {
         activations: DType,
         cache: Option<&Path>,
     ) -> Result<Kernels, DeviceError> {
-        let target = Compiler::look()?.target(&gpu.name, gpu.capability, capability)?;
+        let target = Compiler::query()?.target(&gpu.name, gpu.capability, capability)?;
         let mut options = options(&target.architecture, activations);
         options.extend(target.definition);
         let is_hopper = capability == (9, 0) && gpu.capability == capability && activations != DType::F32;

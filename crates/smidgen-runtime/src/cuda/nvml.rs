@@ -28,20 +28,20 @@ pub fn free_bytes_of_all() -> Option<Vec<u64>> {
 /// Bytes that this process uses on a device, if NVML knows it.
 pub fn held_bytes(device: sys::CUdevice) -> Option<u64> {
     let own = std::process::id();
-    Session::open(device)?.holders()?.into_iter().find(|holder| holder.process == own)?.bytes
+    Session::open(device)?.gpu_processes()?.into_iter().find(|holder| holder.process == own)?.bytes
 }
 
 /// A process that uses memory of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Holder {
+pub struct GpuProcess {
     pub process: u32,
     /// `None` if the driver does not say.
     pub bytes: Option<u64>,
 }
 
 /// The processes that compute on a GPU, including this one; `None` if NVML does not say, as in many containers.
-pub fn holders(ordinal: usize) -> Option<Vec<Holder>> {
-    Session::open(result::device::get(ordinal as i32).ok()?)?.holders()
+pub fn gpu_processes(ordinal: usize) -> Option<Vec<GpuProcess>> {
+    Session::open(result::device::get(ordinal as i32).ok()?)?.gpu_processes()
 }
 
 /// NVML kept initialized for one GPU: initializing takes milliseconds, a reading microseconds.
@@ -78,13 +78,13 @@ impl Session {
         (unsafe { read(device, &mut busy) } == 0).then_some(busy.gpu)
     }
 
-    fn holders(&self) -> Option<Vec<Holder>> {
+    fn gpu_processes(&self) -> Option<Vec<GpuProcess>> {
         const MOST: usize = 64;
         let (processes, device) = (self.nvml.processes?, self.device()?);
         let (mut count, mut infos) = (MOST as c_uint, [ProcessInfo::default(); MOST]);
         // SAFETY: the array has `count` elements.
         let found = unsafe { processes(device, &mut count, infos.as_mut_ptr()) } == 0;
-        let holder = |info: &ProcessInfo| Holder {
+        let holder = |info: &ProcessInfo| GpuProcess {
             process: info.process,
             // All bits set: not available.
             bytes: Some(info.bytes).filter(|bytes| *bytes != u64::MAX),

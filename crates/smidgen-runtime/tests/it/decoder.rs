@@ -192,7 +192,7 @@ impl Choice {
     }
 
     /// Adapters on every linear of encoder, projector and decoder.
-    pub fn hearing() -> Choice {
+    pub fn with_audio() -> Choice {
         const ALL: &[&str] = &["_proj", "_proj_for_speech"];
         Choice { name: "hearing", spec: phi4(), adapted: ALL, ..Choice::lora() }
     }

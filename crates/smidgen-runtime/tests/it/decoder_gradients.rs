@@ -149,7 +149,7 @@ fn adapters_of_a_model_like_phi_3_with_dropout() {
 /// Audio encoder, projector and decoder; one block and one layer are recomputed.
 #[test]
 fn adapters_of_a_model_with_audio() {
-    let choice = Choice { spec: in_f32(phi4()), ..Choice::hearing() };
+    let choice = Choice { spec: in_f32(phi4()), ..Choice::with_audio() };
     let trained = check(&choice);
     assert_eq!(trained.len(), 2 * (2 * 8 + 2 + LAYERS * ALL_FUSED.len()));
     assert!(trained.iter().any(|name| name.contains("audio_embed.encoder.encoders.0.")), "{trained:?}");

@@ -164,7 +164,7 @@ fn every_part_and_all_together_agree_to_the_last_bit() {
             ..Choice::full()
         },
         Choice { name: "ls-lora, not clipped", clips: false, form: fourier, ..Choice::lora() },
-        Choice::hearing(),
+        Choice::with_audio(),
         Choice { name: "ls-lora in 8 bits", form: fourier, moments: Moments::Bits8, ..Choice::lora() },
     ];
     for choice in choices {

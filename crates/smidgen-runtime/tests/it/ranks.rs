@@ -243,7 +243,7 @@ fn run_rank(subject: &Subject, comm: Box<dyn Comm>, own_samples: bool) -> Outcom
     for _ in 0..UPDATES {
         write_samples(subject, &mut executor, if own_samples { rank } else { 0 });
         if own_samples {
-            executor.run_summing(Entry::MicroStep, &subject.extent, false).unwrap();
+            executor.run_with_sums(Entry::MicroStep, &subject.extent, false).unwrap();
         }
         executor.run(Entry::MicroStep, &subject.extent).unwrap();
         end_step(subject, &mut executor, &mut reports);

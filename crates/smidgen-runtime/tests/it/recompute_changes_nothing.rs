@@ -49,7 +49,7 @@ fn all_choices() -> Vec<Choice> {
         Choice { name: "dora", form: dora, ..lora.clone() },
         Choice { name: "dora without dropout", form: dora, dropout: 0.0, ..lora.clone() },
         Choice { name: "ls-lora", form: fourier, ..lora.clone() },
-        Choice { name: "hearing", dropout: 0.25, ..Choice::hearing() },
+        Choice { name: "hearing", dropout: 0.25, ..Choice::with_audio() },
         Choice { name: "biases", biases: TrainedBiases::All, ..lora },
         Choice::full(),
         Choice { name: "full, gemma 3", spec: gemma3(), ..Choice::full() },

@@ -19,7 +19,7 @@ fn choices() -> [Choice; 7] {
         Choice { name: "gemma2", spec: gemma2(), dropout: 0.25, ..Choice::lora() },
         Choice { name: "dora", form: AdapterForm::Dora, ..Choice::fused() },
         Choice { name: "ls-lora", form: AdapterForm::Fourier { reg: 0.1 }, ..Choice::lora() },
-        Choice::hearing(),
+        Choice::with_audio(),
         Choice::full(),
     ]
 }

@@ -229,7 +229,7 @@ fn measure_decoding(args: &Args, model: Model) -> Result<(), Failure> {
         context: Some(decoding.context()),
         cache_tokens: None,
         new_tokens: DEFAULT_NEW_TOKENS.max(sequences),
-        hears: false,
+        has_audio: false,
         budget: job.budget,
     };
     let (base, threads) = (job.recipe.model.storage(), job.request.threads);

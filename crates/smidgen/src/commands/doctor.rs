@@ -94,7 +94,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     }
     let mut measured = None;
     // If the GPU was not found, the check of the GPU has already failed.
-    if let Ok(mut place) = Place::look(device) {
+    if let Ok(mut place) = Place::detect(device) {
         let (check, found) = machine::profile(&mut place, threads, measuring, &folder);
         checks.push(check);
         measured = found;

@@ -10,7 +10,7 @@ use crate::console::colour::{NOTE, WARNING};
 use crate::console::downloads::hub_access;
 use crate::console::progress::say;
 use crate::console::stdout::{print, print_text};
-use crate::eval::evaluator::{EvalPlan, Evaluator, Means, Subject, plan_evaluation};
+use crate::eval::evaluator::{EvalPlan, EvalResources, Evaluator, Subject, plan_evaluation};
 use crate::eval::generation::{AnswerKey, NEW_TOKENS, generate_answers};
 use crate::eval::results::{Measured, Results, questions_of_choices, questions_of_key, questions_of_loss};
 use crate::eval::transcription::Transcripts;
@@ -110,7 +110,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     }
     let mut model = open_model(&recipe.model.path, Want::Weights, &hub_access(quiet))?;
     if recipe.adapter.init == Init::BuiltinSpeech {
-        model.leave_out_speech();
+        model.stop_merging_speech();
     }
     if !model.has_weights() {
         let place = model.path().display();
@@ -326,7 +326,7 @@ impl Evaluation<'_> {
         let JobBudget { bytes: budget_bytes, stated, .. } = self.budget;
         let data_bytes = loss.as_ref().map_or(0, |loss| loss.set.heap_bytes())
             + choices.as_ref().map_or(0, ChoiceSet::heap_bytes);
-        let means = Means { place: self.place, budget_bytes, stated, data_bytes };
+        let means = EvalResources { place: self.place, budget_bytes, stated, data_bytes };
         let plans = plan_evaluation(&subjects, model, &token_sets, means)?;
         if let Some(largest) = plans.iter().max_by_key(|plan| plan.peak_bytes).filter(|_| self.shows_plan) {
             self.say(render_evaluation_table(largest, means).trim_end());
@@ -461,7 +461,7 @@ impl Evaluation<'_> {
                 cache_tokens: None,
                 new_tokens: DEFAULT_NEW_TOKENS,
                 budget: self.budget,
-                hears: prompts.has_audio,
+                has_audio: prompts.has_audio,
             };
             let plan = |request| plan_generation(request, self.model, self.place, &sizes);
             let plans = requests.iter().map(plan);

@@ -264,7 +264,7 @@ fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
     };
     // An adapter that continued the one inside the checkpoint replaces it.
     if recipe.adapter.init == Init::BuiltinSpeech && adapter.is_some() {
-        model.leave_out_speech();
+        model.stop_merging_speech();
     }
     let options = SessionOptions {
         base: if made.is_some() { BaseFormat::AsStored } else { recipe.model.storage() },
@@ -328,7 +328,7 @@ fn open_session(
     new_tokens: usize,
 ) -> Result<TokenSession, Failure> {
     let sizes = setting.sizes(args.beams.unwrap_or(1), context, new_tokens);
-    let sizes = Sizes { hears: !args.audio.is_empty(), ..sizes };
+    let sizes = Sizes { has_audio: !args.audio.is_empty(), ..sizes };
     let (model, adapter) = (&subject.model, subject.adapter.as_ref());
     let opening = setting.opening(model, adapter, &subject.options, sizes)?;
     TokenSession::open(&opening, device, |plan: &GenerationPlan| {
@@ -412,7 +412,7 @@ fn run_prompt(
     let new_tokens = DEFAULT_NEW_TOKENS.min(ids.len().max(1));
     let mut session = open_session(args, quiet, subject, opened, Some(context), new_tokens)?;
     if let Some(AudioPrompt { token, embeddings, .. }) = &audio {
-        session.set_sound(*token, embeddings);
+        session.set_audio(*token, embeddings);
     }
     let show = |piece: &str| if args.json { Ok(()) } else { print(piece) };
     let (generated, timing, text) = match args.beams {

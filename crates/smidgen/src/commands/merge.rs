@@ -54,7 +54,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let access = hub_access(quiet);
     let Original { name, mut model } = open_original(&adapter, args.base.as_deref(), Want::Weights, &access)?;
     if continues_speech(&adapter)? {
-        model.leave_out_speech();
+        model.stop_merging_speech();
     }
     let original = OriginalModel::new(model)?;
     let element = args.dtype.map(|dtype| match dtype {

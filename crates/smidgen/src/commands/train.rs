@@ -26,7 +26,7 @@ use crate::train::free_memory::Machine;
 use crate::train::history;
 use crate::train::kept_defaults::keep_defaults;
 use crate::train::made_of::PROGRAM;
-use crate::train::outcome::{Ending, Outcome, Went};
+use crate::train::outcome::{Ending, Outcome, RunResult};
 use crate::train::resume::JOB_FILE;
 use crate::train::run_dir::RunDir;
 use crate::train::run_lock::RunLock;
@@ -146,7 +146,7 @@ fn run_rank(
     let mut lock = None;
     match world.is_first() {
         true => lock = Some(RunLock::take(&dir)?),
-        false => dir = dir.only_read(),
+        false => dir = dir.without_writing(),
     }
     if !args.resume {
         if world.is_first() {
@@ -199,7 +199,7 @@ fn run_rank(
     if args.json && world.is_first() && dir.file(history::FILE_NAME).exists() {
         report::print_run(&output)?;
     }
-    let Went { outcome, total_steps: total, planned_bytes, .. } =
+    let RunResult { outcome, total_steps: total, planned_bytes, .. } =
         went.map_err(|failure| lost_device(failure, &output, args))?;
     match outcome.ending {
         Ending::Interrupted => return Err(interrupted(args, &outcome, total)),

@@ -30,7 +30,7 @@ pub fn for_stderr(line: &str) -> String {
 
 /// The numbers of a finished step that are printed.
 #[derive(Clone, Copy, Debug)]
-pub struct StepNews {
+pub struct StepProgress {
     pub step: u64,
     pub loss: f64,
     pub lr: f64,
@@ -71,7 +71,7 @@ impl Progress {
         self.planned_bytes.set(peak_bytes);
     }
 
-    pub fn step(&self, news: &StepNews) {
+    pub fn step(&self, news: &StepProgress) {
         let step = news.step;
         let is_logged =
             self.log_every > 0 && (step.is_multiple_of(self.log_every) || step == 1 || step == self.total);
@@ -119,8 +119,8 @@ fn seconds_left(steps: u64, left: u64, elapsed_s: f64) -> Option<f64> {
 }
 
 /// The text of a step's line. If it is wider than `width`, the least important fields are left out.
-fn render_step(news: &StepNews, planned_bytes: u64, left_s: Option<f64>, width: usize) -> String {
-    let StepNews { loss, lr, tokens_per_s, device_bytes, pinned_bytes, .. } = *news;
+fn render_step(news: &StepProgress, planned_bytes: u64, left_s: Option<f64>, width: usize) -> String {
+    let StepProgress { loss, lr, tokens_per_s, device_bytes, pinned_bytes, .. } = *news;
     let memory = device_bytes.map(|bytes| match planned_bytes {
         0 => format!("mem {}", format_bytes(bytes)),
         planned => format!("mem {}", format_used(bytes, planned)),
@@ -199,8 +199,8 @@ impl Drop for RowProgress {
 mod tests {
     use super::*;
 
-    fn news() -> StepNews {
-        StepNews {
+    fn step_progress() -> StepProgress {
+        StepProgress {
             step: 1000,
             loss: 1.23456,
             lr: 1e-4,
@@ -213,19 +213,19 @@ mod tests {
     #[test]
     fn a_step_shows_loss_speed_memory_and_time_left() {
         let planned = 24_073_291_694;
-        let line = render_step(&news(), planned, Some(725.0), 66);
+        let line = render_step(&step_progress(), planned, Some(725.0), 66);
         assert_eq!(line, "loss 1.2346 lr 1.00e-4 12345 tok/s mem 22.15/22.42 GiB eta 12m05s");
-        let offloaded = StepNews { pinned_bytes: 17 << 30, ..news() };
+        let offloaded = StepProgress { pinned_bytes: 17 << 30, ..step_progress() };
         let line = render_step(&offloaded, planned, Some(725.0), 200);
         assert!(line.contains(" mem 22.15/22.42 GiB host 17.00 GiB eta "), "{line}");
-        let unmeasured = StepNews { device_bytes: None, ..news() };
+        let unmeasured = StepProgress { device_bytes: None, ..step_progress() };
         assert_eq!(render_step(&unmeasured, planned, None, 64), "loss 1.2346 lr 1.00e-4 12345 tok/s");
-        assert!(render_step(&news(), 0, None, 64).ends_with(" mem 22.15 GiB"));
+        assert!(render_step(&step_progress(), 0, None, 64).ends_with(" mem 22.15 GiB"));
     }
 
     #[test]
     fn a_narrow_terminal_loses_the_least_important_first() {
-        let narrow = |width| render_step(&news(), 24_073_291_694, Some(725.0), width);
+        let narrow = |width| render_step(&step_progress(), 24_073_291_694, Some(725.0), width);
         assert_eq!(narrow(60), "loss 1.2346 12345 tok/s mem 22.15/22.42 GiB eta 12m05s");
         assert_eq!(narrow(45), "loss 1.2346 mem 22.15/22.42 GiB eta 12m05s");
         assert_eq!(

@@ -63,7 +63,7 @@ fn all_reduce_plan(rank: Rank, bytes: usize) -> Plan {
         encoder_layers: 0,
         persistent_bytes: bytes,
         transient_bytes: 0,
-        is_of_ranks: true,
+        has_ranks: true,
         host: SpaceSize::default(),
         disk: SpaceSize::default(),
         values: vec![PlannedValue {

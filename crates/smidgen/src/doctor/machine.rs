@@ -20,7 +20,7 @@ use smidgen_recipe::DeviceChoice;
 use smidgen_runtime::cpu::bf16_unit::Bf16Unit;
 use smidgen_runtime::cuda::compiler::Compiler;
 use smidgen_runtime::cuda::libraries::{self, Library};
-use smidgen_runtime::cuda::nvml::{Holder, holders};
+use smidgen_runtime::cuda::nvml::{GpuProcess, gpu_processes};
 use smidgen_runtime::cuda::{self, GpuFacts};
 use std::path::{Path, PathBuf};
 
@@ -106,7 +106,7 @@ struct GpuReadings {
     compiler: Option<Compiler>,
     /// Version of the driver, such as 570.86.15.
     release: Option<String>,
-    held: Vec<Holder>,
+    held: Vec<GpuProcess>,
     locked: Option<LockedLimit>,
     is_wsl: bool,
 }
@@ -116,8 +116,8 @@ pub fn gpu(choice: DeviceChoice) -> Vec<Check> {
     let ordinal = if let DeviceChoice::Cuda(ordinal) = choice { ordinal } else { 0 };
     let libraries = libraries::find();
     let is_whole = libraries.iter().all(|library| library.found.is_some());
-    let compiler = if is_whole { Compiler::look().ok() } else { None };
-    let gpu = cuda::look(ordinal).map_err(|error| error.to_string());
+    let compiler = if is_whole { Compiler::query().ok() } else { None };
+    let gpu = cuda::query(ordinal).map_err(|error| error.to_string());
     let held = if gpu.is_ok() { gpu_holders(ordinal) } else { vec![] };
     let (locked, release, is_wsl) = (host::locked_memory_limit(), host::nvidia_release(), host::is_wsl());
     let readings = GpuReadings { gpu, libraries, compiler, release, held, locked, is_wsl };
@@ -132,13 +132,13 @@ fn gpu_lines(readings: &GpuReadings, is_wanted: bool) -> Vec<Check> {
 }
 
 /// Processes that use memory of a GPU: from NVML, or else all processes that have its device file open.
-fn gpu_holders(ordinal: usize) -> Vec<Holder> {
-    let known = holders(ordinal).unwrap_or_default();
+fn gpu_holders(ordinal: usize) -> Vec<GpuProcess> {
+    let known = gpu_processes(ordinal).unwrap_or_default();
     if !known.is_empty() {
         return known;
     }
     let open = processes::having_open(Path::new(&format!("/dev/nvidia{ordinal}")));
-    open.into_iter().map(|process| Holder { process, bytes: None }).collect()
+    open.into_iter().map(|process| GpuProcess { process, bytes: None }).collect()
 }
 
 /// The shell's limit is shown for information only: the driver pins memory, and the limit does not apply to it. In WSL
@@ -250,7 +250,7 @@ fn libraries_line(found: &[Library], is_wanted: bool) -> Check {
     Check { remedies, ..Check::new(NAME, verdict, finding) }
 }
 
-fn gpu_memory_line(facts: &GpuFacts, held: &[Holder]) -> Check {
+fn gpu_memory_line(facts: &GpuFacts, held: &[GpuProcess]) -> Check {
     const NAME: &str = "gpu memory";
     let total = format_bytes(facts.total_bytes);
     let Some(free) = facts.free_bytes else {
@@ -258,7 +258,7 @@ fn gpu_memory_line(facts: &GpuFacts, held: &[Holder]) -> Check {
         return Check::warn(NAME, format!("{total}, free memory unknown"), remedy);
     };
     let is_taken = free < facts.total_bytes - facts.total_bytes / 10;
-    let holder = |holder: &Holder| {
+    let holder = |holder: &GpuProcess| {
         let name = processes::name_of(holder.process).map_or(String::new(), |name| format!(" ({name})"));
         let bytes = holder.bytes.map_or(String::new(), |bytes| format!(" {}", format_bytes(bytes)));
         format!("process {}{name}{bytes}", holder.process)
@@ -363,7 +363,7 @@ pub fn profile(
 }
 
 fn figures(profile: &DeviceProfile) -> String {
-    let (bf16, f32) = (profile.half.bf16_product_flops_per_s, profile.f32.product_flops_per_s);
+    let (bf16, f32) = (profile.half.bf16_matmul_flops_per_s, profile.f32.matmul_flops_per_s);
     let offload = match profile.device {
         DeviceKind::Cpu => "disk",
         DeviceKind::Cuda => "pinned memory",

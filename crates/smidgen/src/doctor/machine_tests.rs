@@ -119,8 +119,10 @@ fn a_gpu_says_what_it_is_and_who_holds_it() {
         "#]],
     );
     let mut busy = readings(Ok(facts((6, 1), 20)), [true; 3]);
-    busy.held =
-        vec![Holder { process: u32::MAX, bytes: Some(4 << 30) }, Holder { process: u32::MAX, bytes: None }];
+    busy.held = vec![
+        GpuProcess { process: u32::MAX, bytes: Some(4 << 30) },
+        GpuProcess { process: u32::MAX, bytes: None },
+    ];
     busy.is_wsl = true;
     check(
         &busy,
@@ -175,7 +177,7 @@ fn memory_of_a_gpu_is_free_unknown_or_held_by_others() {
     let words = "10.00 GiB free of 24.00 GiB, used by processes outside this container";
     assert_eq!((taken.verdict, &*taken.finding), (Verdict::Warn, words));
     assert_eq!(line(None).verdict, Verdict::Warn);
-    let own = Holder { process: std::process::id(), bytes: Some(1 << 30) };
+    let own = GpuProcess { process: std::process::id(), bytes: Some(1 << 30) };
     let named = gpu_memory_line(&facts((8, 9), 23), &[own]);
     assert_eq!(named.facts["held_by"][0]["bytes"], 1 << 30);
     assert_eq!(

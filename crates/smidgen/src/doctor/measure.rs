@@ -81,7 +81,7 @@ fn measure_cpu(
         fetch_bytes_per_s: disk.read_bytes_per_s,
         stow_bytes_per_s: disk.write_bytes_per_s,
         disk_bytes_per_s: disk.read_bytes_per_s,
-        travel_s_per_byte: travel.unwrap_or(usual.travel_s_per_byte),
+        transfer_s_per_byte: travel.unwrap_or(usual.transfer_s_per_byte),
         ..usual
     })
 }
@@ -317,9 +317,9 @@ fn fit(plain: &BySize, coded: &BySize, packs: bool) -> Rates {
         false => unpacked_matmuls(plain, coded, step_s),
     };
     let rates = Rates {
-        product_flops_per_s: 1.0 / flop_s,
-        bf16_product_flops_per_s: 1.0 / bf16_flop_s,
-        outer_flops_per_s: rate(&of(large, BoundBy::OuterProduct), |cost| cost.flops, step_s),
+        matmul_flops_per_s: 1.0 / flop_s,
+        bf16_matmul_flops_per_s: 1.0 / bf16_flop_s,
+        weight_gradient_flops_per_s: rate(&of(large, BoundBy::OuterProduct), |cost| cost.flops, step_s),
         attention_flops_per_s: rate(&of(large, BoundBy::Attention), |cost| cost.flops, step_s),
         bytes_per_s,
         step_s,
@@ -408,9 +408,9 @@ fn two_rates(one: (f64, f64, f64), other: (f64, f64, f64)) -> (f64, f64) {
 /// Rates at which everything takes `by` times as long.
 fn slower(rates: &Rates, by: f64) -> Rates {
     Rates {
-        product_flops_per_s: rates.product_flops_per_s / by,
-        bf16_product_flops_per_s: rates.bf16_product_flops_per_s / by,
-        outer_flops_per_s: rates.outer_flops_per_s / by,
+        matmul_flops_per_s: rates.matmul_flops_per_s / by,
+        bf16_matmul_flops_per_s: rates.bf16_matmul_flops_per_s / by,
+        weight_gradient_flops_per_s: rates.weight_gradient_flops_per_s / by,
         attention_flops_per_s: rates.attention_flops_per_s / by,
         bytes_per_s: rates.bytes_per_s / by,
         step_s: rates.step_s * by,
@@ -424,9 +424,9 @@ mod tests {
     use super::*;
 
     const RATES: Rates = Rates {
-        product_flops_per_s: 180e9,
-        bf16_product_flops_per_s: 270e9,
-        outer_flops_per_s: 20e9,
+        matmul_flops_per_s: 180e9,
+        bf16_matmul_flops_per_s: 270e9,
+        weight_gradient_flops_per_s: 20e9,
         attention_flops_per_s: 100e9,
         bytes_per_s: 20e9,
         step_s: 4e-6,
@@ -473,9 +473,9 @@ mod tests {
     fn check(found: Rates, expected: Rates) {
         let all = |rates: Rates| {
             [
-                rates.product_flops_per_s,
-                rates.bf16_product_flops_per_s,
-                rates.outer_flops_per_s,
+                rates.matmul_flops_per_s,
+                rates.bf16_matmul_flops_per_s,
+                rates.weight_gradient_flops_per_s,
                 rates.attention_flops_per_s,
                 rates.bytes_per_s,
                 rates.step_s,
@@ -504,8 +504,8 @@ mod tests {
 
     #[test]
     fn a_device_that_does_not_pack_matrices_only_pays_for_decoding() {
-        let product_flops_per_s = RATES.bf16_product_flops_per_s;
-        let gpu = Rates { product_flops_per_s, plain_operand_s: 0.0, coded_operand_s: 1e-9, ..RATES };
+        let matmul_flops_per_s = RATES.bf16_matmul_flops_per_s;
+        let gpu = Rates { matmul_flops_per_s, plain_operand_s: 0.0, coded_operand_s: 1e-9, ..RATES };
         check(fit(&by_size(&gpu, false, 1.0), &by_size(&gpu, true, 1.0), false), gpu);
     }
 
@@ -540,7 +540,7 @@ mod tests {
         };
         let rates = fit(&disturbed(false), &disturbed(true), true);
         assert_eq!((rates.plain_operand_s, rates.coded_operand_s), (0.0, 0.0));
-        assert!(rates.product_flops_per_s > 0.0 && rates.bf16_product_flops_per_s > 0.0);
+        assert!(rates.matmul_flops_per_s > 0.0 && rates.bf16_matmul_flops_per_s > 0.0);
         assert!(rates.bytes_per_s > 0.0 && rates.step_s > 0.0);
     }
 }

@@ -16,8 +16,8 @@ const MOST_GPUS: usize = 64;
 pub fn check() -> Vec<Check> {
     let mpiexec = mpi_places::find_mpiexec();
     let mpiexec = mpiexec.map(|found| format!("`{}`, {}", found.path.display(), found.version));
-    let gpus = (0..MOST_GPUS).take_while(|ordinal| cuda::look(*ordinal).is_ok()).count();
-    let nccl = Nccl::look();
+    let gpus = (0..MOST_GPUS).take_while(|ordinal| cuda::query(*ordinal).is_ok()).count();
+    let nccl = Nccl::describe_library();
     let between = match (gpus, &nccl) {
         (0, _) => "no GPU: CPU ranks over MPI".to_owned(),
         (count, Ok(_)) => format!("up to {count} GPU ranks over NCCL"),
@@ -25,7 +25,7 @@ pub fn check() -> Vec<Check> {
     };
     vec![
         found("nccl", nccl),
-        found("mpi", Mpi::look()),
+        found("mpi", Mpi::describe_library()),
         found("mpiexec", mpiexec),
         Check::pass("ranks", between).with(json!({ "gpus": gpus })),
     ]

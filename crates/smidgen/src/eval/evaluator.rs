@@ -34,7 +34,7 @@ pub struct Subject<'a> {
 
 /// The device and the memory of an evaluation.
 #[derive(Clone, Copy, Debug)]
-pub struct Means<'a> {
+pub struct EvalResources<'a> {
     pub place: &'a Place,
     pub budget_bytes: u64,
     /// Whether the user stated the budget; otherwise it is the free memory.
@@ -56,7 +56,7 @@ pub fn plan_evaluation(
     subjects: &[Subject<'_>],
     model: &Model,
     sets: &[(&TokenSet, usize)],
-    means: Means<'_>,
+    means: EvalResources<'_>,
 ) -> Result<Vec<EvalPlan>, Failure> {
     let longest = sets.iter().map(|(set, _)| set.longest()).max().expect("there is something to evaluate");
     let demands = demands(sets, longest);
@@ -105,13 +105,13 @@ fn demands(sets: &[(&TokenSet, usize)], longest: usize) -> Vec<Demand> {
 }
 
 /// The question to the solver about a subject.
-fn question(subject: &Subject<'_>, model: &Model, means: Means<'_>) -> (Request, Terms) {
+fn question(subject: &Subject<'_>, model: &Model, means: EvalResources<'_>) -> (Request, Terms) {
     let request = Request { row_losses: true, ..subject.request.clone() };
     let context = match request.device {
         DeviceKind::Cpu => job_context(&request, model, means.data_bytes as u64),
         DeviceKind::Cuda => gpu_context(means.place),
     };
-    let terms = Terms::of_use(Purpose::Evaluation, &request, means.place, context, means.budget_bytes);
+    let terms = Terms::for_inference(Purpose::Evaluation, &request, means.place, context, means.budget_bytes);
     (request, terms)
 }
 
@@ -122,7 +122,7 @@ impl EvalPlan {
     }
 }
 
-fn refusal(plan: &EvalPlan, means: Means<'_>, longest: usize) -> Failure {
+fn refusal(plan: &EvalPlan, means: EvalResources<'_>, longest: usize) -> Failure {
     let largest: Vec<String> = (plan.plan.peak().largest.iter().take(3))
         .map(|(name, bytes)| format!("{name} {}", format_bytes(*bytes as u64)))
         .collect();

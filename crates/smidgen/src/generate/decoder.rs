@@ -106,7 +106,7 @@ impl Decoder {
     }
 
     /// Sets the audio of a slot's next prompt.
-    pub fn set_sound(&mut self, slot: usize, sound: Option<Arc<Sound>>) {
+    pub fn set_audio(&mut self, slot: usize, sound: Option<Arc<Sound>>) {
         assert!(self.leaves.audio.is_some() || sound.is_none(), "the plan has no audio");
         self.sounds[slot] = sound;
     }

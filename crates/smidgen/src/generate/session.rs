@@ -130,14 +130,14 @@ impl TokenSession {
     }
 
     /// Sets the embeddings (rows, C) that replace the audio token in the prompts that follow.
-    pub fn set_sound(&mut self, token: u32, embeddings: &[f32]) {
+    pub fn set_audio(&mut self, token: u32, embeddings: &[f32]) {
         let plan = self.executor.plan();
         let ty = &plan.value(leaf(plan, input::AUDIO_ROWS)).ty;
         let dtype = ty.storage.plain().expect("activations are plain numbers");
         let row_bytes = ty.shape.at(&plan.extent).1 * dtype.bytes();
         let sound = Arc::new(Sound { token, rows: encode_numbers(embeddings, dtype), row_bytes });
         for slot in 0..self.decoder.shape().slots {
-            self.decoder.set_sound(slot, Some(Arc::clone(&sound)));
+            self.decoder.set_audio(slot, Some(Arc::clone(&sound)));
         }
     }
 
@@ -180,7 +180,7 @@ impl TokenSession {
         mut sound_of: impl FnMut(usize) -> Result<Option<Sound>, Failure>,
     ) -> Result<Vec<Generated>, Failure> {
         let begin = |decoder: &mut Decoder, slot: usize, prompt: usize| {
-            decoder.set_sound(slot, sound_of(prompt)?.map(Arc::new));
+            decoder.set_audio(slot, sound_of(prompt)?.map(Arc::new));
             Ok(())
         };
         self.continue_prompts(prompts, settings, begin, |_, _| {})

@@ -56,7 +56,14 @@ fn stated(bytes: u64) -> JobBudget {
 }
 
 fn sizes(slots: usize, cache_tokens: Option<usize>) -> Sizes {
-    Sizes { slots, context: Some(40), cache_tokens, new_tokens: 16, budget: stated(1 << 30), hears: false }
+    Sizes {
+        slots,
+        context: Some(40),
+        cache_tokens,
+        new_tokens: 16,
+        budget: stated(1 << 30),
+        has_audio: false,
+    }
 }
 
 fn opening<'a>(model: &'a Model, adapter: Option<&'a AdapterFile>, sizes: Sizes) -> Opening<'a> {
@@ -240,7 +247,7 @@ fn a_refusal_offers_the_longest_context_that_fits() {
 #[ignore = "needs a GPU"]
 fn cuda_generates_as_the_cpu_does() {
     let _alone = crate::plan::devices::alone();
-    let mut place = Place::look(DeviceChoice::Cuda(0)).unwrap();
+    let mut place = Place::detect(DeviceChoice::Cuda(0)).unwrap();
     let arithmetic = place.arithmetic(Compute::F32);
     let mut device = place.open_and_measure(1, arithmetic).unwrap();
     let mut largest_bytes = 0;

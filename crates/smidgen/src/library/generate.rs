@@ -200,7 +200,7 @@ pub struct Setting {
 impl Setting {
     pub fn of(options: &SessionOptions) -> Result<Setting, Failure> {
         let device = options.device;
-        let place = Place::look(device).map_err(|error| {
+        let place = Place::detect(device).map_err(|error| {
             Failure::from(error).context(format!("`{device}`")).hint("`--device cpu` generates without a GPU")
         })?;
         let arithmetic = match (options.compute, place.kind()) {
@@ -231,7 +231,7 @@ impl Setting {
     }
 
     pub fn sizes(&self, slots: usize, context: Option<usize>, new_tokens: usize) -> Sizes {
-        Sizes { slots, context, cache_tokens: None, new_tokens, budget: self.budget, hears: false }
+        Sizes { slots, context, cache_tokens: None, new_tokens, budget: self.budget, has_audio: false }
     }
 
     /// Opens the device. This comes before planning, because a plan includes the memory of the driver's context.

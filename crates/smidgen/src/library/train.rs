@@ -17,7 +17,7 @@ use crate::train::course::Course;
 use crate::train::free_memory::Machine;
 use crate::train::history;
 use crate::train::metrics::MetricsRow;
-use crate::train::outcome::{Ending, Went};
+use crate::train::outcome::{Ending, RunResult};
 use crate::train::resume::how_it_ended;
 use crate::train::run_dir::RunDir;
 use crate::train::run_lock::RunLock;
@@ -143,7 +143,7 @@ pub fn train(mut job: Job, options: TrainOptions<'_>) -> Result<Run, Failure> {
     };
     let went = course.run(&mut job, planned, device, start);
     report_run(&dir, &went, &say);
-    let Went { outcome, planned_bytes, .. } = went?;
+    let RunResult { outcome, planned_bytes, .. } = went?;
     (run.steps, run.first_loss, run.last_loss) = (outcome.steps, outcome.first_loss, outcome.last_loss);
     (run.planned_bytes, run.ending) = (planned_bytes, outcome.ending);
     Ok(run)
@@ -151,7 +151,7 @@ pub fn train(mut job: Job, options: TrainOptions<'_>) -> Result<Run, Failure> {
 
 /// Records how the run ended, writes its report and prints a summary. A failure here is only printed, because the
 /// trained weights are already saved.
-pub fn report_run(dir: &RunDir, went: &Result<Went, Failure>, say: &dyn Fn(&str)) {
+pub fn report_run(dir: &RunDir, went: &Result<RunResult, Failure>, say: &dyn Fn(&str)) {
     // A run that was refused has nothing to report.
     if !dir.file(history::FILE_NAME).exists() {
         return;
@@ -159,7 +159,7 @@ pub fn report_run(dir: &RunDir, went: &Result<Went, Failure>, say: &dyn Fn(&str)
     match history::end_run(dir, went).and_then(|()| write_report(dir.path())) {
         Ok(summary) => {
             if summary.steps > 0 {
-                summary.render_memory_lines().iter().for_each(|line| say(line));
+                summary.render_memory_line().iter().for_each(|line| say(line));
             }
             say(&format!("report in `{}`", dir.file(page_file::FILE_NAME).display()));
         }

@@ -233,7 +233,7 @@ fn neither_blocks_nor_shards_change_a_value() {
             assert_eq!(read_raw(&model, name), read_raw(&whole, name), "{name}");
         }
     }
-    let index: serde_json::Value =
+    let index: Value =
         serde_json::from_slice(&fs::read(made.at("rows/model.safetensors.index.json")).unwrap()).unwrap();
     let total: u64 = whole.tensor_names().map(|name| whole.tensor(name).unwrap().bytes()).sum();
     assert_eq!(index["metadata"]["total_size"], total);

@@ -31,7 +31,7 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
         let peak_bytes = terms.solve(&job.request, &demands).ok().map(|solution| solution.peak_bytes);
         offer(&format!("`{key} = \"auto\"`"), "", peak_bytes);
     }
-    if job.recipe.memory.pins.says(Choice::MicroBatch) {
+    if job.recipe.memory.pins.sets(Choice::MicroBatch) {
         let demands = DemandShape::unpinned(job).map(|shape| shape.demands).unwrap_or_default();
         offer("`memory.micro_tokens = \"auto\"`", "", search.peak_bytes(&job.request, &demands));
     }
@@ -164,7 +164,7 @@ fn unpinned(pins: &Pins) -> Vec<(&'static str, Pins)> {
         ("memory.optimizer_state", Choice::OptimizerState),
     ];
     let pinned = keys.into_iter().filter(|(_, choice)| pins.keep_on_device(*choice));
-    pinned.map(|(key, choice)| (key, pins.opened(choice))).collect()
+    pinned.map(|(key, choice)| (key, pins.without_pin(choice))).collect()
 }
 
 /// A micro-batch of one sample, all of it supervised.

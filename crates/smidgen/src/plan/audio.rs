@@ -60,7 +60,7 @@ pub fn audio_rows<'a>(requests: impl IntoIterator<Item = &'a Request>) -> AudioI
 pub fn continue_speech(recipe: &mut Recipe, model: &mut Model) -> Result<(), Failure> {
     let default_rank = Recipe::new(recipe.model.path.clone()).adapter.rank;
     let adapter = &mut recipe.adapter;
-    if !model.leave_out_speech() {
+    if !model.stop_merging_speech() {
         return Err(Failure::recipe(
             "`adapter.init = builtin:speech` needs a model that contains an adapter for speech",
         )

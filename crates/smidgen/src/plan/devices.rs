@@ -37,7 +37,7 @@ pub enum Place {
 impl Place {
     /// Finds the device that the recipe chooses. `must_run`: a missing GPU is an error.
     pub fn find(choice: DeviceChoice, must_run: bool) -> Result<Place, Failure> {
-        match (Place::look(choice), choice) {
+        match (Place::detect(choice), choice) {
             (Err(_), DeviceChoice::Cuda(ordinal)) if !must_run => {
                 Ok(Place::Cuda { ordinal, facts: None, context_bytes: None })
             }
@@ -50,17 +50,17 @@ impl Place {
     }
 
     /// The chosen device, if this machine has it.
-    pub fn look(choice: DeviceChoice) -> Result<Place, DeviceError> {
+    pub fn detect(choice: DeviceChoice) -> Result<Place, DeviceError> {
         match choice {
             DeviceChoice::Cpu => Ok(Place::Cpu),
-            DeviceChoice::Auto => Ok(match cuda::look(0) {
+            DeviceChoice::Auto => Ok(match cuda::query(0) {
                 Ok(facts) if facts.can_train() => {
                     Place::Cuda { ordinal: 0, facts: Some(facts), context_bytes: None }
                 }
                 _ => Place::Cpu,
             }),
             DeviceChoice::Cuda(ordinal) => {
-                Ok(Place::Cuda { ordinal, facts: Some(cuda::look(ordinal)?), context_bytes: None })
+                Ok(Place::Cuda { ordinal, facts: Some(cuda::query(ordinal)?), context_bytes: None })
             }
         }
     }

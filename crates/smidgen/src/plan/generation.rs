@@ -27,7 +27,7 @@ pub struct Sizes {
     /// Tokens of prompts that are read at the same time.
     pub new_tokens: usize,
     /// Whether prompts have audio.
-    pub hears: bool,
+    pub has_audio: bool,
     pub budget: JobBudget,
 }
 
@@ -123,14 +123,14 @@ impl Attempt {
             cache_rows: sizes.cache_tokens.unwrap_or(sizes.slots * context),
             new_tokens: sizes.new_tokens.min(sizes.slots * context).max(sizes.slots),
         };
-        let audio = if sizes.hears { AudioInput::Embeddings } else { AudioInput::None };
+        let audio = if sizes.has_audio { AudioInput::Embeddings } else { AudioInput::None };
         let mut request = Request { decode: Some(shape), audio, ..request.clone() };
         request.extent = request.decode_extent().unwrap_or_default();
         let context = match request.device {
             DeviceKind::Cpu => job_context(&request, model, heap_bytes(&request, &shape)),
             DeviceKind::Cuda => gpu_context(place),
         };
-        let terms = Terms::of_use(Purpose::Generation, &request, place, context, sizes.budget.bytes);
+        let terms = Terms::for_inference(Purpose::Generation, &request, place, context, sizes.budget.bytes);
         let terms = Terms { pins: pins.clone(), ..terms };
         Attempt { request, shape, terms, device: place.describe() }
     }

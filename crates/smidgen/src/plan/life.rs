@@ -154,7 +154,7 @@ fn generation(job: &Job) -> Option<Spaces> {
         cache_tokens: None,
         new_tokens: DEFAULT_NEW_TOKENS,
         budget,
-        hears: false,
+        has_audio: false,
     };
     let request = made_request(job);
     let plan = |bytes| plan_generation(&request, &job.model, &job.place, &sizes(JobBudget::of_bytes(bytes)));

@@ -5,7 +5,7 @@
 
 use crate::failure::Failure;
 use smidgen_compile::error::ModelError;
-use smidgen_compile::model::audio::{AudioSpec, OTHER_SENSES};
+use smidgen_compile::model::audio::{AudioSpec, OUTSIDE_DECODER};
 use smidgen_compile::{DecoderSpec, Request, model as decoder_model};
 use smidgen_formats::element::Element;
 use smidgen_formats::model::Model;
@@ -101,7 +101,7 @@ pub fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
     // Tensors for images, and for audio together with images, are never loaded.
     let is_unread = |name: &str| {
         let is_of_adapter = [".base_layer.", ".lora_A.", ".lora_B."].iter().any(|part| name.contains(part));
-        spec.audio.is_some() && (name.starts_with(OTHER_SENSES) || is_of_adapter)
+        spec.audio.is_some() && (name.starts_with(OUTSIDE_DECODER) || is_of_adapter)
     };
     let unknown = model.weight_names().into_iter().filter(|name| !known.contains(*name) && !is_unread(name));
     problems.extend(unknown.map(|name| format!("`{name}` is in the file but not in the config's model")));

@@ -43,7 +43,7 @@ impl Terms {
     }
 
     /// Evaluating or generating, with nothing pinned.
-    pub fn of_use(
+    pub fn for_inference(
         purpose: Purpose,
         request: &Request,
         place: &Place,

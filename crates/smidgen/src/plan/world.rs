@@ -88,11 +88,11 @@ impl World {
             return Ok(());
         }
         self.check_batch(recipe)?;
-        let first = matches!(cuda::look(0), Ok(facts) if facts.can_train());
+        let first = matches!(cuda::query(0), Ok(facts) if facts.can_train());
         match recipe.memory.device {
             DeviceChoice::Auto if first => {
                 let ordinal = self.local.index;
-                let gpus = (0..self.local.of).take_while(|ordinal| cuda::look(*ordinal).is_ok()).count();
+                let gpus = (0..self.local.of).take_while(|ordinal| cuda::query(*ordinal).is_ok()).count();
                 if gpus < self.local.of {
                     return Err(too_few_gpus(gpus, self.local.of));
                 }

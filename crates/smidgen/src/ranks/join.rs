@@ -39,9 +39,9 @@ enum Collectives {
 
 /// The engine for the ranks of this recipe: NCCL for GPU ranks, unless they share a GPU, which NCCL refuses.
 pub fn engine_of(recipe: &Recipe) -> Engine {
-    let has_gpu = matches!(cuda::look(0), Ok(facts) if facts.can_train());
+    let has_gpu = matches!(cuda::query(0), Ok(facts) if facts.can_train());
     match recipe.memory.device {
-        DeviceChoice::Auto if has_gpu && Nccl::look().is_ok() => Engine::Nccl,
+        DeviceChoice::Auto if has_gpu && Nccl::describe_library().is_ok() => Engine::Nccl,
         DeviceChoice::Auto | DeviceChoice::Cpu | DeviceChoice::Cuda(_) => Engine::Mpi,
     }
 }
@@ -94,7 +94,7 @@ impl Joined {
             }
         };
         link.set_place("the start");
-        Ok(Joined { world, team: Team::over(link), collectives, _following: following })
+        Ok(Joined { world, team: Team::new(link), collectives, _following: following })
     }
 
     /// Gives a device its communicator.

@@ -69,7 +69,7 @@ mod tests {
     fn ranks_of_a_machine_have_one_copy() {
         let seen = as_ranks(4, |link, _| {
             let rank = link.rank();
-            let mut team = Team::over(link);
+            let mut team = Team::new(link);
             // Ranks 0 and 2 are on one machine, 1 and 3 on another.
             let machine = if rank % 2 == 0 { "even" } else { "odd" };
             let shared = share_on(&mut team, machine, 1 << 16, None).unwrap();
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn too_little_free_memory_is_an_error_on_all_ranks() {
         let messages = as_ranks(2, |link, _| {
-            let mut team = Team::over(link);
+            let mut team = Team::new(link);
             let failure = share_on(&mut team, "here", 2 << 16, Some(1 << 16)).unwrap_err();
             team.into_link().close().unwrap();
             failure.message

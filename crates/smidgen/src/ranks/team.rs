@@ -16,7 +16,7 @@ pub struct Team {
 
 /// What a rank reports after a step.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct OwnStep {
+pub struct RankReport {
     pub step: u64,
     pub seconds: f64,
     /// This rank was asked to stop.
@@ -28,7 +28,7 @@ pub struct OwnStep {
 
 /// The reports of all ranks after a step, combined.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Together {
+pub struct TeamReport {
     pub slowest_s: f64,
     pub is_stopping: bool,
     /// The most bytes in use on a rank that is above its plan.
@@ -37,9 +37,9 @@ pub struct Together {
     pub rank_bytes: Vec<u64>,
 }
 
-impl Together {
-    fn of(steps: &[OwnStep]) -> Together {
-        Together {
+impl TeamReport {
+    fn of(steps: &[RankReport]) -> TeamReport {
+        TeamReport {
             slowest_s: steps.iter().map(|own| own.seconds).fold(0.0, f64::max),
             is_stopping: steps.iter().any(|own| own.is_stopping),
             exceeded_bytes: steps.iter().filter_map(|own| own.exceeded_bytes).max(),
@@ -49,7 +49,7 @@ impl Together {
 }
 
 impl Team {
-    pub fn over(link: Link) -> Team {
+    pub fn new(link: Link) -> Team {
         Team { link }
     }
 
@@ -62,9 +62,9 @@ impl Team {
     }
 
     /// Exchanges reports after a step.
-    pub fn end_step(&mut self, own: &OwnStep) -> Result<Together, Failure> {
+    pub fn end_step(&mut self, own: &RankReport) -> Result<TeamReport, Failure> {
         self.link.set_place(format!("step {}", own.step));
-        let all: Vec<OwnStep> = self.exchange(own)?;
+        let all: Vec<RankReport> = self.exchange(own)?;
         if let Some(rank) = all.iter().position(|other| other.step != own.step) {
             let other = all[rank].step;
             return Err(Failure::ranks(format!(
@@ -72,7 +72,7 @@ impl Team {
                 own.step
             )));
         }
-        Ok(Together::of(&all))
+        Ok(TeamReport::of(&all))
     }
 
     /// Adds numbers over all ranks, in the order of ranks.
@@ -104,13 +104,13 @@ impl Team {
     }
 
     /// The value of rank 0; those of other ranks are ignored.
-    pub fn of_first<T: Serialize + for<'a> Deserialize<'a>>(&mut self, own: &T) -> Result<T, Failure> {
+    pub fn broadcast_first<T: Serialize + for<'a> Deserialize<'a>>(&mut self, own: &T) -> Result<T, Failure> {
         let text = serde_json::to_vec(own).map_err(Failure::ranks)?;
         serde_json::from_slice(&self.link.broadcast(text)?).map_err(Failure::ranks)
     }
 
     /// For a failure that all ranks have noticed: the message of the first rank that knows the cause, if one does.
-    pub fn most_telling(&mut self, own: Failure, knows_more: bool) -> Result<Failure, Failure> {
+    pub fn first_informed(&mut self, own: Failure, knows_more: bool) -> Result<Failure, Failure> {
         let all: Vec<(bool, String)> = self.exchange(&(knows_more, own.message.clone()))?;
         let informed = all.into_iter().enumerate().find(|(_, (knows_more, _))| *knows_more);
         Ok(match informed {
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn the_slowest_counts_and_one_is_enough_to_stop() {
-        let step = |seconds, is_stopping, exceeded_bytes| OwnStep {
+        let step = |seconds, is_stopping, exceeded_bytes| RankReport {
             step: 3,
             seconds,
             is_stopping,
@@ -146,14 +146,14 @@ mod tests {
             device_bytes: Some(7),
         };
         let together =
-            Together::of(&[step(0.5, false, None), step(2.0, true, Some(9)), step(1.0, false, Some(4))]);
-        let expected = Together {
+            TeamReport::of(&[step(0.5, false, None), step(2.0, true, Some(9)), step(1.0, false, Some(4))]);
+        let expected = TeamReport {
             slowest_s: 2.0,
             is_stopping: true,
             exceeded_bytes: Some(9),
             rank_bytes: vec![7, 7, 7],
         };
         assert_eq!(together, expected);
-        assert!(!Together::of(&[step(0.5, false, None)]).is_stopping);
+        assert!(!TeamReport::of(&[step(0.5, false, None)]).is_stopping);
     }
 }

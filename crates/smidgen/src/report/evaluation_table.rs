@@ -5,11 +5,11 @@
 
 use super::plan_table::{context_note, offload_lines, render_row};
 use crate::console::colour::good;
-use crate::eval::evaluator::{EvalPlan, Means};
+use crate::eval::evaluator::{EvalPlan, EvalResources};
 use smidgen_ir::Category;
 use smidgen_ir::bytes::format_bytes;
 
-pub fn render_evaluation_table(evaluation: &EvalPlan, means: Means<'_>) -> String {
+pub fn render_evaluation_table(evaluation: &EvalPlan, means: EvalResources<'_>) -> String {
     let budget = if means.stated { "budget" } else { "free" };
     let mut text = format!(
         "{} · evaluation · {budget} {} · {}\n",

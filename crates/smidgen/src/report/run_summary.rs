@@ -311,7 +311,7 @@ impl RunSummary {
     }
 
     /// The memory of a finished run in one line.
-    pub fn render_memory_lines(&self) -> Vec<String> {
+    pub fn render_memory_line(&self) -> Vec<String> {
         let memory = &self.memory;
         let Some(peak) = memory.peak_bytes else {
             return vec!["memory: not measured on this system".into()];
@@ -327,7 +327,7 @@ impl RunSummary {
         if self.steps == 0 {
             return lines;
         }
-        lines.extend(self.render_memory_lines());
+        lines.extend(self.render_memory_line());
         let SpeedSummary { tokens_per_s, step_ms, planned_step_ms, .. } = self.speed;
         if let (Some(tokens_per_s), Some(step_ms)) = (tokens_per_s, step_ms) {
             lines.push(format!(

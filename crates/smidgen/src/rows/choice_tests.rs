@@ -4,7 +4,7 @@
 //! to the recorded one, however the samples are packed.
 
 use super::*;
-use crate::eval::evaluator::{Evaluator, Means, Subject, plan_evaluation};
+use crate::eval::evaluator::{EvalResources, Evaluator, Subject, plan_evaluation};
 use crate::plan::arithmetic::Arithmetic;
 use crate::plan::devices::Place;
 use crate::rows::question::read_questions;
@@ -75,9 +75,13 @@ fn scores_are_those_of_the_harness() {
         assert_eq!(set.warnings.is_empty(), max_tokens > 100);
         let request = build_adapted_request(&model, None).unwrap();
         let subjects = [Subject { request, adapter: None }];
-        let means =
-            Means { place: &Place::Cpu, budget_bytes: 64 << 20, stated: true, data_bytes: set.heap_bytes() };
-        let run = |means: Means<'_>, device: AnyDevice| {
+        let means = EvalResources {
+            place: &Place::Cpu,
+            budget_bytes: 64 << 20,
+            stated: true,
+            data_bytes: set.heap_bytes(),
+        };
+        let run = |means: EvalResources<'_>, device: AnyDevice| {
             let plan = plan_evaluation(&subjects, &model, &[(&set.set, 0)], means).unwrap().remove(0);
             let peak_bytes = plan.peak_bytes;
             let mut evaluator = Evaluator::load(&subjects[0], &model, plan, device).unwrap();
@@ -94,11 +98,12 @@ fn scores_are_those_of_the_harness() {
             &subjects,
             &model,
             &[(&set.set, 0)],
-            Means { budget_bytes: budget_bytes - 1, ..means },
+            EvalResources { budget_bytes: budget_bytes - 1, ..means },
         )
         .is_ok()
         {
-            let (peak_bytes, again, freed) = run(Means { budget_bytes: budget_bytes - 1, ..means }, device);
+            let (peak_bytes, again, freed) =
+                run(EvalResources { budget_bytes: budget_bytes - 1, ..means }, device);
             device = freed;
             assert!(found.iter().zip(&again).all(|(one, other)| (one - other).abs() < 1e-5));
             (budget_bytes, plans) = (peak_bytes, plans + 1);
@@ -249,7 +254,7 @@ fn an_evaluation_is_planned_for_a_gpu_of_another_machine() {
     let request = build_adapted_request(&model, None).unwrap();
     let (device, precision) = (place.kind(), Precision::Bf16);
     let subjects = [Subject { request: Request { device, precision, ..request }, adapter: None }];
-    let means = Means { place: &place, budget_bytes: 1 << 30, stated: true, data_bytes: 1 << 40 };
+    let means = EvalResources { place: &place, budget_bytes: 1 << 30, stated: true, data_bytes: 1 << 40 };
     let plan = plan_evaluation(&subjects, &model, &[(&set.set, 0)], means).unwrap().remove(0);
     assert_eq!((plan.plan.device, plan.plan.precision), (DeviceKind::Cuda, Precision::Bf16));
     assert_eq!(verify::plan(&plan.plan), Vec::<String>::new());
@@ -259,7 +264,7 @@ fn an_evaluation_is_planned_for_a_gpu_of_another_machine() {
     let table = crate::report::evaluation_table::render_evaluation_table(&plan, means);
     assert!(table.lines().next().unwrap().ends_with(" · cuda:0 (not found on this machine)"), "{table}");
     assert!(table.contains("driver "), "{table}");
-    let small = Means { budget_bytes: measured, ..means };
+    let small = EvalResources { budget_bytes: measured, ..means };
     let refused = plan_evaluation(&subjects, &model, &[(&set.set, 0)], small).unwrap_err();
     assert!(refused.message.contains("the budget is 300.00 MiB"), "{}", refused.message);
 }
@@ -273,7 +278,7 @@ fn cuda_scores_as_the_harness_does() {
     let cases: Json =
         serde_json::from_slice(&std::fs::read(fixtures().join("eval/record.json")).unwrap()).unwrap();
     let model = Model::open_folder(&fixtures().join("eval/model")).unwrap();
-    let place = Place::look(DeviceChoice::Cuda(0)).unwrap();
+    let place = Place::detect(DeviceChoice::Cuda(0)).unwrap();
     for (precision, tolerance) in [(Precision::F32, 1e-4), (Precision::Bf16, 0.1)] {
         let mut device = place.open(1, Arithmetic::Cuda(precision)).unwrap();
         for case in cases.as_array().unwrap() {
@@ -285,7 +290,7 @@ fn cuda_scores_as_the_harness_does() {
             let request = build_adapted_request(&model, None).unwrap();
             let request = Request { device: place.kind(), precision, ..request };
             let subjects = [Subject { request, adapter: None }];
-            let means = Means { place: &place, budget_bytes: 2 << 30, stated: true, data_bytes: 0 };
+            let means = EvalResources { place: &place, budget_bytes: 2 << 30, stated: true, data_bytes: 0 };
             let plan = plan_evaluation(&subjects, &model, &[(&set.set, 0)], means).unwrap().remove(0);
             let mut evaluator = Evaluator::load(&subjects[0], &model, plan, device).unwrap();
             let found = evaluator.log_likelihoods(&set.set, 0).unwrap();

@@ -14,7 +14,7 @@ use smidgen_data::format::{Columns, FormatError, RowFormat, RowReading, kind_of,
 use smidgen_data::mask::EncodeError;
 use smidgen_data::prepare::PrepareError;
 use smidgen_data::source::{RowPlace, RowUnit, SourceError, read_rows};
-use smidgen_data::template::{DataTemplate, TemplateError, TemplateKind, choose_template, data_moment};
+use smidgen_data::template::{DataTemplate, TemplateError, TemplateKind, choose_template, template_time};
 use smidgen_data::tokens::TokenSet;
 use smidgen_formats::tokenizer::Tokenizer;
 use smidgen_formats::tokenizer::chat_template::ChatInput;
@@ -298,7 +298,7 @@ fn ask(example: &Example, template: Option<&DataTemplate>) -> Result<Asked, Enco
                 tools: conversation.tools.as_ref(),
                 more: Some(&conversation.more),
                 add_generation_prompt: true,
-                ..ChatInput::new(&messages, data_moment())
+                ..ChatInput::new(&messages, template_time())
             })?;
             let expected = all.get(before).and_then(|message| message["content"].as_str());
             Ok(Asked {

@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::plan::job::Job;
 use smidgen_compile::adapter::LoraModule;
 use smidgen_compile::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA, trained_biases};
-use smidgen_compile::model::audio::OTHER_SENSES;
+use smidgen_compile::model::audio::OUTSIDE_DECODER;
 use smidgen_compile::model::spec::EMBEDDING;
 use smidgen_compile::{AdapterForm, DecoderSpec, Request};
 use smidgen_formats::element::Element;
@@ -409,7 +409,7 @@ fn target_endings(modules: &[LoraModule], spec: &DecoderSpec) -> Vec<String> {
     // The linear layers of the vision encoder, which is not part of the spec.
     let vision = ["image_embed.img_processor.layers.0.self_attn", "image_embed.img_processor.head.attention"];
     let others = vision.iter().flat_map(|module| {
-        ["q_proj", "k_proj", "v_proj", "out_proj"].map(|name| format!("{OTHER_SENSES}{module}.{name}"))
+        ["q_proj", "k_proj", "v_proj", "out_proj"].map(|name| format!("{OUTSIDE_DECODER}{module}.{name}"))
     });
     paths.extend(others);
     let ending = |path: &str| {

@@ -76,7 +76,7 @@ fn is_close(one: &Planned, other: &Planned) -> bool {
 /// Halves the micro-batches until the plan fits, with all other choices unchanged.
 fn halved_micro_batches(job: &Job, before: &Policy) -> Result<Option<Planned>, Failure> {
     let Data::Rows(rows) = &job.data else { return Ok(None) };
-    if job.recipe.memory.pins.says(Choice::MicroBatch) {
+    if job.recipe.memory.pins.sets(Choice::MicroBatch) {
         return Ok(None);
     }
     let longest = rows.train.longest();

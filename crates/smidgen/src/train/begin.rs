@@ -62,7 +62,7 @@ pub fn prepare_run(
                 Data::Assumed { .. } => false,
             };
             if let Some(joined) = &mut joined {
-                is_finished = joined.team.of_first(&is_finished)?;
+                is_finished = joined.team.broadcast_first(&is_finished)?;
             }
             if is_finished {
                 return Ok(None);
@@ -132,7 +132,7 @@ fn plan_together(
     let own = is_first.then(|| plan_run(job, start, say)).transpose()?;
     // If the plan does not fit, every rank refuses, and rank 0 says why.
     let policy = own.as_ref().filter(|planned| planned.fits).map(|planned| planned.solution.policy.clone());
-    let policy: Option<Policy> = team.of_first(&policy)?;
+    let policy: Option<Policy> = team.broadcast_first(&policy)?;
     let planned = match (own, policy) {
         (Some(planned), None) => return Ok(planned),
         (Some(planned), Some(_)) => planned,

@@ -88,7 +88,7 @@ impl<D: Device> Trainer<'_, D> {
             }
             self.feed.write_micro_batch(&mut self.executor, &self.micro_batch, step.step)?;
             let extent = self.micro_batch.extent();
-            self.executor.run_summing(Entry::MicroStep, &extent, round == step.rounds)?;
+            self.executor.run_with_sums(Entry::MicroStep, &extent, round == step.rounds)?;
             if let Some(liveness) = &mut self.liveness {
                 liveness.see_micro_batch(&self.micro_batch);
             }

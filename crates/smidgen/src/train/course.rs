@@ -13,7 +13,7 @@ use super::interrupt::Interrupt;
 use super::journal::Journal;
 use super::made_of::{MadeOf, accept_or_refuse};
 use super::monitor::{self, Measurement};
-use super::outcome::{Ending, Went};
+use super::outcome::{Ending, RunResult};
 use super::phases::{Phase, PhaseMeter, folder_bytes};
 use super::resume::{self, Start};
 use super::run_dir::RunDir;
@@ -104,7 +104,7 @@ impl Course<'_> {
         mut planned: Planned,
         mut device: D,
         mut start: Start,
-    ) -> Result<Went, Failure> {
+    ) -> Result<RunResult, Failure> {
         let mut meter = PhaseMeter::begin();
         let (mut journal, mut interrupt, mut progress) = (None, None, None);
         let (mut first_loss, mut plans) = (f64::NAN, 1);
@@ -144,7 +144,7 @@ impl Course<'_> {
                 ));
             }
             if let Start::Checkpoint { folder, .. } = &start
-                && let Some(obstacle) = resume::adopt_products(&mut device, folder)
+                && let Some(obstacle) = resume::use_stored_algorithms(&mut device, folder)
             {
                 (self.say)(&format!("{WARNING} {obstacle}: results stay equal within rounding"));
             }
@@ -215,7 +215,7 @@ impl Course<'_> {
             outcome.first_loss = first_loss;
             let (Ending::MemoryMoved { reachable_bytes }, Some(returned)) = (outcome.ending, returned) else {
                 bar.finish();
-                return Ok(Went { outcome, total_steps, planned_bytes: chosen.peak_bytes, plans });
+                return Ok(RunResult { outcome, total_steps, planned_bytes: chosen.peak_bytes, plans });
             };
             history::end_plan(&self.dir, outcome.steps)?;
             device = returned;

@@ -37,7 +37,7 @@ impl<D: Device> Trainer<'_, D> {
         let extent = self.micro_batch.extent();
         match self.executor.has_laps() {
             true => self.executor.run_laps(&[extent], |_, _| Ok::<(), Failure>(()))?,
-            false => self.executor.run_summing(Entry::MicroStep, &extent, false)?,
+            false => self.executor.run_with_sums(Entry::MicroStep, &extent, false)?,
         }
         // Waits for the device, so that its failure is reported here.
         self.feed.read_report(&mut self.executor)?;

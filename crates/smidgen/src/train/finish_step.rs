@@ -12,7 +12,7 @@ use super::trainer::{PendingStep, Trainer};
 use crate::console::colour::WARNING;
 use crate::console::progress::Progress;
 use crate::failure::Failure;
-use crate::ranks::team::{OwnStep, Together};
+use crate::ranks::team::{RankReport, TeamReport};
 use crate::session::feed::StepReport;
 use smidgen_data::tokens::TokenSet;
 use smidgen_ir::Entry;
@@ -51,8 +51,8 @@ impl<D: Device> Trainer<'_, D> {
         let is_above = |bytes: &u64| self.limit_bytes.is_some_and(|limit| *bytes > limit);
         self.exceeded_bytes = measured.device_bytes().filter(is_above);
         let together = match &mut self.team {
-            None => Together { slowest_s: own_seconds, ..Together::default() },
-            Some(team) => team.end_step(&OwnStep {
+            None => TeamReport { slowest_s: own_seconds, ..TeamReport::default() },
+            Some(team) => team.end_step(&RankReport {
                 step: step.step + 1,
                 seconds: own_seconds,
                 is_stopping: interrupt.is_requested(),
@@ -104,7 +104,7 @@ impl<D: Device> Trainer<'_, D> {
             let culprit = self.replay(&step.samples, step.step)?;
             let failure = not_finite(&self.rows().train, step, &report, culprit.as_ref());
             return Err(match &mut self.team {
-                Some(team) => team.most_telling(failure, culprit.is_some())?,
+                Some(team) => team.first_informed(failure, culprit.is_some())?,
                 None => failure,
             });
         }

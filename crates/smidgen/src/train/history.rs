@@ -6,7 +6,7 @@
 //! Whether a part is running is not in the file, because it would be wrong after `kill -9`. Instead the writer of
 //! `metrics.jsonl` holds a lock that the kernel releases (`metrics.rs`).
 
-use super::outcome::{Ending, Went};
+use super::outcome::{Ending, RunResult};
 use super::run_dir::RunDir;
 use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
@@ -106,7 +106,7 @@ pub fn end_plan(dir: &RunDir, step: u64) -> Result<(), Failure> {
 }
 
 /// Ends the last part of this process, if one began.
-pub fn end_run(dir: &RunDir, went: &Result<Went, Failure>) -> Result<(), Failure> {
+pub fn end_run(dir: &RunDir, went: &Result<RunResult, Failure>) -> Result<(), Failure> {
     match went {
         Ok(went) => {
             let ended = match went.outcome.ending {

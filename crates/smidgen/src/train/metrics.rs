@@ -12,7 +12,7 @@ use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::console::progress::StepNews;
+use crate::console::progress::StepProgress;
 use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
 use smidgen_formats::whole_file::{folder_of, sync_folder};
@@ -70,9 +70,9 @@ pub struct MetricsRow {
 
 impl MetricsRow {
     /// The part that a terminal shows.
-    pub(super) fn news(&self) -> StepNews {
+    pub(super) fn step_progress(&self) -> StepProgress {
         let MetricsRow { step, loss, lr, tokens_per_s, device_bytes, pinned_bytes, .. } = *self;
-        StepNews { step, loss, lr, tokens_per_s, device_bytes, pinned_bytes }
+        StepProgress { step, loss, lr, tokens_per_s, device_bytes, pinned_bytes }
     }
 }
 
@@ -113,7 +113,7 @@ impl MetricsWriter {
             .create(true)
             .open(path)
             .map_err(|error| Failure::file("open", path, error))?;
-        Ok(MetricsWriter::over(path, file))
+        Ok(MetricsWriter::new(path, file))
     }
 
     /// Flushes rows to disk, so that they survive a power failure; called before a checkpoint counts as written.
@@ -124,7 +124,7 @@ impl MetricsWriter {
     }
 
     /// The lock shows that the run is active ([`is_being_written`]). On file systems without locks it has no effect.
-    fn over(path: &Path, file: File) -> MetricsWriter {
+    fn new(path: &Path, file: File) -> MetricsWriter {
         // A process that checks whether the run is active holds the lock for an instant.
         let is_held = |_: &u32| matches!(file.try_lock(), Err(TryLockError::WouldBlock));
         (0..100).take_while(is_held).for_each(|_| std::thread::sleep(Duration::from_millis(1)));

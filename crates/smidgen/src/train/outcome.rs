@@ -38,7 +38,7 @@ pub enum Ending {
 
 /// The result of a run, over all of its plans.
 #[derive(Clone, Debug)]
-pub struct Went {
+pub struct RunResult {
     pub outcome: Outcome,
     pub total_steps: u64,
     /// Peak of the last plan.

@@ -182,7 +182,7 @@ pub fn help_write_state<D: Device>(executor: &mut Executor<D>, job: &Job) -> Res
 }
 
 /// Makes the device use the matmul algorithms of the run that wrote the checkpoint. Returns the reason if it cannot.
-pub fn adopt_products<D: Device>(device: &mut D, folder: &Path) -> Option<String> {
+pub fn use_stored_algorithms<D: Device>(device: &mut D, folder: &Path) -> Option<String> {
     let path = folder.join(PRODUCTS_FILE);
     let chosen = match std::fs::read_to_string(&path) {
         Ok(chosen) => chosen,

@@ -37,7 +37,7 @@ impl RunDir {
     }
 
     /// The folder for a rank that does not write: all writing methods do nothing.
-    pub fn only_read(self) -> RunDir {
+    pub fn without_writing(self) -> RunDir {
         RunDir { is_written: false, ..self }
     }
 

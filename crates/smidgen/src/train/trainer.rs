@@ -154,7 +154,7 @@ impl<'a, D: Device> Trainer<'a, D> {
                 break;
             }
             let mut record = |row: &MetricsRow| {
-                progress.step(&row.news());
+                progress.step(&row.step_progress());
                 if row.step == first + 1 {
                     outcome.first_loss = row.loss;
                 }

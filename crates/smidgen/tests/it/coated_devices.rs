@@ -6,8 +6,8 @@
 //! f16; the step is done again with less, and nothing of that may be seen in the results.
 
 use smidgen::internal::{
-    Data, Ending, Interrupt, Job, Journal, Progress, Purpose, RunDir, Start, Trainer, adopt_products,
-    find_start, plan_job,
+    Data, Ending, Interrupt, Job, Journal, Progress, Purpose, RunDir, Start, Trainer, find_start, plan_job,
+    use_stored_algorithms,
 };
 use smidgen_ir::{Extent, Op, Precision, Space};
 use smidgen_recipe::read_recipe;
@@ -287,11 +287,11 @@ fn products_are_formed_as_the_checkpoint_has_it() {
     assert_eq!(failed, None);
     let checkpoint = run.join("checkpoint-8");
     let mut other = Late { way: "all at once".into(), ..late() };
-    assert_eq!(adopt_products(&mut other, &checkpoint), None);
+    assert_eq!(use_stored_algorithms(&mut other, &checkpoint), None);
     assert_eq!(other.way, "one by one");
-    let obstacle = adopt_products(&mut Cpu::new(1).unwrap(), &checkpoint);
+    let obstacle = use_stored_algorithms(&mut Cpu::new(1).unwrap(), &checkpoint);
     assert_eq!(obstacle.unwrap(), "the matmul algorithms of this run were chosen on a late device");
-    assert_eq!(adopt_products(&mut other, folder.path()), None, "nothing was kept");
+    assert_eq!(use_stored_algorithms(&mut other, folder.path()), None, "nothing was kept");
 }
 
 #[test]

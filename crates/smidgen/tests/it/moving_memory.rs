@@ -4,8 +4,8 @@
 //! rounding of sums that are cut elsewhere; to the bit where they are not.
 
 use smidgen::internal::{
-    Course, Data, Ending, FreeMemory, Interrupt, Job, Journal, MadeOf, Progress, Purpose, RunDir, Start,
-    Trainer, Went, describe_changes, find_start, plan_job, render_plan_texts,
+    Course, Data, Ending, FreeMemory, Interrupt, Job, Journal, MadeOf, Progress, Purpose, RunDir, RunResult,
+    Start, Trainer, describe_changes, find_start, plan_job, render_plan_texts,
 };
 use smidgen_ir::{Extent, Op};
 use smidgen_recipe::read_recipe;
@@ -108,7 +108,7 @@ struct Scene {
 
 /// How a run went, and what it said.
 struct Account {
-    result: Result<Went, String>,
+    result: Result<RunResult, String>,
     said: Vec<String>,
 }
 

@@ -67,7 +67,7 @@ pub fn render(profile: &DeviceProfile) -> Value {
         "stow_bytes_per_s": profile.stow_bytes_per_s,
         "disk_bytes_per_s": profile.disk_bytes_per_s,
         "update_bytes_per_s": profile.update_bytes_per_s,
-        "travel_s_per_byte": profile.travel_s_per_byte,
+        "travel_s_per_byte": profile.transfer_s_per_byte,
         "peers": render_link(profile.peers),
         "network": render_link(profile.network),
     })
@@ -88,9 +88,9 @@ fn render_link(link: Link) -> Value {
 
 fn render_rates(rates: &Rates) -> Value {
     json!({
-        "product_flops_per_s": rates.product_flops_per_s,
-        "bf16_product_flops_per_s": rates.bf16_product_flops_per_s,
-        "outer_flops_per_s": rates.outer_flops_per_s,
+        "product_flops_per_s": rates.matmul_flops_per_s,
+        "bf16_product_flops_per_s": rates.bf16_matmul_flops_per_s,
+        "outer_flops_per_s": rates.weight_gradient_flops_per_s,
         "attention_flops_per_s": rates.attention_flops_per_s,
         "bytes_per_s": rates.bytes_per_s,
         "step_s": rates.step_s,
@@ -140,7 +140,7 @@ fn parse(value: &Value) -> Result<DeviceProfile, Wrong> {
             Some(_) => fields.rate("update_bytes_per_s")?,
             None => DeviceProfile::cpu(1).update_bytes_per_s,
         },
-        travel_s_per_byte: fields.time("travel_s_per_byte")?,
+        transfer_s_per_byte: fields.time("travel_s_per_byte")?,
         peers: parse_link("peers", &value["peers"])?,
         network: parse_link("network", &value["network"])?,
     })
@@ -174,9 +174,9 @@ fn parse_link(field: &'static str, value: &Value) -> Result<Link, Wrong> {
 fn parse_rates(within: &'static str, value: &Value) -> Result<Rates, Wrong> {
     let fields = Fields { within, value };
     Ok(Rates {
-        product_flops_per_s: fields.rate("product_flops_per_s")?,
-        bf16_product_flops_per_s: fields.rate("bf16_product_flops_per_s")?,
-        outer_flops_per_s: fields.rate("outer_flops_per_s")?,
+        matmul_flops_per_s: fields.rate("product_flops_per_s")?,
+        bf16_matmul_flops_per_s: fields.rate("bf16_product_flops_per_s")?,
+        weight_gradient_flops_per_s: fields.rate("outer_flops_per_s")?,
         attention_flops_per_s: fields.rate("attention_flops_per_s")?,
         bytes_per_s: fields.rate("bytes_per_s")?,
         step_s: fields.time("step_s")?,
