@@ -11,7 +11,7 @@ use crate::request::{Purpose, Request};
 use crate::schedule::Schedule;
 use crate::solution::offloaded_bytes;
 use crate::stages::{build, compile_for, run_compute_passes, run_memory_passes};
-use crate::{arena, forward};
+use crate::arena;
 use smidgen_ir::policy::Policy;
 use smidgen_ir::{Entry, Graph, Phase, Plan, Space};
 use std::cell::{Cell, RefCell};
@@ -241,7 +241,7 @@ impl<'a> Attempt<'a> {
     pub fn scheduled(&self, policy: &Policy) -> Schedule {
         let mut kept = self.state.graphs.borrow_mut();
         let Graphs { built, computed } = kept.get_or_insert_with(|| {
-            let mut graph = build(self.question.purpose, &self.request, policy.loss_chunk, |_, _| {});
+            let mut graph = build(self.question.purpose, &self.request, policy, |_, _| {});
             graph.forget_names();
             Graphs { built: graph, computed: None }
         });
@@ -251,8 +251,7 @@ impl<'a> Attempt<'a> {
             let graph = run_compute_passes(built.clone(), &self.request, policy, |_, _| {});
             *computed = Some((key, graph));
         }
-        let mut graph = computed.as_ref().expect("it was just made").1.clone();
-        forward::set_loss_chunk(&mut graph, policy.loss_chunk);
+        let graph = computed.as_ref().expect("it was just made").1.clone();
         let schedule = run_memory_passes(graph, &self.request, policy, |_, _| {});
         let steps: usize = schedule.plan.entries.iter().map(|entry| entry.steps.len()).sum();
         self.set_effort_steps(self.effort_steps() + steps);

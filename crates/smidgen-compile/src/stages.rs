@@ -33,7 +33,7 @@ pub fn compile_decode(request: &Request, policy: &Policy) -> Plan {
 }
 
 pub fn compile_for(purpose: Purpose, request: &Request, policy: &Policy) -> Plan {
-    let graph = build(purpose, request, policy.loss_chunk, check);
+    let graph = build(purpose, request, policy, check);
     let graph = run_compute_passes(graph, request, policy, check);
     arena::plan_memory(run_memory_passes(graph, request, policy, check))
 }
@@ -46,10 +46,10 @@ fn check(stage: &str, graph: &Graph) {
 pub(crate) fn build(
     purpose: Purpose,
     request: &Request,
-    loss_chunk: usize,
+    policy: &Policy,
     check: impl Fn(&str, &Graph),
 ) -> Graph {
-    let mut graph = forward::build_graph(request, purpose, loss_chunk);
+    let mut graph = forward::build_graph(request, purpose, policy.loss_chunk);
     check("forward", &graph);
 
     if purpose == Purpose::Training {
@@ -93,6 +93,9 @@ pub(crate) fn run_memory_passes(
     policy: &Policy,
     check: impl Fn(&str, &Graph),
 ) -> Schedule {
+    // The graph may have been built for another policy.
+    forward::set_loss_chunk(&mut graph, policy.loss_chunk);
+
     passes::shard::divide_trained(&mut graph, policy, request.rank);
     check("divide_trained", &graph);
 
