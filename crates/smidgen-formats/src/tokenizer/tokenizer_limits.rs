@@ -75,27 +75,29 @@ fn check_keys(json: &[u8]) -> Result<(), String> {
     }
 }
 
-/// By how much a normalizer or decoder can lengthen a text.
+/// By how much a normalizer or decoder can lengthen a text. Its fields decide, because the library recognizes by
+/// them a part without a type or with an unknown one.
 fn growth_of(part: &Json, list: &str) -> Result<usize, String> {
-    let text = |name: &str| part[name].as_str().unwrap_or_default();
-    match text("type") {
-        "Sequence" => {
-            let parts = part[list].as_array().into_iter().flatten();
-            parts
-                .map(|part| growth_of(part, list))
-                .try_fold(1, |product: usize, growth| Ok(product.saturating_mul(growth?)))
-        }
-        "Replace" => {
-            // A pattern that matches the empty text matches at every position.
-            let found = part["pattern"]["String"].as_str().map_or(1, |pattern| pattern.len().max(1));
-            Ok(text("content").len().div_ceil(found).max(1))
-        }
-        "Prepend" if text("prepend").len() > MOST_CHARACTER_BYTES => {
-            Err("its normalizer puts a very long text in front of every text".to_owned())
-        }
-        "Precompiled" => check_characters(text("precompiled_charsmap")).map(|()| 1),
-        _ => Ok(1),
+    if part.is_array() {
+        return Err("its normalizer or decoder has a list where an object is expected".to_owned());
     }
+    let mut growth: usize = 1;
+    for part in part[list].as_array().into_iter().flatten() {
+        growth = growth.saturating_mul(growth_of(part, list)?);
+    }
+    if let (Some(content), false) = (part["content"].as_str(), part["pattern"].is_null()) {
+        // A pattern that matches the empty text matches at every position.
+        let found = part["pattern"]["String"].as_str().map_or(1, |pattern| pattern.len().max(1));
+        growth = growth.saturating_mul(content.len().div_ceil(found).max(1));
+    }
+    if part["prepend"].as_str().is_some_and(|text| text.len() > MOST_CHARACTER_BYTES) {
+        return Err("its normalizer puts a very long text in front of every text".to_owned());
+    }
+    let is_precompiled = part["type"] == "Precompiled" || !part["precompiled_charsmap"].is_null();
+    if is_precompiled {
+        check_characters(part["precompiled_charsmap"].as_str().unwrap_or_default())?;
+    }
+    Ok(growth)
 }
 
 /// Checks the table of characters of SentencePiece: the size of a search tree, the tree, and zero-terminated
@@ -301,6 +303,35 @@ mod tests {
             assert_eq!(error, format!("it has the key `{key}` twice"), "{text}");
         }
         check_tokenizer(b"{\"vocab\": 1, \"model\": {\"model\": {}, \"vocab\": {}}}").unwrap();
+    }
+
+    /// The library recognizes a normalizer without a type, or with an unknown one, by its fields.
+    #[test]
+    fn parts_without_a_type_are_checked() {
+        for part in [json!({"pattern": {"String": "a"}, "content": "b"}), json!([{"String": "a"}, "b"])] {
+            let read: tokenizers::NormalizerWrapper = serde_json::from_value(part).unwrap();
+            assert!(matches!(read, tokenizers::NormalizerWrapper::Replace(_)), "{read:?}");
+        }
+        for kind in [None, Some("Unknown")] {
+            let with = |mut part: Json| {
+                match kind {
+                    Some(kind) => part["type"] = json!(kind),
+                    None => drop(part.as_object_mut().unwrap().remove("type")),
+                }
+                json!({"normalizer": {"type": "Sequence", "normalizers": [part]}})
+            };
+            assert!(refused(with(replace("a", &"b".repeat(99)))).contains("99 times"), "{kind:?}");
+            assert!(refused(with(json!({"prepend": "x".repeat(999)}))).contains("very long"), "{kind:?}");
+            let nested = json!({"normalizers": [replace("a", &"b".repeat(99))]});
+            assert!(refused(with(nested)).contains("99 times"), "{kind:?}");
+            assert!(refused(with(json!({"precompiled_charsmap": ""}))).contains("damaged"), "{kind:?}");
+        }
+        let list = json!({"normalizer": [{"String": "a"}, "b".repeat(99)]});
+        assert!(refused(list).contains("has a list where an object is expected"));
+        check_tokenizer(
+            &json!({"decoder": {"type": "Strip", "content": " ".repeat(99)}}).to_string().into_bytes(),
+        )
+        .unwrap();
     }
 
     #[test]
