@@ -4,6 +4,7 @@
 //! Measurements are kept, so a search may ask twice. A [`SearchState`] that all sizes share counts the scheduled steps: the
 //! effort of a search is limited by that count and not by a clock, so the result is always the same.
 
+use crate::arena;
 use crate::choices::{Freedom, Point, compute_key};
 use crate::ladder::{Ladder, ladders};
 use crate::question::{Budget, Demand, Question};
@@ -11,7 +12,6 @@ use crate::request::{Purpose, Request};
 use crate::schedule::Schedule;
 use crate::solution::offloaded_bytes;
 use crate::stages::{build, compile_for, run_compute_passes, run_memory_passes};
-use crate::arena;
 use smidgen_ir::policy::Policy;
 use smidgen_ir::{Entry, Graph, Phase, Plan, Space};
 use std::cell::{Cell, RefCell};

@@ -114,11 +114,13 @@ impl BadRows {
         if on_bad_row == OnBadRow::Skip && self.bad < self.rows {
             let mut lines: Vec<String> = bad_files().map(BadFile::skipped).collect();
             if self.in_other_files > 0 {
-                lines.push(format!("{} rows of other files skipped", self.in_other_files));
+                let noun = if self.in_other_files == 1 { "row" } else { "rows" };
+                lines.push(format!("{} {noun} of other files skipped", self.in_other_files));
             }
             return Ok(lines);
         }
         let mut report = match self.bad == self.rows {
+            true if self.rows == 1 => "the only row is bad".to_owned(),
             true => format!("all {} rows are bad", self.rows),
             false => format!("{} of {} rows are bad", self.bad, self.rows),
         };
@@ -258,7 +260,7 @@ mod tests {
         bad.count(place);
         bad.note(place, empty(place, "text")).unwrap();
         let error = bad.finish(OnBadRow::Skip).unwrap_err();
-        assert!(error.to_string().starts_with("all 1 rows are bad\n"), "{error}");
+        assert!(error.to_string().starts_with("the only row is bad\n"), "{error}");
     }
 
     #[test]

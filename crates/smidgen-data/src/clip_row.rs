@@ -50,13 +50,26 @@ pub enum AudioRowError {
     NotBase64 { place: String },
     #[error("{place} has `audio`, but the model's config has no audio encoder")]
     NoEncoder { place: String },
-    #[error("{place} has {tokens} audio tokens, its {clips} clips need {needed}")]
+    #[error(
+        "{place} has {}, its {} {} {needed}",
+        counted(*tokens, "audio token"),
+        counted(*clips, "clip"),
+        if *clips == 1 { "needs" } else { "need" }
+    )]
     TokensDiffer { place: String, tokens: usize, clips: usize, needed: usize },
-    #[error("{place} has {tokens} audio tokens and no `audio`")]
+    #[error("{place} has {} and no `audio`", counted(*tokens, "audio token"))]
     NoAudio { place: String, tokens: usize },
-    #[error("{place} has {clips} clips, and its text does not fit them: check `{placeholder}`")]
+    #[error(
+        "{place} has {}, and its text does not fit {}: check `{placeholder}`",
+        counted(*clips, "clip"),
+        if *clips == 1 { "it" } else { "them" }
+    )]
     Placeholders { place: String, placeholder: String, clips: usize },
-    #[error("{place} has {clips} clips, and no text of the user to place them before")]
+    #[error(
+        "{place} has {}, and no text of the user to place {} before",
+        counted(*clips, "clip"),
+        if *clips == 1 { "it" } else { "them" }
+    )]
     NoText { place: String, clips: usize },
     #[error("{place}: the features of its clips cannot be stored: {error}")]
     Store { place: String, error: std::io::Error },
@@ -266,5 +279,36 @@ pub fn has_audio(fields: &Map<String, Json>) -> bool {
         None | Some(Json::Null) => false,
         Some(Json::Array(several)) => !several.is_empty(),
         Some(_) => true,
+    }
+}
+
+/// "1 clip", "2 clips".
+fn counted(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_clip_is_not_called_several() {
+        let place = || "line 2".to_owned();
+        let differ = |tokens, clips| AudioRowError::TokensDiffer { place: place(), tokens, clips, needed: 3 };
+        assert_eq!(differ(7, 1).to_string(), "line 2 has 7 audio tokens, its 1 clip needs 3");
+        assert_eq!(differ(1, 2).to_string(), "line 2 has 1 audio token, its 2 clips need 3");
+        assert_eq!(
+            AudioRowError::NoAudio { place: place(), tokens: 1 }.to_string(),
+            "line 2 has 1 audio token and no `audio`"
+        );
+        let placeholder = "<|audio_2|>".to_owned();
+        assert_eq!(
+            AudioRowError::Placeholders { place: place(), placeholder, clips: 1 }.to_string(),
+            "line 2 has 1 clip, and its text does not fit it: check `<|audio_2|>`"
+        );
+        assert_eq!(
+            AudioRowError::NoText { place: place(), clips: 1 }.to_string(),
+            "line 2 has 1 clip, and no text of the user to place it before"
+        );
     }
 }

@@ -244,7 +244,7 @@ impl<'a> Config<'a> {
 }
 
 /// Most channels of a layer and most entries of a vocabulary.
-const MOST_CHANNELS: usize = 1 << 22;
+pub(super) const MOST_CHANNELS: usize = 1 << 22;
 const MOST_LAYERS: usize = 4096;
 
 fn positive(value: &Value) -> Option<f64> {

@@ -3,7 +3,7 @@
 //! Grouped heads, tied or untied head, an explicit `head_dim`, optional biases, and the rotary embeddings `default`,
 //! `linear` and `llama3`. Similar model types start from [`read_like_llama`] and change what differs.
 
-use super::config::Config;
+use super::config::{Config, MOST_CHANNELS};
 use super::spec::{DecoderSpec, LayerAttention};
 use crate::error::ModelError;
 use serde_json::json;
@@ -38,7 +38,7 @@ pub fn read_like_llama(model_type: &str, config: &Config<'_>) -> Result<DecoderS
             return Err(ModelError::Contradiction { what });
         }
     };
-    if heads * head_dim > 1 << 22 {
+    if heads * head_dim > MOST_CHANNELS {
         let supported = "heads with up to 4194304 channels in all";
         return Err(ModelError::unsupported("num_attention_heads", heads.to_string(), supported));
     }

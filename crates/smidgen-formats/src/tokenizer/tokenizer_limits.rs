@@ -2,7 +2,8 @@
 //!
 //! A tokenizer is downloaded with a model, so it is not trusted. A replacement can make a text a million
 //! times as long, a token can have the size of the file, and the library cannot handle an empty table of
-//! characters. The file is parsed once without keeping its contents.
+//! characters. The file is parsed without keeping its contents. The library takes the last of several values of
+//! a key, so a repeated key could hide a value from the check.
 //! Left out: other errors, which the library reports itself.
 
 use std::fmt;
@@ -22,11 +23,14 @@ const MOST_GROWTH: usize = 16;
 const MOST_CHARACTER_BYTES: usize = 256;
 /// Values in the normalizer and the decoder together. Parsed, each takes many times its size in the file.
 const MOST_VALUES: usize = 10_000;
+/// The keys of the file and of its `model` that are checked.
+const CHECKED_KEYS: [&str; 5] = ["normalizer", "decoder", "added_tokens", "model", "vocab"];
 /// Prefix of this file's errors, which distinguishes them from errors of the JSON parser.
 const MARK: &str = "limit: ";
 
 /// Refuses a tokenizer that the library would not survive.
 pub(super) fn check_tokenizer(json: &[u8]) -> Result<(), String> {
+    check_keys(json)?;
     let outline: Outline<'_> = match serde_json::from_slice(json) {
         Ok(outline) => outline,
         Err(error) => {
@@ -60,27 +64,40 @@ pub(super) fn check_tokenizer(json: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// By how much a normalizer or decoder can lengthen a text.
-fn growth_of(part: &Json, list: &str) -> Result<usize, String> {
-    let text = |name: &str| part[name].as_str().unwrap_or_default();
-    match text("type") {
-        "Sequence" => {
-            let parts = part[list].as_array().into_iter().flatten();
-            parts
-                .map(|part| growth_of(part, list))
-                .try_fold(1, |product: usize, growth| Ok(product.saturating_mul(growth?)))
-        }
-        "Replace" => {
-            // A pattern that matches the empty text matches at every position.
-            let found = part["pattern"]["String"].as_str().map_or(1, |pattern| pattern.len().max(1));
-            Ok(text("content").len().div_ceil(found).max(1))
-        }
-        "Prepend" if text("prepend").len() > MOST_CHARACTER_BYTES => {
-            Err("its normalizer puts a very long text in front of every text".to_owned())
-        }
-        "Precompiled" => check_characters(text("precompiled_charsmap")).map(|()| 1),
-        _ => Ok(1),
+/// Refuses a file whose object, or whose `model`, has a key twice.
+fn check_keys(json: &[u8]) -> Result<(), String> {
+    let Ok(whole) = serde_json::from_slice::<Keys<'_>>(json) else { return Ok(()) };
+    let inner = whole.model.and_then(|model| serde_json::from_str::<Keys<'_>>(model.get()).ok());
+    let inner = inner.and_then(|model| model.repeated).map(|key| format!("model.{key}"));
+    match whole.repeated.map(str::to_owned).or(inner) {
+        Some(key) => Err(format!("it has the key `{key}` twice")),
+        None => Ok(()),
     }
+}
+
+/// By how much a normalizer or decoder can lengthen a text. Its fields decide, because the library recognizes by
+/// them a part without a type or with an unknown one.
+fn growth_of(part: &Json, list: &str) -> Result<usize, String> {
+    if part.is_array() {
+        return Err("its normalizer or decoder has a list where an object is expected".to_owned());
+    }
+    let mut growth: usize = 1;
+    for part in part[list].as_array().into_iter().flatten() {
+        growth = growth.saturating_mul(growth_of(part, list)?);
+    }
+    if let (Some(content), false) = (part["content"].as_str(), part["pattern"].is_null()) {
+        // A pattern that matches the empty text matches at every position.
+        let found = part["pattern"]["String"].as_str().map_or(1, |pattern| pattern.len().max(1));
+        growth = growth.saturating_mul(content.len().div_ceil(found).max(1));
+    }
+    if part["prepend"].as_str().is_some_and(|text| text.len() > MOST_CHARACTER_BYTES) {
+        return Err("its normalizer puts a very long text in front of every text".to_owned());
+    }
+    let is_precompiled = part["type"] == "Precompiled" || !part["precompiled_charsmap"].is_null();
+    if is_precompiled {
+        check_characters(part["precompiled_charsmap"].as_str().unwrap_or_default())?;
+    }
+    Ok(growth)
 }
 
 /// Checks the table of characters of SentencePiece: the size of a search tree, the tree, and zero-terminated
@@ -98,6 +115,43 @@ fn check_characters(encoded: &str) -> Result<(), String> {
     match texts.split(|byte| *byte == 0).any(|text| text.len() > MOST_CHARACTER_BYTES) {
         true => Err("its normalizer (`Precompiled`) replaces a character with a very long text".to_owned()),
         false => Ok(()),
+    }
+}
+
+/// The keys of an object.
+struct Keys<'a> {
+    /// The first known key that occurs twice.
+    repeated: Option<&'static str>,
+    model: Option<&'a RawValue>,
+}
+
+impl<'de> Deserialize<'de> for Keys<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Keys<'de>, D::Error> {
+        struct KeyVisitor;
+        impl<'de> Visitor<'de> for KeyVisitor {
+            type Value = Keys<'de>;
+
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Keys<'de>, A::Error> {
+                let mut keys = Keys { repeated: None, model: None };
+                let mut seen = [false; CHECKED_KEYS.len()];
+                while let Some(name) = map.next_key::<String>()? {
+                    let value = map.next_value::<&RawValue>()?;
+                    let Some(index) = CHECKED_KEYS.iter().position(|key| *key == name) else { continue };
+                    if std::mem::replace(&mut seen[index], true) {
+                        keys.repeated.get_or_insert(CHECKED_KEYS[index]);
+                    }
+                    if name == "model" {
+                        keys.model = Some(value);
+                    }
+                }
+                Ok(keys)
+            }
+        }
+        deserializer.deserialize_map(KeyVisitor)
     }
 }
 
@@ -232,6 +286,52 @@ mod tests {
         let usual = json!({"type": "Sequence", "normalizers": [
             {"type": "Prepend", "prepend": "▁"}, replace(" ", "▁"), replace("``", "\""), {"type": "NFKC"}]});
         check_tokenizer(json!({"normalizer": usual}).to_string().as_bytes()).unwrap();
+    }
+
+    #[test]
+    fn repeated_keys_are_refused() {
+        let bomb = replace("a", &"b".repeat(1000));
+        for (text, key) in [
+            (format!("{{\"normalizer\": null, \"normalizer\": {bomb}}}"), "normalizer"),
+            (format!("{{\"normalizer\": null, \"norm\\u0061lizer\": {bomb}}}"), "normalizer"),
+            (format!("{{\"decoder\": {bomb}, \"model\": {{}}, \"decoder\": null}}"), "decoder"),
+            ("{\"added_tokens\": 3, \"added_tokens\": []}".to_owned(), "added_tokens"),
+            ("{\"model\": {}, \"model\": {}}".to_owned(), "model"),
+            ("{\"model\": {\"vocab\": 3, \"vocab\": {}}}".to_owned(), "model.vocab"),
+        ] {
+            let error = check_tokenizer(text.as_bytes()).unwrap_err();
+            assert_eq!(error, format!("it has the key `{key}` twice"), "{text}");
+        }
+        check_tokenizer(b"{\"vocab\": 1, \"model\": {\"model\": {}, \"vocab\": {}}}").unwrap();
+    }
+
+    /// The library recognizes a normalizer without a type, or with an unknown one, by its fields.
+    #[test]
+    fn parts_without_a_type_are_checked() {
+        for part in [json!({"pattern": {"String": "a"}, "content": "b"}), json!([{"String": "a"}, "b"])] {
+            let read: tokenizers::NormalizerWrapper = serde_json::from_value(part).unwrap();
+            assert!(matches!(read, tokenizers::NormalizerWrapper::Replace(_)), "{read:?}");
+        }
+        for kind in [None, Some("Unknown")] {
+            let with = |mut part: Json| {
+                match kind {
+                    Some(kind) => part["type"] = json!(kind),
+                    None => drop(part.as_object_mut().unwrap().remove("type")),
+                }
+                json!({"normalizer": {"type": "Sequence", "normalizers": [part]}})
+            };
+            assert!(refused(with(replace("a", &"b".repeat(99)))).contains("99 times"), "{kind:?}");
+            assert!(refused(with(json!({"prepend": "x".repeat(999)}))).contains("very long"), "{kind:?}");
+            let nested = json!({"normalizers": [replace("a", &"b".repeat(99))]});
+            assert!(refused(with(nested)).contains("99 times"), "{kind:?}");
+            assert!(refused(with(json!({"precompiled_charsmap": ""}))).contains("damaged"), "{kind:?}");
+        }
+        let list = json!({"normalizer": [{"String": "a"}, "b".repeat(99)]});
+        assert!(refused(list).contains("has a list where an object is expected"));
+        check_tokenizer(
+            &json!({"decoder": {"type": "Strip", "content": " ".repeat(99)}}).to_string().into_bytes(),
+        )
+        .unwrap();
     }
 
     #[test]

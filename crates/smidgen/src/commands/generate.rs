@@ -378,7 +378,10 @@ fn encode_audio(
     let tokens: Vec<usize> = clips.iter().map(|clip| clip.len() / width).collect();
     let (prompt, order) = place_in_prompt(prompt, &tokens, &text).map_err(|misplaced| {
         let what = match misplaced {
-            Misplaced::Placeholder(placeholder) => format!("`{placeholder}` and {} clips", clips.len()),
+            Misplaced::Placeholder(placeholder) => {
+                let noun = if clips.len() == 1 { "clip" } else { "clips" };
+                format!("`{placeholder}` and {} {noun}", clips.len())
+            }
             Misplaced::NoText => "no text".to_owned(),
         };
         Failure::command(format!("the prompt has {what}"))

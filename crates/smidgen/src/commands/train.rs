@@ -30,6 +30,7 @@ use crate::train::outcome::{Ending, Outcome, RunResult};
 use crate::train::resume::JOB_FILE;
 use crate::train::run_dir::RunDir;
 use crate::train::run_lock::RunLock;
+use smidgen_compile::Request;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_ir::DeviceKind;
 use smidgen_ir::bytes::format_bytes;
@@ -204,8 +205,7 @@ fn run_rank(
     match outcome.ending {
         Ending::Interrupted => return Err(interrupted(args, &outcome, total)),
         Ending::Exceeded { bytes } => {
-            let is_gpu = job.request.device == DeviceKind::Cuda;
-            return Err(exceeded(args, &outcome, bytes, planned_bytes, is_gpu));
+            return Err(exceeded(args, &outcome, bytes, planned_bytes, &job.request));
         }
         Ending::Done | Ending::StoppedEarly | Ending::MemoryMoved { .. } => {}
     }
@@ -270,15 +270,17 @@ fn interrupted(args: &Args, outcome: &Outcome, total: u64) -> Failure {
     .hint(format!("continue with `{resume}`"))
 }
 
-/// The run uses more memory than planned, which is a bug of the planner unless another process uses the GPU.
-fn exceeded(args: &Args, outcome: &Outcome, bytes: u64, planned_bytes: u64, is_gpu: bool) -> Failure {
+/// The run, or one of its ranks, uses more memory than planned, which is a bug of the planner unless another process
+/// uses the GPU. `bytes` is the memory in use.
+fn exceeded(args: &Args, outcome: &Outcome, bytes: u64, planned_bytes: u64, request: &Request) -> Failure {
     let (steps, resume) = (outcome.steps, resume_command(args));
+    let who = if request.rank.of > 1 { "a rank" } else { "the run" };
     Failure::memory(format!(
-        "after step {steps} the run uses {}, more than the planned {}: stopped, state saved in `checkpoint-{steps}`",
+        "after step {steps} {who} uses {}, more than the planned {}: stopped, state saved in `checkpoint-{steps}`",
         format_bytes(bytes),
         format_bytes(planned_bytes)
     ))
-    .hint(match is_gpu {
+    .hint(match request.device == DeviceKind::Cuda {
         // The driver does not say which process uses the memory.
         true => format!("another process uses the GPU, or smidgen's plan is wrong: `{resume}` makes a new plan for the memory that is free then"),
         false => format!("smidgen's plan is wrong, please report it; `{resume} memory.budget=...` continues with a larger budget"),

@@ -21,7 +21,7 @@ pub struct RankReport {
     pub seconds: f64,
     /// This rank was asked to stop.
     pub is_stopping: bool,
-    /// Bytes in use on its device, if they are above the plan.
+    /// Memory measured on its device (not the excess alone), if it is more than planned.
     pub exceeded_bytes: Option<u64>,
     pub device_bytes: Option<u64>,
 }
@@ -31,7 +31,7 @@ pub struct RankReport {
 pub struct TeamReport {
     pub slowest_s: f64,
     pub is_stopping: bool,
-    /// The most bytes in use on a rank that is above its plan.
+    /// The most memory measured on the device of a rank (not the excess alone), if a rank uses more than planned.
     pub exceeded_bytes: Option<u64>,
     /// Device memory of each rank, in the order of ranks.
     pub rank_bytes: Vec<u64>,

@@ -87,7 +87,8 @@ pub fn render_preview(
         let store = clips.store();
         let seconds: f64 = (0..store.len() as u32).map(|clip| seconds_of_frames(store.frames(clip))).sum();
         let (count, tokens) = (Grouped(store.len() as u64), Grouped(store.all_rows() as u64));
-        line(&format!("audio      {count} clips, {seconds:.1} s, {tokens} tokens"));
+        let noun = if store.len() == 1 { "clip" } else { "clips" };
+        line(&format!("audio      {count} {noun}, {seconds:.1} s, {tokens} tokens"));
     }
     for bar in histogram(set) {
         line(&bar);

@@ -1,7 +1,8 @@
 //! Finds answers in texts with the pattern of `eval.answer`.
 //!
 //! The pattern is a case-sensitive regular expression; its first match is the answer. Without a pattern the answer is
-//! the whole expected output, or the field `answer` of the row.
+//! the whole expected output. The field `answer` of a row takes precedence (`choice.rs`, only with a pattern;
+//! `eval/generation.rs`).
 //! Left out: answers with the same meaning in other words.
 
 use crate::failure::Failure;

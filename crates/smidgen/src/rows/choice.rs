@@ -228,7 +228,7 @@ fn found_choices(questions: &[Question], answer: &str) -> Result<Vec<Choices>, F
     }
     let answers = distinct(places.iter().map(|(expected, range)| expected[range.clone()].to_owned()))?;
     let choices = questions.iter().zip(&places).map(|(question, (expected, range))| {
-        // With a pattern, the field `answer` names the right answer.
+        // With a pattern, the field `answer` names the right answer. Without one, the choices are whole outputs.
         let named = question.fields.get("answer").and_then(Json::as_str).filter(|_| pattern.is_some());
         let right = named.unwrap_or(&expected[range.clone()]);
         let gold = answers.iter().position(|answer| answer == right).ok_or_else(|| {

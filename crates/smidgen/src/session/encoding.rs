@@ -95,8 +95,9 @@ fn encode_hashed(
     if !is_intact(&path, bytes) {
         let mut encoder = Encoder::load(request, (model, adapter), longest_clip_rows(store), device)?;
         let needed = format_bytes(encoder.executor.plan().reserved_bytes() as u64);
+        let noun = if store.len() == 1 { "clip" } else { "clips" };
         say(&format!(
-            "encoding {} clips once ({needed} of memory, {} in `{}`)",
+            "encoding {} {noun} once ({needed} of memory, {} in `{}`)",
             store.len(),
             format_bytes(bytes),
             folder.display()

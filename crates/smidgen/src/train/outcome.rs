@@ -28,7 +28,7 @@ pub enum Ending {
     Interrupted,
     /// It used more memory than its plan; the state is in the checkpoint of the last step.
     Exceeded {
-        /// Memory measured on the device.
+        /// Memory measured on the device; the most of all ranks.
         bytes: u64,
     },
     /// Free memory changed, and another plan follows; the state is in the checkpoint of the last step.

@@ -77,7 +77,7 @@ pub struct Trainer<'a, D> {
     pub(super) meter: Option<&'a mut PhaseMeter>,
     /// Measured device memory above this stops the run.
     pub(super) limit_bytes: Option<u64>,
-    /// The measured memory, if it exceeded the limit.
+    /// Memory measured on the device (not the excess alone), if it is above the limit; the most of all ranks.
     pub(super) exceeded_bytes: Option<u64>,
     /// Checked at checkpoints: does the free memory call for another plan?
     pub(super) watch: Option<Watch<'a>>,

@@ -381,7 +381,7 @@ fn rows_that_cannot_be_heard_are_refused_by_name() {
     let sound = row(CLIPS[0], "clips/0.wav", 1);
     refused(
         &[row(CLIPS[1], "clips/0.wav", 1)],
-        &["bad.jsonl` line 1", "7 audio tokens", "its 1 clips need 3"],
+        &["bad.jsonl` line 1", "7 audio tokens", "its 1 clip needs 3"],
     );
     let mut silent = sound.clone();
     silent.as_object_mut().unwrap().remove("audio");
@@ -471,7 +471,7 @@ fn tables_may_hold_the_sound_itself() {
     write_tokenizer(&scratch);
     scratch.write("rows.parquet", std::fs::read(fixture("audio/rows.parquet")).unwrap());
     let ended = scratch.train("run", &["data.train=rows.parquet", "data.format=auto"]);
-    assert!(ended.stderr.contains("encoding 1 clips once"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("encoding 1 clip once"), "{}", ended.stderr);
 }
 
 /// Four clips, the same question, and an answer for each: the decoder learns to tell them apart by what it hears.
@@ -521,7 +521,7 @@ fn what_was_heard_in_training_is_transcribed() {
     let said = scratch.run(&[&arguments[..], &["--max-new", "8", "--threads", "2"]].concat());
     assert_eq!(said.stdout.trim(), "two before", "{}", said.stderr);
     let twice = ["generate", "run", "--raw", "--prompt", "<|audio_1|> <|audio_1|>", "--audio", "clips/0.wav"];
-    scratch.refused(2, &twice, &["`<|audio_1|>` and 1 clips"]);
+    scratch.refused(2, &twice, &["`<|audio_1|>` and 1 clip"]);
 }
 
 #[test]

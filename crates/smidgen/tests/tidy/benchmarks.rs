@@ -112,7 +112,7 @@ fn render_example(results: &Value) -> String {
     assert!(taken(small) <= 6.0 && taken(whole) > 6.0);
     format!(
         "**Qwen2.5-7B in bf16, LoRA r={}, {} x {} tokens per step, in 6 GiB of an H200 with {:.0} GiB of host memory: \
-         {} tokens/s.**\nThe same run without a budget takes {:.0} GiB of the H200 and makes {} tokens/s.\nBoth were \
+         {} tokens/s.**\nThe same run without a budget takes {:.0} GiB of the H200 and reaches {} tokens/s.\nBoth were \
          measured with {} (random weights of that shape, `benches/gpu_memory.py`).\n",
         small["rank"],
         small["batch"],
