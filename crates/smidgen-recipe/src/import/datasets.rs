@@ -85,7 +85,7 @@ pub fn put_rows(draft: &mut Draft, key: &'static str, rows: &[NamedRows], from: 
     draft.leave_out(
         from,
         format!(
-            "`{key}` takes files and `hf:org/name` of the hub; name the file, or the data set, of {listed}"
+            "`{key}` takes files, and data sets of the hub as `hf:org/name`; write one of these for {listed}"
         ),
     );
 }
