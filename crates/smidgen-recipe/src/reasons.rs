@@ -27,8 +27,8 @@ pub fn reason_for(name: &str) -> Reason {
 
 pub const CHECKPOINTING: &str =
     "the solver recomputes only as many layers as `memory.budget` requires (pin it with `memory.recompute`)";
-pub const SHARDING: &str = "tunes how ranks divide state; ranks divide the samples of a step, and `memory.shard` says which state \
-                            (by default the solver chooses)";
+pub const SHARDING: &str = "configures sharding; each rank trains on a part of the samples of a step, and `memory.shard` says which state is \
+                            divided over the ranks (default: the solver chooses)";
 pub const SPLIT: &str =
     "the solver chooses how a step is split into micro-batches (pin it with `memory.micro_tokens`)";
 const BUFFERS: &str = "sizes an allocator's buffers; here the plan is the allocation, and every buffer has its place before step 0";

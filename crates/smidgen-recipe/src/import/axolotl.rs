@@ -4,7 +4,9 @@
 //! Not supported: preference training, multimodal models, and plugins with their own settings.
 
 use super::adapters::{AdapterSettings, put_adapter};
-use super::datasets::{NamedRows, PartNames, put_rows, put_split};
+use super::datasets::{
+    NamedColumns, NamedRows, OTHER_COLUMN, PartNames, TURN_FIELDS, put_columns, put_rows, put_split,
+};
 use super::deepspeed::{PINNED, follow_deepspeed, put_fsdp};
 use super::document::{Content, Node};
 use super::draft::Draft;
@@ -18,9 +20,9 @@ use super::vocabulary::{
 use crate::reasons::{CHECKPOINTING, reason_for};
 use crate::value::Value;
 use crate::{LossOn, Schedule};
+use smidgen_ir::words::ColumnRole;
 
 const AXOLOTL: &str = "Axolotl";
-const RENAME: &str = "fields are recognized by name; rename them (`smidgen preview` shows the rows)";
 
 pub fn read_axolotl(fields: &Fields<'_>, draft: &mut Draft) {
     if let Some(found) = fields.take("rl").filter(Found::is_on) {
@@ -123,22 +125,22 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
 /// A list of datasets, each with a path and a type.
 fn put_datasets(draft: &mut Draft, found: &Found<'_>, key: &'static str, train_on_inputs: Option<Found<'_>>) {
     let Some(items) = found.items() else { return };
-    let mut rows = Vec::new();
+    let (mut rows, mut columns) = (Vec::new(), Vec::new());
     let mut types: Vec<(String, usize)> = Vec::new();
     for (index, item) in items.iter().enumerate() {
         let whole = found.inside(format!("{}.{index}", found.key), item.line, &item.content);
         let Some(group) = whole.group() else { continue };
         rows.extend(rows_of(&group, draft));
-        match group.take("type") {
-            Some(kind) if matches!(kind.content, Content::Map(_)) => {
-                draft.leave_out(&kind, RENAME);
-            }
-            Some(kind) => types.extend(kind.text().map(|text| (text, kind.line))),
-            None => {}
+        let kind = group.take("type");
+        if let Some(kind) = &kind
+            && !matches!(kind.content, Content::Map(_))
+        {
+            types.extend(kind.text().map(|text| (text, kind.line)));
         }
+        columns.push(columns_of(&group, kind.as_ref(), draft));
         put_template(draft, group.take("chat_template").filter(|_| key == "data.train"));
         group.skip(&["ds_type"]);
-        take_usual_names(&group);
+        take_usual_turns(&group);
         if let Some(roles) = group.take("roles_to_train")
             && roles.words().is_some_and(|roles| roles != ["assistant"])
         {
@@ -146,7 +148,8 @@ fn put_datasets(draft: &mut Draft, found: &Found<'_>, key: &'static str, train_o
         }
         for rest in group.rest() {
             let why = match rest.name() {
-                name if name.starts_with("field") || name.starts_with("message_") => RENAME.to_owned(),
+                name if name.starts_with("field") => OTHER_COLUMN.to_owned(),
+                name if name.starts_with("message_") => TURN_FIELDS.to_owned(),
                 "split" | "name" | "revision" => {
                     "selects a part of a hub dataset; a file has none".to_owned()
                 }
@@ -157,23 +160,59 @@ fn put_datasets(draft: &mut Draft, found: &Found<'_>, key: &'static str, train_o
         }
     }
     put_rows(draft, key, &rows, found);
+    put_columns(draft, key, &columns);
     if key == "data.train" {
         put_row_type(draft, found, &types, train_on_inputs);
     }
 }
 
-/// Takes the usual field names of conversations, which need no note.
-fn take_usual_names(group: &Fields<'_>) {
+/// The columns of a source. A type of the user's own is a group that names the columns and formats the prompt.
+fn columns_of<'a>(group: &Fields<'a>, kind: Option<&Found<'a>>, draft: &mut Draft) -> NamedColumns<'a> {
+    use ColumnRole::{Input, Instruction, Messages, Output, System, Text, Tools};
+    const CONVERSATION: &[(&str, ColumnRole)] =
+        &[("field_messages", Messages), ("field_tools", Tools), ("field_system", System)];
+    let Some(kind) = kind else { return NamedColumns::of(group, CONVERSATION) };
+    let own = match kind.content {
+        Content::Map(_) => kind.group(),
+        Content::Text(name) => {
+            return match name.split(['.', ':']).next().unwrap_or_default() {
+                "completion" | "pretrain" => NamedColumns::of(group, &[("field", Text)]),
+                "chat_template" | "sharegpt" => NamedColumns::of(group, CONVERSATION),
+                // Other types read columns of fixed names.
+                _ => NamedColumns::default(),
+            };
+        }
+        _ => None,
+    };
+    let Some(own) = own else { return NamedColumns::default() };
+    let names = [
+        ("field_instruction", Instruction),
+        ("field_input", Input),
+        ("field_output", Output),
+        ("field_system", System),
+    ];
+    let columns = NamedColumns::of(&own, &names);
+    for rest in own.rest().iter().filter(|rest| rest.is_on()) {
+        let is_column = rest.name().starts_with("field");
+        draft.leave_out(
+            rest,
+            if is_column { OTHER_COLUMN } else { "`data.template` formats the prompt; results will differ" },
+        );
+    }
+    columns
+}
+
+/// Takes the usual field names of turns, which need no note.
+fn take_usual_turns(group: &Fields<'_>) {
     let is_usual = |content: &Content| {
-        let usual = ["messages", "conversations", "conversation", "role", "content", "from", "value"];
+        let usual = ["role", "content", "from", "value"];
         matches!(content, Content::Text(name) if usual.contains(&name.as_str()))
     };
     let all_usual = |content: &Content| match content {
         Content::Map(entries) => entries.iter().all(|entry| is_usual(&entry.value.content)),
         content => is_usual(content),
     };
-    for name in ["field_messages", "message_field_role", "message_field_content", "message_property_mappings"]
-    {
+    for name in ["message_field_role", "message_field_content", "message_property_mappings"] {
         if group.get(name).is_some_and(all_usual) {
             group.skip(&[name]);
         }

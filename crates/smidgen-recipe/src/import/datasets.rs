@@ -1,13 +1,24 @@
 //! The data that other tools name: files, and data sets on the hub with a config, a split and a revision.
 //!
 //! A name such as `org/name` is a data set on the hub unless a file or a folder has that name. A name without an owner
-//! may be anything, so the user has to say which file it is. A share of the rows to evaluate becomes `data.split`.
-//! Not supported: columns, and rows of a split that are selected by their numbers.
+//! may be anything, so the user has to say which file it is. A share of the rows to evaluate becomes `data.split`, and
+//! the names of columns become `data.columns`, which is the same for all files.
+//! Not supported: rows of a split that are selected by their numbers.
 
 use super::draft::Draft;
 use super::fields::{Fields, Found};
 use crate::DatasetName;
 use crate::value::Value;
+use smidgen_ir::words::{ClosedWord, ColumnRole};
+
+/// For a setting that names a column which the import gives no role.
+pub const OTHER_COLUMN: &str = "`data.columns` gives columns their roles; name this one there if it is needed (`smidgen preview` shows the rows)";
+/// For settings that name the fields of a turn.
+pub const TURN_FIELDS: &str = "turns must have `role` and `content`, or `from` and `value`; `data.columns` renames columns, not the fields \
+                               of a turn";
+const OWN_COLUMNS: &str = "`data.columns` is the same for all files of `data.train` and `data.eval`; a table `[[data.mix]]` has `columns` of \
+                           its own";
+const UNCLEAR_COLUMNS: &str = "`data.columns` gives each column one role";
 
 /// A source of rows as a tool names it.
 #[derive(Clone, Debug, Default)]
@@ -74,9 +85,56 @@ pub fn put_rows(draft: &mut Draft, key: &'static str, rows: &[NamedRows], from: 
     draft.leave_out(
         from,
         format!(
-            "`{key}` takes files and `hf:org/name` of the hub; name the file, or the data set, of {listed}"
+            "`{key}` takes files, and data sets of the hub as `hf:org/name`; write one of these for {listed}"
         ),
     );
+}
+
+/// The settings of one source that name columns, with the roles of the columns.
+#[derive(Default)]
+pub struct NamedColumns<'a>(Vec<(ColumnRole, String, Found<'a>)>);
+
+impl<'a> NamedColumns<'a> {
+    pub fn of(fields: &Fields<'a>, names: &[(&str, ColumnRole)]) -> NamedColumns<'a> {
+        let found = names.iter().filter_map(|(name, role)| Some((*role, fields.take(name)?)));
+        NamedColumns(found.filter_map(|(role, found)| Some((role, found.text()?, found))).collect())
+    }
+
+    /// The value of `data.columns`; `None` if every column is recognized by its name.
+    fn in_recipe(&self) -> Option<Value> {
+        let is_usual = |(role, column, _): &(ColumnRole, String, Found<'_>)| match role {
+            ColumnRole::Messages => ["messages", "conversations", "conversation"].contains(&column.as_str()),
+            role => column == role.word(),
+        };
+        let mut named: Vec<_> = self.0.iter().collect();
+        named.sort_by_key(|(role, ..)| ColumnRole::WORDS.iter().position(|word| *word == role.word()));
+        let table =
+            named.iter().map(|(role, column, _)| (role.word().to_owned(), Value::Text(column.clone())));
+        (!self.0.iter().all(is_usual)).then(|| Value::Table(table.collect()))
+    }
+}
+
+/// `data.columns` from the sources of `data.train`. The sources of `data.eval`, which come later, must agree with it.
+pub fn put_columns(draft: &mut Draft, key: &str, sources: &[NamedColumns<'_>]) {
+    let values: Vec<Option<Value>> = sources.iter().map(NamedColumns::in_recipe).collect();
+    let found = || sources.iter().flat_map(|source| source.0.iter().map(|(.., found)| found));
+    let Some(first) = values.first() else { return };
+    let why = match first {
+        first if values.iter().any(|value| value != first) => OWN_COLUMNS,
+        Some(value) => match draft.render("data.columns", value) {
+            None => UNCLEAR_COLUMNS,
+            Some(_) if key == "data.train" => {
+                return draft.put("data.columns", value.clone(), &found().collect::<Vec<_>>());
+            }
+            Some(toml) if draft.line("data.columns").is_some_and(|line| line.toml == toml) => return,
+            Some(_) => OWN_COLUMNS,
+        },
+        None if draft.has("data.columns") => {
+            return draft.assume("`data.eval` has the same columns as `data.train` (`data.columns`)");
+        }
+        None => return,
+    };
+    found().for_each(|found| draft.leave_out(found, why));
 }
 
 /// `data.split` from a share of the rows that is evaluated.

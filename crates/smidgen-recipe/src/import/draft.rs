@@ -95,6 +95,11 @@ impl Draft {
         }
     }
 
+    /// A value as TOML; `None` if the key refuses it.
+    pub(crate) fn render(&self, key: &str, value: &Value) -> Option<String> {
+        render_value(key, value, &self.places.prefix()).ok()
+    }
+
     /// The tool's default, where it differs from the recipe's.
     pub(crate) fn put_default(&mut self, key: &'static str, value: Value, tool: &'static str) {
         // A default that is derived from another setting is out of range only if that setting is, which is reported.

@@ -128,12 +128,6 @@ fn settle(draft: &mut Draft) -> Vec<Missing> {
             line.remark = format!("needs `{needed}`");
         }
     }
-    let has = |key: &str, toml: &str| draft.line(key).is_some_and(|line| line.active && line.toml == toml);
-    if has("adapter.kind", "\"full\"") && has("memory.weights", "\"host\"") {
-        draft.assume(
-            "weights that are trained stay on the device; `memory.weights` moves only frozen weights",
-        );
-    }
     let missing = KEYS.iter().filter(|key| key.required && !draft.has(&key.path()));
     missing
         .map(|key| {

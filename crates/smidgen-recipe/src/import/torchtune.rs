@@ -6,7 +6,9 @@
 //! Not supported: preference training, distillation, quantization-aware training, evaluation and generation.
 
 use super::adapters::{AdapterSettings, put_adapter};
-use super::datasets::{NamedRows, PartNames, put_files, put_rows};
+use super::datasets::{
+    NamedColumns, NamedRows, OTHER_COLUMN, PartNames, TURN_FIELDS, put_columns, put_files, put_rows,
+};
 use super::deepspeed::PINNED;
 use super::document::{Content, Entry};
 use super::draft::Draft;
@@ -18,6 +20,7 @@ use super::vocabulary::{
 use crate::LossOn;
 use crate::reasons::reason_for;
 use crate::value::Value;
+use smidgen_ir::words::ColumnRole;
 use std::collections::HashSet;
 
 const TORCHTUNE: &str = "torchtune";
@@ -219,11 +222,15 @@ fn put_dataset<'a>(
     if key == "data.train" {
         put_row_format(draft, &kind, &component, on_input);
     }
+    let columns = columns_of(&group, &kind, draft);
+    put_columns(draft, key, &[columns]);
     for rest in group.rest() {
         let why = match rest.name() {
-            "column_map" | "conversation_column" | "conversation_style" | "column" => {
-                "fields are recognized by name; rename them (`smidgen preview` shows the rows)".to_owned()
-            }
+            "conversation_style" => match rest.content {
+                Content::Text(style) if style == "sharegpt" || style == "openai" => continue,
+                _ => TURN_FIELDS.to_owned(),
+            },
+            "column_map" | "conversation_column" | "column" => OTHER_COLUMN.to_owned(),
             "split" => "selects a part of a hub dataset; a file has none".to_owned(),
             "packed" => continue,
             name => reason_for(name).why,
@@ -233,6 +240,23 @@ fn put_dataset<'a>(
         }
     }
     group.take_on("packed")
+}
+
+/// The columns that a data set's component reads. The names in a `column_map` are those of the component.
+fn columns_of<'a>(group: &Fields<'a>, kind: &str, draft: &mut Draft) -> NamedColumns<'a> {
+    use ColumnRole::{Completion, Input, Instruction, Messages, Output, Prompt, Text};
+    let mapped: &[(&str, ColumnRole)] = match kind {
+        kind if kind.starts_with("alpaca") => {
+            &[("instruction", Instruction), ("input", Input), ("output", Output)]
+        }
+        "chat_dataset" => return NamedColumns::of(group, &[("conversation_column", Messages)]),
+        "text_completion_dataset" => return NamedColumns::of(group, &[("column", Text)]),
+        _ => &[("input", Prompt), ("output", Completion)],
+    };
+    let Some(map) = group.take_group("column_map") else { return NamedColumns::default() };
+    let columns = NamedColumns::of(&map, mapped);
+    map.rest().iter().for_each(|rest| draft.leave_out(rest, OTHER_COLUMN));
+    columns
 }
 
 const PARTS: PartNames = PartNames { config: &["name"], split: "split", revision: "revision" };

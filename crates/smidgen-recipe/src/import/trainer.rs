@@ -329,8 +329,11 @@ fn put_mixture(fields: &Fields<'_>, draft: &mut Draft) {
                 rows.push(NamedRows::of(name).with_parts(&group, &MIXTURE_PARTS, draft));
                 for rest in group.rest() {
                     let why = match rest.name() {
-                        "weight" => "`[[data.mix]]` gives sources weights".to_owned(),
-                        "columns" => "columns of other names are taken by `data.columns`".to_owned(),
+                        "weight" => "`[[data.mix]]` sets the weight of each source".to_owned(),
+                        "columns" => {
+                            "columns are recognized by name; `data.columns` maps columns with other names"
+                                .to_owned()
+                        }
                         name => reason_for(name).why,
                     };
                     draft.leave_out(&rest, why);

@@ -273,6 +273,103 @@ fn data_sets_of_the_hub_keep_their_names() {
     assert!(why("datasets.0.split").contains("`data.limit`"), "{left:?}");
 }
 
+/// Columns with other names than a recipe expects become `data.columns`, which is the same for all files.
+#[test]
+fn columns_of_other_names_are_mapped() {
+    let read = |text: &str| -> (String, Vec<String>) {
+        let imported = imported(text, &[]).unwrap_or_else(|error| panic!("{error}"));
+        let recipe = render_recipe(&imported, "x.yaml");
+        let line = recipe.lines().find_map(|line| line.strip_prefix("columns = "));
+        let left = imported.draft.left_out.iter().map(|left| format!("{}: {}", left.key, left.why));
+        (line.unwrap_or_default().split("  #").next().unwrap().to_owned(), left.collect())
+    };
+    let axolotl = "base_model: a/b\nadapter: lora\ndatasets:\n";
+    let source = |fields: &str| format!("  - path: {fields}\n");
+    for (fields, columns) in [
+        ("a.jsonl\n    type: chat_template\n    field_messages: dialogue", "{ messages = \"dialogue\" }"),
+        ("a.jsonl\n    type: chat_template\n    field_messages: conversations", ""),
+        (
+            "a.jsonl\n    type: chat_template\n    field_messages: messages\n    field_tools: functions",
+            "{ messages = \"messages\", tools = \"functions\" }",
+        ),
+        ("a.jsonl\n    type: completion\n    field: body", "{ text = \"body\" }"),
+        ("a.jsonl\n    type: completion\n    field: text", ""),
+        (
+            "a.jsonl\n    type: {field_output: reply, field_instruction: ask}",
+            "{ instruction = \"ask\", output = \"reply\" }",
+        ),
+    ] {
+        let (line, left) = read(&format!("{axolotl}{}", source(fields)));
+        assert_eq!(line, columns, "{fields}");
+        assert_eq!(left, [] as [&str; 0], "{fields}");
+    }
+    let dialogue = source("a.jsonl\n    type: chat_template\n    field_messages: dialogue");
+    // Two sources that agree, and a source to evaluate.
+    let agree = format!("{axolotl}{dialogue}{dialogue}test_datasets:\n{dialogue}");
+    assert_eq!(read(&agree), ("{ messages = \"dialogue\" }".to_owned(), vec![]));
+    let other = source("b.jsonl\n    type: chat_template\n    field_messages: turns");
+    let (line, left) = read(&format!("{axolotl}{dialogue}{other}"));
+    assert!(line.is_empty() && left.len() == 2, "{line} {left:?}");
+    assert!(left[1].starts_with("datasets.1.field_messages: `data.columns` is the same"), "{left:?}");
+    let (line, left) = read(&format!("{axolotl}{dialogue}test_datasets:\n{other}"));
+    assert_eq!(line, "{ messages = \"dialogue\" }");
+    assert!(left[0].starts_with("test_datasets.0.field_messages: `data.columns` is the same"), "{left:?}");
+    let usual = format!("{axolotl}{dialogue}test_datasets:\n{}", source("b.jsonl"));
+    let assumed = imported(&usual, &[]).unwrap().draft.assumed.join("\n");
+    assert!(assumed.contains("`data.eval` has the same columns"), "{assumed}");
+    // What `data.columns` cannot express names it.
+    for fields in [
+        "a.jsonl\n    type: {field_output: same, field_instruction: same}",
+        "a.jsonl\n    type: chat_template\n    field_human: h",
+        "a.jsonl\n    type: alpaca\n    field_messages: dialogue",
+        "a.jsonl\n    type: chat_template\n    message_field_role: speaker",
+    ] {
+        let (line, left) = read(&format!("{axolotl}{}", source(fields)));
+        assert!(line.is_empty() && !left.is_empty(), "{line} {left:?}");
+        assert!(left.iter().all(|left| left.contains("`data.columns`")), "{left:?}");
+    }
+
+    let torchtune = |set: &str, val: &str| {
+        let val = if val.is_empty() {
+            String::new()
+        } else {
+            format!("dataset_val: {{_component_: torchtune.datasets.{val}}}\n")
+        };
+        format!(
+            "model: {{_component_: torchtune.models.llama3.lora_llama3_8b}}\noptimizer: {{_component_: torch.optim.AdamW}}\n\
+             dataset: {{_component_: torchtune.datasets.{set}}}\n{val}"
+        )
+    };
+    let file = "source: json, data_files: a.json";
+    for (set, columns) in [
+        (
+            "instruct_dataset, column_map: {input: question, output: answer}",
+            "{ prompt = \"question\", completion = \"answer\" }",
+        ),
+        (
+            "alpaca_dataset, column_map: {instruction: ask, output: output}",
+            "{ instruction = \"ask\", output = \"output\" }",
+        ),
+        (
+            "chat_dataset, conversation_column: dialogue, conversation_style: sharegpt",
+            "{ messages = \"dialogue\" }",
+        ),
+        ("chat_dataset, conversation_column: conversations, conversation_style: openai", ""),
+        ("text_completion_dataset, column: body", "{ text = \"body\" }"),
+    ] {
+        let set = format!("{set}, {file}");
+        for val in ["", &set] {
+            let (line, left) = read(&torchtune(&set, val));
+            assert_eq!(line, columns, "{set}");
+            assert_eq!(left, [] as [&str; 0], "{set}");
+        }
+    }
+    let (line, left) =
+        read(&torchtune(&format!("instruct_dataset, column_map: {{input: q, image: i}}, {file}"), ""));
+    assert_eq!(line, "{ prompt = \"q\" }");
+    assert!(left[0].starts_with("dataset.column_map.image: `data.columns`"), "{left:?}");
+}
+
 /// A name in the file cannot end a comment of the recipe or begin a key.
 #[test]
 fn names_stay_inside_their_comment() {

@@ -74,12 +74,10 @@ pub fn gated_act_grad(
     kind: Activation,
     roundings: &Roundings,
 ) -> Result<(), DeviceError> {
-    // The activation is not recomputed.
-    let value = Place::NONE;
     let [gate, up, dy] = [0, 1, 2].map(|index| Place::of(stage, &step.inputs[index]));
     let [dgate, dup] = [0, 1].map(|index| Place::of(stage, &step.outputs[index]));
     let shape = &step.outputs[0];
-    let spans = Spans::of(stage.rows(shape), shape.columns, &[gate, up, dy, dgate, dup, value]);
+    let spans = Spans::of(stage.rows(shape), shape.columns, &[gate, up, dy, dgate, dup]);
     let Some(grid) = spans.grid(2) else { return Ok(()) };
     let mut args = vec![kind_arg(kind)];
     args.extend([gate, up, dy, dgate, dup].iter().flat_map(|place| [place.pointer, place.stride]));
@@ -90,6 +88,8 @@ pub fn gated_act_grad(
         let to = RoundedGate { gate, up };
         return stage.launch_with("gated_act_grad_round", count(stage.rows(shape)), threads, &to, &args);
     }
-    args.extend([value.pointer, value.stride, spans.spans_of_row, spans.spans]);
+    // The kernel does not recompute the activation.
+    let Place { pointer, stride, .. } = Place::NONE;
+    args.extend([pointer, stride, spans.spans_of_row, spans.spans]);
     stage.launch(spans.form("gated_act_grad_eight", "gated_act_grad_one"), grid, THREADS, 0, &args)
 }

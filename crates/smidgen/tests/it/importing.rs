@@ -67,7 +67,7 @@ fn every_configuration_has_its_notes() {
 /// With the missing keys given, in the shape of its model.
 #[test]
 fn every_recipe_plans() {
-    let (mut full, mut offloaded) = (0, 0);
+    let (mut full, mut offloaded, mut full_offloaded) = (0, 0, 0);
     for (name, text) in &configurations() {
         let named = imported(text, &[]);
         let shape = |name: &str| root().join("recipes/shapes").join(name);
@@ -113,15 +113,16 @@ fn every_recipe_plans() {
             buffers.any(|id| plan.buffers[id.index()].space != Space::Device)
         };
         if memory.pins.weights == Some(Space::Host) {
-            let said = imported.draft.assumed.iter().any(|said| said.contains("trained stay on the device"));
-            // Where every weight is trained none can be offloaded, and the notes say so.
-            assert!(offloads(LeafKind::Weight) || (is_full && said), "{name}: weights");
+            // Trained weights are leaves like those of an adapter.
+            let weights = if is_full { LeafKind::Adapter } else { LeafKind::Weight };
+            assert!(offloads(weights), "{name}: weights");
+            full_offloaded += usize::from(is_full);
         }
         if memory.pins.optimizer_state == Some(Space::Host) {
             assert!(offloads(LeafKind::Moment), "{name}: moments");
             offloaded += 1;
         }
     }
-    // The list covers both kinds of training, and offloading.
-    assert!(full >= 2 && offloaded >= 2, "{full} {offloaded}");
+    // The list covers both kinds of training, offloading, and weights that are trained and offloaded.
+    assert!(full >= 2 && offloaded >= 2 && full_offloaded >= 1, "{full} {offloaded} {full_offloaded}");
 }
