@@ -168,7 +168,7 @@ fn patterns_that_are_none() {
     scratch.train_refused(2, &["adapter.alpha_pattern={ w_proj = 2 }"], &words);
     // PEFT sorts the keys it saves: what would then mean another rank is refused before the run, not after it.
     let two = "adapter.rank_pattern={ q_proj = 3, \"layers.1.self_attn.q_proj\" = 2 }";
-    scratch.train_refused(2, &[two], &["`rank_pattern` gives module", "once its keys are sorted"]);
+    scratch.train_refused(2, &[two], &["`rank_pattern` sets", "once its keys are sorted"]);
 }
 
 #[test]

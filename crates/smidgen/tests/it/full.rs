@@ -322,7 +322,7 @@ fn what_cannot_be_is_refused() {
     refused(&["adapter.targets=[\"proj\"]"], &["proj", "q_proj"]);
     refused(&["adapter.layers=last:1", "adapter.targets=[\"lm_head\"]"], &["choose no weight"]);
     refused(&["adapter.targets=[\"*.9.*\"]"], &["*.9.*", "norms"]);
-    refused(&["memory.order=breadth", "train.lr=1e-5"], &["memory.order", "LM head too"]);
+    refused(&["memory.order=breadth", "train.lr=1e-5"], &["memory.order", "also the LM head"]);
     let depth = ["memory.layers_per_lap=2", "memory.order=depth", "train.lr=1e-5"];
     refused(&depth, &["memory.layers_per_lap", "depth-first"]);
     refused(&["memory.layers_per_lap=3", "train.lr=1e-5"], &["memory.layers_per_lap", "3", "has 2 layers"]);

@@ -206,7 +206,7 @@ fn damaged_checkpoints_in_fp8_are_refused_by_name() {
     (short[first].shape, short[first].data) = (vec![1, 1], vec![0; 4]);
     short[first].dtype = "F32";
     stored.write(WEIGHTS, file_of(&short));
-    stored.train_refused(1, &[], &["_scale_inv` is F32 of shape [1, 1]", "square of 128"]);
+    stored.train_refused(1, &[], &["_scale_inv` is F32 of shape [1, 1]", "block of 128 by 128"]);
     stored.write(WEIGHTS, file_of(&whole));
     let mut config = stored.json("model/config.json");
     config["quantization_config"]["weight_block_size"] = Value::Null;
@@ -338,7 +338,7 @@ fn gguf_files_that_lie_about_counts() {
     check_gguf(
         claim(8, u64::MAX),
         expect![[r#"
-        error: `FOLDER/model.gguf`: the file claims 18,446,744,073,709,551,615 tensors, at least uncountable bytes, and has 104,664 left; it is damaged
+        error: `FOLDER/model.gguf`: the file claims 18,446,744,073,709,551,615 tensors, at least 2^64 bytes, and has 104,664 left; it is damaged
     "#]],
     );
     check_gguf(
@@ -356,7 +356,7 @@ fn gguf_files_that_lie_about_counts() {
     check_gguf(
         claim(16, u64::MAX),
         expect![[r#"
-        error: `FOLDER/model.gguf`: the file claims 18,446,744,073,709,551,615 metadata pairs, at least uncountable bytes, and has 107,080 left; it is damaged
+        error: `FOLDER/model.gguf`: the file claims 18,446,744,073,709,551,615 metadata pairs, at least 2^64 bytes, and has 107,080 left; it is damaged
     "#]],
     );
     check_gguf(
