@@ -368,7 +368,7 @@ fn gguf_files_that_lie_about_counts() {
     check_gguf(
         claim(16, 0),
         expect![[r#"
-        error: `FOLDER/model.gguf`: tensor `general.architecture` has 8 dimensions; 1 to 4 are possible
+        error: `FOLDER/model.gguf`: tensor `general.architecture` has 8 dimensions; 1 to 4 are allowed
     "#]],
     );
     // The length of the first key.
