@@ -66,7 +66,7 @@ struct Graphs {
 
 /// For plans of at most this many steps, the search for the leanest policy tries every choice. In larger ones everything
 /// that can be offloaded is, since that saves far more memory than a transfer needs.
-pub const STEPS_OF_SMALL: usize = 6_000;
+pub const STEPS_OF_SMALL: usize = 2_000;
 /// The last rung of a large model needs at most this many times the bytes of its leanest rung.
 const LAST_TO_LEANEST: f64 = 1.1;
 
@@ -218,10 +218,9 @@ impl<'a> Attempt<'a> {
     }
 
     /// Every measured policy that offloads at most this many bytes.
-    pub fn seen_within(&self, offload_bytes: u64) -> Vec<(Policy, Measured)> {
+    pub fn seen_within(&self, offload_bytes: u64) -> Vec<Seen> {
         let seen = self.seen.borrow();
-        let within = seen.iter().filter(|seen| seen.measured.offloaded_bytes <= offload_bytes);
-        within.map(|seen| (seen.policy.clone(), seen.measured)).collect()
+        seen.iter().filter(|seen| seen.measured.offloaded_bytes <= offload_bytes).cloned().collect()
     }
 
     /// Whether this share of the effort is used up.

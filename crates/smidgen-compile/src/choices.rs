@@ -261,6 +261,12 @@ impl<'a> Freedom<'a> {
         }
     }
 
+    /// A point of another size at this one: chunks and tiles depend on the size.
+    pub fn at_this_size(&self, point: Point) -> Point {
+        let tile_tokens = point.tile_tokens.and(self.tile());
+        Point { loss_chunk: self.fewest_rows(), tile_tokens, ..point }
+    }
+
     /// A point in breadth-first order: every layer is recomputed from its input, and weights are offloaded, trained ones
     /// with their gradients and optimizer state.
     pub fn breadth_first(&self, activations: Offload, window_layers: usize) -> Point {

@@ -5,7 +5,7 @@
 //! first. Then the measured policies are packed, as long as a schedule needs less than the leanest plan so far. The device
 //! budget plays no part, so a run fits if its budget is raised to the size that a refusal states.
 
-use crate::attempt::{Attempt, HEAD_REGION, OTHER_REGION, STEPS_OF_SMALL};
+use crate::attempt::{Attempt, HEAD_REGION, OTHER_REGION, STEPS_OF_SMALL, Seen};
 use crate::choices::{Freedom, Offload, Point};
 use crate::counts::COUNTS;
 use crate::question::Budget;
@@ -15,6 +15,8 @@ use smidgen_ir::policy::Policy;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Leanest {
     pub policy: Policy,
+    /// The point of the policy, if it was measured as one.
+    pub point: Option<Point>,
     pub peak_bytes: u64,
 }
 
@@ -39,17 +41,20 @@ pub fn leanest(attempt: &Attempt, most_offloaded_bytes: u64) -> Option<Leanest> 
     measure_breadth_first(attempt);
     attempt.set_effort_steps(effort_before);
     let mut seen = attempt.seen_within(most_offloaded_bytes);
-    seen.sort_by(|(_, one), (_, other)| one.bytes.cmp(&other.bytes).then(one.ms.total_cmp(&other.ms)));
+    seen.sort_by(|one, other| {
+        let (one, other) = (one.measured, other.measured);
+        one.bytes.cmp(&other.bytes).then(one.ms.total_cmp(&other.ms))
+    });
     let Budget { local_ranks, .. } = attempt.question.budget;
     let within = Budget { device_bytes: u64::MAX, offload_bytes: most_offloaded_bytes, local_ranks };
     let mut best: Option<Leanest> = None;
-    for (policy, measured) in seen {
+    for Seen { policy, point, measured } in seen {
         if best.as_ref().is_some_and(|best| best.peak_bytes <= measured.bytes) {
             break;
         }
         let Some(peak_bytes) = attempt.packed_peak_bytes(&policy, within) else { continue };
         if best.as_ref().is_none_or(|best| peak_bytes < best.peak_bytes) {
-            best = Some(Leanest { policy, peak_bytes });
+            best = Some(Leanest { policy, point, peak_bytes });
         }
     }
     best

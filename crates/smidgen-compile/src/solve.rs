@@ -47,7 +47,7 @@ pub fn solve(question: &Question) -> Result<Solution, SolveError> {
 }
 
 /// The alternatives for what to divide over ranks, the one that divides least first.
-fn shardings(purpose: Purpose, rank: Rank, pins: &Pins) -> Vec<Sharding> {
+pub(crate) fn shardings(purpose: Purpose, rank: Rank, pins: &Pins) -> Vec<Sharding> {
     match (rank.is_only(), pins.sharding, purpose) {
         (true, ..) => vec![Sharding::None],
         (_, Some(pinned), _) => vec![pinned],
@@ -57,7 +57,7 @@ fn shardings(purpose: Purpose, rank: Rank, pins: &Pins) -> Vec<Sharding> {
 }
 
 /// The pins of a question with one alternative. If a user pins that weights are divided, all of them are.
-fn sharded_pins(question: &Question, sharding: Sharding) -> Pins {
+pub(crate) fn sharded_pins(question: &Question, sharding: Sharding) -> Pins {
     let all_weights = question.pins.sharding == Some(Sharding::Weights) && !question.request.rank.is_only();
     question.pins.with_divided(sharding, all_weights)
 }
@@ -122,33 +122,6 @@ pub fn smallest_resident(question: &Question, most_ms: f64) -> Option<(u64, f64)
         let peak_bytes = || attempt.packed_peak_bytes(&attempt.freedom.policy(&start), budget);
         (ms <= most_ms).then(peak_bytes).flatten().map(|peak_bytes| (peak_bytes, ms))
     })
-}
-
-/// A function that gives the peak bytes of the plan of one policy at any size of micro-batch, or `None` if it does not fit.
-/// The policy is given by the question's pins, which must all be set.
-pub fn peaks_by_pins<'a>(question: Question<'a>) -> impl Fn(&Demand) -> Option<u64> + 'a {
-    assert!(question.pins.is_complete(), "every choice must be pinned");
-    let state = SearchState::default();
-    move |demand| {
-        let attempt = Attempt::new(&question, demand, &state);
-        attempt.packed_peak_bytes(&attempt.freedom.policy(&attempt.freedom.start()), question.budget)
-    }
-}
-
-/// Whether any policy fits at the last demand. It is faster than [`solve`], because it only finds the leanest policy.
-pub fn can_fit(question: &Question) -> bool {
-    let mut choices = shardings(question.purpose, question.request.rank, question.pins).into_iter();
-    choices.any(|sharding| can_fit_one(&Question { pins: &sharded_pins(question, sharding), ..*question }))
-}
-
-fn can_fit_one(question: &Question) -> bool {
-    let Some(demand) = question.demands.last() else { return false };
-    let pins = pins_for(question.purpose, question.pins);
-    let (question, state) = (&Question { pins: &pins, ..*question }, SearchState::default());
-    let attempt = Attempt::new(question, demand, &state);
-    attempt.packs(&attempt.freedom.policy(&attempt.freedom.leanest()))
-        || leanest(&attempt, question.budget.offload_bytes)
-            .is_some_and(|least| least.peak_bytes <= question.budget.device_bytes)
 }
 
 /// The error if a search would find nothing: neither the fastest nor the usually leanest point may fit, and the leanest

@@ -5,8 +5,9 @@
 //! program, and one before the arena is reserved. They change the memory of the process, not how it is measured.
 //! Left out: other allocators, whose settings are not changed.
 
-/// Called at the start of a program: blocks of 128 KiB or more are mapped one by one, and no thread keeps more than that
-/// free at the end of its heap. These are the allocator's initial values; setting them stops it from raising them.
+/// Called at the start of a program that will reserve an arena: blocks of 128 KiB or more are mapped one by one, and no
+/// thread keeps more than that free at the end of its heap. These are the allocator's initial values; setting them stops
+/// it from raising them.
 pub fn return_freed_blocks() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: both only decide when memory is taken from the system and returned.

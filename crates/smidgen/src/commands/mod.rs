@@ -88,8 +88,11 @@ pub fn command() -> clap::Command {
 
 /// Parses the command line, runs the command and prints its error, if any.
 pub fn run() -> ExitCode {
-    heap::return_freed_blocks();
     let cli = Cli::parse();
+    // A search for a plan frees and takes large blocks all the time, and a process that only plans has no arena beside them.
+    if !matches!(cli.command, Command::Plan(_) | Command::Fit(_) | Command::Import(_)) {
+        heap::return_freed_blocks();
+    }
     let result = match &cli.command {
         Command::Plan(args) => plan::run(args, cli.quiet),
         Command::Fit(args) => fit::run(args, cli.quiet),

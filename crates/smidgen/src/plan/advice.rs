@@ -10,7 +10,7 @@ use crate::plan::terms::Terms;
 use crate::plan::trained_choice::{chosen_tensors, store_trained};
 use crate::rows::data::Data;
 use smidgen_compile::request::{Master, Moments};
-use smidgen_compile::{Demand, Request, Solution, peaks_by_pins};
+use smidgen_compile::{Demand, Request, Solution, largest};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{Choice, Extent, Pins, Storage};
 use smidgen_recipe::{BaseFormat, Layers};
@@ -46,17 +46,16 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
             Demand { micro_tokens: tokens, extent, step, micro_steps }
         }
     };
-    let fits = search.fits(&job.request);
-    let fits = |tokens: usize| fits(&sample(tokens));
-    let tokens =
-        largest(leanest.demand.extent.tokens / 8, |eighth| fits(8 * eighth)).map_or(0, |most| 8 * most);
+    let fitting = search.terms.fitting(&job.request);
+    let fits = |eighth: usize, look| fitting.fits(&sample(8 * eighth), look);
+    let tokens = largest(leanest.demand.extent.tokens / 8, fits).map_or(0, |most| 8 * most);
     if tokens >= 16 {
         let change = format!("`data.max_tokens = {tokens}` with `memory.micro_tokens = {tokens}`");
         let peak_bytes = search.peak_bytes(&job.request, &[sample(tokens)]);
         offer(&change, "; shorter samples change results", peak_bytes);
     }
     if let Some(smallest) = demands.last().filter(|_| !job.request.adapters.is_empty()) {
-        let fits = |rank: usize| search.fits(&with_rank(&job.request, rank))(smallest);
+        let fits = |rank: usize, look| fitting.fits_with(&with_rank(&job.request, rank), smallest, look);
         let rank = job.recipe.adapter.rank;
         if let Some(rank) = largest(rank - 1, fits).filter(|_| job.recipe.adapter.rank_pattern.is_empty()) {
             let peak_bytes = search.peak_bytes(&with_rank(&job.request, rank), &demands);
@@ -71,7 +70,9 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
             Layers::List(_) => 0,
         };
         let with = |count: usize| with_last_layers(job, count);
-        let fits = |count: usize| with(count).is_some_and(|request| search.fits(&request)(smallest));
+        let fits = |count: usize, look| {
+            with(count).is_some_and(|request| fitting.fits_with(&request, smallest, look))
+        };
         if let Some(count) = largest(most, fits) {
             let peak_bytes = with(count).and_then(|request| search.peak_bytes(&request, &demands));
             offer(&format!("`adapter.layers = \"last:{count}\"`"), " and changes results", peak_bytes);
@@ -138,19 +139,11 @@ impl Search {
         Search { terms: Terms { pins, ..terms.clone() }, is_large }
     }
 
-    fn fits<'a>(&'a self, request: &'a Request) -> Box<dyn Fn(&Demand) -> bool + 'a> {
-        if !self.is_large {
-            return Box::new(|demand| self.terms.can_fit(request, demand));
-        }
-        let peak_bytes = peaks_by_pins(self.terms.question(request, &[]));
-        Box::new(move |demand| peak_bytes(demand).is_some())
-    }
-
     /// The memory that the request would need; `None` if it does not fit.
     fn peak_bytes(&self, request: &Request, demands: &[Demand]) -> Option<u64> {
         match self.is_large {
             false => Some(self.terms.solve(request, demands).ok()?.peak_bytes),
-            true => peaks_by_pins(self.terms.question(request, demands))(demands.last()?),
+            true => self.terms.fitting(request).usual_peak_bytes(demands.last()?),
         }
     }
 }
@@ -180,39 +173,10 @@ pub fn with_rank(request: &Request, rank: usize) -> Request {
     request
 }
 
-/// The largest number from 1 to `most` that fits, if any does. If a number fits, all smaller ones must fit too.
-pub fn largest(most: usize, fits: impl Fn(usize) -> bool) -> Option<usize> {
-    // Often none does, and one try shows it.
-    if most == 0 || !fits(1) {
-        return None;
-    }
-    let (mut low, mut high) = (1, most + 1);
-    while high - low > 1 {
-        let middle = low + (high - low) / 2;
-        if fits(middle) { low = middle } else { high = middle }
-    }
-    Some(low)
-}
-
 fn stored_bytes(request: &Request, storage: &HashMap<String, Storage>) -> usize {
     let sizes = request.spec.tensors().into_iter().map(|tensor| {
         let (rows, columns) = tensor.shape.at(&Extent::default());
         storage[&tensor.name].bytes(rows, columns)
     });
     sizes.sum()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_largest_that_fits_is_found() {
-        for most in 0..20 {
-            for limit in 0..25 {
-                let want = most.min(limit);
-                assert_eq!(largest(most, |number| number <= limit), (want > 0).then_some(want));
-            }
-        }
-    }
 }

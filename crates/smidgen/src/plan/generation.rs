@@ -10,7 +10,7 @@ use crate::plan::context::{gpu_context, job_context};
 use crate::plan::devices::Place;
 use crate::plan::terms::Terms;
 use smidgen_compile::model::audio::AudioInput;
-use smidgen_compile::{DecodeShape, Demand, Purpose, Request, Solution, SolveError};
+use smidgen_compile::{DecodeShape, Demand, Look, Purpose, Request, Solution, SolveError, largest};
 use smidgen_formats::model::Model;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{Category, Choice, DeviceKind, LeafKind, Pins, Plan};
@@ -82,7 +82,8 @@ pub fn plan_generation(
             return Ok(first.plan(solution, sizes.budget));
         }
         if sizes.context.is_none()
-            && let Some(context) = longest_that_fits(wanted, |context| attempt(context, pins).can_fit())
+            && let Some(context) =
+                longest_that_fits(wanted, |context, look| attempt(context, pins).fits(look))
         {
             let shorter = attempt(context, pins);
             if let Ok(solution) = shorter.solve() {
@@ -95,7 +96,7 @@ pub fn plan_generation(
         let solution = attempt.solve().unwrap_or_else(|error| *error.leanest);
         attempt.plan(solution, sizes.budget)
     };
-    let fitting = longest_that_fits(wanted, |context| attempt(context, &open).can_fit()).map(planned);
+    let fitting = longest_that_fits(wanted, |context, look| attempt(context, &open).fits(look)).map(planned);
     Err(refusal(&planned(wanted), sizes, fitting, &planned(SHORTEST.min(wanted))))
 }
 
@@ -145,8 +146,8 @@ impl Attempt {
         self.terms.solve(&self.request, &[self.demand()])
     }
 
-    fn can_fit(&self) -> bool {
-        self.terms.can_fit(&self.request, &self.demand())
+    fn fits(&self, look: Look) -> bool {
+        self.terms.fitting(&self.request).fits(&self.demand(), look)
     }
 
     fn plan(self, solution: Solution, budget: JobBudget) -> GenerationPlan {
@@ -159,16 +160,11 @@ impl Attempt {
 }
 
 /// The largest multiple of 8 below `wanted` that fits, at least `SHORTEST`.
-fn longest_that_fits(wanted: usize, fits: impl Fn(usize) -> bool) -> Option<usize> {
-    if SHORTEST >= wanted || !fits(SHORTEST) {
-        return None;
-    }
-    let (mut fitting, mut too_long) = (SHORTEST / 8, wanted.div_ceil(8));
-    while fitting + 1 < too_long {
-        let middle = (fitting + too_long) / 2;
-        if fits(8 * middle) { fitting = middle } else { too_long = middle }
-    }
-    Some(8 * fitting)
+fn longest_that_fits(wanted: usize, fits: impl Fn(usize, Look) -> bool) -> Option<usize> {
+    let longest = wanted.saturating_sub(1) / 8;
+    largest(longest, |eighth, look| fits(8 * eighth, look))
+        .map(|most| 8 * most)
+        .filter(|most| *most >= SHORTEST)
 }
 
 fn refusal(

@@ -13,7 +13,7 @@ use crate::plan::profiles;
 use smidgen_compile::choices::{Refusal, refuse};
 use smidgen_compile::error::ModelError;
 use smidgen_compile::{
-    Budget, Choice, Context, Demand, Profile, Purpose, Question, Request, Solution, SolveError, can_fit,
+    Budget, Choice, Context, Demand, Fitting, Profile, Purpose, Question, Request, Solution, SolveError,
     solve,
 };
 use smidgen_ir::{DeviceKind, Pins, Space};
@@ -83,8 +83,8 @@ impl Terms {
         alternatives
     }
 
-    pub fn can_fit(&self, request: &Request, demand: &Demand) -> bool {
-        can_fit(&self.question(request, std::slice::from_ref(demand)))
+    pub fn fitting<'a>(&'a self, request: &'a Request) -> Fitting<'a> {
+        Fitting::of(self.question(request, &[]))
     }
 }
 

@@ -320,17 +320,27 @@ fn ranks_divide_weights_without_f32_masters() {
 
 #[test]
 fn a_rank_that_is_killed_ends_all_and_nothing_is_lost() {
+    kill_ranks("moments", 0x5eed);
+}
+
+#[test]
+fn a_rank_that_is_killed_with_its_part_of_the_weights_loses_nothing() {
+    kill_ranks("weights", 0xfeed);
+}
+
+/// Kills a random rank at a random instant, half as often as the environment asks for, and resumes.
+fn kill_ranks(shard: &str, seed: u64) {
     if !has_mpi() {
         return;
     }
-    let kills: usize = std::env::var("SMIDGEN_RANK_KILLS").map_or(6, |text| text.parse().unwrap());
+    let kills: usize = std::env::var("SMIDGEN_RANK_KILLS").map_or(6, |text| text.parse().unwrap()) / 2;
     let scratch = Scratch::new();
-    let arguments =
-        ["train.steps=30", "train.save_every=3", "train.keep=2", "memory.shard=moments", "--resume"];
+    let shard = format!("memory.shard={shard}");
+    let arguments = ["train.steps=30", "train.save_every=3", "train.keep=2", &shard, "--resume"];
     let started = Instant::now();
     train(&scratch, "clean", 2, &arguments);
     let span = started.elapsed();
-    let mut random = 0x5eed_u64;
+    let mut random: u64 = seed;
     let (mut killed, mut runs) = (0, 0);
     // A run that has ended leaves nobody to kill, so the next one begins from nothing.
     while killed < kills {
