@@ -17,6 +17,7 @@ The file holds every round, and is written after each process. Left out: loading
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -115,10 +116,14 @@ class Session:
         return self.done[key]
 
 
+def without_folders(text: str) -> str:
+    """Paths of this machine are not recorded, only the names of their files."""
+    return re.sub(r"(?<![\w.])/(?:[\w.+-]+/)+", "", text)
+
+
 def run_process(command: list[str], timeout_s: float, end: float) -> dict:
     begin = time.monotonic()
     seconds = min(timeout_s, end - begin)
-    # Paths of this machine are not recorded.
     about = {"command": " ".join(Path(part).name if part.startswith("/") else part for part in command)}
     if seconds <= 0:
         return {**about, "error": "not run: the time for all was used up"}
@@ -130,7 +135,7 @@ def run_process(command: list[str], timeout_s: float, end: float) -> dict:
         return {**about, "error": str(error)}
     about["wall_s"] = time.monotonic() - begin
     if done.returncode:
-        return {**about, "error": f"exit status {done.returncode}: {done.stderr.strip()[-1500:]}"}
+        return {**about, "error": f"exit status {done.returncode}: {without_folders(done.stderr.strip()[-1500:])}"}
     try:
         result = json.loads(done.stdout.strip().splitlines()[-1])
     except (IndexError, json.JSONDecodeError):

@@ -146,7 +146,6 @@ fn render_gpu_results(results: &Value) -> String {
         text(results, "/versions/peft"),
     );
     let rows = results["rows"].as_object().expect("rows by name");
-    let earlier = |figure: String| format!("{figure} \\*");
     for (name, row) in rows.iter().filter(|(_, row)| row["row"]["unsloth"].is_object()) {
         let (round, recorded) = (&row["rounds"][0], &row["row"]["unsloth"]);
         // Unsloth computes in bf16.
@@ -157,9 +156,15 @@ fn render_gpu_results(results: &Value) -> String {
         let same = runs.filter(|run| run["command"] == round["peer"]["command"]);
         let speed_of = |run: &&Value| run["tokens_per_s"].as_f64().unwrap_or(0.0);
         let peer = same.max_by(|a, b| speed_of(a).total_cmp(&speed_of(b))).expect("its own");
-        let speed = |of: &Value| of["tokens_per_s"].as_f64().map_or(String::new(), grouped);
-        let memory =
-            |of: &Value, key: &str| of[key].as_f64().map_or(String::new(), |gib| format!("{gib:.1}"));
+        let memory = |of: &Value, key: &str| of[key].as_f64().map(|gib| format!("{gib:.1}"));
+        // Speed and memory as measured with smidgen, or else as recorded earlier.
+        let cells = |run: &Value, recorded: &Value| match run["tokens_per_s"].as_f64() {
+            Some(speed) => [Some(grouped(speed)), memory(run, "peak_allocated_gib")],
+            None => [recorded["tokens_per_s"].as_f64().map(grouped), memory(recorded, "gib")]
+                .map(|figure| figure.map(|figure| format!("{figure} \\*"))),
+        };
+        let [unsloth, peer] = [cells(unsloth, recorded), cells(peer, &row["row"]["peer"])]
+            .map(|cells| cells.map(Option::unwrap_or_default));
         let own = number(round, "/chosen/planned_gib");
         let title = text(row, "/title");
         writeln!(
@@ -167,14 +172,10 @@ fn render_gpu_results(results: &Value) -> String {
             "| {} | {} | {} | {} | {own:.1} | {} | {} |",
             title.strip_prefix("qwen2.5-").unwrap_or(title),
             grouped(number(round, "/chosen/tokens_per_s")),
-            if unsloth["tokens_per_s"].is_number() { speed(unsloth) } else { earlier(speed(recorded)) },
-            speed(peer),
-            if unsloth["tokens_per_s"].is_number() {
-                memory(unsloth, "peak_allocated_gib")
-            } else {
-                earlier(memory(recorded, "gib"))
-            },
-            memory(peer, "peak_allocated_gib"),
+            unsloth[0],
+            peer[0],
+            unsloth[1],
+            peer[1],
         )
         .unwrap();
     }
