@@ -66,7 +66,7 @@ struct Graphs {
 
 /// For plans of at most this many steps, the search for the leanest policy tries every choice. In larger ones everything
 /// that can be offloaded is, since that saves far more memory than a transfer needs.
-pub const STEPS_OF_SMALL: usize = 2_000;
+pub const STEPS_OF_SMALL: usize = 6_000;
 /// The last rung of a large model needs at most this many times the bytes of its leanest rung.
 const LAST_TO_LEANEST: f64 = 1.1;
 
