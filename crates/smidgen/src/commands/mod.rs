@@ -89,7 +89,7 @@ pub fn command() -> clap::Command {
 /// Parses the command line, runs the command and prints its error, if any.
 pub fn run() -> ExitCode {
     let cli = Cli::parse();
-    // A search for a plan frees and takes large blocks all the time, and a process that only plans has no arena beside them.
+    // A search for a plan takes and frees many large blocks, and a process that only plans reserves no arena.
     if !matches!(cli.command, Command::Plan(_) | Command::Fit(_) | Command::Import(_)) {
         heap::return_freed_blocks();
     }
