@@ -1,7 +1,7 @@
 //! Whether a request fits into a budget at one size of micro-batch, without looking for its fastest plan.
 //!
 //! Searches for the largest size, rank or context that fits ask this many times. A yes is cheap: one policy is usually the
-//! leanest, and one schedule shows that it fits. A no is expensive, because every other policy must be ruled out. So
+//! leanest, or the one that was at another size, and one schedule shows that it fits. A no is expensive, because every other policy must be ruled out. So
 //! [`largest`] asks the quick question until it knows roughly where the answer is, and the thorough one only there.
 
 use crate::attempt::{Attempt, SearchState};
@@ -17,7 +17,7 @@ use std::cell::Cell;
 /// How hard to look for a policy that fits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// Only at the policy that is usually the leanest.
+    /// Only at the policy that is usually the leanest, and at the one that the last thorough look found.
     Quick,
     /// At every policy that may be leaner.
     Thorough,
@@ -157,6 +157,7 @@ mod tests {
         assert_eq!(largest(4096, fits), Some(1234));
         assert_eq!(thorough.get(), 1);
     }
+
     #[test]
     fn where_the_quick_look_is_never_right_few_thorough_ones_are_needed() {
         for limit in 1..2000 {

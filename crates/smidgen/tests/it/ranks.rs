@@ -2,7 +2,7 @@
 //!
 //! Ranks here are CPU ranks over a real MPI. Without an `mpiexec` these tests say what they skip; where
 //! `SMIDGEN_REQUIRE_MPI=1` is set, as in the gate, a missing one is a failure.
-//! `SMIDGEN_RANK_KILLS=50` kills a rank that often.
+//! `SMIDGEN_RANK_KILLS=50` kills a rank that often, half of it with divided weights.
 
 use crate::scratch::{RECIPE, Scratch};
 use crate::speech::{self, ENCODER};
@@ -333,7 +333,8 @@ fn kill_ranks(shard: &str, seed: u64) {
     if !has_mpi() {
         return;
     }
-    let kills: usize = std::env::var("SMIDGEN_RANK_KILLS").map_or(6, |text| text.parse().unwrap()) / 2;
+    let all: usize = std::env::var("SMIDGEN_RANK_KILLS").map_or(6, |text| text.parse().unwrap());
+    let kills = all.div_ceil(2);
     let scratch = Scratch::new();
     let shard = format!("memory.shard={shard}");
     let arguments = ["train.steps=30", "train.save_every=3", "train.keep=2", &shard, "--resume"];
