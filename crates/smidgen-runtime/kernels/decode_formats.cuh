@@ -62,8 +62,10 @@ template <bool SQUARES> struct Fp8 {
         : codes(source.bytes), scales(source.bytes + source.rows * source.columns), columns(source.columns) {}
 
     // Exponent and mantissa are moved to their places in an f32. The exponent bias differs by 120, so the number is
-    // then multiplied by 2^120.
+    // then multiplied by 2^120. A magnitude of all ones is NaN.
     static __device__ float number(u32 code) {
+        if ((code & 0x7fu) == 0x7fu)
+            return __uint_as_float(0x7fc00000u);
         const u32 bits = (code & 0x80u) << 24 | (code & 0x7fu) << 20;
         return __fmul_rn(__uint_as_float(bits), __uint_as_float((127u + 120u) << 23));
     }

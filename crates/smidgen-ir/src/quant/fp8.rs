@@ -1,8 +1,8 @@
 //! Floats of eight bits (e4m3): a sign, four bits of exponent, three of mantissa, and a scale for each row or square.
 //!
 //! Encoding uses scales of rows: the largest magnitude of a row becomes 448, the largest number of the format. Numbers are
-//! rounded to nearest, ties to even; those below 2⁻⁶ have fewer bits. The format has no infinity. Its one NaN pattern is
-//! never written; it decodes to 480 here, while the matrix units of a GPU read it as NaN.
+//! rounded to nearest, ties to even; those below 2⁻⁶ have fewer bits. The format has no infinity. Its NaN, all bits of a
+//! magnitude set, is never written.
 
 use super::{largest_magnitude, read_f32};
 use crate::storage::{FP8_BLOCK, row_scales};
@@ -11,11 +11,16 @@ use crate::storage::{FP8_BLOCK, row_scales};
 pub const LARGEST: f32 = 448.0;
 /// 2¹²⁰: the bias of f32's exponent above that of e4m3.
 pub const EXPONENT_SHIFT: f32 = f32::from_bits((127 + 120) << 23);
+/// The magnitude bits of NaN.
+pub const NAN: u8 = 0x7F;
 /// The smallest number with all three bits of mantissa.
 const SMALLEST_NORMAL: f32 = 1.0 / 64.0;
 
 /// The number that a byte stands for.
 pub fn decode_byte(byte: u8) -> f32 {
+    if byte & 0x7F == NAN {
+        return f32::NAN;
+    }
     let (sign, magnitude) = (u32::from(byte & 0x80) << 24, u32::from(byte & 0x7F) << 20);
     f32::from_bits(sign | magnitude) * EXPONENT_SHIFT
 }
@@ -78,6 +83,7 @@ mod tests {
         for byte in (0..=0x7E).chain(0x80..=0xFE) {
             assert_eq!(encode_byte(decode_byte(byte)), byte);
         }
+        assert!([0x7F, 0xFF].map(decode_byte).iter().all(|value| value.is_nan()));
     }
 
     /// A number between two neighbours goes to the nearer one, and from the middle to the even one.

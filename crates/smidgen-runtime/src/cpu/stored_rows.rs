@@ -6,7 +6,7 @@
 
 use super::isa::Lanes;
 use super::stored::Stored;
-use smidgen_ir::quant::fp8::{EXPONENT_SHIFT, decode_byte};
+use smidgen_ir::quant::fp8::{EXPONENT_SHIFT, NAN, decode_byte};
 use smidgen_ir::quant::int8::ONE_127TH;
 use smidgen_ir::storage::{FP8_BLOCK, row_scales};
 
@@ -108,6 +108,8 @@ pub unsafe fn decode_fp8_blocks<V: Lanes>(
 #[inline(always)]
 unsafe fn decode_fp8_run<V: Lanes>(source: *const u8, scale: f32, count: usize, target: *mut f32) {
     let whole = count / V::WIDTH * V::WIDTH;
+    // Magnitudes compare as the numbers that they stand for; NaN is above all of them.
+    let nan = f32::from_bits(u32::from(NAN) << 20);
     // SAFETY: every vector and every element is inside the run.
     unsafe {
         for at in (0..whole).step_by(V::WIDTH) {
@@ -115,7 +117,10 @@ unsafe fn decode_fp8_run<V: Lanes>(source: *const u8, scale: f32, count: usize, 
             let sign = V::shift_left(V::and(words, 0x80), 24);
             let magnitude = V::shift_left(V::and(words, 0x7F), 20);
             let value = V::from_bits(V::or(sign, magnitude)).mul(V::splat(EXPONENT_SHIFT));
-            value.mul(V::splat(scale)).store(target.add(at));
+            let value = value.mul(V::splat(scale));
+            V::from_bits(magnitude)
+                .select_less(V::splat(nan), value, V::splat(f32::NAN))
+                .store(target.add(at));
         }
         for at in whole..count {
             *target.add(at) = decode_byte(source.add(at).read()) * scale;

@@ -42,6 +42,27 @@ fn view(storage: Storage, rows: usize, columns: usize, bytes: &[u8]) -> Stored {
     Stored::dense(bytes[1..].as_ptr(), storage, rows, columns)
 }
 
+/// Both patterns of NaN in fp8, in whole vectors and behind them.
+#[test]
+fn nan_in_fp8_decodes_to_nan() {
+    const COLUMNS: usize = 40;
+    for storage in [Storage::Fp8Rows, Storage::Fp8Blocks] {
+        let mut bytes = [vec![0], sane_bytes(storage, 1, COLUMNS)].concat();
+        let places = [0, 17, COLUMNS - 1];
+        for (place, code) in places.into_iter().zip([0x7F, 0xFF, 0xFF]) {
+            bytes[1 + place] = code;
+        }
+        for isa in supported() {
+            let mut got = vec![0.0f32; COLUMNS];
+            let whole = view(storage, 1, COLUMNS, &bytes);
+            // SAFETY: the span is in the tensor, which `bytes` holds.
+            unsafe { decode(isa, &whole, 0, 0, COLUMNS, got.as_mut_ptr()) };
+            let found: Vec<usize> = (0..COLUMNS).filter(|at| got[*at].is_nan()).collect();
+            assert_eq!(found, places, "{storage} {isa:?}");
+        }
+    }
+}
+
 #[test]
 fn every_span_decodes_as_the_reference_does() {
     const ROWS: usize = 7;

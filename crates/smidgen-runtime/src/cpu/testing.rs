@@ -8,7 +8,7 @@ use super::counter::uniform;
 use super::pool::Pool;
 use super::simd::{Isa, with_isa};
 use super::view::{Dst, Src, StoredVector};
-use smidgen_ir::quant;
+use smidgen_ir::quant::{self, fp8};
 use smidgen_ir::storage::row_scales;
 use smidgen_ir::{Block, Code4, DType, Storage};
 
@@ -90,6 +90,7 @@ pub fn sane_bytes(storage: Storage, rows: usize, columns: usize) -> Vec<u8> {
         *byte = (uniform(7, index as u64) * 256.0) as u8;
     }
     if storage == Storage::Fp8Blocks {
+        bytes.iter_mut().filter(|byte| **byte & 0x7F == fp8::NAN).for_each(|byte| *byte -= 1);
         for (index, bytes) in bytes[row_scales(rows, columns)..].chunks_exact_mut(4).enumerate() {
             bytes.copy_from_slice(&(uniform(8, index as u64) - 0.5).to_le_bytes());
         }
