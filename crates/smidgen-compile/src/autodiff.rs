@@ -139,11 +139,12 @@ impl Backward<'_> {
                 self.one_gradient(node, op, |_, d| vec![d, node.inputs[1]]);
             }
             Op::Attention(shape) => self.attention(node, Op::AttentionGrad(*shape)),
-            Op::Embed { scale, .. } => {
+            Op::Embed { scale, padding, .. } => {
                 if let Some(table) = self.graph.gradient_of(node.inputs[1])
                     && let Some(d) = self.gradient(node.outputs[0])
                 {
-                    self.emit(Op::EmbedGrad { scale: *scale }, vec![node.inputs[0], d], vec![table], &[]);
+                    let op = Op::EmbedGrad { scale: *scale, padding: *padding };
+                    self.emit(op, vec![node.inputs[0], d], vec![table], &[]);
                 }
             }
             Op::PlaceRows { .. } => self.place_rows(node),

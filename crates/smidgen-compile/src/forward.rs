@@ -173,7 +173,8 @@ impl Builder<'_> {
 
     /// Embedding and all layers: ids to the residual stream (T, C).
     fn decoder(&mut self) -> ValueId {
-        let embed = Op::Embed { scale: self.spec.embedding_scale, element: self.element };
+        let (scale, padding) = (self.spec.embedding_scale, self.spec.padding);
+        let embed = Op::Embed { scale, element: self.element, padding };
         let mut x = self.emit1(embed, vec![self.leaf(input::IDS), self.leaf(EMBEDDING)], "x");
         if let Some((spec, from)) = self.audio {
             let audio = self.audio_embeddings(spec, from); // (A, C)

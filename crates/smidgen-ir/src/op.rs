@@ -22,8 +22,8 @@ use thiserror::Error;
 op_table! {
     // ── forward ────────────────────────────────────────────────────────────────────────────────
 
-    /// ids (T), table (V, C) → (T, C) as `element`: rows of the table times `scale`
-    Embed { scale: f32, element: DType } => {
+    /// ids (T), table (V, C) → (T, C) as `element`: rows of the table times `scale`; the gradient leaves out row `padding`
+    Embed { scale: f32, element: DType, padding: Option<u32> } => {
         name: "embed",
         decodes: |input| input == 1,
         reads_offloaded: |input| input == 1,
@@ -377,12 +377,15 @@ op_table! {
         feed_forward: true,
         text: format!("{activation:?}"),
     }
-    /// ids (T), dy (T, C) → ; updates dtable (V, C)
-    EmbedGrad { scale: f32 } => {
+    /// ids (T), dy (T, C) → ; updates dtable (V, C) in all rows but `padding`
+    EmbedGrad { scale: f32, padding: Option<u32> } => {
         name: "embed_grad",
         // Only the rows of these tokens are read and written.
         cost: |step| Cost::moving(3 * step.input_bytes(1)),
-        text: scale_text(*scale),
+        text: match padding {
+            None => scale_text(*scale),
+            Some(row) => format!("{} padding={row}", scale_text(*scale)).trim_start().to_string(),
+        },
     }
 
     // ── update and refresh ─────────────────────────────────────────────────────────────────────

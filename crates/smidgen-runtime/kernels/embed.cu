@@ -1,6 +1,7 @@
 // The gradient of an embedding table: dtable[ids[t]] += dy[t] * scale, t ascending, with the same bits as the CPU in
 // f32. A block has one token and some columns. The block of the first token with an id adds all tokens with that id,
 // in order. Every other block finds an earlier token with its id and exits, so no two blocks add to the same row.
+// The row `padding` (-1: none) is left out.
 // Reading the ids again for each token is T * T * 4 bytes from the cache, which is small compared to the table.
 // Left out: the forward pass, which is `decode.cu` with ids.
 
@@ -9,11 +10,11 @@
 
 extern "C" __global__ void __launch_bounds__(EMBED_THREADS)
     embed_grad(const i32 *ids, i32 tokens, const act *dy, i64 dy_stride, i32 columns, float scale, float *dtable,
-               i32 table_rows) {
+               i32 table_rows, i32 padding) {
     __shared__ u32 matches[EMBED_THREADS / WARP];
     const i32 token = blockIdx.x;
     const i32 id = ids[token];
-    if ((u32)id >= (u32)table_rows)
+    if ((u32)id >= (u32)table_rows || id == padding)
         return;
     bool earlier = false;
     for (i32 at = threadIdx.x; at < token; at += EMBED_THREADS)

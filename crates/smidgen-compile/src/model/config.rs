@@ -3,6 +3,8 @@
 //! Both spellings are understood: `rope_theta` + `rope_scaling` + `torch_dtype`, and the newer
 //! `rope_parameters` + `dtype`. `null` means absent.
 
+use super::family::Family;
+use super::spec::LayerAttention;
 use crate::error::ModelError;
 use serde_json::{Map, Value};
 use smidgen_ir::{DType, RopeScaling, RopeSpec};
@@ -30,6 +32,11 @@ impl<'a> Config<'a> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
+    /// Whether the key is there, perhaps with null.
+    pub fn has(&self, key: &str) -> bool {
+        self.map.contains_key(key)
+    }
+
     pub fn text(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
         self.typed(key, "a string", Value::as_str)
     }
@@ -45,7 +52,7 @@ impl<'a> Config<'a> {
 
     /// A cap of scores or logits: `default` if the key is absent, `None` if it is null.
     pub fn cap(&self, key: &str, default: Option<f32>) -> Result<Option<f32>, ModelError> {
-        match self.map.contains_key(key) {
+        match self.has(key) {
             true => Ok(self.number(key)?.map(|cap| cap as f32)),
             false => Ok(default),
         }
@@ -56,6 +63,18 @@ impl<'a> Config<'a> {
         self.typed(key, "a whole number above 0", |value| {
             value.as_u64().filter(|n| (1..=1 << 31).contains(n)).and_then(|n| usize::try_from(n).ok())
         })
+    }
+
+    /// A whole number from 0 to 2^31.
+    pub fn count(&self, key: &str) -> Result<Option<usize>, ModelError> {
+        self.typed(key, "a whole number, 0 or above", |value| {
+            value.as_u64().filter(|n| *n <= 1 << 31).and_then(|n| usize::try_from(n).ok())
+        })
+    }
+
+    /// A whole number of either sign.
+    pub fn whole(&self, key: &str) -> Result<Option<i64>, ModelError> {
+        self.typed(key, "a whole number", Value::as_i64)
     }
 
     pub fn required_size(&self, key: &'static str) -> Result<usize, ModelError> {
@@ -121,16 +140,27 @@ impl<'a> Config<'a> {
     }
 
     /// The rotary embedding for heads of `head_dim` channels, in either spelling.
-    pub fn rope(&self, head_dim: usize) -> Result<RopeSpec, ModelError> {
+    pub fn rope(&self, family: &Family, head_dim: usize) -> Result<RopeSpec, ModelError> {
         let newer = self.table("rope_parameters", "rope_parameters.")?;
         let older = self.table("rope_scaling", "rope_scaling.")?;
         let theta = self.number("rope_theta")?.unwrap_or(10_000.0);
-        self.rope_of_table(newer.or(older), theta, head_dim)
+        self.rope_of_table(family, newer.or(older), theta, head_dim)
+    }
+
+    /// Every `partial_rotary_factor` of the config, in the tables of rotary embeddings too.
+    pub fn rotary_shares(&self) -> Result<Vec<f64>, ModelError> {
+        let newer = self.table("rope_parameters", "rope_parameters.")?;
+        let older = self.table("rope_scaling", "rope_scaling.")?;
+        let of_kind = |kind: &'static str| newer.map_or(Ok(None), |table| table.table(kind, kind));
+        let tables = [Some(*self), newer, older, of_kind("full_attention")?, of_kind("sliding_attention")?];
+        let shares = tables.into_iter().flatten().map(|table| table.number("partial_rotary_factor"));
+        Ok(shares.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
     }
 
     /// The rotary embedding of a table; `theta` and the share of rotated channels may also be outside the table.
     pub fn rope_of_table(
         &self,
+        family: &Family,
         table: Option<Config<'a>>,
         theta: f64,
         head_dim: usize,
@@ -141,13 +171,22 @@ impl<'a> Config<'a> {
             Some(share) => share,
             None => self.number("partial_rotary_factor")?.unwrap_or(1.0),
         };
-        let dim = (head_dim as f64 * share) as usize;
-        if share > 1.0 || !dim.is_multiple_of(2) || dim == 0 {
+        let dim = match family.partial_rotary {
+            true => (head_dim as f64 * share) as usize,
+            false => head_dim,
+        };
+        if family.partial_rotary && (share > 1.0 || !dim.is_multiple_of(2) || dim == 0) {
             let supported = "a share of the head that is an even number of channels";
             return Err(ModelError::unsupported("partial_rotary_factor", share.to_string(), supported));
         }
         let plain = RopeSpec::plain(theta as f32, dim);
-        table.map_or(Ok(plain.clone()), |table| table.scaled_rope(plain, self))
+        let rope = table.map_or(Ok(plain.clone()), |table| table.scaled_rope(plain, self))?;
+        // In transformers the formulas of scaled embeddings read the key, and such a model then fails.
+        if !family.partial_rotary && share != 1.0 && rope.scaling != RopeScaling::Default {
+            let supported = "1 for this model type with a scaled rotary embedding";
+            return Err(ModelError::unsupported("partial_rotary_factor", share.to_string(), supported));
+        }
+        Ok(rope)
     }
 
     fn scaled_rope(&self, plain: RopeSpec, config: &Config<'_>) -> Result<RopeSpec, ModelError> {
@@ -223,6 +262,25 @@ impl<'a> Config<'a> {
         self.typed(key, "a list of numbers above 0", |value| {
             value.as_array()?.iter().map(|number| positive(number).map(|n| n as f32)).collect()
         })
+    }
+
+    /// The windows of layers, and the first rotary embedding for all: `slides` says which layers have one if `layer_types`
+    /// does not.
+    pub fn windows(
+        &self,
+        layers: usize,
+        window: Option<usize>,
+        slides: impl Fn(usize) -> bool,
+    ) -> Result<Vec<LayerAttention>, ModelError> {
+        let listed = self.sliding_layers(layers)?;
+        let slides = listed.unwrap_or_else(|| (0..layers).map(slides).collect());
+        match window {
+            None if slides.contains(&true) => Err(ModelError::Contradiction {
+                what: "layers have sliding attention, and there is no window (`sliding_window`)".into(),
+            }),
+            None => Ok(LayerAttention::uniform(layers, None)),
+            Some(window) => Ok(LayerAttention::sliding(slides, window)),
+        }
     }
 
     /// Which layers have a sliding window, if `layer_types` says so.

@@ -4,19 +4,18 @@
 //! are capped; even layers have a sliding window. Gemma 3 shares [`read_like_gemma`].
 
 use super::config::Config;
+use super::family::Family;
 use super::llama::{activation, read_like_llama};
-use super::spec::{DecoderSpec, LayerAttention};
+use super::spec::DecoderSpec;
 use crate::error::ModelError;
 use serde_json::json;
 use smidgen_ir::Norm;
 
-pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
-    let spec = read_like_gemma("gemma2", config)?;
-    let window = config.size("sliding_window")?.unwrap_or(4096);
-    let slides = config.sliding_layers(spec.layers)?;
-    let slides = slides.unwrap_or_else(|| (0..spec.layers).map(|layer| layer % 2 == 0).collect());
+pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
+    let spec = read_like_gemma(config, family)?;
+    let attention = config.windows(spec.layers, family.window(config)?, |layer| layer % 2 == 0)?;
     Ok(DecoderSpec {
-        attention: LayerAttention::sliding(slides, window),
+        attention,
         attention_softcap: config.cap("attn_logit_softcapping", Some(50.0))?,
         logit_softcap: config.cap("final_logit_softcapping", Some(30.0))?,
         ..spec
@@ -24,7 +23,7 @@ pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
 }
 
 /// Reads the keys that the models of the family share. No windows and no caps.
-pub fn read_like_gemma(model_type: &str, config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
+pub fn read_like_gemma(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     config.refuse("use_bidirectional_attention", &[json!(false)], "false")?;
     // If it is absent, the reference uses 256 and not a share of the hidden size, so it is required here.
     config.required_size("head_dim")?;
@@ -35,8 +34,7 @@ pub fn read_like_gemma(model_type: &str, config: &Config<'_>) -> Result<DecoderS
         Some(name) => name,
     };
     let biases = config.flag("attention_bias", false)?;
-    let tied_head = config.flag("tie_word_embeddings", true)?;
-    let spec = DecoderSpec { tied_head, ..read_like_llama(model_type, config)? };
+    let spec = read_like_llama(config, family)?;
     let scalar = config.number("query_pre_attn_scalar")?.unwrap_or(256.0);
     Ok(DecoderSpec {
         norm: Norm { plus_one: true, ..spec.norm },

@@ -5,6 +5,7 @@
 //! is refused.
 
 use super::config::Config;
+use super::family::Family;
 use super::gemma2::read_like_gemma;
 use super::spec::{DecoderSpec, LayerAttention};
 use crate::error::ModelError;
@@ -13,20 +14,15 @@ use crate::error::ModelError;
 const FULL: usize = 0;
 const SLIDING: usize = 1;
 
-pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
-    let spec = read_like_gemma("gemma3_text", config)?;
-    let window = config.size("sliding_window")?.unwrap_or(4096);
-    let slides = match config.sliding_layers(spec.layers)? {
-        Some(slides) => slides,
-        None => {
-            let pattern = config.size("sliding_window_pattern")?.unwrap_or(6);
-            (0..spec.layers).map(|layer| !(layer + 1).is_multiple_of(pattern)).collect()
-        }
-    };
-    let attention = |slides: bool| match slides {
-        true => LayerAttention { window: Some(window), rope: SLIDING },
-        false => LayerAttention { window: None, rope: FULL },
-    };
+pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
+    let spec = read_like_gemma(config, family)?;
+    let pattern = config.size("sliding_window_pattern")?.unwrap_or(6);
+    let slides = |layer: usize| !(layer + 1).is_multiple_of(pattern);
+    let windows = config.windows(spec.layers, family.window(config)?, slides)?.into_iter();
+    let attention = windows.map(|layer| match layer.window {
+        Some(_) => LayerAttention { rope: SLIDING, ..layer },
+        None => LayerAttention { rope: FULL, ..layer },
+    });
     let newer = config.table("rope_parameters", "rope_parameters.")?;
     let of_kind = |key: &'static str, prefix: &'static str| match newer {
         Some(table) => table.table(key, prefix),
@@ -41,10 +37,10 @@ pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
     let sliding_theta = config.number("rope_local_base_freq")?.unwrap_or(10_000.0);
     Ok(DecoderSpec {
         qk_norm: true,
-        attention: slides.into_iter().map(attention).collect(),
+        attention: attention.collect(),
         ropes: vec![
-            config.rope_of_table(full, full_theta, spec.head_dim)?,
-            config.rope_of_table(sliding, sliding_theta, spec.head_dim)?,
+            config.rope_of_table(family, full, full_theta, spec.head_dim)?,
+            config.rope_of_table(family, sliding, sliding_theta, spec.head_dim)?,
         ],
         attention_softcap: config.cap("attn_logit_softcapping", None)?,
         logit_softcap: config.cap("final_logit_softcapping", None)?,

@@ -4,19 +4,20 @@
 //! `linear` and `llama3`. Similar model types start from [`read_like_llama`] and change what differs.
 
 use super::config::{Config, MOST_CHANNELS};
+use super::family::Family;
 use super::spec::{DecoderSpec, LayerAttention};
 use crate::error::ModelError;
 use serde_json::json;
 use smidgen_ir::storage::FP8_BLOCK;
 use smidgen_ir::{Activation, Norm};
 
-pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
+pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     let biases = config.flag("attention_bias", false)?;
-    Ok(DecoderSpec { qkv_bias: biases, output_bias: biases, ..read_like_llama("llama", config)? })
+    Ok(DecoderSpec { qkv_bias: biases, output_bias: biases, ..read_like_llama(config, family)? })
 }
 
 /// Reads the keys that all model types similar to Llama share. No biases in attention, no norms of queries, no window.
-pub fn read_like_llama(model_type: &str, config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
+pub fn read_like_llama(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     refuse_quantization(config)?;
     config.refuse("pretraining_tp", &[json!(1)], "1")?;
     for dropout in ["attention_dropout", "resid_pdrop", "embd_pdrop"] {
@@ -46,18 +47,20 @@ pub fn read_like_llama(model_type: &str, config: &Config<'_>) -> Result<DecoderS
         return Err(ModelError::unsupported("head_dim", head_dim.to_string(), "even sizes up to 256"));
     }
     let layers = config.required_layers("num_hidden_layers")?;
+    let vocabulary = config.required_dimension("vocab_size")?;
+    let eps = config.number("rms_norm_eps")?.unwrap_or(family.norm_eps) as f32;
     Ok(DecoderSpec {
-        model_type: model_type.into(),
-        vocabulary: config.required_dimension("vocab_size")?,
+        model_type: family.name.into(),
+        vocabulary,
         hidden,
         intermediate: config.required_dimension("intermediate_size")?,
         layers,
         heads,
         kv_heads,
         head_dim,
-        norm: Norm { eps: config.number("rms_norm_eps")?.unwrap_or(1e-6) as f32, plus_one: false },
+        norm: Norm { eps, plus_one: false },
         sandwich_norms: false,
-        ropes: vec![config.rope(head_dim)?],
+        ropes: vec![config.rope(family, head_dim)?],
         attention: LayerAttention::uniform(layers, None),
         attention_scale: (head_dim as f32).powf(-0.5),
         attention_softcap: None,
@@ -69,8 +72,9 @@ pub fn read_like_llama(model_type: &str, config: &Config<'_>) -> Result<DecoderS
         output_bias: false,
         qk_norm: false,
         mlp_bias: config.flag("mlp_bias", false)?,
-        tied_head: config.flag("tie_word_embeddings", false)?,
-        max_positions: config.size("max_position_embeddings")?.unwrap_or(2048),
+        padding: family.padding(config, vocabulary)?,
+        tied_head: config.flag("tie_word_embeddings", family.tied_head)?,
+        max_positions: config.size("max_position_embeddings")?.unwrap_or(family.max_positions),
         stored: config.stored_dtype()?,
         audio: None,
     })

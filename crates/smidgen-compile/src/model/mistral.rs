@@ -1,15 +1,18 @@
 //! `model_type = "mistral"`: Mistral 7B and its relatives.
 //!
-//! Llama with a sliding window in every layer if `sliding_window` is set: a query sees that many keys, its own included.
-//! From v0.2 on it is null, and a query sees all keys up to its own.
+//! Llama with a sliding window: a query sees that many keys, its own included. From v0.2 on it is null, and a query sees all
+//! keys up to its own. With `layer_types` transformers reads the config as a Ministral: only the layers that are named
+//! sliding have the window.
 
 use super::config::Config;
+use super::family::Family;
 use super::llama::read_like_llama;
-use super::spec::{DecoderSpec, LayerAttention};
+use super::spec::DecoderSpec;
 use crate::error::ModelError;
 
-pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
-    let spec = read_like_llama("mistral", config)?;
-    let attention = LayerAttention::uniform(spec.layers, config.size("sliding_window")?);
+pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
+    let spec = read_like_llama(config, family)?;
+    let window = family.window(config)?;
+    let attention = config.windows(spec.layers, window, |_| window.is_some())?;
     Ok(DecoderSpec { attention, ..spec })
 }

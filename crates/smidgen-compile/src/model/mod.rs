@@ -1,9 +1,10 @@
 //! Models: turns a `config.json` into a [`spec::DecoderSpec`], with one file per `model_type`.
 //!
-//! A model file only reads its config. The graph builder reads the `DecoderSpec` and knows no model type.
+//! A model file only reads its config; what an absent key means is in `family.rs`. The graph builder reads the `DecoderSpec` and knows no model type.
 
 pub mod audio;
 pub mod config;
+pub mod family;
 pub mod gemma2;
 pub mod gemma3;
 pub mod llama;
@@ -18,33 +19,15 @@ pub mod tensors;
 
 use crate::error::ModelError;
 use config::Config;
+use family::family_of;
+pub use family::ignored_keys;
 use spec::DecoderSpec;
-
-type ReadSpec = fn(&Config) -> Result<DecoderSpec, ModelError>;
-
-const MODEL_TYPES: [(&str, ReadSpec); 9] = [
-    ("llama", llama::read_spec),
-    ("qwen2", qwen2::read_spec),
-    ("qwen3", qwen3::read_spec),
-    ("mistral", mistral::read_spec),
-    ("phi3", phi3::read_spec),
-    ("phi4_multimodal", phi4_multimodal::read_spec),
-    ("phi4mm", phi4mm::read_spec),
-    ("gemma2", gemma2::read_spec),
-    ("gemma3_text", gemma3::read_spec),
-];
 
 /// The decoder that a `config.json` describes.
 pub fn read_spec(config: &serde_json::Value) -> Result<DecoderSpec, ModelError> {
     let config = Config::new(config)?;
-    let model_type = config.text("model_type")?.ok_or(ModelError::Missing { key: "model_type" })?;
-    match MODEL_TYPES.iter().find(|(name, _)| *name == model_type) {
-        Some((_, read)) => read(&config),
-        None => Err(ModelError::UnknownArchitecture {
-            model_type: model_type.to_string(),
-            supported: MODEL_TYPES.map(|(name, _)| name).join(", "),
-        }),
-    }
+    let family = family_of(&config)?;
+    (family.read)(&config, family)
 }
 
 #[cfg(test)]
@@ -102,6 +85,87 @@ mod tests {
         };
         assert_eq!(window(json!(4096)), Some(4096));
         assert_eq!(window(Value::Null), None);
+        assert_eq!(windows(&read_spec(&config("mistral", &json!({}))).unwrap()), [Some(4096); 2]);
+    }
+
+    /// As transformers, which reads such a config as a Ministral.
+    #[test]
+    fn mistral_with_layer_types_slides_only_where_they_say_so() {
+        let types = json!(["sliding_attention", "full_attention"]);
+        let of = |more: Value| read_spec(&config("mistral", &more));
+        let named = of(json!({"sliding_window": 8, "layer_types": types})).unwrap();
+        assert_eq!(windows(&named), [Some(8), None]);
+        assert_eq!(windows(&of(json!({"layer_types": types})).unwrap()), [Some(4096), None]);
+        let full = json!({"sliding_window": null, "layer_types": ["full_attention", "full_attention"]});
+        assert_eq!(windows(&of(full).unwrap()), [None, None]);
+        let without = of(json!({"sliding_window": null, "layer_types": types})).unwrap_err().to_string();
+        assert!(without.contains("layers have sliding attention, and there is no window"), "{without}");
+    }
+
+    /// Only these classes of transformers read the key; the others rotate whole heads.
+    #[test]
+    fn a_partial_rotary_factor_is_obeyed_where_transformers_obeys_it() {
+        for (model_type, obeyed) in [
+            ("llama", false),
+            ("qwen2", false),
+            ("qwen3", false),
+            ("mistral", false),
+            ("gemma2", false),
+            ("gemma3_text", false),
+            ("phi3", true),
+            ("phi4_multimodal", true),
+        ] {
+            let top = config(model_type, &json!({"head_dim": 16, "partial_rotary_factor": 0.5}));
+            let inner = json!({"head_dim": 16, "rope_parameters": {"partial_rotary_factor": 0.5}});
+            for config in [&top, &config(model_type, &inner)] {
+                let spec = read_spec(config).unwrap();
+                assert_eq!(spec.ropes[0].dim, if obeyed { 8 } else { 16 }, "{model_type}");
+                assert_eq!(ignored_keys(config).unwrap().len(), usize::from(!obeyed), "{model_type}");
+            }
+        }
+        let whole = config("qwen3", &json!({"head_dim": 16, "partial_rotary_factor": 1.0}));
+        assert_eq!(ignored_keys(&whole), Ok(vec![]));
+        let scaled = json!({"partial_rotary_factor": 0.5, "rope_scaling": {"type": "linear", "factor": 2.0}});
+        assert_eq!(
+            read_spec(&config("llama", &scaled)).unwrap_err().to_string(),
+            "`partial_rotary_factor = 0.5` in config.json is not supported (supported: 1 for this model type with a scaled rotary embedding)"
+        );
+    }
+
+    #[test]
+    fn the_padding_row_is_that_of_the_embedding_class() {
+        let padding = |model_type: &str, more: Value| read_spec(&config(model_type, &more)).unwrap().padding;
+        assert_eq!(padding("llama", json!({})), None);
+        assert_eq!(padding("llama", json!({"pad_token_id": 3})), Some(3));
+        // PyTorch counts from the end; an id that no row has is no padding.
+        assert_eq!(padding("llama", json!({"pad_token_id": -1})), Some(256));
+        assert_eq!(padding("llama", json!({"pad_token_id": 257})), None);
+        let gemma = json!({"head_dim": 32});
+        assert_eq!(padding("gemma2", gemma.clone()), Some(0));
+        assert_eq!(padding("gemma2", json!({"head_dim": 32, "pad_token_id": null})), None);
+        assert_eq!(padding("gemma3_text", gemma), Some(0));
+        assert_eq!(padding("phi3", json!({"vocab_size": 32_064})), Some(32_000));
+    }
+
+    /// What the classes of transformers 5.23 say.
+    #[test]
+    fn absent_keys_are_the_defaults_of_the_class() {
+        let rows =
+            family::FAMILIES.map(|it| (it.name, it.norm_eps, it.tied_head, it.window, it.max_positions));
+        assert_eq!(
+            rows,
+            [
+                ("llama", 1e-6, false, None, 2048),
+                ("qwen2", 1e-6, false, Some(4096), 32_768),
+                ("qwen3", 1e-6, false, Some(4096), 32_768),
+                ("mistral", 1e-6, false, Some(4096), 131_072),
+                ("phi3", 1e-5, false, None, 4096),
+                ("phi4_multimodal", 1e-5, false, None, 131_072),
+                ("phi4mm", 1e-5, false, None, 131_072),
+                ("gemma2", 1e-6, true, Some(4096), 8192),
+                ("gemma3_text", 1e-6, true, Some(4096), 131_072),
+            ]
+        );
     }
 
     #[test]

@@ -4,20 +4,18 @@
 //! a share of each head may be rotated, and longrope uses short or long factors by the length of each sample.
 
 use super::config::Config;
+use super::family::Family;
 use super::llama::read_like_llama;
 use super::spec::{DecoderSpec, LayerAttention};
 use crate::error::ModelError;
 use serde_json::json;
-use smidgen_ir::Norm;
 
-pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
+pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     config.refuse("attention_bias", &[json!(false)], "false")?;
-    let spec = read_like_llama("phi3", config)?;
-    let eps = config.number("rms_norm_eps")?.unwrap_or(1e-5) as f32;
+    let spec = read_like_llama(config, family)?;
     Ok(DecoderSpec {
         fused: true,
-        norm: Norm { eps, ..spec.norm },
-        attention: LayerAttention::uniform(spec.layers, config.size("sliding_window")?),
+        attention: LayerAttention::uniform(spec.layers, family.window(config)?),
         ..spec
     })
 }

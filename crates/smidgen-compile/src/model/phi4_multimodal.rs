@@ -6,6 +6,7 @@
 
 use super::audio::{AudioSpec, FRAMES};
 use super::config::Config;
+use super::family::Family;
 use super::phi3;
 use super::spec::DecoderSpec;
 use crate::error::ModelError;
@@ -14,8 +15,8 @@ use serde_json::json;
 /// The token id of the published tokenizer, for configs without one.
 const AUDIO_TOKEN: usize = 200_011;
 
-pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
-    let spec = phi3::read_spec(config)?;
+pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
+    let spec = phi3::read_spec(config, family)?;
     let audio = config.table("audio_config", "audio_config.")?;
     let audio = audio.map(|audio| {
         audio.refuse("nemo_activation", &[json!("relu")], "relu")?;
@@ -32,7 +33,7 @@ pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
         };
         spelled.read(spec.hidden)
     });
-    Ok(DecoderSpec { model_type: "phi4_multimodal".into(), audio: audio.transpose()?, ..spec })
+    Ok(DecoderSpec { audio: audio.transpose()?, ..spec })
 }
 
 /// Where one spelling of the config has the sizes of the audio encoder.

@@ -4,15 +4,16 @@
 //! are read with its weights.
 
 use super::config::Config;
+use super::family::Family;
 use super::phi3;
 use super::phi4_multimodal::AudioConfig;
 use super::spec::DecoderSpec;
 use crate::error::ModelError;
 use serde_json::json;
 
-pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
+pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     let missing = |key| ModelError::Missing { key };
-    let spec = phi3::read_spec(config)?;
+    let spec = phi3::read_spec(config, family)?;
     let processor = config.table("audio_processor", "audio_processor.")?.ok_or(missing("audio_processor"))?;
     let encoder = processor.table("config", "audio_processor.config.")?;
     let encoder = encoder.ok_or(missing("audio_processor.config"))?;
@@ -34,5 +35,5 @@ pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
         token: config,
     };
     let audio = spelled.read(spec.hidden)?;
-    Ok(DecoderSpec { model_type: "phi4mm".into(), audio: Some(audio), ..spec })
+    Ok(DecoderSpec { audio: Some(audio), ..spec })
 }

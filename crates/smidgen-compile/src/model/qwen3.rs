@@ -4,21 +4,22 @@
 //! `head_dim` that need not divide the hidden size. Windows are as in `qwen2`.
 
 use super::config::Config;
+use super::family::Family;
 use super::llama::read_like_llama;
 use super::qwen2::sliding_attention;
 use super::spec::DecoderSpec;
 use crate::error::ModelError;
 
-pub fn read_spec(config: &Config<'_>) -> Result<DecoderSpec, ModelError> {
+pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     // If it is absent, the reference uses 128 and not a share of the hidden size, so it is required here.
     config.required_size("head_dim")?;
     let biases = config.flag("attention_bias", false)?;
-    let spec = read_like_llama("qwen3", config)?;
+    let spec = read_like_llama(config, family)?;
     Ok(DecoderSpec {
         qkv_bias: biases,
         output_bias: biases,
         qk_norm: true,
-        attention: sliding_attention(config, spec.layers)?,
+        attention: sliding_attention(config, family, spec.layers)?,
         ..spec
     })
 }

@@ -40,6 +40,8 @@ pub struct DecoderSpec {
     pub qk_norm: bool,
     /// Whether gate, up and down have biases.
     pub mlp_bias: bool,
+    /// The token whose row of the embedding table is not trained by lookups, as with PyTorch's `padding_idx`.
+    pub padding: Option<u32>,
     /// Whether the head is the embedding table.
     pub tied_head: bool,
     /// Longest sequence that the model was trained for.
@@ -75,6 +77,8 @@ impl LayerAttention {
 pub const EMBEDDING: &str = "model.embed_tokens.weight";
 pub const FINAL_NORM: &str = "model.norm.weight";
 pub const HEAD: &str = "lm_head";
+/// The weight of a head that is not tied to the embedding.
+pub const UNTIED_HEAD: &str = "lm_head.weight";
 /// Norms of the queries and of the keys of a layer.
 pub const QK_NORMS: [&str; 2] = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"];
 /// The path of projections that a checkpoint stores as one, and the paths of the separate projections in their order.
@@ -85,7 +89,7 @@ pub const GATE_UP: (&str, [&str; 2]) = ("mlp.gate_up_proj", ["mlp.gate_proj", "m
 impl DecoderSpec {
     /// Name of the weight of the head.
     pub fn head_tensor(&self) -> &'static str {
-        if self.tied_head { EMBEDDING } else { "lm_head.weight" }
+        if self.tied_head { EMBEDDING } else { UNTIED_HEAD }
     }
 
     pub fn layer_path(layer: usize, module: &str) -> String {
@@ -218,6 +222,7 @@ pub(crate) mod tests {
             output_bias: false,
             qk_norm: false,
             mlp_bias: false,
+            padding: None,
             tied_head: false,
             max_positions: 64,
             stored: DType::F32,

@@ -49,7 +49,11 @@ pub fn grow(growths: &[Growth]) -> Graph {
     let mut grower = Grower { graph, nodes: Vec::new(), values: [vec![], vec![]] };
     for (index, width) in WIDTHS.into_iter().enumerate() {
         let table = grower.weight("table", Shape::matrix(10, width), false);
-        let x = grower.emit(Op::Embed { scale: 3.0, element: DType::F32 }, vec![ids, table], &["x"])[0];
+        let x = grower.emit(
+            Op::Embed { scale: 3.0, element: DType::F32, padding: None },
+            vec![ids, table],
+            &["x"],
+        )[0];
         grower.values[index].push(x);
     }
     for growth in growths {

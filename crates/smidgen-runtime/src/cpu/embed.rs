@@ -29,18 +29,19 @@ pub fn embed(
     });
 }
 
-/// dtable[ids[t]] += dy[t] * scale, t ascending.
+/// dtable[ids[t]] += dy[t] * scale, t ascending, except in the row `padding`.
 pub fn embed_grad(
     ids: Src<i32>, // (T)
     dy: SrcRows,   // (T, C)
     scale: f32,
+    padding: Option<u32>,
     dtable: Dst<f32>, // (V, C)
 ) {
     check_shapes("embed_grad", ids, dtable.len(), dy.rows(), dy.columns());
     assert_disjoint("embed_grad", dtable, [ids.into(), dy.into()]);
-    let isa = Isa::current();
+    let (isa, padding) = (Isa::current(), padding.map_or(-1, |row| row as i32));
     for_each_chunk(dy.columns(), CHUNK_COLUMNS, |chunk| {
-        add_columns(isa, ids, dy, scale, dtable, chunk);
+        add_columns(isa, ids, dy, scale, padding, dtable, chunk);
     });
 }
 
@@ -90,9 +91,9 @@ unsafe fn embed_rows_with<V: isa::Lanes>(ids: Src<i32>, table: Stored, scale: f3
 }
 
 kernel! {
-    fn add_columns(ids: Src<i32>, dy: SrcRows, scale: f32, dtable: Dst<f32>, chunk: Chunk) {
+    fn add_columns(ids: Src<i32>, dy: SrcRows, scale: f32, padding: i32, dtable: Dst<f32>, chunk: Chunk) {
         let columns = dy.columns();
-        for token in 0..ids.len() {
+        for token in (0..ids.len()).filter(|token| ids.get(*token) != padding) {
             let dy = dy.row(token).part(chunk.start, chunk.len);
             let start = ids.get(token) as usize * columns + chunk.start;
             let out = dtable.part(start, chunk.len);
@@ -154,7 +155,7 @@ mod tests {
             let dy = numbers(2, 61 * columns);
             let got = on_every_isa(|| {
                 let mut dtable = vec![0.5; VOCABULARY * columns];
-                embed_grad(src(&ids), src(&dy).rows(columns), SCALE, dst(&mut dtable));
+                embed_grad(src(&ids), src(&dy).rows(columns), SCALE, None, dst(&mut dtable));
                 dtable
             });
             let mut want = vec![0.5_f64; VOCABULARY * columns];
@@ -173,7 +174,7 @@ mod tests {
         let ids = ids(tokens);
         let (table, dy) = (numbers(1, VOCABULARY * columns), numbers(2, tokens * columns));
         let mut dtable = vec![0.0; table.len()];
-        embed_grad(src(&ids), src(&dy).rows(columns), SCALE, dst(&mut dtable));
+        embed_grad(src(&ids), src(&dy).rows(columns), SCALE, None, dst(&mut dtable));
         let want = finite_difference(&widened(&table), |table| {
             (0..tokens * columns)
                 .map(|i| {
@@ -183,6 +184,24 @@ mod tests {
                 .sum()
         });
         assert_close("dtable", &dtable, &want, 1.0, 1e-6);
+    }
+
+    /// As PyTorch's `padding_idx`: other rows get the bits that they get without it.
+    #[test]
+    fn the_padding_row_gets_no_gradient() {
+        let (tokens, columns) = (23, 19);
+        let (ids, dy) = (ids(tokens), numbers(2, tokens * columns));
+        let gradient = |padding: Option<u32>| {
+            let mut dtable = vec![0.0; VOCABULARY * columns];
+            embed_grad(src(&ids), src(&dy).rows(columns), SCALE, padding, dst(&mut dtable));
+            dtable
+        };
+        let padding = ids[3] as usize;
+        let mut want = gradient(None);
+        let row = &mut want[padding * columns..][..columns];
+        assert!(row.iter().all(|value| *value != 0.0));
+        row.fill(0.0);
+        assert_same_bits("dtable", &gradient(Some(padding as u32)), &want);
     }
 
     #[test]

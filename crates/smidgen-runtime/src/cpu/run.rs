@@ -106,8 +106,9 @@ pub fn run_step(
             let (gate, up, dy) = (run.input_rows(0), run.input_rows(1), run.input_rows(2));
             act::gated_act_grad(*kind, gate, up, dy, run.output_rows(0), run.output_rows(1));
         }
-        Op::EmbedGrad { scale } => {
-            embed::embed_grad(run.i32s(0), run.input_rows(1), *scale, run.floats_mut(run.update(0)))
+        Op::EmbedGrad { scale, padding } => {
+            let (ids, dy, dtable) = (run.i32s(0), run.input_rows(1), run.floats_mut(run.update(0)));
+            embed::embed_grad(ids, dy, *scale, *padding, dtable)
         }
         Op::FourierReg { weight } => run.fourier_reg(*weight),
         Op::RowNorms { scale } => run.row_norms(*scale),

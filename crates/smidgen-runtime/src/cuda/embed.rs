@@ -19,8 +19,13 @@ pub fn embed(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(), Devi
     decode::decode(stage, table, RowChoice::ByIds(stage.pointer(ids)), stage.rows(y), target, scale)
 }
 
-/// Inputs ids (T), dy (T, C); updates dtable (V, C).
-pub fn embed_grad(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(), DeviceError> {
+/// Inputs ids (T), dy (T, C); updates dtable (V, C) in all rows but `padding`.
+pub fn embed_grad(
+    stage: &Stage<'_>,
+    step: &BoundStep,
+    scale: f32,
+    padding: Option<u32>,
+) -> Result<(), DeviceError> {
     let (ids, dy, dtable) = (&step.inputs[0], &step.inputs[1], &step.updates[0]);
     assert!(dtable.storage == Storage::F32 && dtable.is_dense(), "the gradient of a table is dense f32");
     let (tokens, columns) = (stage.rows(dy), dy.columns);
@@ -36,6 +41,7 @@ pub fn embed_grad(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(),
         Arg::Float(scale),
         stage.address(dtable),
         Arg::Int(stage.rows(dtable) as i32),
+        Arg::Int(padding.map_or(-1, |row| row as i32)),
     ];
     let grid = [tokens as u32, columns.div_ceil(COLUMNS_OF_A_BLOCK) as u32, 1];
     stage.launch("embed_grad", grid, THREADS, 0, &args)

@@ -153,7 +153,7 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep], roundings: &Roundings) -> 
         Op::FourierGrad { scale } => fourier::fourier_grad(stage, step, *scale),
         Op::AttentionGrad(shape) => attention::attention_grad(stage, step, shape),
         Op::GatedActGrad(kind) => act::gated_act_grad(stage, step, *kind, roundings),
-        Op::EmbedGrad { scale } => embed::embed_grad(stage, step, *scale),
+        Op::EmbedGrad { scale, padding } => embed::embed_grad(stage, step, *scale, *padding),
         Op::FourierReg { weight } => optimizer::fourier_reg(stage, step, *weight),
         Op::RowNorms { scale } => columns::row_norms(stage, step, *scale),
         Op::SquaredNorm => optimizer::squared_norm(stage, step),

@@ -6,7 +6,8 @@
 //! An error is that of a whole tensor, ‖got - want‖ / ‖want‖.
 
 use crate::decoder::{
-    ALL_FUSED, Choice, EXTENT, LAYERS, Trained, gemma2, gemma3, leaf_named, llama, phi3, without_biases,
+    ALL_FUSED, Choice, EXTENT, LAYERS, Trained, gemma2, gemma3, leaf_named, llama, padded, phi3,
+    without_biases,
 };
 use crate::examples::{self, Proof};
 use crate::numbers::{decode_doubles, decode_reals};
@@ -209,6 +210,7 @@ fn choices() -> Vec<Choice> {
         with("full", Choice::full()),
         with("full, last layer", Choice { trained: Trained::LastLayer, ..Choice::full() }),
         with("full, tied", Choice { spec: gemma3(), ..Choice::full() }),
+        with("full, tied, with padding", Choice { spec: padded(gemma3()), ..Choice::full() }),
         with("full, fused", Choice { adapted: &[], trained: Trained::Everything, ..Choice::fused() }),
         with("full, aligned", Choice { spec: aligned(llama()), ..Choice::full() }),
         with("full in 8 bits", Choice { moments: Moments::Bits8, ..Choice::full() }),

@@ -62,6 +62,8 @@ pub const EXTENT: Extent = Extent { tokens: 13, rows: 8, segments: 3, audio: 6 }
 /// A clip of four rows, the last of which only fills a chunk, and a clip of two rows.
 const AUDIO_TARGETS: [i32; 6] = [1, 2, 3, -1, 9, 10];
 pub const LOSS_CHUNK: usize = 3;
+/// A token id that the samples contain.
+pub const PADDING: u32 = 5;
 /// Elements of a bf16 matrix that an update widens at a time: a few rows.
 const PIECE_ELEMENTS: usize = 300;
 
@@ -92,6 +94,11 @@ pub fn wide() -> DecoderSpec {
 
 pub fn without_biases(spec: DecoderSpec) -> DecoderSpec {
     DecoderSpec { qkv_bias: false, output_bias: false, mlp_bias: false, ..spec }
+}
+
+/// One of the tokens of [`EXTENT`] is padding.
+pub fn padded(spec: DecoderSpec) -> DecoderSpec {
+    DecoderSpec { padding: Some(PADDING), ..spec }
 }
 
 /// Fused projections, half of each head rotated, a window, and longrope: the first segment is just long enough for the

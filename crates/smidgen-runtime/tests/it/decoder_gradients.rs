@@ -4,9 +4,10 @@
 
 use crate::check::check_subject;
 use crate::decoder::{
-    ALL_FUSED, ALL_LINEARS, Choice, LAYERS, Trained, gemma2, gemma3, llama, phi3, phi4, without_biases,
+    ALL_FUSED, ALL_LINEARS, Choice, LAYERS, PADDING, Trained, gemma2, gemma3, llama, padded, phi3, phi4,
+    without_biases,
 };
-use smidgen_compile::model::spec::LayerAttention;
+use smidgen_compile::model::spec::{EMBEDDING, LayerAttention};
 use smidgen_compile::{AdapterForm, DecoderSpec, TrainedBiases};
 use smidgen_ir::{Activation, DType, Entry, LayerSet, Phase};
 
@@ -109,6 +110,30 @@ fn every_tensor_of_a_model_with_a_tied_head() {
         ..Choice::lora()
     };
     assert_eq!(check(&choice).len(), choice.request().spec.tensors().len());
+}
+
+/// As in PyTorch with `padding_idx`: lookups leave out the row, and the head does not. No other gradient changes.
+#[test]
+fn a_padding_token_trains_its_row_only_through_a_tied_head() {
+    for tied_head in [false, true] {
+        let spec = DecoderSpec { tied_head, ..in_f32(without_biases(llama())) };
+        let columns = spec.hidden;
+        let gradients = |spec: DecoderSpec| {
+            let subject = Choice { spec, ..Choice::full() }.subject_with(LayerSet::none());
+            let mut executor = subject.load(subject.roomy_plan(2), 2);
+            subject.run_once(&mut executor).gradients
+        };
+        let mut want = gradients(spec.clone());
+        let mut got = gradients(padded(spec));
+        let row = PADDING as usize * columns * 4..(PADDING as usize + 1) * columns * 4;
+        let [want_row, got_row] = [&mut want, &mut got].map(|gradients| {
+            let embedding = gradients.get_mut(EMBEDDING).unwrap();
+            embedding.splice(row.clone(), []).collect::<Vec<u8>>()
+        });
+        assert_ne!(want_row, got_row, "the padding token is in the samples");
+        assert_eq!(got_row.iter().all(|byte| *byte == 0), !tied_head);
+        assert!(want == got, "tied: {tied_head}");
+    }
 }
 
 /// Without dropout, evaluation and training compute the same loss to the last bit.

@@ -194,7 +194,11 @@ impl Draft {
     /// An activation (T, columns) whose gradient is checked.
     pub fn tokens(&mut self, name: &str, columns: usize) -> ValueId {
         let table = self.matrix(&format!("{name} source"), self.extent.tokens, columns, DType::F32);
-        self.op(Op::Embed { scale: 1.0, element: DType::F32 }, &[self.every_token, table], &[name])[0]
+        self.op(
+            Op::Embed { scale: 1.0, element: DType::F32, padding: None },
+            &[self.every_token, table],
+            &[name],
+        )[0]
     }
 
     /// An activation (S, columns) whose gradient is checked.

@@ -39,7 +39,7 @@ fn embed(dtype: DType, scale: f32) -> Example {
     let mut draft = Draft::new(&[23], 1);
     let ids = draft.ids("ids", Dim::Tokens, 7);
     let table = draft.matrix("table", 7, 19, dtype);
-    let y = draft.op(Op::Embed { scale, element: DType::F32 }, &[ids, table], &["y"])[0];
+    let y = draft.op(Op::Embed { scale, element: DType::F32, padding: None }, &[ids, table], &["y"])[0];
     gradient(&["embed", "embed_grad"], draft.gradient_of(&format!("embed {dtype} times {scale}"), y))
 }
 

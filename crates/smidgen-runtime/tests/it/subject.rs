@@ -239,6 +239,7 @@ pub fn plain_spec() -> DecoderSpec {
         output_bias: false,
         qk_norm: false,
         mlp_bias: false,
+        padding: None,
         tied_head: false,
         max_positions: 1,
         stored: DType::F32,

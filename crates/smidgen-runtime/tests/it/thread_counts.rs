@@ -41,7 +41,8 @@ fn embedding_and_loss_over_a_large_vocabulary() {
     let mut draft = Draft::new(&[260], 2);
     let ids = draft.ids("ids", Dim::Tokens, 50);
     let embedding = draft.matrix("embedding", 50, 65, DType::Bf16);
-    let x = draft.op(Op::Embed { scale: 1.0, element: DType::F32 }, &[ids, embedding], &["x"])[0];
+    let x =
+        draft.op(Op::Embed { scale: 1.0, element: DType::F32, padding: None }, &[ids, embedding], &["x"])[0];
     let rows = draft.op(Op::GatherRows, &[x, draft.supervised()], &["rows"])[0];
     let table = draft.matrix("head", 3001, 65, DType::F16);
     let head = LossHead {

@@ -222,7 +222,10 @@ fn quantized_weights_are_accepted_where_they_are_decoded() {
         let weight = Type::new(Shape::matrix(64, 512), storage);
         assert_eq!(refusal(linear(false), &[x(512), weight.clone()]), None);
         let ids = Type::new(Shape::rows_of(Dim::Tokens), Storage::Plain(DType::I32));
-        assert_eq!(refusal(Op::Embed { scale: 1.0, element: DType::F32 }, &[ids, weight.clone()]), None);
+        assert_eq!(
+            refusal(Op::Embed { scale: 1.0, element: DType::F32, padding: None }, &[ids, weight.clone()]),
+            None
+        );
         assert_eq!(refusal(Op::LinearGrad { scales: vec![1.0] }, &[x(64), weight]), None);
     }
     let weight = Type::new(Shape::matrix(64, 64), nf4);
