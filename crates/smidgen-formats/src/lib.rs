@@ -30,6 +30,7 @@ pub mod model;
 pub mod open_file;
 pub mod peft;
 pub mod phi4mm;
+pub mod quantization_claim;
 pub mod safetensors;
 pub mod shard_index;
 mod some_of;

@@ -87,7 +87,7 @@ fn adapted_module(name: &str) -> Option<&str> {
 }
 
 /// The name in the published checkpoint of a tensor without an adapter.
-fn stored_name(name: &str) -> String {
+pub fn stored_name(name: &str) -> String {
     const AUDIO: &str = "model.embed_tokens_extend.audio_embed.";
     let Some(rest) = name.strip_prefix(AUDIO) else { return name.to_owned() };
     let renamed = [

@@ -175,6 +175,48 @@ impl Weight {
         Ok(())
     }
 
+    /// Whether both have the same shape and the same numbers. Reads until they differ.
+    pub fn equals(&self, other: &Weight) -> Result<bool, WeightError> {
+        if self.shape() != other.shape() {
+            return Ok(false);
+        }
+        if self.element_name() != other.element_name() {
+            return self.has_numbers_of(other);
+        }
+        let bytes = self.file_bytes();
+        let mut pieces = [(); 2].map(|()| vec![0; (1 << 20).min(bytes) as usize]);
+        let mut offset = 0;
+        while offset < bytes && offset <= other.file_bytes() {
+            let length = (bytes - offset).min(1 << 20) as usize;
+            for (weight, piece) in [self, other].into_iter().zip(&mut pieces) {
+                weight.read_file(offset, &mut piece[..length])?;
+            }
+            if pieces[0][..length] != pieces[1][..length] {
+                return Ok(false);
+            }
+            offset += length as u64;
+        }
+        Ok(true)
+    }
+
+    /// [`Weight::equals`] for weights in different formats.
+    fn has_numbers_of(&self, other: &Weight) -> Result<bool, WeightError> {
+        let (rows, columns) = self.rows_and_columns();
+        let mut readers = [WeightRows::open(self)?, WeightRows::open(other)?];
+        let at_once = ((1 << 18) / columns.max(1)).max(1);
+        for first in (0..rows).step_by(at_once) {
+            let count = at_once.min(rows - first);
+            let mut numbers = [(); 2].map(|()| vec![0.0; count * columns]);
+            for (reader, numbers) in readers.iter_mut().zip(&mut numbers) {
+                reader.read(first, count, numbers)?;
+            }
+            if numbers[0] != numbers[1] {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     pub fn shape(&self) -> &[usize] {
         match self {
             Weight::Plain(tensor) => tensor.shape(),

@@ -21,10 +21,12 @@ use crate::report::choices::LayerCounts;
 use clap::builder::RangedU64ValueParser;
 use serde_json::{Value, json};
 use smidgen_compile::DecoderSpec;
+use smidgen_compile::model::audio::AudioSpec;
 use smidgen_compile::model::read_spec;
 use smidgen_formats::element::Element;
 use smidgen_formats::json_file::{MAX_CONFIG_BYTES, read_json_file};
 use smidgen_formats::model::Model;
+use smidgen_formats::phi4mm::{self, Phi4mm};
 use smidgen_formats::safetensors::write::{TensorSpec, pytorch_metadata, write_safetensors};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{DType, Extent, Rank, Storage};
@@ -410,9 +412,14 @@ fn write_model(config: &Value, folder: &Path) -> Result<(), Failure> {
     std::fs::create_dir_all(folder)
         .and_then(|()| std::fs::write(&path, format!("{config:#}\n")))
         .map_err(|error| Failure::file("write", &path, error))?;
-    let tensors = spec.tensors().into_iter().map(|tensor| {
+    let stored_name = |name: &str| match Phi4mm::of_config(config) {
+        Some(_) => phi4mm::stored_name(name),
+        None => name.to_owned(),
+    };
+    let audio = spec.audio.iter().flat_map(AudioSpec::tensors);
+    let tensors = spec.tensors().into_iter().chain(audio).map(|tensor| {
         let shape = tensor.shape.0.iter().map(|dim| dim.at(&Extent::default())).collect();
-        let spec = TensorSpec { name: tensor.name, element: Element::Bf16, shape };
+        let spec = TensorSpec { name: stored_name(&tensor.name), element: Element::Bf16, shape };
         (spec, tensor.shape.at(&Extent::default()))
     });
     let (specs, sizes): (Vec<TensorSpec>, Vec<(usize, usize)>) = tensors.unzip();

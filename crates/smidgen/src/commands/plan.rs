@@ -9,6 +9,7 @@ use crate::console::progress::say;
 use crate::console::stdout::{print, print_text};
 use crate::failure::Failure;
 use crate::plan::job::Job;
+use crate::plan::model::warnings;
 use crate::plan::planning::plan_job;
 use crate::plan::world::World;
 use crate::report::page_file::write_page;
@@ -142,8 +143,11 @@ fn read_plan(file: &Path) -> Result<Value, Failure> {
     serde_json::from_str(&text).map_err(|error| unreadable(Failure::disk(error)))
 }
 
-/// Prints the warnings about the rows of a job.
+/// Prints the warnings about the model and the rows of a job.
 pub fn print_warnings(job: &Job) {
+    for warning in warnings(&job.model, &job.request.spec) {
+        say(&format!("{WARNING} {warning}"));
+    }
     if let Data::Rows(rows) = &job.data {
         for warning in &rows.warnings {
             say(&format!("{WARNING} {warning}"));

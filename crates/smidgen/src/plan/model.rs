@@ -6,9 +6,12 @@
 use crate::failure::Failure;
 use smidgen_compile::error::ModelError;
 use smidgen_compile::model::audio::{AudioSpec, OUTSIDE_DECODER};
+use smidgen_compile::model::spec::{EMBEDDING, Linear, UNTIED_HEAD};
 use smidgen_compile::{DecoderSpec, Request, model as decoder_model};
 use smidgen_formats::element::Element;
 use smidgen_formats::model::Model;
+use smidgen_formats::quantization_claim::QuantizationClaim;
+use smidgen_formats::weight::Weight;
 use smidgen_hub::{Access, Located, Want};
 use smidgen_ir::{Code4, DType, Extent, Shape, Storage};
 use smidgen_recipe::{BaseFormat, ModelPath};
@@ -23,8 +26,33 @@ pub fn open_model(path: &ModelPath, want: Want, access: &Access) -> Result<Model
 
 /// The decoder that a model's config describes.
 pub fn read_decoder(model: &Model) -> Result<DecoderSpec, Failure> {
-    decoder_model::read_spec(model.config())
-        .map_err(|error| refused_model(error, model).context(format!("`{}`", model.config_path().display())))
+    let spec = decoder_model::read_spec(model.config()).map_err(|error| {
+        refused_model(error, model).context(format!("`{}`", model.config_path().display()))
+    })?;
+    let tied_head = spec.tied_head && !has_own_head(model)?;
+    Ok(DecoderSpec { tied_head, ..spec })
+}
+
+/// Whether the file has a head that is not a copy of the embedding. Transformers does not tie such a head, whatever the
+/// config says.
+fn has_own_head(model: &Model) -> Result<bool, Failure> {
+    match (model.weight(UNTIED_HEAD), model.weight(EMBEDDING)) {
+        (Some(head), Some(embedding)) => Ok(!head.equals(&embedding).map_err(Failure::model)?),
+        _ => Ok(false),
+    }
+}
+
+/// What a config says and the model does not follow, as in transformers.
+pub fn warnings(model: &Model, spec: &DecoderSpec) -> Vec<String> {
+    let mut warnings = decoder_model::ignored_keys(model.config()).unwrap_or_default();
+    let says_tied = decoder_model::read_spec(model.config()).is_ok_and(|by_config| by_config.tied_head);
+    if says_tied && !spec.tied_head {
+        warnings.push(format!(
+            "config.json ties the head to the embedding, but the file has another `{UNTIED_HEAD}`, which is used, as in \
+             transformers"
+        ));
+    }
+    warnings
 }
 
 /// Refuses an export of a model with an audio encoder, for which GGUF files have no place.
@@ -69,8 +97,8 @@ pub fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
     if !model.has_weights() {
         return Ok(());
     }
-    let mut problems: Vec<String> = Vec::new();
-    let mut known: HashSet<String> = HashSet::from(["lm_head.weight".to_string()]);
+    let mut problems: Vec<String> = contradicted_claims(spec, model);
+    let mut known: HashSet<String> = HashSet::from([UNTIED_HEAD.to_string()]);
     let decoder = spec.tensors().into_iter().map(|tensor| (tensor, false));
     let audio = spec.audio.iter().flat_map(AudioSpec::tensors).map(|tensor| (tensor, true));
     for (tensor, is_audio) in decoder.chain(audio) {
@@ -124,6 +152,42 @@ pub fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
             Failure::model(format!("the metadata of `{place}` contradicts its tensors\n  {problems}"))
         }
     })
+}
+
+/// Linears that are quantized although `quantization_config` does not say so, and the reverse.
+fn contradicted_claims(spec: &DecoderSpec, model: &Model) -> Vec<String> {
+    if let Model::Gguf { .. } = model {
+        return vec![];
+    }
+    let claim = match QuantizationClaim::of_config(model.config()) {
+        Ok(claim) => claim,
+        Err(problem) => return vec![problem],
+    };
+    let linears = spec.linears().into_iter().filter(|linear| linear.layer.is_some());
+    let problem = |linear: Linear| {
+        let name = format!("{}.weight", linear.path);
+        let weight = model.weight(&name)?;
+        let method = match weight {
+            Weight::Bnb(_) => Some("bitsandbytes"),
+            Weight::Fp8(_) => Some("fp8"),
+            Weight::Plain(_) | Weight::Merged(_) | Weight::Gguf(_) => None,
+        };
+        let stored = weight.element_name();
+        match (claim.as_ref().filter(|claim| claim.covers(&linear.path)), method) {
+            (None, None) => None,
+            (Some(claim), Some(method)) if claim.method == method => None,
+            (Some(QuantizationClaim { method, skip_key, .. }), _) => Some(format!(
+                "`{name}` is stored as {stored}, `quantization_config` says {method} (`{skip_key}` would name exceptions)"
+            )),
+            (None, Some(_)) => Some(match &claim {
+                Some(claim) => format!("`{name}` is stored as {stored}, but `{}` names it", claim.skip_key),
+                None => {
+                    format!("`{name}` is stored as {stored}, but config.json has no `quantization_config`")
+                }
+            }),
+        }
+    };
+    linears.filter_map(problem).collect()
 }
 
 /// Whether operations can read a tensor as stored: matrices in any storage format, vectors only as plain numbers.

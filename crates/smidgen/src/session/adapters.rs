@@ -30,7 +30,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 /// The name of the head in an adapter, also if the model ties the head to the embedding.
-pub const UNTIED_HEAD: &str = "lm_head.weight";
+pub use smidgen_compile::model::spec::UNTIED_HEAD;
 
 /// A trained tensor and its place on the device.
 #[derive(Clone, Debug)]

@@ -156,6 +156,38 @@ fn a_config_that_contradicts_the_weights() {
     biased.train_refused(1, &[], &[&contradiction[..], &[words]].concat());
 }
 
+/// Transformers does not tie a head that differs from the embedding, whatever the config says. A copy stays tied.
+#[test]
+fn a_head_in_the_file_is_used_unless_it_is_a_copy_of_the_embedding() {
+    let with_head = |factor: f32| {
+        let scratch = Scratch::of("llama-gqa-tied");
+        let (mut header, mut data) = split(&scratch.read(WEIGHTS));
+        let embedding = header["model.embed_tokens.weight"].clone();
+        let [begin, end] = [0, 1].map(|index| embedding["data_offsets"][index].as_u64().unwrap() as usize);
+        let numbers = data[begin..end].as_chunks::<4>().0.to_vec();
+        let first = data.len();
+        data.extend(numbers.iter().flat_map(|four| (f32::from_le_bytes(*four) * factor).to_le_bytes()));
+        header["lm_head.weight"] = embedding;
+        header["lm_head.weight"]["data_offsets"] = json!([first, data.len()]);
+        scratch.write(WEIGHTS, join(&header, &data));
+        scratch
+    };
+    let said =
+        "warning: config.json ties the head to the embedding, but the file has another `lm_head.weight`";
+    let losses = |scratch: &Scratch| {
+        let ended = scratch.run(&["train", "recipe.toml", "train.steps=2"]);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        (scratch.losses("run"), ended.stderr.contains(said))
+    };
+    let tied = losses(&Scratch::of("llama-gqa-tied"));
+    assert_eq!(losses(&with_head(1.0)), tied);
+    let other = losses(&with_head(-1.0));
+    assert!(other.0 != tied.0 && other.1, "{other:?}");
+    let untied = with_head(-1.0);
+    untied.edit_json("model/config.json", |config| config["tie_word_embeddings"] = json!(false));
+    assert_eq!(losses(&untied), (other.0, false));
+}
+
 #[test]
 fn configs_that_cannot_be_compiled() {
     for (key, value, words) in [

@@ -102,6 +102,9 @@ fn stored_in_4_bits(scratch: &Scratch) -> (Scratch, usize) {
     }
     let stored = Scratch::of("llama-gqa-tied");
     stored.write(WEIGHTS, file_of(&parts));
+    stored.edit_json("model/config.json", |config| {
+        config["quantization_config"] = json!({"quant_method": "bitsandbytes", "load_in_4bit": true});
+    });
     (stored, quantized)
 }
 
@@ -212,6 +215,53 @@ fn damaged_checkpoints_in_fp8_are_refused_by_name() {
     config["quantization_config"]["weight_block_size"] = Value::Null;
     stored.write("model/config.json", config.to_string());
     stored.train_refused(1, &[], &["`quantization_config.weight_block_size = none`", "[128,128]"]);
+}
+
+/// A linear in another format than the config says, unless the config names it as an exception, and the reverse.
+#[test]
+fn a_quantization_that_the_config_and_the_file_do_not_share_is_refused() {
+    let claim = |method: &str| match method {
+        "fp8" => json!({"quant_method": "fp8", "weight_block_size": [128, 128]}),
+        _ => json!({"quant_method": "bitsandbytes", "load_in_4bit": true}),
+    };
+    for (method, key) in [("fp8", "modules_to_not_convert"), ("bitsandbytes", "llm_int8_skip_modules")] {
+        let plain = Scratch::of("llama-head128");
+        plain.edit_json("model/config.json", |config| config["quantization_config"] = claim(method));
+        let says = format!(
+            "`model.layers.0.self_attn.q_proj.weight` is stored as F32, `quantization_config` says {method}"
+        );
+        plain.train_refused(1, &[], &["config.json contradicts the weights in `", &says, key]);
+        plain.edit_json("model/config.json", |config| {
+            config["quantization_config"][key] = json!(["lm_head", "model.layers.0", "model.layers.*"]);
+        });
+        plain.train("run", &["train.steps=1"]);
+    }
+    let [stored, _] = stored_in_fp8();
+    stored.edit_json("model/config.json", |config| {
+        config["quantization_config"]["modules_to_not_convert"] = json!(["k_proj"]);
+    });
+    stored.train_refused(
+        1,
+        &[],
+        &["k_proj.weight` is stored as fp8-blocks, but `modules_to_not_convert` names it"],
+    );
+    stored.edit_json("model/config.json", |config| config["quantization_config"] = claim("bitsandbytes"));
+    stored.train_refused(1, &[], &["is stored as fp8-blocks, `quantization_config` says bitsandbytes"]);
+    stored.edit_json("model/config.json", |config| config["quantization_config"] = Value::Null);
+    stored.train_refused(1, &[], &["is stored as fp8-blocks, but config.json has no `quantization_config`"]);
+}
+
+/// NaN is treated as NaN in any other storage: the first step that uses it ends the run.
+#[test]
+fn a_nan_in_fp8_ends_the_first_step() {
+    let [stored, _] = stored_in_fp8();
+    let mut parts = parts_of_file_with(&stored.read(WEIGHTS), &["F8_E4M3"]);
+    let codes = parts.iter_mut().find(|part| part.dtype == "F8_E4M3").unwrap();
+    codes.data[3] = 0x7F;
+    stored.write(WEIGHTS, file_of(&parts));
+    let ended = stored.run(&["train", "recipe.toml"]);
+    assert_eq!(ended.code, Some(1));
+    assert!(ended.stderr.contains("error: step 1 is not finite"), "{}", ended.stderr);
 }
 
 /// A plan needs no weights: the config of a 4-bit model says how they will lie.

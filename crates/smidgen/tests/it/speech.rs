@@ -83,6 +83,19 @@ pub fn write_tensors(scratch: &Scratch, config: &Value, tensors: &[(String, Vec<
     .unwrap();
 }
 
+/// The encoder is part of the checkpoint, under the names of either layout.
+#[test]
+fn a_checkpoint_of_random_weights_has_its_encoder() {
+    for config in [config(), published_config()] {
+        let scratch = Scratch::of("llama-gqa-tied");
+        scratch.write("shape/config.json", config.to_string());
+        let ended = scratch.run(&["bench", "--model", "shape", "--write-model", "written"]);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        let planned = scratch.run(&["plan", "recipe.toml", "model.path=written"]);
+        assert_eq!(planned.code, Some(0), "{}: {}", config["model_type"], planned.stderr);
+    }
+}
+
 /// A clip of a saw tooth.
 fn wav(samples: usize, pitch: usize) -> Vec<u8> {
     wav_of((0..samples).map(|index| ((index * pitch % 400) as i16 - 200) * 40 + (index % 7) as i16))
