@@ -188,6 +188,11 @@ fn read_target(args: &Args) -> Result<(Recipe, Option<PathBuf>), Failure> {
         return Err(Failure::command(format!("`{place}` is not the folder of a run: it has no `job.toml`")));
     }
     let mut overrides = args.overrides.clone();
+    let names = |key: &str| args.overrides.iter().any(|word| word.strip_prefix(key).is_some_and(|value| !value.is_empty()));
+    if names("data.eval=") && !names("data.split=") {
+        // The rows that the recipe holds out are not those to evaluate.
+        overrides.push("data.split=0".to_owned());
+    }
     overrides.extend(args.task.iter().map(|task| format!("eval.task={task}")));
     overrides.extend(args.limit.map(|limit| format!("eval.limit={limit}")));
     let (_, recipe) = read_recipe(&path, &overrides)?;
