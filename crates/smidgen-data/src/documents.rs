@@ -86,8 +86,11 @@ mod tests {
 
     #[test]
     fn a_sample_per_line_is_not() {
-        assert!(!looks_like_documents(&"A whole sentence on its line.\nAnd the next one is here.\n".repeat(20)));
-        let lowercase = "turn on the light in the kitchen\nplay music\nwhat is the weather like in the town of my aunt\n";
+        assert!(!looks_like_documents(
+            &"A whole sentence on its line.\nAnd the next one is here.\n".repeat(20)
+        ));
+        let lowercase =
+            "turn on the light in the kitchen\nplay music\nwhat is the weather like in the town of my aunt\n";
         assert!(!looks_like_documents(&lowercase.repeat(20)));
         assert!(!looks_like_documents("one\n\ntwo\n"));
         assert!(!looks_like_documents(""));

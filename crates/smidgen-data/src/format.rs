@@ -15,13 +15,12 @@ use std::path::Path;
 
 use serde_json::{Map, Value as Json};
 
-use crate::clip_row::has_audio;
 pub use crate::chat_row::kind_of;
 use crate::chat_row::{
     field_names, is_sharegpt, message, parse_cell, read_history, read_messages, take_silent, wrong_type,
 };
 pub use crate::example::RowFormat;
-use crate::example::{Conversation, Example, ExampleRow};
+use crate::example::{Conversation, Example, ExampleRow, has_audio};
 pub use crate::format_error::FormatError;
 use crate::source::{FileKind, RowPlace, RowResult, RowSource, SourceError, file_kind};
 use smidgen_ir::words::{ClosedWord, ColumnRole, DataFormat, OnBadRow};
@@ -347,8 +346,7 @@ fn read_prompt_completion(row: &mut Fields<'_>) -> Result<Example, FormatError> 
     let (name, completion) = row.take(&[name], "`completion`")?;
     // The clips of a row are a prompt too.
     let needs_text = !has_audio(&row.fields);
-    let empty =
-        |field: &str| FormatError::Empty { place: row.place.to_string(), field: field.to_owned() };
+    let empty = |field: &str| FormatError::Empty { place: row.place.to_string(), field: field.to_owned() };
     match (prompt, completion) {
         (Json::String(prompt), Json::String(_)) if needs_text && prompt.trim().is_empty() => {
             Err(empty(prompt_name))

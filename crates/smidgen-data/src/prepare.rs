@@ -302,7 +302,8 @@ fn warnings_of(
             "`data.loss_on = {loss_on}` is ignored: rows of `text` have no turns, every token is supervised"
         ));
     }
-    if format == RowFormat::Text && !matches!(options.template, TemplateChoice::Auto | TemplateChoice::Plain) {
+    if format == RowFormat::Text && !matches!(options.template, TemplateChoice::Auto | TemplateChoice::Plain)
+    {
         warnings.push("`data.template` is ignored: rows of `text` are used as they are".to_owned());
     }
     if notes.split > 0 {

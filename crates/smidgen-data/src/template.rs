@@ -453,9 +453,11 @@ mod tests {
     #[test]
     fn the_models_own_and_none_are_choices() {
         let (with, without) = (tokenizer("byte_level"), tokenizer("sentence_piece"));
-        let own = choose_template(&TemplateChoice::Model, RowFormat::PromptCompletion, &with).unwrap().unwrap();
+        let own =
+            choose_template(&TemplateChoice::Model, RowFormat::PromptCompletion, &with).unwrap().unwrap();
         assert!(own.is_models_own && own.renders_pairs);
-        let auto = choose_template(&TemplateChoice::Auto, RowFormat::PromptCompletion, &with).unwrap().unwrap();
+        let auto =
+            choose_template(&TemplateChoice::Auto, RowFormat::PromptCompletion, &with).unwrap().unwrap();
         assert!(auto.is_models_own && !auto.renders_pairs);
         let plain = choose_template(&TemplateChoice::Plain, RowFormat::PromptCompletion, &with).unwrap();
         assert!(plain.is_none());
@@ -465,7 +467,9 @@ mod tests {
         };
         let refused = said(TemplateChoice::Model, RowFormat::PromptCompletion, &without);
         assert!(
-            refused.starts_with("`data.template = model`: the model has no chat template\n`data.template` is one of"),
+            refused.starts_with(
+                "`data.template = model`: the model has no chat template\n`data.template` is one of"
+            ),
             "{refused}"
         );
         assert_eq!(

@@ -30,9 +30,10 @@ fn no_tracked_file_has_conflict_markers() {
     let mut violations = Vec::new();
     for name in names.split_terminator('\0') {
         // A file that was deleted and a binary one have no lines.
-        let Ok(text) = fs::read(root().join(name)).map_err(drop).and_then(|bytes| {
-            String::from_utf8(bytes).map_err(drop)
-        }) else {
+        let Ok(text) = fs::read(root().join(name))
+            .map_err(drop)
+            .and_then(|bytes| String::from_utf8(bytes).map_err(drop))
+        else {
             continue;
         };
         violations.extend(markers(&text).iter().map(|line| format!("{name}:{line}")));
