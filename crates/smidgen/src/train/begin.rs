@@ -12,7 +12,6 @@ use super::resume::{self, Start};
 use super::run_dir::RunDir;
 use crate::console::colour::{NOTE, WARNING};
 use crate::failure::Failure;
-use crate::plan::demand::describe_packing;
 use crate::plan::job::Job;
 use crate::plan::planning::{Planned, plan_job, plan_job_as_before};
 use crate::ranks::join::Joined;
@@ -107,10 +106,6 @@ pub fn prepare_run(
     };
     if !planned.fits {
         return Err(planned.refusal());
-    }
-    if let (Data::Rows(rows), Start::Beginning) = (&job.data, &start) {
-        let packing = describe_packing(rows, &planned.solution.policy, job.request.rank.of)?;
-        say(&format!("packing: {packing}"));
     }
     device = encode_job(job, made_of.encoder(), device, say)?;
     if let Some(note) = check_start(&planned.solution.plan, job, &start)? {

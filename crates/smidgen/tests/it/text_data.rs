@@ -285,7 +285,7 @@ fn prompts_and_completions_ask_for_a_decision_about_the_template() {
     let json: Value = serde_json::from_str(&asked("preview", &["--json"]).stdout).unwrap();
     assert_eq!(json["forms"]["model"][1], json!({"text": " answer <|im_end|>", "supervised": true}));
     for command in ["train", "plan"] {
-        let ended = asked(command, &["output.dir=run"]);
+        let ended = asked(command, &["output.dir=undecided"]);
         assert_eq!(ended.stderr.matches(UNDECIDED).count(), 1, "{command}: {}", ended.stderr);
     }
     let with = "\nprompted   with the chat template: ";
