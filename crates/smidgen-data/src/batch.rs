@@ -245,6 +245,17 @@ impl BatchPlan {
         Ok(())
     }
 
+    /// Calls `on_batch` with the samples of every step of the first epoch, or of the run if it is shorter.
+    pub(crate) fn for_each_first_batch<E>(
+        &self,
+        mut on_batch: impl FnMut(&[u32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut epoch = self.current.borrow_mut();
+        self.load_epoch(&mut epoch, 0);
+        let batches = epoch.batches().min(self.total_steps);
+        (0..batches).try_for_each(|batch| on_batch(epoch.batch(batch)))
+    }
+
     /// Epoch and batch within it.
     fn locate(&self, step: u64) -> (u64, u64) {
         match &self.epochs {

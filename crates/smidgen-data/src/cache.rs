@@ -16,7 +16,7 @@ use smidgen_formats::model::Model;
 use smidgen_formats::tokenizer::copy::is_tokenizer_file;
 
 /// Must change whenever the same input would give different tokens or a different file.
-const VERSION: &str = "smidgen tokenized data 3";
+const VERSION: &str = "smidgen tokenized data 4";
 
 /// Hashes what determines a set.
 pub struct CacheKey {

@@ -18,11 +18,9 @@ use thiserror::Error;
 
 use crate::chat_row::kind_of;
 use crate::clips::ClipCollector;
+use crate::example::AUDIO_FIELD;
 use crate::row_group::HeldRow;
 use crate::row_place::RowPlace;
-
-/// The field of a row that names its clips.
-const FIELD: &str = "audio";
 
 /// How clips are read.
 #[derive(Clone, Debug)]
@@ -139,7 +137,7 @@ impl ClipReader {
         fields: &Map<String, Json>,
         collector: &mut ClipCollector,
     ) -> Result<Option<Vec<u32>>, AudioRowError> {
-        let named = match fields.get(FIELD) {
+        let named = match fields.get(AUDIO_FIELD) {
             None | Some(Json::Null) => &[],
             Some(Json::Array(several)) => several.as_slice(),
             Some(one) => std::slice::from_ref(one),
@@ -187,7 +185,7 @@ impl ClipReader {
         let mut sounds: Vec<Sound> = Vec::new();
         for HeldRow { file, unit, number, row } in rows {
             let place = RowPlace { file, unit: *unit, number: *number };
-            let values = row.as_ref().ok().and_then(|row| row.fields.get(FIELD)).into_iter();
+            let values = row.as_ref().ok().and_then(|row| row.fields.get(AUDIO_FIELD)).into_iter();
             let values =
                 values.flat_map(|value| value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice));
             // A wrong value is reported when its row is read.
@@ -271,15 +269,6 @@ struct Sound {
     /// Identifies the clip: its path, or the hash of its bytes.
     key: String,
     bytes: Option<Vec<u8>>,
-}
-
-/// Whether a row names a clip.
-pub fn has_audio(fields: &Map<String, Json>) -> bool {
-    match fields.get(FIELD) {
-        None | Some(Json::Null) => false,
-        Some(Json::Array(several)) => !several.is_empty(),
-        Some(_) => true,
-    }
 }
 
 /// "1 clip", "2 clips".

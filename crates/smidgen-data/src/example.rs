@@ -115,6 +115,18 @@ impl Conversation {
     }
 }
 
+/// The field of a row that names its clips.
+pub(crate) const AUDIO_FIELD: &str = "audio";
+
+/// Whether a row names a clip.
+pub fn has_audio(fields: &Map<String, Json>) -> bool {
+    match fields.get(AUDIO_FIELD) {
+        None | Some(Json::Null) => false,
+        Some(Json::Array(several)) => !several.is_empty(),
+        Some(_) => true,
+    }
+}
+
 /// An example with the other fields of its row, for evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExampleRow {

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | alpaca | `instruction`, `output`; `input`, `system` and `history` may be missing, null or empty | `response`, `context` |
 //! | chat | `messages`: a list of `role` and `content`; `tools`, `chat_template_kwargs` | `conversations`, `conversation`, with `from` and `value` |
-//! | prompt-completion | `prompt`, `completion`: both strings or both lists of messages | `prompt` and `response`, `question` and `answer`, `input` and `output` |
+//! | prompt-completion | `prompt`, `completion`: both strings that are not blank, or both lists of messages | `prompt` and `response`, `question` and `answer`, `input` and `output` |
 //! | text | `text` | |
 //! | tokens | `input_ids`; `labels` may be missing | |
 //!
@@ -20,7 +20,7 @@ use crate::chat_row::{
     field_names, is_sharegpt, message, parse_cell, read_history, read_messages, take_silent, wrong_type,
 };
 pub use crate::example::RowFormat;
-use crate::example::{Conversation, Example, ExampleRow};
+use crate::example::{Conversation, Example, ExampleRow, has_audio};
 pub use crate::format_error::FormatError;
 use crate::source::{FileKind, RowPlace, RowResult, RowSource, SourceError, file_kind};
 use smidgen_ir::words::{ClosedWord, ColumnRole, DataFormat, OnBadRow};
@@ -344,12 +344,16 @@ fn read_prompt_completion(row: &mut Fields<'_>) -> Result<Example, FormatError> 
     let (prompt_name, name) = pair.unwrap_or(PAIRS[0]);
     let (prompt_name, prompt) = row.take(&[prompt_name], "`prompt`")?;
     let (name, completion) = row.take(&[name], "`completion`")?;
+    // The clips of a row are a prompt too.
+    let needs_text = !has_audio(&row.fields);
+    let empty = |field: &str| FormatError::Empty { place: row.place.to_string(), field: field.to_owned() };
     match (prompt, completion) {
-        (Json::String(prompt), Json::String(completion)) if !completion.trim().is_empty() => {
-            Ok(Example::PromptCompletion { prompt, completion })
+        (Json::String(prompt), Json::String(_)) if needs_text && prompt.trim().is_empty() => {
+            Err(empty(prompt_name))
         }
-        (Json::String(_), Json::String(_)) => {
-            Err(FormatError::Empty { place: row.place.to_string(), field: name.to_owned() })
+        (Json::String(_), Json::String(completion)) if completion.trim().is_empty() => Err(empty(name)),
+        (Json::String(prompt), Json::String(completion)) => {
+            Ok(Example::PromptCompletion { prompt, completion })
         }
         (prompt @ Json::Array(_), completion @ Json::Array(_)) => {
             let mut messages = read_messages(row.place, prompt_name, prompt, false)?;

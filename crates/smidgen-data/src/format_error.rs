@@ -79,7 +79,7 @@ impl FormatError {
                 if fields.contains("`chosen`") {
                     "pairs of chosen and rejected answers are not supported; rename the answer to learn to `completion`"
                 } else {
-                    FIELDS_OF_FORMATS
+                    return Some(format!("{FIELDS_OF_FORMATS}; {}", how_to_name(fields)));
                 }
             }
             FormatError::FilesDiffer { .. } => "use one run per format, or convert the files to one format",
@@ -124,8 +124,24 @@ fn because(first: Option<&str>, format: RowFormat) -> String {
 }
 
 const FIELDS_OF_FORMATS: &str = "the formats are alpaca (`instruction`, `output`), chat (`messages` or `conversations`), \
-prompt-completion (`prompt`, `completion`), text (`text`) and tokens (`input_ids`); name other columns with \
-`data.columns`, such as `data.columns = { prompt = \"title\", completion = \"body\" }`";
+prompt-completion (`prompt`, `completion`), text (`text`) and tokens (`input_ids`)";
+
+/// How to read rows with other columns, which are named in a list in backticks.
+fn how_to_name(fields: &str) -> String {
+    let is_number = |name: &&str| {
+        let name = name.to_lowercase();
+        ["", "id", "idx", "index", "no", "nr"].contains(&name.as_str()) || name.starts_with("unnamed")
+    };
+    let names: Vec<&str> = fields.split('`').skip(1).step_by(2).filter(|name| !is_number(name)).collect();
+    match names[..] {
+        [] => "name other columns with `data.columns`".to_owned(),
+        [only] => format!("`data.columns = {{ text = {only:?} }}` reads `{only}` as text"),
+        [asks, answers, ..] => format!(
+            "`data.columns = {{ prompt = {asks:?}, completion = {answers:?} }}` reads `{asks}` as prompt and \
+             `{answers}` as completion, and `data.template = \"model\"` makes turns of them in the model's chat template"
+        ),
+    }
+}
 
 /// Every name that `role_of` (`chat_row.rs`) knows.
 const KNOWN_ROLES: &str = "`system`, `developer`, `user` (`human`), \

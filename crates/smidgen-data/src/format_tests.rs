@@ -123,6 +123,16 @@ fn formats_are_recognized_by_their_fields() {
     };
     assert!(unknown("a.jsonl", r#"{"prompt": 1, "chosen": 2}"#).starts_with("pairs of chosen"));
     assert!(unknown("a.jsonl", r#"{"question": 1}"#).starts_with("the formats are alpaca (`instruction`"));
+    let hint = unknown("a.csv", "id,frage,antwort\n1,a,b\n");
+    assert!(
+        hint.ends_with(
+            "; `data.columns = { prompt = \"frage\", completion = \"antwort\" }` reads `frage` as prompt and \
+             `antwort` as completion, and `data.template = \"model\"` makes turns of them in the model's chat template"
+        ),
+        "{hint}"
+    );
+    let hint = unknown("b.csv", "id,body\n1,a\n");
+    assert!(hint.ends_with("; `data.columns = { text = \"body\" }` reads `body` as text"), "{hint}");
 }
 
 #[test]
@@ -390,9 +400,10 @@ fn mistakes_in_conversations_name_the_message() {
 
 #[test]
 fn prompt_completion_rows() {
-    let row = json!({"prompt": "", "completion": "b", "id": 1});
+    let row = json!({"prompt": "a", "completion": "b", "id": 1});
     let read = example(RowFormat::PromptCompletion, row).unwrap();
-    assert_eq!(read.example, Example::PromptCompletion { prompt: String::new(), completion: "b".to_owned() });
+    let (prompt, completion) = ("a".to_owned(), "b".to_owned());
+    assert_eq!(read.example, Example::PromptCompletion { prompt, completion });
     assert_eq!(read.fields.len(), 1);
     let (user, assistant) =
         (json!({"role": "user", "content": "a"}), json!({"role": "assistant", "content": "b"}));
@@ -409,6 +420,8 @@ fn prompt_completion_rows() {
     assert_eq!(read.example, Example::Chat(conversation));
     for (row, expected) in [
         (json!({"prompt": "a", "completion": ""}), "`completion` is empty"),
+        (json!({"prompt": " \n", "completion": "b"}), "`prompt` is empty"),
+        (json!({"question": "", "answer": "b"}), "`question` is empty"),
         (json!({"prompt": "a"}), "`completion` is missing, found no fields"),
         (json!({"completion": "a"}), "`prompt` is missing, found `completion`"),
         (
@@ -431,6 +444,13 @@ fn prompt_completion_rows() {
     ] {
         assert_eq!(said(RowFormat::PromptCompletion, row), format!("`a.jsonl` line 7: {expected}"));
     }
+}
+
+/// The clips of such a row are its prompt.
+#[test]
+fn the_prompt_of_a_row_with_audio_may_be_empty() {
+    let row = json!({"audio": "a.wav", "prompt": "", "completion": "b"});
+    assert!(example(RowFormat::PromptCompletion, row).is_ok());
 }
 
 #[test]

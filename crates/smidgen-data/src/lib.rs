@@ -15,6 +15,7 @@ pub mod clip_row;
 pub mod clips;
 pub mod compressed;
 mod csv_rows;
+mod documents;
 mod encode_error;
 pub mod eval_batch;
 pub mod example;

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 pub use crate::encode_error::EncodeError;
 use crate::example::{Conversation, Example};
-use crate::template::{DataTemplate, TemplateError, TemplateKind};
+use crate::template::{DataTemplate, TemplateError, TemplateKind, no_chat_template};
 use crate::turns::{Turns, TurnsText};
 use smidgen_formats::tokenizer::Tokenizer;
 use smidgen_formats::tokenizer::chat_template::ChatTemplate;
@@ -93,6 +93,17 @@ impl<'a> RowEncoder<'a> {
                 is_templated = false;
                 vec![all_of(self.tokenizer.encode(&self.with_eos(text), true)?)]
             }
+            (Example::PromptCompletion { prompt, completion }, Some(kind)) if self.renders_pairs() => {
+                match kind {
+                    TemplateKind::Text(text) => {
+                        vec![self.encode_pair(&text.render(prompt, None), completion)?]
+                    }
+                    TemplateKind::Chat(template) => {
+                        let conversation = Conversation::of_instruction(&[], prompt, None, completion);
+                        self.encode_conversation(template, &conversation)?
+                    }
+                }
+            }
             (Example::PromptCompletion { prompt, completion }, _) => {
                 is_templated = false;
                 vec![self.encode_pair(prompt, completion)?]
@@ -116,10 +127,15 @@ impl<'a> RowEncoder<'a> {
                 return Err(EncodeError::NoTemplate(TemplateError::TextForChat { name: name() }));
             }
             (Example::Chat(_) | Example::Alpaca { .. }, None) => {
-                return Err(EncodeError::NoTemplate(TemplateError::ModelHasNone));
+                return Err(EncodeError::NoTemplate(no_chat_template(self.tokenizer)));
             }
         };
         Ok(encoded.into_iter().map(|encoded| self.sample_of(encoded, is_templated)).collect())
+    }
+
+    /// Whether prompts and completions that are strings are rendered with the template.
+    fn renders_pairs(&self) -> bool {
+        self.template.is_some_and(|template| template.renders_pairs)
     }
 
     fn sample_of(&self, (ids, spans, prompt_differs): Encoded, is_templated: bool) -> EncodedSample {

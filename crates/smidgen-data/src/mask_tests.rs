@@ -20,6 +20,8 @@ fn tokenizer(name: &str) -> Tokenizer {
 fn template_of(word: &str) -> TemplateChoice {
     match word {
         "auto" => TemplateChoice::Auto,
+        "model" => TemplateChoice::Model,
+        "none" => TemplateChoice::Plain,
         name => TemplateChoice::Named(name.to_owned()),
     }
 }
@@ -70,7 +72,15 @@ fn ids_and_labels_are_those_of_trl() {
             let rows = case["rows"].as_array().unwrap();
             assert_eq!(expected.len(), rows.len(), "{what}");
             for (row, expected) in rows.iter().zip(expected) {
-                let encoded = one(encoder.encode(&example(format, row)).unwrap());
+                // Such a row is refused when it is read; TRL trains its completion.
+                let example = match row["prompt"] == "" {
+                    true => {
+                        let completion = row["completion"].as_str().unwrap().to_owned();
+                        Example::PromptCompletion { prompt: String::new(), completion }
+                    }
+                    false => example(format, row),
+                };
+                let encoded = one(encoder.encode(&example).unwrap());
                 assert_eq!(encoded.ids, numbers(&expected["ids"]), "{what}: ids of {row}");
                 assert_eq!(labels(&encoded), numbers(&expected["labels"]), "{what}: labels of {row}");
                 assert_eq!(encoded.turn_end, TurnEnd::Supervised, "{what}: {row}");
@@ -104,6 +114,33 @@ fn turns_without_generation_blocks_are_found_by_rendering() {
     assert_eq!(supervised("auto", LossOn::Assistant), ["Hello<|im_end|>\n", "2<|im_end|>\n"]);
     assert_eq!(supervised("chatml", LossOn::Assistant), ["\nHello<|im_end|>\n", "\n2<|im_end|>\n"]);
     assert_eq!(supervised("auto", LossOn::Completion), ["2<|im_end|>\n"]);
+}
+
+/// The text of a pair, with what is supervised in brackets.
+fn pair_text(template: &str, loss_on: LossOn) -> String {
+    let tokenizer = tokenizer("byte_level");
+    let pair = example(RowFormat::PromptCompletion, &json!({"question": "2+2?", "answer": "4"}));
+    let template = choose_template(&template_of(template), RowFormat::PromptCompletion, &tokenizer).unwrap();
+    let encoded = one(RowEncoder::new(&tokenizer, template.as_ref(), loss_on).encode(&pair).unwrap());
+    let text = |ids: &[i64]| {
+        let ids: Vec<u32> = ids.iter().map(|&id| id as u32).collect();
+        tokenizer.decode(&ids, false).unwrap()
+    };
+    let [span] = &encoded.spans[..] else { panic!("one span") };
+    format!("{}[{}]", text(&encoded.ids[..span.start]), text(&encoded.ids[span.clone()]))
+}
+
+#[test]
+fn a_template_that_is_asked_for_renders_pairs_of_strings() {
+    let turns = "<|im_start|>system\nBe good.<|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n[4<|im_end|>\n]";
+    assert_eq!(pair_text("model", LossOn::Auto), turns);
+    assert_eq!(pair_text("model", LossOn::Completion), turns);
+    assert!(pair_text("chatml", LossOn::Auto).ends_with("assistant\n[4<|im_end|>\n]"));
+    let alpaca = pair_text("alpaca", LossOn::Auto);
+    assert!(alpaca.contains("### Instruction:\n2+2?\n\n### Response:\n[4"), "{alpaca}");
+    for plain in ["auto", "none"] {
+        assert_eq!(pair_text(plain, LossOn::Auto), "2+2?[4<|im_end|>]", "{plain}");
+    }
 }
 
 fn with_template(source: &str) -> Tokenizer {
@@ -196,14 +233,15 @@ fn a_turn_that_does_not_begin_with_its_prompt_is_what_differs_from_it() {
 #[test]
 fn what_is_supervised_by_default() {
     let tokenizer = tokenizer("byte_level");
-    let of = |format: RowFormat, row: Json| {
-        marked(&tokenizer, "llama3", LossOn::Auto, &example(format, &row)).concat()
+    let with = |template: &str, format: RowFormat, row: Json| {
+        marked(&tokenizer, template, LossOn::Auto, &example(format, &row)).concat()
     };
+    let of = |format: RowFormat, row: Json| with("llama3", format, row);
     let chat = of(RowFormat::Chat, two_turns());
     assert!(chat.contains("[b<|eot_id|>]") && chat.contains("[d<|eot_id|>]"), "{chat}");
     assert_eq!(of(RowFormat::Text, json!({"text": "one"})), "[one<|im_end|>]");
     let pair = json!({"prompt": "a b", "completion": " c"});
-    assert_eq!(of(RowFormat::PromptCompletion, pair), "a b[ c<|im_end|>]");
+    assert_eq!(with("auto", RowFormat::PromptCompletion, pair), "a b[ c<|im_end|>]");
     let turns = &two_turns()["messages"];
     let pair = json!({"prompt": [turns[0], turns[1], turns[2]], "completion": [turns[3]]});
     let chat = of(RowFormat::PromptCompletion, pair);

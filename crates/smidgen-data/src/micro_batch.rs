@@ -299,6 +299,36 @@ pub fn largest_micro_batch(
     Ok(largest)
 }
 
+/// Samples, and the sequences that they are packed into.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Packed {
+    pub samples: u64,
+    pub sequences: u64,
+    pub tokens: u64,
+}
+
+/// Packs the first epoch, or the whole run if it is shorter, as all ranks together will.
+pub fn packed_epoch(
+    plan: &BatchPlan,
+    set: &TokenSet,
+    micro_tokens: usize,
+    ranks: usize,
+) -> Result<Packed, PackError> {
+    let (mut packing, mut shares, mut packed) = (Packing::default(), Shares::default(), Packed::default());
+    let length = |sample: u32| set.length(sample as usize);
+    plan.for_each_first_batch(|samples| {
+        shares.divide(samples, length, ranks);
+        packed.samples += samples.len() as u64;
+        packed.tokens += samples.iter().map(|&sample| u64::from(length(sample))).sum::<u64>();
+        shares.all().try_for_each(|samples| {
+            packing.pack(samples.iter().map(|&sample| length(sample)), micro_tokens)?;
+            packed.sequences += packing.micro_batches().len() as u64;
+            Ok(())
+        })
+    })?;
+    Ok(packed)
+}
+
 /// The samples of the micro-batch of a run that has the most tokens. Of several with equally many tokens, the one with
 /// the most supervised tokens, then the first.
 pub fn largest_samples(

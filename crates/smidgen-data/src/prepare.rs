@@ -11,6 +11,7 @@ use smidgen_ir::words::{DataFormat, LossOn, OnBadRow, Overflow};
 use crate::bad_rows::BadRows;
 use crate::cache::{CacheKey, cache_file};
 use crate::clip_row::AudioOptions;
+use crate::documents::hint_about_documents;
 use crate::format::{Recognized, RowFormat, RowReading, recognize};
 use crate::mask::RowEncoder;
 pub use crate::prepare_error::PrepareError;
@@ -213,6 +214,9 @@ fn fill(
         Err(error) => return Err(bad.error_with_bad_rows(error, options.on_bad_row)),
     };
     warnings.extend(bad.finish(options.on_bad_row)?);
+    if let (RowFormat::Text, RowSource::Files(files)) = (reading.format, reading.source) {
+        warnings.extend(hint_about_documents(files));
+    }
     Ok(Filled { template, warnings, is_empty: builder.stats().rows.kept == before.kept })
 }
 
@@ -249,7 +253,7 @@ fn fill_with_text(
     let encoder = RowEncoder::new(tokenizer, template.as_ref(), options.loss_on);
     let notes = tokenize_rows(reading, &encoder, options.threads, builder, bad, on_rows)?;
     let warnings = warnings_of(&notes, tokenizer, template.as_ref(), format, options);
-    // Prompts and completions that are strings need no template.
+    // With `auto`, prompts and completions that are strings have no template.
     let template = template.filter(|_| notes.plain < notes.rows);
     Ok((template.map(|template| template.name), warnings))
 }
@@ -270,6 +274,8 @@ fn cache_key(
     key.add("template", template_source(options.template)?.as_bytes());
     let kind = match options.template {
         TemplateChoice::Auto => "auto",
+        TemplateChoice::Model => "model",
+        TemplateChoice::Plain => "none",
         TemplateChoice::Named(_) => "named",
         TemplateChoice::File(_) => "file",
     };
@@ -296,7 +302,8 @@ fn warnings_of(
             "`data.loss_on = {loss_on}` is ignored: rows of `text` have no turns, every token is supervised"
         ));
     }
-    if format == RowFormat::Text && *options.template != TemplateChoice::Auto {
+    if format == RowFormat::Text && !matches!(options.template, TemplateChoice::Auto | TemplateChoice::Plain)
+    {
         warnings.push("`data.template` is ignored: rows of `text` are used as they are".to_owned());
     }
     if notes.split > 0 {
@@ -308,12 +315,19 @@ fn warnings_of(
     }
     if (1..rows).contains(&notes.plain) {
         warnings.push(format!(
-            "{} of {rows} rows are strings, which are trained without the chat template of the others",
+            "{} of {rows} rows are strings, which are trained without the chat template of the others; {RENDERS_PAIRS}",
             notes.plain
         ));
     }
+    if rows > 0 && notes.plain == rows && template.is_some() {
+        warnings.push(format!(
+            "prompts and completions are trained without the model's chat template; {RENDERS_PAIRS}, and \
+             `data.template = \"none\"` confirms that they stay as they are (`smidgen preview` shows both)"
+        ));
+    }
     if rows > 0 && notes.turn_end_supervised == 0 {
-        let what = match (template, notes.turn_end_not_supervised) {
+        let used = template.filter(|_| notes.plain < rows);
+        let what = match (used, notes.turn_end_not_supervised) {
             (_, 1..) => {
                 "the token that ends a turn comes after the answers and is never supervised".to_owned()
             }
@@ -342,6 +356,9 @@ fn warnings_of(
     }
     warnings
 }
+
+const RENDERS_PAIRS: &str =
+    "`data.template = \"model\"` makes a turn of the user and one of the assistant of each";
 
 fn warnings_of_counts(stats: &TokenStats) -> Vec<String> {
     let rows = stats.rows;

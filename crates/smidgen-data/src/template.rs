@@ -92,6 +92,10 @@ pub enum TemplateError {
     NoMarkers { name: String, missing: Vec<String>, fitting: Vec<&'static str>, has_own: bool },
     #[error("the rows are conversations, but the model has no chat template")]
     ModelHasNone,
+    #[error("`data.template = model`: the model has no chat template")]
+    AskedForModels,
+    #[error("`data.template = none`: rows of `{format}` need a template")]
+    Needed { format: RowFormat },
     #[error(
         "`data.template = {name}` is a prompt for an instruction and its answer, but the rows are conversations"
     )]
@@ -106,12 +110,24 @@ impl TemplateError {
                 let all = template_names();
                 let near = nearest(name, all.iter().copied());
                 let near = near.map_or(String::new(), |near| format!("did you mean `{near}`? "));
-                Some(format!("{near}the built-in templates are {}; the name of a template file ends in `.jinja`", all.join(", ")))
+                Some(format!(
+                    "{near}the built-in templates are {}; `model` is the model's own, `none` is no template, and the \
+                     name of a template file ends in `.jinja`",
+                    all.join(", ")
+                ))
             }
-            TemplateError::ModelHasNone | TemplateError::TextForChat { .. } => Some(format!(
+            TemplateError::ModelHasNone
+            | TemplateError::AskedForModels
+            | TemplateError::TextForChat { .. } => Some(format!(
                 "`data.template` is one of {}, or a `.jinja` file; use the one that the model was trained with",
                 CHAT_TEMPLATES.map(|built_in| built_in.name).join(", ")
             )),
+            TemplateError::Needed { format: RowFormat::Alpaca } => Some(
+                "`data.template = \"alpaca\"` is a plain prompt, \"auto\" the model's own chat template".to_owned(),
+            ),
+            TemplateError::Needed { .. } => {
+                Some("`data.template = \"auto\"` uses the model's own for conversations only".to_owned())
+            }
             TemplateError::NoMarkers { fitting, has_own, .. } => {
                 let own = if *has_own { "`data.template = \"auto\"` uses the model's own; " } else { "" };
                 let fitting = match fitting.as_slice() {
@@ -145,8 +161,13 @@ pub fn text_prompt(name: &str) -> Option<TextPrompt> {
 /// The template that the user asks for (`data.template`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TemplateChoice {
-    /// The model's own template, or for alpaca rows of a model without one the prompt `alpaca`.
+    /// The model's own template, or for alpaca rows of a model without one the prompt `alpaca`. Prompts and
+    /// completions that are strings stay as they are.
     Auto,
+    /// The model's own template, also for prompts and completions that are strings.
+    Model,
+    /// No template.
+    Plain,
     /// A built-in template.
     Named(String),
     /// A `.jinja` file.
@@ -208,8 +229,10 @@ pub struct DataTemplate {
     /// For messages: a name, a path, or "the model's own".
     pub name: String,
     pub kind: TemplateKind,
-    /// Whether it is the model's own rather than the user's choice.
+    /// Whether it is the model's own rather than a built-in one or a file.
     pub is_models_own: bool,
+    /// Whether prompts and completions that are strings are rendered too.
+    pub renders_pairs: bool,
 }
 
 /// The source of a template, which identifies it. No tokenizer is needed.
@@ -217,6 +240,8 @@ pub fn template_source(wanted: &TemplateChoice) -> Result<String, TemplateError>
     match wanted {
         // The model's own template is part of the model's files, which are identified by themselves.
         TemplateChoice::Auto => Ok("auto".to_owned()),
+        TemplateChoice::Model => Ok("model".to_owned()),
+        TemplateChoice::Plain => Ok("none".to_owned()),
         TemplateChoice::Named(name) => {
             let chat = CHAT_TEMPLATES.iter().find(|built_in| built_in.name == name);
             let text = text_prompt(name);
@@ -239,7 +264,7 @@ pub fn template_source(wanted: &TemplateChoice) -> Result<String, TemplateError>
     }
 }
 
-/// The template for rows of a format; `None` if they need none.
+/// The template for rows of a format; `None` if they have none.
 pub fn choose_template(
     wanted: &TemplateChoice,
     format: RowFormat,
@@ -248,24 +273,33 @@ pub fn choose_template(
     let unsound = |origin: String| |error| TemplateError::Unsound { origin, error };
     let chat = |name: String, source: &str, is_models_own| {
         let template = ChatTemplate::new(source, tokenizer.special_texts()).map_err(unsound(name.clone()))?;
-        Ok(Some(DataTemplate { name, kind: TemplateKind::Chat(Box::new(template)), is_models_own }))
+        let (kind, renders_pairs) = (TemplateKind::Chat(Box::new(template)), *wanted != TemplateChoice::Auto);
+        Ok(Some(DataTemplate { name, kind, is_models_own, renders_pairs }))
     };
+    let own = |source| chat("the model's own".to_owned(), source, true);
     let text = |name: &str, prompt| {
         Ok(Some(DataTemplate {
             name: name.to_owned(),
             kind: TemplateKind::Text(prompt),
             is_models_own: false,
+            renders_pairs: true,
         }))
     };
     let source = template_source(wanted)?;
     match (wanted, format) {
         (_, RowFormat::Text | RowFormat::Tokens) => Ok(None),
         (TemplateChoice::Auto, _) => match (tokenizer.template_source(), format) {
-            (Some(source), _) => chat("the model's own".to_owned(), source, true),
+            (Some(source), _) => own(source),
             (None, RowFormat::Alpaca) => text("alpaca", TextPrompt::Alpaca),
             (None, RowFormat::Chat) => Err(TemplateError::ModelHasNone),
             (None, _) => Ok(None),
         },
+        (TemplateChoice::Model, _) => match tokenizer.template_source() {
+            Some(source) => own(source),
+            None => Err(TemplateError::AskedForModels),
+        },
+        (TemplateChoice::Plain, RowFormat::PromptCompletion) => Ok(None),
+        (TemplateChoice::Plain, _) => Err(TemplateError::Needed { format }),
         (TemplateChoice::Named(name), _) => match (text_prompt(name), format) {
             (Some(_), RowFormat::Chat) => Err(TemplateError::TextForChat { name: name.clone() }),
             (Some(prompt), _) => text(name, prompt),
@@ -275,6 +309,14 @@ pub fn choose_template(
             }
         },
         (TemplateChoice::File(path), _) => chat(format!("`{}`", path.display()), &source, false),
+    }
+}
+
+/// Why conversations have no template: the model has none, or `data.template = "none"`.
+pub fn no_chat_template(tokenizer: &Tokenizer) -> TemplateError {
+    match tokenizer.template_source() {
+        None => TemplateError::ModelHasNone,
+        Some(_) => TemplateError::Needed { format: RowFormat::Chat },
     }
 }
 
@@ -409,6 +451,40 @@ mod tests {
     }
 
     #[test]
+    fn the_models_own_and_none_are_choices() {
+        let (with, without) = (tokenizer("byte_level"), tokenizer("sentence_piece"));
+        let own =
+            choose_template(&TemplateChoice::Model, RowFormat::PromptCompletion, &with).unwrap().unwrap();
+        assert!(own.is_models_own && own.renders_pairs);
+        let auto =
+            choose_template(&TemplateChoice::Auto, RowFormat::PromptCompletion, &with).unwrap().unwrap();
+        assert!(auto.is_models_own && !auto.renders_pairs);
+        let plain = choose_template(&TemplateChoice::Plain, RowFormat::PromptCompletion, &with).unwrap();
+        assert!(plain.is_none());
+        let said = |wanted, format, tokenizer| {
+            let error = choose_template(&wanted, format, tokenizer).unwrap_err();
+            format!("{error}\n{}", error.hint().unwrap())
+        };
+        let refused = said(TemplateChoice::Model, RowFormat::PromptCompletion, &without);
+        assert!(
+            refused.starts_with(
+                "`data.template = model`: the model has no chat template\n`data.template` is one of"
+            ),
+            "{refused}"
+        );
+        assert_eq!(
+            said(TemplateChoice::Plain, RowFormat::Chat, &with),
+            "`data.template = none`: rows of `chat` need a template\n\
+             `data.template = \"auto\"` uses the model's own for conversations only"
+        );
+        assert_eq!(
+            said(TemplateChoice::Plain, RowFormat::Alpaca, &with),
+            "`data.template = none`: rows of `alpaca` need a template\n\
+             `data.template = \"alpaca\"` is a plain prompt, \"auto\" the model's own chat template"
+        );
+    }
+
+    #[test]
     fn names_and_files_that_are_wrong() {
         let tokenizer = tokenizer("byte_level");
         let said = |wanted: &TemplateChoice| {
@@ -420,7 +496,8 @@ mod tests {
         assert_eq!(
             hint,
             "did you mean `chatml`? the built-in templates are chatml, llama3, phi3, phi4, phi4-mini, gemma, mistral, zephyr, \
-             alpaca, llm-adapters; the name of a template file ends in `.jinja`"
+             alpaca, llm-adapters; `model` is the model's own, `none` is no template, and the name of a template file \
+             ends in `.jinja`"
         );
         assert!(said(&named("banana")).1.starts_with("the built-in templates are chatml"));
         let (error, _) = said(&named("alpaca"));

@@ -8,8 +8,9 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value as Json};
 
-use crate::clip_row::{AudioOptions, AudioRowError, ClipReader, has_audio};
+use crate::clip_row::{AudioOptions, AudioRowError, ClipReader};
 use crate::clips::ClipCollector;
+use crate::example::has_audio;
 use crate::mask::EncodedSample;
 use crate::row_group::HeldRow;
 use crate::row_place::RowPlace;

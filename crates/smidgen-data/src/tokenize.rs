@@ -437,10 +437,9 @@ mod tests {
 
     #[test]
     fn the_first_mistake_is_reported_whatever_else_is_wrong() {
-        // A conversation without a template, then a line that is not JSON: found by workers and by the reader.
+        // A conversation with `data.template = "none"`, then a line that is not JSON: found by workers and by the reader.
         let chat = "{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}], \"completion\": [{\"role\": \"assistant\", \"content\": \"b\"}]}\n";
-        let expected =
-            "`rows.jsonl` line 101: the rows are conversations, but the model has no chat template";
+        let expected = "`rows.jsonl` line 101: `data.template = none`: rows of `chat` need a template";
         for threads in [1, 3] {
             let error = tokenize(&format!("{}{chat}{}{chat}", rows(100), rows(100)), threads).unwrap_err();
             assert_eq!(error, expected);

@@ -134,7 +134,7 @@ pub(crate) static KEYS: &[Key] = &[
     key!(data.columns, COLUMNS, "the column for each role, if the columns have other names than the format expects, such as `{ prompt = \"question\", completion = \"answer\" }`"),
     key!(data.on_bad_row, words::<OnBadRow>(), "what happens if rows cannot be used: `error` reports all of them and refuses the run, `skip` leaves them out and counts them"),
     key!(data.format, words::<DataFormat>(), "format of the rows; auto = detected from the columns"),
-    key!(data.template, TEMPLATE, "chat template; auto = the model's own"),
+    key!(data.template, TEMPLATE, "chat template; `model` = the model's own, for every format with an answer; `none` = prompts and completions stay as they are; auto = the model's own, but prompts and completions that are strings stay as they are, with a warning"),
     key!(data.loss_on, words::<LossOn>(), "which tokens carry a loss; auto = every assistant turn of chat rows, all tokens of text rows, else the completion"),
     key!(data.max_tokens, count_from::<usize, 2>(), "longest sample in tokens"),
     key!(data.overflow, words::<Overflow>(), "what happens to longer samples; `chunk` cuts them into pieces and uses every piece; auto = `chunk` for text rows, else `truncate`"),

@@ -168,15 +168,20 @@ pub(crate) const RANK_PATTERN: Reader<Vec<(String, usize)>> =
 pub(crate) const ALPHA_PATTERN: Reader<Vec<(String, f64)>> =
     reader("a table of patterns and numbers above 0", &[], |given| read_patterns(given, ABOVE_ZERO.read));
 
-pub(crate) const TEMPLATE: Reader<Template> =
-    reader("`auto`, the name of a built-in template, or a .jinja file", &["auto"], |given| {
+pub(crate) const TEMPLATE: Reader<Template> = reader(
+    "`auto`, `model`, `none`, the name of a built-in template, or a .jinja file",
+    &["auto"],
+    |given| {
         let text = read_some_text(given)?;
         Some(match text.as_str() {
             "auto" => Template::Auto,
+            "model" => Template::Model,
+            "none" => Template::Plain,
             path if ends_in(path, "jinja") => Template::File(RecipePath::resolve(path, given.folder)),
             name => Template::Named(name.to_owned()),
         })
-    });
+    },
+);
 
 pub(crate) const PROFILE: Reader<ProfileChoice> =
     reader("`auto`, the name of a device, or a .json file of `smidgen doctor`", &["auto"], |given| {

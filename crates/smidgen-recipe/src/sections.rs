@@ -230,11 +230,15 @@ pub enum Init {
     BuiltinSpeech,
 }
 
-/// How a conversation becomes text (`data.template`).
+/// How a conversation, or a prompt and its completion, becomes text (`data.template`).
 #[derive(Debug, Clone, PartialEq)]
 pub enum Template {
-    /// The model's own template.
+    /// The model's own template, except for prompts and completions that are strings.
     Auto,
+    /// The model's own template, also for prompts and completions that are strings.
+    Model,
+    /// No template.
+    Plain,
     /// A built-in template.
     Named(String),
     /// A file that ends in `.jinja`.

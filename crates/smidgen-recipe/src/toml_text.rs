@@ -197,6 +197,8 @@ impl RenderValue for Template {
     fn render(&self) -> String {
         match self {
             Template::Auto => quoted("auto"),
+            Template::Model => quoted("model"),
+            Template::Plain => quoted("none"),
             Template::Named(name) => quoted(name),
             Template::File(path) => path.render(),
         }

@@ -161,6 +161,8 @@ fn put_data(fields: &Fields<'_>, draft: &mut Draft) {
         Some(found) => put_loss_on(draft, LossOn::Completion, &[&found]),
         None => draft.put_default("data.loss_on", word("all"), MLX),
     }
+    // mlx-lm puts prompts and completions into the chat template of the model.
+    draft.put_default("data.template", word("model"), MLX);
     put_number_or(draft, "data.max_tokens", fields.take("max_seq_length"), Value::Integer(2048), MLX);
 }
 

@@ -271,7 +271,12 @@ pub fn put_dataset(fields: &Fields<'_>, draft: &mut Draft) {
         && let Some(path) = found.text()
     {
         match path.ends_with(".jinja") {
-            true => draft.put("data.template", Value::Text(path), &[&found]),
+            true => {
+                draft.put("data.template", Value::Text(path), &[&found]);
+                draft.assume(
+                    "TRL leaves prompts that are strings as they are; `data.template` renders them too",
+                );
+            }
             false => draft.leave_out(&found, "`data.template` takes a .jinja file or a built-in name"),
         }
     }

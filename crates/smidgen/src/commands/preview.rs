@@ -9,13 +9,15 @@ use crate::console::colour;
 use crate::console::downloads::hub_access;
 use crate::console::stdout::print;
 use crate::failure::Failure;
+use crate::plan::demand::describe_packing;
 use crate::plan::job::{Job, Purpose};
-use crate::plan::planning::{Planned, plan_without_advice};
-use crate::report::preview_text::{Part, ShownSample, render_preview, seconds_of_frames};
+use crate::plan::planning::plan_without_advice;
+use crate::report::preview_text::{BothForms, Part, Preview, ShownSample, render_preview, seconds_of_frames};
 use crate::rows::data::{Data, Rows};
+use crate::rows::forms::first_undecided;
 use serde_json::{Value as Json, json};
 use smidgen_data::prepare::read_tokenizer;
-use smidgen_data::tokens::{NOT_SUPERVISED, Sample};
+use smidgen_data::tokens::{NOT_SUPERVISED, Sample, TokenSet};
 use smidgen_formats::tokenizer::Tokenizer;
 
 #[derive(Debug, clap::Args)]
@@ -37,25 +39,51 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     // Rows of tokens can come with a model that has no tokenizer; then the ids are shown.
     let tokenizer = read_tokenizer(&job.model).ok();
     let planned = plan_without_advice(job)?;
-    let mut samples = Vec::new();
-    for index in 0..args.rows.min(rows.train.len()) {
-        let sample = rows.train.sample(index).map_err(Failure::disk)?;
-        let parts = parts_of(&sample, tokenizer.as_ref())?;
-        let clips = rows.train.clips().map_or_else(Vec::new, |clips| {
-            let store = clips.store();
-            let sounds = clips.of_sample(index).iter();
-            sounds.map(|clip| (seconds_of_frames(store.frames(*clip)), store.rows(*clip))).collect()
-        });
-        samples.push(ShownSample { place: rows.train.place(index).to_string(), sample, parts, clips });
-    }
+    let tokenizer = tokenizer.as_ref();
+    let shown = 0..args.rows.min(rows.train.len());
+    let samples = shown.map(|index| shown_sample(&rows.train, index, tokenizer));
+    let samples = samples.collect::<Result<Vec<_>, Failure>>()?;
+    let forms = both_forms(job, rows, tokenizer, quiet)?;
+    let packing = describe_packing(rows, &planned.solution.policy, job.request.rank.of)?;
+    let preview = Preview { job, rows, planned: &planned, samples, forms, packing };
     let text = match args.json {
-        true => format!("{:#}\n", preview_json(job, rows, &planned, &samples)),
-        false => {
-            let is_painted = colour::is_shown(&std::io::stdout());
-            render_preview(job, rows, &planned, &samples, is_painted)
-        }
+        true => format!("{:#}\n", preview_json(&preview)),
+        false => render_preview(&preview, colour::is_shown(&std::io::stdout())),
     };
     print(&text)
+}
+
+fn shown_sample(set: &TokenSet, index: usize, tokenizer: Option<&Tokenizer>) -> Result<ShownSample, Failure> {
+    let sample = set.sample(index).map_err(Failure::disk)?;
+    let parts = parts_of(&sample, tokenizer)?;
+    let clips = set.clips().map_or_else(Vec::new, |clips| {
+        let store = clips.store();
+        let sounds = clips.of_sample(index).iter();
+        sounds.map(|clip| (seconds_of_frames(store.frames(*clip)), store.rows(*clip))).collect()
+    });
+    let (place, supervised) = (set.place(index).to_string(), set.supervised(index));
+    Ok(ShownSample { place, sample, supervised, parts, clips })
+}
+
+/// Both forms of the first row that waits for a decision about `data.template`.
+fn both_forms(
+    job: &Job,
+    rows: &Rows,
+    tokenizer: Option<&Tokenizer>,
+    quiet: bool,
+) -> Result<Option<BothForms>, Failure> {
+    let Some(tokenizer) = tokenizer else { return Ok(None) };
+    let access = hub_access(quiet);
+    let Some(found) = first_undecided(&job.recipe, (&job.model, &job.request), rows, tokenizer, &access)?
+    else {
+        return Ok(None);
+    };
+    let plain = shown_sample(&rows.train, found.sample, Some(tokenizer))?;
+    let templated = match found.templated {
+        Ok(prepared) => Ok(shown_sample(&prepared.set, 0, Some(tokenizer))?),
+        Err(failure) => Err(failure.message),
+    };
+    Ok(Some(BothForms { plain, templated }))
 }
 
 /// A sample as text, in parts that are supervised or not.
@@ -88,15 +116,26 @@ fn parts_of(sample: &Sample, tokenizer: Option<&Tokenizer>) -> Result<Vec<Part>,
     Ok(parts)
 }
 
-fn preview_json(job: &Job, rows: &Rows, planned: &Planned, samples: &[ShownSample]) -> Json {
+fn parts_json(parts: &[Part]) -> Json {
+    parts.iter().map(|part| json!({"text": part.text, "supervised": part.supervised})).collect()
+}
+
+fn preview_json(preview: &Preview<'_>) -> Json {
+    let Preview { job, rows, planned, samples, forms, packing } = preview;
     let stats = rows.train.stats();
+    let forms = forms.as_ref().map(|BothForms { plain, templated }| {
+        let templated = match templated {
+            Ok(shown) => parts_json(&shown.parts),
+            Err(reason) => json!({"refused": reason}),
+        };
+        json!({"place": plain.place, "none": parts_json(&plain.parts), "model": templated})
+    });
     let samples = samples.iter().map(|shown| {
-        let parts = shown.parts.iter();
         let clips = shown.clips.iter();
         let clips = clips.map(|(seconds, tokens)| json!({"seconds": seconds, "tokens": tokens}));
         json!({
             "place": shown.place,
-            "parts": parts.map(|part| json!({"text": part.text, "supervised": part.supervised})).collect::<Vec<_>>(),
+            "parts": parts_json(&shown.parts),
             "ids": shown.sample.ids,
             "labels": shown.sample.labels,
             "audio": clips.collect::<Vec<_>>(),
@@ -137,7 +176,9 @@ fn preview_json(job: &Job, rows: &Rows, planned: &Planned, samples: &[ShownSampl
             "micro_tokens": demand.micro_tokens,
             "micro_batches_per_step": demand.micro_steps,
         },
+        "packing": packing,
         "samples": samples.collect::<Vec<_>>(),
+        "forms": forms,
         "warnings": rows.warnings,
     })
 }

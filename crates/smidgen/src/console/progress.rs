@@ -93,6 +93,14 @@ impl Progress {
         }
     }
 
+    /// Shows how far an evaluation between two steps is.
+    pub fn evaluating(&self, counted: &Counted, done: usize) {
+        match &self.bar {
+            Some(bar) => bar.set_message(counted.text(done)),
+            None => counted.line(done).iter().for_each(|line| self.say(line)),
+        }
+    }
+
     pub fn say(&self, line: &str) {
         match &self.bar {
             Some(bar) => bar.println(for_stderr(line)),
@@ -107,6 +115,89 @@ impl Progress {
     }
 
     pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// How far some counted work is, such as the samples of an evaluation.
+#[derive(Debug)]
+pub struct Counted {
+    what: String,
+    total: usize,
+    begun: Instant,
+    /// When the next line is printed, if there is no bar.
+    next_line: Cell<Duration>,
+}
+
+/// Between two lines about the same work.
+const LINE_EVERY: Duration = Duration::from_secs(10);
+
+impl Counted {
+    /// `what` is a text such as "evaluating the base".
+    pub fn new(what: impl Into<String>, total: usize) -> Counted {
+        Counted { what: what.into(), total, begun: Instant::now(), next_line: Cell::new(LINE_EVERY) }
+    }
+
+    fn text(&self, done: usize) -> String {
+        self.text_after(done, self.begun.elapsed())
+    }
+
+    fn text_after(&self, done: usize, elapsed: Duration) -> String {
+        let Counted { what, total, .. } = self;
+        let left_s = seconds_left(done as u64, total.saturating_sub(done) as u64, elapsed.as_secs_f64());
+        let eta = left_s.map_or(String::new(), |seconds| format!("  eta {}", short_time(seconds)));
+        format!("{what}: {done}/{total}{eta}")
+    }
+
+    /// The line to print now, if one is due.
+    fn line(&self, done: usize) -> Option<String> {
+        self.line_after(done, self.begun.elapsed())
+    }
+
+    fn line_after(&self, done: usize, elapsed: Duration) -> Option<String> {
+        if elapsed < self.next_line.get() {
+            return None;
+        }
+        self.next_line.set(elapsed + LINE_EVERY);
+        Some(self.text_after(done, elapsed))
+    }
+}
+
+/// Counted work with a bar of its own on a terminal. Cleared on drop.
+#[derive(Debug)]
+pub struct CountedProgress {
+    counted: Counted,
+    bar: Option<ProgressBar>,
+    quiet: bool,
+}
+
+impl CountedProgress {
+    pub fn new(what: impl Into<String>, total: usize, quiet: bool) -> CountedProgress {
+        let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
+            let bar = ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::stderr());
+            let style = ProgressStyle::with_template("{bar:10} {wide_msg}");
+            bar.set_style(style.expect("the template is valid"));
+            bar
+        });
+        CountedProgress { counted: Counted::new(what, total), bar, quiet }
+    }
+
+    pub fn done(&self, count: usize) {
+        match &self.bar {
+            Some(bar) => {
+                bar.set_message(self.counted.text(count));
+                bar.set_position(count as u64);
+            }
+            None if self.quiet => {}
+            None => self.counted.line(count).iter().for_each(|line| say(line)),
+        }
+    }
+}
+
+impl Drop for CountedProgress {
+    fn drop(&mut self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
@@ -232,6 +323,16 @@ mod tests {
             (narrow(32), narrow(12), narrow(3)),
             ("loss 1.2346 mem 22.15/22.42 GiB".into(), "loss 1.2346".into(), String::new())
         );
+    }
+
+    #[test]
+    fn long_work_prints_a_line_every_ten_seconds() {
+        let counted = Counted::new("evaluating the base", 400);
+        let line = |done, seconds| counted.line_after(done, Duration::from_secs(seconds));
+        assert_eq!(line(10, 2), None);
+        assert_eq!(line(100, 11).as_deref(), Some("evaluating the base: 100/400  eta 33s"));
+        assert_eq!(line(150, 20), None);
+        assert_eq!(line(400, 44).as_deref(), Some("evaluating the base: 400/400"));
     }
 
     #[test]

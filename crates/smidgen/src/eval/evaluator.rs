@@ -173,8 +173,15 @@ impl Evaluator {
         self.executor.into_device()
     }
 
-    /// Σ log p of each of the first `limit` samples (0: all).
-    pub fn log_likelihoods(&mut self, set: &TokenSet, limit: usize) -> Result<Vec<f64>, Failure> {
-        log_likelihoods(&mut self.executor, &self.feed, &mut self.micro_batch, set, limit, Rank::ONLY)
+    /// Σ log p of each of the first `limit` samples (0: all). Calls `on_samples` with the number of samples that are
+    /// done.
+    pub fn log_likelihoods(
+        &mut self,
+        set: &TokenSet,
+        limit: usize,
+        on_samples: &dyn Fn(usize),
+    ) -> Result<Vec<f64>, Failure> {
+        let Evaluator { executor, feed, micro_batch } = self;
+        log_likelihoods(executor, feed, micro_batch, set, limit, Rank::ONLY, on_samples)
     }
 }

@@ -118,23 +118,34 @@ impl AnswerKey {
     }
 }
 
-/// Continues the prompt of every row.
+/// Continues the prompt of every row. Calls `on_row` with the number of rows before one that begins.
 pub fn generate_answers(
     session: &mut TokenSession,
     key: &AnswerKey,
     beams: usize,
     stop_ids: &BTreeSet<u32>,
+    on_row: &dyn Fn(usize),
 ) -> Result<Vec<Vec<u32>>, Failure> {
     if beams > 1 {
         let settings =
             BeamSettings { beams, max_new: NEW_TOKENS, length_penalty: 1.0, stop_ids: stop_ids.clone() };
-        let each = key.rows.iter().map(|row| Ok(session.search_beams(&row.prompt, &settings)?.ids));
+        let each = key.rows.iter().enumerate().map(|(index, row)| {
+            on_row(index);
+            Ok(session.search_beams(&row.prompt, &settings)?.ids)
+        });
         return each.collect();
     }
     let settings =
         Settings { sampling: Sampling::default(), max_new: NEW_TOKENS, stop_ids: stop_ids.clone() };
     let prompts: Vec<Vec<u32>> = key.rows.iter().map(|row| row.prompt.clone()).collect();
-    let generated = session.generate_batch(&prompts, &settings, |_, _| {})?;
+    let mut begun = 0;
+    let on_token = |prompt: usize, _: u32| {
+        if prompt > begun {
+            begun = prompt;
+            on_row(prompt);
+        }
+    };
+    let generated = session.generate_batch(&prompts, &settings, on_token)?;
     Ok(generated.into_iter().map(|generated| generated.ids).collect())
 }
 

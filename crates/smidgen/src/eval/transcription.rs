@@ -66,18 +66,21 @@ impl Transcripts {
         self.rows.iter().map(|row| row.prompt.len()).max().unwrap_or(0)
     }
 
-    /// The model's text for every row, decoded greedily. `encoded` has the embeddings of the samples' clips.
+    /// The model's text for every row, decoded greedily. `encoded` has the embeddings of the samples' clips. Calls
+    /// `on_row` with the number of rows before one that begins.
     pub fn transcribe(
         &self,
         session: &mut TokenSession,
         set: &TokenSet,
         encoded: Option<&EncodedClips>,
         (tokenizer, stop_ids): (&Tokenizer, &BTreeSet<u32>),
+        on_row: &dyn Fn(usize),
     ) -> Result<Vec<String>, Failure> {
         let settings =
             Settings { sampling: Sampling::default(), max_new: self.new_tokens, stop_ids: stop_ids.clone() };
         let prompts: Vec<Vec<u32>> = self.rows.iter().map(|row| row.prompt.clone()).collect();
         let generated = session.transcribe_batch(&prompts, &settings, |prompt| {
+            on_row(prompt);
             let (Some(clips), Some(encoded)) = (set.clips(), encoded) else { return Ok(None) };
             read_sound(set, clips.token as u32, self.rows[prompt].sample, encoded).map(Some)
         })?;

@@ -12,8 +12,9 @@ use smidgen_compile::Demand;
 use smidgen_compile::model::audio::AudioInput;
 use smidgen_data::batch::BatchPlan;
 use smidgen_data::eval_batch::{eval_extent, largest_extent};
-use smidgen_data::micro_batch::{self, Packing, largest_micro_batch};
+use smidgen_data::micro_batch::{self, Packing, largest_micro_batch, packed_epoch};
 use smidgen_data::tokens::TokenSet;
+use smidgen_ir::grouped_digits::Grouped;
 use smidgen_ir::{Extent, Policy};
 use smidgen_recipe::Batch;
 
@@ -31,6 +32,27 @@ pub fn largest_samples(
     ranks: usize,
 ) -> Result<Vec<u32>, Failure> {
     micro_batch::largest_samples(batches, set, policy.micro_tokens, ranks).map_err(Failure::data)
+}
+
+/// One line: how many rows of an epoch are packed into how many sequences.
+pub fn describe_packing(rows: &Rows, policy: &Policy, ranks: usize) -> Result<String, Failure> {
+    let tokens = policy.micro_tokens;
+    let packed = packed_epoch(&rows.batches, &rows.train, tokens, ranks).map_err(Failure::data)?;
+    let is_whole = rows.train.stats().rows.kept == rows.train.len() as u64;
+    let noun = match (is_whole, packed.samples) {
+        (true, 1) => "row",
+        (true, _) => "rows",
+        (false, 1) => "sample",
+        (false, _) => "samples",
+    };
+    let sequences = if packed.sequences == 1 { "sequence" } else { "sequences" };
+    let full = 100.0 * packed.tokens as f64 / (packed.sequences.max(1) * tokens as u64) as f64;
+    Ok(format!(
+        "{} {noun} in {} {sequences} of up to {} tokens per epoch ({full:.0} % full)",
+        Grouped(packed.samples),
+        Grouped(packed.sequences),
+        Grouped(tokens as u64)
+    ))
 }
 
 /// What training needs from a plan.

@@ -32,18 +32,32 @@ pub struct Part {
 pub struct ShownSample {
     pub place: String,
     pub sample: Sample,
+    pub supervised: u32,
     pub parts: Vec<Part>,
     /// Seconds and tokens of each audio clip.
     pub clips: Vec<(f64, usize)>,
 }
 
-pub fn render_preview(
-    job: &Job,
-    rows: &Rows,
-    planned: &Planned,
-    samples: &[ShownSample],
-    colour: bool,
-) -> String {
+/// A row whose prompt and completion are strings, as it is and in the model's chat template.
+pub struct BothForms {
+    pub plain: ShownSample,
+    /// Or why the template refuses it.
+    pub templated: Result<ShownSample, String>,
+}
+
+/// What a preview shows.
+pub struct Preview<'a> {
+    pub job: &'a Job,
+    pub rows: &'a Rows,
+    pub planned: &'a Planned,
+    pub samples: Vec<ShownSample>,
+    /// If `data.template` is undecided.
+    pub forms: Option<BothForms>,
+    pub packing: String,
+}
+
+pub fn render_preview(preview: &Preview<'_>, colour: bool) -> String {
+    let Preview { job, rows, planned, samples, forms, packing } = preview;
     let set = &rows.train;
     let stats = set.stats();
     let mut text = String::new();
@@ -60,16 +74,18 @@ pub fn render_preview(
         line(&format!("loss on    {}{auto}", origin.format.loss_on(wanted)));
     }
     line(&format!("rows       {}, {} kept", stats.rows, stats.rows.kept));
-    for (index, shown) in samples.iter().enumerate() {
-        let supervised = set.supervised(index);
+    for shown in samples {
         line("");
-        line(&format!("{}: {} tokens, {supervised} supervised", shown.place, set.length(index)));
+        line(&heading(&shown.place, shown));
         for (number, (seconds, tokens)) in shown.clips.iter().enumerate() {
             line(&format!("  audio {}: {seconds:.2} s, {tokens} tokens", number + 1));
         }
         for row in marked(&shown.parts, colour).lines() {
             line(format!("  {row}").trim_end());
         }
+    }
+    for row in forms.iter().flat_map(|forms| form_lines(forms, colour)) {
+        line(&row);
     }
     line("");
     let share = 100.0 * stats.supervised_tokens as f64 / stats.tokens as f64;
@@ -103,6 +119,7 @@ pub fn render_preview(
         demand.micro_steps.max(1.0),
         demand.micro_tokens
     ));
+    line(&fold(&format!("packing    {packing}"), columns()));
     if let Some(eval) = &rows.eval {
         line(&format!(
             "evaluation {} samples, {} tokens",
@@ -117,6 +134,28 @@ pub fn render_preview(
         line(&fold(&format!("warning: {warning}"), columns()));
     }
     text
+}
+
+fn heading(what: &str, shown: &ShownSample) -> String {
+    format!("{what}: {} tokens, {} supervised", shown.sample.ids.len(), shown.supervised)
+}
+
+/// Both forms of a row, one after the other.
+fn form_lines(forms: &BothForms, colour: bool) -> Vec<String> {
+    let BothForms { plain, templated } = forms;
+    let with = "with `data.template = \"model\"`";
+    let mut lines = vec![String::new()];
+    let mut show = |title: String, shown: &ShownSample| {
+        lines.push(title);
+        let text = marked(&shown.parts, colour);
+        lines.extend(text.lines().map(|row| format!("  {row}").trim_end().to_owned()));
+    };
+    show(heading(&format!("{} with `data.template = \"none\"`, as now", plain.place), plain), plain);
+    match templated {
+        Ok(shown) => show(heading(&format!("the same row {with}"), shown), shown),
+        Err(reason) => lines.push(format!("the same row {with} is refused: {reason}")),
+    }
+    lines
 }
 
 /// Seconds of sound of this many mel frames.

@@ -85,7 +85,7 @@ fn scores_are_those_of_the_harness() {
             let plan = plan_evaluation(&subjects, &model, &[(&set.set, 0)], means).unwrap().remove(0);
             let peak_bytes = plan.peak_bytes;
             let mut evaluator = Evaluator::load(&subjects[0], &model, plan, device).unwrap();
-            let found = evaluator.log_likelihoods(&set.set, 0).unwrap();
+            let found = evaluator.log_likelihoods(&set.set, 0, &|_| {}).unwrap();
             (peak_bytes, found, evaluator.into_device())
         };
         // One device for all plans, one after the other.
@@ -293,7 +293,7 @@ fn cuda_scores_as_the_harness_does() {
             let means = EvalResources { place: &place, budget_bytes: 2 << 30, stated: true, data_bytes: 0 };
             let plan = plan_evaluation(&subjects, &model, &[(&set.set, 0)], means).unwrap().remove(0);
             let mut evaluator = Evaluator::load(&subjects[0], &model, plan, device).unwrap();
-            let found = evaluator.log_likelihoods(&set.set, 0).unwrap();
+            let found = evaluator.log_likelihoods(&set.set, 0, &|_| {}).unwrap();
             for (row, wanted) in set.rows.iter().zip(case["samples"].as_array().unwrap()) {
                 for (choice, wanted) in wanted["log_likelihoods"].as_array().unwrap().iter().enumerate() {
                     let sample = row.first_sample + choice;

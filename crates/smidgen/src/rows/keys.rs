@@ -17,6 +17,8 @@ use std::path::{Path, PathBuf};
 pub fn template_choice(template: &Template) -> TemplateChoice {
     match template {
         Template::Auto => TemplateChoice::Auto,
+        Template::Model => TemplateChoice::Model,
+        Template::Plain => TemplateChoice::Plain,
         Template::Named(name) => TemplateChoice::Named(name.clone()),
         Template::File(path) => TemplateChoice::File(path.resolved.clone()),
     }

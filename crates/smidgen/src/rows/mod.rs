@@ -7,6 +7,7 @@
 pub mod answer;
 pub mod choice;
 pub mod data;
+pub mod forms;
 pub mod keys;
 pub mod prompting;
 pub mod question;

@@ -25,7 +25,7 @@ pub fn prompt_of_rows(recipe: &Recipe, origin: &Origin) -> Result<Option<PromptF
         return Ok(Some(PromptFile::Instruction { name }));
     }
     let template = match template_choice(&recipe.data.template) {
-        TemplateChoice::Auto => None,
+        TemplateChoice::Auto | TemplateChoice::Model => None,
         other => Some(template_source(&other).map_err(Failure::recipe)?),
     };
     Ok(Some(PromptFile::Chat { template }))

@@ -8,13 +8,14 @@ use crate::failure::Failure;
 use crate::rows::keys::template_choice;
 use serde_json::{Map, Value as Json};
 use smidgen_data::bad_rows::BadRows;
-use smidgen_data::clip_row::has_audio;
-use smidgen_data::example::{Conversation, Example};
+use smidgen_data::example::{Conversation, Example, has_audio};
 use smidgen_data::format::{Columns, FormatError, RowFormat, RowReading, kind_of, read_examples, recognize};
 use smidgen_data::mask::EncodeError;
 use smidgen_data::prepare::PrepareError;
 use smidgen_data::source::{RowPlace, RowUnit, SourceError, read_rows};
-use smidgen_data::template::{DataTemplate, TemplateError, TemplateKind, choose_template, template_time};
+use smidgen_data::template::{
+    DataTemplate, TemplateError, TemplateKind, choose_template, no_chat_template, template_time,
+};
 use smidgen_data::tokens::TokenSet;
 use smidgen_formats::tokenizer::Tokenizer;
 use smidgen_formats::tokenizer::chat_template::ChatInput;
@@ -186,7 +187,7 @@ pub fn read_asked(
                     Failure::data(what).hint("`eval.task = \"loss\"` evaluates rows with audio"),
                 ));
             }
-            let asked = ask(&row.example, template.as_ref()).map_err(|error| {
+            let asked = ask(&row.example, template.as_ref(), tokenizer).map_err(|error| {
                 let hint = error.hint();
                 Halt::Failed(Failure::data(error).context(place).hint_if_some(hint))
             })?;
@@ -260,9 +261,26 @@ struct Asked {
     expected: Option<String>,
 }
 
-fn ask(example: &Example, template: Option<&DataTemplate>) -> Result<Asked, EncodeError> {
+fn ask(
+    example: &Example,
+    template: Option<&DataTemplate>,
+    tokenizer: &Tokenizer,
+) -> Result<Asked, EncodeError> {
+    let renders_pairs = template.is_some_and(|template| template.renders_pairs);
     match (example, template.map(|template| &template.kind)) {
         (Example::Tokens { .. } | Example::Text(_), _) => unreachable!("refused with their format"),
+        (Example::PromptCompletion { prompt, completion }, Some(kind)) if renders_pairs => match kind {
+            TemplateKind::Text(text) => Ok(Asked {
+                prompt: text.render(prompt, None),
+                add_special: true,
+                delimiter: String::new(),
+                expected: Some(completion.clone()),
+            }),
+            TemplateKind::Chat(_) => {
+                let conversation = Conversation::of_instruction(&[], prompt, None, completion);
+                ask(&Example::Chat(conversation), template, tokenizer)
+            }
+        },
         (Example::PromptCompletion { prompt, completion }, _) => {
             let words = completion.trim_start();
             Ok(Asked {
@@ -284,7 +302,7 @@ fn ask(example: &Example, template: Option<&DataTemplate>) -> Result<Asked, Enco
         }),
         (Example::Alpaca { before, instruction, input, output }, Some(TemplateKind::Chat(_))) => {
             let conversation = Conversation::of_instruction(before, instruction, input.as_deref(), output);
-            ask(&Example::Chat(conversation), template)
+            ask(&Example::Chat(conversation), template, tokenizer)
         }
         (Example::Chat(conversation), Some(TemplateKind::Chat(chat))) => {
             let all = &conversation.messages;
@@ -313,7 +331,7 @@ fn ask(example: &Example, template: Option<&DataTemplate>) -> Result<Asked, Enco
             Err(EncodeError::NoTemplate(TemplateError::TextForChat { name }))
         }
         (Example::Chat(_) | Example::Alpaca { .. }, None) => {
-            Err(EncodeError::NoTemplate(TemplateError::ModelHasNone))
+            Err(EncodeError::NoTemplate(no_chat_template(tokenizer)))
         }
     }
 }

@@ -21,7 +21,7 @@ use smidgen_data::token_split::SplitError;
 use smidgen_formats::model::Model;
 use smidgen_formats::tokenizer::{Tokenizer, TokenizerError};
 use smidgen_hub::{Access, own_cache};
-use smidgen_recipe::{Data, EvalTask, Recipe};
+use smidgen_recipe::{Data, EvalTask, Recipe, Template};
 use std::path::PathBuf;
 
 /// Rows in memory instead of files. Each is a JSON object like a line of a `.jsonl` file.
@@ -177,6 +177,21 @@ pub fn read_training_set(
 ) -> Result<Prepared, ReadData> {
     let sources = training_sources(&recipe.data);
     read_set(recipe, &sources, held, recipe.data.limit as u64, model, request, access)
+}
+
+/// Tokenizes a single row of a source as `data.template = "model"` would.
+pub fn read_templated_row(
+    recipe: &Recipe,
+    source: &TrainingSource<'_>,
+    row: Json,
+    model: &Model,
+    request: &Request,
+    access: &Access,
+) -> Result<Prepared, Failure> {
+    let mut recipe = recipe.clone();
+    recipe.data.template = Template::Model;
+    let source = [TrainingSource { columns: source.columns, ..*source }];
+    Ok(read_set(&recipe, &source, Some(&[row]), 0, model, request, access)?)
 }
 
 /// Splits a set by `data.split` into a training and an evaluation set.

@@ -12,7 +12,7 @@ use smidgen_runtime::{Device, Executor};
 use std::ops::Range;
 
 /// Σ log p of the supervised tokens of each of the first `limit` samples (0: all). A rank computes its part of the
-/// batches and has 0 for all other samples.
+/// batches and has 0 for all other samples. Calls `on_samples` with the number of samples that are done.
 pub fn log_likelihoods<D: Device>(
     executor: &mut Executor<D>,
     feed: &Feed,
@@ -20,10 +20,12 @@ pub fn log_likelihoods<D: Device>(
     set: &TokenSet,
     limit: usize,
     part: Rank,
+    on_samples: &dyn Fn(usize),
 ) -> Result<Vec<f64>, Failure> {
     let mut sums = vec![0.0; evaluated_samples(set, limit)];
     run_eval_batches(executor, feed, micro_batch, set, limit, part, |executor, micro_batch, range| {
         let rows_of = |sample: usize| std::iter::repeat_n(sample, set.supervised(sample) as usize);
+        on_samples(range.end as usize);
         let mut samples = range.flat_map(|sample| rows_of(sample as usize));
         feed.read_row_losses(executor, micro_batch.rows.len(), |loss| {
             sums[samples.next().expect("every supervised row belongs to a sample")] -= f64::from(loss);

@@ -22,6 +22,7 @@ use crate::console::colour::{WARNING, plain};
 use crate::console::progress::Progress;
 use crate::failure::Failure;
 use crate::machine::host;
+use crate::plan::demand::describe_packing;
 use crate::plan::disk::{Footprint, check_room, with_room};
 use crate::plan::job::Job;
 use crate::plan::life::LifePhase;
@@ -115,6 +116,8 @@ impl Course<'_> {
             }
             if plans == 1 {
                 (self.say)((self.render_plan)(job, &planned).table.trim_end());
+                let (policy, ranks) = (&planned.solution.policy, job.request.rank.of);
+                (self.say)(&format!("  packing: {}", describe_packing(rows_of(job), policy, ranks)?));
             }
             check_room(
                 self.dir.path(),

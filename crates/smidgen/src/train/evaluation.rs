@@ -9,7 +9,7 @@ use super::phases::Phase;
 use super::replay::find_culprit;
 use super::standing::Evaluated;
 use super::trainer::Trainer;
-use crate::console::progress::Progress;
+use crate::console::progress::{Counted, Progress};
 use crate::failure::Failure;
 use crate::rows::choice::{ChoiceScores, ChoiceSet};
 use crate::session::likelihood::{check_finite, evaluated_samples, log_likelihoods, run_eval_batches};
@@ -31,7 +31,7 @@ impl<D: Device> Trainer<'_, D> {
         progress: &Progress,
     ) -> Result<bool, Failure> {
         self.enter(Phase::Eval);
-        let row = self.evaluate(step, batches.epochs_after(step))?;
+        let row = self.evaluate(step, batches.epochs_after(step), progress)?;
         self.enter(Phase::Train);
         journal.write_row(&row)?;
         let is_new_best = self.standing.record(Evaluated { step, eval_loss: row.eval_loss });
@@ -49,7 +49,7 @@ impl<D: Device> Trainer<'_, D> {
 
     /// The loss of the evaluation samples, and the accuracy on their choices. If all rows are choices, the loss is
     /// that of the right choices.
-    fn evaluate(&mut self, step: u64, epoch: f64) -> Result<EvalRow, Failure> {
+    fn evaluate(&mut self, step: u64, epoch: f64, progress: &Progress) -> Result<EvalRow, Failure> {
         let rows = self.rows();
         let started = Instant::now();
         let mut row = EvalRow {
@@ -63,10 +63,10 @@ impl<D: Device> Trainer<'_, D> {
             scores: BTreeMap::new(),
         };
         if let Some(set) = &rows.eval {
-            self.evaluate_loss(set, &mut row)?;
+            self.evaluate_loss(set, &mut row, progress)?;
         }
         if let Some(choices) = &rows.choices {
-            let scores = self.score_choices(choices, step)?;
+            let scores = self.score_choices(choices, step, progress)?;
             if rows.eval.is_none() {
                 row.eval_loss = scores.gold_nll / scores.gold_tokens as f64;
                 row.eval_samples = choices.rows.len() as u64;
@@ -85,9 +85,17 @@ impl<D: Device> Trainer<'_, D> {
         Ok(row)
     }
 
-    fn score_choices(&mut self, choices: &ChoiceSet, step: u64) -> Result<ChoiceScores, Failure> {
+    fn score_choices(
+        &mut self,
+        choices: &ChoiceSet,
+        step: u64,
+        progress: &Progress,
+    ) -> Result<ChoiceScores, Failure> {
         let (set, part) = (&choices.set, self.eval_part());
-        let mut found = log_likelihoods(&mut self.executor, &self.feed, &mut self.micro_batch, set, 0, part)?;
+        let counted = Counted::new("evaluating choices", set.len());
+        let on_samples = |done: usize| progress.evaluating(&counted, done);
+        let (executor, micro_batch) = (&mut self.executor, &mut self.micro_batch);
+        let mut found = log_likelihoods(executor, &self.feed, micro_batch, set, 0, part, &on_samples)?;
         if let Some(team) = self.team.as_mut().filter(|_| !part.is_only()) {
             // Each sample was scored by one rank; the others have 0 for it.
             team.sum(&mut found)?;
@@ -102,11 +110,20 @@ impl<D: Device> Trainer<'_, D> {
     }
 
     /// The loss is the summed negative log-likelihood divided by the supervised tokens.
-    fn evaluate_loss(&mut self, set: &TokenSet, row: &mut EvalRow) -> Result<(), Failure> {
+    fn evaluate_loss(
+        &mut self,
+        set: &TokenSet,
+        row: &mut EvalRow,
+        progress: &Progress,
+    ) -> Result<(), Failure> {
         let (limit, part) = (self.job.recipe.eval.limit, self.eval_part());
         self.feed.clear_eval_loss(&mut self.executor);
         let (executor, micro_batch) = (&mut self.executor, &mut self.micro_batch);
-        run_eval_batches(executor, &self.feed, micro_batch, set, limit, part, |_, _, _| Ok(()))?;
+        let counted = Counted::new("evaluating", evaluated_samples(set, limit));
+        run_eval_batches(executor, &self.feed, micro_batch, set, limit, part, |_, _, range| {
+            progress.evaluating(&counted, range.end as usize);
+            Ok(())
+        })?;
         let mut sum = [self.feed.read_eval_loss(&mut self.executor)?];
         if let Some(team) = self.team.as_mut().filter(|_| !part.is_only()) {
             team.sum(&mut sum)?;

@@ -236,6 +236,7 @@ fn train_talks_on_stderr() {
               loss: computed in chunks of 77 tokens
               trained: 5,760 parameters, 16.0 bytes each with gradient and optimizer state
               predicted: N ms per step, N tokens/s (the built-in profile `cpu`)
+              packing: 10 rows in 3 sequences of up to 100 tokens per epoch (73 % full)
             step 1/6  loss X lr 0.00e0 N tok/s mem N/30.56 MiB eta N
             step 2/6  loss X lr 1.00e-2 N tok/s mem N/30.56 MiB eta N
             step 4/6  loss X lr 6.00e-3 N tok/s mem N/30.56 MiB eta N

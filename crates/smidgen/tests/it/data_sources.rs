@@ -134,6 +134,12 @@ fn a_split_is_evaluated_and_not_trained_on() {
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let eval: Value = serde_json::from_str(&ended.stdout).unwrap();
     assert_eq!(eval["rows"], 3, "{eval}");
+    // Other rows replace those that the run held out.
+    scratch.write_rows("other.jsonl", 2, 12);
+    let ended = scratch.run(&["eval", "split", "data.eval=other.jsonl", "--json"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let eval: Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(eval["rows"], 2, "{eval}");
 }
 
 #[test]

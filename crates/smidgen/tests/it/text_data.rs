@@ -196,6 +196,9 @@ fn a_prompt_is_asked_as_it_was_trained() {
         &["generate", "plain", "--prompt", "a", "--system", "b"],
         &["`--system` needs a chat template, but the prompts have none", "hint: `--template` names one"],
     );
+    // <|im_start|> user what is <|im_end|> <|im_start|> assistant
+    scratch.train("turns", &overrides(&["data.template=model"]));
+    assert_eq!(prompt_ids(&scratch, &["turns"]), chat);
     let messages = json!({"prompt": [{"role": "user", "content": "what"}],
         "completion": [{"role": "assistant", "content": "one"}]});
     scratch.write("rows.jsonl", format!("{messages}\n"));
@@ -232,9 +235,7 @@ fn evaluations_ask_strings_without_a_template() {
     );
     scratch.train("run", &overrides(&[]));
     let mut found = Vec::new();
-    for template in ["auto", "none.jinja"] {
-        // A template that would show in every prompt.
-        scratch.write("none.jinja", "{{ raise_exception('this row is a string') }}");
+    for template in ["auto", "none"] {
         for task in ["generate", "choice"] {
             let template = format!("data.template={template}");
             let out = format!("{task}.json");
@@ -254,6 +255,134 @@ fn evaluations_ask_strings_without_a_template() {
         }
     }
     assert_eq!(found[..2], found[2..]);
+}
+
+const UNDECIDED: &str = "prompts and completions are trained without the model's chat template; \
+    `data.template = \"model\"` makes a turn of the user and one of the assistant of each, and \
+    `data.template = \"none\"` confirms that they stay as they are";
+
+/// An Instruct model was once trained on `What is 2+2?4` without a word, whatever `data.template` said.
+#[test]
+fn prompts_and_completions_ask_for_a_decision_about_the_template() {
+    let scratch = scratch();
+    scratch.write("rows.csv", "question,answer\nwhat is the,answer\nis the,one\n");
+    let asked = |command: &str, more: &[&str]| {
+        let rows = ["data.train=rows.csv", "data.format=auto"];
+        let ended = scratch.run(&[&[command, "recipe.toml"][..], &rows, more].concat());
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        ended
+    };
+    let ended = asked("preview", &[]);
+    for words in [
+        "\nprompted   without a template\n",
+        "rows.csv` line 2 with `data.template = \"none\"`, as now: 4 tokens, 2 supervised\n  what is⟦ <unk> <|im_end|>⟧",
+        "\nthe same row with `data.template = \"model\"`: 10 tokens, 2 supervised\n  \
+         <|im_start|> user what is the <|im_end|> <|im_start|> assistant⟦ answer <|im_end|>⟧\n",
+        &format!("warning: `data.train`: {UNDECIDED}"),
+    ] {
+        assert!(ended.stdout.contains(words), "{words:?} is not in\n{}", ended.stdout);
+    }
+    let json: Value = serde_json::from_str(&asked("preview", &["--json"]).stdout).unwrap();
+    assert_eq!(json["forms"]["model"][1], json!({"text": " answer <|im_end|>", "supervised": true}));
+    for command in ["train", "plan"] {
+        let ended = asked(command, &["output.dir=undecided"]);
+        assert_eq!(ended.stderr.matches(UNDECIDED).count(), 1, "{command}: {}", ended.stderr);
+    }
+    let with = "\nprompted   with the chat template: ";
+    for (choice, prompted) in [
+        ("data.template=none", "\nprompted   without a template\n"),
+        ("data.template=model", with),
+        ("data.template=chatml", with),
+        ("data.template=alpaca", "\nprompted   with the prompt `alpaca`\n"),
+    ] {
+        let shown = asked("preview", &[choice]).stdout;
+        let is_silent = !shown.contains("trained without") && !shown.contains("the same row");
+        assert!(is_silent && shown.contains(prompted), "{choice}: {shown}");
+    }
+    let refused = |more: &[&str], words: &[&str]| {
+        let rows = ["data.train=rows.csv", "data.format=auto"];
+        scratch.train_refused(2, &[&rows[..], more].concat(), words);
+    };
+    std::fs::remove_file(scratch.path("model/chat_template.jinja")).unwrap();
+    let words =
+        ["`data.template = model`: the model has no chat template", "hint: `data.template` is one of "];
+    refused(&["data.template=model"], &words);
+    assert!(!asked("preview", &[]).stdout.contains("trained without"));
+}
+
+#[test]
+fn empty_prompts_are_counted_and_never_kept() {
+    let scratch = scratch();
+    scratch.write("rows.csv", "question,answer\nwhat is the,answer\n,one\nis the,\n  ,two\n");
+    let rows = ["data.train=rows.csv", "data.format=auto", "data.template=none"];
+    let words = [
+        "3 of 4 rows are bad",
+        "2 rows: `question` is empty (lines 3, 5)",
+        "1 row: `answer` is empty (line 4)",
+        "hint: remove the row, or fill the field; `data.on_bad_row = \"skip\"`",
+    ];
+    scratch.train_refused(1, &rows, &words);
+    let skip = [&["preview", "recipe.toml", "data.on_bad_row=skip"][..], &rows].concat();
+    let shown = scratch.run(&skip).stdout;
+    for words in ["2 × `question` is empty (lines 3, 5)", "4 rows read, 3 skipped as bad, 1 kept"] {
+        assert!(shown.contains(words), "{words:?} is not in\n{shown}");
+    }
+}
+
+/// The hint names columns and the template, and does what it says.
+#[test]
+fn the_hint_about_unknown_columns_works() {
+    let scratch = scratch();
+    scratch.write("rows.csv", "id,frage,antwort\n1,what is the,answer\n2,is the,one\n");
+    let words = [
+        "matches no known format: found `id`, `frage`, `antwort`",
+        "`data.columns = { prompt = \"frage\", completion = \"antwort\" }` reads `frage` as prompt",
+        "`data.template = \"model\"` makes turns of them",
+    ];
+    scratch.train_refused(1, &["data.train=rows.csv", "data.format=auto"], &words);
+    let shown = scratch.run(&[
+        "preview",
+        "recipe.toml",
+        "data.train=rows.csv",
+        "data.format=auto",
+        "data.columns={ prompt = \"frage\", completion = \"antwort\" }",
+        "data.template=model",
+    ]);
+    assert!(
+        shown.stdout.contains("<|im_start|> user what is the <|im_end|>"),
+        "{}{}",
+        shown.stdout,
+        shown.stderr
+    );
+}
+
+#[test]
+fn documents_in_a_text_file_get_a_hint() {
+    let scratch = scratch();
+    scratch.write("book.txt", "one two three a b\n\nwhat is the answer\n\n".repeat(4));
+    let preview = |file: &str| {
+        scratch.write("recipe-of-text.toml", scratch.text("recipe.toml"));
+        let train = format!("data.train={file}");
+        let ended = scratch.run(&["preview", "recipe-of-text.toml", &train, "data.format=auto"]);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        ended.stdout.replace("\n  ", " ")
+    };
+    let hint =
+        "looks like documents of several lines, and each line is a sample: write each document as a row";
+    assert!(preview("book.txt").contains(hint), "{}", preview("book.txt"));
+    scratch.write("lines.txt", "one two three a b\nwhat is the answer\n".repeat(8));
+    assert!(!preview("lines.txt").contains(hint));
+}
+
+#[test]
+fn packing_says_how_many_rows_became_how_many_sequences() {
+    let scratch = scratch();
+    let more = ["memory.micro_tokens=34", "train.batch=12"];
+    let ended = scratch.run(&[&["preview", "recipe.toml"][..], &overrides(&more)].concat());
+    let packing = "12 rows in 6 sequences of up to 34 tokens per epoch (82 % full)\n";
+    assert!(ended.stdout.contains(&format!("\npacking    {packing}")), "{}{}", ended.stdout, ended.stderr);
+    let ended = scratch.train("run", &overrides(&more));
+    assert_eq!(ended.stderr.matches(&format!("packing: {packing}")).count(), 1, "{}", ended.stderr);
 }
 
 #[test]

@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod benchmarks;
+mod conflicts;
 mod documents;
 mod library;
 mod rooms;
