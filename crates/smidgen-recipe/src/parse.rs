@@ -17,7 +17,8 @@ use crate::mistake::{Mistake, Place, ReadRecipeError, RecipeErrors};
 use crate::render::render_job;
 use crate::sections::{Adapter, Model, Recipe, default_alpha};
 use crate::suggest::{
-    abbreviate, explain_syntax_error, listed, suggest_key, suggest_override_key, suggest_value,
+    abbreviate, explain_syntax_error, listed, suggest_key, suggest_override, suggest_override_key,
+    suggest_value,
 };
 use crate::value::{Given, Value, value_of_toml};
 use smidgen_ir::words::nearest;
@@ -328,9 +329,10 @@ impl Reading<'_> {
                 continue;
             };
             let (path, value) = (path.trim(), Value::Bare(value.trim().to_owned()));
-            match path.split_once('.') {
+            let is_hydra = path.starts_with(['+', '~']) || path.matches('.').count() > 1;
+            match path.split_once('.').filter(|_| !is_hydra) {
                 Some((section, name)) => self.read_key(place, section.trim(), name.trim(), &value, folder),
-                None => self.note_unknown_key(place, path, suggest_key("", path)),
+                None => self.note_unknown_key(place, path, suggest_override(path)),
             }
         }
     }

@@ -25,6 +25,11 @@ pub fn reason_for(name: &str) -> Reason {
     }
 }
 
+/// Whether a name is listed as written, such as an environment variable.
+pub fn has_reason(name: &str) -> bool {
+    REASONS.iter().any(|(names, _)| names.contains(&name))
+}
+
 pub const CHECKPOINTING: &str =
     "the solver recomputes only as many layers as `memory.budget` requires (pin it with `memory.recompute`)";
 pub const SHARDING: &str = "configures sharding; each rank trains on a part of the samples of a step, and `memory.shard` says which state is \
@@ -48,6 +53,8 @@ const MISSING: &str = "not supported; results will differ";
 const CHECKPOINT: &str = "checkpoints are always complete, and adapters are saved as PEFT safetensors";
 const TOKENS: &str = "the tokenizer is used as it is: no token is added, and its special tokens stay";
 const RESUMING: &str = "`smidgen train --resume` continues a run";
+const TELEMETRY: &str = "smidgen sends nothing about its use, so there is nothing to switch off";
+const THREADS: &str = "`memory.threads` sets the threads, of the tokenizer too";
 const PROFILING: &str = "metrics.jsonl has the time and memory of every step";
 const UPLOAD: &str = "nothing is uploaded; upload the adapter from the run folder yourself";
 
@@ -86,7 +93,7 @@ const REASONS: &[(&[&str], &str)] = &[
        "garbage_collection_threshold", "CUDA_LAUNCH_BLOCKING", "memory_fraction"], ALLOCATOR),
     (&["torch_empty_cache_steps", "empty_cache", "empty_cache_steps", "torch_empty_cache", "gc_steps",
        "clear_cache_steps"], CACHE),
-    (&["device_map", "max_memory", "low_cpu_ram", "offload_embedding", "temporary_location", "mp_parameters"],
+    (&["device_map", "low_cpu_ram", "offload_embedding", "temporary_location", "mp_parameters"],
         "the plan places every tensor (`memory.budget`)"),
     (&["contiguous_gradients", "contiguous_memory_optimization", "round_robin_gradients", "fast_init",
        "use_multi_rank_bucket_allreduce"], FRAGMENTS),
@@ -97,6 +104,27 @@ const REASONS: &[(&[&str], &str)] = &[
        "gradient_predivide_factor", "sparse_gradients", "reuse_dist_env", "layered_summon",
        "synchronize_checkpoint_boundary", "zero_hpz_partition_size", "zero_quantized_weights",
        "zero_quantized_gradients", "use_all_reduce_for_fetch_params"], OVERLAP),
+    (&["use_cache"], "caches keys and values for generation; training has no such cache"),
+    (&["low_cpu_mem_usage", "_fast_init"],
+        "weights are read straight into their places; there is never a second copy of the model in host memory"),
+    (&["ddp_find_unused_parameters", "find_unused_parameters"],
+        "ranks know from the plan which tensors get a gradient; none is searched for"),
+    (&["max_memory"], "`memory.budget` is the memory of each device, `memory.host_budget` that of the host"),
+    (&["HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK", "ANONYMIZED_TELEMETRY", "UNSLOTH_DISABLE_STATISTICS",
+       "AXOLOTL_DO_NOT_TRACK", "GRADIO_ANALYTICS_ENABLED", "disable_telemetry", "HF_HUB_DISABLE_PROGRESS_BARS"], TELEMETRY),
+    (&["WANDB_PROJECT", "WANDB_API_KEY", "WANDB_MODE", "WANDB_DISABLED", "WANDB_WATCH", "WANDB_LOG_MODEL", "MLFLOW_TRACKING_URI",
+       "COMET_MODE", "enable_wandb", "enable_tensorboard", "tensorboard_dir"], TRACKING),
+    (&["TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS",
+       "RAYON_NUM_THREADS", "tokenizers_parallelism", "num_threads", "torch_num_threads"], THREADS),
+    (&["CUDA_VISIBLE_DEVICES"], "set it in the environment: it is obeyed, and `cuda:0` is the first of its devices"),
+    (&["audio_gradient_checkpointing", "audio_encoder_gradient_checkpointing", "encoder_gradient_checkpointing",
+       "encoder_activation_checkpointing", "gradient_checkpointing_audio_encoder", "checkpoint_audio_encoder"],
+        "the blocks of the audio encoder are layers of the plan: `memory.recompute = \"all\"` includes them, and a frozen \
+         encoder runs once, before the first step"),
+    (&["inference", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "do_sample", "repetition_penalty"],
+        "configures answers; `smidgen generate` takes it as an option"),
+    (&["format_type"], "the format of the rows is detected (`data.format`)"),
+    (&["use_loftq"], MISSING),
     (&["stage", "zero_stage", "zero3_init_flag", "fsdp", "fsdp_config", "fsdp_version", "fsdp_sharding_strategy",
        "fsdp_reshard_after_forward", "reshard_after_forward", "sharding_strategy", "fsdp_auto_wrap_policy",
        "auto_wrap_policy", "fsdp_transformer_layer_cls_to_wrap", "transformer_layer_cls_to_wrap",
@@ -156,8 +184,8 @@ const REASONS: &[(&[&str], &str)] = &[
        "tool_format", "enable_thinking", "fix_tokenizer", "resize_model_vocab", "tokenizer", "add_bos_token",
        "add_eos_token"], TOKENS),
     (&["use_liger_kernel", "enable_liger_kernel", "use_unsloth", "lora_mlp_kernel", "lora_qkv_kernel",
-       "lora_o_kernel", "torch_compile", "plugins", "use_cache", "upcast_layernorm", "upcast_lmhead_output",
-       "experts_implementation", "liger_kernel_config", "cut_cross_entropy", "low_cpu_mem_usage", "use_kernels",
+       "lora_o_kernel", "torch_compile", "plugins", "upcast_layernorm", "upcast_lmhead_output",
+       "experts_implementation", "liger_kernel_config", "cut_cross_entropy", "use_kernels",
        "tf32", "is_llama_derived_model", "is_mistral_derived_model", "is_falcon_derived_model", "bf16_full_eval",
        "fp16_full_eval", "fp16_opt_level", "half_precision_backend", "jit_mode_eval", "infer_dtype",
        "float32_logits", "use_mps_device", "compile", "amp", "data_types", "use_ipex", "fp16_backend",

@@ -87,6 +87,43 @@ pub(crate) fn suggest_override_key(text: &str) -> Option<String> {
     find_key(section, name).map(|key| format!("it must be {}", key.accepts.describe()))
 }
 
+/// The hint for an override whose key is not of the form `section.key`, or is one of Hydra's.
+pub(crate) fn suggest_override(path: &str) -> Option<String> {
+    let plain = path.trim_start_matches(['+', '~']);
+    if let Some((_, command)) = COMMAND_KEYS.iter().find(|(keys, _)| keys.contains(&plain)) {
+        return Some((*command).to_owned());
+    }
+    if SECTIONS.contains(&plain) {
+        let first = KEYS.iter().find(|key| key.section == plain && key.required);
+        let names: Vec<&str> = KEYS.iter().filter(|key| key.section == plain).map(|key| key.name).collect();
+        return Some(match first {
+            Some(key) => format!("write `{}=...`", key.path()),
+            None => format!("`[{plain}]` has {}", listed(&names)),
+        });
+    }
+    let name = plain.rsplit('.').next().unwrap_or(plain);
+    let hint = suggest_key("", name);
+    match (plain != path || plain.matches('.').count() > 1, hint) {
+        (true, Some(hint)) => {
+            Some(format!("an override is `section.key=value`, without Hydra's `+` and groups; {hint}"))
+        }
+        (_, hint) => hint,
+    }
+}
+
+/// Names under which scripts take what smidgen takes as its command.
+const COMMAND_KEYS: &[(&[&str], &str)] = &[
+    (
+        &["cmd", "command", "mode", "action"],
+        "the command comes first: `smidgen train RECIPE section.key=value`",
+    ),
+    (
+        &["config", "config_name", "recipe", "cfg"],
+        "the recipe comes after the command: `smidgen train RECIPE`",
+    ),
+    (&["hydra.run.dir", "hydra.sweep.dir"], "write `output.dir`"),
+];
+
 /// The hint for a refused value.
 pub(crate) fn suggest_value(key: &Key, given: &Given<'_>) -> Option<String> {
     if let Some(refusal) = explain_refusal(&key.path(), given) {

@@ -11,11 +11,12 @@ use super::deepspeed::{PINNED, follow_deepspeed, put_fsdp};
 use super::document::{Content, Node};
 use super::draft::Draft;
 use super::fields::{Fields, Found};
+use super::templates::{MODEL, put_template};
 use super::trainer::{Saving, put_saving, refuse_quantized};
 use super::vocabulary::{
-    Quantization, StepSize, put_batch, put_betas, put_compute, put_dtype, put_length, put_loss_on, put_model,
-    put_number, put_number_or, put_optimizer, put_packed, put_quantization, put_schedule, put_template,
-    put_text, put_warmup, word,
+    Quantization, StepSize, leave_per_epoch, put_batch, put_betas, put_compute, put_dtype, put_length,
+    put_loss_on, put_max_memory, put_model, put_number, put_number_or, put_optimizer, put_packed,
+    put_quantization, put_schedule, put_text, put_warmup, word,
 };
 use crate::reasons::{CHECKPOINTING, reason_for};
 use crate::value::Value;
@@ -25,13 +26,6 @@ use smidgen_ir::words::ColumnRole;
 const AXOLOTL: &str = "Axolotl";
 
 pub fn read_axolotl(fields: &Fields<'_>, draft: &mut Draft) {
-    if let Some(found) = fields.take("rl").filter(Found::is_on) {
-        found.mistake(format!(
-            "`{}` is {}; only supervised fine-tuning is supported",
-            found.key,
-            found.content.describe()
-        ));
-    }
     put_model(draft, fields.take("base_model"), fields.take_any(&["revision_of_model", "model_revision"]));
     put_weights_and_adapter(fields, draft);
     put_template(draft, fields.take("chat_template"));
@@ -42,9 +36,7 @@ pub fn read_axolotl(fields: &Fields<'_>, draft: &mut Draft) {
     if let Some(found) = fields.take("datasets") {
         put_datasets(draft, &found, "data.train", fields.take("train_on_inputs"));
     } else if let Some(found) = fields.take("pretraining_dataset") {
-        draft.put("data.format", word("text"), &[&found]);
-        put_loss_on(draft, LossOn::All, &[&found]);
-        draft.want("data.train", "a file with a `text` column");
+        put_pretraining(draft, &found);
     }
     if let Some(found) = fields.take("test_datasets") {
         put_datasets(draft, &found, "data.eval", None);
@@ -55,11 +47,23 @@ pub fn read_axolotl(fields: &Fields<'_>, draft: &mut Draft) {
         let overflow = if strategy == "raise" { "error" } else { &strategy };
         draft.put("data.overflow", word(overflow), &[&found]);
     } else {
-        draft.put_default("data.overflow", word("drop"), AXOLOTL);
+        // Documents are cut into pieces, and other long rows dropped.
+        let is_text = draft.line("data.format").is_some_and(|line| line.toml == "\"text\"");
+        draft.put_default("data.overflow", word(if is_text { "chunk" } else { "drop" }), AXOLOTL);
     }
     put_training(fields, draft);
     put_memory(fields, draft);
     put_text(draft, "output.dir", fields.take("output_dir"));
+}
+
+/// Documents to continue pre-training on: a list like `datasets`, or one name.
+fn put_pretraining(draft: &mut Draft, found: &Found<'_>) {
+    match found.content {
+        Content::List(_) => put_datasets(draft, found, "data.train", None),
+        _ => draft.want("data.train", "a file with a `text` column"),
+    }
+    draft.put("data.format", word("text"), &[found]);
+    put_loss_on(draft, LossOn::All, &[found]);
 }
 
 fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
@@ -83,6 +87,13 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
     let quantization = Quantization { four_bits: four.as_ref(), eight_bits: eight.as_ref(), code, double };
     put_quantization(draft, quantization);
 
+    if let Some(found) = fields.take("unfrozen_parameters").filter(Found::is_on) {
+        found.mistake(format!(
+            "`{}` trains the parameters that match; `adapter.kind = \"full\"` with `adapter.layers` and \
+             `adapter.targets` trains some of the weights",
+            found.key
+        ));
+    }
     let adapter = fields.take("adapter");
     let kind = adapter.as_ref().and_then(|found| found.text());
     let settings = AdapterSettings {
@@ -176,7 +187,9 @@ fn columns_of<'a>(group: &Fields<'a>, kind: Option<&Found<'a>>, draft: &mut Draf
         Content::Map(_) => kind.group(),
         Content::Text(name) => {
             return match name.split(['.', ':']).next().unwrap_or_default() {
-                "completion" | "pretrain" => NamedColumns::of(group, &[("field", Text)]),
+                "completion" | "pretrain" => {
+                    NamedColumns::of(group, &[("field", Text), ("text_column", Text)])
+                }
                 "chat_template" | "sharegpt" => NamedColumns::of(group, CONVERSATION),
                 // Other types read columns of fixed names.
                 _ => NamedColumns::default(),
@@ -236,39 +249,121 @@ fn put_row_type(
     train_on_inputs: Option<Found<'_>>,
 ) {
     let on_inputs = train_on_inputs.as_ref().filter(|found| found.boolean() == Some(true));
-    let kinds: Vec<&str> =
-        types.iter().map(|(kind, _)| kind.split(['.', ':']).next().unwrap_or(kind)).collect();
+    let kinds: Vec<Option<&RowType>> = types.iter().map(|(kind, _)| row_type(kind)).collect();
     let Some((first, rest)) = kinds.split_first() else { return };
-    let line = types[0].1;
-    let from = datasets.inside(format!("{}.0.type", datasets.key), line, datasets.content);
-    if rest.iter().any(|kind| kind != first) {
+    let (name, line) = &types[0];
+    let from = datasets.inside(format!("{}.0.type", datasets.key), *line, datasets.content);
+    if let Some((name, line)) = types.iter().find(|(kind, _)| kind == "input_output") {
+        return mistakes_at(
+            &from,
+            *line,
+            format!("`{name}` rows are not supported; write `input_ids` and `labels`"),
+        );
+    }
+    let is_first = |kind: &&Option<&RowType>| match (kind, first) {
+        (Some(kind), Some(first)) => kind.format == first.format && kind.template == first.template,
+        (None, None) => true,
+        _ => false,
+    };
+    if !rest.iter().all(|kind| is_first(&kind)) {
         return draft
             .assume("the datasets have several types; the format of each file is detected from its columns");
     }
-    let (format, loss_on) = match *first {
-        "alpaca" | "alpaca_chat" | "alpaca_w_system" => ("alpaca", LossOn::Completion),
-        "sharegpt" | "chat_template" => ("chat", LossOn::Assistant),
-        "completion" | "pretrain" => ("text", LossOn::All),
-        "input_output" => {
-            return from.mistake(
-                "`input_output` rows are not supported; write `input_ids` and `labels` instead".to_owned(),
-            );
-        }
-        other => {
-            draft.assume(format!(
-                "the format of `{other}` rows is detected from their columns (check with `smidgen preview`)"
-            ));
-            return;
-        }
+    let Some(RowType { format, template, loss_on, why, .. }) = first else {
+        draft.leave_out(&from, format!("`{name}` has a prompt of its own; {OWN_PROMPT}"));
+        return draft.assume(format!(
+            "the format of `{name}` rows is detected from their columns (check with `smidgen preview`)"
+        ));
     };
     draft.put("data.format", word(format), &[&from]);
-    if *first == "alpaca" && !draft.has("data.template") {
-        draft.put("data.template", word("alpaca"), &[&from]);
+    if !template.is_empty() {
+        draft.put("data.template", word(template), &[&from]);
+    }
+    if !why.is_empty() {
+        draft.leave_out(&from, format!("`{name}` {why}; {OWN_PROMPT}"));
     }
     match on_inputs {
         Some(found) => put_loss_on(draft, LossOn::All, &[found]),
-        None => put_loss_on(draft, loss_on, &[&from]),
+        None => put_loss_on(draft, *loss_on, &[&from]),
     }
+}
+
+fn mistakes_at(found: &Found<'_>, line: usize, message: String) {
+    found.inside(found.key.clone(), line, found.content).mistake(message);
+}
+
+const OWN_PROMPT: &str = "results will differ (a .jinja file in `data.template` writes any prompt)";
+
+/// A type of rows, and what it means.
+struct RowType {
+    /// A name with its style (`alpaca:chat`), or without it and without what loads the rows (`sharegpt`).
+    names: &'static [&'static str],
+    format: &'static str,
+    /// Empty for the model's own.
+    template: &'static str,
+    loss_on: LossOn,
+    /// What smidgen does otherwise; may be empty.
+    why: &'static str,
+}
+
+const ROW_TYPES: &[RowType] = &[
+    RowType {
+        names: &["alpaca", "alpaca:instruct", "alpaca_instruct"],
+        format: "alpaca",
+        template: "alpaca",
+        loss_on: LossOn::Completion,
+        why: "",
+    },
+    RowType {
+        names: &["alpaca:chat", "alpaca_chat"],
+        format: "alpaca",
+        template: MODEL,
+        loss_on: LossOn::Completion,
+        why: "writes `USER:` and `ASSISTANT:`, and the model's own chat template is used instead",
+    },
+    RowType {
+        names: &["alpaca:chatml"],
+        format: "alpaca",
+        template: "chatml",
+        loss_on: LossOn::Completion,
+        why: "begins with a system turn, which is left out",
+    },
+    RowType {
+        names: &["alpaca:phi"],
+        format: "alpaca",
+        template: "phi3",
+        loss_on: LossOn::Completion,
+        why: "begins with a system turn, which is left out",
+    },
+    RowType {
+        names: &["alpaca_w_system"],
+        format: "alpaca",
+        template: MODEL,
+        loss_on: LossOn::Completion,
+        why: "writes `### System:` and `### User:`, and the model's own chat template is used instead",
+    },
+    RowType {
+        names: &["sharegpt", "chat_template"],
+        format: "chat",
+        template: "",
+        loss_on: LossOn::Assistant,
+        why: "",
+    },
+    RowType {
+        names: &["completion", "pretrain"],
+        format: "text",
+        template: "",
+        loss_on: LossOn::All,
+        why: "",
+    },
+];
+
+/// The meaning of a type; a style that is not listed has none.
+fn row_type(kind: &str) -> Option<&'static RowType> {
+    let of = |name: &str| ROW_TYPES.iter().find(|row| row.names.contains(&name));
+    let loaded = kind.split('.').next().unwrap_or(kind);
+    let base = loaded.split(':').next().unwrap_or(loaded);
+    of(loaded).or_else(|| of(base).filter(|row| row.format != "alpaca"))
 }
 
 fn put_training(fields: &Fields<'_>, draft: &mut Draft) {
@@ -308,17 +403,18 @@ fn put_training(fields: &Fields<'_>, draft: &mut Draft) {
     put_number(draft, "train.clip", fields.take("max_grad_norm"));
     put_number(draft, "train.seed", fields.take("seed"));
     put_number(draft, "train.log_every", fields.take("logging_steps"));
-    for (name, key) in [("saves_per_epoch", "train.save_every"), ("evals_per_epoch", "train.eval_every")] {
-        draft.leave_out_if_set(
-            fields.take(name),
-            format!("`{key}` counts steps, and the data decides how many steps an epoch has"),
-        );
-    }
     let save_default = !fields.has("saves_per_epoch");
+    for (name, key) in [("saves_per_epoch", "train.save_every"), ("evals_per_epoch", "train.eval_every")] {
+        let times = fields.take(name).and_then(|found| Some((found.number()?, found)));
+        if let Some((times, found)) = times {
+            leave_per_epoch(draft, key, Some(found), times);
+        }
+    }
     put_saving(fields, draft, Saving { tool: AXOLOTL, save_default, eval_needs_strategy: false });
 }
 
 fn put_memory(fields: &Fields<'_>, draft: &mut Draft) {
+    put_max_memory(draft, fields.take("max_memory"));
     if let Some(found) = fields.take("gpu_memory_limit") {
         match found.content {
             // A number is in gibibytes.

@@ -3,10 +3,12 @@
 //! A name such as `org/name` is a data set on the hub unless a file or a folder has that name. A name without an owner
 //! may be anything, so the user has to say which file it is. A share of the rows to evaluate becomes `data.split`, and
 //! the names of columns become `data.columns`, which is the same for all files.
-//! Not supported: rows of a split that are selected by their numbers.
+//! Rows selected by their numbers (`train[:95%]`) become a limit or a share if training and evaluation divide a split.
+//! Not supported: other rows of a split that are selected by their numbers.
 
 use super::draft::Draft;
 use super::fields::{Fields, Found};
+use super::slices::{Slice, put_slices, take_split};
 use crate::DatasetName;
 use crate::value::Value;
 use smidgen_ir::words::{ClosedWord, ColumnRole};
@@ -28,6 +30,8 @@ pub struct NamedRows {
     pub config: Option<String>,
     pub split: Option<String>,
     pub revision: Option<String>,
+    /// The rows of the split, if it names some of them.
+    pub slice: Option<Slice>,
 }
 
 /// The names of the settings that choose a part of a data set.
@@ -48,10 +52,10 @@ impl NamedRows {
             return self;
         }
         let config = take_part(draft, fields.take_any(names.config), "/");
-        let split = take_part(draft, fields.take(names.split), ":");
+        let (split, slice) = take_split(draft, fields.take(names.split));
         // Every data set has the branch `main`, and the hub's Parquet files are made from it.
         let revision = take_part(draft, fields.take(names.revision), "@");
-        NamedRows { config, split, revision: revision.filter(|revision| revision != "main"), ..self }
+        NamedRows { config, split, slice, revision: revision.filter(|revision| revision != "main"), ..self }
     }
 
     /// The name for `data.train`; `None` if it is neither a file nor a data set on the hub.
@@ -72,6 +76,9 @@ pub fn put_files(draft: &mut Draft, key: &'static str, names: &[String], from: &
 
 /// `data.train` or `data.eval`. If a name is neither a file nor a data set on the hub, the user is asked for the file.
 pub fn put_rows(draft: &mut Draft, key: &'static str, rows: &[NamedRows], from: &Found<'_>) {
+    if !put_slices(draft, key, rows, from) {
+        return;
+    }
     let named: Vec<Option<String>> = rows.iter().map(|rows| rows.in_recipe(draft)).collect();
     if let Some(named) = named.iter().cloned().collect::<Option<Vec<String>>>()
         && !named.is_empty()
@@ -160,7 +167,7 @@ pub fn is_hub_name(draft: &Draft, name: &str) -> bool {
 }
 
 /// The text of a setting, if a data set's name can hold it after this sign.
-fn take_part(draft: &mut Draft, found: Option<Found<'_>>, sign: &str) -> Option<String> {
+pub fn take_part(draft: &mut Draft, found: Option<Found<'_>>, sign: &str) -> Option<String> {
     let found = found?;
     let text = found.text()?;
     if DatasetName::parse(&format!("a/b{sign}{text}")).is_some() {

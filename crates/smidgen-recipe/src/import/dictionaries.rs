@@ -6,6 +6,7 @@
 
 use super::document::{Content, Entry};
 use super::mistakes::Mistakes;
+use crate::reasons::has_reason;
 
 /// Names of groups that are lifted, in lower case without `_` and `-`.
 const GROUPS: &[&str] = &[
@@ -14,13 +15,18 @@ const GROUPS: &[&str] = &[
     "bitsandbytesconfig",
     "bnb",
     "bnbconfig",
+    "config",
     "data",
     "dataarguments",
     "dataargs",
+    "dataconfig",
+    "datasetconfig",
     "fastlanguagemodel",
     "frompretrained",
     "getpeftmodel",
     "lora",
+    "logging",
+    "loggingconfig",
     "loraargs",
     "loraconfig",
     "model",
@@ -43,10 +49,21 @@ const GROUPS: &[&str] = &[
     "training",
     "trainingargs",
     "trainingarguments",
+    "trainingconfig",
+    "trainconfig",
+    "unsloth",
+    "unslothconfig",
 ];
 
-/// Short names inside a group (group, name), and the full name that they stand for.
+/// Short names inside a group (the beginning of its name, the name inside it), and the full name that they stand for.
 const RENAMED: &[(&str, &str, &str)] = &[
+    ("lora", "rank", "r"),
+    ("lora", "alpha", "lora_alpha"),
+    ("lora", "dropout", "lora_dropout"),
+    ("lora", "targets", "target_modules"),
+    ("peft", "rank", "r"),
+    ("peft", "alpha", "lora_alpha"),
+    ("peft", "dropout", "lora_dropout"),
     ("model", "name", "model_name"),
     ("model", "id", "model_name"),
     ("model", "path", "model_name"),
@@ -74,11 +91,22 @@ fn lift(entries: &[Entry], group: &str, before: &str, flat: &mut Vec<Entry>) {
                 lift(inside, &plain, &format!("{before}{}.", entry.name), flat);
             }
             _ => {
-                let renamed = RENAMED.iter().find(|(of, short, _)| *of == group && *short == entry.name);
-                let name = renamed.map_or_else(|| entry.name.clone(), |(_, _, name)| (*name).to_owned());
+                let written = lowered(&entry.name);
+                let renamed =
+                    RENAMED.iter().find(|(of, short, _)| group.starts_with(of) && *short == written);
+                let name = renamed.map_or(written, |(_, _, name)| (*name).to_owned());
                 flat.push(Entry { name, shown: format!("{before}{}", entry.name), ..entry.clone() });
             }
         }
+    }
+}
+
+/// Constants of a script (`MAX_SEQ_LENGTH`) mean the arguments of the same name; environment variables stay.
+fn lowered(name: &str) -> String {
+    let is_constant = name.len() > 1 && !name.contains(|c: char| c.is_ascii_lowercase());
+    match is_constant && !has_reason(name) {
+        true => name.to_lowercase(),
+        false => name.to_owned(),
     }
 }
 

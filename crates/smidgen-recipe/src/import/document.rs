@@ -3,9 +3,11 @@
 //! JSON is parsed as YAML, so that its values have lines too. Values stay untyped until a setting asks for a type,
 //! because files write `2e-4` and `"2e-4"` for the same number and every tool accepts both.
 //! `yes` and `no` are booleans, as in YAML 1.1, which is what the trainers' Python reads.
-//! Aliases are expanded, with a limit on depth and on the number of values, so that a small file stays a small tree.
+//! Aliases are expanded, with limits on depth, on the number of values and on the bytes of their text, so that a small
+//! file stays a small tree.
 //! Not supported: tags, several documents in one file, and keys that are not text.
 
+use super::flow::indented_flows;
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError};
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -16,6 +18,8 @@ use std::path::Path;
 pub const MOST_BYTES: usize = 1 << 20;
 const MOST_DEPTH: usize = 32;
 const MOST_VALUES: usize = 20_000;
+/// Names and texts, with aliases expanded.
+const MOST_TEXT_BYTES: usize = 2 * MOST_BYTES;
 
 /// A value and its line.
 #[derive(Clone, Debug, PartialEq)]
@@ -69,8 +73,16 @@ pub fn read_document(text: &str) -> Result<Vec<Entry>, DocumentError> {
     }
     // A byte order mark is skipped.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let mut reading =
-        Reading { parser: Parser::new_from_str(text), anchors: HashMap::new(), values: 0, line: 1 };
+    // Indentation means nothing between brackets, but the parser insists on it.
+    parse(text).or_else(|error| match error.reason.contains("invalid indentation") {
+        true => parse(&indented_flows(text)).map_err(|_| error),
+        false => Err(error),
+    })
+}
+
+fn parse(text: &str) -> Result<Vec<Entry>, DocumentError> {
+    let parser = Parser::new_from_str(text);
+    let mut reading = Reading { parser, anchors: HashMap::new(), values: 0, text_bytes: 0, line: 1 };
     let mut root = None;
     loop {
         match reading.next()? {
@@ -132,6 +144,7 @@ struct Reading<'a> {
     parser: Parser<'a, saphyr_parser::StrInput<'a>>,
     anchors: HashMap<usize, Node>,
     values: usize,
+    text_bytes: usize,
     line: usize,
 }
 
@@ -151,10 +164,16 @@ impl<'a> Reading<'a> {
         DocumentError { line: self.line, reason: reason.to_owned() }
     }
 
-    fn count(&mut self, values: usize) -> Result<(), DocumentError> {
-        self.values += values;
-        match self.values > MOST_VALUES {
-            true => Err(self.error(&format!("more than {MOST_VALUES} values, with aliases expanded"))),
+    fn count(&mut self, size: Size) -> Result<(), DocumentError> {
+        self.values += size.values;
+        self.text_bytes += size.text_bytes;
+        if self.values > MOST_VALUES {
+            return Err(self.error(&format!("more than {MOST_VALUES} values, with aliases expanded")));
+        }
+        match self.text_bytes > MOST_TEXT_BYTES {
+            true => {
+                Err(self.error(&format!("more than {MOST_TEXT_BYTES} bytes of text, with aliases expanded")))
+            }
             false => Ok(()),
         }
     }
@@ -163,17 +182,21 @@ impl<'a> Reading<'a> {
         if depth > MOST_DEPTH {
             return Err(self.error(&format!("nested more than {MOST_DEPTH} levels deep")));
         }
-        self.count(1)?;
+        self.count(Size { values: 1, text_bytes: 0 })?;
         let line = self.line;
         let (anchor, content) = match event {
             Event::Alias(anchor) => {
-                let Some(node) = self.anchors.get(&anchor).cloned() else {
+                let Some(size) = self.anchors.get(&anchor).map(size) else {
                     return Err(self.error("an alias refers to a value that contains it"));
                 };
-                self.count(size(&node))?;
-                return Ok(Node { line, ..node });
+                // Counted before it is copied.
+                self.count(size)?;
+                return Ok(Node { line, ..self.anchors[&anchor].clone() });
             }
-            Event::Scalar(text, style, anchor, _) => (anchor, scalar(&text, style)),
+            Event::Scalar(text, style, anchor, _) => {
+                self.count(Size { values: 0, text_bytes: text.len() })?;
+                (anchor, scalar(&text, style))
+            }
             Event::SequenceStart(anchor, _) => {
                 let mut items = Vec::new();
                 loop {
@@ -190,6 +213,7 @@ impl<'a> Reading<'a> {
         let node = Node { line, content };
         // 0 means that there is no anchor.
         if anchor > 0 {
+            self.count(Size { values: 0, ..size(&node) })?;
             self.anchors.insert(anchor, node.clone());
         }
         Ok(node)
@@ -206,6 +230,7 @@ impl<'a> Reading<'a> {
                 Event::Scalar(name, ..) if !name.contains(char::is_control) => name.into_owned(),
                 _ => return Err(self.error("a key must be text")),
             };
+            self.count(Size { values: 0, text_bytes: name.len() })?;
             let event = self.next()?;
             let value = self.node(event, depth + 1)?;
             if name == "<<" {
@@ -240,11 +265,29 @@ fn merge(merged: &mut Vec<Entry>, value: Node) -> Result<(), DocumentError> {
     }
 }
 
-fn size(node: &Node) -> usize {
+/// What a value takes: itself and everything inside it.
+#[derive(Clone, Copy, Default)]
+struct Size {
+    values: usize,
+    text_bytes: usize,
+}
+
+impl Size {
+    fn and(self, other: Size) -> Size {
+        Size { values: self.values + other.values, text_bytes: self.text_bytes + other.text_bytes }
+    }
+}
+
+fn size(node: &Node) -> Size {
+    let own = Size { values: 1, text_bytes: 0 };
     match &node.content {
-        Content::List(items) => 1 + items.iter().map(size).sum::<usize>(),
-        Content::Map(entries) => 1 + entries.iter().map(|entry| size(&entry.value)).sum::<usize>(),
-        _ => 1,
+        Content::List(items) => items.iter().map(size).fold(own, Size::and),
+        Content::Map(entries) => entries.iter().fold(own, |sum, entry| {
+            let name = Size { values: 0, text_bytes: entry.name.len() };
+            sum.and(name).and(size(&entry.value))
+        }),
+        Content::Number(text) | Content::Text(text) => Size { text_bytes: text.len(), ..own },
+        Content::Null | Content::Boolean(_) => own,
     }
 }
 
@@ -257,8 +300,18 @@ fn scalar(text: &str, style: ScalarStyle) -> Content {
         "true" | "True" | "TRUE" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" => Content::Boolean(true),
         "false" | "False" | "FALSE" | "no" | "No" | "NO" | "off" | "Off" | "OFF" => Content::Boolean(false),
         _ if is_number(text) => Content::Number(text.to_owned()),
-        _ => Content::Text(text.to_owned()),
+        _ => match without_separators(text) {
+            Some(digits) => Content::Number(digits),
+            None => Content::Text(text.to_owned()),
+        },
     }
+}
+
+/// A number of YAML 1.1 with underscores between its digits, without them.
+fn without_separators(text: &str) -> Option<String> {
+    let starts_as_number = text.trim_start_matches(['-', '+']).starts_with(|c: char| c.is_ascii_digit());
+    let digits = text.replace('_', "");
+    (starts_as_number && digits.len() < text.len() && is_number(&digits)).then_some(digits)
 }
 
 /// Rust would also parse words such as `inf` and `nan` as floats.
@@ -332,6 +385,35 @@ mod tests {
         );
         assert_eq!(refused("? [a, b]\n: 1\n"), "line 1: a key must be text");
         assert_eq!(refused("\"a\\nb\": 1\n"), "line 1: a key must be text");
+    }
+
+    /// `1_000` is a number in YAML 1.1, and indentation means nothing between brackets.
+    #[test]
+    fn underscores_and_brackets_as_pyyaml_reads_them() {
+        let entries = read_document("a: 500_000\nb: -1_0.5e3\nc: _1\nd: 1_a\n").unwrap();
+        let values: Vec<&Content> = entries.iter().map(|entry| &entry.value.content).collect();
+        let [number, text] = [|it: &str| Content::Number(it.into()), |it: &str| Content::Text(it.into())];
+        assert_eq!(values, [&number("500000"), &number("-10.5e3"), &text("_1"), &text("1_a")]);
+        for inside in ["list: [\n  'a', # ]\n  {x: \"}\",\n y: 2},\n]", "list: [a,\n{x: '}', y:\n2}\n    ]"] {
+            let text = format!("one:\n    two:\n        {inside}\n        z: 1 # [\nlast: a[0]\n");
+            let entries = read_document(&text).unwrap_or_else(|error| panic!("{text}{error}"));
+            assert_eq!(entries[1].value.content, Content::Text("a[0]".into()), "{text}");
+            assert_eq!(entries[1].line, text.lines().count(), "{text}");
+            let Content::Map(one) = &entries[0].value.content else { panic!("{entries:?}") };
+            let Content::Map(two) = &one[0].value.content else { panic!("{entries:?}") };
+            let names: Vec<&str> = two.iter().map(|entry| entry.name.as_str()).collect();
+            assert_eq!(names, ["list", "z"], "{text}");
+        }
+        assert!(refused("a:\n  b: [1,\n]\n c: 1\n").contains("line 3: column 1"));
+    }
+
+    #[test]
+    fn text_is_counted_with_aliases_expanded() {
+        let long = "x".repeat(MOST_BYTES / 2);
+        let aliases = "- *a\n".repeat(9_000);
+        let refused = refused(&format!("a: &a {long}\nb:\n{aliases}"));
+        assert!(refused.contains(&format!("more than {MOST_TEXT_BYTES} bytes of text")), "{refused}");
+        assert!(read_document(&format!("a: &a {long}\nb: *a\n")).is_ok());
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 use super::document::Content;
 use super::fields::{Fields, Found};
+use super::slices::Slice;
 use crate::RecipeErrors;
 use crate::keys::find_key;
 use crate::reasons::{Reason, reason_for};
@@ -21,9 +22,13 @@ pub struct Draft {
     pub left_out: Vec<LeftOut>,
     /// Sentences without a final period.
     pub assumed: Vec<String>,
+    /// What keeps the recipe from running, without a final period.
+    pub warnings: Vec<String>,
     /// Required keys that the file does not set, and a description of the value that belongs there.
     pub wanted: Vec<(&'static str, String)>,
     pub places: Places,
+    /// The only source of `data.train` and the rows of it that are trained on.
+    pub(crate) trained_slice: Option<(String, Slice)>,
 }
 
 /// A line of the recipe.
@@ -66,6 +71,8 @@ pub struct LeftOut {
 pub struct Places {
     /// Paths in the imported file are relative to it.
     pub working_directory: PathBuf,
+    /// The name of the imported file, which Unsloth Studio names after the model.
+    pub file_name: String,
     /// The folder of the imported file, where other configurations that it names are looked for first.
     pub file_folder: PathBuf,
     /// The folder of the recipe, which its paths are relative to: the working directory if the recipe goes to stdout.
@@ -180,6 +187,7 @@ impl Draft {
         let left = other.left_out.into_iter();
         self.left_out.extend(left.map(|left| LeftOut { key: named(left.key), ..left }));
         other.assumed.into_iter().for_each(|what| self.assume(what));
+        other.warnings.into_iter().for_each(|what| self.warn(what));
     }
 
     /// Whether a setting of the file sets this key, or the key that excludes it.
@@ -193,6 +201,12 @@ impl Draft {
         let what = what.into();
         if !self.assumed.contains(&what) {
             self.assumed.push(what);
+        }
+    }
+
+    pub fn warn(&mut self, what: String) {
+        if !self.warnings.contains(&what) {
+            self.warnings.push(what);
         }
     }
 
@@ -239,11 +253,8 @@ mod tests {
     #[test]
     fn paths_are_relative_to_the_recipe() {
         let seen = |folder: &str, path: &str| {
-            let places = Places {
-                working_directory: "/w".into(),
-                file_folder: "/w".into(),
-                recipe_folder: folder.into(),
-            };
+            let places =
+                Places { working_directory: "/w".into(), recipe_folder: folder.into(), ..Places::default() };
             let mut draft = Draft::new(places);
             draft.put_override(&format!("data.train={path}")).unwrap();
             draft.line("data.train").unwrap().toml.clone()

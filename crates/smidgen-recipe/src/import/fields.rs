@@ -63,6 +63,11 @@ impl<'a> Fields<'a> {
         found.into_iter().next()
     }
 
+    /// The first of several names that has a value; the others stay, so that they are noted.
+    pub fn take_first(&self, names: &[&str]) -> Option<Found<'a>> {
+        names.iter().find_map(|name| self.take(name))
+    }
+
     /// A switch that is on; it counts as taken either way.
     pub fn take_on(&self, name: &str) -> Option<Found<'a>> {
         self.take(name).filter(|found| found.boolean() == Some(true))

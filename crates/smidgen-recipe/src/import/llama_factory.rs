@@ -2,15 +2,16 @@
 //!
 //! It takes Hugging Face's training arguments and adds its own settings for model, data and adapter.
 //! Datasets are names that `dataset_info.json` in `dataset_dir` maps to files; that file is read if it exists.
-//! Not supported: reward models, preference training, multimodal data.
+//! Not supported: reward models, preference training, multimodal data, and files of other commands than `train`.
 
 use super::adapters::{AdapterSettings, put_adapter};
 use super::datasets::{NamedRows, put_rows, put_split};
 use super::draft::Draft;
 use super::fields::{Fields, Found};
+use super::templates::put_template;
 use super::trainer::{TrainerDefaults, put_full, read_training_arguments};
 use super::vocabulary::{
-    Quantization, put_loss_on, put_model, put_number_or, put_packed, put_quantization, put_template, word,
+    Quantization, put_loss_on, put_model, put_number, put_number_or, put_packed, put_quantization, word,
 };
 use crate::value::Value;
 use crate::{ClosedWord, LossOn};
@@ -20,6 +21,7 @@ use std::path::Path;
 const TOOL: &str = "LLaMA-Factory";
 
 pub fn read_llama_factory(fields: &Fields<'_>, draft: &mut Draft) {
+    refuse_other_commands(fields);
     put_model(draft, fields.take("model_name_or_path"), fields.take("model_revision"));
     let stage = fields.take("stage");
     let stage_word = stage.as_ref().and_then(|found| found.text());
@@ -39,6 +41,54 @@ pub fn read_llama_factory(fields: &Fields<'_>, draft: &mut Draft) {
         (None, neat) => neat.or(stage.filter(|_| stage_word.as_deref() == Some("pt"))),
     };
     put_packed(draft, packing);
+}
+
+/// Keys of LLaMA-Factory's other commands, and what these do.
+const COMMANDS: &[(&[&str], &str)] = &[
+    (&["do_predict", "predict_with_generate"], "prediction"),
+    (&["export_dir", "export_size", "export_device", "export_legacy_format"], "merging or export"),
+    (&["infer_backend", "infer_dtype", "vllm_enforce_eager", "api_host"], "inference"),
+    (&["n_shot", "lang", "task"], "evaluation"),
+];
+
+/// Reports files of commands other than `train`, which name a model and no training.
+fn refuse_other_commands(fields: &Fields<'_>) {
+    if let Some(found) = fields.take("do_train")
+        && found.boolean() == Some(false)
+    {
+        return found.mistake("`do_train` is false: this configuration does not train".to_owned());
+    }
+    if fields.has_any(&["do_train", "dataset"]) {
+        return;
+    }
+    for (keys, what) in COMMANDS {
+        if let Some(found) = keys.iter().find_map(|key| fields.take(key)).filter(Found::is_on) {
+            return found.mistake(format!(
+                "`{}` is a setting of {what}, and the file names no `dataset`: this configuration does not train",
+                found.key
+            ));
+        }
+    }
+    let trains = [
+        "learning_rate",
+        "num_train_epochs",
+        "max_steps",
+        "per_device_train_batch_size",
+        "stage",
+        "finetuning_type",
+        "lora_rank",
+        "output_dir",
+    ];
+    if let Some(found) = fields
+        .get("model_name_or_path")
+        .filter(|_| !fields.has_any(&trains))
+        .and_then(|_| fields.take("model_name_or_path"))
+    {
+        found.mistake(format!(
+            "`{}` stands without a `dataset`: this configuration does not train",
+            found.key
+        ));
+    }
 }
 
 fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
@@ -90,7 +140,7 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
 }
 
 /// The layers that `freeze` leaves trainable: the last n, or the first n if n is negative.
-fn put_trained_layers(fields: &Fields<'_>, draft: &mut Draft) {
+pub fn put_trained_layers(fields: &Fields<'_>, draft: &mut Draft) {
     match fields.take("freeze_trainable_layers") {
         None => draft.put_default("adapter.layers", word("last:2"), TOOL),
         Some(found) => match found.number() {
@@ -125,6 +175,7 @@ fn put_data(fields: &Fields<'_>, draft: &mut Draft, pretraining: Option<&Found<'
         }
     }
     put_split(draft, fields.take("val_size"));
+    put_limits(fields, draft);
     put_number_or(draft, "data.max_tokens", fields.take("cutoff_len"), Value::Integer(2048), TOOL);
     put_template(draft, fields.take("template"));
     let (prompt, last) = (fields.take_on("train_on_prompt"), fields.take_on("mask_history"));
@@ -134,6 +185,15 @@ fn put_data(fields: &Fields<'_>, draft: &mut Draft, pretraining: Option<&Found<'
         (Some(prompt), None, None) => put_loss_on(draft, LossOn::All, &[&prompt]),
         (None, Some(last), None) => put_loss_on(draft, LossOn::Completion, &[&last]),
         (None, None, None) => draft.put_default("data.loss_on", word(LossOn::Assistant.word()), TOOL),
+    }
+}
+
+/// `max_samples` cuts every data set, those of the evaluation too.
+fn put_limits(fields: &Fields<'_>, draft: &mut Draft) {
+    let Some(found) = fields.take("max_samples") else { return };
+    put_number(draft, "data.limit", Some(found.clone()));
+    if draft.has("data.eval") {
+        put_number(draft, "eval.limit", Some(found));
     }
 }
 

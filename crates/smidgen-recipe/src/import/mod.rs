@@ -14,12 +14,18 @@ mod deepspeed;
 mod dictionaries;
 pub mod document;
 pub mod draft;
+mod families;
 mod fields;
+mod flow;
 mod llama_factory;
+mod llama_factory_v1;
 mod mistakes;
 mod mlx_lm;
 pub mod origin;
+mod purpose;
 pub mod render;
+mod slices;
+mod templates;
 mod torchtune;
 mod trainer;
 mod unsloth;
@@ -30,8 +36,10 @@ use crate::keys::KEYS;
 use dictionaries::{flattened, note_contradictions};
 use draft::{Draft, Places};
 use fields::Fields;
+use llama_factory_v1::{is_v1, read_llama_factory_v1};
 use mistakes::{ImportMistake, Mistakes};
 use origin::{Origin, Tool, recognize};
+use purpose::refuse_other_purposes;
 
 /// A translated file.
 #[derive(Debug)]
@@ -75,6 +83,7 @@ pub fn import(
         None => recognize(&entries, &flat)?,
     };
     let mistakes = Mistakes::default();
+    refuse_other_purposes(&entries, &mistakes);
     let entries = match origin.tool {
         Tool::Trl | Tool::Unsloth => {
             note_contradictions(&flat, &mistakes);
@@ -89,6 +98,7 @@ pub fn import(
         Tool::Accelerate => accelerate::read_accelerate(&fields, &mut draft),
         Tool::Trl => trainer::read_trainer(&fields, &mut draft),
         Tool::Axolotl => axolotl::read_axolotl(&fields, &mut draft),
+        Tool::LlamaFactory if is_v1(&entries) => read_llama_factory_v1(&fields, &mut draft),
         Tool::LlamaFactory => llama_factory::read_llama_factory(&fields, &mut draft),
         Tool::Peft => adapter_config::read_adapter_config(&fields, &mut draft),
         Tool::Torchtune => torchtune::read_torchtune(&fields, &mut draft),

@@ -3,7 +3,8 @@
 //! A file with keys of two tools is refused: half of it could only be guessed at.
 //! The name and folder of the file do not count, because they say little.
 
-use super::document::Entry;
+use super::document::{Content, Entry};
+use super::llama_factory_v1::shows_v1;
 use super::mlx_lm::MLX_KEYS;
 use super::torchtune::components;
 use super::trainer::{TRAINING_KEYS, TRL_KEYS};
@@ -121,7 +122,8 @@ const OWN_KEYS: [(Tool, &[&str]); 7] = [
 ];
 
 /// Keys of bitsandbytes and PEFT. One of them is enough to read the file as arguments of TRL.
-const ARGUMENT_KEYS: [&str; 7] = [
+const ARGUMENT_KEYS: [&str; 8] = [
+    "peft_type",
     "load_in_4bit",
     "load_in_8bit",
     "bnb_4bit_quant_type",
@@ -142,13 +144,22 @@ pub fn recognize(entries: &[Entry], flat: &[Entry]) -> Result<Origin, Unrecogniz
         let because = format!("{} with `_component_`", it_has(&components));
         return Ok(Origin { tool: Tool::Torchtune, because });
     }
+    let v1: Vec<&Entry> = entries.iter().filter(|entry| shows_v1(entry)).collect();
+    if !v1.is_empty() {
+        return Ok(Origin { tool: Tool::LlamaFactory, because: it_has(&v1) });
+    }
+    if let Some(why) = composed(entries) {
+        return Err(Unrecognized::Unknown(why));
+    }
     let found = |names: &[&str]| -> Vec<&Entry> {
         names.iter().filter_map(|name| flat.iter().find(|entry| entry.name == *name)).collect()
     };
+    // A group of PEFT's settings next to those of a trainer does not make the file PEFT's.
+    let is_adapter_alone = has("peft_type") && found(&TRAINING_KEYS).is_empty();
     let own: Vec<(Tool, Vec<&Entry>)> = OWN_KEYS
         .iter()
         .map(|(tool, keys)| (*tool, found(keys)))
-        .filter(|(_, entries)| !entries.is_empty())
+        .filter(|(tool, found)| !found.is_empty() && (*tool != Tool::Peft || is_adapter_alone))
         .collect();
     if let [(first_tool, first), (second_tool, second), ..] = own.as_slice() {
         return Err(Unrecognized::Two {
@@ -175,6 +186,27 @@ pub fn recognize(entries: &[Entry], flat: &[Entry]) -> Result<Origin, Unrecogniz
     } else {
         "no key shows which tool this file belongs to"
     }))
+}
+
+/// What to do about a file of Hydra, which is one of several that Hydra composes.
+fn composed(entries: &[Entry]) -> Option<&'static str> {
+    fn has_target(content: &Content) -> bool {
+        match content {
+            Content::Map(inside) => {
+                inside.iter().any(|entry| entry.name == "_target_" || has_target(&entry.value.content))
+            }
+            _ => false,
+        }
+    }
+    let is_hydra = |entry: &Entry| match entry.name.as_str() {
+        "hydra" => true,
+        "defaults" => matches!(entry.value.content, Content::List(_)),
+        _ => has_target(&entry.value.content),
+    };
+    entries.iter().any(is_hydra).then_some(
+        "this file is one of several that Hydra composes; write the composed one with `python SCRIPT.py --cfg job \
+         --resolve > all.yaml` and import that",
+    )
 }
 
 fn it_has(entries: &[&Entry]) -> String {
@@ -207,6 +239,14 @@ mod tests {
             ("use_gradient_checkpointing: unsloth\nmax_seq_length: 2048\nr: 16", Tool::Unsloth),
             ("lora_parameters: {rank: 8}\nmodel: a/b\nlearning_rate: 1e-5", Tool::MlxLm),
             ("load_in_4bit: true", Tool::Trl),
+            ("peft_config: {peft_type: LORA, r: 8}\nlearning_rate: 1e-4", Tool::Trl),
+            (
+                "model: a/b\npeft_config: {name: lora, r: 16}\ncutoff_len: 8\nmicro_batch_size: 1",
+                Tool::LlamaFactory,
+            ),
+            ("model: a/b\nmodel_class: llm\ncutoff_len: 8\nmicro_batch_size: 1", Tool::LlamaFactory),
+            ("training: {batch_size: 1, train_on_completions: true}\nlora: {lora_r: 8}", Tool::Unsloth),
+            ("TRAINING_CONFIG: {BATCH_SIZE: 2, NUM_EPOCHS: 1}\nMAX_SEQ_LENGTH: 512", Tool::Trl),
             ("quantization_config: {load_in_4bit: true}\npeft_config: {r: 8}", Tool::Trl),
         ] {
             assert_eq!(of(text).unwrap().tool, tool, "{text}");
@@ -220,6 +260,13 @@ mod tests {
     #[test]
     fn unknown_files_and_two_tools() {
         assert_eq!(of("a: 1").unwrap_err().to_string(), "no key shows which tool this file belongs to");
+        for hydra in [
+            "defaults:\n  - model: small\nlr: 1",
+            "trainer: {_target_: lit.Trainer}\nlr: 1",
+            "hydra: {run: {dir: x}}",
+        ] {
+            assert!(of(hydra).unwrap_err().to_string().contains("--cfg job"), "{hydra}");
+        }
         assert!(of("model_type: llama\nhidden_size: 8").unwrap_err().to_string().contains("config.json"));
         assert_eq!(
             of("x: 1\nfinetuning_type: lora\nbase_model: a/b").unwrap_err().to_string(),

@@ -73,6 +73,9 @@ fn as_comment(text: &str) -> String {
 pub fn render_notes(imported: &Imported, file: &str) -> String {
     let mut text =
         format!("reading `{file}` as {}: {}", imported.origin.tool.file(), imported.origin.because);
+    for warning in &imported.draft.warnings {
+        text.push_str(&format!("\n\nwarning: {warning}"));
+    }
     let (known, unknown): (Vec<&LeftOut>, Vec<&LeftOut>) =
         imported.draft.left_out.iter().partition(|left| left.is_known);
     let mut group = |title: &str, lines: Vec<String>| {
@@ -140,6 +143,7 @@ pub fn render_json(imported: &Imported, file: &str) -> Json {
         "no_counterpart": left(true),
         "unknown": left(false),
         "assumed": imported.draft.assumed,
+        "warnings": imported.draft.warnings,
         "missing": missing.map(|missing| json!({ "key": missing.key, "what": missing.what })).collect::<Vec<_>>(),
     })
 }

@@ -12,7 +12,9 @@ use super::datasets::{
 use super::deepspeed::PINNED;
 use super::document::{Content, Entry};
 use super::draft::Draft;
+use super::families::judge_family;
 use super::fields::{Fields, Found};
+use super::templates::{MODEL, PLAIN, template_of_tokenizer};
 use super::vocabulary::{
     StepSize, put_batch, put_beta_list, put_compute_dtype, put_dtype, put_loss_on, put_number, put_number_or,
     put_optimizer_named, put_packed, put_whole, word, word_list,
@@ -44,7 +46,9 @@ pub fn read_torchtune(fields: &Fields<'_>, draft: &mut Draft) {
     if !draft.has("model.base") {
         put_dtype(draft, dtype);
     }
+    let mut template = MODEL;
     if let Some(tokenizer) = fields.take_group("tokenizer") {
+        template = template_of(&tokenizer, draft);
         match tokenizer.take("max_seq_len") {
             Some(found) => put_number(draft, "data.max_tokens", Some(found)),
             None => draft.assume(
@@ -55,7 +59,7 @@ pub fn read_torchtune(fields: &Fields<'_>, draft: &mut Draft) {
         tokenizer.skip(&[COMPONENT, "path", "merges_file", "special_tokens_path"]);
         draft.leave_rest(&tokenizer);
     }
-    let packing = put_datasets(fields, draft);
+    let packing = put_datasets(fields, draft, template);
     put_training(fields, draft);
     put_packed(draft, packing);
     if let Some(found) = fields.take_on("enable_activation_offloading") {
@@ -75,6 +79,17 @@ pub fn read_torchtune(fields: &Fields<'_>, draft: &mut Draft) {
     fields.skip(&["metric_logger", "profiler"]);
 }
 
+/// Parts of components' names that are not a text model's or its data's.
+const OTHER_PARTS: &[(&str, &str)] = &[
+    ("classifier", "a classifier"),
+    ("vision", "a model of images"),
+    ("multimodal", "a model of images"),
+    ("clip", "a model of images"),
+    ("llama4", "Llama 4, which smidgen does not load"),
+    ("preference_dataset", "training on preferences"),
+    ("paired_dataset", "training on preferences"),
+];
+
 /// Reports configurations that are not supervised fine-tuning; they have losses and components of their own.
 fn refuse_others(fields: &Fields<'_>) {
     let loss = fields.take_group("loss");
@@ -92,6 +107,16 @@ fn refuse_others(fields: &Fields<'_>) {
             found.mistake(format!(
                 "`{name}` belongs to another recipe; only supervised fine-tuning is supported"
             ));
+        }
+    }
+    for name in ["model", "dataset"] {
+        if let Some(Content::Map(inside)) = fields.get(name)
+            && let Some(entry) = inside.iter().find(|entry| entry.name == COMPONENT)
+            && let Content::Text(path) = &entry.value.content
+            && let Some((_, what)) = OTHER_PARTS.iter().find(|(part, _)| path.to_lowercase().contains(part))
+            && let Some(found) = fields.take(name)
+        {
+            found.mistake(format!("`{name}` is `{path}`: this is {what}; only text models are fine-tuned"));
         }
     }
     if let Some(found) = fields.get("model").filter(|_| !fields.has("optimizer")).and(fields.take("model")) {
@@ -134,6 +159,7 @@ fn put_trained(fields: &Fields<'_>, draft: &mut Draft) {
     let Some(group) = fields.take_group("model") else { return };
     let Some((path, component)) = group.take_text(COMPONENT) else { return };
     let name = last_name(&path);
+    judge_family(draft, &component, &name);
     if name.starts_with("qlora_") || group.take_on("quantize_base").is_some() {
         draft.put("model.base", word("nf4"), &[&component]);
     }
@@ -177,9 +203,9 @@ fn put_modules(draft: &mut Draft, attention: Option<Found<'_>>, mlp: Option<Foun
 }
 
 /// The rows; returns the switch that packs them, if it is on.
-fn put_datasets<'a>(fields: &Fields<'a>, draft: &mut Draft) -> Option<Found<'a>> {
-    let packing = put_dataset(fields, draft, "dataset", "data.train");
-    put_dataset(fields, draft, "dataset_val", "data.eval");
+fn put_datasets<'a>(fields: &Fields<'a>, draft: &mut Draft, template: &'static str) -> Option<Found<'a>> {
+    let packing = put_dataset(fields, draft, "dataset", "data.train", template);
+    put_dataset(fields, draft, "dataset_val", "data.eval", template);
     put_number(draft, "train.eval_every", fields.take("run_val_every_n_steps"));
     if let Some(found) = fields.take("shuffle")
         && let Some(shuffle) = found.boolean()
@@ -194,6 +220,7 @@ fn put_dataset<'a>(
     draft: &mut Draft,
     name: &str,
     key: &'static str,
+    template: &'static str,
 ) -> Option<Found<'a>> {
     let whole = fields.take(name)?;
     if matches!(whole.content, Content::List(_)) {
@@ -221,6 +248,7 @@ fn put_dataset<'a>(
     let on_input = group.take("train_on_input").and_then(|found| Some((found.boolean()?, found)));
     if key == "data.train" {
         put_row_format(draft, &kind, &component, on_input);
+        put_row_template(draft, &kind, &component, template);
     }
     let columns = columns_of(&group, &kind, draft);
     put_columns(draft, key, &[columns]);
@@ -279,9 +307,6 @@ fn put_row_format(draft: &mut Draft, kind: &str, component: &Found<'_>, on_input
     };
     if let Some(format) = format {
         draft.put("data.format", word(format), &[component]);
-        if format == "alpaca" {
-            draft.put("data.template", word("alpaca"), &[component]);
-        }
     }
     let completion = if format == Some("chat") { LossOn::Assistant } else { LossOn::Completion };
     match on_input {
@@ -289,6 +314,41 @@ fn put_row_format(draft: &mut Draft, kind: &str, component: &Found<'_>, on_input
         Some((false, found)) => put_loss_on(draft, completion, &[&found]),
         None if all_by_default => put_loss_on(draft, LossOn::All, &[component]),
         None => put_loss_on(draft, completion, &[component]),
+    }
+}
+
+/// The template that the tokenizer writes turns with, or the one that the file gives it.
+fn template_of(tokenizer: &Fields<'_>, draft: &mut Draft) -> &'static str {
+    if let Some(found) = tokenizer.take("prompt_template") {
+        match found.content {
+            Content::Text(path) if last_name(path) == "chatmltemplate" => return "chatml",
+            Content::Text(path) if last_name(path).ends_with("chattemplate") => {}
+            _ => draft.leave_out(&found, "writes texts around turns; the model's own chat template is used"),
+        }
+        return MODEL;
+    }
+    let component = tokenizer.get(COMPONENT);
+    match component {
+        Some(Content::Text(path)) => template_of_tokenizer(&last_name(path)),
+        _ => MODEL,
+    }
+}
+
+/// Every row but plain text becomes turns, which the tokenizer writes.
+fn put_row_template(draft: &mut Draft, kind: &str, component: &Found<'_>, template: &'static str) {
+    let is_alpaca = kind.starts_with("alpaca");
+    match (kind, template) {
+        ("text_completion_dataset", _) | ("chat_dataset", PLAIN | MODEL) => {}
+        // Turns without markers leave the bare prompt.
+        (_, PLAIN) if is_alpaca => draft.put("data.template", word("alpaca"), &[component]),
+        _ => {
+            draft.put_with("data.template", word(template), &[component], "turns of the tokenizer");
+            if is_alpaca {
+                let why = "torchtune writes the sentences of the Alpaca prompt inside the user's turn, which here has the \
+                           instruction and its input alone; results will differ";
+                draft.leave_out(component, why);
+            }
+        }
     }
 }
 

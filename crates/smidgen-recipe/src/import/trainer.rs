@@ -11,9 +11,9 @@ use super::document::Content;
 use super::draft::Draft;
 use super::fields::{Fields, Found};
 use super::vocabulary::{
-    Quantization, StepSize, put_batch, put_betas, put_compute, put_compute_dtype, put_dtype, put_length,
-    put_loss_on, put_model, put_number, put_number_or, put_optimizer, put_packed, put_quantization,
-    put_schedule, put_text, put_warmup, put_whole, word,
+    Quantization, StepSize, leave_per_epoch, put_batch, put_betas, put_compute, put_compute_dtype, put_dtype,
+    put_length, put_loss_on, put_max_memory, put_model, put_number, put_number_or, put_optimizer, put_packed,
+    put_quantization, put_schedule, put_text, put_warmup, put_whole, word,
 };
 use crate::reasons::{Reason, reason_for};
 use crate::value::Value;
@@ -41,6 +41,7 @@ pub fn read_trainer(fields: &Fields<'_>, draft: &mut Draft) {
     put_model_config(fields, draft);
     if !is_trl && !fields.has_any(&TRAINING_KEYS) {
         put_compute_dtype(draft, fields.take("bnb_4bit_compute_dtype"));
+        put_max_memory(draft, fields.take("max_memory"));
         draft.assume(NO_TRAINING);
         return;
     }
@@ -76,7 +77,11 @@ pub fn read_trainer(fields: &Fields<'_>, draft: &mut Draft) {
 }
 
 /// TrainingArguments that files set.
-pub const TRAINING_KEYS: [&str; 9] = [
+pub const TRAINING_KEYS: [&str; 13] = [
+    "batch_size",
+    "num_epochs",
+    "train_file",
+    "max_grad_norm",
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
     "learning_rate",
@@ -137,6 +142,11 @@ fn put_model_config(fields: &Fields<'_>, draft: &mut Draft) {
             found.key,
             found.content.describe()
         ));
+    }
+    if let Some((kind, found)) = fields.take_text("peft_type")
+        && !kind.eq_ignore_ascii_case("lora")
+    {
+        found.mistake(format!("`{}` is {kind:?}; only `LORA` adapters are supported", found.key));
     }
     let peft = fields.take("use_peft");
     let settings = AdapterSettings {
@@ -201,7 +211,7 @@ pub fn refuse_quantized(quantized: Option<&Found<'_>>) {
     }
 }
 
-fn leave_adapter_settings(draft: &mut Draft, settings: &AdapterSettings<'_>, switch: &Found<'_>) {
+pub fn leave_adapter_settings(draft: &mut Draft, settings: &AdapterSettings<'_>, switch: &Found<'_>) {
     let why = format!("`{}` (line {}) turns adapters off", switch.key, switch.line);
     let all = [
         &settings.rank,
@@ -258,6 +268,8 @@ pub fn put_dataset(fields: &Fields<'_>, draft: &mut Draft) {
         put_files(draft, "data.eval", &names, &found);
     }
     put_split(draft, fields.take_any(&["test_split_size", "test_size", "val_size", "val_set_size"]));
+    put_number(draft, "data.limit", fields.take_any(&["max_samples", "max_train_samples"]));
+    put_number(draft, "eval.limit", fields.take_any(&["max_eval_samples", "max_test_samples"]));
     if let Some(found) = fields.take("dataset_text_field") {
         match found.text().as_deref() {
             Some("text") | None => {}
@@ -312,7 +324,12 @@ fn put_test_split(fields: &Fields<'_>, draft: &mut Draft, rows: NamedRows, from:
     }
     let given = fields.take("dataset_test_split");
     let split = given.as_ref().and_then(|found| found.text()).unwrap_or_else(|| "test".to_owned());
-    put_rows(draft, "data.eval", &[NamedRows { split: Some(split), ..rows }], given.as_ref().unwrap_or(from));
+    put_rows(
+        draft,
+        "data.eval",
+        &[NamedRows { split: Some(split), slice: None, ..rows }],
+        given.as_ref().unwrap_or(from),
+    );
 }
 
 /// A list of datasets, each with a name or a path.
@@ -360,30 +377,51 @@ pub fn read_training_arguments(fields: &Fields<'_>, draft: &mut Draft, defaults:
             "neither `bf16` nor `fp16` is set; assuming the device's best precision (`model.compute`)",
         );
     }
-    let micro = fields.take_any(&["per_device_train_batch_size", "per_gpu_train_batch_size"]);
-    let accumulation = fields.take("gradient_accumulation_steps");
+    let micro = fields.take_first(&["per_device_train_batch_size", "per_gpu_train_batch_size", "batch_size"]);
+    let accumulation = fields.take_first(&["gradient_accumulation_steps", "gradient_accumulation"]);
     let size =
         StepSize { micro: micro.as_ref(), default_micro: 8, accumulation: accumulation.as_ref(), tool };
     put_batch(draft, &size);
-    put_length(draft, fields.take("max_steps"), fields.take("num_train_epochs"), (3.0, tool));
-    put_number_or(draft, "train.lr", fields.take("learning_rate"), Value::Float(defaults.lr), tool);
-    let counts = put_schedule(draft, fields.take("lr_scheduler_type"), Schedule::Linear, tool);
+    put_length(
+        draft,
+        fields.take("max_steps"),
+        fields.take_first(&["num_train_epochs", "num_epochs", "epochs"]),
+        (3.0, tool),
+    );
+    put_number_or(
+        draft,
+        "train.lr",
+        fields.take_first(&["learning_rate", "lr"]),
+        Value::Float(defaults.lr),
+        tool,
+    );
+    let counts = put_schedule(
+        draft,
+        fields.take_first(&["lr_scheduler_type", "lr_scheduler"]),
+        Schedule::Linear,
+        tool,
+    );
     draft.leave_out_if_set(
         fields.take("lr_scheduler_kwargs").filter(Found::is_on),
         "schedules have no settings other than `train.warmup`",
     );
     put_warmup(draft, fields.take("warmup_steps"), fields.take("warmup_ratio"), counts, (0.0, tool));
-    put_optimizer(draft, fields.take("optim"));
+    put_optimizer(draft, fields.take_first(&["optim", "optimizer"]));
     put_number(draft, "train.weight_decay", fields.take("weight_decay"));
     put_betas(draft, fields.take("adam_beta1"), fields.take("adam_beta2"));
     put_number(draft, "train.eps", fields.take("adam_epsilon"));
     put_number(draft, "train.clip", fields.take("max_grad_norm"));
-    let (seed, data_seed) = (fields.take("seed"), fields.take("data_seed"));
+    let (seed, data_seed) = (fields.take_first(&["seed", "random_seed"]), fields.take("data_seed"));
     put_number(draft, "train.seed", seed);
     draft.leave_out_if_set(data_seed, "one seed controls every random choice (`train.seed`)");
-    put_number(draft, "train.log_every", fields.take("logging_steps").filter(is_whole));
+    put_number(
+        draft,
+        "train.log_every",
+        fields.take_first(&["logging_steps", "log_frequency"]).filter(is_whole),
+    );
     put_saving(fields, draft, Saving { tool, save_default: true, eval_needs_strategy: true });
     put_text(draft, "output.dir", fields.take("output_dir"));
+    put_max_memory(draft, fields.take("max_memory"));
     if let Some(found) = fields.take("deepspeed").filter(Found::is_on) {
         follow_deepspeed(draft, &found);
     }
@@ -451,15 +489,10 @@ fn put_every(
                 draft.leave_out(&steps, format!("`{}` (line {}) turns it off", strategy.key, strategy.line));
             }
         }
-        (Some("epoch"), Some(strategy), _) => {
-            draft.leave_out(
-                &strategy,
-                format!("counts epochs; `{key}` counts steps and has the recipe's default"),
-            );
-        }
+        (Some("epoch"), Some(strategy), _) => leave_per_epoch(draft, key, Some(strategy), 1.0),
         (Some("steps") | None, _, Some(steps)) => {
             let Some(number) = steps.number() else { return };
-            match number < 1.0 {
+            match number < 1.0 && number != 0.0 {
                 true => draft
                     .leave_out(&steps, format!("a fraction of all steps; `{key}` takes a number of steps")),
                 false => put_whole(draft, key, number, &[&steps]),

@@ -6,11 +6,16 @@
 
 use super::adapters::{AdapterSettings, put_adapter};
 use super::draft::Draft;
+use super::families::judge_family;
 use super::fields::{Fields, Found};
-use super::trainer::{TrainerDefaults, put_dataset, put_full, read_training_arguments};
-use super::vocabulary::{
-    Quantization, put_compute_dtype, put_model, put_number, put_number_or, put_packed, put_quantization, word,
+use super::trainer::{
+    TrainerDefaults, leave_adapter_settings, put_dataset, put_full, read_training_arguments,
 };
+use super::vocabulary::{
+    Quantization, put_compute_dtype, put_loss_on, put_model, put_number, put_number_or, put_packed,
+    put_quantization, word,
+};
+use crate::LossOn;
 use crate::value::Value;
 
 const UNSLOTH: &str = "Unsloth";
@@ -26,6 +31,9 @@ pub const UNSLOTH_KEYS: &[&str] = &[
     "finetune_mlp_modules",
     "use_exact_model_name",
     "max_lora_rank",
+    "train_on_completions",
+    "use_loftq",
+    "log_frequency",
 ];
 
 pub fn read_unsloth(fields: &Fields<'_>, draft: &mut Draft) {
@@ -39,6 +47,11 @@ pub fn read_unsloth(fields: &Fields<'_>, draft: &mut Draft) {
     let length = fields.take_any(&["max_seq_length", "max_length"]);
     put_number_or(draft, "data.max_tokens", length, Value::Integer(2048), UNSLOTH);
     read_training_arguments(fields, draft, &TrainerDefaults { tool: UNSLOTH, lr: 2e-4 });
+    if let Some(found) = fields.take("train_on_completions")
+        && let Some(on) = found.boolean()
+    {
+        put_loss_on(draft, if on { LossOn::Assistant } else { LossOn::All }, &[&found]);
+    }
     put_compute_dtype(draft, fields.take_any(&["dtype", "torch_dtype"]));
     put_packed(draft, fields.take_on("packing"));
     // The seed of the adapter; the trainer has its own.
@@ -56,6 +69,18 @@ pub fn read_unsloth(fields: &Fields<'_>, draft: &mut Draft) {
     }
 }
 
+/// Unsloth Studio's files name no model; each is named after its model, as `owner_name.yaml`.
+fn put_named_after(fields: &Fields<'_>, draft: &mut Draft) {
+    let file = draft.places.file_name.rsplit("__").next().unwrap_or_default().to_owned();
+    let Some((owner, name)) = file.rsplit_once('.').and_then(|(stem, _)| stem.split_once('_')) else {
+        return;
+    };
+    let Some(found) = fields.rest().into_iter().next() else { return };
+    let model = format!("{owner}/{name}");
+    judge_family(draft, &found.inside(draft.places.file_name.clone(), 1, found.content), &model);
+    draft.want("model.path", format!("the model; after the file's name `hf:{model}`"));
+}
+
 fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
     let model = fields.take_any(&["model_name", "model_name_or_path", "model"]);
     // The names of checkpoints that Unsloth has already quantized end in `bnb-4bit`.
@@ -63,9 +88,13 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
         .as_ref()
         .and_then(|found| found.text())
         .is_some_and(|name| name.to_lowercase().ends_with("bnb-4bit"));
-    put_model(draft, model, fields.take("revision"));
+    match model {
+        Some(_) => put_model(draft, model, fields.take("revision")),
+        None => put_named_after(fields, draft),
+    }
     let (four, eight) = (fields.take("load_in_4bit"), fields.take_on("load_in_8bit"));
-    let full = fields.take_on("full_finetuning");
+    let kind = fields.take("training_type").filter(|found| found.text().as_deref() == Some("full"));
+    let full = fields.take_on("full_finetuning").or(kind);
     let four_is_on = four.as_ref().is_none_or(|found| found.boolean() != Some(false));
     match four {
         _ if is_quantized => draft.assume(
@@ -100,7 +129,10 @@ fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
         ..AdapterSettings::default()
     };
     match full {
-        Some(found) => put_full(draft, &[&found], eight.as_ref()),
+        Some(found) => {
+            put_full(draft, &[&found], eight.as_ref());
+            leave_adapter_settings(draft, &settings, &found);
+        }
         None => {
             let from = settings.rank.clone();
             put_adapter(draft, settings, &from.iter().collect::<Vec<_>>());

@@ -6,6 +6,7 @@
 
 use super::document::Content;
 use super::draft::{Draft, Source};
+use super::families::judge_family;
 use super::fields::Found;
 use crate::value::Value;
 use crate::{ClosedWord, HfName, LossOn, Schedule};
@@ -17,6 +18,7 @@ const DEFAULT_TOKENS: u64 = 1024;
 pub fn put_model(draft: &mut Draft, name: Option<Found<'_>>, revision: Option<Found<'_>>) {
     let Some(name) = name else { return };
     let Some(text) = name.text() else { return };
+    judge_family(draft, &name, &text);
     let is_path = text.starts_with(['/', '.', '~']) || text.ends_with(".gguf") || draft.places.exists(&text);
     if is_path || HfName::parse(&text).is_none() {
         return draft.put("model.path", Value::Text(text), &[&name]);
@@ -321,6 +323,27 @@ pub fn put_whole(draft: &mut Draft, key: &'static str, value: f64, from: &[&Foun
     draft.put(key, value, from);
 }
 
+/// Notes a number of evaluations or checkpoints per epoch, with the steps that it means.
+pub fn leave_per_epoch(draft: &mut Draft, key: &'static str, found: Option<Found<'_>>, times: f64) {
+    let Some(found) = found else { return };
+    if times <= 0.0 {
+        return draft.put(key, Value::Integer(0), &[&found]);
+    }
+    let number = |key: &str| draft.line(key).and_then(|line| line.toml.parse::<f64>().ok());
+    let (unit, per_step) = match (number("train.batch_tokens"), number("train.batch")) {
+        (Some(tokens), _) => ("tokens of the data", tokens),
+        (None, Some(rows)) => ("rows of the data", rows),
+        (None, None) => return draft.leave_out(&found, format!("`{key}` counts steps, not epochs")),
+    };
+    let per_interval = per_step * times;
+    let example = 1_000_000.0 / per_interval;
+    let example = if example >= 1.0 { format!(": {} for a million", example.floor()) } else { String::new() };
+    draft.leave_out(
+        &found,
+        format!("`{key}` counts steps, not epochs; write the {unit} / {per_interval}{example}"),
+    );
+}
+
 /// A number, unless it is `auto`.
 pub fn put_number(draft: &mut Draft, key: &'static str, found: Option<Found<'_>>) {
     let Some(found) = found.filter(|found| !found.is_auto()) else { return };
@@ -350,6 +373,57 @@ pub fn put_text(draft: &mut Draft, key: &'static str, found: Option<Found<'_>>) 
     {
         draft.put(key, Value::Text(text), &[&found]);
     }
+}
+
+/// `memory.budget` and `memory.host_budget` from the sizes by device of accelerate's `max_memory`, or from one size.
+pub fn put_max_memory(draft: &mut Draft, found: Option<Found<'_>>) {
+    let Some(found) = found else { return };
+    let Content::Map(sizes) = found.content else {
+        return put_size(draft, "memory.budget", &found, "");
+    };
+    let mut devices: Vec<(f64, Found<'_>)> = Vec::new();
+    for entry in sizes {
+        let inside = found.inside(format!("{}.{}", found.key, entry.name), entry.line, &entry.value.content);
+        match entry.name.as_str() {
+            "cpu" => put_size(draft, "memory.host_budget", &inside, ""),
+            "disk" => draft.leave_out(&inside, "a disk has no budget"),
+            _ => devices.push((size_bytes(&inside).unwrap_or(f64::MAX), inside)),
+        }
+    }
+    let count = devices.len();
+    // Every rank has one device, and one budget serves all.
+    if let Some((_, least)) = devices.into_iter().min_by(|(one, _), (other, _)| one.total_cmp(other)) {
+        let remark = if count > 1 { format!("the least of {count} devices") } else { String::new() };
+        put_size(draft, "memory.budget", &least, &remark);
+    }
+}
+
+/// A size as accelerate writes it: a text with a unit, or a number of bytes.
+fn put_size(draft: &mut Draft, key: &'static str, found: &Found<'_>, remark: &str) {
+    let text = match found.content {
+        Content::Number(bytes) => format!("{bytes}B"),
+        _ => match found.text() {
+            Some(text) => text.trim().to_owned(),
+            None => return,
+        },
+    };
+    draft.put_with(key, Value::Text(text), &[found], remark);
+}
+
+/// The bytes of a size, for comparing sizes.
+fn size_bytes(found: &Found<'_>) -> Option<f64> {
+    let (Content::Text(text) | Content::Number(text)) = found.content else { return None };
+    let end = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let factor = match text[end..].trim().to_uppercase().as_str() {
+        "GB" => 1e9,
+        "GIB" | "G" => 1_073_741_824.0,
+        "MB" => 1e6,
+        "MIB" | "M" => 1_048_576.0,
+        "KB" => 1e3,
+        "KIB" | "K" => 1024.0,
+        _ => 1.0,
+    };
+    Some(text[..end].trim().parse::<f64>().ok()? * factor)
 }
 
 /// `train.betas` from a list of two numbers.
@@ -395,28 +469,6 @@ pub fn put_layers(draft: &mut Draft, found: Option<Found<'_>>) {
         Some(layers) => draft.put("adapter.layers", Value::List(layers), &[&found]),
         None => found.mistake(format!("`{}` must be a list of layer numbers", found.key)),
     }
-}
-
-/// `data.template` from the name of a template that smidgen has too.
-pub fn put_template(draft: &mut Draft, found: Option<Found<'_>>) {
-    let Some(found) = found else { return };
-    let Some(name) = found.text() else { return };
-    let ours = match name.as_str() {
-        "tokenizer_default" | "auto" => return,
-        "chatml" => "chatml",
-        "llama3" => "llama3",
-        "gemma" => "gemma",
-        "zephyr" => "zephyr",
-        "phi_3" | "phi_35" | "phi" => "phi3",
-        "phi_4" | "phi4" => "phi4",
-        "alpaca" => "alpaca",
-        path if path.ends_with(".jinja") => return draft.put("data.template", Value::Text(name), &[&found]),
-        _ => {
-            return draft
-                .leave_out(&found, "the model's own chat template is used (`data.template` names another)");
-        }
-    };
-    draft.put("data.template", word(ours), &[&found]);
 }
 
 pub fn word(text: &str) -> Value {

@@ -33,15 +33,20 @@ static CONFIGURATIONS: LazyLock<Vec<(String, String)>> = LazyLock::new(|| {
 
 /// Only the files of the fixtures' folder are found.
 fn nowhere() -> Places {
-    Places { working_directory: "/nowhere".into(), file_folder: folder(), recipe_folder: "/nowhere".into() }
+    Places {
+        working_directory: "/nowhere".into(),
+        file_folder: folder(),
+        recipe_folder: "/nowhere".into(),
+        ..Places::default()
+    }
 }
 
-fn imported(text: &str, overrides: &[&str]) -> Result<Imported, ImportError> {
+pub fn imported(text: &str, overrides: &[&str]) -> Result<Imported, ImportError> {
     let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
     import(text, None, &overrides, nowhere())
 }
 
-fn refused(text: &str) -> String {
+pub fn refused(text: &str) -> String {
     imported(text, &[]).unwrap_err().to_string()
 }
 
@@ -270,7 +275,7 @@ fn data_sets_of_the_hub_keep_their_names() {
         .left_out;
     let why = |key: &str| left.iter().find(|left| left.key == key).map(|left| left.why.clone()).unwrap();
     assert!(why("val_set_size").contains("a number of rows"), "{left:?}");
-    assert!(why("datasets.0.split").contains("`data.limit`"), "{left:?}");
+    assert!(why("datasets").contains("`data.limit`"), "{left:?}");
 }
 
 /// Columns with other names than a recipe expects become `data.columns`, which is the same for all files.
@@ -359,8 +364,9 @@ fn columns_of_other_names_are_mapped() {
     ] {
         let set = format!("{set}, {file}");
         for val in ["", &set] {
-            let (line, left) = read(&torchtune(&set, val));
+            let (line, mut left) = read(&torchtune(&set, val));
             assert_eq!(line, columns, "{set}");
+            left.retain(|left| !left.contains("inside the user's turn"));
             assert_eq!(left, [] as [&str; 0], "{set}");
         }
     }
@@ -400,7 +406,7 @@ fn contradictions_have_their_lines() {
             "line 3: `lora_r` cannot be imported: `adapter.rank` must be",
         ),
         ("base_model: a/b\nadapter: lora\nlora_r: many\n", "line 3: `lora_r` must be a number, got \"many\""),
-        ("base_model: a/b\nrl: dpo\n", "line 2: `rl` is \"dpo\"; only supervised fine-tuning is supported"),
+        ("base_model: a/b\nrl: dpo\n", "line 2: `rl` is \"dpo\": this is training on preferences or rewards"),
         ("finetuning_type: lora\nstage: ppo\n", "line 2: `stage: ppo` is not supported"),
         ("finetuning_type: full\nquantization_bit: 4\n", "line 2: `quantization_bit` freezes the weights"),
         ("finetuning_type: lora\nmask_history: true\ntrain_on_prompt: true\n", "cannot both be set"),

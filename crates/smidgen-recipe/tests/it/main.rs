@@ -6,5 +6,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod import;
+mod meaning;
 #[path = "../../../smidgen-formats/tests/mutation/mod.rs"]
 mod mutation;

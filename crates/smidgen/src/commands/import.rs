@@ -51,8 +51,14 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         _ => here.clone(),
     };
     let file_folder = args.file.parent().map_or_else(|| here.clone(), |folder| here.join(folder));
-    let places =
-        Places { working_directory: here.clone(), file_folder, recipe_folder: recipe_folder.clone() };
+    let file_name =
+        args.file.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    let places = Places {
+        working_directory: here.clone(),
+        file_name,
+        file_folder,
+        recipe_folder: recipe_folder.clone(),
+    };
     let imported =
         import(&text, args.from, &args.overrides, places).map_err(|error| failure(&file, error))?;
     let recipe = render_recipe(&imported, &file);

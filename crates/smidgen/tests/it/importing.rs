@@ -33,6 +33,7 @@ fn imported(text: &str, overrides: &[&str]) -> Imported {
         working_directory: "/nowhere".into(),
         file_folder: root().join("fixtures/import"),
         recipe_folder: "/nowhere".into(),
+        ..Places::default()
     };
     let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
     import(text, None, &overrides, places).unwrap_or_else(|error| panic!("{error}"))
