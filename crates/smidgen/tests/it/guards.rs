@@ -118,8 +118,7 @@ fn a_resumed_run_is_not_judged_by_its_last_steps() {
     let scratch = Scratch::new();
     let overrides = ["train.save_every=4", "train.steps=12"];
     scratch.train("run", &overrides);
-    std::fs::remove_dir_all(scratch.path("run/adapter")).unwrap();
-    std::fs::remove_dir_all(scratch.path("run/checkpoint-12")).unwrap();
+    scratch.forget_end("run", 8);
     let ended = scratch.train("run", &[&overrides[..], &["--resume"]].concat());
     assert!(!ended.stderr.contains("warning"), "{}", ended.stderr);
 }
