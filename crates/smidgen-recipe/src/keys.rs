@@ -163,7 +163,7 @@ pub(crate) static KEYS: &[Key] = &[
     key!(train.seed, SEED, "seed of every random choice"),
     key!(train.log_every, count_from::<u64, 0>(), "steps between progress lines (0 = none); metrics.jsonl has every step"),
     key!(train.eval_every, count_from::<u64, 0>(), "steps between evaluations; 0 = never"),
-    key!(train.save_every, count_from::<u64, 0>(), "steps between checkpoints; 0 = save only the best evaluated state and the final adapter or model"),
+    key!(train.save_every, count_from::<u64, 0>(), "steps between checkpoints; 0 = save only the best evaluated state, the final adapter or model, and for adapters the last state"),
     key!(train.keep, count_from::<usize, 1>(), "number of checkpoints to keep, in addition to the best evaluated one"),
     key!(train.early_stop, count_from::<u64, 0>(), "evaluations without improvement before the run ends; 0 = off"),
     //

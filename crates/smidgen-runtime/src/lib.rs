@@ -13,6 +13,7 @@ pub mod lane;
 pub mod null;
 mod python_roots;
 pub mod shared_host;
+pub mod signals;
 
 pub use any::AnyDevice;
 pub use cpu::Cpu;

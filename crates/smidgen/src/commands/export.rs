@@ -3,7 +3,7 @@
 //! Without `--merged` the file holds only the adapter, for `llama-cli --lora`; with it the whole model. A model without
 //! an adapter can be exported too.
 
-use super::original::{Original, open_adapter, open_named, open_original, trained_model};
+use super::original::{Original, open_adapter, open_named, open_original, refuse_damaged, trained_model};
 use crate::console::downloads::hub_access;
 use crate::console::stdout::print;
 use crate::export::lora_file::{ExportedLora, export_lora};
@@ -87,11 +87,12 @@ fn open_model(args: &Args, access: &Access) -> Result<(Option<AdapterFile>, Orig
     let has = |name: &str| args.adapter.join(name).exists();
     let is_adapter = has("adapter_config.json") || has("adapter");
     if is_adapter {
-        let adapter = AdapterFile::open_adapter_or_run(&args.adapter).map_err(Failure::model)?;
+        let adapter = open_adapter(&args.adapter)?;
         let original = open_original(&adapter, args.base.as_deref(), Want::Weights, access)?;
         return Ok((Some(adapter), original));
     }
     let model = trained_model(&args.adapter).unwrap_or_else(|| args.adapter.clone());
+    refuse_damaged(&model)?;
     let name = model.to_string_lossy().into_owned();
     if args.base.is_some() {
         return Err(Failure::command(format!("`--base` needs an adapter: `{name}` is a model")));

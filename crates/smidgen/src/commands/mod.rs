@@ -28,6 +28,7 @@ pub mod train;
 use crate::console::progress;
 use clap::{CommandFactory, Parser, Subcommand};
 use smidgen_runtime::cpu::heap;
+use smidgen_runtime::signals::make_file_limits_errors;
 use std::process::ExitCode;
 
 #[derive(Debug, Parser)]
@@ -88,6 +89,7 @@ pub fn command() -> clap::Command {
 
 /// Parses the command line, runs the command and prints its error, if any.
 pub fn run() -> ExitCode {
+    make_file_limits_errors();
     let cli = Cli::parse();
     // A search for a plan takes and frees many large blocks, and a process that only plans reserves no arena.
     if !matches!(cli.command, Command::Plan(_) | Command::Fit(_) | Command::Import(_)) {

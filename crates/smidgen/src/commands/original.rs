@@ -8,6 +8,7 @@
 use super::recipe_args::read_recipe;
 use crate::failure::Failure;
 use crate::plan::product::Product;
+use crate::train::checksums::{self, verify_checksums};
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_hub::{Access, Located, Want};
@@ -110,8 +111,21 @@ pub fn open_adapter(path: &Path) -> Result<AdapterFile, Failure> {
             model.display()
         ))
         .hint(format!("use `{}` as a model", model.display()))),
-        None => AdapterFile::open_adapter_or_run(path).map_err(Failure::model),
+        None => {
+            let adapter = AdapterFile::open_adapter_or_run(path).map_err(Failure::model)?;
+            refuse_damaged(adapter.path())?;
+            Ok(adapter)
+        }
     }
+}
+
+/// Refuses what a run saved if a file of it has changed since.
+pub fn refuse_damaged(folder: &Path) -> Result<(), Failure> {
+    verify_checksums(folder).map(drop).map_err(|failure| {
+        failure
+            .hint("copy it again, or use another checkpoint of the run")
+            .hint(format!("if you changed that file yourself, remove `{}` there", checksums::FILE_NAME))
+    })
 }
 
 /// Whether the run that made this adapter continued the speech adapter inside the base model.

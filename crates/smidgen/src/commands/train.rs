@@ -90,7 +90,10 @@ fn read_run_recipe(folder: &Path, overrides: &[String]) -> Result<(String, Recip
     }
     let (source, mut recipe) = read_recipe(&job, overrides)?;
     recipe.output.dir = RecipePath::at(&working_directory()?.join(folder));
-    let written = std::fs::read_to_string(folder.join("recipe.toml"));
+    let written = std::fs::read_to_string(folder.join("recipe.toml")).ok();
+    if let Some(text) = &written {
+        history::refuse_edited_recipe(folder, text)?;
+    }
     Ok((written.unwrap_or(source.text), recipe))
 }
 

@@ -139,7 +139,7 @@ fn room_line(job: &Job, planned: &Planned) -> Check {
         (Data::Assumed { .. }, Length::Steps(steps)) => steps,
         // Without data the number of steps is unknown: enough steps for all checkpoints that are kept.
         (Data::Assumed { .. }, Length::Epochs(_)) => {
-            job.recipe.train.save_every.saturating_mul(1 + job.recipe.train.keep as u64)
+            job.recipe.train.save_every.saturating_mul(1 + job.recipe.train.keep as u64).max(1)
         }
     };
     let footprint = Footprint::of(&planned.solution.plan, job, steps);

@@ -6,11 +6,11 @@
 use crate::failure::{Failure, FailureKind};
 use crate::plan::job::Job;
 use crate::plan::model::model_bytes;
-use crate::plan::product::Product;
+use crate::plan::product::{Product, saves_end};
 use smidgen_formats::tokenizer::copy::tokenizer_bytes;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{LeafKind, Plan};
-use smidgen_recipe::Train;
+use smidgen_recipe::Recipe;
 use std::path::Path;
 
 /// Bound on headers, configs and the job of a checkpoint with a thousand adapted linear layers.
@@ -47,7 +47,7 @@ impl Footprint {
                     Product::Adapter => trained_bytes,
                     Product::Model => model_bytes(&job.request, &job.model) + small_files,
                 },
-            checkpoints: checkpoints_at_once(&job.recipe.train, total_steps),
+            checkpoints: checkpoints_at_once(&job.recipe, total_steps),
         }
     }
 
@@ -56,8 +56,14 @@ impl Footprint {
     }
 }
 
-fn checkpoints_at_once(train: &Train, total_steps: u64) -> u64 {
-    let regular = total_steps.checked_div(train.save_every).unwrap_or(0);
+fn checkpoints_at_once(recipe: &Recipe, total_steps: u64) -> u64 {
+    let train = &recipe.train;
+    // The last one may be shorter than `save_every` after the one before.
+    let regular = match saves_end(recipe) {
+        true if train.save_every == 0 => total_steps.min(1),
+        true => total_steps.div_ceil(train.save_every),
+        false => 0,
+    };
     // Any evaluation may be the best so far, and its checkpoint is kept in addition to `keep`.
     let evaluations = total_steps.div_ceil(train.eval_every.max(1));
     let (best, one_more) = if train.eval_every > 0 { (evaluations, 1) } else { (0, 0) };
@@ -150,22 +156,23 @@ mod tests {
 
     #[test]
     fn checkpoints_at_once_follow_the_recipe() {
-        let train = |save_every, keep, eval_every, early_stop| {
+        let recipe = |save_every, keep, eval_every, early_stop| {
             let text = format!(
                 "[model]\npath = \"m\"\n[data]\ntrain = \"t\"\neval = \"e\"\n[output]\ndir = \"o\"\n[train]\nsave_every = {save_every}\nkeep = {keep}\neval_every = {eval_every}\nearly_stop = {early_stop}\n"
             );
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("recipe.toml");
             std::fs::write(&path, text).unwrap();
-            smidgen_recipe::read_recipe(&path, &[]).unwrap().train
+            smidgen_recipe::read_recipe(&path, &[]).unwrap()
         };
-        // Never saved; saved once; one more than is kept; the newest, the best and the one being written.
-        assert_eq!(checkpoints_at_once(&train(0, 3, 0, 0), 100), 0);
-        assert_eq!(checkpoints_at_once(&train(100, 3, 0, 0), 100), 1);
-        assert_eq!(checkpoints_at_once(&train(1, 3, 0, 0), 100), 4);
-        assert_eq!(checkpoints_at_once(&train(1, 1, 10, 0), 100), 3);
-        assert_eq!(checkpoints_at_once(&train(0, 3, 50, 1), 100), 2);
-        assert_eq!(checkpoints_at_once(&train(0, 3, 0, 0), 0), 0);
+        // Only the end; saved once; one more than is kept; the newest, the best and the one being written.
+        assert_eq!(checkpoints_at_once(&recipe(0, 3, 0, 0), 100), 1);
+        assert_eq!(checkpoints_at_once(&recipe(40, 3, 0, 0), 100), 3);
+        assert_eq!(checkpoints_at_once(&recipe(100, 3, 0, 0), 100), 1);
+        assert_eq!(checkpoints_at_once(&recipe(1, 3, 0, 0), 100), 4);
+        assert_eq!(checkpoints_at_once(&recipe(1, 1, 10, 0), 100), 3);
+        assert_eq!(checkpoints_at_once(&recipe(0, 3, 50, 1), 100), 3);
+        assert_eq!(checkpoints_at_once(&recipe(0, 3, 0, 0), 0), 0);
     }
 
     #[test]

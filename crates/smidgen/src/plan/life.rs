@@ -140,7 +140,7 @@ fn total_steps(job: &Job) -> u64 {
         (Data::Assumed { .. }, Length::Steps(steps)) => steps,
         // Unknown without data: enough steps for every checkpoint that is kept.
         (Data::Assumed { .. }, Length::Epochs(_)) => {
-            (job.recipe.train.keep as u64 + 1) * job.recipe.train.save_every
+            ((job.recipe.train.keep as u64 + 1) * job.recipe.train.save_every).max(1)
         }
     }
 }

@@ -44,3 +44,8 @@ impl Product {
         }
     }
 }
+
+/// Whether the state of the last step is saved even if no checkpoint is due. The state of full training is large.
+pub fn saves_end(recipe: &Recipe) -> bool {
+    Product::of(recipe) == Product::Adapter || recipe.train.save_every > 0
+}

@@ -17,6 +17,7 @@ use crate::failure::Failure;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use smidgen_runtime::comm::mpi_places::{MPIEXEC_VARIABLE, find_mpiexec};
+use smidgen_runtime::signals::on_end_request;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
@@ -81,7 +82,7 @@ impl Spawn {
     pub fn run(&self, engine: Engine) -> Result<u8, Failure> {
         let (sender, signals) = channel();
         // Without a handler a signal ends this process, and the ranks then exit by themselves.
-        let _ = ctrlc::set_handler(move || {
+        let _ = on_end_request(move |_| {
             let _ = sender.send(());
         });
         match engine {

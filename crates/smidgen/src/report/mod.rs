@@ -13,6 +13,7 @@ pub mod evaluation_table;
 pub mod fourier_table;
 pub mod generation_table;
 pub mod html;
+pub mod leak;
 pub mod model_table;
 pub mod numbers;
 pub mod page_file;

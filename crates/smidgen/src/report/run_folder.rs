@@ -42,7 +42,7 @@ pub struct RunRecord {
 }
 
 /// One optimizer step; a number that was not finite is NaN.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct StepRow {
     pub step: u64,
     pub loss: f64,

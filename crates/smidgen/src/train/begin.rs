@@ -67,6 +67,9 @@ pub fn prepare_run(
             if is_finished {
                 return Ok(None);
             }
+            if let Some(note) = resume::check_checkpoint(dir, &job.recipe)? {
+                say(&format!("{NOTE} {note}"));
+            }
             (find_start(dir, say)?, accept_changes)
         }
     };

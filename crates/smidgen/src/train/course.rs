@@ -396,6 +396,7 @@ impl Course<'_> {
         let PlanTexts { table, json } = (self.render_plan)(job, planned);
         let table = plain(&table);
         let dir = &self.dir;
+        history::note_recipe(dir, self.recipe_text)?;
         dir.write_text("recipe.toml", self.recipe_text)?;
         dir.write_text("plan.json", &json)?;
         dir.write_text("plan.txt", &format!("{table}\n{}", render_plan(&planned.solution.plan)))?;

@@ -10,6 +10,7 @@ use super::outcome::{Ending, RunResult};
 use super::run_dir::RunDir;
 use crate::failure::Failure;
 use serde::{Deserialize, Serialize};
+use smidgen_formats::digest::Hasher;
 use smidgen_formats::json_file::{JsonFileError, read_json_file};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -21,6 +22,9 @@ const MAX_BYTES: u64 = 4_000_000;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct History {
     pub total_steps: u64,
+    /// The hash of `recipe.toml` as the run wrote it; `None` in older runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recipe_sha256: Option<String>,
     pub parts: Vec<Part>,
 }
 
@@ -73,6 +77,35 @@ impl History {
         let later = self.parts.iter().zip(self.parts.iter().skip(1));
         later.filter(|(before, _)| before.ended != Some(PartEnd::PlanChanged)).count()
     }
+}
+
+/// Records the recipe that is about to be written.
+pub fn note_recipe(dir: &RunDir, text: &str) -> Result<(), Failure> {
+    let mut history = History::read(dir.path()).ok().flatten().unwrap_or_default();
+    history.recipe_sha256 = Some(sha256(text));
+    write(dir, &history)
+}
+
+/// Refuses a `recipe.toml` that was changed since the run wrote it: a run continues with its `job.toml`, so the change
+/// would do nothing.
+pub fn refuse_edited_recipe(folder: &Path, text: &str) -> Result<(), Failure> {
+    let written = History::read(folder).ok().flatten().and_then(|history| history.recipe_sha256);
+    if written.is_none_or(|written| written == sha256(text)) {
+        return Ok(());
+    }
+    let path = folder.join("recipe.toml");
+    Err(Failure::recipe(format!(
+        "`{}` was edited after the run wrote it, and would be ignored",
+        path.display()
+    ))
+    .hint("`smidgen resume RUN section.key=value` changes a key of the run")
+    .hint("to continue the run as it was, undo the edit or remove the file: all settings are in `job.toml`"))
+}
+
+fn sha256(text: &str) -> String {
+    let mut hasher = Hasher::sha256();
+    hasher.update(text.as_bytes());
+    hasher.finish_hex()
 }
 
 /// Adds a part. A new run starts a new history; a resumed one continues it.

@@ -10,6 +10,7 @@ mod begin_step;
 pub mod cautions;
 pub mod check_start;
 mod checkpoint_file;
+pub mod checksums;
 pub mod course;
 mod dry_step;
 mod evaluation;

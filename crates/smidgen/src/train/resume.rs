@@ -4,12 +4,13 @@
 //! updates done; the best evaluation; its job, and the memory choices of its plan. Everything else (data order,
 //! dropout, learning rate) is a pure function of the recipe and the step, so it is not stored.
 
+use super::checksums::{self, verify_checksums};
 use super::history::PartEnd;
 use super::loss_scale::LossScale;
 use super::made_of::MadeOf;
 use super::metrics::last_step;
 use super::moments;
-use super::run_dir::RunDir;
+use super::run_dir::{RunDir, checkpoint_name};
 use super::standing::Standing;
 use super::trained_state;
 use super::trainer_state::was_stopped_early;
@@ -21,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use smidgen_formats::json_file::read_json_file;
 use smidgen_formats::whole_file::write_whole;
 use smidgen_ir::{OffloadV1, Policy};
-use smidgen_recipe::{KeyDifference, Length, Recipe, differences, read_recipe, render_job};
+use smidgen_recipe::{KeyDifference, Length, Recipe, Schedule, differences, read_recipe, render_job};
 use smidgen_runtime::cpu::bf16_unit::F32Unit;
 use smidgen_runtime::{Device, Executor};
 use std::path::{Path, PathBuf};
@@ -202,12 +203,32 @@ pub fn read_state<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &Pat
 
 /// Refuses changes of the recipe that would change results, and returns notes about some of the others.
 pub fn check_job(dir: &RunDir, recipe: &Recipe) -> Result<Vec<String>, Failure> {
-    let notes = compare_jobs(dir.path(), recipe)?;
+    compare_jobs(dir.path(), recipe)
+}
+
+/// Refuses a newest checkpoint that is damaged or is one of another run. Returns a note if that cannot be checked.
+pub fn check_checkpoint(dir: &RunDir, recipe: &Recipe) -> Result<Option<String>, Failure> {
+    let checkpoints = dir.checkpoints();
+    let [earlier @ .., newest] = checkpoints.as_slice() else { return Ok(None) };
+    let (name, folder) = (checkpoint_name(*newest), dir.checkpoint(*newest));
+    // Only one of several ranks reads all of it.
+    let has_checksums = !dir.is_written()
+        || verify_checksums(&folder).map_err(|failure| {
+            failure.hint(match earlier.last() {
+                Some(step) => {
+                    format!("remove `{name}` to continue from `{}`", checkpoint_name(*step))
+                }
+                None => format!("restore that file, or remove `{name}` to start again at step 0"),
+            })
+        })?;
     // Someone may have copied a checkpoint of another run into this folder.
-    if let Some(step) = dir.checkpoints().last() {
-        compare_jobs(&dir.checkpoint(*step), recipe)?;
-    }
-    Ok(notes)
+    compare_jobs(&folder, recipe)?;
+    Ok((!has_checksums).then(|| {
+        format!(
+            "an earlier smidgen wrote `{name}`, without `{}`: cannot check whether its files are damaged",
+            checksums::FILE_NAME
+        )
+    }))
 }
 
 fn compare_jobs(folder: &Path, recipe: &Recipe) -> Result<Vec<String>, Failure> {
@@ -250,20 +271,27 @@ fn verdict(difference: &KeyDifference, old: &Recipe, new: &Recipe) -> Verdict {
         }
         key if key.starts_with("memory.") || key.starts_with("expect.") => Verdict::Allowed,
         "train.steps" | "train.epochs" => match (old.train.length, new.train.length) {
-            (Length::Steps(before), Length::Steps(now)) if now > before => Verdict::Note(grown(difference)),
-            (Length::Epochs(before), Length::Epochs(now)) if now > before => Verdict::Note(grown(difference)),
+            (Length::Steps(before), Length::Steps(now)) if now > before => {
+                Verdict::Note(grown(difference, new))
+            }
+            (Length::Epochs(before), Length::Epochs(now)) if now > before => {
+                Verdict::Note(grown(difference, new))
+            }
             _ => Verdict::Refused,
         },
         _ => Verdict::Refused,
     }
 }
 
-fn grown(difference: &KeyDifference) -> String {
+fn grown(difference: &KeyDifference, recipe: &Recipe) -> String {
     let [before, now] = [&difference.old, &difference.new].map(|value| value.as_deref().unwrap_or("not set"));
-    format!(
-        "`{}` grew from {before} to {now}: the learning rate follows the longer schedule from here on",
-        difference.key
-    )
+    let schedule = match recipe.train.schedule {
+        Schedule::Constant => "the learning rate stays constant",
+        Schedule::Linear | Schedule::Cosine => {
+            "the learning rate follows the longer schedule from here on, so the result differs from a run that was planned for it"
+        }
+    };
+    format!("`{}` grew from {before} to {now}: {schedule}", difference.key)
 }
 
 fn render_difference(difference: &KeyDifference) -> String {

@@ -2,6 +2,7 @@
 //!
 //! Only one rank writes. The others take part where a tensor is divided over ranks and has to be gathered.
 
+use super::checksums::write_checksums;
 use super::journal::Journal;
 use super::monitor;
 use super::phases::Phase;
@@ -57,7 +58,8 @@ impl<D: Device> Trainer<'_, D> {
         dir.write_folder(&checkpoint_name(step), |folder| {
             resume::write_state(executor, job, policy, step, standing, *loss_scale, made_of, folder)?;
             write_prompt(job, folder)?;
-            write_trainer_state(folder, &moment, journal.history())
+            write_trainer_state(folder, &moment, journal.history())?;
+            write_checksums(folder)
         })?;
         self.prune_checkpoints()
     }
@@ -129,7 +131,8 @@ impl<D: Device> Trainer<'_, D> {
                 Product::Model => warnings = trained_weights::write_beside(&job.model, folder)?,
             }
             write_prompt(job, folder)?;
-            write_trainer_state(folder, &moment, journal.history())
+            write_trainer_state(folder, &moment, journal.history())?;
+            write_checksums(folder)
         })?;
         for warning in warnings {
             progress.say(&format!("{WARNING} {warning}"));

@@ -23,6 +23,7 @@ use crate::console::progress::Progress;
 use crate::failure::Failure;
 use crate::plan::disk::Footprint;
 use crate::plan::job::Job;
+use crate::plan::product::saves_end;
 use crate::ranks::team::Team;
 use crate::rows::data::{Data, Rows};
 use crate::session::feed::Feed;
@@ -199,7 +200,9 @@ impl<'a, D: Device> Trainer<'a, D> {
                 None => self.is_asked_to_stop(interrupt).then_some(Ending::Interrupted),
             };
             let stop = stop.filter(|_| !is_end);
-            if saves || is_new_best || stop.is_some() {
+            // A run that ended can be given more steps.
+            let keeps_end = is_end && saves_end(&self.job.recipe);
+            if saves || is_new_best || stop.is_some() || keeps_end {
                 self.save_checkpoint(batches, done, journal, progress, &footprint)?;
             }
             let moved = if saves && !is_end { self.memory_moved() } else { None };

@@ -15,7 +15,7 @@ fn killed() -> Scratch {
     let scratch = Scratch::new();
     scratch.write("model/tokenizer_config.json", "{}");
     scratch.train("run", &RUN);
-    std::fs::remove_dir_all(scratch.path("run/adapter")).unwrap();
+    scratch.forget_end("run", 4);
     scratch
 }
 
@@ -104,7 +104,7 @@ fn weights_are_compared_however_they_are_stored() {
         let scratch = Scratch::of(case);
         let common = [&format!("model.path={path}")[..], &format!("model.base={base}")];
         scratch.train("run", &[&RUN[..], &common].concat());
-        std::fs::remove_dir_all(scratch.path("run/adapter")).unwrap();
+        scratch.forget_end("run", 4);
         match path {
             "model" => set_values(&scratch, WEIGHTS, "model.layers.1.self_attn.q_proj.weight", 0, &[1.5]),
             _ => {
@@ -156,6 +156,7 @@ const STATE: &str = "run/checkpoint-4/smidgen_state.json";
 #[test]
 fn checkpoints_of_other_versions_resume_with_a_warning_or_not_at_all() {
     let scratch = killed();
+    scratch.forget_checksums("run/checkpoint-4");
     scratch.train("clean", &RUN);
     scratch.edit_json(STATE, |state| state["made_of"]["program"] = json!("0.10.9"));
     let warning =
@@ -165,6 +166,7 @@ fn checkpoints_of_other_versions_resume_with_a_warning_or_not_at_all() {
     assert!(scratch.adapter("run") == scratch.adapter("clean"));
 
     let scratch = killed();
+    scratch.forget_checksums("run/checkpoint-4");
     scratch.edit_json(STATE, |state| {
         state["version"] = json!(2);
         state.as_object_mut().unwrap().remove("made_of");
@@ -174,6 +176,7 @@ fn checkpoints_of_other_versions_resume_with_a_warning_or_not_at_all() {
     assert!(ended.stderr.contains(warning), "{}", ended.stderr);
 
     let scratch = killed();
+    scratch.forget_checksums("run/checkpoint-4");
     scratch.edit_json(STATE, |state| state["version"] = json!(4));
     let words = ["is version 4 of step 4, expected version 1 to 3", "hint: a later version of smidgen wrote"];
     scratch.train_refused(1, &QUIET, &words);
@@ -188,7 +191,8 @@ fn a_run_of_an_older_version_keeps_the_defaults_it_was_started_with() {
     let start = || {
         let scratch = Scratch::new();
         scratch.train("run", &[&RUN[..], &old].concat());
-        std::fs::remove_dir_all(scratch.path("run/adapter")).unwrap();
+        scratch.forget_end("run", 4);
+        scratch.forget_checksums("run/checkpoint-4");
         let new_keys = ["split =", "limit =", "columns =", "on_bad_row ="];
         for name in ["run/job.toml", "run/checkpoint-4/job.toml"] {
             let job = scratch.text(name);

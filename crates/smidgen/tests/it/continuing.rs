@@ -11,7 +11,7 @@ fn killed() -> Scratch {
     let scratch = Scratch::new();
     scratch.train("clean", &RUN);
     scratch.train("run", &RUN);
-    std::fs::remove_dir_all(scratch.path("run/adapter")).unwrap();
+    scratch.forget_end("run", 4);
     std::fs::rename(scratch.path("recipe.toml"), scratch.path("elsewhere.toml")).unwrap();
     scratch
 }
@@ -69,8 +69,7 @@ fn epochs_may_grow_and_nothing_may_shrink() {
     let epochs = |count: &'static str| [&constant[..], &[count]].concat();
     scratch.train("run", &epochs("train.epochs=1"));
     let ended = scratch.train("run", &[&epochs("train.epochs=2.5")[..], &["--resume"]].concat());
-    let warning =
-        "warning: `train.epochs` grew from 1.0 to 2.5: the learning rate follows the longer schedule";
+    let warning = "warning: `train.epochs` grew from 1.0 to 2.5: the learning rate stays constant\n";
     assert!(ended.stderr.contains(warning), "{}", ended.stderr);
     scratch.train("clean", &epochs("train.epochs=2.5"));
     assert_eq!(scratch.losses("run"), scratch.losses("clean"));
@@ -86,7 +85,9 @@ fn a_run_that_was_killed_after_its_adapter_was_saved_is_finished() {
     scratch.train("run", &RUN);
     let adapter = scratch.adapter("run");
     let metrics = scratch.text("run/metrics.jsonl");
-    std::fs::remove_dir_all(scratch.path("run/checkpoint-4")).unwrap();
+    scratch.checkpoints("run").iter().for_each(|step| {
+        std::fs::remove_dir_all(scratch.path(&format!("run/checkpoint-{step}"))).unwrap();
+    });
     // The report of an earlier part.
     scratch.write("run/report.html", "old");
     scratch.edit_json("run/run.json", |run| {
@@ -102,4 +103,27 @@ fn a_run_that_was_killed_after_its_adapter_was_saved_is_finished() {
     assert!(scratch.text("run/report.html").contains("done, 6 steps"));
     assert!(scratch.adapter("run") == adapter && scratch.text("run/metrics.jsonl") == metrics);
     assert!(!scratch.exists("run/.adapter.old"));
+}
+
+/// `resume RUN` reads `job.toml`: what someone writes into the copy of the recipe would do nothing.
+#[test]
+fn an_edited_recipe_in_the_run_folder_is_refused() {
+    let scratch = killed();
+    let recipe = scratch.text("run/recipe.toml");
+    scratch.write("run/recipe.toml", recipe.replace("lr = 1e-2", "lr = 2e-2"));
+    let words = [
+        "run/recipe.toml` was edited after the run wrote it, and would be ignored",
+        "hint: `smidgen resume RUN section.key=value` changes a key",
+        "undo the edit or remove the file",
+    ];
+    scratch.refused(2, &["resume", "run"], &words);
+    // Both ways out work.
+    std::fs::remove_file(scratch.path("run/recipe.toml")).unwrap();
+    succeeds(&scratch, &["resume", "run"]);
+    assert!(scratch.adapter("run") == scratch.adapter("clean"));
+    assert!(succeeds(&scratch, &["resume", "run"]).ends_with("run` is finished\n"));
+    scratch.write("clean/recipe.toml", recipe.clone() + "# mine\n");
+    scratch.refused(2, &["train", "clean", "--resume"], &["clean/recipe.toml` was edited"]);
+    scratch.write("clean/recipe.toml", recipe);
+    assert!(succeeds(&scratch, &["resume", "clean"]).ends_with("clean` is finished\n"));
 }

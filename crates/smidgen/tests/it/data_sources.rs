@@ -217,9 +217,7 @@ fn a_mixture_is_resumed_exactly() {
     let run = ["train.steps=14", "train.save_every=5", "train.keep=9"];
     scratch.train("clean", &run);
     scratch.train("run", &run);
-    for name in ["run/adapter", "run/checkpoint-10"] {
-        std::fs::remove_dir_all(scratch.path(name)).unwrap();
-    }
+    scratch.forget_end("run", 5);
     let ended = scratch.train("run", &[&run[..], &["--resume"]].concat());
     assert!(ended.stderr.contains("continuing after step 5\n"), "{}", ended.stderr);
     assert!(scratch.adapter("run") == scratch.adapter("clean"));

@@ -207,7 +207,7 @@ fn early_updates_show_in_nothing_that_is_written() {
     assert_eq!(norms("early"), norms("depth"));
     let gradients = |output: &str| scratch.json(&format!("{output}/plan.json"))["rows"]["gradients"].clone();
     assert!(gradients("early").as_u64() < gradients("depth").as_u64());
-    std::fs::remove_dir_all(scratch.path("early/model")).unwrap();
+    scratch.forget_end("early", 4);
     scratch.train("early", &[&early[..], &["--resume"]].concat());
     assert!(weights("early") == weights("depth"));
     // Two layers at a time: both are updated behind their lap.
@@ -242,8 +242,7 @@ fn bf16_masters_learn_and_resume() {
     scratch.train("other", &[&run[..], &["memory.gradients=disk", "memory.threads=1"]].concat());
     let weights = |output: &str| scratch.read(&format!("{output}/model/model.safetensors"));
     assert!(weights("other") == weights("clean"));
-    std::fs::remove_dir_all(scratch.path("other/model")).unwrap();
-    std::fs::remove_dir_all(scratch.path("other/checkpoint-10")).unwrap();
+    scratch.forget_end("other", 5);
     scratch.train("other", &[&run[..], &["--resume"]].concat());
     assert!(weights("other") == weights("clean"));
     // Each weight takes half.

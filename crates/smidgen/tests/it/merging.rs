@@ -235,3 +235,26 @@ fn what_killed_merges_and_exports_left_is_swept() {
     assert!(!scratch.exists(".m.4000000000.tmp") && !scratch.exists(".m.gguf.4000000000-0.tmp"));
     assert!(scratch.exists(".m.1.tmp"), "another merge may be running");
 }
+
+/// A bit that flipped since the run saved its adapter is named, and what someone changed on purpose can be used.
+#[test]
+fn a_damaged_adapter_of_a_run_is_neither_merged_nor_exported() {
+    let scratch = Scratch::new();
+    scratch.train("run", &[]);
+    let mut weights = scratch.adapter("run");
+    let last = weights.len() - 2;
+    weights[last] ^= 1;
+    scratch.write("run/adapter/adapter_model.safetensors", weights);
+    let words = [
+        "run/adapter/adapter_model.safetensors` is damaged",
+        "hint: copy it again, or use another checkpoint of the run",
+        "if you changed that file yourself, remove `SHA256SUMS` there",
+    ];
+    scratch.refused(1, &["merge", "run", "--base", "model", "--output", "m"], &words);
+    scratch.refused(1, &["export", "run", "--base", "model", "--output", "m.gguf"], &words);
+    let merged = ["export", "run", "--base", "model", "--merged", "--output", "m.gguf"];
+    scratch.refused(1, &merged, &words);
+    scratch.forget_checksums("run/adapter");
+    let ended = scratch.run(&["merge", "run", "--base", "model", "--output", "m"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+}

@@ -210,7 +210,7 @@ fn as_many_ranks_leave_the_same_bytes_and_resume_exactly() {
     assert!(adapter("once") == adapter("again"), "the same ranks give the same bytes");
     // Stopped after step 7, and continued by two ranks, and by three.
     for (output, ranks) in [("two", 2), ("three", 3), ("one", 1)] {
-        copy_run(&scratch, "once", output, &["checkpoint-14", "adapter", "report.html"]);
+        copy_run(&scratch, "once", output, &["checkpoint-14", "checkpoint-20", "adapter", "report.html"]);
         train(&scratch, output, ranks, &[&arguments[..], &["--resume"]].concat());
         let worst = difference(&scratch, "once", output, "loss");
         assert!(worst < 1e-6, "resumed by {ranks}: {worst:e}");

@@ -54,7 +54,7 @@ fn killed_at_any_instant_it_ends_the_same() {
     assert_eq!(scratch.losses("run"), scratch.losses("clean"), "{instants:?}");
     let steps: Vec<u64> = scratch.metrics("run").iter().map(|row| row["step"].as_u64().unwrap()).collect();
     assert_eq!(steps, (1..=90).collect::<Vec<u64>>(), "{instants:?}");
-    assert_eq!(scratch.checkpoints("run"), [84, 88], "{instants:?}");
+    assert_eq!(scratch.checkpoints("run"), [88, 90], "{instants:?}");
     let hidden = std::fs::read_dir(scratch.path("run")).unwrap();
     let hidden: Vec<_> =
         hidden.map(|it| it.unwrap().file_name()).filter(|it| it.as_encoded_bytes()[0] == b'.').collect();
@@ -65,7 +65,8 @@ fn killed_at_any_instant_it_ends_the_same() {
 fn stopped(overrides: &[&str]) -> Scratch {
     let scratch = Scratch::new();
     scratch.train("run", &[&["train.save_every=4"][..], overrides].concat());
-    std::fs::remove_dir_all(scratch.path("run/adapter")).unwrap();
+    let last = scratch.metrics("run").len() as u64;
+    scratch.forget_end("run", (last - 1) / 4 * 4);
     let metrics = scratch.text("run/metrics.jsonl");
     scratch.write("run/metrics.jsonl", &metrics[..metrics.len() - 30]);
     scratch
@@ -95,9 +96,6 @@ fn steps_and_epochs_samples_and_tokens_resume_alike() {
         scratch.train("clean", &overrides);
         let rows = scratch.metrics("clean").len();
         assert!(rows > 4, "{counted:?}");
-        if rows.is_multiple_of(4) {
-            std::fs::remove_dir_all(scratch.path(&format!("run/checkpoint-{rows}"))).unwrap();
-        }
         let ended = scratch.train("run", &[&overrides[..], &["--resume"]].concat());
         assert!(ended.stderr.contains("continuing after step 4") || rows > 7, "{}", ended.stderr);
         assert!(scratch.adapter("run") == scratch.adapter("clean"), "{counted:?}");
@@ -179,12 +177,14 @@ fn moments_in_8_bits_are_saved_as_they_lie() {
     }
     // What was written by hand in the same way is read.
     write_moments(&scratch, &tensors);
+    scratch.forget_checksums("run/checkpoint-4");
     scratch.train("run", &[&IN_8_BITS[..], &["train.save_every=4", "--resume"]].concat());
 }
 
 #[test]
 fn tampered_moments_in_8_bits_are_named() {
     let scratch = stopped(&IN_8_BITS);
+    scratch.forget_checksums("run/checkpoint-4");
     let resume = [&IN_8_BITS[..], &["train.save_every=4", "--resume"]].concat();
     let tensors = moments(&scratch);
     let codes = "m model.layers.0.self_attn.q_proj.lora_A.weight";
@@ -240,8 +240,9 @@ fn only_the_newest_checkpoints_are_kept() {
         scratch.train(&output, &["train.save_every=1", &format!("train.keep={keep}")]);
         assert_eq!(scratch.checkpoints(&output), kept, "{keep}");
     }
+    // The end is saved, so that the run can go on.
     scratch.train("never", &["train.save_every=0"]);
-    assert!(scratch.checkpoints("never").is_empty());
+    assert_eq!(scratch.checkpoints("never"), [6]);
     // Checkpoints cost nothing of the result.
     assert!(scratch.adapter("never") == scratch.adapter("keep-1"));
 }
@@ -298,7 +299,7 @@ fn memory_that_was_changed_stays_changed() {
     let changed = ["train.save_every=100", "memory.micro_tokens=80", "--resume"];
     scratch.train("run", &changed);
     let (adapter, plan) = (scratch.adapter("run"), scratch.json("run/plan.json"));
-    std::fs::remove_dir_all(scratch.path("run/adapter")).unwrap();
+    scratch.forget_end("run", 4);
     scratch.train("run", &changed);
     assert_eq!(scratch.json("run/plan.json"), plan);
     assert_eq!(plan["policy"]["micro_tokens"], json!(80));
@@ -323,7 +324,7 @@ fn how_often_is_said_and_saved_may_change() {
     let changed = ["train.save_every=5", "train.log_every=1", "train.keep=1", "--resume"];
     let ended = scratch.train("run", &changed);
     assert!(!ended.stderr.contains("warning"), "{}", ended.stderr);
-    assert_eq!(scratch.checkpoints("run"), [5]);
+    assert_eq!(scratch.checkpoints("run"), [6]);
     assert!(scratch.adapter("run") == scratch.adapter("clean"));
 }
 
@@ -332,14 +333,38 @@ fn a_run_may_grow() {
     let scratch = Scratch::new();
     let constant = ["train.save_every=4", "train.schedule=constant", "train.warmup=0"];
     scratch.train("run", &constant);
+    assert_eq!(scratch.checkpoints("run"), [4, 6]);
+    let first = scratch.text("run/metrics.jsonl");
     let grown = [&constant[..], &["train.steps=9", "--resume"]].concat();
     let ended = scratch.train("run", &grown);
-    let warning = "warning: `train.steps` grew from 6 to 9: the learning rate follows the longer schedule";
+    let warning = "warning: `train.steps` grew from 6 to 9: the learning rate stays constant\ncontinuing after step 6\n";
     assert!(ended.stderr.starts_with(warning), "{}", ended.stderr);
     scratch.train("clean", &[&constant[..], &["train.steps=9"]].concat());
     assert_eq!(scratch.losses("run"), scratch.losses("clean"));
     assert!(scratch.adapter("run") == scratch.adapter("clean"));
     assert!(!scratch.exists("run/.adapter.old"));
+    assert!(scratch.text("run/metrics.jsonl").starts_with(&first), "no step is done twice");
+}
+
+/// The state of the last step is saved whatever `save_every` is, and its decay of the rate is over.
+#[test]
+fn a_run_that_was_never_saved_grows_from_its_end() {
+    let scratch = Scratch::new();
+    let constant = ["train.save_every=0", "train.schedule=constant", "train.warmup=0"];
+    scratch.train("run", &constant);
+    let said = scratch.run(&["resume", "run", "train.steps=9"]).stderr;
+    assert!(said.contains("continuing after step 6\n"), "{said}");
+    scratch.train("clean", &[&constant[..], &["train.steps=9"]].concat());
+    assert_eq!(scratch.losses("run"), scratch.losses("clean"));
+    assert!(scratch.adapter("run") == scratch.adapter("clean"));
+    assert_eq!(scratch.checkpoints("run"), [6, 9]);
+
+    scratch.train("linear", &[]);
+    let said = scratch.run(&["resume", "linear", "train.steps=9"]).stderr;
+    let warning = "warning: `train.steps` grew from 6 to 9: the learning rate follows the longer schedule from here on, so the result differs from a run that was planned for it\ncontinuing after step 6\n";
+    assert!(said.starts_with(warning), "{said}");
+    let rates: Vec<f64> = scratch.metrics("linear").iter().map(|row| row["lr"].as_f64().unwrap()).collect();
+    assert!(rates[5] < rates[4] && rates[6] > rates[5] && rates[8] < rates[7], "{rates:?}");
 }
 
 #[test]
@@ -377,9 +402,10 @@ fn stopped_after_the_last_step_only_the_adapter_is_written() {
 }
 
 #[test]
-fn a_damaged_checkpoint_is_named() {
+fn a_checkpoint_without_checksums_is_read_with_care() {
     let scratch = stopped(&[]);
-    let resume = ["train.save_every=4", "--resume"];
+    scratch.forget_checksums("run/checkpoint-4");
+    let resume = ["train.save_every=4", "--resume", "--quiet"];
     let moments = scratch.read("run/checkpoint-4/optimizer.safetensors");
     scratch.write("run/checkpoint-4/optimizer.safetensors", &moments[..moments.len() / 2]);
     let ended = scratch.run(&[&["train", "recipe.toml"][..], &resume].concat());
@@ -397,4 +423,43 @@ fn a_damaged_checkpoint_is_named() {
         &resume,
         &["smidgen_state.json", "expected version 1 to 3 of step 4", "hint: remove"],
     );
+}
+
+/// One flipped bit is named with its file and the remedy, wherever it is.
+#[test]
+fn a_flipped_bit_in_a_checkpoint_is_refused() {
+    let scratch = Scratch::new();
+    scratch.train("run", &["train.save_every=2"]);
+    scratch.forget_end("run", 4);
+    let resume = ["train.save_every=2", "--resume"];
+    let files = std::fs::read_dir(scratch.path("run/checkpoint-4")).unwrap();
+    let mut names: Vec<String> = files.map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    for name in ["adapter_model.safetensors", "optimizer.safetensors", "smidgen_state.json", "job.toml"] {
+        assert!(names.iter().any(|found| found == name), "{names:?}");
+    }
+    for name in names.iter().filter(|name| *name != "SHA256SUMS") {
+        let path = format!("run/checkpoint-4/{name}");
+        let whole = scratch.read(&path);
+        let mut flipped = whole.clone();
+        let middle = flipped.len() / 2;
+        flipped[middle] ^= 1;
+        scratch.write(&path, flipped);
+        let words = [
+            "checkpoint-4/",
+            name,
+            "` is damaged: it does not have the SHA-256",
+            "hint: remove `checkpoint-4` to continue from `checkpoint-2`",
+        ];
+        scratch.train_refused(1, &resume, &words);
+        scratch.write(&path, whole);
+    }
+    // The remedy works, and so does a checkpoint of an older program, with a note.
+    std::fs::remove_dir_all(scratch.path("run/checkpoint-4")).unwrap();
+    scratch.forget_checksums("run/checkpoint-2");
+    let ended = scratch.train("run", &resume);
+    let note = "note: an earlier smidgen wrote `checkpoint-2`, without `SHA256SUMS`";
+    assert!(ended.stderr.contains(note), "{}", ended.stderr);
+    scratch.train("clean", &["train.save_every=2"]);
+    assert!(scratch.adapter("run") == scratch.adapter("clean"));
 }

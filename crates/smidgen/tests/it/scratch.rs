@@ -118,6 +118,23 @@ impl Scratch {
         steps
     }
 
+    /// Makes a finished run look like one that was killed after a checkpoint: its result and the later ones go.
+    pub fn forget_end(&self, output: &str, step: u64) {
+        for name in ["adapter", "model"].map(|name| format!("{output}/{name}")) {
+            if self.exists(&name) {
+                std::fs::remove_dir_all(self.path(&name)).unwrap();
+            }
+        }
+        for later in self.checkpoints(output).into_iter().filter(|own| *own > step) {
+            std::fs::remove_dir_all(self.path(&format!("{output}/checkpoint-{later}"))).unwrap();
+        }
+    }
+
+    /// Makes a checkpoint look like one of an older program, whose files a test may change.
+    pub fn forget_checksums(&self, folder: &str) {
+        std::fs::remove_file(self.path(&format!("{folder}/SHA256SUMS"))).unwrap();
+    }
+
     pub fn read(&self, name: &str) -> Vec<u8> {
         std::fs::read(self.path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
     }

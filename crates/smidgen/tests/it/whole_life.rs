@@ -32,7 +32,7 @@ fn every_phase_has_its_bytes_in_every_space() {
     assert_eq!(plan["must_fit"], must_fit);
     // What a recipe does not do is not planned for.
     let plan = scratch.plan(&["train.save_every=0"]);
-    assert!(plan["life"].get("eval").is_none() && plan["life"].get("resume").is_none());
+    assert!(plan["life"].get("eval").is_none());
     // What lies on disk while it is not needed is there in every phase.
     let plan = scratch.plan(&["memory.optimizer_state=host"]);
     let away = bytes(&plan["spaces"]["disk"]);

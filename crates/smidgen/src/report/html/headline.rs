@@ -4,6 +4,7 @@
 
 use super::charts::percent;
 use super::escape::{escape, marked};
+use crate::report::leak::Leak;
 use crate::report::numbers::{duration, grouped, short};
 use crate::report::plan_facts::PlanFacts;
 use crate::report::run_folder::RunRecord;
@@ -153,15 +154,21 @@ fn chosen(plan: &PlanFacts) -> Card {
 
 fn leak(summary: &RunSummary) -> Card {
     let memory = &summary.memory;
-    let drift = memory.drift_bytes.unwrap_or(0);
-    let (answer, tone) = match memory.has_leaked() {
-        None => ("too few steps to tell".to_string(), Tone::Plain),
-        Some(false) => ("no".to_string(), Tone::Good),
-        Some(true) => (format!("yes, {}", format_bytes(drift)), Tone::Bad),
+    let (answer, tone) = match memory.leak {
+        Leak::TooShort => ("too few steps to tell".to_string(), Tone::Plain),
+        Leak::Unclear { .. } => ("cannot tell".to_string(), Tone::Plain),
+        Leak::None { .. } => ("no".to_string(), Tone::Good),
+        Leak::Leaked { bytes, .. } => (format!("yes, {}", format_bytes(bytes)), Tone::Bad),
     };
-    let noise = match memory.has_leaked() {
-        Some(false) if drift > 0 => format!("{} drift; ", format_bytes(drift)),
-        _ => String::new(),
+    let noise = match memory.leak {
+        Leak::None { drift_bytes: 0 } | Leak::TooShort => String::new(),
+        Leak::None { drift_bytes } => format!("{} drift; ", format_bytes(drift_bytes)),
+        Leak::Unclear { drift_bytes } => {
+            format!("it rose by {}, not steadily; ", format_bytes(drift_bytes))
+        }
+        Leak::Leaked { bytes_per_step, .. } => {
+            format!("{} per step; ", format_bytes(bytes_per_step.round() as u64))
+        }
     };
     let mean = memory.mean_bytes.map_or(String::new(), |bytes| format!("mean {}, ", format_bytes(bytes)));
     let arena = run_summary::percent(memory.arena_efficiency);
