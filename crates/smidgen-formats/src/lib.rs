@@ -18,6 +18,7 @@ pub mod encode;
 mod exact_writer;
 pub mod finite;
 pub mod folder;
+pub mod folder_files;
 #[cfg(test)]
 #[path = "../tests/four_bit/mod.rs"]
 pub(crate) mod four_bit;
