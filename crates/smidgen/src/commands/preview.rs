@@ -7,7 +7,7 @@
 use super::recipe_args::RecipeArgs;
 use crate::console::colour;
 use crate::console::downloads::hub_access;
-use crate::console::stdout::print;
+use crate::console::stdout::print_report;
 use crate::failure::Failure;
 use crate::plan::job::{Job, Purpose};
 use crate::plan::planning::{Planned, plan_without_advice};
@@ -55,7 +55,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
             render_preview(job, rows, &planned, &samples, is_painted)
         }
     };
-    print(&text)
+    print_report(&text, args.json)
 }
 
 /// A sample as text, in parts that are supervised or not.
