@@ -12,6 +12,7 @@ pub mod at_once;
 pub mod audio;
 pub mod bnb;
 pub mod content_hash;
+pub mod copy_files;
 pub mod digest;
 pub mod element;
 pub mod encode;

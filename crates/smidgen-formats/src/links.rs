@@ -16,7 +16,6 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::OFlag;
 use thiserror::Error;
 
-use crate::folder_files::is_read;
 use crate::whole_file::folder_of;
 
 /// Why a file of a folder was not opened.
@@ -39,7 +38,7 @@ pub struct LinkOut {
 
 /// The first link in the folder, by name, that leads out of it. Only names that are read count; files that cannot be
 /// read are skipped, because reading them reports the error.
-pub fn find_link_out(folder: &Path) -> Option<LinkOut> {
+pub fn find_link_out(folder: &Path, is_read: fn(&str) -> bool) -> Option<LinkOut> {
     let home = Home::of(folder).ok()?;
     let mut links: Vec<PathBuf> = fs::read_dir(folder)
         .ok()?
@@ -148,6 +147,10 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
+    fn is_json(name: &str) -> bool {
+        name.ends_with(".json")
+    }
+
     #[test]
     fn links_may_stay_inside_and_in_the_hubs_cache() {
         let scratch = tempfile::tempdir().unwrap();
@@ -159,9 +162,9 @@ mod tests {
         symlink("config.json", folder.join("other.json")).unwrap();
         symlink(&root, folder.join("data")).unwrap();
         symlink("nowhere", folder.join("dangling.json")).unwrap();
-        assert_eq!(find_link_out(&folder), None);
+        assert_eq!(find_link_out(&folder, is_json), None);
         symlink("../secret.json", folder.join("tokenizer.json")).unwrap();
-        let out = find_link_out(&folder).unwrap();
+        let out = find_link_out(&folder, is_json).unwrap();
         assert_eq!(out, LinkOut { link: "tokenizer.json".into(), target: root.join("secret.json") });
 
         let repository = root.join("models--org--name");
@@ -170,13 +173,13 @@ mod tests {
         fs::create_dir_all(&snapshot).unwrap();
         fs::write(repository.join("blobs/1"), "{}").unwrap();
         symlink("../../blobs/1", snapshot.join("config.json")).unwrap();
-        assert_eq!(find_link_out(&snapshot), None);
+        assert_eq!(find_link_out(&snapshot, is_json), None);
         symlink("../../../secret.json", snapshot.join("tokenizer.json")).unwrap();
-        assert_eq!(find_link_out(&snapshot).unwrap().target, root.join("secret.json"));
+        assert_eq!(find_link_out(&snapshot, is_json).unwrap().target, root.join("secret.json"));
         let lookalike = root.join("model/snapshots/abc");
         fs::create_dir_all(&lookalike).unwrap();
         symlink("../../config.json", lookalike.join("config.json")).unwrap();
-        assert!(find_link_out(&lookalike).is_some());
+        assert!(find_link_out(&lookalike, is_json).is_some());
     }
 
     fn said(path: &Path) -> String {

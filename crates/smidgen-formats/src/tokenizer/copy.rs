@@ -5,7 +5,7 @@
 
 use super::prompt_file::PROMPT_FILE;
 use super::{Tokenizer, TokenizerError};
-use crate::folder_files::{CopyFilesError, copy_files};
+use crate::copy_files::{CopyFilesError, copy_files};
 use crate::gguf::{GgufError, GgufFile};
 use crate::model::Model;
 use std::fs;
