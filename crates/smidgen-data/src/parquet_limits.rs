@@ -21,6 +21,7 @@ use parquet::record::reader::RowIter;
 use parquet::schema::types::Type;
 use polars_parquet_format::thrift;
 use polars_parquet_format::thrift::protocol::{TCompactInputProtocol, TInputProtocol, TType};
+use smidgen_ir::grouped_digits::Grouped;
 
 /// Levels of nesting in a schema.
 const MAX_DEPTH: usize = 32;
@@ -34,9 +35,36 @@ const MAX_PAGE_BYTES: usize = 1 << 30;
 /// equal values take no space, so one row could claim any number of values.
 const FREE_VALUES: u64 = 16 << 20;
 const VALUES_PER_BYTE: u64 = 16;
+/// A file may have this many rows whatever its size, and one more for each of its bytes: equal rows take no space, so
+/// a small file could claim days of work. Rows to train on differ, and take more than a byte.
+const FREE_ROWS: u64 = 1 << 20;
 
 fn refused(message: String) -> ParquetError {
     ParquetError::General(message)
+}
+
+/// The most rows that a file of this size may have.
+pub(super) fn most_rows(file_bytes: u64) -> u64 {
+    FREE_ROWS.saturating_add(file_bytes)
+}
+
+/// Refuses a file that claims far more values of lists than its size can hold.
+pub(super) fn check_lists(groups: &[RowGroupMetaData], file_bytes: u64) -> Result<()> {
+    let count = |number: i64| u64::try_from(number).unwrap_or_default();
+    let most_values = FREE_VALUES.saturating_add(VALUES_PER_BYTE.saturating_mul(file_bytes));
+    for column in 0..groups.first().map_or(0, RowGroupMetaData::num_columns) {
+        let columns =
+            groups.iter().filter(|group| column < group.num_columns()).map(|group| group.column(column));
+        let lists = columns.filter(|column| column.column_descr().max_rep_level() > 0);
+        let values = lists.fold(0u64, |sum, column| sum.saturating_add(count(column.num_values())));
+        if values > most_values {
+            let (values, file_bytes) = (Grouped(values), Grouped(file_bytes));
+            return Err(refused(format!(
+                "a column of lists claims {values} values in a file of {file_bytes} bytes"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Refuses a schema whose groups claim more children than it has elements, or that nests too deeply.

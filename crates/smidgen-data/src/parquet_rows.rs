@@ -23,7 +23,7 @@ use serde_json::Value as Json;
 use smidgen_formats::audio::{BYTES_PREFIX, to_base64};
 
 use crate::json_rows::RowResult;
-use crate::parquet_limits::{LimitedRowGroup, check_schema};
+use crate::parquet_limits::{LimitedRowGroup, check_lists, check_schema, most_rows};
 use crate::row_place::{RowPlace, RowUnit};
 use crate::source_error::SourceError;
 
@@ -47,6 +47,14 @@ where
     let metadata = caught(|| read_metadata(&file)).map_err(broken)?;
     if metadata.file_metadata().schema_descr().num_columns() == 0 {
         return Err(broken("it has no columns".to_owned()));
+    }
+    let file_bytes = file.metadata().map_or(u64::MAX, |found| found.len());
+    let claimed =
+        metadata.row_groups().iter().map(|group| u64::try_from(group.num_rows()).unwrap_or_default());
+    let rows = claimed.fold(0u64, u64::saturating_add);
+    if rows > most_rows(file_bytes) {
+        let (path, most) = (path.display().to_string(), most_rows(file_bytes));
+        return Err(SourceError::TooManyRows { path, rows, file_bytes, most }.into());
     }
     let (mut before, mut lost_rows) = (0, 0);
     for metadata in metadata.row_groups() {
@@ -88,7 +96,8 @@ where
 /// The footer comes before its own size and the format's name, which take 8 bytes.
 fn read_metadata(file: &File) -> Result<ParquetMetaData, ParquetError> {
     let too_short = || ParquetError::EOF("the file is too short".to_owned());
-    let tail_at = file.metadata()?.len().checked_sub(8).ok_or_else(too_short)?;
+    let file_bytes = file.metadata()?.len();
+    let tail_at = file_bytes.checked_sub(8).ok_or_else(too_short)?;
     let mut tail = [0; 8];
     file.read_exact_at(&mut tail, tail_at)?;
     let footer_bytes = FooterTail::try_new(&tail)?.metadata_length();
@@ -96,7 +105,9 @@ fn read_metadata(file: &File) -> Result<ParquetMetaData, ParquetError> {
     let mut footer = vec![0; footer_bytes];
     file.read_exact_at(&mut footer, footer_at)?;
     check_schema(&footer)?;
-    ParquetMetaDataReader::decode_metadata(&footer)
+    let metadata = ParquetMetaDataReader::decode_metadata(&footer)?;
+    check_lists(metadata.row_groups(), file_bytes)?;
+    Ok(metadata)
 }
 
 fn json_of_row(row: &Row) -> Json {

@@ -6,6 +6,7 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
+use smidgen_ir::grouped_digits::Grouped;
 use thiserror::Error;
 
 /// A row may have this many bytes: far more than any sample (some ten million tokens of text), far less than the memory
@@ -88,6 +89,11 @@ pub enum SourceError {
     BrokenTable { path: String, message: String },
     #[error("`{path}` is not a valid Parquet file: {message}")]
     BrokenParquet { path: String, message: String },
+    #[error(
+        "`{path}` claims {} rows in {} bytes; a file of this size may have {}", Grouped(*rows), Grouped(*file_bytes),
+        Grouped(*most)
+    )]
+    TooManyRows { path: String, rows: u64, file_bytes: u64, most: u64 },
     #[error("{place} cannot be read: {message}")]
     BrokenParquetRow { place: String, message: String },
 }
@@ -156,6 +162,10 @@ impl SourceError {
             SourceError::DuplicateColumn { .. } => "give every column its own name",
             SourceError::OpenQuote { .. } | SourceError::AfterOpenQuote { .. } => {
                 "close the quote, or double a quote that belongs to the text"
+            }
+            SourceError::TooManyRows { .. } => {
+                "rows that take less than a byte are copies: write each once, and raise `train.epochs` or the source's \
+                 `weight`"
             }
             SourceError::BrokenParquet { .. } | SourceError::BrokenParquetRow { .. } => {
                 "the file may be damaged or half written: write it again, or write its rows as `.jsonl`"

@@ -3,6 +3,7 @@
 use crate::source::*;
 use crate::source_error::{Compression, MAX_ROW_BYTES};
 use serde_json::{Value as Json, json};
+use smidgen_ir::grouped_digits::Grouped;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -518,4 +519,43 @@ fn a_damaged_row_group_costs_its_rows() {
     assert_eq!(seen[lost..], (lost as u64 + 1..=7).map(Ok).collect::<Vec<_>>());
     assert!(seen[0].as_ref().unwrap_err().starts_with("`a.parquet` row 1 cannot be read: "), "{seen:?}");
     assert!(seen[lost - 1].as_ref().unwrap_err().starts_with(&format!("`a.parquet` row {lost} cannot")));
+}
+
+/// Equal rows take no space: twenty million of them in 109 KB would take minutes.
+#[test]
+fn a_small_parquet_file_cannot_claim_millions_of_rows() {
+    use parquet::data_type::Int32Type;
+    use parquet::file::properties::WriterProperties;
+    use parquet::file::writer::SerializedFileWriter;
+    use parquet::schema::parser::parse_message_type;
+
+    let folder = tempfile::tempdir().unwrap();
+    let write_rows = |name: &str, group: usize, groups: usize| {
+        let path = folder.path().join(name);
+        let schema = parse_message_type("message rows { required int32 a; }").unwrap().into();
+        let properties = WriterProperties::builder().build().into();
+        let file = std::fs::File::create(&path).unwrap();
+        let mut writer = SerializedFileWriter::new(file, schema, properties).unwrap();
+        for _ in 0..groups {
+            let mut rows = writer.next_row_group().unwrap();
+            let mut column = rows.next_column().unwrap().unwrap();
+            column.typed::<Int32Type>().write_batch(&vec![7; group], None, None).unwrap();
+            column.close().unwrap();
+            rows.close().unwrap();
+        }
+        writer.close().unwrap();
+        (path.clone(), std::fs::metadata(path).unwrap().len())
+    };
+    let (path, bytes) = write_rows("many.parquet", 600_000, 2);
+    assert!(bytes < 100_000, "{bytes}");
+    let error = json_rows(&path).unwrap_err();
+    let most = Grouped((1 << 20) + bytes);
+    let expected = format!(
+        "`{}` claims 1,200,000 rows in {} bytes; a file of this size may have {most}",
+        path.display(),
+        Grouped(bytes)
+    );
+    assert_eq!(error.to_string(), expected);
+    assert!(error.hint().is_some_and(|hint| hint.contains("`train.epochs`")));
+    assert_eq!(json_rows(&write_rows("some.parquet", 500, 2).0).unwrap().len(), 1000);
 }

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use crate::folder_files::is_read;
 use crate::json_file::{JsonFileError, MAX_CONFIG_BYTES, read_json_file};
 use crate::links::{LinkOut, find_link_out};
 use crate::safetensors::{SafetensorsError, SafetensorsFile};
@@ -113,7 +114,7 @@ impl ModelFolder {
     pub fn open(path: &Path) -> Result<ModelFolder, FolderError> {
         let names = list_names(path)?;
         let path = path.to_path_buf();
-        if let Some(LinkOut { link, target }) = find_link_out(&path) {
+        if let Some(LinkOut { link, target }) = find_link_out(&path, is_read) {
             return Err(FolderError::LinkOut { path, link, target });
         }
         let weights = find_weights(&path, &names);

@@ -14,6 +14,8 @@ use thiserror::Error;
 
 use smidgen_ir::grouped_digits::Grouped;
 
+use crate::links::{OpenInsideError, open_inside};
+
 /// Configs have a few KiB. Parsed into a `serde_json::Value`, they can take more than a hundred times as
 /// much.
 pub const MAX_CONFIG_BYTES: u64 = 1_000_000;
@@ -30,6 +32,10 @@ pub enum JsonFileError {
     #[error("`{}` is not a file", path.display())]
     NotAFile { path: PathBuf },
     #[error(
+        "`{}` is a link to `{}`, outside its folder; replace it with the file itself", path.display(), target.display()
+    )]
+    LinkOut { path: PathBuf, target: PathBuf },
+    #[error(
         "`{}` has {} bytes, more than the {} allowed for it",
         path.display(), Grouped(*file_bytes), Grouped(*max_bytes)
     )]
@@ -42,23 +48,35 @@ pub fn read_json_file<T: DeserializeOwned>(path: &Path, max_bytes: u64) -> Resul
     parse_json(path, &read_bytes(path, max_bytes)?)
 }
 
-/// Reads a file of at most `max_bytes`.
+/// Reads a file of at most `max_bytes`, which must be in its folder: see [`open_inside`].
 pub fn read_bytes(path: &Path, max_bytes: u64) -> Result<Vec<u8>, JsonFileError> {
+    let path_buf = || path.to_path_buf();
+    let file = open_inside(path).map_err(|error| match error {
+        OpenInsideError::Open(source) => JsonFileError::Read { path: path_buf(), source },
+        OpenInsideError::NotAFile => JsonFileError::NotAFile { path: path_buf() },
+        OpenInsideError::LinkOut { target } => JsonFileError::LinkOut { path: path_buf(), target },
+    })?;
+    read_opened(file, path, max_bytes)
+}
+
+/// Reads a file that the user chose: a link may lead anywhere.
+pub fn read_chosen_bytes(path: &Path, max_bytes: u64) -> Result<Vec<u8>, JsonFileError> {
     let unreadable = |source| JsonFileError::Read { path: path.to_path_buf(), source };
     // Checked before opening, because opening a pipe would wait for a writer.
-    let metadata = fs::metadata(path).map_err(unreadable)?;
-    if !metadata.is_file() {
+    if !fs::metadata(path).map_err(unreadable)?.is_file() {
         return Err(JsonFileError::NotAFile { path: path.to_path_buf() });
     }
-    if metadata.len() > max_bytes {
-        return Err(JsonFileError::TooLarge {
-            path: path.to_path_buf(),
-            file_bytes: metadata.len(),
-            max_bytes,
-        });
+    read_opened(File::open(path).map_err(unreadable)?, path, max_bytes)
+}
+
+fn read_opened(file: File, path: &Path, max_bytes: u64) -> Result<Vec<u8>, JsonFileError> {
+    let unreadable = |source| JsonFileError::Read { path: path.to_path_buf(), source };
+    let file_bytes = file.metadata().map_err(unreadable)?.len();
+    if file_bytes > max_bytes {
+        return Err(JsonFileError::TooLarge { path: path.to_path_buf(), file_bytes, max_bytes });
     }
-    let mut bytes = Vec::with_capacity(metadata.len() as usize);
-    File::open(path).and_then(|file| file.take(max_bytes).read_to_end(&mut bytes)).map_err(unreadable)?;
+    let mut bytes = Vec::with_capacity(file_bytes as usize);
+    file.take(max_bytes).read_to_end(&mut bytes).map_err(unreadable)?;
     Ok(bytes)
 }
 

@@ -12,12 +12,14 @@ pub mod at_once;
 pub mod audio;
 pub mod bnb;
 pub mod content_hash;
+pub mod copy_files;
 pub mod digest;
 pub mod element;
 pub mod encode;
 mod exact_writer;
 pub mod finite;
 pub mod folder;
+pub mod folder_files;
 #[cfg(test)]
 #[path = "../tests/four_bit/mod.rs"]
 pub(crate) mod four_bit;

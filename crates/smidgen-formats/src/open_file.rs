@@ -11,6 +11,8 @@ use thiserror::Error;
 
 use smidgen_ir::grouped_digits::Grouped;
 
+use crate::links::{OpenInsideError, open_inside};
+
 /// A problem with the path of its file.
 #[derive(Debug, Error)]
 #[error("`{}`: {problem}", path.display())]
@@ -27,6 +29,8 @@ pub enum FileProblem {
     Open(io::Error),
     #[error("it is not a file")]
     NotAFile,
+    #[error("it is a link to `{}`, outside its folder; replace it with the file itself", target.display())]
+    LinkOut { target: PathBuf },
     #[error("the header could not be read: {0}")]
     ReadHeader(io::Error),
     #[error(
@@ -57,12 +61,26 @@ pub(crate) struct OpenFile {
 }
 
 impl OpenFile {
+    /// Opens a file that the user chose.
     pub fn open(path: &Path) -> Result<OpenFile, FileProblem> {
         // Checked before opening, because opening a pipe would wait for a writer.
         if !fs::metadata(path).map_err(FileProblem::Open)?.is_file() {
             return Err(FileProblem::NotAFile);
         }
-        let file = File::open(path).map_err(FileProblem::Open)?;
+        OpenFile::of(path, File::open(path).map_err(FileProblem::Open)?)
+    }
+
+    /// Opens a file of a folder, which it must not leave.
+    pub fn open_inside(path: &Path) -> Result<OpenFile, FileProblem> {
+        let file = open_inside(path).map_err(|error| match error {
+            OpenInsideError::Open(error) => FileProblem::Open(error),
+            OpenInsideError::NotAFile => FileProblem::NotAFile,
+            OpenInsideError::LinkOut { target } => FileProblem::LinkOut { target },
+        })?;
+        OpenFile::of(path, file)
+    }
+
+    fn of(path: &Path, file: File) -> Result<OpenFile, FileProblem> {
         let bytes = file.metadata().map_err(FileProblem::Open)?.len();
         Ok(OpenFile { path: path.to_path_buf(), file, bytes })
     }

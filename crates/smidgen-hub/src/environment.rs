@@ -51,7 +51,7 @@ pub fn hf_token_file() -> Option<PathBuf> {
     path("HF_TOKEN_PATH").or_else(|| hf_home().ok().map(|home| home.join("token")))
 }
 
-/// How long a connection may be silent before it is aborted. `HF_HUB_DOWNLOAD_TIMEOUT` sets it, in seconds.
+/// How long a connection may be silent, or slower than 1 KiB/s, before it is aborted. `HF_HUB_DOWNLOAD_TIMEOUT` sets it, in seconds.
 pub fn download_timeout() -> Duration {
     let seconds = text("HF_HUB_DOWNLOAD_TIMEOUT").and_then(|text| text.trim().parse().ok());
     Duration::from_secs(seconds.filter(|seconds| *seconds > 0).unwrap_or(SILENCE_ALLOWED_S))

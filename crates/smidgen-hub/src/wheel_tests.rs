@@ -16,12 +16,21 @@ fn record_of(files: &[(&str, &[u8])]) -> String {
 }
 
 fn zipped(files: &[(&str, &[u8])], record: &str) -> Vec<u8> {
+    zipped_by(files, record, [CompressionMethod::Deflated, CompressionMethod::Stored])
+}
+
+fn zipped_deflated(files: &[(&str, &[u8])], record: &str) -> Vec<u8> {
+    zipped_by(files, record, [CompressionMethod::Deflated; 2])
+}
+
+/// With two methods in turn.
+fn zipped_by(files: &[(&str, &[u8])], record: &str, methods: [CompressionMethod; 2]) -> Vec<u8> {
     let mut writer = ZipWriter::new(Cursor::new(Vec::new()));
     for (index, (name, bytes)) in
         files.iter().chain(&[("m-1.0.dist-info/RECORD", record.as_bytes())]).enumerate()
     {
-        let method = [CompressionMethod::Deflated, CompressionMethod::Stored][index % 2];
-        writer.start_file(*name, SimpleFileOptions::default().compression_method(method)).unwrap();
+        let options = SimpleFileOptions::default().compression_method(methods[index % 2]);
+        writer.start_file(*name, options).unwrap();
         writer.write_all(bytes).unwrap();
     }
     writer.finish().unwrap().into_inner()
@@ -156,10 +165,26 @@ fn an_entry_far_larger_than_its_part_of_the_archive_is_refused() {
     let zeros = vec![0; 2 << 20];
     let files: [(&str, &[u8]); 1] = [("m/model.gguf", &zeros)];
     refused(&zipped(&files, &record_of(&files)), "`m/model.gguf` has 2.00 MiB in ");
-    assert!(check_size("a", 100 << 20, 1 << 20, 100 << 20).is_ok());
-    assert!(check_size("a", 1 << 20, 1, 1 << 20).is_ok(), "small files may shrink");
-    let large = check_size("a", 2 << 30, 2 << 30, MAX_UNPACKED_BYTES + 1).unwrap_err();
-    assert_eq!(large, "its model has more than 64.00 GiB");
+    let add = |bytes, compressed| Unpacked::default().add("a", bytes, compressed);
+    assert!(add(100 << 20, 1 << 20).is_ok());
+    assert!(add(1 << 20, 1).is_ok(), "small files may shrink");
+    assert_eq!(add(MAX_UNPACKED_BYTES + 1, 2 << 30).unwrap_err(), "its model has more than 64.00 GiB");
+}
+
+/// Each of them is small enough to shrink as it likes.
+#[test]
+fn many_small_files_have_the_limits_of_a_large_one() {
+    let zeros = vec![0; 1 << 20];
+    let names: Vec<String> = (0..18).map(|index| format!("m/w/{index}.json")).collect();
+    let mut files: Vec<(&str, &[u8])> = vec![("m/w/config.json", b"{}"), ("m/w/model.safetensors", &[1; 99])];
+    files.extend(names.iter().map(|name| (name.as_str(), &zeros[..])));
+    let bytes = zipped_deflated(&files, &record_of(&files));
+    assert!(bytes.len() < 64 << 10, "{}", bytes.len());
+    refused(&bytes, "the files of its model have 16.00 MiB in ");
+    let mut unpacked = Unpacked::default();
+    let said = (0..=MAX_FILES).find_map(|_| unpacked.add("a", 1, 1).err());
+    assert_eq!(said.as_deref(), Some("its model has more than 2000 files"));
+    assert_eq!(unpacked.files, MAX_FILES + 1);
 }
 
 #[test]

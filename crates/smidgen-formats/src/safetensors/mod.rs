@@ -78,7 +78,7 @@ impl SafetensorsFile {
 }
 
 fn open_checked(path: &Path) -> Result<SafetensorsFile, SafetensorsProblem> {
-    let file = OpenFile::open(path)?;
+    let file = OpenFile::open_inside(path)?;
     let check_size = |needed_bytes: u64| match file.bytes < needed_bytes {
         true => Err(SafetensorsProblem::HeaderBeyondFile { file_bytes: file.bytes, needed_bytes }),
         false => Ok(()),

@@ -5,16 +5,17 @@
 
 use super::prompt_file::PROMPT_FILE;
 use super::{Tokenizer, TokenizerError};
+use crate::copy_files::{CopyFilesError, copy_files};
 use crate::gguf::{GgufError, GgufFile};
 use crate::model::Model;
-use std::path::{Path, PathBuf};
-use std::{fs, io};
+use std::fs;
+use std::path::Path;
 use thiserror::Error;
 
 #[derive(Debug, Error)]
 pub enum CopyTokenizerError {
-    #[error("`{}` could not be copied: {source}", path.display())]
-    Copy { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Copy(#[from] CopyFilesError),
     #[error(transparent)]
     Gguf(#[from] GgufError),
     #[error(transparent)]
@@ -44,7 +45,7 @@ pub fn is_tokenizer_file(name: &str) -> bool {
 /// Writes the model's tokenizer files, if it has any, into `folder`.
 pub fn copy_tokenizer(model: &Model, folder: &Path) -> Result<(), CopyTokenizerError> {
     match model {
-        Model::Folder { folder: source, .. } => copy_files(source.path(), folder),
+        Model::Folder { folder: source, .. } => Ok(copy_files(source.path(), folder, is_tokenizer_file)?),
         // The file is opened again, because the model freed the vocabulary after loading.
         Model::Gguf { file, .. } => {
             let tokenizer = Tokenizer::from_gguf(&GgufFile::open(file.path())?)?;
@@ -66,19 +67,4 @@ pub fn tokenizer_bytes(model: &Model, vocabulary: usize) -> u64 {
         .filter(fs::Metadata::is_file)
         .map(|file| file.len())
         .sum()
-}
-
-fn copy_files(from: &Path, to: &Path) -> Result<(), CopyTokenizerError> {
-    let unread = |source| CopyTokenizerError::Copy { path: from.to_path_buf(), source };
-    for entry in fs::read_dir(from).map_err(unread)? {
-        let entry = entry.map_err(unread)?;
-        let name = entry.file_name();
-        if name.to_str().is_some_and(is_tokenizer_file) && entry.path().is_file() {
-            let target = to.join(&name);
-            fs::copy(entry.path(), &target)
-                .and_then(|_| fs::File::open(&target)?.sync_all())
-                .map_err(|source| CopyTokenizerError::Copy { path: target, source })?;
-        }
-    }
-    Ok(())
 }

@@ -11,7 +11,7 @@ use crate::bench::decode::{DecodeBench, Decoding, bytes_per_step};
 use crate::bench::shapes::{self, Shape};
 use crate::bench::synthetic::{self, Synthetic};
 use crate::bench::timing::{Batch, Bench, Times, time_steps};
-use crate::console::stdout::print;
+use crate::console::stdout::{print_lines, print_report};
 use crate::failure::Failure;
 use crate::generate::session::Opening;
 use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes, plan_generation};
@@ -212,10 +212,13 @@ fn measure(args: &Args, model: Model) -> Result<(), Failure> {
         AnyDevice::Cpu(_) => None,
     };
     let figures = figures(args, &job, &planned, batch, &times, used_bytes, context, opened_s);
-    print(&match args.json {
-        true => format!("{figures}\n"),
-        false => render(&figures),
-    })
+    print_report(
+        &match args.json {
+            true => format!("{figures}\n"),
+            false => render(&figures),
+        },
+        args.json,
+    )
 }
 
 /// Measures generation without an adapter.
@@ -265,10 +268,13 @@ fn measure_decoding(args: &Args, model: Model) -> Result<(), Failure> {
         "first_step_s": times.first_step_s,
         "profile": profile_rows(&times),
     });
-    print(&match args.json {
-        true => format!("{figures}\n"),
-        false => render_decoding(&figures),
-    })
+    print_report(
+        &match args.json {
+            true => format!("{figures}\n"),
+            false => render_decoding(&figures),
+        },
+        args.json,
+    )
 }
 
 fn render_decoding(figures: &Value) -> String {
@@ -438,5 +444,5 @@ fn write_model(config: &Value, folder: &Path) -> Result<(), Failure> {
         Ok(())
     })
     .map_err(Failure::disk)?;
-    print(&format!("{} tensors of random weights in `{}`\n", specs.len(), folder.display()))
+    print_lines(&format!("{} tensors of random weights in `{}`\n", specs.len(), folder.display()))
 }

@@ -5,7 +5,7 @@
 //! Left out: editing earlier messages, and attachments.
 
 use crate::console::progress::say;
-use crate::console::stdout::print;
+use crate::console::stdout::print_data;
 use crate::failure::Failure;
 use crate::generate::session::{Generated, Settings, Timing, TokenSession};
 use crate::generate::stop::StoppedBy;
@@ -103,11 +103,11 @@ fn answer(
     ids: &[u32],
 ) -> Result<String, Failure> {
     let (generated, timing, text) = stream_answer(session, options.tokenizer, ids, settings, |piece| {
-        print(piece)?;
+        print_data(piece)?;
         let _ = std::io::stdout().flush();
         Ok(())
     })?;
-    print("\n")?;
+    print_data("\n")?;
     if !options.quiet && !matches!(generated.stopped_by, StoppedBy::Token(_)) {
         say(&render_timing(&generated, &timing));
     }

@@ -3,7 +3,7 @@
 //! Generated from the definitions of the command line.
 //! Left out: installing the script, which differs between shells.
 
-use crate::console::stdout::print;
+use crate::console::stdout::print_data;
 use crate::failure::Failure;
 use clap_complete::Shell;
 
@@ -16,5 +16,5 @@ pub struct Args {
 pub fn run(args: &Args, mut command: clap::Command) -> Result<(), Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "smidgen", &mut script);
-    print(&String::from_utf8(script).expect("completion scripts are UTF-8"))
+    print_data(&String::from_utf8(script).expect("completion scripts are UTF-8"))
 }

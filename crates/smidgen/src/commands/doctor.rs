@@ -7,7 +7,7 @@ use super::recipe_args::working_directory;
 use super::train::run_ranks;
 use crate::console::downloads::hub_access;
 use crate::console::progress;
-use crate::console::stdout::{print, print_text};
+use crate::console::stdout::{print_json, print_text};
 use crate::doctor::load::Reach;
 use crate::doctor::machine::{self, Measuring};
 use crate::doctor::measure::Effort;
@@ -125,7 +125,7 @@ fn measure_ranks(args: &Args, launch: &Launch) -> Result<(), Failure> {
 fn finish(args: &Args, checks: &[Check], measured: Option<&(PathBuf, DeviceProfile)>) -> Result<(), Failure> {
     let ending = doctor::ending(checks);
     match args.json {
-        true => print(&format!("{:#}\n", render_json(checks, ending.is_ok(), measured)))?,
+        true => print_json(&format!("{:#}\n", render_json(checks, ending.is_ok(), measured)))?,
         false => print_text(&render_table(checks))?,
     }
     ending

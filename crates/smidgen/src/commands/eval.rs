@@ -9,7 +9,7 @@ use super::recipe_args::read_recipe;
 use crate::console::colour::{NOTE, WARNING};
 use crate::console::downloads::hub_access;
 use crate::console::progress::{CountedProgress, say};
-use crate::console::stdout::{print, print_text};
+use crate::console::stdout::{print_json, print_text};
 use crate::eval::evaluator::{EvalPlan, EvalResources, Evaluator, Subject, plan_evaluation};
 use crate::eval::generation::{AnswerKey, NEW_TOKENS, generate_answers};
 use crate::eval::results::{Measured, Results, questions_of_choices, questions_of_key, questions_of_loss};
@@ -156,7 +156,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         write_whole(out, |file| file.write_all(text.as_bytes())).map_err(Failure::disk)?;
     }
     match args.json {
-        true => print(&text)?,
+        true => print_json(&text)?,
         false => print_text(&render_score_table(&results))?,
     }
     if let Some((out, _)) = out.filter(|_| !quiet) {

@@ -5,7 +5,7 @@
 
 use super::original::{Original, open_adapter, open_named, open_original, refuse_damaged, trained_model};
 use crate::console::downloads::hub_access;
-use crate::console::stdout::print;
+use crate::console::stdout::print_report;
 use crate::export::lora_file::{ExportedLora, export_lora};
 use crate::export::model_file::{ExportOptions, ExportedModel, MatrixType, export_model};
 use crate::failure::Failure;
@@ -57,10 +57,13 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         })?;
         let Original { name, model } = open_original(&adapter, args.base.as_deref(), Want::Config, &access)?;
         let exported = export_lora(&adapter, &model, &args.output)?;
-        return print(&match args.json {
-            true => format!("{:#}\n", lora_json(args, &name, &exported)),
-            false => render_lora(args, &name, &exported),
-        });
+        return print_report(
+            &match args.json {
+                true => format!("{:#}\n", lora_json(args, &name, &exported)),
+                false => render_lora(args, &name, &exported),
+            },
+            args.json,
+        );
     }
     let matrices = match args.matrices {
         Some(Type::F32) => MatrixType::F32,
@@ -76,10 +79,13 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         &args.output,
         ExportOptions::new(matrices),
     )?;
-    print(&match args.json {
-        true => format!("{:#}\n", model_json(args, &name, &exported)),
-        false => render_model(args, &name, &exported),
-    })
+    print_report(
+        &match args.json {
+            true => format!("{:#}\n", model_json(args, &name, &exported)),
+            false => render_model(args, &name, &exported),
+        },
+        args.json,
+    )
 }
 
 /// Opens an adapter and its base, or a model without an adapter.

@@ -9,7 +9,7 @@ use super::recipe_args::{RecipeArgs, read_recipe};
 use crate::bench::shapes::{SHAPES, Shape};
 use crate::console::colour::{bad, good};
 use crate::console::downloads::hub_access;
-use crate::console::stdout::{print, print_text};
+use crate::console::stdout::{print_json, print_text};
 use crate::failure::Failure;
 use crate::plan::advice::with_rank;
 use crate::plan::budget::free_budget;
@@ -53,7 +53,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let job = Job::prepare_with(without_data(&recipe), Purpose::Plan, &access)?;
     let answers = answer(&job, &recipe, &access)?;
     match args.json {
-        true => print(&format!("{answers:#}\n")),
+        true => print_json(&format!("{answers:#}\n")),
         false => print_text(&render(&answers)),
     }
 }

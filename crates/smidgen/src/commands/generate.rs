@@ -12,7 +12,7 @@ use super::recipe_args::read_recipe;
 use crate::console::colour::NOTE;
 use crate::console::downloads::hub_access;
 use crate::console::progress::say;
-use crate::console::stdout::print;
+use crate::console::stdout::{print_data, print_json};
 use crate::failure::Failure;
 use crate::generate::beam::BeamSettings;
 use crate::generate::sampler::Sampling;
@@ -30,7 +30,7 @@ use crate::session::encoding::encode_files;
 use serde_json::{Value as Json, json};
 use smidgen_data::audio_text::{Misplaced, place_in_prompt};
 use smidgen_data::template::{TemplateChoice, TemplateKind};
-use smidgen_formats::json_file::read_bytes;
+use smidgen_formats::json_file::read_chosen_bytes;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_formats::tokenizer::Tokenizer;
@@ -207,7 +207,7 @@ fn read_prompt(args: &Args) -> Result<Option<String>, Failure> {
         (Some(prompt), _) => Ok(Some(prompt.clone())),
         (None, Some(path)) if path == Path::new("-") => from_stdin(),
         (None, Some(path)) => {
-            let bytes = read_bytes(path, MAX_PROMPT_BYTES).map_err(Failure::command)?;
+            let bytes = read_chosen_bytes(path, MAX_PROMPT_BYTES).map_err(Failure::command)?;
             let text = String::from_utf8(bytes).map_err(std::io::Error::other);
             text.map(Some).map_err(|error| unreadable(&format!("`{}`", path.display()), error))
         }
@@ -417,7 +417,7 @@ fn run_prompt(
     if let Some(AudioPrompt { token, embeddings, .. }) = &audio {
         session.set_audio(*token, embeddings);
     }
-    let show = |piece: &str| if args.json { Ok(()) } else { print(piece) };
+    let show = |piece: &str| if args.json { Ok(()) } else { print_data(piece) };
     let (generated, timing, text) = match args.beams {
         Some(beams) => {
             let settings = BeamSettings {
@@ -434,9 +434,9 @@ fn run_prompt(
         None => stream_answer(&mut session, tokenizer, &ids, settings, show)?,
     };
     if args.json {
-        return print(&format!("{:#}\n", report(&mut session, &ids, &generated, &text, &timing)));
+        return print_json(&format!("{:#}\n", report(&mut session, &ids, &generated, &text, &timing)));
     }
-    print("\n")?;
+    print_data("\n")?;
     if !quiet {
         say(&render_timing(&generated, &timing));
     }

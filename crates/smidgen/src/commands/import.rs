@@ -5,7 +5,7 @@
 
 use super::recipe_args::working_directory;
 use crate::console::progress;
-use crate::console::stdout::print;
+use crate::console::stdout::{print_data, print_json};
 use crate::failure::Failure;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use smidgen_recipe::import::draft::Places;
@@ -67,8 +67,8 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         write_recipe(out, &recipe)?;
     }
     match (args.json, &args.out) {
-        (true, _) => print(&format!("{:#}\n", render_json(&imported, &file)))?,
-        (false, None) => print(&recipe)?,
+        (true, _) => print_json(&format!("{:#}\n", render_json(&imported, &file)))?,
+        (false, None) => print_data(&recipe)?,
         (false, Some(_)) => {}
     }
     if !quiet && !args.json {

@@ -5,7 +5,7 @@
 //! Left out: the history of a run (`smidgen report`).
 
 use super::original::trained_model;
-use crate::console::stdout::print;
+use crate::console::stdout::print_report;
 use crate::failure::Failure;
 use crate::merge::original::OriginalModel;
 use crate::report::adapter_summary::summarize_adapter;
@@ -34,10 +34,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let made = trained_model(&args.path);
     if is_model || is_gguf || made.is_some() {
         let model = Model::open(made.as_deref().unwrap_or(&args.path)).map_err(Failure::model)?;
-        return print(&match args.json {
-            true => format!("{:#}\n", model_json(&model)),
-            false => render_model(&model),
-        });
+        return print_report(
+            &match args.json {
+                true => format!("{:#}\n", model_json(&model)),
+                false => render_model(&model),
+            },
+            args.json,
+        );
     }
     if args.path.is_dir() && !has("adapter_config.json") && !has("adapter") {
         return Err(Failure::model(format!(
@@ -49,8 +52,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let adapter = AdapterFile::open_adapter_or_run(&args.path).map_err(Failure::model)?;
     let original = args.base.as_deref().map(OriginalModel::open).transpose()?;
     let summary = summarize_adapter(&adapter, original.as_ref())?;
-    print(&match args.json {
-        true => format!("{:#}\n", adapter_json(&summary)),
-        false => render_adapter(&summary),
-    })
+    print_report(
+        &match args.json {
+            true => format!("{:#}\n", adapter_json(&summary)),
+            false => render_adapter(&summary),
+        },
+        args.json,
+    )
 }

@@ -5,7 +5,7 @@
 
 use super::original::{Original, continues_speech, open_adapter, open_original};
 use crate::console::downloads::hub_access;
-use crate::console::stdout::print;
+use crate::console::stdout::print_report;
 use crate::failure::Failure;
 use crate::merge::difference::{LogitsDifference, compare_logits};
 use crate::merge::original::OriginalModel;
@@ -85,10 +85,13 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
             }
         }
     }
-    print(&match args.json {
-        true => format!("{:#}\n", report.json()),
-        false => report.text(),
-    })?;
+    print_report(
+        &match args.json {
+            true => format!("{:#}\n", report.json()),
+            false => report.text(),
+        },
+        args.json,
+    )?;
     match failed {
         None => Ok(()),
         Some(failure) => Err(failure.context("merged, but not checked")),

@@ -6,7 +6,7 @@ use super::recipe_args::{RecipeArgs, read_recipe};
 use crate::console::colour::WARNING;
 use crate::console::downloads::hub_access;
 use crate::console::progress::say;
-use crate::console::stdout::{print, print_text};
+use crate::console::stdout::{print_json, print_lines, print_text};
 use crate::failure::Failure;
 use crate::plan::job::Job;
 use crate::plan::model::warnings;
@@ -94,11 +94,11 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
             json["differences"] = render_differences(&facts(&json), &other_facts);
             json["against"] = other;
         }
-        print(&plan_json::render_text(&json))?;
+        print_json(&plan_json::render_text(&json))?;
     } else if let Some((_, other)) = &other {
         print_text(&render_comparison(&facts(&plan_json::render_json(&planned)), other))?;
     } else if args.text {
-        print(&render_plan(&planned.solution.plan))?;
+        print_lines(&render_plan(&planned.solution.plan))?;
     } else {
         print_text(&plan_table::render_table(&job, &planned))?;
     }

@@ -7,7 +7,7 @@
 use super::recipe_args::RecipeArgs;
 use crate::console::colour;
 use crate::console::downloads::hub_access;
-use crate::console::stdout::print;
+use crate::console::stdout::print_report;
 use crate::failure::Failure;
 use crate::plan::demand::describe_packing;
 use crate::plan::job::{Job, Purpose};
@@ -50,7 +50,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         true => format!("{:#}\n", preview_json(&preview)),
         false => render_preview(&preview, colour::is_shown(&std::io::stdout())),
     };
-    print(&text)
+    print_report(&text, args.json)
 }
 
 fn shown_sample(set: &TokenSet, index: usize, tokenizer: Option<&Tokenizer>) -> Result<ShownSample, Failure> {

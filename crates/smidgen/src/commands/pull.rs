@@ -8,7 +8,7 @@
 use super::recipe_args::working_directory;
 use crate::console::downloads::hub_access;
 use crate::console::progress::say;
-use crate::console::stdout::print;
+use crate::console::stdout::print_json;
 use crate::failure::Failure;
 use serde_json::json;
 use smidgen_hub::{Access, DatasetUse, Fetch, Want, locate, locate_dataset};
@@ -55,7 +55,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
         let text =
             format!("{:#}\n", json!({ "path": path.to_string_lossy(), "files": names, "bytes": bytes }));
-        print(&text)?;
+        print_json(&text)?;
     } else if !quiet {
         let counted = match files.len() {
             1 => "1 file".to_owned(),

@@ -3,7 +3,7 @@
 //! The page of one run is written into its folder, the page of several runs into the working directory, unless `--out`
 //! names a file; `--json` without `--out` writes no file. A run that has not ended is reported up to its last step.
 
-use crate::console::stdout::{print, print_text};
+use crate::console::stdout::{print_json, print_text};
 use crate::failure::Failure;
 use crate::report::compare::read_runs;
 use crate::report::page_file::{COMPARISON_NAME, FILE_NAME, write_comparison, write_page};
@@ -47,7 +47,7 @@ fn report_one(folder: &Path, args: &Args) -> Result<(), Failure> {
         write_page(path, &record)?;
     }
     if args.json {
-        return print_json(&record, &summary, page.as_deref());
+        return print_record(&record, &summary, page.as_deref());
     }
     let mut lines = summary.render_lines();
     lines.extend(page.map(|path| format!("page: `{}`", path.display())));
@@ -63,21 +63,21 @@ fn report_several(folders: &[PathBuf], args: &Args) -> Result<(), Failure> {
     if args.json {
         let mut value = compared.render_json();
         value["page"] = json!(page);
-        return print(&render_text(&value));
+        return print_json(&render_text(&value));
     }
     let named = page.map_or(String::new(), |path| format!("page: `{}`\n", path.display()));
     print_text(&format!("{}{named}", compared.render_text()))
 }
 
-fn print_json(record: &RunRecord, summary: &RunSummary, page: Option<&Path>) -> Result<(), Failure> {
+fn print_record(record: &RunRecord, summary: &RunSummary, page: Option<&Path>) -> Result<(), Failure> {
     let mut value = summary.render_json();
     value["phases"] = record.phases.iter().map(|(name, phase)| (name.clone(), phase.render_json())).collect();
     value["page"] = json!(page);
-    print(&render_text(&value))
+    print_json(&render_text(&value))
 }
 
 /// The output of `train --json`: the same as `report --json`.
 pub fn print_run(folder: &Path) -> Result<(), Failure> {
     let record = read_run(folder)?;
-    print_json(&record, &summarize(&record), Some(&folder.join(FILE_NAME)))
+    print_record(&record, &summarize(&record), Some(&folder.join(FILE_NAME)))
 }

@@ -2,7 +2,7 @@
 //!
 //! It goes to stderr. Bytes of an earlier attempt count as done, so that the bar of a resumed download starts there.
 
-use super::colour::WARNING;
+use super::colour::{WARNING, escape_controls};
 use super::progress::{for_stderr, say};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use smidgen_hub::Access;
@@ -46,7 +46,7 @@ impl smidgen_hub::Progress for Download {
 
     fn begin_file(&self, name: &str) {
         if let Some(bar) = &self.bar {
-            bar.set_message(name.to_owned());
+            bar.set_message(escape_controls(name).into_owned());
         }
     }
 

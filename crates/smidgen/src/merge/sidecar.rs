@@ -1,10 +1,9 @@
-//! The files of a model folder other than its weights: config, generation settings, tokenizer, chat template.
-//! They are copied unchanged, except `config.json` if the output has another element type or the base was quantized:
-//! then it names the new type and no quantization. For a GGUF file, config and tokenizer are written in the format of
-//! Hugging Face.
+//! The files of a model folder other than its weights: config, generation settings, tokenizer, chat template, licence.
+//! Those in the list of `folder_files.rs` are copied unchanged, except `config.json` if the output has another element
+//! type or the base was quantized: then it names the new type and no quantization. For a GGUF file, config and tokenizer
+//! are written in the format of Hugging Face.
 //! Not copied: pickled weights, other formats of the weights, images and model cards.
 
-use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -12,13 +11,12 @@ use serde_json::{Value, json};
 use super::fit::OutputTensor;
 use super::original::OriginalModel;
 use crate::failure::Failure;
+use smidgen_formats::copy_files::{CopyFilesError, copy_files, copy_templates};
 use smidgen_formats::element::Element;
+use smidgen_formats::folder_files::is_copied;
 use smidgen_formats::model::Model;
-use smidgen_formats::tokenizer::copy::{copy_tokenizer, is_tokenizer_file};
+use smidgen_formats::tokenizer::copy::copy_tokenizer;
 use smidgen_formats::whole_file::write_whole;
-
-/// A folder with more chat templates.
-const TEMPLATES: &str = "additional_chat_templates";
 
 /// Writes config, tokenizer and the other files; returns notes for the user.
 pub fn write_sidecars(
@@ -58,39 +56,12 @@ fn most_common(outputs: &[OutputTensor]) -> Element {
 }
 
 fn copy_sidecars(original: &Path, folder: &Path) -> Result<(), Failure> {
-    copy_files(original, folder, is_sidecar)?;
-    let templates = original.join(TEMPLATES);
-    if templates.is_dir() {
-        let target = folder.join(TEMPLATES);
-        fs::create_dir(&target).map_err(|error| unwritten(&target, error))?;
-        copy_files(&templates, &target, |_| true)?;
-    }
-    Ok(())
-}
-
-fn copy_files(from: &Path, to: &Path, is_copied: fn(&str) -> bool) -> Result<(), Failure> {
-    let unread = |error| Failure::file("read", from, error);
-    for entry in fs::read_dir(from).map_err(unread)? {
-        let entry = entry.map_err(unread)?;
-        let name = entry.file_name();
-        if name.to_str().is_some_and(is_copied) && entry.path().is_file() {
-            let target = to.join(&name);
-            let copied = fs::copy(entry.path(), &target).and_then(|_| fs::File::open(&target)?.sync_all());
-            copied.map_err(|error| unwritten(&target, error))?;
-        }
-    }
-    Ok(())
-}
-
-fn is_sidecar(name: &str) -> bool {
-    name == "config.json"
-        || name.starts_with("generation_config")
-        || name.ends_with(".py")
-        || is_tokenizer_file(name)
-}
-
-fn unwritten(path: &Path, error: std::io::Error) -> Failure {
-    Failure::file("write", path, error)
+    let failed = |error: CopyFilesError| match error {
+        CopyFilesError::Write { .. } => Failure::disk(error),
+        CopyFilesError::Read { .. } | CopyFilesError::List { .. } => Failure::model(error),
+    };
+    copy_files(original, folder, is_copied).map_err(failed)?;
+    copy_templates(original, folder).map_err(failed)
 }
 
 /// The config with the element type of the weights, for the model and for its text part. The key is `dtype` since
@@ -141,17 +112,5 @@ mod tests {
             json!({"quantization_config": {"load_in_4bit": true}, "dtype": "bfloat16"}),
             json!({"dtype": "float16"}),
         );
-    }
-
-    #[test]
-    fn weights_and_cards_are_no_sidecars() {
-        for name in
-            ["config.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja", "merges.txt"]
-        {
-            assert!(is_sidecar(name), "{name}");
-        }
-        for name in ["model.safetensors", "model.safetensors.index.json", "README.md", "pytorch_model.bin"] {
-            assert!(!is_sidecar(name), "{name}");
-        }
     }
 }

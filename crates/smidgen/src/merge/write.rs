@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::finite::{check_finite, refused_result};
+use super::finite::{check_finite, check_size, refused_result, too_large_result};
 use super::fit::{Action, OutputTensor};
 use super::fold::{Factors, round_into};
 use super::original::{OriginalRows, read_f32};
@@ -166,6 +166,7 @@ fn write_rounded(
     round_into(values, element, bytes);
     check_finite(output.original.name(), element, first_element, bytes)
         .map_err(|error| refused_result(error, element))?;
+    check_size(output.original.name(), first_element, values).map_err(too_large_result)?;
     target.write(first_element * element.size_bytes() as u64, bytes)
 }
 

@@ -3,6 +3,7 @@
 //! Supervised parts are coloured on a terminal and in `⟦ ⟧` elsewhere; lines fit the terminal, except those of samples.
 //! Left out: which samples are shown (`commands/preview.rs`).
 
+use crate::console::colour::around_good;
 use crate::console::wrap::{columns, fold};
 use crate::plan::job::Job;
 use crate::plan::planning::Planned;
@@ -173,7 +174,7 @@ fn prompt_format(origin: &Origin) -> String {
 }
 
 fn marked(parts: &[Part], colour: bool) -> String {
-    let (begin, end) = if colour { ("\x1b[32m", "\x1b[0m") } else { ("⟦", "⟧") };
+    let (begin, end) = if colour { around_good() } else { ("⟦".to_owned(), "⟧".to_owned()) };
     let characters: usize = parts.iter().map(|part| part.text.chars().count()).sum();
     let left_out = characters.saturating_sub(SHOWN_CHARACTERS);
     // The omitted part is in the middle of the sample.
@@ -182,7 +183,7 @@ fn marked(parts: &[Part], colour: bool) -> String {
     let mut at = 0;
     for part in parts {
         if part.supervised {
-            text.push_str(begin);
+            text.push_str(&begin);
         }
         for sign in part.text.chars() {
             if at == from && left_out > 0 {
@@ -201,7 +202,7 @@ fn marked(parts: &[Part], colour: bool) -> String {
             at += 1;
         }
         if part.supervised {
-            text.push_str(end);
+            text.push_str(&end);
         }
     }
     text

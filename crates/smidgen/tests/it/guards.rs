@@ -332,13 +332,24 @@ fn an_adapter_that_is_not_finite_is_neither_merged_nor_exported() {
         }
         scratch.write(ADAPTER, &whole[0]);
     }
-    // Finite tensors whose product is not.
-    set_values(&scratch, ADAPTER, A, 0, &[3e38; 16]);
-    set_values(&scratch, ADAPTER, B, 0, &[3e38; 8]);
-    let words =
-        ["the result cannot be written: tensor `model.layers.0.self_attn.q_proj.weight` is not finite"];
-    scratch.refused(1, commands[0], &words);
+    // Finite, and every activation that it reaches is NaN.
+    set_values(&scratch, ADAPTER, B, 5, &[-3e38]);
+    for command in commands {
+        let words = format!(
+            "the adapter in `adapter` cannot be used: tensor `{B}` is too large: element 5 is -3.00e38"
+        );
+        scratch.refused(1, command, &[&words]);
+    }
     scratch.write(ADAPTER, &whole[0]);
+    // Tensors that can be used, whose product is not finite or too large.
+    for (size, said) in [(1.8e19, "is not finite: element "), (1e12, "is too large: element 0 is ")] {
+        set_values(&scratch, ADAPTER, A, 0, &[size; 16]);
+        set_values(&scratch, ADAPTER, B, 0, &[size; 8]);
+        let words =
+            format!("the result cannot be written: tensor `model.layers.0.self_attn.q_proj.weight` {said}");
+        scratch.refused(1, commands[0], &[&words]);
+        scratch.write(ADAPTER, &whole[0]);
+    }
     set_values(&scratch, ADAPTER, A, 0, &[3e3; 16]);
     set_values(&scratch, ADAPTER, B, 0, &[3e3; 8]);
     let f16 = [commands[0], &["--dtype", "f16"]].concat();

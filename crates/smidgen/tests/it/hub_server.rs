@@ -31,6 +31,8 @@ pub struct Shelf {
     pub cuts: VecDeque<usize>,
     /// One after the other, for the weights: the bytes after which nothing more is sent, on an open connection.
     pub stalls: VecDeque<usize>,
+    /// One after the other, for the weights: the bytes after which one byte is sent at a time, ten per second.
+    pub trickles: VecDeque<usize>,
     /// Sends files from their beginning whatever is asked for.
     pub ignores_ranges: bool,
     /// Lists another checksum than the file has.
@@ -112,12 +114,13 @@ fn answer(stream: TcpStream, shelf: &Mutex<Shelf>, requests: &Mutex<Vec<Request>
         }
     }
     requests.lock().unwrap().push(request.clone());
-    let (response, length, stall) = {
+    let (response, length, stall, trickle) = {
         let mut shelf = shelf.lock().unwrap();
         let (response, length) = respond(&request, &mut shelf);
         let is_weights = request.path.ends_with("/model.safetensors");
         let stall = if is_weights { shelf.stalls.pop_front() } else { None };
-        (response, length, stall)
+        let trickle = if is_weights { shelf.trickles.pop_front() } else { None };
+        (response, length, stall, trickle)
     };
     let mut stream = stream;
     if let Some(sent) = stall {
@@ -125,6 +128,13 @@ fn answer(stream: TcpStream, shelf: &Mutex<Shelf>, requests: &Mutex<Vec<Request>
         // Until the client has had enough.
         let mut rest = [0];
         return std::io::Read::read(&mut stream, &mut rest).ok().map(drop);
+    }
+    if let Some(sent) = trickle {
+        stream.write_all(&response[..sent.min(length)]).ok()?;
+        return response[sent.min(length)..length].iter().try_for_each(|byte| {
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            stream.write_all(&[*byte]).ok()
+        });
     }
     stream.write_all(&response[..length]).ok()
 }

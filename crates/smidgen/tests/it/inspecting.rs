@@ -359,3 +359,105 @@ fn what_is_none_of_them() {
     scratch.refused(1, &["inspect", "absent"], &["`absent` does not exist"]);
     scratch.refused(1, &["inspect", "data.jsonl"], &["`data.jsonl` is not a folder"]);
 }
+
+/// A title, a colour, a deletion in 8 bits, reversed text, a bell, DEL and an isolate, as a name could have them.
+const HOSTILE: &str = "\u{1b}]0;t\u{7}\u{1b}[1;31mx\u{9b}2J\u{202e}txt\u{7f}\u{2066}\u{8}y";
+
+/// Runs a command whose names come from hostile files: it prints none of their control characters, escapes them, and
+/// its JSON stays JSON. Returns what it printed.
+#[track_caller]
+fn escaped(scratch: &Scratch, arguments: &[&str]) -> String {
+    let ended = scratch.run(arguments);
+    let both = ended.stdout.clone() + &ended.stderr;
+    let is_hidden = |c: char| {
+        (c.is_control() && c != '\n') || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    assert!(!both.contains(is_hidden), "{arguments:?}: {both:?}");
+    let is_escaped = both.contains("u{202e}") || both.contains("u202e");
+    assert!(is_escaped, "{arguments:?} does not show the name: {both}");
+    if arguments.contains(&"--json") && !ended.stdout.is_empty() {
+        let json: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+        assert!(json.to_string().contains('\u{202e}'), "{json}");
+    }
+    both
+}
+
+#[test]
+fn no_field_of_a_model_reaches_the_terminal_raw() {
+    for (key, value) in [
+        ("architectures", serde_json::json!([HOSTILE])),
+        ("model_type", HOSTILE.into()),
+        ("quantization_config", serde_json::json!({"quant_method": HOSTILE})),
+    ] {
+        let scratch = Scratch::new();
+        let mut config = scratch.json("model/config.json");
+        config[key] = value;
+        scratch.write("model/config.json", config.to_string());
+        escaped(&scratch, &["inspect", "model"]);
+        if key != "quantization_config" {
+            escaped(&scratch, &["inspect", "model", "--json"]);
+        }
+        if key != "architectures" {
+            escaped(&scratch, &["plan", "recipe.toml"]);
+        }
+    }
+    // The folder, a tensor's name, a shard's name and a broken file.
+    let scratch = Scratch::new();
+    std::fs::rename(scratch.path("model"), scratch.path(HOSTILE)).unwrap();
+    let folder: &str = HOSTILE;
+    for arguments in [&["inspect", folder][..], &["inspect", folder, "--json"]] {
+        escaped(&scratch, arguments);
+    }
+    let index = |tensor: &str, shard: &str| {
+        let map = serde_json::json!({"weight_map": {tensor: shard}});
+        scratch.write("model/model.safetensors.index.json", map.to_string());
+        scratch.write("model/config.json", "{}");
+    };
+    for (tensor, shard) in [(HOSTILE, "../x"), ("a", HOSTILE), ("a", &format!("../{HOSTILE}"))] {
+        index(tensor, shard);
+        escaped(&scratch, &["inspect", "model"]);
+    }
+    std::os::unix::fs::symlink(format!("../{HOSTILE}"), scratch.path("model/tokenizer.json")).unwrap();
+    escaped(&scratch, &["inspect", "model"]);
+}
+
+#[test]
+fn no_field_of_an_adapter_reaches_the_terminal_raw() {
+    let config = "adapter/adapter_config.json";
+    for (key, is_refused) in [
+        ("base_model_name_or_path", false),
+        ("peft_type", true),
+        ("bias", true),
+        ("target_modules", true),
+        ("task_type", true),
+    ] {
+        let scratch = Scratch::new();
+        let mut json = scratch.json(config);
+        json[key] = HOSTILE.into();
+        scratch.write(config, json.to_string());
+        let commands: &[&[&str]] = match is_refused {
+            true => &[&["inspect", "adapter"]],
+            false => &[
+                &["inspect", "adapter"],
+                &["inspect", "adapter", "--json"],
+                &["merge", "adapter", "-o", "m"],
+            ],
+        };
+        for arguments in commands {
+            match scratch.run(arguments).stdout.contains("lora adapter") && is_refused {
+                // A key that `inspect` has no use for.
+                true => {}
+                false => drop(escaped(&scratch, arguments)),
+            }
+        }
+    }
+    // A tensor of a module that has such a name.
+    let scratch = Scratch::new();
+    write_kind(
+        &scratch,
+        "renamed",
+        |_| {},
+        |path, _| vec![(AdapterKey::Foreign(format!("{path}.{HOSTILE}")), vec![1], vec![0.0])],
+    );
+    escaped(&scratch, &["inspect", "renamed"]);
+}

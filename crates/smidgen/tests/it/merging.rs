@@ -258,3 +258,45 @@ fn a_damaged_adapter_of_a_run_is_neither_merged_nor_exported() {
     let ended = scratch.run(&["merge", "run", "--base", "model", "--output", "m"]);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
 }
+
+/// A base from elsewhere: neither a file of this machine nor a folder is copied into the merged model.
+#[test]
+fn a_link_out_of_the_base_is_not_copied() {
+    use std::os::unix::fs::symlink;
+    let scratch = Scratch::new();
+    scratch.write("private/key.jinja", "secret");
+    let merge = ["merge", "adapter", "--output", "m"];
+    for (link, target) in
+        [("modeling_x.py", "../private/key.jinja"), ("additional_chat_templates", "../private")]
+    {
+        symlink(target, scratch.path("model").join(link)).unwrap();
+        scratch.refused(
+            1,
+            &merge,
+            &[&format!("`{link}` in the model folder `model` is a link to `"), "outside the folder"],
+        );
+        assert!(!scratch.exists("m"));
+        std::fs::remove_file(scratch.path("model").join(link)).unwrap();
+    }
+    // An index may name any file as a shard.
+    let weights = scratch.path("model/model.safetensors");
+    std::fs::rename(&weights, scratch.path("private/weights")).unwrap();
+    symlink("../private/weights", scratch.path("model/shard.bin")).unwrap();
+    let tensor = "model.embed_tokens.weight";
+    let index = format!(r#"{{"metadata": {{}}, "weight_map": {{"{tensor}": "shard.bin"}}}}"#);
+    scratch.write("model/model.safetensors.index.json", index);
+    scratch.refused(1, &merge, &["shard.bin`: it is a link to `", "outside its folder"]);
+    std::fs::remove_file(scratch.path("model/shard.bin")).unwrap();
+    // Links inside the folder are followed, and the file they lead to is copied.
+    std::fs::remove_file(scratch.path("model/model.safetensors.index.json")).unwrap();
+    std::fs::rename(scratch.path("private/weights"), &weights).unwrap();
+    std::fs::rename(scratch.path("model/config.json"), scratch.path("model/settings")).unwrap();
+    symlink("settings", scratch.path("model/config.json")).unwrap();
+    scratch.write("model/LICENSE", "terms");
+    assert_eq!(scratch.run(&merge).code, Some(0));
+    assert!(!scratch.path("m/config.json").is_symlink());
+    assert_eq!(
+        (scratch.text("m/config.json"), scratch.text("m/LICENSE")),
+        (scratch.text("model/settings"), "terms".into())
+    );
+}

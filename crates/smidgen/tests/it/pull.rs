@@ -263,6 +263,22 @@ fn a_stalled_download_goes_on_where_it_stalled() {
     assert!(last.range.is_some_and(|range| range != "bytes=0-"), "it starts over");
 }
 
+/// A byte now and then: the same, although the connection is never silent.
+#[test]
+fn a_trickling_download_goes_on_where_it_was_given_up() {
+    let pulling = Pulling::new();
+    pulling.server.change(|shelf| shelf.trickles.push_back(50_000));
+    // The first window has the first part of the file.
+    let ended = ended_with(&mut pulling.command(&["pull", MODEL]), "HF_HUB_DOWNLOAD_TIMEOUT", "1");
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let said = ended.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+    let words = "warning: the download of `model.safetensors` broke off after 48.";
+    assert!(said.contains(words) && said.contains("less than 1 KiB/s for 1 s"), "{said}");
+    pulling.check_whole();
+    let last = pulling.server.take_requests().pop().unwrap();
+    assert!(last.range.is_some_and(|range| range != "bytes=0-"), "it starts over");
+}
+
 #[test]
 fn what_a_failed_run_has_fetched_serves_the_next_one() {
     let pulling = Pulling::new();

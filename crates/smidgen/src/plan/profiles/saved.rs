@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 use smidgen_compile::{DeviceProfile, Link, Overhead, Rates, links};
-use smidgen_formats::json_file::{JsonFileError, MAX_CONFIG_BYTES, read_bytes};
+use smidgen_formats::json_file::{JsonFileError, MAX_CONFIG_BYTES, read_chosen_bytes};
 use smidgen_formats::whole_file::{WriteFileError, write_whole};
 use smidgen_ir::DeviceKind;
 use std::path::{Path, PathBuf};
@@ -101,7 +101,7 @@ fn render_rates(rates: &Rates) -> Value {
 
 fn read_value(path: &Path) -> Result<Value, ProfileError> {
     let unread = |source| ProfileError::Read { path: path.to_path_buf(), source };
-    let bytes = read_bytes(path, MAX_CONFIG_BYTES).map_err(|error| match error {
+    let bytes = read_chosen_bytes(path, MAX_CONFIG_BYTES).map_err(|error| match error {
         JsonFileError::Read { source, .. } => unread(source),
         error => unread(std::io::Error::new(std::io::ErrorKind::InvalidInput, error.to_string())),
     })?;
