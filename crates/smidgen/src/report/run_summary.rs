@@ -41,8 +41,8 @@ pub struct MemorySummary {
     pub noise_bytes: u64,
     /// Lowest ÷ highest memory use over the steps.
     pub steadiness: Option<f64>,
-    /// Peak of the planned bytes in use ÷ reserved bytes.
-    pub arena_efficiency: f64,
+    /// Memory efficiency: bytes in use at the peak ÷ reserved bytes, both of the plan.
+    pub efficiency: f64,
     pub least_free_bytes: Option<u64>,
     pub pinned_bytes: u64,
     pub host_bytes: Option<u64>,
@@ -96,6 +96,11 @@ impl MemorySummary {
     /// Whether memory leaked; `None` if there are too few steps to tell.
     pub fn has_leaked(&self) -> Option<bool> {
         self.drift_bytes.map(|bytes| bytes > self.noise_bytes)
+    }
+
+    /// The same words in the terminal and on the page.
+    pub fn render_efficiency(&self) -> String {
+        format!("{} of the reserved memory in use at the peak", percent(self.efficiency))
     }
 
     pub fn render_leak(&self) -> String {
@@ -171,7 +176,7 @@ fn memory(run: &RunRecord) -> MemorySummary {
         drift_bytes: run.parts().into_iter().filter_map(drift_bytes).max(),
         noise_bytes: if run.plan.policy.device == "cpu" { PAGES_BYTES } else { 0 },
         steadiness: least.zip(most).map(|(least, most)| least as f64 / most.max(1) as f64),
-        arena_efficiency: arena.peak_live_bytes as f64 / arena.reserved_bytes.max(1) as f64,
+        efficiency: arena.peak_live_bytes as f64 / arena.reserved_bytes.max(1) as f64,
         least_free_bytes: run.rows.iter().filter_map(|row| row.device_free_bytes).min(),
         pinned_bytes: run.rows.iter().map(|row| row.pinned_bytes).max().unwrap_or(0),
         host_bytes: run.rows.iter().filter_map(|row| row.host_rss_bytes).max(),
@@ -272,7 +277,7 @@ impl RunSummary {
                 "mean_bytes": memory.mean_bytes,
                 "growth_bytes": memory.drift_bytes,
                 "grew": memory.has_leaked(),
-                "peak_live_of_reserved": memory.arena_efficiency,
+                "peak_live_of_reserved": memory.efficiency,
                 "least_of_most_used": memory.steadiness,
                 "least_free_bytes": memory.least_free_bytes,
                 "pinned_bytes": memory.pinned_bytes,
@@ -318,7 +323,8 @@ impl RunSummary {
         };
         let (peak, planned) = (format_bytes(peak), format_bytes(memory.planned_bytes));
         let mean = memory.mean_bytes.map_or(String::new(), |bytes| format!(", mean {}", format_bytes(bytes)));
-        vec![format!("memory: peak {peak}, planned {planned}{mean}, {}", memory.render_leak())]
+        let (leak, efficiency) = (memory.render_leak(), memory.render_efficiency());
+        vec![format!("memory: peak {peak}, planned {planned}{mean}, {leak}; {efficiency}")]
     }
 
     /// The run as text: one line each for memory, speed, loss and stability.
