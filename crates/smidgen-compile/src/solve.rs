@@ -6,7 +6,7 @@
 //! rungs that fit of ladders of points (`ladder.rs`). Sketches only say where to search: every candidate is scheduled and
 //! measured, and the returned plan is packed and checked. Only memory choices are searched, so no result changes.
 
-use crate::attempt::{Attempt, SearchState, Seen};
+use crate::attempt::{Attempt, Measured, SearchState, Seen};
 use crate::breadth_search::search_breadth_first;
 use crate::choices::Point;
 use crate::improve::{improve, offload_less};
@@ -101,12 +101,31 @@ fn search_and_choose<'a>(
 ) -> (Option<Chosen<'a>>, u64) {
     search(attempts, sketches);
     let best_ms = attempts.iter().map(Attempt::fastest_ms).fold(f64::INFINITY, f64::min);
-    if let Some((attempt, Seen { point: Some(point), .. })) = ranked(attempts).into_iter().next() {
-        offload_less(attempt, point, AS_FAST * best_ms);
-    }
+    lessen(attempts, best_ms);
     let (chosen, packing_bytes) = choose(attempts);
-    let is_slow = chosen.as_ref().is_none_or(|chosen| chosen.step_ms() > MUCH_SLOWER * best_ms);
-    (chosen, if is_slow { packing_bytes } else { 0 })
+    let is_slow = |chosen: &Option<Chosen>| {
+        chosen.as_ref().is_none_or(|chosen| chosen.step_ms() > MUCH_SLOWER * best_ms)
+    };
+    if packing_bytes == 0 || is_slow(&chosen) {
+        return (chosen, packing_bytes);
+    }
+    // The point that offloads least does not fit when it is packed, and the next one may offload far more.
+    attempts.iter().for_each(|attempt| attempt.leave_for_packing(packing_bytes));
+    lessen(attempts, best_ms);
+    let (lessened, _) = choose(attempts);
+    (if is_slow(&lessened) { chosen } else { lessened }, 0)
+}
+
+/// Searches for points that offload less than the first of the ranked ones, and are about as fast.
+fn lessen(attempts: &[Attempt], best_ms: f64) {
+    for _ in 0..MOST_LESSENED {
+        let first = ranked(attempts).into_iter().next();
+        let Some((attempt, Seen { policy, point: Some(point), .. })) = first else { break };
+        offload_less(attempt, point, AS_FAST * best_ms);
+        if ranked(attempts).first().is_none_or(|(_, first)| first.policy == policy) {
+            break;
+        }
+    }
 }
 
 /// Peak bytes and milliseconds per step of the smallest plan that keeps everything on the device and takes at most
@@ -231,11 +250,14 @@ fn next_size(fastest_ms: &[Option<f64>]) -> Option<usize> {
     widest.map(|(from, to)| from.midpoint(to))
 }
 
-/// Up to this ratio of their times, two plans count as equally fast, and the one that transfers less is preferred.
-const AS_FAST: f64 = 1.01;
+/// Up to this ratio of their times, two plans count as equally fast, and the one that transfers and offloads less is
+/// preferred.
+pub const AS_FAST: f64 = 1.03;
 /// Above this ratio to the time of the fastest schedule, a plan is worth another search that leaves room for packing.
-const MUCH_SLOWER: f64 = 1.02;
+const MUCH_SLOWER: f64 = AS_FAST + 0.01;
 const MOST_SEARCHES: usize = 3;
+/// Most points from which a search for less offloading starts: the result of one may be worse than another point.
+const MOST_LESSENED: usize = 3;
 
 /// A plan that fits.
 struct Chosen<'a> {
@@ -250,19 +272,21 @@ impl Chosen<'_> {
     }
 }
 
-/// Every measured policy that may fit: first those that are about as fast as the fastest, by the bytes that they transfer;
-/// then the rest by their time.
+/// Every measured policy that may fit: first those that are about as fast as the fastest, by the bytes that they transfer
+/// per step and offload, both as shares of the fastest's; then the rest by their time.
 fn ranked<'a>(attempts: &'a [Attempt<'a>]) -> Vec<(&'a Attempt<'a>, Seen)> {
     let of = |attempt: &'a Attempt<'a>| attempt.candidates().into_iter().map(move |seen| (attempt, seen));
     let mut all: Vec<_> = attempts.iter().flat_map(of).collect();
     all.sort_by(|(_, one), (_, other)| one.measured.ms.total_cmp(&other.measured.ms));
-    let most_ms = AS_FAST * all.first().map_or(0.0, |(_, fastest)| fastest.measured.ms);
-    let as_fast = all.partition_point(|(_, seen)| seen.measured.ms <= most_ms);
-    // Offloaded bytes decide next: an embedding may be offloaded without being transferred.
+    let Some(fastest) = all.first().map(|(_, seen)| seen.measured) else { return all };
+    let as_fast = all.partition_point(|(_, seen)| seen.measured.ms <= AS_FAST * fastest.ms);
+    let burden = |measured: &Measured| {
+        let offloaded = measured.offloaded_bytes as f64 / fastest.offloaded_bytes.max(1) as f64;
+        measured.moved_bytes / fastest.moved_bytes.max(1.0) + offloaded
+    };
     all[..as_fast].sort_by(|(_, one), (_, other)| {
         let (one, other) = (one.measured, other.measured);
-        let by_moved = one.moved_bytes.total_cmp(&other.moved_bytes);
-        by_moved.then(one.offloaded_bytes.cmp(&other.offloaded_bytes)).then(one.ms.total_cmp(&other.ms))
+        burden(&one).total_cmp(&burden(&other)).then(one.ms.total_cmp(&other.ms))
     });
     all
 }

@@ -7,10 +7,12 @@ use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
 use smidgen_compile::{
     Budget, Context, DecoderSpec, Demand, Profile, Purpose, Question, Request, Solution, cards, solve,
+    solve::AS_FAST,
 };
 use smidgen_ir::{Code4, DeviceKind, Extent, LayerSet, Pins, Policy, Precision, Space, Storage, Workload};
 
-/// The share of the speed of the grid's best policy that the solver must reach.
+/// The share of the speed of the grid's best policy that the solver must reach. A plan that offloads less may be slower by
+/// `AS_FAST`, within which plans count as equally fast.
 const LEAST_SHARE: f64 = 0.98;
 
 struct Case {
@@ -143,7 +145,9 @@ impl Case {
         let pinned = self.solved(&[*demand], &Pins::from(self.policy(grid)));
         let auto = self.solved(&self.demands, &Pins::default());
         let share = pinned.step_ms / auto.step_ms;
-        assert!(share >= LEAST_SHARE, "{name}: {share:.3} of the best that pins find\n{:?}", auto.policy);
+        let offloads_less = auto.offloaded_bytes(1) < pinned.offloaded_bytes(1);
+        let least_share = if offloads_less { LEAST_SHARE / AS_FAST } else { LEAST_SHARE };
+        assert!(share >= least_share, "{name}: {share:.3} of the best that pins find\n{:?}", auto.policy);
         assert!(auto.peak_bytes <= self.budget.device_bytes);
         auto
     }

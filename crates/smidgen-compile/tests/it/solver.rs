@@ -6,7 +6,7 @@ use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
 use smidgen_compile::{
     Budget, Choice, Context, Demand, Overhead, Profile, Purpose, Question, Rates, Request, Solution,
-    SolveError, Why, compile, offloaded_weights::offload_all_weights, solve,
+    SolveError, Why, compile, offloaded_weights::offload_all_weights, solve, solve::AS_FAST,
 };
 use smidgen_ir::{
     DeviceKind, Entry, Extent, LayerRule, LayerSet, Pins, Plan, Policy, Precision, Space, SpaceSize,
@@ -134,8 +134,9 @@ fn below_the_leanest_resident_plan_values_are_offloaded() {
         let solution = solved(&demands, &Pins::default(), budget).unwrap();
         assert!(solution.peak_bytes <= budget);
         assert_eq!(solution.peak_bytes, peak_of(&solution.plan));
-        assert!(solution.step_ms <= before, "{budget}: {} after {before}", solution.step_ms);
-        before = solution.step_ms;
+        // Plans within that ratio count as equally fast.
+        assert!(solution.step_ms <= AS_FAST * before, "{budget}: {} after {before}", solution.step_ms);
+        before = solution.step_ms.min(before);
         // If nothing can be offloaded, it fits only if nothing has to be.
         let narrow = Budget { offload_bytes: 0, ..Budget::device(budget) };
         let alone = solved_in(&demands, &Pins::default(), narrow);

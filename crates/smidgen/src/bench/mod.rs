@@ -5,6 +5,5 @@
 //! prediction.
 
 pub mod decode;
-pub mod shapes;
 pub mod synthetic;
 pub mod timing;

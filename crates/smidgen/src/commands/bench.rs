@@ -8,7 +8,6 @@
 
 use super::recipe_args::working_directory;
 use crate::bench::decode::{DecodeBench, Decoding, bytes_per_step};
-use crate::bench::shapes::{self, Shape};
 use crate::bench::synthetic::{self, Synthetic};
 use crate::bench::timing::{Batch, Bench, Times, time_steps};
 use crate::console::stdout::{print_lines, print_report};
@@ -17,6 +16,7 @@ use crate::generate::session::Opening;
 use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes, plan_generation};
 use crate::plan::job::{Job, Profiles, check_compute};
 use crate::plan::planning::{Planned, plan_job};
+use crate::plan::shapes::{self, Shape};
 use crate::report::choices::LayerCounts;
 use clap::builder::RangedU64ValueParser;
 use serde_json::{Value, json};

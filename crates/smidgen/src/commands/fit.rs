@@ -6,7 +6,6 @@
 //! Left out: the data; every sample is assumed to have `max_tokens` tokens.
 
 use super::recipe_args::{RecipeArgs, read_recipe};
-use crate::bench::shapes::{SHAPES, Shape};
 use crate::console::colour::{bad, good};
 use crate::console::downloads::hub_access;
 use crate::console::stdout::{print_json, print_text};
@@ -16,6 +15,7 @@ use crate::plan::budget::free_budget;
 use crate::plan::demand::DemandShape;
 use crate::plan::job::{Job, Profiles, Purpose};
 use crate::plan::planning::plan_without_advice;
+use crate::plan::shapes::{SHAPES, Shape};
 use crate::plan::terms::Terms;
 use crate::plan::world::World;
 use serde_json::{Value, json};

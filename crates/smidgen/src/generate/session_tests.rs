@@ -4,11 +4,11 @@
 //! Beam searches are compared with those of transformers, recorded by `fixtures/beams/generate.py`.
 
 use super::*;
-use crate::bench::shapes::Shape;
 use crate::generate::beam::BeamSettings;
 use crate::generate::sampler::most_likely;
 use crate::plan::budget::JobBudget;
 use crate::plan::generation::SHORTEST;
+use crate::plan::shapes::Shape;
 use crate::session::logits::LogitsRun;
 use serde_json::Value as Json;
 use smidgen_compile::names::state;

@@ -12,7 +12,7 @@ use crate::rows::data::Data;
 use smidgen_compile::request::{Master, Moments};
 use smidgen_compile::{Demand, Request, Solution, largest};
 use smidgen_ir::bytes::format_bytes;
-use smidgen_ir::{Choice, Extent, Pins, Storage};
+use smidgen_ir::{Choice, DeviceKind, Extent, Pins, Storage};
 use smidgen_recipe::{BaseFormat, Layers};
 use std::collections::HashMap;
 
@@ -101,6 +101,12 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
             let change = format!("`model.base = \"{base}\"`");
             offer(&change, " and changes results", search.peak_bytes(&smaller, &demands));
         }
+    }
+    let host_bytes = leanest.offloaded_bytes(job.world.local.of);
+    let is_host_short = host_bytes > terms.budget.offload_bytes && job.request.device == DeviceKind::Cuda;
+    if leanest.peak_bytes <= terms.budget.device_bytes && is_host_short {
+        let enough = host_bytes.div_ceil(1 << 20);
+        advice.push(format!("`memory.host_budget = \"{enough}MiB\"` is enough"));
     }
     if leanest.peak_bytes > terms.budget.device_bytes {
         let least = leanest.peak_bytes.div_ceil(1 << 20);

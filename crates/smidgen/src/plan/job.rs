@@ -4,7 +4,7 @@
 //! Weights are opened but not read.
 //! Left out: planning the job (`planning.rs`).
 
-use crate::failure::Failure;
+use crate::failure::{Failure, FailureKind};
 use crate::machine::host;
 use crate::plan::arithmetic::Arithmetic;
 use crate::plan::audio::{audio_input, continue_speech};
@@ -12,6 +12,7 @@ use crate::plan::budget::{JobBudget, budget_on, budget_within, refuse_above_mach
 use crate::plan::devices::Place;
 use crate::plan::model::{build_storage, check_weights, open_model, read_decoder};
 use crate::plan::profiles::{self, ChosenProfile};
+use crate::plan::shapes::Shape;
 use crate::plan::trained_choice::{
     choices, chosen_tensors, chosen_words, master_of, store_trained, tensors_next_to,
 };
@@ -227,7 +228,13 @@ fn open_for(recipe: &Recipe, purpose: Purpose, access: &Access) -> Result<Model,
         Purpose::Plan | Purpose::Preview => Want::Config,
         Purpose::Train => Want::Weights,
     };
-    open_model(&recipe.model.path, want, access)
+    let opened = open_model(&recipe.model.path, want, access);
+    match (&opened, Shape::of(&recipe.model.path)) {
+        (Err(failure), Some(shape)) if purpose == Purpose::Plan && failure.kind == FailureKind::Network => {
+            Ok(shape.model())
+        }
+        _ => opened,
+    }
 }
 
 impl Job {

@@ -21,6 +21,7 @@ pub mod model;
 pub mod planning;
 pub mod product;
 pub mod profiles;
+pub mod shapes;
 pub mod terms;
 pub mod trained_choice;
 pub mod world;

@@ -14,7 +14,8 @@ use crate::plan::life::{LifePhase, OF_TRAINING, plan_life};
 use crate::plan::model::written_storage;
 use crate::plan::product::Product;
 use crate::plan::profiles::ChosenProfile;
-use crate::plan::terms::Terms;
+use crate::plan::shapes::Shape;
+use crate::plan::terms::{HOST_OF_A_CARD_BYTES, Terms};
 use crate::plan::world::World;
 use crate::rows::data::Data;
 use smidgen_compile::request::Master;
@@ -198,6 +199,13 @@ fn notes(job: &Job, shape: &DemandShape, terms: &Terms, solution: &Solution, fit
             )]
         }
     };
+    let path = &job.recipe.model.path;
+    if Shape::of(path).is_some_and(|shape| shape.is(&job.model)) {
+        notes.push(format!(
+            "`{path}` is not downloaded: planned from its sizes, which smidgen knows, as if it were stored as {}",
+            job.request.spec.stored
+        ));
+    }
     if job.recipe.model.compute == Compute::Bf16 && matches!(job.arithmetic, Arithmetic::F32(_)) {
         notes.push("this processor has no bf16 instructions: computing in f32".to_owned());
     }
@@ -229,6 +237,10 @@ fn host_note(job: &Job, terms: &Terms, solution: &Solution) -> Option<String> {
     Some(match terms.budget.offload_bytes {
         u64::MAX => format!(
             "assumes a machine with {needed} of free host memory; `memory.host_budget` sets a limit for offloaded tensors"
+        ),
+        HOST_OF_A_CARD_BYTES if job.recipe.memory.host_budget == smidgen_recipe::Budget::Auto => format!(
+            "needs {needed} of host memory; offloaded tensors keep within {}, which is assumed for a card by name: set `memory.host_budget` for another machine",
+            format_bytes(HOST_OF_A_CARD_BYTES)
         ),
         limit => format!(
             "needs {needed} of host memory; offloaded tensors keep within their limit of {}",

@@ -88,14 +88,23 @@ impl Terms {
     }
 }
 
+/// Host memory for offloaded tensors of a machine of which only the card is known. A run with such a profile keeps within
+/// it too, so that it gets the plan that was printed.
+pub const HOST_OF_A_CARD_BYTES: u64 = 32 << 30;
+
 /// The budget of the device, and of pinned memory or disk for offloaded tensors.
 fn budget(job: &Job) -> Budget {
+    // A plan may be for another machine, so free memory and disk space of this one do not limit it.
+    let runs_here = job.purpose == job::Purpose::Train;
     let offload = match (job.request.device, job.recipe.memory.host_budget) {
         (DeviceKind::Cuda, smidgen_recipe::Budget::Bytes(bytes)) => Some(bytes),
-        // The plan may be for another machine, so this one's memory does not limit it.
-        _ if job.purpose != job::Purpose::Train => None,
-        (DeviceKind::Cpu, _) => disk::free_bytes(&job.recipe.output.dir.resolved),
-        (DeviceKind::Cuda, smidgen_recipe::Budget::Auto) => host::free_memory_bytes(),
+        (DeviceKind::Cpu, _) if runs_here => disk::free_bytes(&job.recipe.output.dir.resolved),
+        (DeviceKind::Cpu, _) => None,
+        (DeviceKind::Cuda, smidgen_recipe::Budget::Auto) => {
+            let free_bytes = if runs_here { host::free_memory_bytes() } else { None };
+            let assumed_bytes = job.profile.is_named().then_some(HOST_OF_A_CARD_BYTES);
+            free_bytes.into_iter().chain(assumed_bytes).min()
+        }
     };
     Budget {
         device_bytes: job.budget.bytes,

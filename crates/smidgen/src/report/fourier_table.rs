@@ -144,6 +144,8 @@ mod tests {
         // Below a line of its own, because a snapshot loses the indentation that all its lines share.
         .assert_eq(&format!("table\n{text}"));
         assert!(text.lines().all(|line| line.chars().count() <= LINE));
+        let page = include_str!("../../../../docs/ls-lora.md");
+        assert!(page.contains(&format!("```\n{text}```\n")), "`docs/ls-lora.md` shows this table");
         assert_eq!(rows[3].deviation(), 0.125);
         assert_eq!(rows[3].non_linearity(), 1.0);
         assert_eq!(fourier_json(&rows)[3]["deviation"], 0.125);

@@ -39,8 +39,8 @@ pub struct MemorySummary {
     pub leak: Leak,
     /// Lowest ÷ highest memory use over the steps.
     pub steadiness: Option<f64>,
-    /// Peak of the planned bytes in use ÷ reserved bytes.
-    pub arena_efficiency: f64,
+    /// Memory efficiency: bytes in use at the peak ÷ reserved bytes, both of the plan.
+    pub efficiency: f64,
     pub least_free_bytes: Option<u64>,
     pub pinned_bytes: u64,
     pub host_bytes: Option<u64>,
@@ -89,6 +89,13 @@ pub struct StabilitySummary {
 
 /// A rise of a process that is not a leak. About 20 KiB was measured in a run that writes and removes checkpoints.
 const PAGES_BYTES: u64 = 256 << 10;
+
+impl MemorySummary {
+    /// The same words in the terminal and on the page.
+    pub fn render_efficiency(&self) -> String {
+        format!("{} of the reserved memory in use at the peak", percent(self.efficiency))
+    }
+}
 
 pub fn summarize(run: &RunRecord) -> RunSummary {
     RunSummary {
@@ -153,7 +160,7 @@ fn memory(run: &RunRecord) -> MemorySummary {
         mean_bytes: (count > 0).then(|| (sum / u128::from(count.max(1))) as u64),
         leak: Leak::worst(run.parts().into_iter().map(|part| Leak::of(part, noise_bytes))),
         steadiness: least.zip(most).map(|(least, most)| least as f64 / most.max(1) as f64),
-        arena_efficiency: arena.peak_live_bytes as f64 / arena.reserved_bytes.max(1) as f64,
+        efficiency: arena.peak_live_bytes as f64 / arena.reserved_bytes.max(1) as f64,
         least_free_bytes: run.rows.iter().filter_map(|row| row.device_free_bytes).min(),
         pinned_bytes: run.rows.iter().map(|row| row.pinned_bytes).max().unwrap_or(0),
         host_bytes: run.rows.iter().filter_map(|row| row.host_rss_bytes).max(),
@@ -246,7 +253,7 @@ impl RunSummary {
                 "mean_bytes": memory.mean_bytes,
                 "growth_bytes": memory.leak.bytes(),
                 "grew": memory.leak.has_leaked(),
-                "peak_live_of_reserved": memory.arena_efficiency,
+                "peak_live_of_reserved": memory.efficiency,
                 "least_of_most_used": memory.steadiness,
                 "least_free_bytes": memory.least_free_bytes,
                 "pinned_bytes": memory.pinned_bytes,
@@ -292,7 +299,8 @@ impl RunSummary {
         };
         let (peak, planned) = (format_bytes(peak), format_bytes(memory.planned_bytes));
         let mean = memory.mean_bytes.map_or(String::new(), |bytes| format!(", mean {}", format_bytes(bytes)));
-        vec![format!("memory: peak {peak}, planned {planned}{mean}, {}", memory.leak.render())]
+        let (leak, efficiency) = (memory.leak.render(), memory.render_efficiency());
+        vec![format!("memory: peak {peak}, planned {planned}{mean}, {leak}; {efficiency}")]
     }
 
     /// The run as text: one line each for memory, speed, loss and stability.

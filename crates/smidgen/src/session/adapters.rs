@@ -107,7 +107,10 @@ fn whole(plan: &Plan, name: &str, key: AdapterKey) -> AdapterPlace {
 /// Fills every adapter tensor from the adapter that the recipe names, or with initial values.
 pub fn start_adapters<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(), Failure> {
     match &job.recipe.adapter.init {
-        Init::Adapter(path) => return read_adapter(executor, &job.request, &path.resolved),
+        Init::Adapter(path) => {
+            let file = AdapterFile::open_adapter_or_run(&path.resolved).map_err(Failure::model)?;
+            return read_adapter(executor, &job.request, file.path());
+        }
         Init::BuiltinSpeech => read_speech(executor, job)?,
         Init::Default => init_adapters(executor, job)?,
     }

@@ -29,15 +29,20 @@ pub fn check_start(plan: &Plan, job: &Job, start: &Start) -> Result<Option<Strin
         (Start::Beginning, Init::Adapter(path)) => &path.resolved,
         (Start::Beginning, Init::Default | Init::BuiltinSpeech) => return Ok(None),
     };
-    let file = AdapterFile::open(folder).map_err(|error| match folder.exists() {
+    let opened = match start {
+        Start::Checkpoint { .. } => AdapterFile::open(folder),
+        Start::Beginning => AdapterFile::open_adapter_or_run(folder),
+    };
+    let file = opened.map_err(|error| match folder.exists() {
         true => Failure::model(error),
-        false => Failure::model(error).hint("`adapter.init` is `default` or the folder of a PEFT adapter"),
+        false => Failure::model(error)
+            .hint("`adapter.init` is `default`, or the folder of a PEFT adapter or of a run"),
     })?;
     let (found, expected) = (file.config().kind().name(), job.recipe.adapter.kind.to_string());
     if found != expected {
         return Err(Failure::model(format!(
             "the adapter in `{}` is of kind `{found}`, the recipe asks for `{expected}`",
-            folder.display()
+            file.path().display()
         ))
         .hint(format!("start from an adapter of kind `{expected}`, or with `adapter.init = \"default\"`")));
     }

@@ -251,8 +251,10 @@ fn adapters_to_start_from_that_do_not_fit() {
     scratch.train_refused(1, &["adapter.init=adapter", "adapter.rank=6", "adapter.targets=q_proj"], &words);
     let words = [&unfit[..], &["14 unexpected", "layers.0."]].concat();
     scratch.train_refused(1, &["adapter.init=adapter", "adapter.rank=6", "adapter.layers=[1]"], &words);
-    let words =
-        ["absent` does not exist", "hint: `adapter.init` is `default` or the folder of a PEFT adapter"];
+    let words = [
+        "absent` does not exist",
+        "hint: `adapter.init` is `default`, or the folder of a PEFT adapter or of a run",
+    ];
     scratch.train_refused(1, &["adapter.init=absent"], &words);
     scratch.train_refused(1, &["adapter.init=model"], &["holds a model and not an adapter"]);
     let words =

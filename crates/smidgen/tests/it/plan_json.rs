@@ -342,15 +342,39 @@ fn a_plan_for_a_gpu_says_which_host_memory_it_assumes() {
     let open = scratch.plan(&card);
     let needed = bytes(&open["host_memory"]["needed_bytes"]);
     assert!(needed > bytes(&open["spaces"]["pinned"]), "{}", open["host_memory"]);
-    assert_eq!(open["host_memory"]["offload_limit_bytes"], json!(null));
+    assert_eq!(open["host_memory"]["offload_limit_bytes"], json!(32u64 << 30));
     let note = |plan: &Value, words: &str| {
         plan["notes"].as_array().unwrap().iter().any(|note| note.as_str().unwrap().contains(words))
     };
-    assert!(note(&open, "assumes a machine with "), "{}", open["notes"]);
+    assert!(note(&open, "within 32.00 GiB, which is assumed for a card by name"), "{}", open["notes"]);
+    let unknown = scratch.plan(&["memory.device=cuda:63", "memory.budget=700MiB", "memory.weights=host"]);
+    assert_eq!(unknown["host_memory"]["offload_limit_bytes"], json!(null));
+    assert!(note(&unknown, "assumes a machine with "), "{}", unknown["notes"]);
     let limited = scratch.plan(&[&card[..], &["memory.host_budget=1GiB"]].concat());
     assert_eq!(limited["host_memory"]["offload_limit_bytes"], json!(1 << 30));
     assert!(note(&limited, "within their limit of 1.00 GiB"), "{}", limited["notes"]);
     assert_eq!(scratch.plan(&[])["host_memory"], json!(null));
+}
+
+/// Tests have no network and an empty cache: what README's first command does on such a machine.
+#[test]
+fn a_published_model_is_planned_without_network() {
+    let scratch = Scratch::new();
+    let card = ["memory.device=auto", "memory.profile=rtx-4090", "memory.budget=12GiB"];
+    let of = |path: &str| scratch.plan(&[&card[..], &[path]].concat());
+    let shapes = concat!(env!("CARGO_MANIFEST_DIR"), "/../../recipes/shapes");
+    let known = of("model.path=hf:Qwen/Qwen2.5-7B-Instruct");
+    let from_file = of(&format!("model.path={shapes}/qwen2.5-7b-instruct"));
+    for field in ["policy", "rows", "peak_bytes", "step_ms"] {
+        assert_eq!(known[field], from_file[field], "{field}");
+    }
+    let note = "`hf:Qwen/Qwen2.5-7B-Instruct` is not downloaded: planned from its sizes, which smidgen knows, as if \
+                it were stored as bf16";
+    assert!(known["notes"].as_array().unwrap().contains(&json!(note)), "{}", known["notes"]);
+    // A model that the program does not know, and a run, still need the network.
+    let words = ["`hf:org/unknown` is not in the cache"];
+    scratch.refused(1, &["plan", "recipe.toml", "model.path=hf:org/unknown"], &words);
+    scratch.train_refused(1, &["model.path=hf:Qwen/Qwen2.5-7B-Instruct"], &["is not in the cache"]);
 }
 
 /// Frozen weights in pinned memory exist once per machine; all else is counted for each of its ranks.
@@ -378,7 +402,13 @@ fn ranks_of_a_machine_share_pinned_weights() {
     let enough = format!("memory.host_budget={}", shared + shared / 2);
     assert_eq!(plan(&["--ranks", "4", &enough])["fits"], json!(true));
     let short = format!("memory.host_budget={}", shared / 2);
-    assert_eq!(plan(&["--ranks", "4", &short])["fits"], json!(false));
+    let refused = plan(&["--ranks", "4", &short]);
+    assert_eq!(refused["fits"], json!(false));
+    let advice = refused["advice"].as_array().unwrap().iter().filter_map(Value::as_str);
+    let line = advice.filter_map(|line| line.strip_prefix("`memory.host_budget = \"")).next();
+    let (enough, _) = line.and_then(|line| line.split_once("\"` is enough")).expect("a line of advice");
+    let advised = format!("memory.host_budget={enough}");
+    assert_eq!(plan(&["--ranks", "4", &advised])["fits"], json!(true), "{advised}");
     let arguments = [&["plan", "recipe.toml", "--ranks", "4"], &card[..]].concat();
     let table = scratch.run(&arguments).stdout;
     assert!(

@@ -41,6 +41,11 @@ fn a_run_ends_with_its_page() {
     let [live, reserved] =
         ["peak_live_bytes", "reserved_bytes"].map(|name| plan["arena"][name].as_f64().unwrap());
     assert_eq!(summary["memory"]["peak_live_of_reserved"], json!(live / reserved));
+    let efficiency = format!("{:.1} % of the reserved memory in use at the peak", 100.0 * live / reserved);
+    let told = scratch.run(&["report", "run"]).stdout;
+    for text in [&ended.stderr, &told, &page] {
+        assert_eq!(text.matches(&efficiency).count(), 1, "{efficiency}: {text}");
+    }
     assert!(rows.iter().all(|row| row.get("gpu_util").is_none()), "a CPU has no utilization");
     let arena = rows.iter().filter_map(|row| row.get("arena_peak_bytes")).collect::<Vec<_>>();
     assert_eq!(arena, [&plan["arena"]["peak_live_bytes"]; 8]);

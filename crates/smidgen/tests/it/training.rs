@@ -440,6 +440,9 @@ fn a_run_goes_on_from_the_adapter_of_another() {
     let still = ["adapter.init=first/adapter", "train.steps=1", "train.lr=1e-30"];
     scratch.train("copy", &still);
     assert!(scratch.adapter("copy") == scratch.adapter("first"));
+    // The folder of the run stands for the adapter in it.
+    scratch.train("of-run", &["adapter.init=first", "train.steps=1", "train.lr=1e-30"]);
+    assert!(scratch.adapter("of-run") == scratch.adapter("first"));
 }
 
 #[test]

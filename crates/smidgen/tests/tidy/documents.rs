@@ -179,18 +179,59 @@ fn the_changelog_begins_with_this_version() {
     assert_eq!(newest.split_whitespace().next(), Some(env!("CARGO_PKG_VERSION")));
 }
 
+/// The commands of a page that begin with `cargo run` or `cargo test`, without their comments.
+fn cargo_commands(page: &str) -> Vec<String> {
+    let text = read(page);
+    let lines = text.lines().filter(|line| line.starts_with("cargo run ") || line.starts_with("cargo test "));
+    lines.map(|line| line.split(" # ").next().unwrap_or(line).trim_end().to_owned()).collect()
+}
+
 #[test]
 fn the_gate_runs_the_documented_test_command() {
-    let contributing = read("CONTRIBUTING.md");
-    let command = contributing.lines().find(|line| line.starts_with("cargo test")).expect("a test command");
+    let [train, test] = ["cargo run --release -- train recipes/quickstart.toml", TEST_COMMAND];
+    assert_eq!(cargo_commands("README.md"), [train, test]);
+    assert_eq!(cargo_commands("CONTRIBUTING.md"), [test]);
+    assert_eq!(cargo_commands(".ci/run"), [test]);
+    // `cargo run` needs no `--bin` while there is one program.
+    let programs = project_files().into_iter().filter(|path| path.ends_with("src/main.rs"));
+    let programs: Vec<String> = programs.filter(|path| path.starts_with("crates/")).collect();
+    assert_eq!(programs, ["crates/smidgen/src/main.rs"]);
+}
+
+const TEST_COMMAND: &str = "cargo test --workspace --locked";
+
+/// What makes the tests quick is in files that cargo reads, so that the plain command is as quick as the gate.
+#[test]
+fn the_gate_has_no_build_settings_of_its_own() {
     let gate = read(".ci/run");
-    assert!(gate.lines().any(|line| line == command), "`.ci/run` does not run `{command}`");
+    let own: Vec<String> = ["CARGO_PROFILE", "CARGO_INCREMENTAL", "CARGO_BUILD", "RUST_TEST_THREADS"]
+        .into_iter()
+        .filter(|name| gate.contains(name))
+        .map(str::to_owned)
+        .collect();
+    expect_none("`.ci/run` builds as `cargo test` does", &own);
+    let manifest = read("Cargo.toml");
+    let (_, profile) = manifest.split_once("\n[profile.dev]\n").expect("a profile of tests");
+    let profile: Vec<&str> = profile.lines().take_while(|line| !line.is_empty()).collect();
+    for setting in ["debug = false", "incremental = false", "codegen-units = 1"] {
+        assert!(profile.contains(&setting), "tests are built with `{setting}`");
+    }
+    let runner = read(".cargo/config.toml");
+    let script = in_quotes_after(&runner, "runner = ");
+    assert!(read(&script).contains("RUST_TEST_THREADS"), "`{script}` sets the number of tests at a time");
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        let mode = std::fs::metadata(root().join(".ci/run")).unwrap().permissions().mode();
-        assert!(mode & 0o100 != 0, "`.ci/run` must be executable");
+        for file in [".ci/run", &script] {
+            let mode = std::fs::metadata(root().join(file)).unwrap().permissions().mode();
+            assert!(mode & 0o100 != 0, "`{file}` must be executable");
+        }
     }
+}
+
+fn in_quotes_after(text: &str, name: &str) -> String {
+    let (_, value) = text.split_once(name).unwrap_or_else(|| panic!("`{name}` is missing"));
+    value.split('"').nth(1).expect("a value in quotes").to_owned()
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::report::leak::Leak;
 use crate::report::numbers::{duration, grouped, short};
 use crate::report::plan_facts::PlanFacts;
 use crate::report::run_folder::RunRecord;
-use crate::report::run_summary::{self, RunSummary};
+use crate::report::run_summary::RunSummary;
 use crate::train::trainer::measurable_peak;
 use smidgen_ir::bytes::format_bytes;
 
@@ -36,7 +36,7 @@ pub fn render_headline(run: &RunRecord, summary: &RunSummary) -> String {
         true => vec![
             loss(summary),
             speed(summary),
-            peak(summary),
+            peak(summary, run.plan.policy.device != "cpu"),
             largest_rows(&run.plan),
             chosen(&run.plan),
             leak(summary),
@@ -80,7 +80,7 @@ fn bar(measured: u64, planned: u64, budget: u64) -> String {
     )
 }
 
-fn peak(summary: &RunSummary) -> Card {
+fn peak(summary: &RunSummary, is_gpu: bool) -> Card {
     let memory = &summary.memory;
     let (planned, budget) = (memory.planned_bytes, memory.budget_bytes);
     let Some(peak) = memory.peak_bytes else {
@@ -88,7 +88,11 @@ fn peak(summary: &RunSummary) -> Card {
         let answer = format!("{} planned", format_bytes(planned));
         return Card { question: "Peak memory", answer, more, ..Card::default() };
     };
-    let more = format!("measured; planned {}, budget {}", format_bytes(planned), format_bytes(budget));
+    let mut more = format!("measured; planned {}, budget {}", format_bytes(planned), format_bytes(budget));
+    if let Some(host_bytes) = memory.host_bytes.filter(|_| is_gpu) {
+        let (host, pinned) = (format_bytes(host_bytes), format_bytes(memory.pinned_bytes));
+        more += &format!("; system memory {host}, pinned {pinned}");
+    }
     let tone = match peak {
         _ if peak <= planned => Tone::Good,
         // Within the measurement error.
@@ -171,8 +175,7 @@ fn leak(summary: &RunSummary) -> Card {
         }
     };
     let mean = memory.mean_bytes.map_or(String::new(), |bytes| format!("mean {}, ", format_bytes(bytes)));
-    let arena = run_summary::percent(memory.arena_efficiency);
-    let more = format!("{noise}{mean}{arena} of the reserved memory in use at the peak");
+    let more = format!("{noise}{mean}{}", memory.render_efficiency());
     Card { question: "Did memory leak?", answer, more, tone, ..Card::default() }
 }
 

@@ -210,15 +210,22 @@ fn a_run_that_goes_on_shows_how_far_it_is() {
 }
 
 #[test]
-fn utilization_stands_next_to_memory_where_there_is_a_gpu() {
-    assert!(!render_page(&run(60)).contains("utilization"));
+fn system_memory_and_utilization_stand_next_to_the_memory_of_a_gpu() {
+    let on_cpu = render_page(&run(60));
+    assert!(!on_cpu.contains("utilization") && !on_cpu.to_lowercase().contains("system memory"));
     let mut record = run(60);
-    record.rows.iter_mut().for_each(|row| row.gpu_util = Some(90 + (row.step % 5) as u32));
+    record.plan.policy.device = "cuda".into();
+    for row in &mut record.rows {
+        (row.gpu_util, row.pinned_bytes) = (Some(90 + (row.step % 5) as u32), 3 << 30);
+        row.host_rss_bytes = Some((4 << 30) + row.step);
+    }
     let page = render_page(&record);
     let figures: Vec<&str> =
         page.split("<figure ").skip(1).filter_map(|it| it.split("id=\"").nth(1)?.split('"').next()).collect();
     let memory = figures.iter().position(|id| *id == "chart-memory").unwrap();
-    assert_eq!(figures[memory + 1], "chart-load", "{figures:?}");
+    assert_eq!(figures[memory + 1..memory + 3], ["chart-system", "chart-load"], "{figures:?}");
+    assert!(page.contains("budget 8.38 GiB; system memory 4.00 GiB, pinned 3.00 GiB"));
+    assert!(render_live_page(&record).contains("the process at most 4.00 GiB, pinned 3.00 GiB"));
     assert!(page.contains("over the last second: mean 92 %") && page.contains("GPU 92 % busy"));
 }
 

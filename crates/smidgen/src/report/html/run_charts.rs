@@ -1,4 +1,5 @@
-//! The charts of a run over its steps: loss, speed, gradient norm, measured memory, GPU utilization, learning rate.
+//! The charts of a run over its steps: loss, speed, gradient norm, measured memory of the device and of the system, GPU
+//! utilization, learning rate.
 //!
 //! Noisy series have two lines: a faint one of all values, and their moving average. Gradient norms of very different
 //! sizes use a logarithmic axis. The axes of memory and speed start at zero, so that small changes look small.
@@ -26,6 +27,7 @@ pub fn render_run_charts(run: &RunRecord, summary: &RunSummary) -> String {
         speed(run, summary, &x),
         norm(run, &x),
         memory(run, summary, &x),
+        system_memory(run, summary, &x),
         utilization(run, summary, &x),
         learning_rate(run, &x),
     ];
@@ -150,6 +152,29 @@ fn memory(run: &RunRecord, summary: &RunSummary, x: &Axis) -> Option<Chart> {
     let y = Axis::from_zero(most * 1.12, Unit::Bytes);
     let chart = Chart::over_steps("chart-memory", "Memory over the run", caption, x.clone(), y, lines);
     Some(Chart { unit: Unit::Bytes, levels, ..chart })
+}
+
+/// On a CPU the memory of the device is that of the process already.
+fn system_memory(run: &RunRecord, summary: &RunSummary, x: &Axis) -> Option<Chart> {
+    let most = summary.memory.host_bytes.filter(|_| run.plan.policy.device != "cpu")?;
+    let process = points(run, |row| row.host_rss_bytes.map_or(f64::NAN, |bytes| bytes as f64));
+    let pinned = points(run, |row| row.pinned_bytes as f64);
+    let line = |name: &str, look: Look, all: &[Point]| Line {
+        name: name.into(),
+        look,
+        points: keep_extremes(all, INTERVALS),
+        ..Line::default()
+    };
+    let lines = vec![line("process", Look::Main, &process), line("pinned", Look::Faint, &pinned)];
+    let high = finite_most(&pinned, finite_most(&process, 0.0));
+    let pinned_bytes = format_bytes(summary.memory.pinned_bytes);
+    let caption = format!(
+        "host RAM after each step: the process at most {}, pinned {pinned_bytes}",
+        format_bytes(most)
+    );
+    let y = Axis::from_zero(high * 1.12, Unit::Bytes);
+    let chart = Chart::over_steps("chart-system", "System memory", caption, x.clone(), y, lines);
+    Some(Chart { unit: Unit::Bytes, ..chart })
 }
 
 fn utilization(run: &RunRecord, summary: &RunSummary, x: &Axis) -> Option<Chart> {
