@@ -477,6 +477,28 @@ fn texts_have_their_clips_where_they_name_them() {
     scratch.train_refused(1, &wrong, &["line 1", "`<|audio_1|>`", "has 0 clips"]);
 }
 
+/// The clips of a row are its prompt, so that its text may be empty.
+#[test]
+fn clips_are_in_the_turn_of_the_user() {
+    let scratch = scratch();
+    write_tokenizer(&scratch);
+    scratch.write(
+        "model/chat_template.jinja",
+        "{% for m in messages %}{{ 'before ' if m.role == 'user' else 'after ' }}{{ m.content }} \
+         {{ '</s>' if m.role == 'assistant' }}{% endfor %}{{ 'after ' if add_generation_prompt }}",
+    );
+    let row = |prompt: &str| {
+        json!({"audio": "clips/0.wav", "prompt": prompt, "completion": "one"}).to_string() + "\n"
+    };
+    scratch.write("rows.jsonl", row("what is said ?") + &row(""));
+    let overrides = ["data.train=rows.jsonl", "data.format=auto", "data.template=model"];
+    let shown = scratch.run(&[&["preview", "recipe.toml", "--json"][..], &overrides].concat());
+    let shown: Value = serde_json::from_str(&shown.stdout).unwrap_or_else(|_| panic!("{}", shown.stderr));
+    let sound = || vec![AUDIO_TOKEN; embeddings(CLIPS[0])];
+    assert_eq!(shown["samples"][0]["ids"], json!([vec![5], sound(), vec![2, 3, 4, 11, 6, 8, 1]].concat()));
+    assert_eq!(shown["samples"][1]["ids"], json!([vec![5], sound(), vec![6, 8, 1]].concat()));
+}
+
 /// Sound inside a table, as the hub stores it; a clip that two rows have is encoded once.
 #[test]
 fn tables_may_hold_the_sound_itself() {
