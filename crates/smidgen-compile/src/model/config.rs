@@ -3,7 +3,6 @@
 //! Both spellings are understood: `rope_theta` + `rope_scaling` + `torch_dtype`, and the newer
 //! `rope_parameters` + `dtype`. `null` means absent.
 
-use super::family::Family;
 use super::spec::LayerAttention;
 use crate::error::ModelError;
 use serde_json::{Map, Value};
@@ -139,12 +138,13 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// The rotary embedding for heads of `head_dim` channels, in either spelling.
-    pub fn rope(&self, family: &Family, head_dim: usize) -> Result<RopeSpec, ModelError> {
+    /// The rotary embedding for heads of `head_dim` channels, in either spelling; `is_partial` if the share of rotated
+    /// channels counts.
+    pub fn rope(&self, is_partial: bool, head_dim: usize) -> Result<RopeSpec, ModelError> {
         let newer = self.table("rope_parameters", "rope_parameters.")?;
         let older = self.table("rope_scaling", "rope_scaling.")?;
         let theta = self.number("rope_theta")?.unwrap_or(10_000.0);
-        self.rope_of_table(family, newer.or(older), theta, head_dim)
+        self.rope_of_table(is_partial, newer.or(older), theta, head_dim)
     }
 
     /// Every `partial_rotary_factor` of the config, in the tables of rotary embeddings too.
@@ -160,7 +160,7 @@ impl<'a> Config<'a> {
     /// The rotary embedding of a table; `theta` and the share of rotated channels may also be outside the table.
     pub fn rope_of_table(
         &self,
-        family: &Family,
+        is_partial: bool,
         table: Option<Config<'a>>,
         theta: f64,
         head_dim: usize,
@@ -171,18 +171,18 @@ impl<'a> Config<'a> {
             Some(share) => share,
             None => self.number("partial_rotary_factor")?.unwrap_or(1.0),
         };
-        let dim = match family.partial_rotary {
+        let dim = match is_partial {
             true => (head_dim as f64 * share) as usize,
             false => head_dim,
         };
-        if family.partial_rotary && (share > 1.0 || !dim.is_multiple_of(2) || dim == 0) {
+        if is_partial && (share > 1.0 || !dim.is_multiple_of(2) || dim == 0) {
             let supported = "a share of the head that is an even number of channels";
             return Err(ModelError::unsupported("partial_rotary_factor", share.to_string(), supported));
         }
         let plain = RopeSpec::plain(theta as f32, dim);
         let rope = table.map_or(Ok(plain.clone()), |table| table.scaled_rope(plain, self))?;
         // In transformers the formulas of scaled embeddings read the key, and such a model then fails.
-        if !family.partial_rotary && share != 1.0 && rope.scaling != RopeScaling::Default {
+        if !is_partial && share != 1.0 && rope.scaling != RopeScaling::Default {
             let supported = "1 for this model type with a scaled rotary embedding";
             return Err(ModelError::unsupported("partial_rotary_factor", share.to_string(), supported));
         }

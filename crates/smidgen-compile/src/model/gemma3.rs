@@ -39,8 +39,8 @@ pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, Mo
         qk_norm: true,
         attention: attention.collect(),
         ropes: vec![
-            config.rope_of_table(family, full, full_theta, spec.head_dim)?,
-            config.rope_of_table(family, sliding, sliding_theta, spec.head_dim)?,
+            config.rope_of_table(family.partial_rotary, full, full_theta, spec.head_dim)?,
+            config.rope_of_table(family.partial_rotary, sliding, sliding_theta, spec.head_dim)?,
         ],
         attention_softcap: config.cap("attn_logit_softcapping", None)?,
         logit_softcap: config.cap("final_logit_softcapping", None)?,

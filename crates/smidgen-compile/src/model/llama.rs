@@ -60,7 +60,7 @@ pub fn read_like_llama(config: &Config<'_>, family: &Family) -> Result<DecoderSp
         head_dim,
         norm: Norm { eps, plus_one: false },
         sandwich_norms: false,
-        ropes: vec![config.rope(family, head_dim)?],
+        ropes: vec![config.rope(family.partial_rotary, head_dim)?],
         attention: LayerAttention::uniform(layers, None),
         attention_scale: (head_dim as f32).powf(-0.5),
         attention_softcap: None,

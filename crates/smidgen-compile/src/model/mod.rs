@@ -1,6 +1,7 @@
 //! Models: turns a `config.json` into a [`spec::DecoderSpec`], with one file per `model_type`.
 //!
-//! A model file only reads its config; what an absent key means is in `family.rs`. The graph builder reads the `DecoderSpec` and knows no model type.
+//! A model file only reads its config; what an absent key means is in the row of its family. The graph builder reads the
+//! `DecoderSpec` and knows no model type.
 
 pub mod audio;
 pub mod config;
@@ -19,15 +20,92 @@ pub mod tensors;
 
 use crate::error::ModelError;
 use config::Config;
-use family::family_of;
-pub use family::ignored_keys;
+use family::Family;
 use spec::DecoderSpec;
+
+/// Llama's class. The other rows say what differs.
+const LLAMA: Family = Family {
+    name: "llama",
+    read: llama::read_spec,
+    norm_eps: 1e-6,
+    tied_head: false,
+    max_positions: 2048,
+    window: None,
+    pad_token: None,
+    partial_rotary: false,
+};
+const QWEN2: Family =
+    Family { name: "qwen2", read: qwen2::read_spec, max_positions: 32_768, window: Some(4096), ..LLAMA };
+const MISTRAL: Family =
+    Family { name: "mistral", read: mistral::read_spec, max_positions: 131_072, window: Some(4096), ..LLAMA };
+const PHI3: Family = Family {
+    name: "phi3",
+    read: phi3::read_spec,
+    norm_eps: 1e-5,
+    max_positions: 4096,
+    pad_token: Some(32_000),
+    partial_rotary: true,
+    ..LLAMA
+};
+const PHI4_MULTIMODAL: Family = Family {
+    name: "phi4_multimodal",
+    read: phi4_multimodal::read_spec,
+    max_positions: 131_072,
+    pad_token: Some(199_999),
+    ..PHI3
+};
+const GEMMA2: Family = Family {
+    name: "gemma2",
+    read: gemma2::read_spec,
+    tied_head: true,
+    max_positions: 8192,
+    window: Some(4096),
+    pad_token: Some(0),
+    ..LLAMA
+};
+
+const FAMILIES: [Family; 9] = [
+    LLAMA,
+    QWEN2,
+    Family { name: "qwen3", read: qwen3::read_spec, ..QWEN2 },
+    MISTRAL,
+    PHI3,
+    PHI4_MULTIMODAL,
+    Family { name: "phi4mm", read: phi4mm::read_spec, ..PHI4_MULTIMODAL },
+    GEMMA2,
+    Family { name: "gemma3_text", read: gemma3::read_spec, max_positions: 131_072, ..GEMMA2 },
+];
+
+/// The family of a config.
+fn family_of(config: &Config<'_>) -> Result<&'static Family, ModelError> {
+    const ALL: &[Family] = &FAMILIES;
+    let model_type = config.text("model_type")?.ok_or(ModelError::Missing { key: "model_type" })?;
+    ALL.iter().find(|family| family.name == model_type).ok_or_else(|| ModelError::UnknownArchitecture {
+        model_type: model_type.to_string(),
+        supported: FAMILIES.map(|family| family.name).join(", "),
+    })
+}
 
 /// The decoder that a `config.json` describes.
 pub fn read_spec(config: &serde_json::Value) -> Result<DecoderSpec, ModelError> {
     let config = Config::new(config)?;
     let family = family_of(&config)?;
     (family.read)(&config, family)
+}
+
+/// Keys of a config that say something and change nothing, each with the reason; transformers ignores them too.
+pub fn ignored_keys(config: &serde_json::Value) -> Result<Vec<String>, ModelError> {
+    let config = Config::new(config)?;
+    let family = family_of(&config)?;
+    let mut ignored = Vec::new();
+    let key = "partial_rotary_factor";
+    if !family.partial_rotary && config.rotary_shares()?.iter().any(|share| *share != 1.0) {
+        let name = family.name;
+        ignored.push(format!(
+            "`{key}` in config.json is ignored, as in transformers: {name} models rotate whole heads"
+        ));
+    }
+    Ok(ignored)
 }
 
 #[cfg(test)]
@@ -150,8 +228,7 @@ mod tests {
     /// What the classes of transformers 5.23 say.
     #[test]
     fn absent_keys_are_the_defaults_of_the_class() {
-        let rows =
-            family::FAMILIES.map(|it| (it.name, it.norm_eps, it.tied_head, it.window, it.max_positions));
+        let rows = FAMILIES.map(|it| (it.name, it.norm_eps, it.tied_head, it.window, it.max_positions));
         assert_eq!(
             rows,
             [

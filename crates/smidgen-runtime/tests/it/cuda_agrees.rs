@@ -210,7 +210,7 @@ fn choices() -> Vec<Choice> {
         with("full", Choice::full()),
         with("full, last layer", Choice { trained: Trained::LastLayer, ..Choice::full() }),
         with("full, tied", Choice { spec: gemma3(), ..Choice::full() }),
-        with("full, tied, with padding", Choice { spec: padded(gemma3()), ..Choice::full() }),
+        with("full, tied, with padding", padded(Choice { spec: gemma3(), ..Choice::full() })),
         with("full, fused", Choice { adapted: &[], trained: Trained::Everything, ..Choice::fused() }),
         with("full, aligned", Choice { spec: aligned(llama()), ..Choice::full() }),
         with("full in 8 bits", Choice { moments: Moments::Bits8, ..Choice::full() }),

@@ -62,8 +62,6 @@ pub const EXTENT: Extent = Extent { tokens: 13, rows: 8, segments: 3, audio: 6 }
 /// A clip of four rows, the last of which only fills a chunk, and a clip of two rows.
 const AUDIO_TARGETS: [i32; 6] = [1, 2, 3, -1, 9, 10];
 pub const LOSS_CHUNK: usize = 3;
-/// A token id that the samples contain.
-pub const PADDING: u32 = 5;
 /// Elements of a bf16 matrix that an update widens at a time: a few rows.
 const PIECE_ELEMENTS: usize = 300;
 
@@ -96,9 +94,15 @@ pub fn without_biases(spec: DecoderSpec) -> DecoderSpec {
     DecoderSpec { qkv_bias: false, output_bias: false, mlp_bias: false, ..spec }
 }
 
-/// One of the tokens of [`EXTENT`] is padding.
-pub fn padded(spec: DecoderSpec) -> DecoderSpec {
-    DecoderSpec { padding: Some(PADDING), ..spec }
+/// One of the tokens is padding.
+pub fn padded(choice: Choice) -> Choice {
+    let subject = choice.subject_with(LayerSet::none());
+    let ids = leaf_named(&subject.graph, input::IDS);
+    let token = subject.contents.iter().find_map(|(id, content)| match content {
+        Content::Integers(ids_of_tokens) if *id == ids => Some(ids_of_tokens[1] as u32),
+        _ => None,
+    });
+    Choice { spec: DecoderSpec { padding: token, ..choice.spec }, ..choice }
 }
 
 /// Fused projections, half of each head rotated, a window, and longrope: the first segment is just long enough for the

@@ -4,7 +4,7 @@
 
 use crate::check::check_subject;
 use crate::decoder::{
-    ALL_FUSED, ALL_LINEARS, Choice, LAYERS, PADDING, Trained, gemma2, gemma3, llama, padded, phi3, phi4,
+    ALL_FUSED, ALL_LINEARS, Choice, LAYERS, Trained, gemma2, gemma3, llama, padded, phi3, phi4,
     without_biases,
 };
 use smidgen_compile::model::spec::{EMBEDDING, LayerAttention};
@@ -117,15 +117,16 @@ fn every_tensor_of_a_model_with_a_tied_head() {
 fn a_padding_token_trains_its_row_only_through_a_tied_head() {
     for tied_head in [false, true] {
         let spec = DecoderSpec { tied_head, ..in_f32(without_biases(llama())) };
-        let columns = spec.hidden;
-        let gradients = |spec: DecoderSpec| {
-            let subject = Choice { spec, ..Choice::full() }.subject_with(LayerSet::none());
+        let choice = Choice { spec, ..Choice::full() };
+        let padded = padded(choice.clone());
+        let (padding, bytes) = (padded.spec.padding.unwrap() as usize, 4 * choice.spec.hidden);
+        let row = padding * bytes..(padding + 1) * bytes;
+        let gradients = |choice: Choice| {
+            let subject = choice.subject_with(LayerSet::none());
             let mut executor = subject.load(subject.roomy_plan(2), 2);
             subject.run_once(&mut executor).gradients
         };
-        let mut want = gradients(spec.clone());
-        let mut got = gradients(padded(spec));
-        let row = PADDING as usize * columns * 4..(PADDING as usize + 1) * columns * 4;
+        let [mut want, mut got] = [choice, padded].map(gradients);
         let [want_row, got_row] = [&mut want, &mut got].map(|gradients| {
             let embedding = gradients.get_mut(EMBEDDING).unwrap();
             embedding.splice(row.clone(), []).collect::<Vec<u8>>()

@@ -1,6 +1,6 @@
 //! The model of a job: opens it, checks it against its config, and decides how each tensor is stored in memory.
 //!
-//! Weights are opened but not read. A checkpoint that contradicts its config is refused here, with every difference.
+//! Weights are opened but not read, except a head that the config ties to the embedding. A checkpoint that contradicts its config is refused here, with every difference.
 //! Left out: downloading (`smidgen-hub`) and loading (`session/weights.rs`).
 
 use crate::failure::Failure;
@@ -166,7 +166,8 @@ fn contradicted_claims(spec: &DecoderSpec, model: &Model) -> Vec<String> {
     let linears = spec.linears().into_iter().filter(|linear| linear.layer.is_some());
     let problem = |linear: Linear| {
         let name = format!("{}.weight", linear.path);
-        let weight = model.weight(&name)?;
+        // What no device can read is refused elsewhere.
+        let weight = model.weight(&name).filter(|weight| weight.storage().is_some())?;
         let method = match weight {
             Weight::Bnb(_) => Some("bitsandbytes"),
             Weight::Fp8(_) => Some("fp8"),

@@ -60,6 +60,7 @@ replays! {
     llama_lslora = "llama-lslora",
     llama_mha = "llama-mha",
     llama_nf4_single = "llama-nf4-single",
+    mistral_full = "mistral-full",
     mistral_window = "mistral-window",
     phi3 = "phi3",
     phi3_dora = "phi3-dora",
