@@ -256,14 +256,15 @@ pub struct Largest {
     pub step_micro_batches: usize,
 }
 
-/// Calls `see` with the samples of each rank in each step of a run, packed as the run will pack them.
+/// Calls `see` with the samples of each rank in each step of a run, packed as the run will pack them. Returns whether
+/// these are all steps; the first epochs of a very long run stand for the others.
 fn for_each_share(
     plan: &BatchPlan,
     set: &TokenSet,
     micro_tokens: usize,
     ranks: usize,
     mut see: impl FnMut(&[u32], &Packing),
-) -> Result<(), PackError> {
+) -> Result<bool, PackError> {
     let (mut packing, mut shares) = (Packing::default(), Shares::default());
     let length = |sample: u32| set.length(sample as usize);
     plan.for_each_distinct_batch(|samples| {
@@ -276,7 +277,8 @@ fn for_each_share(
     })
 }
 
-/// Packs every step of a run for each rank, and returns the maxima over all of them.
+/// Packs every step of a run for each rank, and returns the maxima over all of them. For a run that is too long to visit
+/// they are bounds, which no step of any epoch exceeds.
 pub fn largest_micro_batch(
     plan: &BatchPlan,
     set: &TokenSet,
@@ -284,7 +286,7 @@ pub fn largest_micro_batch(
     ranks: usize,
 ) -> Result<Largest, PackError> {
     let mut largest = Largest::default();
-    for_each_share(plan, set, micro_tokens, ranks, |samples, packing| {
+    let are_all = for_each_share(plan, set, micro_tokens, ranks, |samples, packing| {
         let mut step = Extent::default();
         for positions in packing.micro_batches() {
             let extent = set.extent(positions.iter().map(|&position| samples[position as usize]));
@@ -296,7 +298,50 @@ pub fn largest_micro_batch(
         largest.step_rows = largest.step_rows.max(step.rows);
         largest.step_micro_batches = largest.step_micro_batches.max(packing.micro_batches().len());
     })?;
-    Ok(largest)
+    Ok(if are_all { largest } else { bound(plan, set, micro_tokens, ranks) })
+}
+
+/// Bounds of every step that could be drawn from a set: by its longest samples, and by how many of its shortest fit.
+fn bound(plan: &BatchPlan, set: &TokenSet, micro_tokens: usize, ranks: usize) -> Largest {
+    let extents: Vec<Extent> = (0..set.len() as u32).map(|sample| set.extent([sample])).collect();
+    let largest_first = |of: fn(&Extent) -> usize| {
+        let mut sizes: Vec<usize> = extents.iter().map(of).collect();
+        sizes.sort_unstable_by(|one, other| other.cmp(one));
+        sizes
+    };
+    let (lengths, rows) = (largest_first(|extent| extent.tokens), largest_first(|extent| extent.rows));
+    let longest = lengths.first().copied().unwrap_or(0);
+    let all_tokens: usize = lengths.iter().take(plan.most_samples()).sum();
+    // A step of a number of tokens has at least one sample.
+    let all_tokens = plan.most_tokens().map_or(all_tokens, |tokens| all_tokens.min(tokens.max(longest)));
+    let step_tokens = match ranks {
+        1 => all_tokens,
+        // Samples go to the rank that has the fewest tokens.
+        ranks => all_tokens.min(all_tokens / ranks + longest),
+    };
+    let samples_in = |limit: usize| {
+        let shortest_first = lengths.iter().rev().take(plan.most_samples());
+        let sums = shortest_first.scan(0, |sum, length| {
+            *sum += length;
+            Some(*sum)
+        });
+        sums.take_while(|sum| *sum <= limit).count()
+    };
+    let first = |sizes: &[usize], count: usize| sizes.iter().take(count).sum::<usize>();
+    let tokens = micro_tokens.min(step_tokens);
+    let (segments, step_samples) = (samples_in(tokens), samples_in(step_tokens));
+    Largest {
+        micro_batch: Extent {
+            tokens,
+            rows: first(&rows, segments).min(tokens),
+            segments,
+            audio: first(&largest_first(|extent| extent.audio), segments),
+        },
+        step_tokens,
+        step_rows: first(&rows, step_samples).min(step_tokens),
+        // Two micro-batches together have more tokens than one could take.
+        step_micro_batches: (2 * (step_tokens / micro_tokens.max(1)) + 1).min(step_samples.max(1)),
+    }
 }
 
 /// Samples, and the sequences that they are packed into.
@@ -338,7 +383,7 @@ pub fn largest_samples(
     ranks: usize,
 ) -> Result<Vec<u32>, PackError> {
     let (mut largest, mut most) = (Vec::new(), (0, 0));
-    for_each_share(plan, set, micro_tokens, ranks, |samples, packing| {
+    let _are_all = for_each_share(plan, set, micro_tokens, ranks, |samples, packing| {
         for positions in packing.micro_batches() {
             let chosen = positions.iter().map(|&position| samples[position as usize]);
             let count = token_and_row_count(set, chosen.clone());
@@ -424,6 +469,35 @@ mod tests {
         assert_eq!(batch.labels, [21, 22, 13]);
         assert_eq!(batch.sample_of_token, [2, 2, 2, 1, 1, 1, 1]);
         assert_eq!(batch.extent(), Extent { tokens: 7, rows: 3, segments: 2, audio: 0 });
+    }
+
+    /// A run of fifty million steps is planned at once, for no less than any of its steps needs.
+    #[test]
+    fn a_very_long_run_has_bounds() {
+        let set = set_of_lengths(&[2, 3, 4, 7, 2, 2, 5, 6, 3]);
+        let plan = |batch, steps| {
+            let options = BatchOptions { batch, run_length: RunLength::Steps(steps), seed: 0, shuffle: true };
+            BatchPlan::new(&set, options).unwrap()
+        };
+        for batch in [BatchSize::Samples(3), BatchSize::Tokens(11), BatchSize::Samples(99)] {
+            let short = plan(batch, 400);
+            for (micro_tokens, ranks) in [(7, 1), (9, 1), (usize::MAX, 1), (8, 2), (usize::MAX, 3)] {
+                let bound = bound(&short, &set, micro_tokens, ranks);
+                let seen = largest_micro_batch(&short, &set, micro_tokens, ranks).unwrap();
+                let pairs = [
+                    (seen.micro_batch.tokens, bound.micro_batch.tokens),
+                    (seen.micro_batch.rows, bound.micro_batch.rows),
+                    (seen.micro_batch.segments, bound.micro_batch.segments),
+                    (seen.step_tokens, bound.step_tokens),
+                    (seen.step_rows, bound.step_rows),
+                    (seen.step_micro_batches, bound.step_micro_batches),
+                ];
+                let holds = pairs.iter().all(|(seen, bound)| seen <= bound);
+                assert!(holds, "{batch:?} {micro_tokens} {ranks}: {seen:?} {bound:?}");
+            }
+        }
+        let long = plan(BatchSize::Samples(3), 50_000_000);
+        assert_eq!(largest_micro_batch(&long, &set, 9, 1).unwrap(), bound(&long, &set, 9, 1));
     }
 
     #[test]

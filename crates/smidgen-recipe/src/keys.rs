@@ -7,9 +7,10 @@
 use crate::mix::{COLUMNS, MIX};
 use crate::pins;
 use crate::read::{
-    ABOVE_ZERO, ALPHA_PATTERN, ANY_TEXT, AT_LEAST_ZERO, AUDIO_FOLDER, Accepts, BOOLEAN, BUDGET, DEVICE,
-    EVAL_FILES, FRACTION_BELOW_ONE, INIT, LAYERS, MODEL_PATH, OUTPUT_FOLDER, PARTS, PEAK, PROFILE,
-    RANK_PATTERN, SEED, TARGETS, TEMPLATE, TRAIN_FILES, TWO_FRACTIONS_BELOW_ONE, WARMUP, count_from, words,
+    ABOVE_ZERO, ALPHA_PATTERN, ANY_TEXT, AUDIO_FOLDER, Accepts, BOOLEAN, BUDGET, DEVICE, EPOCHS, EVAL_FILES,
+    F32_ABOVE_ZERO, F32_AT_LEAST_ZERO, F32_BELOW_ONE, FRACTION_BELOW_ONE, INIT, LAYERS, MODEL_PATH,
+    OUTPUT_FOLDER, PARTS, PEAK, PROFILE, RANK_PATTERN, SEED, TARGETS, TEMPLATE, TRAIN_FILES,
+    TWO_FRACTIONS_BELOW_ONE, WARMUP, count_from, words,
 };
 use crate::sections::{Batch, Length, Recipe};
 use crate::toml_text::RenderValue;
@@ -111,8 +112,8 @@ pub(crate) static KEYS: &[Key] = &[
     //
     key!(adapter.kind, words::<AdapterKind>(), "what is trained: an adapter, or with `full` the base weights"),
     key!(adapter.rank, count_from::<usize, 1>(), "rank of the adapter"),
-    key!(adapter.alpha, ABOVE_ZERO, "scale is alpha / rank; the default is twice the rank"),
-    key!(adapter.dropout, FRACTION_BELOW_ONE, "dropout on the adapter's input"),
+    key!(adapter.alpha, F32_ABOVE_ZERO, "scale is alpha / rank; the default is twice the rank"),
+    key!(adapter.dropout, F32_BELOW_ONE, "dropout on the adapter's input"),
     key!(adapter.targets, TARGETS, "which linear layers are adapted; `all-linear` = all except the LM head; with `full`, a list trains these linear layers and their biases, and `all-linear` trains every weight of the decoder layers"),
     key!(adapter.layers, LAYERS, "which decoder layers are adapted or trained, counted from 0; with `full`, `all` also trains embedding, final norm and LM head"),
     key!(adapter.init, INIT, "initial values: `default`, the folder of a PEFT adapter, or of a run that made one, with the same kind, rank and targets, or `builtin:speech` (the speech adapter that Phi-4-multimodal ships with; rank and alpha are then those of the checkpoint)"),
@@ -120,8 +121,8 @@ pub(crate) static KEYS: &[Key] = &[
     key!(adapter.rank_pattern, RANK_PATTERN, "ranks of modules that match a pattern; the first match wins"),
     key!(adapter.alpha_pattern, ALPHA_PATTERN, "alphas of modules that match a pattern; the first match wins"),
     key!(adapter.bias, words::<Bias>(), "which biases are trained"),
-    key!(adapter.reg, AT_LEAST_ZERO, "strength of the regularizer of ls-lora"),
-    key!(adapter.sigma, ABOVE_ZERO, "initial width of the functions of ls-lora"),
+    key!(adapter.reg, F32_AT_LEAST_ZERO, "strength of the regularizer of ls-lora"),
+    key!(adapter.sigma, F32_ABOVE_ZERO, "initial width of the functions of ls-lora"),
     //
     Key {
         // A job whose rows all come from `data.mix` has no `data.train`.
@@ -149,17 +150,17 @@ pub(crate) static KEYS: &[Key] = &[
     key!(train.batch_tokens, count_from::<usize, 1>(), "instead of `train.batch`: tokens per optimizer step",
         batch = Batch::Tokens, excludes batch),
     key!(train.steps, count_from::<u64, 1>(), "optimizer steps", length = Length::Steps, excludes epochs),
-    key!(train.epochs, ABOVE_ZERO, "instead of `train.steps`: passes over the data",
+    key!(train.epochs, EPOCHS, "instead of `train.steps`: passes over the data",
         length = Length::Epochs, excludes steps),
-    key!(train.lr, ABOVE_ZERO, "peak learning rate"),
+    key!(train.lr, F32_ABOVE_ZERO, "peak learning rate"),
     key!(train.schedule, words::<Schedule>(), "learning rate schedule after warm-up"),
     key!(train.warmup, WARMUP, "warm-up steps, or a fraction below 1 of all steps"),
     key!(train.optimizer, words::<Optimizer>(), "the optimizer; 8-bit optimizer state changes results"),
     key!(train.master, words::<Master>(), "how trained weights are stored with `adapter.kind = \"full\"`; bf16 = no f32 master weights, with stochastic rounding, which changes results"),
-    key!(train.weight_decay, AT_LEAST_ZERO, "decoupled weight decay"),
+    key!(train.weight_decay, F32_AT_LEAST_ZERO, "decoupled weight decay"),
     key!(train.betas, TWO_FRACTIONS_BELOW_ONE, "decay rates of AdamW's two moments"),
-    key!(train.eps, ABOVE_ZERO, "added to the square root of the second moment"),
-    key!(train.clip, AT_LEAST_ZERO, "largest global gradient norm; 0 = no clipping"),
+    key!(train.eps, F32_ABOVE_ZERO, "added to the square root of the second moment"),
+    key!(train.clip, F32_AT_LEAST_ZERO, "largest global gradient norm; 0 = no clipping"),
     key!(train.seed, SEED, "seed of every random choice"),
     key!(train.log_every, count_from::<u64, 0>(), "steps between progress lines (0 = none); metrics.jsonl has every step"),
     key!(train.eval_every, count_from::<u64, 0>(), "steps between evaluations; 0 = never"),

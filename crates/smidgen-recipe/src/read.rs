@@ -80,16 +80,29 @@ pub(crate) const SEED: Reader<u64> = reader("a whole number of at least 0", &[],
 pub(crate) const ABOVE_ZERO: Reader<f64> =
     reader("a number above 0", &[], |given| given.number().filter(|number| *number > 0.0));
 
-pub(crate) const AT_LEAST_ZERO: Reader<f64> =
-    reader("a number of at least 0", &[], |given| given.number().filter(|number| *number >= 0.0));
-
 pub(crate) const FRACTION_BELOW_ONE: Reader<f64> =
     reader("a number of at least 0 and below 1", &[], read_fraction_below_one);
+
+pub(crate) const EPOCHS: Reader<f64> = reader("a number above 0 and at most 2147483647", &[], |given| {
+    given.number().filter(|number| *number > 0.0 && *number <= LARGEST_COUNT as f64)
+});
+
+/// For numbers that are computed with in f32: 1e39 would be infinite, and 0.9999999999 would be 1.
+pub(crate) const F32_ABOVE_ZERO: Reader<f64> = reader("a number above 0", &[], |given| {
+    given.number().filter(|number| is_in_f32(*number) && *number >= f64::from(f32::MIN_POSITIVE))
+});
+
+pub(crate) const F32_AT_LEAST_ZERO: Reader<f64> = reader("a number of at least 0", &[], |given| {
+    given.number().filter(|number| is_in_f32(*number) && *number >= 0.0)
+});
+
+pub(crate) const F32_BELOW_ONE: Reader<f64> =
+    reader("a number of at least 0 and below 1", &[], read_f32_below_one);
 
 pub(crate) const TWO_FRACTIONS_BELOW_ONE: Reader<[f64; 2]> =
     reader("a list of two numbers of at least 0 and below 1", &[], |given| {
         let numbers: Option<Vec<f64>> =
-            given.list()?.iter().map(|item| read_fraction_below_one(&given.with(item))).collect();
+            given.list()?.iter().map(|item| read_f32_below_one(&given.with(item))).collect();
         numbers?.try_into().ok()
     });
 
@@ -166,7 +179,7 @@ pub(crate) const RANK_PATTERN: Reader<Vec<(String, usize)>> =
     });
 
 pub(crate) const ALPHA_PATTERN: Reader<Vec<(String, f64)>> =
-    reader("a table of patterns and numbers above 0", &[], |given| read_patterns(given, ABOVE_ZERO.read));
+    reader("a table of patterns and numbers above 0", &[], |given| read_patterns(given, F32_ABOVE_ZERO.read));
 
 pub(crate) const TEMPLATE: Reader<Template> = reader(
     "`auto`, `model`, `none`, the name of a built-in template, or a .jinja file",
@@ -220,6 +233,31 @@ pub(crate) const PEAK: Reader<Option<u64>> =
         _ => Some(Some(read_size(given)?)),
     });
 
+/// Why a number is refused that only f64 can hold.
+pub(crate) fn explain_f32(given: &Given<'_>) -> Option<String> {
+    let numbers = match given.list() {
+        Some(items) => items.iter().filter_map(|item| given.with(item).number()).collect(),
+        None => Vec::from_iter(given.number()),
+    };
+    numbers.into_iter().find_map(|number| {
+        let there = match number as f32 {
+            large if large.is_infinite() => "infinite",
+            one if one == 1.0 && number < 1.0 => "1",
+            small if number > 0.0 && small < f32::MIN_POSITIVE => "0",
+            _ => return None,
+        };
+        Some(format!("it is used in f32, where {number:?} is {there}"))
+    })
+}
+
+fn is_in_f32(number: f64) -> bool {
+    (number as f32).is_finite()
+}
+
+fn read_f32_below_one(given: &Given<'_>) -> Option<f64> {
+    read_fraction_below_one(given).filter(|number| (*number as f32) < 1.0)
+}
+
 fn read_fraction_below_one(given: &Given<'_>) -> Option<f64> {
     given.number().filter(|number| (0.0..1.0).contains(number))
 }
@@ -228,13 +266,22 @@ fn read_some_text(given: &Given<'_>) -> Option<String> {
     given.text().filter(|text| !text.trim().is_empty())
 }
 
-/// Bytes above 0, as an integer or as a size with a unit.
+/// A size without a unit below this is a size whose unit was forgotten.
+const LEAST_WITHOUT_UNIT: u64 = 1_000_000;
+
+/// Bytes above 0, as a number of bytes or as a size with a unit.
 fn read_size(given: &Given<'_>) -> Option<u64> {
-    let bytes = match given.integer() {
-        Some(number) => u64::try_from(number).ok().filter(|bytes| *bytes <= i64::MAX as u64)?,
-        None => parse_bytes(&given.text()?)?,
-    };
-    (bytes > 0).then_some(bytes)
+    match unitless(given) {
+        Some(number) => {
+            u64::try_from(number).ok().filter(|bytes| (LEAST_WITHOUT_UNIT..=i64::MAX as u64).contains(bytes))
+        }
+        None => parse_bytes(&given.text()?).filter(|bytes| *bytes > 0),
+    }
+}
+
+/// The number of a size without a unit.
+pub(crate) fn unitless(given: &Given<'_>) -> Option<i128> {
+    given.integer().or_else(|| given.text()?.trim().parse().ok())
 }
 
 /// A list of texts, or one text as a list of one. Empty texts are refused.

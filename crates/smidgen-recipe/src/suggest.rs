@@ -6,6 +6,7 @@
 use crate::foreign::{foreign_key_hint, foreign_names, foreign_word_hint};
 use crate::keys::{KEYS, Key, SECTIONS, find_key};
 use crate::mix::explain_refusal;
+use crate::read::{explain_f32, unitless};
 use crate::reasons::{Reason, reason_for};
 use crate::sections::Recipe;
 use crate::value::{Given, LARGEST_COUNT, Value};
@@ -140,6 +141,14 @@ pub(crate) fn suggest_value(key: &Key, given: &Given<'_>) -> Option<String> {
     };
     if word.contains(',') && !word.starts_with('[') && is_accepted(&Value::Bare(format!("[{word}]"))) {
         return Some(format!("write a list in brackets: `[{word}]`"));
+    }
+    if let Some(hint) = explain_f32(given) {
+        return Some(hint);
+    }
+    if let Some(number) = unitless(given).filter(|number| is_accepted(&Value::Text(format!("{number}GiB"))))
+        && ["budget", "host_budget", "peak"].contains(&key.name)
+    {
+        return Some(format!("it has no unit: write `{number}GiB` or `{number}MiB`"));
     }
     if let Some(hint) = foreign_word_hint(&key.path(), &word) {
         return Some(hint.to_owned());

@@ -215,3 +215,37 @@ fn output_folders_that_cannot_be() {
     assert!(ended.stderr.contains("hint: choose another `output.dir`"), "{}", ended.stderr);
     assert_eq!(scratch.text("taken"), "a file");
 }
+
+/// Values are checked in the precision that is used.
+#[test]
+fn numbers_that_f32_cannot_hold_are_mistakes_of_the_recipe() {
+    let scratch = Scratch::new();
+    for (key, value, there) in [
+        ("train.lr", "1e39", "infinite"),
+        ("train.lr", "1e-300", "0"),
+        ("train.weight_decay", "1e39", "infinite"),
+        ("train.clip", "1e39", "infinite"),
+        ("train.eps", "1e-60", "0"),
+        ("train.betas", "[0.9,0.9999999999]", "1"),
+        ("adapter.dropout", "0.9999999999", "1"),
+        ("adapter.alpha", "1e40", "infinite"),
+        ("adapter.sigma", "1e40", "infinite"),
+        ("adapter.reg", "1e40", "infinite"),
+    ] {
+        let words =
+            [&format!("`{key}` must be ")[..], &format!(" is {there}"), "hint: it is used in f32, where "];
+        scratch.train_refused(2, &[&format!("{key}={value}")], &words);
+    }
+    scratch.train("run", &["adapter.dropout=0.9999999", "train.steps=2"]);
+}
+
+#[test]
+fn a_size_without_a_unit_is_refused() {
+    let scratch = Scratch::new();
+    for key in ["memory.budget", "memory.host_budget", "expect.peak"] {
+        let words = [&format!("`{key}` must be ")[..], "hint: it has no unit: write `12GiB` or `12MiB`"];
+        scratch.train_refused(2, &[&format!("{key}=12")], &words);
+    }
+    // A number of bytes.
+    scratch.train("run", &["memory.budget=67108864", "train.steps=1"]);
+}

@@ -19,7 +19,7 @@ fn fits(scratch: &Scratch, overrides: &[&str]) -> bool {
 fn the_answers_fit_and_one_step_more_does_not() {
     let scratch = Scratch::new();
     for pin in ["memory.weights=auto", "memory.weights=device"] {
-        let least = scratch.plan(&[pin, "data.train=absent.jsonl", "train.batch=1", "memory.budget=1"]);
+        let least = scratch.plan(&[pin, "data.train=absent.jsonl", "train.batch=1", "memory.budget=1B"]);
         let budget = least["peak_bytes"].as_u64().unwrap() + (1 << 20);
         let budget = format!("{budget}");
         let answers = fit(&scratch, &["--budget", &budget, pin, "train.batch=1"]);
@@ -98,7 +98,7 @@ fn the_fewest_ranks_that_fit_are_found() {
     let here = ["memory.optimizer_state=device", "memory.gradients=device", "memory.weights=device"];
     let full = [&["train.batch=8", "memory.shard=gradients"], &here[..]].concat();
     let least = |ranks: &str| {
-        let plan = scratch.plan(&[&full[..], &["memory.budget=1", "--ranks", ranks]].concat());
+        let plan = scratch.plan(&[&full[..], &["memory.budget=1B", "--ranks", ranks]].concat());
         plan["peak_bytes"].as_u64().unwrap()
     };
     // MPI takes about 20 MiB of each rank, which two of them do not make up for here.

@@ -287,7 +287,9 @@ fn rows_that_cannot_be_written_end_the_run() {
     assert_eq!(scratch.checkpoints("run").last(), Some(&(rows.saturating_sub(1) / 100 * 100)));
 }
 
-/// A rate that f32 cannot hold makes every weight infinite in one update, with a gradient that is finite.
+/// A rate times a decay that f32 cannot hold: every weight is infinite after one update, with a gradient that is finite.
+const FAST: [&str; 2] = ["train.lr=3e38", "train.weight_decay=1e3"];
+
 #[test]
 fn an_update_that_overflows_is_not_saved() {
     let scratch = Scratch::new();
@@ -298,17 +300,17 @@ fn an_update_that_overflows_is_not_saved() {
         "hint: a lower `train.lr`",
     ];
     let ended =
-        failed(&scratch, &["train.steps=1", "train.lr=1e39", "train.warmup=0", "train.log_every=0"], &words);
+        failed(&scratch, &["train.steps=1", FAST[0], FAST[1], "train.warmup=0", "train.log_every=0"], &words);
     assert!(!ended.stderr.contains("free"), "the disk is not to blame: {}", ended.stderr);
     assert!(!scratch.exists("run/adapter") && !scratch.exists("run/.adapter.tmp"));
     // The rate of the first update is 0.
-    let later = ["train.lr=1e39", "train.warmup=2", "train.save_every=1", "output.dir=later"];
+    let later = [FAST[0], FAST[1], "train.warmup=2", "train.save_every=1", "output.dir=later"];
     failed(&scratch, &later, &words);
     assert_eq!(scratch.checkpoints("later"), [1]);
     assert!(!scratch.exists("later/.checkpoint-2.tmp") && !scratch.exists("later/adapter"));
     scratch
         .write("recipe.toml", scratch.text("recipe.toml").replace("rank = 4\nalpha = 8", "kind = \"full\""));
-    let full = ["train.steps=1", "train.lr=1e39", "train.warmup=0", "output.dir=full"];
+    let full = ["train.steps=1", FAST[0], FAST[1], "train.warmup=0", "output.dir=full"];
     failed(&scratch, &full, &["error: nothing was saved: tensor `model.", "` is not finite"]);
     assert!(!scratch.exists("full/model"));
 }

@@ -150,7 +150,7 @@ impl Scene {
     fn peaks(&self) -> (u64, u64) {
         let planned = plan_job(&self.job(&[])).unwrap();
         assert!(planned.fits);
-        let leanest = plan_job(&self.job(&["memory.budget=1"])).unwrap();
+        let leanest = plan_job(&self.job(&["memory.budget=1B"])).unwrap();
         assert!(!leanest.fits);
         (planned.solution.peak_bytes, leanest.solution.peak_bytes)
     }

@@ -125,7 +125,7 @@ fn a_plan_that_does_not_fit_is_still_printed() {
 /// Budgets from the least to the most that a plan can use.
 fn budgets_between(scratch: &Scratch, count: u64) -> Vec<u64> {
     let most = bytes(&scratch.plan(&["memory.budget=1TiB"])["peak_bytes"]);
-    let least = bytes(&scratch.plan(&["memory.budget=1"])["peak_bytes"]);
+    let least = bytes(&scratch.plan(&["memory.budget=1B"])["peak_bytes"]);
     assert!(least < most);
     (0..=count).map(|part| least + (most - least) * part / count).collect()
 }
@@ -218,7 +218,7 @@ fn the_advice_is_true() {
     let scratch = larger_model();
     // With weights on disk a smaller storage is no remedy.
     let here = "memory.weights=device";
-    let least = bytes(&scratch.plan(&[here, "memory.budget=1"])["peak_bytes"]);
+    let least = bytes(&scratch.plan(&[here, "memory.budget=1B"])["peak_bytes"]);
     for missing in [64 << 10, 1 << 20, 3 << 20] {
         let followed = follow_advice(&scratch, &[here, &format!("memory.budget={}", least - missing)]);
         assert!(followed.contains(&"memory.weights=auto".to_string()), "{missing}: {followed:?}");
@@ -231,7 +231,7 @@ fn the_advice_is_true() {
 #[test]
 fn the_least_budget_is_the_least() {
     let scratch = larger_model();
-    let advice = scratch.plan(&["memory.budget=1"])["advice"].clone();
+    let advice = scratch.plan(&["memory.budget=1B"])["advice"].clone();
     let words =
         advice.as_array().unwrap().iter().filter_map(Value::as_str).find(|it| it.contains("least that fits"));
     let number = regex::Regex::new(r#""(\d+)MiB""#).unwrap();
@@ -243,7 +243,7 @@ fn the_least_budget_is_the_least() {
 #[test]
 fn a_pinned_choice_that_costs_the_budget_is_named() {
     let scratch = larger_model();
-    let none = bytes(&scratch.plan(&["memory.recompute=none", "memory.budget=1"])["peak_bytes"]);
+    let none = bytes(&scratch.plan(&["memory.recompute=none", "memory.budget=1B"])["peak_bytes"]);
     let budget = format!("memory.budget={}", none - (64 << 10));
     let plan = scratch.plan(&["memory.recompute=none", &budget]);
     let first = plan["advice"][0].as_str().unwrap();
@@ -255,7 +255,7 @@ fn a_pinned_choice_that_costs_the_budget_is_named() {
 fn the_advice_beside_a_pinned_choice_is_true() {
     let scratch = larger_model();
     let below = |pin: &str| {
-        let least = bytes(&scratch.plan(&[pin, "memory.budget=1"])["peak_bytes"]);
+        let least = bytes(&scratch.plan(&[pin, "memory.budget=1B"])["peak_bytes"]);
         format!("memory.budget={}", least - (1 << 20))
     };
     let budget = below("memory.recompute=none");
@@ -270,7 +270,7 @@ fn the_advice_beside_a_pinned_choice_is_true() {
 #[test]
 fn the_plan_of_a_run_is_the_plan_that_was_printed() {
     let scratch = Scratch::new();
-    let least = bytes(&scratch.plan(&["memory.budget=1"])["peak_bytes"]);
+    let least = bytes(&scratch.plan(&["memory.budget=1B"])["peak_bytes"]);
     let tight = format!("memory.budget={}", least + 4096);
     for (output, overrides) in [
         ("wide", vec![]),
