@@ -12,8 +12,8 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use smidgen_formats::digest::Hasher;
+use smidgen_formats::folder_files::is_tokenizer_file;
 use smidgen_formats::model::Model;
-use smidgen_formats::tokenizer::copy::is_tokenizer_file;
 
 /// Must change whenever the same input would give different tokens or a different file.
 const VERSION: &str = "smidgen tokenized data 4";

@@ -4,7 +4,21 @@
 //! Left out: what is in the files.
 
 use crate::copy_files::TEMPLATES;
-use crate::tokenizer::copy::is_tokenizer_file;
+
+/// The prompt format that a model was trained with.
+pub const PROMPT_FILE: &str = "prompt.json";
+
+/// Prefixes of the names of tokenizer files.
+const PREFIXES: [&str; 4] = ["tokenizer", "special_tokens", "added_tokens", "chat_template"];
+const NAMES: [&str; 7] = [
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+    PROMPT_FILE,
+];
 
 /// Beginnings of the names that a merged model keeps, besides those of the tokenizer: settings, and terms of use.
 const SETTINGS: [&str; 3] = ["generation_config", "preprocessor_config", "processor_config"];
@@ -27,6 +41,14 @@ pub fn is_read(name: &str) -> bool {
     is_copied(name)
         || WEIGHTS.iter().any(|ending| name.ends_with(ending))
         || ["adapter_config.json", TEMPLATES].contains(&name)
+}
+
+/// Whether a file of a model folder belongs to its tokenizer.
+pub fn is_tokenizer_file(name: &str) -> bool {
+    PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+        || NAMES.contains(&name)
+        || name.ends_with(".jinja")
+        || name.ends_with(".tiktoken")
 }
 
 #[cfg(test)]

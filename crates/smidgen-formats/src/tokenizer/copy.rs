@@ -3,9 +3,9 @@
 //! The files of a Hugging Face folder are copied; for a GGUF file they are made from its metadata. The folder
 //! then has the tokenizer that the model was trained with.
 
-use super::prompt_file::PROMPT_FILE;
 use super::{Tokenizer, TokenizerError};
 use crate::copy_files::{CopyFilesError, copy_files};
+use crate::folder_files::is_tokenizer_file;
 use crate::gguf::{GgufError, GgufFile};
 use crate::model::Model;
 use std::fs;
@@ -20,26 +20,6 @@ pub enum CopyTokenizerError {
     Gguf(#[from] GgufError),
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-}
-
-/// Prefixes of the names of tokenizer files.
-const PREFIXES: [&str; 4] = ["tokenizer", "special_tokens", "added_tokens", "chat_template"];
-const NAMES: [&str; 7] = [
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tekken.json",
-    PROMPT_FILE,
-];
-
-/// Whether a file of a model folder belongs to its tokenizer.
-pub fn is_tokenizer_file(name: &str) -> bool {
-    PREFIXES.iter().any(|prefix| name.starts_with(prefix))
-        || NAMES.contains(&name)
-        || name.ends_with(".jinja")
-        || name.ends_with(".tiktoken")
 }
 
 /// Writes the model's tokenizer files, if it has any, into `folder`.

@@ -11,8 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::json_file::{JsonFileError, MAX_TOKENIZER_CONFIG_BYTES, read_json_file};
 use crate::whole_file::{WriteFileError, write_whole};
 
-/// The name of the file.
-pub const PROMPT_FILE: &str = "prompt.json";
+pub use crate::folder_files::PROMPT_FILE;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "prompt", rename_all = "lowercase")]
