@@ -36,7 +36,7 @@ pub fn render_headline(run: &RunRecord, summary: &RunSummary) -> String {
         true => vec![
             loss(summary),
             speed(summary),
-            peak(summary, run.plan.policy.device != "cpu"),
+            peak(summary, run.plan.policy.device == "cuda"),
             largest_rows(&run.plan),
             chosen(&run.plan),
             leak(summary),

@@ -156,7 +156,7 @@ fn memory(run: &RunRecord, summary: &RunSummary, x: &Axis) -> Option<Chart> {
 
 /// On a CPU the memory of the device is that of the process already.
 fn system_memory(run: &RunRecord, summary: &RunSummary, x: &Axis) -> Option<Chart> {
-    let most = summary.memory.host_bytes.filter(|_| run.plan.policy.device != "cpu")?;
+    let most = summary.memory.host_bytes.filter(|_| run.plan.policy.device == "cuda")?;
     let process = points(run, |row| row.host_rss_bytes.map_or(f64::NAN, |bytes| bytes as f64));
     let pinned = points(run, |row| row.pinned_bytes as f64);
     let line = |name: &str, look: Look, all: &[Point]| Line {
