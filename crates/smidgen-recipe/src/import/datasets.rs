@@ -8,7 +8,7 @@
 
 use super::draft::Draft;
 use super::fields::{Fields, Found};
-use super::slices::{Slice, put_slices, take_split};
+use super::slices::Slice;
 use crate::DatasetName;
 use crate::value::Value;
 use smidgen_ir::words::{ClosedWord, ColumnRole};
@@ -167,7 +167,7 @@ pub fn is_hub_name(draft: &Draft, name: &str) -> bool {
 }
 
 /// The text of a setting, if a data set's name can hold it after this sign.
-pub fn take_part(draft: &mut Draft, found: Option<Found<'_>>, sign: &str) -> Option<String> {
+fn take_part(draft: &mut Draft, found: Option<Found<'_>>, sign: &str) -> Option<String> {
     let found = found?;
     let text = found.text()?;
     if DatasetName::parse(&format!("a/b{sign}{text}")).is_some() {
@@ -175,6 +175,85 @@ pub fn take_part(draft: &mut Draft, found: Option<Found<'_>>, sign: &str) -> Opt
     }
     draft.leave_out(&found, "a part of a split; `data.limit` uses the first rows of it");
     None
+}
+
+/// A split without its slice, and the slice.
+fn take_split(draft: &mut Draft, found: Option<Found<'_>>) -> (Option<String>, Option<Slice>) {
+    let sliced = found.as_ref().and_then(|found| Slice::parse(&found.text()?));
+    match sliced {
+        Some((split, slice)) => (Some(split), Some(slice)),
+        None => (take_part(draft, found, ":"), None),
+    }
+}
+
+/// Writes what slices mean; returns whether the sources are to be named.
+fn put_slices(draft: &mut Draft, key: &'static str, rows: &[NamedRows], from: &Found<'_>) -> bool {
+    let sliced: Vec<&NamedRows> = rows.iter().filter(|rows| rows.slice.is_some()).collect();
+    if key == "data.train" {
+        draft.trained_slice = match rows {
+            [rows] => rows.slice.clone().map(|slice| (whole_name(rows), slice)),
+            _ => None,
+        };
+        return put_trained_slices(draft, rows, &sliced, from);
+    }
+    let ([rows], [_]) = (rows, &sliced[..]) else {
+        sliced.iter().for_each(|rows| leave_slice(draft, rows, from));
+        return sliced.is_empty();
+    };
+    let slice = rows.slice.as_ref().expect("it is sliced");
+    let trained = draft.trained_slice.clone().filter(|(name, _)| *name == whole_name(rows));
+    match trained.and_then(|(_, trained)| trained.share_of_rest(slice)) {
+        Some(share) => {
+            draft.left_out.retain(|left| !left.why.starts_with(A_PART));
+            let remark = format!("{}; `train.seed` chooses the rows", slice.text);
+            draft.put_with("data.split", Value::Float(share), &[from], &remark);
+        }
+        None => leave_slice(draft, rows, from),
+    }
+    false
+}
+
+fn put_trained_slices(
+    draft: &mut Draft,
+    rows: &[NamedRows],
+    sliced: &[&NamedRows],
+    from: &Found<'_>,
+) -> bool {
+    let first = |rows: &NamedRows| rows.slice.as_ref().and_then(Slice::first_rows);
+    // `data.limit` is the same for every source.
+    let counts: Vec<Option<u64>> = rows.iter().map(first).collect();
+    if let Some(Some(count)) = counts.first()
+        && counts.iter().all(|other| *other == Some(*count))
+    {
+        draft.put("data.limit", Value::Integer((*count).into()), &[from]);
+        return true;
+    }
+    for rows in sliced {
+        let text = &rows.slice.as_ref().expect("it is sliced").text;
+        draft.leave_out(
+            from,
+            format!(
+                "{A_PART}, so all rows of `{text}`'s split are trained on; `data.limit` uses the first ones"
+            ),
+        );
+    }
+    true
+}
+
+const A_PART: &str = "a recipe has no part of a split";
+
+fn leave_slice(draft: &mut Draft, rows: &NamedRows, from: &Found<'_>) {
+    let text = &rows.slice.as_ref().expect("it is sliced").text;
+    let why = format!(
+        "`{text}` selects rows by their numbers, and the split is trained on too; `data.split` holds out a share of \
+         the training rows, or name another split"
+    );
+    draft.leave_out(from, why);
+}
+
+/// The data set and the split that a slice belongs to.
+fn whole_name(rows: &NamedRows) -> String {
+    format!("{}/{:?}:{:?}", rows.name, rows.config, rows.split)
 }
 
 fn is_file(draft: &Draft, name: &str) -> bool {

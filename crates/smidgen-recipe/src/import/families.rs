@@ -36,6 +36,7 @@ pub const FAMILIES: &[Family] = &[
     family(&["embedding", "minilm", "^bge-", "^gte-", "^e5-", "-e5-", "sentence-t5"], "embedding", NotText),
     family(&["bert", "electra-", "^xlnet"], "encoder", NotText),
     family(&["stable-diffusion", "sdxl", "flux.1", "^flux-", "controlnet"], "image", NotText),
+    family(&["-gptq", "-awq", "-aqlm", "-exl2", "-hqq", "nvfp4", "mxfp4"], "GPTQ, AWQ, AQLM, HQQ or FP4", NotLoaded),
     family(&["phi-4-multimodal"], "Phi-4-multimodal", Loads("phi4mm")),
     family(&["-vl-", "-vl2", "vision", "llava", "pixtral", "internvl", "smolvlm", "idefics", "paligemma", "minicpm-v", "molmo",
              "-ocr", "ocr-", "glm-4.6v", "glm-4.5v", "glm-4v", "mossvl", "moss-vl", "florence"],
@@ -152,11 +153,12 @@ mod tests {
             ("unsloth/tinyllama-bnb-4bit", Loads("llama")),
             ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", Loads("llama")),
             ("Qwen/Qwen2.5-7B-Instruct@main", Loads("qwen2")),
-            ("/models/Qwen3-8B/", Loads("qwen3")),
+            ("models/Qwen3-8B/", Loads("qwen3")),
             ("mistralai/Mistral-Small-24B-Instruct-2501", Loads("mistral")),
             ("microsoft/Phi-4", Loads("phi3")),
             ("google/gemma-2-9b", Loads("gemma2")),
             ("google/gemma-3-1b-it", Loads("gemma3_text")),
+            ("TheBloke/Llama-2-7B-GPTQ", NotLoaded),
             ("google/gemma-2b", NotLoaded),
             ("google/gemma-3-27b-it", NotLoaded),
             ("Qwen/Qwen3-30B-A3B-Instruct-2507", NotLoaded),
@@ -170,7 +172,7 @@ mod tests {
         ] {
             assert_eq!(family_of(name).map(|family| family.standing), Some(standing), "{name}");
         }
-        for name in ["a/b", "mine", "", "/home/me/run-4", "org/my-model"] {
+        for name in ["a/b", "mine", "", "runs/run-4", "org/my-model"] {
             assert!(family_of(name).is_none(), "{name}");
         }
     }

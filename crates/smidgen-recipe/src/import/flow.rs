@@ -2,7 +2,7 @@
 //!
 //! PyYAML, which most tools read their files with, accepts a closing bracket in the first column. Lines that begin
 //! inside brackets are moved to the right of the bracket that opened first; no line is added or removed.
-//! Quotes, comments and block scalars are told apart only as far as brackets in them must not count.
+//! Brackets in quotes, comments and block scalars do not count.
 
 /// Brackets further to the right are left alone, so that a small file stays small.
 const MOST_COLUMNS: usize = 256;

@@ -78,10 +78,6 @@ pub fn read_trainer(fields: &Fields<'_>, draft: &mut Draft) {
 
 /// TrainingArguments that files set.
 pub const TRAINING_KEYS: [&str; 13] = [
-    "batch_size",
-    "num_epochs",
-    "train_file",
-    "max_grad_norm",
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
     "learning_rate",
@@ -91,6 +87,10 @@ pub const TRAINING_KEYS: [&str; 13] = [
     "optim",
     "output_dir",
     "model_name_or_path",
+    "batch_size",
+    "num_epochs",
+    "train_file",
+    "max_grad_norm",
 ];
 
 /// For files about weights or adapters.

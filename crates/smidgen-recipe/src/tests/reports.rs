@@ -530,3 +530,26 @@ fn hints_for_lists_without_brackets_and_for_settings_of_other_trainers() {
     // A misspelt key of ours is still found.
     assert_eq!(hint_for("adapter.rnak=3"), "did you mean `adapter.rank`?");
 }
+
+/// Overrides as Hydra and other scripts take them get the command or the key that does it.
+#[test]
+fn overrides_of_other_tools_get_a_hint() {
+    let hint = |text: &str| {
+        let text_of = "[model]\npath = \"a\"\n[data]\ntrain = \"a.json\"\n[output]\ndir = \"x\"\n";
+        let source = RecipeSource { file: "r.toml".into(), folder: "/".into(), text: text_of.into() };
+        parse_recipe(&source, &[text.to_owned()], Path::new("/")).unwrap_err().to_string()
+    };
+    for (text, words) in [
+        ("+trainer.args.bf16=true", "without Hydra's `+` and groups; write `model.compute`"),
+        ("++model.use_cache=false", "remove it: caches keys and values for generation"),
+        ("trainer.args.learning_rate=1", "write `train.lr`"),
+        ("cmd=train", "`smidgen train RECIPE section.key=value`"),
+        ("data=rows.jsonl", "write `data.train=...`"),
+        ("model=a/b", "write `model.path=...`"),
+        ("train=3", "`[train]` has `batch`"),
+        ("model.low_cpu_mem_usage=true", "remove it: weights are read straight into their places"),
+    ] {
+        let said = hint(text);
+        assert!(said.contains(words), "{text}: {said}");
+    }
+}

@@ -8,6 +8,8 @@ use crate::console::progress;
 use crate::console::stdout::{print_data, print_json};
 use crate::failure::Failure;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use smidgen_compile::model::read_spec;
+use smidgen_formats::json_file::read_json_file;
 use smidgen_recipe::import::draft::Places;
 use smidgen_recipe::import::origin::Tool;
 use smidgen_recipe::import::render::{render_json, render_notes, render_recipe};
@@ -59,8 +61,9 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         file_folder,
         recipe_folder: recipe_folder.clone(),
     };
-    let imported =
+    let mut imported =
         import(&text, args.from, &args.overrides, places).map_err(|error| failure(&file, error))?;
+    warn_of_config(&mut imported, &recipe_folder);
     let recipe = render_recipe(&imported, &file);
     check(&imported, &recipe, recipe_folder, &here)?;
     if let Some(out) = &args.out {
@@ -75,6 +78,18 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         progress::say(&render_notes(&imported, &file));
     }
     Ok(())
+}
+
+/// Warns if the model is a folder here whose config smidgen does not load.
+fn warn_of_config(imported: &mut Imported, recipe_folder: &Path) {
+    const MAX_BYTES: u64 = 1_000_000;
+    let Some(line) = imported.draft.line("model.path") else { return };
+    let path = line.toml.trim_matches('"').to_owned();
+    let config = recipe_folder.join(&path).join("config.json");
+    let Ok(config) = read_json_file::<serde_json::Value>(&config, MAX_BYTES) else { return };
+    if let Err(error) = read_spec(&config) {
+        imported.draft.warn(format!("`{path}`: {error}"));
+    }
 }
 
 fn read_text(path: &Path) -> Result<String, Failure> {

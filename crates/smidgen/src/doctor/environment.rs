@@ -39,8 +39,26 @@ const NO_EFFECT: &[(&[&str], &str)] = &[
     (&["CUBLAS_WORKSPACE_CONFIG"], "workspaces are part of the plan"),
     (&["TRANSFORMERS_CACHE", "HF_DATASETS_CACHE"], "`HF_HOME` is read"),
     (
-        &["WANDB_PROJECT", "WANDB_API_KEY", "WANDB_MODE", "MLFLOW_TRACKING_URI"],
+        &[
+            "WANDB_PROJECT",
+            "WANDB_API_KEY",
+            "WANDB_MODE",
+            "WANDB_DISABLED",
+            "MLFLOW_TRACKING_URI",
+            "COMET_MODE",
+        ],
         "a run writes only to its own folder",
+    ),
+    (
+        &[
+            "HF_HUB_DISABLE_TELEMETRY",
+            "DISABLE_TELEMETRY",
+            "DO_NOT_TRACK",
+            "ANONYMIZED_TELEMETRY",
+            "UNSLOTH_DISABLE_STATISTICS",
+            "AXOLOTL_DO_NOT_TRACK",
+        ],
+        "smidgen sends nothing about its use",
     ),
     (
         &[
@@ -217,6 +235,13 @@ mod tests {
              no effect on smidgen: `PYTORCH_CUDA_ALLOC_CONF` (the plan allocates all memory)"
         );
         assert_eq!(check.facts["no_effect"], json!(["PYTORCH_CUDA_ALLOC_CONF", "OMP_NUM_THREADS"]));
+        let sent = line(&[("HF_HUB_DISABLE_TELEMETRY", "1"), ("TOKENIZERS_PARALLELISM", "false")], false);
+        assert_eq!(
+            sent.finding,
+            "no effect on smidgen: `TOKENIZERS_PARALLELISM` (`memory.threads` sets the threads)\n\
+             no effect on smidgen: `HF_HUB_DISABLE_TELEMETRY` (smidgen sends nothing about its use)"
+        );
+        assert_eq!(sent.verdict, Verdict::Pass);
         let chosen = line(&[("CUDA_VISIBLE_DEVICES", "2,3")], true);
         assert_eq!(chosen.finding, "`CUDA_VISIBLE_DEVICES=2,3`: `cuda:0` is the first of these");
         assert_eq!(chosen.verdict, Verdict::Pass);

@@ -127,3 +127,22 @@ fn every_recipe_plans() {
     // The list covers both kinds of training, offloading, and weights that are trained and offloaded.
     assert!(full >= 2 && offloaded >= 2 && full_offloaded >= 1, "{full} {offloaded} {full_offloaded}");
 }
+
+/// The table of families that an import goes by, against the models that load.
+#[test]
+fn families_load_what_they_say() {
+    for (name, folder) in [
+        ("org/Llama-3.1-8B", "llama-3.1-8b-instruct"),
+        ("org/Phi-3-mini", "phi-3-mini-4k-instruct"),
+        ("org/Phi-4-multimodal", "phi-4-multimodal-instruct"),
+        ("org/Qwen2.5-0.5B", "qwen2.5-0.5b-instruct"),
+        ("org/SmolLM2-135M", "smollm2-135m"),
+    ] {
+        let config =
+            fs::read_to_string(root().join("recipes/shapes").join(folder).join("config.json")).unwrap();
+        let config: serde_json::Value = serde_json::from_str(&config).unwrap();
+        assert!(smidgen_compile::model::read_spec(&config).is_ok(), "{folder}");
+        let text = format!("base_model: {name}\nadapter: lora\nmicro_batch_size: 1\n");
+        assert_eq!(imported(&text, &[]).draft.warnings, [] as [&str; 0], "{name}");
+    }
+}
