@@ -106,8 +106,6 @@ fn is_state_open(pins: &Pins) -> bool {
 /// Why pins are refused: a plan cannot obey them, or they would have no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    BreadthFirstOnRanks,
-    BreadthFirstWithTiedHead,
     BreadthFirstWithAudio,
     LapsInDepthFirstOrder,
     MoreLayersPerLap { pinned: usize, layers: usize },
@@ -117,8 +115,6 @@ pub enum Refusal {
 pub fn refuse(pins: &Pins, request: &Request) -> Option<Refusal> {
     let (per_lap, layers) = (pins.layers_per_lap.unwrap_or(0), request.spec.layers);
     match pins.order {
-        Some(Order::Breadth) if !request.rank.is_only() => Some(Refusal::BreadthFirstOnRanks),
-        Some(Order::Breadth) if request.trains_tied_head() => Some(Refusal::BreadthFirstWithTiedHead),
         Some(Order::Breadth) if request.computes_audio() => Some(Refusal::BreadthFirstWithAudio),
         Some(Order::Depth) if per_lap > 1 => Some(Refusal::LapsInDepthFirstOrder),
         _ if per_lap > layers => Some(Refusal::MoreLayersPerLap { pinned: per_lap, layers }),
@@ -182,7 +178,7 @@ impl<'a> Freedom<'a> {
             device: request.device,
             sharding,
             trains_base: !request.trained.is_empty(),
-            has_laps: request.rank.is_only() && !request.trains_tied_head() && !request.computes_audio(),
+            has_laps: !request.computes_audio(),
             has_host_updates: request.device == DeviceKind::Cuda && request.optimizer.master == Master::F32,
         }
     }
@@ -347,12 +343,8 @@ impl<'a> Freedom<'a> {
             tables,
             split_head: split_head && tables && self.head_pieces > 1,
             activations,
-            // Divided state is not offloaded.
-            optimizer_state: self.sharding == Sharding::None
-                && pins.optimizer_state.map_or(point.optimizer_state, is_in_use),
-            gradients: self.trains_base
-                && self.sharding == Sharding::None
-                && pins.gradients.map_or(point.gradients, is_in_use),
+            optimizer_state: pins.optimizer_state.map_or(point.optimizer_state, is_in_use),
+            gradients: self.trains_base && pins.gradients.map_or(point.gradients, is_in_use),
             resident_state: if is_state_open(pins) { point.resident_state } else { 0 },
             order: pins.order.filter(|_| self.has_laps).unwrap_or(point.order),
             layers_per_lap: pins.layers_per_lap.unwrap_or(point.layers_per_lap),
@@ -378,6 +370,13 @@ impl<'a> Freedom<'a> {
         let point = Point { resident_state, split_head, updates_on_host, layers_per_lap, ..point };
         let is_window_open = point.streams() && pins.window_bytes.is_none();
         Point { window_layers: if is_window_open { point.window_layers } else { USUAL_WINDOW }, ..point }
+    }
+
+    /// Whether each rank offloads its rows of divided trained weights: with their gradients and optimizer state, unless a
+    /// space is pinned. Its part of frozen ones stays on the device.
+    fn offloads_own_rows(&self, point: &Point) -> bool {
+        let follows = point.optimizer_state && point.gradients;
+        self.trains_base && self.pins.weights.map_or(follows, |space| space != Space::Device)
     }
 
     pub fn policy(&self, point: &Point) -> Policy {
@@ -430,7 +429,8 @@ impl<'a> Freedom<'a> {
             tile_tokens: point.tile_tokens,
             activations: space(!offloaded_activations.is_empty(), pins.activations),
             weights: space(
-                !self.gathers_weights() && (embedding_offloaded || !offloaded_weights.is_empty()),
+                (embedding_offloaded || !offloaded_weights.is_empty())
+                    && (!self.gathers_weights() || self.offloads_own_rows(&point)),
                 pins.weights,
             ),
             optimizer_state: space(point.optimizer_state, pins.optimizer_state),

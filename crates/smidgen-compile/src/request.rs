@@ -121,8 +121,8 @@ impl Request {
         self.encoder_layers() + self.spec.layers
     }
 
-    /// Whether the head is trained and is also the embedding. Breadth-first order would change the order of its gradient's
-    /// sums: the head's parts of all micro-batches would come before the embedding's.
+    /// Whether the head is trained and is also the embedding. In breadth-first order the sums of its gradient have another
+    /// order: the head's parts of all micro-batches come before the embedding's.
     pub fn trains_tied_head(&self) -> bool {
         self.spec.tied_head && self.trained.contains(self.spec.head_tensor())
     }

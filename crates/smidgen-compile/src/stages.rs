@@ -109,6 +109,7 @@ pub(crate) fn run_memory_passes(
 
     let target = (request.device, request.rank);
     passes::place::apply(&mut graph, policy, &request.extent, target, passes::place::FEWEST_BYTES);
+    passes::shard::gather_offloaded(&mut graph);
     let is_early = passes::update_early::is_early(request, policy);
     let elements = update::PIECE_ELEMENTS;
     let squares = passes::update_in_pieces::apply(&mut graph, policy, &request.extent, elements, is_early);
@@ -116,7 +117,7 @@ pub(crate) fn run_memory_passes(
         let sizes = (&request.extent, &request.step);
         let early =
             if is_early { passes::update_early::take(&mut graph, &squares) } else { Early::default() };
-        passes::breadth::apply(&mut graph, policy, sizes, request.device, &squares, early);
+        passes::breadth::apply(&mut graph, policy, sizes, target, &squares, early);
     }
 
     passes::stream::apply(&mut graph, policy, &request.extent);

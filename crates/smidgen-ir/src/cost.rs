@@ -102,6 +102,10 @@ impl Operands<'_> {
         self.sum_bytes(self.inputs)
     }
 
+    pub fn outputs_bytes(&self) -> usize {
+        self.sum_bytes(self.outputs)
+    }
+
     pub fn updates_bytes(&self) -> usize {
         self.sum_bytes(self.updates)
     }

@@ -503,7 +503,8 @@ op_table! {
         cost: |step| Cost::moving(2 * others_share(*rank, step.updates_bytes())),
         text: rank_text(*rank),
     }
-    /// x … → ; updates parts …: adds to each part this rank's rows of the sum of x over all ranks
+    /// x … → ; updates parts …: adds to each part this rank's rows of the sum of x over all ranks. A part that is a slice
+    /// of x itself becomes these rows of the sum.
     ReduceScatter(rank: Rank) => {
         name: "reduce_scatter",
         transfer: true,
@@ -511,13 +512,15 @@ op_table! {
         cost: |step| Cost::moving(others_share(*rank, step.inputs_bytes())),
         text: rank_text(*rank),
     }
-    /// a divided x → the whole x; or, without an input, updates values …: each rank has changed its own rows and receives
-    /// the other rows from their ranks. Only starts the exchange.
+    /// a divided x → the whole x; a divided x that is offloaded comes with a fetched copy of this rank's rows, whose type
+    /// the whole has. Or, without an input, updates values …: each rank has changed its own rows and receives the other
+    /// rows from their ranks. Only starts the exchange.
     AllGather(shard: Shard) => {
         name: "all_gather",
+        reads_offloaded: |input| input == 0,
         transfer: true,
         collective: true,
-        cost: |step| Cost::moving(others_share(shard.rank, step.inputs_bytes() + step.updates_bytes())),
+        cost: |step| Cost::moving(others_share(shard.rank, step.outputs_bytes() + step.updates_bytes())),
         text: rank_text(shard.rank),
     }
 }

@@ -406,7 +406,13 @@ impl Op {
                     rule.count(1, 0)?;
                     Ok(vec![(*divided).clone()])
                 }
-                _ => Err(rule.error("expected at most one input".into())),
+                [divided, part] => {
+                    rule.count(2, 0)?;
+                    let fits = divided.shape.0[1..] == part.shape.0[1..];
+                    rule.require(fits, || format!("{part} is not a part of {divided}"))?;
+                    Ok(vec![Type::new(divided.shape.clone(), part.storage)])
+                }
+                _ => Err(rule.error("expected at most a value and its part".into())),
             },
             Op::Stowed => {
                 rule.count(2, 0)?;

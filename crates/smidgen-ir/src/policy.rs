@@ -235,6 +235,12 @@ impl Policy {
         self.sharding >= sharding
     }
 
+    /// Whether each rank keeps only its rows of a gradient. If each updates only its own rows, it offloads no others.
+    pub fn divides_gradients(&self) -> bool {
+        let offloads = self.divides(Sharding::Moments) && self.gradients != Space::Device;
+        offloads || self.divides(Sharding::Gradients)
+    }
+
     /// The policy without one choice, or `None` if the choice is not used or cannot be undone alone.
     pub fn without(&self, choice: Choice) -> Option<Policy> {
         let mut other = self.clone();

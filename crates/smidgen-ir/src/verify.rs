@@ -13,9 +13,12 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
 
-/// Panics with every finding, naming the stage that produced them.
+/// Panics with the first finding, naming the stage that produced it: one line that a user can report.
 pub fn expect_sound(stage: &str, findings: &[String]) {
-    assert!(findings.is_empty(), "{stage} broke an invariant:\n  {}", findings.join("\n  "));
+    if let [first, others @ ..] = findings {
+        let more = if others.is_empty() { String::new() } else { format!(" (and {} more)", others.len()) };
+        panic!("`{stage}` broke an invariant: {first}{more}; this is a bug of smidgen, please report it");
+    }
 }
 
 /// A node or a step; it becomes text only in a finding.
@@ -209,6 +212,12 @@ fn check_node(
             let (leaf, slice, first_row) = (graph.value(slice.of), graph.value(operand), slice.first_row);
             check_own_rows(leaf, slice, first_row, shard, findings);
         }
+    }
+    if let (Op::AllGather(_), [divided]) = (&node.op, &node.inputs[..])
+        && graph.value(*divided).space != Space::Device
+    {
+        let value = graph.value(*divided);
+        findings.push(format!("{place}: `{}` is on {}", value.name, value.space.name()));
     }
     let divided = node.reads().find(|id| graph.value(*id).role.shard().is_some());
     if let Some(id) = divided.filter(|_| !matches!(node.op, Op::AllGather(_))) {

@@ -18,7 +18,7 @@ use std::time::Duration;
 pub enum Exchange {
     /// Each span becomes its sum over ranks.
     Sum(Vec<(Span, Number)>),
-    /// Each `whole` is summed over ranks, and this rank's part of the sum is added to `part`.
+    /// Each `whole` is summed over ranks, and this rank's part of the sum is added to `part`, which may be in `whole`.
     Scatter(Vec<Scattered>),
     /// Each span holds this rank's part and receives the parts of the other ranks.
     Complete(Vec<(Span, Vec<Range<usize>>)>),
@@ -50,7 +50,8 @@ pub fn bind_exchange(step: &BoundStep, span: impl Fn(&Operand) -> Span) -> Excha
         (Op::AllGather(shard), []) => {
             Exchange::Complete(updates().map(|value| (span(value), value.parts(*shard))).collect())
         }
-        (Op::AllGather(shard), [own, ..]) => {
+        // The last input is this rank's part, on the device.
+        (Op::AllGather(shard), [.., own]) => {
             let whole = &step.outputs[0];
             Exchange::Gather { own: span(own), whole: span(whole), parts: whole.parts(*shard) }
         }
@@ -73,12 +74,15 @@ unsafe fn copy(from: Span, to: Span) {
     unsafe { std::ptr::copy_nonoverlapping(from.pointer, to.pointer, from.bytes) };
 }
 
-/// Adds the f32 of `from` to those of `to`.
+/// Adds the f32 of `from` to those of `to`; if both are the same memory, nothing remains to be added.
 ///
 /// # Safety
-/// As for `copy`.
+/// Both spans are valid and equally long, and overlap only if they are the same.
 unsafe fn add(from: Span, to: Span) {
     assert_eq!(from.bytes, to.bytes);
+    if from.pointer == to.pointer {
+        return;
+    }
     let floats = from.bytes / size_of::<f32>();
     // SAFETY: as the caller promises; plans align every value to at least an f32.
     let (from, to) = unsafe {

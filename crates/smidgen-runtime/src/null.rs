@@ -196,7 +196,8 @@ impl Null {
         }
         let mut moved = Vec::new();
         if step.op.is_collective() {
-            moved.extend(step.inputs.iter().map(|operand| (operand, false)));
+            let on_device = step.inputs.iter().filter(|operand| operand.space == Space::Device);
+            moved.extend(on_device.map(|operand| (operand, false)));
             moved.extend(step.outputs.iter().chain(&step.updates).map(|operand| (operand, true)));
         }
         moved.extend(step.transfer().map(|transfer| (transfer.on_device, transfer.to_device)));

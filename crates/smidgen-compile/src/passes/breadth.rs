@@ -5,15 +5,17 @@
 //! sums are complete, and are copied out while the next lap runs. A value that one lap writes and a later lap reads is
 //! carried: an array for the whole step holds the rows of every micro-batch, on the device or, if only backward reads it,
 //! offloaded. A value that depends on inputs alone is recomputed instead. Each gradient is summed over the micro-batches in
-//! their order, as in depth-first order, so the bytes are the same. Early updates (`update_early.rs`) follow the lap that
-//! completes their gradient, and the gradient is not kept.
+//! their order, as in depth-first order, so the bytes are the same; only a tied head that is trained adds up those of the
+//! head before those of the embedding. Ranks sum each gradient once per step, after the lap that completes it
+//! (`breadth_sums.rs`). Early updates (`update_early.rs`) follow that lap, and the gradient is not kept.
 
+use super::breadth_sums::{scatter_gradients, sum_resident};
 use super::fetch::fetch_where_needed;
-use super::prefetch::{fetched_for, read_copy, rounded_copy, seam_after};
+use super::prefetch::{Brought, bring, division, fetched_for, read_copy, seam_after, source_of};
 use super::update_early::Early;
 use smidgen_ir::policy::Policy;
 use smidgen_ir::{
-    ByValue, DeviceKind, Dim, Entry, Extent, Graph, Lap, LeafKind, Node, Op, Phase, Space, ValueId,
+    ByValue, DeviceKind, Dim, Entry, Extent, Graph, Lap, LeafKind, Node, Op, Phase, Rank, Space, ValueId,
     ValueRole, ValueSet,
 };
 
@@ -23,7 +25,7 @@ pub fn apply(
     graph: &mut Graph,
     policy: &Policy,
     (extent, step): (&Extent, &Extent),
-    device: DeviceKind,
+    (device, rank): (DeviceKind, Rank),
     squares: &ByValue<ValueId>,
     early: Early,
 ) {
@@ -31,7 +33,9 @@ pub fn apply(
     let mut laps = cut(nodes, policy);
     carry(graph, &mut laps, policy, step, device);
     fetch_weights(graph, &mut laps, extent, policy.window_bytes);
-    stow_gradients(graph, &mut laps, squares, &early);
+    scatter_gradients(graph, &mut laps, squares, rank);
+    stow_gradients(graph, &mut laps, squares, &early, rank);
+    sum_resident(graph, &mut laps, &early, rank);
     update_after_laps(graph, &mut laps, early, (extent, policy.window_bytes));
     let mut nodes = Vec::new();
     graph.laps.clear();
@@ -48,16 +52,16 @@ pub fn apply(
 
 /// The nodes of a [`Lap`].
 #[derive(Debug, Default)]
-struct LapNodes {
-    before: Vec<Node>,
-    each: Vec<Node>,
-    after: Vec<Node>,
+pub(super) struct LapNodes {
+    pub before: Vec<Node>,
+    pub each: Vec<Node>,
+    pub after: Vec<Node>,
     /// Gradients that the lap completes and that are updated after it, with their values on the device.
     complete: Vec<(ValueId, ValueId)>,
 }
 
 impl LapNodes {
-    fn place(&self) -> (Phase, Option<usize>) {
+    pub fn place(&self) -> (Phase, Option<usize>) {
         let first = self.each.first().expect("a lap has a node");
         (first.phase, first.layer)
     }
@@ -221,7 +225,10 @@ fn fetch_weights(graph: &mut Graph, laps: &mut [LapNodes], extent: &Extent, wind
     let bytes = |pairs: &[(ValueId, ValueId)]| {
         let own = |(value, source): &(ValueId, ValueId)| {
             let of = |id: ValueId| graph.value(id).ty.bytes(extent);
-            of(*source) + if value == source { 0 } else { of(*value) }
+            match division(graph, *value) {
+                Some(shard) => of(*value) + shard.own_bytes(&graph.value(source_of(graph, *value)).ty).len(),
+                None => of(*source) + if value == source { 0 } else { of(*value) },
+            }
         };
         pairs.iter().map(own).sum::<usize>()
     };
@@ -230,11 +237,11 @@ fn fetch_weights(graph: &mut Graph, laps: &mut [LapNodes], extent: &Extent, wind
         let is_ahead = index > 0 && bytes[index - 1] + bytes[index] <= window_bytes;
         let place = laps[index].place();
         let (mut fetches, mut rounds) = (Vec::new(), Vec::new());
-        for (value, source) in pairs {
-            let name = graph.name_from(source, |name| format!("{name} here"));
-            let copy = graph.emit(&mut fetches, Op::Fetch, vec![source], vec![], &[name], place)[0];
-            let rounded = rounded_copy(graph, &mut rounds, value, copy, place);
-            read_copy(graph, &mut laps[index].each, value, rounded);
+        for (value, _) in pairs {
+            let Brought { ahead, here, copy } = bring(graph, value, place);
+            fetches.extend(ahead);
+            rounds.extend(here);
+            read_copy(graph, &mut laps[index].each, value, copy);
         }
         laps[index - usize::from(is_ahead)].before.extend(fetches);
         laps[index].before.extend(rounds);
@@ -245,8 +252,10 @@ fn fetch_weights(graph: &mut Graph, laps: &mut [LapNodes], extent: &Extent, wind
 fn offloaded_inputs(graph: &Graph, lap: &LapNodes) -> Vec<(ValueId, ValueId)> {
     let mut pairs: Vec<(ValueId, ValueId)> = Vec::new();
     for node in lap.each.iter().filter(|node| !node.op.is_transfer() && node.op != Op::Stowed) {
-        let inputs = node.inputs.iter().enumerate().filter(|(input, _)| !node.op.reads_offloaded(*input));
-        for leaf in inputs.map(|(_, id)| graph.whole(*id)) {
+        for (input, leaf) in node.inputs.iter().map(|id| graph.whole(*id)).enumerate() {
+            if node.op.reads_offloaded(input) && division(graph, leaf).is_none() {
+                continue;
+            }
             let Some(source) = fetched_for(graph, leaf) else { continue };
             if !pairs.contains(&(leaf, source)) {
                 pairs.push((leaf, source));
@@ -258,7 +267,13 @@ fn offloaded_inputs(graph: &Graph, lap: &LapNodes) -> Vec<(ValueId, ValueId)> {
 
 /// Makes laps add to partial gradients on the device, which are copied to the offloaded gradients after the lap. A gradient
 /// with an early update is copied only if the host updates the tensor.
-fn stow_gradients(graph: &mut Graph, laps: &mut [LapNodes], squares: &ByValue<ValueId>, early: &Early) {
+fn stow_gradients(
+    graph: &mut Graph,
+    laps: &mut [LapNodes],
+    squares: &ByValue<ValueId>,
+    early: &Early,
+    rank: Rank,
+) {
     let touched: Vec<Vec<ValueId>> = laps.iter().map(|lap| changed_gradients(graph, lap, early)).collect();
     let mut begun = ValueSet::default();
     for index in 0..laps.len() {
@@ -287,6 +302,9 @@ fn stow_gradients(graph: &mut Graph, laps: &mut [LapNodes], squares: &ByValue<Va
                 read_copy(graph, &mut laps[index].each, gradient, own);
             }
             let after = &mut laps[index].after;
+            if is_last && !rank.is_only() {
+                graph.emit(after, Op::AllReduce(rank), vec![], vec![own], &[], place);
+            }
             if let Some(sum) = squares.get(&gradient).filter(|_| is_last) {
                 graph.emit(after, Op::SquaredNorm, vec![own], vec![*sum], &[], place);
             }

@@ -4,23 +4,26 @@
 //! copy is a temporary like any other: the arena reserves its bytes for that time, and nodes are rewritten to read it. The
 //! head and the tensors of an update are fetched piece by piece. What nodes change is copied back. A trained weight is
 //! rounded after the fetch if matmuls need another type. Weights that are divided over ranks are gathered instead of
-//! fetched: each rank keeps its part on the device and updates it there.
+//! fetched: each rank keeps its part and updates only that, on the device or, if it is offloaded, in a fetched copy.
 
 use super::prefetch::{
-    Insertions, Need, begin_ahead, division, fetched_for, read_copy, rounded_copy, seam_before,
-    source_rows_of,
+    Brought, Insertions, Need, begin_ahead, bring, division, fetched_for, read_copy, seam_before, source_of,
 };
-use smidgen_ir::{ByValue, Cut, Extent, Graph, Node, Op, Phase, ValueId};
+use smidgen_ir::{ByValue, Cut, Extent, Graph, Node, Op, Phase, Shard, Space, ValueId};
 
 /// The value that is fetched for an operand: the whole leaf that it is a slice of, or only the slice for heads and updates.
 fn value_to_fetch(graph: &Graph, op: &Op, operand: ValueId) -> ValueId {
     let whole = graph.whole(operand);
     let is_update = matches!(op, Op::AdamW(_) | Op::AdamW8(_) | Op::Widen | Op::RoundAtRandom(_) | Op::Zero);
-    let by_rows = op.reads_head() || is_update;
-    if by_rows && division(graph, whole).is_none() { operand } else { whole }
+    let by_rows = match division(graph, whole) {
+        Some(_) => works_on_part(graph, op, whole),
+        // Of a divided gradient or moment, this rank has no other rows.
+        None => op.reads_head() || is_update || graph.value(whole).role.shard().is_some(),
+    };
+    if by_rows { operand } else { whole }
 }
 
-/// Whether a node works on the part of a divided weight that this rank stores, so nothing has to be gathered.
+/// Whether a node works on rows of a divided weight that this rank stores, so nothing has to be gathered.
 fn works_on_part(graph: &Graph, op: &Op, leaf: ValueId) -> bool {
     let is_of_rows = division(graph, leaf).is_some_and(|shard| shard.cut == Cut::Rows);
     is_of_rows
@@ -56,18 +59,21 @@ pub fn fetch_where_needed(
     let needs: Vec<Need> = visits.iter().map(|visit| visit.need).collect();
     let begins = begin_ahead(&needs, window_bytes);
     let mut insertions = Insertions::default();
+    // Where the last visit that changed a leaf copies it back.
+    let mut stowed: ByValue<usize> = ByValue::default();
     for (visit, begin) in visits.iter().zip(begins) {
-        let place = (nodes[visit.need.first].phase, nodes[visit.need.first].layer);
-        let source = source_rows_of(graph, visit.value);
-        let name = graph.name_from(source, |name| format!("{name} here"));
-        let mut emitted = Vec::new();
-        let op = division(graph, source).map_or(Op::Fetch, Op::AllGather);
-        let copy = graph.emit(&mut emitted, op, vec![source], vec![], &[name], place)[0];
-        emitted.drain(..).for_each(|node| insertions.push(seam_before(&nodes, begin), node));
-        let rounded = rounded_copy(graph, &mut emitted, visit.value, copy, place);
-        emitted.drain(..).for_each(|node| insertions.push(seam_before(&nodes, visit.need.first), node));
-        read_copy(graph, &mut nodes[visit.need.first..=visit.need.last], visit.value, rounded);
+        let leaf = graph.whole(visit.value);
+        let begin = seam_before(&nodes, begin).max(stowed.get(&leaf).copied().unwrap_or(0));
         if visit.is_changed {
+            stowed.insert(leaf, visit.need.last + 1);
+        }
+        let place = (nodes[visit.need.first].phase, nodes[visit.need.first].layer);
+        let Brought { ahead, here, copy } = bring(graph, visit.value, place);
+        ahead.into_iter().for_each(|node| insertions.push(begin, node));
+        here.into_iter().for_each(|node| insertions.push(seam_before(&nodes, visit.need.first), node));
+        read_copy(graph, &mut nodes[visit.need.first..=visit.need.last], visit.value, copy);
+        if visit.is_changed {
+            let mut emitted = Vec::new();
             graph.emit(&mut emitted, Op::Stow, vec![copy], vec![visit.value], &[], place);
             emitted.drain(..).for_each(|node| insertions.push(visit.need.last + 1, node));
             graph.emit(&mut emitted, Op::Stowed, vec![copy, visit.value], vec![], &[], place);
@@ -76,6 +82,12 @@ pub fn fetch_where_needed(
         }
     }
     insertions.into_nodes(nodes)
+}
+
+/// The bytes of this rank's rows, if they are fetched before a divided leaf is gathered.
+fn fetched_part_bytes(graph: &Graph, leaf: ValueId, shard: Shard) -> usize {
+    let source = graph.value(source_of(graph, leaf));
+    if source.space == Space::Device { 0 } else { shard.own_bytes(&source.ty).len() }
 }
 
 /// All visits of an entry point, ordered by their first node.
@@ -99,7 +111,7 @@ fn find_visits(graph: &Graph, nodes: &[Node], extent: &Extent) -> Vec<Visit> {
         let needed = inputs.filter(|(input, id)| is_needed(*input, **id)).map(|(_, id)| (*id, false));
         for (operand, is_changed) in needed.chain(node.updates.iter().map(|id| (*id, true))) {
             let (leaf, value) = (graph.whole(operand), value_to_fetch(graph, &node.op, operand));
-            if works_on_part(graph, &node.op, leaf) {
+            if works_on_part(graph, &node.op, leaf) && graph.value(leaf).space == Space::Device {
                 continue;
             }
             let Some(source) = fetched_for(graph, leaf) else { continue };
@@ -115,8 +127,11 @@ fn find_visits(graph: &Graph, nodes: &[Node], extent: &Extent) -> Vec<Visit> {
                 _ => {
                     let bytes = |id: ValueId| graph.value(id).ty.bytes(extent);
                     // A rounded weight also needs the fetched rows in f32.
-                    let rounded_from =
-                        if source == leaf { 0 } else { bytes(value) * bytes(source) / bytes(leaf) };
+                    let rounded_from = match division(graph, leaf) {
+                        Some(shard) if value == leaf => fetched_part_bytes(graph, leaf, shard),
+                        _ if source == leaf => 0,
+                        _ => bytes(value) * bytes(source) / bytes(leaf),
+                    };
                     let bytes = bytes(value) + rounded_from;
                     open.insert(leaf, (visits.len(), run));
                     visits.push(Visit { value, need: Need { first: index, last: index, bytes }, is_changed });

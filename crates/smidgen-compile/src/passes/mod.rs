@@ -5,6 +5,7 @@
 //! how early a transfer may start and rewrites nodes to read the fetched copy.
 
 pub mod breadth;
+mod breadth_sums;
 pub mod fetch;
 pub mod head_pieces;
 pub mod join_operands;

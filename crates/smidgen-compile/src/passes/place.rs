@@ -2,8 +2,9 @@
 //!
 //! Weights are offloaded layer by layer, embedding and head separately; trained weights, their gradients and their
 //! optimizer state belong to the layer that computes with them. Vectors and small matrices stay on the device: they are not
-//! worth a transfer. Divided weights stay there too: each rank keeps bytes of frozen ones, rows of trained ones
-//! (`shard.rs`). A trained weight that is offloaded has no rounded copy: it is rounded after each fetch.
+//! worth a transfer. Of divided weights each rank keeps bytes of frozen ones, rows of trained ones (`shard.rs`); only the
+//! rows of trained ones may be offloaded. A trained weight that is offloaded has no rounded copy: it is rounded after each
+//! fetch.
 
 use super::prefetch::source_of;
 use smidgen_ir::policy::{Policy, Sharding};
@@ -27,12 +28,16 @@ pub fn apply(
     let mut offloaded = offloaded_leaves(graph, &uses, policy, extent, fewest_bytes);
     if policy.divides(Sharding::Weights) && !rank.is_only() {
         let weights: Vec<ValueId> = offloaded.iter().filter(|id| is_frozen(graph, *id)).collect();
+        let trained: Vec<ValueId> = offloaded.iter().filter(|id| is_trained(graph, *id)).collect();
         for id in weights {
             offloaded.remove(&id);
             graph.leaf_mut(id).shard = Some(Shard { rank, cut: Cut::Bytes });
         }
         let shard = Shard { rank, cut: Cut::Rows };
         let matrices: ValueSet = divided_matrices(graph, policy, shard).into_iter().collect();
+        for id in trained.into_iter().filter(|id| policy.weights == Space::Device || !matrices.contains(id)) {
+            offloaded.remove(&id);
+        }
         for id in graph.ids() {
             if graph.value(id).leaf().is_some() && matrices.contains(&source_of(graph, id)) {
                 graph.leaf_mut(id).shard = Some(shard);
@@ -69,6 +74,10 @@ pub fn divided_matrices(graph: &Graph, policy: &Policy, shard: Shard) -> Vec<Val
             && is_weight_chosen(graph, &uses, policy, *id, uses.layers.get(id).copied())
     };
     graph.trainable().map(|(leaf, _)| leaf).filter(is_divided).collect()
+}
+
+fn is_trained(graph: &Graph, id: ValueId) -> bool {
+    graph.value(id).leaf().is_some_and(|leaf| leaf.kind == LeafKind::Adapter)
 }
 
 fn is_frozen(graph: &Graph, id: ValueId) -> bool {
@@ -134,11 +143,7 @@ fn offloaded_leaves(
         let layer = uses.layers.get(&id).copied();
         let is_chosen = match kind {
             LeafKind::Weight => is_weight_chosen(graph, uses, policy, id, layer),
-            // Ranks that divide moments exchange the rows that they update, so those stay on the device.
-            LeafKind::Adapter => {
-                let stays = policy.divides(Sharding::Moments);
-                is_of_base && !stays && is_weight_chosen(graph, uses, policy, id, layer)
-            }
+            LeafKind::Adapter => is_of_base && is_weight_chosen(graph, uses, policy, id, layer),
             LeafKind::Moment => policy.offloads_moments_of(layer),
             LeafKind::Gradient => of_base.contains(&id) && policy.offloads_gradients_of(layer),
             LeafKind::Partial(_)

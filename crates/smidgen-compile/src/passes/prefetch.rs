@@ -92,7 +92,7 @@ pub fn source_of(graph: &Graph, value: ValueId) -> ValueId {
 }
 
 /// The value that is fetched for a leaf or a slice of one.
-pub fn source_rows_of(graph: &mut Graph, value: ValueId) -> ValueId {
+fn source_rows_of(graph: &mut Graph, value: ValueId) -> ValueId {
     let whole = graph.whole(value);
     let source = fetched_for(graph, whole).unwrap_or(whole);
     match (&graph.value(value).role, graph.value(value).ty.shape.0.first()) {
@@ -122,7 +122,7 @@ pub fn fetched_for(graph: &Graph, value: ValueId) -> Option<ValueId> {
 }
 
 /// A copy of `value`, made from the fetched `copy` of its source: rounds it if `value` is a rounded leaf.
-pub fn rounded_copy(
+fn rounded_copy(
     graph: &mut Graph,
     nodes: &mut Vec<Node>,
     value: ValueId,
@@ -136,6 +136,62 @@ pub fn rounded_copy(
     let op = Op::Round { scale: rounded.scale, to: graph.value(value).ty.storage.plain() };
     let name = graph.name_from(value, |name| format!("{name} here"));
     graph.emit(nodes, op, vec![copy], vec![], &[name], place)[0]
+}
+
+/// The nodes that bring an offloaded or divided value to the device.
+#[derive(Debug)]
+pub struct Brought {
+    /// Transfers, which may start early.
+    pub ahead: Vec<Node>,
+    /// What computes or exchanges once they are complete.
+    pub here: Vec<Node>,
+    pub copy: ValueId,
+}
+
+/// Fetches a value, gathers its parts from all ranks, or both: each rank then fetches its rows of an offloaded weight, and
+/// the rows are rounded before they are gathered.
+pub fn bring(graph: &mut Graph, value: ValueId, place: (Phase, Option<usize>)) -> Brought {
+    let (mut ahead, mut here) = (Vec::new(), Vec::new());
+    // Rows of a divided leaf are those that this rank stores.
+    let shard = division(graph, value);
+    let source = if shard.is_some() { source_of(graph, value) } else { source_rows_of(graph, value) };
+    let Some(shard) = shard else {
+        let name = graph.name_from(source, |name| format!("{name} here"));
+        let fetched = graph.emit(&mut ahead, Op::Fetch, vec![source], vec![], &[name], place)[0];
+        let copy = rounded_copy(graph, &mut here, value, fetched, place);
+        return Brought { ahead, here, copy };
+    };
+    let name = graph.name_from(value, |name| format!("{name} here"));
+    if graph.value(source).space == Space::Device {
+        let copy = graph.emit(&mut ahead, Op::AllGather(shard), vec![value], vec![], &[name], place)[0];
+        return Brought { ahead, here, copy };
+    }
+    let fetched = fetch_own_rows(graph, &mut ahead, source, shard, place);
+    let part = match graph.value(value).leaf().and_then(|leaf| leaf.rounded) {
+        None => fetched,
+        Some(rounded) => {
+            let op = Op::Round { scale: rounded.scale, to: graph.value(value).ty.storage.plain() };
+            let name = graph.name_from(fetched, |name| format!("{name} rounded"));
+            graph.emit(&mut here, op, vec![fetched], vec![], &[name], place)[0]
+        }
+    };
+    let gathers = if here.is_empty() { &mut ahead } else { &mut here };
+    let copy = graph.emit(gathers, Op::AllGather(shard), vec![source, part], vec![], &[name], place)[0];
+    Brought { ahead, here, copy }
+}
+
+/// Emits the fetch of this rank's rows of a divided leaf that is offloaded.
+pub fn fetch_own_rows(
+    graph: &mut Graph,
+    nodes: &mut Vec<Node>,
+    leaf: ValueId,
+    shard: Shard,
+    place: (Phase, Option<usize>),
+) -> ValueId {
+    let rows = shard.own_rows(&graph.value(leaf).ty);
+    let own = graph.add_slice(leaf, rows.start, rows.len());
+    let name = graph.name_from(own, |name| format!("{name} here"));
+    graph.emit(nodes, Op::Fetch, vec![own], vec![], &[name], place)[0]
 }
 
 /// Nodes to be inserted, by the position of the node that they precede.

@@ -4,14 +4,15 @@
 //! complete, several tensors at once, while the backward pass of earlier layers runs. With divided moments a rank updates
 //! its own rows and receives the other rows from the other ranks; `collect` gathers divided tensors for a checkpoint. With
 //! divided gradients a layer adds to a partial gradient that exists only while the layer runs. With divided weights a rank
-//! stores its rows of each trained weight and of its rounded copy; `stream.rs` gathers what a layer reads.
+//! stores its rows of each trained weight and of its rounded copy; `stream.rs` gathers what a layer reads. What a rank
+//! stores may be offloaded: its rows are then fetched for an exchange and copied back.
 
 use super::place::divided_matrices;
-use super::prefetch::{Insertions, read_copy, seam_after, seam_before};
+use super::prefetch::{Insertions, fetch_own_rows, read_copy, seam_after, seam_before};
 use smidgen_ir::policy::{Policy, Sharding};
 use smidgen_ir::{
-    ByValue, Cut, DType, Dim, Entry, Extent, Graph, LeafKind, Node, Op, Phase, Rank, Shape, Shard, Storage,
-    Type, ValueId, ValueSet,
+    ByValue, Cut, DType, Dim, Entry, Extent, Graph, LeafKind, Node, Op, Phase, Rank, Shape, Shard, Space,
+    Storage, Type, ValueId, ValueSet,
 };
 use std::ops::Range;
 
@@ -28,7 +29,7 @@ pub fn divide_trained(graph: &mut Graph, policy: &Policy, rank: Rank) {
         true => round_own_rows(graph, policy, shard),
         false => vec![],
     };
-    let parts = match policy.divides(Sharding::Gradients) {
+    let parts = match policy.divides_gradients() {
         true => divide_gradients(graph, shard),
         false => ByValue::default(),
     };
@@ -86,19 +87,35 @@ pub fn divide_trained(graph: &mut Graph, policy: &Policy, rank: Rank) {
             }
             (node.updates[1], node.updates[2]) = (part(own_moments[0]), part(own_moments[1]));
         } else if let Op::GradNorm { squares, .. } = &mut node.op {
+            let gradients = node.inputs.split_off(2);
             let (divided, rest): (Vec<ValueId>, Vec<ValueId>) =
-                node.inputs.iter().partition(|input| parts.contains_key(input));
-            node.inputs = rest;
-            if !divided.is_empty() {
-                *squares = true;
-                let ty = Type::new(Shape::vector(1), Storage::Plain(DType::F64));
-                let sum = graph.add_leaf("squares", ty, LeafKind::State);
-                let divided = divided.iter().map(|gradient| parts[gradient]).collect();
-                let place = (node.phase, node.layer);
-                graph.emit(&mut own, Op::SquaredNorm, divided, vec![sum], &[], place);
-                graph.emit(&mut own, Op::AllReduce(rank), vec![], vec![sum], &[], place);
-                node.inputs.push(sum);
+                gradients.into_iter().partition(|input| parts.contains_key(input));
+            if divided.is_empty() {
+                node.inputs.extend(rest);
+                own.push(node);
+                continue;
             }
+            *squares = true;
+            let place = (node.phase, node.layer);
+            let divided: Vec<ValueId> = divided.iter().map(|gradient| parts[gradient]).collect();
+            let is_offloaded = policy.gradients != Space::Device;
+            let count = if is_offloaded { divided.len() + rest.len() } else { 1 };
+            let ty = Type::new(Shape::vector(count), Storage::Plain(DType::F64));
+            let all = graph.add_leaf("squares", ty, LeafKind::State);
+            if is_offloaded {
+                // One after the other, so that they are not all on the device at the same time.
+                for (row, gradient) in divided.iter().chain(&rest).enumerate() {
+                    let sum = graph.add_slice(all, row, 1);
+                    graph.emit(&mut own, Op::SquaredNorm, vec![*gradient], vec![sum], &[], place);
+                }
+                let of_divided = graph.add_slice(all, 0, divided.len());
+                graph.emit(&mut own, Op::AllReduce(rank), vec![], vec![of_divided], &[], place);
+            } else {
+                node.inputs.extend(rest);
+                graph.emit(&mut own, Op::SquaredNorm, divided, vec![all], &[], place);
+                graph.emit(&mut own, Op::AllReduce(rank), vec![], vec![all], &[], place);
+            }
+            node.inputs.push(all);
         } else if node.op == Op::Zero {
             // The first `Zero` follows all updates.
             if !trained.is_empty() {
@@ -182,14 +199,62 @@ fn divide_gradients(graph: &mut Graph, shard: Shard) -> ByValue<ValueId> {
     parts
 }
 
-/// Sums gradients and the loss over the ranks. Runs after all passes that reorder nodes, because the order of nodes decides
-/// when a gradient is complete.
+/// Fetches the rows that this rank stores of an offloaded tensor before they are gathered, and copies an offloaded weight
+/// that ranks have updated back once it is complete. Runs after it is decided what is offloaded.
+pub fn gather_offloaded(graph: &mut Graph) {
+    for index in 0..graph.entries.len() {
+        if !graph.entries[index].1.iter().any(|node| matches!(node.op, Op::AllGather(_))) {
+            continue;
+        }
+        let mut own = Vec::new();
+        for mut node in std::mem::take(&mut graph.entries[index].1) {
+            let place = (node.phase, node.layer);
+            let Op::AllGather(shard) = node.op else {
+                own.push(node);
+                continue;
+            };
+            if let [divided] = node.inputs[..]
+                && is_offloaded(graph, divided)
+            {
+                node.inputs.push(fetch_own_rows(graph, &mut own, divided, shard, place));
+            }
+            let updates = std::mem::take(&mut node.updates);
+            let (away, here): (Vec<ValueId>, Vec<ValueId>) =
+                updates.into_iter().partition(|id| is_offloaded(graph, *id));
+            node.updates = here;
+            if !(node.inputs.is_empty() && node.updates.is_empty()) {
+                own.push(node);
+            }
+            for leaf in away {
+                let name = graph.name_from(leaf, |name| format!("{name} here"));
+                let copy = graph.emit(&mut own, Op::Fetch, vec![leaf], vec![], &[name], place)[0];
+                graph.emit(&mut own, Op::AllGather(shard), vec![], vec![copy], &[], place);
+                graph.emit(&mut own, Op::Stow, vec![copy], vec![leaf], &[], place);
+                graph.emit(&mut own, Op::Stowed, vec![copy, leaf], vec![], &[], place);
+            }
+        }
+        graph.entries[index].1 = own;
+    }
+}
+
+fn is_offloaded(graph: &Graph, id: ValueId) -> bool {
+    graph.value(id).space != Space::Device
+}
+
+/// Sums gradients and the loss over the ranks in depth-first order. Runs after all passes that reorder nodes, because the
+/// order of nodes decides when a gradient is complete. In breadth-first order `breadth.rs` has done this.
 pub fn sum_gradients(graph: &mut Graph, rank: Rank, extent: &Extent) {
-    if rank.is_only() {
+    if rank.is_only() || !graph.laps.is_empty() {
         return;
     }
     let Some(nodes) = graph.take_nodes(Entry::MicroStep) else { return };
     let mut insertions = Insertions::default();
+    for (position, copy) in copies_of_offloaded(graph, &nodes) {
+        let place = (nodes[position].phase, nodes[position].layer);
+        let mut emitted = Vec::new();
+        graph.emit(&mut emitted, Op::AllReduce(rank), vec![], vec![copy], &[], place);
+        emitted.into_iter().for_each(|node| insertions.push(position, node));
+    }
     // Partial gradients of the last exchange, with the parts that receive their sums.
     let mut scattered: Vec<(ValueId, ValueId)> = Vec::new();
     for Bucket { last, sums, partials } in buckets(graph, &nodes, extent) {
@@ -204,7 +269,18 @@ pub fn sum_gradients(graph: &mut Graph, rank: Rank, extent: &Extent) {
             let parts: Vec<ValueId> =
                 partials.iter().filter_map(|partial| own_part(graph, *partial)).collect();
             scattered = partials.iter().copied().zip(parts.iter().copied()).collect();
-            graph.emit(&mut emitted, Op::ReduceScatter(rank), partials, parts, &[], place);
+            let mut sums = Vec::with_capacity(parts.len());
+            for part in &parts {
+                let name = graph.name_from(*part, |name| format!("{name} here"));
+                sums.push(match is_offloaded(graph, *part) {
+                    true => graph.emit(&mut emitted, Op::Fetch, vec![*part], vec![], &[name], place)[0],
+                    false => *part,
+                });
+            }
+            graph.emit(&mut emitted, Op::ReduceScatter(rank), partials, sums.clone(), &[], place);
+            for (sum, part) in sums.into_iter().zip(parts).filter(|(sum, part)| sum != part) {
+                graph.emit(&mut emitted, Op::Stow, vec![sum], vec![part], &[], place);
+            }
         }
         emitted.into_iter().for_each(|node| insertions.push(position, node));
     }
@@ -214,6 +290,19 @@ pub fn sum_gradients(graph: &mut Graph, rank: Rank, extent: &Extent) {
     let cleared = clear_partials(graph, &nodes);
     cleared.into_iter().for_each(|(position, node)| insertions.push(position, node));
     graph.set_nodes(Entry::MicroStep, insertions.into_nodes(nodes));
+}
+
+/// The fetched copies of offloaded gradients that are complete, each with the position of the node that copies it back.
+fn copies_of_offloaded(graph: &Graph, nodes: &[Node]) -> Vec<(usize, ValueId)> {
+    let gradients: ValueSet = graph.trainable().map(|(_, gradient)| gradient).collect();
+    let mut last: ByValue<(usize, ValueId)> = ByValue::default();
+    for (index, node) in nodes.iter().enumerate().filter(|(_, node)| node.op == Op::Stow) {
+        let stowed = node.updates.iter().filter(|id| gradients.contains(id));
+        last.extend(stowed.map(|gradient| (*gradient, (index, node.inputs[0]))));
+    }
+    let mut all: Vec<(usize, ValueId)> = last.iter().map(|(_, found)| *found).collect();
+    all.sort_unstable();
+    all
 }
 
 /// Waits until partial gradients have been scattered. Then their memory is free.
@@ -229,7 +318,7 @@ fn settle(
 }
 
 /// The rows of the summed gradient that this rank keeps, if the value is a partial gradient.
-fn own_part(graph: &Graph, partial: ValueId) -> Option<ValueId> {
+pub fn own_part(graph: &Graph, partial: ValueId) -> Option<ValueId> {
     match graph.value(partial).leaf()?.kind {
         LeafKind::Partial(part) => Some(part),
         _ => None,
@@ -268,7 +357,9 @@ fn buckets(graph: &Graph, nodes: &[Node], extent: &Extent) -> Vec<Bucket> {
     let gradients: ValueSet = graph.trainable().map(|(_, gradient)| gradient).collect();
     for (index, node) in nodes.iter().enumerate() {
         let updates = node.updates.iter().map(|id| graph.whole(*id));
-        let is_summed = |id: &ValueId| gradients.contains(id) || own_part(graph, *id).is_some();
+        let is_summed = |id: &ValueId| {
+            !is_offloaded(graph, *id) && (gradients.contains(id) || own_part(graph, *id).is_some())
+        };
         last_adds.extend(updates.filter(is_summed).map(|id| (id, index)));
         if let Op::LmHeadLoss(_) | Op::HeadLoss { .. } = node.op {
             last_adds.insert(node.updates[0], index);

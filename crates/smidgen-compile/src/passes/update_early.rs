@@ -3,10 +3,11 @@
 //!
 //! In breadth-first order that is after the lap that completes the gradient (`breadth.rs`). An update needs only the report
 //! of its own gradient, which says whether that is finite; the norm of all gradients is still reported. With loss scaling
-//! (f16) a step may have to be repeated, so updates wait for the report of all gradients.
+//! (f16) a step may have to be repeated, so updates wait for the report of all gradients. So they do where ranks divide
+//! optimizer state: a rank then sees only its own rows of a gradient.
 
 use crate::request::Request;
-use smidgen_ir::policy::Policy;
+use smidgen_ir::policy::{Policy, Sharding};
 use smidgen_ir::{ByValue, Entry, Graph, LeafKind, Node, Op, Precision, Space, ValueId};
 
 /// Whether tensors are updated in `micro_step`.
@@ -15,6 +16,7 @@ pub fn is_early(request: &Request, policy: &Policy) -> bool {
         && policy.streams()
         && request.optimizer.clip == 0.0
         && request.precision != Precision::F16
+        && (request.rank.is_only() || !policy.divides(Sharding::Moments))
 }
 
 /// The nodes of the update that move to `micro_step`.

@@ -54,6 +54,9 @@ pub fn apply(
                 node.inputs.extend(gradients);
             }
             own.push(node);
+        } else if node.op == Op::SquaredNorm && is_breadth && is_offloaded(graph, node.inputs[0]) {
+            // Ranks sum the squares of their rows in `micro_step`.
+            squares.insert(graph.whole(node.inputs[0]), node.updates[0]);
         } else if let Op::AdamW(settings) | Op::AdamW8(settings) = node.op {
             let gradient = node.inputs[0];
             let clears = is_offloaded(graph, gradient);
@@ -73,7 +76,7 @@ pub fn apply(
                     graph.emit(&mut own, Op::Zero, vec![], vec![gradient], &[], place);
                 }
             }
-        } else if node.op != Op::Zero || !cleared.contains(&node.updates[0]) {
+        } else if node.op != Op::Zero || !cleared.contains(&graph.whole(node.updates[0])) {
             own.push(node);
         }
     }
@@ -85,7 +88,8 @@ pub fn apply(
 fn runs_on_host(graph: &Graph, policy: &Policy, node: &Node) -> bool {
     let mut tensors = node.inputs[..1].iter().chain(&node.updates[..3]);
     policy.updates == Space::Host
-        && tensors.all(|id| graph.value(*id).leaf().is_some() && graph.value(*id).space == Space::Host)
+        && tensors
+            .all(|id| graph.value(graph.whole(*id)).leaf().is_some() && graph.value(*id).space == Space::Host)
 }
 
 /// Copies in host memory of the state that updates on the host share.
@@ -130,19 +134,23 @@ impl HostState {
 /// The update itself, or an update for each piece of rows if one of its tensors is offloaded.
 fn pieces(graph: &mut Graph, node: Node, extent: &Extent, piece_elements: usize) -> Vec<Node> {
     let tensors = || node.inputs[..1].iter().chain(&node.updates[..3]);
-    // Operands that are slices already come in pieces: the update of a weight in bf16.
-    let is_whole = tensors().all(|id| graph.value(*id).leaf().is_some());
+    // The update of a weight in bf16 already comes in pieces, with a temporary.
+    let is_stored = tensors().all(|id| graph.value(graph.whole(*id)).leaf().is_some());
     let is_offloaded = tensors().any(|id| graph.value(*id).space != Space::Device);
     let has_rows = tensors().all(|id| graph.value(*id).ty.storage.has_contiguous_rows());
     let (rows, columns) = graph.value(node.inputs[0]).ty.shape.at(extent);
     let most = (piece_elements / columns).max(1);
-    if !(is_whole && is_offloaded && has_rows) || rows <= most {
+    if !(is_stored && is_offloaded && has_rows) || rows <= most {
         return vec![node];
     }
     let mut all = Vec::new();
     for first in (0..rows).step_by(most) {
         let mut piece = node.clone();
-        let mut part = |whole: &mut ValueId| *whole = graph.add_slice(*whole, first, most.min(rows - first));
+        let count = most.min(rows - first);
+        let mut part = |id: &mut ValueId| {
+            let first_row = graph.value(*id).role.first_row() + first;
+            *id = graph.add_slice(graph.whole(*id), first_row, count);
+        };
         piece.inputs[..1].iter_mut().for_each(&mut part);
         piece.updates[..3].iter_mut().for_each(&mut part);
         all.push(piece);

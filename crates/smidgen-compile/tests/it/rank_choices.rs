@@ -6,14 +6,15 @@ use crate::shapes;
 use smidgen_compile::adapter::{Layers, Targets};
 use smidgen_compile::links::Link;
 use smidgen_compile::offloaded_weights::offload_all_weights;
-use smidgen_compile::request::{Master, Optimizer};
+use smidgen_compile::request::{Master, Moments, Optimizer};
 use smidgen_compile::{
     Budget, Context, Demand, Profile, Purpose, Question, Request, Solution, compile, solve,
 };
 use smidgen_ir::{
-    Buffer, Category, DType, DeviceKind, Entry, Extent, LayerRule, LayerSet, LeafKind, Lifetime, Op, Pins,
-    Plan, Policy, Precision, Rank, Sharding, Space, Storage, ValueId,
+    Buffer, Category, DType, DeviceKind, Entry, Extent, LayerRule, LayerSet, LeafKind, Lifetime, Op, Order,
+    Pins, Plan, Policy, Precision, Rank, Sharding, Space, Storage, ValueId,
 };
+use std::collections::BTreeSet;
 
 const LAYERS: usize = 6;
 const CONTEXT: Context = shapes::process(1_000_000, 100, 3000);
@@ -233,4 +234,119 @@ fn a_machine_is_counted_once_for_what_its_ranks_share() {
     assert_eq!(solved(&request, needed - 1, 4), None);
     // Four copies would not fit.
     assert!(needed < 4 * all);
+}
+
+/// Every rank of 2 and of 3, with whatever offloaded in either order: `compile` checks the graph after each stage.
+#[test]
+fn no_policy_of_a_rank_breaks_an_invariant() {
+    let mut random: u64 = 0x5eed;
+    let mut draw = |count: usize| {
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (random >> 33) as usize % count
+    };
+    for turn in 0..240 {
+        let is_tied = draw(2) == 0;
+        let spec = shapes::llama(64, 160, 3, (4, 2), 256, is_tied);
+        let trained: BTreeSet<String> = match draw(4) {
+            0 => BTreeSet::new(),
+            _ => spec.tensors().into_iter().map(|tensor| tensor.name).collect(),
+        };
+        let plain = shapes::request(spec, Targets::AllLinear, Layers::All, 128, 1);
+        let adapters = if trained.is_empty() { plain.adapters.clone() } else { vec![] };
+        let (device, precision) =
+            [(DeviceKind::Cpu, Precision::F32), (DeviceKind::Cuda, Precision::Bf16)][draw(2)];
+        let master = [Master::F32, Master::Bf16 { seed: 3 }][draw(2)];
+        let moments = [Moments::F32, Moments::Bits8][draw(2)];
+        let clip = [0.0, 1.0][draw(2)];
+        let optimizer = Optimizer { master, moments, clip, ..plain.optimizer };
+        let of = 2 + draw(2);
+        let rank = Rank { index: draw(of), of };
+        let request = Request { adapters, trained, rank, device, precision, optimizer, ..plain };
+        let spaces = [Space::Device, Space::Host, Space::Disk];
+        let sets = [LayerSet::none(), LayerSet::from_iter([1]), LayerSet::all(3)];
+        let sharding = Sharding::ALL[draw(4)];
+        let tables_offloaded = draw(2) == 0;
+        let policy = Policy {
+            sharding,
+            recompute: sets[draw(3)].clone(),
+            loss_chunk: 64,
+            weights: spaces[if sharding == Sharding::Weights { draw(3) } else { 1 + draw(2) }],
+            offloaded_weights: sets[draw(3)].clone(),
+            tables_offloaded,
+            embedding_offloaded: tables_offloaded,
+            activations: spaces[1 + draw(2)],
+            offloaded_activations: sets[draw(3)].clone(),
+            optimizer_state: spaces[draw(3)],
+            offloaded_moments: sets[draw(3)].clone(),
+            gradients: spaces[draw(3)],
+            offloaded_gradients: sets[draw(3)].clone(),
+            updates: spaces[draw(2)],
+            order: Order::ALL[draw(2)],
+            layers_per_lap: draw(3),
+            window_bytes: [0, 1 << 14, 1 << 30][draw(3)],
+            ..Policy::default()
+        };
+        let policy = policy.on(device);
+        let compiled = std::panic::catch_unwind(|| compile(&request, &policy));
+        assert!(compiled.is_ok(), "turn {turn}, rank {rank:?} on {device:?}: {policy:?}");
+    }
+}
+
+/// The least that a rank of several needs is no more than one process needs, with the same micro-batches.
+#[test]
+fn a_rank_needs_no_more_memory_than_one_alone() {
+    let spec = shapes::llama(256, 704, LAYERS, (8, 4), 2048, false);
+    let trained = spec.tensors().into_iter().map(|tensor| tensor.name).collect();
+    let plain = shapes::request(spec, Targets::AllLinear, Layers::All, 64, 1);
+    let request = Request { adapters: vec![], trained, ..plain };
+    let request = Request { device: DeviceKind::Cuda, precision: Precision::Bf16, ..request };
+    for order in Order::ALL {
+        let policy = Policy {
+            gradients: Space::Host,
+            optimizer_state: Space::Host,
+            weights: Space::Host,
+            offloaded_weights: LayerSet::all(LAYERS),
+            embedding_offloaded: true,
+            tables_offloaded: true,
+            order,
+            ..Policy::resident(LayerSet::all(LAYERS), 64)
+        };
+        let alone = compile(&request, &policy);
+        for of in [2, 3] {
+            for sharding in [Sharding::None, Sharding::Moments] {
+                let rank = Rank { index: 1, of };
+                let plan =
+                    compile(&Request { rank, ..request.clone() }, &Policy { sharding, ..policy.clone() });
+                let (own, most) = (plan.reserved_bytes(), alone.reserved_bytes());
+                println!("{order:?} {sharding:?} {of}: {own} of {most}");
+                assert!(sharding != Sharding::None || own <= most, "{order:?} on {of}: {own} of {most}");
+                let host = plan.host.of_machine(of);
+                let limit = if sharding == Sharding::None { of } else { 2 } * alone.host.bytes();
+                assert!(host <= limit, "{order:?} {sharding:?} on {of}: {host} of {limit}");
+            }
+        }
+    }
+}
+
+/// Ranks that divide weights and offload them have together what one process offloads.
+#[test]
+fn what_ranks_divide_and_offload_adds_up() {
+    let alone = Request { rank: Rank::ONLY, device: DeviceKind::Cuda, ..request() };
+    let policy = |sharding| Policy {
+        sharding,
+        gradients: Space::Host,
+        optimizer_state: Space::Host,
+        weights: Space::Host,
+        offloaded_weights: LayerSet::all(LAYERS),
+        embedding_offloaded: true,
+        tables_offloaded: true,
+        ..Policy::resident(LayerSet::all(LAYERS), 64)
+    };
+    let whole = compile(&alone, &policy(Sharding::None)).host.bytes();
+    let ranks = (0..4).map(|index| {
+        let rank = Rank { index, of: 4 };
+        compile(&Request { rank, ..alone.clone() }, &policy(Sharding::Weights)).host.bytes()
+    });
+    let together: usize = ranks.sum();
+    assert!(together.abs_diff(whole) < whole / 50, "{together} and {whole}");
 }

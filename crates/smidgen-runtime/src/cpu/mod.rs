@@ -306,7 +306,11 @@ impl Cpu {
                     self.arena.copy(from.offset, to.offset, bytes);
                 }
                 (Some(spill), Some(Transfer { on_device, offloaded, to_device })) => {
-                    // One thread runs the transfers in order, so a transfer need not wait for an earlier one.
+                    // One thread runs the transfers in order, so a transfer need not wait for an earlier one, only for
+                    // exchanges.
+                    for number in exchanges(&self.transfers, step) {
+                        self.lane.as_ref().map_or(Ok(()), |lane| lane.wait(number))?;
+                    }
                     let direction = if to_device { Direction::In } else { Direction::Out };
                     let bytes = on_device.bytes_at(extent);
                     let pointer = self.arena.pointer(on_device.offset, bytes);
@@ -359,6 +363,12 @@ impl Cpu {
         // end of the entry point.
         self.transfers[step.index] = unsafe { lane.begin(exchange) } << 1 | EXCHANGE;
     }
+}
+
+/// The numbers of the exchanges that a step awaits.
+fn exchanges<'a>(transfers: &'a [u64], step: &'a BoundStep) -> impl Iterator<Item = u64> + 'a {
+    let numbers = step.awaits.iter().filter_map(|awaited| transfers.get(*awaited));
+    numbers.filter(|number| **number & EXCHANGE == EXCHANGE).map(|number| number >> 1)
 }
 
 fn check_storage(op: &Op, operand: &Operand, may_be_coded: bool) -> Result<(), DeviceError> {

@@ -99,8 +99,13 @@ impl Peers {
     ) -> Result<(), DeviceError> {
         let own = self.rank();
         if let Exchange::Scatter(all) = exchange {
+            // A part may just be fetched.
+            awaited.iter().try_for_each(|event| event.hold(gpu.stream))?;
             for Scattered { whole, parts, part } in all {
                 let to = whole.part(&parts[own]);
+                if to.pointer == part.pointer {
+                    continue;
+                }
                 accumulate(to.pointer as u64, part.pointer as u64, part.bytes / size_of::<f32>())?;
             }
         }
@@ -166,7 +171,7 @@ unsafe fn run(
 
 fn copy_in(stream: sys::CUstream, from: Span, to: Span) -> Result<(), DeviceError> {
     assert_eq!(from.bytes, to.bytes);
-    if from.bytes == 0 {
+    if from.bytes == 0 || from.pointer == to.pointer {
         return Ok(());
     }
     // SAFETY: spans of one plan, which nothing else touches until the exchange is over.

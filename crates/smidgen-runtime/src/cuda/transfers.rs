@@ -174,6 +174,10 @@ impl Transfers {
         self.launched.hold(stream.handle)?;
         awaited.iter().try_for_each(|event| event.hold(stream.handle))?;
         self.updates.as_ref().map_or(Ok(()), |updates| updates.hold(step, stream.handle))?;
+        // A rank may have no rows of a divided tensor.
+        if on_device.bytes_at(extent) == 0 {
+            return finished.record_in(stream.handle);
+        }
         if offloaded.space == Space::Disk {
             self.disk().copy(offloaded.offset, &device_rows(on_device, arena, extent), to_device)?;
         } else {

@@ -11,10 +11,11 @@ use crate::subject::{Subject, roomy};
 use smidgen_compile::model::spec::LayerAttention;
 use smidgen_compile::names::{input, state};
 use smidgen_compile::passes::{
-    breadth, head_pieces, offload, place, recompute, round_fp8, stream, tile, update_early, update_in_pieces,
+    breadth, head_pieces, offload, place, recompute, round_fp8, shard, stream, tile, update_early,
+    update_in_pieces,
 };
 use smidgen_compile::request::{Master, Moments};
-use smidgen_compile::{AdapterForm, DecoderSpec};
+use smidgen_compile::{AdapterForm, DecoderSpec, Request};
 use smidgen_ir::{
     Entry, Extent, LayerSet, Leaf, LeafKind, Op, Order, Phase, PlannedValue, Policy, Rank, Space, ValueId,
     ValueRole, verify,
@@ -60,19 +61,28 @@ fn breadth_first(policy: Policy) -> Policy {
 
 /// The decoder after the passes that offload values.
 pub fn by_policy(choice: &Choice, policy: &Policy) -> Subject {
+    of_rank(choice, policy, Rank::ONLY)
+}
+
+/// The decoder of one of several ranks after these passes.
+pub fn of_rank(choice: &Choice, policy: &Policy, rank: Rank) -> Subject {
+    let request = Request { rank, ..choice.request() };
     let mut subject = choice.subject(|graph| recompute::keep_set(graph, policy));
     tile::apply(&mut subject.graph, policy, &roomy(subject.extent));
     verify::expect_sound("tile", &verify::graph(&subject.graph));
     round_fp8::apply(&mut subject.graph, &choice.request());
     verify::expect_sound("round_fp8", &verify::graph(&subject.graph));
+    shard::divide_trained(&mut subject.graph, policy, rank);
+    verify::expect_sound("divide_trained", &verify::graph(&subject.graph));
     if policy.order == Order::Depth {
         offload::apply(&mut subject.graph, policy, &subject.extent, choice.device);
         verify::expect_sound("offload", &verify::graph(&subject.graph));
     }
     head_pieces::apply(&mut subject.graph, policy);
     verify::expect_sound("head_pieces", &verify::graph(&subject.graph));
-    place::apply(&mut subject.graph, policy, &subject.extent, (choice.device, Rank::ONLY), 1);
-    let is_early = update_early::is_early(&choice.request(), policy);
+    place::apply(&mut subject.graph, policy, &subject.extent, (choice.device, rank), 1);
+    shard::gather_offloaded(&mut subject.graph);
+    let is_early = update_early::is_early(&request, policy);
     let squares =
         update_in_pieces::apply(&mut subject.graph, policy, &subject.extent, PIECE_ELEMENTS, is_early);
     if policy.order == Order::Breadth {
@@ -82,10 +92,13 @@ pub fn by_policy(choice: &Choice, policy: &Policy) -> Subject {
             true => update_early::take(&mut subject.graph, &squares),
             false => update_early::Early::default(),
         };
-        breadth::apply(&mut subject.graph, policy, (&subject.extent, &step), choice.device, &squares, early);
+        let target = (choice.device, rank);
+        breadth::apply(&mut subject.graph, policy, (&subject.extent, &step), target, &squares, early);
     }
     stream::apply(&mut subject.graph, policy, &subject.extent);
     verify::expect_sound("stream", &verify::graph(&subject.graph));
+    shard::sum_gradients(&mut subject.graph, rank, &subject.extent);
+    verify::expect_sound("sum_gradients", &verify::graph(&subject.graph));
     subject
 }
 

@@ -7,19 +7,18 @@
 use crate::decoder::{ALL_FUSED, Choice, LAYERS, LOSS_CHUNK, Trained, leaf_named, phi3, wide};
 use crate::examples::{Example, Proof};
 use crate::numbers::{decode_doubles, decode_reals};
+use crate::offload_changes_nothing::{of_rank, offload_everything};
 use crate::subject::{Subject, roomy};
 use smidgen_compile::AdapterForm;
 use smidgen_compile::names::{input, state};
-use smidgen_compile::passes::{place, shard, stream};
 use smidgen_compile::request::{Master, Moments};
 use smidgen_ir::policy::Sharding;
 use smidgen_ir::storage::dynamic8_codes;
 use smidgen_ir::{
-    Cut, DeviceKind, Entry, Extent, Graph, LayerSet, LeafKind, Op, Policy, Rank, Shard, Storage, ValueId,
-    verify,
+    Cut, Entry, Extent, Graph, LayerSet, LeafKind, Op, Order, Policy, Rank, Shard, Space, Storage, ValueId,
 };
 use smidgen_runtime::comm::{Comm, CommError, Number, Span};
-use smidgen_runtime::{Cpu, Executor};
+use smidgen_runtime::{Cpu, DeviceError, Executor};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::{Arc, Barrier, Mutex};
@@ -174,21 +173,11 @@ fn policy(sharding: Sharding) -> Policy {
 
 /// The subject of each rank.
 fn divided(choice: &Choice, ranks: usize, sharding: Sharding) -> Vec<Subject> {
-    let policy = policy(sharding);
-    let of_rank = |index: usize| {
-        let rank = Rank { index, of: ranks };
-        let mut subject = choice.subject_with(policy.recompute.clone());
-        let graph = &mut subject.graph;
-        shard::divide_trained(graph, &policy, rank);
-        verify::expect_sound("divide_trained", &verify::graph(graph));
-        place::apply(graph, &policy, &subject.extent, (DeviceKind::Cpu, rank), 1);
-        stream::apply(graph, &policy, &subject.extent);
-        verify::expect_sound("stream", &verify::graph(graph));
-        shard::sum_gradients(graph, rank, &subject.extent);
-        verify::expect_sound("sum_gradients", &verify::graph(graph));
-        subject
-    };
-    (0..ranks).map(of_rank).collect()
+    by_policy(choice, ranks, &policy(sharding))
+}
+
+fn by_policy(choice: &Choice, ranks: usize, policy: &Policy) -> Vec<Subject> {
+    (0..ranks).map(|index| of_rank(choice, policy, Rank { index, of: ranks })).collect()
 }
 
 /// The result of training: losses and gradient norms, and every trained leaf with its moments.
@@ -237,11 +226,24 @@ fn run_rank(subject: &Subject, comm: Box<dyn Comm>, own_samples: bool) -> Outcom
     let rank = comm.rank();
     let plan = subject.roomy_plan(1);
     subject.run_on_null(plan.clone()).unwrap();
-    let mut executor = Executor::load(plan, Cpu::new(1).unwrap().with_comm(comm)).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let cpu = Cpu::new(1).unwrap().with_comm(comm).with_spill_folder(folder.path().into());
+    let mut executor = Executor::load(plan, cpu).unwrap();
     subject.write_contents(&mut executor);
     let mut reports = Vec::new();
     for _ in 0..UPDATES {
-        write_samples(subject, &mut executor, if own_samples { rank } else { 0 });
+        let samples = if own_samples { rank } else { 0 };
+        if executor.has_laps() {
+            let feed = |executor: &mut Executor<Cpu>, _| {
+                write_samples(subject, executor, samples);
+                Ok::<(), DeviceError>(())
+            };
+            let rounds = if own_samples { 2 } else { 1 };
+            executor.run_laps(&vec![subject.extent; rounds], feed).unwrap();
+            end_step(subject, &mut executor, &mut reports);
+            continue;
+        }
+        write_samples(subject, &mut executor, samples);
         if own_samples {
             executor.run_with_sums(Entry::MicroStep, &subject.extent, false).unwrap();
         }
@@ -290,6 +292,9 @@ fn collect(subject: &Subject, executor: &mut Executor<Cpu>) -> Vec<(String, Vec<
         let steps = &executor.plan().entry(Entry::Collect).steps;
         let index = steps.iter().position(|step| step.inputs[0] == id).unwrap();
         let whole = steps[index].outputs[0];
+        if steps[index].inputs.len() == 2 {
+            executor.run_step(Entry::Collect, index - 1, &subject.extent).unwrap();
+        }
         executor.run_step(Entry::Collect, index, &subject.extent).unwrap();
         let bytes = subject.read_bytes(executor, whole);
         leaves.push((name, in_order(&subject.graph, id, shard, &bytes)));
@@ -374,6 +379,61 @@ fn ranks_with_their_own_samples_agree_with_one_within_rounding() {
                 let together = outcome(&divided(&choice, ranks, sharding), true);
                 expect_close(&alone, &together, &format!("{} on {ranks}, {sharding:?}", choice.name));
             }
+        }
+    }
+}
+
+/// Everything of a decoder offloaded to disk, or only its state, in both orders and for every division.
+fn offloading() -> Vec<Policy> {
+    let state = Policy {
+        gradients: Space::Disk,
+        optimizer_state: Space::Disk,
+        window_bytes: 4000,
+        ..Policy::resident(LayerSet::first(1), LOSS_CHUNK)
+    };
+    let some = Policy { offloaded_gradients: LayerSet::first(1), ..state.clone() };
+    let moments = Policy { gradients: Space::Device, ..state.clone() };
+    let depth = [state, some, moments, offload_everything(0), offload_everything(usize::MAX)];
+    let breadth = depth.clone().map(|policy| Policy { order: Order::Breadth, ..policy });
+    let all = depth.into_iter().chain(breadth);
+    all.flat_map(|policy| Sharding::ALL.map(|sharding| Policy { sharding, ..policy.clone() }))
+        // Divided weights are those that are not resident.
+        .map(|policy| match policy.sharding {
+            Sharding::Weights => {
+                Policy { offloaded_weights: LayerSet::all(LAYERS), tables_offloaded: true, ..policy }
+            }
+            _ => policy,
+        })
+        .collect()
+}
+
+/// What ranks divide and what is offloaded add up: every rank offloads its part, and the results are those of one process.
+#[test]
+fn ranks_that_offload_agree_with_one_within_rounding() {
+    let choices = [
+        (wide_full(), 3, 1),
+        (Choice { name: "wide, not clipped", clips: false, ..wide_full() }, 2, 3),
+        (Choice { name: "wide, in 8 bits", moments: Moments::Bits8, ..wide_full() }, 2, 3),
+        (Choice { name: "full, last layer", trained: Trained::LastLayer, ..Choice::full() }, 2, 3),
+        (Choice::lora(), 2, 3),
+    ];
+    for (choice, ranks, every) in choices {
+        let alone = outcome_alone(&choice, ranks, true);
+        for policy in offloading().into_iter().step_by(every) {
+            let together = outcome(&by_policy(&choice, ranks, &policy), true);
+            expect_close(&alone, &together, &format!("{} on {ranks}, {policy:?}", choice.name));
+        }
+    }
+}
+
+/// Without divided gradients, offloading and order change no bit of a rank either.
+#[test]
+fn offloading_on_ranks_changes_no_bit() {
+    let tied_or_not = [wide_full(), Choice::full(), Choice { clips: false, ..wide_full() }];
+    for choice in tied_or_not {
+        let resident = outcome(&divided(&choice, 2, Sharding::None), true);
+        for policy in offloading().iter().filter(|policy| policy.sharding == Sharding::None) {
+            assert!(outcome(&by_policy(&choice, 2, policy), true) == resident, "{}: {policy:?}", choice.name);
         }
     }
 }

@@ -41,7 +41,9 @@ impl Exchange {
             efficiency: 1.0,
         };
         for entry in [Entry::MicroStep, Entry::Update] {
-            let times = if entry == Entry::MicroStep { micro_steps.max(1.0) } else { 1.0 };
+            // In breadth-first order an exchange serves all micro-batches.
+            let is_repeated = entry == Entry::MicroStep && plan.entry(entry).laps.is_empty();
+            let times = if is_repeated { micro_steps.max(1.0) } else { 1.0 };
             for step in &plan.entry(entry).steps {
                 let bytes = step.cost.bytes;
                 if matches!(step.op, Op::AllReduce(_)) {
@@ -97,5 +99,12 @@ fn step_ms_without_exchange(plan: &Plan, profile: &Profile, micro_steps: f64) ->
     }
     let profile = Profile { link: Link { bytes_per_s: f64::INFINITY, latency_s: 0.0 }, ..*profile };
     let seconds = |entry: Entry| profile.entry_seconds(&silent, entry);
-    1e3 * (micro_steps * seconds(Entry::MicroStep) + seconds(Entry::Update))
+    let micro_steps_s = match silent.entry(Entry::MicroStep).laps.is_empty() {
+        true => micro_steps * seconds(Entry::MicroStep),
+        false => {
+            profile.laps_seconds(&silent, Entry::MicroStep, micro_steps)
+                + profile.waiting_for_updates(&silent, Entry::MicroStep, micro_steps)
+        }
+    };
+    1e3 * (micro_steps_s + seconds(Entry::Update))
 }

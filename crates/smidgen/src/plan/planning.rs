@@ -21,7 +21,7 @@ use crate::rows::data::Data;
 use smidgen_compile::request::Master;
 use smidgen_compile::{Budget, Choice, Solution, SolveError, Why, smallest_resident};
 use smidgen_ir::bytes::format_bytes;
-use smidgen_ir::{DeviceKind, Extent, LeafKind, Pins, PlannedValue, Policy, Sharding, Space, Storage};
+use smidgen_ir::{DeviceKind, Extent, LeafKind, Pins, PlannedValue, Policy, Space, Storage};
 use smidgen_recipe::Compute;
 use std::collections::BTreeSet;
 
@@ -212,11 +212,6 @@ fn notes(job: &Job, shape: &DemandShape, terms: &Terms, solution: &Solution, fit
     notes.extend(trained_note(job));
     notes.extend(pin_notes(job));
     notes.extend(job.budget.note());
-    let is_pinned = is_pinned_off_device(&job.recipe.memory.pins, Choice::OptimizerState);
-    if is_pinned && solution.policy.divides(Sharding::Moments) {
-        notes
-            .push("optimizer state is divided over ranks: `memory.optimizer_state` has no effect".to_owned());
-    }
     notes.extend(host_note(job, terms, solution));
     notes.extend(gain_of_more_memory(job, shape, terms, solution).filter(|_| fits));
     notes

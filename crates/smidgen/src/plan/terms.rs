@@ -133,14 +133,6 @@ fn pins(job: &Job) -> Result<Pins, Failure> {
 /// The error for pins that exclude each other, or that the model cannot have.
 fn describe(refusal: Refusal) -> Failure {
     let (what, hint) = match refusal {
-        Refusal::BreadthFirstOnRanks => (
-            "`memory.order = \"breadth\"` is for one rank: several ranks sum the gradients of each layer while a micro-batch passes it",
-            "write `auto` or `depth`",
-        ),
-        Refusal::BreadthFirstWithTiedHead => (
-            "`memory.order = \"breadth\"` would sum the gradient of the embedding, which is also the LM head, in another order",
-            "write `auto` or `depth`, or train only the layers (`adapter.targets` with their names)",
-        ),
         Refusal::BreadthFirstWithAudio => (
             "`memory.order = \"breadth\"` is for decoders, and a part of the audio encoder or projector is trained",
             "write `auto` or `depth`, or leave encoder and projector out of `adapter.targets` and `adapter.train`",

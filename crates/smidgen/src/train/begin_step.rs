@@ -8,7 +8,7 @@ use super::trainer::{PendingStep, Trainer};
 use crate::failure::Failure;
 use crate::plan::demand::pack;
 use smidgen_data::batch::BatchPlan;
-use smidgen_ir::{Entry, Sharding};
+use smidgen_ir::Entry;
 use smidgen_runtime::Device;
 
 impl<D: Device> Trainer<'_, D> {
@@ -54,7 +54,7 @@ impl<D: Device> Trainer<'_, D> {
     /// weights are gathered for each micro-batch, all ranks run equally many.
     fn count_rounds(&mut self) -> Result<usize, Failure> {
         let (train, rank) = (&self.rows().train, self.job.request.rank);
-        let gathers = self.policy.divides(Sharding::Gradients) && !rank.is_only();
+        let gathers = self.policy.divides_gradients() && !rank.is_only();
         let ranks = if gathers { 0..rank.of } else { rank.index..rank.index + 1 };
         let mut count = 1;
         for index in ranks {
@@ -98,13 +98,17 @@ impl<D: Device> Trainer<'_, D> {
         Ok(())
     }
 
-    /// Runs the micro-batches of a step in breadth-first order. Only a single rank does so, and it has no empty ones.
+    /// Runs the micro-batches of a step in breadth-first order: only the rank's own, or an empty one if it has no samples.
     fn run_laps(&mut self, step: &PendingStep) -> Result<(), Failure> {
         let train = &self.rows().train;
         let Trainer { executor, packing, micro_batch, feed, liveness, extents, .. } = self;
         let chosen =
             |positions: &[u32]| positions.iter().map(|position| step.samples[*position as usize]).collect();
-        let micro_batches: Vec<Vec<u32>> = packing.micro_batches().map(chosen).collect();
+        let mut micro_batches: Vec<Vec<u32>> = packing.micro_batches().map(chosen).collect();
+        if micro_batches.is_empty() {
+            micro_batches.push(vec![step.filler]);
+            feed.write_loss_weight(executor, 0.0);
+        }
         extents.clear();
         extents.extend(micro_batches.iter().map(|samples| train.extent(samples.iter().copied())));
         executor.run_laps(extents, |executor, number| {

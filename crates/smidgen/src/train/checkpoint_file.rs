@@ -32,7 +32,11 @@ impl Gathered {
 
     pub fn run<D: Device>(&self, executor: &mut Executor<D>) -> io::Result<()> {
         let extent = executor.plan().extent;
-        executor.run_step(Entry::Collect, self.step, &extent).map_err(io::Error::other)
+        // An offloaded part is fetched by the step before.
+        let is_fetched = executor.plan().entry(Entry::Collect).steps[self.step].inputs.len() == 2;
+        let steps = self.step - usize::from(is_fetched)..=self.step;
+        let mut steps = steps.map(|step| executor.run_step(Entry::Collect, step, &extent));
+        steps.try_for_each(|done| done.map_err(io::Error::other))
     }
 }
 

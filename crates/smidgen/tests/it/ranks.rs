@@ -180,6 +180,45 @@ fn ranks_have_the_losses_of_one_process() {
     }
 }
 
+/// Full training that offloads its state, in either order, has the losses and the model of one process on several ranks,
+/// and its checkpoints are those of one process.
+#[test]
+fn ranks_that_offload_have_the_losses_of_one_process() {
+    if !has_mpi() {
+        return;
+    }
+    let scratch = Scratch::new();
+    scratch.write("recipe.toml", RECIPE.replace("rank = 4\nalpha = 8\n", ""));
+    let full = ["adapter.kind=full", "train.lr=1e-3", "train.save_every=10"];
+    train(&scratch, "one", 1, &full);
+    let offloaded = ["memory.gradients=disk", "memory.optimizer_state=disk", "memory.weights=disk"];
+    for (output, ranks, own) in [
+        ("depth", 2, &["memory.gradients=disk", "memory.order=depth"][..]),
+        ("host", 2, &["memory.gradients=host", "memory.shard=none"]),
+        ("moments", 3, &["memory.gradients=disk", "memory.shard=moments"]),
+        ("gradients", 2, &["memory.optimizer_state=disk", "memory.shard=gradients", "memory.order=breadth"]),
+        ("weights", 2, &["memory.shard=weights", "memory.order=depth"]),
+        ("laps", 3, &["memory.shard=weights", "memory.order=breadth"]),
+        ("whole", 2, &["memory.shard=none", "memory.order=breadth"]),
+    ] {
+        let all: &[&str] = if matches!(output, "weights" | "laps" | "whole") { &offloaded } else { &[] };
+        train(&scratch, output, ranks, &[&full[..], all, own].concat());
+        assert!(difference(&scratch, "one", output, "loss") < 1e-6, "{output}");
+        for folder in ["checkpoint-10", "model"] {
+            let far = distance(&scratch.path("one").join(folder), &scratch.path(output).join(folder));
+            assert!(far < 1e-5, "{output}/{folder}: {far:e}");
+        }
+    }
+    copy_run(&scratch, "laps", "again", &["model", "report.html"]);
+    let laps =
+        [&full[..], &offloaded, &["memory.shard=weights", "memory.order=breadth", "--resume"]].concat();
+    train(&scratch, "again", 3, &laps);
+    assert!(
+        bytes_of(&scratch.path("laps/model")) == bytes_of(&scratch.path("again/model")),
+        "resume is exact"
+    );
+}
+
 /// Clips belong to rows, so a rank has those of its own rows, encoded once or with the encoder in the graph.
 #[test]
 fn ranks_hear_what_one_process_hears() {
