@@ -18,7 +18,8 @@ use regex::Regex;
 use serde_json::{Map, Value as Json};
 use thiserror::Error;
 
-use super::python::{json_dumps, print, strftime};
+use super::python::{JsonOptions, json_dumps, print, strftime};
+use super::python_operators::add_python;
 use super::template_limits::{add_limits, begin_rendering, charge, json_bytes, weigh};
 use super::template_rewrite::{check_source, compile};
 
@@ -84,15 +85,24 @@ impl ChatTemplate {
     pub fn new(source: &str, special: Map<String, Json>) -> Result<ChatTemplate, ChatTemplateError> {
         let unreadable = |error| ChatTemplateError::Parse { reason: reason_of(&error) };
         check_source(source).map_err(unreadable)?;
-        let (source, marks_generation) = with_marked_generation(source);
+        // Jinja does the same: the end of a line is one character, whatever system the file is from.
+        let source = source.replace("\r\n", "\n").replace('\r', "\n");
+        let (source, marks_generation) = with_marked_generation(&source);
         let mut environment = Environment::new();
         add_limits(&mut environment);
+        add_python(&mut environment);
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         let syntax = syntax.expect("the usual delimiters are valid");
         environment.set_formatter(|out, state, value| {
             weigh(value)?;
             match value.kind() {
-                ValueKind::None | ValueKind::Bool | ValueKind::Seq | ValueKind::Map => {
+                ValueKind::None
+                | ValueKind::Bool
+                | ValueKind::Number
+                | ValueKind::Seq
+                | ValueKind::Iterable
+                | ValueKind::Map
+                | ValueKind::Plain => {
                     let text = print(value)?;
                     charge(text.len())?;
                     out.write_str(&text)
@@ -221,21 +231,34 @@ fn without_marks(marked: &str) -> Rendered {
 }
 
 /// `tojson` as in transformers, which replaces Jinja's own filter because that one escapes HTML.
-fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
-    let indent: Option<usize> = options.get("indent")?;
-    // These options are accepted and ignored: all known templates set them to what this filter does.
-    let _: Option<bool> = options.get("ensure_ascii")?;
-    let _: Option<bool> = options.get("sort_keys")?;
+fn to_json(value: &Value, ensure_ascii: Option<bool>, options: Kwargs) -> Result<Value, Error> {
+    let indent: Option<Value> = options.get("indent")?;
+    let indent = indent.filter(|indent| !indent.is_none());
+    let separators: Option<Vec<String>> = options.get("separators")?;
+    let read = JsonOptions {
+        ensure_ascii: ensure_ascii.or(options.get("ensure_ascii")?).unwrap_or(false),
+        indent: match indent.as_ref().map(|indent| (indent.as_str(), indent.as_usize())) {
+            None => None,
+            Some((Some(text), _)) if text.len() <= MOST_INDENT => Some(text.to_owned()),
+            Some((_, Some(spaces))) if spaces <= MOST_INDENT => Some(" ".repeat(spaces)),
+            Some(_) => {
+                let message = format!("the indentation of `tojson` is above {MOST_INDENT}");
+                return Err(Error::new(ErrorKind::InvalidOperation, message));
+            }
+        },
+        separators: match separators.as_deref() {
+            None => None,
+            Some([item, key]) if item.len() + key.len() <= MOST_INDENT => Some((item.clone(), key.clone())),
+            Some(_) => {
+                let message = "the separators of `tojson` are not two short texts";
+                return Err(Error::new(ErrorKind::InvalidOperation, message));
+            }
+        },
+        sort_keys: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+    };
     options.assert_all_used()?;
     weigh(value)?;
-    if indent.is_some_and(|indent| indent > MOST_INDENT) {
-        let message = format!("the indentation of `tojson` is above {MOST_INDENT}");
-        return Err(Error::new(ErrorKind::InvalidOperation, message));
-    }
-    match json_dumps(value, indent) {
-        Ok(text) => Ok(Value::from(text)),
-        Err(error) => Err(Error::new(ErrorKind::BadSerialization, error.to_string())),
-    }
+    json_dumps(value, &read).map(Value::from)
 }
 
 #[derive(Debug, Error)]

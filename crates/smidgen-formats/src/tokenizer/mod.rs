@@ -13,6 +13,7 @@ mod merges;
 mod pre_tokenizer;
 pub mod prompt_file;
 mod python;
+mod python_operators;
 pub mod save;
 mod template_limits;
 mod template_rewrite;

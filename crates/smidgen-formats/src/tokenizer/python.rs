@@ -3,17 +3,18 @@
 //! Left out: the local time zone. Times are in UTC, so they print the same everywhere.
 
 use std::fmt::Write;
-use std::io;
+use std::sync::LazyLock;
 use std::time::SystemTime;
 
 use chrono::DateTime;
 use chrono::format::{Item, Numeric, StrftimeItems};
 use minijinja::value::ValueKind;
 use minijinja::{Error, Value};
-use serde::Serialize;
-use serde_json::ser::{CompactFormatter, Formatter, PrettyFormatter, Serializer};
+use regex::Regex;
+use serde_json::Value as Json;
 
-use super::template_limits::charge;
+use super::python_operators::{is_method, is_type};
+use super::template_limits::{charge, refused};
 
 /// Like `str(value)`: strings unchanged, everything else as in `repr`.
 pub(super) fn print(value: &Value) -> Result<String, Error> {
@@ -28,17 +29,39 @@ fn repr(value: &Value) -> Result<String, Error> {
     match value.kind() {
         ValueKind::None => Ok("None".into()),
         ValueKind::Bool => Ok(if value.is_true() { "True" } else { "False" }.into()),
+        ValueKind::Number => Ok(number(value)),
         ValueKind::String => Ok(quoted(value.as_str().unwrap_or_default())),
-        ValueKind::Seq => {
+        ValueKind::Seq | ValueKind::Iterable => {
             let items: Vec<String> = value.try_iter()?.map(|item| repr(&item)).collect::<Result<_, _>>()?;
-            Ok(format!("[{}]", items.join(", ")))
+            let all = items.join(", ");
+            Ok(match (is_type(value, "::Tuple"), items.len()) {
+                (true, 1) => format!("({all},)"),
+                (true, _) => format!("({all})"),
+                (false, _) => format!("[{all}]"),
+            })
         }
         ValueKind::Map => {
             let pair = |key: Value| Ok(format!("{}: {}", repr(&key)?, repr(&value.get_item(&key)?)?));
             let pairs: Vec<String> = value.try_iter()?.map(pair).collect::<Result<_, Error>>()?;
             Ok(format!("{{{}}}", pairs.join(", ")))
         }
+        _ if is_method(value) => Err(refused("it prints a method of a dict that it does not call")),
         _ => Ok(value.to_string()),
+    }
+}
+
+/// Like `repr` of a Python number: floats have an exponent below 1e-4 and from 1e16 on.
+fn number(value: &Value) -> String {
+    let float = match (value.is_integer(), f64::try_from(value.clone())) {
+        (false, Ok(float)) if float.is_finite() => float,
+        _ => return value.to_string(),
+    };
+    let exact = format!("{float:e}");
+    let (digits, exponent) = exact.split_once('e').unwrap_or((&exact, "0"));
+    let exponent: i32 = exponent.parse().unwrap_or_default();
+    match float == 0.0 || (-4..16).contains(&exponent) {
+        true => value.to_string(),
+        false => format!("{digits}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs()),
     }
 }
 
@@ -56,58 +79,159 @@ fn quoted(text: &str) -> String {
                 out.push('\\');
                 out.push(sign);
             }
-            sign if (sign as u32) < 0x20 || sign as u32 == 0x7f => {
-                write!(out, "\\x{:02x}", sign as u32).expect("a string can be written to");
+            sign if is_printable(sign) => out.push(sign),
+            sign => {
+                let code = sign as u32;
+                match code {
+                    0..=0xff => write!(out, "\\x{code:02x}"),
+                    0x100..=0xffff => write!(out, "\\u{code:04x}"),
+                    _ => write!(out, "\\U{code:08x}"),
+                }
+                .expect("a string can be written to");
             }
-            sign => out.push(sign),
         }
     }
     out.push(quote);
     out
 }
 
-/// Like `json.dumps(value, ensure_ascii=False, indent=indent)`.
-pub(super) fn json_dumps(value: &Value, indent: Option<usize>) -> Result<String, serde_json::Error> {
-    let json = serde_json::to_value(value)?;
-    let mut out = Charged(Vec::new());
-    match indent {
-        Some(indent) => {
-            let spaces = vec![b' '; indent];
-            json.serialize(&mut Serializer::with_formatter(&mut out, PrettyFormatter::with_indent(&spaces)))?;
-        }
-        None => json.serialize(&mut Serializer::with_formatter(&mut out, Spaced(CompactFormatter)))?,
+/// Like `str.isprintable`: neither a control or format character nor unassigned, and no space but the usual one.
+fn is_printable(sign: char) -> bool {
+    static OTHERS: LazyLock<Regex> =
+        LazyLock::new(|| Regex::new(r"^[\p{C}\p{Z}]$").expect("the expression is valid"));
+    match sign {
+        ' '..='~' => true,
+        '\0'..='\u{7f}' => false,
+        sign => !OTHERS.is_match(sign.encode_utf8(&mut [0; 4])),
     }
-    Ok(String::from_utf8(out.0).expect("JSON of strings is UTF-8"))
 }
 
-/// A buffer whose bytes are charged to the template's allowance.
-struct Charged(Vec<u8>);
+/// The options of `json.dumps`.
+#[derive(Debug, Default)]
+pub(super) struct JsonOptions {
+    pub ensure_ascii: bool,
+    /// What a level is indented by; without it everything is on one line.
+    pub indent: Option<String>,
+    /// Between values, and after a key.
+    pub separators: Option<(String, String)>,
+    pub sort_keys: bool,
+}
 
-impl io::Write for Charged {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        charge(bytes.len()).map_err(io::Error::other)?;
-        self.0.write(bytes)
-    }
+/// Like `json.dumps`. What is written is charged to the template's allowance.
+pub(super) fn json_dumps(value: &Value, options: &JsonOptions) -> Result<String, Error> {
+    let separators = match (&options.separators, &options.indent) {
+        (Some((item, key)), _) => (item.as_str(), key.as_str()),
+        (None, Some(_)) => (",", ": "),
+        (None, None) => (", ", ": "),
+    };
+    let mut writer = JsonWriter { out: String::new(), options, separators };
+    writer.write(value, 0)?;
+    Ok(writer.out)
+}
 
-    fn flush(&mut self) -> io::Result<()> {
+struct JsonWriter<'a> {
+    out: String,
+    options: &'a JsonOptions,
+    separators: (&'a str, &'a str),
+}
+
+impl JsonWriter<'_> {
+    fn push(&mut self, text: &str) -> Result<(), Error> {
+        charge(text.len())?;
+        self.out.push_str(text);
         Ok(())
     }
-}
 
-/// Compact JSON with a space after every comma and colon.
-struct Spaced(CompactFormatter);
-
-impl Formatter for Spaced {
-    fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
+    fn write(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
+        match value.kind() {
+            ValueKind::None => self.push("null"),
+            ValueKind::Bool => self.push(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Number => self.push(&number(value)),
+            ValueKind::String => self.write_text(value.as_str().unwrap_or_default()),
+            ValueKind::Seq | ValueKind::Iterable => {
+                let items: Vec<Value> = value.try_iter()?.collect();
+                self.write_all('[', ']', depth, items.iter(), |writer, item| writer.write(item, depth + 1))
+            }
+            ValueKind::Map => {
+                let mut keys: Vec<Value> = value.try_iter()?.collect();
+                if self.options.sort_keys {
+                    keys.sort();
+                }
+                self.write_all('{', '}', depth, keys.iter(), |writer, key| {
+                    match key.kind() {
+                        ValueKind::String => writer.write(key, depth)?,
+                        ValueKind::None | ValueKind::Bool | ValueKind::Number => {
+                            writer.push("\"")?;
+                            writer.write(key, depth)?;
+                            writer.push("\"")?;
+                        }
+                        _ => return Err(refused("a key of a map in `tojson` is a list or a map")),
+                    }
+                    let separator = writer.separators.1;
+                    writer.push(separator)?;
+                    writer.write(&value.get_item(key)?, depth + 1)
+                })
+            }
+            ValueKind::Undefined => Err(refused("`tojson` of a value that is not defined")),
+            _ => Err(refused("`tojson` of a value that is not data")),
+        }
     }
 
-    fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
+    fn write_all<'v>(
+        &mut self,
+        begin: char,
+        end: char,
+        depth: usize,
+        items: impl ExactSizeIterator<Item = &'v Value>,
+        mut write: impl FnMut(&mut Self, &Value) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let is_empty = items.len() == 0;
+        self.push(begin.encode_utf8(&mut [0; 4]))?;
+        for (index, item) in items.enumerate() {
+            if index > 0 {
+                let separator = self.separators.0;
+                self.push(separator)?;
+            }
+            self.write_line(depth + 1)?;
+            write(self, item)?;
+        }
+        if !is_empty {
+            self.write_line(depth)?;
+        }
+        self.push(end.encode_utf8(&mut [0; 4]))
     }
 
-    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        writer.write_all(b": ")
+    /// A new line, if there is an indentation.
+    fn write_line(&mut self, depth: usize) -> Result<(), Error> {
+        match &self.options.indent {
+            Some(indent) => {
+                charge(indent.len().saturating_mul(depth))?;
+                self.push(&format!("\n{}", indent.repeat(depth)))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn write_text(&mut self, text: &str) -> Result<(), Error> {
+        let quoted = Json::from(text).to_string();
+        let is_plain = |sign: char| sign < '\x7f';
+        match !self.options.ensure_ascii || quoted.chars().all(is_plain) {
+            true => self.push(&quoted),
+            false => {
+                let mut out = String::with_capacity(quoted.len());
+                for sign in quoted.chars() {
+                    match is_plain(sign) {
+                        true => out.push(sign),
+                        false => {
+                            for unit in sign.encode_utf16(&mut [0; 2]) {
+                                write!(out, "\\u{unit:04x}").expect("a string can be written to");
+                            }
+                        }
+                    }
+                }
+                self.push(&out)
+            }
+        }
     }
 }
 
@@ -155,10 +279,11 @@ mod tests {
         assert_eq!(print(&Value::from("it's")).unwrap(), "it's");
         assert_eq!(print(&Value::from(vec!["it's"])).unwrap(), r#"["it's"]"#);
         assert_eq!(
-            json_dumps(&value, None).unwrap(),
+            json_dumps(&value, &JsonOptions::default()).unwrap(),
             r#"{"a": [1, 2.5, null, true], "b": "it's\n\"ü\"", "c": {}}"#
         );
         let indented = Value::from(Serde(json!({"a": [1], "b": []})));
-        assert_eq!(json_dumps(&indented, Some(2)).unwrap(), "{\n  \"a\": [\n    1\n  ],\n  \"b\": []\n}");
+        let by_two = JsonOptions { indent: Some("  ".to_owned()), ..JsonOptions::default() };
+        assert_eq!(json_dumps(&indented, &by_two).unwrap(), "{\n  \"a\": [\n    1\n  ],\n  \"b\": []\n}");
     }
 }

@@ -13,6 +13,8 @@ use minijinja::value::{Kwargs, Rest, StringInput, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions};
 use serde_json::Value as Json;
 
+use super::python_operators::{call_python_method, format_arguments, keep_safe, printed};
+
 /// Instructions per rendering; a conversation of a thousand messages needs some hundred thousand.
 const FUEL: u64 = 5_000_000;
 /// Nested loops, macros and calls; a macro counts five times.
@@ -71,12 +73,12 @@ pub(super) fn charge(bytes: usize) -> Result<(), Error> {
     }
 }
 
-fn refused(what: &str) -> Error {
+pub(super) fn refused(what: &str) -> Error {
     Error::new(ErrorKind::InvalidOperation, what.to_owned())
 }
 
 /// The charge for a value without the values in it.
-fn own_bytes(value: &Value) -> usize {
+pub(super) fn own_bytes(value: &Value) -> usize {
     match (value.as_str(), value.kind()) {
         (Some(text), _) => text.len(),
         (None, ValueKind::Seq | ValueKind::Map | ValueKind::Iterable) => {
@@ -148,7 +150,6 @@ pub(super) fn add_limits(environment: &mut Environment<'static>) {
         }
         functions::namespace(defaults.map(ValueOrKwargs::from))
     });
-    environment.add_filter("replace", replace);
     environment.add_filter("join", join);
     environment.add_filter("indent", indent);
     environment.add_filter("batch", batch);
@@ -180,18 +181,8 @@ fn times(right: Value) -> Result<Value, Error> {
 }
 
 /// Charges the text after a replacement.
-fn charge_replaced(text: &str, from: &str, to: &str) -> Result<(), Error> {
+pub(super) fn charge_replaced(text: &str, from: &str, to: &str) -> Result<(), Error> {
     charge(text.len().saturating_add(text.matches(from).count().saturating_mul(to.len())))
-}
-
-fn replace(
-    state: &mut State<'_, '_>,
-    text: StringInput<'_>,
-    from: StringInput<'_>,
-    to: StringInput<'_>,
-) -> Result<Value, Error> {
-    charge_replaced(text.as_str(), from.as_str(), to.as_str())?;
-    filters::replace(state, text, from, to)
 }
 
 /// Charges all elements and the text between them.
@@ -209,7 +200,18 @@ fn join(
     more: Kwargs,
 ) -> Result<Value, Error> {
     charge_joined(values, between.as_ref().map_or("", StringInput::as_str))?;
-    filters::join(state, values, between, attribute, more)
+    let has_number = |values: &Value| Ok::<_, Error>(values.try_iter()?.any(|value| value.is_number()));
+    match attribute.is_none() && has_number(values)? {
+        // The engine prints floats in another way.
+        true => {
+            let texts = values
+                .try_iter()?
+                .map(|value| if value.is_number() { printed(&value) } else { Ok(value) })
+                .collect::<Result<Value, _>>()?;
+            filters::join(state, &texts, between, attribute, more)
+        }
+        false => filters::join(state, values, between, attribute, more),
+    }
 }
 
 fn indent(
@@ -252,7 +254,7 @@ fn sum(
 }
 
 /// Refuses formats with widths that would fill the memory with spaces.
-fn check_format(text: &str, arguments: &[Value]) -> Result<(), Error> {
+pub(super) fn check_format(text: &str, arguments: &[Value]) -> Result<(), Error> {
     let digits = text.as_bytes().windows(4).any(|window| window.iter().all(u8::is_ascii_digit));
     let mut open = 0;
     let nested = text.chars().any(|sign| {
@@ -277,6 +279,7 @@ fn check_format(text: &str, arguments: &[Value]) -> Result<(), Error> {
 fn format(state: &mut State<'_, '_>, text: &Value, arguments: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let arguments = arguments.into_values();
     check_format(text.as_str().unwrap_or_default(), &arguments)?;
+    let arguments = format_arguments(text.as_str().unwrap_or_default(), &arguments)?;
     filters::format(state, text, Rest(arguments.into_iter().map(ValueOrKwargs::from).collect()))
 }
 
@@ -299,5 +302,17 @@ fn call_method(
         _ => charge(own_bytes(value).saturating_mul(2))?,
     }
     arguments.iter().try_for_each(|argument| charge(own_bytes(argument)))?;
-    minijinja_contrib::pycompat::unknown_method_callback(state, value, name, arguments)
+    if let Some(result) = call_python_method(value, name, arguments) {
+        return result;
+    }
+    let shown;
+    let arguments = match name {
+        "format" => {
+            shown = format_arguments(value.as_str().unwrap_or_default(), arguments)?;
+            &shown
+        }
+        _ => arguments,
+    };
+    let result = minijinja_contrib::pycompat::unknown_method_callback(state, value, name, arguments)?;
+    Ok(keep_safe(value, name, result))
 }

@@ -15,6 +15,7 @@ use minijinja::machinery::{CodeGenerator, Instructions, Span, parse};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Error, ErrorKind, Value};
 
+use super::python_operators::{ADD, ATTRIBUTE, DICT_METHODS, ITEM, REMAINDER, TEXT};
 use super::template_limits::{BRIEF, CHARGE, EACH, FACTOR, KEEP, TIMES, WEIGH};
 
 /// Published templates have up to 30,000 bytes.
@@ -131,6 +132,12 @@ impl Depth {
     }
 }
 
+/// A call with two arguments.
+fn call_with<'a>(function: &'static str, first: Expr<'a>, second: Expr<'a>, span: Span) -> Expr<'a> {
+    let expr = Expr::Var(Spanned::new(Var { id: function }, span));
+    Expr::Call(Spanned::new(Call { expr, args: vec![CallArg::Pos(first), CallArg::Pos(second)] }, span))
+}
+
 type Rewritten<T> = Result<T, Error>;
 
 fn call<'a>(function: &'static str, value: Expr<'a>, span: Span) -> Expr<'a> {
@@ -220,7 +227,15 @@ fn macro_of<'a>(node: &Spanned<Macro<'a>>, depth: Depth) -> Rewritten<Spanned<Ma
 }
 
 fn call_of<'a>(node: &Spanned<Call<'a>>, depth: Depth) -> Rewritten<Spanned<Call<'a>>> {
-    let rewritten = Call { expr: expr_of(&node.expr, depth)?, args: args_of(&node.args, depth, None)? };
+    let expr = match &node.expr {
+        // A method that is called is no attribute.
+        Expr::GetAttr(method) => {
+            let expr = expr_of(&method.expr, depth.below()?)?;
+            Expr::GetAttr(Spanned::new(GetAttr { expr, name: method.name }, method.span()))
+        }
+        other => expr_of(other, depth)?,
+    };
+    let rewritten = Call { expr, args: args_of(&node.args, depth, None)? };
     Ok(Spanned::new(rewritten, node.span()))
 }
 
@@ -324,12 +339,21 @@ fn expr_of<'a>(expr: &Expr<'a>, depth: Depth) -> Rewritten<Expr<'a>> {
             let args = args_of(&node.args, depth, function)?;
             Expr::Test(Spanned::new(Test { name: node.name, expr, args }, span))
         }
+        Expr::GetAttr(node) if DICT_METHODS.contains(&node.name) => {
+            let name = Expr::Const(Spanned::new(Const { value: Value::from(node.name) }, span));
+            call_with(ATTRIBUTE, of(&node.expr)?, name, span)
+        }
         Expr::GetAttr(node) => {
             Expr::GetAttr(Spanned::new(GetAttr { expr: of(&node.expr)?, name: node.name }, span))
         }
         Expr::GetItem(node) => {
-            let rewritten = GetItem { expr: of(&node.expr)?, subscript_expr: of(&node.subscript_expr)? };
-            Expr::GetItem(Spanned::new(rewritten, span))
+            let (expr, subscript_expr) = (of(&node.expr)?, of(&node.subscript_expr)?);
+            let is_method =
+                |name: &Const| name.value.as_str().is_some_and(|name| DICT_METHODS.contains(&name));
+            match &node.subscript_expr {
+                Expr::Const(name) if is_method(name) => call_with(ITEM, expr, subscript_expr, span),
+                _ => Expr::GetItem(Spanned::new(GetItem { expr, subscript_expr }, span)),
+            }
         }
         Expr::Call(node) => Expr::Call(call_of(node, depth)?),
         Expr::List(node) => {
@@ -354,17 +378,18 @@ fn kept(rewritten: Expr<'_>, span: Span) -> Expr<'_> {
 
 fn binary_of<'a>(node: &BinOp<'a>, span: Span, depth: Depth) -> Rewritten<Expr<'a>> {
     let of = |inner: &Expr<'a>| expr_of(inner, depth);
-    let charged = |inner: &Expr<'a>| -> Rewritten<_> { Ok(call(CHARGE, of(inner)?, span)) };
+    let text = |inner: &Expr<'a>| -> Rewritten<_> { Ok(call(TEXT, of(inner)?, inner.span())) };
     let (left, right) = match node.op {
         // `and` and `or` return one of their operands.
         BinOpKind::ScAnd | BinOpKind::ScOr => (of(&node.left)?, of(&node.right)?),
-        BinOpKind::Add => (charged(&node.left)?, charged(&node.right)?),
+        BinOpKind::Add => return Ok(call_with(ADD, of(&node.left)?, of(&node.right)?, span)),
+        BinOpKind::Rem => return Ok(call_with(REMAINDER, of(&node.left)?, of(&node.right)?, span)),
         BinOpKind::Mul => (call(FACTOR, of(&node.left)?, span), call(TIMES, of(&node.right)?, span)),
-        BinOpKind::Sub | BinOpKind::Div | BinOpKind::FloorDiv | BinOpKind::Rem | BinOpKind::Pow => {
+        BinOpKind::Sub | BinOpKind::Div | BinOpKind::FloorDiv | BinOpKind::Pow => {
             (of(&node.left)?, of(&node.right)?)
         }
-        BinOpKind::Concat
-        | BinOpKind::Eq
+        BinOpKind::Concat => (text(&node.left)?, text(&node.right)?),
+        BinOpKind::Eq
         | BinOpKind::Ne
         | BinOpKind::Lt
         | BinOpKind::Lte
