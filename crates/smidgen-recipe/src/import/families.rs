@@ -123,7 +123,7 @@ pub fn family_of(name: &str) -> Option<&'static Family> {
         Some(beginning) => name.starts_with(beginning),
         None => ended.contains(*part),
     };
-    FAMILIES.iter().find(|family| family.parts.iter().any(|part| has(&part)))
+    FAMILIES.iter().find(|family| family.parts.iter().any(&has))
 }
 
 /// Says that a model will not load; what is no language model is a mistake at `found`.

@@ -203,6 +203,11 @@ fn import_writes_a_recipe_and_says_the_rest() {
     let json = scratch.run(&["import", "zero.json", "--json"]);
     assert_eq!((json.code, &*json.stderr), (Some(0), ""));
     assert!(serde_json::from_str::<serde_json::Value>(&json.stdout).unwrap()["missing"].is_array());
+    // A folder whose config smidgen does not load.
+    std::fs::create_dir(scratch.path("other")).unwrap();
+    scratch.write("other/config.json", r#"{"model_type": "falcon"}"#);
+    let said = held(&scratch, &["import", "zero.json", "model.path=other", "--out", "other.toml"], 0);
+    assert!(said.contains("warning: `other`: ") && said.contains("falcon"), "{said}");
 }
 
 #[test]
