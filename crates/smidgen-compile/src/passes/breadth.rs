@@ -11,6 +11,7 @@
 
 use super::breadth_sums::{scatter_gradients, sum_resident};
 use super::fetch::fetch_where_needed;
+use super::lap_nodes::LapNodes;
 use super::prefetch::{Brought, bring, division, fetched_for, read_copy, seam_after, source_of};
 use super::update_early::Early;
 use smidgen_ir::policy::Policy;
@@ -48,29 +49,6 @@ pub fn apply(
         graph.laps.push(Lap { each, end: nodes.len() });
     }
     graph.set_nodes(Entry::MicroStep, nodes);
-}
-
-/// The nodes of a [`Lap`].
-#[derive(Debug, Default)]
-pub(super) struct LapNodes {
-    pub before: Vec<Node>,
-    pub each: Vec<Node>,
-    pub after: Vec<Node>,
-    /// Gradients that the lap completes and that are updated after it, with their values on the device.
-    complete: Vec<(ValueId, ValueId)>,
-}
-
-impl LapNodes {
-    pub fn place(&self) -> (Phase, Option<usize>) {
-        let first = self.each.first().expect("a lap has a node");
-        (first.phase, first.layer)
-    }
-
-    /// The last node that writes a value, or a slice of it.
-    fn writer(&self, graph: &Graph, value: ValueId) -> Option<usize> {
-        let is_written = |node: &Node| node.outputs.iter().any(|output| graph.whole(*output) == value);
-        self.each.iter().rposition(is_written)
-    }
 }
 
 fn cut(nodes: Vec<Node>, policy: &Policy) -> Vec<LapNodes> {

@@ -4,7 +4,7 @@
 //! rank receives its rows of the sum; if these are offloaded, the sum overwrites the same rows of the partial gradient and
 //! is copied out while the next lap runs.
 
-use super::breadth::LapNodes;
+use super::lap_nodes::LapNodes;
 use super::prefetch::read_copy;
 use super::shard::own_part;
 use super::update_early::Early;

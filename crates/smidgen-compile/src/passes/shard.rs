@@ -98,7 +98,7 @@ pub fn divide_trained(graph: &mut Graph, policy: &Policy, rank: Rank) {
             *squares = true;
             let place = (node.phase, node.layer);
             let divided: Vec<ValueId> = divided.iter().map(|gradient| parts[gradient]).collect();
-            let is_offloaded = policy.gradients != Space::Device;
+            let is_offloaded = policy.offloads_gradients();
             let count = if is_offloaded { divided.len() + rest.len() } else { 1 };
             let ty = Type::new(Shape::vector(count), Storage::Plain(DType::F64));
             let all = graph.add_leaf("squares", ty, LeafKind::State);
