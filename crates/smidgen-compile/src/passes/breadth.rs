@@ -12,7 +12,7 @@
 use super::breadth_sums::{scatter_gradients, sum_resident};
 use super::fetch::fetch_where_needed;
 use super::lap_nodes::LapNodes;
-use super::prefetch::{Brought, bring, division, fetched_for, read_copy, seam_after, source_of};
+use super::prefetch::{Brought, bring, division, fetched_for, fetched_part_bytes, read_copy, seam_after};
 use super::update_early::Early;
 use smidgen_ir::policy::Policy;
 use smidgen_ir::{
@@ -204,7 +204,7 @@ fn fetch_weights(graph: &mut Graph, laps: &mut [LapNodes], extent: &Extent, wind
         let own = |(value, source): &(ValueId, ValueId)| {
             let of = |id: ValueId| graph.value(id).ty.bytes(extent);
             match division(graph, *value) {
-                Some(shard) => of(*value) + shard.own_bytes(&graph.value(source_of(graph, *value)).ty).len(),
+                Some(shard) => of(*value) + fetched_part_bytes(graph, *value, shard),
                 None => of(*source) + if value == source { 0 } else { of(*value) },
             }
         };
