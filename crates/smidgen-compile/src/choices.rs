@@ -178,7 +178,9 @@ impl<'a> Freedom<'a> {
             device: request.device,
             sharding,
             trains_base: !request.trained.is_empty(),
-            has_laps: !request.computes_audio(),
+            // Memory alone must not change the order of a tied head's sums.
+            has_laps: !request.computes_audio()
+                && (!request.trains_tied_head() || pins.order == Some(Order::Breadth)),
             has_host_updates: request.device == DeviceKind::Cuda && request.optimizer.master == Master::F32,
         }
     }

@@ -235,10 +235,15 @@ impl Policy {
         self.sharding >= sharding
     }
 
+    /// Whether gradients of any trained weights are offloaded.
+    pub fn offloads_gradients(&self) -> bool {
+        self.gradients != Space::Device
+    }
+
     /// Whether each rank keeps only its rows of a gradient. If each updates only its own rows, it offloads no others.
     pub fn divides_gradients(&self) -> bool {
-        let offloads = self.divides(Sharding::Moments) && self.gradients != Space::Device;
-        offloads || self.divides(Sharding::Gradients)
+        let offloads_own = self.divides(Sharding::Moments) && self.offloads_gradients();
+        offloads_own || self.divides(Sharding::Gradients)
     }
 
     /// The policy without one choice, or `None` if the choice is not used or cannot be undone alone.

@@ -11,7 +11,8 @@
 
 use super::breadth_sums::{scatter_gradients, sum_resident};
 use super::fetch::fetch_where_needed;
-use super::prefetch::{Brought, bring, division, fetched_for, read_copy, seam_after, source_of};
+use super::lap_nodes::LapNodes;
+use super::prefetch::{Brought, bring, division, fetched_for, fetched_part_bytes, read_copy, seam_after};
 use super::update_early::Early;
 use smidgen_ir::policy::Policy;
 use smidgen_ir::{
@@ -48,29 +49,6 @@ pub fn apply(
         graph.laps.push(Lap { each, end: nodes.len() });
     }
     graph.set_nodes(Entry::MicroStep, nodes);
-}
-
-/// The nodes of a [`Lap`].
-#[derive(Debug, Default)]
-pub(super) struct LapNodes {
-    pub before: Vec<Node>,
-    pub each: Vec<Node>,
-    pub after: Vec<Node>,
-    /// Gradients that the lap completes and that are updated after it, with their values on the device.
-    complete: Vec<(ValueId, ValueId)>,
-}
-
-impl LapNodes {
-    pub fn place(&self) -> (Phase, Option<usize>) {
-        let first = self.each.first().expect("a lap has a node");
-        (first.phase, first.layer)
-    }
-
-    /// The last node that writes a value, or a slice of it.
-    fn writer(&self, graph: &Graph, value: ValueId) -> Option<usize> {
-        let is_written = |node: &Node| node.outputs.iter().any(|output| graph.whole(*output) == value);
-        self.each.iter().rposition(is_written)
-    }
 }
 
 fn cut(nodes: Vec<Node>, policy: &Policy) -> Vec<LapNodes> {
@@ -226,7 +204,7 @@ fn fetch_weights(graph: &mut Graph, laps: &mut [LapNodes], extent: &Extent, wind
         let own = |(value, source): &(ValueId, ValueId)| {
             let of = |id: ValueId| graph.value(id).ty.bytes(extent);
             match division(graph, *value) {
-                Some(shard) => of(*value) + shard.own_bytes(&graph.value(source_of(graph, *value)).ty).len(),
+                Some(shard) => of(*value) + fetched_part_bytes(graph, *value, shard),
                 None => of(*source) + if value == source { 0 } else { of(*value) },
             }
         };

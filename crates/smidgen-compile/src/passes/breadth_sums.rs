@@ -4,8 +4,8 @@
 //! rank receives its rows of the sum; if these are offloaded, the sum overwrites the same rows of the partial gradient and
 //! is copied out while the next lap runs.
 
-use super::breadth::LapNodes;
-use super::prefetch::read_copy;
+use super::lap_nodes::LapNodes;
+use super::prefetch::{fetch_part, read_copy};
 use super::shard::own_part;
 use super::update_early::Early;
 use smidgen_ir::{ByValue, Dim, Graph, LeafKind, Node, Op, Rank, Space, ValueId, ValueRole, ValueSet};
@@ -33,10 +33,7 @@ pub(super) fn scatter_gradients(
             let sum = match (is_offloaded, is_first) {
                 (false, _) => part,
                 (true, true) => rows_like(graph, own, part),
-                (true, false) => {
-                    let name = graph.name_from(part, |name| format!("{name} here"));
-                    graph.emit(after, Op::Fetch, vec![part], vec![], &[name], place)[0]
-                }
+                (true, false) => fetch_part(graph, after, part, place),
             };
             graph.emit(after, Op::ReduceScatter(rank), vec![own], vec![sum], &[], place);
             if let Some(squares) = squares.get(&graph.whole(part)).filter(|_| is_last) {

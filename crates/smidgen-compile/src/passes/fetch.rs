@@ -7,9 +7,10 @@
 //! fetched: each rank keeps its part and updates only that, on the device or, if it is offloaded, in a fetched copy.
 
 use super::prefetch::{
-    Brought, Insertions, Need, begin_ahead, bring, division, fetched_for, read_copy, seam_before, source_of,
+    Brought, Insertions, Need, begin_ahead, bring, division, fetched_for, fetched_part_bytes, read_copy,
+    seam_before,
 };
-use smidgen_ir::{ByValue, Cut, Extent, Graph, Node, Op, Phase, Shard, Space, ValueId};
+use smidgen_ir::{ByValue, Cut, Extent, Graph, Node, Op, Phase, Space, ValueId};
 
 /// The value that is fetched for an operand: the whole leaf that it is a slice of, or only the slice for heads and updates.
 fn value_to_fetch(graph: &Graph, op: &Op, operand: ValueId) -> ValueId {
@@ -82,12 +83,6 @@ pub fn fetch_where_needed(
         }
     }
     insertions.into_nodes(nodes)
-}
-
-/// The bytes of this rank's rows, if they are fetched before a divided leaf is gathered.
-fn fetched_part_bytes(graph: &Graph, leaf: ValueId, shard: Shard) -> usize {
-    let source = graph.value(source_of(graph, leaf));
-    if source.space == Space::Device { 0 } else { shard.own_bytes(&source.ty).len() }
 }
 
 /// All visits of an entry point, ordered by their first node.

@@ -1,14 +1,16 @@
 //! Passes: each rewrites the graph or computes a layout, and changes no result.
 //!
 //! The order in which they run is in `stages.rs`, and nowhere else; a pass runs no other pass.
-//! Two files are not passes: `fetch.rs` fetches the offloaded leaves that a list of nodes needs, and `prefetch.rs` decides
-//! how early a transfer may start and rewrites nodes to read the fetched copy.
+//! Four files are not passes: `lap_nodes.rs` and `breadth_sums.rs` are parts of `breadth.rs`, `fetch.rs` fetches the
+//! offloaded leaves that a list of nodes needs, and `prefetch.rs` decides how early a transfer may start and rewrites
+//! nodes to read the fetched copy.
 
 pub mod breadth;
 mod breadth_sums;
 pub mod fetch;
 pub mod head_pieces;
 pub mod join_operands;
+mod lap_nodes;
 pub mod offload;
 pub mod place;
 pub mod prefetch;

@@ -108,16 +108,15 @@ impl Uses {
                 heads.insert(source(node.inputs[1]));
             }
         }
+        // `update.rs` adds two moments for each trained leaf, in their order. A rank may have no update for a leaf, and
+        // must still decide like the others.
+        let is_moment =
+            |id: &ValueId| graph.value(*id).leaf().is_some_and(|leaf| leaf.kind == LeafKind::Moment);
+        let mut moments = graph.ids().filter(is_moment);
         for (leaf, gradient) in graph.trainable() {
+            let own = [Some(gradient), moments.next(), moments.next()];
             if let Some(layer) = layers.get(&leaf).copied() {
-                layers.insert(gradient, layer);
-            }
-        }
-        for node in graph.nodes(Entry::Update) {
-            if let Op::AdamW(_) | Op::AdamW8(_) = node.op
-                && let Some(layer) = layers.get(&graph.whole(node.inputs[0])).copied()
-            {
-                layers.extend(node.updates[1..3].iter().map(|moment| (graph.whole(*moment), layer)));
+                layers.extend(own.into_iter().flatten().map(|id| (id, layer)));
             }
         }
         Uses { layers, looked_up, heads }

@@ -180,6 +180,14 @@ pub fn bring(graph: &mut Graph, value: ValueId, place: (Phase, Option<usize>)) -
     Brought { ahead, here, copy }
 }
 
+/// The bytes of rows that are fetched before a divided leaf is gathered, if it is offloaded: those of the largest part, so
+/// that all ranks gather in the same order.
+pub fn fetched_part_bytes(graph: &Graph, leaf: ValueId, shard: Shard) -> usize {
+    let source = graph.value(source_of(graph, leaf));
+    let parts = shard.bytes(&source.ty).into_iter().map(|part| part.len());
+    if source.space == Space::Device { 0 } else { parts.max().unwrap_or(0) }
+}
+
 /// Emits the fetch of this rank's rows of a divided leaf that is offloaded.
 pub fn fetch_own_rows(
     graph: &mut Graph,
@@ -190,8 +198,18 @@ pub fn fetch_own_rows(
 ) -> ValueId {
     let rows = shard.own_rows(&graph.value(leaf).ty);
     let own = graph.add_slice(leaf, rows.start, rows.len());
-    let name = graph.name_from(own, |name| format!("{name} here"));
-    graph.emit(nodes, Op::Fetch, vec![own], vec![], &[name], place)[0]
+    fetch_part(graph, nodes, own, place)
+}
+
+/// Emits the fetch of rows of a divided leaf. Its name is the same on every rank: ranks compare what they exchange.
+pub fn fetch_part(
+    graph: &mut Graph,
+    nodes: &mut Vec<Node>,
+    part: ValueId,
+    place: (Phase, Option<usize>),
+) -> ValueId {
+    let name = graph.name_from(graph.whole(part), |name| format!("{name} part"));
+    graph.emit(nodes, Op::Fetch, vec![part], vec![], &[name], place)[0]
 }
 
 /// Nodes to be inserted, by the position of the node that they precede.

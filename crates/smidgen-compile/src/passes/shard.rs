@@ -8,7 +8,7 @@
 //! stores may be offloaded: its rows are then fetched for an exchange and copied back.
 
 use super::place::divided_matrices;
-use super::prefetch::{Insertions, fetch_own_rows, read_copy, seam_after, seam_before};
+use super::prefetch::{Insertions, fetch_own_rows, fetch_part, read_copy, seam_after, seam_before};
 use smidgen_ir::policy::{Policy, Sharding};
 use smidgen_ir::{
     ByValue, Cut, DType, Dim, Entry, Extent, Graph, LeafKind, Node, Op, Phase, Rank, Shape, Shard, Space,
@@ -98,7 +98,7 @@ pub fn divide_trained(graph: &mut Graph, policy: &Policy, rank: Rank) {
             *squares = true;
             let place = (node.phase, node.layer);
             let divided: Vec<ValueId> = divided.iter().map(|gradient| parts[gradient]).collect();
-            let is_offloaded = policy.gradients != Space::Device;
+            let is_offloaded = policy.offloads_gradients();
             let count = if is_offloaded { divided.len() + rest.len() } else { 1 };
             let ty = Type::new(Shape::vector(count), Storage::Plain(DType::F64));
             let all = graph.add_leaf("squares", ty, LeafKind::State);
@@ -271,9 +271,8 @@ pub fn sum_gradients(graph: &mut Graph, rank: Rank, extent: &Extent) {
             scattered = partials.iter().copied().zip(parts.iter().copied()).collect();
             let mut sums = Vec::with_capacity(parts.len());
             for part in &parts {
-                let name = graph.name_from(*part, |name| format!("{name} here"));
                 sums.push(match is_offloaded(graph, *part) {
-                    true => graph.emit(&mut emitted, Op::Fetch, vec![*part], vec![], &[name], place)[0],
+                    true => fetch_part(graph, &mut emitted, *part, place),
                     false => *part,
                 });
             }

@@ -297,6 +297,8 @@ impl Cpu {
                 continue;
             }
             match (&mut self.spill, step.transfer()) {
+                // A rank may have no rows of a divided tensor, and nothing on disk.
+                (_, Some(Transfer { on_device, .. })) if on_device.bytes_at(extent) == 0 => {}
                 (_, Some(Transfer { on_device, offloaded, to_device }))
                     if offloaded.space == Space::Device =>
                 {
