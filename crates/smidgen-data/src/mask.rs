@@ -158,7 +158,7 @@ impl<'a> RowEncoder<'a> {
         template: &ChatTemplate,
         conversation: &Conversation,
     ) -> Result<Vec<Encoded>, EncodeError> {
-        let turns = Turns { template, conversation };
+        let turns = Turns::new(template, conversation);
         turns.refuse_what_is_left_out()?;
         match (self.loss_on, conversation.prompt_messages) {
             (LossOn::All, _) => {
