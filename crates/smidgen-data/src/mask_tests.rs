@@ -303,7 +303,8 @@ fn what_a_template_leaves_out_of_an_answer_is_refused_by_name() {
          say it, or remove it"
     );
     assert_eq!(refused("chatml", rows(Json::Null)).0, error);
-    let failing = "{% for m in messages %}{{ m.content }}{% if m.tool_calls %}{{ m.no.no }}{% endif %}{% endfor %}";
+    let failing =
+        "{% for m in messages %}{{ m.content }}{% if m.tool_calls %}{{ m.no.no }}{% endif %}{% endfor %}";
     let error = chat_error(failing, LossOn::Auto, rows(Json::Null)).to_string();
     assert!(
         error.starts_with("message 2: the chat template fails on a message with `tool_calls`: "),
