@@ -478,3 +478,16 @@ fn a_null_content_of_a_tool_call_is_left_out_unless_the_template_reads_it() {
         assert_eq!(text_with(&format!("{source}{call}"), row.clone()), expected, "{source}");
     }
 }
+
+#[test]
+fn the_text_that_a_template_adds_is_bounded_by_the_tokens_that_are_kept() {
+    let tokenizer = with_template("{{ 'a' * 100000 }}{% for m in messages %}{{ m.content }}{% endfor %}");
+    let template = choose_template(&TemplateChoice::Auto, RowFormat::Chat, &tokenizer).unwrap();
+    let encode = |max_tokens| {
+        let encoder = RowEncoder::new(&tokenizer, template.as_ref(), LossOn::All).with_max_tokens(max_tokens);
+        encoder.encode(&example(RowFormat::Chat, &two_turns())).map(|samples| samples.len())
+    };
+    assert_eq!(encode(2048).unwrap(), 1);
+    let error = encode(128).unwrap_err().to_string();
+    assert!(error.starts_with("the chat template makes 100004 bytes of text of a row of "), "{error}");
+}

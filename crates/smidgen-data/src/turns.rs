@@ -28,6 +28,8 @@ const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "reasoning", "thinking
 pub(super) struct Turns<'a> {
     template: &'a ChatTemplate,
     conversation: &'a Conversation,
+    /// How long a text may be, in addition to a multiple of the row.
+    most_text_bytes: usize,
     /// The messages in the form that the template takes.
     messages: Cow<'a, [Json]>,
 }
@@ -74,9 +76,13 @@ fn hash_of(text: &str) -> u64 {
 }
 
 impl<'a> Turns<'a> {
-    pub fn new(template: &'a ChatTemplate, conversation: &'a Conversation) -> Turns<'a> {
+    pub fn new(
+        template: &'a ChatTemplate,
+        conversation: &'a Conversation,
+        most_text_bytes: usize,
+    ) -> Turns<'a> {
         let messages = Cow::Borrowed(conversation.messages.as_slice());
-        let mut turns = Turns { template, conversation, messages };
+        let mut turns = Turns { template, conversation, most_text_bytes, messages };
         turns.messages =
             message_form(conversation, |messages| Ok(turns.render_messages(messages, false)?.text));
         turns
@@ -101,6 +107,7 @@ impl<'a> Turns<'a> {
             tools: self.conversation.tools.as_ref(),
             more: Some(&self.conversation.more),
             add_generation_prompt,
+            most_text_bytes: self.most_text_bytes,
             ..ChatInput::new(&messages, template_time())
         })
     }
