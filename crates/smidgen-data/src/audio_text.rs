@@ -101,6 +101,8 @@ fn texts_of(example: &mut Example) -> Vec<Text<'_>> {
             texts
         }
         Example::Chat(conversation) => {
+            // Clips are placed in the joined texts.
+            conversation.parts.clear();
             let messages = conversation.messages.iter_mut();
             let texts = messages.filter_map(|message| {
                 let is_users = message["role"] == "user";
@@ -164,6 +166,7 @@ mod tests {
         ];
         let conversation = Conversation {
             messages,
+            parts: vec![],
             silent: vec![],
             prompt_messages: None,
             tools: None,

@@ -1,7 +1,8 @@
 //! Messages of a conversation in the form that chat templates expect, whatever form the data has.
 //!
 //! OpenAI's `role` and `content` and ShareGPT's `from` and `value` are both read, and roles get the names that
-//! templates know. A content of several text parts is joined. Null fields (tables fill them in if other rows have a
+//! templates know. A content of several text parts is joined, and the parts are kept beside it, for templates that want
+//! them (`message_form.rs`). Null fields (tables fill them in if other rows have a
 //! value) are removed, as in transformers and TRL. Other fields stay, except OpenAI's `weight`, which says whether an
 //! answer carries a loss.
 //! Which tokens of a conversation are supervised is decided in `mask.rs`.
@@ -11,6 +12,10 @@ use serde_json::{Map, Value as Json, json};
 use crate::example::RowFormat;
 use crate::format_error::FormatError;
 use crate::row_place::RowPlace;
+
+/// The field that keeps a message's content as a list of parts until [`take_parts`]. No row has it: a field of the row
+/// with this name is replaced.
+const PARTS: &str = "content parts";
 
 fn role_of(name: &str) -> Option<&'static str> {
     Some(match name {
@@ -107,7 +112,13 @@ fn read_message(place: RowPlace<'_>, at: String, mut fields: Map<String, Json>) 
         None if calls_tools => None,
         None => return Err(missing(place, &at, if sharegpt { "`value`" } else { "`content`" }, &fields)),
         Some(Json::Null) if calls_tools => Some(Json::Null),
-        Some(content) => Some(Json::String(read_content(place, format!("{at}.{content_name}"), content)?)),
+        Some(content) => {
+            fields.shift_remove(PARTS);
+            if content.is_array() {
+                fields.insert(PARTS.to_owned(), content.clone());
+            }
+            Some(Json::String(read_content(place, format!("{at}.{content_name}"), content)?))
+        }
     };
     let is_empty = matches!(&content, Some(Json::String(text)) if text.trim().is_empty());
     if role == "assistant" && is_empty && !calls_tools {
@@ -159,6 +170,13 @@ fn read_weight(place: RowPlace<'_>, at: &str, fields: &mut Map<String, Json>) ->
         Some((other, _)) => return Err(wrong_type(place, format!("{at}.weight"), other, "0 or 1")),
     }
     Ok(())
+}
+
+/// Removes the lists of parts that [`read_messages`] kept.
+pub(super) fn take_parts(messages: &mut [Json]) -> Vec<(usize, Json)> {
+    let parts =
+        |(index, message): (usize, &mut Json)| Some((index, message.as_object_mut()?.shift_remove(PARTS)?));
+    messages.iter_mut().enumerate().filter_map(parts).collect()
 }
 
 /// Removes `weight` from all messages, and returns the indices of the assistant messages that had weight 0.

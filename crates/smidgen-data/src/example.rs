@@ -82,6 +82,9 @@ impl Example {
 pub struct Conversation {
     /// Objects with `role` (`system`, `user`, `assistant`, `tool` or `ipython`) and `content`.
     pub messages: Vec<Json>,
+    /// Contents that the row has as lists of text parts, with the indices of their messages; `messages` has them
+    /// joined.
+    pub parts: Vec<(usize, Json)>,
     /// Indices of assistant messages that carry no loss, ascending.
     pub silent: Vec<usize>,
     /// How many of the messages are the prompt; `None` if the row does not say.
@@ -107,6 +110,7 @@ impl Conversation {
             [json!({"role": "user", "content": asked}), json!({"role": "assistant", "content": output})];
         Conversation {
             messages: before.iter().cloned().chain(turns).collect(),
+            parts: Vec::new(),
             silent: Vec::new(),
             prompt_messages: Some(before.len() + 1),
             tools: None,

@@ -17,7 +17,8 @@ use serde_json::{Map, Value as Json};
 
 pub use crate::chat_row::kind_of;
 use crate::chat_row::{
-    field_names, is_sharegpt, message, parse_cell, read_history, read_messages, take_silent, wrong_type,
+    field_names, is_sharegpt, message, parse_cell, read_history, read_messages, take_parts, take_silent,
+    wrong_type,
 };
 pub use crate::example::RowFormat;
 use crate::example::{Conversation, Example, ExampleRow, has_audio};
@@ -487,6 +488,7 @@ impl Fields<'_> {
             }
         };
         let silent = take_silent(&mut messages);
-        Ok(Example::Chat(Conversation { messages, silent, prompt_messages, tools, more }))
+        let parts = take_parts(&mut messages);
+        Ok(Example::Chat(Conversation { messages, parts, silent, prompt_messages, tools, more }))
     }
 }

@@ -412,6 +412,7 @@ fn prompt_completion_rows() {
     let messages = vec![assistant.clone(), user.clone(), assistant.clone()];
     let conversation = Conversation {
         messages,
+        parts: vec![],
         silent: vec![],
         prompt_messages: Some(2),
         tools: Some(json!([1])),

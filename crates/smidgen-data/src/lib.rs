@@ -25,6 +25,7 @@ mod format_error;
 mod format_tests;
 mod json_rows;
 pub mod mask;
+mod message_form;
 pub mod micro_batch;
 pub mod mix;
 mod parquet_limits;

@@ -20,6 +20,9 @@ use smidgen_ir::words::LossOn;
 
 /// A tokenizer takes up to 250 bytes per byte of a text.
 const MOST_TEXT_BYTES: usize = 4 << 20;
+/// Longer than all but the longest tokens, and than the text that published templates add to a row.
+const TEXT_BYTES_PER_TOKEN: usize = 64;
+const TEMPLATE_BYTES: usize = 64 << 10;
 
 /// Whether the model learns from a row where to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +58,8 @@ pub struct RowEncoder<'a> {
     eos: Option<String>,
     /// Tokens that can end a turn.
     special: HashSet<u32>,
+    /// What a template may add to the text of a row.
+    most_text_bytes: usize,
 }
 
 impl<'a> RowEncoder<'a> {
@@ -68,7 +73,14 @@ impl<'a> RowEncoder<'a> {
         let ends = |id: &u32| ids.eos == Some(*id) || ![ids.bos, ids.unk].contains(&Some(*id));
         let special = tokenizer.special_token_ids().into_iter().filter(ends).collect();
         let eos = ids.eos.and_then(|id| tokenizer.token(id));
-        RowEncoder { tokenizer, template, loss_on, eos, special }
+        RowEncoder { tokenizer, template, loss_on, eos, special, most_text_bytes: MOST_TEXT_BYTES }
+    }
+
+    /// Limits what a template may add to the text of a row by the tokens that are kept of it.
+    pub fn with_max_tokens(mut self, max_tokens: usize) -> RowEncoder<'a> {
+        let most = max_tokens.saturating_mul(TEXT_BYTES_PER_TOKEN).saturating_add(TEMPLATE_BYTES);
+        self.most_text_bytes = most.min(MOST_TEXT_BYTES);
+        self
     }
 
     /// The text of a token.
@@ -174,7 +186,7 @@ impl<'a> RowEncoder<'a> {
         template: &ChatTemplate,
         conversation: &Conversation,
     ) -> Result<Vec<Encoded>, EncodeError> {
-        let turns = Turns { template, conversation };
+        let turns = Turns::new(template, conversation, self.most_text_bytes);
         turns.refuse_what_is_left_out()?;
         match (self.loss_on, conversation.prompt_messages) {
             (LossOn::All, _) => {

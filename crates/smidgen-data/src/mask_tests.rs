@@ -340,7 +340,10 @@ fn what_a_template_leaves_out_of_an_answer_is_refused_by_name() {
         "set `data.template` to a template that renders `tool_calls`, write it into `content` as the model should \
          say it, or remove it"
     );
-    let (error, _) = refused("chatml", rows(Json::Null));
+    assert_eq!(refused("chatml", rows(Json::Null)).0, error);
+    let failing =
+        "{% for m in messages %}{{ m.content }}{% if m.tool_calls %}{{ m.no.no }}{% endif %}{% endfor %}";
+    let error = chat_error(failing, LossOn::Auto, rows(Json::Null)).to_string();
     assert!(
         error.starts_with("message 2: the chat template fails on a message with `tool_calls`: "),
         "{error}"
@@ -418,6 +421,7 @@ fn conversations_without_an_answer_teach_nothing() {
     let encoder = RowEncoder::new(&tokenizer, template.as_ref(), LossOn::Completion);
     let example = Example::Chat(Conversation {
         messages: vec![json!({"role": "user", "content": "a"})],
+        parts: vec![],
         silent: vec![],
         prompt_messages: None,
         tools: None,
@@ -458,4 +462,70 @@ fn spans_of_bytes_become_tokens() {
     check(&[4..4], &[]);
     check(&[20..30], &[]);
     check(&[0..3, 9..10], &[1..2, 5..6]);
+}
+
+/// The text that a template makes of a row.
+fn text_with(source: &str, row: Json) -> String {
+    let tokenizer = with_template(source);
+    marked(&tokenizer, "auto", LossOn::All, &example(RowFormat::Chat, &row)).concat()
+}
+
+#[test]
+fn contents_in_parts_reach_templates_that_take_lists() {
+    let row = json!({"messages": [
+        {"role": "user", "content": [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "three"}]},
+    ]});
+    let of_lists = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}\
+        {% for part in m.content %}<{{ part.text }}>{% endfor %}{% endif %}{% endfor %}";
+    let of_users = "{% for m in messages %}{% if m.role == 'user' %}<{{ m.content[0].text }}|{{ m.content[1].text }}>\
+        {% else %}{{ m.content[0].text }}{% endif %}{% endfor %}";
+    for (source, expected) in [
+        (of_lists, "[<one ><two><three>]"),
+        (of_users, "[<one |two>three]"),
+        // These print a list, leave it out, or fail on it: they get the texts.
+        ("{% for m in messages %}{{ m.content }}/{% endfor %}", "[one two/three/]"),
+        (
+            "{% for m in messages %}{{ m.content if m.content is string else m.content | tojson }}/{% endfor %}",
+            "[one two/three/]",
+        ),
+        (
+            "{% for m in messages %}{% if m.content is string %}{{ m.content }}/{% endif %}{% endfor %}",
+            "[one two/three/]",
+        ),
+        ("{% for m in messages %}{{ m.content + '/' }}{% endfor %}", "[one two/three/]"),
+    ] {
+        assert_eq!(text_with(source, row.clone()), expected, "{source}");
+    }
+}
+
+#[test]
+fn a_null_content_of_a_tool_call_is_left_out_unless_the_template_reads_it() {
+    let row = json!({"messages": [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
+    ]});
+    let call = "{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}{% endfor %}";
+    for (source, expected) in [
+        ("{% for m in messages %}{{ 'b' in m.content }}", "[FalseFalsef]"),
+        ("{% for m in messages %}{{ m.content | length }}", "[10f]"),
+        ("{% for m in messages %}{{ m.content is none }}", "[FalseFalsef]"),
+        ("{% for m in messages %}{% if m.content is not none %}{{ '<' + m.content }}{% endif %}", "[<af]"),
+        ("{% for m in messages %}{{ '<' + m.content }}", "[<a<f]"),
+    ] {
+        assert_eq!(text_with(&format!("{source}{call}"), row.clone()), expected, "{source}");
+    }
+}
+
+#[test]
+fn the_text_that_a_template_adds_is_bounded_by_the_tokens_that_are_kept() {
+    let tokenizer = with_template("{{ 'a' * 100000 }}{% for m in messages %}{{ m.content }}{% endfor %}");
+    let template = choose_template(&TemplateChoice::Auto, RowFormat::Chat, &tokenizer).unwrap();
+    let encode = |max_tokens| {
+        let encoder = RowEncoder::new(&tokenizer, template.as_ref(), LossOn::All).with_max_tokens(max_tokens);
+        encoder.encode(&example(RowFormat::Chat, &two_turns())).map(|samples| samples.len())
+    };
+    assert_eq!(encode(2048).unwrap(), 1);
+    let error = encode(128).unwrap_err().to_string();
+    assert!(error.starts_with("the chat template makes 100004 bytes of text of a row of "), "{error}");
 }

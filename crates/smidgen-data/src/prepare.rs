@@ -250,7 +250,8 @@ fn fill_with_text(
 ) -> Result<TemplateAndWarnings, PrepareError> {
     let format = reading.format;
     let template = choose_template(options.template, format, tokenizer)?;
-    let encoder = RowEncoder::new(tokenizer, template.as_ref(), options.loss_on);
+    let encoder = RowEncoder::new(tokenizer, template.as_ref(), options.loss_on)
+        .with_max_tokens(options.limits.max_tokens as usize);
     let notes = tokenize_rows(reading, &encoder, options.threads, builder, bad, on_rows)?;
     let warnings = warnings_of(&notes, tokenizer, template.as_ref(), format, options);
     // With `auto`, prompts and completions that are strings have no template.

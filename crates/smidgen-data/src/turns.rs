@@ -5,6 +5,7 @@
 //! from all answers except the last. Such a conversation becomes several texts: each supervises the turns that it
 //! renders as the model would generate them, and no turn is supervised in another form.
 
+use std::borrow::Cow;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
@@ -13,6 +14,7 @@ use serde_json::Value as Json;
 use crate::chat_row::tool_name;
 use crate::encode_error::EncodeError;
 use crate::example::Conversation;
+use crate::message_form::message_form;
 use crate::template::template_time;
 use smidgen_formats::tokenizer::chat_template::{ChatInput, ChatTemplate, ChatTemplateError, Rendered};
 
@@ -22,10 +24,14 @@ const MOST_MESSAGES: usize = 2000;
 const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
 
 /// A conversation and the template that renders it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Turns<'a> {
-    pub template: &'a ChatTemplate,
-    pub conversation: &'a Conversation,
+    template: &'a ChatTemplate,
+    conversation: &'a Conversation,
+    /// How long a text may be, in addition to a multiple of the row.
+    most_text_bytes: usize,
+    /// The messages in the form that the template takes.
+    messages: Cow<'a, [Json]>,
 }
 
 /// A text to train on.
@@ -69,18 +75,39 @@ fn hash_of(text: &str) -> u64 {
     hasher.finish()
 }
 
-impl Turns<'_> {
+impl<'a> Turns<'a> {
+    pub fn new(
+        template: &'a ChatTemplate,
+        conversation: &'a Conversation,
+        most_text_bytes: usize,
+    ) -> Turns<'a> {
+        let messages = Cow::Borrowed(conversation.messages.as_slice());
+        let mut turns = Turns { template, conversation, most_text_bytes, messages };
+        turns.messages =
+            message_form(conversation, |messages| Ok(turns.render_messages(messages, false)?.text));
+        turns
+    }
+
     /// Renders the first `messages` messages.
     pub fn render(
         &self,
         messages: usize,
         add_generation_prompt: bool,
     ) -> Result<Rendered, ChatTemplateError> {
-        let messages = Json::from(&self.conversation.messages[..messages]);
+        self.render_messages(&self.messages[..messages], add_generation_prompt)
+    }
+
+    fn render_messages(
+        &self,
+        messages: &[Json],
+        add_generation_prompt: bool,
+    ) -> Result<Rendered, ChatTemplateError> {
+        let messages = Json::from(messages);
         self.template.render(&ChatInput {
             tools: self.conversation.tools.as_ref(),
             more: Some(&self.conversation.more),
             add_generation_prompt,
+            most_text_bytes: self.most_text_bytes,
             ..ChatInput::new(&messages, template_time())
         })
     }

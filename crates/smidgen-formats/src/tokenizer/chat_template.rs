@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
@@ -20,13 +21,19 @@ use thiserror::Error;
 
 use super::python::{JsonOptions, json_dumps, print, strftime};
 use super::python_operators::add_python;
-use super::template_limits::{add_limits, begin_rendering, charge, json_bytes, weigh};
+use super::template_limits::{
+    add_limits, begin_rendering, charge, json_bytes, note_work, weigh, work_beyond,
+};
 use super::template_rewrite::{check_source, compile};
 
 const NAME: &str = "chat template";
 /// Longer messages of templates, and of the engine, are cut.
 const MOST_MESSAGE_CHARACTERS: usize = 500;
 const MOST_INDENT: usize = 16;
+/// A schema as indented JSON, or with every character escaped, is up to six times as long.
+const TEXT_PER_INPUT_BYTE: usize = 8;
+/// What all renderings of a run together may do beyond what their inputs explain; about ten seconds.
+const SPARE_WORK: u64 = 64_000_000;
 /// Marks around the assistant's text. Unicode reserves these code points for internal use.
 const BEGIN: char = '\u{fdd0}';
 const END: char = '\u{fdd1}';
@@ -40,6 +47,12 @@ pub enum ChatTemplateError {
     Refused { message: String },
     #[error("the chat template failed: {reason}")]
     Render { reason: String },
+    #[error(
+        "the chat template makes {bytes} bytes of text of a row of {input_bytes} bytes, at most {most} are allowed"
+    )]
+    TooLong { bytes: usize, input_bytes: usize, most: usize },
+    #[error("the chat template does far more work than its rows need and may be malicious")]
+    TooMuchWork,
     #[error("the messages have the character U+{:04X}, which is reserved and used internally", *character as u32)]
     Noncharacter { character: char },
 }
@@ -57,11 +70,21 @@ pub struct ChatInput<'a> {
     pub more: Option<&'a Map<String, Json>>,
     /// The time for `strftime_now`, in UTC. Use one time for a whole data set, so that runs are repeatable.
     pub now: SystemTime,
+    /// How long the text may be, in addition to a multiple of the input.
+    pub most_text_bytes: usize,
 }
 
 impl<'a> ChatInput<'a> {
     pub fn new(messages: &'a Json, now: SystemTime) -> ChatInput<'a> {
-        ChatInput { messages, tools: None, documents: None, add_generation_prompt: false, more: None, now }
+        ChatInput {
+            messages,
+            tools: None,
+            documents: None,
+            add_generation_prompt: false,
+            more: None,
+            now,
+            most_text_bytes: usize::MAX,
+        }
     }
 }
 
@@ -78,6 +101,8 @@ pub struct ChatTemplate {
     instructions: Arc<Instructions<'static>>,
     special: Map<String, Json>,
     marks_generation: bool,
+    /// What all renderings together may still do beyond what their inputs explain.
+    spare_work: Arc<AtomicU64>,
 }
 
 impl ChatTemplate {
@@ -94,6 +119,7 @@ impl ChatTemplate {
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         let syntax = syntax.expect("the usual delimiters are valid");
         environment.set_formatter(|out, state, value| {
+            note_work(state);
             weigh(value)?;
             match value.kind() {
                 ValueKind::None
@@ -121,7 +147,14 @@ impl ChatTemplate {
             Err(error.with_source(RefusedByTemplate { message }))
         });
         let instructions = compile(NAME, leaked_source(source), syntax).map_err(unreadable)?;
-        Ok(ChatTemplate { environment, instructions: Arc::new(instructions), special, marks_generation })
+        let spare_work = Arc::new(AtomicU64::new(SPARE_WORK));
+        Ok(ChatTemplate {
+            environment,
+            instructions: Arc::new(instructions),
+            special,
+            marks_generation,
+            spare_work,
+        })
     }
 
     /// Whether the template marks the text of the assistant.
@@ -135,7 +168,11 @@ impl ChatTemplate {
         }
         let inputs = [Some(input.messages), input.tools, input.documents];
         let more_bytes: usize = input.more.into_iter().flat_map(Map::values).map(json_bytes).sum();
-        begin_rendering(inputs.into_iter().flatten().map(json_bytes).sum::<usize>() + more_bytes);
+        let input_bytes = inputs.into_iter().flatten().map(json_bytes).sum::<usize>() + more_bytes;
+        if self.spare_work.load(Ordering::Relaxed) == 0 {
+            return Err(ChatTemplateError::TooMuchWork);
+        }
+        begin_rendering(input_bytes);
         let mut variables: Vec<(&str, Value)> = vec![
             ("messages", from_json(input.messages)),
             ("tools", from_json(input.tools.unwrap_or(&Json::Null))),
@@ -158,18 +195,27 @@ impl ChatTemplate {
         ));
         let (context, blocks) = (Value::from_pairs(variables), BTreeMap::new());
         let mut text = String::new();
-        eval(
+        let done = eval(
             &self.environment,
             &self.instructions,
             context,
             &blocks,
             &mut make_string_output(&mut text),
             AutoEscape::None,
-        )
-        .map_err(|error| match refusal_of(&error) {
+        );
+        let is_out_of_fuel = done.as_ref().is_err_and(|error| error.kind() == ErrorKind::OutOfFuel);
+        let spare = work_beyond(input_bytes, is_out_of_fuel);
+        let _ = self
+            .spare_work
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| Some(left.saturating_sub(spare)));
+        done.map_err(|error| match refusal_of(&error) {
             Some(message) => ChatTemplateError::Refused { message: shortened(&message) },
             None => ChatTemplateError::Render { reason: reason_of(&error) },
         })?;
+        let most = input_bytes.saturating_mul(TEXT_PER_INPUT_BYTE).saturating_add(input.most_text_bytes);
+        if text.len() > most {
+            return Err(ChatTemplateError::TooLong { bytes: text.len(), input_bytes, most });
+        }
         Ok(if self.marks_generation {
             without_marks(&text)
         } else {

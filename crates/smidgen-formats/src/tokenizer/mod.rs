@@ -20,10 +20,13 @@ mod template_rewrite;
 pub mod to_gguf;
 mod token_type;
 mod tokenizer_limits;
+mod tokenizer_parts;
 
+use std::cell::Cell;
 use std::collections::HashSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::path::PathBuf;
+use std::sync::Once;
 
 use serde_json::{Map, Value as Json};
 use thiserror::Error;
@@ -171,8 +174,24 @@ impl Tokenizer {
 }
 
 /// The library panics on some damaged tokenizers. This turns the panic into an error.
+/// The panic prints nothing: its words are about the library's source.
 fn catch_panics<T>(work: impl FnOnce() -> Result<T, tokenizers::Error>) -> Result<T, String> {
-    match catch_unwind(AssertUnwindSafe(work)) {
+    thread_local! {
+        static IS_QUIET: Cell<bool> = const { Cell::new(false) };
+    }
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let usual = take_hook();
+        set_hook(Box::new(move |panic| {
+            if !IS_QUIET.get() {
+                usual(panic);
+            }
+        }));
+    });
+    let was_quiet = IS_QUIET.replace(true);
+    let done = catch_unwind(AssertUnwindSafe(work));
+    IS_QUIET.set(was_quiet);
+    match done {
         Ok(result) => result.map_err(|error| error.to_string()),
         Err(_) => Err("the `tokenizers` library panicked, so the tokenizer is damaged".to_owned()),
     }

@@ -10,7 +10,7 @@ use minijinja::value::{Enumerator, Kwargs, Object, ObjectRepr, Rest, Tuple, Valu
 use minijinja::{Environment, Error, State, Value, filters};
 
 use super::python::print;
-use super::template_limits::{charge, charge_replaced, check_format, own_bytes, refused, weigh};
+use super::template_limits::{charge, charge_replaced, check_format, note_work, own_bytes, refused, weigh};
 
 /// Names of the functions that stand for operators. A template cannot contain them, because of the `!`.
 pub(super) const ADD: &str = "add!";
@@ -89,6 +89,7 @@ pub(super) fn printed(value: &Value) -> Result<Value, Error> {
 
 /// `+`: a text that is added to a safe one is escaped.
 fn add(state: &State<'_, '_>, left: &Value, right: &Value) -> Result<Value, Error> {
+    note_work(state);
     charge(own_bytes(left))?;
     charge(own_bytes(right))?;
     match (left.as_str(), right.as_str()) {

@@ -26,6 +26,10 @@ const ELEMENT_BYTES: usize = 32;
 /// The allowance of a rendering is this plus a multiple of its input.
 const ALLOWANCE_BYTES: usize = 96 << 20;
 const ALLOWANCE_PER_INPUT_BYTE: usize = 256;
+/// Instructions that any rendering may take, and those that its input explains. Charged bytes count as instructions.
+const WORK: u64 = 300_000;
+const WORK_PER_INPUT_BYTE: u64 = 16;
+const BYTES_PER_INSTRUCTION: u64 = 32;
 const MOST_INDENT: usize = 200;
 /// Size of an argument that a filter uses for every element.
 const MOST_ARGUMENT_BYTES: usize = 4096;
@@ -39,17 +43,37 @@ pub(super) const KEEP: &str = "keep!";
 pub(super) const BRIEF: &str = "brief!";
 pub(super) const FACTOR: &str = "factor!";
 pub(super) const TIMES: &str = "times!";
+pub(super) const SPENT: &str = "spent!";
 
 thread_local! {
     static LEFT_BYTES: Cell<usize> = const { Cell::new(ALLOWANCE_BYTES) };
+    /// The allowance of this rendering, and the instructions it took, as far as they were noted.
+    static ALLOWED_BYTES: Cell<usize> = const { Cell::new(0) };
+    static SPENT_FUEL: Cell<u64> = const { Cell::new(0) };
     /// Left operands of multiplications whose right operand is being evaluated.
     static FACTORS: RefCell<Vec<Value>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Resets the allowance of this thread for a new rendering.
 pub(super) fn begin_rendering(input_bytes: usize) {
-    LEFT_BYTES.set(input_bytes.saturating_mul(ALLOWANCE_PER_INPUT_BYTE).saturating_add(ALLOWANCE_BYTES));
+    let allowed = input_bytes.saturating_mul(ALLOWANCE_PER_INPUT_BYTE).saturating_add(ALLOWANCE_BYTES);
+    LEFT_BYTES.set(allowed);
+    ALLOWED_BYTES.set(allowed);
+    SPENT_FUEL.set(0);
     FACTORS.take();
+}
+
+/// Notes the instructions that the rendering took up to here.
+pub(super) fn note_work(state: &State<'_, '_>) {
+    SPENT_FUEL.set(state.fuel_levels().map_or(0, |(spent, _)| spent));
+}
+
+/// What the rendering that just ended did beyond what its input explains.
+pub(super) fn work_beyond(input_bytes: usize, is_out_of_fuel: bool) -> u64 {
+    let charged = ALLOWED_BYTES.get().saturating_sub(LEFT_BYTES.get()) as u64;
+    let instructions = if is_out_of_fuel { FUEL } else { SPENT_FUEL.get() };
+    let work = instructions + charged / BYTES_PER_INSTRUCTION;
+    work.saturating_sub(WORK + WORK_PER_INPUT_BYTE * input_bytes as u64)
 }
 
 /// The charged size of an input.
@@ -123,7 +147,8 @@ pub(super) fn add_limits(environment: &mut Environment<'static>) {
     ["chain", "zip", "pprint"].iter().for_each(|name| environment.remove_filter(name));
     environment.remove_global("debug");
     environment.add_function(CHARGE, |value: Value| charge(own_bytes(&value)).map(|()| value));
-    environment.add_function(EACH, |value: Value| {
+    environment.add_function(EACH, |state: &State<'_, '_>, value: Value| {
+        note_work(state);
         // Iterating over a text makes a value of each character.
         let factor = if value.as_str().is_some() { ELEMENT_BYTES } else { 1 };
         charge(own_bytes(&value).saturating_mul(factor)).map(|()| value)
@@ -139,6 +164,10 @@ pub(super) fn add_limits(environment: &mut Environment<'static>) {
         value
     });
     environment.add_function(TIMES, times);
+    environment.add_function(SPENT, |state: &State<'_, '_>, nothing: Value| {
+        note_work(state);
+        nothing
+    });
     environment.add_function("dict", |value: Option<Value>, more: Kwargs| {
         let made = functions::dict(value, more)?;
         weigh_at(&made, 0, true).map(|()| made)

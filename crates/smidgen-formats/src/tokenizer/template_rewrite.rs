@@ -16,7 +16,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{Error, ErrorKind, Value};
 
 use super::python_operators::{ADD, ATTRIBUTE, DICT_METHODS, ITEM, REMAINDER, TEXT};
-use super::template_limits::{BRIEF, CHARGE, EACH, FACTOR, KEEP, TIMES, WEIGH};
+use super::template_limits::{BRIEF, CHARGE, EACH, FACTOR, KEEP, SPENT, TIMES, WEIGH};
 
 /// Published templates have up to 30,000 bytes.
 const MOST_SOURCE_BYTES: usize = 1_000_000;
@@ -152,7 +152,12 @@ fn rewrite<'a>(stmt: &Stmt<'a>, depth: Depth) -> Rewritten<Stmt<'a>> {
     let expr = |inner: &Expr<'a>| expr_of(inner, depth);
     Ok(match stmt {
         Stmt::Template(node) => {
-            Stmt::Template(Spanned::new(Template { children: body(&node.children)? }, node.span()))
+            // The last thing that it does is to note how much it did.
+            let nothing = Expr::Const(Spanned::new(Const { value: Value::from("") }, node.span()));
+            let spent = EmitExpr { expr: call(SPENT, nothing, node.span()) };
+            let mut children = body(&node.children)?;
+            children.push(Stmt::EmitExpr(Spanned::new(spent, node.span())));
+            Stmt::Template(Spanned::new(Template { children }, node.span()))
         }
         Stmt::EmitExpr(node) => {
             Stmt::EmitExpr(Spanned::new(EmitExpr { expr: expr(&node.expr)? }, node.span()))

@@ -8,23 +8,26 @@
 
 use std::fmt;
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD_NO_PAD;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value as Json;
 use serde_json::value::RawValue;
 
+use super::tokenizer_parts::{CHAINS, Steps};
+
 /// The longest tokens of published vocabularies, runs of spaces, have a few hundred bytes.
 const MOST_TOKEN_BYTES: usize = 64 << 10;
-/// By how much all replacements together may lengthen a text. Some real ones turn a space into three bytes.
-const MOST_GROWTH: usize = 16;
-/// The longest entry in the table of characters of a real model has 33 bytes.
-const MOST_CHARACTER_BYTES: usize = 256;
-/// Values in the normalizer and the decoder together. Parsed, each takes many times its size in the file.
+/// All tokens of a vocabulary, and all added ones: the library takes up to a hundred times their bytes. Vocabularies of
+/// 262,144 tokens have 3 MB, and up to seven thousand tokens are added to them.
+const MOST_VOCABULARY_BYTES: usize = 16 << 20;
+const MOST_ADDED_BYTES: usize = 2 << 20;
+/// What the model puts before or after a part of a word.
+const MOST_AFFIX_BYTES: usize = 256;
+/// Values in all steps together. Parsed, each takes many times its size in the file.
 const MOST_VALUES: usize = 10_000;
 /// The keys of the file and of its `model` that are checked.
-const CHECKED_KEYS: [&str; 5] = ["normalizer", "decoder", "added_tokens", "model", "vocab"];
+const CHECKED_KEYS: [&str; 7] =
+    ["normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens", "model", "vocab"];
 /// Prefix of this file's errors, which distinguishes them from errors of the JSON parser.
 const MARK: &str = "limit: ";
 
@@ -42,24 +45,29 @@ pub(super) fn check_tokenizer(json: &[u8]) -> Result<(), String> {
             };
         }
     };
-    let mut values = 0;
-    for (part, name, list) in
-        [(outline.normalizer, "normalizer", "normalizers"), (outline.decoder, "decoder", "decoders")]
+    let added = outline.added_tokens.map_or(0, |tokens| tokens.0);
+    let vocabulary =
+        outline.model.as_ref().and_then(|model| model.vocab.as_ref()).map_or(0, |tokens| tokens.0);
+    for (what, bytes, most) in
+        [("added tokens", added, MOST_ADDED_BYTES), ("vocabulary", vocabulary, MOST_VOCABULARY_BYTES)]
     {
+        if bytes > most {
+            return Err(format!("the texts of its {what} have {bytes} bytes, at most {most} are allowed"));
+        }
+    }
+    let mut values = 0;
+    let mut steps = Steps::default();
+    let parts = [outline.normalizer, outline.pre_tokenizer, outline.post_processor, outline.decoder];
+    for ((name, list), part) in CHAINS.into_iter().zip(parts) {
         let Some(part) = part.map(RawValue::get) else { continue };
         // Every value but the first follows one of these characters.
         values += part.matches(['[', '{', ',']).count();
         if values > MOST_VALUES {
-            return Err(format!("its normalizer and decoder have more than {MOST_VALUES} parts"));
+            return Err(format!("its steps have more than {MOST_VALUES} parts"));
         }
         // JSON that nests too deeply is an error in the library too.
         let Ok(part) = serde_json::from_str::<Json>(part) else { return Ok(()) };
-        let growth = growth_of(&part, list)?;
-        if growth > MOST_GROWTH {
-            return Err(format!(
-                "the replacements of its {name} can make a text {growth} times as long, at most {MOST_GROWTH} times is allowed"
-            ));
-        }
+        steps.check(name, list, &part)?;
     }
     Ok(())
 }
@@ -72,49 +80,6 @@ fn check_keys(json: &[u8]) -> Result<(), String> {
     match whole.repeated.map(str::to_owned).or(inner) {
         Some(key) => Err(format!("it has the key `{key}` twice")),
         None => Ok(()),
-    }
-}
-
-/// By how much a normalizer or decoder can lengthen a text. Its fields decide, because the library recognizes by
-/// them a part without a type or with an unknown one.
-fn growth_of(part: &Json, list: &str) -> Result<usize, String> {
-    if part.is_array() {
-        return Err("its normalizer or decoder has a list where an object is expected".to_owned());
-    }
-    let mut growth: usize = 1;
-    for part in part[list].as_array().into_iter().flatten() {
-        growth = growth.saturating_mul(growth_of(part, list)?);
-    }
-    if let (Some(content), false) = (part["content"].as_str(), part["pattern"].is_null()) {
-        // A pattern that matches the empty text matches at every position.
-        let found = part["pattern"]["String"].as_str().map_or(1, |pattern| pattern.len().max(1));
-        growth = growth.saturating_mul(content.len().div_ceil(found).max(1));
-    }
-    if part["prepend"].as_str().is_some_and(|text| text.len() > MOST_CHARACTER_BYTES) {
-        return Err("its normalizer puts a very long text in front of every text".to_owned());
-    }
-    let is_precompiled = part["type"] == "Precompiled" || !part["precompiled_charsmap"].is_null();
-    if is_precompiled {
-        check_characters(part["precompiled_charsmap"].as_str().unwrap_or_default())?;
-    }
-    Ok(growth)
-}
-
-/// Checks the table of characters of SentencePiece: the size of a search tree, the tree, and zero-terminated
-/// texts.
-fn check_characters(encoded: &str) -> Result<(), String> {
-    let damaged =
-        || "the table of characters of its normalizer (`Precompiled`) is empty or damaged".to_owned();
-    let table = STANDARD_NO_PAD.decode(encoded.trim_end_matches('=')).map_err(|_| damaged())?;
-    let (size, rest) = table.split_at_checked(4).ok_or_else(damaged)?;
-    let tree_bytes = size.iter().rev().fold(0, |size, byte| size << 8 | usize::from(*byte));
-    let (_, texts) = rest.split_at_checked(tree_bytes).ok_or_else(damaged)?;
-    if tree_bytes == 0 || tree_bytes % 4 != 0 {
-        return Err(damaged());
-    }
-    match texts.split(|byte| *byte == 0).any(|text| text.len() > MOST_CHARACTER_BYTES) {
-        true => Err("its normalizer (`Precompiled`) replaces a character with a very long text".to_owned()),
-        false => Ok(()),
     }
 }
 
@@ -161,22 +126,45 @@ struct Outline<'a> {
     #[serde(borrow)]
     normalizer: Option<&'a RawValue>,
     #[serde(borrow)]
+    pre_tokenizer: Option<&'a RawValue>,
+    #[serde(borrow)]
+    post_processor: Option<&'a RawValue>,
+    #[serde(borrow)]
     decoder: Option<&'a RawValue>,
-    #[serde(rename = "added_tokens")]
-    _added_tokens: Option<Tokens>,
-    #[serde(rename = "model")]
-    _model: Option<ModelOutline>,
+    added_tokens: Option<Tokens>,
+    model: Option<ModelOutline>,
 }
 
 #[derive(Deserialize)]
 struct ModelOutline {
-    #[serde(rename = "vocab")]
-    _vocab: Option<Tokens>,
+    vocab: Option<Tokens>,
+    #[serde(rename = "continuing_subword_prefix")]
+    _prefix: Option<Affix>,
+    #[serde(rename = "end_of_word_suffix")]
+    _suffix: Option<Affix>,
+}
+
+/// A text that is put before or after parts of words, and is short enough.
+#[derive(Deserialize)]
+#[serde(try_from = "String")]
+struct Affix;
+
+impl TryFrom<String> for Affix {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Affix, String> {
+        match text.len() {
+            0..=MOST_AFFIX_BYTES => Ok(Affix),
+            bytes => Err(format!(
+                "{MARK}the model adds {bytes} bytes to parts of words, at most {MOST_AFFIX_BYTES} are allowed"
+            )),
+        }
+    }
 }
 
 /// Tokens: the keys of a map, or the first element or `content` of each entry of a list. All are short
-/// enough.
-struct Tokens;
+/// enough. Holds the bytes of their texts.
+struct Tokens(usize);
 
 impl<'de> Deserialize<'de> for Tokens {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Tokens, D::Error> {
@@ -189,37 +177,43 @@ impl<'de> Deserialize<'de> for Tokens {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Tokens, A::Error> {
-                while map.next_entry::<Token, IgnoredAny>()?.is_some() {}
-                Ok(Tokens)
+                let mut bytes = 0;
+                while let Some((token, _)) = map.next_entry::<Token, IgnoredAny>()? {
+                    bytes += token.0;
+                }
+                Ok(Tokens(bytes))
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Tokens, A::Error> {
-                while list.next_element::<TokenEntry>()?.is_some() {}
-                Ok(Tokens)
+                let mut bytes = 0;
+                while let Some(entry) = list.next_element::<TokenEntry>()? {
+                    bytes += entry.0;
+                }
+                Ok(Tokens(bytes))
             }
         }
         deserializer.deserialize_any(LimitVisitor)
     }
 }
 
-/// A token that is short enough.
+/// The bytes of a token that is short enough.
 #[derive(Deserialize)]
 #[serde(try_from = "String")]
-struct Token;
+struct Token(usize);
 
 impl TryFrom<String> for Token {
     type Error = String;
 
     fn try_from(text: String) -> Result<Token, String> {
         match text.len() {
-            0..=MOST_TOKEN_BYTES => Ok(Token),
+            bytes @ 0..=MOST_TOKEN_BYTES => Ok(Token(bytes)),
             bytes => Err(format!("{MARK}a token has {bytes} bytes, at most {MOST_TOKEN_BYTES} are allowed")),
         }
     }
 }
 
 /// `["token", -1.5]`, or `{"content": "token", ...}`.
-struct TokenEntry;
+struct TokenEntry(usize);
 
 impl<'de> Deserialize<'de> for TokenEntry {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<TokenEntry, D::Error> {
@@ -232,19 +226,20 @@ impl<'de> Deserialize<'de> for TokenEntry {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut entry: A) -> Result<TokenEntry, A::Error> {
-                entry.next_element::<Token>()?;
+                let token = entry.next_element::<Token>()?;
                 while entry.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(TokenEntry)
+                Ok(TokenEntry(token.map_or(0, |token| token.0)))
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<TokenEntry, A::Error> {
+                let mut bytes = 0;
                 while let Some(name) = fields.next_key::<String>()? {
                     match name.as_str() {
-                        "content" => fields.next_value::<Token>().map(|_| ())?,
+                        "content" => bytes += fields.next_value::<Token>()?.0,
                         _ => fields.next_value::<IgnoredAny>().map(|_| ())?,
                     }
                 }
-                Ok(TokenEntry)
+                Ok(TokenEntry(bytes))
             }
         }
         deserializer.deserialize_any(LimitVisitor)
@@ -254,6 +249,8 @@ impl<'de> Deserialize<'de> for TokenEntry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use base64::Engine;
+    use base64::engine::general_purpose::STANDARD_NO_PAD;
     use serde_json::json;
 
     fn refused(part: Json) -> String {
@@ -269,7 +266,7 @@ mod tests {
         let bomb = json!({"normalizer": replace("a", &"b".repeat(1000))});
         assert_eq!(
             refused(bomb),
-            "the replacements of its normalizer can make a text 1000 times as long, at most 16 times is allowed"
+            "its normalizer can make a text 1000 times as long, at most 16 times is allowed"
         );
         let steps = [replace("a", "bbbbb"), replace("b", "ccccc"), replace("c", "ddddd")];
         let chain = json!({"normalizer": {"type": "Sequence", "normalizers": steps}});
@@ -360,5 +357,71 @@ mod tests {
         for other in ["", "[]", "{\"model\": 3}", "{\"model\": {\"vocab\": 3}}", "{\"added_tokens\": null}"] {
             check_tokenizer(other.as_bytes()).unwrap();
         }
+    }
+
+    #[test]
+    fn chains_that_multiply_a_text_are_refused() {
+        let bytes =
+            json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+        let chain =
+            |name: &str, list: &str, steps: Vec<Json>| json!({name: {"type": "Sequence", list: steps}});
+        let many = refused(chain("pre_tokenizer", "pretokenizers", vec![bytes.clone(); 40]));
+        assert!(many.starts_with("its pre_tokenizer can make a text 1099511627776 times as long"), "{many}");
+        let nested = (0..40)
+            .fold(bytes.clone(), |inner, _| json!({"type": "Sequence", "pretokenizers": [inner, bytes]}));
+        assert!(refused(json!({"pre_tokenizer": nested})).contains("nested more than 4 deep"));
+        let together = json!({"normalizer": {"type": "Sequence", "normalizers": vec![json!({"type": "ByteLevel"}); 3]},
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": vec![bytes.clone(); 2]}});
+        assert!(refused(together).contains("its pre_tokenizer can make a text 32 times as long"));
+        let splits = vec![json!({"type": "Digits", "individual_digits": true}); 65];
+        assert!(refused(chain("pre_tokenizer", "pretokenizers", splits)).contains("more than 64 steps"));
+        assert!(
+            refused(json!({"pre_tokenizer": {"type": "FixedLength", "length": 0}})).contains("no characters")
+        );
+        let usual = vec![
+            json!({"type": "Split", "pattern": {"Regex": "a"}, "behavior": "Isolated", "invert": false}),
+            bytes,
+        ];
+        check_tokenizer(chain("pre_tokenizer", "pretokenizers", usual).to_string().as_bytes()).unwrap();
+    }
+
+    #[test]
+    fn post_processors_that_copy_texts_or_name_nothing_are_refused() {
+        let text = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
+        let special = json!({"SpecialToken": {"id": "<s>", "type_id": 0}});
+        let with = |single: Vec<Json>, ids: usize| {
+            json!({"post_processor": {"type": "TemplateProcessing", "single": single, "pair": [],
+                "special_tokens": {"<s>": {"id": "<s>", "ids": vec![0; ids], "tokens": vec!["<s>"; ids]}}}})
+        };
+        check_tokenizer(with(vec![special.clone(), text("A")], 1).to_string().as_bytes()).unwrap();
+        assert!(refused(with(vec![text("A"); 17], 1)).contains("17 times as long"));
+        assert!(refused(with(vec![text("A"), text("B")], 1)).contains("has a second text in `single`"));
+        assert!(refused(with(vec![special.clone(); 65], 1)).contains("adds more than 64 tokens"));
+        assert!(refused(with(vec![special], 1_000)).contains("adds more than 64 tokens"));
+        let unknown = json!({"SpecialToken": {"id": "</s>", "type_id": 0}});
+        assert!(refused(with(vec![unknown], 1)).contains("does not define"));
+        let mut uneven = with(vec![], 2);
+        uneven["post_processor"]["special_tokens"]["<s>"]["ids"] = json!([1]);
+        assert!(refused(uneven).contains("another number of ids"));
+        let chain = json!({"post_processor": {"type": "Sequence",
+            "processors": vec![with(vec![text("A"); 4], 1)["post_processor"].clone(); 3]}});
+        assert!(refused(chain).contains("64 times as long"));
+    }
+
+    #[test]
+    fn vocabularies_with_too_much_text_are_refused() {
+        let token = |index: usize| format!("{index}{}", "x".repeat(60_000));
+        let added: Vec<Json> = (0..40).map(|index| json!({"id": index, "content": token(index)})).collect();
+        assert!(
+            refused(json!({"added_tokens": added})).starts_with("the texts of its added tokens have 24000")
+        );
+        let vocabulary: serde_json::Map<String, Json> =
+            (0..300).map(|index| (token(index), json!(index))).collect();
+        assert!(
+            refused(json!({"model": {"vocab": vocabulary}}))
+                .starts_with("the texts of its vocabulary have 18000")
+        );
+        let affix = json!({"model": {"vocab": {}, "continuing_subword_prefix": "x".repeat(999)}});
+        assert_eq!(refused(affix), "the model adds 999 bytes to parts of words, at most 256 are allowed");
     }
 }

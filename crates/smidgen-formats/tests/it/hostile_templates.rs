@@ -4,7 +4,7 @@
 
 use crate::mutation::peak_bytes_of;
 use serde_json::{Map, Value as Json, json};
-use smidgen_formats::tokenizer::chat_template::{ChatInput, ChatTemplate};
+use smidgen_formats::tokenizer::chat_template::{ChatInput, ChatTemplate, ChatTemplateError};
 use std::time::SystemTime;
 
 const MOST_BYTES: usize = 200 << 20;
@@ -148,6 +148,44 @@ fn sources_that_are_nested() {
     ] {
         refused(&source);
     }
+}
+
+/// What a template does beyond what its rows explain is counted over all rows, not for each.
+#[test]
+fn work_is_bounded_over_all_rows() {
+    for source in [
+        "{% for i in range(90000) %}{% set x = i + 1 %}{% endfor %}{{ raise_exception('no') }}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% set big = 'a' * 9000000 %}{% for i in range(5) %}{{ big | upper | length }}{% endfor %}",
+    ] {
+        let template = ChatTemplate::new(source, Map::new()).unwrap();
+        let messages = messages();
+        let render = || template.render(&ChatInput::new(&messages, SystemTime::UNIX_EPOCH));
+        let rows = (0..200).find(|_| matches!(render(), Err(ChatTemplateError::TooMuchWork)));
+        assert!(rows.is_some_and(|rows| rows > 5), "{source}: {rows:?}");
+        assert_eq!(
+            render().unwrap_err().to_string(),
+            "the chat template does far more work than its rows need and may be malicious"
+        );
+    }
+    let usual = "{% for m in messages %}{{ m.role ~ m.content | trim }}{% endfor %}";
+    let template = ChatTemplate::new(usual, Map::new()).unwrap();
+    for _ in 0..20_000 {
+        template.render(&ChatInput::new(&messages(), SystemTime::UNIX_EPOCH)).unwrap();
+    }
+}
+
+#[test]
+fn the_length_of_a_text_follows_from_its_input() {
+    let template = ChatTemplate::new("{{ 'a' * 70000 }}", Map::new()).unwrap();
+    let messages = messages();
+    let with = |most_text_bytes| {
+        let input = ChatInput { most_text_bytes, ..ChatInput::new(&messages, SystemTime::UNIX_EPOCH) };
+        template.render(&input).map(|rendered| rendered.text.len()).map_err(|error| error.to_string())
+    };
+    assert_eq!(with(70_000), Ok(70_000));
+    let error = with(60_000).unwrap_err();
+    assert!(error.starts_with("the chat template makes 70000 bytes of text of a row of "), "{error}");
 }
 
 #[test]
