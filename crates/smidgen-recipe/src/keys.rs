@@ -162,7 +162,7 @@ pub(crate) static KEYS: &[Key] = &[
     key!(train.eps, F32_ABOVE_ZERO, "added to the square root of the second moment"),
     key!(train.clip, F32_AT_LEAST_ZERO, "largest global gradient norm; 0 = no clipping"),
     key!(train.seed, SEED, "seed of every random choice"),
-    key!(train.log_every, count_from::<u64, 0>(), "steps between progress lines (0 = none); metrics.jsonl has every step"),
+    key!(train.log_every, count_from::<u64, 0>(), "steps between progress lines (0 = none); metrics.jsonl does not depend on it"),
     key!(train.eval_every, count_from::<u64, 0>(), "steps between evaluations; 0 = never"),
     key!(train.save_every, count_from::<u64, 0>(), "steps between checkpoints; 0 = save only the best evaluated state, the final adapter or model, and for adapters the last state"),
     key!(train.keep, count_from::<usize, 1>(), "number of checkpoints to keep, in addition to the best evaluated one"),

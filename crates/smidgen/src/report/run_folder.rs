@@ -7,6 +7,7 @@
 use super::plan_facts::PlanFacts;
 use crate::failure::Failure;
 use crate::train::history::{History, PartEnd};
+use crate::train::journal::{DENSE_STEPS, stride};
 use crate::train::metrics::is_being_written;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -45,6 +46,8 @@ pub struct RunRecord {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StepRow {
     pub step: u64,
+    /// The steps since the row before: only some of a very long run's steps have a row, and this one stands for them.
+    pub steps: u64,
     pub loss: f64,
     pub grad_norm: f64,
     pub lr: f64,
@@ -234,6 +237,8 @@ fn read_metrics(path: &Path) -> Result<RunRecord, Failure> {
             }
             (Some(step_ms), _) => metrics.rows.push(StepRow {
                 step: row.step,
+                // If the file was deleted during the run, steps before it are unknown.
+                steps: (row.step - last).min(stride(row.step, DENSE_STEPS)),
                 loss: row.loss.unwrap_or(f64::NAN),
                 grad_norm: row.grad_norm.unwrap_or(f64::NAN),
                 lr: row.lr.unwrap_or(f64::NAN),
@@ -255,5 +260,21 @@ fn read_metrics(path: &Path) -> Result<RunRecord, Failure> {
             }
             (None, None) => return Err(bad_row(Failure::disk("it has neither `step_ms` nor `eval_ms`"))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Step 65,540 was saved. The rows before 65,535 are missing.
+    #[test]
+    fn a_row_of_a_thinned_run_stands_for_the_steps_since_the_one_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(METRICS);
+        let line = |step: u64| format!("{{\"step\":{step},\"step_ms\":1.0}}\n");
+        std::fs::write(&path, [65_535, 65_536, 65_540, 65_552, 65_568].map(line).concat()).unwrap();
+        let rows = read_metrics(&path).unwrap().rows;
+        assert_eq!(rows.iter().map(|row| row.steps).collect::<Vec<_>>(), [1, 1, 4, 12, 16]);
     }
 }

@@ -142,13 +142,24 @@ fn left_s(run: &RunRecord) -> Option<f64> {
         return None;
     }
     let step_ms = recent.iter().map(|row| row.step_ms).sum::<f64>() / recent.len() as f64;
-    let eval_ms = run.evaluations.iter().map(|row| row.eval_ms).sum::<f64>() / run.rows.len() as f64;
+    let eval_ms = run.evaluations.iter().map(|row| row.eval_ms).sum::<f64>() / sum_over_steps(run, |_| 1.0);
     Some(left * (step_ms + eval_ms) / 1e3)
+}
+
+/// A row counts for all steps that it stands for.
+fn sum_over_steps(run: &RunRecord, value: impl Fn(&StepRow) -> f64) -> f64 {
+    run.rows.iter().map(|row| row.steps as f64 * value(row)).sum()
 }
 
 fn memory(run: &RunRecord) -> MemorySummary {
     let used = || run.rows.iter().filter_map(|row| row.device_bytes);
-    let (count, sum) = used().fold((0u64, 0u128), |(count, sum), bytes| (count + 1, sum + u128::from(bytes)));
+    let (count, sum) = run
+        .rows
+        .iter()
+        .filter_map(|row| Some((row.steps, row.device_bytes?)))
+        .fold((0u64, 0u128), |(count, sum), (steps, bytes)| {
+            (count + steps, sum + u128::from(steps) * u128::from(bytes))
+        });
     let (least, most) = (used().min(), used().max());
     let peaks = run.rows.iter().filter_map(|row| row.device_peak_bytes.max(row.device_bytes));
     let arena = &run.plan.arena;
@@ -168,15 +179,15 @@ fn memory(run: &RunRecord) -> MemorySummary {
 }
 
 fn speed(run: &RunRecord) -> SpeedSummary {
-    let milliseconds = run.rows.iter().map(|row| row.step_ms).sum::<f64>();
-    let monitor_ms = run.rows.iter().map(|row| row.monitor_ms).sum::<f64>();
+    let milliseconds = sum_over_steps(run, |row| row.step_ms);
+    let monitor_ms = sum_over_steps(run, |row| row.monitor_ms);
     let busy = || run.rows.iter().filter_map(|row| row.gpu_util);
     SpeedSummary {
         tokens_per_s: median(run.rows.iter().map(|row| row.tokens_per_s)),
         step_ms: median(run.rows.iter().map(|row| row.step_ms)),
         planned_tokens_per_s: run.plan.tokens_per_s.unwrap_or(f64::NAN),
         planned_step_ms: run.plan.step_ms.unwrap_or(f64::NAN),
-        tokens: run.rows.iter().map(|row| row.tokens).sum(),
+        tokens: run.rows.iter().map(|row| row.steps * row.tokens).sum(),
         seconds: milliseconds / 1e3,
         monitor_part: if milliseconds > 0.0 { monitor_ms / milliseconds } else { 0.0 },
         gpu_util: (busy().count() > 0).then(|| busy().sum::<u32>() as f64 / busy().count() as f64),
@@ -380,6 +391,7 @@ mod tests {
     fn run(device: &str, parts: &[u64], bytes: &[u64]) -> RunRecord {
         let row = |(index, bytes): (usize, &u64)| StepRow {
             step: index as u64 + 1,
+            steps: 1,
             loss: 1.0,
             grad_norm: 1.0,
             lr: 0.1,
@@ -466,6 +478,11 @@ mod tests {
         assert_eq!((speed.step_ms, speed.planned_step_ms), (Some(3.0), 4.0));
         assert_eq!((speed.tokens_per_s, speed.planned_tokens_per_s), (Some(1e4 / 3.0), 2500.0));
         assert_eq!((speed.tokens, speed.seconds), (50, 0.1165));
+        // The third row stands for 16 steps of a thinned run, whose memory was higher.
+        (record.rows[2].steps, record.rows[2].device_bytes) = (16, Some(21));
+        let RunSummary { speed: thinned, memory, .. } = summarize(&record);
+        assert_eq!((thinned.tokens, thinned.seconds), (200, 0.1615));
+        assert_eq!((memory.mean_bytes, memory.peak_bytes), (Some((16 * 21 + 4) / 20), Some(21)));
         assert_eq!((loss.first, loss.last), (Some(3.0), Some(0.5)));
         assert_eq!((loss.best_eval, loss.last_eval), (Some((2, 1.25)), Some(1.5)));
     }

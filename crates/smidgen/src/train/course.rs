@@ -10,7 +10,7 @@ use super::adapt::{Watch, lacks, may_grow, plan_larger, plan_smaller};
 use super::free_memory::FreeMemory;
 use super::history;
 use super::interrupt::Interrupt;
-use super::journal::Journal;
+use super::journal::{Journal, describe_thinning};
 use super::made_of::{MadeOf, accept_or_refuse};
 use super::monitor::{self, Measurement};
 use super::outcome::{Ending, RunResult};
@@ -118,6 +118,9 @@ impl Course<'_> {
                 (self.say)((self.render_plan)(job, &planned).table.trim_end());
                 let (policy, ranks) = (&planned.solution.policy, job.request.rank.of);
                 (self.say)(&format!("  packing: {}", describe_packing(rows_of(job), policy, ranks)?));
+                if let Some(thinned) = describe_thinning(total_steps) {
+                    (self.say)(&format!("  {thinned}"));
+                }
             }
             check_room(
                 self.dir.path(),
@@ -179,7 +182,7 @@ impl Course<'_> {
             let journal = match &mut journal {
                 Some(journal) => journal,
                 none => none.insert(match self.dir.is_written() {
-                    true => Journal::resume(self.dir.path(), first)?,
+                    true => Journal::resume(self.dir.path(), first)?.with_totals(start.totals()),
                     false => Journal::unwritten(),
                 }),
             };

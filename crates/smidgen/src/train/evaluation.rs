@@ -33,7 +33,7 @@ impl<D: Device> Trainer<'_, D> {
         self.enter(Phase::Eval);
         let row = self.evaluate(step, batches.epochs_after(step), progress)?;
         self.enter(Phase::Train);
-        journal.write_row(&row)?;
+        journal.write_evaluation(&row)?;
         let is_new_best = self.standing.record(Evaluated { step, eval_loss: row.eval_loss });
         let best = if is_new_best { ", the best so far" } else { "" };
         let scores: String = row

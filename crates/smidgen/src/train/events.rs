@@ -268,7 +268,7 @@ fn now_s() -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     fn row(text: &str) -> Map<String, Value> {
@@ -330,7 +330,7 @@ mod tests {
     }
 
     /// Steps of all records after the first.
-    fn steps(folder: &Path) -> Vec<u64> {
+    pub fn steps(folder: &Path) -> Vec<u64> {
         let mut reader = BufReader::new(File::open(find_file(folder).unwrap().unwrap()).unwrap());
         let (mut data, mut steps) = (Vec::new(), Vec::new());
         while read_record(&mut reader, &mut data).unwrap().is_some() {

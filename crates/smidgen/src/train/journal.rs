@@ -3,24 +3,52 @@
 //!
 //! All get the same rows at the same time. They are on disk before a checkpoint counts as written, and are cut to the
 //! checkpoint when a run is resumed, so none of them has gaps or duplicates.
+//! The files of a very long run stay small, because not every step has a row ([`stride`]). Steps that were evaluated or
+//! saved have one, and so has the last.
 
 use super::events::EventWriter;
-use super::log_history::LogHistory;
-use super::metrics::MetricsWriter;
+use super::log_history::{LogHistory, Totals};
+use super::metrics::{EvalRow, MetricsRow, MetricsWriter};
 use crate::failure::Failure;
 use crate::plan::disk::with_room;
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
 /// More than the size of one metrics row.
 const ROW_BYTES: u64 = 4096;
+/// The steps that have a row each.
+pub const DENSE_STEPS: u64 = 1 << 16;
+const COARSER: u64 = 16;
+
+/// Every this many steps, a step near `step` has a row: every step up to `dense`, then every 16th up to 16 times as
+/// many, then every 256th, and so on. So 16 times as many steps add at most `dense` rows.
+pub fn stride(step: u64, dense: u64) -> u64 {
+    let mut stride = 1;
+    while step / stride > dense {
+        stride *= COARSER;
+    }
+    stride
+}
+
+/// Says that the rows of a run will be thinned, if it is that long.
+pub fn describe_thinning(total_steps: u64) -> Option<String> {
+    (total_steps > DENSE_STEPS).then(|| {
+        format!(
+            "metrics.jsonl and TensorBoard: every step up to {DENSE_STEPS}, then every {COARSER}th up to {}, and so on",
+            DENSE_STEPS * COARSER
+        )
+    })
+}
 
 #[derive(Debug)]
 pub struct Journal {
     /// `None` on a rank that does not write.
     files: Option<Files>,
     history: LogHistory,
+    /// The newest step, if its row is not written.
+    waiting: Option<MetricsRow>,
+    dense_steps: u64,
 }
 
 #[derive(Debug)]
@@ -37,31 +65,48 @@ impl Journal {
         let metrics = MetricsWriter::resume(&path, step)?;
         let events = EventWriter::resume(folder, &path, step)?;
         let history = LogHistory::read(&path, step).map_err(|error| Failure::file("read", &path, error))?;
-        Ok(Journal { files: Some(Files { folder: folder.to_path_buf(), metrics, events }), history })
+        let files = Files { folder: folder.to_path_buf(), metrics, events };
+        Ok(Journal { files: Some(files), history, waiting: None, dense_steps: DENSE_STEPS })
+    }
+
+    /// Continues the sums of a checkpoint, because a thinned file does not have all their terms.
+    pub fn with_totals(mut self, totals: Option<Totals>) -> Journal {
+        self.history.totals = totals.unwrap_or(self.history.totals);
+        self
     }
 
     /// The journal of a rank that does not write.
     pub fn unwritten() -> Journal {
-        Journal { files: None, history: LogHistory::default() }
+        Journal { files: None, history: LogHistory::default(), waiting: None, dense_steps: DENSE_STEPS }
     }
 
-    /// Writes a `MetricsRow` or an `EvalRow`.
-    pub fn write_row(&mut self, row: &impl Serialize) -> Result<(), Failure> {
+    /// Adds a step. If its row is not kept, it waits: an evaluation, a checkpoint and the end write the newest one.
+    pub fn write_step(&mut self, row: &MetricsRow) -> Result<(), Failure> {
+        self.history.add(&fields(row)?);
+        self.waiting = Some(row.clone());
+        // The report counts repeated steps, which are rare.
+        let is_kept = row.step.is_multiple_of(stride(row.step, self.dense_steps)) || row.overflows > 0;
+        if is_kept { self.write_waiting() } else { Ok(()) }
+    }
+
+    pub fn write_evaluation(&mut self, row: &EvalRow) -> Result<(), Failure> {
+        self.write_waiting()?;
+        self.history.add(&fields(row)?);
+        self.write(row)
+    }
+
+    fn write_waiting(&mut self) -> Result<(), Failure> {
+        self.waiting.take().map_or(Ok(()), |row| self.write(&row))
+    }
+
+    fn write(&mut self, row: &impl Serialize) -> Result<(), Failure> {
         let Some(files) = &mut self.files else { return Ok(()) };
-        let mut write = || {
-            files.metrics.write_row(row)?;
-            match serde_json::to_value(row).map_err(Failure::disk)? {
-                Value::Object(row) => {
-                    self.history.add(&row);
-                    files.events.write_row(&row)
-                }
-                other => unreachable!("a row is an object, not {other}"),
-            }
-        };
-        write().map_err(|failure| with_room(failure, &files.folder, "a row", ROW_BYTES))
+        let written = files.metrics.write_row(row).and_then(|()| files.events.write_row(&fields(row)?));
+        written.map_err(|failure| with_room(failure, &files.folder, "a row", ROW_BYTES))
     }
 
-    pub fn sync(&self) -> Result<(), Failure> {
+    pub fn sync(&mut self) -> Result<(), Failure> {
+        self.write_waiting()?;
         let Some(files) = &self.files else { return Ok(()) };
         let synced = files.metrics.sync().and_then(|()| files.events.sync());
         synced.map_err(|failure| with_room(failure, &files.folder, "a row", ROW_BYTES))
@@ -69,5 +114,94 @@ impl Journal {
 
     pub fn history(&self) -> &LogHistory {
         &self.history
+    }
+}
+
+/// A run that fails keeps the row of its last step.
+impl Drop for Journal {
+    fn drop(&mut self) {
+        let _ = self.write_waiting();
+    }
+}
+
+fn fields(row: &impl Serialize) -> Result<Map<String, Value>, Failure> {
+    match serde_json::to_value(row).map_err(Failure::disk)? {
+        Value::Object(row) => Ok(row),
+        other => unreachable!("a row is an object, not {other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::events::tests::steps;
+    use super::super::metrics::tests::{eval_row, row, steps_in};
+    use super::*;
+
+    fn resume(folder: &Path, step: u64, dense_steps: u64) -> Journal {
+        let mut journal = Journal::resume(folder, step).unwrap();
+        journal.dense_steps = dense_steps;
+        journal
+    }
+
+    fn write(journal: &mut Journal, steps: std::ops::RangeInclusive<u64>) {
+        steps.for_each(|step| journal.write_step(&row(step)).unwrap());
+    }
+
+    #[test]
+    fn sixteen_times_as_many_steps_add_few_rows() {
+        let strides = [8, 9, 143, 144, 2303, 2304].map(|step| stride(step, 8));
+        assert_eq!(strides, [1, 16, 16, 256, 256, 4096]);
+        let rows = |total: u64| (1..=total).filter(|step| step.is_multiple_of(stride(*step, 8))).count();
+        assert_eq!([8, 128, 2048, 32_768].map(rows), [8, 16, 24, 32]);
+        assert_eq!((stride(DENSE_STEPS, DENSE_STEPS), stride(u64::MAX, DENSE_STEPS)), (1, 1 << 48));
+        assert_eq!(describe_thinning(DENSE_STEPS), None);
+        assert!(describe_thinning(DENSE_STEPS + 1).unwrap().contains("every 16th up to 1048576"));
+    }
+
+    /// An evaluation after step 21, a repeated step 23, a checkpoint after step 50, a failure after step 77.
+    #[test]
+    fn evaluated_saved_repeated_and_last_steps_have_rows() {
+        let folder = tempfile::tempdir().unwrap();
+        let (folder, metrics) = (folder.path(), folder.path().join("metrics.jsonl"));
+        let mut journal = resume(folder, 0, 8);
+        write(&mut journal, 1..=21);
+        journal.write_evaluation(&eval_row(21)).unwrap();
+        write(&mut journal, 22..=22);
+        journal.write_step(&MetricsRow { overflows: 1, ..row(23) }).unwrap();
+        write(&mut journal, 24..=50);
+        journal.sync().unwrap();
+        let saved = [1, 2, 3, 4, 5, 6, 7, 8, 16, 21, 21, 23, 32, 48, 50];
+        assert_eq!(steps_in(&metrics), saved);
+        write(&mut journal, 51..=77);
+        drop(journal);
+        assert_eq!(steps_in(&metrics), [&saved[..], &[64, 77]].concat());
+        assert_eq!(steps(folder), steps_in(&metrics), "TensorBoard");
+        let events = || std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).max();
+        let before = events();
+        drop(resume(folder, 50, 8));
+        assert_eq!((steps_in(&metrics), steps(folder)), (saved.to_vec(), saved.to_vec()));
+        assert_eq!(events(), before, "the event file was not rebuilt");
+    }
+
+    #[test]
+    fn a_resumed_thinned_run_has_the_log_of_one_that_was_never_stopped() {
+        const DENSE: u64 = 16 * 1024;
+        let folder = tempfile::tempdir().unwrap();
+        let mut journal = resume(folder.path(), 0, DENSE);
+        write(&mut journal, 1..=17_001);
+        journal.sync().unwrap();
+        let totals = serde_json::to_string(&journal.history.totals).unwrap();
+        write(&mut journal, 17_002..=18_000);
+        let rows = steps_in(&folder.path().join("metrics.jsonl"));
+        assert!(rows.len() < 16_500, "{}", rows.len());
+        let logged = |journal: &Journal| journal.history.entries().collect::<Vec<_>>();
+        let whole = (logged(&journal), journal.history.totals);
+        assert_eq!(whole.1.steps, 18_000);
+        drop(journal);
+        let mut journal = resume(folder.path(), 17_001, DENSE);
+        assert!(journal.history.totals.steps < 17_001, "the rows alone do not have the sums");
+        journal = journal.with_totals(serde_json::from_str(&totals).unwrap());
+        write(&mut journal, 17_002..=18_000);
+        assert_eq!((logged(&journal), journal.history.totals), whole);
     }
 }

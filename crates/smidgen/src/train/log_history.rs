@@ -2,9 +2,12 @@
 //!
 //! Up to a thousand steps, every step is kept; beyond that every second step, then every fourth, and so on, as
 //! `logging_steps` says. Evaluations are thinned in the same way. What is kept depends only on the rows, so a resumed
-//! run has the same log as one that was never stopped. Totals are over all rows.
-//! Left out: the file itself (`trainer_state.rs`). Every row is in `metrics.jsonl`.
+//! run has the same log as one that was never stopped: `metrics.jsonl` of a very long run is thinned too, but less.
+//! Totals are over all steps; a checkpoint stores them.
+//! Left out: the file itself (`trainer_state.rs`).
 
+use super::journal::DENSE_STEPS;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,6 +16,8 @@ use std::path::Path;
 
 const MOST_STEPS: usize = 1000;
 const MOST_EVALUATIONS: usize = 250;
+// So the steps kept here are among those that have a row in `metrics.jsonl`: both strides are powers of two.
+const _: () = assert!(DENSE_STEPS >= 16 * MOST_STEPS as u64);
 
 type Row = Map<String, Value>;
 
@@ -29,7 +34,7 @@ pub struct LogHistory {
 }
 
 /// Sums over the steps of a run.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Totals {
     pub tokens: u64,
     pub step_ms: f64,

@@ -255,11 +255,11 @@ fn parse_status(status: &[u8]) -> Option<HostMemory> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn row(step: u64) -> MetricsRow {
+    pub fn row(step: u64) -> MetricsRow {
         MetricsRow {
             step,
             epoch: 0.1,
@@ -286,7 +286,7 @@ mod tests {
         }
     }
 
-    fn eval_row(step: u64) -> EvalRow {
+    pub fn eval_row(step: u64) -> EvalRow {
         EvalRow {
             step,
             epoch: 1.0,
@@ -299,7 +299,7 @@ mod tests {
         }
     }
 
-    fn steps_in(path: &Path) -> Vec<u64> {
+    pub fn steps_in(path: &Path) -> Vec<u64> {
         let text = std::fs::read_to_string(path).unwrap();
         assert!(text.is_empty() || text.ends_with('\n'));
         text.lines()

@@ -6,6 +6,7 @@
 
 use super::checksums::{self, verify_checksums};
 use super::history::PartEnd;
+use super::log_history::Totals;
 use super::loss_scale::LossScale;
 use super::made_of::MadeOf;
 use super::metrics::last_step;
@@ -50,6 +51,8 @@ pub enum Start {
         lost_best: Option<u64>,
         /// `None` before version 3.
         made_of: Option<MadeOf>,
+        /// `None` if an earlier smidgen wrote it; then `metrics.jsonl` has the row of every step.
+        totals: Option<Totals>,
     },
 }
 
@@ -63,6 +66,13 @@ impl Start {
 
     pub fn is_checkpoint(&self) -> bool {
         matches!(self, Start::Checkpoint { .. })
+    }
+
+    pub fn totals(&self) -> Option<Totals> {
+        match self {
+            Start::Beginning => None,
+            Start::Checkpoint { totals, .. } => *totals,
+        }
     }
 
     pub fn loss_scale(&self) -> Option<LossScale> {
@@ -93,6 +103,8 @@ struct State {
     /// Since version 3.
     #[serde(default)]
     made_of: Option<MadeOf>,
+    #[serde(default)]
+    totals: Option<Totals>,
 }
 
 fn f32_name() -> String {
@@ -141,6 +153,7 @@ pub fn find_start(dir: &RunDir) -> Result<Start, Failure> {
         compute: state.compute,
         lost_best,
         made_of: state.made_of,
+        totals: state.totals,
     })
 }
 
@@ -153,6 +166,7 @@ pub fn write_state<D: Device>(
     standing: &Standing,
     loss_scale: Option<LossScale>,
     made_of: &MadeOf,
+    totals: &Totals,
     folder: &Path,
 ) -> Result<(), Failure> {
     trained_state::save_trained(executor, job, folder)?;
@@ -166,6 +180,7 @@ pub fn write_state<D: Device>(
         compute: job.arithmetic.name(),
         loss_scale,
         made_of: Some(made_of.clone()),
+        totals: Some(*totals),
     };
     let state = serde_json::to_string_pretty(&state).map_err(Failure::disk)?;
     let products = executor.device().chosen_algorithms().map(|chosen| (PRODUCTS_FILE, chosen));

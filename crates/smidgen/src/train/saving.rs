@@ -33,7 +33,7 @@ impl<D: Device> Trainer<'_, D> {
         &mut self,
         batches: &BatchPlan,
         step: u64,
-        journal: &Journal,
+        journal: &mut Journal,
         progress: &Progress,
         footprint: &Footprint,
     ) -> Result<(), Failure> {
@@ -48,7 +48,12 @@ impl<D: Device> Trainer<'_, D> {
         Ok(())
     }
 
-    fn write_checkpoint(&mut self, batches: &BatchPlan, step: u64, journal: &Journal) -> Result<(), Failure> {
+    fn write_checkpoint(
+        &mut self,
+        batches: &BatchPlan,
+        step: u64,
+        journal: &mut Journal,
+    ) -> Result<(), Failure> {
         self.standing.note_saved(step);
         let Trainer { executor, job, dir, policy, standing, loss_scale, made_of, .. } = self;
         if !dir.is_written() {
@@ -56,7 +61,8 @@ impl<D: Device> Trainer<'_, D> {
         }
         let moment = moment(job, batches, step, *standing, false, dir.path());
         dir.write_folder(&checkpoint_name(step), |folder| {
-            resume::write_state(executor, job, policy, step, standing, *loss_scale, made_of, folder)?;
+            let totals = &journal.history().totals;
+            resume::write_state(executor, job, policy, step, standing, *loss_scale, made_of, totals, folder)?;
             write_prompt(job, folder)?;
             write_trainer_state(folder, &moment, journal.history())?;
             write_checksums(folder)
@@ -74,7 +80,7 @@ impl<D: Device> Trainer<'_, D> {
         mut self,
         batches: &BatchPlan,
         step: u64,
-        journal: &Journal,
+        journal: &mut Journal,
         progress: &Progress,
         footprint: &Footprint,
     ) -> Result<(), Failure> {
@@ -92,7 +98,7 @@ impl<D: Device> Trainer<'_, D> {
         product: Product,
         batches: &BatchPlan,
         step: u64,
-        journal: &Journal,
+        journal: &mut Journal,
         progress: &Progress,
     ) -> Result<(), Failure> {
         let Trainer { mut executor, job, dir, standing, mut meter, .. } = self;

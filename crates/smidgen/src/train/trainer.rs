@@ -160,7 +160,7 @@ impl<'a, D: Device> Trainer<'a, D> {
                     outcome.first_loss = row.loss;
                 }
                 (outcome.last_loss, outcome.steps) = (row.loss, row.step);
-                journal.write_row(row)?;
+                journal.write_step(row)?;
                 if on_step(row).is_break() {
                     interrupt.request();
                 }

@@ -181,7 +181,7 @@ fn loss_over_time(compared: &Comparison, steps: u64) -> Option<Chart> {
         let ends: Vec<(f64, f64)> = rows
             .iter()
             .map(|row| {
-                until += row.step_ms / 1e3 / clock.unit_s;
+                until += row.steps as f64 * row.step_ms / 1e3 / clock.unit_s;
                 (row.step as f64, until)
             })
             .collect();

@@ -40,6 +40,7 @@ fn plan() -> PlanFacts {
 fn row(step: u64) -> StepRow {
     StepRow {
         step,
+        steps: 1,
         // Every number has all of its digits.
         loss: 1.0 + (step as f64).sin().abs() / 3.0,
         grad_norm: (step as f64 * 0.7).cos().abs() + 0.1,
