@@ -172,7 +172,7 @@ fn escaped(text: &str) -> Result<String, Error> {
     Ok(out)
 }
 
-/// Without a default, what is no number is 0.
+/// Without a default, what is not a number is 0.
 fn int(
     state: &State<'_, '_>,
     value: &Value,

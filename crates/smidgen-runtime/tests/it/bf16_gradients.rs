@@ -13,8 +13,8 @@ use smidgen_ir::{Extent, LayerSet, Plan, Precision};
 use smidgen_runtime::cpu::bf16_unit::Bf16Unit;
 
 fn plan(subject: &Subject, precision: Precision, threads: usize) -> Plan {
-    let Extent { tokens, rows, segments, .. } = subject.extent;
-    let extent = Extent { tokens: tokens + 3, rows: rows + 2, segments: segments + 1, audio: 0 };
+    let Extent { tokens, rows, segments, audio } = subject.extent;
+    let extent = Extent { tokens: tokens + 3, rows: rows + 2, segments: segments + 1, audio };
     let request = Request { extent, threads, precision, ..plain_request() };
     plan_with(&subject.graph, &request)
 }

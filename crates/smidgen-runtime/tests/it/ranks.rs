@@ -17,6 +17,7 @@ use smidgen_ir::storage::dynamic8_codes;
 use smidgen_ir::{
     Cut, Entry, Extent, Graph, LayerSet, LeafKind, Op, Order, Policy, Rank, Shard, Space, Storage, ValueId,
 };
+use smidgen_runtime::cpu::bf16_unit::F32Unit;
 use smidgen_runtime::comm::{Comm, CommError, Number, Span};
 use smidgen_runtime::{Cpu, DeviceError, Executor};
 use std::collections::BTreeSet;
@@ -190,10 +191,16 @@ struct Outcome {
 const UPDATES: usize = 3;
 
 /// One process does the work of all ranks, a micro-batch for each.
+/// A processor whose products are sums by themselves. AMX tiles start from what a gradient already holds, which rounds
+/// differently for one process with two samples than for two with one each.
+fn cpu() -> Cpu {
+    Cpu::new(1).unwrap().with_f32_unit(F32Unit::Vectors)
+}
+
 fn outcome_alone(choice: &Choice, ranks: usize, own_samples: bool) -> Outcome {
     let rounds = if own_samples { 2 } else { 1 };
     let subject = choice.subject_with(LayerSet::first(1));
-    let mut executor = Executor::load(subject.roomy_plan(1), Cpu::new(1).unwrap()).unwrap();
+    let mut executor = Executor::load(subject.roomy_plan(1), cpu()).unwrap();
     subject.write_contents(&mut executor);
     let mut reports = Vec::new();
     for _ in 0..UPDATES {
@@ -227,7 +234,7 @@ fn run_rank(subject: &Subject, comm: Box<dyn Comm>, own_samples: bool) -> Outcom
     let plan = subject.roomy_plan(1);
     subject.run_on_null(plan.clone()).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let cpu = Cpu::new(1).unwrap().with_comm(comm).with_spill_folder(folder.path().into());
+    let cpu = cpu().with_comm(comm).with_spill_folder(folder.path().into());
     let mut executor = Executor::load(plan, cpu).unwrap();
     subject.write_contents(&mut executor);
     let mut reports = Vec::new();

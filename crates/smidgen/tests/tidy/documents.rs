@@ -7,10 +7,9 @@ use crate::{FOLDERS, ROOT_DOCUMENTS, expect_file, expect_none, project_files, re
 use regex::Regex;
 use smidgen::internal::{command, render_command_reference};
 use smidgen_recipe::render_key_reference;
-use std::collections::BTreeMap;
 
 /// Pages that a test writes as a whole: their sentences are those of the code.
-const GENERATED: [&str; 3] = ["docs/commands.md", "docs/files.md", "docs/recipe.md"];
+const GENERATED: [&str; 2] = ["docs/commands.md", "docs/recipe.md"];
 
 /// Every Markdown page of the project.
 fn documents() -> Vec<String> {
@@ -262,44 +261,4 @@ fn the_command_reference_is_what_the_code_says() {
         Exit codes: 0 done; 1 failed, or the run does not fit; 2 the recipe or the command is wrong; 130 interrupted, with the state saved.\n\
         Lines are at most 80 columns wide, or `COLUMNS` if it is set; `NO_COLOR` turns colour off, `CLICOLOR_FORCE` turns it on.\n";
     expect_file("docs/commands.md", &format!("{head}{}", render_command_reference(&command())));
-}
-
-/// What each source file is, from the first sentence of its header; the header of `mod.rs` or `lib.rs` is the folder's.
-#[test]
-fn the_file_map_is_what_the_headers_say() {
-    let mut folders: BTreeMap<String, (String, Vec<String>)> = BTreeMap::new();
-    for (path, text) in sources().iter().filter(|(path, _)| path.starts_with("crates/")) {
-        let (folder, file) = path.rsplit_once('/').unwrap();
-        let (about, files) = folders.entry(folder.to_owned()).or_default();
-        match file {
-            "lib.rs" | "mod.rs" => *about = format!("{}.\n\n", first_sentence(text)),
-            _ => files.push(format!("- `{file}`: {}\n", first_sentence(text))),
-        }
-    }
-    let mut page = String::from(
-        "# Source files\n\nThis page is generated from the first sentence of each file's header.\n",
-    );
-    for (folder, (about, files)) in &folders {
-        page += &format!("\n## `{folder}`\n\n{about}{}", files.concat());
-    }
-    expect_file("docs/files.md", &page);
-}
-
-/// Of a file's `//!` header, without its period.
-fn first_sentence(text: &str) -> String {
-    let header = text.lines().map_while(|line| line.strip_prefix("//!")).map(str::trim);
-    let paragraph: Vec<&str> = header.take_while(|line| !line.is_empty()).collect();
-    // Links of rustdoc are plain names here.
-    let paragraph = paragraph.join(" ").replace("[`", "`").replace("`]", "`");
-    let end = paragraph.find(". ").unwrap_or(paragraph.len());
-    paragraph[..end].trim_end_matches('.').to_owned()
-}
-
-#[test]
-fn a_first_sentence_may_have_several_lines() {
-    assert_eq!(
-        first_sentence("//! One, `a.rs` and\n//! two. Three.\n//!\n//! Four.\n"),
-        "One, `a.rs` and two"
-    );
-    assert_eq!(first_sentence("//! All [`Types`].\n\nuse x;"), "All `Types`");
 }
