@@ -17,8 +17,8 @@ use smidgen_ir::storage::dynamic8_codes;
 use smidgen_ir::{
     Cut, Entry, Extent, Graph, LayerSet, LeafKind, Op, Order, Policy, Rank, Shard, Space, Storage, ValueId,
 };
-use smidgen_runtime::cpu::bf16_unit::F32Unit;
 use smidgen_runtime::comm::{Comm, CommError, Number, Span};
+use smidgen_runtime::cpu::bf16_unit::F32Unit;
 use smidgen_runtime::{Cpu, DeviceError, Executor};
 use std::collections::BTreeSet;
 use std::ops::Range;
