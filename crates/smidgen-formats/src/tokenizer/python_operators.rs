@@ -295,7 +295,7 @@ pub(super) fn call_python_method(
         ("casefold", [], 0) => Value::from(text.to_lowercase()),
         ("title", [], 0) => Value::from(titled(text)),
         ("zfill" | "ljust" | "rjust" | "center", _, 1 | 2) => {
-            let Some(width) = number(0) else { return None };
+            let width = number(0)?;
             let fill = match (name, arguments.get(1).and_then(Value::as_str)) {
                 ("zfill", _) => "0",
                 (_, fill) => fill.unwrap_or(" "),
