@@ -42,10 +42,9 @@ pub fn format_bytes(bytes: u64) -> String {
     format!("{}.{:02} {unit}", hundredths / 100, hundredths % 100)
 }
 
-/// The shortest form, plain digits or a unit with at most three decimals, that [`parse_bytes`] reads back
-/// to the same count.
+/// The shortest form with a unit and at most three decimals that [`parse_bytes`] reads back to the same count.
 pub fn format_bytes_exactly(bytes: u64) -> String {
-    let units: [(&str, u64); 8] = [
+    let units: [(&str, u64); 9] = [
         ("TiB", 1 << 40),
         ("GiB", 1 << 30),
         ("MiB", 1 << 20),
@@ -54,6 +53,7 @@ pub fn format_bytes_exactly(bytes: u64) -> String {
         ("MB", 1_000_000),
         ("KiB", 1 << 10),
         ("KB", 1_000),
+        ("B", 1),
     ];
     let candidates = (0..=3).flat_map(|decimals| {
         units.iter().filter(move |(_, unit)| bytes >= *unit).map(move |(suffix, unit)| match decimals {
@@ -61,11 +61,8 @@ pub fn format_bytes_exactly(bytes: u64) -> String {
             _ => format!("{:.decimals$}{suffix}", bytes as f64 / *unit as f64),
         })
     });
-    std::iter::once(bytes.to_string())
-        .chain(candidates)
-        .filter(|text| parse_bytes(text) == Some(bytes))
-        .min_by_key(String::len)
-        .unwrap_or_else(|| bytes.to_string())
+    let exact = candidates.filter(|text| parse_bytes(text) == Some(bytes));
+    exact.min_by_key(String::len).unwrap_or_else(|| format!("{bytes}B"))
 }
 
 /// The count that `text` names, or `None` if it is not a size or does not fit 63 bits
@@ -163,7 +160,7 @@ mod tests {
 
     #[test]
     fn exact_form_is_short_and_reads_back() {
-        for text in ["24GiB", "1.5GiB", "22.42GiB", "8GB", "512MiB", "2TiB", "100", "1025"] {
+        for text in ["24GiB", "1.5GiB", "22.42GiB", "8GB", "512MiB", "2TiB", "100B", "1025B"] {
             let bytes = parse_bytes(text).expect("a size");
             assert_eq!(format_bytes_exactly(bytes), text);
         }

@@ -14,6 +14,7 @@ mod pre_tokenizer;
 pub mod prompt_file;
 mod python;
 mod python_operators;
+mod python_types;
 pub mod save;
 mod template_limits;
 mod template_rewrite;

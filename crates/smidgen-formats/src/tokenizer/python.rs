@@ -13,7 +13,7 @@ use minijinja::{Error, Value};
 use regex::Regex;
 use serde_json::Value as Json;
 
-use super::python_operators::{is_method, is_type};
+use super::python_types::{is_method, is_type};
 use super::template_limits::{charge, refused};
 
 /// Like `str(value)`: strings unchanged, everything else as in `repr`.

@@ -4,12 +4,11 @@
 //! text. `template_rewrite.rs` replaces the operators by calls of these functions.
 //! Left out: what no published template uses, such as `xmlattr`; the engine refuses it by name.
 
-use std::sync::Arc;
-
-use minijinja::value::{Enumerator, Kwargs, Object, ObjectRepr, Rest, Tuple, ValueKind, ValueOrKwargs};
+use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, State, Value, filters};
 
 use super::python::print;
+use super::python_types::{Method, is_dict, is_type};
 use super::template_limits::{charge, charge_replaced, check_format, note_work, own_bytes, refused, weigh};
 
 /// Names of the functions that stand for operators. A template cannot contain them, because of the `!`.
@@ -212,42 +211,6 @@ fn replace(text: &Value, from: &Value, to: &Value, count: Option<usize>) -> Resu
         Some(count) => text.replacen(&from, &to, count),
         None => text.replace(&from, &to),
     })
-}
-
-/// Whether the engine's type of an object ends in this name.
-pub(super) fn is_type(value: &Value, name: &str) -> bool {
-    value.as_object().is_some_and(|object| object.type_name().ends_with(name))
-}
-
-fn is_dict(value: &Value) -> bool {
-    let special = ["::Namespace", "::Loop", "::Macro", "::Kwargs"];
-    value.kind() == ValueKind::Map && !special.iter().any(|name| is_type(value, name))
-}
-
-/// A method of a `dict` that is not called.
-#[derive(Debug)]
-struct Method {
-    value: Value,
-    name: String,
-}
-
-impl Object for Method {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Plain
-    }
-
-    fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::NonEnumerable
-    }
-
-    fn call(self: &Arc<Self>, state: &mut State<'_, '_>, arguments: &[Value]) -> Result<Value, Error> {
-        self.value.call_method(state, &self.name, arguments)
-    }
-}
-
-/// Whether a value is a method that is not called, which Python prints with its address in memory.
-pub(super) fn is_method(value: &Value) -> bool {
-    value.downcast_object_ref::<Method>().is_some()
 }
 
 /// Methods of Python's strings, lists and dicts that the engine lacks or has in another form.

@@ -7,8 +7,8 @@
 use super::plan_facts::PlanFacts;
 use crate::failure::Failure;
 use crate::train::history::{History, PartEnd};
-use crate::train::journal::{DENSE_STEPS, stride};
 use crate::train::metrics::is_being_written;
+use crate::train::thinning::{DENSE_STEPS, stride};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use smidgen_formats::json_file::read_json_file;

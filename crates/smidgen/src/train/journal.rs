@@ -3,12 +3,13 @@
 //!
 //! All get the same rows at the same time. They are on disk before a checkpoint counts as written, and are cut to the
 //! checkpoint when a run is resumed, so none of them has gaps or duplicates.
-//! The files of a very long run stay small, because not every step has a row ([`stride`]). Steps that were evaluated or
+//! The files of a very long run stay small, because not every step has a row (`thinning.rs`). Steps that were evaluated or
 //! saved have one, and so has the last.
 
 use super::events::EventWriter;
 use super::log_history::{LogHistory, Totals};
 use super::metrics::{EvalRow, MetricsRow, MetricsWriter};
+use super::thinning::{DENSE_STEPS, stride};
 use crate::failure::Failure;
 use crate::plan::disk::with_room;
 use serde::Serialize;
@@ -17,30 +18,6 @@ use std::path::{Path, PathBuf};
 
 /// More than the size of one metrics row.
 const ROW_BYTES: u64 = 4096;
-/// The steps that have a row each.
-pub const DENSE_STEPS: u64 = 1 << 16;
-const COARSER: u64 = 16;
-
-/// Every this many steps, a step near `step` has a row: every step up to `dense`, then every 16th up to 16 times as
-/// many, then every 256th, and so on. So 16 times as many steps add at most `dense` rows.
-pub fn stride(step: u64, dense: u64) -> u64 {
-    let mut stride = 1;
-    while step / stride > dense {
-        stride *= COARSER;
-    }
-    stride
-}
-
-/// Says that the rows of a run will be thinned, if it is that long.
-pub fn describe_thinning(total_steps: u64) -> Option<String> {
-    (total_steps > DENSE_STEPS).then(|| {
-        format!(
-            "metrics.jsonl and TensorBoard: every step up to {DENSE_STEPS}, then every {COARSER}th up to {}, and so on",
-            DENSE_STEPS * COARSER
-        )
-    })
-}
-
 #[derive(Debug)]
 pub struct Journal {
     /// `None` on a rank that does not write.
@@ -145,17 +122,6 @@ mod tests {
 
     fn write(journal: &mut Journal, steps: std::ops::RangeInclusive<u64>) {
         steps.for_each(|step| journal.write_step(&row(step)).unwrap());
-    }
-
-    #[test]
-    fn sixteen_times_as_many_steps_add_few_rows() {
-        let strides = [8, 9, 143, 144, 2303, 2304].map(|step| stride(step, 8));
-        assert_eq!(strides, [1, 16, 16, 256, 256, 4096]);
-        let rows = |total: u64| (1..=total).filter(|step| step.is_multiple_of(stride(*step, 8))).count();
-        assert_eq!([8, 128, 2048, 32_768].map(rows), [8, 16, 24, 32]);
-        assert_eq!((stride(DENSE_STEPS, DENSE_STEPS), stride(u64::MAX, DENSE_STEPS)), (1, 1 << 48));
-        assert_eq!(describe_thinning(DENSE_STEPS), None);
-        assert!(describe_thinning(DENSE_STEPS + 1).unwrap().contains("every 16th up to 1048576"));
     }
 
     /// An evaluation after step 21, a repeated step 23, a checkpoint after step 50, a failure after step 77.

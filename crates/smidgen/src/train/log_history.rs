@@ -6,7 +6,7 @@
 //! Totals are over all steps; a checkpoint stores them.
 //! Left out: the file itself (`trainer_state.rs`).
 
-use super::journal::DENSE_STEPS;
+use super::thinning::DENSE_STEPS;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;

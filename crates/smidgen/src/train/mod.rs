@@ -39,6 +39,7 @@ pub mod run_dir;
 pub mod run_lock;
 mod saving;
 pub mod standing;
+pub mod thinning;
 pub mod trained_state;
 pub mod trained_weights;
 pub mod trainer;

@@ -32,7 +32,7 @@ fn asked_to_end_it_saves_and_says_how_to_go_on() {
     let arguments = [&["train", "recipe.toml", "data.template=auto"][..], &LONG].concat();
     for (signal, rows) in [("INT", 3), ("TERM", 60), ("HUP", 120)] {
         let resume: &[&str] = if rows == 3 { &[] } else { &["--resume"] };
-        let mut command = ignoring("-", &scratch.command(&[&arguments[..], resume].concat()));
+        let mut command = ignoring("", &scratch.command(&[&arguments[..], resume].concat()));
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         wait_for_rows(&scratch, &mut child, rows);
         send(&child, signal);
@@ -93,14 +93,11 @@ fn before_the_first_step_there_is_nothing_to_save() {
     assert!(!scratch.exists("run/.lock"));
 }
 
-/// The command, started by a shell that ignores these signals; `-` resets all of them.
+/// The command, which ignores these signals and no others: the tests themselves may run under `nohup`.
 fn ignoring(signals: &str, program: &Command) -> Command {
-    let trap = match signals {
-        "-" => "trap - HUP INT TERM".to_string(),
-        signals => format!("trap '' {signals}"),
-    };
-    let mut command = Command::new("sh");
-    command.args(["-c", &format!("{trap}; exec \"$0\" \"$@\"")]);
+    let mut command = Command::new("env");
+    command.arg("--default-signal=HUP,INT,TERM");
+    command.args((!signals.is_empty()).then(|| format!("--ignore-signal={signals}")));
     command.arg(program.get_program()).args(program.get_args());
     command.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
     command.current_dir(program.get_current_dir().unwrap());
@@ -114,7 +111,7 @@ fn under_nohup_it_saves_too() {
     scratch.train("clean", &LONG);
     let arguments = [&["train", "recipe.toml", "--resume"][..], &LONG].concat();
     for (signal, rows) in [("TERM", 10), ("INT", 100)] {
-        let mut command = ignoring("HUP INT", &scratch.command(&arguments));
+        let mut command = ignoring("HUP,INT", &scratch.command(&arguments));
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         wait_for_rows(&scratch, &mut child, rows);
         send(&child, signal);

@@ -160,6 +160,11 @@ fn left_behind(scratch: &Scratch, output: &str) -> BTreeMap<String, Vec<u8>> {
                 let rows: Vec<Value> = scratch.metrics(output).into_iter().map(timeless).collect();
                 (name, serde_json::to_vec(&rows).unwrap())
             }
+            "smidgen_state.json" => {
+                let mut state: Value = serde_json::from_slice(&bytes).unwrap();
+                state["totals"] = timeless(state["totals"].take());
+                (name, serde_json::to_vec(&state).unwrap())
+            }
             "trainer_state.json" => {
                 let mut state: Value = serde_json::from_slice(&bytes).unwrap();
                 let best = state["best_model_checkpoint"].as_str().map(|it| it.replace(output, "RUN"));
