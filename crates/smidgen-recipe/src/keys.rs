@@ -9,7 +9,7 @@ use crate::pins;
 use crate::read::{
     ABOVE_ZERO, ALPHA_PATTERN, ANY_TEXT, AUDIO_FOLDER, Accepts, BOOLEAN, BUDGET, DEVICE, EPOCHS, EVAL_FILES,
     F32_ABOVE_ZERO, F32_AT_LEAST_ZERO, F32_BELOW_ONE, FRACTION_BELOW_ONE, INIT, LAYERS, MODEL_PATH,
-    OUTPUT_FOLDER, PARTS, PEAK, PROFILE, RANK_PATTERN, SEED, TARGETS, TEMPLATE, TRAIN_FILES,
+    OUTPUT_FOLDER, PARTS, PEAK, PROFILE, RANK, RANK_PATTERN, SEED, TARGETS, TEMPLATE, TRAIN_FILES,
     TWO_FRACTIONS_BELOW_ONE, WARMUP, count_from, words,
 };
 use crate::sections::{Batch, Length, Recipe};
@@ -111,7 +111,7 @@ pub(crate) static KEYS: &[Key] = &[
     key!(model.compute, words::<Compute>(), "precision of matmuls and activations; auto = the device's best"),
     //
     key!(adapter.kind, words::<AdapterKind>(), "what is trained: an adapter, or with `full` the base weights"),
-    key!(adapter.rank, count_from::<usize, 1>(), "rank of the adapter"),
+    key!(adapter.rank, RANK, "rank of the adapter"),
     key!(adapter.alpha, F32_ABOVE_ZERO, "scale is alpha / rank; the default is twice the rank"),
     key!(adapter.dropout, F32_BELOW_ONE, "dropout on the adapter's input"),
     key!(adapter.targets, TARGETS, "which linear layers are adapted; `all-linear` = all except the LM head; with `full`, a list trains these linear layers and their biases, and `all-linear` trains every weight of the decoder layers"),

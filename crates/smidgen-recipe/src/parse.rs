@@ -15,7 +15,7 @@ use crate::foreign::{foreign_key_hint, section_for_foreign};
 use crate::keys::{KEYS, SECTIONS, find_key};
 use crate::mistake::{Mistake, Place, ReadRecipeError, RecipeErrors};
 use crate::render::render_job;
-use crate::sections::{Adapter, Model, Recipe, default_alpha};
+use crate::sections::{Adapter, Batch, Model, Recipe, default_alpha};
 use crate::suggest::{
     abbreviate, explain_syntax_error, listed, suggest_key, suggest_override, suggest_override_key,
     suggest_value,
@@ -101,6 +101,7 @@ pub fn parse_recipe(
         }
         reading.check_across_keys();
         reading.check_split();
+        reading.check_size();
         reading.check_fp8();
         reading.check_full();
         reading.check_required();
@@ -390,6 +391,20 @@ impl Reading<'_> {
                 "model.compute",
                 format!("`model.compute = \"fp8\"` needs weights in fp8, and `model.base` is `{base}`"),
                 "remove `model.base`, or write `model.base = \"fp8\"`",
+            );
+        }
+    }
+
+    /// Byte counts of a step with more tokens could overflow.
+    fn check_size(&mut self) {
+        const MOST_TOKENS: usize = 1 << 32;
+        let Recipe { train, data, .. } = &self.recipe;
+        let Batch::Samples(samples) = train.batch else { return };
+        if samples.saturating_mul(data.max_tokens) > MOST_TOKENS {
+            self.note_given(
+                "train.batch",
+                format!("`train.batch` x `data.max_tokens` is more than {MOST_TOKENS} tokens per step"),
+                "lower one of them",
             );
         }
     }

@@ -72,6 +72,15 @@ pub(crate) fn read_count<T: TryFrom<i128>, const LEAST: i128>(given: &Given<'_>)
     T::try_from(number).ok()
 }
 
+/// No matrix of a model that can be trained is wider.
+const MOST_RANK: usize = 65_536;
+
+pub(crate) const RANK: Reader<usize> = reader("a whole number from 1 to 65536", &[], read_rank);
+
+fn read_rank(given: &Given<'_>) -> Option<usize> {
+    read_count::<usize, 1>(given).filter(|rank| *rank <= MOST_RANK)
+}
+
 pub(crate) const SEED: Reader<u64> = reader("a whole number of at least 0", &[], |given| {
     let number = given.integer()?;
     u64::try_from(number).ok().filter(|seed| *seed <= i64::MAX as u64)
@@ -174,8 +183,8 @@ pub(crate) const INIT: Reader<Init> =
     });
 
 pub(crate) const RANK_PATTERN: Reader<Vec<(String, usize)>> =
-    reader("a table of patterns and whole numbers of at least 1", &[], |given| {
-        read_patterns(given, read_count::<usize, 1>)
+    reader("a table of patterns and whole numbers from 1 to 65536", &[], |given| {
+        read_patterns(given, read_rank)
     });
 
 pub(crate) const ALPHA_PATTERN: Reader<Vec<(String, f64)>> =

@@ -55,7 +55,7 @@ mod tests {
         assert_eq!(shown("data.train", Value::Text("a/b.json".into())), "[\"a/b.json\"]");
         assert_eq!(shown("train.epochs", Value::Float(1.5)), "1.5");
         let wrong = render_value("adapter.rank", &Value::Integer(0), Path::new("")).unwrap_err();
-        assert_eq!(wrong, "`adapter.rank` must be a whole number of at least 1");
+        assert_eq!(wrong, "`adapter.rank` must be a whole number from 1 to 65536");
     }
 
     #[test]

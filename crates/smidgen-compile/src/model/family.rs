@@ -17,6 +17,9 @@ pub struct Family {
     pub norm_eps: f64,
     pub tied_head: bool,
     pub max_positions: usize,
+    /// Whether `num_key_value_heads` may be absent: then there are as many as heads. Other classes have numbers of their
+    /// own, which fit few models, so the key is required.
+    pub has_kv_default: bool,
     /// `sliding_window`; `None` means all keys.
     pub window: Option<usize>,
     /// `pad_token_id`; `None` means no padding.

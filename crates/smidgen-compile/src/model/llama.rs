@@ -25,6 +25,9 @@ pub fn read_like_llama(config: &Config<'_>, family: &Family) -> Result<DecoderSp
     }
     let hidden = config.required_dimension("hidden_size")?;
     let heads = config.required_dimension("num_attention_heads")?;
+    if !family.has_kv_default && !config.has("num_key_value_heads") {
+        return Err(ModelError::Missing { key: "num_key_value_heads" });
+    }
     let kv_heads = config.dimension("num_key_value_heads")?.unwrap_or(heads);
     if !heads.is_multiple_of(kv_heads) {
         let what = format!("{heads} attention heads cannot share {kv_heads} key-value heads");

@@ -30,14 +30,27 @@ const LLAMA: Family = Family {
     norm_eps: 1e-6,
     tied_head: false,
     max_positions: 2048,
+    has_kv_default: true,
     window: None,
     pad_token: None,
     partial_rotary: false,
 };
-const QWEN2: Family =
-    Family { name: "qwen2", read: qwen2::read_spec, max_positions: 32_768, window: Some(4096), ..LLAMA };
-const MISTRAL: Family =
-    Family { name: "mistral", read: mistral::read_spec, max_positions: 131_072, window: Some(4096), ..LLAMA };
+const QWEN2: Family = Family {
+    name: "qwen2",
+    read: qwen2::read_spec,
+    max_positions: 32_768,
+    has_kv_default: false,
+    window: Some(4096),
+    ..LLAMA
+};
+const MISTRAL: Family = Family {
+    name: "mistral",
+    read: mistral::read_spec,
+    max_positions: 131_072,
+    has_kv_default: false,
+    window: Some(4096),
+    ..LLAMA
+};
 const PHI3: Family = Family {
     name: "phi3",
     read: phi3::read_spec,
@@ -51,6 +64,7 @@ const PHI4_MULTIMODAL: Family = Family {
     name: "phi4_multimodal",
     read: phi4_multimodal::read_spec,
     max_positions: 131_072,
+    has_kv_default: false,
     pad_token: Some(199_999),
     ..PHI3
 };
@@ -59,6 +73,7 @@ const GEMMA2: Family = Family {
     read: gemma2::read_spec,
     tied_head: true,
     max_positions: 8192,
+    has_kv_default: false,
     window: Some(4096),
     pad_token: Some(0),
     ..LLAMA
@@ -243,6 +258,23 @@ mod tests {
                 ("gemma3_text", 1e-6, true, Some(4096), 131_072),
             ]
         );
+    }
+
+    #[test]
+    fn key_value_heads_are_required_where_the_class_has_a_number_of_its_own() {
+        let of = |model_type: &str, drop: bool| {
+            let mut config = config(model_type, &json!({"head_dim": 16, "num_key_value_heads": null}));
+            if drop {
+                config.as_object_mut().unwrap().remove("num_key_value_heads");
+            }
+            read_spec(&config).map(|spec| spec.kv_heads)
+        };
+        let missing = Err(ModelError::Missing { key: "num_key_value_heads" });
+        // Those with audio need more keys.
+        for family in FAMILIES.iter().filter(|family| !family.name.starts_with("phi4")) {
+            assert_eq!(of(family.name, true), if family.has_kv_default { Ok(4) } else { missing.clone() });
+            assert_eq!(of(family.name, false), Ok(4), "{}", family.name);
+        }
     }
 
     #[test]

@@ -21,9 +21,8 @@ use thiserror::Error;
 
 use super::python::{JsonOptions, json_dumps, print, strftime};
 use super::python_operators::add_python;
-use super::template_limits::{
-    add_limits, begin_rendering, charge, json_bytes, note_work, weigh, work_beyond,
-};
+use super::template_allowance::{begin_rendering, charge, json_bytes, note_work, weigh, work_beyond};
+use super::template_limits::add_limits;
 use super::template_rewrite::{check_source, compile};
 
 const NAME: &str = "chat template";

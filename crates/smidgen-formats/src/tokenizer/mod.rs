@@ -16,6 +16,7 @@ mod python;
 mod python_operators;
 mod python_types;
 pub mod save;
+mod template_allowance;
 mod template_limits;
 mod template_rewrite;
 pub mod to_gguf;

@@ -14,7 +14,7 @@ use regex::Regex;
 use serde_json::Value as Json;
 
 use super::python_types::{is_method, is_type};
-use super::template_limits::{charge, refused};
+use super::template_allowance::{charge, refused};
 
 /// Like `str(value)`: strings unchanged, everything else as in `repr`.
 pub(super) fn print(value: &Value) -> Result<String, Error> {

@@ -9,7 +9,9 @@ use minijinja::{Environment, Error, State, Value, filters};
 
 use super::python::print;
 use super::python_types::{Method, is_dict, is_type};
-use super::template_limits::{charge, charge_replaced, check_format, note_work, own_bytes, refused, weigh};
+use super::template_allowance::{
+    charge, charge_replaced, check_format, note_work, own_bytes, refused, weigh,
+};
 
 /// Names of the functions that stand for operators. A template cannot contain them, because of the `!`.
 pub(super) const ADD: &str = "add!";

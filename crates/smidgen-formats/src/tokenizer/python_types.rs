@@ -1,4 +1,6 @@
-//! What kind of Python value a value of the template engine stands for, and the methods of a `dict`.
+//! What kind of Python value a value of the template engine stands for.
+//! A method of a `dict` that a template names is a value of its own here, because a key of the same name is hidden by it.
+//! Left out: what the methods do, which is in `python_operators.rs` and in the engine.
 
 use std::sync::Arc;
 

@@ -182,6 +182,6 @@ fn reference_has_a_row_for_every_key() {
         | `model.base` | `"as-stored"` | one of `as-stored`, `f32`, `bf16`, `f16`, `fp8`, `int8`, `nf4`, `nf4-single` | storage of the frozen weights on the device; all but as-stored may change results |
         | `model.compute` | `"auto"` | one of `auto`, `f32`, `bf16`, `f16`, `fp8` | precision of matmuls and activations; auto = the device's best |
         | `adapter.kind` | `"lora"` | one of `lora`, `rslora`, `dora`, `ls-lora`, `full` | what is trained: an adapter, or with `full` the base weights |
-        | `adapter.rank` | `16` | a whole number of at least 1 | rank of the adapter |
+        | `adapter.rank` | `16` | a whole number from 1 to 65536 | rank of the adapter |
         | `adapter.alpha` | `32.0` | a number above 0 | scale is alpha / rank; the default is twice the rank |"#]].assert_eq(&reference.lines().take(8).collect::<Vec<_>>().join("\n"));
 }

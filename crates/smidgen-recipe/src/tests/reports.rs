@@ -375,7 +375,7 @@ fn a_value_with_a_syntax_error_inside_is_reported_once() {
             recipe.toml has 2 mistakes
               line 11, column 3: a string needs quotes
                 hint: write "last"
-              line 13: `adapter.rank` must be a whole number of at least 1, got 0"#]],
+              line 13: `adapter.rank` must be a whole number from 1 to 65536, got 0"#]],
     );
 }
 

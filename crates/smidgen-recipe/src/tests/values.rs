@@ -355,3 +355,16 @@ fn a_recipe_is_built_from_values() {
     recipe.set("adapter.rank", "4", Path::new("")).unwrap();
     assert_eq!((recipe.adapter.rank, recipe.adapter.alpha), (4, 3.0));
 }
+
+#[test]
+fn sizes_whose_bytes_could_overflow_are_mistakes() {
+    let said = |overrides: &[&str]| parse(REQUIRED, overrides).unwrap_err().to_string();
+    assert!(said(&["adapter.rank=65537"]).contains("must be a whole number from 1 to 65536"));
+    let batch = said(&["train.batch=2147483647", "data.max_tokens=3"]);
+    assert!(
+        batch.contains("`train.batch` x `data.max_tokens` is more than 4294967296 tokens per step"),
+        "{batch}"
+    );
+    let largest = over(&["train.batch=1048576", "data.max_tokens=4096", "adapter.rank=65536"]);
+    assert_eq!((largest.adapter.rank, largest.data.max_tokens), (65_536, 4096));
+}

@@ -1,4 +1,6 @@
 //! Which steps of a very long run have a row in `metrics.jsonl` and in TensorBoard's event file.
+//! Every step of the first 65,536 has one, then fewer and fewer, so that the files stay small.
+//! Left out: the rows that are written in any case, such as that of the last step (`journal.rs`).
 
 /// The steps that have a row each.
 pub const DENSE_STEPS: u64 = 1 << 16;

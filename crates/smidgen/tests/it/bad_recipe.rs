@@ -35,7 +35,7 @@ batch_tokens = 100
             hint: did you mean `model.path`?
           line 3: `model.base` must be one of `as-stored`, `f32`, `bf16`, `f16`, `fp8`, `int8`, `nf4`, `nf4-single`, got "nf5"
             hint: did you mean `nf4`?
-          line 6: `adapter.rank` must be a whole number of at least 1, got "four"
+          line 6: `adapter.rank` must be a whole number from 1 to 65536, got "four"
           line 7: `adapter.dropout` must be a number of at least 0 and below 1, got 2
           line 14: `train.epochs` and `train.steps` in line 13 exclude each other
             hint: keep one of them
