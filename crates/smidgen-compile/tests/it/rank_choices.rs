@@ -312,6 +312,18 @@ fn exchanges(plan: &Plan) -> Vec<String> {
     described.collect()
 }
 
+fn all_offloaded() -> Policy {
+    Policy {
+        gradients: Space::Host,
+        optimizer_state: Space::Host,
+        weights: Space::Host,
+        offloaded_weights: LayerSet::all(LAYERS),
+        embedding_offloaded: true,
+        tables_offloaded: true,
+        ..Policy::resident(LayerSet::all(LAYERS), 64)
+    }
+}
+
 /// The least that a rank of several needs is no more than one process needs, with the same micro-batches.
 #[test]
 fn a_rank_needs_no_more_memory_than_one_alone() {
@@ -321,16 +333,7 @@ fn a_rank_needs_no_more_memory_than_one_alone() {
     let request = Request { adapters: vec![], trained, ..plain };
     let request = Request { device: DeviceKind::Cuda, precision: Precision::Bf16, ..request };
     for order in Order::ALL {
-        let policy = Policy {
-            gradients: Space::Host,
-            optimizer_state: Space::Host,
-            weights: Space::Host,
-            offloaded_weights: LayerSet::all(LAYERS),
-            embedding_offloaded: true,
-            tables_offloaded: true,
-            order,
-            ..Policy::resident(LayerSet::all(LAYERS), 64)
-        };
+        let policy = Policy { order, ..all_offloaded() };
         let alone = compile(&request, &policy);
         for of in [2, 3] {
             for sharding in [Sharding::None, Sharding::Moments] {
@@ -351,16 +354,7 @@ fn a_rank_needs_no_more_memory_than_one_alone() {
 #[test]
 fn what_ranks_divide_and_offload_adds_up() {
     let alone = Request { rank: Rank::ONLY, device: DeviceKind::Cuda, ..request() };
-    let policy = |sharding| Policy {
-        sharding,
-        gradients: Space::Host,
-        optimizer_state: Space::Host,
-        weights: Space::Host,
-        offloaded_weights: LayerSet::all(LAYERS),
-        embedding_offloaded: true,
-        tables_offloaded: true,
-        ..Policy::resident(LayerSet::all(LAYERS), 64)
-    };
+    let policy = |sharding| Policy { sharding, ..all_offloaded() };
     let whole = compile(&alone, &policy(Sharding::None)).host.bytes();
     let ranks = (0..4).map(|index| {
         let rank = Rank { index, of: 4 };

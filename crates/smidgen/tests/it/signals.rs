@@ -25,6 +25,17 @@ fn wait_for_rows(scratch: &Scratch, child: &mut Child, rows: usize) {
     }
 }
 
+/// Signals the command after so many rows; it ends interrupted. What it said, and the step of its newest checkpoint.
+fn interrupt(scratch: &Scratch, mut command: Command, signal: &str, rows: usize) -> (String, u64) {
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    wait_for_rows(scratch, &mut child, rows);
+    send(&child, signal);
+    let ended = child.wait_with_output().unwrap();
+    let said = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(130), "{signal}: {said}");
+    (said, *scratch.checkpoints("run").last().unwrap())
+}
+
 #[test]
 fn asked_to_end_it_saves_and_says_how_to_go_on() {
     let scratch = Scratch::new();
@@ -32,14 +43,8 @@ fn asked_to_end_it_saves_and_says_how_to_go_on() {
     let arguments = [&["train", "recipe.toml", "data.template=auto"][..], &LONG].concat();
     for (signal, rows) in [("INT", 3), ("TERM", 60), ("HUP", 120)] {
         let resume: &[&str] = if rows == 3 { &[] } else { &["--resume"] };
-        let mut command = ignoring("", &scratch.command(&[&arguments[..], resume].concat()));
-        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        wait_for_rows(&scratch, &mut child, rows);
-        send(&child, signal);
-        let ended = child.wait_with_output().unwrap();
-        let said = String::from_utf8(ended.stderr).unwrap();
-        assert_eq!(ended.status.code(), Some(130), "{signal}: {said}");
-        let step = *scratch.checkpoints("run").last().unwrap();
+        let command = ignoring("", &scratch.command(&[&arguments[..], resume].concat()));
+        let (said, step) = interrupt(&scratch, command, signal, rows);
         assert_eq!(scratch.metrics("run").len() as u64, step, "{signal}");
         assert!(said.contains("finishing the step and saving; press Ctrl-C again to quit now\n"), "{said}");
         let words = format!(
@@ -111,14 +116,8 @@ fn under_nohup_it_saves_too() {
     scratch.train("clean", &LONG);
     let arguments = [&["train", "recipe.toml", "--resume"][..], &LONG].concat();
     for (signal, rows) in [("TERM", 10), ("INT", 100)] {
-        let mut command = ignoring("HUP,INT", &scratch.command(&arguments));
-        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        wait_for_rows(&scratch, &mut child, rows);
-        send(&child, signal);
-        let ended = child.wait_with_output().unwrap();
-        let said = String::from_utf8(ended.stderr).unwrap();
-        assert_eq!(ended.status.code(), Some(130), "{signal}: {said}");
-        let step = *scratch.checkpoints("run").last().unwrap();
+        let command = ignoring("HUP,INT", &scratch.command(&arguments));
+        let (said, step) = interrupt(&scratch, command, signal, rows);
         assert!(said.contains(&format!("state saved in `checkpoint-{step}`")), "{signal}: {said}");
     }
     scratch.train("run", &[&LONG[..], &["--resume"]].concat());
