@@ -74,7 +74,7 @@ pub fn target_paths(
             Targets::AllLinear => linear.layer.is_some(),
             Targets::Names(names) => names.iter().any(|name| path_matches(&linear.path, name)),
         };
-        named && layers.contains(linear.layer, spec.layers)
+        named && layers.contains(linear.layer, spec.layers.len())
     });
     Ok(chosen.map(|linear| linear.path).collect())
 }
@@ -113,7 +113,7 @@ pub fn trained_tensors(
     let chosen = tensors.into_iter().filter(|tensor| {
         let is_named =
             names.is_none_or(|names| names.iter().any(|name| is_matched(spec, &tensor.name, name)));
-        is_named && layers.contains(tensor.layer, spec.layers)
+        is_named && layers.contains(tensor.layer, spec.layers.len())
     });
     Ok(chosen.map(|tensor| tensor.name).collect())
 }
@@ -159,12 +159,12 @@ impl Layers {
 
 fn check_layers(spec: &DecoderSpec, layers: &Layers) -> Result<(), ModelError> {
     match layers {
-        Layers::List(list) => match list.iter().find(|layer| **layer >= spec.layers) {
-            Some(&layer) => Err(ModelError::UnknownLayer { layer, last: spec.layers - 1 }),
+        Layers::List(list) => match list.iter().find(|layer| **layer >= spec.layers.len()) {
+            Some(&layer) => Err(ModelError::UnknownLayer { layer, last: spec.layers.len() - 1 }),
             None => Ok(()),
         },
-        Layers::Last(count) if *count > spec.layers => {
-            Err(ModelError::TooManyLayers { count: *count, layers: spec.layers })
+        Layers::Last(count) if *count > spec.layers.len() => {
+            Err(ModelError::TooManyLayers { count: *count, layers: spec.layers.len() })
         }
         Layers::Last(_) | Layers::All => Ok(()),
     }
@@ -195,7 +195,7 @@ fn known_names(linears: &[crate::model::spec::Linear]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::spec::tests::tiny;
+    use crate::model::spec::tests::{tiny, with_tied_head};
 
     fn paths(targets: Targets, layers: Layers) -> Vec<String> {
         target_paths(&tiny(), &targets, &layers).unwrap()
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn named_linears_are_trained_with_their_biases_and_a_tied_head_is_the_embedding() {
-        let spec = DecoderSpec { qkv_bias: true, tied_head: true, ..tiny() };
+        let spec = with_tied_head(tiny()).with_attention(|_, attention| attention.qkv_bias = true);
         let names = |names: &[&str], layers| {
             let targets = Targets::Names(names.iter().map(|name| name.to_string()).collect());
             trained_tensors(&spec, &targets, &layers).unwrap().into_iter().collect::<Vec<_>>()

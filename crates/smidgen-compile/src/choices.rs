@@ -113,7 +113,7 @@ pub enum Refusal {
 
 /// Why the pins are refused for this run, if they are.
 pub fn refuse(pins: &Pins, request: &Request) -> Option<Refusal> {
-    let (per_lap, layers) = (pins.layers_per_lap.unwrap_or(0), request.spec.layers);
+    let (per_lap, layers) = (pins.layers_per_lap.unwrap_or(0), request.spec.layers.len());
     match pins.order {
         Some(Order::Breadth) if request.computes_audio() => Some(Refusal::BreadthFirstWithAudio),
         Some(Order::Depth) if per_lap > 1 => Some(Refusal::LapsInDepthFirstOrder),
@@ -169,7 +169,7 @@ impl<'a> Freedom<'a> {
             tokens: demand.extent.tokens,
             chunks: loss_chunks(request, pins),
             layer_bytes: layer_bytes(request, sharding == Sharding::Weights),
-            has_own_embedding: !request.spec.tied_head,
+            has_own_embedding: !request.spec.head.is_tied,
             // A divided head is gathered whole.
             head_pieces: if sharding == Sharding::Weights { 0 } else { head_pieces::count(request) },
             head_bytes: request

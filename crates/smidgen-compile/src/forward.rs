@@ -8,7 +8,11 @@
 use crate::adapter::LoraModule;
 use crate::leaves::{Leaves, add_leaves, cache_names};
 use crate::model::audio::{AudioInput, AudioSpec};
-use crate::model::spec::{DecoderSpec, EMBEDDING, FINAL_NORM, GATE_UP, QK_NORMS, QKV};
+use crate::model::layer::{
+    ATTENTION_OUTPUT, AttentionSpec, DOWN, FeedForward, GATE_UP, GatedSpec, LayerSpec, Mixer, NormForm,
+    NormSpec, QK_NORMS, QKV,
+};
+use crate::model::spec::{DecoderSpec, EMBEDDING, EmbeddingSpec, FINAL_NORM};
 use crate::names::{input, state};
 use crate::request::{AdapterForm, Purpose, Request};
 use smidgen_ir::{
@@ -173,19 +177,19 @@ impl Builder<'_> {
 
     /// Embedding and all layers: ids to the residual stream (T, C).
     fn decoder(&mut self) -> ValueId {
-        let (scale, padding) = (self.spec.embedding_scale, self.spec.padding);
+        let spec = self.spec;
+        let EmbeddingSpec { scale, padding } = spec.embedding;
         let embed = Op::Embed { scale, element: self.element, padding };
         let mut x = self.emit1(embed, vec![self.leaf(input::IDS), self.leaf(EMBEDDING)], "x");
-        if let Some((spec, from)) = self.audio {
-            let audio = self.audio_embeddings(spec, from); // (A, C)
+        if let Some((encoder, from)) = self.audio {
+            let audio = self.audio_embeddings(encoder, from); // (A, C)
             let inputs = vec![x, self.leaf(input::AUDIO_TARGETS), audio];
             x = self.emit1(Op::PlaceRows { clear: false }, inputs, "x_heard");
         }
         let tables = self.rope_tables();
-        for layer in 0..self.spec.layers {
-            self.layer = Some(layer);
-            x = self.attention_block(x, tables[self.spec.attention[layer].rope]);
-            x = self.mlp_block(x);
+        for (index, layer) in spec.layers.iter().enumerate() {
+            self.layer = Some(index);
+            x = self.decoder_layer(layer, x, &tables);
         }
         self.layer = None;
         x
@@ -205,35 +209,60 @@ impl Builder<'_> {
         tables.collect()
     }
 
-    fn attention_block(&mut self, x: ValueId, table: ValueId) -> ValueId {
-        let spec = self.spec;
-        let layer = self.layer.expect("attention belongs to a layer");
-        let shape = AttentionShape {
-            heads: spec.heads,
-            kv_heads: spec.kv_heads,
-            head_dim: spec.head_dim,
-            scale: spec.attention_scale,
-            window: spec.attention[layer].window,
-            softcap: spec.attention_softcap,
+    /// Mixer and feed-forward, each added to the residual stream x (T, C).
+    fn decoder_layer(&mut self, layer: &LayerSpec, x: ValueId, tables: &[ValueId]) -> ValueId {
+        let norms = &layer.norms;
+        let n = self.stream_norm(x, norms.before_mixer, "attn.norm"); // (T, C)
+        let y = match &layer.mixer {
+            Mixer::Attention(attention) => self.attention_mixer(attention, n, tables), // (T, C)
         };
-        let [q_rows, kv_rows] = spec.projection_rows();
-        let n = self.norm(x, spec.layer_norms()[0], "attn.norm"); // (T, C)
+        let y = self.stream_norm(y, norms.after_mixer, "attn.out_normed");
+        let mid = self.add_scaled(layer, x, y, "mid");
+        let n = match layer.is_parallel {
+            true => n,
+            false => self.stream_norm(mid, norms.before_feed_forward, "mlp.norm"),
+        };
+        let y = match &layer.feed_forward {
+            FeedForward::Gated(gated) => self.gated_feed_forward(gated, n), // (T, C)
+        };
+        let y = self.stream_norm(y, norms.after_feed_forward, "mlp.out_normed");
+        self.add_scaled(layer, mid, y, "x")
+    }
+
+    /// x + scale·y.
+    fn add_scaled(&mut self, layer: &LayerSpec, x: ValueId, y: ValueId, output: &str) -> ValueId {
+        let y = match layer.residual_scale {
+            1.0 => y,
+            scale => self.emit1(Op::Scale { scale }, vec![y], &format!("{output}.scaled")),
+        };
+        self.emit1(Op::Add, vec![x, y], output)
+    }
+
+    fn attention_mixer(&mut self, attention: &AttentionSpec, n: ValueId, tables: &[ValueId]) -> ValueId {
+        let [q_rows, kv_rows] = attention.rows();
         let parts = [("attn.q", q_rows), ("attn.k", kv_rows), ("attn.v", kv_rows)];
-        let [mut q, mut k, v] = self.projections(n, QKV, parts); // (T, H·D), (T, Hkv·D), (T, Hkv·D)
-        if spec.qk_norm {
+        let [mut q, mut k, v] = self.projections(n, attention.is_fused, QKV, parts); // (T, H·D), (T, Hkv·D), (T, Hkv·D)
+        if let Some(qk_norm) = attention.qk_norm {
             let [q_norm, k_norm] = QK_NORMS;
-            q = self.norm(q, q_norm, "attn.q_normed"); // (T, H·D), each head by itself
-            k = self.norm(k, k_norm, "attn.k_normed"); // (T, Hkv·D)
+            let form = NormForm::Rms(qk_norm.norm);
+            q = self.norm(q, form, q_norm, "attn.q_normed"); // (T, H·D), each head separately or all together
+            k = self.norm(k, form, k_norm, "attn.k_normed"); // (T, Hkv·D)
         }
-        let q = self.emit1(Op::Rope { heads: spec.heads, inverse: false }, vec![q, table], "attn.q_turned");
-        let k =
-            self.emit1(Op::Rope { heads: spec.kv_heads, inverse: false }, vec![k, table], "attn.k_turned");
-        let o = self.attention(shape, q, k, v); // (T, H·D)
-        let mut y = self.linear(o, "self_attn.o_proj", "attn.out"); // (T, C)
-        if spec.sandwich_norms {
-            y = self.norm(y, spec.layer_norms()[1], "attn.out_normed"); // (T, C)
+        if let Some(rope) = attention.rope {
+            let table = tables[rope];
+            q = self.emit1(
+                Op::Rope { heads: attention.heads, inverse: false },
+                vec![q, table],
+                "attn.q_turned",
+            );
+            k = self.emit1(
+                Op::Rope { heads: attention.kv_heads, inverse: false },
+                vec![k, table],
+                "attn.k_turned",
+            );
         }
-        self.emit1(Op::Add, vec![x, y], "mid")
+        let o = self.attention(attention.shape(), q, k, v); // (T, H·D)
+        self.linear(o, ATTENTION_OUTPUT, "attn.out") // (T, C)
     }
 
     fn attention(&mut self, shape: AttentionShape, q: ValueId, k: ValueId, v: ValueId) -> ValueId {
@@ -251,18 +280,11 @@ impl Builder<'_> {
         self.emit1(Op::CachedAttention(shape), read, "attn.o")
     }
 
-    fn mlp_block(&mut self, x: ValueId) -> ValueId {
-        let spec = self.spec;
-        let [.., before, after] = *spec.layer_norms() else { unreachable!("a layer has two norms or four") };
-        let n = self.norm(x, if spec.sandwich_norms { before } else { after }, "mlp.norm"); // (T, C)
-        let parts = [("mlp.gate", spec.intermediate), ("mlp.up", spec.intermediate)];
-        let [gate, up] = self.projections(n, GATE_UP, parts); // (T, I) both
-        let a = self.gated(spec.activation, gate, up, "mlp.act"); // (T, I)
-        let mut y = self.linear(a, "mlp.down_proj", "mlp.out"); // (T, C)
-        if spec.sandwich_norms {
-            y = self.norm(y, after, "mlp.out_normed"); // (T, C)
-        }
-        self.emit1(Op::Add, vec![x, y], "x")
+    fn gated_feed_forward(&mut self, gated: &GatedSpec, n: ValueId) -> ValueId {
+        let parts = [("mlp.gate", gated.width), ("mlp.up", gated.width)];
+        let [gate, up] = self.projections(n, gated.is_fused, GATE_UP, parts); // (T, I) both
+        let a = self.gated(gated.activation, gate, up, "mlp.act"); // (T, I)
+        self.linear(a, DOWN, "mlp.out") // (T, C)
     }
 
     /// act(gate)·up.
@@ -270,18 +292,29 @@ impl Builder<'_> {
         self.emit1(Op::GatedAct(activation), vec![gate, up], output)
     }
 
-    fn norm(&mut self, x: ValueId, weight: &str, output: &str) -> ValueId {
+    /// A norm of the current layer, or the value itself if there is none.
+    fn stream_norm(&mut self, x: ValueId, norm: Option<NormSpec>, output: &str) -> ValueId {
+        match norm {
+            Some(NormSpec { path, form }) => self.norm(x, form, &format!("{path}.weight"), output),
+            None => x,
+        }
+    }
+
+    fn norm(&mut self, x: ValueId, form: NormForm, weight: &str, output: &str) -> ValueId {
         let weight = match self.layer {
             Some(layer) => self.leaf(&DecoderSpec::layer_path(layer, weight)),
             None => self.leaf(weight),
         };
-        self.emit1(Op::RmsNorm(self.spec.norm), vec![x, weight], output)
+        let op = match form {
+            NormForm::Rms(norm) => Op::RmsNorm(norm),
+        };
+        self.emit1(op, vec![x, weight], output)
     }
 
     /// The normed rows that carry a loss, and h, B and scale of an adapter on the head.
     fn head_input(&mut self, x: ValueId) -> (ValueId, Option<(ValueId, ValueId, f32)>) {
         let rows = self.emit1(Op::GatherRows, vec![x, self.leaf(input::ROWS)], "head.rows"); // (S, C)
-        let n = self.norm(rows, FINAL_NORM, "head.norm"); // (S, C)
+        let n = self.norm(rows, self.spec.final_norm, FINAL_NORM, "head.norm"); // (S, C)
         (n, self.head_adapter(n))
     }
 
@@ -312,7 +345,7 @@ impl Builder<'_> {
             gradient,
             lora: adapter.map(|(_, _, scale)| scale),
             train_head: head_gradient.is_some(),
-            softcap: self.spec.logit_softcap,
+            softcap: self.spec.head.softcap,
             row_losses,
         });
         self.graph.emit(&mut self.nodes, op, inputs, updates, &outputs, (Phase::Forward, None));
@@ -326,7 +359,7 @@ impl Builder<'_> {
             inputs.extend([h, b]);
         }
         let lora = adapter.map(|(_, _, scale)| scale);
-        let op = Op::Logits { lora, softcap: self.spec.logit_softcap, first_word: 0 };
+        let op = Op::Logits { lora, softcap: self.spec.head.softcap, first_word: 0 };
         let logits = vec![self.leaf(if self.cached { state::DECODED_LOGITS } else { state::LOGITS })];
         self.graph.emit(&mut self.nodes, op, inputs, logits, &[], (Phase::Forward, None));
     }

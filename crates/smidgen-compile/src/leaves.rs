@@ -256,8 +256,8 @@ fn add_caches(graph: &mut Graph, leaves: &mut Leaves, request: &Request) {
     if spec.ropes.iter().any(|rope| rope.depends_on_length()) {
         leaves.add(graph, input::LENGTHS, integers(Shape::rows_of(Dim::Tokens)), LeafKind::Input);
     }
-    let [_, channels] = spec.projection_rows();
-    for layer in 0..spec.layers {
+    for (layer, attention) in spec.attentions() {
+        let [_, channels] = attention.rows();
         for name in cache_names(layer) {
             let ty = Type::new(Shape::matrix(cache_rows, channels), Storage::Plain(request.activations()));
             leaves.add(graph, &name, ty, LeafKind::Cache);

@@ -43,10 +43,11 @@ impl Builder<'_> {
     pub fn projections<const N: usize>(
         &mut self,
         x: ValueId,
+        is_fused: bool,
         (fused, separate): (&str, [&str; N]),
         parts: [(&str, usize); N],
     ) -> [ValueId; N] {
-        if !self.spec.fused && self.cached {
+        if !is_fused && self.cached {
             // All h first: the matmuls that follow are independent, so a device may launch them together.
             let paths = separate.map(|module| self.path(module));
             let attached: [_; N] = std::array::from_fn(|i| self.attach(x, &paths[i], parts[i].0));
@@ -55,7 +56,7 @@ impl Builder<'_> {
                 self.part(x, &paths[i], attached[i], Part { output, first_row: 0, rows })
             });
         }
-        if !self.spec.fused {
+        if !is_fused {
             return std::array::from_fn(|i| self.linear(x, separate[i], parts[i].0));
         }
         let path = self.path(fused);

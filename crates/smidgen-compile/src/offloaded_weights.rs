@@ -16,21 +16,24 @@ pub fn offload_all_weights(policy: Policy, request: &Request, window_layers: usi
     policy.with_all_weights_offloaded(request.layers(), pieces, window_bytes).on(request.device)
 }
 
-/// Bytes on the device of the weights of a layer that are fetched, or gathered from other ranks.
+/// Bytes on the device of the weights of the largest layer that are fetched, or gathered from other ranks.
 pub fn layer_bytes(request: &Request, is_gathered: bool) -> usize {
-    let tensors = request.spec.tensors().into_iter().filter(|tensor| tensor.name.contains("layers.0."));
-    let bytes = tensors.map(|tensor| {
+    let mut layers_bytes = vec![0; request.spec.layers.len()];
+    for tensor in request.spec.tensors() {
+        let Some(layer) = tensor.layer else { continue };
         let (rows, columns) = tensor.shape.at(&Extent::default());
-        let storage = request.storage_of(&tensor.name);
-        match request.trained.contains(&tensor.name) {
+        let bytes = match request.trained.contains(&tensor.name) {
             // A trained weight is fetched in f32 and then rounded; ranks round before they gather.
             true => {
                 let rounded = if request.rounds_trained() { request.activations().bytes() } else { 0 };
                 let trained = if is_gathered && rounded > 0 { 0 } else { DType::F32.bytes() };
                 (trained + rounded) * rows * columns
             }
-            false => storage.bytes(rows, columns),
+            false => request.storage_of(&tensor.name).bytes(rows, columns),
+        };
+        if bytes >= FEWEST_BYTES {
+            layers_bytes[layer] += bytes;
         }
-    });
-    bytes.filter(|bytes| *bytes >= FEWEST_BYTES).sum()
+    }
+    layers_bytes.into_iter().max().unwrap_or(0)
 }

@@ -118,13 +118,13 @@ impl Request {
 
     /// Layers that memory choices apply to: blocks of the audio encoder, then layers of the decoder.
     pub fn layers(&self) -> usize {
-        self.encoder_layers() + self.spec.layers
+        self.encoder_layers() + self.spec.layers.len()
     }
 
     /// Whether the head is trained and is also the embedding. In breadth-first order the sums of its gradient have another
     /// order: the head's parts of all micro-batches come before the embedding's.
     pub fn trains_tied_head(&self) -> bool {
-        self.spec.tied_head && self.trained.contains(self.spec.head_tensor())
+        self.spec.head.is_tied && self.trained.contains(self.spec.head_tensor())
     }
 }
 

@@ -3,7 +3,6 @@
 //! Both spellings are understood: `rope_theta` + `rope_scaling` + `torch_dtype`, and the newer
 //! `rope_parameters` + `dtype`. `null` means absent.
 
-use super::spec::LayerAttention;
 use crate::error::ModelError;
 use serde_json::{Map, Value};
 use smidgen_ir::{DType, RopeScaling, RopeSpec};
@@ -264,22 +263,20 @@ impl<'a> Config<'a> {
         })
     }
 
-    /// The windows of layers, and the first rotary embedding for all: `slides` says which layers have one if `layer_types`
-    /// does not.
+    /// The windows of layers: `slides` says which layers have one if `layer_types` does not.
     pub fn windows(
         &self,
         layers: usize,
         window: Option<usize>,
         slides: impl Fn(usize) -> bool,
-    ) -> Result<Vec<LayerAttention>, ModelError> {
+    ) -> Result<Vec<Option<usize>>, ModelError> {
         let listed = self.sliding_layers(layers)?;
         let slides = listed.unwrap_or_else(|| (0..layers).map(slides).collect());
         match window {
             None if slides.contains(&true) => Err(ModelError::Contradiction {
                 what: "layers have sliding attention, and there is no window (`sliding_window`)".into(),
             }),
-            None => Ok(LayerAttention::uniform(layers, None)),
-            Some(window) => Ok(LayerAttention::sliding(slides, window)),
+            window => Ok(slides.into_iter().map(|slides| window.filter(|_| slides)).collect()),
         }
     }
 

@@ -5,6 +5,7 @@
 
 use super::config::Config;
 use super::family::Family;
+use super::layer::{LayerNorms, NormForm};
 use super::llama::{activation, read_like_llama};
 use super::spec::DecoderSpec;
 use crate::error::ModelError;
@@ -12,14 +13,11 @@ use serde_json::json;
 use smidgen_ir::Norm;
 
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
-    let spec = read_like_gemma(config, family)?;
-    let attention = config.windows(spec.layers, family.window(config)?, |layer| layer % 2 == 0)?;
-    Ok(DecoderSpec {
-        attention,
-        attention_softcap: config.cap("attn_logit_softcapping", Some(50.0))?,
-        logit_softcap: config.cap("final_logit_softcapping", Some(30.0))?,
-        ..spec
-    })
+    let mut spec = read_like_gemma(config, family)?;
+    let windows = config.windows(spec.layers.len(), family.window(config)?, |layer| layer % 2 == 0)?;
+    let softcap = config.cap("attn_logit_softcapping", Some(50.0))?;
+    spec.head.softcap = config.cap("final_logit_softcapping", Some(30.0))?;
+    Ok(spec.with_windows(&windows).with_attention(|_, attention| attention.softcap = softcap))
 }
 
 /// Reads the keys that the models of the family share. No windows and no caps.
@@ -34,16 +32,14 @@ pub fn read_like_gemma(config: &Config<'_>, family: &Family) -> Result<DecoderSp
         Some(name) => name,
     };
     let biases = config.flag("attention_bias", false)?;
-    let spec = read_like_llama(config, family)?;
-    let scalar = config.number("query_pre_attn_scalar")?.unwrap_or(256.0);
-    Ok(DecoderSpec {
-        norm: Norm { plus_one: true, ..spec.norm },
-        sandwich_norms: true,
-        activation: activation(key, name)?,
-        attention_scale: scalar.powf(-0.5) as f32,
-        embedding_scale: (spec.hidden as f64).sqrt() as f32,
-        qkv_bias: biases,
-        output_bias: biases,
-        ..spec
-    })
+    let mut spec = read_like_llama(config, family)?;
+    let scale = config.number("query_pre_attn_scalar")?.unwrap_or(256.0).powf(-0.5) as f32;
+    let activation = activation(key, name)?;
+    spec.embedding.scale = (spec.hidden as f64).sqrt() as f32;
+    let NormForm::Rms(norm) = spec.final_norm;
+    let form = NormForm::Rms(Norm { plus_one: true, ..norm });
+    spec.final_norm = form;
+    let spec = spec.with_layers(|_, layer| layer.norms = LayerNorms::around(form));
+    let spec = spec.with_attention(|_, attention| attention.scale = scale);
+    Ok(spec.with_attention_biases(biases).with_gated(|gated| gated.activation = activation))
 }

@@ -5,7 +5,8 @@
 
 use super::config::{Config, MOST_CHANNELS};
 use super::family::Family;
-use super::spec::{DecoderSpec, LayerAttention};
+use super::layer::{LayerSpec, NormForm};
+use super::spec::{DecoderSpec, EmbeddingSpec, HeadSpec};
 use crate::error::ModelError;
 use serde_json::json;
 use smidgen_ir::storage::FP8_BLOCK;
@@ -13,7 +14,9 @@ use smidgen_ir::{Activation, Norm};
 
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     let biases = config.flag("attention_bias", false)?;
-    Ok(DecoderSpec { qkv_bias: biases, output_bias: biases, ..read_like_llama(config, family)? })
+    let mlp_biases = config.flag("mlp_bias", false)?;
+    let spec = read_like_llama(config, family)?;
+    Ok(spec.with_attention_biases(biases).with_gated(|gated| gated.bias = mlp_biases))
 }
 
 /// Reads the keys that all model types similar to Llama share. No biases in attention, no norms of queries, no window.
@@ -52,35 +55,23 @@ pub fn read_like_llama(config: &Config<'_>, family: &Family) -> Result<DecoderSp
     let layers = config.required_layers("num_hidden_layers")?;
     let vocabulary = config.required_dimension("vocab_size")?;
     let eps = config.number("rms_norm_eps")?.unwrap_or(family.norm_eps) as f32;
-    Ok(DecoderSpec {
+    let width = config.required_dimension("intermediate_size")?;
+    let activation = activation("hidden_act", config.text("hidden_act")?.unwrap_or("silu"))?;
+    let layer = LayerSpec::like_llama(heads, kv_heads, head_dim, width, eps);
+    let spec = DecoderSpec {
         model_type: family.name.into(),
         vocabulary,
         hidden,
-        intermediate: config.required_dimension("intermediate_size")?,
-        layers,
-        heads,
-        kv_heads,
-        head_dim,
-        norm: Norm { eps, plus_one: false },
-        sandwich_norms: false,
+        embedding: EmbeddingSpec { scale: 1.0, padding: family.padding(config, vocabulary)? },
         ropes: vec![config.rope(family.partial_rotary, head_dim)?],
-        attention: LayerAttention::uniform(layers, None),
-        attention_scale: (head_dim as f32).powf(-0.5),
-        attention_softcap: None,
-        logit_softcap: None,
-        embedding_scale: 1.0,
-        activation: activation("hidden_act", config.text("hidden_act")?.unwrap_or("silu"))?,
-        fused: false,
-        qkv_bias: false,
-        output_bias: false,
-        qk_norm: false,
-        mlp_bias: config.flag("mlp_bias", false)?,
-        padding: family.padding(config, vocabulary)?,
-        tied_head: config.flag("tie_word_embeddings", family.tied_head)?,
+        layers: vec![layer; layers],
+        final_norm: NormForm::Rms(Norm { eps, plus_one: false }),
+        head: HeadSpec { is_tied: config.flag("tie_word_embeddings", family.tied_head)?, softcap: None },
         max_positions: config.size("max_position_embeddings")?.unwrap_or(family.max_positions),
         stored: config.stored_dtype()?,
         audio: None,
-    })
+    };
+    Ok(spec.with_gated(|gated| gated.activation = activation))
 }
 
 /// A 4-bit checkpoint of bitsandbytes and one in fp8 with scales of squares are read as stored; any other quantization is
@@ -113,6 +104,7 @@ pub fn activation(key: &str, name: &str) -> Result<Activation, ModelError> {
 #[cfg(test)]
 mod tests {
     use crate::error::ModelError;
+    use crate::model::layer::LayerSpec;
     use crate::model::read_spec;
     use serde_json::{Value, json};
     use smidgen_ir::{DType, RopeScaling, RopeSpec};
@@ -129,9 +121,9 @@ mod tests {
     #[test]
     fn defaults() {
         let spec = read_spec(&config(|_| ())).unwrap();
-        assert_eq!((spec.kv_heads, spec.head_dim, spec.stored), (4, 16, DType::F32));
-        assert_eq!((spec.norm.eps, &spec.ropes), (1e-6, &vec![RopeSpec::plain(1e4, 16)]));
-        assert!(!spec.tied_head && !spec.qkv_bias && !spec.output_bias && !spec.mlp_bias);
+        assert_eq!(spec.layers, vec![LayerSpec::like_llama(4, 4, 16, 96, 1e-6); 2]);
+        assert_eq!((spec.stored, &spec.ropes), (DType::F32, &vec![RopeSpec::plain(1e4, 16)]));
+        assert!(!spec.head.is_tied);
     }
 
     #[test]

@@ -13,6 +13,6 @@ use crate::error::ModelError;
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     let spec = read_like_llama(config, family)?;
     let window = family.window(config)?;
-    let attention = config.windows(spec.layers, window, |_| window.is_some())?;
-    Ok(DecoderSpec { attention, ..spec })
+    let windows = config.windows(spec.layers.len(), window, |_| window.is_some())?;
+    Ok(spec.with_windows(&windows))
 }

@@ -8,6 +8,7 @@ pub mod config;
 pub mod family;
 pub mod gemma2;
 pub mod gemma3;
+pub mod layer;
 pub mod llama;
 pub mod mistral;
 pub mod phi3;
@@ -125,8 +126,10 @@ pub fn ignored_keys(config: &serde_json::Value) -> Result<Vec<String>, ModelErro
 
 #[cfg(test)]
 mod tests {
+    use super::layer::{FeedForward, LayerNorms, NormForm};
     use super::*;
     use serde_json::{Value, json};
+    use smidgen_ir::{Activation, Norm};
 
     fn config(model_type: &str, more: &Value) -> Value {
         let mut config = json!({
@@ -144,14 +147,15 @@ mod tests {
     }
 
     fn windows(spec: &DecoderSpec) -> Vec<Option<usize>> {
-        spec.attention.iter().map(|attention| attention.window).collect()
+        spec.attentions().map(|(_, attention)| attention.window).collect()
     }
 
     #[test]
     fn qwen2_has_biases_that_no_key_says() {
         let off = json!({"use_sliding_window": false, "sliding_window": 16, "max_window_layers": 1});
         let spec = read_spec(&config("qwen2", &off)).unwrap();
-        assert!(spec.qkv_bias && !spec.output_bias && windows(&spec) == [None, None]);
+        let attention = spec.attention().unwrap();
+        assert!(attention.qkv_bias && !attention.output_bias && windows(&spec) == [None, None]);
         let names = tensor_names(&spec);
         assert!(names.contains(&"model.layers.1.self_attn.v_proj.bias".into()));
         assert!(!names.contains(&"model.layers.1.self_attn.o_proj.bias".into()));
@@ -165,7 +169,8 @@ mod tests {
     #[test]
     fn qwen3_norms_queries_and_keys_and_says_its_head_size() {
         let spec = read_spec(&config("qwen3", &json!({"head_dim": 32}))).unwrap();
-        assert!(spec.qk_norm && !spec.qkv_bias && spec.head_dim == 32);
+        let attention = spec.attention().unwrap();
+        assert!(attention.qk_norm.is_some() && !attention.qkv_bias && attention.head_dim == 32);
         assert!(tensor_names(&spec).contains(&"model.layers.0.self_attn.k_norm.weight".into()));
         let silent = read_spec(&config("qwen3", &json!({}))).unwrap_err();
         assert_eq!(silent, ModelError::Missing { key: "head_dim" });
@@ -227,7 +232,8 @@ mod tests {
 
     #[test]
     fn the_padding_row_is_that_of_the_embedding_class() {
-        let padding = |model_type: &str, more: Value| read_spec(&config(model_type, &more)).unwrap().padding;
+        let padding =
+            |model_type: &str, more: Value| read_spec(&config(model_type, &more)).unwrap().embedding.padding;
         assert_eq!(padding("llama", json!({})), None);
         assert_eq!(padding("llama", json!({"pad_token_id": 3})), Some(3));
         // PyTorch counts from the end; an id that no row has is no padding.
@@ -267,7 +273,7 @@ mod tests {
             if drop {
                 config.as_object_mut().unwrap().remove("num_key_value_heads");
             }
-            read_spec(&config).map(|spec| spec.kv_heads)
+            read_spec(&config).map(|spec| spec.attention().unwrap().kv_heads)
         };
         let missing = Err(ModelError::Missing { key: "num_key_value_heads" });
         // Those with audio need more keys.
@@ -285,7 +291,8 @@ mod tests {
             "original_max_position_embeddings": 4096, "sliding_window": 2047,
         });
         let spec = read_spec(&config("phi3", &more)).unwrap();
-        assert_eq!((windows(&spec), spec.norm.eps), (vec![Some(2047); 2], 1e-5));
+        assert_eq!(windows(&spec), [Some(2047); 2]);
+        assert_eq!(spec.final_norm, NormForm::Rms(Norm { eps: 1e-5, plus_one: false }));
         let rope = &spec.ropes[0];
         // The scale that the published Phi-3.5 and Phi-4-mini come to: 131072 / 4096 = 32.
         assert!((rope.attention_scale - 1.190_238_1).abs() < 1e-6, "{}", rope.attention_scale);
@@ -306,12 +313,15 @@ mod tests {
     fn gemma2_alternates_windows_and_caps() {
         let spec = read_spec(&config("gemma2", &json!({"head_dim": 32, "sliding_window": 8}))).unwrap();
         assert_eq!(windows(&spec), [Some(8), None]);
-        assert_eq!((spec.attention_softcap, spec.logit_softcap), (Some(50.0), Some(30.0)));
-        assert_eq!((spec.embedding_scale, spec.attention_scale), (8.0, 1.0 / 16.0));
-        assert!(spec.norm.plus_one && spec.sandwich_norms && spec.tied_head);
-        assert_eq!(spec.activation, smidgen_ir::Activation::GeluTanh);
+        let attention = spec.attention().unwrap();
+        assert_eq!((attention.softcap, spec.head.softcap), (Some(50.0), Some(30.0)));
+        assert_eq!((spec.embedding.scale, attention.scale), (8.0, 1.0 / 16.0));
+        assert!(spec.final_norm.adds_one() && spec.head.is_tied);
+        assert_eq!(spec.layers[1].norms, LayerNorms::around(spec.final_norm));
+        let FeedForward::Gated(gated) = &spec.layers[1].feed_forward;
+        assert_eq!(gated.activation, Activation::GeluTanh);
         let none = json!({"head_dim": 32, "attn_logit_softcapping": null});
-        assert_eq!(read_spec(&config("gemma2", &none)).unwrap().attention_softcap, None);
+        assert_eq!(read_spec(&config("gemma2", &none)).unwrap().attention().unwrap().softcap, None);
     }
 
     #[test]
@@ -330,9 +340,11 @@ mod tests {
         let newer = read_spec(&config("gemma3_text", &newer)).unwrap();
         assert_eq!(newer, read_spec(&config("gemma3_text", &older)).unwrap());
         assert_eq!(windows(&newer), [Some(8), None]);
-        let theta = |layer: usize| newer.ropes[newer.attention[layer].rope].theta;
+        let rope = |layer: usize| newer.layers[layer].attention().unwrap().rope.unwrap();
+        let theta = |layer: usize| newer.ropes[rope(layer)].theta;
         assert_eq!((theta(0), theta(1)), (1e4, 1e6));
-        assert!(newer.qk_norm && newer.attention_softcap.is_none());
+        let attention = newer.attention().unwrap();
+        assert!(attention.qk_norm.is_some() && attention.softcap.is_none());
     }
 
     #[test]

@@ -6,16 +6,16 @@
 use super::config::Config;
 use super::family::Family;
 use super::llama::read_like_llama;
-use super::spec::{DecoderSpec, LayerAttention};
+use super::spec::DecoderSpec;
 use crate::error::ModelError;
 use serde_json::json;
 
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     config.refuse("attention_bias", &[json!(false)], "false")?;
     let spec = read_like_llama(config, family)?;
-    Ok(DecoderSpec {
-        fused: true,
-        attention: LayerAttention::uniform(spec.layers, family.window(config)?),
-        ..spec
-    })
+    let window = family.window(config)?;
+    let spec = spec.with_attention(|_, attention| {
+        (attention.is_fused, attention.window) = (true, window);
+    });
+    Ok(spec.with_gated(|gated| gated.is_fused = true))
 }

@@ -7,20 +7,21 @@
 use super::config::Config;
 use super::family::Family;
 use super::llama::read_like_llama;
-use super::spec::{DecoderSpec, LayerAttention};
+use super::spec::DecoderSpec;
 use crate::error::ModelError;
 
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     let spec = read_like_llama(config, family)?;
-    Ok(DecoderSpec { qkv_bias: true, attention: sliding_attention(config, family, spec.layers)?, ..spec })
+    let windows = sliding_windows(config, family, spec.layers.len())?;
+    Ok(spec.with_windows(&windows).with_attention(|_, attention| attention.qkv_bias = true))
 }
 
 /// The windows of Qwen 2 and 3.
-pub fn sliding_attention(
+pub fn sliding_windows(
     config: &Config<'_>,
     family: &Family,
     layers: usize,
-) -> Result<Vec<LayerAttention>, ModelError> {
+) -> Result<Vec<Option<usize>>, ModelError> {
     let window = match config.flag("use_sliding_window", false)? {
         true => family.window(config)?,
         false => None,

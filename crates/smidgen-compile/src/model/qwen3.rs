@@ -5,8 +5,9 @@
 
 use super::config::Config;
 use super::family::Family;
+use super::layer::NormedChannels;
 use super::llama::read_like_llama;
-use super::qwen2::sliding_attention;
+use super::qwen2::sliding_windows;
 use super::spec::DecoderSpec;
 use crate::error::ModelError;
 
@@ -15,11 +16,6 @@ pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, Mo
     config.required_size("head_dim")?;
     let biases = config.flag("attention_bias", false)?;
     let spec = read_like_llama(config, family)?;
-    Ok(DecoderSpec {
-        qkv_bias: biases,
-        output_bias: biases,
-        qk_norm: true,
-        attention: sliding_attention(config, family, spec.layers)?,
-        ..spec
-    })
+    let windows = sliding_windows(config, family, spec.layers.len())?;
+    Ok(spec.with_attention_biases(biases).with_windows(&windows).with_qk_norms(NormedChannels::Head))
 }

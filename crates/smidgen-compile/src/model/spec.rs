@@ -3,47 +3,22 @@
 //! Tensor and module names are those of Hugging Face checkpoints, because files, adapters and messages all use them.
 
 use super::audio::AudioSpec;
+use super::layer::{AttentionSpec, GatedSpec, LayerSpec, NormForm, NormedChannels, QkNorm};
 pub use super::tensors::{Linear, Tensor};
-use smidgen_ir::{Activation, DType, Extent, Norm, RopeSpec, Shape};
+use smidgen_ir::{DType, Extent, RopeSpec, Shape};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderSpec {
     pub model_type: String,
     pub vocabulary: usize,
+    /// Channels of the residual stream.
     pub hidden: usize,
-    pub intermediate: usize,
-    pub layers: usize,
-    pub heads: usize,
-    pub kv_heads: usize,
-    pub head_dim: usize,
-    pub norm: Norm,
-    /// Whether the outputs of attention and MLP are also normed, before they are added to the residual stream.
-    pub sandwich_norms: bool,
-    /// The rotary embeddings; `attention` says which one a layer uses.
+    pub embedding: EmbeddingSpec,
+    /// The rotary embeddings; each attention names the one that it uses.
     pub ropes: Vec<RopeSpec>,
-    /// Window and rotary embedding of each layer.
-    pub attention: Vec<LayerAttention>,
-    /// Scores are multiplied by this before the softmax.
-    pub attention_scale: f32,
-    pub attention_softcap: Option<f32>,
-    pub logit_softcap: Option<f32>,
-    /// Embedded tokens are multiplied by this.
-    pub embedding_scale: f32,
-    pub activation: Activation,
-    /// Whether q, k and v are one linear, and gate and up another.
-    pub fused: bool,
-    /// Whether q, k and v have biases.
-    pub qkv_bias: bool,
-    /// Whether o has a bias.
-    pub output_bias: bool,
-    /// Whether queries and keys are normed, head by head, before they are rotated.
-    pub qk_norm: bool,
-    /// Whether gate, up and down have biases.
-    pub mlp_bias: bool,
-    /// The token whose row of the embedding table is not trained by lookups, as with PyTorch's `padding_idx`.
-    pub padding: Option<u32>,
-    /// Whether the head is the embedding table.
-    pub tied_head: bool,
+    pub layers: Vec<LayerSpec>,
+    pub final_norm: NormForm,
+    pub head: HeadSpec,
     /// Longest sequence that the model was trained for.
     pub max_positions: usize,
     /// The element type of the checkpoint's weights, according to the config.
@@ -52,26 +27,21 @@ pub struct DecoderSpec {
     pub audio: Option<AudioSpec>,
 }
 
-/// Attention of one layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LayerAttention {
-    /// Number of keys that a query sees, its own included; `None` means all keys up to its own.
-    pub window: Option<usize>,
-    /// Index into `ropes`.
-    pub rope: usize,
+/// How tokens become rows of the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EmbeddingSpec {
+    /// Embedded tokens are multiplied by this.
+    pub scale: f32,
+    /// The token whose row of the table is not trained by lookups, as with PyTorch's `padding_idx`.
+    pub padding: Option<u32>,
 }
 
-impl LayerAttention {
-    /// The same window and the first rotary embedding for every layer.
-    pub fn uniform(layers: usize, window: Option<usize>) -> Vec<LayerAttention> {
-        vec![LayerAttention { window, rope: 0 }; layers]
-    }
-
-    /// A window for the layers that slide, and the first rotary embedding for every layer.
-    pub fn sliding(slides: Vec<bool>, window: usize) -> Vec<LayerAttention> {
-        let attention = |slides: bool| LayerAttention { window: slides.then_some(window), rope: 0 };
-        slides.into_iter().map(attention).collect()
-    }
+/// How the last rows of the residual stream become logits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadSpec {
+    /// Whether the head is the embedding table.
+    pub is_tied: bool,
+    pub softcap: Option<f32>,
 }
 
 pub const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -79,73 +49,93 @@ pub const FINAL_NORM: &str = "model.norm.weight";
 pub const HEAD: &str = "lm_head";
 /// The weight of a head that is not tied to the embedding.
 pub const UNTIED_HEAD: &str = "lm_head.weight";
-/// Norms of the queries and of the keys of a layer.
-pub const QK_NORMS: [&str; 2] = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"];
-/// The path of projections that a checkpoint stores as one, and the paths of the separate projections in their order.
-pub const QKV: (&str, [&str; 3]) =
-    ("self_attn.qkv_proj", ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]);
-pub const GATE_UP: (&str, [&str; 2]) = ("mlp.gate_up_proj", ["mlp.gate_proj", "mlp.up_proj"]);
 
 impl DecoderSpec {
     /// Name of the weight of the head.
     pub fn head_tensor(&self) -> &'static str {
-        if self.tied_head { EMBEDDING } else { UNTIED_HEAD }
+        if self.head.is_tied { EMBEDDING } else { UNTIED_HEAD }
     }
 
     pub fn layer_path(layer: usize, module: &str) -> String {
         format!("model.layers.{layer}.{module}")
     }
 
-    /// Rows of the query projection, and of the key and value projections.
-    pub fn projection_rows(&self) -> [usize; 2] {
-        [self.heads * self.head_dim, self.kv_heads * self.head_dim]
+    /// Changes the attention of every layer that has one; the function gets the number of the layer.
+    pub fn with_attention(self, mut change: impl FnMut(usize, &mut AttentionSpec)) -> DecoderSpec {
+        self.with_layers(|index, layer| {
+            if let Some(attention) = layer.attention_mut() {
+                change(index, attention);
+            }
+        })
     }
 
-    /// Norms of a layer's residual stream, in the order of the forward pass.
-    pub fn layer_norms(&self) -> &'static [&'static str] {
-        match self.sandwich_norms {
-            true => &[
-                "input_layernorm.weight",
-                "post_attention_layernorm.weight",
-                "pre_feedforward_layernorm.weight",
-                "post_feedforward_layernorm.weight",
-            ],
-            false => &["input_layernorm.weight", "post_attention_layernorm.weight"],
-        }
+    /// Sets whether q, k, v and o have biases.
+    pub fn with_attention_biases(self, biases: bool) -> DecoderSpec {
+        self.with_attention(|_, attention| {
+            (attention.qkv_bias, attention.output_bias) = (biases, biases);
+        })
+    }
+
+    /// Sets whether all linears of the layers have biases.
+    pub fn with_biases(self, biases: bool) -> DecoderSpec {
+        self.with_attention_biases(biases).with_gated(|gated| gated.bias = biases)
+    }
+
+    /// Sets the window of each layer.
+    pub fn with_windows(self, windows: &[Option<usize>]) -> DecoderSpec {
+        self.with_attention(|index, attention| attention.window = windows[index])
+    }
+
+    /// Norms queries and keys as the residual stream is normed.
+    pub fn with_qk_norms(self, over: NormedChannels) -> DecoderSpec {
+        let NormForm::Rms(norm) = self.final_norm;
+        self.with_attention(|_, attention| attention.qk_norm = Some(QkNorm { norm, over }))
+    }
+
+    /// Channels of a head of the first layer with attention.
+    pub fn head_dim(&self) -> usize {
+        self.attention().map_or(0, |attention| attention.head_dim)
+    }
+
+    /// The first attention, which stands for all of them where all are alike.
+    pub fn attention(&self) -> Option<&AttentionSpec> {
+        self.attentions().next().map(|(_, attention)| attention)
+    }
+
+    /// The layers with attention, by their numbers.
+    pub fn attentions(&self) -> impl Iterator<Item = (usize, &AttentionSpec)> {
+        self.layers.iter().enumerate().filter_map(|(index, layer)| Some((index, layer.attention()?)))
+    }
+
+    /// Changes the gated feed-forward of every layer that has one.
+    pub fn with_gated(self, mut change: impl FnMut(&mut GatedSpec)) -> DecoderSpec {
+        self.with_layers(|_, layer| {
+            if let Some(gated) = layer.gated_mut() {
+                change(gated);
+            }
+        })
+    }
+
+    /// Changes every layer; the function gets the number of the layer.
+    pub fn with_layers(mut self, mut change: impl FnMut(usize, &mut LayerSpec)) -> DecoderSpec {
+        self.layers.iter_mut().enumerate().for_each(|(index, layer)| change(index, layer));
+        self
     }
 
     /// All linears, the head included, in the order of the forward pass.
     pub fn linears(&self) -> Vec<Linear> {
-        let [q, kv] = self.projection_rows();
-        let (c, i) = (self.hidden, self.intermediate);
-        let mut in_layer: Vec<(&str, usize, usize, bool)> = Vec::with_capacity(7);
-        if self.fused {
-            in_layer.push((QKV.0, q + 2 * kv, c, self.qkv_bias));
-        } else {
-            let rows = [q, kv, kv].into_iter();
-            in_layer.extend(QKV.1.into_iter().zip(rows).map(|(module, n)| (module, n, c, self.qkv_bias)));
-        }
-        in_layer.push(("self_attn.o_proj", c, q, self.output_bias));
-        if self.fused {
-            in_layer.push((GATE_UP.0, 2 * i, c, self.mlp_bias));
-        } else {
-            in_layer.extend(GATE_UP.1.map(|module| (module, i, c, self.mlp_bias)));
-        }
-        in_layer.push(("mlp.down_proj", c, i, self.mlp_bias));
-        let mut linears = Vec::with_capacity(self.layers * in_layer.len() + 1);
-        for layer in 0..self.layers {
-            for &(module, n, k, bias) in &in_layer {
-                linears.push(Linear {
-                    path: Self::layer_path(layer, module),
-                    n,
-                    k,
-                    bias,
-                    layer: Some(layer),
-                });
-            }
-        }
-        linears.push(Linear { path: HEAD.into(), n: self.vocabulary, k: c, bias: false, layer: None });
-        linears
+        let of_layers = self.layers.iter().enumerate().flat_map(|(index, layer)| {
+            let linears = layer.linears(self.hidden).into_iter();
+            linears.map(move |linear| Linear {
+                path: Self::layer_path(index, linear.path),
+                n: linear.n,
+                k: linear.k,
+                bias: linear.bias,
+                layer: Some(index),
+            })
+        });
+        let (n, k) = (self.vocabulary, self.hidden);
+        of_layers.chain([Linear { path: HEAD.into(), n, k, bias: false, layer: None }]).collect()
     }
 
     /// The linears of the decoder, then those of the audio encoder.
@@ -157,9 +147,8 @@ impl DecoderSpec {
     /// Every tensor of the decoder. A tied head is the embedding and is not listed again.
     pub fn tensors(&self) -> Vec<Tensor> {
         let mut tensors = vec![tensor(EMBEDDING.into(), Shape::matrix(self.vocabulary, self.hidden), None)];
-        let norm = |name: String, layer| tensor(name, Shape::vector(self.hidden), layer);
         for linear in self.linears() {
-            if linear.path == HEAD && self.tied_head {
+            if linear.path == HEAD && self.head.is_tied {
                 continue;
             }
             tensors.push(tensor(
@@ -171,16 +160,12 @@ impl DecoderSpec {
                 tensors.push(tensor(format!("{}.bias", linear.path), Shape::vector(linear.n), linear.layer));
             }
         }
-        for layer in 0..self.layers {
-            for name in self.layer_norms() {
-                tensors.push(norm(Self::layer_path(layer, name), Some(layer)));
-            }
-            for name in QK_NORMS.iter().filter(|_| self.qk_norm) {
-                let name = Self::layer_path(layer, name);
-                tensors.push(tensor(name, Shape::vector(self.head_dim), Some(layer)));
+        for (index, layer) in self.layers.iter().enumerate() {
+            for (name, size) in layer.norm_tensors(self.hidden) {
+                tensors.push(tensor(Self::layer_path(index, &name), Shape::vector(size), Some(index)));
             }
         }
-        tensors.push(norm(FINAL_NORM.into(), None));
+        tensors.push(tensor(FINAL_NORM.into(), Shape::vector(self.hidden), None));
         tensors
     }
 
@@ -197,54 +182,34 @@ fn tensor(name: String, shape: Shape, layer: Option<usize>) -> Tensor {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use smidgen_ir::Norm;
 
     pub(crate) fn tiny() -> DecoderSpec {
         DecoderSpec {
             model_type: "llama".into(),
             vocabulary: 32,
             hidden: 16,
-            intermediate: 24,
-            layers: 2,
-            heads: 4,
-            kv_heads: 2,
-            head_dim: 8,
-            norm: Norm { eps: 1e-5, plus_one: false },
-            sandwich_norms: false,
+            embedding: EmbeddingSpec { scale: 1.0, padding: None },
             ropes: vec![RopeSpec::plain(1e4, 8)],
-            attention: LayerAttention::uniform(2, None),
-            attention_scale: 8f32.powf(-0.5),
-            attention_softcap: None,
-            logit_softcap: None,
-            embedding_scale: 1.0,
-            activation: Activation::Silu,
-            fused: false,
-            qkv_bias: false,
-            output_bias: false,
-            qk_norm: false,
-            mlp_bias: false,
-            padding: None,
-            tied_head: false,
+            layers: vec![LayerSpec::like_llama(4, 2, 8, 24, 1e-5); 2],
+            final_norm: NormForm::Rms(Norm { eps: 1e-5, plus_one: false }),
+            head: HeadSpec { is_tied: false, softcap: None },
             max_positions: 64,
             stored: DType::F32,
             audio: None,
         }
     }
 
+    pub(crate) fn with_tied_head(mut spec: DecoderSpec) -> DecoderSpec {
+        spec.head.is_tied = true;
+        spec
+    }
+
     /// 134,515,008 parameters, as the published checkpoint of SmolLM2-135M counts.
     #[test]
     fn parameters_of_smollm2() {
-        let spec = DecoderSpec {
-            vocabulary: 49152,
-            hidden: 576,
-            intermediate: 1536,
-            layers: 30,
-            attention: LayerAttention::uniform(30, None),
-            heads: 9,
-            kv_heads: 3,
-            head_dim: 64,
-            tied_head: true,
-            ..tiny()
-        };
+        let layers = vec![LayerSpec::like_llama(9, 3, 64, 1536, 1e-5); 30];
+        let spec = DecoderSpec { vocabulary: 49152, hidden: 576, layers, ..with_tied_head(tiny()) };
         assert_eq!(spec.parameters(), 134_515_008);
     }
 }

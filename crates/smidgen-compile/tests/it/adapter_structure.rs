@@ -28,15 +28,16 @@ fn count(plan: &Plan, entry: Entry, name: &str) -> usize {
 }
 
 fn with_biases(spec: DecoderSpec) -> DecoderSpec {
-    DecoderSpec { qkv_bias: true, output_bias: true, mlp_bias: true, ..spec }
+    spec.with_biases(true)
 }
 
 /// No activation is as wide as q, k and v together, or gate and up, so none has to be split.
 #[test]
 fn a_fused_linear_is_never_computed_as_a_whole() {
     let spec = shapes::small_phi3(LAYERS);
-    let [q, kv] = spec.projection_rows();
-    let wholes = [q + 2 * kv, 2 * spec.intermediate];
+    let linears = spec.linears();
+    let rows_of = |module: &str| linears.iter().find(|linear| linear.path.ends_with(module)).unwrap().n;
+    let wholes = ["qkv_proj", "gate_up_proj"].map(rows_of);
     for form in [AdapterForm::Lora, AdapterForm::Dora, AdapterForm::Fourier { reg: REG }] {
         let plan = plan(&request(spec.clone(), form));
         for value in plan.values.iter().filter(|value| value.role == ValueRole::Temp) {

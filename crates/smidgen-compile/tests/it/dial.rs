@@ -114,7 +114,7 @@ impl Case {
     }
 
     fn policy(&self, grid: &Grid) -> Policy {
-        let layers = self.request.spec.layers;
+        let layers = self.request.spec.layers.len();
         let space = |is_offloaded: bool| if is_offloaded { Space::Host } else { Space::Device };
         Policy {
             micro_tokens: grid.samples * self.request.extent.tokens,

@@ -118,11 +118,11 @@ fn layer_bytes(request: &Request) -> usize {
 }
 
 fn policies(request: &Request) -> Vec<Policy> {
-    let layers = request.spec.layers;
+    let layers = request.spec.layers.len();
     let usual = default_loss_chunk(request.device, request.spec.vocabulary, request.extent.rows);
     let (chunks, windows) = ([usual, usual / 4], [1, 2]);
     let mut tables = vec![(false, false), (false, true)];
-    tables.extend((!request.spec.tied_head).then_some((true, false)));
+    tables.extend((!request.spec.head.is_tied).then_some((true, false)));
     let layer_bytes = layer_bytes(request);
     let mut all = Vec::new();
     for loss_chunk in chunks.into_iter().map(|rows| rows.max(usual.min(32))) {

@@ -79,7 +79,7 @@ impl Case {
 }
 
 fn policies(request: &Request) -> Vec<Policy> {
-    let (layers, tokens) = (request.spec.layers, request.extent.tokens);
+    let (layers, tokens) = (request.spec.layers.len(), request.extent.tokens);
     let usual = default_loss_chunk(request.device, request.spec.vocabulary, request.extent.rows);
     let fewest_tile_tokens = match request.device {
         DeviceKind::Cpu => 256,
@@ -112,9 +112,9 @@ fn policies(request: &Request) -> Vec<Policy> {
 
 /// The policy with every combination of offloaded leaves.
 fn offloads(request: &Request, first: &Policy) -> Vec<Policy> {
-    let layers = request.spec.layers;
+    let layers = request.spec.layers.len();
     let mut tables = vec![(false, false), (false, true)];
-    tables.extend((!request.spec.tied_head).then_some((true, false)));
+    tables.extend((!request.spec.head.is_tied).then_some((true, false)));
     let mut all = Vec::new();
     for count in 0..=layers {
         for (embedding, tables) in &tables {

@@ -99,7 +99,7 @@ fn is_forward_output(graph: &Graph, value: ValueId) -> bool {
 #[test]
 fn decoders_replay_by_identity() {
     let spec = shapes::llama_1b();
-    let layers = spec.layers;
+    let layers = spec.layers.len();
     let request = shapes::request(spec, Targets::AllLinear, Layers::All, 512, 3);
     let list = LayerSet::from_iter([1, 5, 6]);
     for recompute in [LayerSet::none(), LayerSet::every(2, layers), LayerSet::first(layers), list] {
@@ -119,8 +119,8 @@ fn every_model_type_and_form_replays_by_identity() {
             for dropout in [0.0, 0.1] {
                 let request = shapes::request(spec.clone(), Targets::AllLinear, Layers::All, 24, 2);
                 let biases = TrainedBiases::All;
-                let spec = DecoderSpec { qkv_bias: true, output_bias: true, mlp_bias: true, ..spec.clone() };
-                let layers = spec.layers;
+                let spec = spec.clone().with_biases(true);
+                let layers = spec.layers.len();
                 let request = Request { form, biases, dropout, spec, ..request };
                 for recompute in [LayerSet::none(), LayerSet::every(2, layers), LayerSet::first(layers)] {
                     assert_sound(&compile(&request, &Policy::resident(recompute, 8)));

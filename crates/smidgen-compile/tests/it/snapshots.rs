@@ -61,7 +61,7 @@ fn tiny_plan_of_dora() {
 
 /// Reservation and bytes by category at the peak, with nothing and with everything recomputed.
 fn summary(spec: DecoderSpec) -> String {
-    let layers = spec.layers;
+    let layers = spec.layers.len();
     let request = shapes::request(spec, Targets::AllLinear, Layers::All, 2048, 1);
     let mut text = String::new();
     for recompute in [LayerSet::none(), LayerSet::first(layers)] {
@@ -158,7 +158,7 @@ fn bytes_of_llama_70b() {
 
 /// Optimizer bytes for LoRA of rank 16 on all linears, with moments in f32 and in 8 bits.
 fn optimizer_rows(spec: DecoderSpec) -> String {
-    let layers = spec.layers;
+    let layers = spec.layers.len();
     let mut request = shapes::request(spec, Targets::AllLinear, Layers::All, 256, 1);
     let mut text = String::new();
     for moments in [Moments::F32, Moments::Bits8] {
@@ -190,7 +190,7 @@ fn quantized_base(spec: DecoderSpec) -> String {
     let linears = spec.linears().into_iter().filter(|linear| linear.path != HEAD);
     let storage = linears.map(|linear| (format!("{}.weight", linear.path), NF4)).collect();
     let parameters = spec.parameters();
-    let layers = spec.layers;
+    let layers = spec.layers.len();
     let request = shapes::request(spec, Targets::AllLinear, Layers::All, 256, 1);
     let adapted: usize = request.adapters.len();
     let request = Request { storage, ..request };

@@ -11,7 +11,7 @@ use smidgen_ir::{LayerSet, Policy};
 fn transient_region_is_nearly_full_at_the_peak() {
     for (name, spec) in [("1B", shapes::llama_1b()), ("8B", shapes::llama_8b()), ("70B", shapes::llama_70b())]
     {
-        let layers = spec.layers;
+        let layers = spec.layers.len();
         let request = shapes::request(spec, Targets::AllLinear, Layers::All, 2048, 1);
         for recompute in [LayerSet::none(), LayerSet::every(2, layers), LayerSet::first(layers)] {
             let recomputed = recompute.len();

@@ -8,6 +8,7 @@ use crate::mutation::json::{Change, change, changed};
 use crate::mutation::{cases, mutated, mutation, peak_bytes_of};
 use proptest::prelude::*;
 use serde_json::Value;
+use smidgen_compile::model::layer::NormForm;
 use smidgen_compile::model::read_spec;
 use smidgen_formats::json_file::{MAX_CONFIG_BYTES, read_json_file};
 use smidgen_formats::peft::AdapterConfig;
@@ -155,15 +156,18 @@ fn check_model_config(path: &Path, bytes: &[u8]) -> bool {
             return false;
         }
     };
-    let sizes =
-        [spec.vocabulary, spec.hidden, spec.intermediate, spec.layers, spec.heads, spec.max_positions];
-    assert!(sizes.iter().all(|size| (1..=1 << 31).contains(size)) && spec.layers <= 4096, "{spec:?}");
+    let sizes = [spec.vocabulary, spec.hidden, spec.layers.len(), spec.max_positions];
+    assert!(sizes.iter().all(|size| (1..=1 << 31).contains(size)) && spec.layers.len() <= 4096, "{spec:?}");
     // This would overflow if a size had no limit.
     assert!(spec.parameters() > 0);
-    assert!(spec.kv_heads >= 1 && spec.heads.is_multiple_of(spec.kv_heads), "{spec:?}");
-    assert!(spec.head_dim.is_multiple_of(2) && (2..=256).contains(&spec.head_dim), "{spec:?}");
+    for (_, attention) in spec.attentions() {
+        assert!(attention.kv_heads >= 1 && attention.heads.is_multiple_of(attention.kv_heads), "{spec:?}");
+        let head_dim = attention.head_dim;
+        assert!(head_dim.is_multiple_of(2) && (2..=256).contains(&head_dim), "{spec:?}");
+    }
     let is_real = |number: f32| number > 0.0 && number.is_finite();
-    assert!(is_real(spec.norm.eps) && spec.ropes.iter().all(|rope| is_real(rope.theta)), "{spec:?}");
+    let NormForm::Rms(norm) = spec.final_norm;
+    assert!(is_real(norm.eps) && spec.ropes.iter().all(|rope| is_real(rope.theta)), "{spec:?}");
     true
 }
 

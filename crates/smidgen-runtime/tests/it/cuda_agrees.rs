@@ -6,7 +6,7 @@
 //! An error is that of a whole tensor, ‖got - want‖ / ‖want‖.
 
 use crate::decoder::{
-    ALL_FUSED, Choice, EXTENT, LAYERS, Trained, gemma2, gemma3, leaf_named, llama, padded, phi3,
+    ALL_FUSED, Choice, EXTENT, LAYERS, Trained, gemma2, gemma3, leaf_named, llama, padded, phi3, sized,
     without_biases,
 };
 use crate::examples::{self, Proof};
@@ -15,7 +15,7 @@ use crate::offload_changes_nothing::{by_policy, outcome_of, policies};
 use crate::subject::{Outcome, Scalar, Subject, plain_request, plan_with, roomy};
 use smidgen_compile::names::state;
 use smidgen_compile::request::{Master, Moments};
-use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases};
+use smidgen_compile::{AdapterForm, Request, TrainedBiases};
 use smidgen_ir::{
     DType, DeviceKind, Dim, Entry, Extent, Graph, LayerSet, LeafKind, Op, Plan, Policy, Precision, Space,
     Storage, Type,
@@ -178,7 +178,7 @@ fn choices() -> Vec<Choice> {
     let with = |name, choice: Choice| Choice { name, ..choice };
     let of = |name, spec| Choice { name, spec, ..Choice::lora() };
     // With rows aligned to 16 bytes, adapters are adjacent to their weights and use their own kernels.
-    let aligned = |spec| DecoderSpec { hidden: 32, intermediate: 48, ..spec };
+    let aligned = |spec| sized(spec, 32, 48);
     let wide =
         |name, rank, choice: Choice| Choice { name, rank, spec: aligned(choice.spec.clone()), ..choice };
     let form = |form| Choice { form, ..Choice::lora() };

@@ -3,7 +3,9 @@
 //! The plans cover model families, adapter forms, storages and an adapter on the head. The checks are those that the
 //! device makes before a run. On a machine with a GPU, `cuda_agrees.rs` compares the results with the CPU.
 
-use crate::decoder::{ALL_FUSED, ALL_LINEARS, Choice, EXTENT, LAYERS, Trained, gemma2, llama, phi3, phi4};
+use crate::decoder::{
+    ALL_FUSED, ALL_LINEARS, Choice, EXTENT, LAYERS, Trained, gemma2, llama, phi3, phi4, sized,
+};
 use smidgen_compile::adapter::LoraModule;
 use smidgen_compile::leaves::{cache_names, rounded_name};
 use smidgen_compile::model::audio::AudioSpec;
@@ -28,7 +30,9 @@ const NF4: Storage = Storage::Bnb4 { code: Code4::Nf4, double: true };
 /// Sizes that are multiples of the block size of every storage.
 fn wide(spec: DecoderSpec) -> DecoderSpec {
     let audio = spec.audio.map(|audio| AudioSpec { decoder_hidden: 256, ..audio });
-    DecoderSpec { hidden: 256, intermediate: 512, heads: 8, kv_heads: 4, head_dim: 32, audio, ..spec }
+    sized(DecoderSpec { audio, ..spec }, 256, 512).with_attention(|_, attention| {
+        (attention.heads, attention.kv_heads, attention.head_dim) = (8, 4, 32);
+    })
 }
 
 /// Requests for a GPU, by name.
@@ -58,7 +62,7 @@ fn requests() -> Vec<(String, Request)> {
                         request.storage.insert(format!("{}.weight", linear.path), storage);
                     }
                     let mut name = format!("{family} {form:?} {storage} {precision:?}");
-                    if form == AdapterForm::Lora && !request.spec.tied_head {
+                    if form == AdapterForm::Lora && !request.spec.head.is_tied {
                         request.adapters.push(LoraModule { path: HEAD.into(), rank: 3, scale: 0.7 });
                         name += ", the head too";
                     }

@@ -8,7 +8,8 @@ use smidgen_compile::adapter::{Layers, LoraModule, Targets, trained_tensors};
 use smidgen_compile::forward;
 use smidgen_compile::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA};
 use smidgen_compile::model::audio::{AudioInput, AudioSpec};
-use smidgen_compile::model::spec::LayerAttention;
+use smidgen_compile::model::layer::{LayerNorms, LayerSpec, NormForm, NormedChannels};
+use smidgen_compile::model::spec::{EmbeddingSpec, HeadSpec};
 use smidgen_compile::names::{input, state};
 use smidgen_compile::passes::recompute::{self, KeepSet};
 use smidgen_compile::passes::{head_pieces, remove_dead};
@@ -70,28 +71,32 @@ pub fn llama() -> DecoderSpec {
     DecoderSpec {
         vocabulary: 23,
         hidden: 20,
-        intermediate: 28,
-        layers: LAYERS,
-        heads: 4,
-        kv_heads: 2,
-        head_dim: 8,
-        attention: LayerAttention::uniform(LAYERS, None),
-        qkv_bias: true,
-        output_bias: true,
-        mlp_bias: true,
+        layers: vec![LayerSpec::like_llama(4, 2, 8, 28, 1e-5); LAYERS],
         max_positions: 64,
         stored: DType::Bf16,
         ..plain_spec()
     }
+    .with_biases(true)
 }
 
 /// Large enough that ranks divide every matrix, into parts of different sizes.
 pub fn wide() -> DecoderSpec {
-    DecoderSpec { hidden: 64, intermediate: 96, head_dim: 16, ..llama() }
+    sized(llama(), 64, 96).with_attention(|_, attention| attention.head_dim = 16)
+}
+
+/// Other channels of the residual stream and of the feed-forward.
+pub fn sized(spec: DecoderSpec, hidden: usize, width: usize) -> DecoderSpec {
+    DecoderSpec { hidden, ..spec }.with_gated(|gated| gated.width = width)
 }
 
 pub fn without_biases(spec: DecoderSpec) -> DecoderSpec {
-    DecoderSpec { qkv_bias: false, output_bias: false, mlp_bias: false, ..spec }
+    spec.with_biases(false)
+}
+
+/// With a head that is the embedding, or not.
+pub fn with_head(mut spec: DecoderSpec, is_tied: bool) -> DecoderSpec {
+    spec.head.is_tied = is_tied;
+    spec
 }
 
 /// One of the tokens is padding.
@@ -102,7 +107,9 @@ pub fn padded(choice: Choice) -> Choice {
         Content::Integers(ids_of_tokens) if *id == ids => Some(ids_of_tokens[1] as u32),
         _ => None,
     });
-    Choice { spec: DecoderSpec { padding: token, ..choice.spec }, ..choice }
+    let mut spec = choice.spec;
+    spec.embedding.padding = token;
+    Choice { spec, ..choice }
 }
 
 /// Fused projections, half of each head rotated, a window, and longrope: the first segment is just long enough for the
@@ -114,11 +121,11 @@ pub fn phi3() -> DecoderSpec {
         original_max_positions: SEGMENTS[2],
     };
     DecoderSpec {
-        fused: true,
         ropes: vec![RopeSpec { scaling, attention_scale: 1.2, ..RopeSpec::plain(1e2, 4) }],
-        attention: LayerAttention::uniform(LAYERS, Some(4)),
         ..without_biases(llama())
     }
+    .with_attention(|_, attention| (attention.is_fused, attention.window) = (true, Some(4)))
+    .with_gated(|gated| gated.is_fused = true)
 }
 
 /// A decoder with an audio encoder of two blocks in front of it.
@@ -141,34 +148,29 @@ pub fn phi4() -> DecoderSpec {
 /// Sandwich norms of 1 + weight, softcaps on scores and logits, a sliding window in every other layer. The softcaps are
 /// about as large as the values that they cap.
 pub fn gemma2() -> DecoderSpec {
+    let form = NormForm::Rms(Norm { eps: 1e-5, plus_one: true });
     DecoderSpec {
-        norm: Norm { eps: 1e-5, plus_one: true },
-        sandwich_norms: true,
-        attention: [Some(3), None].map(|window| LayerAttention { window, rope: 0 }).to_vec(),
-        attention_scale: 5f32.powf(-0.5),
-        attention_softcap: Some(1.5),
-        logit_softcap: Some(2.0),
-        embedding_scale: 20f32.sqrt(),
-        activation: Activation::GeluTanh,
-        tied_head: true,
+        embedding: EmbeddingSpec { scale: 20f32.sqrt(), padding: None },
+        final_norm: form,
+        head: HeadSpec { is_tied: true, softcap: Some(2.0) },
         ..without_biases(llama())
     }
+    .with_layers(|_, layer| layer.norms = LayerNorms::around(form))
+    .with_windows(&[Some(3), None])
+    .with_attention(|_, attention| (attention.scale, attention.softcap) = (5f32.powf(-0.5), Some(1.5)))
+    .with_gated(|gated| gated.activation = Activation::GeluTanh)
 }
 
 /// Gemma 2 without softcaps, with norms of queries and keys, and another rotary embedding in sliding-window layers.
 pub fn gemma3() -> DecoderSpec {
     let full = RopeSpec { scaling: RopeScaling::Linear { factor: 4.0 }, ..RopeSpec::plain(1e3, 8) };
     DecoderSpec {
-        qk_norm: true,
         ropes: vec![full, RopeSpec::plain(10.0, 8)],
-        attention: vec![
-            LayerAttention { window: Some(3), rope: 1 },
-            LayerAttention { window: None, rope: 0 },
-        ],
-        attention_softcap: None,
-        logit_softcap: None,
+        head: HeadSpec { is_tied: true, softcap: None },
         ..gemma2()
     }
+    .with_qk_norms(NormedChannels::Head)
+    .with_attention(|layer, attention| (attention.rope, attention.softcap) = (Some(1 - layer), None))
 }
 
 impl Choice {
@@ -193,7 +195,7 @@ impl Choice {
 
     /// Fused linears with biases. No Phi model has these biases, but DoRA must split them too.
     pub fn fused() -> Choice {
-        let spec = DecoderSpec { qkv_bias: true, output_bias: true, mlp_bias: true, ..phi3() };
+        let spec = phi3().with_biases(true);
         Choice { name: "fused", spec, adapted: ALL_FUSED, ..Choice::lora() }
     }
 
@@ -268,7 +270,7 @@ impl Choice {
         verify::expect_sound("update", &verify::graph(&graph));
         head_pieces::cut_head(&mut graph, self.head_pieces);
         verify::expect_sound("head_pieces", &verify::graph(&graph));
-        let contents = contents(&graph, self.spec.norm.plus_one);
+        let contents = contents(&graph, self.spec.final_norm.adds_one());
         // Dropout exists only in training, so the loss of `micro_step` is differentiated there.
         let (entry, leaf) = match self.dropout > 0.0 {
             true => (Entry::MicroStep, state::LOSS),

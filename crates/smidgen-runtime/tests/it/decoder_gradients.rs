@@ -4,10 +4,11 @@
 
 use crate::check::check_subject;
 use crate::decoder::{
-    ALL_FUSED, ALL_LINEARS, Choice, LAYERS, Trained, gemma2, gemma3, llama, padded, phi3, phi4,
+    ALL_FUSED, ALL_LINEARS, Choice, LAYERS, Trained, gemma2, gemma3, llama, padded, phi3, phi4, with_head,
     without_biases,
 };
-use smidgen_compile::model::spec::{EMBEDDING, LayerAttention};
+use smidgen_compile::model::layer::NormedChannels;
+use smidgen_compile::model::spec::EMBEDDING;
 use smidgen_compile::{AdapterForm, DecoderSpec, TrainedBiases};
 use smidgen_ir::{Activation, DType, Entry, LayerSet, Phase};
 
@@ -46,7 +47,7 @@ fn adapters_on_two_linears_and_the_head() {
     let choice = Choice {
         name: "q, v and head",
         adapted: &["q_proj", "v_proj", "lm_head"],
-        spec: DecoderSpec { activation: Activation::GeluTanh, ..without_biases(llama()) },
+        spec: without_biases(llama()).with_gated(|gated| gated.activation = Activation::GeluTanh),
         ..Choice::lora()
     };
     assert_eq!(check(&choice).len(), 2 * 5);
@@ -75,11 +76,9 @@ fn every_tensor_of_the_model() {
 fn every_tensor_of_a_model_with_normed_heads_and_a_window() {
     let choice = Choice {
         name: "normed heads, window",
-        spec: DecoderSpec {
-            qk_norm: true,
-            attention: LayerAttention::uniform(LAYERS, Some(3)),
-            ..in_f32(without_biases(llama()))
-        },
+        spec: in_f32(without_biases(llama()))
+            .with_qk_norms(NormedChannels::Head)
+            .with_windows(&[Some(3); LAYERS]),
         trained: Trained::Everything,
         ..Choice::lora()
     };
@@ -104,7 +103,7 @@ fn every_tensor_of_the_last_layer() {
 fn every_tensor_of_a_model_with_a_tied_head() {
     let choice = Choice {
         name: "everything, tied",
-        spec: DecoderSpec { tied_head: true, ..in_f32(without_biases(llama())) },
+        spec: with_head(in_f32(without_biases(llama())), true),
         trained: Trained::Everything,
         adapted: &[],
         ..Choice::lora()
@@ -116,10 +115,10 @@ fn every_tensor_of_a_model_with_a_tied_head() {
 #[test]
 fn a_padding_token_trains_its_row_only_through_a_tied_head() {
     for tied_head in [false, true] {
-        let spec = DecoderSpec { tied_head, ..in_f32(without_biases(llama())) };
+        let spec = with_head(in_f32(without_biases(llama())), tied_head);
         let choice = Choice { spec, ..Choice::full() };
         let padded = padded(choice.clone());
-        let (padding, bytes) = (padded.spec.padding.unwrap() as usize, 4 * choice.spec.hidden);
+        let (padding, bytes) = (padded.spec.embedding.padding.unwrap() as usize, 4 * choice.spec.hidden);
         let row = padding * bytes..(padding + 1) * bytes;
         let gradients = |choice: Choice| {
             let subject = choice.subject_with(LayerSet::none());

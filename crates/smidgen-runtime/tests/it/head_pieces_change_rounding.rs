@@ -4,7 +4,7 @@
 //! vocabulary; tied to the embedding or not, with softcapped logits, in several chunks of rows, with and without memory
 //! to prefetch. A head that is trained or has an adapter is not cut into pieces.
 
-use crate::decoder::{Choice, LAYERS, Trained, gemma2, llama};
+use crate::decoder::{Choice, LAYERS, Trained, gemma2, llama, with_head};
 use crate::offload_changes_nothing::{by_policy, nothing_offloaded, offload_everything, outcome};
 use crate::tiles_change_rounding::difference;
 use smidgen_compile::DecoderSpec;
@@ -21,7 +21,7 @@ fn count(plan: &Plan, entry: Entry, is_it: impl Fn(&Op) -> bool) -> usize {
 
 #[test]
 fn pieces_of_any_size_agree() {
-    let tied = |spec| DecoderSpec { tied_head: true, ..spec };
+    let tied = |spec| with_head(spec, true);
     let choices = [
         Choice::lora(),
         Choice { name: "tied", spec: tied(llama()), ..Choice::lora() },

@@ -8,7 +8,6 @@ use crate::decoder::{ALL_FUSED, Choice, LAYERS, LOSS_CHUNK, Trained, gemma2, lea
 use crate::examples::{Example, Proof};
 use crate::numbers::decode_doubles;
 use crate::subject::{Subject, roomy};
-use smidgen_compile::model::spec::LayerAttention;
 use smidgen_compile::names::{input, state};
 use smidgen_compile::passes::{
     breadth, head_pieces, offload, place, recompute, round_fp8, shard, stream, tile, update_early,
@@ -240,8 +239,8 @@ fn laps_of_several_layers_agree_to_the_last_bit() {
 }
 
 fn of_three_layers(choice: Choice) -> Choice {
-    let attention = LayerAttention::uniform(3, None);
-    Choice { spec: DecoderSpec { layers: 3, attention, ..choice.spec.clone() }, ..choice }
+    let layers = vec![choice.spec.layers[0].clone(); 3];
+    Choice { spec: DecoderSpec { layers, ..choice.spec.clone() }, ..choice }
 }
 
 /// A lap of two recomputed layers carries only the input of the first layer. The input of the second is recomputed, which

@@ -4,13 +4,14 @@
 //! that is differentiated.
 
 use crate::numbers::{Content, decode_doubles, decode_reals, encode};
-use smidgen_compile::model::spec::LayerAttention;
+use smidgen_compile::model::layer::{LayerSpec, NormForm};
+use smidgen_compile::model::spec::{EmbeddingSpec, HeadSpec};
 use smidgen_compile::passes::{join_operands, reuse_in_place};
 use smidgen_compile::request::{Master, Moments, Optimizer};
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases, arena, schedule};
 use smidgen_ir::{
-    Activation, AdamW, DType, DeviceKind, Entry, Extent, Graph, LeafKind, Norm, Plan, Precision, Rank,
-    RopeSpec, ValueId, Workload,
+    AdamW, DType, DeviceKind, Entry, Extent, Graph, LeafKind, Norm, Plan, Precision, Rank, RopeSpec, ValueId,
+    Workload,
 };
 use smidgen_runtime::{Cpu, Device, DeviceError, Executor, Null};
 use std::collections::HashMap;
@@ -220,27 +221,11 @@ pub fn plain_spec() -> DecoderSpec {
         model_type: "llama".into(),
         vocabulary: 1,
         hidden: 8,
-        intermediate: 1,
-        layers: 1,
-        heads: 1,
-        kv_heads: 1,
-        head_dim: 8,
-        norm: Norm { eps: 1e-5, plus_one: false },
-        sandwich_norms: false,
+        embedding: EmbeddingSpec { scale: 1.0, padding: None },
         ropes: vec![RopeSpec::plain(1e4, 8)],
-        attention: LayerAttention::uniform(1, None),
-        attention_scale: 8f32.powf(-0.5),
-        attention_softcap: None,
-        logit_softcap: None,
-        embedding_scale: 1.0,
-        activation: Activation::Silu,
-        fused: false,
-        qkv_bias: false,
-        output_bias: false,
-        qk_norm: false,
-        mlp_bias: false,
-        padding: None,
-        tied_head: false,
+        layers: vec![LayerSpec::like_llama(1, 1, 8, 1, 1e-5)],
+        final_norm: NormForm::Rms(Norm { eps: 1e-5, plus_one: false }),
+        head: HeadSpec { is_tied: false, softcap: None },
         max_positions: 1,
         stored: DType::F32,
         audio: None,

@@ -319,7 +319,8 @@ fn flops_per_token(spec: &DecoderSpec, tokens: usize) -> f64 {
     let has_head = spec.linears().iter().any(|linear| linear.n == spec.vocabulary);
     let parameters = linears + if has_head { 0 } else { head };
     let visible = (tokens as f64 + 1.0) / 2.0;
-    let attention = 12.0 * visible * (spec.heads * spec.head_dim * spec.layers) as f64;
+    let attention =
+        12.0 * visible * spec.attentions().map(|(_, attention)| attention.rows()[0]).sum::<usize>() as f64;
     4.0 * parameters as f64 + attention
 }
 

@@ -150,13 +150,13 @@ fn place_modules(
         let name = file_name(architecture, &format!("{path}.weight"));
         let linear = linears.iter().find(|linear| linear.path == *path);
         match (linear, name) {
-            (Some(_), Some(_)) if path == HEAD && spec.tied_head => {
+            (Some(_), Some(_)) if path == HEAD && spec.head.is_tied => {
                 problems.push(format!(
                     "`{path}` is tied to the embedding, so adapting it would change the embedding too"
                 ));
             }
             (Some(linear), Some(name)) if [linear.n, linear.k] == [module.rows(), module.columns()] => {
-                let rows = row_order(architecture, &name, spec.head_dim);
+                let rows = row_order(architecture, &name, spec.head_dim());
                 placed.push(Place { name, rows });
             }
             (Some(linear), Some(_)) => problems.push(format!(

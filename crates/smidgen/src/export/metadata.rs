@@ -5,6 +5,7 @@
 //! Left out: the tokenizer.
 
 use smidgen_compile::DecoderSpec;
+use smidgen_compile::model::layer::{AttentionSpec, FeedForward, GatedSpec, LayerSpec, NormForm};
 use smidgen_formats::gguf::architecture::Architecture;
 use smidgen_formats::gguf::tensor_names::{ROPE_DIVISORS, ROPE_FACTORS};
 use smidgen_formats::gguf::value::{Metadata, Value};
@@ -22,7 +23,11 @@ pub struct Description {
 
 /// Describes a model, or returns what GGUF cannot express.
 pub fn describe(spec: &DecoderSpec, architecture: Architecture, name: &str) -> Result<Description, String> {
-    let mut describer = Describer { spec, architecture, description: Description::default() };
+    let (attention, gated) = like_layers(spec).ok_or_else(|| {
+        format!("layers differ in their sizes, which GGUF cannot express for `{}`", architecture.name())
+    })?;
+    let mut describer =
+        Describer { spec, attention, gated, architecture, description: Description::default() };
     describer.text("general.architecture", architecture.name());
     describer.text("general.type", "model");
     describer.text("general.name", name);
@@ -34,8 +39,25 @@ pub fn describe(spec: &DecoderSpec, architecture: Architecture, name: &str) -> R
     Ok(describer.description)
 }
 
+/// Attention and feed-forward of all layers, if they differ in nothing but their windows and rotary embeddings.
+fn like_layers(spec: &DecoderSpec) -> Option<(&AttentionSpec, &GatedSpec)> {
+    let first = spec.layers.first()?;
+    let is_like = |layer: &&LayerSpec| {
+        let attention = layer.attention().zip(first.attention()).map(|(one, first)| AttentionSpec {
+            window: one.window,
+            rope: one.rope,
+            ..first.clone()
+        });
+        layer.attention() == attention.as_ref() && layer.feed_forward == first.feed_forward
+    };
+    let FeedForward::Gated(gated) = &first.feed_forward;
+    spec.layers.iter().all(|layer| is_like(&layer)).then_some((first.attention()?, gated))
+}
+
 struct Describer<'a> {
     spec: &'a DecoderSpec,
+    attention: &'a AttentionSpec,
+    gated: &'a GatedSpec,
     architecture: Architecture,
     description: Description,
 }
@@ -62,22 +84,23 @@ impl Describer<'_> {
     }
 
     fn sizes(&mut self) {
-        let spec = self.spec;
+        let (spec, attention) = (self.spec, self.attention);
         for (key, size) in [
-            ("block_count", spec.layers),
+            ("block_count", spec.layers.len()),
             ("context_length", spec.max_positions),
             ("embedding_length", spec.hidden),
-            ("feed_forward_length", spec.intermediate),
-            ("attention.head_count", spec.heads),
-            ("attention.head_count_kv", spec.kv_heads),
-            ("attention.key_length", spec.head_dim),
-            ("attention.value_length", spec.head_dim),
+            ("feed_forward_length", self.gated.width),
+            ("attention.head_count", attention.heads),
+            ("attention.head_count_kv", attention.kv_heads),
+            ("attention.key_length", attention.head_dim),
+            ("attention.value_length", attention.head_dim),
             ("rope.dimension_count", spec.ropes[0].dim),
             ("vocab_size", spec.vocabulary),
         ] {
             self.whole(key, size);
         }
-        self.float("attention.layer_norm_rms_epsilon", spec.norm.eps);
+        let NormForm::Rms(norm) = spec.final_norm;
+        self.float("attention.layer_norm_rms_epsilon", norm.eps);
     }
 
     /// The rotary embedding of layers with full attention, and for Gemma 3 that of sliding-window layers.
@@ -125,7 +148,8 @@ impl Describer<'_> {
     }
 
     fn windows(&mut self) -> Result<(), String> {
-        let windows: Vec<Option<usize>> = self.spec.attention.iter().map(|layer| layer.window).collect();
+        let windows: Vec<Option<usize>> =
+            self.spec.attentions().map(|(_, attention)| attention.window).collect();
         let window = windows.iter().copied().flatten().next();
         let is_uniform = windows.iter().all(|found| *found == window);
         match (self.architecture, window) {
@@ -170,7 +194,7 @@ impl Describer<'_> {
     }
 
     fn caps(&mut self) -> Result<(), String> {
-        match (self.architecture, self.spec.attention_softcap, self.spec.logit_softcap) {
+        match (self.architecture, self.attention.softcap, self.spec.head.softcap) {
             (Architecture::Gemma2, Some(attention), Some(logits)) => {
                 self.float("attn_logit_softcapping", attention);
                 self.float("final_logit_softcapping", logits);
@@ -186,18 +210,23 @@ impl Describer<'_> {
     /// llama.cpp divides scores by the root of the head size, and in the largest Gemma models by the root of hidden
     /// size over heads.
     fn refuse_other_scale(&self) -> Result<(), String> {
-        let spec = self.spec;
+        let (spec, attention) = (self.spec, self.attention);
         let largest_layers = match self.architecture {
             Architecture::Gemma2 => 46,
             Architecture::Gemma3 => 62,
             _ => 0,
         };
-        let divisor = if spec.layers == largest_layers { spec.hidden / spec.heads } else { spec.head_dim };
+        let divisor = if spec.layers.len() == largest_layers {
+            spec.hidden / attention.heads
+        } else {
+            attention.head_dim
+        };
         let expected = (divisor as f32).powf(-0.5);
-        match (spec.attention_scale - expected).abs() <= 1e-6 * expected {
+        match (attention.scale - expected).abs() <= 1e-6 * expected {
             true => Ok(()),
-            false => self
-                .refuse(&format!("scores are multiplied by {} instead of {expected}", spec.attention_scale)),
+            false => {
+                self.refuse(&format!("scores are multiplied by {} instead of {expected}", attention.scale))
+            }
         }
     }
 }

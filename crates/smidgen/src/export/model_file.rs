@@ -203,7 +203,7 @@ fn place_tensors(
             [_, _] => MatrixType::F16.storage(),
             _ => Storage::F32,
         };
-        let rows = row_order(architecture, &name, spec.head_dim);
+        let rows = row_order(architecture, &name, spec.head_dim());
         Ok(PlacedTensor { rows, added: added(architecture, &name), name, storage, output })
     });
     placed.collect()

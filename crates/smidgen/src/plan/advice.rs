@@ -65,7 +65,7 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
     if let Some(smallest) = demands.last() {
         let most = match job.recipe.adapter.layers {
             _ if !job.request.adapters.is_empty() => 0,
-            Layers::All => job.request.spec.layers,
+            Layers::All => job.request.spec.layers.len(),
             Layers::Last(count) => count - 1,
             Layers::List(_) => 0,
         };

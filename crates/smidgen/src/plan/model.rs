@@ -6,7 +6,7 @@
 use crate::failure::Failure;
 use smidgen_compile::error::ModelError;
 use smidgen_compile::model::audio::{AudioSpec, OUTSIDE_DECODER};
-use smidgen_compile::model::spec::{EMBEDDING, Linear, UNTIED_HEAD};
+use smidgen_compile::model::spec::{EMBEDDING, HeadSpec, Linear, UNTIED_HEAD};
 use smidgen_compile::{DecoderSpec, Request, model as decoder_model};
 use smidgen_formats::element::Element;
 use smidgen_formats::model::Model;
@@ -29,8 +29,8 @@ pub fn read_decoder(model: &Model) -> Result<DecoderSpec, Failure> {
     let spec = decoder_model::read_spec(model.config()).map_err(|error| {
         refused_model(error, model).context(format!("`{}`", model.config_path().display()))
     })?;
-    let tied_head = spec.tied_head && !has_own_head(model)?;
-    Ok(DecoderSpec { tied_head, ..spec })
+    let is_tied = spec.head.is_tied && !has_own_head(model)?;
+    Ok(DecoderSpec { head: HeadSpec { is_tied, ..spec.head }, ..spec })
 }
 
 /// Whether the file has a head that is not a copy of the embedding. Transformers does not tie such a head, whatever the
@@ -45,8 +45,8 @@ fn has_own_head(model: &Model) -> Result<bool, Failure> {
 /// What a config says and the model does not follow, as in transformers.
 pub fn warnings(model: &Model, spec: &DecoderSpec) -> Vec<String> {
     let mut warnings = decoder_model::ignored_keys(model.config()).unwrap_or_default();
-    let says_tied = decoder_model::read_spec(model.config()).is_ok_and(|by_config| by_config.tied_head);
-    if says_tied && !spec.tied_head {
+    let says_tied = decoder_model::read_spec(model.config()).is_ok_and(|by_config| by_config.head.is_tied);
+    if says_tied && !spec.head.is_tied {
         warnings.push(format!(
             "config.json ties the head to the embedding, but the file has another `{UNTIED_HEAD}`, which is used, as in \
              transformers"

@@ -116,7 +116,7 @@ fn budget(job: &Job) -> Budget {
 /// The choices that the recipe pins, with layers counted as the solver counts them. Refuses pins that the model cannot
 /// have.
 fn pins(job: &Job) -> Result<Pins, Failure> {
-    let (mut pins, layers) = (job.recipe.memory.pins.clone(), job.request.spec.layers);
+    let (mut pins, layers) = (job.recipe.memory.pins.clone(), job.request.spec.layers.len());
     if let Some(list) = pins.recompute_list() {
         if let Some(&layer) = list.iter().find(|layer| **layer >= layers) {
             return Err(Failure::recipe(ModelError::UnknownRecomputeLayer { layer, last: layers - 1 }));

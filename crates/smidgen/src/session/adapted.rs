@@ -114,7 +114,7 @@ fn saved_tensors(spec: &DecoderSpec, adapter: &AdapterFile) -> Result<BTreeSet<S
     let known: BTreeSet<String> =
         spec.tensors().into_iter().chain(projector).map(|tensor| tensor.name).collect();
     let mut names: BTreeSet<String> = read.saved.into_iter().map(|(name, _)| name).collect();
-    if names.contains(EMBEDDING) && spec.tied_head {
+    if names.contains(EMBEDDING) && spec.head.is_tied {
         names.remove(UNTIED_HEAD);
     }
     // Biases of modules that were trained as a whole; all other biases come from the `bias` setting.

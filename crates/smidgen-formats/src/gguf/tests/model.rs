@@ -1,6 +1,8 @@
 //! Configs and tensor names from metadata, one small file per architecture.
 
 use serde_json::{Value as Json, json};
+use smidgen_compile::model::layer::NormForm;
+use smidgen_ir::Norm;
 
 use super::super::GgufFile;
 use super::super::model::GgufModel;
@@ -74,8 +76,10 @@ fn llama_has_the_config_of_its_original() {
     });
     assert_eq!(config, expected);
     let spec = smidgen_compile::model::read_spec(&config).unwrap();
-    assert_eq!((spec.head_dim, spec.kv_heads, spec.norm.eps, spec.ropes[0].theta), (8, 2, 1e-5, 1e5));
-    assert!(spec.tied_head);
+    let attention = spec.attention().unwrap();
+    assert_eq!((attention.head_dim, attention.kv_heads, spec.ropes[0].theta), (8, 2, 1e5));
+    assert_eq!(spec.final_norm, NormForm::Rms(Norm { eps: 1e-5, plus_one: false }));
+    assert!(spec.head.is_tied);
 }
 
 #[test]
@@ -98,7 +102,7 @@ fn every_tensor_of_the_compiled_llama_has_its_source() {
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let (file, model) = model_of(&sizes("llama"), &names, &[]).unwrap();
     let spec = smidgen_compile::model::read_spec(&model.config).unwrap();
-    assert!(!spec.tied_head);
+    assert!(!spec.head.is_tied);
     assert_eq!(spec.tensors().len(), model.sources().count());
     for tensor in spec.tensors() {
         assert!(model.source(&tensor.name).is_some(), "{}", tensor.name);

@@ -1,0 +1,264 @@
+//! The description of one layer: a mixer, a feed-forward, the norms around them, and how their outputs are added.
+//!
+//! Everything about a layer is data, and two layers of a model may differ in everything: shapes, norms, windows. Which
+//! linears and norms a layer has, with their paths below the layer, follows from its description.
+
+use smidgen_ir::{Activation, AttentionShape, Norm};
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerSpec {
+    pub mixer: Mixer,
+    pub feed_forward: FeedForward,
+    pub norms: LayerNorms,
+    /// What the mixer and the feed-forward add to the residual stream is multiplied by this.
+    pub residual_scale: f32,
+    /// Whether the feed-forward reads the same norm as the mixer, and both are added to the residual stream together.
+    pub is_parallel: bool,
+}
+
+/// Moves information between tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Mixer {
+    Attention(AttentionSpec),
+}
+
+/// Works on each token separately.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FeedForward {
+    Gated(GatedSpec),
+}
+
+/// Norms of the residual stream, each before or after a block of the layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LayerNorms {
+    pub before_mixer: Option<NormSpec>,
+    pub after_mixer: Option<NormSpec>,
+    pub before_feed_forward: Option<NormSpec>,
+    pub after_feed_forward: Option<NormSpec>,
+}
+
+/// A norm and its path below the layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormSpec {
+    pub path: &'static str,
+    pub form: NormForm,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum NormForm {
+    Rms(Norm),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionSpec {
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// Number of keys that a query sees, its own included; `None` means all keys up to its own.
+    pub window: Option<usize>,
+    /// Index into the rotary embeddings of the decoder; `None` means that queries and keys are not rotated.
+    pub rope: Option<usize>,
+    /// Scores are multiplied by this before the softmax.
+    pub scale: f32,
+    pub softcap: Option<f32>,
+    /// Whether q, k and v are one linear.
+    pub is_fused: bool,
+    /// Whether q, k and v have biases.
+    pub qkv_bias: bool,
+    /// Whether o has a bias.
+    pub output_bias: bool,
+    /// The norms of queries and keys before they are rotated.
+    pub qk_norm: Option<QkNorm>,
+}
+
+/// The norms of queries and of keys.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QkNorm {
+    pub norm: Norm,
+    /// Channels that are normed together: one head, or all heads.
+    pub over: NormedChannels,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormedChannels {
+    Head,
+    AllHeads,
+}
+
+/// act(gate)·up, projected down.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GatedSpec {
+    /// Channels of gate and of up.
+    pub width: usize,
+    pub activation: Activation,
+    /// Whether gate and up are one linear.
+    pub is_fused: bool,
+    /// Whether gate, up and down have biases.
+    pub bias: bool,
+}
+
+/// A linear of a layer, by its path below the layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerLinear {
+    pub path: &'static str,
+    pub n: usize,
+    pub k: usize,
+    pub bias: bool,
+}
+
+/// The path of projections that a checkpoint stores as one, and the paths of the separate projections in their order.
+pub const QKV: (&str, [&str; 3]) =
+    ("self_attn.qkv_proj", ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]);
+pub const GATE_UP: (&str, [&str; 2]) = ("mlp.gate_up_proj", ["mlp.gate_proj", "mlp.up_proj"]);
+pub const ATTENTION_OUTPUT: &str = "self_attn.o_proj";
+pub const DOWN: &str = "mlp.down_proj";
+/// Norms of the queries and of the keys.
+pub const QK_NORMS: [&str; 2] = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"];
+
+impl LayerSpec {
+    /// A layer as Llama's: a norm before each block, whole heads rotated by the first rotary embedding, no window, no
+    /// biases. Families change what differs.
+    pub fn like_llama(heads: usize, kv_heads: usize, head_dim: usize, width: usize, eps: f32) -> LayerSpec {
+        let form = NormForm::Rms(Norm { eps, plus_one: false });
+        let norm = |path| Some(NormSpec { path, form });
+        LayerSpec {
+            mixer: Mixer::Attention(AttentionSpec {
+                heads,
+                kv_heads,
+                head_dim,
+                window: None,
+                rope: Some(0),
+                scale: (head_dim as f32).powf(-0.5),
+                softcap: None,
+                is_fused: false,
+                qkv_bias: false,
+                output_bias: false,
+                qk_norm: None,
+            }),
+            feed_forward: FeedForward::Gated(GatedSpec {
+                width,
+                activation: Activation::Silu,
+                is_fused: false,
+                bias: false,
+            }),
+            norms: LayerNorms {
+                before_mixer: norm("input_layernorm"),
+                before_feed_forward: norm("post_attention_layernorm"),
+                ..LayerNorms::default()
+            },
+            residual_scale: 1.0,
+            is_parallel: false,
+        }
+    }
+
+    /// The linears in the order of the forward pass, for a residual stream of `hidden` channels.
+    pub fn linears(&self, hidden: usize) -> Vec<LayerLinear> {
+        let Mixer::Attention(attention) = &self.mixer;
+        let FeedForward::Gated(gated) = &self.feed_forward;
+        [attention.linears(hidden), gated.linears(hidden)].concat()
+    }
+
+    /// Tensors of norms with their sizes, for a residual stream of `hidden` channels.
+    pub fn norm_tensors(&self, hidden: usize) -> Vec<(String, usize)> {
+        let LayerNorms { before_mixer, after_mixer, before_feed_forward, after_feed_forward } = self.norms;
+        let of_stream = [before_mixer, after_mixer, before_feed_forward, after_feed_forward];
+        let mut tensors: Vec<(String, usize)> =
+            of_stream.into_iter().flatten().map(|norm| (format!("{}.weight", norm.path), hidden)).collect();
+        let Mixer::Attention(attention) = &self.mixer;
+        tensors.extend(attention.norm_tensors());
+        tensors
+    }
+
+    /// The attention of the layer, if that is its mixer.
+    pub fn attention(&self) -> Option<&AttentionSpec> {
+        match &self.mixer {
+            Mixer::Attention(attention) => Some(attention),
+        }
+    }
+
+    pub fn attention_mut(&mut self) -> Option<&mut AttentionSpec> {
+        match &mut self.mixer {
+            Mixer::Attention(attention) => Some(attention),
+        }
+    }
+
+    pub fn gated_mut(&mut self) -> Option<&mut GatedSpec> {
+        match &mut self.feed_forward {
+            FeedForward::Gated(gated) => Some(gated),
+        }
+    }
+}
+
+impl LayerNorms {
+    /// Norms before and after both blocks.
+    pub fn around(form: NormForm) -> LayerNorms {
+        let norm = |path| Some(NormSpec { path, form });
+        LayerNorms {
+            before_mixer: norm("input_layernorm"),
+            after_mixer: norm("post_attention_layernorm"),
+            before_feed_forward: norm("pre_feedforward_layernorm"),
+            after_feed_forward: norm("post_feedforward_layernorm"),
+        }
+    }
+}
+
+impl NormForm {
+    /// Whether values are multiplied by 1 + weight.
+    pub fn adds_one(&self) -> bool {
+        match self {
+            NormForm::Rms(norm) => norm.plus_one,
+        }
+    }
+}
+
+impl AttentionSpec {
+    /// Rows of the query projection, and of the key and value projections.
+    pub fn rows(&self) -> [usize; 2] {
+        [self.heads * self.head_dim, self.kv_heads * self.head_dim]
+    }
+
+    pub fn shape(&self) -> AttentionShape {
+        AttentionShape {
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            scale: self.scale,
+            window: self.window,
+            softcap: self.softcap,
+        }
+    }
+
+    fn linears(&self, hidden: usize) -> Vec<LayerLinear> {
+        let [q, kv] = self.rows();
+        let input = |path, n| LayerLinear { path, n, k: hidden, bias: self.qkv_bias };
+        let mut linears = if self.is_fused {
+            vec![input(QKV.0, q + 2 * kv)]
+        } else {
+            QKV.1.into_iter().zip([q, kv, kv]).map(|(path, n)| input(path, n)).collect()
+        };
+        linears.push(LayerLinear { path: ATTENTION_OUTPUT, n: hidden, k: q, bias: self.output_bias });
+        linears
+    }
+
+    fn norm_tensors(&self) -> Vec<(String, usize)> {
+        let Some(QkNorm { over, .. }) = self.qk_norm else { return vec![] };
+        let sizes = match over {
+            NormedChannels::Head => [self.head_dim; 2],
+            NormedChannels::AllHeads => self.rows(),
+        };
+        QK_NORMS.into_iter().map(String::from).zip(sizes).collect()
+    }
+}
+
+impl GatedSpec {
+    fn linears(&self, hidden: usize) -> Vec<LayerLinear> {
+        let input = |path, n| LayerLinear { path, n, k: hidden, bias: self.bias };
+        let mut linears = if self.is_fused {
+            vec![input(GATE_UP.0, 2 * self.width)]
+        } else {
+            GATE_UP.1.map(|path| input(path, self.width)).into()
+        };
+        linears.push(LayerLinear { path: DOWN, n: hidden, k: self.width, bias: self.bias });
+        linears
+    }
+}
