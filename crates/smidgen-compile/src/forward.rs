@@ -314,7 +314,10 @@ impl Builder<'_> {
     /// The normed rows that carry a loss, and h, B and scale of an adapter on the head.
     fn head_input(&mut self, x: ValueId) -> (ValueId, Option<(ValueId, ValueId, f32)>) {
         let rows = self.emit1(Op::GatherRows, vec![x, self.leaf(input::ROWS)], "head.rows"); // (S, C)
-        let n = self.norm(rows, self.spec.final_norm, FINAL_NORM, "head.norm"); // (S, C)
+        let mut n = self.norm(rows, self.spec.final_norm, FINAL_NORM, "head.norm"); // (S, C)
+        if self.spec.head.scale != 1.0 {
+            n = self.emit1(Op::Scale { scale: self.spec.head.scale }, vec![n], "head.scaled"); // (S, C)
+        }
         (n, self.head_adapter(n))
     }
 

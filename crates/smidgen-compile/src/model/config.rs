@@ -1,7 +1,7 @@
 //! Typed reading of a `config.json`: each key is checked when it is read, and errors name the key.
 //!
-//! Both spellings are understood: `rope_theta` + `rope_scaling` + `torch_dtype`, and the newer
-//! `rope_parameters` + `dtype`. `null` means absent.
+//! An absent key means the default of the config's class in transformers. Both spellings are understood: `rope_theta` +
+//! `rope_scaling` + `torch_dtype`, and the newer `rope_parameters` + `dtype`. `null` means none.
 
 use crate::error::ModelError;
 use serde_json::{Map, Value};
@@ -10,6 +10,10 @@ use smidgen_ir::{DType, RopeScaling, RopeSpec};
 #[derive(Clone, Copy, Debug)]
 pub struct Config<'a> {
     map: &'a Map<String, Value>,
+    /// What absent keys mean.
+    defaults: Option<&'a Map<String, Value>>,
+    /// Whether the config is a part of another one. Such a part may leave out sizes.
+    is_part: bool,
     /// The prefix of keys in messages: empty, or the name of the table with a dot.
     prefix: &'static str,
 }
@@ -17,7 +21,7 @@ pub struct Config<'a> {
 impl<'a> Config<'a> {
     pub fn new(value: &'a Value) -> Result<Config<'a>, ModelError> {
         match value {
-            Value::Object(map) => Ok(Config { map, prefix: "" }),
+            Value::Object(map) => Ok(Config { map, defaults: None, is_part: false, prefix: "" }),
             other => Err(wrong("config.json", "an object", other)),
         }
     }
@@ -26,13 +30,19 @@ impl<'a> Config<'a> {
         format!("{}{key}", self.prefix)
     }
 
-    pub fn get(&self, key: &str) -> Option<&'a Value> {
-        self.map.get(key).filter(|value| !value.is_null())
+    /// The same config, whose absent keys have these values.
+    pub fn with_defaults(self, defaults: &'a Map<String, Value>) -> Config<'a> {
+        Config { defaults: Some(defaults), ..self }
     }
 
-    /// Whether the key is there, perhaps with null.
-    pub fn has(&self, key: &str) -> bool {
-        self.map.contains_key(key)
+    pub fn get(&self, key: &str) -> Option<&'a Value> {
+        let default = || self.defaults.and_then(|defaults| defaults.get(key));
+        self.map.get(key).or_else(default).filter(|value| !value.is_null())
+    }
+
+    /// Whether the config itself has the key with a value.
+    pub fn has_own(&self, key: &str) -> bool {
+        self.map.get(key).is_some_and(|value| !value.is_null())
     }
 
     pub fn text(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
@@ -48,12 +58,9 @@ impl<'a> Config<'a> {
         self.typed(key, "a number above 0 that f32 can hold", positive)
     }
 
-    /// A cap of scores or logits: `default` if the key is absent, `None` if it is null.
-    pub fn cap(&self, key: &str, default: Option<f32>) -> Result<Option<f32>, ModelError> {
-        match self.has(key) {
-            true => Ok(self.number(key)?.map(|cap| cap as f32)),
-            false => Ok(default),
-        }
+    /// A number as devices use it.
+    pub fn float(&self, key: &str) -> Result<Option<f32>, ModelError> {
+        Ok(self.number(key)?.map(|number| number as f32))
     }
 
     /// A size: a whole number from 1 to 2^31.
@@ -79,16 +86,24 @@ impl<'a> Config<'a> {
         self.size(key)?.ok_or(ModelError::Missing { key })
     }
 
+    /// Refuses a config without a size that every published config has: the default fits few models. A part of another
+    /// config may leave it out.
+    fn require_own(&self, key: &'static str) -> Result<(), ModelError> {
+        if self.is_part || self.has_own(key) { Ok(()) } else { Err(ModelError::Missing { key }) }
+    }
+
     /// A dimension of the model. The limit keeps byte counts of tensors from overflowing.
     pub fn dimension(&self, key: &str) -> Result<Option<usize>, ModelError> {
         self.at_most(key, MOST_CHANNELS, "sizes up to 4194304")
     }
 
     pub fn required_dimension(&self, key: &'static str) -> Result<usize, ModelError> {
+        self.require_own(key)?;
         self.dimension(key)?.ok_or(ModelError::Missing { key })
     }
 
     pub fn required_layers(&self, key: &'static str) -> Result<usize, ModelError> {
+        self.require_own(key)?;
         self.at_most(key, MOST_LAYERS, "up to 4096 layers")?.ok_or(ModelError::Missing { key })
     }
 
@@ -103,7 +118,7 @@ impl<'a> Config<'a> {
 
     pub fn table(&self, key: &'static str, prefix: &'static str) -> Result<Option<Config<'a>>, ModelError> {
         let map = self.typed(key, "an object", Value::as_object)?;
-        Ok(map.map(|map| Config { map, prefix }))
+        Ok(map.map(|map| Config { map, defaults: None, is_part: true, prefix }))
     }
 
     fn typed<T>(
@@ -144,6 +159,48 @@ impl<'a> Config<'a> {
         let older = self.table("rope_scaling", "rope_scaling.")?;
         let theta = self.number("rope_theta")?.unwrap_or(10_000.0);
         self.rope_of_table(is_partial, newer.or(older), theta, head_dim)
+    }
+
+    /// The rotary embeddings of layers without a window and of those with one. Older configs scale only the first.
+    pub fn ropes_of_kinds(
+        &self,
+        full_theta: f64,
+        sliding_theta: f64,
+        head_dim: usize,
+    ) -> Result<[RopeSpec; 2], ModelError> {
+        let newer = self.table("rope_parameters", "rope_parameters.")?;
+        let of_kind = |key, prefix| newer.map_or(Ok(None), |table| table.table(key, prefix));
+        let sliding = of_kind("sliding_attention", "rope_parameters.sliding_attention.")?;
+        let full = match of_kind("full_attention", "rope_parameters.full_attention.")? {
+            Some(table) => Some(table),
+            None => self.table("rope_scaling", "rope_scaling.")?,
+        };
+        if let Some(flat) = newer.filter(|table| table.has_own("rope_type") || table.has_own("type")) {
+            let key = if flat.has_own("rope_type") { "rope_type" } else { "type" };
+            flat.refuse(key, &[], "a table for each kind of layer: full_attention, sliding_attention")?;
+        }
+        let rope = |table, theta| self.rope_of_table(false, table, theta, head_dim);
+        Ok([rope(full, full_theta)?, rope(sliding, sliding_theta)?])
+    }
+
+    /// A list of a flag for each layer, as 0 and 1 or false and true.
+    pub fn layer_flags(&self, key: &str, layers: usize) -> Result<Option<Vec<bool>>, ModelError> {
+        let flags = self.typed(key, "a list of 0 and 1", |value| {
+            value
+                .as_array()?
+                .iter()
+                .map(|flag| flag.as_bool().or_else(|| flag.as_u64().map(|flag| flag != 0)))
+                .collect()
+        })?;
+        flags.map(|flags: Vec<bool>| self.check_layers(key, flags, layers)).transpose()
+    }
+
+    fn check_layers<T>(&self, key: &str, list: Vec<T>, layers: usize) -> Result<Vec<T>, ModelError> {
+        if list.len() == layers {
+            return Ok(list);
+        }
+        let what = format!("`{}` has {} entries for {layers} layers", self.key(key), list.len());
+        Err(ModelError::Contradiction { what })
     }
 
     /// Every `partial_rotary_factor` of the config, in the tables of rotary embeddings too.
@@ -285,11 +342,8 @@ impl<'a> Config<'a> {
         let key = "layer_types";
         let expected = "a list of sliding_attention and full_attention";
         let Some(list) = self.typed(key, expected, Value::as_array)? else { return Ok(None) };
-        if list.len() != layers {
-            let what = format!("`{key}` has {} entries for {layers} layers", list.len());
-            return Err(ModelError::Contradiction { what });
-        }
-        let slides = list.iter().map(|word| match word.as_str() {
+        let list = self.check_layers(key, list.iter().collect(), layers)?;
+        let slides = list.into_iter().map(|word| match word.as_str() {
             Some("sliding_attention") => Ok(true),
             Some("full_attention") => Ok(false),
             _ => Err(ModelError::unsupported(key, shortened(word), "sliding_attention, full_attention")),

@@ -190,6 +190,17 @@ impl LayerSpec {
 }
 
 impl LayerNorms {
+    /// The same norms of another form.
+    pub fn with_form(self, form: NormForm) -> LayerNorms {
+        let formed = |norm: Option<NormSpec>| norm.map(|norm| NormSpec { form, ..norm });
+        LayerNorms {
+            before_mixer: formed(self.before_mixer),
+            after_mixer: formed(self.after_mixer),
+            before_feed_forward: formed(self.before_feed_forward),
+            after_feed_forward: formed(self.after_feed_forward),
+        }
+    }
+
     /// Norms before and after both blocks.
     pub fn around(form: NormForm) -> LayerNorms {
         let norm = |path| Some(NormSpec { path, form });

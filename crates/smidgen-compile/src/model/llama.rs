@@ -19,18 +19,18 @@ pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, Mo
     Ok(spec.with_attention_biases(biases).with_gated(|gated| gated.bias = mlp_biases))
 }
 
+/// Dropout in the base model.
+pub const DROPOUTS: [&str; 4] = ["attention_dropout", "resid_pdrop", "embd_pdrop", "residual_dropout"];
+
 /// Reads the keys that all model types similar to Llama share. No biases in attention, no norms of queries, no window.
 pub fn read_like_llama(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     refuse_quantization(config)?;
     config.refuse("pretraining_tp", &[json!(1)], "1")?;
-    for dropout in ["attention_dropout", "resid_pdrop", "embd_pdrop"] {
+    for dropout in DROPOUTS.into_iter().filter(|_| !family.has_dropout) {
         config.refuse(dropout, &[json!(0), json!(0.0)], "0")?;
     }
     let hidden = config.required_dimension("hidden_size")?;
     let heads = config.required_dimension("num_attention_heads")?;
-    if !family.has_kv_default && !config.has("num_key_value_heads") {
-        return Err(ModelError::Missing { key: "num_key_value_heads" });
-    }
     let kv_heads = config.dimension("num_key_value_heads")?.unwrap_or(heads);
     if !heads.is_multiple_of(kv_heads) {
         let what = format!("{heads} attention heads cannot share {kv_heads} key-value heads");
@@ -54,20 +54,23 @@ pub fn read_like_llama(config: &Config<'_>, family: &Family) -> Result<DecoderSp
     }
     let layers = config.required_layers("num_hidden_layers")?;
     let vocabulary = config.required_dimension("vocab_size")?;
-    let eps = config.number("rms_norm_eps")?.unwrap_or(family.norm_eps) as f32;
+    let eps = config.float("rms_norm_eps")?.unwrap_or(1e-6);
     let width = config.required_dimension("intermediate_size")?;
-    let activation = activation("hidden_act", config.text("hidden_act")?.unwrap_or("silu"))?;
+    // A class knows one of the two keys and ignores the other.
+    let key =
+        if family.defaults().contains_key("hidden_activation") { "hidden_activation" } else { "hidden_act" };
+    let activation = activation(key, config.text(key)?.unwrap_or("silu"))?;
     let layer = LayerSpec::like_llama(heads, kv_heads, head_dim, width, eps);
     let spec = DecoderSpec {
         model_type: family.name.into(),
         vocabulary,
         hidden,
-        embedding: EmbeddingSpec { scale: 1.0, padding: family.padding(config, vocabulary)? },
+        embedding: EmbeddingSpec { scale: 1.0, padding: Family::padding(config, vocabulary)? },
         ropes: vec![config.rope(family.partial_rotary, head_dim)?],
         layers: vec![layer; layers],
         final_norm: NormForm::Rms(Norm { eps, plus_one: false }),
-        head: HeadSpec { is_tied: config.flag("tie_word_embeddings", family.tied_head)?, softcap: None },
-        max_positions: config.size("max_position_embeddings")?.unwrap_or(family.max_positions),
+        head: HeadSpec { is_tied: config.flag("tie_word_embeddings", false)?, scale: 1.0, softcap: None },
+        max_positions: config.required_size("max_position_embeddings")?,
         stored: config.stored_dtype()?,
         audio: None,
     };
@@ -96,7 +99,7 @@ fn refuse_quantization(config: &Config<'_>) -> Result<(), ModelError> {
 pub fn activation(key: &str, name: &str) -> Result<Activation, ModelError> {
     match name {
         "silu" | "swish" => Ok(Activation::Silu),
-        "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
+        "gelu_pytorch_tanh" | "gelu_new" => Ok(Activation::GeluTanh),
         other => Err(ModelError::unsupported(key, other, "silu, gelu_pytorch_tanh")),
     }
 }

@@ -12,7 +12,7 @@ use crate::error::ModelError;
 
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     let spec = read_like_llama(config, family)?;
-    let window = family.window(config)?;
+    let window = config.size("sliding_window")?;
     let windows = config.windows(spec.layers.len(), window, |_| window.is_some())?;
     Ok(spec.with_windows(&windows))
 }

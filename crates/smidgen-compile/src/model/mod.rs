@@ -6,113 +6,75 @@
 pub mod audio;
 pub mod config;
 pub mod family;
+pub mod gemma;
 pub mod gemma2;
 pub mod gemma3;
+pub mod granite;
 pub mod layer;
 pub mod llama;
 pub mod mistral;
+pub mod olmo2;
+pub mod olmo3;
 pub mod phi3;
 pub mod phi4_multimodal;
 pub mod phi4mm;
 pub mod qwen2;
 pub mod qwen3;
+pub mod seed_oss;
+pub mod smollm3;
 pub mod spec;
 pub mod tensors;
 
 use crate::error::ModelError;
 use config::Config;
 use family::Family;
+use serde_json::Value;
 use spec::DecoderSpec;
 
-/// Llama's class. The other rows say what differs.
-const LLAMA: Family = Family {
-    name: "llama",
-    read: llama::read_spec,
-    norm_eps: 1e-6,
-    tied_head: false,
-    max_positions: 2048,
-    has_kv_default: true,
-    window: None,
-    pad_token: None,
-    partial_rotary: false,
-};
-const QWEN2: Family = Family {
-    name: "qwen2",
-    read: qwen2::read_spec,
-    max_positions: 32_768,
-    has_kv_default: false,
-    window: Some(4096),
-    ..LLAMA
-};
-const MISTRAL: Family = Family {
-    name: "mistral",
-    read: mistral::read_spec,
-    max_positions: 131_072,
-    has_kv_default: false,
-    window: Some(4096),
-    ..LLAMA
-};
-const PHI3: Family = Family {
-    name: "phi3",
-    read: phi3::read_spec,
-    norm_eps: 1e-5,
-    max_positions: 4096,
-    pad_token: Some(32_000),
-    partial_rotary: true,
-    ..LLAMA
-};
-const PHI4_MULTIMODAL: Family = Family {
-    name: "phi4_multimodal",
-    read: phi4_multimodal::read_spec,
-    max_positions: 131_072,
-    has_kv_default: false,
-    pad_token: Some(199_999),
-    ..PHI3
-};
-const GEMMA2: Family = Family {
-    name: "gemma2",
-    read: gemma2::read_spec,
-    tied_head: true,
-    max_positions: 8192,
-    has_kv_default: false,
-    window: Some(4096),
-    pad_token: Some(0),
-    ..LLAMA
-};
-
-const FAMILIES: [Family; 9] = [
-    LLAMA,
-    QWEN2,
-    Family { name: "qwen3", read: qwen3::read_spec, ..QWEN2 },
-    MISTRAL,
-    PHI3,
-    PHI4_MULTIMODAL,
+/// A row for each `model_type`, with its file in this folder.
+const FAMILIES: &[Family] = &[
+    Family::new("llama", llama::read_spec),
+    Family::new("qwen2", qwen2::read_spec),
+    Family::new("qwen3", qwen3::read_spec),
+    Family::new("mistral", mistral::read_spec),
+    Family::new("phi3", phi3::read_spec).with_partial_rotary(),
+    Family::new("phi4_multimodal", phi4_multimodal::read_spec).with_partial_rotary(),
     Family { name: "phi4mm", read: phi4mm::read_spec, ..PHI4_MULTIMODAL },
-    GEMMA2,
-    Family { name: "gemma3_text", read: gemma3::read_spec, max_positions: 131_072, ..GEMMA2 },
+    Family::new("gemma", gemma::read_spec),
+    Family::new("gemma2", gemma2::read_spec),
+    Family::new("gemma3_text", gemma3::read_spec),
+    Family::new("smollm3", smollm3::read_spec),
+    Family::new("granite", granite::read_spec),
+    Family::new("olmo2", olmo2::read_spec),
+    Family::new("olmo3", olmo3::read_spec),
+    Family { has_dropout: true, ..Family::new("seed_oss", seed_oss::read_spec) },
 ];
 
-/// The family of a config.
-fn family_of(config: &Config<'_>) -> Result<&'static Family, ModelError> {
-    const ALL: &[Family] = &FAMILIES;
-    let model_type = config.text("model_type")?.ok_or(ModelError::Missing { key: "model_type" })?;
-    ALL.iter().find(|family| family.name == model_type).ok_or_else(|| ModelError::UnknownArchitecture {
-        model_type: model_type.to_string(),
-        supported: FAMILIES.map(|family| family.name).join(", "),
-    })
-}
+const PHI4_MULTIMODAL: Family =
+    Family::new("phi4_multimodal", phi4_multimodal::read_spec).with_partial_rotary();
 
 /// The decoder that a `config.json` describes.
-pub fn read_spec(config: &serde_json::Value) -> Result<DecoderSpec, ModelError> {
-    let config = Config::new(config)?;
-    let family = family_of(&config)?;
+pub fn read_spec(config: &Value) -> Result<DecoderSpec, ModelError> {
+    let (config, family) = text_model(config)?;
     (family.read)(&config, family)
 }
 
+/// The config of the language model, with its defaults, and its family. Checkpoints with a vision tower have it in a table
+/// of its own.
+fn text_model(config: &Value) -> Result<(Config<'_>, &'static Family), ModelError> {
+    let outer = Config::new(config)?;
+    let model_type = outer.text("model_type")?.ok_or(ModelError::Missing { key: "model_type" })?;
+    let family = |model_type: &str| FAMILIES.iter().find(|family| family.name == model_type);
+    let found = family(model_type).map(|family| (outer, family)).ok_or_else(|| {
+        let supported = FAMILIES.iter().map(|family| family.name).collect::<Vec<_>>().join(", ");
+        ModelError::UnknownArchitecture { model_type: model_type.to_string(), supported }
+    });
+    found.map(|(config, family)| (config.with_defaults(family.defaults()), family))
+}
+
 /// Keys of a config that say something and change nothing, each with the reason; transformers ignores them too.
-pub fn ignored_keys(config: &serde_json::Value) -> Result<Vec<String>, ModelError> {
-    let config = Config::new(config)?;
-    let family = family_of(&config)?;
+pub fn ignored_keys(config: &Value) -> Result<Vec<String>, ModelError> {
+    let (config, family) = text_model(config)?;
     let mut ignored = Vec::new();
     let key = "partial_rotary_factor";
     if !family.partial_rotary && config.rotary_shares()?.iter().any(|share| *share != 1.0) {
@@ -121,6 +83,14 @@ pub fn ignored_keys(config: &serde_json::Value) -> Result<Vec<String>, ModelErro
             "`{key}` in config.json is ignored, as in transformers: {name} models rotate whole heads"
         ));
     }
+    for key in llama::DROPOUTS.into_iter().filter(|_| family.has_dropout) {
+        if let Some(share) = config.number(key)? {
+            ignored.push(format!(
+                "`{key} = {share}` in config.json is left out: the base model is trained without dropout; \
+                 `adapter.dropout` sets that of the adapter"
+            ));
+        }
+    }
     Ok(ignored)
 }
 
@@ -128,7 +98,7 @@ pub fn ignored_keys(config: &serde_json::Value) -> Result<Vec<String>, ModelErro
 mod tests {
     use super::layer::{FeedForward, LayerNorms, NormForm};
     use super::*;
-    use serde_json::{Value, json};
+    use serde_json::{Map, json};
     use smidgen_ir::{Activation, Norm};
 
     fn config(model_type: &str, more: &Value) -> Value {
@@ -172,8 +142,8 @@ mod tests {
         let attention = spec.attention().unwrap();
         assert!(attention.qk_norm.is_some() && !attention.qkv_bias && attention.head_dim == 32);
         assert!(tensor_names(&spec).contains(&"model.layers.0.self_attn.k_norm.weight".into()));
-        let silent = read_spec(&config("qwen3", &json!({}))).unwrap_err();
-        assert_eq!(silent, ModelError::Missing { key: "head_dim" });
+        let silent = read_spec(&config("qwen3", &json!({}))).unwrap();
+        assert_eq!(silent.head_dim(), 128, "the default of the class");
     }
 
     #[test]
@@ -246,41 +216,71 @@ mod tests {
         assert_eq!(padding("phi3", json!({"vocab_size": 32_064})), Some(32_000));
     }
 
-    /// What the classes of transformers 5.23 say.
-    #[test]
-    fn absent_keys_are_the_defaults_of_the_class() {
-        let rows = FAMILIES.map(|it| (it.name, it.norm_eps, it.tied_head, it.window, it.max_positions));
-        assert_eq!(
-            rows,
-            [
-                ("llama", 1e-6, false, None, 2048),
-                ("qwen2", 1e-6, false, Some(4096), 32_768),
-                ("qwen3", 1e-6, false, Some(4096), 32_768),
-                ("mistral", 1e-6, false, Some(4096), 131_072),
-                ("phi3", 1e-5, false, None, 4096),
-                ("phi4_multimodal", 1e-5, false, None, 131_072),
-                ("phi4mm", 1e-5, false, None, 131_072),
-                ("gemma2", 1e-6, true, Some(4096), 8192),
-                ("gemma3_text", 1e-6, true, Some(4096), 131_072),
-            ]
-        );
+    /// The whole config of a family: a small model in every size, and the defaults of its class for all other keys.
+    fn whole_config(family: &Family) -> Map<String, Value> {
+        let mut whole = family.defaults().clone();
+        let small = config(family.name, &json!({"head_dim": 16, "sliding_window": 8}));
+        whole.extend(small.as_object().unwrap().clone());
+        for dropout in llama::DROPOUTS.into_iter().filter(|_| family.has_dropout) {
+            whole.insert(dropout.into(), json!(0.1));
+        }
+        whole
     }
 
+    /// Keys that mean nothing without others, or that only other programs read.
+    const UNREAD: [&str; 4] =
+        ["max_window_layers", "original_max_position_embeddings", "pretraining_tp", "use_sliding_window"];
+
+    /// Each key that a class has a default for changes the decoder, or is refused by its name.
     #[test]
-    fn key_value_heads_are_required_where_the_class_has_a_number_of_its_own() {
-        let of = |model_type: &str, drop: bool| {
-            let mut config = config(model_type, &json!({"head_dim": 16, "num_key_value_heads": null}));
-            if drop {
-                config.as_object_mut().unwrap().remove("num_key_value_heads");
-            }
-            read_spec(&config).map(|spec| spec.attention().unwrap().kv_heads)
-        };
-        let missing = Err(ModelError::Missing { key: "num_key_value_heads" });
+    fn no_key_of_a_class_is_half_read() {
         // Those with audio need more keys.
         for family in FAMILIES.iter().filter(|family| !family.name.starts_with("phi4")) {
-            assert_eq!(of(family.name, true), if family.has_kv_default { Ok(4) } else { missing.clone() });
-            assert_eq!(of(family.name, false), Ok(4), "{}", family.name);
+            let whole = whole_config(family);
+            let read = |config: &Map<String, Value>| read_spec(&Value::Object(config.clone()));
+            let spec = read(&whole).unwrap_or_else(|error| panic!("{}: {error}", family.name));
+            for key in family.defaults().keys().filter(|key| !UNREAD.contains(&key.as_str())) {
+                let flipped = match &whole[key] {
+                    Value::Bool(flag) => json!(!flag),
+                    Value::String(_) => json!("relu"),
+                    Value::Number(number) if number.is_u64() => json!(number.as_u64().unwrap() * 2 + 2),
+                    Value::Number(number) => json!(number.as_f64().unwrap() * 2.0 + 0.25),
+                    other => panic!("{}: `{key} = {other}`", family.name),
+                };
+                let config = whole.iter().map(|(name, value)| (name.clone(), value.clone()));
+                let mut config: Map<String, Value> = config.collect();
+                config.insert(key.clone(), flipped);
+                let is_told = ignored_keys(&Value::Object(config.clone())).is_ok_and(|keys| !keys.is_empty());
+                match read(&config) {
+                    Ok(other) => {
+                        assert!(other != spec || is_told, "{}: `{key}` changes nothing", family.name)
+                    }
+                    Err(error) => {
+                        assert!(error.to_string().contains(key), "{}: `{key}`: {error}", family.name)
+                    }
+                }
+            }
         }
+    }
+
+    /// What the classes of transformers say.
+    #[test]
+    fn absent_keys_are_the_defaults_of_the_class() {
+        let of = |model_type: &str| {
+            let mut config = config(model_type, &json!({"head_dim": 16}));
+            for key in ["num_key_value_heads", "max_position_embeddings"] {
+                config.as_object_mut().unwrap().remove(key);
+            }
+            let spec = read_spec(&config).unwrap();
+            let NormForm::Rms(norm) = spec.final_norm;
+            (spec.attention().unwrap().kv_heads, norm.eps, spec.max_positions, windows(&spec)[0])
+        };
+        assert_eq!(of("llama"), (4, 1e-6, 2048, None));
+        assert_eq!(of("gemma2"), (4, 1e-6, 8192, Some(4096)));
+        assert_eq!(of("phi3"), (4, 1e-5, 4096, None));
+        let mistral =
+            read_spec(&config("mistral", &json!({"num_attention_heads": 8, "num_key_value_heads": null})));
+        assert_eq!(mistral.unwrap().attention().unwrap().kv_heads, 8, "null means as many as heads");
     }
 
     #[test]

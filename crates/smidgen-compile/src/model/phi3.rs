@@ -13,7 +13,7 @@ use serde_json::json;
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     config.refuse("attention_bias", &[json!(false)], "false")?;
     let spec = read_like_llama(config, family)?;
-    let window = family.window(config)?;
+    let window = config.size("sliding_window")?;
     let spec = spec.with_attention(|_, attention| {
         (attention.is_fused, attention.window) = (true, window);
     });

@@ -12,20 +12,16 @@ use crate::error::ModelError;
 
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     let spec = read_like_llama(config, family)?;
-    let windows = sliding_windows(config, family, spec.layers.len())?;
+    let windows = sliding_windows(config, spec.layers.len())?;
     Ok(spec.with_windows(&windows).with_attention(|_, attention| attention.qkv_bias = true))
 }
 
 /// The windows of Qwen 2 and 3.
-pub fn sliding_windows(
-    config: &Config<'_>,
-    family: &Family,
-    layers: usize,
-) -> Result<Vec<Option<usize>>, ModelError> {
+pub fn sliding_windows(config: &Config<'_>, layers: usize) -> Result<Vec<Option<usize>>, ModelError> {
     let window = match config.flag("use_sliding_window", false)? {
-        true => family.window(config)?,
+        true => config.size("sliding_window")?,
         false => None,
     };
-    let first = config.count("max_window_layers")?.unwrap_or(28);
+    let first = config.count("max_window_layers")?.unwrap_or(layers);
     config.windows(layers, window, |layer| window.is_some() && layer >= first)
 }

@@ -12,10 +12,8 @@ use super::spec::DecoderSpec;
 use crate::error::ModelError;
 
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
-    // If it is absent, the reference uses 128 and not a share of the hidden size, so it is required here.
-    config.required_size("head_dim")?;
     let biases = config.flag("attention_bias", false)?;
     let spec = read_like_llama(config, family)?;
-    let windows = sliding_windows(config, family, spec.layers.len())?;
+    let windows = sliding_windows(config, spec.layers.len())?;
     Ok(spec.with_attention_biases(biases).with_windows(&windows).with_qk_norms(NormedChannels::Head))
 }

@@ -41,6 +41,8 @@ pub struct EmbeddingSpec {
 pub struct HeadSpec {
     /// Whether the head is the embedding table.
     pub is_tied: bool,
+    /// Logits are multiplied by this, before they are capped.
+    pub scale: f32,
     pub softcap: Option<f32>,
 }
 
@@ -84,6 +86,12 @@ impl DecoderSpec {
     /// Sets the window of each layer.
     pub fn with_windows(self, windows: &[Option<usize>]) -> DecoderSpec {
         self.with_attention(|index, attention| attention.window = windows[index])
+    }
+
+    /// Two rotary embeddings: of layers without a window and of those with one.
+    pub fn with_ropes_of_kinds(self, ropes: [RopeSpec; 2]) -> DecoderSpec {
+        let spec = DecoderSpec { ropes: ropes.into(), ..self };
+        spec.with_attention(|_, attention| attention.rope = Some(usize::from(attention.window.is_some())))
     }
 
     /// Norms queries and keys as the residual stream is normed.
@@ -193,7 +201,7 @@ pub(crate) mod tests {
             ropes: vec![RopeSpec::plain(1e4, 8)],
             layers: vec![LayerSpec::like_llama(4, 2, 8, 24, 1e-5); 2],
             final_norm: NormForm::Rms(Norm { eps: 1e-5, plus_one: false }),
-            head: HeadSpec { is_tied: false, softcap: None },
+            head: HeadSpec { is_tied: false, scale: 1.0, softcap: None },
             max_positions: 64,
             stored: DType::F32,
             audio: None,

@@ -152,7 +152,7 @@ pub fn gemma2() -> DecoderSpec {
     DecoderSpec {
         embedding: EmbeddingSpec { scale: 20f32.sqrt(), padding: None },
         final_norm: form,
-        head: HeadSpec { is_tied: true, softcap: Some(2.0) },
+        head: HeadSpec { is_tied: true, scale: 1.0, softcap: Some(2.0) },
         ..without_biases(llama())
     }
     .with_layers(|_, layer| layer.norms = LayerNorms::around(form))
@@ -166,7 +166,7 @@ pub fn gemma3() -> DecoderSpec {
     let full = RopeSpec { scaling: RopeScaling::Linear { factor: 4.0 }, ..RopeSpec::plain(1e3, 8) };
     DecoderSpec {
         ropes: vec![full, RopeSpec::plain(10.0, 8)],
-        head: HeadSpec { is_tied: true, softcap: None },
+        head: HeadSpec { is_tied: true, scale: 1.0, softcap: None },
         ..gemma2()
     }
     .with_qk_norms(NormedChannels::Head)

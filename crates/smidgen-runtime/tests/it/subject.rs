@@ -225,7 +225,7 @@ pub fn plain_spec() -> DecoderSpec {
         ropes: vec![RopeSpec::plain(1e4, 8)],
         layers: vec![LayerSpec::like_llama(1, 1, 8, 1, 1e-5)],
         final_norm: NormForm::Rms(Norm { eps: 1e-5, plus_one: false }),
-        head: HeadSpec { is_tied: false, softcap: None },
+        head: HeadSpec { is_tied: false, scale: 1.0, softcap: None },
         max_positions: 1,
         stored: DType::F32,
         audio: None,
