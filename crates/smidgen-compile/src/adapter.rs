@@ -6,7 +6,7 @@
 
 use crate::error::ModelError;
 use crate::model::audio::{AUDIO, is_of_projector};
-use crate::model::spec::{DecoderSpec, HEAD};
+use crate::model::spec::{DecoderSpec, HEAD, PER_LAYER_PROJECTION};
 use std::collections::BTreeSet;
 
 /// The low-rank matrices of one linear: y += scale · (x·Aᵀ)·Bᵀ.
@@ -71,7 +71,7 @@ pub fn target_paths(
     }
     let chosen = linears.into_iter().filter(|linear| {
         let named = match targets {
-            Targets::AllLinear => linear.layer.is_some(),
+            Targets::AllLinear => linear.layer.is_some() || linear.path == PER_LAYER_PROJECTION,
             Targets::Names(names) => names.iter().any(|name| path_matches(&linear.path, name)),
         };
         named && layers.contains(linear.layer, spec.layers.len())

@@ -9,15 +9,17 @@ use crate::adapter::LoraModule;
 use crate::leaves::{Leaves, add_leaves, cache_names};
 use crate::model::audio::{AudioInput, AudioSpec};
 use crate::model::layer::{
-    ATTENTION_OUTPUT, AttentionSpec, DOWN, FeedForward, GATE_UP, GatedSpec, LayerSpec, Mixer, NormForm,
-    NormSpec, QK_NORMS, QKV,
+    ATTENTION_OUTPUT, AttentionSpec, DOWN, FeedForward, GATE_UP, GatedSpec, KeysAndValues, LAYER_SCALAR,
+    LayerSpec, Mixer, NormForm, NormSpec, NormedChannels, OUTPUT_GATE, QK_NORMS, QKV, QkNorm, Rotation,
+    TOKEN_GATE, TOKEN_PROJECTION, TokenInput,
 };
-use crate::model::spec::{DecoderSpec, EMBEDDING, EmbeddingSpec, FINAL_NORM};
+use crate::model::spec::{
+    DecoderSpec, EMBEDDING, EmbeddingSpec, FINAL_NORM, PER_LAYER_EMBEDDING, PER_LAYER_NORM,
+    PER_LAYER_PROJECTION, PerLayerEmbedding,
+};
 use crate::names::{input, state};
 use crate::request::{AdapterForm, Purpose, Request};
-use smidgen_ir::{
-    Activation, AttentionShape, DType, Entry, Graph, LossHead, Node, Op, Phase, Rounded, ValueId,
-};
+use smidgen_ir::{Activation, DType, Entry, Graph, LossHead, Node, Norm, Op, Phase, Rounded, ValueId};
 use std::collections::HashMap;
 
 /// All leaves, and the forward nodes of each entry point that the purpose needs.
@@ -88,6 +90,7 @@ fn build_entry(
         block: None,
         encoder_layers: request.encoder_layers(),
         cached: entry == Entry::Decode,
+        keys_and_values: HashMap::new(),
         audio: request.audio_spec().map(|spec| (spec, request.audio)),
     };
     if entry == Entry::Encode {
@@ -147,6 +150,8 @@ pub(crate) struct Builder<'a> {
     pub encoder_layers: usize,
     /// Whether keys and values go through the caches.
     pub cached: bool,
+    /// Normed and rotated keys, and values, of each layer so far.
+    pub keys_and_values: HashMap<usize, [ValueId; 2]>,
     /// The audio encoder and the form of its input, if there is sound.
     pub audio: Option<(&'a AudioSpec, AudioInput)>,
 }
@@ -178,9 +183,13 @@ impl Builder<'_> {
     /// Embedding and all layers: ids to the residual stream (T, C).
     fn decoder(&mut self) -> ValueId {
         let spec = self.spec;
-        let EmbeddingSpec { scale, padding } = spec.embedding;
+        let EmbeddingSpec { scale, padding, norm, per_layer } = spec.embedding;
         let embed = Op::Embed { scale, element: self.element, padding };
         let mut x = self.emit1(embed, vec![self.leaf(input::IDS), self.leaf(EMBEDDING)], "x");
+        if let Some(norm) = norm {
+            x = self.plain_norm(x, norm, spec.hidden, "x_normed"); // (T, C)
+        }
+        let per_layer = per_layer.map(|per_layer| self.embeddings_of_layers(x, per_layer)); // (T, L·P)
         if let Some((encoder, from)) = self.audio {
             let audio = self.audio_embeddings(encoder, from); // (A, C)
             let inputs = vec![x, self.leaf(input::AUDIO_TARGETS), audio];
@@ -190,9 +199,43 @@ impl Builder<'_> {
         for (index, layer) in spec.layers.iter().enumerate() {
             self.layer = Some(index);
             x = self.decoder_layer(layer, x, &tables);
+            if let Some((input, embeddings)) = layer.token_input.zip(per_layer) {
+                x = self.token_input(index, input, x, embeddings);
+            }
+            if layer.has_scalar {
+                let scalar = self.leaf(&DecoderSpec::layer_path(index, LAYER_SCALAR));
+                x = self.emit1(Op::ScaleBy, vec![x, scalar], "x_scaled");
+            }
         }
         self.layer = None;
         x
+    }
+
+    /// What each layer gets of a token besides the residual stream (T, L·P): its row of a table, and a projection of the
+    /// embedded token x (T, C), which is normed for each layer separately.
+    fn embeddings_of_layers(&mut self, x: ValueId, per_layer: PerLayerEmbedding) -> ValueId {
+        let PerLayerEmbedding { width, norm, .. } = per_layer;
+        let (scale, padding) = ((width as f32).sqrt(), self.spec.embedding.padding);
+        let embed = Op::Embed { scale, element: self.element, padding };
+        let rows = self.emit1(embed, vec![self.leaf(input::IDS), self.leaf(PER_LAYER_EMBEDDING)], "tokens"); // (T, L·P)
+        let projected = self.linear_at(x, PER_LAYER_PROJECTION, "tokens.projected"); // (T, L·P)
+        let scale = (self.spec.hidden as f32).powf(-0.5);
+        let projected = self.emit1(Op::Scale { scale }, vec![projected], "tokens.scaled");
+        let projected = self.norm(projected, NormForm::Rms(norm), PER_LAYER_NORM, "tokens.normed");
+        let sum = self.emit1(Op::Add { scale: 1.0 }, vec![projected, rows], "tokens.sum");
+        self.emit1(Op::Scale { scale: std::f32::consts::FRAC_1_SQRT_2 }, vec![sum], "tokens.of_layers")
+    }
+
+    /// Adds to x (T, C) what a layer makes of its part of `embeddings` (T, L·P).
+    fn token_input(&mut self, layer: usize, input: TokenInput, x: ValueId, embeddings: ValueId) -> ValueId {
+        let TokenInput { width, activation, norm } = input;
+        let slice = Op::SliceColumns { first: layer * width, columns: width };
+        let token = self.emit1(slice, vec![embeddings], "token"); // (T, P)
+        let gate = self.linear(x, TOKEN_GATE, "token.gate"); // (T, P)
+        let a = self.gated(activation, gate, token, "token.act"); // (T, P)
+        let y = self.linear(a, TOKEN_PROJECTION, "token.out"); // (T, C)
+        let y = self.stream_norm(y, Some(norm), "token.out_normed");
+        self.emit1(Op::Add { scale: 1.0 }, vec![x, y], "x_token")
     }
 
     /// One table (T, dim) for each rotary embedding of the model.
@@ -229,55 +272,105 @@ impl Builder<'_> {
         self.add_scaled(layer, mid, y, "x")
     }
 
-    /// x + scale·y.
     fn add_scaled(&mut self, layer: &LayerSpec, x: ValueId, y: ValueId, output: &str) -> ValueId {
-        let y = match layer.residual_scale {
-            1.0 => y,
-            scale => self.emit1(Op::Scale { scale }, vec![y], &format!("{output}.scaled")),
-        };
-        self.emit1(Op::Add, vec![x, y], output)
+        self.emit1(Op::Add { scale: layer.residual_scale }, vec![x, y], output)
     }
 
     fn attention_mixer(&mut self, attention: &AttentionSpec, n: ValueId, tables: &[ValueId]) -> ValueId {
         let [q_rows, kv_rows] = attention.rows();
-        let parts = [("attn.q", q_rows), ("attn.k", kv_rows), ("attn.v", kv_rows)];
-        let [mut q, mut k, v] = self.projections(n, attention.is_fused, QKV, parts); // (T, H·D), (T, Hkv·D), (T, Hkv·D)
-        if let Some(qk_norm) = attention.qk_norm {
-            let [q_norm, k_norm] = QK_NORMS;
-            let form = NormForm::Rms(qk_norm.norm);
-            q = self.norm(q, form, q_norm, "attn.q_normed"); // (T, H·D), each head separately or all together
-            k = self.norm(k, form, k_norm, "attn.k_normed"); // (T, Hkv·D)
-        }
-        if let Some(rope) = attention.rope {
-            let table = tables[rope];
-            q = self.emit1(
-                Op::Rope { heads: attention.heads, inverse: false },
-                vec![q, table],
-                "attn.q_turned",
-            );
-            k = self.emit1(
-                Op::Rope { heads: attention.kv_heads, inverse: false },
-                vec![k, table],
+        let (layer, head_dim) = (self.layer.expect("attention belongs to a layer"), attention.head_dim);
+        let (path, [q_path, k_path, v_path]) = QKV;
+        let (q_part, k_part, v_part) = (("attn.q", q_rows), ("attn.k", kv_rows), ("attn.v", kv_rows));
+        let (mut q, projected) = match attention.source {
+            KeysAndValues::Projected => {
+                let paths = (path, [q_path, k_path, v_path]);
+                let [q, k, v] = self.projections(n, attention.is_fused, paths, [q_part, k_part, v_part]);
+                (q, Some((k, v)))
+            }
+            KeysAndValues::OneProjection => {
+                let [q, k] = self.projections(n, false, (path, [q_path, k_path]), [q_part, k_part]);
+                (q, Some((k, k)))
+            }
+            KeysAndValues::OfLayer(_) => (self.linear(n, q_path, "attn.q"), None),
+        };
+        q = self.head_norm(attention, q, 0, "attn.q_normed"); // (T, H·D)
+        q = self.rotated(
+            attention.rope.map(|rope| (rope.queries, rope)),
+            attention.heads,
+            q,
+            tables,
+            "attn.q_turned",
+        );
+        if let Some((mut k, mut v)) = projected {
+            k = self.head_norm(attention, k, 1, "attn.k_normed"); // (T, Hkv·D)
+            k = self.rotated(
+                attention.rope.map(|rope| (rope.keys, rope)),
+                attention.kv_heads,
+                k,
+                tables,
                 "attn.k_turned",
             );
+            if let Some(norm) = attention.v_norm {
+                v = self.plain_norm(v, norm, head_dim, "attn.v_normed"); // (T, Hkv·D)
+            }
+            self.keys_and_values.insert(layer, [k, v]);
         }
-        let o = self.attention(attention.shape(), q, k, v); // (T, H·D)
+        let mut o = self.attention(attention, q, projected.is_some()); // (T, H·D)
+        if attention.is_gated {
+            let gate = self.linear(n, OUTPUT_GATE, "attn.gate"); // (T, H·D)
+            o = self.gated(Activation::Sigmoid, gate, o, "attn.gated"); // (T, H·D)
+        }
         self.linear(o, ATTENTION_OUTPUT, "attn.out") // (T, C)
     }
 
-    fn attention(&mut self, shape: AttentionShape, q: ValueId, k: ValueId, v: ValueId) -> ValueId {
-        if !self.cached {
-            let boundaries = self.leaf(input::BOUNDARIES);
-            return self.emit(Op::Attention(shape), vec![q, k, v, boundaries], &["attn.o", "attn.lse"])[0];
+    /// Queries or keys after their norm, if they have one.
+    fn head_norm(&mut self, attention: &AttentionSpec, x: ValueId, which: usize, output: &str) -> ValueId {
+        match attention.qk_norm {
+            Some(QkNorm { norm, has_weights: true, .. }) => {
+                self.norm(x, NormForm::Rms(norm), QK_NORMS[which], output)
+            }
+            Some(QkNorm { norm, over, .. }) => {
+                let channels = match over {
+                    NormedChannels::Head => attention.head_dim,
+                    NormedChannels::AllHeads => attention.rows()[which],
+                };
+                self.plain_norm(x, norm, channels, output)
+            }
+            None => x,
         }
+    }
+
+    /// x with its heads rotated by a table.
+    fn rotated(
+        &mut self,
+        rotation: Option<(usize, Rotation)>,
+        heads: usize,
+        x: ValueId,
+        tables: &[ValueId],
+        output: &str,
+    ) -> ValueId {
+        let Some((table, Rotation { is_interleaved: interleaved, .. })) = rotation else { return x };
+        self.emit1(Op::Rope { heads, inverse: false, interleaved }, vec![x, tables[table]], output)
+    }
+
+    /// Attention of q to the keys and values of its layer, or of the layer that it shares them with.
+    fn attention(&mut self, spec: &AttentionSpec, q: ValueId, has_own_keys: bool) -> ValueId {
         let layer = self.layer.expect("attention belongs to a layer");
-        let caches = cache_names(layer).map(|name| self.leaf(&name)); // (N, Hkv·D) both
+        let source = if let KeysAndValues::OfLayer(source) = spec.source { source } else { layer };
+        let [k, v] = self.keys_and_values[&source];
+        if !self.cached {
+            let inputs = vec![q, k, v, self.leaf(input::BOUNDARIES)];
+            return self.emit(Op::Attention(spec.shape()), inputs, &["attn.o", "attn.lse"])[0];
+        }
+        let caches = cache_names(source).map(|name| self.leaf(&name)); // (N, Hkv·D) both
         let places = [input::CACHE_TABLE, input::SLOTS, input::POSITIONS].map(|name| self.leaf(name));
-        let new = [k, v].into_iter().chain(places).collect();
-        let place = (Phase::Forward, self.place());
-        self.graph.emit(&mut self.nodes, Op::CacheRows, new, caches.to_vec(), &[], place);
+        if has_own_keys {
+            let new = [k, v].into_iter().chain(places).collect();
+            let place = (Phase::Forward, self.place());
+            self.graph.emit(&mut self.nodes, Op::CacheRows, new, caches.to_vec(), &[], place);
+        }
         let read = [q].into_iter().chain(caches).chain(places).collect();
-        self.emit1(Op::CachedAttention(shape), read, "attn.o")
+        self.emit1(Op::CachedAttention(spec.shape()), read, "attn.o")
     }
 
     fn gated_feed_forward(&mut self, gated: &GatedSpec, n: ValueId) -> ValueId {
@@ -306,9 +399,15 @@ impl Builder<'_> {
             None => self.leaf(weight),
         };
         let op = match form {
-            NormForm::Rms(norm) => Op::RmsNorm(norm),
+            NormForm::Rms(norm) => Op::RmsNorm { norm, unweighted: None },
+            NormForm::Layer { eps } => Op::LayerNorm { eps, bias: false },
         };
         self.emit1(op, vec![x, weight], output)
+    }
+
+    /// A norm without a weight, of groups of so many channels.
+    fn plain_norm(&mut self, x: ValueId, norm: Norm, channels: usize, output: &str) -> ValueId {
+        self.emit1(Op::RmsNorm { norm, unweighted: Some(channels) }, vec![x], output)
     }
 
     /// The normed rows that carry a loss, and h, B and scale of an adapter on the head.

@@ -6,7 +6,8 @@
 
 use crate::adapter::LoraModule;
 use crate::model::audio::{AUDIO, AudioInput, FRAMES};
-use crate::model::spec::{EMBEDDING, HEAD, Tensor};
+use crate::model::layer::{AttentionSpec, KeysAndValues};
+use crate::model::spec::{EMBEDDING, HEAD, PER_LAYER_EMBEDDING, Tensor};
 use crate::names::{input, state};
 use crate::request::{AdapterForm, DecodeShape, Purpose, Request, TrainedBiases};
 use smidgen_ir::{DType, Dim, Graph, LeafKind, MARK_COLUMNS, Rounded, Shape, Storage, Type, ValueId};
@@ -90,6 +91,7 @@ fn add_tensors(graph: &mut Graph, leaves: &mut Leaves, request: &Request, purpos
     for tensor in tensors {
         if biases.contains(&tensor.name) || request.trained.contains(&tensor.name) {
             let is_multiplied = tensor.shape.0.len() == 2
+                && tensor.name != PER_LAYER_EMBEDDING
                 && (tensor.name != EMBEDDING || request.spec.head_tensor() == EMBEDDING);
             let storage = request.optimizer.master.storage(tensor.shape.0.len());
             let ty = Type::new(tensor.shape, storage);
@@ -256,7 +258,8 @@ fn add_caches(graph: &mut Graph, leaves: &mut Leaves, request: &Request) {
     if spec.ropes.iter().any(|rope| rope.depends_on_length()) {
         leaves.add(graph, input::LENGTHS, integers(Shape::rows_of(Dim::Tokens)), LeafKind::Input);
     }
-    for (layer, attention) in spec.attentions() {
+    let has_own_keys = |attention: &AttentionSpec| !matches!(attention.source, KeysAndValues::OfLayer(_));
+    for (layer, attention) in spec.attentions().filter(|(_, attention)| has_own_keys(attention)) {
         let [_, channels] = attention.rows();
         for name in cache_names(layer) {
             let ty = Type::new(Shape::matrix(cache_rows, channels), Storage::Plain(request.activations()));

@@ -20,6 +20,7 @@ use crate::safetensors::{SafetensorsError, SafetensorsFile};
 use crate::shard_index::{is_plain_file_name, read_weight_map};
 use crate::some_of::some_of;
 use crate::tensor_ref::TensorRef;
+use crate::text_names::{is_wrapped, text_name};
 
 const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
@@ -30,6 +31,7 @@ pub struct ModelFolder {
     config_path: PathBuf,
     config: serde_json::Value,
     files: Vec<Arc<SafetensorsFile>>,
+    /// By their names in a text model alone, if they belong to one.
     tensors: BTreeMap<String, TensorRef>,
 }
 
@@ -135,7 +137,25 @@ impl ModelFolder {
             Weights::Single => open_single(&path)?,
             Weights::Sharded => open_shards(&path, &names)?,
         };
+        let tensors = match is_wrapped(&config) {
+            true => {
+                tensors.into_iter().map(|(name, tensor)| (text_name(&name).unwrap_or(name), tensor)).collect()
+            }
+            false => tensors,
+        };
         Ok(ModelFolder { path, config_path, config, files, tensors })
+    }
+
+    /// The name of a tensor here, by its name in the files.
+    pub fn name_of(&self, in_file: &str) -> String {
+        let renamed = is_wrapped(&self.config).then(|| text_name(in_file)).flatten();
+        renamed.unwrap_or_else(|| in_file.to_string())
+    }
+
+    /// Whether a tensor with this name in the files belongs to no text model: to a tower, or to layers that predict several
+    /// tokens at once.
+    pub fn is_beside_text(&self, in_file: &str) -> bool {
+        in_file.starts_with("mtp.") || (is_wrapped(&self.config) && text_name(in_file).is_none())
     }
 
     /// A model without files, for planning and measuring. `name` is used as its path.

@@ -37,6 +37,7 @@ pub mod safetensors;
 pub mod shard_index;
 mod some_of;
 pub mod tensor_ref;
+pub mod text_names;
 pub mod tokenizer;
 pub mod weight;
 pub mod whole_file;

@@ -12,6 +12,7 @@ use crate::gguf::model_problem::GgufModelError;
 use crate::gguf::{GgufError, GgufFile};
 use crate::phi4mm::{Phi4mm, speech_factors};
 use crate::tensor_ref::TensorRef;
+use crate::text_names::is_wrapped;
 use crate::weight::{GgufWeight, Weight, WeightRows};
 use std::path::Path;
 use std::sync::Arc;
@@ -156,6 +157,21 @@ impl Model {
         let mut reader = WeightRows::open(&weight).expect("the weight opens");
         reader.read(0, rows, &mut values).expect("the weight is read");
         values
+    }
+
+    /// Whether the model is the text part of one with towers.
+    pub fn is_wrapped(&self) -> bool {
+        is_wrapped(self.config())
+    }
+
+    /// Whether the weight with this name is not part of the text model, and so is never read.
+    pub fn is_beside_text(&self, name: &str) -> bool {
+        match self {
+            Model::Folder { folder, .. } => {
+                folder.tensor(name).is_some_and(|tensor| folder.is_beside_text(tensor.name()))
+            }
+            Model::Gguf { .. } => false,
+        }
     }
 
     /// The Hugging Face names of all weights, sorted.

@@ -121,6 +121,21 @@ impl<'a> Config<'a> {
         Ok(map.map(|map| Config { map, defaults: None, is_part: true, prefix }))
     }
 
+    /// The tables of a table, by their keys.
+    pub fn tables(&self, prefix: &'static str) -> Result<Vec<(&'a str, Config<'a>)>, ModelError> {
+        let table = |(key, value): (&'a String, &'a Value)| match value {
+            Value::Object(map) => Ok((key.as_str(), Config { map, defaults: None, is_part: true, prefix })),
+            other => Err(wrong(&self.key(key), "an object", other)),
+        };
+        self.map.iter().map(table).collect()
+    }
+
+    /// Refuses every key but these.
+    pub fn refuse_others(&self, known: &[&str]) -> Result<(), ModelError> {
+        let others = self.map.keys().filter(|key| !known.contains(&key.as_str()));
+        others.into_iter().try_for_each(|key| self.refuse(key, &[], "no such key"))
+    }
+
     fn typed<T>(
         &self,
         key: &str,
@@ -164,9 +179,8 @@ impl<'a> Config<'a> {
     /// The rotary embeddings of layers without a window and of those with one. Older configs scale only the first.
     pub fn ropes_of_kinds(
         &self,
-        full_theta: f64,
-        sliding_theta: f64,
-        head_dim: usize,
+        [full_theta, sliding_theta]: [f64; 2],
+        [full_dim, sliding_dim]: [usize; 2],
     ) -> Result<[RopeSpec; 2], ModelError> {
         let newer = self.table("rope_parameters", "rope_parameters.")?;
         let of_kind = |key, prefix| newer.map_or(Ok(None), |table| table.table(key, prefix));
@@ -179,19 +193,15 @@ impl<'a> Config<'a> {
             let key = if flat.has_own("rope_type") { "rope_type" } else { "type" };
             flat.refuse(key, &[], "a table for each kind of layer: full_attention, sliding_attention")?;
         }
-        let rope = |table, theta| self.rope_of_table(false, table, theta, head_dim);
-        Ok([rope(full, full_theta)?, rope(sliding, sliding_theta)?])
+        let rope = |table, theta, head_dim| self.rope_of_table(false, table, theta, head_dim);
+        Ok([rope(full, full_theta, full_dim)?, rope(sliding, sliding_theta, sliding_dim)?])
     }
 
-    /// A list of a flag for each layer, as 0 and 1 or false and true.
+    /// A list of a flag for each layer: false and 0 are off.
     pub fn layer_flags(&self, key: &str, layers: usize) -> Result<Option<Vec<bool>>, ModelError> {
-        let flags = self.typed(key, "a list of 0 and 1", |value| {
-            value
-                .as_array()?
-                .iter()
-                .map(|flag| flag.as_bool().or_else(|| flag.as_u64().map(|flag| flag != 0)))
-                .collect()
-        })?;
+        let is_on = |flag: &Value| flag.as_bool().or_else(|| flag.as_f64().map(|flag| flag != 0.0));
+        let flags =
+            self.typed(key, "a list of numbers", |value| value.as_array()?.iter().map(is_on).collect())?;
         flags.map(|flags: Vec<bool>| self.check_layers(key, flags, layers)).transpose()
     }
 
@@ -227,22 +237,31 @@ impl<'a> Config<'a> {
             Some(share) => share,
             None => self.number("partial_rotary_factor")?.unwrap_or(1.0),
         };
-        let dim = match is_partial {
-            true => (head_dim as f64 * share) as usize,
-            false => head_dim,
-        };
+        let rotated = (head_dim as f64 * share) as usize;
+        let is_proportional = table.is_some_and(|table| table.is_rope("proportional"));
+        let dim = if is_partial && !is_proportional { rotated } else { head_dim };
         if is_partial && (share > 1.0 || !dim.is_multiple_of(2) || dim == 0) {
             let supported = "a share of the head that is an even number of channels";
             return Err(ModelError::unsupported("partial_rotary_factor", share.to_string(), supported));
         }
         let plain = RopeSpec::plain(theta as f32, dim);
+        if let Some(table) = table.filter(|_| is_proportional) {
+            let factor = table.float("factor")?.unwrap_or(1.0);
+            let scaling = RopeScaling::Proportional { rotated_pairs: rotated / 2, factor };
+            return Ok(RopeSpec { scaling, ..plain });
+        }
         let rope = table.map_or(Ok(plain.clone()), |table| table.scaled_rope(plain, self))?;
         // In transformers the formulas of scaled embeddings read the key, and such a model then fails.
-        if !is_partial && share != 1.0 && rope.scaling != RopeScaling::Default {
+        if !is_partial && !is_proportional && share != 1.0 && rope.scaling != RopeScaling::Default {
             let supported = "1 for this model type with a scaled rotary embedding";
             return Err(ModelError::unsupported("partial_rotary_factor", share.to_string(), supported));
         }
         Ok(rope)
+    }
+
+    fn is_rope(&self, kind: &str) -> bool {
+        let own = self.get("rope_type").or_else(|| self.get("type"));
+        own.and_then(Value::as_str) == Some(kind)
     }
 
     fn scaled_rope(&self, plain: RopeSpec, config: &Config<'_>) -> Result<RopeSpec, ModelError> {
@@ -269,12 +288,51 @@ impl<'a> Config<'a> {
                 },
             },
             "longrope" => return self.longrope(plain, config, is_phi),
+            "yarn" => return self.yarn(plain, config),
+            "dynamic" => RopeScaling::Dynamic {
+                factor: factor()?,
+                max_positions: config.required_size("max_position_embeddings")?,
+            },
             other => {
-                let supported = "default, linear, llama3, longrope";
+                let supported = "default, linear, llama3, longrope, yarn, dynamic, proportional";
                 return Err(ModelError::unsupported(self.key(key), other, supported));
             }
         };
         Ok(RopeSpec { scaling, ..plain })
+    }
+
+    /// Cosines and sines are scaled by 1 + 0.1·ln(factor), or by a ratio of two such numbers.
+    fn yarn(&self, plain: RopeSpec, config: &Config<'_>) -> Result<RopeSpec, ModelError> {
+        let original_max_positions = match self.size("original_max_position_embeddings")? {
+            Some(positions) => positions,
+            None => config.required_size("max_position_embeddings")?,
+        };
+        let factor = match self.number("factor")? {
+            Some(factor) => factor,
+            None => config.required_size("max_position_embeddings")? as f64 / original_max_positions as f64,
+        };
+        let scale_of = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
+        let attention_scale =
+            match (self.number("attention_factor")?, self.scale("mscale")?, self.scale("mscale_all_dim")?) {
+                (Some(scale), _, _) => scale,
+                (None, Some(scale), Some(all)) => scale_of(scale) / scale_of(all),
+                (None, _, _) => scale_of(1.0),
+            };
+        let scaling = RopeScaling::Yarn {
+            factor: factor as f32,
+            beta_fast: self.float("beta_fast")?.unwrap_or(32.0),
+            beta_slow: self.float("beta_slow")?.unwrap_or(1.0),
+            original_max_positions,
+            truncate: self.flag("truncate", true)?,
+        };
+        Ok(RopeSpec { scaling, attention_scale: attention_scale as f32, ..plain })
+    }
+
+    /// A number that may be 0, which means none.
+    fn scale(&self, key: &str) -> Result<Option<f64>, ModelError> {
+        let number =
+            self.typed(key, "a number, 0 or above", |value| value.as_f64().filter(|number| *number >= 0.0))?;
+        Ok(number.filter(|number| *number > 0.0))
     }
 
     /// Cosines and sines are scaled by √(1 + ln(factor) / ln(original)), for short samples too. Keys at the top of the

@@ -24,13 +24,12 @@ pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, Mo
 
 /// Reads the keys that the models of the family share.
 pub fn read_like_gemma(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
-    config.refuse("use_bidirectional_attention", &[json!(false)], "false")?;
+    config.refuse("use_bidirectional_attention", &[json!(false), json!("vision")], "false, vision")?;
     let biases = config.flag("attention_bias", false)?;
     let mut spec = read_like_llama(config, family)?;
     spec.embedding.scale = (spec.hidden as f64).sqrt() as f32;
-    let NormForm::Rms(norm) = spec.final_norm;
-    spec.final_norm = NormForm::Rms(Norm { plus_one: true, ..norm });
-    let form = spec.final_norm;
+    let form = NormForm::Rms(Norm { eps: spec.norm_eps(), plus_one: true });
+    spec.final_norm = form;
     let spec = spec.with_layers(|_, layer| layer.norms = layer.norms.with_form(form));
     Ok(spec.with_attention_biases(biases))
 }

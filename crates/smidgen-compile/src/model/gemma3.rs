@@ -17,7 +17,7 @@ pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, Mo
     let windows = config.windows(spec.layers.len(), config.size("sliding_window")?, slides)?;
     let full_theta = config.number("rope_theta")?.unwrap_or(1_000_000.0);
     let sliding_theta = config.number("rope_local_base_freq")?.unwrap_or(10_000.0);
-    let ropes = config.ropes_of_kinds(full_theta, sliding_theta, spec.head_dim())?;
+    let ropes = config.ropes_of_kinds([full_theta, sliding_theta], [spec.head_dim(); 2])?;
     let spec = spec.with_windows(&windows).with_qk_norms(NormedChannels::Head);
     Ok(spec.with_ropes_of_kinds(ropes))
 }

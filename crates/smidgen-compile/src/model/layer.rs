@@ -14,6 +14,19 @@ pub struct LayerSpec {
     pub residual_scale: f32,
     /// Whether the feed-forward reads the same norm as the mixer, and both are added to the residual stream together.
     pub is_parallel: bool,
+    /// What the layer adds from its part of the embeddings that each layer has of a token.
+    pub token_input: Option<TokenInput>,
+    /// Whether the output of the layer is multiplied by a stored number.
+    pub has_scalar: bool,
+}
+
+/// act(gate of the residual stream)·(the layer's embedding of the token), projected to the residual stream and normed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenInput {
+    /// Channels of a layer's embedding.
+    pub width: usize,
+    pub activation: Activation,
+    pub norm: NormSpec,
 }
 
 /// Moves information between tokens.
@@ -47,6 +60,10 @@ pub struct NormSpec {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum NormForm {
     Rms(Norm),
+    /// (x - mean) / deviation · weight.
+    Layer {
+        eps: f32,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -56,8 +73,8 @@ pub struct AttentionSpec {
     pub head_dim: usize,
     /// Number of keys that a query sees, its own included; `None` means all keys up to its own.
     pub window: Option<usize>,
-    /// Index into the rotary embeddings of the decoder; `None` means that queries and keys are not rotated.
-    pub rope: Option<usize>,
+    /// `None` means that queries and keys are not rotated.
+    pub rope: Option<Rotation>,
     /// Scores are multiplied by this before the softmax.
     pub scale: f32,
     pub softcap: Option<f32>,
@@ -69,6 +86,37 @@ pub struct AttentionSpec {
     pub output_bias: bool,
     /// The norms of queries and keys before they are rotated.
     pub qk_norm: Option<QkNorm>,
+    /// The norm of values, head by head and without a weight.
+    pub v_norm: Option<Norm>,
+    pub source: KeysAndValues,
+    /// Whether the output of each channel is multiplied by the sigmoid of a projection of the input.
+    pub is_gated: bool,
+}
+
+/// Where an attention has its keys and values from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeysAndValues {
+    Projected,
+    /// Values are the projected keys, before these are normed and rotated.
+    OneProjection,
+    /// Those of an earlier layer, normed and rotated.
+    OfLayer(usize),
+}
+
+/// Rotary embeddings by their index in the decoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rotation {
+    pub queries: usize,
+    pub keys: usize,
+    /// Whether neighbouring channels are rotated together, not channels of the two halves of a head.
+    pub is_interleaved: bool,
+}
+
+impl Rotation {
+    /// Queries and keys rotated alike, in halves.
+    pub fn by(index: usize) -> Rotation {
+        Rotation { queries: index, keys: index, is_interleaved: false }
+    }
 }
 
 /// The norms of queries and of keys.
@@ -77,6 +125,7 @@ pub struct QkNorm {
     pub norm: Norm,
     /// Channels that are normed together: one head, or all heads.
     pub over: NormedChannels,
+    pub has_weights: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +161,11 @@ pub const QKV: (&str, [&str; 3]) =
 pub const GATE_UP: (&str, [&str; 2]) = ("mlp.gate_up_proj", ["mlp.gate_proj", "mlp.up_proj"]);
 pub const ATTENTION_OUTPUT: &str = "self_attn.o_proj";
 pub const DOWN: &str = "mlp.down_proj";
+/// The projection whose sigmoid multiplies the output of attention.
+pub const OUTPUT_GATE: &str = "self_attn.gate_proj";
+pub const TOKEN_GATE: &str = "per_layer_input_gate";
+pub const TOKEN_PROJECTION: &str = "per_layer_projection";
+pub const LAYER_SCALAR: &str = "layer_scalar";
 /// Norms of the queries and of the keys.
 pub const QK_NORMS: [&str; 2] = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"];
 
@@ -127,13 +181,16 @@ impl LayerSpec {
                 kv_heads,
                 head_dim,
                 window: None,
-                rope: Some(0),
+                rope: Some(Rotation::by(0)),
                 scale: (head_dim as f32).powf(-0.5),
                 softcap: None,
                 is_fused: false,
                 qkv_bias: false,
                 output_bias: false,
                 qk_norm: None,
+                v_norm: None,
+                source: KeysAndValues::Projected,
+                is_gated: false,
             }),
             feed_forward: FeedForward::Gated(GatedSpec {
                 width,
@@ -148,6 +205,8 @@ impl LayerSpec {
             },
             residual_scale: 1.0,
             is_parallel: false,
+            token_input: None,
+            has_scalar: false,
         }
     }
 
@@ -155,17 +214,24 @@ impl LayerSpec {
     pub fn linears(&self, hidden: usize) -> Vec<LayerLinear> {
         let Mixer::Attention(attention) = &self.mixer;
         let FeedForward::Gated(gated) = &self.feed_forward;
-        [attention.linears(hidden), gated.linears(hidden)].concat()
+        let mut linears = [attention.linears(hidden), gated.linears(hidden)].concat();
+        if let Some(TokenInput { width, .. }) = self.token_input {
+            linears.push(LayerLinear { path: TOKEN_GATE, n: width, k: hidden, bias: false });
+            linears.push(LayerLinear { path: TOKEN_PROJECTION, n: hidden, k: width, bias: false });
+        }
+        linears
     }
 
-    /// Tensors of norms with their sizes, for a residual stream of `hidden` channels.
-    pub fn norm_tensors(&self, hidden: usize) -> Vec<(String, usize)> {
+    /// Tensors that are no linears, with their sizes, for a residual stream of `hidden` channels.
+    pub fn vectors(&self, hidden: usize) -> Vec<(String, usize)> {
         let LayerNorms { before_mixer, after_mixer, before_feed_forward, after_feed_forward } = self.norms;
-        let of_stream = [before_mixer, after_mixer, before_feed_forward, after_feed_forward];
+        let of_input = self.token_input.map(|input| input.norm);
+        let of_stream = [before_mixer, after_mixer, before_feed_forward, after_feed_forward, of_input];
         let mut tensors: Vec<(String, usize)> =
             of_stream.into_iter().flatten().map(|norm| (format!("{}.weight", norm.path), hidden)).collect();
         let Mixer::Attention(attention) = &self.mixer;
         tensors.extend(attention.norm_tensors());
+        tensors.extend(self.has_scalar.then(|| (LAYER_SCALAR.to_string(), 1)));
         tensors
     }
 
@@ -218,6 +284,7 @@ impl NormForm {
     pub fn adds_one(&self) -> bool {
         match self {
             NormForm::Rms(norm) => norm.plus_one,
+            NormForm::Layer { .. } => false,
         }
     }
 }
@@ -242,22 +309,28 @@ impl AttentionSpec {
     fn linears(&self, hidden: usize) -> Vec<LayerLinear> {
         let [q, kv] = self.rows();
         let input = |path, n| LayerLinear { path, n, k: hidden, bias: self.qkv_bias };
-        let mut linears = if self.is_fused {
-            vec![input(QKV.0, q + 2 * kv)]
-        } else {
-            QKV.1.into_iter().zip([q, kv, kv]).map(|(path, n)| input(path, n)).collect()
+        let separate = QKV.1.into_iter().zip([q, kv, kv]).map(|(path, n)| input(path, n));
+        let mut linears = match self.source {
+            KeysAndValues::Projected if self.is_fused => vec![input(QKV.0, q + 2 * kv)],
+            KeysAndValues::Projected => separate.collect(),
+            KeysAndValues::OneProjection => separate.take(2).collect(),
+            KeysAndValues::OfLayer(_) => separate.take(1).collect(),
         };
+        if self.is_gated {
+            linears.push(LayerLinear { path: OUTPUT_GATE, n: q, k: hidden, bias: false });
+        }
         linears.push(LayerLinear { path: ATTENTION_OUTPUT, n: hidden, k: q, bias: self.output_bias });
         linears
     }
 
     fn norm_tensors(&self) -> Vec<(String, usize)> {
-        let Some(QkNorm { over, .. }) = self.qk_norm else { return vec![] };
+        let Some(QkNorm { over, has_weights: true, .. }) = self.qk_norm else { return vec![] };
         let sizes = match over {
             NormedChannels::Head => [self.head_dim; 2],
             NormedChannels::AllHeads => self.rows(),
         };
-        QK_NORMS.into_iter().map(String::from).zip(sizes).collect()
+        let own = if let KeysAndValues::OfLayer(_) = self.source { 1 } else { 2 };
+        QK_NORMS.into_iter().map(String::from).zip(sizes).take(own).collect()
     }
 }
 

@@ -24,7 +24,6 @@ pub const DROPOUTS: [&str; 4] = ["attention_dropout", "resid_pdrop", "embd_pdrop
 
 /// Reads the keys that all model types similar to Llama share. No biases in attention, no norms of queries, no window.
 pub fn read_like_llama(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
-    refuse_quantization(config)?;
     config.refuse("pretraining_tp", &[json!(1)], "1")?;
     for dropout in DROPOUTS.into_iter().filter(|_| !family.has_dropout) {
         config.refuse(dropout, &[json!(0), json!(0.0)], "0")?;
@@ -49,8 +48,8 @@ pub fn read_like_llama(config: &Config<'_>, family: &Family) -> Result<DecoderSp
         let supported = "heads with up to 4194304 channels in all";
         return Err(ModelError::unsupported("num_attention_heads", heads.to_string(), supported));
     }
-    if !head_dim.is_multiple_of(2) || head_dim > 256 {
-        return Err(ModelError::unsupported("head_dim", head_dim.to_string(), "even sizes up to 256"));
+    if !head_dim.is_multiple_of(2) || head_dim > 512 {
+        return Err(ModelError::unsupported("head_dim", head_dim.to_string(), "even sizes up to 512"));
     }
     let layers = config.required_layers("num_hidden_layers")?;
     let vocabulary = config.required_dimension("vocab_size")?;
@@ -65,7 +64,7 @@ pub fn read_like_llama(config: &Config<'_>, family: &Family) -> Result<DecoderSp
         model_type: family.name.into(),
         vocabulary,
         hidden,
-        embedding: EmbeddingSpec { scale: 1.0, padding: Family::padding(config, vocabulary)? },
+        embedding: EmbeddingSpec { padding: Family::padding(config, vocabulary)?, ..EmbeddingSpec::plain() },
         ropes: vec![config.rope(family.partial_rotary, head_dim)?],
         layers: vec![layer; layers],
         final_norm: NormForm::Rms(Norm { eps, plus_one: false }),
@@ -79,7 +78,7 @@ pub fn read_like_llama(config: &Config<'_>, family: &Family) -> Result<DecoderSp
 
 /// A 4-bit checkpoint of bitsandbytes and one in fp8 with scales of squares are read as stored; any other quantization is
 /// refused by name.
-fn refuse_quantization(config: &Config<'_>) -> Result<(), ModelError> {
+pub fn refuse_quantization(config: &Config<'_>) -> Result<(), ModelError> {
     let Some(table) = config.table("quantization_config", "quantization_config.")? else { return Ok(()) };
     let refused = |key: &str, got: &str, supported| {
         Err(ModelError::unsupported(format!("quantization_config.{key}"), got, supported))
@@ -108,7 +107,7 @@ pub fn activation(key: &str, name: &str) -> Result<Activation, ModelError> {
 mod tests {
     use crate::error::ModelError;
     use crate::model::layer::LayerSpec;
-    use crate::model::read_spec;
+    use crate::model::{read_spec, supported};
     use serde_json::{Value, json};
     use smidgen_ir::{DType, RopeScaling, RopeSpec};
 
@@ -179,7 +178,7 @@ mod tests {
         assert!(message(&|c| c["pretraining_tp"] = json!(long)).len() < 300);
         assert_eq!(
             message(&|c| c["model_type"] = json!("mamba")),
-            "the architecture `mamba` is not supported (supported: llama, qwen2, qwen3, mistral, phi3, phi4_multimodal, phi4mm, gemma2, gemma3_text)"
+            format!("the architecture `mamba` is not supported (supported: {})", supported().join(", "))
         );
         assert_eq!(
             message(&|c| c["rope_scaling"] = json!({"type": "yarn", "factor": 2.0})),

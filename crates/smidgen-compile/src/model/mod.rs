@@ -4,15 +4,20 @@
 //! `DecoderSpec` and knows no model type.
 
 pub mod audio;
+pub mod cohere2;
 pub mod config;
 pub mod family;
 pub mod gemma;
 pub mod gemma2;
 pub mod gemma3;
+pub mod gemma4;
+pub mod glm4;
 pub mod granite;
 pub mod layer;
 pub mod llama;
+pub mod ministral3;
 pub mod mistral;
+pub mod muse_glimmer;
 pub mod olmo2;
 pub mod olmo3;
 pub mod phi3;
@@ -47,29 +52,73 @@ const FAMILIES: &[Family] = &[
     Family::new("granite", granite::read_spec),
     Family::new("olmo2", olmo2::read_spec),
     Family::new("olmo3", olmo3::read_spec),
+    Family::new("glm4", glm4::read_spec).with_partial_rotary(),
+    Family::new("cohere2", cohere2::read_spec),
+    Family::new("ministral3", ministral3::read_spec),
+    Family::new("gemma4_text", gemma4::read_spec),
+    Family::new("gemma4_unified_text", gemma4::read_spec),
+    Family::new("muse_glimmer_text", muse_glimmer::read_spec),
     Family { has_dropout: true, ..Family::new("seed_oss", seed_oss::read_spec) },
 ];
 
 const PHI4_MULTIMODAL: Family =
     Family::new("phi4_multimodal", phi4_multimodal::read_spec).with_partial_rotary();
 
+/// Types of checkpoints with towers for images or sound: the type of the text model if its own table does not say, and
+/// whether an absent `tie_word_embeddings` ties the head.
+const WRAPPERS: &[(&str, &str, bool)] = &[
+    ("gemma3", "gemma3_text", true),
+    ("gemma4", "gemma4_text", true),
+    ("gemma4_unified", "gemma4_unified_text", true),
+    ("mistral3", "mistral", true),
+    ("muse_glimmer", "muse_glimmer_text", false),
+];
+
 /// The decoder that a `config.json` describes.
 pub fn read_spec(config: &Value) -> Result<DecoderSpec, ModelError> {
-    let (config, family) = text_model(config)?;
-    (family.read)(&config, family)
+    let outer = Config::new(config)?;
+    llama::refuse_quantization(&outer)?;
+    let (text, family) = text_model(config)?;
+    let mut spec = (family.read)(&text, family)?;
+    // What the text model shares with its towers is said outside.
+    if let Some((_, _, is_tied)) = wrapper(&outer)? {
+        spec.head.is_tied = outer.flag("tie_word_embeddings", *is_tied)?;
+        if !text.has_own("dtype") && !text.has_own("torch_dtype") {
+            spec.stored = outer.stored_dtype()?;
+        }
+    }
+    Ok(spec)
+}
+
+fn wrapper(outer: &Config<'_>) -> Result<Option<&'static (&'static str, &'static str, bool)>, ModelError> {
+    let model_type = outer.text("model_type")?.ok_or(ModelError::Missing { key: "model_type" })?;
+    Ok(WRAPPERS.iter().find(|(name, _, _)| *name == model_type))
 }
 
 /// The config of the language model, with its defaults, and its family. Checkpoints with a vision tower have it in a table
 /// of its own.
 fn text_model(config: &Value) -> Result<(Config<'_>, &'static Family), ModelError> {
     let outer = Config::new(config)?;
-    let model_type = outer.text("model_type")?.ok_or(ModelError::Missing { key: "model_type" })?;
-    let family = |model_type: &str| FAMILIES.iter().find(|family| family.name == model_type);
-    let found = family(model_type).map(|family| (outer, family)).ok_or_else(|| {
-        let supported = FAMILIES.iter().map(|family| family.name).collect::<Vec<_>>().join(", ");
-        ModelError::UnknownArchitecture { model_type: model_type.to_string(), supported }
-    });
-    found.map(|(config, family)| (config.with_defaults(family.defaults()), family))
+    let (text, model_type) = match wrapper(&outer)? {
+        Some((_, default, _)) => {
+            let table = outer.table("text_config", "text_config.")?;
+            let text = table.ok_or(ModelError::Missing { key: "text_config" })?;
+            (text, text.text("model_type")?.unwrap_or(default))
+        }
+        None => (outer, outer.text("model_type")?.ok_or(ModelError::Missing { key: "model_type" })?),
+    };
+    let family = FAMILIES.iter().find(|family| family.name == model_type);
+    let family = family.ok_or_else(|| ModelError::UnknownArchitecture {
+        model_type: model_type.to_string(),
+        supported: supported().join(", "),
+    })?;
+    Ok((text.with_defaults(family.defaults()), family))
+}
+
+/// Every `model_type` that is read, those with towers included.
+pub fn supported() -> Vec<&'static str> {
+    let wrappers = WRAPPERS.iter().map(|(name, _, _)| *name);
+    FAMILIES.iter().map(|family| family.name).chain(wrappers).collect()
 }
 
 /// Keys of a config that say something and change nothing, each with the reason; transformers ignores them too.
@@ -272,8 +321,7 @@ mod tests {
                 config.as_object_mut().unwrap().remove(key);
             }
             let spec = read_spec(&config).unwrap();
-            let NormForm::Rms(norm) = spec.final_norm;
-            (spec.attention().unwrap().kv_heads, norm.eps, spec.max_positions, windows(&spec)[0])
+            (spec.attention().unwrap().kv_heads, spec.norm_eps(), spec.max_positions, windows(&spec)[0])
         };
         assert_eq!(of("llama"), (4, 1e-6, 2048, None));
         assert_eq!(of("gemma2"), (4, 1e-6, 8192, Some(4096)));
@@ -340,7 +388,7 @@ mod tests {
         let newer = read_spec(&config("gemma3_text", &newer)).unwrap();
         assert_eq!(newer, read_spec(&config("gemma3_text", &older)).unwrap());
         assert_eq!(windows(&newer), [Some(8), None]);
-        let rope = |layer: usize| newer.layers[layer].attention().unwrap().rope.unwrap();
+        let rope = |layer: usize| newer.layers[layer].attention().unwrap().rope.unwrap().keys;
         let theta = |layer: usize| newer.ropes[rope(layer)].theta;
         assert_eq!((theta(0), theta(1)), (1e4, 1e6));
         let attention = newer.attention().unwrap();

@@ -13,6 +13,6 @@ pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, Mo
     let slides = |layer: usize| !(layer + 1).is_multiple_of(4);
     let windows = config.windows(spec.layers.len(), config.size("sliding_window")?, slides)?;
     let theta = config.number("rope_theta")?.unwrap_or(500_000.0);
-    let ropes = config.ropes_of_kinds(theta, 500_000.0, spec.head_dim())?;
+    let ropes = config.ropes_of_kinds([theta, 500_000.0], [spec.head_dim(); 2])?;
     Ok(spec.with_windows(&windows).with_ropes_of_kinds(ropes))
 }

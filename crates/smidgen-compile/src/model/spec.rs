@@ -3,9 +3,9 @@
 //! Tensor and module names are those of Hugging Face checkpoints, because files, adapters and messages all use them.
 
 use super::audio::AudioSpec;
-use super::layer::{AttentionSpec, GatedSpec, LayerSpec, NormForm, NormedChannels, QkNorm};
+use super::layer::{AttentionSpec, GatedSpec, LayerSpec, NormForm, NormedChannels, QkNorm, Rotation};
 pub use super::tensors::{Linear, Tensor};
-use smidgen_ir::{DType, Extent, RopeSpec, Shape};
+use smidgen_ir::{DType, Extent, Norm, RopeSpec, Shape};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderSpec {
@@ -34,6 +34,27 @@ pub struct EmbeddingSpec {
     pub scale: f32,
     /// The token whose row of the table is not trained by lookups, as with PyTorch's `padding_idx`.
     pub padding: Option<u32>,
+    /// The norm of embedded tokens, without a weight.
+    pub norm: Option<Norm>,
+    /// A second table, with an embedding of each token for each layer.
+    pub per_layer: Option<PerLayerEmbedding>,
+}
+
+/// What each layer gets of a token besides the residual stream: its row of a table, plus a projection of the embedded token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PerLayerEmbedding {
+    pub vocabulary: usize,
+    /// Channels for one layer.
+    pub width: usize,
+    /// The norm of the projection, for each layer separately.
+    pub norm: Norm,
+}
+
+impl EmbeddingSpec {
+    /// One table, whose rows are used as they are.
+    pub fn plain() -> EmbeddingSpec {
+        EmbeddingSpec { scale: 1.0, padding: None, norm: None, per_layer: None }
+    }
 }
 
 /// How the last rows of the residual stream become logits.
@@ -48,6 +69,10 @@ pub struct HeadSpec {
 
 pub const EMBEDDING: &str = "model.embed_tokens.weight";
 pub const FINAL_NORM: &str = "model.norm.weight";
+/// The table of embeddings for each layer, the projection of the embedded token, and its norm.
+pub const PER_LAYER_EMBEDDING: &str = "model.embed_tokens_per_layer.weight";
+pub const PER_LAYER_PROJECTION: &str = "model.per_layer_model_projection";
+pub const PER_LAYER_NORM: &str = "model.per_layer_projection_norm.weight";
 pub const HEAD: &str = "lm_head";
 /// The weight of a head that is not tied to the embedding.
 pub const UNTIED_HEAD: &str = "lm_head.weight";
@@ -91,18 +116,37 @@ impl DecoderSpec {
     /// Two rotary embeddings: of layers without a window and of those with one.
     pub fn with_ropes_of_kinds(self, ropes: [RopeSpec; 2]) -> DecoderSpec {
         let spec = DecoderSpec { ropes: ropes.into(), ..self };
-        spec.with_attention(|_, attention| attention.rope = Some(usize::from(attention.window.is_some())))
+        spec.with_attention(|_, attention| {
+            attention.rope = Some(Rotation::by(usize::from(attention.window.is_some())));
+        })
+    }
+
+    /// Rotates neighbouring channels together.
+    pub fn with_interleaved_ropes(self) -> DecoderSpec {
+        self.with_attention(|_, attention| {
+            attention.rope = attention.rope.map(|rope| Rotation { is_interleaved: true, ..rope });
+        })
     }
 
     /// Norms queries and keys as the residual stream is normed.
     pub fn with_qk_norms(self, over: NormedChannels) -> DecoderSpec {
-        let NormForm::Rms(norm) = self.final_norm;
-        self.with_attention(|_, attention| attention.qk_norm = Some(QkNorm { norm, over }))
+        let NormForm::Rms(norm) = self.final_norm else { unreachable!("queries are normed as the stream") };
+        self.with_attention(|_, attention| {
+            attention.qk_norm = Some(QkNorm { norm, over, has_weights: true });
+        })
     }
 
     /// Channels of a head of the first layer with attention.
     pub fn head_dim(&self) -> usize {
         self.attention().map_or(0, |attention| attention.head_dim)
+    }
+
+    /// The small number that keeps the final norm from dividing by zero.
+    pub fn norm_eps(&self) -> f32 {
+        match self.final_norm {
+            NormForm::Rms(norm) => norm.eps,
+            NormForm::Layer { eps } => eps,
+        }
     }
 
     /// The first attention, which stands for all of them where all are alike.
@@ -143,7 +187,18 @@ impl DecoderSpec {
             })
         });
         let (n, k) = (self.vocabulary, self.hidden);
-        of_layers.chain([Linear { path: HEAD.into(), n, k, bias: false, layer: None }]).collect()
+        let projection = self.embedding.per_layer.map(|per_layer| Linear {
+            path: PER_LAYER_PROJECTION.into(),
+            n: self.layers.len() * per_layer.width,
+            k,
+            bias: false,
+            layer: None,
+        });
+        projection
+            .into_iter()
+            .chain(of_layers)
+            .chain([Linear { path: HEAD.into(), n, k, bias: false, layer: None }])
+            .collect()
     }
 
     /// The linears of the decoder, then those of the audio encoder.
@@ -169,9 +224,14 @@ impl DecoderSpec {
             }
         }
         for (index, layer) in self.layers.iter().enumerate() {
-            for (name, size) in layer.norm_tensors(self.hidden) {
+            for (name, size) in layer.vectors(self.hidden) {
                 tensors.push(tensor(Self::layer_path(index, &name), Shape::vector(size), Some(index)));
             }
+        }
+        if let Some(PerLayerEmbedding { vocabulary, width, .. }) = self.embedding.per_layer {
+            let shape = Shape::matrix(vocabulary, self.layers.len() * width);
+            tensors.push(tensor(PER_LAYER_EMBEDDING.into(), shape, None));
+            tensors.push(tensor(PER_LAYER_NORM.into(), Shape::vector(width), None));
         }
         tensors.push(tensor(FINAL_NORM.into(), Shape::vector(self.hidden), None));
         tensors
@@ -197,7 +257,7 @@ pub(crate) mod tests {
             model_type: "llama".into(),
             vocabulary: 32,
             hidden: 16,
-            embedding: EmbeddingSpec { scale: 1.0, padding: None },
+            embedding: EmbeddingSpec::plain(),
             ropes: vec![RopeSpec::plain(1e4, 8)],
             layers: vec![LayerSpec::like_llama(4, 2, 8, 24, 1e-5); 2],
             final_norm: NormForm::Rms(Norm { eps: 1e-5, plus_one: false }),

@@ -3,10 +3,12 @@
 //! Weights are offloaded layer by layer, embedding and head separately; trained weights, their gradients and their
 //! optimizer state belong to the layer that computes with them. Vectors and small matrices stay on the device: they are not
 //! worth a transfer. Of divided weights each rank keeps bytes of frozen ones, rows of trained ones (`shard.rs`); only the
-//! rows of trained ones may be offloaded. A trained weight that is offloaded has no rounded copy: it is rounded after each
+//! rows of trained ones may be offloaded. On a GPU the frozen table of embeddings for each layer is always in host memory: it
+//! is larger than the model, and a step reads few of its rows. A trained weight that is offloaded has no rounded copy: it is rounded after each
 //! fetch.
 
 use super::prefetch::source_of;
+use crate::model::spec::PER_LAYER_EMBEDDING;
 use smidgen_ir::policy::{Policy, Sharding};
 use smidgen_ir::{
     ByValue, Cut, DeviceKind, Entry, Extent, Graph, Leaf, LeafKind, Op, Rank, Shard, Space, ValueId,
@@ -26,6 +28,8 @@ pub fn apply(
 ) {
     let uses = Uses::of(graph);
     let mut offloaded = offloaded_leaves(graph, &uses, policy, extent, fewest_bytes);
+    let in_host: Vec<ValueId> = graph.ids().filter(|id| is_per_layer_table(graph, *id)).collect();
+    let in_host = if device == DeviceKind::Cuda { in_host } else { vec![] };
     if policy.divides(Sharding::Weights) && !rank.is_only() {
         let weights: Vec<ValueId> = offloaded.iter().filter(|id| is_frozen(graph, *id)).collect();
         let trained: Vec<ValueId> = offloaded.iter().filter(|id| is_trained(graph, *id)).collect();
@@ -43,6 +47,10 @@ pub fn apply(
                 graph.leaf_mut(id).shard = Some(shard);
             }
         }
+    }
+    for id in in_host {
+        graph.leaf_mut(id).shard = None;
+        offloaded.insert(id);
     }
     for id in graph.ids() {
         let whole = graph.whole(id);
@@ -82,6 +90,10 @@ fn is_trained(graph: &Graph, id: ValueId) -> bool {
 
 fn is_frozen(graph: &Graph, id: ValueId) -> bool {
     graph.value(id).leaf().is_some_and(|leaf| leaf.kind == LeafKind::Weight)
+}
+
+fn is_per_layer_table(graph: &Graph, id: ValueId) -> bool {
+    is_frozen(graph, id) && graph.value(id).name == PER_LAYER_EMBEDDING
 }
 
 /// How leaves, or their rounded copies, are used.

@@ -41,6 +41,8 @@ pub struct AdapterConfig {
     /// Set if `peft_type` is `LSLORA`, which applies a Fourier function to the adapter's output; otherwise it
     /// is `LORA`.
     pub fourier: Option<FourierConfig>,
+    /// Whether the base has towers, so that module paths in the file have its prefix. Tensors show it, not this file.
+    pub is_wrapped: bool,
     /// All other keys, as read. They are not written.
     pub other: Map<String, Value>,
 }
@@ -222,6 +224,7 @@ impl Default for AdapterConfig {
             layers_to_transform: Value::Null,
             layers_pattern: Value::Null,
             fourier: None,
+            is_wrapped: false,
             other: Map::new(),
         }
     }

@@ -5,7 +5,7 @@
 //! all callers.
 //! Left out: pickled `adapter_model.bin`, and named adapters in subfolders (open the subfolder).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use super::config::{AdapterConfig, AdapterConfigError};
-use super::key::AdapterKey;
+use super::key::{AdapterKey, unwrapped_key};
 use super::unsupported::UnsupportedAdapter;
 use crate::element::Element;
 use crate::safetensors::{SafetensorsError, SafetensorsFile};
@@ -97,6 +97,8 @@ impl AdapterFile {
             });
         }
         let keys = read_keys(&file);
+        let is_wrapped = (file.tensors().iter()).any(|tensor| unwrapped_key(&tensor.name) != tensor.name);
+        let config = AdapterConfig { is_wrapped, ..config };
         let positions = keys.iter().cloned().zip(0..).collect();
         Ok(AdapterFile { path, config, file: Arc::new(file), keys, positions })
     }
@@ -131,8 +133,9 @@ impl AdapterFile {
 /// The keys of a file. `q_proj.bias` of an adapted module becomes `q_proj.base_layer.bias`, unless the file
 /// has both.
 fn read_keys(file: &SafetensorsFile) -> Vec<AdapterKey> {
-    let has = |key: &AdapterKey| file.position(&key.to_string()).is_some();
-    let key_of = |name: &str| match AdapterKey::parse(name) {
+    let names: BTreeSet<String> = file.tensors().iter().map(|tensor| unwrapped_key(&tensor.name)).collect();
+    let has = |key: &AdapterKey| names.contains(&key.to_string());
+    let key_of = |name: &str| match AdapterKey::parse(&unwrapped_key(name)) {
         AdapterKey::ModuleBias(path) if has(&AdapterKey::LoraA(path.clone())) => {
             let current = AdapterKey::BaseLayerBias(path.clone());
             if has(&current) { AdapterKey::ModuleBias(path) } else { current }

@@ -4,6 +4,8 @@
 
 use std::fmt;
 
+use crate::text_names::{text_name, wrapped_name};
+
 const PREFIX: &str = "base_model.model.";
 
 /// The kind of a tensor of an adapter file, with a module path such as `model.layers.0.self_attn.q_proj`.
@@ -54,6 +56,21 @@ const SUFFIXES: [Suffix; 11] = [
     (".fourier_params.sigma", AdapterKey::FourierSigma),
     (".token_adapter.trainable_tokens_delta", AdapterKey::TrainableTokens),
 ];
+
+/// A key of a file with the module path of a text model alone, also if the base has towers.
+pub(super) fn unwrapped_key(key: &str) -> String {
+    let name = key.strip_prefix(PREFIX).and_then(text_name);
+    name.map_or_else(|| key.to_string(), |name| format!("{PREFIX}{name}"))
+}
+
+/// The key of a file for a base with towers.
+pub(super) fn wrapped_key(key: &AdapterKey) -> String {
+    let key = key.to_string();
+    match key.strip_prefix(PREFIX) {
+        Some(name) => format!("{PREFIX}{}", wrapped_name(name)),
+        None => key,
+    }
+}
 
 impl AdapterKey {
     pub fn parse(key: &str) -> AdapterKey {

@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use super::config::AdapterConfig;
 use super::file::{CONFIG_FILE, WEIGHTS_FILE};
-use super::key::AdapterKey;
+use super::key::{AdapterKey, wrapped_key};
 use super::pattern::PatternError;
 use crate::element::Element;
 use crate::safetensors::write::{TensorSpec, WriteSafetensorsError, pytorch_metadata, stage_safetensors};
@@ -65,7 +65,7 @@ pub fn write_adapter(
     let specs: Vec<TensorSpec> = tensors
         .iter()
         .map(|tensor| TensorSpec {
-            name: tensor.key.to_string(),
+            name: if config.is_wrapped { wrapped_key(&tensor.key) } else { tensor.key.to_string() },
             element: tensor.element,
             shape: tensor.shape.clone(),
         })

@@ -8,7 +8,7 @@ use smidgen_compile::adapter::{Layers, LoraModule, Targets, trained_tensors};
 use smidgen_compile::forward;
 use smidgen_compile::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA};
 use smidgen_compile::model::audio::{AudioInput, AudioSpec};
-use smidgen_compile::model::layer::{LayerNorms, LayerSpec, NormForm, NormedChannels};
+use smidgen_compile::model::layer::{LayerNorms, LayerSpec, NormForm, NormedChannels, Rotation};
 use smidgen_compile::model::spec::{EmbeddingSpec, HeadSpec};
 use smidgen_compile::names::{input, state};
 use smidgen_compile::passes::recompute::{self, KeepSet};
@@ -150,7 +150,7 @@ pub fn phi4() -> DecoderSpec {
 pub fn gemma2() -> DecoderSpec {
     let form = NormForm::Rms(Norm { eps: 1e-5, plus_one: true });
     DecoderSpec {
-        embedding: EmbeddingSpec { scale: 20f32.sqrt(), padding: None },
+        embedding: EmbeddingSpec { scale: 20f32.sqrt(), ..EmbeddingSpec::plain() },
         final_norm: form,
         head: HeadSpec { is_tied: true, scale: 1.0, softcap: Some(2.0) },
         ..without_biases(llama())
@@ -170,7 +170,7 @@ pub fn gemma3() -> DecoderSpec {
         ..gemma2()
     }
     .with_qk_norms(NormedChannels::Head)
-    .with_attention(|layer, attention| (attention.rope, attention.softcap) = (Some(1 - layer), None))
+    .with_attention(|layer, attention| (attention.rope, attention.softcap) = (Some(Rotation::by(1 - layer)), None))
 }
 
 impl Choice {

@@ -221,7 +221,7 @@ pub fn plain_spec() -> DecoderSpec {
         model_type: "llama".into(),
         vocabulary: 1,
         hidden: 8,
-        embedding: EmbeddingSpec { scale: 1.0, padding: None },
+        embedding: EmbeddingSpec::plain(),
         ropes: vec![RopeSpec::plain(1e4, 8)],
         layers: vec![LayerSpec::like_llama(1, 1, 8, 1, 1e-5)],
         final_norm: NormForm::Rms(Norm { eps: 1e-5, plus_one: false }),

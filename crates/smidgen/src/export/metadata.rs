@@ -5,7 +5,7 @@
 //! Left out: the tokenizer.
 
 use smidgen_compile::DecoderSpec;
-use smidgen_compile::model::layer::{AttentionSpec, FeedForward, GatedSpec, LayerSpec, NormForm};
+use smidgen_compile::model::layer::{AttentionSpec, FeedForward, GatedSpec, LayerSpec};
 use smidgen_formats::gguf::architecture::Architecture;
 use smidgen_formats::gguf::tensor_names::{ROPE_DIVISORS, ROPE_FACTORS};
 use smidgen_formats::gguf::value::{Metadata, Value};
@@ -99,8 +99,7 @@ impl Describer<'_> {
         ] {
             self.whole(key, size);
         }
-        let NormForm::Rms(norm) = spec.final_norm;
-        self.float("attention.layer_norm_rms_epsilon", norm.eps);
+        self.float("attention.layer_norm_rms_epsilon", spec.norm_eps());
     }
 
     /// The rotary embedding of layers with full attention, and for Gemma 3 that of sliding-window layers.
@@ -142,6 +141,9 @@ impl Describer<'_> {
             }
             (RopeScaling::LongRope { .. }, _) => {
                 return self.refuse("the rotary embedding is scaled as `longrope`");
+            }
+            (RopeScaling::Yarn { .. } | RopeScaling::Dynamic { .. } | RopeScaling::Proportional { .. }, _) => {
+                return self.refuse("the rotary embedding is scaled as `yarn`, `dynamic` or `proportional`");
             }
         }
         Ok(())

@@ -31,6 +31,8 @@ pub struct OriginalModel {
 #[derive(Clone, Debug)]
 pub struct OriginalTensor {
     name: String,
+    /// The name in the output.
+    in_file: String,
     weight: Weight,
 }
 
@@ -46,19 +48,21 @@ impl OriginalModel {
             return Err(Failure::model(format!("the model folder `{place}` has no weights")));
         }
         // In the order of the files, so that tensors of one shard stay together.
-        let names: Vec<String> = match &model {
+        let names: Vec<(String, String)> = match &model {
             Model::Folder { folder, .. } => (folder.files().iter())
                 .flat_map(|file| file.tensors())
-                .map(|entry| entry.name.clone())
+                .map(|entry| (folder.name_of(&entry.name), entry.name.clone()))
                 .collect(),
             Model::Gguf { model, .. } => {
                 let mut sources: Vec<_> =
                     model.sources().map(|(name, source)| (source.position, name)).collect();
                 sources.sort_unstable();
-                sources.into_iter().map(|(_, name)| name.to_string()).collect()
+                sources.into_iter().map(|(_, name)| (name.to_string(), name.to_string())).collect()
             }
         };
-        let weight_of = |name: String| model.weight(&name).map(|weight| OriginalTensor { name, weight });
+        let weight_of = |(name, in_file): (String, String)| {
+            model.weight(&name).map(|weight| OriginalTensor { name, in_file, weight })
+        };
         let tensors: Vec<OriginalTensor> = names.into_iter().filter_map(weight_of).collect();
         let by_name = tensors.iter().map(|tensor| tensor.name.clone()).zip(0..).collect();
         Ok(OriginalModel { model, tensors, by_name })
@@ -118,6 +122,11 @@ impl OriginalModel {
 impl OriginalTensor {
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The name in the files of the model, and in those of the merged one.
+    pub fn file_name(&self) -> &str {
+        &self.in_file
     }
 
     pub fn shape(&self) -> &[usize] {

@@ -68,7 +68,7 @@ pub fn write_shards(
         write_shard(&path, &outputs[range.clone()], workspace)?;
     }
     if shards.len() > 1 {
-        let named = outputs.iter().map(|output| (output.original.name(), output.bytes()));
+        let named = outputs.iter().map(|output| (output.original.file_name(), output.bytes()));
         let text = render_index(&named.collect::<Vec<_>>(), shards);
         write_whole(&folder.join(INDEX_FILE), |out| out.write_all(text.as_bytes())).map_err(Failure::disk)?;
     }
@@ -78,7 +78,7 @@ pub fn write_shards(
 fn write_shard(path: &Path, outputs: &[OutputTensor], workspace: &mut Workspace) -> Result<(), Failure> {
     let specs: Vec<TensorSpec> = (outputs.iter())
         .map(|output| TensorSpec {
-            name: output.original.name().to_string(),
+            name: output.original.file_name().to_string(),
             element: output.element,
             shape: output.original.shape().to_vec(),
         })

@@ -8,10 +8,11 @@
 use super::weights::{self, PIECE_BYTES, copy_out, leaf};
 use crate::failure::Failure;
 use crate::plan::job::Job;
+use serde_json::Value;
 use smidgen_compile::adapter::LoraModule;
 use smidgen_compile::leaves::{FOURIER_COEFFICIENTS, FOURIER_SIGMA, trained_biases};
 use smidgen_compile::model::audio::OUTSIDE_DECODER;
-use smidgen_compile::model::spec::EMBEDDING;
+use smidgen_compile::model::spec::{EMBEDDING, HEAD};
 use smidgen_compile::{AdapterForm, DecoderSpec, Request};
 use smidgen_formats::element::Element;
 use smidgen_formats::finite::FiniteWriter;
@@ -360,6 +361,10 @@ pub fn adapter_config(job: &Job) -> AdapterConfig {
         Bias::All => peft::Bias::All,
         Bias::LoraOnly => peft::Bias::LoraOnly,
     };
+    config.is_wrapped = job.model.is_wrapped();
+    if config.is_wrapped {
+        config.target_modules = wrapped_targets(config.target_modules);
+    }
     config.modules_to_save = (!job.request.trained.is_empty()).then(|| modules_to_save(&job.request));
     config.rank_pattern = adapter.rank_pattern.clone();
     config.alpha_pattern = adapter.alpha_pattern.clone();
@@ -402,6 +407,15 @@ fn target_modules(modules: &[LoraModule], spec: &DecoderSpec) -> Vec<String> {
         return names.into_iter().collect();
     }
     modules.iter().map(|module| module.path.clone()).collect::<BTreeSet<String>>().into_iter().collect()
+}
+
+/// An expression for targets that are modules of a text model: towers have modules with the same names.
+fn wrapped_targets(targets: Value) -> Value {
+    let names: Vec<&str> = targets.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let (head, inside): (Vec<&str>, Vec<&str>) = names.into_iter().partition(|name| *name == HEAD);
+    let inside = inside.iter().map(|name| name.strip_prefix("model.").unwrap_or(name).replace('.', r"\."));
+    let inside = format!(r".*language_model\.(.*\.)?({})", inside.collect::<Vec<_>>().join("|"));
+    Value::from(if head.is_empty() { inside } else { format!("{inside}|{HEAD}") })
 }
 
 /// For each adapted linear layer, the shortest path ending that matches only adapted ones. In a model with audio,
