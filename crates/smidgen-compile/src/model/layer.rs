@@ -303,6 +303,7 @@ impl AttentionSpec {
             scale: self.scale,
             window: self.window,
             softcap: self.softcap,
+            sinks: false,
         }
     }
 

@@ -39,6 +39,7 @@ impl Case<'_> {
             scale: 1.3 / (self.head_dim as f32).sqrt(),
             window: self.window,
             softcap: self.softcap,
+            sinks: None,
         }
     }
 }

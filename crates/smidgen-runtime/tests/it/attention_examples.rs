@@ -10,8 +10,8 @@ use crate::numbers::{Content, decode_reals};
 use crate::subject::{Scalar, Subject};
 use smidgen_ir::workspace_cpu::{KEY_BLOCK, QUERY_BLOCK};
 use smidgen_ir::{
-    AttentionShape, DType, Dim, Entry, Extent, Graph, LeafKind, Op, Phase, RopeScaling, RopeSpec, Shape,
-    Storage, Type,
+    AttentionShape, DType, Dim, Entry, Extent, Graph, LeafKind, Op, Phase, PositionScale, RopeScaling,
+    RopeSpec, Shape, Storage, Type,
 };
 use std::collections::BTreeSet;
 
@@ -32,8 +32,18 @@ pub fn examples() -> Vec<Example> {
             covers: &["cache_rows", "cached_attention"],
             proof: Proof::Values(cached_logits_equal_those_of_whole_sequences),
         },
-        rope(3, 16, false),
-        rope(2, 12, true),
+        rope(3, 16, false, false),
+        rope(2, 12, true, false),
+        rope(3, 16, false, true),
+        rope(2, 12, true, true),
+        rope(5, 13, false, true),
+        rope_with(
+            "rope with frequencies for half of the pairs",
+            RopeScaling::Proportional { rotated_pairs: 3, factor: 1.0 },
+        ),
+        rope_with("rope of yarn", YARN),
+        rope_with("rope of stretched samples", RopeScaling::Dynamic { factor: 2.0, max_positions: 5 }),
+        rope_of_growing_queries(),
         rope_of_long_and_short_samples(),
         Example { covers: &["rope_table"], proof: Proof::Values(rope_table_holds_cosines_and_sines) },
         Example { covers: &["rope_table"], proof: Proof::Values(longrope_depends_on_the_sample_length) },
@@ -64,13 +74,43 @@ pub fn attention_subject(
 }
 
 /// Only the first 12 channels of a head are rotated.
-fn rope(heads: usize, head_dim: usize, inverse: bool) -> Example {
+fn rope(heads: usize, head_dim: usize, inverse: bool, interleaved: bool) -> Example {
     let mut draft = Draft::new(&[4, 9], 1);
     let positions = draft.ids("positions", Dim::Tokens, 2000);
     let x = draft.tokens("x", heads * head_dim);
     let table = draft.op(Op::RopeTable(RopeSpec::plain(THETA, DIM)), &[positions], &["table"])[0];
-    let y = draft.op(Op::Rope { heads, inverse }, &[x, table], &["y"])[0];
-    gradient(&["rope"], draft.gradient_of(&format!("rope of {heads} heads of {head_dim}"), y))
+    let y = draft.op(Op::Rope { heads, inverse, interleaved }, &[x, table], &["y"])[0];
+    let name = format!("rope of {heads} heads of {head_dim}, interleaved={interleaved}");
+    gradient(&["rope"], draft.gradient_of(&name, y))
+}
+
+const YARN: RopeScaling = RopeScaling::Yarn {
+    factor: 4.0,
+    beta_fast: 32.0,
+    beta_slow: 1.0,
+    original_max_positions: 500,
+    truncate: true,
+};
+
+/// Every channel of the heads is rotated, in samples of 4, 9 and 1 tokens.
+fn rope_with(name: &str, scaling: RopeScaling) -> Example {
+    rope_by(name, RopeSpec { scaling, attention_scale: 1.2, ..RopeSpec::plain(THETA, DIM) })
+}
+
+fn rope_of_growing_queries() -> Example {
+    let position_scale = Some(PositionScale { beta: 0.3, original: 100 });
+    rope_by("rope of growing queries", RopeSpec { position_scale, ..RopeSpec::plain(THETA, DIM) })
+}
+
+fn rope_by(name: &str, spec: RopeSpec) -> Example {
+    let mut draft = Draft::new(&[4, 9, 1], 1);
+    let positions = draft.ids("positions", Dim::Tokens, 2000);
+    let x = draft.tokens("x", 2 * DIM);
+    let boundaries = spec.depends_on_length().then(|| draft.boundaries());
+    let inputs: Vec<_> = [positions].into_iter().chain(boundaries).collect();
+    let table = draft.op(Op::RopeTable(spec), &inputs, &["table"])[0];
+    let y = draft.op(Op::Rope { heads: 2, inverse: false, interleaved: true }, &[x, table], &["y"])[0];
+    gradient(&["rope"], draft.gradient_of(name, y))
 }
 
 /// Cosines and sines are scaled, and the gradient is rotated back with the same table.
@@ -80,7 +120,7 @@ fn rope_of_long_and_short_samples() -> Example {
     let x = draft.tokens("x", 2 * 16);
     let inputs = [positions, draft.boundaries()];
     let table = draft.op(Op::RopeTable(longrope(4)), &inputs, &["table"])[0];
-    let y = draft.op(Op::Rope { heads: 2, inverse: false }, &[x, table], &["y"])[0];
+    let y = draft.op(Op::Rope { heads: 2, inverse: false, interleaved: false }, &[x, table], &["y"])[0];
     gradient(&["rope"], draft.gradient_of("rope of long and short samples", y))
 }
 

@@ -151,8 +151,15 @@ fn attend<D: Device>(device: D, request: &Request, shape: AttentionShape, querie
 #[ignore = "needs a GPU"]
 fn cuda_attends_to_long_sequences_as_the_cpu_does() {
     let _alone = alone();
-    let plain =
-        AttentionShape { heads: 6, kv_heads: 2, head_dim: 64, scale: 0.125, window: None, softcap: None };
+    let plain = AttentionShape {
+        heads: 6,
+        kv_heads: 2,
+        head_dim: 64,
+        scale: 0.125,
+        window: None,
+        softcap: None,
+        sinks: false,
+    };
     let shapes = [
         plain,
         AttentionShape { head_dim: 20, ..plain },

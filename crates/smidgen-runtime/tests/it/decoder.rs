@@ -170,7 +170,9 @@ pub fn gemma3() -> DecoderSpec {
         ..gemma2()
     }
     .with_qk_norms(NormedChannels::Head)
-    .with_attention(|layer, attention| (attention.rope, attention.softcap) = (Some(Rotation::by(1 - layer)), None))
+    .with_attention(|layer, attention| {
+        (attention.rope, attention.softcap) = (Some(Rotation::by(1 - layer)), None)
+    })
 }
 
 impl Choice {

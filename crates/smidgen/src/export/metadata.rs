@@ -142,8 +142,12 @@ impl Describer<'_> {
             (RopeScaling::LongRope { .. }, _) => {
                 return self.refuse("the rotary embedding is scaled as `longrope`");
             }
-            (RopeScaling::Yarn { .. } | RopeScaling::Dynamic { .. } | RopeScaling::Proportional { .. }, _) => {
-                return self.refuse("the rotary embedding is scaled as `yarn`, `dynamic` or `proportional`");
+            (RopeScaling::Yarn { .. }, _) => return self.refuse("the rotary embedding is scaled as `yarn`"),
+            (RopeScaling::Dynamic { .. }, _) => {
+                return self.refuse("the rotary embedding is scaled as `dynamic`");
+            }
+            (RopeScaling::Proportional { .. }, _) => {
+                return self.refuse("the rotary embedding is scaled as `proportional`");
             }
         }
         Ok(())
