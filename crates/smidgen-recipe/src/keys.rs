@@ -114,7 +114,7 @@ pub(crate) static KEYS: &[Key] = &[
     key!(adapter.rank, RANK, "rank of the adapter"),
     key!(adapter.alpha, F32_ABOVE_ZERO, "scale is alpha / rank; the default is twice the rank"),
     key!(adapter.dropout, F32_BELOW_ONE, "dropout on the adapter's input"),
-    key!(adapter.targets, TARGETS, "which linear layers are adapted; `all-linear` = all except the LM head; with `full`, a list trains these linear layers and their biases, and `all-linear` trains every weight of the decoder layers"),
+    key!(adapter.targets, TARGETS, "which linear layers are adapted; `all-linear` = all except the LM head; a regular expression matches whole module paths, as in PEFT; with `full`, a list trains these linear layers and their biases, and `all-linear` trains every weight of the decoder layers"),
     key!(adapter.layers, LAYERS, "which decoder layers are adapted or trained, counted from 0; with `full`, `all` also trains embedding, final norm and LM head"),
     key!(adapter.init, INIT, "initial values: `default`, the folder of a PEFT adapter, or of a run that made one, with the same kind, rank and targets, or `builtin:speech` (the speech adapter that Phi-4-multimodal ships with; rank and alpha are then those of the checkpoint)"),
     key!(adapter.train, PARTS, "parts of the base model that are trained in full in addition to the adapter and saved with it, like PEFT's `modules_to_save`: names such as `embed_tokens`, `lm_head`, `norms` or `projector`"),

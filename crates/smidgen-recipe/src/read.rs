@@ -142,9 +142,17 @@ pub(crate) const OUTPUT_FOLDER: Reader<RecipePath> = reader("a folder", &[], |gi
     Some(RecipePath::resolve(&read_some_text(given)?, given.working_directory))
 });
 
-pub(crate) const TARGETS: Reader<Targets> =
-    reader("`all-linear`, or a list of different module names", &["all-linear"], |given| {
+pub(crate) const TARGETS: Reader<Targets> = reader(
+    "`all-linear`, a list of different module names or a regular expression",
+    &["all-linear"],
+    |given| {
         let names = read_texts(given)?;
+        let is_expression = |text: &str| text.contains(['\\', '(', '|', '[', '^', '$', '+']);
+        if let (None, [text]) = (given.list(), names.as_slice())
+            && is_expression(text)
+        {
+            return Some(Targets::Expression(text.clone()));
+        }
         if names == ["all-linear"] {
             return Some(Targets::AllLinear);
         }
@@ -152,7 +160,8 @@ pub(crate) const TARGETS: Reader<Targets> =
         let meant_all = |name: &String| name == "all" || osa_distance(name, "all-linear") <= 3;
         let fine = !names.is_empty() && are_module_names(&names) && !names.iter().any(meant_all);
         fine.then_some(Targets::Names(names))
-    });
+    },
+);
 
 pub(crate) const PARTS: Reader<Vec<String>> =
     reader("a list of different module names, `norms` or `projector`", &[], |given| {

@@ -208,6 +208,8 @@ pub enum Targets {
     AllLinear,
     /// Linear layers whose path ends in one of these names.
     Names(Vec<String>),
+    /// Linear layers whose whole path matches a regular expression, as PEFT reads a text.
+    Expression(String),
 }
 
 /// Which decoder layers are adapted (`adapter.layers`).

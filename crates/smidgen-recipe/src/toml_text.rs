@@ -169,6 +169,7 @@ impl RenderValue for Targets {
         match self {
             Targets::AllLinear => quoted("all-linear"),
             Targets::Names(names) => names.render(),
+            Targets::Expression(expression) => quoted(expression),
         }
     }
 }

@@ -32,8 +32,17 @@ impl ModulePattern {
         if key.chars().all(is_plain) {
             return Ok(ModulePattern(Matcher::Suffix(key.to_string())));
         }
+        ModulePattern::expression(key, &format!(r"^(.*\.)?({key})$"))
+    }
+
+    /// A text in `target_modules`, which has to match whole paths.
+    pub fn whole(text: &str) -> Result<ModulePattern, PatternError> {
+        ModulePattern::expression(text, &format!("^({text})$"))
+    }
+
+    fn expression(key: &str, anchored: &str) -> Result<ModulePattern, PatternError> {
         // Matches bytes and ASCII classes, so that the tables of Unicode classes are not needed.
-        RegexBuilder::new(&format!(r"^(.*\.)?({key})$"))
+        RegexBuilder::new(anchored)
             .unicode(false)
             .size_limit(MAX_COMPILED_BYTES)
             .dfa_size_limit(MAX_COMPILED_BYTES)
@@ -92,6 +101,13 @@ mod tests {
         for key in ["q_pro", r"\d+", "v_proj|k_proj", "^layers.1.*", "(q|k)", "layers.[2-9].*"] {
             assert!(!matches(key), "{key}");
         }
+    }
+
+    #[test]
+    fn target_expressions_match_whole_paths() {
+        let matches = |text: &str| ModulePattern::whole(text).unwrap().matches(PATH);
+        assert!(matches(r".*\.(q_proj|v_proj)") && matches(r"model\.layers\.1\..*"));
+        assert!(!matches("q_proj|v_proj") && !matches(r"layers\.1\..*"));
     }
 
     #[test]

@@ -281,7 +281,7 @@ device = "gpu"
             recipe.toml has 15 mistakes
               line 9: `adapter.kind` must be one of `lora`, `rslora`, `dora`, `ls-lora`, `full`, got "qlora"
                 hint: write `lora`, with `model.base = "nf4"`
-              line 10: `adapter.targets` must be `all-linear`, or a list of different module names, got "all"
+              line 10: `adapter.targets` must be `all-linear`, a list of different module names or a regular expression, got "all"
                 hint: write `all-linear`
               line 11: `adapter.layers` must be `all`, `last:8`, or a list of different layer numbers, got "lst:8"
                 hint: did you mean `last:8`?

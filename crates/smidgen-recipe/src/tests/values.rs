@@ -116,6 +116,8 @@ fn keys_accept_each_of_their_forms() {
     assert_eq!(targets("[\"q_proj\", \"v_proj\"]"), names(&["q_proj", "v_proj"]));
     assert_eq!(targets("\"q_proj\""), names(&["q_proj"]));
     assert_eq!(targets("[\"all-linear\"]"), Targets::AllLinear);
+    let expression = r".*language_model.*\.(q_proj|v_proj)";
+    assert_eq!(targets(&format!("'{expression}'")), Targets::Expression(expression.to_string()));
 
     let recompute =
         |text: &str| with(&format!("[memory]\nrecompute = {text}")).memory.pins.recompute.unwrap();

@@ -354,7 +354,7 @@ fn title(recipe: &Recipe, arithmetic: Arithmetic) -> String {
 /// The adapted linears, each with the rank and scale of the first pattern that matches.
 fn build_adapters(recipe: &Recipe, spec: &DecoderSpec) -> Result<Vec<LoraModule>, Failure> {
     let adapter = &recipe.adapter;
-    let (targets, layers) = choices(recipe);
+    let (targets, layers) = choices(recipe, spec)?;
     let paths = adapter::target_paths(spec, &targets, &layers).map_err(Failure::recipe)?;
     if paths.is_empty() {
         return Err(Failure::recipe("`adapter.targets` and `adapter.layers` together choose no linear"));

@@ -7,13 +7,15 @@ use crate::failure::Failure;
 use smidgen_compile::DecoderSpec;
 use smidgen_compile::adapter::{self, LoraModule};
 use smidgen_compile::request::Master;
+use smidgen_formats::peft::ModulePattern;
+use smidgen_formats::text_names::wrapped_name;
 use smidgen_ir::Storage;
 use smidgen_recipe::{self as recipe, Layers, Recipe, Targets};
 use std::collections::{BTreeSet, HashMap};
 
 /// The tensors of the base that are trained.
 pub fn chosen_tensors(recipe: &Recipe, spec: &DecoderSpec) -> Result<BTreeSet<String>, Failure> {
-    let (targets, layers) = choices(recipe);
+    let (targets, layers) = choices(recipe, spec)?;
     let trained = adapter::trained_tensors(spec, &targets, &layers).map_err(Failure::recipe)?;
     if trained.is_empty() {
         return Err(Failure::recipe("`adapter.targets` and `adapter.layers` together choose no weight")
@@ -80,19 +82,39 @@ pub fn chosen_words(recipe: &Recipe) -> String {
     match &recipe.adapter.targets {
         Targets::AllLinear => layers,
         Targets::Names(names) => format!("{} of {layers}", names.join(", ")),
+        Targets::Expression(expression) => format!("`{expression}` of {layers}"),
     }
 }
 
 /// The recipe's targets and layers as types of the compiler.
-pub fn choices(recipe: &Recipe) -> (adapter::Targets, adapter::Layers) {
+pub fn choices(recipe: &Recipe, spec: &DecoderSpec) -> Result<(adapter::Targets, adapter::Layers), Failure> {
     let targets = match &recipe.adapter.targets {
         Targets::AllLinear => adapter::Targets::AllLinear,
         Targets::Names(names) => adapter::Targets::Names(names.clone()),
+        Targets::Expression(expression) => adapter::Targets::Names(matched_paths(expression, spec)?),
     };
     let layers = match &recipe.adapter.layers {
         Layers::All => adapter::Layers::All,
         Layers::Last(count) => adapter::Layers::Last(*count),
         Layers::List(list) => adapter::Layers::List(list.clone()),
     };
-    (targets, layers)
+    Ok((targets, layers))
+}
+
+/// Paths of the linear layers that an expression matches. In a model with towers it may also match the longer paths that
+/// PEFT sees.
+fn matched_paths(expression: &str, spec: &DecoderSpec) -> Result<Vec<String>, Failure> {
+    let pattern = ModulePattern::whole(expression)
+        .map_err(|error| Failure::recipe(error).context("`adapter.targets`"))?;
+    let is_matched = |path: &String| pattern.matches(path) || pattern.matches(&wrapped_name(path));
+    let paths = spec.all_linears().into_iter().map(|linear| linear.path);
+    let matched: Vec<String> = paths.filter(is_matched).collect();
+    if matched.is_empty() {
+        let example = spec.all_linears().swap_remove(0).path;
+        return Err(Failure::recipe(format!(
+            "`adapter.targets`: `{expression}` matches no linear of the model"
+        ))
+        .hint(format!("an expression has to match whole paths, such as `{example}`")));
+    }
+    Ok(matched)
 }

@@ -22,9 +22,10 @@ use smidgen_formats::peft::{
     match_adapter, write_adapter,
 };
 use smidgen_formats::tensor_ref::TensorRef;
+use smidgen_formats::text_names::wrapped_name;
 use smidgen_formats::weight::Weight;
 use smidgen_ir::{Entry, Plan, ValueId};
-use smidgen_recipe::{AdapterKind, Bias, HfName, Init, ModelPath};
+use smidgen_recipe::{AdapterKind, Bias, HfName, Init, Layers, ModelPath, Targets};
 use smidgen_runtime::{Device, Executor, counter};
 use std::collections::{BTreeSet, HashSet};
 use std::io::{self, Write};
@@ -362,7 +363,9 @@ pub fn adapter_config(job: &Job) -> AdapterConfig {
         Bias::LoraOnly => peft::Bias::LoraOnly,
     };
     config.is_wrapped = job.model.is_wrapped();
-    if config.is_wrapped {
+    if let Some(expression) = whole_expression(job, config.is_wrapped) {
+        config.target_modules = expression.into();
+    } else if config.is_wrapped {
         config.target_modules = wrapped_targets(config.target_modules);
     }
     config.modules_to_save = (!job.request.trained.is_empty()).then(|| modules_to_save(&job.request));
@@ -407,6 +410,17 @@ fn target_modules(modules: &[LoraModule], spec: &DecoderSpec) -> Vec<String> {
         return names.into_iter().collect();
     }
     modules.iter().map(|module| module.path.clone()).collect::<BTreeSet<String>>().into_iter().collect()
+}
+
+/// The recipe's expression for the targets, if it matches the paths that PEFT sees.
+fn whole_expression(job: &Job, is_wrapped: bool) -> Option<String> {
+    let Targets::Expression(expression) = &job.recipe.adapter.targets else { return None };
+    let pattern = peft::ModulePattern::whole(expression).ok()?;
+    let path =
+        |module: &LoraModule| if is_wrapped { wrapped_name(&module.path) } else { module.path.clone() };
+    let mut paths = job.request.adapters.iter().map(path);
+    (job.recipe.adapter.layers == Layers::All && paths.all(|path| pattern.matches(&path)))
+        .then(|| expression.clone())
 }
 
 /// An expression for targets that are modules of a text model: towers have modules with the same names.
