@@ -307,9 +307,13 @@ impl<'a> Config<'a> {
             Some(positions) => positions,
             None => config.required_size("max_position_embeddings")?,
         };
+        // Null means the ratio of the two lengths.
         let factor = match self.number("factor")? {
             Some(factor) => factor,
-            None => config.required_size("max_position_embeddings")? as f64 / original_max_positions as f64,
+            None if self.map.contains_key("factor") => {
+                config.required_size("max_position_embeddings")? as f64 / original_max_positions as f64
+            }
+            None => return Err(ModelError::Missing { key: "rope_scaling.factor" }),
         };
         let scale_of = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
         let attention_scale =

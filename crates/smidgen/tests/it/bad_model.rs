@@ -198,7 +198,11 @@ fn configs_that_cannot_be_compiled() {
         ("hidden_size", json!(-1), "`hidden_size` in config.json must be "),
         ("num_attention_heads", json!(0), "num_attention_heads"),
         ("num_key_value_heads", json!(3), "4 attention heads cannot share 3 key-value heads"),
-        ("rope_parameters", json!({"rope_type": "yarn", "rope_theta": 1e4}), "rope_type"),
+        (
+            "rope_parameters",
+            json!({"rope_type": "yarn", "rope_theta": 1e4}),
+            "`rope_scaling.factor` is missing",
+        ),
     ] {
         let scratch = Scratch::new();
         scratch.edit_json("model/config.json", |config| config[key] = value.clone());
