@@ -6,12 +6,33 @@
 //! activations ever passes through memory. A value that depends on no trainable leaf gets no gradient: nothing is built
 //! below the lowest adapted layer, and no weight gradient for frozen weights.
 
-use smidgen_ir::{ByValue, Entry, Graph, Node, Norm, Op, Phase, ValueId, ValueSet};
+use smidgen_ir::{ByValue, Entry, Extent, Graph, Node, Norm, Op, Phase, ValueId, ValueSet};
 
-/// A part of the gradient of a value.
-enum Contribution {
+/// A part of the gradient of a value, times a factor. A factor is carried through linears to their matmuls, so that a
+/// scaled branch of the residual costs no pass over memory.
+struct Contribution {
+    part: Part,
+    factor: f32,
+}
+
+enum Part {
     Value(ValueId),
-    Term { d: ValueId, matrix: ValueId, scale: f32 },
+    Term {
+        d: ValueId,
+        matrix: ValueId,
+        scale: f32,
+    },
+    /// The gradient of the columns from `first` on.
+    Columns {
+        d: ValueId,
+        first: usize,
+    },
+}
+
+impl Contribution {
+    fn value(d: ValueId) -> Contribution {
+        Contribution { part: Part::Value(d), factor: 1.0 }
+    }
 }
 
 pub fn append_backward(graph: &mut Graph) {
@@ -78,28 +99,69 @@ impl Backward<'_> {
     /// The complete gradient of a value, if any reached it.
     fn gradient(&mut self, value: ValueId) -> Option<ValueId> {
         let contributions = self.pending.remove(&value)?;
-        let (mut inputs, mut scales, mut sum) = (Vec::new(), Vec::new(), None);
-        let mut values = Vec::new();
-        for contribution in contributions {
-            match contribution {
-                Contribution::Value(d) => values.push(d),
-                Contribution::Term { d, matrix, scale } => {
+        Some(self.sum(value, contributions))
+    }
+
+    /// As [`Self::gradient`], but without a factor that all contributions have, which is returned.
+    fn gradient_and_factor(&mut self, value: ValueId) -> Option<(ValueId, f32)> {
+        let mut contributions = self.pending.remove(&value)?;
+        let factor = contributions[0].factor;
+        if contributions.iter().any(|contribution| contribution.factor != factor) {
+            return Some((self.sum(value, contributions), 1.0));
+        }
+        contributions.iter_mut().for_each(|contribution| contribution.factor = 1.0);
+        Some((self.sum(value, contributions), factor))
+    }
+
+    fn sum(&mut self, value: ValueId, contributions: Vec<Contribution>) -> ValueId {
+        let (mut inputs, mut scales, mut values) = (Vec::new(), Vec::new(), Vec::new());
+        let mut columns = Vec::new();
+        for Contribution { part, factor } in contributions {
+            match part {
+                Part::Value(d) => values.push((d, factor)),
+                Part::Term { d, matrix, scale } => {
                     inputs.extend([d, matrix]);
-                    scales.push(scale);
+                    scales.push(scale * factor);
                 }
+                Part::Columns { d, first } => columns.push((first, d)),
             }
         }
-        let name = self.name_of_gradient(value);
-        if !scales.is_empty() {
-            sum = Some(self.emit(Op::LinearGrad { scales }, inputs, vec![], std::slice::from_ref(&name))[0]);
-        }
-        for d in values {
-            sum = Some(match sum {
-                None => d,
-                Some(so_far) => self.emit(Op::Add, vec![so_far, d], vec![], std::slice::from_ref(&name))[0],
+        values.extend(self.placed_columns(value, columns).into_iter().map(|d| (d, 1.0)));
+        // A sum begins with a value that it need not scale.
+        values.sort_by_key(|(_, factor)| *factor != 1.0);
+        let (name, mut values) = (self.name_of_gradient(value), values.into_iter());
+        let mut emit = |op: Op, inputs| self.emit(op, inputs, vec![], std::slice::from_ref(&name))[0];
+        let first = match scales.is_empty() {
+            false => emit(Op::LinearGrad { scales }, inputs),
+            true => match values.next().expect("a value with contributions") {
+                (d, 1.0) => d,
+                (d, scale) => emit(Op::Scale { scale }, vec![d]),
+            },
+        };
+        values.fold(first, |so_far, (d, scale)| emit(Op::Add { scale }, vec![so_far, d]))
+    }
+
+    /// Gradients of all columns of a value from those of some columns: one, unless some of them overlap.
+    fn placed_columns(&mut self, value: ValueId, mut parts: Vec<(usize, ValueId)>) -> Vec<ValueId> {
+        let width = |graph: &Graph, value: ValueId| graph.value(value).ty.shape.at(&Extent::default()).1;
+        let (columns, name) = (width(self.graph, value), self.name_of_gradient(value));
+        let mut placed = Vec::new();
+        while !parts.is_empty() {
+            parts.sort();
+            let (mut end, mut now) = (0, Vec::new());
+            parts.retain(|&(first, d)| {
+                let fits = first >= end;
+                if fits {
+                    end = first + width(self.graph, d);
+                    now.push((first, d));
+                }
+                !fits
             });
+            let (firsts, inputs) = now.into_iter().unzip();
+            let op = Op::PlaceColumns { firsts, columns };
+            placed.push(self.emit(op, inputs, vec![], std::slice::from_ref(&name))[0]);
         }
-        sum
+        placed
     }
 
     /// Adds scale · dyᵀ·x to the gradient of a trainable matrix.
@@ -114,13 +176,23 @@ impl Backward<'_> {
         match &node.op {
             Op::LmHeadLoss(_) => self.loss(node),
             Op::GatherRows => self.one_gradient(node, Op::ScatterRows, |_, d| vec![d, node.inputs[1]]),
-            Op::Add => {
+            Op::Add { scale } => {
                 if let Some(d) = self.gradient(node.outputs[0]) {
-                    self.contribute(node.inputs[0], Contribution::Value(d));
-                    self.contribute(node.inputs[1], Contribution::Value(d));
+                    self.contribute(node.inputs[0], Contribution::value(d));
+                    self.contribute(
+                        node.inputs[1],
+                        Contribution { factor: *scale, ..Contribution::value(d) },
+                    );
                 }
             }
-            Op::RmsNorm(norm) => self.rms_norm(node, *norm),
+            Op::SliceColumns { first, .. } => {
+                if let Some(d) = self.gradient(node.outputs[0]) {
+                    let part = Part::Columns { d, first: *first };
+                    self.contribute(node.inputs[0], Contribution { part, factor: 1.0 });
+                }
+            }
+            Op::ScaleBy => self.scale_by(node),
+            Op::RmsNorm { norm, unweighted } => self.rms_norm(node, *norm, *unweighted),
             Op::Linear { bias, lora } => self.linear(node, *bias, *lora),
             Op::ScaleColumns { bias } => self.scale_columns(node, *bias),
             Op::Fourier { scale } => self.fourier(node, *scale),
@@ -130,15 +202,18 @@ impl Backward<'_> {
                     let (gate, up) = (node.inputs[0], node.inputs[1]);
                     let names = [self.name_of_gradient(gate), self.name_of_gradient(up)];
                     let both = self.emit(Op::GatedActGrad(*activation), vec![gate, up, d], vec![], &names);
-                    self.contribute(gate, Contribution::Value(both[0]));
-                    self.contribute(up, Contribution::Value(both[1]));
+                    self.contribute(gate, Contribution::value(both[0]));
+                    self.contribute(up, Contribution::value(both[1]));
                 }
             }
-            Op::Rope { heads, inverse } => {
-                let op = Op::Rope { heads: *heads, inverse: !inverse };
+            Op::Rope { heads, inverse, interleaved } => {
+                let op = Op::Rope { heads: *heads, inverse: !inverse, interleaved: *interleaved };
                 self.one_gradient(node, op, |_, d| vec![d, node.inputs[1]]);
             }
-            Op::Attention(shape) => self.attention(node, Op::AttentionGrad(*shape)),
+            Op::Attention(shape) => {
+                let sinks = shape.sinks.then(|| node.inputs[4]);
+                self.attention(node, Op::AttentionGrad(*shape), sinks);
+            }
             Op::Embed { scale, padding, .. } => {
                 if let Some(table) = self.graph.gradient_of(node.inputs[1])
                     && let Some(d) = self.gradient(node.outputs[0])
@@ -148,9 +223,7 @@ impl Backward<'_> {
                 }
             }
             Op::PlaceRows { .. } => self.place_rows(node),
-            Op::LayerNorm { eps } => {
-                self.one_gradient(node, Op::LayerNormGrad { eps: *eps }, |x, d| vec![x, node.inputs[1], d]);
-            }
+            Op::LayerNorm { eps, bias } => self.layer_norm(node, *eps, *bias),
             Op::Scale { .. } => self.one_gradient(node, node.op.clone(), |_, d| vec![d]),
             Op::Act(kind) => self.one_gradient(node, Op::ActGrad(*kind), |x, d| vec![x, d]),
             Op::CausalConv { .. } => {
@@ -159,11 +232,11 @@ impl Backward<'_> {
             }
             Op::AddBias => {
                 if let Some(d) = self.gradient(node.outputs[0]) {
-                    self.bias_gradient(node.inputs[1], d);
-                    self.contribute(node.inputs[0], Contribution::Value(d));
+                    self.bias_gradient(node.inputs[1], d, 1.0);
+                    self.contribute(node.inputs[0], Contribution::value(d));
                 }
             }
-            Op::ChunkAttention(shape) => self.attention(node, Op::ChunkAttentionGrad(*shape)),
+            Op::ChunkAttention(shape) => self.attention(node, Op::ChunkAttentionGrad(*shape), None),
             // They have no trained leaves among their inputs: they only turn positions or sound into inputs of the layers.
             Op::RopeTable(_) | Op::StridedConv(_) | Op::JoinPlaces { .. } | Op::MaskRows { .. } => {}
             Op::Logits { .. }
@@ -175,6 +248,10 @@ impl Backward<'_> {
             | Op::ScatterRows
             | Op::TakeRows
             | Op::LayerNormGrad { .. }
+            | Op::LayerNormWeightGrad { .. }
+            | Op::ScaleByGrad
+            | Op::SinksGrad
+            | Op::PlaceColumns { .. }
             | Op::ActGrad(_)
             | Op::ChunkAttentionGrad(_)
             | Op::RmsNormGrad { .. }
@@ -222,7 +299,7 @@ impl Backward<'_> {
         if self.needs(value) {
             let name = self.name_of_gradient(value);
             let d = self.emit(op, inputs, vec![], &[name])[0];
-            self.contribute(value, Contribution::Value(d));
+            self.contribute(value, Contribution::value(d));
         }
     }
 
@@ -234,64 +311,109 @@ impl Backward<'_> {
         self.add_gradient(x, Op::PlaceRows { clear: true }, vec![d, rows]);
     }
 
-    /// Attention of either kind: the inputs are q, k, v and others, the outputs o and lse.
-    fn attention(&mut self, node: &Node, op: Op) {
+    /// Attention of either kind: the inputs are q, k, v and others, perhaps with sinks as the last; the outputs o and lse.
+    fn attention(&mut self, node: &Node, op: Op, sinks: Option<ValueId>) {
         let Some(d) = self.gradient(node.outputs[0]) else { return };
-        let (qkv, others) = node.inputs.split_at(3);
+        if let Some(sinks) = sinks
+            && let Some(gradient) = self.graph.gradient_of(sinks)
+        {
+            let [o, lse] = node.outputs[..] else { unreachable!("attention has two outputs") };
+            self.emit(Op::SinksGrad, vec![o, lse, d, sinks], vec![gradient], &[]);
+        }
+        let (qkv, others) = node.inputs[..node.inputs.len() - usize::from(sinks.is_some())].split_at(3);
         let names: Vec<String> = qkv.iter().map(|value| self.name_of_gradient(*value)).collect();
         let inputs = [qkv, &node.outputs, &[d], others].concat();
         for (value, gradient) in qkv.iter().zip(self.emit(op, inputs, vec![], &names)) {
-            self.contribute(*value, Contribution::Value(gradient));
+            self.contribute(*value, Contribution::value(gradient));
         }
     }
 
     /// The forward operation has already computed these gradients.
     fn loss(&mut self, node: &Node) {
         if let Some(&dx) = node.outputs.first() {
-            self.contribute(node.inputs[0], Contribution::Value(dx));
+            self.contribute(node.inputs[0], Contribution::value(dx));
         }
         if let (Some(&dh), Some(&h)) = (node.outputs.get(1), node.inputs.get(4)) {
-            self.contribute(h, Contribution::Value(dh));
+            self.contribute(h, Contribution::value(dh));
         }
     }
 
-    fn rms_norm(&mut self, node: &Node, norm: Norm) {
+    fn rms_norm(&mut self, node: &Node, norm: Norm, unweighted: Option<usize>) {
+        let (x, weight) = (node.inputs[0], node.inputs.get(1).copied());
+        let Some(d) = self.gradient(node.outputs[0]) else { return };
+        if let Some(gradient) = weight.and_then(|weight| self.graph.gradient_of(weight)) {
+            self.emit(Op::RmsNormWeightGrad { eps: norm.eps }, vec![x, d], vec![gradient], &[]);
+        }
+        let op = |addend| Op::RmsNormGrad { norm, unweighted, addend };
+        self.norm_gradient(x, op, weight.into_iter(), d);
+    }
+
+    fn layer_norm(&mut self, node: &Node, eps: f32, bias: bool) {
         let (x, weight) = (node.inputs[0], node.inputs[1]);
         let Some(d) = self.gradient(node.outputs[0]) else { return };
         if let Some(gradient) = self.graph.gradient_of(weight) {
-            self.emit(Op::RmsNormWeightGrad { eps: norm.eps }, vec![x, d], vec![gradient], &[]);
+            self.emit(Op::LayerNormWeightGrad { eps }, vec![x, d], vec![gradient], &[]);
         }
+        if bias {
+            self.bias_gradient(node.inputs[2], d, 1.0);
+        }
+        self.norm_gradient(x, |addend| Op::LayerNormGrad { eps, addend }, [weight].into_iter(), d);
+    }
+
+    /// dx of a norm, to which the kernel adds the other contributions to the gradient of x.
+    fn norm_gradient(
+        &mut self,
+        x: ValueId,
+        op: impl FnOnce(bool) -> Op,
+        weight: impl Iterator<Item = ValueId>,
+        d: ValueId,
+    ) {
         if !self.needs(x) {
             return;
         }
         let addend = self.gradient(x);
-        let mut inputs = vec![x, weight, d];
-        inputs.extend(addend);
+        let inputs = [x].into_iter().chain(weight).chain([d]).chain(addend).collect();
         let name = self.name_of_gradient(x);
-        let dx = self.emit(Op::RmsNormGrad { norm, addend: addend.is_some() }, inputs, vec![], &[name])[0];
-        self.contribute(x, Contribution::Value(dx));
+        let dx = self.emit(op(addend.is_some()), inputs, vec![], &[name])[0];
+        self.contribute(x, Contribution::value(dx));
+    }
+
+    fn scale_by(&mut self, node: &Node) {
+        let Some(d) = self.gradient(node.outputs[0]) else { return };
+        let (x, scale) = (node.inputs[0], node.inputs[1]);
+        if let Some(gradient) = self.graph.gradient_of(scale) {
+            self.emit(Op::ScaleByGrad, vec![x, d], vec![gradient], &[]);
+        }
+        self.add_gradient(x, Op::ScaleBy, vec![d, scale]);
     }
 
     /// y = x·Wᵀ + bias + scale·h·Bᵀ. The adapter's part comes first: it reads little and frees `h` early.
     fn linear(&mut self, node: &Node, bias: bool, lora: Option<f32>) {
-        let Some(dy) = self.gradient(node.outputs[0]) else { return };
+        let Some((dy, factor)) = self.gradient_and_factor(node.outputs[0]) else { return };
+        let term = |matrix, scale| Contribution { part: Part::Term { d: dy, matrix, scale }, factor };
         if let Some(scale) = lora {
             let [.., h, b] = node.inputs[..] else { unreachable!("an adapted linear has h and b") };
-            self.weight_gradient(b, dy, h, scale);
-            self.contribute(h, Contribution::Term { d: dy, matrix: b, scale });
+            self.weight_gradient(b, dy, h, scale * factor);
+            self.contribute(h, term(b, scale));
         }
         if bias {
-            self.bias_gradient(node.inputs[2], dy);
+            self.bias_gradient(node.inputs[2], dy, factor);
         }
         let (x, weight) = (node.inputs[0], node.inputs[1]);
-        self.weight_gradient(weight, dy, x, 1.0);
-        self.contribute(x, Contribution::Term { d: dy, matrix: weight, scale: 1.0 });
+        self.weight_gradient(weight, dy, x, factor);
+        self.contribute(x, term(weight, 1.0));
     }
 
-    fn bias_gradient(&mut self, bias: ValueId, dy: ValueId) {
-        if let Some(gradient) = self.graph.gradient_of(bias) {
-            self.emit(Op::BiasGrad, vec![dy], vec![gradient], &[]);
-        }
+    fn bias_gradient(&mut self, bias: ValueId, dy: ValueId, factor: f32) {
+        let Some(gradient) = self.graph.gradient_of(bias) else { return };
+        let dy = match factor {
+            1.0 => dy,
+            scale => {
+                let name = format!("{} scaled", self.graph.value(dy).name);
+                self.emit(Op::Scale { scale }, vec![dy], vec![], &[name])[0]
+            }
+        };
+        self.emit(Op::BiasGrad, vec![dy], vec![gradient], &[]);
     }
 
     /// y = z·m/n + bias, where n is treated as a constant.
@@ -299,7 +421,7 @@ impl Backward<'_> {
         let Some(dy) = self.gradient(node.outputs[0]) else { return };
         let (z, magnitude, norm) = (node.inputs[0], node.inputs[1], node.inputs[2]);
         if bias {
-            self.bias_gradient(node.inputs[3], dy);
+            self.bias_gradient(node.inputs[3], dy, 1.0);
         }
         if let Some(gradient) = self.graph.gradient_of(magnitude) {
             self.emit(Op::MagnitudeGrad, vec![dy, z, norm], vec![gradient], &[]);
@@ -319,7 +441,7 @@ impl Backward<'_> {
         let inputs = vec![h, b, coefficients, sigma, dy];
         let dz = self.emit(Op::FourierGrad { scale }, inputs, updates, &[name])[0];
         self.weight_gradient(b, dz, h, scale);
-        self.contribute(h, Contribution::Term { d: dz, matrix: b, scale });
-        self.contribute(base, Contribution::Value(dy));
+        self.contribute(h, Contribution { part: Part::Term { d: dz, matrix: b, scale }, factor: 1.0 });
+        self.contribute(base, Contribution::value(dy));
     }
 }

@@ -88,13 +88,13 @@ impl Builder<'_> {
     fn block(&mut self, spec: &AudioSpec, block: usize, x: ValueId) -> ValueId {
         let name = |what: &str| format!("encoder.{block}.{what}");
         let y = self.half_feed_forward(spec, block, "feed_forward_in", x);
-        let mut x = self.emit1(Op::Add, vec![x, y], &name("after_in"));
+        let mut x = self.emit1(Op::Add { scale: 1.0 }, vec![x, y], &name("after_in"));
         let y = self.block_attention(spec, block, x);
-        x = self.emit1(Op::Add, vec![x, y], &name("after_attn"));
+        x = self.emit1(Op::Add { scale: 1.0 }, vec![x, y], &name("after_attn"));
         let y = self.block_convolution(spec, block, x);
-        x = self.emit1(Op::Add, vec![x, y], &name("after_conv"));
+        x = self.emit1(Op::Add { scale: 1.0 }, vec![x, y], &name("after_conv"));
         let y = self.half_feed_forward(spec, block, "feed_forward_out", x);
-        x = self.emit1(Op::Add, vec![x, y], &name("after_out"));
+        x = self.emit1(Op::Add { scale: 1.0 }, vec![x, y], &name("after_out"));
         self.layer_norm(x, block, "layer_norm", &name("x"))
     }
 
@@ -122,6 +122,7 @@ impl Builder<'_> {
             scale: (head_dim as f32).powf(-0.5),
             window: None,
             softcap: None,
+            sinks: false,
         };
         let n = self.layer_norm(x, block, "layer_norm_att", &name("norm"));
         let [q, k, v] = ["q", "k", "v"].map(|part| {
@@ -162,6 +163,6 @@ impl Builder<'_> {
     fn layer_norm(&mut self, x: ValueId, block: usize, module: &str, output: &str) -> ValueId {
         let path = AudioSpec::block_path(block, module);
         let [weight, bias] = ["weight", "bias"].map(|part| self.leaf(&format!("{path}.{part}")));
-        self.emit1(Op::LayerNorm { eps: NORM_EPS }, vec![x, weight, bias], output)
+        self.emit1(Op::LayerNorm { eps: NORM_EPS, bias: true }, vec![x, weight, bias], output)
     }
 }

@@ -215,6 +215,7 @@ impl Builder<'_> {
             scale: spec.attention_scale,
             window: spec.attention[layer].window,
             softcap: spec.attention_softcap,
+            sinks: false,
         };
         let [q_rows, kv_rows] = spec.projection_rows();
         let n = self.norm(x, spec.layer_norms()[0], "attn.norm"); // (T, C)
@@ -225,15 +226,15 @@ impl Builder<'_> {
             q = self.norm(q, q_norm, "attn.q_normed"); // (T, H·D), each head by itself
             k = self.norm(k, k_norm, "attn.k_normed"); // (T, Hkv·D)
         }
-        let q = self.emit1(Op::Rope { heads: spec.heads, inverse: false }, vec![q, table], "attn.q_turned");
-        let k =
-            self.emit1(Op::Rope { heads: spec.kv_heads, inverse: false }, vec![k, table], "attn.k_turned");
+        let rope = |heads| Op::Rope { heads, inverse: false, interleaved: false };
+        let q = self.emit1(rope(spec.heads), vec![q, table], "attn.q_turned");
+        let k = self.emit1(rope(spec.kv_heads), vec![k, table], "attn.k_turned");
         let o = self.attention(shape, q, k, v); // (T, H·D)
         let mut y = self.linear(o, "self_attn.o_proj", "attn.out"); // (T, C)
         if spec.sandwich_norms {
             y = self.norm(y, spec.layer_norms()[1], "attn.out_normed"); // (T, C)
         }
-        self.emit1(Op::Add, vec![x, y], "mid")
+        self.emit1(Op::Add { scale: 1.0 }, vec![x, y], "mid")
     }
 
     fn attention(&mut self, shape: AttentionShape, q: ValueId, k: ValueId, v: ValueId) -> ValueId {
@@ -262,7 +263,7 @@ impl Builder<'_> {
         if spec.sandwich_norms {
             y = self.norm(y, after, "mlp.out_normed"); // (T, C)
         }
-        self.emit1(Op::Add, vec![x, y], "x")
+        self.emit1(Op::Add { scale: 1.0 }, vec![x, y], "x")
     }
 
     /// act(gate)·up.
@@ -275,7 +276,7 @@ impl Builder<'_> {
             Some(layer) => self.leaf(&DecoderSpec::layer_path(layer, weight)),
             None => self.leaf(weight),
         };
-        self.emit1(Op::RmsNorm(self.spec.norm), vec![x, weight], output)
+        self.emit1(Op::RmsNorm { norm: self.spec.norm, unweighted: None }, vec![x, weight], output)
     }
 
     /// The normed rows that carry a loss, and h, B and scale of an adapter on the head.

@@ -192,7 +192,7 @@ impl Builder<'_> {
         };
         let gained = self.emit1(Op::ScaleColumns { bias: false }, inputs, &format!("{output}.gained"));
         let rest = self.matmul(rest, weight, bias, None, &format!("{output}.unchanged"));
-        self.emit1(Op::Add, vec![gained, rest], output)
+        self.emit1(Op::Add { scale: 1.0 }, vec![gained, rest], output)
     }
 
     fn matmul(

@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(profile.seconds(&linear, cost(300.0, 200.0)), 10.5);
         assert_eq!(profile.seconds(&linear, Cost { bf16_flops: 270.0, ..cost(300.0, 20.0) }), 1.7);
         assert_eq!(profile.seconds(&Op::WeightGrad { scale: 1.0 }, cost(300.0, 200.0)), 30.5);
-        assert_eq!(profile.seconds(&Op::Add, cost(0.0, 40.0)), 2.5);
+        assert_eq!(profile.seconds(&Op::Add { scale: 1.0 }, cost(0.0, 40.0)), 2.5);
         let operands = Cost { plain_operands: 100.0, coded_operands: 10.0, ..cost(100.0, 0.0) };
         assert_eq!(profile.seconds(&linear, operands), 3.5);
     }

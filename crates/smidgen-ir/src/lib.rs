@@ -15,6 +15,7 @@ pub mod graph;
 pub mod grouped_digits;
 mod loss_head;
 pub mod op;
+mod op_attributes;
 mod op_shapes;
 mod op_table;
 pub mod plan;
@@ -38,7 +39,8 @@ pub use graph::{
     Entry, Graph, Lap, Leaf, LeafKind, Node, Phase, Rounded, Slice, Space, Value, ValueId, ValueRole,
 };
 pub use loss_head::{HeadPiece, LossHead};
-pub use op::{ACTIVITY_COLUMNS, Activation, AdamW, AttentionShape, Norm, Op, RandomPlace, ShapeError};
+pub use op::{Op, ShapeError};
+pub use op_attributes::{ACTIVITY_COLUMNS, Activation, AdamW, AttentionShape, Norm, RandomPlace};
 pub use op_table::{Batching, BoundBy};
 pub use plan::{
     Buffer, BufferId, Category, DeviceKind, EntryPlan, Lifetime, Peak, Plan, PlannedValue, Precision, Region,
@@ -46,6 +48,6 @@ pub use plan::{
 };
 pub use policy::{Choice, LayerRule, LayerSet, OffloadV1, Order, Pins, Policy, Sharding};
 pub use rank::{Cut, Rank, Shard};
-pub use rope::{RopeScaling, RopeSpec};
+pub use rope::{PositionScale, RopeScaling, RopeSpec, Stretch};
 pub use shape::{Dim, Extent, Shape, Type};
 pub use storage::{Block, Code4, DType, Storage};

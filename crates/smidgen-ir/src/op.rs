@@ -11,12 +11,12 @@
 
 use crate::audio_rows::{PlainActivation, StridedConv};
 use crate::cost::{Cost, Operands};
-use crate::loss_head::{HeadPiece, LossHead, cap_text};
+use crate::loss_head::{HeadPiece, LossHead};
+use crate::op_attributes::{Activation, AdamW, AttentionShape, Norm, RandomPlace};
 use crate::op_table::{Batching, BoundBy, column, op_table};
 use crate::rank::{Rank, Shard};
 use crate::rope::RopeSpec;
 use crate::storage::DType;
-use std::fmt;
 use thiserror::Error;
 
 op_table! {
@@ -31,15 +31,16 @@ op_table! {
         cost: |step| Cost::moving(2 * step.output_bytes(0)),
         text: scale_text(*scale),
     }
-    /// x (rows, C), weight (D) → (rows, C): x / rms(x) · weight, over each group of D channels separately
-    /// (D = C for the norm of a layer, the head size for norms of queries and keys)
-    RmsNorm(norm: Norm) => {
+    /// x (rows, C), `[weight (D)]` → (rows, C): x / rms(x) · weight, over each group of D channels separately
+    /// (D = C for the norm of a layer, the head size for norms of queries and keys). With `unweighted`, which is D, there
+    /// is no weight.
+    RmsNorm { norm: Norm, unweighted: Option<usize> } => {
         name: "rms_norm",
         cheap: true,
         token_local: true,
         in_place: &[(0, 0)],
         rounds: true,
-        text: norm.to_string(),
+        text: norm_text(norm, *unweighted),
     }
     /// x (T, C), keys (T) → (T, C): elements zeroed with probability `p` by a hash of (key, stream, channel), the
     /// others divided by 1 - p; with `rest`, x minus that. Its gradient is the same operation.
@@ -86,20 +87,25 @@ op_table! {
         name: "rope_table",
         text: rope.to_string(),
     }
-    /// x (T, H·D), table (T, dim) → (T, H·D): the first dim channels of each head rotated
-    Rope { heads: usize, inverse: bool } => {
+    /// x (T, H·D), table (T, dim) → (T, H·D): the first dim channels of each head rotated. Channel i is paired with
+    /// channel dim/2 + i; if `interleaved`, channel 2i with 2i + 1.
+    Rope { heads: usize, inverse: bool, interleaved: bool } => {
         name: "rope",
         in_place: &[(0, 0)],
-        text: format!("heads={heads}{}", if *inverse { " inverse" } else { "" }),
+        text: {
+            let (pairs, direction) = (["", " interleaved"], ["", " inverse"]);
+            format!("heads={heads}{}{}", pairs[usize::from(*interleaved)], direction[usize::from(*inverse)])
+        },
     }
-    /// q (T, H·D), k (T, Hkv·D), v (T, Hkv·D), boundaries (G+1) → o (T, H·D), lse (T, H)
+    /// q (T, H·D), k (T, Hkv·D), v (T, Hkv·D), boundaries (G+1), `[sinks (H)]` → o (T, H·D), lse (T, H)
     Attention(shape: AttentionShape) => {
         name: "attention",
         bound_by: BoundBy::Attention,
         cost: |step| step.traffic() + step.attention(2, shape.window),
         text: shape.to_string(),
     }
-    /// gate (T, C), up (T, C) → (T, C): act(gate)·up
+    /// gate (T, G), up (T, C) → (T, C): act(gate)·up. C is a multiple of G: a gate is that of C/G neighbouring channels, a
+    /// single one or those of a head.
     GatedAct(activation: Activation) => {
         name: "gated_act",
         cheap: true,
@@ -109,13 +115,29 @@ op_table! {
         feed_forward: true,
         text: format!("{activation:?}"),
     }
-    /// a, b → a + b
-    Add => {
+    /// a, b → a + scale·b
+    Add { scale: f32 } => {
         name: "add",
         token_local: true,
         // Input 1 is what a block adds to the residual. Writing the sum over it leaves the residual in place, so a device
         // can always fuse this sum with the matmul before it.
         in_place: &[(0, 1), (0, 0)],
+        text: scale_text(*scale),
+    }
+    /// x (rows, C), s (1) → s·x
+    ScaleBy => {
+        name: "scale_by",
+        cheap: true,
+        token_local: true,
+        in_place: &[(0, 0)],
+    }
+    /// x (rows, C) → (rows, columns): columns `first` to `first + columns` of x
+    SliceColumns { first: usize, columns: usize } => {
+        name: "slice_columns",
+        cheap: true,
+        token_local: true,
+        cost: |step| Cost::moving(2 * step.output_bytes(0)),
+        text: format!("{first}+{columns}"),
     }
     /// x (T, C), rows (S) → (S, C)
     GatherRows => {
@@ -179,7 +201,7 @@ op_table! {
         // Only the rows of the new tokens are written, not the whole caches.
         cost: |step| Cost::moving(2 * (step.input_bytes(0) + step.input_bytes(1))),
     }
-    /// q (T, H·D), keys (N, Hkv·D), values (N, Hkv·D), table (L, P), slots (T), positions (T) → o (T, H·D):
+    /// q (T, H·D), keys (N, Hkv·D), values (N, Hkv·D), table (L, P), slots (T), positions (T), `[sinks (H)]` → o (T, H·D):
     /// attention over the cached rows of the query's slot, at positions up to its own
     CachedAttention(shape: AttentionShape) => {
         name: "cached_attention",
@@ -197,8 +219,8 @@ op_table! {
         in_place: &[(0, 0)],
         text: if *clear { "clear".into() } else { String::new() },
     }
-    /// x (rows, C), weight (C), bias (C) → (rows, C): (x - mean) / deviation · weight + bias
-    LayerNorm { eps: f32 } => {
+    /// x (rows, C), weight (C), `[bias (C)]` → (rows, C): (x - mean) / deviation · weight + bias
+    LayerNorm { eps: f32, bias: bool } => {
         name: "layer_norm",
         cheap: true,
         token_local: true,
@@ -267,11 +289,17 @@ op_table! {
     TakeRows => {
         name: "take_rows",
     }
-    /// x (rows, C), weight (C), dy (rows, C) → dx
-    LayerNormGrad { eps: f32 } => {
+    /// x (rows, C), weight (C), dy (rows, C), `[addend (rows, C)]` → dx = addend + gradient
+    LayerNormGrad { eps: f32, addend: bool } => {
         name: "layer_norm_grad",
         token_local: true,
-        in_place: &[(0, 2), (0, 0)],
+        in_place: if *addend { &[(0, 3), (0, 2), (0, 0)] } else { &[(0, 2), (0, 0)] },
+        text: format!("eps={eps}"),
+    }
+    /// x (rows, C), dy (rows, C) → ; updates dweight (C)
+    LayerNormWeightGrad { eps: f32 } => {
+        name: "layer_norm_weight_grad",
+        token_local: true,
         text: format!("eps={eps}"),
     }
     /// x (rows, C), dy (rows, C) → dx
@@ -307,13 +335,18 @@ op_table! {
     ScatterRows => {
         name: "scatter_rows",
     }
-    /// x (rows, C), weight (D), dy (rows, C), `[addend (rows, C)]` → dx = addend + gradient
-    RmsNormGrad { norm: Norm, addend: bool } => {
+    /// x (rows, C), `[weight (D)]`, dy (rows, C), `[addend (rows, C)]` → dx = addend + gradient
+    RmsNormGrad { norm: Norm, unweighted: Option<usize>, addend: bool } => {
         name: "rms_norm_grad",
         token_local: true,
-        in_place: if *addend { &[(0, 3), (0, 2), (0, 0)] } else { &[(0, 2), (0, 0)] },
+        in_place: match (*addend, unweighted) {
+            (true, None) => &[(0, 3), (0, 2), (0, 0)],
+            (false, None) => &[(0, 2), (0, 0)],
+            (true, Some(_)) => &[(0, 2), (0, 1), (0, 0)],
+            (false, Some(_)) => &[(0, 1), (0, 0)],
+        },
         rounds: true,
-        text: norm.to_string(),
+        text: norm_text(norm, *unweighted),
     }
     /// x (rows, C), dy (rows, C) → ; updates dweight (D)
     RmsNormWeightGrad { eps: f32 } => {
@@ -341,6 +374,11 @@ op_table! {
         cost: |step| step.traffic() + step.outer_product(0, 1),
         text: scale_text(*scale),
     }
+    /// x (rows, C), dy (rows, C) → ; updates ds (1) by Σ dy·x
+    ScaleByGrad => {
+        name: "scale_by_grad",
+        token_local: true,
+    }
     /// dy (rows, N) → ; updates dbias (N)
     BiasGrad => {
         name: "bias_grad",
@@ -367,6 +405,16 @@ op_table! {
         // One matmul recomputes the scores, four form gradients.
         cost: |step| step.traffic() + step.attention(5, shape.window),
         text: shape.to_string(),
+    }
+    /// o (T, H·D), lse (T, H), do (T, H·D), sinks (H) → ; updates dsinks (H)
+    SinksGrad => {
+        name: "sinks_grad",
+    }
+    /// d_i (rows, P_i) … → (rows, columns): part i in the columns from `firsts[i]` on, and zeros between parts
+    PlaceColumns { firsts: Vec<usize>, columns: usize } => {
+        name: "place_columns",
+        token_local: true,
+        text: format!("{firsts:?} of {columns}"),
     }
     /// gate, up, dy → dgate, dup
     GatedActGrad(activation: Activation) => {
@@ -545,89 +593,15 @@ fn rank_text(rank: Rank) -> String {
     format!("ranks={}", rank.of)
 }
 
+/// A norm in text forms.
+fn norm_text(norm: &Norm, unweighted: Option<usize>) -> String {
+    let groups = unweighted.map(|channels| format!(" groups={channels} unweighted"));
+    format!("{norm}{}", groups.unwrap_or_default())
+}
+
 /// A factor in text forms; empty if it is 1.
 fn scale_text(scale: f32) -> String {
     if scale == 1.0 { String::new() } else { format!("scale={scale}") }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    Silu,
-    GeluTanh,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AttentionShape {
-    pub heads: usize,
-    pub kv_heads: usize,
-    pub head_dim: usize,
-    pub scale: f32,
-    /// Most keys that a query sees, its own included; `None` means all keys up to its own.
-    pub window: Option<usize>,
-    /// Scores s become cap·tanh(s/cap).
-    pub softcap: Option<f32>,
-}
-
-impl AttentionShape {
-    /// Channels of a query row and of a key or value row.
-    pub fn channels(&self) -> (usize, usize) {
-        (self.heads * self.head_dim, self.kv_heads * self.head_dim)
-    }
-}
-
-impl fmt::Display for AttentionShape {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let AttentionShape { heads, kv_heads, head_dim, scale, window, softcap } = self;
-        let window = window.map(|keys| format!(" window={keys}")).unwrap_or_default();
-        write!(f, "heads={heads}/{kv_heads} dim={head_dim} scale={scale}{window}{}", cap_text(*softcap))
-    }
-}
-
-/// Attributes of an RMS norm.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Norm {
-    pub eps: f32,
-    /// Multiplies by 1 + weight instead of weight.
-    pub plus_one: bool,
-}
-
-impl fmt::Display for Norm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "eps={}{}", self.eps, if self.plus_one { " 1+w" } else { "" })
-    }
-}
-
-/// Columns of the activity of a trained tensor: largest gradient after clipping, largest parameter, 1 once it has moved.
-pub const ACTIVITY_COLUMNS: usize = 3;
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamW {
-    pub beta1: f64,
-    pub beta2: f64,
-    pub eps: f64,
-    pub weight_decay: f64,
-}
-
-/// Identifies the random bits of a matrix: row r uses those of row `first_row` + r of tensor `tensor`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RandomPlace {
-    pub seed: u64,
-    pub tensor: u64,
-    pub first_row: u64,
-}
-
-impl fmt::Display for RandomPlace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let RandomPlace { seed, tensor, first_row } = self;
-        write!(f, "seed={seed} tensor={tensor} row={first_row}")
-    }
-}
-
-impl fmt::Display for AdamW {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let AdamW { beta1, beta2, eps, weight_decay } = self;
-        write!(f, "betas={beta1},{beta2} eps={eps} decay={weight_decay}")
-    }
 }
 
 /// A node whose operands do not fit its operation: always a bug of the stage that built it.

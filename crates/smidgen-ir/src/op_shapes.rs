@@ -3,11 +3,14 @@
 //! `Graph::emit` applies the rule when a stage builds a node, and `verify` applies it again between stages. A violation is
 //! a bug of the stage, so the message names the operation and both sides.
 
+mod attention;
 mod audio;
 mod fp8;
+mod rows;
 
 use crate::loss_head::{HeadPiece, LossHead};
-use crate::op::{ACTIVITY_COLUMNS, AttentionShape, Op, ShapeError};
+use crate::op::{Op, ShapeError};
+use crate::op_attributes::ACTIVITY_COLUMNS;
 use crate::shape::{Dim, Extent, Shape, Type};
 use crate::storage::{DType, Storage};
 
@@ -22,12 +25,7 @@ impl Op {
                 let (_, c) = rule.weight(1)?;
                 Ok(vec![Type::new(Shape::of(Dim::Tokens, c), Storage::Plain(*element))])
             }
-            Op::RmsNorm(_) => {
-                rule.count(2, 0)?;
-                let (_, c) = rule.activation(0)?;
-                rule.norm_weight(inputs[1], c)?;
-                rule.same_as_first()
-            }
+            Op::RmsNorm { unweighted, .. } => rule.rms_norm(*unweighted),
             Op::Dropout { .. } => {
                 rule.count(2, 0)?;
                 let (rows, _) = rule.activation(0)?;
@@ -66,41 +64,20 @@ impl Op {
                 rule.fourier_operands(1, rows, n)?;
                 rule.same_as_first()
             }
-            Op::RopeTable(rope) => {
-                rule.count(1 + usize::from(rope.depends_on_length()), 0)?;
-                rule.integers(0, Dim::Tokens, DType::I32)?;
-                if rope.depends_on_length() {
-                    let lengths = inputs[1].shape == Shape::rows_of(Dim::Tokens);
-                    rule.integers(1, if lengths { Dim::Tokens } else { Dim::Boundaries }, DType::I32)?;
-                }
-                Ok(vec![Type::f32(Shape::of(Dim::Tokens, rope.dim))])
-            }
-            Op::Rope { heads, .. } => {
-                rule.count(2, 0)?;
-                let (rows, c) = rule.activation(0)?;
-                let (table_rows, dim) = rule.f32_rows(1)?;
-                rule.equal("rows", rows, table_rows)?;
-                rule.require(c % heads == 0 && dim <= c / heads && dim % 2 == 0, || {
-                    format!("{c} channels in {heads} heads, {dim} of each rotated")
-                })?;
-                rule.same_as_first()
-            }
-            Op::Attention(shape) => {
-                rule.count(4, 0)?;
-                rule.attention_operands(shape)?;
-                rule.integers(3, Dim::Boundaries, DType::I32)?;
-                let (q, _) = shape.channels();
-                Ok(vec![
-                    rule.like_first(Shape::of(Dim::Tokens, q)),
-                    Type::f32(Shape::of(Dim::Tokens, shape.heads)),
-                ])
-            }
-            Op::GatedAct(_) | Op::Add => {
+            Op::RopeTable(rope) => rule.rope_table(rope),
+            Op::Rope { heads, .. } => rule.rope(*heads),
+            Op::Attention(shape) => rule.attention(shape),
+            Op::GatedAct(_) => rule.gated_act(),
+            Op::Add { .. } => {
                 rule.count(2, 0)?;
                 let shape = rule.activation(0)?;
                 rule.equal("operands", shape, rule.activation(1)?)?;
                 rule.same_as_first()
             }
+            Op::SliceColumns { first, columns } => rule.slice_columns(*first, *columns),
+            Op::PlaceColumns { firsts, columns } => rule.place_columns(firsts, *columns),
+            Op::ScaleBy => rule.scale_by(),
+            Op::ScaleByGrad => rule.scale_by_grad(),
             Op::GatherRows => {
                 rule.count(2, 0)?;
                 let (rows, c) = rule.activation(0)?;
@@ -149,35 +126,12 @@ impl Op {
                 rule.f32_update(0, &Shape::of(Dim::Rows, v))?;
                 Ok(vec![])
             }
-            Op::CacheRows => {
-                rule.count(5, 2)?;
-                let (rows, c) = rule.activation(0)?;
-                rule.equal("rows", rows, Dim::Tokens)?;
-                rule.equal("v", rule.activation(1)?, (rows, c))?;
-                rule.cache_places(2)?;
-                for update in updates {
-                    let fits = matches!(update.shape.0.as_slice(), [Dim::Const(_), Dim::Const(width)] if *width == c);
-                    rule.require(fits && update.storage == inputs[0].storage, || format!("cache {update}"))?;
-                }
-                rule.equal("keys and values", &updates[0].shape, &updates[1].shape)?;
-                Ok(vec![])
-            }
-            Op::CachedAttention(shape) => {
-                rule.count(6, 0)?;
-                let (q, kv) = rule.attention_channels(shape)?;
-                rule.equal("q", rule.activation(0)?, (Dim::Tokens, q))?;
-                let (rows, c) = rule.weight(1)?;
-                rule.equal("keys", c, kv)?;
-                for cache in [1, 2] {
-                    rule.equal("cache", inputs[cache], &rule.like_first(Shape::matrix(rows, kv)))?;
-                }
-                rule.cache_places(3)?;
-                Ok(vec![rule.like_first(Shape::of(Dim::Tokens, q))])
-            }
+            Op::CacheRows => rule.cache_rows(),
+            Op::CachedAttention(shape) => rule.cached_attention(shape),
             Op::PlaceRows { clear } => rule.place_rows(*clear),
             Op::TakeRows => rule.take_rows(),
-            Op::LayerNorm { .. } => rule.layer_norm(),
-            Op::LayerNormGrad { .. } => rule.layer_norm_grad(),
+            Op::LayerNorm { bias, .. } => rule.layer_norm(*bias),
+            Op::LayerNormGrad { addend, .. } => rule.layer_norm_grad(*addend),
             Op::AddBias => rule.add_bias(),
             Op::Scale { .. } | Op::Act(_) => rule.one_activation(),
             Op::ActGrad(_) => rule.act_grad(),
@@ -194,23 +148,8 @@ impl Op {
                 rule.integers(1, Dim::Rows, DType::I32)?;
                 Ok(vec![rule.like_first(Shape::of(Dim::Tokens, c))])
             }
-            Op::RmsNormGrad { addend, .. } => {
-                rule.count(3 + usize::from(*addend), 0)?;
-                let shape = rule.activation(0)?;
-                rule.norm_weight(inputs[1], shape.1)?;
-                for operand in 2..inputs.len() {
-                    rule.equal("operands", shape, rule.activation(operand)?)?;
-                }
-                rule.same_as_first()
-            }
-            Op::RmsNormWeightGrad { .. } => {
-                rule.count(2, 1)?;
-                let shape = rule.activation(0)?;
-                rule.equal("operands", shape, rule.activation(1)?)?;
-                rule.norm_weight(updates[0], shape.1)?;
-                rule.f32_update(0, &updates[0].shape)?;
-                Ok(vec![])
-            }
+            Op::RmsNormGrad { addend, unweighted, .. } => rule.rms_norm_grad(*unweighted, *addend),
+            Op::RmsNormWeightGrad { .. } | Op::LayerNormWeightGrad { .. } => rule.norm_weight_grad(),
             Op::LinearGrad { scales } => {
                 rule.count(2 * scales.len(), 0)?;
                 rule.require(!scales.is_empty(), || "no terms".into())?;
@@ -253,23 +192,9 @@ impl Op {
                 rule.f32_update(1, &Shape::matrix(1, 1))?;
                 Ok(vec![rule.like_first(Shape::of(rows, n))])
             }
-            Op::AttentionGrad(shape) => {
-                rule.count(7, 0)?;
-                rule.attention_operands(shape)?;
-                let (q, kv) = shape.channels();
-                rule.equal("o", rule.activation(3)?, (Dim::Tokens, q))?;
-                rule.equal("lse", rule.f32_rows(4)?, (Dim::Tokens, shape.heads))?;
-                rule.equal("do", rule.activation(5)?, (Dim::Tokens, q))?;
-                rule.integers(6, Dim::Boundaries, DType::I32)?;
-                Ok([q, kv, kv].map(|c| rule.like_first(Shape::of(Dim::Tokens, c))).to_vec())
-            }
-            Op::GatedActGrad(_) => {
-                rule.count(3, 0)?;
-                let shape = rule.activation(0)?;
-                rule.equal("up", rule.activation(1)?, shape)?;
-                rule.equal("dy", rule.activation(2)?, shape)?;
-                Ok(vec![inputs[0].clone(); 2])
-            }
+            Op::AttentionGrad(shape) => rule.attention_grad(shape),
+            Op::SinksGrad => rule.sinks_grad(),
+            Op::GatedActGrad(_) => rule.gated_act_grad(),
             Op::EmbedGrad { .. } => {
                 rule.count(2, 1)?;
                 rule.integers(0, Dim::Tokens, DType::I32)?;
@@ -533,15 +458,6 @@ impl Rule<'_> {
         self.equal("sigma", self.inputs[first + 3], &Type::f32(Shape::matrix(1, 1)))
     }
 
-    /// A vector as long as all channels, or as one of several equal groups of them.
-    fn norm_weight(&self, operand: &Type, channels: usize) -> Result<(), ShapeError> {
-        let fits = match operand.shape.0.as_slice() {
-            [Dim::Const(n)] => operand.storage.is_real() && *n > 0 && channels.is_multiple_of(*n),
-            _ => false,
-        };
-        self.require(fits, || format!("a norm over {channels} channels cannot have the weight {operand}"))
-    }
-
     fn integers(&self, input: usize, dim: Dim, dtype: DType) -> Result<(), ShapeError> {
         let expected = Type::new(Shape::rows_of(dim), Storage::Plain(dtype));
         let got = self.inputs[input];
@@ -558,30 +474,6 @@ impl Rule<'_> {
         self.require(got.storage == Storage::F32 && got.shape == *shape, || {
             format!("update {update} must be f32 {shape}, got {got}")
         })
-    }
-
-    fn attention_operands(&self, shape: &AttentionShape) -> Result<(), ShapeError> {
-        let (q, kv) = self.attention_channels(shape)?;
-        self.equal("q", self.activation(0)?, (Dim::Tokens, q))?;
-        self.equal("k", self.activation(1)?, (Dim::Tokens, kv))?;
-        self.equal("v", self.activation(2)?, (Dim::Tokens, kv))
-    }
-
-    fn attention_channels(&self, shape: &AttentionShape) -> Result<(usize, usize), ShapeError> {
-        self.require(shape.kv_heads > 0 && shape.heads.is_multiple_of(shape.kv_heads), || {
-            format!("{shape:?}")
-        })?;
-        Ok(shape.channels())
-    }
-
-    /// The table of cache rows, and the slot and position of each token, from input `first` on.
-    fn cache_places(&self, first: usize) -> Result<(), ShapeError> {
-        let table = self.inputs[first];
-        let fits = matches!(table.shape.0.as_slice(), [Dim::Const(_), Dim::Const(_)])
-            && table.storage == Storage::Plain(DType::I32);
-        self.require(fits, || format!("expected a table of cache rows, got {table}"))?;
-        self.integers(first + 1, Dim::Tokens, DType::I32)?;
-        self.integers(first + 2, Dim::Tokens, DType::I32)
     }
 
     /// x, rows of the head and labels; input `before` is the result (S, `columns`) of earlier pieces.

@@ -74,11 +74,22 @@ pub fn workspace_bytes(op: &Op, inputs: &[&Type], extent: &Extent, target: Targe
             |cpu| cpu.f32_attention_floats(shape),
             |gpu| gpu_sizes::cached_attention_bytes(gpu.size(0).0, gpu.size(3).1, shape),
         ),
-        Op::RmsNormWeightGrad { .. } => step.scratch(
+        Op::RmsNormWeightGrad { .. } | Op::LayerNormWeightGrad { .. } => step.scratch(
             |cpu| cpu_sizes::norm_partials_floats(cpu.size(0).0, cpu.size(0).1),
             |gpu| gpu.partial_sums_bytes(gpu_sizes::NORM_GROUPS_PER_PARTIAL),
         ),
         Op::BiasGrad => step.scratch(|_| 0, |gpu| gpu.partial_sums_bytes(gpu_sizes::BIAS_ROWS_PER_PARTIAL)),
+        Op::SinksGrad => step.scratch(
+            |cpu| cpu.size(1).0 * cpu.size(1).1,
+            |gpu| {
+                let (rows, heads) = gpu.size(1);
+                gpu_sizes::partial_sums_bytes(rows, heads, gpu_sizes::NORM_GROUPS_PER_PARTIAL)
+            },
+        ),
+        Op::ScaleByGrad => step.scratch(
+            |cpu| cpu.size(0).0,
+            |gpu| gpu_sizes::partial_sums_bytes(gpu.size(0).0, 1, gpu_sizes::NORM_GROUPS_PER_PARTIAL),
+        ),
         Op::ScaleColumns { bias } => step.scratch(|cpu| if *bias { cpu.size(3).0 } else { 0 }, |_| 0),
         Op::MagnitudeGrad => {
             step.scratch(|_| 0, |gpu| gpu_sizes::magnitude_partials_bytes(gpu.size(0).0, gpu.size(0).1))
@@ -128,12 +139,15 @@ pub fn workspace_bytes(op: &Op, inputs: &[&Type], extent: &Extent, target: Targe
         | Op::JoinPlaces { .. }
         | Op::MaskRows { .. }
         | Op::ChunkAttention(_)
-        | Op::RmsNorm(_)
+        | Op::RmsNorm { .. }
         | Op::Dropout { .. }
         | Op::RopeTable(_)
         | Op::Rope { .. }
         | Op::GatedAct(_)
-        | Op::Add
+        | Op::Add { .. }
+        | Op::ScaleBy
+        | Op::SliceColumns { .. }
+        | Op::PlaceColumns { .. }
         | Op::GatherRows
         | Op::HeadLoss { .. }
         | Op::CacheRows

@@ -3,7 +3,7 @@
 //! The kernels cut their work by the constants here, and `workspace.rs` adds the sizes up for each operation.
 //! Counts are in f32 unless the name or the comment says otherwise.
 
-use crate::op::AttentionShape;
+use crate::op_attributes::AttentionShape;
 use crate::plan::Precision;
 use crate::shape::{Extent, Type};
 

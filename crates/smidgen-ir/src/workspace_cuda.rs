@@ -4,7 +4,7 @@
 //! adapter's matrices to the right and below. The kernels cut their work by the constants here, and `workspace.rs` adds
 //! the sizes up for each operation. Nothing depends on the model of the GPU, so a plan is the same for all of them.
 
-use crate::op::AttentionShape;
+use crate::op_attributes::AttentionShape;
 use crate::plan::{Precision, align_up};
 use crate::shape::{Extent, Type};
 use crate::storage::{DType, Storage};
@@ -166,13 +166,14 @@ pub struct AttentionTiles {
 }
 
 impl AttentionTiles {
-    /// Heads of more than 256 channels have no kernel.
+    /// Heads of more than 512 channels have no kernel.
     pub const fn of(head_dim: usize) -> AttentionTiles {
         match head_dim {
             0..=64 => AttentionTiles { padded_head: 64, queries: 128, keys: 64 },
             65..=96 => AttentionTiles { padded_head: 96, queries: 128, keys: 64 },
             97..=128 => AttentionTiles { padded_head: 128, queries: 128, keys: 64 },
-            _ => AttentionTiles { padded_head: 256, queries: 64, keys: 32 },
+            129..=256 => AttentionTiles { padded_head: 256, queries: 64, keys: 32 },
+            _ => AttentionTiles { padded_head: 512, queries: 32, keys: 16 },
         }
     }
 }
@@ -470,8 +471,15 @@ mod tests {
         }
     }
 
-    const GROUPED: AttentionShape =
-        AttentionShape { heads: 28, kv_heads: 4, head_dim: 128, scale: 1.0, window: None, softcap: None };
+    const GROUPED: AttentionShape = AttentionShape {
+        heads: 28,
+        kv_heads: 4,
+        head_dim: 128,
+        scale: 1.0,
+        window: None,
+        softcap: None,
+        sinks: false,
+    };
 
     /// There are 4 · 32 blocks without parts, 4 · 64, 4 · 128 and 4 · 256. Seven heads give at most seven parts.
     #[test]

@@ -1,24 +1,36 @@
 // Causal attention over packed segments, forward: o = softmax(scale · q·kᵀ) · v for each head, and lse, the
-// natural logarithm of each row's sum of exponentials.
+// natural logarithm of each row's sum of exponentials. With sinks, each head has one more score, which belongs to no key.
 //
 // A block of 4 warps owns a tile of queries of one head and loops over tiles of keys from the diagonal backwards, with
 // a running maximum and sum (online softmax). Each warp has its own 16 or 32 queries, as many as registers allow, so
 // that a fragment of keys or values is used by several matrix instructions. The next keys and values are copied while
-// the current ones are multiplied, with one barrier per tile. Sums are rescaled to a new maximum only if it makes the
+// the current ones are multiplied, with one barrier per tile. Two warps share the queries of heads over 256 channels. Sums are rescaled to a new maximum only if it makes the
 // exponentials more than 2^8 times larger; until then they cannot overflow. At T = 8192 with 28 heads of 128, the work
 // is 0.48 TFLOP and the operands are 134 MB, so the kernel is bound by compute.
 // Left out: dropout, other masks, and the KV cache.
 
 // Before Ampere a block may use 64 KiB of shared memory, so large heads process fewer keys at a time.
-#define FEWER_KEYS (CAPABILITY < 80 && HEAD > 64 ? 2 : 1)
+#define FEWER_KEYS (CAPABILITY < 80 && HEAD > 64 && HEAD <= 256 ? 2 : 1)
 #if HEAD <= 128
 #define WARP_QUERIES 32
 #define KEYS (64 / FEWER_KEYS)
-#else
+#elif HEAD <= 256
 #define WARP_QUERIES 16
 #define KEYS (32 / FEWER_KEYS)
+#else
+#define WARP_QUERIES 16
+#define KEYS 16
 #endif
-#define QUERIES (WARP_QUERIES * THREADS / WARP)
+#define QUERIES (WARP_QUERIES * THREADS / WARP / SHARERS)
+
+// The sinks of all heads; `values` is null if there are none.
+struct Sinks {
+    const void *values;
+    int dtype;
+    __device__ __forceinline__ float of(int head) const {
+        return values != nullptr ? stored_float(values, dtype, head) : -infinity();
+    }
+};
 
 // One block lists the tiles of queries.
 extern "C" __global__ void __launch_bounds__(THREADS) FOR_HEAD(attention_tiles_)(const i32 *boundaries, int segments,
@@ -42,12 +54,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) FOR_HEAD(attention_tiles_)
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     FOR_HEAD(attention_)(const act *q, i64 q_stride, const act *k, i64 k_stride, const act *v, i64 v_stride, act *o,
                          i64 o_stride, float *lse, const int4 *list, int heads, int kv_heads, int head_dim,
-                         int window, float scale, float cap) {
+                         int window, float scale, float cap, const void *sinks, int sinks_dtype) {
     const int head = blockIdx.x % heads, kv_head = head / (heads / kv_heads);
     Tile tile;
     if (!read_tile(list, blockIdx.x / heads, tile))
         return;
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const int warp = threadIdx.x / WARP / SHARERS, share_of = threadIdx.x / WARP % SHARERS;
+    const int first_chunk = share_of * (CHUNKS / SHARERS), lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const u32 queries = shared_base(), ring = queries + QUERY_BYTES;
     const LanePlaces places = lane_places();
     const CopyPlace place = copy_place(head_dim);
@@ -74,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     const float to_power = cap > 0.0f ? LOG2_E : scale * LOG2_E;
     const float slack = SLACK / to_power;
     const int warp_query = tile.first + warp * WARP_QUERIES;
-    float output[ROW_FRAGMENTS][HEAD / 8][4] = {}; // (queries, channels)
+    float output[ROW_FRAGMENTS][HEAD / 8 / SHARERS][4] = {}; // (queries, own channels)
     // Running maximum and sum of the rows g and g + 8 of each fragment. A lane sums over its own columns only.
     float most[ROW_FRAGMENTS][2], sum[ROW_FRAGMENTS][2];
 #pragma unroll
@@ -149,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                     sum[m][r] *= factor[r];
                 }
 #pragma unroll
-                for (int n = 0; n < HEAD / 8; ++n)
+                for (int n = 0; n < HEAD / 8 / SHARERS; ++n)
 #pragma unroll
                     for (int i = 0; i < 4; ++i)
                         output[m][n][i] *= factor[i / 2];
@@ -170,13 +183,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         for (int part = 0; part < KEYS / 16; ++part) {
             u32 left[ROW_FRAGMENTS][4];
             as_left(left, score, part);
-            add_matmul(output, left, values, part * 16, 0, places);
+            add_matmul(output, left, values, part * 16, first_chunk, places);
         }
     }
 
-    // The warp's queries are no longer needed, so their shared memory is used to write the result.
+    // The queries are no longer needed, so their shared memory is used to write the result.
     const int rows = min(WARP_QUERIES, tile.last - warp_query);
-    __syncwarp();
+    if (SHARERS > 1)
+        __syncthreads();
+    else
+        __syncwarp();
+    const float sink = Sinks{sinks, sinks_dtype}.of(head) * LOG2_E;
 #pragma unroll
     for (int m = 0; m < ROW_FRAGMENTS; ++m) {
         float share[2];
@@ -185,19 +202,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             float total = sum[m][r];
             total += __shfl_xor_sync(EVERY_LANE, total, 1);
             total += __shfl_xor_sync(EVERY_LANE, total, 2);
-            share[r] = 1.0f / total;
+            // The sink joins the sum at the larger of both maxima; it is -infinity if there is none.
+            const float own = most[m][r] * to_power, top = fmaxf(own, sink), factor = power_of_two(own - top);
+            total = total * factor + power_of_two(sink - top);
+            share[r] = factor / total;
             const int row = m * 16 + r * 8 + g;
-            if (t == 0 && row < rows)
-                lse[(i64)(warp_query + row) * heads + head] = (most[m][r] * to_power + log2f(total)) * LN_2;
+            if (t == 0 && share_of == 0 && row < rows)
+                lse[(i64)(warp_query + row) * heads + head] = (top + log2f(total)) * LN_2;
         }
 #pragma unroll
-        for (int n = 0; n < HEAD / 8; ++n)
-            put_fragment(queries, warp * WARP_QUERIES + m * 16, n, output[m][n], share[0], share[1]);
+        for (int n = 0; n < HEAD / 8 / SHARERS; ++n)
+            put_fragment(queries, warp * WARP_QUERIES + m * 16, first_chunk + n, output[m][n], share[0], share[1]);
     }
     __syncwarp();
     if (rows > 0)
-        store_rows(o + warp_query * o_stride + (i64)head * head_dim, o_stride, queries, warp * WARP_QUERIES, rows, 0,
-                   CHUNKS, head_dim);
+        store_rows(o + warp_query * o_stride + (i64)head * head_dim, o_stride, queries, warp * WARP_QUERIES, rows,
+                   first_chunk, CHUNKS / SHARERS, head_dim);
 }
 
 #endif
@@ -205,14 +225,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 // The plain form, without tiles: each warp processes one query at a time.
 __device__ __forceinline__ void plain_attention(const act *q, i64 q_stride, const act *k, i64 k_stride, const act *v, i64 v_stride, act *o,
                                                 i64 o_stride, float *lse, const int4 *list, int heads, int kv_heads, int head_dim,
-                                                int window, float scale, float cap) {
+                                                int window, float scale, float cap, Sinks sinks) {
     const int head = blockIdx.x % heads, kv_head = head / (heads / kv_heads);
     const i64 column = (i64)head * head_dim, kv_column = (i64)kv_head * head_dim;
     Tile tile;
     if (!read_tile(list, blockIdx.x / heads, tile))
         return;
     for (int query = tile.first + threadIdx.x / WARP; query < tile.last; query += THREADS / WARP) {
-        float own[OWN], other[OWN], output[OWN] = {}, most = -infinity(), sum = 0.0f;
+        // A sink is a first score without a value.
+        float own[OWN], other[OWN], output[OWN] = {};
+        float most = sinks.of(head), sum = sinks.values != nullptr ? 1.0f : 0.0f;
         read_row(own, q + query * q_stride + column, head_dim);
         for (int key = max(tile.begin, query + 1 - window); key <= query; ++key) {
             read_row(other, k + key * k_stride + kv_column, head_dim);
@@ -236,17 +258,17 @@ __device__ __forceinline__ void plain_attention(const act *q, i64 q_stride, cons
 extern "C" __global__ void __launch_bounds__(THREADS)
     FOR_HEAD(attention_plain_)(const act *q, i64 q_stride, const act *k, i64 k_stride, const act *v, i64 v_stride, act *o,
                                i64 o_stride, float *lse, const int4 *list, int heads, int kv_heads, int head_dim,
-                               int window, float scale, float cap) {
+                               int window, float scale, float cap, const void *sinks, int sinks_dtype) {
     plain_attention(q, q_stride, k, k_stride, v, v_stride, o, o_stride, lse, list, heads, kv_heads, head_dim, window,
-                    scale, cap);
+                    scale, cap, Sinks{sinks, sinks_dtype});
 }
 
 #if defined(ACT_F32)
 extern "C" __global__ void __launch_bounds__(THREADS)
     FOR_HEAD(attention_)(const act *q, i64 q_stride, const act *k, i64 k_stride, const act *v, i64 v_stride, act *o,
                          i64 o_stride, float *lse, const int4 *list, int heads, int kv_heads, int head_dim,
-                         int window, float scale, float cap) {
+                         int window, float scale, float cap, const void *sinks, int sinks_dtype) {
     plain_attention(q, q_stride, k, k_stride, v, v_stride, o, o_stride, lse, list, heads, kv_heads, head_dim, window,
-                    scale, cap);
+                    scale, cap, Sinks{sinks, sinks_dtype});
 }
 #endif

@@ -7,13 +7,15 @@
 //     s = scale · q·kᵀ  gives   dq = scale · ds·k   and   dk = scale · dsᵀ·q
 // The sum is known in advance: Σ_j p_j dp_j = Σ_j p_j (do · v_j) = do · o, a sum of do ∘ o over the channels of a head.
 // It is called delta, so ds = p ∘ (dp - delta).
+// A sink of the forward pass is a part of lse and has no value, so nothing here changes with it.
 // With a softcap c, the scores are c·t with t = tanh(s / c). d(c·t)/ds = 1 - t², so ds is multiplied by 1 - t².
 //
 // Some blocks own a tile of keys and loop over all queries that see it, for all query heads that share the key head or
 // for a part of these heads. dk and dv stay in registers, and if heads are split into parts, a last kernel adds the
 // parts. Other blocks own a tile of queries and loop over keys for dq. Scores and dp are computed twice (7 matmuls
 // instead of 5), but no atomics are needed: the workspace is two floats per query and head, and the parts. Both kinds
-// of blocks are in one grid, those with the most work first, so that short blocks fill the gaps at the end.
+// of blocks are in one grid, those with the most work first, so that short blocks fill the gaps at the end. In heads of
+// over 256 channels, twice as many warps share queries or keys, and each has half as many channels of the results.
 // Left out: splitting one tile of keys over several ranges of queries.
 
 // The number of tiles that a listed tile is cut into. Before Ampere a block may use 64 KiB of shared memory, and only
@@ -36,8 +38,8 @@
 #define KEY_STEP 16
 #endif
 // Queries per block for dq; keys per block for dk and dv.
-#define QUERIES (WARP_QUERIES * THREADS / WARP)
-#define KEYS (2 * WARP_KEYS)
+#define QUERIES (WARP_QUERIES * THREADS / WARP / SHARERS)
+#define KEYS (2 * WARP_KEYS / SHARERS)
 
 // Lanes that share one sum of `attention_grad_prepare`, and sums per block.
 #define SUM_LANES (HEAD <= 64 ? 8 : HEAD <= 128 ? 16 : 32)
@@ -56,41 +58,44 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                    of_keys ? key_list : query_list);
         return;
     }
-    const int chunk = threadIdx.x % SUM_LANES * 8;
+    const int first_chunk = threadIdx.x % SUM_LANES * 8;
     const int first = (blockIdx.x - 2) * BLOCK_SUMS + threadIdx.x / SUM_LANES;
     float sums[SUM_ROUNDS];
 #pragma unroll
     for (int round = 0; round < SUM_ROUNDS; ++round) {
         const int item = first + round * (THREADS / SUM_LANES);
         const int token = item / heads, head = item % heads;
-        const act *a = o + token * o_stride + (i64)head * head_dim + chunk;
-        const act *b = dout + token * dout_stride + (i64)head * head_dim + chunk;
-        float x[8] = {}, y[8] = {};
-        if (token < tokens) {
-            if (aligned) {
-                if (chunk < head_dim) {
-                    load_eight<act>(a, x);
-                    load_eight<act>(b, y);
-                }
-            } else {
-                for (int i = 0; i < 8; ++i)
-                    if (chunk + i < head_dim) {
-                        x[i] = to_float(a[i]);
-                        y[i] = to_float(b[i]);
-                    }
-            }
-        }
         sums[round] = 0.0f;
 #pragma unroll
-        for (int i = 0; i < 8; ++i)
-            sums[round] = fmaf(x[i], y[i], sums[round]);
+        for (int chunk = first_chunk; chunk < HEAD; chunk += 8 * SUM_LANES) {
+            const act *a = o + token * o_stride + (i64)head * head_dim + chunk;
+            const act *b = dout + token * dout_stride + (i64)head * head_dim + chunk;
+            float x[8] = {}, y[8] = {};
+            if (token < tokens) {
+                if (aligned) {
+                    if (chunk < head_dim) {
+                        load_eight<act>(a, x);
+                        load_eight<act>(b, y);
+                    }
+                } else {
+                    for (int i = 0; i < 8; ++i)
+                        if (chunk + i < head_dim) {
+                            x[i] = to_float(a[i]);
+                            y[i] = to_float(b[i]);
+                        }
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                sums[round] = fmaf(x[i], y[i], sums[round]);
+        }
     }
 #pragma unroll
     for (int round = 0; round < SUM_ROUNDS; ++round) {
         const float sum = lanes_sum(sums[round], SUM_LANES);
         const int item = first + round * (THREADS / SUM_LANES);
         const int token = item / heads, head = item % heads;
-        if (chunk == 0 && token < tokens) {
+        if (first_chunk == 0 && token < tokens) {
             const i64 at = (i64)head * tokens + token;
             deltas[at] = sum;
             powers[at] = lse[item] * LOG2_E;
@@ -119,7 +124,8 @@ struct GradOperands {
 #define KEY_ROWS (WARP_KEYS / 16)
 #define HALF_QUERIES (QUERY_STEP / 2)
 #define HALF_STEPS (HALF_QUERIES / 16)
-#define HALF_CHUNKS (CHUNKS / 2)
+// Chunks of dk and dv that a warp accumulates: half of the channels, or a quarter.
+#define OWN_CHUNKS (CHUNKS / 2 / SHARERS)
 #define FRAGMENT_BYTES 512
 
 // Shared memory of a block for dk and dv.
@@ -176,11 +182,13 @@ __device__ __forceinline__ void differentiate(float (&score)[M][N][4], float (&g
 
 // dk and dv of one tile of keys for a part of the query heads of one key head. Warps 2i and 2i + 1 have the same
 // WARP_KEYS keys. Each computes p and ds of half of the queries, passes them to the other warp, and accumulates half of
-// the channels of dk and dv.
+// the channels of dk and dv. If keys are shared, both pairs have the same keys, and each warp has a quarter of the channels.
 __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const Scores &scores, Tile tile, int kv_head,
                                                   int part) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const int pair = warp / 2, half = warp % 2, group = x.heads / x.kv_heads;
+    const int first_row = SHARERS > 1 ? 0 : pair * WARP_KEYS;
+    const int first_chunk = (SHARERS > 1 ? warp : half) * OWN_CHUNKS;
     const u32 base = shared_base();
     const u32 keys = base + KEYS_AT, values = base + VALUES_AT, outputs = base + OUTPUTS_AT;
     const LanePlaces places = lane_places();
@@ -207,7 +215,7 @@ __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const S
     int head = kv_head * group + x.part_head(part), query = tile.first;
     load_queries(head, query, 0);
 
-    float dk[KEY_ROWS][HALF_CHUNKS][4] = {}, dv[KEY_ROWS][HALF_CHUNKS][4] = {}; // (keys, channels)
+    float dk[KEY_ROWS][OWN_CHUNKS][4] = {}, dv[KEY_ROWS][OWN_CHUNKS][4] = {}; // (keys, channels)
 
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
@@ -232,10 +240,10 @@ __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const S
             copy_async_commit();
 
         float score[KEY_ROWS][HALF_STEPS * 2][4], gradient[KEY_ROWS][HALF_STEPS * 2][4]; // (keys, queries)
-        tile_matmul(score, keys, pair * WARP_KEYS, queries, half * HALF_QUERIES, places);
+        tile_matmul(score, keys, first_row, queries, half * HALF_QUERIES, places);
         copy_async_wait<1>();
         __syncthreads();
-        tile_matmul(gradient, values, pair * WARP_KEYS, outputs, half * HALF_QUERIES, places);
+        tile_matmul(gradient, values, first_row, outputs, half * HALF_QUERIES, places);
 
         const bool whole =
             this_query >= tile.first + KEYS - 1 && this_query + QUERY_STEP - 1 - tile.first < scores.window;
@@ -245,7 +253,7 @@ __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const S
             power[n] = shared_load_floats(statistics + (n * 8 + 2 * t) * 4);
             delta[n] = shared_load_floats(statistics + STATISTICS_BYTES + (n * 8 + 2 * t) * 4);
         }
-        const int apart = this_query + half * HALF_QUERIES + 2 * t - (tile.first + pair * WARP_KEYS + g);
+        const int apart = this_query + half * HALF_QUERIES + 2 * t - (tile.first + first_row + g);
         differentiate(
             score, gradient, whole, scores, [&](int, int n, int i) { return i % 2 ? power[n].y : power[n].x; },
             [&](int, int n, int i) { return i % 2 ? delta[n].y : delta[n].x; },
@@ -268,8 +276,8 @@ __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const S
 #pragma unroll
         for (int part = 0; part < HALF_STEPS; ++part) {
             const int row = half * HALF_QUERIES + part * 16;
-            add_matmul(dv, p[part], outputs, row, half * HALF_CHUNKS, places);
-            add_matmul(dk, ds[part], queries, row, half * HALF_CHUNKS, places);
+            add_matmul(dv, p[part], outputs, row, first_chunk, places);
+            add_matmul(dk, ds[part], queries, row, first_chunk, places);
         }
         barrier_of(1 + pair, 2 * WARP);
 #pragma unroll
@@ -279,32 +287,32 @@ __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const S
 #pragma unroll
             for (int m = 0; m < KEY_ROWS; ++m)
                 shared_load_16(left[m], theirs + (part * KEY_ROWS + m) * FRAGMENT_BYTES);
-            add_matmul(dv, left, outputs, row, half * HALF_CHUNKS, places);
+            add_matmul(dv, left, outputs, row, first_chunk, places);
 #pragma unroll
             for (int m = 0; m < KEY_ROWS; ++m)
                 shared_load_16(left[m], theirs + EXCHANGE_BYTES + (part * KEY_ROWS + m) * FRAGMENT_BYTES);
-            add_matmul(dk, left, queries, row, half * HALF_CHUNKS, places);
+            add_matmul(dk, left, queries, row, first_chunk, places);
         }
     }
 
     // Keys and values are no longer needed, so their shared memory is used to write the result.
     copy_async_wait<0>();
     __syncthreads();
-    const int first_row = pair * WARP_KEYS, rows = min(WARP_KEYS, tile.last - tile.first - first_row);
+    const int rows = min(WARP_KEYS, tile.last - tile.first - first_row);
 #pragma unroll
     for (int m = 0; m < KEY_ROWS; ++m)
 #pragma unroll
-        for (int n = 0; n < HALF_CHUNKS; ++n) {
-            put_fragment(keys, first_row + m * 16, half * HALF_CHUNKS + n, dk[m][n], scores.scale, scores.scale);
-            put_fragment(values, first_row + m * 16, half * HALF_CHUNKS + n, dv[m][n], 1.0f, 1.0f);
+        for (int n = 0; n < OWN_CHUNKS; ++n) {
+            put_fragment(keys, first_row + m * 16, first_chunk + n, dk[m][n], scores.scale, scores.scale);
+            put_fragment(values, first_row + m * 16, first_chunk + n, dv[m][n], 1.0f, 1.0f);
         }
     __syncwarp();
     if (rows > 0) {
         const i64 token = tile.first + first_row, part_at = part * x.part_elements;
-        store_rows(x.dk + part_at + token * x.dk_stride + kv_column, x.dk_stride, keys, first_row, rows, half * HALF_CHUNKS,
-                   HALF_CHUNKS, scores.head_dim);
-        store_rows(x.dv + part_at + token * x.dv_stride + kv_column, x.dv_stride, values, first_row, rows, half * HALF_CHUNKS,
-                   HALF_CHUNKS, scores.head_dim);
+        store_rows(x.dk + part_at + token * x.dk_stride + kv_column, x.dk_stride, keys, first_row, rows, first_chunk,
+                   OWN_CHUNKS, scores.head_dim);
+        store_rows(x.dv + part_at + token * x.dv_stride + kv_column, x.dv_stride, values, first_row, rows, first_chunk,
+                   OWN_CHUNKS, scores.head_dim);
     }
 }
 
@@ -316,7 +324,8 @@ __device__ __forceinline__ void gradients_of_keys(const GradOperands &x, const S
 // dq of one tile of queries of one head, with the loop of the forward pass. Shared memory: queries, do, and two stages
 // of keys and values.
 __device__ __forceinline__ void gradients_of_queries(const GradOperands &x, const Scores &scores, Tile tile, int head) {
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const int warp = threadIdx.x / WARP / SHARERS, first_chunk = threadIdx.x / WARP % SHARERS * (CHUNKS / SHARERS);
+    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const u32 queries = shared_base(), outputs = queries + QUERY_BYTES, ring = outputs + QUERY_BYTES;
     const LanePlaces places = lane_places();
     const CopyPlace place = copy_place(scores.head_dim);
@@ -353,7 +362,7 @@ __device__ __forceinline__ void gradients_of_queries(const GradOperands &x, cons
             power[m][r] = row < rows ? x.powers[at] : 0.0f;
             delta[m][r] = row < rows ? x.deltas[at] : 0.0f;
         }
-    float dq[ROW_FRAGMENTS][HEAD / 8][4] = {}; // (queries, channels)
+    float dq[ROW_FRAGMENTS][CHUNKS / SHARERS][4] = {}; // (queries, own channels)
 
 #pragma unroll 1
     for (int step = 0; step < key_tiles; ++step, key -= KEY_STEP) {
@@ -378,20 +387,23 @@ __device__ __forceinline__ void gradients_of_queries(const GradOperands &x, cons
         for (int part = 0; part < KEY_STEP / 16; ++part) {
             u32 left[ROW_FRAGMENTS][4];
             as_left(left, gradient, part);
-            add_matmul(dq, left, keys, part * 16, 0, places);
+            add_matmul(dq, left, keys, part * 16, first_chunk, places);
         }
     }
 
-    __syncwarp();
+    if (SHARERS > 1)
+        __syncthreads();
+    else
+        __syncwarp();
 #pragma unroll
     for (int m = 0; m < ROW_FRAGMENTS; ++m)
 #pragma unroll
-        for (int n = 0; n < HEAD / 8; ++n)
-            put_fragment(queries, warp * WARP_QUERIES + m * 16, n, dq[m][n], scores.scale, scores.scale);
+        for (int n = 0; n < CHUNKS / SHARERS; ++n)
+            put_fragment(queries, warp * WARP_QUERIES + m * 16, first_chunk + n, dq[m][n], scores.scale, scores.scale);
     __syncwarp();
     if (rows > 0)
-        store_rows(x.dq + warp_query * x.dq_stride + column, x.dq_stride, queries, warp * WARP_QUERIES, rows, 0, CHUNKS,
-                   scores.head_dim);
+        store_rows(x.dq + warp_query * x.dq_stride + column, x.dq_stride, queries, warp * WARP_QUERIES, rows, first_chunk,
+                   CHUNKS / SHARERS, scores.head_dim);
 }
 
 #endif

@@ -11,6 +11,9 @@
 // Left out: the kernels (`attention.cu`, `attention_grad.cu`). HEAD is defined before this text.
 
 #define THREADS 128
+// Warps that share their queries or keys, because the registers of one cannot hold all channels of the result. Each
+// computes all scores, and a part of the channels.
+#define SHARERS (HEAD > 256 ? 2 : 1)
 #define LOG2_E 1.4426950408889634f
 #define LN_2 0.6931471805599453f
 
@@ -170,7 +173,7 @@ __device__ __forceinline__ u32 place_in_tile(int row, int chunk) {
 }
 
 // Lanes that copy one row, and rows that a block copies at once.
-#define ROW_LANES (HEAD <= 64 ? 8 : HEAD <= 128 ? 16 : 32)
+#define ROW_LANES (HEAD <= 64 ? 8 : HEAD <= 128 ? 16 : HEAD <= 256 ? 32 : 64)
 #define COPIED_ROWS (THREADS / ROW_LANES)
 
 // The first row and the chunk that this thread copies; it copies the same chunk of every COPIED_ROWS-th row.

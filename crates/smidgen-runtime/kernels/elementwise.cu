@@ -15,10 +15,10 @@ template <int N> __device__ __forceinline__ void copy_span(const act *from, act 
         to[0] = from[0];
 }
 
-// ── y = a + b; traffic 3 elements ────────────────────────────────────────────────────────────────
+// ── y = a + scale b; traffic 3 elements ────────────────────────────────────────────────────────────────
 
 template <int N>
-__device__ __forceinline__ void add_spans(const act *a, i64 a_stride, const act *b, i64 b_stride, act *y,
+__device__ __forceinline__ void add_spans(const act *a, i64 a_stride, const act *b, i64 b_stride, float scale, act *y,
                                           i64 y_stride, u32 spans_of_row, u32 spans) {
     u32 index = blockIdx.x * 2 * blockDim.x + threadIdx.x;
     float left[2][N], right[2][N];
@@ -37,22 +37,90 @@ __device__ __forceinline__ void add_spans(const act *a, i64 a_stride, const act 
         if (span < spans) {
 #pragma unroll
             for (int i = 0; i < N; ++i)
-                left[k][i] += right[k][i];
+                left[k][i] = __fadd_rn(left[k][i], __fmul_rn(scale, right[k][i]));
             store_span<N, act>(y + SpanPlace<N>(span, spans_of_row).at(y_stride), left[k]);
         }
     }
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    add_eight(const act *a, i64 a_stride, const act *b, i64 b_stride, act *y, i64 y_stride, u32 spans_of_row,
-              u32 spans) {
-    add_spans<8>(a, a_stride, b, b_stride, y, y_stride, spans_of_row, spans);
+    add_eight(const act *a, i64 a_stride, const act *b, i64 b_stride, float scale, act *y, i64 y_stride,
+              u32 spans_of_row, u32 spans) {
+    add_spans<8>(a, a_stride, b, b_stride, scale, y, y_stride, spans_of_row, spans);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    add_one(const act *a, i64 a_stride, const act *b, i64 b_stride, act *y, i64 y_stride, u32 spans_of_row,
-            u32 spans) {
-    add_spans<1>(a, a_stride, b, b_stride, y, y_stride, spans_of_row, spans);
+    add_one(const act *a, i64 a_stride, const act *b, i64 b_stride, float scale, act *y, i64 y_stride,
+            u32 spans_of_row, u32 spans) {
+    add_spans<1>(a, a_stride, b, b_stride, scale, y, y_stride, spans_of_row, spans);
+}
+
+// ── y = s x with one stored number s; traffic 2 elements ─────────────────────────────────────────
+
+template <int N>
+__device__ __forceinline__ void scale_spans(const act *x, i64 x_stride, const void *scale, int dtype, act *y,
+                                            i64 y_stride, u32 spans_of_row, u32 spans) {
+    u32 span = blockIdx.x * blockDim.x + threadIdx.x;
+    if (span >= spans)
+        return;
+    SpanPlace<N> place(span, spans_of_row);
+    const float factor = stored_float(scale, dtype, 0);
+    float value[N];
+    load_span<N, act>(x + place.at(x_stride), value);
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+        value[i] *= factor;
+    store_span<N, act>(y + place.at(y_stride), value);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    scale_by_eight(const act *x, i64 x_stride, const void *scale, int dtype, act *y, i64 y_stride, u32 spans_of_row,
+                   u32 spans) {
+    scale_spans<8>(x, x_stride, scale, dtype, y, y_stride, spans_of_row, spans);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    scale_by_one(const act *x, i64 x_stride, const void *scale, int dtype, act *y, i64 y_stride, u32 spans_of_row,
+                 u32 spans) {
+    scale_spans<1>(x, x_stride, scale, dtype, y, y_stride, spans_of_row, spans);
+}
+
+// Block p writes the sum of x dy over `rows_per_partial` rows to `partials[p]`. Traffic: 2 elements.
+extern "C" __global__ void __launch_bounds__(256)
+    dot_partials(const act *x, i64 x_stride, const act *dy, i64 dy_stride, int rows, int columns, int rows_per_partial,
+                 float *partials) {
+    const int first = blockIdx.x * rows_per_partial, last = min(first + rows_per_partial, rows);
+    float sum = 0.0f;
+    for (int row = first; row < last; ++row)
+#pragma unroll 4
+        for (int column = threadIdx.x; column < columns; column += blockDim.x)
+            sum += to_float(x[row * x_stride + column]) * to_float(dy[row * dy_stride + column]);
+    sum = block_sum(sum);
+    if (threadIdx.x == 0)
+        partials[blockIdx.x] = sum;
+}
+
+// The gradient of the sinks of attention. A sink s of a head has the share p = exp(s - lse) of each query and no value, so
+// ds = -p (do · o), summed over the queries. Block i writes the sums over `rows_per_partial` queries to row i of
+// `partials` (P, H). Traffic: 2 elements.
+extern "C" __global__ void __launch_bounds__(256)
+    sink_partials(const act *o, i64 o_stride, const float *lse, const act *dout, i64 dout_stride, const void *sinks,
+                  int dtype, float *partials, int rows, int heads, int head_dim, int rows_per_partial) {
+    const int first = blockIdx.x * rows_per_partial, last = min(first + rows_per_partial, rows);
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    for (int head = 0; head < heads; ++head) {
+        const float sink = stored_float(sinks, dtype, head);
+        float sum = 0.0f;
+        for (int row = first + warp; row < last; row += 8) {
+            const act *a = o + row * o_stride + (i64)head * head_dim, *b = dout + row * dout_stride + (i64)head * head_dim;
+            const float share = expf(sink - lse[(i64)row * heads + head]);
+            for (int channel = lane; channel < head_dim; channel += WARP)
+                sum -= share * to_float(a[channel]) * to_float(b[channel]);
+        }
+        sum = block_sum(sum);
+        if (threadIdx.x == 0)
+            partials[(i64)blockIdx.x * heads + head] = sum;
+    }
 }
 
 // ── rows ─────────────────────────────────────────────────────────────────────────────────────────

@@ -8,7 +8,8 @@
 // m and r are recomputed from x, never stored. In the `_two` kernels, threads keep two spans of eight channels in
 // registers between the passes. The `_any` kernels, for rows that are wide or not aligned, read the row again, element
 // by element. Outputs may be inputs: all reads of an element precede its write. The order of sums depends only on the
-// sizes. Left out: gradients of weight and bias, which are not trained here.
+// sizes. The gradient of the weight is the sum of dy n over the rows. `bias` and `addend` may be null.
+// Left out: the gradient of the bias, a sum of rows.
 
 struct Statistics {
     float mean, inverse;
@@ -61,9 +62,10 @@ extern "C" __global__ void __launch_bounds__(512)
 #pragma unroll
     for (int k = 0; k < 2; ++k)
         if (row.here[k]) {
-            float w[8], b[8];
+            float w[8], b[8] = {};
             stored_eight(weight, weight_dtype, row.first[k], w);
-            stored_eight(bias, bias_dtype, row.first[k], b);
+            if (bias != nullptr)
+                stored_eight(bias, bias_dtype, row.first[k], b);
 #pragma unroll
             for (int i = 0; i < 8; ++i)
                 row.x[k][i] = (row.x[k][i] - is.mean) * is.inverse * w[i] + b[i];
@@ -73,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(512)
 
 extern "C" __global__ void __launch_bounds__(512)
     layer_norm_grad_two(const act *x, i64 x_stride, const void *weight, int weight_dtype, float eps, const act *dy,
-                        i64 dy_stride, act *dx, i64 dx_stride, int columns) {
+                        i64 dy_stride, const act *addend, i64 addend_stride, act *dx, i64 dx_stride, int columns) {
     HeldRow row = hold_row(x + blockIdx.x * x_stride, columns);
     HeldRow slope = hold_row(dy + blockIdx.x * dy_stride, columns);
     Statistics is = statistics_of(row, columns, eps);
@@ -99,6 +101,13 @@ extern "C" __global__ void __launch_bounds__(512)
 #pragma unroll
             for (int i = 0; i < 8; ++i)
                 row.x[k][i] = is.inverse * (slope.x[k][i] - mean_g - row.x[k][i] * mean_gn);
+            if (addend != nullptr) {
+                float more[8];
+                load_eight<act>(addend + blockIdx.x * addend_stride + row.first[k], more);
+#pragma unroll
+                for (int i = 0; i < 8; ++i)
+                    row.x[k][i] += more[i];
+            }
             store_eight<act>(dx + row.first[k], row.x[k]);
         }
 }
@@ -125,12 +134,12 @@ extern "C" __global__ void __launch_bounds__(256)
     Statistics is = statistics_of(x, columns, eps);
     for (int column = threadIdx.x; column < columns; column += blockDim.x)
         y[column] = to_act((to_float(x[column]) - is.mean) * is.inverse * stored_float(weight, weight_dtype, column) +
-                           stored_float(bias, bias_dtype, column));
+                           (bias != nullptr ? stored_float(bias, bias_dtype, column) : 0.0f));
 }
 
 extern "C" __global__ void __launch_bounds__(256)
     layer_norm_grad_any(const act *x, i64 x_stride, const void *weight, int weight_dtype, float eps, const act *dy,
-                        i64 dy_stride, act *dx, i64 dx_stride, int columns) {
+                        i64 dy_stride, const act *addend, i64 addend_stride, act *dx, i64 dx_stride, int columns) {
     x += blockIdx.x * x_stride;
     dy += blockIdx.x * dy_stride;
     dx += blockIdx.x * dx_stride;
@@ -145,6 +154,25 @@ extern "C" __global__ void __launch_bounds__(256)
     for (int column = threadIdx.x; column < columns; column += blockDim.x) {
         float g = to_float(dy[column]) * stored_float(weight, weight_dtype, column);
         float n = (to_float(x[column]) - is.mean) * is.inverse;
-        dx[column] = to_act(is.inverse * (g - mean_g - n * mean_gn));
+        float slope = is.inverse * (g - mean_g - n * mean_gn);
+        dx[column] = to_act(addend != nullptr ? slope + to_float(addend[blockIdx.x * addend_stride + column]) : slope);
+    }
+}
+
+// ── gradient with respect to the weight ──────────────────────────────────────────────────────────
+
+// Block p sums dy n over `rows_per_partial` rows into row p of `partials` (P, C).
+extern "C" __global__ void __launch_bounds__(256)
+    layer_norm_weight_partials(const act *x, i64 x_stride, const act *dy, i64 dy_stride, float eps, float *partials,
+                               int columns, int rows, int rows_per_partial) {
+    const int first = blockIdx.x * rows_per_partial, last = min(first + rows_per_partial, rows);
+    float *partial = partials + (i64)blockIdx.x * columns;
+    for (int column = threadIdx.x; column < columns; column += blockDim.x)
+        partial[column] = 0.0f;
+    for (int row = first; row < last; ++row) {
+        const act *own = x + row * x_stride, *slope = dy + row * dy_stride;
+        Statistics is = statistics_of(own, columns, eps);
+        for (int column = threadIdx.x; column < columns; column += blockDim.x)
+            partial[column] += to_float(slope[column]) * ((to_float(own[column]) - is.mean) * is.inverse);
     }
 }

@@ -31,11 +31,20 @@ __device__ __forceinline__ float squares_of(const float (&x)[8]) {
     return sum;
 }
 
+// A norm without a weight has a null pointer, and a shift of 1.
 __device__ __forceinline__ void weight_eight(const void *weight, int dtype, float shift, int index, float (&w)[8]) {
-    stored_eight(weight, dtype, index, w);
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        w[i] = 0.0f;
+    if (weight != nullptr)
+        stored_eight(weight, dtype, index, w);
 #pragma unroll
     for (int i = 0; i < 8; ++i)
         w[i] += shift;
+}
+
+__device__ __forceinline__ float weight_one(const void *weight, int dtype, float shift, int index) {
+    return (weight != nullptr ? stored_float(weight, dtype, index) : 0.0f) + shift;
 }
 
 // ── forward ──────────────────────────────────────────────────────────────────────────────────────
@@ -157,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     }
     float r = inverse_rms(block_sum(squares), columns, eps);
     for (int column = threadIdx.x; column < columns; column += blockDim.x)
-        y[column] = to_act(to_float(x[column]) * r * (stored_float(weight, dtype, column) + shift));
+        y[column] = to_act(to_float(x[column]) * r * weight_one(weight, dtype, shift, column));
 }
 
 // ── gradient with respect to x ───────────────────────────────────────────────────────────────────
@@ -309,14 +318,14 @@ extern "C" __global__ void __launch_bounds__(1024)
     for (int column = threadIdx.x; column < columns; column += blockDim.x) {
         float value = to_float(x[column]);
         squares += value * value;
-        products += to_float(dy[column]) * (stored_float(weight, dtype, column) + shift) * value;
+        products += to_float(dy[column]) * weight_one(weight, dtype, shift, column) * value;
     }
     squares = block_sum(squares);
     products = block_sum(products);
     float r = inverse_rms(squares, columns, eps);
     float pull = r * r * (products / (float)columns);
     for (int column = threadIdx.x; column < columns; column += blockDim.x) {
-        float w = stored_float(weight, dtype, column) + shift;
+        float w = weight_one(weight, dtype, shift, column);
         float slope = r * (to_float(dy[column]) * w - to_float(x[column]) * pull);
         dx[column] = to_act(addend != nullptr ? slope + to_float(addend[column]) : slope);
     }

@@ -55,7 +55,7 @@ fn splits_a_pair(nodes: &[Node], position: usize) -> bool {
     let rounds = before.op.can_round() || matches!(before.op, Op::RoundFp8 { .. });
     let is_pair = matches!(
         (&before.op, &after.op),
-        (Op::Linear { .. }, Op::Add) | (Op::WeightGrad { .. }, Op::LinearGrad { .. })
+        (Op::Linear { .. }, Op::Add { .. }) | (Op::WeightGrad { .. }, Op::LinearGrad { .. })
     );
     is_pair || rounds && matches!(after.op, Op::RoundFp8 { .. })
 }

@@ -27,8 +27,15 @@ pub fn growths() -> impl Strategy<Value = Vec<Growth>> {
 
 /// Widths of the activations: 2 heads of 8 channels, and another width.
 const WIDTHS: [usize; 2] = [16, 24];
-const ATTENTION: AttentionShape =
-    AttentionShape { heads: 2, kv_heads: 2, head_dim: 8, scale: 0.35, window: None, softcap: None };
+const ATTENTION: AttentionShape = AttentionShape {
+    heads: 2,
+    kv_heads: 2,
+    head_dim: 8,
+    scale: 0.35,
+    window: None,
+    softcap: None,
+    sinks: false,
+};
 
 struct Grower {
     graph: Graph,
@@ -87,13 +94,16 @@ impl Grower {
         let (a, b) = (self.pick(width, growth.first), self.pick(width, growth.second));
         let (columns, other) = (WIDTHS[width], 1 - width);
         let (into, y) = match growth.kind {
-            0 => (width, self.emit(Op::Add, vec![a, b], &["sum"])),
+            0 => (width, self.emit(Op::Add { scale: 1.0 }, vec![a, b], &["sum"])),
             1 => {
                 let weight = self.weight("norm", Shape::vector(columns), growth.trained);
                 (
                     width,
                     self.emit(
-                        Op::RmsNorm(Norm { eps: 1e-5, plus_one: growth.first.is_multiple_of(2) }),
+                        Op::RmsNorm {
+                            norm: Norm { eps: 1e-5, plus_one: growth.first.is_multiple_of(2) },
+                            unweighted: None,
+                        },
                         vec![a, weight],
                         &["norm"],
                     ),
@@ -171,7 +181,7 @@ impl Grower {
             let [weight, bias, b] = [weight, bias, b].map(|leaf| self.graph.add_slice(leaf, first_row, n));
             self.emit(Op::Linear { bias: true, lora: Some(2.0) }, vec![x, weight, bias, h, b], &["part"])[0]
         });
-        self.emit(Op::Add, parts.to_vec(), &["sum of parts"])
+        self.emit(Op::Add { scale: 1.0 }, parts.to_vec(), &["sum of parts"])
     }
 
     /// The loss of the newest activation.

@@ -5,7 +5,8 @@
 
 use super::Rule;
 use crate::audio_rows::{MARK_COLUMNS, StridedConv};
-use crate::op::{AttentionShape, ShapeError};
+use crate::op::ShapeError;
+use crate::op_attributes::AttentionShape;
 use crate::shape::{Dim, Shape, Type};
 use crate::storage::{DType, Storage};
 
@@ -27,22 +28,6 @@ impl Rule<'_> {
         self.equal("rows", rows, Dim::Tokens)?;
         self.integers(1, Dim::Audio(1), DType::I32)?;
         Ok(vec![self.like_first(Shape::of(Dim::Audio(1), c))])
-    }
-
-    pub(super) fn layer_norm(&self) -> Result<Vec<Type>, ShapeError> {
-        self.count(3, 0)?;
-        let (_, c) = self.activation(0)?;
-        self.real_vector(self.inputs[1], c)?;
-        self.real_vector(self.inputs[2], c)?;
-        self.same_as_first()
-    }
-
-    pub(super) fn layer_norm_grad(&self) -> Result<Vec<Type>, ShapeError> {
-        self.count(3, 0)?;
-        let shape = self.activation(0)?;
-        self.real_vector(self.inputs[1], shape.1)?;
-        self.equal("dy", self.activation(2)?, shape)?;
-        self.same_as_first()
     }
 
     pub(super) fn add_bias(&self) -> Result<Vec<Type>, ShapeError> {

@@ -298,11 +298,16 @@ pub(super) unsafe fn attend(
             let state = scratch.state.add(2 * member * QUERY_BLOCK);
             for (index, row) in rows.clone().enumerate() {
                 let (max, sum) = (*state.add(index), *state.add(QUERY_BLOCK + index));
+                let sink = options.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks.get(head));
+                // With a sink, the sum and o are rescaled to the larger of both maxima.
+                let most = max.max(sink);
+                let (factor, max) = ((max - most).exp(), most);
+                let sum = if sink > f32::NEG_INFINITY { sum * factor + (sink - most).exp() } else { sum };
                 if !buffers.lse.is_null() {
                     *buffers.lse.add(row * options.heads + head) = max + sum.ln();
                 }
                 let o = buffers.o.of_head(row, head, head_dim);
-                scale_row(isa, o, head_dim, 1.0 / sum);
+                scale_row(isa, o, head_dim, factor / sum);
             }
         }
     }

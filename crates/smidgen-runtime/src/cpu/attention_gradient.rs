@@ -13,10 +13,12 @@ use super::attention_tiles::{
     AttentionScratch, COLUMN_NUMBERS, KEY_BLOCK, PIECE, QUERY_BLOCK, TOGETHER, ThreadScratch, capped_tanh,
     clear_hidden, is_on_diagonal, keys_of_piece, row_pieces, visible_columns,
 };
+use super::chunk::for_each_row;
 use super::isa::{Isa, Lanes, exp_of_each, on_each_isa};
 use super::kernel::{LeftRun, OutputView, RightRows, TileMatmul, TileWrite};
 use super::packing::Transpose;
 use super::pool::run_tasks;
+use super::view::{Dst, SrcRows, StoredVector};
 use std::ops::Range;
 
 /// The buffers of the backward pass; q, o and their gradients are (T, H·D), k, v and theirs (T, Hkv·D),
@@ -57,6 +59,32 @@ pub unsafe fn attention_gradient(
         // and the workspace of its thread.
         unsafe { segment_gradient(isa, options, buffers, kv_head, segment, &scratch) }
     });
+}
+
+/// The gradient of the sinks: a sink s of a head has the share p = exp(s - lse) of every query, and no value, so
+/// ds = p (0 - D), summed over the queries. `scratch` has at least a float for each query and head.
+pub fn sinks_gradient(
+    o: SrcRows,          // (T, H·D)
+    lse: SrcRows,        // (T, H)
+    o_gradient: SrcRows, // (T, H·D)
+    sinks: StoredVector, // (H)
+    target: Dst<f32>,    // (H)
+    scratch: Dst<f32>,
+) {
+    let (tokens, heads) = (lse.rows(), lse.columns());
+    let head_dim = o.columns() / heads;
+    let parts = scratch.part(0, tokens * heads).rows(heads);
+    for_each_row(tokens, o.columns(), |token| {
+        for head in 0..heads {
+            let [o, o_gradient] = [o, o_gradient].map(|rows| rows.row(token).part(head * head_dim, head_dim));
+            let dot: f32 = (0..head_dim).map(|channel| o.get(channel) * o_gradient.get(channel)).sum();
+            parts.row(token).set(head, -(sinks.get(head) - lse.row(token).get(head)).exp() * dot);
+        }
+    });
+    for head in 0..heads {
+        let sum: f64 = (0..tokens).map(|token| f64::from(parts.src().row(token).get(head))).sum();
+        target.set(head, target.src().get(head) + sum as f32);
+    }
 }
 
 unsafe fn segment_gradient(

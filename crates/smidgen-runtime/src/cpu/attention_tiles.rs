@@ -12,10 +12,14 @@ use super::bf16_unit::Bf16Unit;
 use super::isa::{Isa, Lanes, tanh};
 use super::kernel::{TileMatmul, tile_matmul};
 use super::pool::{current_thread, current_threads};
+use super::view::StoredVector;
 use smidgen_ir::workspace_cpu::{attention_floats, attention_thread_floats, bf16_attention_thread_floats};
 
 pub use smidgen_ir::workspace_cpu::{KEY_BLOCK, QUERY_BLOCK};
 use std::ops::Range;
+
+/// The largest head size of a model.
+pub const MOST_HEAD_DIM: usize = 512;
 
 /// The shape and the variant of attention. Segment s is the tokens `segments[s]..segments[s + 1]`; the first boundary
 /// is 0, the last one T, and equal neighbours are an empty segment.
@@ -24,13 +28,15 @@ pub struct AttentionOptions<'a> {
     pub segments: &'a [i32],
     pub heads: usize,
     pub kv_heads: usize,
-    /// At most 256.
+    /// At most [`MOST_HEAD_DIM`].
     pub head_dim: usize,
     pub scale: f32,
     /// Query i sees key j of its segment if i - window < j <= i; `None` is all j <= i.
     pub window: Option<usize>,
     /// Scores s become c · tanh(s / c) before the mask.
     pub softcap: Option<f32>,
+    /// A further score for each head, which belongs to no key.
+    pub sinks: Option<StoredVector>, // (H)
     /// If set, matmuls round their operands to bf16 and use this unit, which the machine supports.
     pub unit: Option<Bf16Unit>,
 }
@@ -64,7 +70,9 @@ impl AttentionOptions<'_> {
             self.segments.first() == Some(&0) && self.segments.is_sorted(),
             "segment boundaries must begin at 0 and never decrease"
         );
-        assert!((1..=256).contains(&self.head_dim), "head size {} is not in 1..=256", self.head_dim);
+        let fits = (1..=MOST_HEAD_DIM).contains(&self.head_dim);
+        assert!(fits, "head size {} is not in 1..={MOST_HEAD_DIM}", self.head_dim);
+        assert!(self.sinks.is_none_or(|sinks| sinks.len() == self.heads), "a sink for each head");
         assert!(
             self.heads.is_multiple_of(self.kv_heads),
             "{} heads cannot share {} key heads",

@@ -1,4 +1,5 @@
-//! Operations that move, add or drop elements: add, zero, bias gradient, row gather and scatter, dropout.
+//! Operations that move, add or drop elements: add, zero, sums of rows and of all elements, row gather and scatter,
+//! dropout.
 //!
 //! Dropout stores no mask: whether an element is kept is a pure function of its token's key, the tensor's
 //! number and the channel (see `counter`), so the backward pass is the same call on the gradient.
@@ -7,18 +8,49 @@
 use super::chunk::{CHUNK_COLUMNS, CHUNK_ELEMENTS, Chunk, for_each_chunk, for_each_row, for_each_row_chunk};
 use super::counter::{channel_bits, row_key};
 use super::footprint::{assert_disjoint, assert_disjoint_or_same};
-use super::simd::{Isa, LANES, for_each_block, kernel};
+use super::simd::{Isa, LANES, for_each_block, kernel, sum_lanes};
 use super::view::{Dst, DstRows, Src, SrcRows};
 
-/// y = a + b. `y` may be `a` or `b`.
-pub fn add(a: Src<f32>, b: Src<f32>, y: Dst<f32>) {
+/// y = a + scale * b. `y` may be `a` or `b`.
+pub fn add(a: Src<f32>, b: Src<f32>, scale: f32, y: Dst<f32>) {
     assert_eq!((a.len(), b.len()), (y.len(), y.len()));
     assert_disjoint_or_same("add", y, [a.into(), b.into()]);
     let isa = Isa::current();
     for_each_chunk(y.len(), CHUNK_ELEMENTS, |chunk| {
         let Chunk { start, len, .. } = chunk;
-        add_chunk(isa, a.part(start, len), b.part(start, len), y.part(start, len));
+        add_chunk(isa, a.part(start, len), b.part(start, len), scale, y.part(start, len));
     });
+}
+
+/// y = the columns of x from `first` on.
+pub fn slice_columns(x: SrcRows, first: usize, y: DstRows) {
+    assert_eq!(x.rows(), y.rows());
+    assert_disjoint("slice_columns", y, [x.into()]);
+    for_each_row(y.rows(), y.columns(), |row| {
+        y.row(row).copy_from(x.row(row).part(first, y.columns()));
+    });
+}
+
+/// The columns of y from `first` on become x; `end` is where the part before ends, and the columns between are zero.
+pub fn place_columns(x: SrcRows, (end, first): (usize, usize), y: DstRows) {
+    assert_eq!(x.rows(), y.rows());
+    assert_disjoint("place_columns", y, [x.into()]);
+    for_each_row(y.rows(), y.columns(), |row| {
+        let y = y.row(row);
+        y.part(end, first - end).fill_zero();
+        y.part(first, x.columns()).copy_from(x.row(row));
+    });
+}
+
+/// ds += the sum of x * dy. `scratch` has at least a float for each row.
+pub fn scale_by_grad(x: SrcRows, dy: SrcRows, ds: Dst<f32>, scratch: Dst<f32>) {
+    assert_eq!((x.rows(), x.columns(), ds.len()), (dy.rows(), dy.columns(), 1));
+    let products = scratch.part(0, x.rows());
+    assert_disjoint("scale_by_grad", products, [x.into(), dy.into(), ds.into()]);
+    let isa = Isa::current();
+    for_each_row(x.rows(), x.columns(), |row| products.set(row, dot_row(isa, x.row(row), dy.row(row))));
+    let sum: f64 = (0..x.rows()).map(|row| f64::from(products.src().get(row))).sum();
+    ds.set(0, ds.src().get(0) + sum as f32);
 }
 
 /// y = 0.
@@ -168,15 +200,28 @@ fn first_not_below(rows: Src<i32>, row: usize) -> usize {
 }
 
 kernel! {
-    fn add_chunk(a: Src<f32>, b: Src<f32>, y: Dst<f32>) {
+    fn add_chunk(a: Src<f32>, b: Src<f32>, scale: f32, y: Dst<f32>) {
         for_each_block!(block in y.len() => {
             let (a, b) = (a.lanes(block), b.lanes(block));
             let mut sum = [0.0; LANES];
             for lane in 0..LANES {
-                sum[lane] = a[lane] + b[lane];
+                sum[lane] = a[lane] + scale * b[lane];
             }
             y.set_lanes(block, sum);
         });
+    }
+}
+
+kernel! {
+    fn dot_row(a: Src<f32>, b: Src<f32>) -> f32 {
+        let mut sums = [0.0; LANES];
+        for_each_block!(block in a.len() => {
+            let (a, b) = (a.lanes(block), b.lanes(block));
+            for lane in 0..LANES {
+                sums[lane] += a[lane] * b[lane];
+            }
+        });
+        sum_lanes(sums)
     }
 }
 
@@ -242,17 +287,19 @@ mod tests {
     fn add_matches_and_works_in_place() {
         for len in [1, 7, 16, 33, 3 * CHUNK_ELEMENTS + 5] {
             let (a, b) = (numbers(1, len), numbers(2, len));
-            let run = |place: usize| {
+            let run = |place: usize, scale: f32| {
                 on_every_isa(|| {
                     let mut buffers = [a.clone(), b.clone(), vec![f32::NAN; len]];
                     let views = buffers.each_mut().map(|buffer| dst(buffer));
-                    add(views[0].src(), views[1].src(), views[place]);
+                    add(views[0].src(), views[1].src(), scale, views[place]);
                     buffers[place].clone()
                 })
             };
-            let want: Vec<f32> = a.iter().zip(&b).map(|(a, b)| a + b).collect();
-            for place in 0..3 {
-                assert_same_bits("sum", &run(place), &want);
+            for scale in [1.0, 0.22] {
+                let want: Vec<f32> = a.iter().zip(&b).map(|(a, b)| a + scale * b).collect();
+                for place in 0..3 {
+                    assert_same_bits("sum", &run(place, scale), &want);
+                }
             }
         }
     }

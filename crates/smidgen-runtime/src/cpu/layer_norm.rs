@@ -6,7 +6,8 @@
 //! dx = r (g - mean(g) - n mean(g n))
 //! ```
 //!
-//! m and r are recomputed from x, never stored. Left out: gradients of the weight and the bias, which are never trained.
+//! m and r are recomputed from x, never stored. Left out: the gradients of the weight (`norm.rs`) and the bias, a sum of
+//! rows.
 
 use super::chunk::{Chunk, for_each_row_chunk};
 use super::footprint::{assert_disjoint, assert_disjoint_or_same};
@@ -14,31 +15,44 @@ use super::simd::{Isa, LANES, for_each_block, kernel, sum_lanes};
 use super::view::{DstRows, Src, SrcRows, StoredVector};
 
 /// y = (x - mean) / deviation * weight + bias, row by row. `y` may be `x`.
-pub fn layer_norm(x: SrcRows, weight: StoredVector, bias: StoredVector, eps: f32, y: DstRows) {
+pub fn layer_norm(x: SrcRows, weight: StoredVector, bias: Option<StoredVector>, eps: f32, y: DstRows) {
     let shape = (x.rows(), x.columns());
     assert_eq!((y.rows(), y.columns()), shape);
-    assert_eq!((weight.len(), bias.len()), (shape.1, shape.1));
+    assert!(weight.len() == shape.1 && bias.is_none_or(|bias| bias.len() == shape.1));
     assert_disjoint_or_same("layer_norm", y, [x.into()]);
-    assert_disjoint("layer_norm", y, [weight.into(), bias.into()]);
+    for vector in [Some(weight), bias].into_iter().flatten() {
+        assert_disjoint("layer_norm", y, [vector.into()]);
+    }
     let isa = Isa::current();
     for_each_row_chunk(shape.0, shape.1, |chunk| normalise_rows(isa, x, weight, bias, eps, y, chunk));
 }
 
-/// dx of [`layer_norm`]. `dx` may be `x` or `dy`.
-pub fn layer_norm_grad(x: SrcRows, weight: StoredVector, eps: f32, dy: SrcRows, dx: DstRows) {
+/// dx of [`layer_norm`], plus `addend` if there is one. `dx` may be `x`, `dy` or `addend`.
+pub fn layer_norm_grad(
+    x: SrcRows,
+    weight: StoredVector,
+    eps: f32,
+    dy: SrcRows,
+    addend: Option<SrcRows>,
+    dx: DstRows,
+) {
     let shape = (x.rows(), x.columns());
     assert_eq!((dy.rows(), dy.columns()), shape);
     assert_eq!((dx.rows(), dx.columns()), shape);
     assert_eq!(weight.len(), shape.1);
     assert_disjoint_or_same("layer_norm_grad", dx, [x.into(), dy.into()]);
+    if let Some(addend) = addend {
+        assert_eq!((addend.rows(), addend.columns()), shape);
+        assert_disjoint_or_same("layer_norm_grad", dx, [addend.into()]);
+    }
     assert_disjoint("layer_norm_grad", dx, [weight.into()]);
     let isa = Isa::current();
-    for_each_row_chunk(shape.0, shape.1, |chunk| gradient_rows(isa, x, weight, eps, dy, dx, chunk));
+    for_each_row_chunk(shape.0, shape.1, |chunk| gradient_rows(isa, x, weight, eps, dy, addend, dx, chunk));
 }
 
 /// Mean, and one over the deviation.
 #[inline(always)]
-fn statistics(x: Src<f32>, eps: f32) -> (f32, f32) {
+pub(super) fn statistics(x: Src<f32>, eps: f32) -> (f32, f32) {
     let count = x.len() as f32;
     let mut sums = [0.0; LANES];
     for_each_block!(block in x.len() => {
@@ -60,7 +74,7 @@ fn statistics(x: Src<f32>, eps: f32) -> (f32, f32) {
 }
 
 kernel! {
-    fn normalise_rows(x: SrcRows, weight: StoredVector, bias: StoredVector, eps: f32, y: DstRows, chunk: Chunk) {
+    fn normalise_rows(x: SrcRows, weight: StoredVector, bias: Option<StoredVector>, eps: f32, y: DstRows, chunk: Chunk) {
         for row in chunk.range() {
             let (x, y) = (x.row(row), y.row(row));
             let (mean, inverse) = statistics(x, eps);
@@ -69,7 +83,8 @@ kernel! {
                 let mut out = [0.0; LANES];
                 for lane in 0..block.count {
                     let channel = block.start + lane;
-                    out[lane] = (lanes[lane] - mean) * inverse * weight.get(channel) + bias.get(channel);
+                    out[lane] = (lanes[lane] - mean) * inverse * weight.get(channel);
+                    out[lane] += bias.map_or(0.0, |bias| bias.get(channel));
                 }
                 y.set_lanes(block, out);
             });
@@ -78,9 +93,18 @@ kernel! {
 }
 
 kernel! {
-    fn gradient_rows(x: SrcRows, weight: StoredVector, eps: f32, dy: SrcRows, dx: DstRows, chunk: Chunk) {
+    fn gradient_rows(
+        x: SrcRows,
+        weight: StoredVector,
+        eps: f32,
+        dy: SrcRows,
+        addend: Option<SrcRows>,
+        dx: DstRows,
+        chunk: Chunk,
+    ) {
         for row in chunk.range() {
             let (x, dy, dx) = (x.row(row), dy.row(row), dx.row(row));
+            let addend = addend.map(|addend| addend.row(row));
             let (mean, inverse) = statistics(x, eps);
             let (mut sums, mut products) = ([0.0; LANES], [0.0; LANES]);
             for_each_block!(block in x.len() => {
@@ -100,6 +124,12 @@ kernel! {
                     let g = gradient[lane] * weight.get(block.start + lane);
                     let n = (lanes[lane] - mean) * inverse;
                     out[lane] = inverse * (g - mean_g - n * mean_gn);
+                }
+                if let Some(addend) = addend {
+                    let addend = addend.lanes(block);
+                    for lane in 0..LANES {
+                        out[lane] += addend[lane];
+                    }
                 }
                 dx.set_lanes(block, out);
             });

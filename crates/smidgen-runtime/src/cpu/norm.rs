@@ -7,28 +7,42 @@
 //! dx = r (g - x r² mean(g x))        dw = sum over rows of dy x r
 //! ```
 //!
-//! r is recomputed from x, never stored. Left out: layer normalisation with a mean.
+//! r is recomputed from x, never stored. The weight of a norm that subtracts the mean has the same gradient, with x - mean
+//! for x. Left out: the rest of that norm (`layer_norm.rs`).
 
 use super::chunk::{CHUNK_COLUMNS, Chunk, for_each_chunk, for_each_row, for_each_row_chunk};
 use super::convert::{Element, StoredBf16, StoredElement, StoredF16, StoredF32};
 use super::footprint::{assert_disjoint, assert_disjoint_or_same};
+use super::layer_norm::statistics;
 use super::simd::{Block, Isa, LANES, Lanes, for_each_block, kernel, sum_lanes};
 use super::view::{Dst, DstRows, Src, SrcRows, StoredVector};
 
-/// A stored weight. In some model families the stored w means a weight of 1 + w.
+/// A stored weight, or a weight of 1. In some model families the stored w means a weight of 1 + w.
 #[derive(Clone, Copy, Debug)]
 pub struct NormWeight {
-    pub weight: StoredVector, // (C)
+    pub weight: Option<StoredVector>, // (C)
     pub plus_one: bool,
+}
+
+impl NormWeight {
+    fn check(self, what: &'static str, columns: usize, output: DstRows) {
+        if let Some(weight) = self.weight {
+            assert_eq!(weight.len(), columns);
+            assert_disjoint(what, output, [weight.into()]);
+        }
+    }
+
+    fn element(self) -> Element {
+        self.weight.map_or(Element::F32, StoredVector::element)
+    }
 }
 
 /// y = x / rms(x) * weight, row by row. `y` may be `x`.
 pub fn rms_norm(x: SrcRows, weight: NormWeight, eps: f32, y: DstRows) {
     let (rows, columns) = (x.rows(), x.columns());
     assert_eq!((y.rows(), y.columns()), (rows, columns));
-    assert_eq!(weight.weight.len(), columns);
     assert_disjoint_or_same("rms_norm", y, [x.into()]);
-    assert_disjoint("rms_norm", y, [weight.weight.into()]);
+    weight.check("rms_norm", columns, y);
     let isa = Isa::current();
     for_each_row_chunk(rows, columns, |chunk| {
         normalise_rows(isa, x, weight, eps, y, chunk);
@@ -47,9 +61,8 @@ pub fn rms_norm_grad(
     let (rows, columns) = (x.rows(), x.columns());
     assert_eq!((dy.rows(), dy.columns()), (rows, columns));
     assert_eq!((dx.rows(), dx.columns()), (rows, columns));
-    assert_eq!(weight.weight.len(), columns);
     assert_disjoint_or_same("rms_norm_grad", dx, [x.into(), dy.into()]);
-    assert_disjoint("rms_norm_grad", dx, [weight.weight.into()]);
+    weight.check("rms_norm_grad", columns, dx);
     if let Some(addend) = addend {
         assert_eq!((addend.rows(), addend.columns()), (rows, columns));
         assert_disjoint_or_same("rms_norm_grad", dx, [addend.into()]);
@@ -66,11 +79,12 @@ pub fn rms_norm_grad(
     });
 }
 
-/// dw += the gradient of the weight, which is the same with and without `plus_one`. `scratch` has at least
-/// `rms_norm_weight_grad_scratch_len` floats.
-pub fn rms_norm_weight_grad(
+/// dw += the gradient of the weight, which is the same with and without `plus_one`; with `centered`, of a layer norm.
+/// `scratch` has at least `norm_weight_grad_scratch_len` floats.
+pub fn norm_weight_grad(
     x: SrcRows,
     eps: f32,
+    centered: bool,
     dy: SrcRows,
     dw: Dst<f32>, // (C)
     scratch: Dst<f32>,
@@ -81,12 +95,12 @@ pub fn rms_norm_weight_grad(
     if rows == 0 || columns == 0 {
         return;
     }
-    let partials = scratch.part(0, rms_norm_weight_grad_scratch_len(rows, columns)).rows(columns); // (partials, C)
-    assert_disjoint("rms_norm_weight_grad", dw, [x.into(), dy.into()]);
-    assert_disjoint("rms_norm_weight_grad", partials, [x.into(), dy.into(), dw.into()]);
+    let partials = scratch.part(0, norm_weight_grad_scratch_len(rows, columns)).rows(columns); // (partials, C)
+    assert_disjoint("norm_weight_grad", dw, [x.into(), dy.into()]);
+    assert_disjoint("norm_weight_grad", partials, [x.into(), dy.into(), dw.into()]);
     let isa = Isa::current();
     for_each_chunk(rows, rows_per_partial(rows), |chunk| {
-        weight_partial(isa, x, eps, dy, chunk, partials.row(chunk.index));
+        weight_partial(isa, x, eps, centered, dy, chunk, partials.row(chunk.index));
     });
     for_each_chunk(columns, CHUNK_COLUMNS, |chunk| {
         let partials = partials.src().column_part(chunk.start, chunk.len);
@@ -94,8 +108,8 @@ pub fn rms_norm_weight_grad(
     });
 }
 
-/// Floats that `rms_norm_weight_grad` needs: one row of partial sums per group of rows.
-pub fn rms_norm_weight_grad_scratch_len(rows: usize, columns: usize) -> usize {
+/// Floats that `norm_weight_grad` needs: one row of partial sums per group of rows.
+pub fn norm_weight_grad_scratch_len(rows: usize, columns: usize) -> usize {
     rows.div_ceil(rows_per_partial(rows)) * columns
 }
 
@@ -107,7 +121,8 @@ fn rows_per_partial(rows: usize) -> usize {
 #[inline(always)]
 fn weight_lanes<E: StoredElement>(weight: NormWeight, block: Block) -> Lanes {
     let shift = if weight.plus_one { 1.0 } else { 0.0 };
-    let mut lanes = weight.weight.lanes::<E>(block);
+    let Some(stored) = weight.weight else { return [1.0; LANES] };
+    let mut lanes = stored.lanes::<E>(block);
     for value in &mut lanes {
         *value += shift;
     }
@@ -128,7 +143,7 @@ fn inverse_rms(x: Src<f32>, eps: f32) -> f32 {
 
 kernel! {
     fn normalise_rows(x: SrcRows, weight: NormWeight, eps: f32, y: DstRows, chunk: Chunk) {
-        match weight.weight.element() {
+        match weight.element() {
             Element::F32 => normalise::<StoredF32>(x, weight, eps, y, chunk),
             Element::Bf16 => normalise::<StoredBf16>(x, weight, eps, y, chunk),
             Element::F16 => normalise::<StoredF16>(x, weight, eps, y, chunk),
@@ -164,7 +179,7 @@ struct GradientRow {
 
 kernel! {
     fn gradient_row(row: GradientRow, weight: NormWeight, eps: f32) {
-        match weight.weight.element() {
+        match weight.element() {
             Element::F32 => gradient::<StoredF32>(row, weight, eps),
             Element::Bf16 => gradient::<StoredBf16>(row, weight, eps),
             Element::F16 => gradient::<StoredF16>(row, weight, eps),
@@ -206,16 +221,16 @@ fn gradient<E: StoredElement>(row: GradientRow, weight: NormWeight, eps: f32) {
 }
 
 kernel! {
-    fn weight_partial(x: SrcRows, eps: f32, dy: SrcRows, chunk: Chunk, partial: Dst<f32>) {
+    fn weight_partial(x: SrcRows, eps: f32, centered: bool, dy: SrcRows, chunk: Chunk, partial: Dst<f32>) {
         partial.fill_zero();
         for row in chunk.range() {
             let (x, dy) = (x.row(row), dy.row(row));
-            let r = inverse_rms(x, eps);
+            let (mean, r) = if centered { statistics(x, eps) } else { (0.0, inverse_rms(x, eps)) };
             for_each_block!(block in x.len() => {
                 let (x, dy) = (x.lanes(block), dy.lanes(block));
                 let mut sum = partial.lanes(block);
                 for lane in 0..LANES {
-                    sum[lane] += dy[lane] * (x[lane] * r);
+                    sum[lane] += dy[lane] * ((x[lane] - mean) * r);
                 }
                 partial.set_lanes(block, sum);
             });
@@ -273,7 +288,7 @@ mod tests {
             for (element, plus_one) in CASES {
                 let x = numbers(1, 61 * columns);
                 let (bytes, w) = stored_bytes(element, &numbers(2, columns));
-                let weight = NormWeight { weight: stored(element, &bytes), plus_one };
+                let weight = NormWeight { weight: Some(stored(element, &bytes)), plus_one };
                 let y = on_every_isa(|| {
                     let mut y = vec![f32::NAN; x.len()];
                     rms_norm(src(&x).rows(columns), weight, EPS, dst(&mut y).rows(columns));
@@ -299,7 +314,7 @@ mod tests {
                 let rows = 3;
                 let (x, dy) = (numbers(3, rows * columns), numbers(4, rows * columns));
                 let (bytes, w) = stored_bytes(element, &numbers(5, columns));
-                let weight = NormWeight { weight: stored(element, &bytes), plus_one };
+                let weight = NormWeight { weight: Some(stored(element, &bytes)), plus_one };
                 let got = on_every_isa(|| {
                     let mut dx = vec![f32::NAN; x.len()];
                     rms_norm_grad(
@@ -325,7 +340,7 @@ mod tests {
             let len = 61 * columns;
             let (x, dy, addend) = (numbers(3, len), numbers(4, len), numbers(6, len));
             let (bytes, _) = stored_bytes(Element::Bf16, &numbers(5, columns));
-            let weight = NormWeight { weight: stored(Element::Bf16, &bytes), plus_one: false };
+            let weight = NormWeight { weight: Some(stored(Element::Bf16, &bytes)), plus_one: false };
             // `place`: which of x, dy, addend holds the output; 3 is a separate buffer.
             let run = |place: usize, with_addend: bool| {
                 on_every_isa(|| {
@@ -352,11 +367,12 @@ mod tests {
     fn weight_gradient(x: &[f32], dy: &[f32], columns: usize, start: f32) -> Vec<f32> {
         on_every_isa(|| {
             let mut dw = vec![start; columns];
-            let len = rms_norm_weight_grad_scratch_len(x.len() / columns, columns);
+            let len = norm_weight_grad_scratch_len(x.len() / columns, columns);
             let mut scratch = vec![f32::NAN; len];
-            rms_norm_weight_grad(
+            norm_weight_grad(
                 src(x).rows(columns),
                 EPS,
+                false,
                 src(dy).rows(columns),
                 dst(&mut dw),
                 dst(&mut scratch),
@@ -388,14 +404,14 @@ mod tests {
             want[index % columns] += normalised * f64::from(*dy);
         }
         assert_close("dw", &got, &want, 50.0, 1e-6);
-        assert!(rms_norm_weight_grad_scratch_len(1 << 20, 10) <= 640);
+        assert!(norm_weight_grad_scratch_len(1 << 20, 10) <= 640);
     }
 
     #[test]
     fn the_planned_scratch_is_enough_for_every_row_count() {
         for rows in 0..5000 {
             let planned = smidgen_ir::workspace_cpu::norm_partials_floats(rows, 3);
-            assert!(rms_norm_weight_grad_scratch_len(rows, 3) <= planned, "{rows} rows");
+            assert!(norm_weight_grad_scratch_len(rows, 3) <= planned, "{rows} rows");
         }
     }
 
@@ -406,7 +422,7 @@ mod tests {
         let view = dst(&mut values);
         // SAFETY: the weight is the same live memory, and is not read: the call must refuse it.
         let weight = unsafe { StoredVector::new(values.as_ptr().cast(), Element::F32, 8) };
-        let weight = NormWeight { weight, plus_one: false };
+        let weight = NormWeight { weight: Some(weight), plus_one: false };
         rms_norm(view.src().rows(8), weight, EPS, view.rows(8));
     }
 }

@@ -1,15 +1,16 @@
 //! Rotary position embedding: a table of cosines and sines, and the rotation that uses it.
 //!
-//! The convention is "rotate half": of a head's first `rotary_dim` channels, channel i of the first
-//! half pairs with channel i of the second; the remaining channels are unchanged.
+//! Of a head's first `rotary_dim` channels, channel i of the first half pairs with channel i of the second, or channel
+//! 2i with channel 2i + 1; the remaining channels are unchanged.
 //! The gradient of a rotation is the rotation by the opposite angle, so there is no second function.
-//! LongRoPE has two lists of frequencies; the length of a token's segment selects one.
-//! Left out: how `inv_freq` and the scale follow from a model's settings.
+//! Frequencies may depend on the length of a token's segment: a second list for long ones, or a formula.
+//! Left out: how frequencies and scales follow from a model's settings.
 
 use super::chunk::{Chunk, for_each_row_chunk};
 use super::footprint::{assert_disjoint, assert_disjoint_or_same};
 use super::simd::{Block, Isa, LANES, for_each_block, kernel};
-use super::view::{DstRows, Src, SrcRows};
+use super::view::{Dst, DstRows, Src, SrcRows};
+use smidgen_ir::{PositionScale, Stretch};
 
 /// How the channels of a token are divided into heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,25 +18,37 @@ pub struct RopeShape {
     pub heads: usize,
     pub head_dim: usize,
     pub rotary_dim: usize,
+    /// Channels 2i and 2i + 1 are a pair, instead of i and rotary_dim/2 + i.
+    pub interleaved: bool,
 }
 
-/// Row t of `table` becomes scale * cos(a), then scale * sin(a), with a = positions[t] * inv_freq rounded
-/// to f32 as in PyTorch; the cosine and sine of that angle are computed in f64.
-pub fn rope_table(
-    positions: Src<i32>, // (T)
-    inv_freq: &[f32],    // (half)
-    scale: f32,
-    table: DstRows, // (T, 2 * half)
-) {
-    fill_table(positions, |_| inv_freq, inv_freq.len(), scale, table);
-}
-
-/// LongRoPE's frequencies: the short list for segments of at most `original` tokens, else the long one.
+/// What cosines and sines are multiplied by.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LongRope<'a> {
-    pub short: &'a [f32], // (half)
-    pub long: &'a [f32],  // (half)
-    pub original: usize,
+pub struct TableScale {
+    pub all: f32,
+    pub of_position: Option<PositionScale>,
+}
+
+impl TableScale {
+    fn at(self, position: i32) -> f32 {
+        self.of_position.map_or(self.all, |scale| self.all * scale.at(position))
+    }
+}
+
+/// How the frequencies of a token follow from the length of its sequence.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Frequencies<'a> {
+    Same,
+    /// Another list if the sequence has more than `original` tokens.
+    Long {
+        long: &'a [f32], // (half)
+        original: usize,
+        lengths: Lengths<'a>,
+    },
+    Stretched {
+        stretch: Stretch,
+        lengths: Lengths<'a>,
+    },
 }
 
 /// The length of each token's sequence.
@@ -71,42 +84,53 @@ impl Lengths<'_> {
     }
 }
 
-/// Like `rope_table`; the length of each token's sequence selects the list of frequencies.
-pub fn rope_table_by_length(
+/// Row t of `table` becomes scale * cos(a), then scale * sin(a), with a = positions[t] * frequency rounded
+/// to f32 as in PyTorch; the cosine and sine of that angle are computed in f64.
+pub fn rope_table(
     positions: Src<i32>, // (T)
-    lengths: Lengths<'_>,
-    frequencies: LongRope<'_>,
-    scale: f32,
+    inv_freq: &[f32],    // (half)
+    rule: Frequencies<'_>,
+    scale: TableScale,
     table: DstRows, // (T, 2 * half)
 ) {
-    let LongRope { short, long, original } = frequencies;
-    assert_eq!(short.len(), long.len());
-    lengths.check(positions.len());
-    let of_token = |token: usize| if lengths.of(token) <= original { short } else { long };
-    fill_table(positions, of_token, short.len(), scale, table);
-}
-
-fn fill_table<'a>(
-    positions: Src<i32>,
-    frequencies_of_token: impl Fn(usize) -> &'a [f32] + Sync,
-    half: usize,
-    scale: f32,
-    table: DstRows,
-) {
+    let half = inv_freq.len();
     assert_eq!((table.rows(), table.columns()), (positions.len(), 2 * half));
     assert_disjoint("rope_table", table, [positions.into()]);
+    match rule {
+        Frequencies::Same => {}
+        Frequencies::Long { long, lengths, .. } => {
+            assert_eq!(long.len(), half);
+            lengths.check(positions.len());
+        }
+        Frequencies::Stretched { lengths, .. } => lengths.check(positions.len()),
+    }
     // Chunks have a sixteenth of the usual elements, because an element costs about sixteen times as much here.
     for_each_row_chunk(table.rows(), table.columns() * 16, |chunk| {
         for token in chunk.range() {
-            let row = table.row(token);
-            let position = positions.get(token) as f32;
-            for (index, frequency) in frequencies_of_token(token).iter().enumerate() {
-                let (sine, cosine) = f64::from(position * frequency).sin_cos();
-                row.set(index, cosine as f32 * scale);
-                row.set(half + index, sine as f32 * scale);
+            let scale = scale.at(positions.get(token));
+            let place = (positions.get(token) as f32, scale, table.row(token));
+            match rule {
+                Frequencies::Same => fill_row(place, half, |pair| inv_freq[pair]),
+                Frequencies::Long { long, original, lengths } => {
+                    let list = if lengths.of(token) <= original { inv_freq } else { long };
+                    fill_row(place, half, |pair| list[pair]);
+                }
+                Frequencies::Stretched { stretch, lengths } => {
+                    let length = lengths.of(token);
+                    fill_row(place, half, |pair| stretch.frequency(inv_freq[pair], pair, 2 * half, length));
+                }
             }
         }
     });
+}
+
+/// A row of the table for a position and a scale.
+fn fill_row((position, scale, row): (f32, f32, Dst<f32>), half: usize, frequency: impl Fn(usize) -> f32) {
+    for pair in 0..half {
+        let (sine, cosine) = f64::from(position * frequency(pair)).sin_cos();
+        row.set(pair, cosine as f32 * scale);
+        row.set(half + pair, sine as f32 * scale);
+    }
 }
 
 /// Rotates every head by the angles of its token, by the opposite angles if `inverse`. `y` may be `x`.
@@ -139,7 +163,7 @@ kernel! {
         y: DstRows,
         chunk: Chunk,
     ) {
-        let RopeShape { heads, head_dim, rotary_dim } = shape;
+        let RopeShape { heads, head_dim, rotary_dim, interleaved } = shape;
         let half = rotary_dim / 2;
         let direction = if inverse { -1.0 } else { 1.0 };
         for token in chunk.range() {
@@ -147,7 +171,14 @@ kernel! {
             for head in 0..heads {
                 let x = x.part(head * head_dim, head_dim);
                 let y = y.part(head * head_dim, head_dim);
-                for_each_block!(first in half => {
+                let blocked = if interleaved { 0 } else { half };
+                for pair in blocked..half {
+                    let (cosine, sine) = (table.get(pair), table.get(half + pair) * direction);
+                    let (a, b) = (x.get(2 * pair), x.get(2 * pair + 1));
+                    y.set(2 * pair, a * cosine - b * sine);
+                    y.set(2 * pair + 1, b * cosine + a * sine);
+                }
+                for_each_block!(first in blocked => {
                     let second = Block { start: half + first.start, count: first.count };
                     let (cosine, sine) = (table.lanes(first), table.lanes(second));
                     let (a, b) = (x.lanes(first), x.lanes(second));
@@ -180,8 +211,10 @@ mod tests {
         [shape(1, 2, 2), shape(3, 14, 14), shape(2, 33, 20), shape(9, 64, 64), shape(1, 7, 0)];
 
     const fn shape(heads: usize, head_dim: usize, rotary_dim: usize) -> RopeShape {
-        RopeShape { heads, head_dim, rotary_dim }
+        RopeShape { heads, head_dim, rotary_dim, interleaved: false }
     }
+
+    const PLAIN: TableScale = TableScale { all: 1.19, of_position: None };
 
     fn frequencies(half: usize) -> Vec<f32> {
         (0..half).map(|index| 10_000_f32.powf(-(index as f32) / half as f32)).collect()
@@ -196,7 +229,8 @@ mod tests {
             let mut table = vec![f32::NAN; tokens * 2 * half];
             // SAFETY: the vector has this shape and is used only through the view.
             let view = unsafe { DstRows::new(table.as_mut_ptr(), tokens, 2 * half, 2 * half) };
-            rope_table(src(&positions(tokens)), &frequencies(half), scale, view);
+            let scale = TableScale { all: scale, of_position: None };
+            rope_table(src(&positions(tokens)), &frequencies(half), Frequencies::Same, scale, view);
             table
         })
     }
@@ -207,7 +241,10 @@ mod tests {
         let half = shape.rotary_dim / 2;
         for (head, start) in (0..x.len()).step_by(shape.head_dim).enumerate() {
             for (index, angle) in angles[head / shape.heads].iter().enumerate() {
-                let (first, second) = (start + index, start + half + index);
+                let (first, second) = match shape.interleaved {
+                    false => (start + index, start + half + index),
+                    true => (start + 2 * index, start + 2 * index + 1),
+                };
                 y[first] = scale * (x[first] * angle.cos() - x[second] * angle.sin());
                 y[second] = scale * (x[first] * angle.sin() + x[second] * angle.cos());
             }
@@ -269,9 +306,10 @@ mod tests {
             })
         };
         let by_length = |original: usize| {
-            let lists = LongRope { short: &short, long: &long, original };
-            let by =
-                |lengths| filled(&|table| rope_table_by_length(src(&positions), lengths, lists, 1.19, table));
+            let by = |lengths| {
+                let rule = Frequencies::Long { long: &long, original, lengths };
+                filled(&|table| rope_table(src(&positions), &short, rule, PLAIN, table))
+            };
             let of_tokens: Vec<i32> = segments
                 .windows(2)
                 .flat_map(|bounds| vec![bounds[1] - bounds[0]; (bounds[1] - bounds[0]) as usize])
@@ -280,8 +318,8 @@ mod tests {
             assert_same_bits("length per token", &by(Lengths::OfTokens(&of_tokens)), &table);
             table
         };
-        let all_short = filled(&|table| rope_table(src(&positions), &short, 1.19, table));
-        let all_long = filled(&|table| rope_table(src(&positions), &long, 1.19, table));
+        let all_short = filled(&|table| rope_table(src(&positions), &short, Frequencies::Same, PLAIN, table));
+        let all_long = filled(&|table| rope_table(src(&positions), &long, Frequencies::Same, PLAIN, table));
         let middle = 300 * 2 * half..601 * 2 * half;
         let mut want = all_short.clone();
         want[middle.clone()].copy_from_slice(&all_long[middle]);
@@ -290,18 +328,49 @@ mod tests {
         assert_same_bits("all long", &by_length(0), &all_long);
     }
 
+    /// A sample of 300 tokens is not stretched, one of 400 is, and positions from 256 on are scaled.
+    #[test]
+    fn stretched_frequencies_and_scaled_positions() {
+        let (half, tokens) = (3, 700);
+        let positions: Vec<i32> = (0..300).chain(0..400).collect();
+        let plain = frequencies(half);
+        let stretch = Stretch { factor: 2.0, original: 300 };
+        let of_position = Some(PositionScale { beta: 0.5, original: 256 });
+        let got = on_every_isa(|| {
+            let mut table = vec![f32::NAN; tokens * 2 * half];
+            let rule = Frequencies::Stretched { stretch, lengths: Lengths::OfSegments(&[0, 300, 700]) };
+            let scale = TableScale { all: 1.5, of_position };
+            rope_table(src(&positions), &plain, rule, scale, dst(&mut table).rows(2 * half));
+            table
+        });
+        // 2 · 400/300 - 1 is 5/3, and the last of three pairs has the exponent 1.
+        let divisors = [1.0, (5.0f64 / 3.0).sqrt(), 5.0 / 3.0];
+        for (token, row) in got.chunks(2 * half).enumerate() {
+            let scale = if positions[token] < 256 { 1.5 } else { 1.5 * (1.0 + 0.5 * 2f64.ln()) };
+            let angles = (0..half).map(|pair| {
+                let divisor = if token < 300 { 1.0 } else { divisors[pair] };
+                f64::from(positions[token]) * f64::from(plain[pair]) / divisor
+            });
+            let (cosines, sines): (Vec<f64>, Vec<f64>) =
+                angles.map(|angle| (scale * angle.cos(), scale * angle.sin())).unzip();
+            assert_close("cos", &row[..half], &cosines, 1.0, 1e-4);
+            assert_close("sin", &row[half..], &sines, 1.0, 1e-4);
+        }
+    }
+
     #[test]
     #[should_panic(expected = "must begin at 0 and never decrease")]
     fn falling_boundaries_are_refused() {
         let mut table = vec![0.0; 8];
-        let lists = LongRope { short: &[1.0], long: &[0.5], original: 2 };
-        let boundaries = Lengths::OfSegments(&[0, 3, 2, 4]);
-        rope_table_by_length(src(&[0, 1, 0, 1]), boundaries, lists, 1.0, dst(&mut table).rows(2));
+        let lengths = Lengths::OfSegments(&[0, 3, 2, 4]);
+        let rule = Frequencies::Long { long: &[0.5], original: 2, lengths };
+        rope_table(src(&[0, 1, 0, 1]), &[1.0], rule, PLAIN, dst(&mut table).rows(2));
     }
 
     #[test]
     fn rotation_matches_the_reference_both_ways_and_in_place() {
-        for shape in SHAPES {
+        let interleaved = SHAPES.map(|shape| RopeShape { interleaved: true, ..shape });
+        for shape in SHAPES.into_iter().chain(interleaved) {
             let tokens = 61;
             let half = shape.rotary_dim / 2;
             let table = table(tokens, half, 1.5);
@@ -317,7 +386,8 @@ mod tests {
 
     #[test]
     fn the_inverse_is_the_gradient() {
-        for shape in [SHAPES[0], SHAPES[1], SHAPES[2]] {
+        let interleaved = RopeShape { interleaved: true, ..SHAPES[2] };
+        for shape in [SHAPES[0], SHAPES[1], SHAPES[2], interleaved] {
             let tokens = 3;
             let half = shape.rotary_dim / 2;
             let len = tokens * shape.heads * shape.head_dim;

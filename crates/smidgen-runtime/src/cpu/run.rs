@@ -39,10 +39,10 @@ pub fn run_step(
             Some(spill) => return run.embed_from_disk(*scale, spill),
             None => run.embed(*scale),
         },
-        Op::RmsNorm(norm) => {
-            let channels = run.input(1).rows_at(extent);
+        Op::RmsNorm { norm, unweighted } => {
+            let (channels, weight) = run.norm_weight(norm, *unweighted);
             let (x, y) = (run.floats(run.input(0)), run.floats_mut(run.output(0)));
-            norm::rms_norm(x.rows(channels), run.norm_weight(1, norm), norm.eps, y.rows(channels));
+            norm::rms_norm(x.rows(channels), weight, norm.eps, y.rows(channels));
         }
         Op::Dropout { p, stream, rest } => {
             elementwise::dropout(run.input_rows(0), run.u64s(1), *stream, *p, *rest, run.output_rows(0));
@@ -51,14 +51,27 @@ pub fn run_step(
         Op::ScaleColumns { bias } => run.scale_columns(*bias),
         Op::Fourier { scale } => run.fourier(*scale),
         Op::RopeTable(spec) => run.rope_table(spec),
-        Op::Rope { heads, inverse } => run.rope(*heads, *inverse),
+        Op::Rope { heads, inverse, interleaved } => run.rope(*heads, *inverse, *interleaved),
         Op::Attention(shape) => run.attention(shape),
         Op::GatedAct(kind) => act::gated_act(*kind, run.input_rows(0), run.input_rows(1), run.output_rows(0)),
-        Op::Add => elementwise::add(
+        Op::Add { scale } => elementwise::add(
             run.floats(run.input(0)),
             run.floats(run.input(1)),
+            *scale,
             run.floats_mut(run.output(0)),
         ),
+        Op::SliceColumns { first, .. } => {
+            elementwise::slice_columns(run.input_rows(0), *first, run.output_rows(0));
+        }
+        Op::PlaceColumns { firsts, columns } => run.place_columns(firsts, *columns),
+        Op::ScaleBy => {
+            let (x, scale) = (run.floats(run.input(0)), run.stored(run.input(1)).get(0));
+            plain_act::scale(scale, x, run.floats_mut(run.output(0)));
+        }
+        Op::ScaleByGrad => {
+            let (x, dy, ds) = (run.input_rows(0), run.input_rows(1), run.floats_mut(run.update(0)));
+            elementwise::scale_by_grad(x, dy, ds, run.workspace_floats());
+        }
         Op::GatherRows => elementwise::gather_rows(run.input_rows(0), run.i32s(1), run.output_rows(0)),
         Op::LmHeadLoss(head) => run.lm_head_loss(head),
         Op::HeadSums(piece) => run.head_sums(piece),
@@ -69,8 +82,9 @@ pub fn run_step(
         Op::CachedAttention(shape) => run.cached_attention(shape),
         Op::PlaceRows { clear } => run.place_rows(*clear),
         Op::TakeRows => elementwise::take_rows(run.input_rows(0), run.i32s(1), run.output_rows(0)),
-        Op::LayerNorm { eps } => run.layer_norm(*eps),
-        Op::LayerNormGrad { eps } => run.layer_norm_grad(*eps),
+        Op::LayerNorm { eps, bias } => run.layer_norm(*eps, *bias),
+        Op::LayerNormGrad { eps, addend } => run.layer_norm_grad(*eps, *addend),
+        Op::LayerNormWeightGrad { eps } => run.norm_weight_grad(*eps, true),
         Op::Scale { scale } => {
             plain_act::scale(*scale, run.floats(run.input(0)), run.floats_mut(run.output(0)));
         }
@@ -84,24 +98,22 @@ pub fn run_step(
         Op::JoinPlaces { places } => audio_conv::join_places(run.input_rows(0), *places, run.output_rows(0)),
         Op::MaskRows { .. } => run.mask_rows(),
         Op::ScatterRows => elementwise::scatter_rows(run.input_rows(0), run.i32s(1), run.output_rows(0)),
-        Op::RmsNormGrad { norm, addend } => {
-            let channels = run.input(1).rows_at(extent);
+        Op::RmsNormGrad { norm, unweighted, addend } => {
+            let (channels, weight) = run.norm_weight(norm, *unweighted);
             let rows = |input: usize| run.floats(run.input(input)).rows(channels);
-            let addend = addend.then(|| rows(3));
+            let dy = 1 + usize::from(unweighted.is_none());
+            let addend = addend.then(|| rows(dy + 1));
             let dx = run.floats_mut(run.output(0)).rows(channels);
-            norm::rms_norm_grad(rows(0), run.norm_weight(1, norm), norm.eps, rows(2), addend, dx);
+            norm::rms_norm_grad(rows(0), weight, norm.eps, rows(dy), addend, dx);
         }
-        Op::RmsNormWeightGrad { eps } => {
-            let dw = run.floats_mut(run.update(0));
-            let rows = |input: usize| run.floats(run.input(input)).rows(dw.len());
-            norm::rms_norm_weight_grad(rows(0), *eps, rows(1), dw, run.workspace_floats());
-        }
+        Op::RmsNormWeightGrad { eps } => run.norm_weight_grad(*eps, false),
         Op::LinearGrad { scales } => run.linear_grad(scales),
         Op::WeightGrad { scale } => run.weight_grad(*scale),
         Op::BiasGrad => elementwise::bias_grad(run.input_rows(0), run.floats_mut(run.update(0))),
         Op::MagnitudeGrad => run.magnitude_grad(),
         Op::FourierGrad { scale } => run.fourier_grad(*scale),
         Op::AttentionGrad(shape) => run.attention_grad(shape),
+        Op::SinksGrad => run.sinks_grad(),
         Op::GatedActGrad(kind) => {
             let (gate, up, dy) = (run.input_rows(0), run.input_rows(1), run.input_rows(2));
             act::gated_act_grad(*kind, gate, up, dy, run.output_rows(0), run.output_rows(1));
@@ -203,8 +215,29 @@ impl Run<'_> {
         self.floats_mut(self.output(index)).rows(self.output(index).columns)
     }
 
-    fn norm_weight(&self, index: usize, norm: &Norm) -> norm::NormWeight {
-        norm::NormWeight { weight: self.stored(self.input(index)), plus_one: norm.plus_one }
+    fn place_columns(&self, firsts: &[usize], columns: usize) {
+        let (y, mut end) = (self.output_rows(0), 0);
+        for (part, first) in firsts.iter().enumerate() {
+            let x = self.input_rows(part);
+            elementwise::place_columns(x, (end, *first), y);
+            end = first + x.columns();
+        }
+        for row in 0..y.rows() {
+            y.row(row).part(end, columns - end).fill_zero();
+        }
+    }
+
+    /// The channels of a group, and the weight, which is input 1 unless the norm is unweighted.
+    fn norm_weight(&self, norm: &Norm, unweighted: Option<usize>) -> (usize, norm::NormWeight) {
+        let weight = unweighted.is_none().then(|| self.stored(self.input(1)));
+        let channels = unweighted.unwrap_or_else(|| self.rows_of(self.input(1)));
+        (channels, norm::NormWeight { weight, plus_one: norm.plus_one })
+    }
+
+    fn norm_weight_grad(&self, eps: f32, centered: bool) {
+        let dw = self.floats_mut(self.update(0));
+        let rows = |input: usize| self.floats(self.input(input)).rows(dw.len());
+        norm::norm_weight_grad(rows(0), eps, centered, rows(1), dw, self.workspace_floats());
     }
 
     fn embed(&self, scale: f32) {

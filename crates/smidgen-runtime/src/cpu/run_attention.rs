@@ -4,7 +4,7 @@
 //! Left out: the computation (`rope.rs`, `attention.rs`, `attention_gradient.rs`, `cached_attention.rs`).
 
 use super::attention::{AttentionBuffers, AttentionOptions, Tokens, TokensMut, attention};
-use super::attention_gradient::{AttentionGradientBuffers, attention_gradient};
+use super::attention_gradient::{AttentionGradientBuffers, attention_gradient, sinks_gradient};
 use super::bf16_unit::Bf16Unit;
 use super::cached_attention::{self, CachePlaces};
 use super::isa::Isa;
@@ -15,29 +15,32 @@ use smidgen_ir::{AttentionShape, Dim, Precision, RopeSpec};
 
 impl Run<'_> {
     pub(super) fn rope_table(&self, spec: &RopeSpec) {
-        let table = self.output_rows(0);
-        let frequencies = spec.inverse_frequencies();
-        match spec.long_frequencies() {
-            None => rope::rope_table(self.i32s(0), &frequencies, spec.attention_scale, table),
-            Some((long, original)) => {
-                let choice = rope::LongRope { short: &frequencies, long: &long, original };
-                let lengths = match self.input(1).rows {
-                    Dim::Tokens => rope::Lengths::OfTokens(self.integers(1)),
-                    Dim::Boundaries | Dim::Tile { .. } | Dim::Rows | Dim::Const(_) | Dim::Audio(_) => {
-                        rope::Lengths::OfSegments(self.integers(1))
-                    }
-                };
-                rope::rope_table_by_length(self.i32s(0), lengths, choice, spec.attention_scale, table);
+        let (table, frequencies, long) =
+            (self.output_rows(0), spec.inverse_frequencies(), spec.long_frequencies());
+        let scale = rope::TableScale { all: spec.attention_scale, of_position: spec.position_scale };
+        let by_length = || match self.input(1).rows {
+            Dim::Tokens => rope::Lengths::OfTokens(self.integers(1)),
+            Dim::Boundaries | Dim::Tile { .. } | Dim::Rows | Dim::Const(_) | Dim::Audio(_) => {
+                rope::Lengths::OfSegments(self.integers(1))
             }
-        }
+        };
+        let rule = match (&long, spec.stretch()) {
+            (Some((long, original)), _) => {
+                rope::Frequencies::Long { long, original: *original, lengths: by_length() }
+            }
+            (None, Some(stretch)) => rope::Frequencies::Stretched { stretch, lengths: by_length() },
+            (None, None) => rope::Frequencies::Same,
+        };
+        rope::rope_table(self.i32s(0), &frequencies, rule, scale, table);
     }
 
-    pub(super) fn rope(&self, heads: usize, inverse: bool) {
+    pub(super) fn rope(&self, heads: usize, inverse: bool, interleaved: bool) {
         let (x, table) = (self.input_rows(0), self.input_rows(1));
         let shape = rope::RopeShape {
             heads,
             head_dim: self.input(0).columns / heads,
             rotary_dim: self.input(1).columns,
+            interleaved,
         };
         rope::rope(x, table, shape, inverse, self.output_rows(0));
     }
@@ -50,13 +53,17 @@ impl Run<'_> {
         TokensMut { pointer: self.address(operand), row_stride: operand.columns }
     }
 
+    /// `sinks` is the input with the sinks, if there are any.
     fn attention_options<'b>(
+        &self,
         shape: &AttentionShape,
         segments: &'b [i32],
         unit: Option<Bf16Unit>,
+        sinks: usize,
     ) -> AttentionOptions<'b> {
         AttentionOptions {
             unit,
+            sinks: shape.sinks.then(|| self.stored(self.input(sinks))),
             segments,
             heads: shape.heads,
             kv_heads: shape.kv_heads,
@@ -90,7 +97,7 @@ impl Run<'_> {
             o: self.tokens_mut(self.output(0)),
             lse: self.address(self.output(1)),
         };
-        let options = Self::attention_options(shape, self.integers(3), self.unit_of_plan());
+        let options = self.attention_options(shape, self.integers(3), self.unit_of_plan(), 4);
         // SAFETY: operands are views of planned memory, the outputs overlap nothing.
         unsafe { attention(Isa::detect(), &options, &buffers, self.workspace_from(0)) }
     }
@@ -122,7 +129,7 @@ impl Run<'_> {
             lse: std::ptr::null_mut(),
         };
         let places = self.cache_places(3, self.input(1));
-        let options = Self::attention_options(shape, &[0], None);
+        let options = self.attention_options(shape, &[0], None, 6);
         // SAFETY: operands are views of planned memory, the output overlaps nothing.
         unsafe {
             cached_attention::cached_attention(
@@ -147,8 +154,16 @@ impl Run<'_> {
             k_gradient: self.tokens_mut(self.output(1)),
             v_gradient: self.tokens_mut(self.output(2)),
         };
-        let options = Self::attention_options(shape, self.integers(6), self.unit_of_plan());
+        // The backward pass has the sinks in lse.
+        let shape = &AttentionShape { sinks: false, ..*shape };
+        let options = self.attention_options(shape, self.integers(6), self.unit_of_plan(), 0);
         // SAFETY: operands are views of planned memory, the outputs overlap nothing.
         unsafe { attention_gradient(Isa::detect(), &options, &buffers, self.workspace_from(0)) }
+    }
+
+    pub(super) fn sinks_grad(&self) {
+        let [o, lse, o_gradient] = [0, 1, 2].map(|input| self.input_rows(input));
+        let (sinks, target) = (self.stored(self.input(3)), self.floats_mut(self.update(0)));
+        sinks_gradient(o, lse, o_gradient, sinks, target, self.workspace_floats());
     }
 }

@@ -14,14 +14,15 @@ impl Run<'_> {
         elementwise::place_rows(self.input_rows(0), self.i32s(1), audio, self.output_rows(0));
     }
 
-    pub(super) fn layer_norm(&self, eps: f32) {
-        let (weight, bias) = (self.stored(self.input(1)), self.stored(self.input(2)));
+    pub(super) fn layer_norm(&self, eps: f32, bias: bool) {
+        let (weight, bias) = (self.stored(self.input(1)), bias.then(|| self.stored(self.input(2))));
         layer_norm::layer_norm(self.input_rows(0), weight, bias, eps, self.output_rows(0));
     }
 
-    pub(super) fn layer_norm_grad(&self, eps: f32) {
+    pub(super) fn layer_norm_grad(&self, eps: f32, addend: bool) {
         let (x, weight, dy) = (self.input_rows(0), self.stored(self.input(1)), self.input_rows(2));
-        layer_norm::layer_norm_grad(x, weight, eps, dy, self.output_rows(0));
+        let addend = addend.then(|| self.input_rows(3));
+        layer_norm::layer_norm_grad(x, weight, eps, dy, addend, self.output_rows(0));
     }
 
     pub(super) fn act_grad(&self, kind: PlainActivation) {

@@ -6,7 +6,7 @@
 
 use super::fp8::{self, RoundedRows, Roundings};
 use super::modules::KernelFile;
-use super::spans::{Place, Spans, THREADS, count, int};
+use super::spans::{Place, SPAN, Spans, THREADS, count, int, word};
 use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::Activation;
@@ -21,14 +21,22 @@ pub const FILE: KernelFile = KernelFile {
         "gated_act_grad_eight",
         "gated_act_grad_one",
         "gated_act_grad_round",
+        "gated_act_groups_eight",
+        "gated_act_groups_one",
+        "gated_act_grad_groups",
     ],
 };
 
-fn kind_arg(kind: Activation) -> Arg {
-    Arg::Int(match kind {
-        Activation::Silu => 0,
-        Activation::GeluTanh => 1,
-    })
+/// Kind, limit and alpha.
+fn kind_args(kind: Activation) -> [Arg; 3] {
+    let (code, limit, alpha) = match kind {
+        Activation::Silu => (0, 0.0, 0.0),
+        Activation::GeluTanh => (1, 0.0, 0.0),
+        Activation::Gelu => (2, 0.0, 0.0),
+        Activation::Sigmoid => (3, 0.0, 0.0),
+        Activation::ClampedSwiglu { limit, alpha } => (4, limit, alpha),
+    };
+    [Arg::Int(code), Arg::Float(limit), Arg::Float(alpha)]
 }
 
 /// y = act(gate)·up. The kernel also rounds y to fp8 if rounding steps follow and a block can hold a row.
@@ -43,7 +51,18 @@ pub fn gated_act(
     let shape = &step.outputs[0];
     let spans = Spans::of(stage.rows(shape), shape.columns, &[gate, up, y]);
     let Some(grid) = spans.grid(2) else { return Ok(()) };
-    let mut args = vec![kind_arg(kind)];
+    let width = shape.columns / step.inputs[0].columns;
+    let mut args = kind_args(kind).to_vec();
+    if width > 1 {
+        args.extend([gate, up, y].iter().flat_map(|place| [place.pointer, place.stride]));
+        let aligned = [up, y].iter().all(|place| place.aligned) && width.is_multiple_of(SPAN);
+        let (kernel, span) =
+            if aligned { ("gated_act_groups_eight", SPAN) } else { ("gated_act_groups_one", 1) };
+        let spans = stage.rows(shape) * shape.columns / span;
+        args.extend([word(shape.columns / span), word(spans), int(width)]);
+        let grid = [count(spans.div_ceil(THREADS as usize)), 1, 1];
+        return stage.launch(kernel, grid, THREADS, 0, &args);
+    }
     args.extend([gate, up, y].iter().flat_map(|place| [place.pointer, place.stride]));
     if let Some(threads) = held_threads(&spans, shape)
         && let Some([to, _]) = roundings.take()
@@ -76,11 +95,18 @@ pub fn gated_act_grad(
 ) -> Result<(), DeviceError> {
     let [gate, up, dy] = [0, 1, 2].map(|index| Place::of(stage, &step.inputs[index]));
     let [dgate, dup] = [0, 1].map(|index| Place::of(stage, &step.outputs[index]));
-    let shape = &step.outputs[0];
+    let shape = &step.outputs[1];
     let spans = Spans::of(stage.rows(shape), shape.columns, &[gate, up, dy, dgate, dup]);
     let Some(grid) = spans.grid(2) else { return Ok(()) };
-    let mut args = vec![kind_arg(kind)];
+    let mut args = kind_args(kind).to_vec();
     args.extend([gate, up, dy, dgate, dup].iter().flat_map(|place| [place.pointer, place.stride]));
+    let gates = step.inputs[0].columns;
+    if shape.columns > gates {
+        let items = stage.rows(shape) * gates;
+        args.extend([int(gates), int(shape.columns / gates), word(items)]);
+        let grid = [count(items.div_ceil(THREADS as usize / 32)), 1, 1];
+        return stage.launch("gated_act_grad_groups", grid, THREADS, 0, &args);
+    }
     if let Some(threads) = held_threads(&spans, shape)
         && let Some([gate, up]) = roundings.take()
     {

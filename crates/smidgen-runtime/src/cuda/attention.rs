@@ -1,15 +1,15 @@
 //! Launches causal attention over packed segments, forward and backward.
 //!
 //! The host does not know the segment boundaries, which are on the device. So a small kernel first lists the tiles, and
-//! the grids have room for the largest possible number of tiles. Kernels are compiled for four padded head sizes, two
+//! the grids have room for the largest possible number of tiles. Kernels are compiled for five padded head sizes, two
 //! files for each.
-//! Rows that are not aligned to 16 bytes and head sizes that are not multiples of 8 use plain kernels, which are
-//! correct and slow. Left out: attention over cached keys (`cached_attention.rs`).
+//! Rows that are not aligned to 16 bytes, head sizes that are not multiples of 8, and heads whose tiles do not fit the
+//! shared memory of a GPU use plain kernels, which are correct and slow. Left out: attention over cached keys (`cached_attention.rs`).
 
 use super::attention_hopper::{self, HopperHead};
 use super::generation::Generation;
 use super::modules::KernelFile;
-use super::spans::addresses_and_strides;
+use super::spans::{addresses_and_strides, stored_dtype};
 use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::workspace_cuda::{
@@ -19,7 +19,7 @@ use smidgen_ir::workspace_cuda::{
 use smidgen_ir::{AttentionShape, DType, Extent};
 
 /// Two files per padded head size.
-pub const FILES: [KernelFile; 8] = [
+pub const FILES: [KernelFile; 10] = [
     HEADS[0].forward_file,
     HEADS[0].gradient_file,
     HEADS[1].forward_file,
@@ -28,10 +28,12 @@ pub const FILES: [KernelFile; 8] = [
     HEADS[2].gradient_file,
     HEADS[3].forward_file,
     HEADS[3].gradient_file,
+    HEADS[4].forward_file,
+    HEADS[4].gradient_file,
 ];
 
 /// The largest head size that kernels support.
-pub const MOST_CHANNELS: usize = 256;
+pub const MOST_CHANNELS: usize = 512;
 
 /// The files of one head size.
 pub fn files(shape: &AttentionShape) -> Vec<KernelFile> {
@@ -59,16 +61,21 @@ pub fn attention(stage: &Stage<'_>, step: &BoundStep, shape: &AttentionShape) ->
     args.extend([stage.address(lse), Arg::Pointer(list)]);
     args.extend([Arg::Int(shape.heads as i32), Arg::Int(shape.kv_heads as i32)]);
     let blocks = work.tile_bound(work.head.tiles.queries) * shape.heads;
-    let in_tiles = work.in_tiles(stage, &[q, k, v, o]);
-    if let Some(hopper) = HopperHead::of(stage, shape).filter(|_| in_tiles) {
+    let tile_bytes = work.head.forward_shared_bytes(stage.generation());
+    let in_tiles = work.in_tiles(stage, &[q, k, v, o]) && tile_bytes <= stage.most_shared_bytes();
+    if let Some(hopper) = HopperHead::of(stage, shape).filter(|_| in_tiles && !shape.sinks) {
         args.extend([Arg::Int(shape.head_dim as i32), Arg::Float(shape.scale)]);
         let shared_bytes = hopper.forward_shared_bytes();
         let grid = [blocks.min(stage.multiprocessors()) as u32, 1, 1];
         return stage.launch(hopper.forward, grid, attention_hopper::THREADS, shared_bytes, &args);
     }
     args.extend(score_args(shape));
+    args.extend(match shape.sinks {
+        true => [stage.address(&step.inputs[4]), stored_dtype(&step.inputs[4])],
+        false => [Arg::Pointer(0), Arg::Int(0)],
+    });
     let (kernel, shared_bytes) = match in_tiles {
-        true => (work.head.forward, work.head.forward_shared_bytes(stage.generation())),
+        true => (work.head.forward, tile_bytes),
         false => (work.head.forward_plain, 0),
     };
     stage.launch(kernel, [blocks as u32, 1, 1], THREADS, shared_bytes, &args)
@@ -89,8 +96,8 @@ pub fn attention_grad(
     let Scratch { query_list, key_list, powers, deltas, parts: parts_at } = work.scratch(stage, true);
     let generation = stage.generation();
     let tile_bytes = work.head.gradient_shared_bytes(generation);
-    let in_tiles = work.in_tiles(stage, &[q, k, v, o_gradient, dq, dk, dv])
-        && tile_bytes <= generation.most_shared_bytes();
+    let in_tiles =
+        work.in_tiles(stage, &[q, k, v, o_gradient, dq, dk, dv]) && tile_bytes <= stage.most_shared_bytes();
     let hopper = HopperHead::of(stage, shape).filter(|_| in_tiles);
     let key_rows = if hopper.is_some() { attention_hopper::ITEM_ROWS } else { work.head.tiles.keys };
     let sums = (work.tokens as usize * shape.heads).div_ceil(work.head.sums_of_block());
@@ -233,11 +240,11 @@ macro_rules! head {
     };
 }
 
-const HEADS: [Head; 4] = [head!(64), head!(96), head!(128), head!(256)];
+const HEADS: [Head; 5] = [head!(64), head!(96), head!(128), head!(256), head!(512)];
 
 impl Head {
     fn of(head_dim: usize) -> &'static Head {
-        static ALL: [Head; 4] = HEADS;
+        static ALL: [Head; 5] = HEADS;
         assert!((1..=MOST_CHANNELS).contains(&head_dim), "`check` refuses a head size of {head_dim}");
         let tiles = AttentionTiles::of(head_dim);
         ALL.iter().find(|head| head.tiles == tiles).expect("there is a file for every padded size")
@@ -250,12 +257,16 @@ impl Head {
 
     /// Whether tiles are smaller than on later GPUs, because a block may use less shared memory.
     fn is_cramped(&self, generation: Generation) -> bool {
-        self.tiles.padded_head > 64 && generation < Generation::Ampere
+        (65..=256).contains(&self.tiles.padded_head) && generation < Generation::Ampere
     }
 
     /// Shared memory for the queries and two pipeline stages of keys and values.
     fn forward_shared_bytes(&self, generation: Generation) -> u32 {
-        let keys = if self.tiles.padded_head <= 128 { 64 } else { 32 };
+        let keys = match self.tiles.padded_head {
+            0..=128 => 64,
+            129..=256 => 32,
+            _ => 16,
+        };
         let keys = if self.is_cramped(generation) { keys / 2 } else { keys };
         (self.row_bytes() * (self.tiles.queries + 4 * keys)) as u32
     }
@@ -272,9 +283,10 @@ impl Head {
         let cut = self.tile_cut(generation);
         let (queries, keys) = (queries / cut, keys / cut);
         // A block of keys has keys, values, two stages of queries, do, p and ds that pairs of warps exchange, and two
-        // stages of two floats per query. It reads as many queries at a time as it has keys.
-        let exchanged = 2 * keys * keys * 2;
-        let of_keys = self.row_bytes() * 5 * keys + exchanged + 4 * 4 * keys;
+        // stages of two floats per query. It reads as many queries at a time as it has keys, but at least 32.
+        let query_step = keys.max(32);
+        let exchanged = 2 * query_step * query_step * 2;
+        let of_keys = self.row_bytes() * (2 * keys + 3 * query_step) + exchanged + 4 * 4 * query_step;
         // A block of queries has queries, do, and two stages of keys and values.
         let key_step = match padded_head {
             64 => 64,
@@ -360,7 +372,7 @@ impl<'a> Work<'a> {
     }
 }
 
-/// The last four arguments of every kernel except those of Hopper: head size, window, scale and cap.
+/// Arguments of every kernel except those of Hopper: head size, window, scale and cap.
 fn score_args(shape: &AttentionShape) -> [Arg; 4] {
     /// Stands for no window: larger than any segment, and small enough that sums with positions do not overflow.
     const ALL_KEYS: usize = 1 << 30;
@@ -380,15 +392,26 @@ fn first_operands<const N: usize>(operands: &[Operand]) -> [&Operand; N] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::generation::most_shared_bytes;
 
-    /// The bytes follow from the definitions in the kernel files. Only the gradient of heads over 128 channels has no
-    /// tiles before Ampere.
+    /// The bytes follow from the definitions in the kernel files. The gradient of heads over 128 channels has no tiles before
+    /// Ampere, and that of heads over 256 channels only on GPUs with more shared memory than most.
     #[test]
     fn shared_memory_is_what_the_kernels_use_and_fits_every_gpu() {
-        let expected =
-            [(64, 49_152, 65_536), (96, 73_728, 78_848), (128, 98_304, 99_328), (256, 98_304, 98_304)];
-        let before =
-            [(64, 49_152, 65_536), (96, 49_152, 49_152), (128, 65_536, 65_536), (256, 65_536, 98_304)];
+        let expected = [
+            (64, 49_152, 65_536),
+            (96, 73_728, 78_848),
+            (128, 98_304, 99_328),
+            (256, 98_304, 98_304),
+            (512, 98_304, 135_680),
+        ];
+        let before = [
+            (64, 49_152, 65_536),
+            (96, 49_152, 49_152),
+            (128, 65_536, 65_536),
+            (256, 65_536, 98_304),
+            (512, 98_304, 135_680),
+        ];
         for (generation, expected) in [(Generation::Ampere, expected), (Generation::Turing, before)] {
             for (head_dim, forward, gradient) in expected {
                 let head = Head::of(head_dim);
@@ -396,16 +419,23 @@ mod tests {
                 assert_eq!(head.forward_shared_bytes(generation), forward, "forward of {head_dim}");
                 assert_eq!(head.gradient_shared_bytes(generation), gradient, "gradient of {head_dim}");
                 let most = generation.most_shared_bytes();
-                assert!(forward <= most, "forward of {head_dim}");
-                let fits = generation == Generation::Ampere || head_dim <= 128;
+                let is_ampere = generation == Generation::Ampere;
+                assert_eq!(forward <= most, is_ampere || head_dim <= 256, "forward of {head_dim}");
+                let fits = head_dim <= if is_ampere { 256 } else { 128 };
                 assert_eq!(gradient <= most, fits, "gradient of {head_dim}");
+                for large in [(8, 0), (9, 0), (10, 0)] {
+                    assert!(
+                        gradient <= most_shared_bytes(large, Generation::Ampere),
+                        "gradient of {head_dim}"
+                    );
+                }
             }
         }
     }
 
     #[test]
     fn every_head_size_has_kernels_of_a_padded_size() {
-        for head_dim in 1..=256 {
+        for head_dim in 1..=MOST_CHANNELS {
             let head = Head::of(head_dim);
             assert!(head.tiles.padded_head >= head_dim);
             let kernels = [head.forward_file.kernels, head.gradient_file.kernels].concat();

@@ -116,8 +116,15 @@ impl HopperHead {
 mod tests {
     use super::*;
 
-    const SHAPE: AttentionShape =
-        AttentionShape { heads: 8, kv_heads: 2, head_dim: 128, scale: 1.0, window: None, softcap: None };
+    const SHAPE: AttentionShape = AttentionShape {
+        heads: 8,
+        kv_heads: 2,
+        head_dim: 128,
+        scale: 1.0,
+        window: None,
+        softcap: None,
+        sinks: false,
+    };
 
     /// The bytes follow from the definitions in the kernel files; a block may use 227 KiB.
     #[test]

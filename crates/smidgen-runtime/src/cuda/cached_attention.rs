@@ -1,10 +1,10 @@
 //! Launches attention for generation: writes to the KV cache, and attention over it.
 //!
 //! A query and head get one block, or several if there are few queries. The caches have the type of activations.
-//! Left out: head sizes above 256.
+//! Heads over 256 channels have their own kernels, in which a lane has twice as many channels.
 
 use super::modules::KernelFile;
-use super::spans::{Place, SPAN, THREADS, count, int};
+use super::spans::{Place, SPAN, THREADS, count, dtype_code, int};
 use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError};
 use smidgen_ir::AttentionShape;
@@ -19,12 +19,16 @@ pub const FILE: KernelFile = KernelFile {
         "cached_attention_one",
         "cached_attention_pieces_eight",
         "cached_attention_pieces_one",
+        "cached_attention_wide_eight",
+        "cached_attention_wide_one",
+        "cached_attention_wide_pieces_eight",
+        "cached_attention_wide_pieces_one",
         "join_pieces",
     ],
 };
 
-/// The largest head size that a warp can hold.
-pub const MOST_HEAD_DIM: usize = 32 * SPAN;
+/// The largest head size of the kernels in which a lane has a single span of channels.
+const MOST_NARROW: usize = 32 * SPAN;
 
 /// Writes the keys and values of new tokens to their cache rows.
 pub fn cache_rows(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
@@ -69,6 +73,8 @@ struct CachedAttention {
     window: i32,
     scale: f32,
     softcap: f32,
+    sinks: u64,
+    sinks_dtype: i32,
 }
 
 /// Attention over the cached rows of each query's slot.
@@ -77,14 +83,14 @@ pub fn cached_attention(
     step: &BoundStep,
     shape: &AttentionShape,
 ) -> Result<(), DeviceError> {
-    let [q, keys, values, table, slots, positions] = &step.inputs[..] else {
+    let [q, keys, values, table, slots, positions, ..] = &step.inputs[..] else {
         unreachable!("the shape rule asks for six inputs")
     };
+    let sinks = step.inputs.get(6);
     let (o, tokens, head_dim) = (&step.outputs[0], stage.rows(q), shape.head_dim);
     if tokens == 0 {
         return Ok(());
     }
-    assert!(head_dim <= MOST_HEAD_DIM, "a head size of {head_dim}: kernels support up to {MOST_HEAD_DIM}");
     let aligned = head_dim.is_multiple_of(SPAN)
         && [q, keys, values].iter().all(|operand| Place::of(stage, operand).aligned);
     // If there are too few queries to keep the GPU busy, several blocks share a query of a long sequence.
@@ -110,16 +116,22 @@ pub fn cached_attention(
         group: (shape.heads / shape.kv_heads) as i32,
         head_dim: head_dim as i32,
         // At least 8, so that a block has at most 32 teams.
-        lanes: head_dim.div_ceil(SPAN).next_power_of_two().max(8) as i32,
+        lanes: head_dim.div_ceil(SPAN).next_power_of_two().clamp(8, 32) as i32,
         window: shape.window.unwrap_or(0) as i32,
         scale: shape.scale,
         softcap: shape.softcap.unwrap_or(0.0),
+        sinks: sinks.map_or(0, |sinks| stage.pointer(sinks)),
+        sinks_dtype: sinks.map_or(0, dtype_code),
     };
-    let kernel = match (is_shared, aligned) {
-        (false, true) => "cached_attention_eight",
-        (false, false) => "cached_attention_one",
-        (true, true) => "cached_attention_pieces_eight",
-        (true, false) => "cached_attention_pieces_one",
+    let kernel = match (head_dim > MOST_NARROW, is_shared, aligned) {
+        (false, false, true) => "cached_attention_eight",
+        (false, false, false) => "cached_attention_one",
+        (false, true, true) => "cached_attention_pieces_eight",
+        (false, true, false) => "cached_attention_pieces_one",
+        (true, false, true) => "cached_attention_wide_eight",
+        (true, false, false) => "cached_attention_wide_one",
+        (true, true, true) => "cached_attention_wide_pieces_eight",
+        (true, true, false) => "cached_attention_wide_pieces_one",
     };
     let grid = |blocks: usize| [count(tokens), count(shape.heads), count(blocks)];
     if !is_shared {
@@ -127,6 +139,6 @@ pub fn cached_attention(
     }
     assert!(cached_attention_bytes(tokens, table.columns, shape) <= bytes, "`check` compares them");
     stage.launch_structure(kernel, grid(pieces), THREADS, 0, &attention, &[])?;
-    let threads = head_dim.next_multiple_of(32) as u32;
+    let threads = head_dim.next_multiple_of(32).min(256) as u32;
     stage.launch_structure("join_pieces", grid(1), threads, 0, &attention, &[int(pieces)])
 }

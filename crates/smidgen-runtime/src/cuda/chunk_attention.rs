@@ -52,6 +52,8 @@ pub const FILES: [KernelFile; 2] = [
     ),
 ];
 
+/// The largest head size that kernels support.
+pub const MOST_CHANNELS: usize = 256;
 /// Largest head with kernels on tiles.
 const HEAD_OF_TILES: usize = 64;
 /// Rows of a tile. Must match `chunk_attention.cu`.

@@ -13,7 +13,7 @@ const LEAST_CAPABILITY: Capability = (9, 0);
 const LEAST_DRIVER: i32 = 12_040;
 
 /// The prefixes of the names of these kernels.
-const EARLY: [&str; 8] = [
+const EARLY: [&str; 9] = [
     "cache_rows",
     "cached_attention_",
     "few_rows_",
@@ -22,6 +22,7 @@ const EARLY: [&str; 8] = [
     "rms_norm_heads",
     "rms_norm_two",
     "rope_eight",
+    "rope_interleaved_eight",
 ];
 
 /// Whether a GPU and its driver can start a kernel early.

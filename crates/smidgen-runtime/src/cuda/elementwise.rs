@@ -4,10 +4,10 @@
 
 use super::modules::KernelFile;
 use super::norm::add_partial_rows;
-use super::spans::{Place, SPAN, Spans, THREADS, count, int};
+use super::spans::{Place, SPAN, Spans, THREADS, count, int, stored_dtype};
 use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError};
-use smidgen_ir::workspace_cuda::{BIAS_ROWS_PER_PARTIAL, rows_per_partial};
+use smidgen_ir::workspace_cuda::{BIAS_ROWS_PER_PARTIAL, NORM_GROUPS_PER_PARTIAL, rows_per_partial};
 
 pub const FILE: KernelFile = KernelFile {
     name: "elementwise.cu",
@@ -15,6 +15,10 @@ pub const FILE: KernelFile = KernelFile {
     kernels: &[
         "add_eight",
         "add_one",
+        "scale_by_eight",
+        "scale_by_one",
+        "dot_partials",
+        "sink_partials",
         "gather_rows_eight",
         "gather_rows_one",
         "scatter_rows_eight",
@@ -30,16 +34,76 @@ pub const FILE: KernelFile = KernelFile {
 /// Columns that a block of `column_partials` sums.
 const TILE_COLUMNS: usize = 256;
 
-/// y = a + b.
-pub fn add(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
+/// y = a + scale·b.
+pub fn add(stage: &Stage<'_>, step: &BoundStep, scale: f32) -> Result<(), DeviceError> {
     let [a, b] = [0, 1].map(|index| Place::of(stage, &step.inputs[index]));
     let shape = &step.outputs[0];
     let y = Place::of(stage, shape);
     let spans = Spans::of(stage.rows(shape), shape.columns, &[a, b, y]);
     let Some(grid) = spans.grid(2) else { return Ok(()) };
-    let args =
-        [a.pointer, a.stride, b.pointer, b.stride, y.pointer, y.stride, spans.spans_of_row, spans.spans];
+    let scale = Arg::Float(scale);
+    let args = [
+        a.pointer,
+        a.stride,
+        b.pointer,
+        b.stride,
+        scale,
+        y.pointer,
+        y.stride,
+        spans.spans_of_row,
+        spans.spans,
+    ];
     stage.launch(spans.form("add_eight", "add_one"), grid, THREADS, 0, &args)
+}
+
+/// y = s·x.
+pub fn scale_by(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
+    let (x, scale, shape) = (Place::of(stage, &step.inputs[0]), &step.inputs[1], &step.outputs[0]);
+    let y = Place::of(stage, shape);
+    let spans = Spans::of(stage.rows(shape), shape.columns, &[x, y]);
+    let Some(grid) = spans.grid(1) else { return Ok(()) };
+    let scale = [stage.address(scale), stored_dtype(scale)];
+    let args =
+        [x.pointer, x.stride, scale[0], scale[1], y.pointer, y.stride, spans.spans_of_row, spans.spans];
+    stage.launch(spans.form("scale_by_eight", "scale_by_one"), grid, THREADS, 0, &args)
+}
+
+/// ds += Σ x·dy, with partial sums in the workspace.
+pub fn scale_by_grad(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
+    let (x, ds) = (&step.inputs[0], &step.updates[0]);
+    let (rows, columns) = (stage.rows(x), x.columns);
+    if rows == 0 || columns == 0 {
+        return Ok(());
+    }
+    let per_partial = rows_per_partial(rows, NORM_GROUPS_PER_PARTIAL);
+    let partials = rows.div_ceil(per_partial);
+    let workspace = Arg::Pointer(stage.workspace_of(4 * partials));
+    let [x, dy] = [0, 1].map(|index| Place::of(stage, &step.inputs[index]));
+    let mut args = vec![x.pointer, x.stride, dy.pointer, dy.stride];
+    args.extend([int(rows), int(columns), int(per_partial), workspace]);
+    stage.launch("dot_partials", [count(partials), 1, 1], THREADS, 0, &args)?;
+    add_partial_rows(stage, workspace, partials, 1, stage.pointer(ds))
+}
+
+/// dsinks += the gradient of the sinks of attention, with partial sums in the workspace.
+pub fn sinks_grad(stage: &Stage<'_>, step: &BoundStep) -> Result<(), DeviceError> {
+    let [o, lse, o_gradient, sinks] = &step.inputs[..] else {
+        unreachable!("the shape rule asks for four inputs")
+    };
+    let (rows, heads) = (stage.rows(lse), lse.columns);
+    if rows == 0 {
+        return Ok(());
+    }
+    let per_partial = rows_per_partial(rows, NORM_GROUPS_PER_PARTIAL);
+    let partials = rows.div_ceil(per_partial);
+    let workspace = Arg::Pointer(stage.workspace_of(4 * partials * heads));
+    let [o_place, gradient] = [o, o_gradient].map(|operand| Place::of(stage, operand));
+    let mut args =
+        vec![o_place.pointer, o_place.stride, stage.address(lse), gradient.pointer, gradient.stride];
+    args.extend([stage.address(sinks), stored_dtype(sinks), workspace]);
+    args.extend([int(rows), int(heads), int(o.columns / heads), int(per_partial)]);
+    stage.launch("sink_partials", [count(partials), 1, 1], THREADS, 0, &args)?;
+    add_partial_rows(stage, workspace, partials, heads, stage.pointer(&step.updates[0]))
 }
 
 /// y[r] = x[rows[r]].

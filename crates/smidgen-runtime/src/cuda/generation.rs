@@ -48,6 +48,15 @@ impl Generation {
     }
 }
 
+/// Shared memory that a block may use on GPUs of this capability: of their generation, only data-center GPUs have more.
+pub const fn most_shared_bytes(capability: Capability, generation: Generation) -> u32 {
+    match capability {
+        (8, 0) | (8, 7) => 163 << 10,
+        (9, 0) | (10, _) => 227 << 10,
+        _ => generation.most_shared_bytes(),
+    }
+}
+
 /// Whether a GPU can train in a precision.
 pub fn supports(capability: Capability, precision: Precision) -> bool {
     match precision {

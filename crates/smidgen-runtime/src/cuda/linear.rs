@@ -17,16 +17,18 @@ use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::Op;
 use smidgen_ir::workspace_cuda::{MATMUL_BYTES, spare_columns};
 
-/// y = x·Wᵀ + bias + scale·h·Bᵀ, and `residual` if there is one.
+/// y = x·Wᵀ + bias + lora·h·Bᵀ; or `scale` times that plus `residual`, if there is one.
 pub fn linear(
     stage: &Stage<'_>,
     step: &BoundStep,
     bias: bool,
     lora: Option<f32>,
     residual: Option<&Operand>,
+    scale: f32,
 ) -> Result<(), DeviceError> {
     let linear = few_rows_linear(stage, step, bias, lora, residual);
     if few_rows::fits(stage, &linear) {
+        debug_assert_eq!(scale, 1.0, "`residual_of` leaves out scaled sums");
         return few_rows::few_rows(stage, &[linear]);
     }
     let few_rows::Linear { x, weight, addends: few_rows::Addends { bias, adapter, .. }, .. } = linear;
@@ -56,9 +58,9 @@ pub fn linear(
     let (left, tokens) = (stage.matrix(x), stage.tokens(y));
     let mut depth = x.columns;
     let mut apart = adapter;
-    if let Some((h, b, scale)) = adapter
+    if let Some((h, b, lora)) = adapter
         && has_room
-        && scale == 1.0
+        && lora == 1.0
         && is_matmul_type(stage, b)
     {
         let spare_of_w = w.at(0, x.columns);
@@ -76,11 +78,12 @@ pub fn linear(
         right_transposed: true,
         addend: addends.matrix,
         bias: addends.bias,
+        alpha: scale,
         ..Matmul::of_tokens([left, w, output], tokens, y.columns, depth, scratch)
     };
     stage.cublas.run(stage.gpu, &matmul)?;
-    let (Some((h, _, scale)), Some(b)) = (apart, b_apart) else { return Ok(()) };
-    add_adapter(stage, (h, b, scale), Some(output), y, scratch)
+    let (Some((h, _, lora)), Some(b)) = (apart, b_apart) else { return Ok(()) };
+    add_adapter(stage, (h, b, scale * lora), Some(output), y, scratch)
 }
 
 /// The operands of a linear layer, in the form that `few_rows.rs` expects.
@@ -120,7 +123,8 @@ pub fn linears_of_one_launch<'a>(stage: &Stage<'_>, steps: &'a [BoundStep]) -> V
     linears
 }
 
-/// The other summand of `sum`, if `sum` adds in place to the output of the linear before it: then one matmul does both.
+/// The other summand of `sum` and the factor of the output of the linear before it, if `sum` adds in place to that output:
+/// then one matmul does both. Only a plain matmul has a factor for all that it sums.
 /// With any other output the matmul might overwrite its own input. The planner always makes such a sum in place if
 /// nothing else reads the linear's output (see the order in `Op::in_place`). So this depends only on the graph, and a
 /// recomputed layer gives the same bits.
@@ -129,14 +133,23 @@ pub fn residual_of<'a>(
     matmul: &BoundStep,
     bias: bool,
     sum: &'a BoundStep,
-) -> Option<&'a Operand> {
-    let y = &matmul.outputs[0];
-    if sum.op != Op::Add || (bias && !bias_fits_epilogue(stage, &matmul.inputs[2])) {
+) -> Option<(&'a Operand, f32)> {
+    let (y, weight) = (&matmul.outputs[0], &matmul.inputs[1]);
+    let Op::Add { scale } = sum.op else { return None };
+    if bias && !bias_fits_epilogue(stage, &matmul.inputs[2]) {
+        return None;
+    }
+    let is_plain = || {
+        let Op::Linear { bias, lora } = matmul.op else { return false };
+        let linear = few_rows_linear(stage, matmul, bias, lora, None);
+        !bias && !few_rows::fits(stage, &linear) && !fp8::is_fp8(stage, weight)
+    };
+    if scale != 1.0 && !is_plain() {
         return None;
     }
     let is_y = |operand: &Operand| operand.offset == y.offset && operand.stride == y.stride;
     let [addend, added] = &sum.inputs[..] else { return None };
-    (is_y(added) && !is_y(addend) && is_y(&sum.outputs[0])).then_some(addend)
+    (is_y(added) && !is_y(addend) && is_y(&sum.outputs[0])).then_some((addend, scale))
 }
 
 /// dx = Σ scale·d·matrix.
@@ -201,12 +214,12 @@ fn pair_terms(stage: &Stage<'_>, terms: &[(&Operand, &Operand, f32)]) -> Vec<Opt
     let mut partners = vec![None; terms.len()];
     for (thin, &(dh, a, scale)) in terms.iter().enumerate() {
         let spare = spare_columns(dh.columns);
-        if scale != 1.0 || !is_matmul_type(stage, a) {
+        if !is_matmul_type(stage, a) {
             continue;
         }
         let fits = |index: &usize| {
-            let (d, weight, scale) = terms[*index];
-            let has_room = d.stride >= d.columns + spare && scale == 1.0 && !fp8::is_fp8(stage, weight);
+            let (d, weight, of_weight) = terms[*index];
+            let has_room = d.stride >= d.columns + spare && of_weight == scale && !fp8::is_fp8(stage, weight);
             let is_adjacent = if is_matmul_type(stage, weight) {
                 let end = stage.matrix(weight).at(stage.rows(weight), 0);
                 weight.stride == a.stride && stage.pointer(a) == end.pointer

@@ -8,7 +8,7 @@
 use super::compiler::{Compiler, compiler_version};
 use super::driver::{Gpu, check};
 use super::facts::driver_version;
-use super::generation::{Capability, Generation};
+use super::generation::{Capability, Generation, most_shared_bytes};
 use super::kernel_cache::{KernelCache, hash};
 use crate::device::DeviceError;
 use cudarc::driver::sys;
@@ -101,6 +101,7 @@ pub struct Kernels {
     /// The options of Hopper-only files; `None` on other GPUs and in f32.
     hopper_options: Option<Vec<String>>,
     generation: Generation,
+    most_shared_bytes: u32,
     cache: Option<KernelCache>,
 }
 
@@ -133,7 +134,15 @@ impl Kernels {
         let is_hopper = capability == (9, 0) && gpu.capability == capability && activations != DType::F32;
         let hopper_options = is_hopper.then(|| self::options(HOPPER, activations));
         let cache = cache.map(KernelCache::new);
-        Ok(Kernels { functions: HashMap::new(), options, hopper_options, generation, cache })
+        let most_shared_bytes = most_shared_bytes(capability, generation);
+        Ok(Kernels {
+            functions: HashMap::new(),
+            options,
+            hopper_options,
+            generation,
+            most_shared_bytes,
+            cache,
+        })
     }
 
     /// Loads the files that are not loaded yet, from the cache or compiled in parallel. Hopper-only files are ignored
@@ -176,6 +185,11 @@ impl Kernels {
     /// The reason why compiled kernels could not be cached, and a remedy.
     pub fn cache_failure(&self) -> Option<String> {
         self.cache.as_ref().and_then(KernelCache::failure)
+    }
+
+    /// Shared memory that a block may use.
+    pub fn most_shared_bytes(&self) -> u32 {
+        self.most_shared_bytes
     }
 
     pub fn generation(&self) -> Generation {

@@ -113,17 +113,19 @@ pub fn rms_norm(
     stage: &Stage<'_>,
     step: &BoundStep,
     norm: &Norm,
+    unweighted: Option<usize>,
     roundings: &Roundings,
 ) -> Result<(), DeviceError> {
-    let (x, weight, y) = (&step.inputs[0], &step.inputs[1], &step.outputs[0]);
-    let groups = Groups::of(stage, x, stage.rows(weight));
+    let (x, y) = (&step.inputs[0], &step.outputs[0]);
+    let weight = Weight::of(stage, step, norm, unweighted);
+    let groups = Groups::of(stage, x, weight.channels);
     if groups.all == 0 {
         return Ok(());
     }
-    let (x, weight_place, y) = (Place::of(stage, x), Place::of_vector(stage, weight), Place::of(stage, y));
-    let form = Form::of(groups.columns, x.aligned && weight_place.aligned && y.aligned);
+    let (x, y) = (Place::of(stage, x), Place::of(stage, y));
+    let form = Form::of(groups.columns, x.aligned && weight.aligned && y.aligned);
     let mut args = vec![x.pointer, x.stride];
-    args.extend(weight_args(weight, weight_place, norm));
+    args.extend(weight.args);
     args.extend([y.pointer, y.stride, int(groups.columns), int(groups.of_row)]);
     args.extend(lanes_args(form, &groups));
     if let Some(kernel) = form.rounding(&groups, ["rms_norm_round_two", "rms_norm_round_four"])
@@ -140,22 +142,23 @@ pub fn rms_norm_grad(
     stage: &Stage<'_>,
     step: &BoundStep,
     norm: &Norm,
+    unweighted: Option<usize>,
     addend: bool,
     roundings: &Roundings,
 ) -> Result<(), DeviceError> {
-    let (x, weight) = (&step.inputs[0], &step.inputs[1]);
-    let groups = Groups::of(stage, x, stage.rows(weight));
+    let weight = Weight::of(stage, step, norm, unweighted);
+    let groups = Groups::of(stage, &step.inputs[0], weight.channels);
     if groups.all == 0 {
         return Ok(());
     }
-    let (x, weight_place) = (Place::of(stage, x), Place::of_vector(stage, weight));
-    let dy = Place::of(stage, &step.inputs[2]);
-    let addend = if addend { Place::of(stage, &step.inputs[3]) } else { Place::NONE };
+    let first = 1 + usize::from(unweighted.is_none());
+    let [x, dy] = [0, first].map(|index| Place::of(stage, &step.inputs[index]));
+    let addend = if addend { Place::of(stage, &step.inputs[first + 1]) } else { Place::NONE };
     let dx = Place::of(stage, &step.outputs[0]);
-    let aligned = [x, weight_place, dy, addend, dx].iter().all(|place| place.aligned);
+    let aligned = weight.aligned && [x, dy, addend, dx].iter().all(|place| place.aligned);
     let form = Form::of(groups.columns, aligned);
     let mut args = vec![x.pointer, x.stride];
-    args.extend(weight_args(weight, weight_place, norm));
+    args.extend(weight.args);
     args.extend([dy.pointer, dy.stride, addend.pointer, addend.stride, dx.pointer, dx.stride]);
     args.extend([int(groups.columns), int(groups.of_row)]);
     args.extend(lanes_args(form, &groups));
@@ -209,9 +212,26 @@ pub(super) fn add_partial_rows(
     stage.launch("add_partial_rows", [count(columns.div_ceil(32)), 1, 1], 256, 0, &args)
 }
 
-fn weight_args(weight: &Operand, place: Place, norm: &Norm) -> [Arg; 4] {
-    let shift = if norm.plus_one { 1.0 } else { 0.0 };
-    [place.pointer, stored_dtype(weight), Arg::Float(shift), Arg::Float(norm.eps)]
+/// The weight of a norm; without one, the kernel sees a null pointer and adds 1 to zeros.
+struct Weight {
+    channels: usize,
+    aligned: bool,
+    /// Address, type, what is added to it, and the norm's epsilon.
+    args: [Arg; 4],
+}
+
+impl Weight {
+    fn of(stage: &Stage<'_>, step: &BoundStep, norm: &Norm, unweighted: Option<usize>) -> Weight {
+        let eps = Arg::Float(norm.eps);
+        if let Some(channels) = unweighted {
+            let args = [Place::NONE.pointer, Arg::Int(0), Arg::Float(1.0), eps];
+            return Weight { channels, aligned: true, args };
+        }
+        let (weight, shift) = (&step.inputs[1], if norm.plus_one { 1.0 } else { 0.0 });
+        let place = Place::of_vector(stage, weight);
+        let args = [place.pointer, stored_dtype(weight), Arg::Float(shift), eps];
+        Weight { channels: stage.rows(weight), aligned: place.aligned, args }
+    }
 }
 
 /// The last arguments of the `_heads` kernels.

@@ -8,7 +8,7 @@ use super::matmul::{Matmul, Matrix};
 use super::modules::KernelFile;
 use super::spans::stored_dtype;
 use super::stage::{Arg, Stage};
-use crate::device::{DeviceError, Operand};
+use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::Storage;
 use smidgen_ir::plan::align_up;
 
@@ -62,6 +62,31 @@ pub fn copy_rows(
     ];
     let blocks = (rows * padded).div_ceil(256);
     stage.launch("copy_rows", [blocks as u32, 1, 1], 256, 0, &args)
+}
+
+/// y = the columns of x from `first` on.
+pub fn slice_columns(stage: &Stage<'_>, step: &BoundStep, first: usize) -> Result<(), DeviceError> {
+    let (x, y) = (stage.matrix(&step.inputs[0]), &step.outputs[0]);
+    copy_rows(stage, x.at(0, first), stage.matrix(y), stage.rows(y), y.columns, y.columns)
+}
+
+/// Copies each part to its columns; the columns between parts become zero.
+pub fn place_columns(
+    stage: &Stage<'_>,
+    step: &BoundStep,
+    firsts: &[usize],
+    columns: usize,
+) -> Result<(), DeviceError> {
+    let (to, rows) = (stage.matrix(&step.outputs[0]), stage.rows(&step.outputs[0]));
+    let ends = firsts[1..].iter().copied().chain([columns]);
+    for ((part, first), end) in step.inputs.iter().zip(firsts).zip(ends) {
+        copy_rows(stage, stage.matrix(part), to.at(0, *first), rows, part.columns, end - first)?;
+    }
+    match firsts[0] {
+        0 => Ok(()),
+        // Copies no column, and zeros those before the first part.
+        first => copy_rows(stage, stage.matrix(&step.inputs[0]), to, rows, 0, first),
+    }
 }
 
 /// Writes a stored vector to every row.

@@ -12,13 +12,29 @@ use smidgen_ir::{Dim, Entry, Op, RopeSpec};
 pub const FILE: KernelFile = KernelFile {
     name: "rope.cu",
     source: include_str!("../../kernels/rope.cu"),
-    kernels: &["rope_table_columns", "rope_eight", "rope_one"],
+    kernels: &[
+        "rope_table_columns",
+        "rope_eight",
+        "rope_one",
+        "rope_interleaved_eight",
+        "rope_interleaved_one",
+    ],
 };
 
 /// Frequencies per launch.
 const PAIRS_AT_ONCE: usize = 8;
 /// Heads that a thread rotates by the same angles.
 const HEADS_AT_ONCE: usize = 4;
+
+/// How frequencies follow from lengths, and scales from positions. Must match the struct in `rope.cu`.
+#[repr(C)]
+struct TableRule {
+    original: i32,
+    stretch: f32,
+    scale: f32,
+    beta: f32,
+    beta_original: i32,
+}
 
 /// The table of cosines and sines.
 pub fn rope_table(stage: &Stage<'_>, step: &BoundStep, spec: &RopeSpec) -> Result<(), DeviceError> {
@@ -28,7 +44,14 @@ pub fn rope_table(stage: &Stage<'_>, step: &BoundStep, spec: &RopeSpec) -> Resul
         return Ok(());
     }
     let short = spec.inverse_frequencies();
-    let (long_list, original) = spec.long_frequencies().unwrap_or_else(|| (short.clone(), 0));
+    let long_list = spec.long_frequencies().map_or_else(|| short.clone(), |(list, _)| list);
+    let rule = TableRule {
+        original: spec.short_until().unwrap_or(0) as i32,
+        stretch: spec.stretch().map_or(0.0, |stretch| stretch.factor),
+        scale: spec.attention_scale,
+        beta: spec.position_scale.map_or(0.0, |scale| scale.beta),
+        beta_original: spec.position_scale.map_or(1, |scale| scale.original as i32),
+    };
     let (lengths, kind, lengths_count) = match step.inputs.get(1) {
         None => (0, 0, 0),
         Some(lengths) => {
@@ -46,8 +69,6 @@ pub fn rope_table(stage: &Stage<'_>, step: &BoundStep, spec: &RopeSpec) -> Resul
             Arg::Pointer(lengths),
             Arg::Int(kind),
             int(lengths_count),
-            int(original),
-            Arg::Float(spec.attention_scale),
             stage.address(table),
             long(table.stride),
             int(short.len()),
@@ -59,7 +80,7 @@ pub fn rope_table(stage: &Stage<'_>, step: &BoundStep, spec: &RopeSpec) -> Resul
             args.extend(padded.map(Arg::Float));
         }
         let blocks = count((PAIRS_AT_ONCE * tokens).div_ceil(THREADS as usize));
-        stage.launch("rope_table_columns", [blocks, 1, 1], THREADS, 0, &args)?;
+        stage.launch_structure("rope_table_columns", [blocks, 1, 1], THREADS, 0, &rule, &args)?;
     }
     Ok(())
 }
@@ -88,35 +109,48 @@ struct Rotation {
     units_of_head: u32,
 }
 
-/// The number of heads of a rotation, and whether the rotation is inverse.
-fn attributes(step: &BoundStep) -> (usize, bool) {
-    let Op::Rope { heads, inverse } = step.op else { unreachable!("a rotation, not `{}`", step.op.name()) };
-    (heads, inverse)
+/// The attributes of a rotation.
+struct Attributes {
+    heads: usize,
+    inverse: bool,
+    interleaved: bool,
+}
+
+fn attributes(step: &BoundStep) -> Attributes {
+    let Op::Rope { heads, inverse, interleaved } = step.op else {
+        unreachable!("a rotation, not `{}`", step.op.name())
+    };
+    Attributes { heads, inverse, interleaved }
 }
 
 /// Whether two rotations, such as those of q and k, can share a launch: in generation, if both are by the same angles.
 pub fn are_one_launch(stage: &Stage<'_>, first: &BoundStep, second: &BoundStep) -> bool {
     let of = |step: &BoundStep| {
-        let (heads, inverse) = attributes(step);
-        (step.inputs[0].columns / heads, inverse, step.inputs[1])
+        let Attributes { heads, inverse, interleaved } = attributes(step);
+        (step.inputs[0].columns / heads, inverse, interleaved, step.inputs[1])
     };
     stage.step.entry == Entry::Decode && of(first) == of(second) && second.is_independent_of(first)
 }
 
 /// Rotates every head by the angles of its token, in one matrix or in two.
 pub fn rope(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> {
-    let (heads, inverse) = attributes(&steps[0]);
+    let Attributes { heads, inverse, interleaved } = attributes(&steps[0]);
     let (first, table) = (&steps[0].inputs[0], &steps[0].inputs[1]);
     let (tokens, head_dim) = (stage.rows(first), first.columns / heads);
     let (dim, half) = (table.columns, table.columns / 2);
     let mut operands = steps.iter().flat_map(|step| [&step.inputs[0], &step.outputs[0]]).chain([table]);
-    let spans = head_dim.is_multiple_of(SPAN) && half.is_multiple_of(SPAN);
+    let rotated = if interleaved { dim } else { half };
+    let spans = head_dim.is_multiple_of(SPAN) && rotated.is_multiple_of(SPAN);
     let aligned = spans && operands.all(|operand| Place::of(stage, operand).aligned);
-    // A span is rotated together with its partner; channels from `dim` on are copied.
-    let units_of_head = (half + head_dim - dim) / if aligned { SPAN } else { 1 };
+    // A span is rotated together with its partner, or is a span of whole pairs; channels from `dim` on are copied.
+    let units_of_head = match (aligned, interleaved) {
+        (true, true) => head_dim / SPAN,
+        (true, false) => (half + head_dim - dim) / SPAN,
+        (false, _) => half + head_dim - dim,
+    };
     let mut matrices = [RotatedMatrix::default(); 2];
     for (matrix, step) in matrices.iter_mut().zip(steps) {
-        let (x, y, heads) = (&step.inputs[0], &step.outputs[0], attributes(step).0);
+        let (x, y, heads) = (&step.inputs[0], &step.outputs[0], attributes(step).heads);
         *matrix = RotatedMatrix {
             x: stage.pointer(x),
             x_stride: x.stride as i64,
@@ -139,7 +173,12 @@ pub fn rope(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> {
         half: half as i32,
         units_of_head: units_of_head as u32,
     };
-    let kernel = if aligned { "rope_eight" } else { "rope_one" };
+    let kernel = match (interleaved, aligned) {
+        (false, true) => "rope_eight",
+        (false, false) => "rope_one",
+        (true, true) => "rope_interleaved_eight",
+        (true, false) => "rope_interleaved_one",
+    };
     let grid = [most_units.div_ceil(THREADS), steps.len() as u32, 1];
     stage.launch_structure(kernel, grid, THREADS, 0, &rotation, &[])
 }

@@ -56,7 +56,7 @@ pub fn files_of(op: &Op) -> Vec<KernelFile> {
     if let Op::CausalConv { .. } | Op::StridedConv(_) | Op::JoinPlaces { .. } | Op::MaskRows { .. } = op {
         return vec![audio_conv::FILE];
     }
-    if let Op::LayerNorm { .. } | Op::LayerNormGrad { .. } = op {
+    if let Op::LayerNorm { .. } | Op::LayerNormGrad { .. } | Op::LayerNormWeightGrad { .. } = op {
         return vec![layer_norm::FILE];
     }
     if let Op::Scale { .. } | Op::AddBias | Op::Act(_) | Op::ActGrad(_) = op {
@@ -86,11 +86,13 @@ pub fn check(step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
     | Op::CachedAttention(shape)
     | Op::ChunkAttention(shape)
     | Op::ChunkAttentionGrad(shape) = &step.op
-        && shape.head_dim > attention::MOST_CHANNELS
     {
-        let what =
-            format!("a head size of {}: kernels support up to {}", shape.head_dim, attention::MOST_CHANNELS);
-        return Err(DeviceError::Call { device: NAME, call: step.op.name(), what });
+        let in_chunks = matches!(step.op, Op::ChunkAttention(_) | Op::ChunkAttentionGrad(_));
+        let most = if in_chunks { chunk_attention::MOST_CHANNELS } else { attention::MOST_CHANNELS };
+        if shape.head_dim > most {
+            let what = format!("a head size of {}: kernels support up to {most}", shape.head_dim);
+            return Err(DeviceError::Call { device: NAME, call: step.op.name(), what });
+        }
     }
     for operand in &step.inputs {
         if let Storage::Gguf(block) = operand.storage
@@ -109,16 +111,18 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep], roundings: &Roundings) -> 
     let step = &steps[0];
     match &step.op {
         Op::Embed { scale, .. } => embed::embed(stage, step, *scale),
-        Op::RmsNorm(norm) => norm::rms_norm(stage, step, norm, roundings),
+        Op::RmsNorm { norm, unweighted } => norm::rms_norm(stage, step, norm, *unweighted, roundings),
         Op::Dropout { p, stream, rest } => elementwise::dropout(stage, step, *p, *stream, *rest),
-        Op::Linear { bias, lora } => linear::linear(stage, step, *bias, *lora, None),
+        Op::Linear { bias, lora } => linear::linear(stage, step, *bias, *lora, None, 1.0),
         Op::ScaleColumns { bias } => columns::scale_columns(stage, step, *bias),
         Op::Fourier { scale } => fourier::fourier(stage, step, *scale),
         Op::RopeTable(spec) => rope::rope_table(stage, step, spec),
         Op::Rope { .. } => rope::rope(stage, &steps[..1]),
         Op::Attention(shape) => attention::attention(stage, step, shape),
         Op::GatedAct(kind) => act::gated_act(stage, step, *kind, roundings),
-        Op::Add => elementwise::add(stage, step),
+        Op::Add { scale } => elementwise::add(stage, step, *scale),
+        Op::ScaleBy => elementwise::scale_by(stage, step),
+        Op::ScaleByGrad => elementwise::scale_by_grad(stage, step),
         Op::GatherRows => elementwise::gather_rows(stage, step),
         Op::LmHeadLoss(head) => head::lm_head_loss(stage, step, head),
         Op::HeadSums(piece) => head_pieces::head_sums(stage, step, piece),
@@ -131,8 +135,9 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep], roundings: &Roundings) -> 
         Op::CachedAttention(shape) => cached_attention::cached_attention(stage, step, shape),
         Op::PlaceRows { clear } => audio::place_rows(stage, step, *clear),
         Op::TakeRows => audio::take_rows(stage, step),
-        Op::LayerNorm { eps } => layer_norm::layer_norm(stage, step, *eps),
-        Op::LayerNormGrad { eps } => layer_norm::layer_norm_grad(stage, step, *eps),
+        Op::LayerNorm { eps, .. } => layer_norm::layer_norm(stage, step, *eps),
+        Op::LayerNormGrad { eps, .. } => layer_norm::layer_norm_grad(stage, step, *eps),
+        Op::LayerNormWeightGrad { eps } => layer_norm::layer_norm_weight_grad(stage, step, *eps),
         Op::Scale { scale } => plain_act::scale(stage, step, *scale),
         Op::AddBias => plain_act::add_bias(stage, step),
         Op::Act(kind) => plain_act::act(stage, step, *kind),
@@ -144,7 +149,9 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep], roundings: &Roundings) -> 
         Op::JoinPlaces { places } => audio_conv::join_places(stage, step, *places),
         Op::MaskRows { .. } => audio_conv::mask_rows(stage, step),
         Op::ScatterRows => elementwise::scatter_rows(stage, step),
-        Op::RmsNormGrad { norm, addend } => norm::rms_norm_grad(stage, step, norm, *addend, roundings),
+        Op::RmsNormGrad { norm, unweighted, addend } => {
+            norm::rms_norm_grad(stage, step, norm, *unweighted, *addend, roundings)
+        }
         Op::RmsNormWeightGrad { eps } => norm::rms_norm_weight_grad(stage, step, *eps),
         Op::LinearGrad { scales } => linear::linear_grad(stage, step, scales),
         Op::WeightGrad { scale } => linear::weight_grad(stage, step, *scale),
@@ -152,6 +159,9 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep], roundings: &Roundings) -> 
         Op::MagnitudeGrad => columns::magnitude_grad(stage, step),
         Op::FourierGrad { scale } => fourier::fourier_grad(stage, step, *scale),
         Op::AttentionGrad(shape) => attention::attention_grad(stage, step, shape),
+        Op::SinksGrad => elementwise::sinks_grad(stage, step),
+        Op::SliceColumns { first, .. } => operands::slice_columns(stage, step, *first),
+        Op::PlaceColumns { firsts, columns } => operands::place_columns(stage, step, firsts, *columns),
         Op::GatedActGrad(kind) => act::gated_act_grad(stage, step, *kind, roundings),
         Op::EmbedGrad { scale, padding } => embed::embed_grad(stage, step, *scale, *padding),
         Op::FourierReg { weight } => optimizer::fourier_reg(stage, step, *weight),
@@ -190,9 +200,9 @@ fn count_joined(steps: &[BoundStep]) -> usize {
 pub fn run_first(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<usize, DeviceError> {
     if let [matmul, sum, ..] = steps
         && let Op::Linear { bias, lora } = matmul.op
-        && let Some(residual) = linear::residual_of(stage, matmul, bias, sum)
+        && let Some((residual, scale)) = linear::residual_of(stage, matmul, bias, sum)
     {
-        return linear::linear(stage, matmul, bias, lora, Some(residual)).map(|()| 2);
+        return linear::linear(stage, matmul, bias, lora, Some(residual), scale).map(|()| 2);
     }
     if stage.step.entry == Entry::Decode {
         let linears = linear::linears_of_one_launch(stage, steps);

@@ -83,12 +83,16 @@ impl Spans {
 
 /// The code for the element type of a stored vector, as in `prelude.cuh`.
 pub fn stored_dtype(operand: &Operand) -> Arg {
-    Arg::Int(match operand.storage {
+    Arg::Int(dtype_code(operand))
+}
+
+pub fn dtype_code(operand: &Operand) -> i32 {
+    match operand.storage {
         Storage::Plain(DType::F32) => 0,
         Storage::Plain(DType::Bf16) => 1,
         Storage::Plain(DType::F16) => 2,
         storage => unreachable!("`check` refuses vectors stored as {storage}"),
-    })
+    }
 }
 
 /// Converts a size to 32 bits, as kernels count. A plan with larger sizes does not fit any GPU.

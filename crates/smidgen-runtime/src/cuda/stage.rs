@@ -100,6 +100,11 @@ impl Stage<'_> {
         self.gpu.multiprocessors
     }
 
+    /// Shared memory that a block may use.
+    pub fn most_shared_bytes(&self) -> u32 {
+        self.kernels.most_shared_bytes()
+    }
+
     /// The generation whose kernels are loaded.
     pub fn generation(&self) -> Generation {
         self.kernels.generation()

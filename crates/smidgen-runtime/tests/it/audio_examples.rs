@@ -94,7 +94,7 @@ fn layer_norm(dtype: DType) -> Example {
     let (mut draft, _) = draft();
     let x = draft.audio("audio", 21);
     let [weight, bias] = ["weight", "bias"].map(|name| draft.frozen_vector(name, 21, dtype));
-    let y = draft.op(Op::LayerNorm { eps: 1e-5 }, &[x, weight, bias], &["normed"])[0];
+    let y = draft.op(Op::LayerNorm { eps: 1e-5, bias: true }, &[x, weight, bias], &["normed"])[0];
     check(draft, &format!("layer norm {dtype}"), &["layer_norm", "layer_norm_grad"], y)
 }
 
@@ -126,7 +126,8 @@ fn attention(heads: usize, head_dim: usize, max_distance: usize, dtype: DType) -
     let [q, k, v] = ["q", "k", "v"].map(|name| draft.audio(name, heads * head_dim));
     let bias = draft.frozen_matrix("bias", 2 * max_distance, heads, dtype);
     let scale = (head_dim as f32).powf(-0.5);
-    let shape = AttentionShape { heads, kv_heads: heads, head_dim, scale, window: None, softcap: None };
+    let shape =
+        AttentionShape { heads, kv_heads: heads, head_dim, scale, window: None, softcap: None, sinks: false };
     let y = draft.op(Op::ChunkAttention(shape), &[q, k, v, marks, bias], &["o", "lse"])[0];
     let covers = &["chunk_attention", "chunk_attention_grad"];
     check(draft, &format!("chunk attention of {heads} heads, {max_distance} distances"), covers, y)
@@ -141,7 +142,8 @@ pub fn long_attention(heads: usize, head_dim: usize) -> Subject {
     let [q, k, v] = ["q", "k", "v"].map(|name| draft.audio(name, heads * head_dim));
     let bias = draft.frozen_matrix("bias", 2 * 100, heads, DType::F32);
     let scale = (rows as f32 * head_dim as f32).powf(-0.5);
-    let shape = AttentionShape { heads, kv_heads: heads, head_dim, scale, window: None, softcap: None };
+    let shape =
+        AttentionShape { heads, kv_heads: heads, head_dim, scale, window: None, softcap: None, sinks: false };
     let o = draft.op(Op::ChunkAttention(shape), &[q, k, v, marks, bias], &["o", "lse"])[0];
     let x = draft.tokens("x", heads * head_dim);
     let targets = draft.integers("targets", Dim::Audio(1), (0..rows as i32).collect());

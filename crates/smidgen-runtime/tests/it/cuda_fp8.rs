@@ -176,7 +176,7 @@ fn feed_forward([tokens, hidden, wide]: [usize; 3]) -> Subject {
     let o = linear(&mut draft, x, hidden, 64, "o");
     let weight = draft.vector("norm weight", hidden, DType::Bf16);
     let norm = Norm { eps: 1e-5, plus_one: false };
-    let normed = draft.op(Op::RmsNorm(norm), &[o, weight], &["normed"])[0];
+    let normed = draft.op(Op::RmsNorm { norm, unweighted: None }, &[o, weight], &["normed"])[0];
     let gate = linear(&mut draft, normed, wide, hidden, "gate");
     let up = linear(&mut draft, normed, wide, hidden, "up");
     let gated = draft.op(Op::GatedAct(Activation::Silu), &[gate, up], &["gated"])[0];

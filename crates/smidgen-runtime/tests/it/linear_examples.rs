@@ -44,7 +44,8 @@ pub fn examples() -> Vec<Example> {
     }
     examples.push(Example { covers: &["round_fp8"], proof: Proof::Values(fp8_rounding_matches_weights) });
     examples.push(linear_over_gathered_rows());
-    examples.push(three_on_one_input());
+    examples.extend([scaled_branch_of_a_residual(15, 3), scaled_branch_of_a_residual(64, 16)]);
+    examples.extend([scaled_branch_with_a_bias(), three_on_one_input()]);
     for dtype in [DType::F32, DType::Bf16, DType::F16] {
         examples.push(gradient(WITH_BIAS, queries_keys_and_values(dtype, true)));
     }
@@ -123,6 +124,31 @@ fn linear_over_gathered_rows() -> Example {
     gradient(LINEAR, draft.gradient_of("linear over gathered rows", y))
 }
 
+/// x + 0.22·(x·Wᵀ + h·Bᵀ): the factor is part of every matmul of the gradient, and no activation is scaled.
+fn scaled_branch_of_a_residual(width: usize, rank: usize) -> Example {
+    let mut draft = Draft::new(&[10, 3], 1);
+    let x = draft.tokens("x", width);
+    let weight = draft.matrix("weight", width, width, DType::Bf16);
+    let [a, b] =
+        [("a", rank, width), ("b", width, rank)].map(|(name, n, k)| draft.matrix(name, n, k, DType::F32));
+    let h = draft.op(Op::Linear { bias: false, lora: None }, &[x, a], &["h"])[0];
+    let branch = draft.op(Op::Linear { bias: false, lora: Some(2.0) }, &[x, weight, h, b], &["branch"])[0];
+    let y = draft.op(Op::Add { scale: 0.22 }, &[x, branch], &["y"])[0];
+    let subject = draft.gradient_of(&format!("a scaled branch of a residual of {width}"), y);
+    assert!(!subject.graph.entries[0].1.iter().any(|node| matches!(node.op, Op::Scale { .. })));
+    gradient(&["linear_grad", "weight_grad", "add"], subject)
+}
+
+/// As before, with a trained bias, whose gradient needs the scaled rows.
+fn scaled_branch_with_a_bias() -> Example {
+    let mut draft = Draft::new(&[10], 1);
+    let x = draft.tokens("x", 16);
+    let (weight, bias) = (draft.matrix("weight", 16, 16, DType::F32), draft.vector("bias", 16, DType::F32));
+    let branch = draft.op(Op::Linear { bias: true, lora: None }, &[x, weight, bias], &["branch"])[0];
+    let y = draft.op(Op::Add { scale: 0.22 }, &[x, branch], &["y"])[0];
+    gradient(WITH_BIAS, draft.gradient_of("a scaled branch with a bias", y))
+}
+
 /// q, k and v of one x, each with its adapter: the gradient of x is one matmul of six terms.
 fn three_on_one_input() -> Example {
     let mut draft = Draft::new(&[10], 1);
@@ -136,7 +162,7 @@ fn three_on_one_input() -> Example {
         let y = draft.op(Op::Linear { bias: false, lora: Some(0.5) }, &[x, weight, h, b], &[name])[0];
         sum = Some(match sum {
             None => y,
-            Some(sum) => draft.op(Op::Add, &[sum, y], &["sum"])[0],
+            Some(sum) => draft.op(Op::Add { scale: 1.0 }, &[sum, y], &["sum"])[0],
         });
     }
     let subject = draft.gradient_of("three linears on one input", sum.unwrap());
@@ -148,8 +174,15 @@ fn three_on_one_input() -> Example {
     gradient(&["linear_grad"], subject)
 }
 
-const ATTENTION: AttentionShape =
-    AttentionShape { heads: 3, kv_heads: 1, head_dim: 8, scale: 0.35, window: None, softcap: None };
+const ATTENTION: AttentionShape = AttentionShape {
+    heads: 3,
+    kv_heads: 1,
+    head_dim: 8,
+    scale: 0.35,
+    window: None,
+    softcap: None,
+    sinks: false,
+};
 const INNER: usize = 15;
 const RANK: usize = 3;
 /// Rows of q, k and v.

@@ -14,7 +14,11 @@ fn matmuls_and_norms() {
     let mut draft = Draft::new(&[301], 1);
     let x = draft.tokens("x", 700);
     let norm = draft.vector("norm", 700, DType::F32);
-    let n = draft.op(Op::RmsNorm(Norm { eps: 1e-5, plus_one: false }), &[x, norm], &["n"])[0];
+    let n = draft.op(
+        Op::RmsNorm { norm: Norm { eps: 1e-5, plus_one: false }, unweighted: None },
+        &[x, norm],
+        &["n"],
+    )[0];
     let (weight, bias) =
         (draft.matrix("weight", 801, 700, DType::Bf16), draft.vector("bias", 801, DType::F32));
     let a = draft.matrix("a", 16, 700, DType::F32);
@@ -27,8 +31,15 @@ fn matmuls_and_norms() {
 #[test]
 fn attention_over_long_segments() {
     let mut draft = Draft::new(&[210, 1, 140], 1);
-    let shape =
-        AttentionShape { heads: 8, kv_heads: 2, head_dim: 64, scale: 0.125, window: None, softcap: None };
+    let shape = AttentionShape {
+        heads: 8,
+        kv_heads: 2,
+        head_dim: 64,
+        scale: 0.125,
+        window: None,
+        softcap: None,
+        sinks: false,
+    };
     let (q_channels, kv_channels) = shape.channels();
     let (q, k, v) =
         (draft.tokens("q", q_channels), draft.tokens("k", kv_channels), draft.tokens("v", kv_channels));

@@ -145,7 +145,7 @@ proptest! {
         check_exact(&cpu, loss(Some(1.0), false), &adapted, &[double(1), gradient(n, rank)], &extent);
 
         let heads = groups * kv_heads;
-        let shape = AttentionShape { heads, kv_heads, head_dim: 8 * head_dim, scale: 1.0, window: None, softcap: None };
+        let shape = AttentionShape { heads, kv_heads, head_dim: 8 * head_dim, scale: 1.0, window: None, softcap: None, sinks: false };
         let (q, kv) = shape.channels();
         check_exact(
             &cpu,
@@ -232,7 +232,9 @@ fn quantized_weights_are_accepted_where_they_are_decoded() {
     let bias = Type::new(Shape::vector(64), nf4);
     let refused = refusal(linear(true), &[x(64), weight, bias.clone()]).unwrap();
     assert_eq!(refused, "cpu cannot run `linear` on nf4 weights");
-    let refused = refusal(Op::RmsNorm(Norm { eps: 1e-5, plus_one: false }), &[x(64), bias]).unwrap();
+    let refused =
+        refusal(Op::RmsNorm { norm: Norm { eps: 1e-5, plus_one: false }, unweighted: None }, &[x(64), bias])
+            .unwrap();
     assert_eq!(refused, "cpu cannot run `rms_norm` on nf4 weights");
     let refused = refusal(linear(false), &[x(320), Type::new(Shape::matrix(64, 320), q4_k)]).unwrap();
     assert_eq!(

@@ -451,13 +451,14 @@ mod tests {
             scale: 1.0,
             window: None,
             softcap: None,
+            sinks: false,
         };
         let steps = [
             (Op::Linear { bias: false, lora: None }, product),
             (Op::LinearGrad { scales: vec![1.0] }, product),
             (Op::WeightGrad { scale: 1.0 }, cost(2.0 * tokens * 16.0 * 576.0, bytes)),
             (Op::Attention(shape), cost(4.0 * tokens * 576.0 * 128.0, bytes)),
-            (Op::Add, cost(0.0, 3.0 * bytes)),
+            (Op::Add { scale: 1.0 }, cost(0.0, 3.0 * bytes)),
         ];
         let timed = |(op, cost): &(Op, Cost)| Timed {
             op: op.clone(),

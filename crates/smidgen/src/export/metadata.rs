@@ -120,6 +120,15 @@ impl Describer<'_> {
             (RopeScaling::LongRope { .. }, _) => {
                 return self.refuse("the rotary embedding is scaled as `longrope`");
             }
+            (RopeScaling::Yarn { .. }, _) => {
+                return self.refuse("the rotary embedding is scaled as `yarn`");
+            }
+            (RopeScaling::Dynamic { .. }, _) => {
+                return self.refuse("the rotary embedding is scaled as `dynamic`");
+            }
+            (RopeScaling::Proportional { .. }, _) => {
+                return self.refuse("the rotary embedding is scaled as `proportional`");
+            }
         }
         Ok(())
     }

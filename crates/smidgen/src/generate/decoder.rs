@@ -11,7 +11,7 @@
 use super::slots::Slots;
 use smidgen_compile::names::{input, state};
 use smidgen_compile::{DecodeShape, DecoderSpec};
-use smidgen_ir::{Entry, Extent, Plan, ValueId};
+use smidgen_ir::{Entry, Extent, Plan, RopeSpec, ValueId};
 use smidgen_runtime::{Device, DeviceError, Executor};
 use std::sync::Arc;
 
@@ -78,7 +78,7 @@ impl Decoder {
     /// `plan` was compiled with `decode: Some(shape)`.
     pub fn of(plan: &Plan, spec: &DecoderSpec, shape: DecodeShape) -> Decoder {
         let leaf = |name: &str| plan.leaf_named(name).unwrap_or_else(|| panic!("the plan has no `{name}`"));
-        let short_until = spec.ropes.iter().find_map(|rope| Some(rope.long_frequencies()?.1));
+        let short_until = spec.ropes.iter().find_map(RopeSpec::short_until);
         Decoder {
             leaves: Leaves {
                 ids: leaf(input::IDS),

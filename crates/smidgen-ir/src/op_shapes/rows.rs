@@ -1,0 +1,135 @@
+//! Shape rules of norms, gates and factors, which compute each row by itself.
+
+use super::Rule;
+use crate::op::ShapeError;
+use crate::shape::{Dim, Shape, Type};
+
+impl Rule<'_> {
+    pub(super) fn rms_norm(&self, unweighted: Option<usize>) -> Result<Vec<Type>, ShapeError> {
+        self.count(1 + usize::from(unweighted.is_none()), 0)?;
+        let (_, c) = self.activation(0)?;
+        self.norm_groups(unweighted, c)?;
+        self.same_as_first()
+    }
+
+    pub(super) fn rms_norm_grad(
+        &self,
+        unweighted: Option<usize>,
+        addend: bool,
+    ) -> Result<Vec<Type>, ShapeError> {
+        let weights = usize::from(unweighted.is_none());
+        self.count(2 + weights + usize::from(addend), 0)?;
+        let shape = self.activation(0)?;
+        self.norm_groups(unweighted, shape.1)?;
+        for operand in 1 + weights..self.inputs.len() {
+            self.equal("operands", shape, self.activation(operand)?)?;
+        }
+        self.same_as_first()
+    }
+
+    pub(super) fn norm_weight_grad(&self) -> Result<Vec<Type>, ShapeError> {
+        self.count(2, 1)?;
+        let shape = self.activation(0)?;
+        self.equal("operands", shape, self.activation(1)?)?;
+        self.norm_weight(self.updates[0], shape.1)?;
+        self.f32_update(0, &self.updates[0].shape)?;
+        Ok(vec![])
+    }
+
+    pub(super) fn layer_norm(&self, bias: bool) -> Result<Vec<Type>, ShapeError> {
+        self.count(2 + usize::from(bias), 0)?;
+        let (_, c) = self.activation(0)?;
+        for vector in &self.inputs[1..] {
+            self.real_vector(vector, c)?;
+        }
+        self.same_as_first()
+    }
+
+    pub(super) fn layer_norm_grad(&self, addend: bool) -> Result<Vec<Type>, ShapeError> {
+        self.count(3 + usize::from(addend), 0)?;
+        let shape = self.activation(0)?;
+        self.real_vector(self.inputs[1], shape.1)?;
+        for operand in 2..self.inputs.len() {
+            self.equal("operands", self.activation(operand)?, shape)?;
+        }
+        self.same_as_first()
+    }
+
+    pub(super) fn gated_act(&self) -> Result<Vec<Type>, ShapeError> {
+        self.count(2, 0)?;
+        self.gate_and_up()?;
+        Ok(vec![self.inputs[1].clone()])
+    }
+
+    pub(super) fn gated_act_grad(&self) -> Result<Vec<Type>, ShapeError> {
+        self.count(3, 0)?;
+        self.gate_and_up()?;
+        self.equal("dy", self.activation(2)?, self.activation(1)?)?;
+        Ok(vec![self.inputs[0].clone(), self.inputs[1].clone()])
+    }
+
+    pub(super) fn scale_by(&self) -> Result<Vec<Type>, ShapeError> {
+        self.count(2, 0)?;
+        self.activation(0)?;
+        self.real_vector(self.inputs[1], 1)?;
+        self.same_as_first()
+    }
+
+    pub(super) fn scale_by_grad(&self) -> Result<Vec<Type>, ShapeError> {
+        self.count(2, 1)?;
+        let shape = self.activation(0)?;
+        self.equal("operands", shape, self.activation(1)?)?;
+        self.f32_update(0, &Shape::vector(1))?;
+        Ok(vec![])
+    }
+
+    pub(super) fn slice_columns(&self, first: usize, columns: usize) -> Result<Vec<Type>, ShapeError> {
+        self.count(1, 0)?;
+        let (rows, c) = self.activation(0)?;
+        self.require(columns > 0 && first + columns <= c, || format!("columns {first}+{columns} of {c}"))?;
+        Ok(vec![self.like_first(Shape::of(rows, columns))])
+    }
+
+    /// Parts are in order and do not overlap.
+    pub(super) fn place_columns(&self, firsts: &[usize], columns: usize) -> Result<Vec<Type>, ShapeError> {
+        self.count(firsts.len(), 0)?;
+        self.require(!firsts.is_empty(), || "no parts".into())?;
+        let ((rows, _), mut end) = (self.activation(0)?, 0);
+        for (part, first) in firsts.iter().enumerate() {
+            let (part_rows, c) = self.activation(part)?;
+            self.equal("rows", part_rows, rows)?;
+            self.require(*first >= end, || {
+                format!("part {part} begins at {first}, the one before ends at {end}")
+            })?;
+            end = first + c;
+        }
+        self.require(end <= columns, || format!("parts up to {end} of {columns} columns"))?;
+        Ok(vec![self.like_first(Shape::of(rows, columns))])
+    }
+
+    /// The weight of a norm, or the size of its groups if it has none.
+    fn norm_groups(&self, unweighted: Option<usize>, channels: usize) -> Result<(), ShapeError> {
+        match unweighted {
+            None => self.norm_weight(self.inputs[1], channels),
+            Some(group) => self.require(group > 0 && channels.is_multiple_of(group), || {
+                format!("a norm over {channels} channels cannot have groups of {group}")
+            }),
+        }
+    }
+
+    /// A vector as long as all channels, or as one of several equal groups of them.
+    fn norm_weight(&self, operand: &Type, channels: usize) -> Result<(), ShapeError> {
+        let fits = match operand.shape.0.as_slice() {
+            [Dim::Const(n)] => operand.storage.is_real() && *n > 0 && channels.is_multiple_of(*n),
+            _ => false,
+        };
+        self.require(fits, || format!("a norm over {channels} channels cannot have the weight {operand}"))
+    }
+
+    /// A gate for each channel, or for each group of neighbouring channels.
+    fn gate_and_up(&self) -> Result<(), ShapeError> {
+        let ((gate_rows, gates), (rows, channels)) = (self.activation(0)?, self.activation(1)?);
+        self.equal("rows", gate_rows, rows)?;
+        self.require(channels.is_multiple_of(gates), || format!("{gates} gates for {channels} channels"))
+    }
+}
