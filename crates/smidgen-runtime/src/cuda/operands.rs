@@ -8,8 +8,7 @@ use super::matmul::{Matmul, Matrix};
 use super::modules::KernelFile;
 use super::spans::stored_dtype;
 use super::stage::{Arg, Stage};
-use crate::BoundStep;
-use crate::device::{DeviceError, Operand};
+use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::Storage;
 use smidgen_ir::plan::align_up;
 

@@ -87,10 +87,8 @@ pub fn check(step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
     | Op::ChunkAttention(shape)
     | Op::ChunkAttentionGrad(shape) = &step.op
     {
-        let most = match step.op {
-            Op::ChunkAttention(_) | Op::ChunkAttentionGrad(_) => chunk_attention::MOST_CHANNELS,
-            _ => attention::MOST_CHANNELS,
-        };
+        let in_chunks = matches!(step.op, Op::ChunkAttention(_) | Op::ChunkAttentionGrad(_));
+        let most = if in_chunks { chunk_attention::MOST_CHANNELS } else { attention::MOST_CHANNELS };
         if shape.head_dim > most {
             let what = format!("a head size of {}: kernels support up to {most}", shape.head_dim);
             return Err(DeviceError::Call { device: NAME, call: step.op.name(), what });

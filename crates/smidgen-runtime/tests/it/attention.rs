@@ -285,7 +285,7 @@ fn check(case: Case<'_>) {
 
 #[test]
 fn every_head_size() {
-    for head_dim in [2, 8, 12, 16, 18, 24, 64, 80, 96, 128, 256] {
+    for head_dim in [2, 8, 12, 16, 18, 24, 64, 80, 96, 112, 128, 160, 192, 256, 268, 320, 512] {
         check(Case {
             segments: &[0, 1, 40, 150],
             heads: 3,

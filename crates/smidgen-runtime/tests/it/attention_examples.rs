@@ -6,7 +6,7 @@ use crate::check::same_bytes_everywhere;
 use crate::decoder_cache::cached_logits_equal_those_of_whole_sequences;
 use crate::draft::Draft;
 use crate::examples::{Example, Proof, gradient};
-use crate::numbers::{Content, decode_reals};
+use crate::numbers::{Content, decode_reals, random_reals};
 use crate::subject::{Scalar, Subject};
 use smidgen_ir::workspace_cpu::{KEY_BLOCK, QUERY_BLOCK};
 use smidgen_ir::{
@@ -28,6 +28,23 @@ pub fn examples() -> Vec<Example> {
         attention(&[1, 5, 9], [4, 2, 8], None, Some(0.5)),
         attention(&[2, 11], [6, 2, 24], Some(4), Some(0.7)),
         attention(&[QUERY_BLOCK + 3, KEY_BLOCK + 11], [2, 1, 8], Some(KEY_BLOCK + 1), Some(0.5)),
+        attention(&[9], [2, 1, 8], Some(1), None),
+        attention(&[2, 7], [2, 1, 8], Some(100), None),
+        attention(&[13], [2, 1, 80], None, None),
+        attention(&[13], [2, 1, 112], None, None),
+        attention(&[9], [1, 1, 192], Some(4), None),
+        attention(&[3, 70], [2, 1, 268], None, None),
+        attention(&[33, 70], [2, 1, 320], Some(40), None),
+        attention(&[33, 70, 1], [2, 1, 512], None, None),
+        attention(&[40, 18], [3, 3, 512], Some(17), Some(0.5)),
+        with_sinks(&[1, 5, 2, 9], [4, 2, 8], None, None),
+        with_sinks(&[QUERY_BLOCK + 3, 2, KEY_BLOCK + 11], [2, 1, 64], Some(40), None),
+        with_sinks(&[33, 70], [2, 1, 512], None, Some(0.7)),
+        shared_keys_and_values(),
+        Example {
+            covers: &["cache_rows", "cached_attention"],
+            proof: Proof::Values(cached_attention_is_attention),
+        },
         Example {
             covers: &["cache_rows", "cached_attention"],
             proof: Proof::Values(cached_logits_equal_those_of_whole_sequences),
@@ -61,16 +78,131 @@ pub fn attention_subject(
     window: Option<usize>,
     softcap: Option<f32>,
 ) -> Subject {
-    let mut draft = Draft::new(segments, 1);
-    let q = draft.tokens("q", heads * head_dim);
-    let k = draft.tokens("k", kv_heads * head_dim);
-    let v = draft.tokens("v", kv_heads * head_dim);
     let scale = (head_dim as f32).powf(-0.5);
-    let shape = AttentionShape { heads, kv_heads, head_dim, scale, window, softcap };
-    let o = draft.op(Op::Attention(shape), &[q, k, v, draft.boundaries()], &["o", "lse"])[0];
-    let sizes = format!("{heads}/{kv_heads} heads of {head_dim} over {segments:?}");
-    let name = format!("attention of {sizes}, window {window:?}, cap {softcap:?}");
-    draft.gradient_of(&name, o)
+    subject_of(segments, AttentionShape { heads, kv_heads, head_dim, scale, window, softcap, sinks: false })
+}
+
+fn subject_of(segments: &[usize], shape: AttentionShape) -> Subject {
+    let mut draft = Draft::new(segments, 1);
+    let (q, kv) = shape.channels();
+    let mut inputs =
+        vec![draft.tokens("q", q), draft.tokens("k", kv), draft.tokens("v", kv), draft.boundaries()];
+    if shape.sinks {
+        inputs.push(draft.vector("sinks", shape.heads, DType::F32));
+    }
+    let o = draft.op(Op::Attention(shape), &inputs, &["o", "lse"])[0];
+    draft.gradient_of(&format!("attention {shape} over {segments:?}"), o)
+}
+
+/// The scale is 1, as in models with normalized queries and keys.
+fn with_sinks(
+    segments: &[usize],
+    [heads, kv_heads, head_dim]: [usize; 3],
+    window: Option<usize>,
+    softcap: Option<f32>,
+) -> Example {
+    let shape = AttentionShape { heads, kv_heads, head_dim, scale: 1.0, window, softcap, sinks: true };
+    gradient(&["attention", "attention_grad", "sinks_grad"], subject_of(segments, shape))
+}
+
+/// Two layers read the same keys and values, so their gradients are sums.
+fn shared_keys_and_values() -> Example {
+    let mut draft = Draft::new(&[4, 9], 1);
+    let [k, v] = ["k", "v"].map(|name| draft.tokens(name, 16));
+    let [first, second] = ["first", "second"].map(|name| draft.tokens(name, 32));
+    let shape = AttentionShape {
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 8,
+        scale: 0.35,
+        window: None,
+        softcap: None,
+        sinks: false,
+    };
+    let below = draft.op(Op::Attention(shape), &[first, k, v, draft.boundaries()], &["o", "lse"])[0];
+    let q = draft.op(Op::Add { scale: 1.0 }, &[below, second], &["q"])[0];
+    let windowed = AttentionShape { window: Some(3), ..shape };
+    let o =
+        draft.op(Op::Attention(windowed), &[q, k, v, draft.boundaries()], &["o of both", "lse of both"])[0];
+    let subject = draft.gradient_of("shared keys and values", o);
+    let sums = subject.graph.entries[0].1.iter().filter(|node| matches!(node.op, Op::Add { .. }));
+    assert_eq!(sums.count(), 3, "one sum of the forward pass, and those of the gradients of k and v");
+    gradient(&["attention", "attention_grad"], subject)
+}
+
+/// Cached attention gives the bytes of attention, also with sinks and for the largest heads.
+fn cached_attention_is_attention() -> BTreeSet<&'static str> {
+    let plain = AttentionShape {
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 12,
+        scale: 0.5,
+        window: None,
+        softcap: None,
+        sinks: false,
+    };
+    let mut ran = BTreeSet::new();
+    for shape in [
+        plain,
+        AttentionShape { sinks: true, ..plain },
+        AttentionShape { sinks: true, window: Some(5), softcap: Some(0.5), ..plain },
+        AttentionShape { head_dim: 512, sinks: true, ..plain },
+    ] {
+        ran.extend(cached_and_whole(shape));
+    }
+    ran
+}
+
+fn cached_and_whole(shape: AttentionShape) -> BTreeSet<&'static str> {
+    const TOKENS: usize = 23;
+    let (q_columns, kv_columns) = shape.channels();
+    let (mut graph, mut contents) = (Graph::default(), Vec::new());
+    let mut leaf = |name: &str, shape: Shape, dtype: DType, kind: LeafKind, content: Content| {
+        let id = graph.add_leaf(name, Type::new(shape, Storage::Plain(dtype)), kind);
+        contents.push((id, content));
+        id
+    };
+    let [q, k, v] = [("q", q_columns), ("k", kv_columns), ("v", kv_columns)].map(|(name, columns)| {
+        let reals = Content::Reals(random_reals(columns as u64 + name.len() as u64, TOKENS * columns));
+        leaf(name, Shape::of(Dim::Tokens, columns), DType::F32, LeafKind::Input, reals)
+    });
+    let mut integers = |name: &str, shape: Shape, numbers: Vec<i32>| {
+        leaf(name, shape, DType::I32, LeafKind::Input, Content::Integers(numbers))
+    };
+    let boundaries = integers("boundaries", Shape::rows_of(Dim::Boundaries), vec![0, TOKENS as i32]);
+    let table = integers("table", Shape::matrix(1, TOKENS), (0..TOKENS as i32).rev().collect());
+    let slots = integers("slots", Shape::rows_of(Dim::Tokens), vec![0; TOKENS]);
+    let positions = integers("positions", Shape::rows_of(Dim::Tokens), (0..TOKENS as i32).collect());
+    let caches = ["keys", "values"].map(|name| {
+        let zeros = Content::Reals(vec![0.0; TOKENS * kv_columns]);
+        leaf(name, Shape::matrix(TOKENS, kv_columns), DType::F32, LeafKind::Weight, zeros)
+    });
+    let sinks = shape.sinks.then(|| {
+        let reals = Content::Reals(random_reals(9, shape.heads));
+        leaf("sinks", Shape::vector(shape.heads), DType::F32, LeafKind::Weight, reals)
+    });
+    let (mut whole, mut cached, place) = (Vec::new(), Vec::new(), (Phase::Forward, None));
+    let names = |name: &str| [name.to_string(), format!("{name} lse")];
+    let inputs = [q, k, v, boundaries].into_iter().chain(sinks).collect();
+    let expected = graph.emit(&mut whole, Op::Attention(shape), inputs, vec![], &names("o"), place)[0];
+    graph.emit(&mut cached, Op::CacheRows, vec![k, v, table, slots, positions], caches.to_vec(), &[], place);
+    let inputs = [q, caches[0], caches[1], table, slots, positions].into_iter().chain(sinks).collect();
+    let got =
+        graph.emit(&mut cached, Op::CachedAttention(shape), inputs, vec![], &names("cached")[..1], place)[0];
+    graph.entries = vec![(Entry::MicroStep, whole), (Entry::Eval, cached)];
+    let subject = Subject {
+        name: format!("cached attention {shape}"),
+        graph,
+        extent: Extent { tokens: TOKENS, rows: TOKENS, segments: 1, audio: 0 },
+        contents,
+        scalar: Scalar::Dot { y: got, dy: vec![] },
+    };
+    let mut executor = subject.load(subject.plan(subject.extent, 2), 2);
+    executor.run(Entry::MicroStep, &subject.extent).unwrap();
+    let expected = subject.read_bytes(&mut executor, expected);
+    executor.run(Entry::Eval, &subject.extent).unwrap();
+    assert!(subject.read_bytes(&mut executor, got) == expected, "{}", subject.name);
+    ["cache_rows", "cached_attention"].into()
 }
 
 /// Only the first 12 channels of a head are rotated.

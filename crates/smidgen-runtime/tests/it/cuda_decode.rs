@@ -117,7 +117,9 @@ fn attend<D: Device>(device: D, request: &Request, shape: AttentionShape, querie
     let slots = leaf("slots", tokens.clone(), integers, LeafKind::Input);
     let positions = leaf("positions", tokens, integers, LeafKind::Input);
     let (mut nodes, place) = (Vec::new(), (Phase::Forward, None));
-    let inputs = vec![q, caches[0], caches[1], table, slots, positions];
+    let sinks =
+        shape.sinks.then(|| leaf("sinks", Shape::vector(shape.heads), Storage::F32, LeafKind::Weight));
+    let inputs = [q, caches[0], caches[1], table, slots, positions].into_iter().chain(sinks).collect();
     let names = ["o".to_string()];
     let o = graph.emit(&mut nodes, Op::CachedAttention(shape), inputs, vec![], &names, place)[0];
     graph.entries = vec![(Entry::Decode, nodes)];
@@ -133,6 +135,9 @@ fn attend<D: Device>(device: D, request: &Request, shape: AttentionShape, querie
     executor.write(q, &encode(&Content::Reals(values), element));
     executor.write(caches[0], &encode(&reals(2, 2 * POSITIONS * kv_columns), element));
     executor.write(caches[1], &encode(&reals(3, 2 * POSITIONS * kv_columns), element));
+    if let Some(sinks) = sinks {
+        executor.write(sinks, &encode(&reals(4, shape.heads), Storage::F32));
+    }
     let mut numbers = |leaf, numbers: Vec<usize>| {
         let bytes: Vec<u8> = numbers.into_iter().flat_map(|number| (number as i32).to_le_bytes()).collect();
         executor.write(leaf, &bytes);
@@ -164,6 +169,9 @@ fn cuda_attends_to_long_sequences_as_the_cpu_does() {
         plain,
         AttentionShape { head_dim: 20, ..plain },
         AttentionShape { window: Some(300), softcap: Some(0.5), ..plain },
+        AttentionShape { sinks: true, window: Some(300), ..plain },
+        AttentionShape { head_dim: 512, sinks: true, ..plain },
+        AttentionShape { head_dim: 300, ..plain },
     ];
     for precision in [Precision::F32, Precision::Bf16, Precision::F16] {
         let mut device = open(precision);

@@ -82,6 +82,9 @@ fn cuda_of_older_gpus_attends_over_several_tiles() {
     subjects.push(attention_subject(&segments, [4, 2, 128], None, Some(0.5)));
     subjects.push(attention_subject(&segments, [2, 1, 96], Some(33), Some(0.5)));
     subjects.push(attention_subject(&segments, [2, 1, 256], Some(33), Some(0.5)));
+    subjects.push(attention_subject(&segments, [2, 2, 320], None, None));
+    subjects.push(attention_subject(&segments, [3, 1, 512], Some(70), Some(0.5)));
+    subjects.push(attention_subject(&segments, [2, 1, 512], None, None));
     subjects.extend([(2, 64), (3, 24), (2, 19), (1, 80)].map(|(heads, size)| long_attention(heads, size)));
     let precision = Precision::F16;
     let element = DeviceKind::Cuda.activations(precision);

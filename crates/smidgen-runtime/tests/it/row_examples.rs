@@ -47,6 +47,9 @@ pub fn examples() -> Vec<Example> {
         gate_of_each_head(CLAMPED, 5, 8),
         add_and_double(),
         gather(),
+        columns_of_each_layer(&[(0, 8), (8, 8), (16, 8)], 24),
+        columns_of_each_layer(&[(3, 4), (11, 5)], 19),
+        columns_of_each_layer(&[(0, 9), (4, 9), (9, 3)], 13),
     ]);
     examples
 }
@@ -236,6 +239,24 @@ fn scaled_by_a_number(dtype: DType) -> Example {
     let scale = draft.vector("scale", 1, dtype);
     let y = draft.op(Op::ScaleBy, &[x, scale], &["y"])[0];
     gradient(&["scale_by", "scale_by_grad"], draft.gradient_of(&format!("scaled by a number in {dtype}"), y))
+}
+
+/// Layers take their columns of one matrix, which may overlap or leave some out; layer i doubles its sum so far.
+fn columns_of_each_layer(parts: &[(usize, usize)], width: usize) -> Example {
+    let mut draft = Draft::new(&[11], 1);
+    let x = draft.tokens("x", width);
+    let mut y = None;
+    for &(first, columns) in parts {
+        let slice = draft.op(Op::SliceColumns { first, columns }, &[x], &["slice"])[0];
+        let weight = draft.matrix(&format!("weight from {first}"), 7, columns, DType::F32);
+        let own = draft.op(Op::Linear { bias: false, lora: None }, &[slice, weight], &["own"])[0];
+        y = Some(match y {
+            None => own,
+            Some(y) => draft.op(Op::Add { scale: 2.0 }, &[own, y], &["y"])[0],
+        });
+    }
+    let subject = draft.gradient_of(&format!("columns {parts:?} of {width}"), y.unwrap());
+    gradient(&["slice_columns", "place_columns"], subject)
 }
 
 /// Gathers every third token; the others get no gradient.
