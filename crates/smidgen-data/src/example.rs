@@ -13,6 +13,8 @@ use smidgen_ir::words::LossOn;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowFormat {
     Alpaca,
+    /// The user's turn is the Alpaca prompt.
+    AlpacaPrompt,
     Chat,
     PromptCompletion,
     Text,
@@ -25,9 +27,10 @@ impl RowFormat {
         match (wanted, self) {
             (LossOn::Auto, RowFormat::Chat) => LossOn::Assistant,
             (LossOn::Auto, RowFormat::Text) => LossOn::All,
-            (LossOn::Auto, RowFormat::Alpaca | RowFormat::PromptCompletion | RowFormat::Tokens) => {
-                LossOn::Completion
-            }
+            (
+                LossOn::Auto,
+                RowFormat::Alpaca | RowFormat::AlpacaPrompt | RowFormat::PromptCompletion | RowFormat::Tokens,
+            ) => LossOn::Completion,
             (wanted, _) => wanted,
         }
     }
@@ -37,6 +40,7 @@ impl fmt::Display for RowFormat {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             RowFormat::Alpaca => "alpaca",
+            RowFormat::AlpacaPrompt => "alpaca-prompt",
             RowFormat::Chat => "chat",
             RowFormat::PromptCompletion => "prompt-completion",
             RowFormat::Text => "text",

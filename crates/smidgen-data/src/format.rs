@@ -3,6 +3,7 @@
 //! | format | fields | other names |
 //! |---|---|---|
 //! | alpaca | `instruction`, `output`; `input`, `system` and `history` may be missing, null or empty | `response`, `context` |
+//! | alpaca-prompt | the same; instruction and input become the Alpaca prompt in the user's turn | the same |
 //! | chat | `messages`: a list of `role` and `content`; `tools`, `chat_template_kwargs` | `conversations`, `conversation`, with `from` and `value` |
 //! | prompt-completion | `prompt`, `completion`: both strings that are not blank, or both lists of messages | `prompt` and `response`, `question` and `answer`, `input` and `output` |
 //! | text | `text` | |
@@ -24,6 +25,7 @@ pub use crate::example::RowFormat;
 use crate::example::{Conversation, Example, ExampleRow, has_audio};
 pub use crate::format_error::FormatError;
 use crate::source::{FileKind, RowPlace, RowResult, RowSource, SourceError, file_kind};
+use crate::template::TextPrompt;
 use smidgen_ir::words::{ClosedWord, ColumnRole, DataFormat, OnBadRow};
 
 /// The column for each role (`data.columns`), in the order written.
@@ -75,6 +77,7 @@ pub fn recognize<'a>(
             };
         }
         DataFormat::Alpaca => RowFormat::Alpaca,
+        DataFormat::AlpacaPrompt => RowFormat::AlpacaPrompt,
         DataFormat::Chat => RowFormat::Chat,
         DataFormat::PromptCompletion => RowFormat::PromptCompletion,
         DataFormat::Text => RowFormat::Text,
@@ -188,7 +191,7 @@ pub fn example_of(format: RowFormat, place: RowPlace<'_>, row: Json) -> Result<E
     };
     let mut row = Fields { place, format, fields, found_any: false };
     let example = match format {
-        RowFormat::Alpaca => read_alpaca(&mut row)?,
+        RowFormat::Alpaca | RowFormat::AlpacaPrompt => read_alpaca(&mut row)?,
         RowFormat::Chat => read_chat(&mut row)?,
         RowFormat::PromptCompletion => read_prompt_completion(&mut row)?,
         RowFormat::Text => Example::Text(row.take_filled_string(&["text"], "`text`")?),
@@ -323,6 +326,10 @@ fn read_alpaca(row: &mut Fields<'_>) -> Result<Example, FormatError> {
     before.extend(read_history(row.place, row.fields.shift_remove("history"))?);
     if instruction.trim().is_empty() && input.is_none() {
         return Err(FormatError::Empty { place: row.place.to_string(), field: "instruction".to_owned() });
+    }
+    if row.format == RowFormat::AlpacaPrompt {
+        let instruction = TextPrompt::Alpaca.render(&instruction, input.as_deref());
+        return Ok(Example::Alpaca { before, instruction, input: None, output });
     }
     Ok(Example::Alpaca { before, instruction, input, output })
 }

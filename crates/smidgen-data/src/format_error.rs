@@ -87,7 +87,7 @@ impl FormatError {
                 "all rows of a run have one format: split the file, or convert the rows to one format"
             }
             FormatError::MissingField { format, .. } => match format {
-                RowFormat::Alpaca => {
+                RowFormat::Alpaca | RowFormat::AlpacaPrompt => {
                     "an alpaca row is `{\"instruction\": ..., \"input\": ..., \"output\": ...}`, `input` may be missing"
                 }
                 RowFormat::Chat => "a chat row is `{\"messages\": [{\"role\": ..., \"content\": ...}, ...]}`",

@@ -381,6 +381,25 @@ fn system_and_history_of_an_alpaca_row_come_before_it() {
     );
 }
 
+/// As torchtune's `alpaca_dataset` writes rows: the sentences of the Alpaca prompt inside the user's turn.
+#[test]
+fn an_alpaca_prompt_is_the_turn_of_the_user() {
+    let row = json!({"instruction": "Add", "input": "1 2", "output": "3"});
+    let tokenizer = with_template(FORGETFUL);
+    let sentences = crate::template::TextPrompt::Alpaca.render("Add", Some("1 2"));
+    let read = example(RowFormat::AlpacaPrompt, &row);
+    let turns = format!("u:{sentences}<|im_end|>a:[3<|im_end|>]");
+    assert_eq!(marked(&tokenizer, "auto", LossOn::Auto, &read), [turns]);
+    for name in ["alpaca", "llm-adapters"] {
+        let error = choose_template(&template_of(name), RowFormat::AlpacaPrompt, &tokenizer).unwrap_err();
+        let said = format!(
+            "`data.template = {name}` is a prompt, and `data.format = alpaca-prompt` has one already"
+        );
+        assert_eq!(error.to_string(), said);
+        assert!(error.hint().unwrap().contains("`data.format = \"alpaca\"`"));
+    }
+}
+
 #[test]
 fn a_conversation_without_end_is_refused() {
     let messages: Vec<Json> = (0..2001).map(|_| json!({"role": "assistant", "content": "a"})).collect();

@@ -231,10 +231,8 @@ impl Limits {
         let (bytes, values) = (page.buffer().len() as u64, u64::from(page.num_values()));
         if page.is_dictionary_page() {
             // An entry takes at least one byte.
-            return match values > bytes {
-                true => Err(refused(format!("a dictionary of {bytes} bytes claims {values} entries"))),
-                false => Ok(()),
-            };
+            let claim = format!("a dictionary of {bytes} bytes claims {values} entries");
+            return if values > bytes { Err(refused(claim)) } else { Ok(()) };
         }
         self.values += values;
         self.bytes += bytes;
@@ -319,10 +317,10 @@ fn decompress(compression: Compression, stored: &[u8]) -> Result<Vec<u8>> {
     let stream: Box<dyn Read + '_> = match compression {
         Compression::SNAPPY => {
             let bytes = snap::raw::decompress_len(stored).map_err(|error| broken(&error))?;
-            return match bytes > limit {
-                true => Err(too_large()),
-                false => snap::raw::Decoder::new().decompress_vec(stored).map_err(|error| broken(&error)),
-            };
+            if bytes > limit {
+                return Err(too_large());
+            }
+            return snap::raw::Decoder::new().decompress_vec(stored).map_err(|error| broken(&error));
         }
         Compression::LZ4_RAW => {
             // The block does not state its decompressed size, which is at most 255 times the stored one. Memory that

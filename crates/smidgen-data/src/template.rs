@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use smidgen_ir::words::nearest;
 use thiserror::Error;
 
-use crate::format::RowFormat;
+use crate::example::RowFormat;
 use smidgen_formats::json_file::{JsonFileError, read_bytes};
 use smidgen_formats::tokenizer::Tokenizer;
 use smidgen_formats::tokenizer::chat_template::{ChatTemplate, ChatTemplateError};
@@ -100,6 +100,8 @@ pub enum TemplateError {
         "`data.template = {name}` is a prompt for an instruction and its answer, but the rows are conversations"
     )]
     TextForChat { name: String },
+    #[error("`data.template = {name}` is a prompt, and `data.format = alpaca-prompt` has one already")]
+    TwoPrompts { name: String },
 }
 
 impl TemplateError {
@@ -122,6 +124,9 @@ impl TemplateError {
                 "`data.template` is one of {}, or a `.jinja` file; use the one that the model was trained with",
                 CHAT_TEMPLATES.map(|built_in| built_in.name).join(", ")
             )),
+            TemplateError::TwoPrompts { .. } => {
+                Some("`data.format = \"alpaca\"` leaves the prompt to the template".to_owned())
+            }
             TemplateError::Needed { format: RowFormat::Alpaca } => Some(
                 "`data.template = \"alpaca\"` is a plain prompt, \"auto\" the model's own chat template".to_owned(),
             ),
@@ -291,7 +296,7 @@ pub fn choose_template(
         (TemplateChoice::Auto, _) => match (tokenizer.template_source(), format) {
             (Some(source), _) => own(source),
             (None, RowFormat::Alpaca) => text("alpaca", TextPrompt::Alpaca),
-            (None, RowFormat::Chat) => Err(TemplateError::ModelHasNone),
+            (None, RowFormat::Chat | RowFormat::AlpacaPrompt) => Err(TemplateError::ModelHasNone),
             (None, _) => Ok(None),
         },
         (TemplateChoice::Model, _) => match tokenizer.template_source() {
@@ -302,6 +307,7 @@ pub fn choose_template(
         (TemplateChoice::Plain, _) => Err(TemplateError::Needed { format }),
         (TemplateChoice::Named(name), _) => match (text_prompt(name), format) {
             (Some(_), RowFormat::Chat) => Err(TemplateError::TextForChat { name: name.clone() }),
+            (Some(_), RowFormat::AlpacaPrompt) => Err(TemplateError::TwoPrompts { name: name.clone() }),
             (Some(prompt), _) => text(name, prompt),
             (None, _) => {
                 check_markers(name, tokenizer)?;

@@ -191,10 +191,10 @@ impl Unpacked {
         if self.files > MAX_FILES {
             return Err(format!("its model has more than {MAX_FILES} files"));
         }
-        match self.bytes > MAX_UNPACKED_BYTES {
-            true => Err(format!("its model has more than {}", format_bytes(MAX_UNPACKED_BYTES))),
-            false => Ok(()),
+        if self.bytes > MAX_UNPACKED_BYTES {
+            return Err(format!("its model has more than {}", format_bytes(MAX_UNPACKED_BYTES)));
         }
+        Ok(())
     }
 }
 

@@ -124,6 +124,8 @@ closed_words! {
         Auto = "auto",
         /// `instruction`, `input`, `output`.
         Alpaca = "alpaca",
+        /// The same columns, worded as the Alpaca prompt inside the user's turn.
+        AlpacaPrompt = "alpaca-prompt",
         /// `messages` or `conversations`.
         Chat = "chat",
         /// `prompt` and `completion`.

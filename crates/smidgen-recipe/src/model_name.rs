@@ -41,10 +41,7 @@ pub fn parse_model_path(text: &str, folder: &Path) -> Option<ModelPath> {
         return None;
     }
     let path = RecipePath::resolve(text, folder);
-    Some(match is_gguf(text) {
-        true => ModelPath::Gguf(path),
-        false => ModelPath::Folder(path),
-    })
+    Some(if is_gguf(text) { ModelPath::Gguf(path) } else { ModelPath::Folder(path) })
 }
 
 /// The text is not a [`ModelPath`].

@@ -74,8 +74,14 @@ fn check(folder: &Path, name: &str, bytes: &[u8], allowed_fixed_bytes: usize) ->
     print_panics_without_backtrace();
     let path = folder.join(name);
     fs::write(&path, bytes).unwrap();
-    let formats =
-        [RowFormat::Alpaca, RowFormat::Chat, RowFormat::PromptCompletion, RowFormat::Text, RowFormat::Tokens];
+    let formats = [
+        RowFormat::Alpaca,
+        RowFormat::AlpacaPrompt,
+        RowFormat::Chat,
+        RowFormat::PromptCompletion,
+        RowFormat::Text,
+        RowFormat::Tokens,
+    ];
     let (result, peak_bytes) = peak_bytes_of(|| {
         read_json_rows(&path, |place, row| {
             for format in formats {

@@ -48,9 +48,9 @@ pub(super) fn add_limits(environment: &mut Environment<'static>) {
     });
     environment.add_function(WEIGH, |value: Value| weigh(&value).map(|()| value));
     environment.add_function(KEEP, keep);
-    environment.add_function(BRIEF, |value: Value| match own_bytes(&value) > MOST_ARGUMENT_BYTES {
-        true => Err(refused("an argument of a filter is too long")),
-        false => Ok(value),
+    environment.add_function(BRIEF, |value: Value| {
+        let is_long = own_bytes(&value) > MOST_ARGUMENT_BYTES;
+        if is_long { Err(refused("an argument of a filter is too long")) } else { Ok(value) }
     });
     environment.add_function(FACTOR, |value: Value| {
         FACTORS.with_borrow_mut(|factors| factors.push(value.clone()));
@@ -110,18 +110,13 @@ fn join(
     more: Kwargs,
 ) -> Result<Value, Error> {
     charge_joined(values, between.as_ref().map_or("", StringInput::as_str))?;
-    let has_number = |values: &Value| Ok::<_, Error>(values.try_iter()?.any(|value| value.is_number()));
-    match attribute.is_none() && has_number(values)? {
-        // The engine prints floats in another way.
-        true => {
-            let texts = values
-                .try_iter()?
-                .map(|value| if value.is_number() { printed(&value) } else { Ok(value) })
-                .collect::<Result<Value, _>>()?;
-            filters::join(state, &texts, between, attribute, more)
-        }
-        false => filters::join(state, values, between, attribute, more),
+    if attribute.is_some() || !values.try_iter()?.any(|value| value.is_number()) {
+        return filters::join(state, values, between, attribute, more);
     }
+    // The engine prints floats in another way.
+    let text = |value: Value| if value.is_number() { printed(&value) } else { Ok(value) };
+    let texts = values.try_iter()?.map(text).collect::<Result<Value, _>>()?;
+    filters::join(state, &texts, between, attribute, more)
 }
 
 fn indent(

@@ -29,47 +29,28 @@ const MOST_REPEATED: [(&str, usize); 4] = [("elif", 300), ("else", 1000), ("not"
 const LIGHT_FILTERS: [&str; 11] =
     ["length", "count", "first", "last", "items", "attr", "trim", "int", "float", "bool", "abs"];
 /// Filters that make a list; of a text, a list of its characters.
+#[rustfmt::skip]
 const EACH_FILTERS: [&str; 13] = [
-    "list",
-    "map",
-    "select",
-    "reject",
-    "selectattr",
-    "rejectattr",
-    "batch",
-    "slice",
-    "sort",
-    "unique",
-    "groupby",
-    "min",
-    "max",
+    "list", "map", "select", "reject", "selectattr", "rejectattr", "batch", "slice", "sort", "unique",
+    "groupby", "min", "max",
 ];
 /// Filters whose input may be undefined. They do not copy it.
 const UNCHARGED_FILTERS: [&str; 2] = ["default", "d"];
 /// Filters that use their arguments for every element.
 const ELEMENT_FILTERS: [&str; 5] = ["map", "select", "reject", "selectattr", "rejectattr"];
 /// Tests that read through a whole value.
+#[rustfmt::skip]
 const COMPARING_TESTS: [&str; 19] = [
-    "eq",
-    "equalto",
-    "==",
-    "ne",
-    "!=",
-    "lt",
-    "lessthan",
-    "<",
-    "le",
-    "<=",
-    "gt",
-    "greaterthan",
-    ">",
-    "ge",
-    ">=",
-    "in",
-    "sameas",
-    "lower",
-    "upper",
+    "eq", "equalto", "==", "ne", "!=", "lt", "lessthan", "<", "le", "<=", "gt", "greaterthan", ">", "ge", ">=",
+    "in", "sameas", "lower", "upper",
 ];
+
+/// A node of the tree with its place in the source.
+macro_rules! node {
+    ($kind:ident::$name:ident { $($fields:tt)* }, $span:expr) => {
+        $kind::$name(Spanned::new($name { $($fields)* }, $span))
+    };
+}
 
 /// Compiles a template. `name` is for error messages.
 pub(super) fn compile(
@@ -134,15 +115,15 @@ impl Depth {
 
 /// A call with two arguments.
 fn call_with<'a>(function: &'static str, first: Expr<'a>, second: Expr<'a>, span: Span) -> Expr<'a> {
-    let expr = Expr::Var(Spanned::new(Var { id: function }, span));
-    Expr::Call(Spanned::new(Call { expr, args: vec![CallArg::Pos(first), CallArg::Pos(second)] }, span))
+    let expr = node!(Expr::Var { id: function }, span);
+    node!(Expr::Call { expr, args: vec![CallArg::Pos(first), CallArg::Pos(second)] }, span)
 }
 
 type Rewritten<T> = Result<T, Error>;
 
 fn call<'a>(function: &'static str, value: Expr<'a>, span: Span) -> Expr<'a> {
-    let expr = Expr::Var(Spanned::new(Var { id: function }, span));
-    Expr::Call(Spanned::new(Call { expr, args: vec![CallArg::Pos(value)] }, span))
+    let expr = node!(Expr::Var { id: function }, span);
+    node!(Expr::Call { expr, args: vec![CallArg::Pos(value)] }, span)
 }
 
 fn rewrite<'a>(stmt: &Stmt<'a>, depth: Depth) -> Rewritten<Stmt<'a>> {
@@ -153,41 +134,38 @@ fn rewrite<'a>(stmt: &Stmt<'a>, depth: Depth) -> Rewritten<Stmt<'a>> {
     Ok(match stmt {
         Stmt::Template(node) => {
             // The last thing that it does is to note how much it did.
-            let nothing = Expr::Const(Spanned::new(Const { value: Value::from("") }, node.span()));
+            let nothing = node!(Expr::Const { value: Value::from("") }, node.span());
             let spent = EmitExpr { expr: call(SPENT, nothing, node.span()) };
             let mut children = body(&node.children)?;
             children.push(Stmt::EmitExpr(Spanned::new(spent, node.span())));
-            Stmt::Template(Spanned::new(Template { children }, node.span()))
+            node!(Stmt::Template { children }, node.span())
         }
-        Stmt::EmitExpr(node) => {
-            Stmt::EmitExpr(Spanned::new(EmitExpr { expr: expr(&node.expr)? }, node.span()))
-        }
+        Stmt::EmitExpr(node) => node!(Stmt::EmitExpr { expr: expr(&node.expr)? }, node.span()),
         Stmt::EmitRaw(node) => {
-            let text = Expr::Const(Spanned::new(Const { value: Value::from(node.raw) }, node.span()));
-            Stmt::EmitExpr(Spanned::new(EmitExpr { expr: text }, node.span()))
+            let text = node!(Expr::Const { value: Value::from(node.raw) }, node.span());
+            node!(Stmt::EmitExpr { expr: text }, node.span())
         }
-        Stmt::ForLoop(node) => {
-            let rewritten = ForLoop {
+        Stmt::ForLoop(node) => node!(
+            Stmt::ForLoop {
                 target: target_of(&node.target, depth)?,
                 iter: call(EACH, expr(&node.iter)?, node.span()),
                 filter_expr: node.filter_expr.as_ref().map(expr).transpose()?,
                 recursive: node.recursive,
                 body: body(&node.body)?,
                 else_body: body(&node.else_body)?,
-            };
-            Stmt::ForLoop(Spanned::new(rewritten, node.span()))
-        }
+            },
+            node.span()
+        ),
         Stmt::IfCond(node) => {
             let (true_body, false_body) = (body(&node.true_body)?, body(&node.false_body)?);
-            let rewritten = IfCond { expr: expr(&node.expr)?, true_body, false_body };
-            Stmt::IfCond(Spanned::new(rewritten, node.span()))
+            node!(Stmt::IfCond { expr: expr(&node.expr)?, true_body, false_body }, node.span())
         }
         Stmt::WithBlock(node) => {
             let pair = |(target, value): &(Expr<'a>, Expr<'a>)| -> Rewritten<_> {
                 Ok((target_of(target, depth)?, expr(value)?))
             };
             let assignments = node.assignments.iter().map(pair).collect::<Rewritten<Vec<_>>>()?;
-            Stmt::WithBlock(Spanned::new(WithBlock { assignments, body: body(&node.body)? }, node.span()))
+            node!(Stmt::WithBlock { assignments, body: body(&node.body)? }, node.span())
         }
         Stmt::Set(node) => {
             let value = expr(&node.expr)?;
@@ -197,24 +175,24 @@ fn rewrite<'a>(stmt: &Stmt<'a>, depth: Depth) -> Rewritten<Stmt<'a>> {
                 _ => value,
             };
             let target = target_of(&node.target, depth)?;
-            Stmt::Set(Spanned::new(Set { target, expr: value }, node.span()))
+            node!(Stmt::Set { target, expr: value }, node.span())
         }
         Stmt::SetBlock(node) => {
             let filter = node.filter.as_ref().map(expr).transpose()?;
-            let rewritten =
-                SetBlock { target: target_of(&node.target, depth)?, filter, body: body(&node.body)? };
-            Stmt::SetBlock(Spanned::new(rewritten, node.span()))
+            node!(
+                Stmt::SetBlock { target: target_of(&node.target, depth)?, filter, body: body(&node.body)? },
+                node.span()
+            )
         }
         Stmt::FilterBlock(node) => {
-            let rewritten = FilterBlock { filter: expr(&node.filter)?, body: body(&node.body)? };
-            Stmt::FilterBlock(Spanned::new(rewritten, node.span()))
+            node!(Stmt::FilterBlock { filter: expr(&node.filter)?, body: body(&node.body)? }, node.span())
         }
         Stmt::Macro(node) => Stmt::Macro(macro_of(node, depth)?),
         Stmt::CallBlock(node) => {
             let (call, macro_decl) = (call_of(&node.call, depth)?, macro_of(&node.macro_decl, depth)?);
-            Stmt::CallBlock(Spanned::new(CallBlock { call, macro_decl }, node.span()))
+            node!(Stmt::CallBlock { call, macro_decl }, node.span())
         }
-        Stmt::Do(node) => Stmt::Do(Spanned::new(Do { call: call_of(&node.call, depth)? }, node.span())),
+        Stmt::Do(node) => node!(Stmt::Do { call: call_of(&node.call, depth)? }, node.span()),
         Stmt::Continue(node) => Stmt::Continue(Spanned::new(Continue, node.span())),
         Stmt::Break(node) => Stmt::Break(Spanned::new(Break, node.span())),
         Stmt::AutoEscape(_) => return Err(refused("`autoescape` is not supported")),
@@ -236,7 +214,7 @@ fn call_of<'a>(node: &Spanned<Call<'a>>, depth: Depth) -> Rewritten<Spanned<Call
         // A method that is called is no attribute.
         Expr::GetAttr(method) => {
             let expr = expr_of(&method.expr, depth.below()?)?;
-            Expr::GetAttr(Spanned::new(GetAttr { expr, name: method.name }, method.span()))
+            node!(Expr::GetAttr { expr, name: method.name }, method.span())
         }
         other => expr_of(other, depth)?,
     };
@@ -278,8 +256,8 @@ fn target_of<'a>(target: &Expr<'a>, depth: Depth) -> Rewritten<Expr<'a>> {
     let several =
         |items: &[Expr<'a>]| items.iter().map(|item| target_of(item, depth)).collect::<Rewritten<Vec<_>>>();
     Ok(match target {
-        Expr::List(node) => Expr::List(Spanned::new(List { items: several(&node.items)? }, node.span())),
-        Expr::Tuple(node) => Expr::Tuple(Spanned::new(Tuple { items: several(&node.items)? }, node.span())),
+        Expr::List(node) => node!(Expr::List { items: several(&node.items)? }, node.span()),
+        Expr::Tuple(node) => node!(Expr::Tuple { items: several(&node.items)? }, node.span()),
         other => expr_of(other, depth)?,
     })
 }
@@ -296,17 +274,16 @@ fn expr_of<'a>(expr: &Expr<'a>, depth: Depth) -> Rewritten<Expr<'a>> {
     let optional = |inner: &Option<Expr<'a>>| inner.as_ref().map(of).transpose();
     let span = expr.span();
     Ok(match expr {
-        Expr::Var(node) => Expr::Var(Spanned::new(Var { id: node.id }, span)),
-        Expr::Const(node) => Expr::Const(Spanned::new(Const { value: node.value.clone() }, span)),
+        Expr::Var(node) => node!(Expr::Var { id: node.id }, span),
+        Expr::Const(node) => node!(Expr::Const { value: node.value.clone() }, span),
         Expr::Slice(node) => {
             let (start, stop, step) = (optional(&node.start)?, optional(&node.stop)?, optional(&node.step)?);
-            let rewritten = Slice { expr: call(CHARGE, of(&node.expr)?, span), start, stop, step };
-            Expr::Slice(Spanned::new(rewritten, span))
+            node!(Expr::Slice { expr: call(CHARGE, of(&node.expr)?, span), start, stop, step }, span)
         }
         Expr::UnaryOp(node) => {
             // The type of `op` is neither `Copy` nor `Clone`.
             let op = if matches!(node.op, UnaryOpKind::Not) { UnaryOpKind::Not } else { UnaryOpKind::Neg };
-            Expr::UnaryOp(Spanned::new(UnaryOp { op, expr: of(&node.expr)? }, span))
+            node!(Expr::UnaryOp { op, expr: of(&node.expr)? }, span)
         }
         Expr::BinOp(node) => binary_of(node, span, depth)?,
         Expr::Compare(node) => {
@@ -314,12 +291,11 @@ fn expr_of<'a>(expr: &Expr<'a>, depth: Depth) -> Rewritten<Expr<'a>> {
                 Ok(CompareOp { op: op.op, expr: weighed(&op.expr, depth)? })
             };
             let ops = node.ops.iter().map(op).collect::<Rewritten<Vec<_>>>()?;
-            Expr::Compare(Spanned::new(Compare { expr: weighed(&node.expr, depth)?, ops }, span))
+            node!(Expr::Compare { expr: weighed(&node.expr, depth)?, ops }, span)
         }
         Expr::IfExpr(node) => {
             let (test_expr, true_expr) = (of(&node.test_expr)?, of(&node.true_expr)?);
-            let rewritten = IfExpr { test_expr, true_expr, false_expr: optional(&node.false_expr)? };
-            Expr::IfExpr(Spanned::new(rewritten, span))
+            node!(Expr::IfExpr { test_expr, true_expr, false_expr: optional(&node.false_expr)? }, span)
         }
         Expr::Filter(node) => {
             let input = |inner: &Expr<'a>| -> Rewritten<Expr<'a>> {
@@ -334,45 +310,41 @@ fn expr_of<'a>(expr: &Expr<'a>, depth: Depth) -> Rewritten<Expr<'a>> {
             let brief = ELEMENT_FILTERS.contains(&node.name).then_some(BRIEF);
             let (expr, args) =
                 (node.expr.as_ref().map(input).transpose()?, args_of(&node.args, depth, brief)?);
-            Expr::Filter(Spanned::new(Filter { name: node.name, expr, args }, span))
+            node!(Expr::Filter { name: node.name, expr, args }, span)
         }
         Expr::Test(node) => {
-            let (expr, function) = match COMPARING_TESTS.contains(&node.name) {
-                true => (weighed(&node.expr, depth)?, Some(WEIGH)),
-                false => (of(&node.expr)?, None),
+            let (expr, function) = if COMPARING_TESTS.contains(&node.name) {
+                (weighed(&node.expr, depth)?, Some(WEIGH))
+            } else {
+                (of(&node.expr)?, None)
             };
             let args = args_of(&node.args, depth, function)?;
-            Expr::Test(Spanned::new(Test { name: node.name, expr, args }, span))
+            node!(Expr::Test { name: node.name, expr, args }, span)
         }
         Expr::GetAttr(node) if DICT_METHODS.contains(&node.name) => {
-            let name = Expr::Const(Spanned::new(Const { value: Value::from(node.name) }, span));
+            let name = node!(Expr::Const { value: Value::from(node.name) }, span);
             call_with(ATTRIBUTE, of(&node.expr)?, name, span)
         }
-        Expr::GetAttr(node) => {
-            Expr::GetAttr(Spanned::new(GetAttr { expr: of(&node.expr)?, name: node.name }, span))
-        }
+        Expr::GetAttr(node) => node!(Expr::GetAttr { expr: of(&node.expr)?, name: node.name }, span),
         Expr::GetItem(node) => {
             let (expr, subscript_expr) = (of(&node.expr)?, of(&node.subscript_expr)?);
             let is_method =
                 |name: &Const| name.value.as_str().is_some_and(|name| DICT_METHODS.contains(&name));
             match &node.subscript_expr {
                 Expr::Const(name) if is_method(name) => call_with(ITEM, expr, subscript_expr, span),
-                _ => Expr::GetItem(Spanned::new(GetItem { expr, subscript_expr }, span)),
+                _ => node!(Expr::GetItem { expr, subscript_expr }, span),
             }
         }
         Expr::Call(node) => Expr::Call(call_of(node, depth)?),
-        Expr::List(node) => {
-            let list = List { items: exprs_of(&node.items, depth)? };
-            kept(Expr::List(Spanned::new(list, span)), span)
-        }
-        Expr::Tuple(node) => {
-            let tuple = Tuple { items: exprs_of(&node.items, depth)? };
-            kept(Expr::Tuple(Spanned::new(tuple, span)), span)
-        }
-        Expr::Map(node) => {
-            let map = Map { keys: exprs_of(&node.keys, depth)?, values: exprs_of(&node.values, depth)? };
-            kept(Expr::Map(Spanned::new(map, span)), span)
-        }
+        Expr::List(node) => kept(node!(Expr::List { items: exprs_of(&node.items, depth)? }, span), span),
+        Expr::Tuple(node) => kept(node!(Expr::Tuple { items: exprs_of(&node.items, depth)? }, span), span),
+        Expr::Map(node) => kept(
+            node!(
+                Expr::Map { keys: exprs_of(&node.keys, depth)?, values: exprs_of(&node.values, depth)? },
+                span
+            ),
+            span,
+        ),
     })
 }
 
@@ -402,5 +374,5 @@ fn binary_of<'a>(node: &BinOp<'a>, span: Span, depth: Depth) -> Rewritten<Expr<'
         | BinOpKind::Gte
         | BinOpKind::In => (weighed(&node.left, depth)?, weighed(&node.right, depth)?),
     };
-    Ok(Expr::BinOp(Spanned::new(BinOp { op: node.op, left, right }, span)))
+    Ok(node!(Expr::BinOp { op: node.op, left, right }, span))
 }

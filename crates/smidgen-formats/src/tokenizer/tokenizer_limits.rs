@@ -6,10 +6,10 @@
 //! a key, so a repeated key could hide a value from the check.
 //! Left out: other errors, which the library reports itself.
 
+use std::borrow::Cow;
 use std::fmt;
 
-use serde::Deserialize;
-use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value as Json;
 use serde_json::value::RawValue;
 
@@ -25,40 +25,32 @@ const MOST_ADDED_BYTES: usize = 2 << 20;
 const MOST_AFFIX_BYTES: usize = 256;
 /// Values in all steps together. Parsed, each takes many times its size in the file.
 const MOST_VALUES: usize = 10_000;
-/// The keys of the file and of its `model` that are checked.
-const CHECKED_KEYS: [&str; 7] =
-    ["normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens", "model", "vocab"];
 /// Prefix of this file's errors, which distinguishes them from errors of the JSON parser.
 const MARK: &str = "limit: ";
 
 /// Refuses a tokenizer that the library would not survive.
 pub(super) fn check_tokenizer(json: &[u8]) -> Result<(), String> {
-    check_keys(json)?;
-    let outline: Outline<'_> = match serde_json::from_slice(json) {
-        Ok(outline) => outline,
-        Err(error) => {
-            let message = error.to_string();
-            // The library reports everything else.
-            return match message.split_once(MARK) {
-                Some((_, limit)) => Err(limit.split(" at line").next().unwrap_or(limit).to_owned()),
-                None => Ok(()),
-            };
-        }
-    };
-    let added = outline.added_tokens.map_or(0, |tokens| tokens.0);
-    let vocabulary =
-        outline.model.as_ref().and_then(|model| model.vocab.as_ref()).map_or(0, |tokens| tokens.0);
-    for (what, bytes, most) in
-        [("added tokens", added, MOST_ADDED_BYTES), ("vocabulary", vocabulary, MOST_VOCABULARY_BYTES)]
-    {
+    let mut found = Found::default();
+    let mut reader = serde_json::Deserializer::from_slice(json);
+    if let Err(error) = (Walk { place: Place::File, found: &mut found }).deserialize(&mut reader) {
+        let message = error.to_string();
+        // The library reports everything else.
+        return match message.split_once(MARK) {
+            Some((_, limit)) => Err(limit.split(" at line").next().unwrap_or(limit).to_owned()),
+            None => Ok(()),
+        };
+    }
+    for (what, bytes, most) in [
+        ("added tokens", found.added_bytes, MOST_ADDED_BYTES),
+        ("vocabulary", found.vocabulary_bytes, MOST_VOCABULARY_BYTES),
+    ] {
         if bytes > most {
             return Err(format!("the texts of its {what} have {bytes} bytes, at most {most} are allowed"));
         }
     }
     let mut values = 0;
     let mut steps = Steps::default();
-    let parts = [outline.normalizer, outline.pre_tokenizer, outline.post_processor, outline.decoder];
-    for ((name, list), part) in CHAINS.into_iter().zip(parts) {
+    for ((name, list), part) in CHAINS.into_iter().zip(found.chains) {
         let Some(part) = part.map(RawValue::get) else { continue };
         // Every value but the first follows one of these characters.
         values += part.matches(['[', '{', ',']).count();
@@ -72,177 +64,149 @@ pub(super) fn check_tokenizer(json: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// Refuses a file whose object, or whose `model`, has a key twice.
-fn check_keys(json: &[u8]) -> Result<(), String> {
-    let Ok(whole) = serde_json::from_slice::<Keys<'_>>(json) else { return Ok(()) };
-    let inner = whole.model.and_then(|model| serde_json::from_str::<Keys<'_>>(model.get()).ok());
-    let inner = inner.and_then(|model| model.repeated).map(|key| format!("model.{key}"));
-    match whole.repeated.map(str::to_owned).or(inner) {
-        Some(key) => Err(format!("it has the key `{key}` twice")),
-        None => Ok(()),
+/// What the walk through the file found.
+#[derive(Default)]
+struct Found<'de> {
+    chains: [Option<&'de RawValue>; CHAINS.len()],
+    added_bytes: usize,
+    vocabulary_bytes: usize,
+}
+
+/// A place in the file that is checked. A vocabulary is a map whose keys are tokens, or a list of entries.
+#[derive(Clone, Copy)]
+enum Place {
+    File,
+    Model,
+    Vocabulary,
+    AddedTokens,
+    /// `["token", -1.5]`, or `{"content": "token", ...}`; whether it is an added one.
+    Entry(bool),
+    Token(bool),
+    Affix,
+}
+
+/// Reads the value at a place without keeping it.
+struct Walk<'w, 'de> {
+    place: Place,
+    found: &'w mut Found<'de>,
+}
+
+impl<'de> Walk<'_, 'de> {
+    fn to(&mut self, place: Place) -> Walk<'_, 'de> {
+        Walk { place, found: self.found }
     }
-}
 
-/// The keys of an object.
-struct Keys<'a> {
-    /// The first known key that occurs twice.
-    repeated: Option<&'static str>,
-    model: Option<&'a RawValue>,
-}
-
-impl<'de> Deserialize<'de> for Keys<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Keys<'de>, D::Error> {
-        struct KeyVisitor;
-        impl<'de> Visitor<'de> for KeyVisitor {
-            type Value = Keys<'de>;
-
-            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-                out.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Keys<'de>, A::Error> {
-                let mut keys = Keys { repeated: None, model: None };
-                let mut seen = [false; CHECKED_KEYS.len()];
-                while let Some(name) = map.next_key::<String>()? {
-                    let value = map.next_value::<&RawValue>()?;
-                    let Some(index) = CHECKED_KEYS.iter().position(|key| *key == name) else { continue };
-                    if std::mem::replace(&mut seen[index], true) {
-                        keys.repeated.get_or_insert(CHECKED_KEYS[index]);
-                    }
-                    if name == "model" {
-                        keys.model = Some(value);
-                    }
-                }
-                Ok(keys)
-            }
+    /// The place of a value by its key, if it is checked.
+    fn inside(&self, key: &str) -> Option<Place> {
+        match (self.place, key) {
+            (Place::File, "model") => Some(Place::Model),
+            (Place::File, "added_tokens") => Some(Place::AddedTokens),
+            (Place::Model, "vocab") => Some(Place::Vocabulary),
+            (Place::Model, "continuing_subword_prefix" | "end_of_word_suffix") => Some(Place::Affix),
+            (Place::Entry(is_added), "content") => Some(Place::Token(is_added)),
+            _ => None,
         }
-        deserializer.deserialize_map(KeyVisitor)
     }
-}
 
-/// The parts of a `tokenizer.json` that are checked.
-#[derive(Deserialize)]
-struct Outline<'a> {
-    #[serde(borrow)]
-    normalizer: Option<&'a RawValue>,
-    #[serde(borrow)]
-    pre_tokenizer: Option<&'a RawValue>,
-    #[serde(borrow)]
-    post_processor: Option<&'a RawValue>,
-    #[serde(borrow)]
-    decoder: Option<&'a RawValue>,
-    added_tokens: Option<Tokens>,
-    model: Option<ModelOutline>,
-}
-
-#[derive(Deserialize)]
-struct ModelOutline {
-    vocab: Option<Tokens>,
-    #[serde(rename = "continuing_subword_prefix")]
-    _prefix: Option<Affix>,
-    #[serde(rename = "end_of_word_suffix")]
-    _suffix: Option<Affix>,
-}
-
-/// A text that is put before or after parts of words, and is short enough.
-#[derive(Deserialize)]
-#[serde(try_from = "String")]
-struct Affix;
-
-impl TryFrom<String> for Affix {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Affix, String> {
-        match text.len() {
-            0..=MOST_AFFIX_BYTES => Ok(Affix),
-            bytes => Err(format!(
+    fn count<E: Error>(&mut self, text: &str) -> Result<(), E> {
+        let bytes = text.len();
+        match self.place {
+            Place::Affix if bytes > MOST_AFFIX_BYTES => Err(E::custom(format!(
                 "{MARK}the model adds {bytes} bytes to parts of words, at most {MOST_AFFIX_BYTES} are allowed"
-            )),
+            ))),
+            Place::Token(_) if bytes > MOST_TOKEN_BYTES => Err(E::custom(format!(
+                "{MARK}a token has {bytes} bytes, at most {MOST_TOKEN_BYTES} are allowed"
+            ))),
+            Place::Token(true) => {
+                self.found.added_bytes += bytes;
+                Ok(())
+            }
+            Place::Token(false) => {
+                self.found.vocabulary_bytes += bytes;
+                Ok(())
+            }
+            _ => Ok(()),
         }
     }
 }
 
-/// Tokens: the keys of a map, or the first element or `content` of each entry of a list. All are short
-/// enough. Holds the bytes of their texts.
-struct Tokens(usize);
+impl<'de> DeserializeSeed<'de> for Walk<'_, 'de> {
+    type Value = ();
 
-impl<'de> Deserialize<'de> for Tokens {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Tokens, D::Error> {
-        struct LimitVisitor;
-        impl<'de> Visitor<'de> for LimitVisitor {
-            type Value = Tokens;
-
-            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-                out.write_str("tokens")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Tokens, A::Error> {
-                let mut bytes = 0;
-                while let Some((token, _)) = map.next_entry::<Token, IgnoredAny>()? {
-                    bytes += token.0;
-                }
-                Ok(Tokens(bytes))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Tokens, A::Error> {
-                let mut bytes = 0;
-                while let Some(entry) = list.next_element::<TokenEntry>()? {
-                    bytes += entry.0;
-                }
-                Ok(Tokens(bytes))
-            }
-        }
-        deserializer.deserialize_any(LimitVisitor)
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
     }
 }
 
-/// The bytes of a token that is short enough.
-#[derive(Deserialize)]
-#[serde(try_from = "String")]
-struct Token(usize);
+/// A value of another type is none of ours: the library reports it.
+impl<'de> Visitor<'de> for Walk<'_, 'de> {
+    type Value = ();
 
-impl TryFrom<String> for Token {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Token, String> {
-        match text.len() {
-            bytes @ 0..=MOST_TOKEN_BYTES => Ok(Token(bytes)),
-            bytes => Err(format!("{MARK}a token has {bytes} bytes, at most {MOST_TOKEN_BYTES} are allowed")),
-        }
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("a part of a tokenizer")
     }
-}
 
-/// `["token", -1.5]`, or `{"content": "token", ...}`.
-struct TokenEntry(usize);
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
 
-impl<'de> Deserialize<'de> for TokenEntry {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<TokenEntry, D::Error> {
-        struct LimitVisitor;
-        impl<'de> Visitor<'de> for LimitVisitor {
-            type Value = TokenEntry;
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        Ok(())
+    }
 
-            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-                out.write_str("a token with its score or settings")
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_str<E: Error>(mut self, text: &str) -> Result<(), E> {
+        self.count(text)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<(), A::Error> {
+        match self.place {
+            Place::Vocabulary | Place::AddedTokens => {
+                let is_added = matches!(self.place, Place::AddedTokens);
+                while list.next_element_seed(self.to(Place::Entry(is_added)))?.is_some() {}
             }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut entry: A) -> Result<TokenEntry, A::Error> {
-                let token = entry.next_element::<Token>()?;
-                while entry.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(TokenEntry(token.map_or(0, |token| token.0)))
+            Place::Entry(is_added) => {
+                list.next_element_seed(self.to(Place::Token(is_added)))?;
             }
+            _ => {}
+        }
+        while list.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(())
+    }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<TokenEntry, A::Error> {
-                let mut bytes = 0;
-                while let Some(name) = fields.next_key::<String>()? {
-                    match name.as_str() {
-                        "content" => bytes += fields.next_value::<Token>()?.0,
-                        _ => fields.next_value::<IgnoredAny>().map(|_| ())?,
-                    }
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
+        let mut seen: Vec<String> = Vec::new();
+        while let Some(key) = map.next_key::<Cow<'_, str>>()? {
+            if let Place::Vocabulary | Place::AddedTokens = self.place {
+                self.to(Place::Token(matches!(self.place, Place::AddedTokens))).count::<A::Error>(&key)?;
+            }
+            let inside = self.inside(&key);
+            let chain = CHAINS.iter().position(|(name, _)| *name == key && matches!(self.place, Place::File));
+            if inside.is_some() || chain.is_some() {
+                if seen.iter().any(|known| *known == key) {
+                    let prefix = if let Place::Model = self.place { "model." } else { "" };
+                    return Err(A::Error::custom(format!("{MARK}it has the key `{prefix}{key}` twice")));
                 }
-                Ok(TokenEntry(bytes))
+                seen.push(key.into_owned());
+            }
+            match (inside, chain) {
+                (Some(place), _) => map.next_value_seed(self.to(place))?,
+                (None, Some(index)) => self.found.chains[index] = map.next_value()?,
+                (None, None) => map.next_value::<IgnoredAny>().map(|_| ())?,
             }
         }
-        deserializer.deserialize_any(LimitVisitor)
+        Ok(())
     }
 }
 

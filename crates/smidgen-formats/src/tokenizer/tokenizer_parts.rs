@@ -175,8 +175,8 @@ fn check_characters(encoded: &str) -> Result<(), String> {
     if tree_bytes == 0 || tree_bytes % 4 != 0 {
         return Err(damaged());
     }
-    match texts.split(|byte| *byte == 0).any(|text| text.len() > MOST_CHARACTER_BYTES) {
-        true => Err("its normalizer (`Precompiled`) replaces a character with a very long text".to_owned()),
-        false => Ok(()),
+    if texts.split(|byte| *byte == 0).any(|text| text.len() > MOST_CHARACTER_BYTES) {
+        return Err("its normalizer (`Precompiled`) replaces a character with a very long text".to_owned());
     }
+    Ok(())
 }

@@ -7,7 +7,8 @@ use super::deepspeed::{follow_deepspeed, put_fsdp, put_offloaded, put_stage, wan
 use super::document::Content;
 use super::draft::{Draft, Source};
 use super::fields::{Fields, Found};
-use super::vocabulary::{ONE_DEVICE, put_derived, put_number, word};
+use super::interpret::{ONE_DEVICE, put_compute_dtype, put_derived};
+use super::values::{put_number, word};
 use crate::value::Value;
 
 pub fn read_accelerate(fields: &Fields<'_>, draft: &mut Draft) {
@@ -93,20 +94,16 @@ fn assume_defaults(draft: &mut Draft) {
 }
 
 fn put_precision(draft: &mut Draft, found: &Found<'_>) {
-    // YAML reads `no` as a boolean.
-    let precision = match found.content {
-        Content::Boolean(false) => Some("no".to_owned()),
-        _ => found.text(),
+    let is_no = match found.content {
+        // YAML reads `no` as a boolean.
+        Content::Boolean(on) => !on,
+        Content::Text(text) => text == "no",
+        _ => false,
     };
-    match precision.as_deref() {
-        Some("no") => draft.put("model.compute", word("f32"), &[found]),
-        Some("bf16") => draft.put("model.compute", word("bf16"), &[found]),
-        Some("fp16") => draft.put("model.compute", word("f16"), &[found]),
-        Some(other) => {
-            draft.leave_out(found, format!("`{other}` is not supported; the device's best precision is used"))
-        }
-        None => {}
+    if is_no {
+        return draft.put("model.compute", word("f32"), &[found]);
     }
+    put_compute_dtype(draft, Some(found.clone()));
 }
 
 fn put_deepspeed_plugin(group: &Fields<'_>, draft: &mut Draft) {

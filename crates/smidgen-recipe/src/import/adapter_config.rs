@@ -3,13 +3,17 @@
 //! Not supported: adapters other than the kinds of LoRA. The tensors next to the file are not imported; `adapter.init`
 //! starts from them.
 
-use super::adapters::{AdapterSettings, put_adapter};
+use super::adapters::put_adapter;
 use super::document::Content;
 use super::draft::Draft;
 use super::fields::{Fields, Found};
-use super::trainer::NO_TRAINING;
-use super::vocabulary::{put_model, put_number, word};
+use super::interpret::put_model;
+use super::table::{Means, Row, Settings, TABLE, Table};
+use super::trainer::{LORA_CONFIG, NO_TRAINING};
+use super::values::{put_number, word};
 use crate::value::Value;
+
+const MODEL: &[Row] = &[(Means::Model, &["base_model_name_or_path"]), (Means::Revision, &["revision"])];
 
 pub fn read_adapter_config(fields: &Fields<'_>, draft: &mut Draft) {
     let kind = fields.take("peft_type");
@@ -19,25 +23,9 @@ pub fn read_adapter_config(fields: &Fields<'_>, draft: &mut Draft) {
     {
         found.mistake(format!("`peft_type` is {name:?}; only `LORA` and `LSLORA` adapters are supported"));
     }
-    put_model(draft, fields.take("base_model_name_or_path"), fields.take("revision"));
-    let settings = AdapterSettings {
-        rank: fields.take("r"),
-        default_rank: 8,
-        alpha: fields.take("lora_alpha"),
-        default_alpha: Some(8.0),
-        dropout: fields.take("lora_dropout"),
-        targets: fields.take("target_modules"),
-        all_linear: &["all-linear"],
-        saved: fields.take("modules_to_save"),
-        layers: fields.take("layers_to_transform"),
-        dora: fields.take("use_dora"),
-        rslora: fields.take("use_rslora"),
-        bias: fields.take("bias"),
-        init: fields.take("init_lora_weights"),
-        tool: "PEFT",
-        ..AdapterSettings::default()
-    };
-    put_adapter(draft, settings, &kind.iter().collect::<Vec<_>>());
+    let it = Settings { fields, table: Table { rows: &[MODEL, LORA_CONFIG], ..TABLE } };
+    put_model(&it, draft);
+    put_adapter(&it, draft, &kind.iter().collect::<Vec<_>>());
     if let Some(found) = kind.as_ref().filter(|_| name == "LSLORA") {
         put_fourier(fields, draft, found);
     }

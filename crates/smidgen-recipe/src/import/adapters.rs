@@ -7,129 +7,119 @@
 use super::document::Content;
 use super::draft::Draft;
 use super::fields::Found;
-use super::vocabulary::{put_layers, put_number, put_number_or, put_text, word, word_list};
+use super::table::{Means, Settings};
+use super::values::{put_layers, put_number, put_text, word, word_list};
 use crate::value::Value;
 
-/// The settings of an adapter, each under whatever name a tool gives it.
-#[derive(Default)]
-pub struct AdapterSettings<'a> {
-    pub rank: Option<Found<'a>>,
-    pub default_rank: usize,
-    pub alpha: Option<Found<'a>>,
-    /// The tool's default; `None` is twice the rank, as in a recipe.
-    pub default_alpha: Option<f64>,
-    pub dropout: Option<Found<'a>>,
-    pub default_dropout: f64,
-    pub targets: Option<Found<'a>>,
-    /// The words for all linear layers.
-    pub all_linear: &'static [&'static str],
-    /// Whether all linear layers are the default targets; PEFT's default is q and v.
-    pub all_by_default: bool,
-    /// Parts of the base model that are trained in full.
-    pub saved: Option<Found<'a>>,
-    /// A switch for all linear layers.
-    pub target_linear: Option<Found<'a>>,
-    pub layers: Option<Found<'a>>,
-    pub dora: Option<Found<'a>>,
-    pub rslora: Option<Found<'a>>,
-    pub bias: Option<Found<'a>>,
-    /// The folder of an adapter to continue from.
-    pub start: Option<Found<'a>>,
-    /// How tensors are initialized.
-    pub init: Option<Found<'a>>,
-    pub tool: &'static str,
-}
+/// The words for all linear layers.
+const ALL_LINEAR: [&str; 3] = ["all-linear", "all_linear", "all"];
 
 /// Fills the section `[adapter]` for a kind of LoRA; `from` are the settings that chose LoRA.
-pub fn put_adapter(draft: &mut Draft, settings: AdapterSettings<'_>, from: &[&Found<'_>]) {
-    let is_on = |found: &&Found<'_>| found.boolean() == Some(true);
-    let (dora, rslora) = (settings.dora.as_ref().filter(is_on), settings.rslora.as_ref().filter(is_on));
-    match (dora, rslora) {
+pub fn put_adapter(it: &Settings<'_, '_>, draft: &mut Draft, from: &[&Found<'_>]) {
+    let preset = it.table.adapter;
+    let (dora, rslora) = (it.take_on(Means::Dora), it.take_on(Means::RsLora));
+    match (&dora, &rslora) {
         (Some(found), _) => draft.put("adapter.kind", word("dora"), &[found]),
         (None, Some(found)) => draft.put("adapter.kind", word("rslora"), &[found]),
-        (None, None) if from.is_empty() => draft.put_default("adapter.kind", word("lora"), settings.tool),
+        (None, None) if from.is_empty() => draft.put_default("adapter.kind", word("lora"), preset.tool),
         (None, None) => draft.put("adapter.kind", word("lora"), from),
     }
-    let default_rank = Value::Integer(settings.default_rank as i128);
-    put_number_or(draft, "adapter.rank", settings.rank.clone(), default_rank, settings.tool);
-    put_alpha(draft, &settings, rslora.filter(|_| dora.is_some()));
-    match &settings.dropout {
-        Some(_) => put_number(draft, "adapter.dropout", settings.dropout.clone()),
-        None if settings.default_dropout > 0.0 => {
-            draft.put_default("adapter.dropout", Value::Float(settings.default_dropout), settings.tool)
-        }
-        None => {}
+    let rank = it.take(Means::Rank);
+    put_alpha(it, draft, rank.as_ref(), rslora.filter(|_| dora.is_some()).as_ref());
+    match rank {
+        Some(_) => put_number(draft, "adapter.rank", rank),
+        None => draft.put_default("adapter.rank", Value::Integer(preset.rank.into()), preset.tool),
     }
-    put_targets(draft, &settings);
-    if let Some(found) = settings.saved.as_ref().filter(|found| found.is_on())
+    match it.take(Means::Dropout) {
+        None if preset.dropout > 0.0 => {
+            draft.put_default("adapter.dropout", Value::Float(preset.dropout), preset.tool)
+        }
+        found => put_number(draft, "adapter.dropout", found),
+    }
+    put_targets(it, draft);
+    if let Some(found) = it.take(Means::Saved).filter(Found::is_on)
         && let Some(names) = found.words()
     {
-        draft.put("adapter.train", word_list(&names), &[found]);
+        draft.put("adapter.train", word_list(&names), &[&found]);
     }
-    put_layers(draft, settings.layers.clone());
-    if let Some(found) = &settings.bias
+    put_layers(draft, it.take(Means::Layers));
+    if let Some(found) = it.take(Means::Bias)
         && let Some(bias) = found.text().filter(|bias| bias != "none")
     {
-        draft.put("adapter.bias", word(&bias), &[found]);
+        draft.put("adapter.bias", word(&bias), &[&found]);
     }
-    put_text(draft, "adapter.init", settings.start);
+    put_text(draft, "adapter.init", it.take(Means::Start));
     // `true` is the usual initialization: A random and B zero.
-    if let Some(found) = settings.init.as_ref().filter(|found| *found.content != Content::Boolean(true)) {
-        draft.leave_out(found, "A starts random and B at zero; results will differ");
+    if let Some(found) = it.take(Means::Init).filter(|found| *found.content != Content::Boolean(true)) {
+        draft.leave_out(&found, "A starts random and B at zero; results will differ");
+    }
+}
+
+/// Every weight is trained, so none may be quantized, and the settings of an adapter are noted with the reason.
+pub fn put_full(
+    it: &Settings<'_, '_>,
+    draft: &mut Draft,
+    from: Option<&Found<'_>>,
+    quantized: Option<&Found<'_>>,
+) {
+    if let Some(found) = quantized {
+        found.mistake(format!("`{}` freezes the weights, but every weight is to be trained", found.key));
+    }
+    let why = match from {
+        Some(found) => {
+            draft.put("adapter.kind", word("full"), &[found]);
+            format!("`{}` (line {}) turns adapters off", found.key, found.line)
+        }
+        None => {
+            draft.put_default("adapter.kind", word("full"), it.table.tool);
+            "no adapter is asked for, so every weight is trained".to_owned()
+        }
+    };
+    use Means::{Alpha, Dora, Dropout, Rank, RsLora, Saved, Targets};
+    for means in [Rank, Alpha, Dropout, Targets, Saved, Dora, RsLora] {
+        draft.leave_out_if_set(it.take(means), why.clone());
     }
 }
 
 /// `rslora` is the switch that multiplies alpha by the square root of the rank.
-fn put_alpha(draft: &mut Draft, settings: &AdapterSettings<'_>, rslora: Option<&Found<'_>>) {
-    let rank = match &settings.rank {
-        Some(found) => found.number().unwrap_or(1.0),
-        None => settings.default_rank as f64,
-    };
+fn put_alpha(it: &Settings<'_, '_>, draft: &mut Draft, rank: Option<&Found<'_>>, rslora: Option<&Found<'_>>) {
+    let preset = it.table.adapter;
+    let rank = rank.map_or(preset.rank as f64, |found| found.number().unwrap_or(1.0));
     let factor = if rslora.is_some() { rank.sqrt() } else { 1.0 };
-    match (&settings.alpha, settings.default_alpha) {
+    match (it.take(Means::Alpha), preset.alpha) {
         (Some(found), _) => {
             let Some(alpha) = found.number() else { return };
-            let alpha = Value::Float(alpha * factor);
-            match rslora {
-                Some(rslora) => {
-                    draft.put_with("adapter.alpha", alpha, &[found, rslora], "alpha x sqrt(rank)")
-                }
-                None => draft.put("adapter.alpha", alpha, &[found]),
-            }
+            let remark = if rslora.is_some() { "alpha x sqrt(rank)" } else { "" };
+            let from: Vec<&Found<'_>> = [&found].into_iter().chain(rslora).collect();
+            draft.put_with("adapter.alpha", Value::Float(alpha * factor), &from, remark);
         }
-        (None, Some(alpha)) => {
-            draft.put_default("adapter.alpha", Value::Float(alpha * factor), settings.tool)
-        }
+        (None, Some(alpha)) => draft.put_default("adapter.alpha", Value::Float(alpha * factor), preset.tool),
         (None, None) => {}
     }
 }
 
-fn put_targets(draft: &mut Draft, settings: &AdapterSettings<'_>) {
-    if let Some(found) = &settings.target_linear
-        && found.boolean() == Some(true)
-    {
-        draft.put("adapter.targets", word("all-linear"), &[found]);
-        if let Some(targets) = &settings.targets {
-            draft.leave_out(targets, format!("`{}` adapts every linear layer, including these", found.key));
-        }
-        return;
+fn put_targets(it: &Settings<'_, '_>, draft: &mut Draft) {
+    let targets = it.take(Means::Targets).filter(Found::is_on);
+    if let Some(found) = it.take_on(Means::AllLinear) {
+        draft.put("adapter.targets", word("all-linear"), &[&found]);
+        let why = format!("`{}` adapts every linear layer, including these", found.key);
+        return draft.leave_out_if_set(targets, why);
     }
-    let Some(found) = &settings.targets else {
-        return match settings.all_by_default {
-            true => draft.put_default("adapter.targets", word("all-linear"), settings.tool),
-            false => draft.put_default("adapter.targets", word_list(&["q_proj", "v_proj"]), "PEFT"),
+    let Some(found) = targets else {
+        return if it.table.adapter.all_linear {
+            draft.put_default("adapter.targets", word("all-linear"), it.table.adapter.tool)
+        } else {
+            draft.put_default("adapter.targets", word_list(&["q_proj", "v_proj"]), "PEFT")
         };
     };
     let is_pattern = |text: &str| text.contains(['*', '\\', '(', '[', '|', '^', '$', '+', '?']);
-    if let Content::Text(text) = found.content
-        && is_pattern(text)
-    {
-        draft.leave_out(found, "a pattern over module paths; `adapter.targets` takes names such as `q_proj`");
+    if matches!(found.content, Content::Text(text) if is_pattern(text)) {
+        draft
+            .leave_out(&found, "a pattern over module paths; `adapter.targets` takes names such as `q_proj`");
         return draft.assume("every linear layer is adapted, because the targets are a pattern");
     }
     let Some(names) = found.words() else { return };
-    if names.iter().any(|name| settings.all_linear.contains(&name.as_str())) {
-        return draft.put("adapter.targets", word("all-linear"), &[found]);
-    }
-    draft.put("adapter.targets", word_list(&names), &[found]);
+    let is_all = names.iter().any(|name| ALL_LINEAR.contains(&name.as_str()));
+    let value = if is_all { word("all-linear") } else { word_list(&names) };
+    draft.put("adapter.targets", value, &[&found]);
 }

@@ -3,36 +3,83 @@
 //! Defaults are Axolotl's: one sample per micro-batch, one epoch, a cosine schedule, 512 tokens.
 //! Not supported: preference training, multimodal models, and plugins with their own settings.
 
-use super::adapters::{AdapterSettings, put_adapter};
+use super::adapters::{put_adapter, put_full};
 use super::datasets::{
-    NamedColumns, NamedRows, OTHER_COLUMN, PartNames, TURN_FIELDS, put_columns, put_rows, put_split,
+    HUB_PART, NamedColumns, OTHER_COLUMN, TURN_FIELDS, leave_source, put_columns, put_rows, put_split,
+    rows_of,
 };
-use super::deepspeed::{PINNED, follow_deepspeed, put_fsdp};
-use super::document::{Content, Node};
+use super::deepspeed::{follow, put_fsdp};
+use super::document::Content;
 use super::draft::Draft;
 use super::fields::{Fields, Found};
+use super::interpret::{put_model, put_training, put_weights};
+use super::table::{Means, Preset, Row, Saving, Settings, TABLE as PEFT, Table};
 use super::templates::{MODEL, put_template};
-use super::trainer::{Saving, put_saving, refuse_quantized};
-use super::vocabulary::{
-    Quantization, StepSize, leave_per_epoch, put_batch, put_betas, put_compute, put_dtype, put_length,
-    put_loss_on, put_max_memory, put_model, put_number, put_number_or, put_optimizer, put_packed,
-    put_quantization, put_schedule, put_text, put_warmup, word,
-};
+use super::trainer::TRAINING;
+use super::values::{PINNED, per_epoch_note, put_loss_on, put_number, put_text, word};
+use crate::LossOn;
 use crate::reasons::{CHECKPOINTING, reason_for};
 use crate::value::Value;
-use crate::{LossOn, Schedule};
 use smidgen_ir::words::ColumnRole;
 
 const AXOLOTL: &str = "Axolotl";
 
+#[rustfmt::skip]
+const ROWS: &[Row] = &[
+    (Means::Model, &["base_model"]),
+    (Means::Revision, &["revision_of_model", "model_revision"]),
+    (Means::Bf16, &["bfloat16", "bf16"]),
+    (Means::F16, &["float16", "fp16"]),
+    (Means::Dtype, &["torch_dtype"]),
+    (Means::FourBits, &["load_in_4bit"]),
+    (Means::EightBits, &["load_in_8bit"]),
+    (Means::DoubleQuant, &["bnb_config_kwargs.bnb_4bit_use_double_quant"]),
+    (Means::Code, &["bnb_config_kwargs.bnb_4bit_quant_type"]),
+    (Means::Rank, &["lora_r"]),
+    (Means::Alpha, &["lora_alpha"]),
+    (Means::Dropout, &["lora_dropout"]),
+    (Means::Targets, &["lora_target_modules"]),
+    (Means::AllLinear, &["lora_target_linear"]),
+    (Means::Saved, &["lora_modules_to_save"]),
+    (Means::Layers, &["peft_layers_to_transform"]),
+    (Means::Dora, &["peft_use_dora"]),
+    (Means::RsLora, &["peft_use_rslora"]),
+    (Means::Start, &["lora_model_dir"]),
+    (Means::Init, &["peft_init_lora_weights"]),
+    (Means::Number("data.max_tokens"), &["sequence_len"]),
+    (Means::Micro, &["micro_batch_size"]),
+    (Means::Packing, &["sample_packing"]),
+    (Means::Epochs, &["num_epochs"]),
+    (Means::Schedule, &["lr_scheduler"]),
+    (Means::Left("the learning rate decays to 0"), &["lr_scheduler_kwargs", "cosine_min_lr_ratio"]),
+    (Means::Optimizer, &["optimizer"]),
+    (Means::HostActivations, &["activation_offloading"]),
+    (Means::Left("an inline template; put it into a .jinja file and name it in `data.template`"),
+        &["chat_template_jinja"]),
+];
+
+const TABLE: Table = Table {
+    tool: AXOLOTL,
+    rows: &[ROWS, TRAINING],
+    presets: &[
+        ("data.max_tokens", Preset::Whole(512)),
+        ("train.epochs", Preset::Number(1.0)),
+        ("train.schedule", Preset::Word("cosine")),
+        ("train.warmup", Preset::Number(0.03)),
+    ],
+    saving: Saving::HuggingFace { save_default: true, eval_needs_strategy: false },
+    ..PEFT
+};
+
 pub fn read_axolotl(fields: &Fields<'_>, draft: &mut Draft) {
-    put_model(draft, fields.take("base_model"), fields.take_any(&["revision_of_model", "model_revision"]));
-    put_weights_and_adapter(fields, draft);
+    let mut table = TABLE;
+    if fields.has("saves_per_epoch") {
+        table.saving = Saving::HuggingFace { save_default: false, eval_needs_strategy: false };
+    }
+    let it = Settings { fields, table };
+    put_model(&it, draft);
+    put_trained(&it, draft);
     put_template(draft, fields.take("chat_template"));
-    draft.leave_out_if_set(
-        fields.take("chat_template_jinja"),
-        "an inline template; put it into a .jinja file and name it in `data.template`",
-    );
     if let Some(found) = fields.take("datasets") {
         put_datasets(draft, &found, "data.train", fields.take("train_on_inputs"));
     } else if let Some(found) = fields.take("pretraining_dataset") {
@@ -42,7 +89,6 @@ pub fn read_axolotl(fields: &Fields<'_>, draft: &mut Draft) {
         put_datasets(draft, &found, "data.eval", None);
     }
     put_split(draft, fields.take("val_set_size"));
-    put_number_or(draft, "data.max_tokens", fields.take("sequence_len"), Value::Integer(512), AXOLOTL);
     if let Some((strategy, found)) = fields.take_text("excess_length_strategy") {
         let overflow = if strategy == "raise" { "error" } else { &strategy };
         draft.put("data.overflow", word(overflow), &[&found]);
@@ -51,9 +97,26 @@ pub fn read_axolotl(fields: &Fields<'_>, draft: &mut Draft) {
         let is_text = draft.line("data.format").is_some_and(|line| line.toml == "\"text\"");
         draft.put_default("data.overflow", word(if is_text { "chunk" } else { "drop" }), AXOLOTL);
     }
-    put_training(fields, draft);
+    if let Some(found) = fields.take("batch_size") {
+        put_number(draft, "train.batch", Some(found));
+        for means in [Means::Micro, Means::Accumulation] {
+            let why = "`batch_size` sets the samples per step; the solver chooses how it is split";
+            draft.leave_out_if_set(it.take(means), why);
+        }
+    }
+    if it.fields.get("learning_rate").is_none_or(|rate| *rate == Content::Null) {
+        draft.assume("no `learning_rate` is set; assuming 2e-4 (`train.lr`)");
+    }
+    put_training(&it, draft);
+    follow(&it, draft);
+    for (name, key) in [("saves_per_epoch", "train.save_every"), ("evals_per_epoch", "train.eval_every")] {
+        if let Some(found) = fields.take(name)
+            && let Some(times) = found.number()
+        {
+            per_epoch_note(draft, key, &found, times);
+        }
+    }
     put_memory(fields, draft);
-    put_text(draft, "output.dir", fields.take("output_dir"));
 }
 
 /// Documents to continue pre-training on: a list like `datasets`, or one name.
@@ -66,89 +129,41 @@ fn put_pretraining(draft: &mut Draft, found: &Found<'_>) {
     put_loss_on(draft, LossOn::All, &[found]);
 }
 
-fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
-    let (bf16, f16) = (fields.take("bf16"), fields.take("fp16"));
-    put_compute(draft, bf16.as_ref(), f16.as_ref());
-    for (name, precision) in [("bfloat16", "bf16"), ("float16", "f16")] {
-        if let Some(found) = fields.take_on(name) {
-            draft.put("model.compute", word(precision), &[&found]);
-        }
-    }
-    put_dtype(draft, fields.take("torch_dtype"));
-    let (four, eight) = (fields.take_on("load_in_4bit"), fields.take_on("load_in_8bit"));
-    let (mut double, mut code) = (true, None);
-    if let Some(group) = fields.take_group("bnb_config_kwargs") {
-        if let Some(found) = group.take("bnb_4bit_use_double_quant") {
-            double = found.boolean() != Some(false);
-        }
-        code = group.take("bnb_4bit_quant_type");
-        draft.leave_rest(&group);
-    }
-    let quantization = Quantization { four_bits: four.as_ref(), eight_bits: eight.as_ref(), code, double };
-    put_quantization(draft, quantization);
-
-    if let Some(found) = fields.take("unfrozen_parameters").filter(Found::is_on) {
+fn put_trained(it: &Settings<'_, '_>, draft: &mut Draft) {
+    let quantized = put_weights(it, draft);
+    if let Some(found) = it.fields.take("unfrozen_parameters").filter(Found::is_on) {
         found.mistake(format!(
             "`{}` trains the parameters that match; `adapter.kind = \"full\"` with `adapter.layers` and \
              `adapter.targets` trains some of the weights",
             found.key
         ));
     }
-    let adapter = fields.take("adapter");
-    let kind = adapter.as_ref().and_then(|found| found.text());
-    let settings = AdapterSettings {
-        rank: fields.take("lora_r"),
-        default_rank: 8,
-        alpha: fields.take("lora_alpha"),
-        default_alpha: Some(8.0),
-        dropout: fields.take("lora_dropout"),
-        targets: fields.take("lora_target_modules"),
-        all_linear: &["all-linear"],
-        saved: fields.take("lora_modules_to_save"),
-        target_linear: fields.take("lora_target_linear"),
-        layers: fields.take("peft_layers_to_transform"),
-        dora: fields.take("peft_use_dora"),
-        rslora: fields.take("peft_use_rslora"),
-        start: fields.take("lora_model_dir"),
-        init: fields.take("peft_init_lora_weights"),
-        tool: "PEFT",
-        ..AdapterSettings::default()
+    let Some(found) = it.fields.take("adapter") else {
+        put_full(it, draft, None, quantized.as_ref());
+        return draft.assume("no `adapter` is set, so Axolotl trains every weight, and so does the recipe");
     };
-    match (adapter, kind.as_deref()) {
-        (Some(found), Some("lora" | "qlora")) => {
-            if kind.as_deref() == Some("qlora") && four.is_none() {
-                found.mistake("`adapter: qlora` needs `load_in_4bit: true`".to_owned());
-            }
-            put_adapter(draft, settings, &[&found]);
+    match found.text().as_deref() {
+        Some("qlora") if !quantized.is_some_and(|found| found.name() == "load_in_4bit") => {
+            found.mistake("`adapter: qlora` needs `load_in_4bit: true`".to_owned());
         }
-        (Some(found), Some(other)) => {
+        Some("lora" | "qlora") => put_adapter(it, draft, &[&found]),
+        Some(other) => {
             found.mistake(format!("`adapter: {other}` is not supported (supported: `lora`, `qlora`)"));
         }
-        (Some(_), None) => {}
-        (None, _) => {
-            refuse_quantized(four.or(eight).as_ref());
-            draft.put_default("adapter.kind", word("full"), AXOLOTL);
-            draft.assume("no `adapter` is set, so Axolotl trains every weight, and so does the recipe");
-        }
+        None => {}
     }
 }
 
 /// A list of datasets, each with a path and a type.
 fn put_datasets(draft: &mut Draft, found: &Found<'_>, key: &'static str, train_on_inputs: Option<Found<'_>>) {
-    let Some(items) = found.items() else { return };
     let (mut rows, mut columns) = (Vec::new(), Vec::new());
-    let mut types: Vec<(String, usize)> = Vec::new();
-    for (index, item) in items.iter().enumerate() {
-        let whole = found.inside(format!("{}.{index}", found.key), item.line, &item.content);
+    let mut types: Vec<Found<'_>> = Vec::new();
+    for whole in found.each() {
         let Some(group) = whole.group() else { continue };
-        rows.extend(rows_of(&group, draft));
+        rows.extend(rows_of(&group, &["path"], draft));
         let kind = group.take("type");
-        if let Some(kind) = &kind
-            && !matches!(kind.content, Content::Map(_))
-        {
-            types.extend(kind.text().map(|text| (text, kind.line)));
-        }
         columns.push(columns_of(&group, kind.as_ref(), draft));
+        types.extend(kind.filter(|kind| !matches!(kind.content, Content::Map(_)) && kind.text().is_some()));
         put_template(draft, group.take("chat_template").filter(|_| key == "data.train"));
         group.skip(&["ds_type"]);
         take_usual_turns(&group);
@@ -157,25 +172,24 @@ fn put_datasets(draft: &mut Draft, found: &Found<'_>, key: &'static str, train_o
         {
             draft.leave_out(&roles, "the loss is on assistant turns");
         }
-        for rest in group.rest() {
-            let why = match rest.name() {
-                name if name.starts_with("field") => OTHER_COLUMN.to_owned(),
-                name if name.starts_with("message_") => TURN_FIELDS.to_owned(),
-                "split" | "name" | "revision" => {
-                    "selects a part of a hub dataset; a file has none".to_owned()
-                }
-                "shards" => "selects a part of a dataset; `data.limit` uses the first rows".to_owned(),
-                name => reason_for(name).why,
-            };
-            draft.leave_out(&rest, why);
-        }
+        leave_source(&group, WHYS, draft);
     }
     put_rows(draft, key, &rows, found);
     put_columns(draft, key, &columns);
     if key == "data.train" {
-        put_row_type(draft, found, &types, train_on_inputs);
+        put_row_type(draft, &types, train_on_inputs);
     }
 }
+
+/// Why settings of a source are not carried over.
+const WHYS: &[(&str, &str)] = &[
+    ("field", OTHER_COLUMN),
+    ("message_", TURN_FIELDS),
+    ("split", HUB_PART),
+    ("name", HUB_PART),
+    ("revision", HUB_PART),
+    ("shards", "selects a part of a dataset; `data.limit` uses the first rows"),
+];
 
 /// The columns of a source. A type of the user's own is a group that names the columns and formats the prompt.
 fn columns_of<'a>(group: &Fields<'a>, kind: Option<&Found<'a>>, draft: &mut Draft) -> NamedColumns<'a> {
@@ -205,13 +219,8 @@ fn columns_of<'a>(group: &Fields<'a>, kind: Option<&Found<'a>>, draft: &mut Draf
         ("field_system", System),
     ];
     let columns = NamedColumns::of(&own, &names);
-    for rest in own.rest().iter().filter(|rest| rest.is_on()) {
-        let is_column = rest.name().starts_with("field");
-        draft.leave_out(
-            rest,
-            if is_column { OTHER_COLUMN } else { "`data.template` formats the prompt; results will differ" },
-        );
-    }
+    let prompt = "`data.template` formats the prompt; results will differ";
+    leave_source(&own, &[("field", OTHER_COLUMN), ("", prompt)], draft);
     columns
 }
 
@@ -232,64 +241,38 @@ fn take_usual_turns(group: &Fields<'_>) {
     }
 }
 
-const PARTS: PartNames = PartNames { config: &["name"], split: "split", revision: "revision" };
-
-fn rows_of(group: &Fields<'_>, draft: &mut Draft) -> Vec<NamedRows> {
-    let path = group.take("path").and_then(|found| found.text());
-    match group.take("data_files") {
-        Some(found) => found.words().unwrap_or_default().into_iter().map(NamedRows::of).collect(),
-        None => path.into_iter().map(|path| NamedRows::of(path).with_parts(group, &PARTS, draft)).collect(),
+/// Format, template and loss of the training rows, from the types of their sources.
+fn put_row_type(draft: &mut Draft, types: &[Found<'_>], train_on_inputs: Option<Found<'_>>) {
+    let Some(from) = types.first() else { return };
+    let name = from.text().unwrap_or_default();
+    let kinds: Vec<Option<&RowType>> =
+        types.iter().map(|kind| row_type(&kind.text().unwrap_or_default())).collect();
+    if let Some(kind) = types.iter().find(|kind| kind.text().as_deref() == Some("input_output")) {
+        return kind
+            .mistake("`input_output` rows are not supported; write `input_ids` and `labels`".to_owned());
     }
-}
-
-fn put_row_type(
-    draft: &mut Draft,
-    datasets: &Found<'_>,
-    types: &[(String, usize)],
-    train_on_inputs: Option<Found<'_>>,
-) {
-    let on_inputs = train_on_inputs.as_ref().filter(|found| found.boolean() == Some(true));
-    let kinds: Vec<Option<&RowType>> = types.iter().map(|(kind, _)| row_type(kind)).collect();
-    let Some((first, rest)) = kinds.split_first() else { return };
-    let (name, line) = &types[0];
-    let from = datasets.inside(format!("{}.0.type", datasets.key), *line, datasets.content);
-    if let Some((name, line)) = types.iter().find(|(kind, _)| kind == "input_output") {
-        return mistakes_at(
-            &from,
-            *line,
-            format!("`{name}` rows are not supported; write `input_ids` and `labels`"),
-        );
-    }
-    let is_first = |kind: &&Option<&RowType>| match (kind, first) {
-        (Some(kind), Some(first)) => kind.format == first.format && kind.template == first.template,
-        (None, None) => true,
-        _ => false,
-    };
-    if !rest.iter().all(|kind| is_first(&kind)) {
+    let meaning = |kind: &Option<&RowType>| kind.map(|kind| (kind.format, kind.template));
+    if kinds.iter().any(|kind| meaning(kind) != meaning(&kinds[0])) {
         return draft
             .assume("the datasets have several types; the format of each file is detected from its columns");
     }
-    let Some(RowType { format, template, loss_on, why, .. }) = first else {
-        draft.leave_out(&from, format!("`{name}` has a prompt of its own; {OWN_PROMPT}"));
+    let Some(RowType { format, template, loss_on, why, .. }) = kinds[0] else {
+        draft.leave_out(from, format!("`{name}` has a prompt of its own; {OWN_PROMPT}"));
         return draft.assume(format!(
             "the format of `{name}` rows is detected from their columns (check with `smidgen preview`)"
         ));
     };
-    draft.put("data.format", word(format), &[&from]);
+    draft.put("data.format", word(format), &[from]);
     if !template.is_empty() {
-        draft.put("data.template", word(template), &[&from]);
+        draft.put("data.template", word(template), &[from]);
     }
     if !why.is_empty() {
-        draft.leave_out(&from, format!("`{name}` {why}; {OWN_PROMPT}"));
+        draft.leave_out(from, format!("`{name}` {why}; {OWN_PROMPT}"));
     }
-    match on_inputs {
-        Some(found) => put_loss_on(draft, LossOn::All, &[found]),
-        None => put_loss_on(draft, *loss_on, &[&from]),
+    match train_on_inputs.filter(|found| found.boolean() == Some(true)) {
+        Some(found) => put_loss_on(draft, LossOn::All, &[&found]),
+        None => put_loss_on(draft, *loss_on, &[from]),
     }
-}
-
-fn mistakes_at(found: &Found<'_>, line: usize, message: String) {
-    found.inside(found.key.clone(), line, found.content).mistake(message);
 }
 
 const OWN_PROMPT: &str = "results will differ (a .jinja file in `data.template` writes any prompt)";
@@ -306,56 +289,29 @@ struct RowType {
     why: &'static str,
 }
 
+const fn row(
+    names: &'static [&'static str],
+    format: &'static str,
+    template: &'static str,
+    loss_on: LossOn,
+    why: &'static str,
+) -> RowType {
+    RowType { names, format, template, loss_on, why }
+}
+
+const SYSTEM_TURN: &str = "begins with a system turn, which is left out";
+
+#[rustfmt::skip]
 const ROW_TYPES: &[RowType] = &[
-    RowType {
-        names: &["alpaca", "alpaca:instruct", "alpaca_instruct"],
-        format: "alpaca",
-        template: "alpaca",
-        loss_on: LossOn::Completion,
-        why: "",
-    },
-    RowType {
-        names: &["alpaca:chat", "alpaca_chat"],
-        format: "alpaca",
-        template: MODEL,
-        loss_on: LossOn::Completion,
-        why: "writes `USER:` and `ASSISTANT:`, and the model's own chat template is used instead",
-    },
-    RowType {
-        names: &["alpaca:chatml"],
-        format: "alpaca",
-        template: "chatml",
-        loss_on: LossOn::Completion,
-        why: "begins with a system turn, which is left out",
-    },
-    RowType {
-        names: &["alpaca:phi"],
-        format: "alpaca",
-        template: "phi3",
-        loss_on: LossOn::Completion,
-        why: "begins with a system turn, which is left out",
-    },
-    RowType {
-        names: &["alpaca_w_system"],
-        format: "alpaca",
-        template: MODEL,
-        loss_on: LossOn::Completion,
-        why: "writes `### System:` and `### User:`, and the model's own chat template is used instead",
-    },
-    RowType {
-        names: &["sharegpt", "chat_template"],
-        format: "chat",
-        template: "",
-        loss_on: LossOn::Assistant,
-        why: "",
-    },
-    RowType {
-        names: &["completion", "pretrain"],
-        format: "text",
-        template: "",
-        loss_on: LossOn::All,
-        why: "",
-    },
+    row(&["alpaca", "alpaca:instruct", "alpaca_instruct"], "alpaca", "alpaca", LossOn::Completion, ""),
+    row(&["alpaca:chat", "alpaca_chat"], "alpaca", MODEL, LossOn::Completion,
+        "writes `USER:` and `ASSISTANT:`, and the model's own chat template is used instead"),
+    row(&["alpaca:chatml"], "alpaca", "chatml", LossOn::Completion, SYSTEM_TURN),
+    row(&["alpaca:phi"], "alpaca", "phi3", LossOn::Completion, SYSTEM_TURN),
+    row(&["alpaca_w_system"], "alpaca", MODEL, LossOn::Completion,
+        "writes `### System:` and `### User:`, and the model's own chat template is used instead"),
+    row(&["sharegpt", "chat_template"], "chat", "", LossOn::Assistant, ""),
+    row(&["completion", "pretrain"], "text", "", LossOn::All, ""),
 ];
 
 /// The meaning of a type; a style that is not listed has none.
@@ -366,55 +322,7 @@ fn row_type(kind: &str) -> Option<&'static RowType> {
     of(loaded).or_else(|| of(base).filter(|row| row.format != "alpaca"))
 }
 
-fn put_training(fields: &Fields<'_>, draft: &mut Draft) {
-    let (micro, accumulation) = (fields.take("micro_batch_size"), fields.take("gradient_accumulation_steps"));
-    if let Some(found) = fields.take("batch_size") {
-        put_number(draft, "train.batch", Some(found));
-        for part in [&micro, &accumulation].into_iter().flatten() {
-            draft.leave_out(
-                part,
-                "`batch_size` sets the samples per step; the solver chooses how it is split",
-            );
-        }
-    } else {
-        let size = StepSize {
-            micro: micro.as_ref(),
-            default_micro: 1,
-            accumulation: accumulation.as_ref(),
-            tool: AXOLOTL,
-        };
-        put_batch(draft, &size);
-    }
-    put_packed(draft, fields.take_on("sample_packing"));
-    put_length(draft, fields.take("max_steps"), fields.take("num_epochs"), (1.0, AXOLOTL));
-    match fields.take("learning_rate") {
-        Some(found) => put_number(draft, "train.lr", Some(found)),
-        None => draft.assume("no `learning_rate` is set; assuming 2e-4 (`train.lr`)"),
-    }
-    let counts = put_schedule(draft, fields.take("lr_scheduler"), Schedule::Cosine, AXOLOTL);
-    for name in ["lr_scheduler_kwargs", "cosine_min_lr_ratio"] {
-        draft.leave_out_if_set(fields.take(name), "the learning rate decays to 0");
-    }
-    put_warmup(draft, fields.take("warmup_steps"), fields.take("warmup_ratio"), counts, (0.03, AXOLOTL));
-    put_optimizer(draft, fields.take("optimizer"));
-    put_number(draft, "train.weight_decay", fields.take("weight_decay"));
-    put_betas(draft, fields.take("adam_beta1"), fields.take("adam_beta2"));
-    put_number(draft, "train.eps", fields.take("adam_epsilon"));
-    put_number(draft, "train.clip", fields.take("max_grad_norm"));
-    put_number(draft, "train.seed", fields.take("seed"));
-    put_number(draft, "train.log_every", fields.take("logging_steps"));
-    let save_default = !fields.has("saves_per_epoch");
-    for (name, key) in [("saves_per_epoch", "train.save_every"), ("evals_per_epoch", "train.eval_every")] {
-        let times = fields.take(name).and_then(|found| Some((found.number()?, found)));
-        if let Some((times, found)) = times {
-            leave_per_epoch(draft, key, Some(found), times);
-        }
-    }
-    put_saving(fields, draft, Saving { tool: AXOLOTL, save_default, eval_needs_strategy: false });
-}
-
 fn put_memory(fields: &Fields<'_>, draft: &mut Draft) {
-    put_max_memory(draft, fields.take("max_memory"));
     if let Some(found) = fields.take("gpu_memory_limit") {
         match found.content {
             // A number is in gibibytes.
@@ -424,31 +332,22 @@ fn put_memory(fields: &Fields<'_>, draft: &mut Draft) {
             _ => put_text(draft, "memory.budget", Some(found)),
         }
     }
-    if let Some(found) = fields.take("deepspeed").filter(Found::is_on) {
-        follow_deepspeed(draft, &found);
-    }
     if let Some(group) = fields.take("fsdp_config").filter(Found::is_on).and_then(|found| found.group()) {
         put_fsdp(&group, draft);
         draft.leave_rest(&group);
     }
     // `offload` is checkpointing with the inputs offloaded to host memory.
-    if let Some(found) = fields.take("gradient_checkpointing") {
-        let offloads = matches!(found.content, Content::Text(mode) if mode.starts_with("offload"));
-        match offloads {
-            true => draft.put_with("memory.activations", word("host"), &[&found], PINNED),
-            false if found.is_on() => draft.leave_out(&found, CHECKPOINTING),
-            false => {}
+    if let Some(found) = fields.take("gradient_checkpointing").filter(Found::is_on) {
+        if matches!(found.content, Content::Text(mode) if mode.starts_with("offload")) {
+            draft.put_with("memory.activations", word("host"), &[&found], PINNED);
+        } else {
+            draft.leave_out(&found, CHECKPOINTING);
         }
     }
-    if let Some(found) = fields.take("activation_offloading").filter(Found::is_on) {
-        draft.put_with("memory.activations", word("host"), &[&found], PINNED);
-    }
-    // An empty list has no effect.
+    // A list without values has no effect.
     for name in ["fsdp", "special_tokens", "plugins"] {
-        let is_empty = |content: &Content| matches!(content, Content::List(items) if items.iter().all(|Node { content, .. }| *content == Content::Null));
-        draft.leave_out_if_set(
-            fields.take(name).filter(|found| !is_empty(found.content) && found.is_on()),
-            reason_for(name).why,
-        );
+        let is_empty = |content: &Content| matches!(content, Content::List(items) if items.iter().all(|item| item.content == Content::Null));
+        let found = fields.take(name).filter(|found| !is_empty(found.content) && found.is_on());
+        draft.leave_out_if_set(found, reason_for(name).why);
     }
 }

@@ -10,6 +10,7 @@ use super::draft::Draft;
 use super::fields::{Fields, Found};
 use super::slices::Slice;
 use crate::DatasetName;
+use crate::reasons::reason_for;
 use crate::value::Value;
 use smidgen_ir::words::{ClosedWord, ColumnRole};
 
@@ -41,6 +42,30 @@ pub struct PartNames {
     pub revision: &'static str,
 }
 
+/// The names that most tools give them.
+pub const PARTS: PartNames = PartNames { config: &["name", "config"], split: "split", revision: "revision" };
+/// For settings that choose a part of what has none.
+pub const HUB_PART: &str = "selects a part of a hub dataset; a file has none";
+
+/// The rows of a source: its files, or the data set that the first of `names` names.
+pub fn rows_of(group: &Fields<'_>, names: &[&str], draft: &mut Draft) -> Vec<NamedRows> {
+    let name = group.take_first(names).and_then(|found| found.text());
+    match group.take("data_files") {
+        Some(found) => found.words().unwrap_or_default().into_iter().map(NamedRows::of).collect(),
+        None => name.into_iter().map(|name| NamedRows::of(name).with_parts(group, &PARTS, draft)).collect(),
+    }
+}
+
+/// Notes the settings of a source that were not taken; `whys` are reasons by the beginning of their names.
+pub fn leave_source(group: &Fields<'_>, whys: &[(&str, &str)], draft: &mut Draft) {
+    for rest in group.rest().iter().filter(|rest| rest.is_on()) {
+        match whys.iter().find(|(beginning, _)| rest.name().starts_with(beginning)) {
+            Some((_, why)) => draft.leave_out(rest, *why),
+            None => draft.leave_out(rest, reason_for(rest.name()).why),
+        }
+    }
+}
+
 impl NamedRows {
     pub fn of(name: impl Into<String>) -> NamedRows {
         NamedRows { name: name.into(), ..NamedRows::default() }
@@ -51,7 +76,7 @@ impl NamedRows {
         if !is_hub_name(draft, &self.name) {
             return self;
         }
-        let config = take_part(draft, fields.take_any(names.config), "/");
+        let config = take_part(draft, fields.take_first(names.config), "/");
         let (split, slice) = take_split(draft, fields.take(names.split));
         // Every data set has the branch `main`, and the hub's Parquet files are made from it.
         let revision = take_part(draft, fields.take(names.revision), "@");

@@ -6,24 +6,28 @@
 //! Not supported: inference, pipelines, mixtures of experts, compression.
 
 use super::document::{Content, read_document_file};
-use super::draft::{Draft, Source};
+use super::draft::Draft;
 use super::fields::{Fields, Found};
+use super::interpret::{put_compute, put_training};
 use super::mistakes::Mistakes;
-use super::vocabulary::{
-    StepSize, put_batch, put_betas, put_compute, put_number, put_optimizer, put_whole, word,
-};
-use crate::reasons::{CHECKPOINTING, SPLIT};
+use super::table::{Means, Preset, Row, Settings, TABLE as PEFT, Table};
+use super::values::{Choice, PINNED, choose, put_number, word};
+use crate::reasons::SPLIT;
 use crate::value::Value;
 
 const DEEPSPEED: &str = "DeepSpeed";
-/// The comment at pins in `[memory]`.
-pub const PINNED: &str = "remove this line to let the solver choose";
-
 /// Reads a DeepSpeed file that the user imports by itself.
 pub fn read_deepspeed(fields: &Fields<'_>, draft: &mut Draft) {
     read_settings(fields, draft, true);
     draft.assume(LORA_ASSUMED);
     want_from_script(draft);
+}
+
+/// Reads the DeepSpeed settings that a trainer's file names or contains.
+pub fn follow(it: &Settings<'_, '_>, draft: &mut Draft) {
+    if let Some(found) = it.take(Means::DeepSpeed).filter(Found::is_on) {
+        follow_deepspeed(draft, &found);
+    }
 }
 
 /// Reads the DeepSpeed settings that another configuration names or contains. What that configuration sets itself
@@ -58,38 +62,47 @@ pub fn follow_deepspeed(draft: &mut Draft, found: &Found<'_>) {
     draft.adopt(inner, &format!("{name}: "));
 }
 
+#[rustfmt::skip]
+const ROWS: &[Row] = &[
+    (Means::Micro, &["train_micro_batch_size_per_gpu"]),
+    (Means::Accumulation, &["gradient_accumulation_steps"]),
+    (Means::Bf16, &["bf16.enabled", "bfloat16.enabled"]),
+    (Means::F16, &["fp16.enabled"]),
+    (Means::Number("train.clip"), &["gradient_clipping"]),
+    (Means::Optimizer, &["optimizer.type"]),
+    (Means::Number("train.lr"), &["optimizer.params.lr"]),
+    (Means::Number("train.eps"), &["optimizer.params.eps"]),
+    (Means::Number("train.weight_decay"), &["optimizer.params.weight_decay"]),
+    (Means::Betas, &["optimizer.params.betas"]),
+    (Means::Nothing, &["optimizer.params.torch_adam", "optimizer.params.adam_w_mode", "optimizer.params.bias_correction",
+        "optimizer.params.fused", "optimizer.params.amsgrad"]),
+    (Means::Schedule, &["scheduler.type"]),
+    (Means::Number("train.warmup"), &["scheduler.params.warmup_num_steps"]),
+    (Means::Steps, &["scheduler.params.total_num_steps"]),
+    (Means::HostActivations, &["activation_checkpointing.cpu_checkpointing"]),
+];
+
+const TABLE: Table =
+    Table { tool: DEEPSPEED, rows: &[ROWS], presets: &[("train.clip", Preset::Whole(0))], ..PEFT };
+
 /// `alone`: the file is imported by itself, so no other configuration sets what it leaves open.
 fn read_settings(fields: &Fields<'_>, draft: &mut Draft, alone: bool) {
-    put_sizes(fields, draft, alone);
-    let mut enabled = |name: &str| {
-        let group = fields.take_group(name)?;
-        let found = group.take("enabled");
-        draft.leave_rest(&group);
-        found
-    };
-    let (bf16, f16) = (enabled("bf16").or_else(|| enabled("bfloat16")), enabled("fp16"));
-    put_compute(draft, bf16.as_ref(), f16.as_ref());
-    match fields.take("gradient_clipping") {
-        Some(found) if found.is_auto() => ask_for(draft, &found, "train.clip", alone),
-        Some(found) => put_number(draft, "train.clip", Some(found)),
-        None => draft.put_default("train.clip", Value::Integer(0), DEEPSPEED),
+    let micro = u64::from(!put_sizes(fields, draft, alone));
+    let it = Settings { fields, table: Table { micro, ..TABLE } };
+    put_compute(draft, it.take(Means::Bf16).as_ref(), it.take(Means::F16).as_ref());
+    put_training(&it, draft);
+    if alone {
+        for (means, names) in ROWS {
+            if let Means::Number(key) = means
+                && let Some(found) = fields.take(names[0]).filter(Found::is_auto)
+            {
+                ask_for(draft, &found, key);
+            }
+        }
     }
-    if let Some(group) = fields.take_group("optimizer") {
-        put_deepspeed_optimizer(&group, draft, alone);
-    }
-    if let Some(group) = fields.take_group("scheduler") {
-        put_scheduler(&group, draft, alone);
-    }
+    put_schedule_rates(fields, draft);
     if let Some(group) = fields.take_group("zero_optimization") {
         put_zero(&group, draft);
-    }
-    if let Some(group) = fields.take_group("activation_checkpointing") {
-        if let Some(found) = group.take_on("cpu_checkpointing") {
-            draft.put_with("memory.activations", word("host"), &[&found], PINNED);
-        }
-        for found in group.rest() {
-            draft.leave_out(&found, CHECKPOINTING);
-        }
     }
 }
 
@@ -103,37 +116,25 @@ pub fn want_from_script(draft: &mut Draft) {
     draft.want("data.train", "the file that the script trains on");
 }
 
-/// `train_batch_size` is the product of the other two and the number of GPUs.
-fn put_sizes(fields: &Fields<'_>, draft: &mut Draft, alone: bool) {
+/// `train_batch_size` is the product of the other two and the number of GPUs. Returns whether nothing is left to the
+/// size of a micro-batch.
+fn put_sizes(fields: &Fields<'_>, draft: &mut Draft, alone: bool) -> bool {
     let [whole, micro, accumulation] =
         ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"]
             .map(|name| fields.take(name));
     let is_given = |found: &Option<Found<'_>>| found.as_ref().is_some_and(|found| !found.is_auto());
-    if !is_given(&whole) {
-        return match is_given(&micro) {
-            true => put_batch(
-                draft,
-                &StepSize {
-                    micro: micro.as_ref(),
-                    default_micro: 1,
-                    accumulation: accumulation.as_ref().filter(|found| !found.is_auto()),
-                    tool: DEEPSPEED,
-                },
-            ),
-            false => {
-                let auto: Vec<Found<'_>> = [whole, micro, accumulation].into_iter().flatten().collect();
-                match auto.first() {
-                    Some(found) => ask_for(draft, found, "train.batch", alone),
-                    None if alone => {
-                        draft.assume("no batch size is set; assuming 16 samples per step (`train.batch`)")
-                    }
-                    None => {}
-                }
-            }
-        };
-    }
-    let found = whole.as_ref().expect("it is given");
-    let Some(batch) = found.count() else { return };
+    let Some(found) = whole.clone().filter(|found| !found.is_auto()) else {
+        if is_given(&micro) {
+            return false;
+        }
+        match [whole, micro, accumulation].into_iter().flatten().next() {
+            _ if !alone => {}
+            Some(found) => ask_for(draft, &found, "train.batch"),
+            None => draft.assume("no batch size is set; assuming 16 samples per step (`train.batch`)"),
+        }
+        return true;
+    };
+    let Some(batch) = found.count() else { return true };
     let count = |found: &Option<Found<'_>>| found.as_ref().filter(|found| !found.is_auto())?.count();
     let share = match (count(&micro), count(&accumulation)) {
         (None, None) => None,
@@ -150,88 +151,31 @@ fn put_sizes(fields: &Fields<'_>, draft: &mut Draft, alone: bool) {
         Some(share) if both && batch / share > 1 => draft.put_with(
             "train.batch",
             Value::Integer(batch.into()),
-            &[found],
+            &[&found],
             &format!("on {} GPUs (`smidgen train RECIPE --ranks {}`)", batch / share, batch / share),
         ),
-        _ => draft.put("train.batch", Value::Integer(batch.into()), &[found]),
+        _ => draft.put("train.batch", Value::Integer(batch.into()), &[&found]),
     }
     for part in [micro, accumulation].iter().flatten().filter(|found| !found.is_auto()) {
         draft.leave_out(part, SPLIT);
     }
+    true
 }
 
 /// Notes that a value is `auto`, so that the trainer's arguments set it.
-fn ask_for(draft: &mut Draft, found: &Found<'_>, key: &'static str, alone: bool) {
-    if !alone {
-        return;
-    }
+fn ask_for(draft: &mut Draft, found: &Found<'_>, key: &'static str) {
     draft.assume(format!(
         "`{}` is `auto`, so the trainer's arguments set it; `{key}` has the recipe's default (`{key}=...` changes it)",
         found.key
     ));
 }
 
-fn put_deepspeed_optimizer(group: &Fields<'_>, draft: &mut Draft, alone: bool) {
-    let kind = group.take("type");
-    put_optimizer(draft, kind);
-    let Some(params) = group.take_group("params") else {
-        return draft.leave_rest(group);
-    };
-    for (name, key) in [("lr", "train.lr"), ("eps", "train.eps"), ("weight_decay", "train.weight_decay")] {
-        match params.take(name) {
-            Some(found) if found.is_auto() => ask_for(draft, &found, key, alone),
-            found => put_number(draft, key, found),
-        }
+/// The learning rates of a schedule, and the form of its warm-up.
+fn put_schedule_rates(fields: &Fields<'_>, draft: &mut Draft) {
+    if !fields.has("scheduler.type") {
+        return;
     }
-    match params.take("betas") {
-        Some(found) if found.is_auto() => {}
-        Some(found) => match found.content {
-            Content::List(items) if items.len() == 2 => {
-                let part =
-                    |index: usize| Some(found.inside(found.key.clone(), found.line, &items[index].content));
-                put_betas(draft, part(0), part(1));
-                // Both parts are one setting.
-                if let Some(line) = draft.lines.iter_mut().find(|line| line.key == "train.betas") {
-                    line.source = Source::Keys(vec![(found.key.clone(), found.line)]);
-                }
-            }
-            _ => found.mistake(format!("`{}` must be a list of two numbers", found.key)),
-        },
-        None => {}
-    }
-    params.skip(&["torch_adam", "adam_w_mode", "bias_correction", "fused", "amsgrad"]);
-    draft.leave_rest(&params);
-    draft.leave_rest(group);
-}
-
-fn put_scheduler(group: &Fields<'_>, draft: &mut Draft, alone: bool) {
-    let Some(kind) = group.take("type") else { return draft.leave_rest(group) };
-    let name = kind.text().unwrap_or_default();
-    let schedule = match name.as_str() {
-        "WarmupLR" => "constant",
-        "WarmupDecayLR" => "linear",
-        "WarmupCosineLR" => "cosine",
-        _ => {
-            draft.leave_out(&kind, format!("`{name}` is not supported; `linear` is used"));
-            return;
-        }
-    };
-    draft.put("train.schedule", word(schedule), &[&kind]);
-    let Some(params) = group.take_group("params") else { return };
-    match params.take("warmup_num_steps") {
-        Some(found) if found.is_auto() => ask_for(draft, &found, "train.warmup", alone),
-        found => put_number(draft, "train.warmup", found),
-    }
-    match params.take("total_num_steps") {
-        Some(found) if found.is_auto() => ask_for(draft, &found, "train.steps", alone),
-        Some(found) => {
-            if let Some(steps) = found.number() {
-                put_whole(draft, "train.steps", steps, &[&found]);
-            }
-        }
-        None => {}
-    }
-    if let Some(found) = params.take("warmup_max_lr").filter(|found| !found.is_auto()) {
+    if let Some(found) = fields.take("scheduler.params.warmup_max_lr").filter(|found| !found.is_auto()) {
         let before: Option<f64> = draft.line("train.lr").and_then(|line| line.toml.parse().ok());
         if before.is_none() || found.number() != before {
             put_number(draft, "train.lr", Some(found));
@@ -242,28 +186,27 @@ fn put_scheduler(group: &Fields<'_>, draft: &mut Draft, alone: bool) {
             }
         }
     }
-    if let Some(found) =
-        params.take_any(&["warmup_min_lr", "warmup_min_ratio"]).filter(|found| !found.is_auto())
+    let least = ["scheduler.params.warmup_min_lr", "scheduler.params.warmup_min_ratio"];
+    if let Some(found) = fields.take_first(&least).filter(|found| !found.is_auto())
         && found.number().is_some_and(|least| least > 0.0)
     {
         draft.leave_out(&found, "warm-up starts at 0");
     }
-    match params.take("warmup_type") {
+    match fields.take("scheduler.params.warmup_type") {
         Some(found) if found.text().as_deref() == Some("linear") => {}
         Some(found) => draft.leave_out(&found, "warm-up is linear"),
         None => draft.assume("warm-up is linear; DeepSpeed's default is logarithmic"),
     }
-    draft.leave_rest(&params);
-    draft.leave_rest(group);
 }
 
 fn put_zero(group: &Fields<'_>, draft: &mut Draft) {
     let stage = group.take("stage");
     let number = stage.as_ref().and_then(|found| found.number());
     if let (Some(found), Some(number)) = (&stage, number) {
-        match (0.0..=3.0).contains(&number) && number.fract() == 0.0 {
-            true => put_stage(draft, found, number),
-            false => found.mistake(format!("`{}` must be 0, 1, 2 or 3", found.key)),
+        if (0.0..=3.0).contains(&number) && number.fract() == 0.0 {
+            put_stage(draft, found, number);
+        } else {
+            found.mistake(format!("`{}` must be 0, 1, 2 or 3", found.key));
         }
     }
     let stage = number.unwrap_or(0.0);
@@ -321,35 +264,35 @@ pub fn put_offloaded(draft: &mut Draft, found: &Found<'_>, place: &str, key: &'s
     }
 }
 
+/// What FSDP's strategies divide: a word, its number in PyTorch, or whether weights are divided again after the forward
+/// pass.
+#[rustfmt::skip]
+const STRATEGIES: &[Choice] = &[
+    (&["full_shard", "hybrid_shard", "true", "1", "4"], "weights", SHARDED),
+    (&["shard_grad_op", "hybrid_shard_zero2", "false", "2", "5"], "gradients", SHARDED),
+    (&["no_shard", "3"], "none", SHARDED),
+];
+
 /// What FSDP divides and offloads. Gradients and optimizer state are stored where the parameters are.
 pub fn put_fsdp(group: &Fields<'_>, draft: &mut Draft) {
-    let strategy = group.take_any(&[
-        "fsdp_sharding_strategy",
-        "sharding_strategy",
-        "fsdp_reshard_after_forward",
-        "reshard_after_forward",
-    ]);
-    if let Some(found) = strategy {
-        // A word, its number in PyTorch, or whether weights are divided again after the forward pass.
+    #[rustfmt::skip]
+    let names = ["fsdp_sharding_strategy", "sharding_strategy", "fsdp_reshard_after_forward", "reshard_after_forward"];
+    if let Some(found) = group.take_first(&names) {
         let written = match found.content {
-            Content::Boolean(again) => Some(if *again { "FULL_SHARD" } else { "SHARD_GRAD_OP" }.to_owned()),
-            _ => found.text().map(|text| text.to_uppercase()),
+            Content::Boolean(again) => Some(again.to_string()),
+            _ => found.text().map(|text| text.to_lowercase()),
         };
-        let divided = match written.as_deref() {
-            None => None,
-            Some("FULL_SHARD" | "HYBRID_SHARD" | "TRUE" | "1" | "4") => Some("weights"),
-            Some("SHARD_GRAD_OP" | "HYBRID_SHARD_ZERO2" | "FALSE" | "2" | "5") => Some("gradients"),
-            Some("NO_SHARD" | "3") => Some("none"),
-            Some(_) => {
-                draft.leave_out(&found, "unknown strategy; the solver chooses what ranks divide");
-                None
+        match written.map(|written| choose(STRATEGIES, &written)) {
+            Some(Some((_, divided, remark))) => {
+                draft.put_with("memory.shard", word(divided), &[&found], remark)
             }
-        };
-        if let Some(divided) = divided {
-            draft.put_with("memory.shard", word(divided), &[&found], SHARDED);
+            Some(None) => draft.leave_out(&found, "unknown strategy; the solver chooses what ranks divide"),
+            None => {}
         }
     }
-    if let Some(found) = group.take_any_on(&["fsdp_offload_params", "offload_params"]) {
+    if let Some(found) = group.take_first(&["fsdp_offload_params", "offload_params"])
+        && found.boolean() == Some(true)
+    {
         draft.put_with("memory.weights", word("host"), &[&found], PINNED);
         draft.put_with("memory.optimizer_state", word("host"), &[&found], PINNED);
     }

@@ -9,49 +9,14 @@ use super::mistakes::Mistakes;
 use crate::reasons::has_reason;
 
 /// Names of groups that are lifted, in lower case without `_` and `-`.
+#[rustfmt::skip]
 const GROUPS: &[&str] = &[
-    "args",
-    "bitsandbytes",
-    "bitsandbytesconfig",
-    "bnb",
-    "bnbconfig",
-    "config",
-    "data",
-    "dataarguments",
-    "dataargs",
-    "dataconfig",
-    "datasetconfig",
-    "fastlanguagemodel",
-    "frompretrained",
-    "getpeftmodel",
-    "lora",
-    "logging",
-    "loggingconfig",
-    "loraargs",
-    "loraconfig",
-    "model",
-    "modelargs",
-    "modelarguments",
-    "modelconfig",
-    "modelinitkwargs",
-    "modelkwargs",
-    "output",
-    "peft",
-    "peftconfig",
-    "quantization",
-    "quantizationconfig",
-    "scriptargs",
-    "scriptarguments",
-    "sft",
-    "sftconfig",
-    "trainer",
-    "trainerargs",
-    "training",
-    "trainingargs",
-    "trainingarguments",
-    "trainingconfig",
-    "trainconfig",
-    "unsloth",
+    "args", "bitsandbytes", "bitsandbytesconfig", "bnb", "bnbconfig", "config", "data", "dataarguments",
+    "dataargs", "dataconfig", "datasetconfig", "fastlanguagemodel", "frompretrained", "getpeftmodel", "lora",
+    "logging", "loggingconfig", "loraargs", "loraconfig", "model", "modelargs", "modelarguments",
+    "modelconfig", "modelinitkwargs", "modelkwargs", "output", "peft", "peftconfig", "quantization",
+    "quantizationconfig", "scriptargs", "scriptarguments", "sft", "sftconfig", "trainer", "trainerargs",
+    "training", "trainingargs", "trainingarguments", "trainingconfig", "trainconfig", "unsloth",
     "unslothconfig",
 ];
 
@@ -104,10 +69,7 @@ fn lift(entries: &[Entry], group: &str, before: &str, flat: &mut Vec<Entry>) {
 /// Constants of a script (`MAX_SEQ_LENGTH`) mean the arguments of the same name; environment variables stay.
 fn lowered(name: &str) -> String {
     let is_constant = name.len() > 1 && !name.contains(|c: char| c.is_ascii_lowercase());
-    match is_constant && !has_reason(name) {
-        true => name.to_lowercase(),
-        false => name.to_owned(),
-    }
+    if is_constant && !has_reason(name) { name.to_lowercase() } else { name.to_owned() }
 }
 
 /// Notes settings that two groups give different values.

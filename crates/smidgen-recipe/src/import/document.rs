@@ -17,9 +17,10 @@ use std::path::Path;
 /// Larger files are not configurations.
 pub const MOST_BYTES: usize = 1 << 20;
 const MOST_DEPTH: usize = 32;
-const MOST_VALUES: usize = 20_000;
-/// Names and texts, with aliases expanded.
-const MOST_TEXT_BYTES: usize = 2 * MOST_BYTES;
+/// Values, names and texts together, with aliases expanded.
+const MOST_EXPANDED_BYTES: usize = 2 * MOST_BYTES;
+/// What a value takes besides its text.
+const VALUE_BYTES: usize = 100;
 
 /// A value and its line.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,15 +75,15 @@ pub fn read_document(text: &str) -> Result<Vec<Entry>, DocumentError> {
     // A byte order mark is skipped.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     // Indentation means nothing between brackets, but the parser insists on it.
-    parse(text).or_else(|error| match error.reason.contains("invalid indentation") {
-        true => parse(&indented_flows(text)).map_err(|_| error),
-        false => Err(error),
+    parse(text).or_else(|error| {
+        let is_indentation = error.reason.contains("invalid indentation");
+        if is_indentation { parse(&indented_flows(text)).map_err(|_| error) } else { Err(error) }
     })
 }
 
 fn parse(text: &str) -> Result<Vec<Entry>, DocumentError> {
     let parser = Parser::new_from_str(text);
-    let mut reading = Reading { parser, anchors: HashMap::new(), values: 0, text_bytes: 0, line: 1 };
+    let mut reading = Reading { parser, anchors: HashMap::new(), bytes: 0, line: 1 };
     let mut root = None;
     loop {
         match reading.next()? {
@@ -134,17 +135,16 @@ impl Content {
 
 fn shortened(text: &str) -> String {
     const SHOWN: usize = 48;
-    match text.chars().count() > SHOWN {
-        true => text.chars().take(SHOWN).chain("...".chars()).collect(),
-        false => text.to_owned(),
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
     }
 }
 
 struct Reading<'a> {
     parser: Parser<'a, saphyr_parser::StrInput<'a>>,
     anchors: HashMap<usize, Node>,
-    values: usize,
-    text_bytes: usize,
+    bytes: usize,
     line: usize,
 }
 
@@ -164,25 +164,20 @@ impl<'a> Reading<'a> {
         DocumentError { line: self.line, reason: reason.to_owned() }
     }
 
-    fn count(&mut self, size: Size) -> Result<(), DocumentError> {
-        self.values += size.values;
-        self.text_bytes += size.text_bytes;
-        if self.values > MOST_VALUES {
-            return Err(self.error(&format!("more than {MOST_VALUES} values, with aliases expanded")));
+    fn count(&mut self, bytes: usize) -> Result<(), DocumentError> {
+        self.bytes += bytes;
+        if self.bytes > MOST_EXPANDED_BYTES {
+            let limit = format!("more than {MOST_EXPANDED_BYTES} bytes of values, with aliases expanded");
+            return Err(self.error(&limit));
         }
-        match self.text_bytes > MOST_TEXT_BYTES {
-            true => {
-                Err(self.error(&format!("more than {MOST_TEXT_BYTES} bytes of text, with aliases expanded")))
-            }
-            false => Ok(()),
-        }
+        Ok(())
     }
 
     fn node(&mut self, event: Event<'a>, depth: usize) -> Result<Node, DocumentError> {
         if depth > MOST_DEPTH {
             return Err(self.error(&format!("nested more than {MOST_DEPTH} levels deep")));
         }
-        self.count(Size { values: 1, text_bytes: 0 })?;
+        self.count(VALUE_BYTES)?;
         let line = self.line;
         let (anchor, content) = match event {
             Event::Alias(anchor) => {
@@ -194,7 +189,7 @@ impl<'a> Reading<'a> {
                 return Ok(Node { line, ..self.anchors[&anchor].clone() });
             }
             Event::Scalar(text, style, anchor, _) => {
-                self.count(Size { values: 0, text_bytes: text.len() })?;
+                self.count(text.len())?;
                 (anchor, scalar(&text, style))
             }
             Event::SequenceStart(anchor, _) => {
@@ -213,7 +208,7 @@ impl<'a> Reading<'a> {
         let node = Node { line, content };
         // 0 means that there is no anchor.
         if anchor > 0 {
-            self.count(Size { values: 0, ..size(&node) })?;
+            self.count(size(&node))?;
             self.anchors.insert(anchor, node.clone());
         }
         Ok(node)
@@ -230,7 +225,7 @@ impl<'a> Reading<'a> {
                 Event::Scalar(name, ..) if !name.contains(char::is_control) => name.into_owned(),
                 _ => return Err(self.error("a key must be text")),
             };
-            self.count(Size { values: 0, text_bytes: name.len() })?;
+            self.count(name.len())?;
             let event = self.next()?;
             let value = self.node(event, depth + 1)?;
             if name == "<<" {
@@ -266,29 +261,14 @@ fn merge(merged: &mut Vec<Entry>, value: Node) -> Result<(), DocumentError> {
 }
 
 /// What a value takes: itself and everything inside it.
-#[derive(Clone, Copy, Default)]
-struct Size {
-    values: usize,
-    text_bytes: usize,
-}
-
-impl Size {
-    fn and(self, other: Size) -> Size {
-        Size { values: self.values + other.values, text_bytes: self.text_bytes + other.text_bytes }
-    }
-}
-
-fn size(node: &Node) -> Size {
-    let own = Size { values: 1, text_bytes: 0 };
-    match &node.content {
-        Content::List(items) => items.iter().map(size).fold(own, Size::and),
-        Content::Map(entries) => entries.iter().fold(own, |sum, entry| {
-            let name = Size { values: 0, text_bytes: entry.name.len() };
-            sum.and(name).and(size(&entry.value))
-        }),
-        Content::Number(text) | Content::Text(text) => Size { text_bytes: text.len(), ..own },
-        Content::Null | Content::Boolean(_) => own,
-    }
+fn size(node: &Node) -> usize {
+    VALUE_BYTES
+        + match &node.content {
+            Content::List(items) => items.iter().map(size).sum(),
+            Content::Map(entries) => entries.iter().map(|entry| entry.name.len() + size(&entry.value)).sum(),
+            Content::Number(text) | Content::Text(text) => text.len(),
+            Content::Null | Content::Boolean(_) => 0,
+        }
 }
 
 fn scalar(text: &str, style: ScalarStyle) -> Content {
@@ -412,7 +392,7 @@ mod tests {
         let long = "x".repeat(MOST_BYTES / 2);
         let aliases = "- *a\n".repeat(9_000);
         let refused = refused(&format!("a: &a {long}\nb:\n{aliases}"));
-        assert!(refused.contains(&format!("more than {MOST_TEXT_BYTES} bytes of text")), "{refused}");
+        assert!(refused.contains(&format!("more than {MOST_EXPANDED_BYTES} bytes")), "{refused}");
         assert!(read_document(&format!("a: &a {long}\nb: *a\n")).is_ok());
     }
 
@@ -423,7 +403,7 @@ mod tests {
             let aliases = vec![format!("*a{}", level - 1); 9].join(", ");
             bomb += &format!("a{level}: &a{level} [{aliases}]\n");
         }
-        assert!(refused(&bomb).contains("more than 20000 values"), "{}", refused(&bomb));
+        assert!(refused(&bomb).contains("with aliases expanded"), "{}", refused(&bomb));
         let nested: String = (0..200).map(|depth| format!("{}a:\n", " ".repeat(depth))).collect();
         assert_eq!(refused(&nested), "line 34: nested more than 32 levels deep");
         assert!(read_document(&"[".repeat(100_000)).is_err());

@@ -5,6 +5,7 @@
 //! What the settings of other tools mean is in one file per tool; the text is written by `render.rs`.
 
 use super::document::Content;
+use super::families::Family;
 use super::fields::{Fields, Found};
 use super::slices::Slice;
 use crate::RecipeErrors;
@@ -27,6 +28,8 @@ pub struct Draft {
     /// Required keys that the file does not set, and a description of the value that belongs there.
     pub wanted: Vec<(&'static str, String)>,
     pub places: Places,
+    /// Models of the file, with the families that their names show.
+    pub(crate) families: Vec<(String, &'static Family)>,
     /// The only source of `data.train` and the rows of it that are trained on.
     pub(crate) trained_slice: Option<(String, Slice)>,
 }
@@ -191,7 +194,7 @@ impl Draft {
     }
 
     /// Whether a setting of the file sets this key, or the key that excludes it.
-    fn is_given(&self, key: &str) -> bool {
+    pub(crate) fn is_given(&self, key: &str) -> bool {
         let rival = rival_of(key);
         let given = |line: &Line| matches!(line.source, Source::Keys(_));
         self.lines.iter().any(|line| given(line) && (line.key == key || Some(&line.key) == rival.as_ref()))

@@ -7,7 +7,7 @@
 use super::document::{Content, Entry, Node};
 use super::mistakes::Mistakes;
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 /// A group of settings, and which of them were taken.
 #[derive(Debug)]
@@ -15,7 +15,8 @@ pub struct Fields<'a> {
     /// The path of the group, such as `zero_optimization.`, or empty at the top of the file.
     prefix: String,
     entries: &'a [Entry],
-    taken: RefCell<HashSet<&'a str>>,
+    /// The paths of settings that were taken, and of groups that were entered (false).
+    taken: RefCell<HashMap<String, bool>>,
     mistakes: &'a Mistakes,
 }
 
@@ -35,80 +36,116 @@ impl<'a> Fields<'a> {
     }
 
     /// Whether the file has this key, even without a value.
-    pub fn has(&self, name: &str) -> bool {
-        self.get(name).is_some()
-    }
-
-    /// The value of a key, without taking it.
-    pub fn get(&self, name: &str) -> Option<&'a Content> {
-        self.entries.iter().find(|entry| entry.name == name).map(|entry| &entry.value.content)
-    }
-
-    /// The setting, if it has a value. It counts as taken either way.
-    pub fn take(&self, name: &str) -> Option<Found<'a>> {
-        let entry = self.entries.iter().find(|entry| entry.name == name)?;
-        self.taken.borrow_mut().insert(&entry.name);
-        let found = self.found(entry);
-        (*found.content != Content::Null).then_some(found)
-    }
-
-    /// Takes settings that need neither a line nor a note.
-    pub fn skip(&self, names: &[&str]) {
-        names.iter().for_each(|name| drop(self.take(name)));
-    }
-
-    /// The first of several names for the same setting that has a value; all of them count as taken.
-    pub fn take_any(&self, names: &[&str]) -> Option<Found<'a>> {
-        let found: Vec<Found<'a>> = names.iter().filter_map(|name| self.take(name)).collect();
-        found.into_iter().next()
-    }
-
-    /// The first of several names that has a value; the others stay, so that they are noted.
-    pub fn take_first(&self, names: &[&str]) -> Option<Found<'a>> {
-        names.iter().find_map(|name| self.take(name))
-    }
-
-    /// A switch that is on; it counts as taken either way.
-    pub fn take_on(&self, name: &str) -> Option<Found<'a>> {
-        self.take(name).filter(|found| found.boolean() == Some(true))
-    }
-
-    /// The first of several names for the same switch, if it is on.
-    pub fn take_any_on(&self, names: &[&str]) -> Option<Found<'a>> {
-        self.take_any(names).filter(|found| found.boolean() == Some(true))
+    pub fn has(&self, path: &str) -> bool {
+        self.get(path).is_some()
     }
 
     /// Whether the file has one of these keys, even without a value.
-    pub fn has_any(&self, names: &[&str]) -> bool {
-        names.iter().any(|name| self.has(name))
+    pub fn has_any(&self, paths: &[&str]) -> bool {
+        paths.iter().any(|path| self.has(path))
+    }
+
+    /// The value of a key, without taking it.
+    pub fn get(&self, path: &str) -> Option<&'a Content> {
+        let (group, name) = path.rsplit_once('.').unwrap_or(("", path));
+        let mut entries = self.entries;
+        for outer in group.split('.').filter(|outer| !outer.is_empty()) {
+            let entry = entries.iter().find(|entry| entry.name == outer)?;
+            let Content::Map(inside) = &entry.value.content else { return None };
+            entries = inside;
+        }
+        entries.iter().find(|entry| entry.name == name).map(|entry| &entry.value.content)
+    }
+
+    /// The setting, if it has a value. It counts as taken either way. A name with dots is a path into groups, whose
+    /// other settings stay; a value in place of a group is a mistake.
+    pub fn take(&self, path: &str) -> Option<Found<'a>> {
+        let mut entries = self.entries;
+        let mut key = self.prefix.clone();
+        for (start, part) in parts(path) {
+            let entry = entries.iter().find(|entry| entry.name == part)?;
+            let (end, is_last) = (start + part.len(), start + part.len() == path.len());
+            self.taken.borrow_mut().insert(path[..end].to_owned(), is_last);
+            let found = self.found(entry, &key);
+            if *found.content == Content::Null || is_last {
+                return (*found.content != Content::Null).then_some(found);
+            }
+            let Content::Map(inside) = &entry.value.content else {
+                return found.wrong("a group of settings");
+            };
+            (entries, key) = (inside, format!("{}.", found.key));
+        }
+        None
+    }
+
+    /// Takes settings that need neither a line nor a note.
+    pub fn skip(&self, paths: &[&str]) {
+        paths.iter().for_each(|path| drop(self.take(path)));
+    }
+
+    /// The first of several names that has a value; the others stay, so that they are noted, unless they say the same.
+    pub fn take_first(&self, paths: &[&str]) -> Option<Found<'a>> {
+        let first = paths.iter().find_map(|path| self.take(path))?;
+        let same = paths.iter().filter(|path| self.get(path) == Some(first.content));
+        same.for_each(|path| drop(self.take(path)));
+        Some(first)
+    }
+
+    /// A switch that is on; it counts as taken either way.
+    pub fn take_on(&self, path: &str) -> Option<Found<'a>> {
+        self.take(path).filter(|found| found.boolean() == Some(true))
     }
 
     /// A setting together with its text.
-    pub fn take_text(&self, name: &str) -> Option<(String, Found<'a>)> {
-        let found = self.take(name)?;
+    pub fn take_text(&self, path: &str) -> Option<(String, Found<'a>)> {
+        let found = self.take(path)?;
         Some((found.text()?, found))
     }
 
     /// The settings inside a setting; a mistake if it is not a group.
-    pub fn take_group(&self, name: &str) -> Option<Fields<'a>> {
-        self.take(name)?.group()
+    pub fn take_group(&self, path: &str) -> Option<Fields<'a>> {
+        self.take(path)?.group()
     }
 
     /// Settings with a value that were not taken, in the order of the file.
     pub fn rest(&self) -> Vec<Found<'a>> {
-        let taken = self.taken.borrow();
-        let rest = self.entries.iter().filter(|entry| !taken.contains(entry.name.as_str()));
-        rest.map(|entry| self.found(entry)).filter(|found| *found.content != Content::Null).collect()
+        let mut rest = Vec::new();
+        self.add_rest(self.entries, "", &self.prefix, &mut rest);
+        rest
     }
 
-    fn found(&self, entry: &'a Entry) -> Found<'a> {
+    fn add_rest(&self, entries: &'a [Entry], path: &str, prefix: &str, rest: &mut Vec<Found<'a>>) {
+        for entry in entries {
+            let path = format!("{path}{}", entry.name);
+            let found = self.found(entry, prefix);
+            let taken = self.taken.borrow().get(&path).copied();
+            match (taken, &entry.value.content) {
+                (Some(true), _) | (_, Content::Null) => {}
+                (Some(false), Content::Map(inside)) => {
+                    self.add_rest(inside, &format!("{path}."), &format!("{}.", found.key), rest);
+                }
+                _ => rest.push(found),
+            }
+        }
+    }
+
+    fn found(&self, entry: &'a Entry, prefix: &str) -> Found<'a> {
         Found {
-            key: format!("{}{}", self.prefix, entry.shown()),
+            key: format!("{prefix}{}", entry.shown()),
             line: entry.line,
             content: &entry.value.content,
             mistakes: self.mistakes,
         }
     }
+}
+
+/// The names in a path, with their places in it.
+fn parts(path: &str) -> impl Iterator<Item = (usize, &str)> {
+    path.split('.').scan(0, |start, part| {
+        let at = *start;
+        *start += part.len() + 1;
+        Some((at, part))
+    })
 }
 
 impl<'a> Found<'a> {
@@ -161,19 +198,14 @@ impl<'a> Found<'a> {
             Content::Number(digits) | Content::Text(digits) => digits.trim().parse::<f64>().ok(),
             _ => None,
         };
-        match number.filter(|number| number.is_finite()) {
-            Some(number) => Some(number),
-            None => self.wrong("a number"),
-        }
+        number.filter(|number| number.is_finite()).or_else(|| self.wrong("a number"))
     }
 
     /// A whole number of at least 1.
     pub fn count(&self) -> Option<u64> {
         let whole = self.number()?;
-        match whole.fract() == 0.0 && (1.0..=f64::from(i32::MAX)).contains(&whole) {
-            true => Some(whole as u64),
-            false => self.wrong("a whole number of at least 1"),
-        }
+        let is_count = whole.fract() == 0.0 && (1.0..=f64::from(i32::MAX)).contains(&whole);
+        if is_count { Some(whole as u64) } else { self.wrong("a whole number of at least 1") }
     }
 
     pub fn boolean(&self) -> Option<bool> {
@@ -198,13 +230,20 @@ impl<'a> Found<'a> {
                     Content::Text(text) => Some(text.clone()),
                     _ => None,
                 };
-                match items.iter().map(word).collect() {
-                    Some(words) => Some(words),
-                    None => self.wrong("a list of words"),
-                }
+                let words: Option<Vec<String>> = items.iter().map(word).collect();
+                words.or_else(|| self.wrong("a list of words"))
             }
             _ => self.wrong("a list of words"),
         }
+    }
+
+    /// The elements of a list; any other value alone.
+    pub fn each(&self) -> Vec<Found<'a>> {
+        let Content::List(items) = self.content else { return vec![self.clone()] };
+        let item = |(index, item): (usize, &'a Node)| {
+            self.inside(format!("{}.{index}", self.key), item.line, &item.content)
+        };
+        items.iter().enumerate().map(item).collect()
     }
 
     pub fn items(&self) -> Option<&'a [Node]> {

@@ -4,15 +4,16 @@
 //! Datasets are names that `dataset_info.json` in `dataset_dir` maps to files; that file is read if it exists.
 //! Not supported: reward models, preference training, multimodal data, and files of other commands than `train`.
 
-use super::adapters::{AdapterSettings, put_adapter};
+use super::adapters::{put_adapter, put_full};
 use super::datasets::{NamedRows, put_rows, put_split};
+use super::deepspeed::follow;
 use super::draft::Draft;
 use super::fields::{Fields, Found};
+use super::interpret::{put_model, put_packed, put_training, put_weights};
+use super::table::{AdapterPreset, Means, Preset, Row, Settings, Table};
 use super::templates::put_template;
-use super::trainer::{TrainerDefaults, put_full, read_training_arguments};
-use super::vocabulary::{
-    Quantization, put_loss_on, put_model, put_number, put_number_or, put_packed, put_quantization, word,
-};
+use super::trainer::{HUGGING_FACE, TRAINING, assume_precision};
+use super::values::{put_loss_on, put_number, word};
 use crate::value::Value;
 use crate::{ClosedWord, LossOn};
 use serde_json::Value as Json;
@@ -20,11 +21,45 @@ use std::path::Path;
 
 const TOOL: &str = "LLaMA-Factory";
 
+#[rustfmt::skip]
+const ROWS: &[Row] = &[
+    (Means::Model, &["model_name_or_path"]),
+    (Means::Revision, &["model_revision"]),
+    (Means::Bits, &["quantization_bit"]),
+    (Means::DoubleQuant, &["double_quantization"]),
+    (Means::Code, &["quantization_type"]),
+    (Means::Rank, &["lora_rank"]),
+    (Means::Alpha, &["lora_alpha"]),
+    (Means::Dropout, &["lora_dropout"]),
+    (Means::Targets, &["lora_target"]),
+    (Means::Saved, &["additional_target"]),
+    (Means::Dora, &["use_dora"]),
+    (Means::RsLora, &["use_rslora"]),
+    (Means::Start, &["adapter_name_or_path"]),
+    (Means::Number("data.max_tokens"), &["cutoff_len"]),
+];
+
+const TABLE: Table = Table {
+    tool: TOOL,
+    rows: &[ROWS, TRAINING],
+    presets: &[
+        ("data.max_tokens", Preset::Whole(2048)),
+        ("train.lr", Preset::Number(5e-5)),
+        ("train.epochs", Preset::Number(3.0)),
+        ("train.schedule", Preset::Word("linear")),
+        ("train.warmup", Preset::Number(0.0)),
+    ],
+    adapter: AdapterPreset { tool: TOOL, rank: 8, alpha: None, dropout: 0.0, all_linear: true },
+    double_quant: true,
+    ..HUGGING_FACE
+};
+
 pub fn read_llama_factory(fields: &Fields<'_>, draft: &mut Draft) {
     refuse_other_commands(fields);
-    put_model(draft, fields.take("model_name_or_path"), fields.take("model_revision"));
+    let it = Settings { fields, table: TABLE };
+    put_model(&it, draft);
     let stage = fields.take("stage");
-    let stage_word = stage.as_ref().and_then(|found| found.text());
+    let stage_word = stage.as_ref().and_then(Found::text);
     match (stage.as_ref(), stage_word.as_deref()) {
         (None, _) | (Some(_), Some("sft") | None) => {}
         (Some(found), Some("pt")) => draft.put("data.format", word("text"), &[found]),
@@ -32,13 +67,34 @@ pub fn read_llama_factory(fields: &Fields<'_>, draft: &mut Draft) {
             found.mistake(format!("`stage: {other}` is not supported (supported: `sft`, `pt`)"));
         }
     }
-    put_weights_and_adapter(fields, draft);
-    put_data(fields, draft, stage.as_ref().filter(|_| stage_word.as_deref() == Some("pt")));
-    read_training_arguments(fields, draft, &TrainerDefaults { tool: TOOL, lr: 5e-5 });
+    let pretraining = stage.filter(|_| stage_word.as_deref() == Some("pt"));
+    if let Some(found) = fields.take("quantization_method")
+        && found.text().is_some_and(|method| !["bnb", "bitsandbytes"].contains(&method.as_str()))
+    {
+        draft.leave_out(&found, "weights are quantized the way bitsandbytes does it");
+    }
+    let quantized = put_weights(&it, draft);
+    let kind = fields.take("finetuning_type");
+    match (kind.as_ref(), kind.as_ref().and_then(Found::text).as_deref()) {
+        (None, _) | (_, Some("lora")) => put_adapter(&it, draft, &kind.iter().collect::<Vec<_>>()),
+        (found, Some("full")) => put_full(&it, draft, found, quantized.as_ref()),
+        (found, Some("freeze")) => {
+            put_full(&it, draft, found, quantized.as_ref());
+            put_trained_layers(fields, "", draft);
+        }
+        (Some(found), Some(other)) => {
+            found.mistake(format!("`{}` must be `lora`, `full` or `freeze`, got `{other}`", found.key));
+        }
+        (Some(_), None) => {}
+    }
+    put_data(fields, draft, pretraining.as_ref());
+    assume_precision(&it, draft);
+    put_training(&it, draft);
+    follow(&it, draft);
     // Continued pre-training packs by default.
     let packing = match (fields.take("packing"), fields.take_on("neat_packing")) {
         (Some(found), neat) => Some(found).filter(|found| found.boolean() == Some(true)).or(neat),
-        (None, neat) => neat.or(stage.filter(|_| stage_word.as_deref() == Some("pt"))),
+        (None, neat) => neat.or(pretraining),
     };
     put_packed(draft, packing);
 }
@@ -69,20 +125,11 @@ fn refuse_other_commands(fields: &Fields<'_>) {
             ));
         }
     }
-    let trains = [
-        "learning_rate",
-        "num_train_epochs",
-        "max_steps",
-        "per_device_train_batch_size",
-        "stage",
-        "finetuning_type",
-        "lora_rank",
-        "output_dir",
-    ];
-    if let Some(found) = fields
-        .get("model_name_or_path")
-        .filter(|_| !fields.has_any(&trains))
-        .and_then(|_| fields.take("model_name_or_path"))
+    #[rustfmt::skip]
+    let trains = ["learning_rate", "num_train_epochs", "max_steps", "per_device_train_batch_size", "stage",
+        "finetuning_type", "lora_rank", "output_dir"];
+    if !fields.has_any(&trains)
+        && let Some(found) = fields.take("model_name_or_path")
     {
         found.mistake(format!(
             "`{}` stands without a `dataset`: this configuration does not train",
@@ -91,57 +138,9 @@ fn refuse_other_commands(fields: &Fields<'_>) {
     }
 }
 
-fn put_weights_and_adapter(fields: &Fields<'_>, draft: &mut Draft) {
-    let bits = fields.take("quantization_bit").and_then(|found| Some((found.number()?, found)));
-    let double = fields.take("double_quantization").is_none_or(|found| found.boolean() != Some(false));
-    let code = fields.take("quantization_type");
-    if let Some(found) = fields.take("quantization_method")
-        && found.text().is_some_and(|method| !["bnb", "bitsandbytes"].contains(&method.as_str()))
-    {
-        draft.leave_out(&found, "weights are quantized the way bitsandbytes does it");
-    }
-    let of = |wanted: f64| bits.as_ref().filter(|(bits, _)| *bits == wanted).map(|(_, found)| found);
-    put_quantization(draft, Quantization { four_bits: of(4.0), eight_bits: of(8.0), code, double });
-    if let Some((bits, found)) = bits.as_ref().filter(|(bits, _)| ![4.0, 8.0].contains(bits)) {
-        found.mistake(format!("`{}` is {bits}; only 4 and 8 bits are supported", found.key));
-    }
-    let quantized = bits.as_ref().map(|(_, found)| found);
-    let kind = fields.take("finetuning_type");
-    let settings = AdapterSettings {
-        rank: fields.take("lora_rank"),
-        default_rank: 8,
-        alpha: fields.take("lora_alpha"),
-        default_alpha: None,
-        dropout: fields.take("lora_dropout"),
-        targets: fields.take("lora_target"),
-        all_linear: &["all"],
-        all_by_default: true,
-        saved: fields.take("additional_target"),
-        dora: fields.take("use_dora"),
-        rslora: fields.take("use_rslora"),
-        start: fields.take("adapter_name_or_path"),
-        tool: TOOL,
-        ..AdapterSettings::default()
-    };
-    let word_of = kind.as_ref().and_then(|found| found.text());
-    match (kind.as_ref(), word_of.as_deref()) {
-        (None, _) => put_adapter(draft, settings, &[]),
-        (Some(found), Some("lora")) => put_adapter(draft, settings, &[found]),
-        (Some(found), Some("full")) => put_full(draft, &[found], quantized),
-        (Some(found), Some("freeze")) => {
-            put_full(draft, &[found], quantized);
-            put_trained_layers(fields, draft);
-        }
-        (Some(found), Some(other)) => {
-            found.mistake(format!("`{}` must be `lora`, `full` or `freeze`, got `{other}`", found.key));
-        }
-        (Some(_), None) => {}
-    }
-}
-
 /// The layers that `freeze` leaves trainable: the last n, or the first n if n is negative.
-pub fn put_trained_layers(fields: &Fields<'_>, draft: &mut Draft) {
-    match fields.take("freeze_trainable_layers") {
+pub fn put_trained_layers(fields: &Fields<'_>, group: &str, draft: &mut Draft) {
+    match fields.take(&format!("{group}freeze_trainable_layers")) {
         None => draft.put_default("adapter.layers", word("last:2"), TOOL),
         Some(found) => match found.number() {
             Some(count) if count >= 1.0 => {
@@ -156,7 +155,7 @@ pub fn put_trained_layers(fields: &Fields<'_>, draft: &mut Draft) {
         },
     }
     for name in ["freeze_trainable_modules", "freeze_extra_modules"] {
-        if let Some(found) = fields.take(name)
+        if let Some(found) = fields.take(&format!("{group}{name}"))
             && found.words().is_some_and(|modules| modules != ["all"])
         {
             draft.leave_out(&found, "whole layers are trained (`adapter.layers`); results will differ");
@@ -175,8 +174,11 @@ fn put_data(fields: &Fields<'_>, draft: &mut Draft, pretraining: Option<&Found<'
         }
     }
     put_split(draft, fields.take("val_size"));
-    put_limits(fields, draft);
-    put_number_or(draft, "data.max_tokens", fields.take("cutoff_len"), Value::Integer(2048), TOOL);
+    // It cuts every data set, those of the evaluation too.
+    if let Some(found) = fields.take("max_samples") {
+        put_number(draft, "data.limit", Some(found.clone()));
+        put_number(draft, "eval.limit", Some(found).filter(|_| draft.has("data.eval")));
+    }
     put_template(draft, fields.take("template"));
     let (prompt, last) = (fields.take_on("train_on_prompt"), fields.take_on("mask_history"));
     match (prompt, last, pretraining) {
@@ -185,15 +187,6 @@ fn put_data(fields: &Fields<'_>, draft: &mut Draft, pretraining: Option<&Found<'
         (Some(prompt), None, None) => put_loss_on(draft, LossOn::All, &[&prompt]),
         (None, Some(last), None) => put_loss_on(draft, LossOn::Completion, &[&last]),
         (None, None, None) => draft.put_default("data.loss_on", word(LossOn::Assistant.word()), TOOL),
-    }
-}
-
-/// `max_samples` cuts every data set, those of the evaluation too.
-fn put_limits(fields: &Fields<'_>, draft: &mut Draft) {
-    let Some(found) = fields.take("max_samples") else { return };
-    put_number(draft, "data.limit", Some(found.clone()));
-    if draft.has("data.eval") {
-        put_number(draft, "eval.limit", Some(found));
     }
 }
 

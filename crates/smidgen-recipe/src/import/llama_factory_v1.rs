@@ -4,21 +4,67 @@
 //! trained. The batch is `global_batch_size`, or one micro-batch; a rate without a schedule is constant.
 //! Not supported: sampling, merging and evaluation, which such files also configure; they are refused.
 
-use super::adapters::{AdapterSettings, put_adapter};
+use super::adapters::{put_adapter, put_full};
 use super::datasets::put_files;
-use super::deepspeed::follow_deepspeed;
+use super::deepspeed::follow;
 use super::document::{Content, Entry};
 use super::draft::Draft;
 use super::fields::{Fields, Found};
+use super::interpret::{put_model, put_training, put_weights};
 use super::llama_factory::put_trained_layers;
-use super::trainer::put_full;
-use super::vocabulary::{
-    ONE_DEVICE, Quantization, leave_per_epoch, put_compute, put_length, put_model, put_number, put_number_or,
-    put_optimizer_named, put_quantization, put_text, word,
-};
-use crate::value::Value;
+use super::table::{AdapterPreset, Means, Preset, Row, Settings, TABLE as PEFT, Table};
+use super::values::{per_epoch_note, put_number, word};
 
 const TOOL: &str = "LLaMA-Factory";
+
+#[rustfmt::skip]
+const ROWS: &[Row] = &[
+    (Means::Model, &["model"]),
+    (Means::Bits, &["quant_config.quantization_bit"]),
+    (Means::Rank, &["peft_config.r"]),
+    (Means::Alpha, &["peft_config.lora_alpha"]),
+    (Means::Dropout, &["peft_config.lora_dropout"]),
+    (Means::Targets, &["peft_config.target_modules"]),
+    (Means::Saved, &["peft_config.modules_to_save"]),
+    (Means::Dora, &["peft_config.use_dora"]),
+    (Means::RsLora, &["peft_config.use_rslora"]),
+    (Means::Start, &["peft_config.adapter_name_or_path"]),
+    (Means::Number("data.max_tokens"), &["cutoff_len"]),
+    (Means::Micro, &["micro_batch_size"]),
+    (Means::Steps, &["max_steps"]),
+    (Means::Epochs, &["num_train_epochs"]),
+    (Means::Number("train.lr"), &["learning_rate"]),
+    (Means::Number("train.clip"), &["max_grad_norm"]),
+    (Means::Number("train.seed"), &["seed"]),
+    (Means::LogSteps, &["logging_steps"]),
+    (Means::Optimizer, &["optim_config.name"]),
+    (Means::Number("train.weight_decay"), &["optim_config.wd", "optim_config.weight_decay"]),
+    (Means::Schedule, &["lr_scheduler_config.name"]),
+    (Means::Number("train.warmup"), &["lr_scheduler_config.warmup_ratio", "lr_scheduler_config.warmup_steps"]),
+    (Means::Number("train.save_every"), &["save_steps"]),
+    (Means::Number("train.keep"), &["save_total_limit"]),
+    (Means::Text("output.dir"), &["output_dir"]),
+    (Means::DeepSpeed, &["dist_config.config_file"]),
+    // These choose classes, and settings of answers that version 1 samples after training.
+    (Means::Nothing, &["model_class", "init_config", "sample_backend", "max_new_tokens", "dist_config.name",
+        "dist_config.dcp_path", "kernel_config.name", "kernel_config.include_kernels", "quant_config"]),
+];
+
+const TABLE: Table = Table {
+    tool: TOOL,
+    rows: &[ROWS],
+    presets: &[
+        ("data.max_tokens", Preset::Whole(2048)),
+        ("train.lr", Preset::Number(1e-4)),
+        ("train.epochs", Preset::Number(3.0)),
+        ("train.schedule", Preset::Word("constant")),
+        ("train.warmup", Preset::Whole(0)),
+        ("train.save_every", Preset::Whole(0)),
+    ],
+    adapter: AdapterPreset { tool: TOOL, rank: 8, alpha: Some(16.0), dropout: 0.05, all_linear: true },
+    constant_warmup: true,
+    ..PEFT
+};
 
 /// Keys of version 1 that nothing else has.
 const V1_KEYS: &[&str] = &["model_class", "kernel_config", "dist_config", "sample_backend", "init_config"];
@@ -47,153 +93,59 @@ pub fn read_llama_factory_v1(fields: &Fields<'_>, draft: &mut Draft) {
             found.key
         ));
     }
-    put_model(draft, fields.take("model"), None);
-    put_weights(fields, draft);
+    let it = Settings { fields, table: TABLE };
+    put_model(&it, draft);
+    put_trained(&it, draft);
     if let Some(found) = fields.take("train_dataset")
         && let Some(names) = found.words()
     {
-        match names.iter().any(|name| name.ends_with(".yaml") || name.ends_with(".yml")) {
-            true => {
-                let listed = names.join("`, `");
-                draft.want("data.train", format!("the files that `{listed}` lists"));
-                draft.leave_out(&found, "a list of data sets; `data.train` takes the files themselves");
-            }
-            false => put_files(draft, "data.train", &names, &found),
+        if names.iter().any(|name| name.ends_with(".yaml") || name.ends_with(".yml")) {
+            let listed = names.join("`, `");
+            draft.want("data.train", format!("the files that `{listed}` lists"));
+            draft.leave_out(&found, "a list of data sets; `data.train` takes the files themselves");
+        } else {
+            put_files(draft, "data.train", &names, &found);
         }
     }
-    put_number_or(draft, "data.max_tokens", fields.take("cutoff_len"), Value::Integer(2048), TOOL);
-    put_steps(fields, draft);
-    put_optimizer_group(fields, draft);
-    put_saving(fields, draft);
-    put_text(draft, "output.dir", fields.take("output_dir"));
-    if let Some(group) = fields.take_group("dist_config") {
-        if let Some(found) = group.take("config_file") {
-            follow_deepspeed(draft, &found);
-        }
-        group.skip(&["name", "dcp_path"]);
-        draft.leave_rest(&group);
+    if let Some(found) = fields.take("global_batch_size") {
+        draft.leave_out_if_set(fields.take("micro_batch_size"), crate::reasons::SPLIT);
+        put_number(draft, "train.batch", Some(found));
     }
-    if let Some(group) = fields.take_group("kernel_config") {
-        group.skip(&["name", "include_kernels"]);
-        draft.leave_rest(&group);
+    if let Some(found) = fields.take("bf16")
+        && let Some(on) = found.boolean()
+    {
+        let precision = if on { "bf16" } else { "f32" };
+        draft.put("model.compute", word(precision), &[&found]);
     }
-    // These choose classes, and settings of answers that version 1 samples after training.
-    fields.skip(&["model_class", "init_config", "sample_backend", "max_new_tokens"]);
+    put_training(&it, draft);
+    follow(&it, draft);
+    if !fields.has("optim_config") {
+        // The default of PyTorch's AdamW.
+        draft.put_default("train.weight_decay", crate::value::Value::Float(0.01), TOOL);
+    }
+    if let Some(found) = fields.take("save_epochs")
+        && let Some(epochs) = found.number().filter(|epochs| *epochs > 0.0)
+    {
+        per_epoch_note(draft, "train.save_every", &found, 1.0 / epochs);
+    }
 }
 
-fn put_weights(fields: &Fields<'_>, draft: &mut Draft) {
-    let quantization = fields.take_group("quant_config");
-    let bits = quantization.as_ref().and_then(|group| group.take("quantization_bit"));
-    let number = bits.as_ref().and_then(|found| found.number());
-    if let (Some(found), Some(bits)) = (&bits, number.filter(|bits| ![4.0, 8.0].contains(bits))) {
-        found.mistake(format!("`{}` is {bits}; only 4 and 8 bits are supported", found.key));
-    }
-    let of = |wanted: f64| bits.as_ref().filter(|_| number == Some(wanted));
-    put_quantization(
-        draft,
-        Quantization { four_bits: of(4.0), eight_bits: of(8.0), code: None, double: true },
-    );
-    let Some(whole) = fields.take("peft_config") else {
-        if let Some(found) = &bits {
-            found.mistake(format!("`{}` freezes the weights, but every weight is to be trained", found.key));
-        }
-        draft.put_default("adapter.kind", word("full"), TOOL);
+fn put_trained(it: &Settings<'_, '_>, draft: &mut Draft) {
+    let quantized = put_weights(it, draft);
+    let Some(whole) = it.fields.take("peft_config") else {
+        put_full(it, draft, None, quantized.as_ref());
         return draft.assume("no `peft_config` is set, so LLaMA-Factory trains every weight");
     };
-    let Some(group) = whole.group() else { return };
-    let name = group.take("name");
-    match (name.as_ref().and_then(|found| found.text()).as_deref(), &name) {
-        (Some("lora") | None, name) => put_lora(&group, draft, name.as_ref().unwrap_or(&whole)),
+    let name = it.fields.take("peft_config.name");
+    match (name.as_ref().and_then(Found::text).as_deref(), &name) {
+        (Some("lora") | None, name) => put_adapter(it, draft, &[name.as_ref().unwrap_or(&whole)]),
         (Some("freeze"), Some(found)) => {
-            put_full(draft, &[found], bits.as_ref());
-            put_trained_layers(&group, draft);
+            put_full(it, draft, Some(found), quantized.as_ref());
+            put_trained_layers(it.fields, "peft_config.", draft);
         }
         (Some(other), Some(found)) => {
             found.mistake(format!("`{}` must be `lora` or `freeze`, got `{other}`", found.key));
         }
         (Some(_), None) => {}
     }
-    draft.leave_rest(&group);
-}
-
-fn put_lora(group: &Fields<'_>, draft: &mut Draft, from: &Found<'_>) {
-    let settings = AdapterSettings {
-        rank: group.take("r"),
-        default_rank: 8,
-        alpha: group.take("lora_alpha"),
-        default_alpha: Some(16.0),
-        dropout: group.take("lora_dropout"),
-        default_dropout: 0.05,
-        targets: group.take("target_modules"),
-        all_linear: &["all", "all-linear"],
-        all_by_default: true,
-        saved: group.take("modules_to_save"),
-        dora: group.take("use_dora"),
-        rslora: group.take("use_rslora"),
-        start: group.take("adapter_name_or_path"),
-        tool: TOOL,
-        ..AdapterSettings::default()
-    };
-    put_adapter(draft, settings, &[from]);
-}
-
-fn put_steps(fields: &Fields<'_>, draft: &mut Draft) {
-    let (whole, micro) = (fields.take("global_batch_size"), fields.take("micro_batch_size"));
-    match (&whole, micro) {
-        (Some(found), micro) => {
-            put_number(draft, "train.batch", Some(found.clone()));
-            draft.leave_out_if_set(micro, crate::reasons::SPLIT);
-        }
-        (None, micro) => {
-            put_number_or(draft, "train.batch", micro, Value::Integer(1), TOOL);
-            draft.assume(ONE_DEVICE);
-        }
-    }
-    put_length(draft, fields.take("max_steps"), fields.take("num_train_epochs"), (3.0, TOOL));
-    put_number_or(draft, "train.lr", fields.take("learning_rate"), Value::Float(1e-4), TOOL);
-    put_number(draft, "train.clip", fields.take("max_grad_norm"));
-    put_number(draft, "train.seed", fields.take("seed"));
-    put_number(draft, "train.log_every", fields.take("logging_steps"));
-    match fields.take("bf16") {
-        Some(found) if found.boolean() == Some(false) => {
-            draft.put("model.compute", word("f32"), &[&found]);
-        }
-        found => put_compute(draft, found.as_ref(), None),
-    }
-}
-
-fn put_optimizer_group(fields: &Fields<'_>, draft: &mut Draft) {
-    match fields.take_group("optim_config") {
-        Some(group) => {
-            if let Some((name, found)) = group.take_text("name") {
-                put_optimizer_named(draft, &found, &name);
-            }
-            put_number(draft, "train.weight_decay", group.take_any(&["wd", "weight_decay"]));
-            draft.leave_rest(&group);
-        }
-        // The default of PyTorch's AdamW.
-        None => draft.put_default("train.weight_decay", Value::Float(0.01), TOOL),
-    }
-    match fields.take_group("lr_scheduler_config") {
-        Some(group) => {
-            let ratio = group.take("warmup_ratio").or_else(|| group.take("warmup_steps"));
-            super::vocabulary::put_schedule(draft, group.take("name"), crate::Schedule::Constant, TOOL);
-            put_number_or(draft, "train.warmup", ratio, Value::Integer(0), TOOL);
-            draft.leave_rest(&group);
-        }
-        None => {
-            draft.put_default("train.schedule", word("constant"), TOOL);
-            draft.put_default("train.warmup", Value::Integer(0), TOOL);
-        }
-    }
-}
-
-fn put_saving(fields: &Fields<'_>, draft: &mut Draft) {
-    put_number_or(draft, "train.save_every", fields.take("save_steps"), Value::Integer(0), TOOL);
-    if let Some((epochs, found)) = fields.take("save_epochs").and_then(|found| Some((found.number()?, found)))
-        && epochs > 0.0
-    {
-        leave_per_epoch(draft, "train.save_every", Some(found), 1.0 / epochs);
-    }
-    put_number(draft, "train.keep", fields.take("save_total_limit"));
 }

@@ -1,8 +1,9 @@
 //! Configurations of other tools, translated into recipes.
 //!
-//! `document.rs` parses the file, `origin.rs` detects the tool, one file per tool translates its settings into a
-//! `draft.rs`, and `render.rs` writes the recipe and the notes: what was not carried over and why, what was assumed,
-//! and which required keys are missing. Values are checked by the readers of the recipe's own keys.
+//! `document.rs` parses the file and `origin.rs` detects the tool. One file per tool has its table (`table.rs`): what each
+//! of its keys means. `interpret.rs` reads any table into a `draft.rs`, and `render.rs` writes the recipe and the notes:
+//! what was not carried over and why, what was assumed, which required keys are missing.
+//! Values are checked by the readers of the recipe's own keys.
 //! Not supported: training scripts in Python, whose settings are code.
 
 mod accelerate;
@@ -14,9 +15,10 @@ mod deepspeed;
 mod dictionaries;
 pub mod document;
 pub mod draft;
-mod families;
+pub mod families;
 mod fields;
 mod flow;
+mod interpret;
 mod llama_factory;
 mod llama_factory_v1;
 mod mistakes;
@@ -25,16 +27,18 @@ pub mod origin;
 mod purpose;
 pub mod render;
 mod slices;
+mod table;
 mod templates;
 mod torchtune;
 mod trainer;
 mod unsloth;
-mod vocabulary;
+mod values;
 
 use crate::RecipeErrors;
 use crate::keys::KEYS;
 use dictionaries::{flattened, note_contradictions};
 use draft::{Draft, Places};
+use families::Kind;
 use fields::Fields;
 use llama_factory_v1::{is_v1, read_llama_factory_v1};
 use mistakes::{ImportMistake, Mistakes};
@@ -67,6 +71,20 @@ pub enum ImportError {
     Override(#[from] RecipeErrors),
     #[error("{}", listed(.0))]
     Mistakes(Vec<ImportMistake>),
+}
+
+impl Imported {
+    /// Warns of models that do not load; `loads` says whether those of a `model_type` do.
+    pub fn warn_of_families(&mut self, loads: impl Fn(&str) -> bool) {
+        for (model, family) in std::mem::take(&mut self.draft.families) {
+            if !matches!(family.kind, Kind::Type(model_type) if loads(model_type)) {
+                self.draft.warn(format!(
+                    "`{model}`: smidgen does not load {} models (docs/supported.md lists those that it loads)",
+                    family.name
+                ));
+            }
+        }
+    }
 }
 
 /// Translates the text of a file. `overrides` are `section.key=value` and replace what the file says.

@@ -35,21 +35,8 @@ pub struct Origin {
 
 /// Why the tool is unclear.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unrecognized {
-    #[error("{0}")]
-    Unknown(&'static str),
-    #[error(
-        "line {first_line}: `{first}` is a key of {first_tool}, but `{second}` (line {second_line}) is a key of {second_tool}"
-    )]
-    Two {
-        first: String,
-        first_line: usize,
-        first_tool: &'static str,
-        second: String,
-        second_line: usize,
-        second_tool: &'static str,
-    },
-}
+#[error("{0}")]
+pub struct Unrecognized(String);
 
 impl Tool {
     pub const ALL: [Tool; 9] = [
@@ -95,49 +82,29 @@ impl Tool {
 }
 
 /// Keys that only one tool has.
+#[rustfmt::skip]
 const OWN_KEYS: [(Tool, &[&str]); 7] = [
     (Tool::Peft, &["peft_type"]),
-    (
-        Tool::DeepSpeed,
-        &["zero_optimization", "train_micro_batch_size_per_gpu", "zero_allow_untested_optimizer"],
-    ),
+    (Tool::DeepSpeed, &["zero_optimization", "train_micro_batch_size_per_gpu", "zero_allow_untested_optimizer"]),
     (Tool::Accelerate, &["compute_environment", "distributed_type", "deepspeed_config", "num_machines"]),
-    (
-        Tool::Axolotl,
-        &[
-            "base_model",
-            "sequence_len",
-            "micro_batch_size",
-            "lora_target_linear",
-            "val_set_size",
-            "sample_packing",
-        ],
-    ),
+    (Tool::Axolotl, &["base_model", "sequence_len", "micro_batch_size", "lora_target_linear", "val_set_size", "sample_packing"]),
     (Tool::Unsloth, UNSLOTH_KEYS),
     (Tool::MlxLm, MLX_KEYS),
-    (
-        Tool::LlamaFactory,
-        &["finetuning_type", "cutoff_len", "lora_target", "quantization_bit", "dataset_dir", "template"],
-    ),
+    (Tool::LlamaFactory, &["finetuning_type", "cutoff_len", "lora_target", "quantization_bit", "dataset_dir", "template"]),
 ];
 
 /// Keys of bitsandbytes and PEFT. One of them is enough to read the file as arguments of TRL.
+#[rustfmt::skip]
 const ARGUMENT_KEYS: [&str; 8] = [
-    "peft_type",
-    "load_in_4bit",
-    "load_in_8bit",
-    "bnb_4bit_quant_type",
-    "bnb_4bit_compute_dtype",
-    "bnb_4bit_use_double_quant",
-    "lora_alpha",
-    "target_modules",
+    "peft_type", "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_compute_dtype",
+    "bnb_4bit_use_double_quant", "lora_alpha", "target_modules",
 ];
 
 /// Detects the tool from the keys: those at the top, and `flat`, with known groups lifted to the top.
 pub fn recognize(entries: &[Entry], flat: &[Entry]) -> Result<Origin, Unrecognized> {
     let has = |name: &str| entries.iter().any(|entry| entry.name == name);
     if has("hidden_size") && has("model_type") {
-        return Err(Unrecognized::Unknown("this is a model's config.json; set `model.path` to its folder"));
+        return Err(Unrecognized("this is a model's config.json; set `model.path` to its folder".to_owned()));
     }
     let components = components(entries);
     if !components.is_empty() {
@@ -149,7 +116,7 @@ pub fn recognize(entries: &[Entry], flat: &[Entry]) -> Result<Origin, Unrecogniz
         return Ok(Origin { tool: Tool::LlamaFactory, because: it_has(&v1) });
     }
     if let Some(why) = composed(entries) {
-        return Err(Unrecognized::Unknown(why));
+        return Err(Unrecognized(why.to_owned()));
     }
     let found = |names: &[&str]| -> Vec<&Entry> {
         names.iter().filter_map(|name| flat.iter().find(|entry| entry.name == *name)).collect()
@@ -162,14 +129,15 @@ pub fn recognize(entries: &[Entry], flat: &[Entry]) -> Result<Origin, Unrecogniz
         .filter(|(tool, found)| !found.is_empty() && (*tool != Tool::Peft || is_adapter_alone))
         .collect();
     if let [(first_tool, first), (second_tool, second), ..] = own.as_slice() {
-        return Err(Unrecognized::Two {
-            first: first[0].name.clone(),
-            first_line: first[0].line,
-            first_tool: first_tool.name(),
-            second: second[0].name.clone(),
-            second_line: second[0].line,
-            second_tool: second_tool.name(),
-        });
+        return Err(Unrecognized(format!(
+            "line {}: `{}` is a key of {}, but `{}` (line {}) is a key of {}",
+            first[0].line,
+            first[0].name,
+            first_tool.name(),
+            second[0].name,
+            second[0].line,
+            second_tool.name()
+        )));
     }
     if let Some((tool, keys)) = own.first() {
         return Ok(Origin { tool: *tool, because: it_has(keys) });
@@ -181,11 +149,13 @@ pub fn recognize(entries: &[Entry], flat: &[Entry]) -> Result<Origin, Unrecogniz
     if trainer.len() >= 2 || !arguments.is_empty() {
         return Ok(Origin { tool: Tool::Trl, because: it_has(&trainer) });
     }
-    Err(Unrecognized::Unknown(if has("train_batch_size") || (has("fp16") && has("optimizer")) {
+    let is_deepspeed = has("train_batch_size") || (has("fp16") && has("optimizer"));
+    let why = if is_deepspeed {
         "this may be a DeepSpeed configuration, but no key in it is specific to DeepSpeed"
     } else {
         "no key shows which tool this file belongs to"
-    }))
+    };
+    Err(Unrecognized(why.to_owned()))
 }
 
 /// What to do about a file of Hydra, which is one of several that Hydra composes.

@@ -59,10 +59,7 @@ fn commented(line: &str, comment: &str) -> String {
     // A line break in a name would end the comment.
     let comment = &comment.replace(char::is_control, " ");
     let both = format!("{line}  # {comment}\n");
-    match both.chars().count() > LINE + 1 {
-        true => format!("{}{line}\n", as_comment(comment)),
-        false => both,
-    }
+    if both.chars().count() > LINE + 1 { format!("{}{line}\n", as_comment(comment)) } else { both }
 }
 
 fn as_comment(text: &str) -> String {

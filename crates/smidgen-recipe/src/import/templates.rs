@@ -6,7 +6,7 @@
 
 use super::draft::Draft;
 use super::fields::Found;
-use super::vocabulary::word;
+use super::values::word;
 use crate::value::Value;
 
 /// The model's own template, for prompts with completions too.
@@ -27,43 +27,12 @@ const NAMED: &[(&[&str], &str)] = &[
 ];
 
 /// Names that begin like this are the template of a family of models.
+#[rustfmt::skip]
 const FAMILIES: &[&str] = &[
-    "qwen",
-    "llama",
-    "mistral",
-    "ministral",
-    "magistral",
-    "devstral",
-    "codestral",
-    "gemma",
-    "phi",
-    "falcon",
-    "cohere",
-    "command",
-    "deepseek",
-    "jamba",
-    "granite",
-    "glm",
-    "chatglm",
-    "yi",
-    "intern",
-    "baichuan",
-    "smollm",
-    "olmo",
-    "exaone",
-    "gpt_oss",
-    "gpt",
-    "hunyuan",
-    "kimi",
-    "ernie",
-    "minicpm",
-    "aya",
-    "nemotron",
-    "lfm",
-    "seed",
-    "mimo",
-    "bailing",
-    "ling",
+    "qwen", "llama", "mistral", "ministral", "magistral", "devstral", "codestral", "gemma", "phi", "falcon",
+    "cohere", "command", "deepseek", "jamba", "granite", "glm", "chatglm", "yi", "intern", "baichuan",
+    "smollm", "olmo", "exaone", "gpt_oss", "gpt", "hunyuan", "kimi", "ernie", "minicpm", "aya", "nemotron",
+    "lfm", "seed", "mimo", "bailing", "ling",
 ];
 
 /// Names for the template that the model has anyway.

@@ -5,28 +5,71 @@
 //! `${name}` refers to another setting at the top of the file.
 //! Not supported: preference training, distillation, quantization-aware training, evaluation and generation.
 
-use super::adapters::{AdapterSettings, put_adapter};
+use super::adapters::put_adapter;
 use super::datasets::{
-    NamedColumns, NamedRows, OTHER_COLUMN, PartNames, TURN_FIELDS, put_columns, put_files, put_rows,
+    HUB_PART, NamedColumns, NamedRows, OTHER_COLUMN, PARTS, TURN_FIELDS, leave_source, put_columns,
+    put_files, put_rows,
 };
-use super::deepspeed::PINNED;
 use super::document::{Content, Entry};
 use super::draft::Draft;
-use super::families::judge_family;
 use super::fields::{Fields, Found};
+use super::interpret::{judge_family, put_compute_dtype, put_dtype, put_packed, put_training};
+use super::table::{AdapterPreset, Means, Preset, Row, Settings, TABLE as PEFT, Table};
 use super::templates::{MODEL, PLAIN, template_of_tokenizer};
-use super::vocabulary::{
-    StepSize, put_batch, put_beta_list, put_compute_dtype, put_dtype, put_loss_on, put_number, put_number_or,
-    put_optimizer_named, put_packed, put_whole, word, word_list,
-};
+use super::values::{put_loss_on, put_whole, word, word_list};
 use crate::LossOn;
-use crate::reasons::reason_for;
 use crate::value::Value;
 use smidgen_ir::words::ColumnRole;
 use std::collections::HashSet;
 
 const TORCHTUNE: &str = "torchtune";
 const COMPONENT: &str = "_component_";
+
+#[rustfmt::skip]
+const ROWS: &[Row] = &[
+    (Means::Rank, &["model.lora_rank"]),
+    (Means::Alpha, &["model.lora_alpha"]),
+    (Means::Dropout, &["model.lora_dropout"]),
+    (Means::Dora, &["model.use_dora"]),
+    (Means::ComputeDtype, &["dtype"]),
+    (Means::Number("data.max_tokens"), &["tokenizer.max_seq_len"]),
+    (Means::Number("train.eval_every"), &["run_val_every_n_steps"]),
+    (Means::Micro, &["batch_size"]),
+    (Means::Accumulation, &["gradient_accumulation_steps"]),
+    (Means::Optimizer, &["optimizer._component_"]),
+    (Means::Number("train.lr"), &["optimizer.lr"]),
+    (Means::Number("train.eps"), &["optimizer.eps"]),
+    (Means::Number("train.weight_decay"), &["optimizer.weight_decay"]),
+    (Means::Betas, &["optimizer.betas"]),
+    (Means::Schedule, &["lr_scheduler._component_"]),
+    (Means::Number("train.warmup"), &["lr_scheduler.num_warmup_steps"]),
+    (Means::Number("train.clip"), &["clip_grad_norm"]),
+    (Means::Number("train.seed"), &["seed"]),
+    (Means::Number("train.save_every"), &["save_every_n_steps"]),
+    (Means::OnCpu, &["device"]),
+    (Means::HostActivations, &["enable_activation_offloading"]),
+    (Means::Left("`adapter.init` starts from an adapter in PEFT's format"), &["checkpointer.adapter_checkpoint"]),
+    (Means::Left("the LM head is never adapted; results will differ"), &["model.apply_lora_to_output"]),
+    // These configure logging and profiling, among others; metrics.jsonl has what a run records.
+    (Means::Nothing, &["metric_logger", "profiler", "loss", "optimizer.fused", "tokenizer._component_", "tokenizer.path",
+        "tokenizer.merges_file", "tokenizer.special_tokens_path", "checkpointer.checkpoint_files",
+        "checkpointer.output_dir", "checkpointer.model_type", "checkpointer.recipe_checkpoint",
+        "checkpointer.safe_serialization"]),
+];
+
+const TABLE: Table = Table {
+    tool: TORCHTUNE,
+    rows: &[ROWS],
+    presets: &[
+        ("train.epochs", Preset::Number(1.0)),
+        ("train.schedule", Preset::Word("constant")),
+        ("train.warmup", Preset::Whole(0)),
+        ("train.clip", Preset::Whole(0)),
+    ],
+    adapter: AdapterPreset { tool: TORCHTUNE, rank: 8, alpha: Some(16.0), dropout: 0.0, all_linear: true },
+    constant_warmup: true,
+    ..PEFT
+};
 
 /// Settings that are components.
 pub fn components(entries: &[Entry]) -> Vec<&Entry> {
@@ -39,44 +82,41 @@ pub fn components(entries: &[Entry]) -> Vec<&Entry> {
 
 pub fn read_torchtune(fields: &Fields<'_>, draft: &mut Draft) {
     refuse_others(fields);
+    let it = Settings { fields, table: TABLE };
     put_checkpoint(fields, draft);
-    put_trained(fields, draft);
-    let dtype = fields.take("dtype");
+    put_trained(&it, draft);
+    let dtype = it.take(Means::ComputeDtype);
     put_compute_dtype(draft, dtype.clone());
-    if !draft.has("model.base") {
-        put_dtype(draft, dtype);
+    put_dtype(draft, dtype.filter(|_| !draft.has("model.base")));
+    if fields.has("tokenizer") && !it.sets("data.max_tokens") {
+        draft.assume(
+            "no `max_seq_len` is set, so torchtune cuts nothing; here samples have at most 1024 tokens \
+             (`data.max_tokens`)",
+        );
     }
-    let mut template = MODEL;
-    if let Some(tokenizer) = fields.take_group("tokenizer") {
-        template = template_of(&tokenizer, draft);
-        match tokenizer.take("max_seq_len") {
-            Some(found) => put_number(draft, "data.max_tokens", Some(found)),
-            None => draft.assume(
-                "no `max_seq_len` is set, so torchtune cuts nothing; here samples have at most 1024 tokens \
-                 (`data.max_tokens`)",
-            ),
-        }
-        tokenizer.skip(&[COMPONENT, "path", "merges_file", "special_tokens_path"]);
-        draft.leave_rest(&tokenizer);
-    }
-    let packing = put_datasets(fields, draft, template);
-    put_training(fields, draft);
-    put_packed(draft, packing);
-    if let Some(found) = fields.take_on("enable_activation_offloading") {
-        draft.put_with("memory.activations", word("host"), &[&found], PINNED);
-    }
-    if let Some((device, found)) = fields.take_text("device")
-        && device == "cpu"
+    let template = template_of(fields, draft);
+    let packing = put_dataset(fields, draft, "dataset", "data.train", template);
+    put_dataset(fields, draft, "dataset_val", "data.eval", template);
+    if let Some(found) = fields.take("shuffle")
+        && let Some(shuffle) = found.boolean()
     {
-        draft.put("memory.device", word("cpu"), &[&found]);
+        draft.put("data.shuffle", Value::Boolean(shuffle), &[&found]);
     }
+    put_length(fields, draft);
+    put_training(&it, draft);
+    // The default weight decay of PyTorch's AdamW, and of those that follow it.
+    let optimizer = fields.take_text("optimizer._component_");
+    if !draft.has("train.weight_decay")
+        && optimizer.is_some_and(|(name, _)| last_name(&name).contains("adamw"))
+    {
+        draft.put_default("train.weight_decay", Value::Float(0.01), "the optimizer");
+    }
+    put_packed(draft, packing);
     if let Some(found) = fields.take("output_dir")
         && let Some(folder) = interpolated(fields, &found, draft)
     {
         draft.put("output.dir", Value::Text(folder), &[&found]);
     }
-    // These configure logging and profiling; metrics.jsonl has what a run records.
-    fields.skip(&["metric_logger", "profiler"]);
 }
 
 /// Parts of components' names that are not a text model's or its data's.
@@ -119,7 +159,9 @@ fn refuse_others(fields: &Fields<'_>) {
             found.mistake(format!("`{name}` is `{path}`: this is {what}; only text models are fine-tuned"));
         }
     }
-    if let Some(found) = fields.get("model").filter(|_| !fields.has("optimizer")).and(fields.take("model")) {
+    if !fields.has("optimizer")
+        && let Some(found) = fields.take("model")
+    {
         found.mistake("there is no `optimizer`: this configuration does not train".to_owned());
     }
 }
@@ -130,67 +172,35 @@ fn last_name(path: &str) -> String {
 }
 
 fn put_checkpoint(fields: &Fields<'_>, draft: &mut Draft) {
-    let Some(group) = fields.take_group("checkpointer") else { return };
-    let kind = group.take_text(COMPONENT);
+    let kind = fields.take_text("checkpointer._component_");
     let is_hugging_face = kind.as_ref().is_none_or(|(name, _)| last_name(name).contains("hfcheckpointer"));
-    if let Some(found) = group.take("checkpoint_dir") {
-        match is_hugging_face {
-            true => {
-                if let Some(folder) = interpolated(fields, &found, draft) {
-                    draft.put("model.path", Value::Text(folder), &[&found]);
-                }
-            }
-            false => {
-                draft.want("model.path", "the same model as a Hugging Face checkpoint");
-                draft.leave_out(&found, "checkpoints in Meta's or torchtune's own format are not supported");
-            }
-        }
+    let Some(found) = fields.take("checkpointer.checkpoint_dir") else { return };
+    if !is_hugging_face {
+        draft.want("model.path", "the same model as a Hugging Face checkpoint");
+        draft.leave_out(&found, "checkpoints in Meta's or torchtune's own format are not supported");
+    } else if let Some(folder) = interpolated(fields, &found, draft) {
+        draft.put("model.path", Value::Text(folder), &[&found]);
     }
-    draft.leave_out_if_set(
-        group.take("adapter_checkpoint").filter(Found::is_on),
-        "`adapter.init` starts from an adapter in PEFT's format",
-    );
-    group.skip(&["checkpoint_files", "output_dir", "model_type", "recipe_checkpoint", "safe_serialization"]);
-    draft.leave_rest(&group);
 }
 
 /// What is trained, by the name and the arguments of the model's component.
-fn put_trained(fields: &Fields<'_>, draft: &mut Draft) {
-    let Some(group) = fields.take_group("model") else { return };
-    let Some((path, component)) = group.take_text(COMPONENT) else { return };
+fn put_trained(it: &Settings<'_, '_>, draft: &mut Draft) {
+    let fields = it.fields;
+    let Some((path, component)) = fields.take_text("model._component_") else { return };
     let name = last_name(&path);
     judge_family(draft, &component, &name);
-    if name.starts_with("qlora_") || group.take_on("quantize_base").is_some() {
+    if name.starts_with("qlora_") || fields.take_on("model.quantize_base").is_some() {
         draft.put("model.base", word("nf4"), &[&component]);
     }
     if !name.starts_with("lora_") && !name.starts_with("qlora_") {
-        draft.put("adapter.kind", word("full"), &[&component]);
-        return draft.leave_rest(&group);
+        return draft.put("adapter.kind", word("full"), &[&component]);
     }
-    let (attention, mlp) = (group.take("lora_attn_modules"), group.take_on("apply_lora_to_mlp"));
-    let settings = AdapterSettings {
-        rank: group.take("lora_rank"),
-        default_rank: 8,
-        alpha: group.take("lora_alpha"),
-        default_alpha: Some(16.0),
-        dropout: group.take("lora_dropout"),
-        all_by_default: true,
-        dora: group.take("use_dora"),
-        tool: TORCHTUNE,
-        ..AdapterSettings::default()
-    };
-    put_adapter(draft, settings, &[&component]);
-    put_modules(draft, attention, mlp);
-    draft.leave_out_if_set(
-        group.take_on("apply_lora_to_output"),
-        "the LM head is never adapted; results will differ",
-    );
-    draft.leave_rest(&group);
+    put_adapter(it, draft, &[&component]);
+    put_modules(draft, fields.take("model.lora_attn_modules"), fields.take_on("model.apply_lora_to_mlp"));
 }
 
 fn put_modules(draft: &mut Draft, attention: Option<Found<'_>>, mlp: Option<Found<'_>>) {
-    let Some(found) = attention else { return };
-    let Some(names) = found.words() else { return };
+    let Some((names, found)) = attention.and_then(|found| Some((found.words()?, found))) else { return };
     let ours = |name: String| if name == "output_proj" { "o_proj".to_owned() } else { name };
     let mut names: Vec<String> = names.into_iter().map(ours).collect();
     if mlp.is_some() {
@@ -200,19 +210,6 @@ fn put_modules(draft: &mut Draft, attention: Option<Found<'_>>, mlp: Option<Foun
     names.retain(|name| seen.insert(name.clone()));
     let from: Vec<&Found<'_>> = [&found].into_iter().chain(&mlp).collect();
     draft.put("adapter.targets", word_list(&names), &from);
-}
-
-/// The rows; returns the switch that packs them, if it is on.
-fn put_datasets<'a>(fields: &Fields<'a>, draft: &mut Draft, template: &'static str) -> Option<Found<'a>> {
-    let packing = put_dataset(fields, draft, "dataset", "data.train", template);
-    put_dataset(fields, draft, "dataset_val", "data.eval", template);
-    put_number(draft, "train.eval_every", fields.take("run_val_every_n_steps"));
-    if let Some(found) = fields.take("shuffle")
-        && let Some(shuffle) = found.boolean()
-    {
-        draft.put("data.shuffle", Value::Boolean(shuffle), &[&found]);
-    }
-    packing
 }
 
 fn put_dataset<'a>(
@@ -231,43 +228,32 @@ fn put_dataset<'a>(
     let group = whole.group()?;
     let (path, component) = group.take_text(COMPONENT)?;
     let kind = last_name(&path);
-    let source = group.take("source").and_then(|found| Some((found.text()?, found)));
+    let (_, format, all_by_default, default_source) =
+        KINDS.iter().find(|(name, ..)| kind.starts_with(name)).expect("the last row fits every name");
+    let source = group.take_text("source");
     let files = group.take("data_files").and_then(|found| Some((found.words()?, found)));
-    match (files, source, default_source(&kind)) {
+    match (files, source, default_source) {
         (Some((names, found)), ..) => put_files(draft, key, &names, &found),
-        (None, Some((name, found)), _) => {
-            let rows = NamedRows::of(name).with_parts(&group, &PARTS, draft);
-            put_rows(draft, key, &[rows], &found);
-        }
-        (None, None, Some(name)) => {
-            let rows = NamedRows::of(name).with_parts(&group, &PARTS, draft);
-            put_rows(draft, key, &[rows], &component);
-        }
         (None, None, None) => put_files(draft, key, std::slice::from_ref(&kind), &component),
+        (None, source, default) => {
+            let name = source.as_ref().map_or(default.unwrap_or_default(), |(name, _)| name);
+            let rows = NamedRows::of(name).with_parts(&group, &PARTS, draft);
+            put_rows(draft, key, &[rows], source.as_ref().map_or(&component, |(_, found)| found));
+        }
     }
-    let on_input = group.take("train_on_input").and_then(|found| Some((found.boolean()?, found)));
+    let on_input = group.take("train_on_input");
     if key == "data.train" {
-        put_row_format(draft, &kind, &component, on_input);
-        put_row_template(draft, &kind, &component, template);
+        put_rows_of(draft, (format, *all_by_default), &component, on_input, template);
     }
     let columns = columns_of(&group, &kind, draft);
     put_columns(draft, key, &[columns]);
-    for rest in group.rest() {
-        let why = match rest.name() {
-            "conversation_style" => match rest.content {
-                Content::Text(style) if style == "sharegpt" || style == "openai" => continue,
-                _ => TURN_FIELDS.to_owned(),
-            },
-            "column_map" | "conversation_column" | "column" => OTHER_COLUMN.to_owned(),
-            "split" => "selects a part of a hub dataset; a file has none".to_owned(),
-            "packed" => continue,
-            name => reason_for(name).why,
-        };
-        if rest.is_on() {
-            draft.leave_out(&rest, why);
-        }
+    let packing = group.take_on("packed");
+    if matches!(group.get("conversation_style"), Some(Content::Text(style)) if style == "sharegpt" || style == "openai")
+    {
+        group.skip(&["conversation_style"]);
     }
-    group.take_on("packed")
+    leave_source(&group, WHYS, draft);
+    packing
 }
 
 /// The columns that a data set's component reads. The names in a `column_map` are those of the component.
@@ -287,39 +273,61 @@ fn columns_of<'a>(group: &Fields<'a>, kind: &str, draft: &mut Draft) -> NamedCol
     columns
 }
 
-const PARTS: PartNames = PartNames { config: &["name"], split: "split", revision: "revision" };
+/// Why settings of a data set are not carried over.
+const WHYS: &[(&str, &str)] = &[
+    ("conversation_style", TURN_FIELDS),
+    ("column", OTHER_COLUMN),
+    ("conversation_column", OTHER_COLUMN),
+    ("split", HUB_PART),
+];
 
-/// The data set that torchtune uses by default for a component that names none.
-fn default_source(kind: &str) -> Option<&'static str> {
-    match kind {
-        "alpaca_dataset" => Some("tatsu-lab/alpaca"),
-        "alpaca_cleaned_dataset" => Some("yahma/alpaca-cleaned"),
-        _ => None,
-    }
-}
+/// What a data set's component reads: the beginning of its name, the format (empty: prompts and completions), whether
+/// every token carries a loss by default, and the data set that is used if none is named.
+#[rustfmt::skip]
+const KINDS: &[(&str, &str, bool, Option<&str>)] = &[
+    ("alpaca_dataset", "alpaca", true, Some("tatsu-lab/alpaca")),
+    ("alpaca_cleaned_dataset", "alpaca", true, Some("yahma/alpaca-cleaned")),
+    ("alpaca", "alpaca", true, None),
+    ("chat_dataset", "chat", false, None),
+    ("text_completion_dataset", "text", true, None),
+    ("", "", false, None),
+];
 
-fn put_row_format(draft: &mut Draft, kind: &str, component: &Found<'_>, on_input: Option<(bool, Found<'_>)>) {
-    let (format, all_by_default) = match kind {
-        kind if kind.starts_with("alpaca") => (Some("alpaca"), true),
-        "chat_dataset" => (Some("chat"), false),
-        "text_completion_dataset" => (Some("text"), true),
-        _ => (None, false),
+/// Format, loss and template of the rows. Every row but plain text becomes turns, which the tokenizer writes.
+fn put_rows_of(
+    draft: &mut Draft,
+    (format, all_by_default): (&'static str, bool),
+    component: &Found<'_>,
+    on_input: Option<Found<'_>>,
+    template: &'static str,
+) {
+    // torchtune writes the sentences of the Alpaca prompt inside the user's turn. Turns without markers leave the bare
+    // prompt.
+    let (format, template) = match (format, template) {
+        ("alpaca", PLAIN) => ("alpaca", "alpaca"),
+        ("alpaca", template) => ("alpaca-prompt", template),
+        ("text", _) | ("chat", PLAIN | MODEL) => (format, ""),
+        _ => (format, template),
     };
-    if let Some(format) = format {
+    if !format.is_empty() {
         draft.put("data.format", word(format), &[component]);
     }
-    let completion = if format == Some("chat") { LossOn::Assistant } else { LossOn::Completion };
-    match on_input {
-        Some((true, found)) => put_loss_on(draft, LossOn::All, &[&found]),
-        Some((false, found)) => put_loss_on(draft, completion, &[&found]),
-        None if all_by_default => put_loss_on(draft, LossOn::All, &[component]),
-        None => put_loss_on(draft, completion, &[component]),
+    if !template.is_empty() {
+        let remark = if format == "alpaca" { "" } else { "turns of the tokenizer" };
+        draft.put_with("data.template", word(template), &[component], remark);
     }
+    let is_all = on_input.as_ref().map_or(Some(all_by_default), Found::boolean);
+    let loss_on = match (is_all, format) {
+        (Some(true), _) => LossOn::All,
+        (_, "chat") => LossOn::Assistant,
+        _ => LossOn::Completion,
+    };
+    put_loss_on(draft, loss_on, &[on_input.as_ref().unwrap_or(component)]);
 }
 
 /// The template that the tokenizer writes turns with, or the one that the file gives it.
-fn template_of(tokenizer: &Fields<'_>, draft: &mut Draft) -> &'static str {
-    if let Some(found) = tokenizer.take("prompt_template") {
+fn template_of(fields: &Fields<'_>, draft: &mut Draft) -> &'static str {
+    if let Some(found) = fields.take("tokenizer.prompt_template") {
         match found.content {
             Content::Text(path) if last_name(path) == "chatmltemplate" => return "chatml",
             Content::Text(path) if last_name(path).ends_with("chattemplate") => {}
@@ -327,52 +335,10 @@ fn template_of(tokenizer: &Fields<'_>, draft: &mut Draft) -> &'static str {
         }
         return MODEL;
     }
-    let component = tokenizer.get(COMPONENT);
-    match component {
+    match fields.get("tokenizer._component_") {
         Some(Content::Text(path)) => template_of_tokenizer(&last_name(path)),
         _ => MODEL,
     }
-}
-
-/// Every row but plain text becomes turns, which the tokenizer writes.
-fn put_row_template(draft: &mut Draft, kind: &str, component: &Found<'_>, template: &'static str) {
-    let is_alpaca = kind.starts_with("alpaca");
-    match (kind, template) {
-        ("text_completion_dataset", _) | ("chat_dataset", PLAIN | MODEL) => {}
-        // Turns without markers leave the bare prompt.
-        (_, PLAIN) if is_alpaca => draft.put("data.template", word("alpaca"), &[component]),
-        _ => {
-            draft.put_with("data.template", word(template), &[component], "turns of the tokenizer");
-            if is_alpaca {
-                let why = "torchtune writes the sentences of the Alpaca prompt inside the user's turn, which here has the \
-                           instruction and its input alone; results will differ";
-                draft.leave_out(component, why);
-            }
-        }
-    }
-}
-
-fn put_training(fields: &Fields<'_>, draft: &mut Draft) {
-    let (micro, accumulation) = (fields.take("batch_size"), fields.take("gradient_accumulation_steps"));
-    let size = StepSize {
-        micro: micro.as_ref(),
-        default_micro: 1,
-        accumulation: accumulation.as_ref(),
-        tool: TORCHTUNE,
-    };
-    put_batch(draft, &size);
-    put_length(fields, draft);
-    put_optimizer_group(fields, draft);
-    match fields.take("lr_scheduler").and_then(|found| found.group()) {
-        Some(group) => put_schedule_group(&group, draft),
-        None => {
-            draft.put_default("train.schedule", word("constant"), TORCHTUNE);
-            draft.put_default("train.warmup", Value::Integer(0), TORCHTUNE);
-        }
-    }
-    put_number_or(draft, "train.clip", fields.take("clip_grad_norm"), Value::Integer(0), TORCHTUNE);
-    put_number(draft, "train.seed", fields.take("seed"));
-    put_number(draft, "train.save_every", fields.take("save_every_n_steps"));
 }
 
 /// `max_steps_per_epoch` cuts each epoch short, so the length becomes a number of steps.
@@ -388,44 +354,6 @@ fn put_length(fields: &Fields<'_>, draft: &mut Draft) {
         (Some(count), None, None) => draft.put_default("train.epochs", Value::Float(count), TORCHTUNE),
         (None, _, _) => {}
     }
-}
-
-fn put_optimizer_group(fields: &Fields<'_>, draft: &mut Draft) {
-    let Some(group) = fields.take_group("optimizer") else { return };
-    let component = group.take(COMPONENT);
-    let name = component.as_ref().and_then(|found| found.text()).map(|path| last_name(&path));
-    if let (Some(found), Some(name)) = (&component, &name) {
-        put_optimizer_named(draft, found, name);
-    }
-    put_number(draft, "train.lr", group.take("lr"));
-    put_number(draft, "train.eps", group.take("eps"));
-    match group.take("weight_decay") {
-        Some(found) => put_number(draft, "train.weight_decay", Some(found)),
-        // The default weight decay of PyTorch's AdamW, and of those that follow it, is 0.01.
-        None if name.is_some_and(|name| name.contains("adamw")) => {
-            draft.put_default("train.weight_decay", Value::Float(0.01), "the optimizer");
-        }
-        None => {}
-    }
-    put_beta_list(draft, group.take("betas"));
-    group.skip(&["fused"]);
-    draft.leave_rest(&group);
-}
-
-fn put_schedule_group(group: &Fields<'_>, draft: &mut Draft) {
-    if let Some((path, found)) = group.take_text(COMPONENT) {
-        match last_name(&path).as_str() {
-            name if name.contains("cosine") => draft.put("train.schedule", word("cosine"), &[&found]),
-            name if name.contains("linear") => draft.put("train.schedule", word("linear"), &[&found]),
-            name if name.contains("constant") => draft.put("train.schedule", word("constant"), &[&found]),
-            name => {
-                draft.leave_out(&found, format!("`{name}` is not supported; the learning rate is constant"));
-                draft.put("train.schedule", word("constant"), &[&found]);
-            }
-        }
-    }
-    put_number_or(draft, "train.warmup", group.take("num_warmup_steps"), Value::Integer(0), TORCHTUNE);
-    draft.leave_rest(group);
 }
 
 /// A text with `${name}` replaced by the settings at the top of the file.

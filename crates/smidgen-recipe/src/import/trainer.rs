@@ -1,95 +1,171 @@
 //! Hugging Face's TrainingArguments, and TRL's SFTConfig, ModelConfig and ScriptArguments on top of them.
 //!
-//! LLaMA-Factory and Unsloth take the same arguments, so their files call the shared parts of this one.
+//! LLaMA-Factory and Unsloth take the same arguments, so their tables have the rows of this one.
 //! Defaults are those of transformers 5 and TRL 1.16; they are written where a recipe has other defaults.
 //! Not supported: trainers other than supervised fine-tuning; their own settings are unknown here.
 
-use super::adapters::{AdapterSettings, put_adapter};
-use super::datasets::{NamedRows, PartNames, put_files, put_rows, put_split};
-use super::deepspeed::{LORA_ASSUMED, PINNED, follow_deepspeed};
+use super::adapters::{put_adapter, put_full};
+use super::datasets::{NamedRows, PartNames, leave_source, put_files, put_rows, put_split, rows_of};
+use super::deepspeed::{LORA_ASSUMED, follow};
 use super::document::Content;
 use super::draft::Draft;
 use super::fields::{Fields, Found};
-use super::vocabulary::{
-    Quantization, StepSize, leave_per_epoch, put_batch, put_betas, put_compute, put_compute_dtype, put_dtype,
-    put_length, put_loss_on, put_max_memory, put_model, put_number, put_number_or, put_optimizer, put_packed,
-    put_quantization, put_schedule, put_text, put_warmup, put_whole, word,
-};
+use super::interpret::{put_compute_dtype, put_memory, put_model, put_training, put_weights};
+use super::table::{AdapterPreset, Means, Preset, Row, Saving, Settings, TABLE, Table};
+use super::values::{put_loss_on, put_number};
+use crate::LossOn;
 use crate::reasons::{Reason, reason_for};
 use crate::value::Value;
-use crate::{LossOn, Schedule};
 
-/// Defaults of a trainer.
-pub struct TrainerDefaults {
-    pub tool: &'static str,
-    pub lr: f64,
-}
+/// TrainingArguments.
+#[rustfmt::skip]
+pub const TRAINING: &[Row] = &[
+    (Means::Bf16, &["bf16", "pure_bf16"]),
+    (Means::F16, &["fp16"]),
+    (Means::Micro, &["per_device_train_batch_size", "per_gpu_train_batch_size", "batch_size"]),
+    (Means::Accumulation, &["gradient_accumulation_steps", "gradient_accumulation"]),
+    (Means::Steps, &["max_steps"]),
+    (Means::Epochs, &["num_train_epochs", "num_epochs", "epochs"]),
+    (Means::Number("train.lr"), &["learning_rate", "lr"]),
+    (Means::Schedule, &["lr_scheduler_type", "lr_scheduler"]),
+    (Means::WarmupSteps, &["warmup_steps"]),
+    (Means::WarmupRatio, &["warmup_ratio"]),
+    (Means::Optimizer, &["optim", "optimizer"]),
+    (Means::Number("train.weight_decay"), &["weight_decay"]),
+    (Means::Beta1, &["adam_beta1"]),
+    (Means::Beta2, &["adam_beta2"]),
+    (Means::Number("train.eps"), &["adam_epsilon"]),
+    (Means::Number("train.clip"), &["max_grad_norm"]),
+    (Means::Number("train.seed"), &["seed", "random_seed"]),
+    (Means::LogSteps, &["logging_steps", "log_frequency"]),
+    (Means::SaveStrategy, &["save_strategy"]),
+    (Means::SaveSteps, &["save_steps"]),
+    (Means::EvalStrategy, &["eval_strategy", "evaluation_strategy"]),
+    (Means::EvalSteps, &["eval_steps"]),
+    (Means::Number("train.keep"), &["save_total_limit"]),
+    (Means::Number("train.early_stop"), &["early_stopping_patience"]),
+    (Means::Text("output.dir"), &["output_dir"]),
+    (Means::MaxMemory, &["max_memory"]),
+    (Means::DeepSpeed, &["deepspeed"]),
+    (Means::OnCpu, &["use_cpu", "no_cuda"]),
+];
 
-const TRL: &str = "TRL";
-const HUGGING_FACE: &str = "Hugging Face's Trainer";
+/// PEFT's LoraConfig.
+#[rustfmt::skip]
+pub const LORA_CONFIG: &[Row] = &[
+    (Means::Rank, &["lora_r", "lora_rank", "r"]),
+    (Means::Alpha, &["lora_alpha"]),
+    (Means::Dropout, &["lora_dropout"]),
+    (Means::Targets, &["lora_target_modules", "target_modules"]),
+    (Means::Saved, &["lora_modules_to_save", "modules_to_save"]),
+    (Means::Layers, &["layers_to_transform"]),
+    (Means::Dora, &["use_dora"]),
+    (Means::RsLora, &["use_rslora"]),
+    (Means::Bias, &["bias"]),
+    (Means::Init, &["init_lora_weights"]),
+];
+
+/// TRL's arguments, and BitsAndBytesConfig.
+#[rustfmt::skip]
+const ARGUMENTS: &[Row] = &[
+    (Means::Model, &["model_name_or_path", "pretrained_model_name_or_path", "model_name", "model"]),
+    (Means::Revision, &["model_revision", "revision"]),
+    (Means::Dtype, &["dtype", "torch_dtype"]),
+    (Means::FourBits, &["load_in_4bit"]),
+    (Means::EightBits, &["load_in_8bit"]),
+    (Means::DoubleQuant, &["use_bnb_nested_quant", "bnb_4bit_use_double_quant"]),
+    (Means::Code, &["bnb_4bit_quant_type"]),
+    (Means::ComputeDtype, &["bnb_4bit_compute_dtype"]),
+    (Means::Number("data.max_tokens"), &["max_length", "max_seq_length"]),
+    (Means::Packing, &["packing"]),
+    (Means::HostActivations, &["activation_offloading"]),
+];
+
+/// Hugging Face's defaults.
+pub const HUGGING_FACE: Table = Table {
+    tool: "Hugging Face's Trainer",
+    rows: &[ARGUMENTS, LORA_CONFIG, TRAINING],
+    presets: &[
+        ("train.lr", Preset::Number(5e-5)),
+        ("train.epochs", Preset::Number(3.0)),
+        ("train.schedule", Preset::Word("linear")),
+        ("train.warmup", Preset::Number(0.0)),
+    ],
+    double_quant: false,
+    micro: 8,
+    saving: Saving::HuggingFace { save_default: true, eval_needs_strategy: true },
+    ..TABLE
+};
+
+const TRL: Table = Table {
+    tool: "TRL",
+    presets: &[
+        ("train.lr", Preset::Number(2e-5)),
+        ("train.epochs", Preset::Number(3.0)),
+        ("train.schedule", Preset::Word("linear")),
+        ("train.warmup", Preset::Number(0.0)),
+        ("data.max_tokens", Preset::Whole(1024)),
+        ("model.compute", Preset::Word("bf16")),
+    ],
+    ..HUGGING_FACE
+};
 
 /// Reads arguments of TRL, or TrainingArguments alone.
 pub fn read_trainer(fields: &Fields<'_>, draft: &mut Draft) {
-    let is_trl = TRL_KEYS.iter().any(|key| fields.has(key));
-    let defaults = match is_trl {
-        true => TrainerDefaults { tool: TRL, lr: 2e-5 },
-        false => TrainerDefaults { tool: HUGGING_FACE, lr: 5e-5 },
-    };
-    let model =
-        fields.take_any(&["model_name_or_path", "pretrained_model_name_or_path", "model_name", "model"]);
-    put_model(draft, model, fields.take_any(&["model_revision", "revision"]));
-    put_model_config(fields, draft);
+    let is_trl = fields.has_any(&TRL_KEYS);
+    let mut table = if is_trl { TRL } else { HUGGING_FACE };
+    // TRL's arguments and PEFT's name the rank differently and have different defaults.
+    let is_peft = fields.has_any(&["r", "target_modules"]);
+    if !is_peft {
+        table.adapter =
+            AdapterPreset { tool: "TRL", rank: 16, alpha: Some(32.0), dropout: 0.05, all_linear: false };
+    }
+    let it = Settings { fields, table };
+    put_model(&it, draft);
+    put_trained(&it, draft, is_peft);
     if !is_trl && !fields.has_any(&TRAINING_KEYS) {
-        put_compute_dtype(draft, fields.take("bnb_4bit_compute_dtype"));
-        put_max_memory(draft, fields.take("max_memory"));
-        draft.assume(NO_TRAINING);
-        return;
+        put_compute_dtype(draft, it.take(Means::ComputeDtype));
+        put_memory(&it, draft);
+        return draft.assume(NO_TRAINING);
     }
     put_dataset(fields, draft);
-    match fields.take_any(&["max_length", "max_seq_length"]) {
-        Some(found) => put_number(draft, "data.max_tokens", Some(found)),
-        None if is_trl => draft.put_default("data.max_tokens", Value::Integer(1024), TRL),
-        None => draft.assume("no length is set; assuming samples of at most 1024 tokens (`data.max_tokens`)"),
+    if !is_trl && !it.sets("data.max_tokens") {
+        draft.assume("no length is set; assuming samples of at most 1024 tokens (`data.max_tokens`)");
     }
     if let Some(found) = fields.take("truncation_mode")
         && found.text().is_some_and(|mode| mode != "keep_start")
     {
         draft.leave_out(&found, "long samples are cut at their end, never at their beginning");
     }
-    read_training_arguments(fields, draft, &defaults);
-    put_compute_dtype(draft, fields.take("bnb_4bit_compute_dtype"));
-    put_packed(draft, fields.take_on("packing"));
-    if is_trl && !draft.has("model.compute") {
-        draft.put_default("model.compute", word("bf16"), TRL);
+    put_compute_dtype(draft, it.take(Means::ComputeDtype));
+    if !is_trl {
+        assume_precision(&it, draft);
     }
-    if let Some(found) = fields.take_on("activation_offloading") {
-        draft.put_with("memory.activations", word("host"), &[&found], PINNED);
-    }
+    put_training(&it, draft);
+    follow(&it, draft);
     if let Some(group) = fields.take_group("env") {
         for found in group.rest() {
             let Reason { why, is_known } = reason_for(found.name());
-            draft.leave_out(
-                &found,
-                if is_known { why.as_str() } else { "environment variables do not affect a run" },
-            );
+            let other = "environment variables do not affect a run";
+            draft.leave_out(&found, if is_known { &why } else { other });
         }
     }
 }
 
+/// For trainers that choose f32 if the file chooses nothing.
+pub fn assume_precision(it: &Settings<'_, '_>, draft: &mut Draft) {
+    if !draft.has("model.compute") && !it.has(Means::Bf16) && !it.has(Means::F16) {
+        draft.assume(
+            "neither `bf16` nor `fp16` is set; assuming the device's best precision (`model.compute`)",
+        );
+    }
+}
+
 /// TrainingArguments that files set.
+#[rustfmt::skip]
 pub const TRAINING_KEYS: [&str; 13] = [
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "learning_rate",
-    "num_train_epochs",
-    "max_steps",
-    "lr_scheduler_type",
-    "optim",
-    "output_dir",
-    "model_name_or_path",
-    "batch_size",
-    "num_epochs",
-    "train_file",
+    "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "num_train_epochs", "max_steps",
+    "lr_scheduler_type", "optim", "output_dir", "model_name_or_path", "batch_size", "num_epochs", "train_file",
     "max_grad_norm",
 ];
 
@@ -98,42 +174,28 @@ pub const NO_TRAINING: &str =
     "the file says nothing about training; batch, learning rate and length have the recipe's defaults";
 
 /// Settings that only TRL has.
+#[rustfmt::skip]
 pub const TRL_KEYS: [&str; 14] = [
-    "use_peft",
-    "lora_r",
-    "dataset_name",
-    "max_seq_length",
-    "max_length",
-    "packing",
-    "assistant_only_loss",
-    "completion_only_loss",
-    "dataset_text_field",
-    "chat_template_path",
-    "attn_implementation",
-    "model_init_kwargs",
-    "padding_free",
-    "lora_target_modules",
+    "use_peft", "lora_r", "dataset_name", "max_seq_length", "max_length", "packing", "assistant_only_loss",
+    "completion_only_loss", "dataset_text_field", "chat_template_path", "attn_implementation", "model_init_kwargs",
+    "padding_free", "lora_target_modules",
 ];
 
 /// ModelConfig, LoraConfig and BitsAndBytesConfig: the weights and the adapter.
-fn put_model_config(fields: &Fields<'_>, draft: &mut Draft) {
-    // TRL's arguments and PEFT's name the rank differently and have different defaults.
-    let is_peft = fields.has_any(&["r", "target_modules"]);
+fn put_trained(it: &Settings<'_, '_>, draft: &mut Draft, is_peft: bool) {
+    let fields = it.fields;
     let is_model_config = fields.has_any(&["use_peft", "lora_r", "model_name_or_path"]);
-    put_dtype(draft, fields.take_any(&["dtype", "torch_dtype"]));
-    let (four, eight) = (fields.take_on("load_in_4bit"), fields.take_on("load_in_8bit"));
-    let double = fields.take_any_on(&["use_bnb_nested_quant", "bnb_4bit_use_double_quant"]).is_some();
-    let code = fields.take("bnb_4bit_quant_type");
-    if let Some(four) = four.as_ref().filter(|_| code.is_none() && !is_model_config) {
+    let has_code = matches!(fields.get("bnb_4bit_quant_type"), Some(code) if *code != Content::Null);
+    let quantized = put_weights(it, draft);
+    if let Some(four) = quantized.as_ref().filter(|found| found.name() == "load_in_4bit")
+        && !has_code
+        && !is_model_config
+    {
         draft.assume(format!(
             "`{}` is set without `bnb_4bit_quant_type`, whose default is `fp4`; NF4 is used, so results will differ",
             four.key
         ));
     }
-    put_quantization(
-        draft,
-        Quantization { four_bits: four.as_ref(), eight_bits: eight.as_ref(), code, double },
-    );
     if let Some(found) = fields.take("quant_method")
         && found.text().is_some_and(|method| method != "bitsandbytes")
     {
@@ -149,81 +211,25 @@ fn put_model_config(fields: &Fields<'_>, draft: &mut Draft) {
         found.mistake(format!("`{}` is {kind:?}; only `LORA` adapters are supported", found.key));
     }
     let peft = fields.take("use_peft");
-    let settings = AdapterSettings {
-        rank: fields.take_any(&["lora_r", "lora_rank", "r"]),
-        default_rank: if is_peft { 8 } else { 16 },
-        alpha: fields.take("lora_alpha"),
-        default_alpha: Some(if is_peft { 8.0 } else { 32.0 }),
-        dropout: fields.take("lora_dropout"),
-        default_dropout: if is_peft { 0.0 } else { 0.05 },
-        targets: fields.take_any(&["lora_target_modules", "target_modules"]),
-        all_linear: &["all-linear", "all_linear"],
-        saved: fields.take_any(&["lora_modules_to_save", "modules_to_save"]),
-        all_by_default: false,
-        layers: fields.take("layers_to_transform"),
-        dora: fields.take("use_dora"),
-        rslora: fields.take("use_rslora"),
-        bias: fields.take("bias"),
-        init: fields.take("init_lora_weights"),
-        tool: if is_peft { "PEFT" } else { TRL },
-        ..AdapterSettings::default()
-    };
-    let on = peft.as_ref().and_then(|found| found.boolean());
-    let main_settings = [&settings.rank, &settings.alpha, &settings.targets];
-    let given = main_settings.into_iter().flatten().next().cloned();
-    let quantized = four.or(eight);
-    match (peft, on) {
-        (Some(found), Some(true)) => put_adapter(draft, settings, &[&found]),
-        (Some(found), _) => {
-            put_full(draft, &[&found], quantized.as_ref());
-            leave_adapter_settings(draft, &settings, &found);
+    let on = peft.as_ref().and_then(Found::boolean);
+    let given = [Means::Rank, Means::Alpha, Means::Targets].into_iter().find_map(|means| it.take(means));
+    match (peft, given) {
+        (Some(found), _) if on == Some(true) => put_adapter(it, draft, &[&found]),
+        (Some(found), _) => put_full(it, draft, Some(&found), quantized.as_ref()),
+        (None, Some(given)) => {
+            put_adapter(it, draft, &[&given]);
+            // Without `use_peft`, TRL trains the weights even if a rank is set.
+            if !is_peft {
+                draft.assume("a rank is set without `use_peft`; assuming an adapter");
+            }
         }
-        (None, _) => match given {
-            Some(given) => {
-                put_adapter(draft, settings, &[&given]);
-                // Without `use_peft`, TRL trains the weights even if a rank is set.
-                if !is_peft {
-                    draft.assume("a rank is set without `use_peft`; assuming an adapter");
-                }
-            }
-            None if quantized.is_none() && fields.has("model_name_or_path") => {
-                draft.put_default("adapter.kind", word("full"), TRL);
-                draft.assume("`use_peft` is not set, so TRL trains every weight, and so does the recipe");
-            }
-            None if quantized.is_some() => draft.assume(
-                "quantized weights are frozen; assuming a LoRA adapter of rank 16 on all linear layers",
-            ),
-            None => draft.assume(LORA_ASSUMED),
-        },
-    }
-}
-
-/// Every weight is trained.
-pub fn put_full(draft: &mut Draft, from: &[&Found<'_>], quantized: Option<&Found<'_>>) {
-    refuse_quantized(quantized);
-    draft.put("adapter.kind", word("full"), from);
-}
-
-/// Quantized weights cannot be trained.
-pub fn refuse_quantized(quantized: Option<&Found<'_>>) {
-    if let Some(found) = quantized {
-        found.mistake(format!("`{}` freezes the weights, but every weight is to be trained", found.key));
-    }
-}
-
-pub fn leave_adapter_settings(draft: &mut Draft, settings: &AdapterSettings<'_>, switch: &Found<'_>) {
-    let why = format!("`{}` (line {}) turns adapters off", switch.key, switch.line);
-    let all = [
-        &settings.rank,
-        &settings.alpha,
-        &settings.dropout,
-        &settings.targets,
-        &settings.saved,
-        &settings.dora,
-        &settings.rslora,
-    ];
-    for found in all.into_iter().flatten() {
-        draft.leave_out(found, why.clone());
+        (None, None) if quantized.is_some() => draft
+            .assume("quantized weights are frozen; assuming a LoRA adapter of rank 16 on all linear layers"),
+        (None, None) if fields.has("model_name_or_path") => {
+            put_full(it, draft, None, None);
+            draft.assume("`use_peft` is not set, so TRL trains every weight, and so does the recipe");
+        }
+        (None, None) => draft.assume(LORA_ASSUMED),
     }
 }
 
@@ -233,14 +239,17 @@ const PARTS: PartNames = PartNames {
     split: "dataset_train_split",
     revision: "dataset_revision",
 };
-const MIXTURE_PARTS: PartNames =
-    PartNames { config: &["config", "name"], split: "split", revision: "revision" };
+/// Why settings of a source are not carried over.
+const WHYS: &[(&str, &str)] = &[
+    ("weight", "`[[data.mix]]` sets the weight of each source"),
+    ("columns", "columns are recognized by name; `data.columns` maps columns with other names"),
+];
 
 /// ScriptArguments and SFTConfig: the rows, and which of their tokens carry a loss.
 pub fn put_dataset(fields: &Fields<'_>, draft: &mut Draft) {
     let eval_names = ["eval_dataset_name", "validation_file", "test_file"];
     if let Some(found) =
-        fields.take_any(&["dataset_name", "train_file", "dataset_path", "dataset_id_or_path"])
+        fields.take_first(&["dataset_name", "train_file", "dataset_path", "dataset_id_or_path"])
         && let Some(names) = found.words()
     {
         let whole = |name: &String| NamedRows::of(name);
@@ -258,50 +267,43 @@ pub fn put_dataset(fields: &Fields<'_>, draft: &mut Draft) {
     if let Some(mixture) = fields.take_group("dataset_mixture") {
         put_mixture(&mixture, draft);
         draft.leave_out_if_set(mixture.take("seed"), "one seed controls every random choice (`train.seed`)");
-        put_split(draft, mixture.take_any(&["test_split_size", "test_size"]));
+        put_split(draft, mixture.take_first(&["test_split_size", "test_size"]));
         draft.leave_rest(&mixture);
     }
     put_mixture(fields, draft);
-    if let Some(found) = fields.take_any(&eval_names)
+    if let Some(found) = fields.take_first(&eval_names)
         && let Some(names) = found.words()
     {
         put_files(draft, "data.eval", &names, &found);
     }
-    put_split(draft, fields.take_any(&["test_split_size", "test_size", "val_size", "val_set_size"]));
-    put_number(draft, "data.limit", fields.take_any(&["max_samples", "max_train_samples"]));
-    put_number(draft, "eval.limit", fields.take_any(&["max_eval_samples", "max_test_samples"]));
-    if let Some(found) = fields.take("dataset_text_field") {
-        match found.text().as_deref() {
-            Some("text") | None => {}
-            Some(_) => draft.leave_out(
-                &found,
-                "plain text is read from the column `text`; `data.columns = { text = \"...\" }` names another",
-            ),
-        }
+    put_split(draft, fields.take_first(&["test_split_size", "test_size", "val_size", "val_set_size"]));
+    put_number(draft, "data.limit", fields.take_first(&["max_samples", "max_train_samples"]));
+    put_number(draft, "eval.limit", fields.take_first(&["max_eval_samples", "max_test_samples"]));
+    if let Some((_, found)) = fields.take_text("dataset_text_field").filter(|(name, _)| name != "text") {
+        let why =
+            "plain text is read from the column `text`; `data.columns = { text = \"...\" }` names another";
+        draft.leave_out(&found, why);
     }
     if let Some(found) = fields.take("chat_template_path")
         && let Some(path) = found.text()
     {
-        match path.ends_with(".jinja") {
-            true => {
-                draft.put("data.template", Value::Text(path), &[&found]);
-                draft.assume(
-                    "TRL leaves prompts that are strings as they are; `data.template` renders them too",
-                );
-            }
-            false => draft.leave_out(&found, "`data.template` takes a .jinja file or a built-in name"),
+        if path.ends_with(".jinja") {
+            draft.put("data.template", Value::Text(path), &[&found]);
+            draft.assume("TRL leaves prompts that are strings as they are; `data.template` renders them too");
+        } else {
+            draft.leave_out(&found, "`data.template` takes a .jinja file or a built-in name");
         }
     }
     draft.leave_out_if_set(
         fields.take("shuffle_dataset"),
         "samples are reshuffled in each epoch, as the trainer's sampler does (`data.shuffle`)",
     );
-    let assistant = fields.take_on("assistant_only_loss");
-    let completion = fields.take("completion_only_loss").and_then(|found| Some((found.boolean()?, found)));
-    match (assistant, completion) {
-        (Some(found), _) => put_loss_on(draft, LossOn::Assistant, &[&found]),
-        (_, Some((true, found))) => put_loss_on(draft, LossOn::Completion, &[&found]),
-        (_, Some((false, found))) => put_loss_on(draft, LossOn::All, &[&found]),
+    let completion = fields.take("completion_only_loss");
+    match (fields.take_on("assistant_only_loss"), completion.as_ref().and_then(Found::boolean), &completion) {
+        (Some(found), ..) => put_loss_on(draft, LossOn::Assistant, &[&found]),
+        (_, Some(on), Some(found)) => {
+            put_loss_on(draft, if on { LossOn::Completion } else { LossOn::All }, &[found])
+        }
         _ => draft.assume(
             "the loss is on completions, as in TRL, and in conversations on every assistant turn, where TRL uses every \
              token (`data.loss_on=all`)",
@@ -311,10 +313,8 @@ pub fn put_dataset(fields: &Fields<'_>, draft: &mut Draft) {
 
 /// Whether the trainer evaluates.
 fn is_evaluated(fields: &Fields<'_>) -> bool {
-    let strategies = ["eval_strategy", "evaluation_strategy"].iter().filter_map(|name| fields.get(name));
-    strategies
-        .into_iter()
-        .any(|strategy| matches!(strategy, Content::Text(word) if word == "steps" || word == "epoch"))
+    let by = |content: &Content| matches!(content, Content::Text(word) if word == "steps" || word == "epoch");
+    ["eval_strategy", "evaluation_strategy"].iter().filter_map(|name| fields.get(name)).any(by)
 }
 
 /// TRL evaluates the split `test` of the data set that it trains on.
@@ -335,177 +335,15 @@ fn put_test_split(fields: &Fields<'_>, draft: &mut Draft, rows: NamedRows, from:
 /// A list of datasets, each with a name or a path.
 fn put_mixture(fields: &Fields<'_>, draft: &mut Draft) {
     let Some(found) = fields.take("datasets") else { return };
-    let Some(items) = found.items() else { return };
     let mut rows: Vec<NamedRows> = Vec::new();
-    for (index, item) in items.iter().enumerate() {
-        let whole = found.inside(format!("{}.{index}", found.key), item.line, &item.content);
-        match whole.content {
-            Content::Text(name) => rows.push(NamedRows::of(name)),
-            Content::Map(_) => {
-                let Some(group) = whole.group() else { continue };
-                // Older files have the data set's name in `name`; in TRL's, `name` is the config.
-                let name = ["path", "id"].iter().find_map(|key| group.take(key));
-                let Some(name) = name.or_else(|| group.take("name")).and_then(|name| name.text()) else {
-                    continue;
-                };
-                rows.push(NamedRows::of(name).with_parts(&group, &MIXTURE_PARTS, draft));
-                for rest in group.rest() {
-                    let why = match rest.name() {
-                        "weight" => "`[[data.mix]]` sets the weight of each source".to_owned(),
-                        "columns" => {
-                            "columns are recognized by name; `data.columns` maps columns with other names"
-                                .to_owned()
-                        }
-                        name => reason_for(name).why,
-                    };
-                    draft.leave_out(&rest, why);
-                }
-            }
-            _ => {}
+    for whole in found.each() {
+        if let Content::Text(name) = whole.content {
+            rows.push(NamedRows::of(name));
+        } else if let Some(group) = whole.group() {
+            // Older files have the data set's name in `name`; in TRL's, `name` is the config.
+            rows.extend(rows_of(&group, &["path", "id", "name"], draft));
+            leave_source(&group, WHYS, draft);
         }
     }
     put_rows(draft, "data.train", &rows, &found);
-}
-
-/// TrainingArguments: batch, length, optimizer, saving, seeds.
-pub fn read_training_arguments(fields: &Fields<'_>, draft: &mut Draft, defaults: &TrainerDefaults) {
-    let tool = defaults.tool;
-    let (bf16, f16) = (fields.take_any(&["bf16", "pure_bf16"]), fields.take("fp16"));
-    put_compute(draft, bf16.as_ref(), f16.as_ref());
-    if !draft.has("model.compute") && bf16.is_none() && f16.is_none() && tool != TRL {
-        draft.assume(
-            "neither `bf16` nor `fp16` is set; assuming the device's best precision (`model.compute`)",
-        );
-    }
-    let micro = fields.take_first(&["per_device_train_batch_size", "per_gpu_train_batch_size", "batch_size"]);
-    let accumulation = fields.take_first(&["gradient_accumulation_steps", "gradient_accumulation"]);
-    let size =
-        StepSize { micro: micro.as_ref(), default_micro: 8, accumulation: accumulation.as_ref(), tool };
-    put_batch(draft, &size);
-    put_length(
-        draft,
-        fields.take("max_steps"),
-        fields.take_first(&["num_train_epochs", "num_epochs", "epochs"]),
-        (3.0, tool),
-    );
-    put_number_or(
-        draft,
-        "train.lr",
-        fields.take_first(&["learning_rate", "lr"]),
-        Value::Float(defaults.lr),
-        tool,
-    );
-    let counts = put_schedule(
-        draft,
-        fields.take_first(&["lr_scheduler_type", "lr_scheduler"]),
-        Schedule::Linear,
-        tool,
-    );
-    draft.leave_out_if_set(
-        fields.take("lr_scheduler_kwargs").filter(Found::is_on),
-        "schedules have no settings other than `train.warmup`",
-    );
-    put_warmup(draft, fields.take("warmup_steps"), fields.take("warmup_ratio"), counts, (0.0, tool));
-    put_optimizer(draft, fields.take_first(&["optim", "optimizer"]));
-    put_number(draft, "train.weight_decay", fields.take("weight_decay"));
-    put_betas(draft, fields.take("adam_beta1"), fields.take("adam_beta2"));
-    put_number(draft, "train.eps", fields.take("adam_epsilon"));
-    put_number(draft, "train.clip", fields.take("max_grad_norm"));
-    let (seed, data_seed) = (fields.take_first(&["seed", "random_seed"]), fields.take("data_seed"));
-    put_number(draft, "train.seed", seed);
-    draft.leave_out_if_set(data_seed, "one seed controls every random choice (`train.seed`)");
-    put_number(
-        draft,
-        "train.log_every",
-        fields.take_first(&["logging_steps", "log_frequency"]).filter(is_whole),
-    );
-    put_saving(fields, draft, Saving { tool, save_default: true, eval_needs_strategy: true });
-    put_text(draft, "output.dir", fields.take("output_dir"));
-    put_max_memory(draft, fields.take("max_memory"));
-    if let Some(found) = fields.take("deepspeed").filter(Found::is_on) {
-        follow_deepspeed(draft, &found);
-    }
-    if let Some(found) = fields.take_any_on(&["use_cpu", "no_cuda"]) {
-        draft.put("memory.device", word("cpu"), &[&found]);
-    }
-}
-
-fn is_whole(found: &Found<'_>) -> bool {
-    matches!(found.content, Content::Number(digits) if digits.parse::<f64>().is_ok_and(|steps| steps >= 1.0))
-}
-
-/// How a tool saves and evaluates.
-pub struct Saving {
-    pub tool: &'static str,
-    /// Whether it saves every 500 steps by default.
-    pub save_default: bool,
-    /// Whether a number of steps alone does not make it evaluate.
-    pub eval_needs_strategy: bool,
-}
-
-/// How often to save and evaluate, in steps or epochs.
-pub fn put_saving(fields: &Fields<'_>, draft: &mut Draft, saving: Saving) {
-    let Saving { tool, save_default, eval_needs_strategy } = saving;
-    let default = save_default.then_some((500, tool));
-    put_every(draft, "train.save_every", fields.take("save_strategy"), fields.take("save_steps"), default);
-    let strategy = fields.take_any(&["eval_strategy", "evaluation_strategy"]);
-    // Without a strategy, Hugging Face's trainer never evaluates, even if a number of steps is set.
-    match strategy.is_some() || !eval_needs_strategy {
-        true => put_every(draft, "train.eval_every", strategy, fields.take("eval_steps"), None),
-        false => {
-            if let Some(steps) = fields.take("eval_steps") {
-                draft.leave_out(&steps, "no `eval_strategy` is set, so the trainer never evaluates");
-            }
-        }
-    }
-    match fields.take("save_total_limit") {
-        Some(found) => put_number(draft, "train.keep", Some(found)),
-        None => draft.assume(format!("3 checkpoints are kept; {tool} would keep all of them (`train.keep`)")),
-    }
-    draft.leave_out_if_set(
-        fields.take_on("load_best_model_at_end"),
-        "the best evaluated state is kept; with `train.early_stop` it becomes the adapter",
-    );
-    put_number(draft, "train.early_stop", fields.take("early_stopping_patience"));
-}
-
-fn put_every(
-    draft: &mut Draft,
-    key: &'static str,
-    strategy: Option<Found<'_>>,
-    steps: Option<Found<'_>>,
-    default: Option<(i128, &'static str)>,
-) {
-    let word = strategy.as_ref().map(|found| match found.content {
-        // YAML reads `no` as a boolean.
-        Content::Boolean(false) => "no".to_owned(),
-        Content::Text(text) => text.clone(),
-        other => other.describe(),
-    });
-    match (word.as_deref(), strategy, steps) {
-        (Some("no"), Some(strategy), steps) => {
-            draft.put(key, Value::Integer(0), &[&strategy]);
-            if let Some(steps) = steps {
-                draft.leave_out(&steps, format!("`{}` (line {}) turns it off", strategy.key, strategy.line));
-            }
-        }
-        (Some("epoch"), Some(strategy), _) => leave_per_epoch(draft, key, Some(strategy), 1.0),
-        (Some("steps") | None, _, Some(steps)) => {
-            let Some(number) = steps.number() else { return };
-            match number < 1.0 && number != 0.0 {
-                true => draft
-                    .leave_out(&steps, format!("a fraction of all steps; `{key}` takes a number of steps")),
-                false => put_whole(draft, key, number, &[&steps]),
-            }
-        }
-        (Some("steps") | None, _, None) => {
-            if let Some((steps, tool)) = default {
-                draft.put_default(key, Value::Integer(steps), tool);
-            }
-        }
-        (Some(_), Some(strategy), _) => {
-            draft.leave_out(&strategy, format!("not supported; `{key}` takes a number of steps"));
-        }
-        (Some(_), None, _) => unreachable!("the word comes from the setting"),
-    }
 }

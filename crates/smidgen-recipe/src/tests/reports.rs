@@ -307,7 +307,7 @@ device = "gpu"
                 hint: write `nf4`
               `model.path=https://huggingface.co/a/b`: `model.path` must be `hf:org/name`, `pypi:package`, a folder or a .gguf file, got `https://huggingface.co/a/b`
                 hint: write `hf:org/name` for a model on Hugging Face
-              `data.format=Chat`: `data.format` must be one of `auto`, `alpaca`, `chat`, `prompt-completion`, `text`, `tokens`, got `Chat`
+              `data.format=Chat`: `data.format` must be one of `auto`, `alpaca`, `alpaca-prompt`, `chat`, `prompt-completion`, `text`, `tokens`, got `Chat`
                 hint: did you mean `chat`?"#]],
     );
 }

@@ -94,7 +94,10 @@ fn every_word_is_accepted_from_the_file_and_from_an_override() {
     check("eval.task", |recipe| recipe.eval.task);
     assert_eq!(BaseFormat::WORDS, ["as-stored", "f32", "bf16", "f16", "fp8", "int8", "nf4", "nf4-single"]);
     assert_eq!(AdapterKind::WORDS, ["lora", "rslora", "dora", "ls-lora", "full"]);
-    assert_eq!(DataFormat::WORDS, ["auto", "alpaca", "chat", "prompt-completion", "text", "tokens"]);
+    assert_eq!(
+        DataFormat::WORDS,
+        ["auto", "alpaca", "alpaca-prompt", "chat", "prompt-completion", "text", "tokens"]
+    );
 }
 
 #[test]

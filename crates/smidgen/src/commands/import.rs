@@ -8,6 +8,7 @@ use crate::console::progress;
 use crate::console::stdout::{print_data, print_json};
 use crate::failure::Failure;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use smidgen_compile::error::ModelError;
 use smidgen_compile::model::read_spec;
 use smidgen_formats::json_file::read_json_file;
 use smidgen_recipe::import::draft::Places;
@@ -63,6 +64,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     };
     let mut imported =
         import(&text, args.from, &args.overrides, places).map_err(|error| failure(&file, error))?;
+    imported.warn_of_families(loads);
     warn_of_config(&mut imported, &recipe_folder);
     let recipe = render_recipe(&imported, &file);
     check(&imported, &recipe, recipe_folder, &here)?;
@@ -78,6 +80,12 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         progress::say(&render_notes(&imported, &file));
     }
     Ok(())
+}
+
+/// Whether models of this `model_type` load.
+fn loads(model_type: &str) -> bool {
+    let config = serde_json::json!({ "model_type": model_type });
+    !matches!(read_spec(&config), Err(ModelError::UnknownArchitecture { .. }))
 }
 
 /// Warns if the model is a folder here whose config smidgen does not load.

@@ -4,9 +4,12 @@
 
 use expect_test::expect_file;
 use smidgen::internal::{Job, Purpose, fold, plan_job};
+use smidgen_compile::error::ModelError;
+use smidgen_compile::model::read_spec;
 use smidgen_formats::peft::{AdapterConfig, FourierConfig};
 use smidgen_ir::{LeafKind, Space};
 use smidgen_recipe::import::draft::Places;
+use smidgen_recipe::import::families::{FAMILIES, Kind, family_of};
 use smidgen_recipe::import::render::{render_notes, render_recipe};
 use smidgen_recipe::import::{Imported, import};
 use smidgen_recipe::{AdapterKind, RecipeSource, parse_recipe};
@@ -27,6 +30,16 @@ fn configurations() -> Vec<(String, String)> {
     files.iter().map(|path| (name(path), fs::read_to_string(path).unwrap())).collect()
 }
 
+/// The model types that load, as the compiler lists them in its error.
+fn supported() -> Vec<String> {
+    match read_spec(&serde_json::json!({ "model_type": "unknown" })) {
+        Err(ModelError::UnknownArchitecture { supported, .. }) => {
+            supported.split(", ").map(str::to_owned).collect()
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
 /// Only the files of `fixtures/import` are found from there.
 fn imported(text: &str, overrides: &[&str]) -> Imported {
     let places = Places {
@@ -36,7 +49,9 @@ fn imported(text: &str, overrides: &[&str]) -> Imported {
         ..Places::default()
     };
     let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
-    import(text, None, &overrides, places).unwrap_or_else(|error| panic!("{error}"))
+    let mut imported = import(text, None, &overrides, places).unwrap_or_else(|error| panic!("{error}"));
+    imported.warn_of_families(|model_type| supported().iter().any(|known| known == model_type));
+    imported
 }
 
 /// What `train` writes next to an adapter's tensors.
@@ -141,8 +156,25 @@ fn families_load_what_they_say() {
         let config =
             fs::read_to_string(root().join("recipes/shapes").join(folder).join("config.json")).unwrap();
         let config: serde_json::Value = serde_json::from_str(&config).unwrap();
-        assert!(smidgen_compile::model::read_spec(&config).is_ok(), "{folder}");
+        assert!(read_spec(&config).is_ok(), "{folder}");
         let text = format!("base_model: {name}\nadapter: lora\nmicro_batch_size: 1\n");
         assert_eq!(imported(&text, &[]).draft.warnings, [] as [&str; 0], "{name}");
+    }
+}
+
+/// The table of families knows no list of its own of what loads; a family that loads must have a row that names show.
+#[test]
+fn every_family_that_loads_has_a_row() {
+    let supported = supported();
+    assert!(supported.len() >= 9, "{supported:?}");
+    for model_type in &supported {
+        let has_row =
+            FAMILIES.iter().any(|family| matches!(family.kind, Kind::Type(known) if known == model_type));
+        assert!(has_row, "`{model_type}` loads; give it a row in `smidgen-recipe/src/import/families.rs`");
+    }
+    for name in ["tiiuae/falcon-7b", "openai/gpt-oss-20b", "meta-llama/Llama-4-Scout-17B-16E", "a/x-GPTQ"] {
+        let text = format!("base_model: {name}\nadapter: lora\nmicro_batch_size: 1\n");
+        let loads = matches!(family_of(name).unwrap().kind, Kind::Type(known) if supported.iter().any(|it| it == known));
+        assert_eq!(imported(&text, &[]).draft.warnings.is_empty(), loads, "{name}");
     }
 }
