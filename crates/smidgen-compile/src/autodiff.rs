@@ -11,7 +11,14 @@ use smidgen_ir::{ByValue, Entry, Graph, Node, Norm, Op, Phase, ValueId, ValueSet
 /// A part of the gradient of a value.
 enum Contribution {
     Value(ValueId),
-    Term { d: ValueId, matrix: ValueId, scale: f32 },
+    /// `layer` is that of the matrix: its gradient and the last use of the matrix are in the same layer, although the value
+    /// may come from the layer below, as the input of an audio projector does.
+    Term {
+        d: ValueId,
+        matrix: ValueId,
+        scale: f32,
+        layer: Option<usize>,
+    },
 }
 
 pub fn append_backward(graph: &mut Graph) {
@@ -75,17 +82,22 @@ impl Backward<'_> {
         }
     }
 
+    fn term(&self, d: ValueId, matrix: ValueId, scale: f32) -> Contribution {
+        Contribution::Term { d, matrix, scale, layer: self.layer }
+    }
+
     /// The complete gradient of a value, if any reached it.
     fn gradient(&mut self, value: ValueId) -> Option<ValueId> {
         let contributions = self.pending.remove(&value)?;
         let (mut inputs, mut scales, mut sum) = (Vec::new(), Vec::new(), None);
-        let mut values = Vec::new();
+        let (mut values, own_layer) = (Vec::new(), self.layer);
         for contribution in contributions {
             match contribution {
                 Contribution::Value(d) => values.push(d),
-                Contribution::Term { d, matrix, scale } => {
+                Contribution::Term { d, matrix, scale, layer } => {
                     inputs.extend([d, matrix]);
                     scales.push(scale);
+                    self.layer = layer;
                 }
             }
         }
@@ -93,6 +105,7 @@ impl Backward<'_> {
         if !scales.is_empty() {
             sum = Some(self.emit(Op::LinearGrad { scales }, inputs, vec![], std::slice::from_ref(&name))[0]);
         }
+        self.layer = own_layer;
         for d in values {
             sum = Some(match sum {
                 None => d,
@@ -278,14 +291,14 @@ impl Backward<'_> {
         if let Some(scale) = lora {
             let [.., h, b] = node.inputs[..] else { unreachable!("an adapted linear has h and b") };
             self.weight_gradient(b, dy, h, scale);
-            self.contribute(h, Contribution::Term { d: dy, matrix: b, scale });
+            self.contribute(h, self.term(dy, b, scale));
         }
         if bias {
             self.bias_gradient(node.inputs[2], dy);
         }
         let (x, weight) = (node.inputs[0], node.inputs[1]);
         self.weight_gradient(weight, dy, x, 1.0);
-        self.contribute(x, Contribution::Term { d: dy, matrix: weight, scale: 1.0 });
+        self.contribute(x, self.term(dy, weight, 1.0));
     }
 
     fn bias_gradient(&mut self, bias: ValueId, dy: ValueId) {
@@ -319,7 +332,7 @@ impl Backward<'_> {
         let inputs = vec![h, b, coefficients, sigma, dy];
         let dz = self.emit(Op::FourierGrad { scale }, inputs, updates, &[name])[0];
         self.weight_gradient(b, dz, h, scale);
-        self.contribute(h, Contribution::Term { d: dz, matrix: b, scale });
+        self.contribute(h, self.term(dz, b, scale));
         self.contribute(base, Contribution::Value(dy));
     }
 }

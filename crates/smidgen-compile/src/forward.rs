@@ -175,9 +175,10 @@ impl Builder<'_> {
     fn decoder(&mut self) -> ValueId {
         let (scale, padding) = (self.spec.embedding_scale, self.spec.padding);
         let embed = Op::Embed { scale, element: self.element, padding };
+        // The encoder comes first, so that no embeddings wait for it.
+        let audio = self.audio.map(|(spec, from)| self.audio_embeddings(spec, from)); // (A, C)
         let mut x = self.emit1(embed, vec![self.leaf(input::IDS), self.leaf(EMBEDDING)], "x");
-        if let Some((spec, from)) = self.audio {
-            let audio = self.audio_embeddings(spec, from); // (A, C)
+        if let Some(audio) = audio {
             let inputs = vec![x, self.leaf(input::AUDIO_TARGETS), audio];
             x = self.emit1(Op::PlaceRows { clear: false }, inputs, "x_heard");
         }
