@@ -1,28 +1,30 @@
 #!/usr/bin/env bash
 # Collects what a GPU machine without Rust and without this repository needs.
 #
-#     scripts/bundle_gpu.sh [--build] [--peft SITE_PACKAGES] DESTINATION
+#     scripts/bundle_gpu.sh [--tests] [--peft SITE_PACKAGES] DESTINATION
 #
 # DESTINATION is a folder (created, or refreshed if it is a bundle already) or a name that ends in `.tar.gz`.
-#   --build              build the release binary and the tests first; otherwise those in the target folder are used
+#   --tests              only what `run.sh test` needs: no release build, no recipes
 #   --peft SITE_PACKAGES also PEFT's Python package, for machines with PyTorch and transformers but without it
 #
-# The bundle: `smidgen` and `runtime-tests`, stripped; `benches/`, `recipes/` with the shapes; `run.sh`:
+# Cargo builds what is not up to date. The bundle has `smidgen`, the test programs in `tests/`, stripped, with `fixtures/`,
+# `benches/`, `recipes/` with the shapes, `built.json` (version and commit), and `run.sh`:
 #     run.sh report                 what is there: driver, GPU, CUDA libraries, Python packages
-#     run.sh test [FILTER]          the tests that need a GPU, one at a time; FILTER is part of a name
+#     run.sh test [ARGUMENTS]       benches/gpu_tests.py: every test that needs a GPU, into gpu-tests.json unless `--out`
+#                                   is given; `--filter TEXT` selects tests by a part of their names
 #     run.sh bench [ARGUMENTS]      benches/gpu_compare.py, into gpu.json next to run.sh unless `--out` is given
 #     run.sh train RECIPE [MORE]    smidgen train
 # Libraries are looked for as smidgen does: the loader's path, CUDA_HOME, pip's nvidia/*/lib.
-# Left out: models, the tests that read fixtures (their folder is compiled in).
+# results/gpu-tests.json in the repository is the file that `run.sh test` wrote for the newest release.
 set -euo pipefail
 
 fail() { echo "error: $*" >&2; exit 1; }
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-build=false peft='' destination=''
+only_tests=false peft='' destination=''
 while [ $# -gt 0 ]; do
     case $1 in
-        --build) build=true ;;
+        --tests) only_tests=true ;;
         --peft) [ $# -ge 2 ] || fail "\`--peft\` needs a folder"; peft=$2; shift ;;
         -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; exit 0 ;;
         -*) fail "unknown option \`$1\`" ;;
@@ -32,46 +34,53 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$destination" ] || fail "no destination given"
 [ -z "$peft" ] || [ -d "$peft/peft" ] || fail "\`$peft\` has no folder \`peft\`"
-
-target=${CARGO_TARGET_DIR:-$root/target}
-! $build || (cd "$root" && cargo build --locked --release -p smidgen && cargo test --locked -p smidgen-runtime --test it --no-run)
-
-# Several crates call their tests `it`, and old builds stay: the newest one that has CUDA's tests.
-find_tests() {
-    local file
-    while IFS= read -r file; do
-        if "$file" --list 2>/dev/null | grep -q '^cuda_agrees::'; then echo "$file"; return; fi
-    done < <(find "$target/debug/deps" "$target/release/deps" -name 'it-*' -type f -perm -u+x -printf '%T@ %p\n' 2>/dev/null |
-        sort -rn | cut -d' ' -f2-)
-}
-
-[ -x "$target/release/smidgen" ] || fail "\`$target/release/smidgen\` is missing; \`--build\` makes it"
-tests=$(find_tests)
-[ -n "$tests" ] || fail "no tests of smidgen-runtime in \`$target\`; \`--build\` makes them"
+[[ $destination = /* ]] || destination=$PWD/$destination
+cd "$root"
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 folder=$work/smidgen-gpu
-mkdir -p "$folder/benches" "$folder/recipes"
-strip -o "$folder/smidgen" "$target/release/smidgen"
-strip -o "$folder/runtime-tests" "$tests"
-cp "$root"/benches/gpu_*.py "$root"/benches/machine.py "$folder/benches/"
-cp -R "$root"/recipes/. "$folder/recipes/"
+mkdir -p "$folder/benches" "$folder/tests"
+
+# The test programs that have a test which needs a GPU, named after their crate and target.
+cargo test --locked -p smidgen -p smidgen-runtime --lib --test it --no-run --message-format json > "$work/messages"
+python3 - "$work/messages" > "$work/programs" <<'PYTHON'
+import json, sys
+from pathlib import Path
+for message in map(json.loads, open(sys.argv[1])):
+    if message.get("executable") and message["profile"]["test"]:
+        crate = Path(message["manifest_path"]).parent.name
+        print(crate + ("-lib" if "lib" in message["target"]["kind"] else "-it"), message["executable"])
+PYTHON
+while read -r name program; do
+    ! "$program" --list --ignored 2>/dev/null | grep -q ': test$' || strip -o "$folder/tests/$name" "$program"
+done < "$work/programs"
+
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)
+commit=$(git describe --always --abbrev=40 --dirty --match '' 2>/dev/null || echo unknown)
+echo "{\"smidgen\": \"$version\", \"commit\": \"$commit\"}" > "$folder/built.json"
+cp benches/gpu_*.py benches/machine.py "$folder/benches/"
+cp -R fixtures "$folder/"
+if ! $only_tests; then
+    cargo build --locked --release -p smidgen
+    strip -o "$folder/smidgen" "${CARGO_TARGET_DIR:-target}/release/smidgen"
+    cp -R recipes "$folder/"
+fi
 if [ -n "$peft" ]; then
     mkdir "$folder/python" && cp -R "$peft/peft" "$folder/python/"
-    find "$folder/python" -name __pycache__ -prune -exec rm -rf {} +
 fi
+find "$folder" -name __pycache__ -prune -exec rm -rf {} +
 
 cat > "$folder/run.sh" <<'RUN'
 #!/usr/bin/env bash
-# run.sh report | test [FILTER] | bench [ARGUMENTS] | train RECIPE [ARGUMENTS]
+# run.sh report | test [ARGUMENTS] | bench [ARGUMENTS] | train RECIPE [ARGUMENTS]
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 [ ! -d "$here/python" ] || export PYTHONPATH="$here/python${PYTHONPATH:+:$PYTHONPATH}"
 export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}
 
 report() {
-    "$here/smidgen" --version
+    cat "$here/built.json"
     nvidia-smi --query-gpu=name,driver_version,memory.total,memory.used --format=csv || echo "nvidia-smi: missing or failed"
     python3 - <<'PYTHON' || echo "python3: missing or failed; \`bench\` needs it"
 import ctypes, glob, importlib.metadata, os, site, sys
@@ -101,8 +110,7 @@ PYTHON
 
 case ${1:-} in
     report) report ;;
-    # One at a time: they share one GPU.
-    test) exec "$here/runtime-tests" "${2:-cuda}" --ignored --test-threads 1 ;;
+    test) shift; exec python3 "$here/benches/gpu_tests.py" "$here" --out "$here/gpu-tests.json" "$@" ;;
     bench) shift; exec python3 "$here/benches/gpu_compare.py" "$here/smidgen" --out "$here/gpu.json" "$@" ;;
     train) shift; exec "$here/smidgen" train "$@" ;;
     *) sed -n 2p "$here/run.sh" >&2; exit 2 ;;
@@ -116,4 +124,5 @@ case $destination in
             fail "\`$destination\` is neither empty nor a bundle"
         mkdir -p "$destination" && cp -R "$folder/." "$destination/" ;;
 esac
-echo "$destination: smidgen $(stat -c %s "$folder/smidgen") bytes, tests $(stat -c %s "$folder/runtime-tests") bytes"
+(cd "$folder" && du -h smidgen tests/* 2>/dev/null || true)
+echo "$destination"

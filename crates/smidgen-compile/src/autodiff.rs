@@ -17,10 +17,13 @@ struct Contribution {
 
 enum Part {
     Value(ValueId),
+    /// `layer` is that of the matrix: its gradient and the last use of the matrix are in the same layer, although the value
+    /// may come from the layer below, as the input of an audio projector does.
     Term {
         d: ValueId,
         matrix: ValueId,
         scale: f32,
+        layer: Option<usize>,
     },
     /// The gradient of the columns from `first` on.
     Columns {
@@ -96,6 +99,10 @@ impl Backward<'_> {
         }
     }
 
+    fn term(&self, d: ValueId, matrix: ValueId, scale: f32) -> Part {
+        Part::Term { d, matrix, scale, layer: self.layer }
+    }
+
     /// The complete gradient of a value, if any reached it.
     fn gradient(&mut self, value: ValueId) -> Option<ValueId> {
         let contributions = self.pending.remove(&value)?;
@@ -115,13 +122,14 @@ impl Backward<'_> {
 
     fn sum(&mut self, value: ValueId, contributions: Vec<Contribution>) -> ValueId {
         let (mut inputs, mut scales, mut values) = (Vec::new(), Vec::new(), Vec::new());
-        let mut columns = Vec::new();
+        let (mut columns, own_layer, mut term_layer) = (Vec::new(), self.layer, self.layer);
         for Contribution { part, factor } in contributions {
             match part {
                 Part::Value(d) => values.push((d, factor)),
-                Part::Term { d, matrix, scale } => {
+                Part::Term { d, matrix, scale, layer } => {
                     inputs.extend([d, matrix]);
                     scales.push(scale * factor);
+                    term_layer = layer;
                 }
                 Part::Columns { d, first } => columns.push((first, d)),
             }
@@ -130,15 +138,21 @@ impl Backward<'_> {
         // A sum begins with a value that it need not scale.
         values.sort_by_key(|(_, factor)| *factor != 1.0);
         let (name, mut values) = (self.name_of_gradient(value), values.into_iter());
-        let mut emit = |op: Op, inputs| self.emit(op, inputs, vec![], std::slice::from_ref(&name))[0];
+        let mut emit = |op: Op, inputs, layer| {
+            self.layer = layer;
+            self.emit(op, inputs, vec![], std::slice::from_ref(&name))[0]
+        };
         let first = match scales.is_empty() {
-            false => emit(Op::LinearGrad { scales }, inputs),
+            false => emit(Op::LinearGrad { scales }, inputs, term_layer),
             true => match values.next().expect("a value with contributions") {
                 (d, 1.0) => d,
-                (d, scale) => emit(Op::Scale { scale }, vec![d]),
+                (d, scale) => emit(Op::Scale { scale }, vec![d], own_layer),
             },
         };
-        values.fold(first, |so_far, (d, scale)| emit(Op::Add { scale }, vec![so_far, d]))
+        let sum =
+            values.fold(first, |so_far, (d, scale)| emit(Op::Add { scale }, vec![so_far, d], own_layer));
+        self.layer = own_layer;
+        sum
     }
 
     /// Gradients of all columns of a value from those of some columns: one, unless some of them overlap.
@@ -390,7 +404,8 @@ impl Backward<'_> {
     /// y = x·Wᵀ + bias + scale·h·Bᵀ. The adapter's part comes first: it reads little and frees `h` early.
     fn linear(&mut self, node: &Node, bias: bool, lora: Option<f32>) {
         let Some((dy, factor)) = self.gradient_and_factor(node.outputs[0]) else { return };
-        let term = |matrix, scale| Contribution { part: Part::Term { d: dy, matrix, scale }, factor };
+        let layer = self.layer;
+        let term = |matrix, scale| Contribution { part: Part::Term { d: dy, matrix, scale, layer }, factor };
         if let Some(scale) = lora {
             let [.., h, b] = node.inputs[..] else { unreachable!("an adapted linear has h and b") };
             self.weight_gradient(b, dy, h, scale * factor);
@@ -441,7 +456,7 @@ impl Backward<'_> {
         let inputs = vec![h, b, coefficients, sigma, dy];
         let dz = self.emit(Op::FourierGrad { scale }, inputs, updates, &[name])[0];
         self.weight_gradient(b, dz, h, scale);
-        self.contribute(h, Contribution { part: Part::Term { d: dz, matrix: b, scale }, factor: 1.0 });
+        self.contribute(h, Contribution { part: self.term(dz, b, scale), factor: 1.0 });
         self.contribute(base, Contribution::value(dy));
     }
 }

@@ -106,7 +106,6 @@ fn is_state_open(pins: &Pins) -> bool {
 /// Why pins are refused: a plan cannot obey them, or they would have no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    BreadthFirstWithAudio,
     LapsInDepthFirstOrder,
     MoreLayersPerLap { pinned: usize, layers: usize },
 }
@@ -115,7 +114,6 @@ pub enum Refusal {
 pub fn refuse(pins: &Pins, request: &Request) -> Option<Refusal> {
     let (per_lap, layers) = (pins.layers_per_lap.unwrap_or(0), request.spec.layers.len());
     match pins.order {
-        Some(Order::Breadth) if request.computes_audio() => Some(Refusal::BreadthFirstWithAudio),
         Some(Order::Depth) if per_lap > 1 => Some(Refusal::LapsInDepthFirstOrder),
         _ if per_lap > layers => Some(Refusal::MoreLayersPerLap { pinned: per_lap, layers }),
         _ => None,
@@ -179,8 +177,7 @@ impl<'a> Freedom<'a> {
             sharding,
             trains_base: !request.trained.is_empty(),
             // Memory alone must not change the order of a tied head's sums.
-            has_laps: !request.computes_audio()
-                && (!request.trains_tied_head() || pins.order == Some(Order::Breadth)),
+            has_laps: !request.trains_tied_head() || pins.order == Some(Order::Breadth),
             has_host_updates: request.device == DeviceKind::Cuda && request.optimizer.master == Master::F32,
         }
     }

@@ -185,13 +185,14 @@ impl Builder<'_> {
         let spec = self.spec;
         let EmbeddingSpec { scale, padding, norm, per_layer } = spec.embedding;
         let embed = Op::Embed { scale, element: self.element, padding };
+        // The encoder comes first, so that no embeddings wait for it.
+        let audio = self.audio.map(|(spec, from)| self.audio_embeddings(spec, from)); // (A, C)
         let mut x = self.emit1(embed, vec![self.leaf(input::IDS), self.leaf(EMBEDDING)], "x");
         if let Some(norm) = norm {
             x = self.plain_norm(x, norm, spec.hidden, "x_normed"); // (T, C)
         }
         let per_layer = per_layer.map(|per_layer| self.embeddings_of_layers(x, per_layer)); // (T, L·P)
-        if let Some((encoder, from)) = self.audio {
-            let audio = self.audio_embeddings(encoder, from); // (A, C)
+        if let Some(audio) = audio {
             let inputs = vec![x, self.leaf(input::AUDIO_TARGETS), audio];
             x = self.emit1(Op::PlaceRows { clear: false }, inputs, "x_heard");
         }

@@ -106,11 +106,6 @@ impl Request {
         self.activations() != DType::F32
     }
 
-    /// Whether the program contains a part of the audio encoder. Laps cannot carry audio rows, only rows of tokens.
-    pub fn computes_audio(&self) -> bool {
-        matches!(self.audio, AudioInput::Encoded | AudioInput::Subsampled)
-    }
-
     /// Blocks of the audio encoder in the program. They count as the layers before those of the decoder.
     pub fn encoder_layers(&self) -> usize {
         self.audio_spec().filter(|_| self.audio == AudioInput::Subsampled).map_or(0, |audio| audio.blocks)

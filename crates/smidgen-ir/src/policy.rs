@@ -1,7 +1,8 @@
 //! The memory choices of a run: one type from recipe to report.
 //!
 //! A [`Policy`] says how a plan uses memory. Checkpoints store it and `plan.json` shows it, both under the JSON names given
-//! here. [`Pins`] is the same list with every choice optional: what a recipe fixes; the solver chooses the rest.
+//! here; a name after `or` is that of versions before 0.17. [`Pins`] is the same list with every choice optional: what a
+//! recipe fixes; the solver chooses the rest.
 //! No choice changes what is computed; tiles and a split head change the order of sums, so results differ by rounding.
 //! A field belongs to the [`Choice`] that the list names after `of`. Code that explains choices goes by [`Choice`] and needs
 //! no field names. To add a choice: a line in the list below, a pass that carries it out, its place in the search
@@ -66,12 +67,12 @@ pub enum Part {
 }
 
 macro_rules! memory_choices {
-    ($($(#[$about:meta])* $name:ident: $chosen:ty, pin $pinned:ty, json $json:literal $(, of $choice:ident)?;)+) => {
+    ($($(#[$about:meta])* $name:ident: $chosen:ty, pin $pinned:ty, json $json:literal $(or $earlier:literal)? $(, of $choice:ident)?;)+) => {
         /// Every memory choice of a plan.
         #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(default)]
         pub struct Policy {
-            $($(#[$about])* #[serde(rename = $json)] pub $name: $chosen,)+
+            $($(#[$about])* #[serde(rename = $json $(, alias = $earlier)?)] pub $name: $chosen,)+
         }
 
         /// The memory choices that a recipe fixes; the solver makes those that are `None`.
@@ -138,25 +139,25 @@ memory_choices! {
     /// The memory space of offloaded activations.
     activations: Space, pin Space, json "activations", of Activations;
     /// Layers whose activations are offloaded.
-    offloaded_activations: LayerSet, pin LayerRule, json "activations_away", of Activations;
+    offloaded_activations: LayerSet, pin LayerRule, json "activations_offloaded" or "activations_away", of Activations;
     /// The memory space of offloaded weights.
     weights: Space, pin Space, json "weights", of Weights;
     /// Layers whose weights are offloaded.
-    offloaded_weights: LayerSet, pin LayerRule, json "weights_away", of Weights;
+    offloaded_weights: LayerSet, pin LayerRule, json "weights_offloaded" or "weights_away", of Weights;
     /// Whether the embedding is offloaded. Its rows are then looked up in place, unless it is also the head.
-    embedding_offloaded: bool, pin bool, json "embedding_away", of Embedding;
+    embedding_offloaded: bool, pin bool, json "embedding_offloaded" or "embedding_away", of Embedding;
     /// Whether embedding and head are both offloaded.
-    tables_offloaded: bool, pin bool, json "tables_away", of Weights;
+    tables_offloaded: bool, pin bool, json "tables_offloaded" or "tables_away", of Weights;
     /// Pieces in which an offloaded head is fetched; below 2 it is fetched whole.
     head_pieces: usize, pin usize, json "head_pieces", of HeadPieces;
     /// The memory space of offloaded optimizer state (AdamW's moments).
     optimizer_state: Space, pin Space, json "optimizer_state", of OptimizerState;
     /// Layers whose optimizer state is offloaded; an empty set means all of them, embedding and head included.
-    offloaded_moments: LayerSet, pin LayerRule, json "optimizer_state_away", of OptimizerState;
+    offloaded_moments: LayerSet, pin LayerRule, json "optimizer_state_offloaded" or "optimizer_state_away", of OptimizerState;
     /// The memory space of offloaded gradients of trained weights.
     gradients: Space, pin Space, json "gradients", of Gradients;
     /// Layers whose gradients are offloaded; an empty set means all of them, embedding and head included.
-    offloaded_gradients: LayerSet, pin LayerRule, json "gradients_away", of Gradients;
+    offloaded_gradients: LayerSet, pin LayerRule, json "gradients_offloaded" or "gradients_away", of Gradients;
     /// Where offloaded parameters are updated: on the device, or on the host if all of their tensors are in host memory.
     updates: Space, pin Space, json "updates", of Updates;
     /// Whether a step finishes one micro-batch after the other or one layer after the other.

@@ -56,6 +56,16 @@ impl Extent {
             audio: self.audio.max(other.audio),
         }
     }
+
+    /// The sizes of both together.
+    pub fn plus(&self, other: &Extent) -> Extent {
+        Extent {
+            tokens: self.tokens + other.tokens,
+            rows: self.rows + other.rows,
+            segments: self.segments + other.segments,
+            audio: self.audio + other.audio,
+        }
+    }
 }
 
 impl Dim {

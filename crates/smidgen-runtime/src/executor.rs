@@ -126,7 +126,7 @@ impl<D: Device> Executor<D> {
                 }
                 self.place_carried(&each, &before);
                 visit(self, Turn::Run(each.clone(), *extent))?;
-                (before.tokens, before.rows) = (before.tokens + extent.tokens, before.rows + extent.rows);
+                before = before.plus(extent);
             }
             visit(self, Turn::Run(each.end..end, planned))?;
             done = end;

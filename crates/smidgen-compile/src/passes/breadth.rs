@@ -172,6 +172,7 @@ fn pass(
     let rows = match ty.shape.0.first() {
         Some(Dim::Tokens) => step.tokens,
         Some(Dim::Rows) => step.rows,
+        Some(Dim::Audio(times)) => step.audio * times,
         other => panic!("`{}` with {other:?} rows cannot be carried", graph.value(value).name),
     };
     let name = graph.name_from(value, |name| format!("{name} of all"));

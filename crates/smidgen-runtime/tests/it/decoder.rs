@@ -295,8 +295,12 @@ impl Choice {
 }
 
 pub fn leaf_named(graph: &Graph, name: &str) -> ValueId {
+    find_leaf(graph, name).unwrap_or_else(|| panic!("no leaf `{name}`"))
+}
+
+pub fn find_leaf(graph: &Graph, name: &str) -> Option<ValueId> {
     let found = graph.values.iter().position(|value| value.name == name && !value.is_temp());
-    ValueId(found.unwrap_or_else(|| panic!("no leaf `{name}`")) as u32)
+    found.map(|index| ValueId(index as u32))
 }
 
 /// Contents with which every part of the model affects the loss: norms and magnitudes near 1, activations of size 1,

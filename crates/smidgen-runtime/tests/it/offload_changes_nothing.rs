@@ -4,7 +4,7 @@
 //! together, with and without recompute, with windows that allow no, some or full prefetch. `Null` checks that no step
 //! touches the bytes of a pending transfer.
 
-use crate::decoder::{ALL_FUSED, Choice, LAYERS, LOSS_CHUNK, Trained, gemma2, leaf_named, phi3};
+use crate::decoder::{ALL_FUSED, Choice, LAYERS, LOSS_CHUNK, Trained, find_leaf, gemma2, leaf_named, phi3};
 use crate::examples::{Example, Proof};
 use crate::numbers::decode_doubles;
 use crate::subject::{Subject, roomy};
@@ -16,8 +16,8 @@ use smidgen_compile::passes::{
 use smidgen_compile::request::{Master, Moments};
 use smidgen_compile::{AdapterForm, DecoderSpec, Request};
 use smidgen_ir::{
-    Entry, Extent, LayerSet, Leaf, LeafKind, Op, Order, Phase, PlannedValue, Policy, Rank, Space, ValueId,
-    ValueRole, verify,
+    Entry, LayerSet, Leaf, LeafKind, Op, Order, Phase, PlannedValue, Policy, Rank, Space, ValueId, ValueRole,
+    verify,
 };
 use smidgen_runtime::{Cpu, Device, DeviceError, Executor};
 use std::collections::BTreeSet;
@@ -85,8 +85,7 @@ pub fn of_rank(choice: &Choice, policy: &Policy, rank: Rank) -> Subject {
     let squares =
         update_in_pieces::apply(&mut subject.graph, policy, &subject.extent, PIECE_ELEMENTS, is_early);
     if policy.order == Order::Breadth {
-        let Extent { tokens, rows, segments, .. } = roomy(subject.extent);
-        let step = Extent { tokens: 2 * tokens, rows: 2 * rows, segments: 2 * segments, audio: 0 };
+        let step = roomy(subject.extent).plus(&roomy(subject.extent));
         let early = match is_early {
             true => update_early::take(&mut subject.graph, &squares),
             false => update_early::Early::default(),
@@ -104,22 +103,23 @@ pub fn of_rank(choice: &Choice, policy: &Policy, rank: Rank) -> Subject {
 /// Small enough that matrices of the tests are updated in several pieces.
 const PIECE_ELEMENTS: usize = 100;
 
-/// Two micro-batches of different tokens.
+/// Two micro-batches of different tokens and, if there is any, different sound.
 fn run_micro_steps<D: Device>(subject: &Subject, executor: &mut Executor<D>) {
-    let ids = leaf_named(&subject.graph, input::IDS);
-    let tokens = subject.content_bytes(ids);
-    // Rotated by one token.
-    let other = [&tokens[4..], &tokens[..4]].concat();
-    let inputs = [tokens, other];
+    let names = [input::IDS, input::AUDIO_ROWS];
+    let leaves: Vec<ValueId> = names.into_iter().filter_map(|name| find_leaf(&subject.graph, name)).collect();
+    let feed = |executor: &mut Executor<D>, number: usize| {
+        for leaf in &leaves {
+            let mut bytes = subject.content_bytes(*leaf);
+            bytes.rotate_left(4 * number);
+            executor.write(*leaf, &bytes);
+        }
+        Ok::<(), DeviceError>(())
+    };
     if executor.has_laps() {
-        let feed = |executor: &mut Executor<D>, number: usize| {
-            executor.write(ids, &inputs[number]);
-            Ok::<(), DeviceError>(())
-        };
         return executor.run_laps(&[subject.extent; 2], feed).unwrap();
     }
-    for input in inputs {
-        executor.write(ids, &input);
+    for number in 0..2 {
+        feed(executor, number).unwrap();
         executor.run(Entry::MicroStep, &subject.extent).unwrap();
     }
 }
@@ -182,12 +182,46 @@ fn every_part_and_all_together_agree_to_the_last_bit() {
     for choice in choices {
         for layers in [LayerSet::none(), LayerSet::first(1), LayerSet::first(LAYERS)] {
             let want = outcome(&choice.subject_with(layers.clone()));
-            // Laps do not support audio rows.
-            let has_laps = !choice.request().computes_audio();
-            for part in policies().iter().filter(|policy| has_laps || policy.order == Order::Depth) {
-                let policy = Policy { recompute: layers.clone(), ..part.clone() };
+            for part in policies() {
+                let policy = Policy { recompute: layers.clone(), ..part };
                 let subject = by_policy(&choice, &policy);
                 assert!(outcome(&subject) == want, "{}: {policy:?}", choice.name);
+            }
+        }
+    }
+}
+
+/// Laps pass the blocks of an audio encoder and the projector before the decoder: audio rows are carried as tokens are.
+#[test]
+fn laps_of_an_encoder_agree_to_the_last_bit() {
+    let lora = Choice::with_audio();
+    let blocks = lora.request().encoder_layers();
+    let (encoder, all) = (LayerSet::first(blocks), LayerSet::all(blocks + LAYERS));
+    let choices = [
+        Choice { name: "hearing with dropout", dropout: 0.25, ..lora.clone() },
+        Choice { name: "hearing, not clipped", clips: false, ..lora },
+    ];
+    let everything = |window_bytes| Policy {
+        offloaded_weights: all.clone(),
+        offloaded_activations: all.clone(),
+        ..offload_everything(window_bytes)
+    };
+    let parts = [
+        nothing_offloaded(),
+        Policy { offloaded_activations: encoder.clone(), ..nothing_offloaded() },
+        Policy { offloaded_weights: encoder.clone(), window_bytes: 3000, ..nothing_offloaded() },
+        everything(0),
+        everything(usize::MAX),
+    ];
+    for choice in choices {
+        for recompute in [LayerSet::none(), encoder.clone(), all.clone()] {
+            let want = outcome(&choice.subject_with(recompute.clone()));
+            for part in &parts {
+                for layers_per_lap in 1..=3 {
+                    let recompute = recompute.clone();
+                    let policy = breadth_first(Policy { recompute, layers_per_lap, ..part.clone() });
+                    assert!(outcome(&by_policy(&choice, &policy)) == want, "{}: {policy:?}", choice.name);
+                }
             }
         }
     }

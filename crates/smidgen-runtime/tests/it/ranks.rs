@@ -423,6 +423,8 @@ fn ranks_that_offload_agree_with_one_within_rounding() {
         (Choice { name: "wide, in 8 bits", moments: Moments::Bits8, ..wide_full() }, 2, 3),
         (Choice { name: "full, last layer", trained: Trained::LastLayer, ..Choice::full() }, 2, 3),
         (Choice::lora(), 2, 3),
+        (Choice::with_audio(), 2, 3),
+        (Choice { name: "hearing, not clipped", clips: false, ..Choice::with_audio() }, 3, 2),
     ];
     for (choice, ranks, every) in choices {
         let alone = outcome_alone(&choice, ranks, true);
@@ -436,8 +438,8 @@ fn ranks_that_offload_agree_with_one_within_rounding() {
 /// Without divided gradients, offloading and order change no bit of a rank either.
 #[test]
 fn offloading_on_ranks_changes_no_bit() {
-    let tied_or_not = [wide_full(), Choice::full(), Choice { clips: false, ..wide_full() }];
-    for choice in tied_or_not {
+    let wide = Choice { clips: false, ..wide_full() };
+    for choice in [wide_full(), Choice::full(), wide, Choice::with_audio()] {
         let resident = outcome(&divided(&choice, 2, Sharding::None), true);
         for policy in offloading().iter().filter(|policy| policy.sharding == Sharding::None) {
             assert!(outcome(&by_policy(&choice, 2, policy), true) == resident, "{}: {policy:?}", choice.name);

@@ -41,8 +41,10 @@ const FAMILIES: [&str; 21] = [
     "qwen3",
 ];
 
+/// Where the test runs, which may be another machine than the one that built it.
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)
+    let package = std::env::var("CARGO_MANIFEST_DIR").unwrap_or(env!("CARGO_MANIFEST_DIR").into());
+    Path::new(&package).join("../../fixtures").join(name)
 }
 
 fn open_model(name: &str) -> Model {

@@ -133,10 +133,6 @@ fn pins(job: &Job) -> Result<Pins, Failure> {
 /// The error for pins that exclude each other, or that the model cannot have.
 fn describe(refusal: Refusal) -> Failure {
     let (what, hint) = match refusal {
-        Refusal::BreadthFirstWithAudio => (
-            "`memory.order = \"breadth\"` is for decoders, and a part of the audio encoder or projector is trained",
-            "write `auto` or `depth`, or leave encoder and projector out of `adapter.targets` and `adapter.train`",
-        ),
         Refusal::LapsInDepthFirstOrder => (
             "`memory.layers_per_lap` has no effect in depth-first order",
             "leave it out, or write `memory.order = \"breadth\"` or `auto`",

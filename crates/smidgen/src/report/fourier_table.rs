@@ -127,7 +127,7 @@ mod tests {
             row("model.layers.10.mlp.gate_up_proj", [-0.0123, 0.9876, -0.0152, 0.0121], 1.0525),
             row("model.layers.2.self_attn.q_proj", [0.0, 1.0, 0.0, 0.0], 1.0),
             row("model.layers.2.mlp.down_proj", [0.001, 1.002, 0.004, -0.0061], 0.998),
-            row("lm_head", [0.0, 1.0, 0.5, -0.5], 12.5),
+            row("model.layers.31.mlp.down_proj", [0.0, 1.0, 0.5, -0.5], 12.5),
         ];
         let text = render_fourier_table(&rows);
         expect![[r#"
@@ -136,10 +136,10 @@ mod tests {
                   2 down_proj     0.0010 1.0020  0.0040 -0.0061  0.998   1.46e-5  0.0101
                   2 q_proj        0.0000 1.0000  0.0000  0.0000  1.000         0  0.0000
                  10 gate_up_proj -0.0123 0.9876 -0.0152  0.0121  1.053   1.71e-4  0.0273
-                    lm_head       0.0000 1.0000  0.5000 -0.5000 12.500   1.25e-1  1.0000
+                 31 down_proj     0.0000 1.0000  0.5000 -0.5000 12.500   1.25e-1  1.0000
 
               3 of 4 modules above 0.01 in non-linearity, |a2|+|a3|
-              strongest: lm_head 1.0000, 10 gate_up_proj 0.0273, 2 down_proj 0.0101
+              strongest: 31 down_proj 1.0000, 10 gate_up_proj 0.0273, 2 down_proj 0.0101
         "#]]
         // Below a line of its own, because a snapshot loses the indentation that all its lines share.
         .assert_eq(&format!("table\n{text}"));

@@ -111,8 +111,8 @@ fn figures(this: &PlanFacts, other: &PlanFacts) -> Vec<Figure> {
         add(key, label, Unit::Count, &|plan| Some(count(LayerCounts::of(&plan.policy.chosen)) as f64));
     };
     add_layers("recompute", "layers recomputed", |counts| counts.recomputed);
-    add_layers("weights_away", "layers, weights offloaded", |counts| counts.weights_offloaded);
-    add_layers("activations_away", "layers, acts offloaded", |counts| counts.activations_offloaded);
+    add_layers("weights_offloaded", "layers, weights offloaded", |counts| counts.weights_offloaded);
+    add_layers("activations_offloaded", "layers, acts offloaded", |counts| counts.activations_offloaded);
     add("micro_steps", "micro-batches per step", Unit::Decimal, &|plan| Some(plan.micro_steps));
     let parameters = |plan: &PlanFacts| plan.trained_parameters.map(|count| count as f64);
     add("trained_parameters", "trained parameters", Unit::Count, &parameters);
@@ -158,6 +158,22 @@ mod tests {
         assert_eq!(differences["peak_bytes"]["difference"], json!(-1073741824.0));
         assert_eq!(differences["policy.recompute"], json!({"this": [0, 1], "other": []}));
         assert_eq!(differences.get("extent.tokens"), None);
+    }
+
+    /// `plan.json` of 0.16 called what is offloaded "away".
+    #[test]
+    fn a_plan_of_an_earlier_version_has_the_same_choices() {
+        let offloads = |ending: &str| {
+            let layers = ["weights", "activations", "optimizer_state", "gradients"];
+            let names = layers.map(|what| format!("{what}_{ending}"));
+            let mut policy: Map<String, Value> =
+                names.into_iter().enumerate().map(|(layer, name)| (name, json!([layer]))).collect();
+            policy.extend(["embedding", "tables"].map(|what| (format!("{what}_{ending}"), json!(true))));
+            PlanFacts { policy: serde_json::from_value(Value::Object(policy)).unwrap(), ..plan(1, &[], None) }
+        };
+        let (this, other) = (offloads("offloaded"), offloads("away"));
+        assert_eq!(this.policy.chosen, other.policy.chosen);
+        assert_ne!(this.policy.chosen, plan(1, &[], None).policy.chosen);
     }
 
     #[test]

@@ -18,8 +18,10 @@ use smidgen_runtime::AnyDevice;
 use smidgen_runtime::cpu::bf16_unit::F32Unit;
 use std::path::Path;
 
+/// Where the test runs, which may be another machine than the one that built it.
 fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
+    let package = std::env::var("CARGO_MANIFEST_DIR").unwrap_or(env!("CARGO_MANIFEST_DIR").into());
+    Path::new(&package).join("../../fixtures")
 }
 
 fn tokenizer(name: &str) -> Tokenizer {

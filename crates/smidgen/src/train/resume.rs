@@ -111,9 +111,9 @@ fn f32_name() -> String {
     Arithmetic::F32(F32Unit::Vectors).name()
 }
 
-/// 0.11 writes version 3, which adds `made_of`. Version 2 (0.10) has the whole policy, version 1 (0.9) parts of it;
-/// both are still read.
-const STATE_VERSION: u32 = 3;
+/// 0.17 writes version 4, with other names for what is offloaded. Version 3 (0.11) added `made_of`, version 2 (0.10) has
+/// the whole policy, version 1 (0.9) parts of it; all are still read.
+const STATE_VERSION: u32 = 4;
 /// The hashes of a model with a thousand tensors take about 100 KiB.
 const MAX_STATE_BYTES: u64 = 16 << 20;
 
@@ -365,5 +365,33 @@ mod tests {
             ..Policy::resident([0, 1].into_iter().collect(), 32)
         };
         assert_eq!(policy, expected);
+    }
+
+    /// 0.16 called what is offloaded "away"; today's names say the same.
+    #[test]
+    fn a_checkpoint_of_version_3_has_the_same_policy() {
+        let old = r#"{"version": 3, "step": 4, "micro_tokens": 96, "recompute": [0], "loss_chunk": 32,
+            "activations": "host", "activations_away": [1], "weights": "disk", "weights_away": [0, 2],
+            "embedding_away": true, "tables_away": true, "optimizer_state": "host", "optimizer_state_away": [2],
+            "gradients": "host", "gradients_away": [1, 2]}"#;
+        let expected = Policy {
+            micro_tokens: 96,
+            activations: Space::Host,
+            offloaded_activations: [1].into_iter().collect(),
+            weights: Space::Disk,
+            offloaded_weights: [0, 2].into_iter().collect(),
+            embedding_offloaded: true,
+            tables_offloaded: true,
+            optimizer_state: Space::Host,
+            offloaded_moments: [2].into_iter().collect(),
+            gradients: Space::Host,
+            offloaded_gradients: [1, 2].into_iter().collect(),
+            ..Policy::resident([0].into_iter().collect(), 32)
+        };
+        for text in [old.to_owned(), old.replace("_away", "_offloaded")] {
+            let state: State = serde_json::from_str(&text).unwrap();
+            assert_eq!(state.policy, expected);
+        }
+        assert!(!serde_json::to_string(&expected).unwrap().contains("away"));
     }
 }

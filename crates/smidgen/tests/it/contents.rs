@@ -177,8 +177,8 @@ fn checkpoints_of_other_versions_resume_with_a_warning_or_not_at_all() {
 
     let scratch = killed();
     scratch.forget_checksums("run/checkpoint-4");
-    scratch.edit_json(STATE, |state| state["version"] = json!(4));
-    let words = ["is version 4 of step 4, expected version 1 to 3", "hint: a later version of smidgen wrote"];
+    scratch.edit_json(STATE, |state| state["version"] = json!(5));
+    let words = ["is version 5 of step 4, expected version 1 to 4", "hint: a later version of smidgen wrote"];
     scratch.train_refused(1, &QUIET, &words);
 }
 

@@ -226,11 +226,19 @@ fn ranks_hear_what_one_process_hears() {
         return;
     }
     let scratch = speech::scratch();
-    for (kind, own) in [("once", &[][..]), ("graph", &[ENCODER][..])] {
+    let laps = ["memory.order=breadth", "memory.micro_tokens=32"];
+    for (kind, own, of_ranks) in [
+        ("once", &[][..], &[][..]),
+        ("graph", &[ENCODER], &[]),
+        ("laps", &[ENCODER], &laps),
+        ("divided laps", &[ENCODER], &[&laps[..], &["memory.shard=weights", "memory.weights=disk"]].concat()),
+    ] {
         train(&scratch, &format!("{kind}-1"), 1, own);
-        train(&scratch, &format!("{kind}-2"), 2, own);
-        let worst = difference(&scratch, &format!("{kind}-1"), &format!("{kind}-2"), "loss");
-        assert!(worst < 1e-6, "{kind}: losses differ by {worst:e}");
+        for ranks in [2, 3] {
+            train(&scratch, &format!("{kind}-{ranks}"), ranks, &[own, of_ranks].concat());
+            let worst = difference(&scratch, &format!("{kind}-1"), &format!("{kind}-{ranks}"), "loss");
+            assert!(worst < 1e-6, "{kind}: losses of {ranks} ranks differ by {worst:e}");
+        }
     }
 }
 

@@ -421,7 +421,7 @@ fn a_checkpoint_without_checksums_is_read_with_care() {
     scratch.train_refused(
         1,
         &resume,
-        &["smidgen_state.json", "expected version 1 to 3 of step 4", "hint: remove"],
+        &["smidgen_state.json", "expected version 1 to 4 of step 4", "hint: remove"],
     );
 }
 

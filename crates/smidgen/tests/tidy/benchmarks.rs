@@ -91,7 +91,7 @@ fn the_figures_of_the_readme_are_recent() {
 }
 
 /// Another major version is further than any number of minor ones.
-fn minor_versions_behind(measured: &str, current: &str) -> u64 {
+pub fn minor_versions_behind(measured: &str, current: &str) -> u64 {
     let [measured, current] = [measured, current].map(|version| {
         let numbers: Vec<u64> = version.split('.').map(|number| number.parse().expect("a number")).collect();
         (numbers[0], numbers[1])

@@ -18,7 +18,7 @@ fn plan() -> PlanFacts {
         "rows": {"base_weights": 4_000_000_000u64, "adapters": 500_000_000, "gradients": 500_000_000,
             "optimizer": 1_000_000_000, "activations": 600_000_000, "workspace": 200_000_000, "context": 200_000_000},
         "spaces": {"device": 7_000_000_000u64},
-        "policy": {"device": "cpu", "threads": 2, "recompute": [0, 1], "weights_away": [1], "activations_away": [2],
+        "policy": {"device": "cpu", "threads": 2, "recompute": [0, 1], "weights_offloaded": [1], "activations_offloaded": [2],
             "reasons": ["recompute: the first 2 of 3 layers, the fewest that fit"],
             "prices": [{"choice": "recompute", "saved_bytes": 1_000_000_000, "cost_ms": 12.0}]},
         "micro_steps": 2.5, "extent": {"tokens": 1024, "rows": 1024, "segments": 8}, "step_ms": 100.0, "tokens_per_s": 900.0,
