@@ -6,8 +6,11 @@
 # DESTINATION is a folder, which is created:
 #   smidgen-VERSION-...whl                     for `pip install`; its tag states the oldest glibc that it runs on
 #   smidgen-VERSION-x86_64-linux.tar.gz        the program, completions for bash, zsh and fish, manual pages, licence
-#   SHA256SUMS                                 of both
+#   smidgen-VERSION-x86_64-linux.debug.gz      release profile only: the line tables that the program was stripped of,
+#                                              for `addr2line -e` and gdb
+#   SHA256SUMS                                 of all of them
 # PROFILE is Cargo's, `release` by default. maturin is installed once with pip into a folder under target/.
+# A release whose program has more than 26 MB, or whose wheel has more than 12 MB, is refused.
 set -euo pipefail
 
 fail() { echo "error: $*" >&2; exit 1; }
@@ -31,11 +34,16 @@ cd "$root"
 
 tools=target/package-tools
 [ -x "$tools/bin/maturin" ] || { python3 -m venv "$tools" && "$tools/bin/pip" install --quiet 'maturin>=1.9,<2'; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+# First the same program with its line tables: only its last link differs.
+if [ "$profile" = release ]; then
+    cargo rustc --quiet --locked --release -p smidgen --bin smidgen -- -C strip=none
+    cp "${CARGO_TARGET_DIR:-target}/release/smidgen" "$work/whole"
+fi
 "$tools/bin/maturin" build --quiet --profile "$profile" --out "$destination"
 
 # The program of the wheel is the program of the archive.
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 wheel=$(echo "$destination"/smidgen-*.whl)
 version=$(basename "$wheel" | cut -d- -f2)
 name=smidgen-$version-x86_64-linux
@@ -48,4 +56,15 @@ done
 "$work/$name/smidgen" man "$work/$name/man"
 cp LICENSE README.md "$work/$name/"
 tar -czf "$destination/$name.tar.gz" -C "$work" --owner=0 --group=0 "$name"
-(cd "$destination" && sha256sum "$name.tar.gz" "$(basename "$wheel")" | tee SHA256SUMS)
+if [ "$profile" = release ]; then
+    for program in "$work/whole" "$work/$name/smidgen"; do
+        objcopy -O binary --only-section=.text "$program" "$work/$(basename "$program").code"
+    done
+    cmp "$work/whole.code" "$work/smidgen.code" || fail "the line tables are of another program"
+    objcopy --only-keep-debug "$work/whole" "$work/$name.debug"
+    gzip -9 < "$work/$name.debug" > "$destination/$name.debug.gz"
+    for limit in "$work/$name/smidgen 26" "$wheel 12"; do
+        [ "$(stat -c %s "${limit% *}")" -le "${limit##* }000000" ] || fail "\`${limit% *}\` has more than ${limit##* } MB"
+    done
+fi
+(cd "$destination" && sha256sum smidgen-* | tee SHA256SUMS)

@@ -34,7 +34,7 @@ pub fn largest_samples(
     micro_batch::largest_samples(batches, set, policy.micro_tokens, ranks).map_err(Failure::data)
 }
 
-/// One line: how many rows of an epoch are packed into how many sequences.
+/// One line: how many rows of an epoch, or of a shorter run, are packed into how many sequences.
 pub fn describe_packing(rows: &Rows, policy: &Policy, ranks: usize) -> Result<String, Failure> {
     let tokens = policy.micro_tokens;
     let packed = packed_epoch(&rows.batches, &rows.train, tokens, ranks).map_err(Failure::data)?;
@@ -46,9 +46,11 @@ pub fn describe_packing(rows: &Rows, policy: &Policy, ranks: usize) -> Result<St
         (false, _) => "samples",
     };
     let sequences = if packed.sequences == 1 { "sequence" } else { "sequences" };
+    let is_shorter = rows.batches.total_steps() < rows.batches.first_epoch_steps();
+    let span = if is_shorter { "in this run" } else { "per epoch" };
     let full = 100.0 * packed.tokens as f64 / (packed.sequences.max(1) * tokens as u64) as f64;
     Ok(format!(
-        "{} {noun} in {} {sequences} of up to {} tokens per epoch ({full:.0} % full)",
+        "{} {noun} in {} {sequences} of up to {} tokens {span} ({full:.0} % full)",
         Grouped(packed.samples),
         Grouped(packed.sequences),
         Grouped(tokens as u64)

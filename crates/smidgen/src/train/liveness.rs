@@ -127,7 +127,7 @@ impl Liveness {
         let mut warnings = Vec::new();
         if !findings.too_slow.is_empty() {
             warnings.push(format!(
-                "{UPDATES} updates did not change {}: a learning rate of {:e} is too small for them so far",
+                "{UPDATES} updates did not change {}: a learning rate of {:.2e} is too small for them so far",
                 listed(&findings.too_slow),
                 self.largest_lr
             ));

@@ -221,10 +221,26 @@ pub fn check_job(dir: &RunDir, recipe: &Recipe) -> Result<Vec<String>, Failure> 
     compare_jobs(dir.path(), recipe)
 }
 
-/// Refuses a newest checkpoint that is damaged or is one of another run. Returns a note if that cannot be checked.
+/// Refuses a newest checkpoint that is damaged or is one of another run, and a finished run without any, which would start
+/// again at step 0 and replace its result. Returns a note if a checkpoint cannot be checked.
 pub fn check_checkpoint(dir: &RunDir, recipe: &Recipe) -> Result<Option<String>, Failure> {
     let checkpoints = dir.checkpoints();
-    let [earlier @ .., newest] = checkpoints.as_slice() else { return Ok(None) };
+    let [earlier @ .., newest] = checkpoints.as_slice() else {
+        let product = Product::of(recipe);
+        let result = dir.file(product.folder());
+        return match result.join(product.config()).exists() {
+            false => Ok(None),
+            true => Err(Failure::command(format!(
+                "the run in `{}` is finished and has no checkpoint to continue from",
+                dir.path().display()
+            ))
+            .hint(format!(
+                "start another run from its result, `{}`, with another `output.dir`",
+                result.display()
+            ))
+            .hint("the last state is saved unless `train.save_every` is 0 in full training")),
+        };
+    };
     let (name, folder) = (checkpoint_name(*newest), dir.checkpoint(*newest));
     // Only one of several ranks reads all of it.
     let has_checksums = !dir.is_written()
@@ -233,7 +249,7 @@ pub fn check_checkpoint(dir: &RunDir, recipe: &Recipe) -> Result<Option<String>,
                 Some(step) => {
                     format!("remove `{name}` to continue from `{}`", checkpoint_name(*step))
                 }
-                None => format!("restore that file, or remove `{name}` to start again at step 0"),
+                None => "restore that file, or start again with another `output.dir`".to_owned(),
             })
         })?;
     // Someone may have copied a checkpoint of another run into this folder.

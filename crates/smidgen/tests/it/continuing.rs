@@ -1,7 +1,7 @@
 //! `smidgen resume RUN` and `train RUN --resume`: a run continues from its folder alone, grows, and is finished where
 //! only its end is missing.
 
-use crate::scratch::Scratch;
+use crate::scratch::{RECIPE, Scratch};
 use serde_json::{Value, json};
 
 const RUN: [&str; 3] = ["train.save_every=4", "train.log_every=0", "adapter.dropout=0.1"];
@@ -59,6 +59,20 @@ fn what_is_not_a_run_is_refused() {
     scratch.refused(2, &["train", "run"], &["`run` is a folder, not a recipe", "hint: `--resume` continues"]);
     scratch.refused(2, &["resume", "run", "output.dir=other"], &["`output.dir` cannot change"]);
     scratch.refused(2, &["resume", "run", "--quiet", "train.lr=1"], &["`train.lr` was 0.01, is 1"]);
+}
+
+/// It has saved no state, so it would begin again and replace its model.
+#[test]
+fn a_finished_run_without_checkpoints_is_not_started_again() {
+    let scratch = Scratch::new();
+    scratch.write("recipe.toml", RECIPE.replace("rank = 4\nalpha = 8\n", "kind = \"full\"\n"));
+    scratch.train("run", &["train.save_every=0", "train.lr=1e-3"]);
+    let model = scratch.read("run/model/model.safetensors");
+    let words =
+        ["the run in `", "is finished and has no checkpoint", "hint: start another run from its result"];
+    scratch.refused(2, &["resume", "run", "--quiet", "train.steps=9"], &words);
+    assert!(scratch.read("run/model/model.safetensors") == model);
+    assert!(succeeds(&scratch, &["resume", "run"]).ends_with("run` is finished\n"));
 }
 
 #[test]

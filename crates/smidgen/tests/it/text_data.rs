@@ -381,6 +381,14 @@ fn packing_says_how_many_rows_became_how_many_sequences() {
     let ended = scratch.run(&[&["preview", "recipe.toml"][..], &overrides(&more)].concat());
     let packing = "12 rows in 6 sequences of up to 34 tokens per epoch (82 % full)\n";
     assert!(ended.stdout.contains(&format!("\npacking    {packing}")), "{}{}", ended.stdout, ended.stderr);
+    // One of three steps of an epoch.
+    let less = ["memory.micro_tokens=34", "train.batch=4", "train.steps=1"];
+    let ended = scratch.run(&[&["preview", "recipe.toml"][..], &overrides(&less)].concat());
+    assert!(
+        ended.stdout.contains("\npacking    4 rows in 2 sequences of up to 34 tokens in this run"),
+        "{}",
+        ended.stdout
+    );
     let ended = scratch.train("run", &overrides(&more));
     assert_eq!(ended.stderr.matches(&format!("packing: {packing}")).count(), 1, "{}", ended.stderr);
 }
