@@ -40,7 +40,7 @@ const ROOMS: [Room; 11] = [
     },
     Room {
         name: "reports",
-        most_lines: 4_832,
+        most_lines: 4_198,
         paths: &["smidgen/src/report/"],
         why: "plans, runs and their comparison as text, JSON and a page",
     },
@@ -180,7 +180,7 @@ const ROOMS: [Room; 11] = [
     },
     Room {
         name: "all crates",
-        most_lines: 86_300,
+        most_lines: 85_634,
         paths: &[""],
         why: "what users have is the sum of the rooms",
     },
