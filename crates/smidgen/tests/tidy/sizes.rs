@@ -81,7 +81,7 @@ const ROOMS: [Room; 11] = [
     },
     Room {
         name: "doctor and bench",
-        most_lines: 2_383,
+        most_lines: 2_210,
         paths: &[
             "smidgen/src/bench/",
             "smidgen/src/commands/bench.rs",
@@ -180,7 +180,7 @@ const ROOMS: [Room; 11] = [
     },
     Room {
         name: "all crates",
-        most_lines: 85_634,
+        most_lines: 85_461,
         paths: &[""],
         why: "what users have is the sum of the rooms",
     },
