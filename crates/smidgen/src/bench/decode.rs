@@ -61,7 +61,7 @@ impl<D: Device> DecodeBench<D> {
     /// Feeds the prompts and times the steps after them. Also returns the tokens per second of the prompts.
     pub fn time(&mut self, begin: Instant) -> Result<(Times, f64), Failure> {
         let Decoding { sequences, tokens, warm_up, steps } = self.decoding;
-        let mut times = Times { load_s: begin.elapsed().as_secs_f64(), ..Times::default() };
+        let mut times = Times::loaded(begin);
         let id = |place: usize| (counter::uniform(3, place as u64) * (self.vocabulary - 1) as f32) as u32;
         let mut new: Vec<Vec<u32>> = (0..sequences)
             .map(|sequence| (0..tokens).map(|token| id(sequence * tokens + token)).collect())
@@ -72,16 +72,10 @@ impl<D: Device> DecodeBench<D> {
         let started = Instant::now();
         new = self.step(&new)?;
         let prompt_s = started.elapsed().as_secs_f64();
-        for step in 0..warm_up + steps {
-            let started = Instant::now();
+        times.add_steps(begin, warm_up, steps, || {
             new = self.step(&new)?;
-            if step == 0 {
-                times.first_step_s = begin.elapsed().as_secs_f64();
-            }
-            if step >= warm_up {
-                times.step_ms.push(started.elapsed().as_secs_f64() * 1e3);
-            }
-        }
+            Ok(())
+        })?;
         Ok((times, (sequences * tokens) as f64 / prompt_s))
     }
 

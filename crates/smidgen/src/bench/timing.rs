@@ -43,12 +43,37 @@ pub struct Times {
     pub first_step_s: f64,
     /// The time of each step after the warm-up.
     pub step_ms: Vec<f64>,
-    pub losses: Vec<f64>,
     /// Time of one step by phase and operation: (name, milliseconds, count); empty if not requested.
     pub profile: Vec<(String, f64, usize)>,
 }
 
 impl Times {
+    /// Times from the beginning of loading until now.
+    pub fn loaded(begin: Instant) -> Times {
+        Times { load_s: begin.elapsed().as_secs_f64(), ..Times::default() }
+    }
+
+    /// Times steps after a warm-up.
+    pub fn add_steps(
+        &mut self,
+        begin: Instant,
+        warm_up: usize,
+        steps: usize,
+        mut step: impl FnMut() -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        for index in 0..warm_up + steps {
+            let started = Instant::now();
+            step()?;
+            if index == 0 {
+                self.first_step_s = begin.elapsed().as_secs_f64();
+            }
+            if index >= warm_up {
+                self.step_ms.push(started.elapsed().as_secs_f64() * 1e3);
+            }
+        }
+        Ok(())
+    }
+
     pub fn median_ms(&self) -> f64 {
         let mut sorted = self.step_ms.clone();
         sorted.sort_by(f64::total_cmp);
@@ -87,13 +112,12 @@ impl<D: Device> Bench<D> {
         self.updates += 1;
         self.feed.write_hyper(&mut self.executor, 1e-5, self.updates, 1.0);
         let sizes = (0..samples).step_by(together).map(|first| together.min(samples - first));
-        match self.executor.has_laps() {
-            true => self.run_laps(sizes.collect())?,
-            false => {
-                for size in sizes {
-                    let extent = self.write_inputs(size);
-                    self.executor.run(Entry::MicroStep, &extent)?;
-                }
+        if self.executor.has_laps() {
+            self.run_laps(sizes.collect())?;
+        } else {
+            for size in sizes {
+                let extent = self.write_inputs(size);
+                self.executor.run(Entry::MicroStep, &extent)?;
             }
         }
         let extent = self.executor.plan().extent;
@@ -215,26 +239,4 @@ pub(super) fn fill_synthetic<D: Device>(executor: &mut Executor<D>, kind: LeafKi
         filled?;
     }
     Ok(())
-}
-
-/// Times steps after a warm-up.
-pub fn time_steps<D: Device>(
-    bench: &mut Bench<D>,
-    warm_up: usize,
-    steps: usize,
-    begin: Instant,
-) -> Result<Times, Failure> {
-    let mut times = Times { load_s: begin.elapsed().as_secs_f64(), ..Times::default() };
-    for step in 0..warm_up + steps {
-        let started = Instant::now();
-        let loss = bench.step()?;
-        times.losses.push(loss);
-        if step == 0 {
-            times.first_step_s = begin.elapsed().as_secs_f64();
-        }
-        if step >= warm_up {
-            times.step_ms.push(started.elapsed().as_secs_f64() * 1e3);
-        }
-    }
-    Ok(times)
 }

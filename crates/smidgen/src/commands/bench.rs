@@ -9,13 +9,13 @@
 use super::recipe_args::working_directory;
 use crate::bench::decode::{DecodeBench, Decoding, bytes_per_step};
 use crate::bench::synthetic::{self, Synthetic};
-use crate::bench::timing::{Batch, Bench, Times, time_steps};
+use crate::bench::timing::{Batch, Bench, Times};
 use crate::console::stdout::{print_lines, print_report};
 use crate::failure::Failure;
 use crate::generate::session::Opening;
 use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes, plan_generation};
 use crate::plan::job::{Job, Profiles, check_compute};
-use crate::plan::planning::{Planned, plan_job};
+use crate::plan::planning::plan_job;
 use crate::plan::shapes::{self, Shape};
 use crate::report::choices::LayerCounts;
 use clap::builder::RangedU64ValueParser;
@@ -199,26 +199,54 @@ fn measure(args: &Args, model: Model) -> Result<(), Failure> {
     let batch = Batch { samples: args.batch, tokens: args.tokens, together: together.max(1) };
     let plan = planned.solution.plan.clone();
     let mut bench = Bench::load(plan, device, batch, job.request.spec.vocabulary)?;
-    let mut times = time_steps(&mut bench, args.warm_up, args.steps, begin)?;
-    let after = free_bytes(bench.executor.device());
+    let (mut times, mut losses) = (Times::loaded(begin), Vec::new());
+    times.add_steps(begin, args.warm_up, args.steps, || {
+        losses.push(bench.step()?);
+        Ok(())
+    })?;
+    let context_bytes = planned.solution.context_bytes;
+    let (after, context_bytes) = match bench.executor.device() {
+        AnyDevice::Cuda(cuda) => (cuda.gpu().free_bytes(), Some(context_bytes)),
+        AnyDevice::Cpu(_) => (None, None),
+    };
+    let used = |(before, after): (u64, u64)| before.saturating_sub(after + context_bytes.unwrap_or(0));
+    let used_bytes = before.zip(after).map(used);
     if args.profile {
         times.profile = bench.profile()?;
     }
-    let context_bytes = planned.solution.context_bytes;
-    let used_bytes =
-        before.zip(after).map(|(before, after)| before.saturating_sub(after).saturating_sub(context_bytes));
-    let context = match bench.executor.device() {
-        AnyDevice::Cuda(_) => Some(context_bytes),
-        AnyDevice::Cpu(_) => None,
-    };
-    let figures = figures(args, &job, &planned, batch, &times, used_bytes, context, opened_s);
-    print_report(
-        &match args.json {
-            true => format!("{figures}\n"),
-            false => render(&figures),
-        },
-        args.json,
-    )
+    let (solution, spec) = (&planned.solution, &job.request.spec);
+    let ms = times.median_ms();
+    let tokens_per_s = batch.step_tokens() as f64 / (ms / 1e3);
+    let reserved = solution.plan.reserved_bytes() as u64;
+    let figures = json!({
+        "model": args.model,
+        "base": job.recipe.model.storage().to_string(),
+        "adapter": args.adapter,
+        "rank": args.rank,
+        "batch": args.batch,
+        "tokens": args.tokens,
+        "micro_tokens": batch.together * batch.tokens,
+        "recompute": LayerCounts::of(&solution.policy).recomputed,
+        "policy": solution.policy,
+        "elsewhere_bytes": solution.offloaded_bytes(1),
+        "compute": job.arithmetic.name(),
+        "step_ms": ms,
+        "step_ms_all": times.step_ms,
+        "tokens_per_s": tokens_per_s,
+        "model_tflops": flops_per_token(spec, args.tokens) * tokens_per_s / 1e12,
+        "predicted_step_ms": solution.step_ms,
+        "predicted_by": planned.profile.describe(),
+        "planned_bytes": reserved,
+        "planned_gib": reserved as f64 / f64::from(1 << 30),
+        "measured_bytes": used_bytes,
+        "context_bytes": context_bytes,
+        "open_s": opened_s,
+        "load_s": times.load_s,
+        "first_step_s": times.first_step_s,
+        "losses": losses,
+        "profile": times.profile,
+    });
+    print_report(&if args.json { format!("{figures}\n") } else { render(&figures) }, args.json)
 }
 
 /// Measures generation without an adapter.
@@ -266,15 +294,9 @@ fn measure_decoding(args: &Args, model: Model) -> Result<(), Failure> {
         "planned_bytes": planned_bytes,
         "load_s": times.load_s,
         "first_step_s": times.first_step_s,
-        "profile": profile_rows(&times),
+        "profile": times.profile,
     });
-    print_report(
-        &match args.json {
-            true => format!("{figures}\n"),
-            false => render_decoding(&figures),
-        },
-        args.json,
-    )
+    print_report(&if args.json { format!("{figures}\n") } else { render_decoding(&figures) }, args.json)
 }
 
 fn render_decoding(figures: &Value) -> String {
@@ -305,13 +327,6 @@ fn with_nccl_of_one(device: AnyDevice) -> Result<AnyDevice, Failure> {
     }
 }
 
-fn free_bytes(device: &AnyDevice) -> Option<u64> {
-    match device {
-        AnyDevice::Cuda(cuda) => cuda.gpu().free_bytes(),
-        AnyDevice::Cpu(_) => None,
-    }
-}
-
 /// FLOPs per token of forward and backward, without recompute.
 fn flops_per_token(spec: &DecoderSpec, tokens: usize) -> f64 {
     let linears: usize = spec.linears().iter().map(|linear| linear.n * linear.k).sum();
@@ -324,79 +339,22 @@ fn flops_per_token(spec: &DecoderSpec, tokens: usize) -> f64 {
     4.0 * parameters as f64 + attention
 }
 
-fn figures(
-    args: &Args,
-    job: &Job,
-    planned: &Planned,
-    batch: Batch,
-    times: &Times,
-    used_bytes: Option<u64>,
-    context_bytes: Option<u64>,
-    opened_s: f64,
-) -> Value {
-    let (solution, spec) = (&planned.solution, &job.request.spec);
-    let ms = times.median_ms();
-    let tokens_per_s = batch.step_tokens() as f64 / (ms / 1e3);
-    let reserved = solution.plan.reserved_bytes() as u64;
-    json!({
-        "model": args.model,
-        "base": job.recipe.model.storage().to_string(),
-        "adapter": args.adapter,
-        "rank": args.rank,
-        "batch": args.batch,
-        "tokens": args.tokens,
-        "micro_tokens": batch.together * batch.tokens,
-        "recompute": LayerCounts::of(&solution.policy).recomputed,
-        "policy": solution.policy,
-        "elsewhere_bytes": solution.offloaded_bytes(1),
-        "compute": job.arithmetic.name(),
-        "step_ms": ms,
-        "step_ms_all": times.step_ms,
-        "tokens_per_s": tokens_per_s,
-        "model_tflops": flops_per_token(spec, args.tokens) * tokens_per_s / 1e12,
-        "predicted_step_ms": solution.step_ms,
-        "predicted_by": planned.profile.describe(),
-        "planned_bytes": reserved,
-        "planned_gib": reserved as f64 / f64::from(1 << 30),
-        "measured_bytes": used_bytes,
-        "context_bytes": context_bytes,
-        "open_s": opened_s,
-        "load_s": times.load_s,
-        "first_step_s": times.first_step_s,
-        "losses": times.losses,
-        "profile": profile_rows(times),
-    })
-}
-
-fn profile_rows(times: &Times) -> Vec<Value> {
-    times.profile.iter().map(|(name, ms, count)| json!([name, ms, count])).collect()
-}
-
 fn render(figures: &Value) -> String {
     let number = |name: &str| figures[name].as_f64().unwrap_or(f64::NAN);
     let bytes = |name: &str| figures[name].as_u64().map_or("unknown".to_owned(), format_bytes);
-    let mut text = format!(
-        "{} · {} · {} r={} · {} x {} tokens, micro-batches of {} tokens\n",
-        figures["model"].as_str().unwrap_or_default(),
-        figures["base"].as_str().unwrap_or_default(),
-        figures["adapter"].as_str().unwrap_or_default(),
-        figures["rank"],
-        figures["batch"],
-        figures["tokens"],
-        figures["micro_tokens"],
-    );
-    text += &format!(
-        "{:>10.0} tokens/s   {:.1} ms per step   {:.0} TFLOP/s   predicted {:.1} ms\n",
+    let [model, base, adapter] =
+        ["model", "base", "adapter"].map(|name| figures[name].as_str().unwrap_or_default());
+    let [rank, batch, tokens, micro_tokens] =
+        ["rank", "batch", "tokens", "micro_tokens"].map(|name| &figures[name]);
+    let [planned, measured, context] = ["planned_bytes", "measured_bytes", "context_bytes"].map(bytes);
+    let text = format!(
+        "{model} · {base} · {adapter} r={rank} · {batch} x {tokens} tokens, micro-batches of {micro_tokens} tokens\n\
+         {:>10.0} tokens/s   {:.1} ms per step   {:.0} TFLOP/s   predicted {:.1} ms\n\
+         {planned:>10} planned, {measured} measured; context {context}; loaded in {:.1} s, first step after {:.1} s\n",
         number("tokens_per_s"),
         number("step_ms"),
         number("model_tflops"),
         number("predicted_step_ms"),
-    );
-    text += &format!(
-        "{:>10} planned, {} measured; context {}; loaded in {:.1} s, first step after {:.1} s\n",
-        bytes("planned_bytes"),
-        bytes("measured_bytes"),
-        bytes("context_bytes"),
         number("load_s"),
         number("first_step_s"),
     );

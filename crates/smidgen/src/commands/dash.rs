@@ -131,9 +131,9 @@ fn respond(request: &Request<Incoming>, folder: &Path) -> Response<Full<Bytes>> 
     match path {
         "/metrics" => {
             let summary = summarize(&record);
-            let mut value = summary.render_json();
+            let mut value = json!(summary);
             let evaluations = record.evaluations.len();
-            value["stamp"] = json!(format!("{} {} {evaluations}", summary.status, summary.steps));
+            value["stamp"] = json!(format!("{} {} {evaluations}", summary.state, summary.steps));
             page(StatusCode::OK, "application/json", value.to_string())
         }
         "/content" => page(StatusCode::OK, "text/html", render_content(&record)),

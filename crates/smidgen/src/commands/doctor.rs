@@ -124,9 +124,10 @@ fn measure_ranks(args: &Args, launch: &Launch) -> Result<(), Failure> {
 
 fn finish(args: &Args, checks: &[Check], measured: Option<&(PathBuf, DeviceProfile)>) -> Result<(), Failure> {
     let ending = doctor::ending(checks);
-    match args.json {
-        true => print_json(&format!("{:#}\n", render_json(checks, ending.is_ok(), measured)))?,
-        false => print_text(&render_table(checks))?,
+    if args.json {
+        print_json(&format!("{:#}\n", render_json(checks, ending.is_ok(), measured)))?;
+    } else {
+        print_text(&render_table(checks))?;
     }
     ending
 }
@@ -151,22 +152,10 @@ fn device(args: &Args, recipe: Option<&Recipe>) -> Result<DeviceChoice, Failure>
 }
 
 fn render_json(checks: &[Check], is_fine: bool, measured: Option<&(PathBuf, DeviceProfile)>) -> Value {
-    let lines: Vec<Value> = checks
-        .iter()
-        .map(|check| {
-            json!({
-                "name": check.name,
-                "verdict": check.verdict.name(),
-                "finding": check.finding,
-                "remedies": check.remedies,
-                "facts": check.facts,
-            })
-        })
-        .collect();
     let profile = measured.map(|(path, device)| {
         let mut value = saved::render(device);
         value["path"] = json!(path);
         value
     });
-    json!({ "fine": is_fine, "checks": lines, "profile": profile })
+    json!({ "fine": is_fine, "checks": checks, "profile": profile })
 }

@@ -34,13 +34,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let made = trained_model(&args.path);
     if is_model || is_gguf || made.is_some() {
         let model = Model::open(made.as_deref().unwrap_or(&args.path)).map_err(Failure::model)?;
-        return print_report(
-            &match args.json {
-                true => format!("{:#}\n", model_json(&model)),
-                false => render_model(&model),
-            },
-            args.json,
-        );
+        let json = || format!("{:#}\n", model_json(&model));
+        return print_report(&if args.json { json() } else { render_model(&model) }, args.json);
     }
     if args.path.is_dir() && !has("adapter_config.json") && !has("adapter") {
         return Err(Failure::model(format!(
@@ -52,11 +47,6 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let adapter = AdapterFile::open_adapter_or_run(&args.path).map_err(Failure::model)?;
     let original = args.base.as_deref().map(OriginalModel::open).transpose()?;
     let summary = summarize_adapter(&adapter, original.as_ref())?;
-    print_report(
-        &match args.json {
-            true => format!("{:#}\n", adapter_json(&summary)),
-            false => render_adapter(&summary),
-        },
-        args.json,
-    )
+    let json = || format!("{:#}\n", adapter_json(&summary));
+    print_report(&if args.json { json() } else { render_adapter(&summary) }, args.json)
 }

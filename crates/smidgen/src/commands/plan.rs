@@ -116,9 +116,10 @@ fn read_other(args: &Args, quiet: bool) -> Result<(Value, PlanFacts), Failure> {
         [path] => {
             let path = Path::new(path);
             let file = if path.is_dir() { path.join("plan.json") } else { path.to_owned() };
-            match file.extension().is_some_and(|extension| extension == "json") {
-                true => read_plan(&file)?,
-                false => plan_of(args, read_recipe(&file, &[])?.1, quiet)?,
+            if file.extension().is_some_and(|extension| extension == "json") {
+                read_plan(&file)?
+            } else {
+                plan_of(args, read_recipe(&file, &[])?.1, quiet)?
             }
         }
         _ => {

@@ -70,8 +70,8 @@ fn report_several(folders: &[PathBuf], args: &Args) -> Result<(), Failure> {
 }
 
 fn print_record(record: &RunRecord, summary: &RunSummary, page: Option<&Path>) -> Result<(), Failure> {
-    let mut value = summary.render_json();
-    value["phases"] = record.phases.iter().map(|(name, phase)| (name.clone(), phase.render_json())).collect();
+    let mut value = json!(summary);
+    value["phases"] = json!(record.phases);
     value["page"] = json!(page);
     print_json(&render_text(&value))
 }

@@ -101,10 +101,7 @@ pub fn escape_json(text: &str) -> Cow<'_, str> {
     if !text.contains(is_hidden) {
         return Cow::Borrowed(text);
     }
-    let escaped = |c: char| match is_hidden(c) {
-        true => format!("\\u{:04x}", c as u32),
-        false => c.to_string(),
-    };
+    let escaped = |c: char| if is_hidden(c) { format!("\\u{:04x}", c as u32) } else { c.to_string() };
     Cow::Owned(text.chars().map(escaped).collect())
 }
 

@@ -3,11 +3,10 @@
 //! It goes to stderr. Bytes of an earlier attempt count as done, so that the bar of a resumed download starts there.
 
 use super::colour::{WARNING, escape_controls};
-use super::progress::{for_stderr, say};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use super::progress::{begin_bar, for_stderr, say};
+use indicatif::ProgressBar;
 use smidgen_hub::Access;
 use smidgen_ir::bytes::format_bytes;
-use std::io::IsTerminal;
 
 /// Missing files are downloaded unless the environment forbids it, and downloads are shown unless quiet.
 pub fn hub_access(quiet: bool) -> Access {
@@ -21,14 +20,8 @@ struct Download {
 
 impl Download {
     fn begin(total_bytes: u64) -> Download {
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::with_draw_target(Some(total_bytes), ProgressDrawTarget::stderr());
-            let template =
-                "{bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta} {wide_msg}";
-            bar.set_style(ProgressStyle::with_template(template).expect("the template is valid"));
-            bar
-        });
-        Download { bar }
+        let template = "{bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta} {wide_msg}";
+        Download { bar: begin_bar(false, Some(total_bytes), template) }
     }
 }
 

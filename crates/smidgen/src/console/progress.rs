@@ -28,6 +28,15 @@ pub fn for_stderr(line: &str) -> String {
     colour::for_stream(&fold(&colour::escape_controls(line), columns()), &std::io::stderr())
 }
 
+/// A bar on stderr, if it is a terminal; without a total it has no end.
+pub(super) fn begin_bar(quiet: bool, total: Option<u64>, template: &str) -> Option<ProgressBar> {
+    (!quiet && std::io::stderr().is_terminal()).then(|| {
+        let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr());
+        bar.set_style(ProgressStyle::with_template(template).expect("the template is valid"));
+        bar
+    })
+}
+
 /// The numbers of a finished step that are printed.
 #[derive(Clone, Copy, Debug)]
 pub struct StepProgress {
@@ -55,13 +64,8 @@ pub struct Progress {
 
 impl Progress {
     pub fn new(total: u64, done: u64, log_every: u64, quiet: bool) -> Progress {
-        let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
-            let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
-            let style = ProgressStyle::with_template("{bar:10} {pos}/{len} {wide_msg}");
-            bar.set_style(style.expect("the template is valid"));
-            bar.set_position(done);
-            bar
-        });
+        let bar = begin_bar(quiet, Some(total), "{bar:10} {pos}/{len} {wide_msg}");
+        bar.iter().for_each(|bar| bar.set_position(done));
         let planned_bytes = Cell::new(0);
         Progress { bar, quiet, log_every, total, done, begun: Instant::now(), planned_bytes }
     }
@@ -175,12 +179,7 @@ pub struct CountedProgress {
 
 impl CountedProgress {
     pub fn new(what: impl Into<String>, total: usize, quiet: bool) -> CountedProgress {
-        let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
-            let bar = ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::stderr());
-            let style = ProgressStyle::with_template("{bar:10} {wide_msg}");
-            bar.set_style(style.expect("the template is valid"));
-            bar
-        });
+        let bar = begin_bar(quiet, Some(total as u64), "{bar:10} {wide_msg}");
         CountedProgress { counted: Counted::new(what, total), bar, quiet }
     }
 
@@ -259,12 +258,7 @@ pub struct RowProgress(Option<ProgressBar>);
 
 impl RowProgress {
     pub fn new(quiet: bool) -> RowProgress {
-        RowProgress((!quiet && std::io::stderr().is_terminal()).then(|| {
-            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-            let style = ProgressStyle::with_template("{spinner} tokenizing: {human_pos} rows, {per_sec}");
-            bar.set_style(style.expect("the template is valid"));
-            bar
-        }))
+        RowProgress(begin_bar(quiet, None, "{spinner} tokenizing: {human_pos} rows, {per_sec}"))
     }
 
     /// The bar appears with the first rows, because a cached set has none to tokenize.

@@ -30,10 +30,7 @@ pub fn print_report(text: &str, is_json: bool) -> Result<(), Failure> {
 /// Prints data that programs read, such as generated text, byte for byte, except that control characters are escaped on
 /// a terminal.
 pub fn print_data(text: &str) -> Result<(), Failure> {
-    match std::io::stdout().is_terminal() {
-        true => write(&colour::escape_controls(text)),
-        false => write(text),
-    }
+    if std::io::stdout().is_terminal() { write(&colour::escape_controls(text)) } else { write(text) }
 }
 
 /// A reader that closed the pipe (`| head`) is not a failure.

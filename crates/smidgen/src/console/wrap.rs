@@ -18,10 +18,8 @@ pub fn columns() -> usize {
 
 /// Breaks lines that are wider than `width`.
 pub fn fold(text: &str, width: usize) -> String {
-    let fold = |line: &str| match display_width(line) <= width {
-        true => line.to_owned(),
-        false => fold_line(line, width),
-    };
+    let is_short = |line: &str| display_width(line) <= width;
+    let fold = |line: &str| if is_short(line) { line.to_owned() } else { fold_line(line, width) };
     text.split('\n').map(fold).collect::<Vec<_>>().join("\n")
 }
 

@@ -42,11 +42,7 @@ struct Loaded {
 }
 
 pub fn check(job: &Job, reach: Reach) -> Check {
-    let usual = match reach {
-        Reach::BySize => USUAL_BYTES,
-        Reach::Whole => u64::MAX,
-    };
-    load_line(load(job, usual))
+    load_line(load(job, if reach == Reach::Whole { u64::MAX } else { USUAL_BYTES }))
 }
 
 fn load(job: &Job, usual_bytes: u64) -> Result<Loaded, Failure> {
@@ -54,10 +50,8 @@ fn load(job: &Job, usual_bytes: u64) -> Result<Loaded, Failure> {
     let weight_of =
         |name: &str| job.model.weight(name).expect("the job has checked that no weight is missing");
     let model_bytes = tensors.iter().map(|tensor| stored_bytes(&weight_of(&tensor.name))).sum();
-    let share_bytes = match model_bytes <= usual_bytes {
-        true => u64::MAX,
-        false => usual_bytes / tensors.len().max(1) as u64,
-    };
+    let is_small = model_bytes <= usual_bytes;
+    let share_bytes = if is_small { u64::MAX } else { usual_bytes / tensors.len().max(1) as u64 };
     let mut loaded = Loaded { tensors: tensors.len(), model_bytes, ..Loaded::default() };
     let begun = Instant::now();
     for tensor in &tensors {
@@ -144,10 +138,7 @@ fn ranges(rows: usize, bytes: u64, share_bytes: u64) -> Vec<Range<usize>> {
     }
     let row_bytes = (bytes / rows.max(1) as u64).max(1);
     let end = ((share_bytes / 2 / row_bytes) as usize).max(1);
-    match 2 * end < rows {
-        true => vec![0..end, rows - end..rows],
-        false => vec![0..rows],
-    }
+    if 2 * end < rows { vec![0..end, rows - end..rows] } else { vec![0..rows] }
 }
 
 fn load_line(loaded: Result<Loaded, Failure>) -> Check {
@@ -158,9 +149,11 @@ fn load_line(loaded: Result<Loaded, Failure>) -> Check {
     };
     let Loaded { tensors, read_bytes, model_bytes, seconds, zeros } = loaded;
     let bytes_per_s = read_bytes as f64 / seconds.max(1e-9);
-    let of = match read_bytes < model_bytes {
-        true => format!(" of {}, the ends of each tensor", format_bytes(model_bytes)),
-        false => String::new(),
+    let is_part = read_bytes < model_bytes;
+    let of = if is_part {
+        format!(" of {}, the ends of each tensor", format_bytes(model_bytes))
+    } else {
+        String::new()
     };
     let read =
         format!("{tensors} tensors, {}{of}, at {:.1} GB/s", format_bytes(read_bytes), bytes_per_s / 1e9);
@@ -173,17 +166,15 @@ fn load_line(loaded: Result<Loaded, Failure>) -> Check {
     });
     match zeros.first() {
         None => Check::pass(NAME, format!("{read}, all numbers finite")),
-        Some(first) => Check::warn(
-            NAME,
-            format!("{read}; {} with nothing but zeros, such as `{first}`", plural(zeros.len())),
-            format!("unless that is intended, a download is incomplete: {REMEDY}"),
-        ),
+        Some(first) => {
+            let matrices = if zeros.len() == 1 { "matrix" } else { "matrices" };
+            let finding =
+                format!("{read}; {} {matrices} with nothing but zeros, such as `{first}`", zeros.len());
+            let remedy = format!("unless that is intended, a download is incomplete: {REMEDY}");
+            Check::warn(NAME, finding, remedy)
+        }
     }
     .with(facts)
-}
-
-fn plural(count: usize) -> String {
-    if count == 1 { "1 matrix".to_owned() } else { format!("{count} matrices") }
 }
 
 #[cfg(test)]

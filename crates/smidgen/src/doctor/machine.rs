@@ -43,17 +43,12 @@ pub fn processor(threads: usize) -> Check {
 }
 
 fn processor_line(name: &str, threads: usize, processors: usize, bf16: &str) -> Check {
-    const NAME: &str = "processor";
+    let is_more = threads > processors;
+    let on = if is_more { format!(" on {processors} cores") } else { String::new() };
+    let finding = format!("{name}, {threads} threads{on}, {bf16}");
+    let remedy = format!("more threads than cores slow each other down: set `memory.threads = {processors}`");
     let facts = json!({ "threads": threads, "processors": processors });
-    match threads > processors {
-        true => Check::warn(
-            NAME,
-            format!("{name}, {threads} threads on {processors} cores, {bf16}"),
-            format!("more threads than cores slow each other down: set `memory.threads = {processors}`"),
-        ),
-        false => Check::pass(NAME, format!("{name}, {threads} threads, {bf16}")),
-    }
-    .with(facts)
+    Check::warn_if(is_more, "processor", finding, &remedy).with(facts)
 }
 
 pub fn memory() -> Check {
@@ -71,22 +66,27 @@ fn memory_line(free: Option<u64>, total: Option<u64>, largest: &[Resident]) -> C
     let of = total.map_or(String::new(), |total| format!(" of {}", format_bytes(total)));
     // Processes below 2 % of the memory are not listed.
     let is_listed = |it: &&Resident| it.bytes >= total.unwrap_or(free) / 50;
-    let held: Vec<String> = largest
-        .iter()
-        .filter(is_listed)
-        .map(|it| format!("process {} ({}) {}", it.process, it.name, format_bytes(it.bytes)))
-        .collect();
-    let by = if held.is_empty() { String::new() } else { format!(", most used by {}", held.join(", ")) };
+    let listed = largest.iter().filter(is_listed).map(|it| (it.process, Some(&*it.name), Some(it.bytes)));
+    let by = render_holders(", most used by ", listed);
     let finding = format!("{} free{of}{by}", format_bytes(free));
-    let holders: Vec<Value> = largest
-        .iter()
-        .map(|it| json!({ "process": it.process, "name": it.name, "bytes": it.bytes }))
-        .collect();
-    match free < LITTLE_MEMORY_BYTES {
-        true => Check::warn(NAME, finding, "stop those processes, or train a smaller model"),
-        false => Check::pass(NAME, finding),
-    }
-    .with(json!({ "free_bytes": free, "total_bytes": total, "held_by": holders }))
+    let holders = largest.iter().map(|it| json!({"process": it.process, "name": it.name, "bytes": it.bytes}));
+    let facts = json!({ "free_bytes": free, "total_bytes": total, "held_by": holders.collect::<Vec<_>>() });
+    let remedy = "stop those processes, or train a smaller model";
+    Check::warn_if(free < LITTLE_MEMORY_BYTES, NAME, finding, remedy).with(facts)
+}
+
+/// Processes with the memory that they use, in words; nothing without a process.
+fn render_holders<'a>(
+    by: &str,
+    holders: impl Iterator<Item = (u32, Option<&'a str>, Option<u64>)>,
+) -> String {
+    let holder = |(process, name, bytes): (u32, Option<&str>, Option<u64>)| {
+        let name = name.map_or(String::new(), |name| format!(" ({name})"));
+        let bytes = bytes.map_or(String::new(), |bytes| format!(" {}", format_bytes(bytes)));
+        format!("process {process}{name}{bytes}")
+    };
+    let words: Vec<String> = holders.map(holder).collect();
+    if words.is_empty() { String::new() } else { format!("{by}{}", words.join(", ")) }
 }
 
 pub fn container() -> Check {
@@ -144,22 +144,17 @@ fn gpu_holders(ordinal: usize) -> Vec<GpuProcess> {
 /// The shell's limit is shown for information only: the driver pins memory, and the limit does not apply to it. In WSL
 /// the driver has its own limit.
 fn locked_memory_line(readings: &GpuReadings) -> Check {
-    const NAME: &str = "locked memory";
+    let is_limited = readings.is_wsl && readings.gpu.is_ok();
     let finding = match readings.locked {
+        _ if is_limited => "WSL limits how much memory the GPU driver can pin".to_owned(),
         Some(LockedLimit::Unlimited) => "no limit".to_owned(),
         Some(LockedLimit::Bytes(bytes)) => {
             format!("{} per process; memory pinned by the GPU driver does not count", format_bytes(bytes))
         }
         None => "cannot read the limit on this machine".to_owned(),
     };
-    match readings.is_wsl && readings.gpu.is_ok() {
-        true => Check::warn(
-            NAME,
-            "WSL limits how much memory the GPU driver can pin",
-            "if a run cannot pin its memory, set a smaller `memory.host_budget`",
-        ),
-        false => Check::pass(NAME, finding),
-    }
+    let remedy = "if a run cannot pin its memory, set a smaller `memory.host_budget`";
+    Check::warn_if(is_limited, "locked memory", finding, remedy)
 }
 
 fn gpu_line(readings: &GpuReadings, is_wanted: bool) -> Check {
@@ -170,23 +165,19 @@ fn gpu_line(readings: &GpuReadings, is_wanted: bool) -> Check {
             let (major, minor) = facts.capability;
             let driver = facts.driver_version;
             let release = readings.release.as_ref().map_or(String::new(), |release| format!("{release} "));
-            let finding = format!(
-                "{}, compute capability {major}.{minor}, driver {release}for CUDA {}.{}",
-                facts.name,
-                driver / 1000,
-                driver % 1000 / 10
-            );
+            let of_driver = format!("{release}for CUDA {}.{}", driver / 1000, driver % 1000 / 10);
+            let finding = format!("{}, compute capability {major}.{minor}, driver {of_driver}", facts.name);
             let numbers = if facts.has_bf16() { "bf16" } else { "f16 (bf16 needs 8.0)" };
-            match facts.can_train() {
-                true => {
-                    compiler_line(NAME, facts, readings.compiler.as_ref(), format!("{finding}, {numbers}"))
-                }
-                false => Check::warn(
+            if facts.can_train() {
+                return compiler_line(
                     NAME,
-                    format!("{finding}: training needs 7.0"),
-                    "runs use the CPU; training on a GPU needs Volta (2017) or newer",
-                ),
+                    facts,
+                    readings.compiler.as_ref(),
+                    format!("{finding}, {numbers}"),
+                );
             }
+            let remedy = "runs use the CPU; training on a GPU needs Volta (2017) or newer";
+            Check::warn(NAME, format!("{finding}: training needs 7.0"), remedy)
         }
         Err(error) if is_wanted => {
             let remedy = "`memory.device = \"cpu\"` trains without a GPU";
@@ -219,10 +210,11 @@ fn compiler_line(
             ..=12 => format!("nvidia-cuda-nvrtc-cu{of_driver} nvidia-cublas-cu{of_driver}"),
             _ => format!("'nvidia-cuda-nvrtc=={of_driver}.*' 'nvidia-cublas=={of_driver}.*'"),
         };
+        let remedy = format!("update the driver, or `pip install {packages}`");
         return Check::warn(
             name,
             format!("{finding}: NVRTC {major}.{minor} is newer than the driver"),
-            format!("update the driver, or `pip install {packages}`"),
+            remedy,
         );
     }
     Check::pass(name, finding)
@@ -258,26 +250,20 @@ fn gpu_memory_line(facts: &GpuFacts, held: &[GpuProcess]) -> Check {
         return Check::warn(NAME, format!("{total}, free memory unknown"), remedy);
     };
     let is_taken = free < facts.total_bytes - facts.total_bytes / 10;
-    let holder = |holder: &GpuProcess| {
-        let name = processes::name_of(holder.process).map_or(String::new(), |name| format!(" ({name})"));
-        let bytes = holder.bytes.map_or(String::new(), |bytes| format!(" {}", format_bytes(bytes)));
-        format!("process {}{name}{bytes}", holder.process)
-    };
-    let by = match held {
+    let held: Vec<(u32, Option<String>, Option<u64>)> =
+        held.iter().map(|it| (it.process, processes::name_of(it.process), it.bytes)).collect();
+    let by = match &held[..] {
         [] if is_taken => ", used by processes outside this container".to_owned(),
-        [] => String::new(),
-        held => format!(", used by {}", held.iter().map(holder).collect::<Vec<_>>().join(", ")),
+        held => {
+            render_holders(", used by ", held.iter().map(|(id, name, bytes)| (*id, name.as_deref(), *bytes)))
+        }
     };
     let finding = format!("{} free of {total}{by}", format_bytes(free));
-    let holders: Vec<Value> = held
-        .iter()
-        .map(|it| json!({ "process": it.process, "name": processes::name_of(it.process), "bytes": it.bytes }))
-        .collect();
-    match is_taken {
-        true => Check::warn(NAME, finding, "stop those processes, or plan with what is free"),
-        false => Check::pass(NAME, finding),
-    }
-    .with(json!({ "free_bytes": free, "total_bytes": facts.total_bytes, "held_by": holders }))
+    let holders = held.iter().map(|(id, name, bytes)| json!({"process": id, "name": name, "bytes": bytes}));
+    let holders: Vec<Value> = holders.collect();
+    let facts = json!({ "free_bytes": free, "total_bytes": facts.total_bytes, "held_by": holders });
+    let remedy = "stop those processes, or plan with what is free";
+    Check::warn_if(is_taken, NAME, finding, remedy).with(facts)
 }
 
 /// Disk space for checkpoints and offloaded tensors.
@@ -286,25 +272,19 @@ pub fn disk_room(folder: &Path) -> Check {
 }
 
 fn disk_line(folder: &Path, free: Option<u64>) -> Check {
-    const NAME: &str = "disk";
     let place = folder.display();
-    match free {
-        None => Check::warn(
-            NAME,
+    let (finding, remedy) = match free {
+        None => (
             format!("cannot read the free space of `{place}`"),
             "make sure that checkpoints fit on this disk",
         ),
         Some(free) => {
-            let finding = format!("{} free in `{place}`", format_bytes(free));
-            match free < LITTLE_DISK_BYTES {
-                true => {
-                    Check::warn(NAME, finding, "free some space, or choose an `output.dir` on another disk")
-                }
-                false => Check::pass(NAME, finding),
-            }
+            let remedy = "free some space, or choose an `output.dir` on another disk";
+            (format!("{} free in `{place}`", format_bytes(free)), remedy)
         }
-    }
-    .with(json!({ "free_bytes": free }))
+    };
+    let is_little = free.is_none_or(|free| free < LITTLE_DISK_BYTES);
+    Check::warn_if(is_little, "disk", finding, remedy).with(json!({ "free_bytes": free }))
 }
 
 /// Where the profile of the machine comes from.
@@ -363,38 +343,26 @@ pub fn profile(
 }
 
 fn figures(profile: &DeviceProfile) -> String {
-    let (bf16, f32) = (profile.half.bf16_matmul_flops_per_s, profile.f32.matmul_flops_per_s);
-    let offload = match profile.device {
-        DeviceKind::Cpu => "disk",
-        DeviceKind::Cuda => "pinned memory",
-    };
-    let context = match profile.device {
-        DeviceKind::Cpu => String::new(),
-        DeviceKind::Cuda => format!(", context {}", format_bytes(profile.overhead.fixed_bytes)),
+    let (offload, context) = match profile.device {
+        DeviceKind::Cpu => ("disk", String::new()),
+        DeviceKind::Cuda => {
+            ("pinned memory", format!(", context {}", format_bytes(profile.overhead.fixed_bytes)))
+        }
     };
     format!(
         "{} bf16, {} f32, memory {}, {offload} {} in and {} out, {:.1} us per operation{context}",
-        flops(bf16),
-        flops(f32),
-        rate(profile.half.bytes_per_s),
-        rate(profile.fetch_bytes_per_s),
-        rate(profile.stow_bytes_per_s),
+        rate(profile.half.bf16_matmul_flops_per_s, 0, "FLOP/s"),
+        rate(profile.f32.matmul_flops_per_s, 0, "FLOP/s"),
+        rate(profile.half.bytes_per_s, 1, "B/s"),
+        rate(profile.fetch_bytes_per_s, 1, "B/s"),
+        rate(profile.stow_bytes_per_s, 1, "B/s"),
         1e6 * profile.half.step_s,
     )
 }
 
-fn flops(per_s: f64) -> String {
-    match per_s >= 1e12 {
-        true => format!("{:.0} TFLOP/s", per_s / 1e12),
-        false => format!("{:.0} GFLOP/s", per_s / 1e9),
-    }
-}
-
-fn rate(bytes_per_s: f64) -> String {
-    match bytes_per_s >= 1e12 {
-        true => format!("{:.1} TB/s", bytes_per_s / 1e12),
-        false => format!("{:.1} GB/s", bytes_per_s / 1e9),
-    }
+fn rate(per_s: f64, digits: usize, unit: &str) -> String {
+    let (size, prefix) = if per_s >= 1e12 { (1e12, "T") } else { (1e9, "G") };
+    format!("{:.digits$} {prefix}{unit}", per_s / size)
 }
 
 /// The folder for compiled kernels, tokenized data, models and profiles.

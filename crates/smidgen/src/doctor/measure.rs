@@ -312,10 +312,8 @@ fn fit(plain: &BySize, coded: &BySize, packs: bool) -> Rates {
     // The shortest operation does almost no work, so its time is the fixed cost of an operation.
     let step_s = small.update.iter().map(|step| step.seconds).fold(f64::INFINITY, f64::min).clamp(1e-7, 1e-3);
     let bytes_per_s = rate(&traffic, |cost| cost.bytes, step_s);
-    let MatmulTimes { flop_s, bf16_flop_s, plain_operand_s, coded_operand_s } = match packs {
-        true => packed_matmuls(plain, coded, step_s),
-        false => unpacked_matmuls(plain, coded, step_s),
-    };
+    let matmuls = if packs { packed_matmuls } else { unpacked_matmuls };
+    let MatmulTimes { flop_s, bf16_flop_s, plain_operand_s, coded_operand_s } = matmuls(plain, coded, step_s);
     let rates = Rates {
         matmul_flops_per_s: 1.0 / flop_s,
         bf16_matmul_flops_per_s: 1.0 / bf16_flop_s,

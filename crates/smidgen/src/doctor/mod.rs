@@ -13,9 +13,11 @@ pub mod ranks;
 pub mod run;
 
 use crate::failure::{Failure, FailureKind};
+use serde::Serialize;
 use serde_json::Value;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Verdict {
     Pass,
     Warn,
@@ -32,7 +34,7 @@ impl Verdict {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
     pub name: &'static str,
     pub verdict: Verdict,
@@ -40,6 +42,7 @@ pub struct Check {
     /// What to do about it.
     pub remedies: Vec<String>,
     /// The kind of the failure, if it fails.
+    #[serde(skip)]
     pub kind: FailureKind,
     /// The numbers of the finding, for the JSON; null if it has none.
     pub facts: Value,
@@ -52,6 +55,11 @@ impl Check {
 
     pub fn warn(name: &'static str, finding: impl Into<String>, remedy: impl Into<String>) -> Check {
         Check { remedies: vec![remedy.into()], ..Check::new(name, Verdict::Warn, finding) }
+    }
+
+    /// A warning if it is one, else a pass.
+    pub fn warn_if(is_warning: bool, name: &'static str, finding: impl Into<String>, remedy: &str) -> Check {
+        if is_warning { Check::warn(name, finding, remedy) } else { Check::pass(name, finding) }
     }
 
     pub fn fail(

@@ -21,28 +21,17 @@ use smidgen_recipe::{Length, Recipe};
 
 /// Checks everything that a run of the recipe needs, up to the first failure.
 pub fn check(recipe: &Recipe, access: &Access, reach: Reach) -> Vec<Check> {
-    let mut lines = Vec::new();
-    match open_model(&recipe.model.path, Want::Config, access) {
-        Err(failure) => {
-            let mut line = Check::of_failure("model", &failure);
-            if failure.hints.is_empty() {
-                line.remedies = vec![load::REMEDY.to_owned()];
-            }
-            lines.push(line);
-            return lines;
+    let model = match open_model(&recipe.model.path, Want::Config, access) {
+        Err(failure) if failure.hints.is_empty() => {
+            return vec![Check::of_failure("model", &failure.hint(load::REMEDY))];
         }
-        Ok(model) => {
-            let place = model.path().display().to_string();
-            lines.push(match model.has_weights() {
-                true => Check::pass("model", format!("`{place}`, with its weights")),
-                false => Check::warn(
-                    "model",
-                    format!("`{place}` has a config but no weights"),
-                    "`smidgen pull` downloads them; `smidgen plan` does not need them",
-                ),
-            });
-        }
-    }
+        Err(failure) => return vec![Check::of_failure("model", &failure)],
+        Ok(model) => model,
+    };
+    let has = if model.has_weights() { ", with its weights" } else { " has a config but no weights" };
+    let finding = format!("`{}`{has}", model.path().display());
+    let remedy = "`smidgen pull` downloads them; `smidgen plan` does not need them";
+    let mut lines = vec![Check::warn_if(!model.has_weights(), "model", finding, remedy)];
     let job = match Job::prepare_with(recipe.clone(), Purpose::Plan, access) {
         Ok(job) => job,
         Err(failure) => {
@@ -71,20 +60,18 @@ pub fn check(recipe: &Recipe, access: &Access, reach: Reach) -> Vec<Check> {
 
 fn data_line(job: &Job) -> Check {
     match &job.data {
-        Data::Rows(rows) if rows.warnings.is_empty() => Check::pass(
-            "data",
-            format!("{} samples, the longest of {} tokens", rows.train.len(), rows.train.longest()),
-        ),
-        Data::Rows(rows) => Check::warn(
-            "data",
-            rows.warnings.join("; "),
-            "`smidgen preview` shows rows as the model sees them",
-        ),
-        Data::Assumed { reason } => Check::warn(
-            "data",
-            reason.clone(),
-            "training needs the data; without it, plans assume that every sample has `data.max_tokens` tokens",
-        ),
+        Data::Rows(rows) if rows.warnings.is_empty() => {
+            let (samples, longest) = (rows.train.len(), rows.train.longest());
+            Check::pass("data", format!("{samples} samples, the longest of {longest} tokens"))
+        }
+        Data::Rows(rows) => {
+            let remedy = "`smidgen preview` shows rows as the model sees them";
+            Check::warn("data", rows.warnings.join("; "), remedy)
+        }
+        Data::Assumed { reason } => {
+            let remedy = "training needs the data; without it, plans assume that every sample has `data.max_tokens` tokens";
+            Check::warn("data", reason.clone(), remedy)
+        }
     }
 }
 
@@ -95,21 +82,16 @@ fn plan_line(job: &Job, planned: &Planned) -> Check {
     let solution = &planned.solution;
     let tokens_per_s = planned.speed().map(|speed| speed.tokens_per_s);
     let speed = tokens_per_s.map_or("speed unknown".to_owned(), |rate| format!("{rate:.0} tokens/s"));
-    Check::pass(
-        "plan",
-        format!(
-            "fits: {} of {} on {}, {speed} according to {}",
-            format_bytes(solution.peak_bytes),
-            format_bytes(planned.budget_bytes),
-            job.place.describe(),
-            planned.profile.describe()
-        ),
-    )
-    .with(json!({
-        "peak_bytes": solution.peak_bytes,
-        "budget_bytes": planned.budget_bytes,
-        "tokens_per_s": tokens_per_s,
-    }))
+    let (peak_bytes, budget_bytes) = (solution.peak_bytes, planned.budget_bytes);
+    let finding = format!(
+        "fits: {} of {} on {}, {speed} according to {}",
+        format_bytes(peak_bytes),
+        format_bytes(budget_bytes),
+        job.place.describe(),
+        planned.profile.describe()
+    );
+    let facts = json!({"peak_bytes": peak_bytes, "budget_bytes": budget_bytes, "tokens_per_s": tokens_per_s});
+    Check::pass("plan", finding).with(facts)
 }
 
 /// Whether the host memory that the plan pins is free; pinned memory cannot be swapped out.

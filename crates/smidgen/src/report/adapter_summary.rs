@@ -8,7 +8,8 @@ use super::fourier_table::FourierRow;
 use crate::failure::Failure;
 use crate::merge::fold::row_norm;
 use crate::merge::original::{OriginalModel, OriginalRows, read_f32};
-use smidgen_formats::peft::{AdapterFile, AdapterModule, Bias, StoredKind, read_modules};
+use serde::Serialize;
+use smidgen_formats::peft::{AdapterFile, AdapterModule, Bias, read_modules, split_layer};
 use smidgen_formats::tensor_ref::TensorRef;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -16,26 +17,28 @@ use std::path::PathBuf;
 /// Rows of the base that are held in memory at a time.
 const BLOCK_BYTES: usize = 4 << 20;
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct AdapterSummary {
     pub path: PathBuf,
-    pub kind: StoredKind,
+    pub kind: &'static str,
     /// The base model that the adapter names.
-    pub original: Option<String>,
+    pub base: Option<String>,
     pub bias: Bias,
     pub parameters: u64,
     /// Bytes of all tensors.
     pub bytes: u64,
     /// Element types and how many tensors have them.
     pub elements: BTreeMap<&'static str, usize>,
-    pub modules: Vec<ModuleSummary>,
     /// Number of trained biases, of modules with and without an adapter.
     pub biases: usize,
+    pub modules: Vec<ModuleSummary>,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModuleSummary {
+    #[serde(rename = "module")]
     pub path: String,
+    pub layer: Option<usize>,
     pub rank: usize,
     pub alpha: f64,
     pub scale: f64,
@@ -46,18 +49,19 @@ pub struct ModuleSummary {
     pub b_norm: f64,
     /// The norm of s·B·A.
     pub product_norm: f64,
+    #[serde(flatten)]
     pub magnitude: Option<Magnitude>,
+    #[serde(skip)]
     pub fourier: Option<FourierRow>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub enum Magnitude {
+    #[serde(rename = "magnitude_norm")]
     Norm(f64),
     /// |m - n| / n over the rows, where n is the length of the base's row.
-    Change {
-        mean: f64,
-        max: f64,
-    },
+    #[serde(rename = "magnitude_change")]
+    Change { mean: f64, max: f64 },
 }
 
 pub fn summarize_adapter(
@@ -75,8 +79,8 @@ pub fn summarize_adapter(
     let modules = read.modules.iter().map(|module| summarize_module(module, original));
     Ok(AdapterSummary {
         path: adapter.path().to_path_buf(),
-        kind: adapter.config().kind(),
-        original: adapter.config().base_model_name_or_path.clone(),
+        kind: adapter.config().kind().name(),
+        base: adapter.config().base_model_name_or_path.clone(),
         bias: adapter.config().bias,
         parameters,
         bytes,
@@ -95,15 +99,14 @@ fn summarize_module(
     let b_gram = gram_of_columns(&b, module.rank);
     let trace = |gram: &[f64]| (0..module.rank).map(|i| gram[i * module.rank + i]).sum::<f64>().sqrt();
     let product: f64 = a_gram.iter().zip(&b_gram).map(|(a, b)| a * b).sum();
-    let magnitude = match &module.magnitude {
-        None => None,
-        Some(magnitude) => Some(summarize_magnitude(module, &read_all(magnitude)?, original)?),
-    };
+    let summarize = |magnitude| summarize_magnitude(module, &read_all(magnitude)?, original);
+    let magnitude = module.magnitude.as_ref().map(summarize).transpose()?;
     let fourier = fourier_row(module)?;
     let tensors = [Some(&module.a), Some(&module.b), module.magnitude.as_ref(), module.bias.as_ref()];
     let fourier_parameters = if module.fourier.is_some() { 5 } else { 0 };
     Ok(ModuleSummary {
         path: module.path.clone(),
+        layer: split_layer(&module.path).0,
         rank: module.rank,
         alpha: module.alpha,
         scale: module.scale,
@@ -159,8 +162,7 @@ fn summarize_magnitude(
         for (row, &wanted) in values.chunks_exact(columns).zip(wanted) {
             let norm = row_norm(row);
             let change = (f64::from(wanted) - norm).abs() / norm;
-            sum += change;
-            max = max.max(change);
+            (sum, max) = (sum + change, max.max(change));
         }
     }
     Ok(Magnitude::Change { mean: sum / module.rows() as f64, max })

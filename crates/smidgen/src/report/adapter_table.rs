@@ -5,7 +5,7 @@
 use super::adapter_summary::{AdapterSummary, Magnitude, ModuleSummary};
 use super::fourier_table::{FourierRow, fourier_json, last_name, render_fourier_table};
 use crate::console::columns::{Side, render_columns, render_field, short};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use smidgen_formats::peft::{Bias, split_layer};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::grouped_digits::Grouped;
@@ -15,11 +15,11 @@ pub fn render_adapter(summary: &AdapterSummary) -> String {
     let modules = &summary.modules;
     let mut text = format!("{} adapter in `{}`\n", summary.kind, summary.path.display());
     let mut field = |name: &str, value: &str| text.push_str(&render_field(name, value));
-    field("base", summary.original.as_deref().unwrap_or("not named"));
+    field("base", summary.base.as_deref().unwrap_or("not named"));
     field("rank", &range(modules.iter().map(|module| module.rank as f64)));
     field("alpha", &range(modules.iter().map(|module| module.alpha)));
     field("scale", &range(modules.iter().map(|module| module.scale)));
-    let layers: BTreeSet<usize> = modules.iter().filter_map(|module| split_layer(&module.path).0).collect();
+    let layers: BTreeSet<usize> = modules.iter().filter_map(|module| module.layer).collect();
     let names: BTreeSet<&str> = modules.iter().map(|module| split_layer(&module.path).1).collect();
     let names: Vec<&str> = names.into_iter().collect();
     field("modules", &format!("{} in {}: {}", modules.len(), count(layers.len(), "layer"), names.join(", ")));
@@ -31,7 +31,7 @@ pub fn render_adapter(summary: &AdapterSummary) -> String {
     field("tensors", &format!("{}, {}", format_bytes(summary.bytes), elements.join(" and ")));
     text.push('\n');
     text.push_str(&render_modules(modules));
-    let fourier: Vec<FourierRow> = modules.iter().filter_map(|module| module.fourier.clone()).collect();
+    let fourier = fourier(summary);
     if !fourier.is_empty() {
         text.push('\n');
         text.push_str(&render_fourier_table(&fourier));
@@ -40,54 +40,23 @@ pub fn render_adapter(summary: &AdapterSummary) -> String {
 }
 
 pub fn adapter_json(summary: &AdapterSummary) -> Value {
-    let module = |module: &ModuleSummary| {
-        let mut object: Map<String, Value> = Map::new();
-        let mut put = |key: &str, value: Value| drop(object.insert(key.to_string(), value));
-        put("module", json!(module.path));
-        put("layer", json!(split_layer(&module.path).0));
-        put("rank", json!(module.rank));
-        put("alpha", json!(module.alpha));
-        put("scale", json!(module.scale));
-        put("shape", json!(module.shape));
-        put("parameters", json!(module.parameters));
-        put("a_norm", json!(module.a_norm));
-        put("b_norm", json!(module.b_norm));
-        put("product_norm", json!(module.product_norm));
-        match module.magnitude {
-            None => {}
-            Some(Magnitude::Norm(norm)) => put("magnitude_norm", json!(norm)),
-            Some(Magnitude::Change { mean, max }) => {
-                put("magnitude_change", json!({"mean": mean, "max": max}));
-            }
-        }
-        Value::Object(object)
-    };
-    let fourier: Vec<FourierRow> =
-        summary.modules.iter().filter_map(|module| module.fourier.clone()).collect();
-    let mut object = json!({
-        "path": summary.path,
-        "kind": summary.kind.name(),
-        "base": summary.original,
-        "bias": summary.bias,
-        "parameters": summary.parameters,
-        "bytes": summary.bytes,
-        "elements": summary.elements,
-        "biases": summary.biases,
-        "modules": summary.modules.iter().map(module).collect::<Vec<_>>(),
-    });
+    let mut object = json!(summary);
+    let fourier = fourier(summary);
     if !fourier.is_empty() {
         object["fourier"] = fourier_json(&fourier);
     }
     object
 }
 
+fn fourier(summary: &AdapterSummary) -> Vec<FourierRow> {
+    summary.modules.iter().filter_map(|module| module.fourier.clone()).collect()
+}
+
 type Cell = fn(&ModuleSummary) -> String;
 
 fn render_modules(modules: &[ModuleSummary]) -> String {
     let mut columns: Vec<(&str, Side, Cell)> = vec![
-        ("layer", Side::Right, |module| {
-            split_layer(&module.path).0.map_or(String::new(), |layer| layer.to_string())
-        }),
+        ("layer", Side::Right, |module| module.layer.map_or(String::new(), |layer| layer.to_string())),
         if last_names_tell_apart(modules) {
             ("module", Side::Left, |module| last_name(&module.path).to_string())
         } else {
@@ -101,41 +70,41 @@ fn render_modules(modules: &[ModuleSummary]) -> String {
             columns.push((heading, Side::Right, cell));
         }
     }
-    columns.push(("‖A‖", Side::Right, |module| short(module.a_norm)));
-    columns.push(("‖B‖", Side::Right, |module| short(module.b_norm)));
-    columns.push(("‖s·B·A‖", Side::Right, |module| short(module.product_norm)));
-    match modules.first().and_then(|module| module.magnitude) {
-        None => {}
-        Some(Magnitude::Norm(_)) => columns.push(("‖m‖", Side::Right, |module| match module.magnitude {
-            Some(Magnitude::Norm(norm)) => short(norm),
-            _ => String::new(),
-        })),
-        Some(Magnitude::Change { .. }) => {
-            columns.push(("mean Δm", Side::Right, |module| match module.magnitude {
-                Some(Magnitude::Change { mean, .. }) => percent(mean),
-                _ => String::new(),
-            }));
-            columns.push(("max Δm", Side::Right, |module| match module.magnitude {
-                Some(Magnitude::Change { max, .. }) => percent(max),
-                _ => String::new(),
-            }));
-        }
-    }
+    let norms: [(&str, Cell); 3] = [
+        ("‖A‖", |module| short(module.a_norm)),
+        ("‖B‖", |module| short(module.b_norm)),
+        ("‖s·B·A‖", |module| short(module.product_norm)),
+    ];
+    let magnitudes: &[(&str, Cell)] = match modules.first().and_then(|module| module.magnitude) {
+        None => &[],
+        Some(Magnitude::Norm(_)) => &[("‖m‖", |module| magnitude(module)[0].clone())],
+        Some(Magnitude::Change { .. }) => &[
+            ("mean Δm", |module| magnitude(module)[0].clone()),
+            ("max Δm", |module| magnitude(module)[1].clone()),
+        ],
+    };
+    columns.extend(norms.iter().chain(magnitudes).map(|(heading, cell)| (*heading, Side::Right, *cell)));
     let headings: Vec<(&str, Side)> = columns.iter().map(|(heading, side, _)| (*heading, *side)).collect();
     let rows: Vec<Vec<String>> =
         modules.iter().map(|module| columns.iter().map(|(_, _, cell)| cell(module)).collect()).collect();
     render_columns(&headings, &rows)
 }
 
+/// The norm of a magnitude, or the mean and the largest change of its rows.
+fn magnitude(module: &ModuleSummary) -> [String; 2] {
+    let percent = |fraction: f64| format!("{:.2} %", 100.0 * fraction);
+    match module.magnitude {
+        None => Default::default(),
+        Some(Magnitude::Norm(norm)) => [short(norm), String::new()],
+        Some(Magnitude::Change { mean, max }) => [percent(mean), percent(max)],
+    }
+}
+
 /// Whether the last part of the name, such as `q_proj`, identifies a module within its layer.
 fn last_names_tell_apart(modules: &[ModuleSummary]) -> bool {
     let names: BTreeSet<(Option<usize>, &str)> =
-        modules.iter().map(|module| (split_layer(&module.path).0, last_name(&module.path))).collect();
+        modules.iter().map(|module| (module.layer, last_name(&module.path))).collect();
     names.len() == modules.len()
-}
-
-fn percent(fraction: f64) -> String {
-    format!("{:.2} %", 100.0 * fraction)
 }
 
 /// One number if all are equal, else the smallest and the largest.

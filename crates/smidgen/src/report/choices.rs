@@ -17,9 +17,10 @@ pub fn render_price(price: &Price) -> String {
     let size = format_bytes(price.saved_bytes.unsigned_abs());
     let verb = if price.saved_bytes >= 0 { "saves" } else { "needs another" };
     let ms = price.cost_ms.abs();
-    let time = match price.cost_ms > -0.5 {
-        true => format!("adds {ms:.0} ms per step"),
-        false => format!("makes a step faster by {ms:.0} ms"),
+    let time = if price.cost_ms > -0.5 {
+        format!("adds {ms:.0} ms per step")
+    } else {
+        format!("makes a step faster by {ms:.0} ms")
     };
     format!("{} {verb} {size} and {time}", describe(price.choice))
 }
@@ -46,48 +47,34 @@ pub fn describe(choice: Choice) -> &'static str {
 
 /// The differences between two policies of a model with this many layers.
 pub fn describe_changes(before: &Policy, now: &Policy, layers: usize) -> String {
-    let mut changes = Vec::new();
-    if now.micro_tokens != before.micro_tokens {
-        let (is, was) = (now.micro_tokens, before.micro_tokens);
-        changes.push(format!("micro-batches of {is} tokens (were {was})"));
-    }
-    let mut compare = |what: &str, is: usize, was: usize| {
-        if is != was {
-            changes.push(format!("{what} of {is} of {layers} layers (were {was})"));
-        }
+    let [counts, old] = [now, before].map(LayerCounts::of);
+    let of_layers = |what: &str, is: usize, was: usize| {
+        (is != was).then(|| format!("{what} of {is} of {layers} layers (were {was})"))
     };
-    let [is, was] = [now, before].map(LayerCounts::of);
-    compare("recompute", is.recomputed, was.recomputed);
-    compare("offloaded activations", is.activations_offloaded, was.activations_offloaded);
-    compare("offloaded weights", is.weights_offloaded, was.weights_offloaded);
-    if now.optimizer_state != before.optimizer_state {
-        changes.push(format!("optimizer state {}", describe_place(now.optimizer_state)));
-    }
-    if now.gradients != before.gradients {
-        changes.push(format!("gradients {}", describe_place(now.gradients)));
-    }
-    if now.order != before.order {
-        changes.push(format!("{}-first order", now.order.name()));
-    }
-    let [is, was] = [now, before].map(|policy| policy.layers_per_lap.max(1));
-    if is != was {
-        changes.push(format!("{is} layers at a time (were {was})"));
-    }
-    if now.sharding != before.sharding {
-        changes.push(format!("sharded over ranks: {}", describe_sharding(now.sharding)));
-    }
-    if now.tile_tokens != before.tile_tokens {
-        changes.push(match now.tile_tokens {
+    let [laps, old_laps] = [now, before].map(|policy| policy.layers_per_lap.max(1));
+    let changes = [
+        (now.micro_tokens != before.micro_tokens)
+            .then(|| format!("micro-batches of {} tokens (were {})", now.micro_tokens, before.micro_tokens)),
+        of_layers("recompute", counts.recomputed, old.recomputed),
+        of_layers("offloaded activations", counts.activations_offloaded, old.activations_offloaded),
+        of_layers("offloaded weights", counts.weights_offloaded, old.weights_offloaded),
+        (now.optimizer_state != before.optimizer_state)
+            .then(|| format!("optimizer state {}", describe_place(now.optimizer_state))),
+        (now.gradients != before.gradients).then(|| format!("gradients {}", describe_place(now.gradients))),
+        (now.order != before.order).then(|| format!("{}-first order", now.order.name())),
+        (laps != old_laps).then(|| format!("{laps} layers at a time (were {old_laps})")),
+        (now.sharding != before.sharding)
+            .then(|| format!("sharded over ranks: {}", describe_sharding(now.sharding))),
+        (now.tile_tokens != before.tile_tokens).then(|| match now.tile_tokens {
             Some(tokens) => format!("feed-forward blocks on {tokens} tokens at a time"),
             None => "feed-forward blocks on a whole micro-batch".into(),
-        });
-    }
-    if now.head_pieces != before.head_pieces {
-        changes.push(match now.head_pieces {
+        }),
+        (now.head_pieces != before.head_pieces).then(|| match now.head_pieces {
             0 | 1 => "the LM head in one piece".into(),
             pieces => format!("the LM head in {pieces} pieces"),
-        });
-    }
+        }),
+    ];
+    let changes: Vec<String> = changes.into_iter().flatten().collect();
     if changes.is_empty() { "the same choices".into() } else { changes.join(", ") }
 }
 
@@ -124,8 +111,6 @@ pub enum ActivationChoice {
 }
 
 impl ActivationChoice {
-    pub const ALL: [Self; 4] = [Self::Kept, Self::Recomputed, Self::Offloaded, Self::Both];
-
     pub fn of(policy: &Policy, layer: usize) -> Self {
         match (policy.recompute.contains(layer), policy.offloaded_activations.contains(layer)) {
             (false, false) => Self::Kept,
@@ -205,25 +190,25 @@ fn render_reason(solution: &Solution, reason: &Reason) -> String {
             let place = describe_place(policy.gradients);
             format!("gradients: {}{place}", some_layers(&policy.offloaded_gradients, layers))
         }
-        Choice::Order if updates_early(&solution.plan) => {
-            "order: breadth-first, all micro-batches of a step pass each layer before the next one; without gradient clipping \
-             each layer is updated right after its backward pass"
-                .to_owned()
-        }
         Choice::Order => {
-            "order: breadth-first, all micro-batches of a step pass each layer before the next one".to_owned()
+            let early = "; without gradient clipping each layer is updated right after its backward pass";
+            let early = if updates_early(&solution.plan) { early } else { "" };
+            format!(
+                "order: breadth-first, all micro-batches of a step pass each layer before the next one{early}"
+            )
         }
         Choice::Laps => {
             let count = policy.layers_per_lap;
             format!("laps: {count} layers at a time, keeping only the input of the first for backward")
         }
-        Choice::Updates if updates_early(&solution.plan) => {
-            "updates: on the CPU, where the optimizer state is, while the GPU continues".to_owned()
-        }
         Choice::Updates => {
-            "updates: on the CPU, where the optimizer state is, during the next forward pass".to_owned()
+            let early = updates_early(&solution.plan);
+            let when = if early { "while the GPU continues" } else { "during the next forward pass" };
+            format!("updates: on the CPU, where the optimizer state is, {when}")
         }
-        Choice::Sharding => format!("sharding: each rank keeps its part of {}", describe_sharding(policy.sharding)),
+        Choice::Sharding => {
+            format!("sharding: each rank keeps its part of {}", describe_sharding(policy.sharding))
+        }
     };
     match reason.why {
         Why::Pinned => format!("{what} (pinned)"),

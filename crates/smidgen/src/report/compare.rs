@@ -8,6 +8,7 @@ use super::run_folder::{RunRecord, read_run};
 use super::run_summary::{RunSummary, summarize};
 use crate::console::columns::{Side, render_columns};
 use crate::failure::Failure;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 use smidgen_ir::bytes::format_bytes;
 use std::path::{Path, PathBuf};
@@ -36,7 +37,7 @@ pub struct Difference {
 }
 
 /// A figure of each run.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Fact {
     pub name: &'static str,
     pub values: Vec<String>,
@@ -109,64 +110,52 @@ fn read_keys(job: &str) -> Vec<(String, String)> {
     keys
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 enum Better {
     Lower,
     Higher,
     Neither,
 }
 
+/// A figure: its name, which value is better, where it is in a summary, and its text.
+type Figure = (&'static str, Better, fn(&RunSummary) -> Option<f64>, fn(f64) -> String);
+
+const FIGURES: [Figure; 12] = {
+    use Better::{Higher, Lower, Neither};
+    const BYTES: fn(f64) -> String = |bytes| format_bytes(bytes as u64);
+    [
+        ("loss, first", Neither, |run| run.loss.first, short),
+        ("loss, last", Lower, |run| run.loss.last, short),
+        ("eval loss, best", Lower, |run| run.loss.best_eval.map(|best| best.eval_loss), short),
+        ("eval loss, last", Lower, |run| run.loss.last_eval, short),
+        ("tokens/s", Higher, |run| run.speed.tokens_per_s, short),
+        ("ms per step", Neither, |run| run.speed.step_ms, short),
+        ("time in steps", Neither, |run| Some(run.speed.seconds), duration),
+        ("tokens", Neither, |run| Some(run.speed.tokens as f64), |count| grouped(count as i64)),
+        ("peak memory", Lower, |run| run.memory.peak_bytes.map(|bytes| bytes as f64), BYTES),
+        ("planned peak", Neither, |run| Some(run.memory.planned_bytes as f64), BYTES),
+        ("pinned memory", Neither, |run| Some(run.memory.pinned_bytes as f64).filter(|it| *it > 0.0), BYTES),
+        ("GPU utilization", Higher, |run| run.speed.gpu_util, |percent| format!("{percent:.0} %")),
+    ]
+};
+
 impl Comparison {
     /// The figures of all runs; figures that no run has are left out.
     pub fn facts(&self) -> Vec<Fact> {
-        use Better::{Higher, Lower, Neither};
-        let bytes = |bytes: f64| format_bytes(bytes as u64);
-        let facts = [
-            self.fact("loss, first", Neither, |run| run.loss.first, short),
-            self.fact("loss, last", Lower, |run| run.loss.last, short),
-            self.fact("eval loss, best", Lower, |run| run.loss.best_eval.map(|(_, loss)| loss), short),
-            self.fact("eval loss, last", Lower, |run| run.loss.last_eval, short),
-            self.fact("tokens/s", Higher, |run| run.speed.tokens_per_s, short),
-            self.fact("ms per step", Neither, |run| run.speed.step_ms, short),
-            self.fact("time in steps", Neither, |run| Some(run.speed.seconds), duration),
-            self.fact("tokens", Neither, |run| Some(run.speed.tokens as f64), |count| grouped(count as i64)),
-            self.fact("peak memory", Lower, |run| run.memory.peak_bytes.map(|it| it as f64), bytes),
-            self.fact("planned peak", Neither, |run| Some(run.memory.planned_bytes as f64), bytes),
-            self.fact(
-                "pinned memory",
-                Neither,
-                |run| Some(run.memory.pinned_bytes as f64).filter(|bytes| *bytes > 0.0),
-                bytes,
-            ),
-            self.fact("GPU utilization", Higher, |run| run.speed.gpu_util, |it| format!("{it:.0} %")),
-        ];
-        let steps = Fact {
-            name: "steps",
-            values: self.runs.iter().map(|run| render_steps(&run.summary)).collect(),
-            best: None,
-        };
-        [steps].into_iter().chain(facts.into_iter().flatten()).collect()
+        let steps = self.runs.iter().map(|run| render_steps(&run.summary)).collect();
+        let steps = Fact { name: "steps", values: steps, best: None };
+        [steps].into_iter().chain(FIGURES.into_iter().filter_map(|figure| self.fact(figure))).collect()
     }
 
-    fn fact(
-        &self,
-        name: &'static str,
-        better: Better,
-        value: impl Fn(&RunSummary) -> Option<f64>,
-        render: impl Fn(f64) -> String,
-    ) -> Option<Fact> {
+    fn fact(&self, (name, better, value, render): Figure) -> Option<Fact> {
         let values: Vec<Option<f64>> = self.runs.iter().map(|run| value(&run.summary)).collect();
         let known: Vec<(usize, f64)> =
             values.iter().enumerate().filter_map(|(run, value)| Some((run, (*value)?))).collect();
         let is_shared = known.iter().all(|(_, value)| *value == known[0].1);
-        let best = match better {
-            _ if is_shared => None,
-            Better::Neither => None,
-            Better::Lower => known.iter().min_by(|one, other| one.1.total_cmp(&other.1)),
-            Better::Higher => known.iter().max_by(|one, other| one.1.total_cmp(&other.1)),
-        };
-        let best = best.map(|(run, _)| *run);
-        let values = values.iter().map(|value| value.map_or("–".into(), &render)).collect();
+        let sign = if better == Better::Higher { -1.0 } else { 1.0 };
+        let best = known.iter().min_by(|one, other| (sign * one.1).total_cmp(&(sign * other.1)));
+        let best = best.filter(|_| !is_shared && better != Better::Neither).map(|(run, _)| *run);
+        let values = values.iter().map(|value| value.map_or("–".into(), render)).collect();
         (!known.is_empty()).then_some(Fact { name, values, best })
     }
 
@@ -175,7 +164,7 @@ impl Comparison {
         /// Runs per table, so that a table fits 80 columns.
         const RUNS_PER_TABLE: usize = 3;
         let mut text: String =
-            self.runs.iter().map(|run| format!("{}: {}\n", run.name, run.summary.status)).collect();
+            self.runs.iter().map(|run| format!("{}: {}\n", run.name, run.summary.state)).collect();
         let facts = self.facts();
         for first in (0..self.runs.len()).step_by(RUNS_PER_TABLE) {
             let shown = first..(first + RUNS_PER_TABLE).min(self.runs.len());
@@ -187,9 +176,10 @@ impl Comparison {
             };
             text += &render_columns(&headings, &facts.iter().map(row).collect::<Vec<_>>());
         }
-        text += &match self.differences.is_empty() {
-            true => "the recipes are the same\n".into(),
-            false => format!("the recipes differ ({} other keys are the same):\n", self.same_keys),
+        text += &if self.differences.is_empty() {
+            "the recipes are the same\n".into()
+        } else {
+            format!("the recipes differ ({} other keys are the same):\n", self.same_keys)
         };
         for Difference { key, values } in &self.differences {
             let each: Vec<String> = self
@@ -205,7 +195,7 @@ impl Comparison {
 
     pub fn render_json(&self) -> Value {
         let run = |run: &Compared| {
-            let mut value = run.summary.render_json();
+            let mut value = json!(run.summary);
             value["name"] = json!(run.name);
             value["folder"] = json!(run.record.folder);
             value
@@ -222,10 +212,8 @@ impl Comparison {
 
 fn render_steps(summary: &RunSummary) -> String {
     let (done, total) = (summary.steps, summary.total_steps);
-    match done == total {
-        true => grouped(done as i64),
-        false => format!("{} of {}", grouped(done as i64), grouped(total as i64)),
-    }
+    let all = grouped(total as i64);
+    if done == total { all } else { format!("{} of {all}", grouped(done as i64)) }
 }
 
 #[cfg(test)]

@@ -6,6 +6,8 @@
 //! Left out: parts are separate processes, so each has its own verdict, and the worst is the run's.
 
 use super::run_folder::StepRow;
+use serde::{Serialize, Serializer};
+use serde_json::json;
 use smidgen_ir::bytes::format_bytes;
 
 /// The first eighth of a part is warm-up: caches fill, and code runs for the first time.
@@ -81,6 +83,10 @@ impl Leak {
         }
     }
 
+    pub fn bytes_per_step(&self) -> Option<f64> {
+        if let Leak::Leaked { bytes_per_step, .. } = self { Some(*bytes_per_step) } else { None }
+    }
+
     pub fn bytes(&self) -> Option<u64> {
         match self {
             Leak::TooShort => None,
@@ -104,6 +110,13 @@ impl Leak {
                 format_bytes(bytes_per_step.round() as u64)
             ),
         }
+    }
+}
+
+/// Serialized, it is two fields of a run's summary.
+impl Serialize for Leak {
+    fn serialize<S: Serializer>(&self, out: S) -> Result<S::Ok, S::Error> {
+        json!({"growth_bytes": self.bytes(), "grew": self.has_leaked()}).serialize(out)
     }
 }
 

@@ -52,10 +52,7 @@ pub fn short(value: f64) -> String {
 }
 
 fn trimmed(text: String) -> String {
-    match text.contains('.') {
-        true => text.trim_end_matches('0').trim_end_matches('.').to_string(),
-        false => text,
-    }
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').into() } else { text }
 }
 
 pub fn grouped(value: i64) -> String {
@@ -132,9 +129,10 @@ impl Axis {
 
     /// The position of a value: 0 at the low end, 1 at the high end.
     pub fn place(&self, value: f64) -> f64 {
-        let part = match self.is_log {
-            true => (value.max(self.low) / self.low).ln() / (self.high / self.low).ln(),
-            false => (value - self.low) / (self.high - self.low),
+        let part = if self.is_log {
+            (value.max(self.low) / self.low).ln() / (self.high / self.low).ln()
+        } else {
+            (value - self.low) / (self.high - self.low)
         };
         part.clamp(0.0, 1.0)
     }
@@ -168,13 +166,9 @@ fn ticks(low: f64, high: f64, unit: Unit) -> Vec<(f64, String)> {
 }
 
 fn byte_scale(high: f64) -> (f64, &'static str) {
-    match high {
-        _ if high >= (1u64 << 40) as f64 => ((1u64 << 40) as f64, "TiB"),
-        _ if high >= (1u64 << 30) as f64 => ((1u64 << 30) as f64, "GiB"),
-        _ if high >= (1u64 << 20) as f64 => ((1u64 << 20) as f64, "MiB"),
-        _ if high >= 1024.0 => (1024.0, "KiB"),
-        _ => (1.0, "B"),
-    }
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let unit = (1..units.len()).rev().find(|unit| high >= 1024f64.powi(*unit as i32)).unwrap_or(0);
+    (1024f64.powi(unit as i32), units[unit])
 }
 
 /// The smallest of 1, 2 and 5 times a power of ten that is at least this.

@@ -3,12 +3,11 @@
 //! Both are read from their JSON, so a new plan can be compared with one in a run folder, even of an earlier version;
 //! fields that a version did not write are left empty.
 
-use super::choices::{LayerCounts, describe_changes};
+use super::choices::describe_changes;
 use super::plan_facts::PlanFacts;
 use serde_json::{Map, Value, json};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::grouped_digits::Grouped;
-use std::fmt::Write;
 
 /// The unit of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,34 +16,74 @@ enum Unit {
     Count,
     /// With one digit after the point.
     Decimal,
+    /// The number of layers in a list of the policy.
+    Layers,
 }
 
-/// A figure of both plans.
-#[derive(Clone, Debug)]
-struct Figure {
-    key: String,
-    label: String,
-    unit: Unit,
-    this: Option<f64>,
-    other: Option<f64>,
+/// Every figure by its place in a plan's JSON, in the order of the plan table; categories have their own labels.
+const FIGURES: [(&str, &str, Unit); 20] = [
+    ("rows.base_weights", "", Unit::Bytes),
+    ("rows.adapters", "", Unit::Bytes),
+    ("rows.gradients", "", Unit::Bytes),
+    ("rows.optimizer", "", Unit::Bytes),
+    ("rows.activations", "", Unit::Bytes),
+    ("rows.workspace", "", Unit::Bytes),
+    ("rows.context", "", Unit::Bytes),
+    ("peak_bytes", "peak", Unit::Bytes),
+    ("budget_bytes", "budget", Unit::Bytes),
+    ("spaces.pinned", "pinned memory", Unit::Bytes),
+    ("spaces.disk", "disk", Unit::Bytes),
+    ("extent.tokens", "tokens of a micro-batch", Unit::Count),
+    ("recompute", "layers recomputed", Unit::Layers),
+    ("weights_offloaded", "layers, weights offloaded", Unit::Layers),
+    ("activations_offloaded", "layers, acts offloaded", Unit::Layers),
+    ("micro_steps", "micro-batches per step", Unit::Decimal),
+    ("trained_parameters", "trained parameters", Unit::Count),
+    ("bytes_per_trained_parameter", "bytes per trained param", Unit::Decimal),
+    ("step_ms", "ms per step, predicted", Unit::Decimal),
+    ("tokens_per_s", "tokens/s, predicted", Unit::Count),
+];
+
+impl Unit {
+    fn render(self, value: f64) -> String {
+        match self {
+            Unit::Bytes => format_bytes(value as u64),
+            Unit::Count | Unit::Layers => Grouped(value.round() as u64).to_string(),
+            Unit::Decimal => format!("{value:.1}"),
+        }
+    }
+
+    /// The figure with this name; `None` if the plan does not have it.
+    fn read(self, plan: &Value, key: &str) -> Option<f64> {
+        if self == Unit::Layers {
+            return plan["policy"][key].as_array().map(|layers| layers.len() as f64);
+        }
+        key.split('.').fold(plan, |fields, name| &fields[name]).as_f64()
+    }
+}
+
+/// This minus other; `None` if they are equal or one is unknown.
+fn difference(this: Option<f64>, other: Option<f64>) -> Option<f64> {
+    Some(this? - other?).filter(|difference| *difference != 0.0)
 }
 
 /// Every figure in both plans, then the choices that differ.
 pub fn render_comparison(this: &PlanFacts, other: &PlanFacts) -> String {
     let mut text = format!("this:  {}\nother: {}\n\n", this.title, other.title);
-    let mut line = |label: &str, columns: [String; 3]| {
-        let [this, other, difference] = columns;
-        writeln!(text, "{}", format!("  {label:<26}{this:>14}{other:>14}{difference:>14}").trim_end())
-            .expect("writing to a string");
+    let mut line = |label: &str, [this, other, difference]: [String; 3]| {
+        let line = format!("  {label:<26}{this:>14}{other:>14}{difference:>14}");
+        text += &format!("{}\n", line.trim_end());
     };
     line("", ["this", "other", "this - other"].map(str::to_owned));
-    for figure in figures(this, other) {
-        let value = |value: Option<f64>| value.map_or("-".to_owned(), |value| figure.unit.render(value));
-        let difference = figure.difference().map_or(String::new(), |difference| {
-            let sign = if difference < 0.0 { "-" } else { "+" };
-            format!("{sign}{}", figure.unit.render(difference.abs()))
+    let plans = [json!(this), json!(other)];
+    for (key, label, unit) in FIGURES {
+        let [mine, theirs] = [0, 1].map(|plan| unit.read(&plans[plan], key));
+        let value = |value: Option<f64>| value.map_or("-".to_owned(), |value| unit.render(value));
+        let difference = difference(mine, theirs).map_or(String::new(), |difference| {
+            format!("{}{}", if difference < 0.0 { "-" } else { "+" }, unit.render(difference.abs()))
         });
-        line(&figure.label, [value(figure.this), value(figure.other), difference]);
+        let label = key.strip_prefix("rows.").map_or(label, |row| this.label(row));
+        line(label, [value(mine), value(theirs), difference]);
     }
     let verdict = |plan: &PlanFacts| if plan.fits { "fits" } else { "does not fit" };
     line("budget", [verdict(this).to_owned(), verdict(other).to_owned(), String::new()]);
@@ -55,9 +94,13 @@ pub fn render_comparison(this: &PlanFacts, other: &PlanFacts) -> String {
 /// The figures and choices that differ, by their names in a plan's JSON: both values and the difference.
 pub fn render_differences(this: &PlanFacts, other: &PlanFacts) -> Value {
     let mut all: Map<String, Value> = Map::new();
-    for figure in figures(this, other).into_iter().filter(|figure| figure.this != figure.other) {
-        let Figure { key, this, other, .. } = &figure;
-        all.insert(key.clone(), json!({"this": this, "other": other, "difference": figure.difference()}));
+    let plans = [json!(this), json!(other)];
+    for (key, _, unit) in FIGURES {
+        let [this, other] = [0, 1].map(|plan| unit.read(&plans[plan], key));
+        if this != other {
+            let difference = difference(this, other);
+            all.insert(key.into(), json!({"this": this, "other": other, "difference": difference}));
+        }
     }
     let policies = [this, other].map(|plan| serde_json::to_value(&plan.policy.chosen).unwrap_or_default());
     let [Value::Object(mine), Value::Object(theirs)] = policies else { return Value::Object(all) };
@@ -69,63 +112,6 @@ pub fn render_differences(this: &PlanFacts, other: &PlanFacts) -> Value {
     }
     Value::Object(all)
 }
-
-impl Unit {
-    fn render(self, value: f64) -> String {
-        match self {
-            Unit::Bytes => format_bytes(value as u64),
-            Unit::Count => Grouped(value.round() as u64).to_string(),
-            Unit::Decimal => format!("{value:.1}"),
-        }
-    }
-}
-
-impl Figure {
-    /// This minus other; `None` if they are equal or one is unknown.
-    fn difference(&self) -> Option<f64> {
-        let difference = self.this? - self.other?;
-        (difference != 0.0).then_some(difference)
-    }
-}
-
-fn figures(this: &PlanFacts, other: &PlanFacts) -> Vec<Figure> {
-    let mut all = Vec::new();
-    let mut add = |key: &str, label: &str, unit: Unit, value: &dyn Fn(&PlanFacts) -> Option<f64>| {
-        let (key, label) = (key.to_owned(), label.to_owned());
-        all.push(Figure { key, label, unit, this: value(this), other: value(other) });
-    };
-    for row in ROWS {
-        add(&format!("rows.{row}"), this.label(row), Unit::Bytes, &|plan| {
-            plan.rows.get(row).map(|bytes| *bytes as f64)
-        });
-    }
-    add("peak_bytes", "peak", Unit::Bytes, &|plan| Some(plan.peak_bytes as f64));
-    add("budget_bytes", "budget", Unit::Bytes, &|plan| Some(plan.budget_bytes as f64));
-    for (space, label) in [("pinned", "pinned memory"), ("disk", "disk")] {
-        add(&format!("spaces.{space}"), label, Unit::Bytes, &|plan| {
-            plan.spaces.get(space).map(|bytes| *bytes as f64)
-        });
-    }
-    add("extent.tokens", "tokens of a micro-batch", Unit::Count, &|plan| Some(plan.extent.tokens as f64));
-    let mut add_layers = |key: &str, label, count: fn(LayerCounts) -> usize| {
-        add(key, label, Unit::Count, &|plan| Some(count(LayerCounts::of(&plan.policy.chosen)) as f64));
-    };
-    add_layers("recompute", "layers recomputed", |counts| counts.recomputed);
-    add_layers("weights_offloaded", "layers, weights offloaded", |counts| counts.weights_offloaded);
-    add_layers("activations_offloaded", "layers, acts offloaded", |counts| counts.activations_offloaded);
-    add("micro_steps", "micro-batches per step", Unit::Decimal, &|plan| Some(plan.micro_steps));
-    let parameters = |plan: &PlanFacts| plan.trained_parameters.map(|count| count as f64);
-    add("trained_parameters", "trained parameters", Unit::Count, &parameters);
-    let each = |plan: &PlanFacts| plan.bytes_per_trained_parameter;
-    add("bytes_per_trained_parameter", "bytes per trained param", Unit::Decimal, &each);
-    add("step_ms", "ms per step, predicted", Unit::Decimal, &|plan| plan.step_ms);
-    add("tokens_per_s", "tokens/s, predicted", Unit::Count, &|plan| plan.tokens_per_s);
-    all
-}
-
-/// In the order of the plan table.
-const ROWS: [&str; 7] =
-    ["base_weights", "adapters", "gradients", "optimizer", "activations", "workspace", "context"];
 
 #[cfg(test)]
 mod tests {

@@ -4,11 +4,11 @@
 //! version did not write are empty, and the page omits them.
 
 use super::timeline::Timeline;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use smidgen_ir::Policy;
 use std::collections::BTreeMap;
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct PlanFacts {
     #[serde(default)]
     pub title: String,
@@ -63,7 +63,7 @@ impl PlanFacts {
     }
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct PolicyFacts {
     pub device: String,
@@ -74,25 +74,25 @@ pub struct PolicyFacts {
     pub prices: Vec<PriceFacts>,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct PriceFacts {
     pub choice: String,
     pub saved_bytes: i64,
     pub cost_ms: f64,
 }
 
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 pub struct ExtentFacts {
     pub tokens: usize,
 }
 
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 pub struct ArenaFacts {
     pub reserved_bytes: u64,
     pub peak_live_bytes: u64,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct ProfileFacts {
     pub name: String,

@@ -14,18 +14,15 @@ use smidgen_ir::{Category, DeviceKind, Extent, Plan, SpaceSize};
 use smidgen_recipe::BaseFormat;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
 pub fn render_table(job: &Job, planned: &Planned) -> String {
     let (solution, plan) = (&planned.solution, &planned.solution.plan);
     let peak = plan.peak();
-    let mut text = String::new();
     let budget = if job.budget.stated { "budget" } else { "free" };
     let (free, device) = (format_bytes(planned.budget_bytes), job.place.describe());
-    let title = format!("{} · {budget} {free} · {device}", plan.title);
-    writeln!(text, "{title}").expect("writing to a string");
+    let mut text = format!("{} · {budget} {free} · {device}\n", plan.title);
     if !planned.world.is_alone() {
-        writeln!(text, "  per rank, {}", planned.world.describe()).expect("writing to a string");
+        text += &format!("  per rank, {}\n", planned.world.describe());
     }
     for (category, bytes) in &peak.rows {
         let name = match category {
@@ -49,44 +46,31 @@ pub fn render_table(job: &Job, planned: &Planned) -> String {
     let place = plan.place(peak.entry, peak.step);
     text += &render_row("peak", solution.peak_bytes, &format!("{verdict} (at: {place})"));
     text += &offload_lines(plan);
-    let mut line = |content: String| writeln!(text, "{}", content.trim_end()).expect("writing to a string");
-    line(String::new());
-    let largest: Vec<String> = peak
-        .largest
-        .iter()
-        .take(4)
-        .map(|(name, bytes)| format!("{name} {}", format_bytes(*bytes as u64)))
-        .collect();
-    line(format!("  largest at the peak: {}", largest.join(", ")));
-    for reason in render_reasons(solution) {
-        line(format!("  {reason}"));
-    }
-    for price in &solution.prices {
-        line(format!("  {}", render_price(price)));
-    }
-    let trained = planned.trained();
-    line(format!(
-        "  trained: {} parameters, {:.1} bytes each with gradient and optimizer state",
+    let largest = peak.largest.iter().take(4);
+    let largest = largest.map(|(name, bytes)| format!("{name} {}", format_bytes(*bytes as u64)));
+    let mut lines = vec![format!("largest at the peak: {}", largest.collect::<Vec<_>>().join(", "))];
+    lines.extend(render_reasons(solution));
+    lines.extend(solution.prices.iter().map(render_price));
+    let (trained, by) = (planned.trained(), planned.profile.describe());
+    lines.push(format!(
+        "trained: {} parameters, {:.1} bytes each with gradient and optimizer state",
         Grouped(trained.parameters),
         trained.bytes_per_parameter()
     ));
-    let by = planned.profile.describe();
-    line(match planned.speed() {
+    lines.push(match planned.speed() {
         Some(Speed { step_ms, tokens_per_s }) => {
             let all = if planned.world.is_alone() { "" } else { " of all ranks" };
-            format!("  predicted: {step_ms:.0} ms per step, {tokens_per_s:.0} tokens/s{all} ({by})")
+            format!("predicted: {step_ms:.0} ms per step, {tokens_per_s:.0} tokens/s{all} ({by})")
         }
-        None => format!(
-            "  predicted: no speed ({by}); set `memory.profile` to a card's name, such as `\"rtx-4090\"`"
-        ),
+        None => {
+            format!(
+                "predicted: no speed ({by}); set `memory.profile` to a card's name, such as `\"rtx-4090\"`"
+            )
+        }
     });
-    if let Some(exchange) = &planned.exchange {
-        exchange_lines(exchange, planned).into_iter().for_each(&mut line);
-    }
-    for note in planned.notes.iter().chain(&planned.advice) {
-        line(format!("  {NOTE} {note}"));
-    }
-    text
+    lines.extend(planned.exchange.iter().flat_map(|exchange| exchange_lines(exchange, planned)));
+    lines.extend(planned.notes.iter().chain(&planned.advice).map(|note| format!("{NOTE} {note}")));
+    text + "\n" + &lines.iter().map(|line| format!("  {}\n", line.trim_end())).collect::<String>()
 }
 
 /// A row of a budget table.
@@ -113,21 +97,18 @@ fn exchange_lines(exchange: &Exchange, planned: &Planned) -> Vec<String> {
         ("gathered weights", exchange.weight_bytes),
         ("updated weights", exchange.update_bytes),
     ];
-    let parts: Vec<String> = kinds
-        .into_iter()
-        .filter(|(_, kind_bytes)| *kind_bytes > 0.0)
-        .map(|(what, kind_bytes)| format!("{what} {}", bytes(kind_bytes)))
-        .collect();
+    let parts = kinds.into_iter().filter(|(_, kind_bytes)| *kind_bytes > 0.0);
+    let parts = parts.map(|(what, kind_bytes)| format!("{what} {}", bytes(kind_bytes)));
     let rate = exchange.link.bytes_per_s / 1e9;
     let link = exchange.link_name().unwrap_or("the slowest link");
     let mut lines = vec![format!(
-        "  over each link per step: {} ({}), {link} at {rate:.1} GB/s",
+        "over each link per step: {} ({}), {link} at {rate:.1} GB/s",
         bytes(exchange.bytes()),
-        parts.join(", ")
+        parts.collect::<Vec<_>>().join(", ")
     )];
     if planned.speed().is_some() {
         lines.push(format!(
-            "  efficiency: {:.1} % of the speed of {} ranks with equal shares and no communication",
+            "efficiency: {:.1} % of the speed of {} ranks with equal shares and no communication",
             100.0 * exchange.efficiency,
             planned.world.rank.of
         ));

@@ -14,7 +14,7 @@ use smidgen_data::tokens::{Sample, TokenSet};
 use smidgen_formats::audio::{FRAME_SAMPLES, HOP_SAMPLES, SAMPLE_RATE};
 use smidgen_ir::grouped_digits::Grouped;
 use smidgen_ir::words::LossOn;
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 
 /// Longer samples show only their beginning and their end.
 const SHOWN_CHARACTERS: usize = 4000;
@@ -61,80 +61,73 @@ pub fn render_preview(preview: &Preview<'_>, colour: bool) -> String {
     let Preview { job, rows, planned, samples, forms, packing } = preview;
     let set = &rows.train;
     let stats = set.stats();
-    let mut text = String::new();
-    let mut line = |content: &str| writeln!(text, "{content}").expect("a string can be written to");
     let wanted = job.recipe.data.loss_on;
     let auto = if wanted == LossOn::Auto { " (auto)" } else { "" };
+    let mut lines = Vec::new();
     for Source { name, origin, samples, epoch_samples } in &rows.sources {
         if rows.sources.len() > 1 {
             let (all, share) = (Grouped(*samples as u64), Grouped(*epoch_samples as u64));
-            line(&fold(&format!("source     {name}: {all} samples, {share} per epoch"), columns()));
+            lines.push(field("source", format!("{name}: {all} samples, {share} per epoch")));
         }
-        line(&fold(&format!("format     {}", origin.reason), columns()));
-        line(&fold(&format!("prompted   {}", prompt_format(origin)), columns()));
-        line(&format!("loss on    {}{auto}", origin.format.loss_on(wanted)));
+        lines.push(field("format", &origin.reason));
+        lines.push(field("prompted", prompt_format(origin)));
+        lines.push(field("loss on", format!("{}{auto}", origin.format.loss_on(wanted))));
     }
-    line(&format!("rows       {}, {} kept", stats.rows, stats.rows.kept));
+    lines.push(field("rows", format!("{}, {} kept", stats.rows, stats.rows.kept)));
     for shown in samples {
-        line("");
-        line(&heading(&shown.place, shown));
-        for (number, (seconds, tokens)) in shown.clips.iter().enumerate() {
-            line(&format!("  audio {}: {seconds:.2} s, {tokens} tokens", number + 1));
-        }
-        for row in marked(&shown.parts, colour).lines() {
-            line(format!("  {row}").trim_end());
-        }
+        lines.extend([String::new(), heading(&shown.place, shown)]);
+        let clips = shown.clips.iter().enumerate();
+        lines.extend(clips.map(|(number, (seconds, tokens))| {
+            format!("  audio {}: {seconds:.2} s, {tokens} tokens", number + 1)
+        }));
+        lines.extend(marked_lines(shown, colour));
     }
-    for row in forms.iter().flat_map(|forms| form_lines(forms, colour)) {
-        line(&row);
-    }
-    line("");
+    lines.extend(forms.iter().flat_map(|forms| form_lines(forms, colour)));
+    lines.push(String::new());
+    let [all, supervised, cut] =
+        [stats.tokens, stats.supervised_tokens, stats.cut_tokens].map(|tokens| Grouped(tokens).to_string());
     let share = 100.0 * stats.supervised_tokens as f64 / stats.tokens as f64;
-    line(&format!(
-        "tokens     {}, {} supervised ({share:.1} %), {} cut off",
-        Grouped(stats.tokens),
-        Grouped(stats.supervised_tokens),
-        Grouped(stats.cut_tokens)
-    ));
-    line(&format!(
-        "lengths    {} to {}, {:.1} on average",
-        stats.shortest_tokens, stats.longest_tokens, stats.mean_tokens
-    ));
+    lines.push(field("tokens", format!("{all}, {supervised} supervised ({share:.1} %), {cut} cut off")));
+    let (shortest, longest, mean) = (stats.shortest_tokens, stats.longest_tokens, stats.mean_tokens);
+    lines.push(field("lengths", format!("{shortest} to {longest}, {mean:.1} on average")));
     if let Some(clips) = set.clips() {
         let store = clips.store();
         let seconds: f64 = (0..store.len() as u32).map(|clip| seconds_of_frames(store.frames(clip))).sum();
         let (count, tokens) = (Grouped(store.len() as u64), Grouped(store.all_rows() as u64));
         let noun = if store.len() == 1 { "clip" } else { "clips" };
-        line(&format!("audio      {count} {noun}, {seconds:.1} s, {tokens} tokens"));
+        lines.push(field("audio", format!("{count} {noun}, {seconds:.1} s, {tokens} tokens")));
     }
-    for bar in histogram(set) {
-        line(&bar);
-    }
+    lines.extend(histogram(set));
     let steps = rows.batches.first_epoch_steps();
-    line(&format!("steps      {} total, {} per epoch", Grouped(rows.batches.total_steps()), Grouped(steps)));
+    let (total, per_epoch) = (Grouped(rows.batches.total_steps()), Grouped(steps));
+    lines.push(field("steps", format!("{total} total, {per_epoch} per epoch")));
     let demand = &planned.solution.demand;
-    line(&format!(
-        "per step   {:.1} samples, {:.0} tokens, {:.1} micro-batches of up to {} tokens",
+    let per_step = format!(
+        "{:.1} samples, {:.0} tokens, {:.1} micro-batches of up to {} tokens",
         set.len() as f64 / steps as f64,
         planned.step_tokens,
         demand.micro_steps.max(1.0),
         demand.micro_tokens
-    ));
-    line(&fold(&format!("packing    {packing}"), columns()));
+    );
+    lines.extend([field("per step", per_step), field("packing", packing)]);
     if let Some(eval) = &rows.eval {
-        line(&format!(
-            "evaluation {} samples, {} tokens",
-            Grouped(eval.len() as u64),
-            Grouped(eval.stats().tokens)
-        ));
+        let (samples, tokens) = (Grouped(eval.len() as u64), Grouped(eval.stats().tokens));
+        lines.push(field("evaluation", format!("{samples} samples, {tokens} tokens")));
     }
     if !rows.warnings.is_empty() {
-        line("");
+        lines.push(String::new());
     }
-    for warning in &rows.warnings {
-        line(&fold(&format!("warning: {warning}"), columns()));
-    }
-    text
+    lines.extend(rows.warnings.iter().map(|warning| fold(&format!("warning: {warning}"), columns())));
+    lines.join("\n") + "\n"
+}
+
+fn field(name: &str, value: impl Display) -> String {
+    fold(&format!("{name:<10} {value}"), columns())
+}
+
+/// The text of a sample, indented.
+fn marked_lines(shown: &ShownSample, colour: bool) -> Vec<String> {
+    marked(&shown.parts, colour).lines().map(|row| format!("  {row}").trim_end().to_owned()).collect()
 }
 
 fn heading(what: &str, shown: &ShownSample) -> String {
@@ -148,8 +141,7 @@ fn form_lines(forms: &BothForms, colour: bool) -> Vec<String> {
     let mut lines = vec![String::new()];
     let mut show = |title: String, shown: &ShownSample| {
         lines.push(title);
-        let text = marked(&shown.parts, colour);
-        lines.extend(text.lines().map(|row| format!("  {row}").trim_end().to_owned()));
+        lines.extend(marked_lines(shown, colour));
     };
     show(heading(&format!("{} with `data.template = \"none\"`, as now", plain.place), plain), plain);
     match templated {

@@ -9,8 +9,7 @@ use crate::failure::Failure;
 use crate::train::history::{History, PartEnd};
 use crate::train::metrics::is_being_written;
 use crate::train::thinning::{DENSE_STEPS, stride};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Deserializer, Serialize};
 use smidgen_formats::json_file::read_json_file;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -42,28 +41,46 @@ pub struct RunRecord {
     pub rank_bytes: Vec<u64>,
 }
 
-/// One optimizer step; a number that was not finite is NaN.
-#[derive(Clone, Copy, Debug, Default)]
+/// One optimizer step; a number that was not finite is `null` in the file, and NaN here.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
 pub struct StepRow {
     pub step: u64,
     /// The steps since the row before: only some of a very long run's steps have a row, and this one stands for them.
+    #[serde(skip)]
     pub steps: u64,
+    #[serde(default = "nan", deserialize_with = "number")]
     pub loss: f64,
+    #[serde(default = "nan", deserialize_with = "number")]
     pub grad_norm: f64,
+    #[serde(default = "nan", deserialize_with = "number")]
     pub lr: f64,
+    #[serde(default)]
     pub tokens: u64,
+    #[serde(default = "nan", deserialize_with = "number")]
     pub step_ms: f64,
+    #[serde(default = "nan", deserialize_with = "number")]
     pub tokens_per_s: f64,
+    #[serde(default)]
     pub overflows: u64,
     pub device_bytes: Option<u64>,
     pub device_free_bytes: Option<u64>,
     pub device_peak_bytes: Option<u64>,
+    #[serde(default)]
     pub pinned_bytes: u64,
     pub host_rss_bytes: Option<u64>,
     /// GPU utilization in percent.
     pub gpu_util: Option<u32>,
     /// Time spent measuring memory.
+    #[serde(default)]
     pub monitor_ms: f64,
+}
+
+fn nan() -> f64 {
+    f64::NAN
+}
+
+fn number<'de, D: Deserializer<'de>>(value: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(value)?.unwrap_or(f64::NAN))
 }
 
 #[derive(Clone, Debug)]
@@ -74,16 +91,10 @@ pub struct EvaluationRow {
 }
 
 /// Bytes per memory space; `null` if it could not be measured.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct PhaseFacts {
     pub planned: Option<BTreeMap<String, u64>>,
     pub measured: BTreeMap<String, Option<u64>>,
-}
-
-impl PhaseFacts {
-    pub fn render_json(&self) -> Value {
-        json!({"planned": self.planned, "measured": self.measured})
-    }
 }
 
 /// The state of a run.
@@ -162,9 +173,10 @@ pub fn read_run(folder: &Path) -> Result<RunRecord, Failure> {
     let is_running = is_being_written(&metrics);
     let measured = read_metrics(&metrics)?;
     let history = History::read(folder).map_err(Failure::disk)?;
-    let phases = match has(PHASES) {
-        true => read_json_file(&folder.join(PHASES), MAX_JSON_BYTES).map_err(Failure::disk)?,
-        false => BTreeMap::new(),
+    let phases = if has(PHASES) {
+        read_json_file(&folder.join(PHASES), MAX_JSON_BYTES).map_err(Failure::disk)?
+    } else {
+        BTreeMap::new()
     };
     let job = std::fs::read_to_string(folder.join(JOB)).ok();
     // An absolute path, because a page may be opened on another machine.
@@ -172,30 +184,13 @@ pub fn read_run(folder: &Path) -> Result<RunRecord, Failure> {
     Ok(RunRecord { folder, plan, history, phases, job, is_running, ..measured })
 }
 
-/// The fields of step rows and evaluation rows; a number that was not finite is `null`.
+/// A line of the metrics: a step if it has `step_ms`, an evaluation if it has `eval_ms`.
 #[derive(Deserialize)]
 struct AnyRow {
-    step: u64,
-    loss: Option<f64>,
-    grad_norm: Option<f64>,
-    lr: Option<f64>,
-    #[serde(default)]
-    tokens: u64,
-    step_ms: Option<f64>,
-    tokens_per_s: Option<f64>,
-    #[serde(default)]
-    overflows: u64,
-    device_bytes: Option<u64>,
+    #[serde(flatten)]
+    row: StepRow,
     #[serde(default)]
     rank_bytes: Vec<u64>,
-    device_free_bytes: Option<u64>,
-    device_peak_bytes: Option<u64>,
-    #[serde(default)]
-    pinned_bytes: u64,
-    host_rss_bytes: Option<u64>,
-    gpu_util: Option<u32>,
-    #[serde(default)]
-    monitor_ms: f64,
     eval_loss: Option<f64>,
     eval_ms: Option<f64>,
 }
@@ -221,44 +216,26 @@ fn read_metrics(path: &Path) -> Result<RunRecord, Failure> {
                 .context(format!("`{}` line {number} is not a metrics row", path.display()))
                 .hint("remove or repair the line; `smidgen train ... --resume` would refuse it too")
         };
-        let row: AnyRow = serde_json::from_slice(&line).map_err(|error| bad_row(Failure::disk(error)))?;
+        let AnyRow { row, rank_bytes, eval_loss, eval_ms } =
+            serde_json::from_slice(&line).map_err(|error| bad_row(Failure::disk(error)))?;
         // A run may have been resumed with another number of ranks.
-        if metrics.rank_bytes.len() < row.rank_bytes.len() {
-            metrics.rank_bytes.resize(row.rank_bytes.len(), 0);
+        if metrics.rank_bytes.len() < rank_bytes.len() {
+            metrics.rank_bytes.resize(rank_bytes.len(), 0);
         }
-        for (most, bytes) in metrics.rank_bytes.iter_mut().zip(&row.rank_bytes) {
+        for (most, bytes) in metrics.rank_bytes.iter_mut().zip(&rank_bytes) {
             *most = (*most).max(*bytes);
         }
         let last = metrics.rows.last().map_or(0, |row| row.step);
-        match (row.step_ms, row.eval_ms) {
-            (Some(_), _) if row.step <= last => {
-                let message = format!("step {} comes after step {last}", row.step);
-                return Err(bad_row(Failure::disk(message)));
-            }
-            (Some(step_ms), _) => metrics.rows.push(StepRow {
-                step: row.step,
-                // If the file was deleted during the run, steps before it are unknown.
-                steps: (row.step - last).min(stride(row.step, DENSE_STEPS)),
-                loss: row.loss.unwrap_or(f64::NAN),
-                grad_norm: row.grad_norm.unwrap_or(f64::NAN),
-                lr: row.lr.unwrap_or(f64::NAN),
-                tokens: row.tokens,
-                step_ms,
-                tokens_per_s: row.tokens_per_s.unwrap_or(f64::NAN),
-                overflows: row.overflows,
-                device_bytes: row.device_bytes,
-                device_free_bytes: row.device_free_bytes,
-                device_peak_bytes: row.device_peak_bytes,
-                pinned_bytes: row.pinned_bytes,
-                host_rss_bytes: row.host_rss_bytes,
-                gpu_util: row.gpu_util,
-                monitor_ms: row.monitor_ms,
-            }),
-            (None, Some(eval_ms)) => {
-                let eval_loss = row.eval_loss.unwrap_or(f64::NAN);
-                metrics.evaluations.push(EvaluationRow { step: row.step, eval_loss, eval_ms });
-            }
-            (None, None) => return Err(bad_row(Failure::disk("it has neither `step_ms` nor `eval_ms`"))),
+        if row.step_ms.is_nan() {
+            let missing = || bad_row(Failure::disk("it has neither `step_ms` nor `eval_ms`"));
+            let (eval_loss, eval_ms) = (eval_loss.unwrap_or(f64::NAN), eval_ms.ok_or_else(missing)?);
+            metrics.evaluations.push(EvaluationRow { step: row.step, eval_loss, eval_ms });
+        } else if row.step <= last {
+            return Err(bad_row(Failure::disk(format!("step {} comes after step {last}", row.step))));
+        } else {
+            // If the file was deleted during the run, steps before it are unknown.
+            let steps = (row.step - last).min(stride(row.step, DENSE_STEPS));
+            metrics.rows.push(StepRow { steps, ..row });
         }
     }
 }

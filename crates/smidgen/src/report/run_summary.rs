@@ -9,82 +9,101 @@ use super::leak::Leak;
 use super::run_folder::{RunRecord, State, StepRow};
 use super::series::median;
 use crate::train::history::PartEnd;
-use serde_json::{Value, json};
+use serde::{Serialize, Serializer};
 use smidgen_ir::bytes::format_bytes;
 
-#[derive(Clone, Debug, Default)]
+/// Serialized, it is what `report --json` prints.
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct RunSummary {
     pub title: String,
     /// The state of the run as text.
-    pub status: String,
+    pub state: String,
     pub steps: u64,
     pub total_steps: u64,
     /// Predicted time until the end, if the run is still running.
-    pub left_s: Option<f64>,
+    pub eta_s: Option<f64>,
     pub memory: MemorySummary,
     pub speed: SpeedSummary,
     pub loss: LossSummary,
     pub stability: StabilitySummary,
     /// Changes between its parts that `--accept-changes` allowed.
-    pub accepted: Vec<String>,
+    pub accepted_changes: Vec<String>,
 }
 
 /// Fields are `None` if they were not measured.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct MemorySummary {
+    pub peak_bytes: Option<u64>,
     pub planned_bytes: u64,
     pub budget_bytes: u64,
-    pub peak_bytes: Option<u64>,
     pub mean_bytes: Option<u64>,
+    #[serde(flatten)]
     pub leak: Leak,
-    /// Lowest ÷ highest memory use over the steps.
-    pub steadiness: Option<f64>,
     /// Memory efficiency: bytes in use at the peak ÷ reserved bytes, both of the plan.
-    pub efficiency: f64,
+    pub peak_live_of_reserved: f64,
+    /// Lowest ÷ highest memory use over the steps.
+    pub least_of_most_used: Option<f64>,
     pub least_free_bytes: Option<u64>,
     pub pinned_bytes: u64,
     pub host_bytes: Option<u64>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct SpeedSummary {
     pub tokens_per_s: Option<f64>,
     pub step_ms: Option<f64>,
-    pub planned_tokens_per_s: f64,
-    pub planned_step_ms: f64,
+    pub planned_tokens_per_s: Option<f64>,
+    pub planned_step_ms: Option<f64>,
     pub tokens: u64,
     /// Time in steps, without evaluations and checkpoints.
     pub seconds: f64,
     /// The fraction of that time spent measuring memory.
-    pub monitor_part: f64,
+    pub monitor_of_time: f64,
     /// Mean GPU utilization in percent.
     pub gpu_util: Option<f64>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct LossSummary {
     pub first: Option<f64>,
     pub last: Option<f64>,
-    pub best_eval: Option<(u64, f64)>,
+    pub best_eval: Option<BestEvaluation>,
     pub last_eval: Option<f64>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct BestEvaluation {
+    pub step: u64,
+    pub eval_loss: f64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct StabilitySummary {
     /// Steps with a loss or gradient that was not finite; such a step updates no weight.
-    pub not_finite: usize,
+    pub steps_not_finite: usize,
     /// Steps that overflowed in f16 and were repeated.
-    pub overflowed: usize,
+    pub steps_done_again: usize,
     pub resumes: usize,
     /// How often the plan changed because free memory changed.
     pub plan_changes: usize,
     /// Steps with a gradient norm above [`SPIKE`] times the median.
-    pub spikes: usize,
-    /// The step with the largest of them, and how many times the median it was.
-    pub worst_spike: Option<(u64, f64)>,
+    pub gradient_spikes: usize,
+    pub worst_spike: Option<Spike>,
     /// The median loss of the first and of the last quarter, if it rose by more than [`RISE`].
-    pub risen_loss: Option<(f64, f64)>,
+    #[serde(serialize_with = "is_some")]
+    pub loss_rose: Option<(f64, f64)>,
     pub failure: Option<String>,
+}
+
+/// A step whose gradient norm was this many times the median.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Spike {
+    pub step: u64,
+    pub times_the_usual: f64,
+}
+
+fn is_some<S: Serializer>(rise: &Option<(f64, f64)>, out: S) -> Result<S::Ok, S::Error> {
+    out.serialize_bool(rise.is_some())
 }
 
 /// A rise of a process that is not a leak. About 20 KiB was measured in a run that writes and removes checkpoints.
@@ -93,28 +112,28 @@ const PAGES_BYTES: u64 = 256 << 10;
 impl MemorySummary {
     /// The same words in the terminal and on the page.
     pub fn render_efficiency(&self) -> String {
-        format!("{} of the reserved memory in use at the peak", percent(self.efficiency))
+        format!("{} of the reserved memory in use at the peak", percent(self.peak_live_of_reserved))
     }
 }
 
 pub fn summarize(run: &RunRecord) -> RunSummary {
     RunSummary {
         title: run.plan.title.clone(),
-        status: status(run),
+        state: state(run),
         steps: run.steps_done(),
         total_steps: run.total_steps(),
-        left_s: left_s(run),
+        eta_s: eta_s(run),
         memory: memory(run),
         speed: speed(run),
         loss: loss(run),
         stability: stability(run),
-        accepted: (run.history.iter().flat_map(|history| &history.parts))
+        accepted_changes: (run.history.iter().flat_map(|history| &history.parts))
             .flat_map(|part| part.accepted.clone())
             .collect(),
     }
 }
 
-fn status(run: &RunRecord) -> String {
+fn state(run: &RunRecord) -> String {
     let (done, total) = (run.steps_done(), run.total_steps());
     match run.state() {
         State::Planned => "planned only".into(),
@@ -134,7 +153,7 @@ fn status(run: &RunRecord) -> String {
 
 /// Assumes that the remaining steps take as long as the recent ones, with evaluations as often as so far; saving is not
 /// counted.
-fn left_s(run: &RunRecord) -> Option<f64> {
+fn eta_s(run: &RunRecord) -> Option<f64> {
     const RECENT: usize = 100;
     let left = (run.total_steps() - run.steps_done()) as f64;
     let recent = &run.rows[run.rows.len().saturating_sub(RECENT)..];
@@ -170,8 +189,8 @@ fn memory(run: &RunRecord) -> MemorySummary {
         peak_bytes: peaks.max(),
         mean_bytes: (count > 0).then(|| (sum / u128::from(count.max(1))) as u64),
         leak: Leak::worst(run.parts().into_iter().map(|part| Leak::of(part, noise_bytes))),
-        steadiness: least.zip(most).map(|(least, most)| least as f64 / most.max(1) as f64),
-        efficiency: arena.peak_live_bytes as f64 / arena.reserved_bytes.max(1) as f64,
+        least_of_most_used: least.zip(most).map(|(least, most)| least as f64 / most.max(1) as f64),
+        peak_live_of_reserved: arena.peak_live_bytes as f64 / arena.reserved_bytes.max(1) as f64,
         least_free_bytes: run.rows.iter().filter_map(|row| row.device_free_bytes).min(),
         pinned_bytes: run.rows.iter().map(|row| row.pinned_bytes).max().unwrap_or(0),
         host_bytes: run.rows.iter().filter_map(|row| row.host_rss_bytes).max(),
@@ -185,11 +204,11 @@ fn speed(run: &RunRecord) -> SpeedSummary {
     SpeedSummary {
         tokens_per_s: median(run.rows.iter().map(|row| row.tokens_per_s)),
         step_ms: median(run.rows.iter().map(|row| row.step_ms)),
-        planned_tokens_per_s: run.plan.tokens_per_s.unwrap_or(f64::NAN),
-        planned_step_ms: run.plan.step_ms.unwrap_or(f64::NAN),
+        planned_tokens_per_s: run.plan.tokens_per_s,
+        planned_step_ms: run.plan.step_ms,
         tokens: run.rows.iter().map(|row| row.steps * row.tokens).sum(),
         seconds: milliseconds / 1e3,
-        monitor_part: if milliseconds > 0.0 { monitor_ms / milliseconds } else { 0.0 },
+        monitor_of_time: if milliseconds > 0.0 { monitor_ms / milliseconds } else { 0.0 },
         gpu_util: (busy().count() > 0).then(|| busy().sum::<u32>() as f64 / busy().count() as f64),
     }
 }
@@ -201,7 +220,7 @@ fn loss(run: &RunRecord) -> LossSummary {
     LossSummary {
         first: finite().next(),
         last: finite().next_back(),
-        best_eval: best.map(|row| (row.step, row.eval_loss)),
+        best_eval: best.map(|row| BestEvaluation { step: row.step, eval_loss: row.eval_loss }),
         last_eval: evaluated.next_back().map(|row| row.eval_loss),
     }
 }
@@ -211,17 +230,18 @@ const SPIKE: f64 = 10.0;
 /// A run has diverged if its last losses are this many times its first ones.
 const RISE: f64 = 1.5;
 
-/// The number of gradient spikes, and the largest with its step.
-fn spikes(rows: &[StepRow]) -> (usize, Option<(u64, f64)>) {
+/// The number of gradient spikes, and the largest.
+fn spikes(rows: &[StepRow]) -> (usize, Option<Spike>) {
     let median = median(rows.iter().map(|row| row.grad_norm)).filter(|median| *median > 0.0);
     let Some(median) = median else { return (0, None) };
-    let times = rows.iter().map(|row| (row.step, row.grad_norm / median));
-    let high: Vec<(u64, f64)> = times.filter(|(_, times)| times.is_finite() && *times > SPIKE).collect();
-    (high.len(), high.iter().copied().max_by(|one, other| one.1.total_cmp(&other.1)))
+    let all = rows.iter().map(|row| Spike { step: row.step, times_the_usual: row.grad_norm / median });
+    let high = all.filter(|it| it.times_the_usual.is_finite() && it.times_the_usual > SPIKE);
+    let worst = high.clone().max_by(|one, other| one.times_the_usual.total_cmp(&other.times_the_usual));
+    (high.count(), worst)
 }
 
 /// The median loss of the first and the last quarter, if there are enough steps and it rose by more than [`RISE`].
-fn risen_loss(rows: &[StepRow]) -> Option<(f64, f64)> {
+fn loss_rose(rows: &[StepRow]) -> Option<(f64, f64)> {
     const FEWEST: usize = 8;
     let quarter = rows.len() / 4;
     let median_loss = |rows: &[StepRow]| median(rows.iter().map(|row| row.loss));
@@ -230,78 +250,26 @@ fn risen_loss(rows: &[StepRow]) -> Option<(f64, f64)> {
 }
 
 fn stability(run: &RunRecord) -> StabilitySummary {
-    let (spikes, worst_spike) = spikes(&run.rows);
+    let (gradient_spikes, worst_spike) = spikes(&run.rows);
     let parts = run.history.iter().flat_map(|history| &history.parts);
     let changed = parts.clone().filter(|part| part.ended == Some(PartEnd::PlanChanged));
     StabilitySummary {
-        not_finite: run.rows.iter().filter(|row| !row.loss.is_finite() || !row.grad_norm.is_finite()).count(),
-        overflowed: run.rows.iter().filter(|row| row.overflows > 0).count(),
+        steps_not_finite: run
+            .rows
+            .iter()
+            .filter(|row| !row.loss.is_finite() || !row.grad_norm.is_finite())
+            .count(),
+        steps_done_again: run.rows.iter().filter(|row| row.overflows > 0).count(),
         resumes: run.history.as_ref().map_or(0, |history| history.resumes()),
         plan_changes: changed.count(),
-        spikes,
+        gradient_spikes,
         worst_spike,
-        risen_loss: risen_loss(&run.rows),
-        failure: match run.is_running {
-            true => None,
-            false => parts.last().and_then(|part| part.message.clone()),
-        },
+        loss_rose: loss_rose(&run.rows),
+        failure: parts.last().filter(|_| !run.is_running).and_then(|part| part.message.clone()),
     }
 }
 
 impl RunSummary {
-    pub fn render_json(&self) -> Value {
-        let RunSummary { memory, speed, loss, stability, .. } = self;
-        json!({
-            "title": self.title,
-            "state": self.status,
-            "steps": self.steps,
-            "total_steps": self.total_steps,
-            "eta_s": self.left_s,
-            "memory": {
-                "peak_bytes": memory.peak_bytes,
-                "planned_bytes": memory.planned_bytes,
-                "budget_bytes": memory.budget_bytes,
-                "mean_bytes": memory.mean_bytes,
-                "growth_bytes": memory.leak.bytes(),
-                "grew": memory.leak.has_leaked(),
-                "peak_live_of_reserved": memory.efficiency,
-                "least_of_most_used": memory.steadiness,
-                "least_free_bytes": memory.least_free_bytes,
-                "pinned_bytes": memory.pinned_bytes,
-                "host_bytes": memory.host_bytes,
-            },
-            "speed": {
-                "tokens_per_s": speed.tokens_per_s,
-                "step_ms": speed.step_ms,
-                "planned_tokens_per_s": speed.planned_tokens_per_s,
-                "planned_step_ms": speed.planned_step_ms,
-                "tokens": speed.tokens,
-                "seconds": speed.seconds,
-                "monitor_of_time": speed.monitor_part,
-                "gpu_util": speed.gpu_util,
-            },
-            "loss": {
-                "first": loss.first,
-                "last": loss.last,
-                "best_eval": loss.best_eval.map(|(step, loss)| json!({"step": step, "eval_loss": loss})),
-                "last_eval": loss.last_eval,
-            },
-            "stability": {
-                "steps_not_finite": stability.not_finite,
-                "steps_done_again": stability.overflowed,
-                "resumes": stability.resumes,
-                "plan_changes": stability.plan_changes,
-                "gradient_spikes": stability.spikes,
-                "worst_spike": stability
-                    .worst_spike
-                    .map(|(step, times)| json!({"step": step, "times_the_usual": times})),
-                "loss_rose": stability.risen_loss.is_some(),
-                "failure": stability.failure,
-            },
-            "accepted_changes": self.accepted,
-        })
-    }
-
     /// The memory of a finished run in one line.
     pub fn render_memory_line(&self) -> Vec<String> {
         let memory = &self.memory;
@@ -316,51 +284,51 @@ impl RunSummary {
 
     /// The run as text: one line each for memory, speed, loss and stability.
     pub fn render_lines(&self) -> Vec<String> {
-        let mut lines = vec![format!("{}: {}", self.title, self.status)];
+        let mut lines = vec![format!("{}: {}", self.title, self.state)];
         if self.steps == 0 {
             return lines;
         }
         lines.extend(self.render_memory_line());
         let SpeedSummary { tokens_per_s, step_ms, planned_step_ms, .. } = self.speed;
         if let (Some(tokens_per_s), Some(step_ms)) = (tokens_per_s, step_ms) {
-            lines.push(format!(
-                "speed: {tokens_per_s:.0} tokens/s, {step_ms:.1} ms per step, predicted {planned_step_ms:.1} ms"
-            ));
+            let predicted = planned_step_ms.map_or(String::new(), |ms| format!(", predicted {ms:.1} ms"));
+            lines.push(format!("speed: {tokens_per_s:.0} tokens/s, {step_ms:.1} ms per step{predicted}"));
         }
         if let (Some(first), Some(last)) = (self.loss.first, self.loss.last) {
-            let best =
-                self.loss.best_eval.map(|(step, loss)| format!(", best eval {loss:.4} after step {step}"));
-            lines.push(format!("loss: {first:.4} to {last:.4}{}", best.unwrap_or_default()));
+            let best = self.loss.best_eval.map_or(String::new(), |BestEvaluation { step, eval_loss }| {
+                format!(", best eval {eval_loss:.4} after step {step}")
+            });
+            lines.push(format!("loss: {first:.4} to {last:.4}{best}"));
         }
         let answer = if self.stability.is_stable() { "yes" } else { "no" };
         lines.push(format!("stable: {answer}, {}", self.stability.render()));
-        lines.extend(self.accepted.iter().map(|change| format!("accepted change: {change}")));
+        lines.extend(self.accepted_changes.iter().map(|change| format!("accepted change: {change}")));
         lines
     }
 }
 
 impl StabilitySummary {
     pub fn is_stable(&self) -> bool {
-        self.not_finite == 0 && self.failure.is_none() && self.risen_loss.is_none()
+        self.steps_not_finite == 0 && self.failure.is_none() && self.loss_rose.is_none()
     }
 
     pub fn render(&self) -> String {
-        let mut words = vec![match self.not_finite {
+        let mut words = vec![match self.steps_not_finite {
             0 => "every step finite".to_string(),
             count => format!("{count} steps not finite"),
         }];
-        if let Some((first, last)) = self.risen_loss {
+        if let Some((first, last)) = self.loss_rose {
             words.push(format!("the loss rose from {first:.3} to {last:.3}"));
         }
-        if let Some((step, times)) = self.worst_spike {
-            let plural = if self.spikes == 1 { "" } else { "s" };
-            let count = self.spikes;
+        if let Some(Spike { step, times_the_usual: times }) = self.worst_spike {
+            let count = self.gradient_spikes;
+            let plural = if count == 1 { "" } else { "s" };
             words.push(format!(
                 "{count} gradient spike{plural}, the worst {times:.0} times the median at step {step}"
             ));
         }
-        if self.overflowed > 0 {
-            words.push(format!("{} repeated after an overflow", self.overflowed));
+        if self.steps_done_again > 0 {
+            words.push(format!("{} repeated after an overflow", self.steps_done_again));
         }
         words.push(match self.resumes {
             0 => "never resumed".into(),
@@ -387,6 +355,7 @@ mod tests {
     use super::*;
     use crate::report::run_folder::EvaluationRow;
     use crate::train::history::{History, Part};
+    use serde_json::json;
 
     fn run(device: &str, parts: &[u64], bytes: &[u64]) -> RunRecord {
         let row = |(index, bytes): (usize, &u64)| StepRow {
@@ -430,9 +399,9 @@ mod tests {
         let rising: Vec<u64> = (0..200).map(|step| (step + 1) << 20).collect();
         let memory = summarize(&run("cuda", &[0], &rising)).memory;
         assert_eq!((memory.leak.bytes(), memory.leak.has_leaked()), (Some(174 << 20), Some(true)));
-        assert_eq!((memory.peak_bytes, memory.steadiness), (Some((200 << 20) + 1), Some(0.005)));
+        assert_eq!((memory.peak_bytes, memory.least_of_most_used), (Some((200 << 20) + 1), Some(0.005)));
         // A microsecond in every two milliseconds.
-        assert!((summarize(&run("cuda", &[0], &rising)).speed.monitor_part - 5e-4).abs() < 1e-12);
+        assert!((summarize(&run("cuda", &[0], &rising)).speed.monitor_of_time - 5e-4).abs() < 1e-12);
         // Resumed after step 100, and the second process uses more memory from its start.
         let two: Vec<u64> = (0..200).map(|step| if step < 100 { 5 << 20 } else { 9 << 20 }).collect();
         let leak = summarize(&run("cuda", &[0, 100], &two)).memory.leak;
@@ -450,11 +419,11 @@ mod tests {
     #[test]
     fn the_status_is_a_sentence() {
         let mut record = run("cpu", &[0, 10], &[1; 20]);
-        assert_eq!(summarize(&record).status, "killed or crashed after step 20 of 40");
+        assert_eq!(summarize(&record).state, "killed or crashed after step 20 of 40");
         let stability = summarize(&record).stability;
         assert_eq!(stability.render(), "every step finite, 1 repeated after an overflow, resumed once");
         record.is_running = true;
-        assert_eq!(summarize(&record).status, "running, step 20 of 40");
+        assert_eq!(summarize(&record).state, "running, step 20 of 40");
         record.rows[3].loss = f64::NAN;
         assert!(!summarize(&record).stability.is_stable());
         let lines = summarize(&record).render_lines();
@@ -475,8 +444,8 @@ mod tests {
             .map(|(step, eval_loss)| EvaluationRow { step, eval_loss, eval_ms: 5.0 })
             .collect();
         let RunSummary { speed, loss, .. } = summarize(&record);
-        assert_eq!((speed.step_ms, speed.planned_step_ms), (Some(3.0), 4.0));
-        assert_eq!((speed.tokens_per_s, speed.planned_tokens_per_s), (Some(1e4 / 3.0), 2500.0));
+        assert_eq!((speed.step_ms, speed.planned_step_ms), (Some(3.0), Some(4.0)));
+        assert_eq!((speed.tokens_per_s, speed.planned_tokens_per_s), (Some(1e4 / 3.0), Some(2500.0)));
         assert_eq!((speed.tokens, speed.seconds), (50, 0.1165));
         // The third row stands for 16 steps of a thinned run, whose memory was higher.
         (record.rows[2].steps, record.rows[2].device_bytes) = (16, Some(21));
@@ -484,20 +453,21 @@ mod tests {
         assert_eq!((thinned.tokens, thinned.seconds), (200, 0.1615));
         assert_eq!((memory.mean_bytes, memory.peak_bytes), (Some((16 * 21 + 4) / 20), Some(21)));
         assert_eq!((loss.first, loss.last), (Some(3.0), Some(0.5)));
-        assert_eq!((loss.best_eval, loss.last_eval), (Some((2, 1.25)), Some(1.5)));
+        let best = BestEvaluation { step: 2, eval_loss: 1.25 };
+        assert_eq!((loss.best_eval, loss.last_eval), (Some(best), Some(1.5)));
     }
 
     #[test]
     fn time_left_and_load_of_a_run_that_goes_on() {
         let mut record = run("cuda", &[0], &[1; 20]);
         record.evaluations = vec![EvaluationRow { step: 10, eval_loss: 1.0, eval_ms: 40.0 }];
-        assert_eq!((summarize(&record).left_s, summarize(&record).speed.gpu_util), (None, None));
+        assert_eq!((summarize(&record).eta_s, summarize(&record).speed.gpu_util), (None, None));
         record.is_running = true;
         (record.rows[18].gpu_util, record.rows[19].gpu_util) = (Some(90), Some(95));
         // 20 steps of 2 ms are left, and 40 ms of evaluation in 20 steps.
-        assert_eq!(summarize(&record).left_s, Some(0.08));
+        assert_eq!(summarize(&record).eta_s, Some(0.08));
         assert_eq!(summarize(&record).speed.gpu_util, Some(92.5));
-        let json = summarize(&record).render_json();
+        let json = json!(summarize(&record));
         assert_eq!((&json["eta_s"], &json["speed"]["gpu_util"]), (&json!(0.08), &json!(92.5)));
     }
 
@@ -507,7 +477,8 @@ mod tests {
         assert!(summarize(&record).stability.is_stable());
         (record.rows[7].grad_norm, record.rows[12].grad_norm, record.rows[3].grad_norm) = (11.0, 40.0, 9.0);
         let stability = summarize(&record).stability;
-        assert_eq!((stability.spikes, stability.worst_spike), (2, Some((13, 40.0))));
+        let worst = Spike { step: 13, times_the_usual: 40.0 };
+        assert_eq!((stability.gradient_spikes, stability.worst_spike), (2, Some(worst)));
         assert!(stability.is_stable(), "a spike alone is not instability");
         let words = "2 gradient spikes, the worst 40 times the median at step 13";
         assert!(stability.render().contains(words), "{}", stability.render());
@@ -516,11 +487,11 @@ mod tests {
         assert!(summarize(&record).stability.is_stable());
         record.rows[15..].iter_mut().for_each(|row| row.loss = 1.6);
         let stability = summarize(&record).stability;
-        assert_eq!((stability.risen_loss, stability.is_stable()), (Some((1.0, 1.6)), false));
+        assert_eq!((stability.loss_rose, stability.is_stable()), (Some((1.0, 1.6)), false));
         assert!(stability.render().contains("the loss rose from 1.000 to 1.600"), "{}", stability.render());
         record.rows.truncate(7);
-        assert_eq!(summarize(&record).stability.risen_loss, None);
+        assert_eq!(summarize(&record).stability.loss_rose, None);
         record.rows.truncate(1);
-        assert_eq!(summarize(&record).stability.spikes, 0);
+        assert_eq!(summarize(&record).stability.gradient_spikes, 0);
     }
 }

@@ -7,7 +7,8 @@
 
 use serde::{Deserialize, Serialize};
 use smidgen_compile::Profile;
-use smidgen_ir::{Category, Entry, Lifetime, Phase, Plan, Space};
+use smidgen_ir::{Buffer, Category, Entry, Lifetime, Phase, Plan, Space};
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 /// Number of intervals; there are a few more because each entry point begins a new one.
@@ -76,11 +77,9 @@ pub fn draw_timeline(plan: &Plan, context_bytes: u64, profile: &Profile, trains_
     entries.retain(|entry| plan.entries.iter().any(|own| own.entry == *entry));
     let moments = moments(plan, &entries, profile);
     let end_ms = moments.last().map_or(0.0, |last| last.end_ms);
-    let persistent = persistent_bytes(plan);
     let mut timeline = Timeline {
         steps: moments.len(),
         end_ms: rounded(end_ms),
-        bytes: ROWS.iter().map(|row| ((*row).to_string(), Vec::new())).collect(),
         contents: contents(plan, peak.entry, peak.step, context_bytes, trains_base),
         ..Timeline::default()
     };
@@ -96,16 +95,25 @@ pub fn draw_timeline(plan: &Plan, context_bytes: u64, profile: &Profile, trains_
         timeline.begin_ms.push(rounded(interval[0].begin_ms));
         timeline.part.push(part_of(plan, highest).to_string());
         timeline.place.push(plan.place(highest.entry, highest.step));
+        let mut sums: BTreeMap<&str, u64> = BTreeMap::from([("context", context_bytes)]);
+        for buffer in live_buffers(plan, highest.entry, highest.step).map(|(_, buffer)| buffer) {
+            *sums.entry(buffer.category.name()).or_default() += buffer.bytes as u64;
+        }
+        // Alignment counts as workspace, as in the budget table.
+        let used: u64 = sums.values().sum::<u64>() - context_bytes;
+        *sums.entry(Category::Workspace.name()).or_default() +=
+            (plan.persistent_bytes + highest.live) as u64 - used;
         for row in ROWS {
-            let category = Category::ALL.into_iter().find(|category| category.name() == row);
-            let bytes = match category {
-                None => context_bytes,
-                Some(category) => (persistent[category as usize] + highest.sums[category as usize]) as u64,
-            };
-            timeline.bytes.entry(row.to_string()).or_default().push(bytes);
+            timeline.bytes.entry(row.into()).or_default().push(sums.get(row).copied().unwrap_or(0));
         }
     }
     timeline
+}
+
+/// The buffers on the device that are in use at a step, with their numbers.
+fn live_buffers(plan: &Plan, entry: Entry, step: usize) -> impl Iterator<Item = (usize, &Buffer)> {
+    let buffers = plan.buffers.iter().enumerate();
+    buffers.filter(move |(_, it)| it.space == Space::Device && it.lifetime.covers(entry, step))
 }
 
 /// Rounds to microseconds, to keep the JSON short.
@@ -113,63 +121,29 @@ fn rounded(ms: f64) -> f64 {
     (ms * 1e3).round() / 1e3
 }
 
-/// A plan step with its predicted time and its memory.
+/// A plan step with its predicted time and its transient bytes.
 #[derive(Clone, Debug)]
 struct Moment {
     entry: Entry,
     step: usize,
     begin_ms: f64,
     end_ms: f64,
-    /// Bytes of transient buffers by category.
-    sums: [usize; Category::ALL.len()],
     live: usize,
 }
 
 fn moments(plan: &Plan, entries: &[Entry], profile: &Profile) -> Vec<Moment> {
-    let mut moments = Vec::new();
-    let mut begin_ms = 0.0;
-    for entry in entries {
-        let ends = profile.step_ends(plan, *entry);
-        let begin_of_entry = begin_ms;
-        let (changes, live) = (transient_changes(plan, *entry), plan.live_bytes(*entry));
-        let mut sums = [0isize; Category::ALL.len()];
-        for (step, end_s) in ends.iter().enumerate() {
-            sums.iter_mut().zip(changes[step]).for_each(|(sum, change)| *sum += change);
-            let end_ms = begin_of_entry + end_s * 1e3;
-            let mut now = sums.map(|bytes| bytes as usize);
-            // Alignment counts as workspace, as in the budget table.
-            now[Category::Workspace as usize] += live[step] - now.iter().sum::<usize>();
-            moments.push(Moment { entry: *entry, step, begin_ms, end_ms, sums: now, live: live[step] });
+    let mut moments: Vec<Moment> = Vec::new();
+    for &entry in entries {
+        let entry_ms = moments.last().map_or(0.0, |last| last.end_ms);
+        let steps = profile.step_ends(plan, entry).into_iter().zip(plan.live_bytes(entry));
+        let mut begin_ms = entry_ms;
+        for (step, (end_s, live)) in steps.enumerate() {
+            let end_ms = entry_ms + end_s * 1e3;
+            moments.push(Moment { entry, step, begin_ms, end_ms, live });
             begin_ms = end_ms;
         }
     }
     moments
-}
-
-/// The change of live bytes per category at each step of an entry point.
-fn transient_changes(plan: &Plan, entry: Entry) -> Vec<[isize; Category::ALL.len()]> {
-    let mut changes = vec![[0isize; Category::ALL.len()]; plan.entry(entry).steps.len() + 1];
-    for buffer in plan.buffers.iter().filter(|buffer| buffer.space == Space::Device) {
-        if let Lifetime::Steps { entry: own, first, last } = buffer.lifetime
-            && own == entry
-        {
-            changes[first][buffer.category as usize] += buffer.bytes as isize;
-            changes[last + 1][buffer.category as usize] -= buffer.bytes as isize;
-        }
-    }
-    changes
-}
-
-/// Bytes by category that stay on the device for the whole run.
-fn persistent_bytes(plan: &Plan) -> [usize; Category::ALL.len()] {
-    let mut sums = [0; Category::ALL.len()];
-    let on_device = plan.buffers.iter().filter(|buffer| buffer.space == Space::Device);
-    for buffer in on_device.filter(|buffer| buffer.lifetime == Lifetime::Run) {
-        sums[buffer.category as usize] += buffer.bytes;
-    }
-    let used: usize = sums.iter().sum();
-    sums[Category::Workspace as usize] += plan.persistent_bytes - used;
-    sums
 }
 
 /// Prefetches for backward run during forward, so forward ends with the last step of phase `Forward`.
@@ -192,61 +166,44 @@ fn contents(plan: &Plan, entry: Entry, step: usize, context_bytes: u64, trains_b
         }
     }
     let workspace = plan.entry(entry).steps.get(step).and_then(|step| step.workspace);
-    let (mut named, mut groups): (Vec<Content>, BTreeMap<Category, (usize, usize)>) =
-        (Vec::new(), BTreeMap::new());
-    let mut used = 0;
-    for (index, buffer) in plan.buffers.iter().enumerate() {
-        if buffer.space != Space::Device || !buffer.lifetime.covers(entry, step) {
-            continue;
-        }
+    let (mut named, mut used) = (Vec::new(), 0);
+    let mut groups: BTreeMap<(&str, Category), (usize, usize)> = BTreeMap::new();
+    let mut add = |word, category, bytes| {
+        let group = groups.entry((word, category)).or_default();
+        *group = (group.0 + bytes, group.1 + 1);
+    };
+    for (index, buffer) in live_buffers(plan, entry, step) {
         used += buffer.bytes;
-        let name = match names[index] {
-            _ if workspace.is_some_and(|id| id.index() == index) => Some("scratch of this step"),
-            name => name,
-        };
-        match (buffer.lifetime, name) {
-            (Lifetime::Steps { .. }, Some(name)) => {
-                named.push(line(name.to_string(), buffer.category, buffer.bytes as u64, 1));
-            }
-            _ => {
-                let group = groups.entry(buffer.category).or_default();
-                *group = (group.0 + buffer.bytes, group.1 + 1);
-            }
+        let is_scratch = workspace.is_some_and(|id| id.index() == index);
+        match (buffer.lifetime, if is_scratch { Some("scratch of this step") } else { names[index] }) {
+            (Lifetime::Steps { .. }, Some(name)) => named.push((buffer.bytes, name, buffer.category)),
+            _ => add("all", buffer.category, buffer.bytes),
         }
     }
-    let by_size = |a: &Content, b: &Content| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name));
-    named.sort_by(by_size);
-    let small = named.split_off(NAMED.min(named.len()));
-    for category in Category::ALL {
-        let rest: Vec<&Content> = small.iter().filter(|it| it.category == category.name()).collect();
-        if !rest.is_empty() {
-            let bytes = rest.iter().map(|it| it.bytes).sum();
-            named.push(line(
-                format!("smaller {}", label(category, trains_base)),
-                category,
-                bytes,
-                rest.len(),
-            ));
-        }
-    }
-    for (category, (bytes, count)) in groups {
-        named.push(line(format!("all {}", label(category, trains_base)), category, bytes as u64, count));
+    named.sort_by_key(|(bytes, name, _)| (Reverse(*bytes), *name));
+    for (bytes, _, category) in named.split_off(NAMED.min(named.len())) {
+        add("smaller", category, bytes);
     }
     let live = plan.persistent_bytes + plan.live_bytes(entry).get(step).copied().unwrap_or(0);
-    named.push(Content {
-        name: "context".into(),
-        category: "context".into(),
-        bytes: context_bytes,
-        count: 1,
-    });
-    named.push(line("alignment".into(), Category::Workspace, (live - used) as u64, 0));
-    named.retain(|it| it.bytes > 0);
-    named.sort_by(by_size);
-    named
-}
-
-fn line(name: String, category: Category, bytes: u64, count: usize) -> Content {
-    Content { name, category: category.name().to_string(), bytes, count }
+    let line = |name: String, category: &str, bytes: u64, count: usize| Content {
+        name,
+        category: category.into(),
+        bytes,
+        count,
+    };
+    let mut lines = vec![
+        line("context".into(), "context", context_bytes, 1),
+        line("alignment".into(), Category::Workspace.name(), (live - used) as u64, 0),
+    ];
+    lines.extend(
+        named.iter().map(|(bytes, name, category)| line((*name).into(), category.name(), *bytes as u64, 1)),
+    );
+    lines.extend(groups.into_iter().map(|((word, category), (bytes, count))| {
+        line(format!("{word} {}", label(category, trains_base)), category.name(), bytes as u64, count)
+    }));
+    lines.retain(|it| it.bytes > 0);
+    lines.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+    lines
 }
 
 fn label(category: Category, trains_base: bool) -> &'static str {

@@ -12,6 +12,7 @@ mod documents;
 mod library;
 mod rooms;
 mod sites;
+mod sizes;
 mod words;
 
 use regex::Regex;

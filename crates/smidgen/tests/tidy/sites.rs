@@ -22,7 +22,7 @@ const NO_POLICY: [&str; 15] = [
 ];
 
 /// Lines of code without comments and without the tests at the end of a file, numbered from 1.
-fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
+pub fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let end = text.find("#[cfg(test)]\nmod tests {").unwrap_or(text.len());
     let lines = text[..end].lines().enumerate();
     lines.map(|(index, line)| (index + 1, line.split("//").next().unwrap_or("")))

@@ -1,17 +1,20 @@
-//! The frame of a chart: a picture that stretches to the width of the page, and labels of a fixed size.
+//! Charts as coordinates: a picture that stretches to the width of the page, and labels of a fixed size.
 //!
 //! The SVG has no text and no fixed aspect ratio: it is drawn in a square of 1000 by 1000 and stretched, with lines
 //! that keep their width. Ticks, marks and labels are HTML elements over it, positioned in percent, so the same page
-//! works on a phone and on a wide screen.
+//! works on a phone and on a wide screen. `page.html` makes the elements, and `page.js` draws a chart again when the
+//! reader changes the axis or the smoothing.
 
-use super::escape::{escape, render_data};
 use crate::report::numbers::{Axis, Unit};
-use crate::report::series::{Point, spans, usual_span};
+use crate::report::series::Point;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
 /// Side of the square in which charts are drawn.
 const SIDE: f64 = 1000.0;
+
+/// Rows of the table below a chart.
+pub const TABLE_ROWS: usize = 24;
 
 /// The style of a line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,16 +26,6 @@ pub enum Look {
     Faint,
     /// Another series to compare with, drawn as points.
     Dots,
-}
-
-impl Look {
-    fn class(self) -> &'static str {
-        match self {
-            Look::Main => "main",
-            Look::Faint => "faint",
-            Look::Dots => "dots",
-        }
-    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -47,11 +40,35 @@ pub struct Line {
     pub averaged: Vec<Point>,
 }
 
-/// A labelled horizontal line across the chart.
-#[derive(Clone, Debug)]
-pub struct Level {
-    pub value: f64,
-    pub label: String,
+impl Line {
+    fn class(&self) -> String {
+        let look = match self.look {
+            Look::Main => "main",
+            Look::Faint => "faint",
+            Look::Dots => "dots",
+        };
+        format!("{look}{}", self.run.map_or(String::new(), colour_class))
+    }
+
+    /// The value at a step: the last one up to it for lines, the exact one for dots; empty after the series ends.
+    fn render_at(&self, step: f64, unit: Unit) -> String {
+        let end = self.points.partition_point(|point| point.0 <= step);
+        let before = end.checked_sub(1).map(|index| self.points[index]);
+        let is_line = self.look != Look::Dots && end < self.points.len();
+        let value = before.filter(|point| is_line || point.0 == step);
+        value.map_or(String::new(), |point| unit.render(point.1))
+    }
+
+    fn data(&self) -> Value {
+        let point = |point: &Point| json!([digits(point.0), point.1.is_finite().then(|| digits(point.1))]);
+        let points = |points: &[Point]| points.iter().map(point).collect::<Vec<Value>>();
+        let is_dots = self.look == Look::Dots;
+        let mut data = json!({"name": self.name, "dots": is_dots, "points": points(&self.points)});
+        if !self.averaged.is_empty() {
+            data["averaged"] = json!(points(&self.averaged));
+        }
+        data
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -69,106 +86,58 @@ pub struct Chart {
     pub log: Option<Axis>,
     pub unit: Unit,
     pub lines: Vec<Line>,
-    pub levels: Vec<Level>,
+    /// Horizontal lines across the chart: their values and labels.
+    pub levels: Vec<(f64, String)>,
 }
 
 impl Chart {
-    /// A chart over steps, with plain numbers, no second axis and no levels.
-    pub fn over_steps(
-        id: &'static str,
-        title: &'static str,
-        caption: String,
-        x: Axis,
-        y: Axis,
-        lines: Vec<Line>,
-    ) -> Chart {
-        Chart {
-            id,
-            title,
-            caption,
-            x_name: "step",
-            x,
-            y,
-            log: None,
-            unit: Unit::Plain,
-            lines,
-            levels: vec![],
-        }
-    }
-
-    fn named(&self) -> impl Iterator<Item = &Line> {
-        self.lines.iter().filter(|line| !line.name.is_empty())
-    }
-}
-
-/// The switches for axis and smoothing, for a run of this many steps; hidden until the script runs.
-pub fn render_controls(steps: u64) -> String {
-    let spans: Vec<u64> = spans(steps).collect();
-    let usual = spans.iter().position(|span| *span == usual_span(steps)).unwrap_or(0);
-    let texts: Vec<String> = spans.iter().map(u64::to_string).collect();
-    format!(
-        "<div class=\"controls\" hidden><label><input type=\"checkbox\" class=\"log\"> log axis</label>\
-         <label>smoothing <input type=\"range\" class=\"span\" min=\"0\" max=\"{}\" value=\"{usual}\" \
-         data-spans=\"{}\"> <output></output></label></div>",
-        spans.len() - 1,
-        texts.join(",")
-    )
-}
-
-/// Rows of the table below a chart.
-const TABLE_ROWS: usize = 24;
-
-pub fn render_chart(chart: &Chart) -> String {
-    let Chart { x, y, unit, .. } = chart;
-    let mut picture = String::new();
-    for line in &chart.lines {
-        let path = match line.look {
-            Look::Dots => dots_path(&line.points, x, y),
-            Look::Main | Look::Faint => line_path(&line.points, x, y),
+    /// The coordinates for the page's template, and the numbers for its script.
+    pub fn view(&self) -> Value {
+        let Chart { x, y, unit, .. } = self;
+        let named = || self.lines.iter().filter(|line| !line.name.is_empty());
+        let path = |line: &Line| (format!("line {}", line.class()), line_path(line, x, y));
+        let paths = [grid(y)].into_iter().chain(self.lines.iter().map(path));
+        let row = |step: &f64| {
+            let cells: Vec<String> = named().map(|line| line.render_at(*step, *unit)).collect();
+            json!({"at": digits(*step).to_string(), "cells": cells})
         };
-        write!(
-            picture,
-            "<path class=\"line {}{}\" d=\"{path}\"/>",
-            line.look.class(),
-            line.run.map_or(String::new(), colour_class)
-        )
-        .expect("writing to a string");
+        let headings = [self.x_name].into_iter().chain(named().map(|line| line.name.as_str()));
+        let mut steps: Vec<f64> = named().flat_map(|line| line.points.iter().map(|point| point.0)).collect();
+        steps.sort_by(f64::total_cmp);
+        steps.dedup();
+        json!({
+            "kind": "lines",
+            "id": self.id,
+            "title": self.title,
+            "caption": self.caption,
+            "legend": named().map(|line| (line.class(), &line.name)).collect::<Vec<_>>(),
+            "paths": paths.collect::<Vec<_>>(),
+            "levels": self.levels.iter().map(|(value, label)| (percent(y.place(*value)), label)).collect::<Vec<_>>(),
+            "rows": tick_rows(y),
+            "columns": tick_columns(x),
+            "headings": headings.collect::<Vec<_>>(),
+            "table": evenly(steps.len()).map(|index| row(&steps[index])).collect::<Vec<_>>(),
+            "data": {
+                "kind": "lines",
+                "unit": unit.name(),
+                "x": {"name": self.x_name, "low": x.low, "high": x.high},
+                "y": axis_data(y),
+                "log": self.log.as_ref().map(axis_data),
+                "levels": self.levels.iter().map(|(value, _)| value).collect::<Vec<_>>(),
+                "lines": self.lines.iter().map(Line::data).collect::<Vec<_>>(),
+            },
+        })
     }
-    let data = json!({
-        "kind": "lines",
-        "unit": unit.name(),
-        "x": {"name": chart.x_name, "low": x.low, "high": x.high},
-        "y": axis_data(y),
-        "log": chart.log.as_ref().map(axis_data),
-        "levels": chart.levels.iter().map(|level| level.value).collect::<Vec<_>>(),
-        "lines": chart.lines.iter().map(line_data).collect::<Vec<_>>(),
-    });
-    let body = format!("{}{}", render_levels(&chart.levels, y), render_ticks(x, y));
-    let figure = Figure {
-        id: chart.id,
-        title: chart.title,
-        caption: &chart.caption,
-        legend: &render_legend(chart),
-        picture: &format!("{}{picture}", grid(y)),
-        over: &body,
-        class: "lines",
-    };
-    figure.render(&render_table(chart), &data)
 }
 
 fn axis_data(axis: &Axis) -> Value {
     json!({"low": axis.low, "high": axis.high, "log": axis.is_log, "ticks": axis.ticks})
 }
 
-fn line_data(line: &Line) -> Value {
-    let point = |point: &Point| json!([digits(point.0), point.1.is_finite().then(|| digits(point.1))]);
-    let points = |points: &[Point]| points.iter().map(point).collect::<Vec<Value>>();
-    let mut data =
-        json!({"name": line.name, "dots": line.look == Look::Dots, "points": points(&line.points)});
-    if !line.averaged.is_empty() {
-        data["averaged"] = json!(points(&line.averaged));
-    }
-    data
+/// Evenly spaced places in a list of this length, the first and the last included: the rows of a table.
+pub fn evenly(length: usize) -> impl Iterator<Item = usize> {
+    let rows = length.min(TABLE_ROWS);
+    (0..rows).map(move |row| row * (length - 1) / rows.saturating_sub(1).max(1))
 }
 
 /// The CSS classes of a run's colour, after a space; from the ninth run on, colours repeat with dashed lines.
@@ -178,163 +147,59 @@ pub fn colour_class(run: usize) -> String {
     format!(" c{}{again}", run % COLOURS)
 }
 
-/// A picture with its caption, legend, table and data.
-pub struct Figure<'a> {
-    pub id: &'a str,
-    pub title: &'a str,
-    pub caption: &'a str,
-    /// HTML next to the title.
-    pub legend: &'a str,
-    /// Content of the SVG.
-    pub picture: &'a str,
-    /// HTML over it.
-    pub over: &'a str,
-    pub class: &'a str,
-}
-
-impl Figure<'_> {
-    /// `table` is HTML; `data` is for the page's script.
-    pub fn render(&self, table: &str, data: &Value) -> String {
-        let Figure { id, picture, over, class, legend, .. } = self;
-        let (title, caption) = (escape(self.title), escape(self.caption));
-        format!(
-            "<figure class=\"chart {class}\" id=\"{id}\" aria-labelledby=\"{id}-title\">\
-             <figcaption><h3 id=\"{id}-title\">{title}</h3><p>{caption}</p>{legend}</figcaption>\
-             <div class=\"plot\"><svg viewBox=\"0 0 1000 1000\" preserveAspectRatio=\"none\" role=\"img\" \
-             aria-label=\"{title}: {caption}\">{picture}</svg>{over}\
-             <div class=\"cursor\" hidden></div><div class=\"readout\" hidden></div></div>\
-             <details id=\"{id}-table\"><summary>As a table</summary><div class=\"scroll\">{table}</div></details>{}\
-             </figure>\n",
-            render_data(data)
-        )
-    }
-}
-
 /// Lines at the ticks of the y axis.
-pub fn grid(y: &Axis) -> String {
-    let lines: String =
-        y.ticks.iter().map(|(value, _)| format!("M0 {}H1000", at(1.0 - y.place(*value)))).collect();
-    format!("<path class=\"grid\" d=\"{lines}\"/>")
+pub fn grid(y: &Axis) -> (String, String) {
+    let line = |value: &f64| format!("M0 {}H1000", at(1.0 - y.place(*value)));
+    ("grid".into(), y.ticks.iter().map(|(value, _)| line(value)).collect())
 }
 
-pub fn render_ticks(x: &Axis, y: &Axis) -> String {
-    let mut text = String::new();
-    for (value, label) in &y.ticks {
-        let place = percent(y.place(*value));
-        write!(text, "<span class=\"tick y\" style=\"bottom:{place}\">{}</span>", escape(label))
-            .expect("writing to a string");
-    }
-    for ((value, label), is_crowded) in x.ticks.iter().zip(crowded_ticks(x)) {
-        let part = x.place(*value);
-        let end = if part > LAST_PART { " end" } else { "" };
-        let crowded = if is_crowded { " crowded" } else { "" };
-        let place = percent(part);
-        write!(text, "<span class=\"tick x{end}{crowded}\" style=\"left:{place}\">{}</span>", escape(label))
-            .expect("writing to a string");
-    }
-    text
+/// The labels of the y axis: places from the bottom.
+pub fn tick_rows(y: &Axis) -> Vec<(String, &str)> {
+    y.ticks.iter().map(|(value, label)| (percent(y.place(*value)), label.as_str())).collect()
 }
 
 /// A label beyond this fraction of the axis ends at its tick instead of being centred on it.
 const LAST_PART: f64 = 0.94;
 
-/// Labels of the x axis that would touch the next one on a phone, which hides them; the last one is always shown.
-fn crowded_ticks(x: &Axis) -> Vec<bool> {
+/// The labels of the x axis: places from the left, and CSS classes. A phone hides the labels that would touch the next
+/// one; the last one is always shown.
+pub fn tick_columns(x: &Axis) -> Vec<(String, &str, String)> {
     // In pixels: the narrowest plot of `page.css`, a character, and the gap between labels.
     const PLOT: f64 = 300.0;
     const CHARACTER: f64 = 7.0;
     const BETWEEN: f64 = 8.0;
     let mut next = f64::INFINITY;
-    let mut crowded: Vec<bool> = Vec::with_capacity(x.ticks.len());
+    let mut columns = Vec::with_capacity(x.ticks.len());
     for (value, label) in x.ticks.iter().rev() {
         let (part, width) = (x.place(*value), CHARACTER * label.chars().count() as f64);
-        let right = PLOT * part + if part > LAST_PART { 0.0 } else { width / 2.0 };
+        let is_last = part > LAST_PART;
+        let right = PLOT * part + if is_last { 0.0 } else { width / 2.0 };
         let is_crowded = right + BETWEEN > next;
         if !is_crowded {
             next = right - width;
         }
-        crowded.push(is_crowded);
+        let end = if is_last { " end" } else { "" };
+        let class = format!("{end}{}", if is_crowded { " crowded" } else { "" });
+        columns.push((percent(part), label.as_str(), class));
     }
-    crowded.reverse();
-    crowded
+    columns.reverse();
+    columns
 }
 
-fn render_levels(levels: &[Level], y: &Axis) -> String {
-    let level = |level: &Level| {
-        let (place, label) = (percent(y.place(level.value)), escape(&level.label));
-        format!("<div class=\"level\" style=\"bottom:{place}\"><span>{label}</span></div>")
-    };
-    levels.iter().map(level).collect()
-}
-
-fn render_legend(chart: &Chart) -> String {
-    if chart.named().count() < 2 {
-        return String::new();
-    }
-    let item = |line: &Line| {
-        let (look, colour, name) =
-            (line.look.class(), line.run.map_or(String::new(), colour_class), escape(&line.name));
-        format!("<li class=\"{look}{colour}\">{name}</li>")
-    };
-    let items: String = chart.named().map(item).collect();
-    format!("<ul class=\"legend\">{items}</ul>")
-}
-
-/// A table of some values of each line, at evenly spaced steps.
-fn render_table(chart: &Chart) -> String {
-    let mut steps: Vec<f64> =
-        chart.named().flat_map(|line| line.points.iter().map(|point| point.0)).collect();
-    steps.sort_by(f64::total_cmp);
-    steps.dedup();
-    let chosen: Vec<f64> = match steps.len() {
-        count if count <= TABLE_ROWS => steps,
-        count => (0..TABLE_ROWS).map(|row| steps[row * (count - 1) / (TABLE_ROWS - 1)]).collect(),
-    };
-    let headings: String =
-        chart.named().map(|line| format!("<th scope=\"col\">{}</th>", escape(&line.name))).collect();
-    let mut rows = String::new();
-    for step in chosen {
-        let cells: String = chart.named().map(|line| cell(line, step, chart.unit)).collect();
-        write!(rows, "<tr><th scope=\"row\">{}</th>{cells}</tr>", digits(step)).expect("writing to a string");
-    }
-    format!(
-        "<table><thead><tr><th scope=\"col\">{}</th>{headings}</tr></thead><tbody>{rows}</tbody></table>",
-        chart.x_name
-    )
-}
-
-/// The value of a series at a step: the last one up to it for lines, the exact one for dots; empty after the series
-/// ends.
-fn cell(line: &Line, step: f64, unit: Unit) -> String {
-    let end = line.points.partition_point(|point| point.0 <= step);
-    let before = end.checked_sub(1).map(|index| line.points[index]);
-    let is_line = line.look != Look::Dots && end < line.points.len();
-    let value = before.filter(|point| is_line || point.0 == step);
-    let text = value.map_or(String::new(), |point| unit.render(point.1));
-    format!("<td>{}</td>", escape(&text))
-}
-
-fn line_path(points: &[Point], x: &Axis, y: &Axis) -> String {
+fn line_path(line: &Line, x: &Axis, y: &Axis) -> String {
     let mut path = String::new();
     let mut is_down = false;
-    for (step, value) in points {
-        if !value.is_finite() {
-            is_down = false;
-            continue;
+    for (step, value) in &line.points {
+        if value.is_finite() {
+            let command = if is_down && line.look != Look::Dots { 'L' } else { 'M' };
+            write!(path, "{command}{} {}", at(x.place(*step)), at(1.0 - y.place(*value)))
+                .expect("writing to a string");
+            // Lines of length zero, which round caps turn into dots.
+            path.push_str(if line.look == Look::Dots || line.points.len() == 1 { "h0" } else { "" });
         }
-        let command = if is_down { 'L' } else { 'M' };
-        let (x, y) = (at(x.place(*step)), at(1.0 - y.place(*value)));
-        write!(path, "{command}{x} {y}").expect("writing to a string");
-        is_down = true;
+        is_down = value.is_finite();
     }
-    // A single point has no line to show it.
-    if points.len() == 1 { format!("{path}h0") } else { path }
-}
-
-/// Lines of length zero, which round caps turn into dots.
-fn dots_path(points: &[Point], x: &Axis, y: &Axis) -> String {
-    let finite = points.iter().filter(|point| point.1.is_finite());
-    finite.map(|point| format!("M{} {}h0", at(x.place(point.0)), at(1.0 - y.place(point.1)))).collect()
+    path
 }
 
 /// A coordinate in the picture, with one decimal.
@@ -352,14 +217,12 @@ pub fn percent(part: f64) -> String {
 
 /// Rounds to six significant digits, which is more than the cursor shows.
 fn digits(value: f64) -> f64 {
-    match value == 0.0 || !value.is_finite() {
-        true => 0.0,
-        false => {
-            let scale = 10f64.powi(5 - value.abs().log10().floor() as i32);
-            let rounded = (value * scale).round() / scale;
-            if rounded.is_finite() { rounded } else { value }
-        }
+    if value == 0.0 || !value.is_finite() {
+        return 0.0;
     }
+    let scale = 10f64.powi(5 - value.abs().log10().floor() as i32);
+    let rounded = (value * scale).round() / scale;
+    if rounded.is_finite() { rounded } else { value }
 }
 
 #[cfg(test)]
@@ -370,14 +233,30 @@ mod tests {
     #[test]
     fn labels_that_would_touch_are_left_out_where_it_is_narrow() {
         let x = Axis::from_zero(10_000.0, Unit::Plain);
-        let labels: Vec<&str> = x.ticks.iter().map(|(_, label)| label.as_str()).collect();
-        assert_eq!(labels, ["0", "2,000", "4,000", "6,000", "8,000", "10,000"]);
-        assert_eq!(crowded_ticks(&x), [false, false, false, false, true, false]);
-        let text = render_ticks(&x, &Axis::from_zero(1.0, Unit::Plain));
-        assert!(text.contains("<span class=\"tick x crowded\" style=\"left:80.00%\">8,000</span>"), "{text}");
-        assert!(text.contains("<span class=\"tick x end\" style=\"left:100.00%\">10,000</span>"), "{text}");
+        let columns = tick_columns(&x);
+        let classes: Vec<(&str, &str)> =
+            columns.iter().map(|(_, label, class)| (*label, class.as_str())).collect();
+        let expected = [
+            ("0", ""),
+            ("2,000", ""),
+            ("4,000", ""),
+            ("6,000", ""),
+            ("8,000", " crowded"),
+            ("10,000", " end"),
+        ];
+        assert_eq!(classes, expected);
+        assert_eq!([&*columns[4].0, &*columns[5].0], ["80.00%", "100.00%"]);
         // Labels that are far enough apart are all shown.
         let few = Axis::from_zero(60.0, Unit::Plain);
-        assert!(crowded_ticks(&few).iter().all(|is_crowded| !is_crowded), "{:?}", few.ticks);
+        assert!(tick_columns(&few).iter().all(|(_, _, class)| !class.contains("crowded")), "{:?}", few.ticks);
+    }
+
+    #[test]
+    fn a_table_has_the_first_and_the_last_row() {
+        assert_eq!(evenly(0).count(), 0);
+        assert_eq!(evenly(1).collect::<Vec<_>>(), [0]);
+        assert_eq!(evenly(3).collect::<Vec<_>>(), [0, 1, 2]);
+        let rows: Vec<usize> = evenly(1000).collect();
+        assert_eq!((rows.len(), rows[0], rows[TABLE_ROWS - 1]), (TABLE_ROWS, 0, 999));
     }
 }

@@ -6,10 +6,8 @@
 //! All text from files passes through `escape.rs`.
 
 mod charts;
-mod choices;
-mod compare_page;
+mod compare_charts;
 mod escape;
-mod headline;
 mod memory_timeline;
 pub mod page;
 mod run_charts;
@@ -17,5 +15,4 @@ mod run_charts;
 #[cfg(test)]
 mod page_tests;
 
-pub use compare_page::render_comparison;
-pub use page::{render_content, render_live_page, render_page};
+pub use page::{render_comparison, render_content, render_live_page, render_page};

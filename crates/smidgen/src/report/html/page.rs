@@ -1,97 +1,114 @@
-//! The page: the HTML frame, the sections in order, and tables without a chart.
+//! Fills `page.html`, the template of every page, with the JSON of a run, a plan or a comparison.
 //!
 //! The page is one file with styles and script; its content security policy forbids loading anything else. The same
 //! content is used for `report.html`, `plan --html` and the live page, which reloads it during a run.
 
-use super::charts::percent;
-use super::choices::render_choices;
-use super::escape::escape;
-use super::headline::render_headline;
-use super::memory_timeline::render_memory;
-use super::run_charts::{render_loss, render_run_charts};
-use crate::report::numbers::{duration, grouped};
+use super::charts::{Chart, colour_class, percent};
+use super::compare_charts::{losses, most_steps, speed_and_memory};
+use super::escape::{escape, escape_data, marked};
+use super::memory_timeline::timeline_charts;
+use super::run_charts::{loss, run_charts};
+use crate::report::choices::{ActivationChoice, is_prefetched};
+use crate::report::compare::Comparison;
+use crate::report::numbers::{duration, grouped, short};
+use crate::report::plan_facts::PlanFacts;
 use crate::report::run_folder::{RunRecord, State};
-use crate::report::run_summary::{RunSummary, summarize};
+use crate::report::run_summary::summarize;
+use crate::report::series::{spans, usual_span};
+use crate::report::timeline::ROWS;
 use crate::train::history::PartEnd;
+use crate::train::trainer::measurable_peak;
+use chrono::DateTime;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Serde;
+use minijinja::{Environment, UndefinedBehavior, Value as Shown, escape_formatter};
+use serde_json::{Map, Value, json};
 use smidgen_ir::bytes::format_bytes;
-use std::fmt::Write;
+use std::sync::LazyLock;
 
-const STYLE: &str = include_str!("page.css");
-const SCRIPT: &str = include_str!("page.js");
-const LIVE_SCRIPT: &str = include_str!("live.js");
+/// The template with its filters: numbers as the terminal shows them, `–` for a number that is unknown.
+static PAGES: LazyLock<Environment<'static>> = LazyLock::new(|| {
+    fn known(value: Option<f64>, render: impl Fn(f64) -> String) -> String {
+        value.map_or("–".into(), render)
+    }
+    let mut pages = Environment::new();
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    pages.set_syntax(syntax.expect("the usual delimiters are valid"));
+    pages.set_undefined_behavior(UndefinedBehavior::Chainable);
+    pages.set_formatter(|out, state, value| match value.as_str() {
+        Some(text) if !value.is_safe() => out.write_str(&escape(text)).map_err(Into::into),
+        _ => escape_formatter(out, state, value),
+    });
+    pages.add_filter("bytes", |bytes: Option<f64>| known(bytes, |bytes| format_bytes(bytes as u64)));
+    pages.add_filter("short", |value: Option<f64>| known(value, short));
+    pages.add_filter("grouped", |count: Option<f64>| known(count, |count| grouped(count as i64)));
+    pages.add_filter("duration", |seconds: Option<f64>| known(seconds, duration));
+    pages.add_filter("share", percent);
+    pages.add_filter("colour", colour_class);
+    pages.add_filter("utc", |unix_s: i64| {
+        DateTime::from_timestamp(unix_s, 0)
+            .map_or("–".into(), |time| time.format("%Y-%m-%d %H:%M UTC").to_string())
+    });
+    pages.add_filter("marked", |text: String| Shown::from_safe_string(marked(&text)));
+    pages.add_filter("data", |data: Shown| Shown::from_safe_string(escape_data(&json!(data))));
+    pages.add_template("page.html", include_str!("page.html")).expect("the template of pages can be parsed");
+    pages
+});
+
+fn render(view: &Value) -> String {
+    let page = PAGES.get_template("page.html").expect("the template was added");
+    page.render(Shown::from(Serde(view)))
+        .unwrap_or_else(|error| panic!("the template of pages does not fit its data: {error:#}"))
+}
 
 /// A self-contained page of a run or a plan.
 pub fn render_page(run: &RunRecord) -> String {
-    render_frame(&title(run), &render_content(run), "")
+    render_file(view(run), &title(run), false)
 }
 
 /// A page that polls its server for updates.
 pub fn render_live_page(run: &RunRecord) -> String {
-    render_frame(&title(run), &render_content(run), &format!("<script>{LIVE_SCRIPT}</script>"))
-}
-
-/// A complete HTML file; `content` and `live` are HTML.
-pub fn render_frame(title: &str, content: &str, live: &str) -> String {
-    let connect = if live.is_empty() { "" } else { "; connect-src 'self'" };
-    format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <meta name=\"color-scheme\" content=\"light dark\">\n\
-         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; \
-         script-src 'unsafe-inline'{connect}\">\n\
-         <meta name=\"generator\" content=\"smidgen {}\">\n<title>{}</title>\n\
-         <style>\n{STYLE}</style>\n</head>\n<body>\n\
-         <main id=\"content\">\n{content}</main>\n<script>\n{SCRIPT}</script>\n{live}</body>\n</html>\n",
-        env!("CARGO_PKG_VERSION"),
-        escape(title)
-    )
-}
-
-fn title(run: &RunRecord) -> String {
-    let name = run.folder.as_ref().and_then(|folder| folder.file_name()).map(|name| name.to_string_lossy());
-    match name {
-        Some(name) => format!("{name} · smidgen report"),
-        None => "smidgen plan".into(),
-    }
+    render_file(view(run), &title(run), true)
 }
 
 /// Everything that changes during a run.
 pub fn render_content(run: &RunRecord) -> String {
-    let summary = summarize(run);
-    let mut text = render_header(run, &summary);
-    let mut section = |id: &str, heading: &str, body: String| {
-        write!(text, "<section id=\"{id}\" aria-labelledby=\"{id}-h\"><h2 id=\"{id}-h\">{heading}</h2>\n{body}</section>\n")
-            .expect("writing to a string");
-    };
-    if let Some(loss) = render_loss(run, &summary) {
-        section("loss", "Loss", loss);
-    }
-    section("answers", "Summary", render_headline(run, &summary));
-    if !run.rows.is_empty() {
-        section("course", "Training curves", render_run_charts(run, &summary));
-    }
-    section("memory", "Memory", render_memory(&run.plan));
-    section("choices", "Choices and reasons", render_choices(&run.plan));
-    section("phases", "Memory by phase", render_phases(run));
-    if !run.rank_bytes.is_empty() {
-        section("ranks", "Memory by rank", render_ranks(run));
-    }
-    if let Some(history) = run.history.as_ref().filter(|history| history.parts.len() > 1) {
-        section("parts", "Parts of the run", render_parts(&history.parts));
-    }
-    if let Some(job) = &run.job {
-        let job = format!(
-            "<details id=\"job-text\"><summary>Every key of the recipe, as resolved</summary><pre>{}</pre></details>",
-            escape(job)
-        );
-        section("job", "The job", job);
-    }
-    text
+    render(&view(run))
 }
 
-fn render_header(run: &RunRecord, summary: &RunSummary) -> String {
-    let title = if summary.title.is_empty() { "A run" } else { &summary.title };
-    let class = match run.state() {
+/// A self-contained page of several runs.
+pub fn render_comparison(compared: &Comparison) -> String {
+    let view = json!({
+        "compared": compared.render_json(),
+        "facts": compared.facts(),
+        "losses": losses(compared).iter().map(Chart::view).collect::<Vec<_>>(),
+        "charts": speed_and_memory(compared).iter().map(Chart::view).collect::<Vec<_>>(),
+        "smoothing": smoothing(most_steps(compared).max(1)),
+    });
+    render_file(view, &format!("{} runs · smidgen report", compared.runs.len()), false)
+}
+
+/// A complete HTML file.
+fn render_file(mut view: Value, title: &str, is_live: bool) -> String {
+    view["frame"] = json!({
+        "title": title,
+        "version": env!("CARGO_PKG_VERSION"),
+        "style": include_str!("page.css"),
+        "script": include_str!("page.js"),
+        "live": is_live.then_some(include_str!("live.js")),
+    });
+    render(&view)
+}
+
+fn title(run: &RunRecord) -> String {
+    let name = run.folder.as_ref().and_then(|folder| folder.file_name());
+    name.map_or("smidgen plan".into(), |name| format!("{} · smidgen report", name.to_string_lossy()))
+}
+
+/// The run's JSON, and what the page shows besides it.
+fn view(run: &RunRecord) -> Value {
+    let (summary, plan, state) = (summarize(run), &run.plan, run.state());
+    let class = match state {
         State::Running => "running",
         State::Ended(PartEnd::Done | PartEnd::StoppedEarly) => "done",
         State::Planned | State::Unknown | State::Ended(PartEnd::PlanChanged) => "plain",
@@ -99,179 +116,88 @@ fn render_header(run: &RunRecord, summary: &RunSummary) -> String {
             "stopped"
         }
     };
-    let mut facts =
-        vec![format!("<span class=\"state {class}\" id=\"state\">{}</span>", escape(&summary.status))];
-    let policy = &run.plan.policy;
-    facts.push(match policy.device.as_str() {
-        "cpu" => format!("CPU, {} threads", policy.threads),
-        device => escape(device),
-    });
-    if let Some(part) = run.history.as_ref().and_then(|history| history.parts.first()) {
-        facts.push(format!("started {}", utc(part.began_unix_s)));
-    }
-    let mut notes = render_progress(run, summary);
-    if run.folder.is_some() && run.rows.is_empty() {
-        notes.push_str("<p class=\"lead\">No step has finished yet: this is the plan.</p>");
-    }
-    if run.has_torn_line && !run.is_running {
-        notes.push_str(
-            "<p class=\"lead\">The last line of <code>metrics.jsonl</code> is incomplete and was skipped.</p>",
-        );
-    }
-    format!(
-        "<header><h1>{}</h1><p class=\"facts\">{}</p>{notes}</header>\n",
-        escape(title),
-        facts.join(" · ")
-    )
+    let steps = run.steps_done();
+    let labels: Map<String, Value> = ROWS.iter().map(|row| ((*row).into(), plan.label(row).into())).collect();
+    json!({
+        "summary": summary,
+        "plan": plan,
+        "labels": labels,
+        "state": class,
+        "has_ended": class == "done" || state == State::Planned,
+        "is_run": run.folder.is_some(),
+        "has_steps": steps > 0,
+        "is_torn": run.has_torn_line && !run.is_running,
+        "efficiency": summary.memory.render_efficiency(),
+        "leak_per_step": summary.memory.leak.bytes_per_step().map(f64::round),
+        "measurable_peak_bytes": measurable_peak(summary.memory.planned_bytes),
+        "stability": summary.stability.render(),
+        "is_stable": summary.stability.is_stable(),
+        "loss_chart": loss(run, &summary).as_ref().map(Chart::view),
+        "charts": run_charts(run, &summary).iter().map(Chart::view).collect::<Vec<_>>(),
+        "smoothing": smoothing(steps),
+        "timelines": timeline_charts(plan),
+        "layers": layers(plan),
+        "layer_runs": layer_runs(&layers(plan)),
+        "spaces": spaces(run),
+        "phases": phases(run),
+        "rank_bytes": run.rank_bytes,
+        "parts": run.history.as_ref().map_or(&[][..], |history| &history.parts),
+        "job": run.job,
+    })
 }
 
-/// The progress of an unfinished run, and the time left.
-fn render_progress(run: &RunRecord, summary: &RunSummary) -> String {
-    let (done, total) = (summary.steps, summary.total_steps);
-    let is_ended =
-        matches!(run.state(), State::Planned | State::Ended(PartEnd::Done | PartEnd::StoppedEarly));
-    if is_ended || total == 0 || done >= total {
-        return String::new();
-    }
-    let part = percent(done as f64 / total as f64);
-    let left = summary.left_s.map_or(String::new(), |seconds| format!(" · about {} left", duration(seconds)));
-    format!(
-        "<div class=\"progress\" role=\"progressbar\" aria-label=\"steps done\" aria-valuemin=\"0\" \
-         aria-valuemax=\"{total}\" aria-valuenow=\"{done}\"><b style=\"width:{part}\"></b></div>\
-         <p class=\"facts\">{} of {} steps{left}</p>",
-        grouped(done as i64),
-        grouped(total as i64)
-    )
+/// The steps over which the reader can average, and the index of the usual one.
+fn smoothing(steps: u64) -> Value {
+    let spans: Vec<u64> = spans(steps).collect();
+    json!({"spans": spans, "usual": spans.iter().position(|span| *span == usual_span(steps)).unwrap_or(0)})
 }
 
-/// Planned and measured memory of each phase.
-fn render_phases(run: &RunRecord) -> String {
-    const SPACES: [&str; 4] = ["device", "pinned", "host", "disk"];
-    let planned_of = |name: &str| {
-        let own = run.phases.get(name).and_then(|phase| phase.planned.as_ref());
-        own.or_else(|| run.plan.life.get(name))
-    };
-    let names = ["prepare", "load", "resume", "train", "eval", "save", "merge", "export", "generate"];
-    let known: Vec<&str> = names
-        .into_iter()
-        .filter(|name| run.phases.contains_key(*name) || run.plan.life.contains_key(*name))
-        .collect();
-    let shown: Vec<&str> = SPACES
-        .into_iter()
-        .filter(|space| {
-            let planned =
-                known.iter().filter_map(|name| planned_of(name)?.get(*space)).any(|bytes| *bytes > 0);
-            planned || *space == "device"
-        })
-        .collect();
-    // A plan without a run has no measurements.
-    let is_run = run.folder.is_some();
-    let size = |bytes: Option<u64>| bytes.map_or("–".to_string(), format_bytes);
-    let mut rows = String::new();
-    for name in &known {
-        let measured = run.phases.get(*name).map(|phase| &phase.measured);
-        write!(rows, "<tr><th scope=\"row\">{name}</th>").expect("writing to a string");
-        for space in &shown {
-            let planned = planned_of(name).and_then(|spaces| spaces.get(*space).copied());
-            let used = measured.and_then(|spaces| spaces.get(*space).copied().flatten());
-            let above = matches!((planned, used), (Some(planned), Some(used)) if used > planned);
-            let class = if above { " class=\"above\"" } else { "" };
-            write!(rows, "<td>{}</td>", size(planned)).expect("writing to a string");
-            if is_run {
-                write!(rows, "<td{class}>{}</td>", size(used)).expect("writing to a string");
-            }
-        }
-        rows.push_str("</tr>");
-    }
-    let heading = |space: &&str| match is_run {
-        true => format!("<th scope=\"colgroup\" colspan=\"2\">{space}</th>"),
-        false => format!("<th scope=\"col\">{space}</th>"),
-    };
-    let spaces: String = shown.iter().map(heading).collect();
-    let kinds = match is_run {
-        true => "<th scope=\"col\">planned</th><th scope=\"col\">measured</th>".repeat(shown.len()),
-        false => "<th scope=\"col\">planned</th>".repeat(shown.len()),
-    };
-    format!(
-        "<p class=\"lead\">Peak memory of each phase. \
-         The phases merge, export and generate are separate commands after training.</p>\
-         <div class=\"scroll\"><table><thead><tr><td></td>{spaces}</tr><tr><th scope=\"col\">phase</th>{kinds}</tr></thead>\
-         <tbody>{rows}</tbody></table></div>"
-    )
-}
-
-/// The measured peak of each rank, next to the plan, which is the same for all ranks.
-fn render_ranks(run: &RunRecord) -> String {
-    let planned = run.plan.peak_bytes;
-    let mut rows = String::new();
-    for (rank, bytes) in run.rank_bytes.iter().enumerate() {
-        let class = if *bytes > planned { " class=\"above\"" } else { "" };
-        let (planned, bytes) = (format_bytes(planned), format_bytes(*bytes));
-        write!(rows, "<tr><th scope=\"row\">rank {rank}</th><td>{planned}</td><td{class}>{bytes}</td></tr>")
-            .expect("writing to a string");
-    }
-    format!(
-        "<div class=\"scroll\"><table><thead><tr><td></td><th scope=\"col\">planned</th>\
-         <th scope=\"col\">measured</th></tr></thead><tbody>{rows}</tbody></table></div>"
-    )
-}
-
-fn render_parts(parts: &[crate::train::history::Part]) -> String {
-    let mut rows = String::new();
-    for part in parts {
-        let how = match part.ended {
-            None => "no end recorded: killed, or still running",
-            Some(PartEnd::Done) => "done",
-            Some(PartEnd::StoppedEarly) => "stopped early",
-            Some(PartEnd::Interrupted) => "interrupted",
-            Some(PartEnd::AbovePlan) => "stopped: used more memory than planned",
-            Some(PartEnd::PlanChanged) => "continued with another plan",
-            Some(PartEnd::Failed) => "failed",
+/// What the plan does with each layer.
+fn layers(plan: &PlanFacts) -> Vec<Value> {
+    let layer = |layer| {
+        let is_prefetched = is_prefetched(&plan.policy.chosen, layer);
+        let (class, activations) = match ActivationChoice::of(&plan.policy.chosen, layer) {
+            ActivationChoice::Kept => ("kept", "activations kept"),
+            ActivationChoice::Recomputed => ("recomputed", "activations recomputed"),
+            ActivationChoice::Offloaded => ("offloaded", "activations offloaded"),
+            ActivationChoice::Both => ("both", "activations recomputed from offloaded inputs"),
         };
-        let last = part.last_step.map_or("–".to_string(), |step| grouped(step as i64));
-        let message =
-            part.message.as_deref().map_or(String::new(), |message| format!(": {}", escape(message)));
-        let accepted: String =
-            part.accepted.iter().map(|change| format!("<br>accepted: {}", escape(change))).collect();
-        write!(
-            rows,
-            "<tr><th scope=\"row\">{}</th><td>{}</td><td>{last}</td><td>{}</td><td>{how}{message}{accepted}</td></tr>",
-            utc(part.began_unix_s),
-            grouped(part.first_step as i64),
-            format_bytes(part.planned_bytes)
-        )
-        .expect("writing to a string");
-    }
-    format!(
-        "<div class=\"scroll\"><table class=\"words\"><thead><tr><th scope=\"col\">started</th>\
-         <th scope=\"col\">after step</th>\
-         <th scope=\"col\">to step</th><th scope=\"col\">planned</th><th scope=\"col\">how it ended</th></tr></thead>\
-         <tbody>{rows}</tbody></table></div>"
-    )
+        let weights = if is_prefetched { "weights prefetched" } else { "weights on the device" };
+        let label = format!("{activations}, {weights}");
+        json!({"class": class, "activations": activations, "is_prefetched": is_prefetched, "label": label})
+    };
+    (0..plan.layers).map(layer).collect()
 }
 
-/// A time as text. Years are counted from March, so that the leap day is the last day of a year.
-fn utc(unix_s: u64) -> String {
-    let (days, seconds) = (unix_s / 86_400, unix_s % 86_400);
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    format!("{year}-{month:02}-{day:02} {:02}:{:02} UTC", seconds / 3600, seconds / 60 % 60)
+/// Neighbouring layers that are treated alike, such as `0 to 5`, and how.
+fn layer_runs(layers: &[Value]) -> Vec<(String, &Value)> {
+    let mut first = 0;
+    let runs = layers.chunk_by(|one, next| one == next).map(|run| {
+        let (begin, last) = (first, first + run.len() - 1);
+        first = last + 1;
+        (if begin == last { begin.to_string() } else { format!("{begin} to {last}") }, &run[0]["label"])
+    });
+    runs.collect()
 }
 
-#[cfg(test)]
-mod tests {
-    use super::utc;
+/// The memory of each phase as planned, and as measured by a run.
+fn phases(run: &RunRecord) -> Vec<Value> {
+    let names = ["prepare", "load", "resume", "train", "eval", "save", "merge", "export", "generate"];
+    let phase = |name| {
+        let own = run.phases.get(name);
+        let planned = own.and_then(|phase| phase.planned.as_ref()).or_else(|| run.plan.life.get(name));
+        (own.is_some() || planned.is_some())
+            .then(|| json!({"name": name, "planned": planned, "measured": own.map(|phase| &phase.measured)}))
+    };
+    names.into_iter().filter_map(phase).collect()
+}
 
-    #[test]
-    fn moments_are_dates() {
-        assert_eq!(utc(0), "1970-01-01 00:00 UTC");
-        assert_eq!(utc(951_826_154), "2000-02-29 12:09 UTC");
-        assert_eq!(utc(1_735_689_599), "2024-12-31 23:59 UTC");
-    }
+/// The memory spaces of the table of phases: the device, and others that a phase uses.
+fn spaces(run: &RunRecord) -> Vec<&'static str> {
+    let phases = phases(run);
+    let is_used = |space: &str| phases.iter().any(|phase| phase["planned"][space].as_u64() > Some(0));
+    ["device", "pinned", "host", "disk"]
+        .into_iter()
+        .filter(|space| *space == "device" || is_used(space))
+        .collect()
 }
