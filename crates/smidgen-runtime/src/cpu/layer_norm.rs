@@ -47,7 +47,7 @@ pub fn layer_norm_grad(
     }
     assert_disjoint("layer_norm_grad", dx, [weight.into()]);
     let isa = Isa::current();
-    for_each_row_chunk(shape.0, shape.1, |chunk| gradient_rows(isa, x, weight, eps, dy, addend, dx, chunk));
+    for_each_row_chunk(shape.0, shape.1, |chunk| gradient_rows(isa, [x, dy], weight, eps, addend, dx, chunk));
 }
 
 /// Mean, and one over the deviation.
@@ -94,16 +94,15 @@ kernel! {
 
 kernel! {
     fn gradient_rows(
-        x: SrcRows,
+        x_and_dy: [SrcRows; 2],
         weight: StoredVector,
         eps: f32,
-        dy: SrcRows,
         addend: Option<SrcRows>,
         dx: DstRows,
         chunk: Chunk,
     ) {
         for row in chunk.range() {
-            let (x, dy, dx) = (x.row(row), dy.row(row), dx.row(row));
+            let ([x, dy], dx) = (x_and_dy.map(|rows| rows.row(row)), dx.row(row));
             let addend = addend.map(|addend| addend.row(row));
             let (mean, inverse) = statistics(x, eps);
             let (mut sums, mut products) = ([0.0; LANES], [0.0; LANES]);
