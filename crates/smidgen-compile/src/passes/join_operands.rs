@@ -73,7 +73,8 @@ pub fn find(graph: &Graph, request: &Request) -> Layout {
         widen(&mut layout, graph, x, rank);
         // A fetched copy has no room for the adapter.
         let stays = graph.value(weight).leaf().is_some();
-        if stays && graph.value(weight).ty.storage == Storage::Plain(request.activations()) {
+        let is_alike = |id: &ValueId| graph.value(*id).ty.storage == Storage::Plain(request.activations());
+        if stays && [weight, a, b].iter().all(is_alike) {
             let spare = spare_columns(rank);
             layout.room.insert(weight, Room { stride: columns + spare, rows_beneath: spare });
             layout.inside.insert(b, Inside { host: weight, first_row: 0, first_column: columns });
