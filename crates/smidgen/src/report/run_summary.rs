@@ -8,7 +8,7 @@
 use super::leak::Leak;
 use super::run_folder::{RunRecord, State, StepRow};
 use super::series::median;
-use crate::train::history::PartEnd;
+use crate::run_folder::history::PartEnd;
 use serde_json::{Value, json};
 use smidgen_ir::bytes::format_bytes;
 
@@ -386,7 +386,7 @@ pub fn percent(part: f64) -> String {
 mod tests {
     use super::*;
     use crate::report::run_folder::EvaluationRow;
-    use crate::train::history::{History, Part};
+    use crate::run_folder::history::{History, Part};
 
     fn run(device: &str, parts: &[u64], bytes: &[u64]) -> RunRecord {
         let row = |(index, bytes): (usize, &u64)| StepRow {

@@ -4,12 +4,12 @@
 
 use super::charts::percent;
 use super::escape::{escape, marked};
+use crate::plan::budget::measurable_peak;
 use crate::report::leak::Leak;
 use crate::report::numbers::{duration, grouped, short};
 use crate::report::plan_facts::PlanFacts;
 use crate::report::run_folder::RunRecord;
 use crate::report::run_summary::RunSummary;
-use crate::train::trainer::measurable_peak;
 use smidgen_ir::bytes::format_bytes;
 
 /// The colour of a card.

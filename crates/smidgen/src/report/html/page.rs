@@ -12,7 +12,7 @@ use super::run_charts::{render_loss, render_run_charts};
 use crate::report::numbers::{duration, grouped};
 use crate::report::run_folder::{RunRecord, State};
 use crate::report::run_summary::{RunSummary, summarize};
-use crate::train::history::PartEnd;
+use crate::run_folder::history::PartEnd;
 use smidgen_ir::bytes::format_bytes;
 use std::fmt::Write;
 
@@ -216,7 +216,7 @@ fn render_ranks(run: &RunRecord) -> String {
     )
 }
 
-fn render_parts(parts: &[crate::train::history::Part]) -> String {
+fn render_parts(parts: &[crate::run_folder::history::Part]) -> String {
     let mut rows = String::new();
     for part in parts {
         let how = match part.ended {
