@@ -136,9 +136,7 @@ fn cut_after(path: &Path, step: u64) -> Result<(), Failure> {
             break;
         }
         let row: StepOfRow = serde_json::from_slice(&line).map_err(|error| {
-            Failure::disk(error)
-                .context(format!("`{}` line {number} is not a metrics row", path.display()))
-                .context(format!("cannot cut `{}` after step {step}", path.display()))
+            Failure::disk(error).context(format!("`{}` line {number} is not a metrics row", path.display()))
         })?;
         is_kept &= row.step <= step;
         kept_bytes += if is_kept { bytes as u64 } else { 0 };
