@@ -6,7 +6,7 @@
 //! A resumed run asks for any step and must get the same samples, so the permutation must never change; a test pins it.
 //! How a batch is cut into micro-batches is in `micro_batch.rs`.
 
-use std::cell::RefCell;
+use std::cell::{Ref, RefCell};
 use thiserror::Error;
 
 use crate::mix::Mix;
@@ -50,12 +50,12 @@ pub enum BatchError {
 }
 
 /// The samples of one optimizer step.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Debug)]
 pub struct StepSamples<'a> {
     /// From 0.
     pub epoch: u64,
     /// Indices into the token set, in the order in which they are packed.
-    pub samples: &'a [u32],
+    pub samples: Ref<'a, [u32]>,
     /// Epochs finished after this step: `epoch` plus the fraction of its batches that is done.
     pub epoch_after: f64,
 }
@@ -71,8 +71,8 @@ pub struct BatchPlan {
     lengths: Vec<u32>,
     epochs: EpochStarts,
     total_steps: u64,
-    /// The loaded epoch. Only one is in memory, because an epoch of a large data set is large; the walk over all epochs
-    /// before the run (`&self`) reuses its buffers, hence the cell.
+    /// The loaded epoch. Only one is in memory, because an epoch of a large data set is large: a cell, so that all who
+    /// read the order share its buffers.
     current: RefCell<Epoch>,
 }
 
@@ -98,22 +98,6 @@ enum EpochStarts {
 
 /// Samples that a walk over all steps visits, in whole epochs: it takes about 0.1 s, and planning walks about 14 times.
 const MOST_VISITED: u64 = 2_000_000;
-
-/// A plan without steps: what `std::mem::take` leaves behind.
-impl Default for BatchPlan {
-    fn default() -> BatchPlan {
-        let (batch, run_length) = (BatchSize::Samples(1), RunLength::Steps(0));
-        BatchPlan {
-            options: BatchOptions { batch, run_length, seed: 0, shuffle: false },
-            samples: 0,
-            mix: None,
-            lengths: Vec::new(),
-            epochs: EpochStarts::Uniform { batches: 0 },
-            total_steps: 0,
-            current: RefCell::default(),
-        }
-    }
-}
 
 impl BatchPlan {
     pub fn new(set: &TokenSet, options: BatchOptions) -> Result<Self, BatchError> {
@@ -199,20 +183,16 @@ impl BatchPlan {
     }
 
     /// The samples of a step, counted from 0. Cheap within an epoch; a new epoch is permuted into the same buffers.
-    pub fn step_samples(&mut self, step: u64) -> StepSamples<'_> {
+    /// The samples must be dropped before another step is asked for.
+    pub fn step_samples(&self, step: u64) -> StepSamples<'_> {
         assert!(step < self.total_steps, "step {step} of a run of {} steps", self.total_steps);
         let (epoch, batch) = self.locate(step);
-        if self.current.get_mut().index != Some(epoch) {
-            let mut current = self.current.take();
-            self.load_epoch(&mut current, epoch);
-            self.current = RefCell::new(current);
+        if self.current.borrow().index != Some(epoch) {
+            self.load_epoch(&mut self.current.borrow_mut(), epoch);
         }
-        let current = &*self.current.get_mut();
-        StepSamples {
-            epoch,
-            samples: current.batch(batch),
-            epoch_after: epoch as f64 + (batch + 1) as f64 / current.batches() as f64,
-        }
+        let current = self.current.borrow();
+        let epoch_after = epoch as f64 + (batch + 1) as f64 / current.batches() as f64;
+        StepSamples { epoch, samples: Ref::map(current, |current| current.batch(batch)), epoch_after }
     }
 
     pub fn heap_bytes(&self) -> usize {
@@ -372,7 +352,7 @@ mod tests {
         BatchPlan::new(&set_of_lengths(lengths), options).unwrap()
     }
 
-    fn all_steps(plan: &mut BatchPlan) -> Vec<(u64, Vec<u32>, f64)> {
+    fn all_steps(plan: &BatchPlan) -> Vec<(u64, Vec<u32>, f64)> {
         (0..plan.total_steps())
             .map(|step| {
                 let step = plan.step_samples(step);
@@ -383,7 +363,7 @@ mod tests {
 
     #[test]
     fn batches_do_not_cross_epochs_and_the_small_one_is_stepped() {
-        let mut plan = plan(&[2; 5], BatchSize::Samples(2), RunLength::Steps(7), false);
+        let plan = plan(&[2; 5], BatchSize::Samples(2), RunLength::Steps(7), false);
         let expected = [
             (0, vec![0, 1], 1.0 / 3.0),
             (0, vec![2, 3], 2.0 / 3.0),
@@ -393,7 +373,7 @@ mod tests {
             (1, vec![4], 2.0),
             (2, vec![0, 1], 2.0 + 1.0 / 3.0),
         ];
-        assert_eq!(all_steps(&mut plan), expected);
+        assert_eq!(all_steps(&plan), expected);
     }
 
     #[test]
@@ -403,8 +383,8 @@ mod tests {
             (BatchSize::Tokens(9), RunLength::Epochs(2.5)),
             (BatchSize::Tokens(9), RunLength::Steps(8)),
         ] {
-            let mut plan = plan(&[2, 5, 3, 7, 4], batch, run_length, true);
-            let steps = all_steps(&mut plan);
+            let plan = plan(&[2, 5, 3, 7, 4], batch, run_length, true);
+            let steps = all_steps(&plan);
             assert_eq!(plan.epochs(), steps.last().unwrap().0 + 1, "{batch:?}");
             assert_eq!(plan.epochs_after(0), 0.0);
             for (step, (_, _, epoch_after)) in steps.iter().enumerate() {
@@ -415,17 +395,17 @@ mod tests {
 
     #[test]
     fn shuffled_batches_are_slices_of_the_epochs_permutation() {
-        let mut plan = plan(&[2; 10], BatchSize::Samples(4), RunLength::Steps(6), true);
-        assert_eq!(plan.step_samples(0).samples, [3, 5, 6, 9]);
-        assert_eq!(plan.step_samples(2).samples, [7, 4]);
-        assert_eq!(plan.step_samples(4).samples, [3, 6, 7, 4]);
+        let plan = plan(&[2; 10], BatchSize::Samples(4), RunLength::Steps(6), true);
+        assert_eq!(*plan.step_samples(0).samples, [3, 5, 6, 9]);
+        assert_eq!(*plan.step_samples(2).samples, [7, 4]);
+        assert_eq!(*plan.step_samples(4).samples, [3, 6, 7, 4]);
     }
 
     #[test]
     fn token_batches_stop_before_the_target_is_exceeded() {
         let lengths = [3, 5, 4, 9, 2, 2, 4];
-        let mut plan = plan(&lengths, BatchSize::Tokens(8), RunLength::Epochs(1.0), false);
-        let batches: Vec<Vec<u32>> = all_steps(&mut plan).into_iter().map(|step| step.1).collect();
+        let plan = plan(&lengths, BatchSize::Tokens(8), RunLength::Epochs(1.0), false);
+        let batches: Vec<Vec<u32>> = all_steps(&plan).into_iter().map(|step| step.1).collect();
         // 3 + 5 = 8; 4 (9 would exceed); 9 alone though longer than the target; 2 + 2 + 4 = 8.
         assert_eq!(batches, [vec![0, 1], vec![2], vec![3], vec![4, 5, 6]]);
     }
@@ -463,9 +443,9 @@ mod tests {
     fn a_new_epoch_reuses_the_memory_of_the_last() {
         for batch in [BatchSize::Samples(3), BatchSize::Tokens(40)] {
             let lengths: Vec<usize> = (0..500).map(|i| 2 + i * 7 % 31).collect();
-            let mut plan = plan(&lengths, batch, RunLength::Epochs(6.0), true);
+            let plan = plan(&lengths, batch, RunLength::Epochs(6.0), true);
             let before = plan.heap_bytes();
-            all_steps(&mut plan);
+            all_steps(&plan);
             assert_eq!(plan.heap_bytes(), before);
         }
     }
@@ -481,8 +461,8 @@ mod tests {
             batch in any_batch(),
             shuffle: bool,
         ) {
-            let mut plan = plan(&lengths, batch, RunLength::Epochs(3.0), shuffle);
-            let steps = all_steps(&mut plan);
+            let plan = plan(&lengths, batch, RunLength::Epochs(3.0), shuffle);
+            let steps = all_steps(&plan);
             for epoch in 0..3 {
                 let of_epoch = steps.iter().filter(|step| step.0 == epoch);
                 let mut seen: Vec<u32> = of_epoch.flat_map(|step| step.1.iter().copied()).collect();
@@ -509,14 +489,14 @@ mod tests {
             at in 0.0f64..1.0,
         ) {
             let step = (at * steps as f64) as u64;
-            let mut walked = plan(&lengths, batch, RunLength::Steps(steps), true);
-            let all = all_steps(&mut walked);
+            let walked = plan(&lengths, batch, RunLength::Steps(steps), true);
+            let all = all_steps(&walked);
             // A longer run starts with the same steps.
-            let mut fresh = plan(&lengths, batch, RunLength::Steps(steps + 9), true);
+            let fresh = plan(&lengths, batch, RunLength::Steps(steps + 9), true);
             let asked = fresh.step_samples(step);
             let (epoch, samples, epoch_after) = &all[step as usize];
             prop_assert_eq!(asked.epoch, *epoch);
-            prop_assert_eq!(asked.samples, &samples[..]);
+            prop_assert_eq!(&*asked.samples, &samples[..]);
             prop_assert_eq!(asked.epoch_after, *epoch_after);
         }
     }

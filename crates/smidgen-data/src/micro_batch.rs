@@ -595,7 +595,7 @@ mod tests {
                 seed,
                 shuffle,
             };
-            let mut plan = BatchPlan::new(&set, options).unwrap();
+            let plan = BatchPlan::new(&set, options).unwrap();
             let largest = largest_micro_batch(&plan, &set, micro_tokens, 1).unwrap();
             let mut micro_batch = MicroBatch::with_capacity(largest.micro_batch);
             let capacity = micro_batch.ids.capacity();

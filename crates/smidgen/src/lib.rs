@@ -50,12 +50,15 @@ mod export;
 mod failure;
 mod generate;
 mod library;
+mod logs;
 mod machine;
 mod merge;
+mod model_files;
 mod plan;
 mod ranks;
 mod report;
 mod rows;
+mod run_folder;
 mod session;
 mod train;
 
@@ -65,15 +68,15 @@ pub use generate::stop::StoppedBy;
 pub use library::generate::{Adapter, Answer, GenerateOptions, Session, SessionOptions, generate};
 pub use library::plan::{Plan, plan};
 pub use library::train::{Run, TrainOptions, train};
+pub use logs::metrics::MetricsRow;
 pub use plan::job::{Job, Purpose};
 pub use rows::sets::MemoryRows;
+pub use run_folder::outcome::Ending;
 #[doc(inline)]
 pub use smidgen_recipe::{
     AdapterKind, BaseFormat, Batch, Budget, Compute, DeviceChoice, Length, ModelPath, ProfileChoice, Recipe,
     RecipePath, read_recipe,
 };
-pub use train::metrics::MetricsRow;
-pub use train::outcome::Ending;
 
 /// For the program and the project's own tests; not part of the interface.
 #[doc(hidden)]
@@ -83,29 +86,28 @@ pub mod internal {
     pub use crate::console::progress::Progress;
     pub use crate::console::wrap::fold;
     pub use crate::generate::stream::TextStream;
+    pub use crate::logs::journal::Journal;
     pub use crate::machine::host::read_ram;
-    pub use crate::merge::original::OriginalModel;
     pub use crate::merge::{MergeOptions, merge};
+    pub use crate::model_files::original::OriginalModel;
+    pub use crate::plan::facts::MemoryFacts;
     pub use crate::plan::job::{Job, Purpose};
     pub use crate::plan::planning::{Planned, plan_job};
-    pub use crate::report::choices::describe_changes;
     pub use crate::report::command_reference::render_command_reference;
     pub use crate::report::plan_table::render_table;
-    pub use crate::report::plan_texts::render_plan_texts;
     pub use crate::rows::data::{Data, Rows};
+    pub use crate::run_folder::contents::Contents;
+    pub use crate::run_folder::outcome::{Ending, RunResult};
+    pub use crate::run_folder::resume::{Checkpoint, find_checkpoint, use_stored_algorithms};
+    pub use crate::run_folder::run_dir::RunDir;
+    pub use crate::run_folder::trained_state;
     pub use crate::session::adapters::{self, AdapterPlace};
     pub use crate::session::feed::Feed;
     pub use crate::session::logits::LogitsRun;
     pub use crate::session::weights;
-    pub use crate::train::course::Course;
     pub use crate::train::free_memory::FreeMemory;
     pub use crate::train::interrupt::Interrupt;
-    pub use crate::train::journal::Journal;
-    pub use crate::train::made_of::MadeOf;
-    pub use crate::train::outcome::{Ending, RunResult};
-    pub use crate::train::resume::{Start, find_start, use_stored_algorithms};
-    pub use crate::train::run_dir::RunDir;
-    pub use crate::train::trained_state;
+    pub use crate::train::replanning::{Ready, Run, RunOptions};
     pub use crate::train::trainer::Trainer;
     pub use smidgen_runtime::comm::mpi_places::find_mpiexec;
 }

@@ -6,7 +6,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic, in functions beside it too")]
 
-use smidgen::internal::{Data, Interrupt, Job, Journal, Progress, Purpose, RunDir, Start, Trainer, plan_job};
+use smidgen::internal::{Interrupt, Job, Journal, Progress, Purpose, RunDir, Trainer, plan_job};
 use smidgen_data::bad_rows::BadRows;
 use smidgen_data::batch::{BatchOptions, BatchPlan, BatchSize, RunLength};
 use smidgen_data::format::{RowFormat, RowReading};
@@ -18,6 +18,7 @@ use smidgen_recipe::read_recipe;
 use smidgen_runtime::Cpu;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fmt::Write;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -124,23 +125,22 @@ fn large_allocations_of_run(folder: &Path, overrides: &[&str], steps: u64) -> us
     let output = folder.join(format!("run-of-{steps}-{}", overrides.len()));
     let mut overrides: Vec<String> = overrides.iter().map(|text| text.to_string()).collect();
     overrides.push(format!("train.steps={steps}"));
-    let mut job =
+    let job =
         Job::prepare(read_recipe(&folder.join("recipe.toml"), &overrides).unwrap(), Purpose::Train).unwrap();
     let planned = plan_job(&job).unwrap();
     assert!(planned.fits);
-    let Data::Rows(rows) = &mut job.data else { panic!("there is data") };
-    let mut batches = std::mem::take(&mut rows.batches);
-    assert_eq!(batches.total_steps(), steps);
+    assert_eq!(job.rows().batches.total_steps(), steps);
     let dir = RunDir::at(&output).unwrap();
     dir.make().unwrap();
     let mut journal = Journal::resume(dir.path(), 0).unwrap();
     let solution = planned.solution;
     let device = Cpu::new(job.request.threads).unwrap();
-    let trainer =
-        Trainer::load(&job, solution.plan, device, dir, solution.policy, &Start::Beginning).unwrap();
+    let trainer = Trainer::load(&job, solution.plan, device, dir, solution.policy, None).unwrap();
     let before = LARGE_ALLOCATIONS.load(Ordering::Relaxed);
     let progress = Progress::new(steps, 0, 0, true);
-    trainer.run(&mut batches, 0, &mut journal, &progress, &Interrupt::never()).unwrap();
+    trainer
+        .train(0, &mut journal, &progress, &Interrupt::never(), &mut |_| ControlFlow::Continue(()))
+        .unwrap();
     let count = LARGE_ALLOCATIONS.load(Ordering::Relaxed) - before;
     let saved = std::fs::metadata(output.join("adapter/adapter_model.safetensors")).unwrap().len();
     assert!(saved as usize > 8 * LARGE_BYTES, "the adapter is too small to show anything");
@@ -158,7 +158,7 @@ fn large_allocations_of_epochs(path: &Path, batch: BatchSize) -> usize {
     let set = builder.finish().unwrap();
     assert!(set.len() * size_of::<u32>() > LARGE_BYTES, "an epoch is too small to show anything");
     let options = BatchOptions { batch, run_length: RunLength::Epochs(4.0), seed: 1, shuffle: true };
-    let mut batches = BatchPlan::new(&set, options).unwrap();
+    let batches = BatchPlan::new(&set, options).unwrap();
     let before = LARGE_ALLOCATIONS.load(Ordering::Relaxed);
     let mut samples = 0;
     for step in 0..batches.total_steps() {

@@ -177,7 +177,8 @@ fn measure(args: &Args, model: Model) -> Result<(), Failure> {
     if let Some(capability) = args.as_capability {
         job.place.set_capability(capability).map_err(|failure| failure.context("`--as-capability`"))?;
         check_compute(job.recipe.model.compute, &job.place)?;
-        job.set_arithmetic(job.place.arithmetic(job.recipe.model.compute));
+        let arithmetic = job.place.arithmetic(job.recipe.model.compute);
+        job = job.with_arithmetic(arithmetic);
     }
     if args.sum_through_nccl {
         // Each of two ranks takes half of the batch, so this one measures `--batch` samples.

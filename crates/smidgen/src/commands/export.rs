@@ -9,10 +9,10 @@ use crate::console::stdout::print_report;
 use crate::export::lora_file::{ExportedLora, export_lora};
 use crate::export::model_file::{ExportOptions, ExportedModel, MatrixType, export_model};
 use crate::failure::Failure;
-use crate::merge::Tally;
-use crate::merge::original::OriginalModel;
+use crate::machine::process_memory::read_rss;
+use crate::model_files::original::OriginalModel;
+use crate::model_files::output::Tally;
 use crate::plan::context::process_bytes;
-use crate::train::metrics::read_rss;
 use clap::ValueEnum;
 use serde_json::{Map, Value, json};
 use smidgen_formats::peft::AdapterFile;
@@ -58,9 +58,10 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         let Original { name, model } = open_original(&adapter, args.base.as_deref(), Want::Config, &access)?;
         let exported = export_lora(&adapter, &model, &args.output)?;
         return print_report(
-            &match args.json {
-                true => format!("{:#}\n", lora_json(args, &name, &exported)),
-                false => render_lora(args, &name, &exported),
+            &if args.json {
+                format!("{:#}\n", lora_json(args, &name, &exported))
+            } else {
+                render_lora(args, &name, &exported)
             },
             args.json,
         );
@@ -80,9 +81,10 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
         ExportOptions::new(matrices),
     )?;
     print_report(
-        &match args.json {
-            true => format!("{:#}\n", model_json(args, &name, &exported)),
-            false => render_model(args, &name, &exported),
+        &if args.json {
+            format!("{:#}\n", model_json(args, &name, &exported))
+        } else {
+            render_model(args, &name, &exported)
         },
         args.json,
     )

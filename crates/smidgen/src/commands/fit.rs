@@ -12,12 +12,13 @@ use crate::console::stdout::{print_json, print_text};
 use crate::failure::Failure;
 use crate::plan::advice::with_rank;
 use crate::plan::budget::free_budget;
+use crate::plan::conditions::Conditions;
 use crate::plan::demand::DemandShape;
+use crate::plan::facts::MemoryFacts;
 use crate::plan::job::{Job, Profiles, Purpose};
 use crate::plan::planning::plan_without_advice;
+use crate::plan::rank_layout::RankLayout;
 use crate::plan::shapes::{SHAPES, Shape};
-use crate::plan::terms::Terms;
-use crate::plan::world::World;
 use serde_json::{Value, json};
 use smidgen_compile::cards::{CARDS, Card};
 use smidgen_compile::{Budget, Demand, Request, Solution, largest};
@@ -52,10 +53,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let access = hub_access(quiet);
     let job = Job::prepare_with(without_data(&recipe), Purpose::Plan, &access)?;
     let answers = answer(&job, &recipe, &access)?;
-    match args.json {
-        true => print_json(&format!("{answers:#}\n")),
-        false => print_text(&render(&answers)),
-    }
+    if args.json { print_json(&format!("{answers:#}\n")) } else { print_text(&render(&answers)) }
 }
 
 fn without_data(recipe: &Recipe) -> Recipe {
@@ -71,11 +69,11 @@ fn without_data(recipe: &Recipe) -> Recipe {
 
 fn answer(job: &Job, recipe: &Recipe, access: &Access) -> Result<Value, Failure> {
     let planned = plan_without_advice(job)?;
-    let terms = Terms::of(job)?;
+    let conditions = Conditions::of(job, &MemoryFacts::of(job))?;
     let demands = DemandShape::of(job, None)?.demands;
     let peak_bytes = |solution: Result<Solution, _>| solution.map_or(0, |solution| solution.peak_bytes);
     let context = job.request.spec.max_positions;
-    let fitting = terms.fitting(&job.request);
+    let fitting = conditions.fitting(&job.request);
     let fits = |steps: usize, look| fitting.fits(&samples_at_once(1, TOKEN_STEP * steps), look);
     let max_tokens = largest(context / TOKEN_STEP, fits).map_or(0, |steps| steps * TOKEN_STEP);
     let smallest = demands.last().expect("there is a size of micro-batch");
@@ -99,23 +97,23 @@ fn answer(job: &Job, recipe: &Recipe, access: &Access) -> Result<Value, Failure>
             "peak_bytes": planned.solution.peak_bytes,
             "max_tokens": recipe.data.max_tokens,
             "rank": has_rank.then_some(recipe.adapter.rank),
-            "needs_bytes": least_bytes(&terms, &job.request, &demands),
+            "needs_bytes": least_bytes(&conditions, &job.request, &demands),
         },
         "smallest_card": smallest_card(recipe, access),
         "ranks": ranks_needed(recipe, access)?,
         "batch": {
             "most_at_once": samples,
-            "peak_bytes": peak_bytes(terms.solve(&job.request, &[at_once(samples.max(1))])),
+            "peak_bytes": peak_bytes(conditions.solve(&job.request, &[at_once(samples.max(1))])),
         },
         "max_tokens": {
             "most": max_tokens,
-            "peak_bytes": peak_bytes(terms.solve(&job.request, &[samples_at_once(1, max_tokens.max(1))])),
+            "peak_bytes": peak_bytes(conditions.solve(&job.request, &[samples_at_once(1, max_tokens.max(1))])),
             "model_has": context,
         },
         "rank": has_rank.then(|| json!({
             "most": rank,
             "model_has": most,
-            "peak_bytes": peak_bytes(terms.solve(&with_rank(&job.request, rank.max(1)), std::slice::from_ref(smallest))),
+            "peak_bytes": peak_bytes(conditions.solve(&with_rank(&job.request, rank.max(1)), std::slice::from_ref(smallest))),
         })),
         "largest_model": largest_model.map(|model| model["name"].clone()),
         "models": models,
@@ -133,9 +131,9 @@ fn samples_at_once(samples: usize, max_tokens: usize) -> Demand {
 }
 
 /// The smallest budget that one of the demands fits in.
-fn least_bytes(terms: &Terms, request: &Request, demands: &[Demand]) -> u64 {
-    let budget = Budget { device_bytes: 1, ..terms.budget };
-    let solved = Terms { budget, ..terms.clone() }.solve(request, demands);
+fn least_bytes(conditions: &Conditions, request: &Request, demands: &[Demand]) -> u64 {
+    let budget = Budget { device_bytes: 1, ..conditions.budget };
+    let solved = Conditions { budget, ..conditions.clone() }.solve(request, demands);
     solved.map_or_else(|error| error.leanest.peak_bytes, |solution| solution.peak_bytes)
 }
 
@@ -155,7 +153,8 @@ fn smallest_card(recipe: &Recipe, access: &Access) -> Value {
     });
     let least_of = |job: Job| {
         let demands = DemandShape::of(&job, None)?.demands;
-        Ok::<u64, Failure>(least_bytes(&Terms::of(&job)?, &job.request, &demands))
+        let conditions = Conditions::of(&job, &MemoryFacts::of(&job))?;
+        Ok::<u64, Failure>(least_bytes(&conditions, &job.request, &demands))
     };
     // The memory that a run needs depends on its precision, and the precision only on whether the card has bf16.
     let least_with = |has_bf16: bool| {
@@ -189,7 +188,7 @@ const RANKS: [usize; 4] = [1, 2, 4, 8];
 fn ranks_needed(recipe: &Recipe, access: &Access) -> Result<Value, Failure> {
     for count in RANKS {
         let recipe = without_data(recipe);
-        let Ok(world) = World::asked_for(count, 1, &recipe) else { break };
+        let Ok(world) = RankLayout::asked_for(count, 1, &recipe) else { break };
         let planned = plan_without_advice(&Job::prepare_in(world, recipe, Purpose::Plan, access)?)?;
         if planned.fits {
             return Ok(json!({
@@ -253,9 +252,10 @@ fn render(answers: &Value) -> String {
     let batch = &answers["batch"];
     row("largest micro-batch, in samples", batch["most_at_once"].to_string(), &batch["peak_bytes"]);
     let longest = &answers["max_tokens"];
-    let most = match longest["most"].as_u64() == longest["model_has"].as_u64() {
-        true => format!("{} (all)", longest["most"]),
-        false => longest["most"].to_string(),
+    let most = if longest["most"].as_u64() == longest["model_has"].as_u64() {
+        format!("{} (all)", longest["most"])
+    } else {
+        longest["most"].to_string()
     };
     row("longest `data.max_tokens`", most, &longest["peak_bytes"]);
     if let Some(most) = answers["rank"]["most"].as_u64() {

@@ -21,9 +21,9 @@ use crate::generate::stop::stop_ids;
 use crate::library::generate::{
     SessionOptions, Setting, encode_prompt, open_template, open_tokenizer, stream_answer,
 };
+use crate::plan::artifact::Artifact;
 use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes};
 use crate::plan::model::{open_model, read_decoder};
-use crate::plan::product::Product;
 use crate::report::generation_table::render_generation_table;
 use crate::rows::prompting::PromptChoice;
 use crate::session::encoding::encode_files;
@@ -235,8 +235,8 @@ fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
     }
     let (_, recipe) = read_recipe(if is_recipe { target } else { &job }, &[])?;
     let trained = if is_recipe { recipe.output.dir.resolved.clone() } else { target.to_path_buf() };
-    let product = Product::of(&recipe);
-    let made = trained_model(&trained).filter(|_| product == Product::Model && args.adapter.is_none());
+    let artifact = Artifact::of(&recipe);
+    let made = trained_model(&trained).filter(|_| artifact == Artifact::Model && args.adapter.is_none());
     let mut model = match &made {
         Some(made) => Model::open_folder(made).map_err(Failure::model)?,
         None => open_model(&recipe.model.path, Want::Weights, access)?,
@@ -246,16 +246,16 @@ fn open_subject(args: &Args, access: &Access) -> Result<Subject, Failure> {
         None if made.is_some() => None,
         None if trained.join("adapter").is_dir() => Some(open_adapter(&trained)?),
         None if is_recipe => {
-            let product = product.folder();
-            say(&format!("there is no {product} in `{}` yet: using the base model", trained.display()));
+            let artifact = artifact.folder();
+            say(&format!("there is no {artifact} in `{}` yet: using the base model", trained.display()));
             None
         }
         None => {
-            let (place, made) = (trained.display(), product.folder());
+            let (place, made) = (trained.display(), artifact.folder());
             return Err(Failure::model(format!("the run in `{place}` has no {made} yet")).hint(
-                match product {
-                    Product::Adapter => "`--adapter` names one of its checkpoints",
-                    Product::Model => {
+                match artifact {
+                    Artifact::Adapter => "`--adapter` names one of its checkpoints",
+                    Artifact::Model => {
                         "it is written when the run ends: continue it with `smidgen train --resume`"
                     }
                 },

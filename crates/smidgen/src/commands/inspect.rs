@@ -7,7 +7,7 @@
 use super::original::trained_model;
 use crate::console::stdout::print_report;
 use crate::failure::Failure;
-use crate::merge::original::OriginalModel;
+use crate::model_files::original::OriginalModel;
 use crate::report::adapter_summary::summarize_adapter;
 use crate::report::adapter_table::{adapter_json, render_adapter};
 use crate::report::model_table::{model_json, render_model};

@@ -7,12 +7,13 @@ use super::original::{Original, continues_speech, open_adapter, open_original};
 use crate::console::downloads::hub_access;
 use crate::console::stdout::print_report;
 use crate::failure::Failure;
+use crate::machine::process_memory::read_rss;
 use crate::merge::difference::{LogitsDifference, compare_logits};
-use crate::merge::original::OriginalModel;
-use crate::merge::{MergeOptions, Merged, Tally, merge};
+use crate::merge::{MergeOptions, Merged, merge};
+use crate::model_files::original::OriginalModel;
+use crate::model_files::output::Tally;
 use crate::plan::context::process_bytes;
-use crate::plan::life::MERGE_WORKERS;
-use crate::train::metrics::read_rss;
+use crate::plan::phases::MERGE_WORKERS;
 use clap::ValueEnum;
 use serde_json::{Value, json};
 use smidgen_formats::element::Element;
@@ -85,13 +86,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
             }
         }
     }
-    print_report(
-        &match args.json {
-            true => format!("{:#}\n", report.json()),
-            false => report.text(),
-        },
-        args.json,
-    )?;
+    print_report(&if args.json { format!("{:#}\n", report.json()) } else { report.text() }, args.json)?;
     match failed {
         None => Ok(()),
         Some(failure) => Err(failure.context("merged, but not checked")),

@@ -7,8 +7,8 @@
 
 use super::recipe_args::read_recipe;
 use crate::failure::Failure;
-use crate::plan::product::Product;
-use crate::train::checksums::{self, verify_checksums};
+use crate::plan::artifact::Artifact;
+use crate::run_folder::checksums::{self, verify_checksums};
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::AdapterFile;
 use smidgen_hub::{Access, Located, Want};
@@ -137,7 +137,7 @@ pub fn continues_speech(adapter: &AdapterFile) -> Result<bool, Failure> {
 
 /// The model in the folder of a run that trained the base weights.
 pub fn trained_model(run: &Path) -> Option<PathBuf> {
-    let model = run.join(Product::Model.folder());
-    let is_run = run.join("job.toml").is_file() && !run.join(Product::Adapter.folder()).exists();
-    (is_run && model.join(Product::Model.config()).is_file()).then_some(model)
+    let model = run.join(Artifact::Model.folder());
+    let is_run = run.join("job.toml").is_file() && !run.join(Artifact::Adapter.folder()).exists();
+    (is_run && model.join(Artifact::Model.config()).is_file()).then_some(model)
 }

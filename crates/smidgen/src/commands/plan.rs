@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::plan::job::Job;
 use crate::plan::model::warnings;
 use crate::plan::planning::plan_job;
-use crate::plan::world::World;
+use crate::plan::rank_layout::RankLayout;
 use crate::report::page_file::write_page;
 use crate::report::plan_comparison::{render_comparison, render_differences};
 use crate::report::plan_facts::PlanFacts;
@@ -61,7 +61,7 @@ impl Args {
             )
             .hint("`--nodes 2` plans for two machines"));
         }
-        let world = World::asked_for(self.ranks, self.nodes, &recipe)?;
+        let world = RankLayout::asked_for(self.ranks, self.nodes, &recipe)?;
         Job::prepare_over(world, network, recipe, &hub_access(quiet))
     }
 }

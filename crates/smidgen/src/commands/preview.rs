@@ -46,9 +46,10 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
     let forms = both_forms(job, rows, tokenizer, quiet)?;
     let packing = describe_packing(rows, &planned.solution.policy, job.request.rank.of)?;
     let preview = Preview { job, rows, planned: &planned, samples, forms, packing };
-    let text = match args.json {
-        true => format!("{:#}\n", preview_json(&preview)),
-        false => render_preview(&preview, colour::is_shown(&std::io::stdout())),
+    let text = if args.json {
+        format!("{:#}\n", preview_json(&preview))
+    } else {
+        render_preview(&preview, colour::is_shown(&std::io::stdout()))
     };
     print_report(&text, args.json)
 }

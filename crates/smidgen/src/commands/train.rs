@@ -9,28 +9,22 @@ use crate::console::colour::WARNING;
 use crate::console::downloads::hub_access;
 use crate::console::progress;
 use crate::failure::{Failure, FailureKind};
-use crate::library::train::{report_run, tidy_finished};
+use crate::plan::artifact::Artifact;
 use crate::plan::job::{Job, Purpose};
-use crate::plan::product::Product;
-use crate::plan::world::World;
+use crate::plan::rank_layout::RankLayout;
 use crate::ranks::join::{Joined, engine_of};
 use crate::ranks::launch::launch_of_this_process;
 use crate::ranks::spawn::{Engine, Spawn};
 use crate::report::adapter_summary::fourier_rows;
-use crate::report::choices::describe_changes;
 use crate::report::fourier_table::render_fourier_table;
-use crate::report::plan_texts::render_plan_texts;
-use crate::train::begin::{Begin, Ready, prepare_run};
-use crate::train::course::Course;
-use crate::train::free_memory::Machine;
-use crate::train::history;
-use crate::train::kept_defaults::keep_defaults;
-use crate::train::made_of::PROGRAM;
-use crate::train::outcome::{Ending, Outcome, RunResult};
-use crate::train::resume::JOB_FILE;
-use crate::train::run_dir::RunDir;
-use crate::train::run_lock::RunLock;
-use smidgen_compile::Request;
+use crate::run_folder::contents::PROGRAM;
+use crate::run_folder::history;
+use crate::run_folder::kept_defaults::keep_defaults;
+use crate::run_folder::outcome::{Ending, Outcome, RunResult};
+use crate::run_folder::resume::JOB_FILE;
+use crate::run_folder::run_dir::RunDir;
+use crate::train::replanning::RunOptions;
+use crate::train::run::{claim_folder, run_job};
 use smidgen_formats::peft::AdapterFile;
 use smidgen_ir::DeviceKind;
 use smidgen_ir::bytes::format_bytes;
@@ -117,7 +111,7 @@ pub fn run(args: &Args, quiet: bool) -> Result<(), Failure> {
 
 fn start_ranks(count: usize, recipe: &Recipe) -> Result<(), Failure> {
     let spawn = Spawn::this_program(count)?;
-    World::planned(count, 1, true)?.check_batch(recipe)?;
+    RankLayout::planned(count, 1, true)?.check_batch(recipe)?;
     run_ranks(spawn, engine_of(recipe))
 }
 
@@ -137,26 +131,15 @@ fn run_rank(
     quiet: bool,
     mut joined: Option<&mut Joined>,
 ) -> Result<(), Failure> {
-    let world = joined.as_ref().map_or(World::ALONE, |joined| joined.world);
-    let accept_changes = args.accept_changes;
-    let begin = if args.resume { Begin::Resume { accept_changes } } else { Begin::New };
+    let world = joined.as_ref().map_or(RankLayout::ALONE, |joined| joined.world);
     let say = |line: &str| {
         if !quiet {
             progress::say(line);
         }
     };
     let output = recipe.output.dir.resolved.clone();
-    let mut dir = RunDir::at(&output)?;
-    let mut lock = None;
-    match world.is_first() {
-        true => lock = Some(RunLock::take(&dir)?),
-        false => dir = dir.without_writing(),
-    }
-    if !args.resume {
-        if world.is_first() {
-            dir.refuse_run()?;
-        }
-    } else if !args.recipe.recipe.is_dir() {
+    let (dir, lock) = claim_folder(&output, args.resume, world.is_first())?;
+    if args.resume && !args.recipe.recipe.is_dir() {
         let kept = keep_defaults(&mut recipe, recipe_text, &args.recipe.overrides, &output);
         kept.iter().for_each(|line| say(&format!("{WARNING} {line}")));
     }
@@ -167,57 +150,44 @@ fn run_rank(
         facts.extend(keys.iter().map(|(name, value)| (name.as_str(), value.clone())));
         joined.team.link().agree(&facts)?;
     }
-    let mut job = Job::prepare_in(world, recipe, Purpose::Train, &hub_access(quiet))?;
-    if Product::of(&job.recipe) == Product::Model {
-        dir.refuse_foreign_model(job.model.path())?;
-    }
+    let job = Job::prepare_in(world, recipe, Purpose::Train, &hub_access(quiet))?;
     if !quiet {
         print_warnings(&job);
     }
-    let ready = prepare_run(&mut job, &dir, begin, &say, joined.as_deref_mut())?;
-    let Some(Ready { start, planned, device, made_of }) = ready else {
-        say(&format!("the run in `{}` is finished", output.display()));
-        tidy_finished(&dir, &job.recipe, &say)?;
-        return if args.json { report::print_run(&output) } else { Ok(()) };
-    };
-    let course = Course {
-        dir: dir.clone(),
+    let (recipe, device) = (job.recipe.clone(), job.request.device);
+    let options = RunOptions {
         recipe_text,
-        free_memory: &mut Machine,
+        resumes: args.resume,
+        accepts_changes: args.accept_changes,
         quiet,
         is_monitored: !args.unmonitored,
+        owns_process: true,
         say: &say,
         on_step: &mut |_| ControlFlow::Continue(()),
-        owns_process: true,
-        render_plan: &render_plan_texts,
-        describe_changes: &describe_changes,
-        made_of,
-        accept_changes,
-        team: joined.map(|joined| &mut joined.team),
     };
-    let went = course.run(&mut job, planned, device, start);
-    if world.is_first() {
-        report_run(&dir, &went, &say);
-    }
+    let went = run_job(job, &dir, joined, options);
     drop(lock);
-    if args.json && world.is_first() && dir.file(history::FILE_NAME).exists() {
+    let is_reported = matches!(went, Ok(None)) || dir.file(history::FILE_NAME).exists();
+    if args.json && world.is_first() && is_reported {
         report::print_run(&output)?;
     }
-    let RunResult { outcome, total_steps: total, planned_bytes, .. } =
-        went.map_err(|failure| lost_device(failure, &output, args))?;
+    let Some(RunResult { outcome, total_steps: total, planned_bytes, .. }) =
+        went.map_err(|failure| lost_device(failure, &output, args))?
+    else {
+        return Ok(());
+    };
     match outcome.ending {
         Ending::Interrupted => return Err(interrupted(args, &outcome, total)),
         Ending::Exceeded { bytes } => {
-            return Err(exceeded(args, &outcome, bytes, planned_bytes, &job.request));
+            return Err(exceeded(args, &outcome, bytes, planned_bytes, world, device));
         }
         Ending::Done | Ending::StoppedEarly | Ending::MemoryMoved { .. } => {}
     }
-    let adapter = output.join("adapter");
-    for line in render_outcome(&outcome, &job.recipe, total) {
+    for line in render_outcome(&outcome, &recipe, total) {
         say(&line);
     }
-    if job.recipe.adapter.kind == AdapterKind::LsLora && !quiet {
-        let file = AdapterFile::open(&adapter).map_err(Failure::model)?;
+    if recipe.adapter.kind == AdapterKind::LsLora && !quiet {
+        let file = AdapterFile::open(&output.join("adapter")).map_err(Failure::model)?;
         say(render_fourier_table(&fourier_rows(&file)?).trim_end());
     }
     Ok(())
@@ -233,10 +203,10 @@ fn recipe_facts(job: &str) -> Vec<(String, String)> {
 
 /// The last lines of a completed run: whether it stopped early, then its losses and what was saved where.
 fn render_outcome(outcome: &Outcome, recipe: &Recipe, total: u64) -> Vec<String> {
-    let standing = &outcome.standing;
+    let evaluations = &outcome.evaluations;
     let mut lines = Vec::new();
     if outcome.ending == Ending::StoppedEarly {
-        let evaluations = standing.since_best;
+        let evaluations = evaluations.since_best;
         lines.push(format!("stopped early: no improvement in {evaluations} evaluations"));
     }
     let steps = match outcome.ending {
@@ -246,20 +216,21 @@ fn render_outcome(outcome: &Outcome, recipe: &Recipe, total: u64) -> Vec<String>
         }
     };
     // There is no loss if a resumed run had no step left and only wrote its result.
-    let losses = match outcome.last_loss.is_nan() {
-        false => format!(", loss {:.4} to {:.4}", outcome.first_loss, outcome.last_loss),
-        true => String::new(),
+    let losses = if outcome.last_loss.is_nan() {
+        String::new()
+    } else {
+        format!(", loss {:.4} to {:.4}", outcome.first_loss, outcome.last_loss)
     };
-    let state = match standing.best_saved {
+    let state = match evaluations.best_saved {
         Some(best) if recipe.train.early_stop > 0 => format!(" of step {}", best.step),
         _ => String::new(),
     };
-    let product = Product::of(recipe).folder();
-    let made = recipe.output.dir.resolved.join(product);
-    let best = standing.best_saved.map_or(String::new(), |best| {
+    let artifact = Artifact::of(recipe).folder();
+    let made = recipe.output.dir.resolved.join(artifact);
+    let best = evaluations.best_saved.map_or(String::new(), |best| {
         format!("; best eval_loss {:.4} in `checkpoint-{}`", best.eval_loss, best.step)
     });
-    lines.push(format!("done: {steps}{losses}, {product}{state} in `{}`{best}", made.display()));
+    lines.push(format!("done: {steps}{losses}, {artifact}{state} in `{}`{best}", made.display()));
     lines
 }
 
@@ -275,18 +246,25 @@ fn interrupted(args: &Args, outcome: &Outcome, total: u64) -> Failure {
 
 /// The run, or one of its ranks, uses more memory than planned, which is a bug of the planner unless another process
 /// uses the GPU. `bytes` is the memory in use.
-fn exceeded(args: &Args, outcome: &Outcome, bytes: u64, planned_bytes: u64, request: &Request) -> Failure {
+fn exceeded(
+    args: &Args,
+    outcome: &Outcome,
+    bytes: u64,
+    planned_bytes: u64,
+    world: RankLayout,
+    device: DeviceKind,
+) -> Failure {
     let (steps, resume) = (outcome.steps, resume_command(args));
-    let who = if request.rank.of > 1 { "a rank" } else { "the run" };
+    let who = if world.is_alone() { "the run" } else { "a rank" };
     Failure::memory(format!(
         "after step {steps} {who} uses {}, more than the planned {}: stopped, state saved in `checkpoint-{steps}`",
         format_bytes(bytes),
         format_bytes(planned_bytes)
     ))
-    .hint(match request.device == DeviceKind::Cuda {
+    .hint(match device {
         // The driver does not say which process uses the memory.
-        true => format!("another process uses the GPU, or smidgen's plan is wrong: `{resume}` makes a new plan for the memory that is free then"),
-        false => format!("smidgen's plan is wrong, please report it; `{resume} memory.budget=...` continues with a larger budget"),
+        DeviceKind::Cuda => format!("another process uses the GPU, or smidgen's plan is wrong: `{resume}` makes a new plan for the memory that is free then"),
+        DeviceKind::Cpu => format!("smidgen's plan is wrong, please report it; `{resume} memory.budget=...` continues with a larger budget"),
     })
 }
 
@@ -308,18 +286,20 @@ fn lost_device(failure: Failure, output: &Path, args: &Args) -> Failure {
 fn resume_command(args: &Args) -> String {
     let overrides: String = args.recipe.overrides.iter().map(|word| format!(" {}", quoted(word))).collect();
     let recipe = quoted(&args.recipe.recipe.to_string_lossy());
-    match args.recipe.recipe.is_dir() {
-        true => format!("smidgen resume {recipe}{overrides}"),
-        false => format!("smidgen train {recipe}{overrides} --resume"),
+    if args.recipe.recipe.is_dir() {
+        format!("smidgen resume {recipe}{overrides}")
+    } else {
+        format!("smidgen train {recipe}{overrides} --resume")
     }
 }
 
 /// Quotes a word for the shell if necessary.
 fn quoted(word: &str) -> String {
     let is_plain = |it: char| it.is_ascii_alphanumeric() || "-_./:=,@%+".contains(it);
-    match !word.is_empty() && word.chars().all(is_plain) {
-        true => word.into(),
-        false => format!("'{}'", word.replace('\'', "'\\''")),
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.into()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
     }
 }
 

@@ -5,9 +5,9 @@
 //! Left out: generation, which has another plan (`generate/session.rs`).
 
 use crate::failure::Failure;
+use crate::plan::conditions::Conditions;
 use crate::plan::context::{gpu_context, job_context};
 use crate::plan::devices::Place;
-use crate::plan::terms::Terms;
 use crate::session::adapters::read_adapter;
 use crate::session::feed::Feed;
 use crate::session::likelihood::log_likelihoods;
@@ -60,12 +60,12 @@ pub fn plan_evaluation(
 ) -> Result<Vec<EvalPlan>, Failure> {
     let longest = sets.iter().map(|(set, _)| set.longest()).max().expect("there is something to evaluate");
     let demands = demands(sets, longest);
-    let questions: Vec<(Request, Terms)> =
+    let questions: Vec<(Request, Conditions)> =
         subjects.iter().map(|subject| question(subject, model, means)).collect();
     let mut needed: Vec<Solution> = Vec::new();
     // The last subject is the one with an adapter, which needs more memory.
-    for (request, terms) in questions.iter().rev() {
-        let solution = match terms.solve(request, &demands) {
+    for (request, conditions) in questions.iter().rev() {
+        let solution = match conditions.solve(request, &demands) {
             Ok(solution) => solution,
             Err(error) => {
                 needed.push(*error.leanest);
@@ -74,9 +74,9 @@ pub fn plan_evaluation(
         };
         let demand = [solution.demand];
         let pins = Pins::from(solution.policy);
-        let same = questions.iter().map(|(request, terms)| {
-            let terms = Terms { pins: pins.clone(), ..terms.clone() };
-            terms.solve(request, &demand)
+        let same = questions.iter().map(|(request, conditions)| {
+            let conditions = Conditions { pins: pins.clone(), ..conditions.clone() };
+            conditions.solve(request, &demand)
         });
         match same.collect::<Result<Vec<Solution>, SolveError>>() {
             Ok(solutions) => return Ok(solutions.into_iter().map(EvalPlan::of).collect()),
@@ -105,14 +105,15 @@ fn demands(sets: &[(&TokenSet, usize)], longest: usize) -> Vec<Demand> {
 }
 
 /// The question to the solver about a subject.
-fn question(subject: &Subject<'_>, model: &Model, means: EvalResources<'_>) -> (Request, Terms) {
+fn question(subject: &Subject<'_>, model: &Model, means: EvalResources<'_>) -> (Request, Conditions) {
     let request = Request { row_losses: true, ..subject.request.clone() };
     let context = match request.device {
         DeviceKind::Cpu => job_context(&request, model, means.data_bytes as u64),
         DeviceKind::Cuda => gpu_context(means.place),
     };
-    let terms = Terms::for_inference(Purpose::Evaluation, &request, means.place, context, means.budget_bytes);
-    (request, terms)
+    let conditions =
+        Conditions::for_inference(Purpose::Evaluation, &request, means.place, context, means.budget_bytes);
+    (request, conditions)
 }
 
 impl EvalPlan {

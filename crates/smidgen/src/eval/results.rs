@@ -3,7 +3,7 @@
 //! The records allow comparisons row by row. They have the row's place in the data, the summed log-likelihoods, and
 //! the predicted and the right choice.
 
-use super::generation::{AnswerKey, GenerationScores};
+use super::answers::{AnswerKey, GenerationScores};
 use super::transcription::WordScores;
 use crate::rows::choice::{ChoiceScores, ChoiceSet};
 use crate::rows::score::{Flips, Mean, count_flips};
@@ -117,7 +117,7 @@ pub fn questions_of_choices(set: &ChoiceSet) -> Vec<Json> {
 }
 
 pub fn questions_of_key(key: &AnswerKey) -> Vec<Json> {
-    let row = |row: &super::generation::KeyRow| json!({"place": row.place, "id": row.id, "prompt_tokens": row.prompt.len(), "gold": row.gold});
+    let row = |row: &super::answers::KeyRow| json!({"place": row.place, "id": row.id, "prompt_tokens": row.prompt.len(), "gold": row.gold});
     key.rows.iter().map(row).collect()
 }
 

@@ -4,8 +4,9 @@
 use super::lora_file::export_lora;
 use super::model_file::{ExportOptions, ExportedModel, MatrixType, export_model};
 use crate::failure::Failure;
-use crate::merge::original::{OriginalModel, read_f32};
 use crate::merge::{MergeOptions, merge};
+use crate::model_files::numbers::read_f32;
+use crate::model_files::original::OriginalModel;
 use crate::plan::model::read_decoder;
 use crate::session::adapted::logits_of;
 use half::f16;

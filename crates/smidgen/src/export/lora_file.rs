@@ -7,9 +7,9 @@
 
 use super::{architecture_of, prepare_output, refuse_ls_lora};
 use crate::failure::Failure;
-use crate::merge::Tally;
-use crate::merge::finite::refuse_not_finite;
-use crate::merge::original::read_f32;
+use crate::model_files::finite::refuse_not_finite;
+use crate::model_files::numbers::read_f32;
+use crate::model_files::output::Tally;
 use crate::plan::model::{read_decoder, refuse_audio};
 use smidgen_compile::DecoderSpec;
 use smidgen_compile::model::spec::HEAD;
@@ -198,10 +198,7 @@ fn most_common_alpha(modules: &[AdapterModule]) -> f32 {
 
 /// The factor for B so that alpha / R gives the module's scale.
 fn b_factor(module: &AdapterModule, alpha: f32) -> f64 {
-    match alpha_of(module) == alpha {
-        true => 1.0,
-        false => module.scale * module.rank as f64 / f64::from(alpha),
-    }
+    if alpha_of(module) == alpha { 1.0 } else { module.scale * module.rank as f64 / f64::from(alpha) }
 }
 
 fn write_a(module: &AdapterModule, out: &mut dyn io::Write) -> io::Result<()> {

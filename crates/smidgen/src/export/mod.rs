@@ -13,7 +13,7 @@ pub mod model_file;
 mod export_tests;
 
 use crate::failure::Failure;
-use crate::merge::write::OutputFolder;
+use crate::model_files::output::OutputFolder;
 use smidgen_compile::DecoderSpec;
 use smidgen_formats::gguf::architecture::Architecture;
 use smidgen_formats::model::Model;

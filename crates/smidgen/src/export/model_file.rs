@@ -8,14 +8,15 @@
 use super::metadata::{Description, describe};
 use super::{architecture_of, prepare_output, refuse_ls_lora};
 use crate::failure::Failure;
-use crate::merge::Tally;
-use crate::merge::finite::refuse_not_finite;
-use crate::merge::fit::{Action, OutputTensor, fit_adapter};
+use crate::merge::fit::fit_adapter;
 use crate::merge::fold::Factors;
-use crate::merge::original::{OriginalModel, OriginalRows, OriginalTensor, read_f32};
+use crate::model_files::finite::refuse_not_finite;
+use crate::model_files::numbers::read_f32;
+use crate::model_files::original::{OriginalModel, OriginalRows, OriginalTensor};
+use crate::model_files::output::{Action, OutputTensor, Tally};
 use crate::plan::generation::TOKENIZER_TOKEN_BYTES;
-use crate::plan::life::FILE_BLOCK_BYTES;
 use crate::plan::model::{check_weights, read_decoder, refuse_audio};
+use crate::plan::phases::FILE_BLOCK_BYTES;
 use smidgen_compile::DecoderSpec;
 use smidgen_formats::gguf::GgufFile;
 use smidgen_formats::gguf::architecture::Architecture;
@@ -335,14 +336,15 @@ fn refuse_overflow(tensor: &PlacedTensor, values: &[f32]) -> Result<(), Failure>
         return Ok(());
     };
     let name = tensor.output.original.name();
-    Err(match value.is_finite() {
-        true => Failure::model(format!(
+    Err(if value.is_finite() {
+        Failure::model(format!(
             "`{name}` has the value {value}, which is too large for {}",
             tensor.storage.to_string().to_uppercase()
         ))
-        .hint("use `--type f32`"),
-        false => Failure::model(format!("`{name}` has the value {value}, which cannot be exported"))
-            .hint("the adapter's alpha or weights are too large, or the base is damaged"),
+        .hint("use `--type f32`")
+    } else {
+        Failure::model(format!("`{name}` has the value {value}, which cannot be exported"))
+            .hint("the adapter's alpha or weights are too large, or the base is damaged")
     })
 }
 

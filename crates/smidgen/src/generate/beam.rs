@@ -133,9 +133,8 @@ impl TokenSession {
 fn slots_of_children(parents: &[usize], count: usize) -> Vec<usize> {
     let mut free = (0..count).filter(|slot| !parents.contains(slot));
     let mut kept = BTreeSet::new();
-    let slot = |parent: &usize| match kept.insert(*parent) {
-        true => *parent,
-        false => free.next().expect("no more beams than slots"),
+    let slot = |parent: &usize| {
+        if kept.insert(*parent) { *parent } else { free.next().expect("no more beams than slots") }
     };
     parents.iter().map(slot).collect()
 }

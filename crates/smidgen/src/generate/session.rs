@@ -9,6 +9,7 @@ use super::decoder::{Decoder, NewTokens, Sound};
 use super::sampler::{Sampler, Sampling};
 use super::stop::StoppedBy;
 use crate::failure::Failure;
+use crate::machine::process_memory::read_rss;
 use crate::plan::arithmetic::Arithmetic;
 use crate::plan::devices::Place;
 use crate::plan::generation::{GenerationPlan, Sizes, plan_generation};
@@ -17,7 +18,6 @@ use crate::session::adapted::build_adapted_request;
 use crate::session::adapters::read_adapter;
 use crate::session::encoding::encode_numbers;
 use crate::session::weights::{leaf, load_weights};
-use crate::train::metrics::read_rss;
 use smidgen_compile::names::input;
 use smidgen_compile::{DecodeShape, Request};
 use smidgen_formats::model::Model;
@@ -289,12 +289,11 @@ impl TokenSession {
             let piece = [NewTokens { slot: 0, ids: &new }];
             decoder.feed(executor, &piece, |_, logits| chosen = live.choose(&mut sampler, logits))?;
             let elapsed_ms = started.elapsed().as_secs_f64() * 1e3;
-            match live.generated.is_empty() {
-                true => timing.prompt_ms = elapsed_ms,
-                false => {
-                    timing.answer_ms += elapsed_ms;
-                    timing.answer_tokens += 1;
-                }
+            if live.generated.is_empty() {
+                timing.prompt_ms = elapsed_ms
+            } else {
+                timing.answer_ms += elapsed_ms;
+                timing.answer_tokens += 1;
             }
             let chosen = chosen.ok_or_else(|| live.nan_logits())?;
             let mut stopped = live.push(chosen, settings, decoder.shape().positions);

@@ -4,24 +4,16 @@
 //! signal handler, and on the CPU it does not check the memory of the process against the plan: both are up to the
 //! program that calls it.
 
-use crate::console::colour::{WARNING, plain};
+use crate::console::colour::plain;
 use crate::failure::Failure;
+use crate::logs::metrics::MetricsRow;
+use crate::plan::artifact::Artifact;
 use crate::plan::job::Job;
-use crate::plan::product::Product;
-use crate::report::choices::describe_changes;
-use crate::report::page_file::{self, write_report};
-use crate::report::plan_texts::render_plan_texts;
 use crate::rows::data::Data;
-use crate::train::begin::{Begin, Ready, prepare_run};
-use crate::train::course::Course;
-use crate::train::free_memory::Machine;
-use crate::train::history;
-use crate::train::metrics::MetricsRow;
-use crate::train::outcome::{Ending, RunResult};
-use crate::train::resume::how_it_ended;
-use crate::train::run_dir::RunDir;
-use crate::train::run_lock::RunLock;
-use smidgen_recipe::{Recipe, render_job};
+use crate::run_folder::outcome::Ending;
+use crate::train::replanning::RunOptions;
+use crate::train::run::{claim_folder, run_job};
+use smidgen_recipe::render_job;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
@@ -89,19 +81,11 @@ pub struct Run {
 /// # Errors
 /// The run does not fit its budget (nothing is written then); the output folder holds another run; a loss is not
 /// finite; a device or a disk fails.
-pub fn train(mut job: Job, options: TrainOptions<'_>) -> Result<Run, Failure> {
+pub fn train(job: Job, options: TrainOptions<'_>) -> Result<Run, Failure> {
     let TrainOptions { resume, accept_changes, on_step, on_message } = options;
     let say = |line: &str| on_message.iter().for_each(|on_message| on_message(&plain(line)));
     let folder = job.recipe.output.dir.resolved.clone();
-    let dir = RunDir::at(&folder)?;
-    let _lock = RunLock::take(&dir)?;
-    if !resume {
-        dir.refuse_run()?;
-    }
-    let product = Product::of(&job.recipe);
-    if product == Product::Model {
-        dir.refuse_foreign_model(job.model.path())?;
-    }
+    let (dir, _lock) = claim_folder(&folder, resume, true)?;
     let total_steps = match &job.data {
         Data::Rows(rows) => rows.batches.total_steps(),
         Data::Assumed { reason } => {
@@ -109,74 +93,27 @@ pub fn train(mut job: Job, options: TrainOptions<'_>) -> Result<Run, Failure> {
                 .hint("prepare the job with `Purpose::Train`"));
         }
     };
-    let begin = if resume { Begin::Resume { accept_changes } } else { Begin::New };
-    let mut run = Run {
-        product: folder.join(product.folder()),
-        folder,
-        steps: total_steps,
-        total_steps,
-        first_loss: f64::NAN,
-        last_loss: f64::NAN,
-        planned_bytes: 0,
-        ending: Ending::Done,
-    };
-    let Some(Ready { start, planned, device, made_of }) = prepare_run(&mut job, &dir, begin, &say, None)?
-    else {
-        tidy_finished(&dir, &job.recipe, &say)?;
-        return Ok(run);
-    };
-    let recipe_text = render_job(&job.recipe);
-    let course = Course {
-        dir: dir.clone(),
+    let (product, recipe_text) = (folder.join(Artifact::of(&job.recipe).folder()), render_job(&job.recipe));
+    let options = RunOptions {
         recipe_text: &recipe_text,
-        free_memory: &mut Machine,
+        resumes: resume,
+        accepts_changes: accept_changes,
         quiet: true,
         is_monitored: true,
+        owns_process: false,
         say: &say,
         on_step: &mut *on_step.unwrap_or_else(|| Box::new(|_| ControlFlow::Continue(()))),
-        owns_process: false,
-        render_plan: &render_plan_texts,
-        describe_changes: &describe_changes,
-        made_of,
-        accept_changes,
-        team: None,
     };
-    let went = course.run(&mut job, planned, device, start);
-    report_run(&dir, &went, &say);
-    let RunResult { outcome, planned_bytes, .. } = went?;
-    (run.steps, run.first_loss, run.last_loss) = (outcome.steps, outcome.first_loss, outcome.last_loss);
-    (run.planned_bytes, run.ending) = (planned_bytes, outcome.ending);
-    Ok(run)
-}
-
-/// Records how the run ended, writes its report and prints a summary. A failure here is only printed, because the
-/// trained weights are already saved.
-pub fn report_run(dir: &RunDir, went: &Result<RunResult, Failure>, say: &dyn Fn(&str)) {
-    // A run that was refused has nothing to report.
-    if !dir.file(history::FILE_NAME).exists() {
-        return;
-    }
-    match history::end_run(dir, went).and_then(|()| write_report(dir.path())) {
-        Ok(summary) => {
-            if summary.steps > 0 {
-                summary.render_memory_line().iter().for_each(|line| say(line));
-            }
-            say(&format!("report in `{}`", dir.file(page_file::FILE_NAME).display()));
-        }
-        Err(failure) => say(&format!("{WARNING} there is no report: {}", failure.message)),
-    }
-}
-
-/// Completes the record and the report of a run that was killed after everything was trained and saved.
-pub fn tidy_finished(dir: &RunDir, recipe: &Recipe, say: &dyn Fn(&str)) -> Result<(), Failure> {
-    dir.sweep()?;
-    dir.forget_aside(Product::of(recipe))?;
-    let (ended, last_step) = how_it_ended(dir, recipe);
-    let was_killed = history::end_killed(dir, ended, last_step)?;
-    if (was_killed || !dir.file(page_file::FILE_NAME).exists())
-        && let Err(failure) = write_report(dir.path())
-    {
-        say(&format!("{WARNING} there is no report: {}", failure.message));
-    }
-    Ok(())
+    let went = run_job(job, &dir, None, options)?;
+    let outcome = went.as_ref().map(|went| went.outcome);
+    Ok(Run {
+        folder,
+        product,
+        steps: outcome.map_or(total_steps, |outcome| outcome.steps),
+        total_steps,
+        first_loss: outcome.map_or(f64::NAN, |outcome| outcome.first_loss),
+        last_loss: outcome.map_or(f64::NAN, |outcome| outcome.last_loss),
+        planned_bytes: went.map_or(0, |went| went.planned_bytes),
+        ending: outcome.map_or(Ending::Done, |outcome| outcome.ending),
+    })
 }

@@ -5,4 +5,5 @@
 
 mod cgroup;
 pub mod host;
+pub mod process_memory;
 pub mod processes;

@@ -3,8 +3,8 @@
 //! Each model is computed in its stored format, so the difference is rounding: of B·A into the weights, and of decoded
 //! weights into the element type. The two models are in memory one after the other, never together.
 
-use super::original::OriginalModel;
 use crate::failure::Failure;
+use crate::model_files::original::OriginalModel;
 use crate::plan::model::read_decoder;
 use crate::session::adapted::logits_of;
 use smidgen_formats::model::Model;

@@ -7,42 +7,17 @@
 
 use std::collections::BTreeMap;
 
-use super::original::{OriginalModel, OriginalTensor};
 use crate::failure::Failure;
+use crate::model_files::original::OriginalModel;
+use crate::model_files::output::{Action, OutputTensor};
 use crate::session::adapters::UNTIED_HEAD;
 use smidgen_compile::model::spec::EMBEDDING;
 use smidgen_formats::element::Element;
-use smidgen_formats::peft::{AdapterFile, AdapterModule, AdapterModules};
+use smidgen_formats::peft::{AdapterFile, AdapterModules};
 use smidgen_formats::phi4mm::speech_names;
-use smidgen_formats::tensor_ref::TensorRef;
 
 /// Maximum number of tensors that an error names.
 const NAMED_AT_MOST: usize = 8;
-
-#[derive(Clone, Debug)]
-pub enum Action {
-    Fold(Box<AdapterModule>),
-    /// Replaced by a tensor of the adapter.
-    Replace(TensorRef),
-    /// Converted to another element type, or decoded from a quantized format.
-    Convert,
-    Copy,
-}
-
-#[derive(Clone, Debug)]
-pub struct OutputTensor {
-    pub original: OriginalTensor,
-    /// The element type in the output.
-    pub element: Element,
-    pub action: Action,
-}
-
-impl OutputTensor {
-    pub fn bytes(&self) -> u64 {
-        let bytes = self.element.tensor_bytes(self.original.shape());
-        bytes.expect("at most a small multiple of the size of an existing file")
-    }
-}
 
 /// One output for each tensor of the base, in its order.
 pub fn fit_adapter(

@@ -4,11 +4,8 @@
 //! equal length, which the compiler vectorizes.
 //! Left out: reading and writing.
 
-use smidgen_runtime::cpu::convert::{f32_to_bf16, f32_to_f16};
-
-use super::original::read_f32;
 use crate::failure::Failure;
-use smidgen_formats::element::Element;
+use crate::model_files::numbers::read_f32;
 use smidgen_formats::peft::AdapterModule;
 
 /// Columns of a tile.
@@ -128,23 +125,6 @@ pub fn row_norm(row: &[f32]) -> f64 {
     (sums.iter().sum::<f64>() + rest).sqrt()
 }
 
-/// Writes values as little-endian `element`, each rounded once: to nearest, ties to even.
-pub fn round_into(values: &[f32], element: Element, bytes: &mut [u8]) {
-    match element {
-        Element::F32 => narrow(values, bytes, f32::to_le_bytes),
-        Element::Bf16 => narrow(values, bytes, |value| f32_to_bf16(value).to_le_bytes()),
-        Element::F16 => narrow(values, bytes, |value| f32_to_f16(value).to_le_bytes()),
-        other => unreachable!("nothing is rounded to {other}"),
-    }
-}
-
-#[inline(always)]
-fn narrow<const N: usize>(values: &[f32], bytes: &mut [u8], bytes_of: impl Fn(f32) -> [u8; N]) {
-    for (value, stored) in values.iter().zip(bytes.as_chunks_mut::<N>().0) {
-        *stored = bytes_of(*value);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -189,15 +169,5 @@ mod tests {
         assert_eq!(rows, [6.0, -8.0, 0.0, 0.0]);
         let row: Vec<f32> = (1..=19).map(|i| i as f32).collect();
         assert_eq!(row_norm(&row), 2470f64.sqrt());
-    }
-
-    #[test]
-    fn rounding_is_to_nearest_even() {
-        let values = [1.0, 1.0 + 1.0 / 256.0, 65520.0];
-        let mut bytes = [0; 6];
-        round_into(&values, Element::Bf16, &mut bytes);
-        assert_eq!(bytes, [0x80, 0x3f, 0x80, 0x3f, 0x80, 0x47]);
-        round_into(&values, Element::F16, &mut bytes);
-        assert_eq!(bytes, [0x00, 0x3c, 0x04, 0x3c, 0x00, 0x7c]);
     }
 }

@@ -1,9 +1,9 @@
 //! Merges of a tiny made-up model, compared with the formula in f64.
 //! Blocks have a few rows and shards a few hundred bytes, so that tensors cross the boundaries of both.
 
-use super::original::OriginalModel;
 use super::*;
 use half::bf16;
+use serde_json::Value;
 use smidgen_formats::folder::ModelFolder;
 use smidgen_formats::load::read_tensor_into;
 use smidgen_formats::peft::{AdapterConfig, AdapterKey, AdapterTensor, Bias, FourierConfig, write_adapter};

@@ -1,18 +1,14 @@
 //! Merges an adapter into its base model, file to file: no device, no plan, little memory.
 //!
-//! Tensors of base and adapter are matched (`fit`), every output tensor is assigned to a shard (`shards`), and rows are
-//! processed in blocks (`fold`, `write`), computed in f32 and rounded once.
+//! Tensors of base and adapter are matched (`fit`), every output tensor is assigned to a shard, and rows are processed in
+//! blocks (`fold`, `write`), computed in f32 and rounded once.
 //! For any model size this needs the memory of two blocks of `block_bytes` and of one module's A, B and magnitude in
 //! f32; a 4-bit tensor of bitsandbytes adds its stored bytes. Quantized tensors are decoded and not quantized again.
 //! Left out: LS-LoRA, which is not linear and so cannot become a weight.
 
 pub mod difference;
-pub mod finite;
 pub mod fit;
 pub mod fold;
-pub mod original;
-pub mod shards;
-pub mod sidecar;
 pub mod write;
 
 #[cfg(test)]
@@ -21,17 +17,19 @@ mod merge_tests;
 mod quantized_tests;
 
 use crate::failure::Failure;
-use crate::plan::life::FILE_BLOCK_BYTES;
+use crate::model_files::finite::refuse_not_finite;
+use crate::model_files::original::OriginalModel;
+use crate::model_files::output::{Action, OutputFolder, OutputTensor, Tally};
+use crate::model_files::shards;
+use crate::model_files::sidecar::write_sidecars;
+use crate::plan::phases::FILE_BLOCK_BYTES;
 use crate::session::adapters::{UNTIED_HEAD, refuse_untied};
 use fit::fit_adapter;
-use original::OriginalModel;
-use serde_json::{Value, json};
 use smidgen_formats::element::Element;
 use smidgen_formats::peft::{AdapterFile, StoredKind, read_modules};
 use smidgen_formats::tokenizer::prompt_file::PromptFile;
-use smidgen_ir::bytes::format_bytes;
 use std::path::Path;
-use write::{OutputFolder, Workspace, write_shards};
+use write::{Workspace, write_shards};
 
 #[derive(Clone, Copy, Debug)]
 pub struct MergeOptions {
@@ -69,31 +67,6 @@ pub struct Merged {
     pub notes: Vec<String>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
-    pub tensors: usize,
-    pub bytes: u64,
-}
-
-impl Tally {
-    pub fn sum(tallies: impl IntoIterator<Item = Tally>) -> Tally {
-        tallies.into_iter().fold(Tally::default(), |sum, tally| Tally {
-            tensors: sum.tensors + tally.tensors,
-            bytes: sum.bytes + tally.bytes,
-        })
-    }
-
-    /// A line of a report.
-    pub fn render_line(self, name: &str, note: &str) -> String {
-        let (tensors, bytes) = (self.tensors, format_bytes(self.bytes));
-        format!("  {name:<10}{tensors:>6} tensors {bytes:>12}   {note}").trim_end().to_owned() + "\n"
-    }
-
-    pub fn render_json(self) -> Value {
-        json!({"tensors": self.tensors, "bytes": self.bytes})
-    }
-}
-
 /// Writes the merged model into `output`; a failure leaves no `output`.
 pub fn merge(
     adapter: &AdapterFile,
@@ -111,36 +84,36 @@ pub fn merge(
         .hint("keep the adapter separate from the base model"));
     }
     OutputFolder::refuse_existing(output)?;
-    finite::refuse_not_finite(adapter)?;
+    refuse_not_finite(adapter)?;
     let read = read_modules(adapter).map_err(Failure::model)?;
     if original.tensor(UNTIED_HEAD).is_none() {
         refuse_untied(adapter)?;
     }
     let outputs = fit_adapter(adapter, &read, original, options.element)?;
-    let sizes: Vec<u64> = outputs.iter().map(fit::OutputTensor::bytes).collect();
+    let sizes: Vec<u64> = outputs.iter().map(OutputTensor::bytes).collect();
     let shards = shards::split(&sizes, options.max_shard_bytes);
     let mut workspace = Workspace::new(&read.modules, &outputs, options.block_bytes);
     let folder = OutputFolder::create(output)?;
     write_shards(folder.path(), &outputs, &shards, &mut workspace)?;
-    let notes = sidecar::write_sidecars(original, &outputs, folder.path(), options.element)?;
+    let notes = write_sidecars(original, &outputs, folder.path(), options.element)?;
     if let Some(prompt) = PromptFile::read(adapter.path()).map_err(Failure::model)? {
         prompt.write(folder.path()).map_err(Failure::writing)?;
     }
     folder.commit()?;
-    let tally = |is_counted: fn(&fit::Action) -> bool| {
+    let tally = |is_counted: fn(&Action) -> bool| {
         let counted = outputs.iter().filter(|output| is_counted(&output.action));
         Tally::sum(counted.map(|output| Tally { tensors: 1, bytes: output.bytes() }))
     };
     Ok(Merged {
         kind,
         modules: read.modules.len(),
-        biases: outputs.iter().filter(|output| matches!(output.action, fit::Action::Replace(_))).count()
+        biases: outputs.iter().filter(|output| matches!(output.action, Action::Replace(_))).count()
             - read.saved.len(),
         saved: read.saved.len(),
         shards: shards.len(),
-        folded: tally(|action| matches!(action, fit::Action::Fold(_))),
-        converted: tally(|action| matches!(action, fit::Action::Convert | fit::Action::Replace(_))),
-        copied: tally(|action| matches!(action, fit::Action::Copy)),
+        folded: tally(|action| matches!(action, Action::Fold(_))),
+        converted: tally(|action| matches!(action, Action::Convert | Action::Replace(_))),
+        copied: tally(|action| matches!(action, Action::Copy)),
         memory_bytes: workspace.memory_bytes(),
         notes,
     })

@@ -2,9 +2,8 @@
 //! and the output folder is a plain model with the same logits.
 
 use super::difference::compare_logits;
-use super::original::OriginalModel;
 use super::*;
-use crate::merge::original::read_f32;
+use crate::model_files::numbers::read_f32;
 use crate::plan::model::read_decoder;
 use crate::session::adapted::logits_of;
 use half::f16;

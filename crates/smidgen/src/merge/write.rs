@@ -1,25 +1,26 @@
 //! Writes the merged tensors: two workers take blocks of rows in turn and write each at its offset in the file.
 //! A worker reads, merges, rounds and writes a whole block, so that reading, arithmetic and writing of the two overlap
 //! without a queue, and the bytes do not depend on which worker takes which block.
-//! All memory is reserved before the first tensor; the output folder has a temporary name until everything is on disk.
-//! Left out: what happens to each tensor (`fit`), and the file for it (`shards`).
+//! All memory is reserved before the first tensor.
+//! Left out: what happens to each tensor (`fit`), and the file for it (`model_files/shards.rs`).
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::finite::{check_finite, check_size, refused_result, too_large_result};
-use super::fit::{Action, OutputTensor};
-use super::fold::{Factors, round_into};
-use super::original::{OriginalRows, read_f32};
-use super::shards::{INDEX_FILE, render_index, shard_name};
+use super::fold::Factors;
 use crate::failure::Failure;
-use crate::plan::life::MERGE_WORKERS;
+use crate::model_files::finite::{check_finite, check_size, refused_result, too_large_result};
+use crate::model_files::numbers::{read_f32, round_into};
+use crate::model_files::original::OriginalRows;
+use crate::model_files::output::{Action, OutputTensor};
+use crate::model_files::shards::{INDEX_FILE, render_index, shard_name};
+use crate::plan::phases::MERGE_WORKERS;
 use smidgen_formats::peft::AdapterModule;
 use smidgen_formats::safetensors::write::{TensorSpec, lay_out_file, pytorch_metadata};
-use smidgen_formats::whole_file::{folder_of, sweep_leftovers, sync_folder, write_whole};
+use smidgen_formats::whole_file::write_whole;
 
 /// The memory of a merge.
 pub struct Workspace {
@@ -208,62 +209,4 @@ fn in_blocks(
         }
         outcome
     })
-}
-
-/// A folder with a temporary name until `commit` renames it; dropping it before removes it.
-pub struct OutputFolder {
-    target: PathBuf,
-    temporary: PathBuf,
-    renamed: bool,
-}
-
-impl OutputFolder {
-    pub fn refuse_existing(target: &Path) -> Result<(), Failure> {
-        match target.symlink_metadata() {
-            Ok(_) => Err(Failure::disk(format!("`{}` already exists", target.display()))
-                .hint("choose another `--output`, or remove it")),
-            Err(_) => Ok(()),
-        }
-    }
-
-    pub fn create(target: &Path) -> Result<OutputFolder, Failure> {
-        let failed = |path: &Path, error| Failure::file("create", path, error);
-        let Some(name) = target.file_name() else {
-            return Err(Failure::command(format!(
-                "`{}` is not a valid name for a new folder",
-                target.display()
-            )));
-        };
-        let parent = folder_of(target);
-        fs::create_dir_all(parent).map_err(|error| failed(parent, error))?;
-        let mut hidden = std::ffi::OsString::from(".");
-        hidden.push(name);
-        hidden.push(format!(".{}.tmp", std::process::id()));
-        let temporary = target.with_file_name(hidden);
-        sweep_leftovers(target);
-        fs::create_dir(&temporary).map_err(|error| failed(&temporary, error))?;
-        Ok(OutputFolder { target: target.to_path_buf(), temporary, renamed: false })
-    }
-
-    /// The temporary folder.
-    pub fn path(&self) -> &Path {
-        &self.temporary
-    }
-
-    pub fn commit(mut self) -> Result<(), Failure> {
-        sync_folder(&self.temporary).map_err(Failure::disk)?;
-        fs::rename(&self.temporary, &self.target)
-            .map_err(|error| Failure::file("rename", &self.temporary, error))?;
-        self.renamed = true;
-        sync_folder(folder_of(&self.target)).map_err(Failure::disk)
-    }
-}
-
-impl Drop for OutputFolder {
-    fn drop(&mut self) {
-        if !self.renamed {
-            // A failure here is ignored: the error that led here is reported.
-            let _ = fs::remove_dir_all(&self.temporary);
-        }
-    }
 }

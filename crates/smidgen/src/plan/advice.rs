@@ -3,10 +3,10 @@
 //! Removing pins comes first, because it changes no result. Changes of results come after, and say so. The same
 //! searches answer `smidgen fit`.
 
+use crate::plan::conditions::Conditions;
 use crate::plan::demand::DemandShape;
 use crate::plan::job::Job;
 use crate::plan::model;
-use crate::plan::terms::Terms;
 use crate::plan::trained_choice::{chosen_tensors, store_trained};
 use crate::rows::data::Data;
 use smidgen_compile::request::{Master, Moments};
@@ -17,18 +17,18 @@ use smidgen_recipe::{BaseFormat, Layers};
 use std::collections::HashMap;
 
 /// One line per change that would fit alone, with the memory that the run would need.
-pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
+pub fn advise(job: &Job, conditions: &Conditions, leanest: &Solution) -> Vec<String> {
     let mut advice = Vec::new();
     let mut offer = |change: &str, consequence: &str, peak_bytes: Option<u64>| {
         let words = |bytes| format!("{change} would need {}{consequence}", format_bytes(bytes));
         advice.extend(peak_bytes.map(words));
     };
-    let search = Search::of(terms, leanest);
+    let search = Search::of(conditions, leanest);
     let demands = DemandShape::of(job, None).map(|shape| shape.demands).unwrap_or_default();
-    for (key, free) in unpinned(&terms.pins) {
-        // Not by `search`: its terms may pin everything to the leanest policy, which followed from the pins.
-        let terms = Terms { pins: free, ..terms.clone() };
-        let peak_bytes = terms.solve(&job.request, &demands).ok().map(|solution| solution.peak_bytes);
+    for (key, free) in unpinned(&conditions.pins) {
+        // Not by `search`: its conditions may pin everything to the leanest policy, which followed from the pins.
+        let conditions = Conditions { pins: free, ..conditions.clone() };
+        let peak_bytes = conditions.solve(&job.request, &demands).ok().map(|solution| solution.peak_bytes);
         offer(&format!("`{key} = \"auto\"`"), "", peak_bytes);
     }
     if job.recipe.memory.pins.sets(Choice::MicroBatch) {
@@ -46,7 +46,7 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
             Demand { micro_tokens: tokens, extent, step, micro_steps }
         }
     };
-    let fitting = search.terms.fitting(&job.request);
+    let fitting = search.conditions.fitting(&job.request);
     let fits = |eighth: usize, look| fitting.fits(&sample(8 * eighth), look);
     let tokens = largest(leanest.demand.extent.tokens / 8, fits).map_or(0, |most| 8 * most);
     if tokens >= 16 {
@@ -103,12 +103,13 @@ pub fn advise(job: &Job, terms: &Terms, leanest: &Solution) -> Vec<String> {
         }
     }
     let host_bytes = leanest.offloaded_bytes(job.world.local.of);
-    let is_host_short = host_bytes > terms.budget.offload_bytes && job.request.device == DeviceKind::Cuda;
-    if leanest.peak_bytes <= terms.budget.device_bytes && is_host_short {
+    let is_host_short =
+        host_bytes > conditions.budget.offload_bytes && job.request.device == DeviceKind::Cuda;
+    if leanest.peak_bytes <= conditions.budget.device_bytes && is_host_short {
         let enough = host_bytes.div_ceil(1 << 20);
         advice.push(format!("`memory.host_budget = \"{enough}MiB\"` is enough"));
     }
-    if leanest.peak_bytes > terms.budget.device_bytes {
+    if leanest.peak_bytes > conditions.budget.device_bytes {
         let least = leanest.peak_bytes.div_ceil(1 << 20);
         advice.push(format!("`memory.budget = \"{least}MiB\"` is the least that fits"));
     }
@@ -133,23 +134,24 @@ const STEPS_OF_LARGE: usize = 6_000;
 struct Search {
     /// For a large model every choice is pinned to the leanest policy of the request that did not fit. It is almost the
     /// leanest for a similar request too.
-    terms: Terms,
+    conditions: Conditions,
     is_large: bool,
 }
 
 impl Search {
-    fn of(terms: &Terms, leanest: &Solution) -> Search {
+    fn of(conditions: &Conditions, leanest: &Solution) -> Search {
         let steps: usize = leanest.plan.entries.iter().map(|entry| entry.steps.len()).sum();
         let is_large = steps > STEPS_OF_LARGE;
-        let pins = if is_large { Pins::from(leanest.policy.clone()) } else { terms.pins.clone() };
-        Search { terms: Terms { pins, ..terms.clone() }, is_large }
+        let pins = if is_large { Pins::from(leanest.policy.clone()) } else { conditions.pins.clone() };
+        Search { conditions: Conditions { pins, ..conditions.clone() }, is_large }
     }
 
     /// The memory that the request would need; `None` if it does not fit.
     fn peak_bytes(&self, request: &Request, demands: &[Demand]) -> Option<u64> {
-        match self.is_large {
-            false => Some(self.terms.solve(request, demands).ok()?.peak_bytes),
-            true => self.terms.fitting(request).usual_peak_bytes(demands.last()?),
+        if self.is_large {
+            self.conditions.fitting(request).usual_peak_bytes(demands.last()?)
+        } else {
+            Some(self.conditions.solve(request, demands).ok()?.peak_bytes)
         }
     }
 }

@@ -87,6 +87,12 @@ pub fn budget_within(recipe: &Recipe, device: DeviceKind, reachable_bytes: u64) 
     }
 }
 
+/// The largest measured memory that a run with this planned peak may show.
+pub fn measurable_peak(planned_bytes: u64) -> u64 {
+    const MEASURE_BYTES: u64 = 8 << 20;
+    planned_bytes + planned_bytes / 100 + MEASURE_BYTES
+}
+
 /// The budget in bytes on a device.
 pub fn budget_on(place: &Place, budget: Budget) -> Result<JobBudget, Failure> {
     match (budget, place.kind(), place.free_bytes()) {

@@ -29,10 +29,10 @@ pub fn process_bytes(threads: usize) -> u64 {
 }
 
 /// Memory of the device outside the arena while training.
-pub fn context(job: &Job) -> Context {
+pub fn context(job: &Job, place: &Place) -> Context {
     match job.request.device {
         DeviceKind::Cuda => {
-            let mut context = gpu_context(&job.place);
+            let mut context = gpu_context(place);
             // In a run the memory of NCCL is measured.
             if !job.world.is_alone() && job.purpose != Purpose::Train {
                 context.overhead.fixed_bytes += ASSUMED_NCCL_BYTES;

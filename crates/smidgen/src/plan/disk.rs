@@ -4,9 +4,9 @@
 //! files have a fixed bound. `metrics.jsonl` is small and not counted.
 
 use crate::failure::{Failure, FailureKind};
+use crate::plan::artifact::{Artifact, saves_end};
 use crate::plan::job::Job;
 use crate::plan::model::model_bytes;
-use crate::plan::product::{Product, saves_end};
 use smidgen_formats::tokenizer::copy::tokenizer_bytes;
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{LeafKind, Plan};
@@ -24,8 +24,8 @@ const HISTORY_ROWS: u64 = 1500;
 pub struct Footprint {
     pub checkpoint_bytes: u64,
     /// The final adapter or model.
-    pub product: Product,
-    pub product_bytes: u64,
+    pub artifact: Artifact,
+    pub artifact_bytes: u64,
     /// Checkpoints on disk at the same time, including the one that is being written.
     pub checkpoints: u64,
 }
@@ -36,23 +36,23 @@ impl Footprint {
             plan.leaves(kind).map(|(_, value)| value.ty.bytes(&plan.extent) as u64).sum()
         };
         let small_files = SMALL_FILES_BYTES + HISTORY_ROW_BYTES * total_steps.min(HISTORY_ROWS);
-        let product = Product::of(&job.recipe);
+        let artifact = Artifact::of(&job.recipe);
         let tokenizer_bytes = tokenizer_bytes(&job.model, job.request.spec.vocabulary);
         let trained_bytes = bytes_of(LeafKind::Adapter) + small_files;
         Footprint {
             checkpoint_bytes: trained_bytes + bytes_of(LeafKind::Moment),
-            product,
-            product_bytes: tokenizer_bytes
-                + match product {
-                    Product::Adapter => trained_bytes,
-                    Product::Model => model_bytes(&job.request, &job.model) + small_files,
+            artifact,
+            artifact_bytes: tokenizer_bytes
+                + match artifact {
+                    Artifact::Adapter => trained_bytes,
+                    Artifact::Model => model_bytes(&job.request, &job.model) + small_files,
                 },
             checkpoints: checkpoints_at_once(&job.recipe, total_steps),
         }
     }
 
     pub fn total_bytes(&self) -> u64 {
-        self.checkpoints * self.checkpoint_bytes + self.product_bytes
+        self.checkpoints * self.checkpoint_bytes + self.artifact_bytes
     }
 }
 
@@ -84,7 +84,7 @@ fn refuse_without_room(
     free: u64,
 ) -> Result<(), Failure> {
     let to_come = footprint.checkpoints.saturating_sub(checkpoints_there);
-    let needed = to_come * footprint.checkpoint_bytes + footprint.product_bytes;
+    let needed = to_come * footprint.checkpoint_bytes + footprint.artifact_bytes;
     if needed <= free {
         return Ok(());
     }
@@ -98,8 +98,8 @@ fn refuse_without_room(
         path.display(),
         format_bytes(free),
         format_bytes(needed),
-        footprint.product.one(),
-        format_bytes(footprint.product_bytes)
+        footprint.artifact.one(),
+        format_bytes(footprint.artifact_bytes)
     ))
     .hint("free some space, lower `train.keep`, or choose an `output.dir` on another disk"))
 }
@@ -136,8 +136,8 @@ mod tests {
 
     const FOOTPRINT: Footprint = Footprint {
         checkpoint_bytes: 3 << 20,
-        product: Product::Adapter,
-        product_bytes: 1 << 20,
+        artifact: Artifact::Adapter,
+        artifact_bytes: 1 << 20,
         checkpoints: 4,
     };
 

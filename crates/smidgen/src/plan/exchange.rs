@@ -5,7 +5,7 @@
 //! batch. Left out: exchanges of evaluations and checkpoints, which are not part of every step.
 
 use crate::plan::demand::DemandShape;
-use crate::plan::world::World;
+use crate::plan::rank_layout::RankLayout;
 use serde_json::{Value, json};
 use smidgen_compile::links::{LINKS, Link};
 use smidgen_compile::{Profile, Solution};
@@ -28,7 +28,12 @@ pub struct Exchange {
 
 impl Exchange {
     /// `None` for a single rank.
-    pub fn of(world: World, shape: &DemandShape, solution: &Solution, profile: &Profile) -> Option<Exchange> {
+    pub fn of(
+        world: RankLayout,
+        shape: &DemandShape,
+        solution: &Solution,
+        profile: &Profile,
+    ) -> Option<Exchange> {
         if world.is_alone() {
             return None;
         }
@@ -52,9 +57,10 @@ impl Exchange {
                 } else if matches!(step.op, Op::ReduceScatter(_)) {
                     exchange.gradient_bytes += times * bytes;
                 } else if matches!(step.op, Op::AllGather(_)) {
-                    let gathered = match entry == Entry::MicroStep {
-                        true => &mut exchange.weight_bytes,
-                        false => &mut exchange.update_bytes,
+                    let gathered = if entry == Entry::MicroStep {
+                        &mut exchange.weight_bytes
+                    } else {
+                        &mut exchange.update_bytes
                     };
                     *gathered += times * bytes;
                 }
@@ -99,12 +105,11 @@ fn step_ms_without_exchange(plan: &Plan, profile: &Profile, micro_steps: f64) ->
     }
     let profile = Profile { link: Link { bytes_per_s: f64::INFINITY, latency_s: 0.0 }, ..*profile };
     let seconds = |entry: Entry| profile.entry_seconds(&silent, entry);
-    let micro_steps_s = match silent.entry(Entry::MicroStep).laps.is_empty() {
-        true => micro_steps * seconds(Entry::MicroStep),
-        false => {
-            profile.laps_seconds(&silent, Entry::MicroStep, micro_steps)
-                + profile.waiting_for_updates(&silent, Entry::MicroStep, micro_steps)
-        }
+    let micro_steps_s = if silent.entry(Entry::MicroStep).laps.is_empty() {
+        micro_steps * seconds(Entry::MicroStep)
+    } else {
+        profile.laps_seconds(&silent, Entry::MicroStep, micro_steps)
+            + profile.waiting_for_updates(&silent, Entry::MicroStep, micro_steps)
     };
     1e3 * (micro_steps_s + seconds(Entry::Update))
 }

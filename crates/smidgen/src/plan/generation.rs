@@ -6,9 +6,9 @@
 
 use crate::failure::Failure;
 use crate::plan::budget::JobBudget;
+use crate::plan::conditions::Conditions;
 use crate::plan::context::{gpu_context, job_context};
 use crate::plan::devices::Place;
-use crate::plan::terms::Terms;
 use smidgen_compile::model::audio::AudioInput;
 use smidgen_compile::{DecodeShape, Demand, Look, Purpose, Request, Solution, SolveError, largest};
 use smidgen_formats::model::Model;
@@ -72,44 +72,45 @@ pub fn plan_generation(
             "a context of {context} tokens is more than the model's maximum of {longest}"
         )));
     }
-    let attempt = |context: usize, pins: &Pins| Attempt::new(request, model, place, sizes, context, pins);
+    let candidate = |context: usize, pins: &Pins| Candidate::new(request, model, place, sizes, context, pins);
     let wanted = sizes.context.unwrap_or(longest.min(MOST_AUTO_CONTEXT));
     let (open, resident) = (Pins::default(), Pins::default().without(Choice::Weights));
     // Offloaded weights are fetched for every token, so an automatic context is shortened first.
     for pins in if sizes.context.is_none() { vec![&resident, &open] } else { vec![&open] } {
-        let first = attempt(wanted, pins);
+        let first = candidate(wanted, pins);
         if let Ok(solution) = first.solve() {
             return Ok(first.plan(solution, sizes.budget));
         }
         if sizes.context.is_none()
             && let Some(context) =
-                longest_that_fits(wanted, |context, look| attempt(context, pins).fits(look))
+                longest_that_fits(wanted, |context, look| candidate(context, pins).fits(look))
         {
-            let shorter = attempt(context, pins);
+            let shorter = candidate(context, pins);
             if let Ok(solution) = shorter.solve() {
                 return Ok(shorter.plan(solution, sizes.budget));
             }
         }
     }
     let planned = |context: usize| {
-        let attempt = attempt(context, &open);
-        let solution = attempt.solve().unwrap_or_else(|error| *error.leanest);
-        attempt.plan(solution, sizes.budget)
+        let candidate = candidate(context, &open);
+        let solution = candidate.solve().unwrap_or_else(|error| *error.leanest);
+        candidate.plan(solution, sizes.budget)
     };
-    let fitting = longest_that_fits(wanted, |context, look| attempt(context, &open).fits(look)).map(planned);
+    let fitting =
+        longest_that_fits(wanted, |context, look| candidate(context, &open).fits(look)).map(planned);
     Err(refusal(&planned(wanted), sizes, fitting, &planned(SHORTEST.min(wanted))))
 }
 
 /// A generation with one length of context.
-struct Attempt {
+struct Candidate {
     request: Request,
     shape: DecodeShape,
-    terms: Terms,
+    conditions: Conditions,
     /// Name of the device, for messages.
     device: String,
 }
 
-impl Attempt {
+impl Candidate {
     fn new(
         request: &Request,
         model: &Model,
@@ -117,7 +118,7 @@ impl Attempt {
         sizes: &Sizes,
         context: usize,
         pins: &Pins,
-    ) -> Attempt {
+    ) -> Candidate {
         let shape = DecodeShape {
             slots: sizes.slots,
             positions: context,
@@ -131,9 +132,10 @@ impl Attempt {
             DeviceKind::Cpu => job_context(&request, model, heap_bytes(&request, &shape)),
             DeviceKind::Cuda => gpu_context(place),
         };
-        let terms = Terms::for_inference(Purpose::Generation, &request, place, context, sizes.budget.bytes);
-        let terms = Terms { pins: pins.clone(), ..terms };
-        Attempt { request, shape, terms, device: place.describe() }
+        let conditions =
+            Conditions::for_inference(Purpose::Generation, &request, place, context, sizes.budget.bytes);
+        let conditions = Conditions { pins: pins.clone(), ..conditions };
+        Candidate { request, shape, conditions, device: place.describe() }
     }
 
     /// One pass over as many tokens as are read at the same time.
@@ -143,18 +145,18 @@ impl Attempt {
     }
 
     fn solve(&self) -> Result<Solution, SolveError> {
-        self.terms.solve(&self.request, &[self.demand()])
+        self.conditions.solve(&self.request, &[self.demand()])
     }
 
     fn fits(&self, look: Look) -> bool {
-        self.terms.fitting(&self.request).fits(&self.demand(), look)
+        self.conditions.fitting(&self.request).fits(&self.demand(), look)
     }
 
     fn plan(self, solution: Solution, budget: JobBudget) -> GenerationPlan {
         let Solution { plan, peak_bytes, context_bytes, .. } = solution;
         let JobBudget { bytes: budget_bytes, stated, .. } = budget;
-        let margin_bytes = self.terms.context.overhead.margin_bytes;
-        let Attempt { shape, device, .. } = self;
+        let margin_bytes = self.conditions.context.overhead.margin_bytes;
+        let Candidate { shape, device, .. } = self;
         GenerationPlan { plan, shape, device, context_bytes, margin_bytes, peak_bytes, budget_bytes, stated }
     }
 }

@@ -8,16 +8,16 @@ use crate::failure::{Failure, FailureKind};
 use crate::machine::host;
 use crate::plan::arithmetic::Arithmetic;
 use crate::plan::audio::{audio_input, continue_speech};
-use crate::plan::budget::{JobBudget, budget_on, budget_within, refuse_above_machine};
+use crate::plan::budget::{JobBudget, budget_on, refuse_above_machine};
 use crate::plan::devices::Place;
 use crate::plan::model::{build_storage, check_weights, open_model, read_decoder};
 use crate::plan::profiles::{self, ChosenProfile};
+use crate::plan::rank_layout::RankLayout;
 use crate::plan::shapes::Shape;
 use crate::plan::trained_choice::{
     choices, chosen_tensors, chosen_words, master_of, store_trained, tensors_next_to,
 };
-use crate::plan::world::World;
-use crate::rows::data::{Data, read_data};
+use crate::rows::data::{Data, Rows, read_data};
 use crate::rows::sets::MemoryRows;
 use serde_json::Value as Json;
 use smidgen_compile::adapter::{self, LoraModule};
@@ -64,7 +64,7 @@ pub struct Job {
     pub purpose: Purpose,
     /// The ranks that train.
     #[doc(hidden)]
-    pub world: World,
+    pub world: RankLayout,
 }
 
 /// What a job is prepared for, which decides what must exist.
@@ -98,7 +98,7 @@ impl Job {
         check_values(&recipe, purpose)?;
         let access = Access::cache_only();
         let model = open_for(&recipe, purpose, &access)?;
-        Job::prepare_data(recipe, model, None, purpose, &access, Profiles::BuiltIn, World::ALONE, None)
+        Job::prepare_data(recipe, model, None, purpose, &access, Profiles::BuiltIn, RankLayout::ALONE, None)
     }
 
     /// Like [`Job::prepare`], with rows in memory instead of `data.train` and `data.eval`.
@@ -114,20 +114,29 @@ impl Job {
         check_values(&recipe, purpose)?;
         let access = Access::cache_only();
         let model = open_for(&recipe, purpose, &access)?;
-        Job::prepare_data(recipe, model, Some(rows), purpose, &access, Profiles::BuiltIn, World::ALONE, None)
+        Job::prepare_data(
+            recipe,
+            model,
+            Some(rows),
+            purpose,
+            &access,
+            Profiles::BuiltIn,
+            RankLayout::ALONE,
+            None,
+        )
     }
 
     /// Like [`Job::prepare`], for a recipe that was checked when it was read. Missing files are downloaded if `access`
     /// allows it.
     #[doc(hidden)]
     pub fn prepare_with(recipe: Recipe, purpose: Purpose, access: &Access) -> Result<Job, Failure> {
-        Job::prepare_in(World::ALONE, recipe, purpose, access)
+        Job::prepare_in(RankLayout::ALONE, recipe, purpose, access)
     }
 
     /// [`Job::prepare_with`] for one of several ranks.
     #[doc(hidden)]
     pub fn prepare_in(
-        world: World,
+        world: RankLayout,
         recipe: Recipe,
         purpose: Purpose,
         access: &Access,
@@ -139,7 +148,7 @@ impl Job {
     /// A job to plan for ranks that may not exist. `network` replaces the profile's link between machines.
     #[doc(hidden)]
     pub fn prepare_over(
-        world: World,
+        world: RankLayout,
         network: Option<Link>,
         recipe: Recipe,
         access: &Access,
@@ -153,7 +162,7 @@ impl Job {
     #[doc(hidden)]
     pub fn prepare_model(recipe: Recipe, model: Model, profiles: Profiles) -> Result<Job, Failure> {
         let access = Access::cache_only();
-        Job::prepare_data(recipe, model, None, Purpose::Plan, &access, profiles, World::ALONE, None)
+        Job::prepare_data(recipe, model, None, Purpose::Plan, &access, profiles, RankLayout::ALONE, None)
     }
 
     fn prepare_data(
@@ -163,7 +172,7 @@ impl Job {
         purpose: Purpose,
         access: &Access,
         profiles: Profiles,
-        world: World,
+        world: RankLayout,
         network: Option<Link>,
     ) -> Result<Job, Failure> {
         let spec = read_decoder(&model)?;
@@ -238,17 +247,18 @@ fn open_for(recipe: &Recipe, purpose: Purpose, access: &Access) -> Result<Model,
 }
 
 impl Job {
-    /// The budget of a run that replans with this much memory available.
-    pub fn budget_for(&self, reachable_bytes: u64) -> JobBudget {
-        let budget = budget_within(&self.recipe, self.request.device, reachable_bytes);
-        budget.shared_by(self.world.on_device).within(self.recipe.memory.budget, &self.profile)
+    /// The job with another arithmetic than the recipe's.
+    pub fn with_arithmetic(self, arithmetic: Arithmetic) -> Job {
+        let (precision, title) = (arithmetic.precision(), title(&self.recipe, arithmetic));
+        Job { arithmetic, request: Request { precision, title, ..self.request }, ..self }
     }
 
-    /// Replaces the arithmetic that the recipe chose.
-    pub fn set_arithmetic(&mut self, arithmetic: Arithmetic) {
-        self.arithmetic = arithmetic;
-        self.request.precision = arithmetic.precision();
-        self.request.title = title(&self.recipe, arithmetic);
+    /// The rows of a job that trains.
+    pub fn rows(&self) -> &Rows {
+        match &self.data {
+            Data::Rows(rows) => rows,
+            Data::Assumed { .. } => unreachable!("training without data is refused before"),
+        }
     }
 }
 

@@ -109,13 +109,12 @@ pub fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
             Some(found) => {
                 let (shape, storage) = (found.shape(), found.storage());
                 // Matrices of the audio encoder may be convolutions in the file, and are not quantized.
-                let (has_shape, is_readable) = match is_audio {
-                    true => {
-                        let elements = |dims: &[usize]| dims.iter().product::<usize>();
-                        let is_plain = storage.is_some_and(|storage| storage.plain().is_some());
-                        (elements(shape) == elements(&expected), is_plain)
-                    }
-                    false => (shape == expected, is_trainable_on(&tensor.shape, storage)),
+                let (has_shape, is_readable) = if is_audio {
+                    let elements = |dims: &[usize]| dims.iter().product::<usize>();
+                    let is_plain = storage.is_some_and(|storage| storage.plain().is_some());
+                    (elements(shape) == elements(&expected), is_plain)
+                } else {
+                    (shape == expected, is_trainable_on(&tensor.shape, storage))
                 };
                 if !has_shape {
                     problems.push(format!("`{name}` is {shape:?}, the config says {expected:?}"));
@@ -223,9 +222,10 @@ pub fn build_storage(base: BaseFormat, spec: &DecoderSpec, model: &Model) -> Has
     let assumed = assumed_storage(spec, model);
     let tensors = spec.tensors().into_iter().chain(spec.audio.iter().flat_map(AudioSpec::tensors));
     let storage = tensors.map(|tensor| {
-        let (wanted, assumed) = match linears.contains(&tensor.name) {
-            true => (of_linears, assumed),
-            false => (of_others, Storage::Plain(spec.stored)),
+        let (wanted, assumed) = if linears.contains(&tensor.name) {
+            (of_linears, assumed)
+        } else {
+            (of_others, Storage::Plain(spec.stored))
         };
         let stored = || model.weight(&tensor.name).and_then(|weight| weight.storage());
         let storage = wanted.or_else(stored).unwrap_or(assumed);

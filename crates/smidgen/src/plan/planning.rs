@@ -1,22 +1,24 @@
 //! Job to plan: the solver's answer with notes, advice and the memory of every phase of the run.
 //!
-//! `demand.rs` has the micro-batches that the data allows, `terms.rs` the budget and pins that the solver must keep.
+//! `plan` is the one function that plans: a job and what is known about memory (`facts.rs`) in, a plan out.
+//! `demand.rs` has the micro-batches that the data allows, `conditions.rs` the budget and pins that the solver must keep.
 //! Left out: how advice is found if nothing fits (`advice.rs`).
 
 use crate::failure::Failure;
 use crate::plan::advice::advise;
 use crate::plan::arithmetic::Arithmetic;
+use crate::plan::artifact::Artifact;
+use crate::plan::conditions::{Conditions, HOST_OF_A_CARD_BYTES};
 use crate::plan::context::{pinned_bytes, process_context};
 use crate::plan::demand::DemandShape;
 use crate::plan::exchange::Exchange;
+use crate::plan::facts::{Before, MemoryFacts};
 use crate::plan::job::Job;
-use crate::plan::life::{LifePhase, OF_TRAINING, plan_life};
 use crate::plan::model::written_storage;
-use crate::plan::product::Product;
+use crate::plan::phases::{OF_TRAINING, PhaseMemory, plan_phases};
 use crate::plan::profiles::ChosenProfile;
+use crate::plan::rank_layout::RankLayout;
 use crate::plan::shapes::Shape;
-use crate::plan::terms::{HOST_OF_A_CARD_BYTES, Terms};
-use crate::plan::world::World;
 use crate::rows::data::Data;
 use smidgen_compile::request::Master;
 use smidgen_compile::{Budget, Choice, Solution, SolveError, Why, smallest_resident};
@@ -24,6 +26,7 @@ use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{DeviceKind, Extent, LeafKind, Pins, PlannedValue, Policy, Space, Storage};
 use smidgen_recipe::Compute;
 use std::collections::BTreeSet;
+use std::iter::successors;
 
 /// The plan of a job, and what to tell the user about it.
 #[derive(Debug)]
@@ -37,6 +40,8 @@ pub struct Planned {
     /// Tokens per average optimizer step of all ranks together.
     pub step_tokens: f64,
     pub fits: bool,
+    /// Its choices are those of the plan before.
+    pub keeps_before: bool,
     /// Base weights are trained; otherwise only adapters.
     pub trains_base: bool,
     /// What would make it fit.
@@ -46,9 +51,9 @@ pub struct Planned {
     /// The device whose rates predict the time.
     pub profile: ChosenProfile,
     /// Memory of each phase of the run.
-    pub life: Vec<LifePhase>,
+    pub life: Vec<PhaseMemory>,
     /// The ranks of the run; `solution` is the plan of each of them.
-    pub world: World,
+    pub world: RankLayout,
     /// What ranks send each other; `None` for a single rank.
     pub exchange: Option<Exchange>,
 }
@@ -96,92 +101,142 @@ impl Trained {
     }
 }
 
-/// Plans the job; `Ok` with `fits == false` if even the leanest plan is too large.
+/// Plans the job with what was known when it was made.
 pub fn plan_job(job: &Job) -> Result<Planned, Failure> {
-    plan_or_advise(job, advise)
+    plan(job, &MemoryFacts::of(job))
 }
 
-/// Plans the job, and does not search for changes that would make it fit: the search takes longer than the plan.
+/// Like [`plan_job`], without a search for changes that would make it fit: the search takes longer than the plan.
 pub fn plan_without_advice(job: &Job) -> Result<Planned, Failure> {
-    plan_or_advise(job, |_, _, _| vec![])
+    solve(job, &MemoryFacts::of(job), |_, _, _| vec![])
 }
 
-fn plan_or_advise(
+/// A plan is preferred to the plan before if it is predicted to be faster by this factor.
+pub const WORTHWHILE: f64 = 1.05;
+
+/// Plans the job; `Ok` with `fits == false` if even the leanest plan is too large. Asked again with other facts when
+/// memory changed.
+pub fn plan(job: &Job, facts: &MemoryFacts) -> Result<Planned, Failure> {
+    match &facts.before {
+        Before::Nothing => solve(job, facts, advise),
+        Before::Checkpoint(policy) => match keep(job, facts, policy)? {
+            Some(kept) => Ok(Planned { keeps_before: true, ..kept }),
+            None => solve(job, facts, advise),
+        },
+        Before::MemoryChanged(policy) => {
+            let similar = match keep(job, facts, policy)? {
+                Some(kept) => Some(Planned { keeps_before: true, ..kept }),
+                None => halve_micro_batches(job, facts, policy)?,
+            };
+            let solved = solve(job, facts, advise)?;
+            let is_close =
+                |planned: &Planned| planned.solution.step_ms <= WORTHWHILE * solved.solution.step_ms;
+            Ok(match similar {
+                Some(similar) if !solved.fits || is_close(&similar) => similar,
+                _ => solved,
+            })
+        }
+        Before::FirstRank(policy) => keep(job, facts, policy)?
+            .ok_or_else(|| Failure::memory("the plan of rank 0 does not fit this rank")),
+    }
+}
+
+/// The plan with the choices of an earlier one; `None` if they no longer fit.
+fn keep(job: &Job, facts: &MemoryFacts, policy: &Policy) -> Result<Option<Planned>, Failure> {
+    let conditions = Conditions::with(job, facts, Pins::from(policy.clone()));
+    let shape = DemandShape::of(job, Some(policy))?;
+    let solution = conditions.solve(&job.request, &shape.demands).ok();
+    Ok(solution.map(|solution| Planned::of(job, facts, &shape, &conditions, solution, true, vec![])))
+}
+
+/// Halves the micro-batches until the plan fits, with all other choices unchanged. Results change only by rounding: the
+/// batch is the same, only its sums are split differently.
+fn halve_micro_batches(job: &Job, facts: &MemoryFacts, before: &Policy) -> Result<Option<Planned>, Failure> {
+    let Data::Rows(rows) = &job.data else { return Ok(None) };
+    if job.recipe.memory.pins.sets(Choice::MicroBatch) {
+        return Ok(None);
+    }
+    let longest = rows.train.longest();
+    let halves = |policy: &Policy| policy.with_halved_micro_batches(longest);
+    for policy in successors(halves(before), halves) {
+        if let Some(planned) = keep(job, facts, &policy)? {
+            return Ok(Some(planned));
+        }
+    }
+    Ok(None)
+}
+
+fn solve(
     job: &Job,
-    advise: impl Fn(&Job, &Terms, &Solution) -> Vec<String>,
+    facts: &MemoryFacts,
+    advise: impl Fn(&Job, &Conditions, &Solution) -> Vec<String>,
 ) -> Result<Planned, Failure> {
-    let mut terms = Terms::of(job)?;
+    let mut conditions = Conditions::of(job, facts)?;
     let shape = DemandShape::of(job, None)?;
-    let mut result = terms.solve(&job.request, &shape.demands);
+    let mut result = conditions.solve(&job.request, &shape.demands);
     let alternatives =
-        result.as_ref().err().map(|error| terms.with_more_on_disk(job, error)).unwrap_or_default();
+        result.as_ref().err().map(|error| conditions.with_more_on_disk(job, error)).unwrap_or_default();
     for on_disk in alternatives {
         if let Ok(mut other) = on_disk.solve(&job.request, &shape.demands) {
-            let (asked, own) = (&terms.pins, &on_disk.pins);
+            let (asked, own) = (&conditions.pins, &on_disk.pins);
             let reasons = other.reasons.iter_mut().filter(|reason| own.differ_in(asked, reason.choice));
             reasons.for_each(|reason| reason.why = Why::HostIsShort);
-            (terms, result) = (on_disk, Ok(other));
+            (conditions, result) = (on_disk, Ok(other));
             break;
         }
     }
     Ok(match result {
-        Ok(solution) => Planned::of(job, &shape, &terms, solution, true, vec![]),
+        Ok(solution) => Planned::of(job, facts, &shape, &conditions, solution, true, vec![]),
         Err(SolveError { leanest, .. }) => {
-            let advice = advise(job, &terms, &leanest);
-            Planned::of(job, &shape, &terms, *leanest, false, advice)
+            let advice = advise(job, &conditions, &leanest);
+            Planned::of(job, facts, &shape, &conditions, *leanest, false, advice)
         }
     })
 }
 
-/// Plans the job with the choices of an earlier plan; `None` if they no longer fit.
-pub fn plan_job_as_before(job: &Job, policy: &Policy) -> Result<Option<Planned>, Failure> {
-    let terms = Terms::with(job, Pins::from(policy.clone()));
-    let shape = DemandShape::of(job, Some(policy))?;
-    let solution = terms.solve(&job.request, &shape.demands).ok();
-    Ok(solution.map(|solution| Planned::of(job, &shape, &terms, solution, true, vec![])))
-}
-
 /// Milliseconds per step with unlimited memory.
-pub fn unlimited_step_ms(job: &Job) -> Result<f64, Failure> {
-    let terms = Terms { budget: Budget::device(u64::MAX), ..Terms::of(job)? };
-    let solution = terms.solve(&job.request, &DemandShape::of(job, None)?.demands);
+pub fn unlimited_step_ms(job: &Job, facts: &MemoryFacts) -> Result<f64, Failure> {
+    let conditions = Conditions { budget: Budget::device(u64::MAX), ..Conditions::of(job, facts)? };
+    let solution = conditions.solve(&job.request, &DemandShape::of(job, None)?.demands);
     Ok(solution.map_or_else(|error| error.leanest.step_ms, |solution| solution.step_ms))
 }
 
 impl Planned {
     fn of(
         job: &Job,
+        facts: &MemoryFacts,
         shape: &DemandShape,
-        terms: &Terms,
+        conditions: &Conditions,
         solution: Solution,
         fits: bool,
         advice: Vec<String>,
     ) -> Planned {
-        let mut notes = notes(job, shape, terms, &solution, fits);
-        let budget_bytes = terms.budget.device_bytes;
-        let life = plan_life(job, &solution);
+        let mut notes = notes(job, facts, shape, conditions, &solution, fits);
+        let budget_bytes = conditions.budget.device_bytes;
+        let life = plan_phases(job, facts, &solution);
         notes.extend(later_needs(&life, budget_bytes).filter(|_| fits));
         let is_gpu = job.request.device == DeviceKind::Cuda;
         Planned {
             budget_bytes,
-            offload_budget_bytes: terms.budget.offload_bytes,
+            offload_budget_bytes: conditions.budget.offload_bytes,
             host_bytes: is_gpu.then(|| host_bytes(job, &solution)),
             step_tokens: shape.all_tokens,
             fits,
+            keeps_before: false,
             trains_base: !job.request.trained.is_empty(),
             advice,
             notes,
             profile: job.profile.clone(),
             life,
             world: job.world,
-            exchange: Exchange::of(job.world, shape, &solution, &terms.profile),
+            exchange: Exchange::of(job.world, shape, &solution, &conditions.profile),
             solution,
         }
     }
 }
 
 /// A note if a command after training, such as `smidgen merge`, would need more than the budget.
-fn later_needs(life: &[LifePhase], budget_bytes: u64) -> Option<String> {
+fn later_needs(life: &[PhaseMemory], budget_bytes: u64) -> Option<String> {
     let later = life.iter().filter(|phase| !OF_TRAINING.contains(&phase.name));
     let most = later.max_by_key(|phase| phase.needs.device)?;
     let bytes = most.needs.device;
@@ -189,7 +244,14 @@ fn later_needs(life: &[LifePhase], budget_bytes: u64) -> Option<String> {
     (bytes > budget_bytes).then(|| format!("`smidgen {}` would need {needs} afterwards", most.name))
 }
 
-fn notes(job: &Job, shape: &DemandShape, terms: &Terms, solution: &Solution, fits: bool) -> Vec<String> {
+fn notes(
+    job: &Job,
+    facts: &MemoryFacts,
+    shape: &DemandShape,
+    conditions: &Conditions,
+    solution: &Solution,
+    fits: bool,
+) -> Vec<String> {
     let mut notes = match &job.data {
         Data::Rows(_) => vec![],
         Data::Assumed { reason } => {
@@ -211,14 +273,14 @@ fn notes(job: &Job, shape: &DemandShape, terms: &Terms, solution: &Solution, fit
     }
     notes.extend(trained_note(job));
     notes.extend(pin_notes(job));
-    notes.extend(job.budget.note());
-    notes.extend(host_note(job, terms, solution));
-    notes.extend(gain_of_more_memory(job, shape, terms, solution).filter(|_| fits));
+    notes.extend(facts.budget.note());
+    notes.extend(host_note(job, conditions, solution));
+    notes.extend(gain_of_more_memory(job, shape, conditions, solution).filter(|_| fits));
     notes
 }
 
 /// The host memory that a plan for a GPU needs.
-fn host_note(job: &Job, terms: &Terms, solution: &Solution) -> Option<String> {
+fn host_note(job: &Job, conditions: &Conditions, solution: &Solution) -> Option<String> {
     if job.request.device == DeviceKind::Cpu {
         return None;
     }
@@ -229,7 +291,7 @@ fn host_note(job: &Job, terms: &Terms, solution: &Solution) -> Option<String> {
         _ if shared == 0 => format!("{needed} (for {ranks} ranks)"),
         _ => format!("{needed} (for {ranks} ranks, which share {} of it)", format_bytes(shared as u64)),
     };
-    Some(match terms.budget.offload_bytes {
+    Some(match conditions.budget.offload_bytes {
         u64::MAX => format!(
             "assumes a machine with {needed} of free host memory; `memory.host_budget` sets a limit for offloaded tensors"
         ),
@@ -282,7 +344,7 @@ fn pin_notes(job: &Job) -> Vec<String> {
 
 /// The types of trained base weights, if the checkpoint does not store them as f32.
 fn trained_note(job: &Job) -> Option<String> {
-    if Product::of(&job.recipe) == Product::Adapter {
+    if Artifact::of(&job.recipe) == Artifact::Adapter {
         return None;
     }
     let stored =
@@ -300,20 +362,31 @@ fn trained_note(job: &Job) -> Option<String> {
 }
 
 /// How much more memory would keep everything on the device, if that is faster.
-fn gain_of_more_memory(job: &Job, shape: &DemandShape, terms: &Terms, solution: &Solution) -> Option<String> {
+fn gain_of_more_memory(
+    job: &Job,
+    shape: &DemandShape,
+    conditions: &Conditions,
+    solution: &Solution,
+) -> Option<String> {
     const LEAST_GAIN: f64 = 1.005;
     if solution.prices.is_empty() {
         return None;
     }
-    let question = terms.question(&job.request, &shape.demands);
+    let question = conditions.question(&job.request, &shape.demands);
     let (kept_bytes, kept_ms) = smallest_resident(&question, solution.step_ms / LEAST_GAIN)?;
-    let more = format_bytes(kept_bytes.checked_sub(terms.budget.device_bytes)?);
+    let more = format_bytes(kept_bytes.checked_sub(conditions.budget.device_bytes)?);
     let faster = 100.0 * (solution.step_ms / kept_ms - 1.0);
     let gain = if job.profile.has_rates() { format!(", {faster:.0} % faster") } else { String::new() };
     Some(format!("{more} more would keep everything on the device{gain}"))
 }
 
 impl Planned {
+    /// # Errors
+    /// A plan that does not fit.
+    pub fn or_refuse(self) -> Result<Planned, Failure> {
+        if self.fits { Ok(self) } else { Err(self.refusal()) }
+    }
+
     /// The error of a run that does not fit.
     pub fn refusal(&self) -> Failure {
         let peak = self.solution.plan.peak();
@@ -323,25 +396,24 @@ impl Planned {
             .take(3)
             .map(|(name, bytes)| format!("{name} {}", format_bytes(*bytes as u64)))
             .collect();
-        let needs = match self.solution.peak_bytes > self.budget_bytes {
-            true => format!(
+        let needs = if self.solution.peak_bytes > self.budget_bytes {
+            format!(
                 "the smallest plan needs {}, the budget is {}",
                 format_bytes(self.solution.peak_bytes),
                 format_bytes(self.budget_bytes)
-            ),
-            false => {
-                let plan = &self.solution.plan;
-                let place = match plan.device {
-                    DeviceKind::Cpu => "on disk",
-                    DeviceKind::Cuda => "of pinned memory",
-                };
-                format!(
-                    "plans that fit the budget of {} need up to {} {place}, the limit is {}",
-                    format_bytes(self.budget_bytes),
-                    format_bytes(self.solution.offloaded_bytes(self.world.local.of)),
-                    format_bytes(self.offload_budget_bytes)
-                )
-            }
+            )
+        } else {
+            let plan = &self.solution.plan;
+            let place = match plan.device {
+                DeviceKind::Cpu => "on disk",
+                DeviceKind::Cuda => "of pinned memory",
+            };
+            format!(
+                "plans that fit the budget of {} need up to {} {place}, the limit is {}",
+                format_bytes(self.budget_bytes),
+                format_bytes(self.solution.offloaded_bytes(self.world.local.of)),
+                format_bytes(self.offload_budget_bytes)
+            )
         };
         let mut failure = Failure::memory(format!("{needs}\n  largest at the peak: {}", largest.join(", ")));
         failure.hints = self.advice.clone();

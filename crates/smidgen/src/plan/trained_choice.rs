@@ -1,7 +1,7 @@
 //! Which tensors of the base are trained, with `adapter.kind = "full"` or next to an adapter, and their storage format.
 //!
 //! `adapter.targets` and `adapter.layers` choose them as they choose adapted linear layers.
-//! Left out: the graph (`smidgen_compile`) and the files (`train/trained_weights.rs`).
+//! Left out: the graph (`smidgen_compile`) and the files (`run_folder/trained_weights.rs`).
 
 use crate::failure::Failure;
 use smidgen_compile::DecoderSpec;

@@ -13,7 +13,7 @@ use super::spawn::Engine;
 use super::team::Team;
 use crate::console::progress::say_failure;
 use crate::failure::{Failure, FailureKind};
-use crate::plan::world::World;
+use crate::plan::rank_layout::RankLayout;
 use smidgen_ir::Rank;
 use smidgen_recipe::{DeviceChoice, Recipe};
 use smidgen_runtime::comm::{self, Comm, CommError, Mpi, Nccl};
@@ -23,7 +23,7 @@ use smidgen_runtime::{AnyDevice, cuda};
 /// A rank that is connected to the others.
 #[derive(Debug)]
 pub struct Joined {
-    pub world: World,
+    pub world: RankLayout,
     pub team: Team,
     collectives: Collectives,
     /// Sends a farewell to the launcher when it is dropped.
@@ -76,12 +76,11 @@ impl Joined {
             }
             Engine::Nccl => {
                 // If no variable names the machine of rank 0, MPI sends its address.
-                let mut link = match launch.master.is_none() && starts_mpi {
-                    true => {
-                        let mut mpi = Mpi::start(launch.rank, launch.size).map_err(Failure::from)?;
-                        open_by_mpi(launch, &mut mpi, on_loss)?
-                    }
-                    false => Link::open(launch, Times::default(), on_loss)?,
+                let mut link = if launch.master.is_none() && starts_mpi {
+                    let mut mpi = Mpi::start(launch.rank, launch.size).map_err(Failure::from)?;
+                    open_by_mpi(launch, &mut mpi, on_loss)?
+                } else {
+                    Link::open(launch, Times::default(), on_loss)?
                 };
                 let id = if launch.rank == 0 {
                     Nccl::unique_id().map_err(Failure::from)?.to_vec()
@@ -137,9 +136,9 @@ fn take(mpi: &mut Option<Mpi>) -> Result<Box<dyn Comm>, Failure> {
     mpi.take().map(|mpi| Box::new(mpi) as Box<dyn Comm>).ok_or_else(|| Failure::from(CommError::Again))
 }
 
-fn world_of(launch: &Launch) -> World {
+fn world_of(launch: &Launch) -> RankLayout {
     let machines = launch.size.div_ceil(launch.local_size.max(1));
-    World {
+    RankLayout {
         rank: Rank { index: launch.rank, of: launch.size },
         local: Rank { index: launch.local_rank, of: launch.local_size },
         on_device: 1,

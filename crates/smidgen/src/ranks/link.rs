@@ -36,9 +36,10 @@ impl Link {
         match launch.rank {
             0 => Link::serve(Listener::bind(master)?, &member, times, on_loss),
             _ => {
-                let place = match master.host.contains(':') {
-                    true => format!("[{}]:{}", master.host.trim_matches(['[', ']']), master.port),
-                    false => format!("{}:{}", master.host, master.port),
+                let place = if master.host.contains(':') {
+                    format!("[{}]:{}", master.host.trim_matches(['[', ']']), master.port)
+                } else {
+                    format!("{}:{}", master.host, master.port)
                 };
                 Link::reach(&place, Some(master.named_by), &member, times, on_loss)
             }

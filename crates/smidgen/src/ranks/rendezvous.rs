@@ -54,10 +54,8 @@ impl Listener {
         // At all addresses, because the host name may resolve to another address here than on the other machines. A
         // loopback address is only for ranks of this machine.
         let is_local = host == "localhost" || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
-        let socket = match is_local {
-            true => TcpListener::bind((host.as_str(), *port)),
-            false => bind_everywhere(*port),
-        };
+        let socket =
+            if is_local { TcpListener::bind((host.as_str(), *port)) } else { bind_everywhere(*port) };
         let socket = socket.map_err(|error| {
             let failure = match error.kind() {
                 io::ErrorKind::AddrInUse => Failure::ranks(format!(
@@ -235,16 +233,16 @@ pub(super) fn connect(
         for place in places.split(',') {
             match attempt(place, member, times) {
                 Ok(stream) => return Ok(stream),
-                Err(Attempt::Refused(why)) => {
+                Err(NotJoined::Refused(why)) => {
                     return Err(Failure::ranks(format!("rank 0 refused rank {}: {why}", member.rank)));
                 }
                 // Of several addresses only one needs to be rank 0's.
-                Err(Attempt::Stranger) if !places.contains(',') => {
+                Err(NotJoined::Stranger) if !places.contains(',') => {
                     return Err(Failure::ranks(format!("the program at {place}{} is not rank 0", name()))
                         .hint("another program has that port: choose another one for all ranks"));
                 }
-                Err(Attempt::Stranger) => last = "another program has that port".into(),
-                Err(Attempt::NoName(error)) if start.elapsed() > NAME_TIME.min(times.opening) => {
+                Err(NotJoined::Stranger) => last = "another program has that port".into(),
+                Err(NotJoined::NoName(error)) if start.elapsed() > NAME_TIME.min(times.opening) => {
                     return Err(Failure::ranks(format!(
                         "the host of rank 0 is not found: {place}{}: {error}",
                         name()
@@ -253,7 +251,7 @@ pub(super) fn connect(
                         format!("{names} must name the machine of rank 0 so that this machine finds it")
                     })));
                 }
-                Err(Attempt::NoName(error)) | Err(Attempt::Failed(error)) => last = error,
+                Err(NotJoined::NoName(error)) | Err(NotJoined::Failed(error)) => last = error,
             }
         }
         if start.elapsed() > times.opening {
@@ -273,7 +271,7 @@ pub(super) fn connect(
 }
 
 /// Why an attempt to connect failed.
-enum Attempt {
+enum NotJoined {
     /// The host name is not found.
     NoName(String),
     Failed(String),
@@ -282,21 +280,21 @@ enum Attempt {
     Refused(String),
 }
 
-fn attempt(place: &str, member: &Member, times: Times) -> Result<TcpStream, Attempt> {
-    let addresses = place.to_socket_addrs().map_err(|error| Attempt::NoName(error.to_string()))?;
-    let mut last = Attempt::NoName("it has no address".into());
+fn attempt(place: &str, member: &Member, times: Times) -> Result<TcpStream, NotJoined> {
+    let addresses = place.to_socket_addrs().map_err(|error| NotJoined::NoName(error.to_string()))?;
+    let mut last = NotJoined::NoName("it has no address".into());
     for address in addresses {
         match TcpStream::connect_timeout(&address, times.patience) {
             Ok(stream) => return join(stream, member, times),
-            Err(error) => last = Attempt::Failed(error.to_string()),
+            Err(error) => last = NotJoined::Failed(error.to_string()),
         }
     }
     Err(last)
 }
 
 /// Sends the identity of this rank, and waits for the others.
-fn join(mut stream: TcpStream, member: &Member, times: Times) -> Result<TcpStream, Attempt> {
-    let failed = |error: io::Error| Attempt::Failed(error.to_string());
+fn join(mut stream: TcpStream, member: &Member, times: Times) -> Result<TcpStream, NotJoined> {
+    let failed = |error: io::Error| NotJoined::Failed(error.to_string());
     stream.set_read_timeout(Some(times.silence)).map_err(failed)?;
     stream.set_write_timeout(Some(times.silence)).map_err(failed)?;
     let hello = Message::Hello {
@@ -311,16 +309,16 @@ fn join(mut stream: TcpStream, member: &Member, times: Times) -> Result<TcpStrea
     loop {
         match Message::read(&mut stream, HELLO_BYTES) {
             Ok(Message::Welcome) => return Ok(stream),
-            Ok(Message::Refused(why)) => return Err(Attempt::Refused(why)),
+            Ok(Message::Refused(why)) => return Err(NotJoined::Refused(why)),
             Ok(Message::Waiting) if !said && start.elapsed() > times.patience => {
                 said = true;
                 say("connected to rank 0; waiting for the other ranks");
             }
             Ok(Message::Waiting) => {}
-            Ok(_) | Err(ReadError::Stranger) => return Err(Attempt::Stranger),
-            Err(ReadError::Closed) => return Err(Attempt::Failed("rank 0 closed the connection".into())),
+            Ok(_) | Err(ReadError::Stranger) => return Err(NotJoined::Stranger),
+            Err(ReadError::Closed) => return Err(NotJoined::Failed("rank 0 closed the connection".into())),
             Err(error) if error.is_timeout() => {
-                return Err(Attempt::Failed("it accepts connections and does not answer".into()));
+                return Err(NotJoined::Failed("it accepts connections and does not answer".into()));
             }
             Err(ReadError::Io(error)) => return Err(failed(error)),
         }

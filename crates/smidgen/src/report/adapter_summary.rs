@@ -7,7 +7,8 @@
 use super::fourier_table::FourierRow;
 use crate::failure::Failure;
 use crate::merge::fold::row_norm;
-use crate::merge::original::{OriginalModel, OriginalRows, read_f32};
+use crate::model_files::numbers::read_f32;
+use crate::model_files::original::{OriginalModel, OriginalRows};
 use serde::Serialize;
 use smidgen_formats::peft::{AdapterFile, AdapterModule, Bias, read_modules, split_layer};
 use smidgen_formats::tensor_ref::TensorRef;

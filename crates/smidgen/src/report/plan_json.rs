@@ -7,7 +7,7 @@
 use super::choices::{describe, layer_count, render_reasons};
 use super::timeline::draw_timeline;
 use crate::plan::context::pinned_bytes;
-use crate::plan::life::must_fit;
+use crate::plan::phases::must_fit;
 use crate::plan::planning::Planned;
 use serde_json::{Map, Value, json};
 use smidgen_compile::Solution;

@@ -1,11 +1,16 @@
 //! A plan as text for the run folder: the table of `plan.txt` and the JSON of `plan.json`.
 //!
-//! Training gets this function as a parameter, because `train/` does not depend on `report/`.
+//! Left out: the steps of the plan, which follow the table in `plan.txt`.
 
 use super::{plan_json, plan_table};
 use crate::plan::job::Job;
 use crate::plan::planning::Planned;
-use crate::train::course::PlanTexts;
+
+#[derive(Clone, Debug)]
+pub struct PlanTexts {
+    pub table: String,
+    pub json: String,
+}
 
 pub fn render_plan_texts(job: &Job, planned: &Planned) -> PlanTexts {
     PlanTexts {

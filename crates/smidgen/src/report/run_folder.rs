@@ -6,9 +6,9 @@
 
 use super::plan_facts::PlanFacts;
 use crate::failure::Failure;
-use crate::train::history::{History, PartEnd};
-use crate::train::metrics::is_being_written;
-use crate::train::thinning::{DENSE_STEPS, stride};
+use crate::logs::metrics::is_being_written;
+use crate::logs::thinning::{DENSE_STEPS, stride};
+use crate::run_folder::history::{History, PartEnd};
 use serde::{Deserialize, Deserializer, Serialize};
 use smidgen_formats::json_file::read_json_file;
 use std::collections::{BTreeMap, BTreeSet};

@@ -8,7 +8,7 @@
 use super::leak::Leak;
 use super::run_folder::{RunRecord, State, StepRow};
 use super::series::median;
-use crate::train::history::PartEnd;
+use crate::run_folder::history::PartEnd;
 use serde::{Serialize, Serializer};
 use smidgen_ir::bytes::format_bytes;
 
@@ -354,7 +354,7 @@ pub fn percent(part: f64) -> String {
 mod tests {
     use super::*;
     use crate::report::run_folder::EvaluationRow;
-    use crate::train::history::{History, Part};
+    use crate::run_folder::history::{History, Part};
     use serde_json::json;
 
     fn run(device: &str, parts: &[u64], bytes: &[u64]) -> RunRecord {

@@ -2,7 +2,7 @@
 //!
 //! The pattern is a case-sensitive regular expression; its first match is the answer. Without a pattern the answer is
 //! the whole expected output. The field `answer` of a row takes precedence (`choice.rs`, only with a pattern;
-//! `eval/generation.rs`).
+//! `eval/answers.rs`).
 //! Left out: answers with the same meaning in other words.
 
 use crate::failure::Failure;

@@ -278,28 +278,22 @@ fn encode_pair(
 ) -> Result<(Vec<i64>, Scored), Failure> {
     let context = question.prompt.trim_end();
     let encode = |text: &str, special: bool| tokenizer.encode(text, special).map_err(Failure::model);
-    let (whole, context) = match context.is_empty() {
-        false => {
-            let moved = &question.prompt[context.len()..];
-            let whole = encode(&format!("{context}{moved}{continuation}"), question.add_special)?;
-            // The harness counts the tokens of the context alone, even if the last one differs in the whole text.
-            let context = encode(context, question.add_special)?;
-            let behind = whole.get(context.len()..).unwrap_or_default();
-            ([context.as_slice(), behind].concat(), context.len())
-        }
+    let (whole, context) = if context.is_empty() {
         // The first token needs a token before it: BOS, or the separator of texts.
-        true => {
-            let ids = tokenizer.special_ids();
-            let first = ids.bos.or(ids.eos).ok_or_else(|| {
-                Failure::data(format!(
-                    "{}: the question is empty, and the tokenizer has no BOS",
-                    question.place
-                ))
-            })?;
-            let mut whole = vec![first];
-            whole.extend(encode(continuation, false)?);
-            (whole, 1)
-        }
+        let ids = tokenizer.special_ids();
+        let first = ids.bos.or(ids.eos).ok_or_else(|| {
+            Failure::data(format!("{}: the question is empty, and the tokenizer has no BOS", question.place))
+        })?;
+        let mut whole = vec![first];
+        whole.extend(encode(continuation, false)?);
+        (whole, 1)
+    } else {
+        let moved = &question.prompt[context.len()..];
+        let whole = encode(&format!("{context}{moved}{continuation}"), question.add_special)?;
+        // The harness counts the tokens of the context alone, even if the last one differs in the whole text.
+        let context = encode(context, question.add_special)?;
+        let behind = whole.get(context.len()..).unwrap_or_default();
+        ([context.as_slice(), behind].concat(), context.len())
     };
     if whole.len() <= context {
         return Err(Failure::data(format!(

@@ -65,9 +65,10 @@ pub fn read_data(
     may_be_absent: bool,
     access: &Access,
 ) -> Result<Data, Failure> {
-    let fetch = match may_be_absent {
-        true => Fetch::Never { because: "a plan needs no data, `smidgen preview` downloads it" },
-        false => access.fetch,
+    let fetch = if may_be_absent {
+        Fetch::Never { because: "a plan needs no data, `smidgen preview` downloads it" }
+    } else {
+        access.fetch
     };
     let access = &Access { fetch, ..*access };
     let sources = training_sources(&recipe.data);
@@ -86,16 +87,15 @@ pub fn read_data(
         Err(error) => return Err(error.into()),
     };
     let is_split = recipe.data.split > 0.0 && recipe.data.eval.is_empty() && held_eval.is_none();
-    let (train, evaluated) = match is_split {
-        true => {
-            let (train, loss) = split_set(recipe, train)?;
-            if recipe.eval.task == EvalTask::Choice && held.is_some() {
-                return Err(Failure::recipe(HELD_CHOICES).hint("set `data.train`, or `eval.task = \"loss\"`"));
-            }
-            let choices = split_choices(recipe, &loss, model, request, access)?;
-            (train, EvalSets { loss: Some(loss), choices })
+    let (train, evaluated) = if is_split {
+        let (train, loss) = split_set(recipe, train)?;
+        if recipe.eval.task == EvalTask::Choice && held.is_some() {
+            return Err(Failure::recipe(HELD_CHOICES).hint("set `data.train`, or `eval.task = \"loss\"`"));
         }
-        false => (train, read_eval_sets(recipe, held_eval, model, request, access)?),
+        let choices = split_choices(recipe, &loss, model, request, access)?;
+        (train, EvalSets { loss: Some(loss), choices })
+    } else {
+        (train, read_eval_sets(recipe, held_eval, model, request, access)?)
     };
     let eval = evaluated.loss;
     let mut warnings = Vec::new();

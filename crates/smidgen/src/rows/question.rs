@@ -141,9 +141,10 @@ pub fn read_questions(
         return Err(failure);
     }
     let warnings = bad.finish(data.on_bad_row).map_err(prepare_failure)?;
-    match rows.is_empty() {
-        true => Err(format_failure("data.eval", FormatError::NoRows)),
-        false => Ok(Questions { rows, format: None, template: None, warnings }),
+    if rows.is_empty() {
+        Err(format_failure("data.eval", FormatError::NoRows))
+    } else {
+        Ok(Questions { rows, format: None, template: None, warnings })
     }
 }
 
@@ -218,11 +219,10 @@ pub fn read_asked(
         }
         first_file += files.len();
     }
-    match all.rows.is_empty() {
-        true => {
-            Err(format_failure(sources.first().map_or("data.eval", |source| source.key), FormatError::NoRows))
-        }
-        false => Ok(all),
+    if all.rows.is_empty() {
+        Err(format_failure(sources.first().map_or("data.eval", |source| source.key), FormatError::NoRows))
+    } else {
+        Ok(all)
     }
 }
 

@@ -3,7 +3,7 @@
 //! An adapter tensor on disk is a leaf of the plan, or a row of one: LS-LoRA's coefficients of all modules are one
 //! leaf.
 //! A written adapter is read back and compared, so the saved adapter is the trained one.
-//! Left out: full training, which has no adapter (`train/trained_state.rs`).
+//! Left out: full training, which has no adapter (`run_folder/trained_state.rs`).
 
 use super::weights::{self, PIECE_BYTES, copy_out, leaf};
 use crate::failure::Failure;
@@ -83,9 +83,10 @@ pub fn adapter_places(plan: &Plan, request: &Request) -> Vec<AdapterPlace> {
     for linear in request.spec.linears() {
         let name = format!("{}.bias", linear.path);
         if trained.contains(&name) {
-            let key = match adapted.contains(linear.path.as_str()) {
-                true => AdapterKey::BaseLayerBias(linear.path),
-                false => AdapterKey::ModuleBias(linear.path),
+            let key = if adapted.contains(linear.path.as_str()) {
+                AdapterKey::BaseLayerBias(linear.path)
+            } else {
+                AdapterKey::ModuleBias(linear.path)
             };
             places.push(whole(plan, &name, key));
         }
@@ -312,9 +313,10 @@ pub fn check_saved(
     let mut comparison = Comparison { stored: &stored, offset: 0, same: true };
     write(&mut comparison)
         .map_err(|error| Failure::writing(error).context(format!("{context}: `{name}`")))?;
-    match comparison.same && comparison.offset == stored.bytes() {
-        true => Ok(()),
-        false => Err(differs("has different values")),
+    if comparison.same && comparison.offset == stored.bytes() {
+        Ok(())
+    } else {
+        Err(differs("has different values"))
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! It is a trait, so that tests can simulate processes that reserve and free memory.
 
-use super::metrics::read_rss;
 use crate::machine::host;
+use crate::machine::process_memory::read_rss;
 use smidgen_runtime::device::DeviceMemory;
 use std::fmt::Debug;
 

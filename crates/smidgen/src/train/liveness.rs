@@ -153,20 +153,22 @@ impl Liveness {
                 "{UPDATES} updates gave no gradient to {}: they would not be trained",
                 listed(&wrong)
             ))
-            .hint(match self.is_full {
-                true => "check whether the loss is 0, or base weights next to them are zero",
-                false => "check whether the loss is 0, or both matrices of the adapter in `adapter.init` are zero",
-            })
+            .hint(if self.is_full {
+"check whether the loss is 0, or base weights next to them are zero"
+} else {
+"check whether the loss is 0, or both matrices of the adapter in `adapter.init` are zero"
+})
             .hint("if the data causes it, leave these modules out of `adapter.targets` or `adapter.layers`"),
             (true, false) => Failure::training(format!(
                 "{UPDATES} updates with a learning rate up to {:e} did not change {}, which had a gradient",
                 self.largest_lr,
                 listed(&findings.stuck)
             ))
-            .hint(match self.is_full {
-                true => "check these weights for values so large that an update of this size is lost in rounding",
-                false => "check the adapter in `adapter.init` for values so large that an update of this size is lost in rounding",
-            }),
+            .hint(if self.is_full {
+"check these weights for values so large that an update of this size is lost in rounding"
+} else {
+"check the adapter in `adapter.init` for values so large that an update of this size is lost in rounding"
+}),
         };
         Err(failure)
     }

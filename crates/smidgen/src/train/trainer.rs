@@ -1,37 +1,33 @@
 //! The training loop.
 //!
-//! One optimizer step is `micro_step` for each micro-batch, then `update` and `refresh`. The loss is divided once, by
-//! the supervised tokens of the whole step, so the split into micro-batches changes only rounding.
-//! Nothing large is allocated between the first and the last step: buffers are sized by the plan and reused.
-//! A run ends after its last step, when evaluations stop improving (`standing.rs`), or when it is asked to stop.
-//! Other methods of the trainer: `loading.rs`, `begin_step.rs`, `finish_step.rs`, `evaluation.rs`, `saving.rs`.
+//! `Trainer::train` is the whole loop, from the first step to the saved result. A run ends after its last step, when
+//! evaluations stop improving (`logs/evaluations.rs`), or when it is asked to stop.
+//! What a step computes is in `steps.rs`, the loss of held-out rows in `evaluation.rs`, and files in `saving.rs`.
+//! Left out: choosing a plan, and continuing with another one (`replanning.rs`).
 
-use super::adapt::Watch;
+use super::evaluation::evaluate;
 use super::interrupt::Interrupt;
-use super::journal::Journal;
-use super::liveness::Liveness;
-use super::loss_scale::LossScale;
 use super::lr::LearningRate;
-use super::made_of::MadeOf;
-use super::metrics::MetricsRow;
-use super::monitor;
-use super::outcome::{Ending, Outcome};
-use super::phases::{Phase, PhaseMeter};
-use super::run_dir::RunDir;
-use super::standing::Standing;
+use super::memory_watch::MemoryWatch;
+use super::steps::{FinishedStep, QueuedStep, Steps};
+use crate::console::colour::WARNING;
 use crate::console::progress::Progress;
 use crate::failure::Failure;
+use crate::logs::evaluations::{Evaluated, Evaluations};
+use crate::logs::journal::Journal;
+use crate::logs::metrics::{EvalRow, MetricsRow};
+use crate::logs::phases::Phase;
+use crate::plan::artifact::saves_end;
 use crate::plan::disk::Footprint;
 use crate::plan::job::Job;
-use crate::plan::product::saves_end;
-use crate::ranks::team::Team;
-use crate::rows::data::{Data, Rows};
-use crate::session::feed::Feed;
-use crate::session::weights::WeightHashes;
-use smidgen_data::batch::BatchPlan;
-use smidgen_data::micro_batch::{MicroBatch, Packing};
-use smidgen_data::share::Shares;
-use smidgen_ir::{Extent, Policy};
+use crate::ranks::team::{RankReport, Team, TeamReport};
+use crate::run_folder::contents::Contents;
+use crate::run_folder::outcome::{Ending, Outcome};
+use crate::run_folder::resume::{Checkpoint, read_state};
+use crate::run_folder::run_dir::RunDir;
+use crate::run_folder::trained_state;
+use crate::session::weights::{self, WeightHashes, clear};
+use smidgen_ir::{Entry, LeafKind, Plan, Policy};
 use smidgen_runtime::{Device, Executor};
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -39,127 +35,116 @@ use std::time::Instant;
 /// Receives the metrics of each step. `Break` stops the run as an interrupt does, with its state saved.
 pub type OnStep<'a> = &'a mut dyn FnMut(&MetricsRow) -> ControlFlow<()>;
 
+/// A loaded plan with the state of its run.
 #[derive(Debug)]
 pub struct Trainer<'a, D> {
-    pub(super) executor: Executor<D>,
-    pub(super) job: &'a Job,
+    pub(super) steps: Steps<'a, D>,
     pub(super) dir: RunDir,
-    pub(super) policy: Policy,
     /// The other ranks, if there are any.
     pub(super) team: Option<&'a mut Team>,
-    /// On several ranks: whether any of them was asked to stop.
-    pub(super) is_stopping: bool,
-
-    pub(super) feed: Feed,
-    // Buffers that every step reuses.
-    pub(super) micro_batch: MicroBatch,
-    pub(super) packing: Packing,
-    pub(super) shares: Shares,
-    /// The extents of a step's micro-batches, in breadth-first order.
-    pub(super) extents: Vec<Extent>,
-    pub(super) spare_samples: Vec<u32>,
-
-    /// The step that is queued on the device and whose report has not been read.
-    pub(super) pending: Option<PendingStep>,
-    pub(super) standing: Standing,
-    /// Only where gradients pass through f16.
-    pub(super) loss_scale: Option<LossScale>,
-    /// Only until the first updates have been checked.
-    pub(super) liveness: Option<Liveness>,
-
-    /// Hashes of the loaded weights.
-    pub(super) weight_hashes: WeightHashes,
+    pub(super) evaluations: Evaluations,
     /// Stored in every checkpoint.
-    pub(super) made_of: MadeOf,
-
-    /// Whether memory is measured after every step; only a benchmark of the monitor turns it off.
-    pub(super) is_monitored: bool,
-    /// Records the measured memory of each phase.
-    pub(super) meter: Option<&'a mut PhaseMeter>,
-    /// Measured device memory above this stops the run.
-    pub(super) limit_bytes: Option<u64>,
-    /// Memory measured on the device (not the excess alone), if it is above the limit; the most of all ranks.
-    pub(super) exceeded_bytes: Option<u64>,
-    /// Checked at checkpoints: does the free memory call for another plan?
-    pub(super) watch: Option<Watch<'a>>,
-    pub(super) arena_peak_bytes: u64,
-    /// When the last step ended.
-    pub(super) last_row: Instant,
-}
-
-/// A step whose work is queued on the device.
-#[derive(Debug)]
-pub struct PendingStep {
-    pub step: u64,
-    /// Epochs finished after this step.
-    pub epoch: f64,
-    pub lr: f64,
-    /// Tokens of the step, summed over ranks.
-    pub tokens: u64,
-    pub supervised: u64,
-    /// The samples of this rank.
-    pub samples: Vec<u32>,
-    /// Micro-batches that this rank runs: its own, then empty ones while other ranks have more.
-    pub rounds: usize,
-    /// The sample that an empty micro-batch computes with weight 0.
-    pub filler: u32,
+    pub(super) contents: Contents,
+    pub(super) memory: MemoryWatch<'a>,
 }
 
 impl<'a, D: Device> Trainer<'a, D> {
-    /// Trains from `first` (updates already done) to the end and saves the result.
-    pub fn run(
-        self,
-        batches: &mut BatchPlan,
-        first: u64,
-        journal: &mut Journal,
-        progress: &Progress,
-        interrupt: &Interrupt,
-    ) -> Result<Outcome, Failure> {
-        let on_step = &mut |_: &MetricsRow| ControlFlow::Continue(());
-        self.run_watched(batches, first, journal, progress, interrupt, on_step).map(|(outcome, _)| outcome)
+    /// Reserves the memory of the plan on the device and fills it.
+    pub fn load(
+        job: &'a Job,
+        plan: Plan,
+        device: D,
+        dir: RunDir,
+        policy: Policy,
+        start: Option<&Checkpoint>,
+    ) -> Result<Trainer<'a, D>, Failure> {
+        let executor = Executor::load(plan, device)?;
+        Trainer::fill(job, executor, dir, policy, start, || Ok(())).map(|(trainer, _)| trainer)
     }
 
-    /// Like `run`, but calls `on_step` after each step, and returns the device if the run continues with another
-    /// plan.
-    pub fn run_watched(
+    /// Fills memory that is already reserved: base weights, then the initial adapter, or the trained tensors and the
+    /// optimizer state of a checkpoint. `are_loaded` returns once the other ranks have loaded the weights that they
+    /// share with this one. Also returns the hashes of the weights on the rank that writes checkpoints.
+    pub fn fill(
+        job: &'a Job,
+        mut executor: Executor<D>,
+        dir: RunDir,
+        policy: Policy,
+        start: Option<&Checkpoint>,
+        are_loaded: impl FnOnce() -> Result<(), Failure>,
+    ) -> Result<(Trainer<'a, D>, WeightHashes), Failure> {
+        let threads = job.request.threads;
+        let hashes = if job.world.is_first() {
+            weights::load_hashed_weights(&mut executor, &job.model, threads)?
+        } else {
+            weights::load_weights(&mut executor, &job.model, threads)?;
+            WeightHashes::new()
+        };
+        are_loaded()?;
+        for kind in [LeafKind::Gradient, LeafKind::Moment, LeafKind::State] {
+            clear(&mut executor, kind)?;
+        }
+        match start {
+            None => trained_state::start(&mut executor, job)?,
+            Some(checkpoint) => read_state(&mut executor, job, &checkpoint.folder)?,
+        }
+        let extent = executor.plan().extent;
+        executor.run(Entry::Refresh, &extent)?;
+        let state = start.map(|checkpoint| &checkpoint.state);
+        let trainer = Trainer {
+            steps: Steps::of(job, executor, policy, state.and_then(|state| state.loss_scale)),
+            dir,
+            team: None,
+            evaluations: state.map(|state| state.evaluations).unwrap_or_default(),
+            contents: Contents::default(),
+            memory: MemoryWatch::rows_only(),
+        };
+        Ok((trainer, hashes))
+    }
+
+    /// Stops and saves if measured memory exceeds the planned peak by more than the measuring error.
+    pub fn with_planned_peak(mut self, peak_bytes: u64) -> Trainer<'a, D> {
+        self.memory.limit_to(peak_bytes);
+        self
+    }
+
+    /// Trains from `first` (updates already done) to the end and saves the result. Calls `on_step` after each step, and
+    /// returns the device if the run continues with another plan.
+    pub fn train(
         mut self,
-        batches: &mut BatchPlan,
         first: u64,
         journal: &mut Journal,
         progress: &Progress,
         interrupt: &Interrupt,
         on_step: OnStep<'_>,
     ) -> Result<(Outcome, Option<D>), Failure> {
-        let (settings, total) = (&self.job.recipe.train, batches.total_steps());
+        let job = self.steps.job();
+        let (settings, batches) = (&job.recipe.train, &job.rows().batches);
+        let total = batches.total_steps();
         let schedule = LearningRate::of(settings, total);
-        let footprint = Footprint::of(self.executor.plan(), self.job, total);
-        self.liveness = Liveness::begin(self.job, (0..first).map(|step| schedule.lr(step)));
-        let mut outcome = Outcome {
-            steps: first,
-            first_loss: f64::NAN,
-            last_loss: f64::NAN,
-            standing: self.standing,
-            ending: Ending::Done,
-        };
+        let footprint = Footprint::of(self.steps.executor.plan(), job, total);
+        let (mut first_loss, mut last_loss, mut done, mut ending) = (f64::NAN, f64::NAN, first, Ending::Done);
         // A killed run may have left one checkpoint too many.
         self.prune_checkpoints()?;
+        self.steps.watch_liveness((0..first).map(|step| schedule.lr(step)));
         self.enter(Phase::Train);
-        if first < total {
-            self.run_dry_step(batches, first)?;
+        if first < total && self.steps.run_largest(first)? {
+            self.memory.refuse_above_plan(self.steps.executor.device_mut())?;
         }
-        self.last_row = Instant::now();
+        let mut queued: Option<QueuedStep> = None;
+        let mut reported = Reported { at: Instant::now(), is_stopping: false, exceeded_bytes: None };
         for step in first..total {
             // Also true at once if the run was killed between its last evaluation and its end.
-            if self.standing.is_over(settings.early_stop) {
-                outcome.ending = Ending::StoppedEarly;
+            if self.evaluations.is_over(settings.early_stop) {
+                ending = Ending::StoppedEarly;
                 break;
             }
             let mut record = |row: &MetricsRow| {
                 progress.step(&row.step_progress());
                 if row.step == first + 1 {
-                    outcome.first_loss = row.loss;
+                    first_loss = row.loss;
                 }
-                (outcome.last_loss, outcome.steps) = (row.loss, row.step);
+                (last_loss, done) = (row.loss, row.step);
                 journal.write_step(row)?;
                 if on_step(row).is_break() {
                     interrupt.request();
@@ -168,99 +153,156 @@ impl<'a, D: Device> Trainer<'a, D> {
             };
 
             // Queue this step. Meanwhile the device finishes the step before, whose report is read now.
-            let begun = self.begin_step(batches, step, schedule.lr(step))?;
-            if let Some(before) = self.pending.take() {
-                record(&self.finish_step(before, progress, interrupt)?)?;
+            let begun = self.steps.begin(step, schedule.lr(step))?;
+            if let Some(before) = queued.take() {
+                record(&self.report(before, &mut reported, progress, interrupt)?)?;
             }
-            self.begin_update(&begun)?;
-            self.pending = Some(begun);
+            self.steps.update(&begun)?;
+            queued = Some(begun);
 
             // Evaluating, saving and stopping need the report of this step; otherwise it is read during the next
             // step.
-            let done = step + 1;
-            let is_last = done == total;
-            let evaluates = settings.eval_every > 0 && (done.is_multiple_of(settings.eval_every) || is_last);
-            let saves = settings.save_every > 0 && done.is_multiple_of(settings.save_every);
-            let is_stopped = self.is_asked_to_stop(interrupt) || self.exceeded_bytes.is_some();
+            let updates = step + 1;
+            let is_last = updates == total;
+            let evaluates =
+                settings.eval_every > 0 && (updates.is_multiple_of(settings.eval_every) || is_last);
+            let saves = settings.save_every > 0 && updates.is_multiple_of(settings.save_every);
+            let is_stopped = self.is_asked_to_stop(&reported, interrupt) || reported.exceeded_bytes.is_some();
             let settles = evaluates || saves || is_last || is_stopped;
-            if (settles || self.must_wait())
-                && let Some(begun) = self.pending.take()
+            if (settles || self.steps.must_wait())
+                && let Some(begun) = queued.take()
             {
-                record(&self.finish_step(begun, progress, interrupt)?)?;
+                record(&self.report(begun, &mut reported, progress, interrupt)?)?;
             }
             // The callback or a signal may have asked to stop while the report was read.
-            if !settles && (self.pending.is_some() || !self.is_asked_to_stop(interrupt)) {
+            if !settles && (queued.is_some() || !self.is_asked_to_stop(&reported, interrupt)) {
                 continue;
             }
 
-            let is_new_best = evaluates && self.evaluate_and_log(batches, done, journal, progress)?;
-            let is_end = is_last || self.standing.is_over(settings.early_stop);
-            let stop = match self.exceeded_bytes {
+            let mut is_new_best = false;
+            if evaluates {
+                self.enter(Phase::Eval);
+                let row = evaluate(&mut self.steps, self.team.as_deref_mut(), updates, progress)?;
+                self.enter(Phase::Train);
+                journal.write_evaluation(&row)?;
+                is_new_best = self.evaluations.record(Evaluated { step: updates, eval_loss: row.eval_loss });
+                progress.say(&render_evaluation(&row, total, is_new_best));
+            }
+
+            let is_end = is_last || self.evaluations.is_over(settings.early_stop);
+            let stop = match reported.exceeded_bytes {
                 Some(bytes) => Some(Ending::Exceeded { bytes }),
-                None => self.is_asked_to_stop(interrupt).then_some(Ending::Interrupted),
+                None => self.is_asked_to_stop(&reported, interrupt).then_some(Ending::Interrupted),
             };
             let stop = stop.filter(|_| !is_end);
             // A run that ended can be given more steps.
-            let keeps_end = is_end && saves_end(&self.job.recipe);
+            let keeps_end = is_end && saves_end(&job.recipe);
             if saves || is_new_best || stop.is_some() || keeps_end {
-                self.save_checkpoint(batches, done, journal, progress, &footprint)?;
+                self.enter(Phase::Save);
+                self.save_checkpoint(updates, journal, progress, &footprint)?;
+                self.enter(Phase::Train);
             }
             let moved = if saves && !is_end { self.memory_moved() } else { None };
-            if let Some(ending) = stop.or(moved) {
-                outcome.ending = ending;
+            if let Some(stop) = stop.or(moved) {
+                ending = stop;
                 break;
             }
             // Time spent evaluating or saving does not count towards the next step.
-            self.last_row = Instant::now();
+            reported.at = Instant::now();
         }
-        outcome.standing = self.standing;
-        match outcome.ending {
+        let outcome = Outcome { steps: done, first_loss, last_loss, evaluations: self.evaluations, ending };
+        match ending {
             Ending::Done | Ending::StoppedEarly => {
-                self.save_final(batches, outcome.steps, journal, progress, &footprint)?;
+                self.enter(Phase::Save);
+                self.save_result(done, journal, progress, &footprint)?;
                 Ok((outcome, None))
             }
             Ending::Interrupted | Ending::Exceeded { .. } => Ok((outcome, None)),
-            Ending::MemoryMoved { .. } => Ok((outcome, Some(self.executor.into_device()))),
+            Ending::MemoryMoved { .. } => Ok((outcome, Some(self.steps.executor.into_device()))),
         }
     }
 
-    /// Whether the report of every step is read before the next step begins: a step that overflowed must be repeated
-    /// first, the liveness check reads the device anyway, and a CPU has nothing to overlap.
-    fn must_wait(&self) -> bool {
-        self.loss_scale.is_some()
-            || self.liveness.as_ref().is_some_and(Liveness::ends_next)
-            || !self.executor.device().is_asynchronous()
+    /// Waits for the report of a step and returns its row of metrics.
+    fn report(
+        &mut self,
+        mut step: QueuedStep,
+        before: &mut Reported,
+        progress: &Progress,
+        interrupt: &Interrupt,
+    ) -> Result<MetricsRow, Failure> {
+        let FinishedStep { report, overflows, warnings } =
+            self.steps.finish(&mut step, self.team.as_deref_mut())?;
+        warnings.iter().for_each(|warning| progress.say(&format!("{WARNING} {warning}")));
+        let own_seconds = before.at.elapsed().as_secs_f64();
+        before.at = Instant::now();
+        let measured = self.memory.measure_step(self.steps.executor.device_mut());
+        let exceeded_bytes = self.memory.exceeded_bytes(&measured);
+        let together = match &mut self.team {
+            None => TeamReport { slowest_s: own_seconds, ..TeamReport::default() },
+            Some(team) => team.end_step(&RankReport {
+                step: step.step + 1,
+                seconds: own_seconds,
+                is_stopping: interrupt.is_requested(),
+                exceeded_bytes,
+                device_bytes: measured.device_bytes(),
+            })?,
+        };
+        before.is_stopping = together.is_stopping;
+        before.exceeded_bytes = together.exceeded_bytes.or(exceeded_bytes);
+        Ok(MetricsRow {
+            ranks: self.steps.job().request.rank.of as u64,
+            rank_bytes: together.rank_bytes,
+            step: step.step + 1,
+            epoch: step.epoch,
+            loss: report.loss,
+            reg_loss: report.reg_loss,
+            grad_norm: report.grad_norm,
+            lr: step.lr,
+            tokens: step.tokens,
+            supervised_tokens: step.supervised,
+            step_ms: together.slowest_s * 1e3,
+            tokens_per_s: step.tokens as f64 / together.slowest_s,
+            overflows,
+            device_bytes: measured.device_bytes(),
+            device_free_bytes: measured.free_bytes,
+            device_peak_bytes: measured.device_peak_bytes(),
+            gpu_util: measured.gpu_util,
+            arena_peak_bytes: self.steps.arena_peak_bytes,
+            pinned_bytes: measured.pinned_bytes(),
+            host_rss_bytes: measured.rss_bytes,
+            host_peak_bytes: measured.rss_peak_bytes,
+            monitor_ms: measured.ms,
+        })
     }
 
     /// Whether the run ends after this step. Several ranks stop together, once all of them know.
-    fn is_asked_to_stop(&self, interrupt: &Interrupt) -> bool {
-        match self.team {
-            Some(_) => self.is_stopping,
-            None => interrupt.is_requested(),
-        }
+    fn is_asked_to_stop(&self, reported: &Reported, interrupt: &Interrupt) -> bool {
+        if self.team.is_some() { reported.is_stopping } else { interrupt.is_requested() }
     }
 
     fn memory_moved(&mut self) -> Option<Ending> {
-        let reachable_bytes = self.watch.as_mut()?.check(self.executor.device_mut().memory())?;
+        let reachable_bytes = self.memory.moved(self.steps.executor.device_mut())?;
         Some(Ending::MemoryMoved { reachable_bytes })
     }
 
-    pub(super) fn enter(&mut self, phase: Phase) {
-        if let Some(meter) = &mut self.meter {
-            meter.enter(phase, &monitor::measure(self.executor.device_mut()));
-        }
-    }
-
-    pub(super) fn rows(&self) -> &'a Rows {
-        match &self.job.data {
-            Data::Rows(rows) => rows,
-            Data::Assumed { .. } => unreachable!("training without data is refused before"),
-        }
+    fn enter(&mut self, phase: Phase) {
+        self.memory.enter(phase, self.steps.executor.device_mut());
     }
 }
 
-/// The largest measured memory that a run with this planned peak may show.
-pub fn measurable_peak(planned_bytes: u64) -> u64 {
-    const MEASURE_BYTES: u64 = 8 << 20;
-    planned_bytes + planned_bytes / 100 + MEASURE_BYTES
+/// The newest report of a step, of all ranks together.
+struct Reported {
+    /// When it was read.
+    at: Instant,
+    /// On several ranks: whether any of them was asked to stop.
+    is_stopping: bool,
+    /// Memory measured on the device (not the excess alone), if it is above the limit; the most of all ranks.
+    exceeded_bytes: Option<u64>,
+}
+
+fn render_evaluation(row: &EvalRow, total: u64, is_best: bool) -> String {
+    let best = if is_best { ", the best so far" } else { "" };
+    let scores = row.scores.iter().filter(|(name, _)| !name.ends_with("_stderr"));
+    let scores: String = scores.map(|(name, value)| format!("  {name} {value:.4}")).collect();
+    format!("step {}/{total}  eval_loss {:.4}{best}{scores}", row.step, row.eval_loss)
 }

@@ -6,13 +6,14 @@
 //! f16; the step is done again with less, and nothing of that may be seen in the results.
 
 use smidgen::internal::{
-    Data, Ending, Interrupt, Job, Journal, Progress, Purpose, RunDir, Start, Trainer, find_start, plan_job,
+    Ending, Interrupt, Job, Journal, Progress, Purpose, RunDir, Trainer, find_checkpoint, plan_job,
     use_stored_algorithms,
 };
 use smidgen_ir::{Extent, Op, Precision, Space};
 use smidgen_recipe::read_recipe;
 use smidgen_runtime::device::{Address, Destination, DeviceMemory, Fill, FillError, READ_SLOTS, Reservation};
 use smidgen_runtime::{BoundStep, Cpu, Device, DeviceError};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 /// The CPU, whose begun reads keep what was there.
@@ -211,17 +212,16 @@ fn train_in<D: Device>(
     let mut job = Job::prepare(read_recipe(recipe, &[]).unwrap(), Purpose::Train).unwrap();
     job.request.precision = precision;
     let planned = plan_job(&job).unwrap();
-    let Data::Rows(rows) = &mut job.data else { panic!("there is data") };
-    let mut batches = std::mem::take(&mut rows.batches);
     let output = recipe.with_file_name(name);
     let dir = RunDir::at(&output).unwrap();
     dir.make().unwrap();
     let mut journal = Journal::resume(dir.path(), 0).unwrap();
     let solution = planned.solution;
     let policy = solution.policy;
-    let trainer = Trainer::load(&job, solution.plan, device, dir, policy, &Start::Beginning).unwrap();
+    let trainer = Trainer::load(&job, solution.plan, device, dir, policy, None).unwrap();
     let progress = Progress::new(11, 0, 0, true);
-    let outcome = trainer.run(&mut batches, 0, &mut journal, &progress, &Interrupt::never());
+    let outcome =
+        trainer.train(0, &mut journal, &progress, &Interrupt::never(), &mut |_| ControlFlow::Continue(()));
     (outcome.err().map(|failure| failure.message), output)
 }
 
@@ -230,19 +230,19 @@ fn train_in<D: Device>(
 fn a_run_above_its_plan_stops_and_saves() {
     let folder = tempfile::tempdir().unwrap();
     let recipe = recipe(folder.path(), 1e-2);
-    let mut job = Job::prepare(read_recipe(&recipe, &[]).unwrap(), Purpose::Train).unwrap();
+    let job = Job::prepare(read_recipe(&recipe, &[]).unwrap(), Purpose::Train).unwrap();
     let solution = plan_job(&job).unwrap().solution;
-    let Data::Rows(rows) = &mut job.data else { panic!("there is data") };
-    let mut batches = std::mem::take(&mut rows.batches);
     let dir = RunDir::at(&folder.path().join("run")).unwrap();
     dir.make().unwrap();
     let mut journal = Journal::resume(dir.path(), 0).unwrap();
     let policy = solution.policy;
     let device = Greedy { late: late(), bytes: 45 << 20 };
-    let trainer = Trainer::load(&job, solution.plan, device, dir, policy, &Start::Beginning).unwrap();
+    let trainer = Trainer::load(&job, solution.plan, device, dir, policy, None).unwrap();
     let trainer = trainer.with_planned_peak(41 << 20);
     let progress = Progress::new(11, 0, 0, true);
-    let outcome = trainer.run(&mut batches, 0, &mut journal, &progress, &Interrupt::never()).unwrap();
+    let trained =
+        trainer.train(0, &mut journal, &progress, &Interrupt::never(), &mut |_| ControlFlow::Continue(()));
+    let (outcome, _) = trained.unwrap();
     let Ending::Exceeded { bytes } = outcome.ending else { panic!("{:?}", outcome.ending) };
     assert!(bytes > 49 << 20, "{bytes}");
     let saved = folder.path().join("run").join(format!("checkpoint-{}", outcome.steps));
@@ -316,10 +316,10 @@ fn a_loss_that_is_scaled_too_much_is_scaled_less_and_gives_the_same() {
     let (failed, scaled) = train_in(Precision::F16, &recipe, "scaled", narrow);
     assert_eq!(failed, None);
     assert_same(&scaled, &plain);
-    let start = find_start(&RunDir::at(&scaled).unwrap()).unwrap();
-    assert_eq!(start.loss_scale().map(|loss_scale| loss_scale.scale()), Some(1024.0));
-    let start = find_start(&RunDir::at(&plain).unwrap()).unwrap();
-    assert_eq!(start.loss_scale(), None);
+    let start = find_checkpoint(&RunDir::at(&scaled).unwrap()).unwrap().unwrap();
+    assert_eq!(start.state.loss_scale.map(|loss_scale| loss_scale.scale()), Some(1024.0));
+    let start = find_checkpoint(&RunDir::at(&plain).unwrap()).unwrap().unwrap();
+    assert_eq!(start.state.loss_scale, None);
 }
 
 #[test]

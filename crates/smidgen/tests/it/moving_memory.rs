@@ -4,8 +4,8 @@
 //! rounding of sums that are cut elsewhere; to the bit where they are not.
 
 use smidgen::internal::{
-    Course, Data, Ending, FreeMemory, Interrupt, Job, Journal, MadeOf, Progress, Purpose, RunDir, RunResult,
-    Start, Trainer, describe_changes, find_start, plan_job, render_plan_texts,
+    Checkpoint, Contents, Ending, FreeMemory, Interrupt, Job, Journal, MemoryFacts, Progress, Purpose, Ready,
+    Run, RunDir, RunOptions, RunResult, Trainer, find_checkpoint, plan_job,
 };
 use smidgen_ir::{Extent, Op};
 use smidgen_recipe::read_recipe;
@@ -13,6 +13,7 @@ use smidgen_runtime::device::{Address, Destination, DeviceMemory, Fill, FillErro
 use smidgen_runtime::{BoundStep, Cpu, Device, DeviceError};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -156,7 +157,7 @@ impl Scene {
     }
 
     fn run(&self, name: &str, overrides: &[&str], device: impl Device, reachable: &[u64]) -> Account {
-        self.run_from(name, overrides, device, reachable, Start::Beginning)
+        self.run_from(name, overrides, device, reachable, None)
     }
 
     fn run_from(
@@ -165,27 +166,26 @@ impl Scene {
         overrides: &[&str],
         device: impl Device,
         reachable: &[u64],
-        start: Start,
+        start: Option<Checkpoint>,
     ) -> Account {
-        let mut job = self.job(overrides);
-        let planned = plan_job(&job).unwrap();
+        let job = self.job(overrides);
+        let (planned, dir) = (plan_job(&job).unwrap(), RunDir::at(&self.run_folder(name)).unwrap());
         let said = RefCell::new(Vec::new());
-        let course = Course {
-            dir: RunDir::at(&self.run_folder(name)).unwrap(),
+        let options = RunOptions {
             recipe_text: "",
-            free_memory: &mut Told(reachable.iter().copied().collect()),
+            resumes: start.is_some(),
+            accepts_changes: false,
             quiet: true,
             is_monitored: true,
-            say: &|line| said.borrow_mut().push(line.to_string()),
-            on_step: &mut |_| std::ops::ControlFlow::Continue(()),
             owns_process: true,
-            render_plan: &render_plan_texts,
-            describe_changes: &describe_changes,
-            made_of: MadeOf::default(),
-            accept_changes: false,
-            team: None,
+            say: &|line| said.borrow_mut().push(line.to_string()),
+            on_step: &mut |_| ControlFlow::Continue(()),
         };
-        let result = course.run(&mut job, planned, device, start).map_err(|failure| failure.to_string());
+        let free_memory = &mut Told(reachable.iter().copied().collect());
+        let run = Run { job: &job, dir: &dir, free_memory, team: None, options };
+        let ready =
+            Ready { start, facts: MemoryFacts::of(&job), planned, device, contents: Contents::default() };
+        let result = run.run(ready).map_err(|failure| failure.to_string());
         Account { result, said: said.into_inner() }
     }
 
@@ -337,8 +337,8 @@ fn a_run_that_no_longer_fits_at_all_ends_with_its_state_saved() {
     assert!(scene.run("alone", &adapt[..1], generous(), &[PLENTY]).result.is_ok());
     let account = scene.run("run", &adapt, generous(), &[PLENTY, 1 << 20]);
     assert!(account.result.unwrap_err().starts_with("error: the smallest plan needs "));
-    let start = find_start(&RunDir::at(&scene.run_folder("run")).unwrap()).unwrap();
-    assert_eq!(start.updates_done(), 4);
+    let start = find_checkpoint(&RunDir::at(&scene.run_folder("run")).unwrap()).unwrap();
+    assert_eq!(start.as_ref().map(|checkpoint| checkpoint.state.step), Some(4));
     let account = scene.run_from("run", &adapt, generous(), &[PLENTY], start);
     assert_eq!(account.result.unwrap().outcome.steps, 12);
     assert!(scene.losses("run") == scene.losses("alone") && scene.adapter("run") == scene.adapter("alone"));
@@ -370,7 +370,7 @@ fn the_largest_micro_batch_fails_before_the_first_step_and_changes_nothing() {
     }
     std::fs::rename(scene.run_folder("whole"), scene.run_folder("resumed")).unwrap();
     assert!(scene.run("whole", &pinned, generous(), &[PLENTY]).result.is_ok());
-    let start = find_start(&RunDir::at(&scene.run_folder("resumed")).unwrap()).unwrap();
+    let start = find_checkpoint(&RunDir::at(&scene.run_folder("resumed")).unwrap()).unwrap();
     let device = generous();
     let count = Rc::clone(&device.micro_batches);
     assert!(scene.run_from("resumed", &pinned, device, &[PLENTY], start).result.is_ok());
@@ -381,20 +381,19 @@ fn the_largest_micro_batch_fails_before_the_first_step_and_changes_nothing() {
 #[test]
 fn what_is_measured_above_the_plan_stops_before_the_first_step() {
     let scene = Scene::new();
-    let mut job = scene.job(&[]);
+    let job = scene.job(&[]);
     let solution = plan_job(&job).unwrap().solution;
-    let Data::Rows(rows) = &mut job.data else { panic!("there is data") };
-    let mut batches = std::mem::take(&mut rows.batches);
     let dir = RunDir::at(&scene.run_folder("run")).unwrap();
     dir.make().unwrap();
     let mut journal = Journal::resume(dir.path(), 0).unwrap();
     let policy = solution.policy;
     let device = Stingy { bytes: 60 << 20, ..generous() };
-    let trainer = Trainer::load(&job, solution.plan, device, dir, policy, &Start::Beginning).unwrap();
+    let trainer = Trainer::load(&job, solution.plan, device, dir, policy, None).unwrap();
     let trainer = trainer.with_planned_peak(41 << 20);
     let progress = Progress::new(12, 0, 0, true);
-    let result = trainer.run(&mut batches, 0, &mut journal, &progress, &Interrupt::never());
-    let said = result.unwrap_err().to_string();
+    let result =
+        trainer.train(0, &mut journal, &progress, &Interrupt::never(), &mut |_| ControlFlow::Continue(()));
+    let said = result.map(|_| ()).unwrap_err().to_string();
     assert!(said.contains("the largest micro-batch takes 60.00 MiB"), "{said}");
     assert!(scene.losses("run").is_empty());
 }

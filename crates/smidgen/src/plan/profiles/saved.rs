@@ -35,9 +35,10 @@ pub fn read_of(path: &Path, name: &str) -> Result<DeviceProfile, ProfileError> {
     let value = read_value(path)?;
     let profile = parse(&value).map_err(|wrong| wrong.in_file(path))?;
     let version = value["smidgen"].as_str().unwrap_or("unknown").to_owned();
-    match profile.name == name && version == VERSION {
-        true => Ok(profile),
-        false => Err(ProfileError::Other { path: path.to_path_buf(), name: profile.name, version }),
+    if profile.name == name && version == VERSION {
+        Ok(profile)
+    } else {
+        Err(ProfileError::Other { path: path.to_path_buf(), name: profile.name, version })
     }
 }
 

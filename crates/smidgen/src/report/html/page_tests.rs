@@ -6,7 +6,7 @@ use super::{render_comparison, render_content, render_live_page, render_page};
 use crate::report::compare::compare;
 use crate::report::plan_facts::PlanFacts;
 use crate::report::run_folder::{EvaluationRow, RunRecord, StepRow};
-use crate::train::history::{History, Part, PartEnd};
+use crate::run_folder::history::{History, Part, PartEnd};
 use serde_json::json;
 use smidgen_ir::bytes::format_bytes;
 

@@ -1,0 +1,144 @@
+//! The conditions that a plan must meet: pinned choices, memory outside the arena, the budget, and the device's rates.
+//!
+//! The recipe's `[memory]` section becomes pins of the solver here, and pins that the model cannot have are refused.
+//! Left out: the micro-batches that the solver may choose from (`demand.rs`).
+
+use crate::failure::Failure;
+use crate::machine::host;
+use crate::plan::context::context;
+use crate::plan::devices::Place;
+use crate::plan::disk;
+use crate::plan::facts::MemoryFacts;
+use crate::plan::job::{self, Job};
+use crate::plan::profiles;
+use smidgen_compile::choices::{Refusal, refuse};
+use smidgen_compile::error::ModelError;
+use smidgen_compile::{
+    Budget, Choice, Context, Demand, Fitting, Profile, Purpose, Question, Request, Solution, SolveError,
+    solve,
+};
+use smidgen_ir::{DeviceKind, Pins, Space};
+
+/// The conditions of one question to the solver.
+#[derive(Clone, Debug)]
+pub struct Conditions {
+    pub purpose: Purpose,
+    pub pins: Pins,
+    /// Memory outside the arena.
+    pub context: Context,
+    pub budget: Budget,
+    /// The rates of the device in the precision of the run.
+    pub profile: Profile,
+}
+
+impl Conditions {
+    /// Training with the pins of the recipe's `[memory]` section.
+    pub fn of(job: &Job, facts: &MemoryFacts) -> Result<Conditions, Failure> {
+        Ok(Conditions::with(job, facts, pins(job)?))
+    }
+
+    /// Training with other pins than the recipe's.
+    pub fn with(job: &Job, facts: &MemoryFacts, pins: Pins) -> Conditions {
+        let profile = job.profile.device.at(job.request.precision);
+        let (context, budget) = (context(job, &facts.place), budget(job, facts.budget.bytes));
+        Conditions { purpose: Purpose::Training, pins, context, budget, profile }
+    }
+
+    /// Evaluating or generating, with nothing pinned.
+    pub fn for_inference(
+        purpose: Purpose,
+        request: &Request,
+        place: &Place,
+        context: Context,
+        budget_bytes: u64,
+    ) -> Conditions {
+        let profile = profiles::of_place(place, request.threads, true).device.at(request.precision);
+        let budget = Budget::device(budget_bytes);
+        Conditions { purpose, pins: Pins::default(), context, budget, profile }
+    }
+
+    pub fn question<'a>(&'a self, request: &'a Request, demands: &'a [Demand]) -> Question<'a> {
+        let Conditions { purpose, pins, context, budget, profile } = self;
+        Question { purpose: *purpose, request, demands, pins, context: *context, budget: *budget, profile }
+    }
+
+    pub fn solve(&self, request: &Request, demands: &[Demand]) -> Result<Solution, SolveError> {
+        solve(&self.question(request, demands))
+    }
+
+    /// Alternative conditions that move more and more state to disk, in the order in which the planner tries them when
+    /// pinned memory runs short. State that a step touches once goes first; what the recipe pins stays where it is.
+    pub fn with_more_on_disk(&self, job: &Job, error: &SolveError) -> Vec<Conditions> {
+        let fits_the_device = error.leanest.peak_bytes <= self.budget.device_bytes;
+        if job.request.device == DeviceKind::Cpu || !fits_the_device {
+            return vec![];
+        }
+        let trains_base = !job.request.trained.is_empty();
+        let of_training = [Choice::OptimizerState, Choice::Gradients].into_iter().filter(|_| trains_base);
+        let (mut alternatives, mut pins) = (Vec::new(), self.pins.clone());
+        for choice in of_training.chain([Choice::Weights]) {
+            if let Some(more) = pins.with_space_of(choice, Space::Disk) {
+                pins = more;
+                alternatives.push(Conditions { pins: pins.clone(), ..self.clone() });
+            }
+        }
+        alternatives
+    }
+
+    pub fn fitting<'a>(&'a self, request: &'a Request) -> Fitting<'a> {
+        Fitting::of(self.question(request, &[]))
+    }
+}
+
+/// Host memory for offloaded tensors of a machine of which only the card is known. A run with such a profile keeps within
+/// it too, so that it gets the plan that was printed.
+pub const HOST_OF_A_CARD_BYTES: u64 = 32 << 30;
+
+/// The budget of the device, and of pinned memory or disk for offloaded tensors.
+fn budget(job: &Job, device_bytes: u64) -> Budget {
+    // A plan may be for another machine, so free memory and disk space of this one do not limit it.
+    let runs_here = job.purpose == job::Purpose::Train;
+    let offload = match (job.request.device, job.recipe.memory.host_budget) {
+        (DeviceKind::Cuda, smidgen_recipe::Budget::Bytes(bytes)) => Some(bytes),
+        (DeviceKind::Cpu, _) if runs_here => disk::free_bytes(&job.recipe.output.dir.resolved),
+        (DeviceKind::Cpu, _) => None,
+        (DeviceKind::Cuda, smidgen_recipe::Budget::Auto) => {
+            let free_bytes = if runs_here { host::free_memory_bytes() } else { None };
+            let assumed_bytes = job.profile.is_named().then_some(HOST_OF_A_CARD_BYTES);
+            free_bytes.into_iter().chain(assumed_bytes).min()
+        }
+    };
+    Budget { device_bytes, offload_bytes: offload.unwrap_or(u64::MAX), local_ranks: job.world.local.of }
+}
+
+/// The choices that the recipe pins, with layers counted as the solver counts them. Refuses pins that the model cannot
+/// have.
+fn pins(job: &Job) -> Result<Pins, Failure> {
+    let (mut pins, layers) = (job.recipe.memory.pins.clone(), job.request.spec.layers.len());
+    if let Some(list) = pins.recompute_list() {
+        if let Some(&layer) = list.iter().find(|layer| **layer >= layers) {
+            return Err(Failure::recipe(ModelError::UnknownRecomputeLayer { layer, last: layers - 1 }));
+        }
+        // A list names layers of the decoder, which follow those of an audio encoder.
+        list.iter_mut().for_each(|layer| *layer += job.request.encoder_layers());
+    }
+    match refuse(&pins, &job.request) {
+        Some(refusal) => Err(describe(refusal)),
+        None => Ok(pins),
+    }
+}
+
+/// The error for pins that exclude each other, or that the model cannot have.
+fn describe(refusal: Refusal) -> Failure {
+    let (what, hint) = match refusal {
+        Refusal::LapsInDepthFirstOrder => (
+            "`memory.layers_per_lap` has no effect in depth-first order",
+            "leave it out, or write `memory.order = \"breadth\"` or `auto`",
+        ),
+        Refusal::MoreLayersPerLap { pinned, layers } => {
+            let what = format!("`memory.layers_per_lap` is {pinned}, and the model has {layers} layers");
+            return Failure::recipe(what).hint("write `auto`, 1 or 2");
+        }
+    };
+    Failure::recipe(what).hint(hint)
+}
