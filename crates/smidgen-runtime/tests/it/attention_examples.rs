@@ -28,7 +28,7 @@ pub fn examples() -> Vec<Example> {
         attention(&[1, 5, 9], [4, 2, 8], None, Some(0.5)),
         attention(&[2, 11], [6, 2, 24], Some(4), Some(0.7)),
         attention(&[QUERY_BLOCK + 3, KEY_BLOCK + 11], [2, 1, 8], Some(KEY_BLOCK + 1), Some(0.5)),
-        attention(&[9], [2, 1, 8], Some(1), None),
+        with_sinks(&[9], [2, 1, 8], Some(1), None),
         attention(&[2, 7], [2, 1, 8], Some(100), None),
         attention(&[13], [2, 1, 80], None, None),
         attention(&[13], [2, 1, 112], None, None),
