@@ -21,6 +21,7 @@ use crate::report::choices::LayerCounts;
 use clap::builder::RangedU64ValueParser;
 use serde_json::{Value, json};
 use smidgen_compile::DecoderSpec;
+use smidgen_compile::model::layer::AttentionSpec;
 use smidgen_compile::model::audio::AudioSpec;
 use smidgen_compile::model::read_spec;
 use smidgen_formats::element::Element;
@@ -334,9 +335,13 @@ fn flops_per_token(spec: &DecoderSpec, tokens: usize) -> f64 {
     let head = spec.vocabulary * spec.hidden;
     let has_head = spec.linears().iter().any(|linear| linear.n == spec.vocabulary);
     let parameters = linears + if has_head { 0 } else { head };
-    let visible = (tokens as f64 + 1.0) / 2.0;
-    let attention =
-        12.0 * visible * spec.attentions().map(|(_, attention)| attention.rows()[0]).sum::<usize>() as f64;
+    // Keys that a query sees, on average.
+    let visible = |window: Option<usize>| {
+        let window = window.unwrap_or(tokens).min(tokens) as f64;
+        window * (1.0 - (window - 1.0) / (2.0 * tokens as f64))
+    };
+    let of_layer = |attention: &AttentionSpec| 12.0 * visible(attention.window) * attention.rows()[0] as f64;
+    let attention: f64 = spec.attentions().map(|(_, attention)| of_layer(attention)).sum();
     4.0 * parameters as f64 + attention
 }
 
