@@ -9,8 +9,7 @@
 //! | text | `text` | |
 //! | tokens | `input_ids`; `labels` may be missing | |
 //!
-//! `data.columns` renames columns first. A list in a cell of a table is read from its JSON text; other fields are kept.
-//! Files are read in `source.rs`, messages in `chat_row.rs`. Nothing here needs a tokenizer.
+//! `data.columns` renames columns first. A list in a cell of a table is read from its JSON text. Nothing needs a tokenizer.
 
 use std::path::Path;
 

@@ -1,4 +1,6 @@
 //! Shape rules of attention, its cache, and rotary embeddings.
+//!
+//! Queries, keys and values are rows of heads; sinks are one number per head.
 
 use super::Rule;
 use crate::op::ShapeError;

@@ -1,4 +1,6 @@
 //! Shape rules of norms, gates and factors, which compute each row by itself.
+//!
+//! So the rows may be those of tokens, of supervised tokens or of audio.
 
 use super::Rule;
 use crate::op::ShapeError;

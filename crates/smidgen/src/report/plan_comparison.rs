@@ -146,22 +146,6 @@ mod tests {
         assert_eq!(differences.get("extent.tokens"), None);
     }
 
-    /// `plan.json` of 0.16 called what is offloaded "away".
-    #[test]
-    fn a_plan_of_an_earlier_version_has_the_same_choices() {
-        let offloads = |ending: &str| {
-            let layers = ["weights", "activations", "optimizer_state", "gradients"];
-            let names = layers.map(|what| format!("{what}_{ending}"));
-            let mut policy: Map<String, Value> =
-                names.into_iter().enumerate().map(|(layer, name)| (name, json!([layer]))).collect();
-            policy.extend(["embedding", "tables"].map(|what| (format!("{what}_{ending}"), json!(true))));
-            PlanFacts { policy: serde_json::from_value(Value::Object(policy)).unwrap(), ..plan(1, &[], None) }
-        };
-        let (this, other) = (offloads("offloaded"), offloads("away"));
-        assert_eq!(this.policy.chosen, other.policy.chosen);
-        assert_ne!(this.policy.chosen, plan(1, &[], None).policy.chosen);
-    }
-
     #[test]
     fn what_one_of_them_does_not_know_is_left_empty() {
         let (this, other) = (plan(1 << 30, &[], None), plan(1 << 30, &[], Some(400.0)));

@@ -70,13 +70,7 @@ const ROOMS: [Room; 11] = [
     Room {
         name: "run logs",
         most_lines: 953,
-        paths: &[
-            "smidgen/src/train/events.rs",
-            "smidgen/src/train/journal.rs",
-            "smidgen/src/train/log_history.rs",
-            "smidgen/src/train/metrics.rs",
-            "smidgen/src/train/thinning.rs",
-        ],
+        paths: &["smidgen/src/logs/"],
         why: "three formats, each cut back to a checkpoint when a run resumes",
     },
     Room {
