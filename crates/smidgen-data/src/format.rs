@@ -196,7 +196,23 @@ pub fn example_of(format: RowFormat, place: RowPlace<'_>, row: Json) -> Result<E
         RowFormat::Text => Example::Text(row.take_filled_string(&["text"], "`text`")?),
         RowFormat::Tokens => read_tokens(&mut row)?,
     };
+    match format {
+        RowFormat::Alpaca | RowFormat::Chat | RowFormat::PromptCompletion => refuse_images(&row)?,
+        RowFormat::Text | RowFormat::Tokens => {}
+    }
     Ok(ExampleRow { example, fields: row.fields })
+}
+
+/// Refuses a row whose text is about images in a column of their own: without them it would teach to guess.
+fn refuse_images(row: &Fields<'_>) -> Result<(), FormatError> {
+    let is_filled = |value: &Json| match value {
+        Json::Null => false,
+        Json::String(text) => !text.trim().is_empty(),
+        Json::Array(images) => images.iter().any(|image| !image.is_null()),
+        _ => true,
+    };
+    let found = ["images", "image"].into_iter().find(|name| row.fields.get(*name).is_some_and(is_filled));
+    found.map_or(Ok(()), |field| Err(FormatError::Images { place: row.place.to_string(), field }))
 }
 
 /// Why reading rows ended early.
@@ -496,5 +512,49 @@ impl Fields<'_> {
         let silent = take_silent(&mut messages);
         let parts = take_parts(&mut messages);
         Ok(Example::Chat(Conversation { messages, parts, silent, prompt_messages, tools, more }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::RowUnit;
+    use serde_json::json;
+
+    #[test]
+    fn rows_with_images_are_refused() {
+        let turn = |role: &str, content: &str| json!({"role": role, "content": content});
+        let read = |format: RowFormat, row: Json| {
+            example_of(format, RowPlace { file: Path::new("a.jsonl"), unit: RowUnit::Line, number: 7 }, row)
+        };
+        let said = |format: RowFormat, row: Json| read(format, row).unwrap_err().to_string();
+        let with = |field: &str, value: Json| {
+            let mut row = json!({"messages": [turn("user", "what is it?"), turn("assistant", "a cat")]});
+            row[field] = value;
+            row
+        };
+        for (field, value) in [
+            ("images", json!(["iVBOR"])),
+            ("image", json!("cat.png")),
+            ("images", json!([{"path": "cat.png"}])),
+        ] {
+            let row = with(field, value);
+            let expected = format!("`a.jsonl` line 7: `{field}` has images, and only text is trained");
+            assert_eq!(said(RowFormat::Chat, row.clone()), expected);
+            assert!(read(RowFormat::Chat, row).unwrap_err().hint().unwrap().contains("data.on_bad_row"));
+        }
+        for (field, value) in
+            [("images", json!([])), ("image", json!(null)), ("images", json!([null])), ("image", json!(""))]
+        {
+            assert!(read(RowFormat::Chat, with(field, value)).is_ok());
+        }
+        let pair = json!({"prompt": "what is it?", "completion": "a cat", "image": "cat.png"});
+        assert!(said(RowFormat::PromptCompletion, pair).contains("`image` has images"));
+        assert!(read(RowFormat::Text, json!({"text": "x", "image": "cat.png"})).is_ok());
+        let part = json!({"messages": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what?"}]},
+                                       {"role": "assistant", "content": "a cat"}]});
+        let expected =
+            "`a.jsonl` line 7: `messages[0].content[0]` is a part of type `image`, only text is supported";
+        assert_eq!(said(RowFormat::Chat, part), expected);
     }
 }

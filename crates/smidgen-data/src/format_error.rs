@@ -44,6 +44,8 @@ pub enum FormatError {
     NoAssistant { place: String, field: String },
     #[error("{place}: `{field}` is a part of type `{part}`, only text is supported")]
     NotText { place: String, field: String, part: String },
+    #[error("{place}: `{field}` has images, and only text is trained")]
+    Images { place: String, field: &'static str },
 }
 
 impl FormatError {
@@ -110,6 +112,10 @@ impl FormatError {
             FormatError::UnknownRole { .. } => return Some(format!("the roles are {KNOWN_ROLES}")),
             FormatError::NoAssistant { .. } => "remove the row, or add what the assistant should answer",
             FormatError::NotText { .. } => "remove the row, or replace the part with text",
+            FormatError::Images { .. } => {
+                "remove the rows with images (`data.on_bad_row = \"skip\"` does), or the column, if the text says enough \
+                 without them"
+            }
             FormatError::WrongType { .. } => return None,
         };
         Some(hint.to_owned())

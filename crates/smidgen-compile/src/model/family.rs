@@ -22,6 +22,8 @@ pub struct Family {
     pub partial_rotary: bool,
     /// Whether the class has dropout in the base model by default. It is left out, with a note.
     pub has_dropout: bool,
+    /// Whether activations of published models exceed the range of f16.
+    pub overflows_f16: bool,
 }
 
 static CLASS_DEFAULTS: LazyLock<Map<String, Value>> = LazyLock::new(|| {
@@ -30,12 +32,16 @@ static CLASS_DEFAULTS: LazyLock<Map<String, Value>> = LazyLock::new(|| {
 
 impl Family {
     pub const fn new(name: &'static str, read: ReadSpec) -> Family {
-        Family { name, read, class: name, partial_rotary: false, has_dropout: false }
+        Family { name, read, class: name, partial_rotary: false, has_dropout: false, overflows_f16: false }
     }
 
     /// Only these classes of transformers read `partial_rotary_factor`.
     pub const fn with_partial_rotary(self) -> Family {
         Family { partial_rotary: true, ..self }
+    }
+
+    pub const fn with_overflow_of_f16(self) -> Family {
+        Family { overflows_f16: true, ..self }
     }
 
     /// What absent keys of a config mean.

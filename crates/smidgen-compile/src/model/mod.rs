@@ -47,7 +47,7 @@ const FAMILIES: &[Family] = &[
     Family { name: "phi4mm", read: phi4mm::read_spec, ..PHI4_MULTIMODAL },
     Family::new("gemma", gemma::read_spec),
     Family::new("gemma2", gemma2::read_spec),
-    Family::new("gemma3_text", gemma3::read_spec),
+    Family::new("gemma3_text", gemma3::read_spec).with_overflow_of_f16(),
     Family::new("smollm3", smollm3::read_spec),
     Family::new("granite", granite::read_spec),
     Family::new("olmo2", olmo2::read_spec),
@@ -55,8 +55,8 @@ const FAMILIES: &[Family] = &[
     Family::new("glm4", glm4::read_spec).with_partial_rotary(),
     Family::new("cohere2", cohere2::read_spec),
     Family::new("ministral3", ministral3::read_spec),
-    Family::new("gemma4_text", gemma4::read_spec),
-    Family::new("gemma4_unified_text", gemma4::read_spec),
+    Family::new("gemma4_text", gemma4::read_spec).with_overflow_of_f16(),
+    Family::new("gemma4_unified_text", gemma4::read_spec).with_overflow_of_f16(),
     Family::new("muse_glimmer_text", muse_glimmer::read_spec),
     Family { has_dropout: true, ..Family::new("seed_oss", seed_oss::read_spec) },
 ];
@@ -113,6 +113,11 @@ fn text_model(config: &Value) -> Result<(Config<'_>, &'static Family), ModelErro
         supported: supported().join(", "),
     })?;
     Ok((text.with_defaults(family.defaults()), family))
+}
+
+/// Whether activations of models of this type exceed the range of f16.
+pub fn overflows_f16(model_type: &str) -> bool {
+    FAMILIES.iter().any(|family| family.name == model_type && family.overflows_f16)
 }
 
 /// Every `model_type` that is read, those with towers included.

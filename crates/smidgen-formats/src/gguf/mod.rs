@@ -3,11 +3,13 @@
 //! Left out: big-endian files, version 1, models split over several files, and decoding blocks.
 
 pub mod architecture;
+pub mod config;
 pub mod header;
+mod keys;
 pub mod model;
 pub mod model_problem;
 pub mod problem;
-mod rope_divisors;
+pub mod rope_divisors;
 pub mod tensor;
 pub mod tensor_names;
 pub mod value;

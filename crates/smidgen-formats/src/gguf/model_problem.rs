@@ -28,13 +28,13 @@ pub enum GgufModelProblem {
     )]
     UnknownTensors { count: String, architecture: &'static str, layers: usize, first: String },
     #[error("the tensor `{tensor}` is missing")]
-    MissingTensor { tensor: &'static str },
+    MissingTensor { tensor: String },
     #[error(
         "tensor `{tensor}` should have {expected} numbers of type `f32`, but it is {dims:?} of type `{storage}`"
     )]
-    RopeTensor { tensor: &'static str, expected: usize, dims: Vec<usize>, storage: Storage },
-    #[error("tensor `{tensor}` holds {got}; factors of rotary frequencies must be positive and finite")]
-    RopeFactor { tensor: &'static str, got: f32 },
+    SmallTensor { tensor: String, expected: usize, dims: Vec<usize>, storage: Storage },
+    #[error("tensor `{tensor}` holds {got}; its numbers must be positive and finite")]
+    SmallNumber { tensor: String, got: f32 },
     #[error("{what}")]
     Contradiction { what: String },
     #[error(transparent)]

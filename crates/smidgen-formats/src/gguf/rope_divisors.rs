@@ -8,6 +8,8 @@ use serde_json::{Value, json};
 
 use super::value::shortest_decimal;
 
+/// What converters write for pairs of Gemma 4 that are not rotated.
+pub const UNROTATED: f32 = 1e30;
 /// All published models use these two values.
 const LOW_FREQ_FACTOR: f64 = 1.0;
 const HIGH_FREQ_FACTOR: f64 = 4.0;

@@ -118,6 +118,14 @@ macro_rules! scalars {
                 }
             }
 
+            /// The number at a position. `None` beyond the end, and for other kinds.
+            fn number_at(&self, position: usize) -> Option<Value> {
+                match self {
+                    $(Array::$variant(values) => values.get(position).map(|value| Value::$variant(*value)),)*
+                    Array::Bool(_) | Array::String(_) => None,
+                }
+            }
+
             fn append_elements_to(&self, bytes: &mut Vec<u8>) {
                 match self {
                     $(Array::$variant(values) => {
@@ -287,6 +295,16 @@ impl Metadata {
 
     pub fn whole(&self, key: &str) -> Result<Option<u64>, MetadataProblem> {
         self.typed(key, "a whole number from 0", Value::as_u64)
+    }
+
+    /// A whole number, or an array of such numbers.
+    pub fn wholes(&self, key: &str) -> Result<Option<Vec<u64>>, MetadataProblem> {
+        self.typed(key, "whole numbers from 0", |value| match value {
+            Value::Array(array) => {
+                (0..array.len()).map(|position| array.number_at(position)?.as_u64()).collect()
+            }
+            value => value.as_u64().map(|number| vec![number]),
+        })
     }
 
     /// A token id.

@@ -77,6 +77,11 @@ fn copy_base(case: &str, folder: &Path, edit: impl FnOnce(&mut Value)) -> PathBu
     let mut config: Value = serde_json::from_slice(&fs::read(from.join("config.json")).unwrap()).unwrap();
     edit(&mut config);
     fs::write(to.join("config.json"), config.to_string()).unwrap();
+    write_tokenizer(&to);
+    to
+}
+
+pub fn write_tokenizer(to: &Path) {
     let added = |id: usize, content: &str| {
         json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
                "normalized": false, "special": true})
@@ -92,7 +97,6 @@ fn copy_base(case: &str, folder: &Path, edit: impl FnOnce(&mut Value)) -> PathBu
     });
     fs::write(to.join("tokenizer.json"), tokenizer.to_string()).unwrap();
     fs::write(to.join("tokenizer_config.json"), r#"{"bos_token": "<s>", "eos_token": "</s>"}"#).unwrap();
-    to
 }
 
 const FOLDERS: [&str; 12] = [
@@ -262,7 +266,7 @@ fn a_model_that_gguf_cannot_express_is_refused_and_leaves_nothing() {
     };
     refused(
         Case::open("gemma2"),
-        &["scores are multiplied by 0.204", "which GGUF cannot express for `gemma2`"],
+        &["in layer 0 the scale of scores is 0.204", "which GGUF cannot express for `gemma2`"],
     );
     refused(Case::open("gemma3-text"), &["the layers with a sliding window are not periodic"]);
     let slides = |config: &mut Value| {
@@ -273,7 +277,7 @@ fn a_model_that_gguf_cannot_express_is_refused_and_leaves_nothing() {
     };
     refused(
         Case::with_config("qwen2", slides),
-        &["layers have a sliding window, which GGUF cannot express for `qwen2`"],
+        &["in layer 1 the sliding window is 8 instead of none, which GGUF cannot express for `qwen2`"],
     );
     refused(Case::open("llama-lslora"), &["is LS-LoRA, which cannot be exported"]);
     let case = Case::open("llama-gqa-tied");

@@ -30,7 +30,7 @@ const NAMED_AT_MOST: usize = 8;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExportedLora {
-    pub architecture: Architecture,
+    pub architecture: &'static Architecture,
     pub kind: StoredKind,
     pub modules: usize,
     pub ranks: Vec<usize>,
@@ -140,7 +140,7 @@ fn place_modules(
     model: &Model,
     modules: &[AdapterModule],
     spec: &DecoderSpec,
-    architecture: Architecture,
+    architecture: &'static Architecture,
 ) -> Result<Vec<Place>, Failure> {
     let linears = spec.linears();
     let mut problems = Vec::new();

@@ -1,64 +1,64 @@
-//! GGUF metadata of a model: the keys that llama.cpp's converter writes, and the rotary factors, which are tensors.
+//! GGUF metadata of a model: the keys that llama.cpp's converter writes, and the small tensors that go with them.
 //!
-//! GGUF has defaults instead of keys for some properties, and cannot express others. A model that it would describe
-//! wrongly is refused, because llama.cpp would silently compute something else.
+//! GGUF has defaults instead of keys for some properties, and cannot express others. So the metadata is read back, and a
+//! model that it would describe wrongly is refused: llama.cpp would silently compute something else.
 //! Left out: the tokenizer.
 
+use super::like::difference;
+use crate::plan::model::constant_dims;
 use smidgen_compile::DecoderSpec;
-use smidgen_compile::model::layer::{AttentionSpec, FeedForward, GatedSpec, LayerSpec};
-use smidgen_formats::gguf::architecture::Architecture;
-use smidgen_formats::gguf::tensor_names::{ROPE_DIVISORS, ROPE_FACTORS};
-use smidgen_formats::gguf::value::{Metadata, Value};
+use smidgen_compile::model::layer::{AttentionSpec, FeedForward, KeysAndValues};
+use smidgen_compile::model::read_spec;
+use smidgen_formats::gguf::architecture::{
+    Architecture, Head, Number, QK_NORMS, ROPE_DIVISORS, ROPE_FACTORS, SlidingTheta, Special, Windows,
+};
+use smidgen_formats::gguf::config::{Parts, described_model, yarn_scale};
+use smidgen_formats::gguf::model_problem::GgufModelProblem;
+use smidgen_formats::gguf::rope_divisors::UNROTATED;
+use smidgen_formats::gguf::tensor_names::file_name;
+use smidgen_formats::gguf::value::{Array, Metadata, Value};
 use smidgen_ir::{RopeScaling, RopeSpec};
+use std::collections::HashMap;
 
 /// The metadata of a model, without weights and tokens.
 #[derive(Clone, Debug, Default)]
 pub struct Description {
     pub metadata: Metadata,
     /// Small tensors of F32 that the description needs.
-    pub tensors: Vec<(&'static str, Vec<f32>)>,
+    pub tensors: Vec<(String, Vec<f32>)>,
     /// Notes about differences in llama.cpp.
     pub notes: Vec<String>,
 }
 
 /// Describes a model, or returns what GGUF cannot express.
-pub fn describe(spec: &DecoderSpec, architecture: Architecture, name: &str) -> Result<Description, String> {
-    let (attention, gated) = like_layers(spec).ok_or_else(|| {
-        format!("layers differ in their sizes, which GGUF cannot express for `{}`", architecture.name())
-    })?;
-    let mut describer =
-        Describer { spec, attention, gated, architecture, description: Description::default() };
-    describer.text("general.architecture", architecture.name());
+pub fn describe(
+    spec: &DecoderSpec,
+    architecture: &'static Architecture,
+    name: &str,
+) -> Result<Description, String> {
+    let attention = spec.attention().ok_or("no layer has attention")?;
+    let mut describer = Describer { spec, attention, architecture, description: Description::default() };
+    describer.text("general.architecture", architecture.name);
     describer.text("general.type", "model");
     describer.text("general.name", name);
     describer.sizes();
+    for number in architecture.numbers {
+        if let Some(value) = describer.number_of(number) {
+            describer.float(number.key, value);
+        }
+    }
     describer.rope()?;
     describer.windows()?;
-    describer.caps()?;
-    describer.refuse_other_scale()?;
+    describer.special();
+    describer.check()?;
     Ok(describer.description)
-}
-
-/// Attention and feed-forward of all layers, if they differ in nothing but their windows and rotary embeddings.
-fn like_layers(spec: &DecoderSpec) -> Option<(&AttentionSpec, &GatedSpec)> {
-    let first = spec.layers.first()?;
-    let is_like = |layer: &&LayerSpec| {
-        let attention = layer.attention().zip(first.attention()).map(|(one, first)| AttentionSpec {
-            window: one.window,
-            rope: one.rope,
-            ..first.clone()
-        });
-        layer.attention() == attention.as_ref() && layer.feed_forward == first.feed_forward
-    };
-    let FeedForward::Gated(gated) = &first.feed_forward;
-    spec.layers.iter().all(|layer| is_like(&layer)).then_some((first.attention()?, gated))
 }
 
 struct Describer<'a> {
     spec: &'a DecoderSpec,
+    /// That of the first layer.
     attention: &'a AttentionSpec,
-    gated: &'a GatedSpec,
-    architecture: Architecture,
+    architecture: &'static Architecture,
     description: Description,
 }
 
@@ -68,7 +68,7 @@ impl Describer<'_> {
     }
 
     fn set(&mut self, key: &str, value: Value) {
-        self.description.metadata.set(&format!("{}.{key}", self.architecture.name()), value);
+        self.description.metadata.set(&format!("{}.{key}", self.architecture.name), value);
     }
 
     fn whole(&mut self, key: &str, number: usize) {
@@ -79,76 +79,156 @@ impl Describer<'_> {
         self.set(key, Value::F32(number));
     }
 
+    fn tensor(&mut self, name: &str, numbers: Vec<f32>) {
+        self.description.tensors.push((name.to_string(), numbers));
+    }
+
+    /// One number if all layers have the same, or a list.
+    fn of_layers(&mut self, key: &str, numbers: Vec<usize>) {
+        match numbers.iter().all(|number| *number == numbers[0]) {
+            true => self.whole(key, numbers[0]),
+            false => self.set(
+                key,
+                Value::Array(Array::I32(numbers.into_iter().map(|number| number as i32).collect())),
+            ),
+        }
+    }
+
     fn refuse<T>(&self, what: &str) -> Result<T, String> {
-        Err(format!("{what}, which GGUF cannot express for `{}`", self.architecture.name()))
+        Err(format!("{what}, which GGUF cannot express for `{}`", self.architecture.name))
+    }
+
+    /// The first attention with a window, or without one.
+    fn of_kind(&self, slides: bool) -> &AttentionSpec {
+        let mut attentions = self.spec.attentions().map(|(_, attention)| attention);
+        attentions.find(|attention| attention.window.is_some() == slides).unwrap_or(self.attention)
     }
 
     fn sizes(&mut self) {
-        let (spec, attention) = (self.spec, self.attention);
+        let (spec, full, sliding) = (self.spec, self.of_kind(false).head_dim, self.of_kind(true).head_dim);
         for (key, size) in [
             ("block_count", spec.layers.len()),
             ("context_length", spec.max_positions),
             ("embedding_length", spec.hidden),
-            ("feed_forward_length", self.gated.width),
-            ("attention.head_count", attention.heads),
-            ("attention.head_count_kv", attention.kv_heads),
-            ("attention.key_length", attention.head_dim),
-            ("attention.value_length", attention.head_dim),
+            ("attention.head_count", self.attention.heads),
+            ("attention.key_length", full),
+            ("attention.value_length", full),
             ("rope.dimension_count", spec.ropes[0].dim),
             ("vocab_size", spec.vocabulary),
         ] {
             self.whole(key, size);
         }
-        self.float("attention.layer_norm_rms_epsilon", spec.norm_eps());
+        let kv_heads = spec.attentions().map(|(_, attention)| attention.kv_heads).collect();
+        self.of_layers("attention.head_count_kv", kv_heads);
+        let width = |feed_forward: &FeedForward| match feed_forward {
+            FeedForward::Gated(gated) => gated.width,
+        };
+        let widths = spec.layers.iter().map(|layer| width(&layer.feed_forward)).collect();
+        self.of_layers("feed_forward_length", widths);
+        if self.architecture.special == Special::Gemma4 {
+            for key in ["attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"]
+            {
+                self.whole(key, sliding);
+            }
+        }
     }
 
-    /// The rotary embedding of layers with full attention, and for Gemma 3 that of sliding-window layers.
+    fn number_of(&self, number: &Number) -> Option<f32> {
+        let (spec, attention) = (self.spec, self.attention);
+        match number.config {
+            "rms_norm_eps" | "layer_norm_eps" => Some(spec.norm_eps()),
+            "logits_scaling" => Some(1.0 / spec.head.scale),
+            "logit_scale" | "output_multiplier" => Some(spec.head.scale),
+            "residual_multiplier" => Some(spec.layers[0].residual_scale),
+            "embedding_multiplier" => Some(spec.embedding.scale),
+            "attention_multiplier" => Some(attention.scale),
+            "attn_logit_softcapping" => attention.softcap,
+            "final_logit_softcapping" => spec.head.softcap,
+            other => unreachable!("`{other}` is in no row of an architecture"),
+        }
+    }
+
+    /// The rotary embedding of layers with full attention, and that of layers with a window.
     fn rope(&mut self) -> Result<(), String> {
-        let rope = &self.spec.ropes[0];
+        let (rope, special) = (&self.spec.ropes[0], self.architecture.special);
         self.float("rope.freq_base", rope.theta);
-        if let [_, sliding] = self.spec.ropes.as_slice() {
-            if sliding.scaling != RopeScaling::Default {
-                return self.refuse("sliding layers have a scaled rotary embedding");
-            }
+        if let (Some(sliding), true) =
+            (self.spec.ropes.get(1), self.architecture.sliding_theta != SlidingTheta::Common)
+        {
             self.float("rope.freq_base_swa", sliding.theta);
         }
-        match (&rope.scaling, self.architecture) {
-            (RopeScaling::Default, Architecture::Phi3) => {
+        let has_divisors = self.architecture.rope_tensors.contains(&ROPE_DIVISORS);
+        match &rope.scaling {
+            RopeScaling::Default if special == Special::LongRope => {
                 self.whole("rope.scaling.original_context_length", self.spec.max_positions);
             }
-            (RopeScaling::Default, _) => {}
-            (RopeScaling::Linear { factor }, _) => {
-                self.set("rope.scaling.type", Value::String("linear".into()));
+            RopeScaling::Default => {}
+            RopeScaling::Linear { factor } => {
+                self.text_of_rope("linear");
                 self.float("rope.scaling.factor", *factor);
             }
-            (RopeScaling::Llama3 { .. }, Architecture::Llama) => {
-                self.description.tensors.push((ROPE_DIVISORS, divisors(rope)));
-            }
-            (RopeScaling::LongRope { short, long, .. }, Architecture::Llama)
-                if short == long && rope.attention_scale == 1.0 =>
-            {
-                self.description.tensors.push((ROPE_DIVISORS, long.clone()));
-            }
-            (RopeScaling::LongRope { short, long, original_max_positions }, Architecture::Phi3) => {
+            RopeScaling::LongRope { short, long, original_max_positions } if special == Special::LongRope => {
                 self.whole("rope.scaling.original_context_length", *original_max_positions);
                 self.float("rope.scaling.attn_factor", rope.attention_scale);
                 let [long_name, short_name] = ROPE_FACTORS;
-                self.description.tensors.push((long_name, long.clone()));
-                self.description.tensors.push((short_name, short.clone()));
+                self.tensor(long_name, long.clone());
+                self.tensor(short_name, short.clone());
             }
-            (RopeScaling::Llama3 { .. }, _) => {
-                return self.refuse("the rotary embedding is scaled as `llama3`");
+            RopeScaling::LongRope { short, long, .. }
+                if has_divisors && short == long && rope.attention_scale == 1.0 =>
+            {
+                self.tensor(ROPE_DIVISORS, long.clone());
             }
-            (RopeScaling::LongRope { .. }, _) => {
-                return self.refuse("the rotary embedding is scaled as `longrope`");
+            RopeScaling::Llama3 { .. } if has_divisors => self.tensor(ROPE_DIVISORS, divisors(rope)),
+            RopeScaling::Proportional { rotated_pairs, .. } if special == Special::Gemma4 => {
+                let divisor = |pair: usize| if pair < *rotated_pairs { 1.0 } else { UNROTATED };
+                self.tensor(ROPE_DIVISORS, (0..rope.dim / 2).map(divisor).collect());
             }
-            (RopeScaling::Yarn { .. }, _) => return self.refuse("the rotary embedding is scaled as `yarn`"),
-            (RopeScaling::Dynamic { .. }, _) => {
-                return self.refuse("the rotary embedding is scaled as `dynamic`");
+            RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_positions, .. } => {
+                self.yarn(rope, *factor, [*beta_fast, *beta_slow], *original_max_positions)?;
             }
-            (RopeScaling::Proportional { .. }, _) => {
-                return self.refuse("the rotary embedding is scaled as `proportional`");
+            other => {
+                let kind = match other {
+                    RopeScaling::Llama3 { .. } => "llama3",
+                    RopeScaling::LongRope { .. } => "longrope",
+                    RopeScaling::Dynamic { .. } => "dynamic",
+                    _ => "proportional",
+                };
+                return self.refuse(&format!("the rotary embedding is scaled as `{kind}`"));
             }
+        }
+        Ok(())
+    }
+
+    fn text_of_rope(&mut self, kind: &str) {
+        self.set("rope.scaling.type", Value::String(kind.into()));
+    }
+
+    /// llama.cpp scales cosines and sines by 1 + 0.1·ln(factor), or by a ratio of such numbers, then by `attn_factor`.
+    fn yarn(
+        &mut self,
+        rope: &RopeSpec,
+        factor: f32,
+        [fast, slow]: [f32; 2],
+        original: usize,
+    ) -> Result<(), String> {
+        let grows = self.architecture.special == Special::GrowingQueries;
+        if [fast, slow] != [32.0, 1.0] && !grows {
+            return self.refuse(&format!("YaRN has `beta_fast = {fast}` and `beta_slow = {slow}`"));
+        }
+        self.text_of_rope("yarn");
+        self.float("rope.scaling.factor", factor);
+        self.whole("rope.scaling.original_context_length", original);
+        self.float("rope.scaling.yarn_beta_fast", fast);
+        self.float("rope.scaling.yarn_beta_slow", slow);
+        let mut common = yarn_scale(f64::from(factor), 1.0);
+        if grows {
+            self.float("rope.scaling.yarn_log_multiplier", 1.0);
+            common = 1.0;
+        }
+        let ratio = f64::from(rope.attention_scale) / common;
+        if (ratio - 1.0).abs() > 1e-6 {
+            self.float("rope.scaling.attn_factor", ratio as f32);
         }
         Ok(())
     }
@@ -157,83 +237,126 @@ impl Describer<'_> {
         let windows: Vec<Option<usize>> =
             self.spec.attentions().map(|(_, attention)| attention.window).collect();
         let window = windows.iter().copied().flatten().next();
-        let is_uniform = windows.iter().all(|found| *found == window);
-        match (self.architecture, window) {
-            (Architecture::Phi3, None) => self.whole("attention.sliding_window", 0),
-            (Architecture::Llama | Architecture::Phi3, Some(window)) if is_uniform => {
-                self.whole("attention.sliding_window", window);
+        let key = "attention.sliding_window";
+        match (self.architecture.windows, window) {
+            (Windows::EveryLayer, None) if self.architecture.special == Special::LongRope => {
+                self.whole(key, 0);
+            }
+            (Windows::Never, _) | (_, None) => {}
+            (Windows::EveryLayer, Some(window)) => {
+                self.whole(key, window);
                 if window < self.spec.max_positions {
                     self.description.notes.push(format!(
                         "llama.cpp has no sliding window for `{}`: beyond {window} tokens its results differ",
-                        self.architecture.name()
+                        self.architecture.name
                     ));
                 }
             }
-            (Architecture::Gemma2 | Architecture::Gemma3, Some(window)) => {
-                self.whole("attention.sliding_window", window);
-                self.period(&windows)?;
+            (Windows::Periodic { period, is_listed, .. }, Some(window)) => {
+                self.whole(key, window);
+                self.pattern(&windows, period as usize, is_listed)?;
             }
-            (Architecture::Gemma2, None) => return self.refuse("no layer has a sliding window"),
-            (_, None) => {}
-            (_, Some(_)) => return self.refuse("layers have a sliding window"),
         }
         Ok(())
     }
 
-    /// Every n-th layer has full attention; the default is every second layer for Gemma 2 and every sixth for Gemma 3.
-    fn period(&mut self, windows: &[Option<usize>]) -> Result<(), String> {
+    /// Every n-th layer has full attention, or those that a list names.
+    fn pattern(&mut self, windows: &[Option<usize>], default: usize, is_listed: bool) -> Result<(), String> {
+        let key = "attention.sliding_window_pattern";
+        if is_listed {
+            let slides = windows.iter().map(Option::is_some).collect();
+            self.set(key, Value::Array(Array::Bool(slides)));
+            return Ok(());
+        }
         let is_period = |period: &usize| {
             let is_full = |layer: usize| (layer + 1).is_multiple_of(*period);
             windows.iter().enumerate().all(|(layer, window)| window.is_none() == is_full(layer))
         };
-        let default = if self.architecture == Architecture::Gemma2 { 2 } else { 6 };
         if is_period(&default) {
             return Ok(());
         }
-        match (2..=windows.len()).find(is_period) {
+        // A period beyond the last layer means that every layer has the window.
+        match (2..=windows.len() + 1).find(is_period) {
             Some(period) => {
-                self.whole("attention.sliding_window_pattern", period);
+                self.whole(key, period);
                 Ok(())
             }
             None => self.refuse("the layers with a sliding window are not periodic"),
         }
     }
 
-    fn caps(&mut self) -> Result<(), String> {
-        match (self.architecture, self.attention.softcap, self.spec.head.softcap) {
-            (Architecture::Gemma2, Some(attention), Some(logits)) => {
-                self.float("attn_logit_softcapping", attention);
-                self.float("final_logit_softcapping", logits);
+    fn special(&mut self) {
+        let (spec, attention) = (self.spec, self.attention);
+        match self.architecture.special {
+            Special::GrowingQueries => {
+                if let Some(scale) = spec.ropes.iter().find_map(|rope| rope.position_scale) {
+                    self.float("attention.temperature_scale", scale.beta);
+                }
             }
-            (Architecture::Gemma2, _, _) => return self.refuse("scores or logits have no softcap"),
-            (Architecture::Gemma3, None, Some(logits)) => self.float("final_logit_softcapping", logits),
-            (_, None, None) => {}
-            _ => return self.refuse("scores or logits have a softcap"),
+            Special::QueryFactor => {
+                let factor = attention.scale * (attention.head_dim as f32).sqrt();
+                for layer in 0..spec.layers.len() {
+                    for (norm, weight) in QK_NORMS.into_iter().zip([factor, 1.0]) {
+                        self.tensor(&format!("blk.{layer}.{norm}"), vec![weight; attention.head_dim]);
+                    }
+                }
+            }
+            Special::Gemma4 => {
+                let is_shared =
+                    |attention: &AttentionSpec| matches!(attention.source, KeysAndValues::OfLayer(_));
+                let shared = spec.attentions().filter(|(_, attention)| is_shared(attention)).count();
+                self.whole("attention.shared_kv_layers", shared);
+                let width = spec.embedding.per_layer.map_or(0, |per_layer| per_layer.width);
+                self.whole("embedding_length_per_layer_input", width);
+            }
+            Special::None | Special::LongRope | Special::QueryScalar { .. } => {}
         }
-        Ok(())
     }
 
-    /// llama.cpp divides scores by the root of the head size, and in the largest Gemma models by the root of hidden
-    /// size over heads.
-    fn refuse_other_scale(&self) -> Result<(), String> {
-        let (spec, attention) = (self.spec, self.attention);
-        let largest_layers = match self.architecture {
-            Architecture::Gemma2 => 46,
-            Architecture::Gemma3 => 62,
-            _ => 0,
-        };
-        let divisor = if spec.layers.len() == largest_layers {
-            spec.hidden / attention.heads
-        } else {
-            attention.head_dim
-        };
-        let expected = (divisor as f32).powf(-0.5);
-        match (attention.scale - expected).abs() <= 1e-6 * expected {
-            true => Ok(()),
-            false => {
-                self.refuse(&format!("scores are multiplied by {} instead of {expected}", attention.scale))
-            }
+    /// Reads the description back.
+    fn check(&self) -> Result<(), String> {
+        match (self.architecture.head, self.spec.head.is_tied) {
+            (Head::Tied, false) => return self.refuse("the head is not tied to the embedding"),
+            (Head::Own, true) => return self.refuse("the head is tied to the embedding"),
+            _ => {}
         }
+        let described = described_model(&Written::new(self)).map_err(|problem| problem.to_string())?;
+        let read = read_spec(&described.config).map_err(|problem| problem.to_string())?;
+        difference(self.spec, &read).map_or(Ok(()), |what| self.refuse(&what))
+    }
+}
+
+/// The model that is going to be written.
+struct Written<'a> {
+    description: &'a Description,
+    dims: HashMap<String, Vec<usize>>,
+}
+
+impl<'a> Written<'a> {
+    fn new(describer: &'a Describer<'_>) -> Written<'a> {
+        let tensors = describer.spec.tensors().into_iter();
+        let named = tensors.filter_map(|tensor| {
+            Some((file_name(describer.architecture, &tensor.name)?, constant_dims(&tensor.shape)))
+        });
+        let small = describer.description.tensors.iter();
+        let small = small.map(|(name, numbers)| (name.clone(), vec![numbers.len()]));
+        Written { description: &describer.description, dims: named.chain(small).collect() }
+    }
+}
+
+impl Parts for Written<'_> {
+    fn metadata(&self) -> &Metadata {
+        &self.description.metadata
+    }
+
+    fn dims(&self, tensor: &str) -> Option<&[usize]> {
+        self.dims.get(tensor).map(Vec::as_slice)
+    }
+
+    fn small(&self, tensor: &str, _: usize) -> Result<Vec<f32>, GgufModelProblem> {
+        let found = self.description.tensors.iter().find(|(name, _)| name == tensor);
+        let missing = || GgufModelProblem::MissingTensor { tensor: tensor.to_string() };
+        found.map(|(_, numbers)| numbers.clone()).ok_or_else(missing)
     }
 }
 

@@ -5,12 +5,15 @@
 //! Rows are processed in blocks, as in a merge. A failed export leaves no file.
 //! Left out: types below 8 bits, for which llama.cpp has a quantizer, and LS-LoRA, which no weight can represent.
 
+mod like;
 pub mod lora_file;
 pub mod metadata;
 pub mod model_file;
 
 #[cfg(test)]
-mod export_tests;
+pub mod export_tests;
+#[cfg(test)]
+mod family_tests;
 
 use crate::failure::Failure;
 use crate::model_files::output::OutputFolder;
@@ -22,23 +25,17 @@ use smidgen_formats::whole_file::{folder_of, sweep_leftovers};
 use std::path::Path;
 
 /// The GGUF architecture of a model.
-pub fn architecture_of(model: &Model, spec: &DecoderSpec) -> Result<Architecture, Failure> {
+pub fn architecture_of(model: &Model, spec: &DecoderSpec) -> Result<&'static Architecture, Failure> {
     if let Model::Gguf { model, .. } = model {
         return Ok(model.architecture);
     }
-    match spec.model_type.as_str() {
-        // Mistral has no GGUF architecture of its own.
-        "llama" | "mistral" => Ok(Architecture::Llama),
-        "qwen2" => Ok(Architecture::Qwen2),
-        "qwen3" => Ok(Architecture::Qwen3),
-        "phi3" => Ok(Architecture::Phi3),
-        "gemma2" => Ok(Architecture::Gemma2),
-        "gemma3_text" => Ok(Architecture::Gemma3),
-        other => Err(Failure::model(format!(
-            "cannot write `{}` as GGUF: the model type `{other}` is not supported",
-            model.path().display()
-        ))),
-    }
+    Architecture::of_model_type(&spec.model_type).ok_or_else(|| {
+        Failure::model(format!(
+            "cannot write `{}` as GGUF: the model type `{}` is not supported",
+            model.path().display(),
+            spec.model_type
+        ))
+    })
 }
 
 fn refuse_ls_lora(adapter: &AdapterFile) -> Failure {

@@ -20,9 +20,7 @@ use crate::plan::phases::FILE_BLOCK_BYTES;
 use smidgen_compile::DecoderSpec;
 use smidgen_formats::gguf::GgufFile;
 use smidgen_formats::gguf::architecture::Architecture;
-use smidgen_formats::gguf::tensor_names::{
-    ROPE_DIVISORS, ROPE_FACTORS, RowOrder, added, file_name, row_order,
-};
+use smidgen_formats::gguf::tensor_names::{RowOrder, added, becomes_config, file_name, row_order};
 use smidgen_formats::gguf::value::{Metadata, Value};
 use smidgen_formats::gguf::write::{GgufTensorSpec, write_gguf};
 use smidgen_formats::model::Model;
@@ -76,7 +74,7 @@ impl ExportOptions {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExportedModel {
-    pub architecture: Architecture,
+    pub architecture: &'static Architecture,
     pub kind: Option<StoredKind>,
     /// Tensors by the name of their type.
     pub tensors: BTreeMap<String, Tally>,
@@ -182,7 +180,7 @@ struct PlacedTensor {
 
 fn place_tensors(
     spec: &DecoderSpec,
-    architecture: Architecture,
+    architecture: &'static Architecture,
     fitted: Vec<OutputTensor>,
     matrices: MatrixType,
     original: &OriginalModel,
@@ -221,11 +219,11 @@ fn block_of(matrices: MatrixType) -> usize {
 fn describe_model(
     model: &Model,
     spec: &DecoderSpec,
-    architecture: Architecture,
+    architecture: &'static Architecture,
     name: &str,
 ) -> Result<Description, Failure> {
     let folder = match model {
-        Model::Gguf { file, .. } => return copy_description(file),
+        Model::Gguf { file, .. } => return copy_description(file, architecture),
         Model::Folder { folder, .. } => folder.path(),
     };
     let mut described = describe(spec, architecture, name)
@@ -241,7 +239,7 @@ fn describe_model(
     Ok(described)
 }
 
-fn copy_description(file: &GgufFile) -> Result<Description, Failure> {
+fn copy_description(file: &GgufFile, architecture: &Architecture) -> Result<Description, Failure> {
     // Opened again, because `Model` does not keep the metadata.
     let file = GgufFile::open(file.path()).map_err(Failure::model)?;
     let mut metadata = Metadata::default();
@@ -250,13 +248,12 @@ fn copy_description(file: &GgufFile) -> Result<Description, Failure> {
         metadata.set(key, value.clone());
     }
     let mut tensors = Vec::new();
-    for name in [ROPE_DIVISORS, ROPE_FACTORS[0], ROPE_FACTORS[1]] {
-        if let Some(tensor) = file.tensor(name) {
-            let mut bytes = vec![0; tensor.bytes as usize];
-            file.read_at(tensor, 0, &mut bytes).map_err(Failure::model)?;
-            let (numbers, _) = bytes.as_chunks::<4>();
-            tensors.push((name, numbers.iter().map(|number| f32::from_le_bytes(*number)).collect()));
-        }
+    for tensor in file.tensors().iter().filter(|tensor| becomes_config(architecture, &tensor.name)) {
+        let mut bytes = vec![0; tensor.bytes as usize];
+        file.read_at(tensor, 0, &mut bytes).map_err(Failure::model)?;
+        let (numbers, _) = bytes.as_chunks::<4>();
+        let numbers = numbers.iter().map(|number| f32::from_le_bytes(*number)).collect();
+        tensors.push((tensor.name.clone(), numbers));
     }
     Ok(Description { metadata, tensors, notes: vec![] })
 }

@@ -13,6 +13,7 @@ use crate::machine::process_memory::read_rss;
 use crate::plan::arithmetic::Arithmetic;
 use crate::plan::devices::Place;
 use crate::plan::generation::{GenerationPlan, Sizes, plan_generation};
+use crate::plan::job::check_range;
 use crate::plan::model::build_storage;
 use crate::session::adapted::build_adapted_request;
 use crate::session::adapters::read_adapter;
@@ -46,6 +47,7 @@ pub struct Opening<'a> {
 impl Opening<'_> {
     pub fn request(&self) -> Result<Request, Failure> {
         let request = build_adapted_request(self.model, self.adapter)?;
+        check_range(&request.spec.model_type, self.arithmetic)?;
         Ok(Request {
             storage: build_storage(self.base, &request.spec, self.model),
             device: self.place.kind(),

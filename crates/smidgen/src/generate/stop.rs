@@ -72,16 +72,57 @@ fn ids_in(value: Option<&Json>) -> Vec<u32> {
     }
 }
 
-/// The special token after an answer, if the template writes one.
+/// The special token after an answer, if the template writes one: the end of the turn, or else the beginning of the next.
 fn end_of_turn(tokenizer: &Tokenizer, template: &ChatTemplate) -> Option<u32> {
     const ANSWER: &str = "an answer like no other";
-    let messages = json!([
-        {"role": "user", "content": "a question"},
-        {"role": "assistant", "content": ANSWER},
-    ]);
-    let text = template.render(&ChatInput::new(&messages, SystemTime::UNIX_EPOCH)).ok()?.text;
-    let (_, rest) = text.rsplit_once(ANSWER)?;
-    let first = *tokenizer.encode(rest.trim_start(), false).ok()?.first()?;
+    let turn = |role: &str, content: &str| json!({"role": role, "content": content});
+    let mut messages = vec![turn("user", "a question"), turn("assistant", ANSWER)];
+    let after = |messages: &[Json]| {
+        let messages = Json::from(messages);
+        let text = template.render(&ChatInput::new(&messages, SystemTime::UNIX_EPOCH)).ok()?.text;
+        Some(text.rsplit_once(ANSWER)?.1.trim_start().to_owned())
+    };
+    let mut rest = after(&messages)?;
+    if rest.is_empty() {
+        messages.push(turn("user", "another question"));
+        rest = after(&messages)?;
+    }
+    let first = *tokenizer.encode(&rest, false).ok()?.first()?;
     let is_special = tokenizer.decode(&[first], true).ok()?.is_empty();
     is_special.then_some(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::export::export_tests::write_tokenizer;
+
+    /// As Gemma, as Command R7B, and as GLM 4, whose turns end where the next one begins.
+    #[test]
+    fn a_turn_ends_with_the_special_token_after_an_answer() {
+        let folder = tempfile::tempdir().unwrap();
+        write_tokenizer(folder.path());
+        for (template, expected) in [
+            ("{% for m in messages %}<s>{{ m.content }}</s>\n{% endfor %}", Some(1)),
+            ("{% for m in messages %}{{ m.content }}</s><s>{% endfor %}", Some(1)),
+            (
+                "{% for m in messages %}{% if m.role == 'user' %}<s>{% endif %}\n{{ m.content }}{% endfor %}",
+                Some(0),
+            ),
+            ("{% for m in messages %}ab {{ m.content }}\n{% endfor %}", None),
+        ] {
+            let config = json!({"eos_token": "</s>", "bos_token": "<s>", "chat_template": template});
+            std::fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+            let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+            let chat = tokenizer.chat_template().unwrap().unwrap();
+            assert_eq!(end_of_turn(&tokenizer, &chat), expected, "{template}");
+        }
+    }
+
+    #[test]
+    fn a_config_has_one_end_or_a_list() {
+        assert_eq!(ids_in(Some(&json!([151329, 151336, 151338]))), [151329, 151336, 151338]);
+        assert_eq!(ids_in(Some(&json!(1))), [1]);
+        assert!(ids_in(Some(&Json::Null)).is_empty() && ids_in(None).is_empty());
+    }
 }

@@ -23,6 +23,7 @@ use serde_json::Value as Json;
 use smidgen_compile::adapter::{self, LoraModule};
 use smidgen_compile::links::Link;
 use smidgen_compile::model::audio::AudioInput;
+use smidgen_compile::model::overflows_f16;
 use smidgen_compile::model::spec::HEAD;
 use smidgen_compile::request;
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases};
@@ -30,7 +31,7 @@ use smidgen_data::tokens::TokenSet;
 use smidgen_formats::model::Model;
 use smidgen_formats::peft::ModulePattern;
 use smidgen_hub::{Access, Want};
-use smidgen_ir::{AdamW, DeviceKind, Extent, Rank, Workload};
+use smidgen_ir::{AdamW, DeviceKind, Extent, Precision, Rank, Workload};
 use smidgen_recipe::{
     AdapterKind, Batch, Bias, Compute, EvalTask, Init, Memory, Optimizer, Recipe, RecipePath,
 };
@@ -190,6 +191,7 @@ impl Job {
         let mut place = profiles::place(&chosen, named.as_ref(), purpose == Purpose::Train)?;
         check_compute(recipe.model.compute, &place)?;
         let arithmetic = place.arithmetic(recipe.model.compute);
+        check_range(&spec.model_type, arithmetic)?;
         let mut request = build_request(&recipe, &spec, &model, place.kind(), arithmetic)?;
         request.rank = world.rank;
         if recipe.memory.threads == 0 {
@@ -430,6 +432,20 @@ pub fn check_compute(compute: Compute, place: &Place) -> Result<(), Failure> {
         }),
         _ => Ok(()),
     }
+}
+
+/// Refuses f16 for models whose activations exceed its range.
+pub fn check_range(model_type: &str, arithmetic: Arithmetic) -> Result<(), Failure> {
+    if arithmetic.precision() != Precision::F16 || !overflows_f16(model_type) {
+        return Ok(());
+    }
+    Err(Failure::model(format!(
+        "`{model_type}` models do not compute in f16: their activations exceed 65504, its largest number"
+    ))
+    .hint(
+        "compute in f32 (`model.compute = \"f32\"`, `--compute f32`), or in bf16 on a GPU that has it (Ampere, 2020, or \
+         newer)",
+    ))
 }
 
 /// `Err` says why the device does not multiply in bf16.

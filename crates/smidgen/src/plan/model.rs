@@ -196,7 +196,7 @@ fn is_trainable_on(shape: &Shape, storage: Option<Storage>) -> bool {
     storage.is_some_and(|storage| shape.0.len() == 2 || storage.plain().is_some())
 }
 
-fn constant_dims(shape: &Shape) -> Vec<usize> {
+pub fn constant_dims(shape: &Shape) -> Vec<usize> {
     shape.0.iter().map(|dim| dim.at(&Extent::default())).collect()
 }
 

@@ -1,8 +1,8 @@
 //! Configs and tensor names from metadata, one small file per architecture.
 
 use serde_json::{Value as Json, json};
-use smidgen_compile::model::layer::NormForm;
-use smidgen_ir::Norm;
+use smidgen_compile::model::layer::{KeysAndValues, NormForm};
+use smidgen_ir::{Norm, RopeScaling};
 
 use super::super::GgufFile;
 use super::super::model::GgufModel;
@@ -223,11 +223,158 @@ fn gemma_alternates_attention_and_subtracts_one_from_its_norms() {
 }
 
 #[test]
+fn yarn_is_read_with_its_betas_and_the_scale_of_llama_cpp() {
+    let yarn = [
+        ("rope.freq_base", Value::F32(5e5)),
+        ("rope.scaling.type", text("yarn")),
+        ("rope.scaling.factor", Value::F32(8.0)),
+        ("rope.scaling.original_context_length", Value::U32(16)),
+        ("rope.scaling.yarn_beta_fast", Value::F32(16.0)),
+        ("rope.scaling.yarn_attn_factor", Value::F32(1.25)),
+        ("attention.sliding_window", Value::U32(8)),
+    ];
+    let (_, model) = model_of(&with("olmo2", &yarn), &[], &[]).unwrap();
+    let expected = json!({
+        "full_attention": {
+            "rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 16,
+            "beta_fast": 16.0, "attention_factor": 1.25,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+    });
+    assert_eq!((&model.config["model_type"], &model.config["rope_parameters"]), (&json!("olmo3"), &expected));
+    let growing = [
+        ("rope.scaling.yarn_log_multiplier", Value::F32(1.0)),
+        ("attention.temperature_scale", Value::F32(0.1)),
+    ];
+    let growing: Vec<(&str, Value)> = yarn[..4].iter().cloned().chain(growing).collect();
+    let (_, model) = model_of(&with("mistral3", &growing), &[], &[]).unwrap();
+    let spec = smidgen_compile::model::read_spec(&model.config).unwrap();
+    assert_eq!(spec.ropes[0].attention_scale, 1.0);
+    let scale = spec.ropes[1].position_scale.unwrap();
+    assert_eq!((scale.beta, scale.original), (0.1, 16));
+    let part = [("rope.scaling.yarn_ext_factor", Value::F32(0.5))];
+    let part: Vec<(&str, Value)> = yarn[..4].iter().cloned().chain(part).collect();
+    assert_eq!(
+        model_of(&with("qwen2", &part), &[], &[]).unwrap_err(),
+        "`qwen2.rope.scaling.yarn_ext_factor = 0.5` is not supported (supported: 1)"
+    );
+}
+
+#[test]
+fn a_token_that_ends_a_turn_is_an_end_too() {
+    let mut metadata = sizes("glm4");
+    metadata.set("tokenizer.ggml.eot_token_id", Value::U32(7));
+    assert_eq!(config_of(&metadata, &[])["eos_token_id"], json!([2, 7]));
+    metadata.set("tokenizer.ggml.eot_token_id", Value::U32(2));
+    assert_eq!(config_of(&metadata, &[])["eos_token_id"], json!(2));
+}
+
+#[test]
+fn scales_of_granite_and_their_defaults() {
+    let more = [
+        ("logit_scale", Value::F32(8.0)),
+        ("attention.scale", Value::F32(0.0625)),
+        ("embedding_scale", Value::F32(12.0)),
+    ];
+    let spec = smidgen_compile::model::read_spec(&config_of(&with("granite", &more), &[])).unwrap();
+    let residual = spec.layers[1].residual_scale;
+    assert_eq!((spec.embedding.scale, spec.head.scale, residual), (12.0, 0.125, 1.0));
+    assert_eq!(spec.attention().unwrap().scale, 0.0625);
+    let silent = smidgen_compile::model::read_spec(&config_of(&with("granite", &more[..1]), &[])).unwrap();
+    assert_eq!(silent.attention().unwrap().scale, 8f32.powf(-0.5));
+    let missing = model_of(&sizes("granite"), &[], &[]).unwrap_err();
+    assert_eq!(missing, "the metadata has no `granite.logit_scale`");
+}
+
+#[test]
+fn layers_of_gemma_4_differ_in_their_sizes() {
+    let list = |numbers: &[i32]| Value::Array(Array::I32(numbers.to_vec()));
+    let more = [
+        ("block_count", Value::U32(4)),
+        ("feed_forward_length", list(&[64, 64, 128, 128])),
+        ("attention.head_count_kv", list(&[2, 1, 2, 1])),
+        ("attention.key_length", Value::U32(16)),
+        ("attention.value_length", Value::U32(16)),
+        ("attention.key_length_swa", Value::U32(8)),
+        ("attention.value_length_swa", Value::U32(8)),
+        ("attention.sliding_window", Value::U32(8)),
+        ("attention.sliding_window_pattern", Value::Array(Array::Bool(vec![true, false, true, false]))),
+        ("attention.shared_kv_layers", Value::U32(2)),
+        ("embedding_length_per_layer_input", Value::U32(4)),
+        ("rope.dimension_count", Value::U32(16)),
+        ("rope.dimension_count_swa", Value::U32(8)),
+    ];
+    let mut divisors = vec![1.0, 1.0];
+    divisors.resize(8, 1e30);
+    let given = [("rope_freqs.weight", divisors)];
+    let (_, model) = model_of(&with("gemma4", &more), &["per_layer_token_embd.weight"], &given).unwrap();
+    let spec = smidgen_compile::model::read_spec(&model.config).unwrap();
+    let heads: Vec<(usize, usize, KeysAndValues)> = spec
+        .attentions()
+        .map(|(_, attention)| (attention.head_dim, attention.kv_heads, attention.source))
+        .collect();
+    // No layer has values of its own in this file, so those of full layers are their keys.
+    let expected = [
+        (8, 2, KeysAndValues::Projected),
+        (16, 1, KeysAndValues::OneProjection),
+        (8, 2, KeysAndValues::OfLayer(0)),
+        (16, 1, KeysAndValues::OfLayer(1)),
+    ];
+    assert_eq!(heads, expected);
+    assert_eq!(spec.ropes[0].scaling, RopeScaling::Proportional { rotated_pairs: 2, factor: 1.0 });
+    assert_eq!(
+        spec.embedding.per_layer.map(|per_layer| (per_layer.vocabulary, per_layer.width)),
+        Some((8, 4))
+    );
+    let uneven = [("feed_forward_length", list(&[64, 96, 64, 64]))];
+    let uneven: Vec<(&str, Value)> = more.iter().cloned().chain(uneven).collect();
+    let refused = model_of(&with("gemma4", &uneven), &[], &[]).unwrap_err();
+    assert!(
+        refused.starts_with("`gemma4.feed_forward_length = 96 in layer 1` is not supported"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn the_factor_of_queries_is_in_the_weights_of_their_norms() {
+    let more = [
+        ("logit_scale", Value::F32(0.5)),
+        ("attention.sliding_window", Value::U32(8)),
+        ("attention.sliding_window_pattern", Value::Array(Array::Bool(vec![true, false]))),
+    ];
+    let norms = |other: f32| {
+        let norm =
+            |layer: usize, name: &str, weight: f32| (format!("blk.{layer}.{name}.weight"), vec![weight; 8]);
+        [
+            norm(0, "attn_q_norm", 3.5),
+            norm(0, "attn_k_norm", 1.0),
+            norm(1, "attn_q_norm", other),
+            norm(1, "attn_k_norm", 1.0),
+        ]
+    };
+    let read = |other: f32| {
+        let norms = norms(other);
+        let given: Vec<(&str, Vec<f32>)> =
+            norms.iter().map(|(name, weights)| (name.as_str(), weights.clone())).collect();
+        model_of(&with("muse-glimmer", &more), &["output.weight"], &given)
+    };
+    let spec = smidgen_compile::model::read_spec(&read(3.5).unwrap().1.config).unwrap();
+    let attentions: Vec<_> = spec.attentions().map(|(_, attention)| attention).collect();
+    assert!((attentions[0].scale - 3.5 * 8f32.powf(-0.5)).abs() < 1e-6);
+    assert!(attentions[0].rope.is_some() && attentions[1].rope.is_none());
+    assert_eq!(
+        read(2.0).unwrap_err(),
+        "`blk.1.attn_q_norm.weight` has the weights 3.5 and 2; all must be alike"
+    );
+}
+
+#[test]
 fn unsupported_settings_and_tensors_are_named() {
     let refused = |metadata: &Metadata, names: &[&str]| model_of(metadata, names, &[]).unwrap_err();
     assert_eq!(
         refused(&sizes("mamba"), &[]),
-        "the architecture `mamba` is not supported (supported: llama, qwen2, qwen3, phi3, gemma2, gemma3)"
+        "the architecture `mamba` is not supported (supported: llama, qwen2, qwen3, phi3, gemma, gemma2, gemma3, gemma4, \
+         smollm3, granite, olmo2, seed_oss, glm4, cohere2, mistral3, muse-glimmer)"
     );
     assert_eq!(
         refused(&sizes("llama"), &["blk.0.attn_qkv.weight", "blk.2.attn_q.weight"]),
@@ -242,8 +389,24 @@ fn unsupported_settings_and_tensors_are_named() {
         "`llama.expert_count = 8` is not supported (supported: 0)"
     );
     assert_eq!(
-        refused(&with("qwen2", &[("rope.scaling.type", text("yarn"))]), &[]),
-        "`qwen2.rope.scaling.type = yarn` is not supported (supported: none, linear, longrope)"
+        refused(
+            &with("qwen2", &[("rope.scaling.type", text("none")), ("rope.scaling.factor", Value::F32(4.0))]),
+            &[]
+        ),
+        "`qwen2.rope.scaling.type = none` is not supported (supported: none, linear and yarn with a factor, longrope \
+         without one)"
+    );
+    assert_eq!(
+        refused(&with("qwen3", &[("attention.sliding_window", Value::U32(8))]), &[]),
+        "`qwen3.attention.sliding_window = 8` is not supported (supported: 0)"
+    );
+    assert_eq!(
+        refused(&with("llama", &[("final_logit_softcapping", Value::F32(30.0))]), &[]),
+        "`llama.final_logit_softcapping = 30` is not supported for architecture `llama`"
+    );
+    assert_eq!(
+        refused(&with("gemma3", &[("block_count", Value::U32(1 << 20))]), &[]),
+        "`gemma3.block_count = 1048576` is not supported (supported: up to 4096 layers)"
     );
     assert_eq!(
         refused(&with("llama", &[("attention.head_count_kv", Value::Array(Array::U32(vec![1, 2])))]), &[]),
