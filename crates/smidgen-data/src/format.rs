@@ -197,7 +197,9 @@ pub fn example_of(format: RowFormat, place: RowPlace<'_>, row: Json) -> Result<E
         RowFormat::Tokens => read_tokens(&mut row)?,
     };
     match format {
-        RowFormat::Alpaca | RowFormat::Chat | RowFormat::PromptCompletion => refuse_images(&row)?,
+        RowFormat::Alpaca | RowFormat::AlpacaPrompt | RowFormat::Chat | RowFormat::PromptCompletion => {
+            refuse_images(&row)?;
+        }
         RowFormat::Text | RowFormat::Tokens => {}
     }
     Ok(ExampleRow { example, fields: row.fields })
