@@ -4,7 +4,7 @@
 use super::export_tests::write_tokenizer;
 use super::model_file::{ExportOptions, ExportedModel, MatrixType, export_model};
 use crate::failure::Failure;
-use crate::merge::original::OriginalModel;
+use crate::model_files::original::OriginalModel;
 use crate::plan::model::{constant_dims, read_decoder};
 use crate::session::adapted::logits_of;
 use serde_json::{Value, json};
