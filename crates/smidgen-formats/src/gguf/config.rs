@@ -156,7 +156,8 @@ fn check_heads(keys: &Keys<'_>, [value, rope]: [&str; 2], head_dim: u64) -> Resu
     }
     let rope_dim = keys.whole(rope)?.unwrap_or(head_dim);
     let partial = keys.architecture.rotates_part && (2..head_dim).contains(&rope_dim);
-    if head_dim < 2 || head_dim % 2 != 0 || rope_dim % 2 != 0 || (rope_dim != head_dim && !partial) {
+    if head_dim < 2 || !head_dim.is_multiple_of(2) || rope_dim % 2 != 0 || (rope_dim != head_dim && !partial)
+    {
         let what =
             format!("a rotary embedding of {rope_dim} channels in heads of {head_dim} is not supported");
         return Err(GgufModelProblem::Contradiction { what });
@@ -267,10 +268,10 @@ fn rope_of_metadata(keys: &Keys<'_>, sizes: &Sizes) -> Result<Json, GgufModelPro
     let factor = keys.number("rope.scaling.factor")?.filter(|factor| *factor != 1.0);
     let attention_factor = keys.number("rope.scaling.attn_factor")?.filter(|factor| *factor != 1.0);
     let kind = keys.text("rope.scaling.type")?;
-    if let (Some(attention), false) = (attention_factor, kind == Some("yarn")) {
-        if keys.architecture.special != Special::LongRope {
-            return keys.unsupported("rope.scaling.attn_factor", &attention.to_string(), "1, without YaRN");
-        }
+    if let (Some(attention), false) = (attention_factor, kind == Some("yarn"))
+        && keys.architecture.special != Special::LongRope
+    {
+        return keys.unsupported("rope.scaling.attn_factor", &attention.to_string(), "1, without YaRN");
     }
     match (kind, factor) {
         (None | Some("none" | "longrope" | "yarn"), None) => {

@@ -143,7 +143,7 @@ fn put_trained(it: &Settings<'_, '_>, draft: &mut Draft) {
         return draft.assume("no `adapter` is set, so Axolotl trains every weight, and so does the recipe");
     };
     match found.text().as_deref() {
-        Some("qlora") if !quantized.is_some_and(|found| found.name() == "load_in_4bit") => {
+        Some("qlora") if quantized.is_none_or(|found| found.name() != "load_in_4bit") => {
             found.mistake("`adapter: qlora` needs `load_in_4bit: true`".to_owned());
         }
         Some("lora" | "qlora") => put_adapter(it, draft, &[&found]),

@@ -165,7 +165,7 @@ impl<'a, D: Device> Steps<'a, D> {
     pub fn finish(
         &mut self,
         step: &mut QueuedStep,
-        mut team: Option<&mut Team>,
+        team: Option<&mut Team>,
     ) -> Result<FinishedStep, Failure> {
         let mut report = self.feed.finish_report(&mut self.executor)?;
         let mut overflows = 0;
@@ -188,7 +188,7 @@ impl<'a, D: Device> Steps<'a, D> {
         }
         let mut warnings = Vec::new();
         if let Some(liveness) = self.liveness.take_if(|liveness| liveness.see_update(step.lr)) {
-            warnings = liveness.end(&mut self.executor, team.as_deref_mut())?;
+            warnings = liveness.end(&mut self.executor, team)?;
         }
         self.spare_samples = std::mem::take(&mut step.samples);
         Ok(FinishedStep { report, overflows, warnings })
@@ -327,7 +327,7 @@ impl<'a, D: Device> Steps<'a, D> {
         let mut culprit = None;
         let fill = |executor: &mut Executor<D>, micro_batch: &mut MicroBatch, number: usize| {
             micro_batch.fill(train, micro_batches[number].iter().copied()).map_err(Failure::disk)?;
-            feed.write_micro_batch(executor, micro_batch, step).map_err(Failure::from)
+            feed.write_micro_batch(executor, micro_batch, step)
         };
         if executor.has_laps() {
             let extents: Vec<Extent> =
