@@ -12,6 +12,7 @@ mod documents;
 mod library;
 mod rooms;
 mod sites;
+mod supported;
 mod words;
 
 use regex::Regex;
