@@ -17,6 +17,7 @@ pub mod exchange;
 pub mod generation;
 pub mod job;
 pub mod life;
+pub mod missing;
 pub mod model;
 pub mod planning;
 pub mod product;
