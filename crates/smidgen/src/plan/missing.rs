@@ -22,31 +22,43 @@ const PARTS: &[(&str, &[&str])] = &[
     ("latent attention", &["kv_lora_rank", "o_lora_rank"]),
     ("attention in chunks", &["attention_chunk_size"]),
     ("sparse attention with an indexer", &["index_topk"]),
-    ("several residual streams", &["altup_num_inputs", "hc_mult"]),
+    ("more than one residual stream", &["altup_num_inputs", "hc_mult"]),
     ("differential attention", &["lambda_std_dev"]),
     ("positions added to scores (ALiBi)", &["alibi"]),
-    ("learned positions", &["n_positions"]),
 ];
 
-/// Types without such keys: the beginning of the type, and the part.
+/// Types without such keys: the beginning of the type, and the part, if there is one.
 const TYPES: &[(&str, &str)] = &[
     ("bloom", "positions added to scores (ALiBi)"),
     ("mpt", "positions added to scores (ALiBi)"),
+    ("gpt_neox", LAYER_NORMS),
+    ("gptj", LAYER_NORMS),
+    ("codegen", LAYER_NORMS),
+    ("stablelm", LAYER_NORMS),
+    ("starcoder2", LAYER_NORMS),
+    ("persimmon", LAYER_NORMS),
+    ("falcon_", ""),
+    ("falcon", LAYER_NORMS),
     ("gpt_oss", "attention sinks"),
-    ("gpt_neo", "learned positions"),
-    ("opt", "learned positions"),
-    ("openai-gpt", "learned positions"),
+    ("gpt", POSITIONS),
+    ("opt", POSITIONS),
+    ("openai-gpt", POSITIONS),
+    ("biogpt", POSITIONS),
+    ("xglm", POSITIONS),
     ("xlnet", BIDIRECTIONAL),
     ("electra", BIDIRECTIONAL),
-    ("ernie4", "its kind of rotary embedding"),
+    ("ernie4", ""),
     ("ernie", BIDIRECTIONAL),
     ("big_bird", BIDIRECTIONAL),
     ("bitnet", "weights of three values"),
     ("jetmoe", "mixtures of experts"),
+    ("cohere2", ""),
     ("cohere", "layer norms of queries and keys"),
 ];
 
 const BIDIRECTIONAL: &str = "bidirectional attention";
+const LAYER_NORMS: &str = "layer norms with biases";
+const POSITIONS: &str = "learned positions";
 
 /// Models to use instead, with their parameters in billions.
 const BY_SIZE: &[(f64, &str)] = &[
@@ -64,16 +76,18 @@ const BY_SIZE: &[(f64, &str)] = &[
 pub fn hint(config: &Value) -> String {
     let parts = parts(config);
     let text_type = config["text_config"]["model_type"].as_str();
-    let mut said = match text_type.filter(|text| supported().contains(text)) {
-        Some(text) => format!("its text model is a `{text}`, which is supported in checkpoints of its own"),
-        None if parts.is_empty() => {
+    if let Some(text) = text_type.filter(|text| supported().contains(text)) {
+        return format!("its text model is a `{text}`, which is supported in checkpoints of its own");
+    }
+    let mut said = match parts.is_empty() {
+        true => {
             let model_type = config["model_type"].as_str().unwrap_or_default();
-            format!("this version does not know what layers of `{}` are made of", model_type.escape_default())
+            format!("this version has no reader of `{}` configs", model_type.escape_default())
         }
-        None => format!("this version has no {}", parts.join(", no ")),
+        false => format!("missing here: {}", parts.join(", ")),
     };
-    let is_chat_model = !parts.contains(&BIDIRECTIONAL) && !parts.contains(&PARTS[0].0);
-    if let Some(name) = instead(config).filter(|_| is_chat_model) {
+    let is_decoder = !parts.contains(&BIDIRECTIONAL) && !parts.contains(&PARTS[0].0);
+    if let Some(name) = instead(config).filter(|_| is_decoder) {
         said += &format!("; a supported model of about that size is `hf:{name}`");
     }
     said
@@ -104,7 +118,8 @@ fn parts(config: &Value) -> Vec<&'static str> {
     let model_type = config["model_type"].as_str().unwrap_or_default();
     let is_encoder = model_type.contains("bert") && !model_type.ends_with("decoder");
     let of_type = TYPES.iter().find(|(start, _)| model_type.starts_with(start)).map(|(_, part)| *part);
-    parts.extend(of_type.or(is_encoder.then_some(BIDIRECTIONAL)).filter(|part| !parts.contains(part)));
+    let of_type = of_type.or(is_encoder.then_some(BIDIRECTIONAL));
+    parts.extend(of_type.filter(|part| !part.is_empty() && !parts.contains(part)));
     let layer_types = tables(config).filter_map(|table| table["layer_types"].as_array()).flatten();
     let is_linear = layer_types.filter_map(Value::as_str).any(|kind| kind == "linear_attention");
     let is_listed = parts.iter().any(|part| ["linear attention", "state space layers"].contains(part));
@@ -154,30 +169,31 @@ mod tests {
                 "model_type": "jamba", "hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336,
                 "num_experts": 16, "num_experts_per_tok": 2, "mamba_d_state": 16, "vocab_size": 65536,
             })),
-            "this version has no mixtures of experts, no state space layers"
+            "missing here: mixtures of experts, state space layers; a supported model of about that size is \
+             `hf:meta-llama/Llama-3.3-70B-Instruct`"
         );
         assert_eq!(
             said(json!({
                 "model_type": "mamba", "hidden_size": 2560, "num_hidden_layers": 64, "intermediate_size": 5120,
                 "state_size": 16, "vocab_size": 50280,
             })),
-            "this version has no state space layers; a supported model of about that size is `hf:Qwen/Qwen3-4B`"
+            "missing here: state space layers; a supported model of about that size is `hf:Qwen/Qwen3-4B`"
         );
         assert_eq!(
             said(json!({"model_type": "t5", "is_encoder_decoder": true, "d_model": 512, "num_layers": 6})),
-            "this version has no encoder and cross attention"
+            "missing here: encoder and cross attention"
         );
         assert_eq!(
             said(
                 json!({"model_type": "bert", "hidden_size": 768, "num_hidden_layers": 12, "vocab_size": 30522})
             ),
-            "this version has no bidirectional attention"
+            "missing here: bidirectional attention"
         );
         assert_eq!(
             said(json!({
                 "model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257,
             })),
-            "this version has no learned positions; a supported model of about that size is \
+            "missing here: learned positions; a supported model of about that size is \
              `hf:HuggingFaceTB/SmolLM2-135M`"
         );
         assert_eq!(
@@ -186,7 +202,7 @@ mod tests {
         );
         assert_eq!(
             said(json!({"model_type": "unheard-of", "hidden_size": 64})),
-            "this version does not know what layers of `unheard-of` are made of"
+            "this version has no reader of `unheard-of` configs"
         );
     }
 
