@@ -1,12 +1,14 @@
 """Checks smidgen's adapter files against the PEFT library itself.
 
-    python scripts/check_peft.py SMIDGEN [--adapter FOLDER --base FOLDER] [--keep FOLDER]
+    python scripts/check_peft.py SMIDGEN [--adapter FOLDER --base FOLDER] [--keep FOLDER] [--families [CASE...]]
 
 SMIDGEN is the program. Needs torch, transformers, peft and safetensors; no network and no GPU.
 For each kind of adapter PEFT makes a tiny model and an adapter with random values, `smidgen merge` merges them, and the result is compared with PEFT's `merge_and_unload`: every tensor within one rounding of its type, and all
 other tensors byte for byte. `smidgen inspect` has to agree with PEFT on what an adapter holds.
 With --adapter and --base an adapter that smidgen wrote is loaded with PEFT: no key may be missing or unexpected, and the
 logits have to match those of the model that `smidgen merge` writes.
+With --families that is all that is checked, for every recorded case with an adapter (or those named): smidgen trains the tiny
+model of `fixtures/CASE` for ten steps, and PEFT loads what it wrote, also where the text model is beside a vision tower.
 One line per check; the exit code is the number of failed checks.
 """
 
@@ -21,7 +23,7 @@ from pathlib import Path
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, LlamaConfig, LlamaForCausalLM
 
 KINDS = {
     "lora": {},
@@ -33,6 +35,9 @@ KINDS = {
     "lora bias lora_only": {"bias": "lora_only"},
     "dora bias all": {"use_dora": True, "bias": "all"},
 }
+FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
+# PEFT does not know LS-LoRA; folders that bitsandbytes quantized need a GPU, and GGUF files are no folders.
+KINDS_OF_PEFT = ("lora", "rslora", "dora")
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
@@ -50,7 +55,9 @@ def make_base(folder, dtype):
 
 
 def load_base(folder, dtype):
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    is_wrapped = hasattr(AutoConfig.from_pretrained(folder), "text_config")
+    auto = AutoModelForImageTextToText if is_wrapped else AutoModelForCausalLM
+    return auto.from_pretrained(folder, dtype=dtype).eval()
 
 
 def make_adapter(folder, base, dtype, settings):
@@ -185,12 +192,43 @@ def check_written_adapter(program, adapter, base, root):
     text = json.dumps(config, indent=2, sort_keys=True)
     assert text == (Path(adapter) / "adapter_config.json").read_text(), "the config is not laid out as PEFT's"
     run_smidgen(program, "merge", adapter, "--base", base, "--dtype", "f32", "--output", root / "merged-written")
-    ids = torch.arange(40)[None] % model.config.vocab_size
+    ids = torch.arange(40)[None] % model.config.get_text_config().vocab_size
     with torch.no_grad():
         merged = load_base(root / "merged-written", torch.float32)(ids).logits
         distance = ((merged - model(ids).logits).abs().max() / merged.abs().max()).item()
     assert distance < 1e-4, distance
     return f"{len(ours)} tensors, logits of the merged model within {distance:.1e}"
+
+
+def recorded_cases():
+    """The recorded cases whose adapter PEFT can load on a CPU, with their recipes."""
+    for file in sorted(FIXTURES.glob("*/expected.json")):
+        recipe = json.loads(file.read_text())["recipe"]
+        config = file.parent / "model" / "config.json"
+        is_plain = config.exists() and "quantization_config" not in json.loads(config.read_text())
+        if is_plain and recipe["adapter"]["kind"] in KINDS_OF_PEFT:
+            yield file.parent, recipe
+
+
+def toml(value):
+    """A value of a recipe."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(key)} = {toml(inner)}" for key, inner in value.items()) + " }"
+    return json.dumps(value)
+
+
+def check_family(program, case, recipe, root):
+    """Trains the adapter of a recorded case and loads the written one with PEFT."""
+    output = root / "run"
+    recipe = {**recipe, "model": {**recipe["model"], "base": "f32"}, "output": {"dir": str(output)}}
+    recipe["data"] = {key: value for key, value in recipe["data"].items() if key != "eval"}
+    sections = [f"[{name}]\n" + "".join(f"{k} = {toml(v)}\n" for k, v in keys.items()) for name, keys in recipe.items()]
+    text = "".join(sections)
+    for path in ("model", "adapter", "data.jsonl"):
+        text = text.replace(f'= "{path}"\n', f'= "{case / path}"\n')
+    (root / "recipe.toml").write_text(text)
+    run_smidgen(program, "train", root / "recipe.toml")
+    return check_written_adapter(program, output / "adapter", case / "model", root)
 
 
 def main():
@@ -199,6 +237,7 @@ def main():
     parser.add_argument("--adapter", help="an adapter that smidgen wrote")
     parser.add_argument("--base", help="its base model")
     parser.add_argument("--keep", help="keep what is made in this folder")
+    parser.add_argument("--families", nargs="*", metavar="CASE", help="check the recorded cases, and nothing else")
     arguments = parser.parse_args()
     program = str(Path(arguments.program).resolve())
     checks = []
@@ -217,6 +256,13 @@ def main():
                 failed += 1
                 print(f"FAILED  {name}: {error}", flush=True)
 
+        if arguments.families is not None:
+            for case, recipe in recorded_cases():
+                if not arguments.families or case.name in arguments.families:
+                    place = root / case.name
+                    place.mkdir()
+                    report(f"family {case.name}", lambda: check_family(program, case, recipe, place))
+            sys.exit(failed)
         for dtype_name in DTYPES:
             make_base(root / f"base-{dtype_name}", DTYPES[dtype_name])
         for number, (name, check, parameters) in enumerate(checks):

@@ -6,6 +6,7 @@
 
 use crate::error::ModelError;
 use crate::model::audio::{AUDIO, is_of_projector};
+use crate::model::layer::LAYER_SCALAR;
 use crate::model::spec::{DecoderSpec, HEAD, PER_LAYER_PROJECTION};
 use std::collections::BTreeSet;
 
@@ -85,7 +86,8 @@ const NORMS: &str = "norms";
 const PROJECTOR: &str = "projector";
 
 /// Names of the trained tensors if the base model itself is trained. A target names modules by their endings, with their
-/// biases; tensors by a pattern with `*`; all norms; or the projector. A tied head is the embedding.
+/// biases; tensors by a pattern with `*`; all norms; or the projector. A tied head is the embedding. The number that scales
+/// the output of a layer stays as stored: transformers has it as a buffer, which no optimizer changes.
 pub fn trained_tensors(
     spec: &DecoderSpec,
     targets: &Targets,
@@ -93,6 +95,7 @@ pub fn trained_tensors(
 ) -> Result<BTreeSet<String>, ModelError> {
     check_layers(spec, layers)?;
     let mut tensors = spec.tensors();
+    tensors.retain(|tensor| !tensor.name.ends_with(LAYER_SCALAR));
     let names = match targets {
         Targets::AllLinear => None,
         Targets::Names(names) => Some(names),
@@ -227,6 +230,16 @@ mod tests {
         assert!(last.iter().all(|name| name.starts_with("model.layers.1.")), "{last:?}");
         let error = trained_tensors(&tiny(), &Targets::AllLinear, &Layers::Last(3)).unwrap_err();
         assert_eq!(error, ModelError::TooManyLayers { count: 3, layers: 2 });
+    }
+
+    #[test]
+    fn numbers_that_scale_layers_stay_as_stored() {
+        let spec = tiny().with_layers(|_, layer| layer.has_scalar = true);
+        let all = trained_tensors(&spec, &Targets::AllLinear, &Layers::All).unwrap();
+        assert_eq!(all, trained_tensors(&tiny(), &Targets::AllLinear, &Layers::All).unwrap());
+        let named = Targets::Names(vec![LAYER_SCALAR.into()]);
+        let error = trained_tensors(&spec, &named, &Layers::All).unwrap_err();
+        assert!(matches!(error, ModelError::UnknownTarget { .. }), "{error}");
     }
 
     #[test]

@@ -181,8 +181,8 @@ mod tests {
             format!("the architecture `mamba` is not supported (supported: {})", supported().join(", "))
         );
         assert_eq!(
-            message(&|c| c["rope_scaling"] = json!({"type": "other", "factor": 2.0})),
-            "`rope_scaling.type = other` in config.json is not supported (supported: default, linear, llama3, longrope, yarn, dynamic, proportional)"
+            message(&|c| c["rope_scaling"] = json!({"type": "axial", "factor": 2.0})),
+            "`rope_scaling.type = axial` in config.json is not supported (supported: default, linear, llama3, longrope, yarn, dynamic, proportional)"
         );
         assert!(
             message(&|c| c["num_key_value_heads"] = json!(3)).contains("4 attention heads cannot share 3")

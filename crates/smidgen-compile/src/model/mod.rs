@@ -4,6 +4,7 @@
 //! `DecoderSpec` and knows no model type.
 
 pub mod audio;
+pub mod checkpoints;
 pub mod cohere2;
 pub mod config;
 pub mod family;

@@ -320,6 +320,7 @@ fn contents(graph: &Graph, norms_add_one: bool) -> Vec<(ValueId, Content)> {
                         contents.push((id, Content::Reals(sigmas.into_iter().map(away_from_zero).collect())));
                         continue;
                     }
+                    name if name.ends_with("layer_scalar") => (1.0, 0.4),
                     name if name.contains("norm") => (if norms_add_one { 0.0 } else { 1.0 }, 0.4),
                     name if name.ends_with("lora_magnitude_vector") => (1.0, 0.4),
                     name if name.ends_with(".bias") => (0.0, 0.3),

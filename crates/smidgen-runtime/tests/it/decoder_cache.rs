@@ -4,6 +4,7 @@
 //! A training plan that can generate is tested too: other entry points may run between two generations.
 
 use crate::decoder::{Choice, EXTENT, gemma2, gemma3};
+use crate::decoder_kinds::kinds;
 use crate::numbers::{Content, decode_reals, encode};
 use crate::subject::Subject;
 use smidgen_compile::leaves::cache_names;
@@ -28,14 +29,16 @@ pub const RUNS: [&[(usize, usize, usize)]; 4] =
 
 pub fn choices() -> Vec<Choice> {
     let head: &[&str] = &["v_proj", "up_proj", "lm_head"];
-    vec![
+    let mut choices = vec![
         Choice { name: "lora", adapted: head, ..Choice::lora() },
         Choice { name: "like gemma 2", spec: gemma2(), adapted: head, ..Choice::lora() },
         Choice { name: "like gemma 3", spec: gemma3(), ..Choice::lora() },
         Choice { name: "fused", biases: TrainedBiases::All, ..Choice::fused() },
         Choice { name: "dora, fused", form: AdapterForm::Dora, ..Choice::fused() },
         Choice { name: "ls-lora", form: AdapterForm::Fourier { reg: 0.1 }, ..Choice::lora() },
-    ]
+    ];
+    choices.extend(kinds());
+    choices
 }
 
 pub fn content<'a>(subject: &'a Subject, name: &str) -> &'a Content {

@@ -7,6 +7,7 @@ use crate::decoder::{
     ALL_FUSED, ALL_LINEARS, Choice, LAYERS, Trained, gemma2, gemma3, llama, padded, phi3, phi4, with_head,
     without_biases,
 };
+use crate::decoder_kinds::{adapters, kinds};
 use smidgen_compile::model::layer::NormedChannels;
 use smidgen_compile::model::spec::EMBEDDING;
 use smidgen_compile::{AdapterForm, DecoderSpec, TrainedBiases};
@@ -213,6 +214,16 @@ fn every_tensor_of_a_model_like_gemma_3() {
     };
     let trained = check(&choice);
     assert!(trained.iter().any(|name| name.ends_with("k_norm.weight")), "{trained:?}");
+}
+
+/// Layers of every kind, each with all its tensors and adapters.
+#[test]
+fn every_tensor_of_models_of_every_kind() {
+    for kind in kinds() {
+        let choice = Choice { spec: in_f32(kind.spec.clone()), trained: Trained::Everything, ..kind };
+        let trained = check(&choice);
+        assert_eq!(trained.len(), choice.spec.tensors().len() + 2 * adapters(&choice), "{}", choice.name);
+    }
 }
 
 fn dora(name: &'static str, choice: Choice) -> Choice {

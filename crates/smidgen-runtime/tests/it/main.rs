@@ -23,6 +23,7 @@ mod cuda_shared_host;
 mod decoder;
 mod decoder_cache;
 mod decoder_gradients;
+mod decoder_kinds;
 mod decoder_logits;
 mod decoder_updates;
 mod draft;

@@ -5,6 +5,7 @@
 //! touches the bytes of a pending transfer.
 
 use crate::decoder::{ALL_FUSED, Choice, LAYERS, LOSS_CHUNK, Trained, find_leaf, gemma2, leaf_named, phi3};
+use crate::decoder_kinds::kinds;
 use crate::examples::{Example, Proof};
 use crate::numbers::decode_doubles;
 use crate::subject::{Subject, roomy};
@@ -179,7 +180,7 @@ fn every_part_and_all_together_agree_to_the_last_bit() {
         Choice::with_audio(),
         Choice { name: "ls-lora in 8 bits", form: fourier, moments: Moments::Bits8, ..Choice::lora() },
     ];
-    for choice in choices {
+    for choice in choices.into_iter().chain(kinds()) {
         for layers in [LayerSet::none(), LayerSet::first(1), LayerSet::first(LAYERS)] {
             let want = outcome(&choice.subject_with(layers.clone()));
             for part in policies() {

@@ -3,6 +3,7 @@
 //! Keep sets are random subsets of all forward values, not only those that a policy would choose.
 
 use crate::decoder::{Choice, gemma2, gemma3};
+use crate::decoder_kinds::kinds;
 use crate::numbers::random_reals;
 use crate::subject::{Outcome, Subject};
 use proptest::prelude::*;
@@ -42,7 +43,7 @@ fn all_choices() -> Vec<Choice> {
     let lora = choice();
     let fused = Choice { name: "fused", dropout: 0.25, ..Choice::fused() };
     let (dora, fourier) = (AdapterForm::Dora, AdapterForm::Fourier { reg: 0.1 });
-    vec![
+    let mut choices = vec![
         lora.clone(),
         Choice { name: "gemma 2", spec: gemma2(), ..lora.clone() },
         Choice { name: "gemma 3", spec: gemma3(), ..lora.clone() },
@@ -56,7 +57,9 @@ fn all_choices() -> Vec<Choice> {
         Choice { name: "dora, fused", form: dora, ..fused.clone() },
         Choice { name: "ls-lora, fused", form: fourier, biases: TrainedBiases::Adapted, ..fused.clone() },
         fused,
-    ]
+    ];
+    choices.extend(kinds());
+    choices
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! than there are, so tiles are short or empty; some have recomputed layers, some offload everything.
 
 use crate::decoder::{ALL_FUSED, Choice, LAYERS, LOSS_CHUNK, gemma2, phi3};
+use crate::decoder_kinds::kinds;
 use crate::numbers::decode_reals;
 use crate::offload_changes_nothing::{by_policy, nothing_offloaded, offload_everything, outcome};
 use smidgen_compile::AdapterForm;
@@ -12,8 +13,8 @@ use smidgen_ir::{Entry, LayerSet, Op, Policy};
 /// The largest difference after three updates that is due to the order of sums of a few dozen terms.
 const TOLERANCE: f64 = 1e-4;
 
-fn choices() -> [Choice; 7] {
-    [
+fn choices() -> Vec<Choice> {
+    let mut choices = vec![
         Choice::lora(),
         Choice { name: "phi3", spec: phi3(), adapted: ALL_FUSED, ..Choice::lora() },
         Choice { name: "gemma2", spec: gemma2(), dropout: 0.25, ..Choice::lora() },
@@ -21,7 +22,9 @@ fn choices() -> [Choice; 7] {
         Choice { name: "ls-lora", form: AdapterForm::Fourier { reg: 0.1 }, ..Choice::lora() },
         Choice::with_audio(),
         Choice::full(),
-    ]
+    ];
+    choices.extend(kinds());
+    choices
 }
 
 #[test]

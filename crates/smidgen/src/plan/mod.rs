@@ -19,6 +19,7 @@ pub mod exchange;
 pub mod facts;
 pub mod generation;
 pub mod job;
+pub mod missing;
 pub mod model;
 pub mod phases;
 pub mod planning;

@@ -3,6 +3,7 @@
 //! Weights are opened but not read, except a head that the config ties to the embedding. A checkpoint that contradicts its config is refused here, with every difference.
 //! Left out: downloading (`smidgen-hub`) and loading (`session/weights.rs`).
 
+use super::missing;
 use crate::failure::Failure;
 use smidgen_compile::error::ModelError;
 use smidgen_compile::model::audio::{AudioSpec, OUTSIDE_DECODER};
@@ -72,24 +73,13 @@ fn refused_model(error: ModelError, model: &Model) -> Failure {
     let hint = match &error {
         ModelError::Unsupported { key, .. } if key == "quantization_config.quant_method" => Some(
             "use the checkpoint before its quantization: `model.base = \"nf4\"` or `\"int8\"` quantizes it while it \
-             loads; 4-bit bitsandbytes checkpoints, fp8 ones with scales of squares and GGUF files are read as stored",
+             loads; 4-bit bitsandbytes checkpoints, fp8 ones with scales of squares and GGUF files are read as stored"
+                .to_string(),
         ),
-        ModelError::UnknownArchitecture { .. } if has_experts(model.config()) => Some(
-            "mixtures of experts are not supported; use a dense model, such as `hf:Qwen/Qwen2.5-7B-Instruct`",
-        ),
+        ModelError::UnknownArchitecture { .. } => Some(missing::hint(model.config())),
         _ => None,
     };
     Failure::model(error).hint_if_some(hint)
-}
-
-/// Whether a config has one of the keys that count the experts of a mixture.
-fn has_experts(config: &serde_json::Value) -> bool {
-    let counts =
-        ["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok"];
-    let inner = config.get("text_config").unwrap_or(config);
-    counts
-        .iter()
-        .any(|key| config.get(key).or_else(|| inner.get(key)).is_some_and(serde_json::Value::is_number))
 }
 
 /// Refuses a checkpoint that has not exactly the tensors that the config describes, in their shapes.

@@ -304,11 +304,11 @@ fn checkpoints_of_other_kinds_get_a_hint() {
         );
     }
     let mut experts = config.clone();
-    experts["model_type"] = "qwen3_moe".into();
-    experts["num_experts"] = 128.into();
+    experts["model_type"] = "dbrx".into();
+    experts["ffn_config"] = serde_json::json!({"moe_num_experts": 16});
     scratch.write("model/config.json", experts.to_string());
     let said = said(&[]);
-    assert!(said.contains("hint: mixtures of experts are not supported; use a dense model"), "{said}");
+    assert!(said.contains("hint: missing here: mixtures of experts"), "{said}");
 }
 
 /// A name inside a file cannot speak to the terminal, and a link cannot show a file of the machine.

@@ -13,6 +13,7 @@ mod library;
 mod rooms;
 mod sites;
 mod sizes;
+mod supported;
 mod words;
 
 use regex::Regex;

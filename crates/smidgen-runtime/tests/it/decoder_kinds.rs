@@ -1,0 +1,146 @@
+//! Small decoders with the layers of every kind that `decoder.rs` has no model for, for the lists of choices of other tests.
+//!
+//! Each kind is a model of today in two layers that differ where its layers differ: parallel blocks, norms after blocks only,
+//! embeddings for each layer, shared keys and values, heads of two sizes, gated outputs, rotations of other kinds.
+
+use crate::decoder::{ALL_LINEARS, Choice, llama, with_head, without_biases};
+use smidgen_compile::DecoderSpec;
+use smidgen_compile::model::layer::{
+    KeysAndValues, LayerNorms, NormForm, NormSpec, NormedChannels, QkNorm, Rotation, TokenInput,
+};
+use smidgen_compile::model::spec::{EmbeddingSpec, HeadSpec, PerLayerEmbedding};
+use smidgen_ir::{Activation, Norm, PositionScale, RopeScaling, RopeSpec};
+
+const NORM: Norm = Norm { eps: 1e-5, plus_one: false };
+const RMS: NormForm = NormForm::Rms(NORM);
+/// Linears of a model with embeddings for each layer.
+const WITH_TOKENS: &[&str] =
+    &["_proj", "per_layer_input_gate", "per_layer_projection", "per_layer_model_projection"];
+
+/// A choice for each kind, with adapters on every linear but the head.
+pub fn kinds() -> Vec<Choice> {
+    let choice = |name, spec| Choice { name, spec, ..Choice::lora() };
+    vec![
+        choice("parallel blocks", parallel()),
+        choice("norms after blocks", norms_after()),
+        Choice { adapted: WITH_TOKENS, ..choice("embeddings of layers", embeddings_of_layers()) },
+        choice("heads of two sizes", heads_of_two_sizes()),
+        choice("gated outputs", gated()),
+        choice("half of each head, interleaved", interleaved()),
+        choice("scaled positions", scaled_positions()),
+        choice("dynamic", dynamic()),
+    ]
+}
+
+/// The number of adapters of a choice.
+pub fn adapters(choice: &Choice) -> usize {
+    assert!(choice.adapted == ALL_LINEARS || choice.adapted == WITH_TOKENS);
+    choice.request().adapters.len()
+}
+
+fn plain() -> DecoderSpec {
+    without_biases(llama())
+}
+
+/// Layer norms that attention and feed-forward share; only the layer with a window is rotated, by neighbouring channels.
+fn parallel() -> DecoderSpec {
+    let form = NormForm::Layer { eps: 1e-5 };
+    let before_mixer = Some(NormSpec { path: "input_layernorm", form });
+    DecoderSpec {
+        final_norm: form,
+        head: HeadSpec { is_tied: true, scale: 0.5, softcap: None },
+        ..plain().with_windows(&[Some(3), None]).with_interleaved_ropes()
+    }
+    .with_layers(|_, layer| {
+        layer.norms = LayerNorms { before_mixer, ..LayerNorms::default() };
+        layer.is_parallel = true;
+    })
+    .with_attention(|layer, attention| attention.rope = attention.rope.filter(|_| layer == 0))
+}
+
+/// Norms after blocks only, queries and keys normed over all heads, outputs of blocks scaled.
+fn norms_after() -> DecoderSpec {
+    let around = LayerNorms::around(RMS);
+    let norms = LayerNorms { before_mixer: None, before_feed_forward: None, ..around };
+    let spec = plain().with_qk_norms(NormedChannels::AllHeads);
+    spec.with_layers(|_, layer| (layer.norms, layer.residual_scale) = (norms, 0.7))
+}
+
+/// Embeddings for each layer, a scaled output of each, and a second layer with the keys and values of the first.
+fn embeddings_of_layers() -> DecoderSpec {
+    let (width, after) = (6, NormSpec { path: "post_per_layer_input_norm", form: RMS });
+    let spec = plain().with_qk_norms(NormedChannels::Head);
+    let per_layer = Some(PerLayerEmbedding { vocabulary: spec.vocabulary, width, norm: NORM });
+    let embedding = EmbeddingSpec { scale: 20f32.sqrt(), per_layer, ..EmbeddingSpec::plain() };
+    with_head(DecoderSpec { embedding, ..spec }, true)
+        .with_layers(|index, layer| {
+            (layer.norms, layer.has_scalar) = (LayerNorms::around(RMS), true);
+            layer.token_input = Some(TokenInput { width, activation: Activation::GeluTanh, norm: after });
+            layer.gated_mut().unwrap().width *= 1 + index;
+        })
+        .with_attention(|layer, attention| {
+            (attention.scale, attention.v_norm) = (1.0, Some(NORM));
+            if layer == 1 {
+                attention.source = KeysAndValues::OfLayer(0);
+            }
+        })
+}
+
+/// A layer with a window, and one with fewer and larger heads, keys that are values, and few rotated pairs.
+fn heads_of_two_sizes() -> DecoderSpec {
+    let scaling = RopeScaling::Proportional { rotated_pairs: 3, factor: 1.0 };
+    let full = RopeSpec { scaling, ..RopeSpec::plain(1e3, 12) };
+    let spec = plain().with_qk_norms(NormedChannels::Head).with_windows(&[Some(3), None]);
+    spec.with_ropes_of_kinds([full, RopeSpec::plain(10.0, 8)]).with_attention(|layer, attention| {
+        attention.v_norm = Some(NORM);
+        if layer == 1 {
+            (attention.head_dim, attention.kv_heads) = (12, 1);
+            attention.source = KeysAndValues::OneProjection;
+        }
+    })
+}
+
+/// Normed embeddings, queries and keys normed without weights, gated outputs of attention, a layer that is not rotated,
+/// and scaled and capped logits.
+fn gated() -> DecoderSpec {
+    DecoderSpec {
+        embedding: EmbeddingSpec { norm: Some(NORM), ..EmbeddingSpec::plain() },
+        head: HeadSpec { is_tied: false, scale: 0.6, softcap: Some(2.0) },
+        ..plain().with_windows(&[Some(3), None])
+    }
+    .with_layers(|_, layer| layer.norms = LayerNorms::around(RMS))
+    .with_attention(|layer, attention| {
+        attention.qk_norm = Some(QkNorm { norm: NORM, over: NormedChannels::Head, has_weights: false });
+        attention.is_gated = true;
+        attention.rope = attention.rope.filter(|_| layer == 0);
+    })
+}
+
+/// Neighbouring channels of half of each head are rotated; gate and up are one linear.
+fn interleaved() -> DecoderSpec {
+    let spec = DecoderSpec { ropes: vec![RopeSpec::plain(1e2, 4)], ..plain() }.with_interleaved_ropes();
+    let spec = spec.with_layers(|_, layer| layer.norms = LayerNorms::around(RMS));
+    spec.with_gated(|gated| gated.is_fused = true)
+}
+
+/// YaRN, and queries that grow with their position.
+fn scaled_positions() -> DecoderSpec {
+    let scaling = RopeScaling::Yarn {
+        factor: 4.0,
+        beta_fast: 2.0,
+        beta_slow: 0.5,
+        original_max_positions: 16,
+        truncate: true,
+    };
+    let keys = RopeSpec { scaling, attention_scale: 1.1, ..RopeSpec::plain(1e2, 8) };
+    let queries = RopeSpec { position_scale: Some(PositionScale { beta: 0.5, original: 2 }), ..keys.clone() };
+    let rotation = Some(Rotation { queries: 1, ..Rotation::by(0) });
+    DecoderSpec { ropes: vec![keys, queries], ..plain() }
+        .with_attention(|_, attention| attention.rope = rotation)
+}
+
+/// A rotary embedding that changes in the first sample only, which is longer than the others.
+fn dynamic() -> DecoderSpec {
+    let scaling = RopeScaling::Dynamic { factor: 3.0, max_positions: 5 };
+    DecoderSpec { ropes: vec![RopeSpec { scaling, ..RopeSpec::plain(1e2, 8) }], ..plain() }
+}
