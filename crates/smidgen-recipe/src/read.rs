@@ -147,9 +147,8 @@ pub(crate) const TARGETS: Reader<Targets> = reader(
     &["all-linear"],
     |given| {
         let names = read_texts(given)?;
-        let is_expression = |text: &str| text.contains(['\\', '(', '|', '[', '^', '$', '+']);
         if let (None, [text]) = (given.list(), names.as_slice())
-            && is_expression(text)
+            && Targets::is_expression(text)
         {
             return Some(Targets::Expression(text.clone()));
         }

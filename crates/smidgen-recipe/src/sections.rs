@@ -212,6 +212,13 @@ pub enum Targets {
     Expression(String),
 }
 
+impl Targets {
+    /// Whether a text is a regular expression and not a name.
+    pub fn is_expression(text: &str) -> bool {
+        text.contains(['\\', '(', '|', '[', '^', '$', '+'])
+    }
+}
+
 /// Which decoder layers are adapted (`adapter.layers`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Layers {

@@ -17,6 +17,8 @@ pub struct Checkpoints {
 const TOWER: &str = "images: towers stay as stored, text is trained";
 const TOWERS: &str = "images and sound: towers stay as stored, text is trained";
 const DROPOUT: &str = "dropout of the base model";
+const TOWERS_AND_EXPERTS: &str =
+    "mixtures of experts; images and sound: towers stay as stored, text is trained";
 const EXPERTS: &str = "mixtures of experts";
 
 #[rustfmt::skip]
@@ -39,11 +41,11 @@ const CHECKPOINTS: &[Checkpoints] = &[
     row("cohere2", &["CohereLabs/c4ai-command-r7b-12-2024", "CohereLabs/c4ai-command-a-03-2025"], ""),
     row("ministral3", &["the text model of mistralai/Ministral-3-8B-Base-2512"], ""),
     row("gemma4_text", &["the text model of google/gemma-4-E2B-it"], EXPERTS),
-    row("gemma4_unified_text", &["the text model of google/gemma-4-12B-it"], EXPERTS),
+    row("gemma4_unified_text", &["the text model of google/gemma-4-12B-it"], ""),
     row("muse_glimmer_text", &["the text model of meta-models/Muse-Glimmer-30B"], ""),
     row("seed_oss", &["ByteDance-Seed/Seed-OSS-36B-Instruct"], DROPOUT),
     row("gemma3", &["google/gemma-3-4b-it", "google/gemma-3-27b-it"], TOWER),
-    row("gemma4", &["google/gemma-4-E2B-it"], TOWERS),
+    row("gemma4", &["google/gemma-4-E2B-it", "google/gemma-4-31B-it"], TOWERS_AND_EXPERTS),
     row("gemma4_unified", &["google/gemma-4-12B-it"], TOWERS),
     row("mistral3", &["mistralai/Mistral-Small-3.1-24B-Instruct-2503", "mistralai/Ministral-3-8B-Base-2512"], TOWER),
     row("muse_glimmer", &["meta-models/Muse-Glimmer-30B"], TOWER),

@@ -13,12 +13,12 @@ use crate::error::ModelError;
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     let biases = config.flag("attention_bias", false)?;
     let mut spec = read_like_llama(config, family)?;
-    let form = NormForm::Layer { eps: config.float("layer_norm_eps")?.unwrap_or(1e-5) };
+    let form = NormForm::Layer { eps: config.required_float("layer_norm_eps")? };
     let norms = LayerNorms {
         before_mixer: Some(NormSpec { path: "input_layernorm", form }),
         ..LayerNorms::default()
     };
-    (spec.final_norm, spec.head.scale) = (form, config.float("logit_scale")?.unwrap_or(0.0625));
+    (spec.final_norm, spec.head.scale) = (form, config.required_float("logit_scale")?);
     let pattern = config.size("sliding_window_pattern")?.unwrap_or(4);
     let slides = |layer: usize| !(layer + 1).is_multiple_of(pattern);
     let windows = config.windows(spec.layers.len(), config.size("sliding_window")?, slides)?;

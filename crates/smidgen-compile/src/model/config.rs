@@ -53,9 +53,19 @@ impl<'a> Config<'a> {
         Ok(self.typed(key, "true or false", Value::as_bool)?.unwrap_or(default))
     }
 
+    /// Whether the config is a part of another one.
+    pub fn is_part(&self) -> bool {
+        self.is_part
+    }
+
     /// A number that is above 0 and finite in f32, because devices compute in f32.
     pub fn number(&self, key: &str) -> Result<Option<f64>, ModelError> {
         self.typed(key, "a number above 0 that f32 can hold", positive)
+    }
+
+    /// A number that no published config leaves out or sets to null.
+    pub fn required_float(&self, key: &'static str) -> Result<f32, ModelError> {
+        self.float(key)?.ok_or(ModelError::Missing { key })
     }
 
     /// A number as devices use it.
@@ -197,15 +207,19 @@ impl<'a> Config<'a> {
         Ok([rope(full, full_theta, full_dim)?, rope(sliding, sliding_theta, sliding_dim)?])
     }
 
-    /// A list of a flag for each layer: false and 0 are off.
-    pub fn layer_flags(&self, key: &str, layers: usize) -> Result<Option<Vec<bool>>, ModelError> {
+    /// A list of flags: false and 0 are off.
+    pub fn flags(&self, key: &str) -> Result<Option<Vec<bool>>, ModelError> {
         let is_on = |flag: &Value| flag.as_bool().or_else(|| flag.as_f64().map(|flag| flag != 0.0));
-        let flags =
-            self.typed(key, "a list of numbers", |value| value.as_array()?.iter().map(is_on).collect())?;
-        flags.map(|flags: Vec<bool>| self.check_layers(key, flags, layers)).transpose()
+        self.typed(key, "a list of numbers", |value| value.as_array()?.iter().map(is_on).collect())
     }
 
-    fn check_layers<T>(&self, key: &str, list: Vec<T>, layers: usize) -> Result<Vec<T>, ModelError> {
+    /// A list of a flag for each layer.
+    pub fn layer_flags(&self, key: &str, layers: usize) -> Result<Option<Vec<bool>>, ModelError> {
+        self.flags(key)?.map(|flags| self.check_layers(key, flags, layers)).transpose()
+    }
+
+    /// Refuses a list that has not one entry for each layer.
+    pub fn check_layers<T>(&self, key: &str, list: Vec<T>, layers: usize) -> Result<Vec<T>, ModelError> {
         if list.len() == layers {
             return Ok(list);
         }
@@ -219,6 +233,8 @@ impl<'a> Config<'a> {
         let older = self.table("rope_scaling", "rope_scaling.")?;
         let of_kind = |kind: &'static str| newer.map_or(Ok(None), |table| table.table(kind, kind));
         let tables = [Some(*self), newer, older, of_kind("full_attention")?, of_kind("sliding_attention")?];
+        // Of a proportional embedding the share is obeyed.
+        let tables = tables.map(|table| table.filter(|table| !table.is_rope("proportional")));
         let shares = tables.into_iter().flatten().map(|table| table.number("partial_rotary_factor"));
         Ok(shares.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
     }
@@ -282,10 +298,7 @@ impl<'a> Config<'a> {
                 factor: factor()?,
                 low_freq_factor: self.number("low_freq_factor")?.unwrap_or(1.0) as f32,
                 high_freq_factor: self.number("high_freq_factor")?.unwrap_or(4.0) as f32,
-                original_max_positions: match self.size("original_max_position_embeddings")? {
-                    Some(positions) => positions,
-                    None => config.required_size("max_position_embeddings")?,
-                },
+                original_max_positions: self.original_positions(config)?,
             },
             "longrope" => return self.longrope(plain, config, is_phi),
             "yarn" => return self.yarn(plain, config),
@@ -301,12 +314,21 @@ impl<'a> Config<'a> {
         Ok(RopeSpec { scaling, ..plain })
     }
 
+    /// The context before it was extended. The key at the top of the config wins over that of the table, unless kinds of
+    /// layers have tables of their own.
+    fn original_positions(&self, config: &Config<'_>) -> Result<usize, ModelError> {
+        let key = "original_max_position_embeddings";
+        let is_of_kind = self.prefix.ends_with("_attention.");
+        let top = if is_of_kind { None } else { config.size(key)? };
+        match top.map_or_else(|| self.size(key), |positions| Ok(Some(positions)))? {
+            Some(positions) => Ok(positions),
+            None => config.required_size("max_position_embeddings"),
+        }
+    }
+
     /// Cosines and sines are scaled by 1 + 0.1·ln(factor), or by a ratio of two such numbers.
     fn yarn(&self, plain: RopeSpec, config: &Config<'_>) -> Result<RopeSpec, ModelError> {
-        let original_max_positions = match self.size("original_max_position_embeddings")? {
-            Some(positions) => positions,
-            None => config.required_size("max_position_embeddings")?,
-        };
+        let original_max_positions = self.original_positions(config)?;
         // Null means the ratio of the two lengths.
         let factor = match self.number("factor")? {
             Some(factor) => factor,
@@ -333,24 +355,16 @@ impl<'a> Config<'a> {
     }
 
     /// A number that may be 0, which means none.
-    fn scale(&self, key: &str) -> Result<Option<f64>, ModelError> {
+    pub fn scale(&self, key: &str) -> Result<Option<f64>, ModelError> {
         let number =
             self.typed(key, "a number, 0 or above", |value| value.as_f64().filter(|number| *number >= 0.0))?;
         Ok(number.filter(|number| *number > 0.0))
     }
 
-    /// Cosines and sines are scaled by √(1 + ln(factor) / ln(original)), for short samples too. Keys at the top of the
-    /// config win over those of the table.
+    /// Cosines and sines are scaled by √(1 + ln(factor) / ln(original)), for short samples too.
     fn longrope(&self, plain: RopeSpec, config: &Config<'_>, is_phi: bool) -> Result<RopeSpec, ModelError> {
-        let key = "original_max_position_embeddings";
-        let original_max_positions = match config.size(key)? {
-            Some(positions) => positions,
-            None if is_phi => 4096,
-            None => match self.size(key)? {
-                Some(positions) => positions,
-                None => config.required_size("max_position_embeddings")?,
-            },
-        };
+        let is_silent = is_phi && config.get("original_max_position_embeddings").is_none();
+        let original_max_positions = if is_silent { 4096 } else { self.original_positions(config)? };
         let factor = match self.number("factor")? {
             Some(factor) => factor,
             None => config.required_size("max_position_embeddings")? as f64 / original_max_positions as f64,
@@ -380,6 +394,19 @@ impl<'a> Config<'a> {
         self.typed(key, "a list of numbers above 0", |value| {
             value.as_array()?.iter().map(|number| positive(number).map(|n| n as f32)).collect()
         })
+    }
+
+    /// The windows of layers whose class in transformers has one window for all of them. A list that says otherwise is
+    /// refused.
+    pub fn common_window(&self, layers: usize) -> Result<Vec<Option<usize>>, ModelError> {
+        let window = self.size("sliding_window")?;
+        let listed = self.sliding_layers(layers)?.unwrap_or_default();
+        if listed.iter().any(|slides| *slides != window.is_some()) {
+            let what =
+                "`layer_types` differs from `sliding_window`, which is for all layers of this model type";
+            return Err(ModelError::Contradiction { what: what.into() });
+        }
+        Ok(vec![window; layers])
     }
 
     /// The windows of layers: `slides` says which layers have one if `layer_types` does not.

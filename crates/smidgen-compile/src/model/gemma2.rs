@@ -19,7 +19,7 @@ pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, Mo
 /// Gemma 2 and 3 without their windows and rotary embeddings.
 pub fn read_with_four_norms(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     let mut spec = read_like_gemma(config, family)?;
-    let scale = config.number("query_pre_attn_scalar")?.unwrap_or(256.0).powf(-0.5) as f32;
+    let scale = config.required_float("query_pre_attn_scalar")?.powf(-0.5);
     let softcap = config.float("attn_logit_softcapping")?;
     spec.head.softcap = config.float("final_logit_softcapping")?;
     let norms = LayerNorms::around(spec.final_norm);

@@ -11,6 +11,13 @@ use super::spec::DecoderSpec;
 use crate::error::ModelError;
 
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
+    if config.is_part() {
+        config.refuse(
+            "final_logit_softcapping",
+            &[],
+            "null beside a tower, where transformers ignores it",
+        )?;
+    }
     let spec = read_with_four_norms(config, family)?;
     let pattern = config.size("sliding_window_pattern")?.unwrap_or(6);
     let slides = |layer: usize| !(layer + 1).is_multiple_of(pattern);

@@ -1,12 +1,13 @@
-//! `model_type = "gemma4_text"`: the dense text models of Gemma 4.
+//! `model_type = "gemma4_text"` and `"gemma4_unified_text"`: the dense text models of Gemma 4.
 //!
 //! Gemma 3 whose layers without a window have larger heads, perhaps fewer keys, and keys that are also values; scores are
 //! not scaled; the last layers may use keys and values of earlier ones; each layer may have embeddings of its own.
 
-use super::config::Config;
+use super::config::{Config, MOST_CHANNELS};
 use super::family::Family;
 use super::gemma::read_like_gemma;
 use super::layer::{KeysAndValues, LayerNorms, NormForm, NormSpec, NormedChannels, TokenInput};
+use super::llama::check_heads;
 use super::spec::{DecoderSpec, PerLayerEmbedding};
 use crate::error::ModelError;
 use serde_json::json;
@@ -23,6 +24,8 @@ pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, Mo
     // As in transformers, the last layer sees all positions.
     windows[layers - 1] = None;
     let heads = heads_of_layers(config, &windows)?;
+    let query_heads = spec.attention().map_or(0, |attention| attention.heads);
+    heads.iter().try_for_each(|(head_dim, kv_heads)| check_heads(query_heads, *kv_heads, *head_dim))?;
     let has_one_projection = config.flag("attention_k_eq_v", false)?;
     let first_shared = layers - config.count("num_kv_shared_layers")?.unwrap_or(0).min(layers);
     let is_double_wide = config.flag("use_double_wide_mlp", false)?;
@@ -33,6 +36,16 @@ pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, Mo
             what: format!("layer {layer} shares keys and values, and no earlier layer of its kind has them"),
         })
     };
+    let is_unlike = |layer: &usize| {
+        of_kind(*layer).is_ok_and(|source| match source {
+            KeysAndValues::OfLayer(source) => heads[source] != heads[*layer],
+            _ => false,
+        })
+    };
+    if let Some(layer) = (first_shared..layers).find(is_unlike) {
+        let what = format!("layer {layer} shares keys and values with a layer whose heads have other sizes");
+        return Err(ModelError::Contradiction { what });
+    }
     let source = |layer: usize| match windows[layer] {
         _ if layer >= first_shared => of_kind(layer),
         None if has_one_projection => Ok(KeysAndValues::OneProjection),
@@ -42,7 +55,17 @@ pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, Mo
     let ropes = ropes_of_kinds(config, &windows, &heads)?;
     let width = config.count("hidden_size_per_layer_input")?.unwrap_or(0);
     if width > 0 {
-        let vocabulary = config.required_size("vocab_size_per_layer_input")?;
+        let key = "vocab_size_per_layer_input";
+        let vocabulary = config.dimension(key)?.ok_or(ModelError::Missing { key })?;
+        let channels = layers * width;
+        if vocabulary < spec.vocabulary || channels > MOST_CHANNELS {
+            let what = format!(
+                "the embeddings for layers have {vocabulary} rows of {layers} x {width} channels; {} tokens need as many \
+                 rows, and rows have up to {MOST_CHANNELS} channels",
+                spec.vocabulary
+            );
+            return Err(ModelError::Contradiction { what });
+        }
         spec.embedding.per_layer = Some(PerLayerEmbedding { vocabulary, width, norm });
     }
     let spec = spec.with_windows(&windows).with_qk_norms(NormedChannels::Head).with_ropes_of_kinds(ropes);
@@ -102,14 +125,22 @@ fn ropes_of_kinds(
     heads: &[(usize, usize)],
 ) -> Result<[RopeSpec; 2], ModelError> {
     let head_dim = |slides: bool| {
-        let of_kind = windows.iter().zip(heads).find(|(window, _)| window.is_some() == slides);
-        of_kind.map_or(heads[0].0, |(_, (head_dim, _))| *head_dim)
+        let of_kind = windows.iter().zip(heads).filter(|(window, _)| window.is_some() == slides);
+        let mut sizes: Vec<usize> = of_kind.map(|(_, (head_dim, _))| *head_dim).collect();
+        sizes.dedup();
+        match sizes[..] {
+            [] => Ok(heads[0].0),
+            [size] => Ok(size),
+            [one, other, ..] => Err(ModelError::Contradiction {
+                what: format!("layers of one kind have heads of {one} and of {other} channels"),
+            }),
+        }
     };
+    let [full, sliding] = [head_dim(false)?, head_dim(true)?];
     if config.has_own("rope_parameters") {
-        return config.ropes_of_kinds([1_000_000.0, 10_000.0], [head_dim(false), head_dim(true)]);
+        return config.ropes_of_kinds([1_000_000.0, 10_000.0], [full, sliding]);
     }
     // A quarter of the pairs of a head is rotated.
-    let dim = head_dim(false);
-    let scaling = RopeScaling::Proportional { rotated_pairs: dim / 8, factor: 1.0 };
-    Ok([RopeSpec { scaling, ..RopeSpec::plain(1e6, dim) }, RopeSpec::plain(1e4, head_dim(true))])
+    let scaling = RopeScaling::Proportional { rotated_pairs: full / 8, factor: 1.0 };
+    Ok([RopeSpec { scaling, ..RopeSpec::plain(1e6, full) }, RopeSpec::plain(1e4, sliding)])
 }

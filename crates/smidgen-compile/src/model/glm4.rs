@@ -1,4 +1,4 @@
-//! `model_type = "glm4"`: GLM-4-0414 and GLM-OCR's text model.
+//! `model_type = "glm4"`: GLM-4-0414.
 //!
 //! Llama with four norms in a layer, gate and up as one linear, and neighbouring channels of half of each head rotated.
 

@@ -11,7 +11,7 @@ use crate::error::ModelError;
 
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     let mut spec = llama::read_spec(config, family)?;
-    let factor = |key| Ok(config.float(key)?.unwrap_or(1.0));
+    let factor = |key| config.required_float(key);
     spec.embedding.scale = factor("embedding_multiplier")?;
     spec.head.scale = 1.0 / factor("logits_scaling")?;
     let (residual, attention_scale) = (factor("residual_multiplier")?, factor("attention_multiplier")?);

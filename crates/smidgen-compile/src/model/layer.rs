@@ -324,6 +324,17 @@ impl AttentionSpec {
         linears
     }
 
+    /// Paths of modules that published layers have, and that are not read: projections and norms of keys and values that
+    /// come from another layer.
+    pub fn unread(&self) -> &'static [&'static str] {
+        match self.source {
+            KeysAndValues::OfLayer(_) => {
+                &["self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm", "self_attn.v_norm"]
+            }
+            KeysAndValues::Projected | KeysAndValues::OneProjection => &[],
+        }
+    }
+
     fn norm_tensors(&self) -> Vec<(String, usize)> {
         let Some(QkNorm { over, has_weights: true, .. }) = self.qk_norm else { return vec![] };
         let sizes = match over {

@@ -1,7 +1,6 @@
 //! `model_type = "llama"`: Llama 2 and 3, SmolLM2, TinyLlama and all others of this type.
 //!
-//! Grouped heads, tied or untied head, an explicit `head_dim`, optional biases, and the rotary embeddings `default`,
-//! `linear` and `llama3`. Similar model types start from [`read_like_llama`] and change what differs.
+//! Grouped heads, tied or untied head, an explicit `head_dim`, optional biases. Similar model types start from [`read_like_llama`] and change what differs.
 
 use super::config::{Config, MOST_CHANNELS};
 use super::family::Family;
@@ -31,10 +30,6 @@ pub fn read_like_llama(config: &Config<'_>, family: &Family) -> Result<DecoderSp
     let hidden = config.required_dimension("hidden_size")?;
     let heads = config.required_dimension("num_attention_heads")?;
     let kv_heads = config.dimension("num_key_value_heads")?.unwrap_or(heads);
-    if !heads.is_multiple_of(kv_heads) {
-        let what = format!("{heads} attention heads cannot share {kv_heads} key-value heads");
-        return Err(ModelError::Contradiction { what });
-    }
     let head_dim = match config.size("head_dim")? {
         Some(head_dim) => head_dim,
         None if hidden.is_multiple_of(heads) => hidden / heads,
@@ -44,13 +39,7 @@ pub fn read_like_llama(config: &Config<'_>, family: &Family) -> Result<DecoderSp
             return Err(ModelError::Contradiction { what });
         }
     };
-    if heads * head_dim > MOST_CHANNELS {
-        let supported = "heads with up to 4194304 channels in all";
-        return Err(ModelError::unsupported("num_attention_heads", heads.to_string(), supported));
-    }
-    if !head_dim.is_multiple_of(2) || head_dim > 512 {
-        return Err(ModelError::unsupported("head_dim", head_dim.to_string(), "even sizes up to 512"));
-    }
+    check_heads(heads, kv_heads, head_dim)?;
     let layers = config.required_layers("num_hidden_layers")?;
     let vocabulary = config.required_dimension("vocab_size")?;
     let eps = config.float("rms_norm_eps")?.unwrap_or(1e-6);
@@ -76,6 +65,22 @@ pub fn read_like_llama(config: &Config<'_>, family: &Family) -> Result<DecoderSp
     Ok(spec.with_gated(|gated| gated.activation = activation))
 }
 
+/// Refuses heads that cannot share keys, or that no kernel takes.
+pub fn check_heads(heads: usize, kv_heads: usize, head_dim: usize) -> Result<(), ModelError> {
+    if !heads.is_multiple_of(kv_heads) {
+        let what = format!("{heads} attention heads cannot share {kv_heads} key-value heads");
+        return Err(ModelError::Contradiction { what });
+    }
+    if !head_dim.is_multiple_of(2) || head_dim > 512 {
+        return Err(ModelError::unsupported("head_dim", head_dim.to_string(), "even sizes up to 512"));
+    }
+    if heads * head_dim > MOST_CHANNELS {
+        let supported = "heads with up to 4194304 channels in all";
+        return Err(ModelError::unsupported("num_attention_heads", heads.to_string(), supported));
+    }
+    Ok(())
+}
+
 /// A 4-bit checkpoint of bitsandbytes and one in fp8 with scales of squares are read as stored; any other quantization is
 /// refused by name.
 pub fn refuse_quantization(config: &Config<'_>) -> Result<(), ModelError> {
@@ -98,8 +103,9 @@ pub fn refuse_quantization(config: &Config<'_>) -> Result<(), ModelError> {
 pub fn activation(key: &str, name: &str) -> Result<Activation, ModelError> {
     match name {
         "silu" | "swish" => Ok(Activation::Silu),
+        "gelu" => Ok(Activation::Gelu),
         "gelu_pytorch_tanh" | "gelu_new" => Ok(Activation::GeluTanh),
-        other => Err(ModelError::unsupported(key, other, "silu, gelu_pytorch_tanh")),
+        other => Err(ModelError::unsupported(key, other, "silu, gelu, gelu_pytorch_tanh")),
     }
 }
 

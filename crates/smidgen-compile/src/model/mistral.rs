@@ -1,8 +1,8 @@
 //! `model_type = "mistral"`: Mistral 7B and its relatives.
 //!
 //! Llama with a sliding window: a query sees that many keys, its own included. From v0.2 on it is null, and a query sees all
-//! keys up to its own. With `layer_types` transformers reads the config as a Ministral: only the layers that are named
-//! sliding have the window.
+//! keys up to its own. With `layer_types` transformers reads the config as a Ministral, unless it is that of a text model
+//! beside a tower: only the layers that are named sliding have the window.
 
 use super::config::Config;
 use super::family::Family;
@@ -12,7 +12,10 @@ use crate::error::ModelError;
 
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     let spec = read_like_llama(config, family)?;
-    let window = config.size("sliding_window")?;
-    let windows = config.windows(spec.layers.len(), window, |_| window.is_some())?;
+    let (layers, window) = (spec.layers.len(), config.size("sliding_window")?);
+    let windows = match config.is_part() {
+        true => config.common_window(layers)?,
+        false => config.windows(layers, window, |_| window.is_some())?,
+    };
     Ok(spec.with_windows(&windows))
 }

@@ -1,6 +1,6 @@
 //! Models: turns a `config.json` into a [`spec::DecoderSpec`], with one file per `model_type`.
 //!
-//! A model file only reads its config; what an absent key means is in the row of its family. The graph builder reads the
+//! A model file only reads its config; what an absent key means is in `class_defaults.json`. The graph builder reads the
 //! `DecoderSpec` and knows no model type.
 
 pub mod audio;
@@ -44,7 +44,7 @@ const FAMILIES: &[Family] = &[
     Family::new("qwen3", qwen3::read_spec),
     Family::new("mistral", mistral::read_spec),
     Family::new("phi3", phi3::read_spec).with_partial_rotary(),
-    Family::new("phi4_multimodal", phi4_multimodal::read_spec).with_partial_rotary(),
+    PHI4_MULTIMODAL,
     Family { name: "phi4mm", read: phi4mm::read_spec, ..PHI4_MULTIMODAL },
     Family::new("gemma", gemma::read_spec),
     Family::new("gemma2", gemma2::read_spec),
@@ -139,7 +139,7 @@ pub fn ignored_keys(config: &Value) -> Result<Vec<String>, ModelError> {
         ));
     }
     for key in llama::DROPOUTS.into_iter().filter(|_| family.has_dropout) {
-        if let Some(share) = config.number(key)? {
+        if let Some(share) = config.scale(key)? {
             ignored.push(format!(
                 "`{key} = {share}` in config.json is left out: the base model is trained without dropout; \
                  `adapter.dropout` sets that of the adapter"
@@ -154,7 +154,7 @@ mod tests {
     use super::layer::{FeedForward, LayerNorms, NormForm};
     use super::*;
     use serde_json::{Map, json};
-    use smidgen_ir::{Activation, Norm};
+    use smidgen_ir::{Activation, Norm, RopeScaling};
 
     fn config(model_type: &str, more: &Value) -> Value {
         let mut config = json!({
@@ -237,6 +237,7 @@ mod tests {
             ("gemma3_text", false),
             ("phi3", true),
             ("phi4_multimodal", true),
+            ("glm4", true),
         ] {
             let top = config(model_type, &json!({"head_dim": 16, "partial_rotary_factor": 0.5}));
             let inner = json!({"head_dim": 16, "rope_parameters": {"partial_rotary_factor": 0.5}});
@@ -248,11 +249,106 @@ mod tests {
         }
         let whole = config("qwen3", &json!({"head_dim": 16, "partial_rotary_factor": 1.0}));
         assert_eq!(ignored_keys(&whole), Ok(vec![]));
+        let full = json!({"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25});
+        let sliding = json!({"rope_type": "default", "rope_theta": 1e4});
+        let of_kinds = json!({"full_attention": full, "sliding_attention": sliding});
+        let gemma4 = json!({"head_dim": 16, "sliding_window": 8, "rope_parameters": of_kinds});
+        assert_eq!(ignored_keys(&config("gemma4_text", &gemma4)), Ok(vec![]));
         let scaled = json!({"partial_rotary_factor": 0.5, "rope_scaling": {"type": "linear", "factor": 2.0}});
         assert_eq!(
             read_spec(&config("llama", &scaled)).unwrap_err().to_string(),
             "`partial_rotary_factor = 0.5` in config.json is not supported (supported: 1 for this model type with a scaled rotary embedding)"
         );
+    }
+
+    #[test]
+    fn the_context_before_yarn_is_the_one_at_the_top() {
+        let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128});
+        let top = json!({"rope_parameters": yarn, "original_max_position_embeddings": 16});
+        for (more, expected) in [(top, 16), (json!({"rope_parameters": yarn}), 128)] {
+            let spec = read_spec(&config("llama", &more)).unwrap();
+            let RopeScaling::Yarn { original_max_positions, .. } = spec.ropes[0].scaling else {
+                panic!("{:?}", spec.ropes[0])
+            };
+            assert_eq!(original_max_positions, expected);
+        }
+    }
+
+    #[test]
+    fn where_the_class_has_one_window_a_list_cannot_say_otherwise() {
+        let rope = json!({
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0,
+        });
+        let mixed = json!(["sliding_attention", "full_attention"]);
+        let of = |window: Value, types: &Value| {
+            let more = json!({"rope_parameters": rope, "sliding_window": window, "layer_types": types});
+            read_spec(&config("ministral3", &more))
+        };
+        assert_eq!(windows(&of(json!(8), &Value::Null).unwrap()), [Some(8); 2]);
+        assert_eq!(
+            windows(&of(Value::Null, &json!(["full_attention", "full_attention"])).unwrap()),
+            [None; 2]
+        );
+        let message = of(json!(8), &mixed).unwrap_err().to_string();
+        assert!(message.contains("`layer_types` differs from `sliding_window`"), "{message}");
+        let text = config("mistral", &json!({"sliding_window": 8, "layer_types": mixed}));
+        let wrapper = json!({"model_type": "mistral3", "text_config": text});
+        assert!(read_spec(&wrapper).is_err());
+        assert_eq!(windows(&read_spec(&text).unwrap()), [Some(8), None]);
+    }
+
+    #[test]
+    fn the_first_gemma_says_gelu_and_means_its_approximation() {
+        let activation = |model_type: &str, name: &str| {
+            let spec = read_spec(&config(model_type, &json!({"head_dim": 16, "hidden_act": name}))).unwrap();
+            let FeedForward::Gated(gated) = &spec.layers[0].feed_forward;
+            gated.activation
+        };
+        assert_eq!(activation("gemma", "gelu"), Activation::GeluTanh);
+        assert_eq!(activation("llama", "gelu"), Activation::Gelu);
+    }
+
+    #[test]
+    fn a_list_of_layers_that_rotate_may_be_longer_than_the_model() {
+        let rotated = |list: Value| {
+            let spec = read_spec(&config("smollm3", &json!({"no_rope_layers": list})))?;
+            Ok(spec.attentions().map(|(_, attention)| attention.rope.is_some()).collect::<Vec<bool>>())
+        };
+        assert_eq!(rotated(json!([1, 0, 1])), Ok(vec![true, false]));
+        let short = rotated(json!([1])).unwrap_err();
+        assert!(matches!(short, ModelError::Contradiction { .. }), "{short}");
+    }
+
+    #[test]
+    fn sizes_of_the_layers_of_gemma4_are_checked() {
+        let of = |more: Value| {
+            let mut whole = json!({
+                "head_dim": 16, "global_head_dim": 32, "sliding_window": 8, "num_hidden_layers": 12,
+                "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size_per_layer_input": 0,
+            });
+            whole.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            read_spec(&config("gemma4_text", &whole))
+        };
+        assert!(of(json!({})).is_ok());
+        for (more, expected) in [
+            (json!({"global_head_dim": 511}), "`head_dim = 511`"),
+            (json!({"global_head_dim": 1024}), "`head_dim = 1024`"),
+            (json!({"attention_k_eq_v": true, "num_global_key_value_heads": 3}), "8 attention heads"),
+            (json!({"per_layer_config": {"0": {"head_dim": 8}}}), "layers of one kind have heads"),
+            (
+                json!({"num_kv_shared_layers": 2, "per_layer_config": {"10": {"num_key_value_heads": 4}, "5": {"head_dim": 32},
+                    "11": {"head_dim": 32}}}),
+                "layer 10 shares keys and values",
+            ),
+            (json!({"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 256}), "257 tokens"),
+            (
+                json!({"hidden_size_per_layer_input": 1 << 30, "vocab_size_per_layer_input": 257}),
+                "rows have up to 4194304 channels",
+            ),
+        ] {
+            let error = of(more.clone()).map(|_| ()).unwrap_err().to_string();
+            assert!(error.contains(expected), "{more}: {error}");
+        }
     }
 
     #[test]
@@ -319,7 +415,8 @@ mod tests {
                 };
                 let mut config = whole.clone();
                 config.insert(key.clone(), flipped);
-                let is_told = ignored_keys(&Value::Object(config.clone())).is_ok_and(|keys| !keys.is_empty());
+                let notes = ignored_keys(&Value::Object(config.clone())).unwrap_or_default();
+                let is_told = notes.iter().any(|note| note.contains(&format!("`{key}")));
                 match read(&config) {
                     Ok(other) => {
                         assert!(other != spec || is_told, "{}: `{key}` changes nothing", family.name)

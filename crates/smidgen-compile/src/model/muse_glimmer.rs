@@ -14,7 +14,7 @@ use smidgen_ir::Norm;
 pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, ModelError> {
     let mut spec = read_like_gemma(config, family)?;
     let (layers, norm) = (spec.layers.len(), Norm { eps: spec.norm_eps(), plus_one: false });
-    let after = NormForm::Rms(Norm { eps: config.float("post_norm_eps")?.unwrap_or(1e-8), plus_one: true });
+    let after = NormForm::Rms(Norm { eps: config.required_float("post_norm_eps")?, plus_one: true });
     let around = LayerNorms::around(spec.final_norm);
     let formed = |norm: Option<NormSpec>| norm.map(|norm| NormSpec { form: after, ..norm });
     let norms = LayerNorms {
@@ -24,13 +24,13 @@ pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, Mo
     };
     (spec.embedding.scale, spec.embedding.norm) = (1.0, Some(norm));
     spec.final_norm = NormForm::Rms(norm);
-    spec.head.scale = config.float("output_multiplier")?.unwrap_or(1.0);
+    spec.head.scale = config.required_float("output_multiplier")?;
     spec.head.softcap = config.float("final_logit_softcapping")?;
     let is_full = |layer: usize| (layers - 1 - layer).is_multiple_of(4);
     let windows = config.windows(layers, config.size("sliding_window")?, |layer| !is_full(layer))?;
     // Only whether a number is 0 counts.
     let rotates = config.layer_flags("layer_rope_theta", layers)?;
-    let scale = config.float("qk_scale_factor")?.unwrap_or(1.0);
+    let scale = config.required_float("qk_scale_factor")?;
     let spec = spec.with_windows(&windows).with_layers(|_, layer| layer.norms = norms);
     Ok(spec.with_attention(|layer, attention| {
         attention.qk_norm = Some(QkNorm { norm, over: NormedChannels::Head, has_weights: false });

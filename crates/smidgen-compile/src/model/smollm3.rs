@@ -12,8 +12,10 @@ pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, Mo
     let spec = llama::read_spec(config, family)?;
     let layers = spec.layers.len();
     let interval = config.required_size("no_rope_layer_interval")?;
-    let rotates = match config.layer_flags("no_rope_layers", layers)? {
-        Some(rotates) => rotates,
+    let rotates = match config.flags("no_rope_layers")? {
+        // The list may be longer than the model.
+        Some(listed) if listed.len() > layers => listed[..layers].to_vec(),
+        Some(listed) => config.check_layers("no_rope_layers", listed, layers)?,
         None => (0..layers).map(|layer| !(layer + 1).is_multiple_of(interval)).collect(),
     };
     let window =

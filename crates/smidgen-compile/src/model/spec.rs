@@ -237,6 +237,17 @@ impl DecoderSpec {
         tensors
     }
 
+    /// Whether published checkpoints have this tensor, and no layer reads it.
+    pub fn is_unread(&self, name: &str) -> bool {
+        let of_layer = |(index, attention): (usize, &AttentionSpec)| {
+            attention.unread().iter().any(|path| {
+                let module = Self::layer_path(index, path);
+                name.strip_prefix(&module).is_some_and(|rest| rest.starts_with('.'))
+            })
+        };
+        self.attentions().any(of_layer)
+    }
+
     pub fn parameters(&self) -> usize {
         let sizes = self.tensors().into_iter().map(|tensor| tensor.shape.at(&Extent::default()));
         sizes.map(|(rows, columns)| rows * columns).sum()

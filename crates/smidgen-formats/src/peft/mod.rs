@@ -24,7 +24,9 @@ pub use file::{AdapterError, AdapterFile};
 pub use key::AdapterKey;
 pub use kind::StoredKind;
 pub use matching::{AdapterMismatch, ExpectedTensor, ShapeMismatch, match_adapter};
-pub use modules::{AdapterModule, AdapterModules, IncompleteAdapter, read_modules, split_layer};
+pub use modules::{
+    AdapterModule, AdapterModules, IncompleteAdapter, is_saved_module, read_modules, split_layer,
+};
 pub use pattern::{ModulePattern, PatternError};
 pub use unsupported::{Unsupported, UnsupportedAdapter};
 pub use write::{AdapterTensor, WriteAdapterError, check_agreement, write_adapter};

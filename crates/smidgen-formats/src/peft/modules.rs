@@ -14,6 +14,7 @@ use super::key::AdapterKey;
 use super::kind::StoredKind;
 use super::pattern::PatternError;
 use crate::tensor_ref::TensorRef;
+use crate::text_names::text_name;
 
 /// How many problems an error lists before it only counts the rest.
 const NAMED_AT_MOST: usize = 8;
@@ -131,7 +132,7 @@ pub fn read_modules(file: &AdapterFile) -> Result<AdapterModules, IncompleteAdap
     }
     for module in modules_to_save() {
         let has_saved = saved.iter().any(|(name, _)| is_of_module(name, module));
-        if !has_saved && !biases.iter().any(|(path, _)| path.ends_with(module.as_str())) {
+        if !has_saved && !biases.iter().any(|(path, _)| is_saved_module(path, module)) {
             problems.push(format!("`modules_to_save` names `{module}`, but the adapter has no tensor of it"));
         }
     }
@@ -146,9 +147,13 @@ pub fn read_modules(file: &AdapterFile) -> Result<AdapterModules, IncompleteAdap
     Ok(AdapterModules { modules, biases, saved })
 }
 
-/// Whether a tensor belongs to a module that `modules_to_save` names; entries match the end of the path.
 fn is_of_module(name: &str, module: &str) -> bool {
-    name.rsplit_once('.').map_or(name, |(path, _)| path).ends_with(module)
+    is_saved_module(name.rsplit_once('.').map_or(name, |(path, _)| path), module)
+}
+
+/// Whether an entry of `modules_to_save` names a module: it is the end of its path, or the path beside towers.
+pub fn is_saved_module(path: &str, entry: &str) -> bool {
+    path.ends_with(entry) || text_name(entry).is_some_and(|entry| path == entry)
 }
 
 fn read_module(

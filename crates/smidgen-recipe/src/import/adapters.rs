@@ -1,7 +1,7 @@
 //! The adapter, in PEFT's terms, which every trainer adopts with its own prefixes.
 //!
 //! DoRA with rsLoRA scaling is not a kind of its own here: its alpha is multiplied by the square root of the rank,
-//! which gives the same scale. Targets given as a pattern over module paths are not supported.
+//! which gives the same scale. A text of targets with the characters of a regular expression stays one.
 //! How a file says that it uses no adapter differs between tools, so each tool's file handles it.
 
 use super::document::Content;
@@ -9,6 +9,7 @@ use super::draft::Draft;
 use super::fields::Found;
 use super::table::{Means, Settings};
 use super::values::{put_layers, put_number, put_text, word, word_list};
+use crate::Targets;
 use crate::value::Value;
 
 /// The words for all linear layers.
@@ -112,11 +113,17 @@ fn put_targets(it: &Settings<'_, '_>, draft: &mut Draft) {
             draft.put_default("adapter.targets", word_list(&["q_proj", "v_proj"]), "PEFT")
         };
     };
-    let is_pattern = |text: &str| text.contains(['*', '\\', '(', '[', '|', '^', '$', '+', '?']);
-    if matches!(found.content, Content::Text(text) if is_pattern(text)) {
-        draft
-            .leave_out(&found, "a pattern over module paths; `adapter.targets` takes names such as `q_proj`");
-        return draft.assume("every linear layer is adapted, because the targets are a pattern");
+    if let Content::Text(text) = found.content {
+        if Targets::is_expression(text) {
+            return draft.put("adapter.targets", Value::Text(text.to_string()), &[&found]);
+        }
+        if text.contains(['*', '?']) {
+            draft.leave_out(
+                &found,
+                "a pattern of file names; `adapter.targets` takes names or a regular expression",
+            );
+            return draft.assume("every linear layer is adapted, because the targets are a pattern");
+        }
     }
     let Some(names) = found.words() else { return };
     let is_all = names.iter().any(|name| ALL_LINEAR.contains(&name.as_str()));

@@ -28,8 +28,8 @@ const AXOLOTL: &str = "Axolotl";
 const ROWS: &[Row] = &[
     (Means::Model, &["base_model"]),
     (Means::Revision, &["revision_of_model", "model_revision"]),
-    (Means::Bf16, &["bfloat16", "bf16"]),
-    (Means::F16, &["float16", "fp16"]),
+    (Means::Bf16, &["bf16"]),
+    (Means::F16, &["fp16"]),
     (Means::Dtype, &["torch_dtype"]),
     (Means::FourBits, &["load_in_4bit"]),
     (Means::EightBits, &["load_in_8bit"]),
@@ -131,6 +131,11 @@ fn put_pretraining(draft: &mut Draft, found: &Found<'_>) {
 
 fn put_trained(it: &Settings<'_, '_>, draft: &mut Draft) {
     let quantized = put_weights(it, draft);
+    for (name, precision) in [("bfloat16", "bf16"), ("float16", "f16")] {
+        if let Some(found) = it.fields.take_on(name) {
+            draft.put("model.compute", word(precision), &[&found]);
+        }
+    }
     if let Some(found) = it.fields.take("unfrozen_parameters").filter(Found::is_on) {
         found.mistake(format!(
             "`{}` trains the parameters that match; `adapter.kind = \"full\"` with `adapter.layers` and \

@@ -93,9 +93,12 @@ fn read_settings(fields: &Fields<'_>, draft: &mut Draft, alone: bool) {
     put_training(&it, draft);
     if alone {
         for (means, names) in ROWS {
-            if let Means::Number(key) = means
-                && let Some(found) = fields.take(names[0]).filter(Found::is_auto)
-            {
+            let key = match means {
+                Means::Number(key) => key,
+                Means::Steps => "train.steps",
+                _ => continue,
+            };
+            if let Some(found) = fields.take(names[0]).filter(Found::is_auto) {
                 ask_for(draft, &found, key);
             }
         }

@@ -243,8 +243,10 @@ fn put_batch(it: &Settings<'_, '_>, draft: &mut Draft) {
 
 /// `train.steps` if steps are set, else `train.epochs`.
 fn put_length(it: &Settings<'_, '_>, draft: &mut Draft) {
-    let steps = it.take(Means::Steps).and_then(|found| Some((found.number()?, found)));
-    match (steps.filter(|(steps, _)| *steps > 0.0), it.take(Means::Epochs)) {
+    // `auto`: the trainer's arguments say.
+    let given = |means| it.take(means).filter(|found| !found.is_auto());
+    let steps = given(Means::Steps).and_then(|found| Some((found.number()?, found)));
+    match (steps.filter(|(steps, _)| *steps > 0.0), given(Means::Epochs)) {
         (Some((steps, found)), epochs) => {
             put_whole(draft, "train.steps", steps, &[&found]);
             draft.leave_out_if_set(

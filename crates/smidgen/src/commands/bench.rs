@@ -14,7 +14,7 @@ use crate::console::stdout::{print_lines, print_report};
 use crate::failure::Failure;
 use crate::generate::session::Opening;
 use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes, plan_generation};
-use crate::plan::job::{Job, Profiles, check_compute};
+use crate::plan::job::{Job, Profiles, check_compute, check_range};
 use crate::plan::planning::plan_job;
 use crate::plan::shapes::{self, Shape};
 use crate::report::choices::LayerCounts;
@@ -179,6 +179,7 @@ fn measure(args: &Args, model: Model) -> Result<(), Failure> {
         job.place.set_capability(capability).map_err(|failure| failure.context("`--as-capability`"))?;
         check_compute(job.recipe.model.compute, &job.place)?;
         let arithmetic = job.place.arithmetic(job.recipe.model.compute);
+        check_range(&job.request.spec.model_type, arithmetic)?;
         job = job.with_arithmetic(arithmetic);
     }
     if args.sum_through_nccl {

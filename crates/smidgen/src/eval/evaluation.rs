@@ -19,6 +19,7 @@ use crate::plan::audio::audio_rows;
 use crate::plan::budget::JobBudget;
 use crate::plan::devices::Place;
 use crate::plan::generation::{DEFAULT_NEW_TOKENS, GenerationPlan, Sizes, plan_generation};
+use crate::plan::job::check_range;
 use crate::plan::model::build_storage;
 use crate::rows::choice::ChoiceSet;
 use crate::rows::keys::{data_files, training_sources};
@@ -296,6 +297,7 @@ impl Evaluation<'_> {
 
     fn request(&self, adapter: Option<&AdapterFile>) -> Result<Request, Failure> {
         let request = build_adapted_request(self.model, adapter)?;
+        check_range(&request.spec.model_type, self.arithmetic)?;
         Ok(Request {
             storage: build_storage(self.recipe.model.storage(), &request.spec, self.model),
             device: self.place.kind(),

@@ -128,6 +128,10 @@ impl OriginalTensor {
         &self.in_file
     }
 
+    pub fn weight(&self) -> &Weight {
+        &self.weight
+    }
+
     pub fn shape(&self) -> &[usize] {
         self.weight.shape()
     }

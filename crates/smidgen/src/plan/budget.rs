@@ -1,7 +1,7 @@
 //! How much memory a run may be planned for: the stated budget, or free memory minus a reserve for other processes.
 //!
 //! A run with a budget above the memory of the machine is refused.
-//! Left out: how free memory is read (`machine/`) and when it is read again (`train/adapt.rs`).
+//! Left out: how free memory is read (`machine/`) and when it is read again (`train/memory_watch.rs`).
 
 use crate::failure::Failure;
 use crate::machine::host;

@@ -115,11 +115,11 @@ pub fn check_weights(spec: &DecoderSpec, model: &Model) -> Result<(), Failure> {
         }
         known.insert(name);
     }
-    // Tensors for images, and for audio together with images, are never loaded.
+    // Tensors for images, for audio together with images, and of projections whose result is shared are never loaded.
     let is_unread = |name: &str| {
         let is_of_adapter = [".base_layer.", ".lora_A.", ".lora_B."].iter().any(|part| name.contains(part));
         let is_unread_audio = spec.audio.is_some() && (name.starts_with(OUTSIDE_DECODER) || is_of_adapter);
-        is_unread_audio || model.is_beside_text(name)
+        is_unread_audio || model.is_beside_text(name) || spec.is_unread(name)
     };
     let unknown = model.weight_names().into_iter().filter(|name| !known.contains(*name) && !is_unread(name));
     problems.extend(unknown.map(|name| format!("`{name}` is in the file but not in the config's model")));

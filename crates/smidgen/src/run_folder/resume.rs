@@ -80,7 +80,7 @@ fn f32_name() -> String {
     Arithmetic::F32(F32Unit::Vectors).name()
 }
 
-/// 0.17 writes version 4, with other names for what is offloaded. Version 3 (0.11) added `contents`, version 2 (0.10) has
+/// 0.17 writes version 4, with other names for what is offloaded. Version 3 (0.11) added `made_of`, version 2 (0.10) has
 /// the whole policy, version 1 (0.9) parts of it; all are still read.
 const STATE_VERSION: u32 = 4;
 /// The hashes of a model with a thousand tensors take about 100 KiB.
@@ -170,10 +170,11 @@ pub fn check_job(dir: &RunDir, recipe: &Recipe) -> Result<Vec<String>, Failure> 
 /// again at step 0 and replace its result. Returns a note if a checkpoint cannot be checked.
 pub fn check_checkpoint(dir: &RunDir, recipe: &Recipe) -> Result<Option<String>, Failure> {
     let checkpoints = dir.checkpoints();
+    let artifact = Artifact::of(recipe);
+    let result = dir.file(artifact.folder());
+    let is_finished = result.join(artifact.config()).exists();
     let [earlier @ .., newest] = checkpoints.as_slice() else {
-        let artifact = Artifact::of(recipe);
-        let result = dir.file(artifact.folder());
-        return match result.join(artifact.config()).exists() {
+        return match is_finished {
             false => Ok(None),
             true => Err(Failure::command(format!(
                 "the run in `{}` is finished and has no checkpoint to continue from",
@@ -194,7 +195,10 @@ pub fn check_checkpoint(dir: &RunDir, recipe: &Recipe) -> Result<Option<String>,
                 Some(step) => {
                     format!("remove `{name}` to continue from `{}`", checkpoint_name(*step))
                 }
-                None => "restore that file, or start again with another `output.dir`".to_owned(),
+                None if is_finished => {
+                    "restore that file, or start again with another `output.dir`".to_owned()
+                }
+                None => format!("remove `{name}` to start again at step 0"),
             })
         })?;
     // Someone may have copied a checkpoint of another run into this folder.

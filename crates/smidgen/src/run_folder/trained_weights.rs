@@ -163,27 +163,43 @@ pub fn write_model<D: Device>(executor: &mut Executor<D>, job: &Job, folder: &Pa
 
 /// Takes part in gathering while another rank writes the whole model.
 pub fn help_write_model<D: Device>(executor: &mut Executor<D>, job: &Job) -> Result<(), Failure> {
-    let (outputs, shards) = model_outputs(executor.plan(), job, SHARD_BYTES);
+    let (outputs, shards) = model_outputs(executor.plan(), job, SHARD_BYTES)?;
     shards.into_iter().try_for_each(|range| help_write_file(executor, &outputs[range]))
 }
 
-/// Every tensor of the model, and the range of tensors of each file.
-fn model_outputs(plan: &Plan, job: &Job, shard_bytes: u64) -> (Vec<Output>, Vec<Range<usize>>) {
-    let outputs: Vec<Output> = (job.request.spec.tensors().into_iter())
-        .map(|tensor| {
-            let weight =
-                job.model.weight(&tensor.name).expect("the job has checked that no weight is missing");
-            let element = weight.written_element();
-            if job.request.trained.contains(&tensor.name) {
-                return Output::trained(plan, tensor.name, element);
-            }
-            let shape = weight.shape().to_vec();
-            Output { spec: TensorSpec { name: tensor.name, element, shape }, source: Source::Frozen(weight) }
-        })
-        .collect();
+/// Every tensor of the model with its name in the files, towers included, and the range of tensors of each file.
+fn model_outputs(
+    plan: &Plan,
+    job: &Job,
+    shard_bytes: u64,
+) -> Result<(Vec<Output>, Vec<Range<usize>>), Failure> {
+    let original = OriginalModel::open(job.model.path())?;
+    let frozen = |name: String, element: Element, weight: Weight| {
+        let shape = weight.shape().to_vec();
+        Output { spec: TensorSpec { name, element, shape }, source: Source::Frozen(weight) }
+    };
+    let of_decoder = job.request.spec.tensors().into_iter().map(|tensor| {
+        let weight = job.model.weight(&tensor.name).expect("the job has checked that no weight is missing");
+        let element = weight.written_element();
+        let in_file = original.tensor(&tensor.name).map(|original| original.file_name().to_string());
+        let name = in_file.unwrap_or_else(|| tensor.name.clone());
+        if job.request.trained.contains(&tensor.name) {
+            let mut output = Output::trained(plan, tensor.name, element);
+            output.spec.name = name;
+            return output;
+        }
+        frozen(name, element, weight)
+    });
+    let is_beside = |name: &str| job.model.is_beside_text(name) || job.request.spec.is_unread(name);
+    let beside = original
+        .tensors()
+        .iter()
+        .filter(|tensor| is_beside(tensor.name()))
+        .map(|tensor| frozen(tensor.file_name().to_string(), tensor.element(), tensor.weight().clone()));
+    let outputs: Vec<Output> = of_decoder.chain(beside).collect();
     let sizes: Vec<u64> = outputs.iter().map(Output::bytes).collect();
     let shards = split(&sizes, shard_bytes);
-    (outputs, shards)
+    Ok((outputs, shards))
 }
 
 fn write_shards<D: Device>(
@@ -192,7 +208,7 @@ fn write_shards<D: Device>(
     folder: &Path,
     shard_bytes: u64,
 ) -> Result<(), Failure> {
-    let (outputs, shards) = model_outputs(executor.plan(), job, shard_bytes);
+    let (outputs, shards) = model_outputs(executor.plan(), job, shard_bytes)?;
     for (shard, range) in shards.iter().enumerate() {
         let path = folder.join(shard_name(shard, shards.len()));
         write_file(executor, &outputs[range.clone()], &path)?;

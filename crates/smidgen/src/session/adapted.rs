@@ -15,7 +15,7 @@ use smidgen_compile::model::spec::{EMBEDDING, HEAD};
 use smidgen_compile::request::{Master, Moments, Optimizer};
 use smidgen_compile::{AdapterForm, DecoderSpec, Request, TrainedBiases, compile_logits};
 use smidgen_formats::model::Model;
-use smidgen_formats::peft::{AdapterFile, Bias, StoredKind, read_modules};
+use smidgen_formats::peft::{AdapterFile, Bias, StoredKind, is_saved_module, read_modules};
 use smidgen_ir::bytes::format_bytes;
 use smidgen_ir::{AdamW, DeviceKind, Extent, Precision, Rank, Workload};
 use smidgen_recipe::BaseFormat;
@@ -119,7 +119,7 @@ fn saved_tensors(spec: &DecoderSpec, adapter: &AdapterFile) -> Result<BTreeSet<S
     }
     // Biases of modules that were trained as a whole; all other biases come from the `bias` setting.
     let modules = adapter.config().modules_to_save.iter().flatten();
-    let is_saved = |path: &str| modules.clone().any(|module| path.ends_with(module.as_str()));
+    let is_saved = |path: &str| modules.clone().any(|module| is_saved_module(path, module));
     let biases = read.biases.into_iter().filter(|(path, _)| is_saved(path));
     names.extend(biases.map(|(path, _)| format!("{path}.bias")));
     match names.iter().find(|name| !known.contains(*name)) {

@@ -370,17 +370,19 @@ pub fn adapter_config(job: &Job) -> AdapterConfig {
     } else if config.is_wrapped {
         config.target_modules = wrapped_targets(config.target_modules);
     }
-    config.modules_to_save = (!job.request.trained.is_empty()).then(|| modules_to_save(&job.request));
+    config.modules_to_save =
+        (!job.request.trained.is_empty()).then(|| modules_to_save(&job.request, config.is_wrapped));
     config.rank_pattern = adapter.rank_pattern.clone();
     config.alpha_pattern = adapter.alpha_pattern.clone();
     config
 }
 
 /// Paths of the base modules that are trained as a whole.
-fn modules_to_save(request: &Request) -> Vec<String> {
+fn modules_to_save(request: &Request, is_wrapped: bool) -> Vec<String> {
     let untied = request.trains_tied_head().then(|| UNTIED_HEAD.to_string());
     let names = request.trained.iter().cloned().chain(untied);
-    let modules = names.filter_map(|name| Some(name.rsplit_once('.')?.0.to_string()));
+    let name_of = |name: String| if is_wrapped { wrapped_name(&name) } else { name };
+    let modules = names.filter_map(|name| Some(name_of(name.rsplit_once('.')?.0.to_string())));
     modules.collect::<BTreeSet<String>>().into_iter().collect()
 }
 
@@ -414,15 +416,20 @@ fn target_modules(modules: &[LoraModule], spec: &DecoderSpec) -> Vec<String> {
     modules.iter().map(|module| module.path.clone()).collect::<BTreeSet<String>>().into_iter().collect()
 }
 
-/// The recipe's expression for the targets, if it matches the paths that PEFT sees.
+/// The recipe's expression for the targets, if it matches the paths that PEFT sees, and nothing in towers.
 fn whole_expression(job: &Job, is_wrapped: bool) -> Option<String> {
     let Targets::Expression(expression) = &job.recipe.adapter.targets else { return None };
     let pattern = peft::ModulePattern::whole(expression).ok()?;
     let path =
         |module: &LoraModule| if is_wrapped { wrapped_name(&module.path) } else { module.path.clone() };
     let mut paths = job.request.adapters.iter().map(path);
-    (job.recipe.adapter.layers == Layers::All && paths.all(|path| pattern.matches(&path)))
-        .then(|| expression.clone())
+    let is_in_tower = |name: &&str| {
+        let module = name.rsplit_once('.').map_or(*name, |(module, _)| module);
+        job.model.is_beside_text(name)
+            && (pattern.matches(module) || pattern.matches(&format!("model.{module}")))
+    };
+    let is_whole = job.recipe.adapter.layers == Layers::All && paths.all(|path| pattern.matches(&path));
+    (is_whole && !job.model.weight_names().iter().any(is_in_tower)).then(|| expression.clone())
 }
 
 /// An expression for targets that are modules of a text model: towers have modules with the same names.

@@ -99,6 +99,30 @@ fn only_what_is_chosen_changes_and_the_rest_is_copied() {
     assert!(said.contains("trained weights, bf16 in the base, are f32 while they are trained"), "{said}");
 }
 
+/// Towers are not trained, and every name stays as the base has it: also of tensors that nothing reads.
+#[test]
+fn tensors_beside_the_text_model_are_copied_with_their_names() {
+    let unread = |case: &str, name: &str| match case {
+        "gemma4-e" => ["layers.2.self_attn.", "layers.3.self_attn."].iter().any(|layer| {
+            ["k_proj", "v_proj", "k_norm"].iter().any(|module| name.contains(&format!("{layer}{module}")))
+        }),
+        _ => !name.contains("language_model."),
+    };
+    for case in ["gemma3-wrapped", "gemma4-e"] {
+        let scratch = scratch_of(case, "model");
+        scratch.train("run", &["train.lr=1e-2"]);
+        let base = model_of(&scratch, "model");
+        let changed = changed(&base, &model_of(&scratch, "run/model"));
+        assert!(changed.len() > 10, "{case}: {changed:?}");
+        assert!(base.keys().any(|name| unread(case, name)), "{case}");
+        assert!(!changed.iter().any(|name| unread(case, name)), "{case}: {changed:?}");
+        assert_eq!(scratch.json("run/model/config.json"), scratch.json("model/config.json"));
+        scratch.train("next", &["model.path=run/model", "train.steps=1"]);
+        let (ended, next) = (scratch.losses("run"), scratch.losses("next"));
+        assert!(next[0] < ended[0], "{case}: {ended:?}, then {next:?}");
+    }
+}
+
 /// What was quantized is decoded where it is trained, and stays quantized where it is not.
 #[test]
 fn a_quantized_base_is_trained_on() {

@@ -42,6 +42,7 @@ replays! {
     gemma3_v4 = "gemma3-v4",
     gemma3_wrapped = "gemma3-wrapped",
     gemma4 = "gemma4",
+    gemma4_e = "gemma4-e",
     gguf_full = "gguf-full",
     gguf_gemma2 = "gguf-gemma2",
     gguf_gemma3 = "gguf-gemma3",

@@ -233,6 +233,27 @@ fn adapter_config_says_what_was_trained() {
     assert_eq!(saved["target_modules"], json!(names));
 }
 
+/// Beside towers, modules have the names that PEFT sees when the whole model is loaded, and an expression that would also
+/// match a tower is replaced.
+#[test]
+fn an_adapter_of_a_wrapped_model_names_what_peft_finds() {
+    let scratch = Scratch::of("gemma3-wrapped");
+    let train = ["adapter.train=[\"embed_tokens\"]", "train.steps=1"];
+    scratch.train("whole", &[&train[..], &["adapter.targets=.*\\.(q_proj|v_proj)"]].concat());
+    let saved = scratch.json("whole/adapter/adapter_config.json");
+    assert_eq!(saved["modules_to_save"], json!(["lm_head", "model.language_model.embed_tokens"]));
+    assert_eq!(saved["target_modules"], json!(".*language_model\\.(.*\\.)?(q_proj|v_proj)"));
+    let inside = ".*language_model.*\\.(q_proj|v_proj)";
+    scratch.train("inside", &["train.steps=1", &format!("adapter.targets={inside}")]);
+    let saved = scratch.json("inside/adapter/adapter_config.json");
+    assert_eq!(saved["target_modules"], json!(inside));
+    // It reads back, embedding included.
+    scratch.train(
+        "next",
+        &[&train[..], &["adapter.targets=[\"q_proj\",\"v_proj\"]", "adapter.init=whole/adapter"]].concat(),
+    );
+}
+
 #[test]
 fn every_recompute_choice_gives_the_same_bytes() {
     let scratch = Scratch::of("llama-f16-some-layers");

@@ -1,19 +1,20 @@
 //! The table of model families in `docs/supported.md`, made from the list of families and from what the fixtures record.
 //!
-//! A family is tested by the recorded runs of its `model_type`, and read from GGUF if one of them is such a file.
+//! A family is tested by the recorded runs of its `model_type`; its GGUF architecture is that of the rows which read and
+//! write such files.
 //! `UPDATE_EXPECT=1 cargo test -p smidgen --test tidy` rewrites the table.
 
 use crate::{expect_file, read, root, with_block};
 use serde_json::Value;
 use smidgen_compile::model::checkpoints::{Checkpoints, checkpoints};
+use smidgen_formats::gguf::architecture::Architecture;
 use smidgen_formats::model::Model;
 use std::collections::BTreeMap;
 use std::fs;
 
-/// The recorded runs of each `model_type`: the folders of fixtures, and whether the model is a GGUF file. A model beside
-/// towers is a run of its text model too.
-fn recorded() -> BTreeMap<String, Vec<(String, bool)>> {
-    let mut runs: BTreeMap<String, Vec<(String, bool)>> = BTreeMap::new();
+/// The recorded runs of each `model_type`: the folders of fixtures. A model beside towers is a run of its text model too.
+fn recorded() -> BTreeMap<String, Vec<String>> {
+    let mut runs: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let folders = fs::read_dir(root().join("fixtures")).unwrap().map(|entry| entry.unwrap().path());
     let mut folders: Vec<_> = folders.filter(|folder| folder.join("expected.json").exists()).collect();
     folders.sort();
@@ -28,7 +29,7 @@ fn recorded() -> BTreeMap<String, Vec<(String, bool)>> {
         let types = [&config["model_type"], &config["text_config"]["model_type"]];
         for model_type in types.into_iter().filter_map(Value::as_str) {
             let name = folder.file_name().unwrap().to_str().unwrap().to_string();
-            runs.entry(model_type.into()).or_default().push((name, gguf.exists()));
+            runs.entry(model_type.into()).or_default().push(name);
         }
     }
     runs
@@ -44,8 +45,8 @@ fn the_table_of_families_is_what_the_code_says() {
     let row = |family: &Checkpoints| {
         let Checkpoints { model_type, names, left_out } = family;
         let of_type = runs.get(*model_type).map_or(&[][..], Vec::as_slice);
-        let named = in_code(of_type.iter().map(|(name, _)| name.as_str()));
-        let gguf = if of_type.iter().any(|(_, is_gguf)| *is_gguf) { "yes" } else { "" };
+        let named = in_code(of_type.iter().map(String::as_str));
+        let gguf = in_code(Architecture::of_model_type(model_type).map(|row| row.name).into_iter());
         format!("| `{model_type}` | {} | {named} | {gguf} | {left_out} |\n", names.join(", "))
     };
     let rows: String = checkpoints().into_iter().map(row).collect();

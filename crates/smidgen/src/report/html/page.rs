@@ -45,9 +45,9 @@ static PAGES: LazyLock<Environment<'static>> = LazyLock::new(|| {
     pages.add_filter("duration", |seconds: Option<f64>| known(seconds, duration));
     pages.add_filter("share", percent);
     pages.add_filter("colour", colour_class);
-    pages.add_filter("utc", |unix_s: i64| {
-        DateTime::from_timestamp(unix_s, 0)
-            .map_or("–".into(), |time| time.format("%Y-%m-%d %H:%M UTC").to_string())
+    pages.add_filter("utc", |unix_s: u64| {
+        let time = i64::try_from(unix_s).ok().and_then(|unix_s| DateTime::from_timestamp(unix_s, 0));
+        time.map_or("–".into(), |time| time.format("%Y-%m-%d %H:%M UTC").to_string())
     });
     pages.add_filter("marked", |text: String| Shown::from_safe_string(marked(&text)));
     pages.add_filter("data", |data: Shown| Shown::from_safe_string(escape_data(&json!(data))));
