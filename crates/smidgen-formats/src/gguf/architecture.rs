@@ -26,8 +26,6 @@ pub struct Architecture {
     pub shifted: &'static [&'static str],
     pub head: Head,
     pub windows: Windows,
-    /// The base of the rotary frequencies if a file does not say.
-    pub theta: f64,
     pub sliding_theta: SlidingTheta,
     /// Whether only some channels of a head may be rotated.
     pub rotates_part: bool,
@@ -60,11 +58,29 @@ pub enum Windows {
     /// All but every n-th.
     Periodic {
         period: u64,
-        /// The window if the file does not say.
-        window: Option<u64>,
-        /// Whether llama.cpp reads a list with an entry for each layer.
-        is_listed: bool,
+        absent: AbsentWindow,
+        pattern: Pattern,
     },
+}
+
+/// What the absence of the size of the window means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AbsentWindow {
+    /// No layer has a window.
+    None,
+    Default(u64),
+    /// llama.cpp does not load the file, even if no layer has the window.
+    Refused,
+}
+
+/// How a file says which layers have the window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pattern {
+    /// llama.cpp reads the period only.
+    Period,
+    PeriodOrList,
+    /// llama.cpp requires a list, and takes one number for the entry of every layer.
+    List,
 }
 
 /// The base of the rotary frequencies of layers with a window.
@@ -72,7 +88,7 @@ pub enum Windows {
 pub enum SlidingTheta {
     /// Layers with a window rotate as the others.
     Common,
-    /// That of the other layers if a file does not say; they may be scaled, and layers with a window are not.
+    /// That of the other layers, whatever a file says; they may be scaled, and layers with a window are not.
     LikeFull,
     Default(f64),
 }
@@ -89,8 +105,11 @@ pub struct Number {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Absent {
     Refused,
+    /// None, and so does 0.
     Null,
     Default(f64),
+    /// This number; 0 means none.
+    DefaultOrNone(f64),
     /// One divided by the root of the head size.
     ByHeadSize,
 }
@@ -111,6 +130,8 @@ pub enum Special {
     Gemma4,
     /// Weights of the norms of queries are all one number; layers without a window are not rotated.
     QueryFactor,
+    /// `rope.scaling.finetuned = false` turns the rotary embedding off.
+    RopeSwitch,
 }
 
 pub const EMBEDDING: &str = "token_embd.weight";
@@ -201,7 +222,6 @@ const LLAMA: Architecture = Architecture {
     shifted: &[],
     head: Head::Either,
     windows: Windows::EveryLayer,
-    theta: 10_000.0,
     sliding_theta: SlidingTheta::Common,
     rotates_part: false,
     numbers: &[RMS],
@@ -237,7 +257,7 @@ const GEMMA2: Architecture = Architecture {
     class: ["gemma2", "Gemma2ForCausalLM"],
     windowed_class: ["gemma2", "Gemma2ForCausalLM"],
     tensors: &[OUTPUTS, QKV, GATE_UP, INPUT_NORM, MLP_NORM_OF_GEMMA, NORMS_AFTER],
-    windows: Windows::Periodic { period: 2, window: Some(4096), is_listed: false },
+    windows: Windows::Periodic { period: 2, absent: AbsentWindow::Default(4096), pattern: Pattern::Period },
     numbers: &[
         RMS,
         number(SCORE_CAP, SCORE_CAP, Absent::Default(50.0)),
@@ -254,10 +274,9 @@ const GEMMA3: Architecture = Architecture {
     windowed_class: ["gemma3_text", "Gemma3ForCausalLM"],
     tensors: &[OUTPUTS, QKV, GATE_UP, INPUT_NORM, MLP_NORM_OF_GEMMA, NORMS_AFTER, HEAD_NORMS],
     head: Head::Either,
-    windows: Windows::Periodic { period: 6, window: None, is_listed: false },
-    theta: 1_000_000.0,
+    windows: Windows::Periodic { period: 6, absent: AbsentWindow::None, pattern: Pattern::Period },
     sliding_theta: SlidingTheta::Default(10_000.0),
-    numbers: &[RMS, number(SCORE_CAP, SCORE_CAP, Absent::Null), number(LOGIT_CAP, LOGIT_CAP, Absent::Null)],
+    numbers: &[RMS, number(LOGIT_CAP, LOGIT_CAP, Absent::Null)],
     special: Special::QueryScalar { largest_layers: 62 },
     ..GEMMA2
 };
@@ -307,8 +326,8 @@ pub static ARCHITECTURES: [Architecture; 16] = [
         ],
         rope_tensors: &[ROPE_DIVISORS],
         shifted: &[],
-        windows: Windows::Periodic { period: 6, window: None, is_listed: true },
-        numbers: &[RMS, number(LOGIT_CAP, LOGIT_CAP, Absent::Null)],
+        windows: Windows::Periodic { period: 6, absent: AbsentWindow::Refused, pattern: Pattern::List },
+        numbers: &[RMS, number(LOGIT_CAP, LOGIT_CAP, Absent::DefaultOrNone(30.0))],
         special: Special::Gemma4,
         ..GEMMA3
     },
@@ -336,6 +355,7 @@ pub static ARCHITECTURES: [Architecture; 16] = [
             number("embedding_scale", "embedding_multiplier", Absent::Default(1.0)),
             number("attention.scale", "attention_multiplier", Absent::ByHeadSize),
         ],
+        special: Special::RopeSwitch,
         ..LLAMA
     },
     Architecture {
@@ -345,7 +365,7 @@ pub static ARCHITECTURES: [Architecture; 16] = [
         windowed_class: ["olmo3", "Olmo3ForCausalLM"],
         tensors: &[OUTPUTS, QKV, GATE_UP, NORMS_AFTER, HEAD_NORMS],
         head: Head::Own,
-        windows: Windows::Periodic { period: 4, window: None, is_listed: false },
+        windows: Windows::Periodic { period: 4, absent: AbsentWindow::None, pattern: Pattern::Period },
         sliding_theta: SlidingTheta::LikeFull,
         fixed: r#"{"hidden_act": "silu", "attention_bias": false}"#,
         ..QWEN2
@@ -377,7 +397,7 @@ pub static ARCHITECTURES: [Architecture; 16] = [
         windowed_class: ["cohere2", "Cohere2ForCausalLM"],
         tensors: &[OUTPUTS, QKV, GATE_UP, INPUT_NORM],
         head: Head::Tied,
-        windows: Windows::Periodic { period: 4, window: None, is_listed: false },
+        windows: Windows::Periodic { period: 4, absent: AbsentWindow::Refused, pattern: Pattern::Period },
         numbers: &[
             number("attention.layer_norm_epsilon", "layer_norm_eps", Absent::Refused),
             number("logit_scale", "logit_scale", Absent::Refused),
@@ -406,10 +426,14 @@ pub static ARCHITECTURES: [Architecture; 16] = [
         // Not the final norm.
         shifted: &["attn_norm.weight", "attention_norm.weight", "ffn_norm.weight", "ffw_norm.weight"],
         head: Head::Own,
-        windows: Windows::Periodic { period: 4, window: None, is_listed: true },
+        windows: Windows::Periodic {
+            period: 4,
+            absent: AbsentWindow::Refused,
+            pattern: Pattern::PeriodOrList,
+        },
         numbers: &[
             RMS,
-            number(LOGIT_CAP, LOGIT_CAP, Absent::Null),
+            number(LOGIT_CAP, LOGIT_CAP, Absent::DefaultOrNone(30.0)),
             number("logit_scale", "output_multiplier", Absent::Refused),
         ],
         biases: &[],

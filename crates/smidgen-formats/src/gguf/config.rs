@@ -13,6 +13,9 @@ use super::model_problem::GgufModelProblem;
 use super::rope_divisors::{UNROTATED, rope_parameters_of};
 use super::value::{Metadata, required, shortest_decimal};
 
+/// The base of the rotary frequencies if a file does not say.
+const THETA: f64 = 10_000.0;
+
 /// What a config is read from.
 pub trait Parts {
     fn metadata(&self) -> &Metadata;
@@ -100,15 +103,24 @@ impl Sizes {
             true => of_layers("attention.head_count_kv")?,
             false => vec![heads; layers as usize],
         };
+        if let Some(other) = kv_heads.iter().find(|kv_heads| !heads.is_multiple_of(**kv_heads)) {
+            let supported = "divisors of `attention.head_count`";
+            return keys.unsupported("attention.head_count_kv", &other.to_string(), supported);
+        }
         let full_head_dim = full_head_dim(keys, hidden, heads)?;
         let rope_dim = keys.whole("rope.dimension_count")?.unwrap_or(full_head_dim);
-        check_heads(keys, ["attention.value_length", "rope.dimension_count"], full_head_dim)?;
+        let sizes = ["attention.key_length", "attention.value_length", "rope.dimension_count"];
+        check_heads(keys, sizes, full_head_dim)?;
         let head_dim = match differs {
             true => keys.size("attention.key_length_swa")?,
             false => full_head_dim,
         };
         if differs {
-            check_heads(keys, ["attention.value_length_swa", "rope.dimension_count_swa"], head_dim)?;
+            check_heads(
+                keys,
+                sizes.map(|key| format!("{key}_swa")).each_ref().map(String::as_str),
+                head_dim,
+            )?;
         }
         let missing = || GgufModelProblem::MissingTensor { tensor: EMBEDDING.to_string() };
         let vocabulary = *parts.dims(EMBEDDING).and_then(<[usize]>::first).ok_or_else(missing)? as u64;
@@ -147,8 +159,19 @@ fn full_head_dim(keys: &Keys<'_>, hidden: u64, heads: u64) -> Result<u64, GgufMo
     }
 }
 
-/// Refuses values of another size than keys, and other rotated channels than the architecture may have.
-fn check_heads(keys: &Keys<'_>, [value, rope]: [&str; 2], head_dim: u64) -> Result<(), GgufModelProblem> {
+/// Refuses heads of other sizes than attention has, values of another size than keys, and other rotated channels than
+/// the architecture may have.
+fn check_heads(
+    keys: &Keys<'_>,
+    [key, value, rope]: [&str; 3],
+    head_dim: u64,
+) -> Result<(), GgufModelProblem> {
+    const MOST_CHANNELS: u64 = 512;
+    if !(2..=MOST_CHANNELS).contains(&head_dim) || !head_dim.is_multiple_of(2) {
+        // Without the key, the head size follows from others.
+        let key = if keys.whole(key)?.is_some() { key } else { "attention.head_count" };
+        return keys.unsupported(key, &format!("heads of {head_dim} channels"), "even sizes up to 512");
+    }
     if let Some(value_length) = keys.whole(value)?.filter(|length| *length != head_dim) {
         let what =
             format!("heads with keys of {head_dim} and values of {value_length} channels are not supported");
@@ -156,8 +179,7 @@ fn check_heads(keys: &Keys<'_>, [value, rope]: [&str; 2], head_dim: u64) -> Resu
     }
     let rope_dim = keys.whole(rope)?.unwrap_or(head_dim);
     let partial = keys.architecture.rotates_part && (2..head_dim).contains(&rope_dim);
-    if head_dim < 2 || !head_dim.is_multiple_of(2) || rope_dim % 2 != 0 || (rope_dim != head_dim && !partial)
-    {
+    if !rope_dim.is_multiple_of(2) || (rope_dim != head_dim && !partial) {
         let what =
             format!("a rotary embedding of {rope_dim} channels in heads of {head_dim} is not supported");
         return Err(GgufModelProblem::Contradiction { what });
@@ -200,12 +222,15 @@ fn config_of(keys: &Keys<'_>, sizes: &Sizes, parts: &dyn Parts) -> Result<Json, 
         map.insert(key.to_string(), json!(parts.dims(tensor).is_some()));
     }
     for number in row.numbers {
-        let value = match (keys.number(number.key)?, number.absent) {
-            (None, Absent::Refused) => Some(keys.required_number(number.key)?),
-            (None, Absent::Null) => None,
-            (None, Absent::Default(default)) => Some(default),
-            (None, Absent::ByHeadSize) => Some((sizes.head_dim as f64).powf(-0.5)),
-            (value, _) => value,
+        let is_absent = keys.metadata.get(&keys.full(number.key)).is_none();
+        let value = match number.absent {
+            Absent::Refused => Some(keys.required_number(number.key)?),
+            Absent::Default(default) => Some(keys.number(number.key)?.unwrap_or(default)),
+            Absent::DefaultOrNone(default) if is_absent => Some(default),
+            Absent::Null | Absent::DefaultOrNone(_) => keys.number_or_none(number.key)?,
+            Absent::ByHeadSize => {
+                Some(keys.number(number.key)?.unwrap_or((sizes.head_dim as f64).powf(-0.5)))
+            }
         };
         map.insert(number.config.into(), json!(value));
     }
@@ -244,7 +269,7 @@ fn config_of(keys: &Keys<'_>, sizes: &Sizes, parts: &dyn Parts) -> Result<Json, 
         }
         Special::QueryFactor => add_query_factor(map, &rope, sizes, parts)?,
         Special::Gemma4 => add_gemma4(map, keys, sizes, parts)?,
-        Special::None => {}
+        Special::None | Special::RopeSwitch => {}
     }
     map.insert("rope_parameters".into(), rope_of_kinds(keys, sizes, rope)?);
     Ok(config)
@@ -264,7 +289,7 @@ pub fn yarn_scale(factor: f64, multiplier: f64) -> f64 {
 
 /// `rope_parameters` from the metadata: the base frequency and its scaling.
 fn rope_of_metadata(keys: &Keys<'_>, sizes: &Sizes) -> Result<Json, GgufModelProblem> {
-    let theta = keys.number("rope.freq_base")?.unwrap_or(keys.architecture.theta);
+    let theta = keys.number("rope.freq_base")?.unwrap_or(THETA);
     let factor = keys.number("rope.scaling.factor")?.filter(|factor| *factor != 1.0);
     let attention_factor = keys.number("rope.scaling.attn_factor")?.filter(|factor| *factor != 1.0);
     let kind = keys.text("rope.scaling.type")?;
@@ -329,13 +354,17 @@ fn yarn_of_metadata(
 
 /// One table, or one for each kind of layer.
 fn rope_of_kinds(keys: &Keys<'_>, sizes: &Sizes, full: Json) -> Result<Json, GgufModelProblem> {
-    let default = match keys.architecture.sliding_theta {
-        SlidingTheta::Common => return Ok(full),
-        SlidingTheta::LikeFull if sizes.window.is_none() => return Ok(full),
-        SlidingTheta::LikeFull => full["rope_theta"].clone(),
-        SlidingTheta::Default(theta) => json!(theta),
+    let key = "rope.freq_base_swa";
+    let given = keys.number(key)?;
+    let theta = match (keys.architecture.sliding_theta, given) {
+        (SlidingTheta::Common, _) => return Ok(full),
+        (SlidingTheta::LikeFull, Some(other)) if full["rope_theta"].as_f64() != Some(other) => {
+            return keys.unsupported(key, &other.to_string(), "the number of `rope.freq_base`");
+        }
+        (SlidingTheta::LikeFull, _) if sizes.window.is_none() => return Ok(full),
+        (SlidingTheta::LikeFull, _) => full["rope_theta"].clone(),
+        (SlidingTheta::Default(default), given) => json!(given.unwrap_or(default)),
     };
-    let theta = keys.number("rope.freq_base_swa")?.map_or(default, |theta| json!(theta));
     let sliding = json!({"rope_type": "default", "rope_theta": theta});
     Ok(json!({"full_attention": full, "sliding_attention": sliding}))
 }
@@ -343,6 +372,9 @@ fn rope_of_kinds(keys: &Keys<'_>, sizes: &Sizes, full: Json) -> Result<Json, Ggu
 /// Divisors of the frequencies, as settings of Llama 3 or as factors; in Gemma 4, of pairs that are not rotated.
 fn add_divisors(rope: &mut Json, sizes: &Sizes, parts: &dyn Parts) -> Result<(), GgufModelProblem> {
     let divisors = parts.small(ROPE_DIVISORS, sizes.rope_dim as usize / 2)?;
+    if rope["rope_type"] != "default" && divisors.iter().all(|divisor| *divisor == 1.0) {
+        return Ok(());
+    }
     if rope["rope_type"] != "default" {
         let what = format!("the file has `{ROPE_DIVISORS}` and another scaling of RoPE in its metadata");
         return Err(GgufModelProblem::Contradiction { what });
@@ -423,6 +455,13 @@ fn add_gemma4(
 ) -> Result<(), GgufModelProblem> {
     let shared = keys.whole("attention.shared_kv_layers")?.unwrap_or(0).min(sizes.layers);
     let first_shared = (sizes.layers - shared) as usize;
+    // llama.cpp takes the keys and values of these two layers, whatever their kinds are.
+    let is_sound = first_shared >= 2 && sizes.slides[first_shared - 2] && !sizes.slides[first_shared - 1];
+    if shared > 0 && !is_sound {
+        let supported =
+            "numbers that leave layers of which the last but one has a window, and the last has none";
+        return keys.unsupported("attention.shared_kv_layers", &shared.to_string(), supported);
+    }
     let full = (0..first_shared).find(|layer| !sizes.slides[*layer]);
     let has_values = |layer: usize| parts.dims(&format!("blk.{layer}.attn_v.weight")).is_some();
     let kinds = sizes.slides.iter().zip(&sizes.kv_heads).enumerate();

@@ -2,18 +2,17 @@
 //! A key that is neither read nor known to change nothing is refused, because llama.cpp would compute something
 //! else with it.
 
-use super::architecture::{Architecture, SlidingTheta, Special, Windows};
+use super::architecture::{AbsentWindow, Architecture, Pattern, SlidingTheta, Special, Windows};
 use super::model_problem::GgufModelProblem;
 use super::value::{Array, Metadata, MetadataProblem, Value, required};
 
 /// Keys that all architectures have, without the architecture's prefix.
-const COMMON: [&str; 23] = [
+const COMMON: [&str; 22] = [
     "attention.causal",
     "attention.head_count",
     "attention.head_count_kv",
     "attention.key_length",
     "attention.sliding_window",
-    "attention.sliding_window_pattern",
     "attention.value_length",
     "block_count",
     "context_length",
@@ -32,6 +31,7 @@ const COMMON: [&str; 23] = [
     "rope.scaling.yarn_beta_slow",
     "rope.scaling.yarn_ext_factor",
 ];
+const PATTERN: &str = "attention.sliding_window_pattern";
 /// Keys that change nothing, or repeat what follows from the tensors.
 const HARMLESS: [&str; 3] = ["expert_used_count", "tensor_data_layout", "vocab_size"];
 
@@ -46,7 +46,11 @@ fn special_keys(special: Special) -> &'static [&'static str] {
             "embedding_length_per_layer_input",
             "rope.dimension_count_swa",
         ],
-        Special::None | Special::LongRope | Special::QueryScalar { .. } | Special::QueryFactor => &[],
+        Special::None
+        | Special::LongRope
+        | Special::QueryScalar { .. }
+        | Special::QueryFactor
+        | Special::RopeSwitch => &[],
     }
 }
 
@@ -134,40 +138,56 @@ impl Keys<'_> {
     pub fn window(&self) -> Result<Option<u64>, GgufModelProblem> {
         let key = "attention.sliding_window";
         let window = self.whole(key)?;
-        match (self.architecture.windows, window.filter(|window| *window > 0)) {
-            (Windows::Never, Some(window)) => self.unsupported(key, &window.to_string(), "0"),
-            (Windows::Periodic { window: default, .. }, None) if window.is_none() => Ok(default),
-            (_, window) => Ok(window),
+        match (self.architecture.windows, window) {
+            (Windows::Never, Some(1..)) => self.unsupported(key, &window.unwrap_or(0).to_string(), "0"),
+            (Windows::Periodic { absent: AbsentWindow::Refused, .. }, _) => self.size(key).map(Some),
+            (Windows::Periodic { absent: AbsentWindow::Default(default), .. }, None) => Ok(Some(default)),
+            (_, window) => Ok(window.filter(|window| *window > 0)),
         }
     }
 
     /// Whether each layer has the sliding window.
     pub fn slides(&self, layers: u64, window: Option<u64>) -> Result<Vec<bool>, GgufModelProblem> {
-        let key = "attention.sliding_window_pattern";
-        let full = self.full(key);
-        let (Some(_), Windows::Periodic { period, .. }) = (window, self.architecture.windows) else {
+        let full = self.full(PATTERN);
+        let (Some(_), Windows::Periodic { period, pattern, .. }) = (window, self.architecture.windows) else {
             return Ok(vec![window.is_some(); layers as usize]);
         };
-        if let Some(Value::Array(Array::Bool(slides))) = self.metadata.get(&full) {
-            if slides.len() as u64 == layers {
-                return Ok(slides.clone());
+        let slides: Vec<bool> = match (self.metadata.get(&full), pattern) {
+            (Some(Value::Array(Array::Bool(slides))), _) if slides.len() as u64 == layers => slides.clone(),
+            (Some(Value::Array(Array::Bool(slides))), _) => {
+                let what = format!("`{full}` has {} entries for {layers} layers", slides.len());
+                return Err(GgufModelProblem::Contradiction { what });
             }
-            let what = format!("`{full}` has {} entries for {layers} layers", slides.len());
-            return Err(GgufModelProblem::Contradiction { what });
+            (Some(value), Pattern::List) => {
+                return self.unsupported(PATTERN, &value.to_string(), "a list of true and false");
+            }
+            (None, Pattern::List) => return Err(MetadataProblem::Missing { key: full }.into()),
+            (_, Pattern::Period | Pattern::PeriodOrList) => {
+                // No layer is a multiple of 0: every layer has the window.
+                let period = self.whole(PATTERN)?.unwrap_or(period);
+                (1..=layers).map(|layer| !layer.is_multiple_of(period)).collect()
+            }
+        };
+        // In transformers the last layer of Gemma 4 sees all positions, whatever its config says.
+        match (self.architecture.special, slides.last()) {
+            (Special::Gemma4, Some(true)) => {
+                self.unsupported(PATTERN, "true in the last layer", "false in the last layer")
+            }
+            _ => Ok(slides),
         }
-        let period = self.whole(key)?.filter(|period| *period > 0).unwrap_or(period);
-        Ok((1..=layers).map(|layer| !layer.is_multiple_of(period)).collect())
     }
 
     pub fn refuse_unknown(&self) -> Result<(), GgufModelProblem> {
         let prefix = self.full("");
         let has_two_bases = self.architecture.sliding_theta != SlidingTheta::Common;
+        let has_pattern = matches!(self.architecture.windows, Windows::Periodic { .. });
         let is_known = |key: &str| {
             COMMON.contains(&key)
                 || HARMLESS.contains(&key)
                 || special_keys(self.architecture.special).contains(&key)
                 || self.architecture.numbers.iter().any(|number| number.key == key)
                 || (has_two_bases && key == "rope.freq_base_swa")
+                || (has_pattern && key == PATTERN)
         };
         for (key, value) in self.metadata.iter() {
             if key.strip_prefix(&prefix).is_some_and(|short| !is_known(short)) {
@@ -181,9 +201,13 @@ impl Keys<'_> {
         if let Some(experts) = self.whole("expert_count")?.filter(|experts| *experts > 0) {
             return self.unsupported("expert_count", &experts.to_string(), "0");
         }
-        match self.metadata.flag(&self.full("attention.causal"))? {
-            Some(false) => self.unsupported("attention.causal", "false", "true"),
-            _ => Ok(()),
+        let is_switch = self.architecture.special == Special::RopeSwitch;
+        let flags = ["attention.causal"].into_iter().chain(is_switch.then_some("rope.scaling.finetuned"));
+        for key in flags {
+            if self.metadata.flag(&self.full(key))? == Some(false) {
+                return self.unsupported(key, "false", "true");
+            }
         }
+        Ok(())
     }
 }

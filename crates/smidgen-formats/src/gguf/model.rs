@@ -28,7 +28,8 @@ pub struct GgufModel {
 }
 
 impl GgufModel {
-    /// Reads the metadata and the small tensors of rotary factors, if there are any.
+    /// Reads the metadata, and the small tensors that become keys of the config: rotary factors, and the norms of queries
+    /// and keys of Muse Glimmer.
     pub fn read(file: &GgufFile) -> Result<GgufModel, GgufModelError> {
         read_checked(file).map_err(|problem| InFile { path: file.path().to_path_buf(), problem })
     }

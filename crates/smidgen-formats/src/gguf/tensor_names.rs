@@ -1,6 +1,6 @@
 //! Maps tensors of a GGUF file to tensors of a Hugging Face checkpoint, with the changes that must be undone.
-//! Converters rename all tensors, reorder the rows of queries and keys of some architectures, and add the 1 of
-//! Gemma's norms to the weights. A tensor that does not belong to the architecture is an error, because a model
+//! Converters rename all tensors, reorder the rows of queries and keys of some architectures, and add 1 to the weights of
+//! norms that multiply by 1 + weight (Gemma, Muse Glimmer). A tensor that does not belong to the architecture is an error, because a model
 //! without it would silently compute something else.
 //! Left out: whether the set is complete, which the compiled model checks.
 
@@ -17,7 +17,7 @@ pub struct TensorSource {
     /// Position in the file's `tensors()`.
     pub position: usize,
     pub rows: RowOrder,
-    /// The converter added this to every element: 1 for Gemma's norms.
+    /// The converter added this to every element: 1 for the norms of Gemma 1 to 3 and in the layers of Muse Glimmer.
     pub added: f32,
 }
 

@@ -1,6 +1,6 @@
 //! Rebuilds the original `tokenizer.json` from the metadata of a GGUF file.
-//! There are two kinds: `gpt2`, byte-level BPE with merges, and `llama`, SentencePiece with scores, from
-//! which the merges are derived. Control and user-defined tokens are matched in the text before merging.
+//! There are three kinds: `gpt2`, byte-level BPE with merges, `llama`, SentencePiece with scores, from which the
+//! merges are derived, and `gemma4`, pieces of SentencePiece with merges. Control and user-defined tokens are matched in the text before merging.
 //! All tokens are in the vocabulary, so ids are those of the file.
 //! Left out: WordPiece, unigram and RWKV vocabularies, and the normalization tables of SentencePiece.
 
@@ -11,7 +11,7 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value as Json, json};
 
 use super::merges::merges_from_scores;
-use super::pre_tokenizer::{PreTokenizer, pre_tokenizer, supported_names};
+use super::pre_tokenizer::{PreTokenizer, pre_tokenizer, split_by, supported_names};
 use super::token_type::TokenType;
 use super::{GgufTokenizerProblem, Tokenizer, TokenizerError, special_ids_of};
 use crate::gguf::value::required;
@@ -21,6 +21,8 @@ const TOKENS: &str = "tokenizer.ggml.tokens";
 const TYPES: &str = "tokenizer.ggml.token_type";
 const SCORES: &str = "tokenizer.ggml.scores";
 const MERGES: &str = "tokenizer.ggml.merges";
+/// The tokenizer model of Gemma 4.
+pub(super) const GEMMA4: &str = "gemma4";
 /// How SentencePiece writes a space.
 const SPACE: &str = "▁";
 
@@ -38,10 +40,19 @@ pub fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, GgufTokenizerProb
     let vocabulary = Vocabulary::read(metadata)?;
     let parts = match model {
         "gpt2" => byte_level_parts(metadata, &vocabulary)?,
-        "llama" => sentence_piece_parts(metadata, &vocabulary)?,
+        "llama" => {
+            let prefix = metadata.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+            sentence_piece_parts(prefix, scored_merges(metadata, &vocabulary)?)
+        }
+        // llama.cpp adds BOS whatever the file says, and merges no line ends with other letters.
+        GEMMA4 => Parts {
+            always_adds_bos: true,
+            pre_tokenizer: split_by(r"\n+"),
+            ..sentence_piece_parts(false, listed_merges(metadata, &vocabulary)?)
+        },
         got => return Err(GgufTokenizerProblem::Model { got: got.to_string() }),
     };
-    let special = Special::read(metadata, &vocabulary, parts.add_bos)?;
+    let special = Special::read(metadata, &vocabulary, [parts.add_bos, parts.always_adds_bos])?;
     let strips_right = parts.sentence_piece && metadata.text("general.architecture")? == Some("phi3");
     let file = TokenizerFile {
         version: "1.0",
@@ -130,7 +141,7 @@ impl<'a> Vocabulary<'a> {
     }
 }
 
-/// The settings that differ between the two kinds.
+/// The settings that differ between the kinds.
 struct Parts {
     sentence_piece: bool,
     normalizer: Json,
@@ -138,7 +149,9 @@ struct Parts {
     decoder: Json,
     ignore_merges: bool,
     merges: Vec<(u32, u32)>,
+    /// Whether BOS is added if the file does not say, and even if it says no.
     add_bos: bool,
+    always_adds_bos: bool,
 }
 
 fn byte_level_parts(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<Parts, GgufTokenizerProblem> {
@@ -147,6 +160,25 @@ fn byte_level_parts(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<
         let (got, supported) = (name.to_string(), supported_names());
         return Err(GgufTokenizerProblem::PreTokenizer { got, supported });
     };
+    let merges = listed_merges(metadata, vocabulary)?;
+    let decoder =
+        json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
+    Ok(Parts {
+        sentence_piece: false,
+        normalizer,
+        pre_tokenizer,
+        decoder,
+        ignore_merges,
+        merges,
+        add_bos,
+        always_adds_bos: false,
+    })
+}
+
+fn listed_merges(
+    metadata: &Metadata,
+    vocabulary: &Vocabulary<'_>,
+) -> Result<Vec<(u32, u32)>, GgufTokenizerProblem> {
     let mut merges = Vec::new();
     for (position, merge) in required(MERGES, metadata.texts(MERGES))?.iter().enumerate() {
         let id = |token: &str| vocabulary.ids.get(token).copied();
@@ -154,23 +186,23 @@ fn byte_level_parts(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<
         let wrong = || GgufTokenizerProblem::Merge { position, got: merge.clone() };
         merges.push(parts.ok_or_else(wrong)?);
     }
-    let decoder =
-        json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
-    Ok(Parts { sentence_piece: false, normalizer, pre_tokenizer, decoder, ignore_merges, merges, add_bos })
+    Ok(merges)
 }
 
-fn sentence_piece_parts(
+fn scored_merges(
     metadata: &Metadata,
     vocabulary: &Vocabulary<'_>,
-) -> Result<Parts, GgufTokenizerProblem> {
+) -> Result<Vec<(u32, u32)>, GgufTokenizerProblem> {
     let scores = required(SCORES, metadata.f32s(SCORES))?;
     if scores.len() != vocabulary.tokens.len() {
         let (got, tokens) = (scores.len(), vocabulary.tokens.len());
         return Err(GgufTokenizerProblem::Length { key: SCORES, got, tokens });
     }
     let mergeable = |id: usize| vocabulary.types[id] == TokenType::Normal;
-    let merges = merges_from_scores(vocabulary.tokens, scores, mergeable);
-    let prefix = metadata.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+    Ok(merges_from_scores(vocabulary.tokens, scores, mergeable))
+}
+
+fn sentence_piece_parts(prefix: bool, merges: Vec<(u32, u32)>) -> Parts {
     let mut normalizers = vec![json!({"type": "Replace", "pattern": {"String": " "}, "content": SPACE})];
     let mut decoders = vec![
         json!({"type": "Replace", "pattern": {"String": SPACE}, "content": " "}),
@@ -181,7 +213,7 @@ fn sentence_piece_parts(
         normalizers.insert(0, json!({"type": "Prepend", "prepend": SPACE}));
         decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
     }
-    Ok(Parts {
+    Parts {
         sentence_piece: true,
         normalizer: json!({"type": "Sequence", "normalizers": normalizers}),
         pre_tokenizer: Json::Null,
@@ -189,7 +221,8 @@ fn sentence_piece_parts(
         ignore_merges: false,
         merges,
         add_bos: true,
-    })
+        always_adds_bos: false,
+    }
 }
 
 /// Special tokens by their role, and those that are added around every text.
@@ -204,7 +237,7 @@ impl<'a> Special<'a> {
     fn read(
         metadata: &Metadata,
         vocabulary: &Vocabulary<'a>,
-        default_add_bos: bool,
+        [default_add_bos, always_adds_bos]: [bool; 2],
     ) -> Result<Special<'a>, GgufTokenizerProblem> {
         const ROLES: [(&str, &str); 6] = [
             ("bos_token", "bos"),
@@ -225,7 +258,8 @@ impl<'a> Special<'a> {
             tokens.push((name, id, text.as_str()));
         }
         let around = |flag, key, name, default| -> Result<Option<(u32, &'a str)>, GgufTokenizerProblem> {
-            if !metadata.flag(flag)?.unwrap_or(default) {
+            let is_forced = always_adds_bos && name == "bos_token";
+            if !metadata.flag(flag)?.unwrap_or(default) && !is_forced {
                 return Ok(None);
             }
             match tokens.iter().find(|(known, ..)| *known == name) {

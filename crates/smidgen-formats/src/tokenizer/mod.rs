@@ -65,7 +65,7 @@ pub enum TokenizerError {
 pub enum GgufTokenizerProblem {
     #[error(transparent)]
     Metadata(#[from] MetadataProblem),
-    #[error("the tokenizer model `{got}` is not supported (supported: gpt2, llama)")]
+    #[error("the tokenizer model `{got}` is not supported (supported: gpt2, llama, gemma4)")]
     Model { got: String },
     #[error("the pre-tokenizer `{got}` is not supported (supported: {supported})")]
     PreTokenizer { got: String, supported: String },

@@ -19,12 +19,15 @@ pub(super) struct PreTokenizer {
 type Named = (&'static [&'static str], fn() -> PreTokenizer);
 
 /// The first name of each is the one that current converters write.
-const NAMES: [Named; 8] = [
+const NAMES: [Named; 11] = [
     (&["gpt-2", "phi-2", "mpt", "olmo"], gpt2),
-    (&["smollm", "starcoder", "refact", "command-r", "codeshell"], single_digits),
+    (&["smollm", "starcoder", "refact", "codeshell"], single_digits),
+    (&["command-r"], command_r),
     (&["llama-bpe", "llama3", "llama-v3"], llama3),
-    (&["dbrx", "smaug-bpe"], dbrx),
+    (&["glm4"], glm4),
+    (&["dbrx", "smaug-bpe", "chatglm-bpe"], dbrx),
     (&["qwen2", "deepseek-r1-qwen"], qwen2),
+    (&["seed-coder"], seed_coder),
     (&["gpt-4o", "llama4"], gpt4o),
     (&["tekken"], tekken),
     (&["default"], fallback),
@@ -39,23 +42,33 @@ pub(super) fn supported_names() -> String {
 }
 
 /// The name of the pre-tokenizer that a `tokenizer.json` describes.
-pub(super) fn name_of(normalizer: &Json, pre_tokenizer: &Json, ignore_merges: bool) -> Option<&'static str> {
+/// Converters name that of GLM 4 after the architecture, although it is that of Llama 3 without BOS.
+pub(super) fn name_of(
+    normalizer: &Json,
+    pre_tokenizer: &Json,
+    ignore_merges: bool,
+    architecture: &str,
+) -> Option<&'static str> {
     let is_same = |known: &PreTokenizer| {
         known.normalizer == *normalizer
             && known.ignore_merges == ignore_merges
-            && without_offsets(&known.pre_tokenizer) == without_offsets(pre_tokenizer)
+            && comparable(&known.pre_tokenizer) == comparable(pre_tokenizer)
     };
-    NAMES.iter().find(|(_, make)| is_same(&make())).map(|(names, _)| names[0])
+    let same: Vec<&'static [&'static str]> =
+        NAMES.iter().filter(|(_, make)| is_same(&make())).map(|(names, _)| *names).collect();
+    let own = same.iter().find(|names| names.contains(&architecture));
+    own.or(same.first())?.first().copied()
 }
 
-/// Removes `trim_offsets`, which does not change the tokens.
-fn without_offsets(step: &Json) -> Json {
+/// Removes `trim_offsets`, which does not change the tokens, and writes line ends in regexes as escapes.
+fn comparable(step: &Json) -> Json {
     match step {
         Json::Object(keys) => {
             let kept = keys.iter().filter(|(key, _)| *key != "trim_offsets");
-            kept.map(|(key, value)| (key.clone(), without_offsets(value))).collect()
+            kept.map(|(key, value)| (key.clone(), comparable(value))).collect()
         }
-        Json::Array(steps) => steps.iter().map(without_offsets).collect(),
+        Json::Array(steps) => steps.iter().map(comparable).collect(),
+        Json::String(text) => json!(text.replace('\r', r"\r").replace('\n', r"\n")),
         other => other.clone(),
     }
 }
@@ -64,6 +77,7 @@ fn without_offsets(step: &Json) -> Json {
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const SEED: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
@@ -72,7 +86,7 @@ fn byte_level(regex: bool) -> Json {
     json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex})
 }
 
-fn split_by(expression: &str) -> Json {
+pub(super) fn split_by(expression: &str) -> Json {
     json!({"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": false})
 }
 
@@ -92,8 +106,16 @@ fn single_digits() -> PreTokenizer {
     plain(sequence(vec![json!({"type": "Digits", "individual_digits": true}), byte_level(true)]))
 }
 
+fn command_r() -> PreTokenizer {
+    PreTokenizer { normalizer: json!({"type": "NFC"}), ..single_digits() }
+}
+
 fn llama3() -> PreTokenizer {
     PreTokenizer { ignore_merges: true, add_bos: true, ..dbrx() }
+}
+
+fn glm4() -> PreTokenizer {
+    PreTokenizer { ignore_merges: true, ..dbrx() }
 }
 
 fn dbrx() -> PreTokenizer {
@@ -103,6 +125,10 @@ fn dbrx() -> PreTokenizer {
 fn qwen2() -> PreTokenizer {
     let pre_tokenizer = sequence(vec![split_by(QWEN2), byte_level(false)]);
     PreTokenizer { normalizer: json!({"type": "NFC"}), ..plain(pre_tokenizer) }
+}
+
+fn seed_coder() -> PreTokenizer {
+    plain(sequence(vec![split_by(SEED), byte_level(false)]))
 }
 
 fn gpt4o() -> PreTokenizer {

@@ -2,7 +2,8 @@
 //! name of the pre-tokenizer.
 //! GGUF stores only the name of the pre-tokenizer, so a tokenizer whose pre-tokenizer has no name is refused.
 //! As a check, the metadata is converted back, and the result must give the same ids for texts of many kinds.
-//! `tokenizer.json` does not have the scores of SentencePiece; they follow from the order of the merges.
+//! `tokenizer.json` does not have the scores of SentencePiece; they follow from the order of the merges. Gemma 4 has merges
+//! instead.
 //! Left out: WordPiece and unigram vocabularies, and normalization tables of SentencePiece.
 
 use std::collections::HashMap;
@@ -10,7 +11,7 @@ use std::collections::HashMap;
 use serde_json::Value as Json;
 use thiserror::Error;
 
-use super::from_gguf::from_metadata;
+use super::from_gguf::{GEMMA4, from_metadata};
 use super::pre_tokenizer::{name_of, supported_names};
 use super::token_type::TokenType;
 use super::{GgufTokenizerProblem, Tokenizer, TokenizerError};
@@ -28,6 +29,10 @@ pub enum ToGgufProblem {
     Json { what: &'static str },
     #[error("the tokenizer would give different tokens as GGUF, for example for {text:?}")]
     Differs { text: &'static str },
+    #[error(
+        "the tokenizer adds `{text}` to every text, for which GGUF has no key, and there is no chat template with it"
+    )]
+    Around { text: String },
     #[error(transparent)]
     Gguf(#[from] GgufTokenizerProblem),
     #[error(transparent)]
@@ -69,20 +74,23 @@ impl Tokenizer {
         let mut metadata = Metadata::default();
         let mut set = |key: &str, value: Value| metadata.set(&format!("tokenizer.ggml.{key}"), value);
         let text = |text: &str| Value::String(text.to_string());
-        set("model", text(if sentence_piece { "llama" } else { "gpt2" }));
-        let pre = match sentence_piece {
-            true => "default",
-            false => {
-                let ignore_merges = model["ignore_merges"] == true;
-                let found = name_of(&json["normalizer"], &json["pre_tokenizer"], ignore_merges);
-                found.ok_or_else(|| no_name(&json))?
-            }
-        };
-        set("pre", text(pre));
+        let has_merges = !sentence_piece || architecture == GEMMA4;
         if sentence_piece {
             set("add_space_prefix", Value::Bool(has_prefix(&json)));
-            set("scores", Value::Array(Array::F32(scores(&entries, &merges))));
+        }
+        if !sentence_piece {
+            let ignore_merges = model["ignore_merges"] == true;
+            let found = name_of(&json["normalizer"], &json["pre_tokenizer"], ignore_merges, architecture);
+            set("model", text("gpt2"));
+            set("pre", text(found.ok_or_else(|| no_name(&json))?));
+        } else if has_merges {
+            set("model", text(GEMMA4));
         } else {
+            set("model", text("llama"));
+            set("pre", text("default"));
+            set("scores", Value::Array(Array::F32(scores(&entries, &merges))));
+        }
+        if has_merges {
             let merges = merges.iter().map(|(left, right)| format!("{left} {right}"));
             set("merges", Value::Array(Array::String(merges.collect())));
         }
@@ -96,14 +104,44 @@ impl Tokenizer {
                 set(&format!("{role}_token_id"), Value::U32(id));
             }
         }
-        let (plain, around) = (self.encode("a", false)?, self.encode("a", true)?);
-        set("add_bos_token", Value::Bool(around.len() > plain.len() && around.first() == ids.bos.as_ref()));
-        set("add_eos_token", Value::Bool(around.len() > plain.len() && around.last() == ids.eos.as_ref()));
+        let around = self.around()?;
+        set("add_bos_token", Value::Bool(around.has_bos || (sentence_piece && has_merges)));
+        set("add_eos_token", Value::Bool(around.has_eos));
         if let Some(template) = self.template_source() {
             metadata.set("tokenizer.chat_template", text(template));
         }
+        let template = self.template_source().unwrap_or("");
+        if let Some(text) = around.others.filter(|others| !template.contains(others)) {
+            return Err(ToGgufProblem::Around { text });
+        }
         self.check_against(&metadata, architecture)?;
         Ok(metadata)
+    }
+
+    /// What llama.cpp does otherwise with the tokenizer that `to_gguf` writes.
+    pub fn gguf_notes(&self, architecture: &str) -> Result<Vec<String>, TokenizerError> {
+        let around = self.around()?;
+        let others = around.others.map(|others| {
+            format!("the tokenizer adds `{others}` to every text; in llama.cpp only the chat template does")
+        });
+        let is_forced = architecture == GEMMA4 && !around.has_bos;
+        let forced = is_forced
+            .then(|| format!("llama.cpp adds BOS to every text for `{GEMMA4}`, and the tokenizer does not"));
+        Ok(others.into_iter().chain(forced).collect())
+    }
+
+    /// The tokens that are added to every text.
+    fn around(&self) -> Result<Around, TokenizerError> {
+        let ids = self.special_ids();
+        let (plain, all) = (self.encode("a", false)?, self.encode("a", true)?);
+        let first = all.windows(plain.len().max(1)).position(|ids| ids == plain).unwrap_or(all.len());
+        let (before, after) = (&all[..first], all.get(first + plain.len()..).unwrap_or(&[]));
+        let has_bos = ids.bos.is_some() && before.first() == ids.bos.as_ref();
+        let has_eos = ids.eos.is_some() && after.last() == ids.eos.as_ref();
+        let others =
+            before[usize::from(has_bos)..].iter().chain(&after[..after.len() - usize::from(has_eos)]);
+        let text: String = others.filter_map(|id| self.library.id_to_token(*id)).collect();
+        Ok(Around { has_bos, has_eos, others: Some(text).filter(|text| !text.is_empty()) })
     }
 
     /// Checks that a tokenizer made from the metadata gives the same ids as this one.
@@ -112,8 +150,9 @@ impl Tokenizer {
         whole.set("general.architecture", Value::String(architecture.to_string()));
         let again = from_metadata(&whole)?;
         drop(whole);
+        let is_same_around = self.gguf_notes(architecture)?.is_empty();
         for text in PROBES {
-            for add_special in [false, true] {
+            for add_special in [false, true].into_iter().filter(|added| !added || is_same_around) {
                 if self.encode(text, add_special)? != again.encode(text, add_special)? {
                     return Err(ToGgufProblem::Differs { text });
                 }
@@ -121,6 +160,14 @@ impl Tokenizer {
         }
         Ok(())
     }
+}
+
+/// The tokens that a tokenizer adds to every text.
+struct Around {
+    has_bos: bool,
+    has_eos: bool,
+    /// The text of those between BOS and EOS.
+    others: Option<String>,
 }
 
 /// Text and type of the token of every row of the embedding. Rows without a token get a placeholder.

@@ -68,7 +68,7 @@ fn through_a_folder(tokenizer: &Tokenizer) -> Tokenizer {
 fn byte_level_ids_agree_with_the_reference_for_every_pre_tokenizer() {
     let fixture = fixture("byte_level.json");
     let names = fixture["pre"].as_object().unwrap();
-    assert_eq!(names.len(), 8);
+    assert_eq!(names.len(), 10);
     for (name, rows) in names {
         let mut metadata = metadata_of(&fixture);
         metadata.set("tokenizer.ggml.pre", Value::String(name.clone()));
@@ -133,17 +133,118 @@ fn sentence_piece_tokenizers_convert_to_gguf_and_back() {
     }
 }
 
-#[test]
-fn a_pre_tokenizer_without_a_name_is_refused() {
+/// The tokenizer of the fixture with this pre-tokenizer, saved, changed and read again.
+fn changed(pre: &str, template: &str, change: impl FnOnce(&mut Json)) -> Tokenizer {
     let mut metadata = metadata_of(&fixture("byte_level.json"));
-    metadata.set("tokenizer.ggml.pre", Value::String("gpt-2".into()));
+    metadata.set("tokenizer.ggml.pre", Value::String(pre.into()));
+    metadata.set("tokenizer.chat_template", Value::String(template.into()));
     let folder = tempfile::tempdir().unwrap();
     from_metadata(&metadata).unwrap().save(folder.path()).unwrap();
     let path = folder.path().join("tokenizer.json");
     let mut json: Json = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    json["pre_tokenizer"] = json!({"type": "Whitespace"});
+    change(&mut json);
     fs::write(&path, json.to_string()).unwrap();
-    let refused = Tokenizer::from_folder(folder.path()).unwrap().to_gguf("llama", 1 << 16).unwrap_err();
+    Tokenizer::from_folder(folder.path()).unwrap()
+}
+
+#[test]
+fn gemma_4_has_merges_instead_of_scores_and_always_adds_bos() {
+    let fixture = fixture("sentence_piece.json");
+    let mut metadata = metadata_of(&fixture);
+    metadata.set("tokenizer.ggml.add_space_prefix", Value::Bool(false));
+    let tokens = metadata.texts("tokenizer.ggml.tokens").unwrap().unwrap();
+    let count = tokens.len();
+    // llama.cpp would not merge line ends with other letters, so such a vocabulary is refused. Gemma 4 has none.
+    let is_mixed = |token: &String| token.contains('\n') && token.contains(|letter| letter != '\n');
+    let mixed: Vec<bool> = tokens.iter().map(is_mixed).collect();
+    let refused = from_metadata(&metadata).unwrap().to_gguf("gemma4", count).unwrap_err().to_string();
+    assert!(refused.starts_with("the tokenizer would give different tokens as GGUF"), "{refused}");
+    let types = metadata.i32s("tokenizer.ggml.token_type").unwrap().unwrap();
+    let types = types.iter().zip(&mixed).map(|(kind, mixed)| if *mixed { 5 } else { *kind }).collect();
+    metadata.set("tokenizer.ggml.token_type", Value::Array(Array::I32(types)));
+    let mut gemma4 = from_metadata(&metadata).unwrap().to_gguf("gemma4", count).unwrap();
+    assert_eq!(gemma4.text("tokenizer.ggml.model"), Ok(Some("gemma4")));
+    assert_eq!(gemma4.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.tokens"));
+    assert!(gemma4.get("tokenizer.ggml.scores").is_none() && gemma4.get("tokenizer.ggml.pre").is_none());
+    gemma4.set("tokenizer.ggml.add_bos_token", Value::Bool(false));
+    let tokenizer = through_a_file(&gemma4);
+    let rows = texts(&fixture["texts"]).into_iter().zip(fixture["plain"].as_array().unwrap());
+    let has_mixed = |row: &Json| ids(&row["ids"]).iter().any(|id| mixed[*id as usize]);
+    for (text, row) in rows.filter(|(_, row)| !has_mixed(row)) {
+        assert_eq!(tokenizer.encode(text, false).unwrap(), ids(&row["ids"]), "{text:?}");
+        assert_eq!(tokenizer.encode(text, true).unwrap(), ids(&row["with_special"]), "{text:?}");
+        assert_eq!(tokenizer.decode(&ids(&row["ids"]), false).unwrap(), row["decoded"], "{text:?}");
+    }
+
+    metadata.set("tokenizer.ggml.add_bos_token", Value::Bool(false));
+    let without = from_metadata(&metadata).unwrap();
+    assert_eq!(
+        without.to_gguf("gemma4", count).unwrap().flag("tokenizer.ggml.add_bos_token"),
+        Ok(Some(true))
+    );
+    assert_eq!(
+        without.gguf_notes("gemma4").unwrap(),
+        ["llama.cpp adds BOS to every text for `gemma4`, and the tokenizer does not"]
+    );
+    metadata.set("tokenizer.ggml.add_space_prefix", Value::Bool(true));
+    let prefixed = from_metadata(&metadata).unwrap().to_gguf("gemma4", count).unwrap_err().to_string();
+    assert!(prefixed.starts_with("the tokenizer would give different tokens as GGUF"), "{prefixed}");
+}
+
+#[test]
+fn glm_4_has_its_own_name_and_a_prefix_that_only_its_template_has() {
+    let special = |text: &str| json!({"SpecialToken": {"id": text, "type_id": 0}});
+    let prefixed = |template: &str| {
+        changed("glm4", template, |json| {
+            let single =
+                [special("<|im_start|>"), special("<tool>"), json!({"Sequence": {"id": "A", "type_id": 0}})];
+            let token = |text: &str, id: u32| json!({"id": text, "ids": [id], "tokens": [text]});
+            let id = json["model"]["vocab"]["<tool>"].as_u64().unwrap() as u32;
+            json["post_processor"] = json!({
+                "type": "TemplateProcessing", "single": single, "pair": single,
+                "special_tokens": {"<|im_start|>": token("<|im_start|>", 1), "<tool>": token("<tool>", id)},
+            });
+        })
+    };
+    let tokenizer = prefixed("<|im_start|><tool>{{ messages }}");
+    let metadata = tokenizer.to_gguf("glm4", 1 << 10).unwrap();
+    assert_eq!(metadata.text("tokenizer.ggml.pre"), Ok(Some("glm4")));
+    assert_eq!(metadata.flag("tokenizer.ggml.add_bos_token"), Ok(Some(false)));
+    assert_eq!(
+        tokenizer.gguf_notes("glm4").unwrap(),
+        ["the tokenizer adds `<|im_start|><tool>` to every text; in llama.cpp only the chat template does"]
+    );
+    let refused = prefixed("{{ messages }}").to_gguf("glm4", 1 << 10).unwrap_err().to_string();
+    assert_eq!(
+        refused,
+        "the tokenizer adds `<|im_start|><tool>` to every text, for which GGUF has no key, and there is no chat template with it"
+    );
+    // It has another name elsewhere, and the tokenizer of earlier models is not the same.
+    let elsewhere = changed("glm4", "", |_| {}).to_gguf("olmo2", 1 << 10).unwrap();
+    assert_eq!(elsewhere.text("tokenizer.ggml.pre"), Ok(Some("llama-bpe")));
+    let older = changed("chatglm-bpe", "", |_| {}).to_gguf("glm4", 1 << 10).unwrap();
+    assert_eq!(older.text("tokenizer.ggml.pre"), Ok(Some("dbrx")));
+    let (fixture, tokenizer) = (fixture("byte_level.json"), changed("glm4", "", |_| {}));
+    for (text, row) in texts(&fixture["texts"]).iter().zip(fixture["pre"]["llama-bpe"].as_array().unwrap()) {
+        assert_eq!(tokenizer.encode(text, true).unwrap(), ids(row), "{text:?}");
+    }
+}
+
+#[test]
+fn line_ends_in_an_expression_may_be_escaped_or_not() {
+    let tokenizer = changed("seed-coder", "", |json| {
+        let regex = &mut json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"];
+        let unescaped = regex.as_str().unwrap().replace(r"\r", "\r").replace(r"\n", "\n");
+        *regex = json!(unescaped);
+    });
+    let metadata = tokenizer.to_gguf("seed_oss", 1 << 10).unwrap();
+    assert_eq!(metadata.text("tokenizer.ggml.pre"), Ok(Some("seed-coder")));
+}
+
+#[test]
+fn a_pre_tokenizer_without_a_name_is_refused() {
+    let tokenizer = changed("gpt-2", "", |json| json["pre_tokenizer"] = json!({"type": "Whitespace"}));
+    let refused = tokenizer.to_gguf("llama", 1 << 16).unwrap_err();
     let message = refused.to_string();
     assert!(message.starts_with("the pre-tokenizer has no name in GGUF (supported: gpt-2, "), "{message}");
     assert!(message.contains("Whitespace"), "{message}");
@@ -254,7 +355,7 @@ fn invalid_metadata_is_refused() {
     let text = |text: &str| Value::String(text.into());
     assert_eq!(
         refused("model", text("bert")),
-        "the tokenizer model `bert` is not supported (supported: gpt2, llama)"
+        "the tokenizer model `bert` is not supported (supported: gpt2, llama, gemma4)"
     );
     let message = refused("pre", text("chameleon"));
     assert!(message.starts_with("the pre-tokenizer `chameleon` is not supported (supported: gpt-2, phi-2,"));

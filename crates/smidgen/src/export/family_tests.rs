@@ -2,6 +2,7 @@
 //! llama.cpp, the same weights, and computes the same.
 
 use super::export_tests::write_tokenizer;
+use super::lora_file::export_lora;
 use super::model_file::{ExportOptions, ExportedModel, MatrixType, export_model};
 use crate::failure::Failure;
 use crate::model_files::original::OriginalModel;
@@ -13,6 +14,7 @@ use smidgen_compile::model::spec::Tensor;
 use smidgen_formats::element::Element;
 use smidgen_formats::gguf::GgufFile;
 use smidgen_formats::model::Model;
+use smidgen_formats::peft::AdapterFile;
 use smidgen_formats::safetensors::write::{TensorSpec, pytorch_metadata, write_safetensors};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -58,6 +60,17 @@ fn families() -> Vec<(&'static str, Value)> {
     });
     let plain_gemma4 = json!({"layer_types": kinds, "sliding_window": 8, "hidden_size_per_layer_input": 0, "global_head_dim": 8});
     let scaled = json!({"rope_parameters": yarn(&json!({"attention_factor": 1.0}))});
+    let full = json!(["full_attention", "full_attention", "full_attention", "full_attention"]);
+    let without_windows = json!({"layer_types": full, "sliding_window": 8});
+    let muse =
+        json!({"layer_types": full, "layer_rope_theta": [0, 0, 0, 0], "final_logit_softcapping": null});
+    let linear = json!({"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0});
+    let of_gemma4 = |full: &Value, mut more: Value| {
+        more["rope_parameters"] = json!({"full_attention": full, "sliding_attention": sliding});
+        (more["hidden_size_per_layer_input"], more["global_head_dim"]) = (json!(0), json!(16));
+        more["final_logit_softcapping"] = json!(null);
+        ("gemma4", config("gemma4_text", &more))
+    };
     vec![
         ("llama", config("llama", &json!({"rope_parameters": yarn(&json!({}))}))),
         ("qwen3", config("qwen3", &scaled)),
@@ -75,6 +88,10 @@ fn families() -> Vec<(&'static str, Value)> {
         ("cohere2", config("cohere2", &json!({"sliding_window": 8}))),
         ("mistral3", config("ministral3", &json!({"rope_parameters": yarn(&growing)}))),
         ("muse-glimmer", config("muse_glimmer_text", &json!({"sliding_window": 8}))),
+        ("cohere2", config("cohere2", &without_windows)),
+        ("muse-glimmer", config("muse_glimmer_text", &muse)),
+        of_gemma4(&sliding, without_windows),
+        of_gemma4(&linear, json!({"layer_types": kinds, "sliding_window": 8})),
     ]
 }
 
@@ -162,11 +179,62 @@ fn scales_and_lists_have_the_keys_of_llama_cpp() {
     assert_eq!((wholes("attention.key_length"), wholes("attention.key_length_swa")), (vec![16], vec![8]));
     assert_eq!(gemma4.tensor("rope_freqs.weight").unwrap().dims, [8]);
     assert!(gemma4.tensor("blk.1.attn_v.weight").is_none() && gemma4.tensor("blk.2.attn_k.weight").is_none());
+    let cap =
+        |file: &GgufFile, name: &str| file.metadata().number(&format!("{name}.final_logit_softcapping"));
+    for (name, position) in [("cohere2", 1), ("muse-glimmer", 1), ("gemma4", 2)] {
+        // llama.cpp requires a window, and has another default for the softcap.
+        let file = file_of(name, position);
+        let whole = |key: &str| file.metadata().whole(&format!("{name}.attention.{key}"));
+        assert_eq!(whole("sliding_window"), Ok(Some(128)), "{name}");
+        match name {
+            "cohere2" => assert_eq!(whole("sliding_window_pattern"), Ok(Some(1))),
+            _ => assert_eq!(cap(&file, name), Ok(Some(0.0)), "{name}"),
+        }
+    }
+    for position in [2, 3] {
+        let file = file_of("gemma4", position);
+        let tensor = file.tensor("rope_freqs.weight").unwrap();
+        let mut bytes = vec![0; tensor.bytes as usize];
+        file.read_at(tensor, 0, &mut bytes).unwrap();
+        assert_eq!(bytes, 1f32.to_le_bytes().repeat(8));
+    }
     let ministral = file_of("mistral3", 0);
     let number = |key: &str| ministral.metadata().number(&format!("mistral3.{key}")).unwrap();
     assert_eq!(number("rope.scaling.yarn_log_multiplier"), Some(1.0));
     assert_eq!(number("rope.scaling.yarn_beta_fast"), Some(16.0));
     assert_eq!(number("attention.temperature_scale"), Some(0.1));
+}
+
+#[test]
+fn an_adapter_that_llama_cpp_would_ignore_is_refused() {
+    let (_, config) = families().into_iter().find(|(name, _)| *name == "gemma4").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (base, adapter) = (folder.path().join("base"), folder.path().join("adapter"));
+    write_model(&base, &config);
+    fs::create_dir(&adapter).unwrap();
+    let path = "base_model.model.model.per_layer_model_projection";
+    let half = |name: &str, shape: [usize; 2]| TensorSpec {
+        name: format!("{path}.{name}.weight"),
+        element: Element::F32,
+        shape: shape.to_vec(),
+    };
+    let specs = [half("lora_A", [1, 32]), half("lora_B", [16, 1])];
+    let file = adapter.join("adapter_model.safetensors");
+    write_safetensors(&file, &pytorch_metadata(), &specs, |index, out| {
+        out.write_all(&vec![0; 4 * specs[index].shape.iter().product::<usize>()])
+    })
+    .unwrap();
+    let settings = json!({
+        "peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["per_layer_model_projection"], "bias": "none",
+    });
+    fs::write(adapter.join("adapter_config.json"), settings.to_string()).unwrap();
+    let adapter = AdapterFile::open(&adapter).unwrap();
+    let output = folder.path().join("adapter.gguf");
+    let refused = export_lora(&adapter, &Model::open(&base).unwrap(), &output).unwrap_err().to_string();
+    let expected = "`model.per_layer_model_projection` is adapted, and llama.cpp applies no adapter to \
+                    `per_layer_model_proj.weight`";
+    assert!(refused.contains(expected), "{refused}");
+    assert!(!output.exists());
 }
 
 #[test]
@@ -188,6 +256,23 @@ fn what_llama_cpp_would_compute_otherwise_is_refused() {
     refused(
         &config("muse_glimmer_text", &json!({"sliding_window": 8, "post_norm_eps": 1e-6})),
         "in layer 0 the form",
+    );
+    let bases = json!({
+        "full_attention": {"rope_type": "default", "rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    });
+    let olmo = config("olmo3", &json!({"sliding_window": 8, "rope_parameters": bases}));
+    refused(&olmo, "in layer 0 the rotary embedding is not");
+    let capped = json!({"query_pre_attn_scalar": 8, "sliding_window": 8, "attn_logit_softcapping": 50.0});
+    refused(&config("gemma3_text", &capped), "in layer 0 the softcap of scores is 50 instead of none");
+    let types = json!(["full_attention", "sliding_attention", "sliding_attention", "full_attention"]);
+    let shared = json!({
+        "layer_types": types, "sliding_window": 8, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 0,
+        "global_head_dim": 16,
+    });
+    refused(
+        &config("gemma4_text", &shared),
+        "layer 2 uses the keys and values of layer 1 instead of layer 0",
     );
     let types = json!(["sliding_attention", "full_attention", "full_attention", "sliding_attention"]);
     let uneven = config("cohere2", &json!({"sliding_window": 8, "layer_types": types}));

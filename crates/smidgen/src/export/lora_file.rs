@@ -25,6 +25,8 @@ use smidgen_ir::Storage;
 use std::io;
 use std::path::Path;
 
+/// The linear layer to which llama.cpp applies no adapter.
+const WITHOUT_ADAPTERS: &str = "per_layer_model_proj.weight";
 /// Maximum number of modules that an error names.
 const NAMED_AT_MOST: usize = 8;
 
@@ -154,6 +156,9 @@ fn place_modules(
                 problems.push(format!(
                     "`{path}` is tied to the embedding, so adapting it would change the embedding too"
                 ));
+            }
+            (Some(_), Some(name)) if name == WITHOUT_ADAPTERS => {
+                problems.push(format!("`{path}` is adapted, and llama.cpp applies no adapter to `{name}`"));
             }
             (Some(linear), Some(name)) if [linear.n, linear.k] == [module.rows(), module.columns()] => {
                 let rows = row_order(architecture, &name, spec.head_dim());

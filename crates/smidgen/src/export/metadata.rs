@@ -10,7 +10,8 @@ use smidgen_compile::DecoderSpec;
 use smidgen_compile::model::layer::{AttentionSpec, FeedForward, KeysAndValues};
 use smidgen_compile::model::read_spec;
 use smidgen_formats::gguf::architecture::{
-    Architecture, Head, Number, QK_NORMS, ROPE_DIVISORS, ROPE_FACTORS, SlidingTheta, Special, Windows,
+    Absent, AbsentWindow, Architecture, Head, Number, Pattern, QK_NORMS, ROPE_DIVISORS, ROPE_FACTORS,
+    SlidingTheta, Special, Windows,
 };
 use smidgen_formats::gguf::config::{Parts, described_model, yarn_scale};
 use smidgen_formats::gguf::model_problem::GgufModelProblem;
@@ -43,13 +44,14 @@ pub fn describe(
     describer.text("general.name", name);
     describer.sizes();
     for number in architecture.numbers {
-        if let Some(value) = describer.number_of(number) {
+        let none = matches!(number.absent, Absent::DefaultOrNone(_)).then_some(0.0);
+        if let Some(value) = describer.number_of(number).or(none) {
             describer.float(number.key, value);
         }
     }
     describer.rope()?;
     describer.windows()?;
-    describer.special();
+    describer.special()?;
     describer.check()?;
     Ok(describer.description)
 }
@@ -152,8 +154,8 @@ impl Describer<'_> {
     fn rope(&mut self) -> Result<(), String> {
         let (rope, special) = (&self.spec.ropes[0], self.architecture.special);
         self.float("rope.freq_base", rope.theta);
-        if let (Some(sliding), true) =
-            (self.spec.ropes.get(1), self.architecture.sliding_theta != SlidingTheta::Common)
+        if let (Some(sliding), SlidingTheta::Default(_)) =
+            (self.spec.ropes.get(1), self.architecture.sliding_theta)
         {
             self.float("rope.freq_base_swa", sliding.theta);
         }
@@ -196,6 +198,11 @@ impl Describer<'_> {
                 };
                 return self.refuse(&format!("the rotary embedding is scaled as `{kind}`"));
             }
+        }
+        let has_tensor = self.description.tensors.iter().any(|(name, _)| name == ROPE_DIVISORS);
+        if special == Special::Gemma4 && !has_tensor {
+            // llama.cpp requires the tensor.
+            self.tensor(ROPE_DIVISORS, vec![1.0; rope.dim / 2]);
         }
         Ok(())
     }
@@ -242,6 +249,10 @@ impl Describer<'_> {
             (Windows::EveryLayer, None) if self.architecture.special == Special::LongRope => {
                 self.whole(key, 0);
             }
+            (Windows::Periodic { period, absent: AbsentWindow::Refused, pattern }, None) => {
+                self.whole(key, self.spec.max_positions);
+                self.pattern(&windows, period as usize, pattern)?;
+            }
             (Windows::Never, _) | (_, None) => {}
             (Windows::EveryLayer, Some(window)) => {
                 self.whole(key, window);
@@ -252,18 +263,18 @@ impl Describer<'_> {
                     ));
                 }
             }
-            (Windows::Periodic { period, is_listed, .. }, Some(window)) => {
+            (Windows::Periodic { period, pattern, .. }, Some(window)) => {
                 self.whole(key, window);
-                self.pattern(&windows, period as usize, is_listed)?;
+                self.pattern(&windows, period as usize, pattern)?;
             }
         }
         Ok(())
     }
 
     /// Every n-th layer has full attention, or those that a list names.
-    fn pattern(&mut self, windows: &[Option<usize>], default: usize, is_listed: bool) -> Result<(), String> {
+    fn pattern(&mut self, windows: &[Option<usize>], default: usize, pattern: Pattern) -> Result<(), String> {
         let key = "attention.sliding_window_pattern";
-        if is_listed {
+        if pattern != Pattern::Period {
             let slides = windows.iter().map(Option::is_some).collect();
             self.set(key, Value::Array(Array::Bool(slides)));
             return Ok(());
@@ -275,8 +286,8 @@ impl Describer<'_> {
         if is_period(&default) {
             return Ok(());
         }
-        // A period beyond the last layer means that every layer has the window.
-        match (2..=windows.len() + 1).find(is_period) {
+        // A period beyond the last layer means that every layer has the window, and 1 that none has it.
+        match (1..=windows.len() + 1).find(is_period) {
             Some(period) => {
                 self.whole(key, period);
                 Ok(())
@@ -285,7 +296,7 @@ impl Describer<'_> {
         }
     }
 
-    fn special(&mut self) {
+    fn special(&mut self) -> Result<(), String> {
         let (spec, attention) = (self.spec, self.attention);
         match self.architecture.special {
             Special::GrowingQueries => {
@@ -302,15 +313,27 @@ impl Describer<'_> {
                 }
             }
             Special::Gemma4 => {
-                let is_shared =
-                    |attention: &AttentionSpec| matches!(attention.source, KeysAndValues::OfLayer(_));
-                let shared = spec.attentions().filter(|(_, attention)| is_shared(attention)).count();
+                let source = |attention: &AttentionSpec| match attention.source {
+                    KeysAndValues::OfLayer(source) => Some(source),
+                    KeysAndValues::Projected | KeysAndValues::OneProjection => None,
+                };
+                let shared = spec.attentions().filter(|(_, attention)| source(attention).is_some()).count();
+                let first = spec.layers.len() - shared;
+                for (layer, attention) in spec.attentions().filter(|_| first >= 2) {
+                    let expected = first - if attention.window.is_some() { 2 } else { 1 };
+                    if let Some(source) = source(attention).filter(|source| *source != expected) {
+                        return self.refuse(&format!(
+                            "layer {layer} uses the keys and values of layer {source} instead of layer {expected}"
+                        ));
+                    }
+                }
                 self.whole("attention.shared_kv_layers", shared);
                 let width = spec.embedding.per_layer.map_or(0, |per_layer| per_layer.width);
                 self.whole("embedding_length_per_layer_input", width);
             }
-            Special::None | Special::LongRope | Special::QueryScalar { .. } => {}
+            Special::None | Special::LongRope | Special::QueryScalar { .. } | Special::RopeSwitch => {}
         }
+        Ok(())
     }
 
     /// Reads the description back.

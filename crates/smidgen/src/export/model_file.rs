@@ -236,6 +236,7 @@ fn describe_model(
     for (key, value) in keys.iter() {
         described.metadata.set(key, value.clone());
     }
+    described.notes.extend(tokenizer.gguf_notes(architecture.name()).map_err(Failure::model)?);
     Ok(described)
 }
 

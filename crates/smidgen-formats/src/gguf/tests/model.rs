@@ -286,10 +286,17 @@ fn scales_of_granite_and_their_defaults() {
     assert_eq!(missing, "the metadata has no `granite.logit_scale`");
 }
 
-#[test]
-fn layers_of_gemma_4_differ_in_their_sizes() {
-    let list = |numbers: &[i32]| Value::Array(Array::I32(numbers.to_vec()));
-    let more = [
+fn list(numbers: &[i32]) -> Value {
+    Value::Array(Array::I32(numbers.to_vec()))
+}
+
+fn flags(flags: &[bool]) -> Value {
+    Value::Array(Array::Bool(flags.to_vec()))
+}
+
+/// Four layers, of which two share keys and values; every other layer has a window.
+fn gemma4() -> Vec<(&'static str, Value)> {
+    vec![
         ("block_count", Value::U32(4)),
         ("feed_forward_length", list(&[64, 64, 128, 128])),
         ("attention.head_count_kv", list(&[2, 1, 2, 1])),
@@ -298,12 +305,17 @@ fn layers_of_gemma_4_differ_in_their_sizes() {
         ("attention.key_length_swa", Value::U32(8)),
         ("attention.value_length_swa", Value::U32(8)),
         ("attention.sliding_window", Value::U32(8)),
-        ("attention.sliding_window_pattern", Value::Array(Array::Bool(vec![true, false, true, false]))),
+        ("attention.sliding_window_pattern", flags(&[true, false, true, false])),
         ("attention.shared_kv_layers", Value::U32(2)),
         ("embedding_length_per_layer_input", Value::U32(4)),
         ("rope.dimension_count", Value::U32(16)),
         ("rope.dimension_count_swa", Value::U32(8)),
-    ];
+    ]
+}
+
+#[test]
+fn layers_of_gemma_4_differ_in_their_sizes() {
+    let more = gemma4();
     let mut divisors = vec![1.0, 1.0];
     divisors.resize(8, 1e30);
     let given = [("rope_freqs.weight", divisors)];
@@ -335,6 +347,16 @@ fn layers_of_gemma_4_differ_in_their_sizes() {
     );
 }
 
+/// The norms of two layers, with these weights for queries and 1 for keys.
+fn norms_of_queries_and_keys(factors: [f32; 2]) -> [(&'static str, Vec<f32>); 4] {
+    [
+        ("blk.0.attn_q_norm.weight", vec![factors[0]; 8]),
+        ("blk.0.attn_k_norm.weight", vec![1.0; 8]),
+        ("blk.1.attn_q_norm.weight", vec![factors[1]; 8]),
+        ("blk.1.attn_k_norm.weight", vec![1.0; 8]),
+    ]
+}
+
 #[test]
 fn the_factor_of_queries_is_in_the_weights_of_their_norms() {
     let more = [
@@ -342,21 +364,8 @@ fn the_factor_of_queries_is_in_the_weights_of_their_norms() {
         ("attention.sliding_window", Value::U32(8)),
         ("attention.sliding_window_pattern", Value::Array(Array::Bool(vec![true, false]))),
     ];
-    let norms = |other: f32| {
-        let norm =
-            |layer: usize, name: &str, weight: f32| (format!("blk.{layer}.{name}.weight"), vec![weight; 8]);
-        [
-            norm(0, "attn_q_norm", 3.5),
-            norm(0, "attn_k_norm", 1.0),
-            norm(1, "attn_q_norm", other),
-            norm(1, "attn_k_norm", 1.0),
-        ]
-    };
     let read = |other: f32| {
-        let norms = norms(other);
-        let given: Vec<(&str, Vec<f32>)> =
-            norms.iter().map(|(name, weights)| (name.as_str(), weights.clone())).collect();
-        model_of(&with("muse-glimmer", &more), &["output.weight"], &given)
+        model_of(&with("muse-glimmer", &more), &["output.weight"], &norms_of_queries_and_keys([3.5, other]))
     };
     let spec = smidgen_compile::model::read_spec(&read(3.5).unwrap().1.config).unwrap();
     let attentions: Vec<_> = spec.attentions().map(|(_, attention)| attention).collect();
@@ -365,6 +374,147 @@ fn the_factor_of_queries_is_in_the_weights_of_their_norms() {
     assert_eq!(
         read(2.0).unwrap_err(),
         "`blk.1.attn_q_norm.weight` has the weights 3.5 and 2; all must be alike"
+    );
+}
+
+#[test]
+fn an_absent_softcap_of_logits_is_that_of_llama_cpp() {
+    let muse = [
+        ("logit_scale", Value::F32(0.5)),
+        ("attention.sliding_window", Value::U32(8)),
+        ("attention.sliding_window_pattern", flags(&[true, false])),
+    ];
+    let key = "final_logit_softcapping";
+    for (given, expected) in [(None, json!(30.0)), (Some(0.0), Json::Null), (Some(20.0), json!(20.0))] {
+        let more = |settings: &[(&'static str, Value)]| -> Vec<(&str, Value)> {
+            settings.iter().cloned().chain(given.map(|cap| (key, Value::F32(cap)))).collect()
+        };
+        let norms = norms_of_queries_and_keys([3.5; 2]);
+        assert_eq!(config_of(&with("muse-glimmer", &more(&muse)), &norms)[key], expected);
+        assert_eq!(config_of(&with("gemma4", &more(&gemma4())), &[])[key], expected);
+        let of_gemma3 = if given.is_none() { Json::Null } else { expected };
+        assert_eq!(config_of(&with("gemma3", &more(&[])), &[])[key], of_gemma3);
+    }
+    let score_cap = with("gemma3", &[("attn_logit_softcapping", Value::F32(50.0))]);
+    assert_eq!(
+        model_of(&score_cap, &[], &[]).unwrap_err(),
+        "`gemma3.attn_logit_softcapping = 50` is not supported for architecture `gemma3`"
+    );
+}
+
+#[test]
+fn sizes_of_heads_are_refused_by_their_keys() {
+    let refused = |metadata: &Metadata| model_of(metadata, &[], &[]).unwrap_err();
+    let and = |more: &[(&'static str, Value)]| with("gemma4", &[gemma4(), more.to_vec()].concat());
+    let both = |key: &'static str, value: &'static str, size: u32| {
+        and(&[(key, Value::U32(size)), (value, Value::U32(size))])
+    };
+    let supported = "is not supported (supported: even sizes up to 512)";
+    assert_eq!(
+        refused(&both("attention.key_length", "attention.value_length", 1024)),
+        format!("`gemma4.attention.key_length = heads of 1024 channels` {supported}")
+    );
+    assert_eq!(
+        refused(&both("attention.key_length_swa", "attention.value_length_swa", 7)),
+        format!("`gemma4.attention.key_length_swa = heads of 7 channels` {supported}")
+    );
+    assert_eq!(
+        refused(&with("qwen3", &[("embedding_length", Value::U32(4096))])),
+        format!("`qwen3.attention.head_count = heads of 1024 channels` {supported}")
+    );
+    assert_eq!(
+        refused(&and(&[("attention.head_count_kv", list(&[2, 3, 2, 1]))])),
+        "`gemma4.attention.head_count_kv = 3` is not supported (supported: divisors of `attention.head_count`)"
+    );
+}
+
+#[test]
+fn the_base_of_layers_with_a_window_is_refused_where_llama_cpp_ignores_it() {
+    let olmo = |base: f32| {
+        let more = [
+            ("rope.freq_base", Value::F32(5e5)),
+            ("rope.freq_base_swa", Value::F32(base)),
+            ("attention.sliding_window", Value::U32(8)),
+        ];
+        model_of(&with("olmo2", &more), &[], &[])
+    };
+    assert_eq!(olmo(5e5).unwrap().1.config["rope_parameters"]["sliding_attention"]["rope_theta"], json!(5e5));
+    assert_eq!(
+        olmo(1e4).unwrap_err(),
+        "`olmo2.rope.freq_base_swa = 10000` is not supported (supported: the number of `rope.freq_base`)"
+    );
+    // Without the key, llama.cpp has the same base for all architectures.
+    let gemma3 = config_of(&with("gemma3", &[("attention.sliding_window", Value::U32(8))]), &[]);
+    assert_eq!(gemma3["rope_parameters"]["full_attention"]["rope_theta"], json!(1e4));
+}
+
+#[test]
+fn layers_of_gemma_4_share_keys_and_values_as_in_llama_cpp() {
+    let refused = |slides: &[bool], shared: u32| {
+        let more = [
+            ("attention.head_count_kv", Value::U32(2)),
+            ("attention.sliding_window_pattern", flags(slides)),
+            ("attention.shared_kv_layers", Value::U32(shared)),
+        ];
+        let refused = model_of(&with("gemma4", &[gemma4(), more.to_vec()].concat()), &[], &[]).unwrap_err();
+        assert_eq!(
+            refused,
+            format!(
+                "`gemma4.attention.shared_kv_layers = {shared}` is not supported (supported: numbers that leave layers of \
+                 which the last but one has a window, and the last has none)"
+            )
+        );
+    };
+    refused(&[false, true, true, false], 2);
+    refused(&[true, false, true, false], 1);
+    refused(&[true, false, true, false], 3);
+    refused(&[true, false, true, false], 4);
+}
+
+#[test]
+fn keys_mean_what_they_mean_to_llama_cpp() {
+    let refused = |metadata: &Metadata| model_of(metadata, &[], &[]).unwrap_err();
+    let switched = |on: bool| {
+        with("granite", &[("logit_scale", Value::F32(8.0)), ("rope.scaling.finetuned", Value::Bool(on))])
+    };
+    config_of(&switched(true), &[]);
+    assert_eq!(
+        refused(&switched(false)),
+        "`granite.rope.scaling.finetuned = false` is not supported (supported: true)"
+    );
+    config_of(&with("qwen3", &[("rope.scaling.finetuned", Value::Bool(false))]), &[]);
+
+    let window = ("attention.sliding_window", Value::U32(8));
+    let pattern = |period: u32| ("attention.sliding_window_pattern", Value::U32(period));
+    let every =
+        config_of(&with("gemma3", &[("block_count", Value::U32(6)), window.clone(), pattern(0)]), &[]);
+    assert_eq!(every["layer_types"], json!(vec!["sliding_attention"; 6]));
+    assert_eq!(
+        refused(&with("llama", &[window.clone(), pattern(2)])),
+        "`llama.attention.sliding_window_pattern = 2` is not supported for architecture `llama`"
+    );
+
+    let and = |more: &[(&'static str, Value)]| with("gemma4", &[gemma4(), more.to_vec()].concat());
+    assert_eq!(
+        refused(&and(&[pattern(2)])),
+        "`gemma4.attention.sliding_window_pattern = 2` is not supported (supported: a list of true and false)"
+    );
+    let last = ("attention.sliding_window_pattern", flags(&[true, false, true, true]));
+    assert_eq!(
+        refused(&and(&[last])),
+        "`gemma4.attention.sliding_window_pattern = true in the last layer` is not supported (supported: false in the last \
+         layer)"
+    );
+    let without = |key: &str| {
+        let more: Vec<(&str, Value)> = gemma4().into_iter().filter(|(known, _)| *known != key).collect();
+        refused(&with("gemma4", &more))
+    };
+    for key in ["attention.sliding_window", "attention.sliding_window_pattern"] {
+        assert_eq!(without(key), format!("the metadata has no `gemma4.{key}`"));
+    }
+    assert_eq!(
+        refused(&with("muse-glimmer", &[("logit_scale", Value::F32(0.5))])),
+        "the metadata has no `muse-glimmer.attention.sliding_window`"
     );
 }
 
