@@ -6,7 +6,9 @@
 //! activations ever passes through memory. A value that depends on no trainable leaf gets no gradient: nothing is built
 //! below the lowest adapted layer, and no weight gradient for frozen weights.
 
-use smidgen_ir::{ByValue, Entry, Extent, Graph, Node, Norm, Op, Phase, ValueId, ValueSet};
+use smidgen_ir::{
+    ByValue, Entry, Extent, Graph, Node, Norm, Op, Phase, ValueId, ValueSet, ops_without_gradient,
+};
 
 /// A part of the gradient of a value, times a factor. A factor is carried through linears to their matmuls, so that a
 /// scaled branch of the residual costs no pass over memory.
@@ -138,21 +140,26 @@ impl Backward<'_> {
         // A sum begins with a value that it need not scale.
         values.sort_by_key(|(_, factor)| *factor != 1.0);
         let (name, mut values) = (self.name_of_gradient(value), values.into_iter());
-        let mut emit = |op: Op, inputs, layer| {
-            self.layer = layer;
-            self.emit(op, inputs, vec![], std::slice::from_ref(&name))[0]
+        let first = if scales.is_empty() {
+            let (d, scale) = values.next().expect("a value with contributions");
+            self.scaled(d, scale, &name)
+        } else {
+            self.layer = term_layer;
+            let sum = self.emit(Op::LinearGrad { scales }, inputs, vec![], std::slice::from_ref(&name))[0];
+            self.layer = own_layer;
+            sum
         };
-        let first = match scales.is_empty() {
-            false => emit(Op::LinearGrad { scales }, inputs, term_layer),
-            true => match values.next().expect("a value with contributions") {
-                (d, 1.0) => d,
-                (d, scale) => emit(Op::Scale { scale }, vec![d], own_layer),
-            },
-        };
-        let sum =
-            values.fold(first, |so_far, (d, scale)| emit(Op::Add { scale }, vec![so_far, d], own_layer));
-        self.layer = own_layer;
-        sum
+        values.fold(first, |so_far, (d, scale)| {
+            self.emit(Op::Add { scale }, vec![so_far, d], vec![], std::slice::from_ref(&name))[0]
+        })
+    }
+
+    /// scale·d; `d` itself if the scale is 1.
+    fn scaled(&mut self, d: ValueId, scale: f32, name: &str) -> ValueId {
+        if scale == 1.0 {
+            return d;
+        }
+        self.emit(Op::Scale { scale }, vec![d], vec![], &[name.to_owned()])[0]
     }
 
     /// Gradients of all columns of a value from those of some columns: one, unless some of them overlap.
@@ -253,49 +260,7 @@ impl Backward<'_> {
             Op::ChunkAttention(shape) => self.attention(node, Op::ChunkAttentionGrad(*shape), None),
             // They have no trained leaves among their inputs: they only turn positions or sound into inputs of the layers.
             Op::RopeTable(_) | Op::StridedConv(_) | Op::JoinPlaces { .. } | Op::MaskRows { .. } => {}
-            Op::Logits { .. }
-            | Op::HeadSums(_)
-            | Op::HeadLoss { .. }
-            | Op::HeadGrad { .. }
-            | Op::CacheRows
-            | Op::CachedAttention(_)
-            | Op::ScatterRows
-            | Op::TakeRows
-            | Op::LayerNormGrad { .. }
-            | Op::LayerNormWeightGrad { .. }
-            | Op::ScaleByGrad
-            | Op::SinksGrad
-            | Op::PlaceColumns { .. }
-            | Op::ActGrad(_)
-            | Op::ChunkAttentionGrad(_)
-            | Op::RmsNormGrad { .. }
-            | Op::RmsNormWeightGrad { .. }
-            | Op::LinearGrad { .. }
-            | Op::WeightGrad { .. }
-            | Op::BiasGrad
-            | Op::MagnitudeGrad
-            | Op::FourierGrad { .. }
-            | Op::AttentionGrad(_)
-            | Op::GatedActGrad(_)
-            | Op::EmbedGrad { .. }
-            | Op::FourierReg { .. }
-            | Op::RowNorms { .. }
-            | Op::Round { .. }
-            | Op::RoundFp8 { .. }
-            | Op::Widen
-            | Op::RoundAtRandom(_)
-            | Op::SquaredNorm
-            | Op::GradNorm { .. }
-            | Op::AdamW(_)
-            | Op::AdamW8(_)
-            | Op::AdamWOnHost(_)
-            | Op::Zero
-            | Op::Fetch
-            | Op::Stow
-            | Op::Stowed
-            | Op::AllReduce(_)
-            | Op::ReduceScatter(_)
-            | Op::AllGather(_) => unreachable!("`{}` is not a forward operation", node.op.name()),
+            ops_without_gradient!() => unreachable!("`{}` is not a forward operation", node.op.name()),
         }
     }
 
@@ -421,13 +386,8 @@ impl Backward<'_> {
 
     fn bias_gradient(&mut self, bias: ValueId, dy: ValueId, factor: f32) {
         let Some(gradient) = self.graph.gradient_of(bias) else { return };
-        let dy = match factor {
-            1.0 => dy,
-            scale => {
-                let name = format!("{} scaled", self.graph.value(dy).name);
-                self.emit(Op::Scale { scale }, vec![dy], vec![], &[name])[0]
-            }
-        };
+        let name = format!("{} scaled", self.graph.value(dy).name);
+        let dy = self.scaled(dy, factor, &name);
         self.emit(Op::BiasGrad, vec![dy], vec![gradient], &[]);
     }
 

@@ -5,7 +5,7 @@
 //! what a tokenizer leaves in the heap, how a driver rounds. Plans show it as margin.
 //! Measurements and limits: `docs/decisions/memory-outside-the-arena.md`.
 
-use smidgen_ir::{DeviceKind, Op, Plan, Space, Step};
+use smidgen_ir::{DeviceKind, Plan, Space, Step};
 
 /// Memory that a device needs outside the arena.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,8 +79,7 @@ impl Context {
 
 /// Kernel launches of the entry points that become graphs: those without transfers between memory spaces.
 fn recorded_launches(plan: &Plan) -> u64 {
-    let is_copy = |step: &Step| matches!(step.op, Op::Fetch | Op::Stow);
-    let is_recorded = |steps: &[Step]| !steps.iter().any(is_copy);
+    let is_recorded = |steps: &[Step]| !steps.iter().any(|step| step.op.is_copy());
     let recorded = plan.entries.iter().filter(|entry| is_recorded(&entry.steps));
     let launches = |step: &Step| if step.cost.coded_operands > 0.0 { LAUNCHES_OF_CODED } else { 1 };
     recorded.flat_map(|entry| &entry.steps).map(launches).sum()

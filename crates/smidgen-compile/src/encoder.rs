@@ -60,7 +60,7 @@ impl Builder<'_> {
                 let path = AudioSpec::embed_path(["conv.3", "conv.6"][stage - 1]);
                 x = self.linear_at(x, &path, &format!("audio.pointwise{stage}"));
             }
-            x = self.emit1(Op::Act(PlainActivation::Relu), vec![x], &format!("audio.act{stage}"));
+            x = self.act(x, PlainActivation::Relu, &format!("audio.act{stage}"));
         }
         x = self.emit1(Op::JoinPlaces { places: bins }, vec![x], "audio.joined"); // (A, C·bins)
         x = self.linear_at(x, &AudioSpec::embed_path("out"), "audio.subsampled"); // (A, C)
@@ -81,24 +81,28 @@ impl Builder<'_> {
     /// The projector: (A, C) to the decoder's channels.
     fn project(&mut self, x: ValueId) -> ValueId {
         let up = self.linear_at(x, PROJECTOR[0], "projector.up");
-        let act = self.emit1(Op::Act(PlainActivation::Gelu), vec![up], "projector.act");
+        let act = self.act(up, PlainActivation::Gelu, "projector.act");
         self.linear_at(act, PROJECTOR[1], "projector.out")
     }
 
     fn block(&mut self, spec: &AudioSpec, block: usize, x: ValueId) -> ValueId {
         let name = |what: &str| format!("encoder.{block}.{what}");
         let y = self.half_feed_forward(spec, block, "feed_forward_in", x);
-        let mut x = self.emit1(Op::Add { scale: 1.0 }, vec![x, y], &name("after_in"));
+        let mut x = self.add(x, y, 1.0, &name("after_in"));
         let y = self.block_attention(spec, block, x);
-        x = self.emit1(Op::Add { scale: 1.0 }, vec![x, y], &name("after_attn"));
+        x = self.add(x, y, 1.0, &name("after_attn"));
         let y = self.block_convolution(spec, block, x);
-        x = self.emit1(Op::Add { scale: 1.0 }, vec![x, y], &name("after_conv"));
+        x = self.add(x, y, 1.0, &name("after_conv"));
         let y = self.half_feed_forward(spec, block, "feed_forward_out", x);
-        x = self.emit1(Op::Add { scale: 1.0 }, vec![x, y], &name("after_out"));
+        x = self.add(x, y, 1.0, &name("after_out"));
         self.layer_norm(x, block, "layer_norm", &name("x"))
     }
 
     /// 0.5 · down(up · silu(gate)); the first half of the fused linear is the value, the second the gate.
+    fn act(&mut self, x: ValueId, kind: PlainActivation, output: &str) -> ValueId {
+        self.emit1(Op::Act(kind), vec![x], output)
+    }
+
     fn half_feed_forward(&mut self, spec: &AudioSpec, block: usize, module: &str, x: ValueId) -> ValueId {
         let name = |what: &str| format!("encoder.{block}.{module}.{what}");
         let n = self.layer_norm(x, block, &format!("{module}.layer_norm"), &name("norm"));
@@ -109,7 +113,7 @@ impl Builder<'_> {
         let act = self.gated(Activation::Silu, gate, up, &name("act"));
         let path = AudioSpec::block_path(block, &format!("{module}.down_proj"));
         let y = self.linear_at(act, &path, &name("out"));
-        self.emit1(Op::Scale { scale: 0.5 }, vec![y], &name("half"))
+        self.scaled(y, 0.5, &name("half"))
     }
 
     fn block_attention(&mut self, spec: &AudioSpec, block: usize, x: ValueId) -> ValueId {
@@ -156,7 +160,7 @@ impl Builder<'_> {
         ];
         let y = self.emit1(Op::CausalConv { backward: false }, inputs, &name("depthwise"));
         let y = self.linear_at(y, &path("dw_sep_conv_1d.pw_conv"), &name("pointwise"));
-        let y = self.emit1(Op::Act(PlainActivation::Silu), vec![y], &name("act"));
+        let y = self.act(y, PlainActivation::Silu, &name("act"));
         self.linear_at(y, &path("ext_pw_conv_1d"), &name("out"))
     }
 

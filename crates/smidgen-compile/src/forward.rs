@@ -180,14 +180,23 @@ impl Builder<'_> {
         self.emit(op, inputs, &[output])[0]
     }
 
+    /// x + scale·y
+    pub fn add(&mut self, x: ValueId, y: ValueId, scale: f32, output: &str) -> ValueId {
+        self.emit1(Op::Add { scale }, vec![x, y], output)
+    }
+
+    /// scale·x
+    pub fn scaled(&mut self, x: ValueId, scale: f32, output: &str) -> ValueId {
+        self.emit1(Op::Scale { scale }, vec![x], output)
+    }
+
     /// Embedding and all layers: ids to the residual stream (T, C).
     fn decoder(&mut self) -> ValueId {
         let spec = self.spec;
         let EmbeddingSpec { scale, padding, norm, per_layer } = spec.embedding;
-        let embed = Op::Embed { scale, element: self.element, padding };
         // The encoder comes first, so that no embeddings wait for it.
         let audio = self.audio.map(|(spec, from)| self.audio_embeddings(spec, from)); // (A, C)
-        let mut x = self.emit1(embed, vec![self.leaf(input::IDS), self.leaf(EMBEDDING)], "x");
+        let mut x = self.embed(EMBEDDING, scale, padding, "x");
         if let Some(norm) = norm {
             x = self.plain_norm(x, norm, spec.hidden, "x_normed"); // (T, C)
         }
@@ -212,19 +221,24 @@ impl Builder<'_> {
         x
     }
 
+    /// Rows of a table, for the tokens of the micro-batch.
+    fn embed(&mut self, table: &str, scale: f32, padding: Option<u32>, output: &str) -> ValueId {
+        let embed = Op::Embed { scale, element: self.element, padding };
+        self.emit1(embed, vec![self.leaf(input::IDS), self.leaf(table)], output)
+    }
+
     /// What each layer gets of a token besides the residual stream (T, L·P): its row of a table, and a projection of the
     /// embedded token x (T, C), which is normed for each layer separately.
     fn embeddings_of_layers(&mut self, x: ValueId, per_layer: PerLayerEmbedding) -> ValueId {
         let PerLayerEmbedding { width, norm, .. } = per_layer;
         let (scale, padding) = ((width as f32).sqrt(), self.spec.embedding.padding);
-        let embed = Op::Embed { scale, element: self.element, padding };
-        let rows = self.emit1(embed, vec![self.leaf(input::IDS), self.leaf(PER_LAYER_EMBEDDING)], "tokens"); // (T, L·P)
+        let rows = self.embed(PER_LAYER_EMBEDDING, scale, padding, "tokens"); // (T, L·P)
         let projected = self.linear_at(x, PER_LAYER_PROJECTION, "tokens.projected"); // (T, L·P)
         let scale = (self.spec.hidden as f32).powf(-0.5);
-        let projected = self.emit1(Op::Scale { scale }, vec![projected], "tokens.scaled");
+        let projected = self.scaled(projected, scale, "tokens.scaled");
         let projected = self.norm(projected, NormForm::Rms(norm), PER_LAYER_NORM, "tokens.normed");
-        let sum = self.emit1(Op::Add { scale: 1.0 }, vec![projected, rows], "tokens.sum");
-        self.emit1(Op::Scale { scale: std::f32::consts::FRAC_1_SQRT_2 }, vec![sum], "tokens.of_layers")
+        let sum = self.add(projected, rows, 1.0, "tokens.sum");
+        self.scaled(sum, std::f32::consts::FRAC_1_SQRT_2, "tokens.of_layers")
     }
 
     /// Adds to x (T, C) what a layer makes of its part of `embeddings` (T, L·P).
@@ -236,7 +250,7 @@ impl Builder<'_> {
         let a = self.gated(activation, gate, token, "token.act"); // (T, P)
         let y = self.linear(a, TOKEN_PROJECTION, "token.out"); // (T, C)
         let y = self.stream_norm(y, Some(norm), "token.out_normed");
-        self.emit1(Op::Add { scale: 1.0 }, vec![x, y], "x_token")
+        self.add(x, y, 1.0, "x_token")
     }
 
     /// One table (T, dim) for each rotary embedding of the model.
@@ -261,7 +275,7 @@ impl Builder<'_> {
             Mixer::Attention(attention) => self.attention_mixer(attention, n, tables), // (T, C)
         };
         let y = self.stream_norm(y, norms.after_mixer, "attn.out_normed");
-        let mid = self.add_scaled(layer, x, y, "mid");
+        let mid = self.add(x, y, layer.residual_scale, "mid");
         let n = match layer.is_parallel {
             true => n,
             false => self.stream_norm(mid, norms.before_feed_forward, "mlp.norm"),
@@ -270,11 +284,7 @@ impl Builder<'_> {
             FeedForward::Gated(gated) => self.gated_feed_forward(gated, n), // (T, C)
         };
         let y = self.stream_norm(y, norms.after_feed_forward, "mlp.out_normed");
-        self.add_scaled(layer, mid, y, "x")
-    }
-
-    fn add_scaled(&mut self, layer: &LayerSpec, x: ValueId, y: ValueId, output: &str) -> ValueId {
-        self.emit1(Op::Add { scale: layer.residual_scale }, vec![x, y], output)
+        self.add(mid, y, layer.residual_scale, "x")
     }
 
     fn attention_mixer(&mut self, attention: &AttentionSpec, n: ValueId, tables: &[ValueId]) -> ValueId {
@@ -416,7 +426,7 @@ impl Builder<'_> {
         let rows = self.emit1(Op::GatherRows, vec![x, self.leaf(input::ROWS)], "head.rows"); // (S, C)
         let mut n = self.norm(rows, self.spec.final_norm, FINAL_NORM, "head.norm"); // (S, C)
         if self.spec.head.scale != 1.0 {
-            n = self.emit1(Op::Scale { scale: self.spec.head.scale }, vec![n], "head.scaled"); // (S, C)
+            n = self.scaled(n, self.spec.head.scale, "head.scaled"); // (S, C)
         }
         (n, self.head_adapter(n))
     }

@@ -140,8 +140,7 @@ impl Builder<'_> {
                 scale = 1.0;
             }
         }
-        let plain = Op::Linear { bias: false, lora: None };
-        let h = self.emit1(plain, vec![input, a], &format!("{name}.h")); // (T, R)
+        let h = self.matmul(input, a, None, None, &format!("{name}.h")); // (T, R)
         Some(Attached { index, input, rest, h, b, scale })
     }
 
@@ -193,7 +192,7 @@ impl Builder<'_> {
         };
         let gained = self.emit1(Op::ScaleColumns { bias: false }, inputs, &format!("{output}.gained"));
         let rest = self.matmul(rest, weight, bias, None, &format!("{output}.unchanged"));
-        self.emit1(Op::Add { scale: 1.0 }, vec![gained, rest], output)
+        self.add(gained, rest, 1.0, output)
     }
 
     fn matmul(

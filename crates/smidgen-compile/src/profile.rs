@@ -8,7 +8,8 @@
 use crate::context::Overhead;
 use crate::links::{ETHERNET_100G, Link, SHARED_MEMORY};
 use smidgen_ir::{
-    BoundBy, Cost, DeviceKind, Entry, EntryPlan, Op, Phase, Plan, Precision, Rank, Shard, Space, Step,
+    BoundBy, Cost, DeviceKind, Entry, EntryPlan, Op, Phase, Plan, Precision, Property, Rank, Route, Space,
+    Step,
 };
 
 /// How much faster matmuls in fp8 are than in bf16 on an H200, without the rounding, which is a step of its own.
@@ -150,7 +151,7 @@ impl Profile {
 
     /// Bytes per second of the transfer of a fetch or a stow.
     fn transfer_rate(&self, plan: &Plan, step: &Step) -> f64 {
-        let is_fetched = step.op == Op::Fetch;
+        let is_fetched = step.op.route() == Some(Route::ToDevice);
         let offloaded =
             if is_fetched { step.inputs.first() } else { step.outputs.first().or(step.updates.first()) };
         let space = offloaded.and_then(|id| plan.value(*id).buffer).map(|buffer| plan.buffer(buffer).space);
@@ -193,7 +194,7 @@ impl Profile {
     /// Seconds by which updates on the host make a step longer. They run during the next forward pass, and without clipping
     /// also during the backward pass. Each lap waits for its own update, and the last one for all that is not finished.
     pub fn waiting_for_updates(&self, plan: &Plan, entry: Entry, rounds: f64) -> f64 {
-        let is_update = |step: &&Step| matches!(step.op, Op::AdamWOnHost(_));
+        let is_update = |step: &&Step| step.op.runs_on_host();
         let steps = plan.entries.iter().flat_map(|entry| &entry.steps);
         let bytes: f64 = steps.filter(is_update).map(|step| step.cost.bytes).sum();
         let update_s = bytes / self.update_bytes_per_s;
@@ -238,21 +239,20 @@ impl Profile {
             while laps.next_if(|lap| lap.end <= index).is_some() {}
             let times = if laps.peek().is_some_and(|lap| lap.each.contains(&index)) { rounds } else { 1.0 };
             let awaited = step.awaits.iter().map(|transfer| complete[*transfer]).fold(now, f64::max);
-            if let Op::AllReduce(rank) | Op::ReduceScatter(rank) | Op::AllGather(Shard { rank, .. }) = step.op
-            {
-                if sums || !matches!(step.op, Op::AllReduce(_)) {
+            if let Some(Route::Ranks { rank, is_sum }) = step.op.route() {
+                if sums || !is_sum {
                     between = between.max(awaited) + self.exchange_seconds(rank, step.cost.bytes);
                     complete[index] = between;
                     now += step.cost.bytes * self.transfer_s_per_byte;
                 }
-            } else if let Op::AdamWOnHost(_) = step.op {
+            } else if step.op.runs_on_host() {
                 // `waiting_for_updates` counts its time.
             } else if step.op.is_transfer() {
-                let lane = if step.op == Op::Fetch { &mut inward } else { &mut outward };
+                let lane = if step.op.route() == Some(Route::ToDevice) { &mut inward } else { &mut outward };
                 *lane = lane.max(awaited) + times * step.cost.bytes / self.transfer_rate(plan, step);
                 complete[index] = *lane;
                 now += times * step.cost.bytes * self.transfer_s_per_byte;
-            } else if step.op == Op::Stowed {
+            } else if step.op.has(Property::Waits) {
                 now = awaited;
             } else {
                 // Steps that are launched together pay for one launch.

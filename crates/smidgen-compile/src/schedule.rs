@@ -9,9 +9,9 @@ use crate::request::Request;
 use smidgen_ir::plan::{align_up, ends_of_transfers};
 use smidgen_ir::workspace::{Target, workspace_bytes};
 use smidgen_ir::{
-    Buffer, BufferId, ByValue, Category, DType, DeviceKind, Dim, Entry, EntryPlan, Graph, Lap, LeafKind,
-    Lifetime, Node, Op, Operands, Plan, PlannedValue, Space, SpaceSize, Step, Type, Value, ValueId,
-    ValueRole, ValueSet,
+    Buffer, BufferId, ByValue, Category, DType, DeviceKind, Dim, Entry, EntryPlan, Fusion, Graph, Lap,
+    LeafKind, Lifetime, Node, Operands, Plan, PlannedValue, Property, Space, SpaceSize, Step, Type, Value,
+    ValueId, ValueRole, ValueSet,
 };
 use std::ops::Range;
 
@@ -233,7 +233,7 @@ fn cover_laps(laps: &[Lap], first: usize, last: usize) -> (usize, usize) {
 /// The category of a temporary: that of the leaf that it is a copy of, otherwise activations.
 fn category_of(graph: &Graph, producer: &Node) -> Category {
     let copied = producer.inputs.first().and_then(|input| graph.value(graph.whole(*input)).leaf());
-    match copied.filter(|_| matches!(producer.op, Op::Fetch | Op::AllGather(_))) {
+    match copied.filter(|_| producer.op.is_transfer() && producer.op.has(Property::CopiesLeaf)) {
         Some(leaf) => Category::of_leaf(leaf.kind),
         None => Category::Activations,
     }
@@ -313,13 +313,14 @@ fn ends_of_groups(device: DeviceKind, nodes: &[Node]) -> Vec<usize> {
 fn count_fused(nodes: &[Node]) -> usize {
     let (first, rest) = nodes.split_first().expect("a node");
     let of_adapter = |next: &Node| {
-        matches!(first.op, Op::WeightGrad { .. })
-            && matches!(&next.op, Op::LinearGrad { scales } if scales.len() == 1)
+        first.op.begins() == Some(Fusion::AdapterGradient)
+            && first.op.fuses_with(&next.op)
+            && next.op.terms() == 1
             && first.inputs[0] == next.inputs[0]
     };
     let rounds = |next: &&Node| {
-        first.op.can_round()
-            && matches!(next.op, Op::RoundFp8 { .. })
+        first.op.has(Property::Rounds)
+            && first.op.fuses_with(&next.op)
             && first.outputs.contains(&next.inputs[0])
     };
     1 + if rest.first().is_some_and(of_adapter) { 1 } else { rest.iter().take_while(rounds).count() }

@@ -5,6 +5,7 @@
 
 use crate::leaves::FOURIER_COEFFICIENTS;
 use crate::names::{input, state};
+use crate::passes::transfer::clear;
 use crate::request::{AdapterForm, Master, Request};
 use smidgen_ir::{
     ACTIVITY_COLUMNS, AdamW, DType, Entry, Extent, Graph, LeafKind, Node, Op, Phase, RandomPlace, Shape,
@@ -72,7 +73,7 @@ pub fn append_update_in_pieces(graph: &mut Graph, request: &Request, piece_eleme
         }
     }
     for leaf in trained.into_iter().map(|(_, gradient)| gradient).chain([loss]) {
-        graph.emit(&mut nodes, Op::Zero, vec![], vec![leaf], &[], place);
+        clear(graph, &mut nodes, leaf, place);
     }
     graph.set_nodes(Entry::Update, nodes);
 }

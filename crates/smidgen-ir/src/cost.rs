@@ -4,6 +4,7 @@
 //! kernel would touch it. Weight matrices are also counted in elements, because a device may have to decode or repack
 //! them for every matmul. A device profile turns a [`Cost`] into seconds; nothing here knows a device.
 
+use crate::rank::Rank;
 use crate::shape::{Extent, Type};
 use crate::storage::{DType, Storage};
 
@@ -173,6 +174,11 @@ impl Operands<'_> {
         let keys = window.map_or(self.keys_per_query, |window| self.keys_per_query.min(window as f64));
         Cost::of_flops(2.0 * matmuls as f64 * self.elements(0) * keys)
     }
+}
+
+/// Bytes that a rank receives when it gathers a value of which every rank has an equal part.
+pub(crate) fn others_share(rank: Rank, bytes: usize) -> usize {
+    bytes / rank.of * (rank.of - 1)
 }
 
 #[cfg(test)]

@@ -251,6 +251,11 @@ impl Node {
         self.inputs.iter().chain(&self.updates).copied()
     }
 
+    /// The loss, if the node adds to it.
+    pub fn updated_loss(&self) -> Option<ValueId> {
+        self.updates.first().copied().filter(|_| self.op.is_loss())
+    }
+
     /// Every operand; one that occurs twice is listed twice.
     pub fn operands(&self) -> impl Iterator<Item = ValueId> + '_ {
         self.inputs.iter().chain(&self.outputs).chain(&self.updates).copied()

@@ -39,9 +39,10 @@ pub use graph::{
     Entry, Graph, Lap, Leaf, LeafKind, Node, Phase, Rounded, Slice, Space, Value, ValueId, ValueRole,
 };
 pub use loss_head::{HeadPiece, LossHead};
-pub use op::{Op, ShapeError};
+pub use op::Op;
 pub use op_attributes::{ACTIVITY_COLUMNS, Activation, AdamW, AttentionShape, Norm, RandomPlace};
-pub use op_table::{Batching, BoundBy};
+pub use op_shapes::ShapeError;
+pub use op_table::{Batching, BoundBy, Fusion, Property, Route};
 pub use plan::{
     Buffer, BufferId, Category, DeviceKind, EntryPlan, Lifetime, Peak, Plan, PlannedValue, Precision, Region,
     SpaceSize, Step,

@@ -2,29 +2,32 @@
 //!
 //! An operation reads `inputs`, writes `outputs`, and adds to or replaces `updates` (leaves such as gradients and
 //! moments). The comment above a row names the three lists in this order; `[..]` marks operands that exist only for some
-//! attributes. Backward operations are operations too. `op_table.rs` explains the columns and generates the enum [`Op`]
-//! and one method per column; shape rules are in `op_shapes.rs`, scratch memory in `workspace.rs`.
+//! attributes. Backward operations are operations too. `op_table.rs` explains sections and columns.
 //!
 //! Dimension letters: T tokens, S supervised rows, C/K/N channels, V vocabulary, R rank, H heads, D head size,
 //! M adapted modules; in a KV cache N rows, L slots of P positions each. A rows of audio. `rows` is T, S or a multiple
 //! of A.
 
 use crate::audio_rows::{PlainActivation, StridedConv};
-use crate::cost::{Cost, Operands};
+use crate::cost::{Cost, Operands, others_share};
 use crate::loss_head::{HeadPiece, LossHead};
-use crate::op_attributes::{Activation, AdamW, AttentionShape, Norm, RandomPlace};
-use crate::op_table::{Batching, BoundBy, column, op_table};
+use crate::op_attributes::{
+    Activation, AdamW, AttentionShape, Norm, RandomPlace, embed_grad_text, flag_text, logits_text,
+    norm_grad_in_place, norm_text, rank_text, scale_text,
+};
+use crate::op_shapes::{MOMENTS_IN_8_BITS, Rule, ShapeError};
+use crate::op_table::{Batching, BoundBy, Fusion, Property, Route, column, op_pattern, op_table};
 use crate::rank::{Rank, Shard};
 use crate::rope::RopeSpec;
-use crate::storage::DType;
-use thiserror::Error;
+use crate::shape::Type;
+use crate::storage::{DType, Storage};
+use crate::workspace::StepInputs;
 
-op_table! {
-    // ── forward ────────────────────────────────────────────────────────────────────────────────
-
+op_table! { forward {
     /// ids (T), table (V, C) → (T, C) as `element`: rows of the table times `scale`; the gradient leaves out row `padding`
     Embed { scale: f32, element: DType, padding: Option<u32> } => {
         name: "embed",
+        shape: |rule| rule.embed(*element),
         decodes: |input| input == 1,
         reads_offloaded: |input| input == 1,
         // Only the rows that are looked up are read, not the whole table.
@@ -36,27 +39,30 @@ op_table! {
     /// is no weight.
     RmsNorm { norm: Norm, unweighted: Option<usize> } => {
         name: "rms_norm",
-        cheap: true,
-        token_local: true,
+        shape: |rule| rule.rms_norm(*unweighted),
+        is: &[Cheap, TokenLocal, Rounds],
         in_place: &[(0, 0)],
-        rounds: true,
         text: norm_text(norm, *unweighted),
     }
     /// x (T, C), keys (T) → (T, C): elements zeroed with probability `p` by a hash of (key, stream, channel), the
     /// others divided by 1 - p; with `rest`, x minus that. Its gradient is the same operation.
     Dropout { p: f32, stream: u32, rest: bool } => {
         name: "dropout",
-        cheap: true,
-        token_local: true,
+        shape: |rule| rule.dropout(),
+        is: &[Cheap, TokenLocal],
         in_place: &[(0, 0)],
-        text: format!("p={p} stream={stream}{}", if *rest { " rest" } else { "" }),
+        text: format!("p={p} stream={stream}{}", flag_text(*rest, " rest")),
     }
     /// x (rows, K), weight (N, K), `[bias (N)]`, `[h (rows, R), b (N, R)]` → (rows, N):
     /// x·weightᵀ + bias + lora·h·bᵀ
     Linear { bias: bool, lora: Option<f32> } => {
         name: "linear",
-        token_local: true,
+        shape: |rule| rule.linear(*bias, lora.is_some()),
+        scratch: |step| step.linear(*bias, lora.is_some()),
+        is: &[TokenLocal],
         decodes: |input| input == 1,
+        terms: 1,
+        begins: Fusion::Sum,
         bound_by: BoundBy::Matmul,
         cost: |step| {
             let b = lora.map(|_| 3 + usize::from(*bias));
@@ -67,15 +73,18 @@ op_table! {
     /// z (rows, N), magnitude (N), norm (N), `[bias (N)]` → (rows, N): z·magnitude/norm + bias, DoRA's gain
     ScaleColumns { bias: bool } => {
         name: "scale_columns",
-        cheap: true,
-        token_local: true,
+        shape: |rule| rule.scale_columns(*bias),
+        scratch: |step| step.scale_columns(*bias),
+        is: &[Cheap, TokenLocal],
         in_place: &[(0, 0)],
     }
     /// base (rows, N), h (rows, R), b (N, R), coefficients (1, 4), sigma (1, 1) → (rows, N): base + φ(scale·h·bᵀ),
     /// φ(z) = a0 + a1·u + a2·sin(πu) + a3·cos(πu) with u = tanh(z / (|sigma| + 1e-6)), LS-LoRA
     Fourier { scale: f32 } => {
         name: "fourier",
-        token_local: true,
+        shape: |rule| rule.fourier(),
+        scratch: |step| step.fourier(),
+        is: &[TokenLocal],
         in_place: &[(0, 0)],
         bound_by: BoundBy::Matmul,
         cost: |step| step.traffic() + step.matmul_flops(Some(2)),
@@ -85,21 +94,22 @@ op_table! {
     /// frequencies depend on the sequence length: segment boundaries, or one length per token
     RopeTable(rope: RopeSpec) => {
         name: "rope_table",
+        shape: |rule| rule.rope_table(rope),
         text: rope.to_string(),
     }
     /// x (T, H·D), table (T, dim) → (T, H·D): the first dim channels of each head rotated. Channel i is paired with
     /// channel dim/2 + i; if `interleaved`, channel 2i with 2i + 1.
     Rope { heads: usize, inverse: bool, interleaved: bool } => {
         name: "rope",
+        shape: |rule| rule.rope(*heads),
         in_place: &[(0, 0)],
-        text: {
-            let (pairs, direction) = (["", " interleaved"], ["", " inverse"]);
-            format!("heads={heads}{}{}", pairs[usize::from(*interleaved)], direction[usize::from(*inverse)])
-        },
+        text: format!("heads={heads}{}{}", flag_text(*interleaved, " interleaved"), flag_text(*inverse, " inverse")),
     }
     /// q (T, H·D), k (T, Hkv·D), v (T, Hkv·D), boundaries (G+1), `[sinks (H)]` → o (T, H·D), lse (T, H)
     Attention(shape: AttentionShape) => {
         name: "attention",
+        shape: |rule| rule.attention(shape),
+        scratch: |step| step.attention(shape, false),
         bound_by: BoundBy::Attention,
         cost: |step| step.traffic() + step.attention(2, shape.window),
         text: shape.to_string(),
@@ -108,145 +118,94 @@ op_table! {
     /// single one or those of a head.
     GatedAct(activation: Activation) => {
         name: "gated_act",
-        cheap: true,
-        token_local: true,
+        shape: |rule| rule.gated_act(),
+        is: &[Cheap, TokenLocal, Rounds, FeedForward],
         in_place: &[(0, 0), (0, 1)],
-        rounds: true,
-        feed_forward: true,
         text: format!("{activation:?}"),
     }
     /// a, b → a + scale·b
     Add { scale: f32 } => {
         name: "add",
-        token_local: true,
+        shape: |rule| rule.add(),
+        is: &[TokenLocal],
         // Input 1 is what a block adds to the residual. Writing the sum over it leaves the residual in place, so a device
         // can always fuse this sum with the matmul before it.
         in_place: &[(0, 1), (0, 0)],
+        ends: Fusion::Sum,
         text: scale_text(*scale),
     }
     /// x (rows, C), s (1) → s·x
     ScaleBy => {
         name: "scale_by",
-        cheap: true,
-        token_local: true,
+        shape: |rule| rule.scale_by(),
+        is: &[Cheap, TokenLocal],
         in_place: &[(0, 0)],
     }
     /// x (rows, C) → (rows, columns): columns `first` to `first + columns` of x
     SliceColumns { first: usize, columns: usize } => {
         name: "slice_columns",
-        cheap: true,
-        token_local: true,
+        shape: |rule| rule.slice_columns(*first, *columns),
+        is: &[Cheap, TokenLocal],
         cost: |step| Cost::moving(2 * step.output_bytes(0)),
         text: format!("{first}+{columns}"),
     }
     /// x (T, C), rows (S) → (S, C)
     GatherRows => {
         name: "gather_rows",
+        shape: |rule| rule.gather_rows(),
     }
     /// x (S, C), head (V, C), labels (S), weight (1), `[h (S, R), b (V, R)]` →
     /// `[dx (S, C)]`, `[dh (S, R)]`; updates loss (1), `[db]`, `[dhead]`:
     /// adds weight·Σ NLL to the loss. The gradients are computed in the same pass, while a chunk of logits exists.
     LmHeadLoss(head: LossHead) => {
         name: "lm_head_loss",
+        shape: |rule| rule.lm_head_loss(head),
+        scratch: |step| step.lm_head_loss(head),
+        is: &[ReadsHead, Loss],
         decodes: |input| input == 1,
-        head: true,
-        loss: true,
         bound_by: BoundBy::Matmul,
         cost: |step| head.cost(step),
         text: head.to_string(),
     }
-    /// x (S, C), rows of the head (N, C), labels (S), `[sums (S, 3) of the pieces before]` → sums (S, 3), f32:
-    /// the largest logit so far, the sum of exp(logit - largest), and the label's logit, which is NaN before the piece
-    /// that contains the label
-    HeadSums(piece: HeadPiece) => {
-        name: "head_sums",
-        in_place: if piece.continues { &[(0, 3)] } else { &[] },
-        decodes: |input| input == 1,
-        head: true,
-        loss: true,
-        bound_by: BoundBy::Matmul,
-        cost: |step| step.traffic() + step.chunked_matmul(1, piece.chunk, 1),
-        text: piece.to_string(),
-    }
-    /// sums (S, 3) of all pieces, weight (1) → ; updates loss (1), `[losses (S)]`, as for `LmHeadLoss`
-    HeadLoss { row_losses: bool } => {
-        name: "head_loss",
-        loss: true,
-        text: if *row_losses { "rows".into() } else { String::new() },
-    }
-    /// x (S, C), head (N, C), `[h (S, R), b (N, R)]` → ; updates logits (S, V): writes the N columns that start at
-    /// `first_word`, which are all columns if the head is whole
-    Logits { lora: Option<f32>, softcap: Option<f32>, first_word: usize } => {
-        name: "logits",
-        decodes: |input| input == 1,
-        head: true,
-        bound_by: BoundBy::Matmul,
-        cost: |step| {
-            // Only these columns of the logits are read and written.
-            let columns_bytes = 8 * step.rows(0) * step.rows(1);
-            Cost::moving(step.inputs_bytes() + columns_bytes)
-                + step.matmul(1)
-                + step.matmul_flops(lora.map(|_| 3))
-        },
-        text: {
-            let first = (*first_word > 0).then(|| format!("from={first_word}"));
-            let cap = softcap.map(|cap| format!("cap={cap}"));
-            first.into_iter().chain(cap).collect::<Vec<_>>().join(" ")
-        },
-    }
-    /// k (T, C), v (T, C), table (L, P), slots (T), positions (T) → ; updates keys (N, C), values (N, C):
-    /// writes k and v of each token to row `table[slot, position]` of the two caches
-    CacheRows => {
-        name: "cache_rows",
-        // Only the rows of the new tokens are written, not the whole caches.
-        cost: |step| Cost::moving(2 * (step.input_bytes(0) + step.input_bytes(1))),
-    }
-    /// q (T, H·D), keys (N, Hkv·D), values (N, Hkv·D), table (L, P), slots (T), positions (T), `[sinks (H)]` → o (T, H·D):
-    /// attention over the cached rows of the query's slot, at positions up to its own
-    CachedAttention(shape: AttentionShape) => {
-        name: "cached_attention",
-        bound_by: BoundBy::Attention,
-        cost: |step| step.traffic() + step.attention(2, shape.window),
-        text: shape.to_string(),
-    }
 
-    // ── audio, forward ─────────────────────────────────────────────────────────────────────────
+    // ── audio ─────────────────────────────────────────────────────────────────────────────────────
 
     /// x (T, C), rows (A), `[y (A, C)]` → (T, C): x with row `rows[a]` replaced by row a of y, or by zeros if there is no
     /// y. Row a is skipped if `rows[a]` is negative.
     PlaceRows { clear: bool } => {
         name: "place_rows",
+        shape: |rule| rule.place_rows(*clear),
         in_place: &[(0, 0)],
-        text: if *clear { "clear".into() } else { String::new() },
+        text: flag_text(*clear, "clear").to_owned(),
     }
     /// x (rows, C), weight (C), `[bias (C)]` → (rows, C): (x - mean) / deviation · weight + bias
     LayerNorm { eps: f32, bias: bool } => {
         name: "layer_norm",
-        cheap: true,
-        token_local: true,
+        shape: |rule| rule.layer_norm(*bias),
+        is: &[Cheap, TokenLocal],
         in_place: &[(0, 0)],
         text: format!("eps={eps}"),
     }
     /// x (rows, C) → scale·x. Its gradient is the same operation.
     Scale { scale: f32 } => {
         name: "scale",
-        cheap: true,
-        token_local: true,
+        shape: |rule| rule.one_activation(),
+        is: &[Cheap, TokenLocal],
         in_place: &[(0, 0)],
         text: scale_text(*scale),
     }
     /// x (rows, C), bias (C) → x + bias
     AddBias => {
         name: "add_bias",
-        cheap: true,
-        token_local: true,
+        shape: |rule| rule.add_bias(),
+        is: &[Cheap, TokenLocal],
         in_place: &[(0, 0)],
     }
     /// x (rows, C) → act(x)
     Act(kind: PlainActivation) => {
         name: "act",
-        cheap: true,
-        token_local: true,
+        shape: |rule| rule.one_activation(),
+        is: &[Cheap, TokenLocal],
         in_place: &[(0, 0)],
         text: format!("{kind:?}"),
     }
@@ -254,12 +213,14 @@ op_table! {
     /// row itself, within a chunk; or, without a bias, its gradient with respect to x
     CausalConv { backward: bool } => {
         name: "causal_conv",
-        text: if *backward { "backward".into() } else { String::new() },
+        shape: |rule| rule.causal_conv(*backward),
+        text: flag_text(*backward, "backward").to_owned(),
     }
     /// q (A, H·D), k (A, H·D), v (A, H·D), marks (A, 4), bias (2·M, H) → o (A, H·D), lse (A, H): attention to all rows of
     /// a chunk, with `bias[clamp(key - query, -M, M - 1) + M, head]` added to the scores
     ChunkAttention(shape: AttentionShape) => {
         name: "chunk_attention",
+        shape: |rule| rule.chunk_attention(shape),
         bound_by: BoundBy::Attention,
         cost: |step| step.traffic() + step.attention(2, shape.window),
         text: shape.to_string(),
@@ -268,97 +229,129 @@ op_table! {
     /// of 2 over the mel frames of a clip and their bins; x has one channel, or C channels with their own weights each
     StridedConv(conv: StridedConv) => {
         name: "strided_conv",
+        shape: |rule| rule.strided_conv(conv),
         text: conv.to_string(),
     }
     /// x (b·A, C) → (A, C·b): concatenates the b places of each row, channel by channel
     JoinPlaces { places: usize } => {
         name: "join_places",
+        shape: |rule| rule.join_places(*places),
         text: format!("places={places}"),
     }
     /// x (A, C), marks (A, 4) → (A, C): x with zeros in the rows that only pad a chunk; or, if it is `stored` for the host,
     /// → ; updates y (A, C) := the same in f32
     MaskRows { stored: bool } => {
         name: "mask_rows",
+        shape: |rule| rule.mask_rows(*stored),
         in_place: if *stored { &[] } else { &[(0, 0)] },
-        text: if *stored { "stored".into() } else { String::new() },
+        text: flag_text(*stored, "stored").to_owned(),
     }
+} others {
+    // ── the head in pieces, and generation ────────────────────────────────────────────────────────
 
-    // ── audio, backward ────────────────────────────────────────────────────────────────────────
-
-    /// x (T, C), rows (A) → (A, C): row `rows[a]` of x, or zeros if `rows[a]` is negative
-    TakeRows => {
-        name: "take_rows",
+    /// x (S, C), rows of the head (N, C), labels (S), `[sums (S, 3) of the pieces before]` → sums (S, 3), f32:
+    /// the largest logit so far, the sum of exp(logit - largest), and the label's logit, which is NaN before the piece
+    /// that contains the label
+    HeadSums(piece: HeadPiece) => {
+        name: "head_sums",
+        shape: |rule| rule.head_sums(piece),
+        scratch: |step| step.head_piece(piece, false),
+        is: &[ReadsHead, Loss],
+        in_place: if piece.continues { &[(0, 3)] } else { &[] },
+        decodes: |input| input == 1,
+        bound_by: BoundBy::Matmul,
+        cost: |step| step.traffic() + step.chunked_matmul(1, piece.chunk, 1),
+        text: piece.to_string(),
     }
-    /// x (rows, C), weight (C), dy (rows, C), `[addend (rows, C)]` → dx = addend + gradient
-    LayerNormGrad { eps: f32, addend: bool } => {
-        name: "layer_norm_grad",
-        token_local: true,
-        in_place: if *addend { &[(0, 3), (0, 2), (0, 0)] } else { &[(0, 2), (0, 0)] },
-        text: format!("eps={eps}"),
+    /// sums (S, 3) of all pieces, weight (1) → ; updates loss (1), `[losses (S)]`, as for `LmHeadLoss`
+    HeadLoss { row_losses: bool } => {
+        name: "head_loss",
+        shape: |rule| rule.head_loss(*row_losses),
+        is: &[Loss],
+        text: flag_text(*row_losses, "rows").to_owned(),
     }
-    /// x (rows, C), dy (rows, C) → ; updates dweight (C)
-    LayerNormWeightGrad { eps: f32 } => {
-        name: "layer_norm_weight_grad",
-        token_local: true,
-        text: format!("eps={eps}"),
-    }
-    /// x (rows, C), dy (rows, C) → dx
-    ActGrad(kind: PlainActivation) => {
-        name: "act_grad",
-        token_local: true,
-        in_place: &[(0, 1), (0, 0)],
-        text: format!("{kind:?}"),
-    }
-    /// q, k, v, o, lse, do, marks, bias → dq, dk, dv
-    ChunkAttentionGrad(shape: AttentionShape) => {
-        name: "chunk_attention_grad",
-        bound_by: BoundBy::Attention,
-        cost: |step| step.traffic() + step.attention(5, shape.window),
-        text: shape.to_string(),
-    }
-
-    // ── backward ───────────────────────────────────────────────────────────────────────────────
-
     /// x (S, C), rows of the head (N, C), labels (S), weight (1), sums (S, 3) of all pieces, `[dx (S, C) of the pieces
     /// before, f32]` → dx (S, C): in f32, except that the piece that `ends` it rounds it to the element type of x
     HeadGrad { piece: HeadPiece, ends: bool } => {
         name: "head_grad",
+        shape: |rule| rule.head_grad(piece, *ends),
+        scratch: |step| step.head_piece(piece, *ends),
+        is: &[ReadsHead, Loss],
         in_place: if piece.continues { &[(0, 5)] } else { &[] },
         decodes: |input| input == 1,
-        head: true,
-        loss: true,
         bound_by: BoundBy::Matmul,
         cost: |step| step.traffic() + step.chunked_matmul(1, piece.chunk, 2),
         text: piece.to_string(),
     }
+    /// x (S, C), head (N, C), `[h (S, R), b (N, R)]` → ; updates logits (S, V): writes the N columns that start at
+    /// `first_word`, which are all columns if the head is whole
+    Logits { lora: Option<f32>, softcap: Option<f32>, first_word: usize } => {
+        name: "logits",
+        shape: |rule| rule.logits(lora.is_some(), *first_word),
+        scratch: |step| step.logits(lora.is_some()),
+        is: &[ReadsHead],
+        decodes: |input| input == 1,
+        bound_by: BoundBy::Matmul,
+        cost: |step| {
+            // Only these columns of the logits are read and written.
+            let columns_bytes = 8 * step.rows(0) * step.rows(1);
+            Cost::moving(step.inputs_bytes() + columns_bytes)
+                + step.matmul(1)
+                + step.matmul_flops(lora.map(|_| 3))
+        },
+        text: logits_text(*first_word, *softcap),
+    }
+    /// k (T, C), v (T, C), table (L, P), slots (T), positions (T) → ; updates keys (N, C), values (N, C):
+    /// writes k and v of each token to row `table[slot, position]` of the two caches
+    CacheRows => {
+        name: "cache_rows",
+        shape: |rule| rule.cache_rows(),
+        // Only the rows of the new tokens are written, not the whole caches.
+        cost: |step| Cost::moving(2 * (step.input_bytes(0) + step.input_bytes(1))),
+    }
+    /// q (T, H·D), keys (N, Hkv·D), values (N, Hkv·D), table (L, P), slots (T), positions (T), `[sinks (H)]` → o (T, H·D):
+    /// attention over the cached rows of the query's slot, at positions up to its own
+    CachedAttention(shape: AttentionShape) => {
+        name: "cached_attention",
+        shape: |rule| rule.cached_attention(shape),
+        scratch: |step| step.cached_attention(shape),
+        bound_by: BoundBy::Attention,
+        cost: |step| step.traffic() + step.attention(2, shape.window),
+        text: shape.to_string(),
+    }
+
+    // ── backward ──────────────────────────────────────────────────────────────────────────────────
+
     /// d (S, C), rows (S) → (T, C), zero in all other rows
     ScatterRows => {
         name: "scatter_rows",
+        shape: |rule| rule.scatter_rows(),
     }
     /// x (rows, C), `[weight (D)]`, dy (rows, C), `[addend (rows, C)]` → dx = addend + gradient
     RmsNormGrad { norm: Norm, unweighted: Option<usize>, addend: bool } => {
         name: "rms_norm_grad",
-        token_local: true,
-        in_place: match (*addend, unweighted) {
-            (true, None) => &[(0, 3), (0, 2), (0, 0)],
-            (false, None) => &[(0, 2), (0, 0)],
-            (true, Some(_)) => &[(0, 2), (0, 1), (0, 0)],
-            (false, Some(_)) => &[(0, 1), (0, 0)],
-        },
-        rounds: true,
+        shape: |rule| rule.rms_norm_grad(*unweighted, *addend),
+        is: &[TokenLocal, Rounds],
+        in_place: norm_grad_in_place(*addend, unweighted.is_none()),
         text: norm_text(norm, *unweighted),
     }
     /// x (rows, C), dy (rows, C) → ; updates dweight (D)
     RmsNormWeightGrad { eps: f32 } => {
         name: "rms_norm_weight_grad",
-        token_local: true,
+        shape: |rule| rule.norm_weight_grad(),
+        scratch: |step| step.norm_weight_grad(),
+        is: &[TokenLocal],
         text: format!("eps={eps}"),
     }
     /// (d_i (rows, N_i), matrix_i (N_i, K)) … → (rows, K): Σ scale_i · d_i·matrix_i
     LinearGrad { scales: Vec<f32> } => {
         name: "linear_grad",
-        token_local: true,
+        shape: |rule| rule.linear_grad(scales.len()),
+        scratch: |step| step.linear_grad(scales.len()),
+        is: &[TokenLocal],
         decodes: |input| input % 2 == 1,
+        terms: scales.len(),
+        ends: Fusion::AdapterGradient,
         bound_by: BoundBy::Matmul,
         cost: |step| {
             let matrices = (1..step.inputs.len()).step_by(2);
@@ -369,7 +362,10 @@ op_table! {
     /// dy (rows, N), x (rows, K) → ; updates dweight (N, K) by scale·dyᵀ·x
     WeightGrad { scale: f32 } => {
         name: "weight_grad",
-        token_local: true,
+        shape: |rule| rule.weight_grad(),
+        scratch: |step| step.matmul(),
+        is: &[TokenLocal],
+        begins: Fusion::AdapterGradient,
         bound_by: BoundBy::OuterProduct,
         cost: |step| step.traffic() + step.outer_product(0, 1),
         text: scale_text(*scale),
@@ -377,23 +373,31 @@ op_table! {
     /// x (rows, C), dy (rows, C) → ; updates ds (1) by Σ dy·x
     ScaleByGrad => {
         name: "scale_by_grad",
-        token_local: true,
+        shape: |rule| rule.scale_by_grad(),
+        scratch: |step| step.scale_by_grad(),
+        is: &[TokenLocal],
     }
     /// dy (rows, N) → ; updates dbias (N)
     BiasGrad => {
         name: "bias_grad",
-        token_local: true,
+        shape: |rule| rule.bias_grad(),
+        scratch: |step| step.bias_grad(),
+        is: &[TokenLocal],
     }
     /// dy (rows, N), z (rows, N), norm (N) → ; updates dmagnitude (N) by Σ dy·z / norm
     MagnitudeGrad => {
         name: "magnitude_grad",
-        token_local: true,
+        shape: |rule| rule.magnitude_grad(),
+        scratch: |step| step.magnitude_grad(),
+        is: &[TokenLocal],
     }
     /// h (rows, R), b (N, R), coefficients (1, 4), sigma (1, 1), dy (rows, N) → dz (rows, N), the gradient with
     /// respect to scale·h·bᵀ; updates dcoefficients (1, 4), dsigma (1, 1)
     FourierGrad { scale: f32 } => {
         name: "fourier_grad",
-        token_local: true,
+        shape: |rule| rule.fourier_grad(),
+        scratch: |step| step.fourier_grad(),
+        is: &[TokenLocal],
         bound_by: BoundBy::Matmul,
         cost: |step| step.traffic() + step.matmul_flops(Some(1)),
         text: format!("scale={scale}"),
@@ -401,6 +405,8 @@ op_table! {
     /// q, k, v, o, lse, do, boundaries → dq, dk, dv
     AttentionGrad(shape: AttentionShape) => {
         name: "attention_grad",
+        shape: |rule| rule.attention_grad(shape),
+        scratch: |step| step.attention(shape, true),
         bound_by: BoundBy::Attention,
         // One matmul recomputes the scores, four form gradients.
         cost: |step| step.traffic() + step.attention(5, shape.window),
@@ -409,44 +415,88 @@ op_table! {
     /// o (T, H·D), lse (T, H), do (T, H·D), sinks (H) → ; updates dsinks (H)
     SinksGrad => {
         name: "sinks_grad",
+        shape: |rule| rule.sinks_grad(),
+        scratch: |step| step.sinks_grad(),
     }
     /// d_i (rows, P_i) … → (rows, columns): part i in the columns from `firsts[i]` on, and zeros between parts
     PlaceColumns { firsts: Vec<usize>, columns: usize } => {
         name: "place_columns",
-        token_local: true,
+        shape: |rule| rule.place_columns(firsts, *columns),
+        is: &[TokenLocal],
         text: format!("{firsts:?} of {columns}"),
     }
     /// gate, up, dy → dgate, dup
     GatedActGrad(activation: Activation) => {
         name: "gated_act_grad",
-        token_local: true,
+        shape: |rule| rule.gated_act_grad(),
+        is: &[TokenLocal, Rounds, FeedForward],
         in_place: &[(0, 0), (1, 1), (0, 2), (1, 2)],
-        rounds: true,
-        feed_forward: true,
         text: format!("{activation:?}"),
     }
     /// ids (T), dy (T, C) → ; updates dtable (V, C) in all rows but `padding`
     EmbedGrad { scale: f32, padding: Option<u32> } => {
         name: "embed_grad",
+        shape: |rule| rule.embed_grad(),
         // Only the rows of these tokens are read and written.
         cost: |step| Cost::moving(3 * step.input_bytes(1)),
-        text: match padding {
-            None => scale_text(*scale),
-            Some(row) => format!("{} padding={row}", scale_text(*scale)).trim_start().to_string(),
-        },
+        text: embed_grad_text(*scale, *padding),
     }
 
-    // ── update and refresh ─────────────────────────────────────────────────────────────────────
+    // ── audio, backward ───────────────────────────────────────────────────────────────────────────
+
+    /// x (T, C), rows (A) → (A, C): row `rows[a]` of x, or zeros if `rows[a]` is negative
+    TakeRows => {
+        name: "take_rows",
+        shape: |rule| rule.take_rows(),
+    }
+    /// x (rows, C), weight (C), dy (rows, C), `[addend (rows, C)]` → dx = addend + gradient
+    LayerNormGrad { eps: f32, addend: bool } => {
+        name: "layer_norm_grad",
+        shape: |rule| rule.layer_norm_grad(*addend),
+        is: &[TokenLocal],
+        in_place: norm_grad_in_place(*addend, true),
+        text: format!("eps={eps}"),
+    }
+    /// x (rows, C), dy (rows, C) → ; updates dweight (C)
+    LayerNormWeightGrad { eps: f32 } => {
+        name: "layer_norm_weight_grad",
+        shape: |rule| rule.norm_weight_grad(),
+        scratch: |step| step.norm_weight_grad(),
+        is: &[TokenLocal],
+        text: format!("eps={eps}"),
+    }
+    /// x (rows, C), dy (rows, C) → dx
+    ActGrad(kind: PlainActivation) => {
+        name: "act_grad",
+        shape: |rule| rule.act_grad(),
+        is: &[TokenLocal],
+        in_place: &[(0, 1), (0, 0)],
+        text: format!("{kind:?}"),
+    }
+    /// q, k, v, o, lse, do, marks, bias → dq, dk, dv
+    ChunkAttentionGrad(shape: AttentionShape) => {
+        name: "chunk_attention_grad",
+        shape: |rule| rule.chunk_attention_grad(shape),
+        scratch: |step| step.chunk_attention_grad(shape),
+        bound_by: BoundBy::Attention,
+        cost: |step| step.traffic() + step.attention(5, shape.window),
+        text: shape.to_string(),
+    }
+
+    // ── update and refresh ────────────────────────────────────────────────────────────────────────
 
     /// coefficients (M, 4), hyper (3) → ; updates loss (1) := weight · Σ (a - (0, 1, 0, 0))², and dcoefficients (M, 4) by
     /// the gradient times the loss scale
     FourierReg { weight: f64 } => {
         name: "fourier_reg",
+        shape: |rule| rule.fourier_reg(),
         text: format!("weight={weight}"),
     }
     /// weight (N, K), a (R, K), b (N, R) → ; updates norms (N) := norms of the rows of weight + scale·b·a
     RowNorms { scale: f32 } => {
         name: "row_norms",
+        shape: |rule| rule.row_norms(),
+        scratch: |step| step.row_norms(),
         decodes: |input| input == 0,
         bound_by: BoundBy::Matmul,
         cost: |step| step.traffic() + step.decoding(0) + step.matmul_flops(Some(1)),
@@ -455,6 +505,8 @@ op_table! {
     /// weight (N, K) → ; updates rounded (N, K) := scale·weight; or, with `to`, → scale·weight in that type
     Round { scale: f32, to: Option<DType> } => {
         name: "round",
+        shape: |rule| rule.round(*to),
+        is: if to.is_some() { &[CopiesLeaf] } else { &[ByRows] },
         batching: Batching::AnyAttributes,
         text: scale_text(*scale),
     }
@@ -462,31 +514,42 @@ op_table! {
     /// multiplied by the scale of the weight's row j
     RoundFp8 { scaled: bool } => {
         name: "round_fp8",
-        cheap: true,
-        token_local: true,
+        shape: |rule| rule.round_fp8(*scaled),
+        is: &[Cheap, TokenLocal],
         decodes: |input| input == 1,
+        begins: Fusion::Rounding,
+        ends: Fusion::Rounding,
         cost: |step| Cost::moving(step.input_bytes(0) + step.output_bytes(0)),
-        text: if *scaled { "scaled".into() } else { String::new() },
+        text: flag_text(*scaled, "scaled").to_owned(),
     }
     /// weight (N, K) in bf16 → the same in f32
     Widen => {
         name: "widen",
+        shape: |rule| rule.widen(),
+        is: &[ByRows, CopiesLeaf],
     }
     /// wide (N, K) in f32, hyper (3) → ; updates weight (N, K) := wide in bf16, rounded up or down at random so that errors
     /// average out. The random bits depend only on the optimizer step and the position of an element.
     RoundAtRandom(place: RandomPlace) => {
         name: "round_at_random",
+        shape: |rule| rule.round_at_random(),
+        is: &[ByRows],
         text: place.to_string(),
     }
     /// parts of gradients … → ; updates squares (1) := the sum of the squares of all their elements, tensor by tensor
     SquaredNorm => {
         name: "squared_norm",
+        shape: |rule| rule.squared_norm(),
+        scratch: |step| step.squares(0..step.inputs.len()),
     }
     /// loss (1), hyper (3), gradients …, `[squares (M) of other gradients]` → ; updates report (4): loss and norm over all
     /// gradients, both without the loss scale; the factor that removes the loss scale from gradients and clips their norm
     /// to `clip` (0 = never); 1 if loss and norm are finite. Squares are added up tensor by tensor, in this order.
     GradNorm { clip: f32, squares: bool } => {
         name: "grad_norm",
+        shape: |rule| rule.grad_norm(*squares),
+        scratch: |step| step.squares(2..step.inputs.len() - usize::from(*squares)),
+        is: &[Reports],
         text: format!("clip={clip}"),
     }
     /// gradient, report (4), hyper (3): learning rate, step and loss scale → ; updates parameter, first and second
@@ -494,60 +557,69 @@ op_table! {
     /// far, 1 once an element has moved. Does nothing when the report is not finite.
     AdamW(settings: AdamW) => {
         name: "adamw",
+        shape: |rule| rule.adamw([Storage::F32; 2]),
+        is: &[ByRows, Optimizer],
         batching: Batching::EqualAttributes,
         text: settings.to_string(),
     }
     /// As `AdamW`, with moments in [`crate::Storage::Dynamic8`], the first one signed. Decay comes after the step.
     AdamW8(settings: AdamW) => {
         name: "adamw_8bit",
+        shape: |rule| rule.adamw(MOMENTS_IN_8_BITS),
+        is: &[ByRows, Optimizer],
         batching: Batching::EqualAttributes,
-        text: settings.to_string(),
-    }
-    /// As `AdamW` or `AdamW8`, depending on the storage of the moments, but computed on the host with all operands in host
-    /// memory. Only starts the update; a step that touches an operand waits for it, also in the next entry point.
-    AdamWOnHost(settings: AdamW) => {
-        name: "adamw_on_host",
-        reads_offloaded: |_| true,
-        transfer: true,
         text: settings.to_string(),
     }
     /// → ; updates value := 0
     Zero => {
         name: "zero",
+        shape: |rule| rule.zero(),
+        is: &[ByRows, Overwrites],
         batching: Batching::EqualAttributes,
     }
-
-    // ── between memory spaces ──────────────────────────────────────────────────────────────────
-
+    /// x and its offloaded copy, or the value it was scattered into → . Waits for that transfer; then the memory of x is free.
+    Stowed => {
+        name: "stowed",
+        shape: |rule| rule.stowed(),
+        is: &[Waits],
+        reads_offloaded: |input| input == 1,
+        cost: |_| Cost::moving(0),
+    }
+} transfers {
     /// offloaded or carried x → its copy on the device. Only starts the copy; the first step that reads it waits.
     Fetch => {
         name: "fetch",
+        shape: |rule| rule.one_copy(),
+        is: &[CopiesLeaf],
         reads_offloaded: |input| input == 0,
-        transfer: true,
+        route: Route::ToDevice,
         cost: |step| Cost::moving(step.input_bytes(0)),
     }
     /// x → its copy in host memory or on disk, or updates an offloaded or carried value. Only starts the copy; x must
     /// not change until `Stowed`.
     Stow => {
         name: "stow",
-        transfer: true,
+        shape: |rule| rule.stow(),
+        is: &[Overwrites],
+        route: Route::FromDevice,
         cost: |step| Cost::moving(step.input_bytes(0)),
     }
-    /// x and its offloaded copy, or the value it was scattered into → . Waits for that transfer; then the memory of x is free.
-    Stowed => {
-        name: "stowed",
-        reads_offloaded: |input| input == 1,
-        cost: |_| Cost::moving(0),
+    /// As `AdamW` or `AdamW8`, depending on the storage of the moments, but computed on the host with all operands in host
+    /// memory. Only starts the update; a step that touches an operand waits for it, also in the next entry point.
+    AdamWOnHost(settings: AdamW) => {
+        name: "adamw_on_host",
+        shape: |rule| rule.adamw_on_host(),
+        is: &[Optimizer],
+        reads_offloaded: |_| true,
+        route: Route::Host,
+        text: settings.to_string(),
     }
-
-    // ── between ranks ──────────────────────────────────────────────────────────────────────────
-
     /// → ; updates values …: each becomes its sum over all ranks. Only starts the exchange; in `micro_step` it runs only
     /// with the last micro-batch of a step.
     AllReduce(rank: Rank) => {
         name: "all_reduce",
-        transfer: true,
-        collective: true,
+        shape: |rule| rule.all_reduce(),
+        route: Route::Ranks { rank: *rank, is_sum: true },
         cost: |step| Cost::moving(2 * others_share(*rank, step.updates_bytes())),
         text: rank_text(*rank),
     }
@@ -555,8 +627,8 @@ op_table! {
     /// of x itself becomes these rows of the sum.
     ReduceScatter(rank: Rank) => {
         name: "reduce_scatter",
-        transfer: true,
-        collective: true,
+        shape: |rule| rule.reduce_scatter(),
+        route: Route::Ranks { rank: *rank, is_sum: false },
         cost: |step| Cost::moving(others_share(*rank, step.inputs_bytes())),
         text: rank_text(*rank),
     }
@@ -565,49 +637,11 @@ op_table! {
     /// rows from their ranks. Only starts the exchange.
     AllGather(shard: Shard) => {
         name: "all_gather",
+        shape: |rule| rule.all_gather(),
+        is: &[CopiesLeaf],
         reads_offloaded: |input| input == 0,
-        transfer: true,
-        collective: true,
+        route: Route::Ranks { rank: shard.rank, is_sum: false },
         cost: |step| Cost::moving(others_share(shard.rank, step.outputs_bytes() + step.updates_bytes())),
         text: rank_text(shard.rank),
     }
-}
-
-impl Op {
-    /// Whether a device may launch this together with `before`, which is the same operation on other tensors.
-    pub fn joins(&self, before: &Op) -> bool {
-        match self.batching() {
-            Batching::Alone => false,
-            Batching::EqualAttributes => self == before,
-            Batching::AnyAttributes => std::mem::discriminant(self) == std::mem::discriminant(before),
-        }
-    }
-}
-
-/// Bytes that a rank receives when it gathers a value of which every rank has an equal part.
-fn others_share(rank: Rank, bytes: usize) -> usize {
-    bytes / rank.of * (rank.of - 1)
-}
-
-fn rank_text(rank: Rank) -> String {
-    format!("ranks={}", rank.of)
-}
-
-/// A norm in text forms.
-fn norm_text(norm: &Norm, unweighted: Option<usize>) -> String {
-    let groups = unweighted.map(|channels| format!(" groups={channels} unweighted"));
-    format!("{norm}{}", groups.unwrap_or_default())
-}
-
-/// A factor in text forms; empty if it is 1.
-fn scale_text(scale: f32) -> String {
-    if scale == 1.0 { String::new() } else { format!("scale={scale}") }
-}
-
-/// A node whose operands do not fit its operation: always a bug of the stage that built it.
-#[derive(Debug, Error, PartialEq)]
-#[error("`{op}`: {what}")]
-pub struct ShapeError {
-    pub op: &'static str,
-    pub what: String,
-}
+} }

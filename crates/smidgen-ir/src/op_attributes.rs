@@ -1,9 +1,10 @@
 //! The attributes of operations that are more than a number: activations, attention, norms, optimizers, random places.
 //!
-//! The op table (`op.rs`) has the operations themselves. The attributes of the loss, of rotary embeddings and of
-//! operations on sound are in their own files.
+//! The op table (`op.rs`) has the operations themselves, and takes from here what does not fit its rows. The attributes of
+//! the loss, of rotary embeddings and of operations on sound are in their own files.
 
 use crate::loss_head::cap_text;
+use crate::rank::Rank;
 use std::fmt;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -99,5 +100,46 @@ impl fmt::Display for AdamW {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let AdamW { beta1, beta2, eps, weight_decay } = self;
         write!(f, "betas={beta1},{beta2} eps={eps} decay={weight_decay}")
+    }
+}
+
+pub(crate) fn rank_text(rank: Rank) -> String {
+    format!("ranks={}", rank.of)
+}
+
+/// A norm in text forms.
+pub(crate) fn norm_text(norm: &Norm, unweighted: Option<usize>) -> String {
+    let groups = unweighted.map(|channels| format!(" groups={channels} unweighted"));
+    format!("{norm}{}", groups.unwrap_or_default())
+}
+
+/// A factor in text forms; empty if it is 1.
+pub(crate) fn scale_text(scale: f32) -> String {
+    if scale == 1.0 { String::new() } else { format!("scale={scale}") }
+}
+
+/// A flag in text forms.
+pub(crate) fn flag_text(is_set: bool, text: &'static str) -> &'static str {
+    if is_set { text } else { "" }
+}
+
+pub(crate) fn logits_text(first_word: usize, softcap: Option<f32>) -> String {
+    let first = (first_word > 0).then(|| format!("from={first_word}"));
+    let cap = softcap.map(|cap| format!("cap={cap}"));
+    first.into_iter().chain(cap).collect::<Vec<_>>().join(" ")
+}
+
+pub(crate) fn embed_grad_text(scale: f32, padding: Option<u32>) -> String {
+    let padding = padding.map(|row| format!(" padding={row}")).unwrap_or_default();
+    format!("{}{padding}", scale_text(scale)).trim_start().to_owned()
+}
+
+/// Pairs (output, input) that may share one buffer, for x, a weight if there is one, dy, and an addend if there is one.
+pub(crate) fn norm_grad_in_place(addend: bool, weight: bool) -> &'static [(usize, usize)] {
+    match (addend, weight) {
+        (true, true) => &[(0, 3), (0, 2), (0, 0)],
+        (false, true) => &[(0, 2), (0, 0)],
+        (true, false) => &[(0, 2), (0, 1), (0, 0)],
+        (false, false) => &[(0, 1), (0, 0)],
     }
 }

@@ -1,9 +1,14 @@
 //! The columns of the op table: what stages and devices may ask about any operation.
 //!
 //! `op_table!` turns the rows in `op.rs` into the enum [`crate::Op`], the list of its names and one method per column.
-//! A column that a row leaves out has the safe answer: not cheap, not in place, bound by memory. The columns of a row
-//! stand in the order of the macro, so a misspelled one does not compile. What needs real code (shape rule, gradient,
-//! workspace, kernels) is not a column: it is a `match` without a wildcard arm in its own file.
+//! A column that a row leaves out has the safe answer: not cheap, not in place, no scratch, bound by memory. The columns
+//! of a row stand in the order of the macro, so a misspelled one does not compile. A row is in one of three sections:
+//! what the backward pass goes through, transfers, and all others. `ops_without_gradient!` and `transfer_ops!` are
+//! patterns of sections, for a `match` that has nothing to do there. What needs real code (gradient, kernels) is not a
+//! column: it is a `match` without a wildcard arm in its own file.
+
+use crate::op::Op;
+use crate::rank::Rank;
 
 /// What limits the speed of an operation: which rate of a device profile applies to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +32,61 @@ pub enum Batching {
     AnyAttributes,
 }
 
+/// What is true of some operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Property {
+    /// Recomputing the outputs costs less than keeping them: so for some operations that are bound by memory, never for a
+    /// matmul or attention.
+    Cheap,
+    /// The result for a token depends on that token alone, so that a micro-batch can be processed in tiles of tokens. Sums
+    /// over tokens that are added to an update count as local.
+    TokenLocal,
+    /// A device may round outputs to fp8 in the kernel that makes them ([`Fusion::Rounding`]).
+    Rounds,
+    /// The operands are as wide as a feed-forward block, the widest activations of a layer.
+    FeedForward,
+    /// Input 1 is the LM head or some rows of it.
+    ReadsHead,
+    /// Belongs to the loss, which works on chunks of rows. What such an operation updates is the loss, first of all.
+    Loss,
+    /// Treats each row of a trained tensor separately, so that a rank or a piece may work on some rows.
+    ByRows,
+    /// Updates a parameter and its two moments, in this order, with the gradient that is input 0.
+    Optimizer,
+    /// The output is a copy of a leaf. Like a leaf, it may have slices.
+    CopiesLeaf,
+    /// Overwrites what it updates, so that need not hold a value.
+    Overwrites,
+    /// Computes nothing and waits for a transfer.
+    Waits,
+    /// Writes the report of a step: its loss, its norm, and whether they are finite.
+    Reports,
+}
+
+/// What a device may compute in one kernel, although it is two operations or more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fusion {
+    /// A matmul, and the sum with the residual.
+    Sum,
+    /// The gradients of an adapter's B and of what it is multiplied by.
+    AdapterGradient,
+    /// An operation, and the rounding of its outputs to fp8.
+    Rounding,
+}
+
+/// Where an operation starts a transfer, instead of computing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// From host memory or disk to the device.
+    ToDevice,
+    /// From the device to host memory or disk.
+    FromDevice,
+    /// Between ranks, and all of them take part. With `is_sum`, every rank receives the sum of all.
+    Ranks { rank: Rank, is_sum: bool },
+    /// No transfer: the host computes while the device continues.
+    Host,
+}
+
 /// A column of a row, or its default where the row leaves it out.
 macro_rules! column {
     (, $default:expr) => {
@@ -37,24 +97,46 @@ macro_rules! column {
     };
 }
 
+/// Makes a macro of a pattern that matches all operations of a section.
+macro_rules! op_pattern {
+    ($name:ident: $(
+        $(#[$doc:meta])*
+        $variant:ident $( ($($of_tuple:tt)*) )? $( { $($of_struct:tt)* } )? => { $($columns:tt)* }
+    )+) => {
+        #[doc = "A pattern for the operations of a section of the op table."]
+        #[macro_export]
+        macro_rules! $name {
+            () => { $( $crate::Op::$variant { .. } )|+ };
+        }
+    };
+}
+
 /// Makes [`crate::Op`] and its columns from one row per operation.
 macro_rules! op_table {
+    (
+        forward { $($forward:tt)+ }
+        others { $($others:tt)+ }
+        transfers { $($transfers:tt)+ }
+    ) => {
+        op_table! { $($forward)+ $($others)+ $($transfers)+ }
+        op_pattern! { ops_without_gradient: $($others)+ $($transfers)+ }
+        op_pattern! { transfer_ops: $($transfers)+ }
+    };
     ($(
         $(#[$doc:meta])*
         $variant:ident $( ($attributes:ident: $attributes_type:ty) )?
         $( { $( $field:ident: $field_type:ty ),+ } )? => {
             name: $name:literal,
-            $( cheap: $cheap:expr, )?
-            $( token_local: $token_local:expr, )?
+            shape: $shape:expr,
+            $( scratch: $scratch:expr, )?
+            $( is: $properties:expr, )?
             $( in_place: $in_place:expr, )?
             $( decodes: $decodes:expr, )?
             $( reads_offloaded: $reads_offloaded:expr, )?
-            $( transfer: $transfer:expr, )?
-            $( collective: $collective:expr, )?
-            $( rounds: $rounds:expr, )?
-            $( feed_forward: $feed_forward:expr, )?
-            $( head: $head:expr, )?
-            $( loss: $loss:expr, )?
+            $( route: $route:expr, )?
+            $( terms: $terms:expr, )?
+            $( begins: $begins:expr, )?
+            $( ends: $ends:expr, )?
             $( batching: $batching:expr, )?
             $( bound_by: $bound_by:expr, )?
             $( cost: $cost:expr, )?
@@ -81,22 +163,31 @@ macro_rules! op_table {
                 }
             }
 
-            /// Whether recomputing the outputs costs less than keeping them: true for some operations that are bound
-            /// by memory, never for a matmul or attention.
-            pub fn is_cheap(&self) -> bool {
+            /// Output types from the types of inputs and updates, or the operand that does not fit.
+            pub fn infer(&self, inputs: &[&Type], updates: &[&Type]) -> Result<Vec<Type>, ShapeError> {
+                let rule = Rule { op: self.name(), inputs, updates };
                 match self {
-                    $( Op::$variant $( ($attributes) )? $( { $( $field ),+ } )? => column!($( $cheap )?, false), )+
+                    $( Op::$variant $( ($attributes) )? $( { $( $field ),+ } )? => rule.apply($shape), )+
                 }
             }
 
-            /// Whether the result for a token depends on that token alone, so that a micro-batch can be processed in tiles
-            /// of tokens. Sums over tokens that are added to an update count as local.
-            pub fn is_token_local(&self) -> bool {
+            /// Bytes of scratch for one step.
+            pub(crate) fn scratch(&self, step: &StepInputs<'_>) -> usize {
                 match self {
                     $( Op::$variant $( ($attributes) )? $( { $( $field ),+ } )? => {
-                        column!($( $token_local )?, false)
+                        step.apply(column!($( $scratch )?, |_| 0))
                     } )+
                 }
+            }
+
+            pub fn has(&self, property: Property) -> bool {
+                use Property::*;
+                let properties: &[Property] = match self {
+                    $( Op::$variant $( ($attributes) )? $( { $( $field ),+ } )? => {
+                        column!($( $properties )?, &[])
+                    } )+
+                };
+                properties.contains(&property)
             }
 
             /// Pairs (output, input) that may share one buffer: each kernel reads an element, or a whole row, before
@@ -127,52 +218,37 @@ macro_rules! op_table {
                 }
             }
 
-            /// Whether the operation only starts a copy between memory spaces or an exchange between ranks; a later
-            /// step waits for it.
-            pub fn is_transfer(&self) -> bool {
+            /// Where the operation only starts something, for which a later step waits; `None` if it computes.
+            pub fn route(&self) -> Option<Route> {
                 match self {
                     $( Op::$variant $( ($attributes) )? $( { $( $field ),+ } )? => {
-                        column!($( $transfer )?, false)
+                        column!($( Some($route) )?, None)
                     } )+
                 }
             }
 
-            /// Whether all ranks take part.
-            pub fn is_collective(&self) -> bool {
+            /// How many matmuls of an activation and a weight the operation adds up. Their operands come first, in pairs.
+            pub fn terms(&self) -> usize {
+                match self {
+                    $( Op::$variant $( ($attributes) )? $( { $( $field ),+ } )? => column!($( $terms )?, 0), )+
+                }
+            }
+
+            /// What a device may compute in one kernel from this operation on.
+            pub fn begins(&self) -> Option<Fusion> {
                 match self {
                     $( Op::$variant $( ($attributes) )? $( { $( $field ),+ } )? => {
-                        column!($( $collective )?, false)
+                        column!($( Some($begins) )?, None)
                     } )+
                 }
             }
 
-            /// Whether a device may round outputs to fp8 in the kernel that makes them.
-            pub fn can_round(&self) -> bool {
-                match self {
-                    $( Op::$variant $( ($attributes) )? $( { $( $field ),+ } )? => column!($( $rounds )?, false), )+
-                }
-            }
-
-            /// Whether the operands are as wide as a feed-forward block, the widest activations of a layer.
-            pub fn is_feed_forward(&self) -> bool {
+            /// What a device may compute in one kernel up to this operation.
+            pub fn ends(&self) -> Option<Fusion> {
                 match self {
                     $( Op::$variant $( ($attributes) )? $( { $( $field ),+ } )? => {
-                        column!($( $feed_forward )?, false)
+                        column!($( Some($ends) )?, None)
                     } )+
-                }
-            }
-
-            /// Whether input 1 is the LM head or some rows of it.
-            pub fn reads_head(&self) -> bool {
-                match self {
-                    $( Op::$variant $( ($attributes) )? $( { $( $field ),+ } )? => column!($( $head )?, false), )+
-                }
-            }
-
-            /// Whether the operation belongs to the loss, which works on chunks of rows.
-            pub fn is_loss(&self) -> bool {
-                match self {
-                    $( Op::$variant $( ($attributes) )? $( { $( $field ),+ } )? => column!($( $loss )?, false), )+
                 }
             }
 
@@ -215,4 +291,58 @@ macro_rules! op_table {
     };
 }
 
-pub(crate) use {column, op_table};
+pub(crate) use {column, op_pattern, op_table};
+
+impl Op {
+    /// Whether a device may compute `next`, which follows, in the same kernel.
+    pub fn fuses_with(&self, next: &Op) -> bool {
+        let rounds = self.has(Property::Rounds).then_some(Fusion::Rounding);
+        next.ends().is_some_and(|fusion| self.begins().or(rounds) == Some(fusion))
+    }
+
+    pub fn is_loss(&self) -> bool {
+        self.has(Property::Loss)
+    }
+
+    /// Whether the operation only starts a copy between memory spaces, an exchange between ranks, or work of the host; a
+    /// later step waits for it.
+    pub fn is_transfer(&self) -> bool {
+        self.route().is_some()
+    }
+
+    /// Whether the operation copies between the device and host memory or disk.
+    pub fn is_copy(&self) -> bool {
+        matches!(self.route(), Some(Route::ToDevice | Route::FromDevice))
+    }
+
+    /// The ranks of an exchange, in which all of them take part.
+    pub fn exchange(&self) -> Option<Rank> {
+        match self.route() {
+            Some(Route::Ranks { rank, .. }) => Some(rank),
+            _ => None,
+        }
+    }
+
+    pub fn is_collective(&self) -> bool {
+        self.exchange().is_some()
+    }
+
+    /// Whether the operation sums over ranks what the micro-batches of an optimizer step have accumulated.
+    pub fn is_sum(&self) -> bool {
+        matches!(self.route(), Some(Route::Ranks { is_sum: true, .. }))
+    }
+
+    /// Whether the host computes while the device continues.
+    pub fn runs_on_host(&self) -> bool {
+        self.route() == Some(Route::Host)
+    }
+
+    /// Whether a device may launch this together with `before`, which is the same operation on other tensors.
+    pub fn joins(&self, before: &Op) -> bool {
+        match self.batching() {
+            Batching::Alone => false,
+            Batching::EqualAttributes => self == before,
+            Batching::AnyAttributes => std::mem::discriminant(self) == std::mem::discriminant(before),
+        }
+    }
+}

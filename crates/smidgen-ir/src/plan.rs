@@ -400,7 +400,7 @@ impl Plan {
         let is_offloaded = |id: &ValueId| {
             self.value(*id).buffer.is_some_and(|buffer| self.buffer(buffer).space != Space::Device)
         };
-        let is_copy = matches!(step.op, Op::Fetch | Op::Stow) && operands.any(is_offloaded);
+        let is_copy = step.op.is_copy() && operands.any(is_offloaded);
         is_copy || step.op.is_collective()
     }
 

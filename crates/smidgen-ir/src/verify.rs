@@ -6,6 +6,7 @@
 use crate::by_value::{ByValue, ValueSet};
 use crate::graph::{Entry, Graph, LeafKind, Node, Space, Value, ValueId, ValueRole};
 use crate::op::Op;
+use crate::op_table::{Property, Route};
 use crate::plan::{ALIGNMENT, BufferId, EntryPlan, Lifetime, Plan, Region, Step, ends_of_transfers};
 use crate::rank::{Cut, Shard};
 use crate::shape::{Dim, Type};
@@ -48,7 +49,7 @@ pub fn graph(graph: &Graph) -> Vec<String> {
         for (index, node) in nodes.iter().enumerate() {
             let place = Place { entry: *entry, kind: "node", index, op: node.op.name() };
             check_node(graph, node, place, &defined, &fetched, &mut findings);
-            if copies_a_leaf(&node.op) {
+            if node.op.has(Property::CopiesLeaf) {
                 fetched.extend(&node.outputs);
             }
             for output in &node.outputs {
@@ -65,7 +66,7 @@ pub fn graph(graph: &Graph) -> Vec<String> {
         .entries
         .iter()
         .flat_map(|(_, nodes)| nodes)
-        .filter(|node| copies_a_leaf(&node.op))
+        .filter(|node| node.op.has(Property::CopiesLeaf))
         .flat_map(|node| node.outputs.iter().copied())
         .collect();
     for value in &graph.values {
@@ -86,11 +87,6 @@ pub fn graph(graph: &Graph) -> Vec<String> {
         }
     }
     findings
-}
-
-/// Whether the output is a copy of a leaf. Like a leaf, it may have slices.
-fn copies_a_leaf(op: &Op) -> bool {
-    matches!(op, Op::Fetch | Op::AllGather(_) | Op::Round { to: Some(_), .. } | Op::Widen)
 }
 
 /// A rank can use only its own rows of a divided leaf: any of them if rows are contiguous, otherwise all of them at once.
@@ -232,8 +228,8 @@ fn check_node(
 
 /// Operands must be on the device, except those of transfers and inputs that an operation can read offloaded.
 fn check_spaces(graph: &Graph, node: &Node, place: Place, findings: &mut Vec<String>) {
-    let stows = node.op == Op::Stow;
-    let writes_offloaded = stows || matches!(node.op, Op::AdamWOnHost(_));
+    let stows = node.op.route() == Some(Route::FromDevice);
+    let writes_offloaded = stows || node.op.runs_on_host();
     let inputs = node.inputs.iter().enumerate().map(|(index, id)| (*id, node.op.reads_offloaded(index)));
     let results = node.outputs.iter().chain(&node.updates).map(|id| (*id, writes_offloaded));
     for (id, may_be_offloaded) in inputs.chain(results) {
@@ -245,7 +241,7 @@ fn check_spaces(graph: &Graph, node: &Node, place: Place, findings: &mut Vec<Str
     let offloaded = if stows {
         node.outputs.first().or(node.updates.first())
     } else {
-        node.inputs.first().filter(|_| node.op == Op::Fetch)
+        node.inputs.first().filter(|_| node.op.route() == Some(Route::ToDevice))
     };
     let is_carried =
         |id: &ValueId| graph.value(*id).leaf().is_some_and(|leaf| matches!(leaf.kind, LeafKind::Carried(_)));
@@ -458,7 +454,6 @@ mod tests {
     use super::graph as verified;
     use super::*;
     use crate::graph::{LeafKind, Slice};
-    use crate::op::Op;
     use crate::shape::{Shape, Type};
     use crate::storage::{DType, Storage};
 

@@ -1,10 +1,12 @@
-//! Scratch memory of one step: for each operation its size on a CPU and on a GPU, next to each other.
+//! Scratch memory of one step: its size on a CPU and on a GPU, next to each other.
 //!
-//! The planner reserves the scratch and a device refuses a plan that gives it less, so both call this function. The sizes
-//! themselves are in `workspace_cpu.rs` and `workspace_cuda.rs`, where kernels read them too.
+//! The planner reserves the scratch and a device refuses a plan that gives it less, so both call `workspace_bytes`. The op
+//! table says which of these sizes an operation needs; most need none. The parts that they are made of are in
+//! `workspace_cpu.rs` and `workspace_cuda.rs`, where kernels read them too.
 
 use crate::loss_head::{HeadPiece, LossHead};
 use crate::op::Op;
+use crate::op_attributes::AttentionShape;
 use crate::plan::{DeviceKind, Precision, align_up};
 use crate::shape::{Extent, Type};
 use crate::workspace_cpu::{self as cpu_sizes, CpuStep, aligned_floats};
@@ -22,79 +24,129 @@ pub struct Target {
 
 /// Bytes of scratch for one step at the planned extent; 0 = none.
 pub fn workspace_bytes(op: &Op, inputs: &[&Type], extent: &Extent, target: Target) -> usize {
-    let step = StepInputs { inputs, extent, target };
-    match op {
-        Op::Linear { bias, lora } => step.scratch(
-            |cpu| aligned_floats(if *bias { cpu.size(2).0 } else { 0 }) + cpu.matmul_floats(),
+    op.scratch(&StepInputs { inputs, extent, target })
+}
+
+/// The inputs of one step, and the sizes that rows of the op table name.
+#[derive(Clone, Copy)]
+pub(crate) struct StepInputs<'a> {
+    pub inputs: &'a [&'a Type],
+    extent: &'a Extent,
+    target: Target,
+}
+
+impl<'a> StepInputs<'a> {
+    /// Applies the formula of a row; the signature lets rows leave out the type of `step`.
+    pub fn apply(&self, formula: impl FnOnce(&Self) -> usize) -> usize {
+        formula(self)
+    }
+
+    pub fn linear(&self, bias: bool, lora: bool) -> usize {
+        self.scratch(
+            |cpu| aligned_floats(if bias { cpu.size(2).0 } else { 0 }) + cpu.matmul_floats(),
             |gpu| {
-                let h = 2 + usize::from(*bias);
-                let (rank, b) =
-                    if lora.is_some() { (gpu.size(h).1, gpu.decoded_bytes(h + 1, 0)) } else { (0, 0) };
+                let h = 2 + usize::from(bias);
+                let (rank, b) = if lora { (gpu.size(h).1, gpu.decoded_bytes(h + 1, 0)) } else { (0, 0) };
                 gpu.operand_bytes(0, 1, rank) + b + MATMUL_BYTES
             },
-        ),
-        Op::LinearGrad { scales } => {
-            step.scratch(|cpu| cpu.matmul_floats(), |gpu| linear_grad_bytes(gpu, scales.len()))
-        }
-        Op::WeightGrad { .. } => step.scratch(|cpu| cpu.matmul_floats(), |_| MATMUL_BYTES),
-        Op::LmHeadLoss(head) => step.scratch(
+        )
+    }
+
+    pub fn linear_grad(&self, terms: usize) -> usize {
+        self.scratch(|cpu| cpu.matmul_floats(), |gpu| linear_grad_bytes(gpu, terms))
+    }
+
+    pub fn matmul(&self) -> usize {
+        self.scratch(|cpu| cpu.matmul_floats(), |_| MATMUL_BYTES)
+    }
+
+    pub fn lm_head_loss(&self, head: &LossHead) -> usize {
+        self.scratch(
             |cpu| {
                 let logits = head.chunk * cpu_sizes::logit_stride(cpu.size(1).0);
                 logits + aligned_floats(head.chunk) + cpu.matmul_floats()
             },
             |gpu| loss_bytes(gpu, head),
-        ),
-        Op::HeadSums(piece) => step.scratch(|cpu| piece_floats(cpu, piece), |gpu| piece_bytes(gpu, piece)),
-        Op::HeadGrad { piece, ends } => step.scratch(
-            |cpu| piece_floats(cpu, piece),
+        )
+    }
+
+    /// A piece of the head; with `rounds`, its f32 result is rounded.
+    pub fn head_piece(&self, piece: &HeadPiece, rounds: bool) -> usize {
+        self.scratch(
+            |cpu| piece.chunk * cpu_sizes::logit_stride(cpu.size(1).0) + cpu.matmul_floats(),
             |gpu| {
-                let is_rounded = *ends && gpu.precision != Precision::F32;
+                let is_rounded = rounds && gpu.precision != Precision::F32;
                 let sums = if is_rounded { align_up(piece.chunk * gpu.size(0).1 * 4) } else { 0 };
-                piece_bytes(gpu, piece) + sums
+                // The decoded rows of the head, a chunk of their logits, and the scratch of a matmul.
+                gpu.decoded_head_bytes() + gpu.logits_bytes(piece.chunk) + MATMUL_BYTES + sums
             },
-        ),
-        Op::Logits { lora, .. } => step.scratch(
+        )
+    }
+
+    pub fn logits(&self, lora: bool) -> usize {
+        self.scratch(
             |cpu| cpu.matmul_floats(),
             |gpu| {
                 let logits = gpu.logits_bytes(gpu.size(0).0);
-                let b = if lora.is_some() { gpu.decoded_bytes(3, 0) } else { 0 };
+                let b = if lora { gpu.decoded_bytes(3, 0) } else { 0 };
                 gpu.decoded_head_bytes() + logits + b + MATMUL_BYTES
             },
-        ),
-        Op::Attention(shape) => {
-            step.scratch(|cpu| cpu.attention_floats(shape), |gpu| gpu.attention_bytes(shape, false))
-        }
-        Op::AttentionGrad(shape) => {
-            step.scratch(|cpu| cpu.attention_floats(shape), |gpu| gpu.attention_bytes(shape, true))
-        }
-        Op::ChunkAttentionGrad(shape) => {
-            step.scratch(|_| 0, |gpu| gpu_sizes::attention_floats_bytes(gpu.extent.audio, shape))
-        }
-        Op::CachedAttention(shape) => step.scratch(
+        )
+    }
+
+    pub fn attention(&self, shape: &AttentionShape, gradient: bool) -> usize {
+        self.scratch(|cpu| cpu.attention_floats(shape), |gpu| gpu.attention_bytes(shape, gradient))
+    }
+
+    pub fn chunk_attention_grad(&self, shape: &AttentionShape) -> usize {
+        self.scratch(|_| 0, |gpu| gpu_sizes::attention_floats_bytes(gpu.extent.audio, shape))
+    }
+
+    pub fn cached_attention(&self, shape: &AttentionShape) -> usize {
+        self.scratch(
             |cpu| cpu.f32_attention_floats(shape),
             |gpu| gpu_sizes::cached_attention_bytes(gpu.size(0).0, gpu.size(3).1, shape),
-        ),
-        Op::RmsNormWeightGrad { .. } | Op::LayerNormWeightGrad { .. } => step.scratch(
+        )
+    }
+
+    pub fn norm_weight_grad(&self) -> usize {
+        self.scratch(
             |cpu| cpu_sizes::norm_partials_floats(cpu.size(0).0, cpu.size(0).1),
             |gpu| gpu.partial_sums_bytes(gpu_sizes::NORM_GROUPS_PER_PARTIAL),
-        ),
-        Op::BiasGrad => step.scratch(|_| 0, |gpu| gpu.partial_sums_bytes(gpu_sizes::BIAS_ROWS_PER_PARTIAL)),
-        Op::SinksGrad => step.scratch(
+        )
+    }
+
+    pub fn bias_grad(&self) -> usize {
+        self.scratch(|_| 0, |gpu| gpu.partial_sums_bytes(gpu_sizes::BIAS_ROWS_PER_PARTIAL))
+    }
+
+    pub fn sinks_grad(&self) -> usize {
+        self.scratch(
             |cpu| cpu.size(1).0 * cpu.size(1).1,
             |gpu| {
                 let (rows, heads) = gpu.size(1);
                 gpu_sizes::partial_sums_bytes(rows, heads, gpu_sizes::NORM_GROUPS_PER_PARTIAL)
             },
-        ),
-        Op::ScaleByGrad => step.scratch(
+        )
+    }
+
+    pub fn scale_by_grad(&self) -> usize {
+        self.scratch(
             |cpu| cpu.size(0).0,
             |gpu| gpu_sizes::partial_sums_bytes(gpu.size(0).0, 1, gpu_sizes::NORM_GROUPS_PER_PARTIAL),
-        ),
-        Op::ScaleColumns { bias } => step.scratch(|cpu| if *bias { cpu.size(3).0 } else { 0 }, |_| 0),
-        Op::MagnitudeGrad => {
-            step.scratch(|_| 0, |gpu| gpu_sizes::magnitude_partials_bytes(gpu.size(0).0, gpu.size(0).1))
-        }
-        Op::RowNorms { .. } => step.scratch(
+        )
+    }
+
+    pub fn scale_columns(&self, bias: bool) -> usize {
+        self.scratch(|cpu| if bias { cpu.size(3).0 } else { 0 }, |_| 0)
+    }
+
+    pub fn magnitude_grad(&self) -> usize {
+        self.scratch(|_| 0, |gpu| gpu_sizes::magnitude_partials_bytes(gpu.size(0).0, gpu.size(0).1))
+    }
+
+    pub fn row_norms(&self) -> usize {
+        self.scratch(
             |cpu| {
                 let (n, k) = cpu.size(0);
                 let block = cpu_sizes::norm_block_rows(n, k);
@@ -104,15 +156,21 @@ pub fn workspace_bytes(op: &Op, inputs: &[&Type], extent: &Extent, target: Targe
                 let (n, k) = gpu.size(0);
                 4 * gpu_sizes::norm_block_rows(n, k) * k
             },
-        ),
-        Op::Fourier { .. } => step.scratch(
+        )
+    }
+
+    pub fn fourier(&self) -> usize {
+        self.scratch(
             |cpu| {
                 let (rows, n) = cpu.size(0);
                 aligned_floats(cpu_sizes::FOURIER_ROWS.min(rows) * n) + cpu.matmul_floats()
             },
             |_| 0,
-        ),
-        Op::FourierGrad { .. } => step.scratch(
+        )
+    }
+
+    pub fn fourier_grad(&self) -> usize {
+        self.scratch(
             |cpu| {
                 let (rows, n) = cpu.size(4);
                 aligned_floats(2 * cpu_sizes::fourier_partials(rows, n)) + cpu.matmul_floats()
@@ -122,66 +180,11 @@ pub fn workspace_bytes(op: &Op, inputs: &[&Type], extent: &Extent, target: Targe
                 let (across, down) = gpu_sizes::fourier_blocks(rows, n, gpu.element());
                 8 * across * down * gpu_sizes::FOURIER_SUMS
             },
-        ),
-        Op::GradNorm { squares, .. } => step.squares(2..inputs.len() - usize::from(*squares)),
-        Op::SquaredNorm => step.squares(0..inputs.len()),
-        Op::Embed { .. }
-        | Op::PlaceRows { .. }
-        | Op::TakeRows
-        | Op::LayerNorm { .. }
-        | Op::LayerNormGrad { .. }
-        | Op::Scale { .. }
-        | Op::AddBias
-        | Op::Act(_)
-        | Op::ActGrad(_)
-        | Op::CausalConv { .. }
-        | Op::StridedConv(_)
-        | Op::JoinPlaces { .. }
-        | Op::MaskRows { .. }
-        | Op::ChunkAttention(_)
-        | Op::RmsNorm { .. }
-        | Op::Dropout { .. }
-        | Op::RopeTable(_)
-        | Op::Rope { .. }
-        | Op::GatedAct(_)
-        | Op::Add { .. }
-        | Op::ScaleBy
-        | Op::SliceColumns { .. }
-        | Op::PlaceColumns { .. }
-        | Op::GatherRows
-        | Op::HeadLoss { .. }
-        | Op::CacheRows
-        | Op::ScatterRows
-        | Op::RmsNormGrad { .. }
-        | Op::GatedActGrad(_)
-        | Op::EmbedGrad { .. }
-        | Op::FourierReg { .. }
-        | Op::Round { .. }
-        | Op::RoundFp8 { .. }
-        | Op::Widen
-        | Op::RoundAtRandom(_)
-        | Op::AdamW(_)
-        | Op::AdamW8(_)
-        | Op::AdamWOnHost(_)
-        | Op::Zero
-        | Op::Fetch
-        | Op::Stow
-        | Op::Stowed
-        | Op::AllReduce(_)
-        | Op::ReduceScatter(_)
-        | Op::AllGather(_) => 0,
+        )
     }
-}
 
-struct StepInputs<'a> {
-    inputs: &'a [&'a Type],
-    extent: &'a Extent,
-    target: Target,
-}
-
-impl<'a> StepInputs<'a> {
     /// Scratch for the sum of the squares of some inputs.
-    fn squares(&self, summed: Range<usize>) -> usize {
+    pub fn squares(&self, summed: Range<usize>) -> usize {
         self.scratch(
             |cpu| {
                 let elements = summed.clone().map(|input| cpu.size(input).0 * cpu.size(input).1);
@@ -221,14 +224,4 @@ fn loss_bytes(gpu: &CudaStep<'_>, head: &LossHead) -> usize {
     let b = if head.lora.is_some() { gpu.decoded_bytes(5, 0) } else { 0 };
     let row_losses = align_up(gpu.size(0).0 * 4);
     gpu.decoded_head_bytes() + gpu.logits_bytes(head.chunk) + b + row_losses + MATMUL_BYTES
-}
-
-/// The decoded rows of the head, a chunk of their logits, and the scratch of a matmul.
-fn piece_bytes(gpu: &CudaStep<'_>, piece: &HeadPiece) -> usize {
-    gpu.decoded_head_bytes() + gpu.logits_bytes(piece.chunk) + MATMUL_BYTES
-}
-
-/// A chunk of logits and the scratch of a matmul.
-fn piece_floats(cpu: &CpuStep<'_>, piece: &HeadPiece) -> usize {
-    piece.chunk * cpu_sizes::logit_stride(cpu.size(1).0) + cpu.matmul_floats()
 }

@@ -7,8 +7,8 @@ use crate::comm::CommError;
 use crate::shared_host::SharedHost;
 use smidgen_ir::workspace::{Target, workspace_bytes};
 use smidgen_ir::{
-    DType, DeviceKind, Dim, Entry, Extent, Op, Plan, Precision, Shape, Shard, Space, Storage, Type, ValueId,
-    ValueRole,
+    DType, DeviceKind, Dim, Entry, Extent, Op, Plan, Precision, Route, Shape, Shard, Space, Storage, Type,
+    ValueId, ValueRole,
 };
 use std::ops::Range;
 use std::path::PathBuf;
@@ -278,17 +278,21 @@ impl BoundStep {
 
     /// Whether the step sums over ranks what the micro-batches of an optimizer step have accumulated.
     pub fn is_sum(&self) -> bool {
-        matches!(self.op, Op::AllReduce(_))
+        self.op.is_sum()
     }
 
     /// The copy that this step makes, if it is a transfer.
     pub fn transfer(&self) -> Option<Transfer<'_>> {
         let copy = || self.outputs.first().or(self.updates.first()).expect("a transfer writes a copy");
-        let is_copy = matches!(self.op, Op::Fetch | Op::Stow);
-        is_copy.then(|| match self.op == Op::Fetch {
-            true => Transfer { on_device: copy(), offloaded: &self.inputs[0], to_device: true },
-            false => Transfer { on_device: &self.inputs[0], offloaded: copy(), to_device: false },
-        })
+        match self.op.route()? {
+            Route::ToDevice => {
+                Some(Transfer { on_device: copy(), offloaded: &self.inputs[0], to_device: true })
+            }
+            Route::FromDevice => {
+                Some(Transfer { on_device: &self.inputs[0], offloaded: copy(), to_device: false })
+            }
+            Route::Ranks { .. } | Route::Host => None,
+        }
     }
 
     /// Workspace bytes that a device needs for the step at an extent.

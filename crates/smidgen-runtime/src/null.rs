@@ -7,7 +7,7 @@
 use crate::device::{
     Address, BoundStep, Destination, Device, DeviceError, Fill, FillError, Operand, Reservation,
 };
-use smidgen_ir::{DType, Dim, Extent, Op, Space};
+use smidgen_ir::{DType, Dim, Extent, Property, Space};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -151,7 +151,7 @@ impl Null {
             for (index, operand) in operands.iter().enumerate() {
                 let (start, end) = self.operand(step, kind, operand, extent)?;
                 // An operand that is cleared or overwritten need not hold a value.
-                if step.op == Op::Zero || (step.op == Op::Stow && kind == "update") {
+                if kind == "update" && step.op.has(Property::Overwrites) {
                     self.shadow(operand.space).set_part(start, end);
                 } else if !self.shadow(operand.space).holds(start, end) {
                     return Err(DeviceError::Violation(format!(

@@ -13,11 +13,12 @@ use super::breadth_sums::{scatter_gradients, sum_resident};
 use super::fetch::fetch_where_needed;
 use super::lap_nodes::LapNodes;
 use super::prefetch::{Brought, bring, division, fetched_for, fetched_part_bytes, read_copy, seam_after};
+use super::transfer::{clear, fetch_as, settle, stow, sum_over_ranks, sum_squares};
 use super::update_early::Early;
 use smidgen_ir::policy::Policy;
 use smidgen_ir::{
-    ByValue, DeviceKind, Dim, Entry, Extent, Graph, Lap, LeafKind, Node, Op, Phase, Rank, Space, ValueId,
-    ValueRole, ValueSet,
+    ByValue, DeviceKind, Dim, Entry, Extent, Graph, Lap, LeafKind, Node, Phase, Property, Rank, Route, Space,
+    ValueId, ValueRole, ValueSet,
 };
 
 /// Cuts `micro_step` into laps. `step` is the extent of the largest optimizer step; `squares` maps a gradient to the value
@@ -183,15 +184,15 @@ fn pass(
     let position = lap.writer(graph, value).map_or(0, |last| last + 1);
     let position = seam_after(&lap.each, position);
     let mut emitted = Vec::new();
-    graph.emit(&mut emitted, Op::Stow, vec![value], vec![array], &[], place);
+    stow(graph, &mut emitted, value, array, place);
     lap.each.splice(position..position, emitted.drain(..));
-    graph.emit(&mut lap.each, Op::Stowed, vec![value, array], vec![], &[], place);
+    settle(graph, &mut lap.each, value, array, place);
     let mut last = value;
     for lap in to {
         let lap = &mut laps[*lap];
         let place = lap.place();
         let name = graph.name_from(value, |name| format!("{name} back"));
-        last = graph.emit(&mut emitted, Op::Fetch, vec![array], vec![], &[name], place)[0];
+        last = fetch_as(graph, &mut emitted, array, name, place);
         read_copy(graph, &mut lap.each, read, last);
         lap.each.splice(0..0, emitted.drain(..));
     }
@@ -230,7 +231,7 @@ fn fetch_weights(graph: &mut Graph, laps: &mut [LapNodes], extent: &Extent, wind
 /// Leaves that a lap reads and that must be fetched, each with the leaf that is fetched for it.
 fn offloaded_inputs(graph: &Graph, lap: &LapNodes) -> Vec<(ValueId, ValueId)> {
     let mut pairs: Vec<(ValueId, ValueId)> = Vec::new();
-    for node in lap.each.iter().filter(|node| !node.op.is_transfer() && node.op != Op::Stowed) {
+    for node in lap.each.iter().filter(|node| !node.op.is_transfer() && !node.op.has(Property::Waits)) {
         for (input, leaf) in node.inputs.iter().map(|id| graph.whole(*id)).enumerate() {
             if node.op.reads_offloaded(input) && division(graph, leaf).is_none() {
                 continue;
@@ -265,44 +266,40 @@ fn stow_gradients(
             let own = match (is_first, graph.value(gradient).space) {
                 // Several laps add to it, as for a head that is also the embedding.
                 (true, Space::Device) if !is_last => {
-                    graph.emit(before, Op::Zero, vec![], vec![gradient], &[], place);
+                    clear(graph, before, gradient, place);
                     gradient
                 }
                 (false, Space::Device) => gradient,
                 (true, _) => {
                     let ty = graph.value(gradient).ty.clone();
                     let own = graph.add_leaf(name, ty, LeafKind::Partial(gradient));
-                    graph.emit(before, Op::Zero, vec![], vec![own], &[], place);
+                    clear(graph, before, own, place);
                     own
                 }
-                (false, _) => graph.emit(before, Op::Fetch, vec![gradient], vec![], &[name], place)[0],
+                (false, _) => fetch_as(graph, before, gradient, name, place),
             };
             if own != gradient {
                 read_copy(graph, &mut laps[index].each, gradient, own);
             }
             let after = &mut laps[index].after;
             if is_last && !rank.is_only() {
-                graph.emit(after, Op::AllReduce(rank), vec![], vec![own], &[], place);
+                sum_over_ranks(graph, after, vec![own], rank, place);
             }
             if let Some(sum) = squares.get(&gradient).filter(|_| is_last) {
-                graph.emit(after, Op::SquaredNorm, vec![own], vec![*sum], &[], place);
+                sum_squares(graph, after, vec![own], *sum, place);
             }
             let update = early.updates.get(&gradient).filter(|_| is_last);
             laps[index].complete.extend(update.map(|_| (gradient, own)));
-            let is_stored = update.is_none_or(|nodes| nodes.iter().any(is_on_host));
+            let is_stored = update.is_none_or(|nodes| nodes.iter().any(|node| node.op.runs_on_host()));
             if own != gradient && is_stored {
                 let after = &mut laps[index].after;
-                graph.emit(after, Op::Stow, vec![own], vec![gradient], &[], place);
+                stow(graph, after, own, gradient, place);
                 // The transfer overlaps with the next lap.
                 let settled = (index + 1).min(laps.len() - 1);
-                graph.emit(&mut laps[settled].after, Op::Stowed, vec![own, gradient], vec![], &[], place);
+                settle(graph, &mut laps[settled].after, own, gradient, place);
             }
         }
     }
-}
-
-fn is_on_host(node: &Node) -> bool {
-    matches!(node.op, Op::AdamWOnHost(_))
 }
 
 /// Adds the early updates after the laps that complete their gradients. Their first fetches overlap with the lap.
@@ -319,13 +316,13 @@ fn update_after_laps(
             if own != gradient {
                 read_copy(graph, &mut update, gradient, own);
             }
-            if update.iter().any(is_on_host) {
+            if update.iter().any(|node| node.op.runs_on_host()) {
                 lap.before.append(&mut early.hyper);
             }
             nodes.append(&mut update);
         }
         let nodes = fetch_where_needed(graph, nodes, extent, window_bytes);
-        let is_ahead = nodes.iter().take_while(|node| node.op == Op::Fetch).count();
+        let is_ahead = nodes.iter().take_while(|node| node.op.route() == Some(Route::ToDevice)).count();
         let mut nodes = nodes.into_iter();
         lap.before.extend(nodes.by_ref().take(is_ahead));
         lap.after.extend(nodes);

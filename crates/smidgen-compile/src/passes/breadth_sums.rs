@@ -7,8 +7,9 @@
 use super::lap_nodes::LapNodes;
 use super::prefetch::{fetch_part, read_copy};
 use super::shard::own_part;
+use super::transfer::{clear, scatter_over_ranks, settle, stow, sum_over_ranks, sum_squares};
 use super::update_early::Early;
-use smidgen_ir::{ByValue, Dim, Graph, LeafKind, Node, Op, Rank, Space, ValueId, ValueRole, ValueSet};
+use smidgen_ir::{ByValue, Dim, Graph, LeafKind, Node, Rank, Space, ValueId, ValueRole, ValueSet};
 
 /// Gives every rank its rows of the gradients that are divided. `squares` maps an offloaded gradient to the value for its
 /// sum of squares.
@@ -27,7 +28,7 @@ pub(super) fn scatter_gradients(
             let is_last = !touched[index + 1..].iter().any(|later| later.contains(&partial));
             let is_first = begun.insert(partial);
             let own = if is_first { partial } else { another(graph, &mut laps[index].each, partial, part) };
-            graph.emit(&mut laps[index].before, Op::Zero, vec![], vec![own], &[], place);
+            clear(graph, &mut laps[index].before, own, place);
             let is_offloaded = graph.value(part).space != Space::Device;
             let after = &mut laps[index].after;
             let sum = match (is_offloaded, is_first) {
@@ -35,16 +36,16 @@ pub(super) fn scatter_gradients(
                 (true, true) => rows_like(graph, own, part),
                 (true, false) => fetch_part(graph, after, part, place),
             };
-            graph.emit(after, Op::ReduceScatter(rank), vec![own], vec![sum], &[], place);
+            scatter_over_ranks(graph, after, vec![own], vec![sum], rank, place);
             if let Some(squares) = squares.get(&graph.whole(part)).filter(|_| is_last) {
-                graph.emit(after, Op::SquaredNorm, vec![sum], vec![*squares], &[], place);
+                sum_squares(graph, after, vec![sum], *squares, place);
             }
             if is_offloaded {
-                graph.emit(after, Op::Stow, vec![sum], vec![part], &[], place);
+                stow(graph, after, sum, part, place);
             }
             // The transfer overlaps with the next lap.
             let settled = (index + 1).min(laps.len() - 1);
-            graph.emit(&mut laps[settled].after, Op::Stowed, vec![own, part], vec![], &[], place);
+            settle(graph, &mut laps[settled].after, own, part, place);
         }
     }
 }
@@ -66,16 +67,14 @@ pub(super) fn sum_resident(graph: &mut Graph, laps: &mut [LapNodes], early: &Ear
         for node in &lap.each {
             let updates = node.updates.iter().map(|id| graph.whole(*id));
             last.extend(updates.filter(|id| is_kept(graph, *id)).map(|id| (id, index)));
-            if let Op::LmHeadLoss(_) | Op::HeadLoss { .. } = node.op {
-                last.insert(node.updates[0], index);
-            }
+            last.extend(node.updated_loss().map(|loss| (loss, index)));
         }
     }
     for (index, lap) in laps.iter_mut().enumerate() {
         let sums: Vec<ValueId> = last.iter().filter(|(_, lap)| **lap == index).map(|(id, _)| id).collect();
         if !sums.is_empty() {
             let mut emitted = Vec::new();
-            graph.emit(&mut emitted, Op::AllReduce(rank), vec![], sums, &[], lap.place());
+            sum_over_ranks(graph, &mut emitted, sums, rank, lap.place());
             lap.after.splice(0..0, emitted);
         }
     }

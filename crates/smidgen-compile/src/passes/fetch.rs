@@ -10,16 +10,20 @@ use super::prefetch::{
     Brought, Insertions, Need, begin_ahead, bring, division, fetched_for, fetched_part_bytes, read_copy,
     seam_before,
 };
-use smidgen_ir::{ByValue, Cut, Extent, Graph, Node, Op, Phase, Space, ValueId};
+use super::transfer::{settle, stow};
+use smidgen_ir::{ByValue, Cut, Extent, Graph, Node, Op, Phase, Property, Space, ValueId};
 
 /// The value that is fetched for an operand: the whole leaf that it is a slice of, or only the slice for heads and updates.
 fn value_to_fetch(graph: &Graph, op: &Op, operand: ValueId) -> ValueId {
     let whole = graph.whole(operand);
-    let is_update = matches!(op, Op::AdamW(_) | Op::AdamW8(_) | Op::Widen | Op::RoundAtRandom(_) | Op::Zero);
     let by_rows = match division(graph, whole) {
         Some(_) => works_on_part(graph, op, whole),
         // Of a divided gradient or moment, this rank has no other rows.
-        None => op.reads_head() || is_update || graph.value(whole).role.shard().is_some(),
+        None => {
+            op.has(Property::ReadsHead)
+                || op.has(Property::ByRows)
+                || graph.value(whole).role.shard().is_some()
+        }
     };
     if by_rows { operand } else { whole }
 }
@@ -27,11 +31,7 @@ fn value_to_fetch(graph: &Graph, op: &Op, operand: ValueId) -> ValueId {
 /// Whether a node works on rows of a divided weight that this rank stores, so nothing has to be gathered.
 fn works_on_part(graph: &Graph, op: &Op, leaf: ValueId) -> bool {
     let is_of_rows = division(graph, leaf).is_some_and(|shard| shard.cut == Cut::Rows);
-    is_of_rows
-        && matches!(
-            op,
-            Op::AdamW(_) | Op::AdamW8(_) | Op::Widen | Op::RoundAtRandom(_) | Op::Round { to: None, .. }
-        )
+    is_of_rows && op.has(Property::ByRows)
 }
 
 /// A leaf, or some of its rows, that nodes `need.first..=need.last` read or change while it is on the device.
@@ -75,9 +75,9 @@ pub fn fetch_where_needed(
         read_copy(graph, &mut nodes[visit.need.first..=visit.need.last], visit.value, copy);
         if visit.is_changed {
             let mut emitted = Vec::new();
-            graph.emit(&mut emitted, Op::Stow, vec![copy], vec![visit.value], &[], place);
+            stow(graph, &mut emitted, copy, visit.value, place);
             emitted.drain(..).for_each(|node| insertions.push(visit.need.last + 1, node));
-            graph.emit(&mut emitted, Op::Stowed, vec![copy, visit.value], vec![], &[], place);
+            settle(graph, &mut emitted, copy, visit.value, place);
             // The transfer overlaps with the next node.
             emitted.drain(..).for_each(|node| insertions.push(visit.need.last + 2, node));
         }
@@ -96,7 +96,7 @@ fn find_visits(graph: &Graph, nodes: &[Node], extent: &Extent) -> Vec<Visit> {
             run += 1;
         }
         // Transfers, and updates on the host, need nothing fetched.
-        if node.op.is_transfer() || node.op == Op::Stowed {
+        if node.op.is_transfer() || node.op.has(Property::Waits) {
             continue;
         }
         let inputs = node.inputs.iter().enumerate();

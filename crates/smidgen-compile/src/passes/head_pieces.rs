@@ -9,7 +9,7 @@
 use crate::model::spec::HEAD;
 use crate::request::Request;
 use smidgen_ir::policy::Policy;
-use smidgen_ir::{ByValue, Extent, Graph, HeadPiece, LossHead, Node, Op, Value, ValueId};
+use smidgen_ir::{ByValue, Extent, Graph, HeadPiece, LossHead, Node, Op, ValueId};
 
 /// The most pieces.
 const MOST_PIECES: usize = 8;
@@ -46,33 +46,39 @@ pub fn cut_head(graph: &mut Graph, count: usize) {
         let nodes = std::mem::take(&mut graph.entries[index].1);
         let mut all = Vec::with_capacity(nodes.len() + 2 * count);
         for node in nodes {
-            if !can_be_cut(graph, &node) {
+            let Some(head) = head_to_cut(graph, &node) else {
                 all.push(node);
                 continue;
-            }
+            };
             let pieces = pieces_of.get_or_insert_with(node.inputs[1], || cut(graph, node.inputs[1], count));
-            if let Op::LmHeadLoss(head) = node.op {
-                emit_loss(graph, &mut all, &node, &head, pieces);
-            } else if let Op::Logits { softcap, .. } = node.op {
-                emit_logits(graph, &mut all, &node, softcap, pieces);
-            } else {
-                unreachable!("only heads can be cut");
+            match head {
+                Head::Loss(head) => emit_loss(graph, &mut all, &node, &head, pieces),
+                Head::Logits { softcap } => emit_logits(graph, &mut all, &node, softcap, pieces),
             }
         }
         graph.entries[index].1 = all;
     }
 }
 
-fn can_be_cut(graph: &Graph, node: &Node) -> bool {
-    let is_plain = if let Op::LmHeadLoss(LossHead { lora, train_head, .. }) = node.op {
-        lora.is_none() && !train_head
+/// What is computed with a head.
+enum Head {
+    Loss(LossHead),
+    Logits { softcap: Option<f32> },
+}
+
+/// The use of a head that can be cut: it has no adapter and is frozen.
+fn head_to_cut(graph: &Graph, node: &Node) -> Option<Head> {
+    let head = if let Op::LmHeadLoss(head) = node.op {
+        (head.lora.is_none() && !head.train_head).then_some(Head::Loss(head))?
+    } else if let Op::Logits { lora: None, softcap, .. } = node.op {
+        Head::Logits { softcap }
     } else {
-        matches!(node.op, Op::Logits { lora: None, .. })
+        return None;
     };
     // A trained head is not cut in any entry point, also not in those that do not train it.
-    let is_frozen = |head: &Value| head.leaf().is_some_and(|leaf| leaf.gradient.is_none());
-    let head = || graph.value(node.inputs[1]);
-    is_plain && is_frozen(head()) && head().ty.storage.has_contiguous_rows()
+    let value = graph.value(node.inputs[1]);
+    let is_frozen = value.leaf().is_some_and(|leaf| leaf.gradient.is_none());
+    (is_frozen && value.ty.storage.has_contiguous_rows()).then_some(head)
 }
 
 /// Rows of the head, and the token id of the first row.

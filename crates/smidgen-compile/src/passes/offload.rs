@@ -6,8 +6,9 @@
 //! device, because the backward pass needs them right away.
 
 use super::prefetch::{Insertions, Need, begin_ahead, read_copy, seam_after, seam_before};
+use super::transfer::{fetch_as, settle, stow_new};
 use smidgen_ir::policy::Policy;
-use smidgen_ir::{ByValue, DeviceKind, Entry, Extent, Graph, Node, Op, Phase, Space, ValueId};
+use smidgen_ir::{ByValue, DeviceKind, Entry, Extent, Graph, Node, Phase, Space, ValueId};
 use std::collections::HashMap;
 
 pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, device: DeviceKind) {
@@ -36,15 +37,14 @@ pub fn apply(graph: &mut Graph, policy: &Policy, extent: &Extent, device: Device
         let value = crossing.value;
         let place = (Phase::Forward, nodes[crossing.last_forward].layer);
         let mut emitted = Vec::new();
-        let names = [graph.name_from(value, |name| format!("{name} away"))];
-        let copy = graph.emit(&mut emitted, Op::Stow, vec![value], vec![], &names, place)[0];
+        let copy = stow_new(graph, &mut emitted, value, "away", place);
         graph.values[copy.index()].space = device.resolve(crossing.space);
         insertions.push(seam_after(&nodes, crossing.last_forward + 1), emitted.remove(0));
-        graph.emit(&mut emitted, Op::Stowed, vec![value, copy], vec![], &[], place);
+        settle(graph, &mut emitted, value, copy, place);
         insertions.push(crossing.settled, emitted.remove(0));
         let place = (nodes[need.first].phase, nodes[need.first].layer);
-        let names = [graph.name_from(value, |name| format!("{name} back"))];
-        let back = graph.emit(&mut emitted, Op::Fetch, vec![copy], vec![], &names, place)[0];
+        let name = graph.name_from(value, |name| format!("{name} back"));
+        let back = fetch_as(graph, &mut emitted, copy, name, place);
         insertions.push(seam_before(&nodes, begin).max(crossing.settled), emitted.remove(0));
         read_copy(graph, &mut nodes[need.first..=need.last], value, back);
     }

@@ -11,8 +11,8 @@ use super::prefetch::source_of;
 use crate::model::spec::PER_LAYER_EMBEDDING;
 use smidgen_ir::policy::{Policy, Sharding};
 use smidgen_ir::{
-    ByValue, Cut, DeviceKind, Entry, Extent, Graph, Leaf, LeafKind, Op, Rank, Shard, Space, ValueId,
-    ValueRole, ValueSet,
+    ByValue, Cut, DeviceKind, Entry, Extent, Graph, Leaf, LeafKind, Op, Property, Rank, Shard, Space,
+    ValueId, ValueRole, ValueSet,
 };
 
 /// Matrices of fewer bytes stay on the device.
@@ -116,7 +116,7 @@ impl Uses {
             }
             if let Op::Embed { .. } = node.op {
                 looked_up.insert(source(node.inputs[1]));
-            } else if node.op.reads_head() {
+            } else if node.op.has(Property::ReadsHead) {
                 heads.insert(source(node.inputs[1]));
             }
         }

@@ -4,6 +4,7 @@
 //! Transfers keep the order in which their values are needed. Positions count the nodes before anything is inserted; a
 //! transfer that starts at a position is inserted in front of that node.
 
+use super::transfer::{fetch, fetch_as, gather};
 use smidgen_ir::{Dim, Graph, LeafKind, Node, Op, Phase, Shard, Slice, Space, ValueId, ValueRole};
 use std::collections::{BTreeMap, HashMap};
 
@@ -52,12 +53,7 @@ fn splits_a_pair(nodes: &[Node], position: usize) -> bool {
     let Some([before, after, ..]) = position.checked_sub(1).map(|before| &nodes[before..]) else {
         return false;
     };
-    let rounds = before.op.can_round() || matches!(before.op, Op::RoundFp8 { .. });
-    let is_pair = matches!(
-        (&before.op, &after.op),
-        (Op::Linear { .. }, Op::Add { .. }) | (Op::WeightGrad { .. }, Op::LinearGrad { .. })
-    );
-    is_pair || rounds && matches!(after.op, Op::RoundFp8 { .. })
+    before.op.fuses_with(&after.op)
 }
 
 /// Rewrites nodes to use the copy instead of a value, and slices of the copy instead of slices of the value.
@@ -121,20 +117,18 @@ pub fn fetched_for(graph: &Graph, value: ValueId) -> Option<ValueId> {
     (graph.value(source).space != Space::Device).then_some(source)
 }
 
-/// A copy of `value`, made from the fetched `copy` of its source: rounds it if `value` is a rounded leaf.
+/// The fetched `copy` of the source of `value`, rounded if `value` is a rounded leaf.
 fn rounded_copy(
     graph: &mut Graph,
     nodes: &mut Vec<Node>,
     value: ValueId,
     copy: ValueId,
+    name: String,
     place: (Phase, Option<usize>),
 ) -> ValueId {
-    let whole = graph.whole(value);
-    let is_gathered = division(graph, whole).is_some();
-    let rounded = graph.value(whole).leaf().and_then(|leaf| leaf.rounded).filter(|_| !is_gathered);
+    let rounded = graph.value(graph.whole(value)).leaf().and_then(|leaf| leaf.rounded);
     let Some(rounded) = rounded else { return copy };
     let op = Op::Round { scale: rounded.scale, to: graph.value(value).ty.storage.plain() };
-    let name = graph.name_from(value, |name| format!("{name} here"));
     graph.emit(nodes, op, vec![copy], vec![], &[name], place)[0]
 }
 
@@ -155,28 +149,23 @@ pub fn bring(graph: &mut Graph, value: ValueId, place: (Phase, Option<usize>)) -
     // Rows of a divided leaf are those that this rank stores.
     let shard = division(graph, value);
     let source = if shard.is_some() { source_of(graph, value) } else { source_rows_of(graph, value) };
+    let name = graph.name_from(value, |name| format!("{name} here"));
     let Some(shard) = shard else {
-        let name = graph.name_from(source, |name| format!("{name} here"));
-        let fetched = graph.emit(&mut ahead, Op::Fetch, vec![source], vec![], &[name], place)[0];
-        let copy = rounded_copy(graph, &mut here, value, fetched, place);
+        let fetched = fetch(graph, &mut ahead, source, "here", place);
+        let is_gathered = division(graph, graph.whole(value)).is_some();
+        let copy =
+            if is_gathered { fetched } else { rounded_copy(graph, &mut here, value, fetched, name, place) };
         return Brought { ahead, here, copy };
     };
-    let name = graph.name_from(value, |name| format!("{name} here"));
     if graph.value(source).space == Space::Device {
-        let copy = graph.emit(&mut ahead, Op::AllGather(shard), vec![value], vec![], &[name], place)[0];
+        let copy = gather(graph, &mut ahead, vec![value], name, shard, place);
         return Brought { ahead, here, copy };
     }
     let fetched = fetch_own_rows(graph, &mut ahead, source, shard, place);
-    let part = match graph.value(value).leaf().and_then(|leaf| leaf.rounded) {
-        None => fetched,
-        Some(rounded) => {
-            let op = Op::Round { scale: rounded.scale, to: graph.value(value).ty.storage.plain() };
-            let name = graph.name_from(fetched, |name| format!("{name} rounded"));
-            graph.emit(&mut here, op, vec![fetched], vec![], &[name], place)[0]
-        }
-    };
+    let rounded = graph.name_from(fetched, |name| format!("{name} rounded"));
+    let part = rounded_copy(graph, &mut here, value, fetched, rounded, place);
     let gathers = if here.is_empty() { &mut ahead } else { &mut here };
-    let copy = graph.emit(gathers, Op::AllGather(shard), vec![source, part], vec![], &[name], place)[0];
+    let copy = gather(graph, gathers, vec![source, part], name, shard, place);
     Brought { ahead, here, copy }
 }
 
@@ -209,7 +198,7 @@ pub fn fetch_part(
     place: (Phase, Option<usize>),
 ) -> ValueId {
     let name = graph.name_from(graph.whole(part), |name| format!("{name} part"));
-    graph.emit(nodes, Op::Fetch, vec![part], vec![], &[name], place)[0]
+    fetch_as(graph, nodes, part, name, place)
 }
 
 /// Nodes to be inserted, by the position of the node that they precede.

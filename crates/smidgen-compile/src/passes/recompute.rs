@@ -7,7 +7,7 @@
 //! what backward reads runs again (never the last matmul of a layer).
 
 use smidgen_ir::policy::Policy;
-use smidgen_ir::{ByValue, Entry, Graph, Node, Phase, ValueId, ValueRole, ValueSet};
+use smidgen_ir::{ByValue, Entry, Graph, Node, Phase, Property, ValueId, ValueRole, ValueSet};
 
 pub type KeepSet = ValueSet;
 
@@ -45,7 +45,7 @@ pub fn keep_set(graph: &Graph, policy: &Policy) -> KeepSet {
     // A cheap output is dropped if all of its inputs are kept and read by backward anyway, or are dropped for the same
     // reason: a dropped-out norm is recomputed from the norm's input.
     let mut rederived = ValueSet::default();
-    for node in forward.iter().filter(|node| node.op.is_cheap()) {
+    for node in forward.iter().filter(|node| node.op.has(Property::Cheap)) {
         let mut temps = node.inputs.iter().filter(|input| graph.value(**input).is_temp());
         let costs_nothing = |input: &ValueId| {
             rederived.contains(input) || (keep.contains(input) && read_by_backward.contains(input))

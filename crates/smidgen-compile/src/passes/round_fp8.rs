@@ -8,7 +8,7 @@
 
 use crate::request::Request;
 use smidgen_ir::workspace_cuda::multiplies_in_fp8;
-use smidgen_ir::{ByValue, Entry, Extent, Graph, Node, Op, Phase, Precision, ValueId};
+use smidgen_ir::{ByValue, Entry, Extent, Graph, Node, Op, Phase, Precision, Property, ValueId};
 use std::collections::HashMap;
 
 pub fn apply(graph: &mut Graph, request: &Request) {
@@ -44,7 +44,7 @@ fn with_rounding(graph: &mut Graph, mut nodes: Vec<Node>) -> Vec<Node> {
             let value = *rounded.entry((x, scales, phase, layer)).or_insert_with(|| {
                 let maker = maker_of.get(&x).copied().filter(|maker| {
                     let maker = &nodes[*maker];
-                    maker.op.can_round() && (maker.phase, maker.layer) == (phase, layer)
+                    maker.op.has(Property::Rounds) && (maker.phase, maker.layer) == (phase, layer)
                 });
                 let place = maker.map_or_else(|| &mut before[index], |maker| &mut after[maker]);
                 let name = graph.name_from(x, |name| format!("{name} in fp8"));
@@ -61,12 +61,7 @@ fn with_rounding(graph: &mut Graph, mut nodes: Vec<Node>) -> Vec<Node> {
 
 /// The inputs of a node that are multiplied in fp8, and their weights.
 fn factors(graph: &Graph, node: &Node) -> Vec<(usize, ValueId)> {
-    let terms = if let Op::LinearGrad { scales } = &node.op {
-        scales.len()
-    } else {
-        usize::from(matches!(node.op, Op::Linear { .. }))
-    };
-    let pairs = (0..terms).map(|term| (2 * term, node.inputs[2 * term + 1]));
+    let pairs = (0..node.op.terms()).map(|term| (2 * term, node.inputs[2 * term + 1]));
     pairs.filter(|(_, weight)| is_multiplied_in_fp8(graph, *weight)).collect()
 }
 

@@ -9,10 +9,13 @@
 
 use super::place::divided_matrices;
 use super::prefetch::{Insertions, fetch_own_rows, fetch_part, read_copy, seam_after, seam_before};
+use super::transfer::{
+    clear, fetch, gather, gather_changes, scatter_over_ranks, settle, stow, sum_over_ranks, sum_squares,
+};
 use smidgen_ir::policy::{Policy, Sharding};
 use smidgen_ir::{
-    ByValue, Cut, DType, Dim, Entry, Extent, Graph, LeafKind, Node, Op, Phase, Rank, Shape, Shard, Space,
-    Storage, Type, ValueId, ValueSet,
+    ByValue, Cut, DType, Dim, Entry, Extent, Graph, LeafKind, Node, Op, Phase, Property, Rank, Route, Shape,
+    Shard, Space, Storage, Type, ValueId, ValueSet,
 };
 use std::ops::Range;
 
@@ -54,7 +57,7 @@ pub fn divide_trained(graph: &mut Graph, policy: &Policy, rank: Rank) {
             }
             random.first_row = rows.start as u64;
             node.updates[0] = graph.add_slice(leaf, rows.start, rows.len());
-        } else if let Op::AdamW(_) | Op::AdamW8(_) = node.op {
+        } else if node.op.has(Property::Optimizer) {
             place = (node.phase, node.layer);
             let [parameter, first, second, _] = node.updates[..] else {
                 unreachable!("AdamW has four updates")
@@ -106,21 +109,21 @@ pub fn divide_trained(graph: &mut Graph, policy: &Policy, rank: Rank) {
                 // One after the other, so that they are not all on the device at the same time.
                 for (row, gradient) in divided.iter().chain(&rest).enumerate() {
                     let sum = graph.add_slice(all, row, 1);
-                    graph.emit(&mut own, Op::SquaredNorm, vec![*gradient], vec![sum], &[], place);
+                    sum_squares(graph, &mut own, vec![*gradient], sum, place);
                 }
                 let of_divided = graph.add_slice(all, 0, divided.len());
-                graph.emit(&mut own, Op::AllReduce(rank), vec![], vec![of_divided], &[], place);
+                sum_over_ranks(graph, &mut own, vec![of_divided], rank, place);
             } else {
                 node.inputs.extend(rest);
-                graph.emit(&mut own, Op::SquaredNorm, divided, vec![all], &[], place);
-                graph.emit(&mut own, Op::AllReduce(rank), vec![], vec![all], &[], place);
+                sum_squares(graph, &mut own, divided, all, place);
+                sum_over_ranks(graph, &mut own, vec![all], rank, place);
             }
             node.inputs.push(all);
         } else if node.op == Op::Zero {
             // The first `Zero` follows all updates.
             if !trained.is_empty() {
                 let updates = std::mem::take(&mut trained);
-                graph.emit(&mut own, Op::AllGather(shard), vec![], updates, &[], place);
+                gather_changes(graph, &mut own, updates, shard, place);
             }
             if let Some(part) = parts.get(&node.updates[0]) {
                 node.updates[0] = *part;
@@ -132,9 +135,9 @@ pub fn divide_trained(graph: &mut Graph, policy: &Policy, rank: Rank) {
     let mut nodes = Vec::new();
     for divided in weights.into_iter().chain(moments) {
         let name = graph.name_from(divided, |name| format!("{name} whole"));
-        let whole = graph.emit(&mut nodes, Op::AllGather(shard), vec![divided], vec![], &[name], place)[0];
+        let whole = gather(graph, &mut nodes, vec![divided], name, shard, place);
         // The host reads each one before the next is gathered, so they share memory.
-        graph.emit(&mut nodes, Op::Stowed, vec![whole, whole], vec![], &[], place);
+        settle(graph, &mut nodes, whole, whole, place);
     }
     graph.entries.push((Entry::Collect, nodes));
 }
@@ -156,9 +159,7 @@ fn round_own_rows(graph: &mut Graph, policy: &Policy, shard: Shard) -> Vec<Value
     let Some(nodes) = graph.take_nodes(Entry::Refresh) else { return matrices };
     let mut own = Vec::with_capacity(nodes.len());
     for mut node in nodes {
-        if let Op::Round { to: None, .. } = node.op
-            && matrices.contains(&node.inputs[0])
-        {
+        if node.op.has(Property::ByRows) && matrices.contains(&node.inputs[0]) {
             let (_, rows) = own_rows(graph, node.inputs[0], shard);
             if rows.is_empty() {
                 continue;
@@ -203,7 +204,7 @@ fn divide_gradients(graph: &mut Graph, shard: Shard) -> ByValue<ValueId> {
 /// that ranks have updated back once it is complete. Runs after it is decided what is offloaded.
 pub fn gather_offloaded(graph: &mut Graph) {
     for index in 0..graph.entries.len() {
-        if !graph.entries[index].1.iter().any(|node| matches!(node.op, Op::AllGather(_))) {
+        if !graph.entries[index].1.iter().any(|node| node.op.is_collective()) {
             continue;
         }
         let mut own = Vec::new();
@@ -226,11 +227,10 @@ pub fn gather_offloaded(graph: &mut Graph) {
                 own.push(node);
             }
             for leaf in away {
-                let name = graph.name_from(leaf, |name| format!("{name} here"));
-                let copy = graph.emit(&mut own, Op::Fetch, vec![leaf], vec![], &[name], place)[0];
-                graph.emit(&mut own, Op::AllGather(shard), vec![], vec![copy], &[], place);
-                graph.emit(&mut own, Op::Stow, vec![copy], vec![leaf], &[], place);
-                graph.emit(&mut own, Op::Stowed, vec![copy, leaf], vec![], &[], place);
+                let copy = fetch(graph, &mut own, leaf, "here", place);
+                gather_changes(graph, &mut own, vec![copy], shard, place);
+                stow(graph, &mut own, copy, leaf, place);
+                settle(graph, &mut own, copy, leaf, place);
             }
         }
         graph.entries[index].1 = own;
@@ -252,7 +252,7 @@ pub fn sum_gradients(graph: &mut Graph, rank: Rank, extent: &Extent) {
     for (position, copy) in copies_of_offloaded(graph, &nodes) {
         let place = (nodes[position].phase, nodes[position].layer);
         let mut emitted = Vec::new();
-        graph.emit(&mut emitted, Op::AllReduce(rank), vec![], vec![copy], &[], place);
+        sum_over_ranks(graph, &mut emitted, vec![copy], rank, place);
         emitted.into_iter().for_each(|node| insertions.push(position, node));
     }
     // Partial gradients of the last exchange, with the parts that receive their sums.
@@ -261,9 +261,11 @@ pub fn sum_gradients(graph: &mut Graph, rank: Rank, extent: &Extent) {
         let place = (Phase::Backward, nodes[last].layer);
         let position = seam_after(&nodes, last + 1);
         let mut emitted = Vec::new();
-        settle(graph, &mut emitted, std::mem::take(&mut scattered), place);
+        for (partial, part) in std::mem::take(&mut scattered) {
+            settle(graph, &mut emitted, partial, part, place);
+        }
         if !sums.is_empty() {
-            graph.emit(&mut emitted, Op::AllReduce(rank), vec![], sums, &[], place);
+            sum_over_ranks(graph, &mut emitted, sums, rank, place);
         }
         if !partials.is_empty() {
             let parts: Vec<ValueId> =
@@ -276,15 +278,17 @@ pub fn sum_gradients(graph: &mut Graph, rank: Rank, extent: &Extent) {
                     false => *part,
                 });
             }
-            graph.emit(&mut emitted, Op::ReduceScatter(rank), partials, sums.clone(), &[], place);
+            scatter_over_ranks(graph, &mut emitted, partials, sums.clone(), rank, place);
             for (sum, part) in sums.into_iter().zip(parts).filter(|(sum, part)| sum != part) {
-                graph.emit(&mut emitted, Op::Stow, vec![sum], vec![part], &[], place);
+                stow(graph, &mut emitted, sum, part, place);
             }
         }
         emitted.into_iter().for_each(|node| insertions.push(position, node));
     }
     let mut emitted = Vec::new();
-    settle(graph, &mut emitted, scattered, (Phase::Backward, None));
+    for (partial, part) in scattered {
+        settle(graph, &mut emitted, partial, part, (Phase::Backward, None));
+    }
     emitted.into_iter().for_each(|node| insertions.push(nodes.len(), node));
     let cleared = clear_partials(graph, &nodes);
     cleared.into_iter().for_each(|(position, node)| insertions.push(position, node));
@@ -295,25 +299,15 @@ pub fn sum_gradients(graph: &mut Graph, rank: Rank, extent: &Extent) {
 fn copies_of_offloaded(graph: &Graph, nodes: &[Node]) -> Vec<(usize, ValueId)> {
     let gradients: ValueSet = graph.trainable().map(|(_, gradient)| gradient).collect();
     let mut last: ByValue<(usize, ValueId)> = ByValue::default();
-    for (index, node) in nodes.iter().enumerate().filter(|(_, node)| node.op == Op::Stow) {
+    for (index, node) in
+        nodes.iter().enumerate().filter(|(_, node)| node.op.route() == Some(Route::FromDevice))
+    {
         let stowed = node.updates.iter().filter(|id| gradients.contains(id));
         last.extend(stowed.map(|gradient| (*gradient, (index, node.inputs[0]))));
     }
     let mut all: Vec<(usize, ValueId)> = last.iter().map(|(_, found)| *found).collect();
     all.sort_unstable();
     all
-}
-
-/// Waits until partial gradients have been scattered. Then their memory is free.
-fn settle(
-    graph: &mut Graph,
-    nodes: &mut Vec<Node>,
-    scattered: Vec<(ValueId, ValueId)>,
-    place: (Phase, Option<usize>),
-) {
-    for (partial, part) in scattered {
-        graph.emit(nodes, Op::Stowed, vec![partial, part], vec![], &[], place);
-    }
 }
 
 /// The rows of the summed gradient that this rank keeps, if the value is a partial gradient.
@@ -332,7 +326,7 @@ fn clear_partials(graph: &mut Graph, nodes: &[Node]) -> Vec<(usize, Node)> {
         for update in node.updates.iter().map(|update| graph.whole(*update)).collect::<Vec<_>>() {
             if own_part(graph, update).is_some() && seen.insert(update) {
                 let mut emitted = Vec::new();
-                graph.emit(&mut emitted, Op::Zero, vec![], vec![update], &[], (node.phase, node.layer));
+                clear(graph, &mut emitted, update, (node.phase, node.layer));
                 cleared.extend(emitted.into_iter().map(|node| (seam_before(nodes, index), node)));
             }
         }
@@ -360,9 +354,7 @@ fn buckets(graph: &Graph, nodes: &[Node], extent: &Extent) -> Vec<Bucket> {
             !is_offloaded(graph, *id) && (gradients.contains(id) || own_part(graph, *id).is_some())
         };
         last_adds.extend(updates.filter(is_summed).map(|id| (id, index)));
-        if let Op::LmHeadLoss(_) | Op::HeadLoss { .. } = node.op {
-            last_adds.insert(node.updates[0], index);
-        }
+        last_adds.extend(node.updated_loss().map(|loss| (loss, index)));
     }
     let mut complete: Vec<(usize, ValueId)> = last_adds.iter().map(|(id, index)| (*index, id)).collect();
     complete.sort_unstable();

@@ -6,7 +6,7 @@
 //! micro-batches.
 
 use smidgen_ir::policy::Policy;
-use smidgen_ir::{ByValue, Dim, Entry, Extent, Graph, Node, ValueId, ValueRole};
+use smidgen_ir::{ByValue, Dim, Entry, Extent, Graph, Node, Property, ValueId, ValueRole};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
@@ -60,13 +60,14 @@ fn stretches(graph: &Graph, nodes: &[Node]) -> Vec<Range<usize>> {
             let first = node.inputs.first().and_then(|input| graph.value(*input).ty.shape.0.first());
             !matches!(first, Some(Dim::Audio(_)))
         };
-        let can_tile = |node: &Node| node.op.is_token_local() && node.layer.is_some() && has_tokens(node);
+        let can_tile =
+            |node: &Node| node.op.has(Property::TokenLocal) && node.layer.is_some() && has_tokens(node);
         let has_begun = can_tile(&nodes[first]);
         if has_begun && nodes.get(end).is_some_and(|node| can_tile(node) && node.layer == nodes[first].layer)
         {
             continue;
         }
-        if has_begun && nodes[first..end].iter().any(|node| node.op.is_feed_forward()) {
+        if has_begun && nodes[first..end].iter().any(|node| node.op.has(Property::FeedForward)) {
             found.push(first..end);
         }
         first = end;

@@ -6,9 +6,10 @@
 //! (f16) a step may have to be repeated, so updates wait for the report of all gradients. So they do where ranks divide
 //! optimizer state: a rank then sees only its own rows of a gradient.
 
+use super::transfer::stow;
 use crate::request::Request;
 use smidgen_ir::policy::{Policy, Sharding};
-use smidgen_ir::{ByValue, Entry, Graph, LeafKind, Node, Op, Precision, Space, ValueId};
+use smidgen_ir::{ByValue, Entry, Graph, LeafKind, Node, Op, Precision, Property, Space, ValueId};
 
 /// Whether tensors are updated in `micro_step`.
 pub fn is_early(request: &Request, policy: &Policy) -> bool {
@@ -32,15 +33,15 @@ pub struct Early {
 pub fn take(graph: &mut Graph, squares: &ByValue<ValueId>) -> Early {
     let mut early = Early::default();
     let Some(nodes) = graph.take_nodes(Entry::Update) else { return early };
-    let norm = nodes.iter().find(|node| matches!(node.op, Op::GradNorm { .. })).cloned();
+    let norm = nodes.iter().find(|node| node.op.has(Property::Reports)).cloned();
     let norm = norm.expect("an update has a norm");
     let (mut kept, mut widened, mut last) = (Vec::new(), Vec::new(), None);
     for mut node in nodes {
-        let updated = matches!(node.op, Op::AdamW(_) | Op::AdamW8(_) | Op::AdamWOnHost(_))
+        let updated = (node.op.has(Property::Optimizer))
             .then(|| graph.whole(node.inputs[0]))
             .filter(|gradient| squares.contains_key(gradient));
         if let Some(gradient) = updated {
-            let is_on_host = matches!(node.op, Op::AdamWOnHost(_));
+            let is_on_host = node.op.runs_on_host();
             let own = early.updates.get_or_insert_with(gradient, Vec::new);
             if own.is_empty() {
                 own.extend(report(graph, &norm, squares[&gradient], is_on_host));
@@ -55,7 +56,7 @@ pub fn take(graph: &mut Graph, squares: &ByValue<ValueId>) -> Early {
         } else if matches!(node.op, Op::RoundAtRandom(_)) {
             let own = last.and_then(|gradient| early.updates.get_mut(&gradient));
             own.expect("what is rounded was updated").push(node);
-        } else if matches!(node.op, Op::Stow | Op::Stowed) {
+        } else if node.op.is_copy() || node.op.has(Property::Waits) {
             // The other copy is the report of all gradients, which early updates do not need.
             let is_settings = node.inputs[0] == norm.inputs[1];
             early.hyper.extend(is_settings.then_some(node));
@@ -68,7 +69,7 @@ pub fn take(graph: &mut Graph, squares: &ByValue<ValueId>) -> Early {
 }
 
 fn is_report(op: &Op) -> bool {
-    matches!(op, Op::GradNorm { .. } | Op::Stow)
+    op.is_copy() || op.has(Property::Reports)
 }
 
 /// Nodes that make the report of one gradient, and its copy on the host if the update runs there.
@@ -81,7 +82,7 @@ fn report(graph: &mut Graph, norm: &Node, squares: ValueId, is_on_host: bool) ->
     if is_on_host {
         let copy = graph.add_leaf("report of a gradient on the host", ty, LeafKind::State);
         graph.values[copy.index()].space = Space::Host;
-        graph.emit(&mut nodes, Op::Stow, vec![own], vec![copy], &[], place);
+        stow(graph, &mut nodes, own, copy, place);
     }
     nodes
 }

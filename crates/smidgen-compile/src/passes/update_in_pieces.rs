@@ -5,6 +5,7 @@
 //! the device. Moments in 8 bits have blocks across rows and are fetched whole. A tensor whose weight, gradient and moments
 //! are all in host memory may be updated there instead, without fetching anything.
 
+use super::transfer::{clear, settle, stow, sum_squares};
 use crate::names::state;
 use smidgen_ir::{
     ByValue, DType, Entry, Extent, Graph, LeafKind, Node, Op, Policy, Shape, Space, Storage, Type, ValueId,
@@ -33,7 +34,9 @@ pub fn apply(
     let mut own: Vec<Node> = Vec::with_capacity(nodes.len());
     for mut node in nodes {
         let place = (node.phase, node.layer);
-        if let Op::GradNorm { clip, squares: false } = node.op {
+        if let Op::GradNorm { squares: reads_squares, .. } = &mut node.op
+            && !*reads_squares
+        {
             let gradients = node.inputs.split_off(2);
             if is_early || gradients.iter().any(|gradient| is_offloaded(graph, *gradient)) {
                 let ty = Type::new(Shape::vector(gradients.len()), Storage::Plain(DType::F64));
@@ -45,11 +48,11 @@ pub fn apply(
                     if (is_early && !is_changed) || (is_breadth && is_offloaded(graph, *gradient)) {
                         squares.insert(*gradient, sum);
                     } else {
-                        graph.emit(&mut own, Op::SquaredNorm, vec![*gradient], vec![sum], &[], place);
+                        sum_squares(graph, &mut own, vec![*gradient], sum, place);
                     }
                 }
                 node.inputs.push(all);
-                node.op = Op::GradNorm { clip, squares: true };
+                *reads_squares = true;
             } else {
                 node.inputs.extend(gradients);
             }
@@ -73,7 +76,7 @@ pub fn apply(
                 let gradient = piece.inputs[0];
                 own.push(piece);
                 if clears && !is_breadth {
-                    graph.emit(&mut own, Op::Zero, vec![], vec![gradient], &[], place);
+                    clear(graph, &mut own, gradient, place);
                 }
             }
         } else if node.op != Op::Zero || !cleared.contains(&graph.whole(node.updates[0])) {
@@ -111,11 +114,11 @@ impl HostState {
         };
         let [report, hyper] = [(1, "report on the host"), (2, "hyper on the host")].map(|(input, name)| {
             let copy = on_host(graph, node.inputs[input], name);
-            graph.emit(nodes, Op::Stow, vec![node.inputs[input]], vec![copy], &[], place);
+            stow(graph, nodes, node.inputs[input], copy, place);
             copy
         });
         for (input, copy) in [(1, report), (2, hyper)] {
-            graph.emit(nodes, Op::Stowed, vec![node.inputs[input], copy], vec![], &[], place);
+            settle(graph, nodes, node.inputs[input], copy, place);
         }
         let activity = on_host(graph, graph.whole(node.updates[3]), state::HOST_ACTIVITY);
         HostState { report, hyper, activity }

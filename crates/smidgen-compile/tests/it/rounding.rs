@@ -5,7 +5,7 @@ use smidgen_compile::adapter::{Layers, Targets};
 use smidgen_compile::request::DecodeShape;
 use smidgen_compile::{Request, compile, compile_decode};
 use smidgen_ir::{
-    DeviceKind, Entry, LayerSet, Op, Phase, Plan, Policy, Precision, Step, Storage, ValueId, verify,
+    DeviceKind, Entry, LayerSet, Op, Phase, Plan, Policy, Precision, Property, Step, Storage, ValueId, verify,
 };
 
 const LAYERS: usize = 3;
@@ -76,7 +76,7 @@ fn rounding_follows_what_makes_a_value() {
             let maker = steps.iter().position(|maker| maker.outputs.contains(&step.inputs[0]));
             let Some(maker) = maker.filter(|maker| {
                 let maker = &steps[*maker];
-                maker.op.can_round() && (maker.phase, maker.layer) == (step.phase, step.layer)
+                maker.op.has(Property::Rounds) && (maker.phase, maker.layer) == (step.phase, step.layer)
             }) else {
                 continue;
             };
@@ -102,7 +102,7 @@ fn what_is_rounded_as_it_is_made_overlaps_nothing_of_it() {
     for policy in policies() {
         let plan = plan(&policy);
         let steps = &plan.entry(Entry::MicroStep).steps;
-        for (index, maker) in steps.iter().enumerate().filter(|(_, step)| step.op.can_round()) {
+        for (index, maker) in steps.iter().enumerate().filter(|(_, step)| step.op.has(Property::Rounds)) {
             let roundings: Vec<&Step> =
                 steps[index + 1..].iter().take_while(|step| is_rounding(step)).collect();
             let of_maker = || maker.inputs.iter().chain(&maker.outputs).copied();

@@ -2,15 +2,14 @@
 //!
 //! Queries, keys and values are rows of heads; sinks are one number per head.
 
-use super::Rule;
-use crate::op::ShapeError;
+use super::{Rule, ShapeError};
 use crate::op_attributes::AttentionShape;
 use crate::rope::RopeSpec;
 use crate::shape::{Dim, Shape, Type};
 use crate::storage::{DType, Storage};
 
 impl Rule<'_> {
-    pub(super) fn rope_table(&self, rope: &RopeSpec) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn rope_table(&self, rope: &RopeSpec) -> Result<Vec<Type>, ShapeError> {
         self.count(1 + usize::from(rope.depends_on_length()), 0)?;
         self.integers(0, Dim::Tokens, DType::I32)?;
         if rope.depends_on_length() {
@@ -20,7 +19,7 @@ impl Rule<'_> {
         Ok(vec![Type::f32(Shape::of(Dim::Tokens, rope.dim))])
     }
 
-    pub(super) fn rope(&self, heads: usize) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn rope(&self, heads: usize) -> Result<Vec<Type>, ShapeError> {
         self.count(2, 0)?;
         let (rows, c) = self.activation(0)?;
         let (table_rows, dim) = self.f32_rows(1)?;
@@ -31,7 +30,7 @@ impl Rule<'_> {
         self.same_as_first()
     }
 
-    pub(super) fn attention(&self, shape: &AttentionShape) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn attention(&self, shape: &AttentionShape) -> Result<Vec<Type>, ShapeError> {
         self.count(4 + usize::from(shape.sinks), 0)?;
         self.attention_operands(shape)?;
         self.integers(3, Dim::Boundaries, DType::I32)?;
@@ -41,7 +40,7 @@ impl Rule<'_> {
         Ok(vec![self.like_first(Shape::of(Dim::Tokens, q)), lse])
     }
 
-    pub(super) fn attention_grad(&self, shape: &AttentionShape) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn attention_grad(&self, shape: &AttentionShape) -> Result<Vec<Type>, ShapeError> {
         self.count(7, 0)?;
         self.attention_operands(shape)?;
         let (q, kv) = shape.channels();
@@ -52,7 +51,7 @@ impl Rule<'_> {
         Ok([q, kv, kv].map(|c| self.like_first(Shape::of(Dim::Tokens, c))).to_vec())
     }
 
-    pub(super) fn sinks_grad(&self) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn sinks_grad(&self) -> Result<Vec<Type>, ShapeError> {
         self.count(4, 1)?;
         let (rows, channels) = self.activation(0)?;
         let (lse_rows, heads) = self.f32_rows(1)?;
@@ -64,7 +63,7 @@ impl Rule<'_> {
         Ok(vec![])
     }
 
-    pub(super) fn cache_rows(&self) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn cache_rows(&self) -> Result<Vec<Type>, ShapeError> {
         self.count(5, 2)?;
         let (rows, c) = self.activation(0)?;
         self.equal("rows", rows, Dim::Tokens)?;
@@ -78,7 +77,7 @@ impl Rule<'_> {
         Ok(vec![])
     }
 
-    pub(super) fn cached_attention(&self, shape: &AttentionShape) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn cached_attention(&self, shape: &AttentionShape) -> Result<Vec<Type>, ShapeError> {
         self.count(6 + usize::from(shape.sinks), 0)?;
         let (q, kv) = self.attention_channels(shape)?;
         self.equal("q", self.activation(0)?, (Dim::Tokens, q))?;
@@ -100,7 +99,7 @@ impl Rule<'_> {
     }
 
     /// Scores are compared before they are scaled, so the scale is positive.
-    pub(super) fn attention_channels(&self, shape: &AttentionShape) -> Result<(usize, usize), ShapeError> {
+    pub(crate) fn attention_channels(&self, shape: &AttentionShape) -> Result<(usize, usize), ShapeError> {
         let fits = shape.kv_heads > 0 && shape.heads.is_multiple_of(shape.kv_heads);
         self.require(fits && shape.scale > 0.0 && shape.window != Some(0), || format!("{shape:?}"))?;
         Ok(shape.channels())

@@ -3,15 +3,14 @@
 //! Audio rows have one row for every 80 ms; finer rows, such as mel frames, are a multiple of them. Marks say for each
 //! audio row which chunk and clip it belongs to.
 
-use super::Rule;
+use super::{Rule, ShapeError};
 use crate::audio_rows::{MARK_COLUMNS, StridedConv};
-use crate::op::ShapeError;
 use crate::op_attributes::AttentionShape;
 use crate::shape::{Dim, Shape, Type};
 use crate::storage::{DType, Storage};
 
 impl Rule<'_> {
-    pub(super) fn place_rows(&self, clear: bool) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn place_rows(&self, clear: bool) -> Result<Vec<Type>, ShapeError> {
         self.count(if clear { 2 } else { 3 }, 0)?;
         let (rows, c) = self.activation(0)?;
         self.equal("rows", rows, Dim::Tokens)?;
@@ -22,7 +21,7 @@ impl Rule<'_> {
         self.same_as_first()
     }
 
-    pub(super) fn take_rows(&self) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn take_rows(&self) -> Result<Vec<Type>, ShapeError> {
         self.count(2, 0)?;
         let (rows, c) = self.activation(0)?;
         self.equal("rows", rows, Dim::Tokens)?;
@@ -30,27 +29,27 @@ impl Rule<'_> {
         Ok(vec![self.like_first(Shape::of(Dim::Audio(1), c))])
     }
 
-    pub(super) fn add_bias(&self) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn add_bias(&self) -> Result<Vec<Type>, ShapeError> {
         self.count(2, 0)?;
         let (_, c) = self.activation(0)?;
         self.real_vector(self.inputs[1], c)?;
         self.same_as_first()
     }
 
-    pub(super) fn one_activation(&self) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn one_activation(&self) -> Result<Vec<Type>, ShapeError> {
         self.count(1, 0)?;
         self.activation(0)?;
         self.same_as_first()
     }
 
-    pub(super) fn act_grad(&self) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn act_grad(&self) -> Result<Vec<Type>, ShapeError> {
         self.count(2, 0)?;
         let shape = self.activation(0)?;
         self.equal("dy", self.activation(1)?, shape)?;
         self.same_as_first()
     }
 
-    pub(super) fn causal_conv(&self, backward: bool) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn causal_conv(&self, backward: bool) -> Result<Vec<Type>, ShapeError> {
         self.count(if backward { 3 } else { 4 }, 0)?;
         let (rows, c) = self.activation(0)?;
         self.equal("rows", rows, Dim::Audio(1))?;
@@ -63,7 +62,7 @@ impl Rule<'_> {
         self.same_as_first()
     }
 
-    pub(super) fn chunk_attention(&self, shape: &AttentionShape) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn chunk_attention(&self, shape: &AttentionShape) -> Result<Vec<Type>, ShapeError> {
         self.count(5, 0)?;
         let (c, _) = self.attention_channels(shape)?;
         for operand in 0..3 {
@@ -80,7 +79,7 @@ impl Rule<'_> {
         ])
     }
 
-    pub(super) fn chunk_attention_grad(&self, shape: &AttentionShape) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn chunk_attention_grad(&self, shape: &AttentionShape) -> Result<Vec<Type>, ShapeError> {
         self.count(8, 0)?;
         let (c, _) = self.attention_channels(shape)?;
         for operand in [0, 1, 2, 3, 5] {
@@ -92,7 +91,7 @@ impl Rule<'_> {
         Ok(vec![self.inputs[0].clone(); 3])
     }
 
-    pub(super) fn strided_conv(&self, conv: &StridedConv) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn strided_conv(&self, conv: &StridedConv) -> Result<Vec<Type>, ShapeError> {
         self.count(4, 0)?;
         let (rows, columns) = self.activation(0)?;
         self.marks(1)?;
@@ -108,14 +107,14 @@ impl Rule<'_> {
         Ok(vec![self.like_first(Shape::of(Dim::Audio(conv.frames * conv.bins), c))])
     }
 
-    pub(super) fn join_places(&self, places: usize) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn join_places(&self, places: usize) -> Result<Vec<Type>, ShapeError> {
         self.count(1, 0)?;
         let (rows, c) = self.activation(0)?;
         self.equal("rows", rows, Dim::Audio(places))?;
         Ok(vec![self.like_first(Shape::of(Dim::Audio(1), c * places))])
     }
 
-    pub(super) fn mask_rows(&self, stored: bool) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn mask_rows(&self, stored: bool) -> Result<Vec<Type>, ShapeError> {
         self.count(2, usize::from(stored))?;
         let (rows, c) = self.activation(0)?;
         self.equal("rows", rows, Dim::Audio(1))?;

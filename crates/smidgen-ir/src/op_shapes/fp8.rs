@@ -2,13 +2,12 @@
 //!
 //! A rounded activation is stored like a weight in fp8, with a scale for each row. Its results are in bf16.
 
-use super::Rule;
-use crate::op::ShapeError;
+use super::{Rule, ShapeError};
 use crate::shape::{Dim, Shape, Type};
 use crate::storage::{DType, Storage};
 
 impl Rule<'_> {
-    pub(super) fn round_fp8(&self, scaled: bool) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn round_fp8(&self, scaled: bool) -> Result<Vec<Type>, ShapeError> {
         self.count(1 + usize::from(scaled), 0)?;
         let (rows, n) = self.activation(0)?;
         if scaled {
@@ -20,7 +19,7 @@ impl Rule<'_> {
     }
 
     /// The left operand of a matmul: an activation, possibly rounded to fp8.
-    pub(super) fn matmul_input(&self, input: usize) -> Result<(Dim, usize), ShapeError> {
+    pub(crate) fn matmul_input(&self, input: usize) -> Result<(Dim, usize), ShapeError> {
         match self.rows_and_columns(input) {
             Some(size) if self.inputs[input].storage == Storage::Fp8Rows => Ok(size),
             _ => self.activation(input),
@@ -28,7 +27,7 @@ impl Rule<'_> {
     }
 
     /// The result of a matmul, in the element type of activations.
-    pub(super) fn matmul_output(&self, shape: Shape) -> Type {
+    pub(crate) fn matmul_output(&self, shape: Shape) -> Type {
         let storage = match self.inputs[0].storage {
             Storage::Fp8Rows => Storage::Plain(DType::Bf16),
             storage => storage,

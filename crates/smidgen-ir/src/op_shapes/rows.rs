@@ -2,19 +2,66 @@
 //!
 //! So the rows may be those of tokens, of supervised tokens or of audio.
 
-use super::Rule;
-use crate::op::ShapeError;
+use super::{Rule, ShapeError};
 use crate::shape::{Dim, Shape, Type};
+use crate::storage::{DType, Storage};
 
 impl Rule<'_> {
-    pub(super) fn rms_norm(&self, unweighted: Option<usize>) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn embed(&self, element: DType) -> Result<Vec<Type>, ShapeError> {
+        self.count(2, 0)?;
+        self.integers(0, Dim::Tokens, DType::I32)?;
+        let (_, c) = self.weight(1)?;
+        Ok(vec![Type::new(Shape::of(Dim::Tokens, c), Storage::Plain(element))])
+    }
+
+    pub(crate) fn dropout(&self) -> Result<Vec<Type>, ShapeError> {
+        self.count(2, 0)?;
+        let (rows, _) = self.activation(0)?;
+        self.integers(1, rows, DType::U64)?;
+        self.same_as_first()
+    }
+
+    pub(crate) fn add(&self) -> Result<Vec<Type>, ShapeError> {
+        self.count(2, 0)?;
+        let shape = self.activation(0)?;
+        self.equal("operands", shape, self.activation(1)?)?;
+        self.same_as_first()
+    }
+
+    pub(crate) fn gather_rows(&self) -> Result<Vec<Type>, ShapeError> {
+        self.count(2, 0)?;
+        let (rows, c) = self.activation(0)?;
+        self.equal("rows", rows, Dim::Tokens)?;
+        self.integers(1, Dim::Rows, DType::I32)?;
+        Ok(vec![self.like_first(Shape::of(Dim::Rows, c))])
+    }
+
+    pub(crate) fn scatter_rows(&self) -> Result<Vec<Type>, ShapeError> {
+        self.count(2, 0)?;
+        let (rows, c) = self.activation(0)?;
+        self.equal("rows", rows, Dim::Rows)?;
+        self.integers(1, Dim::Rows, DType::I32)?;
+        Ok(vec![self.like_first(Shape::of(Dim::Tokens, c))])
+    }
+
+    pub(crate) fn embed_grad(&self) -> Result<Vec<Type>, ShapeError> {
+        self.count(2, 1)?;
+        self.integers(0, Dim::Tokens, DType::I32)?;
+        let (_, c) = self.activation(1)?;
+        let table = &self.updates[0].shape;
+        self.require(table.0.len() == 2 && table.0[1] == Dim::Const(c), || format!("table {table}"))?;
+        self.f32_update(0, table)?;
+        Ok(vec![])
+    }
+
+    pub(crate) fn rms_norm(&self, unweighted: Option<usize>) -> Result<Vec<Type>, ShapeError> {
         self.count(1 + usize::from(unweighted.is_none()), 0)?;
         let (_, c) = self.activation(0)?;
         self.norm_groups(unweighted, c)?;
         self.same_as_first()
     }
 
-    pub(super) fn rms_norm_grad(
+    pub(crate) fn rms_norm_grad(
         &self,
         unweighted: Option<usize>,
         addend: bool,
@@ -29,7 +76,7 @@ impl Rule<'_> {
         self.same_as_first()
     }
 
-    pub(super) fn norm_weight_grad(&self) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn norm_weight_grad(&self) -> Result<Vec<Type>, ShapeError> {
         self.count(2, 1)?;
         let shape = self.activation(0)?;
         self.equal("operands", shape, self.activation(1)?)?;
@@ -38,7 +85,7 @@ impl Rule<'_> {
         Ok(vec![])
     }
 
-    pub(super) fn layer_norm(&self, bias: bool) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn layer_norm(&self, bias: bool) -> Result<Vec<Type>, ShapeError> {
         self.count(2 + usize::from(bias), 0)?;
         let (_, c) = self.activation(0)?;
         for vector in &self.inputs[1..] {
@@ -47,7 +94,7 @@ impl Rule<'_> {
         self.same_as_first()
     }
 
-    pub(super) fn layer_norm_grad(&self, addend: bool) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn layer_norm_grad(&self, addend: bool) -> Result<Vec<Type>, ShapeError> {
         self.count(3 + usize::from(addend), 0)?;
         let shape = self.activation(0)?;
         self.real_vector(self.inputs[1], shape.1)?;
@@ -57,27 +104,27 @@ impl Rule<'_> {
         self.same_as_first()
     }
 
-    pub(super) fn gated_act(&self) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn gated_act(&self) -> Result<Vec<Type>, ShapeError> {
         self.count(2, 0)?;
         self.gate_and_up()?;
         Ok(vec![self.inputs[1].clone()])
     }
 
-    pub(super) fn gated_act_grad(&self) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn gated_act_grad(&self) -> Result<Vec<Type>, ShapeError> {
         self.count(3, 0)?;
         self.gate_and_up()?;
         self.equal("dy", self.activation(2)?, self.activation(1)?)?;
         Ok(vec![self.inputs[0].clone(), self.inputs[1].clone()])
     }
 
-    pub(super) fn scale_by(&self) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn scale_by(&self) -> Result<Vec<Type>, ShapeError> {
         self.count(2, 0)?;
         self.activation(0)?;
         self.real_vector(self.inputs[1], 1)?;
         self.same_as_first()
     }
 
-    pub(super) fn scale_by_grad(&self) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn scale_by_grad(&self) -> Result<Vec<Type>, ShapeError> {
         self.count(2, 1)?;
         let shape = self.activation(0)?;
         self.equal("operands", shape, self.activation(1)?)?;
@@ -85,7 +132,7 @@ impl Rule<'_> {
         Ok(vec![])
     }
 
-    pub(super) fn slice_columns(&self, first: usize, columns: usize) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn slice_columns(&self, first: usize, columns: usize) -> Result<Vec<Type>, ShapeError> {
         self.count(1, 0)?;
         let (rows, c) = self.activation(0)?;
         self.require(columns > 0 && first + columns <= c, || format!("columns {first}+{columns} of {c}"))?;
@@ -93,7 +140,7 @@ impl Rule<'_> {
     }
 
     /// Parts are in order and do not overlap.
-    pub(super) fn place_columns(&self, firsts: &[usize], columns: usize) -> Result<Vec<Type>, ShapeError> {
+    pub(crate) fn place_columns(&self, firsts: &[usize], columns: usize) -> Result<Vec<Type>, ShapeError> {
         self.count(firsts.len(), 0)?;
         self.require(!firsts.is_empty(), || "no parts".into())?;
         let ((rows, _), mut end) = (self.activation(0)?, 0);

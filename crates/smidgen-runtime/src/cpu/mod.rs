@@ -87,7 +87,7 @@ use crate::lane::{Lane, bind_exchange};
 use arena::Arena;
 use bf16_unit::{Bf16Unit, F32Unit};
 use pool::Pool;
-use smidgen_ir::{DType, DeviceKind, Extent, Op, Precision, Space, Storage};
+use smidgen_ir::{DType, DeviceKind, Extent, Fusion, Op, Precision, Property, Space, Storage};
 use spill::{Direction, Spill};
 use std::io;
 use std::path::PathBuf;
@@ -191,7 +191,7 @@ impl Device for Cpu {
     }
 
     fn check(&self, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
-        if let Op::Fetch | Op::Stow | Op::Stowed = step.op {
+        if step.op.is_copy() || step.op.has(Property::Waits) {
             // Transfers copy bytes of any storage.
             return Ok(());
         }
@@ -203,7 +203,7 @@ impl Device for Cpu {
             check_storage(&step.op, operand, step.op.decodes(index))?;
         }
         for operand in &step.outputs {
-            check_storage(&step.op, operand, matches!(step.op, Op::RoundFp8 { .. }))?;
+            check_storage(&step.op, operand, step.op.ends() == Some(Fusion::Rounding))?;
         }
         for operand in &step.updates {
             // 8-bit optimizer state is the only updated storage that is not plain numbers.

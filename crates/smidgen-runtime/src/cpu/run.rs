@@ -24,7 +24,7 @@ use super::{Units, act, audio_conv, elementwise, embed, norm, plain_act};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::storage::row_scales;
 use smidgen_ir::workspace_cpu::aligned_floats;
-use smidgen_ir::{DType, Extent, Norm, Op, Precision, Space, Storage};
+use smidgen_ir::{DType, Extent, Norm, Op, Precision, Space, Storage, transfer_ops};
 
 pub fn run_step(
     arena: &Arena,
@@ -133,12 +133,7 @@ pub fn run_step(
         Op::AdamW(settings) => run.adamw(settings),
         Op::AdamW8(settings) => run.adamw8(settings),
         Op::Zero => run.zero(),
-        Op::Fetch
-        | Op::Stow
-        | Op::AdamWOnHost(_)
-        | Op::AllReduce(_)
-        | Op::ReduceScatter(_)
-        | Op::AllGather(_) => {
+        transfer_ops!() => {
             unreachable!("the device itself runs transfers and collectives")
         }
         Op::Stowed => {}

@@ -15,7 +15,7 @@ use super::stage::{Arg, Stage};
 use crate::device::{BoundStep, DeviceError, Operand};
 use smidgen_ir::storage::row_scales;
 use smidgen_ir::workspace_cuda::{MATMUL_BYTES, multiplies_in_fp8};
-use smidgen_ir::{Op, Storage};
+use smidgen_ir::{Fusion, Property, Storage};
 use std::cell::Cell;
 
 pub const FILE: KernelFile = KernelFile {
@@ -100,11 +100,14 @@ impl Roundings {
     /// Finds the rounding steps right after the first of `steps`.
     pub fn after_first(stage: &Stage<'_>, steps: &[BoundStep]) -> Roundings {
         let mut roundings = Roundings::default();
-        let Some((maker, rest)) = steps.split_first().filter(|(maker, _)| maker.op.can_round()) else {
+        let Some((maker, rest)) = steps.split_first().filter(|(maker, _)| maker.op.has(Property::Rounds))
+        else {
             return roundings;
         };
         for step in rest {
-            let Op::RoundFp8 { .. } = step.op else { break };
+            if step.op.ends() != Some(Fusion::Rounding) {
+                break;
+            }
             let output = maker.outputs.iter().position(|output| *output == step.inputs[0]);
             let Some(free) = output.map(|output| &mut roundings.to[output]).filter(|to| to.is_none()) else {
                 break;

@@ -119,7 +119,7 @@ impl Drop for HostUpdates {
 }
 
 fn is_update(step: &BoundStep) -> bool {
-    matches!(step.op, Op::AdamWOnHost(_))
+    step.op.runs_on_host()
 }
 
 fn on_host(step: &BoundStep) -> impl Iterator<Item = &Operand> {

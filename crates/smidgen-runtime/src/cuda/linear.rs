@@ -21,12 +21,10 @@ use smidgen_ir::workspace_cuda::{MATMUL_BYTES, spare_columns};
 pub fn linear(
     stage: &Stage<'_>,
     step: &BoundStep,
-    bias: bool,
-    lora: Option<f32>,
     residual: Option<&Operand>,
     scale: f32,
 ) -> Result<(), DeviceError> {
-    let linear = few_rows_linear(stage, step, bias, lora, residual);
+    let linear = few_rows_linear(stage, step, residual).expect("the caller passes linears only");
     if few_rows::fits(stage, &linear) {
         debug_assert_eq!(scale, 1.0, "`residual_of` leaves out scaled sums");
         return few_rows::few_rows(stage, &[linear]);
@@ -86,31 +84,29 @@ pub fn linear(
     add_adapter(stage, (h, b, scale * lora), Some(output), y, scratch)
 }
 
-/// The operands of a linear layer, in the form that `few_rows.rs` expects.
+/// The operands of a linear layer, in the form that `few_rows.rs` expects; `None` if the step is something else.
 fn few_rows_linear<'a>(
     stage: &Stage<'_>,
     step: &'a BoundStep,
-    bias: bool,
-    lora: Option<f32>,
     residual: Option<&'a Operand>,
-) -> few_rows::Linear<'a> {
+) -> Option<few_rows::Linear<'a>> {
+    let Op::Linear { bias, lora } = step.op else { return None };
     let first = 2 + usize::from(bias);
     let adapter = lora.map(|scale| (&step.inputs[first], &step.inputs[first + 1], scale));
     let addends = few_rows::Addends { bias: bias.then(|| &step.inputs[2]), residual, adapter };
-    few_rows::Linear {
+    Some(few_rows::Linear {
         x: &step.inputs[0],
         weight: &step.inputs[1],
         addends,
         y: stage.matrix(&step.outputs[0]),
-    }
+    })
 }
 
 /// The linears at the start of `steps` that can share one launch, such as q, k and v: few rows of the same input.
 pub fn linears_of_one_launch<'a>(stage: &Stage<'_>, steps: &'a [BoundStep]) -> Vec<few_rows::Linear<'a>> {
     let mut linears: Vec<few_rows::Linear<'a>> = Vec::new();
     for (index, step) in steps.iter().take(few_rows::MOST_LINEARS).enumerate() {
-        let Op::Linear { bias, lora } = step.op else { break };
-        let linear = few_rows_linear(stage, step, bias, lora, None);
+        let Some(linear) = few_rows_linear(stage, step, None) else { break };
         let joins = |first: &few_rows::Linear<'_>| {
             first.x == linear.x && first.weight.storage == linear.weight.storage
         };
@@ -123,27 +119,23 @@ pub fn linears_of_one_launch<'a>(stage: &Stage<'_>, steps: &'a [BoundStep]) -> V
     linears
 }
 
-/// The other summand of `sum` and the factor of the output of the linear before it, if `sum` adds in place to that output:
-/// then one matmul does both. Only a plain matmul has a factor for all that it sums.
+/// The other summand of `sum` and the factor of the output of `matmul`, if that is a linear and `sum` adds in place to its
+/// output: then one matmul does both. Only a plain matmul has a factor for all that it sums.
 /// With any other output the matmul might overwrite its own input. The planner always makes such a sum in place if
 /// nothing else reads the linear's output (see the order in `Op::in_place`). So this depends only on the graph, and a
 /// recomputed layer gives the same bits.
 pub fn residual_of<'a>(
     stage: &Stage<'_>,
     matmul: &BoundStep,
-    bias: bool,
     sum: &'a BoundStep,
 ) -> Option<(&'a Operand, f32)> {
-    let (y, weight) = (&matmul.outputs[0], &matmul.inputs[1]);
     let Op::Add { scale } = sum.op else { return None };
-    if bias && !bias_fits_epilogue(stage, &matmul.inputs[2]) {
+    let linear = few_rows_linear(stage, matmul, None)?;
+    let (y, bias) = (&matmul.outputs[0], linear.addends.bias);
+    if bias.is_some_and(|bias| !bias_fits_epilogue(stage, bias)) {
         return None;
     }
-    let is_plain = || {
-        let Op::Linear { bias, lora } = matmul.op else { return false };
-        let linear = few_rows_linear(stage, matmul, bias, lora, None);
-        !bias && !few_rows::fits(stage, &linear) && !fp8::is_fp8(stage, weight)
-    };
+    let is_plain = || bias.is_none() && !few_rows::fits(stage, &linear) && !fp8::is_fp8(stage, linear.weight);
     if scale != 1.0 && !is_plain() {
         return None;
     }

@@ -116,25 +116,26 @@ struct Attributes {
     interleaved: bool,
 }
 
-fn attributes(step: &BoundStep) -> Attributes {
-    let Op::Rope { heads, inverse, interleaved } = step.op else {
-        unreachable!("a rotation, not `{}`", step.op.name())
-    };
-    Attributes { heads, inverse, interleaved }
+fn attributes(step: &BoundStep) -> Option<Attributes> {
+    let Op::Rope { heads, inverse, interleaved } = step.op else { return None };
+    Some(Attributes { heads, inverse, interleaved })
 }
 
-/// Whether two rotations, such as those of q and k, can share a launch: in generation, if both are by the same angles.
+/// Whether two steps are rotations, such as those of q and k, that can share a launch: in generation, if both are by the
+/// same angles.
 pub fn are_one_launch(stage: &Stage<'_>, first: &BoundStep, second: &BoundStep) -> bool {
     let of = |step: &BoundStep| {
-        let Attributes { heads, inverse, interleaved } = attributes(step);
-        (step.inputs[0].columns / heads, inverse, interleaved, step.inputs[1])
+        let Attributes { heads, inverse, interleaved } = attributes(step)?;
+        Some((step.inputs[0].columns / heads, inverse, interleaved, step.inputs[1]))
     };
-    stage.step.entry == Entry::Decode && of(first) == of(second) && second.is_independent_of(first)
+    let angles = of(first).filter(|_| stage.step.entry == Entry::Decode);
+    angles.is_some() && angles == of(second) && second.is_independent_of(first)
 }
 
 /// Rotates every head by the angles of its token, in one matrix or in two.
 pub fn rope(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> {
-    let Attributes { heads, inverse, interleaved } = attributes(&steps[0]);
+    let Attributes { heads, inverse, interleaved } =
+        attributes(&steps[0]).expect("the caller passes rotations only");
     let (first, table) = (&steps[0].inputs[0], &steps[0].inputs[1]);
     let (tokens, head_dim) = (stage.rows(first), first.columns / heads);
     let (dim, half) = (table.columns, table.columns / 2);
@@ -150,7 +151,8 @@ pub fn rope(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<(), DeviceError> {
     };
     let mut matrices = [RotatedMatrix::default(); 2];
     for (matrix, step) in matrices.iter_mut().zip(steps) {
-        let (x, y, heads) = (&step.inputs[0], &step.outputs[0], attributes(step).heads);
+        let (x, y) = (&step.inputs[0], &step.outputs[0]);
+        let heads = x.columns / head_dim;
         *matrix = RotatedMatrix {
             x: stage.pointer(x),
             x_stride: x.stride as i64,

@@ -12,7 +12,7 @@ use super::{
     optimizer, plain_act, rope, thin,
 };
 use crate::device::{BoundStep, DeviceError};
-use smidgen_ir::{AttentionShape, DeviceKind, Entry, Extent, Op, Storage};
+use smidgen_ir::{AttentionShape, DeviceKind, Entry, Extent, Op, Storage, transfer_ops};
 
 /// Every file of kernels.
 pub fn files() -> Vec<KernelFile> {
@@ -74,6 +74,17 @@ fn attention_of(op: &Op) -> Option<&AttentionShape> {
     if let Op::Attention(shape) | Op::AttentionGrad(shape) = op { Some(shape) } else { None }
 }
 
+/// The head size of attention, and the largest that its kernels support.
+fn head_size(op: &Op) -> Option<(usize, usize)> {
+    if let Op::ChunkAttention(shape) | Op::ChunkAttentionGrad(shape) = op {
+        return Some((shape.head_dim, chunk_attention::MOST_CHANNELS));
+    }
+    if let Op::Attention(shape) | Op::AttentionGrad(shape) | Op::CachedAttention(shape) = op {
+        return Some((shape.head_dim, attention::MOST_CHANNELS));
+    }
+    None
+}
+
 /// Refuses a step with too little workspace, heads that are too large, or a weight whose rows are not whole blocks.
 pub fn check(step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
     let needed = step.workspace_bytes(DeviceKind::Cuda, 0, extent);
@@ -81,18 +92,9 @@ pub fn check(step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
     if given < needed {
         return Err(DeviceError::Workspace { device: NAME, op: step.op.name(), given, needed });
     }
-    if let Op::Attention(shape)
-    | Op::AttentionGrad(shape)
-    | Op::CachedAttention(shape)
-    | Op::ChunkAttention(shape)
-    | Op::ChunkAttentionGrad(shape) = &step.op
-    {
-        let in_chunks = matches!(step.op, Op::ChunkAttention(_) | Op::ChunkAttentionGrad(_));
-        let most = if in_chunks { chunk_attention::MOST_CHANNELS } else { attention::MOST_CHANNELS };
-        if shape.head_dim > most {
-            let what = format!("a head size of {}: kernels support up to {most}", shape.head_dim);
-            return Err(DeviceError::Call { device: NAME, call: step.op.name(), what });
-        }
+    if let Some((head_dim, most)) = head_size(&step.op).filter(|(head_dim, most)| head_dim > most) {
+        let what = format!("a head size of {head_dim}: kernels support up to {most}");
+        return Err(DeviceError::Call { device: NAME, call: step.op.name(), what });
     }
     for operand in &step.inputs {
         if let Storage::Gguf(block) = operand.storage
@@ -113,7 +115,7 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep], roundings: &Roundings) -> 
         Op::Embed { scale, .. } => embed::embed(stage, step, *scale),
         Op::RmsNorm { norm, unweighted } => norm::rms_norm(stage, step, norm, *unweighted, roundings),
         Op::Dropout { p, stream, rest } => elementwise::dropout(stage, step, *p, *stream, *rest),
-        Op::Linear { bias, lora } => linear::linear(stage, step, *bias, *lora, None, 1.0),
+        Op::Linear { .. } => linear::linear(stage, step, None, 1.0),
         Op::ScaleColumns { bias } => columns::scale_columns(stage, step, *bias),
         Op::Fourier { scale } => fourier::fourier(stage, step, *scale),
         Op::RopeTable(spec) => rope::rope_table(stage, step, spec),
@@ -175,12 +177,7 @@ fn run_joined(stage: &Stage<'_>, steps: &[BoundStep], roundings: &Roundings) -> 
         Op::AdamW(settings) => optimizer::adamw(stage, steps, settings),
         Op::AdamW8(settings) => optimizer::adamw8(stage, steps, settings),
         Op::Zero => optimizer::zero(stage, steps),
-        Op::Fetch
-        | Op::Stow
-        | Op::AdamWOnHost(_)
-        | Op::AllReduce(_)
-        | Op::ReduceScatter(_)
-        | Op::AllGather(_) => {
+        transfer_ops!() => {
             unreachable!("the device itself starts transfers")
         }
         Op::Stowed => Ok(()),
@@ -199,10 +196,9 @@ fn count_joined(steps: &[BoundStep]) -> usize {
 /// are short on their own.
 pub fn run_first(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<usize, DeviceError> {
     if let [matmul, sum, ..] = steps
-        && let Op::Linear { bias, lora } = matmul.op
-        && let Some((residual, scale)) = linear::residual_of(stage, matmul, bias, sum)
+        && let Some((residual, scale)) = linear::residual_of(stage, matmul, sum)
     {
-        return linear::linear(stage, matmul, bias, lora, Some(residual), scale).map(|()| 2);
+        return linear::linear(stage, matmul, Some(residual), scale).map(|()| 2);
     }
     if stage.step.entry == Entry::Decode {
         let linears = linear::linears_of_one_launch(stage, steps);
@@ -211,7 +207,6 @@ pub fn run_first(stage: &Stage<'_>, steps: &[BoundStep]) -> Result<usize, Device
         }
     }
     if let [first, second, ..] = steps
-        && let (Op::Rope { .. }, Op::Rope { .. }) = (&first.op, &second.op)
         && rope::are_one_launch(stage, first, second)
     {
         return rope::rope(stage, &steps[..2]).map(|()| 2);

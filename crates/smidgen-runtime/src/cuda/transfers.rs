@@ -10,7 +10,7 @@ use super::host_updates::HostUpdates;
 use super::pinned::Pinned;
 use crate::device::{BoundStep, DeviceError, Operand, Reservation, Transfer};
 use crate::shared_host::SharedHost;
-use smidgen_ir::{DType, Extent, Op, Space};
+use smidgen_ir::{DType, Extent, Space};
 use std::path::PathBuf;
 
 #[derive(Debug)]
@@ -157,7 +157,7 @@ impl Transfers {
     /// Enqueues the transfer of a step, or its update on the host. `arena` is the address of the device's reservation.
     pub fn begin(&self, gpu: &Gpu, arena: u64, step: &BoundStep, extent: &Extent) -> Result<(), DeviceError> {
         let awaited = self.events(&step.awaits);
-        if let Op::AdamWOnHost(_) = step.op {
+        if step.op.runs_on_host() {
             let updates = self.updates.as_ref().expect("`prepare` has seen every update");
             return updates.begin(gpu, (&self.launched, &awaited), self.address(), step, extent);
         }
@@ -197,8 +197,7 @@ impl Transfers {
         gpu: &Gpu,
         steps: impl Iterator<Item = &'a BoundStep>,
     ) -> Result<(), DeviceError> {
-        let is_update = |step: &BoundStep| matches!(step.op, Op::AdamWOnHost(_));
-        let mut transfers = steps.filter(|step| step.op.is_transfer() && !is_update(step));
+        let mut transfers = steps.filter(|step| step.op.is_transfer() && !step.op.runs_on_host());
         transfers.try_for_each(|step| {
             self.finished[step.index].as_ref().map_or(Ok(()), |event| event.hold(gpu.stream))
         })

@@ -51,7 +51,7 @@ impl Exchange {
             let times = if is_repeated { micro_steps.max(1.0) } else { 1.0 };
             for step in &plan.entry(entry).steps {
                 let bytes = step.cost.bytes;
-                if matches!(step.op, Op::AllReduce(_)) {
+                if step.op.is_sum() {
                     // Runs only after the last micro-batch.
                     exchange.gradient_bytes += bytes;
                 } else if matches!(step.op, Op::ReduceScatter(_)) {
@@ -99,7 +99,7 @@ impl Exchange {
 fn step_ms_without_exchange(plan: &Plan, profile: &Profile, micro_steps: f64) -> f64 {
     let mut silent = plan.clone();
     for step in silent.entries.iter_mut().flat_map(|entry| &mut entry.steps) {
-        if matches!(step.op, Op::AllReduce(_) | Op::ReduceScatter(_) | Op::AllGather(_)) {
+        if step.op.is_collective() {
             step.cost.bytes = 0.0;
         }
     }

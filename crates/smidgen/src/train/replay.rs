@@ -7,7 +7,7 @@
 use crate::failure::Failure;
 use smidgen_data::micro_batch::MicroBatch;
 use smidgen_data::tokens::TokenSet;
-use smidgen_ir::{DType, Dim, Entry, Extent, LeafKind, Op, Step, ValueId, ValueRole};
+use smidgen_ir::{DType, Dim, Entry, Extent, LeafKind, Step, ValueId, ValueRole};
 use smidgen_runtime::{Device, DeviceError, Executor};
 use std::ops::Range;
 
@@ -63,7 +63,7 @@ pub fn find_among<D: Device>(
     for index in steps {
         let step = executor.plan().entry(entry).steps[index].clone();
         // A sum over ranks would hide on which rank the number first appeared.
-        if let Op::AllReduce(_) = step.op {
+        if step.op.is_sum() {
             continue;
         }
         executor.run_step(entry, index, extent)?;

@@ -180,6 +180,18 @@ const ROOMS: [Room; 11] = [
     },
 ];
 
+/// Whether a path of a room is this file, or a folder above it. Both are below `crates`.
+fn is_inside(path: &str, file: &str) -> bool {
+    file == path || (path.is_empty() || path.ends_with('/')) && file.starts_with(path)
+}
+
+/// Whether a file is in the room with this name.
+pub fn is_in_room(name: &str, file: &str) -> bool {
+    let room = ROOMS.iter().find(|room| room.name == name).expect("a room with this name");
+    let file = file.trim_start_matches("crates/");
+    room.paths.iter().any(|path| is_inside(path, file))
+}
+
 /// Lines of code of a file of a program. A page's template, style and script count in the room of reports.
 fn lines_of_code(path: &str) -> usize {
     let is_code = |line: &str| {
@@ -206,11 +218,8 @@ fn rooms_are_as_large_as_they_say() {
     for Room { name, most_lines, paths, why } in &ROOMS {
         let mut lines = 0;
         for path in *paths {
-            let is_inside = |file: &str| {
-                file == *path || (path.is_empty() || path.ends_with('/')) && file.starts_with(path)
-            };
             let inside: Vec<usize> =
-                sizes.iter().filter(|(file, _)| is_inside(file)).map(|(_, size)| *size).collect();
+                sizes.iter().filter(|(file, _)| is_inside(path, file)).map(|(_, size)| *size).collect();
             assert!(!inside.is_empty(), "the room `{name}` has `crates/{path}`, which does not exist");
             lines += inside.iter().sum::<usize>();
         }
