@@ -276,10 +276,8 @@ impl Builder<'_> {
         };
         let y = self.stream_norm(y, norms.after_mixer, "attn.out_normed");
         let mid = self.add(x, y, layer.residual_scale, "mid");
-        let n = match layer.is_parallel {
-            true => n,
-            false => self.stream_norm(mid, norms.before_feed_forward, "mlp.norm"),
-        };
+        let n =
+            if layer.is_parallel { n } else { self.stream_norm(mid, norms.before_feed_forward, "mlp.norm") };
         let y = match &layer.feed_forward {
             FeedForward::Gated(gated) => self.gated_feed_forward(gated, n), // (T, C)
         };

@@ -203,9 +203,10 @@ impl Profile {
         let is_forward = |step: &Step| step.phase == Phase::Forward && step.layer.is_some();
         let EntryPlan { steps: own, laps, .. } = plan.entry(entry);
         let forward_laps = laps.iter().filter(|lap| is_forward(&own[lap.each.start])).count().max(1);
-        let last = match own.iter().any(|step| is_update(&step)) {
-            true => own.len().checked_sub(1),
-            false => own.iter().rposition(is_forward),
+        let last = if own.iter().any(|step| is_update(&step)) {
+            own.len().checked_sub(1)
+        } else {
+            own.iter().rposition(is_forward)
         };
         let overlapped_s = last.map_or(0.0, |last| ends[last]);
         update_s / forward_laps as f64 + (update_s - overlapped_s).max(0.0)

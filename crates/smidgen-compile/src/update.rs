@@ -92,10 +92,8 @@ fn update_bf16(
     let most = if has_rows { (piece_elements / columns).max(1) } else { rows };
     for first in (0..rows).step_by(most) {
         let count = most.min(rows - first);
-        let mut part = |whole: ValueId| match count == rows {
-            true => whole,
-            false => graph.add_slice(whole, first, count),
-        };
+        let mut part =
+            |whole: ValueId| if count == rows { whole } else { graph.add_slice(whole, first, count) };
         let (gradient, [parameter, m, v]) = (part(inputs[0]), [0, 1, 2].map(|index| part(updates[index])));
         let name = graph.name_from(parameter, |name| format!("{name} wide"));
         let wide = graph.emit(nodes, Op::Widen, vec![parameter], vec![], &[name], place)[0];

@@ -119,10 +119,10 @@ impl BadRows {
             }
             return Ok(lines);
         }
-        let mut report = match self.bad == self.rows {
-            true if self.rows == 1 => "the only row is bad".to_owned(),
-            true => format!("all {} rows are bad", self.rows),
-            false => format!("{} of {} rows are bad", self.bad, self.rows),
+        let mut report = match (self.bad, self.rows) {
+            (1, 1) => "the only row is bad".to_owned(),
+            (bad, rows) if bad == rows => format!("all {rows} rows are bad"),
+            (bad, rows) => format!("{bad} of {rows} rows are bad"),
         };
         for file in bad_files() {
             report.push_str(&format!("\n{}", file.report()));
@@ -195,10 +195,10 @@ fn fault_of(place: RowPlace<'_>, error: &PrepareError) -> String {
     let mut what = String::new();
     let mut in_number = false;
     for sign in rest.lines().next().unwrap_or_default().chars().take(LONGEST_FAULT) {
-        match sign.is_ascii_digit() {
-            true if in_number => {}
-            true => what.push('N'),
-            false => what.push(sign),
+        if !sign.is_ascii_digit() {
+            what.push(sign);
+        } else if !in_number {
+            what.push('N');
         }
         in_number = sign.is_ascii_digit();
     }

@@ -1,4 +1,4 @@
-//! Rows on disk to micro-batches in memory.
+//! Reads training data, tokenizes it, and packs the samples into micro-batches.
 //!
 //! Files (`source.rs`) hold rows (`format.rs`), which become examples (`example.rs`), text (`template.rs`), tokens
 //! of which some are supervised (`mask.rs`, `tokenize.rs`), samples (`tokens.rs`), steps (`batch.rs`, `mix.rs`) and

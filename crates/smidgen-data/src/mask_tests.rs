@@ -73,12 +73,11 @@ fn ids_and_labels_are_those_of_trl() {
             assert_eq!(expected.len(), rows.len(), "{what}");
             for (row, expected) in rows.iter().zip(expected) {
                 // Such a row is refused when it is read; TRL trains its completion.
-                let example = match row["prompt"] == "" {
-                    true => {
-                        let completion = row["completion"].as_str().unwrap().to_owned();
-                        Example::PromptCompletion { prompt: String::new(), completion }
-                    }
-                    false => example(format, row),
+                let example = if row["prompt"] == "" {
+                    let completion = row["completion"].as_str().unwrap().to_owned();
+                    Example::PromptCompletion { prompt: String::new(), completion }
+                } else {
+                    example(format, row)
                 };
                 let encoded = one(encoder.encode(&example).unwrap());
                 assert_eq!(encoded.ids, numbers(&expected["ids"]), "{what}: ids of {row}");

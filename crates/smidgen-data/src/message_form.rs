@@ -32,10 +32,8 @@ pub(super) fn message_form<'a>(
 ) -> Cow<'a, [Json]> {
     let messages = conversation.messages.as_slice();
     let has_null = messages.iter().any(|message| message.get("content").is_some_and(Json::is_null));
-    let nulls: &[NoContent] = match has_null {
-        true => &[NoContent::LeftOut, NoContent::Null, NoContent::Empty],
-        false => &[NoContent::Null],
-    };
+    let nulls: &[NoContent] =
+        if has_null { &[NoContent::LeftOut, NoContent::Null, NoContent::Empty] } else { &[NoContent::Null] };
     let has_parts = !conversation.parts.is_empty();
     if !has_null && !has_parts {
         return Cow::Borrowed(messages);

@@ -587,9 +587,10 @@ mod tests {
                 .collect();
             let set = set_of_rows(&rows);
             let options = BatchOptions {
-                batch: match by_tokens {
-                    true => BatchSize::Tokens(batch * 10),
-                    false => BatchSize::Samples(batch),
+                batch: if by_tokens {
+                    BatchSize::Tokens(batch * 10)
+                } else {
+                    BatchSize::Samples(batch)
                 },
                 run_length: RunLength::Epochs(2.0),
                 seed,

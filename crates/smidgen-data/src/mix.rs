@@ -64,10 +64,7 @@ impl Mix {
                 position += count;
             }
         }
-        match shuffled {
-            true => shuffle(order, seed, epoch),
-            false => self.interleave(order, pass),
-        }
+        if shuffled { shuffle(order, seed, epoch) } else { self.interleave(order, pass) }
     }
 
     /// Spreads the samples of every source evenly over the epoch.

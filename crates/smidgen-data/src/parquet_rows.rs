@@ -175,8 +175,9 @@ fn caught<T>(call: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, String
         Ok(Err(error)) => error.to_string(),
         Err(_) => "it is damaged".to_owned(),
     };
-    Err(match message.starts_with("Error reading BYTE_ARRAY as String") {
-        true => "a string is not UTF-8".to_owned(),
-        false => message.chars().take(MAX_MESSAGE_CHARS).collect(),
+    Err(if message.starts_with("Error reading BYTE_ARRAY as String") {
+        "a string is not UTF-8".to_owned()
+    } else {
+        message.chars().take(MAX_MESSAGE_CHARS).collect()
     })
 }

@@ -28,9 +28,10 @@ pub fn read_groups<E: From<FormatError>>(
     let read = read_examples(reading, |place, row| {
         let RowPlace { file, unit, number } = place;
         held.push(HeldRow { file: file.to_path_buf(), unit, number, row });
-        match held.len() >= size {
-            true => on_group(std::mem::take(&mut held)).inspect_err(|_| failed = true),
-            false => Ok(()),
+        if held.len() >= size {
+            on_group(std::mem::take(&mut held)).inspect_err(|_| failed = true)
+        } else {
+            Ok(())
         }
     });
     if !failed && !held.is_empty() {

@@ -107,9 +107,10 @@ pub fn read_rows<E: From<SourceError>>(
     let kind = file_kind(path)?;
     match kind {
         FileKind::JsonLines | FileKind::JsonArray => {
-            match has_lines(path, open_text(path)?, kind == FileKind::JsonLines)? {
-                true => read_lines(path, open_text(path)?, &mut on_row),
-                false => read_array(path, open_text(path)?, &mut on_row),
+            if has_lines(path, open_text(path)?, kind == FileKind::JsonLines)? {
+                read_lines(path, open_text(path)?, &mut on_row)
+            } else {
+                read_array(path, open_text(path)?, &mut on_row)
             }
         }
         FileKind::Table { separator } => {

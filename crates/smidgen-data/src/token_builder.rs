@@ -107,9 +107,10 @@ impl TokenSetBuilder {
         fields: &Map<String, Json>,
     ) -> Result<Option<Vec<u32>>, AudioRowError> {
         let Some(RowAudio { reader, collector }) = &mut self.audio else {
-            return match has_audio(fields) {
-                true => Err(AudioRowError::NoEncoder { place: place.to_string() }),
-                false => Ok(Some(Vec::new())),
+            return if has_audio(fields) {
+                Err(AudioRowError::NoEncoder { place: place.to_string() })
+            } else {
+                Ok(Some(Vec::new()))
             };
         };
         let clips = reader.read(place, fields, collector)?;
@@ -280,9 +281,10 @@ impl TokenSetBuilder {
         let kept = ids.len().min(max_tokens);
         let supervised = labels.supervised_before(kept);
         if supervised == 0 {
-            match too_long && labels.supervised_before(ids.len()) > 0 {
-                true => rows.unsupervised_by_truncation += 1,
-                false => rows.unsupervised += 1,
+            if too_long && labels.supervised_before(ids.len()) > 0 {
+                rows.unsupervised_by_truncation += 1
+            } else {
+                rows.unsupervised += 1
             }
             return Ok(());
         }

@@ -213,9 +213,10 @@ fn check_sum(file: &File, trailer_at: u64, trailer: &[u8; TRAILER_BYTES]) -> io:
     let mut hasher = Hasher::sha256();
     io::copy(&mut BufReader::with_capacity(256 << 10, file).take(trailer_at), &mut hasher)?;
     hasher.update(&trailer[..24]);
-    match &magic == MAGIC && hasher.finish_hex().as_bytes() == &trailer[24..] {
-        true => Ok(()),
-        false => Err(io::ErrorKind::InvalidData.into()),
+    if &magic == MAGIC && hasher.finish_hex().as_bytes() == &trailer[24..] {
+        Ok(())
+    } else {
+        Err(io::ErrorKind::InvalidData.into())
     }
 }
 

@@ -40,10 +40,13 @@ impl RowLabels<'_> {
     pub fn at(&self, position: usize, id: i64) -> i64 {
         match self {
             RowLabels::All => id,
-            RowLabels::Spans(spans) => match spans.iter().any(|span| span.contains(&position)) {
-                true => id,
-                false => i64::from(NOT_SUPERVISED),
-            },
+            RowLabels::Spans(spans) => {
+                if spans.iter().any(|span| span.contains(&position)) {
+                    id
+                } else {
+                    i64::from(NOT_SUPERVISED)
+                }
+            }
             RowLabels::Given(labels) => labels[position],
         }
     }

@@ -253,9 +253,10 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
         self.longest_bytes = self.longest_bytes.max(bytes);
         let (unit, number) = (place.unit, place.number);
         self.rows.push(Row { file: self.file, unit, number, content, clips });
-        match self.rows.len() >= ROWS_OF_A_CHUNK || self.text_bytes >= TEXT_BYTES_OF_A_CHUNK {
-            true => self.send(),
-            false => Ok(()),
+        if self.rows.len() >= ROWS_OF_A_CHUNK || self.text_bytes >= TEXT_BYTES_OF_A_CHUNK {
+            self.send()
+        } else {
+            Ok(())
         }
     }
 
@@ -340,10 +341,7 @@ impl<'a, F: FnMut(u64)> Pipeline<'a, F> {
 
     /// Tokenizes and stores the remaining rows.
     fn finish(&mut self) -> Result<(), PrepareError> {
-        let rest = match self.failed || self.rows.is_empty() {
-            true => Ok(()),
-            false => self.send(),
-        };
+        let rest = if self.failed || self.rows.is_empty() { Ok(()) } else { self.send() };
         let rest = rest.and_then(|()| {
             while !self.failed && self.stored < self.sent {
                 self.wait()?;

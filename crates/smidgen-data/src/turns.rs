@@ -155,9 +155,10 @@ impl<'a> Turns<'a> {
             let before = self.render(message, true)?.text;
             let with = self.render(message + 1, false)?.text;
             let range = shared_bytes(&before, whole)..shared_bytes(&with, whole);
-            match whole.starts_with(before.trim_end()) && !range.is_empty() {
-                true => Ok(range),
-                false => Err(EncodeError::WeightNotFound { message: message + 1 }),
+            if whole.starts_with(before.trim_end()) && !range.is_empty() {
+                Ok(range)
+            } else {
+                Err(EncodeError::WeightNotFound { message: message + 1 })
             }
         });
         bytes.collect()

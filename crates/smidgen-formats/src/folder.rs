@@ -137,11 +137,10 @@ impl ModelFolder {
             Weights::Single => open_single(&path)?,
             Weights::Sharded => open_shards(&path, &names)?,
         };
-        let tensors = match is_wrapped(&config) {
-            true => {
-                tensors.into_iter().map(|(name, tensor)| (text_name(&name).unwrap_or(name), tensor)).collect()
-            }
-            false => tensors,
+        let tensors = if is_wrapped(&config) {
+            tensors.into_iter().map(|(name, tensor)| (text_name(&name).unwrap_or(name), tensor)).collect()
+        } else {
+            tensors
         };
         Ok(ModelFolder { path, config_path, config, files, tensors })
     }

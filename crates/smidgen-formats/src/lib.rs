@@ -1,4 +1,4 @@
-//! Bytes on disk: Hugging Face model folders and GGUF files, PEFT adapters, tokenizers and chat templates.
+//! Reads and writes files: Hugging Face model folders and GGUF files, PEFT adapters, tokenizers and chat templates.
 //!
 //! Weights are read by file offset and are never memory-mapped or held in full, so the caller decides how
 //! much memory a load takes.

@@ -67,9 +67,10 @@ pub fn open_beneath(folder: &Path, path: &Path) -> Result<File, OpenInsideError>
     let place = home.place_of(&home.folder.join(path))?;
     // A path without links: one that appears now makes the call fail.
     let file = open_place(&home.limit, &place).map_err(OpenInsideError::Open)?;
-    match file.metadata().map_err(OpenInsideError::Open)?.is_file() {
-        true => Ok(file),
-        false => Err(OpenInsideError::NotAFile),
+    if file.metadata().map_err(OpenInsideError::Open)?.is_file() {
+        Ok(file)
+    } else {
+        Err(OpenInsideError::NotAFile)
     }
 }
 
@@ -125,9 +126,10 @@ fn open_and_look(limit: &Path, place: &Path) -> io::Result<File> {
     let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(&path)?;
     let (opened, there) = (file.metadata()?, fs::symlink_metadata(&path)?);
     let is_same = (opened.dev(), opened.ino()) == (there.dev(), there.ino());
-    match is_same && fs::canonicalize(&path)? == path {
-        true => Ok(file),
-        false => Err(io::Error::other("it was replaced while it was opened")),
+    if is_same && fs::canonicalize(&path)? == path {
+        Ok(file)
+    } else {
+        Err(io::Error::other("it was replaced while it was opened"))
     }
 }
 

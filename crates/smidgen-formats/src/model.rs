@@ -83,10 +83,7 @@ impl Model {
 
     /// Opens a folder, or a file, which must be GGUF.
     pub fn open(path: &Path) -> Result<Model, ModelOpenError> {
-        match path.is_file() {
-            true => Model::open_gguf(path),
-            false => Model::open_folder(path),
-        }
+        if path.is_file() { Model::open_gguf(path) } else { Model::open_folder(path) }
     }
 
     pub fn path(&self) -> &Path {

@@ -51,9 +51,10 @@ fn look_up(cache: &RepoCache, name: &HfName, want: Want) -> Cached {
     }
     if let Some(file) = &name.file {
         let path = snapshot.join(file);
-        return match path.is_file() {
-            true => Cached::Complete { located: Located::GgufFile(path), has_tokenizer: true },
-            false => Cached::Missing(vec![file.clone()]),
+        return if path.is_file() {
+            Cached::Complete { located: Located::GgufFile(path), has_tokenizer: true }
+        } else {
+            Cached::Missing(vec![file.clone()])
         };
     }
     match missing_files(&snapshot, want) {

@@ -108,9 +108,10 @@ fn no_model(name: &HfName, files: &[RemoteFile], has_config: bool) -> HubError {
     if !has_config {
         let mut names: Vec<String> = files.iter().map(|file| file.name.clone()).collect();
         names.sort();
-        return match names.is_empty() {
-            true => HubError::model(format!("{repo} has no files")),
-            false => HubError::model(format!("{repo} has no `config.json`; it has {}", list_names(&names))),
+        return if names.is_empty() {
+            HubError::model(format!("{repo} has no files"))
+        } else {
+            HubError::model(format!("{repo} has no `config.json`; it has {}", list_names(&names)))
         };
     }
     let other = files.iter().find(|file| {

@@ -392,9 +392,10 @@ fn read_certificates() -> Result<Option<RootCerts>, HubError> {
             certificates.push(certificate);
         }
     }
-    match certificates.is_empty() {
-        true => Err(unusable(HubError::network(format!("`{}` has no certificate", path.display())))),
-        false => Ok(Some(certificates.into())),
+    if certificates.is_empty() {
+        Err(unusable(HubError::network(format!("`{}` has no certificate", path.display()))))
+    } else {
+        Ok(Some(certificates.into()))
     }
 }
 

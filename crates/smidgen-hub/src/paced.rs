@@ -25,9 +25,10 @@ impl<R: Read> Read for Paced<R> {
         // Only the time of the call counts, not that of writing what it returned.
         let begun = Instant::now();
         let count = self.source.read(buffer)?;
-        match count > 0 && self.pace.is_too_slow(begun.elapsed(), count as u64) {
-            true => Err(io::Error::new(io::ErrorKind::TimedOut, self.pace.reason())),
-            false => Ok(count),
+        if count > 0 && self.pace.is_too_slow(begun.elapsed(), count as u64) {
+            Err(io::Error::new(io::ErrorKind::TimedOut, self.pace.reason()))
+        } else {
+            Ok(count)
         }
     }
 }

@@ -23,10 +23,7 @@ pub fn download_wheel(name: &PypiName, folder: &Path, quiet: bool) -> Result<Pat
     let mut command = Command::new(pip[0]);
     command.args(&pip[1..]).args(["download", "--no-deps", "--only-binary", ":all:", "-d"]).arg(folder);
     command.arg(&requirement).stdin(Stdio::null()).stderr(Stdio::piped());
-    command.stdout(match quiet {
-        true => Stdio::null(),
-        false => Stdio::from(std::io::stderr()),
-    });
+    command.stdout(if quiet { Stdio::null() } else { Stdio::from(std::io::stderr()) });
     let output = command
         .spawn()
         .and_then(|child| child.wait_with_output())
@@ -64,16 +61,18 @@ fn find_pip() -> Result<&'static [&'static str], HubError> {
 /// The error for a pip that failed, with the last lines of its output.
 fn pip_failed(name: &PypiName, pip: &str, output: &str) -> HubError {
     let errors: Vec<&str> = output.lines().filter(|line| line.starts_with("ERROR:")).collect();
-    let lines = match errors.is_empty() {
-        true => output.lines().filter(|line| !line.trim().is_empty()).collect(),
-        false => errors,
+    let lines = if errors.is_empty() {
+        output.lines().filter(|line| !line.trim().is_empty()).collect()
+    } else {
+        errors
     };
     let last = &lines[lines.len().saturating_sub(LINES_SHOWN)..];
     let mut message = format!("`{pip} download` failed for `{name}`");
     last.iter().for_each(|line| message.push_str(&format!("\n  {line}")));
     let error = HubError::network(message);
-    match output.contains("No matching distribution") {
-        true => error.hint("check the name and the version; only wheels are accepted, not source packages"),
-        false => error,
+    if output.contains("No matching distribution") {
+        error.hint("check the name and the version; only wheels are accepted, not source packages")
+    } else {
+        error
     }
 }

@@ -1,4 +1,4 @@
-//! The nouns of smidgen: what a fine-tuning run consists of, as plain data.
+//! The data types that all crates share: what a fine-tuning run consists of, as plain data.
 //!
 //! A [`Graph`] says what is computed: nodes over values, each node one [`Op`] of the op table (`op.rs`). A [`Plan`] says
 //! in which order, and where in memory. `smidgen-compile` makes plans and touches nothing else; `smidgen-runtime` obeys

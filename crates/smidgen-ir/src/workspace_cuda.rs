@@ -71,10 +71,12 @@ impl CudaStep<'_> {
     /// unless an earlier step has rounded it.
     pub fn operand_bytes(&self, input: usize, weight: usize, rank: usize) -> usize {
         let (rows, columns) = self.size(input);
-        match self.is_fp8(weight) {
-            true if self.inputs[input].storage == Storage::Fp8Rows => 0,
-            true => rounded_bytes(rows, columns),
-            false => self.decoded_bytes(weight, rank),
+        if !self.is_fp8(weight) {
+            self.decoded_bytes(weight, rank)
+        } else if self.inputs[input].storage == Storage::Fp8Rows {
+            0
+        } else {
+            rounded_bytes(rows, columns)
         }
     }
 
@@ -223,14 +225,13 @@ pub const fn attention_workspace_bytes(
 ) -> usize {
     let tiles = AttentionTiles::of(shape.head_dim);
     let forward = attention_list_bytes(tokens, segments, tiles.queries);
-    match gradient {
-        false => forward,
-        true => {
-            forward
-                + attention_list_bytes(tokens, segments, tiles.keys)
-                + 2 * attention_floats_bytes(tokens, shape)
-                + attention_parts_bytes(tokens, shape)
-        }
+    if gradient {
+        forward
+            + attention_list_bytes(tokens, segments, tiles.keys)
+            + 2 * attention_floats_bytes(tokens, shape)
+            + attention_parts_bytes(tokens, shape)
+    } else {
+        forward
     }
 }
 

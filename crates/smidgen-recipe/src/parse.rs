@@ -162,9 +162,10 @@ impl Recipe {
 pub(crate) fn read_override(text: &str, folder: &Path) -> Result<Recipe, RecipeErrors> {
     let mut reading = Reading::new(Recipe::with_defaults(), Path::new(""));
     reading.read_overrides(&[text.to_owned()], folder);
-    match reading.mistakes.is_empty() {
-        true => Ok(reading.recipe),
-        false => Err(RecipeErrors { file: "the command line".to_owned(), mistakes: reading.mistakes }),
+    if reading.mistakes.is_empty() {
+        Ok(reading.recipe)
+    } else {
+        Err(RecipeErrors { file: "the command line".to_owned(), mistakes: reading.mistakes })
     }
 }
 
@@ -247,10 +248,7 @@ impl Reading<'_> {
                 continue;
             };
             // A mistyped section is read as the nearest known one, so that its keys are checked too.
-            let meant = match known_section {
-                true => Some(name),
-                false => self.note_unknown_section(place, name),
-            };
+            let meant = if known_section { Some(name) } else { self.note_unknown_section(place, name) };
             let mut entries: Vec<_> = table.iter().collect();
             entries.sort_by_key(|(name, _)| name.span().start);
             for (name, value) in entries {

@@ -17,9 +17,10 @@ fn main() -> Result<(), Failure> {
         println!("{name:<14} {bytes:>14} bytes");
     }
     println!("{:<14} {:>14} bytes of {}", "peak", plan.peak_bytes, plan.budget_bytes);
-    match plan.fits {
-        true => println!("fits: {:.0} tokens/s", plan.tokens_per_s.unwrap_or(f64::NAN)),
-        false => plan.advice.iter().for_each(|change| println!("does not fit; {change}")),
+    if plan.fits {
+        println!("fits: {:.0} tokens/s", plan.tokens_per_s.unwrap_or(f64::NAN))
+    } else {
+        plan.advice.iter().for_each(|change| println!("does not fit; {change}"))
     }
     Ok(())
 }

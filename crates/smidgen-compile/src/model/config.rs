@@ -456,8 +456,5 @@ fn wrong(key: &str, expected: &'static str, value: &Value) -> ModelError {
 /// The beginning of a value, for a message.
 fn shortened(value: &Value) -> String {
     let text = value.to_string();
-    match text.len() > 60 {
-        true => format!("{}…", text.chars().take(60).collect::<String>()),
-        false => text,
-    }
+    if text.len() > 60 { format!("{}…", text.chars().take(60).collect::<String>()) } else { text }
 }

@@ -108,9 +108,10 @@ fn heads_of_layers(
         return Ok(heads);
     }
     let full_dim = config.size("global_head_dim")?.unwrap_or(512);
-    let full_heads = match config.flag("attention_k_eq_v", false)? {
-        true => config.size("num_global_key_value_heads")?.unwrap_or(kv_heads),
-        false => kv_heads,
+    let full_heads = if config.flag("attention_k_eq_v", false)? {
+        config.size("num_global_key_value_heads")?.unwrap_or(kv_heads)
+    } else {
+        kv_heads
     };
     for (heads, _) in heads.iter_mut().zip(windows).filter(|(_, window)| window.is_none()) {
         *heads = (full_dim, full_heads);

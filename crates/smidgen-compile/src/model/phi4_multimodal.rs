@@ -82,11 +82,10 @@ fn check_audio(config: &Config<'_>, hidden: usize, heads: usize) -> Result<(), M
     for key in ["ext_pw_out_channel", "depthwise_separable_out_channel", "depthwise_seperable_out_channel"] {
         config.refuse(key, &[json!(hidden)], "the hidden size")?;
     }
-    match hidden.is_multiple_of(heads) {
-        true => Ok(()),
-        false => {
-            let what = format!("an audio encoder of {hidden} channels cannot have {heads} heads");
-            Err(ModelError::Contradiction { what })
-        }
+    if hidden.is_multiple_of(heads) {
+        Ok(())
+    } else {
+        let what = format!("an audio encoder of {hidden} channels cannot have {heads} heads");
+        Err(ModelError::Contradiction { what })
     }
 }

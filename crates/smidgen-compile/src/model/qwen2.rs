@@ -18,10 +18,8 @@ pub fn read_spec(config: &Config<'_>, family: &Family) -> Result<DecoderSpec, Mo
 
 /// The windows of Qwen 2 and 3.
 pub fn sliding_windows(config: &Config<'_>, layers: usize) -> Result<Vec<Option<usize>>, ModelError> {
-    let window = match config.flag("use_sliding_window", false)? {
-        true => config.size("sliding_window")?,
-        false => None,
-    };
+    let window =
+        if config.flag("use_sliding_window", false)? { config.size("sliding_window")? } else { None };
     let first = config.count("max_window_layers")?.unwrap_or(layers);
     config.windows(layers, window, |layer| window.is_some() && layer >= first)
 }

@@ -28,14 +28,9 @@ pub fn divide_trained(graph: &mut Graph, policy: &Policy, rank: Rank) {
         return;
     }
     let shard = Shard { rank, cut: Cut::Rows };
-    let weights = match policy.divides(Sharding::Weights) {
-        true => round_own_rows(graph, policy, shard),
-        false => vec![],
-    };
-    let parts = match policy.divides_gradients() {
-        true => divide_gradients(graph, shard),
-        false => ByValue::default(),
-    };
+    let weights =
+        if policy.divides(Sharding::Weights) { round_own_rows(graph, policy, shard) } else { vec![] };
+    let parts = if policy.divides_gradients() { divide_gradients(graph, shard) } else { ByValue::default() };
     let nodes = graph.take_nodes(Entry::Update).unwrap_or_default();
     let (mut own, mut trained, mut moments) = (Vec::new(), Vec::new(), Vec::new());
     // For each widened value: the weight, and the rows of it that this rank updates.
@@ -273,9 +268,10 @@ pub fn sum_gradients(graph: &mut Graph, rank: Rank, extent: &Extent) {
             scattered = partials.iter().copied().zip(parts.iter().copied()).collect();
             let mut sums = Vec::with_capacity(parts.len());
             for part in &parts {
-                sums.push(match is_offloaded(graph, *part) {
-                    true => fetch_part(graph, &mut emitted, *part, place),
-                    false => *part,
+                sums.push(if is_offloaded(graph, *part) {
+                    fetch_part(graph, &mut emitted, *part, place)
+                } else {
+                    *part
                 });
             }
             scatter_over_ranks(graph, &mut emitted, partials, sums.clone(), rank, place);

@@ -102,14 +102,13 @@ impl Tile<'_> {
             return *part;
         }
         let stays_inside = self.outputs.contains(&value) && !self.read_later.contains(&value);
-        let part = match stays_inside {
-            false => self.graph.add_tile(value, self.tile),
-            true => {
-                let name = self.graph.name_from(value, |name| format!("{name} of {}", self.tile));
-                let mut ty = self.graph.value(value).ty.clone();
-                ty.shape.0[0] = self.tile;
-                self.graph.add_value(name, ty, ValueRole::Temp)
-            }
+        let part = if stays_inside {
+            let name = self.graph.name_from(value, |name| format!("{name} of {}", self.tile));
+            let mut ty = self.graph.value(value).ty.clone();
+            ty.shape.0[0] = self.tile;
+            self.graph.add_value(name, ty, ValueRole::Temp)
+        } else {
+            self.graph.add_tile(value, self.tile)
         };
         self.parts.insert(value, part);
         part

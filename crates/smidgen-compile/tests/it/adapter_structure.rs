@@ -230,9 +230,10 @@ fn only_large_parameters_have_moments_in_8_bits() {
             let elements = parameter.ty.elements(&plan.extent);
             assert_eq!(in_8_bits, elements >= 4096, "{} has {elements} elements", parameter.name);
             let storages = [first, second].map(|moment| moment.ty.storage);
-            let expected = match in_8_bits {
-                true => [true, false].map(|signed| Storage::Dynamic8 { signed }),
-                false => [Storage::F32; 2],
+            let expected = if in_8_bits {
+                [true, false].map(|signed| Storage::Dynamic8 { signed })
+            } else {
+                [Storage::F32; 2]
             };
             assert_eq!(storages, expected, "{}", parameter.name);
             *if in_8_bits { &mut large } else { &mut small } += 1;

@@ -240,10 +240,8 @@ fn weights_in_other_storages_have_scratch_to_be_decoded_in() {
             let weight = plan.value(step.inputs[1]);
             let (rows, columns) = weight.ty.shape.at(&plan.extent);
             let given = step.workspace.map_or(0, |id| plan.buffer(id).bytes);
-            let decoded = match weight.ty.storage == BF16 {
-                true => 0,
-                false => align_up(2 * (rows + spare) * (columns + spare)),
-            };
+            let decoded =
+                if weight.ty.storage == BF16 { 0 } else { align_up(2 * (rows + spare) * (columns + spare)) };
             assert_eq!(given, decoded + MATMUL_BYTES, "{name}: `{}`", weight.name);
         }
     });

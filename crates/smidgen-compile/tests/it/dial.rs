@@ -121,14 +121,16 @@ impl Case {
             recompute: LayerSet::first(grid.recomputed),
             loss_chunk: grid.loss_chunk,
             activations: space(grid.activations > 0),
-            offloaded_activations: match grid.activations == grid.recomputed {
-                true => LayerSet::first(grid.recomputed),
-                false => LayerSet::spread(grid.activations, layers),
+            offloaded_activations: if grid.activations == grid.recomputed {
+                LayerSet::first(grid.recomputed)
+            } else {
+                LayerSet::spread(grid.activations, layers)
             },
             weights: space(grid.weights > 0 || grid.embedding || grid.tables),
-            offloaded_weights: match grid.tables {
-                true => LayerSet::spread(grid.weights, layers).mirrored(layers),
-                false => LayerSet::spread(grid.weights, layers),
+            offloaded_weights: if grid.tables {
+                LayerSet::spread(grid.weights, layers).mirrored(layers)
+            } else {
+                LayerSet::spread(grid.weights, layers)
             },
             embedding_offloaded: grid.embedding || grid.tables,
             tables_offloaded: grid.tables,

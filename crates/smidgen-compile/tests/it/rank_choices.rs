@@ -187,9 +187,10 @@ fn frozen_weights_in_pinned_memory_are_shared() {
     assert!(shared > 0 && shared.is_multiple_of(64 << 10) && shared < plan.host.bytes(), "{:?}", plan.host);
     let mut frozen = 0;
     for buffer in plan.buffers.iter().filter(|buffer| buffer.space == Space::Host) {
-        match buffer.category == Category::BaseWeights {
-            true => assert!(buffer.end() <= shared),
-            false => assert!(buffer.offset >= shared, "{buffer:?}"),
+        if buffer.category == Category::BaseWeights {
+            assert!(buffer.end() <= shared)
+        } else {
+            assert!(buffer.offset >= shared, "{buffer:?}")
         }
         frozen += usize::from(buffer.category == Category::BaseWeights);
     }

@@ -177,9 +177,10 @@ fn decode(source: Box<dyn MediaSource>, hint: &Hint, limit: ClipLimit) -> Result
     if let Some(error) = ended.filter(|_| !is_cut) {
         return Err(ClipError::Damaged { seconds: mono.seconds(), what: error.to_string() });
     }
-    let mut samples = match mono.rate as usize == SAMPLE_RATE || mono.samples.is_empty() {
-        true => mono.samples,
-        false => Resampler::new(mono.rate, SAMPLE_RATE as u32).resample(&mono.samples),
+    let mut samples = if mono.rate as usize == SAMPLE_RATE || mono.samples.is_empty() {
+        mono.samples
+    } else {
+        Resampler::new(mono.rate, SAMPLE_RATE as u32).resample(&mono.samples)
     };
     if is_cut {
         samples.truncate((max_seconds * SAMPLE_RATE as f64) as usize);

@@ -39,12 +39,11 @@ impl Resampler {
         let cutoff = CUTOFF * (f64::from(to) / f64::from(from)).min(1.0);
         let reach = (CROSSINGS as f64 / cutoff).ceil() as usize;
         let is_exact = phases <= EXACT_PHASES;
-        let (pieces, stored) = match is_exact {
-            true => (phases as usize, phases as usize),
-            false => {
-                let pieces = (PHASES_PER_CROSSING * cutoff).ceil() as usize;
-                (pieces, pieces + 1)
-            }
+        let (pieces, stored) = if is_exact {
+            (phases as usize, phases as usize)
+        } else {
+            let pieces = (PHASES_PER_CROSSING * cutoff).ceil() as usize;
+            (pieces, pieces + 1)
         };
         let mut filters = Vec::with_capacity(stored * 2 * reach);
         for piece in 0..stored {

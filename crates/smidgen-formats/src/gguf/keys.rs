@@ -86,9 +86,10 @@ impl Keys<'_> {
     }
 
     fn check_size(&self, key: &str, size: u64) -> Result<u64, GgufModelProblem> {
-        match (1..=1 << 31).contains(&size) {
-            true => Ok(size),
-            false => self.unsupported(key, &size.to_string(), "1 to 2^31"),
+        if (1..=1 << 31).contains(&size) {
+            Ok(size)
+        } else {
+            self.unsupported(key, &size.to_string(), "1 to 2^31")
         }
     }
 

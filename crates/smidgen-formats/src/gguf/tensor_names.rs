@@ -125,9 +125,10 @@ pub fn added(architecture: &Architecture, name: &str) -> f32 {
 /// The order of the rows of the tensor with this name in the file.
 pub fn row_order(architecture: &Architecture, name: &str, head_dim: usize) -> RowOrder {
     let is_rotated = [".attn_q.", ".attn_k."].iter().any(|part| name.contains(part));
-    match architecture.has_paired_rows && is_rotated {
-        true => RowOrder::PairsOfHeads { head_dim },
-        false => RowOrder::AsStored,
+    if architecture.has_paired_rows && is_rotated {
+        RowOrder::PairsOfHeads { head_dim }
+    } else {
+        RowOrder::AsStored
     }
 }
 

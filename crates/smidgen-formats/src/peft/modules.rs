@@ -122,9 +122,10 @@ pub fn read_modules(file: &AdapterFile) -> Result<AdapterModules, IncompleteAdap
         match key {
             AdapterKey::ModuleBias(path) => biases.push((path.clone(), tensor.clone())),
             AdapterKey::BaseTensor(name) => {
-                match modules_to_save().any(|module| is_of_module(name, module)) {
-                    true => saved.push((name.clone(), tensor.clone())),
-                    false => problems.extend(unexpected(key, kind)),
+                if modules_to_save().any(|module| is_of_module(name, module)) {
+                    saved.push((name.clone(), tensor.clone()))
+                } else {
+                    problems.extend(unexpected(key, kind))
                 }
             }
             _ => problems.extend(unexpected(key, kind)),

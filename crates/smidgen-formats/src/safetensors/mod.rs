@@ -79,9 +79,12 @@ impl SafetensorsFile {
 
 fn open_checked(path: &Path) -> Result<SafetensorsFile, SafetensorsProblem> {
     let file = OpenFile::open_inside(path)?;
-    let check_size = |needed_bytes: u64| match file.bytes < needed_bytes {
-        true => Err(SafetensorsProblem::HeaderBeyondFile { file_bytes: file.bytes, needed_bytes }),
-        false => Ok(()),
+    let check_size = |needed_bytes: u64| {
+        if file.bytes < needed_bytes {
+            Err(SafetensorsProblem::HeaderBeyondFile { file_bytes: file.bytes, needed_bytes })
+        } else {
+            Ok(())
+        }
     };
     check_size(PREFIX_BYTES)?;
     let mut prefix = [0; PREFIX_BYTES as usize];

@@ -28,10 +28,7 @@ impl PromptFile {
     /// `None` if the folder has no such file.
     pub fn read(folder: &Path) -> Result<Option<PromptFile>, JsonFileError> {
         let path = folder.join(PROMPT_FILE);
-        match path.exists() {
-            true => read_json_file(&path, MAX_TOKENIZER_CONFIG_BYTES).map(Some),
-            false => Ok(None),
-        }
+        if path.exists() { read_json_file(&path, MAX_TOKENIZER_CONFIG_BYTES).map(Some) } else { Ok(None) }
     }
 
     /// Writes the file, and a chat template other than the model's also as `chat_template.jinja`, which

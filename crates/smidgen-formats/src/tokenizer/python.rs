@@ -59,9 +59,10 @@ fn number(value: &Value) -> String {
     let exact = format!("{float:e}");
     let (digits, exponent) = exact.split_once('e').unwrap_or((&exact, "0"));
     let exponent: i32 = exponent.parse().unwrap_or_default();
-    match float == 0.0 || (-4..16).contains(&exponent) {
-        true => value.to_string(),
-        false => format!("{digits}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs()),
+    if float == 0.0 || (-4..16).contains(&exponent) {
+        value.to_string()
+    } else {
+        format!("{digits}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs())
     }
 }
 
@@ -215,22 +216,20 @@ impl JsonWriter<'_> {
     fn write_text(&mut self, text: &str) -> Result<(), Error> {
         let quoted = Json::from(text).to_string();
         let is_plain = |sign: char| sign < '\x7f';
-        match !self.options.ensure_ascii || quoted.chars().all(is_plain) {
-            true => self.push(&quoted),
-            false => {
-                let mut out = String::with_capacity(quoted.len());
-                for sign in quoted.chars() {
-                    match is_plain(sign) {
-                        true => out.push(sign),
-                        false => {
-                            for unit in sign.encode_utf16(&mut [0; 2]) {
-                                write!(out, "\\u{unit:04x}").expect("a string can be written to");
-                            }
-                        }
+        if !self.options.ensure_ascii || quoted.chars().all(is_plain) {
+            self.push(&quoted)
+        } else {
+            let mut out = String::with_capacity(quoted.len());
+            for sign in quoted.chars() {
+                if is_plain(sign) {
+                    out.push(sign)
+                } else {
+                    for unit in sign.encode_utf16(&mut [0; 2]) {
+                        write!(out, "\\u{unit:04x}").expect("a string can be written to");
                     }
                 }
-                self.push(&out)
             }
+            self.push(&out)
         }
     }
 }

@@ -29,15 +29,19 @@ pub(super) fn add_python(environment: &mut Environment<'static>) {
     environment.add_function(ADD, add);
     environment.add_function(REMAINDER, remainder);
     environment.add_function(TEXT, text);
-    environment.add_function(ATTRIBUTE, |value: Value, name: &str| match is_dict(&value) {
-        true => Ok(Value::from_object(Method { value, name: name.to_owned() })),
-        false => value.get_attr(name),
+    environment.add_function(ATTRIBUTE, |value: Value, name: &str| {
+        if is_dict(&value) {
+            Ok(Value::from_object(Method { value, name: name.to_owned() }))
+        } else {
+            value.get_attr(name)
+        }
     });
     environment.add_function(ITEM, |value: Value, name: &str| {
         let found = value.get_item(&Value::from(name))?;
-        Ok::<_, Error>(match found.is_undefined() && is_dict(&value) {
-            true => Value::from_object(Method { value, name: name.to_owned() }),
-            false => found,
+        Ok::<_, Error>(if found.is_undefined() && is_dict(&value) {
+            Value::from_object(Method { value, name: name.to_owned() })
+        } else {
+            found
         })
     });
     environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
@@ -52,15 +56,18 @@ pub(super) fn add_python(environment: &mut Environment<'static>) {
         None => printed(value),
     });
     for name in ["length", "count"] {
-        environment.add_filter(name, |value: &Value| match value.is_undefined() {
-            true => Ok(0),
-            false => filters::length(value),
-        });
+        environment.add_filter(
+            name,
+            |value: &Value| if value.is_undefined() { Ok(0) } else { filters::length(value) },
+        );
     }
     for name in ["escape", "e", "forceescape"] {
-        environment.add_filter(name, |value: &Value| match value.is_safe() {
-            true => Ok(value.clone()),
-            false => escaped(&print(value)?).map(Value::from_safe_string),
+        environment.add_filter(name, |value: &Value| {
+            if value.is_safe() {
+                Ok(value.clone())
+            } else {
+                escaped(&print(value)?).map(Value::from_safe_string)
+            }
         });
     }
     environment.add_filter("int", int);
@@ -113,10 +120,8 @@ fn add(state: &State<'_, '_>, left: &Value, right: &Value) -> Result<Value, Erro
 /// `%`: of a text, its format.
 fn remainder(state: &mut State<'_, '_>, left: &Value, right: &Value) -> Result<Value, Error> {
     if let Some(format) = left.as_str() {
-        let arguments: Vec<Value> = match is_type(right, "::Tuple") {
-            true => right.try_iter()?.collect(),
-            false => vec![right.clone()],
-        };
+        let arguments: Vec<Value> =
+            if is_type(right, "::Tuple") { right.try_iter()?.collect() } else { vec![right.clone()] };
         check_format(format, &arguments)?;
         let arguments = format_arguments(format, &arguments)?;
         return filters::format(state, left, Rest(arguments.into_iter().map(ValueOrKwargs::from).collect()));
@@ -293,9 +298,10 @@ fn titled(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut follows_letter = false;
     for sign in text.chars() {
-        match follows_letter {
-            true => out.extend(sign.to_lowercase()),
-            false => out.extend(sign.to_uppercase()),
+        if follows_letter {
+            out.extend(sign.to_lowercase())
+        } else {
+            out.extend(sign.to_uppercase())
         }
         follows_letter = sign.is_alphabetic();
     }

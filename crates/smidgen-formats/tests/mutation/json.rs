@@ -151,10 +151,7 @@ fn apply(document: &mut Value, change: &Change) {
         Change::Add(at, key, value) => {
             // Into the table at the node or, more often, into the document.
             let path = path(*at);
-            let table = match node(document, &path).is_object() {
-                true => node(document, &path),
-                false => document,
-            };
+            let table = if node(document, &path).is_object() { node(document, &path) } else { document };
             if let Value::Object(map) = table {
                 map.insert(key.clone(), value.clone());
             }

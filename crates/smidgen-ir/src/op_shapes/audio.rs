@@ -99,9 +99,10 @@ impl Rule<'_> {
         self.equal("taps", taps, 9)?;
         self.real_vector(self.inputs[3], c)?;
         let frames = 2 * conv.frames;
-        let expected = match conv.depthwise {
-            true => (Dim::Audio(frames * 2 * conv.bins), c),
-            false => (Dim::Audio(frames), 2 * conv.bins),
+        let expected = if conv.depthwise {
+            (Dim::Audio(frames * 2 * conv.bins), c)
+        } else {
+            (Dim::Audio(frames), 2 * conv.bins)
         };
         self.equal("input", (rows, columns), expected)?;
         Ok(vec![self.like_first(Shape::of(Dim::Audio(conv.frames * conv.bins), c))])

@@ -76,10 +76,12 @@ impl Abi {
         // SAFETY: both return constant or empty text that lives as long as the library, for any code and for a
         // communicator that exists or none.
         let (text, last) = unsafe { ((self.get_error_string)(code), (self.get_last_error)(handle)) };
-        let read = |text: *const c_char| match text.is_null() {
-            true => String::new(),
+        let read = |text: *const c_char| {
+            if text.is_null() {
+                return String::new();
+            }
             // SAFETY: not null, and a C string.
-            false => unsafe { std::ffi::CStr::from_ptr(text) }.to_string_lossy().trim().to_owned(),
+            unsafe { std::ffi::CStr::from_ptr(text) }.to_string_lossy().trim().to_owned()
         };
         match (read(text), read(last)) {
             (text, last) if last.is_empty() => text,

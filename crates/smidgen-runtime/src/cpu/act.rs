@@ -20,9 +20,12 @@ pub fn gated_act(kind: Activation, gate: SrcRows, up: SrcRows, y: DstRows) {
     assert_eq!((y.rows(), y.columns()), shape);
     assert_disjoint_or_same("gated_act", y, [gate.into(), up.into()]);
     let isa = Isa::current();
-    for_each_row_chunk(shape.0, shape.1, |chunk| match gate.columns() == shape.1 {
-        true => activate_rows(isa, kind, gate, up, y, chunk),
-        false => activate_groups(isa, kind, gate, up, y, chunk),
+    for_each_row_chunk(shape.0, shape.1, |chunk| {
+        if gate.columns() == shape.1 {
+            activate_rows(isa, kind, gate, up, y, chunk)
+        } else {
+            activate_groups(isa, kind, gate, up, y, chunk)
+        }
     });
 }
 
@@ -44,9 +47,12 @@ pub fn gated_act_grad(
     }
     assert_disjoint("gated_act_grad", dgate, [dup.into()]);
     let isa = Isa::current();
-    for_each_row_chunk(shape.0, shape.1, |chunk| match gate.columns() == shape.1 {
-        true => gradient_rows(isa, kind, [gate, up, dy], [dgate, dup], chunk),
-        false => gradient_groups(isa, kind, [gate, up, dy], [dgate, dup], chunk),
+    for_each_row_chunk(shape.0, shape.1, |chunk| {
+        if gate.columns() == shape.1 {
+            gradient_rows(isa, kind, [gate, up, dy], [dgate, dup], chunk)
+        } else {
+            gradient_groups(isa, kind, [gate, up, dy], [dgate, dup], chunk)
+        }
     });
 }
 

@@ -282,10 +282,7 @@ pub(super) unsafe fn attend(
                             runs: &[LeftRun::strided(probabilities, KEY_BLOCK, 1, piece.keys)],
                             right: RightRows { pointer: values, row_stride: head_dim, padded: false },
                             output: output.at(piece.first, 0),
-                            write: match is_first {
-                                true => TileWrite::Overwrite,
-                                false => TileWrite::Add,
-                            },
+                            write: if is_first { TileWrite::Overwrite } else { TileWrite::Add },
                         },
                     );
                 }
@@ -391,10 +388,8 @@ unsafe fn exponentiate_with<V: Lanes>(tile: &ScoreTile<'_>) {
                 }
             }
             let (max_seen, sum_seen) = (tile.state.add(row), tile.state.add(QUERY_BLOCK + row));
-            let (old_max, old_sum) = match tile.is_first {
-                true => (f32::NEG_INFINITY, 0.0),
-                false => (*max_seen, *sum_seen),
-            };
+            let (old_max, old_sum) =
+                if tile.is_first { (f32::NEG_INFINITY, 0.0) } else { (*max_seen, *sum_seen) };
             let max = max[0].max(max[1]).max(max[2].max(max[3])).largest();
             let new_max = old_max.max(max);
             // While a row has seen no key at all, its maximum is -∞, and -∞ - -∞ would be NaN.

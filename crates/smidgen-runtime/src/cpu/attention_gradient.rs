@@ -210,10 +210,8 @@ unsafe fn tile_gradient(isa: Isa, tile: &GradientTile<'_>) {
         }
         differentiate_scores(isa, tile);
         // dv and dk: (keys, channels), sums over queries.
-        let key_step = match is_on_diagonal(tile.queries.start, tile.key, keys) && unit.is_none() {
-            true => PIECE,
-            false => keys,
-        };
+        let key_step =
+            if is_on_diagonal(tile.queries.start, tile.key, keys) && unit.is_none() { PIECE } else { keys };
         for (left, right, target) in [
             (scratch.scores, o_gradient, scratch.value_gradients),
             (scratch.score_gradients, q, scratch.key_gradients),

@@ -240,10 +240,7 @@ pub fn row_pieces(
     key: usize,
     keys: usize,
 ) -> impl Iterator<Item = RowPiece> {
-    let step = match is_on_diagonal(first_query, key, keys) && unit.is_none() {
-        true => PIECE,
-        false => rows,
-    };
+    let step = if is_on_diagonal(first_query, key, keys) && unit.is_none() { PIECE } else { rows };
     (0..rows).step_by(step).map(move |first| RowPiece {
         first,
         rows: step.min(rows - first),

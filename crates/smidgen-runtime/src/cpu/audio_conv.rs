@@ -126,18 +126,15 @@ pub fn strided_conv(
                         // Counted from one before the first, as `start` expects.
                         let (at, across) = (2 * frame + tap / 3, 2 * bin + tap % 3);
                         let Some(start) = place.start(at, across) else { continue };
-                        match depthwise {
-                            true => {
-                                let from = x.part(start + first, count);
-                                for channel in 0..count {
-                                    sums[channel] += weights[channel] * from.get(channel);
-                                }
+                        if depthwise {
+                            let from = x.part(start + first, count);
+                            for channel in 0..count {
+                                sums[channel] += weights[channel] * from.get(channel);
                             }
-                            false => {
-                                let input = x.get(start);
-                                for (sum, weight) in sums.iter_mut().zip(weights) {
-                                    *sum += weight * input;
-                                }
+                        } else {
+                            let input = x.get(start);
+                            for (sum, weight) in sums.iter_mut().zip(weights) {
+                                *sum += weight * input;
                             }
                         }
                     }

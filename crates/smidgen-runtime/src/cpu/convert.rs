@@ -246,10 +246,7 @@ mod tests {
             let src: Vec<u8> = values.iter().flat_map(|value| encode(from, *value)).collect();
             let want: Vec<u8> = src
                 .chunks(from.bytes())
-                .flat_map(|bytes| match from == to {
-                    true => bytes.to_vec(),
-                    false => encode(to, decode(from, bytes)),
-                })
+                .flat_map(|bytes| if from == to { bytes.to_vec() } else { encode(to, decode(from, bytes)) })
                 .collect();
             let got = on_every_isa(|| {
                 let mut dst = vec![0; values.len() * to.bytes()];

@@ -191,10 +191,7 @@ fn first_not_below(rows: Src<i32>, row: usize) -> usize {
     let (mut low, mut high) = (0, rows.len());
     while low < high {
         let middle = low + (high - low) / 2;
-        match row_index(rows, middle) < row {
-            true => low = middle + 1,
-            false => high = middle,
-        }
+        if row_index(rows, middle) < row { low = middle + 1 } else { high = middle }
     }
     low
 }

@@ -40,10 +40,7 @@ impl Footprint {
         if self.stride_bytes != other.stride_bytes {
             return false;
         }
-        let (first, second) = match self.address <= other.address {
-            true => (self, other),
-            false => (other, self),
-        };
+        let (first, second) = if self.address <= other.address { (self, other) } else { (other, self) };
         let offset = (second.address - first.address) % self.stride_bytes;
         first.row_bytes <= offset && offset + second.row_bytes <= self.stride_bytes
     }

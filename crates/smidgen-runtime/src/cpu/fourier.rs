@@ -131,10 +131,7 @@ const SIGMA_FLOOR: f32 = 1e-6;
 
 /// The derivative of the absolute value, 0 at 0 as in PyTorch.
 fn sign(sigma: f32) -> f64 {
-    match sigma == 0.0 {
-        true => 0.0,
-        false => f64::from(sigma.signum()),
-    }
+    if sigma == 0.0 { 0.0 } else { f64::from(sigma.signum()) }
 }
 
 #[derive(Clone, Copy)]

@@ -53,10 +53,7 @@ impl Run<'_> {
         let (labels, sums) = (self.i32s(2), self.floats(self.input(4)));
         let scale = self.elements::<f64>(self.input(3)).src().get(0) as f32;
         let dx = self.output(0);
-        let init = match piece.continues {
-            true => Init::Accumulate,
-            false => Init::Overwrite,
-        };
+        let init = if piece.continues { Init::Accumulate } else { Init::Overwrite };
         if piece.continues {
             self.floats_mut(dx).copy_from(self.floats(self.input(5)));
         }

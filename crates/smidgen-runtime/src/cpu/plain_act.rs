@@ -56,11 +56,9 @@ fn map(x: Src<f32>, y: Dst<f32>, function: impl Fn(f32) -> f32 + Sync) {
 
 fn value_and_slope(kind: PlainActivation, x: f32) -> (f32, f32) {
     match kind {
-        PlainActivation::Relu => match x > 0.0 {
-            true => (x, 1.0),
-            // A comparison with NaN is false, and NaN must not become 0.
-            false => (if x.is_nan() { x } else { 0.0 }, 0.0),
-        },
+        PlainActivation::Relu if x > 0.0 => (x, 1.0),
+        // A comparison with NaN is false, and NaN must not become 0.
+        PlainActivation::Relu => (if x.is_nan() { x } else { 0.0 }, 0.0),
         PlainActivation::Silu => {
             let s = 1.0 / (1.0 + (-x).exp());
             (x * s, s + x * s * (1.0 - s))

@@ -241,9 +241,10 @@ mod tests {
         let half = shape.rotary_dim / 2;
         for (head, start) in (0..x.len()).step_by(shape.head_dim).enumerate() {
             for (index, angle) in angles[head / shape.heads].iter().enumerate() {
-                let (first, second) = match shape.interleaved {
-                    false => (start + index, start + half + index),
-                    true => (start + 2 * index, start + 2 * index + 1),
+                let (first, second) = if shape.interleaved {
+                    (start + 2 * index, start + 2 * index + 1)
+                } else {
+                    (start + index, start + half + index)
                 };
                 y[first] = scale * (x[first] * angle.cos() - x[second] * angle.sin());
                 y[second] = scale * (x[first] * angle.sin() + x[second] * angle.cos());

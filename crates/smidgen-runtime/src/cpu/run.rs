@@ -382,12 +382,11 @@ impl Run<'_> {
         let weight = self.transposed_term(self.input(0), self.input(1), 1.0);
         let first = 2 + usize::from(bias);
         let adapter = lora.map(|scale| self.transposed_term(self.input(first), self.input(first + 1), scale));
-        let (init, used) = match bias {
-            true => {
-                let row = self.decoded_vector(self.input(2));
-                (Init::Bias(row.address()), aligned_floats(row.len()))
-            }
-            false => (Init::Overwrite, 0),
+        let (init, used) = if bias {
+            let row = self.decoded_vector(self.input(2));
+            (Init::Bias(row.address()), aligned_floats(row.len()))
+        } else {
+            (Init::Overwrite, 0)
         };
         self.adapted_matmul(weight, adapter, init, self.matmul_output(self.output(0)), used);
     }

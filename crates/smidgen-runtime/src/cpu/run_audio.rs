@@ -36,12 +36,11 @@ impl Run<'_> {
 
     pub(super) fn causal_conv(&self, backward: bool) {
         let (x, marks, weight) = (self.input_rows(0), self.marks(1), self.stored(self.input(2)));
-        match backward {
-            false => {
-                let bias = self.stored(self.input(3));
-                audio_conv::causal_conv(x, marks, weight, bias, self.output_rows(0));
-            }
-            true => audio_conv::causal_conv_grad(x, marks, weight, self.output_rows(0)),
+        if backward {
+            audio_conv::causal_conv_grad(x, marks, weight, self.output_rows(0))
+        } else {
+            let bias = self.stored(self.input(3));
+            audio_conv::causal_conv(x, marks, weight, bias, self.output_rows(0));
         }
     }
 

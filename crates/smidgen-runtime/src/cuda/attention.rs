@@ -70,14 +70,13 @@ pub fn attention(stage: &Stage<'_>, step: &BoundStep, shape: &AttentionShape) ->
         return stage.launch(hopper.forward, grid, attention_hopper::THREADS, shared_bytes, &args);
     }
     args.extend(score_args(shape));
-    args.extend(match shape.sinks {
-        true => [stage.address(&step.inputs[4]), stored_dtype(&step.inputs[4])],
-        false => [Arg::Pointer(0), Arg::Int(0)],
+    args.extend(if shape.sinks {
+        [stage.address(&step.inputs[4]), stored_dtype(&step.inputs[4])]
+    } else {
+        [Arg::Pointer(0), Arg::Int(0)]
     });
-    let (kernel, shared_bytes) = match in_tiles {
-        true => (work.head.forward, tile_bytes),
-        false => (work.head.forward_plain, 0),
-    };
+    let (kernel, shared_bytes) =
+        if in_tiles { (work.head.forward, tile_bytes) } else { (work.head.forward_plain, 0) };
     stage.launch(kernel, [blocks as u32, 1, 1], THREADS, shared_bytes, &args)
 }
 
@@ -159,10 +158,8 @@ pub fn attention_grad(
         stage.launch(hopper.gradient, grid, attention_hopper::THREADS, shared_bytes, &args)?;
     } else {
         args.extend(score_args(shape));
-        let (kernel, shared_bytes) = match in_tiles {
-            true => (work.head.gradient, tile_bytes),
-            false => (work.head.gradient_plain, 0),
-        };
+        let (kernel, shared_bytes) =
+            if in_tiles { (work.head.gradient, tile_bytes) } else { (work.head.gradient_plain, 0) };
         stage.launch(kernel, [blocks as u32, 1, 1], THREADS, shared_bytes, &args)?;
     }
     if parts == 1 {

@@ -27,12 +27,11 @@ pub fn place_rows(stage: &Stage<'_>, step: &BoundStep, clear: bool) -> Result<()
     }
     let elements = stage.rows(rows) * columns;
     let Some(grid) = grid_over(elements) else { return Ok(()) };
-    let (audio, stride) = match clear {
-        true => (Arg::Pointer(0), Arg::Long(0)),
-        false => {
-            let audio = Place::of(stage, &step.inputs[2]);
-            (audio.pointer, audio.stride)
-        }
+    let (audio, stride) = if clear {
+        (Arg::Pointer(0), Arg::Long(0))
+    } else {
+        let audio = Place::of(stage, &step.inputs[2]);
+        (audio.pointer, audio.stride)
     };
     let args = [
         audio,

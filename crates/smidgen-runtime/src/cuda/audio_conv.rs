@@ -22,10 +22,7 @@ pub fn causal_conv(stage: &Stage<'_>, step: &BoundStep, backward: bool) -> Resul
     if rows == 0 {
         return Ok(());
     }
-    let bias = match backward {
-        false => stored(stage, &step.inputs[3]),
-        true => [Arg::Pointer(0), Arg::Int(0)],
-    };
+    let bias = if backward { [Arg::Pointer(0), Arg::Int(0)] } else { stored(stage, &step.inputs[3]) };
     let mut args = vec![x.pointer, x.stride, stage.address(marks)];
     args.extend(stored(stage, weight));
     args.extend(bias);

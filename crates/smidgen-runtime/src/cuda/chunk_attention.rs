@@ -140,12 +140,12 @@ fn form(stage: &Stage<'_>, shape: &AttentionShape, operands: &[&Operand]) -> For
     let is_aligned = operands.iter().all(|operand| {
         stage.pointer(operand).is_multiple_of(16) && (operand.stride * element_bytes).is_multiple_of(16)
     });
-    match shape.head_dim <= HEAD_OF_TILES {
-        false => Form::Plain256,
-        true if stage.activations != DType::F32 && shape.head_dim.is_multiple_of(8) && is_aligned => {
-            Form::Tiles
-        }
-        true => Form::Plain64,
+    if shape.head_dim > HEAD_OF_TILES {
+        Form::Plain256
+    } else if stage.activations != DType::F32 && shape.head_dim.is_multiple_of(8) && is_aligned {
+        Form::Tiles
+    } else {
+        Form::Plain64
     }
 }
 

@@ -131,9 +131,10 @@ impl Stretch {
             return Ok(false);
         }
         let fits = self.graph.update(&Recording::of(gpu, launch)?);
-        match fits {
-            true => (self.extent, self.misfits) = (*extent, 0),
-            false => self.misfits += 1,
+        if fits {
+            (self.extent, self.misfits) = (*extent, 0)
+        } else {
+            self.misfits += 1
         }
         Ok(fits)
     }

@@ -104,10 +104,7 @@ pub fn lm_head_loss(stage: &Stage<'_>, step: &BoundStep, head: &LossHead) -> Res
     let stride = logit_stride(vocabulary);
     let element = stage.element();
     let logits = Matrix { pointer: scratch.take(head.chunk * stride * element.bytes()), stride, element };
-    let row_losses = match head.row_losses {
-        true => stage.pointer(&step.updates[1]),
-        false => scratch.take(4 * rows),
-    };
+    let row_losses = if head.row_losses { stage.pointer(&step.updates[1]) } else { scratch.take(4 * rows) };
     let scratch = scratch.take(MATMUL_BYTES);
     for first in (0..rows).step_by(head.chunk) {
         let tokens = Tokens { rows: head.chunk.min(rows - first), planned: head.chunk };

@@ -51,9 +51,10 @@ pub fn head_grad(
     for_each_chunk_of_logits(stage, step, piece, summed_bytes, |first, chunk, parts| {
         chunk.to_gradients(stage, weight, sums + SUMS_BYTES * first as u64)?;
         let dx = dx.at(first, 0);
-        let summed = match is_rounded {
-            true => Matrix { pointer: parts.summed, stride: columns, element: Element::F32 },
-            false => dx,
+        let summed = if is_rounded {
+            Matrix { pointer: parts.summed, stride: columns, element: Element::F32 }
+        } else {
+            dx
         };
         let mut addend = before.map(|before| before.at(first, 0));
         let tokens = Tokens { rows: chunk.rows, planned: parts.planned };

@@ -97,8 +97,5 @@ fn form([two, any]: [&'static str; 2], columns: usize, places: &[Place]) -> (&'s
     const MOST_THREADS: usize = 512;
     let threads = columns.div_ceil(2 * SPAN).next_multiple_of(32);
     let is_aligned = columns.is_multiple_of(SPAN) && places.iter().all(|place| place.aligned);
-    match is_aligned && threads <= MOST_THREADS {
-        true => (two, threads as u32),
-        false => (any, 256),
-    }
+    if is_aligned && threads <= MOST_THREADS { (two, threads as u32) } else { (any, 256) }
 }

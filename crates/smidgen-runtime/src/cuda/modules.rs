@@ -85,9 +85,10 @@ unsafe fn code_of(program: nvrtc::sys::nvrtcProgram) -> Result<Vec<u8>, nvrtc::r
         }
         let mut code = vec![0u8; bytes];
         let to = code.as_mut_ptr().cast::<c_char>();
-        match is_ptx {
-            true => nvrtc::sys::nvrtcGetPTX(program, to).result()?,
-            false => nvrtc::sys::nvrtcGetCUBIN(program, to).result()?,
+        if is_ptx {
+            nvrtc::sys::nvrtcGetPTX(program, to).result()?
+        } else {
+            nvrtc::sys::nvrtcGetCUBIN(program, to).result()?
         }
         Ok(code)
     }

@@ -107,11 +107,12 @@ impl Drop for Pinned {
             // SAFETY: registered in `over`, once.
             let _ = unsafe { sys::cuMemHostUnregister(*place) };
         }
-        match self.is_allocated {
+        if self.is_allocated {
             // SAFETY: allocated in `new`, freed once.
-            true => drop(unsafe { result::free_host(self.pointer.cast()) }),
+            drop(unsafe { result::free_host(self.pointer.cast()) });
+        } else {
             // SAFETY: mapped in `over`, unmapped once.
-            false => drop(unsafe { libc::munmap(self.pointer.cast(), self.bytes) }),
+            drop(unsafe { libc::munmap(self.pointer.cast(), self.bytes) });
         }
     }
 }

@@ -141,9 +141,10 @@ impl Staging {
             let (pinned, event) = &mut self.halves[index % 2];
             event.wait().map_err(FillError::Device)?;
             let piece = pinned.slice_mut(0, bytes);
-            match to.in_one_piece {
-                true => piece.copy_from_slice(&whole[first..first + bytes]),
-                false => fill(first, piece).map_err(FillError::Source)?,
+            if to.in_one_piece {
+                piece.copy_from_slice(&whole[first..first + bytes])
+            } else {
+                fill(first, piece).map_err(FillError::Source)?
             }
             let from = pinned.pointer();
             // SAFETY: a half is reused only after its event; the destination is inside the reservation.

@@ -197,9 +197,10 @@ fn compare_convolution(conv: StridedConv, channels: usize) {
     let (in_frames, in_bins) = (2 * frames, 2 * bins);
     let x = random_reals(1, audio * in_frames * in_bins * input_channels);
     let (weight, bias) = (random_reals(2, channels * 9), random_reals(3, channels));
-    let rows = match depthwise {
-        true => Shape::of(Dim::Audio(in_frames * in_bins), channels),
-        false => Shape::of(Dim::Audio(in_frames), in_bins),
+    let rows = if depthwise {
+        Shape::of(Dim::Audio(in_frames * in_bins), channels)
+    } else {
+        Shape::of(Dim::Audio(in_frames), in_bins)
     };
     let inputs = vec![
         reals(rows, x.clone()),

@@ -274,9 +274,10 @@ impl Choice {
         verify::expect_sound("head_pieces", &verify::graph(&graph));
         let contents = contents(&graph, self.spec.final_norm.adds_one());
         // Dropout exists only in training, so the loss of `micro_step` is differentiated there.
-        let (entry, leaf) = match self.dropout > 0.0 {
-            true => (Entry::MicroStep, state::LOSS),
-            false => (Entry::Eval, state::EVAL_LOSS),
+        let (entry, leaf) = if self.dropout > 0.0 {
+            (Entry::MicroStep, state::LOSS)
+        } else {
+            (Entry::Eval, state::EVAL_LOSS)
         };
         let scalar = Scalar::Loss { entry, leaf: leaf_named(&graph, leaf) };
         Subject { name: self.name.into(), graph, extent: EXTENT, contents, scalar }

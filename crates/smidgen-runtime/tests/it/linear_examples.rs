@@ -203,20 +203,14 @@ fn queries_keys_and_values(dtype: DType, fused: bool) -> Subject {
             draft.matrix_of(&format!("{prefix}b"), [rows, RANK], DType::F32, &part(&b, RANK)),
         ]
     };
-    let operands: Vec<[ValueId; 3]> = match fused {
-        true => {
-            let leaves = whole(&mut draft, 0, ALL_ROWS, "");
-            PARTS
-                .iter()
-                .map(|(_, first, rows)| leaves.map(|leaf| draft.rows_of(leaf, *first, *rows)))
-                .collect()
-        }
-        false => {
-            let mut leaves = |(name, first, rows): &(&str, usize, usize)| {
-                whole(&mut draft, *first, *rows, &format!("{name} "))
-            };
-            PARTS.iter().map(&mut leaves).collect()
-        }
+    let operands: Vec<[ValueId; 3]> = if fused {
+        let leaves = whole(&mut draft, 0, ALL_ROWS, "");
+        PARTS.iter().map(|(_, first, rows)| leaves.map(|leaf| draft.rows_of(leaf, *first, *rows))).collect()
+    } else {
+        let mut leaves = |(name, first, rows): &(&str, usize, usize)| {
+            whole(&mut draft, *first, *rows, &format!("{name} "))
+        };
+        PARTS.iter().map(&mut leaves).collect()
     };
     let mut outputs = Vec::new();
     for ([weight, bias, b], (name, ..)) in operands.into_iter().zip(PARTS) {

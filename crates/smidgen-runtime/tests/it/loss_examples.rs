@@ -47,9 +47,10 @@ fn loss(chunk: usize, dtype: DType, rank: usize, train_head: bool, softcap: Opti
     let mut draft = Draft::new(&[9, 10], 2);
     assert_eq!(draft.extent().rows, 10);
     let x = draft.rows("x", 15);
-    let table = match train_head {
-        true => draft.matrix("head", 29, 15, dtype),
-        false => draft.frozen_matrix("head", 29, 15, dtype),
+    let table = if train_head {
+        draft.matrix("head", 29, 15, dtype)
+    } else {
+        draft.frozen_matrix("head", 29, 15, dtype)
     };
     let adapter = (rank > 0).then(|| (draft.rows("h", rank), draft.matrix("b", 29, rank, DType::F32)));
     let lora = (rank > 0).then_some(0.5);

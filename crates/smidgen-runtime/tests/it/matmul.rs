@@ -59,10 +59,7 @@ fn check(sum: Sum<'_>) -> Vec<u32> {
     let mut lefts = vec![];
     let mut rights = vec![];
     let mut expected = vec![0.0f64; rows * columns];
-    let (out_row, out_column) = match sum.output_transposed {
-        true => (1, rows + PAD),
-        false => (columns + PAD, 1),
-    };
+    let (out_row, out_column) = if sum.output_transposed { (1, rows + PAD) } else { (columns + PAD, 1) };
     let mut c = vec![UNTOUCHED; rows.max(columns) * (rows.max(columns) + PAD)];
     let bias: Vec<f32> = (0..columns).map(|j| value(90, j)).collect();
     for i in 0..rows {
@@ -79,15 +76,14 @@ fn check(sum: Sum<'_>) -> Vec<u32> {
     let mut weight = 0.0f64;
     for (seed, shape) in sum.terms.iter().enumerate() {
         let depth = shape.depth;
-        let (left_row, left_depth, left_len) = match shape.left_rows_contiguous {
-            true => (1, rows + PAD, depth * (rows + PAD)),
-            false => (depth + PAD, 1, rows * (depth + PAD)),
+        let (left_row, left_depth, left_len) = if shape.left_rows_contiguous {
+            (1, rows + PAD, depth * (rows + PAD))
+        } else {
+            (depth + PAD, 1, rows * (depth + PAD))
         };
         let left: Vec<f32> = (0..left_len).map(|x| value(seed, x)).collect();
-        let (stored_rows, stored_columns) = match shape.right_transposed {
-            true => (columns, depth),
-            false => (depth, columns),
-        };
+        let (stored_rows, stored_columns) =
+            if shape.right_transposed { (columns, depth) } else { (depth, columns) };
         let stride = stored_columns + PAD;
         // The last row has no padding after it, so reading past it would leave the buffer.
         let stored_len = stored_rows * stride - if stored_rows > 0 { PAD } else { 0 };
@@ -96,10 +92,7 @@ fn check(sum: Sum<'_>) -> Vec<u32> {
             for j in 0..columns {
                 let mut total = 0.0;
                 for k in 0..depth {
-                    let at = match shape.right_transposed {
-                        true => j * stride + k,
-                        false => k * stride + j,
-                    };
+                    let at = if shape.right_transposed { j * stride + k } else { k * stride + j };
                     let factor = left[i * left_row + k * left_depth];
                     total += f64::from(factor) * f64::from(right[at]);
                 }

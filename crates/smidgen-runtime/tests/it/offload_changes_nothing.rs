@@ -87,9 +87,10 @@ pub fn of_rank(choice: &Choice, policy: &Policy, rank: Rank) -> Subject {
         update_in_pieces::apply(&mut subject.graph, policy, &subject.extent, PIECE_ELEMENTS, is_early);
     if policy.order == Order::Breadth {
         let step = roomy(subject.extent).plus(&roomy(subject.extent));
-        let early = match is_early {
-            true => update_early::take(&mut subject.graph, &squares),
-            false => update_early::Early::default(),
+        let early = if is_early {
+            update_early::take(&mut subject.graph, &squares)
+        } else {
+            update_early::Early::default()
         };
         let target = (choice.device, rank);
         breadth::apply(&mut subject.graph, policy, (&subject.extent, &step), target, &squares, early);

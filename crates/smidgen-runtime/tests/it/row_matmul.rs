@@ -55,9 +55,10 @@ fn run(case: Case, start: usize, isa: Isa, threads: usize, few: bool) -> Vec<u32
     Pool::new(threads).unwrap().enter(|| {
         // SAFETY: the operands live here and have these shapes, and the machine supports the instruction set.
         unsafe {
-            match few {
-                true => row_matmul(isa, &terms, init, output, &mut workspace),
-                false => matmul(isa, &terms, init, output, &mut workspace),
+            if few {
+                row_matmul(isa, &terms, init, output, &mut workspace)
+            } else {
+                matmul(isa, &terms, init, output, &mut workspace)
             }
         }
     });

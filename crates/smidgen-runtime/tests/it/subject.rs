@@ -156,9 +156,10 @@ impl Subject {
         self.write_contents(&mut executor);
         let order = [Entry::MicroStep, Entry::MicroStep, Entry::Update, Entry::Refresh, Entry::Eval];
         for entry in order.into_iter().chain([Entry::MicroStep, Entry::Update]) {
-            let ran = match entry == Entry::MicroStep && executor.has_laps() {
-                true => executor.run_laps(&[self.extent; 2], |_, _| Ok(())),
-                false => executor.run(entry, &self.extent),
+            let ran = if entry == Entry::MicroStep && executor.has_laps() {
+                executor.run_laps(&[self.extent; 2], |_, _| Ok(()))
+            } else {
+                executor.run(entry, &self.extent)
             };
             ran.map_err(|error: DeviceError| error.to_string())?;
         }

@@ -214,9 +214,10 @@ fn an_adapters_tensors_are_in_the_files_order_and_scale() {
             for (file_row, found) in found.chunks(module.rank).enumerate() {
                 // Within a head: 0, D/2, 1, D/2 + 1, ...
                 let (head, place) = (file_row / spec.head_dim(), file_row % spec.head_dim());
-                let row = match turned {
-                    true => head * spec.head_dim() + place % 2 * (spec.head_dim() / 2) + place / 2,
-                    false => file_row,
+                let row = if turned {
+                    head * spec.head_dim() + place % 2 * (spec.head_dim() / 2) + place / 2
+                } else {
+                    file_row
                 };
                 for (found, b) in found.iter().zip(&b[row * module.rank..][..module.rank]) {
                     let (scaled, expected) =

@@ -87,12 +87,10 @@ impl Describer<'_> {
 
     /// One number if all layers have the same, or a list.
     fn of_layers(&mut self, key: &str, numbers: Vec<usize>) {
-        match numbers.iter().all(|number| *number == numbers[0]) {
-            true => self.whole(key, numbers[0]),
-            false => self.set(
-                key,
-                Value::Array(Array::I32(numbers.into_iter().map(|number| number as i32).collect())),
-            ),
+        if numbers.iter().all(|number| *number == numbers[0]) {
+            self.whole(key, numbers[0])
+        } else {
+            self.set(key, Value::Array(Array::I32(numbers.into_iter().map(|number| number as i32).collect())))
         }
     }
 

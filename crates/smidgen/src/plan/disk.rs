@@ -59,10 +59,10 @@ impl Footprint {
 fn checkpoints_at_once(recipe: &Recipe, total_steps: u64) -> u64 {
     let train = &recipe.train;
     // The last one may be shorter than `save_every` after the one before.
-    let regular = match saves_end(recipe) {
-        true if train.save_every == 0 => total_steps.min(1),
-        true => total_steps.div_ceil(train.save_every),
-        false => 0,
+    let regular = match train.save_every {
+        _ if !saves_end(recipe) => 0,
+        0 => total_steps.min(1),
+        save_every => total_steps.div_ceil(save_every),
     };
     // Any evaluation may be the best so far, and its checkpoint is kept in addition to `keep`.
     let evaluations = total_steps.div_ceil(train.eval_every.max(1));

@@ -79,12 +79,11 @@ pub fn hint(config: &Value) -> String {
     if let Some(text) = text_type.filter(|text| supported().contains(text)) {
         return format!("its text model is a `{text}`, which is supported in checkpoints of its own");
     }
-    let mut said = match parts.is_empty() {
-        true => {
-            let model_type = config["model_type"].as_str().unwrap_or_default();
-            format!("this version has no reader of `{}` configs", model_type.escape_default())
-        }
-        false => format!("missing here: {}", parts.join(", ")),
+    let mut said = if parts.is_empty() {
+        let model_type = config["model_type"].as_str().unwrap_or_default();
+        format!("this version has no reader of `{}` configs", model_type.escape_default())
+    } else {
+        format!("missing here: {}", parts.join(", "))
     };
     let is_decoder = !parts.contains(&BIDIRECTIONAL) && !parts.contains(&PARTS[0].0);
     if let Some(name) = instead(config).filter(|_| is_decoder) {

@@ -61,9 +61,10 @@ impl ChoiceSet {
         limits: TokenLimits,
     ) -> Result<ChoiceSet, Failure> {
         let found = !questions.rows[0].fields.contains_key("choices");
-        let choices = match found {
-            true => found_choices(&questions.rows, answer)?,
-            false => questions.rows.iter().map(own_choices).collect::<Result<Vec<_>, _>>()?,
+        let choices = if found {
+            found_choices(&questions.rows, answer)?
+        } else {
+            questions.rows.iter().map(own_choices).collect::<Result<Vec<_>, _>>()?
         };
         let mut builder = TokenSetBuilder::new(TokenLimits { overflow: Overflow::Error, ..limits });
         let (mut rows, mut samples, mut cut) = (Vec::new(), 0, 0);

@@ -174,18 +174,15 @@ pub fn check_checkpoint(dir: &RunDir, recipe: &Recipe) -> Result<Option<String>,
     let result = dir.file(artifact.folder());
     let is_finished = result.join(artifact.config()).exists();
     let [earlier @ .., newest] = checkpoints.as_slice() else {
-        return match is_finished {
-            false => Ok(None),
-            true => Err(Failure::command(format!(
-                "the run in `{}` is finished and has no checkpoint to continue from",
-                dir.path().display()
-            ))
-            .hint(format!(
-                "start another run from its result, `{}`, with another `output.dir`",
-                result.display()
-            ))
-            .hint("the last state is saved unless `train.save_every` is 0 in full training")),
-        };
+        if !is_finished {
+            return Ok(None);
+        }
+        return Err(Failure::command(format!(
+            "the run in `{}` is finished and has no checkpoint to continue from",
+            dir.path().display()
+        ))
+        .hint(format!("start another run from its result, `{}`, with another `output.dir`", result.display()))
+        .hint("the last state is saved unless `train.save_every` is 0 in full training"));
     };
     let (name, folder) = (checkpoint_name(*newest), dir.checkpoint(*newest));
     // Only one of several ranks reads all of it.

@@ -140,10 +140,12 @@ impl Liveness {
         let (expected, wrong): (Vec<String>, Vec<String>) =
             findings.without_gradient.iter().cloned().partition(excused);
         if !expected.is_empty() {
-            let why = match self.attends {
-                _ if self.in_f16 => "they may be too small for f16; bf16 and f32 have the range",
-                true => "this may be chance at this dropout",
-                false => "no supervised token has another token to attend to",
+            let why = if self.in_f16 {
+                "they may be too small for f16; bf16 and f32 have the range"
+            } else if self.attends {
+                "this may be chance at this dropout"
+            } else {
+                "no supervised token has another token to attend to"
             };
             warnings.push(format!("no gradient in {UPDATES} updates for {}: {why}", listed(&expected)));
         }

@@ -392,9 +392,10 @@ fn a_folder_that_holds_a_run_is_refused() {
     // Also where only a part of a run is left.
     for name in ["adapter", "job.toml", "plan.json", "recipe.toml"] {
         let path = scratch.path("run").join(name);
-        match path.is_dir() {
-            true => std::fs::remove_dir_all(path).unwrap(),
-            false => std::fs::remove_file(path).unwrap(),
+        if path.is_dir() {
+            std::fs::remove_dir_all(path).unwrap()
+        } else {
+            std::fs::remove_file(path).unwrap()
         }
         scratch.train_refused(1, &[], &["already holds a run"]);
     }

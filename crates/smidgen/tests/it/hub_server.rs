@@ -213,12 +213,13 @@ fn listing_of(
     let sibling = |(name, bytes): (&String, &Vec<u8>)| {
         let lies = lies_about == Some(name);
         let shown: &[u8] = if lies { b"something else" } else { bytes };
-        match is_large(name) {
-            true => json!({
+        if is_large(name) {
+            json!({
                 "rfilename": name, "size": bytes.len(), "blobId": git_id(b"pointer"),
                 "lfs": { "sha256": hex_sha256(shown), "size": bytes.len(), "pointerSize": 130 },
-            }),
-            false => json!({ "rfilename": name, "size": bytes.len(), "blobId": git_id(shown) }),
+            })
+        } else {
+            json!({ "rfilename": name, "size": bytes.len(), "blobId": git_id(shown) })
         }
     };
     let siblings: Vec<Value> = files.iter().map(sibling).collect();

@@ -329,9 +329,10 @@ impl<'a> Replay<'a> {
                 _ => place.leaf,
             };
             // Full training names tensors as the model does.
-            let name = match self.job.request.adapters.is_empty() {
-                true => self.executor.plan().value(place.leaf).name.clone(),
-                false => place.name(),
+            let name = if self.job.request.adapters.is_empty() {
+                self.executor.plan().value(place.leaf).name.clone()
+            } else {
+                place.name()
             };
             let name = format!("{recorded}.{}", self.recorded_name(&name));
             let expected = self.case.tensor(&name);

@@ -141,12 +141,11 @@ fn stored_in_fp8() -> [Scratch; 2] {
         parts.push(part(tensor.name.clone(), "F8_E4M3", &tensor.shape, codes));
         let sides = squares.map(|side| side as u64);
         let scales_name = format!("{}_scale_inv", tensor.name);
-        parts.push(match in_bf16 {
-            true => {
-                let halves = scales.iter().flat_map(|scale| ((scale.to_bits() >> 16) as u16).to_le_bytes());
-                part(scales_name, "BF16", &sides, halves.collect())
-            }
-            false => part(scales_name, "F32", &sides, floats(&scales)),
+        parts.push(if in_bf16 {
+            let halves = scales.iter().flat_map(|scale| ((scale.to_bits() >> 16) as u16).to_le_bytes());
+            part(scales_name, "BF16", &sides, halves.collect())
+        } else {
+            part(scales_name, "F32", &sides, floats(&scales))
         });
     }
     stored.write(WEIGHTS, file_of(&parts));

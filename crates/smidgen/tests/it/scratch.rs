@@ -320,10 +320,11 @@ fn copy_folder(from: &Path, to: &Path) {
     for entry in std::fs::read_dir(from).unwrap_or_else(|error| panic!("{}: {error}", from.display())) {
         let entry = entry.unwrap();
         let target = to.join(entry.file_name());
-        match entry.path().is_dir() {
-            true => copy_folder(&entry.path(), &target),
-            // Written anew, so that a copy of a read-only file can be changed.
-            false => std::fs::write(target, std::fs::read(entry.path()).unwrap()).unwrap(),
+        if entry.path().is_dir() {
+            copy_folder(&entry.path(), &target);
+        } else {
+            // A new file, so that a copy of a read-only file can be changed.
+            std::fs::write(target, std::fs::read(entry.path()).unwrap()).unwrap();
         }
     }
 }
@@ -331,9 +332,10 @@ fn copy_folder(from: &Path, to: &Path) {
 fn collect_files(folder: &Path, files: &mut BTreeMap<PathBuf, Vec<u8>>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        match path.is_dir() {
-            true => collect_files(&path, files),
-            false => drop(files.insert(path.clone(), std::fs::read(&path).unwrap())),
+        if path.is_dir() {
+            collect_files(&path, files)
+        } else {
+            drop(files.insert(path.clone(), std::fs::read(&path).unwrap()))
         }
     }
 }

@@ -249,9 +249,10 @@ fn the_published_layout_is_the_same_model() {
                     let rest = rest
                         .replace(".gate_up_proj.", ".net.0.linear.")
                         .replace("encoder.encoders", "encoders");
-                    let rest = match rest.starts_with("encoders.") {
-                        true => rest.replace(".down_proj.", ".net.2.").replace("o_proj", "linear_out"),
-                        false => rest,
+                    let rest = if rest.starts_with("encoders.") {
+                        rest.replace(".down_proj.", ".net.2.").replace("o_proj", "linear_out")
+                    } else {
+                        rest
                     };
                     let rest = ["q", "k", "v"].iter().fold(rest, |rest, part| {
                         rest.replace(&format!("self_attn.{part}_proj"), &format!("self_attn.linear_{part}"))

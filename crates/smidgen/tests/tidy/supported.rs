@@ -20,10 +20,8 @@ fn recorded() -> BTreeMap<String, Vec<String>> {
     folders.sort();
     for folder in folders {
         let gguf = folder.join("model.gguf");
-        let model = match gguf.exists() {
-            true => Model::open_gguf(&gguf),
-            false => Model::open_folder(&folder.join("model")),
-        };
+        let model =
+            if gguf.exists() { Model::open_gguf(&gguf) } else { Model::open_folder(&folder.join("model")) };
         let model = model.unwrap_or_else(|error| panic!("{error}"));
         let config = model.config();
         let types = [&config["model_type"], &config["text_config"]["model_type"]];
